@@ -1,0 +1,234 @@
+//! The front: handles, requests, and views of the books.
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crate::buffer::Buffer;
+use crate::category::Category;
+use crate::engine::Core;
+use crate::error::AllocError;
+use crate::fault::Fault;
+use crate::history::History;
+use crate::layout::BLOCK_BYTES;
+use crate::policy::{BlockInfo, Policy, Request};
+use crate::scope::{CategoryScope, Charge, Seal};
+use crate::simulation::Simulation;
+use crate::source::MemorySource;
+use crate::statistics::Statistics;
+
+/// A caching allocator within a budget. Clones are handles to the same one.
+///
+/// Offsets are a function of the requests and frees alone, so whoever wants them reproducible lets
+/// a single thread allocate and free; any thread may.
+#[derive(Clone)]
+pub struct CachingAllocator {
+    shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    core: Core,
+    category: AtomicU8,
+}
+
+impl CachingAllocator {
+    /// An allocator over all of a source. Reserves both address ranges and no memory.
+    ///
+    /// # Errors
+    /// The source has no such address ranges.
+    ///
+    /// # Panics
+    /// If the page size is not a power of two of at least 512, or an address not a multiple of it.
+    pub fn new(source: impl MemorySource + 'static) -> Result<CachingAllocator, AllocError> {
+        let (capacity_bytes, page_bytes) = (source.capacity_bytes(), source.page_bytes());
+        assert!(
+            page_bytes.is_power_of_two() && page_bytes >= BLOCK_BYTES,
+            "{page_bytes} is no page size"
+        );
+        let range_bytes = capacity_bytes.checked_next_multiple_of(page_bytes);
+        let range_bytes = range_bytes.unwrap_or(capacity_bytes);
+        let persistent = source.reserve(range_bytes)?;
+        let transient = match source.reserve(range_bytes) {
+            Ok(segment) => segment,
+            Err(error) => {
+                source.release(&persistent);
+                return Err(error.into());
+            }
+        };
+        let segments = [persistent, transient];
+        for segment in &segments {
+            assert_eq!(segment.address() % BLOCK_BYTES as u64, 0, "{segment:?} is not aligned");
+        }
+        let limits = [segments[0].size_bytes(), segments[1].size_bytes()];
+        let policy = Policy::new(capacity_bytes, page_bytes, limits);
+        Ok(CachingAllocator::assemble(
+            Core::new(Box::new(source), segments, policy),
+            Category::Other,
+        ))
+    }
+
+    pub(crate) fn assemble(core: Core, category: Category) -> CachingAllocator {
+        let category = AtomicU8::new(category as u8);
+        CachingAllocator { shared: Arc::new(Shared { core, category }) }
+    }
+
+    /// A block for the current scope's category.
+    ///
+    /// # Errors
+    /// As [`allocate_in`](Self::allocate_in).
+    #[track_caller]
+    pub fn allocate(&self, size_bytes: usize) -> Result<Buffer, AllocError> {
+        self.allocate_in(self.current_category(), size_bytes)
+    }
+
+    /// A block of at least `size_bytes`, at a multiple of 512 bytes. A block of nothing is a block.
+    ///
+    /// # Errors
+    /// Out of memory, sealed, or a failure of the source; nothing but the cache has changed.
+    #[track_caller]
+    pub fn allocate_in(&self, category: Category, size_bytes: usize) -> Result<Buffer, AllocError> {
+        let request = Request { category, size_bytes, site: Location::caller() };
+        let granted = self.core().lock().allocate(&request)?;
+        Ok(Buffer::new(self.clone(), category, size_bytes, granted))
+    }
+
+    /// Makes `category` the current one until the scope is dropped. There is one current category
+    /// per allocator, not per thread: scopes belong on the thread that runs the step.
+    pub fn category(&self, category: Category) -> CategoryScope {
+        let previous = self.replace_category(category);
+        CategoryScope::new(self.clone(), previous)
+    }
+
+    /// What [`allocate`](Self::allocate) uses; [`Category::Other`] outside every scope.
+    pub fn current_category(&self) -> Category {
+        Category::ALL[usize::from(self.shared.category.load(Ordering::Relaxed))]
+    }
+
+    /// Counts bytes against the budget that something else takes.
+    ///
+    /// # Errors
+    /// Out of memory or sealed; a charge of nothing is neither.
+    #[track_caller]
+    pub fn charge(&self, category: Category, size_bytes: usize) -> Result<Charge, AllocError> {
+        let site = Location::caller();
+        let serial = self.grow_charge(None, category, size_bytes, site)?;
+        Ok(Charge::new(self.clone(), category, size_bytes, serial, site))
+    }
+
+    /// The counters now.
+    pub fn statistics(&self) -> Statistics {
+        self.core().lock().state.policy.statistics
+    }
+
+    /// Every peak becomes the current value.
+    pub fn reset_peaks(&self) {
+        self.core().lock().state.policy.statistics.reset_peaks();
+    }
+
+    /// A hash of the live blocks: arena, offset, size and category, and nothing else. Stable
+    /// across runs and machines.
+    pub fn layout_hash(&self) -> u64 {
+        self.core().lock().state.policy.layout_hash()
+    }
+
+    /// The live blocks, persistent arena first, in address order.
+    pub fn live_blocks(&self) -> Vec<BlockInfo> {
+        self.core().lock().state.policy.live_blocks()
+    }
+
+    /// Refuses every request until the guard, and all others like it, are dropped.
+    pub fn seal(&self) -> Seal {
+        Seal::new(self.clone())
+    }
+
+    /// Gives every cached page beyond the last live block of each arena back to the source.
+    /// Returns their bytes.
+    #[track_caller]
+    pub fn trim(&self) -> usize {
+        self.core().lock().trim(Category::Other, Location::caller())
+    }
+
+    /// The budget.
+    pub fn capacity_bytes(&self) -> usize {
+        self.core().lock().state.policy.statistics.capacity_bytes
+    }
+
+    /// Changes the budget. It may fall below what is reserved: the cache goes, live blocks stay,
+    /// nothing is cached until they fit again, and growth fails until then.
+    #[track_caller]
+    pub fn set_capacity(&self, bytes: usize) {
+        self.core().lock().set_capacity(bytes, Location::caller());
+    }
+
+    /// Makes the nth request from now fail, past the allocator's own retries, as out of memory.
+    /// Requests are `allocate`, `allocate_in` and everything that grows a charge.
+    pub fn inject_fault(&self, fault: Fault) {
+        self.core().lock().state.fault = Some(fault);
+    }
+
+    /// No injected fault strikes any more.
+    pub fn clear_fault(&self) {
+        self.core().lock().state.fault = None;
+    }
+
+    /// Requests so far, failed ones too, except those refused by a seal.
+    pub fn request_count(&self) -> u64 {
+        self.core().lock().state.policy.request_count
+    }
+
+    /// The last 65,536 events.
+    pub fn history(&self) -> History {
+        self.core().lock().state.history.snapshot()
+    }
+
+    /// The same allocator on a device that is not there, in the state that this one has now:
+    /// blocks, committed pages, charges, counters with their peaks, capacity and the current
+    /// category. Not faults, seals and history.
+    pub fn simulate(&self) -> Simulation {
+        Simulation::new(self)
+    }
+
+    pub(crate) fn grow_charge(
+        &self,
+        serial: Option<u64>,
+        category: Category,
+        size_bytes: usize,
+        site: &'static Location<'static>,
+    ) -> Result<u64, AllocError> {
+        self.core().lock().charge(serial, &Request { category, size_bytes, site })
+    }
+
+    pub(crate) fn replace_category(&self, category: Category) -> Category {
+        let previous = self.shared.category.swap(category as u8, Ordering::Relaxed);
+        Category::ALL[usize::from(previous)]
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.shared.core
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+}
+
+impl fmt::Debug for CachingAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let statistics = self.statistics();
+        f.debug_struct("CachingAllocator")
+            .field("capacity_bytes", &statistics.capacity_bytes)
+            .field("reserved_bytes", &statistics.reserved.current_bytes)
+            .field("allocated_bytes", &statistics.allocated.current_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Handles and blocks cross threads.
+const _: () = {
+    const fn is_send_and_sync<T: Send + Sync>() {}
+    is_send_and_sync::<CachingAllocator>();
+    is_send_and_sync::<Buffer>();
+    is_send_and_sync::<Simulation>();
+    is_send_and_sync::<Charge>();
+};

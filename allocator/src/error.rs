@@ -1,0 +1,168 @@
+//! What can go wrong, with everything needed to act on it.
+
+use std::fmt;
+use std::panic::Location;
+
+use thiserror::Error;
+
+use crate::category::{ByCategory, Category};
+use crate::source::SourceError;
+
+/// Why a request failed. The live blocks, charges and counters of what is in use are as before;
+/// what was cached may have gone back to the source.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum AllocError {
+    /// The budget, or the source, has no room for the request.
+    #[error(transparent)]
+    OutOfMemory(#[from] Box<OutOfMemory>),
+    /// Something asked for memory in a section that promised not to.
+    #[error("{requested_bytes} bytes asked by {site} while the allocator is sealed")]
+    Sealed {
+        /// Who asked.
+        site: &'static Location<'static>,
+        /// How much.
+        requested_bytes: usize,
+    },
+    /// The source failed for another reason than a lack of memory.
+    #[error("the memory source failed")]
+    Source(#[from] SourceError),
+}
+
+impl AllocError {
+    /// The ledger, if the error is a lack of memory.
+    pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
+        match self {
+            AllocError::OutOfMemory(ledger) => Some(ledger),
+            _ => None,
+        }
+    }
+}
+
+/// What was tried before a request failed, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rung {
+    /// Looked for a hole and for room at the top.
+    Search,
+    /// Gave every cached page back to the source and looked again.
+    Trim,
+}
+
+impl fmt::Display for Rung {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Rung::Search => "search",
+            Rung::Trim => "trim",
+        })
+    }
+}
+
+/// The books at the moment when a request failed, after everything in `tried`.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub struct OutOfMemory {
+    /// What the caller asked for.
+    pub requested_bytes: usize,
+    /// The budget.
+    pub capacity_bytes: usize,
+    /// `allocated + charged + cached`.
+    pub reserved_bytes: usize,
+    /// Live blocks, rounded up to 512.
+    pub allocated_bytes: usize,
+    /// Taken behind the allocator's back.
+    pub charged_bytes: usize,
+    /// Committed, under no live block and not possible to give back: holes and last pages.
+    pub cached_bytes: usize,
+    /// The largest block that the request's arena could still have given.
+    pub largest_free_bytes: usize,
+    /// Allocated and charged bytes by category.
+    pub by_category: ByCategory<usize>,
+    /// What the request was for.
+    pub category: Category,
+    /// Who asked.
+    pub site: &'static Location<'static>,
+    /// With this much more capacity the request would have passed. 0 if the failure was injected,
+    /// or if the source ran out below its capacity.
+    pub missing_bytes: usize,
+    /// Which request this was, counted from 1.
+    pub request_index: u64,
+    /// The rungs climbed.
+    pub tried: Vec<Rung>,
+    /// Whether [`inject_fault`](crate::CachingAllocator::inject_fault) made it fail.
+    pub injected: bool,
+}
+
+impl OutOfMemory {
+    /// The whole ledger, a line for each item, with exact bytes.
+    pub fn ledger(&self) -> String {
+        use fmt::Write as _;
+        let mut text = format!("{self}\n");
+        let rows = [
+            ("requested", self.requested_bytes),
+            ("missing", self.missing_bytes),
+            ("largest free", self.largest_free_bytes),
+            ("capacity", self.capacity_bytes),
+            ("reserved", self.reserved_bytes),
+            ("  allocated", self.allocated_bytes),
+            ("  charged", self.charged_bytes),
+            ("  cached", self.cached_bytes),
+        ];
+        let mut row = |name: &str, bytes: usize| {
+            writeln!(text, "  {name:<18}{bytes:>16} B  {:>10}", Bytes(bytes).to_string())
+                .expect("a string takes all that is written to it");
+        };
+        for (name, bytes) in rows {
+            row(name, bytes);
+        }
+        for (category, &bytes) in self.by_category.iter().filter(|&(_, &bytes)| bytes > 0) {
+            row(&format!("    {category}"), bytes);
+        }
+        let tried: Vec<_> = self.tried.iter().map(Rung::to_string).collect();
+        let injected = if self.injected { ", injected" } else { "" };
+        text + &format!(
+            "  request {}{injected}, by {}, tried {}\n",
+            self.request_index,
+            self.site,
+            tried.join(", "),
+        )
+    }
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let injected = if self.injected { " (injected)" } else { "" };
+        write!(
+            f,
+            "out of memory{injected}: {} of {} asked by {}, {} missing; \
+             {} of {} reserved ({} allocated, {} charged, {} cached), largest free {}",
+            Bytes(self.requested_bytes),
+            self.category,
+            self.site,
+            Bytes(self.missing_bytes),
+            Bytes(self.reserved_bytes),
+            Bytes(self.capacity_bytes),
+            Bytes(self.allocated_bytes),
+            Bytes(self.charged_bytes),
+            Bytes(self.cached_bytes),
+            Bytes(self.largest_free_bytes),
+        )?;
+        let most = self.by_category.iter().max_by_key(|&(_, &bytes)| bytes);
+        match most.filter(|&(_, &bytes)| bytes > 0) {
+            Some((category, &bytes)) => write!(f, ", most in {category} ({})", Bytes(bytes)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A byte count for people; exact below one KiB.
+struct Bytes(usize);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 < 1 << 10 {
+            return write!(f, "{} B", self.0);
+        }
+        let power = (self.0.ilog2() / 10).min(4);
+        let unit = ["KiB", "MiB", "GiB", "TiB"][power as usize - 1];
+        write!(f, "{:.1} {unit}", self.0 as f64 / (1_u64 << (10 * power)) as f64)
+    }
+}

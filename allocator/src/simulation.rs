@@ -1,0 +1,81 @@
+//! A copy of an allocator on a device that is not there.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use crate::buffer::Buffer;
+use crate::caching::{CachingAllocator, Shared};
+use crate::category::Arena;
+use crate::engine::{Core, Granted};
+use crate::policy::Policy;
+use crate::scope::Charge;
+use crate::sim::SimSource;
+use crate::source::MemorySource;
+
+/// An allocator that takes the decisions the original would take, from the same state on. What
+/// was live then is live here too, until its twin is adopted and dropped.
+#[derive(Debug)]
+pub struct Simulation {
+    allocator: CachingAllocator,
+    /// Whose blocks may be adopted. Weak: a simulation keeps no real memory.
+    original: Weak<Shared>,
+    /// Serials of the blocks and charges that nobody has adopted.
+    orphans: Mutex<BTreeSet<u64>>,
+}
+
+impl Simulation {
+    pub(crate) fn new(original: &CachingAllocator) -> Simulation {
+        let policy = original.core().lock().state.policy.clone();
+        let orphans = orphans_of(&policy);
+        let statistics = &policy.statistics;
+        let source =
+            SimSource::with_capacity(statistics.capacity_bytes).page_bytes(statistics.page_bytes);
+        let segments = policy.limit_bytes.map(|bytes| {
+            source.reserve(bytes).expect("an address range that exists elsewhere fits here")
+        });
+        for (segment, committed_bytes) in segments.iter().zip(policy.committed_bytes) {
+            segment.set_committed_bytes(committed_bytes);
+        }
+        let core = Core::new(Box::new(source), segments, policy);
+        Simulation {
+            allocator: CachingAllocator::assemble(core, original.current_category()),
+            original: Arc::downgrade(original.shared()),
+            orphans: Mutex::new(orphans),
+        }
+    }
+
+    /// The simulated allocator.
+    pub fn allocator(&self) -> &CachingAllocator {
+        &self.allocator
+    }
+
+    /// The twin of a block of the original: dropping it frees the block here. `None` if it was
+    /// adopted before, or was not live when the simulation was made.
+    pub fn adopt(&self, real: &Buffer) -> Option<Buffer> {
+        self.claim(real.allocator(), real.serial())?;
+        let granted = Granted { offset: real.offset(), slot: real.slot(), serial: real.serial() };
+        Some(Buffer::new(self.allocator.clone(), real.category(), real.size_bytes(), granted))
+    }
+
+    /// The twin of a charge of the original, with the bytes it had when the simulation was made.
+    /// `None` as for [`adopt`](Self::adopt).
+    pub fn adopt_charge(&self, real: &Charge) -> Option<Charge> {
+        self.claim(real.allocator(), real.serial)?;
+        let entry = self.allocator.core().lock().state.policy.charges[&real.serial];
+        let allocator = self.allocator.clone();
+        Some(Charge::new(allocator, entry.category, entry.size_bytes, real.serial, real.site()))
+    }
+
+    fn claim(&self, owner: &CachingAllocator, serial: u64) -> Option<()> {
+        let is_original = std::ptr::eq(Arc::as_ptr(owner.shared()), self.original.as_ptr());
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        (is_original && orphans.remove(&serial)).then_some(())
+    }
+}
+
+fn orphans_of(policy: &Policy) -> BTreeSet<u64> {
+    let blocks = Arena::ALL
+        .into_iter()
+        .flat_map(|arena| policy.layout(arena).live().map(|(_, live)| live.serial));
+    blocks.chain(policy.charges.keys().copied()).collect()
+}

@@ -1,0 +1,71 @@
+//! Counters: current, peak, total.
+
+use crate::category::ByCategory;
+
+/// One quantity over time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counter {
+    /// Now.
+    pub current_bytes: usize,
+    /// The most since the start or the last
+    /// [`reset_peaks`](crate::CachingAllocator::reset_peaks).
+    pub peak_bytes: usize,
+    /// Everything that was ever added.
+    pub total_bytes: usize,
+}
+
+impl Counter {
+    pub(crate) fn add(&mut self, bytes: usize) {
+        self.current_bytes += bytes;
+        self.peak_bytes = self.peak_bytes.max(self.current_bytes);
+        self.total_bytes = self.total_bytes.saturating_add(bytes);
+    }
+
+    pub(crate) fn subtract(&mut self, bytes: usize) {
+        self.current_bytes -= bytes;
+    }
+
+    pub(crate) fn reset_peak(&mut self) {
+        self.peak_bytes = self.current_bytes;
+    }
+}
+
+/// A copy of an allocator's counters at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Bytes of live blocks as their owners asked for them.
+    pub requested: Counter,
+    /// Bytes of live blocks, rounded up to 512: PyTorch's *active*.
+    pub allocated: Counter,
+    /// Committed bytes of both arenas plus charged bytes: what the capacity limits.
+    pub reserved: Counter,
+    /// Bytes that somebody takes behind the allocator's back.
+    pub charged: Counter,
+    /// Allocated and charged bytes by category.
+    pub by_category: ByCategory<Counter>,
+    /// Allocations that succeeded.
+    pub allocations: u64,
+    /// Calls of the source after the two reservations: commits, failed ones too, and decommits.
+    pub source_calls: u64,
+    /// Requests that gave everything back and searched again.
+    pub retries: u64,
+    /// Requests that failed with out of memory.
+    pub ooms: u64,
+    /// The budget.
+    pub capacity_bytes: usize,
+    /// Granularity of commits.
+    pub page_bytes: usize,
+}
+
+impl Statistics {
+    /// Committed bytes under no live block: holes, trailing pages and the rest of the last page.
+    pub fn cached_bytes(&self) -> usize {
+        self.reserved.current_bytes - self.allocated.current_bytes - self.charged.current_bytes
+    }
+
+    pub(crate) fn reset_peaks(&mut self) {
+        let whole =
+            [&mut self.requested, &mut self.allocated, &mut self.reserved, &mut self.charged];
+        whole.into_iter().chain(self.by_category.values_mut()).for_each(Counter::reset_peak);
+    }
+}

@@ -1,0 +1,170 @@
+use lowtide_allocator::{
+    AllocError, CachingAllocator, Category, Fault, FaultSource, MemorySource, Repeat, Rung,
+    Segment, SimSource, SourceError, Statistics,
+};
+
+use crate::common::{PAGE_BYTES, PLENTY, World, fixed_program};
+
+fn source() -> SimSource {
+    SimSource::with_capacity(PLENTY).page_bytes(PAGE_BYTES)
+}
+
+/// What a failed request must leave as it was: everything that is in use.
+fn in_use(memory: &CachingAllocator) -> (u64, [usize; 3], Vec<usize>, u64) {
+    let Statistics { requested, allocated, charged, by_category, allocations, .. } =
+        memory.statistics();
+    let whole = [requested.current_bytes, allocated.current_bytes, charged.current_bytes];
+    let parts = by_category.iter().map(|(_, counter)| counter.current_bytes).collect();
+    (memory.layout_hash(), whole, parts, allocations)
+}
+
+/// Runs the fixed program, skipping over what fails. Returns the errors.
+fn run_over_failures(world: &mut World) -> Vec<AllocError> {
+    let mut errors = Vec::new();
+    for op in fixed_program() {
+        let before = in_use(&world.memory);
+        if let Err(error) = world.step(op) {
+            assert_eq!(in_use(&world.memory), before, "{op:?} failed and left something behind");
+            errors.push(error);
+        }
+        world.memory.check_invariants();
+    }
+    errors
+}
+
+fn request_count() -> u64 {
+    let mut world = World::sim(PLENTY);
+    world.run(&fixed_program()).unwrap();
+    world.memory.request_count()
+}
+
+#[test]
+fn nth_request_fails_once_for_every_n() {
+    let count = request_count();
+    assert!(count > 10);
+    for nth in 1..=count {
+        let mut world = World::sim(PLENTY);
+        world.memory.inject_fault(Fault { nth, repeat: Repeat::Once });
+        let errors = run_over_failures(&mut world);
+        assert_eq!(errors.len(), 1, "request {nth}");
+        let ledger = errors[0].out_of_memory().unwrap();
+        assert!(ledger.injected);
+        assert_eq!(ledger.request_index, nth);
+        assert_eq!(ledger.missing_bytes, 0);
+        assert_eq!(ledger.tried, [Rung::Search, Rung::Trim]);
+        assert_eq!(world.memory.statistics().ooms, 1);
+    }
+}
+
+#[test]
+fn every_request_from_the_nth_on_fails_for_every_n() {
+    for nth in 1..=request_count() {
+        let mut world = World::sim(PLENTY);
+        world.memory.inject_fault(Fault { nth, repeat: Repeat::Forever });
+        let errors = run_over_failures(&mut world);
+        assert_eq!(world.memory.request_count() - errors.len() as u64, nth - 1);
+        assert!(errors.iter().all(|error| error.out_of_memory().unwrap().injected));
+        world.memory.clear_fault();
+        world.memory.allocate(1).unwrap();
+    }
+}
+
+#[test]
+fn injected_fault_gives_the_cache_back() {
+    let memory = World::sim(PLENTY).memory;
+    drop(memory.allocate(10 * PAGE_BYTES).unwrap());
+    memory.inject_fault(Fault { nth: 1, repeat: Repeat::Once });
+    let error = memory.allocate(1).unwrap_err();
+    assert_eq!(error.out_of_memory().unwrap().cached_bytes, 0);
+    assert_eq!(memory.statistics().reserved.current_bytes, 0);
+}
+
+#[test]
+fn source_that_fails_once_is_asked_again() {
+    let mut clean = World::new(FaultSource::new(source()));
+    let offsets = clean.run(&fixed_program()).unwrap();
+    let commits = clean.memory.history();
+    let commits =
+        commits.records().iter().filter(|r| r.action == lowtide_allocator::Action::Commit).count();
+    assert!(commits > 3);
+    for nth in 1..=commits as u64 {
+        let faulty = FaultSource::new(source());
+        let mut world = World::new(faulty.clone());
+        faulty.inject(Fault { nth, repeat: Repeat::Once });
+        assert_eq!(world.run(&fixed_program()).unwrap(), offsets, "commit {nth}");
+        assert_eq!(world.memory.statistics().retries, 1);
+        assert_eq!(world.memory.statistics().ooms, 0);
+    }
+}
+
+#[test]
+fn source_that_fails_forever_makes_requests_fail_and_nothing_else() {
+    let faulty = FaultSource::new(source());
+    World::new(faulty.clone()).run(&fixed_program()).unwrap();
+    for nth in 1..=faulty.call_count() - 2 {
+        let faulty = FaultSource::new(source());
+        let mut world = World::new(faulty.clone());
+        faulty.inject(Fault { nth, repeat: Repeat::Forever });
+        let errors = run_over_failures(&mut world);
+        assert!(!errors.is_empty(), "commit {nth}");
+        for error in &errors {
+            let ledger = error.out_of_memory().expect("the source said out of memory");
+            assert!(!ledger.injected);
+            assert_eq!(ledger.missing_bytes, 0, "the capacity is not to blame");
+        }
+        faulty.clear();
+        world.memory.allocate(1 << 20).unwrap();
+    }
+}
+
+#[test]
+fn reservation_that_fails_is_an_error_of_the_source() {
+    for nth in 1..=2 {
+        let faulty = FaultSource::new(source());
+        faulty.inject(Fault { nth, repeat: Repeat::Once });
+        let error = CachingAllocator::new(faulty.clone()).unwrap_err();
+        assert!(matches!(error, AllocError::Source(SourceError::OutOfMemory { .. })), "{error}");
+        assert_eq!(faulty.call_count(), nth);
+    }
+}
+
+/// A source whose system refuses every commit, written as somebody else would.
+struct Refusing;
+
+impl MemorySource for Refusing {
+    fn capacity_bytes(&self) -> usize {
+        1 << 20
+    }
+
+    fn page_bytes(&self) -> usize {
+        512
+    }
+
+    fn reserve(&self, size_bytes: usize) -> Result<Segment, SourceError> {
+        Ok(Segment::opaque(1 << 30, size_bytes))
+    }
+
+    fn release(&self, segment: &Segment) {
+        assert_eq!(segment.committed_bytes(), 0);
+    }
+
+    fn commit(&self, _: &Segment, _: usize, size_bytes: usize) -> Result<(), SourceError> {
+        Err(SourceError::System { operation: "map", size_bytes, code: 999 })
+    }
+
+    fn decommit(&self, _: &Segment, _: usize, _: usize) {
+        unreachable!("nothing was ever committed");
+    }
+}
+
+#[test]
+fn failure_of_the_system_keeps_its_code() {
+    let memory = CachingAllocator::new(Refusing).unwrap();
+    let error = memory.allocate_in(Category::Other, 100).unwrap_err();
+    let AllocError::Source(cause) = &error else { panic!("{error}") };
+    assert_eq!(*cause, SourceError::System { operation: "map", size_bytes: 512, code: 999 });
+    let shown = std::error::Error::source(&error).unwrap().to_string();
+    assert_eq!(shown, "map of 512 bytes failed with code 999");
+    assert_eq!(memory.statistics().source_calls, 2);
+    memory.check_invariants();
+}

@@ -1,0 +1,286 @@
+use lowtide_allocator::{Arena, Category, HostSource, SimSource};
+use proptest::prelude::*;
+
+use crate::common::{Op, PAGE_BYTES, PLENTY, World, category, op, program, size_bytes};
+
+/// The policy once more, as slowly and plainly as it can be said: sorted lists and scans.
+#[derive(Default)]
+struct Naive {
+    /// Offset and size of live blocks, in address order.
+    blocks: [Vec<(usize, usize)>; 2],
+    committed_bytes: [usize; 2],
+    charged_bytes: usize,
+    capacity_bytes: usize,
+    peak_bytes: usize,
+}
+
+fn pages(bytes: usize) -> usize {
+    bytes.div_ceil(PAGE_BYTES) * PAGE_BYTES
+}
+
+impl Naive {
+    fn top(&self, arena: usize) -> usize {
+        self.blocks[arena].last().map_or(0, |&(offset, size)| offset + size)
+    }
+
+    fn reserved_bytes(&self) -> usize {
+        self.committed_bytes[0] + self.committed_bytes[1] + self.charged_bytes
+    }
+
+    fn trim(&mut self, arena: usize) {
+        self.committed_bytes[arena] = pages(self.top(arena));
+    }
+
+    fn place(&self, arena: usize, size_bytes: usize) -> usize {
+        let mut best = None;
+        let mut end = 0;
+        for &(offset, size) in &self.blocks[arena] {
+            let hole_bytes = offset - end;
+            if hole_bytes >= size_bytes && best.is_none_or(|(bytes, _)| hole_bytes < bytes) {
+                best = Some((hole_bytes, end));
+            }
+            end = offset + size;
+        }
+        best.map_or(end, |(_, offset)| offset)
+    }
+
+    fn allocate(&mut self, category: Category, requested_bytes: usize) -> Option<usize> {
+        let arena = category.arena() as usize;
+        let size_bytes = requested_bytes.max(1).div_ceil(512) * 512;
+        let offset = self.place(arena, size_bytes);
+        let target_bytes = pages(offset + size_bytes);
+        if target_bytes > self.committed_bytes[arena] {
+            self.trim(1 - arena);
+            let others = self.committed_bytes[1 - arena] + self.charged_bytes;
+            if target_bytes + others > self.capacity_bytes {
+                self.trim(arena);
+                return None;
+            }
+            self.committed_bytes[arena] = target_bytes;
+        }
+        self.blocks[arena].push((offset, size_bytes));
+        self.blocks[arena].sort_unstable();
+        self.peak_bytes = self.peak_bytes.max(self.reserved_bytes());
+        Some(offset)
+    }
+
+    fn free(&mut self, arena: Arena, offset: usize) {
+        self.blocks[arena as usize].retain(|&(at, _)| at != offset);
+        self.settle();
+    }
+
+    fn charge(&mut self, growth_bytes: usize) -> bool {
+        if growth_bytes > 0 {
+            self.trim(0);
+            self.trim(1);
+            if self.reserved_bytes() + growth_bytes > self.capacity_bytes {
+                return false;
+            }
+        }
+        self.charged_bytes += growth_bytes;
+        self.peak_bytes = self.peak_bytes.max(self.reserved_bytes());
+        true
+    }
+
+    fn settle(&mut self) {
+        if self.reserved_bytes() > self.capacity_bytes {
+            self.trim(0);
+            self.trim(1);
+        }
+    }
+
+    /// Foretells a step on `world`, which has not run it yet: whether it passes, and the offset.
+    fn step(&mut self, op: Op, world: &World) -> (bool, Option<usize>) {
+        let passes = match op {
+            Op::Allocate(category, size_bytes) => {
+                let offset = self.allocate(category, size_bytes);
+                return (offset.is_some(), offset);
+            }
+            Op::Free(index) => {
+                if !world.buffers.is_empty() {
+                    let buffer = &world.buffers[index % world.buffers.len()];
+                    self.free(buffer.arena(), buffer.offset());
+                }
+                true
+            }
+            Op::Charge(_, size_bytes) => self.charge(size_bytes),
+            Op::Raise(index, size_bytes) => {
+                world.charges.is_empty() || {
+                    let charge = &world.charges[index % world.charges.len()];
+                    self.charge(size_bytes.saturating_sub(charge.size_bytes()))
+                }
+            }
+            Op::Discharge(index) => {
+                if !world.charges.is_empty() {
+                    let charge = &world.charges[index % world.charges.len()];
+                    self.charged_bytes -= charge.size_bytes();
+                    self.settle();
+                }
+                true
+            }
+            Op::Trim => {
+                self.trim(0);
+                self.trim(1);
+                true
+            }
+            Op::SetCapacity(bytes) => {
+                self.capacity_bytes = bytes;
+                self.settle();
+                true
+            }
+        };
+        (passes, None)
+    }
+}
+
+fn with_capacities() -> impl Strategy<Value = Vec<Op>> {
+    let capacity = (0..60_usize).prop_map(|n| Op::SetCapacity(n * 5_000));
+    prop::collection::vec(prop_oneof![9 => op(), 1 => capacity], 1..150)
+}
+
+proptest! {
+    #[test]
+    fn allocator_agrees_with_the_naive_one(program in with_capacities()) {
+        let mut world = World::sim(150_000);
+        let mut naive = Naive { capacity_bytes: 150_000, ..Naive::default() };
+        for op in program {
+            let (passes, offset) = naive.step(op, &world);
+            let result = world.step(op);
+            world.memory.check_invariants();
+            prop_assert_eq!(result.is_ok(), passes, "{:?}: {:?}", op, result);
+            prop_assert_eq!(result.unwrap_or(None), offset);
+            let reserved = world.memory.statistics().reserved;
+            prop_assert_eq!(reserved.current_bytes, naive.reserved_bytes());
+            prop_assert_eq!(reserved.peak_bytes, naive.peak_bytes);
+        }
+    }
+
+    #[test]
+    fn what_is_cached_has_no_say_in_placement(program in program()) {
+        let kept = World::sim(PLENTY).run(&program).unwrap();
+        let mut trimmed = World::sim(PLENTY);
+        let mut offsets = Vec::new();
+        for &op in &program {
+            offsets.extend(trimmed.step(op).unwrap());
+            trimmed.memory.trim();
+        }
+        prop_assert_eq!(kept, offsets);
+    }
+
+    #[test]
+    fn page_size_has_no_say_in_placement(program in program()) {
+        let small = World::sim(PLENTY).run(&program).unwrap();
+        let large = SimSource::with_capacity(PLENTY).page_bytes(2 << 20);
+        prop_assert_eq!(small, World::new(large).run(&program).unwrap());
+    }
+
+    #[test]
+    fn host_and_simulation_give_the_same_offsets(program in program()) {
+        let mut host = World::new(HostSource::with_capacity(1 << 30));
+        let mut sim = World::new(SimSource::with_capacity(1 << 30));
+        prop_assert_eq!(host.run(&program).unwrap(), sim.run(&program).unwrap());
+        prop_assert_eq!(host.memory.statistics(), sim.memory.statistics());
+        prop_assert_eq!(host.memory.layout_hash(), sim.memory.layout_hash());
+    }
+
+    #[test]
+    fn frees_in_any_order_then_a_trim_leave_nothing(
+        sizes in prop::collection::vec((category(), size_bytes()), 1..60),
+        picks in prop::collection::vec(any::<usize>(), 60),
+    ) {
+        let mut world = World::sim(PLENTY);
+        for (category, size_bytes) in sizes {
+            world.step(Op::Allocate(category, size_bytes)).unwrap();
+        }
+        for pick in picks {
+            world.step(Op::Free(pick)).unwrap();
+            world.memory.check_invariants();
+        }
+        let reserved_bytes = world.memory.statistics().reserved.current_bytes;
+        prop_assert_eq!(world.memory.trim(), reserved_bytes);
+        prop_assert_eq!(world.memory.statistics().reserved.current_bytes, 0);
+        prop_assert_eq!(world.memory.trim(), 0);
+    }
+
+    #[test]
+    fn layout_hash_returns_when_the_blocks_do(before in program(), between in program()) {
+        let mut world = World::sim(PLENTY);
+        world.run(&before).unwrap();
+        let hash = world.memory.layout_hash();
+        let mut guest = World::of(world.memory.clone());
+        guest.run(&between).unwrap();
+        let has_guests = !guest.buffers.is_empty();
+        prop_assert_eq!(world.memory.layout_hash() != hash, has_guests);
+        drop(guest);
+        prop_assert_eq!(world.memory.layout_hash(), hash);
+    }
+}
+
+/// A hole of each of `sizes` between blocks of 512 bytes, from offset 0 on.
+fn with_holes(sizes: &[usize]) -> World {
+    let mut world = World::sim(PLENTY);
+    for &size_bytes in sizes {
+        world.step(Op::Allocate(Category::Other, size_bytes)).unwrap();
+        world.step(Op::Allocate(Category::Other, 512)).unwrap();
+    }
+    let mut index = 0;
+    world.buffers.retain(|_| {
+        index += 1;
+        index % 2 == 0
+    });
+    world.memory.check_invariants();
+    world
+}
+
+#[test]
+fn smallest_hole_that_fits_wins_and_the_lowest_on_ties() {
+    let mut world = with_holes(&[4096, 1024, 2048, 1024]);
+    assert_eq!(world.step(Op::Allocate(Category::Other, 1000)).unwrap(), Some(4096 + 512));
+    let next = 4096 + 512 + 1024 + 512 + 2048 + 512;
+    assert_eq!(world.step(Op::Allocate(Category::Other, 1000)).unwrap(), Some(next));
+}
+
+#[test]
+fn top_is_the_last_resort() {
+    let mut world = with_holes(&[1024]);
+    assert_eq!(world.step(Op::Allocate(Category::Other, 1025)).unwrap(), Some(1536));
+    assert_eq!(world.step(Op::Allocate(Category::Other, 512)).unwrap(), Some(0));
+    assert_eq!(world.step(Op::Allocate(Category::Other, 512)).unwrap(), Some(512));
+}
+
+#[test]
+fn request_of_nothing_is_a_block() {
+    let mut world = World::sim(PLENTY);
+    assert_eq!(world.step(Op::Allocate(Category::Other, 0)).unwrap(), Some(0));
+    assert_eq!(world.step(Op::Allocate(Category::Other, 0)).unwrap(), Some(512));
+    let statistics = world.memory.statistics();
+    assert_eq!(statistics.requested.current_bytes, 0);
+    assert_eq!(statistics.allocated.current_bytes, 1024);
+    assert_eq!(world.buffers[0].size_bytes(), 0);
+}
+
+#[test]
+fn layout_hash_is_the_one_of_every_other_run_and_machine() {
+    let mut world = World::sim(PLENTY);
+    // The offset basis of FNV-1a: nothing was hashed.
+    assert_eq!(world.memory.layout_hash(), 0xcbf2_9ce4_8422_2325);
+    world.step(Op::Allocate(Category::Parameter, 1000)).unwrap();
+    world.step(Op::Charge(Category::Workspace, 1000)).unwrap();
+    // Arena 0, category 0, offset 0, size 1024, little endian.
+    let mut bytes = [0_u8; 18];
+    bytes[11] = 4;
+    let expected = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(1_099_511_628_211)
+    });
+    assert_eq!(world.memory.layout_hash(), expected);
+}
+
+#[test]
+fn layout_hash_sees_the_category() {
+    let memory = World::sim(PLENTY).memory;
+    let one = memory.allocate_in(Category::Gradient, 512).unwrap();
+    let hash = memory.layout_hash();
+    drop(one);
+    let _other = memory.allocate_in(Category::Activation, 512).unwrap();
+    assert_ne!(memory.layout_hash(), hash);
+}

@@ -1,0 +1,99 @@
+//! What one attempt at a training step has brought together so far. Dropping it is the rollback.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use lowtide_tensor::Tensor;
+
+use crate::Result;
+
+/// The identity of a value that gradients are collected for, such as a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LeafId(u64);
+
+impl LeafId {
+    /// An identity that no other leaf of this process has; later ones compare greater.
+    #[expect(clippy::new_without_default, reason = "every call gives another value")]
+    pub fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        LeafId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// The gradients that the passes of one step share. A cheap handle; when the last one is
+/// dropped, the gradients are gone and nothing else has changed.
+#[derive(Clone, Debug, Default)]
+pub struct Attempt(Rc<RefCell<Gradients>>);
+
+impl Attempt {
+    /// An attempt with no gradients yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes the gradients out; passes that still run start anew.
+    pub fn into_gradients(self) -> Gradients {
+        self.0.take()
+    }
+
+    /// The number of leaves that have a gradient.
+    pub fn len(&self) -> usize {
+        self.0.borrow().len()
+    }
+
+    /// Whether no leaf has a gradient.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Adds `gradient` to the leaf's sum: the first one is moved in, later ones are added in
+    /// place and freed.
+    pub(crate) fn accumulate(&self, leaf: LeafId, gradient: Tensor) -> Result<()> {
+        let mut gradients = self.0.borrow_mut();
+        if let Some(sum) = gradients.0.get_mut(&leaf) {
+            return Ok(sum.add_(&gradient)?);
+        }
+        // A view, or one that something else still holds, would be written through later.
+        let owned = if gradient.is_reusable() { gradient } else { gradient.copied()? };
+        gradients.0.insert(leaf, owned);
+        Ok(())
+    }
+}
+
+/// Gradients by leaf, contiguous and with storages of their own.
+#[derive(Debug, Default)]
+pub struct Gradients(BTreeMap<LeafId, Tensor>);
+
+impl Gradients {
+    /// The gradient of `leaf`, if the loss depends on it.
+    pub fn get(&self, leaf: LeafId) -> Option<&Tensor> {
+        self.0.get(&leaf)
+    }
+
+    /// Takes the gradient of `leaf` out.
+    pub fn remove(&mut self, leaf: LeafId) -> Option<Tensor> {
+        self.0.remove(&leaf)
+    }
+
+    /// All gradients, in the order in which their leaves were made.
+    pub fn iter(&self) -> impl Iterator<Item = &Tensor> {
+        self.0.values()
+    }
+
+    /// All gradients to change in place, in the order in which their leaves were made.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
+        self.0.values_mut()
+    }
+
+    /// The number of leaves that have a gradient.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether no leaf has a gradient.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}

@@ -1,0 +1,139 @@
+//! Gradients against finite differences, for the rules here and for users' own.
+
+use lowtide_tensor::{DType, RandomKey, Tensor};
+use thiserror::Error;
+
+use crate::{Attempt, AutogradError, LeafId, Pass, Var};
+
+/// How far values are moved, and how far derivatives may differ; the defaults of
+/// `torch.autograd.gradcheck`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    /// Step of the central difference.
+    pub step: f64,
+    /// Allowed difference, absolute.
+    pub absolute: f64,
+    /// Allowed difference, relative to the numeric derivative.
+    pub relative: f64,
+}
+
+impl Default for Tolerance {
+    fn default() -> Self {
+        Tolerance { step: 1e-6, absolute: 1e-5, relative: 1e-3 }
+    }
+}
+
+/// Why a check failed.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum CheckError {
+    /// The function itself failed.
+    #[error(transparent)]
+    Autograd(#[from] AutogradError),
+    /// Backward and finite differences disagree.
+    #[error(
+        "input {input}, element {element}: backward gives {backward}, differences give {numeric}"
+    )]
+    Mismatch {
+        /// Which input.
+        input: usize,
+        /// Which element of it, in row-major order.
+        element: usize,
+        /// The derivative from backward.
+        backward: f64,
+        /// The derivative from central differences.
+        numeric: f64,
+    },
+    /// Backward brought no gradient, but the output depends on the input.
+    #[error("input {input}, element {element}: no gradient, differences give {numeric}")]
+    Missing {
+        /// Which input.
+        input: usize,
+        /// Which element of it, in row-major order.
+        element: usize,
+        /// The derivative from central differences.
+        numeric: f64,
+    },
+}
+
+impl From<lowtide_tensor::TensorError> for CheckError {
+    fn from(error: lowtide_tensor::TensorError) -> Self {
+        CheckError::Autograd(error.into())
+    }
+}
+
+/// Compares the gradients of `f` at f64 `inputs` with central differences.
+///
+/// The output, of any shape, is reduced to one number by fixed random weights, so that every
+/// element of it counts. Inputs may be views; their storages are not written.
+///
+/// # Errors
+/// The first element that differs, or what `f` returns.
+pub fn gradients(
+    f: impl Fn(&Pass, Vec<Var>) -> crate::Result<Var>,
+    inputs: &[Tensor],
+) -> Result<(), CheckError> {
+    gradients_within(Tolerance::default(), f, inputs)
+}
+
+/// [`gradients`] with another tolerance.
+///
+/// # Errors
+/// Those of [`gradients`].
+pub fn gradients_within(
+    tolerance: Tolerance,
+    f: impl Fn(&Pass, Vec<Var>) -> crate::Result<Var>,
+    inputs: &[Tensor],
+) -> Result<(), CheckError> {
+    let key = RandomKey::new(1);
+    let attempt = Attempt::new();
+    let pass = Pass::train(key, &attempt);
+    let leaves: Vec<LeafId> = inputs.iter().map(|_| LeafId::new()).collect();
+    let vars = leaves.iter().zip(inputs).map(|(&leaf, input)| pass.leaf(leaf, input));
+    let loss = weighted_sum(f(&pass, vars.collect::<crate::Result<_>>()?)?)?;
+    pass.backward(loss)?;
+    let gradients = attempt.into_gradients();
+
+    let value_at = |moved: usize, element: usize, by: f64| -> Result<f64, CheckError> {
+        let pass = Pass::no_grad(key);
+        let move_one = |(index, input): (usize, &Tensor)| {
+            let mut value = input.clone();
+            if index == moved {
+                let mut values = input.to_vec::<f64>()?;
+                values[element] += by;
+                value = Tensor::from_slice(input.device(), *input.shape(), &values)?;
+            }
+            Ok(pass.constant(value))
+        };
+        let vars = inputs.iter().enumerate().map(move_one);
+        let vars = vars.collect::<lowtide_tensor::Result<Vec<_>>>()?;
+        Ok(weighted_sum(f(&pass, vars)?)?.value().item::<f64>()?)
+    };
+    for (input, leaf) in leaves.iter().enumerate() {
+        let gradient = gradients.get(*leaf).map(Tensor::to_vec::<f64>).transpose()?;
+        for element in 0..inputs[input].element_count() {
+            let above = value_at(input, element, tolerance.step)?;
+            let below = value_at(input, element, -tolerance.step)?;
+            let numeric = (above - below) / (2.0 * tolerance.step);
+            let allowed = tolerance.absolute + tolerance.relative * numeric.abs();
+            match &gradient {
+                None if numeric.abs() <= allowed => {}
+                None => return Err(CheckError::Missing { input, element, numeric }),
+                Some(gradient) if (gradient[element] - numeric).abs() <= allowed => {}
+                Some(gradient) => {
+                    let backward = gradient[element];
+                    return Err(CheckError::Mismatch { input, element, backward, numeric });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `Σ y · weight` with weights from `[0.5, 1.5)` that are the same in every call.
+fn weighted_sum(y: Var) -> crate::Result<Var> {
+    let mut weights = Tensor::empty(y.value().device(), *y.shape(), DType::F64)?;
+    weights.uniform_(RandomKey::new(2).op("weights"), 0.5, 1.5)?;
+    let weights = y.pass().constant(weights);
+    y.mul(weights)?.sum_all()
+}

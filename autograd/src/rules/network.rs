@@ -1,0 +1,77 @@
+//! Rules of the network operations.
+
+use lowtide_tensor::{Conv2dGeometry, Pool2dGeometry, Tensor};
+
+use crate::rules::when;
+use crate::{Needs, Result, Saved, Var};
+
+impl Var {
+    /// The convolution of `self = x` with `w`, plus `b`; see [`Tensor::conv2d`].
+    #[track_caller]
+    pub fn conv2d(self, w: Var, b: Option<Var>, geometry: Conv2dGeometry) -> Result<Var> {
+        let op = "conv2d";
+        Var::apply_to(op, [Some(self), Some(w), b].into_iter().flatten().collect(), |inputs| {
+            let (x, w, b) = (&inputs[0], &inputs[1], inputs.get(2));
+            let y = x.conv2d(w, b, geometry)?;
+            let (saved_x, saved_w, has_bias) = (Saved::new(op, x), Saved::new(op, w), b.is_some());
+            // dw[o, i, k] = Σ dy[b, o, p] · x[b, i, p ∘ k], dx[b, i, q] = Σ dy[b, o, p] · w[o, i, k]
+            // over all p, k with p ∘ k = q, where ∘ is the walk of the kernel; db[o] = Σ dy[b, o, p]
+            let rule = move |dy: Tensor, needs: Needs| {
+                let (x, w) = (saved_x.unpack()?, saved_w.unpack()?);
+                let (x_shape, w_shape) = (*x.shape(), *w.shape());
+                let dw = when(needs.input(1), || {
+                    Ok(dy.conv2d_backward_weight(&x, w_shape, geometry)?)
+                })?;
+                drop(x);
+                let dx = when(needs.input(0), || {
+                    Ok(dy.conv2d_backward_input(&w, x_shape, geometry)?)
+                })?;
+                let mut gradients = vec![dx, dw];
+                if has_bias {
+                    gradients.push(when(needs.input(2), || Ok(dy.sum(&[0, 2, 3])?))?);
+                }
+                Ok(gradients)
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// The largest value in each window; see [`Tensor::max_pool2d`].
+    #[track_caller]
+    pub fn max_pool2d(self, geometry: Pool2dGeometry) -> Result<Var> {
+        let op = "max_pool2d";
+        Var::apply(op, [self], |[x]| {
+            let x_shape = *x.shape();
+            let (y, winners) = x.max_pool2d(geometry)?;
+            let saved_winners = Saved::new(op, &winners);
+            // dx[q] = Σ dy[p] over the windows p whose largest value stood at q
+            let rule = move |dy: Tensor, _: Needs| {
+                let winners = saved_winners.unpack()?;
+                Ok(vec![Some(dy.max_pool2d_backward(&winners, x_shape, geometry)?)])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// `-log softmax(self)[label]` summed over the rows whose label is not `ignore_index`, and
+    /// how many they are (one element on the device); see [`Tensor::cross_entropy`].
+    #[track_caller]
+    pub fn cross_entropy(self, labels: &Tensor, ignore_index: i64) -> Result<(Var, Tensor)> {
+        let op = "cross_entropy";
+        let mut count = None;
+        let sum = Var::apply(op, [self], |[logits]| {
+            let forward = logits.cross_entropy(labels, ignore_index)?;
+            count = Some(forward.count);
+            let saved = [&logits, labels, &forward.log_sum_exp].map(|x| Saved::new(op, x));
+            // dlogits[n, c] = dy · (softmax(logits[n])[c] - [c = label n])
+            let rule = move |dy: Tensor, _: Needs| {
+                let [logits, labels, log_sum_exp] = saved.map(Saved::unpack);
+                let (logits, labels, log_sum_exp) = (logits?, labels?, log_sum_exp?);
+                let dx = dy.cross_entropy_backward(&logits, &labels, &log_sum_exp, ignore_index)?;
+                Ok(vec![Some(dx)])
+            };
+            Ok((forward.sum, rule))
+        })?;
+        Ok((sum, count.expect("forward ran")))
+    }
+}

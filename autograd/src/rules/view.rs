@@ -1,0 +1,85 @@
+//! Rules of the views: the gradient is the opposite view.
+
+use std::ops::Range;
+
+use lowtide_tensor::{Shape, Tensor};
+
+use crate::{Needs, Result, Var};
+
+impl Var {
+    /// The same elements under another shape; see [`Tensor::reshape`].
+    #[track_caller]
+    pub fn reshape(self, shape: impl Into<Shape>) -> Result<Var> {
+        let shape = shape.into();
+        Var::apply("reshape", [self], |[x]| {
+            let x_shape = *x.shape();
+            // dx = dy under x's shape
+            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.reshape(x_shape)?)]);
+            Ok((x.reshape(shape)?, rule))
+        })
+    }
+
+    /// Dimensions `axes` merged into one; see [`Tensor::flatten`].
+    #[track_caller]
+    pub fn flatten(self, axes: Range<usize>) -> Result<Var> {
+        Var::apply("flatten", [self], |[x]| {
+            let x_shape = *x.shape();
+            // dx = dy under x's shape
+            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.reshape(x_shape)?)]);
+            Ok((x.flatten(axes)?, rule))
+        })
+    }
+
+    /// Dimensions `a` and `b` exchanged.
+    #[track_caller]
+    pub fn transpose(self, a: usize, b: usize) -> Result<Var> {
+        Var::apply("transpose", [self], |[x]| {
+            // dx = dyᵀ
+            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.transpose(a, b)?)]);
+            Ok((x.transpose(a, b)?, rule))
+        })
+    }
+
+    /// The dimensions in the order `axes`.
+    #[track_caller]
+    pub fn permute(self, axes: &[usize]) -> Result<Var> {
+        let axes = axes.to_vec();
+        Var::apply("permute", [self], |[x]| {
+            let y = x.permute(&axes)?;
+            // dx[axes[i]] = dy[i]: the inverse order
+            let rule = move |dy: Tensor, _: Needs| {
+                let mut inverse = vec![0; axes.len()];
+                axes.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
+                Ok(vec![Some(dy.permute(&inverse)?)])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// The `len` positions from `start` along `axis`.
+    #[track_caller]
+    pub fn narrow(self, axis: usize, start: usize, len: usize) -> Result<Var> {
+        Var::apply("narrow", [self], |[x]| {
+            let x_shape = *x.shape();
+            // dx = dy inside the range, 0 outside
+            let rule = move |dy: Tensor, _: Needs| {
+                let dx = Tensor::zeros(dy.device(), x_shape, dy.dtype())?;
+                dx.narrow(axis, start, len)?.copy_(&dy)?;
+                Ok(vec![Some(dx)])
+            };
+            Ok((x.narrow(axis, start, len)?, rule))
+        })
+    }
+
+    /// Dimensions of length 1 stretched to `shape`.
+    #[track_caller]
+    pub fn expand(self, shape: impl Into<Shape>) -> Result<Var> {
+        let shape = shape.into();
+        Var::apply("expand", [self], |[x]| {
+            let x_shape = *x.shape();
+            // dx = the sum of dy over what was stretched
+            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.sum_to(x_shape)?)]);
+            Ok((x.expand(shape)?, rule))
+        })
+    }
+}

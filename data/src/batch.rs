@@ -1,0 +1,182 @@
+//! A batch: named fields of a staging buffer, readable whole or in slices.
+
+use crate::epoch::Plan;
+use crate::layout::Place;
+use crate::staging::Staging;
+use crate::{Element, ElementType, LoaderState};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The samples of one training step, in memory of the loader.
+///
+/// Dropping it gives the memory back to the loader, which waits for it if it has no other.
+#[derive(Debug)]
+pub struct Batch {
+    staging: Staging,
+    plan: Arc<Plan>,
+    index: usize,
+}
+
+impl Batch {
+    pub(crate) fn new(staging: Staging, plan: Arc<Plan>, index: usize) -> Self {
+        Self { staging, plan, index }
+    }
+
+    /// Number of samples.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.sample_indices().len()
+    }
+
+    /// Whether there are no samples; a loader hands out no such batch.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Index of the batch in its epoch.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Index in the dataset of each sample.
+    #[must_use]
+    pub fn sample_indices(&self) -> &[usize] {
+        self.plan.samples(self.index)
+    }
+
+    /// The state from which a loader goes on after this batch: what to save once its step is done.
+    #[must_use]
+    pub fn state_after(&self) -> LoaderState {
+        LoaderState { batch: self.index + 1, ..self.plan.end }
+    }
+
+    /// The field called `name`, `[B, ...]`; its bytes are aligned to 64.
+    #[must_use]
+    pub fn field(&self, name: &str) -> Option<FieldView<'_>> {
+        self.view().field(name)
+    }
+
+    /// All fields, in the order of the dataset.
+    pub fn fields(&self) -> impl Iterator<Item = FieldView<'_>> {
+        self.view().fields()
+    }
+
+    /// All samples, without a copy.
+    #[must_use]
+    pub fn view(&self) -> BatchView<'_> {
+        BatchView { batch: self, start: 0, end: self.len() }
+    }
+
+    /// The samples `range`, without a copy: a micro-batch.
+    ///
+    /// # Panics
+    /// If the range is not within the batch.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> BatchView<'_> {
+        self.view().slice(range)
+    }
+}
+
+/// Neighbouring samples of a [`Batch`].
+#[derive(Debug, Clone, Copy)]
+pub struct BatchView<'a> {
+    batch: &'a Batch,
+    start: usize,
+    end: usize,
+}
+
+impl<'a> BatchView<'a> {
+    /// Number of samples.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Whether there are no samples.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Index in the dataset of each sample.
+    #[must_use]
+    pub fn sample_indices(&self) -> &'a [usize] {
+        &self.batch.sample_indices()[self.start..self.end]
+    }
+
+    /// The field called `name`. Its bytes are aligned to its elements; to 64 if the view begins
+    /// where the batch does.
+    #[must_use]
+    pub fn field(&self, name: &str) -> Option<FieldView<'a>> {
+        self.fields().find(|field| field.name() == name)
+    }
+
+    /// All fields, in the order of the dataset.
+    pub fn fields(&self) -> impl Iterator<Item = FieldView<'a>> + use<'a> {
+        let Self { batch, start, end } = *self;
+        batch.plan.layout.places().iter().map(move |place| FieldView {
+            place,
+            len: end - start,
+            bytes: &batch.staging.bytes()[place.rows(start..end)],
+        })
+    }
+
+    /// The samples `range` of this view.
+    ///
+    /// # Panics
+    /// If the range is not within the view.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        let Range { start, end } = range;
+        assert!(start <= end && end <= self.len(), "{start}..{end} of {} samples", self.len());
+        Self { batch: self.batch, start: self.start + start, end: self.start + end }
+    }
+}
+
+/// One field of a batch or of a part of it: contiguous bytes with an element type and a shape.
+#[derive(Debug, Clone, Copy)]
+pub struct FieldView<'a> {
+    place: &'a Place,
+    len: usize,
+    bytes: &'a [u8],
+}
+
+impl<'a> FieldView<'a> {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.place.field.name
+    }
+
+    /// Type of its elements.
+    #[must_use]
+    pub fn element(&self) -> ElementType {
+        self.place.field.element
+    }
+
+    /// Shape of one sample, without the batch dimension.
+    #[must_use]
+    pub fn sample_shape(&self) -> &'a [usize] {
+        &self.place.field.shape
+    }
+
+    /// Shape with the batch dimension first, `[B, ...]`.
+    #[must_use]
+    pub fn shape(&self) -> Vec<usize> {
+        [&[self.len], self.sample_shape()].concat()
+    }
+
+    /// The bytes of all samples, in the machine's byte order.
+    #[must_use]
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// The elements of all samples, or `None` if they are not of type `T`.
+    #[must_use]
+    pub fn values<T: Element>(&self) -> Option<&'a [T]> {
+        (self.element() == T::TYPE).then(|| bytemuck::cast_slice(self.bytes))
+    }
+}

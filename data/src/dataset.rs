@@ -1,0 +1,103 @@
+//! The dataset trait and the slot that a sample is written into.
+
+use crate::layout::Layout;
+use crate::{Element, Field};
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A dataset's own error; the loader adds the sample's index.
+pub type SampleError = Box<dyn Error + Send + Sync>;
+
+/// A finite, indexed set of samples of one fixed shape.
+///
+/// It is read from several threads at once. A batch is the same at any number of workers as long
+/// as `write` depends on nothing but the index.
+pub trait Dataset: Send + Sync {
+    /// Number of samples; never changes.
+    fn len(&self) -> usize;
+
+    /// What each sample consists of; never changes.
+    fn fields(&self) -> &[Field];
+
+    /// Writes sample `index`, which is below `len`, into its place in the batch.
+    ///
+    /// The place arrives zeroed, so what is not written is padding, not the leftovers of an
+    /// earlier batch.
+    ///
+    /// # Errors
+    /// Any error: the loader hands it to the consumer together with the index.
+    fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError>;
+
+    /// Whether there is no sample at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<D: Dataset + ?Sized> Dataset for Arc<D> {
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn fields(&self) -> &[Field] {
+        (**self).fields()
+    }
+
+    fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
+        (**self).write(index, slot)
+    }
+}
+
+/// The place of one sample inside a staging buffer: one run of bytes per field.
+#[derive(Debug)]
+pub struct SampleSlot<'a> {
+    layout: &'a Layout,
+    row: usize,
+    staging: &'a mut [u8],
+    cancelled: &'a AtomicBool,
+}
+
+impl<'a> SampleSlot<'a> {
+    /// The zeroed slot of `row`.
+    pub(crate) fn new(
+        layout: &'a Layout,
+        row: usize,
+        staging: &'a mut [u8],
+        cancelled: &'a AtomicBool,
+    ) -> Self {
+        for place in layout.places() {
+            staging[place.rows(row..row + 1)].fill(0);
+        }
+        Self { layout, row, staging, cancelled }
+    }
+
+    /// Whether the epoch was dropped, so that nobody will read the sample: a slow `write` may ask
+    /// now and then, and return early with anything.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        // Relaxed is enough: cancelling only saves work, replies carry the synchronisation.
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    /// The bytes of field `field_index`, in the order of [`Dataset::fields`].
+    ///
+    /// # Panics
+    /// If there is no such field.
+    pub fn bytes(&mut self, field_index: usize) -> &mut [u8] {
+        let place = &self.layout.places()[field_index];
+        &mut self.staging[place.rows(self.row..self.row + 1)]
+    }
+
+    /// The elements of field `field_index`, in the order of [`Dataset::fields`].
+    ///
+    /// # Panics
+    /// If there is no such field, or if its elements are not of type `T`.
+    pub fn values<T: Element>(&mut self, field_index: usize) -> &mut [T] {
+        let field = &self.layout.places()[field_index].field;
+        let (name, element) = (field.name, field.element);
+        assert_eq!(element, T::TYPE, "field {name} holds {element}, not {}", T::TYPE);
+        // A field starts aligned and a sample is whole elements, so the cast cannot fail.
+        bytemuck::cast_slice_mut(self.bytes(field_index))
+    }
+}

@@ -1,0 +1,85 @@
+//! Errors of loading, each with the place where it happened.
+
+use crate::SampleError;
+use lowtide_allocator::AllocError;
+
+/// What can go wrong between a dataset and a batch.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// A loader option that no loader can have, or that does not fit the address space.
+    #[error("option {option} cannot be {value}")]
+    InvalidOption {
+        /// Name of the option.
+        option: &'static str,
+        /// Its refused value.
+        value: usize,
+    },
+    /// The dataset could not write a sample.
+    #[error("sample {index} cannot be loaded")]
+    Sample {
+        /// Index of the sample in the dataset.
+        index: usize,
+        /// The dataset's own error.
+        source: SampleError,
+    },
+    /// The dataset panicked while it wrote a sample.
+    #[error("loading sample {index} panicked: {message}")]
+    Panicked {
+        /// Index of the sample in the dataset.
+        index: usize,
+        /// The panic's message, if it was text.
+        message: String,
+    },
+    /// Every staging buffer is in a batch that is still held. Drop one and ask again: nothing is
+    /// lost. Raise `prefetch` to hold more.
+    #[error("all {slots} staging buffers are held by batches that have not been dropped")]
+    StagingExhausted {
+        /// Staging buffers of the loader.
+        slots: usize,
+    },
+    /// The staging ring does not fit in memory.
+    #[error("the staging ring cannot be allocated")]
+    Staging {
+        /// The allocator's error.
+        source: AllocError,
+    },
+    /// A saved state belongs to another loader.
+    #[error("the saved state has {what} {saved}, this loader has {here}")]
+    StateMismatch {
+        /// The number that differs.
+        what: &'static str,
+        /// Its value in the state.
+        saved: u64,
+        /// Its value in this loader; for `batch` the greatest possible one.
+        here: u64,
+    },
+    /// A column of an in-memory dataset has the wrong number of elements.
+    #[error("field {field} has {actual} elements where the samples need {expected}")]
+    FieldLength {
+        /// Name of the field.
+        field: &'static str,
+        /// Elements needed: samples times elements per sample.
+        expected: usize,
+        /// Elements given.
+        actual: usize,
+    },
+    /// The operating system refused a thread, or a file cannot be read.
+    #[error("{what} failed")]
+    Io {
+        /// What was attempted.
+        what: &'static str,
+        /// The operating system's or the decoder's error.
+        source: std::io::Error,
+    },
+}
+
+/// An index that the dataset does not have: the cause inside [`DataError::Sample`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("index {index} is outside the dataset's {len} samples")]
+pub struct IndexOutOfRange {
+    /// The index asked for.
+    pub index: usize,
+    /// Samples of the dataset.
+    pub len: usize,
+}

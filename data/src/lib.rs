@@ -1,0 +1,27 @@
+#![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
+
+mod batch;
+mod dataset;
+mod element;
+mod epoch;
+mod error;
+mod layout;
+mod loader;
+mod pool;
+mod sampler;
+mod source;
+mod staging;
+mod state;
+mod subset;
+
+pub use batch::{Batch, BatchView, FieldView};
+pub use dataset::{Dataset, SampleError, SampleSlot};
+pub use element::{Element, ElementType, Field};
+pub use epoch::Epoch;
+pub use error::{DataError, IndexOutOfRange};
+pub use loader::{Loader, LoaderOptions};
+pub use sampler::{Sampler, Sequential, Shuffled};
+pub use source::{Digits, InMemory};
+pub use state::LoaderState;
+pub use subset::Subset;

@@ -1,0 +1,70 @@
+//! A dataset made of vectors.
+
+use crate::{DataError, Dataset, Element, Field, SampleError, SampleSlot};
+
+/// Samples held in memory, one vector per field.
+///
+/// # Examples
+/// ```
+/// use lowtide_data::{Dataset, InMemory};
+/// let points = InMemory::new(3)
+///     .with("x", &[2], vec![0.0_f32, 0.1, 1.0, 1.1, 2.0, 2.1])?
+///     .with("y", &[], vec![0_i64, 1, 2])?;
+/// assert_eq!(points.len(), 3);
+/// # Ok::<(), lowtide_data::DataError>(())
+/// ```
+#[derive(Debug)]
+pub struct InMemory {
+    len: usize,
+    fields: Vec<Field>,
+    /// One per field, `len` times its sample's bytes.
+    columns: Vec<Vec<u8>>,
+}
+
+impl InMemory {
+    /// `len` samples without any field yet.
+    #[must_use]
+    pub fn new(len: usize) -> Self {
+        Self { len, fields: Vec::new(), columns: Vec::new() }
+    }
+
+    /// Adds a field: `values` are all samples one after the other, each of shape `shape`.
+    ///
+    /// The values are copied once.
+    ///
+    /// # Errors
+    /// [`DataError::FieldLength`] if they are not `len` times `shape`.
+    pub fn with<T: Element>(
+        mut self,
+        name: &'static str,
+        shape: &[usize],
+        values: Vec<T>,
+    ) -> Result<Self, DataError> {
+        let expected = shape.iter().fold(self.len, |len, &side| len.saturating_mul(side));
+        if values.len() != expected {
+            return Err(DataError::FieldLength { field: name, expected, actual: values.len() });
+        }
+        self.fields.push(Field::new(name, T::TYPE, shape));
+        self.columns.push(bytemuck::cast_slice(&values).to_vec());
+        Ok(self)
+    }
+}
+
+impl Dataset for InMemory {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
+        for (field_index, column) in self.columns.iter().enumerate() {
+            let bytes = slot.bytes(field_index);
+            let start = index * bytes.len();
+            bytes.copy_from_slice(&column[start..start + bytes.len()]);
+        }
+        Ok(())
+    }
+}

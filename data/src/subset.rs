@@ -1,0 +1,45 @@
+//! A part of a dataset.
+
+use crate::{Dataset, Field, IndexOutOfRange, SampleError, SampleSlot};
+use std::sync::Arc;
+
+/// Those samples of a dataset whose indexes are listed, in the order of the list.
+#[derive(Debug, Clone)]
+pub struct Subset<D> {
+    dataset: D,
+    indices: Arc<[usize]>,
+}
+
+impl<D: Dataset> Subset<D> {
+    /// The samples `indices` of `dataset`; an index may be repeated.
+    ///
+    /// # Errors
+    /// The first index that the dataset does not have.
+    pub fn new(dataset: D, indices: impl Into<Arc<[usize]>>) -> Result<Self, IndexOutOfRange> {
+        let (indices, len) = (indices.into(), dataset.len());
+        match indices.iter().find(|&&index| index >= len) {
+            Some(&index) => Err(IndexOutOfRange { index, len }),
+            None => Ok(Self { dataset, indices }),
+        }
+    }
+
+    /// The indexes in the whole dataset.
+    #[must_use]
+    pub fn indices(&self) -> &[usize] {
+        &self.indices
+    }
+}
+
+impl<D: Dataset> Dataset for Subset<D> {
+    fn len(&self) -> usize {
+        self.indices.len()
+    }
+
+    fn fields(&self) -> &[Field] {
+        self.dataset.fields()
+    }
+
+    fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
+        self.dataset.write(self.indices[index], slot)
+    }
+}

@@ -1,0 +1,127 @@
+//! Laws of datasets, samplers and the loader.
+
+mod batch;
+mod digits;
+mod faults;
+mod memory;
+mod order;
+mod props;
+mod resume;
+mod ring;
+
+use lowtide_data::{
+    Batch, DataError, Dataset, Field, InMemory, Loader, LoaderOptions, SampleError, SampleSlot,
+};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The numbers of workers that every law about batches is checked with.
+const WORKERS: [usize; 4] = [0, 1, 2, 4];
+
+fn options(batch_size: usize, workers: usize, seed: u64) -> LoaderOptions {
+    LoaderOptions { batch_size, workers, seed, ..Default::default() }
+}
+
+/// `len` samples with one field of each element type, every element different.
+fn numbered(len: usize) -> InMemory {
+    let count = |per_sample: usize| 0..len * per_sample;
+    InMemory::new(len)
+        .with("wide", &[3], count(3).map(|n| n as f64 + 0.25).collect())
+        .and_then(|data| data.with("odd", &[5], count(5).map(|n| (n % 251) as u8).collect()))
+        .and_then(|data| data.with("x", &[1, 2], count(2).map(|n| -(n as f32)).collect()))
+        .and_then(|data| data.with("y", &[], count(1).map(|n| n as i64).collect()))
+        .expect("each column has its length")
+}
+
+/// Everything that a consumer can read of a batch.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    index: usize,
+    samples: Vec<usize>,
+    fields: Vec<(&'static str, Vec<usize>, Vec<u8>)>,
+}
+
+impl Seen {
+    fn of(batch: &Batch) -> Self {
+        let field = |field: lowtide_data::FieldView<'_>| {
+            (field.name(), field.shape(), field.bytes().to_vec())
+        };
+        Self {
+            index: batch.index(),
+            samples: batch.sample_indices().to_vec(),
+            fields: batch.fields().map(field).collect(),
+        }
+    }
+}
+
+/// The batches that are still to come.
+fn drain(epoch: impl Iterator<Item = Result<Batch, DataError>>) -> Vec<Seen> {
+    epoch.map(|batch| Seen::of(&batch.expect("the dataset has no faults"))).collect()
+}
+
+fn samples_of(loader: &Loader, epoch: u64) -> Vec<usize> {
+    drain(loader.epoch(epoch)).into_iter().flat_map(|seen| seen.samples).collect()
+}
+
+/// A dataset whose samples at `fault` fail in the given way; the others are their own index.
+struct Faulty {
+    fields: Vec<Field>,
+    len: usize,
+    fault: usize,
+    way: Way,
+    /// Calls of `write`, of all threads.
+    writes: AtomicUsize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Error,
+    PanicText,
+    PanicFormatted,
+    PanicValue,
+}
+
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("sector is unreadable")]
+struct Unreadable;
+
+impl Faulty {
+    fn new(len: usize, fault: usize, way: Way) -> Self {
+        let fields = vec![Field::new("y", lowtide_data::ElementType::I64, &[])];
+        Self { fields, len, fault, way, writes: AtomicUsize::new(0) }
+    }
+}
+
+impl Dataset for Faulty {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        slot.values::<i64>(0)[0] = index as i64;
+        if index != self.fault {
+            return Ok(());
+        }
+        match self.way {
+            Way::Error => Err(Unreadable.into()),
+            Way::PanicText => panic!("torn page"),
+            Way::PanicFormatted => panic!("torn page {index}"),
+            Way::PanicValue => std::panic::panic_any(Bomb),
+        }
+    }
+}
+
+/// Panics again when it is dropped, unless the thread panics already.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            panic!("the payload of a panic was dropped");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Two-dimensional cross-correlation; x: [B, I, H, W], W: [O, I / groups, KH, KW],
+//! y: [B, O, H', W'].
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_tensor::{Conv2dGeometry, Device, RandomKey};
+
+use crate::{Module, Parameter, Parameters, Result, init};
+
+/// A convolution layer, `torch.nn.Conv2d`.
+#[derive(Clone, Debug)]
+pub struct Conv2d {
+    weight: Parameter,
+    bias: Option<Parameter>,
+    geometry: Conv2dGeometry,
+}
+
+impl Conv2d {
+    /// A layer from `inputs` to `outputs` channels with a kernel of (height, width) and a bias
+    /// per output channel.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new(
+        device: &Device,
+        key: RandomKey,
+        [inputs, outputs]: [usize; 2],
+        kernel: [usize; 2],
+        geometry: Conv2dGeometry,
+    ) -> Result<Self> {
+        let layer = Self::without_bias(device, key, [inputs, outputs], kernel, geometry)?;
+        let bound = init::default_bound(layer.weight.value().shape()[1..].iter().product());
+        let bias = Parameter::uniform(device, key.op("bias"), [outputs], bound)?;
+        Ok(Conv2d { bias: Some(bias), ..layer })
+    }
+
+    /// [`Conv2d::new`] without a bias.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn without_bias(
+        device: &Device,
+        key: RandomKey,
+        [inputs, outputs]: [usize; 2],
+        kernel: [usize; 2],
+        geometry: Conv2dGeometry,
+    ) -> Result<Self> {
+        let taps = inputs / geometry.groups.max(1) * kernel[0] * kernel[1];
+        let shape = [outputs, inputs / geometry.groups.max(1), kernel[0], kernel[1]];
+        let bound = init::default_bound(taps);
+        let weight = Parameter::uniform(device, key.op("weight"), shape, bound)?;
+        Ok(Conv2d { weight, bias: None, geometry })
+    }
+}
+
+impl Parameters for Conv2d {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        visitor("weight", &mut self.weight);
+        if let Some(bias) = &mut self.bias {
+            visitor("bias", bias);
+        }
+    }
+}
+
+impl Module for Conv2d {
+    /// # Shapes
+    /// `input: [B, I, H, W] → [B, O, H', W']`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
+        Ok(input.conv2d(self.weight.var(pass)?, bias, self.geometry)?)
+    }
+}

@@ -1,0 +1,107 @@
+//! What can go wrong with models, optimizers and their files.
+
+use std::path::PathBuf;
+
+use lowtide_allocator::OutOfMemory;
+use lowtide_autograd::AutogradError;
+use lowtide_tensor::{Shape, TensorError};
+use thiserror::Error;
+
+/// An error of a layer, an optimizer or a weights file.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum NnError {
+    /// A recorded operation failed.
+    #[error(transparent)]
+    Autograd(#[from] AutogradError),
+    /// A gradient does not have its parameter's shape or type.
+    #[error("{name}: the gradient is {found}, the parameter {expected}")]
+    Gradient {
+        /// The parameter.
+        name: String,
+        /// Shape of the gradient.
+        found: Shape,
+        /// Shape of the parameter.
+        expected: Shape,
+    },
+    /// An option is out of its range.
+    #[error("{name} = {value} is not in {range}")]
+    Option {
+        /// The option.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+        /// What would be accepted.
+        range: &'static str,
+    },
+    /// A weights file could not be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A weights file is not a safetensors file.
+    #[error("{}: {source}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: safetensors::SafeTensorError,
+    },
+    /// A weights file does not hold what the model has under this name.
+    #[error("{}: {name}: {problem}", path.display())]
+    Weights {
+        /// The file.
+        path: PathBuf,
+        /// The parameter.
+        name: String,
+        /// What differs.
+        problem: WeightsProblem,
+    },
+}
+
+/// How a weights file and a model differ.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum WeightsProblem {
+    /// The model has the parameter, the file does not.
+    #[error("missing from the file")]
+    Missing,
+    /// The file has it, the model does not.
+    #[error("not a parameter of this model")]
+    Unknown,
+    /// Another shape.
+    #[error("shape {found:?} in the file, {expected} in the model")]
+    Shape {
+        /// Shape in the file.
+        found: Vec<usize>,
+        /// Shape in the model.
+        expected: Shape,
+    },
+    /// Another element type.
+    #[error("element type {found} in the file, {expected} in the model")]
+    Type {
+        /// Type in the file.
+        found: String,
+        /// Type in the model.
+        expected: String,
+    },
+}
+
+impl From<TensorError> for NnError {
+    fn from(error: TensorError) -> Self {
+        NnError::Autograd(error.into())
+    }
+}
+
+impl NnError {
+    /// The out-of-memory ledger, if that is what this is.
+    pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
+        match self {
+            NnError::Autograd(error) => error.out_of_memory(),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! Everything after the first dimension in one.
+
+use lowtide_autograd::{Pass, Var};
+
+use crate::{Module, Parameters, Result};
+
+/// `[B, ..] → [B, product of ..]`, without a copy.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Flatten;
+
+impl Parameters for Flatten {}
+
+impl Module for Flatten {
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        let rank = input.shape().len();
+        Ok(input.flatten(1..rank)?)
+    }
+}

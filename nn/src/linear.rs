@@ -1,0 +1,58 @@
+//! `y = x Wᵀ + b`; x: [N, I], W: [O, I], b: [O], y: [N, O].
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_tensor::{Device, RandomKey};
+
+use crate::{Module, Parameter, Parameters, Result, init};
+
+/// A fully connected layer, `torch.nn.Linear`.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    weight: Parameter,
+    bias: Option<Parameter>,
+}
+
+impl Linear {
+    /// A layer from `inputs` to `outputs` features with a bias.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new(device: &Device, key: RandomKey, inputs: usize, outputs: usize) -> Result<Self> {
+        let bound = init::default_bound(inputs);
+        let bias = Parameter::uniform(device, key.op("bias"), [outputs], bound)?;
+        Ok(Linear { bias: Some(bias), ..Self::without_bias(device, key, inputs, outputs)? })
+    }
+
+    /// A layer from `inputs` to `outputs` features without a bias.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn without_bias(
+        device: &Device,
+        key: RandomKey,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<Self> {
+        let bound = init::default_bound(inputs);
+        let weight = Parameter::uniform(device, key.op("weight"), [outputs, inputs], bound)?;
+        Ok(Linear { weight, bias: None })
+    }
+}
+
+impl Parameters for Linear {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        visitor("weight", &mut self.weight);
+        if let Some(bias) = &mut self.bias {
+            visitor("bias", bias);
+        }
+    }
+}
+
+impl Module for Linear {
+    /// # Shapes
+    /// `input: [N, I] → [N, O]`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
+        Ok(input.linear(self.weight.var(pass)?, bias)?)
+    }
+}

@@ -1,0 +1,59 @@
+//! A small image classifier: convolution 3x3, ReLU, max pool 2x2, linear.
+//!
+//! `B` batch, `C` input channels, `H W` image, `K` channels of the convolution, `L` classes.
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_tensor::{Conv2dGeometry, Device, RandomKey};
+
+use crate::module::visit_under;
+use crate::{Conv2d, Linear, MaxPool2d, Module, Parameter, Parameters, Result};
+
+/// What images a [`SimpleCnn`] takes, and how wide it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimpleCnnShape {
+    /// Input channels, height and width of an image.
+    pub image: [usize; 3],
+    /// Channels of the convolution.
+    pub channels: usize,
+    /// Classes.
+    pub classes: usize,
+}
+
+/// conv 3x3 with padding, ReLU, max pool 2x2, linear.
+#[derive(Clone, Debug)]
+pub struct SimpleCnn {
+    conv: Conv2d,
+    linear: Linear,
+}
+
+impl SimpleCnn {
+    /// A network for `shape`, initialised from `key`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new(device: &Device, key: RandomKey, shape: SimpleCnnShape) -> Result<Self> {
+        let SimpleCnnShape { image: [inputs, height, width], channels, classes } = shape;
+        let geometry = Conv2dGeometry { padding: [1, 1], ..Default::default() };
+        let conv = Conv2d::new(device, key.op("conv"), [inputs, channels], [3, 3], geometry)?;
+        let features = channels * (height / 2) * (width / 2);
+        let linear = Linear::new(device, key.op("linear"), features, classes)?;
+        Ok(SimpleCnn { conv, linear })
+    }
+}
+
+impl Parameters for SimpleCnn {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        visit_under("conv", &mut self.conv, visitor);
+        visit_under("linear", &mut self.linear, visitor);
+    }
+}
+
+impl Module for SimpleCnn {
+    /// # Shapes
+    /// `input: [B, C, H, W] → [B, L]`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        let x = self.conv.forward(pass, input)?.relu()?; // [B, K, H, W], in one buffer
+        let x = MaxPool2d::square(2).forward(pass, x)?; // [B, K, H/2, W/2]
+        self.linear.forward(pass, x.flatten(1..4)?)
+    }
+}

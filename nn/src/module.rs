@@ -1,0 +1,38 @@
+//! What every layer and every model is.
+
+use lowtide_autograd::{Pass, Var};
+
+use crate::{Parameter, Result};
+
+/// Anything that owns parameters.
+pub trait Parameters {
+    /// Shows every parameter once, with PyTorch's name for it (`layers.0.weight`), in a fixed
+    /// order. Modules without parameters need not implement it.
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        let _ = visitor;
+    }
+}
+
+/// A function of one value with parameters.
+pub trait Module: Parameters {
+    /// The value of the function for `input`, recorded by `pass`.
+    ///
+    /// # Errors
+    /// Shapes that do not fit, `OutOfMemory`.
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var>;
+
+    /// Whether a sample's output depends on the other samples of the batch in training mode, as
+    /// with batch normalisation. Such a model's batches are never split.
+    fn couples_samples(&self) -> bool {
+        false
+    }
+}
+
+/// Shows the parameters of a submodule under `prefix.`; what containers are made of.
+pub(crate) fn visit_under(
+    prefix: &str,
+    module: &mut (impl Parameters + ?Sized),
+    visitor: &mut dyn FnMut(&str, &mut Parameter),
+) {
+    module.visit(&mut |name, parameter| visitor(&format!("{prefix}.{name}"), parameter));
+}

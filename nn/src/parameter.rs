@@ -1,0 +1,67 @@
+//! A trainable tensor with an identity.
+
+use lowtide_allocator::Category;
+use lowtide_autograd::{LeafId, Pass, Var};
+use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor};
+
+use crate::Result;
+
+/// A cheap shared handle to a trainable tensor: clones see the same values and the same
+/// gradient.
+#[derive(Clone, Debug)]
+pub struct Parameter {
+    id: LeafId,
+    value: Tensor,
+}
+
+impl Parameter {
+    /// Uniform numbers from `[-bound, bound)` of `key`'s stream, f32.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    #[track_caller]
+    pub fn uniform(
+        device: &Device,
+        key: RandomKey,
+        shape: impl Into<Shape>,
+        bound: f64,
+    ) -> Result<Self> {
+        let mut value = Tensor::empty_in(device, Category::Parameter, shape, DType::F32)?;
+        value.uniform_(key, -bound, bound)?;
+        Ok(Parameter::new(value))
+    }
+
+    /// A parameter with the storage of `value`.
+    pub fn new(value: Tensor) -> Self {
+        Parameter { id: LeafId::new(), value }
+    }
+
+    /// What its gradient is found by.
+    pub fn id(&self) -> LeafId {
+        self.id
+    }
+
+    /// The tensor.
+    pub fn value(&self) -> &Tensor {
+        &self.value
+    }
+
+    /// The tensor, to write.
+    pub fn value_mut(&mut self) -> &mut Tensor {
+        &mut self.value
+    }
+
+    /// The value in a pass, where its gradient is collected.
+    ///
+    /// # Errors
+    /// `Consumed` after backward.
+    #[track_caller]
+    pub fn var(&self, pass: &Pass) -> Result<Var> {
+        Ok(pass.leaf(self.id, &self.value)?)
+    }
+
+    /// The same parameter with its stand-in on a simulated device; see [`Tensor::twin`].
+    pub fn twin(&self, sim: &Device) -> Option<Parameter> {
+        Some(Parameter { id: self.id, value: self.value.twin(sim)? })
+    }
+}

@@ -1,0 +1,128 @@
+//! Weights to and from safetensors files, under PyTorch's names.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use lowtide_tensor::{DType, Element};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+
+use crate::error::WeightsProblem;
+use crate::{NnError, Parameters, Result};
+
+/// Writes every parameter of `model` to `path`: beside it first, then renamed, so that a file of
+/// that name is always whole.
+///
+/// # Errors
+/// `File`; a file that was there before is untouched.
+pub fn save(model: &mut dyn Parameters, path: &Path) -> Result<()> {
+    let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
+    let mut failure = None;
+    model.visit(&mut |name, parameter| {
+        let value = parameter.value();
+        let bytes = match value.dtype() {
+            DType::F64 => value.to_vec::<f64>().map(|values| bytes_of(&values)),
+            DType::F32 => value.to_vec::<f32>().map(|values| bytes_of(&values)),
+            DType::I64 => value.to_vec::<i64>().map(|values| bytes_of(&values)),
+            _ => value.to_vec::<u8>(),
+        };
+        match bytes {
+            Ok(bytes) => {
+                let dtype = file_dtype(value.dtype());
+                tensors.push((name.to_owned(), dtype, value.shape().to_vec(), bytes));
+            }
+            Err(error) => failure = failure.take().or(Some(error)),
+        }
+    });
+    if let Some(error) = failure {
+        return Err(error.into());
+    }
+    let format = |source| NnError::Format { path: path.to_owned(), source };
+    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+        Ok((name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).map_err(format)?))
+    });
+    let views = views.collect::<Result<BTreeMap<_, _>>>()?;
+    let bytes = safetensors::serialize(views, None).map_err(format)?;
+    write_beside(path, &bytes).map_err(|source| NnError::File { path: path.to_owned(), source })
+}
+
+/// Native order is little-endian on every machine this runs on, which is what the format wants.
+fn bytes_of<T: Element>(values: &[T]) -> Vec<u8> {
+    const { assert!(cfg!(target_endian = "little"), "safetensors files are little-endian") };
+    bytemuck::cast_slice(values).to_vec()
+}
+
+fn file_dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F64 => Dtype::F64,
+        DType::F32 => Dtype::F32,
+        DType::I64 => Dtype::I64,
+        _ => Dtype::U8,
+    }
+}
+
+fn write_beside(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".partial");
+    let write = || {
+        let mut file = fs::File::create(&beside)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&beside, path)
+    };
+    // What could not be finished is of no use, and the error to report is the first one.
+    write().inspect_err(|_| drop(fs::remove_file(&beside)))
+}
+
+/// Reads every parameter of `model` from `path`, in place.
+///
+/// # Errors
+/// `File`, `Format`, and `Weights` when names, shapes or types differ: the model is then as
+/// before.
+pub fn load(model: &mut dyn Parameters, path: &Path) -> Result<()> {
+    let bytes =
+        fs::read(path).map_err(|source| NnError::File { path: path.to_owned(), source })?;
+    let format = |source| NnError::Format { path: path.to_owned(), source };
+    let file = SafeTensors::deserialize(&bytes).map_err(format)?;
+    check(model, &file, path)?;
+    let mut result = Ok(());
+    model.visit(&mut |name, parameter| {
+        let view = file.tensor(name).expect("checked to be there");
+        let value = parameter.value_mut();
+        let fill = value.set_bytes_(view.data());
+        result = std::mem::replace(&mut result, Ok(())).and(fill);
+    });
+    Ok(result?)
+}
+
+fn check(model: &mut dyn Parameters, file: &SafeTensors<'_>, path: &Path) -> Result<()> {
+    let mut unknown: Vec<String> = file.names().iter().map(|name| (*name).to_owned()).collect();
+    unknown.sort();
+    let mut problem: Option<(String, WeightsProblem)> = None;
+    model.visit(&mut |name, parameter| {
+        unknown.retain(|of_file| of_file != name);
+        let found = compare(file, name, parameter.value());
+        problem = problem.take().or(found.map(|found| (name.to_owned(), found)));
+    });
+    let unknown = unknown.into_iter().next().map(|name| (name, WeightsProblem::Unknown));
+    match problem.or(unknown) {
+        Some((name, problem)) => Err(NnError::Weights { path: path.to_owned(), name, problem }),
+        None => Ok(()),
+    }
+}
+
+fn compare(
+    file: &SafeTensors<'_>,
+    name: &str,
+    value: &lowtide_tensor::Tensor,
+) -> Option<WeightsProblem> {
+    let Ok(view) = file.tensor(name) else { return Some(WeightsProblem::Missing) };
+    let dtype = file_dtype(value.dtype());
+    if view.dtype() != dtype {
+        let (found, expected) = (format!("{:?}", view.dtype()), format!("{dtype:?}"));
+        return Some(WeightsProblem::Type { found, expected });
+    }
+    let (found, expected) = (view.shape().to_vec(), *value.shape());
+    (found[..] != expected[..]).then_some(WeightsProblem::Shape { found, expected })
+}

@@ -1,0 +1,61 @@
+//! One module after the other.
+
+use lowtide_autograd::{Pass, Var};
+
+use crate::module::visit_under;
+use crate::{Module, Parameter, Parameters, Result};
+
+/// A chain of modules; parameters are named by position (`0.weight`).
+#[derive(Default)]
+pub struct Sequential {
+    layers: Vec<Box<dyn Layer>>,
+}
+
+/// A module that can be cloned behind a pointer.
+trait Layer: Module {
+    fn clone_boxed(&self) -> Box<dyn Layer>;
+}
+
+impl<M: Module + Clone + 'static> Layer for M {
+    fn clone_boxed(&self) -> Box<dyn Layer> {
+        Box::new(self.clone())
+    }
+}
+
+impl Sequential {
+    /// The empty chain, which returns its input.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// This chain with `layer` at its end.
+    #[must_use]
+    pub fn then(mut self, layer: impl Module + Clone + 'static) -> Self {
+        self.layers.push(Box::new(layer));
+        self
+    }
+}
+
+impl Clone for Sequential {
+    fn clone(&self) -> Self {
+        Sequential { layers: self.layers.iter().map(|layer| layer.clone_boxed()).collect() }
+    }
+}
+
+impl Parameters for Sequential {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            visit_under(&index.to_string(), &mut **layer, visitor);
+        }
+    }
+}
+
+impl Module for Sequential {
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        self.layers.iter().try_fold(input, |x, layer| layer.forward(pass, x))
+    }
+
+    fn couples_samples(&self) -> bool {
+        self.layers.iter().any(|layer| layer.couples_samples())
+    }
+}

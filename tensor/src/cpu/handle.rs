@@ -1,0 +1,42 @@
+//! What a kernel gets of the processor.
+
+use super::chunk::for_each_chunk;
+use super::gemm::CacheSizes;
+use super::pool::Pool;
+
+/// The CPU as kernels see it: threads to fork to.
+pub struct Cpu {
+    pool: Pool,
+    caches: CacheSizes,
+}
+
+impl Cpu {
+    pub(crate) fn new(threads: usize) -> Self {
+        Cpu { pool: Pool::new(threads), caches: CacheSizes::detect() }
+    }
+
+    /// Threads that compute, the caller included.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Calls `task(index, chunk)` for every `chunk_len` elements of `slice`, on all threads.
+    ///
+    /// Choose `chunk_len` from the shape alone, and results do not depend on the thread count.
+    pub fn for_each_chunk<T: Send>(
+        &self,
+        slice: &mut [T],
+        chunk_len: usize,
+        task: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        for_each_chunk(&self.pool, slice, chunk_len, task);
+    }
+
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    pub(crate) fn caches(&self) -> CacheSizes {
+        self.caches
+    }
+}

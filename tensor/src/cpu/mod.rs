@@ -1,0 +1,15 @@
+//! The processor as a device: threads, vectors and matrix products, with no policy.
+//!
+//! Every kernel cuts its work into chunks that are a function of the shape alone, so the bits of a
+//! result do not depend on how many threads computed it.
+
+pub(crate) mod chunk;
+pub(crate) mod gemm;
+pub(crate) mod packing;
+pub(crate) mod pool;
+pub(crate) mod simd;
+
+mod handle;
+
+pub use gemm::CacheSizes;
+pub use handle::Cpu;

@@ -1,0 +1,325 @@
+//! A fork-join pool: `run` hands out chunk indices to the caller and the workers, then waits.
+//!
+//! A thread that waits never picks up other work. A stealing pool may run a foreign task there,
+//! which deadlocks when that task wants a storage lock the waiting thread holds.
+
+// A task borrows the caller's stack; only a pointer can carry it to a worker thread.
+#![allow(unsafe_code, reason = "a borrowed task crosses to threads that outlive the borrow")]
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// How often an idle worker looks for a job before it parks: some tens of microseconds, about the
+/// gap between two kernels of a training step. Parking and waking costs as much again.
+const SPINS_BEFORE_PARK: u32 = 4_000;
+/// How often the caller looks for the last worker before it starts to yield its core.
+const SPINS_BEFORE_YIELD: u32 = 2_000;
+
+/// Layout of `Shared::state`: the low bits count the workers inside the job, then one bit says
+/// that workers may still enter, one that the pool is closing; the rest counts jobs.
+const ACTIVE_MASK: u64 = (1 << 16) - 1;
+const OPEN: u64 = 1 << 16;
+const CLOSING: u64 = 1 << 17;
+const EPOCH: u64 = 1 << 18;
+
+/// A fixed set of threads that run the chunks of one job at a time.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    /// Held while a job runs; who finds it taken (nested or concurrent) runs inline instead.
+    busy: AtomicBool,
+}
+
+struct Shared {
+    state: AtomicU64,
+    /// Points to the current `Job` on the stack of the thread in `run`. Valid while a worker is
+    /// counted in `state`: `run` does not return before that count is back at zero.
+    job: AtomicPtr<Job<'static>>,
+    sleeper_count: AtomicUsize,
+    sleep: Mutex<()>,
+    wake: Condvar,
+}
+
+struct Job<'a> {
+    task: &'a (dyn Fn(usize) + Sync),
+    chunk_count: usize,
+    next: AtomicUsize,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+impl Pool {
+    /// A pool of `threads` threads, the caller of [`run`](Self::run) being one of them.
+    ///
+    /// If the system refuses a thread the pool has fewer; [`threads`](Self::threads) tells.
+    pub(crate) fn new(threads: usize) -> Self {
+        let shared = Arc::new(Shared {
+            state: AtomicU64::new(0),
+            job: AtomicPtr::new(std::ptr::null_mut()),
+            sleeper_count: AtomicUsize::new(0),
+            sleep: Mutex::new(()),
+            wake: Condvar::new(),
+        });
+        let worker_count = threads.saturating_sub(1).min(ACTIVE_MASK as usize);
+        let workers = (0..worker_count)
+            .map_while(|index| {
+                let shared = Arc::clone(&shared);
+                std::thread::Builder::new()
+                    .name(format!("lowtide-cpu-{index}"))
+                    .spawn(move || shared.work())
+                    .ok()
+            })
+            .collect();
+        Self { shared, workers, busy: AtomicBool::new(false) }
+    }
+
+    /// Threads that take part in a job, the caller included.
+    pub(crate) fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `task` once for each index below `chunk_count`, in any order, on any of the threads.
+    ///
+    /// Inside a task, or while another thread runs a job, the chunks run inline on the caller.
+    ///
+    /// # Panics
+    /// With the first panic of a task, after every thread has left the job. Chunks that had not
+    /// started by then are skipped.
+    pub(crate) fn run(&self, chunk_count: usize, task: &(dyn Fn(usize) + Sync)) {
+        if chunk_count <= 1 || self.workers.is_empty() || self.busy.swap(true, Ordering::Acquire) {
+            (0..chunk_count).for_each(task);
+            return;
+        }
+        let job = Job { task, chunk_count, next: AtomicUsize::new(0), panic: Mutex::new(None) };
+        self.shared.publish(&job);
+        job.take_part();
+        self.shared.retire();
+        self.busy.store(false, Ordering::Release);
+        if let Some(payload) = job.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            resume_unwind(payload);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.state.fetch_or(CLOSING, Ordering::SeqCst);
+        self.shared.wake_sleepers();
+        for worker in self.workers.drain(..) {
+            // Tasks are caught inside the job, so a worker has nothing to panic with.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Job<'_> {
+    fn take_part(&self) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            loop {
+                let index = self.next.fetch_add(1, Ordering::Relaxed);
+                if index >= self.chunk_count {
+                    break;
+                }
+                (self.task)(index);
+            }
+        }));
+        if let Err(payload) = outcome {
+            self.next.store(self.chunk_count, Ordering::Relaxed);
+            self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
+        }
+    }
+}
+
+impl Shared {
+    fn publish(&self, job: &Job<'_>) {
+        let job: *const Job<'_> = job;
+        self.job.store(job.cast_mut().cast(), Ordering::Relaxed);
+        // The release half hands the job to whoever enters by an acquiring exchange of `state`.
+        self.state.fetch_add(EPOCH + OPEN, Ordering::AcqRel);
+        self.wake_sleepers();
+    }
+
+    /// Lets no further worker in and waits for those inside.
+    fn retire(&self) {
+        self.state.fetch_and(!OPEN, Ordering::AcqRel);
+        let mut spins = 0;
+        while self.state.load(Ordering::Acquire) & ACTIVE_MASK != 0 {
+            if spins < SPINS_BEFORE_YIELD {
+                spins += 1;
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn wake_sleepers(&self) {
+        // Either this load sees a sleeper's count, or the sleeper, who counts itself first and
+        // looks at `state` after its own fence, sees the job: one of the two always happens.
+        fence(Ordering::SeqCst);
+        if self.sleeper_count.load(Ordering::Relaxed) > 0 {
+            let _guard = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
+            self.wake.notify_all();
+        }
+    }
+
+    /// The life of a worker: enter each job once, at most.
+    fn work(&self) {
+        let mut last_epoch = 0;
+        loop {
+            let Some(seen) = self.await_job(last_epoch) else { return };
+            let entered =
+                self.state.compare_exchange(seen, seen + 1, Ordering::AcqRel, Ordering::Relaxed);
+            if entered.is_err() {
+                continue;
+            }
+            last_epoch = seen / EPOCH;
+            // SAFETY: the pointer must be to a live `Job`: 1. the exchange succeeded on a state
+            // with OPEN set, so `publish` had stored the pointer before; 2. it counted this thread,
+            // and `run` keeps the job on its stack until `retire` has seen that count at zero.
+            let job: &Job<'_> = unsafe { &*self.job.load(Ordering::Relaxed) };
+            job.take_part();
+            self.state.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// The state of an open job later than `last_epoch`, or `None` when the pool closes.
+    fn await_job(&self, last_epoch: u64) -> Option<u64> {
+        let is_news =
+            |state: u64| state & CLOSING != 0 || (state & OPEN != 0 && state / EPOCH != last_epoch);
+        let mut state = self.state.load(Ordering::Acquire);
+        for _ in 0..SPINS_BEFORE_PARK {
+            if is_news(state) {
+                break;
+            }
+            std::hint::spin_loop();
+            state = self.state.load(Ordering::Acquire);
+        }
+        if !is_news(state) {
+            let mut guard = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
+            self.sleeper_count.fetch_add(1, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            state = self.state.load(Ordering::Acquire);
+            while !is_news(state) {
+                guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+                state = self.state.load(Ordering::Acquire);
+            }
+            self.sleeper_count.fetch_sub(1, Ordering::Relaxed);
+        }
+        (state & CLOSING == 0).then_some(state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check_each_chunk_runs_once(pool: &Pool, chunk_count: usize) {
+        let counts: Vec<AtomicUsize> = (0..chunk_count).map(|_| AtomicUsize::new(0)).collect();
+        pool.run(chunk_count, &|index| {
+            counts[index].fetch_add(1, Ordering::Relaxed);
+        });
+        assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+    }
+
+    #[test]
+    fn each_chunk_runs_exactly_once_for_any_thread_count() {
+        for threads in [0, 1, 2, 3, 8] {
+            let pool = Pool::new(threads);
+            assert_eq!(pool.threads(), threads.max(1));
+            for round in 0..200 {
+                check_each_chunk_runs_once(&pool, round % 17);
+            }
+        }
+    }
+
+    #[test]
+    fn workers_take_part() {
+        let pool = Pool::new(2);
+        // Each chunk waits for the other, so one thread alone would never come back.
+        let barrier = std::sync::Barrier::new(2);
+        pool.run(2, &|_| {
+            barrier.wait();
+        });
+    }
+
+    #[test]
+    fn parked_workers_wake_again() {
+        let pool = Pool::new(3);
+        while pool.shared.sleeper_count.load(Ordering::SeqCst) < 2 {
+            std::thread::yield_now();
+        }
+        let barrier = std::sync::Barrier::new(3);
+        pool.run(3, &|_| {
+            barrier.wait();
+        });
+    }
+
+    #[test]
+    fn nested_run_stays_on_its_thread() {
+        let pool = Pool::new(3);
+        let total = AtomicUsize::new(0);
+        pool.run(4, &|_| {
+            let outer = std::thread::current().id();
+            pool.run(5, &|_| {
+                assert_eq!(std::thread::current().id(), outer);
+                total.fetch_add(1, Ordering::Relaxed);
+            });
+        });
+        assert_eq!(total.into_inner(), 20);
+    }
+
+    #[test]
+    fn concurrent_runs_all_complete() {
+        let pool = Pool::new(3);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        check_each_chunk_runs_once(&pool, 7);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn panic_reaches_the_caller_and_the_pool_survives() {
+        let pool = Pool::new(3);
+        for bad in 0..8 {
+            let inside = AtomicUsize::new(0);
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(8, &|index| {
+                    inside.fetch_add(1, Ordering::SeqCst);
+                    let guard = Leave(&inside);
+                    assert_ne!(index, bad, "chunk {bad}");
+                    drop(guard);
+                });
+            }));
+            assert_eq!(inside.load(Ordering::SeqCst), 0, "a chunk outlived its job");
+            let payload = outcome.expect_err("the panic was lost");
+            let message = payload.downcast_ref::<String>().expect("a formatted message");
+            assert!(message.contains(&format!("chunk {bad}")), "{message}");
+            check_each_chunk_runs_once(&pool, 9);
+        }
+    }
+
+    struct Leave<'a>(&'a AtomicUsize);
+
+    impl Drop for Leave<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn drop_joins_every_worker() {
+        let pool = Pool::new(4);
+        let shared = Arc::downgrade(&pool.shared);
+        check_each_chunk_runs_once(&pool, 16);
+        drop(pool);
+        assert_eq!(shared.strong_count(), 0);
+    }
+}

@@ -1,0 +1,265 @@
+//! Devices: where tensors live and kernels run. The CPU computes; the simulated device runs the
+//! same code and makes the same allocations, but has no memory and no values.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Debug};
+use std::panic::Location;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use lowtide_allocator::{
+    CachingAllocator, Category, CategoryScope, Charge, HostSource, SimSource, Simulation,
+};
+
+use crate::cpu::{CacheSizes, Cpu};
+use crate::storage::Storage;
+use crate::{Cost, TensorError};
+
+/// A cheap handle to a device; all handles of one device share its allocator.
+#[derive(Clone)]
+pub struct Device(Arc<Inner>);
+
+struct Inner {
+    allocator: CachingAllocator,
+    backend: Backend,
+    /// What the matrix-product library keeps on its threads, grown when a larger product comes.
+    packing: Mutex<Charge>,
+}
+
+pub(crate) enum Backend {
+    Cpu(Cpu),
+    Sim(Sim),
+}
+
+/// How to set up a CPU device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuOptions {
+    /// The device behaves and reports as one with this much memory; all of the machine's
+    /// memory if absent.
+    pub budget_bytes: Option<usize>,
+    /// Threads that compute, the caller included; one per core if absent.
+    pub threads: Option<usize>,
+}
+
+/// A device to pretend: what of a machine decides about allocations and time.
+#[derive(Clone, Copy, Debug)]
+pub struct SimSpec {
+    /// Memory of the device.
+    pub capacity_bytes: usize,
+    /// Threads that compute; decides what a matrix product packs.
+    pub threads: usize,
+    /// Cache sizes; decide what a matrix product packs.
+    pub caches: CacheSizes,
+    /// Arithmetic rate for the roofline time, operations per second.
+    pub flops_per_second: f64,
+    /// Memory rate for the roofline time.
+    pub bytes_per_second: f64,
+}
+
+impl SimSpec {
+    /// A device like this machine's CPU, with nominal rates: 40 Gflop/s per thread, 10 GB/s.
+    /// Good for comparing plans with each other, not for predicting seconds.
+    pub fn like_this_machine(capacity_bytes: usize) -> Self {
+        let threads = available_threads();
+        SimSpec {
+            capacity_bytes,
+            threads,
+            caches: CacheSizes::detect(),
+            flops_per_second: 40e9 * threads as f64,
+            bytes_per_second: 10e9,
+        }
+    }
+}
+
+/// The simulated device's state beside its allocator.
+pub(crate) struct Sim {
+    spec: SimSpec,
+    /// The real device's blocks to adopt, when this simulates one in mid-run.
+    simulation: Option<Simulation>,
+    /// Twins of real storages, by the real storage's address.
+    twins: Mutex<BTreeMap<usize, Weak<Storage>>>,
+    seconds: Mutex<f64>,
+    assumptions: Mutex<Vec<Assumption>>,
+}
+
+/// A value that code under simulation went on with, instead of one that only computing can give.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Assumption {
+    /// What was read.
+    pub value: f64,
+    /// Where it was read.
+    pub site: &'static Location<'static>,
+}
+
+impl Sim {
+    fn new(spec: SimSpec, simulation: Option<Simulation>) -> Self {
+        Sim {
+            spec,
+            simulation,
+            twins: Mutex::default(),
+            seconds: Mutex::new(0.0),
+            assumptions: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn advance(&self, cost: Cost) {
+        let compute = cost.flops / self.spec.flops_per_second;
+        let memory = cost.bytes / self.spec.bytes_per_second;
+        *locked(&self.seconds) += compute.max(memory);
+    }
+
+    pub(crate) fn assume(&self, value: f64, site: &'static Location<'static>) {
+        let mut assumptions = locked(&self.assumptions);
+        let assumption = Assumption { value, site };
+        if !assumptions.contains(&assumption) {
+            assumptions.push(assumption);
+        }
+    }
+
+    /// The storage that stands for `real` here: adopted the first time, shared afterwards.
+    pub(crate) fn twin(&self, real: &Arc<Storage>, device: &Device) -> Option<Arc<Storage>> {
+        let mut twins = locked(&self.twins);
+        let address = Arc::as_ptr(real).addr();
+        if let Some(twin) = twins.get(&address) {
+            return twin.upgrade();
+        }
+        let buffer = self.simulation.as_ref()?.adopt(real.buffer())?;
+        let twin = Arc::new(Storage::new(buffer, device.clone()));
+        twin.set_frozen(real.is_frozen());
+        twins.insert(address, Arc::downgrade(&twin));
+        Some(twin)
+    }
+}
+
+// The maps and counters are consistent at every unlock, so a poisoned lock is taken over.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn available_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+impl Device {
+    /// The CPU of this machine.
+    ///
+    /// # Errors
+    /// When the address space for the budget cannot be reserved.
+    pub fn cpu(options: CpuOptions) -> Result<Self, TensorError> {
+        let source = match options.budget_bytes {
+            Some(budget_bytes) => HostSource::with_capacity(budget_bytes),
+            None => HostSource::system(),
+        };
+        let cpu = Cpu::new(options.threads.unwrap_or_else(available_threads).max(1));
+        Self::new(CachingAllocator::new(source)?, Backend::Cpu(cpu))
+    }
+
+    /// A simulated device: same code, same allocations, no memory.
+    ///
+    /// # Errors
+    /// None today; the signature is that of the other devices.
+    pub fn sim(spec: SimSpec) -> Result<Self, TensorError> {
+        let allocator = CachingAllocator::new(SimSource::with_capacity(spec.capacity_bytes))?;
+        Self::new(allocator, Backend::Sim(Sim::new(spec, None)))
+    }
+
+    fn new(allocator: CachingAllocator, backend: Backend) -> Result<Self, TensorError> {
+        let packing = Mutex::new(allocator.charge(Category::Workspace, 0)?);
+        Ok(Device(Arc::new(Inner { allocator, backend, packing })))
+    }
+
+    /// A simulated device in exactly this one's state: the same live blocks at the same places,
+    /// the same cache, charges, statistics and capacity. [`crate::Tensor::twin`] finds this
+    /// device's tensors there; what nobody asks for stays allocated.
+    pub fn simulate(&self) -> Device {
+        let simulation = self.0.allocator.simulate();
+        let allocator = simulation.allocator().clone();
+        let packing = simulation.adopt_charge(&locked(&self.0.packing)).expect("adopted once");
+        let spec = match &self.0.backend {
+            Backend::Sim(sim) => sim.spec,
+            Backend::Cpu(cpu) => SimSpec {
+                threads: cpu.threads(),
+                caches: cpu.caches(),
+                ..SimSpec::like_this_machine(allocator.capacity_bytes())
+            },
+        };
+        let backend = Backend::Sim(Sim::new(spec, Some(simulation)));
+        Device(Arc::new(Inner { allocator, backend, packing: Mutex::new(packing) }))
+    }
+
+    /// The allocator that all of this device's tensors come from.
+    pub fn allocator(&self) -> &CachingAllocator {
+        &self.0.allocator
+    }
+
+    /// Attributes allocations to `category` until the scope ends.
+    pub fn category(&self, category: Category) -> CategoryScope {
+        self.0.allocator.category(category)
+    }
+
+    /// Whether this device has no values.
+    pub fn is_simulated(&self) -> bool {
+        matches!(self.0.backend, Backend::Sim(_))
+    }
+
+    /// Threads that compute; a simulated device pretends as many as its specification says.
+    pub fn threads(&self) -> usize {
+        match self.backend() {
+            Backend::Cpu(cpu) => cpu.threads(),
+            Backend::Sim(sim) => sim.spec.threads,
+        }
+    }
+
+    /// Roofline time of everything launched on a simulated device; 0 on real ones.
+    pub fn simulated_seconds(&self) -> f64 {
+        match self.backend() {
+            Backend::Cpu(_) => 0.0,
+            Backend::Sim(sim) => *locked(&sim.seconds),
+        }
+    }
+
+    /// Values that simulated code went on with; empty on real devices.
+    pub fn assumptions(&self) -> Vec<Assumption> {
+        match self.backend() {
+            Backend::Cpu(_) => Vec::new(),
+            Backend::Sim(sim) => locked(&sim.assumptions).clone(),
+        }
+    }
+
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.0.backend
+    }
+
+    /// Cache sizes that decide what a matrix product packs.
+    pub(crate) fn caches(&self) -> CacheSizes {
+        match self.backend() {
+            Backend::Cpu(cpu) => cpu.caches(),
+            Backend::Sim(sim) => sim.spec.caches,
+        }
+    }
+
+    /// Counts what the matrix-product library keeps against the budget, if it is more than what
+    /// is counted already: its buffers live as long as the threads.
+    #[track_caller]
+    pub(crate) fn charge_packing(&self, size_bytes: usize) -> Result<(), TensorError> {
+        let mut packing = locked(&self.0.packing);
+        if size_bytes > packing.size_bytes() {
+            packing.raise_to(size_bytes)?;
+        }
+        Ok(())
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Device {}
+
+impl Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.is_simulated() { "sim" } else { "cpu" };
+        write!(f, "Device({kind}, {} bytes)", self.0.allocator.capacity_bytes())
+    }
+}

@@ -1,0 +1,87 @@
+//! What can go wrong with tensors; every variant names the operation.
+
+use std::panic::Location;
+
+use lowtide_allocator::{AllocError, OutOfMemory};
+use thiserror::Error;
+
+use crate::{DType, Shape};
+
+/// An error of a tensor operation. The operands are as they were before the call.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum TensorError {
+    /// The device's memory could not serve the result or the workspace.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+    /// The shapes do not go together.
+    #[error("{op}: shapes {left} and {right} do not fit together")]
+    Shape {
+        /// The operation.
+        op: &'static str,
+        /// Shape of the first operand, or the shape found.
+        left: Shape,
+        /// Shape of the second operand, or the shape expected.
+        right: Shape,
+    },
+    /// The element types do not go together, or the operation is not defined for them.
+    #[error("{op}: element types {left} and {right} do not fit together")]
+    DType {
+        /// The operation.
+        op: &'static str,
+        /// Type of the first operand, or the type found.
+        left: DType,
+        /// Type of the second operand, or the type expected.
+        right: DType,
+    },
+    /// A dimension, position or class index is out of range.
+    #[error("{op}: index {index} is out of range for length {len}")]
+    Index {
+        /// The operation.
+        op: &'static str,
+        /// The index asked for; a negative class index wraps to a large number.
+        index: usize,
+        /// The valid range is `0..len`.
+        len: usize,
+    },
+    /// The operands live on different devices.
+    #[error("{op}: the operands are on different devices")]
+    Device {
+        /// The operation.
+        op: &'static str,
+    },
+    /// Source and destination share memory, or the destination repeats elements.
+    #[error("{op} at {site}: the destination overlaps a source or itself")]
+    Overlap {
+        /// The operation.
+        op: &'static str,
+        /// Where it was called.
+        site: &'static Location<'static>,
+    },
+    /// The destination is frozen for the duration of a training step.
+    #[error("{op} at {site}: the tensor is frozen while a step is computed")]
+    Frozen {
+        /// The operation.
+        op: &'static str,
+        /// Where it was called.
+        site: &'static Location<'static>,
+    },
+    /// A simulated device has no values to read.
+    #[error("{op} at {site}: a simulated device has no values")]
+    ValueUnavailable {
+        /// The operation.
+        op: &'static str,
+        /// Where it was called.
+        site: &'static Location<'static>,
+    },
+}
+
+impl TensorError {
+    /// The out-of-memory ledger, if that is what this is.
+    pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
+        match self {
+            TensorError::Alloc(AllocError::OutOfMemory(ledger)) => Some(ledger),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! The one launch path: every operation on every device goes through [`Device::launch`].
+
+use std::panic::Location;
+use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::cpu::Cpu;
+use crate::device::Backend;
+use crate::layout::Layout;
+use crate::storage::Storage;
+use crate::{Device, Element, Tensor, TensorError};
+
+/// What a kernel does to the machine, for the simulated device's roofline time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Arithmetic operations; a multiply-add counts two.
+    pub flops: f64,
+    /// Bytes moved from and to memory, each operand once.
+    pub bytes: f64,
+}
+
+/// One operation's inner loop, on each kind of device.
+///
+/// The operation checks shapes, allocates its result and its workspace, and hands a kernel to
+/// [`Device::launch`]; the kernel only computes. Users implement it for operations of their own.
+pub trait Kernel {
+    /// The operation's name, as errors show it.
+    fn name(&self) -> &'static str;
+
+    /// What running it costs. The simulated device does nothing else.
+    fn cost(&self) -> Cost;
+
+    /// Computes on the CPU. Operands come in the order in which they were given to
+    /// [`Device::launch`].
+    ///
+    /// # Errors
+    /// What only the values can show, such as a class index out of range.
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<(), TensorError>;
+}
+
+/// The operands of a launched kernel, locked for as long as it runs.
+pub struct Operands<'a> {
+    reads: &'a [&'a Tensor],
+    writes: &'a [&'a Tensor],
+    /// Bit `i` is set once `writes[i]` has been handed out.
+    taken: u64,
+}
+
+impl<'a> Operands<'a> {
+    /// How many operands are read.
+    pub fn read_count(&self) -> usize {
+        self.reads.len()
+    }
+
+    /// The `index`-th operand that is read.
+    ///
+    /// # Panics
+    /// When `T` is not its element type: a bug in the operation.
+    #[expect(unsafe_code, reason = "the one place where locked memory becomes a slice to read")]
+    pub fn read<T: Element>(&self, index: usize) -> View<'a, T> {
+        let tensor = self.reads[index];
+        let (start, layout) = pointer::<T>(tensor);
+        // SAFETY: a shared slice needs memory that is valid, aligned, initialised and not written:
+        // 1. `pointer` checked type, alignment and that the span ends inside the buffer;
+        // 2. buffers hold plain numbers from the start (the source hands out zeroed pages);
+        // 3. the storage's lock is held for 'a, and `check` proved that no write operand of this
+        //    launch touches the span.
+        let data = unsafe { std::slice::from_raw_parts(start, layout.span_len()) };
+        View { data, layout }
+    }
+
+    /// The `index`-th operand that is written, once.
+    ///
+    /// # Panics
+    /// When `T` is not its element type or it is asked for twice: a bug in the operation.
+    #[expect(unsafe_code, reason = "the one place where locked memory becomes a slice to write")]
+    pub fn write<T: Element>(&mut self, index: usize) -> ViewMut<'a, T> {
+        assert!(self.taken & (1 << index) == 0, "write operand {index} was taken already");
+        self.taken |= 1 << index;
+        let tensor = self.writes[index];
+        let (start, layout) = pointer::<T>(tensor);
+        // SAFETY: as in `read`, and unique: 1. the storage's lock is held for writing; 2. `check`
+        // proved that no other operand touches the span; 3. `taken` lets this slice exist once.
+        let data = unsafe { std::slice::from_raw_parts_mut(start, layout.span_len()) };
+        ViewMut { data, layout }
+    }
+}
+
+/// The first element of `tensor` in host memory, and its layout counted from there.
+fn pointer<T: Element>(tensor: &Tensor) -> (*mut T, Layout) {
+    assert_eq!(tensor.dtype(), T::DTYPE, "a kernel asked for the wrong element type");
+    let layout = *tensor.layout();
+    let buffer = tensor.storage().buffer();
+    let base = buffer.as_ptr().expect("kernels run only where memory is").cast::<T>();
+    assert!(base.is_aligned(), "buffers are aligned for every element type");
+    let end_bytes = (layout.offset() + layout.span_len()) * size_of::<T>();
+    assert!(end_bytes <= buffer.size_bytes(), "a layout of {end_bytes} bytes leaves its buffer");
+    (base.as_ptr().wrapping_add(layout.offset()), layout)
+}
+
+/// Elements to read: a slice from the first to the last one touched, and how they lie in it.
+#[derive(Clone, Copy)]
+pub struct View<'a, T> {
+    data: &'a [T],
+    layout: Layout,
+}
+
+impl<'a, T> View<'a, T> {
+    /// From the first element to the last one touched.
+    pub fn data(&self) -> &'a [T] {
+        self.data
+    }
+
+    /// The shape and strides inside [`View::data`].
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The elements in row-major order.
+    ///
+    /// # Panics
+    /// When they are not contiguous; the operation has to see to that.
+    pub fn slice(&self) -> &'a [T] {
+        assert!(self.layout.is_contiguous(), "the operation promised a contiguous operand");
+        self.data
+    }
+}
+
+/// Elements to write; see [`View`].
+pub struct ViewMut<'a, T> {
+    data: &'a mut [T],
+    layout: Layout,
+}
+
+impl<'a, T> ViewMut<'a, T> {
+    /// From the first element to the last one touched.
+    pub fn data(&mut self) -> &mut [T] {
+        self.data
+    }
+
+    /// The shape and strides inside [`ViewMut::data`].
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The elements in row-major order.
+    ///
+    /// # Panics
+    /// When they are not contiguous; the operation has to see to that.
+    pub fn slice(self) -> &'a mut [T] {
+        assert!(self.layout.is_contiguous(), "the operation promised a contiguous operand");
+        self.data
+    }
+}
+
+/// A held lock of a launch; dropping it releases it.
+#[expect(dead_code, reason = "guards are held, not looked at")]
+enum Guard<'a> {
+    Read(RwLockReadGuard<'a, ()>),
+    Write(RwLockWriteGuard<'a, ()>),
+}
+
+impl Device {
+    /// Runs `kernel` over the operands: locks each distinct storage once, in address order, for
+    /// writing where any operand writes; bumps the versions of what is written.
+    ///
+    /// On a simulated device only the kernel's cost is added up.
+    ///
+    /// # Errors
+    /// Operands on other devices, a destination that is frozen or that overlaps another operand
+    /// or itself, and what the kernel reports.
+    #[track_caller]
+    pub fn launch(
+        &self,
+        kernel: impl Kernel,
+        reads: &[&Tensor],
+        writes: &[&Tensor],
+    ) -> Result<(), TensorError> {
+        assert!(writes.len() <= u64::BITS as usize, "{} destinations", writes.len());
+        let site = Location::caller();
+        check(self, kernel.name(), site, reads, writes)?;
+        let outcome = match self.backend() {
+            Backend::Sim(sim) => {
+                sim.advance(kernel.cost());
+                Ok(())
+            }
+            Backend::Cpu(cpu) => {
+                let _guards = lock(reads, writes);
+                kernel.cpu(cpu, &mut Operands { reads, writes, taken: 0 })
+            }
+        };
+        for tensor in writes {
+            tensor.storage().note_write(site);
+        }
+        outcome
+    }
+}
+
+fn check(
+    device: &Device,
+    op: &'static str,
+    site: &'static Location<'static>,
+    reads: &[&Tensor],
+    writes: &[&Tensor],
+) -> Result<(), TensorError> {
+    if reads.iter().chain(writes).any(|tensor| tensor.device() != device) {
+        return Err(TensorError::Device { op });
+    }
+    for (index, write) in writes.iter().enumerate() {
+        if write.storage().is_frozen() {
+            return Err(TensorError::Frozen { op, site });
+        }
+        let touches = |other: &&&Tensor| {
+            Arc::ptr_eq(write.storage(), other.storage())
+                && write.layout().may_touch(other.layout())
+        };
+        let overlaps = reads.iter().chain(&writes[index + 1..]).any(|other| touches(&other));
+        if overlaps || write.layout().repeats_elements() {
+            return Err(TensorError::Overlap { op, site });
+        }
+    }
+    Ok(())
+}
+
+/// Locks each distinct storage once. The common order makes concurrent launches free of deadlock.
+fn lock<'a>(reads: &[&'a Tensor], writes: &[&'a Tensor]) -> Vec<Guard<'a>> {
+    let of = |tensors: &[&'a Tensor], write: bool| -> Vec<(&'a Storage, bool)> {
+        tensors.iter().map(|tensor| (&**tensor.storage(), write)).collect()
+    };
+    let mut wanted = of(writes, true);
+    wanted.extend(of(reads, false));
+    // Writers sort before readers of the same storage, so that `dedup` keeps the stronger lock.
+    wanted.sort_by_key(|&(storage, write)| (std::ptr::from_ref(storage).addr(), !write));
+    wanted.dedup_by(|later, kept| std::ptr::eq(later.0, kept.0));
+    let guard = |(storage, write): (&'a Storage, bool)| match write {
+        true => Guard::Write(storage.lock_write()),
+        false => Guard::Read(storage.lock_read()),
+    };
+    wanted.into_iter().map(guard).collect()
+}

@@ -1,0 +1,353 @@
+//! Shapes and strided layouts: pure arithmetic on element counts.
+
+use std::fmt::{Debug, Display};
+use std::ops::Deref;
+
+use crate::TensorError;
+
+/// The largest number of dimensions a tensor can have.
+pub const RANK_MAX: usize = 8;
+
+/// The sizes of a tensor's dimensions; at most [`RANK_MAX`] of them, no heap.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    dims: [usize; RANK_MAX],
+    rank: usize,
+}
+
+impl Shape {
+    /// The shape with these dimensions.
+    ///
+    /// # Panics
+    /// With more than [`RANK_MAX`] dimensions, or when the element count overflows.
+    pub fn new(dims: &[usize]) -> Self {
+        assert!(dims.len() <= RANK_MAX, "{} dimensions, at most {RANK_MAX}", dims.len());
+        let mut shape = Shape { dims: [0; RANK_MAX], rank: dims.len() };
+        shape.dims[..dims.len()].copy_from_slice(dims);
+        dims.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim)).expect("too many elements");
+        shape
+    }
+
+    /// The number of elements.
+    pub fn element_count(&self) -> usize {
+        self.iter().product()
+    }
+
+    /// Strides of the row-major contiguous layout of this shape.
+    fn contiguous_strides(&self) -> [usize; RANK_MAX] {
+        let mut strides = [0; RANK_MAX];
+        let mut step = 1;
+        for axis in (0..self.rank).rev() {
+            strides[axis] = step;
+            step *= self.dims[axis].max(1);
+        }
+        strides
+    }
+
+    /// The shape that both broadcast to (trailing dimensions aligned, 1 stretches), if any.
+    pub fn broadcast(&self, other: &Shape) -> Option<Shape> {
+        let rank = self.rank.max(other.rank);
+        let mut dims = [0; RANK_MAX];
+        for (axis, dim) in dims.iter_mut().enumerate().take(rank) {
+            let at = |shape: &Shape| {
+                (axis + shape.rank).checked_sub(rank).map_or(1, |index| shape.dims[index])
+            };
+            *dim = match (at(self), at(other)) {
+                (left, right) if left == right => left,
+                (1, right) => right,
+                (left, 1) => left,
+                _ => return None,
+            };
+        }
+        Some(Shape { dims, rank })
+    }
+
+    /// This shape without dimension `axis`.
+    pub(crate) fn without(&self, axis: usize) -> Shape {
+        let mut dims = self.to_vec();
+        dims.remove(axis);
+        Shape::new(&dims)
+    }
+
+    /// This shape with dimension `axis` set to `len`.
+    pub(crate) fn with(&self, axis: usize, len: usize) -> Shape {
+        let mut shape = *self;
+        shape.dims[axis] = len;
+        shape
+    }
+}
+
+impl Deref for Shape {
+    type Target = [usize];
+    fn deref(&self) -> &[usize] {
+        &self.dims[..self.rank]
+    }
+}
+
+impl Debug for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        Debug::fmt(&**self, f)
+    }
+}
+
+impl Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        Debug::fmt(&**self, f)
+    }
+}
+
+impl<const N: usize> From<[usize; N]> for Shape {
+    fn from(dims: [usize; N]) -> Self {
+        Shape::new(&dims)
+    }
+}
+
+impl From<&[usize]> for Shape {
+    fn from(dims: &[usize]) -> Self {
+        Shape::new(dims)
+    }
+}
+
+/// Where in a storage the elements of a tensor lie: element `[i, j, ..]` is at
+/// `offset + i * strides[0] + j * strides[1] + ..`, counted in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    shape: Shape,
+    strides: [usize; RANK_MAX],
+    offset: usize,
+}
+
+impl Layout {
+    /// The row-major layout of `shape` from the start of a storage.
+    pub fn contiguous(shape: Shape) -> Self {
+        Layout { shape, strides: shape.contiguous_strides(), offset: 0 }
+    }
+
+    /// The sizes of the dimensions.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Elements between neighbours along each dimension; 0 where a dimension is broadcast.
+    pub fn strides(&self) -> &[usize] {
+        &self.strides[..self.shape.rank]
+    }
+
+    /// The first element's place in the storage.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Whether the elements lie side by side in row-major order.
+    pub fn is_contiguous(&self) -> bool {
+        let expected = self.shape.contiguous_strides();
+        let matches = |axis: usize| self.shape[axis] <= 1 || self.strides[axis] == expected[axis];
+        self.shape.element_count() == 0 || (0..self.shape.rank).all(matches)
+    }
+
+    /// One past the last element that the layout touches, counted from `offset`.
+    pub(crate) fn span_len(&self) -> usize {
+        if self.shape.element_count() == 0 {
+            return 0;
+        }
+        let last = |(dim, stride): (&usize, &usize)| (dim - 1) * stride;
+        self.shape.iter().zip(self.strides()).map(last).sum::<usize>() + 1
+    }
+
+    /// Whether two layouts of one storage may touch a common element. Conservative: interleaved
+    /// views (the even and the odd columns) count as touching.
+    pub(crate) fn may_touch(&self, other: &Layout) -> bool {
+        let (start, end) = (self.offset, self.offset + self.span_len());
+        let (other_start, other_end) = (other.offset, other.offset + other.span_len());
+        start < other_end && other_start < end
+    }
+
+    /// Whether two different indices lead to the same element (a broadcast dimension does).
+    pub(crate) fn repeats_elements(&self) -> bool {
+        self.shape.iter().zip(self.strides()).any(|(&dim, &stride)| dim > 1 && stride == 0)
+    }
+
+    /// The same elements under another shape, where that needs no copy.
+    pub(crate) fn reshape(&self, shape: Shape) -> Option<Layout> {
+        let offset = self.offset;
+        self.is_contiguous().then(|| Layout { offset, ..Layout::contiguous(shape) })
+    }
+
+    pub(crate) fn transpose(&self, a: usize, b: usize) -> Layout {
+        let mut layout = *self;
+        layout.shape.dims.swap(a, b);
+        layout.strides.swap(a, b);
+        layout
+    }
+
+    pub(crate) fn permute(&self, axes: &[usize]) -> Layout {
+        let mut layout = *self;
+        for (to, &from) in axes.iter().enumerate() {
+            layout.shape.dims[to] = self.shape.dims[from];
+            layout.strides[to] = self.strides[from];
+        }
+        layout
+    }
+
+    pub(crate) fn narrow(&self, axis: usize, start: usize, len: usize) -> Layout {
+        let mut layout = *self;
+        layout.shape.dims[axis] = len;
+        layout.offset += start * self.strides[axis];
+        layout
+    }
+
+    pub(crate) fn select(&self, axis: usize, index: usize) -> Layout {
+        let narrowed = self.narrow(axis, index, 1);
+        let mut layout = Layout { shape: self.shape.without(axis), ..narrowed };
+        layout.strides.copy_within(axis + 1.., axis);
+        layout
+    }
+
+    pub(crate) fn unsqueeze(&self, axis: usize) -> Layout {
+        let mut dims = self.shape.to_vec();
+        dims.insert(axis, 1);
+        let mut layout = Layout { shape: Shape::new(&dims), ..*self };
+        layout.strides.copy_within(axis..RANK_MAX - 1, axis + 1);
+        layout.strides[axis] = 0;
+        layout
+    }
+
+    /// This layout stretched to `shape` with stride 0 where a dimension of 1 grows.
+    pub(crate) fn expand(&self, shape: Shape) -> Option<Layout> {
+        if self.shape.broadcast(&shape) != Some(shape) {
+            return None;
+        }
+        let added = shape.rank - self.shape.rank;
+        let mut layout = Layout { shape, strides: [0; RANK_MAX], offset: self.offset };
+        for axis in 0..self.shape.rank {
+            let stretched = self.shape[axis] != shape[axis + added];
+            layout.strides[axis + added] = if stretched { 0 } else { self.strides[axis] };
+        }
+        Some(layout)
+    }
+}
+
+/// `axis` as an index, if it is one of a tensor of this shape.
+pub(crate) fn check_axis(
+    op: &'static str,
+    shape: &Shape,
+    axis: usize,
+) -> Result<usize, TensorError> {
+    check_index(op, axis, shape.len())
+}
+
+/// `index` itself if it is below `len`.
+pub(crate) fn check_index(
+    op: &'static str,
+    index: usize,
+    len: usize,
+) -> Result<usize, TensorError> {
+    if index < len { Ok(index) } else { Err(TensorError::Index { op, index, len }) }
+}
+
+/// Visits the elements of `N` layouts of one shape together, row by row, without recursion.
+///
+/// Dimensions that lie side by side in every layout are merged, so that contiguous operands
+/// become a single row.
+pub(crate) struct Nest<const N: usize> {
+    dims: [usize; RANK_MAX],
+    strides: [[usize; RANK_MAX]; N],
+    rank: usize,
+}
+
+/// A run of elements along the innermost dimension: where each operand starts, and how many.
+pub(crate) struct Row<const N: usize> {
+    pub(crate) starts: [usize; N],
+    pub(crate) len: usize,
+}
+
+impl<const N: usize> Nest<N> {
+    /// The nest over `shape`; `strides[k]` are those of operand `k`, offsets are the caller's.
+    pub(crate) fn new(shape: &Shape, strides: [&[usize]; N]) -> Self {
+        let mut nest = Nest { dims: [1; RANK_MAX], strides: [[0; RANK_MAX]; N], rank: 0 };
+        for axis in (0..shape.len()).filter(|&axis| shape[axis] != 1) {
+            let last = nest.rank.wrapping_sub(1);
+            let merges = |k: usize| nest.strides[k][last] == strides[k][axis] * shape[axis];
+            if nest.rank > 0 && (0..N).all(merges) {
+                nest.dims[last] *= shape[axis];
+            } else {
+                nest.dims[nest.rank] = shape[axis];
+                nest.rank += 1;
+            }
+            for (operand, of) in nest.strides.iter_mut().zip(&strides) {
+                operand[nest.rank - 1] = of[axis];
+            }
+        }
+        nest.rank = nest.rank.max(1);
+        nest
+    }
+
+    /// The strides inside a [`Row`].
+    pub(crate) fn inner_strides(&self) -> [usize; N] {
+        std::array::from_fn(|k| self.strides[k][self.rank - 1])
+    }
+
+    /// Calls `visit` for the rows that cover the elements `from..to` in row-major order.
+    pub(crate) fn rows(&self, from: usize, to: usize, mut visit: impl FnMut(Row<N>)) {
+        let inner = self.dims[self.rank - 1];
+        let mut at = from;
+        while at < to {
+            let column = at % inner;
+            let len = (inner - column).min(to - at);
+            let mut starts: [usize; N] =
+                std::array::from_fn(|k| column * self.strides[k][self.rank - 1]);
+            let mut outer = at / inner;
+            for axis in (0..self.rank - 1).rev() {
+                let index = outer % self.dims[axis];
+                outer /= self.dims[axis];
+                for (start, strides) in starts.iter_mut().zip(&self.strides) {
+                    *start += index * strides[axis];
+                }
+            }
+            visit(Row { starts, len });
+            at += len;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn broadcast_aligns_trailing_dimensions() {
+        let of = |a: &[usize], b: &[usize]| Shape::new(a).broadcast(&Shape::new(b));
+        assert_eq!(of(&[4, 1, 3], &[2, 1]), Some(Shape::new(&[4, 2, 3])));
+        assert_eq!(of(&[], &[5]), Some(Shape::new(&[5])));
+        assert_eq!(of(&[0], &[1]), Some(Shape::new(&[0])));
+        assert_eq!(of(&[2], &[3]), None);
+    }
+
+    #[test]
+    fn nest_merges_contiguous_dimensions_and_keeps_order() {
+        let shape = Shape::new(&[2, 3, 4]);
+        let whole = Layout::contiguous(shape);
+        let nest = Nest::new(&shape, [whole.strides()]);
+        let mut rows = Vec::new();
+        nest.rows(5, 20, |row| rows.push((row.starts[0], row.len)));
+        assert_eq!(rows, [(5, 15)]);
+
+        let turned = whole.permute(&[2, 0, 1]);
+        let nest = Nest::new(turned.shape(), [turned.strides()]);
+        let mut seen = Vec::new();
+        nest.rows(0, 24, |row| {
+            let step = nest.inner_strides()[0];
+            seen.extend((0..row.len).map(|i| row.starts[0] + i * step));
+        });
+        let expected: Vec<usize> = (0..4).flat_map(|c| (0..6).map(move |ab| ab * 4 + c)).collect();
+        assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn select_and_unsqueeze_are_inverse() {
+        let layout = Layout::contiguous(Shape::new(&[2, 3, 4]));
+        let row = layout.narrow(1, 2, 1);
+        assert_eq!(row.select(1, 0).unsqueeze(1).select(1, 0), layout.select(1, 2));
+        assert_eq!(layout.select(1, 2).strides(), [12, 1]);
+    }
+}

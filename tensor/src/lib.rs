@@ -1,0 +1,32 @@
+#![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
+
+mod cpu;
+mod device;
+mod dtype;
+mod error;
+mod launch;
+mod layout;
+mod ops;
+mod random;
+mod storage;
+mod tensor;
+mod views;
+
+pub use cpu::{CacheSizes, Cpu};
+pub use device::{Assumption, CpuOptions, Device, SimSpec};
+pub use dtype::{DType, Element, Float};
+pub use error::TensorError;
+pub use launch::{Cost, Kernel, Operands, View, ViewMut};
+pub use layout::{Layout, RANK_MAX, Shape};
+pub use ops::adam::{AdamStep, WeightDecay};
+pub use ops::conv2d::Conv2dGeometry;
+pub use ops::cross_entropy::CrossEntropy;
+pub use ops::finite::{scale_and_check_finite, squared_norm};
+pub use ops::max_pool2d::Pool2dGeometry;
+pub use ops::sgd::SgdStep;
+pub use random::RandomKey;
+pub use tensor::Tensor;
+
+/// The result of a tensor operation.
+pub type Result<T, E = TensorError> = std::result::Result<T, E>;

@@ -1,0 +1,61 @@
+//! One fused step of Adam or AdamW, in place.
+
+mod cpu;
+
+pub use cpu::{AdamStep, WeightDecay};
+
+use crate::cpu::Cpu;
+use crate::dtype::for_float;
+use crate::{Cost, DType, Kernel, Operands, Result, Tensor};
+
+struct Adam {
+    step: AdamStep,
+    dtype: DType,
+    len: usize,
+}
+
+impl Kernel for Adam {
+    fn name(&self) -> &'static str {
+        "adam"
+    }
+
+    fn cost(&self) -> Cost {
+        let bytes = (7 * self.len * self.dtype.size_bytes()) as f64;
+        Cost { flops: 12.0 * self.len as f64, bytes }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        for_float!(self.dtype, T => {
+            let gradient = operands.read::<T>(0).slice();
+            let [p, m, v] = [0, 1, 2].map(|index| operands.write::<T>(index).slice());
+            cpu::adam(cpu.pool(), self.step, p, gradient, m, v);
+        }, else unreachable!("checked to be a float"));
+        Ok(())
+    }
+}
+
+impl Tensor {
+    /// One step of Adam on `self` and its moments (running mean `m` and mean square `v`, zeros
+    /// before the first step). All tensors are contiguous and of one shape and float type.
+    /// Allocates nothing.
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `Frozen`.
+    #[track_caller]
+    pub fn adam_(
+        &mut self,
+        gradient: &Tensor,
+        m: &mut Tensor,
+        v: &mut Tensor,
+        step: AdamStep,
+    ) -> Result<()> {
+        let op = "adam";
+        self.check_float(op)?;
+        for other in [gradient, m, v] {
+            self.check_dtype(op, other)?;
+            self.check_shape(op, *other.shape())?;
+        }
+        let kernel = Adam { step, dtype: self.dtype(), len: self.element_count() };
+        self.device().launch(kernel, &[gradient], &[self, m, v])
+    }
+}

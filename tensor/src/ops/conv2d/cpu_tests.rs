@@ -1,0 +1,173 @@
+//! The convolution kernels against the definition, over generated shapes.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Calls `visit(x index, w index, y index)` for every product in the definition.
+fn each_product(shape: &Conv2dShape, mut visit: impl FnMut(usize, usize, usize)) {
+    let (oh, ow) = (shape.out_height(), shape.out_width());
+    let (in_channels, channels) =
+        (shape.in_channels / shape.groups, shape.out_channels / shape.groups);
+    for y_index in 0..shape.y_len() {
+        let (q, p) = (y_index % ow, y_index / ow % oh);
+        let (o, n) =
+            (y_index / ow / oh % shape.out_channels, y_index / ow / oh / shape.out_channels);
+        for c in 0..in_channels {
+            for (kh, kw) in
+                (0..shape.kernel[0]).flat_map(|h| (0..shape.kernel[1]).map(move |w| (h, w)))
+            {
+                let row = p * shape.stride[0] + kh * shape.dilation[0];
+                let column = q * shape.stride[1] + kw * shape.dilation[1];
+                let (Some(row), Some(column)) =
+                    (row.checked_sub(shape.padding[0]), column.checked_sub(shape.padding[1]))
+                else {
+                    continue;
+                };
+                if row < shape.in_height && column < shape.in_width {
+                    let channel = n * shape.in_channels + o / channels * in_channels + c;
+                    let x_index = (channel * shape.in_height + row) * shape.in_width + column;
+                    let w_index =
+                        ((o * in_channels + c) * shape.kernel[0] + kh) * shape.kernel[1] + kw;
+                    visit(x_index, w_index, y_index);
+                }
+            }
+        }
+    }
+}
+
+/// Small integers: every sum is exact in f32, so kernels and definition must agree to the bit.
+fn values<T: SimdFloat>(len: usize, seed: usize) -> Vec<T> {
+    (0..len).map(|i| T::from_f64(((i * 7 + seed * 13 + i / 5) % 9) as f64 - 4.0)).collect()
+}
+
+fn check_against_definition<T: SimdFloat>(shape: &Conv2dShape, threads: usize) {
+    let pool = Pool::new(threads);
+    // A kernel that reads scratch it did not write shows it as NaN.
+    let scratch = |len: usize| vec![T::from_f64(f64::NAN); len];
+    let (x, w) = (values::<T>(shape.x_len(), 1), values::<T>(shape.w_len(), 2));
+    let (b, dy) = (values::<T>(shape.out_channels, 3), values::<T>(shape.y_len(), 4));
+    let out_len = (shape.out_height() * shape.out_width()).max(1);
+
+    let mut expected: Vec<T> =
+        (0..shape.y_len()).map(|i| b[i / out_len % shape.out_channels]).collect();
+    let (mut dx_expected, mut dw_expected) = (vec![T::ZERO; x.len()], vec![T::ZERO; w.len()]);
+    each_product(shape, |i, j, k| {
+        expected[k] += x[i] * w[j];
+        dx_expected[i] += w[j] * dy[k];
+        dw_expected[j] += x[i] * dy[k];
+    });
+    let mut db_expected = vec![T::ZERO; shape.out_channels];
+    for (k, &dy) in dy.iter().enumerate() {
+        db_expected[k / out_len % shape.out_channels] += dy;
+    }
+
+    let mut y = scratch(shape.y_len());
+    let mut workspace = scratch(forward_workspace_len(shape));
+    forward(&pool, shape, &x, &w, Some(&b), &mut y, &mut workspace);
+    assert_eq!(y, expected, "y of {shape:?}");
+    let mut dx = scratch(shape.x_len());
+    let mut workspace = scratch(backward_input_workspace_len(shape));
+    backward_input(&pool, shape, &dy, &w, &mut dx, &mut workspace);
+    assert_eq!(dx, dx_expected, "dx of {shape:?}");
+    let (mut dw, mut db) = (scratch(shape.w_len()), scratch(shape.out_channels));
+    let mut workspace = scratch(backward_weight_workspace_len(shape));
+    backward_weight(&pool, shape, &dy, &x, &mut dw, Some(&mut db), &mut workspace);
+    assert_eq!(dw, dw_expected, "dw of {shape:?}");
+    assert_eq!(db, db_expected, "db of {shape:?}");
+}
+
+fn pair(range: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = [usize; 2]> {
+    [range.clone(), range]
+}
+
+fn shapes() -> impl Strategy<Value = Conv2dShape> {
+    let channels = (0..=3usize, 0..=20usize, 1..=3usize);
+    let window = (pair(1..=4), pair(1..=3), pair(0..=3), pair(1..=3));
+    (0..=5usize, channels, pair(0..=11), window).prop_map(
+        |(batch, (ins, outs, groups), size, (kernel, stride, padding, dilation))| Conv2dShape {
+            batch,
+            in_channels: ins * groups,
+            in_height: size[0],
+            in_width: size[1],
+            out_channels: outs * groups,
+            kernel,
+            stride,
+            padding,
+            dilation,
+            groups,
+        },
+    )
+}
+
+fn square(batch: usize, channels: [usize; 2], side: usize, kernel: usize) -> Conv2dShape {
+    Conv2dShape {
+        batch,
+        in_channels: channels[0],
+        in_height: side,
+        in_width: side,
+        out_channels: channels[1],
+        kernel: [kernel; 2],
+        stride: [1; 2],
+        padding: [kernel / 2; 2],
+        dilation: [1; 2],
+        groups: 1,
+    }
+}
+
+proptest! {
+    #[test]
+    fn kernels_agree_with_the_definition(shape in shapes()) {
+        check_against_definition::<f32>(&shape, 2);
+        check_against_definition::<f64>(&shape, 1);
+    }
+}
+
+#[test]
+fn layers_of_usual_networks_agree_with_the_definition() {
+    for shape in [
+        square(17, [1, 16], 8, 3),
+        square(3, [16, 32], 8, 3),
+        square(2, [3, 8], 33, 5),
+        square(1, [32, 64], 7, 1),
+        Conv2dShape { groups: 16, ..square(2, [16, 16], 9, 3) },
+        Conv2dShape { stride: [2; 2], ..square(2, [8, 24], 16, 3) },
+    ] {
+        check_against_definition::<f32>(&shape, 3);
+        check_against_definition::<f64>(&shape, 3);
+    }
+}
+
+#[test]
+fn work_larger_than_a_tile_agrees_with_the_definition() {
+    // Rows, then channels, then taps do not fit at once.
+    check_against_definition::<f32>(&square(1, [24, 2], 64, 3), 2);
+    check_against_definition::<f32>(&square(1, [600, 2], 21, 3), 2);
+    check_against_definition::<f32>(&square(2, [2, 3], 12, 9), 2);
+}
+
+#[test]
+fn thread_count_does_not_change_a_bit() {
+    let shape = square(19, [5, 24], 9, 3);
+    let noise = |len: usize, seed: u32| -> Vec<f32> {
+        (0..len as u32).map(|i| ((i ^ seed).wrapping_mul(2_654_435_761) >> 8) as f32).collect()
+    };
+    let (x, w, dy) = (noise(shape.x_len(), 1), noise(shape.w_len(), 2), noise(shape.y_len(), 3));
+    let results = [1, 2, 5].map(|threads| {
+        let pool = Pool::new(threads);
+        let mut workspace = vec![
+            0.0;
+            forward_workspace_len(&shape)
+                .max(backward_input_workspace_len(&shape))
+                .max(backward_weight_workspace_len(&shape))
+        ];
+        let (mut y, mut dx) = (vec![0.0; dy.len()], vec![0.0; x.len()]);
+        let (mut dw, mut db) = (vec![0.0; w.len()], vec![0.0; shape.out_channels]);
+        forward(&pool, &shape, &x, &w, None, &mut y, &mut workspace);
+        backward_input(&pool, &shape, &dy, &w, &mut dx, &mut workspace);
+        backward_weight(&pool, &shape, &dy, &x, &mut dw, Some(&mut db), &mut workspace);
+        (y, dx, dw, db)
+    });
+    assert_eq!(results[0], results[1]);
+    assert_eq!(results[0], results[2]);
+}

@@ -1,0 +1,210 @@
+//! Two-dimensional convolution (cross-correlation) and its two backwards.
+//!
+//! x: [B, I, H, W], w: [O, I / groups, KH, KW], b: [O], y: [B, O, H', W'].
+
+mod cpu;
+mod output_tile;
+mod shape;
+mod tile;
+mod weight_tile;
+
+use crate::cpu::Cpu;
+use crate::dtype::for_float;
+use crate::{Cost, DType, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use shape::Conv2dShape;
+
+/// How a convolution walks over its input, (height, width); PyTorch's defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv2dGeometry {
+    /// Step between outputs, at least 1.
+    pub stride: [usize; 2],
+    /// Zeros on each side of the input.
+    pub padding: [usize; 2],
+    /// Step between the taps of the kernel, at least 1.
+    pub dilation: [usize; 2],
+    /// Independent convolutions side by side; divides both channel counts.
+    pub groups: usize,
+}
+
+impl Default for Conv2dGeometry {
+    fn default() -> Self {
+        Conv2dGeometry { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 }
+    }
+}
+
+impl Conv2dGeometry {
+    /// The sizes of a convolution of `x` with `w`, if they go together.
+    fn with(&self, op: &'static str, x: &Shape, w: &Shape) -> Result<Conv2dShape> {
+        let mismatch = TensorError::Shape { op, left: *x, right: *w };
+        let (&[batch, in_channels, in_height, in_width], &[out_channels, taps, kh, kw]) =
+            (&**x, &**w)
+        else {
+            return Err(mismatch);
+        };
+        let &Conv2dGeometry { stride, padding, dilation, groups } = self;
+        let positive = [stride, dilation, [kh, kw], [groups, groups]].concat();
+        if positive.contains(&0) || taps * groups != in_channels || out_channels % groups != 0 {
+            return Err(mismatch);
+        }
+        let kernel = [kh, kw];
+        let shape = Conv2dShape {
+            batch,
+            in_channels,
+            in_height,
+            in_width,
+            out_channels,
+            kernel,
+            stride,
+            padding,
+            dilation,
+            groups,
+        };
+        let fits = shape.out_height() > 0 && shape.out_width() > 0;
+        if fits { Ok(shape) } else { Err(mismatch) }
+    }
+}
+
+/// Which of the three products of a convolution.
+#[derive(Clone, Copy, Debug)]
+enum Product {
+    /// y from x, w and perhaps b.
+    Forward,
+    /// dx from dy and w.
+    BackwardInput,
+    /// dw from dy and x.
+    BackwardWeight,
+}
+
+struct Conv2d {
+    product: Product,
+    shape: Conv2dShape,
+    dtype: DType,
+}
+
+impl Conv2d {
+    fn workspace_len(&self) -> usize {
+        match self.product {
+            Product::Forward => cpu::forward_workspace_len(&self.shape),
+            Product::BackwardInput => cpu::backward_input_workspace_len(&self.shape),
+            Product::BackwardWeight => cpu::backward_weight_workspace_len(&self.shape),
+        }
+    }
+
+    /// Allocates the result and the workspace, and launches.
+    #[track_caller]
+    fn run(self, reads: &[&Tensor], y_shape: Shape) -> Result<Tensor> {
+        let first = reads[0];
+        let op = self.name();
+        first.check_float(op)?;
+        reads.iter().try_for_each(|tensor| first.check_dtype(op, tensor))?;
+        let reads = reads.iter().map(|tensor| tensor.contiguous()).collect::<Result<Vec<_>>>()?;
+        let y = Tensor::empty(first.device(), y_shape, first.dtype())?;
+        let scratch = Tensor::workspace(first.device(), self.workspace_len(), first.dtype())?;
+        let reads: Vec<&Tensor> = reads.iter().collect();
+        first.device().launch(self, &reads, &[&y, &scratch])?;
+        Ok(y)
+    }
+}
+
+impl Kernel for Conv2d {
+    fn name(&self) -> &'static str {
+        match self.product {
+            Product::Forward => "conv2d",
+            Product::BackwardInput => "conv2d_backward_input",
+            Product::BackwardWeight => "conv2d_backward_weight",
+        }
+    }
+
+    fn cost(&self) -> Cost {
+        let s = &self.shape;
+        let elements = s.x_len() + s.w_len() + s.y_len();
+        let products = s.y_len() * s.w_len() / s.out_channels.max(1);
+        let bytes = (elements * self.dtype.size_bytes()) as f64;
+        Cost { flops: 2.0 * products as f64, bytes }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let (pool, shape) = (cpu.pool(), &self.shape);
+        for_float!(self.dtype, T => {
+            let [a, b] = [0, 1].map(|index| operands.read::<T>(index).slice());
+            let bias = (operands.read_count() > 2).then(|| operands.read::<T>(2).slice());
+            let [y, scratch] = [0, 1].map(|index| operands.write::<T>(index).slice());
+            match self.product {
+                Product::Forward => cpu::forward(pool, shape, a, b, bias, y, scratch),
+                Product::BackwardInput => cpu::backward_input(pool, shape, a, b, y, scratch),
+                Product::BackwardWeight => {
+                    cpu::backward_weight(pool, shape, a, b, y, None, scratch);
+                }
+            }
+        }, else unreachable!("checked to be a float"));
+        Ok(())
+    }
+}
+
+impl Tensor {
+    /// The convolution of `self = x` with `w`, plus `b` per output channel.
+    ///
+    /// # Shapes
+    /// `x: [B, I, H, W], w: [O, I / groups, KH, KW], b: [O] → [B, O, H', W']` with
+    /// `H' = (H + 2 padding - dilation (KH - 1) - 1) / stride + 1`, rounded down.
+    ///
+    /// # Errors
+    /// `Shape` (also when the kernel does not fit), `DType`, `OutOfMemory`.
+    #[track_caller]
+    pub fn conv2d(
+        &self,
+        w: &Tensor,
+        b: Option<&Tensor>,
+        geometry: Conv2dGeometry,
+    ) -> Result<Tensor> {
+        let op = "conv2d";
+        let shape = geometry.with(op, self.shape(), w.shape())?;
+        if let Some(b) = b {
+            b.check_shape(op, [shape.out_channels])?;
+        }
+        let kernel = Conv2d { product: Product::Forward, shape, dtype: self.dtype() };
+        let reads = [Some(self), Some(w), b].into_iter().flatten().collect::<Vec<_>>();
+        kernel.run(&reads, output_shape(&shape))
+    }
+
+    /// The gradient of x through [`Tensor::conv2d`], for `self = dy`.
+    ///
+    /// # Errors
+    /// As [`Tensor::conv2d`].
+    #[track_caller]
+    pub fn conv2d_backward_input(
+        &self,
+        w: &Tensor,
+        x_shape: Shape,
+        geometry: Conv2dGeometry,
+    ) -> Result<Tensor> {
+        let op = "conv2d_backward_input";
+        let shape = geometry.with(op, &x_shape, w.shape())?;
+        self.check_shape(op, output_shape(&shape))?;
+        let kernel = Conv2d { product: Product::BackwardInput, shape, dtype: self.dtype() };
+        kernel.run(&[self, w], x_shape)
+    }
+
+    /// The gradient of w through [`Tensor::conv2d`], for `self = dy`. That of b is the sum of
+    /// `dy` over all but the channels.
+    ///
+    /// # Errors
+    /// As [`Tensor::conv2d`].
+    #[track_caller]
+    pub fn conv2d_backward_weight(
+        &self,
+        x: &Tensor,
+        w_shape: Shape,
+        geometry: Conv2dGeometry,
+    ) -> Result<Tensor> {
+        let op = "conv2d_backward_weight";
+        let shape = geometry.with(op, x.shape(), &w_shape)?;
+        self.check_shape(op, output_shape(&shape))?;
+        let kernel = Conv2d { product: Product::BackwardWeight, shape, dtype: self.dtype() };
+        kernel.run(&[self, x], w_shape)
+    }
+}
+
+fn output_shape(shape: &Conv2dShape) -> Shape {
+    [shape.batch, shape.out_channels, shape.out_height(), shape.out_width()].into()
+}

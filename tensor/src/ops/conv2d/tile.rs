@@ -1,0 +1,262 @@
+//! The part of an image that a block of outputs reads, laid out so that every tap of the kernel
+//! is one contiguous run of outputs.
+//!
+//! A tile holds, for each channel c, each kernel column and each input row, the `out_width` values
+//! that this kernel column meets along the row: `[C][KW][rows][OW]`. Output pixel p of the tile (row
+//! by row) and tap (kh, kw) then meet at `p + offset(kh, kw)`: no index arithmetic per pixel, no
+//! branch at the border, no lanes lost between rows. It costs KW copies of the rows instead of the
+//! KH·KW of im2col. With a row stride S, rows are sorted by their remainder mod S so that the rows
+//! of one tap stay adjacent.
+//!
+//! The same tile serves the gradient for x, which is a convolution of dy spread out by the stride:
+//! `spread` zeros that the forward pass does not have.
+
+use super::shape::Conv2dShape;
+use crate::cpu::simd::LANE_COUNT_MAX;
+use crate::dtype::Float;
+
+/// Elements a tile may have if a single row of one channel does not need more: 256 KiB of f32,
+/// which stays in a second-level cache next to the weights.
+const TILE_LEN_MAX: usize = 32 * 1024;
+
+/// Taps whose offsets are held at once; larger kernels take several passes.
+pub(super) const TAP_COUNT_MAX: usize = 64;
+
+/// A convolution as the tile sees it: one group, source and destination of any role.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Geometry {
+    pub(super) batch: usize,
+    pub(super) groups: usize,
+    /// Channels of the source, per group.
+    pub(super) in_channels: usize,
+    pub(super) in_size: [usize; 2],
+    /// Channels of the destination, per group.
+    pub(super) out_channels: usize,
+    pub(super) out_size: [usize; 2],
+    pub(super) kernel: [usize; 2],
+    pub(super) stride: [usize; 2],
+    pub(super) dilation: [usize; 2],
+    /// Negative where the border of the source is never read.
+    pub(super) padding: [isize; 2],
+    /// The source stands at every `spread`-th place of a grid of zeros.
+    pub(super) spread: [usize; 2],
+}
+
+impl Geometry {
+    /// y from x and w.
+    pub(super) fn forward(shape: &Conv2dShape) -> Self {
+        Self {
+            batch: shape.batch,
+            groups: shape.groups,
+            in_channels: shape.in_channels / shape.groups,
+            in_size: [shape.in_height, shape.in_width],
+            out_channels: shape.out_channels / shape.groups,
+            out_size: [shape.out_height(), shape.out_width()],
+            kernel: shape.kernel,
+            stride: shape.stride,
+            dilation: shape.dilation,
+            padding: shape.padding.map(usize::cast_signed),
+            spread: [1, 1],
+        }
+    }
+
+    /// dx from dy and w turned around.
+    pub(super) fn backward_input(shape: &Conv2dShape) -> Self {
+        let forward = Self::forward(shape);
+        let padding = [0, 1].map(|axis| {
+            (shape.dilation[axis] * (shape.kernel[axis] - 1)).cast_signed() - forward.padding[axis]
+        });
+        Self {
+            in_channels: forward.out_channels,
+            in_size: forward.out_size,
+            out_channels: forward.in_channels,
+            out_size: forward.in_size,
+            stride: [1, 1],
+            padding,
+            spread: shape.stride,
+            ..forward
+        }
+    }
+
+    pub(super) fn tap_count(&self) -> usize {
+        self.kernel[0] * self.kernel[1]
+    }
+
+    pub(super) fn in_plane_len(&self) -> usize {
+        self.in_size[0] * self.in_size[1]
+    }
+
+    pub(super) fn out_plane_len(&self) -> usize {
+        self.out_size[0] * self.out_size[1]
+    }
+
+    /// Rows of the source grid that `row_count` rows of outputs span.
+    fn span(&self, row_count: usize) -> usize {
+        (row_count - 1) * self.stride[0] + (self.kernel[0] - 1) * self.dilation[0] + 1
+    }
+
+    /// Rows of one remainder mod the stride.
+    fn phase_rows(&self, row_count: usize) -> usize {
+        self.span(row_count).div_ceil(self.stride[0])
+    }
+
+    /// Elements of one channel of a tile.
+    fn plane_len(&self, row_count: usize) -> usize {
+        self.kernel[1] * self.stride[0] * self.phase_rows(row_count) * self.out_size[1]
+    }
+}
+
+/// How an output plane is cut into tiles: a function of the geometry only.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tiling {
+    /// Output rows of a tile; the last of a plane may have fewer.
+    pub(super) row_count: usize,
+    /// Source channels of a tile; the last of a group may have fewer.
+    pub(super) channel_count: usize,
+    /// Elements from one channel to the next.
+    pub(super) plane_len: usize,
+    /// Elements of one whole image in a tile.
+    pub(super) image_len: usize,
+}
+
+impl Tiling {
+    /// Tiles that share the cache with `pixel_len` further elements per output pixel.
+    pub(super) fn new(geometry: &Geometry, pixel_len: usize) -> Self {
+        let (height, channels) = (geometry.out_size[0].max(1), geometry.in_channels.max(1));
+        let fits = |rows: usize| {
+            let pixels_len = rows * geometry.out_size[1] * pixel_len;
+            channels * geometry.plane_len(rows) + pixels_len <= TILE_LEN_MAX
+        };
+        let mut row_count = height;
+        while row_count > 1 && !fits(row_count) {
+            row_count = row_count.div_ceil(2);
+        }
+        let plane_len = geometry.plane_len(row_count);
+        let channel_count = (TILE_LEN_MAX / plane_len.max(1)).clamp(1, channels);
+        Self { row_count, channel_count, plane_len, image_len: channel_count * plane_len }
+    }
+
+    /// Elements of a tile of `image_count` images, with the slack that whole vectors need.
+    pub(super) fn len(&self, image_count: usize) -> usize {
+        image_count * self.image_len + LANE_COUNT_MAX
+    }
+}
+
+/// The offsets of taps `first..` of a tile, and how many they are.
+pub(super) fn tap_offsets(
+    geometry: &Geometry,
+    tiling: &Tiling,
+    first: usize,
+) -> ([usize; TAP_COUNT_MAX], usize) {
+    let count = (geometry.tap_count() - first).min(TAP_COUNT_MAX);
+    let phase_rows = geometry.phase_rows(tiling.row_count);
+    let stride = geometry.stride[0];
+    let mut offsets = [0; TAP_COUNT_MAX];
+    for (index, offset) in offsets[..count].iter_mut().enumerate() {
+        let (kh, kw) = ((first + index) / geometry.kernel[1], (first + index) % geometry.kernel[1]);
+        let row = kh * geometry.dilation[0];
+        let rows = (kw * stride + row % stride) * phase_rows + row / stride;
+        *offset = rows * geometry.out_size[1];
+    }
+    (offsets, count)
+}
+
+/// Fills the tile of output rows `first_row..` from `source`, the planes of its channels.
+pub(super) fn fill<T: Float>(
+    geometry: &Geometry,
+    tiling: &Tiling,
+    source: &[T],
+    first_row: usize,
+    tile: &mut [T],
+) {
+    let (in_len, width) = (geometry.in_plane_len(), geometry.out_size[1]);
+    let phase_rows = geometry.phase_rows(tiling.row_count);
+    let column_len = geometry.stride[0] * phase_rows * width;
+    let unit = geometry.stride == [1, 1] && geometry.spread == [1, 1];
+    let planes = source.chunks_exact(in_len.max(1)).zip(tile.chunks_exact_mut(tiling.plane_len));
+    for (plane, tile) in planes {
+        for (kw, tile) in tile.chunks_exact_mut(column_len).enumerate() {
+            let shift = (kw * geometry.dilation[1]).cast_signed() - geometry.padding[1];
+            if unit && width == geometry.in_size[1] {
+                fill_shifted(geometry, plane, first_row, shift, tile);
+                continue;
+            }
+            for row in 0..phase_rows * geometry.stride[0] {
+                let at = (row % geometry.stride[0]) * phase_rows + row / geometry.stride[0];
+                let to = &mut tile[at * width..][..width];
+                match source_row(geometry, first_row, row) {
+                    Some(from) => {
+                        let from = &plane[from * geometry.in_size[1]..][..geometry.in_size[1]];
+                        fill_row(geometry, from, shift, to);
+                    }
+                    None => to.fill(T::ZERO),
+                }
+            }
+        }
+    }
+}
+
+/// The source row that grid row `row` of a tile shows, if it is not padding.
+fn source_row(geometry: &Geometry, first_row: usize, row: usize) -> Option<usize> {
+    let row = (first_row * geometry.stride[0] + row).checked_add_signed(-geometry.padding[0])?;
+    let spread = geometry.spread[0];
+    (row.is_multiple_of(spread) && row / spread < geometry.in_size[0]).then_some(row / spread)
+}
+
+fn fill_row<T: Float>(geometry: &Geometry, from: &[T], shift: isize, to: &mut [T]) {
+    let (stride, spread) = (geometry.stride[1], geometry.spread[1]);
+    if stride == 1 && spread == 1 {
+        let left = shift.min(0).unsigned_abs().min(to.len());
+        let skip = shift.max(0).cast_unsigned().min(from.len());
+        let copied = (to.len() - left).min(from.len() - skip);
+        to[..left].fill(T::ZERO);
+        to[left..left + copied].copy_from_slice(&from[skip..skip + copied]);
+        to[left + copied..].fill(T::ZERO);
+        return;
+    }
+    for (column, to) in to.iter_mut().enumerate() {
+        let at = (column * stride).checked_add_signed(shift);
+        *to = match at.filter(|at| at.is_multiple_of(spread)) {
+            Some(at) => from.get(at / spread).copied().unwrap_or(T::ZERO),
+            None => T::ZERO,
+        };
+    }
+}
+
+/// [`fill`] for one kernel column when input and output rows have the same length: the whole
+/// plane is one copy, displaced by `shift`, and only the columns that wrapped around are cleared.
+/// Small images would otherwise spend more time in calls to copy than in arithmetic.
+fn fill_shifted<T: Float>(
+    geometry: &Geometry,
+    plane: &[T],
+    first_row: usize,
+    shift: isize,
+    tile: &mut [T],
+) {
+    let width = geometry.out_size[1];
+    let rows = tile.len() / width;
+    let top = geometry.padding[0] - first_row.cast_signed();
+    let clamp = |row: isize| row.clamp(0, rows.cast_signed()).cast_unsigned();
+    let (begin, end) = (clamp(top), clamp(top + geometry.in_size[0].cast_signed()));
+    tile[..begin * width].fill(T::ZERO);
+    tile[end * width..].fill(T::ZERO);
+    let tile = &mut tile[begin * width..end * width];
+    if tile.is_empty() {
+        return;
+    }
+    if shift.unsigned_abs() >= width {
+        tile.fill(T::ZERO);
+        return;
+    }
+    // `from` may start before the plane or end after it, but only by columns cleared below.
+    let from = (begin.cast_signed() - top) * width.cast_signed() + shift;
+    let skip = (-from).max(0).cast_unsigned();
+    let from = from.max(0).cast_unsigned();
+    let copied = (tile.len() - skip).min(plane.len() - from);
+    tile[skip..skip + copied].copy_from_slice(&plane[from..from + copied]);
+    let edge = shift.unsigned_abs();
+    for row in tile.chunks_exact_mut(width) {
+        let wrapped = if shift < 0 { &mut row[..edge] } else { &mut row[width - edge..] };
+        wrapped.fill(T::ZERO);
+    }
+}

@@ -1,0 +1,101 @@
+//! What a step asks of all gradients at once: scaled, finite, and how long.
+
+mod cpu;
+
+use crate::cpu::Cpu;
+use crate::dtype::for_float;
+use crate::{Cost, DType, Device, Element, Kernel, Operands, Result, Tensor};
+
+/// Scales one tensor in place and raises `flag` to 1 if an element is infinite or NaN.
+struct ScaleAndCheck {
+    scale: f64,
+    dtype: DType,
+    len: usize,
+}
+
+impl Kernel for ScaleAndCheck {
+    fn name(&self) -> &'static str {
+        "scale_and_check_finite"
+    }
+
+    fn cost(&self) -> Cost {
+        let bytes = (2 * self.len * self.dtype.size_bytes()) as f64;
+        Cost { flops: self.len as f64, bytes }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let flag = operands.write::<f32>(0).slice();
+        for_float!(self.dtype, T => {
+            let x = operands.write::<T>(1).slice();
+            if !cpu::scale_and_check(cpu, x, T::from_f64(self.scale)) {
+                flag[0] = 1.0;
+            }
+        }, else unreachable!("checked to be a float"));
+        Ok(())
+    }
+}
+
+/// Adds one tensor's sum of squares to `sum`.
+struct AddSquares {
+    dtype: DType,
+    len: usize,
+}
+
+impl Kernel for AddSquares {
+    fn name(&self) -> &'static str {
+        "global_norm"
+    }
+
+    fn cost(&self) -> Cost {
+        let bytes = (self.len * self.dtype.size_bytes()) as f64;
+        Cost { flops: 2.0 * self.len as f64, bytes }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let sum = operands.write::<f64>(0).slice();
+        for_float!(self.dtype, T => {
+            sum[0] += cpu::sum_of_squares(cpu, operands.read::<T>(0).slice());
+        }, else unreachable!("checked to be a float"));
+        Ok(())
+    }
+}
+
+/// Multiplies contiguous float tensors by `scale` in place, and tells in a one-element f32
+/// tensor whether any result is infinite or NaN (1) or all are finite (0). A scale of exactly 1
+/// leaves the bits alone.
+///
+/// # Errors
+/// `DType`, `Frozen`, `OutOfMemory` before anything is written.
+#[track_caller]
+pub fn scale_and_check_finite<'a>(
+    device: &Device,
+    tensors: impl IntoIterator<Item = &'a mut Tensor>,
+    scale: f64,
+) -> Result<Tensor> {
+    let flag = Tensor::zeros(device, [1], DType::F32)?;
+    for tensor in tensors {
+        tensor.check_float("scale_and_check_finite")?;
+        let kernel = ScaleAndCheck { scale, dtype: tensor.dtype(), len: tensor.element_count() };
+        device.launch(kernel, &[], &[&flag, tensor])?;
+    }
+    Ok(flag)
+}
+
+/// The Euclidean norm of all elements of all (contiguous, float) tensors together, as a
+/// one-element f64 tensor of its square; take the root on the host.
+///
+/// # Errors
+/// `DType`, `OutOfMemory`.
+#[track_caller]
+pub fn squared_norm<'a>(
+    device: &Device,
+    tensors: impl IntoIterator<Item = &'a Tensor>,
+) -> Result<Tensor> {
+    let sum = Tensor::zeros(device, [1], DType::F64)?;
+    for tensor in tensors {
+        tensor.check_float("squared_norm")?;
+        let kernel = AddSquares { dtype: tensor.dtype(), len: tensor.element_count() };
+        device.launch(kernel, &[tensor], &[&sum])?;
+    }
+    Ok(sum)
+}

@@ -1,0 +1,78 @@
+//! The memory behind tensors: one buffer, its lock, its version and its frozen bit.
+
+use std::panic::Location;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use lowtide_allocator::Buffer;
+
+use crate::Device;
+
+/// One allocation that tensors share views of.
+pub(crate) struct Storage {
+    buffer: Buffer,
+    device: Device,
+    lock: RwLock<()>,
+    version: AtomicU64,
+    frozen: AtomicBool,
+    last_write: Mutex<Site>,
+}
+
+/// A place in the caller's code.
+type Site = &'static Location<'static>;
+
+impl Storage {
+    #[track_caller]
+    pub(crate) fn new(buffer: Buffer, device: Device) -> Self {
+        Storage {
+            buffer,
+            device,
+            lock: RwLock::new(()),
+            version: AtomicU64::new(0),
+            frozen: AtomicBool::new(false),
+            last_write: Mutex::new(Location::caller()),
+        }
+    }
+
+    pub(crate) fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// How often the contents have been written in place.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Notes that the operation called at `site` wrote.
+    pub(crate) fn note_write(&self, site: Site) {
+        self.version.fetch_add(1, Ordering::AcqRel);
+        *self.last_write.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = site;
+    }
+
+    /// Where the contents were last written, or the storage was made.
+    pub(crate) fn last_write(&self) -> Site {
+        *self.last_write.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_frozen(&self, frozen: bool) {
+        self.frozen.store(frozen, Ordering::Release);
+    }
+
+    // The lock guards plain numbers, which a panicking kernel leaves in some order but valid: a
+    // poisoned lock is therefore taken over.
+    pub(crate) fn lock_read(&self) -> RwLockReadGuard<'_, ()> {
+        self.lock.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn lock_write(&self) -> RwLockWriteGuard<'_, ()> {
+        self.lock.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}

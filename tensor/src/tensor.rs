@@ -1,0 +1,350 @@
+//! The tensor: a handle to shared storage plus a layout. Creation, reading, bookkeeping.
+
+use std::fmt::{self, Debug};
+use std::panic::Location;
+use std::sync::Arc;
+
+use lowtide_allocator::Category;
+
+use crate::cpu::Cpu;
+use crate::device::Backend;
+use crate::layout::{Layout, Nest, Shape};
+use crate::ops::elementwise;
+use crate::storage::Storage;
+use crate::{Cost, DType, Device, Element, Kernel, Operands, Result, TensorError};
+
+/// An n-dimensional array on a [`Device`].
+///
+/// Cloning is cheap and shares the storage, and so do the views ([`Tensor::transpose`],
+/// [`Tensor::narrow`], ...): an in-place method (its name ends in `_`) on one is seen by all.
+#[derive(Clone)]
+pub struct Tensor {
+    storage: Arc<Storage>,
+    layout: Layout,
+    dtype: DType,
+}
+
+impl Tensor {
+    /// A tensor with whatever its memory held before; for destinations that are written whole.
+    /// Its bytes are attributed to the device's current [`Category`].
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    #[track_caller]
+    pub fn empty(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
+        Self::empty_in(device, device.allocator().current_category(), shape, dtype)
+    }
+
+    /// [`Tensor::empty`], attributed to `category`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    #[track_caller]
+    pub fn empty_in(
+        device: &Device,
+        category: Category,
+        shape: impl Into<Shape>,
+        dtype: DType,
+    ) -> Result<Self> {
+        let shape = shape.into();
+        let size_bytes = shape.element_count() * dtype.size_bytes();
+        let buffer = device.allocator().allocate_in(category, size_bytes)?;
+        let storage = Arc::new(Storage::new(buffer, device.clone()));
+        Ok(Tensor { storage, layout: Layout::contiguous(shape), dtype })
+    }
+
+    /// Scratch memory of `len` elements for a kernel, or a tensor without elements.
+    #[track_caller]
+    pub(crate) fn workspace(device: &Device, len: usize, dtype: DType) -> Result<Self> {
+        Self::empty_in(device, Category::Workspace, [len], dtype)
+    }
+
+    /// Every element 0.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    #[track_caller]
+    pub fn zeros(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
+        Self::full(device, shape, dtype, 0.0)
+    }
+
+    /// Every element `value`, converted as `as` does.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    #[track_caller]
+    pub fn full(
+        device: &Device,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        value: f64,
+    ) -> Result<Self> {
+        let mut tensor = Self::empty(device, shape, dtype)?;
+        tensor.fill_(value)?;
+        Ok(tensor)
+    }
+
+    /// The elements of `values` in row-major order. A simulated device only takes the memory.
+    ///
+    /// # Errors
+    /// `Shape` when the count does not fit, `OutOfMemory`.
+    #[track_caller]
+    pub fn from_slice<T: Element>(
+        device: &Device,
+        shape: impl Into<Shape>,
+        values: &[T],
+    ) -> Result<Self> {
+        Self::from_bytes(device, shape, T::DTYPE, bytemuck::cast_slice(values))
+    }
+
+    /// The elements in `bytes`, native byte order, row-major.
+    ///
+    /// # Errors
+    /// `Shape` when the count does not fit, `OutOfMemory`.
+    #[track_caller]
+    pub fn from_bytes(
+        device: &Device,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        bytes: &[u8],
+    ) -> Result<Self> {
+        let shape = shape.into();
+        if shape.element_count() * dtype.size_bytes() != bytes.len() {
+            let found = Shape::new(&[bytes.len() / dtype.size_bytes()]);
+            return Err(TensorError::Shape { op: "from_bytes", left: found, right: shape });
+        }
+        let tensor = Self::empty(device, shape, dtype)?;
+        device.launch(Upload { bytes, dtype }, &[], &[&tensor])?;
+        Ok(tensor)
+    }
+
+    /// Overwrites the elements with those in `bytes`, native byte order, row-major.
+    ///
+    /// # Errors
+    /// `Shape` when the count does not fit or the tensor is not contiguous, `Frozen`.
+    #[track_caller]
+    pub fn set_bytes_(&mut self, bytes: &[u8]) -> Result<()> {
+        if bytes.len() != self.size_bytes() || !self.layout.is_contiguous() {
+            let found = Shape::new(&[bytes.len() / self.dtype.size_bytes()]);
+            return Err(TensorError::Shape { op: "set_bytes", left: found, right: *self.shape() });
+        }
+        self.device().launch(Upload { bytes, dtype: self.dtype }, &[], &[self])
+    }
+
+    /// The sizes of the dimensions.
+    pub fn shape(&self) -> &Shape {
+        self.layout.shape()
+    }
+
+    /// Where the elements lie in the storage.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where the tensor lives.
+    pub fn device(&self) -> &Device {
+        self.storage.device()
+    }
+
+    /// The number of elements.
+    pub fn element_count(&self) -> usize {
+        self.shape().element_count()
+    }
+
+    /// Bytes of the elements, without the rounding of the storage.
+    pub fn size_bytes(&self) -> usize {
+        self.element_count() * self.dtype.size_bytes()
+    }
+
+    /// How often the storage has been written; a saved tensor compares it.
+    pub fn version(&self) -> u64 {
+        self.storage.version()
+    }
+
+    /// Where the storage was last written, or made.
+    pub fn last_write(&self) -> &'static Location<'static> {
+        self.storage.last_write()
+    }
+
+    /// What the bytes of the storage count as.
+    pub fn category(&self) -> Category {
+        self.storage.buffer().category()
+    }
+
+    /// Whether both share one storage.
+    pub fn shares_storage(&self, other: &Tensor) -> bool {
+        Arc::ptr_eq(&self.storage, &other.storage)
+    }
+
+    /// Whether this handle is the only one to its storage and an operation that consumes it may
+    /// therefore write its result there: contiguous, not frozen, nobody else looking.
+    pub fn is_reusable(&self) -> bool {
+        Arc::strong_count(&self.storage) == 1
+            && self.layout.is_contiguous()
+            && !self.storage.is_frozen()
+    }
+
+    /// Makes every in-place operation on the storage an error until [`Tensor::unfreeze`].
+    pub fn freeze(&self) {
+        self.storage.set_frozen(true);
+    }
+
+    /// Allows in-place operations again.
+    pub fn unfreeze(&self) {
+        self.storage.set_frozen(false);
+    }
+
+    /// This tensor's stand-in on a device made by [`Device::simulate`], sharing a storage exactly
+    /// where the originals do. `None` when the device does not simulate this tensor's, or the
+    /// stand-in has been dropped already.
+    pub fn twin(&self, sim: &Device) -> Option<Tensor> {
+        let Backend::Sim(simulation) = sim.backend() else { return None };
+        let storage = simulation.twin(&self.storage, sim)?;
+        Some(Tensor { storage, ..self.clone() })
+    }
+
+    /// The elements in row-major order. Waits for the device.
+    ///
+    /// # Errors
+    /// `DType` when `T` is another type, `ValueUnavailable` on a simulated device.
+    #[track_caller]
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        let op = "to_vec";
+        if self.dtype != T::DTYPE {
+            return Err(TensorError::DType { op, left: self.dtype, right: T::DTYPE });
+        }
+        if self.device().is_simulated() {
+            return Err(TensorError::ValueUnavailable { op, site: Location::caller() });
+        }
+        let mut values = Vec::with_capacity(self.element_count());
+        self.device().launch(Download { values: &mut values }, &[self], &[])?;
+        Ok(values)
+    }
+
+    /// The only element. Waits for the device.
+    ///
+    /// # Errors
+    /// `Shape` when there is not exactly one, and those of [`Tensor::to_vec`].
+    #[track_caller]
+    pub fn item<T: Element>(&self) -> Result<T> {
+        let op = "item";
+        if self.element_count() != 1 {
+            let right = Shape::new(&[]);
+            return Err(TensorError::Shape { op, left: *self.shape(), right });
+        }
+        if self.device().is_simulated() {
+            return Err(TensorError::ValueUnavailable { op, site: Location::caller() });
+        }
+        Ok(self.to_vec::<T>()?[0])
+    }
+
+    /// [`Tensor::item`], or on a simulated device `assumed`, which its list of assumptions then
+    /// names with the caller's place.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::item`] on a real device.
+    #[track_caller]
+    pub fn item_assuming<T: Element>(&self, assumed: T) -> Result<T> {
+        match self.device().backend() {
+            Backend::Cpu(_) => self.item(),
+            Backend::Sim(sim) => {
+                sim.assume(assumed.to_f64(), Location::caller());
+                Ok(assumed)
+            }
+        }
+    }
+
+    pub(crate) fn storage(&self) -> &Arc<Storage> {
+        &self.storage
+    }
+
+    pub(crate) fn with_layout(&self, layout: Layout) -> Tensor {
+        Tensor { storage: Arc::clone(&self.storage), layout, dtype: self.dtype }
+    }
+
+    /// `Ok` if this tensor holds floats.
+    pub(crate) fn check_float(&self, op: &'static str) -> Result<()> {
+        if self.dtype.is_float() {
+            return Ok(());
+        }
+        Err(TensorError::DType { op, left: self.dtype, right: DType::F32 })
+    }
+
+    /// `Ok` if `other` has this tensor's element type.
+    pub(crate) fn check_dtype(&self, op: &'static str, other: &Tensor) -> Result<()> {
+        if self.dtype == other.dtype {
+            return Ok(());
+        }
+        Err(TensorError::DType { op, left: self.dtype, right: other.dtype })
+    }
+
+    /// `Ok` if this tensor has shape `expected`.
+    pub(crate) fn check_shape(&self, op: &'static str, expected: impl Into<Shape>) -> Result<()> {
+        let right = expected.into();
+        if *self.shape() == right {
+            return Ok(());
+        }
+        Err(TensorError::Shape { op, left: *self.shape(), right })
+    }
+}
+
+impl Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({}, {}, {:?})", self.dtype, self.shape(), self.device())
+    }
+}
+
+struct Upload<'a> {
+    bytes: &'a [u8],
+    dtype: DType,
+}
+
+impl Kernel for Upload<'_> {
+    fn name(&self) -> &'static str {
+        "upload"
+    }
+
+    fn cost(&self) -> Cost {
+        Cost { flops: 0.0, bytes: 2.0 * self.bytes.len() as f64 }
+    }
+
+    fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let bytes: &mut [u8] = match self.dtype {
+            DType::F64 => bytemuck::cast_slice_mut(operands.write::<f64>(0).slice()),
+            DType::F32 => bytemuck::cast_slice_mut(operands.write::<f32>(0).slice()),
+            DType::I64 => bytemuck::cast_slice_mut(operands.write::<i64>(0).slice()),
+            DType::U8 => operands.write::<u8>(0).slice(),
+        };
+        bytes.copy_from_slice(self.bytes);
+        Ok(())
+    }
+}
+
+struct Download<'a, T> {
+    values: &'a mut Vec<T>,
+}
+
+impl<T: Element> Kernel for Download<'_, T> {
+    fn name(&self) -> &'static str {
+        "download"
+    }
+
+    fn cost(&self) -> Cost {
+        Cost::default()
+    }
+
+    fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let view = operands.read::<T>(0);
+        let nest = Nest::new(view.layout().shape(), [view.layout().strides()]);
+        nest.rows(0, view.layout().shape().element_count(), |row| {
+            let elements = elementwise::strided(view.data(), row.starts[0], nest.inner_strides()[0]);
+            self.values.extend(elements.take(row.len));
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,42 @@
+//! `lowtide eval`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use lowtide_tensor::Device;
+
+use crate::command::{DeviceArgs, say};
+use crate::recipe::Recipe;
+use crate::{Result, RunDir, Task, evaluate};
+
+#[derive(Args)]
+pub(super) struct EvalArgs {
+    /// The folder of a run.
+    run_dir: PathBuf,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Prints one JSON object instead of words.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(arguments: &EvalArgs) -> Result<()> {
+    let run_dir = RunDir::open(&arguments.run_dir)?;
+    let recipe = Recipe::load(&run_dir.recipe())?;
+    recipe.check()?;
+    let device: Device = arguments.device.open()?;
+    let mut task = recipe.task(&device)?;
+    lowtide_nn::load(task.parameters(), &run_dir.model())?;
+    let (_, test) = recipe.loaders()?;
+    let score = evaluate(&task, &device, &test, recipe.train.batch_size)?;
+    let (accuracy, loss) = (score.accuracy(), score.loss());
+    if arguments.json {
+        let numbers = serde_json::json!({
+            "test_accuracy": accuracy, "test_loss": loss, "samples": score.count,
+        });
+        return say(&numbers.to_string());
+    }
+    say(&format!("test accuracy    {accuracy:.4}"))?;
+    say(&format!("test loss        {loss:.6}"))?;
+    say(&format!("samples          {}", score.count))
+}

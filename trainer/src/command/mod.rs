@@ -1,0 +1,162 @@
+//! The `lowtide` command: arguments, exit codes, and one line for every mistake.
+//!
+//! Exit codes: 0 done; 2 the training does not fit the memory; 1 anything else.
+
+mod eval;
+mod plan;
+mod train;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use lowtide_tensor::{CpuOptions, Device, SimSpec};
+
+use crate::human::parse_bytes;
+use crate::recipe::Recipe;
+use crate::{Result, TrainError};
+
+/// Trains neural networks inside a memory budget.
+#[derive(Parser)]
+#[command(name = "lowtide", version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Trains; without a recipe, a small convolutional network on handwritten digits.
+    Train(train::TrainArgs),
+    /// Tells what a training needs and how it would run in a budget, without running it.
+    Plan(plan::PlanArgs),
+    /// Evaluates a trained model on its test data.
+    Eval(eval::EvalArgs),
+}
+
+/// What to train, and changes to it.
+#[derive(Args)]
+struct RecipeArgs {
+    /// A recipe (TOML); every key has a default.
+    recipe: Option<PathBuf>,
+    /// Times through the training data.
+    #[arg(long)]
+    epochs: Option<u64>,
+    /// Samples of a logical batch, whatever fits on the device at once.
+    #[arg(long)]
+    batch_size: Option<usize>,
+    /// Seed of initial values and of the order of the data.
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+impl RecipeArgs {
+    fn load(&self) -> Result<Recipe> {
+        let mut recipe = self.recipe.as_deref().map_or(Ok(Recipe::default()), Recipe::load)?;
+        let train = &mut recipe.train;
+        train.epochs = self.epochs.unwrap_or(train.epochs);
+        train.batch_size = self.batch_size.unwrap_or(train.batch_size);
+        train.seed = self.seed.unwrap_or(train.seed);
+        recipe.check()?;
+        Ok(recipe)
+    }
+}
+
+/// Where to compute.
+#[derive(Args)]
+struct DeviceArgs {
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t)]
+    device: DeviceKind,
+    /// The most memory to reserve, such as 6MiB; all of the machine's if absent.
+    #[arg(long, value_parser = parse_budget, value_name = "BYTES")]
+    budget: Option<usize>,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum DeviceKind {
+    /// The processor of this machine.
+    #[default]
+    Cpu,
+}
+
+impl DeviceArgs {
+    fn open(&self) -> Result<Device> {
+        let DeviceKind::Cpu = self.device;
+        Ok(Device::cpu(CpuOptions { budget_bytes: self.budget, ..Default::default() })?)
+    }
+
+    /// A simulated device of the same kind, so large that any model can be built on it.
+    fn open_simulated(&self) -> Result<Device> {
+        const CAPACITY_BYTES: usize = 1 << 50;
+        Ok(Device::sim(SimSpec::like_this_machine(CAPACITY_BYTES))?)
+    }
+}
+
+fn parse_budget(text: &str) -> std::result::Result<usize, String> {
+    let bytes = parse_bytes(text).map_err(|error| error.to_string())?;
+    usize::try_from(bytes).map_err(|_| format!("{text} is more than this machine can address"))
+}
+
+/// Runs the command with these arguments, the program's name first.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let done = match &cli.command {
+        Command::Train(arguments) => train::run(arguments),
+        Command::Plan(arguments) => plan::run(arguments),
+        Command::Eval(arguments) => eval::run(arguments),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nobody is left to tell when standard error is closed.
+            drop(writeln!(io::stderr(), "lowtide: {}", one_line(&error)));
+            ExitCode::from(exit_code(&error))
+        }
+    }
+}
+
+fn exit_code(error: &TrainError) -> u8 {
+    let out_of_memory = error.out_of_memory().is_some();
+    if out_of_memory || matches!(error, TrainError::DoesNotFit(_)) { 2 } else { 1 }
+}
+
+/// The error and its causes, unless a cause is part of the text already.
+fn one_line(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !line.contains(&text) {
+            line = format!("{line}: {text}");
+        }
+        cause = error.source();
+    }
+    line.lines().collect::<Vec<_>>().join(" ")
+}
+
+/// Help goes to standard output; a mistake is one line without the usage that clap appends.
+fn usage(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        drop(error.print());
+        return ExitCode::SUCCESS;
+    }
+    let text = error.to_string();
+    let mistake: Vec<&str> =
+        text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
+    let mistake = mistake.join(" ");
+    let mistake = mistake.strip_prefix("error: ").unwrap_or(&mistake);
+    drop(writeln!(io::stderr(), "lowtide: {mistake} (see lowtide --help)"));
+    ExitCode::FAILURE
+}
+
+/// Writes a line to standard output.
+fn say(line: &str) -> Result<()> {
+    writeln!(io::stdout(), "{line}")
+        .map_err(|source| TrainError::File { path: "standard output".into(), source })
+}

@@ -1,0 +1,81 @@
+//! `lowtide plan`.
+
+use clap::Args;
+use lowtide_allocator::Category;
+
+use crate::command::{DeviceArgs, RecipeArgs, say};
+use crate::human::format_bytes;
+use crate::plan::Plan;
+use crate::recipe::Recipe;
+use crate::{Forecast, Result};
+
+#[derive(Args)]
+pub(super) struct PlanArgs {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// What a rehearsal of a recipe found.
+pub(super) struct Found {
+    plan: Plan,
+    survey: Vec<(usize, Forecast)>,
+}
+
+pub(super) fn run(arguments: &PlanArgs) -> Result<()> {
+    let recipe = arguments.recipe.load()?;
+    let Found { plan, survey } = find(&recipe, &arguments.device)?;
+    let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
+    say(&format!("budget          {}", exact(plan.budget_bytes)))?;
+    say(&format!("batch           {} samples", plan.batch_size))?;
+    say(&format!("plan            micro-batches of {}", plan.micro_batch))?;
+    say(&format!("predicted peak  {}", exact(plan.predicted_peak_bytes())))?;
+    say("")?;
+    say("peak of each category (not at the same moment)")?;
+    for (category, peak_bytes) in &plan.forecast.category_peaks {
+        if *peak_bytes > 0 || *category == Category::Parameter {
+            say(&format!("  {:<16}{}", category.to_string(), exact(*peak_bytes)))?;
+        }
+    }
+    say("")?;
+    say("micro-batch   peak                        time, relative to one part")?;
+    let whole = survey.first().map_or(1.0, |(_, forecast)| forecast.seconds);
+    for (micro_batch, forecast) in &survey {
+        let mark = if *micro_batch == plan.micro_batch {
+            "  <- plan"
+        } else if forecast.peak_bytes > plan.budget_bytes {
+            "  over the budget"
+        } else {
+            ""
+        };
+        let (peak, time) = (exact(forecast.peak_bytes), forecast.seconds / whole);
+        say(&format!("{micro_batch:<13} {peak:<27} {time:.2}{mark}"))?;
+    }
+    if !plan.forecast.assumptions.is_empty() {
+        say("")?;
+        say("assumed, because a rehearsal computes no values:")?;
+        for assumption in &plan.forecast.assumptions {
+            say(&format!("  {} at {}", assumption.value, assumption.site))?;
+        }
+    }
+    Ok(())
+}
+
+/// Rehearses `recipe` on a simulated device with the budget of `device`.
+///
+/// # Errors
+/// `DoesNotFit`; anything that keeps the recipe from being built.
+pub(super) fn find(recipe: &Recipe, device: &DeviceArgs) -> Result<Found> {
+    let sim = device.open_simulated()?;
+    let (train, test) = recipe.loaders()?;
+    let mut trainer = recipe.trainer(&sim)?;
+    let budget_bytes = match device.budget {
+        Some(budget_bytes) => budget_bytes,
+        None => device.open()?.allocator().capacity_bytes(),
+    };
+    sim.allocator().set_capacity(budget_bytes);
+    let plan = trainer.plan(&train, &test, recipe.train.epochs)?;
+    let survey = trainer.survey(&train, &test, recipe.train.epochs)?;
+    Ok(Found { plan, survey })
+}

@@ -1,0 +1,179 @@
+//! `lowtide train`.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use lowtide_allocator::{Fault, Repeat};
+use lowtide_tensor::Device;
+
+use crate::command::{DeviceArgs, RecipeArgs, plan, say};
+use crate::human::format_bytes;
+use crate::observer::{EpochReport, Flow, Observer, StepReport};
+use crate::plan::Plan;
+use crate::recipe::{Recipe, RecipeTrainer};
+use crate::report::Report;
+use crate::{Metrics, Progress, Result, RunDir, Summary, Task, Timeline};
+
+#[derive(Args)]
+pub(super) struct TrainArgs {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Folder of the run; runs/NAME-N if absent. Files of an earlier run there are replaced.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// A drill: lets the N-th device allocation after the start of training fail once.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    fault_at: Option<u64>,
+}
+
+pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
+    let recipe = arguments.recipe.load()?;
+    let (train, test) = recipe.loaders()?;
+    let device = arguments.device.open()?;
+    let mut trainer = match recipe.trainer(&device) {
+        // The rehearsal on a larger, simulated device knows how much is missing in all.
+        Err(error) if error.out_of_memory().is_some() => {
+            return plan::find(&recipe, &arguments.device).and(Err(error));
+        }
+        built => built?,
+    };
+    let plan = trainer.plan(&train, &test, recipe.train.epochs)?;
+
+    let run_dir = match &arguments.out {
+        Some(path) => RunDir::create(path)?,
+        None => RunDir::create_next("digits")?,
+    };
+    let mut metrics = Metrics::create(&run_dir.metrics())?;
+    RunDir::write(&run_dir.recipe(), &recipe.to_toml())?;
+    // Shows before the first step that there is room for what the last one leaves.
+    lowtide_nn::save(trainer.task_mut().parameters(), &run_dir.model())?;
+
+    let mut curves = Curves::default();
+    let mut timeline = Timeline::new(&device);
+    let mut progress = Progress::new();
+    if let Some(nth) = arguments.fault_at {
+        device.allocator().inject_fault(Fault { nth, repeat: Repeat::Once });
+    }
+    let requests_before = device.allocator().request_count();
+    let started = Instant::now();
+    let score = trainer.fit(
+        &train,
+        &test,
+        recipe.train.epochs,
+        &mut [&mut progress, &mut metrics, &mut curves, &mut timeline],
+    )?;
+    let seconds = started.elapsed().as_secs_f64();
+    let allocations = device.allocator().request_count() - requests_before;
+
+    let statistics = device.allocator().statistics();
+    let summary = Summary {
+        test_accuracy: score.accuracy(),
+        test_loss: score.loss(),
+        train_loss_last: curves.report.loss.last().map_or(f64::NAN, |&(_, loss)| loss),
+        steps: trainer.steps(),
+        epochs: recipe.train.epochs,
+        batch_size: plan.batch_size,
+        micro_batch: trainer.micro_batch(),
+        budget_bytes: statistics.capacity_bytes,
+        predicted_peak_bytes: plan.predicted_peak_bytes(),
+        measured_peak_bytes: statistics.reserved.peak_bytes,
+        retried_steps: trainer.retried_steps(),
+        allocations,
+        seconds,
+        final_state_hash: format!("{:016x}", trainer.state_hash()?),
+    };
+    lowtide_nn::save(trainer.task_mut().parameters(), &run_dir.model())?;
+    curves.report.memory = timeline.to_memory_timeline();
+    let report = curves.finish(&recipe, &summary, &trainer, &device);
+    RunDir::write(&run_dir.report(), &report.to_html())?;
+    let json = serde_json::to_string_pretty(&summary).expect("a summary has only plain values");
+    RunDir::write(&run_dir.summary(), &(json + "\n"))?;
+    conclude(&summary, &plan, &run_dir, arguments)
+}
+
+/// The run in plain words.
+fn conclude(
+    summary: &Summary,
+    plan: &Plan,
+    run_dir: &RunDir,
+    arguments: &TrainArgs,
+) -> Result<()> {
+    let bytes = |count: usize| format!("{} ({count} bytes)", format_bytes(count as u64));
+    let Summary { epochs, steps, seconds, test_accuracy, train_loss_last, .. } = summary;
+    say(&format!("trained          {epochs} epochs, {steps} steps, in {seconds:.1} s"))?;
+    say(&format!("test accuracy    {test_accuracy:.4}"))?;
+    say(&format!("train loss       {train_loss_last:.6} in the last step"))?;
+    say(&format!("micro-batch      {} of {}", summary.micro_batch, plan.batch_size))?;
+    let given = if arguments.device.budget.is_some() { "" } else { ", all of the machine's" };
+    say(&format!("budget           {}{given}", bytes(summary.budget_bytes)))?;
+    say(&format!("predicted peak   {}", bytes(summary.predicted_peak_bytes)))?;
+    say(&format!("measured peak    {}", bytes(summary.measured_peak_bytes)))?;
+    say(&format!("retried steps    {}", summary.retried_steps))?;
+    say(&format!("state hash       {}", summary.final_state_hash))?;
+    say(&format!("run folder       {} (open report.html)", run_dir.path().display()))?;
+    match arguments.fault_at {
+        Some(nth) if nth > summary.allocations => say(&format!(
+            "drill            allocation {nth} was never made: the run made {}",
+            summary.allocations
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Collects what the report draws.
+#[derive(Default)]
+struct Curves {
+    report: Report,
+}
+
+impl Observer for Curves {
+    fn on_step(&mut self, step: &StepReport) -> Result<Flow> {
+        let report = &mut self.report;
+        report.loss.push((step.step, step.loss));
+        report.retries.extend(step.retries.iter().map(|r| (step.step, r.reason.clone())));
+        // The short last batch of an epoch says nothing about the plan.
+        let holds = report.micro_batch.last().is_some_and(|&(_, size)| size == step.micro_batch);
+        if !holds && step.micro_batch < step.batch || report.micro_batch.is_empty() {
+            report.micro_batch.push((step.step, step.micro_batch));
+        }
+        Ok(Flow::Continue)
+    }
+
+    fn on_epoch(&mut self, epoch: &EpochReport) -> Result<Flow> {
+        self.report.accuracy.push((epoch.step, epoch.test.accuracy()));
+        Ok(Flow::Continue)
+    }
+}
+
+impl Curves {
+    fn finish(
+        self,
+        recipe: &Recipe,
+        summary: &Summary,
+        trainer: &RecipeTrainer,
+        device: &Device,
+    ) -> Report {
+        let bytes = |count: usize| format!("{} ({count} bytes)", format_bytes(count as u64));
+        let facts = [
+            ("Test accuracy", format!("{:.4}", summary.test_accuracy)),
+            ("Test loss", format!("{:.6}", summary.test_loss)),
+            ("Training loss, last step", format!("{:.6}", summary.train_loss_last)),
+            ("Epochs", summary.epochs.to_string()),
+            ("Steps", summary.steps.to_string()),
+            ("Batch", summary.batch_size.to_string()),
+            ("Micro-batch", trainer.micro_batch().to_string()),
+            ("Seed", recipe.train.seed.to_string()),
+            ("Budget", bytes(summary.budget_bytes)),
+            ("Predicted peak", bytes(summary.predicted_peak_bytes)),
+            ("Measured peak", bytes(summary.measured_peak_bytes)),
+            ("Retried steps", summary.retried_steps.to_string()),
+            ("Time", format!("{:.1} s on {} threads", summary.seconds, device.threads())),
+            ("State hash", summary.final_state_hash.clone()),
+        ];
+        let facts = facts.map(|(name, value)| (name.to_owned(), value)).to_vec();
+        Report { title: "SimpleCNN on handwritten digits".to_owned(), facts, ..self.report }
+    }
+}

@@ -1,0 +1,166 @@
+//! What can end a run, and what would help.
+
+use std::fmt;
+use std::panic::Location;
+use std::path::PathBuf;
+
+use lowtide_allocator::{Arena, BlockInfo, OutOfMemory};
+use lowtide_autograd::AutogradError;
+use lowtide_data::DataError;
+use lowtide_nn::NnError;
+use lowtide_tensor::TensorError;
+use thiserror::Error;
+
+use crate::human::format_bytes;
+
+/// An error of a training run.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// The model, a loss or the optimizer failed.
+    #[error(transparent)]
+    Nn(#[from] NnError),
+    /// The data could not be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// No way of running this training fits in the memory there is.
+    #[error(transparent)]
+    DoesNotFit(#[from] Box<DoesNotFit>),
+    /// A step that was rolled back left blocks behind: a handle to one of its tensors outlives it.
+    #[error("step {step} was rolled back, but {} at {site} is still held", blocks(*count))]
+    LeftOver {
+        /// The step, counted from 1.
+        step: u64,
+        /// How many blocks are too many.
+        count: usize,
+        /// Where the last of them was allocated.
+        site: &'static Location<'static>,
+    },
+    /// A file of the run could not be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A recipe, summary or option does not say what it should.
+    #[error("{place}: {problem}")]
+    Setting {
+        /// The file and line, or the option.
+        place: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+fn blocks(count: usize) -> String {
+    match count {
+        1 => "a block allocated".to_owned(),
+        _ => format!("the last of {count} blocks, allocated"),
+    }
+}
+
+impl From<AutogradError> for TrainError {
+    fn from(error: AutogradError) -> Self {
+        TrainError::Nn(error.into())
+    }
+}
+
+impl From<TensorError> for TrainError {
+    fn from(error: TensorError) -> Self {
+        TrainError::Nn(error.into())
+    }
+}
+
+impl TrainError {
+    /// The out-of-memory ledger, if that is what this is.
+    pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
+        match self {
+            TrainError::Nn(error) => error.out_of_memory(),
+            _ => None,
+        }
+    }
+
+    /// The error of a step after which more than before is allocated in `blocks`.
+    pub(crate) fn left_over(step: u64, blocks: &[BlockInfo]) -> Self {
+        // The blocks of a step are transient; parameters and optimizer state are not.
+        let mut transient = blocks.iter().filter(|block| block.arena == Arena::Transient);
+        let count = transient.clone().count();
+        let site = transient.next_back().or(blocks.last()).map(|block| block.site);
+        TrainError::LeftOver { step, count, site: site.unwrap_or(Location::caller()) }
+    }
+}
+
+/// Why a training cannot run, with what it lacks and what would help.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub struct DoesNotFit {
+    /// The memory there is.
+    pub budget_bytes: usize,
+    /// The peak of the smallest plan, reserved bytes.
+    pub needed_bytes: usize,
+    /// The micro-batch of that plan.
+    pub micro_batch: usize,
+    /// The step that could not be completed; absent before the first one.
+    pub step: Option<u64>,
+    /// What would make it fit, the cheapest first.
+    pub knobs: Vec<Knob>,
+}
+
+/// Something that a user can change to make a training fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Knob {
+    /// Allow batches to be split as far as this.
+    MicroBatch(usize),
+    /// Give it this much memory.
+    Budget(usize),
+    /// An optimizer without state; changes the training.
+    StatelessOptimizer {
+        /// The peak with it.
+        needed_bytes: usize,
+    },
+}
+
+impl DoesNotFit {
+    /// Bytes by which the smallest plan is over.
+    pub fn missing_bytes(&self) -> usize {
+        self.needed_bytes.saturating_sub(self.budget_bytes)
+    }
+}
+
+impl fmt::Display for DoesNotFit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let missing = self.missing_bytes();
+        write!(f, "does not fit: ")?;
+        if let Some(step) = self.step {
+            write!(f, "at step {step}, ")?;
+        }
+        write!(
+            f,
+            "a micro-batch of {} needs {} ({} bytes), {} bytes more than the {} there are; cheapest: ",
+            self.micro_batch,
+            format_bytes(self.needed_bytes as u64),
+            self.needed_bytes,
+            missing,
+            format_bytes(self.budget_bytes as u64),
+        )?;
+        for (index, knob) in self.knobs.iter().enumerate() {
+            let separator = if index > 0 { ", or " } else { "" };
+            write!(f, "{separator}{knob}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Knob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Knob::MicroBatch(len) => write!(f, "allow micro-batches of {len}"),
+            Knob::Budget(bytes) => write!(f, "--budget {bytes}B"),
+            Knob::StatelessOptimizer { needed_bytes } => {
+                write!(f, "optimizer sgd without momentum (needs {needed_bytes} bytes)")
+            }
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! How good the model is, in parts that fit.
+
+use lowtide_allocator::Category;
+use lowtide_data::{BatchView, Loader};
+use lowtide_tensor::Device;
+
+use crate::step::micro_batches;
+use crate::task::Score;
+use crate::{Result, Task, TrainError};
+
+/// The score of a batch, `micro_batch` samples at a time.
+pub(crate) fn score_parts(
+    task: &impl Task,
+    device: &Device,
+    batch: &BatchView<'_>,
+    micro_batch: usize,
+) -> Result<Score> {
+    let _scope = device.category(Category::Activation);
+    let mut total = Score::default();
+    for part in micro_batches(batch.len(), micro_batch) {
+        total.add(task.score(device, &batch.slice(part))?);
+    }
+    Ok(total)
+}
+
+/// The score of everything in `loader`. An allocation that fails drops the device's cache and is
+/// tried again, then with half the samples at a time, down to one.
+///
+/// # Errors
+/// Out of memory with a single sample; anything else at once.
+pub fn evaluate(
+    task: &impl Task,
+    device: &Device,
+    loader: &Loader,
+    micro_batch: usize,
+) -> Result<Score> {
+    let mut total = Score::default();
+    for batch in loader.epoch(0) {
+        let batch = batch?;
+        total.add(with_retries(device, micro_batch, |micro_batch| {
+            score_parts(task, device, &batch.view(), micro_batch)
+        })?);
+    }
+    Ok(total)
+}
+
+fn with_retries(
+    device: &Device,
+    micro_batch: usize,
+    mut score: impl FnMut(usize) -> Result<Score>,
+) -> Result<Score> {
+    let is_out_of_memory = |error: &TrainError| error.out_of_memory().is_some();
+    match score(micro_batch) {
+        Err(error) if is_out_of_memory(&error) => drop(device.allocator().trim()),
+        done => return done,
+    }
+    let mut part = micro_batch;
+    loop {
+        match score(part) {
+            Err(error) if is_out_of_memory(&error) && part > 1 => part = part.div_ceil(2),
+            done => return done,
+        }
+    }
+}

@@ -1,0 +1,35 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+pub mod command;
+mod error;
+mod evaluation;
+pub mod human;
+mod metrics;
+mod observer;
+mod plan;
+mod progress;
+pub mod recipe;
+mod rehearsal;
+pub mod report;
+mod run_dir;
+mod state_hash;
+mod step;
+mod task;
+mod timeline;
+mod trainer;
+
+pub use error::{DoesNotFit, Knob, TrainError};
+pub use evaluation::evaluate;
+pub use metrics::Metrics;
+pub use observer::{EpochReport, Flow, Observer, Recovery, Retry, RunStart, StepReport};
+pub use plan::Plan;
+pub use progress::Progress;
+pub use rehearsal::Forecast;
+pub use run_dir::{RunDir, Summary};
+pub use task::{Classification, Score, Task, field, upload};
+pub use timeline::Timeline;
+pub use trainer::{MicroBatches, Options, Trainer};
+
+/// The result of an operation of this crate.
+pub type Result<T, E = TrainError> = std::result::Result<T, E>;

@@ -1,0 +1,124 @@
+//! The planner: the largest micro-batch whose rehearsal fits the budget.
+
+use std::fmt;
+
+use lowtide_nn::optim::{Optimizer, Sgd, SgdOptions};
+
+use crate::error::{DoesNotFit, Knob};
+use crate::human::format_bytes;
+use crate::rehearsal::{Act, Cast, Forecast};
+use crate::{Result, Task};
+
+/// How a training will run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Samples of a logical batch.
+    pub batch_size: usize,
+    /// Samples that are on the device at once; gradients of a batch are summed over its parts.
+    pub micro_batch: usize,
+    /// The memory there is.
+    pub budget_bytes: usize,
+    /// What the rehearsal of this plan showed.
+    pub forecast: Forecast,
+    /// Larger micro-batches that were rehearsed and do not fit, with their peaks.
+    pub rejected: Vec<(usize, usize)>,
+}
+
+impl Plan {
+    /// The peak of reserved bytes over the whole run: exact.
+    pub fn predicted_peak_bytes(&self) -> usize {
+        self.forecast.peak_bytes
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = self.batch_size.div_ceil(self.micro_batch);
+        let peak = self.predicted_peak_bytes();
+        write!(
+            f,
+            "batch {} in {parts} micro-batch{} of {}, peak {} ({peak} bytes) of {}",
+            self.batch_size,
+            if parts == 1 { "" } else { "es" },
+            self.micro_batch,
+            format_bytes(peak as u64),
+            format_bytes(self.budget_bytes as u64),
+        )
+    }
+}
+
+/// Different ways to cut `batch_size` into equal parts, the largest parts first.
+pub(crate) fn part_sizes(batch_size: usize) -> Vec<usize> {
+    let mut sizes: Vec<usize> = (1..=batch_size).map(|parts| batch_size.div_ceil(parts)).collect();
+    sizes.dedup();
+    sizes
+}
+
+/// Whether batches may be split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Splitting {
+    Allowed,
+    Forbidden,
+}
+
+/// Finds the largest part of `batch_size`, at most `micro_batch_max`, whose rehearsal stays
+/// within `budget_bytes`.
+///
+/// # Errors
+/// `DoesNotFit` when not even the smallest does.
+pub(crate) fn find<T: Task, O: Optimizer>(
+    cast: &Cast<'_, T, O>,
+    acts: &[Act<'_>],
+    batch_size: usize,
+    micro_batch_max: usize,
+    splitting: Splitting,
+    budget_bytes: usize,
+) -> Result<Plan> {
+    let mut sizes = part_sizes(batch_size);
+    sizes.retain(|&size| size <= micro_batch_max);
+    if splitting == Splitting::Forbidden {
+        sizes.truncate(1);
+    }
+    let mut rejected = Vec::new();
+    for micro_batch in sizes {
+        let forecast = cast.rehearse(acts, micro_batch)?;
+        if forecast.peak_bytes <= budget_bytes {
+            return Ok(Plan { batch_size, micro_batch, budget_bytes, forecast, rejected });
+        }
+        rejected.push((micro_batch, forecast.peak_bytes));
+    }
+    let (micro_batch, needed_bytes) = *rejected.last().expect("a batch has at least one part");
+    let knobs = knobs(cast, acts, needed_bytes, micro_batch, splitting, budget_bytes)?;
+    Err(Box::new(DoesNotFit { budget_bytes, needed_bytes, micro_batch, step: None, knobs }).into())
+}
+
+/// What would make it fit. Splitting changes nothing but rounding, more memory nothing at all, and
+/// another optimizer changes the training: the cheapest is the first that helps.
+fn knobs<T: Task, O: Optimizer>(
+    cast: &Cast<'_, T, O>,
+    acts: &[Act<'_>],
+    needed_bytes: usize,
+    micro_batch: usize,
+    splitting: Splitting,
+    budget_bytes: usize,
+) -> Result<Vec<Knob>> {
+    let mut knobs = Vec::new();
+    if splitting == Splitting::Forbidden && !cast.task.couples_samples() {
+        let sizes = part_sizes(micro_batch).into_iter().skip(1);
+        for size in sizes {
+            if cast.rehearse(acts, size)?.peak_bytes <= budget_bytes {
+                knobs.push(Knob::MicroBatch(size));
+                break;
+            }
+        }
+    }
+    knobs.push(Knob::Budget(needed_bytes));
+    let stateless = Sgd::new(SgdOptions::new(cast.optimizer.learning_rate()))?;
+    let &Cast { device, task, scaler, clip_norm, .. } = cast;
+    let with_sgd = Cast { device, task, optimizer: &stateless, scaler, clip_norm };
+    let peak_bytes = with_sgd.rehearse(acts, micro_batch)?.peak_bytes;
+    if peak_bytes <= budget_bytes {
+        knobs.push(Knob::StatelessOptimizer { needed_bytes: peak_bytes });
+    }
+    Ok(knobs)
+}

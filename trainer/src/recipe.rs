@@ -1,0 +1,354 @@
+//! Recipes: what to train, on what, and how, as a TOML file. Everything has a default.
+
+use std::fs;
+use std::path::Path;
+
+use lowtide_data::{Digits, Loader, LoaderOptions, Sequential};
+use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
+use lowtide_nn::optim::{
+    Adam, AdamOptions, Momentum, Optimizer, OptimizerMemory, Sgd, SgdOptions, Update, WeightDecay,
+};
+use lowtide_nn::Parameters;
+use lowtide_autograd::Gradients;
+use lowtide_tensor::{Device, RandomKey, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::{Classification, MicroBatches, Options, Result, TrainError, Trainer};
+
+/// What to train.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Recipe {
+    /// The data.
+    pub data: DataRecipe,
+    /// The model.
+    pub model: ModelRecipe,
+    /// The optimizer.
+    pub optimizer: OptimizerRecipe,
+    /// The loop.
+    pub train: TrainRecipe,
+}
+
+/// The data.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DataRecipe {
+    /// Which data set.
+    pub kind: DataKind,
+    /// Threads that read samples beside the one that trains.
+    pub workers: usize,
+}
+
+/// Which data set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DataKind {
+    /// The handwritten digits that ship with lowtide.
+    #[default]
+    Digits,
+}
+
+/// The model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelRecipe {
+    /// Which model.
+    pub kind: ModelKind,
+    /// Channels of its convolution.
+    pub channels: usize,
+}
+
+/// Which model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ModelKind {
+    /// Convolution 3x3, ReLU, max pool 2x2, linear.
+    #[default]
+    SimpleCnn,
+}
+
+/// The optimizer; keys that its kind has no use for are an error.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum OptimizerRecipe {
+    /// Adam.
+    Adam(AdamRecipe),
+    /// Adam with decoupled weight decay.
+    Adamw(AdamRecipe),
+    /// Stochastic gradient descent.
+    Sgd(SgdRecipe),
+}
+
+/// Adam's numbers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdamRecipe {
+    /// Step size.
+    pub learning_rate: f64,
+    /// How much of the last mean and mean square is kept.
+    pub betas: [f64; 2],
+    /// Keeps the quotient finite.
+    pub eps: f64,
+    /// Pull towards 0; PyTorch's default for the kind (0, AdamW 0.01) if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f64>,
+}
+
+/// SGD's numbers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SgdRecipe {
+    /// Step size.
+    pub learning_rate: f64,
+    /// How much of the last direction is kept.
+    pub momentum: f64,
+    /// Whether the step looks ahead.
+    pub nesterov: bool,
+    /// Pull towards 0.
+    pub weight_decay: f64,
+}
+
+/// The loop.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainRecipe {
+    /// Times through the training data.
+    pub epochs: u64,
+    /// Samples of a logical batch.
+    pub batch_size: usize,
+    /// Seed of initial values and of the order of the data.
+    pub seed: u64,
+    /// Gradients longer than this together are shortened to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clip_norm: Option<f64>,
+    /// Whether batches may be split where memory asks for it.
+    pub split_batches: bool,
+}
+
+impl Default for DataRecipe {
+    fn default() -> Self {
+        DataRecipe { kind: DataKind::Digits, workers: 1 }
+    }
+}
+
+impl Default for ModelRecipe {
+    fn default() -> Self {
+        ModelRecipe { kind: ModelKind::SimpleCnn, channels: 16 }
+    }
+}
+
+impl Default for OptimizerRecipe {
+    fn default() -> Self {
+        OptimizerRecipe::Adam(AdamRecipe::default())
+    }
+}
+
+impl Default for AdamRecipe {
+    fn default() -> Self {
+        let AdamOptions { learning_rate, betas, eps, .. } = AdamOptions::default();
+        AdamRecipe { learning_rate, betas, eps, weight_decay: None }
+    }
+}
+
+impl Default for SgdRecipe {
+    fn default() -> Self {
+        SgdRecipe { learning_rate: 0.05, momentum: 0.9, nesterov: false, weight_decay: 0.0 }
+    }
+}
+
+impl Default for TrainRecipe {
+    fn default() -> Self {
+        let (epochs, batch_size, seed) = (30, 64, 0);
+        TrainRecipe { epochs, batch_size, seed, clip_norm: None, split_batches: true }
+    }
+}
+
+/// The optimizers that a recipe can name, as one type.
+pub enum AnyOptimizer {
+    /// Adam or AdamW.
+    Adam(Adam),
+    /// SGD.
+    Sgd(Sgd),
+}
+
+impl AnyOptimizer {
+    fn get(&self) -> &dyn Optimizer {
+        match self {
+            AnyOptimizer::Adam(adam) => adam,
+            AnyOptimizer::Sgd(sgd) => sgd,
+        }
+    }
+
+    fn get_mut(&mut self) -> &mut dyn Optimizer {
+        match self {
+            AnyOptimizer::Adam(adam) => adam,
+            AnyOptimizer::Sgd(sgd) => sgd,
+        }
+    }
+}
+
+impl Optimizer for AnyOptimizer {
+    fn prepare(
+        &mut self,
+        parameters: &mut dyn Parameters,
+        gradients: Gradients,
+    ) -> lowtide_nn::Result<Update<'_>> {
+        self.get_mut().prepare(parameters, gradients)
+    }
+
+    fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {
+        self.get_mut().visit_state(visitor);
+    }
+
+    fn steps(&self) -> u64 {
+        self.get().steps()
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.get().learning_rate()
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.get_mut().set_learning_rate(learning_rate);
+    }
+
+    fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory {
+        self.get().memory(parameters)
+    }
+
+    fn twin(&self, sim: &Device) -> Option<Self> {
+        Some(match self {
+            AnyOptimizer::Adam(adam) => AnyOptimizer::Adam(adam.twin(sim)?),
+            AnyOptimizer::Sgd(sgd) => AnyOptimizer::Sgd(sgd.twin(sim)?),
+        })
+    }
+}
+
+/// A trainer of a recipe.
+pub type RecipeTrainer = Trainer<Classification<SimpleCnn>, AnyOptimizer>;
+
+impl Recipe {
+    /// Reads a recipe.
+    ///
+    /// # Errors
+    /// `File` when it cannot be read; `Setting` with the line for anything that is not a recipe.
+    pub fn load(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path)
+            .map_err(|source| TrainError::File { path: path.to_owned(), source })?;
+        let recipe: Recipe = toml::from_str(&text).map_err(|error| {
+            let line = error.span().map(|span| text[..span.start].lines().count().max(1));
+            let source = line.and_then(|line| text.lines().nth(line - 1)).unwrap_or_default();
+            let place = match line {
+                Some(line) => format!("{}, line {line} ({})", path.display(), source.trim()),
+                None => path.display().to_string(),
+            };
+            // Some of the parser's messages go on over several lines.
+            let problem = error.message().lines().collect::<Vec<_>>().join(" ");
+            TrainError::Setting { place, problem }
+        })?;
+        Ok(recipe)
+    }
+
+    /// The recipe as TOML, complete with defaults.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("a recipe has only plain values")
+    }
+
+    /// `Ok` if every number is in its range.
+    ///
+    /// # Errors
+    /// `Setting` that names the first which is not.
+    pub fn check(&self) -> Result<()> {
+        let at_least_one = [
+            ("train.epochs", self.train.epochs == 0),
+            ("train.batch_size", self.train.batch_size == 0),
+            ("model.channels", self.model.channels == 0),
+        ];
+        if let Some((name, _)) = at_least_one.into_iter().find(|(_, wrong)| *wrong) {
+            let problem = "must be at least 1".to_owned();
+            return Err(TrainError::Setting { place: name.to_owned(), problem });
+        }
+        if let Some(norm) = self.train.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
+            let problem = format!("{norm} is not above 0");
+            return Err(TrainError::Setting { place: "train.clip_norm".to_owned(), problem });
+        }
+        Ok(())
+    }
+
+    /// Loaders of the training data, shuffled by the seed, and of the test data, in order.
+    ///
+    /// # Errors
+    /// Those of the data set.
+    pub fn loaders(&self) -> Result<(Loader, Loader)> {
+        let DataKind::Digits = self.data.kind;
+        let (train, test) = Digits::load()?.split();
+        let options = LoaderOptions {
+            batch_size: self.train.batch_size,
+            seed: self.train.seed,
+            workers: self.data.workers,
+            ..Default::default()
+        };
+        let in_order = LoaderOptions { workers: 0, ..options };
+        Ok((Loader::new(train, options)?, Loader::with_sampler(test, Sequential, in_order)?))
+    }
+
+    /// The model with its initial values.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn task(&self, device: &Device) -> Result<Classification<SimpleCnn>> {
+        let ModelKind::SimpleCnn = self.model.kind;
+        let shape =
+            SimpleCnnShape { image: [1, 8, 8], channels: self.model.channels, classes: 10 };
+        let key = RandomKey::new(self.train.seed);
+        Ok(Classification::new(SimpleCnn::new(device, key, shape)?))
+    }
+
+    /// The optimizer, without state yet.
+    ///
+    /// # Errors
+    /// `Option` for a number out of its range.
+    pub fn optimizer(&self) -> Result<AnyOptimizer> {
+        let adam = |recipe: &AdamRecipe, defaults: AdamOptions| -> lowtide_nn::Result<_> {
+            let &AdamRecipe { learning_rate, betas, eps, weight_decay } = recipe;
+            let weight_decay = match (defaults.weight_decay, weight_decay) {
+                (default, None) => default,
+                (WeightDecay::Coupled(_), Some(pull)) => WeightDecay::Coupled(pull),
+                (WeightDecay::Decoupled(_), Some(pull)) => WeightDecay::Decoupled(pull),
+            };
+            let options = AdamOptions { learning_rate, betas, eps, weight_decay };
+            Ok(AnyOptimizer::Adam(Adam::new(options)?))
+        };
+        Ok(match &self.optimizer {
+            OptimizerRecipe::Adam(recipe) => adam(recipe, AdamOptions::default())?,
+            OptimizerRecipe::Adamw(recipe) => adam(recipe, AdamOptions::adamw())?,
+            OptimizerRecipe::Sgd(recipe) => AnyOptimizer::Sgd(Sgd::new(SgdOptions {
+                momentum: recipe.momentum,
+                weight_decay: recipe.weight_decay,
+                momentum_kind: match recipe.nesterov {
+                    true => Momentum::Nesterov,
+                    false => Momentum::Classical,
+                },
+                ..SgdOptions::new(recipe.learning_rate)
+            })?),
+        })
+    }
+
+    /// A trainer before its first step.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when not even the model fits; a number out of its range.
+    pub fn trainer(&self, device: &Device) -> Result<RecipeTrainer> {
+        let optimizer = self.optimizer()?;
+        let options = Options {
+            seed: self.train.seed,
+            clip_norm: self.train.clip_norm,
+            micro_batches: match self.train.split_batches {
+                true => MicroBatches::AsNeeded,
+                false => MicroBatches::Never,
+            },
+            ..Default::default()
+        };
+        Ok(Trainer::new(device, self.task(device)?, optimizer, options))
+    }
+}

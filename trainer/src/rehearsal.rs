@@ -1,0 +1,95 @@
+//! Rehearsals: the real training code on a simulated device, to know its peak before it runs.
+
+use lowtide_allocator::{Category, Statistics};
+use lowtide_amp::LossScaler;
+use lowtide_data::BatchView;
+use lowtide_nn::optim::Optimizer;
+use lowtide_tensor::{Assumption, Device, RandomKey};
+
+use crate::evaluation::score_parts;
+use crate::step::Step;
+use crate::{Result, Task};
+
+/// What is to be rehearsed, in the order in which a run does it.
+#[derive(Clone, Copy)]
+pub(crate) enum Act<'a> {
+    /// A training step on this batch.
+    Step(BatchView<'a>),
+    /// The evaluation of this batch.
+    Evaluate(BatchView<'a>),
+}
+
+/// What a rehearsal showed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Forecast {
+    /// The peak of reserved bytes: exact.
+    pub peak_bytes: usize,
+    /// The peak of each category, at whatever moment it was reached.
+    pub category_peaks: Vec<(Category, usize)>,
+    /// Roofline time of all acts on the device's nominal rates: for comparing plans.
+    pub seconds: f64,
+    /// Values that the code went on with in place of computed ones.
+    pub assumptions: Vec<Assumption>,
+}
+
+/// The actors: what a run consists of beside its data.
+pub(crate) struct Cast<'a, T, O> {
+    pub(crate) device: &'a Device,
+    pub(crate) task: &'a T,
+    pub(crate) optimizer: &'a O,
+    pub(crate) scaler: &'a LossScaler,
+    pub(crate) clip_norm: Option<f64>,
+}
+
+impl<T: Task, O: Optimizer> Cast<'_, T, O> {
+    /// Runs `acts` with micro-batches of `micro_batch` on a simulated copy of the device as it is
+    /// now, cache dropped, without a limit on its memory. The peak is what a run needs: with that
+    /// much capacity it passes, with one byte less it does not (see the allocator's laws).
+    ///
+    /// # Errors
+    /// What the real code would meet beside lack of memory.
+    pub(crate) fn rehearse(&self, acts: &[Act<'_>], micro_batch: usize) -> Result<Forecast> {
+        let device = self.device.simulate();
+        let allocator = device.allocator();
+        allocator.set_capacity(usize::MAX);
+        allocator.trim();
+        allocator.reset_peaks();
+        let mut task = self.task.clone();
+        task.parameters().visit(&mut |name, parameter| {
+            let twin = parameter.twin(&device);
+            *parameter = twin.unwrap_or_else(|| panic!("{name} is not on the run's device"));
+        });
+        let mut optimizer = self.optimizer.twin(&device).expect("its state is on the run's device");
+        let mut scaler = self.scaler.clone();
+        for act in acts {
+            match act {
+                Act::Step(batch) => {
+                    let step = Step {
+                        device: &device,
+                        task: &mut task,
+                        optimizer: &mut optimizer,
+                        scaler: &mut scaler,
+                        key: RandomKey::new(0),
+                        clip_norm: self.clip_norm,
+                        on_phase: &mut |_| {},
+                    };
+                    step.run(batch, micro_batch)?;
+                }
+                Act::Evaluate(batch) => drop(score_parts(&task, &device, batch, micro_batch)?),
+            }
+        }
+        Ok(Forecast::new(&allocator.statistics(), &device))
+    }
+}
+
+impl Forecast {
+    fn new(statistics: &Statistics, device: &Device) -> Self {
+        let peak_of = |category| (category, statistics.by_category[category].peak_bytes);
+        Forecast {
+            peak_bytes: statistics.reserved.peak_bytes,
+            category_peaks: Category::ALL.map(peak_of).to_vec(),
+            seconds: device.simulated_seconds(),
+            assumptions: device.assumptions(),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! One training step as a transaction: BEGIN, COMPUTE, PREPARE, COMMIT.
+//!
+//! Nothing that outlives the step is written before COMMIT, and COMMIT cannot run out of memory.
+//! Whatever fails earlier drops the attempt, and with it everything the step has made.
+
+use std::ops::Range;
+
+use lowtide_allocator::Category;
+use lowtide_amp::LossScaler;
+use lowtide_autograd::{Attempt, Gradients, Pass};
+use lowtide_data::BatchView;
+use lowtide_nn::optim::Optimizer;
+use lowtide_tensor::{Device, DType, RandomKey, Tensor, scale_and_check_finite, squared_norm};
+
+use crate::{Result, Task};
+
+/// Everything that a step reads and, at its end, writes.
+pub(crate) struct Step<'a, T, O> {
+    pub(crate) device: &'a Device,
+    pub(crate) task: &'a mut T,
+    pub(crate) optimizer: &'a mut O,
+    pub(crate) scaler: &'a mut LossScaler,
+    /// The run's key at this step.
+    pub(crate) key: RandomKey,
+    /// Gradients longer than this together are shortened to it.
+    pub(crate) clip_norm: Option<f64>,
+    /// Called when a phase begins: `forward`, `backward`, `optimizer`.
+    pub(crate) on_phase: &'a mut dyn FnMut(&'static str),
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct StepOutcome {
+    /// Mean loss over the targets of the logical batch, before the update.
+    pub(crate) loss: f64,
+    /// Whether the update was left out because a scaled gradient overflowed.
+    pub(crate) skipped: bool,
+}
+
+/// The parts of a batch of `len`, each of `micro_batch` samples but perhaps the last.
+pub(crate) fn micro_batches(len: usize, micro_batch: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..len).step_by(micro_batch).map(move |start| start..len.min(start + micro_batch))
+}
+
+impl<T: Task, O: Optimizer> Step<'_, T, O> {
+    /// Runs the step.
+    ///
+    /// # Errors
+    /// Anything before COMMIT; everything is then as it was at BEGIN.
+    pub(crate) fn run(mut self, batch: &BatchView<'_>, micro_batch: usize) -> Result<StepOutcome> {
+        // BEGIN
+        let count = self.task.count(batch)?;
+        let frozen = Frozen::new(self.task, self.optimizer);
+
+        // COMPUTE
+        let attempt = Attempt::new();
+        let loss_sum = self.compute(&attempt, batch, micro_batch, count)?;
+        let loss = loss_sum.item_assuming(0.0f64)? / count;
+        drop(loss_sum);
+
+        // PREPARE
+        (self.on_phase)("optimizer");
+        let mut gradients = attempt.into_gradients();
+        if self.found_infinite(&mut gradients)? {
+            self.scaler.update(true);
+            return Ok(StepOutcome { loss, skipped: true });
+        }
+        self.clip(&mut gradients)?;
+        let update = self.optimizer.prepare(self.task.parameters(), gradients)?;
+
+        // COMMIT
+        drop(frozen);
+        let _seal = self.device.allocator().seal();
+        update.commit()?;
+        self.scaler.update(false);
+        Ok(StepOutcome { loss, skipped: false })
+    }
+
+    /// Adds the gradients of the mean loss to `attempt`, one micro-batch after the other; the sum
+    /// of the losses.
+    fn compute(
+        &mut self,
+        attempt: &Attempt,
+        batch: &BatchView<'_>,
+        micro_batch: usize,
+        count: f64,
+    ) -> Result<Tensor> {
+        let mut loss_sum = Tensor::zeros(self.device, [], DType::F64)?;
+        // A batch in which nothing counts has no gradient, rather than one of 0 / 0.
+        let seed = if count > 0.0 { f64::from(self.scaler.scale()) / count } else { 0.0 };
+        for part in micro_batches(batch.len(), micro_batch) {
+            (self.on_phase)("forward");
+            let pass = Pass::train(self.key, attempt);
+            let scope = self.device.category(Category::Activation);
+            let loss = self.task.loss(&pass, self.device, &batch.slice(part))?;
+            drop(scope);
+            loss_sum.add_(&loss.sum.value().to_dtype(DType::F64)?)?;
+            (self.on_phase)("backward");
+            pass.backward_seeded(loss.sum, seed)?;
+        }
+        Ok(loss_sum)
+    }
+
+    /// Undoes the loss scale; whether a gradient overflowed. Without scaling nothing can be
+    /// undone and, as in PyTorch, nothing is looked for.
+    fn found_infinite(&self, gradients: &mut Gradients) -> Result<bool> {
+        if !self.scaler.is_enabled() {
+            return Ok(false);
+        }
+        let inverse = f64::from(self.scaler.inverse_scale());
+        let flag = scale_and_check_finite(self.device, gradients.iter_mut(), inverse)?;
+        Ok(flag.item_assuming(0.0f32)? > 0.0)
+    }
+
+    /// Shortens the gradients together, `torch.nn.utils.clip_grad_norm_`.
+    fn clip(&self, gradients: &mut Gradients) -> Result<()> {
+        /// PyTorch's guard against division by zero.
+        const EPS: f64 = 1e-6;
+        let Some(norm_max) = self.clip_norm else { return Ok(()) };
+        let norm = squared_norm(self.device, gradients.iter())?.item_assuming(0.0f64)?.sqrt();
+        let scale = norm_max / (norm + EPS);
+        if scale < 1.0 {
+            gradients.iter_mut().try_for_each(|gradient| gradient.mul_scalar_(scale))?;
+        }
+        Ok(())
+    }
+}
+
+/// Keeps parameters and optimizer state from being written until it is dropped.
+struct Frozen(Vec<Tensor>);
+
+impl Frozen {
+    fn new(task: &mut impl Task, optimizer: &mut impl Optimizer) -> Self {
+        let mut tensors = Vec::new();
+        task.parameters().visit(&mut |_, parameter| tensors.push(parameter.value().clone()));
+        optimizer.visit_state(&mut |tensor| tensors.push(tensor.clone()));
+        tensors.iter().for_each(Tensor::freeze);
+        Frozen(tensors)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        self.0.iter().for_each(Tensor::unfreeze);
+    }
+}

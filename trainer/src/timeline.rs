@@ -1,0 +1,120 @@
+//! The memory timeline of the first steps, from the allocator's history.
+
+use lowtide_allocator::{Action, ByCategory, Category, Record};
+use lowtide_tensor::Device;
+
+use crate::observer::{Flow, Observer, RunStart, StepReport};
+use crate::report::MemoryTimeline;
+use crate::Result;
+
+/// Steps shown: the first, in which optimizer state appears, and one like all that follow.
+const STEPS_SHOWN: u64 = 2;
+
+/// Collects the memory timeline of the first two steps.
+pub struct Timeline {
+    device: Device,
+    /// Live bytes before the first step.
+    start: ByCategory<u64>,
+    reserved_at_start: u64,
+    /// Allocator events before the first step.
+    first_event: u64,
+    /// Allocator events before each phase.
+    phases: Vec<(u64, String)>,
+    records: Vec<Record>,
+    steps_seen: u64,
+}
+
+impl Timeline {
+    /// An observer of `device`.
+    pub fn new(device: &Device) -> Self {
+        Timeline {
+            device: device.clone(),
+            start: ByCategory::from_fn(|_| 0),
+            reserved_at_start: 0,
+            first_event: 0,
+            phases: Vec::new(),
+            records: Vec::new(),
+            steps_seen: 0,
+        }
+    }
+
+    fn event_count(&self) -> u64 {
+        let history = self.device.allocator().history();
+        history.overwritten() + history.records().len() as u64
+    }
+
+    fn collect(&mut self) {
+        let history = self.device.allocator().history();
+        let in_run = |record: &&Record| record.sequence >= self.first_event;
+        self.records = history.records().iter().filter(in_run).copied().collect();
+    }
+
+    /// The timeline so far, for the report.
+    pub fn to_memory_timeline(&self) -> MemoryTimeline {
+        let statistics = self.device.allocator().statistics();
+        let (mut live, mut reserved) = (self.start, self.reserved_at_start);
+        let mut timeline = MemoryTimeline {
+            categories: Category::ALL.iter().map(|category| category.to_string()).collect(),
+            budget_bytes: Some(statistics.capacity_bytes as u64),
+            peak_bytes: statistics.reserved.peak_bytes as u64,
+            caption: format!("the first {} of the run", steps(self.steps_seen)),
+            ..Default::default()
+        };
+        for record in &self.records {
+            let size = record.size_bytes as u64;
+            match record.action {
+                Action::Allocate => live[record.category] += size,
+                Action::Free => live[record.category] -= size,
+                Action::Commit => reserved += size,
+                Action::Decommit => reserved -= size,
+                Action::Charge => {
+                    live[record.category] += size;
+                    reserved += size;
+                }
+                Action::Discharge => {
+                    live[record.category] -= size;
+                    reserved -= size;
+                }
+                Action::OutOfMemory => {}
+            }
+            timeline.events.push(Category::ALL.iter().map(|&category| live[category]).collect());
+            timeline.reserved.push(reserved);
+        }
+        // The ring may have overwritten the oldest records of very long steps.
+        let first = self.records.first().map_or(self.first_event, |record| record.sequence);
+        let index = |event: u64| event.saturating_sub(first) as usize;
+        timeline.phases =
+            self.phases.iter().map(|(event, name)| (index(*event), name.clone())).collect();
+        timeline
+    }
+}
+
+fn steps(count: u64) -> String {
+    if count == 1 { "step".to_owned() } else { format!("{count} steps") }
+}
+
+impl Observer for Timeline {
+    fn on_start(&mut self, _: &RunStart) -> Result<()> {
+        let statistics = self.device.allocator().statistics();
+        self.start = ByCategory::from_fn(|category| {
+            statistics.by_category[category].current_bytes as u64
+        });
+        self.reserved_at_start = statistics.reserved.current_bytes as u64;
+        self.first_event = self.event_count();
+        Ok(())
+    }
+
+    fn on_phase(&mut self, step: u64, phase: &'static str) {
+        if step <= STEPS_SHOWN {
+            self.phases.push((self.event_count(), phase.to_owned()));
+        }
+    }
+
+    fn on_step(&mut self, report: &StepReport) -> Result<Flow> {
+        if report.step <= STEPS_SHOWN {
+            self.steps_seen = report.step;
+            self.collect();
+        }
+        Ok(Flow::Continue)
+    }
+}

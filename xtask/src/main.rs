@@ -1,0 +1,73 @@
+//! `cargo xtask test | tidy | bench`: dispatch and help.
+
+#![forbid(unsafe_code)]
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use xtask::{bench, test, tidy, workspace};
+
+const HELP: &str = "\
+usage: cargo xtask COMMAND
+
+  test [CRATE] [--deep]  format, clippy, tidy, tests, doc tests, benches once, package, docs;
+                         CRATE (a folder name) restricts every section that can be restricted;
+                         --deep adds sanitizers, Miri and long property tests
+  tidy                   checks of the tracked files only
+  bench [FILTER]         run the benches and write target/bench-report.md;
+                         FILTER is a crate folder or a part of a benchmark's name
+
+The last line of `test` is `N passed, N failed, N skipped`. A test that cannot run here prints a
+line `skipped: NAME: REASON`, passes, and is counted as skipped.";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match dispatch(&arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// `Ok(false)` is a check that failed and has said so; `Err` is one line about why nothing ran.
+fn dispatch(arguments: &[String]) -> Result<bool, String> {
+    let Some((command, rest)) = arguments.split_first() else {
+        println!("{HELP}");
+        return Ok(true);
+    };
+    if arguments.iter().any(|a| a == "--help" || a == "-h") || command == "help" {
+        println!("{HELP}");
+        return Ok(true);
+    }
+    match command.as_str() {
+        "test" => test::run(&root()?, &test::Options::parse(rest)?),
+        "tidy" => run_tidy(&root()?, rest),
+        "bench" => bench::run(&root()?, rest),
+        other => Err(format!("unknown command `{other}`; `cargo xtask --help` lists the commands")),
+    }
+}
+
+fn root() -> Result<std::path::PathBuf, String> {
+    let start = std::env::current_dir().map_err(|e| format!("no current directory: {e}"))?;
+    workspace::root_above(&start)
+        .ok_or_else(|| format!("no workspace Cargo.toml in {} or above", start.display()))
+}
+
+fn run_tidy(root: &Path, rest: &[String]) -> Result<bool, String> {
+    if let Some(extra) = rest.first() {
+        return Err(format!("tidy takes no argument, got `{extra}`"));
+    }
+    let tree = tidy::Tree::read(root)?;
+    let mut clean = true;
+    for check in tidy::CHECKS {
+        for finding in (check.run)(&tree) {
+            clean = false;
+            println!("{finding}");
+        }
+    }
+    println!("tidy: {}", if clean { "clean" } else { "see the findings above" });
+    Ok(clean)
+}

@@ -1,0 +1,369 @@
+//! `cargo xtask test`: every check, in sections. [`plan`] says what runs; [`run`] runs it.
+
+use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+use std::time::Instant;
+
+use crate::tally::{Counts, Tally};
+use crate::{tidy, workspace};
+
+/// The target whose standard library the sanitizers of stable Rust know.
+const SANITIZER_TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// The crates that hold the unsafe code, by folder.
+const SANITIZED: [&str; 2] = ["allocator", "tensor"];
+
+/// What the user asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// A crate folder; `None` is the whole workspace.
+    pub filter: Option<String>,
+    /// Also run what takes long.
+    pub deep: bool,
+}
+
+impl Options {
+    /// Reads `[CRATE] [--deep]`.
+    ///
+    /// # Errors
+    /// One line about an argument that is neither.
+    pub fn parse(arguments: &[String]) -> Result<Self, String> {
+        let mut options = Self::default();
+        for argument in arguments {
+            if argument == "--deep" {
+                options.deep = true;
+            } else if argument.starts_with('-') || options.filter.is_some() {
+                return Err(format!("test does not understand `{argument}`"));
+            } else {
+                options.filter = Some(argument.clone());
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// How a section turns into counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counting {
+    /// The exit status is one check.
+    Status,
+    /// The output is that of test runners, see [`crate::tally`].
+    Runners,
+    /// [`tidy`] runs in this process; each of its checks counts as one.
+    Tidy,
+}
+
+/// What a section needs beside cargo and the compiler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// Nothing.
+    Nothing,
+    /// A cargo subcommand that answers `--version`.
+    Subcommand(&'static str),
+    /// A machine of the one target that the sanitizer sections are written for.
+    SanitizerTarget,
+    /// That machine, and the sources of the standard library to build it from.
+    StandardSources,
+}
+
+impl Needs {
+    /// Why the section cannot run here; `None` if it can.
+    fn missing(self, root: &Path) -> Option<String> {
+        let target_is_here = cfg!(all(target_arch = "x86_64", target_os = "linux"));
+        match self {
+            Self::Nothing => None,
+            Self::Subcommand(tool) => {
+                (!answers(root, tool)).then(|| format!("`cargo {tool}` is not installed here"))
+            }
+            Self::SanitizerTarget | Self::StandardSources if !target_is_here => {
+                Some(format!("needs {SANITIZER_TARGET}"))
+            }
+            Self::SanitizerTarget => None,
+            Self::StandardSources => (!has_standard_sources(root)).then(|| {
+                "the rust-src component is not installed here; a standard library that is not \
+                 instrumented makes every contended lock look like a race"
+                    .to_owned()
+            }),
+        }
+    }
+}
+
+/// One section: a cargo command and how to count it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Section {
+    /// What the user reads.
+    pub name: &'static str,
+    /// The arguments of cargo.
+    pub arguments: Vec<String>,
+    /// Variables set for it.
+    pub environment: Vec<(&'static str, String)>,
+    /// What has to be there, else the section is a skip.
+    pub needs: Needs,
+    /// How it counts.
+    pub counting: Counting,
+}
+
+impl Section {
+    fn new(name: &'static str, command: &str, counting: Counting) -> Self {
+        let arguments = command.split_whitespace().map(str::to_owned).collect();
+        Self { name, arguments, environment: Vec::new(), needs: Needs::Nothing, counting }
+    }
+
+    fn needs(self, needs: Needs) -> Self {
+        Self { needs, ..self }
+    }
+
+    fn env(mut self, name: &'static str, value: &str) -> Self {
+        self.environment.push((name, value.to_owned()));
+        self
+    }
+}
+
+/// The sections of a run, and the names of those left out with the reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// In the order they run.
+    pub sections: Vec<Section>,
+    /// One line each, printed before the skips: these were not asked for, so they are no skips.
+    pub left_out: Vec<String>,
+}
+
+/// What runs for `options`, where `package` is the package name of the filter.
+pub fn plan(options: &Options, package: Option<&str>) -> Plan {
+    let scope = package.map_or_else(|| "--workspace".to_owned(), |name| format!("-p {name}"));
+    let format_scope = package.map_or_else(|| "--all".to_owned(), |name| format!("-p {name}"));
+    let mut plan = Plan::default();
+    plan.sections.extend([
+        Section::new("format", &format!("fmt {format_scope} --check"), Counting::Status)
+            .needs(Needs::Subcommand("fmt")),
+        Section::new(
+            "clippy",
+            &format!("clippy {scope} --all-targets -- -D warnings"),
+            Counting::Status,
+        )
+        .needs(Needs::Subcommand("clippy")),
+        Section::new("tidy", "", Counting::Tidy),
+        Section::new(
+            "tests",
+            &format!(
+                "test {scope} --no-fail-fast --lib --bins --tests --examples -- --show-output"
+            ),
+            Counting::Runners,
+        ),
+        Section::new(
+            "doc tests",
+            &format!("test {scope} --no-fail-fast --doc -- --show-output"),
+            Counting::Runners,
+        ),
+        // Criterion runs each case once when cargo does not say `--bench`. Unlike
+        // `cargo bench -- --test` this needs no second, optimised build of everything.
+        Section::new(
+            "benches, once each",
+            &format!("test {scope} --no-fail-fast --benches"),
+            Counting::Runners,
+        ),
+    ]);
+    if package.is_none() {
+        // All at once: a crate alone cannot be packaged before those it imports are published.
+        plan.sections.push(Section::new(
+            "package",
+            "package --workspace --exclude xtask --allow-dirty --no-verify --offline",
+            Counting::Status,
+        ));
+    } else {
+        plan.left_out.push("not run for one crate: package".to_owned());
+    }
+    plan.sections.push(
+        Section::new("docs", &format!("doc {scope} --no-deps"), Counting::Status)
+            .env("RUSTDOCFLAGS", "-Dwarnings"),
+    );
+    let deep = deep_sections(options, &scope);
+    if options.deep {
+        plan.sections.extend(deep);
+    } else {
+        let names: Vec<&str> = deep.iter().map(|section| section.name).collect();
+        plan.left_out.push(format!("not run without --deep: {}", names.join(", ")));
+    }
+    plan
+}
+
+fn deep_sections(options: &Options, scope: &str) -> Vec<Section> {
+    let wanted = |folder: &&str| options.filter.as_deref().is_none_or(|filter| filter == *folder);
+    let packages = |folders: &[&str]| -> Option<String> {
+        let names: Vec<String> =
+            folders.iter().filter(|f| wanted(f)).map(|f| format!("-p lowtide-{f}")).collect();
+        (!names.is_empty()).then(|| names.join(" "))
+    };
+    let mut sections = Vec::new();
+    if let Some(packages) = packages(&SANITIZED) {
+        for (name, needs, folder, flags, options) in [
+            ("address sanitizer", Needs::SanitizerTarget, "address", "-Zsanitizer=address", ""),
+            (
+                "thread sanitizer",
+                Needs::StandardSources,
+                "thread",
+                "-Zsanitizer=thread",
+                "-Zbuild-std",
+            ),
+        ] {
+            let command = format!(
+                "test {packages} --no-fail-fast --lib --tests {options} \
+                 --target {SANITIZER_TARGET} --target-dir target/sanitizers/{folder} \
+                 -- --show-output"
+            );
+            // The bootstrap variable opens `-Z` flags on a stable compiler.
+            sections.push(
+                Section::new(name, &command, Counting::Runners)
+                    .needs(needs)
+                    .env("RUSTC_BOOTSTRAP", "1")
+                    .env("RUSTFLAGS", flags),
+            );
+        }
+    }
+    if let Some(packages) = packages(&["allocator"]) {
+        let command = format!("miri test {packages} --no-fail-fast --lib --tests -- --show-output");
+        // proptest reads the current directory to find its regression files.
+        sections.push(
+            Section::new("miri", &command, Counting::Runners)
+                .needs(Needs::Subcommand("miri"))
+                .env("MIRIFLAGS", "-Zmiri-disable-isolation"),
+        );
+    }
+    let command = format!("test {scope} --no-fail-fast --lib --tests -- --show-output");
+    sections.push(
+        Section::new("long property tests", &command, Counting::Runners)
+            .env("PROPTEST_CASES", "2000"),
+    );
+    sections
+}
+
+/// Runs the plan; a section that fails does not stop the following ones. True if none failed.
+///
+/// # Errors
+/// One line if the filter names no crate; nothing ran then.
+pub fn run(root: &Path, options: &Options) -> Result<bool, String> {
+    let package = match &options.filter {
+        None => None,
+        Some(folder) => Some(
+            workspace::package_in(root, folder)
+                .ok_or_else(|| format!("no crate in a folder `{folder}`"))?,
+        ),
+    };
+    let plan = plan(options, package.as_deref());
+    let mut total = Counts::default();
+    let mut failed = Vec::new();
+    for section in &plan.sections {
+        println!("== {} ==", section.name);
+        let start = Instant::now();
+        let counts = run_section(root, section);
+        let verdict = match (counts.failed, counts.passed, counts.skips.len()) {
+            (1.., ..) => "FAILED",
+            (0, 0, 1..) => "skipped",
+            (0, ..) => "ok",
+        };
+        let elapsed_s = start.elapsed().as_secs_f64();
+        println!("-- {}: {verdict} in {elapsed_s:.1} s: {counts}", section.name);
+        if counts.failed > 0 {
+            failed.push(section.name);
+        }
+        total.add(counts);
+    }
+    println!();
+    if !failed.is_empty() {
+        println!("failed sections: {}", failed.join(", "));
+    }
+    for line in &plan.left_out {
+        println!("{line}");
+    }
+    for skip in &total.skips {
+        println!("{skip}");
+    }
+    println!("{total}");
+    Ok(total.failed == 0)
+}
+
+fn run_section(root: &Path, section: &Section) -> Counts {
+    if let Some(reason) = section.needs.missing(root) {
+        return Counts::skipped(section.name, reason);
+    }
+    if section.counting == Counting::Tidy {
+        return run_tidy(root);
+    }
+    let mut command = workspace::cargo(root);
+    command.args(&section.arguments).envs(section.environment.iter().map(|(k, v)| (k, v)));
+    let outcome = match section.counting {
+        Counting::Runners => stream(&mut command),
+        Counting::Status | Counting::Tidy => {
+            command.status().map(|status| Counts::one(status.success()))
+        }
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("cargo does not start: {error}");
+        Counts::one(false)
+    })
+}
+
+fn answers(root: &Path, tool: &str) -> bool {
+    let mut command = workspace::cargo(root);
+    command.args([tool, "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+fn has_standard_sources(root: &Path) -> bool {
+    workspace::first_line_of(root, "rustc", &["--print", "sysroot"])
+        .is_some_and(|sysroot| Path::new(&sysroot).join("lib/rustlib/src/rust/library").is_dir())
+}
+
+fn run_tidy(root: &Path) -> Counts {
+    let tree = match tidy::Tree::read(root) {
+        Ok(tree) => tree,
+        Err(reason) => return Counts::skipped("tidy", reason),
+    };
+    let mut counts = Counts::default();
+    for check in tidy::CHECKS {
+        let findings = (check.run)(&tree);
+        for finding in &findings {
+            println!("{finding}");
+        }
+        println!("tidy: {}: {} findings", check.name, findings.len());
+        counts.add(Counts::one(findings.is_empty()));
+    }
+    counts
+}
+
+/// Runs `command`, passes its output on line by line and counts it.
+fn stream(command: &mut Command) -> io::Result<Counts> {
+    // Cargo sees a pipe and would drop its colours.
+    if std::env::var_os("CARGO_TERM_COLOR").is_none() && io::stderr().is_terminal() {
+        command.env("CARGO_TERM_COLOR", "always");
+    }
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let tally = Mutex::new(Tally::default());
+    let status: io::Result<ExitStatus> = std::thread::scope(|scope| {
+        if let Some(stderr) = stderr {
+            scope.spawn(|| relay(stderr, io::stderr(), &tally));
+        }
+        if let Some(stdout) = stdout {
+            relay(stdout, io::stdout(), &tally);
+        }
+        child.wait()
+    });
+    let tally = tally.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    Ok(tally.finish(status?.success()))
+}
+
+fn relay(from: impl Read, mut to: impl Write, tally: &Mutex<Tally>) {
+    let mut reader = BufReader::new(from);
+    let mut line = Vec::new();
+    // A reader that fails has no more lines; a writer that fails (a closed terminal) must not stop
+    // the reading, or the child would block on a full pipe.
+    while reader.read_until(b'\n', &mut line).is_ok_and(|len| len > 0) {
+        let _ = to.write_all(&line);
+        let text = String::from_utf8_lossy(&line);
+        tally.lock().unwrap_or_else(std::sync::PoisonError::into_inner).read_line(&text);
+        line.clear();
+    }
+}

@@ -1,0 +1,81 @@
+//! The import graph of the workspace: which crate may depend on which.
+
+use super::{Finding, Tree};
+
+/// Each crate with those its arrows point to. A crate may also import what it reaches through them.
+const ARROWS: [(&str, &[&str]); 8] = [
+    ("allocator", &[]),
+    ("tensor", &["allocator"]),
+    ("autograd", &["tensor"]),
+    ("nn", &["autograd", "tensor", "allocator"]),
+    ("data", &["allocator"]),
+    ("amp", &["autograd"]),
+    ("trainer", &["nn", "amp", "data", "autograd", "tensor", "allocator"]),
+    ("xtask", &[]),
+];
+
+/// Dependencies between members that no arrow leads to, and members that the graph does not name.
+///
+/// Dev-dependencies are free: they do not reach the users of a crate.
+pub fn check(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (file, text) in tree.texts() {
+        let Some(folder) = file.folder_of("Cargo.toml") else { continue };
+        let Some(allowed) = reachable(folder) else {
+            findings.push(Finding::at(file, 0, format!("`{folder}` is not in the import graph")));
+            continue;
+        };
+        for (index, imported) in imports(text) {
+            if !allowed.contains(&imported) {
+                let message = format!("`{folder}` may not import `lowtide-{imported}`");
+                findings.push(Finding::at(file, index, message));
+            }
+        }
+    }
+    findings
+}
+
+fn reachable(folder: &str) -> Option<Vec<&'static str>> {
+    let arrows = |name: &str| ARROWS.iter().find(|(from, _)| *from == name).map(|(_, to)| *to);
+    let mut found = arrows(folder)?.to_vec();
+    let mut next = 0;
+    while next < found.len() {
+        for name in arrows(found[next]).unwrap_or_default() {
+            if !found.contains(name) {
+                found.push(name);
+            }
+        }
+        next += 1;
+    }
+    Some(found)
+}
+
+/// The members that a manifest depends on, each with its line index.
+fn imports(manifest: &str) -> Vec<(usize, &str)> {
+    let mut found = Vec::new();
+    let mut counts = false;
+    for (index, line) in manifest.lines().enumerate() {
+        let line = line.split('#').next().unwrap_or_default().trim();
+        if line.starts_with('[') {
+            counts = is_dependency_table(line);
+        }
+        if counts {
+            found.extend(members_named_in(line).map(|name| (index, name)));
+        }
+    }
+    found
+}
+
+/// `[dependencies]`, `[build-dependencies]` and their longer forms: `[dependencies.NAME]`,
+/// `[target.'cfg(..)'.dependencies]`.
+fn is_dependency_table(header: &str) -> bool {
+    header.contains("dependencies") && !header.contains("dev-dependencies")
+}
+
+/// Finds a renamed import too: `memory = { package = "lowtide-allocator" }`.
+fn members_named_in(line: &str) -> impl Iterator<Item = &str> {
+    line.split("lowtide-").skip(1).map(|rest| {
+        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '_');
+        &rest[..end.unwrap_or(rest.len())]
+    })
+}

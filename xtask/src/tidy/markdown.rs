@@ -1,0 +1,188 @@
+//! Markdown: relative links and anchors lead somewhere, and the README of a crate is short.
+
+use super::{File, Finding, Tree};
+
+/// A README is read before the first line of code is; longer texts belong in the crate's docs.
+const README_LINES_MAX: usize = 80;
+
+/// The READMEs beside a member's manifest with more than `README_LINES_MAX` lines.
+pub fn check_readme_lengths(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (file, text) in tree.texts() {
+        let Some(folder) = file.folder_of("README.md") else { continue };
+        let count = text.lines().count();
+        if count > README_LINES_MAX && tree.get(&format!("{folder}/Cargo.toml")).is_some() {
+            let message = format!("{count} lines, {README_LINES_MAX} are the limit");
+            findings.push(Finding::at(file, README_LINES_MAX, message));
+        }
+    }
+    findings
+}
+
+/// Relative links to what is not tracked, and anchors that no heading has.
+///
+/// Addresses with a scheme are not followed: the check needs no network.
+pub fn check_links(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (file, text) in tree.with_extension("md") {
+        for (index, line) in prose_lines(text) {
+            for target in link_targets(&line) {
+                if let Err(message) = follow(tree, file, &target) {
+                    findings.push(Finding::at(file, index, message));
+                }
+            }
+        }
+    }
+    findings
+}
+
+fn follow(tree: &Tree, from: &File, target: &str) -> Result<(), String> {
+    if has_scheme(target) {
+        return Ok(());
+    }
+    let (path, anchor) = match target.split_once('#') {
+        Some((path, anchor)) => (path, Some(anchor)),
+        None => (target, None),
+    };
+    let path = if path.is_empty() {
+        from.path.clone()
+    } else {
+        resolve(&from.path, path).ok_or_else(|| format!("`{target}` leaves the repository"))?
+    };
+    let Some(file) = tree.get(&path) else {
+        let is_folder = tree.has_folder(&path) && anchor.is_none();
+        return is_folder.then_some(()).ok_or_else(|| format!("`{target}` leads to no file"));
+    };
+    match (anchor, file.text.as_deref()) {
+        (Some(anchor), Some(text)) if file.has_extension("md") => anchors(text)
+            .contains(&anchor.to_owned())
+            .then_some(())
+            .ok_or_else(|| format!("`{target}` leads to no heading")),
+        _ => Ok(()),
+    }
+}
+
+/// `https:`, `mailto:`; but neither a path nor a Rust path such as `crate::Tensor`.
+fn has_scheme(target: &str) -> bool {
+    target.split_once(':').is_some_and(|(scheme, rest)| {
+        !rest.starts_with(':') && scheme.chars().all(|c| c.is_ascii_alphanumeric() || c == '+')
+    })
+}
+
+/// `link` as seen from the file `from`, relative to the root; `None` if it leads above it.
+fn resolve(from: &str, link: &str) -> Option<String> {
+    let mut parts: Vec<&str> = from.split('/').collect();
+    parts.pop();
+    for part in link.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop()?;
+            }
+            name => parts.push(name),
+        }
+    }
+    Some(parts.join("/"))
+}
+
+/// The lines outside fenced code, each with its index, with code spans taken out.
+fn prose_lines(text: &str) -> impl Iterator<Item = (usize, String)> {
+    let mut fence: Option<&str> = None;
+    text.lines().enumerate().filter_map(move |(index, line)| {
+        let trimmed = line.trim_start();
+        let mark = ["```", "~~~"].into_iter().find(|mark| trimmed.starts_with(mark));
+        match (fence, mark) {
+            (None, Some(mark)) => fence = Some(mark),
+            (Some(open), Some(mark)) if open == mark => fence = None,
+            (None, None) => return Some((index, without_code_spans(line))),
+            (Some(_), _) => {}
+        }
+        None
+    })
+}
+
+/// Replaces each code span by a letter, so that a link whose text is code still has a text.
+fn without_code_spans(line: &str) -> String {
+    let parts: Vec<&str> = line.split('`').collect();
+    let closed = parts.len() % 2 == 1;
+    let mut text = String::new();
+    for (index, part) in parts.iter().enumerate() {
+        let is_code = index % 2 == 1 && (closed || index + 1 < parts.len());
+        text.push_str(if is_code { "c" } else { part });
+    }
+    text
+}
+
+/// The targets of `[text](target)`, `![image](target)` and `[label]: target` on a line.
+fn link_targets(line: &str) -> Vec<String> {
+    let mut targets = Vec::new();
+    for (at, opening) in line.match_indices("](") {
+        let rest = &line[at + opening.len()..];
+        targets.extend(target_at_start(rest, ')'));
+    }
+    let definition = line.trim_start().strip_prefix('[').and_then(|rest| rest.split_once("]: "));
+    if let Some((label, rest)) = definition
+        && !label.starts_with('^')
+    {
+        targets.extend(target_at_start(rest.trim(), '\n'));
+    }
+    targets
+}
+
+/// `target`, `<target>` or `target "title"`, up to `end`; names of this project have no blanks.
+fn target_at_start(rest: &str, end: char) -> Option<String> {
+    let inner = rest.split(end).next().unwrap_or_default();
+    let target = match inner.trim_start().strip_prefix('<') {
+        Some(bracketed) => bracketed.split('>').next(),
+        None => inner.split_whitespace().next(),
+    }?;
+    (!target.is_empty()).then(|| target.to_owned())
+}
+
+/// The anchors that a hosting site gives to the headings of `text`, and explicit `id`s and `name`s.
+fn anchors(text: &str) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    let prose: Vec<(usize, &str)> = {
+        let lines: Vec<&str> = text.lines().collect();
+        prose_lines(text).map(|(index, _)| (index, lines[index])).collect()
+    };
+    for (_, line) in prose {
+        for attribute in ["id=\"", "name=\""] {
+            let explicit = line.split(attribute).skip(1).filter_map(|rest| rest.split('"').next());
+            found.extend(explicit.map(str::to_owned));
+        }
+        let level = line.chars().take_while(|c| *c == '#').count();
+        let Some(title) = line.get(level..).and_then(|rest| rest.strip_prefix(' ')) else {
+            continue;
+        };
+        if (1..=6).contains(&level) {
+            let base = slug(title);
+            let mut anchor = base.clone();
+            let mut repeat = 0;
+            while found.contains(&anchor) {
+                repeat += 1;
+                anchor = format!("{base}-{repeat}");
+            }
+            found.push(anchor);
+        }
+    }
+    found
+}
+
+/// Lower case, blanks to hyphens, punctuation dropped; a link in a title counts by its text.
+fn slug(title: &str) -> String {
+    let mut text = String::new();
+    let mut rest = title;
+    while let Some((before, after)) = rest.split_once("](") {
+        text.push_str(before);
+        rest = after.split_once(')').map_or("", |(_, after)| after);
+    }
+    text.push_str(rest);
+    let kept = text.trim().chars().filter_map(|c| match c {
+        ' ' => Some('-'),
+        '-' | '_' => Some(c),
+        c if c.is_alphanumeric() => Some(c),
+        _ => None,
+    });
+    kept.flat_map(char::to_lowercase).collect()
+}

@@ -1,0 +1,70 @@
+//! Rust sources line by line: the first line, the length, and what must not be left behind.
+
+use super::source::Source;
+use super::{Finding, Tree};
+
+/// The width of a line, as in `.rustfmt.toml`, which leaves comments and strings alone.
+const COLUMNS_MAX: usize = 100;
+
+/// Files that do not start with a `//!` line or `#![doc`.
+///
+/// Under `tests/` only the root of a test binary has to: `tests/NAME.rs` and `tests/NAME/main.rs`.
+/// A test module is described by the names of its tests. Benches have one file each and say what
+/// they measure.
+pub fn check_headers(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (file, text) in tree.with_extension("rs") {
+        let first = text.lines().next().unwrap_or_default();
+        let described = first.starts_with("//!") || first.starts_with("#![doc");
+        if !described && !is_test_module(&file.path) {
+            findings.push(Finding::at(file, 0, "the file does not start with a `//!` line"));
+        }
+    }
+    findings
+}
+
+fn is_test_module(path: &str) -> bool {
+    let mut parts = path.split('/').skip_while(|part| *part != "tests").skip(1);
+    match (parts.next(), parts.next(), parts.next()) {
+        (None, ..) | (Some(_), None, _) | (Some(_), Some("main.rs"), None) => false,
+        (Some(_), Some(_), _) => true,
+    }
+}
+
+/// Lines wider than `COLUMNS_MAX` characters.
+pub fn check_line_lengths(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (file, text) in tree.with_extension("rs") {
+        for (index, line) in text.lines().enumerate() {
+            let columns = line.chars().count();
+            if columns > COLUMNS_MAX {
+                let message = format!("{columns} columns, {COLUMNS_MAX} are the limit");
+                findings.push(Finding::at(file, index, message));
+            }
+        }
+    }
+    findings
+}
+
+/// Code that says that something is unfinished, switched off or being debugged.
+pub fn check_leftovers(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (file, text) in tree.with_extension("rs") {
+        for (index, line) in Source::parse(text).lines.iter().enumerate() {
+            for leftover in ["#[ignore", "todo!", "unimplemented!", "dbg!"] {
+                if contains_word(&line.code, leftover) {
+                    findings.push(Finding::at(file, index, format!("`{leftover}` in the code")));
+                }
+            }
+        }
+    }
+    findings
+}
+
+/// True if `word` stands in `code` and is not the end of a longer name.
+fn contains_word(code: &str, word: &str) -> bool {
+    code.match_indices(word).any(|(at, _)| {
+        !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_')
+            && !code[at + word.len()..].starts_with(|c: char| c.is_alphanumeric() || c == '_')
+    })
+}

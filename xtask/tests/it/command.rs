@@ -1,0 +1,138 @@
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// A workspace of one file in a repository, with a program that answers in cargo's place.
+fn workspace(cargo: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let root = folder.path();
+    fs::write(root.join("Cargo.toml"), "[workspace]\n").expect("a file");
+    fs::create_dir_all(root.join("nn")).expect("a folder");
+    fs::write(root.join("nn/Cargo.toml"), "[package]\nname = \"lowtide-nn\"\n").expect("a file");
+    let program = root.join(".git-cargo");
+    fs::write(&program, format!("#!/bin/sh\n{cargo}\n")).expect("a file");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("executable");
+    let status = Command::new("git").args(["init", "-q"]).current_dir(root).status();
+    assert!(status.expect("git").success());
+    folder
+}
+
+fn xtask(root: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(arguments)
+        .current_dir(root)
+        .env("CARGO", root.join(".git-cargo"))
+        .env_remove("CARGO_TARGET_DIR")
+        .output()
+        .expect("xtask starts")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+const RESULT: &str = "test result: ok. 5 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out";
+
+#[test]
+fn good_run_ends_in_its_counts_and_zero() {
+    let folder = workspace(&format!("case $1 in test) echo '{RESULT}';; esac"));
+    let output = xtask(folder.path(), &["test"]);
+    let text = stdout(&output);
+    // format, clippy, package, docs; eight tidy checks; three sections of test runners.
+    assert!(text.ends_with("\n27 passed, 0 failed, 0 skipped\n"), "{text}");
+    assert!(output.status.success());
+}
+
+#[test]
+fn failing_section_is_named_and_the_following_ones_run() {
+    let folder = workspace(&format!(
+        "case \"$*\" in 'clippy --version') ;; clippy*) exit 101;; test*) echo '{RESULT}';; esac"
+    ));
+    let output = xtask(folder.path(), &["test"]);
+    let text = stdout(&output);
+    assert!(text.contains("\nfailed sections: clippy\n"), "{text}");
+    assert!(text.ends_with("\n26 passed, 1 failed, 0 skipped\n"), "{text}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn missing_tool_is_a_skip_with_its_reason() {
+    let folder = workspace(&format!(
+        "case \"$*\" in 'fmt --version') exit 1;; test*) echo '{RESULT}';; esac"
+    ));
+    let output = xtask(folder.path(), &["test"]);
+    let text = stdout(&output);
+    let end = "\nskipped: format: `cargo fmt` is not installed here\n\
+               26 passed, 0 failed, 1 skipped\n";
+    assert!(text.ends_with(end), "{text}");
+    assert!(output.status.success());
+}
+
+#[test]
+fn skip_told_on_standard_error_is_counted() {
+    let folder = workspace("case \"$*\" in test*--benches*) echo 'skipped: gpu: none' >&2;; esac");
+    let text = stdout(&xtask(folder.path(), &["test"]));
+    assert!(text.ends_with("\nskipped: gpu: none\n15 passed, 0 failed, 1 skipped\n"), "{text}");
+}
+
+#[test]
+fn tidy_fault_fails_tidy_and_test() {
+    let folder = workspace("exit 0");
+    fs::write(folder.path().join("bare.rs"), "fn f() {}\n").expect("a file");
+    let tidy = xtask(folder.path(), &["tidy"]);
+    assert!(stdout(&tidy).starts_with("bare.rs:1: "), "{}", stdout(&tidy));
+    assert_eq!(tidy.status.code(), Some(1));
+    let test = xtask(folder.path(), &["test"]);
+    assert!(stdout(&test).contains("\nfailed sections: tidy\n"), "{}", stdout(&test));
+    assert_eq!(test.status.code(), Some(1));
+}
+
+#[test]
+fn bench_writes_the_report_of_what_this_run_measured() {
+    let folder = workspace(
+        "mkdir -p target/criterion/g/new && cd target/criterion/g/new && \
+         echo '{\"group_id\":\"g\",\"function_id\":\"baseline\"}' >benchmark.json && \
+         echo '{\"median\":{\"point_estimate\":5.0},\"median_abs_dev\":{\"point_estimate\":1.0}}' \
+         >estimates.json",
+    );
+    let output = xtask(folder.path(), &["bench", "nn"]);
+    let path = folder.path().join("target/bench-report.md");
+    assert_eq!(stdout(&output).trim_end(), path.display().to_string());
+    let report = fs::read_to_string(path).expect("a report");
+    assert!(report.contains("- command: `cargo bench -p lowtide-nn --benches`\n"), "{report}");
+    assert!(report.contains("| baseline | 5.00 ns | 1.00 ns | - | 1.00 |\n"), "{report}");
+}
+
+#[test]
+fn bench_that_measures_nothing_or_fails_writes_no_report() {
+    for cargo in ["exit 0", "exit 101"] {
+        let folder = workspace(cargo);
+        let output = xtask(folder.path(), &["bench"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(!folder.path().join("target/bench-report.md").exists());
+    }
+}
+
+#[test]
+fn help_is_printed_without_arguments_and_on_request() {
+    let folder = workspace("exit 1");
+    for arguments in [&[][..], &["--help"], &["test", "--help"]] {
+        let output = xtask(folder.path(), arguments);
+        assert!(stdout(&output).starts_with("usage: cargo xtask COMMAND\n"));
+        assert!(output.status.success());
+    }
+}
+
+#[test]
+fn mistakes_are_one_line_and_one() {
+    let folder = workspace("exit 0");
+    for arguments in [&["tets"][..], &["test", "none"], &["test", "--x"], &["tidy", "x"]] {
+        let output = xtask(folder.path(), arguments);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(message.starts_with("xtask: "), "{message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(stdout(&output), "");
+    }
+}

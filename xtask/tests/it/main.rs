@@ -1,0 +1,11 @@
+//! The laws of `cargo xtask`: what counts, what each tidy check rejects, what a report says.
+
+mod bench;
+#[cfg(unix)]
+mod command;
+mod markdown;
+mod plan;
+mod source;
+mod tally;
+mod tidy;
+mod workspace;

@@ -1,0 +1,73 @@
+use xtask::tidy::markdown::{check_links, check_readme_lengths};
+
+use crate::tidy::check;
+
+/// A README beside `docs/guide.md`, which has the heading `How it *works*, really`.
+fn check_link(text: &str, found: bool) {
+    let guide = "# Guide\n\n## How it *works*, really\n\n## Guide\n\n<a id=\"here\"></a>\n";
+    let expected: &[&str] = if found { &["nn/README.md:1"] } else { &[] };
+    check(check_links, &[("docs/guide.md", guide), ("nn/README.md", text)], expected);
+}
+
+#[test]
+fn links_that_lead_somewhere_are_fine() {
+    for text in [
+        "[a](../docs/guide.md)",
+        "[a](../docs/guide.md \"title\")",
+        "![a](<../docs/guide.md>)",
+        "[`a`](../docs/) and [b](./README.md)",
+        "[a](../docs/guide.md#how-it-works-really)",
+        "[a](../docs/guide.md#guide-1) [b](../docs/guide.md#here)",
+        "# Own heading [a](#own-heading-a)",
+        "[a](https://example.org/none.md) [b](mailto:a@example.org)",
+        "[a]: ../docs/guide.md",
+        "[^1]: not a link",
+        "`[a](none.md)` and arrays[0](x)[1]",
+    ] {
+        check_link(text, text.contains("[0](x)"));
+    }
+}
+
+#[test]
+fn links_that_lead_nowhere_are_found() {
+    for text in [
+        "[a](guide.md)",
+        "[a](../docs/none.md)",
+        "![a](none.png)",
+        "[a](../docs/guide.md#none)",
+        "[a](#none)",
+        "[a](../../outside.md)",
+        "[a]: none.md",
+        "[a](crate::Tensor)",
+        "`code` [a](none.md) `code`",
+    ] {
+        check_link(text, true);
+    }
+}
+
+#[test]
+fn fenced_code_has_no_links_and_no_headings() {
+    let text = "# A\n```text\n[a](none.md)\n# B\n```\n[b](#b)\n";
+    check(check_links, &[("README.md", text)], &["README.md:6"]);
+}
+
+#[test]
+fn every_bad_link_of_a_line_is_found() {
+    check(check_links, &[("a.md", "[a](b.md) [c](d.md)")], &["a.md:1", "a.md:1"]);
+}
+
+#[test]
+fn only_the_readme_of_a_crate_is_limited() {
+    let long = "x\n".repeat(81);
+    let fits = "x\n".repeat(80);
+    let files = [
+        ("README.md", long.as_str()),
+        ("docs/README.md", &long),
+        ("amp/Cargo.toml", ""),
+        ("amp/README.md", &fits),
+        ("nn/Cargo.toml", ""),
+        ("nn/README.md", &long),
+        ("nn/src/README.md", &long),
+    ];
+    check(check_readme_lengths, &files, &["nn/README.md:81"]);
+}

@@ -1,0 +1,94 @@
+use xtask::test::{Counting, Needs, Options, Plan, Section, plan};
+
+fn options(arguments: &[&str]) -> Options {
+    let arguments: Vec<String> = arguments.iter().map(|a| (*a).to_owned()).collect();
+    Options::parse(&arguments).expect("these are arguments of test")
+}
+
+fn names(plan: &Plan) -> Vec<&str> {
+    plan.sections.iter().map(|section| section.name).collect()
+}
+
+fn section<'a>(plan: &'a Plan, name: &str) -> &'a Section {
+    plan.sections.iter().find(|section| section.name == name).expect("the plan has it")
+}
+
+#[test]
+fn sections_run_from_cheap_to_dear_and_deep_ones_are_named() {
+    let plan = plan(&options(&[]), None);
+    let expected =
+        ["format", "clippy", "tidy", "tests", "doc tests", "benches, once each", "package", "docs"];
+    assert_eq!(names(&plan), expected);
+    assert_eq!(
+        plan.left_out,
+        ["not run without --deep: address sanitizer, thread sanitizer, miri, long property tests"]
+    );
+}
+
+#[test]
+fn deep_adds_and_leaves_nothing_out() {
+    let plan = plan(&options(&["--deep"]), None);
+    let expected = ["address sanitizer", "thread sanitizer", "miri", "long property tests"];
+    assert_eq!(names(&plan)[8..], expected);
+    assert_eq!(plan.left_out, [""; 0]);
+}
+
+#[test]
+fn sanitizers_build_apart_from_each_other_and_from_the_rest() {
+    let plan = plan(&options(&["--deep"]), None);
+    let folder = |name: &str| {
+        let arguments = &section(&plan, name).arguments;
+        let at = arguments.iter().position(|a| a == "--target-dir").expect("its own folder");
+        arguments[at + 1].clone()
+    };
+    assert_ne!(folder("address sanitizer"), folder("thread sanitizer"));
+}
+
+#[test]
+fn thread_sanitizer_instruments_the_standard_library() {
+    let plan = plan(&options(&["--deep"]), None);
+    let section = section(&plan, "thread sanitizer");
+    assert_eq!(section.needs, Needs::StandardSources);
+    assert!(section.arguments.contains(&"-Zbuild-std".to_owned()));
+}
+
+#[test]
+fn filter_reaches_every_section_that_reads_crates() {
+    let plan = plan(&options(&["nn"]), Some("lowtide-nn"));
+    for section in &plan.sections {
+        let restricted = section.arguments.windows(2).any(|pair| pair == ["-p", "lowtide-nn"]);
+        assert!(restricted || section.counting == Counting::Tidy, "{section:?}");
+        assert!(!section.arguments.contains(&"--workspace".to_owned()), "{section:?}");
+    }
+    assert!(plan.left_out.contains(&"not run for one crate: package".to_owned()));
+}
+
+#[test]
+fn deep_filter_keeps_only_what_concerns_the_crate() {
+    let of = |folder: &str| {
+        let plan = plan(&options(&[folder, "--deep"]), Some("lowtide-x"));
+        names(&plan)[7..].iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(of("nn"), ["long property tests"]);
+    assert_eq!(of("tensor"), ["address sanitizer", "thread sanitizer", "long property tests"]);
+    assert!(of("allocator").contains(&"miri".to_owned()));
+}
+
+#[test]
+fn output_of_passing_tests_is_shown_so_that_skips_are_seen() {
+    let plan = plan(&options(&["--deep"]), None);
+    for section in plan.sections.iter().filter(|section| section.counting == Counting::Runners) {
+        // Criterion's `main` captures nothing.
+        let captures = !section.arguments.contains(&"--benches".to_owned());
+        let shown = section.arguments.contains(&"--show-output".to_owned());
+        assert_eq!(captures, shown, "{section:?}");
+    }
+}
+
+#[test]
+fn unknown_arguments_are_refused() {
+    for arguments in [&["--fast"][..], &["nn", "data"]] {
+        let arguments: Vec<String> = arguments.iter().map(|a| (*a).to_owned()).collect();
+        assert!(Options::parse(&arguments).is_err(), "{arguments:?}");
+    }
+}
