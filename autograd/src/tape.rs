@@ -66,7 +66,12 @@ impl Tape {
 
     /// Walks back from `output`, whose gradient is `seed`, and adds what arrives at leaves to
     /// `attempt`. Every node is dropped as it is passed, with all that it saved.
-    pub(crate) fn backward(mut self, output: NodeId, seed: Tensor, attempt: &Attempt) -> Result<()> {
+    pub(crate) fn backward(
+        mut self,
+        output: NodeId,
+        seed: Tensor,
+        attempt: &Attempt,
+    ) -> Result<()> {
         self.nodes.truncate(output.0 + 1);
         let mut gradients: Vec<Option<Tensor>> = vec![None; self.nodes.len()];
         gradients[output.0] = Some(seed);
@@ -75,7 +80,8 @@ impl Tape {
             match node {
                 Node::Leaf(leaf) => attempt.accumulate(leaf, dy)?,
                 Node::Op { rule, inputs } => {
-                    let bits = inputs.iter().enumerate().map(|(i, id)| u64::from(id.is_some()) << i);
+                    let bits =
+                        inputs.iter().enumerate().map(|(i, id)| u64::from(id.is_some()) << i);
                     let needs = Needs(bits.sum());
                     let input_gradients = rule.backward(dy, needs)?;
                     assert_eq!(input_gradients.len(), inputs.len(), "one gradient per input");

@@ -81,8 +81,7 @@ fn write_beside(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 /// `File`, `Format`, and `Weights` when names, shapes or types differ: the model is then as
 /// before.
 pub fn load(model: &mut dyn Parameters, path: &Path) -> Result<()> {
-    let bytes =
-        fs::read(path).map_err(|source| NnError::File { path: path.to_owned(), source })?;
+    let bytes = fs::read(path).map_err(|source| NnError::File { path: path.to_owned(), source })?;
     let format = |source| NnError::Format { path: path.to_owned(), source };
     let file = SafeTensors::deserialize(&bytes).map_err(format)?;
     check(model, &file, path)?;

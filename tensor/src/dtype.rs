@@ -128,8 +128,14 @@ float!(f64, f32);
 macro_rules! for_float {
     ($dtype:expr, $T:ident => $body:expr, else $otherwise:expr) => {
         match $dtype {
-            $crate::DType::F64 => { type $T = f64; $body }
-            $crate::DType::F32 => { type $T = f32; $body }
+            $crate::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            $crate::DType::F32 => {
+                type $T = f32;
+                $body
+            }
             _ => $otherwise,
         }
     };
@@ -139,10 +145,22 @@ macro_rules! for_float {
 macro_rules! for_each_dtype {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
-            $crate::DType::F64 => { type $T = f64; $body }
-            $crate::DType::F32 => { type $T = f32; $body }
-            $crate::DType::I64 => { type $T = i64; $body }
-            $crate::DType::U8 => { type $T = u8; $body }
+            $crate::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            $crate::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            $crate::DType::U8 => {
+                type $T = u8;
+                $body
+            }
         }
     };
 }

@@ -342,7 +342,8 @@ impl<T: Element> Kernel for Download<'_, T> {
         let view = operands.read::<T>(0);
         let nest = Nest::new(view.layout().shape(), [view.layout().strides()]);
         nest.rows(0, view.layout().shape().element_count(), |row| {
-            let elements = elementwise::strided(view.data(), row.starts[0], nest.inner_strides()[0]);
+            let elements =
+                elementwise::strided(view.data(), row.starts[0], nest.inner_strides()[0]);
             self.values.extend(elements.take(row.len));
         });
         Ok(())

@@ -136,15 +136,11 @@ impl fmt::Display for DoesNotFit {
         if let Some(step) = self.step {
             write!(f, "at step {step}, ")?;
         }
-        write!(
-            f,
-            "a micro-batch of {} needs {} ({} bytes), {} bytes more than the {} there are; cheapest: ",
-            self.micro_batch,
-            format_bytes(self.needed_bytes as u64),
-            self.needed_bytes,
-            missing,
-            format_bytes(self.budget_bytes as u64),
-        )?;
+        let DoesNotFit { budget_bytes, needed_bytes, micro_batch, .. } = *self;
+        let (needed, budget) =
+            (format_bytes(needed_bytes as u64), format_bytes(budget_bytes as u64));
+        write!(f, "a micro-batch of {micro_batch} needs {needed} ({needed_bytes} bytes), ")?;
+        write!(f, "{missing} bytes more than the {budget} there are; cheapest: ")?;
         for (index, knob) in self.knobs.iter().enumerate() {
             let separator = if index > 0 { ", or " } else { "" };
             write!(f, "{separator}{knob}")?;

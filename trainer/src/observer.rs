@@ -1,8 +1,8 @@
 //! What a run tells the outside, and how the outside can end it.
 
+use crate::Result;
 use crate::plan::Plan;
 use crate::task::Score;
-use crate::Result;
 
 /// Whether a run goes on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::observer::{EpochReport, Flow, Observer, Recovery, RunStart, StepReport};
 use crate::Result;
+use crate::observer::{EpochReport, Flow, Observer, Recovery, RunStart, StepReport};
 
 /// Shows progress on standard error.
 pub struct Progress {
     bar: Option<ProgressBar>,
     epoch_count: u64,
-    last_loss: f64,
+    /// Losses of the epoch's steps: their sum and how many.
+    losses: (f64, u64),
 }
 
 impl Progress {
@@ -20,7 +21,7 @@ impl Progress {
     #[expect(clippy::new_without_default, reason = "it looks at the terminal")]
     pub fn new() -> Self {
         let bar = io::stderr().is_terminal().then(|| ProgressBar::no_length().with_style(style()));
-        Progress { bar, epoch_count: 0, last_loss: f64::NAN }
+        Progress { bar, epoch_count: 0, losses: (0.0, 0) }
     }
 
     fn say(&self, line: &str) {
@@ -60,7 +61,7 @@ impl Observer for Progress {
             };
             self.say(&format!("step {}: {}; rolled back, {then}", report.step, retry.reason));
         }
-        self.last_loss = report.loss;
+        self.losses = (self.losses.0 + report.loss, self.losses.1 + 1);
         if let Some(bar) = &self.bar {
             bar.set_message(format!("loss {:.4}", report.loss));
             bar.set_position(report.step);
@@ -70,11 +71,12 @@ impl Observer for Progress {
 
     fn on_epoch(&mut self, report: &EpochReport) -> Result<Flow> {
         let accuracy = report.test.accuracy();
+        let (sum, count) = std::mem::take(&mut self.losses);
         let line = format!(
             "epoch {}/{}: train loss {:.4}, test loss {:.4}, test accuracy {accuracy:.4}",
             report.epoch,
             self.epoch_count,
-            self.last_loss,
+            sum / count as f64,
             report.test.loss(),
         );
         self.say(&line);

@@ -3,13 +3,13 @@
 use std::fs;
 use std::path::Path;
 
+use lowtide_autograd::Gradients;
 use lowtide_data::{Digits, Loader, LoaderOptions, Sequential};
+use lowtide_nn::Parameters;
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_nn::optim::{
     Adam, AdamOptions, Momentum, Optimizer, OptimizerMemory, Sgd, SgdOptions, Update, WeightDecay,
 };
-use lowtide_nn::Parameters;
-use lowtide_autograd::Gradients;
 use lowtide_tensor::{Device, RandomKey, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -133,13 +133,14 @@ impl Default for DataRecipe {
 
 impl Default for ModelRecipe {
     fn default() -> Self {
-        ModelRecipe { kind: ModelKind::SimpleCnn, channels: 16 }
+        ModelRecipe { kind: ModelKind::SimpleCnn, channels: 64 }
     }
 }
 
 impl Default for OptimizerRecipe {
     fn default() -> Self {
-        OptimizerRecipe::Adam(AdamRecipe::default())
+        // Ten times PyTorch's default: 360 steps are few.
+        OptimizerRecipe::Adam(AdamRecipe { learning_rate: 1e-2, ..Default::default() })
     }
 }
 
@@ -158,7 +159,7 @@ impl Default for SgdRecipe {
 
 impl Default for TrainRecipe {
     fn default() -> Self {
-        let (epochs, batch_size, seed) = (30, 64, 0);
+        let (epochs, batch_size, seed) = (60, 256, 0);
         TrainRecipe { epochs, batch_size, seed, clip_norm: None, split_batches: true }
     }
 }
@@ -298,8 +299,7 @@ impl Recipe {
     /// `OutOfMemory`.
     pub fn task(&self, device: &Device) -> Result<Classification<SimpleCnn>> {
         let ModelKind::SimpleCnn = self.model.kind;
-        let shape =
-            SimpleCnnShape { image: [1, 8, 8], channels: self.model.channels, classes: 10 };
+        let shape = SimpleCnnShape { image: [1, 8, 8], channels: self.model.channels, classes: 10 };
         let key = RandomKey::new(self.train.seed);
         Ok(Classification::new(SimpleCnn::new(device, key, shape)?))
     }

@@ -10,7 +10,7 @@ use lowtide_amp::LossScaler;
 use lowtide_autograd::{Attempt, Gradients, Pass};
 use lowtide_data::BatchView;
 use lowtide_nn::optim::Optimizer;
-use lowtide_tensor::{Device, DType, RandomKey, Tensor, scale_and_check_finite, squared_norm};
+use lowtide_tensor::{DType, Device, RandomKey, Tensor, scale_and_check_finite, squared_norm};
 
 use crate::{Result, Task};
 

@@ -3,9 +3,9 @@
 use lowtide_allocator::{Action, ByCategory, Category, Record};
 use lowtide_tensor::Device;
 
+use crate::Result;
 use crate::observer::{Flow, Observer, RunStart, StepReport};
 use crate::report::MemoryTimeline;
-use crate::Result;
 
 /// Steps shown: the first, in which optimizer state appears, and one like all that follow.
 const STEPS_SHOWN: u64 = 2;
@@ -96,9 +96,8 @@ fn steps(count: u64) -> String {
 impl Observer for Timeline {
     fn on_start(&mut self, _: &RunStart) -> Result<()> {
         let statistics = self.device.allocator().statistics();
-        self.start = ByCategory::from_fn(|category| {
-            statistics.by_category[category].current_bytes as u64
-        });
+        self.start =
+            ByCategory::from_fn(|category| statistics.by_category[category].current_bytes as u64);
         self.reserved_at_start = statistics.reserved.current_bytes as u64;
         self.first_event = self.event_count();
         Ok(())

@@ -18,6 +18,7 @@ fn reuse(
     Ok(fresh(&x)?)
 }
 
+#[expect(clippy::should_implement_trait, reason = "an operator could not return an error")]
 impl Var {
     /// `self + other`, broadcast.
     ///
@@ -139,8 +140,7 @@ impl Var {
             let y = x.exp()?;
             let saved_y = Saved::new(op, &y);
             // dx = dy · y
-            let rule =
-                move |dy: Tensor, _: Needs| Ok(vec![Some(dy.mul(&saved_y.unpack()?)?)]);
+            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.mul(&saved_y.unpack()?)?)]);
             Ok((y, rule))
         })
     }
@@ -153,8 +153,7 @@ impl Var {
             let y = x.log()?;
             let saved_x = Saved::new(op, &x);
             // dx = dy / x
-            let rule =
-                move |dy: Tensor, _: Needs| Ok(vec![Some(dy.div(&saved_x.unpack()?)?)]);
+            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.div(&saved_x.unpack()?)?)]);
             Ok((y, rule))
         })
     }

@@ -14,18 +14,16 @@ impl Var {
             let (x, w, b) = (&inputs[0], &inputs[1], inputs.get(2));
             let y = x.conv2d(w, b, geometry)?;
             let (saved_x, saved_w, has_bias) = (Saved::new(op, x), Saved::new(op, w), b.is_some());
-            // dw[o, i, k] = Σ dy[b, o, p] · x[b, i, p ∘ k], dx[b, i, q] = Σ dy[b, o, p] · w[o, i, k]
-            // over all p, k with p ∘ k = q, where ∘ is the walk of the kernel; db[o] = Σ dy[b, o, p]
+            // With ∘ for the walk of the kernel: dw[o, i, k] = Σ dy[b, o, p] · x[b, i, p ∘ k],
+            // dx[b, i, q] = Σ dy[b, o, p] · w[o, i, k] over all p ∘ k = q, db[o] = Σ dy[b, o, p]
             let rule = move |dy: Tensor, needs: Needs| {
                 let (x, w) = (saved_x.unpack()?, saved_w.unpack()?);
                 let (x_shape, w_shape) = (*x.shape(), *w.shape());
-                let dw = when(needs.input(1), || {
-                    Ok(dy.conv2d_backward_weight(&x, w_shape, geometry)?)
-                })?;
+                let dw =
+                    when(needs.input(1), || Ok(dy.conv2d_backward_weight(&x, w_shape, geometry)?))?;
                 drop(x);
-                let dx = when(needs.input(0), || {
-                    Ok(dy.conv2d_backward_input(&w, x_shape, geometry)?)
-                })?;
+                let dx =
+                    when(needs.input(0), || Ok(dy.conv2d_backward_input(&w, x_shape, geometry)?))?;
                 let mut gradients = vec![dx, dw];
                 if has_bias {
                     gradients.push(when(needs.input(2), || Ok(dy.sum(&[0, 2, 3])?))?);

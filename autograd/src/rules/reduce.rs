@@ -13,9 +13,8 @@ impl Var {
             let kept = |axis: usize| if axes.contains(&axis) { 1 } else { x_shape[axis] };
             let spread = Shape::new(&(0..x_shape.len()).map(kept).collect::<Vec<_>>());
             // dx[.., r, ..] = dy[..] for every r
-            let rule = move |dy: Tensor, _: Needs| {
-                Ok(vec![Some(dy.reshape(spread)?.expand(x_shape)?)])
-            };
+            let rule =
+                move |dy: Tensor, _: Needs| Ok(vec![Some(dy.reshape(spread)?.expand(x_shape)?)]);
             Ok((y, rule))
         })
     }

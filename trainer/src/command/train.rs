@@ -95,12 +95,7 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
 }
 
 /// The run in plain words.
-fn conclude(
-    summary: &Summary,
-    plan: &Plan,
-    run_dir: &RunDir,
-    arguments: &TrainArgs,
-) -> Result<()> {
+fn conclude(summary: &Summary, plan: &Plan, run_dir: &RunDir, arguments: &TrainArgs) -> Result<()> {
     let bytes = |count: usize| format!("{} ({count} bytes)", format_bytes(count as u64));
     let Summary { epochs, steps, seconds, test_accuracy, train_loss_last, .. } = summary;
     say(&format!("trained          {epochs} epochs, {steps} steps, in {seconds:.1} s"))?;

@@ -136,8 +136,10 @@ mod tests {
             len in prop_oneof![0..=3usize, Just(8 * 1024 + 5)],
         ) {
             let (learning_rate, beta1, beta2, decay, grad_scale) = scalars;
-            let weight_decay =
-                if is_coupled { WeightDecay::Coupled(decay) } else { WeightDecay::Decoupled(decay) };
+            let weight_decay = match is_coupled {
+                true => WeightDecay::Coupled(decay),
+                false => WeightDecay::Decoupled(decay),
+            };
             let step = AdamStep {
                 learning_rate,
                 beta1,

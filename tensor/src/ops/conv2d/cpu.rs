@@ -5,7 +5,8 @@
 //!
 //! - forward: y`[O, P]` = w`[O, K]` · tile`[K, P]`; y is overwritten.
 //! - gradient for x: the same with dy for x and the kernel turned around; dx is overwritten.
-//! - gradient for w: dw`[O, K]` = Σ over N of dy`[O, P]` · tile`[K, P]`ᵀ; dw and db are overwritten.
+//! - gradient for w: dw`[O, K]` = Σ over N of dy`[O, P]` · tile`[K, P]`ᵀ; dw and db are
+//!   overwritten.
 
 use super::output_tile::{OutputTile, Start};
 use super::shape::Conv2dShape;

@@ -2,8 +2,8 @@
 //! is one contiguous run of outputs.
 //!
 //! A tile holds, for each channel c, each kernel column and each input row, the `out_width` values
-//! that this kernel column meets along the row: `[C][KW][rows][OW]`. Output pixel p of the tile (row
-//! by row) and tap (kh, kw) then meet at `p + offset(kh, kw)`: no index arithmetic per pixel, no
+//! that this kernel column meets along the row: `[C][KW][rows][OW]`. Output pixel p of the tile
+//! (row by row) and tap (kh, kw) then meet at `p + offset(kh, kw)`: no index arithmetic per pixel, no
 //! branch at the border, no lanes lost between rows. It costs KW copies of the rows instead of the
 //! KH·KW of im2col. With a row stride S, rows are sorted by their remainder mod S so that the rows
 //! of one tap stay adjacent.

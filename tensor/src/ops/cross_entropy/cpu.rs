@@ -1,7 +1,7 @@
 //! Softmax cross entropy of logits `[N, C]` against labels `[N]`, as a sum and a count.
 //!
-//! - forward: lse`[n]` = ln Σ over c of exp(logits`[n, c]`), loss = Σ over n of lse`[n]` - logits`[n,
-//!   labels[n]]`, count = rows whose label is not the ignored one.
+//! - forward: lse`[n]` = ln Σ over c of exp(logits`[n, c]`), loss = Σ over n of lse`[n]` -
+//!   logits`[n, labels[n]]`, count = rows whose label is not the ignored one.
 //! - backward: dlogits = dloss · (exp(logits - lse) - onehot(labels)), 0 in ignored rows.
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -4,8 +4,8 @@
 
 mod cpu;
 
-use crate::cpu::gemm::{Matrix, MatrixMut, packing_bytes_bound};
 use crate::cpu::Cpu;
+use crate::cpu::gemm::{Matrix, MatrixMut, packing_bytes_bound};
 use crate::dtype::for_float;
 use crate::{Cost, DType, Element, Kernel, Operands, Result, Tensor, TensorError, View};
 use cpu::Start;

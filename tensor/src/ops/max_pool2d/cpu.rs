@@ -1,7 +1,7 @@
 //! Maximum over windows of an image, and the scatter back to where each maximum stood.
 //!
-//! x`[planes, H, W]` → y`[planes, OH, OW]` with the position inside its window, kh · KW + kw, as one
-//! byte: an eighth of PyTorch's index. Both directions overwrite.
+//! x`[planes, H, W]` → y`[planes, OH, OW]` with the position inside its window, kh · KW + kw, as
+//! one byte: an eighth of PyTorch's index. Both directions overwrite.
 
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::pool::Pool;

@@ -75,8 +75,7 @@ impl Tensor {
         let y = Tensor::empty(self.device(), y_shape, self.dtype())?;
         let partial_count = cpu::partial_count(x.shape(), kept.len());
         let partials = Tensor::workspace(self.device(), partial_count, DType::F64)?;
-        let kernel =
-            Sum { kept_rank: kept.len(), dtype: self.dtype(), len: self.element_count() };
+        let kernel = Sum { kept_rank: kept.len(), dtype: self.dtype(), len: self.element_count() };
         self.device().launch(kernel, &[&x], &[&y, &partials])?;
         Ok(y)
     }
@@ -111,8 +110,7 @@ impl Tensor {
             return Err(TensorError::Shape { op: "sum_to", left: from, right: to });
         }
         let added = from.len() - to.len();
-        let stretched =
-            |&axis: &usize| axis < added || (to[axis - added] == 1 && from[axis] != 1);
+        let stretched = |&axis: &usize| axis < added || (to[axis - added] == 1 && from[axis] != 1);
         let axes: Vec<usize> = (0..from.len()).filter(stretched).collect();
         self.sum(&axes)?.reshape(to)
     }

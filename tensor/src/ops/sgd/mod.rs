@@ -61,7 +61,8 @@ impl Tensor {
             self.check_shape(op, *other.shape())?;
         }
         let kernel = Sgd { step, dtype: self.dtype(), len: self.element_count() };
-        let writes: Vec<&Tensor> = [Some(&*self), momentum.as_deref()].into_iter().flatten().collect();
+        let writes: Vec<&Tensor> =
+            [Some(&*self), momentum.as_deref()].into_iter().flatten().collect();
         self.device().launch(kernel, &[gradient], &writes)
     }
 }

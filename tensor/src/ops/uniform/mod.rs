@@ -49,8 +49,7 @@ impl Tensor {
     #[track_caller]
     pub fn uniform_(&mut self, key: RandomKey, low: f64, high: f64) -> Result<()> {
         self.check_float("uniform")?;
-        let kernel =
-            Uniform { key, low, high, dtype: self.dtype(), len: self.element_count() };
+        let kernel = Uniform { key, low, high, dtype: self.dtype(), len: self.element_count() };
         self.device().launch(kernel, &[], &[self])
     }
 }
