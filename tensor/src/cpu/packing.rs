@@ -91,12 +91,14 @@ mod tests {
     // SAFETY: every call is handed to `System` with its arguments unchanged, and the counting
     // allocates nothing: the cell is constant-initialised and has no destructor.
     unsafe impl GlobalAlloc for Counting {
+        // SAFETY: the caller's obligations are those of `System`.
         unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
             note(layout.size().cast_signed());
             // SAFETY: the caller's obligations are those of `System`.
             unsafe { System.alloc(layout) }
         }
 
+        // SAFETY: the caller's obligations are those of `System`.
         unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
             note(-layout.size().cast_signed());
             // SAFETY: the caller's obligations are those of `System`.

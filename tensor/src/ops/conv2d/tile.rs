@@ -1,12 +1,12 @@
 //! The part of an image that a block of outputs reads, laid out so that every tap of the kernel
 //! is one contiguous run of outputs.
 //!
-//! A tile holds, for each channel c, each kernel column and each input row, the `out_width` values
-//! that this kernel column meets along the row: `[C][KW][rows][OW]`. Output pixel p of the tile
-//! (row by row) and tap (kh, kw) then meet at `p + offset(kh, kw)`: no index arithmetic per pixel, no
-//! branch at the border, no lanes lost between rows. It costs KW copies of the rows instead of the
-//! KH·KW of im2col. With a row stride S, rows are sorted by their remainder mod S so that the rows
-//! of one tap stay adjacent.
+//! A tile holds, for each channel c, each kernel column and each input row, the `out_width`
+//! values that this kernel column meets along the row: `[C][KW][rows][OW]`. Output pixel p of the
+//! tile (row by row) and tap (kh, kw) then meet at `p + offset(kh, kw)`: no index arithmetic per
+//! pixel, no branch at the border, no lanes lost between rows. It costs KW copies of the rows
+//! instead of the KH·KW of im2col. With a row stride S, rows are sorted by their remainder mod S
+//! so that the rows of one tap stay adjacent.
 //!
 //! The same tile serves the gradient for x, which is a convolution of dy spread out by the stride:
 //! `spread` zeros that the forward pass does not have.

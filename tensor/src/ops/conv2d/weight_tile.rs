@@ -1,7 +1,8 @@
 //! The inner loops of the gradient for w: a tile times dy, vectors over output channels.
 //!
 //! dy arrives channel by channel; it is turned to `[P, O]` first, which costs a copy of dy and
-//! saves adding up the lanes of every sum. Results are kept as `[K, O]` until the whole batch is in.
+//! saves adding up the lanes of every sum. Results are kept as `[K, O]` until the whole
+//! batch is in.
 
 #![expect(
     clippy::needless_range_loop,

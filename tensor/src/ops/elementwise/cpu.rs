@@ -86,39 +86,33 @@ pub(super) trait Zip<T> {
     fn zip(self, f: impl Fn(T, T) -> T + Sync);
 }
 
-/// `y = f(x)` or `y = f(a, b)` with a result of its own.
-pub(super) struct Into<'a, T, const N: usize> {
+/// The operands of a formula: the destination, and `N` inputs. In place the destination is the
+/// first variable, so that the formula has one more of them than there are inputs.
+pub(super) struct Destination<'a, T, const N: usize> {
     pub(super) cpu: &'a Cpu,
     pub(super) inputs: [View<'a, T>; N],
     pub(super) out: ViewMut<'a, T>,
 }
 
-/// `x = f(x)` or `x = f(x, b)`.
-pub(super) struct InPlace<'a, T, const N: usize> {
-    pub(super) cpu: &'a Cpu,
-    pub(super) inputs: [View<'a, T>; N],
-    pub(super) out: ViewMut<'a, T>,
-}
-
-impl<T: Element> Map<T> for Into<'_, T, 1> {
+impl<T: Element> Map<T> for Destination<'_, T, 1> {
     fn map(self, f: impl Fn(T) -> T + Sync) {
         update(self.cpu, self.out, self.inputs, |_, [x]| f(x));
     }
 }
 
-impl<T: Element> Map<T> for InPlace<'_, T, 0> {
+impl<T: Element> Map<T> for Destination<'_, T, 0> {
     fn map(self, f: impl Fn(T) -> T + Sync) {
         update(self.cpu, self.out, self.inputs, |x, []| f(x));
     }
 }
 
-impl<T: Element> Zip<T> for Into<'_, T, 2> {
+impl<T: Element> Zip<T> for Destination<'_, T, 2> {
     fn zip(self, f: impl Fn(T, T) -> T + Sync) {
         update(self.cpu, self.out, self.inputs, |_, [a, b]| f(a, b));
     }
 }
 
-impl<T: Element> Zip<T> for InPlace<'_, T, 1> {
+impl<T: Element> Zip<T> for Destination<'_, T, 1> {
     fn zip(self, f: impl Fn(T, T) -> T + Sync) {
         update(self.cpu, self.out, self.inputs, |a, [b]| f(a, b));
     }

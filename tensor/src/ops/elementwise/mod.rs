@@ -5,7 +5,7 @@ mod cpu;
 use crate::cpu::Cpu;
 use crate::dtype::{for_each_dtype, for_float};
 use crate::{Cost, DType, Element, Float, Kernel, Operands, Result, Tensor, TensorError};
-use cpu::{InPlace, Into, Map, Zip};
+use cpu::{Destination, Map, Zip};
 
 pub(crate) use cpu::strided;
 
@@ -110,8 +110,8 @@ impl Kernel for UnaryKernel {
         for_float!(self.dtype, T => {
             let out = operands.write::<T>(0);
             match operands.read_count() {
-                0 => self.op.run(InPlace { cpu, inputs: [], out }),
-                _ => self.op.run(Into { cpu, inputs: [operands.read(0)], out }),
+                0 => self.op.run(Destination { cpu, inputs: [], out }),
+                _ => self.op.run(Destination { cpu, inputs: [operands.read(0)], out }),
             }
         }, else unreachable!("checked to be a float"));
         Ok(())
@@ -138,8 +138,8 @@ impl Kernel for BinaryKernel {
         for_float!(self.dtype, T => {
             let out = operands.write::<T>(0);
             match operands.read_count() {
-                1 => self.op.run(InPlace { cpu, inputs: [operands.read(0)], out }),
-                _ => self.op.run(Into { cpu, inputs: [operands.read(0), operands.read(1)], out }),
+                1 => self.op.run(Destination { cpu, inputs: [operands.read(0)], out }),
+                _ => self.op.run(Destination { cpu, inputs: [operands.read(0), operands.read(1)], out }),
             }
         }, else unreachable!("checked to be a float"));
         Ok(())
