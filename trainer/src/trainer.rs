@@ -142,10 +142,13 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         let examples = [first_batch(train)?, first_batch(test)?];
         let [train_example, test_example] = examples.each_ref().map(|batch| batch.as_ref());
         let acts = acts(train, train_example, test, test_example, epochs);
-        let batch_size = train_example.map_or(1, Batch::len);
+        self.plan_acts(&acts, train_example.map_or(1, Batch::len))
+    }
+
+    fn plan_acts(&mut self, acts: &[Act<'_>], batch_size: usize) -> Result<Plan> {
         let plan = plan::find(
             &self.cast(),
-            &acts,
+            acts,
             batch_size,
             batch_size,
             self.splitting(),
@@ -217,6 +220,18 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         }
         observers.iter_mut().try_for_each(|observer| observer.on_end())?;
         Ok(score)
+    }
+
+    /// One step on `batch`, for loops of one's own. Without a plan it makes one for two such steps,
+    /// the first of which allocates the optimizer's state.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::fit`]; nothing has changed then.
+    pub fn step(&mut self, batch: &Batch) -> Result<StepReport> {
+        if self.plan.is_none() {
+            self.plan_acts(&[Act::Step(batch.view()); 2], batch.len())?;
+        }
+        self.train_step(batch, 1, &mut [])
     }
 
     /// One logical batch: attempts until one commits, then the bookkeeping of a new step.
