@@ -59,6 +59,17 @@ pub enum AutogradError {
 }
 
 impl AutogradError {
+    /// This error with the operation's place in it. Rules save inside closures, which do not
+    /// know their caller; the record does.
+    pub(crate) fn saved_by(self, site: &'static Location<'static>) -> Self {
+        match self {
+            AutogradError::Modified { op, written_at, .. } => {
+                AutogradError::Modified { op, saved_at: site, written_at }
+            }
+            error => error,
+        }
+    }
+
     /// The out-of-memory ledger, if that is what this is.
     pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
         match self {

@@ -18,21 +18,21 @@ pub struct Pass(Rc<Inner>);
 struct Inner {
     training: bool,
     key: RandomKey,
-    /// Absent where nothing is recorded.
-    recording: Option<Recording>,
+    /// Absent where nothing is recorded; the inside is taken by `backward`, so that a value that
+    /// outlives it holds no gradients.
+    recording: Option<RefCell<Option<Recording>>>,
 }
 
 struct Recording {
     attempt: Attempt,
-    /// Taken by `backward`.
-    tape: RefCell<Option<Tape>>,
+    tape: Tape,
 }
 
 impl Pass {
     /// Records, in training mode; gradients are added to `attempt`.
     pub fn train(key: RandomKey, attempt: &Attempt) -> Self {
-        let tape = RefCell::new(Some(Tape::default()));
-        let recording = Some(Recording { attempt: attempt.clone(), tape });
+        let recording = Recording { attempt: attempt.clone(), tape: Tape::default() };
+        let recording = Some(RefCell::new(Some(recording)));
         Pass(Rc::new(Inner { training: true, key, recording }))
     }
 
@@ -75,7 +75,8 @@ impl Pass {
     /// and consumes the record. The pass's values cannot be used in operations afterwards.
     ///
     /// # Errors
-    /// `NotScalar`, `NoGraph`, `Consumed`, and whatever a rule meets.
+    /// `Passes` for a loss of another pass, `NotScalar`, `NoGraph`, `Consumed`, and whatever a
+    /// rule meets.
     #[track_caller]
     pub fn backward(&self, loss: Var) -> Result<()> {
         self.backward_seeded(loss, 1.0)
@@ -88,17 +89,21 @@ impl Pass {
     #[track_caller]
     pub fn backward_seeded(&self, loss: Var, seed: f64) -> Result<()> {
         let (op, site) = ("backward", Location::caller());
+        if !loss.pass().is(self) {
+            return Err(AutogradError::Passes { op, site });
+        }
         let (value, node) = loss.into_parts();
         if value.element_count() != 1 {
             return Err(AutogradError::NotScalar { shape: *value.shape() });
         }
         let recording = self.0.recording.as_ref().ok_or(AutogradError::NoGraph)?;
         let node = node.ok_or(AutogradError::NoGraph)?;
-        let tape = recording.tape.take().ok_or(AutogradError::Consumed { op, site })?;
+        let consumed = AutogradError::Consumed { op, site };
+        let Recording { attempt, tape } = recording.take().ok_or(consumed)?;
         let _scope = value.device().category(Category::Gradient);
         let seed = Tensor::full(value.device(), *value.shape(), value.dtype(), seed)?;
         drop(value);
-        tape.backward(node, seed, &recording.attempt)
+        tape.backward(node, seed, &attempt)
     }
 
     /// Records `rule` for an operation on `inputs`, if one of them leads to a leaf.
@@ -110,10 +115,10 @@ impl Pass {
         rule: impl Rule + 'static,
     ) -> Result<Option<NodeId>> {
         let Some(recording) = &self.0.recording else { return Ok(None) };
-        let mut tape = recording.tape.borrow_mut();
-        let tape = tape.as_mut().ok_or(AutogradError::Consumed { op, site })?;
+        let mut recording = recording.borrow_mut();
+        let recording = recording.as_mut().ok_or(AutogradError::Consumed { op, site })?;
         let leads_to_leaf = inputs.iter().any(Option::is_some);
-        Ok(leads_to_leaf.then(|| tape.op(Box::new(rule), inputs)))
+        Ok(leads_to_leaf.then(|| recording.tape.op(site, Box::new(rule), inputs)))
     }
 
     #[track_caller]
@@ -124,8 +129,8 @@ impl Pass {
     ) -> Result<Option<NodeId>> {
         let Some(recording) = &self.0.recording else { return Ok(None) };
         let consumed = AutogradError::Consumed { op, site: Location::caller() };
-        let mut tape = recording.tape.borrow_mut();
-        Ok(Some(push(tape.as_mut().ok_or(consumed)?)))
+        let mut recording = recording.borrow_mut();
+        Ok(Some(push(&mut recording.as_mut().ok_or(consumed)?.tape)))
     }
 
     pub(crate) fn is(&self, other: &Pass) -> bool {

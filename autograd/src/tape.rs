@@ -42,7 +42,7 @@ pub(crate) struct NodeId(usize);
 
 enum Node {
     Leaf(LeafId),
-    Op { rule: Box<dyn Rule>, inputs: Vec<Option<NodeId>> },
+    Op { rule: Box<dyn Rule>, inputs: Vec<Option<NodeId>>, site: Site },
 }
 
 #[derive(Default)]
@@ -55,8 +55,13 @@ impl Tape {
         self.push(Node::Leaf(leaf))
     }
 
-    pub(crate) fn op(&mut self, rule: Box<dyn Rule>, inputs: Vec<Option<NodeId>>) -> NodeId {
-        self.push(Node::Op { rule, inputs })
+    pub(crate) fn op(
+        &mut self,
+        site: Site,
+        rule: Box<dyn Rule>,
+        inputs: Vec<Option<NodeId>>,
+    ) -> NodeId {
+        self.push(Node::Op { rule, inputs, site })
     }
 
     fn push(&mut self, node: Node) -> NodeId {
@@ -79,11 +84,12 @@ impl Tape {
             let Some(dy) = gradients.pop().flatten() else { continue };
             match node {
                 Node::Leaf(leaf) => attempt.accumulate(leaf, dy)?,
-                Node::Op { rule, inputs } => {
+                Node::Op { rule, inputs, site } => {
                     let bits =
                         inputs.iter().enumerate().map(|(i, id)| u64::from(id.is_some()) << i);
                     let needs = Needs(bits.sum());
-                    let input_gradients = rule.backward(dy, needs)?;
+                    let input_gradients =
+                        rule.backward(dy, needs).map_err(|error| error.saved_by(site))?;
                     assert_eq!(input_gradients.len(), inputs.len(), "one gradient per input");
                     for (input, dx) in inputs.into_iter().zip(input_gradients) {
                         let Some(NodeId(index)) = input else { continue };

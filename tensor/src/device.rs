@@ -75,10 +75,17 @@ pub(crate) struct Sim {
     spec: SimSpec,
     /// The real device's blocks to adopt, when this simulates one in mid-run.
     simulation: Option<Simulation>,
-    /// Twins of real storages, by the real storage's address.
-    twins: Mutex<BTreeMap<usize, Weak<Storage>>>,
+    /// By the real storage's address.
+    twins: Mutex<BTreeMap<usize, Twins>>,
     seconds: Mutex<f64>,
     assumptions: Mutex<Vec<Assumption>>,
+}
+
+/// A real storage and what stands for it in a simulation. The handle to the real one keeps its
+/// address from being given to a storage that came later.
+struct Twins {
+    _real: Weak<Storage>,
+    simulated: Weak<Storage>,
 }
 
 /// A value that code under simulation went on with, instead of one that only computing can give.
@@ -119,13 +126,14 @@ impl Sim {
     pub(crate) fn twin(&self, real: &Arc<Storage>, device: &Device) -> Option<Arc<Storage>> {
         let mut twins = locked(&self.twins);
         let address = Arc::as_ptr(real).addr();
-        if let Some(twin) = twins.get(&address) {
-            return twin.upgrade();
+        if let Some(twins) = twins.get(&address) {
+            return twins.simulated.upgrade();
         }
         let buffer = self.simulation.as_ref()?.adopt(real.buffer())?;
         let twin = Arc::new(Storage::new(buffer, device.clone()));
         twin.set_frozen(real.is_frozen());
-        twins.insert(address, Arc::downgrade(&twin));
+        let pair = Twins { _real: Arc::downgrade(real), simulated: Arc::downgrade(&twin) };
+        twins.insert(address, pair);
         Some(twin)
     }
 }

@@ -62,8 +62,8 @@ impl<'a> Operands<'a> {
         // SAFETY: a shared slice needs memory that is valid, aligned, initialised and not written:
         // 1. `pointer` checked type, alignment and that the span ends inside the buffer;
         // 2. buffers hold plain numbers from the start (the source hands out zeroed pages);
-        // 3. the storage's lock is held for 'a, and `check` proved that no write operand of this
-        //    launch touches the span.
+        // 3. the storage's lock is held for 'a, and `check_launch` proved that no write operand of
+        //    this launch touches the span.
         let data = unsafe { std::slice::from_raw_parts(start, layout.span_len()) };
         View { data, layout }
     }
@@ -78,8 +78,9 @@ impl<'a> Operands<'a> {
         self.taken |= 1 << index;
         let tensor = self.writes[index];
         let (start, layout) = pointer::<T>(tensor);
-        // SAFETY: as in `read`, and unique: 1. the storage's lock is held for writing; 2. `check`
-        // proved that no other operand touches the span; 3. `taken` lets this slice exist once.
+        // SAFETY: as in `read`, and unique: 1. the storage's lock is held for writing;
+        // 2. `check_launch` proved that no other operand touches the span; 3. `taken` lets this
+        // slice exist once.
         let data = unsafe { std::slice::from_raw_parts_mut(start, layout.span_len()) };
         ViewMut { data, layout }
     }
@@ -92,6 +93,10 @@ fn pointer<T: Element>(tensor: &Tensor) -> (*mut T, Layout) {
     let buffer = tensor.storage().buffer();
     let base = buffer.as_ptr().expect("kernels run only where memory is").cast::<T>();
     assert!(base.is_aligned(), "buffers are aligned for every element type");
+    if layout.span_len() == 0 {
+        // The offset of a view without elements may lie anywhere: row 1 of [2, 0] is at 1.
+        return (base.as_ptr(), layout);
+    }
     let end_bytes = (layout.offset() + layout.span_len()) * size_of::<T>();
     assert!(end_bytes <= buffer.size_bytes(), "a layout of {end_bytes} bytes leaves its buffer");
     (base.as_ptr().wrapping_add(layout.offset()), layout)
@@ -177,7 +182,7 @@ impl Device {
     ) -> Result<(), TensorError> {
         assert!(writes.len() <= u64::BITS as usize, "{} destinations", writes.len());
         let site = Location::caller();
-        check(self, kernel.name(), site, reads, writes)?;
+        self.check_launch(kernel.name(), reads, writes)?;
         let outcome = match self.backend() {
             Backend::Sim(sim) => {
                 sim.advance(kernel.cost());
@@ -193,32 +198,34 @@ impl Device {
         }
         outcome
     }
-}
 
-fn check(
-    device: &Device,
-    op: &'static str,
-    site: &'static Location<'static>,
-    reads: &[&Tensor],
-    writes: &[&Tensor],
-) -> Result<(), TensorError> {
-    if reads.iter().chain(writes).any(|tensor| tensor.device() != device) {
-        return Err(TensorError::Device { op });
-    }
-    for (index, write) in writes.iter().enumerate() {
-        if write.storage().is_frozen() {
-            return Err(TensorError::Frozen { op, site });
+    /// What [`Device::launch`] checks before it runs a kernel.
+    #[track_caller]
+    pub(crate) fn check_launch(
+        &self,
+        op: &'static str,
+        reads: &[&Tensor],
+        writes: &[&Tensor],
+    ) -> Result<(), TensorError> {
+        let site = Location::caller();
+        if reads.iter().chain(writes).any(|tensor| tensor.device() != self) {
+            return Err(TensorError::Device { op });
         }
-        let touches = |other: &&&Tensor| {
-            Arc::ptr_eq(write.storage(), other.storage())
-                && write.layout().may_touch(other.layout())
-        };
-        let overlaps = reads.iter().chain(&writes[index + 1..]).any(|other| touches(&other));
-        if overlaps || write.layout().repeats_elements() {
-            return Err(TensorError::Overlap { op, site });
+        for (index, write) in writes.iter().enumerate() {
+            if write.storage().is_frozen() {
+                return Err(TensorError::Frozen { op, site });
+            }
+            let touches = |other: &&&Tensor| {
+                Arc::ptr_eq(write.storage(), other.storage())
+                    && write.layout().may_touch(other.layout())
+            };
+            let overlaps = reads.iter().chain(&writes[index + 1..]).any(|other| touches(&other));
+            if overlaps || write.layout().repeats_elements() {
+                return Err(TensorError::Overlap { op, site });
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Locks each distinct storage once. The common order makes concurrent launches free of deadlock.

@@ -59,6 +59,8 @@ impl Shape {
                 _ => return None,
             };
         }
+        // Two stretched shapes can each be small and have a product that is not.
+        dims[..rank].iter().try_fold(1usize, |len, &dim| len.checked_mul(dim))?;
         Some(Shape { dims, rank })
     }
 
@@ -159,7 +161,7 @@ impl Layout {
     pub(crate) fn may_touch(&self, other: &Layout) -> bool {
         let (start, end) = (self.offset, self.offset + self.span_len());
         let (other_start, other_end) = (other.offset, other.offset + other.span_len());
-        start < other_end && other_start < end
+        start.max(other_start) < end.min(other_end)
     }
 
     /// Whether two different indices lead to the same element (a broadcast dimension does).
@@ -307,6 +309,19 @@ impl<const N: usize> Nest<N> {
             visit(Row { starts, len });
             at += len;
         }
+    }
+
+    /// Calls `visit(starts, len)` for runs that lie side by side in every operand, in row-major
+    /// order: all elements at once where all operands are contiguous, one by one at the worst.
+    pub(crate) fn runs(&self, element_count: usize, mut visit: impl FnMut([usize; N], usize)) {
+        let strides = self.inner_strides();
+        self.rows(0, element_count, |row| {
+            if strides == [1; N] {
+                return visit(row.starts, row.len);
+            }
+            (0..row.len)
+                .for_each(|i| visit(std::array::from_fn(|k| row.starts[k] + i * strides[k]), 1));
+        });
     }
 }
 

@@ -8,6 +8,7 @@ use lowtide_allocator::Category;
 
 use crate::cpu::Cpu;
 use crate::device::Backend;
+use crate::dtype::for_each_dtype;
 use crate::layout::{Layout, Nest, Shape};
 use crate::ops::elementwise;
 use crate::storage::Storage;
@@ -47,7 +48,8 @@ impl Tensor {
         dtype: DType,
     ) -> Result<Self> {
         let shape = shape.into();
-        let size_bytes = shape.element_count() * dtype.size_bytes();
+        // Saturated, because no memory holds that much: a wrapped product would be a small buffer.
+        let size_bytes = shape.element_count().saturating_mul(dtype.size_bytes());
         let buffer = device.allocator().allocate_in(category, size_bytes)?;
         let storage = Arc::new(Storage::new(buffer, device.clone()));
         Ok(Tensor { storage, layout: Layout::contiguous(shape), dtype })
@@ -109,26 +111,27 @@ impl Tensor {
         bytes: &[u8],
     ) -> Result<Self> {
         let shape = shape.into();
-        if shape.element_count() * dtype.size_bytes() != bytes.len() {
+        if shape.element_count().checked_mul(dtype.size_bytes()) != Some(bytes.len()) {
             let found = Shape::new(&[bytes.len() / dtype.size_bytes()]);
             return Err(TensorError::Shape { op: "from_bytes", left: found, right: shape });
         }
         let tensor = Self::empty(device, shape, dtype)?;
-        device.launch(Upload { bytes, dtype }, &[], &[&tensor])?;
+        device.launch(Upload { op: "from_bytes", bytes, dtype }, &[], &[&tensor])?;
         Ok(tensor)
     }
 
     /// Overwrites the elements with those in `bytes`, native byte order, row-major.
     ///
     /// # Errors
-    /// `Shape` when the count does not fit or the tensor is not contiguous, `Frozen`.
+    /// `Shape` when the count does not fit, `Frozen`, `Overlap` (on an expanded view).
     #[track_caller]
     pub fn set_bytes_(&mut self, bytes: &[u8]) -> Result<()> {
-        if bytes.len() != self.size_bytes() || !self.layout.is_contiguous() {
+        let op = "set_bytes";
+        if bytes.len() != self.size_bytes() {
             let found = Shape::new(&[bytes.len() / self.dtype.size_bytes()]);
-            return Err(TensorError::Shape { op: "set_bytes", left: found, right: *self.shape() });
+            return Err(TensorError::Shape { op, left: found, right: *self.shape() });
         }
-        self.device().launch(Upload { bytes, dtype: self.dtype }, &[], &[self])
+        self.device().launch(Upload { op, bytes, dtype: self.dtype }, &[], &[self])
     }
 
     /// The sizes of the dimensions.
@@ -232,27 +235,37 @@ impl Tensor {
     /// `Shape` when there is not exactly one, and those of [`Tensor::to_vec`].
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
+        self.check_item::<T>()?;
+        if self.device().is_simulated() {
+            return Err(TensorError::ValueUnavailable { op: "item", site: Location::caller() });
+        }
+        Ok(self.to_vec::<T>()?[0])
+    }
+
+    /// `Ok` if there is one element, of type `T`.
+    fn check_item<T: Element>(&self) -> Result<()> {
         let op = "item";
         if self.element_count() != 1 {
             let right = Shape::new(&[]);
             return Err(TensorError::Shape { op, left: *self.shape(), right });
         }
-        if self.device().is_simulated() {
-            return Err(TensorError::ValueUnavailable { op, site: Location::caller() });
+        if self.dtype != T::DTYPE {
+            return Err(TensorError::DType { op, left: self.dtype, right: T::DTYPE });
         }
-        Ok(self.to_vec::<T>()?[0])
+        Ok(())
     }
 
     /// [`Tensor::item`], or on a simulated device `assumed`, which its list of assumptions then
     /// names with the caller's place.
     ///
     /// # Errors
-    /// Those of [`Tensor::item`] on a real device.
+    /// Those of [`Tensor::item`], without `ValueUnavailable`.
     #[track_caller]
     pub fn item_assuming<T: Element>(&self, assumed: T) -> Result<T> {
         match self.device().backend() {
             Backend::Cpu(_) => self.item(),
             Backend::Sim(sim) => {
+                self.check_item::<T>()?;
                 sim.assume(assumed.to_f64(), Location::caller());
                 Ok(assumed)
             }
@@ -300,13 +313,14 @@ impl Debug for Tensor {
 }
 
 struct Upload<'a> {
+    op: &'static str,
     bytes: &'a [u8],
     dtype: DType,
 }
 
 impl Kernel for Upload<'_> {
     fn name(&self) -> &'static str {
-        "upload"
+        self.op
     }
 
     fn cost(&self) -> Cost {
@@ -314,13 +328,16 @@ impl Kernel for Upload<'_> {
     }
 
     fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        let bytes: &mut [u8] = match self.dtype {
-            DType::F64 => bytemuck::cast_slice_mut(operands.write::<f64>(0).slice()),
-            DType::F32 => bytemuck::cast_slice_mut(operands.write::<f32>(0).slice()),
-            DType::I64 => bytemuck::cast_slice_mut(operands.write::<i64>(0).slice()),
-            DType::U8 => operands.write::<u8>(0).slice(),
-        };
-        bytes.copy_from_slice(self.bytes);
+        for_each_dtype!(self.dtype, T => {
+            let mut out = operands.write::<T>(0);
+            let mut bytes = self.bytes;
+            let nest = Nest::new(out.layout().shape(), [out.layout().strides()]);
+            nest.runs(out.layout().shape().element_count(), |[at], len| {
+                let (head, tail) = bytes.split_at(len * size_of::<T>());
+                bytemuck::cast_slice_mut(&mut out.data()[at..][..len]).copy_from_slice(head);
+                bytes = tail;
+            });
+        });
         Ok(())
     }
 }

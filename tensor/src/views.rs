@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::layout::{Shape, check_axis, check_index};
+use crate::layout::{RANK_MAX, Shape, check_axis, check_index};
 use crate::{Result, Tensor, TensorError};
 
 impl Tensor {
@@ -54,7 +54,8 @@ impl Tensor {
         axes.iter().try_for_each(|&axis| check_axis(op, self.shape(), axis).map(drop))?;
         let repeated = (1..axes.len()).any(|at| axes[..at].contains(&axes[at]));
         if repeated || axes.len() != self.shape().len() {
-            return Err(TensorError::Shape { op, left: *self.shape(), right: Shape::from(axes) });
+            let right = Shape::from(&axes[..axes.len().min(RANK_MAX)]);
+            return Err(TensorError::Shape { op, left: *self.shape(), right });
         }
         Ok(self.with_layout(self.layout().permute(axes)))
     }
@@ -67,7 +68,11 @@ impl Tensor {
         let op = "narrow";
         let available = self.shape()[check_axis(op, self.shape(), axis)?];
         if start > available || len > available - start {
-            return Err(TensorError::Index { op, index: start + len, len: available });
+            return Err(TensorError::Index {
+                op,
+                index: start.saturating_add(len),
+                len: available,
+            });
         }
         Ok(self.with_layout(self.layout().narrow(axis, start, len)))
     }
@@ -85,9 +90,11 @@ impl Tensor {
     /// A new dimension of length 1 before `axis`.
     ///
     /// # Errors
-    /// `Index`.
+    /// `Index`, also when there are [`RANK_MAX`] dimensions already.
     pub fn unsqueeze(&self, axis: usize) -> Result<Tensor> {
-        check_index("unsqueeze", axis, self.shape().len() + 1)?;
+        let op = "unsqueeze";
+        check_index(op, axis, self.shape().len() + 1)?;
+        check_index(op, self.shape().len(), RANK_MAX)?;
         Ok(self.with_layout(self.layout().unsqueeze(axis)))
     }
 

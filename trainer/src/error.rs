@@ -4,7 +4,7 @@ use std::fmt;
 use std::panic::Location;
 use std::path::PathBuf;
 
-use lowtide_allocator::{Arena, BlockInfo, OutOfMemory};
+use lowtide_allocator::OutOfMemory;
 use lowtide_autograd::AutogradError;
 use lowtide_data::DataError;
 use lowtide_nn::NnError;
@@ -80,15 +80,6 @@ impl TrainError {
             TrainError::Nn(error) => error.out_of_memory(),
             _ => None,
         }
-    }
-
-    /// The error of a step after which more than before is allocated in `blocks`.
-    pub(crate) fn left_over(step: u64, blocks: &[BlockInfo]) -> Self {
-        // The blocks of a step are transient; parameters and optimizer state are not.
-        let mut transient = blocks.iter().filter(|block| block.arena == Arena::Transient);
-        let count = transient.clone().count();
-        let site = transient.next_back().or(blocks.last()).map(|block| block.site);
-        TrainError::LeftOver { step, count, site: site.unwrap_or(Location::caller()) }
     }
 }
 

@@ -62,10 +62,10 @@ pub(crate) enum Splitting {
 }
 
 /// Finds the largest part of `batch_size`, at most `micro_batch_max`, whose rehearsal stays
-/// within `budget_bytes`.
+/// within `budget_bytes`; where splitting is forbidden, the whole or nothing.
 ///
 /// # Errors
-/// `DoesNotFit` when not even the smallest does.
+/// `DoesNotFit` when none does.
 pub(crate) fn find<T: Task, O: Optimizer>(
     cast: &Cast<'_, T, O>,
     acts: &[Act<'_>],
@@ -74,20 +74,23 @@ pub(crate) fn find<T: Task, O: Optimizer>(
     splitting: Splitting,
     budget_bytes: usize,
 ) -> Result<Plan> {
-    let mut sizes = part_sizes(batch_size);
-    sizes.retain(|&size| size <= micro_batch_max);
-    if splitting == Splitting::Forbidden {
-        sizes.truncate(1);
-    }
+    let sizes = match splitting {
+        Splitting::Allowed => part_sizes(batch_size),
+        Splitting::Forbidden => vec![batch_size],
+    };
+    let in_range = |&size: &usize| size <= micro_batch_max || splitting == Splitting::Forbidden;
     let mut rejected = Vec::new();
-    for micro_batch in sizes {
+    for micro_batch in sizes.into_iter().filter(in_range) {
         let forecast = cast.rehearse(acts, micro_batch)?;
         if forecast.peak_bytes <= budget_bytes {
             return Ok(Plan { batch_size, micro_batch, budget_bytes, forecast, rejected });
         }
         rejected.push((micro_batch, forecast.peak_bytes));
     }
-    let (micro_batch, needed_bytes) = *rejected.last().expect("a batch has at least one part");
+    // Not always the smallest: a second part needs a second set of gradients. On ties the largest
+    // is what the planner would take.
+    let least = rejected.iter().min_by_key(|(_, peak_bytes)| peak_bytes);
+    let &(micro_batch, needed_bytes) = least.expect("a batch has at least one part");
     let knobs = knobs(cast, acts, needed_bytes, micro_batch, splitting, budget_bytes)?;
     Err(Box::new(DoesNotFit { budget_bytes, needed_bytes, micro_batch, step: None, knobs }).into())
 }

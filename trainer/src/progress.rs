@@ -59,7 +59,9 @@ impl Observer for Progress {
                     format!("on with micro-batches of {micro_batch}")
                 }
             };
-            self.say(&format!("step {}: {}; rolled back, {then}", report.step, retry.reason));
+            // The ledger that follows is in the metrics and in the report.
+            let what = retry.reason.split(';').next().unwrap_or_default();
+            self.say(&format!("step {}: {what}; rolled back, {then}", report.step));
         }
         self.losses = (self.losses.0 + report.loss, self.losses.1 + 1);
         if let Some(bar) = &self.bar {

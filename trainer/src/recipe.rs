@@ -5,15 +5,23 @@ use std::path::Path;
 
 use lowtide_autograd::Gradients;
 use lowtide_data::{Digits, Loader, LoaderOptions, Sequential};
-use lowtide_nn::Parameters;
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_nn::optim::{
     Adam, AdamOptions, Momentum, Optimizer, OptimizerMemory, Sgd, SgdOptions, Update, WeightDecay,
 };
+use lowtide_nn::{NnError, Parameters};
 use lowtide_tensor::{Device, RandomKey, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::{Classification, MicroBatches, Options, Result, TrainError, Trainer};
+
+/// So many that the steps of a run can be counted.
+pub(crate) const EPOCHS_MAX: u64 = 1 << 32;
+/// More than any data set that fits on a machine.
+pub(crate) const BATCH_SIZE_MAX: u64 = 1 << 32;
+const CHANNELS_MAX: u64 = 1 << 20;
+/// More than any machine has processors.
+const WORKERS_MAX: u64 = 1024;
 
 /// What to train.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -229,23 +237,31 @@ impl Optimizer for AnyOptimizer {
 pub type RecipeTrainer = Trainer<Classification<SimpleCnn>, AnyOptimizer>;
 
 impl Recipe {
-    /// Reads a recipe.
+    /// Reads a recipe and checks its numbers.
     ///
     /// # Errors
     /// `File` when it cannot be read; `Setting` with the line for anything that is not a recipe.
     pub fn load(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path)
             .map_err(|source| TrainError::File { path: path.to_owned(), source })?;
+        let place = |line| place(path, &text, line);
         let recipe: Recipe = toml::from_str(&text).map_err(|error| {
-            let line = error.span().map(|span| text[..span.start].lines().count().max(1));
-            let source = line.and_then(|line| text.lines().nth(line - 1)).unwrap_or_default();
-            let place = match line {
-                Some(line) => format!("{}, line {line} ({})", path.display(), source.trim()),
-                None => path.display().to_string(),
-            };
-            // Some of the parser's messages go on over several lines.
+            let line = error.span().map(|span| line_of_error(&text, span.start, error.message()));
+            // Some of the parser's messages go on over several lines, or speak of Rust's types.
             let problem = error.message().lines().collect::<Vec<_>>().join(" ");
-            TrainError::Setting { place, problem }
+            let problem = problem.replace("expected usize", "expected u64");
+            let problem = problem.replace("expected u64", "expected a whole number, 0 or more");
+            let problem = problem.replace("expected f64", "expected a number");
+            TrainError::Setting { place: place(line), problem }
+        })?;
+        recipe.check().map_err(|error| match error {
+            TrainError::Setting { place: name, problem } => match line_of_name(&text, &name) {
+                Some(line) => TrainError::Setting { place: place(Some(line)), problem },
+                None => {
+                    TrainError::Setting { place: format!("{}, {name}", path.display()), problem }
+                }
+            },
+            other => other,
         })?;
         Ok(recipe)
     }
@@ -260,20 +276,31 @@ impl Recipe {
     /// # Errors
     /// `Setting` that names the first which is not.
     pub fn check(&self) -> Result<()> {
-        let at_least_one = [
-            ("train.epochs", self.train.epochs == 0),
-            ("train.batch_size", self.train.batch_size == 0),
-            ("model.channels", self.model.channels == 0),
+        let wrong = |name: &str, problem: String| {
+            Err(TrainError::Setting { place: name.to_owned(), problem })
+        };
+        let counts = [
+            ("train.epochs", self.train.epochs, 1..=EPOCHS_MAX),
+            ("train.batch_size", self.train.batch_size as u64, 1..=BATCH_SIZE_MAX),
+            ("model.channels", self.model.channels as u64, 1..=CHANNELS_MAX),
+            ("data.workers", self.data.workers as u64, 0..=WORKERS_MAX),
         ];
-        if let Some((name, _)) = at_least_one.into_iter().find(|(_, wrong)| *wrong) {
-            let problem = "must be at least 1".to_owned();
-            return Err(TrainError::Setting { place: name.to_owned(), problem });
+        for (name, count, range) in counts {
+            if !range.contains(&count) {
+                let (min, max) = range.into_inner();
+                return wrong(name, format!("must be {min} to {max}"));
+            }
         }
         if let Some(norm) = self.train.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
-            let problem = format!("{norm} is not above 0");
-            return Err(TrainError::Setting { place: "train.clip_norm".to_owned(), problem });
+            return wrong("train.clip_norm", format!("{norm} is not above 0"));
         }
-        Ok(())
+        match self.optimizer() {
+            Err(TrainError::Nn(NnError::Option { name, value, range })) => {
+                let name = if name == "beta" { "betas" } else { name };
+                wrong(&format!("optimizer.{name}"), format!("{value} is not in {range}"))
+            }
+            optimizer => optimizer.map(drop),
+        }
     }
 
     /// Loaders of the training data, shuffled by the seed, and of the test data, in order.
@@ -351,4 +378,38 @@ impl Recipe {
         };
         Ok(Trainer::new(device, self.task(device)?, optimizer, options))
     }
+}
+
+/// Where something is in a recipe: the file, the line's number and the line itself.
+fn place(path: &Path, text: &str, line: Option<usize>) -> String {
+    let Some(line) = line else { return path.display().to_string() };
+    let source = text.lines().nth(line - 1).unwrap_or_default().trim();
+    let source = if source.is_empty() { String::new() } else { format!(" ({source})") };
+    format!("{}, line {line}{source}", path.display())
+}
+
+/// The line of an error that begins at `start`. For a key that should not be there the parser
+/// points at the table's header, so the key is looked for below it.
+fn line_of_error(text: &str, start: usize, message: &str) -> usize {
+    let start = text.floor_char_boundary(start);
+    let first = text[..start].matches('\n').count() + 1;
+    let key = message.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
+    key.and_then(|key| line_of_key(text, first, key)).unwrap_or(first)
+}
+
+/// The line that sets `table.key`.
+fn line_of_name(text: &str, name: &str) -> Option<usize> {
+    let (table, key) = name.split_once('.')?;
+    let header = text.lines().position(|line| line.trim() == format!("[{table}]"))?;
+    line_of_key(text, header + 1, key)
+}
+
+/// The line from `first` on, counted from 1, that sets `key`, unless another table begins before.
+fn line_of_key(text: &str, first: usize, key: &str) -> Option<usize> {
+    let sets = |line: &str| line.split_once('=').is_some_and(|(left, _)| left.trim() == key);
+    let lines = text.lines().enumerate().skip(first - 1);
+    lines
+        .take_while(|(index, line)| *index < first || !line.trim_start().starts_with('['))
+        .find(|(_, line)| sets(line))
+        .map(|(index, _)| index + 1)
 }

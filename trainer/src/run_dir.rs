@@ -24,7 +24,7 @@ pub struct Summary {
     pub train_loss_last: f64,
     /// Steps committed.
     pub steps: u64,
-    /// Epochs trained.
+    /// Epochs trained to their end.
     pub epochs: u64,
     /// Samples of a logical batch.
     pub batch_size: usize,
@@ -124,10 +124,21 @@ impl RunDir {
     pub fn write(path: &Path, text: &str) -> Result<()> {
         let file = |source| TrainError::File { path: path.to_owned(), source };
         let folder = path.parent().expect("a file in a run folder");
-        let mut beside = tempfile::NamedTempFile::new_in(folder).map_err(file)?;
+        let mut beside = beside().tempfile_in(folder).map_err(file)?;
         beside.write_all(text.as_bytes()).map_err(file)?;
         beside.as_file().sync_all().map_err(file)?;
         beside.persist(path).map_err(|error| file(error.error))?;
         Ok(())
     }
+}
+
+/// Makes files that are as readable as any other file of the user, which temporary ones are not.
+fn beside() -> tempfile::Builder<'static, 'static> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    builder
 }

@@ -13,7 +13,7 @@ const STEPS_SHOWN: u64 = 2;
 /// Collects the memory timeline of the first two steps.
 pub struct Timeline {
     device: Device,
-    /// Live bytes before the first step.
+    /// Live bytes before the first of `records`.
     start: ByCategory<u64>,
     reserved_at_start: u64,
     /// Allocator events before the first step.
@@ -47,6 +47,16 @@ impl Timeline {
         let history = self.device.allocator().history();
         let in_run = |record: &&Record| record.sequence >= self.first_event;
         self.records = history.records().iter().filter(in_run).copied().collect();
+        // Back from now: the ring may have overwritten the oldest records of very long steps.
+        let statistics = self.device.allocator().statistics();
+        self.start =
+            ByCategory::from_fn(|category| statistics.by_category[category].current_bytes as u64);
+        self.reserved_at_start = statistics.reserved.current_bytes as u64;
+        for record in &self.records {
+            let (live, reserved) = changes(record);
+            self.start[record.category] = plus(self.start[record.category], -live);
+            self.reserved_at_start = plus(self.reserved_at_start, -reserved);
+        }
     }
 
     /// The timeline so far, for the report.
@@ -61,26 +71,12 @@ impl Timeline {
             ..Default::default()
         };
         for record in &self.records {
-            let size = record.size_bytes as u64;
-            match record.action {
-                Action::Allocate => live[record.category] += size,
-                Action::Free => live[record.category] -= size,
-                Action::Commit => reserved += size,
-                Action::Decommit => reserved -= size,
-                Action::Charge => {
-                    live[record.category] += size;
-                    reserved += size;
-                }
-                Action::Discharge => {
-                    live[record.category] -= size;
-                    reserved -= size;
-                }
-                Action::OutOfMemory => {}
-            }
+            let (live_change, reserved_change) = changes(record);
+            live[record.category] = plus(live[record.category], live_change);
+            reserved = plus(reserved, reserved_change);
             timeline.events.push(Category::ALL.iter().map(|&category| live[category]).collect());
             timeline.reserved.push(reserved);
         }
-        // The ring may have overwritten the oldest records of very long steps.
         let first = self.records.first().map_or(self.first_event, |record| record.sequence);
         let index = |event: u64| event.saturating_sub(first) as usize;
         timeline.phases =
@@ -89,16 +85,31 @@ impl Timeline {
     }
 }
 
+/// By how many bytes an event changes what is live in its category, and what is reserved.
+fn changes(record: &Record) -> (i64, i64) {
+    let size = record.size_bytes as i64;
+    match record.action {
+        Action::Allocate => (size, 0),
+        Action::Free => (-size, 0),
+        Action::Commit => (0, size),
+        Action::Decommit => (0, -size),
+        Action::Charge => (size, size),
+        Action::Discharge => (-size, -size),
+        Action::OutOfMemory => (0, 0),
+    }
+}
+
+/// Wraps on the way back to the start, where the order of the changes is not that of time.
+fn plus(bytes: u64, change: i64) -> u64 {
+    bytes.wrapping_add_signed(change)
+}
+
 fn steps(count: u64) -> String {
     if count == 1 { "step".to_owned() } else { format!("{count} steps") }
 }
 
 impl Observer for Timeline {
     fn on_start(&mut self, _: &RunStart) -> Result<()> {
-        let statistics = self.device.allocator().statistics();
-        self.start =
-            ByCategory::from_fn(|category| statistics.by_category[category].current_bytes as u64);
-        self.reserved_at_start = statistics.reserved.current_bytes as u64;
         self.first_event = self.event_count();
         Ok(())
     }

@@ -177,7 +177,7 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         while self.splitting() == Splitting::Allowed && sizes[sizes.len() - 1] > 1 {
             sizes.push(sizes[sizes.len() - 1].div_ceil(2));
         }
-        sizes.push(self.micro_batch.max(1));
+        sizes.extend(self.plan.is_some().then_some(self.micro_batch));
         sizes.sort_by(|a, b| b.cmp(a));
         sizes.dedup();
         let forecast = |size| Ok((size, self.cast().rehearse(&acts, size)?));
@@ -209,6 +209,7 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
             for batch in train.epoch(epoch - 1) {
                 let report = self.train_step(&batch?, epoch, observers)?;
                 if ask(observers, |observer| observer.on_step(&report))? == Flow::Stop {
+                    score = evaluate(&self.task, &self.device, test, self.micro_batch)?;
                     break 'run;
                 }
             }
@@ -242,11 +243,17 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         observers: &mut [&mut dyn Observer],
     ) -> Result<StepReport> {
         let started = Instant::now();
-        let mut retries = Vec::new();
+        let (mut retries, micro_batch) = (Vec::new(), self.micro_batch);
         let outcome = loop {
             match self.attempt(&batch.view(), observers) {
                 Ok(outcome) => break outcome,
-                Err(error) => retries.push(self.recover(error, &batch.view(), retries.len())?),
+                Err(error) => match self.recover(error, &batch.view(), retries.len()) {
+                    Ok(retry) => retries.push(retry),
+                    Err(error) => {
+                        self.micro_batch = micro_batch;
+                        return Err(error);
+                    }
+                },
             }
         };
         self.step += 1;
@@ -263,19 +270,19 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
             seconds: started.elapsed().as_secs_f64(),
             retries,
         };
-        self.grow_back(&batch.view(), report.retries.is_empty())?;
+        self.grow_back(&batch.view(), report.retries.is_empty());
         Ok(report)
     }
 
-    /// One attempt at a step. On an error everything is as it was, which the layout of live blocks
-    /// has to confirm.
+    /// One attempt at a step. On an error everything is as it was, which the live blocks have to
+    /// confirm.
     fn attempt(
         &mut self,
         batch: &BatchView<'_>,
         observers: &mut [&mut dyn Observer],
     ) -> Result<StepOutcome> {
         let allocator = self.device.allocator();
-        let (hash_at_begin, step) = (allocator.layout_hash(), self.step + 1);
+        let (blocks_at_begin, step) = (allocator.live_blocks(), self.step + 1);
         let transaction = Step {
             device: &self.device,
             task: &mut self.task,
@@ -288,10 +295,16 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
             },
         };
         let outcome = transaction.run(batch, self.micro_batch);
-        if outcome.is_err() && allocator.layout_hash() != hash_at_begin {
-            return Err(TrainError::left_over(step, &allocator.live_blocks()));
-        }
-        outcome
+        let failure = match outcome {
+            Ok(outcome) => return Ok(outcome),
+            Err(failure) => failure,
+        };
+        let mut left_over = allocator.live_blocks();
+        left_over.retain(|block| !blocks_at_begin.contains(block));
+        Err(match left_over.last() {
+            Some(last) => TrainError::LeftOver { step, count: left_over.len(), site: last.site },
+            None => failure,
+        })
     }
 
     /// The recovery ladder: E1, the same plan without caches, if a rehearsal from the device's
@@ -343,17 +356,20 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
     }
 
     /// Returns to the planned micro-batch after a few clean steps, if it fits again.
-    fn grow_back(&mut self, batch: &BatchView<'_>, clean: bool) -> Result<()> {
+    fn grow_back(&mut self, batch: &BatchView<'_>, clean: bool) {
         self.clean_steps = if clean { self.clean_steps + 1 } else { 0 };
         let planned = self.plan.as_ref().map_or(0, |plan| plan.micro_batch);
-        if self.micro_batch >= planned || !self.clean_steps.is_multiple_of(CLEAN_STEPS_TO_GROW) {
-            return Ok(());
+        // A short batch says nothing about parts longer than itself.
+        let larger = planned.min(batch.len());
+        if self.clean_steps < CLEAN_STEPS_TO_GROW || larger <= self.micro_batch {
+            return;
         }
-        let forecast = self.cast().rehearse(&[Act::Step(*batch)], planned)?;
-        if forecast.peak_bytes <= self.device.allocator().capacity_bytes() {
-            self.micro_batch = planned;
+        self.clean_steps = 0;
+        let capacity_bytes = self.device.allocator().capacity_bytes();
+        let forecast = self.cast().rehearse(&[Act::Step(*batch)], larger);
+        if forecast.is_ok_and(|forecast| forecast.peak_bytes <= capacity_bytes) {
+            self.micro_batch = larger;
         }
-        Ok(())
     }
 
     fn cast(&self) -> Cast<'_, T, O> {

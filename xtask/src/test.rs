@@ -15,6 +15,9 @@ const SANITIZER_TARGET: &str = "x86_64-unknown-linux-gnu";
 /// The crates that hold the unsafe code, by folder.
 const SANITIZED: [&str; 2] = ["allocator", "tensor"];
 
+/// The crates with loom models, by folder.
+const MODELLED: [&str; 1] = ["tensor"];
+
 /// What the user asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
@@ -229,6 +232,19 @@ fn deep_sections(options: &Options, scope: &str) -> Vec<Section> {
             Section::new("miri", &command, Counting::Runners)
                 .needs(Needs::Subcommand("miri"))
                 .env("MIRIFLAGS", "-Zmiri-disable-isolation"),
+        );
+    }
+    if let Some(packages) = packages(&MODELLED) {
+        // Optimised, as a model runs its body some ten thousand times.
+        let command = format!(
+            "test {packages} --no-fail-fast --lib --release --target-dir target/loom models:: \
+             -- --show-output"
+        );
+        // Loom's documentation: 2 or 3 preemptions catch most bugs.
+        sections.push(
+            Section::new("loom", &command, Counting::Runners)
+                .env("RUSTFLAGS", "--cfg lowtide_loom")
+                .env("LOOM_MAX_PREEMPTIONS", "3"),
         );
     }
     let command = format!("test {scope} --no-fail-fast --lib --tests -- --show-output");

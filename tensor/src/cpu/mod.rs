@@ -10,6 +10,7 @@ pub(crate) mod pool;
 pub(crate) mod simd;
 
 mod handle;
+mod sync;
 
 pub use gemm::CacheSizes;
 pub use handle::Cpu;

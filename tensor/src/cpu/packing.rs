@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn small_products_take_nothing() {
         let caches = CacheSizes { l2_bytes: 1 << 20, l3_bytes: 32 << 20 };
-        assert_eq!(packing_bytes_bound(4, 12, 12, 12, 8, caches), 0);
-        assert!(packing_bytes_bound(4, 13, 12, 12, 8, caches) > 0);
+        assert_eq!(packing_bytes_bound(4, 64, 64, 64, 8, caches), 0);
+        assert!(packing_bytes_bound(4, 65, 64, 64, 8, caches) > 0);
     }
 }

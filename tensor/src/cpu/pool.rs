@@ -8,15 +8,19 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use super::sync::{Arc, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Condvar, Mutex};
+use super::sync::{fence, spin_loop, thread};
 
 /// How often an idle worker looks for a job before it parks: some tens of microseconds, about the
 /// gap between two kernels of a training step. Parking and waking costs as much again.
-const SPINS_BEFORE_PARK: u32 = 4_000;
+///
+/// A model needs one look that fails to reach the spin, and each more multiplies its interleavings.
+const SPINS_BEFORE_PARK: u32 = if cfg!(lowtide_loom) { 1 } else { 4_000 };
 /// How often the caller looks for the last worker before it starts to yield its core.
-const SPINS_BEFORE_YIELD: u32 = 2_000;
+const SPINS_BEFORE_YIELD: u32 = if cfg!(lowtide_loom) { 1 } else { 2_000 };
 
 /// Layout of `Shared::state`: the low bits count the workers inside the job, then one bit says
 /// that workers may still enter, one that the pool is closing; the rest counts jobs.
@@ -28,7 +32,7 @@ const EPOCH: u64 = 1 << 18;
 /// A fixed set of threads that run the chunks of one job at a time.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
-    workers: Vec<JoinHandle<()>>,
+    workers: Vec<thread::JoinHandle<()>>,
     /// Held while a job runs; who finds it taken (nested or concurrent) runs inline instead.
     busy: AtomicBool,
 }
@@ -66,7 +70,7 @@ impl Pool {
         let workers = (0..worker_count)
             .map_while(|index| {
                 let shared = Arc::clone(&shared);
-                std::thread::Builder::new()
+                thread::Builder::new()
                     .name(format!("lowtide-cpu-{index}"))
                     .spawn(move || shared.work())
                     .ok()
@@ -97,7 +101,11 @@ impl Pool {
         job.take_part();
         self.shared.retire();
         self.busy.store(false, Ordering::Release);
-        if let Some(payload) = job.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        let Job { next, panic, .. } = job;
+        // Under loom this also fails if some thread's last look at the job is not behind us.
+        let handed_out = next.into_inner();
+        debug_assert!(handed_out >= chunk_count, "{handed_out} of {chunk_count} chunks");
+        if let Some(payload) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
             resume_unwind(payload);
         }
     }
@@ -148,9 +156,9 @@ impl Shared {
         while self.state.load(Ordering::Acquire) & ACTIVE_MASK != 0 {
             if spins < SPINS_BEFORE_YIELD {
                 spins += 1;
-                std::hint::spin_loop();
+                spin_loop();
             } else {
-                std::thread::yield_now();
+                thread::yield_now();
             }
         }
     }
@@ -194,7 +202,7 @@ impl Shared {
             if is_news(state) {
                 break;
             }
-            std::hint::spin_loop();
+            spin_loop();
             state = self.state.load(Ordering::Acquire);
         }
         if !is_news(state) {
@@ -212,7 +220,7 @@ impl Shared {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(lowtide_loom)))]
 mod tests {
     use super::*;
 
@@ -321,5 +329,106 @@ mod tests {
         check_each_chunk_runs_once(&pool, 16);
         drop(pool);
         assert_eq!(shared.strong_count(), 0);
+    }
+}
+
+/// Run by `cargo xtask test --deep`. A lost wake-up or a hang shows as a deadlock, a chunk that ran
+/// twice or unseen as a data race on its slot, and a job touched after `run` as one on `next`.
+#[cfg(all(test, lowtide_loom))]
+mod models {
+    use loom::cell::UnsafeCell;
+
+    use super::*;
+
+    /// What one chunk writes, with every access checked.
+    struct Slot(UnsafeCell<u32>);
+
+    // SAFETY: sharing is what the models examine: loom panics on two accesses to the cell, one of
+    // them a write, that nothing orders, before they touch the memory.
+    unsafe impl Sync for Slot {}
+
+    impl Slot {
+        fn add_one(&self) {
+            // SAFETY: `with_mut` panics before the call unless this thread has the cell alone.
+            self.0.with_mut(|count| unsafe { *count += 1 });
+        }
+
+        fn get(&self) -> u32 {
+            // SAFETY: `with` panics before the call unless every write is ordered before it.
+            self.0.with(|count| unsafe { *count })
+        }
+    }
+
+    fn check_each_chunk_runs_once(pool: &Pool, chunk_count: usize) {
+        let slots: Vec<Slot> = (0..chunk_count).map(|_| Slot(UnsafeCell::new(0))).collect();
+        pool.run(chunk_count, &|index| slots[index].add_one());
+        assert!(slots.iter().all(|slot| slot.get() == 1));
+    }
+
+    /// Runs as many chunks as threads, each of which waits inside for all the others.
+    fn check_every_thread_takes_part(pool: &Pool) {
+        let (arrived, all_here) = (Mutex::new(0), Condvar::new());
+        pool.run(pool.threads(), &|_| {
+            let mut count = arrived.lock().expect("no chunk panics");
+            *count += 1;
+            all_here.notify_all();
+            while *count < pool.threads() {
+                count = all_here.wait(count).expect("no chunk panics");
+            }
+        });
+    }
+
+    #[test]
+    fn each_chunk_runs_exactly_once() {
+        loom::model(|| check_each_chunk_runs_once(&Pool::new(2), 3));
+    }
+
+    #[test]
+    fn no_worker_touches_a_job_after_its_run() {
+        loom::model(|| {
+            let pool = Pool::new(2);
+            check_each_chunk_runs_once(&pool, 2);
+            check_each_chunk_runs_once(&pool, 2);
+        });
+    }
+
+    #[test]
+    fn no_wake_up_for_a_job_is_lost() {
+        loom::model(|| check_every_thread_takes_part(&Pool::new(2)));
+    }
+
+    #[test]
+    fn drop_ends_a_worker_that_spins_or_parks() {
+        loom::model(|| drop(Pool::new(2)));
+        loom::model(|| drop(Pool::new(3)));
+    }
+
+    #[test]
+    fn concurrent_callers_both_complete() {
+        loom::model(|| {
+            let pool = Arc::new(Pool::new(2));
+            let other = Arc::clone(&pool);
+            let caller = thread::spawn(move || check_each_chunk_runs_once(&other, 2));
+            check_each_chunk_runs_once(&pool, 2);
+            caller.join().expect("the other caller completes");
+        });
+    }
+
+    #[test]
+    fn panic_in_a_task_reaches_the_caller() {
+        loom::model(|| {
+            let pool = Pool::new(2);
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                // Not `panic!`, which would print a message for each interleaving.
+                pool.run(2, &|index| {
+                    if index == 1 {
+                        resume_unwind(Box::new("chunk 1"))
+                    }
+                });
+            }));
+            let payload = outcome.expect_err("the panic was lost");
+            assert_eq!(payload.downcast_ref(), Some(&"chunk 1"));
+            check_each_chunk_runs_once(&pool, 2);
+        });
     }
 }

@@ -23,7 +23,6 @@ pub(super) struct EvalArgs {
 pub(super) fn run(arguments: &EvalArgs) -> Result<()> {
     let run_dir = RunDir::open(&arguments.run_dir)?;
     let recipe = Recipe::load(&run_dir.recipe())?;
-    recipe.check()?;
     let device: Device = arguments.device.open()?;
     let mut task = recipe.task(&device)?;
     lowtide_nn::load(task.parameters(), &run_dir.model())?;
@@ -32,7 +31,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<()> {
     let (accuracy, loss) = (score.accuracy(), score.loss());
     if arguments.json {
         let numbers = serde_json::json!({
-            "test_accuracy": accuracy, "test_loss": loss, "samples": score.count,
+            "test_accuracy": accuracy, "test_loss": loss, "samples": score.count as u64,
         });
         return say(&numbers.to_string());
     }

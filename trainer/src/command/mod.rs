@@ -3,7 +3,9 @@
 //! Exit codes: 0 done; 2 the training does not fit the memory; 1 anything else.
 
 mod eval;
+mod interrupt;
 mod plan;
+mod staging;
 mod train;
 
 use std::ffi::OsString;
@@ -11,16 +13,18 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::builder::RangedU64ValueParser;
+use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lowtide_tensor::{CpuOptions, Device, SimSpec};
 
 use crate::human::parse_bytes;
-use crate::recipe::Recipe;
+use crate::recipe::{BATCH_SIZE_MAX, EPOCHS_MAX, Recipe};
 use crate::{Result, TrainError};
 
 /// Trains neural networks inside a memory budget.
 #[derive(Parser)]
-#[command(name = "lowtide", version, about, max_term_width = 100)]
+#[command(name = "lowtide", version, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -42,13 +46,15 @@ struct RecipeArgs {
     /// A recipe (TOML); every key has a default.
     recipe: Option<PathBuf>,
     /// Times through the training data.
-    #[arg(long)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=EPOCHS_MAX))]
     epochs: Option<u64>,
     /// Samples of a logical batch, whatever fits on the device at once.
-    #[arg(long)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = RangedU64ValueParser::<usize>::new().range(1..=BATCH_SIZE_MAX))]
     batch_size: Option<usize>,
     /// Seed of initial values and of the order of the data.
-    #[arg(long)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<u64>,
 }
 
@@ -59,7 +65,6 @@ impl RecipeArgs {
         train.epochs = self.epochs.unwrap_or(train.epochs);
         train.batch_size = self.batch_size.unwrap_or(train.batch_size);
         train.seed = self.seed.unwrap_or(train.seed);
-        recipe.check()?;
         Ok(recipe)
     }
 }
@@ -71,7 +76,8 @@ struct DeviceArgs {
     #[arg(long, value_enum, default_value_t)]
     device: DeviceKind,
     /// The most memory to reserve, such as 6MiB; all of the machine's if absent.
-    #[arg(long, value_parser = parse_budget, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
+    #[arg(value_parser = parse_budget)]
     budget: Option<usize>,
 }
 
@@ -97,6 +103,9 @@ impl DeviceArgs {
 
 fn parse_budget(text: &str) -> std::result::Result<usize, String> {
     let bytes = parse_bytes(text).map_err(|error| error.to_string())?;
+    if bytes == 0 {
+        return Err("a budget of 0 holds nothing".to_owned());
+    }
     usize::try_from(bytes).map_err(|_| format!("{text} is more than this machine can address"))
 }
 
@@ -111,14 +120,13 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Plan(arguments) => plan::run(arguments),
         Command::Eval(arguments) => eval::run(arguments),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Nobody is left to tell when standard error is closed.
-            drop(writeln!(io::stderr(), "lowtide: {}", one_line(&error)));
-            ExitCode::from(exit_code(&error))
-        }
-    }
+    done.map_or_else(|error| complain(&one_line(&error), exit_code(&error)), |()| ExitCode::SUCCESS)
+}
+
+fn complain(line: &str, code: u8) -> ExitCode {
+    // Nobody is left to tell when standard error is closed.
+    drop(writeln!(io::stderr(), "lowtide: {line}"));
+    ExitCode::from(code)
 }
 
 fn exit_code(error: &TrainError) -> u8 {
@@ -143,20 +151,27 @@ fn one_line(error: &dyn std::error::Error) -> String {
 /// Help goes to standard output; a mistake is one line without the usage that clap appends.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        drop(error.print());
-        return ExitCode::SUCCESS;
+        let printed = say(error.to_string().trim_end());
+        return printed.map_or_else(|error| complain(&one_line(&error), 1), |()| ExitCode::SUCCESS);
+    }
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return complain("a command is missing: train, plan or eval (see lowtide --help)", 1);
     }
     let text = error.to_string();
-    let mistake: Vec<&str> =
-        text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
-    let mistake = mistake.join(" ");
+    let mistake = text.lines().take_while(|line| !line.starts_with("Usage:"));
+    let mistake =
+        mistake.map(str::trim).filter(|line| !line.is_empty() && !line.contains("--help"));
+    let mistake = mistake.collect::<Vec<_>>().join(" ").replace(" tip: ", "; ");
     let mistake = mistake.strip_prefix("error: ").unwrap_or(&mistake);
-    drop(writeln!(io::stderr(), "lowtide: {mistake} (see lowtide --help)"));
-    ExitCode::FAILURE
+    complain(&format!("{mistake} (see lowtide --help)"), 1)
 }
 
-/// Writes a line to standard output.
+/// Writes a line to standard output. A reader that has gone, such as `head`, has seen enough.
 fn say(line: &str) -> Result<()> {
-    writeln!(io::stdout(), "{line}")
-        .map_err(|source| TrainError::File { path: "standard output".into(), source })
+    match writeln!(io::stdout(), "{line}") {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => {
+            written.map_err(|source| TrainError::File { path: "standard output".into(), source })
+        }
+    }
 }

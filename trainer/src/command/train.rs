@@ -7,6 +7,8 @@ use clap::Args;
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_tensor::Device;
 
+use crate::command::interrupt::Interrupt;
+use crate::command::staging::Staging;
 use crate::command::{DeviceArgs, RecipeArgs, plan, say};
 use crate::human::format_bytes;
 use crate::observer::{EpochReport, Flow, Observer, StepReport};
@@ -25,7 +27,8 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// A drill: lets the N-th device allocation after the start of training fail once.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     fault_at: Option<u64>,
 }
 
@@ -42,18 +45,17 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     };
     let plan = trainer.plan(&train, &test, recipe.train.epochs)?;
 
-    let run_dir = match &arguments.out {
-        Some(path) => RunDir::create(path)?,
-        None => RunDir::create_next("digits")?,
-    };
-    let mut metrics = Metrics::create(&run_dir.metrics())?;
-    RunDir::write(&run_dir.recipe(), &recipe.to_toml())?;
+    let staging = Staging::new(arguments.out.as_deref())?;
+    let files = staging.partial();
+    let mut metrics = Metrics::create(&files.metrics())?;
+    RunDir::write(&files.recipe(), &recipe.to_toml())?;
     // Shows before the first step that there is room for what the last one leaves.
-    lowtide_nn::save(trainer.task_mut().parameters(), &run_dir.model())?;
+    lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?;
 
     let mut curves = Curves::default();
     let mut timeline = Timeline::new(&device);
     let mut progress = Progress::new();
+    let mut interrupt = Interrupt::listen()?;
     if let Some(nth) = arguments.fault_at {
         device.allocator().inject_fault(Fault { nth, repeat: Repeat::Once });
     }
@@ -63,7 +65,7 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
         &train,
         &test,
         recipe.train.epochs,
-        &mut [&mut progress, &mut metrics, &mut curves, &mut timeline],
+        &mut [&mut progress, &mut metrics, &mut curves, &mut timeline, &mut interrupt],
     )?;
     let seconds = started.elapsed().as_secs_f64();
     let allocations = device.allocator().request_count() - requests_before;
@@ -74,7 +76,7 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
         test_loss: score.loss(),
         train_loss_last: curves.report.loss.last().map_or(f64::NAN, |&(_, loss)| loss),
         steps: trainer.steps(),
-        epochs: recipe.train.epochs,
+        epochs: curves.report.accuracy.len() as u64,
         batch_size: plan.batch_size,
         micro_batch: trainer.micro_batch(),
         budget_bytes: statistics.capacity_bytes,
@@ -85,12 +87,16 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
         seconds,
         final_state_hash: format!("{:016x}", trainer.state_hash()?),
     };
-    lowtide_nn::save(trainer.task_mut().parameters(), &run_dir.model())?;
+    lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?;
     curves.report.memory = timeline.to_memory_timeline();
     let report = curves.finish(&recipe, &summary, &trainer, &device);
-    RunDir::write(&run_dir.report(), &report.to_html())?;
+    RunDir::write(&files.report(), &report.to_html())?;
     let json = serde_json::to_string_pretty(&summary).expect("a summary has only plain values");
-    RunDir::write(&run_dir.summary(), &(json + "\n"))?;
+    RunDir::write(&files.summary(), &(json + "\n"))?;
+    let run_dir = staging.publish()?;
+    if interrupt.came() {
+        say("interrupted: everything up to the last step is in the run folder")?;
+    }
     conclude(&summary, &plan, &run_dir, arguments)
 }
 
@@ -109,13 +115,17 @@ fn conclude(summary: &Summary, plan: &Plan, run_dir: &RunDir, arguments: &TrainA
     say(&format!("retried steps    {}", summary.retried_steps))?;
     say(&format!("state hash       {}", summary.final_state_hash))?;
     say(&format!("run folder       {} (open report.html)", run_dir.path().display()))?;
-    match arguments.fault_at {
-        Some(nth) if nth > summary.allocations => say(&format!(
-            "drill            allocation {nth} was never made: the run made {}",
-            summary.allocations
-        )),
-        _ => Ok(()),
+    let Some(nth) = arguments.fault_at else { return Ok(()) };
+    if nth > summary.allocations {
+        let made = summary.allocations;
+        return say(&format!(
+            "drill            allocation {nth} was never made: there were {made}"
+        ));
     }
+    if summary.retried_steps == 0 {
+        say(&format!("drill            allocation {nth} failed in an evaluation, done again"))?;
+    }
+    Ok(())
 }
 
 /// Collects what the report draws.
@@ -155,18 +165,17 @@ impl Curves {
         let facts = [
             ("Test accuracy", format!("{:.4}", summary.test_accuracy)),
             ("Test loss", format!("{:.6}", summary.test_loss)),
-            ("Training loss, last step", format!("{:.6}", summary.train_loss_last)),
+            ("Last train loss", format!("{:.6}", summary.train_loss_last)),
             ("Epochs", summary.epochs.to_string()),
             ("Steps", summary.steps.to_string()),
-            ("Batch", summary.batch_size.to_string()),
-            ("Micro-batch", trainer.micro_batch().to_string()),
             ("Seed", recipe.train.seed.to_string()),
-            ("Budget", bytes(summary.budget_bytes)),
-            ("Predicted peak", bytes(summary.predicted_peak_bytes)),
-            ("Measured peak", bytes(summary.measured_peak_bytes)),
+            ("Micro-batch", format!("{} of {}", trainer.micro_batch(), summary.batch_size)),
             ("Retried steps", summary.retried_steps.to_string()),
             ("Time", format!("{:.1} s on {} threads", summary.seconds, device.threads())),
             ("State hash", summary.final_state_hash.clone()),
+            ("Budget", bytes(summary.budget_bytes)),
+            ("Predicted peak", bytes(summary.predicted_peak_bytes)),
+            ("Measured peak", bytes(summary.measured_peak_bytes)),
         ];
         let facts = facts.map(|(name, value)| (name.to_owned(), value)).to_vec();
         Report { title: "SimpleCNN on handwritten digits".to_owned(), facts, ..self.report }

@@ -95,7 +95,7 @@ sends nothing.</footer>
 }
 
 /// Values longer than this take two columns of the summary.
-const WIDE_FACT_CHARS: usize = 16;
+const WIDE_FACT_CHARS: usize = 15;
 /// Values longer than this take a line of their own.
 const FULL_FACT_CHARS: usize = 36;
 

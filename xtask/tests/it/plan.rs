@@ -21,27 +21,42 @@ fn sections_run_from_cheap_to_dear_and_deep_ones_are_named() {
     assert_eq!(names(&plan), expected);
     assert_eq!(
         plan.left_out,
-        ["not run without --deep: address sanitizer, thread sanitizer, miri, long property tests"]
+        ["not run without --deep: address sanitizer, thread sanitizer, miri, loom, \
+          long property tests"]
     );
 }
 
 #[test]
 fn deep_adds_and_leaves_nothing_out() {
     let plan = plan(&options(&["--deep"]), None);
-    let expected = ["address sanitizer", "thread sanitizer", "miri", "long property tests"];
+    let expected = ["address sanitizer", "thread sanitizer", "miri", "loom", "long property tests"];
     assert_eq!(names(&plan)[8..], expected);
     assert_eq!(plan.left_out, [""; 0]);
 }
 
 #[test]
-fn sanitizers_build_apart_from_each_other_and_from_the_rest() {
+fn sections_with_flags_of_their_own_build_apart_from_each_other_and_from_the_rest() {
     let plan = plan(&options(&["--deep"]), None);
-    let folder = |name: &str| {
-        let arguments = &section(&plan, name).arguments;
-        let at = arguments.iter().position(|a| a == "--target-dir").expect("its own folder");
-        arguments[at + 1].clone()
-    };
-    assert_ne!(folder("address sanitizer"), folder("thread sanitizer"));
+    let has_flags = |section: &&Section| section.environment.iter().any(|(k, _)| *k == "RUSTFLAGS");
+    let mut folders: Vec<String> = plan.sections.iter().filter(has_flags).map(folder_of).collect();
+    assert_eq!(folders.len(), 3);
+    folders.sort();
+    folders.dedup();
+    assert_eq!(folders.len(), 3, "{folders:?}");
+}
+
+fn folder_of(section: &Section) -> String {
+    let at = section.arguments.iter().position(|a| a == "--target-dir").expect("its own folder");
+    section.arguments[at + 1].clone()
+}
+
+#[test]
+fn loom_runs_the_models_and_nothing_that_would_leave_a_model() {
+    let plan = plan(&options(&["--deep"]), None);
+    let section = section(&plan, "loom");
+    let before_runner = section.arguments.iter().take_while(|a| *a != "--");
+    assert_eq!(before_runner.last().map(String::as_str), Some("models::"));
+    assert!(section.environment.contains(&("RUSTFLAGS", "--cfg lowtide_loom".to_owned())));
 }
 
 #[test]
@@ -70,7 +85,10 @@ fn deep_filter_keeps_only_what_concerns_the_crate() {
         names(&plan)[7..].iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(of("nn"), ["long property tests"]);
-    assert_eq!(of("tensor"), ["address sanitizer", "thread sanitizer", "long property tests"]);
+    assert_eq!(
+        of("tensor"),
+        ["address sanitizer", "thread sanitizer", "loom", "long property tests"]
+    );
     assert!(of("allocator").contains(&"miri".to_owned()));
 }
 

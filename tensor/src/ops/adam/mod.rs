@@ -6,6 +6,7 @@ pub use cpu::{AdamStep, WeightDecay};
 
 use crate::cpu::Cpu;
 use crate::dtype::for_float;
+use crate::layout::{Layout, Nest};
 use crate::{Cost, DType, Kernel, Operands, Result, Tensor};
 
 struct Adam {
@@ -26,9 +27,17 @@ impl Kernel for Adam {
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         for_float!(self.dtype, T => {
-            let gradient = operands.read::<T>(0).slice();
-            let [p, m, v] = [0, 1, 2].map(|index| operands.write::<T>(index).slice());
-            cpu::adam(cpu.pool(), self.step, p, gradient, m, v);
+            let gradient = operands.read::<T>(0);
+            let [mut p, mut m, mut v] = [0, 1, 2].map(|index| operands.write::<T>(index));
+            let layouts = [*p.layout(), *gradient.layout(), *m.layout(), *v.layout()];
+            let nest = Nest::new(layouts[0].shape(), layouts.each_ref().map(Layout::strides));
+            nest.runs(self.len, |[p_at, g_at, m_at, v_at], len| {
+                let p = &mut p.data()[p_at..][..len];
+                let gradient = &gradient.data()[g_at..][..len];
+                let m = &mut m.data()[m_at..][..len];
+                let v = &mut v.data()[v_at..][..len];
+                cpu::adam(cpu.pool(), self.step, p, gradient, m, v);
+            });
         }, else unreachable!("checked to be a float"));
         Ok(())
     }
@@ -36,11 +45,11 @@ impl Kernel for Adam {
 
 impl Tensor {
     /// One step of Adam on `self` and its moments (running mean `m` and mean square `v`, zeros
-    /// before the first step). All tensors are contiguous and of one shape and float type.
-    /// Allocates nothing.
+    /// before the first step). All tensors are of one shape and float type; where they are not
+    /// contiguous, it is slow. Allocates nothing.
     ///
     /// # Errors
-    /// `Shape`, `DType`, `Frozen`.
+    /// `Shape`, `DType`, `Frozen`, `Overlap`.
     #[track_caller]
     pub fn adam_(
         &mut self,

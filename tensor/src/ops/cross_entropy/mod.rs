@@ -87,8 +87,15 @@ impl Kernel for Backward {
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let op = self.name();
         let Rows { dtype, classes, ignore_index, .. } = self.0;
         let labels = operands.read::<i64>(1).slice();
+        let is_bad = |&&label: &&i64| {
+            label != ignore_index && !usize::try_from(label).is_ok_and(|label| label < classes)
+        };
+        if let Some(&label) = labels.iter().find(is_bad) {
+            return Err(TensorError::Index { op, index: label as usize, len: classes });
+        }
         for_float!(dtype, T => {
             let [x, lse, dy] = [0, 2, 3].map(|index| operands.read::<T>(index).slice());
             let dx = operands.write::<T>(0).slice();
@@ -142,9 +149,11 @@ impl Tensor {
         self.check_dtype(op, x)?;
         self.check_shape(op, [])?;
         log_sum_exp.check_shape(op, [kernel.rows])?;
+        self.check_dtype(op, log_sum_exp)?;
         let (x, labels) = (x.contiguous()?, labels.contiguous()?);
+        let log_sum_exp = log_sum_exp.contiguous()?;
         let dx = Tensor::empty(self.device(), *x.shape(), x.dtype())?;
-        self.device().launch(Backward(kernel), &[&x, &labels, log_sum_exp, self], &[&dx])?;
+        self.device().launch(Backward(kernel), &[&x, &labels, &log_sum_exp, self], &[&dx])?;
         Ok(dx)
     }
 }

@@ -139,7 +139,10 @@ impl Kernel for BinaryKernel {
             let out = operands.write::<T>(0);
             match operands.read_count() {
                 1 => self.op.run(Destination { cpu, inputs: [operands.read(0)], out }),
-                _ => self.op.run(Destination { cpu, inputs: [operands.read(0), operands.read(1)], out }),
+                _ => {
+                    let inputs = [operands.read(0), operands.read(1)];
+                    self.op.run(Destination { cpu, inputs, out });
+                }
             }
         }, else unreachable!("checked to be a float"));
         Ok(())
@@ -155,7 +158,7 @@ struct Convert {
 
 impl Kernel for Convert {
     fn name(&self) -> &'static str {
-        "convert"
+        "copy"
     }
 
     fn cost(&self) -> Cost {
@@ -390,7 +393,11 @@ impl Tensor {
     pub fn copy_(&mut self, source: &Tensor) -> Result<()> {
         let len = self.element_count();
         let kernel = Convert { from: source.dtype(), to: self.dtype(), len };
-        self.device().launch(kernel, &[&source.expand(*self.shape())?], &[self])
+        let (left, right) = (*self.shape(), *source.shape());
+        if left.broadcast(&right) != Some(left) {
+            return Err(TensorError::Shape { op: kernel.name(), left, right });
+        }
+        self.device().launch(kernel, &[&source.expand(left)?], &[self])
     }
 
     /// The same values as another type, as `as` converts them; shares the storage when the type

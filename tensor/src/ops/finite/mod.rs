@@ -4,6 +4,7 @@ mod cpu;
 
 use crate::cpu::Cpu;
 use crate::dtype::for_float;
+use crate::layout::Nest;
 use crate::{Cost, DType, Device, Element, Kernel, Operands, Result, Tensor};
 
 /// Scales one tensor in place and raises `flag` to 1 if an element is infinite or NaN.
@@ -26,10 +27,14 @@ impl Kernel for ScaleAndCheck {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let flag = operands.write::<f32>(0).slice();
         for_float!(self.dtype, T => {
-            let x = operands.write::<T>(1).slice();
-            if !cpu::scale_and_check(cpu, x, T::from_f64(self.scale)) {
-                flag[0] = 1.0;
-            }
+            let mut x = operands.write::<T>(1);
+            let nest = Nest::new(x.layout().shape(), [x.layout().strides()]);
+            nest.runs(self.len, |[at], len| {
+                let run = &mut x.data()[at..][..len];
+                if !cpu::scale_and_check(cpu, run, T::from_f64(self.scale)) {
+                    flag[0] = 1.0;
+                }
+            });
         }, else unreachable!("checked to be a float"));
         Ok(())
     }
@@ -43,7 +48,7 @@ struct AddSquares {
 
 impl Kernel for AddSquares {
     fn name(&self) -> &'static str {
-        "global_norm"
+        "squared_norm"
     }
 
     fn cost(&self) -> Cost {
@@ -60,32 +65,38 @@ impl Kernel for AddSquares {
     }
 }
 
-/// Multiplies contiguous float tensors by `scale` in place, and tells in a one-element f32
-/// tensor whether any result is infinite or NaN (1) or all are finite (0). A scale of exactly 1
-/// leaves the bits alone.
+/// Multiplies float tensors by `scale` in place, and tells in a one-element f32 tensor whether
+/// any result is infinite or NaN (1) or all are finite (0). A scale of exactly 1 leaves the bits
+/// alone.
 ///
 /// # Errors
-/// `DType`, `Frozen`, `OutOfMemory` before anything is written.
+/// `DType`, `Device`, `Frozen`, `Overlap` (on an expanded view), `OutOfMemory`, all of them before
+/// anything is written.
 #[track_caller]
 pub fn scale_and_check_finite<'a>(
     device: &Device,
     tensors: impl IntoIterator<Item = &'a mut Tensor>,
     scale: f64,
 ) -> Result<Tensor> {
+    let op = "scale_and_check_finite";
+    let tensors: Vec<&mut Tensor> = tensors.into_iter().collect();
     let flag = Tensor::zeros(device, [1], DType::F32)?;
+    for tensor in &tensors {
+        tensor.check_float(op)?;
+        device.check_launch(op, &[], &[&flag, tensor])?;
+    }
     for tensor in tensors {
-        tensor.check_float("scale_and_check_finite")?;
         let kernel = ScaleAndCheck { scale, dtype: tensor.dtype(), len: tensor.element_count() };
         device.launch(kernel, &[], &[&flag, tensor])?;
     }
     Ok(flag)
 }
 
-/// The Euclidean norm of all elements of all (contiguous, float) tensors together, as a
-/// one-element f64 tensor of its square; take the root on the host.
+/// The Euclidean norm of all elements of all (float) tensors together, as a one-element f64
+/// tensor of its square; take the root on the host. Copies tensors that are not contiguous.
 ///
 /// # Errors
-/// `DType`, `OutOfMemory`.
+/// `DType`, `Device`, `OutOfMemory`.
 #[track_caller]
 pub fn squared_norm<'a>(
     device: &Device,
@@ -95,7 +106,7 @@ pub fn squared_norm<'a>(
     for tensor in tensors {
         tensor.check_float("squared_norm")?;
         let kernel = AddSquares { dtype: tensor.dtype(), len: tensor.element_count() };
-        device.launch(kernel, &[tensor], &[&sum])?;
+        device.launch(kernel, &[&tensor.contiguous()?], &[&sum])?;
     }
     Ok(sum)
 }

@@ -12,6 +12,7 @@ use cpu::Start;
 
 /// y = a·b, or y = a·b + bias with the bias row added to every row.
 struct MatMul {
+    op: &'static str,
     /// M, K, N.
     sizes: [usize; 3],
     dtype: DType,
@@ -19,7 +20,7 @@ struct MatMul {
 
 impl Kernel for MatMul {
     fn name(&self) -> &'static str {
-        "matmul"
+        self.op
     }
 
     fn cost(&self) -> Cost {
@@ -103,6 +104,6 @@ fn product(op: &'static str, a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> R
     let bias = bias.map(Tensor::contiguous).transpose()?;
     let y = Tensor::empty(device, [m, n], dtype)?;
     let reads: Vec<&Tensor> = [Some(a), Some(b), bias.as_ref()].into_iter().flatten().collect();
-    device.launch(MatMul { sizes, dtype }, &reads, &[&y])?;
+    device.launch(MatMul { op, sizes, dtype }, &reads, &[&y])?;
     Ok(y)
 }

@@ -139,9 +139,12 @@ impl Tensor {
         let [out_height, out_width] = shape.out_size();
         self.check_shape(op, x_shape.with(2, out_height).with(3, out_width))?;
         self.check_shape(op, *winners.shape())?;
-        let (device, dy) = (self.device(), self.contiguous()?);
+        if winners.dtype() != DType::U8 {
+            return Err(TensorError::DType { op, left: winners.dtype(), right: DType::U8 });
+        }
+        let (device, dy, winners) = (self.device(), self.contiguous()?, winners.contiguous()?);
         let dx = Tensor::empty(device, x_shape, self.dtype())?;
-        device.launch(Backward { shape, dtype: self.dtype() }, &[&dy, winners], &[&dx])?;
+        device.launch(Backward { shape, dtype: self.dtype() }, &[&dy, &winners], &[&dx])?;
         Ok(dx)
     }
 }

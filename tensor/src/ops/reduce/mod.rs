@@ -89,6 +89,7 @@ impl Tensor {
     /// The mean over `axes`; errors as [`Tensor::sum`].
     #[track_caller]
     pub fn mean(&self, axes: &[usize]) -> Result<Tensor> {
+        self.check_float("mean")?;
         let mut sum = self.sum(axes)?;
         let count = self.element_count() as f64 / sum.element_count().max(1) as f64;
         sum.mul_scalar_(1.0 / count)?;

@@ -6,6 +6,7 @@ pub use cpu::SgdStep;
 
 use crate::cpu::Cpu;
 use crate::dtype::for_float;
+use crate::layout::{Layout, Nest};
 use crate::{Cost, DType, Kernel, Operands, Result, Tensor};
 
 struct Sgd {
@@ -27,11 +28,19 @@ impl Kernel for Sgd {
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         for_float!(self.dtype, T => {
-            let gradient = operands.read::<T>(0).slice();
-            let p = operands.write::<T>(0).slice();
-            let momentum =
-                (self.step.momentum != 0.0).then(|| operands.write::<T>(1).slice());
-            cpu::sgd(cpu.pool(), self.step, p, gradient, momentum);
+            let gradient = operands.read::<T>(0);
+            let mut p = operands.write::<T>(0);
+            let mut momentum = (self.step.momentum != 0.0).then(|| operands.write::<T>(1));
+            let layout = *p.layout();
+            let momentum_layout = momentum.as_ref().map_or(layout, |momentum| *momentum.layout());
+            let layouts = [&layout, gradient.layout(), &momentum_layout];
+            let nest = Nest::new(layout.shape(), layouts.map(Layout::strides));
+            nest.runs(self.len, |[p_at, g_at, m_at], len| {
+                let p = &mut p.data()[p_at..][..len];
+                let gradient = &gradient.data()[g_at..][..len];
+                let momentum = momentum.as_mut().map(|m| &mut m.data()[m_at..][..len]);
+                cpu::sgd(cpu.pool(), self.step, p, gradient, momentum);
+            });
         }, else unreachable!("checked to be a float"));
         Ok(())
     }
@@ -39,10 +48,11 @@ impl Kernel for Sgd {
 
 impl Tensor {
     /// One step of SGD on `self`, and on its momentum exactly when `step.momentum` is not 0. All
-    /// tensors are contiguous and of one shape and float type. Allocates nothing.
+    /// tensors are of one shape and float type; where they are not contiguous, it is slow.
+    /// Allocates nothing.
     ///
     /// # Errors
-    /// `Shape`, `DType`, `Frozen`.
+    /// `Shape`, `DType`, `Frozen`, `Overlap`.
     ///
     /// # Panics
     /// With a momentum that `step` has no use for, or without one that it needs.

@@ -1,0 +1,56 @@
+use std::error::Error;
+
+use lowtide_allocator::BLOCK_BYTES;
+use lowtide_autograd::{Attempt, Gradients, LeafId, Pass, Var};
+use lowtide_tensor::{CpuOptions, Device, RandomKey, Tensor};
+
+pub(crate) type Outcome = Result<(), Box<dyn Error>>;
+
+/// Elements of f32 that fill a block exactly.
+pub(crate) const BLOCK_LEN: usize = BLOCK_BYTES / 4;
+
+pub(crate) fn cpu() -> Device {
+    let options = CpuOptions { budget_bytes: Some(64 << 20), threads: Some(2) };
+    Device::cpu(options).expect("64 MiB of addresses")
+}
+
+/// Numbers from `[low, high)` that depend on `name` only.
+pub(crate) fn values(name: &str, len: usize, low: f64, high: f64) -> Vec<f64> {
+    let key = RandomKey::new(11).op(name);
+    (0..len as u64).map(|i| low + (high - low) * f64::from(key.uniform(i))).collect()
+}
+
+/// A contiguous f32 tensor of numbers from `[-1, 1)` that depend on `name` only.
+pub(crate) fn tensor<const N: usize>(device: &Device, name: &str, shape: [usize; N]) -> Tensor {
+    let values = values(name, shape.iter().product(), -1.0, 1.0);
+    let values: Vec<f32> = values.into_iter().map(|x| x as f32).collect();
+    Tensor::from_slice(device, shape, &values).expect("memory for a small tensor")
+}
+
+/// A recording pass with its attempt.
+pub(crate) fn recording() -> (Pass, Attempt) {
+    let attempt = Attempt::new();
+    (Pass::train(RandomKey::new(5), &attempt), attempt)
+}
+
+/// The gradients at `inputs` of the number that `f` returns, and their identities.
+pub(crate) fn gradients_of(
+    inputs: &[&Tensor],
+    f: impl FnOnce(&Pass, Vec<Var>) -> lowtide_autograd::Result<Var>,
+) -> lowtide_autograd::Result<(Vec<LeafId>, Gradients)> {
+    let (pass, attempt) = recording();
+    let leaves: Vec<LeafId> = inputs.iter().map(|_| LeafId::new()).collect();
+    let vars = leaves.iter().zip(inputs).map(|(&leaf, input)| pass.leaf(leaf, input));
+    let loss = f(&pass, vars.collect::<Result<_, _>>()?)?;
+    pass.backward(loss)?;
+    Ok((leaves, attempt.into_gradients()))
+}
+
+pub(crate) fn live_bytes(device: &Device) -> usize {
+    device.allocator().statistics().allocated.current_bytes
+}
+
+pub(crate) fn bits(tensor: &Tensor) -> Vec<u32> {
+    let values = tensor.to_vec::<f32>().expect("f32 on the CPU");
+    values.into_iter().map(f32::to_bits).collect()
+}

@@ -1,0 +1,294 @@
+//! Every rule against central differences in f64.
+
+use std::collections::BTreeSet;
+
+use lowtide_autograd::{Pass, Result, Var, check};
+use lowtide_tensor::{Conv2dGeometry, Device, Pool2dGeometry, Tensor};
+
+use crate::common::{Outcome, cpu, values};
+
+/// The rules' sources by module.
+const SOURCES: [(&str, &str); 5] = [
+    ("elementwise", include_str!("../../src/rules/elementwise.rs")),
+    ("matmul", include_str!("../../src/rules/matmul.rs")),
+    ("network", include_str!("../../src/rules/network.rs")),
+    ("reduce", include_str!("../../src/rules/reduce.rs")),
+    ("view", include_str!("../../src/rules/view.rs")),
+];
+const MODULES: &str = include_str!("../../src/rules/mod.rs");
+
+/// Where inputs come from: away from poles and, almost surely, from kinks.
+const AROUND_ZERO: [f64; 2] = [-1.0, 1.0];
+const POSITIVE: [f64; 2] = [0.5, 2.0];
+const NEGATIVE: [f64; 2] = [-2.0, -0.5];
+
+type Function = Box<dyn Fn(&Pass, Vec<Var>) -> Result<Var>>;
+
+/// One use of a rule.
+struct Case {
+    rule: &'static str,
+    shapes: Vec<Vec<usize>>,
+    range: [f64; 2],
+    function: Function,
+}
+
+struct Cases(Vec<Case>);
+
+impl Cases {
+    fn add(
+        &mut self,
+        rule: &'static str,
+        shapes: &[&[usize]],
+        range: [f64; 2],
+        function: impl Fn(&Pass, Vec<Var>) -> Result<Var> + 'static,
+    ) {
+        let shapes = shapes.iter().map(|shape| shape.to_vec()).collect();
+        self.0.push(Case { rule, shapes, range, function: Box::new(function) });
+    }
+
+    fn unary(
+        &mut self,
+        rule: &'static str,
+        shape: &[usize],
+        range: [f64; 2],
+        function: impl Fn(Var) -> Result<Var> + 'static,
+    ) {
+        self.add(rule, &[shape], range, move |_, x| function(only(x)));
+    }
+}
+
+fn only(vars: Vec<Var>) -> Var {
+    let [x] = vars.try_into().unwrap_or_else(|_| panic!("one input"));
+    x
+}
+
+fn pair(vars: Vec<Var>) -> (Var, Var) {
+    let [a, b] = vars.try_into().unwrap_or_else(|_| panic!("two inputs"));
+    (a, b)
+}
+
+/// An operation on a weight and perhaps a bias after its first input.
+fn with_weight(
+    vars: Vec<Var>,
+    function: impl Fn(Var, Var, Option<Var>) -> Result<Var>,
+) -> Result<Var> {
+    let mut vars = vars.into_iter();
+    let mut next = || vars.next();
+    let (x, w) = (next().expect("an input"), next().expect("a weight"));
+    function(x, w, next())
+}
+
+/// The one list of all rules.
+fn all() -> Vec<Case> {
+    let mut cases = Cases(Vec::new());
+    elementwise(&mut cases);
+    reduce(&mut cases);
+    view(&mut cases);
+    matmul(&mut cases);
+    network(&mut cases);
+    cases.0
+}
+
+fn elementwise(cases: &mut Cases) {
+    let pairs: [[&[usize]; 2]; 7] = [
+        [&[2, 3], &[2, 3]],
+        [&[2, 3], &[3]],
+        [&[3], &[2, 3]],
+        [&[2, 1, 3], &[4, 1]],
+        [&[], &[2, 2]],
+        [&[2, 2], &[]],
+        [&[1, 2], &[2, 1]],
+    ];
+    let binary: [(&'static str, [f64; 2], fn(Var, Var) -> Result<Var>); 5] = [
+        ("add", AROUND_ZERO, Var::add),
+        ("sub", AROUND_ZERO, Var::sub),
+        ("mul", AROUND_ZERO, Var::mul),
+        ("div", POSITIVE, Var::div),
+        ("div", NEGATIVE, Var::div),
+    ];
+    for (rule, range, function) in binary {
+        for shapes in pairs {
+            cases.add(rule, &shapes, range, move |_, x| {
+                let (a, b) = pair(x);
+                function(a, b)
+            });
+        }
+    }
+    for shape in [&[2, 3][..], &[5], &[]] {
+        cases.unary("neg", shape, AROUND_ZERO, Var::neg);
+        cases.unary("add_scalar", shape, AROUND_ZERO, |x| x.add_scalar(0.75));
+        cases.unary("mul_scalar", shape, AROUND_ZERO, |x| x.mul_scalar(-1.5));
+        cases.unary("exp", shape, AROUND_ZERO, Var::exp);
+        cases.unary("log", shape, POSITIVE, Var::log);
+        cases.unary("sqrt", shape, POSITIVE, Var::sqrt);
+        cases.unary("relu", shape, AROUND_ZERO, Var::relu);
+    }
+}
+
+fn reduce(cases: &mut Cases) {
+    for chosen in 0..8_usize {
+        let axes: Vec<usize> = (0..3).filter(|axis| chosen >> axis & 1 == 1).collect();
+        cases.unary("sum", &[2, 3, 4], AROUND_ZERO, move |x| x.sum(&axes));
+    }
+    for shape in [&[2, 3][..], &[]] {
+        cases.unary("sum_all", shape, AROUND_ZERO, Var::sum_all);
+        cases.unary("mean_all", shape, AROUND_ZERO, Var::mean_all);
+    }
+}
+
+fn view(cases: &mut Cases) {
+    cases.unary("reshape", &[2, 3, 4], AROUND_ZERO, |x| x.reshape([4, 6]));
+    cases.unary("reshape", &[2, 3], AROUND_ZERO, |x| x.reshape([1, 6, 1]));
+    for axes in [0..2, 1..3, 0..3, 1..2] {
+        cases.unary("flatten", &[2, 3, 4], AROUND_ZERO, move |x| x.flatten(axes.clone()));
+    }
+    for (a, b) in [(0, 1), (2, 0), (1, 1)] {
+        cases.unary("transpose", &[2, 3, 4], AROUND_ZERO, move |x| x.transpose(a, b));
+    }
+    for axes in [[2, 0, 1], [1, 2, 0], [0, 2, 1], [0, 1, 2]] {
+        cases.unary("permute", &[2, 3, 4], AROUND_ZERO, move |x| x.permute(&axes));
+    }
+    for (axis, start, len) in [(0, 1, 1), (1, 0, 2), (2, 1, 3), (2, 0, 4)] {
+        cases.unary("narrow", &[2, 3, 4], AROUND_ZERO, move |x| x.narrow(axis, start, len));
+    }
+    cases.unary("expand", &[3, 1], AROUND_ZERO, |x| x.expand([2, 3, 4]));
+    cases.unary("expand", &[1, 3], AROUND_ZERO, |x| x.expand([2, 3]));
+    cases.unary("expand", &[], AROUND_ZERO, |x| x.expand([2, 2]));
+    cases.unary("expand", &[2, 2], AROUND_ZERO, |x| x.expand([2, 2]));
+}
+
+fn matmul(cases: &mut Cases) {
+    let product = |_: &Pass, x: Vec<Var>| {
+        let (a, b) = pair(x);
+        a.matmul(b)
+    };
+    cases.add("matmul", &[&[2, 3], &[3, 4]], AROUND_ZERO, product);
+    cases.add("matmul", &[&[1, 5], &[5, 1]], AROUND_ZERO, product);
+    let linear = |_: &Pass, x| with_weight(x, Var::linear);
+    cases.add("linear", &[&[3, 4], &[2, 4]], AROUND_ZERO, linear);
+    cases.add("linear", &[&[3, 4], &[2, 4], &[2]], AROUND_ZERO, linear);
+}
+
+fn network(cases: &mut Cases) {
+    let plain = Conv2dGeometry::default();
+    let padded = Conv2dGeometry { padding: [1, 2], ..plain };
+    let strided = Conv2dGeometry { stride: [2, 1], ..padded };
+    let dilated = Conv2dGeometry { dilation: [1, 2], ..padded };
+    let grouped = Conv2dGeometry { groups: 2, stride: [2, 2], padding: [1, 1], ..plain };
+    let depthwise = Conv2dGeometry { groups: 4, dilation: [2, 1], padding: [2, 0], ..plain };
+    let sizes: [(Conv2dGeometry, [usize; 4], [usize; 4]); 6] = [
+        (plain, [2, 2, 4, 3], [3, 2, 2, 3]),
+        (padded, [1, 2, 3, 4], [2, 2, 3, 2]),
+        (strided, [1, 2, 4, 3], [2, 2, 3, 3]),
+        (dilated, [1, 2, 3, 4], [2, 2, 2, 2]),
+        (grouped, [2, 4, 4, 4], [4, 2, 3, 3]),
+        (depthwise, [1, 4, 4, 3], [4, 1, 2, 2]),
+    ];
+    for (geometry, x, w) in sizes {
+        let conv2d = move |_: &Pass, vars| with_weight(vars, |x, w, b| x.conv2d(w, b, geometry));
+        cases.add("conv2d", &[&x, &w], AROUND_ZERO, conv2d);
+        cases.add("conv2d", &[&x, &w, &[w[0]]], AROUND_ZERO, conv2d);
+    }
+    let overlapping = Pool2dGeometry { kernel: [3, 2], stride: [1, 2], padding: [1, 0] };
+    let sparse = Pool2dGeometry { kernel: [1, 2], stride: [2, 3], padding: [0, 1] };
+    for geometry in [Pool2dGeometry::square(2), overlapping, sparse] {
+        let pool = move |x: Var| x.max_pool2d(geometry);
+        cases.unary("max_pool2d", &[2, 2, 4, 5], AROUND_ZERO, pool);
+    }
+    for labels in [vec![2_i64, 0, 1, 2], vec![-100, 0, -100, 1]] {
+        cases.unary("cross_entropy", &[4, 3], AROUND_ZERO, move |x| {
+            let labels = Tensor::from_slice(x.value().device(), [4], &labels)?;
+            Ok(x.cross_entropy(&labels, -100)?.0)
+        });
+    }
+}
+
+/// How an input lies in its storage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Lies {
+    Contiguous,
+    /// Every other element of a larger storage, from the second on.
+    Strided,
+    /// The dimensions in reverse order.
+    Reversed,
+}
+
+/// `values` in row-major order under `shape`, lying as asked.
+fn input(
+    device: &Device,
+    shape: &[usize],
+    values: &[f64],
+    lies: Lies,
+) -> lowtide_tensor::Result<Tensor> {
+    let contiguous = Tensor::from_slice(device, shape, values)?;
+    let rank = shape.len();
+    match lies {
+        Lies::Contiguous => Ok(contiguous),
+        Lies::Strided => {
+            let mut storage =
+                Tensor::full(device, &[shape, &[2]].concat()[..], contiguous.dtype(), 9.0)?;
+            storage.narrow(rank, 1, 1)?.copy_(&contiguous.unsqueeze(rank)?)?;
+            storage = storage.narrow(rank, 1, 1)?;
+            storage.squeeze(rank)
+        }
+        Lies::Reversed => {
+            let reverse: Vec<usize> = (0..rank).rev().collect();
+            contiguous.permute(&reverse)?.copied()?.permute(&reverse)
+        }
+    }
+}
+
+fn check_all(lies: Lies) -> Outcome {
+    let device = cpu();
+    for (index, Case { rule, shapes, range: [low, high], function }) in all().iter().enumerate() {
+        let inputs = shapes.iter().enumerate().map(|(at, shape)| {
+            let values = values(&format!("{index}.{at}"), shape.iter().product(), *low, *high);
+            input(&device, shape, &values, lies)
+        });
+        let inputs = inputs.collect::<lowtide_tensor::Result<Vec<_>>>()?;
+        if let Err(error) = check::gradients(function, &inputs) {
+            panic!("{rule} of {shapes:?}, {lies:?}: {error}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn rules_agree_with_differences_on_contiguous_inputs() -> Outcome {
+    check_all(Lies::Contiguous)
+}
+
+#[test]
+fn rules_agree_with_differences_on_strided_inputs() -> Outcome {
+    check_all(Lies::Strided)
+}
+
+#[test]
+fn rules_agree_with_differences_on_reversed_inputs() -> Outcome {
+    check_all(Lies::Reversed)
+}
+
+#[test]
+fn views_used_as_inputs_are_views_of_the_same_values() -> Outcome {
+    let device = cpu();
+    let values = values("view", 24, -1.0, 1.0);
+    for lies in [Lies::Strided, Lies::Reversed] {
+        let view = input(&device, &[2, 3, 4], &values, lies)?;
+        assert!(!view.layout().is_contiguous(), "{lies:?}");
+        assert_eq!(view.to_vec::<f64>()?, values, "{lies:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_list_names_every_rule() {
+    let declared: BTreeSet<&str> =
+        MODULES.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';')).collect();
+    assert_eq!(declared, SOURCES.map(|(module, _)| module).into(), "modules of rules");
+
+    let name = |line: &'static str| line.trim_start().strip_prefix("pub fn ")?.split('(').next();
+    let written: BTreeSet<&str> =
+        SOURCES.iter().flat_map(|(_, source)| source.lines().filter_map(name)).collect();
+    let listed: BTreeSet<&str> = all().iter().map(|case| case.rule).collect();
+    assert_eq!(listed, written);
+}

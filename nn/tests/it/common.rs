@@ -1,0 +1,125 @@
+use std::error::Error;
+
+use lowtide_autograd::{Attempt, Gradients, Pass, Var};
+use lowtide_nn::optim::{Adam, AdamOptions, Momentum, Optimizer, Sgd, SgdOptions};
+use lowtide_nn::{Module, Parameter, Parameters, Result};
+use lowtide_tensor::{CpuOptions, Device, RandomKey, Tensor};
+
+pub(crate) type Outcome = std::result::Result<(), Box<dyn Error>>;
+
+pub(crate) fn cpu() -> Device {
+    let options = CpuOptions { budget_bytes: Some(64 << 20), threads: Some(2) };
+    Device::cpu(options).expect("64 MiB of addresses")
+}
+
+pub(crate) const KEY: RandomKey = RandomKey::new(3);
+
+/// Numbers from `[-1, 1)` that depend on `name` only.
+pub(crate) fn values(name: &str, len: usize) -> Vec<f64> {
+    let key = KEY.op(name);
+    (0..len as u64).map(|i| 2.0 * f64::from(key.uniform(i)) - 1.0).collect()
+}
+
+pub(crate) fn f64s<const N: usize>(device: &Device, name: &str, shape: [usize; N]) -> Tensor {
+    let values = values(name, shape.iter().product());
+    Tensor::from_slice(device, shape, &values).expect("memory for a small tensor")
+}
+
+pub(crate) fn f32s<const N: usize>(device: &Device, name: &str, shape: [usize; N]) -> Tensor {
+    let values: Vec<f32> =
+        values(name, shape.iter().product()).into_iter().map(|x| x as f32).collect();
+    Tensor::from_slice(device, shape, &values).expect("memory for a small tensor")
+}
+
+/// Two parameters and nothing to compute.
+#[derive(Clone)]
+pub(crate) struct Pair(pub(crate) [Parameter; 2]);
+
+impl Pair {
+    pub(crate) fn new(device: &Device) -> Self {
+        Pair([f64s(device, "a", [2, 3]), f64s(device, "b", [5])].map(Parameter::new))
+    }
+
+    pub(crate) fn f32(device: &Device) -> Self {
+        Pair([f32s(device, "a", [2, 3]), f32s(device, "b", [5])].map(Parameter::new))
+    }
+}
+
+impl Parameters for Pair {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        let [a, b] = &mut self.0;
+        visitor("a", a);
+        visitor("b", b);
+    }
+}
+
+/// The gradients of `Σ parameter · weight`: the weights.
+pub(crate) fn gradients_are(pairs: &[(&Parameter, Tensor)]) -> Result<Gradients> {
+    let attempt = Attempt::new();
+    for (parameter, weights) in pairs {
+        let pass = Pass::train(KEY, &attempt);
+        let product = parameter.var(&pass)?.mul(pass.constant(weights.clone()))?;
+        pass.backward(product.sum_all()?)?;
+    }
+    Ok(attempt.into_gradients())
+}
+
+/// The bits of each element, without an allocation on the device.
+pub(crate) fn bits(tensor: &Tensor) -> Vec<u64> {
+    if let Ok(wide) = tensor.to_vec::<f64>() {
+        return wide.into_iter().map(f64::to_bits).collect();
+    }
+    let values = tensor.to_vec::<f32>().expect("a float with values");
+    values.into_iter().map(|x| u64::from(x.to_bits())).collect()
+}
+
+pub(crate) fn all_bits(model: &mut dyn Parameters) -> Vec<(String, Vec<u64>)> {
+    let mut all = Vec::new();
+    model.visit(&mut |name, parameter| all.push((name.to_owned(), bits(parameter.value()))));
+    all
+}
+
+pub(crate) fn names(model: &mut dyn Parameters) -> Vec<String> {
+    let mut names = Vec::new();
+    model.visit(&mut |name, _| names.push(name.to_owned()));
+    names
+}
+
+/// The state tensors' bits in their order.
+pub(crate) fn state_bits(optimizer: &mut dyn Optimizer) -> Vec<Vec<u64>> {
+    let mut all = Vec::new();
+    optimizer.visit_state(&mut |tensor| all.push(bits(tensor)));
+    all
+}
+
+/// Replaces every parameter by one of f64 with the same values.
+pub(crate) fn widen(model: &mut dyn Parameters) {
+    model.visit(&mut |_, parameter| {
+        let wide = parameter.value().to_dtype(lowtide_tensor::DType::F64).expect("memory");
+        *parameter = Parameter::new(wide);
+    });
+}
+
+/// `Σ y · weight` of the module's output, with weights that depend on its shape only.
+pub(crate) fn weighted_sum(model: &dyn Module, pass: &Pass, x: Tensor) -> Result<Var> {
+    let y = model.forward(pass, pass.constant(x))?;
+    let weights = values("output", y.value().element_count());
+    let weights = Tensor::from_slice(y.value().device(), *y.shape(), &weights)?;
+    Ok(y.mul(pass.constant(weights))?.sum_all()?)
+}
+
+/// One of each kind of optimizer, by name, with all its options in use.
+pub(crate) fn optimizers() -> Vec<(&'static str, Box<dyn Optimizer>)> {
+    let plain = SgdOptions { weight_decay: 0.1, ..SgdOptions::new(0.1) };
+    let momentum = SgdOptions { momentum: 0.9, dampening: 0.2, ..plain };
+    let nesterov = SgdOptions { dampening: 0.0, momentum_kind: Momentum::Nesterov, ..momentum };
+    let sgd = |options| Box::new(Sgd::new(options).expect("valid options"));
+    let adam = |options| Box::new(Adam::new(options).expect("valid options"));
+    vec![
+        ("sgd", sgd(plain)),
+        ("sgd with momentum", sgd(momentum)),
+        ("sgd with nesterov", sgd(nesterov)),
+        ("adam", adam(AdamOptions::default())),
+        ("adamw", adam(AdamOptions::adamw())),
+    ]
+}

@@ -1,0 +1,149 @@
+//! Losses are sums with counts, so that batches can be split.
+
+use lowtide_autograd::{Attempt, AutogradError, LeafId, Pass};
+use lowtide_nn::{CrossEntropyOptions, NnError, Result, cross_entropy, cross_entropy_with};
+use lowtide_tensor::{DType, Device, Tensor, TensorError};
+
+use crate::common::{KEY, Outcome, cpu, values};
+
+const CLASSES: usize = 5;
+const LABELS: [i64; 6] = [0, 4, -100, 2, 2, -100];
+
+fn logits(device: &Device) -> Tensor {
+    let values = values("logits", LABELS.len() * CLASSES);
+    Tensor::from_slice(device, [LABELS.len(), CLASSES], &values).expect("memory")
+}
+
+fn labels(device: &Device) -> Tensor {
+    Tensor::from_slice(device, [LABELS.len()], &LABELS).expect("memory")
+}
+
+/// `-log softmax(row)[label]`, as it is written.
+fn naive(row: &[f64], label: usize) -> f64 {
+    -(row[label].exp() / row.iter().map(|x| x.exp()).sum::<f64>()).ln()
+}
+
+/// Values below 4, a few roundings each.
+const TOLERANCE: f64 = 64.0 * f64::EPSILON;
+
+#[test]
+fn cross_entropy_is_the_formula_over_the_rows_that_count() -> Outcome {
+    let device = cpu();
+    let pass = Pass::eval();
+    let loss = cross_entropy(pass.constant(logits(&device)), &labels(&device))?;
+    let x = logits(&device).to_vec::<f64>()?;
+    let rows = x.chunks(CLASSES).zip(LABELS).filter(|(_, label)| *label != -100);
+    let expected: f64 = rows.map(|(row, label)| naive(row, label as usize)).sum();
+    assert!((loss.sum.value().item::<f64>()? - expected).abs() <= TOLERANCE, "not {expected}");
+    assert_eq!(loss.count.item::<f64>()?, 4.0);
+    assert!((loss.mean()?.value().item::<f64>()? - expected / 4.0).abs() <= TOLERANCE);
+    Ok(())
+}
+
+#[test]
+fn another_ignore_index_leaves_out_other_rows() -> Outcome {
+    let device = cpu();
+    let labels = Tensor::from_slice(&device, [6], &[0_i64, 4, 2, 2, 2, 1])?;
+    let options = CrossEntropyOptions { ignore_index: 2 };
+    let pass = Pass::eval();
+    let loss = cross_entropy_with(pass.constant(logits(&device)), &labels, options)?;
+    let x = logits(&device).to_vec::<f64>()?;
+    let rows = [(0, 0), (1, 4), (5, 1)];
+    let expected: f64 =
+        rows.map(|(row, label)| naive(&x[row * CLASSES..][..CLASSES], label)).iter().sum();
+    assert!((loss.sum.value().item::<f64>()? - expected).abs() <= TOLERANCE, "not {expected}");
+    assert_eq!(loss.count.item::<f64>()?, 3.0);
+    Ok(())
+}
+
+#[test]
+fn the_mean_of_nothing_is_nan_and_moves_nothing() -> Outcome {
+    let device = cpu();
+    let attempt = Attempt::new();
+    let pass = Pass::train(KEY, &attempt);
+    let leaf = LeafId::new();
+    let ignored = Tensor::from_slice(&device, [6], &[-100_i64; 6])?;
+    let loss = cross_entropy(pass.leaf(leaf, &logits(&device))?, &ignored)?;
+    assert_eq!((loss.sum.value().item::<f64>()?, loss.count.item::<f64>()?), (0.0, 0.0));
+    let mean = loss.mean()?;
+    assert!(mean.value().item::<f64>()?.is_nan());
+    pass.backward(mean)?;
+    let gradient = attempt.into_gradients().remove(leaf).expect("x has a gradient");
+    assert_eq!(gradient.to_vec::<f64>()?, [0.0; LABELS.len() * CLASSES]);
+    Ok(())
+}
+
+/// Sum, count, and the gradient of `sum / total` for rows `start..start + len`.
+fn part(device: &Device, start: usize, len: usize, total: f64) -> Result<(f64, f64, Vec<f64>)> {
+    let attempt = Attempt::new();
+    let pass = Pass::train(KEY, &attempt);
+    let leaf = LeafId::new();
+    let x = pass.leaf(leaf, &logits(device))?.narrow(0, start, len)?;
+    let loss = cross_entropy(x, &labels(device).narrow(0, start, len)?)?;
+    let (sum, count) = (loss.sum.value().item::<f64>()?, loss.count.item::<f64>()?);
+    pass.backward_seeded(loss.sum, 1.0 / total)?;
+    let gradients = attempt.into_gradients();
+    Ok((sum, count, gradients.get(leaf).expect("x counts").to_vec::<f64>()?))
+}
+
+#[test]
+fn parts_add_up_to_the_whole() -> Outcome {
+    let device = cpu();
+    let (sum, count, gradient) = part(&device, 0, 6, 4.0)?;
+    assert_eq!(count, 4.0);
+    for cut in 1..6 {
+        let (first, second) = (part(&device, 0, cut, 4.0)?, part(&device, cut, 6 - cut, 4.0)?);
+        assert_eq!(first.1 + second.1, count, "cut at {cut}");
+        assert!((first.0 + second.0 - sum).abs() <= TOLERANCE, "cut at {cut}");
+        for (at, whole) in gradient.iter().enumerate() {
+            let together = first.2[at] + second.2[at];
+            assert!((together - whole).abs() <= TOLERANCE, "cut at {cut}, {at}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_gradient_of_the_mean_is_that_of_the_sum_over_the_count() -> Outcome {
+    let device = cpu();
+    let attempt = Attempt::new();
+    let pass = Pass::train(KEY, &attempt);
+    let leaf = LeafId::new();
+    let mean = cross_entropy(pass.leaf(leaf, &logits(&device))?, &labels(&device))?.mean()?;
+    pass.backward(mean)?;
+    let of_mean = attempt.into_gradients().remove(leaf).expect("x counts").to_vec::<f64>()?;
+    let (_, _, of_sum) = part(&device, 0, 6, 4.0)?;
+    for (mean, sum) in of_mean.iter().zip(&of_sum) {
+        assert!((mean - sum).abs() <= TOLERANCE, "{mean} {sum}");
+    }
+    assert!(of_mean[2 * CLASSES..3 * CLASSES].iter().all(|&x| x == 0.0), "an ignored row");
+    assert!(of_mean[..CLASSES].iter().all(|&x| x != 0.0), "a row that counts");
+    Ok(())
+}
+
+fn error_of(x: Tensor, labels: &Tensor) -> TensorError {
+    match cross_entropy(Pass::eval().constant(x), labels).err().expect("a mistake") {
+        NnError::Autograd(AutogradError::Tensor(error)) => error,
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+fn labels_that_do_not_fit_are_errors() -> Outcome {
+    let device = cpu();
+    for wrong in [5_i64, 77, -1] {
+        let labels = Tensor::from_slice(&device, [6], &[0, 1, wrong, 2, 3, 4])?;
+        let error = error_of(logits(&device), &labels);
+        let TensorError::Index { op: "cross_entropy", index, len: CLASSES } = error else {
+            panic!("{error}");
+        };
+        assert_eq!(index as i64, wrong);
+    }
+    let few = Tensor::from_slice(&device, [5], &[0_i64; 5])?;
+    let error = error_of(logits(&device), &few);
+    assert!(matches!(error, TensorError::Shape { op: "cross_entropy", .. }), "{error}");
+    let floats = Tensor::zeros(&device, [6], DType::F32)?;
+    let error = error_of(logits(&device), &floats);
+    assert!(matches!(error, TensorError::DType { op: "cross_entropy", .. }), "{error}");
+    Ok(())
+}

@@ -1,0 +1,249 @@
+//! The optimizers against their formulas, one number at a time, in f64.
+
+use lowtide_autograd::Attempt;
+use lowtide_nn::optim::{Adam, AdamOptions, Momentum, Optimizer, Sgd, SgdOptions, WeightDecay};
+use lowtide_nn::{NnError, Parameters, Result};
+
+use crate::common::{
+    Outcome, Pair, all_bits, bits, cpu, f64s, gradients_are, optimizers, state_bits,
+};
+
+const STEPS: usize = 5;
+
+/// One number's update by the formulas of PyTorch's documentation: (p, g, t, lr) to p.
+type Twin = Box<dyn FnMut(f64, f64, usize, f64) -> f64>;
+
+fn naive_sgd(options: SgdOptions) -> Twin {
+    let SgdOptions { momentum, dampening, weight_decay, momentum_kind, .. } = options;
+    let mut m = 0.0;
+    Box::new(move |p, g, t, lr| {
+        let mut g = g + weight_decay * p;
+        if momentum != 0.0 {
+            m = if t == 1 { g } else { momentum * m + (1.0 - dampening) * g };
+            g = if momentum_kind == Momentum::Nesterov { g + momentum * m } else { m };
+        }
+        p - lr * g
+    })
+}
+
+fn naive_adam(options: AdamOptions) -> Twin {
+    let AdamOptions { betas: [beta1, beta2], eps, weight_decay, .. } = options;
+    let (mut m, mut v) = (0.0, 0.0);
+    Box::new(move |mut p, mut g, t, lr| {
+        match weight_decay {
+            WeightDecay::Coupled(decay) => g += decay * p,
+            WeightDecay::Decoupled(decay) => p -= lr * decay * p,
+        }
+        m = beta1 * m + (1.0 - beta1) * g;
+        v = beta2 * v + (1.0 - beta2) * g * g;
+        let m_hat = m / (1.0 - beta1.powf(t as f64));
+        let v_hat: f64 = v / (1.0 - beta2.powf(t as f64));
+        p - lr * m_hat / (v_hat.sqrt() + eps)
+    })
+}
+
+/// Five steps with other gradients and another learning rate in each.
+fn check_against(
+    name: &str,
+    optimizer: &mut dyn Optimizer,
+    mut twin: impl FnMut() -> Twin,
+) -> Result<()> {
+    let device = cpu();
+    let mut model = Pair::new(&device);
+    let mut twins: Vec<Vec<(f64, Twin)>> = Vec::new();
+    for parameter in &model.0 {
+        let start = parameter.value().to_vec::<f64>()?;
+        twins.push(start.into_iter().map(|p| (p, twin())).collect());
+    }
+    for t in 1..=STEPS {
+        let lr = 0.1 / t as f64;
+        optimizer.set_learning_rate(lr);
+        assert_eq!(optimizer.learning_rate(), lr);
+        let [a, b] = [format!("ga{t}"), format!("gb{t}")];
+        let (a, b) = (f64s(&device, &a, [2, 3]), f64s(&device, &b, [5]));
+        let gradients = gradients_are(&[(&model.0[0], a.clone()), (&model.0[1], b.clone())])?;
+        optimizer.prepare(&mut model, gradients)?.commit()?;
+        assert_eq!(optimizer.steps(), t as u64);
+
+        for ((parameter, gradient), twins) in model.0.iter().zip([a, b]).zip(&mut twins) {
+            let found = parameter.value().to_vec::<f64>()?;
+            for ((found, g), (p, twin)) in found.iter().zip(gradient.to_vec::<f64>()?).zip(twins) {
+                *p = twin(*p, g, t, lr);
+                // A handful of roundings a step; Adam's quotient of a small g is relative to 1.
+                let allowed = 64.0 * t as f64 * f64::EPSILON;
+                assert!((found - *p).abs() <= allowed, "{name}, step {t}: {found}, formula {p}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn sgd_is_its_formula_with_every_option() -> Outcome {
+    let plain = SgdOptions::new(0.1);
+    let decay = SgdOptions { weight_decay: 0.2, ..plain };
+    let momentum = SgdOptions { momentum: 0.9, ..plain };
+    let dampened = SgdOptions { dampening: 0.3, ..momentum };
+    let nesterov = SgdOptions { momentum_kind: Momentum::Nesterov, ..momentum };
+    let all = SgdOptions { weight_decay: 0.2, ..dampened };
+    let nesterov_decay = SgdOptions { weight_decay: 0.2, ..nesterov };
+    for options in [plain, decay, momentum, dampened, nesterov, all, nesterov_decay] {
+        let name = format!("{options:?}");
+        check_against(&name, &mut Sgd::new(options)?, || naive_sgd(options))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn adam_is_its_formula_with_every_option() -> Outcome {
+    let adam = AdamOptions::default();
+    let coupled = AdamOptions { weight_decay: WeightDecay::Coupled(0.1), ..adam };
+    let quick = AdamOptions { betas: [0.5, 0.6], eps: 1e-3, ..adam };
+    let no_memory = AdamOptions { betas: [0.0, 0.0], eps: 0.1, ..adam };
+    for options in [adam, coupled, AdamOptions::adamw(), quick, no_memory] {
+        let name = format!("{options:?}");
+        check_against(&name, &mut Adam::new(options)?, || naive_adam(options))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn defaults_are_pytorchs() {
+    let sgd = SgdOptions::new(0.5);
+    assert_eq!([sgd.learning_rate, sgd.momentum, sgd.dampening], [0.5, 0.0, 0.0]);
+    assert_eq!((sgd.weight_decay, sgd.momentum_kind), (0.0, Momentum::Classical));
+    let adam = AdamOptions::default();
+    assert_eq!((adam.learning_rate, adam.betas, adam.eps), (1e-3, [0.9, 0.999], 1e-8));
+    assert_eq!(adam.weight_decay, WeightDecay::Coupled(0.0));
+    assert_eq!(AdamOptions::adamw().weight_decay, WeightDecay::Decoupled(0.01));
+}
+
+#[test]
+fn a_learning_rate_of_zero_moves_nothing_but_counts() -> Outcome {
+    let device = cpu();
+    for (name, mut optimizer) in optimizers() {
+        let mut model = Pair::new(&device);
+        let before = all_bits(&mut model);
+        optimizer.set_learning_rate(0.0);
+        let gradients = gradients_are(&[(&model.0[0], f64s(&device, "g", [2, 3]))])?;
+        optimizer.prepare(&mut model, gradients)?.commit()?;
+        assert_eq!((all_bits(&mut model), optimizer.steps()), (before, 1), "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_parameter_without_gradient_is_left_alone() -> Outcome {
+    let device = cpu();
+    for (name, mut optimizer) in optimizers() {
+        let mut model = Pair::new(&device);
+        let [a, b] = model.0.each_ref().map(|parameter| bits(parameter.value()));
+        let version = model.0[1].value().version();
+        let gradients = gradients_are(&[(&model.0[0], f64s(&device, "g", [2, 3]))])?;
+        optimizer.prepare(&mut model, gradients)?.commit()?;
+        assert_ne!(bits(model.0[0].value()), a, "{name}");
+        // Not even decayed.
+        assert_eq!(bits(model.0[1].value()), b, "{name}");
+        assert_eq!(model.0[1].value().version(), version, "{name}");
+        let full = optimizer.memory(&mut model).state_bytes;
+        let mut states = 0;
+        optimizer.visit_state(&mut |_| states += 1);
+        assert_eq!(states, full / 1024, "{name}: state of two parameters, a block each");
+    }
+    Ok(())
+}
+
+#[test]
+fn momentum_of_a_parameter_starts_with_its_own_first_gradient() -> Outcome {
+    let device = cpu();
+    let options = SgdOptions { momentum: 0.9, dampening: 0.5, ..SgdOptions::new(0.1) };
+    let mut optimizer = Sgd::new(options)?;
+    let mut model = Pair::new(&device);
+    let (a, b) = (f64s(&device, "ga", [2, 3]), f64s(&device, "gb", [5]));
+    let gradients = gradients_are(&[(&model.0[0], a.clone())])?;
+    optimizer.prepare(&mut model, gradients)?.commit()?;
+    let gradients = gradients_are(&[(&model.0[0], a), (&model.0[1], b.clone())])?;
+    optimizer.prepare(&mut model, gradients)?.commit()?;
+    // b's momentum is its gradient, undamped, although this is the optimizer's second step.
+    assert_eq!(state_bits(&mut optimizer)[1], bits(&b));
+    Ok(())
+}
+
+#[test]
+fn step_is_prepare_and_commit() -> Outcome {
+    let device = cpu();
+    let mut ends = Vec::new();
+    for whole in [false, true] {
+        let mut optimizer = Adam::new(AdamOptions::default())?;
+        let mut model = Pair::new(&device);
+        for _ in 0..2 {
+            if whole {
+                let attempt = Attempt::new();
+                let pass = lowtide_autograd::Pass::train(crate::common::KEY, &attempt);
+                let g = pass.constant(f64s(&device, "g", [2, 3]));
+                pass.backward(model.0[0].var(&pass)?.mul(g)?.sum_all()?)?;
+                optimizer.step(&mut model, attempt)?;
+            } else {
+                let gradients = gradients_are(&[(&model.0[0], f64s(&device, "g", [2, 3]))])?;
+                optimizer.prepare(&mut model, gradients)?.commit()?;
+            }
+        }
+        ends.push((all_bits(&mut model), state_bits(&mut optimizer), optimizer.steps()));
+    }
+    assert_eq!(ends[0], ends[1]);
+    Ok(())
+}
+
+fn check_option<T>(result: Result<T>, option: &str, bad: f64) {
+    let error = result.err().unwrap_or_else(|| panic!("{option} = {bad} was accepted"));
+    let NnError::Option { name, value, range } = &error else { panic!("{error}") };
+    assert_eq!(*name, option);
+    assert!(value.to_bits() == bad.to_bits() && !range.is_empty(), "{error}");
+    assert!(error.to_string().contains(option), "{error}");
+}
+
+#[test]
+fn options_out_of_range_are_errors_naming_them() -> Outcome {
+    for bad in [-0.1, f64::NAN] {
+        let sgd = SgdOptions::new(0.1);
+        check_option(Sgd::new(SgdOptions::new(bad)), "learning_rate", bad);
+        check_option(Sgd::new(SgdOptions { momentum: bad, ..sgd }), "momentum", bad);
+        check_option(Sgd::new(SgdOptions { weight_decay: bad, ..sgd }), "weight_decay", bad);
+
+        let adam = AdamOptions::default();
+        let with = |weight_decay| Adam::new(AdamOptions { weight_decay, ..adam });
+        check_option(Adam::new(AdamOptions { learning_rate: bad, ..adam }), "learning_rate", bad);
+        check_option(Adam::new(AdamOptions { eps: bad, ..adam }), "eps", bad);
+        check_option(with(WeightDecay::Coupled(bad)), "weight_decay", bad);
+        check_option(with(WeightDecay::Decoupled(bad)), "weight_decay", bad);
+    }
+    for bad in [-0.1, 1.0, f64::NAN] {
+        for betas in [[bad, 0.9], [0.9, bad]] {
+            let options = AdamOptions { betas, ..AdamOptions::default() };
+            check_option(Adam::new(options), "beta", bad);
+        }
+    }
+    let nesterov = SgdOptions { momentum_kind: Momentum::Nesterov, ..SgdOptions::new(0.1) };
+    check_option(Sgd::new(nesterov), "momentum", 0.0);
+    let dampened = SgdOptions { momentum: 0.9, dampening: 0.1, ..nesterov };
+    check_option(Sgd::new(dampened), "dampening", 0.1);
+    Sgd::new(SgdOptions { dampening: 0.0, ..dampened })?;
+    Ok(())
+}
+
+#[test]
+fn state_is_shown_in_the_same_order_every_time() -> Outcome {
+    let device = cpu();
+    let mut optimizer = Adam::new(AdamOptions::default())?;
+    let mut model = Pair::new(&device);
+    let (a, b) = (f64s(&device, "ga", [2, 3]), f64s(&device, "gb", [5]));
+    let gradients = gradients_are(&[(&model.0[0], a), (&model.0[1], b)])?;
+    optimizer.prepare(&mut model, gradients)?.commit()?;
+    let mut shapes = Vec::new();
+    optimizer.visit_state(&mut |tensor| shapes.push(tensor.shape().to_vec()));
+    assert_eq!(shapes, [vec![2, 3], vec![2, 3], vec![5], vec![5]]);
+    let mut expected = Vec::new();
+    model.visit(&mut |_, parameter| expected.push(parameter.id()));
+    assert!(expected.is_sorted());
+    Ok(())
+}

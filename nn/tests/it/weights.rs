@@ -1,0 +1,281 @@
+//! Weights files: what goes out comes back, and a mistake changes neither model nor file.
+
+use std::fs;
+use std::path::Path;
+
+use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
+use lowtide_nn::{Linear, NnError, Parameter, Parameters, WeightsProblem, load, save};
+use lowtide_tensor::{Device, RandomKey, Tensor};
+use safetensors::SafeTensors;
+
+use crate::common::{KEY, Outcome, Pair, all_bits, cpu, f32s};
+
+const SHAPE: SimpleCnnShape = SimpleCnnShape { image: [1, 6, 6], channels: 3, classes: 4 };
+
+fn cnn(device: &Device, seed: u64) -> SimpleCnn {
+    SimpleCnn::new(device, RandomKey::new(seed), SHAPE).expect("memory")
+}
+
+/// The names in a folder, sorted.
+fn entries(folder: &Path) -> std::io::Result<Vec<String>> {
+    let names = fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name().display().to_string()));
+    let mut names = names.collect::<std::io::Result<Vec<_>>>()?;
+    names.sort();
+    Ok(names)
+}
+
+#[test]
+fn what_is_saved_is_loaded_bit_for_bit() -> Outcome {
+    let device = cpu();
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("model.safetensors");
+    let (mut one, mut other) = (cnn(&device, 1), cnn(&device, 2));
+    let expected = all_bits(&mut one);
+    assert_ne!(all_bits(&mut other), expected);
+    save(&mut one, &path)?;
+    load(&mut other, &path)?;
+    assert_eq!(all_bits(&mut other), expected);
+    assert_eq!(all_bits(&mut one), expected);
+    assert_eq!(entries(folder.path())?, ["model.safetensors"]);
+    Ok(())
+}
+
+#[test]
+fn a_file_is_overwritten_whole() -> Outcome {
+    let device = cpu();
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("model");
+    fs::write(&path, vec![7; 100_000])?;
+    let (mut one, mut other) = (cnn(&device, 1), cnn(&device, 2));
+    save(&mut one, &path)?;
+    load(&mut other, &path)?;
+    assert_eq!(all_bits(&mut other), all_bits(&mut one));
+    assert_eq!(entries(folder.path())?, ["model"]);
+    Ok(())
+}
+
+#[test]
+fn loading_keeps_storage_and_identity() -> Outcome {
+    let device = cpu();
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("model");
+    save(&mut cnn(&device, 1), &path)?;
+    let mut model = cnn(&device, 2);
+    let mut clone = model.clone();
+    let memory = (device.allocator().layout_hash(), device.allocator().request_count());
+    load(&mut model, &path)?;
+    let after = (device.allocator().layout_hash(), device.allocator().request_count());
+    assert_eq!(after, memory);
+    assert_eq!(all_bits(&mut clone), all_bits(&mut model));
+    Ok(())
+}
+
+#[test]
+fn special_values_and_other_types_survive() -> Outcome {
+    let device = cpu();
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("model");
+    let odd = [f64::NAN, -0.0, f64::INFINITY, f64::MIN_POSITIVE / 2.0, f64::MAX];
+    let new = |values: &[f64]| -> lowtide_tensor::Result<Pair> {
+        let empty = Tensor::from_slice::<f32>(&device, [0, 3], &[])?;
+        Ok(Pair([Tensor::from_slice(&device, [5], values)?, empty].map(Parameter::new)))
+    };
+    let (mut one, mut other) = (new(&odd)?, new(&[0.0; 5])?);
+    save(&mut one, &path)?;
+    load(&mut other, &path)?;
+    assert_eq!(all_bits(&mut other), all_bits(&mut one));
+    Ok(())
+}
+
+#[test]
+fn the_file_is_an_ordinary_safetensors_file_with_pytorchs_names() -> Outcome {
+    let device = cpu();
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("model");
+    let mut linear = Linear::new(&device, KEY, 3, 2)?;
+    save(&mut linear, &path)?;
+    let bytes = fs::read(&path)?;
+    let file = SafeTensors::deserialize(&bytes)?;
+    let mut names = file.names();
+    names.sort();
+    assert_eq!(names, ["bias", "weight"]);
+    let weight = file.tensor("weight")?;
+    assert_eq!((weight.shape(), weight.dtype()), (&[2, 3][..], safetensors::Dtype::F32));
+    let words = weight.data().as_chunks().0.iter();
+    let found: Vec<f32> = words.map(|&word| f32::from_le_bytes(word)).collect();
+    let mut expected = Vec::new();
+    linear.visit(&mut |name, parameter| {
+        if name == "weight" {
+            expected = parameter.value().to_vec::<f32>().expect("f32 on the CPU");
+        }
+    });
+    assert_eq!(found, expected);
+    Ok(())
+}
+
+#[test]
+fn a_file_of_pytorch_is_loaded() -> Outcome {
+    // The fixture holds `initial.conv.weight` and more under other prefixes: cut it down to one.
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let bytes = fs::read(fixture.join("simple_cnn.safetensors"))?;
+    let file = SafeTensors::deserialize(&bytes)?;
+    let initial =
+        file.iter().filter_map(|(name, view)| Some((name.strip_prefix("initial.")?, view)));
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("initial.safetensors");
+    fs::write(&path, safetensors::serialize(initial, None)?)?;
+
+    let shape = SimpleCnnShape { image: [1, 8, 8], channels: 4, classes: 10 };
+    let mut model = SimpleCnn::new(&cpu(), KEY, shape)?;
+    load(&mut model, &path)?;
+    model.visit(&mut |name, parameter| {
+        let of_file = file.tensor(&format!("initial.{name}")).expect("in the fixture");
+        let words = of_file.data().as_chunks().0.iter();
+        let expected: Vec<f32> = words.map(|&word| f32::from_le_bytes(word)).collect();
+        assert_eq!(parameter.value().to_vec::<f32>().expect("f32"), expected, "{name}");
+    });
+    Ok(())
+}
+
+/// Named parameters of any kind.
+struct Named(Vec<(&'static str, Parameter)>);
+
+impl Named {
+    fn new(tensors: Vec<(&'static str, Tensor)>) -> Self {
+        Named(tensors.into_iter().map(|(name, value)| (name, Parameter::new(value))).collect())
+    }
+}
+
+impl Parameters for Named {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.0.iter_mut().for_each(|(name, parameter)| visitor(name, parameter));
+    }
+}
+
+/// Loads a file of `saved` into a model with parameters `a` and `b`; the parameter and what is
+/// wrong with it.
+fn problem_with(device: &Device, saved: Vec<(&'static str, Tensor)>) -> (String, WeightsProblem) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("model.safetensors");
+    save(&mut Named::new(saved), &file).expect("saved");
+    let mut model = Pair::f32(device);
+    let before = all_bits(&mut model);
+    let versions = model.0.each_ref().map(|parameter| parameter.value().version());
+    let error = load(&mut model, &file).expect_err("the file does not fit");
+    let NnError::Weights { path, name, problem } = &error else { panic!("{error}") };
+    assert_eq!(*path, file);
+    let text = error.to_string();
+    assert!(text.contains("model.safetensors") && text.contains(name.as_str()), "{text}");
+    assert_eq!(all_bits(&mut model), before, "{error}");
+    let after = model.0.each_ref().map(|parameter| parameter.value().version());
+    assert_eq!(after, versions, "{error}");
+    (name.clone(), problem.clone())
+}
+
+#[test]
+fn a_file_that_does_not_fit_names_the_parameter_and_changes_nothing() -> Outcome {
+    let device = cpu();
+    let a = || ("a", f32s(&device, "other a", [2, 3]));
+    let b = || ("b", f32s(&device, "other b", [5]));
+    let (name, problem) = problem_with(&device, vec![a()]);
+    assert_eq!((name.as_str(), problem), ("b", WeightsProblem::Missing));
+
+    let c = ("c", f32s(&device, "c", [1]));
+    let (name, problem) = problem_with(&device, vec![a(), b(), c]);
+    assert_eq!((name.as_str(), problem), ("c", WeightsProblem::Unknown));
+
+    let turned = ("a", f32s(&device, "turned", [3, 2]));
+    let (name, problem) = problem_with(&device, vec![turned, b()]);
+    let expected = WeightsProblem::Shape { found: vec![3, 2], expected: [2, 3].into() };
+    assert_eq!((name.as_str(), problem), ("a", expected));
+
+    let wide = ("b", b().1.to_dtype(lowtide_tensor::DType::F64)?);
+    let (name, problem) = problem_with(&device, vec![a(), wide]);
+    let expected = WeightsProblem::Type { found: "F64".into(), expected: "F32".into() };
+    assert_eq!((name.as_str(), problem), ("b", expected));
+    Ok(())
+}
+
+#[test]
+fn what_is_not_a_safetensors_file_is_an_error_naming_it() -> Outcome {
+    let device = cpu();
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("model");
+    let mut model = cnn(&device, 1);
+    save(&mut model, &path)?;
+    let whole = fs::read(&path)?;
+    let before = all_bits(&mut model);
+    let broken = [&[][..], b"not at all", &[255; 64], &whole[..whole.len() - 1], &whole[..100]];
+    for bytes in broken {
+        fs::write(&path, bytes)?;
+        let error = load(&mut model, &path).unwrap_err();
+        let NnError::Format { path: named, .. } = &error else { panic!("{error}") };
+        assert_eq!(*named, path);
+        assert_eq!(all_bits(&mut model), before, "{} bytes", bytes.len());
+    }
+    Ok(())
+}
+
+#[test]
+fn a_missing_file_is_an_error_naming_it() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("nothing here");
+    let error = load(&mut cnn(&cpu(), 1), &path).unwrap_err();
+    let NnError::File { path: named, source } = &error else { panic!("{error}") };
+    assert_eq!((named, source.kind()), (&path, std::io::ErrorKind::NotFound));
+    assert!(error.to_string().contains("nothing here"), "{error}");
+    Ok(())
+}
+
+fn check_save_fails(path: &Path) {
+    let error = save(&mut cnn(&cpu(), 1), path).unwrap_err();
+    let NnError::File { path: named, .. } = &error else { panic!("{error}") };
+    assert_eq!(named, path);
+}
+
+#[test]
+fn saving_into_a_missing_folder_is_an_error_and_makes_nothing() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    check_save_fails(&folder.path().join("missing").join("model"));
+    assert!(entries(folder.path())?.is_empty());
+    Ok(())
+}
+
+#[test]
+fn saving_onto_a_folder_is_an_error_and_leaves_it() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("model");
+    fs::create_dir(&path)?;
+    fs::write(path.join("inside"), "kept")?;
+    check_save_fails(&path);
+    assert_eq!(entries(folder.path())?, ["model"]);
+    assert_eq!(fs::read_to_string(path.join("inside"))?, "kept");
+    Ok(())
+}
+
+#[test]
+fn a_file_survives_a_save_that_fails() -> Outcome {
+    let device = cpu();
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("model");
+    save(&mut cnn(&device, 1), &path)?;
+    let before = fs::read(&path)?;
+    // What is in the way of the file beside cannot be replaced by it.
+    fs::create_dir(folder.path().join("model.partial"))?;
+    check_save_fails(&path);
+    assert_eq!(fs::read(&path)?, before);
+    Ok(())
+}
+
+#[test]
+fn a_model_on_a_simulated_device_cannot_be_saved() -> Outcome {
+    let device = cpu();
+    let mut model = cnn(&device, 1);
+    let sim = device.simulate();
+    model.visit(&mut |_, parameter| *parameter = parameter.twin(&sim).expect("a twin"));
+    let folder = tempfile::tempdir()?;
+    let error = save(&mut model, &folder.path().join("model")).unwrap_err();
+    assert!(error.to_string().contains("simulated"), "{error}");
+    assert!(entries(folder.path())?.is_empty());
+    Ok(())
+}

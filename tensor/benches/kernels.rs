@@ -1,0 +1,248 @@
+//! What the kernels cost beside the loop that anyone would write first.
+//!
+//! Every result is compared with the loop's before either is timed.
+
+use std::hint::black_box;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use lowtide_tensor::{
+    AdamStep, Conv2dGeometry, CpuOptions, DType, Device, Pool2dGeometry, Tensor, WeightDecay,
+};
+
+const ELEMENTS: usize = 1 << 20;
+const SQUARE: usize = 256;
+/// [B, I, H, W] and the output channels of a 3×3 convolution with padding 1.
+const CONVOLUTIONS: [([usize; 4], usize); 2] = [([64, 1, 8, 8], 16), ([32, 16, 32, 32], 32)];
+/// [B, C, H, W].
+const IMAGES: [usize; 4] = [32, 32, 32, 32];
+/// [N, C].
+const LOGITS: [usize; 2] = [256, 1000];
+const GEOMETRY: Conv2dGeometry =
+    Conv2dGeometry { stride: [1; 2], padding: [1; 2], dilation: [1; 2], groups: 1 };
+
+fn device() -> Device {
+    Device::cpu(CpuOptions::default()).expect("address space")
+}
+
+/// Multiples of 1/8 up to 15/8 either way.
+fn values(len: usize, seed: usize) -> Vec<f32> {
+    (0..len).map(|i| ((i * 29 + seed * 7 + i / 11) % 31) as f32 / 8.0 - 1.875).collect()
+}
+
+fn upload(device: &Device, dims: &[usize], values: &[f32]) -> Tensor {
+    Tensor::from_slice(device, dims, values).expect("memory")
+}
+
+fn tensor(device: &Device, dims: &[usize], seed: usize) -> (Tensor, Vec<f32>) {
+    let values = values(dims.iter().product(), seed);
+    (upload(device, dims, &values), values)
+}
+
+/// Fails unless both agree to a relative 1e-4; they sum in different orders.
+fn check(subject: &str, found: &Tensor, expected: &[f32]) {
+    let found = found.to_vec::<f32>().expect("values");
+    assert_eq!(found.len(), expected.len(), "{subject}");
+    for (found, expected) in found.iter().zip(expected) {
+        let error = (found - expected).abs();
+        assert!(error <= 1e-4 * expected.abs().max(1.0), "{subject}: {found}, not {expected}");
+    }
+}
+
+fn time<T, U>(
+    criterion: &mut Criterion,
+    subject: &str,
+    throughput: Throughput,
+    mut lowtide: impl FnMut() -> T,
+    mut naive: impl FnMut() -> U,
+) {
+    let mut group = criterion.benchmark_group(format!("tensor/{subject}"));
+    group.throughput(throughput);
+    group.bench_function("lowtide", |bencher| bencher.iter(|| black_box(lowtide())));
+    group.bench_function("baseline_naive", |bencher| bencher.iter(|| black_box(naive())));
+    group.finish();
+}
+
+fn check_and_time(
+    criterion: &mut Criterion,
+    subject: &str,
+    throughput: Throughput,
+    mut lowtide: impl FnMut() -> Tensor,
+    mut naive: impl FnMut() -> Vec<f32>,
+) {
+    check(subject, &lowtide(), &naive());
+    time(criterion, subject, throughput, lowtide, naive);
+}
+
+fn elementwise(criterion: &mut Criterion) {
+    let device = device();
+    let (a, a_values) = tensor(&device, &[ELEMENTS], 1);
+    let (b, b_values) = tensor(&device, &[ELEMENTS], 2);
+    let throughput = Throughput::Elements(ELEMENTS as u64);
+    let naive = || a_values.iter().zip(&b_values).map(|(a, b)| a + b).collect();
+    check_and_time(criterion, "add_2^20", throughput.clone(), || a.add(&b).expect("add"), naive);
+
+    let subject = "add_in_place_2^20";
+    let (mut sum, mut sum_values) = (a.copied().expect("memory"), a_values.clone());
+    let add_to = |sum: &mut Tensor| sum.add_(&b).expect("add");
+    let add_to_naive = |sum: &mut [f32]| sum.iter_mut().zip(&b_values).for_each(|(a, b)| *a += b);
+    add_to(&mut sum);
+    add_to_naive(&mut sum_values);
+    check(subject, &sum, &sum_values);
+    time(criterion, subject, throughput, || add_to(&mut sum), || add_to_naive(&mut sum_values));
+}
+
+fn matmul(criterion: &mut Criterion) {
+    let device = device();
+    let (a, a_values) = tensor(&device, &[SQUARE, SQUARE], 1);
+    let (b, b_values) = tensor(&device, &[SQUARE, SQUARE], 2);
+    let naive = || {
+        let mut y = vec![0.0; SQUARE * SQUARE];
+        for (y, a) in y.chunks_exact_mut(SQUARE).zip(a_values.chunks_exact(SQUARE)) {
+            for (a, b) in a.iter().zip(b_values.chunks_exact(SQUARE)) {
+                y.iter_mut().zip(b).for_each(|(y, b)| *y += a * b);
+            }
+        }
+        y
+    };
+    let products = Throughput::Elements((SQUARE * SQUARE * SQUARE) as u64);
+    check_and_time(criterion, "matmul_256", products, || a.matmul(&b).expect("matmul"), naive);
+}
+
+/// Calls `visit(y, x, w)` with the places of the factors of every product of a 3×3 convolution
+/// with padding 1.
+fn convolution_products(
+    [batch, ins, height, width]: [usize; 4],
+    outs: usize,
+    mut visit: impl FnMut(usize, usize, usize),
+) {
+    for n in 0..batch {
+        for o in 0..outs {
+            for (p, q) in (0..height * width).map(|at| (at / width, at % width)) {
+                let y = ((n * outs + o) * height + p) * width + q;
+                for c in 0..ins {
+                    for (kh, kw) in (0..9).map(|tap| (tap / 3, tap % 3)) {
+                        let (row, col) = ((p + kh).wrapping_sub(1), (q + kw).wrapping_sub(1));
+                        if row < height && col < width {
+                            let x = ((n * ins + c) * height + row) * width + col;
+                            visit(y, x, (o * ins + c) * 9 + kh * 3 + kw);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn conv2d(criterion: &mut Criterion) {
+    let device = device();
+    for (size, outs) in CONVOLUTIONS {
+        let [batch, ins, height, width] = size;
+        let (x, x_values) = tensor(&device, &size, 1);
+        let (w, w_values) = tensor(&device, &[outs, ins, 3, 3], 2);
+        let (dy, dy_values) = tensor(&device, &[batch, outs, height, width], 3);
+        let products = Throughput::Elements((dy_values.len() * ins * 9) as u64);
+        let name = |part: &str| format!("conv2d_{part}_{batch}x{ins}x{height}x{width}_to_{outs}");
+
+        let forward = || x.conv2d(&w, None, GEOMETRY).expect("conv2d");
+        check_and_time(criterion, &name("forward"), products.clone(), forward, || {
+            let mut y_naive = vec![0.0; dy_values.len()];
+            convolution_products(size, outs, |y, x, w| y_naive[y] += x_values[x] * w_values[w]);
+            y_naive
+        });
+        let input = || dy.conv2d_backward_input(&w, *x.shape(), GEOMETRY).expect("conv2d");
+        check_and_time(criterion, &name("backward_input"), products.clone(), input, || {
+            let mut dx = vec![0.0; x_values.len()];
+            convolution_products(size, outs, |y, x, w| dx[x] += dy_values[y] * w_values[w]);
+            dx
+        });
+        let weight = || dy.conv2d_backward_weight(&x, *w.shape(), GEOMETRY).expect("conv2d");
+        check_and_time(criterion, &name("backward_weight"), products, weight, || {
+            // In f64: 32,768 terms of an f32 sum in a row would not agree to 1e-4.
+            let mut dw = vec![0.0f64; w_values.len()];
+            convolution_products(size, outs, |y, x, w| {
+                dw[w] += f64::from(dy_values[y] * x_values[x]);
+            });
+            dw.into_iter().map(|dw| dw as f32).collect()
+        });
+    }
+}
+
+fn max_pool2d(criterion: &mut Criterion) {
+    let device = device();
+    let [_, _, height, width] = IMAGES;
+    let (x, x_values) = tensor(&device, &IMAGES, 1);
+    let elements = Throughput::Elements(x_values.len() as u64);
+    let pool = || x.max_pool2d(Pool2dGeometry::square(2)).expect("max_pool2d").0;
+    check_and_time(criterion, "max_pool2d_32x32x32x32", elements, pool, || {
+        let place = |at: usize| {
+            let (plane, p, q) = (
+                at / (width / 2) / (height / 2),
+                at / (width / 2) % (height / 2),
+                at % (width / 2),
+            );
+            (plane * height + 2 * p) * width + 2 * q
+        };
+        let largest = |at: usize| {
+            let taps = [0, 1, width, width + 1].map(|tap| x_values[place(at) + tap]);
+            taps.into_iter().fold(f32::NEG_INFINITY, f32::max)
+        };
+        (0..x_values.len() / 4).map(largest).collect()
+    });
+}
+
+fn cross_entropy(criterion: &mut Criterion) {
+    let device = device();
+    let [rows, classes] = LOGITS;
+    let (x, x_values) = tensor(&device, &LOGITS, 1);
+    let labels: Vec<i64> = (0..rows).map(|n| (n * 37 % classes) as i64).collect();
+    let target = Tensor::from_slice(&device, [rows], &labels).expect("memory");
+    let loss = || x.cross_entropy(&target, -100).expect("cross_entropy").sum;
+    let elements = Throughput::Elements(x_values.len() as u64);
+    check_and_time(criterion, "cross_entropy_256x1000", elements, loss, || {
+        let rows = x_values.chunks_exact(classes).zip(&labels);
+        let loss = |(x, &label): (&[f32], &i64)| {
+            let sum: f32 = x.iter().map(|x| x.exp()).sum();
+            f64::from(sum.ln() - x[label as usize])
+        };
+        vec![rows.map(loss).sum::<f64>() as f32]
+    });
+}
+
+fn adam(criterion: &mut Criterion) {
+    let subject = "adam_2^20";
+    let device = device();
+    let step = AdamStep {
+        learning_rate: 1e-3,
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+        weight_decay: WeightDecay::Decoupled(0.01),
+        bias_correction1: 0.1,
+        bias_correction2: 0.001,
+        grad_scale: 1.0,
+    };
+    let (mut p, mut p_naive) = tensor(&device, &[ELEMENTS], 1);
+    let (gradient, g_values) = tensor(&device, &[ELEMENTS], 2);
+    let zeros = || Tensor::zeros(&device, [ELEMENTS], DType::F32).expect("memory");
+    let (mut m, mut v) = (zeros(), zeros());
+    let [mut m_naive, mut v_naive] = [vec![0.0f32; ELEMENTS], vec![0.0f32; ELEMENTS]];
+    let [rate, decay, beta1, beta2, eps] = [1e-3f32, 0.01, 0.9, 0.999, 1e-8];
+    let mut update = |p: &mut Tensor| p.adam_(&gradient, &mut m, &mut v, step).expect("adam");
+    let mut naive = |p: &mut [f32]| {
+        for i in 0..ELEMENTS {
+            p[i] -= rate * decay * p[i];
+            m_naive[i] = beta1 * m_naive[i] + (1.0 - beta1) * g_values[i];
+            v_naive[i] = beta2 * v_naive[i] + (1.0 - beta2) * g_values[i] * g_values[i];
+            let (m_hat, v_hat) = (m_naive[i] / 0.1, v_naive[i] / 0.001);
+            p[i] -= rate * m_hat / (v_hat.sqrt() + eps);
+        }
+    };
+    update(&mut p);
+    naive(&mut p_naive);
+    check(subject, &p, &p_naive);
+    let elements = Throughput::Elements(ELEMENTS as u64);
+    time(criterion, subject, elements, || update(&mut p), || naive(&mut p_naive));
+}
+
+criterion_group!(kernels, elementwise, matmul, conv2d, max_pool2d, cross_entropy, adam);
+criterion_main!(kernels);

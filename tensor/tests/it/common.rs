@@ -1,0 +1,164 @@
+//! Devices, tensors that lie in every way, and comparison.
+
+use std::sync::LazyLock;
+
+use lowtide_tensor::{CpuOptions, DType, Device, Element, Result, SimSpec, Tensor};
+use proptest::prelude::*;
+
+use crate::naive::Array;
+
+pub(crate) const BUDGET_BYTES: usize = 64 << 20;
+
+/// A device of its own, for tests that look at the allocator.
+pub(crate) fn cpu(threads: usize) -> Device {
+    let options = CpuOptions { budget_bytes: Some(BUDGET_BYTES), threads: Some(threads) };
+    Device::cpu(options).expect("the address space for a small budget")
+}
+
+/// The device that pretends to be [`cpu`].
+pub(crate) fn sim(threads: usize) -> Device {
+    let spec = SimSpec { threads, ..SimSpec::like_this_machine(BUDGET_BYTES) };
+    Device::sim(spec).expect("a simulation takes nothing")
+}
+
+/// The device of tests that look at values only; they share its threads.
+pub(crate) fn shared() -> &'static Device {
+    static DEVICE: LazyLock<Device> = LazyLock::new(|| cpu(2));
+    &DEVICE
+}
+
+/// How the elements of a tensor lie in its storage.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Style {
+    Contiguous,
+    /// The dimensions in reverse order.
+    Transposed,
+    /// A window into a larger tensor along every dimension.
+    Narrowed,
+    /// The first dimension repeats one slice.
+    Expanded,
+}
+
+/// All styles, or those whose elements have places of their own.
+pub(crate) fn styles() -> impl Strategy<Value = Style> {
+    let all = [Style::Contiguous, Style::Transposed, Style::Narrowed, Style::Expanded];
+    prop::sample::select(all.to_vec())
+}
+
+pub(crate) fn writable_styles() -> impl Strategy<Value = Style> {
+    prop::sample::select(vec![Style::Contiguous, Style::Transposed, Style::Narrowed])
+}
+
+pub(crate) fn floats() -> impl Strategy<Value = DType> {
+    prop::sample::select(vec![DType::F32, DType::F64])
+}
+
+pub(crate) const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::I64, DType::U8];
+
+/// Shapes of rank 0 to 5 with sizes 0, 1, even and odd, of a few hundred elements at most.
+pub(crate) fn shapes() -> impl Strategy<Value = Vec<usize>> {
+    let dim =
+        prop_oneof![1 => Just(0usize), 3 => Just(1), 4 => Just(2), 4 => Just(3), 2 => Just(5)];
+    prop::collection::vec(dim, 0..=5)
+}
+
+/// A tensor with these elements, converted as `as` does.
+pub(crate) fn upload(device: &Device, array: &Array, dtype: DType) -> Tensor {
+    fn of<T: Element>(device: &Device, array: &Array) -> Result<Tensor> {
+        let values: Vec<T> = array.values.iter().map(|&x| T::from_f64(x)).collect();
+        Tensor::from_slice(device, &array.dims[..], &values)
+    }
+    match dtype {
+        DType::F64 => of::<f64>(device, array),
+        DType::F32 => of::<f32>(device, array),
+        DType::I64 => of::<i64>(device, array),
+        DType::U8 => of::<u8>(device, array),
+        other => panic!("{other} is new here"),
+    }
+    .expect("room for a small tensor")
+}
+
+/// The elements as f64, in row-major order.
+pub(crate) fn download(tensor: &Tensor) -> Array {
+    fn of<T: Element>(tensor: &Tensor) -> Vec<f64> {
+        let values = tensor.to_vec::<T>().expect("a tensor with values");
+        values.into_iter().map(T::to_f64).collect()
+    }
+    let values = match tensor.dtype() {
+        DType::F64 => of::<f64>(tensor),
+        DType::F32 => of::<f32>(tensor),
+        DType::I64 => of::<i64>(tensor),
+        DType::U8 => of::<u8>(tensor),
+        other => panic!("{other} is new here"),
+    };
+    Array::new(tensor.shape(), values)
+}
+
+/// A tensor of shape `dims` that lies as `style` says, with its twin.
+pub(crate) fn sample(dims: &[usize], style: Style, dtype: DType, seed: usize) -> (Tensor, Array) {
+    let pattern = Array::pattern(dims, seed);
+    let array = match dtype.is_float() {
+        true => pattern,
+        // Whole numbers that every type holds.
+        false => pattern.map(|x| x * 8.0 + 15.0),
+    };
+    let array = match (style, dims) {
+        (Style::Expanded, &[first, ..]) if first > 1 => array.narrow(0, 0, 1).expand(dims),
+        _ => array,
+    };
+    (laid_out(&array, style, dtype), array)
+}
+
+/// The tensor with the elements of `array` that lies as `style` says.
+pub(crate) fn laid_out(array: &Array, style: Style, dtype: DType) -> Tensor {
+    let (device, rank) = (shared(), array.dims.len());
+    match style {
+        Style::Contiguous => upload(device, array, dtype),
+        Style::Transposed => {
+            let reversed: Vec<usize> = (0..rank).rev().collect();
+            let base = upload(device, &array.permute(&reversed), dtype);
+            base.permute(&reversed).expect("all axes")
+        }
+        Style::Narrowed => {
+            let wider: Vec<usize> = array.dims.iter().map(|dim| dim + 2).collect();
+            let around = Array::from_fn(&wider, |index| {
+                let inside: Vec<usize> = index.iter().map(|at| at.wrapping_sub(1)).collect();
+                let is_inside = inside.iter().zip(&array.dims).all(|(at, dim)| at < dim);
+                if is_inside { array.at(&inside) } else { 77.0 }
+            });
+            let base = upload(device, &around, dtype);
+            (0..rank)
+                .fold(base, |view, axis| view.narrow(axis, 1, array.dims[axis]).expect("inside"))
+        }
+        Style::Expanded => match array.dims[..] {
+            [first, ..] if first > 1 => {
+                let base = upload(device, &array.narrow(0, 0, 1), dtype);
+                base.expand(&array.dims[..]).expect("the first dimension grows")
+            }
+            _ => upload(device, array, dtype),
+        },
+    }
+}
+
+/// Shape and elements are the same.
+#[track_caller]
+pub(crate) fn assert_same(found: &Tensor, expected: &Array) {
+    assert_eq!(download(found), *expected);
+}
+
+pub(crate) fn epsilon(dtype: DType) -> f64 {
+    if dtype == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) }
+}
+
+/// The shapes are the same, and each element within `roundings` roundings of a value of the
+/// expected size, or of 1 if that is smaller.
+#[track_caller]
+pub(crate) fn assert_close(found: &Tensor, expected: &Array, roundings: usize) {
+    let array = download(found);
+    assert_eq!(array.dims, expected.dims);
+    for (place, (&x, &y)) in array.values.iter().zip(&expected.values).enumerate() {
+        let tolerance = roundings as f64 * epsilon(found.dtype()) * y.abs().max(1.0);
+        let agrees = (x - y).abs() <= tolerance || x == y || (x.is_nan() && y.is_nan());
+        assert!(agrees, "element {place}: {x}, not {y}, within {tolerance:e}");
+    }
+}

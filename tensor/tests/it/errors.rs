@@ -1,0 +1,219 @@
+//! Mistakes are errors that name the operation, and leave the operands as they were.
+
+use lowtide_allocator::{AllocError, Fault, Repeat};
+use lowtide_tensor::{
+    Conv2dGeometry, DType, Pool2dGeometry, RANK_MAX, RandomKey, Result, Tensor, TensorError,
+};
+
+use crate::common::{cpu, shared, sim};
+
+fn ones(dims: &[usize], dtype: DType) -> Tensor {
+    Tensor::full(shared(), dims, dtype, 1.0).unwrap()
+}
+
+/// The error's text begins with the operation's name.
+#[track_caller]
+fn assert_names<T>(outcome: Result<T>, op: &str) -> TensorError {
+    let error = outcome.err().expect("a mistake");
+    let text = error.to_string();
+    let named = text.strip_prefix(op).is_some_and(|rest| rest.starts_with([':', ' ']));
+    assert!(named, "{text:?} does not name {op}");
+    error
+}
+
+macro_rules! assert_is {
+    ($outcome:expr, $op:literal, $kind:ident) => {
+        let error = assert_names($outcome, $op);
+        assert!(matches!(error, TensorError::$kind { op: $op, .. }), "{error:?}");
+    };
+}
+
+#[test]
+fn shapes_that_do_not_go_together_are_named() {
+    let (a, b) = (ones(&[2, 3], DType::F32), ones(&[4], DType::F32));
+    let mut c = ones(&[3], DType::F32);
+    assert_is!(a.add(&b), "add", Shape);
+    assert_is!(a.sub(&b), "sub", Shape);
+    assert_is!(a.mul(&b), "mul", Shape);
+    assert_is!(a.div(&b), "div", Shape);
+    // The destination does not grow.
+    assert_is!(c.add_(&a), "add", Shape);
+    assert_is!(c.copy_(&a), "copy", Shape);
+    assert_is!(c.add_scaled_(&a, 2.0), "add_scaled", Shape);
+    assert_is!(a.relu_backward(&c), "relu_backward", Shape);
+    assert_is!(c.relu_backward_(&a), "relu_backward", Shape);
+    assert_is!(a.matmul(&b), "matmul", Shape);
+    assert_is!(a.matmul(&a), "matmul", Shape);
+    assert_is!(a.linear(&b, None), "linear", Shape);
+    assert_is!(a.linear(&a, Some(&b)), "linear", Shape);
+    assert_is!(a.linear(&ones(&[2, 2], DType::F32), None), "linear", Shape);
+    assert_is!(a.reshape([7]), "reshape", Shape);
+    assert_is!(a.expand([3, 3]), "expand", Shape);
+    assert_is!(a.expand([3]), "expand", Shape);
+    assert_is!(a.squeeze(0), "squeeze", Shape);
+    assert_is!(a.permute(&[0]), "permute", Shape);
+    assert_is!(a.permute(&[1, 1]), "permute", Shape);
+    assert_is!(a.permute(&[0; RANK_MAX + 1]), "permute", Shape);
+    assert_is!(a.sum_to([2]), "sum_to", Shape);
+    assert_is!(a.item::<f32>(), "item", Shape);
+    assert_is!(c.set_bytes_(&[0; 11]), "set_bytes", Shape);
+    assert_is!(Tensor::from_slice(shared(), [2], &[1.0f32]), "from_bytes", Shape);
+    assert_is!(a.max_pool2d(Pool2dGeometry::square(1)), "max_pool2d", Shape);
+    assert_is!(a.cross_entropy(&ones(&[3], DType::I64), 0), "cross_entropy", Shape);
+}
+
+#[test]
+fn element_types_that_do_not_go_together_are_named() {
+    let (f, d) = (ones(&[2, 2], DType::F32), ones(&[2, 2], DType::F64));
+    let (i, mut u) = (ones(&[2, 2], DType::I64), ones(&[2, 2], DType::U8));
+    let geometry = Conv2dGeometry::default();
+    let image = |x: &Tensor| x.reshape([1, 1, 2, 2]).unwrap();
+    assert_is!(f.add(&d), "add", DType);
+    assert_is!(i.mul(&i), "mul", DType);
+    assert_is!(u.add_(&i), "add", DType);
+    assert_is!(i.exp(), "exp", DType);
+    assert_is!(u.relu_(), "relu", DType);
+    assert_is!(i.sum(&[0]), "sum", DType);
+    assert_is!(i.mean(&[0]), "mean", DType);
+    assert_is!(i.argmax(), "argmax", DType);
+    assert_is!(f.matmul(&d), "matmul", DType);
+    assert_is!(i.matmul(&i), "matmul", DType);
+    assert_is!(f.linear(&f, Some(&ones(&[2], DType::F64))), "linear", DType);
+    assert_is!(u.uniform_(RandomKey::new(1), 0.0, 1.0), "uniform", DType);
+    assert_is!(f.to_vec::<f64>(), "to_vec", DType);
+    assert_is!(ones(&[], DType::I64).item::<f32>(), "item", DType);
+    assert_is!(image(&f).conv2d(&image(&d), None, geometry), "conv2d", DType);
+    assert_is!(image(&i).conv2d(&image(&i), None, geometry), "conv2d", DType);
+    let (y, winners) = image(&f).max_pool2d(Pool2dGeometry::square(1)).unwrap();
+    let square = Pool2dGeometry::square(1);
+    assert_is!(y.max_pool2d_backward(&y, *y.shape(), square), "max_pool2d_backward", DType);
+    assert_is!(winners.max_pool2d(square), "max_pool2d", DType);
+    assert_is!(f.cross_entropy(&f.select(0, 0).unwrap(), 0), "cross_entropy", DType);
+    let (dy, labels) = (ones(&[], DType::F32), ones(&[2], DType::I64));
+    let lse = ones(&[2], DType::F64);
+    let outcome = dy.cross_entropy_backward(&f, &labels, &lse, 0);
+    assert_is!(outcome, "cross_entropy_backward", DType);
+}
+
+#[test]
+fn indices_out_of_range_are_named() {
+    let x = ones(&[2, 3], DType::F32);
+    assert_is!(x.transpose(0, 2), "transpose", Index);
+    assert_is!(x.permute(&[0, 2]), "permute", Index);
+    assert_is!(x.narrow(2, 0, 1), "narrow", Index);
+    assert_is!(x.narrow(1, 2, 2), "narrow", Index);
+    assert_is!(x.narrow(1, usize::MAX, usize::MAX), "narrow", Index);
+    assert_is!(x.select(1, 3), "select", Index);
+    assert_is!(x.select(2, 0), "select", Index);
+    assert_is!(x.unsqueeze(3), "unsqueeze", Index);
+    assert_is!(ones(&[1; RANK_MAX], DType::F32).unsqueeze(0), "unsqueeze", Index);
+    assert_is!(x.squeeze(2), "squeeze", Index);
+    assert_is!(x.flatten(1..3), "flatten", Index);
+    assert_is!(x.flatten(1..1), "flatten", Index);
+    assert_is!(x.sum(&[2]), "sum", Index);
+    assert_is!(ones(&[], DType::F32).argmax(), "argmax", Index);
+    assert_is!(ones(&[2, 0], DType::F32).argmax(), "argmax", Index);
+}
+
+#[test]
+fn operands_of_two_devices_are_refused() {
+    let here = ones(&[2, 2], DType::F32);
+    for device in [cpu(1), sim(1)] {
+        let there = Tensor::zeros(&device, [2, 2], DType::F32).unwrap();
+        assert_is!(here.add(&there), "add", Device);
+        assert_is!(there.clone().add_(&here), "add", Device);
+        assert_is!(here.matmul(&there), "matmul", Device);
+        assert_is!(here.linear(&there, None), "linear", Device);
+        assert_is!(here.clone().copy_(&there), "copy", Device);
+        let image = |x: &Tensor| x.reshape([1, 1, 2, 2]).unwrap();
+        let outcome = image(&here).conv2d(&image(&there), None, Conv2dGeometry::default());
+        assert_is!(outcome, "conv2d", Device);
+    }
+    assert_eq!(here.to_vec::<f32>().unwrap(), [1.0; 4]);
+}
+
+#[test]
+fn destination_that_overlaps_is_refused_and_unchanged() {
+    let base = Tensor::from_slice(shared(), [3, 3], &[1.0f32, 2., 3., 4., 5., 6., 7., 8., 9.]);
+    let base = base.unwrap();
+    let version = base.version();
+    let mut x = base.clone();
+    assert_is!(x.add_(&base.transpose(0, 1).unwrap()), "add", Overlap);
+    assert_is!(x.mul_(&base), "mul", Overlap);
+    assert_is!(x.copy_(&base.select(0, 1).unwrap()), "copy", Overlap);
+    let mut upper = base.narrow(0, 0, 2).unwrap();
+    assert_is!(upper.sub_(&base.narrow(0, 1, 2).unwrap()), "sub", Overlap);
+    let mut wide = base.narrow(0, 0, 1).unwrap().expand([3, 3]).unwrap();
+    assert_is!(wide.fill_(0.0), "fill", Overlap);
+    assert_is!(wide.relu_(), "relu", Overlap);
+    assert_is!(wide.uniform_(RandomKey::new(1), 0.0, 1.0), "uniform", Overlap);
+    assert_is!(wide.set_bytes_(&[0; 36]), "set_bytes", Overlap);
+    assert_eq!(base.to_vec::<f32>().unwrap(), [1., 2., 3., 4., 5., 6., 7., 8., 9.]);
+    assert_eq!(base.version(), version);
+}
+
+#[test]
+fn disjoint_views_of_one_storage_go_together() {
+    let base = Tensor::from_slice(shared(), [2, 2], &[1.0f32, 2., 3., 4.]).unwrap();
+    let mut upper = base.select(0, 0).unwrap();
+    upper.add_(&base.select(0, 1).unwrap()).unwrap();
+    assert_eq!(base.to_vec::<f32>().unwrap(), [4., 6., 3., 4.]);
+    let mut nothing = base.narrow(0, 1, 0).unwrap();
+    nothing.add_(&base.narrow(0, 0, 1).unwrap()).unwrap();
+}
+
+#[test]
+fn frozen_storage_is_refused_through_every_handle_until_it_thaws() {
+    let base = Tensor::from_slice(shared(), [2], &[1.0f32, 2.0]).unwrap();
+    let mut view = base.narrow(0, 1, 1).unwrap();
+    base.freeze();
+    let version = base.version();
+    let one = ones(&[], DType::F32);
+    assert_is!(view.add_(&one), "add", Frozen);
+    assert_is!(view.fill_(7.0), "fill", Frozen);
+    assert_is!(view.copy_(&one), "copy", Frozen);
+    assert_is!(view.set_bytes_(&[0; 4]), "set_bytes", Frozen);
+    assert_is!(view.uniform_(RandomKey::new(1), 0.0, 1.0), "uniform", Frozen);
+    let text = view.relu_().unwrap_err().to_string();
+    assert!(text.contains(file!()), "{text} does not name the caller");
+    assert_eq!(base.add(&one).unwrap().to_vec::<f32>().unwrap(), [2.0, 3.0]);
+    assert_eq!((base.to_vec::<f32>().unwrap(), base.version()), (vec![1.0, 2.0], version));
+    view.unfreeze();
+    view.add_(&one).unwrap();
+    assert_eq!(base.to_vec::<f32>().unwrap(), [1.0, 3.0]);
+}
+
+#[test]
+fn sizes_beyond_any_memory_are_out_of_memory() {
+    for device in [cpu(1), sim(1)] {
+        for len in [1 << 40, 1 << 62, usize::MAX] {
+            let error = Tensor::empty(&device, [len], DType::F32).unwrap_err();
+            assert!(error.out_of_memory().is_some(), "{error}");
+            assert!(Tensor::from_bytes(&device, [len], DType::F32, &[]).is_err());
+        }
+        let one = Tensor::zeros(&device, [1, 1], DType::F32).unwrap();
+        let [tall, wide] = [[1 << 40, 1], [1, 1 << 40]].map(|dims| one.expand(dims).unwrap());
+        assert_is!(tall.add(&wide), "add", Shape);
+    }
+}
+
+#[test]
+fn failed_allocation_leaves_operands_and_memory_as_they_were() {
+    let device = cpu(2);
+    let values: Vec<f32> = (0..3072).map(|i| i as f32).collect();
+    let x = Tensor::from_slice(&device, [4, 3, 16, 16], &values).unwrap();
+    let w = Tensor::full(&device, [5, 3, 3, 3], DType::F32, 1.0).unwrap();
+    let turned = x.transpose(2, 3).unwrap();
+    let before = device.allocator().layout_hash();
+    // The copy, the result and the workspace: each is the one that fails once.
+    for nth in 1..=3 {
+        device.allocator().inject_fault(Fault { nth, repeat: Repeat::Once });
+        let error = turned.conv2d(&w, None, Conv2dGeometry::default()).unwrap_err();
+        assert!(matches!(error, TensorError::Alloc(AllocError::OutOfMemory(_))), "{nth}: {error}");
+        assert_eq!(device.allocator().layout_hash(), before, "request {nth} left something");
+    }
+    device.allocator().clear_fault();
+    assert!(turned.conv2d(&w, None, Conv2dGeometry::default()).is_ok());
+    assert_eq!(x.to_vec::<f32>().unwrap(), values);
+    assert_eq!(device.allocator().layout_hash(), before);
+}

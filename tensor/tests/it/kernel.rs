@@ -1,0 +1,95 @@
+//! An operation that a user adds outside the crate.
+
+use lowtide_tensor::{Cost, Cpu, DType, Device, Kernel, Operands, Result, Tensor, TensorError};
+
+use crate::common::{cpu, sim};
+
+/// `y[i] = a[i] + t (b[i] - a[i])` for contiguous f32.
+struct Lerp {
+    t: f32,
+    len: usize,
+}
+
+impl Kernel for Lerp {
+    fn name(&self) -> &'static str {
+        "lerp"
+    }
+
+    fn cost(&self) -> Cost {
+        Cost { flops: 3.0 * self.len as f64, bytes: 12.0 * self.len as f64 }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        const CHUNK_LEN: usize = 1000;
+        let [a, b] = [0, 1].map(|index| operands.read::<f32>(index).slice());
+        cpu.for_each_chunk(operands.write::<f32>(0).slice(), CHUNK_LEN, |index, y| {
+            for (i, y) in (index * CHUNK_LEN..).zip(y) {
+                *y = a[i] + self.t * (b[i] - a[i]);
+            }
+        });
+        if a.first().is_some_and(|a| a.is_nan()) {
+            return Err(TensorError::Index { op: "lerp", index: 0, len: 0 });
+        }
+        Ok(())
+    }
+}
+
+fn lerp(a: &Tensor, b: &Tensor, t: f32) -> Result<Tensor> {
+    let (a, b) = (a.contiguous()?, b.contiguous()?);
+    let y = Tensor::empty(a.device(), *a.shape(), DType::F32)?;
+    a.device().launch(Lerp { t, len: a.element_count() }, &[&a, &b], &[&y])?;
+    Ok(y)
+}
+
+fn operands(device: &Device) -> [Tensor; 2] {
+    [1.0, 3.0].map(|x| Tensor::full(device, [50, 51], DType::F32, x).unwrap())
+}
+
+#[test]
+fn users_kernel_computes_on_the_cpu() {
+    let [a, b] = operands(&cpu(3));
+    let y = lerp(&a, &b.transpose(0, 1).unwrap().reshape([50, 51]).unwrap(), 0.25).unwrap();
+    assert!(y.to_vec::<f32>().unwrap().iter().all(|&y| y == 1.5));
+}
+
+#[test]
+fn users_kernel_costs_time_and_the_same_memory_on_the_simulation() {
+    let (real, simulated) = (cpu(1), sim(1));
+    for device in [&real, &simulated] {
+        let [a, b] = operands(device);
+        let seconds = device.simulated_seconds();
+        lerp(&a, &b, 0.5).unwrap();
+        assert_eq!(device.simulated_seconds() > seconds, device.is_simulated());
+    }
+    assert_eq!(real.allocator().statistics(), simulated.allocator().statistics());
+}
+
+#[test]
+fn users_kernel_reports_errors_and_meets_the_checks() {
+    let device = cpu(1);
+    let [a, b] = operands(&device);
+    let nan = Tensor::full(&device, [50, 51], DType::F32, f64::NAN).unwrap();
+    assert!(lerp(&nan, &b, 0.5).unwrap_err().to_string().starts_with("lerp"));
+    let launch = |y: &Tensor| device.launch(Lerp { t: 0.5, len: 1 }, &[&a, &b], &[y]);
+    assert!(matches!(launch(&a), Err(TensorError::Overlap { op: "lerp", .. })));
+    let error = lerp(&a, &operands(&sim(1))[0], 0.5).unwrap_err();
+    assert!(matches!(error, TensorError::Device { op: "lerp" }));
+}
+
+#[test]
+#[should_panic(expected = "wrong element type")]
+fn wrong_element_type_in_a_kernel_is_a_bug() {
+    let device = cpu(1);
+    let [a, b] = operands(&device);
+    let y = Tensor::zeros(&device, [50, 51], DType::F64).unwrap();
+    let _ = device.launch(Lerp { t: 0.5, len: 1 }, &[&a, &b], &[&y]);
+}
+
+#[test]
+#[should_panic(expected = "promised a contiguous operand")]
+fn strided_operand_where_the_kernel_wants_a_slice_is_a_bug() {
+    let device = cpu(1);
+    let [a, b] = operands(&device);
+    let y = Tensor::zeros(&device, [51, 50], DType::F32).unwrap().transpose(0, 1).unwrap();
+    let _ = device.launch(Lerp { t: 0.5, len: 1 }, &[&a, &b], &[&y]);
+}

@@ -1,0 +1,251 @@
+//! Slow obvious twins of the operations: `Vec<f64>` and index arithmetic.
+
+use lowtide_tensor::{Conv2dGeometry, Pool2dGeometry};
+
+/// An array in row-major order; nothing is ever strided here.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Array {
+    pub(crate) dims: Vec<usize>,
+    pub(crate) values: Vec<f64>,
+}
+
+/// The index of the `place`-th element of an array of this shape.
+pub(crate) fn index_of(dims: &[usize], mut place: usize) -> Vec<usize> {
+    let mut index = vec![0; dims.len()];
+    for (at, &dim) in index.iter_mut().zip(dims).rev() {
+        *at = place % dim;
+        place /= dim;
+    }
+    index
+}
+
+impl Array {
+    pub(crate) fn new(dims: &[usize], values: Vec<f64>) -> Self {
+        assert_eq!(dims.iter().product::<usize>(), values.len());
+        Array { dims: dims.to_vec(), values }
+    }
+
+    /// The array whose element at each index is `value(index)`.
+    pub(crate) fn from_fn(dims: &[usize], value: impl Fn(&[usize]) -> f64) -> Self {
+        let len = dims.iter().product();
+        let values = (0..len).map(|place| value(&index_of(dims, place))).collect();
+        Array { dims: dims.to_vec(), values }
+    }
+
+    /// Multiples of 1/8 between -15/8 and 15/8: sums and products of a few thousand of them are
+    /// exact in f32, so every order of summation gives the same bits.
+    pub(crate) fn pattern(dims: &[usize], seed: usize) -> Self {
+        let len: usize = dims.iter().product();
+        let value = |i: usize| ((i * 29 + seed * 7 + i / 11) % 31) as f64 / 8.0 - 1.875;
+        Array::new(dims, (0..len).map(value).collect())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    pub(crate) fn at(&self, index: &[usize]) -> f64 {
+        assert_eq!(index.len(), self.dims.len());
+        let place = index.iter().zip(&self.dims).fold(0, |place, (&at, &dim)| {
+            assert!(at < dim, "{index:?} in {:?}", self.dims);
+            place * dim + at
+        });
+        self.values[place]
+    }
+
+    pub(crate) fn map(&self, f: impl Fn(f64) -> f64) -> Self {
+        Array::new(&self.dims, self.values.iter().map(|&x| f(x)).collect())
+    }
+
+    pub(crate) fn reshape(&self, dims: &[usize]) -> Self {
+        Array::new(dims, self.values.clone())
+    }
+
+    pub(crate) fn permute(&self, axes: &[usize]) -> Self {
+        let dims: Vec<usize> = axes.iter().map(|&axis| self.dims[axis]).collect();
+        Array::from_fn(&dims, |index| {
+            let mut from = vec![0; index.len()];
+            axes.iter().zip(index).for_each(|(&axis, &at)| from[axis] = at);
+            self.at(&from)
+        })
+    }
+
+    pub(crate) fn narrow(&self, axis: usize, start: usize, len: usize) -> Self {
+        let mut dims = self.dims.clone();
+        dims[axis] = len;
+        Array::from_fn(&dims, |index| {
+            let mut from = index.to_vec();
+            from[axis] += start;
+            self.at(&from)
+        })
+    }
+
+    pub(crate) fn select(&self, axis: usize, at: usize) -> Self {
+        let mut dims = self.dims.clone();
+        dims.remove(axis);
+        self.narrow(axis, at, 1).reshape(&dims)
+    }
+
+    /// Trailing dimensions are aligned; those of length 1 repeat.
+    pub(crate) fn expand(&self, dims: &[usize]) -> Self {
+        let added = dims.len() - self.dims.len();
+        Array::from_fn(dims, |index| {
+            let from = index[added..].iter().zip(&self.dims);
+            self.at(&from.map(|(&at, &dim)| if dim == 1 { 0 } else { at }).collect::<Vec<_>>())
+        })
+    }
+
+    /// `f` of both, each stretched to `dims`.
+    pub(crate) fn zip(&self, other: &Array, dims: &[usize], f: impl Fn(f64, f64) -> f64) -> Self {
+        let (a, b) = (self.expand(dims), other.expand(dims));
+        Array::new(dims, a.values.iter().zip(&b.values).map(|(&a, &b)| f(a, b)).collect())
+    }
+
+    pub(crate) fn sum(&self, axes: &[usize]) -> Self {
+        let kept: Vec<usize> = (0..self.dims.len()).filter(|axis| !axes.contains(axis)).collect();
+        let dims: Vec<usize> = kept.iter().map(|&axis| self.dims[axis]).collect();
+        let mut sums = Array::new(&dims, vec![0.0; dims.iter().product()]);
+        for (place, value) in self.values.iter().enumerate() {
+            let index = index_of(&self.dims, place);
+            let to = kept.iter().fold(0, |to, &axis| to * self.dims[axis] + index[axis]);
+            sums.values[to] += value;
+        }
+        sums
+    }
+
+    /// The first of the largest along the last dimension.
+    pub(crate) fn argmax(&self) -> Self {
+        let (&row_len, dims) = self.dims.split_last().expect("a dimension");
+        let best = |row: &[f64]| {
+            (0..row_len).fold(0, |best, at| if row[at] > row[best] { at } else { best }) as f64
+        };
+        Array::new(dims, self.values.chunks(row_len).map(best).collect())
+    }
+
+    pub(crate) fn matmul(&self, other: &Array) -> Self {
+        let inner = self.dims[1];
+        Array::from_fn(&[self.dims[0], other.dims[1]], |at| {
+            (0..inner).map(|k| self.at(&[at[0], k]) * other.at(&[k, at[1]])).sum()
+        })
+    }
+}
+
+/// Calls `visit(output, input, tap)` for every product of a convolution: indices into
+/// `[B, O, H', W']`, `[B, I, H, W]` and `[O, I / groups, KH, KW]`.
+fn conv2d_products(
+    y: &[usize],
+    x: &[usize],
+    w: &[usize],
+    geometry: Conv2dGeometry,
+    mut visit: impl FnMut([usize; 4], [usize; 4], [usize; 4]),
+) {
+    let Conv2dGeometry { stride, padding, dilation, groups } = geometry;
+    for place in 0..y.iter().product() {
+        let [n, o, p, q] = index_of(y, place)[..] else { unreachable!("four dimensions") };
+        let first_channel = o / (w[0] / groups) * w[1];
+        for tap in 0..w[1..].iter().product() {
+            let [c, kh, kw] = index_of(&w[1..], tap)[..] else { unreachable!("three dimensions") };
+            let place = |axis: usize, out: usize, k: usize| {
+                (out * stride[axis] + k * dilation[axis])
+                    .checked_sub(padding[axis])
+                    .filter(|&at| at < x[2 + axis])
+            };
+            if let (Some(row), Some(col)) = (place(0, p, kh), place(1, q, kw)) {
+                visit([n, o, p, q], [n, first_channel + c, row, col], [o, c, kh, kw]);
+            }
+        }
+    }
+}
+
+fn place(dims: &[usize], index: [usize; 4]) -> usize {
+    index.iter().zip(dims).fold(0, |place, (at, dim)| place * dim + at)
+}
+
+pub(crate) fn conv2d_out_dims(x: &[usize], w: &[usize], geometry: Conv2dGeometry) -> Vec<usize> {
+    let len = |axis: usize| {
+        let reach = geometry.dilation[axis] * (w[2 + axis] - 1) + 1;
+        (x[2 + axis] + 2 * geometry.padding[axis] - reach) / geometry.stride[axis] + 1
+    };
+    vec![x[0], w[0], len(0), len(1)]
+}
+
+pub(crate) fn conv2d(x: &Array, w: &Array, b: Option<&Array>, geometry: Conv2dGeometry) -> Array {
+    let dims = conv2d_out_dims(&x.dims, &w.dims, geometry);
+    let mut y = Array::from_fn(&dims, |at| b.map_or(0.0, |b| b.values[at[1]]));
+    conv2d_products(&dims, &x.dims, &w.dims, geometry, |to, from, tap| {
+        y.values[place(&dims, to)] += x.at(&from) * w.at(&tap);
+    });
+    y
+}
+
+/// The gradients of x and w.
+pub(crate) fn conv2d_backward(
+    dy: &Array,
+    x: &Array,
+    w: &Array,
+    geometry: Conv2dGeometry,
+) -> [Array; 2] {
+    let [mut dx, mut dw] = [x.map(|_| 0.0), w.map(|_| 0.0)];
+    conv2d_products(&dy.dims, &x.dims, &w.dims, geometry, |to, from, tap| {
+        dx.values[place(&x.dims, from)] += dy.at(&to) * w.at(&tap);
+        dw.values[place(&w.dims, tap)] += dy.at(&to) * x.at(&from);
+    });
+    [dx, dw]
+}
+
+/// The largest value of each window, and the gradient of x for `dy(output index)`.
+pub(crate) fn max_pool2d(
+    x: &Array,
+    geometry: Pool2dGeometry,
+    dy: impl Fn(&[usize]) -> f64,
+) -> [Array; 2] {
+    let Pool2dGeometry { kernel, stride, padding } = geometry;
+    let len =
+        |axis: usize| (x.dims[2 + axis] + 2 * padding[axis] - kernel[axis]) / stride[axis] + 1;
+    let mut y = Array::from_fn(&[x.dims[0], x.dims[1], len(0), len(1)], |_| f64::NEG_INFINITY);
+    let mut dx = x.map(|_| 0.0);
+    for at in 0..y.len() {
+        let index = index_of(&y.dims, at);
+        let mut winner = None;
+        for tap in 0..kernel[0] * kernel[1] {
+            let place = |axis: usize, k: usize| {
+                (index[2 + axis] * stride[axis] + k)
+                    .checked_sub(padding[axis])
+                    .filter(|&at| at < x.dims[2 + axis])
+            };
+            let (Some(row), Some(col)) = (place(0, tap / kernel[1]), place(1, tap % kernel[1]))
+            else {
+                continue;
+            };
+            let from = [index[0], index[1], row, col];
+            if winner.is_none() || x.at(&from) > y.values[at] {
+                (y.values[at], winner) = (x.at(&from), Some(from));
+            }
+        }
+        let from = winner.expect("every window meets x");
+        dx.values[self::place(&x.dims, from)] += dy(&index);
+    }
+    [y, dx]
+}
+
+/// The sum and count of the cross-entropy, and the gradient of the logits for `dy`.
+pub(crate) fn cross_entropy(
+    x: &Array,
+    labels: &[i64],
+    ignore_index: i64,
+    dy: f64,
+) -> (f64, f64, Array) {
+    let classes = x.dims[1];
+    let (mut sum, mut count) = (0.0, 0.0);
+    let mut dx = x.map(|_| 0.0);
+    for (row, &label) in labels.iter().enumerate().filter(|&(_, &label)| label != ignore_index) {
+        let total: f64 = (0..classes).map(|c| x.at(&[row, c]).exp()).sum();
+        sum += total.ln() - x.at(&[row, label as usize]);
+        count += 1.0;
+        for c in 0..classes {
+            let onehot = if c as i64 == label { 1.0 } else { 0.0 };
+            dx.values[row * classes + c] = dy * (x.at(&[row, c]).exp() / total - onehot);
+        }
+    }
+    (sum, count, dx)
+}

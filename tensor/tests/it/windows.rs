@@ -1,0 +1,134 @@
+//! Convolution and pooling against the definition.
+
+use lowtide_tensor::{Conv2dGeometry, DType, Pool2dGeometry, Shape, Tensor};
+use proptest::prelude::*;
+
+use crate::common::{assert_same, floats, sample, shared, styles};
+use crate::naive::{self, Array};
+
+/// A geometry with shapes of x and w that go with it.
+fn convolutions() -> impl Strategy<Value = (Conv2dGeometry, Vec<usize>, Vec<usize>)> {
+    let pair = |range: std::ops::RangeInclusive<usize>| [range.clone(), range];
+    let geometry = (pair(1..=3), pair(0..=2), pair(1..=2), 1..=3usize);
+    let sizes = (0..=3usize, 1..=3usize, 1..=5usize, pair(1..=3), pair(0..=9));
+    (geometry, sizes).prop_map(|((stride, padding, dilation, groups), sizes)| {
+        let (batch, channels, outs, kernel, extra) = sizes;
+        let geometry = Conv2dGeometry { stride, padding, dilation, groups };
+        let size = |axis: usize| {
+            // At least as large as the kernel needs, and never empty.
+            let reach = dilation[axis] * (kernel[axis] - 1) + 1;
+            (reach + extra[axis]).saturating_sub(2 * padding[axis]).max(1)
+        };
+        let x = vec![batch, channels * groups, size(0), size(1)];
+        (geometry, x, vec![outs * groups, channels, kernel[0], kernel[1]])
+    })
+}
+
+proptest! {
+    #[test]
+    fn conv2d_and_its_gradients_follow_the_definition(
+        (geometry, x_dims, w_dims) in convolutions(),
+        styles in [styles(), styles(), styles(), styles()],
+        dtype in floats(),
+    ) {
+        let (x, x_twin) = sample(&x_dims, styles[0], dtype, 1);
+        let (w, w_twin) = sample(&w_dims, styles[1], dtype, 2);
+        let (b, b_twin) = sample(&w_dims[..1], styles[2], dtype, 3);
+        assert_same(
+            &x.conv2d(&w, None, geometry).unwrap(),
+            &naive::conv2d(&x_twin, &w_twin, None, geometry),
+        );
+        let y = x.conv2d(&w, Some(&b), geometry).unwrap();
+        assert_same(&y, &naive::conv2d(&x_twin, &w_twin, Some(&b_twin), geometry));
+
+        let (dy, dy_twin) = sample(y.shape(), styles[3], dtype, 4);
+        let [dx, dw] = naive::conv2d_backward(&dy_twin, &x_twin, &w_twin, geometry);
+        assert_same(&dy.conv2d_backward_input(&w, *x.shape(), geometry).unwrap(), &dx);
+        assert_same(&dy.conv2d_backward_weight(&x, *w.shape(), geometry).unwrap(), &dw);
+    }
+
+    #[test]
+    fn max_pool2d_and_its_gradient_follow_the_definition(
+        (batch, channels, extra) in (0..=3usize, 1..=3usize, [0..=9usize, 0..=9usize]),
+        (kernel, stride) in ([1..=4usize, 1..=4usize], [1..=4usize, 1..=4usize]),
+        padded in any::<[bool; 2]>(),
+        styles in [styles(), styles()],
+        dtype in floats(),
+        seed in 0..50usize,
+    ) {
+        let padding = [0, 1].map(|axis| if padded[axis] { kernel[axis] / 2 } else { 0 });
+        let size = |axis: usize| (kernel[axis] + extra[axis] - padding[axis]).max(1);
+        let geometry = Pool2dGeometry { kernel, stride, padding };
+        let dims = [batch, channels, size(0), size(1)];
+        let (x, x_twin) = sample(&dims, styles[0], dtype, seed);
+        let (y, winners) = x.max_pool2d(geometry).unwrap();
+        let (dy, dy_twin) = sample(y.shape(), styles[1], dtype, seed + 1);
+        let [expected, dx] = naive::max_pool2d(&x_twin, geometry, |at| dy_twin.at(at));
+        assert_same(&y, &expected);
+        assert_same(&dy.max_pool2d_backward(&winners, *x.shape(), geometry).unwrap(), &dx);
+    }
+}
+
+#[test]
+fn winners_may_lie_anywhere() {
+    let geometry = Pool2dGeometry::square(2);
+    let (x, x_twin) = sample(&[1, 2, 4, 6], crate::common::Style::Contiguous, DType::F32, 1);
+    let (y, winners) = x.max_pool2d(geometry).unwrap();
+    let turned = winners.transpose(2, 3).unwrap().copied().unwrap().transpose(2, 3).unwrap();
+    assert!(!turned.layout().is_contiguous());
+    let [_, dx] = naive::max_pool2d(&x_twin, geometry, |_| 1.0);
+    let dy = Tensor::full(shared(), *y.shape(), DType::F32, 1.0).unwrap();
+    assert_same(&dy.max_pool2d_backward(&turned, *x.shape(), geometry).unwrap(), &dx);
+}
+
+#[test]
+fn pooling_lets_nan_win_and_minus_infinity_lose_to_nothing() {
+    let low = f32::NEG_INFINITY;
+    let x =
+        Tensor::from_slice(shared(), [1, 1, 2, 4], &[1.0, f32::NAN, low, low, 9.0, 2.0, low, low]);
+    let (y, winners) = x.unwrap().max_pool2d(Pool2dGeometry::square(2)).unwrap();
+    let values = y.to_vec::<f32>().unwrap();
+    assert!(values[0].is_nan() && values[1] == low);
+    assert_eq!(winners.to_vec::<u8>().unwrap(), [1, 0]);
+}
+
+#[test]
+fn shapes_that_do_not_fit_are_refused() {
+    let zeros = |dims: &[usize]| Tensor::zeros(shared(), dims, DType::F32).unwrap();
+    let x = zeros(&[1, 2, 3, 3]);
+    let default = Conv2dGeometry::default();
+    let refused = [
+        (&[1, 2, 4, 1][..], default),
+        (&[1, 3, 1, 1], default),
+        (&[2, 2, 0, 1], default),
+        (&[3, 1, 1, 1], Conv2dGeometry { groups: 2, ..default }),
+        (&[2, 2, 1, 1], Conv2dGeometry { groups: 0, ..default }),
+        (&[2, 2, 1, 1], Conv2dGeometry { stride: [1, 0], ..default }),
+        (&[2, 2, 2, 2], Conv2dGeometry { dilation: [3, 1], ..default }),
+        (&[2, 2, 1], default),
+    ];
+    for (w, geometry) in refused {
+        let error = x.conv2d(&zeros(w), None, geometry).unwrap_err().to_string();
+        assert!(error.starts_with("conv2d: shapes"), "{w:?}: {error}");
+    }
+    let square = Pool2dGeometry::square(2);
+    for geometry in [
+        Pool2dGeometry::square(4),
+        Pool2dGeometry::square(17),
+        Pool2dGeometry { padding: [2, 0], ..square },
+        Pool2dGeometry { stride: [0, 1], ..square },
+        Pool2dGeometry { kernel: [0, 2], ..square },
+    ] {
+        assert!(x.max_pool2d(geometry).is_err(), "{geometry:?}");
+        let error = zeros(&[1, 2, 1, 1]).max_pool2d_backward(&x, *x.shape(), geometry);
+        assert!(error.unwrap_err().to_string().starts_with("max_pool2d_backward"));
+    }
+}
+
+#[test]
+fn result_shapes_round_down() {
+    let twin = Array::pattern(&[1, 1, 6, 7], 1);
+    let x = crate::common::upload(shared(), &twin, DType::F32);
+    let geometry = Pool2dGeometry { kernel: [3, 2], stride: [2, 3], padding: [0, 0] };
+    assert_eq!(*x.max_pool2d(geometry).unwrap().0.shape(), Shape::new(&[1, 1, 2, 2]));
+}

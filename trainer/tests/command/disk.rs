@@ -1,0 +1,83 @@
+//! Runs whose files cannot be written: an earlier run stays whole.
+
+#![cfg(target_os = "linux")]
+
+use std::process::Command;
+
+use crate::place::{FILES, Outcome, Place, skip};
+use crate::train::SMALL;
+
+/// `lowtide` in a shell that lets no file grow beyond `size_kib`.
+fn limited(place: &Place, size_kib: u64, arguments: &str) -> Outcome {
+    let script = format!(
+        "trap '' XFSZ; ulimit -f {}; exec \"$0\" {arguments}",
+        // POSIX counts in blocks of 512 bytes.
+        size_kib * 2
+    );
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(script).arg(env!("CARGO_BIN_EXE_lowtide")).current_dir(place.path("."));
+    Outcome::of(&mut shell)
+}
+
+#[test]
+fn run_that_cannot_write_leaves_the_earlier_run_whole() {
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    place.train("small.toml --epochs 2", "run");
+    let files = place.files("run");
+    let check = |size_kib, epochs, words: &[&str]| {
+        let arguments = format!("train small.toml --epochs {epochs} --seed 1 --out run");
+        limited(&place, size_kib, &arguments).check_failed(1, words);
+        assert_eq!(place.files("run"), files, "{size_kib} KiB");
+        assert_eq!(place.list("run"), FILES, "{size_kib} KiB");
+    };
+    // Before the first step, in the middle, and at the end.
+    check(1, 2, &["model.safetensors", "File too large"]);
+    check(8, 40, &["metrics.jsonl", "File too large"]);
+    check(8, 2, &["report.html", "File too large"]);
+    limited(&place, 1000, "train small.toml --epochs 2 --seed 1 --out run").check_done();
+    assert_ne!(place.files("run"), files);
+}
+
+#[test]
+fn run_that_cannot_write_leaves_no_folder() {
+    let place = Place::new();
+    limited(&place, 1, "train --epochs 1 --out run").check_failed(1, &["model.safetensors"]);
+    assert!(place.list(".").is_empty(), "{:?}", place.list("."));
+}
+
+#[test]
+fn full_disk_leaves_the_earlier_run_whole() {
+    const SCRIPT: &str = r#"
+        set -e
+        mount -t tmpfs -o size=512k none disk
+        "$0" train --epochs 1 --out disk/run >words 2>&1
+        cat disk/run/* >before
+        cat /dev/zero >disk/filler 2>full || true
+        code=0
+        "$0" train --epochs 1 --seed 1 --out disk/run >words 2>complaint || code=$?
+        cat disk/run/* >after
+        cmp before after
+        ls -A disk/run >names
+        echo "$code"
+    "#;
+    let place = Place::new();
+    std::fs::create_dir(place.path("disk")).expect("a folder");
+    let own_mounts = |script: &str| {
+        let mut shell = Command::new("unshare");
+        shell.args(["-rm", "sh", "-c", script, env!("CARGO_BIN_EXE_lowtide")]);
+        shell.current_dir(place.path(".")).output()
+    };
+    let probe = own_mounts("mount -t tmpfs -o size=512k none disk");
+    if !probe.is_ok_and(|output| output.status.success()) {
+        return skip("full disk", "this user may not mount a file system");
+    }
+    let output = own_mounts(SCRIPT).expect("it started a moment ago");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "1");
+    let complaint = String::from_utf8(place.read("complaint")).expect("UTF-8");
+    let line = complaint.lines().next_back().expect("a line");
+    assert!(line.starts_with("lowtide: disk/run/") && line.contains("No space left"), "{line}");
+    let names = String::from_utf8(place.read("names")).expect("UTF-8");
+    assert_eq!(names.lines().collect::<Vec<_>>(), FILES);
+}

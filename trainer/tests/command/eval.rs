@@ -1,0 +1,74 @@
+//! `lowtide eval`.
+
+use std::fs;
+
+use crate::place::Place;
+use crate::train::SMALL;
+
+/// A place with the trained run `run`.
+fn trained() -> Place {
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    place.train("small.toml --epochs 1", "run");
+    place
+}
+
+#[test]
+fn evaluation_gives_the_accuracy_of_the_summary() {
+    let place = trained();
+    let summary = place.json("run/summary.json");
+    let words = place.run("eval run").check_done();
+    let accuracy = summary["test_accuracy"].as_f64().expect("a number");
+    assert!(words.contains(&format!("test accuracy    {accuracy:.4}\n")), "{words}");
+
+    let json = place.run("eval run --json").check_done();
+    assert_eq!(json.lines().count(), 1, "{json}");
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["test_accuracy"], summary["test_accuracy"]);
+    assert_eq!(json["test_loss"], summary["test_loss"]);
+    assert_eq!(json["samples"], 360);
+}
+
+#[test]
+fn small_budget_evaluates_in_smaller_parts() {
+    let place = trained();
+    let accuracy = place.json("run/summary.json")["test_accuracy"].clone();
+    let json = place.run("eval run --json --budget 192KiB").check_done();
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["test_accuracy"], accuracy);
+    place.run("eval run --budget 1KiB").check_refused(2, &["out of memory", "missing"]);
+}
+
+#[test]
+fn folders_without_a_run_are_refused() {
+    let place = trained();
+    fs::create_dir(place.path("empty")).expect("a folder");
+    place.run("eval none").check_refused(1, &["none: No such file"]);
+    place.run("eval empty").check_refused(1, &["recipe.toml: No such file"]);
+    place.run("eval small.toml").check_refused(1, &["small.toml: not a directory"]);
+    place.run("eval").check_refused(1, &["<RUN_DIR>"]);
+}
+
+#[test]
+fn runs_with_broken_files_are_refused() {
+    let place = trained();
+    let (recipe, model) = (place.read("run/recipe.toml"), place.read("run/model.safetensors"));
+    let check = |words: &[&str]| drop(place.run("eval run").check_refused(1, words));
+
+    place.write("run/recipe.toml", "[train]\nepochs = 1\nx\n");
+    check(&["recipe.toml, line 3 (x)"]);
+    place.write("run/recipe.toml", &recipe[..recipe.len() / 2]);
+    check(&["recipe.toml"]);
+    place.write("run/recipe.toml", "[model]\nchannels = 8\n");
+    check(&["model.safetensors", "conv.weight", "[4, 1, 3, 3]", "[8, 1, 3, 3]"]);
+    place.write("run/recipe.toml", &recipe);
+
+    for len in [0, 4, 100, model.len() / 2, model.len() - 1] {
+        place.write("run/model.safetensors", &model[..len]);
+        check(&["model.safetensors"]);
+    }
+    fs::remove_file(place.path("run/model.safetensors")).expect("it was there");
+    check(&["model.safetensors: No such file"]);
+    place.write("run/model.safetensors", &model);
+    place.run("eval run").check_done();
+}

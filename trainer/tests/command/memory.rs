@@ -1,0 +1,110 @@
+//! Budgets and what `lowtide plan` says about them.
+
+use serde_json::Value;
+
+use crate::place::{Place, bytes_of, number_before};
+
+/// The plan and the training of the same arguments.
+fn plan_and_train(place: &Place, arguments: &str) -> (String, Value) {
+    let plan = place.run(&format!("plan {arguments}")).check_done();
+    (plan, place.train(arguments, "run"))
+}
+
+fn count(summary: &Value, key: &str) -> u64 {
+    summary[key].as_u64().unwrap_or_else(|| panic!("{key} of {summary}"))
+}
+
+#[test]
+fn plan_predicts_the_peak_that_train_measures() {
+    let place = Place::new();
+    for arguments in ["", "--budget 6MiB", "--budget 1MiB", "--batch-size 1000", "--batch-size 1"] {
+        let (plan, summary) = plan_and_train(&place, &format!("{arguments} --epochs 1"));
+        let predicted = bytes_of(&plan, "predicted peak");
+        assert_eq!(predicted, count(&summary, "measured_peak_bytes"), "{arguments}");
+        assert_eq!(predicted, count(&summary, "predicted_peak_bytes"), "{arguments}");
+        assert_eq!(bytes_of(&plan, "budget"), count(&summary, "budget_bytes"), "{arguments}");
+        assert_eq!(count(&summary, "retried_steps"), 0, "{arguments}");
+        let micro_batch = count(&summary, "micro_batch");
+        let line = format!("plan            micro-batches of {micro_batch}");
+        assert!(plan.lines().any(|found| found == line), "no {line} in:\n{plan}");
+    }
+}
+
+#[test]
+fn predicted_peak_is_budget_enough_and_one_byte_less_is_not() {
+    let place = Place::new();
+    let free = place.train("--epochs 1", "run");
+    let peak = count(&free, "predicted_peak_bytes");
+    let exact = place.train(&format!("--epochs 1 --budget {peak}"), "run");
+    for key in ["micro_batch", "measured_peak_bytes", "final_state_hash", "retried_steps"] {
+        assert_eq!(exact[key], free[key], "{key}");
+    }
+    let less = place.train(&format!("--epochs 1 --budget {}", peak - 1), "run");
+    assert!(count(&less, "micro_batch") < count(&free, "micro_batch"), "{less}");
+    assert!(count(&less, "measured_peak_bytes") < peak, "{less}");
+}
+
+#[test]
+fn half_the_budget_trains_the_same_batches_in_smaller_parts() {
+    let place = Place::new();
+    let whole = place.train("--epochs 2", "run");
+    let half_bytes = count(&whole, "predicted_peak_bytes") / 2;
+    let half = place.train(&format!("--epochs 2 --budget {half_bytes}"), "run");
+    assert!(count(&half, "micro_batch") < count(&whole, "micro_batch"), "{half}");
+    assert!(count(&half, "measured_peak_bytes") <= half_bytes, "{half}");
+    for key in ["steps", "batch_size", "retried_steps"] {
+        assert_eq!(half[key], whole[key], "{key}");
+    }
+    // 12 steps whose sums are only reassociated: far more than f32 rounding, far less than what
+    // another batch size would change.
+    let loss = |summary: &Value| summary["train_loss_last"].as_f64().expect("a number");
+    assert!((loss(&half) - loss(&whole)).abs() < 1e-3, "{half} {whole}");
+}
+
+#[test]
+fn impossible_budget_is_refused_with_the_missing_bytes_and_a_way_out() {
+    let place = Place::new();
+    for command in ["plan --epochs 1", "train --epochs 1 --out run"] {
+        // Less than the model and more than the model are found out in different places.
+        for budget in [1u64, 1 << 10, 100 << 10] {
+            let refused = place.run(&format!("{command} --budget {budget}"));
+            let line = refused.check_refused(2, &["does not fit", "--budget"]);
+            let missing = number_before(&line, " bytes more");
+            let enough = budget + missing;
+            assert!(line.contains(&format!("--budget {enough}B")), "{line}");
+            place.run(&format!("plan --epochs 1 --budget {enough}B")).check_done();
+            let less = format!("{command} --budget {}", enough - 1);
+            place.run(&less).check_refused(2, &["1 bytes more"]);
+        }
+    }
+    assert!(place.list(".").is_empty(), "{:?}", place.list("."));
+}
+
+#[test]
+fn recipe_that_forbids_splitting_is_told_that_it_could() {
+    let place = Place::new();
+    place.write("whole.toml", "[train]\nepochs = 1\nsplit_batches = false\n");
+    place.run("train whole.toml").check_done();
+    let refused = place.run("train whole.toml --budget 6MiB");
+    let line = refused.check_refused(2, &["does not fit", "allow micro-batches of"]);
+    let micro_batch = line.split_once("allow micro-batches of ").expect("checked").1;
+    let plan = place.run("plan --epochs 1 --budget 6MiB").check_done();
+    let knob = micro_batch.split(',').next().expect("a number");
+    assert!(plan.contains(&format!("micro-batches of {knob}\n")), "{line}\n{plan}");
+}
+
+#[test]
+fn plan_shows_what_each_micro_batch_costs_and_writes_nothing() {
+    let place = Place::new();
+    let plan = place.run("plan --budget 6MiB").check_done();
+    let row = |size: &str| {
+        let row = plan.lines().find(|line| line.split_whitespace().next() == Some(size));
+        row.unwrap_or_else(|| panic!("no row {size} in:\n{plan}"))
+    };
+    assert!(row("256").ends_with("over the budget"), "{plan}");
+    let chosen: Vec<&str> = plan.lines().filter(|line| line.ends_with("<- plan")).collect();
+    assert_eq!(chosen.len(), 1, "{plan}");
+    assert_eq!(number_before(chosen[0], " bytes"), bytes_of(&plan, "predicted peak"));
+    assert!(number_before(row("1"), " bytes") < number_before(row("256"), " bytes"));
+    assert!(place.list(".").is_empty());
+}

@@ -1,0 +1,160 @@
+//! Mistakes of the user: each is one clear line, and nothing happens.
+
+use std::fs;
+
+use crate::place::{Place, skip};
+
+/// `arguments` are refused with a line that has all of `words`, and leave nothing behind.
+#[track_caller]
+fn check(arguments: &str, words: &[&str]) {
+    let place = Place::new();
+    place.run(arguments).check_refused(1, words);
+    assert!(place.list(".").is_empty(), "{:?}", place.list("."));
+}
+
+/// A recipe of these bytes is refused with a line that has all of `words`.
+#[track_caller]
+fn check_recipe(recipe: impl AsRef<[u8]>, words: &[&str]) {
+    let place = Place::new();
+    place.write("recipe.toml", recipe);
+    for command in ["train", "plan"] {
+        let line = place.run(&format!("{command} recipe.toml")).check_refused(1, words);
+        assert!(line.starts_with("lowtide: recipe.toml"), "{line}");
+    }
+    assert_eq!(place.list("."), ["recipe.toml"]);
+}
+
+#[test]
+fn unknown_words_on_the_command_line_are_named() {
+    check("", &["a command is missing", "train, plan or eval"]);
+    check("trian", &["'trian'", "'train'"]);
+    check("train --frobnicate", &["'--frobnicate'"]);
+    check("train --epoch 3", &["'--epoch'", "'--epochs'"]);
+    check("train one.toml two.toml", &["'two.toml'"]);
+    check("train --device quantum", &["'quantum'", "--device", "cpu"]);
+    check("eval run --epochs 3", &["'--epochs'"]);
+    check("train --out", &["--out"]);
+}
+
+#[test]
+fn numbers_out_of_range_on_the_command_line_are_named() {
+    for flag in ["--epochs", "--batch-size", "--seed", "--fault-at"] {
+        for value in ["-1", "x", "1.5", "99999999999999999999"] {
+            check(&format!("train {flag} {value}"), &[flag, &format!("'{value}'")]);
+        }
+    }
+    for flag in ["--epochs", "--batch-size", "--fault-at"] {
+        check(&format!("train {flag} 0"), &[flag, "'0'"]);
+    }
+    check("train --epochs 18446744073709551615", &["--epochs"]);
+}
+
+#[test]
+fn budgets_that_are_none_are_named() {
+    for budget in ["6M", "abc", "-1", "0", "0GiB", "1.5", "99999999999GiB", "16EiB", "6,5MiB"] {
+        check(&format!("train --budget {budget}"), &["--budget", budget]);
+        check(&format!("plan --budget {budget}"), &["--budget", budget]);
+    }
+    check("train --budget 6M", &["MiB"]);
+}
+
+#[test]
+fn recipes_that_cannot_be_read_are_named() {
+    let place = Place::new();
+    fs::create_dir(place.path("folder")).expect("a folder");
+    place.run("train none.toml").check_refused(1, &["none.toml", "No such file"]);
+    place.run("train folder").check_refused(1, &["folder", "directory"]);
+    place.run("train folder/none/none.toml").check_refused(1, &["folder/none/none.toml"]);
+    check_recipe(b"[train]\nepochs = \xff\n", &["recipe.toml", "UTF-8"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn recipe_without_permission_is_named() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    place.write("recipe.toml", "");
+    let path = place.path("recipe.toml");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0)).expect("its owner may");
+    if fs::read(&path).is_ok() {
+        return skip("recipe without permission", "this user may read every file");
+    }
+    place.run("train recipe.toml").check_refused(1, &["recipe.toml: Permission denied"]);
+}
+
+#[test]
+fn recipe_errors_name_the_line_and_the_key() {
+    check_recipe("[train]\nseed = 1\nepoch = 3\n", &["line 3 (epoch = 3)", "`epochs`"]);
+    check_recipe("epochs = 3\n", &["line 1 (epochs = 3)", "`train`"]);
+    check_recipe("[model]\n\n[trian]\n", &["line 3 ([trian])", "`trian`", "`train`"]);
+    check_recipe(
+        "[train]\nepochs = \"three\"\n",
+        &["line 2 (epochs = \"three\")", "a whole number"],
+    );
+    check_recipe("[train]\nepochs = 3.5\n", &["line 2 (epochs = 3.5)"]);
+    check_recipe("[train]\nepochs = -1\n", &["line 2 (epochs = -1)", "`-1`"]);
+    check_recipe("[train]\nclip_norm = \"x\"\n", &["line 2 (clip_norm = \"x\")", "a number"]);
+    check_recipe("[train]\nsplit_batches = 1\n", &["line 2 (split_batches = 1)", "boolean"]);
+    check_recipe("[model]\nkind = \"resnet\"\n", &["line 2", "`resnet`", "`simple-cnn`"]);
+    check_recipe("[data]\nkind = 7\n", &["line 2 (kind = 7)"]);
+    check_recipe("[optimizer]\nkind = \"lion\"\n", &["`lion`", "`adam`", "`sgd`"]);
+    check_recipe("[optimizer]\nlearning_rate = 1\n", &["line 1 ([optimizer])", "`kind`"]);
+    let adam = "[train]\nseed = 0\n[optimizer]\nkind = \"adam\"\nmomentum = 0.9\n";
+    check_recipe(adam, &["line 5 (momentum = 0.9)", "`momentum`", "`betas`"]);
+    check_recipe("[train\n", &["line 1 ([train)"]);
+    check_recipe("[train]\nepochs = 1\nepochs = 2\n", &["line 3", "duplicate"]);
+    check_recipe("[train]\nclip_norm = \n", &["line 2"]);
+}
+
+#[test]
+fn recipe_numbers_out_of_range_name_the_line_and_the_range() {
+    check_recipe("[train]\nbatch_size = 0\n", &["line 2 (batch_size = 0)", "must be 1 to"]);
+    check_recipe("\n[train]\nepochs = 0\n", &["line 3 (epochs = 0)", "must be 1 to"]);
+    check_recipe("[train]\nepochs = 9223372036854775807\n", &["line 2", "must be 1 to"]);
+    check_recipe("[model]\nchannels = 0\n", &["line 2 (channels = 0)", "must be 1 to"]);
+    check_recipe("[model]\nchannels = 99999999999999\n", &["line 2", "must be 1 to"]);
+    check_recipe("[data]\nworkers = 1000000\n", &["line 2", "must be 0 to"]);
+    check_recipe("[train]\nclip_norm = 0\n", &["line 2 (clip_norm = 0)", "above 0"]);
+    check_recipe("[train]\nclip_norm = nan\n", &["line 2", "above 0"]);
+    check_recipe("train.epochs = 0\n", &["train.epochs", "must be 1 to"]);
+    let adam = |line| format!("[optimizer]\nkind = \"adam\"\n{line}\n");
+    check_recipe(adam("learning_rate = -1"), &["line 3 (learning_rate = -1)", "0.."]);
+    check_recipe(adam("learning_rate = nan"), &["line 3", "NaN"]);
+    check_recipe(adam("betas = [0.9, 1.5]"), &["line 3 (betas = [0.9, 1.5])", "1.5", "0..1"]);
+    check_recipe(adam("betas = [0.9]"), &["([optimizer])", "length 2"]);
+    check_recipe(adam("eps = -1"), &["line 3 (eps = -1)"]);
+    check_recipe(adam("weight_decay = -1"), &["line 3 (weight_decay = -1)"]);
+    let sgd = "[optimizer]\nkind = \"sgd\"\nnesterov = true\nmomentum = 0\n";
+    check_recipe(sgd, &["line 4 (momentum = 0)"]);
+}
+
+#[test]
+fn run_folders_that_cannot_be_are_named() {
+    let place = Place::new();
+    place.write("file", "mine");
+    place.run("train --epochs 1 --out file").check_refused(1, &["file: not a directory"]);
+    place.run("train --epochs 1 --out file/run").check_refused(1, &["file/run"]);
+    place.run("train --epochs 1 --out /dev/full/run").check_refused(1, &["/dev/full/run"]);
+    place.run("train --epochs 1 --out /proc/run").check_refused(1, &["/proc/run"]);
+    assert_eq!(place.read("file"), b"mine");
+    // It would fail at the end, with the training lost.
+    fs::create_dir_all(place.path("run/summary.json")).expect("folders");
+    place.run("train --epochs 1 --out run").check_refused(1, &["summary.json: is a directory"]);
+    assert_eq!(place.list("run"), ["summary.json"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn run_folder_without_permission_is_named() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    let path = place.path("locked");
+    fs::create_dir(&path).expect("a folder");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o500)).expect("its owner may");
+    if fs::write(path.join("probe"), "").is_ok() {
+        return skip("run folder without permission", "this user may write everywhere");
+    }
+    let refused = |out| place.run(&format!("train --epochs 1 --out {out}"));
+    refused("locked").check_refused(1, &["locked", "Permission denied"]);
+    refused("locked/run").check_refused(1, &["locked/run", "Permission denied"]);
+}

@@ -1,0 +1,148 @@
+//! `lowtide train` when all goes well.
+
+use crate::place::{FILES, Place};
+
+/// The quickest recipe that uses everything.
+pub(crate) const SMALL: &str = "[model]\nchannels = 4\n";
+
+#[test]
+fn default_run_learns_the_digits_and_leaves_all_files() {
+    let place = Place::new();
+    let words = place.run("train").check_done();
+    assert_eq!(place.list("runs"), ["digits-1"]);
+    assert_eq!(place.list("runs/digits-1"), FILES);
+    assert!(words.contains("runs/digits-1"), "{words}");
+    let summary = place.json("runs/digits-1/summary.json");
+    let accuracy = summary["test_accuracy"].as_f64().expect("a number");
+    assert!(accuracy >= 0.97, "{summary}");
+    assert!(words.contains(&format!("{accuracy:.4}")), "{words}");
+    assert_eq!(summary["predicted_peak_bytes"], summary["measured_peak_bytes"]);
+    assert_eq!(summary["retried_steps"], 0);
+    assert_eq!(summary["epochs"], 60);
+    assert_eq!(summary["micro_batch"], 256);
+    for key in ["train_loss_last", "test_loss", "seconds"] {
+        assert!(summary[key].as_f64().is_some_and(|number| number > 0.0), "{key}: {summary}");
+    }
+    for key in ["steps", "budget_bytes", "allocations"] {
+        assert!(summary[key].as_u64().is_some_and(|number| number > 0), "{key}: {summary}");
+    }
+    let hash = summary["final_state_hash"].as_str().expect("a string");
+    assert!(hash.len() == 16 && u64::from_str_radix(hash, 16).is_ok(), "{hash}");
+
+    let metrics = String::from_utf8(place.read("runs/digits-1/metrics.jsonl")).expect("UTF-8");
+    assert_eq!(metrics.lines().count(), 360 + 60);
+    let page = String::from_utf8(place.read("runs/digits-1/report.html")).expect("UTF-8");
+    assert!(page.starts_with("<!DOCTYPE html>") && page.contains(hash), "not this run's page");
+}
+
+#[test]
+fn runs_without_a_name_are_numbered() {
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    place.run("train small.toml --epochs 1").check_done();
+    place.run("train small.toml --epochs 1").check_done();
+    assert_eq!(place.list("runs"), ["digits-1", "digits-2"]);
+}
+
+#[test]
+fn same_command_gives_the_same_hash_and_another_seed_another() {
+    let place = Place::new();
+    let hash = |arguments, out| place.train(arguments, out)["final_state_hash"].clone();
+    let first = hash("--epochs 1", "first");
+    assert_eq!(hash("--epochs 1", "again"), first);
+    assert_eq!(hash("--epochs 1 --seed 0", "default"), first);
+    assert_ne!(hash("--epochs 1 --seed 1", "other"), first);
+    // Beyond what TOML's own integers hold.
+    hash("--epochs 1 --seed 18446744073709551615", "largest");
+    place.run("eval largest").check_done();
+}
+
+#[test]
+fn flags_change_the_recipe_and_the_recipe_of_a_run_repeats_it() {
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    // 1437 samples are 15 batches of at most 100.
+    let first = place.train("small.toml --epochs 2 --batch-size 100 --seed 5", "first");
+    assert_eq!((&first["steps"], &first["batch_size"]), (&30.into(), &100.into()));
+    let recipe = String::from_utf8(place.read("first/recipe.toml")).expect("UTF-8");
+    for line in ["channels = 4", "epochs = 2", "batch_size = 100", "seed = 5"] {
+        assert!(recipe.lines().any(|found| found == line), "no {line} in:\n{recipe}");
+    }
+    let again = place.train("first/recipe.toml", "again");
+    assert_eq!(first["final_state_hash"], again["final_state_hash"]);
+    assert_eq!(place.read("first/recipe.toml"), place.read("again/recipe.toml"));
+}
+
+#[test]
+fn every_optimizer_of_a_recipe_trains() {
+    let place = Place::new();
+    let mut hashes = Vec::new();
+    for kind in ["adam", "adamw", "sgd"] {
+        place.write("recipe.toml", format!("[optimizer]\nkind = \"{kind}\"\n{SMALL}"));
+        let summary = place.train("recipe.toml --epochs 2", kind);
+        assert_eq!(summary["predicted_peak_bytes"], summary["measured_peak_bytes"], "{kind}");
+        hashes.push(summary["final_state_hash"].clone());
+    }
+    hashes.dedup();
+    assert_eq!(hashes.len(), 3, "{hashes:?}");
+}
+
+#[test]
+fn run_folder_is_made_with_its_parents_and_replaced_by_the_next_run() {
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    let first = place.train("small.toml --epochs 1", "deep/er/run");
+    place.write("deep/er/run/notes.txt", "mine");
+    let second = place.train("small.toml --epochs 1 --seed 1", "deep/er/run");
+    assert_ne!(first["final_state_hash"], second["final_state_hash"]);
+    let mut names = place.list("deep/er/run");
+    names.retain(|name| name != "notes.txt");
+    assert_eq!(names, FILES);
+    assert_eq!(place.read("deep/er/run/notes.txt"), b"mine");
+}
+
+#[cfg(unix)]
+#[test]
+fn files_of_a_run_are_as_readable_as_the_user_wants() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    place.train("small.toml --epochs 1", "run");
+    let mode = |name: &str| {
+        let metadata = std::fs::metadata(place.path(name)).expect("a file");
+        metadata.permissions().mode()
+    };
+    for name in FILES {
+        assert_eq!(mode(&format!("run/{name}")), mode("small.toml"), "{name}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn interrupted_run_ends_in_good_order_and_keeps_what_it_has() {
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::{Command, Stdio};
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    // More epochs than anybody waits for.
+    let mut command = place.command("train small.toml --epochs 1000000 --out run");
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+    let mut words = BufReader::new(child.stderr.take().expect("piped")).lines();
+    let first_epoch =
+        words.find(|line| line.as_ref().is_ok_and(|line| line.starts_with("epoch 1/")));
+    assert!(first_epoch.is_some(), "the run ended early: {:?}", child.wait());
+    let interrupt = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(interrupt.expect("kill is there").success());
+    words.for_each(drop);
+    let mut said = String::new();
+    child.stdout.take().expect("piped").read_to_string(&mut said).expect("UTF-8");
+    assert!(child.wait().expect("it ends").success(), "{said}");
+    assert!(said.starts_with("interrupted: "), "{said}");
+    assert_eq!(place.list("run"), FILES);
+    let summary = place.json("run/summary.json");
+    let steps = summary["steps"].as_u64().expect("a number");
+    assert!((6..6_000_000).contains(&steps), "{summary}");
+    assert_eq!(summary["epochs"], steps / 6, "{summary}");
+    place.run("eval run").check_done();
+}

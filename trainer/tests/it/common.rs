@@ -1,0 +1,296 @@
+//! A small run to vary: a few of the digits, a narrow network, one thread.
+
+use std::rc::Rc;
+use std::sync::OnceLock;
+
+use lowtide_autograd::Pass;
+use lowtide_data::{
+    BatchView, Digits, InMemory, Loader, LoaderOptions, Sequential, Shuffled, Subset,
+};
+use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
+use lowtide_nn::optim::{Adam, AdamOptions, Optimizer, Sgd, SgdOptions};
+use lowtide_nn::{Loss, Parameters};
+use lowtide_tensor::{CpuOptions, Device, RandomKey};
+use lowtide_trainer::recipe::AnyOptimizer;
+use lowtide_trainer::{
+    Classification, DoesNotFit, Flow, Observer, Options, Plan, Result, Score, StepReport, Task,
+    TrainError, Trainer,
+};
+
+/// The optimizers that differ in memory: two tensors of state per parameter, one, none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Adam,
+    Momentum,
+    Plain,
+}
+
+pub(crate) const KINDS: [Kind; 3] = [Kind::Adam, Kind::Momentum, Kind::Plain];
+
+impl Kind {
+    pub(crate) fn build(self, learning_rate: f64) -> AnyOptimizer {
+        let sgd = |momentum| SgdOptions { momentum, ..SgdOptions::new(learning_rate) };
+        let adam = AdamOptions { learning_rate, ..Default::default() };
+        match self {
+            Kind::Adam => AnyOptimizer::Adam(Adam::new(adam).expect("in range")),
+            Kind::Momentum => AnyOptimizer::Sgd(Sgd::new(sgd(0.9)).expect("in range")),
+            Kind::Plain => AnyOptimizer::Sgd(Sgd::new(sgd(0.0)).expect("in range")),
+        }
+    }
+}
+
+/// What a run consists of, but for the budget.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) channels: usize,
+    pub(crate) train_len: usize,
+    pub(crate) test_len: usize,
+    pub(crate) batch_size: usize,
+    pub(crate) drop_last: bool,
+    pub(crate) workers: usize,
+    pub(crate) threads: usize,
+    pub(crate) seed: u64,
+    pub(crate) epochs: u64,
+    pub(crate) kind: Kind,
+}
+
+impl Default for Run {
+    /// Two steps of 96 samples, whose halves and thirds differ in whole pages.
+    fn default() -> Self {
+        Run {
+            channels: 16,
+            train_len: 192,
+            test_len: 50,
+            batch_size: 96,
+            drop_last: false,
+            workers: 0,
+            threads: 1,
+            seed: 7,
+            epochs: 1,
+            kind: Kind::Adam,
+        }
+    }
+}
+
+pub(crate) type Cnn = Classification<SimpleCnn>;
+
+/// A network and a trainer for it, not started.
+pub(crate) fn cnn(device: &Device, channels: usize, seed: u64) -> Cnn {
+    let shape = SimpleCnnShape { image: [1, 8, 8], channels, classes: 10 };
+    Classification::new(SimpleCnn::new(device, RandomKey::new(seed), shape).expect("memory"))
+}
+
+/// The digits, unpacked once for all tests.
+pub(crate) fn digits() -> Digits {
+    static DIGITS: OnceLock<Digits> = OnceLock::new();
+    DIGITS.get_or_init(|| Digits::load().expect("embedded")).clone()
+}
+
+impl Run {
+    pub(crate) fn device(&self, budget_bytes: Option<usize>) -> Device {
+        Device::cpu(CpuOptions { budget_bytes, threads: Some(self.threads) })
+            .expect("address space")
+    }
+
+    pub(crate) fn loaders(&self) -> (Loader, Loader) {
+        let &Run { train_len, test_len, batch_size, drop_last, workers, seed, .. } = self;
+        let part = |from: usize, len: usize| {
+            let indices: Vec<usize> = (from..from + len).collect();
+            Subset::new(digits(), indices).expect("there are 1797")
+        };
+        let options = LoaderOptions { batch_size, drop_last, seed, workers, prefetch: 2 };
+        let train = Loader::with_sampler(part(0, train_len), Shuffled, options);
+        let in_order = LoaderOptions { drop_last: false, workers: 0, ..options };
+        let test = Loader::with_sampler(part(train_len, test_len), Sequential, in_order);
+        (train.expect("valid options"), test.expect("valid options"))
+    }
+
+    pub(crate) fn trainer(&self, device: &Device) -> Trainer<Cnn, AnyOptimizer> {
+        self.trainer_with(device, Options::default())
+    }
+
+    pub(crate) fn trainer_with(
+        &self,
+        device: &Device,
+        options: Options,
+    ) -> Trainer<Cnn, AnyOptimizer> {
+        let task = cnn(device, self.channels, self.seed);
+        let options = Options { seed: self.seed, ..options };
+        Trainer::new(device, task, self.kind.build(0.01), options)
+    }
+
+    pub(crate) fn plan(&self, budget_bytes: Option<usize>) -> Result<Plan> {
+        let (train, test) = self.loaders();
+        self.trainer(&self.device(budget_bytes)).plan(&train, &test, self.epochs)
+    }
+
+    /// The smallest budget whose plan has this micro-batch, to the byte.
+    pub(crate) fn budget_for(&self, micro_batch: usize) -> usize {
+        let mut plan = self.plan(None).expect("fits the machine");
+        while plan.micro_batch > micro_batch {
+            plan = self.plan(Some(plan.predicted_peak_bytes() - 1)).expect("still fits");
+        }
+        assert_eq!(plan.micro_batch, micro_batch, "no budget leads to this micro-batch");
+        plan.predicted_peak_bytes()
+    }
+
+    pub(crate) fn fit(&self, budget_bytes: Option<usize>) -> Outcome {
+        self.fit_with(budget_bytes, Options::default(), |_, _| {})
+    }
+
+    /// Trains, calling `on_step` with the device after step 0 (before the first) and every other.
+    pub(crate) fn fit_with(
+        &self,
+        budget_bytes: Option<usize>,
+        options: Options,
+        on_step: impl FnMut(&Device, u64),
+    ) -> Outcome {
+        let device = self.device(budget_bytes);
+        let mut trainer = self.trainer_with(&device, options);
+        let outcome = self.fit_trainer(&device, &mut trainer, on_step);
+        outcome.unwrap_or_else(|error| panic!("{self:?} within {budget_bytes:?}: {error}"))
+    }
+
+    pub(crate) fn fit_trainer<T: Task, O: Optimizer>(
+        &self,
+        device: &Device,
+        trainer: &mut Trainer<T, O>,
+        on_step: impl FnMut(&Device, u64),
+    ) -> Result<Outcome> {
+        let (train, test) = self.loaders();
+        let plan = trainer.plan(&train, &test, self.epochs)?;
+        let mut watch = Watch { device, on_step, reports: Vec::new() };
+        (watch.on_step)(device, 0);
+        let score = trainer.fit(&train, &test, self.epochs, &mut [&mut watch])?;
+        Ok(Outcome {
+            plan,
+            reports: watch.reports,
+            score,
+            state_hash: trainer.state_hash()?,
+            layout_hash: device.allocator().layout_hash(),
+            measured_peak_bytes: device.allocator().statistics().reserved.peak_bytes,
+            retried_steps: trainer.retried_steps(),
+            micro_batch: trainer.micro_batch(),
+        })
+    }
+}
+
+/// What a run came to.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) plan: Plan,
+    pub(crate) reports: Vec<StepReport>,
+    pub(crate) score: Score,
+    pub(crate) state_hash: u64,
+    pub(crate) layout_hash: u64,
+    pub(crate) measured_peak_bytes: usize,
+    pub(crate) retried_steps: u64,
+    pub(crate) micro_batch: usize,
+}
+
+impl Outcome {
+    pub(crate) fn losses(&self) -> Vec<f64> {
+        self.reports.iter().map(|report| report.loss).collect()
+    }
+}
+
+struct Watch<'a, F> {
+    device: &'a Device,
+    on_step: F,
+    reports: Vec<StepReport>,
+}
+
+impl<F: FnMut(&Device, u64)> Observer for Watch<'_, F> {
+    fn on_step(&mut self, report: &StepReport) -> Result<Flow> {
+        self.reports.push(report.clone());
+        (self.on_step)(self.device, report.step);
+        Ok(Flow::Continue)
+    }
+}
+
+/// What a [`Probe`] does before each loss: it is given the model and the device.
+type Deed = Rc<dyn Fn(&mut Cnn, &Device) -> Result<()>>;
+
+/// The digits' task with something added.
+#[derive(Clone)]
+pub(crate) struct Probe {
+    pub(crate) inner: Cnn,
+    pub(crate) couples_samples: bool,
+    pub(crate) deed: Deed,
+}
+
+impl Probe {
+    pub(crate) fn new(
+        inner: Cnn,
+        deed: impl Fn(&mut Cnn, &Device) -> Result<()> + 'static,
+    ) -> Probe {
+        Probe { inner, couples_samples: false, deed: Rc::new(deed) }
+    }
+}
+
+impl Task for Probe {
+    fn parameters(&mut self) -> &mut dyn Parameters {
+        self.inner.parameters()
+    }
+
+    fn couples_samples(&self) -> bool {
+        self.couples_samples
+    }
+
+    fn count(&self, batch: &BatchView<'_>) -> Result<f64> {
+        self.inner.count(batch)
+    }
+
+    fn loss(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Loss> {
+        (self.deed)(&mut self.inner.clone(), device)?;
+        self.inner.loss(pass, device, part)
+    }
+
+    fn score(&self, device: &Device, part: &BatchView<'_>) -> Result<Score> {
+        self.inner.score(device, part)
+    }
+}
+
+/// Every parameter's values, one after the other.
+pub(crate) fn values(task: &mut impl Task) -> Vec<f32> {
+    let mut values = Vec::new();
+    task.parameters().visit(&mut |_, parameter| {
+        values.extend(parameter.value().to_vec::<f32>().expect("readable"));
+    });
+    values
+}
+
+/// How often each parameter was written.
+pub(crate) fn versions(task: &mut impl Task) -> Vec<u64> {
+    let mut versions = Vec::new();
+    task.parameters().visit(&mut |_, parameter| versions.push(parameter.value().version()));
+    versions
+}
+
+pub(crate) fn does_not_fit<T>(result: Result<T>) -> DoesNotFit {
+    match result.map(drop) {
+        Err(TrainError::DoesNotFit(error)) => *error,
+        other => panic!("{other:?} instead of an error that it does not fit"),
+    }
+}
+
+/// Images of noise with the given labels, in order.
+pub(crate) fn labelled(labels: &[i64], batch_size: usize) -> Loader {
+    let pixels = labels.len() * 64;
+    let key = RandomKey::new(3).op("images");
+    let images: Vec<f32> = (0..pixels as u64).map(|index| key.uniform(index)).collect();
+    let data = InMemory::new(labels.len()).with("images", &[1, 8, 8], images);
+    let data = data.and_then(|data| data.with("labels", &[], labels.to_vec())).expect("columns");
+    let options = LoaderOptions { batch_size, ..Default::default() };
+    Loader::with_sampler(data, Sequential, options).expect("valid options")
+}
+
+/// The unit roundoff of f32.
+pub(crate) const U: f64 = f32::EPSILON as f64 / 2.0;
+
+/// How far two sums of `len` rounded terms may be apart, relative to the sum of their absolute
+/// values: both errors grow like a random walk, `2 · √len · u`, of which 8 deviations are allowed
+/// (N. J. Higham and T. Mary, "A new approach to probabilistic rounding error analysis", 2019).
+pub(crate) fn reassociation(len: usize) -> f64 {
+    8.0 * 2.0 * (len as f64).sqrt() * U
+}

@@ -1,0 +1,74 @@
+//! Batches whose samples belong together, and those whose owner says so, are never split.
+
+use lowtide_allocator::{Fault, Repeat};
+use lowtide_trainer::{Knob, MicroBatches, Options, Trainer};
+
+use crate::common::{Kind, Probe, Run, cnn, does_not_fit};
+
+/// The two ways to forbid parts: the task's and the user's.
+fn check_never_split(couples_samples: bool, micro_batches: MicroBatches) {
+    let run = Run { train_len: 960, ..Run::default() };
+    let trainer = |device| {
+        let probe = Probe::new(cnn(device, run.channels, run.seed), |_, _| Ok(()));
+        let task = Probe { couples_samples, ..probe };
+        let options = Options { micro_batches, ..Options::default() };
+        Trainer::new(device, task, Kind::Adam.build(0.01), options)
+    };
+    let (train, test) = run.loaders();
+    let device = run.device(None);
+    let plan = trainer(&device).plan(&train, &test, 1).expect("fits");
+    assert_eq!(plan.micro_batch, run.batch_size);
+    let peak_bytes = plan.predicted_peak_bytes();
+    assert_eq!(trainer(&device).survey(&train, &test, 1).expect("rehearsed").len(), 1);
+
+    // By the plan.
+    let device = run.device(Some(peak_bytes - 1));
+    let error = does_not_fit(trainer(&device).plan(&train, &test, 1));
+    assert_eq!((error.micro_batch, error.needed_bytes), (run.batch_size, peak_bytes));
+    let offers_parts = matches!(error.knobs[0], Knob::MicroBatch(_));
+    assert_eq!(offers_parts, !couples_samples, "{:?}", error.knobs);
+
+    // By the recovery, when memory is taken away.
+    let device = run.device(Some(peak_bytes));
+    let mut squeezed = trainer(&device);
+    let ended = run.fit_trainer(&device, &mut squeezed, |device, step| {
+        if step == 3 {
+            device.allocator().set_capacity(peak_bytes / 2);
+        }
+    });
+    let error = does_not_fit(ended);
+    assert_eq!((error.step, error.micro_batch), (Some(4), run.batch_size));
+    assert_eq!(squeezed.micro_batch(), run.batch_size);
+
+    // By the recovery, when an allocation fails that should not.
+    let device = run.device(None);
+    let mut failing = trainer(&device);
+    let ended = run.fit_trainer(&device, &mut failing, |device, step| {
+        if step == 3 {
+            device.allocator().inject_fault(Fault { nth: 5, repeat: Repeat::Forever });
+        }
+    });
+    let error = ended.expect_err("no memory");
+    assert!(error.out_of_memory().is_some_and(|ledger| ledger.injected), "{error}");
+    assert_eq!((failing.steps(), failing.micro_batch()), (3, run.batch_size));
+
+    // A single failure is survived all the same.
+    let device = run.device(None);
+    let mut lucky = trainer(&device);
+    let outcome = run.fit_trainer(&device, &mut lucky, |device, step| {
+        if step == 3 {
+            device.allocator().inject_fault(Fault { nth: 5, repeat: Repeat::Once });
+        }
+    });
+    assert_eq!(outcome.expect("recovered").retried_steps, 1);
+}
+
+#[test]
+fn coupled_samples_are_never_split() {
+    check_never_split(true, MicroBatches::AsNeeded);
+}
+
+#[test]
+fn batches_are_never_split_when_the_user_says_so() {
+    check_never_split(false, MicroBatches::Never);
+}

@@ -1,0 +1,166 @@
+//! Files of a run: beside their place first, so that what was there stays whole.
+
+use std::fs;
+use std::path::Path;
+#[cfg(target_os = "linux")]
+use std::process::Command;
+
+use lowtide_trainer::{Metrics, RunDir, TrainError};
+
+/// The path that a file error names, which its one line begins with.
+fn path_of<T>(result: Result<T, TrainError>) -> std::path::PathBuf {
+    match result.map(drop) {
+        Err(TrainError::File { path, source }) => {
+            let text = TrainError::File { path: path.clone(), source }.to_string();
+            assert!(
+                text.starts_with(&path.display().to_string()) && !text.contains('\n'),
+                "{text}"
+            );
+            path
+        }
+        other => panic!("{other:?} instead of a file error"),
+    }
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry"));
+    entries.map(|entry| entry.file_name().into_string().expect("UTF-8")).collect()
+}
+
+#[test]
+fn written_file_replaces_the_earlier_one_and_leaves_nothing_beside_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("summary.json");
+    for text in ["first", "second, longer", ""] {
+        RunDir::write(&path, text).expect("a folder");
+        assert_eq!(fs::read_to_string(&path).expect("readable"), text);
+        assert_eq!(names(folder.path()), ["summary.json"]);
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn written_file_has_the_mode_of_any_new_file() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("a folder");
+    let [plain, written] = ["plain", "written"].map(|name| folder.path().join(name));
+    fs::write(&plain, "").expect("a folder");
+    RunDir::write(&written, "").expect("a folder");
+    let mode = |path| fs::metadata(path).expect("there").permissions().mode();
+    assert_eq!(mode(&written), mode(&plain), "others may read a report, if they may read at all");
+}
+
+#[test]
+fn folder_in_the_way_is_an_error_that_names_the_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report.html");
+    fs::create_dir(&path).expect("a folder");
+    assert_eq!(path_of(RunDir::write(&path, "text")), path);
+    assert_eq!(names(folder.path()), ["report.html"], "nothing is left beside it");
+    let missing = folder.path().join("missing").join("report.html");
+    assert_eq!(path_of(RunDir::write(&missing, "text")), missing);
+}
+
+#[test]
+fn file_in_the_way_is_an_error_that_names_the_folder() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("file");
+    fs::write(&file, "precious").expect("a folder");
+    assert_eq!(path_of(RunDir::create(&file)), file);
+    assert_eq!(path_of(RunDir::create(&file.join("run"))), file.join("run"));
+    assert_eq!(path_of(RunDir::open(&file)), file);
+    assert_eq!(path_of(RunDir::open(&folder.path().join("none"))), folder.path().join("none"));
+    assert_eq!(fs::read_to_string(&file).expect("readable"), "precious");
+    assert!(path_of(Metrics::create(&file.join("metrics.jsonl"))).starts_with(&file));
+}
+
+#[test]
+fn run_folder_is_made_with_its_parents_and_opened_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("a").join("b");
+    let created = RunDir::create(&path).expect("a folder");
+    RunDir::write(&created.summary(), "{}").expect("a folder");
+    RunDir::create(&path).expect("it is there already");
+    assert_eq!(RunDir::open(&path).expect("it is there").summary(), created.summary());
+    assert_eq!(fs::read_to_string(created.summary()).expect("untouched"), "{}");
+}
+
+#[cfg(unix)]
+#[test]
+fn unwritable_folder_is_an_error_that_names_the_file() {
+    use std::os::unix::fs::PermissionsExt;
+    const NAME: &str = "unwritable_folder_is_an_error_that_names_the_file";
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("summary.json");
+    RunDir::write(&path, "earlier").expect("still writable");
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o555)).expect("one's own");
+    if fs::write(folder.path().join("probe"), "").is_ok() {
+        return println!("skipped: {NAME}: this user may write everywhere");
+    }
+    assert_eq!(path_of(RunDir::write(&path, "later")), path);
+    assert!(path_of(Metrics::create(&folder.path().join("m.jsonl"))).starts_with(folder.path()));
+    assert_eq!(fs::read_to_string(&path).expect("readable"), "earlier");
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("one's own");
+}
+
+/// Set in the process that runs inside the full disk: where that is mounted.
+#[cfg(target_os = "linux")]
+const FULL_DISK: &str = "LOWTIDE_TEST_FULL_DISK";
+
+#[cfg(target_os = "linux")]
+#[test]
+fn full_disk_is_an_error_that_names_the_file_and_leaves_the_earlier_one() {
+    const NAME: &str = "full_disk_is_an_error_that_names_the_file_and_leaves_the_earlier_one";
+    if let Some(folder) = std::env::var_os(FULL_DISK) {
+        return check_full_disk(Path::new(&folder));
+    }
+    // A disk of 64 KiB that only this test sees, in a mount namespace of its own.
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = "mount -t tmpfs -o size=64k tmpfs \"$1\" || exit 77; shift; exec \"$@\"";
+    let inside = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"])
+        .arg(folder.path())
+        .arg(std::env::current_exe().expect("a test runs from a file"))
+        .args([&format!("files::{NAME}"), "--exact", "--nocapture"])
+        .env(FULL_DISK, folder.path())
+        .output();
+    let skip = |reason: &str| println!("skipped: {NAME}: {reason}");
+    let inside = match inside {
+        Err(error) => return skip(&format!("unshare cannot be run: {error}")),
+        Ok(inside) => inside,
+    };
+    let output = String::from_utf8_lossy(&inside.stdout) + String::from_utf8_lossy(&inside.stderr);
+    if !output.contains("running 1 test") {
+        return skip("no file system can be mounted here");
+    }
+    assert!(inside.status.success() && output.contains("1 passed"), "{output}");
+}
+
+#[cfg(target_os = "linux")]
+fn check_full_disk(folder: &Path) {
+    let path = folder.join("summary.json");
+    RunDir::write(&path, "earlier").expect("there is room");
+    assert_eq!(path_of(RunDir::write(&path, &"later".repeat(1 << 16))), path);
+    assert_eq!(fs::read_to_string(&path).expect("readable"), "earlier");
+    assert_eq!(names(folder), ["summary.json"], "the part that was written is gone");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn metrics_on_a_full_disk_end_the_run_with_an_error_that_names_the_file() {
+    use crate::common::Run;
+    // Every write to this device fails for lack of room.
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("metrics.jsonl");
+    let partial = folder.path().join("metrics.jsonl.partial");
+    fs::write(&path, "earlier").expect("a folder");
+    std::os::unix::fs::symlink("/dev/full", &partial).expect("a folder");
+    let run = Run::default();
+    let (train, test) = run.loaders();
+    let mut trainer = run.trainer(&run.device(None));
+    let mut metrics = Metrics::create(&path).expect("it can be opened");
+    let ended = trainer.fit(&train, &test, 1, &mut [&mut metrics]);
+    assert_eq!(path_of(ended), partial);
+    assert_eq!(trainer.steps(), 2, "the steps stay");
+    assert_eq!(fs::read_to_string(&path).expect("readable"), "earlier");
+}

@@ -1,0 +1,19 @@
+//! Laws of training inside a budget, one module per subject.
+
+mod blank_labels;
+mod clip;
+mod common;
+mod coupled;
+mod faults;
+mod files;
+mod leftovers;
+mod loss_scale;
+mod misfit;
+mod observers;
+mod peak;
+mod pressure;
+mod recipe;
+mod same_bits;
+mod simulated;
+mod split;
+mod timeline;

@@ -1,0 +1,90 @@
+//! A batch in parts: fewer samples at once, the same training.
+
+use lowtide_trainer::{Options, Trainer};
+
+use crate::common::{KINDS, Kind, Run, cnn, labelled, reassociation, values};
+
+/// Addends of the longest sum of a step: the gradient of a convolution's weight goes over all
+/// pixels of all samples.
+fn sum_len(run: &Run) -> usize {
+    run.batch_size * 64
+}
+
+#[test]
+fn half_the_memory_gives_the_same_losses_up_to_reassociation() {
+    for kind in KINDS {
+        // 20 steps; the learning rate is small enough for errors not to grow by themselves.
+        let run = Run { kind, train_len: 960, epochs: 2, ..Run::default() };
+        let whole = run.fit(None);
+        let half = run.fit(Some(whole.measured_peak_bytes / 2));
+        assert!(half.plan.micro_batch < whole.plan.micro_batch, "{kind:?}");
+        assert!(half.measured_peak_bytes <= whole.measured_peak_bytes / 2, "{kind:?}");
+        assert_eq!(half.reports.len(), 20, "{kind:?}");
+        assert_eq!(whole.reports.len(), 20, "{kind:?}");
+        assert_ne!(half.losses(), whole.losses(), "nothing was split");
+        for (step, (a, b)) in (1..).zip(half.losses().into_iter().zip(whole.losses())) {
+            // Every step adds an error of its own to those of the steps before it.
+            let tolerance = f64::from(step) * reassociation(sum_len(&run)) * b.max(1.0);
+            assert!((a - b).abs() <= tolerance, "{kind:?} step {step}: {a} {b} {tolerance:e}");
+        }
+        // A sample between two classes may fall to either side.
+        let difference = (half.score.correct - whole.score.correct).abs();
+        assert!(difference <= 0.02 * whole.score.count, "{kind:?}: {difference} samples");
+        assert!(whole.score.accuracy() > 0.5, "{kind:?} has learnt nothing");
+    }
+}
+
+#[test]
+fn reports_name_the_samples_of_the_batch_and_of_its_parts() {
+    let run = Run { train_len: 200, ..Run::default() };
+    let micro_batch = 32;
+    let outcome = run.fit(Some(run.budget_for(micro_batch)));
+    let seen: Vec<_> = outcome.reports.iter().map(|r| (r.step, r.batch, r.micro_batch)).collect();
+    assert_eq!(seen, [(1, 96, 32), (2, 96, 32), (3, 8, 8)]);
+}
+
+/// The parameters after one step of plain descent with learning rate 1: the gradient, negated, on
+/// top of the same initial values.
+fn gradient(labels: &[i64], micro_batch: usize) -> Vec<f64> {
+    let run = Run { kind: Kind::Plain, ..Run::default() };
+    let loader = labelled(labels, labels.len());
+    let step = |budget_bytes: Option<usize>| {
+        let device = run.device(budget_bytes);
+        let task = cnn(&device, run.channels, run.seed);
+        let mut trainer = Trainer::new(&device, task, Kind::Plain.build(1.0), Options::default());
+        let before = values(trainer.task_mut());
+        let batch = loader.epoch(0).next().expect("one").expect("readable");
+        let report = trainer.step(&batch).expect("memory");
+        assert!(report.loss.is_finite());
+        let after = values(trainer.task_mut());
+        let difference = |(a, b): (&f32, &f32)| f64::from(*a) - f64::from(*b);
+        (report, before.iter().zip(&after).map(difference).collect())
+    };
+    let mut budget_bytes = None;
+    loop {
+        let (report, gradient) = step(budget_bytes);
+        if report.micro_batch == micro_batch {
+            return gradient;
+        }
+        assert!(report.micro_batch > micro_batch, "no budget leads to {micro_batch}");
+        budget_bytes = Some(report.reserved_peak_bytes - 1);
+    }
+}
+
+#[test]
+fn ragged_parts_with_ignored_labels_have_the_gradient_of_the_whole() {
+    // Three parts of 34, 34 and 32, of which the middle one counts only twice.
+    let counts = |index: usize| !(36..68).contains(&index) && index % 3 != 0;
+    let label = |index: usize| if counts(index) { index as i64 % 10 } else { -100 };
+    let labels: Vec<i64> = (0..100).map(label).collect();
+    let whole = gradient(&labels, 100);
+    let parts = gradient(&labels, 34);
+    assert_ne!(parts, whole, "nothing was split");
+    let norm = whole.iter().map(|g| g * g).sum::<f64>().sqrt();
+    assert!(norm > 0.1, "{norm} is no gradient");
+    for (index, (a, b)) in parts.iter().zip(&whole).enumerate() {
+        // Values of about 1 are rounded when the gradient is taken from them: their own u.
+        let tolerance = reassociation(labels.len() * 64) * norm;
+        assert!((a - b).abs() <= tolerance, "{index}: {a} {b}");
+    }
+}
