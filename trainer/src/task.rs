@@ -65,7 +65,7 @@ impl Score {
     }
 }
 
-/// Images to classes by cross-entropy: fields `images` [B, C, H, W] of f32 and `labels` [B] of
+/// Images to classes by cross-entropy: fields `images` `[B, C, H, W]` of f32 and `labels` `[B]` of
 /// i64. A negative label does not count.
 #[derive(Clone, Debug)]
 pub struct Classification<M> {

@@ -88,6 +88,11 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         }
     }
 
+    /// Where it trains.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// The task.
     pub fn task(&self) -> &T {
         &self.task
@@ -331,14 +336,9 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
             return Ok(Retry { reason, recovery: Recovery::SamePlan });
         }
         let (len, now) = (batch.len(), self.micro_batch.min(batch.len()));
-        let smaller = plan::find(
-            &self.cast(),
-            &acts,
-            len,
-            now.saturating_sub(1).max(1),
-            self.splitting(),
-            capacity_bytes,
-        );
+        // What fits by rehearsal and failed all the same is not tried again.
+        let max = if retry_count == 0 { now } else { (now - 1).max(1) };
+        let smaller = plan::find(&self.cast(), &acts, len, max, self.splitting(), capacity_bytes);
         match smaller {
             Ok(plan) if plan.micro_batch < now => {
                 self.micro_batch = plan.micro_batch;

@@ -12,7 +12,7 @@ usage: cargo xtask COMMAND
 
   test [CRATE] [--deep]  format, clippy, tidy, tests, doc tests, benches once, package, docs;
                          CRATE (a folder name) restricts every section that can be restricted;
-                         --deep adds sanitizers, Miri and long property tests
+                         --deep adds sanitizers, loom, Miri and long property tests
   tidy                   checks of the tracked files only
   bench [FILTER]         run the benches and write target/bench-report.md;
                          FILTER is a crate folder or a part of a benchmark's name

@@ -22,6 +22,7 @@ const AROUND_ZERO: [f64; 2] = [-1.0, 1.0];
 const POSITIVE: [f64; 2] = [0.5, 2.0];
 const NEGATIVE: [f64; 2] = [-2.0, -0.5];
 
+type Binary = fn(Var, Var) -> Result<Var>;
 type Function = Box<dyn Fn(&Pass, Vec<Var>) -> Result<Var>>;
 
 /// One use of a rule.
@@ -99,7 +100,7 @@ fn elementwise(cases: &mut Cases) {
         [&[2, 2], &[]],
         [&[1, 2], &[2, 1]],
     ];
-    let binary: [(&'static str, [f64; 2], fn(Var, Var) -> Result<Var>); 5] = [
+    let binary: [(&'static str, [f64; 2], Binary); 5] = [
         ("add", AROUND_ZERO, Var::add),
         ("sub", AROUND_ZERO, Var::sub),
         ("mul", AROUND_ZERO, Var::mul),

@@ -12,8 +12,11 @@ use crate::common::{KEY, Outcome, bits, cpu, f32s, f64s, weighted_sum, widen};
 
 const CNN: SimpleCnnShape = SimpleCnnShape { image: [2, 5, 4], channels: 3, classes: 4 };
 
-/// Every kind of layer with the shape of an input for it and of its output.
-fn all(device: &Device) -> Result<Vec<(Box<dyn Module>, Vec<usize>, Vec<usize>)>> {
+/// A layer with the shape of an input for it and of its output.
+type Layer = (Box<dyn Module>, Vec<usize>, Vec<usize>);
+
+/// One of every kind.
+fn all(device: &Device) -> Result<Vec<Layer>> {
     let grouped =
         Conv2dGeometry { stride: [2, 1], padding: [1, 0], groups: 2, ..Default::default() };
     let pool = Pool2dGeometry { kernel: [2, 3], stride: [1, 2], padding: [1, 1] };

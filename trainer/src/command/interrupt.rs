@@ -36,7 +36,7 @@ impl Interrupt {
     }
 }
 
-impl Observer for Interrupt {
+impl Observer for &Interrupt {
     fn on_step(&mut self, _: &StepReport) -> Result<Flow> {
         Ok(if self.came() { Flow::Stop } else { Flow::Continue })
     }

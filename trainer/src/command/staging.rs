@@ -1,5 +1,5 @@
 //! The files of a run that is not done: in a folder inside the run's own, so that a run that
-//! fails leaves none and takes nothing from an earlier run.
+//! fails before its first step leaves none, and none takes anything from an earlier run.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -43,6 +43,21 @@ impl Staging {
     /// Where the files are to be written.
     pub(super) fn partial(&self) -> &RunDir {
         &self.partial
+    }
+
+    /// Keeps the files of a run that failed, in the folder `unfinished` in the run's own, in place
+    /// of those of an earlier failure; that folder.
+    ///
+    /// # Errors
+    /// `File`.
+    pub(super) fn keep_unfinished(self) -> Result<RunDir> {
+        let path = self.run_dir.path().join("unfinished");
+        let moved = match fs::remove_dir_all(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => fs::rename(self.partial.path(), &path),
+        };
+        moved.map_err(|source| TrainError::File { path: path.clone(), source })?;
+        RunDir::open(&path)
     }
 
     /// Moves the files to their places, over those of an earlier run; the run's folder.

@@ -1,5 +1,6 @@
 //! `lowtide train`.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -46,7 +47,33 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     let plan = trainer.plan(&train, &test, recipe.train.epochs)?;
 
     let staging = Staging::new(arguments.out.as_deref())?;
-    let files = staging.partial();
+    let interrupt = Interrupt::listen()?;
+    match work(arguments, &recipe, &mut trainer, &plan, staging.partial(), &interrupt) {
+        Ok(summary) => {
+            let run_dir = staging.publish()?;
+            if interrupt.came() {
+                say("interrupted: everything up to the last step is in the run folder")?;
+            }
+            conclude(&summary, &plan, &run_dir, arguments)
+        }
+        Err(error) => {
+            rescue(&mut trainer, staging);
+            Err(error)
+        }
+    }
+}
+
+/// Trains, and writes the files of the run to `files`.
+fn work(
+    arguments: &TrainArgs,
+    recipe: &Recipe,
+    trainer: &mut RecipeTrainer,
+    plan: &Plan,
+    files: &RunDir,
+    mut interrupt: &Interrupt,
+) -> Result<Summary> {
+    let device = trainer.device().clone();
+    let (train, test) = recipe.loaders()?;
     let mut metrics = Metrics::create(&files.metrics())?;
     RunDir::write(&files.recipe(), &recipe.to_toml())?;
     // Shows before the first step that there is room for what the last one leaves.
@@ -55,7 +82,6 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     let mut curves = Curves::default();
     let mut timeline = Timeline::new(&device);
     let mut progress = Progress::new();
-    let mut interrupt = Interrupt::listen()?;
     if let Some(nth) = arguments.fault_at {
         device.allocator().inject_fault(Fault { nth, repeat: Repeat::Once });
     }
@@ -69,6 +95,7 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     )?;
     let seconds = started.elapsed().as_secs_f64();
     let allocations = device.allocator().request_count() - requests_before;
+    lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?;
 
     let statistics = device.allocator().statistics();
     let summary = Summary {
@@ -87,17 +114,27 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
         seconds,
         final_state_hash: format!("{:016x}", trainer.state_hash()?),
     };
-    lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?;
     curves.report.memory = timeline.to_memory_timeline();
-    let report = curves.finish(&recipe, &summary, &trainer, &device);
+    let report = curves.finish(recipe, &summary, trainer, &device);
     RunDir::write(&files.report(), &report.to_html())?;
     let json = serde_json::to_string_pretty(&summary).expect("a summary has only plain values");
     RunDir::write(&files.summary(), &(json + "\n"))?;
-    let run_dir = staging.publish()?;
-    if interrupt.came() {
-        say("interrupted: everything up to the last step is in the run folder")?;
+    Ok(summary)
+}
+
+/// Saves what the committed steps of a failed run have learned. The run's error is the one to
+/// report, so one in here only means that nothing is kept.
+fn rescue(trainer: &mut RecipeTrainer, staging: Staging) {
+    let steps = trainer.steps();
+    let model = staging.partial().model();
+    if steps == 0 || lowtide_nn::save(trainer.task_mut().parameters(), &model).is_err() {
+        return;
     }
-    conclude(&summary, &plan, &run_dir, arguments)
+    if let Ok(kept) = staging.keep_unfinished() {
+        let place = kept.path().display();
+        let line = format!("lowtide: the model after step {steps} is kept in {place}");
+        drop(writeln!(io::stderr(), "{line}"));
+    }
 }
 
 /// The run in plain words.

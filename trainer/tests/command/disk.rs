@@ -25,16 +25,19 @@ fn run_that_cannot_write_leaves_the_earlier_run_whole() {
     place.write("small.toml", SMALL);
     place.train("small.toml --epochs 2", "run");
     let files = place.files("run");
-    let check = |size_kib, epochs, words: &[&str]| {
+    let check = |size_kib, epochs, words: &[&str], names: &[&str]| {
         let arguments = format!("train small.toml --epochs {epochs} --seed 1 --out run");
         limited(&place, size_kib, &arguments).check_failed(1, words);
         assert_eq!(place.files("run"), files, "{size_kib} KiB");
-        assert_eq!(place.list("run"), FILES, "{size_kib} KiB");
+        assert_eq!(place.list("run"), names, "{size_kib} KiB");
     };
-    // Before the first step, in the middle, and at the end.
-    check(1, 2, &["model.safetensors", "File too large"]);
-    check(8, 40, &["metrics.jsonl", "File too large"]);
-    check(8, 2, &["report.html", "File too large"]);
+    check(1, 2, &["model.safetensors", "File too large"], &FILES);
+    // In the middle and at the end, what has been learned is kept.
+    let with_unfinished = [&FILES[..], &["unfinished"]].concat();
+    for (epochs, file) in [(40, "metrics.jsonl"), (2, "report.html")] {
+        check(8, epochs, &[file, "File too large"], &with_unfinished);
+        place.run("eval run/unfinished").check_done();
+    }
     limited(&place, 1000, "train small.toml --epochs 2 --seed 1 --out run").check_done();
     assert_ne!(place.files("run"), files);
 }

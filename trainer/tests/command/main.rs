@@ -7,4 +7,5 @@ mod memory;
 mod mistakes;
 mod output;
 mod place;
+mod readme;
 mod train;

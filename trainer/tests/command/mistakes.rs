@@ -75,7 +75,7 @@ fn recipe_without_permission_is_named() {
     let place = Place::new();
     place.write("recipe.toml", "");
     let path = place.path("recipe.toml");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0)).expect("its owner may");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o0)).expect("its owner may");
     if fs::read(&path).is_ok() {
         return skip("recipe without permission", "this user may read every file");
     }

@@ -77,7 +77,7 @@ fn norm_is_that_of_the_whole_batch_whatever_the_parts() {
     let run = Run { train_len: 96, kind: Kind::Plain, ..Run::default() };
     let length = norm(&naive_gradient(&run, &run.device(None)));
     let [before, whole] = step(&run, None, Some(length / 2.0));
-    let [_, parts] = step(&run, Some(run.budget_for(16)), Some(length / 2.0));
+    let [_, parts] = step(&run, Some(run.budget_for(32)), Some(length / 2.0));
     assert_ne!(whole, parts, "nothing was split");
     let tolerance = reassociation(run.batch_size * 64) * length;
     for (index, (a, b)) in whole.iter().zip(&parts).enumerate() {

@@ -28,6 +28,15 @@ pub(crate) enum Kind {
 pub(crate) const KINDS: [Kind; 3] = [Kind::Adam, Kind::Momentum, Kind::Plain];
 
 impl Kind {
+    /// One that learns something in a few steps.
+    pub(crate) fn learning_rate(self) -> f64 {
+        match self {
+            Kind::Adam => 0.01,
+            Kind::Momentum => 0.05,
+            Kind::Plain => 0.3,
+        }
+    }
+
     pub(crate) fn build(self, learning_rate: f64) -> AnyOptimizer {
         let sgd = |momentum| SgdOptions { momentum, ..SgdOptions::new(learning_rate) };
         let adam = AdamOptions { learning_rate, ..Default::default() };
@@ -116,12 +125,19 @@ impl Run {
     ) -> Trainer<Cnn, AnyOptimizer> {
         let task = cnn(device, self.channels, self.seed);
         let options = Options { seed: self.seed, ..options };
-        Trainer::new(device, task, self.kind.build(0.01), options)
+        let optimizer = self.kind.build(self.kind.learning_rate());
+        Trainer::new(device, task, optimizer, options)
     }
 
+    /// The plan within a budget, which may be too small even for the model.
     pub(crate) fn plan(&self, budget_bytes: Option<usize>) -> Result<Plan> {
         let (train, test) = self.loaders();
-        self.trainer(&self.device(budget_bytes)).plan(&train, &test, self.epochs)
+        let device = self.device(None);
+        let mut trainer = self.trainer(&device);
+        if let Some(budget_bytes) = budget_bytes {
+            device.allocator().set_capacity(budget_bytes);
+        }
+        trainer.plan(&train, &test, self.epochs)
     }
 
     /// The smallest budget whose plan has this micro-batch, to the byte.
@@ -276,9 +292,14 @@ pub(crate) fn does_not_fit<T>(result: Result<T>) -> DoesNotFit {
 
 /// Images of noise with the given labels, in order.
 pub(crate) fn labelled(labels: &[i64], batch_size: usize) -> Loader {
-    let pixels = labels.len() * 64;
+    noise(labels, batch_size, 1.0)
+}
+
+/// Images of noise from 0 to `brightness` with the given labels, in order.
+pub(crate) fn noise(labels: &[i64], batch_size: usize, brightness: f32) -> Loader {
+    let pixels = labels.len() as u64 * 64;
     let key = RandomKey::new(3).op("images");
-    let images: Vec<f32> = (0..pixels as u64).map(|index| key.uniform(index)).collect();
+    let images: Vec<f32> = (0..pixels).map(|index| brightness * key.uniform(index)).collect();
     let data = InMemory::new(labels.len()).with("images", &[1, 8, 8], images);
     let data = data.and_then(|data| data.with("labels", &[], labels.to_vec())).expect("columns");
     let options = LoaderOptions { batch_size, ..Default::default() };

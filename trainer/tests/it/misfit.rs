@@ -1,18 +1,20 @@
 //! Nothing fits: said before the first step, with the exact number of missing bytes.
 
-use lowtide_trainer::{Knob, MicroBatches, Options};
+use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
+use lowtide_tensor::RandomKey;
+use lowtide_trainer::{Classification, Knob, MicroBatches, Options, Trainer};
 
-use crate::common::{KINDS, Kind, Run, does_not_fit};
+use crate::common::{KINDS, Kind, Run, does_not_fit, labelled};
 
 #[test]
 fn missing_bytes_are_exactly_what_is_missing() {
     for kind in KINDS {
         let run = Run { kind, ..Run::default() };
-        for budget_bytes in [0, 1, 100_000, 200_001] {
+        let least_bytes = does_not_fit(run.plan(Some(0))).needed_bytes;
+        for budget_bytes in [0, 1, least_bytes / 2, least_bytes - 1] {
             let error = does_not_fit(run.plan(Some(budget_bytes)));
             assert_eq!(error.budget_bytes, budget_bytes);
             let enough_bytes = budget_bytes + error.missing_bytes();
-            assert_eq!(enough_bytes, error.needed_bytes);
             let plan = run.plan(Some(enough_bytes)).expect("that is what was missing");
             assert_eq!(plan.micro_batch, error.micro_batch);
             does_not_fit(run.plan(Some(enough_bytes - 1)));
@@ -22,13 +24,22 @@ fn missing_bytes_are_exactly_what_is_missing() {
 
 #[test]
 fn least_memory_may_be_with_whole_batches() {
-    // Two samples in a wide network: a second part would need a second set of gradients.
-    let run = Run { channels: 2048, batch_size: 2, train_len: 4, test_len: 2, ..Run::default() };
-    let needed_bytes = does_not_fit(run.plan(Some(0))).needed_bytes;
-    let plan = run.plan(Some(needed_bytes)).expect("that is what was missing");
-    assert_eq!(plan.predicted_peak_bytes(), needed_bytes);
-    assert_eq!(plan.micro_batch, 2);
-    does_not_fit(run.plan(Some(needed_bytes - 1)));
+    // Two samples in a layer of many outputs: a second part needs a second set of gradients.
+    let shape = SimpleCnnShape { image: [1, 8, 8], channels: 64, classes: 500 };
+    let data = labelled(&[0; 4], 2);
+    let plan = |budget_bytes: usize| {
+        let device = Run::default().device(None);
+        let model = SimpleCnn::new(&device, RandomKey::new(0), shape).expect("memory");
+        let task = Classification::new(model);
+        let mut trainer = Trainer::new(&device, task, Kind::Plain.build(0.1), Options::default());
+        device.allocator().set_capacity(budget_bytes);
+        trainer.plan(&data, &data, 1)
+    };
+    let error = does_not_fit(plan(0));
+    assert_eq!(error.micro_batch, 2);
+    let whole = plan(error.needed_bytes).expect("that is what was missing");
+    assert_eq!((whole.micro_batch, whole.predicted_peak_bytes()), (2, error.needed_bytes));
+    does_not_fit(plan(error.needed_bytes - 1));
 }
 
 #[test]

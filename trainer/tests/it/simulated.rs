@@ -33,10 +33,11 @@ fn plan_on_a_simulated_device_is_that_of_the_cpu_to_the_byte() {
 #[test]
 fn misfit_on_a_simulated_device_is_that_of_the_cpu() {
     let run = Run::default();
+    let budget_bytes = does_not_fit(run.plan(Some(0))).needed_bytes - 1;
     let (train, test) = run.loaders();
-    let device = simulated(&run, 200_000);
+    let device = simulated(&run, budget_bytes);
     let error = does_not_fit(run.trainer(&device).plan(&train, &test, 1));
-    assert_eq!(error, does_not_fit(run.plan(Some(200_000))));
+    assert_eq!(error, does_not_fit(run.plan(Some(budget_bytes))));
 }
 
 #[test]

@@ -74,7 +74,7 @@ fn gradient(labels: &[i64], micro_batch: usize) -> Vec<f64> {
 #[test]
 fn ragged_parts_with_ignored_labels_have_the_gradient_of_the_whole() {
     // Three parts of 34, 34 and 32, of which the middle one counts only twice.
-    let counts = |index: usize| !(36..68).contains(&index) && index % 3 != 0;
+    let counts = |index: usize| !(36..68).contains(&index) && !index.is_multiple_of(3);
     let label = |index: usize| if counts(index) { index as i64 % 10 } else { -100 };
     let labels: Vec<i64> = (0..100).map(label).collect();
     let whole = gradient(&labels, 100);
