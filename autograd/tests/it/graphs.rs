@@ -58,6 +58,22 @@ fn branches_that_meet_again_add_up() -> Outcome {
 }
 
 #[test]
+fn a_gradient_that_two_values_share_is_not_added_to_in_place() -> Outcome {
+    let device = cpu();
+    let inputs = ["x", "w"]
+        .map(|name| Tensor::from_slice(&device, [3], &values(name, 3, -1.0, 1.0)).expect("memory"));
+    let shared = |pass: &Pass, mut vars: Vec<Var>| {
+        let (a, b) = (vars.remove(0).exp()?, vars.remove(0).exp()?);
+        let early = a.clone().mul_scalar(5.0)?;
+        // The sum hands one buffer to both; backward then comes by `early`, which adds to a's.
+        let sum = a.add(b)?;
+        sum.mul(pass.constant(Tensor::full(&device, [3], DType::F64, 2.0)?))?.add(early)
+    };
+    check::gradients(shared, &inputs)?;
+    Ok(())
+}
+
+#[test]
 fn passes_of_one_attempt_add_up() -> Outcome {
     let device = cpu();
     let w = tensor(&device, "w", [5]);

@@ -15,7 +15,7 @@ pub struct CrossEntropy {
     pub sum: Tensor,
     /// How many rows count, without dimensions, in the logits' type.
     pub count: Tensor,
-    /// `log Σ_c exp(x[n, c])`, [N]: all that backward needs beside the logits.
+    /// `log Σ_c exp(x[n, c])`, of N rows: all that backward needs beside the logits.
     pub log_sum_exp: Tensor,
 }
 
