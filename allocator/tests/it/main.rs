@@ -8,3 +8,4 @@ mod model;
 mod reports;
 mod scopes;
 mod simulation;
+mod traces;
