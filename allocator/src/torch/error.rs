@@ -42,9 +42,7 @@ pub enum TorchError {
 
 /// Segments that cannot be: blocks that do not tile, free neighbours, or segments that overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error(
-    "the blocks of the segment at {address:#x} do not tile it, could be merged, or another one overlaps it"
-)]
+#[error("the segment at {address:#x} overlaps another one, or its blocks do not tile it")]
 pub struct LayoutError {
     /// The segment.
     pub address: u64,

@@ -47,8 +47,8 @@ impl TorchPolicy {
         size_bytes
     }
 
-    /// Releases the free segments of the large pool that are at least of average age, until reserved
-    /// memory is below the threshold or none is left. Age counts searches of the pool.
+    /// Releases the free segments of the large pool that are at least of average age, until
+    /// reserved memory is below the threshold or none is left. Age counts searches of the pool.
     pub(super) fn collect_garbage(&mut self, source: &mut impl SegmentSource) {
         let Some(threshold_bytes) = self.settings.collect_above_bytes() else { return };
         let Some(target_bytes) = self.heap.reserved_bytes.checked_sub(threshold_bytes) else {

@@ -64,6 +64,9 @@ pub enum TraceProblem {
         /// What there is too much of.
         what: &'static str,
     },
+    /// The compressed data end before the stream does.
+    #[error("the compressed file ends in the middle")]
+    Cut,
     /// The file could not be read or decompressed.
     #[error(transparent)]
     Io(#[from] io::Error),

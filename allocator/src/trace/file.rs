@@ -37,7 +37,15 @@ pub fn read_snapshot(mut file: impl BufRead, limits: Limits) -> Result<Snapshot,
         let counted = Counted { file, read_bytes: 0 };
         let mut reader = XzReader::new_mem_limit(counted, true, window_kib);
         let read = read_within(&mut reader, limits);
-        read.map_err(|problem| TraceError::new(reader.inner().read_bytes, problem))?
+        read.map_err(|problem| {
+            let problem = match problem {
+                TraceProblem::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    TraceProblem::Cut
+                }
+                other => other,
+            };
+            TraceError::new(reader.inner().read_bytes, problem)
+        })?
     } else {
         read_within(&mut file, limits).map_err(|problem| TraceError::new(0, problem))?
     };

@@ -1,8 +1,9 @@
 //! A pickle machine for plain data: numbers, text, lists, tuples, dictionaries.
 //!
 //! Everything else is refused. Values lie in one arena and refer to each other by number, so
-//! neither reading nor dropping them recurses, and memory is bounded by [`MEMORY_PER_BYTE`]. A container that was put into another one may not change any more,
-//! which is why there are no cycles.
+//! neither reading nor dropping them recurses, and memory is bounded by [`MEMORY_PER_BYTE`]. A
+//! container that was put into another one may not change any more, which is why there are no
+//! cycles.
 
 use super::error::PickleProblem as Problem;
 use super::error::{TraceError, TraceProblem};

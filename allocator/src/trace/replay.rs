@@ -153,8 +153,8 @@ impl Replay {
     }
 }
 
-/// After the policy took a block that the recording did not: was it taken for too large, because the
-/// block before it is larger than assumed? If so, assumes as much as the recording needs.
+/// After the policy took a block that the recording did not: was it taken for too large, because
+/// the block before it is larger than assumed? If so, assumes as much as the recording needs.
 fn refute(start: &mut Start, pass: &Pass, event: &RecordedEvent) -> bool {
     let Some(address) = pass.last_address.filter(|_| event.action == Action::Alloc) else {
         return false;

@@ -28,8 +28,8 @@ pub struct ReplayReport {
     pub source_calls: u64,
     /// Time for one request or free, placement only: the median of several runs.
     pub ns_per_op: f64,
-    /// Blocks at the start whose size the trace leaves open, within 1 MiB: the sizes that agree with
-    /// the rest of the trace were taken.
+    /// Blocks at the start whose size the trace leaves open, within 1 MiB: the sizes that agree
+    /// with the rest of the trace were taken.
     pub inferred_blocks: u64,
     /// The first entry at which the policy did something else than recorded.
     pub first_difference: Option<u64>,

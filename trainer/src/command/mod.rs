@@ -4,6 +4,7 @@
 
 mod eval;
 mod plan;
+mod replay;
 mod train;
 
 use std::ffi::OsString;
@@ -34,6 +35,8 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Evaluates a trained model on its test data.
     Eval(eval::EvalArgs),
+    /// Replays a recorded memory trace through a placement policy, and compares.
+    Replay(replay::ReplayArgs),
 }
 
 /// What to train, and changes to it.
@@ -110,6 +113,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Train(arguments) => train::run(arguments),
         Command::Plan(arguments) => plan::run(arguments),
         Command::Eval(arguments) => eval::run(arguments),
+        Command::Replay(arguments) => replay::run(arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
