@@ -3,9 +3,10 @@
 //! A snapshot holds the state at its end and what led there. Undoing the events from the last to
 //! the first gives every segment and every taken block at the beginning; the rest was free. One
 //! thing the events do not say: a free records what was requested, not how large the block was. In
-//! the large pool up to 1 MiB behind the request may belong to the block ([`Tail`]). Where less than
-//! that is between two blocks it must, because free blocks are larger. Else the first block that is
-//! cut from the free one behind shows where that began; if there is none, the replay settles it.
+//! the large pool up to 1 MiB behind the request may belong to the block ([`Tail`]). Where no more
+//! than that is between two blocks it must, because free blocks are larger. Else the first block
+//! that is cut from the free one behind shows where that began; if there is none, the replay
+//! settles it.
 
 use std::collections::BTreeMap;
 
