@@ -17,6 +17,8 @@ mod sim;
 mod simulation;
 mod source;
 mod statistics;
+pub mod torch;
+pub mod trace;
 
 pub use buffer::Buffer;
 pub use caching::CachingAllocator;

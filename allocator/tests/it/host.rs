@@ -76,33 +76,6 @@ fn capacity_beyond_all_addresses_is_no_obstacle() {
     memory.allocate(1).unwrap();
 }
 
-/// Resident pages of this process.
-#[cfg(target_os = "linux")]
-fn resident_pages() -> usize {
-    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
-    text.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn trim_gives_resident_memory_back() {
-    const SIZE_BYTES: usize = 256 << 20;
-    let memory = CachingAllocator::new(HostSource::with_capacity(SIZE_BYTES)).unwrap();
-    let before = resident_pages();
-    let mut buffer = memory.allocate(SIZE_BYTES).unwrap();
-    buffer.as_mut_slice().unwrap().fill(1);
-    drop(buffer);
-    let cached = resident_pages();
-    assert_eq!(memory.trim(), SIZE_BYTES);
-    let trimmed = resident_pages();
-    // Other tests of this process move by some MiB meanwhile.
-    let (grown, fallen) = (cached.saturating_sub(before), cached.saturating_sub(trimmed));
-    assert!(grown * 4096 > SIZE_BYTES / 4 * 3, "{before} to {cached} pages");
-    assert!(fallen > grown / 4 * 3, "{cached} to {trimmed} pages");
-    let again = memory.allocate(SIZE_BYTES).unwrap();
-    assert!(again.as_slice().unwrap()[..1 << 20].iter().all(|&byte| byte == 0));
-}
-
 #[test]
 fn concurrent_threads_keep_the_invariants() {
     const THREADS: u8 = 4;

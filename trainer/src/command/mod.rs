@@ -5,6 +5,7 @@
 mod eval;
 mod interrupt;
 mod plan;
+mod replay;
 mod staging;
 mod train;
 
@@ -38,6 +39,8 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Evaluates a trained model on its test data.
     Eval(eval::EvalArgs),
+    /// Replays a recorded memory trace through a placement policy, and compares.
+    Replay(replay::ReplayArgs),
 }
 
 /// What to train, and changes to it.
@@ -119,6 +122,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Train(arguments) => train::run(arguments),
         Command::Plan(arguments) => plan::run(arguments),
         Command::Eval(arguments) => eval::run(arguments),
+        Command::Replay(arguments) => replay::run(arguments),
     };
     done.map_or_else(|error| complain(&one_line(&error), exit_code(&error)), |()| ExitCode::SUCCESS)
 }
@@ -155,7 +159,10 @@ fn usage(error: &clap::Error) -> ExitCode {
         return printed.map_or_else(|error| complain(&one_line(&error), 1), |()| ExitCode::SUCCESS);
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return complain("a command is missing: train, plan or eval (see lowtide --help)", 1);
+        return complain(
+            "a command is missing: train, plan, eval or replay (see lowtide --help)",
+            1,
+        );
     }
     let text = error.to_string();
     let mistake = text.lines().take_while(|line| !line.starts_with("Usage:"));

@@ -1,0 +1,49 @@
+//! Why a request to the policy failed.
+
+use thiserror::Error;
+
+/// An error of [`TorchPolicy`](crate::torch::TorchPolicy). Live blocks are as before; cached
+/// segments may have been released.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum TorchError {
+    /// No rung of the ladder found room.
+    #[error(
+        "out of memory: {requested_bytes} bytes asked, a segment of {segment_bytes} needed, \
+         {reserved_bytes} reserved of which {active_bytes} active"
+    )]
+    OutOfMemory {
+        /// What the caller asked for.
+        requested_bytes: u64,
+        /// The segment that the source, or the limit, refused.
+        segment_bytes: u64,
+        /// Held from the source after everything that could be released was.
+        reserved_bytes: u64,
+        /// Under live and pending blocks.
+        active_bytes: u64,
+        /// The limit of the settings.
+        limit_bytes: Option<u64>,
+    },
+    /// PyTorch refuses requests of an EiB or more before it looks anywhere.
+    #[error("{requested_bytes} bytes asked, more than an exabyte")]
+    TooLarge {
+        /// What the caller asked for.
+        requested_bytes: u64,
+    },
+    /// There is no block in that state at the address.
+    #[error("no block at {address:#x} that could be {verb}")]
+    NotThere {
+        /// The address.
+        address: u64,
+        /// What should have happened to it.
+        verb: &'static str,
+    },
+}
+
+/// Segments that cannot be: blocks that do not tile, free neighbours, or segments that overlap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the segment at {address:#x} overlaps another one, or its blocks do not tile it")]
+pub struct LayoutError {
+    /// The segment.
+    pub address: u64,
+}

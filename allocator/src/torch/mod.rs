@@ -1,0 +1,29 @@
+//! The placement rules of PyTorch's CUDA caching allocator, as arithmetic on addresses.
+//!
+//! After `c10/cuda/CUDACachingAllocator.cpp` and `c10/core/AllocatorConfig.h` of PyTorch (BSD-3,
+//! early 2026), as published; no code is shared. What is here places every block where PyTorch
+//! places it, so recorded traces replay address for address (see [`trace`](crate::trace)) and a
+//! policy can be compared with PyTorch's on the same requests.
+//!
+//! - A *segment* comes from a [`SegmentSource`]; *blocks* tile it. Small requests (at most 1 MiB)
+//!   and large ones live in two pools that never share a segment.
+//! - The smallest free block of the same stream that fits is taken, the lowest on ties.
+//! - What is left of it becomes a free block if it is worth it: 512 bytes in the small pool, more
+//!   than 1 MiB in the large one. Else it stays with the block, as waste.
+//! - A freed block merges with its free neighbours. One that other streams used stays active until
+//!   [`complete_free`](TorchPolicy::complete_free) says that they have passed.
+//!
+//! Not here: expandable segments, private pools of graph captures, callbacks on a lack of memory.
+
+mod block;
+mod error;
+mod heap;
+mod policy;
+mod reclaim;
+mod settings;
+
+pub use block::{BlockLayout, BlockState, Pool, SegmentLayout, StreamId};
+pub use error::{LayoutError, TorchError};
+pub use policy::{Freed, SegmentSource, TorchCounters, TorchPolicy};
+pub(crate) use settings::{SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES};
+pub use settings::{SettingsError, TorchSettings, round_to_power2_division};

@@ -1,0 +1,109 @@
+//! Giving segments back to the source.
+
+use super::block::{BlockState, Pool};
+use super::error::TorchError;
+use super::heap::Slot;
+use super::policy::{SegmentSource, TorchPolicy, Want};
+
+impl TorchPolicy {
+    /// Releases every segment that is one free block (`empty_cache`); how many bytes.
+    ///
+    /// Blocks that are pending stay; [`complete_all_frees`](Self::complete_all_frees) first if the
+    /// streams were waited for.
+    pub fn release_cached(&mut self, source: &mut impl SegmentSource) -> u64 {
+        let mut released_bytes = 0;
+        for pool in [Pool::Large, Pool::Small] {
+            for slot in self.whole_free_blocks(pool) {
+                released_bytes += self.release(slot, source);
+            }
+        }
+        released_bytes
+    }
+
+    /// Forgets the segment at `address` without telling a source; its size.
+    ///
+    /// # Errors
+    /// `NotThere`, unless it is one free block.
+    pub fn release_segment(&mut self, address: u64) -> Result<u64, TorchError> {
+        let slot = self.heap.segments.get(&address).copied().filter(|&slot| {
+            let block = self.heap.block(slot);
+            block.is_whole() && block.state == BlockState::Free
+        });
+        let slot = slot.ok_or(TorchError::NotThere { address, verb: "released" })?;
+        self.counters.release_calls += 1;
+        Ok(self.heap.remove_segment(slot))
+    }
+
+    fn whole_free_blocks(&self, pool: Pool) -> Vec<Slot> {
+        let slots = self.heap.free(pool).values().copied();
+        slots.filter(|&slot| self.heap.block(slot).is_whole()).collect()
+    }
+
+    fn release(&mut self, slot: Slot, source: &mut impl SegmentSource) -> u64 {
+        let address = self.heap.block(slot).address;
+        let size_bytes = self.heap.remove_segment(slot);
+        self.counters.release_calls += 1;
+        source.release(address, size_bytes);
+        size_bytes
+    }
+
+    /// Releases the free segments of the large pool that are at least of average age, until
+    /// reserved memory is below the threshold or none is left. Age counts searches of the pool.
+    pub(super) fn collect_garbage(&mut self, source: &mut impl SegmentSource) {
+        let Some(threshold_bytes) = self.settings.collect_above_bytes() else { return };
+        let Some(target_bytes) = self.heap.reserved_bytes.checked_sub(threshold_bytes) else {
+            return;
+        };
+        let searches = self.heap.searches[Pool::Large as usize];
+        let mut blocks: Vec<(u64, Slot)> = self
+            .whole_free_blocks(Pool::Large)
+            .into_iter()
+            .map(|slot| (searches - self.heap.block(slot).born, slot))
+            .collect();
+        let mut reclaimed_bytes = 0;
+        while reclaimed_bytes < target_bytes && !blocks.is_empty() {
+            let total_age: u64 = blocks.iter().map(|(age, _)| age).sum();
+            let mean_age = total_age as f64 / blocks.len() as f64;
+            // Does not stop at the target, lest collections become frequent.
+            let (old, young) = blocks.into_iter().partition(|&(age, _)| age as f64 >= mean_age);
+            let old: Vec<_> = old;
+            for (_, slot) in old {
+                reclaimed_bytes += self.release(slot, source);
+            }
+            blocks = young;
+        }
+    }
+
+    /// With a split limit: releases the smallest oversize block of the stream that would do, else
+    /// the largest ones until together they would. Whether enough was released.
+    pub(super) fn release_oversize(
+        &mut self,
+        want: &Want,
+        source: &mut impl SegmentSource,
+    ) -> bool {
+        let Some(max_split_bytes) = self.settings.max_split_bytes else { return false };
+        let target_bytes = want.size_bytes.max(max_split_bytes);
+        let of_stream = (want.stream, 0, 0)..=(want.stream, u64::MAX, u64::MAX);
+        let oversize = self.heap.free(want.pool).range(of_stream);
+        let oversize: Vec<(u64, Slot)> = oversize
+            .filter(|&(&(_, size_bytes, _), &slot)| {
+                size_bytes >= max_split_bytes && self.heap.block(slot).is_whole()
+            })
+            .map(|(&(_, size_bytes, _), &slot)| (size_bytes, slot))
+            .collect();
+        if let Some(&(_, slot)) =
+            oversize.iter().find(|(size_bytes, _)| *size_bytes >= target_bytes)
+        {
+            self.release(slot, source);
+            return true;
+        }
+        let mut released_bytes = 0;
+        for &(_, slot) in oversize.iter().rev() {
+            if released_bytes >= target_bytes {
+                break;
+            }
+            released_bytes += self.release(slot, source);
+        }
+        released_bytes >= target_bytes
+    }
+}

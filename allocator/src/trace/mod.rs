@@ -1,0 +1,25 @@
+//! Recorded allocation traces: reading PyTorch's memory snapshots, and replaying them.
+//!
+//! A [`Snapshot`] is what `torch.cuda.memory._dump_snapshot` writes: the segments and blocks of a
+//! moment, and what happened up to it. The file is a pickle; here it is read by a machine that
+//! knows numbers, strings, lists, tuples and dictionaries and nothing else, so that a file from a
+//! stranger can do no more than be refused. Memory is proportional to the file, errors carry the
+//! byte offset.
+//!
+//! [`Replay`] rebuilds the state at the beginning of the trace, runs every event through
+//! [`TorchPolicy`](crate::torch::TorchPolicy) and compares each address, each segment and the final
+//! blocks with the recorded ones.
+
+mod error;
+mod file;
+pub mod pickle;
+mod replay;
+mod report;
+mod snapshot;
+mod start;
+
+pub use error::{TraceError, TraceProblem};
+pub use file::{Limits, read_snapshot};
+pub use replay::{Replay, ReplayError};
+pub use report::ReplayReport;
+pub use snapshot::{Action, RecordedEvent, RecordedSegment, Snapshot};
