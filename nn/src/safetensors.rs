@@ -85,6 +85,12 @@ pub fn load(model: &mut dyn Parameters, path: &Path) -> Result<()> {
     let format = |source| NnError::Format { path: path.to_owned(), source };
     let file = SafeTensors::deserialize(&bytes).map_err(format)?;
     check(model, &file, path)?;
+    let mut writable = Ok(());
+    model.visit(&mut |_, parameter| {
+        let check = parameter.value().check_writable("load");
+        writable = std::mem::replace(&mut writable, Ok(())).and(check);
+    });
+    writable?;
     let mut result = Ok(());
     model.visit(&mut |name, parameter| {
         let view = file.tensor(name).expect("checked to be there");

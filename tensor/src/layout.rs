@@ -359,6 +359,15 @@ mod tests {
     }
 
     #[test]
+    fn layouts_touch_where_their_spans_meet_and_empty_ones_nowhere() {
+        let row = Layout::contiguous(Shape::new(&[8]));
+        let part = |start, len| row.narrow(0, start, len);
+        assert!(part(0, 5).may_touch(&part(4, 1)) && part(4, 1).may_touch(&part(0, 5)));
+        assert!(!part(0, 4).may_touch(&part(4, 4)) && !part(4, 4).may_touch(&part(0, 4)));
+        assert!(!part(0, 8).may_touch(&part(3, 0)) && !part(3, 0).may_touch(&part(0, 8)));
+    }
+
+    #[test]
     fn select_and_unsqueeze_are_inverse() {
         let layout = Layout::contiguous(Shape::new(&[2, 3, 4]));
         let row = layout.narrow(1, 2, 1);

@@ -197,6 +197,18 @@ impl Tensor {
         self.storage.set_frozen(true);
     }
 
+    /// `Ok` if in-place operations are allowed; for callers that write several tensors or none.
+    ///
+    /// # Errors
+    /// `Frozen` with the caller's place.
+    #[track_caller]
+    pub fn check_writable(&self, op: &'static str) -> Result<()> {
+        if !self.storage.is_frozen() {
+            return Ok(());
+        }
+        Err(TensorError::Frozen { op, site: Location::caller() })
+    }
+
     /// Allows in-place operations again.
     pub fn unfreeze(&self) {
         self.storage.set_frozen(false);

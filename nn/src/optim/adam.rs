@@ -90,6 +90,7 @@ impl Optimizer for Adam {
         };
         let jobs = self.moments.jobs(parameters, gradients)?;
         Ok(Update::new(move || {
+            Slots::check_writable("adam", &jobs)?;
             for mut job in jobs {
                 let [m, v] = &mut job.state;
                 job.parameter.adam_(&job.gradient, m, v, step)?;

@@ -98,6 +98,7 @@ impl Optimizer for Sgd {
         if momentum == 0.0 {
             let jobs = Slots::<0>::new().jobs(parameters, gradients)?;
             return Ok(Update::new(move || {
+                Slots::check_writable("sgd", &jobs)?;
                 for mut job in jobs {
                     job.parameter.sgd_(&job.gradient, None, kernel(false))?;
                 }
@@ -107,6 +108,7 @@ impl Optimizer for Sgd {
         }
         let jobs = self.momenta.jobs(parameters, gradients)?;
         Ok(Update::new(move || {
+            Slots::check_writable("sgd", &jobs)?;
             for mut job in jobs {
                 let [m] = &mut job.state;
                 job.parameter.sgd_(&job.gradient, Some(m), kernel(job.is_first))?;

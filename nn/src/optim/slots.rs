@@ -68,6 +68,16 @@ impl<const N: usize> Slots<N> {
         Ok(Job { id, parameter, gradient, state, is_first: kept.is_none() })
     }
 
+    /// `Ok` if everything that `jobs` will write may be written.
+    #[track_caller]
+    pub(super) fn check_writable(op: &'static str, jobs: &[Job<N>]) -> Result<()> {
+        for job in jobs {
+            job.parameter.check_writable(op)?;
+            job.state.iter().try_for_each(|state| state.check_writable(op))?;
+        }
+        Ok(())
+    }
+
     /// Makes a job's state the parameter's.
     pub(super) fn keep(&mut self, job: Job<N>) {
         self.0.insert(job.id, job.state);

@@ -110,11 +110,12 @@ fn commit_works_while_the_allocator_is_sealed() -> Outcome {
 }
 
 #[test]
-fn frozen_parameters_are_an_error_and_nothing_is_written() -> Outcome {
+fn a_frozen_parameter_is_an_error_and_nothing_is_written() -> Outcome {
     for (name, mut optimizer) in optimizers() {
         let device = cpu();
         let mut model = Pair::new(&device);
-        model.0.iter().for_each(|parameter| parameter.value().freeze());
+        // The last one: those before it must not be written either.
+        model.0.last().unwrap().value().freeze();
         let before = state(&mut model, &mut *optimizer);
         let gradients = gradients(&device, &model)?;
         let error = optimizer.prepare(&mut model, gradients)?.commit().unwrap_err();

@@ -55,6 +55,25 @@ fn a_file_is_overwritten_whole() -> Outcome {
 }
 
 #[test]
+fn a_frozen_parameter_is_an_error_and_nothing_is_loaded() -> Outcome {
+    let device = cpu();
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("model.safetensors");
+    let (mut one, mut other) = (cnn(&device, 1), cnn(&device, 2));
+    save(&mut one, &path)?;
+    let before = all_bits(&mut other);
+    // The last one that is visited stays frozen.
+    other.visit(&mut |name, parameter| {
+        if name == "linear.bias" {
+            parameter.value().freeze();
+        }
+    });
+    assert!(load(&mut other, &path).unwrap_err().to_string().contains("frozen"));
+    assert_eq!(all_bits(&mut other), before);
+    Ok(())
+}
+
+#[test]
 fn loading_keeps_storage_and_identity() -> Outcome {
     let device = cpu();
     let folder = tempfile::tempdir()?;

@@ -8,4 +8,5 @@ mod mistakes;
 mod output;
 mod place;
 mod readme;
+mod replay;
 mod train;
