@@ -1,6 +1,6 @@
 //! Each element on its own: formulas, broadcasting, in place, conversion.
 
-use lowtide_tensor::{DType, Result, Tensor};
+use lowtide_tensor::{CpuOptions, DType, Device, Result, Tensor};
 use proptest::prelude::*;
 
 use crate::common::{
@@ -200,4 +200,14 @@ fn same_type_shares_and_another_type_does_not() {
     let (x, _) = sample(&[3], Style::Contiguous, DType::F32, 1);
     assert!(x.to_dtype(DType::F32).unwrap().shares_storage(&x));
     assert!(!x.to_dtype(DType::F64).unwrap().shares_storage(&x));
+}
+
+#[test]
+fn relu_passes_nan_on_in_both_directions() {
+    let device = Device::cpu(CpuOptions::default()).unwrap();
+    let of = |values: &[f32]| Tensor::from_slice(&device, [values.len()], values).unwrap();
+    let y = of(&[f32::NAN, -1.0, 0.0, 2.0]).relu().unwrap();
+    let dx = of(&[5.0; 4]).relu_backward(&y).unwrap().to_vec::<f32>().unwrap();
+    assert!(y.to_vec::<f32>().unwrap()[0].is_nan());
+    assert_eq!(dx, [5.0, 0.0, 0.0, 5.0]);
 }

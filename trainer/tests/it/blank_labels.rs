@@ -2,7 +2,7 @@
 
 use lowtide_trainer::{Options, Trainer};
 
-use crate::common::{KINDS, Run, cnn, labelled, values};
+use crate::common::{KINDS, Kind, Probe, Run, cnn, first_batch, labelled, values};
 
 #[test]
 fn batch_without_targets_has_no_gradient_rather_than_nan() {
@@ -12,22 +12,33 @@ fn batch_without_targets_has_no_gradient_rather_than_nan() {
         let task = cnn(&device, run.channels, run.seed);
         let mut trainer = Trainer::new(&device, task, kind.build(0.01), Options::default());
         let before = values(trainer.task_mut());
-        let blank = labelled(&[-100; 12], 12);
-        let batch = blank.epoch(0).next().expect("one").expect("readable");
+        let batch = first_batch(&labelled(&[-100; 12], 12));
         let report = trainer.step(&batch).expect("memory");
         assert!(report.loss.is_nan(), "the mean of nothing, as in PyTorch");
         assert!(!report.skipped);
         assert_eq!(values(trainer.task_mut()), before, "{kind:?}");
 
         // Training goes on as if nothing had been.
-        let targets = labelled(&[1; 12], 12);
-        let batch = targets.epoch(0).next().expect("one").expect("readable");
+        let batch = first_batch(&labelled(&[1; 12], 12));
         let report = trainer.step(&batch).expect("memory");
         assert!(report.loss.is_finite());
         let after = values(trainer.task_mut());
         assert_ne!(after, before, "{kind:?}");
         assert!(after.iter().all(|value| value.is_finite()), "{kind:?}");
     }
+}
+
+#[test]
+fn targets_of_no_weight_have_no_gradient() {
+    let run = Run::default();
+    let device = run.device(None);
+    let probe = Probe::new(cnn(&device, run.channels, run.seed), |_, _| Ok(()));
+    let task = Probe { count: Some(0.0), ..probe };
+    let mut trainer = Trainer::new(&device, task, Kind::Plain.build(0.1), Options::default());
+    let before = values(trainer.task_mut());
+    let batch = first_batch(&labelled(&[1; 12], 12));
+    trainer.step(&batch).expect("memory");
+    assert_eq!(values(trainer.task_mut()), before);
 }
 
 #[test]

@@ -1,31 +1,13 @@
 //! Clipping, against a naive twin.
 
-use lowtide_autograd::{Attempt, Pass};
-use lowtide_data::Batch;
-use lowtide_tensor::{Device, RandomKey};
-use lowtide_trainer::{Options, Task, Trainer};
+use lowtide_trainer::{Options, Trainer};
 
-use crate::common::{Kind, Run, U, cnn, reassociation, values};
+use crate::common::{Kind, Run, U, cnn, first_batch, naive_gradient, reassociation, values};
 
-fn first_batch(run: &Run) -> Batch {
-    run.loaders().0.epoch(0).next().expect("one").expect("readable")
-}
-
-/// The gradient of the mean loss, from one pass over the whole batch.
-fn naive_gradient(run: &Run, device: &Device) -> Vec<f64> {
-    let mut task = cnn(device, run.channels, run.seed);
-    let attempt = Attempt::new();
-    let pass = Pass::train(RandomKey::new(0), &attempt);
-    let batch = first_batch(run);
-    let loss = task.loss(&pass, device, &batch.view()).expect("memory");
-    pass.backward(loss.mean().expect("memory")).expect("memory");
-    let gradients = attempt.into_gradients();
-    let mut all = Vec::new();
-    task.parameters().visit(&mut |_, parameter| {
-        let gradient = gradients.get(parameter.id()).expect("every parameter has one");
-        all.extend(gradient.to_vec::<f32>().expect("f32").into_iter().map(f64::from));
-    });
-    all
+/// The twin's gradient of the first batch.
+fn twin(run: &Run) -> Vec<f64> {
+    let device = run.device(None);
+    naive_gradient(cnn(&device, run.channels, run.seed), &device, &first_batch(&run.loaders().0))
 }
 
 /// Parameters before and after one step of plain descent with learning rate 1.
@@ -35,7 +17,7 @@ fn step(run: &Run, budget_bytes: Option<usize>, clip_norm: Option<f64>) -> [Vec<
     let options = Options { clip_norm, ..Options::default() };
     let mut trainer = Trainer::new(&device, task, Kind::Plain.build(1.0), options);
     let before = values(trainer.task_mut());
-    trainer.step(&first_batch(run)).expect("memory");
+    trainer.step(&first_batch(&run.loaders().0)).expect("memory");
     [before, values(trainer.task_mut())]
 }
 
@@ -46,7 +28,7 @@ fn norm(gradient: &[f64]) -> f64 {
 #[test]
 fn update_uses_the_gradient_shortened_to_the_norm() {
     let run = Run::default();
-    let gradient = naive_gradient(&run, &run.device(None));
+    let gradient = twin(&run);
     let length = norm(&gradient);
     assert!(length > 0.1, "{length} is no gradient");
     for part in [0.01, 0.5, 0.99] {
@@ -65,7 +47,7 @@ fn update_uses_the_gradient_shortened_to_the_norm() {
 #[test]
 fn shorter_gradients_are_left_alone() {
     let run = Run::default();
-    let length = norm(&naive_gradient(&run, &run.device(None)));
+    let length = norm(&twin(&run));
     let unclipped = step(&run, None, None);
     assert_eq!(step(&run, None, Some(length * 1.01)), unclipped);
     assert_ne!(step(&run, None, Some(length * 0.99)), unclipped);
@@ -75,7 +57,7 @@ fn shorter_gradients_are_left_alone() {
 fn norm_is_that_of_the_whole_batch_whatever_the_parts() {
     // Clipping every part would give a longer sum: parts point in different directions.
     let run = Run { train_len: 96, kind: Kind::Plain, ..Run::default() };
-    let length = norm(&naive_gradient(&run, &run.device(None)));
+    let length = norm(&twin(&run));
     let [before, whole] = step(&run, None, Some(length / 2.0));
     let [_, parts] = step(&run, Some(run.budget_for(32)), Some(length / 2.0));
     assert_ne!(whole, parts, "nothing was split");

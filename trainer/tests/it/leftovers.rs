@@ -12,7 +12,7 @@ use lowtide_tensor::{DType, Device, Tensor, TensorError};
 use lowtide_trainer::recipe::AnyOptimizer;
 use lowtide_trainer::{Options, Task, TrainError, Trainer};
 
-use crate::common::{Cnn, Kind, Probe, Run, cnn};
+use crate::common::{Cnn, Kind, Probe, Run, cnn, first_batch};
 
 const WHERE: &str = file!();
 
@@ -26,7 +26,7 @@ fn step_with_fault(
     let (train, test) = run.loaders();
     trainer.plan(&train, &test, 1).expect("fits");
     device.allocator().inject_fault(Fault { nth: 9, repeat: Repeat::Once });
-    let batch = train.epoch(0).next().expect("one").expect("readable");
+    let batch = first_batch(&train);
     let error = trainer.step(&batch).expect_err("the task breaks the rules");
     (trainer, error)
 }
@@ -68,7 +68,7 @@ fn attempt_that_fails_for_another_reason_is_not_blamed_for_leftovers() {
     });
     let mut trainer = Trainer::new(&device, failing, Kind::Adam.build(0.01), Options::default());
     let (train, _) = run.loaders();
-    let batch = train.epoch(0).next().expect("one").expect("readable");
+    let batch = first_batch(&train);
     let (hash, layout) = (trainer.state_hash().expect("cpu"), device.allocator().layout_hash());
     let error = trainer.step(&batch).expect_err("the task says so");
     assert_eq!(error.to_string(), "the task: no");
@@ -144,7 +144,7 @@ fn optimizer_state_is_frozen_while_a_step_is_computed() {
     let attempt = lowtide_autograd::Attempt::new();
     let pass = lowtide_autograd::Pass::train(lowtide_tensor::RandomKey::new(0), &attempt);
     let (train, _) = run.loaders();
-    let batch = train.epoch(0).next().expect("one").expect("readable");
+    let batch = first_batch(&train);
     let task = Probe { inner: warm_up.clone(), ..meddling };
     let loss = task.inner.loss(&pass, &device, &batch.view()).expect("memory");
     pass.backward(loss.sum).expect("memory");
@@ -196,7 +196,7 @@ fn state_hash_sees_every_parameter_to_the_bit() {
 fn state_hash_sees_optimizer_state_and_step_counts() {
     let run = Run::default();
     let (train, _) = run.loaders();
-    let batch = train.epoch(0).next().expect("one").expect("readable");
+    let batch = first_batch(&train);
     // The same single step, and then a bit of the k-th state tensor.
     let hash_after = |flipped: Option<usize>| {
         let device = run.device(None);

@@ -3,7 +3,7 @@
 use lowtide_amp::{LossScaler, LossScalerOptions};
 use lowtide_trainer::{Options, Trainer};
 
-use crate::common::{KINDS, Kind, Run, cnn, noise, values, versions};
+use crate::common::{KINDS, Kind, Run, cnn, first_batch, noise, values, versions};
 
 fn scaled(initial_scale: f32) -> Options {
     let options = LossScalerOptions { initial_scale, ..Default::default() };
@@ -48,7 +48,7 @@ fn overflowing_scale_backs_off_and_leaves_the_parameters_alone_until_it_fits() {
     let mut trainer = Trainer::new(&device, task, Kind::Adam.build(0.01), scaled(initial_scale));
     // So bright that gradients are above 2, for which alone half of the largest float is too much.
     let bright = noise(&[3; 12], 12, 1e4);
-    let batch = bright.epoch(0).next().expect("one").expect("readable");
+    let batch = first_batch(&bright);
 
     // The twin: the state machine on its own, told what the step reports.
     let mut twin = scaled(initial_scale).scaler;

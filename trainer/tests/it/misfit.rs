@@ -1,10 +1,11 @@
 //! Nothing fits: said before the first step, with the exact number of missing bytes.
 
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
-use lowtide_tensor::RandomKey;
+use lowtide_tensor::{Device, RandomKey};
+use lowtide_trainer::recipe::AnyOptimizer;
 use lowtide_trainer::{Classification, Knob, MicroBatches, Options, Trainer};
 
-use crate::common::{KINDS, Kind, Run, does_not_fit, labelled};
+use crate::common::{Cnn, KINDS, Kind, Run, does_not_fit, first_batch, labelled};
 
 #[test]
 fn missing_bytes_are_exactly_what_is_missing() {
@@ -22,16 +23,20 @@ fn missing_bytes_are_exactly_what_is_missing() {
     }
 }
 
+/// A layer of many outputs: a second part of a batch of two needs a second set of gradients.
+fn many_outputs(device: &Device) -> Trainer<Cnn, AnyOptimizer> {
+    let shape = SimpleCnnShape { image: [1, 8, 8], channels: 64, classes: 500 };
+    let model = SimpleCnn::new(device, RandomKey::new(0), shape).expect("memory");
+    let task = Classification::new(model);
+    Trainer::new(device, task, Kind::Plain.build(0.1), Options::default())
+}
+
 #[test]
 fn least_memory_may_be_with_whole_batches() {
-    // Two samples in a layer of many outputs: a second part needs a second set of gradients.
-    let shape = SimpleCnnShape { image: [1, 8, 8], channels: 64, classes: 500 };
     let data = labelled(&[0; 4], 2);
     let plan = |budget_bytes: usize| {
         let device = Run::default().device(None);
-        let model = SimpleCnn::new(&device, RandomKey::new(0), shape).expect("memory");
-        let task = Classification::new(model);
-        let mut trainer = Trainer::new(&device, task, Kind::Plain.build(0.1), Options::default());
+        let mut trainer = many_outputs(&device);
         device.allocator().set_capacity(budget_bytes);
         trainer.plan(&data, &data, 1)
     };
@@ -40,6 +45,21 @@ fn least_memory_may_be_with_whole_batches() {
     let whole = plan(error.needed_bytes).expect("that is what was missing");
     assert_eq!((whole.micro_batch, whole.predicted_peak_bytes()), (2, error.needed_bytes));
     does_not_fit(plan(error.needed_bytes - 1));
+}
+
+#[test]
+fn least_memory_in_mid_run_may_be_with_whole_batches() {
+    let batch = first_batch(&labelled(&[0; 2], 2));
+    let device = Run::default().device(None);
+    let mut trainer = many_outputs(&device);
+    trainer.step(&batch).expect("memory");
+    device.allocator().set_capacity(1000);
+    let error = does_not_fit(trainer.step(&batch));
+    assert_eq!((error.micro_batch, error.step), (2, Some(2)));
+    device.allocator().set_capacity(error.needed_bytes - 1);
+    does_not_fit(trainer.step(&batch));
+    device.allocator().set_capacity(error.needed_bytes);
+    assert_eq!(trainer.step(&batch).expect("that is what was missing").micro_batch, 2);
 }
 
 #[test]

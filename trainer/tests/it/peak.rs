@@ -32,7 +32,10 @@ fn predicted_peak_is_the_measured_one_for_every_batch_size_budget_optimizer_and_
     for kind in KINDS {
         for epochs in [1, 3] {
             for batch_size in BATCH_SIZES {
-                check_budgets(Run { train_len: 100, batch_size, epochs, kind, ..Run::default() });
+                // So wide that the optimizer's state takes pages of its own.
+                let channels = 64;
+                let run = Run { train_len: 100, batch_size, epochs, kind, ..Run::default() };
+                check_budgets(Run { channels, ..run });
             }
         }
     }
@@ -57,7 +60,11 @@ fn predicted_peak_is_the_measured_one_without_a_full_batch_to_train_on() {
 fn single_step_is_planned_without_the_forward_pass_after_it() {
     // In a second step the optimizer's state is there while the activations are.
     let run = Run { train_len: 96, channels: 128, ..Run::default() };
-    assert!(check(run, None) < check(Run { train_len: 192, ..run }, None));
+    let single_bytes = check(run, None);
+    assert!(single_bytes < check(Run { train_len: 192, ..run }, None));
+    // The second step may be that of the next epoch, and a little shorter than the first.
+    assert!(single_bytes < check(Run { epochs: 2, ..run }, None));
+    assert!(single_bytes < check(Run { train_len: 96 + 94, ..run }, None));
 }
 
 #[test]

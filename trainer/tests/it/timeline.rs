@@ -1,6 +1,6 @@
 //! The memory timeline agrees with the allocator's own counters.
 
-use lowtide_allocator::{Category, Fault, Repeat};
+use lowtide_allocator::{Action, Category, Fault, Repeat};
 use lowtide_tensor::{DType, Device, Tensor};
 use lowtide_trainer::report::MemoryTimeline;
 use lowtide_trainer::{Flow, Observer, Options, Result, RunStart, StepReport, Timeline, Trainer};
@@ -100,6 +100,21 @@ fn timeline_is_what_the_allocator_counts() {
     let state = Category::ALL.iter().position(|&c| c == Category::OptimizerState).expect("one");
     assert_eq!(memory.events[0][state], 0);
     assert!(memory.events[memory.phases[3].0][state] > 0);
+}
+
+#[test]
+fn timeline_counts_what_is_charged() {
+    // Products so large that the library which computes them packs its operands.
+    let run = Run { train_len: 288, test_len: 10, channels: 128, ..Run::default() };
+    let device = run.device(None);
+    let (train, test) = run.loaders();
+    let mut trainer = run.trainer(&device);
+    trainer.plan(&train, &test, 1).expect("fits");
+    check(&device, |observers| {
+        trainer.fit(&train, &test, 1, observers).expect("memory");
+    });
+    let history = device.allocator().history();
+    assert!(history.records().iter().any(|record| record.action == Action::Charge));
 }
 
 #[test]

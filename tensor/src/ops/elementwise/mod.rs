@@ -79,7 +79,8 @@ impl Binary {
             Binary::Mul => operands.zip(|a, b| a * b),
             Binary::Div => operands.zip(|a, b| a / b),
             Binary::AddScaled(c) => operands.zip(|a, b| a + T::from_f64(c) * b),
-            Binary::ReluBackward => operands.zip(|dy, y| if y > T::ZERO { dy } else { T::ZERO }),
+            // A NaN lets its gradient through, as in PyTorch.
+            Binary::ReluBackward => operands.zip(|dy, y| if y <= T::ZERO { T::ZERO } else { dy }),
         }
     }
 }
