@@ -177,6 +177,11 @@ impl CachingAllocator {
         self.core().lock().state.policy.request_count
     }
 
+    /// Events so far: the sequence number of the next [`Record`](crate::Record).
+    pub fn event_count(&self) -> u64 {
+        self.core().lock().state.history.event_count()
+    }
+
     /// The last 65,536 events.
     pub fn history(&self) -> History {
         self.core().lock().state.history.snapshot()

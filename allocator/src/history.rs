@@ -72,6 +72,11 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
+    /// Events so far, the overwritten ones too.
+    pub(crate) fn event_count(&self) -> u64 {
+        self.next_sequence
+    }
+
     pub(crate) fn push(
         &mut self,
         action: Action,

@@ -28,6 +28,9 @@ pub(crate) fn score_parts(
 ///
 /// # Errors
 /// Out of memory with a single sample; anything else at once.
+///
+/// # Panics
+/// If `micro_batch` is 0.
 pub fn evaluate(
     task: &impl Task,
     device: &Device,

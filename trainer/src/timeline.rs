@@ -38,11 +38,6 @@ impl Timeline {
         }
     }
 
-    fn event_count(&self) -> u64 {
-        let history = self.device.allocator().history();
-        history.overwritten() + history.records().len() as u64
-    }
-
     fn collect(&mut self) {
         let history = self.device.allocator().history();
         let in_run = |record: &&Record| record.sequence >= self.first_event;
@@ -110,13 +105,13 @@ fn steps(count: u64) -> String {
 
 impl Observer for Timeline {
     fn on_start(&mut self, _: &RunStart) -> Result<()> {
-        self.first_event = self.event_count();
+        self.first_event = self.device.allocator().event_count();
         Ok(())
     }
 
     fn on_phase(&mut self, step: u64, phase: &'static str) {
         if step <= STEPS_SHOWN {
-            self.phases.push((self.event_count(), phase.to_owned()));
+            self.phases.push((self.device.allocator().event_count(), phase.to_owned()));
         }
     }
 

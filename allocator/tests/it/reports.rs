@@ -96,6 +96,7 @@ fn history_forgets_the_oldest_and_says_how_many() {
     let total = 2 * rounds + 1;
     assert_eq!(history.records().len(), 65_536);
     assert_eq!(history.overwritten(), total - 65_536);
+    assert_eq!(memory.event_count(), total);
     let sequences = history.records().iter().map(|record| record.sequence);
     assert!(sequences.eq(total - 65_536..total));
 }

@@ -10,7 +10,7 @@ use lowtide_data::{
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_nn::optim::{Adam, AdamOptions, Optimizer, Sgd, SgdOptions};
 use lowtide_nn::{Loss, Parameters};
-use lowtide_tensor::{CpuOptions, Device, RandomKey};
+use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, Tensor};
 use lowtide_trainer::recipe::AnyOptimizer;
 use lowtide_trainer::{
     Classification, DoesNotFit, Flow, Observer, Options, Plan, Result, Score, StepReport, Task,
@@ -234,6 +234,8 @@ pub(crate) struct Probe {
     pub(crate) couples_samples: bool,
     /// What to say in place of how many targets count.
     pub(crate) count: Option<f64>,
+    /// What the score takes beside the model's need.
+    pub(crate) score_bytes: usize,
     pub(crate) deed: Deed,
 }
 
@@ -242,7 +244,7 @@ impl Probe {
         inner: Cnn,
         deed: impl Fn(&mut Cnn, &Device) -> Result<()> + 'static,
     ) -> Probe {
-        Probe { inner, couples_samples: false, count: None, deed: Rc::new(deed) }
+        Probe { inner, couples_samples: false, count: None, score_bytes: 0, deed: Rc::new(deed) }
     }
 }
 
@@ -265,6 +267,7 @@ impl Task for Probe {
     }
 
     fn score(&self, device: &Device, part: &BatchView<'_>) -> Result<Score> {
+        let _scratch = Tensor::empty(device, [self.score_bytes], DType::U8)?;
         self.inner.score(device, part)
     }
 }

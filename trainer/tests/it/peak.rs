@@ -1,6 +1,8 @@
 //! The predicted peak is the measured one, to the byte.
 
-use crate::common::{KINDS, Kind, Run};
+use lowtide_trainer::{Options, Trainer};
+
+use crate::common::{KINDS, Kind, Probe, Run, cnn, does_not_fit};
 
 #[track_caller]
 fn check(run: Run, budget_bytes: Option<usize>) -> usize {
@@ -22,7 +24,7 @@ fn check_budgets(run: Run) {
         Err(_) => whole_bytes,
     };
     // Something between all at once and a sample at a time.
-    let least_bytes = crate::common::does_not_fit(run.plan(Some(0))).needed_bytes;
+    let least_bytes = does_not_fit(run.plan(Some(0))).needed_bytes;
     check(run, Some(tightest((least_bytes + whole_bytes) / 2)));
     check(run, Some(least_bytes));
 }
@@ -69,11 +71,15 @@ fn single_step_is_planned_without_the_forward_pass_after_it() {
 
 #[test]
 fn evaluation_can_be_the_peak() {
-    let run = Run { train_len: 8, test_len: 600, batch_size: 8, channels: 64, ..Run::default() };
-    check(run, None);
-    // The evaluation's batches are as large as the training's, whatever the test data's size.
-    let larger = Run { train_len: 2, test_len: 300, batch_size: 300, ..run };
-    check(larger, None);
+    let run = Run { train_len: 200, ..Run::default() };
+    let device = run.device(None);
+    let probe = Probe::new(cnn(&device, run.channels, run.seed), |_, _| Ok(()));
+    let task = Probe { score_bytes: 10 << 20, ..probe };
+    let mut trainer = Trainer::new(&device, task, run.kind.build(0.01), Options::default());
+    let outcome = run.fit_trainer(&device, &mut trainer, |_, _| {}).expect("memory");
+    assert_eq!(outcome.measured_peak_bytes, outcome.plan.predicted_peak_bytes());
+    let before_bytes = outcome.reports.last().expect("three").reserved_peak_bytes;
+    assert!(before_bytes < outcome.measured_peak_bytes, "training was the peak");
 }
 
 #[test]
@@ -97,7 +103,7 @@ fn budget_of_the_predicted_peak_gives_the_same_plan_and_a_byte_less_another() {
             plans += 1;
         }
         assert!(plans >= 4, "only {plans} plans with {kind:?}");
-        crate::common::does_not_fit(run.plan(budget_bytes));
+        does_not_fit(run.plan(budget_bytes));
     }
 }
 
