@@ -56,7 +56,7 @@ fn random_program(criterion: &mut Criterion) {
         });
         memory.check_invariants();
     });
-    group.bench_function("system_malloc", |bencher| {
+    group.bench_function("baseline_system_malloc", |bencher| {
         let mut slots: Vec<Option<Vec<u8>>> = (0..SLOTS).map(|_| None).collect();
         bencher.iter(|| {
             run(&program, &mut slots, |size_bytes| black_box(Vec::with_capacity(size_bytes)));
@@ -82,7 +82,7 @@ fn steady_step(criterion: &mut Criterion) {
         bencher.iter(&mut step);
         assert_eq!(memory.statistics().source_calls, source_calls);
     });
-    group.bench_function("system_malloc", |bencher| {
+    group.bench_function("baseline_system_malloc", |bencher| {
         let mut live: Vec<Vec<u8>> = Vec::with_capacity(STEP_TENSORS);
         bencher.iter(|| {
             live.extend(sizes.iter().map(|&bytes| black_box(Vec::with_capacity(bytes))));
