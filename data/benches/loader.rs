@@ -57,7 +57,8 @@ fn group(c: &mut Criterion, subject: &str, dataset: Arc<dyn Dataset>) {
         let loader = Loader::new(Arc::clone(&dataset), options).expect("the ring is small");
         let sum = checksum(&loader).expect("the samples have no faults");
         assert_eq!(*expected.get_or_insert(sum), sum, "every loader gives the same epoch");
-        let variant = if workers == 0 { "inline".to_owned() } else { format!("workers_{workers}") };
+        let variant =
+            if workers == 0 { "baseline_inline".to_owned() } else { format!("workers_{workers}") };
         group.bench_function(BenchmarkId::from_parameter(variant), |b| {
             b.iter(|| checksum(&loader));
         });
