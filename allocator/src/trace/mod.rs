@@ -13,6 +13,7 @@
 mod error;
 mod file;
 pub mod pickle;
+mod recording;
 mod replay;
 mod report;
 mod snapshot;
@@ -20,6 +21,7 @@ mod start;
 
 pub use error::{TraceError, TraceProblem};
 pub use file::{Limits, read_snapshot};
+pub use recording::{EventKind, Piece, RecordedBlock, RecordedRange, Recording, Site, TraceEvent};
 pub use replay::{Replay, ReplayError};
 pub use report::ReplayReport;
 pub use snapshot::{Action, RecordedEvent, RecordedSegment, Snapshot};
