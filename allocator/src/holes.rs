@@ -330,7 +330,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_an_ordered_set(ops in prop::collection::vec((0..3_u8, 1..400_usize, 0..60_u32), 1..300)) {
+        fn agrees_with_an_ordered_set(
+            ops in prop::collection::vec((0..3_u8, 1..400_usize, 0..60_u32), 1..300),
+        ) {
             let mut holes = Holes::new();
             let mut set: BTreeSet<(usize, usize, u32)> = BTreeSet::new();
             for (op, blocks, slot) in ops {
@@ -353,7 +355,7 @@ mod tests {
                 prop_assert_eq!(holes.largest_bytes(), set.last().map_or(0, |hole| hole.0));
                 prop_assert_eq!(holes.len(), set.len());
                 let mut from = Vec::new();
-                holes.for_each_from(size_bytes, |offset, size, slot| from.push((size, offset, slot)));
+                holes.for_each_from(size_bytes, |at, size, slot| from.push((size, at, slot)));
                 let expected: Vec<_> = set.range((size_bytes, 0, 0)..).copied().collect();
                 prop_assert_eq!(from, expected);
             }

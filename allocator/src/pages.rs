@@ -161,7 +161,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_a_set_of_pages(ops in prop::collection::vec((any::<bool>(), 0..30_usize, 1..6_usize), 1..100)) {
+        fn agrees_with_a_set_of_pages(
+            ops in prop::collection::vec((any::<bool>(), 0..30_usize, 1..6_usize), 1..100),
+        ) {
             let mut pages = Pages::new(PAGE);
             let mut set: BTreeSet<usize> = BTreeSet::new();
             for (adds, first, count) in ops {

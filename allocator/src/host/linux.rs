@@ -53,7 +53,7 @@ impl Range {
     /// Gives pages of a memory range to the system, wherever they are shown.
     pub(super) fn give_back(&self, offset: usize, size_bytes: usize) {
         let start = self.at(offset, size_bytes);
-        // SAFETY: 1. the range lies inside the mapping, and no live block in it: the `PageRange` that
+        // SAFETY: 1. the range lies inside the mapping and no live block in it: the `PageRange` that
         // the caller got says so. So no reference sees its bytes change. 2. It stays mapped and
         // reads as zero.
         let result = unsafe { mm::madvise(start, size_bytes, Advice::LinuxRemove) };

@@ -47,8 +47,8 @@ impl Segment {
     /// A range that the processor can read and write.
     ///
     /// # Safety
-    /// Until `owner` is dropped, every byte of a committed range, and of a mapped part of a range of
-    /// views, is initialised and may be read and written through `pointer`, by nobody but the
+    /// Until `owner` is dropped, every byte of a committed range, and of a mapped part of a range
+    /// of views, is initialised and may be read and written through `pointer`, by nobody but the
     /// allocator that gets this segment; and the source takes memory away and remaps views only as
     /// a [`PageRange`] or a [`Mapping`] of the same segments says.
     pub unsafe fn with_host_pointer(

@@ -110,11 +110,10 @@ impl Naive {
         let pieces = self.place(requested_bytes.max(1).div_ceil(512) * 512);
         let wanted: BTreeSet<usize> = pieces.iter().flat_map(touched_by).collect();
         let touched_count = self.touched().union(&wanted).count();
-        if touched_count * PAGE_BYTES + self.charged_bytes > self.capacity_bytes {
-            if !wanted.is_subset(&self.committed) {
-                self.trim();
-                return None;
-            }
+        let is_short = touched_count * PAGE_BYTES + self.charged_bytes > self.capacity_bytes;
+        if is_short && !wanted.is_subset(&self.committed) {
+            self.trim();
+            return None;
         }
         let missing_count = wanted.difference(&self.committed).count();
         self.pay(missing_count * PAGE_BYTES, &wanted);
