@@ -11,6 +11,7 @@
 //! blocks with the recorded ones.
 
 mod error;
+mod explain;
 mod file;
 pub mod pickle;
 mod recording;
@@ -18,8 +19,14 @@ mod replay;
 mod report;
 mod snapshot;
 mod start;
+mod timeline;
+mod walk;
 
 pub use error::{TraceError, TraceProblem};
+pub use explain::{
+    Advice, CategoryShare, Churn, Explanation, Failure, Group, Moment, Peak, SiteShare, Transient,
+    Unfreed, Waits,
+};
 pub use file::{Limits, read_snapshot};
 pub use recording::{EventKind, Piece, RecordedBlock, RecordedRange, Recording, Site, TraceEvent};
 pub use replay::{Replay, ReplayError};

@@ -1,0 +1,196 @@
+// Fills the plot, one column of pixels after the other. A column that covers many moments shows the
+// one with the most bytes, so that no peak is lost.
+
+const painter = (() => {
+  const r = recording;
+  const next = new Int32Array(r.blockCount), before = new Int32Array(r.blockCount);
+  const first = new Int32Array(r.bandCount), last = new Int32Array(r.bandCount);
+
+  function append(b) {
+    const k = r.band[b], tail = last[k];
+    before[b] = tail;
+    next[b] = -1;
+    if (tail < 0) first[k] = b; else next[tail] = b;
+    last[k] = b;
+  }
+
+  function unlink(b) {
+    const k = r.band[b];
+    if (before[b] < 0) first[k] = next[b]; else next[before[b]] = next[b];
+    if (next[b] < 0) last[k] = before[b]; else before[next[b]] = before[b];
+  }
+
+  // Lists of the live blocks of every category by birth, at one moment after the other.
+  function sweep() {
+    let at = -1;
+    return moment => {
+      if (at < 0) {
+        first.fill(-1);
+        last.fill(-1);
+        for (let b = 0; b < r.blockCount && r.from[b] <= moment; b++) {
+          if (r.to[b] > moment) append(b);
+        }
+      } else {
+        for (let m = at + 1; m <= moment; m++) {
+          if (r.gone[m] >= 0) unlink(r.gone[m]);
+          if (r.born[m] >= 0) append(r.born[m]);
+        }
+      }
+      at = moment;
+    };
+  }
+
+  // The moment that each column shows.
+  function columns(view, width) {
+    const chosen = new Int32Array(width);
+    for (let x = 0; x < width; x++) {
+      const low = view.momentAt(view.from + (view.to - view.from) * x / width);
+      const high = view.momentBefore(view.from + (view.to - view.from) * (x + 1) / width);
+      let most = low;
+      for (let m = low + 1; m <= high; m++) if (r.total[m] > r.total[most]) most = m;
+      chosen[x] = most;
+    }
+    return chosen;
+  }
+
+  // A colour as the 32 bits of a pixel, and what is a little darker than it.
+  function shades(colour) {
+    const [red, green, blue] = colour.match(/[0-9a-f]{2}/gi).map(part => parseInt(part, 16));
+    const pixel = f => (255 << 24 | blue * f << 16 | green * f << 8 | red * f) >>> 0;
+    return [pixel(1), pixel(0.9), pixel(0.68)];
+  }
+
+  // Steps through lists are cheap but not free: beyond this many, only whole categories are drawn.
+  const STEPS_MAX = 2e7;
+
+  function stack(image, chosen, scaleMax, colours, chargedColour) {
+    const { width, height } = image, pixels = new Uint32Array(image.data.buffer);
+    const isFine = r.liveMax * width < STEPS_MAX, go = sweep();
+    for (let x = 0; x < width; x++) {
+      const m = chosen[x];
+      if (isFine) go(m);
+      let bytes = 0, y = 0;
+      const rise = to => Math.min(height, Math.round(to / scaleMax * height));
+      const fill = (end, colour) => {
+        for (; y < end; y++) pixels[(height - 1 - y) * width + x] = colour;
+      };
+      for (let k = 0; k < r.bandCount; k++) {
+        const [plain, other, edge] = colours[k];
+        const ceiling = bytes + r.levels[k][m];
+        if (isFine) {
+          for (let b = first[k]; b >= 0; b = next[b]) {
+            bytes += r.size[b];
+            const end = rise(bytes), rows = end - y;
+            if (rows < 2) { fill(end, plain); continue; }
+            if (rows >= 5) fill(end - 1, b & 1 ? other : plain);
+            fill(end, rows >= 5 ? edge : b & 1 ? other : plain);
+          }
+        }
+        bytes = ceiling;
+        fill(rise(bytes), plain);
+      }
+      const end = rise(bytes + r.charged[m]);
+      for (; y < end; y++) {
+        if ((x + y) % 8 < 4) pixels[(height - 1 - y) * width + x] = chargedColour[0];
+      }
+    }
+  }
+
+  // Addresses without the long stretches where no block ever lies.
+  const map = (() => {
+    let cached;
+    return () => {
+      if (cached) return cached;
+      const order = Array.from(r.size.keys());
+      order.sort((a, b) => r.address[a] < r.address[b] ? -1 : r.address[a] > r.address[b] ? 1 : 0);
+      let used = 0;
+      for (let b = 0; b < r.blockCount; b++) used = Math.max(used, r.size[b]);
+      const gapMax = BigInt(Math.min(Number.MAX_SAFE_INTEGER, Math.max(1 << 21, used)));
+      const low = new Float64Array(r.blockCount), breaks = [];
+      let base = 0n, end = 0n, offset = 0, reach = 0;
+      order.forEach((b, i) => {
+        const at = r.address[b];
+        if (i === 0 || at > end + gapMax) {
+          if (i > 0) breaks.push(reach);
+          offset = reach;
+          base = at;
+        }
+        low[b] = offset + Number(at - base);
+        reach = Math.max(reach, low[b] + r.size[b]);
+        const blockEnd = at + BigInt(r.size[b]);
+        if (blockEnd > end) end = blockEnd;
+      });
+      cached = { low, breaks, total: Math.max(1, reach) };
+      return cached;
+    };
+  })();
+
+  function addresses(image, chosen, colours) {
+    const { width, height } = image, pixels = new Uint32Array(image.data.buffer);
+    const { low, total } = map(), go = sweep();
+    const row = bytes => Math.min(height, Math.round(bytes / total * height));
+    for (let x = 0; x < width; x++) {
+      go(chosen[x]);
+      for (let k = 0; k < r.bandCount; k++) {
+        const [plain, other, edge] = colours[k];
+        for (let b = first[k]; b >= 0; b = next[b]) {
+          const y = row(low[b]), end = Math.max(y + 1, row(low[b] + r.size[b]));
+          const isEdged = end - y >= 5;
+          for (let at = y; at < Math.min(end, height); at++) {
+            const colour = isEdged && at === end - 1 ? edge : b & 1 ? other : plain;
+            pixels[(height - 1 - at) * width + x] = colour;
+          }
+        }
+      }
+    }
+  }
+
+  // The block at so many bytes from the bottom; -1 if there is none.
+  function blockInStack(moment, bytes) {
+    let base = 0;
+    for (let k = 0; k < r.bandCount; k++) {
+      const level = r.levels[k][moment];
+      if (bytes >= base + level) { base += level; continue; }
+      for (let b = 0; b < r.blockCount && r.from[b] <= moment; b++) {
+        if (r.band[b] !== k || r.to[b] <= moment) continue;
+        base += r.size[b];
+        if (bytes < base) return b;
+      }
+      return -1;
+    }
+    return -1;
+  }
+
+  function blockInMap(moment, bytes) {
+    const { low, total } = map(), slack = total / 1000;
+    let best = -1, bestMiss = slack;
+    for (let b = 0; b < r.blockCount && r.from[b] <= moment; b++) {
+      if (r.to[b] <= moment) continue;
+      const miss = Math.max(low[b] - bytes, bytes - low[b] - r.size[b] + 1, 0);
+      if (miss < bestMiss) { best = b; bestMiss = miss; }
+    }
+    return best;
+  }
+
+  // Where a block lies in the stack at moments that rise: on the lower categories, and on what is
+  // older than it in its own.
+  function baseOf(block) {
+    const k = r.band[block], older = [];
+    for (let b = 0; b < block; b++) {
+      if (r.band[b] === k && r.to[b] > r.from[block]) older.push(b);
+    }
+    older.sort((a, b) => r.to[a] - r.to[b]);
+    let under = 0, passed = 0;
+    for (const b of older) under += r.size[b];
+    return moment => {
+      for (; passed < older.length && r.to[older[passed]] <= moment; passed++) {
+        under -= r.size[older[passed]];
+      }
+      let base = under;
+      for (let lower = 0; lower < k; lower++) base += r.levels[lower][moment];
+      return base;
+    };
+  }
+
+  return { columns, shades, stack, addresses, map, blockInStack, blockInMap, baseOf };
+})();
