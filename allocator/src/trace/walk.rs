@@ -78,9 +78,8 @@ pub(super) struct Levels {
     /// Of the live ones, those that only wait for other streams.
     pub(super) waiting_bytes: u64,
     pub(super) charged_bytes: u64,
+    pub(super) charged_by_band: [u64; BANDS],
     pub(super) reserved_bytes: u64,
-    /// Live and charged, by band.
-    pub(super) by_band: [u64; BANDS],
     pub(super) live_blocks: u64,
 }
 
@@ -197,8 +196,11 @@ impl<'a> Lives<'a> {
                     add(&mut levels.reserved_bytes, event.size_bytes);
                 }
                 EventKind::Discharge => {
-                    subtract(&mut levels.charged_bytes, event.size_bytes);
-                    subtract(&mut levels.by_band[band(event.category)], event.size_bytes);
+                    // No more than its category has.
+                    let level = &mut levels.charged_by_band[band(event.category)];
+                    let gone_bytes = event.size_bytes.min(*level);
+                    *level -= gone_bytes;
+                    subtract(&mut levels.charged_bytes, gone_bytes);
                     subtract(&mut levels.reserved_bytes, event.size_bytes);
                 }
                 _ => {}
@@ -212,14 +214,12 @@ impl Levels {
     fn add(&mut self, life: &Life) {
         add(&mut self.live_bytes, life.size_bytes);
         add(&mut self.requested_bytes, life.requested_bytes);
-        add(&mut self.by_band[band(life.category)], life.size_bytes);
         self.live_blocks += 1;
     }
 
     fn remove(&mut self, life: &Life) {
         subtract(&mut self.live_bytes, life.size_bytes);
         subtract(&mut self.requested_bytes, life.requested_bytes);
-        subtract(&mut self.by_band[band(life.category)], life.size_bytes);
         self.live_blocks -= 1;
         if life.waits_from != NEVER {
             subtract(&mut self.waiting_bytes, life.size_bytes);
@@ -228,7 +228,7 @@ impl Levels {
 
     fn charge(&mut self, category: Option<Category>, bytes: u64) {
         add(&mut self.charged_bytes, bytes);
-        add(&mut self.by_band[band(category)], bytes);
+        add(&mut self.charged_by_band[band(category)], bytes);
     }
 }
 
@@ -240,24 +240,35 @@ fn subtract(level_bytes: &mut u64, bytes: u64) {
     *level_bytes = level_bytes.saturating_sub(bytes);
 }
 
+/// Of a function's name that does not fit, less than this says nothing.
+const FUNCTION_LEN_MIN: usize = 8;
+
 impl Site {
     /// On one line, in printable characters only: what a stranger wrote must not steer a terminal
-    /// or turn the direction of the text around it. At most `len_max` characters; of a longer one
-    /// the end, which says more.
+    /// or turn the direction of the text around it. At most `len_max` characters: of a long place
+    /// the end and of a function the beginning, if there is room for it.
     pub(super) fn shown(&self, len_max: usize) -> String {
         let file = if self.file.is_empty() { "?" } else { &self.file };
-        let mut text = match self.line {
+        let place = match self.line {
             0 => file.to_owned(),
             line => format!("{file}:{line}"),
         };
-        if !self.function.is_empty() {
-            text = format!("{text} {}", self.function);
+        let place = printable(&place, len_max);
+        let function = printable(&self.function, usize::MAX);
+        let len = function.chars().count();
+        let room = len_max.saturating_sub(place.chars().count() + 1);
+        if len == 0 || room < len.min(FUNCTION_LEN_MIN) {
+            place
+        } else if len <= room {
+            format!("{place} {function}")
+        } else {
+            let head: String = function.chars().take(room - 1).collect();
+            format!("{place} {head}…")
         }
-        printable(&text, len_max)
     }
 }
 
-/// See [`Site::shown`].
+/// See [`Site::shown`]; of a longer text the end.
 pub(super) fn printable(text: &str, len_max: usize) -> String {
     let mut shown = String::new();
     for char in text.chars() {

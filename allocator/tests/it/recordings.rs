@@ -345,3 +345,114 @@ pub(crate) fn recording() -> impl Strategy<Value = Recording> {
         recording
     })
 }
+
+/// A block's life, found by looking for its end event by event.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Lived {
+    pub(crate) block: RecordedBlock,
+    pub(crate) from: usize,
+    pub(crate) waits_from: Option<usize>,
+    pub(crate) to: Option<usize>,
+}
+
+impl Lived {
+    pub(crate) fn is_live_at(&self, moment: usize) -> bool {
+        self.from <= moment && self.to.is_none_or(|to| moment < to)
+    }
+}
+
+/// The slow twin of what the crate computes about blocks.
+pub(crate) fn lives(recording: &Recording) -> Vec<Lived> {
+    let mut blocks: Vec<(usize, RecordedBlock)> =
+        recording.start.iter().map(|block| (0, block.clone())).collect();
+    for (index, event) in recording.events.iter().enumerate() {
+        if let EventKind::Allocate { id } = event.kind {
+            let TraceEvent { address, size_bytes, requested_bytes, stream, category, site, .. } =
+                *event;
+            let block =
+                RecordedBlock { id, address, size_bytes, requested_bytes, stream, category, site };
+            blocks.push((index + 1, block));
+        }
+    }
+    let live = |(from, block): (usize, RecordedBlock)| {
+        let find = |is_it: &dyn Fn(EventKind) -> bool| {
+            let later = recording.events.iter().skip(from).position(|event| is_it(event.kind))?;
+            Some(from + later + 1)
+        };
+        let id = block.id;
+        let to = find(&|kind| kind == EventKind::Free { id } || kind == EventKind::Allocate { id });
+        let waits_from = find(&|kind| kind == EventKind::FreeRequested { id });
+        let waits_from = waits_from.filter(|&waits| to.is_none_or(|to| waits < to));
+        let site = block.site.filter(|&site| (site as usize) < recording.sites.len());
+        Lived { block: RecordedBlock { site, ..block }, from, waits_from, to }
+    };
+    blocks.into_iter().map(live).collect()
+}
+
+/// Charged bytes by category, unknown last, counted from the start again.
+pub(crate) fn charges_at(recording: &Recording, moment: usize) -> [u64; 8] {
+    let mut charges = [0_u64; 8];
+    let band = |category: Option<Category>| category.map_or(7, |category| category as usize);
+    for &(category, bytes) in &recording.start_charges {
+        charges[band(Some(category))] += bytes;
+    }
+    for event in &recording.events[..moment] {
+        let level = &mut charges[band(event.category)];
+        match event.kind {
+            EventKind::Charge => *level += event.size_bytes,
+            EventKind::Discharge => *level = level.saturating_sub(event.size_bytes),
+            _ => {}
+        }
+    }
+    charges
+}
+
+pub(crate) fn reserved_at(recording: &Recording, moment: usize) -> u64 {
+    recording.events[..moment].iter().fold(recording.start_reserved_bytes, |level, event| {
+        match event.kind {
+            EventKind::Reserve | EventKind::Charge => level + event.size_bytes,
+            EventKind::Release | EventKind::Discharge => level.saturating_sub(event.size_bytes),
+            _ => level,
+        }
+    })
+}
+
+/// A recording of one event and nothing else.
+pub(crate) fn one_event(kind: EventKind, size_bytes: u64) -> Recording {
+    let event = TraceEvent {
+        time_us: 5,
+        kind,
+        size_bytes,
+        requested_bytes: size_bytes,
+        address: u64::MAX - 7,
+        stream: StreamId(u64::MAX),
+        category: None,
+        site: Some(3),
+    };
+    Recording { events: vec![event], ..Recording::default() }
+}
+
+/// One of each, with the largest numbers that there are.
+pub(crate) fn largest() -> Recording {
+    let mut recording = one_event(EventKind::Allocate { id: 1 }, u64::MAX);
+    recording.start_reserved_bytes = u64::MAX;
+    recording.capacity_bytes = u64::MAX;
+    recording.lost_events = u64::MAX;
+    recording.start_charges = vec![(Category::Input, u64::MAX), (Category::Other, u64::MAX)];
+    let kinds = [
+        EventKind::Reserve,
+        EventKind::Charge,
+        EventKind::Allocate { id: 2 },
+        EventKind::OutOfMemory { free_bytes: u64::MAX },
+        EventKind::FreeRequested { id: 2 },
+        EventKind::Free { id: 1 },
+        EventKind::Discharge,
+        EventKind::Release,
+        EventKind::Free { id: 2 },
+    ];
+    for kind in kinds {
+        let first = recording.events[0].clone();
+        recording.events.push(TraceEvent { kind, time_us: u64::MAX, ..first });
+    }
+    recording
+}

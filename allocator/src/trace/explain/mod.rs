@@ -303,7 +303,6 @@ fn moment(moment: usize, events: usize) -> Moment {
 }
 
 fn peak(lives: &Lives, tops: &Tops) -> Peak {
-    let Levels { by_band, .. } = tops.levels;
     let live: Vec<&Life> = lives.lives.iter().filter(|life| life.is_live_at(tops.moment)).collect();
     let mut by_site: BTreeMap<Option<u32>, Group> = BTreeMap::new();
     for life in &live {
@@ -318,10 +317,6 @@ fn peak(lives: &Lives, tops: &Tops) -> Peak {
         blocks,
         bytes,
     };
-    let mut charged = by_band;
-    for life in &live {
-        charged[band(life.category)] = charged[band(life.category)].saturating_sub(life.size_bytes);
-    }
     Peak {
         moment: moment(tops.moment, lives.recording.events.len()),
         in_use_bytes: tops.levels.in_use_bytes(),
@@ -332,7 +327,7 @@ fn peak(lives: &Lives, tops: &Tops) -> Peak {
         reserved_bytes: tops.levels.reserved_bytes,
         cached_bytes: tops.levels.reserved_bytes.saturating_sub(tops.levels.in_use_bytes()),
         waiting_bytes: tops.levels.waiting_bytes,
-        by_category: by_category(&live, &charged),
+        by_category: by_category(&live, &tops.levels.charged_by_band),
         by_site: by_site.into_iter().map(share).collect(),
         site_count,
     }

@@ -82,7 +82,7 @@ impl Explanation {
             "{} in {}; policy {}, capacity {capacity}.",
             counted(self.events, "event"),
             duration(self.duration_us),
-            printable(policy, 20),
+            printable(policy, 40),
         )
     }
 
@@ -147,8 +147,12 @@ impl Explanation {
             // A sum that saturated is smaller than its parts.
             let len = part.div_ceil(u128::from((*in_use_bytes).max(1)));
             let bar = "#".repeat(len.min(u128::from(BAR_COLUMNS)) as usize);
-            let text = format!("{:>7}  {bar}", percent(share.bytes, *in_use_bytes));
-            page.row(name(share.category), share.bytes, &text)?;
+            page.line(&format!(
+                "  {:<15} {:>12} {:>7}  {bar}",
+                name(share.category),
+                Bytes(share.bytes).to_string(),
+                percent(share.bytes, *in_use_bytes),
+            ))?;
         }
         Ok(())
     }
@@ -286,14 +290,13 @@ impl Page<'_, '_> {
     }
 
     fn row(&mut self, name: &str, bytes: u64, more: &str) -> fmt::Result {
-        let row = format!("  {name:<15} {:>12}  {more}", Bytes(bytes).to_string());
-        writeln!(self.f, "{}", row.trim_end())
+        self.item(&format!("  {name:<15} {:>12}  ", Bytes(bytes).to_string()), more)
     }
 
     fn site(&mut self, figures: &str, site: Option<&Site>) -> fmt::Result {
         let room = COLUMNS.saturating_sub(columns(figures)).max(8);
         let site = site.map_or_else(|| "unknown site".into(), |site| fitting(site, room));
-        writeln!(self.f, "{figures}{site}")
+        self.line(&format!("{figures}{site}"))
     }
 
     /// Wrapped, with the indent that it begins with.
@@ -304,22 +307,42 @@ impl Page<'_, '_> {
 
     /// Wrapped; what follows the first line is indented as far as `head`.
     fn item(&mut self, head: &str, text: &str) -> fmt::Result {
-        let mut line = head.to_owned();
-        let mut is_begun = false;
-        for word in text.split(' ') {
-            if is_begun && columns(&line) + 1 + columns(word) > COLUMNS {
-                writeln!(self.f, "{line}")?;
-                line = " ".repeat(head.len());
-                is_begun = false;
+        let room = COLUMNS - columns(head);
+        let indent = " ".repeat(columns(head));
+        let mut line = String::new();
+        let mut start = head;
+        for word in text.split(' ').flat_map(|word| pieces(word, room)) {
+            if !line.is_empty() && columns(&line) + 1 + columns(word) > room {
+                self.line(&format!("{start}{line}"))?;
+                line.clear();
+                start = &indent;
             }
-            if is_begun {
-                line.push(' ');
-            }
+            // An empty word is a second space.
+            line.push_str(if line.is_empty() { "" } else { " " });
             line.push_str(word);
-            is_begun = true;
         }
-        writeln!(self.f, "{line}")
+        self.line(&format!("{start}{line}"))
     }
+
+    fn line(&mut self, line: &str) -> fmt::Result {
+        writeln!(self.f, "{}", line.trim_end())
+    }
+}
+
+/// A word, in pieces if it is longer than a line.
+fn pieces(word: &str, room: usize) -> Vec<&str> {
+    let mut pieces = Vec::new();
+    let (mut from, mut len) = (0, 0);
+    for (at, char) in word.char_indices() {
+        let wide = char_columns(char);
+        if len + wide > room && len > 0 {
+            pieces.push(&word[from..at]);
+            (from, len) = (at, 0);
+        }
+        len += wide;
+    }
+    pieces.push(&word[from..]);
+    pieces
 }
 
 /// The end of a site that fits into so many columns.
@@ -337,7 +360,11 @@ fn fitting(site: &Site, room: usize) -> String {
 
 /// What a terminal takes for a text; from the Hangul letters on characters may be two wide.
 fn columns(text: &str) -> usize {
-    text.chars().map(|char| if char >= '\u{1100}' && char != '…' { 2 } else { 1 }).sum()
+    text.chars().map(char_columns).sum()
+}
+
+fn char_columns(char: char) -> usize {
+    if char >= '\u{1100}' && char != '…' { 2 } else { 1 }
 }
 
 fn name(category: Option<Category>) -> &'static str {

@@ -58,7 +58,8 @@ const chart = (() => {
     const style = getComputedStyle(document.documentElement);
     const value = name => style.getPropertyValue(`--${name}`).trim();
     const bands = r.file.bands.map((_, k) => value(`band-${k}`));
-    colours = { bands: bands.map(painter.shades), charged: painter.shades(value('charged')) };
+    colours = { bands: bands.map(painter.shades), charges: painter.shades(value('charged')),
+      panelPixel: painter.shades(value('panel'))[0] };
     for (const name of ['ink', 'faint', 'grid', 'reserved', 'capacity', 'alarm', 'panel', 'focus']) {
       colours[name] = value(name);
     }
@@ -83,7 +84,7 @@ const chart = (() => {
   function drawPaint() {
     measure();
     const pixels = Math.max(1, Math.round(size.width * size.ratio));
-    shown = painter.columns(view, pixels);
+    shown = painter.choose(view, pixels);
     if (kind === 'map') {
       scaleMax = painter.map().total;
     } else {
@@ -96,8 +97,8 @@ const chart = (() => {
     }
     const brush = paint.getContext('2d');
     const image = brush.createImageData(pixels, Math.max(1, Math.round(size.height * size.ratio)));
-    if (kind === 'map') painter.addresses(image, shown, colours.bands);
-    else painter.stack(image, shown, scaleMax, colours.bands, colours.charged);
+    if (kind === 'map') painter.addresses(image, shown.columns, colours.bands);
+    else painter.stack(image, shown, scaleMax, colours);
     brush.clearRect(0, 0, paint.width, paint.height);
     brush.putImageData(image, margin.left * size.ratio, margin.top * size.ratio);
   }
@@ -135,7 +136,7 @@ const chart = (() => {
     const each = Math.max(axis === 'events' ? 1 : 0, stepFor(span, size.width / 95, false));
     for (let x = Math.ceil(view.from / each) * each; x <= view.to; x += each) {
       brush.fillRect(xOf(x), bottom, 1, 4);
-      const text = axis === 'events' ? count(Math.round(x)) : x === 0 ? '0' : formatTime(x);
+      const text = axis === 'events' ? count(Math.round(x)) : formatTick(x, each);
       const half = brush.measureText(text).width / 2;
       const at = Math.max(half, Math.min(plot.clientWidth - half, xOf(x)));
       brush.fillText(text, at, bottom + 7);
@@ -155,13 +156,13 @@ const chart = (() => {
   }
 
   function drawLevels(brush) {
-    const last = shown.length, points = [];
+    const { columns } = shown, last = columns.length, points = [];
     let top = 0;
     for (let x = 0; x < last; x++) {
       // The paint shows a column's fullest moment; the line the most reserved in it.
-      const end = x + 1 < last ? shown[x + 1] : shown[x];
-      top = r.reserved[shown[x]];
-      for (let m = shown[x]; m < end; m++) top = Math.max(top, r.reserved[m]);
+      const end = x + 1 < last ? columns[x + 1] : columns[x];
+      top = r.reserved[columns[x]];
+      for (let m = columns[x]; m < end; m++) top = Math.max(top, r.reserved[m]);
       points.push([x / last, top], [(x + 1) / last, top]);
     }
     brush.lineWidth = 1.5;
@@ -191,14 +192,16 @@ const chart = (() => {
   function drawMarks(brush) {
     const bottom = margin.top + size.height, taken = [];
     // Beside its mark on the first side where there is room; none if there is none.
-    const labelBeside = (text, x, colour) => {
-      const width = brush.measureText(text).width;
-      for (const left of [x + 8, x - 8 - width]) {
-        const isFree = taken.every(([from, to]) => left > to + 8 || left + width < from - 8);
-        if (!isFree || left < margin.left || left + width > margin.left + size.width) continue;
-        taken.push([left, left + width]);
-        label(brush, text, left, 9, colour);
-        return;
+    const labelBeside = (texts, x, colour) => {
+      for (const text of texts) {
+        const width = brush.measureText(text).width;
+        for (const left of [x + 8, x - 8 - width]) {
+          const isFree = taken.every(([from, to]) => left > to + 2 || left + width < from - 2);
+          if (!isFree || left < margin.left || left + width > margin.left + size.width) continue;
+          taken.push([left, left + width]);
+          label(brush, text, left, 9, colour);
+          return;
+        }
       }
     };
     const peakX = xOf((startOf(r.peak) + endOf(r.peak)) / 2);
@@ -213,7 +216,7 @@ const chart = (() => {
       brush.globalAlpha = 0.6;
       brush.fillRect(Math.round(peakX), 14, 1, Math.max(0, y - 22));
       brush.globalAlpha = 1;
-      labelBeside(`peak ${formatBytes(r.total[r.peak])}`, peakX, colours.ink);
+      labelBeside([`peak ${formatBytes(r.total[r.peak])}`], peakX, colours.ink);
     }
     let lastX = -1;
     for (const oom of r.ooms) {
@@ -227,45 +230,32 @@ const chart = (() => {
       brush.arc(x + 0.5, margin.top - 6, 4, 0, 7);
       brush.fill();
       taken.push([x - 5, x + 5]);
-      labelBeside(`out of memory: ${formatBytes(oom.size)}`, x, colours.alarm);
+      const asked = formatBytes(oom.size);
+      labelBeside([`out of memory: ${asked}`, asked], x, colours.alarm);
     }
   }
 
-  // The outline of a block over all of its life that is seen.
+  // A shade over a block for as much of its life as is seen. No outline: in a stack a block moves up
+  // and down with what is under it, and many steps of that would be lines only.
   function drawBlock(brush, block) {
+    const { ratio } = size, height = r.size[block];
     const low = Math.max(r.from[block], momentAt(view.from));
     const high = Math.min(r.to[block] - 1, momentBefore(view.to));
-    const left = Math.max(margin.left, xOf(startOf(r.from[block])));
-    const right = r.to[block] === Infinity ? margin.left + size.width
-      : Math.min(margin.left + size.width, xOf(startOf(r.to[block])));
-    let upper = [], lower = [];
-    if (kind === 'map') {
-      const base = painter.map().low[block], height = r.size[block];
-      upper = [[left, base + height], [right, base + height]];
-      lower = [[left, base], [right, base]];
-    } else {
-      const baseAt = painter.baseOf(block);
-      let last = -1;
-      for (let x = 0; x < shown.length; x++) {
-        if (shown[x] < low || shown[x] > high || shown[x] < last) continue;
-        last = shown[x];
-        const base = baseAt(shown[x]);
-        const from = Math.max(left, margin.left + x / size.ratio);
-        const to = Math.min(right, margin.left + (x + 1) / size.ratio);
-        lower.push([from, base], [to, base]);
-        upper.push([from, base + r.size[block]], [to, base + r.size[block]]);
-      }
-    }
+    const baseAt = kind === 'map' ? () => painter.map().low[block] : painter.baseOf(block);
     brush.beginPath();
-    for (const [x, bytes] of upper.concat(lower.reverse())) brush.lineTo(x, yOf(bytes));
-    brush.closePath();
-    brush.lineWidth = 4;
-    brush.strokeStyle = colours.panel;
-    brush.stroke();
-    brush.lineWidth = 2;
-    brush.strokeStyle = colours.ink;
-    brush.stroke();
-    brush.lineWidth = 1;
+    for (let x = 0; x < shown.columns.length; x++) {
+      const m = shown.columns[x];
+      if (m < low || m > high) continue;
+      let end = x + 1;
+      while (end < shown.columns.length && shown.columns[end] === m) end++;
+      const top = yOf(baseAt(m) + height), rows = Math.max(2, height / scaleMax * size.height);
+      brush.rect(margin.left + x / ratio, top, (end - x) / ratio, rows);
+      x = end - 1;
+    }
+    brush.globalAlpha = 0.65;
+    brush.fillStyle = colours.ink;
+    brush.fill();
+    brush.globalAlpha = 1;
   }
 
   function drawOver() {
@@ -294,7 +284,8 @@ const chart = (() => {
 
   function blockUnder({ x, y }) {
     const column = Math.floor((x - margin.left) * size.ratio);
-    const moment = shown[Math.max(0, Math.min(shown.length - 1, column))];
+    const { columns } = shown;
+    const moment = columns[Math.max(0, Math.min(columns.length - 1, column))];
     const bytes = (1 - (y - margin.top) / size.height) * scaleMax;
     const find = kind === 'map' ? painter.blockInMap : painter.blockInStack;
     return { moment, bytes, block: find(moment, bytes) };

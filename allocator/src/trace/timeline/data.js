@@ -104,18 +104,25 @@ const recording = (() => {
   const levels = file.bands.map(() => new Float64Array(moments));
   const charged = new Float64Array(moments), reserved = new Float64Array(moments);
   const total = new Float64Array(moments), liveCount = new Float64Array(moments);
-  const now = new Float64Array(bandCount);
+  const now = new Float64Array(bandCount), charges = new Float64Array(bandCount);
   let live = startCount, charge = 0, held = file.startReserved, peak = 0, liveMax = startCount;
   for (let b = 0; b < startCount; b++) now[band[b]] += size[b];
-  for (const [, amount] of file.startCharges) charge += amount;
+  for (const [k, amount] of file.startCharges) {
+    charges[k] += amount;
+    charge += amount;
+  }
   for (let m = 0; m < moments; m++) {
     if (m > 0) {
       if (gone[m] >= 0) { now[band[gone[m]]] -= size[gone[m]]; live--; }
       if (born[m] >= 0) { now[band[born[m]]] += size[born[m]]; live++; }
-      const amount = otherOf[m - 1] < 0 ? 0 : otherSize[otherOf[m - 1]];
-      const what = kind[m - 1];
-      if (what === CHARGE) charge += amount;
-      if (what === DISCHARGE) charge = Math.max(0, charge - amount);
+      const what = kind[m - 1], other = otherOf[m - 1];
+      const amount = other < 0 ? 0 : otherSize[other];
+      if (what === CHARGE || what === DISCHARGE) {
+        // No more goes than the category has.
+        const k = otherBand[other], change = what === CHARGE ? amount : -Math.min(amount, charges[k]);
+        charges[k] += change;
+        charge += change;
+      }
       if (what === RESERVE || what === CHARGE) held += amount;
       if (what === RELEASE || what === DISCHARGE) held = Math.max(0, held - amount);
     }
@@ -174,9 +181,17 @@ function formatTime(us) {
   const sign = us < 0 ? '−' : '';
   us = Math.abs(us);
   if (us < 1e3) return `${sign}${us.toFixed(0)} µs`;
-  if (us < 1e6) return `${sign}${(us / 1e3).toPrecision(4)} ms`;
-  if (us < 6e7) return `${sign}${(us / 1e6).toPrecision(4)} s`;
+  if (us < 1e6) return `${sign}${Number((us / 1e3).toPrecision(4))} ms`;
+  if (us < 6e7) return `${sign}${Number((us / 1e6).toPrecision(4))} s`;
   return `${sign}${(us / 6e7).toFixed(1)} min`;
+}
+
+// With as many digits as tell two ticks apart.
+function formatTick(us, step) {
+  const units = [['s', 1e6], ['ms', 1e3], ['µs', 1]];
+  const [name, unit] = units.find(([, size]) => Math.abs(us) >= size) || units[2];
+  const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(step / unit) - 1e-9)));
+  return us === 0 ? '0' : `${(us / unit).toFixed(digits)} ${name}`;
 }
 
 function count(number) {

@@ -56,7 +56,11 @@ impl Recording {
 /// The page's text, for those who read rather than look.
 fn summary(recording: &Recording) -> String {
     recording.explain().paragraphs().iter().fold(String::new(), |text, paragraph| {
-        text + "<p>" + &escaped_html(&printable(paragraph, usize::MAX)) + "</p>\n"
+        let mut paragraph = printable(paragraph, usize::MAX);
+        for unit in ["%", "KiB", "MiB", "GiB", "TiB"] {
+            paragraph = paragraph.replace(&format!(" {unit}"), &format!("\u{a0}{unit}"));
+        }
+        text + "<p>" + &escaped_html(&paragraph) + "</p>\n"
     })
 }
 

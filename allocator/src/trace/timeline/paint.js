@@ -1,5 +1,5 @@
 // Fills the plot, one column of pixels after the other. A column that covers many moments shows the
-// one with the most bytes, so that no peak is lost.
+// one with the most bytes, so that no peak is lost; what is above the least of them is paler.
 
 const painter = (() => {
   const r = recording;
@@ -40,17 +40,21 @@ const painter = (() => {
     };
   }
 
-  // The moment that each column shows.
-  function columns(view, width) {
-    const chosen = new Int32Array(width);
+  // The moment that each column shows, and its least bytes.
+  function choose(view, width) {
+    const columns = new Int32Array(width), lows = new Float64Array(width);
     for (let x = 0; x < width; x++) {
       const low = view.momentAt(view.from + (view.to - view.from) * x / width);
       const high = view.momentBefore(view.from + (view.to - view.from) * (x + 1) / width);
-      let most = low;
-      for (let m = low + 1; m <= high; m++) if (r.total[m] > r.total[most]) most = m;
-      chosen[x] = most;
+      let most = low, least = r.total[low];
+      for (let m = low + 1; m <= high; m++) {
+        if (r.total[m] > r.total[most]) most = m;
+        if (r.total[m] < least) least = r.total[m];
+      }
+      columns[x] = most;
+      lows[x] = least;
     }
-    return chosen;
+    return { columns, lows };
   }
 
   // A colour as the 32 bits of a pixel, and what is a little darker than it.
@@ -60,14 +64,17 @@ const painter = (() => {
     return [pixel(1), pixel(0.9), pixel(0.68)];
   }
 
+  // Halfway between two colours.
+  const mixed = (a, b) => (0xff000000 | ((a & 0xfefefe) >>> 1) + ((b & 0xfefefe) >>> 1)) >>> 0;
+
   // Steps through lists are cheap but not free: beyond this many, only whole categories are drawn.
   const STEPS_MAX = 2e7;
 
-  function stack(image, chosen, scaleMax, colours, chargedColour) {
+  function stack(image, { columns, lows }, scaleMax, { bands, charges, panelPixel }) {
     const { width, height } = image, pixels = new Uint32Array(image.data.buffer);
     const isFine = r.liveMax * width < STEPS_MAX, go = sweep();
     for (let x = 0; x < width; x++) {
-      const m = chosen[x];
+      const m = columns[x];
       if (isFine) go(m);
       let bytes = 0, y = 0;
       const rise = to => Math.min(height, Math.round(to / scaleMax * height));
@@ -75,7 +82,7 @@ const painter = (() => {
         for (; y < end; y++) pixels[(height - 1 - y) * width + x] = colour;
       };
       for (let k = 0; k < r.bandCount; k++) {
-        const [plain, other, edge] = colours[k];
+        const [plain, other, edge] = bands[k];
         const ceiling = bytes + r.levels[k][m];
         if (isFine) {
           for (let b = first[k]; b >= 0; b = next[b]) {
@@ -91,7 +98,11 @@ const painter = (() => {
       }
       const end = rise(bytes + r.charged[m]);
       for (; y < end; y++) {
-        if ((x + y) % 8 < 4) pixels[(height - 1 - y) * width + x] = chargedColour[0];
+        if ((x + y) % 8 < 4) pixels[(height - 1 - y) * width + x] = charges[0];
+      }
+      for (let row = rise(lows[x]); row < end; row++) {
+        const at = (height - 1 - row) * width + x;
+        if (pixels[at] !== 0) pixels[at] = mixed(pixels[at], panelPixel);
       }
     }
   }
@@ -125,14 +136,14 @@ const painter = (() => {
     };
   })();
 
-  function addresses(image, chosen, colours) {
+  function addresses(image, columns, bands) {
     const { width, height } = image, pixels = new Uint32Array(image.data.buffer);
     const { low, total } = map(), go = sweep();
     const row = bytes => Math.min(height, Math.round(bytes / total * height));
     for (let x = 0; x < width; x++) {
-      go(chosen[x]);
+      go(columns[x]);
       for (let k = 0; k < r.bandCount; k++) {
-        const [plain, other, edge] = colours[k];
+        const [plain, other, edge] = bands[k];
         for (let b = first[k]; b >= 0; b = next[b]) {
           const y = row(low[b]), end = Math.max(y + 1, row(low[b] + r.size[b]));
           const isEdged = end - y >= 5;
@@ -192,5 +203,5 @@ const painter = (() => {
     };
   }
 
-  return { columns, shades, stack, addresses, map, blockInStack, blockInMap, baseOf };
+  return { choose, shades, stack, addresses, map, blockInStack, blockInMap, baseOf };
 })();
