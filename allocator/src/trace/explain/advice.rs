@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::text::grouped;
+use super::page::grouped;
 use super::{Explanation, Failure};
 use crate::category::Category;
 use crate::error::Bytes;

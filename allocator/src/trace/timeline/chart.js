@@ -60,9 +60,8 @@ const chart = (() => {
     const bands = r.file.bands.map((_, k) => value(`band-${k}`));
     colours = { bands: bands.map(painter.shades), charges: painter.shades(value('charged')),
       panelPixel: painter.shades(value('panel'))[0] };
-    for (const name of ['ink', 'faint', 'grid', 'reserved', 'capacity', 'alarm', 'panel', 'focus']) {
-      colours[name] = value(name);
-    }
+    const names = ['ink', 'faint', 'grid', 'reserved', 'capacity', 'alarm', 'panel', 'focus'];
+    for (const name of names) colours[name] = value(name);
   }
 
   function measure() {
@@ -135,6 +134,8 @@ const chart = (() => {
     const span = view.to - view.from, bottom = margin.top + size.height;
     const each = Math.max(axis === 'events' ? 1 : 0, stepFor(span, size.width / 95, false));
     for (let x = Math.ceil(view.from / each) * each; x <= view.to; x += each) {
+      // Before event 0 there is no event to count.
+      if (axis === 'events' && x < 0) continue;
       brush.fillRect(xOf(x), bottom, 1, 4);
       const text = axis === 'events' ? count(Math.round(x)) : formatTick(x, each);
       const half = brush.measureText(text).width / 2;
@@ -235,8 +236,8 @@ const chart = (() => {
     }
   }
 
-  // A shade over a block for as much of its life as is seen. No outline: in a stack a block moves up
-  // and down with what is under it, and many steps of that would be lines only.
+  // A shade over a block for as much of its life as is seen. No outline: in a stack a block moves
+  // up and down with what is under it, and many steps of that would be lines only.
   function drawBlock(brush, block) {
     const { ratio } = size, height = r.size[block];
     const low = Math.max(r.from[block], momentAt(view.from));

@@ -119,7 +119,8 @@ const recording = (() => {
       const amount = other < 0 ? 0 : otherSize[other];
       if (what === CHARGE || what === DISCHARGE) {
         // No more goes than the category has.
-        const k = otherBand[other], change = what === CHARGE ? amount : -Math.min(amount, charges[k]);
+        const k = otherBand[other];
+        const change = what === CHARGE ? amount : -Math.min(amount, charges[k]);
         charges[k] += change;
         charge += change;
       }
@@ -158,14 +159,17 @@ const recording = (() => {
     const where = `after event ${count(event)} of ${count(eventCount)}`;
     const b = kind[event] === ALLOCATE ? born[moment] : gone[moment];
     if (other < 0 && b < 0) return where;
-    return `${where} (${verbs[kind[event]]} ${formatBytes(other < 0 ? size[b] : otherSize[other])})`;
+    const bytes = other < 0 ? size[b] : otherSize[other];
+    return `${where} (${verbs[kind[event]]} ${formatBytes(bytes)})`;
   }
 
   const siteName = index => index === 0 ? 'unknown site' : file.sites[index - 1];
 
-  return { file, eventCount, blockCount, moments, kind, times, duration, ooms, from, to, waits, size,
+  return {
+    file, eventCount, blockCount, moments, kind, times, duration, ooms, from, to, waits, size,
     requested, stream, band, site, address, born, gone, bandCount, levels, charged, reserved, total,
-    liveCount, liveMax, peak, chargesAt, describe, siteName };
+    liveCount, liveMax, peak, chargesAt, describe, siteName,
+  };
 })();
 
 // As the rest of the crate writes them.

@@ -80,7 +80,8 @@ fn data(recording: &Recording) -> String {
     let start_us = recording.events.first().map_or(0, |event| event.time_us);
     let mut text = format!(
         "{{\"policy\":{},\"capacity\":{},\"lost\":{},\"startReserved\":{},\"startTime\":{},\
-         \"startCharges\":[{}],\"events\":{},\"blocks\":{},\"bands\":{},\"streams\":{},\"sites\":{}",
+         \"startCharges\":[{}],\"events\":{},\"blocks\":{},\"bands\":{},\"streams\":{},\
+         \"sites\":{}",
         escaped_json(&printable(&recording.policy, SITE_LEN_MAX)),
         number(recording.capacity_bytes),
         number(recording.lost_events),

@@ -140,8 +140,11 @@ const painter = (() => {
     const { width, height } = image, pixels = new Uint32Array(image.data.buffer);
     const { low, total } = map(), go = sweep();
     const row = bytes => Math.min(height, Math.round(bytes / total * height));
-    for (let x = 0; x < width; x++) {
+    // Too many blocks for every column are drawn in wider ones.
+    const each = Math.max(1, Math.ceil(r.liveMax * width / (STEPS_MAX / 5)));
+    for (let x = 0; x < width; x += each) {
       go(columns[x]);
+      const wide = Math.min(each, width - x);
       for (let k = 0; k < r.bandCount; k++) {
         const [plain, other, edge] = bands[k];
         for (let b = first[k]; b >= 0; b = next[b]) {
@@ -149,7 +152,8 @@ const painter = (() => {
           const isEdged = end - y >= 5;
           for (let at = y; at < Math.min(end, height); at++) {
             const colour = isEdged && at === end - 1 ? edge : b & 1 ? other : plain;
-            pixels[(height - 1 - at) * width + x] = colour;
+            const pixel = (height - 1 - at) * width + x;
+            pixels.fill(colour, pixel, pixel + wide);
           }
         }
       }

@@ -81,9 +81,11 @@ const tables = (() => {
       sites.set(r.site[b], sum);
     }
     live.sort((a, b) => r.size[b] - r.size[a] || a - b);
-    fill('block-rows', live.slice(0, ROWS).map(b => [
-      number(formatBytes(r.size[b])), band(r.band[b]), 
-      { text: span(b), kind: 'span' }, { text: r.siteName(r.site[b]), kind: 'site' }]), live.length, 'blocks');
+    const blocks = live.slice(0, ROWS).map(b => [
+      number(formatBytes(r.size[b])), band(r.band[b]), { text: span(b), kind: 'span' },
+      { text: r.siteName(r.site[b]), kind: 'site' },
+    ]);
+    fill('block-rows', blocks, live.length, 'blocks');
     const order = [...sites].sort((a, b) => b[1].bytes - a[1].bytes || a[0] - b[0]);
     fill('site-rows', order.slice(0, ROWS).map(([site, { bytes, blocks }]) => [
       number(formatBytes(bytes)), number(count(blocks)),
@@ -112,7 +114,8 @@ const tables = (() => {
     lines.push(r.siteName(r.site[b]));
     const end = Math.min(r.to[b], r.moments - 1), { from } = r;
     const age = formatTime(r.times[end] - Math.max(0, r.times[from[b]]));
-    const born = from[b] === 0 ? 'there from the start' : `allocated by event ${count(from[b] - 1)}`;
+    const born = from[b] === 0 ? 'there from the start'
+      : `allocated by event ${count(from[b] - 1)}`;
     const gone = r.to[b] === Infinity ? 'never freed' : `freed by event ${count(r.to[b] - 1)}`;
     const more = from[b] === 0 || r.to[b] === Infinity ? 'at least ' : '';
     lines.push(`${born}, ${gone}`, `lives ${more}${count(end - from[b])} events, ${age}`);
