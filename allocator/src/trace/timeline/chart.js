@@ -15,6 +15,8 @@ const chart = (() => {
   const startOf = moment => axis === 'events' ? moment - 1 : r.times[moment];
   const endOf = moment => moment + 1 < r.moments ? startOf(moment + 1) : limits()[1];
 
+  const middleOf = moment => (startOf(moment) + endOf(moment)) / 2;
+
   // The moment at x, and the last one that begins before x.
   function momentAt(x) {
     if (axis === 'events') return Math.max(0, Math.min(r.moments - 1, Math.floor(x) + 1));
@@ -42,7 +44,10 @@ const chart = (() => {
     redraw();
   }
 
-  function zoom(factor, at = 0.5) {
+  // Around a share of the width: by default the chosen moment, or the middle if it is not seen.
+  function zoom(factor, around) {
+    const place = (middleOf(chosen) - view.from) / (view.to - view.from);
+    const at = around ?? (place >= 0 && place <= 1 ? place : 0.5);
     const width = view.to - view.from, middle = view.from + width * at;
     setView(middle - width * factor * at, middle + width * factor * (1 - at));
   }
@@ -205,7 +210,7 @@ const chart = (() => {
         }
       }
     };
-    const peakX = xOf((startOf(r.peak) + endOf(r.peak)) / 2);
+    const peakX = xOf(middleOf(r.peak));
     if (isVisible(peakX)) {
       const y = kind === 'map' ? margin.top : yOf(r.total[r.peak]);
       brush.fillStyle = colours.ink;
@@ -270,7 +275,7 @@ const chart = (() => {
     brush.rect(margin.left - 1, 0, size.width + 2, plot.clientHeight);
     brush.clip();
     drawMarks(brush);
-    const chosenX = xOf((startOf(chosen) + endOf(chosen)) / 2);
+    const chosenX = xOf(middleOf(chosen));
     brush.fillStyle = colours.focus;
     if (isVisible(chosenX)) brush.fillRect(Math.round(chosenX), margin.top, 1, size.height);
     const under = hover && blockUnder(hover);
@@ -348,7 +353,7 @@ const chart = (() => {
     setHover(point) { hover = point; request('over'); },
     choose(moment) {
       chosen = Math.max(0, Math.min(r.moments - 1, moment));
-      const middle = (startOf(chosen) + endOf(chosen)) / 2, width = view.to - view.from;
+      const middle = middleOf(chosen), width = view.to - view.from;
       if (middle < view.from || middle > view.to) setView(middle - width / 2, middle + width / 2);
       tables.show(chosen);
       request('over');
@@ -357,7 +362,7 @@ const chart = (() => {
     momentUnder: point => blockUnder(point).moment,
     step(columns) {
       const width = (view.to - view.from) / size.width * columns;
-      const next = momentAt((startOf(chosen) + endOf(chosen)) / 2 + width);
+      const next = momentAt(middleOf(chosen) + width);
       return next === chosen ? chosen + Math.sign(columns) : next;
     },
     size: () => size,
