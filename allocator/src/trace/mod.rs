@@ -9,6 +9,9 @@
 //! [`Replay`] rebuilds the state at the beginning of the trace, runs every event through
 //! [`TorchPolicy`](crate::torch::TorchPolicy) and compares each address, each segment and the final
 //! blocks with the recorded ones.
+//!
+//! A [`Recording`] is the same for PyTorch and for this crate. [`Recording::explain`] says where
+//! its memory went, [`Recording::write_timeline`] draws it on a page for a browser.
 
 mod error;
 mod explain;

@@ -15,7 +15,7 @@ pub use self::advice::Advice;
 use super::recording::Site;
 use crate::category::Category;
 
-/// What [`Recording::explain`] found.
+/// What [`Recording::explain`](super::Recording::explain) found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
     /// The policy's name.

@@ -64,7 +64,9 @@ const chart = (() => {
     const value = name => style.getPropertyValue(`--${name}`).trim();
     const bands = r.file.bands.map((_, k) => value(`band-${k}`));
     colours = { bands: bands.map(painter.shades), charges: painter.shades(value('charged')),
-      panelPixel: painter.shades(value('panel'))[0] };
+      panelPixel: painter.shades(value('panel'))[0],
+      siteLightness: Number(value('site-lightness')) };
+    colours.sites = painter.siteShades(colours.siteLightness);
     const names = ['ink', 'faint', 'grid', 'reserved', 'capacity', 'alarm', 'panel', 'focus'];
     for (const name of names) colours[name] = value(name);
   }
@@ -101,7 +103,7 @@ const chart = (() => {
     }
     const brush = paint.getContext('2d');
     const image = brush.createImageData(pixels, Math.max(1, Math.round(size.height * size.ratio)));
-    if (kind === 'map') painter.addresses(image, shown.columns, colours.bands);
+    if (kind === 'map') painter.addresses(image, shown.columns, colours);
     else painter.stack(image, shown, scaleMax, colours);
     brush.clearRect(0, 0, paint.width, paint.height);
     brush.putImageData(image, margin.left * size.ratio, margin.top * size.ratio);
@@ -366,7 +368,8 @@ const chart = (() => {
       return next === chosen ? chosen + Math.sign(columns) : next;
     },
     size: () => size,
-    refresh() { readColours(); redraw(); },
+    siteColour: site => painter.siteColour(site, colours.siteLightness),
+    refresh() { readColours(); redraw(); tables.show(chosen); },
     drawNow() { readColours(); drawPaint(); drawOver(); },
   };
 })();

@@ -64,13 +64,31 @@ const painter = (() => {
     return [pixel(1), pixel(0.9), pixel(0.68)];
   }
 
+  // Blocks of no known category have a colour of their site's, if that is known.
+  const UNKNOWN = r.bandCount - 1, SITE_COLOURS = 48;
+  // Hues by the golden angle, so that neighbours differ.
+  function siteColour(site, lightness) {
+    const hue = site % SITE_COLOURS * 137.508 % 360 / 30;
+    const chroma = 0.45 * Math.min(lightness, 1 - lightness);
+    const part = n => {
+      const k = (n + hue) % 12;
+      const value = lightness - chroma * Math.max(-1, Math.min(k - 3, 9 - k, 1));
+      return Math.round(255 * value).toString(16).padStart(2, '0');
+    };
+    return `#${part(0)}${part(8)}${part(4)}`;
+  }
+  const siteShades = lightness => Array.from({ length: SITE_COLOURS },
+    (_, site) => shades(siteColour(site, lightness)));
+  const shadesOf = (b, k, { bands, sites }) =>
+    k === UNKNOWN && r.site[b] > 0 ? sites[r.site[b] % SITE_COLOURS] : bands[k];
+
   // Halfway between two colours.
   const mixed = (a, b) => (0xff000000 | ((a & 0xfefefe) >>> 1) + ((b & 0xfefefe) >>> 1)) >>> 0;
 
   // Steps through lists are cheap but not free: beyond this many, only whole categories are drawn.
   const STEPS_MAX = 2e7;
 
-  function stack(image, { columns, lows }, scaleMax, { bands, charges, panelPixel }) {
+  function stack(image, { columns, lows }, scaleMax, colours) {
     const { width, height } = image, pixels = new Uint32Array(image.data.buffer);
     const isFine = r.liveMax * width < STEPS_MAX, go = sweep();
     for (let x = 0; x < width; x++) {
@@ -82,27 +100,27 @@ const painter = (() => {
         for (; y < end; y++) pixels[(height - 1 - y) * width + x] = colour;
       };
       for (let k = 0; k < r.bandCount; k++) {
-        const [plain, other, edge] = bands[k];
         const ceiling = bytes + r.levels[k][m];
         if (isFine) {
           for (let b = first[k]; b >= 0; b = next[b]) {
             bytes += r.size[b];
             const end = rise(bytes), rows = end - y;
-            if (rows < 2) { fill(end, plain); continue; }
-            if (rows >= 5) fill(end - 1, b & 1 ? other : plain);
-            fill(end, rows >= 5 ? edge : b & 1 ? other : plain);
+            if (rows === 0) continue;
+            const shade = shadesOf(b, k, colours), body = shade[rows < 2 ? 0 : b & 1];
+            if (rows >= 5) fill(end - 1, body);
+            fill(end, rows >= 5 ? shade[2] : body);
           }
         }
         bytes = ceiling;
-        fill(rise(bytes), plain);
+        fill(rise(bytes), colours.bands[k][0]);
       }
       const end = rise(bytes + r.charged[m]);
       for (; y < end; y++) {
-        if ((x + y) % 8 < 4) pixels[(height - 1 - y) * width + x] = charges[0];
+        if ((x + y) % 8 < 4) pixels[(height - 1 - y) * width + x] = colours.charges[0];
       }
       for (let row = rise(lows[x]); row < end; row++) {
         const at = (height - 1 - row) * width + x;
-        if (pixels[at] !== 0) pixels[at] = mixed(pixels[at], panelPixel);
+        if (pixels[at] !== 0) pixels[at] = mixed(pixels[at], colours.panelPixel);
       }
     }
   }
@@ -136,7 +154,7 @@ const painter = (() => {
     };
   })();
 
-  function addresses(image, columns, bands) {
+  function addresses(image, columns, colours) {
     const { width, height } = image, pixels = new Uint32Array(image.data.buffer);
     const { low, total } = map(), go = sweep();
     const row = bytes => Math.min(height, Math.round(bytes / total * height));
@@ -146,14 +164,15 @@ const painter = (() => {
       go(columns[x]);
       const wide = Math.min(each, width - x);
       for (let k = 0; k < r.bandCount; k++) {
-        const [plain, other, edge] = bands[k];
         for (let b = first[k]; b >= 0; b = next[b]) {
+          const shade = shadesOf(b, k, colours), body = shade[b & 1];
           const y = row(low[b]), end = Math.max(y + 1, row(low[b] + r.size[b]));
           const isEdged = end - y >= 5;
           for (let at = y; at < Math.min(end, height); at++) {
-            const colour = isEdged && at === end - 1 ? edge : b & 1 ? other : plain;
+            const colour = isEdged && at === end - 1 ? shade[2] : body;
             const pixel = (height - 1 - at) * width + x;
-            pixels.fill(colour, pixel, pixel + wide);
+            if (wide === 1) pixels[pixel] = colour;
+            else pixels.fill(colour, pixel, pixel + wide);
           }
         }
       }
@@ -207,5 +226,7 @@ const painter = (() => {
     };
   }
 
-  return { choose, shades, stack, addresses, map, blockInStack, blockInMap, baseOf };
+  return {
+    choose, shades, siteColour, siteShades, stack, addresses, map, blockInStack, blockInMap, baseOf,
+  };
 })();

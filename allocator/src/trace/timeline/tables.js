@@ -12,7 +12,8 @@ const tables = (() => {
       if (swatch) {
         const mark = document.createElement('span');
         mark.className = swatch.line ? 'swatch line' : 'swatch';
-        mark.style[swatch.line ? 'borderColor' : 'background'] = `var(--${swatch.colour})`;
+        const colour = swatch.value || `var(--${swatch.colour})`;
+        mark.style[swatch.line ? 'borderColor' : 'background'] = colour;
         if (swatch.dash) mark.style.borderTopStyle = 'dashed';
         td.append(mark);
       }
@@ -24,6 +25,11 @@ const tables = (() => {
 
   const number = text => ({ text, kind: 'number' });
   const band = k => ({ text: r.file.bands[k], kind: 'band', swatch: { colour: `band-${k}` } });
+
+  // A site has a colour where blocks have no category.
+  const siteCell = (site, isColoured) => ({ text: r.siteName(site), kind: 'site',
+    swatch: isColoured && site > 0 && { value: chart.siteColour(site) } });
+  const UNKNOWN = r.bandCount - 1;
 
   function legend(moment, isHovered) {
     const total = r.total[moment], rows = [];
@@ -83,13 +89,13 @@ const tables = (() => {
     live.sort((a, b) => r.size[b] - r.size[a] || a - b);
     const blocks = live.slice(0, ROWS).map(b => [
       number(formatBytes(r.size[b])), band(r.band[b]), { text: span(b), kind: 'span' },
-      { text: r.siteName(r.site[b]), kind: 'site' },
+      siteCell(r.site[b], r.band[b] === UNKNOWN),
     ]);
     fill('block-rows', blocks, live.length, 'blocks');
     const order = [...sites].sort((a, b) => b[1].bytes - a[1].bytes || a[0] - b[0]);
     fill('site-rows', order.slice(0, ROWS).map(([site, { bytes, blocks }]) => [
       number(formatBytes(bytes)), number(count(blocks)),
-      number(percent(bytes, r.total[moment])), { text: r.siteName(site), kind: 'site' },
+      number(percent(bytes, r.total[moment])), siteCell(site, r.levels[UNKNOWN][moment] > 0),
     ]), order.length, 'sites');
   }
 
