@@ -163,15 +163,16 @@ impl fmt::Display for OutOfMemory {
 }
 
 /// A byte count for people; exact below one KiB.
-struct Bytes(usize);
+pub(crate) struct Bytes<T>(pub(crate) T);
 
-impl fmt::Display for Bytes {
+impl<T: Copy + TryInto<u64>> fmt::Display for Bytes<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 < 1 << 10 {
-            return write!(f, "{} B", self.0);
+        let bytes = self.0.try_into().unwrap_or(u64::MAX);
+        if bytes < 1 << 10 {
+            return write!(f, "{bytes} B");
         }
-        let power = (self.0.ilog2() / 10).min(4);
+        let power = (bytes.ilog2() / 10).min(4);
         let unit = ["KiB", "MiB", "GiB", "TiB"][power as usize - 1];
-        write!(f, "{:.1} {unit}", self.0 as f64 / (1_u64 << (10 * power)) as f64)
+        write!(f, "{:.1} {unit}", bytes as f64 / (1_u64 << (10 * power)) as f64)
     }
 }

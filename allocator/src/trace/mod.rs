@@ -9,8 +9,12 @@
 //! [`Replay`] rebuilds the state at the beginning of the trace, runs every event through
 //! [`TorchPolicy`](crate::torch::TorchPolicy) and compares each address, each segment and the final
 //! blocks with the recorded ones.
+//!
+//! A [`Recording`] is the same for PyTorch and for this crate. [`Recording::explain`] says where
+//! its memory went, [`Recording::write_timeline`] draws it on a page for a browser.
 
 mod error;
+mod explain;
 mod file;
 pub mod pickle;
 mod recording;
@@ -18,8 +22,14 @@ mod replay;
 mod report;
 mod snapshot;
 mod start;
+mod timeline;
+mod walk;
 
 pub use error::{TraceError, TraceProblem};
+pub use explain::{
+    Advice, CategoryShare, Churn, Explanation, Failure, Group, Moment, Peak, SiteShare, Transient,
+    Unfreed, Waits,
+};
 pub use file::{Limits, read_snapshot};
 pub use recording::{EventKind, Piece, RecordedBlock, RecordedRange, Recording, Site, TraceEvent};
 pub use replay::{Replay, ReplayError};
