@@ -2,14 +2,19 @@
 
 mod budget;
 mod common;
+mod expandable_model;
 mod faults;
 mod host;
 mod model;
 mod pickle;
 mod reports;
 mod scopes;
+mod shelf;
 mod simulation;
 mod snapshot;
 mod torch;
+mod torch_expandable;
+mod torch_ladder;
 mod torch_model;
+mod torch_settings;
 mod traces;
