@@ -1,7 +1,7 @@
 //! Expandable segments: ranges of addresses that get memory page by page.
 //!
 //! PyTorch's note *Expandable Segments* says why: what grows in place leaves no slivers at the ends
-//! of many segments. Here is the arithmetic: where the next pages go, and which of them can go back.
+//! of many segments. Here is the arithmetic: where the next pages go, and which can go back.
 
 use super::block::AddressRange;
 use super::error::TorchError;

@@ -8,10 +8,10 @@
 //!
 //! [`Replay`] rebuilds the state at the beginning of the trace, runs every event through
 //! [`TorchPolicy`](crate::torch::TorchPolicy) and compares each address, each segment and the final
-//! blocks with the recorded ones. Two things a trace does not tell, and a replay can miss. A request
-//! that found nothing, waited for streams and released memory does not search the cache again; one
-//! that comes after somebody else did so does, and can find a block that became free or an oversize
-//! block's successor. And nothing tells how many addresses an expandable segment has.
+//! blocks with the recorded ones. Two things a trace does not tell, and a replay can miss. A
+//! request that found nothing, waited for streams and released memory does not search the cache
+//! again; one that comes after somebody else did so does, and can find a block that became free, or
+//! the one behind an oversize block. And nothing tells how long an expandable segment is.
 
 mod error;
 mod file;

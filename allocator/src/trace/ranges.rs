@@ -1,8 +1,9 @@
 //! The ranges of expandable segments, which a snapshot does not tell.
 //!
-//! It says which pages were mapped and unmapped, and which have memory at the end; not where a range
-//! begins or how long it is. But PyTorch maps the lowest addresses first: whatever is mapped begins
-//! where mapped pages end, or where a range begins. A range is given back with its last page.
+//! It says which pages were mapped and unmapped, and which have memory at the end; not where a
+//! range begins or how long it is. But PyTorch maps the lowest addresses first: whatever is mapped
+//! begins where mapped pages end, or where a range begins. A range is given back with its last
+//! page.
 //!
 //! Nothing tells where a range ends. PyTorch makes it longer than the memory of the device, so here
 //! it goes on to where something else begins. That matters where a hole among the blocks is larger
