@@ -8,7 +8,10 @@
 //!
 //! [`Replay`] rebuilds the state at the beginning of the trace, runs every event through
 //! [`TorchPolicy`](crate::torch::TorchPolicy) and compares each address, each segment and the final
-//! blocks with the recorded ones.
+//! blocks with the recorded ones. Two things a trace does not tell, and a replay can miss. A
+//! request that found nothing, waited for streams and released memory does not search the cache
+//! again; one that comes after somebody else did so does, and can find a block that became free, or
+//! the one behind an oversize block. And nothing tells how long an expandable segment is.
 //!
 //! A [`Recording`] is the same for PyTorch and for this crate. [`Recording::explain`] says where
 //! its memory went, [`Recording::write_timeline`] draws it on a page for a browser.
@@ -16,7 +19,12 @@
 mod error;
 mod explain;
 mod file;
+mod lanes;
+mod offers;
+mod pass;
 pub mod pickle;
+mod program;
+mod ranges;
 mod recording;
 mod replay;
 mod report;

@@ -6,15 +6,16 @@
 //! the large pool up to 1 MiB behind the request may belong to the block ([`Tail`]). Where no more
 //! than that is between two blocks it must, because free blocks are larger. Else the first block
 //! that is cut from the free one behind shows where that began; if there is none, the replay
-//! settles it.
+//! settles it. Blocks of expandable segments have no tails.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
+use super::ranges::{self, Era, Mapped};
 use super::replay::{MADE_UP_ADDRESS, ReplayError};
 use super::snapshot::{Action, RecordedEvent};
 use crate::torch::{
-    BlockLayout, BlockState, Pool, SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES, SegmentLayout, StreamId,
-    TorchSettings,
+    AddressRange, BlockLayout, BlockState, Pool, RangeLayout, SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES,
+    SegmentLayout, StreamId, TorchSettings,
 };
 
 /// A taken block while events are undone.
@@ -26,11 +27,13 @@ struct Taken {
     state: BlockState,
 }
 
+/// A segment, or pages in a row of an expandable one.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     size_bytes: u64,
     stream: StreamId,
     pool: Pool,
+    is_paged: bool,
 }
 
 /// Free memory behind a block whose size is not known; part of it may belong to the block.
@@ -55,34 +58,43 @@ pub(super) struct Start {
     taken: BTreeMap<u64, Taken>,
     /// By where they begin.
     pub(super) tails: BTreeMap<u64, Tail>,
+    eras: Vec<Era>,
 }
 
 impl Start {
-    /// Undoes `events`, which led to `end`.
+    /// Undoes `events`, which led to `end`, of which some are `expandable`.
     pub(super) fn rewind(
         end: &[SegmentLayout],
+        expandable: &[bool],
         events: &[RecordedEvent],
         settings: &TorchSettings,
     ) -> Result<Start, ReplayError> {
-        let mut start = Start::at_the_end(end)?;
+        let mut pools = ranges::pools(events, settings);
+        let mut start = Start::at_the_end(end, expandable)?;
         for (index, event) in events.iter().enumerate().rev() {
-            start.undo(event).map_err(|problem| ReplayError::Inconsistent {
-                event: index as u64,
-                address: event.address,
-                problem,
+            if matches!(event.action, Action::SegmentMap | Action::SegmentUnmap) {
+                pools.entry(index).or_insert_with(|| start.pool_around(event));
+            }
+            start.undo(event, pools.get(&index).copied()).map_err(|problem| {
+                ReplayError::Inconsistent { event: index as u64, address: event.address, problem }
             })?;
         }
         start.settle_sizes(settings)?;
         start.find_evidence(events);
+        start.find_eras(events, &pools, settings)?;
         Ok(start)
     }
 
-    fn at_the_end(end: &[SegmentLayout]) -> Result<Start, ReplayError> {
-        let mut start =
-            Start { held: BTreeMap::new(), taken: BTreeMap::new(), tails: BTreeMap::new() };
-        for segment in end {
+    fn at_the_end(end: &[SegmentLayout], expandable: &[bool]) -> Result<Start, ReplayError> {
+        let mut start = Start {
+            held: BTreeMap::new(),
+            taken: BTreeMap::new(),
+            tails: BTreeMap::new(),
+            eras: Vec::new(),
+        };
+        for (segment, &is_paged) in end.iter().zip(expandable) {
             let SegmentLayout { address, size_bytes, stream, pool, .. } = *segment;
-            if !start.hold(address, Held { size_bytes, stream, pool }) {
+            if !start.hold(address, Held { size_bytes, stream, pool, is_paged }) {
                 return Err(ReplayError::Impossible { address });
             }
             for block in segment.blocks.iter().filter(|block| block.state != BlockState::Free) {
@@ -108,7 +120,8 @@ impl Start {
         true
     }
 
-    fn undo(&mut self, event: &RecordedEvent) -> Result<(), &'static str> {
+    /// `pool` is that of the pages, if the event is about pages.
+    fn undo(&mut self, event: &RecordedEvent, pool: Option<Pool>) -> Result<(), &'static str> {
         let RecordedEvent { action, address, size_bytes, stream } = *event;
         match action {
             Action::Alloc => match self.taken.remove(&address) {
@@ -129,7 +142,10 @@ impl Start {
                 }
             }
             Action::SegmentAlloc => {
-                let held = self.held.remove(&address).filter(|held| held.size_bytes == size_bytes);
+                let held = self
+                    .held
+                    .remove(&address)
+                    .filter(|held| held.size_bytes == size_bytes && !held.is_paged);
                 let Some(held) = held else { return Err("the segment is not there afterwards") };
                 if self.taken.range(address..address + held.size_bytes).next().is_some() {
                     return Err("the segment has blocks before it is there");
@@ -139,13 +155,98 @@ impl Start {
                 // Segments of the large pool are never this small.
                 let is_small = size_bytes == SMALL_SEGMENT_BYTES;
                 let pool = if is_small { Pool::Small } else { Pool::Large };
-                if !self.hold(address, Held { size_bytes, stream, pool }) {
+                let is_paged = false;
+                if !self.hold(address, Held { size_bytes, stream, pool, is_paged }) {
                     return Err("the segment is still there afterwards");
                 }
             }
-            Action::SegmentMap | Action::SegmentUnmap => return Err("the segment is expandable"),
+            Action::SegmentMap => self.undo_map(AddressRange { address, size_bytes })?,
+            Action::SegmentUnmap => {
+                let pool = pool.unwrap_or(Pool::Large);
+                self.undo_unmap(address, Held { size_bytes, stream, pool, is_paged: true })?;
+            }
             Action::Snapshot | Action::Oom | Action::UserDefined => {}
         }
+        Ok(())
+    }
+
+    /// The pool of pages that no request tells: the same as of pages that they touch, or lie
+    /// between; else the large one, whose pages make up most memory.
+    fn pool_around(&self, event: &RecordedEvent) -> Pool {
+        let end = event.address.saturating_add(event.size_bytes);
+        let is_of_stream = |held: &Held| held.is_paged && held.stream == event.stream;
+        let below = self.held.range(..=event.address).next_back();
+        let below = below.filter(|(_, held)| is_of_stream(held));
+        let above = self.held.range(end..).next().filter(|(_, held)| is_of_stream(held));
+        match (below, above) {
+            (Some((at, held)), _) if at + held.size_bytes >= event.address => held.pool,
+            (_, Some((&at, held))) if at == end => held.pool,
+            (Some((_, below)), Some((_, above))) if below.pool == above.pool => below.pool,
+            _ => Pool::Large,
+        }
+    }
+
+    fn undo_map(&mut self, pages: AddressRange) -> Result<(), &'static str> {
+        let AddressRange { address, size_bytes } = pages;
+        let around = self.around(address).filter(|(at, held)| {
+            held.is_paged && size_bytes > 0 && size_bytes <= at + held.size_bytes - address
+        });
+        let Some((at, held)) = around else { return Err("the pages are not there afterwards") };
+        if self.taken.range(address..pages.end()).next().is_some() {
+            return Err("the pages have blocks before they are there");
+        }
+        self.held.remove(&at);
+        let behind_bytes = at + held.size_bytes - pages.end();
+        for (at, size_bytes) in [(at, address - at), (pages.end(), behind_bytes)] {
+            if size_bytes > 0 {
+                self.held.insert(at, Held { size_bytes, ..held });
+            }
+        }
+        Ok(())
+    }
+
+    fn undo_unmap(&mut self, address: u64, pages: Held) -> Result<(), &'static str> {
+        if !self.hold(address, pages) {
+            return Err("the pages are still there afterwards");
+        }
+        let joins =
+            |held: &Held| held.is_paged && (held.stream, held.pool) == (pages.stream, pages.pool);
+        let end = address + pages.size_bytes;
+        if self.held.get(&end).is_some_and(joins)
+            && let Some(next) = self.held.remove(&end)
+            && let Some(held) = self.held.get_mut(&address)
+        {
+            held.size_bytes += next.size_bytes;
+        }
+        let before = self.held.range_mut(..address).next_back();
+        let touching = before.filter(|(at, held)| *at + held.size_bytes == address && joins(held));
+        if let Some((&at, _)) = touching
+            && let Some(held) = self.held.remove(&address)
+            && let Some(before) = self.held.get_mut(&at)
+        {
+            before.size_bytes += held.size_bytes;
+        }
+        Ok(())
+    }
+
+    fn find_eras(
+        &mut self,
+        events: &[RecordedEvent],
+        pools: &BTreeMap<usize, Pool>,
+        settings: &TorchSettings,
+    ) -> Result<(), ReplayError> {
+        let paged = self.held.iter().filter(|(_, held)| held.is_paged);
+        let mapped: Vec<Mapped> = paged
+            .map(|(&address, &Held { size_bytes, stream, pool, .. })| Mapped {
+                pages: AddressRange { address, size_bytes },
+                stream,
+                pool,
+            })
+            .collect();
+        let whole = self.held.iter().filter(|(_, held)| !held.is_paged).map(|(&at, _)| at);
+        let reserved = events.iter().filter(|event| event.action == Action::SegmentAlloc);
+        let others: Vec<u64> = whole.chain(reserved.map(|event| event.address)).collect();
+        self.eras = ranges::eras(&mapped, events, pools, &others, settings)?;
         Ok(())
     }
 
@@ -179,10 +280,12 @@ impl Start {
             let Some(gap_bytes) = room_bytes.checked_sub(size_bytes) else {
                 return Err(impossible);
             };
-            let is_tail = held.pool == Pool::Large
-                && (gap_bytes <= SMALL_BYTES_MAX || settings.is_oversize(size_bytes));
+            // With expandable segments every block is cut to measure.
+            let has_tail = held.pool == Pool::Large && !settings.expandable_segments;
+            let is_tail =
+                has_tail && (gap_bytes <= SMALL_BYTES_MAX || settings.is_oversize(size_bytes));
             taken.size_bytes = Some(if is_tail { room_bytes } else { size_bytes });
-            if held.pool == Pool::Large && !is_tail {
+            if has_tail && !is_tail {
                 let end = address + size_bytes;
                 let extra_bytes_max =
                     SMALL_BYTES_MAX.min((gap_bytes - SMALL_BYTES_MAX - 1) / 512 * 512);
@@ -226,39 +329,61 @@ impl Start {
         (tail.end + tail.extra_bytes == address).then_some(tail)
     }
 
-    /// Segments with their blocks, free ones in the gaps.
-    pub(super) fn layout(&self) -> Vec<SegmentLayout> {
-        let mut extra: BTreeMap<u64, u64> = BTreeMap::new();
-        for tail in self.tails.values() {
-            extra.insert(tail.address, tail.extra_bytes);
+    /// Segments that came as a whole, with their blocks, free ones in the gaps.
+    pub(super) fn segments(&self) -> Vec<SegmentLayout> {
+        self.layouts(|held| !held.is_paged)
+    }
+
+    /// Expandable segments, with the blocks on their pages.
+    pub(super) fn ranges(&self) -> Vec<RangeLayout> {
+        let mut ranges: Vec<RangeLayout> = Vec::new();
+        for era in self.eras.iter().filter(|era| era.is_at_start) {
+            let Era { range, page_bytes, stream, pool, .. } = *era;
+            let mapped =
+                self.layouts(|held| held.is_paged && (held.stream, held.pool) == (stream, pool));
+            ranges.push(RangeLayout { range, page_bytes, stream, pool, mapped });
         }
-        let segment = |(&address, held): (&u64, &Held)| {
-            let end = address + held.size_bytes;
-            let mut blocks = Vec::new();
-            let mut at = address;
-            let gap = |at: u64, to: u64| BlockLayout {
-                address: at,
-                size_bytes: to - at,
-                requested_bytes: 0,
-                state: BlockState::Free,
-            };
-            for (&start, taken) in self.taken.range(address..end) {
-                if start > at {
-                    blocks.push(gap(at, start));
-                }
-                let least_bytes = taken.size_bytes.expect("sizes are settled");
-                let size_bytes = least_bytes + extra.get(&start).copied().unwrap_or(0);
-                let Taken { requested_bytes, state, .. } = *taken;
-                blocks.push(BlockLayout { address: start, size_bytes, requested_bytes, state });
-                at = start + size_bytes;
-            }
-            if end > at {
-                blocks.push(gap(at, end));
-            }
-            let Held { size_bytes, stream, pool } = *held;
-            SegmentLayout { address, size_bytes, stream, pool, blocks }
+        ranges
+    }
+
+    /// The ranges that the events begin.
+    pub(super) fn eras_to_come(&self) -> VecDeque<Era> {
+        self.eras.iter().filter(|era| !era.is_at_start).cloned().collect()
+    }
+
+    fn layouts(&self, is_it: impl Fn(&Held) -> bool) -> Vec<SegmentLayout> {
+        let extra: BTreeMap<u64, u64> =
+            self.tails.values().map(|tail| (tail.address, tail.extra_bytes)).collect();
+        let held = self.held.iter().filter(|(_, held)| is_it(held));
+        held.map(|(&address, held)| self.layout(address, held, &extra)).collect()
+    }
+
+    /// `extra` bytes belong to the block at an address.
+    fn layout(&self, address: u64, held: &Held, extra: &BTreeMap<u64, u64>) -> SegmentLayout {
+        let end = address + held.size_bytes;
+        let mut blocks = Vec::new();
+        let mut at = address;
+        let gap = |at: u64, to: u64| BlockLayout {
+            address: at,
+            size_bytes: to - at,
+            requested_bytes: 0,
+            state: BlockState::Free,
         };
-        self.held.iter().map(segment).collect()
+        for (&start, taken) in self.taken.range(address..end) {
+            if start > at {
+                blocks.push(gap(at, start));
+            }
+            let least_bytes = taken.size_bytes.expect("sizes are settled");
+            let size_bytes = least_bytes + extra.get(&start).copied().unwrap_or(0);
+            let Taken { requested_bytes, state, .. } = *taken;
+            blocks.push(BlockLayout { address: start, size_bytes, requested_bytes, state });
+            at = start + size_bytes;
+        }
+        if end > at {
+            blocks.push(gap(at, end));
+        }
+        let Held { size_bytes, stream, pool, .. } = *held;
+        SegmentLayout { address, size_bytes, stream, pool, blocks }
     }
 
     /// What is in use at the start, in requests rounded up to 512 bytes.

@@ -2,6 +2,7 @@
 
 mod budget;
 mod common;
+mod expandable_model;
 mod explain;
 mod faults;
 mod host;
@@ -10,9 +11,13 @@ mod pickle;
 mod recordings;
 mod reports;
 mod scopes;
+mod shelf;
 mod simulation;
 mod snapshot;
 mod timeline;
 mod torch;
+mod torch_expandable;
+mod torch_ladder;
 mod torch_model;
+mod torch_settings;
 mod traces;

@@ -6,7 +6,7 @@ use lowtide_allocator::trace::{
     TraceError, TraceProblem, read_snapshot,
 };
 
-use crate::torch::{MAIN, MIB, Shelf};
+use crate::shelf::{MAIN, MIB, Shelf};
 
 /// Written by `fixtures/make_snapshot.py`.
 const MIXED: &[u8] = include_bytes!("../fixtures/mixed.pickle");
@@ -139,8 +139,8 @@ fn trace_that_contradicts_its_end_is_refused() {
     assert!(matches!(replay(&snapshot), Err(ReplayError::Impossible { .. })));
 
     let mut snapshot = mixed();
-    snapshot.segments[0].is_expandable = true;
-    assert!(matches!(replay(&snapshot), Err(ReplayError::Expandable { .. })));
+    snapshot.segments.iter_mut().for_each(|segment| segment.is_expandable = true);
+    assert!(matches!(replay(&snapshot), Err(ReplayError::Inconsistent { .. })));
     assert_eq!(Replay::new(&snapshot, 1).unwrap_err(), ReplayError::NoTrace { device: 1 });
 }
 
