@@ -7,18 +7,21 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::buffer::Buffer;
 use crate::category::Category;
+use crate::choice::Policy;
 use crate::engine::{Core, Engine, Refusal, Segments};
 use crate::error::AllocError;
 use crate::fault::Fault;
 use crate::history::History;
 use crate::layout::BLOCK_BYTES;
-use crate::policy::{BlockInfo, Policy, Request};
+use crate::live::BlockInfo;
+use crate::policy::{Books, Request};
 use crate::reclaim::{Reclaim, Reclaimers, Registration};
 use crate::scope::{CategoryScope, Charge, Seal};
 use crate::simulation::Simulation;
 use crate::source::{MemorySource, Segment};
 use crate::statistics::Statistics;
 use crate::stream::Stream;
+use crate::torch_front::TorchFront;
 
 /// A caching allocator within a budget. Clones are handles to the same one.
 ///
@@ -44,6 +47,20 @@ impl CachingAllocator {
     /// # Panics
     /// If the page size is not a power of two of at least 512, or an address not a multiple of it.
     pub fn new(source: impl MemorySource + 'static) -> Result<CachingAllocator, AllocError> {
+        CachingAllocator::with_policy(source, Policy::Pages)
+    }
+
+    /// [`new`](Self::new), with a choice of placement rules.
+    ///
+    /// # Errors
+    /// The source has no such address ranges.
+    ///
+    /// # Panics
+    /// If the page size is not a power of two of at least 512, or an address not a multiple of it.
+    pub fn with_policy(
+        source: impl MemorySource + 'static,
+        policy: Policy,
+    ) -> Result<CachingAllocator, AllocError> {
         let (capacity_bytes, page_bytes) = (source.capacity_bytes(), source.page_bytes());
         assert!(
             page_bytes.is_power_of_two() && page_bytes >= BLOCK_BYTES,
@@ -62,12 +79,14 @@ impl CachingAllocator {
             }
         };
         let view_range_bytes = views.as_ref().map(Segment::size_bytes);
-        let policy = Policy::new(capacity_bytes, page_bytes, memory.size_bytes(), view_range_bytes);
+        let books = Books::new(capacity_bytes, page_bytes, memory.size_bytes(), view_range_bytes);
         let segments = Segments { memory, views };
-        Ok(CachingAllocator::assemble(
-            Core::new(Box::new(source), segments, policy),
-            Category::Other,
-        ))
+        let torch = match policy {
+            Policy::Pages => None,
+            Policy::Torch(settings) => Some(TorchFront::new(settings)),
+        };
+        let core = Core::new(Box::new(source), segments, books, torch);
+        Ok(CachingAllocator::assemble(core, Category::Other))
     }
 
     pub(crate) fn assemble(core: Core, category: Category) -> CachingAllocator {
@@ -195,12 +214,12 @@ impl CachingAllocator {
     /// A hash of the live blocks: offset, size and category, and nothing else. Stable across runs
     /// and machines.
     pub fn layout_hash(&self) -> u64 {
-        self.core().lock().state.policy.layout_hash()
+        self.core().lock().state.layout_hash()
     }
 
     /// The live blocks in address order.
     pub fn live_blocks(&self) -> Vec<BlockInfo> {
-        self.core().lock().state.policy.live_blocks()
+        self.core().lock().state.live_blocks()
     }
 
     /// Refuses every request until the guard, and all others like it, are dropped.

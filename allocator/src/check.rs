@@ -21,7 +21,7 @@ impl CachingAllocator {
         let mut by_category = ByCategory::<usize>::default();
         let mut views: BTreeMap<u32, usize> = BTreeMap::new();
         policy.layout.check();
-        for (_, live) in policy.layout.live() {
+        for (_, live) in engine.state.live() {
             assert!(live.requested_bytes <= live.size_bytes, "block {} is short", live.serial);
             requested_bytes += live.requested_bytes;
             allocated_bytes += live.size_bytes;
@@ -31,6 +31,9 @@ impl CachingAllocator {
             }
         }
         policy.views.check(&views);
+        if let Some(torch) = &engine.state.torch {
+            torch.check(policy.layout.live().map(|(_, live)| live.size_bytes).sum());
+        }
         policy.pages.check();
         let committed_bytes = policy.pages.committed_bytes();
         for (extent, _) in policy.layout.live_extents() {

@@ -9,10 +9,11 @@ use crate::fault::Fault;
 use crate::history::{Action, Record, Ring};
 use crate::holes::NONE;
 use crate::layout::{Extent, Place, Spot, active_bytes};
-use crate::policy::{Policy, Request};
+use crate::policy::{Books, Request};
 use crate::source::{Mapping, MemorySource, PageRange, Segment, SourceError};
 use crate::statistics::Statistics;
 use crate::stream::{Stream, StreamSet};
+use crate::torch_front::TorchFront;
 use crate::views::{View, pages_of};
 
 /// What the handles of one allocator share; blocks keep it alive.
@@ -32,15 +33,22 @@ pub(crate) struct Segments {
 
 /// Everything behind the lock.
 pub(crate) struct State {
-    pub(crate) policy: Policy,
+    pub(crate) policy: Books,
+    /// PyTorch's rules, where they place blocks instead of the arena's own.
+    pub(crate) torch: Option<TorchFront>,
     pub(crate) history: Ring,
     pub(crate) fault: Option<Fault>,
     pub(crate) seals: usize,
 }
 
 impl Core {
-    pub(crate) fn new(source: Box<dyn MemorySource>, segments: Segments, policy: Policy) -> Core {
-        let state = State { policy, history: Ring::new(), fault: None, seals: 0 };
+    pub(crate) fn new(
+        source: Box<dyn MemorySource>,
+        segments: Segments,
+        policy: Books,
+        torch: Option<TorchFront>,
+    ) -> Core {
+        let state = State { policy, torch, history: Ring::new(), fault: None, seals: 0 };
         Core { source, segments, state: Mutex::new(state) }
     }
 
@@ -119,6 +127,9 @@ impl Engine<'_> {
         injected: bool,
     ) -> Result<Granted, Refusal> {
         let request = &Request { stream: self.ordered(request.stream), ..*request };
+        if self.state.torch.is_some() && !injected {
+            return self.allocate_by_torch(request);
+        }
         let policy = &mut self.state.policy;
         let size_bytes = active_bytes(request.size_bytes);
         let place = size_bytes.and_then(|bytes| policy.place(bytes, request.stream));
@@ -144,6 +155,9 @@ impl Engine<'_> {
 
     #[inline]
     pub(crate) fn free(&mut self, slot: u32) {
+        if self.state.torch.is_some() {
+            return self.free_by_torch(slot);
+        }
         let State { policy, history, .. } = &mut *self.state;
         let offset = policy.layout.offset(slot);
         let live = *policy.layout.block(slot);
@@ -172,6 +186,9 @@ impl Engine<'_> {
     /// Notes that a stream works on a block that is not its own.
     pub(crate) fn record_use(&mut self, slot: u32, stream: Stream) {
         let stream = self.ordered(stream);
+        if self.state.torch.is_some() {
+            return self.record_use_by_torch(slot, stream);
+        }
         let live = self.state.policy.layout.block_mut(slot);
         live.users = live.users.union(StreamSet::of(stream));
     }
@@ -219,12 +236,13 @@ impl Engine<'_> {
     pub(crate) fn trim(&mut self, category: Category, site: &'static Location<'static>) -> usize {
         let size_bytes = self.state.policy.free_page_bytes();
         let request = Request { category, size_bytes, stream: Stream::DEFAULT, site };
+        let released_bytes = self.empty_torch_cache(&request);
         self.pay(size_bytes, &[], &request);
-        size_bytes
+        released_bytes + size_bytes
     }
 
     /// Gives up to `size_bytes` of free pages back, none that a block is about to take.
-    fn pay(&mut self, size_bytes: usize, except: &[Extent], request: &Request) {
+    pub(crate) fn pay(&mut self, size_bytes: usize, except: &[Extent], request: &Request) {
         if size_bytes == 0 || self.state.policy.free_page_bytes() == 0 {
             return;
         }
@@ -292,7 +310,7 @@ impl Engine<'_> {
 
     /// No free page is cached while more is reserved than the capacity allows.
     #[inline]
-    fn settle(&mut self, category: Category, site: &'static Location<'static>) {
+    pub(crate) fn settle(&mut self, category: Category, site: &'static Location<'static>) {
         let statistics = &self.state.policy.statistics;
         if statistics.reserved.current_bytes > statistics.capacity_bytes {
             self.trim(category, site);
@@ -302,7 +320,7 @@ impl Engine<'_> {
     /// Commits the pages that a place lacks. Growth is paid with free pages first, always: what is
     /// reserved only rises when none is left, so that the peak cannot be undercut.
     #[cold]
-    fn commit_for(&mut self, place: &Place, request: &Request) -> Result<(), Refusal> {
+    pub(crate) fn commit_for(&mut self, place: &Place, request: &Request) -> Result<(), Refusal> {
         let policy = &self.state.policy;
         let needed_bytes = policy.needed_bytes(Some(place), 0);
         if place.end() > policy.limit_bytes {
@@ -423,7 +441,7 @@ impl Engine<'_> {
         view.offset + pieces[0].offset % policy.statistics.page_bytes
     }
 
-    fn wait_for(&mut self, waits: StreamSet, request: &Request) -> Result<(), Refusal> {
+    pub(crate) fn wait_for(&mut self, waits: StreamSet, request: &Request) -> Result<(), Refusal> {
         let Some(fence) = self.source.fence() else { return Ok(()) };
         for on in waits.iter() {
             let event = self.state.history.event_count();
@@ -439,14 +457,24 @@ impl Engine<'_> {
     /// Gives the cache back before anybody is told that memory is short. The second search needs
     /// no code: `needed_bytes` already counts nothing that is cached.
     #[cold]
-    fn shortage(&mut self, needed_bytes: usize, injected: bool, request: &Request) -> Refusal {
+    pub(crate) fn shortage(
+        &mut self,
+        needed_bytes: usize,
+        injected: bool,
+        request: &Request,
+    ) -> Refusal {
         self.state.policy.statistics.retries += 1;
         self.trim(request.category, request.site);
         Refusal::Short(Shortage { needed_bytes, injected })
     }
 
+    /// Memory is short, and the torch rules have released what they could.
+    pub(crate) fn short_of(&self, needed_bytes: usize) -> Refusal {
+        Refusal::Short(Shortage { needed_bytes, injected: false })
+    }
+
     #[inline]
-    fn record(
+    pub(crate) fn record(
         &mut self,
         action: Action,
         request: &Request,

@@ -55,6 +55,11 @@ impl Pages {
         committed
     }
 
+    /// Every run of committed pages, in order.
+    pub(crate) fn all(&self) -> Vec<Extent> {
+        self.beyond(0)
+    }
+
     /// Committed pages at or beyond `top`.
     pub(crate) fn beyond(&self, top: usize) -> Vec<Extent> {
         let size_bytes = self.end.saturating_sub(top);

@@ -11,25 +11,6 @@ use crate::statistics::Statistics;
 use crate::stream::{Stream, StreamSet, Waits};
 use crate::views::Views;
 
-/// A live block, for naming what is left over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockInfo {
-    /// Offset, of its first piece if it is stitched.
-    pub offset: usize,
-    /// Active bytes: what it takes.
-    pub size_bytes: usize,
-    /// What was asked for.
-    pub requested_bytes: usize,
-    /// What it is for.
-    pub category: Category,
-    /// Whose it is.
-    pub stream: Stream,
-    /// Who asked.
-    pub site: &'static Location<'static>,
-    /// Counts up with every block and charge.
-    pub serial: u64,
-}
-
 /// Who asks for what.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
@@ -48,7 +29,7 @@ pub(crate) struct ChargeEntry {
 
 /// Everything that a simulation has to copy to take the same decisions.
 #[derive(Clone, Debug)]
-pub(crate) struct Policy {
+pub(crate) struct Books {
     pub(crate) layout: Layout,
     pub(crate) views: Views,
     pub(crate) waits: Waits,
@@ -64,15 +45,15 @@ pub(crate) struct Policy {
     next_serial: u64,
 }
 
-impl Policy {
+impl Books {
     /// Nothing is live. Views take addresses from a range of `view_range_bytes`, if there is one.
     pub(crate) fn new(
         capacity_bytes: usize,
         page_bytes: usize,
         limit_bytes: usize,
         view_range_bytes: Option<usize>,
-    ) -> Policy {
-        Policy {
+    ) -> Books {
+        Books {
             layout: Layout::new(page_bytes),
             views: Views::new(view_range_bytes.unwrap_or(0)),
             waits: Waits::default(),
@@ -194,30 +175,40 @@ impl Policy {
         view: u32,
         request: &Request,
     ) -> (u32, u64) {
-        let Request { category, size_bytes: requested_bytes, stream, site } = *request;
-        let serial = self.take_serial();
         if view != NONE {
             self.views.enter(view);
         }
-        let users = StreamSet::of(stream);
-        let next_piece = NONE;
-        let live = Live {
-            requested_bytes,
-            size_bytes,
-            category,
-            stream,
-            users,
-            site,
-            serial,
-            view,
-            next_piece,
-        };
-        let slot = self.layout.insert(place, live);
+        let live = Live { view, ..self.note_block(size_bytes, request) };
+        (self.layout.insert(place, live), live.serial)
+    }
+
+    /// Counts a block that is about to be live somewhere.
+    #[inline]
+    pub(crate) fn note_block(&mut self, size_bytes: usize, request: &Request) -> Live {
+        let Request { category, size_bytes: requested_bytes, stream, site } = *request;
         self.statistics.requested.add(requested_bytes);
         self.statistics.allocated.add(size_bytes);
         self.statistics.by_category[category].add(size_bytes);
         self.statistics.allocations += 1;
-        (slot, serial)
+        Live {
+            requested_bytes,
+            size_bytes,
+            category,
+            stream,
+            users: StreamSet::of(stream),
+            site,
+            serial: self.take_serial(),
+            view: NONE,
+            next_piece: NONE,
+        }
+    }
+
+    /// Counts a block that is gone.
+    #[inline]
+    pub(crate) fn forget_block(&mut self, live: &Live) {
+        self.statistics.requested.subtract(live.requested_bytes);
+        self.statistics.allocated.subtract(live.size_bytes);
+        self.statistics.by_category[live.category].subtract(live.size_bytes);
     }
 
     /// Frees a block at an event; its pages stay committed.
@@ -228,9 +219,7 @@ impl Policy {
         if live.is_stitched() {
             self.views.leave(live.view, event);
         }
-        self.statistics.requested.subtract(live.requested_bytes);
-        self.statistics.allocated.subtract(live.size_bytes);
-        self.statistics.by_category[live.category].subtract(live.size_bytes);
+        self.forget_block(&live);
         live
     }
 
@@ -269,36 +258,6 @@ impl Policy {
 
     pub(crate) fn by_category_bytes(&self) -> ByCategory<usize> {
         ByCategory::from_fn(|category| self.statistics.by_category[category].current_bytes)
-    }
-
-    pub(crate) fn live_blocks(&self) -> Vec<BlockInfo> {
-        let info = |(slot, live): (u32, &Live)| BlockInfo {
-            offset: self.layout.offset(slot),
-            size_bytes: live.size_bytes,
-            requested_bytes: live.requested_bytes,
-            category: live.category,
-            stream: live.stream,
-            site: live.site,
-            serial: live.serial,
-        };
-        self.layout.live().map(info).collect()
-    }
-
-    /// 64-bit FNV-1a (Fowler, Noll, Vo; RFC 9923) over category, offset and size of every live
-    /// block, or piece of one, in address order.
-    pub(crate) fn layout_hash(&self) -> u64 {
-        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-        let mut absorb = |bytes: &[u8]| {
-            for &byte in bytes {
-                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-            }
-        };
-        for (extent, live) in self.layout.live_extents() {
-            absorb(&[live.category as u8]);
-            absorb(&(extent.offset as u64).to_le_bytes());
-            absorb(&(extent.size_bytes as u64).to_le_bytes());
-        }
-        hash
     }
 
     fn take_serial(&mut self) -> u64 {

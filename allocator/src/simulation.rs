@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::buffer::Buffer;
 use crate::caching::{CachingAllocator, Shared};
-use crate::engine::{Core, Segments};
-use crate::policy::Policy;
+use crate::engine::{Core, Segments, State};
 use crate::scope::Charge;
 use crate::sim::SimSource;
 use crate::sim_streams::SimStreams;
@@ -25,8 +24,11 @@ pub struct Simulation {
 
 impl Simulation {
     pub(crate) fn new(original: &CachingAllocator) -> Simulation {
-        let policy = original.core().lock().state.policy.clone();
-        let orphans = orphans_of(&policy);
+        let (policy, torch, orphans) = {
+            let engine = original.core().lock();
+            let state = &engine.state;
+            (state.policy.clone(), state.torch.clone(), orphans_of(state))
+        };
         let statistics = &policy.statistics;
         let mut source =
             SimSource::with_capacity(statistics.capacity_bytes).page_bytes(statistics.page_bytes);
@@ -43,7 +45,7 @@ impl Simulation {
             views.expect("an address range that exists elsewhere fits here")
         });
         let segments = Segments { memory, views };
-        let core = Core::new(Box::new(source), segments, policy);
+        let core = Core::new(Box::new(source), segments, policy, torch);
         Simulation {
             allocator: CachingAllocator::assemble(core, original.current_category()),
             original: Arc::downgrade(original.shared()),
@@ -80,7 +82,7 @@ impl Simulation {
     }
 }
 
-fn orphans_of(policy: &Policy) -> BTreeSet<u64> {
-    let blocks = policy.layout.live().map(|(_, live)| live.serial);
-    blocks.chain(policy.charges.keys().copied()).collect()
+fn orphans_of(state: &State) -> BTreeSet<u64> {
+    let blocks = state.live().into_iter().map(|(_, live)| live.serial);
+    blocks.chain(state.policy.charges.keys().copied()).collect()
 }

@@ -16,6 +16,7 @@
 //! A [`Recording`] is the same for PyTorch and for this crate. [`Recording::explain`] says where
 //! its memory went, [`Recording::write_timeline`] draws it on a page for a browser.
 
+mod capture;
 mod error;
 mod explain;
 mod file;
@@ -28,11 +29,13 @@ mod ranges;
 mod recording;
 mod replay;
 mod report;
+mod rerun;
 mod snapshot;
 mod start;
 mod timeline;
 mod walk;
 
+pub use capture::Capture;
 pub use error::{TraceError, TraceProblem};
 pub use explain::{
     Advice, CategoryShare, Churn, Explanation, Failure, Group, Moment, Peak, SiteShare, Transient,
@@ -42,4 +45,5 @@ pub use file::{Limits, read_snapshot};
 pub use recording::{EventKind, Piece, RecordedBlock, RecordedRange, Recording, Site, TraceEvent};
 pub use replay::{Replay, ReplayError};
 pub use report::ReplayReport;
+pub use rerun::{RerunError, RerunFailure, RerunOptions, RerunReport};
 pub use snapshot::{Action, RecordedEvent, RecordedSegment, Snapshot};

@@ -10,6 +10,7 @@ mod model;
 mod pickle;
 mod recordings;
 mod reports;
+mod rerun;
 mod scopes;
 mod shelf;
 mod simulation;

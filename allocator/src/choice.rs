@@ -1,0 +1,16 @@
+//! The choice of placement rules.
+
+use crate::torch::TorchSettings;
+
+/// By which rules blocks are placed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Policy {
+    /// This crate's own: one range, best fit, whole free pages stitched together. Needs the least
+    /// memory. For everything but comparisons.
+    #[default]
+    Pages,
+    /// PyTorch's, for comparing a program with what PyTorch would have done. It takes up to a
+    /// seventh more memory on recorded traces and more time for each request; expandable segments
+    /// are not used live.
+    Torch(TorchSettings),
+}

@@ -1,0 +1,82 @@
+//! The live blocks, whichever rules placed them.
+
+use std::panic::Location;
+
+use crate::category::Category;
+use crate::engine::State;
+use crate::layout::{Extent, Live};
+use crate::stream::Stream;
+
+/// A live block, for naming what is left over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockInfo {
+    /// Offset, of its first piece if it is stitched.
+    pub offset: usize,
+    /// Active bytes: what it takes.
+    pub size_bytes: usize,
+    /// What was asked for.
+    pub requested_bytes: usize,
+    /// What it is for.
+    pub category: Category,
+    /// Whose it is.
+    pub stream: Stream,
+    /// Who asked.
+    pub site: &'static Location<'static>,
+    /// Counts up with every block and charge.
+    pub serial: u64,
+}
+
+impl State {
+    /// Live blocks with the offset of each, or of its first piece, by address.
+    pub(crate) fn live(&self) -> Vec<(usize, Live)> {
+        match &self.torch {
+            Some(torch) => torch.live(),
+            None => {
+                let layout = &self.policy.layout;
+                layout.live().map(|(slot, live)| (layout.offset(slot), *live)).collect()
+            }
+        }
+    }
+
+    pub(crate) fn live_blocks(&self) -> Vec<BlockInfo> {
+        let info = |(offset, live): (usize, Live)| BlockInfo {
+            offset,
+            size_bytes: live.size_bytes,
+            requested_bytes: live.requested_bytes,
+            category: live.category,
+            stream: live.stream,
+            site: live.site,
+            serial: live.serial,
+        };
+        self.live().into_iter().map(info).collect()
+    }
+
+    /// 64-bit FNV-1a (Fowler, Noll, Vo; RFC 9923) over category, offset and size of every live
+    /// block, or piece of one, in address order.
+    pub(crate) fn layout_hash(&self) -> u64 {
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        let mut absorb = |bytes: &[u8]| {
+            for &byte in bytes {
+                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+            }
+        };
+        let mut absorb_extent = |extent: Extent, live: &Live| {
+            absorb(&[live.category as u8]);
+            absorb(&(extent.offset as u64).to_le_bytes());
+            absorb(&(extent.size_bytes as u64).to_le_bytes());
+        };
+        match &self.torch {
+            None => {
+                for (extent, live) in self.policy.layout.live_extents() {
+                    absorb_extent(extent, live);
+                }
+            }
+            Some(torch) => {
+                for (offset, live) in torch.live() {
+                    absorb_extent(Extent { offset, size_bytes: live.size_bytes }, &live);
+                }
+            }
+        }
+        hash
+    }
+}
