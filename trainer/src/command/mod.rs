@@ -3,8 +3,10 @@
 //! Exit codes: 0 done; 2 the training does not fit the memory; 1 anything else.
 
 mod eval;
+mod explain;
 mod interrupt;
 mod plan;
+mod recording;
 mod replay;
 mod staging;
 mod train;
@@ -39,7 +41,9 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Evaluates a trained model on its test data.
     Eval(eval::EvalArgs),
-    /// Replays a recorded memory trace through a placement policy, and compares.
+    /// Says where the memory of a recorded trace went, and what would help.
+    Explain(explain::ExplainArgs),
+    /// Serves a recorded memory trace again by any policy within any capacity, and compares.
     Replay(replay::ReplayArgs),
 }
 
@@ -122,6 +126,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Train(arguments) => train::run(arguments),
         Command::Plan(arguments) => plan::run(arguments),
         Command::Eval(arguments) => eval::run(arguments),
+        Command::Explain(arguments) => explain::run(arguments),
         Command::Replay(arguments) => replay::run(arguments),
     };
     done.map_or_else(|error| complain(&one_line(&error), exit_code(&error)), |()| ExitCode::SUCCESS)
@@ -160,7 +165,7 @@ fn usage(error: &clap::Error) -> ExitCode {
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return complain(
-            "a command is missing: train, plan, eval or replay (see lowtide --help)",
+            "a command is missing: train, plan, eval, explain or replay (see lowtide --help)",
             1,
         );
     }

@@ -10,7 +10,7 @@ use lowtide_tensor::Device;
 
 use crate::command::interrupt::Interrupt;
 use crate::command::staging::Staging;
-use crate::command::{DeviceArgs, RecipeArgs, plan, say};
+use crate::command::{DeviceArgs, RecipeArgs, plan, recording, say};
 use crate::human::format_bytes;
 use crate::observer::{EpochReport, Flow, Observer, StepReport};
 use crate::plan::Plan;
@@ -31,6 +31,11 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     fault_at: Option<u64>,
+    /// Writes what the allocator did (the last 131,072 events) to FILE, also if the run fails: a
+    /// page for a browser (.html), a snapshot for PyTorch's tools (.pickle), or lines of JSON for
+    /// `lowtide explain` and `lowtide replay` (any other name).
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
 }
 
 pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
@@ -48,8 +53,14 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
 
     let staging = Staging::new(arguments.out.as_deref())?;
     let interrupt = Interrupt::listen()?;
-    match work(arguments, &recipe, &mut trainer, &plan, staging.partial(), &interrupt) {
+    let worked = work(arguments, &recipe, &mut trainer, &plan, staging.partial(), &interrupt);
+    let traced = match &arguments.trace {
+        Some(path) => recording::write(path, &device.allocator().recording()),
+        None => Ok(()),
+    };
+    match worked {
         Ok(summary) => {
+            traced?;
             let run_dir = staging.publish()?;
             if interrupt.came() {
                 say("interrupted: everything up to the last step is in the run folder")?;
