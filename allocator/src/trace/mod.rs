@@ -11,17 +11,27 @@
 //! blocks with the recorded ones.
 
 mod error;
+mod export;
 mod file;
+mod frames;
+mod import;
+mod json;
+mod laws;
 pub mod pickle;
+mod ranges;
 mod recording;
 mod replay;
 mod report;
 mod snapshot;
 mod start;
 
-pub use error::{TraceError, TraceProblem};
+pub use error::{JsonProblem, TraceError, TraceProblem};
+pub use export::ExportError;
 pub use file::{Limits, read_snapshot};
-pub use recording::{EventKind, Piece, RecordedBlock, RecordedRange, Recording, Site, TraceEvent};
+pub use laws::{RecordingError, RecordingPart, RecordingProblem};
+pub use recording::{
+    EventKind, Piece, RecordedBlock, RecordedRange, Recording, SegmentKind, Site, TraceEvent,
+};
 pub use replay::{Replay, ReplayError};
 pub use report::ReplayReport;
 pub use snapshot::{Action, RecordedEvent, RecordedSegment, Snapshot};

@@ -1,6 +1,6 @@
 //! Runs a recorded trace through the policy and compares.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
@@ -94,7 +94,7 @@ impl Replay {
             trace.iter().map(|event| RecordedEvent { stream: lanes.of(event), ..*event }).collect();
         // What a request may take was decided by the source that recorded it.
         let settings = TorchSettings { limit_bytes: None, ..snapshot.settings.clone() };
-        let start = Start::rewind(&end, &events, &settings)?;
+        let start = Start::rewind(&end, &BTreeSet::new(), &events, &settings)?;
         Ok(Replay { settings, events, end, start })
     }
 
@@ -103,6 +103,26 @@ impl Replay {
     /// # Errors
     /// If the reconstructed start has blocks that overlap.
     pub fn run(&mut self) -> Result<ReplayReport, ReplayError> {
+        let mut report = self.settle()?.report;
+        let (runs, ops) = self.time()?;
+        report.set_time(runs, ops);
+        Ok(report)
+    }
+
+    /// What every block takes, if the policy does what is recorded.
+    pub(super) fn block_sizes(&mut self) -> Result<Option<BlockSizes>, ReplayError> {
+        let pass = self.settle()?;
+        if !pass.report.is_exact() {
+            return Ok(None);
+        }
+        let layout = self.start.layout();
+        let blocks = layout.iter().flat_map(|segment| &segment.blocks);
+        let at_the_start = blocks.map(|block| (block.address, block.size_bytes)).collect();
+        Ok(Some(BlockSizes { at_the_start, handed_out: pass.sizes }))
+    }
+
+    /// One run to the end, after as many guesses as it takes.
+    fn settle(&mut self) -> Result<Pass, ReplayError> {
         let mut guesses = 0;
         let mut pass = loop {
             let mut pass = Pass::new(self)?;
@@ -128,9 +148,7 @@ impl Replay {
         pass.report.final_blocks_equal = pass.policy.segments() == self.end;
         let counters = pass.policy.counters();
         pass.report.source_calls = counters.reserve_calls + counters.release_calls;
-        let (runs, ops) = self.time()?;
-        pass.report.set_time(runs, ops);
-        Ok(pass.report)
+        Ok(pass)
     }
 
     fn restored(&self) -> Result<(TorchPolicy, Segments), ReplayError> {
@@ -151,6 +169,15 @@ impl Replay {
         }
         Ok((runs, program.ops.len()))
     }
+}
+
+/// Sizes of blocks that a trace does not state.
+#[derive(Debug, Default)]
+pub(super) struct BlockSizes {
+    /// By address.
+    pub(super) at_the_start: BTreeMap<u64, u64>,
+    /// Of each `Alloc` in turn.
+    pub(super) handed_out: Vec<u64>,
 }
 
 /// After the policy took a block that the recording did not: was it taken for too large, because
@@ -250,6 +277,8 @@ struct Pass {
     moved: BTreeMap<u64, u64>,
     active_bytes: u64,
     last_address: Option<u64>,
+    /// Of the blocks handed out, in turn.
+    sizes: Vec<u64>,
     report: ReplayReport,
 }
 
@@ -263,8 +292,8 @@ impl Pass {
             peak_reserved_bytes: policy.reserved_bytes(),
             ..ReplayReport::default()
         };
-        let moved = BTreeMap::new();
-        Ok(Pass { policy, segments, moved, active_bytes, last_address: None, report })
+        let (moved, sizes, last_address) = (BTreeMap::new(), Vec::new(), None);
+        Ok(Pass { policy, segments, moved, active_bytes, last_address, sizes, report })
     }
 
     fn step(&mut self, index: usize, event: &RecordedEvent) {
@@ -312,6 +341,7 @@ impl Pass {
             return false;
         };
         self.last_address = Some(address);
+        self.sizes.push(self.policy.block_bytes(address).unwrap_or(0));
         let is_equal = address == event.address;
         if is_equal {
             self.report.addresses_equal += 1;
@@ -349,7 +379,7 @@ impl Program {
         let mut program = Program { ops: Vec::new(), offered: VecDeque::new(), block_count: 0 };
         let mut numbers: BTreeMap<u64, usize> = BTreeMap::new();
         for event in events {
-            let RecordedEvent { action, address, size_bytes, stream } = *event;
+            let RecordedEvent { action, address, size_bytes, stream, .. } = *event;
             match action {
                 Action::Alloc => {
                     let block = program.block_count;

@@ -8,8 +8,9 @@
 //! that is cut from the free one behind shows where that began; if there is none, the replay
 //! settles it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use super::ranges::Ranges;
 use super::replay::{MADE_UP_ADDRESS, ReplayError};
 use super::snapshot::{Action, RecordedEvent};
 use crate::torch::{
@@ -26,11 +27,20 @@ struct Taken {
     state: BlockState,
 }
 
-#[derive(Clone, Copy, Debug)]
+/// Whose a held range is. The events do not say which pool an expandable one serves; `Large` stands
+/// for both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Held {
-    size_bytes: u64,
     stream: StreamId,
     pool: Pool,
+    is_expandable: bool,
+}
+
+impl Held {
+    /// Whether up to 1 MiB stays with a block that it was not asked for.
+    fn leaves_tails(self) -> bool {
+        self.pool == Pool::Large && !self.is_expandable
+    }
 }
 
 /// Free memory behind a block whose size is not known; part of it may belong to the block.
@@ -51,20 +61,21 @@ pub(super) struct Tail {
 /// Segments and taken blocks before the first event.
 #[derive(Debug)]
 pub(super) struct Start {
-    held: BTreeMap<u64, Held>,
+    held: Ranges<Held>,
     taken: BTreeMap<u64, Taken>,
     /// By where they begin.
     pub(super) tails: BTreeMap<u64, Tail>,
 }
 
 impl Start {
-    /// Undoes `events`, which led to `end`.
+    /// Undoes `events`, which led to `end`; the segments at the addresses in `expandable` are so.
     pub(super) fn rewind(
         end: &[SegmentLayout],
+        expandable: &BTreeSet<u64>,
         events: &[RecordedEvent],
         settings: &TorchSettings,
     ) -> Result<Start, ReplayError> {
-        let mut start = Start::at_the_end(end)?;
+        let mut start = Start::at_the_end(end, expandable)?;
         for (index, event) in events.iter().enumerate().rev() {
             start.undo(event).map_err(|problem| ReplayError::Inconsistent {
                 event: index as u64,
@@ -77,12 +88,14 @@ impl Start {
         Ok(start)
     }
 
-    fn at_the_end(end: &[SegmentLayout]) -> Result<Start, ReplayError> {
+    fn at_the_end(end: &[SegmentLayout], expandable: &BTreeSet<u64>) -> Result<Start, ReplayError> {
         let mut start =
-            Start { held: BTreeMap::new(), taken: BTreeMap::new(), tails: BTreeMap::new() };
+            Start { held: Ranges::default(), taken: BTreeMap::new(), tails: BTreeMap::new() };
         for segment in end {
             let SegmentLayout { address, size_bytes, stream, pool, .. } = *segment;
-            if !start.hold(address, Held { size_bytes, stream, pool }) {
+            let is_expandable = expandable.contains(&address);
+            let pool = if is_expandable { Pool::Large } else { pool };
+            if !start.hold(address, size_bytes, Held { stream, pool, is_expandable }) {
                 return Err(ReplayError::Impossible { address });
             }
             for block in segment.blocks.iter().filter(|block| block.state != BlockState::Free) {
@@ -95,21 +108,32 @@ impl Start {
     }
 
     /// Whether there is room for the segment.
-    fn hold(&mut self, address: u64, held: Held) -> bool {
-        let end = address.saturating_add(held.size_bytes);
+    fn hold(&mut self, address: u64, size_bytes: u64, held: Held) -> bool {
+        let end = address.saturating_add(size_bytes);
         if end > MADE_UP_ADDRESS {
             return false;
         }
-        let before = self.held.range(..end).next_back();
-        if held.size_bytes == 0 || before.is_some_and(|(at, held)| at + held.size_bytes > address) {
-            return false;
+        let is_held = self.held.insert(address, end, held);
+        if is_held && held.is_expandable {
+            self.held.merge_around(address);
         }
-        self.held.insert(address, held);
-        true
+        is_held
+    }
+
+    /// Whether the range was held and has no blocks.
+    fn drop_held(&mut self, address: u64, size_bytes: u64) -> Result<(), &'static str> {
+        let end = address.saturating_add(size_bytes);
+        if self.held.cut(address, end).is_none() {
+            return Err("the segment is not there afterwards");
+        }
+        match self.taken.range(address..end).next() {
+            Some(_) => Err("the segment has blocks before it is there"),
+            None => Ok(()),
+        }
     }
 
     fn undo(&mut self, event: &RecordedEvent) -> Result<(), &'static str> {
-        let RecordedEvent { action, address, size_bytes, stream } = *event;
+        let RecordedEvent { action, address, size_bytes, stream, .. } = *event;
         match action {
             Action::Alloc => match self.taken.remove(&address) {
                 Some(Taken { state: BlockState::Active, .. }) => {}
@@ -129,30 +153,24 @@ impl Start {
                 }
             }
             Action::SegmentAlloc => {
-                let held = self.held.remove(&address).filter(|held| held.size_bytes == size_bytes);
-                let Some(held) = held else { return Err("the segment is not there afterwards") };
-                if self.taken.range(address..address + held.size_bytes).next().is_some() {
-                    return Err("the segment has blocks before it is there");
+                if self.held.end_of(address) != address.checked_add(size_bytes) {
+                    return Err("the segment is not there afterwards");
                 }
+                self.drop_held(address, size_bytes)?;
             }
-            Action::SegmentFree => {
+            Action::SegmentMap => self.drop_held(address, size_bytes)?,
+            Action::SegmentFree | Action::SegmentUnmap => {
                 // Segments of the large pool are never this small.
                 let is_small = size_bytes == SMALL_SEGMENT_BYTES;
-                let pool = if is_small { Pool::Small } else { Pool::Large };
-                if !self.hold(address, Held { size_bytes, stream, pool }) {
+                let is_expandable = action == Action::SegmentUnmap;
+                let pool = if is_small && !is_expandable { Pool::Small } else { Pool::Large };
+                if !self.hold(address, size_bytes, Held { stream, pool, is_expandable }) {
                     return Err("the segment is still there afterwards");
                 }
             }
-            Action::SegmentMap | Action::SegmentUnmap => return Err("the segment is expandable"),
             Action::Snapshot | Action::Oom | Action::UserDefined => {}
         }
         Ok(())
-    }
-
-    /// The segment around an address.
-    fn around(&self, address: u64) -> Option<(u64, Held)> {
-        let (&at, &held) = self.held.range(..=address).next_back()?;
-        (address - at < held.size_bytes).then_some((at, held))
     }
 
     /// Gives every block its least size, and finds those that may be larger.
@@ -160,9 +178,9 @@ impl Start {
         let addresses: Vec<u64> = self.taken.keys().copied().collect();
         for (index, &address) in addresses.iter().enumerate() {
             let impossible = ReplayError::Impossible { address };
-            let Some((segment, held)) = self.around(address) else { return Err(impossible) };
+            let Some((_, end, held)) = self.held.around(address) else { return Err(impossible) };
             let next = addresses.get(index + 1).copied().unwrap_or(u64::MAX);
-            let gap_end = next.min(segment + held.size_bytes);
+            let gap_end = next.min(end);
             let room_bytes = gap_end - address;
             let taken = self.taken.get_mut(&address).expect("a taken block");
             if let Some(size_bytes) = taken.size_bytes {
@@ -172,17 +190,17 @@ impl Start {
                 continue;
             }
             // A request never exceeds its block, so this also keeps the rounding in range.
-            if taken.requested_bytes == 0 || taken.requested_bytes > room_bytes.min(1 << 59) {
+            if taken.requested_bytes > room_bytes.min(1 << 59) {
                 return Err(impossible);
             }
             let size_bytes = settings.round(taken.requested_bytes);
             let Some(gap_bytes) = room_bytes.checked_sub(size_bytes) else {
                 return Err(impossible);
             };
-            let is_tail = held.pool == Pool::Large
+            let is_tail = held.leaves_tails()
                 && (gap_bytes <= SMALL_BYTES_MAX || settings.is_oversize(size_bytes));
             taken.size_bytes = Some(if is_tail { room_bytes } else { size_bytes });
-            if held.pool == Pool::Large && !is_tail {
+            if held.leaves_tails() && !is_tail {
                 let end = address + size_bytes;
                 let extra_bytes_max =
                     SMALL_BYTES_MAX.min((gap_bytes - SMALL_BYTES_MAX - 1) / 512 * 512);
@@ -232,8 +250,7 @@ impl Start {
         for tail in self.tails.values() {
             extra.insert(tail.address, tail.extra_bytes);
         }
-        let segment = |(&address, held): (&u64, &Held)| {
-            let end = address + held.size_bytes;
+        let segment = |(address, end, held): (u64, u64, Held)| {
             let mut blocks = Vec::new();
             let mut at = address;
             let gap = |at: u64, to: u64| BlockLayout {
@@ -255,8 +272,8 @@ impl Start {
             if end > at {
                 blocks.push(gap(at, end));
             }
-            let Held { size_bytes, stream, pool } = *held;
-            SegmentLayout { address, size_bytes, stream, pool, blocks }
+            let Held { stream, pool, .. } = held;
+            SegmentLayout { address, size_bytes: end - address, stream, pool, blocks }
         };
         self.held.iter().map(segment).collect()
     }

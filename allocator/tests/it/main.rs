@@ -2,10 +2,13 @@
 
 mod budget;
 mod common;
+mod exports;
 mod faults;
 mod host;
+mod json_lines;
 mod model;
 mod pickle;
+mod recordings;
 mod reports;
 mod scopes;
 mod simulation;
@@ -13,3 +16,4 @@ mod snapshot;
 mod torch;
 mod torch_model;
 mod traces;
+mod viewer;

@@ -59,6 +59,16 @@ fn snapshot_replays_exactly_from_wherever_it_begins() {
 }
 
 #[test]
+fn snapshot_survives_every_format_from_wherever_it_begins() {
+    let whole = mixed();
+    for cut in 0..=whole.device_traces[0].len() {
+        let mut snapshot = whole.clone();
+        snapshot.device_traces[0].drain(..cut);
+        crate::traces::check_formats(&snapshot, 0);
+    }
+}
+
+#[test]
 fn replay_sees_what_another_allocator_did() {
     let mut shelf = Shelf::new(100 * MIB);
     let mut policy = TorchPolicy::new(TorchSettings::default());
@@ -79,18 +89,23 @@ fn replay_sees_what_another_allocator_did() {
 fn recorded(policy: &TorchPolicy, events: &[(Action, u64, u64)]) -> Snapshot {
     let record = |layout| {
         let (device, pool_id, is_expandable) = (0, (0, 0), false);
-        RecordedSegment { device, pool_id, is_expandable, layout }
+        RecordedSegment { device, pool_id, is_expandable, layout, block_sites: Vec::new() }
     };
     let event = |&(action, address, size_bytes): &(Action, u64, u64)| RecordedEvent {
         action,
         address,
         size_bytes,
         stream: MAIN,
+        device_free_bytes: 0,
+        time_us: 0,
+        category: None,
+        site: None,
     };
     Snapshot {
         segments: policy.segments().into_iter().map(record).collect(),
         device_traces: vec![events.iter().map(event).collect()],
         settings: TorchSettings::default(),
+        sites: Vec::new(),
     }
 }
 
