@@ -1,10 +1,14 @@
-//! Recorded allocation traces: reading PyTorch's memory snapshots, and replaying them.
+//! Recorded allocation traces: reading, writing and replaying them.
 //!
 //! A [`Snapshot`] is what `torch.cuda.memory._dump_snapshot` writes: the segments and blocks of a
 //! moment, and what happened up to it. The file is a pickle; here it is read by a machine that
 //! knows numbers, strings, lists, tuples and dictionaries and nothing else, so that a file from a
 //! stranger can do no more than be refused. Memory is proportional to the file, errors carry the
 //! byte offset.
+//!
+//! A [`Recording`] is the same in a neutral form, whoever recorded it. It comes
+//! [from a snapshot](Recording::from_snapshot), goes [to one](Recording::write_pickle) for PyTorch's
+//! tools and viewer, and is kept without loss as [lines of JSON](Recording::write_json_lines).
 //!
 //! [`Replay`] rebuilds the state at the beginning of the trace, runs every event through
 //! [`TorchPolicy`](crate::torch::TorchPolicy) and compares each address, each segment and the final

@@ -6,6 +6,7 @@ mod exports;
 mod faults;
 mod host;
 mod json_lines;
+mod memory_viz;
 mod model;
 mod pickle;
 mod recordings;

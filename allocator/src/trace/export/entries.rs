@@ -1,6 +1,6 @@
 //! The trace: one entry or two for each event.
 
-use super::pickle_writer::{Batches, Word};
+use super::pickle_writer::{Batches, Phrase, Word};
 use super::segments::Segments;
 use super::{Export, shares};
 use crate::category::Category;
@@ -13,6 +13,22 @@ struct Entry {
     /// With the key that it has.
     address: (Word, u64),
     size_bytes: u64,
+}
+
+/// What entries have in common.
+pub(super) struct Phrases {
+    /// By action.
+    heads: Vec<Phrase>,
+    /// By category.
+    categories: Vec<Phrase>,
+    context: Phrase,
+}
+
+impl Phrases {
+    pub(super) fn new() -> Self {
+        let unknown = || vec![Phrase::default(); Word::COUNT];
+        Phrases { heads: unknown(), categories: unknown(), context: Phrase::default() }
+    }
 }
 
 impl<'a> Export<'a> {
@@ -89,11 +105,10 @@ impl<'a> Export<'a> {
     }
 
     fn entry(&mut self, event: &TraceEvent, entry: Entry) {
-        let pickle = &mut self.pickle;
+        let Export { pickle, phrases, .. } = self;
         pickle.begin_dict();
-        pickle.word(Word::Action);
-        pickle.word(entry.action);
-        pickle.word(entry.address.0);
+        let head = &mut phrases.heads[entry.action as usize];
+        pickle.phrase(head, &[Word::Action, entry.action, entry.address.0]);
         pickle.number(entry.address.1);
         pickle.word(Word::Size);
         pickle.number(entry.size_bytes);
@@ -121,20 +136,19 @@ impl<'a> Export<'a> {
         category: Option<Category>,
         site: Option<u32>,
     ) {
-        let pickle = &mut self.pickle;
+        let Export { pickle, phrases, .. } = self;
         pickle.word(Word::Stream);
         pickle.number(stream.0);
         pickle.word(Word::TimeUs);
         pickle.number(time_us);
-        pickle.word(Word::CompileContext);
-        pickle.word(Word::NotAvailable);
-        pickle.word(Word::UserMetadata);
-        pickle.word(Word::Empty);
         if self.has_categories {
-            pickle.word(Word::Category);
-            pickle.word(category.map_or(Word::Unknown, category_word));
+            let category = category.map_or(Word::Unknown, category_word);
+            let phrase = &mut phrases.categories[category as usize];
+            pickle.phrase(phrase, &[Word::Category, category]);
         }
-        pickle.word(Word::Frames);
+        let [context, data] = [Word::CompileContext, Word::UserMetadata];
+        let words = [context, Word::NotAvailable, data, Word::Empty, Word::Frames];
+        pickle.phrase(&mut phrases.context, &words);
         self.frames(site);
         self.pickle.end_dict();
     }

@@ -16,6 +16,7 @@ use std::io::{self, Write};
 use thiserror::Error;
 
 use super::recording::{Piece, Recording};
+use entries::Phrases;
 use pickle_writer::{Memo, PickleWriter, Word};
 use segments::Segments;
 
@@ -60,6 +61,7 @@ impl Recording {
         let mut export = Export {
             recording: self,
             pickle: PickleWriter::new(4096 + 100 * self.events.len()),
+            phrases: Phrases::new(),
             stacks: vec![None; self.sites.len()],
             texts: HashMap::new(),
             no_frames: None,
@@ -77,6 +79,7 @@ impl Recording {
 struct Export<'a> {
     recording: &'a Recording,
     pickle: PickleWriter,
+    phrases: Phrases,
     /// By site.
     stacks: Vec<Option<Memo>>,
     texts: HashMap<&'a str, Memo>,

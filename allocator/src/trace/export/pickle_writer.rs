@@ -13,6 +13,10 @@ pub(super) struct Memo(u32);
 #[derive(Debug, Default)]
 pub(super) struct Batches(usize);
 
+/// The same words in a row, once they have been written.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Phrase(Vec<u8>);
+
 /// Bytes of a pickle, and what can be recalled.
 #[derive(Debug)]
 pub(super) struct PickleWriter {
@@ -31,7 +35,7 @@ macro_rules! words {
 
         impl Word {
             const TEXTS: &[&str] = &[$($text),*];
-            const COUNT: usize = Word::TEXTS.len();
+            pub(super) const COUNT: usize = Word::TEXTS.len();
         }
     };
 }
@@ -79,6 +83,19 @@ impl PickleWriter {
                 self.text(Word::TEXTS[word as usize]);
                 self.words[word as usize] = Some(self.memorise());
             }
+        }
+    }
+
+    /// These words, copied from `phrase` if they have been there before: most of a trace is made of
+    /// a few phrases.
+    pub(super) fn phrase(&mut self, phrase: &mut Phrase, words: &[Word]) {
+        if phrase.0.is_empty() {
+            words.iter().for_each(|&word| self.word(word));
+            let start = self.bytes.len();
+            words.iter().for_each(|&word| self.word(word));
+            phrase.0 = self.bytes.split_off(start);
+        } else {
+            self.bytes.extend_from_slice(&phrase.0);
         }
     }
 
