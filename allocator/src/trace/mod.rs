@@ -7,8 +7,9 @@
 //! byte offset.
 //!
 //! A [`Recording`] is the same in a neutral form, whoever recorded it. It comes
-//! [from a snapshot](Recording::from_snapshot), goes [to one](Recording::write_pickle) for PyTorch's
-//! tools and viewer, and is kept without loss as [lines of JSON](Recording::write_json_lines).
+//! [from a snapshot](Recording::from_snapshot), goes [to one](Recording::write_pickle) for
+//! PyTorch's tools and viewer, and is kept without loss as
+//! [lines of JSON](Recording::write_json_lines).
 //!
 //! [`Replay`] rebuilds the state at the beginning of the trace, runs every event through
 //! [`TorchPolicy`](crate::torch::TorchPolicy) and compares each address, each segment and the final

@@ -183,7 +183,7 @@ fn pairs(items: Vec<Value>) -> Result<Vec<(Value, Value)>, String> {
     Ok(pairs)
 }
 
-/// A segment while a viewer goes backwards.
+/// A segment while a viewer goes backwards, in the viewer's order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Segment {
     address: i64,
@@ -216,6 +216,7 @@ pub(crate) fn check(root: &Value) -> Result<Beginning, String> {
         }
         view.add_segment(segment)?;
     }
+    view.segments.sort_by_key(|segment| segment.address);
     let [trace] = traces else { return Err("one trace is expected".to_owned()) };
     let events = trace.items()?;
     check_categories(events)?;
@@ -329,17 +330,20 @@ impl View {
         if range.address >= range.end || self.segments.iter().any(overlaps) {
             return Err(format!("{range:?} overlaps"));
         }
-        self.segments.push(range);
-        self.segments.sort_by_key(|held| held.address);
-        if merges {
-            // First with the neighbour behind, then with the one before, as the viewer does.
-            let at = self.segments.iter().position(|held| *held == range).expect("just added");
-            if self.segments.get(at + 1).is_some_and(|next| touches(&range, next)) {
-                self.segments[at].end = self.segments.remove(at + 1).end;
-            }
-            if at > 0 && touches(&self.segments[at - 1], &range) {
-                self.segments[at - 1].end = self.segments.remove(at).end;
-            }
+        let behind = self.segments.iter().position(|held| held.address > range.address);
+        if !merges {
+            // The viewer's `splice(-1, 0, segment)`: not at the end, but before the last one.
+            let at = behind.unwrap_or(self.segments.len().saturating_sub(1));
+            self.segments.insert(at, range);
+            return Ok(());
+        }
+        let at = behind.unwrap_or(self.segments.len());
+        self.segments.insert(at, range);
+        if self.segments.get(at + 1).is_some_and(|next| touches(&range, next)) {
+            self.segments[at].end = self.segments.remove(at + 1).end;
+        }
+        if at > 0 && touches(&self.segments[at - 1], &range) {
+            self.segments[at - 1].end = self.segments.remove(at).end;
         }
         Ok(())
     }
@@ -348,7 +352,7 @@ impl View {
         let around =
             self.segments.iter().position(|h| h.address <= range.address && range.end <= h.end);
         let at = around.ok_or(format!("no segment around {range:?}"))?;
-        let held = self.segments.remove(at);
+        let held = self.segments[at];
         if !is_part && (held.address, held.end) != (range.address, range.end) {
             return Err(format!("{range:?} is a part of {held:?}"));
         }
@@ -357,8 +361,8 @@ impl View {
         }
         let parts =
             [Segment { end: range.address, ..held }, Segment { address: range.end, ..held }];
-        self.segments.extend(parts.into_iter().filter(|part| part.address < part.end));
-        self.segments.sort_by_key(|held| held.address);
+        let parts = parts.into_iter().filter(|part| part.address < part.end);
+        self.segments.splice(at..=at, parts);
         Ok(())
     }
 }

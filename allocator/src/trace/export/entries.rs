@@ -42,16 +42,15 @@ impl<'a> Export<'a> {
         let mut has_unknown = false;
         for event in &recording.events {
             has_unknown |= event.category.is_none() && !is_charge(event);
-            let is_part = || segments.is_part(event.address);
             let entry = |action| Entry {
                 action,
                 address: (Word::Addr, event.address),
                 size_bytes: event.size_bytes,
             };
             let entry = match event.kind {
-                EventKind::Reserve if is_part() => entry(Word::SegmentMap),
+                EventKind::Reserve if segments.has_parts => entry(Word::SegmentMap),
                 EventKind::Reserve => entry(Word::SegmentAlloc),
-                EventKind::Release if is_part() => entry(Word::SegmentUnmap),
+                EventKind::Release if segments.has_parts => entry(Word::SegmentUnmap),
                 EventKind::Release => entry(Word::SegmentFree),
                 EventKind::OutOfMemory { free_bytes } => {
                     Entry { address: (Word::DeviceFree, free_bytes), ..entry(Word::Oom) }

@@ -2,9 +2,9 @@
 //!
 //! A viewer goes backwards from the last state. A segment that was reserved in one piece and
 //! released in one piece is `segment_alloc` and `segment_free`, which name it exactly. Ranges that
-//! grow and shrink, so that a block can lie in what was reserved at two times, are `segment_map` and
-//! `segment_unmap`, which name a part. Which of the two, is decided for everything that touches:
-//! mixed, the parts could not be told from the whole.
+//! grow and shrink, so that a block can lie in what was reserved at two times, are `segment_map`
+//! and `segment_unmap`, which name a part. A trace has either these or those: to put a whole segment
+//! back behind all others, the viewer's list of segments gets out of order, and it finds no parts.
 
 use super::ExportError;
 use crate::torch::StreamId;
@@ -31,24 +31,30 @@ struct Cluster {
     is_expandable: bool,
 }
 
-/// The segments at the end, and which events are about parts.
+/// The segments at the end, and what events are about.
 #[derive(Debug)]
 pub(super) struct Segments<'a> {
     clusters: Vec<Cluster>,
+    /// Whether events are about parts.
+    pub(super) has_parts: bool,
     pub(super) end: Vec<Segment<'a>>,
 }
 
 impl<'a> Segments<'a> {
     pub(super) fn of(recording: &'a Recording) -> Result<Self, ExportError> {
-        let mut segments = Segments { clusters: clusters(recording), end: Vec::new() };
+        let clusters = clusters(recording);
+        let mut segments = Segments { clusters, has_parts: false, end: Vec::new() };
         segments.find_expandable(recording)?;
+        segments.has_parts = segments.clusters.iter().any(|cluster| cluster.is_expandable);
         segments.list_end(recording);
-        segments.rewind_parts(recording)?;
+        if segments.has_parts {
+            segments.rewind_parts(recording)?;
+        }
         Ok(segments)
     }
 
     /// Whether a range is a part of something that grows.
-    pub(super) fn is_part(&self, address: u64) -> bool {
+    fn is_part(&self, address: u64) -> bool {
         self.cluster(address).is_some_and(|index| self.clusters[index].is_expandable)
     }
 
@@ -141,7 +147,7 @@ impl<'a> Segments<'a> {
     /// Makes sure that a viewer can go backwards.
     fn rewind_parts(&self, recording: &Recording) -> Result<(), ExportError> {
         let mut held = Ranges::default();
-        for segment in self.end.iter().filter(|segment| segment.kind.is_expandable) {
+        for segment in &self.end {
             let end = end(segment.address, segment.size_bytes);
             if !held.insert(segment.address, end, segment.stream) {
                 return Err(ExportError::End { address: segment.address });
@@ -149,8 +155,8 @@ impl<'a> Segments<'a> {
         }
         let is_range =
             |event: &TraceEvent| matches!(event.kind, EventKind::Reserve | EventKind::Release);
-        let ranges = recording.events.iter().enumerate().rev().filter(|(_, e)| is_range(e));
-        for (index, event) in ranges.filter(|(_, event)| self.is_part(event.address)) {
+        let events = recording.events.iter().enumerate().rev();
+        for (index, event) in events.filter(|(_, event)| is_range(event)) {
             let (address, end) = (event.address, end(event.address, event.size_bytes));
             let is_possible = if event.kind == EventKind::Reserve {
                 held.cut(address, end).is_some()
