@@ -289,6 +289,60 @@ fn unknown_keys_are_ignored_and_the_others_checked() {
     assert!(parse(&event(&[("action", b"\x8c\x08snapshot")])).is_ok());
 }
 
+/// The site of an event with this stack, innermost frame first.
+fn site_of(frames: &[(&str, &str, u8)]) -> Option<(String, u32, String)> {
+    let text = |text: &str| [&[0x8c, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    let frame = |&(name, file, line): &(&str, &str, u8)| {
+        let (name, file, line) = (text(name), text(file), [b'K', line]);
+        dictionary(&[("name", &name), ("filename", &file), ("line", &line)])
+    };
+    let frames: Vec<Vec<u8>> = frames.iter().map(frame).collect();
+    let stack = [b"](".as_slice(), &frames.concat(), b"e"].concat();
+    let event = dictionary(&[("action", b"\x8c\x08snapshot"), ("frames", &stack)]);
+    let trace = list(&list(&event));
+    let snapshot = parse(&dictionary(&[("segments", b"]"), ("device_traces", &trace)])).unwrap();
+    let site = snapshot.device_traces[0][0].site?;
+    let site = snapshot.sites[site as usize].clone();
+    Some((site.file, site.line, site.function))
+}
+
+#[test]
+fn site_is_the_innermost_line_of_the_program() {
+    let gather = ("gather_with_cpp", "memory_snapshot.cpp", 0);
+    let empty = ("at::empty", "??", 0);
+    let module = ("_call_impl", "lib/torch/nn/module.py", 9);
+    let (forward, main) = (("forward", "model.py", 12), ("main", "train.py", 3));
+    let check = |frames: &[_], expected: Option<(&str, &str, u8)>| {
+        let expected = expected
+            .map(|(function, file, line)| (file.to_owned(), u32::from(line), function.to_owned()));
+        assert_eq!(site_of(frames), expected);
+    };
+    check(&[gather, empty, module, forward, main], Some(forward));
+    check(&[gather, empty, module], Some(module));
+    check(&[gather, empty], Some(empty));
+    check(&[gather], None);
+    check(&[], None);
+    let long = "x".repeat(255);
+    check(&[("f", &long, 1)], Some(("f", &long, 1)));
+}
+
+#[test]
+fn few_bytes_do_not_become_much_text() {
+    // 10,000 stacks of a frame each, that differ in the line and share a name of 500 bytes.
+    let name = [b"X\xf4\x01\0\0".as_slice(), &b"n".repeat(500), b"q\0"].concat();
+    let event = |line: u16| {
+        let name = if line == 1 { name.clone() } else { b"h\0".to_vec() };
+        let line = [b"M".as_slice(), &line.to_le_bytes()].concat();
+        let frame = dictionary(&[("name", &name), ("line", &line)]);
+        dictionary(&[("action", b"\x8c\x08snapshot"), ("frames", &list(&frame))])
+    };
+    let events: Vec<Vec<u8>> = (1..10_000).map(event).collect();
+    let trace = [b"](".as_slice(), &events.concat(), b"e"].concat();
+    let error = parse(&dictionary(&[("segments", b"]"), ("device_traces", &list(&trace))]));
+    let error = error.expect_err("too much text");
+    assert!(error.to_string().ends_with("bytes of text in frames"), "{error}");
+}
+
 #[test]
 fn segments_that_their_blocks_do_not_fill_are_refused() {
     let parse_segment = |size: u8, block: &[u8]| {
