@@ -3,8 +3,8 @@
 //! A viewer goes backwards from the last state. A segment that was reserved in one piece and
 //! released in one piece is `segment_alloc` and `segment_free`, which name it exactly. Ranges that
 //! grow and shrink, so that a block can lie in what was reserved at two times, are `segment_map`
-//! and `segment_unmap`, which name a part. A trace has either these or those: to put a whole segment
-//! back behind all others, the viewer's list of segments gets out of order, and it finds no parts.
+//! and `segment_unmap`, which name a part. A trace has either these or those: where a whole segment
+//! goes back behind all others, the viewer's list gets out of order, and it finds no parts.
 
 use super::ExportError;
 use crate::torch::StreamId;
