@@ -2,11 +2,15 @@
 #![allow(unsafe_code, reason = "turns a block's bytes into slices")]
 
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use crate::caching::CachingAllocator;
-use crate::category::{Arena, Category};
+use crate::category::Category;
 use crate::engine::Granted;
+use crate::layout::active_bytes;
+use crate::source::Segment;
+use crate::stream::Stream;
 
 /// A block of memory. Dropping it returns the block to the cache; the memory stays valid for as
 /// long as the buffer lives, even if it is the last that is left of its allocator.
@@ -14,20 +18,18 @@ pub struct Buffer {
     allocator: CachingAllocator,
     category: Category,
     size_bytes: usize,
-    offset: usize,
-    slot: u32,
-    serial: u64,
+    granted: Granted,
 }
 
 impl Buffer {
+    #[inline]
     pub(crate) fn new(
         allocator: CachingAllocator,
         category: Category,
         size_bytes: usize,
         granted: Granted,
     ) -> Buffer {
-        let Granted { offset, slot, serial } = granted;
-        Buffer { allocator, category, size_bytes, offset, slot, serial }
+        Buffer { allocator, category, size_bytes, granted }
     }
 
     /// Bytes asked for.
@@ -35,14 +37,16 @@ impl Buffer {
         self.size_bytes
     }
 
-    /// Offset in the arena, a multiple of 512.
+    /// Offset in the allocator's memory, a multiple of 512; that of the first piece if the block is
+    /// stitched. The same program gets the same offsets everywhere.
     pub fn offset(&self) -> usize {
-        self.offset
+        self.granted.offset
     }
 
-    /// Where the block lies.
-    pub fn arena(&self) -> Arena {
-        self.category.arena()
+    /// Whether the block consists of pieces of memory that lie apart. It has one address all the
+    /// same.
+    pub fn is_stitched(&self) -> bool {
+        self.granted.view_offset.is_some()
     }
 
     /// What the block is for.
@@ -52,24 +56,60 @@ impl Buffer {
 
     /// The address as the device sees it.
     pub fn address(&self) -> u64 {
-        self.allocator.core().segments[self.arena().index()].address() + self.offset as u64
+        let (segment, offset) = self.place();
+        segment.address() + offset as u64
     }
 
     /// The first byte, where the processor can reach it; `None` on a source with nothing behind
     /// its addresses. Reads of memory that was never written yield whatever was there before.
     pub fn as_ptr(&self) -> Option<NonNull<u8>> {
-        let base = self.allocator.core().segments[self.arena().index()].host_pointer()?;
+        let (segment, offset) = self.place();
+        let base = segment.host_pointer()?;
         // SAFETY: the block ends inside its segment, so the offset stays in the same mapping.
-        Some(unsafe { base.add(self.offset) })
+        Some(unsafe { base.add(offset) })
+    }
+
+    /// Where the block lies in the allocator's memory, in order: one range, or those of its pieces.
+    pub fn pieces(&self) -> Vec<Range<usize>> {
+        if !self.is_stitched() {
+            let end = self.granted.offset + active_bytes(self.size_bytes).unwrap_or(0);
+            return std::iter::once(self.granted.offset..end).collect();
+        }
+        let engine = self.allocator.core().lock();
+        let pieces = engine.state.policy.layout.pieces(self.granted.slot);
+        pieces.map(|piece| piece.offset..piece.end()).collect()
+    }
+
+    /// The number of the block: no other block or charge of its allocator ever has it.
+    pub fn serial(&self) -> u64 {
+        self.granted.serial
+    }
+
+    /// Notes that work enqueued on `stream` uses the block: whoever gets the memory next waits for
+    /// that work too. The block's own stream needs no note.
+    pub fn record_use(&self, stream: Stream) {
+        self.allocator.core().lock().record_use(self.granted.slot, stream);
+    }
+
+    /// The address range that the block lies in, and where.
+    fn place(&self) -> (&Segment, usize) {
+        let segments = &self.allocator.core().segments;
+        match self.granted.view_offset {
+            None => (&segments.memory, self.granted.offset),
+            Some(offset) => {
+                let views = segments.views.as_ref();
+                (views.expect("a stitched block has a range of views"), offset)
+            }
+        }
     }
 
     /// The bytes, where the processor can reach them.
     pub fn as_slice(&self) -> Option<&[u8]> {
         let pointer = self.as_ptr()?;
-        // SAFETY: 1. a segment with a host pointer promises that committed bytes are initialised
-        // and readable, and the block is committed while it is live. 2. Live blocks are disjoint
-        // (`Layout`), so the only way to write these bytes is `&mut self`. 3. `self.allocator`
-        // keeps the segment.
+        // SAFETY: 1. a segment with a host pointer promises that committed bytes, and pages mapped
+        // in views, are initialised and readable, and the block's are while it is live. 2. Live
+        // blocks are disjoint (`Layout`), so whatever address they are reached by, the only way to
+        // write these bytes is `&mut self`. 3. `self.allocator` keeps the segment.
         Some(unsafe { std::slice::from_raw_parts(pointer.as_ptr(), self.size_bytes) })
     }
 
@@ -85,18 +125,14 @@ impl Buffer {
         &self.allocator
     }
 
-    pub(crate) fn slot(&self) -> u32 {
-        self.slot
-    }
-
-    pub(crate) fn serial(&self) -> u64 {
-        self.serial
+    pub(crate) fn granted(&self) -> Granted {
+        self.granted
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.allocator.core().lock().free(self.arena(), self.slot);
+        self.allocator.core().lock().free(self.granted.slot);
     }
 }
 
@@ -104,7 +140,7 @@ impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Buffer")
             .field("category", &self.category)
-            .field("offset", &self.offset)
+            .field("offset", &self.granted.offset)
             .field("size_bytes", &self.size_bytes)
             .finish_non_exhaustive()
     }

@@ -7,16 +7,18 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::buffer::Buffer;
 use crate::category::Category;
-use crate::engine::Core;
+use crate::engine::{Core, Engine, Refusal, Segments};
 use crate::error::AllocError;
 use crate::fault::Fault;
 use crate::history::History;
 use crate::layout::BLOCK_BYTES;
 use crate::policy::{BlockInfo, Policy, Request};
+use crate::reclaim::{Reclaim, Reclaimers, Registration};
 use crate::scope::{CategoryScope, Charge, Seal};
 use crate::simulation::Simulation;
-use crate::source::MemorySource;
+use crate::source::{MemorySource, Segment};
 use crate::statistics::Statistics;
+use crate::stream::Stream;
 
 /// A caching allocator within a budget. Clones are handles to the same one.
 ///
@@ -30,10 +32,11 @@ pub struct CachingAllocator {
 pub(crate) struct Shared {
     core: Core,
     category: AtomicU8,
+    reclaimers: Reclaimers,
 }
 
 impl CachingAllocator {
-    /// An allocator over all of a source. Reserves both address ranges and no memory.
+    /// An allocator over all of a source. Reserves address ranges and no memory.
     ///
     /// # Errors
     /// The source has no such address ranges.
@@ -48,20 +51,19 @@ impl CachingAllocator {
         );
         let range_bytes = capacity_bytes.checked_next_multiple_of(page_bytes);
         let range_bytes = range_bytes.unwrap_or(capacity_bytes);
-        let persistent = source.reserve(range_bytes)?;
-        let transient = match source.reserve(range_bytes) {
-            Ok(segment) => segment,
-            Err(error) => {
-                source.release(&persistent);
+        let memory = source.reserve(range_bytes)?;
+        assert_eq!(memory.address() % BLOCK_BYTES as u64, 0, "{memory:?} is not aligned");
+        let views = match source.virtual_memory().map(|pages| pages.reserve_views(range_bytes)) {
+            None => None,
+            Some(Ok(views)) => Some(views),
+            Some(Err(error)) => {
+                source.release(&memory);
                 return Err(error.into());
             }
         };
-        let segments = [persistent, transient];
-        for segment in &segments {
-            assert_eq!(segment.address() % BLOCK_BYTES as u64, 0, "{segment:?} is not aligned");
-        }
-        let limits = [segments[0].size_bytes(), segments[1].size_bytes()];
-        let policy = Policy::new(capacity_bytes, page_bytes, limits);
+        let view_range_bytes = views.as_ref().map(Segment::size_bytes);
+        let policy = Policy::new(capacity_bytes, page_bytes, memory.size_bytes(), view_range_bytes);
+        let segments = Segments { memory, views };
         Ok(CachingAllocator::assemble(
             Core::new(Box::new(source), segments, policy),
             Category::Other,
@@ -70,27 +72,91 @@ impl CachingAllocator {
 
     pub(crate) fn assemble(core: Core, category: Category) -> CachingAllocator {
         let category = AtomicU8::new(category as u8);
-        CachingAllocator { shared: Arc::new(Shared { core, category }) }
+        CachingAllocator {
+            shared: Arc::new(Shared { core, category, reclaimers: Reclaimers::default() }),
+        }
     }
 
-    /// A block for the current scope's category.
+    /// A block for the current scope's category, on the default stream.
     ///
     /// # Errors
-    /// As [`allocate_in`](Self::allocate_in).
+    /// As [`allocate_on`](Self::allocate_on).
     #[track_caller]
     pub fn allocate(&self, size_bytes: usize) -> Result<Buffer, AllocError> {
-        self.allocate_in(self.current_category(), size_bytes)
+        self.allocate_on(Stream::DEFAULT, self.current_category(), size_bytes)
+    }
+
+    /// A block on the default stream.
+    ///
+    /// # Errors
+    /// As [`allocate_on`](Self::allocate_on).
+    #[track_caller]
+    pub fn allocate_in(&self, category: Category, size_bytes: usize) -> Result<Buffer, AllocError> {
+        self.allocate_on(Stream::DEFAULT, category, size_bytes)
     }
 
     /// A block of at least `size_bytes`, at a multiple of 512 bytes. A block of nothing is a block.
     ///
+    /// # Streams
+    /// Work that is enqueued on `stream` from now on may use the block at once. Where it was used
+    /// by other streams before, `stream` was made to wait for them.
+    ///
     /// # Errors
     /// Out of memory, sealed, or a failure of the source; nothing but the cache has changed.
     #[track_caller]
-    pub fn allocate_in(&self, category: Category, size_bytes: usize) -> Result<Buffer, AllocError> {
-        let request = Request { category, size_bytes, site: Location::caller() };
-        let granted = self.core().lock().allocate(&request)?;
+    pub fn allocate_on(
+        &self,
+        stream: Stream,
+        category: Category,
+        size_bytes: usize,
+    ) -> Result<Buffer, AllocError> {
+        let request = Request { category, size_bytes, stream, site: Location::caller() };
+        let granted = {
+            let mut engine = self.core().lock();
+            let injected = engine.admit(&request)?;
+            engine.allocate(&request, injected)
+        };
+        let granted = match granted {
+            Ok(granted) => granted,
+            Err(refusal) => {
+                self.climb(&request, refusal, |engine| engine.allocate(&request, false))?
+            }
+        };
         Ok(Buffer::new(self.clone(), category, size_bytes, granted))
+    }
+
+    /// The last rung: reclaimers in their order, and a search after each. They run without the
+    /// lock, so they may free what they hold.
+    #[cold]
+    fn climb<T>(
+        &self,
+        request: &Request,
+        refusal: Refusal,
+        search: impl Fn(&mut Engine<'_>) -> Result<T, Refusal>,
+    ) -> Result<T, AllocError> {
+        let mut shortage = match refusal {
+            Refusal::Final(error) => return Err(error),
+            Refusal::Short(shortage) => shortage,
+        };
+        let mut asked = false;
+        if !shortage.injected {
+            for reclaimer in self.shared.reclaimers.in_order() {
+                asked = true;
+                reclaimer.reclaim(request.size_bytes);
+                match search(&mut self.core().lock()) {
+                    Ok(granted) => return Ok(granted),
+                    Err(Refusal::Final(error)) => return Err(error),
+                    Err(Refusal::Short(still)) => shortage = still,
+                }
+            }
+        }
+        Err(self.core().lock().give_up(request, shortage, asked))
+    }
+
+    /// Registers somebody who can give memory back when it is short. Lower priorities are asked
+    /// first, and among equals whoever came first; until the guard is dropped.
+    pub fn on_shortage(&self, priority: i32, reclaimer: impl Reclaim + 'static) -> Registration {
+        self.shared.reclaimers.register(priority, Arc::new(reclaimer))
     }
 
     /// Makes `category` the current one until the scope is dropped. There is one current category
@@ -126,13 +192,13 @@ impl CachingAllocator {
         self.core().lock().state.policy.statistics.reset_peaks();
     }
 
-    /// A hash of the live blocks: arena, offset, size and category, and nothing else. Stable
-    /// across runs and machines.
+    /// A hash of the live blocks: offset, size and category, and nothing else. Stable across runs
+    /// and machines.
     pub fn layout_hash(&self) -> u64 {
         self.core().lock().state.policy.layout_hash()
     }
 
-    /// The live blocks, persistent arena first, in address order.
+    /// The live blocks in address order.
     pub fn live_blocks(&self) -> Vec<BlockInfo> {
         self.core().lock().state.policy.live_blocks()
     }
@@ -142,8 +208,7 @@ impl CachingAllocator {
         Seal::new(self.clone())
     }
 
-    /// Gives every cached page beyond the last live block of each arena back to the source.
-    /// Returns their bytes.
+    /// Gives every page under no live block back to the source. Returns their bytes.
     #[track_caller]
     pub fn trim(&self) -> usize {
         self.core().lock().trim(Category::Other, Location::caller())
@@ -182,7 +247,7 @@ impl CachingAllocator {
         self.core().lock().state.history.event_count()
     }
 
-    /// The last 65,536 events.
+    /// The last 131,072 events.
     pub fn history(&self) -> History {
         self.core().lock().state.history.snapshot()
     }
@@ -201,7 +266,19 @@ impl CachingAllocator {
         size_bytes: usize,
         site: &'static Location<'static>,
     ) -> Result<u64, AllocError> {
-        self.core().lock().charge(serial, &Request { category, size_bytes, site })
+        let request = Request { category, size_bytes, stream: Stream::DEFAULT, site };
+        let charged = {
+            let mut engine = self.core().lock();
+            // A growth of nothing is no request.
+            let injected = size_bytes > 0 && engine.admit(&request)?;
+            engine.charge(serial, &request, injected)
+        };
+        match charged {
+            Ok(serial) => Ok(serial),
+            Err(refusal) => {
+                self.climb(&request, refusal, |engine| engine.charge(serial, &request, false))
+            }
+        }
     }
 
     pub(crate) fn replace_category(&self, category: Category) -> Category {

@@ -1,4 +1,4 @@
-//! What memory is for, and which of the two arenas that puts it in.
+//! What memory is for.
 
 use std::fmt;
 use std::ops::{Index, IndexMut};
@@ -49,14 +49,6 @@ impl Category {
         }
     }
 
-    /// Where blocks of this category are placed.
-    pub const fn arena(self) -> Arena {
-        match self {
-            Category::Parameter | Category::OptimizerState => Arena::Persistent,
-            _ => Arena::Transient,
-        }
-    }
-
     pub(crate) const fn index(self) -> usize {
         self as usize
     }
@@ -65,42 +57,6 @@ impl Category {
 impl fmt::Display for Category {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
-    }
-}
-
-/// One of the two contiguous address ranges. Memory that outlives steps and memory that does not
-/// never share a range, so that the first cannot cut holes into the second.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum Arena {
-    /// Parameters and optimizer state.
-    Persistent,
-    /// Everything else.
-    Transient,
-}
-
-impl Arena {
-    /// Both arenas.
-    pub const ALL: [Arena; 2] = [Arena::Persistent, Arena::Transient];
-
-    pub(crate) const fn index(self) -> usize {
-        self as usize
-    }
-
-    pub(crate) const fn other(self) -> Arena {
-        match self {
-            Arena::Persistent => Arena::Transient,
-            Arena::Transient => Arena::Persistent,
-        }
-    }
-}
-
-impl fmt::Display for Arena {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Arena::Persistent => "persistent",
-            Arena::Transient => "transient",
-        })
     }
 }
 

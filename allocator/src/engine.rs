@@ -3,19 +3,31 @@
 use std::panic::Location;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::category::{Arena, Category};
+use crate::category::Category;
 use crate::error::{AllocError, OutOfMemory, Rung};
 use crate::fault::Fault;
-use crate::history::{Action, Ring};
-use crate::layout::active_bytes;
+use crate::history::{Action, Record, Ring};
+use crate::holes::NONE;
+use crate::layout::{Extent, Place, Spot, active_bytes};
 use crate::policy::{Policy, Request};
-use crate::source::{MemorySource, Segment, SourceError};
+use crate::source::{Mapping, MemorySource, PageRange, Segment, SourceError};
+use crate::statistics::Statistics;
+use crate::stream::{Stream, StreamSet};
+use crate::views::{View, pages_of};
 
 /// What the handles of one allocator share; blocks keep it alive.
 pub(crate) struct Core {
-    pub(crate) source: Box<dyn MemorySource>,
-    pub(crate) segments: [Segment; 2],
+    source: Box<dyn MemorySource>,
+    pub(crate) segments: Segments,
     state: Mutex<State>,
+}
+
+/// The address ranges of one allocator.
+pub(crate) struct Segments {
+    /// Where pages are committed.
+    pub(crate) memory: Segment,
+    /// Where they are shown a second time, if the source can.
+    pub(crate) views: Option<Segment>,
 }
 
 /// Everything behind the lock.
@@ -27,17 +39,19 @@ pub(crate) struct State {
 }
 
 impl Core {
-    pub(crate) fn new(
-        source: Box<dyn MemorySource>,
-        segments: [Segment; 2],
-        policy: Policy,
-    ) -> Core {
-        let state = State { policy, history: Ring::default(), fault: None, seals: 0 };
+    pub(crate) fn new(source: Box<dyn MemorySource>, segments: Segments, policy: Policy) -> Core {
+        let state = State { policy, history: Ring::new(), fault: None, seals: 0 };
         Core { source, segments, state: Mutex::new(state) }
+    }
+
+    /// Whether the source keeps streams in order.
+    pub(crate) fn has_streams(&self) -> bool {
+        self.source.fence().is_some()
     }
 
     /// The lock outlives a panic: state only changes where nothing can panic between two changes
     /// that belong together, so a source that panics leaves it whole.
+    #[inline]
     pub(crate) fn lock(&self) -> Engine<'_> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         Engine { source: &*self.source, segments: &self.segments, state }
@@ -46,51 +60,120 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        for segment in &self.segments {
-            segment.set_committed_bytes(0);
-            self.source.release(segment);
+        if let Some(views) = &self.segments.views {
+            self.source.release(views);
         }
+        self.source.release(&self.segments.memory);
     }
 }
 
 /// A block as its owner remembers it.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Granted {
     pub(crate) offset: usize,
+    /// Where it lies in the range of views, if it is stitched.
+    pub(crate) view_offset: Option<usize>,
     pub(crate) slot: u32,
     pub(crate) serial: u64,
+}
+
+/// Why a request could not be served, for now or for good.
+pub(crate) enum Refusal {
+    /// There is too little memory; reclaimers may help.
+    Short(Shortage),
+    /// The source failed.
+    Final(AllocError),
+}
+
+/// How much is missing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shortage {
+    needed_bytes: usize,
+    /// Nobody can help against a fault that was asked for.
+    pub(crate) injected: bool,
 }
 
 /// The locked state with the source at hand.
 pub(crate) struct Engine<'a> {
     source: &'a dyn MemorySource,
-    segments: &'a [Segment; 2],
+    segments: &'a Segments,
     pub(crate) state: MutexGuard<'a, State>,
 }
 
 impl Engine<'_> {
-    pub(crate) fn allocate(&mut self, request: &Request) -> Result<Granted, AllocError> {
-        self.admit(request)?;
-        let arena = request.category.arena();
-        let place = active_bytes(request.size_bytes)
-            .and_then(|size_bytes| self.state.policy.layout(arena).place(size_bytes));
-        let end = place.map_or(usize::MAX, |place| place.end());
-        if Fault::strike(&mut self.state.fault) {
-            return Err(self.refuse(request, self.needed(request, end), true));
+    /// Counts a request, unless the allocator is sealed. Returns whether a fault strikes it.
+    #[inline]
+    pub(crate) fn admit(&mut self, request: &Request) -> Result<bool, AllocError> {
+        if self.state.seals > 0 {
+            let Request { site, size_bytes: requested_bytes, .. } = *request;
+            return Err(AllocError::Sealed { site, requested_bytes });
         }
-        self.commit_up_to(arena, end, request)?;
-        // Only a place can end inside an address range.
-        let place = place.expect("a request that overflows is refused above");
-        let (slot, serial) = self.state.policy.insert(place, request);
-        self.record(Action::Allocate, request, place.offset, place.size_bytes);
-        Ok(Granted { offset: place.offset, slot, serial })
+        self.state.policy.request_count += 1;
+        Ok(Fault::strike(&mut self.state.fault))
     }
 
-    pub(crate) fn free(&mut self, arena: Arena, slot: u32) {
-        let (node, live) = self.state.policy.remove(arena, slot);
-        let request =
-            Request { category: live.category, size_bytes: node.size_bytes, site: live.site };
-        self.record(Action::Free, &request, node.offset, node.size_bytes);
+    #[inline]
+    pub(crate) fn allocate(
+        &mut self,
+        request: &Request,
+        injected: bool,
+    ) -> Result<Granted, Refusal> {
+        let request = &Request { stream: self.ordered(request.stream), ..*request };
+        let policy = &mut self.state.policy;
+        let size_bytes = active_bytes(request.size_bytes);
+        let place = size_bytes.and_then(|bytes| policy.place(bytes, request.stream));
+        let (Some(size_bytes), Some(place), false) = (size_bytes, place.as_ref(), injected) else {
+            let needed_bytes = self.state.policy.needed_bytes(place.as_ref(), 0);
+            return Err(self.shortage(needed_bytes, injected, request));
+        };
+        if !self.state.policy.pages.reach(place.end()) {
+            self.commit_for(place, request)?;
+        }
+        let view = match &place.spot {
+            Spot::Stitched(_) => self.map_view(place, request)?,
+            _ => NONE,
+        };
+        if place.waits != StreamSet::EMPTY {
+            self.wait_for(place.waits, request)?;
+        }
+        let (slot, serial) = self.state.policy.insert(place, size_bytes, view, request);
+        self.record(Action::Allocate, request, place.offset(), size_bytes, serial);
+        let view_offset = (view != NONE).then(|| self.enter_view(slot, request, serial));
+        Ok(Granted { offset: place.offset(), view_offset, slot, serial })
+    }
+
+    #[inline]
+    pub(crate) fn free(&mut self, slot: u32) {
+        let State { policy, history, .. } = &mut *self.state;
+        let offset = policy.layout.offset(slot);
+        let live = *policy.layout.block(slot);
+        let record = Record {
+            sequence: 0,
+            action: Action::Free,
+            category: live.category,
+            stream: live.stream,
+            offset,
+            size_bytes: live.size_bytes,
+            requested_bytes: live.requested_bytes,
+            serial: live.serial,
+            site: live.site,
+        };
+        let event = history.event_count();
+        history.push(record);
+        if live.is_stitched() {
+            for Extent { offset, size_bytes } in policy.layout.pieces(slot) {
+                history.push(Record { action: Action::Piece, offset, size_bytes, ..record });
+            }
+        }
+        policy.remove(slot, event);
         self.settle(live.category, live.site);
+    }
+
+    /// Notes that a stream works on a block that is not its own.
+    pub(crate) fn record_use(&mut self, slot: u32, stream: Stream) {
+        let stream = self.ordered(stream);
+        let live = self.state.policy.layout.block_mut(slot);
+        live.users = live.users.union(StreamSet::of(stream));
     }
 
     /// Raises a charge, or opens one first if `serial` is `None`; `request` is the growth.
@@ -98,22 +181,21 @@ impl Engine<'_> {
         &mut self,
         serial: Option<u64>,
         request: &Request,
-    ) -> Result<u64, AllocError> {
+        injected: bool,
+    ) -> Result<u64, Refusal> {
         let growth_bytes = request.size_bytes;
         if growth_bytes > 0 {
-            self.admit(request)?;
-            let injected = Fault::strike(&mut self.state.fault);
-            self.trim(request.category, request.site);
-            let needed_bytes = self.needed_with_charge(request);
+            let needed_bytes = self.state.policy.needed_bytes_to_charge(growth_bytes);
             if injected || !self.state.policy.fits(needed_bytes) {
-                return Err(self.refuse(request, needed_bytes, injected));
+                return Err(self.shortage(needed_bytes, injected, request));
             }
         }
+        self.pay(growth_bytes, &[], request);
         let policy = &mut self.state.policy;
         let serial = serial.unwrap_or_else(|| policy.open_charge(request.category));
         policy.raise_charge(serial, growth_bytes);
         if growth_bytes > 0 {
-            self.record(Action::Charge, request, 0, growth_bytes);
+            self.record(Action::Charge, request, 0, growth_bytes, serial);
         }
         Ok(serial)
     }
@@ -122,8 +204,8 @@ impl Engine<'_> {
         let entry = self.state.policy.close_charge(serial);
         let (category, size_bytes) = (entry.category, entry.size_bytes);
         if size_bytes > 0 {
-            let request = Request { category, size_bytes, site };
-            self.record(Action::Discharge, &request, 0, size_bytes);
+            let request = Request { category, size_bytes, stream: Stream::DEFAULT, site };
+            self.record(Action::Discharge, &request, 0, size_bytes, serial);
         }
         self.settle(category, site);
     }
@@ -133,119 +215,53 @@ impl Engine<'_> {
         self.settle(Category::Other, site);
     }
 
-    /// Gives every free page beyond the tops back. Returns their bytes.
+    /// Gives every free page back. Returns their bytes.
     pub(crate) fn trim(&mut self, category: Category, site: &'static Location<'static>) -> usize {
-        Arena::ALL.into_iter().map(|arena| self.trim_arena(arena, category, site)).sum()
-    }
-
-    /// Nothing is cached while more is reserved than the capacity allows.
-    fn settle(&mut self, category: Category, site: &'static Location<'static>) {
-        let statistics = &self.state.policy.statistics;
-        if statistics.reserved.current_bytes > statistics.capacity_bytes {
-            self.trim(category, site);
-        }
-    }
-
-    /// Counts a request, unless the allocator is sealed.
-    fn admit(&mut self, request: &Request) -> Result<(), AllocError> {
-        if self.state.seals > 0 {
-            let Request { site, size_bytes: requested_bytes, .. } = *request;
-            return Err(AllocError::Sealed { site, requested_bytes });
-        }
-        self.state.policy.request_count += 1;
-        Ok(())
-    }
-
-    /// Makes an arena's pages reach `end`. Growth trims first, always: what is reserved after it
-    /// is then the least that the live blocks need, so that the peak cannot be undercut.
-    fn commit_up_to(
-        &mut self,
-        arena: Arena,
-        end: usize,
-        request: &Request,
-    ) -> Result<(), AllocError> {
-        let target_bytes = self.state.policy.page_ceil(end);
-        if target_bytes <= self.state.policy.committed_bytes[arena.index()] {
-            return Ok(());
-        }
-        let Request { category, site, .. } = *request;
-        self.trim_arena(arena.other(), category, site);
-        let needed_bytes = self.needed(request, end);
-        let policy = &self.state.policy;
-        if !policy.fits(needed_bytes) || target_bytes > policy.limit_bytes[arena.index()] {
-            return Err(self.refuse(request, needed_bytes, false));
-        }
-        if self.commit(arena, target_bytes, request).is_ok() {
-            return Ok(());
-        }
-        // The source has less than its capacity: somebody else uses it too.
-        self.state.policy.statistics.retries += 1;
-        self.trim(category, site);
-        match self.commit(arena, target_bytes, request) {
-            Ok(()) => Ok(()),
-            Err(SourceError::OutOfMemory { .. }) => Err(self.give_up(request, needed_bytes, false)),
-            Err(error) => Err(AllocError::Source(error)),
-        }
-    }
-
-    fn commit(
-        &mut self,
-        arena: Arena,
-        target_bytes: usize,
-        request: &Request,
-    ) -> Result<(), SourceError> {
-        let segment = &self.segments[arena.index()];
-        let offset = self.state.policy.committed_bytes[arena.index()];
-        let size_bytes = target_bytes - offset;
-        self.state.policy.statistics.source_calls += 1;
-        self.source.commit(segment, offset, size_bytes)?;
-        segment.set_committed_bytes(target_bytes);
-        self.state.policy.set_committed(arena, target_bytes);
-        self.record(Action::Commit, request, offset, size_bytes);
-        Ok(())
-    }
-
-    fn trim_arena(
-        &mut self,
-        arena: Arena,
-        category: Category,
-        site: &'static Location<'static>,
-    ) -> usize {
-        let state = &mut *self.state;
-        let kept_bytes = state.policy.kept_bytes(arena);
-        let size_bytes = state.policy.committed_bytes[arena.index()] - kept_bytes;
-        if size_bytes > 0 {
-            state.policy.set_committed(arena, kept_bytes);
-            state.policy.statistics.source_calls += 1;
-            state.history.push(Action::Decommit, category, (arena, kept_bytes), size_bytes, site);
-            let segment = &self.segments[arena.index()];
-            segment.set_committed_bytes(kept_bytes);
-            self.source.decommit(segment, kept_bytes, size_bytes);
-        }
+        let size_bytes = self.state.policy.free_page_bytes();
+        let request = Request { category, size_bytes, stream: Stream::DEFAULT, site };
+        self.pay(size_bytes, &[], &request);
         size_bytes
     }
 
-    fn needed(&self, request: &Request, end: usize) -> usize {
-        self.state.policy.needed_bytes(request.category.arena(), end, 0)
+    /// Gives up to `size_bytes` of free pages back, none that a block is about to take.
+    fn pay(&mut self, size_bytes: usize, except: &[Extent], request: &Request) {
+        if size_bytes == 0 || self.state.policy.free_page_bytes() == 0 {
+            return;
+        }
+        for run in self.state.policy.spare_pages(size_bytes, except) {
+            for view in self.state.policy.views.take_showing(run) {
+                self.unmap_view(&view, request);
+            }
+            self.state.policy.remove_pages(run);
+            self.state.policy.statistics.source_calls += 1;
+            self.record(Action::Decommit, request, run.offset, run.size_bytes, 0);
+            let segment = &self.segments.memory;
+            self.source.decommit(segment, &PageRange::new(segment, run.offset, run.size_bytes));
+        }
     }
 
-    fn needed_with_charge(&self, request: &Request) -> usize {
-        self.state.policy.needed_bytes(request.category.arena(), 0, request.size_bytes)
-    }
-
-    /// Climbs the last rung and fails. The second search needs no code: `needed_bytes` already
-    /// counts nothing that is cached.
-    fn refuse(&mut self, request: &Request, needed_bytes: usize, injected: bool) -> AllocError {
-        self.state.policy.statistics.retries += 1;
-        self.trim(request.category, request.site);
-        self.give_up(request, needed_bytes, injected)
-    }
-
-    fn give_up(&mut self, request: &Request, needed_bytes: usize, injected: bool) -> AllocError {
+    /// The books of a request that nothing could help.
+    pub(crate) fn give_up(
+        &mut self,
+        request: &Request,
+        shortage: Shortage,
+        reclaimed: bool,
+    ) -> AllocError {
         self.state.policy.statistics.ooms += 1;
-        self.record(Action::OutOfMemory, request, 0, request.size_bytes);
-        let policy = &self.state.policy;
+        let Statistics { capacity_bytes, reserved, .. } = self.state.policy.statistics;
+        let left_bytes = capacity_bytes.saturating_sub(reserved.current_bytes);
+        self.record(Action::OutOfMemory, request, left_bytes, request.size_bytes, 0);
+        let policy = &mut self.state.policy;
+        let largest_free_bytes = policy.largest_free_bytes();
         let statistics = &policy.statistics;
+        let rungs = [
+            (Rung::Search, true),
+            (Rung::OtherStreams, self.source.fence().is_some()),
+            (Rung::Stitch, self.segments.views.is_some()),
+            (Rung::Trim, true),
+            (Rung::Reclaim, reclaimed),
+        ];
+        let tried = rungs.into_iter().filter(|rung| rung.1).map(|rung| rung.0).collect();
         AllocError::OutOfMemory(Box::new(OutOfMemory {
             requested_bytes: request.size_bytes,
             capacity_bytes: statistics.capacity_bytes,
@@ -253,19 +269,202 @@ impl Engine<'_> {
             allocated_bytes: statistics.allocated.current_bytes,
             charged_bytes: statistics.charged.current_bytes,
             cached_bytes: statistics.cached_bytes(),
-            largest_free_bytes: policy.largest_free_bytes(request.category.arena()),
+            largest_free_bytes,
             by_category: policy.by_category_bytes(),
             category: request.category,
             site: request.site,
-            missing_bytes: needed_bytes.saturating_sub(statistics.capacity_bytes),
+            missing_bytes: shortage.needed_bytes.saturating_sub(statistics.capacity_bytes),
             request_index: policy.request_count,
-            tried: vec![Rung::Search, Rung::Trim],
-            injected,
+            tried,
+            injected: shortage.injected,
         }))
     }
 
-    fn record(&mut self, action: Action, request: &Request, offset: usize, size_bytes: usize) {
-        let Request { category, site, .. } = *request;
-        self.state.history.push(action, category, (category.arena(), offset), size_bytes, site);
+    /// Streams of a source that has no order to keep are all the same to the policy.
+    #[inline]
+    fn ordered(&self, stream: Stream) -> Stream {
+        if stream == Stream::DEFAULT || self.source.fence().is_some() {
+            stream
+        } else {
+            Stream::DEFAULT
+        }
+    }
+
+    /// No free page is cached while more is reserved than the capacity allows.
+    #[inline]
+    fn settle(&mut self, category: Category, site: &'static Location<'static>) {
+        let statistics = &self.state.policy.statistics;
+        if statistics.reserved.current_bytes > statistics.capacity_bytes {
+            self.trim(category, site);
+        }
+    }
+
+    /// Commits the pages that a place lacks. Growth is paid with free pages first, always: what is
+    /// reserved only rises when none is left, so that the peak cannot be undercut.
+    #[cold]
+    fn commit_for(&mut self, place: &Place, request: &Request) -> Result<(), Refusal> {
+        let policy = &self.state.policy;
+        let needed_bytes = policy.needed_bytes(Some(place), 0);
+        if place.end() > policy.limit_bytes {
+            return Err(self.shortage(needed_bytes, false, request));
+        }
+        let extents: Vec<Extent> = place.extents().collect();
+        let missing = |extent: &Extent| policy.pages.missing_in(*extent);
+        let missing: Vec<Extent> = extents.iter().flat_map(missing).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        if !policy.fits(needed_bytes) {
+            return Err(self.shortage(needed_bytes, false, request));
+        }
+        let missing_bytes = missing.iter().map(|run| run.size_bytes).sum();
+        self.pay(missing_bytes, &extents, request);
+        for run in missing {
+            if self.commit(run, request).is_ok() {
+                continue;
+            }
+            // The source has less than its capacity: somebody else uses it too.
+            self.state.policy.statistics.retries += 1;
+            self.pay(usize::MAX, &extents, request);
+            match self.commit(run, request) {
+                Ok(()) => {}
+                Err(SourceError::OutOfMemory { .. }) => {
+                    return Err(Refusal::Short(Shortage { needed_bytes, injected: false }));
+                }
+                Err(error) => return Err(Refusal::Final(AllocError::Source(error))),
+            }
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, run: Extent, request: &Request) -> Result<(), SourceError> {
+        let segment = &self.segments.memory;
+        self.state.policy.statistics.source_calls += 1;
+        self.source.commit(segment, &PageRange::new(segment, run.offset, run.size_bytes))?;
+        self.state.policy.add_pages(run);
+        self.record(Action::Commit, request, run.offset, run.size_bytes, 0);
+        Ok(())
+    }
+
+    /// The view of a stitched place, mapped now if no earlier block left it.
+    fn map_view(&mut self, place: &Place, request: &Request) -> Result<u32, Refusal> {
+        let page_bytes = self.state.policy.statistics.page_bytes;
+        let pages = pages_of(place.extents(), page_bytes);
+        if let Some(view) = self.state.policy.views.find(&pages) {
+            return Ok(view);
+        }
+        while let Some(view) = self.state.policy.views.obstacle(&pages) {
+            self.unmap_view(&view, request);
+        }
+        let needed_bytes = self.state.policy.needed_bytes(Some(place), 0);
+        let Some(start) = self.state.policy.views.gap(&pages) else {
+            return Err(self.shortage(needed_bytes, false, request));
+        };
+        match self.map_pages(&pages, start, request) {
+            Ok(()) => Ok(self.state.policy.views.insert(pages, start)),
+            Err(SourceError::OutOfMemory { .. }) => {
+                Err(self.shortage(needed_bytes, false, request))
+            }
+            Err(error) => Err(Refusal::Final(AllocError::Source(error))),
+        }
+    }
+
+    /// Maps all of them or none.
+    fn map_pages(
+        &mut self,
+        pages: &[Extent],
+        start: usize,
+        request: &Request,
+    ) -> Result<(), SourceError> {
+        let Some(views) = &self.segments.views else { unreachable!("stitched without views") };
+        let source = self.source.virtual_memory().expect("the source had it when it was asked");
+        let mut view_offset = start;
+        for (index, run) in pages.iter().enumerate() {
+            let shown = PageRange::new(&self.segments.memory, run.offset, run.size_bytes);
+            let mapping = Mapping::new(shown, views, view_offset);
+            self.state.policy.statistics.source_calls += 1;
+            if let Err(error) = source.map(&self.segments.memory, views, &mapping) {
+                self.unmap_pages(&pages[..index], start, request);
+                return Err(error);
+            }
+            self.record(Action::Map, request, run.offset, run.size_bytes, 0);
+            view_offset += run.size_bytes;
+        }
+        Ok(())
+    }
+
+    fn unmap_view(&mut self, view: &View, request: &Request) {
+        self.unmap_pages(&view.pages, view.offset, request);
+    }
+
+    fn unmap_pages(&mut self, pages: &[Extent], start: usize, request: &Request) {
+        let Some(views) = &self.segments.views else { unreachable!("unmapped without views") };
+        let source = self.source.virtual_memory().expect("the source had it when it was asked");
+        let mut view_offset = start;
+        for run in pages {
+            let shown = PageRange::new(&self.segments.memory, run.offset, run.size_bytes);
+            let mapping = Mapping::new(shown, views, view_offset);
+            self.state.policy.statistics.source_calls += 1;
+            source.unmap(views, &mapping);
+            self.record(Action::Unmap, request, run.offset, run.size_bytes, 0);
+            view_offset += run.size_bytes;
+        }
+    }
+
+    /// Records the pieces of a stitched block. Returns where it lies in the range of views.
+    fn enter_view(&mut self, slot: u32, request: &Request, serial: u64) -> usize {
+        self.state.policy.statistics.stitches += 1;
+        let pieces: Vec<Extent> = self.state.policy.layout.pieces(slot).collect();
+        for piece in &pieces {
+            self.record(Action::Piece, request, piece.offset, piece.size_bytes, serial);
+        }
+        let policy = &self.state.policy;
+        let view = policy.views.get(policy.layout.block(slot).view);
+        view.offset + pieces[0].offset % policy.statistics.page_bytes
+    }
+
+    fn wait_for(&mut self, waits: StreamSet, request: &Request) -> Result<(), Refusal> {
+        let Some(fence) = self.source.fence() else { return Ok(()) };
+        for on in waits.iter() {
+            let event = self.state.history.event_count();
+            let waited = fence.wait(request.stream, on);
+            waited.map_err(|error| Refusal::Final(AllocError::Source(error)))?;
+            self.state.policy.statistics.waits += 1;
+            self.state.policy.waits.note(request.stream, on, event);
+            self.record(Action::Wait, request, on.index(), 0, 0);
+        }
+        Ok(())
+    }
+
+    /// Gives the cache back before anybody is told that memory is short. The second search needs
+    /// no code: `needed_bytes` already counts nothing that is cached.
+    #[cold]
+    fn shortage(&mut self, needed_bytes: usize, injected: bool, request: &Request) -> Refusal {
+        self.state.policy.statistics.retries += 1;
+        self.trim(request.category, request.site);
+        Refusal::Short(Shortage { needed_bytes, injected })
+    }
+
+    #[inline]
+    fn record(
+        &mut self,
+        action: Action,
+        request: &Request,
+        offset: usize,
+        size_bytes: usize,
+        serial: u64,
+    ) {
+        let Request { category, size_bytes: requested_bytes, stream, site } = *request;
+        self.state.history.push(Record {
+            sequence: 0,
+            action,
+            category,
+            stream,
+            offset,
+            size_bytes,
+            requested_bytes,
+            serial,
+            site,
+        });
     }
 }

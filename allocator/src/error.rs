@@ -42,17 +42,26 @@ impl AllocError {
 /// What was tried before a request failed, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rung {
-    /// Looked for a hole and for room at the top.
+    /// Looked for a hole that the request's own stream used last, and for room at the top.
     Search,
-    /// Gave every cached page back to the source and looked again.
+    /// Looked at the holes of other streams, to be had for a wait, alone and merged.
+    OtherStreams,
+    /// Looked at whole pages of all holes together.
+    Stitch,
+    /// Gave every cached page beyond the last block back to the source and looked again.
     Trim,
+    /// Asked the registered reclaimers in their order, and looked again after each.
+    Reclaim,
 }
 
 impl fmt::Display for Rung {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Rung::Search => "search",
+            Rung::OtherStreams => "other streams",
+            Rung::Stitch => "stitch",
             Rung::Trim => "trim",
+            Rung::Reclaim => "reclaim",
         })
     }
 }
@@ -70,9 +79,9 @@ pub struct OutOfMemory {
     pub allocated_bytes: usize,
     /// Taken behind the allocator's back.
     pub charged_bytes: usize,
-    /// Committed, under no live block and not possible to give back: holes and last pages.
+    /// Committed, under no live block and not possible to give back: holes and the last page.
     pub cached_bytes: usize,
-    /// The largest block that the request's arena could still have given.
+    /// A block of this size could still have been had; seldom also a slightly larger one.
     pub largest_free_bytes: usize,
     /// Allocated and charged bytes by category.
     pub by_category: ByCategory<usize>,
@@ -154,15 +163,16 @@ impl fmt::Display for OutOfMemory {
 }
 
 /// A byte count for people; exact below one KiB.
-struct Bytes(usize);
+pub(crate) struct Bytes<T>(pub(crate) T);
 
-impl fmt::Display for Bytes {
+impl<T: Copy + TryInto<u64>> fmt::Display for Bytes<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 < 1 << 10 {
-            return write!(f, "{} B", self.0);
+        let bytes = self.0.try_into().unwrap_or(u64::MAX);
+        if bytes < 1 << 10 {
+            return write!(f, "{bytes} B");
         }
-        let power = (self.0.ilog2() / 10).min(4);
+        let power = (bytes.ilog2() / 10).min(4);
         let unit = ["KiB", "MiB", "GiB", "TiB"][power as usize - 1];
-        write!(f, "{:.1} {unit}", self.0 as f64 / (1_u64 << (10 * power)) as f64)
+        write!(f, "{:.1} {unit}", bytes as f64 / (1_u64 << (10 * power)) as f64)
     }
 }

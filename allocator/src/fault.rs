@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::source::{MemorySource, Segment, SourceError};
+use crate::source::{Mapping, MemorySource, PageRange, Segment, SourceError, VirtualMemory};
+use crate::stream::{Fence, Stream};
 
 /// How often a fault strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +38,7 @@ impl Fault {
     }
 }
 
-/// An adaptor over a source whose nth `reserve` or `commit` fails with
+/// An adaptor over a source whose nth call that can fail does so, with
 /// [`SourceError::OutOfMemory`]. Clones share the countdown, so a test can keep one and arm it.
 #[derive(Debug)]
 pub struct FaultSource<S> {
@@ -109,17 +110,54 @@ impl<S: MemorySource> MemorySource for FaultSource<S> {
         self.inner.release(segment);
     }
 
-    fn commit(
-        &self,
-        segment: &Segment,
-        offset_bytes: usize,
-        size_bytes: usize,
-    ) -> Result<(), SourceError> {
-        self.strike(size_bytes)?;
-        self.inner.commit(segment, offset_bytes, size_bytes)
+    fn commit(&self, segment: &Segment, pages: &PageRange) -> Result<(), SourceError> {
+        self.strike(pages.size_bytes())?;
+        self.inner.commit(segment, pages)
     }
 
-    fn decommit(&self, segment: &Segment, offset_bytes: usize, size_bytes: usize) {
-        self.inner.decommit(segment, offset_bytes, size_bytes);
+    fn decommit(&self, segment: &Segment, pages: &PageRange) {
+        self.inner.decommit(segment, pages);
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.inner.virtual_memory().is_some().then_some(self)
+    }
+
+    fn fence(&self) -> Option<&dyn Fence> {
+        self.inner.fence().is_some().then_some(self)
+    }
+}
+
+impl<S: MemorySource> FaultSource<S> {
+    fn pages(&self) -> &dyn VirtualMemory {
+        self.inner.virtual_memory().expect("the inner source had it when it was asked")
+    }
+}
+
+impl<S: MemorySource> VirtualMemory for FaultSource<S> {
+    fn reserve_views(&self, capacity_bytes: usize) -> Result<Segment, SourceError> {
+        self.strike(capacity_bytes)?;
+        self.pages().reserve_views(capacity_bytes)
+    }
+
+    fn map(
+        &self,
+        segment: &Segment,
+        views: &Segment,
+        mapping: &Mapping,
+    ) -> Result<(), SourceError> {
+        self.strike(mapping.pages().size_bytes())?;
+        self.pages().map(segment, views, mapping)
+    }
+
+    fn unmap(&self, views: &Segment, mapping: &Mapping) {
+        self.pages().unmap(views, mapping);
+    }
+}
+
+impl<S: MemorySource> Fence for FaultSource<S> {
+    fn wait(&self, waiter: Stream, on: Stream) -> Result<(), SourceError> {
+        self.strike(0)?;
+        self.inner.fence().expect("the inner source had it when it was asked").wait(waiter, on)
     }
 }

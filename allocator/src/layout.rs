@@ -1,69 +1,165 @@
-//! Placement in one arena: arithmetic on offsets, with no memory and no pages in sight.
+//! Placement: arithmetic on offsets, with no memory in sight.
 //!
-//! The live blocks and the holes between them tile the range from 0 to the *top*, the end of the
-//! last live block. Beyond it lies the wilderness, which has no end here. A request goes into the
-//! smallest hole that holds it, the lowest one on ties, and to the top if there is none. So the
-//! place depends on the live blocks alone.
+//! Live blocks and the holes between them tile the range from 0 to the *top*, the end of the last
+//! live block. Beyond it lies the wilderness, which has no end here. A request goes into the
+//! smallest hole that holds it, the lowest one on ties. If there is none and the source can map
+//! pages at a second address, it is *stitched*: it takes whole free pages of the holes, largest
+//! runs first, and what is still missing from the top. Else it goes to the top. So the place
+//! depends on the live blocks, on who used the holes, and on the size of a page, and on nothing
+//! that is cached.
+//!
+//! A hole remembers the streams that may still work on it. One's own holes come first, then those
+//! of others, which cost a wait, then neighbours of different streams merged into one.
 
 use std::collections::BTreeSet;
 use std::panic::Location;
 
 use crate::category::Category;
+use crate::holes::{Holes, NONE};
+use crate::stream::{Marks, Stream, StreamSet, Waits};
 
 /// Blocks start and end at multiples of this.
 pub const BLOCK_BYTES: usize = 512;
 
-/// Ends the list of nodes.
-const NONE: u32 = u32::MAX;
+/// A stitched block has no more pieces than this, so that no view costs too many mappings.
+pub(crate) const PIECES_MAX: usize = 128;
 
 /// Bytes that a request takes: rounded up, and never nothing. `None` if that overflows.
+#[inline]
 pub(crate) fn active_bytes(requested_bytes: usize) -> Option<usize> {
     requested_bytes.max(1).checked_next_multiple_of(BLOCK_BYTES)
+}
+
+/// A range of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Extent {
+    pub(crate) offset: usize,
+    pub(crate) size_bytes: usize,
+}
+
+impl Extent {
+    pub(crate) fn end(self) -> usize {
+        self.offset + self.size_bytes
+    }
 }
 
 /// What is known of a live block beside its place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Live {
     pub(crate) requested_bytes: usize,
+    /// All pieces together.
+    pub(crate) size_bytes: usize,
     pub(crate) category: Category,
+    /// Whose it is.
+    pub(crate) stream: Stream,
+    /// Who has used it.
+    pub(crate) users: StreamSet,
     pub(crate) site: &'static Location<'static>,
     /// Never given twice, so that a slot used again is not mistaken for the same block.
     pub(crate) serial: u64,
+    /// Where the whole block is mapped, if it has pieces; else `NONE`.
+    pub(crate) view: u32,
+    /// Node of the second piece, or `NONE`.
+    pub(crate) next_piece: u32,
 }
 
-/// A live block, or a hole between two.
+impl Live {
+    pub(crate) fn is_stitched(&self) -> bool {
+        self.view != NONE
+    }
+}
+
+/// What a node is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Use {
+    /// Nobody's. Who may still work on it is in the marks.
+    Hole(Marks),
+    /// A block, or the first piece of one.
+    Block(Live),
+    /// A later piece of a block.
+    Piece {
+        /// Node of the first piece.
+        first: u32,
+        /// Node of the next piece, or `NONE`.
+        next_piece: u32,
+    },
+}
+
+/// A part of the arena.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Node {
-    pub(crate) offset: usize,
-    pub(crate) size_bytes: usize,
+    pub(crate) extent: Extent,
     previous: u32,
     next: u32,
-    /// `None` for a hole.
-    pub(crate) live: Option<Live>,
-}
-
-impl Node {
-    fn end(&self) -> usize {
-        self.offset + self.size_bytes
-    }
+    pub(crate) state: Use,
 }
 
 /// Where a request would go.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Place {
-    pub(crate) offset: usize,
-    pub(crate) size_bytes: usize,
-    /// The hole that holds it; `NONE` for the top.
+    pub(crate) spot: Spot,
+    /// Streams to wait for first.
+    pub(crate) waits: StreamSet,
+}
+
+/// The kinds of place.
+#[derive(Clone, Debug)]
+pub(crate) enum Spot {
+    /// The start of a hole.
+    Hole { slot: u32, extent: Extent },
+    /// The top.
+    Top(Extent),
+    /// Whole pages of holes, in this order, with the part of the last page below the top first and
+    /// pages beyond the top last.
+    Stitched(Vec<Part>),
+}
+
+/// A piece of a stitched place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    /// The hole that it is cut from, or `NONE` for the top.
     hole: u32,
+    pub(crate) extent: Extent,
 }
 
 impl Place {
+    /// The end of what it takes. Of a stitched place only its last piece can move the top.
     pub(crate) fn end(&self) -> usize {
-        self.offset + self.size_bytes
+        match &self.spot {
+            Spot::Hole { extent, .. } | Spot::Top(extent) => extent.end(),
+            Spot::Stitched(parts) => parts.iter().map(|part| part.extent.end()).max().unwrap_or(0),
+        }
+    }
+
+    /// What it takes, in order.
+    pub(crate) fn extents(&self) -> impl Iterator<Item = Extent> {
+        let (single, parts) = match &self.spot {
+            Spot::Hole { extent, .. } | Spot::Top(extent) => (Some(*extent), &[][..]),
+            Spot::Stitched(parts) => (None, &parts[..]),
+        };
+        single.into_iter().chain(parts.iter().map(|part| part.extent))
+    }
+
+    /// Where it begins.
+    pub(crate) fn offset(&self) -> usize {
+        match &self.spot {
+            Spot::Hole { extent, .. } | Spot::Top(extent) => extent.offset,
+            Spot::Stitched(parts) => parts[0].extent.offset,
+        }
     }
 }
 
-/// The blocks of one arena. Nodes sit in a slab and are linked in address order: neighbours are
+/// Who asks, and what the source can do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Want<'a> {
+    pub(crate) size_bytes: usize,
+    pub(crate) stream: Stream,
+    pub(crate) waits: &'a Waits,
+    /// Whether the source can show pages at a second address.
+    pub(crate) stitches: bool,
+}
+
+/// The blocks of an arena. Nodes sit in a slab and are linked in address order: neighbours are
 /// found without a search, and a steady state allocates nothing on the heap for them.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
@@ -71,157 +167,560 @@ pub(crate) struct Layout {
     vacant: Vec<u32>,
     first: u32,
     last: u32,
-    /// Holes by (size, offset, slot): the order of best fit.
-    holes: BTreeSet<(usize, usize, u32)>,
+    /// Holes by who used them. There are few sets, and mostly one.
+    holes: Vec<(StreamSet, Holes)>,
+    /// Who may still work beyond the top, below `used_end`.
+    beyond: Marks,
+    /// The highest top ever.
+    used_end: usize,
+    page_bytes: usize,
+    /// Pages in which a live block has bytes.
+    touched_pages: usize,
 }
 
 impl Layout {
-    pub(crate) fn new() -> Layout {
+    pub(crate) fn new(page_bytes: usize) -> Layout {
         Layout {
+            page_bytes,
+            touched_pages: 0,
             nodes: Vec::new(),
             vacant: Vec::new(),
             first: NONE,
             last: NONE,
-            holes: BTreeSet::new(),
+            holes: Vec::new(),
+            beyond: Marks::default(),
+            used_end: 0,
         }
     }
 
     /// The end of the last live block.
+    #[inline]
     pub(crate) fn top(&self) -> usize {
-        self.nodes.get(self.last as usize).map_or(0, Node::end)
+        self.nodes.get(self.last as usize).map_or(0, |node| node.extent.end())
     }
 
-    /// Where a block of `size_bytes` would go; `None` if the arithmetic overflows.
-    pub(crate) fn place(&self, size_bytes: usize) -> Option<Place> {
-        let best = self.holes.range((size_bytes, 0, 0)..).next();
-        let (offset, hole) = best.map_or((self.top(), NONE), |&(_, offset, slot)| (offset, slot));
-        offset.checked_add(size_bytes)?;
-        Some(Place { offset, size_bytes, hole })
+    /// Where a block would go; `None` if the arithmetic overflows. May merge holes.
+    #[inline]
+    pub(crate) fn place(&mut self, want: &Want) -> Option<Place> {
+        if let Some(place) = self.own_hole(want) {
+            return Some(place);
+        }
+        self.place_elsewhere(want)
+    }
+
+    #[inline]
+    fn own_hole(&self, want: &Want) -> Option<Place> {
+        let own = StreamSet::of(want.stream);
+        let (_, holes) = self.holes.iter().find(|(set, _)| *set == own)?;
+        let (_, offset, slot) = holes.best_fit(want.size_bytes)?;
+        let extent = Extent { offset, size_bytes: want.size_bytes };
+        Some(Place { spot: Spot::Hole { slot, extent }, waits: StreamSet::EMPTY })
+    }
+
+    fn place_elsewhere(&mut self, want: &Want) -> Option<Place> {
+        if self.holes.iter().filter(|(_, holes)| holes.len() > 0).count() > 1 {
+            if let Some(place) = self.any_hole(want) {
+                return Some(place);
+            }
+            self.merge_across_streams();
+        }
+        if let Some(place) = self.any_hole(want) {
+            return Some(place);
+        }
+        if let Some(place) = self.stitched(want) {
+            return Some(place);
+        }
+        let extent = Extent { offset: self.top(), size_bytes: want.size_bytes };
+        extent.offset.checked_add(extent.size_bytes)?;
+        Some(Place { spot: Spot::Top(extent), waits: self.waits_beyond(want) })
+    }
+
+    /// The best fit of all holes: one that needs no wait first, then the smallest, then the lowest.
+    fn any_hole(&self, want: &Want) -> Option<Place> {
+        let candidates = self.holes.iter().filter_map(|(_, holes)| {
+            let (size_bytes, offset, slot) = holes.best_fit(want.size_bytes)?;
+            let waits = self.waits_for(want, slot);
+            Some((waits != StreamSet::EMPTY, size_bytes, offset, slot, waits))
+        });
+        let (_, _, offset, slot, waits) = candidates.min()?;
+        let extent = Extent { offset, size_bytes: want.size_bytes };
+        Some(Place { spot: Spot::Hole { slot, extent }, waits })
+    }
+
+    fn waits_for(&self, want: &Want, slot: u32) -> StreamSet {
+        match self.nodes[slot as usize].state {
+            Use::Hole(marks) => want.waits.missing(want.stream, marks),
+            _ => StreamSet::EMPTY,
+        }
+    }
+
+    fn waits_beyond(&self, want: &Want) -> StreamSet {
+        if self.top() >= self.used_end {
+            return StreamSet::EMPTY;
+        }
+        want.waits.missing(want.stream, self.beyond)
+    }
+
+    /// Pieces for a request that no hole holds: whole pages of holes, and the top for the rest.
+    fn stitched(&self, want: &Want) -> Option<Place> {
+        let page_bytes = self.page_bytes;
+        if !want.stitches || want.size_bytes < page_bytes {
+            return None;
+        }
+        let mut runs = Vec::new();
+        for (_, holes) in &self.holes {
+            holes.for_each_from(page_bytes, |offset, size_bytes, slot| {
+                let start = offset.next_multiple_of(page_bytes);
+                let end = (offset + size_bytes) / page_bytes * page_bytes;
+                if start < end {
+                    runs.push((std::cmp::Reverse(end - start), start, slot));
+                }
+            });
+        }
+        if runs.is_empty() {
+            return None;
+        }
+        runs.sort_unstable();
+        runs.truncate(PIECES_MAX - 2);
+        let mut missing_bytes = want.size_bytes;
+        let mut parts = Vec::with_capacity(4);
+        let mut waits = StreamSet::EMPTY;
+        for (std::cmp::Reverse(run_bytes), offset, hole) in runs {
+            if missing_bytes == 0 {
+                break;
+            }
+            let size_bytes = run_bytes.min(missing_bytes);
+            parts.push(Part { hole, extent: Extent { offset, size_bytes } });
+            waits = waits.union(self.waits_for(want, hole));
+            missing_bytes -= size_bytes;
+        }
+        if missing_bytes > 0 {
+            waits = waits.union(self.waits_beyond(want));
+            self.stitch_top(missing_bytes, page_bytes, &mut parts)?;
+        }
+        Some(Place { spot: Spot::Stitched(parts), waits })
+    }
+
+    /// The last page below the top is shared: its free part becomes the first piece.
+    fn stitch_top(
+        &self,
+        missing_bytes: usize,
+        page_bytes: usize,
+        parts: &mut Vec<Part>,
+    ) -> Option<()> {
+        let part = |offset, size_bytes| Part { hole: NONE, extent: Extent { offset, size_bytes } };
+        let page_end = self.top().checked_next_multiple_of(page_bytes)?;
+        let shared_bytes = (page_end - self.top()).min(missing_bytes);
+        if shared_bytes > 0 {
+            parts.insert(0, part(page_end - shared_bytes, shared_bytes));
+        }
+        let rest_bytes = missing_bytes - shared_bytes;
+        page_end.checked_add(rest_bytes)?;
+        if rest_bytes > 0 {
+            parts.push(part(page_end, rest_bytes));
+        }
+        Some(())
+    }
+
+    /// Bytes of the pages in which live blocks lie: the least that has to be committed.
+    #[inline]
+    pub(crate) fn touched_bytes(&self) -> usize {
+        self.touched_pages * self.page_bytes
+    }
+
+    /// What that would be with a block at a place.
+    pub(crate) fn touched_bytes_with(&self, place: &Place) -> usize {
+        let new_pages = |extent: Extent, hole: u32| {
+            let (previous, next) = match self.nodes.get(hole as usize) {
+                Some(node) => (node.previous, node.next),
+                None => (self.last, NONE),
+            };
+            self.own_pages(extent, previous, next)
+        };
+        let new_pages: usize = match &place.spot {
+            Spot::Hole { slot, extent } => new_pages(*extent, *slot),
+            Spot::Top(extent) => new_pages(*extent, NONE),
+            Spot::Stitched(parts) => {
+                parts.iter().map(|part| new_pages(part.extent, part.hole)).sum()
+            }
+        };
+        self.touched_pages.saturating_add(new_pages).saturating_mul(self.page_bytes)
+    }
+
+    /// Pages of an extent in which no other live block has bytes; the nodes beside it are given.
+    #[inline]
+    fn own_pages(&self, extent: Extent, previous: u32, next: u32) -> usize {
+        let first = extent.offset / self.page_bytes;
+        let last = (extent.end() - 1) / self.page_bytes;
+        let shares_first = self.is_live_from(previous, first * self.page_bytes);
+        let shares_last = self.is_live_below(next, (last + 1).saturating_mul(self.page_bytes));
+        let shared = if first == last {
+            usize::from(shares_first || shares_last)
+        } else {
+            usize::from(shares_first) + usize::from(shares_last)
+        };
+        last + 1 - first - shared
+    }
+
+    /// Whether a live byte lies at or beyond `offset`, in the node in `slot` or before it.
+    #[inline]
+    fn is_live_from(&self, mut slot: u32, offset: usize) -> bool {
+        while let Some(node) = self.nodes.get(slot as usize) {
+            if node.extent.end() <= offset {
+                return false;
+            }
+            if !matches!(node.state, Use::Hole(_)) {
+                return true;
+            }
+            slot = node.previous;
+        }
+        false
+    }
+
+    /// Whether a live byte lies below `end`, in the node in `slot` or after it.
+    #[inline]
+    fn is_live_below(&self, mut slot: u32, end: usize) -> bool {
+        while let Some(node) = self.nodes.get(slot as usize) {
+            if node.extent.offset >= end {
+                return false;
+            }
+            if !matches!(node.state, Use::Hole(_)) {
+                return true;
+            }
+            slot = node.next;
+        }
+        false
     }
 
     /// Makes a place, found since the last change, a live block. Returns its slot.
-    pub(crate) fn insert(&mut self, place: Place, live: Live) -> u32 {
-        let Place { offset, size_bytes, hole } = place;
-        if hole == NONE {
-            debug_assert_eq!(offset, self.top(), "the place is older than the layout");
-            return self.link_after(self.last, offset, size_bytes, Some(live));
+    pub(crate) fn insert(&mut self, place: &Place, live: Live) -> u32 {
+        match &place.spot {
+            Spot::Hole { slot, extent } => self.cut(*slot, *extent, Use::Block(live)),
+            Spot::Top(extent) => {
+                debug_assert_eq!(extent.offset, self.top(), "the place is older than the layout");
+                self.put_on_top(*extent, Use::Block(live), live.users)
+            }
+            Spot::Stitched(parts) => self.insert_stitched(parts, live),
         }
-        let node = &mut self.nodes[hole as usize];
-        let (hole_bytes, end) = (node.size_bytes, node.end());
-        node.size_bytes = size_bytes;
-        node.live = Some(live);
-        self.holes.remove(&(hole_bytes, offset, hole));
-        if hole_bytes > size_bytes {
-            let rest_bytes = hole_bytes - size_bytes;
-            let rest = self.link_after(hole, end - rest_bytes, rest_bytes, None);
-            self.holes.insert((rest_bytes, end - rest_bytes, rest));
-        }
-        hole
     }
 
-    /// Frees the block in `slot`: it merges with the holes beside it, and what touches the top
-    /// becomes wilderness.
-    pub(crate) fn remove(&mut self, slot: u32) -> Node {
-        let freed = self.nodes[slot as usize];
-        assert!(freed.live.is_some(), "slot {slot} at {} is not live", freed.offset);
-        self.nodes[slot as usize].live = None;
-        if self.is_hole(freed.next) {
-            self.unlist(freed.next);
-            self.swallow(freed.next, slot);
-        }
-        let merged = if self.is_hole(freed.previous) {
-            self.unlist(freed.previous);
-            self.swallow(slot, freed.previous);
-            freed.previous
-        } else {
-            slot
+    fn insert_stitched(&mut self, parts: &[Part], live: Live) -> u32 {
+        let unset = Use::Piece { first: NONE, next_piece: NONE };
+        let place = |part: &Part| match part.hole {
+            NONE => self.put_on_top(part.extent, unset, live.users),
+            hole => self.cut(hole, part.extent, unset),
         };
-        if merged == self.last {
-            self.unlink(merged);
-        } else {
-            let Node { offset, size_bytes, .. } = self.nodes[merged as usize];
-            self.holes.insert((size_bytes, offset, merged));
+        let slots: Vec<u32> = parts.iter().map(place).collect();
+        let first = slots[0];
+        // From the last one on, so that each piece knows the next.
+        let mut next_piece = NONE;
+        for &slot in slots[1..].iter().rev() {
+            self.nodes[slot as usize].state = Use::Piece { first, next_piece };
+            next_piece = slot;
         }
-        freed
+        self.nodes[first as usize].state = Use::Block(Live { next_piece, ..live });
+        first
+    }
+
+    /// Links an extent at or beyond the top; what is between becomes a hole of its users.
+    fn put_on_top(&mut self, extent: Extent, state: Use, users: StreamSet) -> u32 {
+        let gap = Extent { offset: self.top(), size_bytes: extent.offset - self.top() };
+        if gap.size_bytes > 0 {
+            let marks = self.beyond.union(Marks { streams: users, since: 0 });
+            let slot = self.link_after(self.last, gap, Use::Hole(marks));
+            self.list(slot);
+        }
+        self.touched_pages += self.own_pages(extent, self.last, NONE);
+        self.link_after(self.last, extent, state)
+    }
+
+    /// Takes an extent out of the hole in `slot`; what is left on either side stays a hole.
+    fn cut(&mut self, slot: u32, extent: Extent, state: Use) -> u32 {
+        let Node { extent: hole, previous, next, state: Use::Hole(marks) } =
+            self.nodes[slot as usize]
+        else {
+            unreachable!("slot {slot} is no hole");
+        };
+        self.unlist(slot);
+        self.touched_pages += self.own_pages(extent, previous, next);
+        if extent.offset > hole.offset {
+            let size_bytes = extent.offset - hole.offset;
+            let before = Extent { offset: hole.offset, size_bytes };
+            let before = self.link_after(previous, before, Use::Hole(marks));
+            self.list(before);
+        }
+        let node = &mut self.nodes[slot as usize];
+        node.extent = extent;
+        node.state = state;
+        if hole.end() > extent.end() {
+            let rest = Extent { offset: extent.end(), size_bytes: hole.end() - extent.end() };
+            let rest = self.link_after(slot, rest, Use::Hole(marks));
+            self.list(rest);
+        }
+        slot
+    }
+
+    /// The block in `slot`.
+    #[inline]
+    pub(crate) fn block(&self, slot: u32) -> &Live {
+        match &self.nodes[slot as usize].state {
+            Use::Block(live) => live,
+            other => unreachable!("slot {slot} is {other:?}, no block"),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn block_mut(&mut self, slot: u32) -> &mut Live {
+        match &mut self.nodes[slot as usize].state {
+            Use::Block(live) => live,
+            other => unreachable!("slot {slot} is {other:?}, no block"),
+        }
+    }
+
+    /// Offset of the block in `slot`, or of its first piece.
+    pub(crate) fn offset(&self, slot: u32) -> usize {
+        self.nodes[slot as usize].extent.offset
+    }
+
+    /// Where a block lies, in order.
+    pub(crate) fn pieces(&self, slot: u32) -> impl Iterator<Item = Extent> {
+        let mut at = slot;
+        std::iter::from_fn(move || {
+            let node = self.nodes.get(at as usize)?;
+            at = match node.state {
+                Use::Block(live) => live.next_piece,
+                Use::Piece { next_piece, .. } => next_piece,
+                Use::Hole(_) => unreachable!("a piece of a live block is a hole"),
+            };
+            Some(node.extent)
+        })
+    }
+
+    /// Frees the block in `slot` at an event: its pieces merge with the holes beside them that the
+    /// same streams used, and what touches the top becomes wilderness.
+    pub(crate) fn remove(&mut self, slot: u32, event: u64) {
+        let live = *self.block(slot);
+        let marks = Marks { streams: live.users, since: event };
+        self.vacate(slot, marks);
+        let mut next_piece = live.next_piece;
+        while next_piece != NONE {
+            let at = next_piece;
+            let Use::Piece { next_piece: after, .. } = self.nodes[at as usize].state else {
+                unreachable!("node {at} is no piece");
+            };
+            next_piece = after;
+            self.vacate(at, marks);
+        }
+    }
+
+    #[inline]
+    fn vacate(&mut self, slot: u32, marks: Marks) {
+        let mut merged = slot;
+        let mut marks = marks;
+        let Node { extent, previous, next, .. } = self.nodes[slot as usize];
+        self.touched_pages -= self.own_pages(extent, previous, next);
+        if let Some(others) = self.mergeable(next, marks) {
+            marks = marks.union(others);
+            self.unlist(next);
+            self.swallow(next, slot);
+        }
+        if let Some(others) = self.mergeable(previous, marks) {
+            marks = marks.union(others);
+            self.unlist(previous);
+            self.swallow(slot, previous);
+            merged = previous;
+        }
+        self.nodes[merged as usize].state = Use::Hole(marks);
+        if merged == self.last {
+            self.sink(merged, marks);
+        } else {
+            self.list(merged);
+        }
+    }
+
+    /// The marks of the hole in `slot`, if there is one that the same streams used.
+    #[inline]
+    fn mergeable(&self, slot: u32, marks: Marks) -> Option<Marks> {
+        match self.nodes.get(slot as usize)?.state {
+            Use::Hole(others) if others.streams == marks.streams => Some(others),
+            _ => None,
+        }
+    }
+
+    /// The last node is a hole: it becomes wilderness, and whatever hole is the last then.
+    fn sink(&mut self, slot: u32, marks: Marks) {
+        self.used_end = self.used_end.max(self.nodes[slot as usize].extent.end());
+        self.beyond = self.beyond.union(marks);
+        self.unlink(slot);
+        while let Some(Node { state: Use::Hole(marks), .. }) = self.nodes.get(self.last as usize) {
+            let (last, marks) = (self.last, *marks);
+            self.beyond = self.beyond.union(marks);
+            self.unlist(last);
+            self.unlink(last);
+        }
+    }
+
+    /// Neighbours become one hole that all their streams used.
+    fn merge_across_streams(&mut self) {
+        let mut slot = self.first;
+        while let Some(&Node { next, state, .. }) = self.nodes.get(slot as usize) {
+            let after = self.nodes.get(next as usize).map(|node| node.state);
+            match (state, after) {
+                (Use::Hole(marks), Some(Use::Hole(others))) => {
+                    self.unlist(slot);
+                    self.unlist(next);
+                    self.swallow(next, slot);
+                    self.nodes[slot as usize].state = Use::Hole(marks.union(others));
+                    self.list(slot);
+                }
+                _ => slot = next,
+            }
+        }
     }
 
     /// Size of the largest hole.
     pub(crate) fn largest_hole_bytes(&self) -> usize {
-        self.holes.last().map_or(0, |&(size_bytes, ..)| size_bytes)
+        self.holes.iter().map(|(_, holes)| holes.largest_bytes()).max().unwrap_or(0)
     }
 
-    /// Blocks and holes in address order.
-    pub(crate) fn nodes(&self) -> impl Iterator<Item = &Node> {
+    /// What no block takes below the top, by address, where it is at least a page long: holes, and
+    /// rows of holes of different streams.
+    pub(crate) fn page_holes(&self) -> Vec<Extent> {
+        let mut rows: Vec<Extent> = Vec::new();
+        for (_, node) in self.nodes() {
+            let Use::Hole(_) = node.state else { continue };
+            match rows.last_mut() {
+                Some(row) if row.end() == node.extent.offset => {
+                    row.size_bytes += node.extent.size_bytes;
+                }
+                _ => rows.push(node.extent),
+            }
+        }
+        rows.retain(|row| row.size_bytes >= self.page_bytes);
+        rows
+    }
+
+    /// Blocks, pieces and holes in address order.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (u32, &Node)> {
         let mut slot = self.first;
         std::iter::from_fn(move || {
-            let node = self.nodes.get(slot as usize)?;
+            let at = slot;
+            let node = self.nodes.get(at as usize)?;
             slot = node.next;
-            Some(node)
+            Some((at, node))
         })
     }
 
-    /// Live blocks in address order.
-    pub(crate) fn live(&self) -> impl Iterator<Item = (&Node, &Live)> {
-        self.nodes().filter_map(|node| Some((node, node.live.as_ref()?)))
+    /// Live blocks by the address of their first piece.
+    pub(crate) fn live(&self) -> impl Iterator<Item = (u32, &Live)> {
+        self.nodes().filter_map(|(slot, node)| match &node.state {
+            Use::Block(live) => Some((slot, live)),
+            _ => None,
+        })
+    }
+
+    /// Every part of a live block in address order.
+    pub(crate) fn live_extents(&self) -> impl Iterator<Item = (Extent, &Live)> {
+        self.nodes().filter_map(|(_, node)| match &node.state {
+            Use::Block(live) => Some((node.extent, live)),
+            Use::Piece { first, .. } => Some((node.extent, self.block(*first))),
+            Use::Hole(_) => None,
+        })
     }
 
     /// # Panics
-    /// If blocks and holes do not tile the range up to the top, if two holes touch, or if the
-    /// index of holes is not the holes.
+    /// If blocks and holes do not tile the range up to the top, if two holes of the same streams
+    /// touch, if pieces are not a block's, or if the index of holes is not the holes.
     pub(crate) fn check(&self) {
-        let mut end = 0;
-        let mut after_hole = false;
-        let (mut count, mut hole_count) = (0, 0);
-        let mut slot = self.first;
-        let mut previous = NONE;
+        let (mut end, mut count, mut hole_count) = (0, 0, 0);
+        let mut touched = BTreeSet::new();
+        let mut before: Option<StreamSet> = None;
+        let (mut slot, mut previous) = (self.first, NONE);
         while let Some(node) = self.nodes.get(slot as usize) {
-            assert_eq!(node.offset, end, "gap or overlap before {}", node.offset);
-            assert_eq!(node.previous, previous, "broken link at {}", node.offset);
-            assert!(node.size_bytes > 0, "empty node at {end}");
-            assert_eq!(node.size_bytes % BLOCK_BYTES, 0, "odd size at {end}");
-            assert!(node.live.is_some() || !after_hole, "two holes meet at {end}");
-            if node.live.is_none() {
-                let entry = (node.size_bytes, node.offset, slot);
-                assert!(self.holes.contains(&entry), "hole at {end} is not listed");
-                hole_count += 1;
+            assert_eq!(node.extent.offset, end, "gap or overlap before {}", node.extent.offset);
+            assert_eq!(node.previous, previous, "broken link at {end}");
+            assert!(node.extent.size_bytes > 0, "empty node at {end}");
+            assert_eq!(node.extent.size_bytes % BLOCK_BYTES, 0, "odd size at {end}");
+            let mut marked = None;
+            if !matches!(node.state, Use::Hole(_)) {
+                let last = (node.extent.end() - 1) / self.page_bytes;
+                touched.extend(node.extent.offset / self.page_bytes..=last);
             }
-            after_hole = node.live.is_none();
-            end = node.end();
+            match node.state {
+                Use::Hole(marks) => {
+                    assert!(before != Some(marks.streams), "two holes meet at {end}");
+                    let listed = self.holes.iter().any(|(set, holes)| {
+                        *set == marks.streams
+                            && holes.contains(node.extent.size_bytes, node.extent.offset, slot)
+                    });
+                    assert!(listed, "hole at {end} is not listed");
+                    hole_count += 1;
+                    marked = Some(marks.streams);
+                }
+                Use::Block(live) => {
+                    let total_bytes: usize = self.pieces(slot).map(|piece| piece.size_bytes).sum();
+                    assert_eq!(total_bytes, live.size_bytes, "pieces of the block at {end}");
+                    let is_whole = live.next_piece == NONE;
+                    assert!(live.is_stitched() || is_whole, "the block at {end} has no view");
+                }
+                Use::Piece { first, .. } => {
+                    let offset = node.extent.offset;
+                    let is_known = self.pieces(first).any(|piece| piece.offset == offset);
+                    assert!(is_known, "piece at {end} is nobody's");
+                }
+            }
+            before = marked;
+            end = node.extent.end();
             count += 1;
             previous = slot;
             slot = node.next;
         }
-        assert!(!after_hole, "a hole touches the top at {end}");
+        assert_eq!(touched.len(), self.touched_pages, "touched pages");
+        assert!(before.is_none(), "a hole touches the top at {end}");
         assert_eq!(previous, self.last, "the list ends early");
-        assert_eq!(hole_count, self.holes.len(), "more holes listed than there are");
+        let listed_count: usize = self.holes.iter().map(|(_, holes)| holes.len()).sum();
+        assert_eq!(hole_count, listed_count, "more holes listed than there are");
         assert_eq!(count + self.vacant.len(), self.nodes.len(), "lost slots");
     }
 
-    fn is_hole(&self, slot: u32) -> bool {
-        self.nodes.get(slot as usize).is_some_and(|node| node.live.is_none())
+    #[inline]
+    fn list(&mut self, slot: u32) {
+        let Node { extent, state, .. } = self.nodes[slot as usize];
+        let Use::Hole(marks) = state else { unreachable!("slot {slot} is no hole") };
+        let holes = match self.holes.iter_mut().find(|(set, _)| *set == marks.streams) {
+            Some((_, holes)) => holes,
+            None => {
+                self.holes.push((marks.streams, Holes::new()));
+                &mut self.holes.last_mut().expect("just pushed").1
+            }
+        };
+        holes.insert(extent.size_bytes, extent.offset, slot);
+    }
+
+    #[inline]
+    fn unlist(&mut self, slot: u32) {
+        let Node { extent, state, .. } = self.nodes[slot as usize];
+        let Use::Hole(marks) = state else { unreachable!("slot {slot} is no hole") };
+        let listed = self.holes.iter_mut().find(|(set, _)| *set == marks.streams);
+        let (_, holes) = listed.expect("a hole is listed under its streams");
+        holes.remove(extent.size_bytes, extent.offset, slot);
     }
 
     /// The node in `slot` becomes part of the one before it.
+    #[inline]
     fn swallow(&mut self, slot: u32, into: u32) {
-        self.nodes[into as usize].size_bytes += self.nodes[slot as usize].size_bytes;
+        let size_bytes = self.nodes[slot as usize].extent.size_bytes;
+        self.nodes[into as usize].extent.size_bytes += size_bytes;
         self.unlink(slot);
     }
 
-    fn unlist(&mut self, slot: u32) {
-        let Node { offset, size_bytes, .. } = self.nodes[slot as usize];
-        let was_listed = self.holes.remove(&(size_bytes, offset, slot));
-        debug_assert!(was_listed, "hole at {offset} was not listed");
-    }
-
-    fn link_after(
-        &mut self,
-        previous: u32,
-        offset: usize,
-        size_bytes: usize,
-        live: Option<Live>,
-    ) -> u32 {
-        let next = self.nodes.get(previous as usize).map_or(NONE, |node| node.next);
-        let node = Node { offset, size_bytes, previous, next, live };
+    #[inline]
+    fn link_after(&mut self, previous: u32, extent: Extent, state: Use) -> u32 {
+        let next = match self.nodes.get(previous as usize) {
+            Some(node) => node.next,
+            None => self.first,
+        };
+        let node = Node { extent, previous, next, state };
         let slot = match self.vacant.pop() {
             Some(slot) => {
                 self.nodes[slot as usize] = node;
@@ -238,12 +737,14 @@ impl Layout {
         slot
     }
 
+    #[inline]
     fn unlink(&mut self, slot: u32) {
         let Node { previous, next, .. } = self.nodes[slot as usize];
         self.join(previous, next);
         self.vacant.push(slot);
     }
 
+    #[inline]
     fn join(&mut self, previous: u32, next: u32) {
         match self.nodes.get_mut(previous as usize) {
             Some(node) => node.next = next,

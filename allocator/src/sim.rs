@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::source::{MemorySource, Segment, SourceError};
+use crate::sim_streams::SimStreams;
+use crate::source::{Mapping, MemorySource, PageRange, Segment, SourceError, VirtualMemory};
+use crate::stream::Fence;
 
 /// Segments lie this far apart, and are at least this long: room for any capacity.
 const SEGMENT_BYTES: usize = 1 << 44;
@@ -14,24 +16,48 @@ const SEGMENT_BYTES_MAX: usize = 1 << 60;
 const PAGE_BYTES: usize = 64 << 10;
 
 /// A simulated device with a capacity and a page size. Its buffers have addresses and no memory.
+///
+/// It can show pages at a second address, as CUDA devices and the host on Linux can, and has no
+/// streams unless [`streams`](Self::streams) gives it some.
 #[derive(Debug)]
 pub struct SimSource {
     capacity_bytes: usize,
     page_bytes: usize,
+    maps_pages: bool,
     next_address: AtomicU64,
+    streams: Option<SimStreams>,
 }
 
 impl SimSource {
     /// A device of `bytes`, with pages of 64 KiB.
     pub fn with_capacity(bytes: usize) -> SimSource {
-        let next_address = AtomicU64::new(SEGMENT_BYTES as u64);
-        SimSource { capacity_bytes: bytes, page_bytes: PAGE_BYTES, next_address }
+        SimSource {
+            capacity_bytes: bytes,
+            page_bytes: PAGE_BYTES,
+            maps_pages: true,
+            next_address: AtomicU64::new(SEGMENT_BYTES as u64),
+            streams: None,
+        }
     }
 
     /// Sets the page size: a power of two, at least 512.
     #[must_use]
     pub fn page_bytes(mut self, bytes: usize) -> SimSource {
         self.page_bytes = bytes;
+        self
+    }
+
+    /// Gives the device streams, whose order the same handle watches over.
+    #[must_use]
+    pub fn streams(mut self, streams: &SimStreams) -> SimSource {
+        self.streams = Some(streams.clone());
+        self
+    }
+
+    /// Takes away the ability to show pages at a second address.
+    #[must_use]
+    pub fn without_virtual_memory(mut self) -> SimSource {
+        self.maps_pages = false;
         self
     }
 }
@@ -54,14 +80,29 @@ impl MemorySource for SimSource {
 
     fn release(&self, _segment: &Segment) {}
 
-    fn commit(
-        &self,
-        _segment: &Segment,
-        _offset_bytes: usize,
-        _size_bytes: usize,
-    ) -> Result<(), SourceError> {
+    fn commit(&self, _segment: &Segment, _pages: &PageRange) -> Result<(), SourceError> {
         Ok(())
     }
 
-    fn decommit(&self, _segment: &Segment, _offset_bytes: usize, _size_bytes: usize) {}
+    fn decommit(&self, _segment: &Segment, _pages: &PageRange) {}
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.maps_pages.then_some(self)
+    }
+
+    fn fence(&self) -> Option<&dyn Fence> {
+        self.streams.as_ref().map(|streams| streams as &dyn Fence)
+    }
+}
+
+impl VirtualMemory for SimSource {
+    fn reserve_views(&self, _capacity_bytes: usize) -> Result<Segment, SourceError> {
+        self.reserve(SEGMENT_BYTES)
+    }
+
+    fn map(&self, _: &Segment, _: &Segment, _: &Mapping) -> Result<(), SourceError> {
+        Ok(())
+    }
+
+    fn unmap(&self, _: &Segment, _: &Mapping) {}
 }

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::buffer::Buffer;
 use crate::caching::{CachingAllocator, Shared};
-use crate::category::Arena;
-use crate::engine::{Core, Granted};
+use crate::engine::{Core, Segments};
 use crate::policy::Policy;
 use crate::scope::Charge;
 use crate::sim::SimSource;
+use crate::sim_streams::SimStreams;
 use crate::source::MemorySource;
 
 /// An allocator that takes the decisions the original would take, from the same state on. What
@@ -28,14 +28,21 @@ impl Simulation {
         let policy = original.core().lock().state.policy.clone();
         let orphans = orphans_of(&policy);
         let statistics = &policy.statistics;
-        let source =
+        let mut source =
             SimSource::with_capacity(statistics.capacity_bytes).page_bytes(statistics.page_bytes);
-        let segments = policy.limit_bytes.map(|bytes| {
-            source.reserve(bytes).expect("an address range that exists elsewhere fits here")
-        });
-        for (segment, committed_bytes) in segments.iter().zip(policy.committed_bytes) {
-            segment.set_committed_bytes(committed_bytes);
+        if original.core().segments.views.is_none() {
+            source = source.without_virtual_memory();
         }
+        if original.core().has_streams() {
+            source = source.streams(&SimStreams::new());
+        }
+        let memory = source.reserve(policy.limit_bytes);
+        let memory = memory.expect("an address range that exists elsewhere fits here");
+        let views = original.core().segments.views.as_ref().map(|views| {
+            let views = source.reserve(views.size_bytes());
+            views.expect("an address range that exists elsewhere fits here")
+        });
+        let segments = Segments { memory, views };
         let core = Core::new(Box::new(source), segments, policy);
         Simulation {
             allocator: CachingAllocator::assemble(core, original.current_category()),
@@ -52,8 +59,8 @@ impl Simulation {
     /// The twin of a block of the original: dropping it frees the block here. `None` if it was
     /// adopted before, or was not live when the simulation was made.
     pub fn adopt(&self, real: &Buffer) -> Option<Buffer> {
-        self.claim(real.allocator(), real.serial())?;
-        let granted = Granted { offset: real.offset(), slot: real.slot(), serial: real.serial() };
+        let granted = real.granted();
+        self.claim(real.allocator(), granted.serial)?;
         Some(Buffer::new(self.allocator.clone(), real.category(), real.size_bytes(), granted))
     }
 
@@ -74,8 +81,6 @@ impl Simulation {
 }
 
 fn orphans_of(policy: &Policy) -> BTreeSet<u64> {
-    let blocks = Arena::ALL
-        .into_iter()
-        .flat_map(|arena| policy.layout(arena).live().map(|(_, live)| live.serial));
+    let blocks = policy.layout.live().map(|(_, live)| live.serial);
     blocks.chain(policy.charges.keys().copied()).collect()
 }

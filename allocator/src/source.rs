@@ -3,15 +3,17 @@
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use thiserror::Error;
 
+use crate::stream::Fence;
+
 /// Where memory comes from.
 ///
-/// An allocator reserves one segment per arena when it is made, and from then on only commits and
-/// decommits whole pages of them. It calls under its own lock: a source must not call back into the
-/// allocator that uses it.
+/// An allocator reserves a segment when it is made, and from then on only commits and decommits
+/// whole pages of it. It calls under its own lock: a source must not call back into the allocator
+/// that uses it. Sources that can show pages at a second address say so with
+/// [`virtual_memory`](Self::virtual_memory), those with streams with [`fence`](Self::fence).
 pub trait MemorySource: Send + Sync {
     /// Bytes that may be committed at once, over all segments. Asked once.
     fn capacity_bytes(&self) -> usize;
@@ -30,29 +32,123 @@ pub trait MemorySource: Send + Sync {
     /// The segment is about to be dropped and none of its memory is in use.
     fn release(&self, segment: &Segment);
 
-    /// Puts memory behind a range of whole pages that starts at the end of what is committed.
-    /// What the memory holds is the source's business; it must be readable and writable.
+    /// Puts memory behind whole pages that have none. What the memory holds is the source's
+    /// business; it must be readable and writable.
     ///
     /// # Errors
     /// The source has no memory, or failed. Nothing has changed.
-    fn commit(
-        &self,
-        segment: &Segment,
-        offset_bytes: usize,
-        size_bytes: usize,
-    ) -> Result<(), SourceError>;
+    fn commit(&self, segment: &Segment, pages: &PageRange) -> Result<(), SourceError>;
 
-    /// Takes the memory back from a range of whole pages at the end of what was committed. No
-    /// block lies in it: the range is at or beyond [`Segment::committed_bytes`].
-    fn decommit(&self, segment: &Segment, offset_bytes: usize, size_bytes: usize);
+    /// Takes the memory back from whole pages that have some. No block lies in them. Work that was
+    /// enqueued on a stream may still use them; the source waits for that first.
+    fn decommit(&self, segment: &Segment, pages: &PageRange);
+
+    /// How to show pages at a second address; `None` if the source cannot. Asked once.
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        None
+    }
+
+    /// How streams wait for each other; `None` if work is done when the call that starts it
+    /// returns, so that there is nothing to wait for. Asked once.
+    fn fence(&self) -> Option<&dyn Fence> {
+        None
+    }
+}
+
+/// A source's way to show pages of a segment at a second address.
+///
+/// A page may be shown in many places at once. The allocator sees to it that live blocks share no
+/// byte, whatever address they are reached by.
+pub trait VirtualMemory: Send + Sync {
+    /// Reserves the address range that views lie in, with nothing mapped. It starts at a multiple
+    /// of the page and should be several times `capacity_bytes` long.
+    ///
+    /// # Errors
+    /// There is no such address range.
+    fn reserve_views(&self, capacity_bytes: usize) -> Result<Segment, SourceError>;
+
+    /// Shows committed pages of `segment` in `views`.
+    ///
+    /// # Errors
+    /// The source failed, or has no more mappings. Nothing has changed.
+    fn map(&self, segment: &Segment, views: &Segment, mapping: &Mapping)
+    -> Result<(), SourceError>;
+
+    /// Shows them there no more. Work that was enqueued on a stream may still use the address; the
+    /// source waits for that first.
+    fn unmap(&self, views: &Segment, mapping: &Mapping);
+}
+
+/// Whole pages of a segment.
+///
+/// Only an allocator makes one, for its own segment, and only while no live block lies in them:
+/// that is what makes it safe to take their memory away.
+#[derive(Debug)]
+pub struct PageRange {
+    /// Of the segment, by which a source knows its own.
+    address: u64,
+    offset: usize,
+    size_bytes: usize,
+}
+
+impl PageRange {
+    pub(crate) fn new(segment: &Segment, offset: usize, size_bytes: usize) -> PageRange {
+        PageRange { address: segment.address, offset, size_bytes }
+    }
+
+    /// Where they begin in the segment.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Their length.
+    pub fn size_bytes(&self) -> usize {
+        self.size_bytes
+    }
+
+    /// Whether they are pages of this segment.
+    pub fn is_of(&self, segment: &Segment) -> bool {
+        self.address == segment.address
+    }
+}
+
+/// Whole pages of a segment and where a view shows them.
+///
+/// Only an allocator makes one, for its own segments, and only while no live block is at that place
+/// of the views: that is what makes it safe to map and unmap them.
+#[derive(Debug)]
+pub struct Mapping {
+    pages: PageRange,
+    /// Of the range of views.
+    view_address: u64,
+    view_offset: usize,
+}
+
+impl Mapping {
+    pub(crate) fn new(pages: PageRange, views: &Segment, view_offset: usize) -> Mapping {
+        Mapping { pages, view_address: views.address, view_offset }
+    }
+
+    /// What is shown.
+    pub fn pages(&self) -> &PageRange {
+        &self.pages
+    }
+
+    /// Where they are shown in the range of views.
+    pub fn view_offset(&self) -> usize {
+        self.view_offset
+    }
+
+    /// Whether they are shown in this range.
+    pub fn is_in(&self, views: &Segment) -> bool {
+        self.view_address == views.address
+    }
 }
 
 /// A reserved address range, owned by the allocator that asked for it.
 pub struct Segment {
     address: u64,
     size_bytes: usize,
-    /// Blocks lie below this. It only ever covers pages that the source has committed.
-    committed_bytes: AtomicUsize,
     pub(crate) host: Option<HostRange>,
 }
 
@@ -69,7 +165,7 @@ pub(crate) struct HostPointer(pub(crate) NonNull<u8>);
 impl Segment {
     /// A range that the processor cannot read: a device's memory, or nothing at all.
     pub fn opaque(address: u64, size_bytes: usize) -> Segment {
-        Segment { address, size_bytes, committed_bytes: AtomicUsize::new(0), host: None }
+        Segment { address, size_bytes, host: None }
     }
 
     /// The address of offset 0, as the device sees it.
@@ -82,19 +178,9 @@ impl Segment {
         self.size_bytes
     }
 
-    /// The allocator's word on how much it uses, always whole pages from offset 0. A source that
-    /// hands out host memory refuses to take pages below this away, whoever asks.
-    pub fn committed_bytes(&self) -> usize {
-        self.committed_bytes.load(Ordering::Acquire)
-    }
-
     /// The pointer to offset 0, where the processor can read the segment.
     pub fn host_pointer(&self) -> Option<NonNull<u8>> {
         self.host.as_ref().map(|host| host.pointer.0)
-    }
-
-    pub(crate) fn set_committed_bytes(&self, bytes: usize) {
-        self.committed_bytes.store(bytes, Ordering::Release);
     }
 }
 
@@ -103,7 +189,6 @@ impl fmt::Debug for Segment {
         f.debug_struct("Segment")
             .field("address", &format_args!("{:#x}", self.address))
             .field("size_bytes", &self.size_bytes)
-            .field("committed_bytes", &self.committed_bytes())
             .field("host", &self.host.is_some())
             .finish()
     }

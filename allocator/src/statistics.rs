@@ -37,7 +37,7 @@ pub struct Statistics {
     pub requested: Counter,
     /// Bytes of live blocks, rounded up to 512: PyTorch's *active*.
     pub allocated: Counter,
-    /// Committed bytes of both arenas plus charged bytes: what the capacity limits.
+    /// Committed plus charged bytes: what the capacity limits.
     pub reserved: Counter,
     /// Bytes that somebody takes behind the allocator's back.
     pub charged: Counter,
@@ -45,8 +45,13 @@ pub struct Statistics {
     pub by_category: ByCategory<Counter>,
     /// Allocations that succeeded.
     pub allocations: u64,
-    /// Calls of the source after the two reservations: commits, failed ones too, and decommits.
+    /// Calls of the source after the address ranges were reserved: commits and mappings, failed
+    /// ones too, decommits and unmappings.
     pub source_calls: u64,
+    /// Blocks that were stitched from the pages of several holes.
+    pub stitches: u64,
+    /// Waits of one stream for another that a reuse of memory made necessary.
+    pub waits: u64,
     /// Requests that gave everything back and searched again.
     pub retries: u64,
     /// Requests that failed with out of memory.

@@ -90,7 +90,7 @@ fn changes(record: &Record) -> (i64, i64) {
         Action::Decommit => (0, -size),
         Action::Charge => (size, size),
         Action::Discharge => (-size, -size),
-        Action::OutOfMemory => (0, 0),
+        Action::Piece | Action::Map | Action::Unmap | Action::Wait | Action::OutOfMemory => (0, 0),
     }
 }
 

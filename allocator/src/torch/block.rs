@@ -37,7 +37,24 @@ pub struct BlockLayout {
     pub state: BlockState,
 }
 
-/// A segment and the blocks that tile it, in address order.
+/// Addresses in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AddressRange {
+    /// The first one.
+    pub address: u64,
+    /// How many.
+    pub size_bytes: u64,
+}
+
+impl AddressRange {
+    /// The first address behind it.
+    pub fn end(&self) -> u64 {
+        self.address + self.size_bytes
+    }
+}
+
+/// A segment, or a part of an expandable one that has memory from end to end, and the blocks that
+/// tile it, in address order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentLayout {
     /// Where it begins.
@@ -50,4 +67,64 @@ pub struct SegmentLayout {
     pub pool: Pool,
     /// Without gaps, from `address` to its end.
     pub blocks: Vec<BlockLayout>,
+}
+
+impl SegmentLayout {
+    /// What PyTorch's snapshot says of a segment.
+    pub fn statistics(&self) -> SegmentStatistics {
+        let mut statistics = SegmentStatistics::default();
+        for block in &self.blocks {
+            match block.state {
+                BlockState::Active => statistics.allocated_bytes += block.size_bytes,
+                BlockState::Pending => {}
+                BlockState::Free => {
+                    statistics.largest_free_bytes =
+                        statistics.largest_free_bytes.max(block.size_bytes);
+                    continue;
+                }
+            }
+            statistics.active_bytes += block.size_bytes;
+            statistics.requested_bytes += block.requested_bytes;
+        }
+        statistics
+    }
+}
+
+/// Bytes of one segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SegmentStatistics {
+    /// Under blocks that have an owner (`allocated_size`).
+    pub allocated_bytes: u64,
+    /// Under these and the pending ones (`active_size`).
+    pub active_bytes: u64,
+    /// What was asked for them (`requested_size`).
+    pub requested_bytes: u64,
+    /// The largest block that is free.
+    pub largest_free_bytes: u64,
+}
+
+/// A block that is active or pending, and whose it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveBlock {
+    /// Where it is, and what it is doing.
+    pub layout: BlockLayout,
+    /// Who allocated it.
+    pub stream: StreamId,
+    /// Which requests its segment serves.
+    pub pool: Pool,
+}
+
+/// An expandable segment: addresses of which some have memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RangeLayout {
+    /// All its addresses; a multiple of the page.
+    pub range: AddressRange,
+    /// It gets memory, and gives it back, in multiples of this.
+    pub page_bytes: u64,
+    /// The only stream whose requests it serves.
+    pub stream: StreamId,
+    /// The only requests it serves.
+    pub pool: Pool,
+    /// The parts that have memory: whole pages, in address order, no two of them in touch.
+    pub mapped: Vec<SegmentLayout>,
 }

@@ -40,7 +40,8 @@ pub enum TorchError {
     },
 }
 
-/// Segments that cannot be: blocks that do not tile, free neighbours, or segments that overlap.
+/// Segments that cannot be: blocks that do not tile, free neighbours, pages that are not whole, or
+/// segments that overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the segment at {address:#x} overlaps another one, or its blocks do not tile it")]
 pub struct LayoutError {

@@ -5,14 +5,24 @@
 
 use std::collections::BTreeMap;
 
-use super::block::{BlockLayout, BlockState, Pool, SegmentLayout, StreamId};
-use super::error::LayoutError;
+use super::block::{BlockState, Pool, StreamId};
 
 /// A slot of the slab.
 pub(super) type Slot = u32;
 
 /// Best fit is the first of these from (stream, wanted bytes, 0) on.
 pub(super) type FreeKey = (StreamId, u64, u64);
+
+/// Where the memory of a block is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Backing {
+    /// A segment that came as a whole.
+    Segment,
+    /// Pages of an expandable segment.
+    Pages,
+    /// Nowhere: addresses of an expandable segment that have no memory. Always free.
+    Nothing,
+}
 
 #[derive(Clone, Debug)]
 pub(super) struct Block {
@@ -22,6 +32,7 @@ pub(super) struct Block {
     pub(super) stream: StreamId,
     pub(super) pool: Pool,
     pub(super) state: BlockState,
+    pub(super) backing: Backing,
     pub(super) prev: Option<Slot>,
     pub(super) next: Option<Slot>,
     /// Other streams that used it since it was allocated.
@@ -35,14 +46,26 @@ impl Block {
         self.address + self.size_bytes
     }
 
-    /// Not split: it is a segment of its own.
+    /// Not split, and not of an expandable segment: it can be released.
     pub(super) fn is_whole(&self) -> bool {
-        self.prev.is_none() && self.next.is_none()
+        self.prev.is_none() && self.next.is_none() && self.backing == Backing::Segment
     }
 
-    fn key(&self) -> FreeKey {
+    pub(super) fn is_free(&self) -> bool {
+        self.state == BlockState::Free
+    }
+
+    pub(super) fn key(&self) -> FreeKey {
         (self.stream, self.size_bytes, self.address)
     }
+}
+
+/// An expandable segment; its blocks are chained from `first`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Range {
+    pub(super) size_bytes: u64,
+    pub(super) page_bytes: u64,
+    pub(super) first: Slot,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -51,9 +74,13 @@ pub(super) struct Heap {
     vacant: Vec<Slot>,
     /// Address of a segment → its first block.
     pub(super) segments: BTreeMap<u64, Slot>,
+    /// Address of an expandable segment → what it is.
+    pub(super) ranges: BTreeMap<u64, Range>,
     /// Address → a block that is active or pending.
     pub(super) taken: BTreeMap<u64, Slot>,
     free: [BTreeMap<FreeKey, Slot>; 2],
+    /// Blocks without memory, by stream and address.
+    unmapped: [BTreeMap<(StreamId, u64), Slot>; 2],
     /// Searches of each pool, which free blocks age by.
     pub(super) searches: [u64; 2],
     pub(super) reserved_bytes: u64,
@@ -72,13 +99,42 @@ impl Heap {
         &self.free[pool as usize]
     }
 
-    fn insert(&mut self, block: Block) -> Slot {
+    pub(super) fn unmapped(&self, pool: Pool) -> &BTreeMap<(StreamId, u64), Slot> {
+        &self.unmapped[pool as usize]
+    }
+
+    pub(super) fn insert(&mut self, block: Block) -> Slot {
         if let Some(slot) = self.vacant.pop() {
             self.blocks[slot as usize] = block;
             return slot;
         }
         self.blocks.push(block);
         Slot::try_from(self.blocks.len() - 1).expect("fewer than 2^32 blocks")
+    }
+
+    /// A block that is all of a segment or of a range, in no set yet.
+    pub(super) fn insert_whole(
+        &mut self,
+        (address, size_bytes): (u64, u64),
+        stream: StreamId,
+        pool: Pool,
+        backing: Backing,
+    ) -> Slot {
+        let (state, requested_bytes, born) = (BlockState::Free, 0, 0);
+        let (prev, next, uses) = (None, None, Vec::new());
+        self.insert(Block {
+            address,
+            size_bytes,
+            requested_bytes,
+            stream,
+            pool,
+            state,
+            backing,
+            prev,
+            next,
+            uses,
+            born,
+        })
     }
 
     /// Adds a segment that is one block, in no set yet.
@@ -89,67 +145,22 @@ impl Heap {
         stream: StreamId,
         pool: Pool,
     ) -> Slot {
-        let slot = self.insert(Block {
-            address,
-            size_bytes,
-            requested_bytes: 0,
-            stream,
-            pool,
-            state: BlockState::Free,
-            prev: None,
-            next: None,
-            uses: Vec::new(),
-            born: 0,
-        });
+        let slot = self.insert_whole((address, size_bytes), stream, pool, Backing::Segment);
         self.segments.insert(address, slot);
         self.reserved_bytes += size_bytes;
         slot
     }
 
-    /// Adds a segment with the blocks it has.
-    pub(super) fn add_layout(&mut self, layout: &SegmentLayout) -> Result<(), LayoutError> {
-        let SegmentLayout { address, size_bytes, stream, pool, ref blocks } = *layout;
-        let flaw = LayoutError { address };
-        let end = address.checked_add(size_bytes).ok_or(flaw)?;
-        let before = self.segments.range(..end).next_back();
-        if before.is_some_and(|(_, &first)| self.segment_end(first) > address) {
-            return Err(flaw);
-        }
-        let (mut at, mut was_free) = (address, false);
-        for block in blocks {
-            let is_free = block.state == BlockState::Free;
-            if block.address != at || block.size_bytes == 0 || (is_free && was_free) {
-                return Err(flaw);
-            }
-            at = at.checked_add(block.size_bytes).ok_or(flaw)?;
-            was_free = is_free;
-        }
-        if at != end || blocks.is_empty() {
-            return Err(flaw);
-        }
-        let mut slot = self.add_segment(address, size_bytes, stream, pool);
-        for (index, block) in blocks.iter().enumerate() {
-            let is_last = index + 1 == blocks.len();
-            let rest = (!is_last).then(|| self.split(slot, block.size_bytes));
-            match block.state {
-                BlockState::Free => self.put(slot),
-                state => self.take(slot, block.requested_bytes, state),
-            }
-            slot = rest.unwrap_or(slot);
-        }
-        Ok(())
-    }
-
-    fn segment_end(&self, first: Slot) -> u64 {
-        self.chain(first).last().map_or(0, Block::end)
-    }
-
     /// Cuts a block that is in no set; the rest, in no set either.
     pub(super) fn split(&mut self, slot: Slot, size_bytes: u64) -> Slot {
-        let mut rest = self.block(slot).clone();
-        rest.address += size_bytes;
-        rest.size_bytes -= size_bytes;
-        rest.prev = Some(slot);
+        let block = self.block(slot);
+        let rest = Block {
+            address: block.address + size_bytes,
+            size_bytes: block.size_bytes - size_bytes,
+            prev: Some(slot),
+            uses: Vec::new(),
+            ..*block
+        };
         let next = rest.next;
         let rest = self.insert(rest);
         if let Some(next) = next {
@@ -167,14 +178,22 @@ impl Heap {
         let pool = block.pool as usize;
         (block.state, block.requested_bytes) = (BlockState::Free, 0);
         block.born = self.searches[pool];
-        let key = block.key();
-        self.free[pool].insert(key, slot);
+        if block.backing == Backing::Nothing {
+            self.unmapped[pool].insert((block.stream, block.address), slot);
+        } else {
+            self.free[pool].insert(block.key(), slot);
+        }
     }
 
     /// Removes a block from the free ones.
     pub(super) fn pick(&mut self, slot: Slot) {
         let block = &self.blocks[slot as usize];
-        let was = self.free[block.pool as usize].remove(&block.key());
+        let pool = block.pool as usize;
+        let was = if block.backing == Backing::Nothing {
+            self.unmapped[pool].remove(&(block.stream, block.address))
+        } else {
+            self.free[pool].remove(&block.key())
+        };
         assert_eq!(was, Some(slot), "the block at {:#x} is among the free", block.address);
     }
 
@@ -189,21 +208,31 @@ impl Heap {
     pub(super) fn give(&mut self, slot: Slot) {
         let block = &mut self.blocks[slot as usize];
         block.uses.clear();
-        let (address, prev, next) = (block.address, block.prev, block.next);
+        let address = block.address;
         self.taken.remove(&address);
-        let is_free = |heap: &Heap, at: Slot| heap.block(at).state == BlockState::Free;
-        if let Some(next) = next.filter(|&next| is_free(self, next)) {
+        self.put_merged(slot);
+    }
+
+    /// Puts a block that is in no set among the free ones, in one with its neighbours that are free
+    /// and of the same backing; the block it became.
+    pub(super) fn put_merged(&mut self, slot: Slot) -> Slot {
+        let Block { backing, prev, next, .. } = *self.block(slot);
+        let merges = |heap: &Heap, at: &Slot| {
+            let block = heap.block(*at);
+            block.is_free() && block.backing == backing
+        };
+        if let Some(next) = next.filter(|next| merges(self, next)) {
             self.pick(next);
             self.absorb_next(slot);
         }
-        match prev.filter(|&prev| is_free(self, prev)) {
-            Some(prev) => {
-                self.pick(prev);
-                self.absorb_next(prev);
-                self.put(prev);
-            }
-            None => self.put(slot),
+        let prev = prev.filter(|prev| merges(self, prev));
+        if let Some(prev) = prev {
+            self.pick(prev);
+            self.absorb_next(prev);
         }
+        let slot = prev.unwrap_or(slot);
+        self.put(slot);
+        slot
     }
 
     /// Appends the next block, which is in no set.
@@ -221,40 +250,29 @@ impl Heap {
 
     /// Forgets a segment that is one free block; its size.
     pub(super) fn remove_segment(&mut self, slot: Slot) -> u64 {
-        self.pick(slot);
         let Block { address, size_bytes, .. } = *self.block(slot);
         assert!(self.block(slot).is_whole(), "the segment at {address:#x} is in one piece");
+        self.remove_whole(slot);
         self.segments.remove(&address);
-        self.vacant.push(slot);
         self.reserved_bytes -= size_bytes;
         size_bytes
     }
 
-    /// The blocks of a segment from its first one on.
-    pub(super) fn chain(&self, first: Slot) -> impl Iterator<Item = &Block> {
-        let start = Some(self.block(first));
-        std::iter::successors(start, |block| block.next.map(|next| self.block(next)))
+    /// Forgets a free block that has no neighbours.
+    pub(super) fn remove_whole(&mut self, slot: Slot) {
+        self.pick(slot);
+        self.vacant.push(slot);
     }
 
-    pub(super) fn layout(&self) -> Vec<SegmentLayout> {
-        let segment = |(&address, &first): (&u64, &Slot)| {
-            let blocks: Vec<_> = self.chain(first).map(BlockLayout::from).collect();
-            let Block { stream, pool, .. } = *self.block(first);
-            let size_bytes = blocks.iter().map(|block| block.size_bytes).sum();
-            SegmentLayout { address, size_bytes, stream, pool, blocks }
-        };
-        self.segments.iter().map(segment).collect()
+    /// The blocks of a segment from its first one on.
+    pub(super) fn chain(&self, first: Slot) -> impl Iterator<Item = (Slot, &Block)> {
+        let start = Some((first, self.block(first)));
+        let next = |(_, block): &(Slot, &Block)| block.next.map(|next| (next, self.block(next)));
+        std::iter::successors(start, next)
     }
 
     /// Slots in use: every block of every segment, and no other.
     pub(super) fn block_count(&self) -> usize {
         self.blocks.len() - self.vacant.len()
-    }
-}
-
-impl From<&Block> for BlockLayout {
-    fn from(block: &Block) -> Self {
-        let Block { address, size_bytes, requested_bytes, state, .. } = *block;
-        BlockLayout { address, size_bytes, requested_bytes, state }
     }
 }

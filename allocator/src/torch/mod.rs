@@ -12,18 +12,31 @@
 //!   than 1 MiB in the large one. Else it stays with the block, as waste.
 //! - A freed block merges with its free neighbours. One that other streams used stays active until
 //!   [`complete_free`](TorchPolicy::complete_free) says that they have passed.
+//! - With expandable segments, a stream's requests share few long ranges of addresses. The lowest
+//!   ones that are free get memory, by pages of 2 MiB (small pool) or 20 MiB (large pool); free
+//!   pages lose it when the cache is emptied.
 //!
-//! Not here: expandable segments, private pools of graph captures, callbacks on a lack of memory.
+//! Not here: private pools of graph captures, callbacks on a lack of memory.
 
 mod block;
+mod check;
 mod error;
+mod expand;
 mod heap;
+mod layout;
+mod parse;
 mod policy;
 mod reclaim;
 mod settings;
+mod source;
 
-pub use block::{BlockLayout, BlockState, Pool, SegmentLayout, StreamId};
+pub use block::{
+    AddressRange, BlockLayout, BlockState, LiveBlock, Pool, RangeLayout, SegmentLayout,
+    SegmentStatistics, StreamId,
+};
 pub use error::{LayoutError, TorchError};
-pub use policy::{Freed, SegmentSource, TorchCounters, TorchPolicy};
+pub use parse::{SettingsError, SettingsProblem};
+pub use policy::{Freed, Placement, TorchCounters, TorchPolicy};
 pub(crate) use settings::{SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES};
-pub use settings::{SettingsError, TorchSettings, round_to_power2_division};
+pub use settings::{TorchSettings, round_to_power2_division};
+pub use source::{PageSource, SegmentSource, SourceCall};

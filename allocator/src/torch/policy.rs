@@ -2,18 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::block::{BlockState, Pool, SegmentLayout, StreamId};
+use super::block::{BlockState, LiveBlock, Pool, RangeLayout, SegmentLayout, StreamId};
 use super::error::{LayoutError, TorchError};
-use super::heap::{Heap, Slot};
+use super::heap::{Backing, Heap, Slot};
 use super::settings::{self, REQUEST_BYTES_END, TorchSettings};
-
-/// Where segments come from.
-pub trait SegmentSource {
-    /// The address of a new segment of `size_bytes`; `None` if there is no room.
-    fn reserve(&mut self, size_bytes: u64) -> Option<u64>;
-    /// Takes back a segment that [`reserve`](Self::reserve) gave.
-    fn release(&mut self, address: u64, size_bytes: u64);
-}
+use super::source::{Noted, SegmentSource, SourceCall};
 
 /// What became of a block that its owner freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +25,27 @@ pub struct TorchCounters {
     pub reserve_calls: u64,
     /// Segments given back to the source.
     pub release_calls: u64,
+    /// Runs of pages asked of the source, whether it gave them or not.
+    pub map_calls: u64,
+    /// Runs of pages given back to the source.
+    pub unmap_calls: u64,
     /// Requests that were tried again after the whole cache was released (`num_alloc_retries`).
     pub retries: u64,
+    /// Times that all streams were waited for (`num_sync_all_streams`).
+    pub synchronizations: u64,
+    /// Requests that failed for want of memory (`num_ooms`).
+    pub failures: u64,
+}
+
+/// A block that was handed out, and what it took.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// Where it begins.
+    pub address: u64,
+    /// Its whole size.
+    pub size_bytes: u64,
+    /// What the source did for it, in order; nothing if the block came from the cache.
+    pub source_calls: Vec<SourceCall>,
 }
 
 /// What is looked for.
@@ -42,13 +54,21 @@ pub(super) struct Want {
     pub(super) size_bytes: u64,
     pub(super) stream: StreamId,
     pub(super) pool: Pool,
+    /// Whether expandable segments are in force for it.
+    pub(super) is_expandable: bool,
     segment_bytes: u64,
 }
 
 /// PyTorch's caching allocator without the memory: it decides where blocks are.
 ///
-/// Invariants: blocks tile their segment; a free block touches no free block; a stream's blocks are
-/// in segments of that stream.
+/// A front that has memory drives it: [`place`](Self::place) and [`free`](Self::free),
+/// [`record_use`](Self::record_use) and [`complete_free`](Self::complete_free) for streams, and
+/// [`empty_cache`](Self::empty_cache). A clone, over a source that simulates, tells what would
+/// happen.
+///
+/// Invariants: blocks tile their segment; a free block touches no free block of the same backing; a
+/// stream's blocks are in segments of that stream; what has no memory is whole pages of an
+/// expandable segment.
 #[derive(Clone, Debug)]
 pub struct TorchPolicy {
     pub(super) settings: TorchSettings,
@@ -82,35 +102,49 @@ impl TorchPolicy {
         let mut policy = TorchPolicy::new(settings);
         for segment in segments {
             policy.heap.add_layout(segment)?;
-            for block in &segment.blocks {
-                if block.state != BlockState::Free {
-                    policy.active_bytes += block.size_bytes;
-                }
-                if block.state == BlockState::Pending {
-                    policy.pending.insert(block.address);
-                }
-            }
+            policy.count_taken(segment);
         }
         Ok(policy)
+    }
+
+    /// Adds an expandable segment to what is held.
+    ///
+    /// # Errors
+    /// If its parts are not whole pages, their blocks do not tile them, or it overlaps a segment.
+    /// The policy is as before.
+    pub fn restore_range(&mut self, range: &RangeLayout) -> Result<(), LayoutError> {
+        self.heap.add_range_layout(range)?;
+        range.mapped.iter().for_each(|part| self.count_taken(part));
+        Ok(())
+    }
+
+    fn count_taken(&mut self, segment: &SegmentLayout) {
+        for block in segment.blocks.iter().filter(|block| block.state != BlockState::Free) {
+            self.active_bytes += block.size_bytes;
+            if block.state == BlockState::Pending {
+                self.pending.insert(block.address);
+            }
+        }
     }
 
     /// The address of a block of at least `requested_bytes` for `stream`; `None` for a request of
     /// nothing, which gets no block.
     ///
-    /// The ladder is PyTorch's: best fit; collect old segments; a new segment; release oversize
-    /// blocks and try again; wait for pending blocks, release every free segment and try again.
-    /// Like PyTorch, it does not search the cache again after the wait.
+    /// The ladder is PyTorch's: best fit; collect old segments; a new segment, or new pages of an
+    /// expandable one; release oversize blocks and try again; wait for all streams, release every
+    /// free segment and page and try again. Like PyTorch, it does not search the cache again after
+    /// the wait.
     ///
     /// # Errors
     /// `OutOfMemory` or `TooLarge`.
     ///
     /// # Panics
-    /// If the source gives memory that is in a segment already.
+    /// If the source gives a range that is not a multiple of the page, or takes no pages back.
     pub fn allocate(
         &mut self,
         requested_bytes: u64,
         stream: StreamId,
-        source: &mut impl SegmentSource,
+        source: &mut (impl SegmentSource + ?Sized),
     ) -> Result<Option<u64>, TorchError> {
         if requested_bytes == 0 {
             return Ok(None);
@@ -120,18 +154,42 @@ impl TorchPolicy {
         }
         let size_bytes = self.settings.round(requested_bytes);
         let segment_bytes = self.settings.segment_bytes(size_bytes);
-        let want = Want { size_bytes, stream, pool: settings::pool(size_bytes), segment_bytes };
-        let slot = match self.best_fit(&want) {
-            Some(slot) => slot,
-            None => self.grow(&want, source).ok_or(TorchError::OutOfMemory {
+        let pool = settings::pool(size_bytes);
+        let is_expandable = self.settings.expandable_segments && source.pages().is_some();
+        let want = Want { size_bytes, stream, pool, is_expandable, segment_bytes };
+        let slot = self.best_fit(&want).or_else(|| self.grow(&want, source));
+        let Some(slot) = slot else {
+            self.counters.failures += 1;
+            return Err(TorchError::OutOfMemory {
                 requested_bytes,
                 segment_bytes,
                 reserved_bytes: self.heap.reserved_bytes,
                 active_bytes: self.active_bytes,
                 limit_bytes: self.settings.limit_bytes,
-            })?,
+            });
         };
-        Ok(Some(self.place(slot, &want, requested_bytes)))
+        Ok(Some(self.hand_out(slot, &want, requested_bytes)))
+    }
+
+    /// [`allocate`](Self::allocate), for a front that has to know what the source did for it.
+    ///
+    /// # Errors
+    /// `OutOfMemory` or `TooLarge`.
+    ///
+    /// # Panics
+    /// If the source gives a range that is not a multiple of the page, or takes no pages back.
+    pub fn place(
+        &mut self,
+        requested_bytes: u64,
+        stream: StreamId,
+        source: &mut (impl SegmentSource + ?Sized),
+    ) -> Result<Option<Placement>, TorchError> {
+        let mut noted = Noted::new(source);
+        let Some(address) = self.allocate(requested_bytes, stream, &mut noted)? else {
+            return Ok(None);
+        };
+        let size_bytes = self.heap.block(self.heap.taken[&address]).size_bytes;
+        Ok(Some(Placement { address, size_bytes, source_calls: noted.calls }))
     }
 
     fn best_fit(&mut self, want: &Want) -> Option<Slot> {
@@ -139,16 +197,33 @@ impl TorchPolicy {
             self.heap.searches[want.pool as usize] += 1;
         }
         let from = (want.stream, want.size_bytes, 0);
-        let (&(stream, size_bytes, _), &slot) = self.heap.free(want.pool).range(from..).next()?;
+        let to = (want.stream, u64::MAX, u64::MAX);
+        let mut fits = self.heap.free(want.pool).range(from..=to).map(|(_, &slot)| slot);
+        let mut slot = fits.next()?;
+        let is_segment = |&slot: &Slot| self.heap.block(slot).backing == Backing::Segment;
+        if !is_segment(&slot) {
+            if want.is_expandable {
+                // The size of a block that can grow in place is what it can grow to.
+                for next in fits {
+                    let is_better = self.heap.room_bytes(next) < self.heap.room_bytes(slot);
+                    if !is_better || is_segment(&slot) {
+                        break;
+                    }
+                    slot = next;
+                }
+            } else {
+                slot = fits.find(is_segment)?;
+            }
+        }
         // A candidate that is refused ends the search: PyTorch looks at no other.
-        if stream != want.stream || !self.settings.accepts(want.size_bytes, size_bytes) {
+        if !self.settings.accepts(want.size_bytes, self.heap.block(slot).size_bytes) {
             return None;
         }
         self.heap.pick(slot);
         Some(slot)
     }
 
-    fn grow(&mut self, want: &Want, source: &mut impl SegmentSource) -> Option<Slot> {
+    fn grow(&mut self, want: &Want, source: &mut (impl SegmentSource + ?Sized)) -> Option<Slot> {
         self.collect_garbage(source);
         if let Some(slot) = self.reserve(want, source) {
             return Some(slot);
@@ -158,25 +233,28 @@ impl TorchPolicy {
         {
             return Some(slot);
         }
-        self.complete_all_frees();
-        self.release_cached(source);
+        self.empty_cache(source);
         self.counters.retries += 1;
         self.reserve(want, source)
     }
 
-    fn reserve(&mut self, want: &Want, source: &mut impl SegmentSource) -> Option<Slot> {
+    fn reserve(&mut self, want: &Want, source: &mut (impl SegmentSource + ?Sized)) -> Option<Slot> {
+        // Of what expandable segments need, too, the limit sees a whole segment.
         let after_bytes = self.heap.reserved_bytes + want.segment_bytes;
         if self.settings.limit_bytes.is_some_and(|limit_bytes| after_bytes > limit_bytes) {
             return None;
+        }
+        if want.is_expandable {
+            return self.expand(want, source);
         }
         self.counters.reserve_calls += 1;
         let address = source.reserve(want.segment_bytes)?;
         Some(self.heap.add_segment(address, want.segment_bytes, want.stream, want.pool))
     }
 
-    fn place(&mut self, slot: Slot, want: &Want, requested_bytes: u64) -> u64 {
+    fn hand_out(&mut self, slot: Slot, want: &Want, requested_bytes: u64) -> u64 {
         let remainder_bytes = self.heap.block(slot).size_bytes - want.size_bytes;
-        if self.settings.splits(want.pool, want.size_bytes, remainder_bytes) {
+        if self.settings.splits(want, remainder_bytes) {
             let rest = self.heap.split(slot, want.size_bytes);
             self.heap.put(rest);
         }
@@ -280,6 +358,12 @@ impl TorchPolicy {
         &self.settings
     }
 
+    /// Other rules from now on (`torch.cuda.memory._set_allocator_settings`); blocks and segments
+    /// stay as they are.
+    pub fn set_settings(&mut self, settings: TorchSettings) {
+        self.settings = settings;
+    }
+
     /// The size of the block at `address`, if it is active or pending.
     pub fn block_bytes(&self, address: u64) -> Option<u64> {
         self.heap.taken.get(&address).map(|&slot| self.heap.block(slot).size_bytes)
@@ -293,48 +377,22 @@ impl TorchPolicy {
         next.filter(|next| next.state == BlockState::Free).map_or(0, |next| next.size_bytes)
     }
 
-    /// Every segment and block, by address.
+    /// Blocks that are active or pending, by address.
+    pub fn live_blocks(&self) -> impl Iterator<Item = LiveBlock> {
+        self.heap.taken.values().map(|&slot| {
+            let block = self.heap.block(slot);
+            LiveBlock { layout: block.into(), stream: block.stream, pool: block.pool }
+        })
+    }
+
+    /// Every segment, every part of an expandable one that has memory, and their blocks, by
+    /// address: the list that PyTorch's snapshot has.
     pub fn segments(&self) -> Vec<SegmentLayout> {
         self.heap.layout()
     }
 
-    /// Recounts everything.
-    ///
-    /// # Panics
-    /// If an invariant is broken.
-    pub fn check_invariants(&self) {
-        let (mut active, mut reserved, mut free, mut taken, mut blocks) = (0, 0, 0, 0, 0);
-        let mut end = 0;
-        for (&address, &first) in &self.heap.segments {
-            assert!(address >= end, "the segment at {address:#x} overlaps the one before");
-            end = address;
-            let (mut was_free, mut prev) = (false, None);
-            let mut slot = Some(first);
-            while let Some(at) = slot {
-                let block = self.heap.block(at);
-                assert_eq!((block.address, block.prev), (end, prev), "blocks tile their segment");
-                assert!(block.size_bytes > 0, "the block at {end:#x} is not empty");
-                let is_free = block.state == BlockState::Free;
-                assert!(!(is_free && was_free), "free blocks at {end:#x} are merged");
-                let key = (block.stream, block.size_bytes, block.address);
-                let listed = self.heap.free(block.pool).get(&key) == Some(&at);
-                assert_eq!(listed, is_free, "the block at {end:#x} is listed as what it is");
-                assert_eq!(self.heap.taken.get(&end) == Some(&at), !is_free);
-                let is_pending = block.state == BlockState::Pending;
-                assert_eq!(self.pending.contains(&end), is_pending);
-                active += if is_free { 0 } else { block.size_bytes };
-                free += usize::from(is_free);
-                taken += usize::from(!is_free);
-                blocks += 1;
-                end = block.end();
-                (was_free, prev, slot) = (is_free, Some(at), block.next);
-            }
-            reserved += end - address;
-        }
-        assert_eq!((active, reserved), (self.active_bytes, self.heap.reserved_bytes));
-        assert_eq!(taken, self.heap.taken.len());
-        assert_eq!(blocks, self.heap.block_count());
-        let listed = self.heap.free(Pool::Small).len() + self.heap.free(Pool::Large).len();
-        assert_eq!(free, listed);
+    /// Every expandable segment, by address.
+    pub fn ranges(&self) -> Vec<RangeLayout> {
+        self.heap.range_layout()
     }
 }

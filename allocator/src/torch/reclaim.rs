@@ -2,19 +2,40 @@
 
 use super::block::{BlockState, Pool};
 use super::error::TorchError;
-use super::heap::Slot;
-use super::policy::{SegmentSource, TorchPolicy, Want};
+use super::heap::{Backing, Slot};
+use super::policy::{TorchPolicy, Want};
+use super::source::SegmentSource;
 
 impl TorchPolicy {
-    /// Releases every segment that is one free block (`empty_cache`); how many bytes.
+    /// Waits for all streams, completes every pending free, and releases what is free
+    /// (`torch.cuda.empty_cache`); how many bytes.
     ///
-    /// Blocks that are pending stay; [`complete_all_frees`](Self::complete_all_frees) first if the
-    /// streams were waited for.
-    pub fn release_cached(&mut self, source: &mut impl SegmentSource) -> u64 {
+    /// # Panics
+    /// If pages were mapped and the source has none any more.
+    pub fn empty_cache(&mut self, source: &mut (impl SegmentSource + ?Sized)) -> u64 {
+        source.synchronize();
+        self.counters.synchronizations += 1;
+        self.complete_all_frees();
+        self.release_cached(source)
+    }
+
+    /// Releases every segment that is one free block, and the whole pages of every free block of
+    /// expandable segments; how many bytes.
+    ///
+    /// Blocks that are pending stay; [`empty_cache`](Self::empty_cache) waits for them.
+    ///
+    /// # Panics
+    /// If pages were mapped and the source has none any more.
+    pub fn release_cached(&mut self, source: &mut (impl SegmentSource + ?Sized)) -> u64 {
         let mut released_bytes = 0;
         for pool in [Pool::Large, Pool::Small] {
             for slot in self.whole_free_blocks(pool) {
                 released_bytes += self.release(slot, source);
+            }
+            let paged = self.heap.free(pool).values().copied();
+            let paged = paged.filter(|&slot| self.heap.block(slot).backing == Backing::Pages);
+            for slot in paged.collect::<Vec<_>>() {
+                released_bytes += self.unmap(slot, source);
             }
         }
         released_bytes
@@ -39,7 +60,7 @@ impl TorchPolicy {
         slots.filter(|&slot| self.heap.block(slot).is_whole()).collect()
     }
 
-    fn release(&mut self, slot: Slot, source: &mut impl SegmentSource) -> u64 {
+    fn release(&mut self, slot: Slot, source: &mut (impl SegmentSource + ?Sized)) -> u64 {
         let address = self.heap.block(slot).address;
         let size_bytes = self.heap.remove_segment(slot);
         self.counters.release_calls += 1;
@@ -49,7 +70,7 @@ impl TorchPolicy {
 
     /// Releases the free segments of the large pool that are at least of average age, until
     /// reserved memory is below the threshold or none is left. Age counts searches of the pool.
-    pub(super) fn collect_garbage(&mut self, source: &mut impl SegmentSource) {
+    pub(super) fn collect_garbage(&mut self, source: &mut (impl SegmentSource + ?Sized)) {
         let Some(threshold_bytes) = self.settings.collect_above_bytes() else { return };
         let Some(target_bytes) = self.heap.reserved_bytes.checked_sub(threshold_bytes) else {
             return;
@@ -76,29 +97,29 @@ impl TorchPolicy {
 
     /// With a split limit: releases the smallest oversize block of the stream that would do, else
     /// the largest ones until together they would. Whether enough was released.
+    ///
+    /// A block of an expandable segment is not released; where it is the smallest one that would
+    /// do, PyTorch looks at none above it.
     pub(super) fn release_oversize(
         &mut self,
         want: &Want,
-        source: &mut impl SegmentSource,
+        source: &mut (impl SegmentSource + ?Sized),
     ) -> bool {
         let Some(max_split_bytes) = self.settings.max_split_bytes else { return false };
         let target_bytes = want.size_bytes.max(max_split_bytes);
-        let of_stream = (want.stream, 0, 0)..=(want.stream, u64::MAX, u64::MAX);
-        let oversize = self.heap.free(want.pool).range(of_stream);
-        let oversize: Vec<(u64, Slot)> = oversize
-            .filter(|&(&(_, size_bytes, _), &slot)| {
-                size_bytes >= max_split_bytes && self.heap.block(slot).is_whole()
-            })
-            .map(|(&(_, size_bytes, _), &slot)| (size_bytes, slot))
-            .collect();
-        if let Some(&(_, slot)) =
-            oversize.iter().find(|(size_bytes, _)| *size_bytes >= target_bytes)
-        {
+        let free = self.heap.free(want.pool);
+        let target = (want.stream, target_bytes, 0);
+        let last = (want.stream, u64::MAX, u64::MAX);
+        let is_whole = |slot: &Slot| self.heap.block(*slot).is_whole();
+        let fit = free.range(target..=last).map(|(_, &slot)| slot).next();
+        if let Some(slot) = fit.filter(is_whole) {
             self.release(slot, source);
             return true;
         }
+        let oversize = free.range((want.stream, max_split_bytes, 0)..target);
+        let oversize: Vec<Slot> = oversize.rev().map(|(_, &slot)| slot).filter(is_whole).collect();
         let mut released_bytes = 0;
-        for &(_, slot) in oversize.iter().rev() {
+        for slot in oversize {
             if released_bytes >= target_bytes {
                 break;
             }

@@ -1,10 +1,9 @@
 //! Sizes: how requests are rounded and how large segments are.
 
-use thiserror::Error;
-
 use super::block::Pool;
+use super::policy::Want;
 
-pub(super) const KIB: u64 = 1 << 10;
+const KIB: u64 = 1 << 10;
 pub(super) const MIB: u64 = 1 << 20;
 /// `kMinBlockSize`: every block is a multiple of it.
 pub(super) const BLOCK_BYTES_MIN: u64 = KIB / 2;
@@ -14,15 +13,15 @@ pub(crate) const SMALL_BYTES_MAX: u64 = MIB;
 /// `kSmallBuffer`: segments of the small pool.
 pub(crate) const SMALL_SEGMENT_BYTES: u64 = 2 * MIB;
 /// `kMinLargeAlloc`: from here on a segment is made to measure.
-const MADE_TO_MEASURE_BYTES_MIN: u64 = 10 * MIB;
+pub(super) const MADE_TO_MEASURE_BYTES_MIN: u64 = 10 * MIB;
 /// `kRoundLarge`: segments made to measure are multiples of it.
 const SEGMENT_GRAIN_BYTES: u64 = 2 * MIB;
-/// `kLargeBuffer`: segments of the large pool for lesser requests, and the waste that a request of
-/// at least `max_split_bytes` may cause.
+/// `kLargeBuffer`: segments of the large pool for lesser requests, the pages of its expandable
+/// segments, and the waste that a request of at least `max_split_bytes` may cause.
 const LARGE_SEGMENT_BYTES: u64 = 20 * MIB;
 /// PyTorch's "more than 1EB".
 pub(super) const REQUEST_BYTES_END: u64 = 1 << 60;
-const INTERVALS: usize = 16;
+pub(super) const INTERVALS: usize = 16;
 
 const _: () = assert!(SMALL_SEGMENT_BYTES.is_multiple_of(BLOCK_BYTES_MIN));
 const _: () = assert!(LARGE_SEGMENT_BYTES >= MADE_TO_MEASURE_BYTES_MIN);
@@ -37,13 +36,19 @@ pub struct TorchSettings {
     /// Into how many steps each power of two is divided for rounding: `[0]` below 2 MiB, then one
     /// for each doubling, `[15]` from 32 GiB on. 0 and 1 mean multiples of 512 bytes.
     pub power2_divisions: [u64; INTERVALS],
-    /// Segments for requests over 1 and under 10 MiB; at least 10 MiB.
+    /// Segments for requests over 1 and under 10 MiB, and the pages of expandable segments of the
+    /// large pool; more than 10 MiB.
     pub large_segment_bytes: u64,
     /// Reserved bytes over which old segments are collected, as a part of `limit_bytes`; 0 turns
     /// it off, and so does the absence of a limit.
     pub garbage_collection_threshold: f64,
     /// Never reserve more: PyTorch's memory fraction times the device's memory.
     pub limit_bytes: Option<u64>,
+    /// `per_process_memory_fraction`: [`for_device`](Self::for_device) makes it a limit.
+    pub memory_fraction: Option<f64>,
+    /// New memory is mapped page by page into few address ranges that grow, if the source
+    /// [can](crate::torch::SegmentSource::pages).
+    pub expandable_segments: bool,
 }
 
 impl Default for TorchSettings {
@@ -55,60 +60,22 @@ impl Default for TorchSettings {
             large_segment_bytes: LARGE_SEGMENT_BYTES,
             garbage_collection_threshold: 0.0,
             limit_bytes: None,
+            memory_fraction: None,
+            expandable_segments: false,
         }
     }
-}
-
-/// A setting that PyTorch would not take either.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("allocator setting {key} cannot be {value:?}")]
-pub struct SettingsError {
-    /// The key.
-    pub key: String,
-    /// The value.
-    pub value: String,
 }
 
 impl TorchSettings {
-    /// Reads the text of `PYTORCH_CUDA_ALLOC_CONF`, such as `max_split_size_mb:200`; keys that have
-    /// no say in placement are ignored.
-    ///
-    /// # Errors
-    /// A value that is malformed or out of range.
-    pub fn parse(text: &str) -> Result<TorchSettings, SettingsError> {
-        let mut settings = TorchSettings::default();
-        let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
-        for (key, value) in options(&text) {
-            settings
-                .set(key, value)
-                .ok_or_else(|| SettingsError { key: key.to_owned(), value: value.to_owned() })?;
+    /// These settings on a device with `device_bytes` of memory: a
+    /// [`memory_fraction`](Self::memory_fraction) below 1 becomes the limit, 1 lifts it.
+    #[must_use]
+    pub fn for_device(mut self, device_bytes: u64) -> TorchSettings {
+        if let Some(fraction) = self.memory_fraction {
+            let limit_bytes = (fraction * device_bytes as f64) as u64;
+            self.limit_bytes = (fraction < 1.0).then_some(limit_bytes);
         }
-        Ok(settings)
-    }
-
-    fn set(&mut self, key: &str, value: &str) -> Option<()> {
-        match key {
-            "max_split_size_mb" => {
-                self.max_split_bytes =
-                    Some(mebibytes(value).filter(|&bytes| bytes > LARGE_SEGMENT_BYTES)?);
-            }
-            "max_non_split_rounding_mb" => {
-                self.max_non_split_rounding_bytes =
-                    mebibytes(value).filter(|&bytes| bytes > LARGE_SEGMENT_BYTES)?;
-            }
-            "large_segment_size_mb" => {
-                self.large_segment_bytes =
-                    mebibytes(value).filter(|&bytes| bytes >= MADE_TO_MEASURE_BYTES_MIN)?;
-            }
-            "garbage_collection_threshold" => {
-                let threshold: f64 = value.parse().ok()?;
-                self.garbage_collection_threshold =
-                    Some(threshold).filter(|threshold| *threshold > 0.0 && *threshold < 1.0)?;
-            }
-            "roundup_power2_divisions" => self.power2_divisions = parse_divisions(value)?,
-            _ => {}
-        }
-        Some(())
+        self
     }
 
     /// The size of the block for a request of `requested_bytes`, if it is split off exactly.
@@ -121,7 +88,7 @@ impl TorchSettings {
             return BLOCK_BYTES_MIN;
         }
         let divisions = self.divisions(requested_bytes);
-        if divisions > 1 && requested_bytes > BLOCK_BYTES_MIN * divisions {
+        if divisions > 1 && requested_bytes > BLOCK_BYTES_MIN.saturating_mul(divisions) {
             round_to_power2_division(requested_bytes, divisions)
         } else {
             requested_bytes.next_multiple_of(BLOCK_BYTES_MIN)
@@ -145,11 +112,21 @@ impl TorchSettings {
         }
     }
 
-    /// Whether what a request would leave of a block becomes a block of its own.
-    pub(super) fn splits(&self, pool: Pool, rounded_bytes: u64, remainder_bytes: u64) -> bool {
+    /// The pages that expandable segments of a pool grow by.
+    pub fn page_bytes(&self, pool: Pool) -> u64 {
         match pool {
-            Pool::Small => remainder_bytes >= BLOCK_BYTES_MIN,
-            Pool::Large => !self.is_oversize(rounded_bytes) && remainder_bytes > SMALL_BYTES_MAX,
+            Pool::Small => SMALL_SEGMENT_BYTES,
+            Pool::Large => self.large_segment_bytes.max(MADE_TO_MEASURE_BYTES_MIN),
+        }
+    }
+
+    /// Whether what a request would leave of a block becomes a block of its own. With expandable
+    /// segments PyTorch splits every block like those of the small pool, wherever it lies.
+    pub(super) fn splits(&self, want: &Want, remainder_bytes: u64) -> bool {
+        if want.pool == Pool::Small || want.is_expandable {
+            remainder_bytes >= BLOCK_BYTES_MIN
+        } else {
+            !self.is_oversize(want.size_bytes) && remainder_bytes > SMALL_BYTES_MAX
         }
     }
 
@@ -191,50 +168,4 @@ pub fn round_to_power2_division(size_bytes: u64, divisions: u64) -> u64 {
         0 => 2 * floor_bytes,
         step_bytes => size_bytes.next_multiple_of(step_bytes),
     }
-}
-
-/// `key:value` pairs; a value in brackets holds commas of its own.
-fn options(text: &str) -> impl Iterator<Item = (&str, &str)> {
-    let mut depth = 0;
-    let separators = move |c: char| {
-        depth += i32::from(c == '[') - i32::from(c == ']');
-        c == ',' && depth == 0
-    };
-    let parts = text.split(separators).filter(|part| !part.is_empty());
-    parts.map(|part| part.split_once(':').unwrap_or((part, "")))
-}
-
-fn mebibytes(value: &str) -> Option<u64> {
-    value.parse::<u64>().ok()?.checked_mul(MIB).filter(|&bytes| bytes < REQUEST_BYTES_END)
-}
-
-/// `4`, or `[64:8,128:2,>:1]`: the first entry holds below its size too, `>` after the last one.
-fn parse_divisions(value: &str) -> Option<[u64; INTERVALS]> {
-    let divisions =
-        |text: &str| text.parse::<u64>().ok().filter(|n| *n == 0 || n.is_power_of_two());
-    let Some(list) = value.strip_prefix('[') else {
-        return divisions(value).map(|divisions| [divisions; INTERVALS]);
-    };
-    let mut parsed = [0; INTERVALS];
-    let mut next = 0;
-    for (position, entry) in list.strip_suffix(']')?.split(',').enumerate() {
-        let (size_mib, count) = entry.split_once(':')?;
-        let count = divisions(count)?;
-        if size_mib == ">" {
-            parsed[next..].fill(count);
-            next = INTERVALS;
-            continue;
-        }
-        let size_mib = size_mib.parse::<u64>().ok().filter(|size| size.is_power_of_two())?;
-        let index = size_mib.ilog2() as usize;
-        if index >= INTERVALS {
-            continue;
-        }
-        if position == 0 {
-            parsed[..index].fill(count);
-        }
-        parsed[index] = count;
-        next = index + 1;
-    }
-    Some(parsed)
 }

@@ -2,7 +2,8 @@
 //!
 //! A stack goes from the allocator outwards: a dozen frames of PyTorch, then those of the program.
 //! A [`Site`] is the innermost frame of the program; failing that the innermost frame whose line is
-//! known; failing that the innermost that is not about taking the stack.
+//! known, an installed package's before PyTorch's own; failing that the innermost that is not about
+//! taking the stack.
 
 use std::collections::HashMap;
 
@@ -20,6 +21,8 @@ const TEXT_SLACK_BYTES: usize = 64 << 10;
 /// Files of PyTorch and of the interpreter.
 const FOREIGN_FILES: [&str; 6] =
     ["/torch/", "c10/", "aten/", "torch/csrc/", "<frozen", "/contextlib.py"];
+/// Where packages are installed: theirs is not what anybody wants to read first.
+const PACKAGE_FOLDERS: [&str; 2] = ["site-packages/", "dist-packages/"];
 /// Functions that take the stack, or are the allocator.
 const RECORDER_FUNCTIONS: [&str; 4] =
     ["unwind", "CapturedTraceback", "gather_with_cpp", "CUDACachingAllocator"];
@@ -28,6 +31,7 @@ const RECORDER_FUNCTIONS: [&str; 4] =
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     Program,
+    Package,
     Library,
     NoLine,
     Recorder,
@@ -109,10 +113,16 @@ impl<'a> Sites<'a> {
             return Ok(rank);
         }
         let file = self.text(&record, "filename");
-        let is_foreign = FOREIGN_FILES.iter().any(|part| file.contains(part));
+        let is_in = |parts: &[&str]| parts.iter().any(|part| file.contains(part));
         let function = self.text(&record, "name");
         let rank = if line(&record) > 0 {
-            if is_foreign { Rank::Library } else { Rank::Program }
+            if is_in(&FOREIGN_FILES) {
+                Rank::Library
+            } else if is_in(&PACKAGE_FOLDERS) {
+                Rank::Package
+            } else {
+                Rank::Program
+            }
         } else if RECORDER_FUNCTIONS.iter().any(|part| function.contains(part)) {
             Rank::Recorder
         } else {

@@ -6,7 +6,7 @@
 //! recording, and their request rounded up where it does not. Markers (`snapshot` and what users
 //! write) are left out. A free that completes at once is one event.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::recording::{
     EventKind, RecordedBlock, RecordedRange, Recording, SegmentKind, TraceEvent,
@@ -26,23 +26,15 @@ impl Recording {
         let trace = snapshot.device_traces.get(device).ok_or(ReplayError::NoTrace { device })?;
         let segments: Vec<&RecordedSegment> =
             snapshot.segments.iter().filter(|segment| segment.device == device).collect();
-        let end: Vec<SegmentLayout> =
-            segments.iter().map(|segment| segment.layout.clone()).collect();
-        let expandable: BTreeSet<u64> = segments
-            .iter()
-            .filter(|segment| segment.is_expandable)
-            .map(|segment| segment.layout.address)
-            .collect();
-        let start = Start::rewind(&end, &expandable, trace, &snapshot.settings)?;
-        let sizes = match Replay::new(snapshot, device) {
-            Ok(mut replay) => replay.block_sizes()?,
-            Err(_) => None,
-        };
+        let start = Start::for_import(&segments, trace, &snapshot.settings)?;
+        // Nothing that the policy could not have done is a reason to refuse it.
+        let replayed = Replay::new(snapshot, device).and_then(|mut replay| replay.block_sizes());
+        let sizes = replayed.ok().flatten();
         let mut import = Import::new(snapshot, &segments);
         let BlockSizes { at_the_start, handed_out } = sizes.unwrap_or_default();
         let freed = trace.iter().filter(|event| event.action == Action::FreeCompleted);
         let freed: HashSet<u64> = freed.map(|event| event.address).collect();
-        import.start(&start.layout(), &at_the_start, &freed);
+        import.start(&start.held(), &at_the_start, &freed);
         import.events(trace, &handed_out)?;
         import.end(&segments)?;
         import.recording.check().map_err(|error| ReplayError::Inconsistent {

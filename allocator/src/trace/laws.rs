@@ -11,8 +11,8 @@ use std::fmt;
 
 use thiserror::Error;
 
-use super::ranges::Ranges;
 use super::recording::{EventKind, Piece, RecordedBlock, RecordedRange, Recording, TraceEvent};
+use super::spans::Spans;
 use crate::category::Category;
 
 /// A recording that contradicts itself.
@@ -165,14 +165,14 @@ pub(super) struct Laws {
     given: HashSet<u64>,
     live: HashMap<u64, Live>,
     /// Live blocks that are not in pieces.
-    places: Ranges<u64>,
+    places: Spans<u64>,
     pieces: HashMap<u64, Vec<Piece>>,
     last_piece: Option<u64>,
     /// By [`Category::index`]; the last is of nobody.
     charged_bytes: [u64; Category::ALL.len() + 1],
     categories_seen: [bool; Category::ALL.len()],
     reserved_bytes: u64,
-    segments: Ranges<()>,
+    segments: Spans<()>,
     segment_bytes: u64,
     /// Where the next segment, and the next block in it, may begin.
     segment_end: u64,
@@ -188,13 +188,13 @@ impl Laws {
             site_count: 0,
             given: HashSet::new(),
             live: HashMap::new(),
-            places: Ranges::default(),
+            places: Spans::default(),
             pieces: HashMap::new(),
             last_piece: None,
             charged_bytes: [0; Category::ALL.len() + 1],
             categories_seen: [false; Category::ALL.len()],
             reserved_bytes,
-            segments: Ranges::default(),
+            segments: Spans::default(),
             segment_bytes: 0,
             segment_end: 0,
             block_end: 0,

@@ -331,7 +331,7 @@ impl<'a> Reader<'a> {
         for key in ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"] {
             if record.find(key).is_some_and(|value| value.kind != Kind::None) {
                 let (text, offset) = record.text(key)?;
-                settings = TorchSettings::parse(text)
+                settings = TorchSettings::parse_recorded(text)
                     .map_err(|error| TraceError::new(offset, error.into()))?;
             }
         }
@@ -352,6 +352,7 @@ impl<'a> Reader<'a> {
                 return Err(wrong_type("garbage_collection_threshold", "a number", value));
             }
         }
+        settings.expandable_segments |= record.flag("expandable_segments")?;
         if let Some(value) = record.find("roundup_power2_divisions") {
             settings.power2_divisions = self.divisions(value)?;
         }

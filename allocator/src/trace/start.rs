@@ -6,16 +6,17 @@
 //! the large pool up to 1 MiB behind the request may belong to the block ([`Tail`]). Where no more
 //! than that is between two blocks it must, because free blocks are larger. Else the first block
 //! that is cut from the free one behind shows where that began; if there is none, the replay
-//! settles it.
+//! settles it. Blocks of expandable segments have no tails.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, VecDeque};
 
-use super::ranges::Ranges;
+use super::ranges::{self, Era, Mapped};
 use super::replay::{MADE_UP_ADDRESS, ReplayError};
-use super::snapshot::{Action, RecordedEvent};
+use super::snapshot::{Action, RecordedEvent, RecordedSegment};
+use super::spans::Spans;
 use crate::torch::{
-    BlockLayout, BlockState, Pool, SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES, SegmentLayout, StreamId,
-    TorchSettings,
+    AddressRange, BlockLayout, BlockState, Pool, RangeLayout, SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES,
+    SegmentLayout, StreamId, TorchSettings,
 };
 
 /// A taken block while events are undone.
@@ -27,20 +28,12 @@ struct Taken {
     state: BlockState,
 }
 
-/// Whose a held range is. The events do not say which pool an expandable one serves; `Large` stands
-/// for both.
+/// Whose a segment is, or pages in a row of an expandable one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Held {
     stream: StreamId,
     pool: Pool,
-    is_expandable: bool,
-}
-
-impl Held {
-    /// Whether up to 1 MiB stays with a block that it was not asked for.
-    fn leaves_tails(self) -> bool {
-        self.pool == Pool::Large && !self.is_expandable
-    }
+    is_paged: bool,
 }
 
 /// Free memory behind a block whose size is not known; part of it may belong to the block.
@@ -61,41 +54,84 @@ pub(super) struct Tail {
 /// Segments and taken blocks before the first event.
 #[derive(Debug)]
 pub(super) struct Start {
-    held: Ranges<Held>,
+    held: Spans<Held>,
     taken: BTreeMap<u64, Taken>,
     /// By where they begin.
     pub(super) tails: BTreeMap<u64, Tail>,
+    eras: Vec<Era>,
 }
 
 impl Start {
-    /// Undoes `events`, which led to `end`; the segments at the addresses in `expandable` are so.
-    pub(super) fn rewind(
+    /// Undoes `events`, which led to `end`, of which some are `expandable`, and finds the ranges
+    /// that pages belong to.
+    pub(super) fn for_replay(
         end: &[SegmentLayout],
-        expandable: &BTreeSet<u64>,
+        expandable: &[bool],
         events: &[RecordedEvent],
         settings: &TorchSettings,
     ) -> Result<Start, ReplayError> {
+        let mut pools = ranges::pools(events, settings);
         let mut start = Start::at_the_end(end, expandable)?;
-        for (index, event) in events.iter().enumerate().rev() {
-            start.undo(event).map_err(|problem| ReplayError::Inconsistent {
-                event: index as u64,
-                address: event.address,
-                problem,
-            })?;
-        }
-        start.settle_sizes(settings)?;
-        start.find_evidence(events);
+        start.rewind(events, settings, |start, index, event| {
+            let around = start.held.around(event.address);
+            if event.action == Action::SegmentMap && !around.is_some_and(|(.., held)| held.is_paged)
+            {
+                return Err("the pages are not there afterwards");
+            }
+            Ok(*pools.entry(index).or_insert_with(|| start.pool_around(event)))
+        })?;
+        start.find_eras(events, &pools, settings)?;
         Ok(start)
     }
 
-    fn at_the_end(end: &[SegmentLayout], expandable: &BTreeSet<u64>) -> Result<Start, ReplayError> {
-        let mut start =
-            Start { held: Ranges::default(), taken: BTreeMap::new(), tails: BTreeMap::new() };
-        for segment in end {
+    /// Undoes `events`, whoever recorded them: pages need not be such that a policy could have
+    /// asked for them, and may come to a segment that is not expandable. Nothing is guessed of
+    /// their pools and ranges; all count as of the large one.
+    pub(super) fn for_import(
+        segments: &[&RecordedSegment],
+        events: &[RecordedEvent],
+        settings: &TorchSettings,
+    ) -> Result<Start, ReplayError> {
+        let layout = |segment: &&RecordedSegment| {
+            let pool = if segment.is_expandable { Pool::Large } else { segment.layout.pool };
+            SegmentLayout { pool, ..segment.layout.clone() }
+        };
+        let end: Vec<SegmentLayout> = segments.iter().map(layout).collect();
+        let expandable: Vec<bool> = segments.iter().map(|segment| segment.is_expandable).collect();
+        let mut start = Start::at_the_end(&end, &expandable)?;
+        start.rewind(events, settings, |_, _, _| Ok(Pool::Large))?;
+        Ok(start)
+    }
+
+    /// `pool_of` tells the pool of an event that maps or unmaps pages.
+    fn rewind(
+        &mut self,
+        events: &[RecordedEvent],
+        settings: &TorchSettings,
+        mut pool_of: impl FnMut(&Start, usize, &RecordedEvent) -> Result<Pool, &'static str>,
+    ) -> Result<(), ReplayError> {
+        for (index, event) in events.iter().enumerate().rev() {
+            let is_paged = matches!(event.action, Action::SegmentMap | Action::SegmentUnmap);
+            let pool = is_paged.then(|| pool_of(self, index, event)).transpose();
+            pool.and_then(|pool| self.undo(event, pool)).map_err(|problem| {
+                ReplayError::Inconsistent { event: index as u64, address: event.address, problem }
+            })?;
+        }
+        self.settle_sizes(settings)?;
+        self.find_evidence(events);
+        Ok(())
+    }
+
+    fn at_the_end(end: &[SegmentLayout], expandable: &[bool]) -> Result<Start, ReplayError> {
+        let mut start = Start {
+            held: Spans::default(),
+            taken: BTreeMap::new(),
+            tails: BTreeMap::new(),
+            eras: Vec::new(),
+        };
+        for (segment, &is_paged) in end.iter().zip(expandable) {
             let SegmentLayout { address, size_bytes, stream, pool, .. } = *segment;
-            let is_expandable = expandable.contains(&address);
-            let pool = if is_expandable { Pool::Large } else { pool };
-            if !start.hold(address, size_bytes, Held { stream, pool, is_expandable }) {
+            if !start.hold(address, size_bytes, Held { stream, pool, is_paged }) {
                 return Err(ReplayError::Impossible { address });
             }
             for block in segment.blocks.iter().filter(|block| block.state != BlockState::Free) {
@@ -107,32 +143,30 @@ impl Start {
         Ok(start)
     }
 
-    /// Whether there is room for the segment.
+    /// Whether there is room for the segment or pages; these become one with pages that they touch.
     fn hold(&mut self, address: u64, size_bytes: u64, held: Held) -> bool {
         let end = address.saturating_add(size_bytes);
-        if end > MADE_UP_ADDRESS {
-            return false;
-        }
-        let is_held = self.held.insert(address, end, held);
-        if is_held && held.is_expandable {
+        let is_held = end <= MADE_UP_ADDRESS && self.held.insert(address, end, held);
+        if is_held && held.is_paged {
             self.held.merge_around(address);
         }
         is_held
     }
 
-    /// Whether the range was held and has no blocks.
-    fn drop_held(&mut self, address: u64, size_bytes: u64) -> Result<(), &'static str> {
+    /// Whether the segment or pages were held, and there are no blocks in them.
+    fn let_go(&mut self, address: u64, size_bytes: u64) -> Result<(), &'static str> {
         let end = address.saturating_add(size_bytes);
         if self.held.cut(address, end).is_none() {
-            return Err("the segment is not there afterwards");
+            return Err("the memory is not there afterwards");
         }
         match self.taken.range(address..end).next() {
-            Some(_) => Err("the segment has blocks before it is there"),
+            Some(_) => Err("the memory has blocks before it is there"),
             None => Ok(()),
         }
     }
 
-    fn undo(&mut self, event: &RecordedEvent) -> Result<(), &'static str> {
+    /// `pool` is that of the pages, if the event is about pages.
+    fn undo(&mut self, event: &RecordedEvent, pool: Option<Pool>) -> Result<(), &'static str> {
         let RecordedEvent { action, address, size_bytes, stream, .. } = *event;
         match action {
             Action::Alloc => match self.taken.remove(&address) {
@@ -153,23 +187,63 @@ impl Start {
                 }
             }
             Action::SegmentAlloc => {
-                if self.held.end_of(address) != address.checked_add(size_bytes) {
+                let is_it = |&(at, end, held): &(u64, u64, Held)| {
+                    !held.is_paged && (at, end - at) == (address, size_bytes)
+                };
+                if self.held.around(address).filter(is_it).is_none() {
                     return Err("the segment is not there afterwards");
                 }
-                self.drop_held(address, size_bytes)?;
+                self.let_go(address, size_bytes)?;
             }
-            Action::SegmentMap => self.drop_held(address, size_bytes)?,
+            Action::SegmentMap => self.let_go(address, size_bytes)?,
             Action::SegmentFree | Action::SegmentUnmap => {
                 // Segments of the large pool are never this small.
                 let is_small = size_bytes == SMALL_SEGMENT_BYTES;
-                let is_expandable = action == Action::SegmentUnmap;
-                let pool = if is_small && !is_expandable { Pool::Small } else { Pool::Large };
-                if !self.hold(address, size_bytes, Held { stream, pool, is_expandable }) {
-                    return Err("the segment is still there afterwards");
+                let of_size = if is_small { Pool::Small } else { Pool::Large };
+                let is_paged = action == Action::SegmentUnmap;
+                let held = Held { stream, pool: pool.unwrap_or(of_size), is_paged };
+                if !self.hold(address, size_bytes, held) {
+                    return Err("the memory is still there afterwards");
                 }
             }
             Action::Snapshot | Action::Oom | Action::UserDefined => {}
         }
+        Ok(())
+    }
+
+    /// The pool of pages that no request tells: the same as of pages that they touch, or lie
+    /// between; else the large one, whose pages make up most memory.
+    fn pool_around(&self, event: &RecordedEvent) -> Pool {
+        let end = event.address.saturating_add(event.size_bytes);
+        let is_like =
+            |(_, _, held): &(u64, u64, Held)| held.is_paged && held.stream == event.stream;
+        let below = self.held.last_from(event.address).filter(is_like);
+        let above = self.held.first_from(end).filter(is_like);
+        match (below, above) {
+            (Some((_, below_end, held)), _) if below_end >= event.address => held.pool,
+            (_, Some((at, _, held))) if at == end => held.pool,
+            (Some((_, _, below)), Some((_, _, above))) if below.pool == above.pool => below.pool,
+            _ => Pool::Large,
+        }
+    }
+
+    fn find_eras(
+        &mut self,
+        events: &[RecordedEvent],
+        pools: &BTreeMap<usize, Pool>,
+        settings: &TorchSettings,
+    ) -> Result<(), ReplayError> {
+        let (paged, whole): (Vec<_>, Vec<_>) =
+            self.held.iter().partition(|(_, _, held)| held.is_paged);
+        let mapped = paged.into_iter().map(|(address, end, Held { stream, pool, .. })| {
+            let pages = AddressRange { address, size_bytes: end - address };
+            Mapped { pages, stream, pool }
+        });
+        let mapped: Vec<Mapped> = mapped.collect();
+        let whole = whole.into_iter().map(|(address, ..)| address);
+        let reserved = events.iter().filter(|event| event.action == Action::SegmentAlloc);
+        let others: Vec<u64> = whole.chain(reserved.map(|event| event.address)).collect();
+        self.eras = ranges::eras(&mapped, events, pools, &others, settings)?;
         Ok(())
     }
 
@@ -197,10 +271,12 @@ impl Start {
             let Some(gap_bytes) = room_bytes.checked_sub(size_bytes) else {
                 return Err(impossible);
             };
-            let is_tail = held.leaves_tails()
-                && (gap_bytes <= SMALL_BYTES_MAX || settings.is_oversize(size_bytes));
+            // With expandable segments every block is cut to measure.
+            let has_tail = held.pool == Pool::Large && !settings.expandable_segments;
+            let is_tail =
+                has_tail && (gap_bytes <= SMALL_BYTES_MAX || settings.is_oversize(size_bytes));
             taken.size_bytes = Some(if is_tail { room_bytes } else { size_bytes });
-            if held.leaves_tails() && !is_tail {
+            if has_tail && !is_tail {
                 let end = address + size_bytes;
                 let extra_bytes_max =
                     SMALL_BYTES_MAX.min((gap_bytes - SMALL_BYTES_MAX - 1) / 512 * 512);
@@ -244,38 +320,71 @@ impl Start {
         (tail.end + tail.extra_bytes == address).then_some(tail)
     }
 
-    /// Segments with their blocks, free ones in the gaps.
-    pub(super) fn layout(&self) -> Vec<SegmentLayout> {
-        let mut extra: BTreeMap<u64, u64> = BTreeMap::new();
-        for tail in self.tails.values() {
-            extra.insert(tail.address, tail.extra_bytes);
+    /// All that is held, with the blocks in it.
+    pub(super) fn held(&self) -> Vec<SegmentLayout> {
+        self.layouts(|_| true)
+    }
+
+    /// Segments that came as a whole, with their blocks, free ones in the gaps.
+    pub(super) fn segments(&self) -> Vec<SegmentLayout> {
+        self.layouts(|held| !held.is_paged)
+    }
+
+    /// Expandable segments, with the blocks on their pages.
+    pub(super) fn ranges(&self) -> Vec<RangeLayout> {
+        let mut ranges: Vec<RangeLayout> = Vec::new();
+        for era in self.eras.iter().filter(|era| era.is_at_start) {
+            let Era { range, page_bytes, stream, pool, .. } = *era;
+            let mapped =
+                self.layouts(|held| held.is_paged && (held.stream, held.pool) == (stream, pool));
+            ranges.push(RangeLayout { range, page_bytes, stream, pool, mapped });
         }
-        let segment = |(address, end, held): (u64, u64, Held)| {
-            let mut blocks = Vec::new();
-            let mut at = address;
-            let gap = |at: u64, to: u64| BlockLayout {
-                address: at,
-                size_bytes: to - at,
-                requested_bytes: 0,
-                state: BlockState::Free,
-            };
-            for (&start, taken) in self.taken.range(address..end) {
-                if start > at {
-                    blocks.push(gap(at, start));
-                }
-                let least_bytes = taken.size_bytes.expect("sizes are settled");
-                let size_bytes = least_bytes + extra.get(&start).copied().unwrap_or(0);
-                let Taken { requested_bytes, state, .. } = *taken;
-                blocks.push(BlockLayout { address: start, size_bytes, requested_bytes, state });
-                at = start + size_bytes;
-            }
-            if end > at {
-                blocks.push(gap(at, end));
-            }
-            let Held { stream, pool, .. } = held;
-            SegmentLayout { address, size_bytes: end - address, stream, pool, blocks }
+        ranges
+    }
+
+    /// The ranges that the events begin.
+    pub(super) fn eras_to_come(&self) -> VecDeque<Era> {
+        self.eras.iter().filter(|era| !era.is_at_start).cloned().collect()
+    }
+
+    fn layouts(&self, is_it: impl Fn(&Held) -> bool) -> Vec<SegmentLayout> {
+        let extra: BTreeMap<u64, u64> =
+            self.tails.values().map(|tail| (tail.address, tail.extra_bytes)).collect();
+        let held = self.held.iter().filter(|(_, _, held)| is_it(held));
+        held.map(|(address, end, held)| self.layout(address, end, held, &extra)).collect()
+    }
+
+    /// `extra` bytes belong to the block at an address.
+    fn layout(
+        &self,
+        address: u64,
+        end: u64,
+        held: Held,
+        extra: &BTreeMap<u64, u64>,
+    ) -> SegmentLayout {
+        let mut blocks = Vec::new();
+        let mut at = address;
+        let gap = |at: u64, to: u64| BlockLayout {
+            address: at,
+            size_bytes: to - at,
+            requested_bytes: 0,
+            state: BlockState::Free,
         };
-        self.held.iter().map(segment).collect()
+        for (&start, taken) in self.taken.range(address..end) {
+            if start > at {
+                blocks.push(gap(at, start));
+            }
+            let least_bytes = taken.size_bytes.expect("sizes are settled");
+            let size_bytes = least_bytes + extra.get(&start).copied().unwrap_or(0);
+            let Taken { requested_bytes, state, .. } = *taken;
+            blocks.push(BlockLayout { address: start, size_bytes, requested_bytes, state });
+            at = start + size_bytes;
+        }
+        if end > at {
+            blocks.push(gap(at, end));
+        }
+        let Held { stream, pool, .. } = held;
+        SegmentLayout { address, size_bytes: end - address, stream, pool, blocks }
     }
 
     /// What is in use at the start, in requests rounded up to 512 bytes.

@@ -6,10 +6,11 @@ use lowtide_allocator::torch::{
     BlockLayout, BlockState, Pool, SegmentLayout, StreamId, TorchSettings,
 };
 use lowtide_allocator::trace::{
-    Action, EventKind, ExportError, RecordedEvent, RecordedSegment, Recording, Snapshot,
+    Action, EventKind, ExportError, RecordedSegment, Recording, Snapshot,
 };
 use proptest::prelude::*;
 
+use crate::common::recorded_event;
 use crate::recordings::{Op, recording, run};
 use crate::viewer::{Beginning, Value, check, unpickle};
 
@@ -322,24 +323,12 @@ fn long_traces_are_written_in_batches() {
     }
 }
 
-/// Events of a small snapshot on one stream.
-fn event(action: Action, address: u64, size_bytes: u64) -> RecordedEvent {
-    RecordedEvent {
-        action,
-        address,
-        size_bytes,
-        stream: StreamId(0),
-        device_free_bytes: 0,
-        time_us: 0,
-        category: None,
-        site: None,
-    }
-}
-
 #[test]
 fn expandable_segments_are_imported() {
     const PAGE: u64 = 2 << 20;
     let base = 1 << 40;
+    let event =
+        |action, address, size_bytes| recorded_event(action, address, size_bytes, StreamId(0));
     let block = |address, size_bytes, requested_bytes, state| BlockLayout {
         address,
         size_bytes,

@@ -2,6 +2,8 @@
 
 mod budget;
 mod common;
+mod expandable_model;
+mod explain;
 mod exports;
 mod faults;
 mod host;
@@ -12,9 +14,15 @@ mod pickle;
 mod recordings;
 mod reports;
 mod scopes;
+mod shelf;
 mod simulation;
 mod snapshot;
+mod synthetic;
+mod timeline;
 mod torch;
+mod torch_expandable;
+mod torch_ladder;
 mod torch_model;
+mod torch_settings;
 mod traces;
 mod viewer;

@@ -2,11 +2,12 @@
 
 use lowtide_allocator::torch::{BlockState, TorchPolicy, TorchSettings};
 use lowtide_allocator::trace::{
-    Action, Limits, RecordedEvent, RecordedSegment, Replay, ReplayError, ReplayReport, Snapshot,
+    Action, Limits, RecordedSegment, Recording, Replay, ReplayError, ReplayReport, Snapshot,
     TraceError, TraceProblem, read_snapshot,
 };
 
-use crate::torch::{MAIN, MIB, Shelf};
+use crate::common::recorded_event;
+use crate::shelf::{MAIN, MIB, Shelf};
 
 /// Written by `fixtures/make_snapshot.py`.
 const MIXED: &[u8] = include_bytes!("../fixtures/mixed.pickle");
@@ -91,15 +92,8 @@ fn recorded(policy: &TorchPolicy, events: &[(Action, u64, u64)]) -> Snapshot {
         let (device, pool_id, is_expandable) = (0, (0, 0), false);
         RecordedSegment { device, pool_id, is_expandable, layout, block_sites: Vec::new() }
     };
-    let event = |&(action, address, size_bytes): &(Action, u64, u64)| RecordedEvent {
-        action,
-        address,
-        size_bytes,
-        stream: MAIN,
-        device_free_bytes: 0,
-        time_us: 0,
-        category: None,
-        site: None,
+    let event = |&(action, address, size_bytes): &(Action, u64, u64)| {
+        recorded_event(action, address, size_bytes, MAIN)
     };
     Snapshot {
         segments: policy.segments().into_iter().map(record).collect(),
@@ -138,6 +132,26 @@ fn tail_that_nothing_shows_is_inferred_from_what_was_not_taken() {
     let report = replay(&snapshot).unwrap();
     assert!(report.is_exact(), "{report:?}");
     assert_eq!(report.inferred_blocks, 1);
+    let recording = Recording::from_snapshot(&snapshot, 0).unwrap();
+    let block = recording.start.iter().find(|block| block.address == hole).unwrap();
+    // As much as the recording proves: what is behind it was too small for the request.
+    assert_eq!(block.size_bytes, asked_bytes + (8 * MIB + MIB / 2 - taken_bytes) + 512);
+}
+
+#[test]
+fn imported_block_is_as_large_as_the_policy_made_it() {
+    let mut shelf = Shelf::new(100 * MIB);
+    let mut policy = TorchPolicy::new(TorchSettings::default());
+    let [hole, _last] = [4, 8]
+        .map(|mib| policy.allocate(mib * MIB, MAIN, &mut shelf).expect("room").expect("a block"));
+    policy.free(hole).unwrap();
+    // Less than 1 MiB stays with the block.
+    let asked_bytes = 4 * MIB - MIB / 2;
+    let events = [Action::Alloc, Action::FreeRequested, Action::FreeCompleted]
+        .map(|action| (action, hole, asked_bytes));
+    let recording = Recording::from_snapshot(&recorded(&policy, &events), 0).unwrap();
+    let sizes = recording.events.iter().map(|event| (event.size_bytes, event.requested_bytes));
+    assert_eq!(sizes.collect::<Vec<_>>(), [(4 * MIB, asked_bytes); 2]);
 }
 
 #[test]
@@ -154,8 +168,8 @@ fn trace_that_contradicts_its_end_is_refused() {
     assert!(matches!(replay(&snapshot), Err(ReplayError::Impossible { .. })));
 
     let mut snapshot = mixed();
-    snapshot.segments[0].is_expandable = true;
-    assert!(matches!(replay(&snapshot), Err(ReplayError::Expandable { .. })));
+    snapshot.segments.iter_mut().for_each(|segment| segment.is_expandable = true);
+    assert!(matches!(replay(&snapshot), Err(ReplayError::Inconsistent { .. })));
     assert_eq!(Replay::new(&snapshot, 1).unwrap_err(), ReplayError::NoTrace { device: 1 });
 }
 
@@ -317,7 +331,9 @@ fn site_is_the_innermost_line_of_the_program() {
             .map(|(function, file, line)| (file.to_owned(), u32::from(line), function.to_owned()));
         assert_eq!(site_of(frames), expected);
     };
-    check(&[gather, empty, module, forward, main], Some(forward));
+    let package = ("pad", "lib/site-packages/pads/pad.py", 4);
+    check(&[gather, empty, module, package, forward, main], Some(forward));
+    check(&[gather, empty, module, package], Some(package));
     check(&[gather, empty, module], Some(module));
     check(&[gather, empty], Some(empty));
     check(&[gather], None);

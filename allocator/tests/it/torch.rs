@@ -1,51 +1,11 @@
 //! The published rules of PyTorch's caching allocator, one by one.
 
-use std::collections::BTreeMap;
-
 use lowtide_allocator::torch::{
-    BlockLayout, BlockState, Freed, Pool, SegmentLayout, SegmentSource, StreamId, TorchError,
-    TorchPolicy, TorchSettings, round_to_power2_division,
+    BlockLayout, BlockState, Freed, Pool, SegmentLayout, StreamId, TorchError, TorchPolicy,
+    TorchSettings, round_to_power2_division,
 };
 
-pub(crate) const MIB: u64 = 1 << 20;
-pub(crate) const MAIN: StreamId = StreamId(0);
-pub(crate) const SIDE: StreamId = StreamId(1);
-
-/// A device of some capacity that gives the lowest address with room.
-#[derive(Clone, Debug)]
-pub(crate) struct Shelf {
-    pub(crate) capacity_bytes: u64,
-    pub(crate) held: BTreeMap<u64, u64>,
-    pub(crate) releases: Vec<u64>,
-}
-
-impl Shelf {
-    pub(crate) fn new(capacity_bytes: u64) -> Self {
-        Shelf { capacity_bytes, held: BTreeMap::new(), releases: Vec::new() }
-    }
-}
-
-impl SegmentSource for Shelf {
-    fn reserve(&mut self, size_bytes: u64) -> Option<u64> {
-        if self.held.values().sum::<u64>() + size_bytes > self.capacity_bytes {
-            return None;
-        }
-        let mut at = 1 << 30;
-        for (&address, &held_bytes) in &self.held {
-            if address - at >= size_bytes {
-                break;
-            }
-            at = address + held_bytes;
-        }
-        self.held.insert(at, size_bytes);
-        Some(at)
-    }
-
-    fn release(&mut self, address: u64, size_bytes: u64) {
-        assert_eq!(self.held.remove(&address), Some(size_bytes));
-        self.releases.push(size_bytes);
-    }
-}
+use crate::shelf::{MAIN, MIB, SIDE, Shelf};
 
 /// A policy on a shelf.
 struct World {
@@ -131,41 +91,6 @@ fn divisions_hold_above_512_bytes_each() {
     // 1 is no division, as in PyTorch.
     let settings = TorchSettings { power2_divisions: [1; 16], ..TorchSettings::default() };
     assert_eq!(settings.round(5 * MIB + 1), 5 * MIB + 512);
-}
-
-#[test]
-fn settings_are_read_as_pytorch_reads_them() {
-    // The text and the values of PyTorch's `AllocatorConfigTest` (BSD-3).
-    let settings = TorchSettings::parse(
-        "max_split_size_mb:40,max_non_split_rounding_mb:30,garbage_collection_threshold:0.5,\
-         roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1],expandable_segments:True",
-    )
-    .unwrap();
-    assert_eq!(settings.max_split_bytes, Some(40 * MIB));
-    assert_eq!(settings.max_non_split_rounding_bytes, 30 * MIB);
-    assert!((settings.garbage_collection_threshold - 0.5).abs() < f64::EPSILON);
-    assert_eq!(settings.large_segment_bytes, 20 * MIB);
-    let cases = [(1, 8), (32, 8), (64, 8), (128, 2), (256, 4), (512, 2), (1024, 4), (2048, 1)];
-    for (size_mib, divisions) in cases {
-        assert_eq!(settings.divisions(size_mib * MIB), divisions, "{size_mib} MiB");
-    }
-    assert_eq!(TorchSettings::parse("").unwrap(), TorchSettings::default());
-    let all = TorchSettings::parse(" roundup_power2_divisions : 4 ").unwrap();
-    assert_eq!(all.power2_divisions, [4; 16]);
-    let bad = [
-        "max_split_size_mb:20",
-        "max_split_size_mb:x",
-        "max_split_size_mb:99999999999999999",
-        "garbage_collection_threshold:1",
-        "roundup_power2_divisions:3",
-        "roundup_power2_divisions:[3:4]",
-        "roundup_power2_divisions:[64:4",
-        "large_segment_size_mb:1",
-    ];
-    for text in bad {
-        let error = TorchSettings::parse(text).expect_err(text);
-        assert!(text.starts_with(&error.key));
-    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use lowtide_allocator::torch::{
 };
 use proptest::prelude::*;
 
-use crate::torch::{MIB, Shelf};
+use crate::shelf::{MIB, Shelf};
 
 #[derive(Clone, Copy, Debug)]
 enum Op {

@@ -8,10 +8,10 @@
 
 use super::ExportError;
 use crate::torch::StreamId;
-use crate::trace::ranges::Ranges;
 use crate::trace::recording::{
     EventKind, Piece, RecordedBlock, Recording, SegmentKind, TraceEvent,
 };
+use crate::trace::spans::Spans;
 
 /// A segment as it is written.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl<'a> Segments<'a> {
 
     /// Marks what cannot be told in whole segments.
     fn find_expandable(&mut self, recording: &Recording) -> Result<(), ExportError> {
-        let mut held = Ranges::default();
+        let mut held = Spans::default();
         for segment in &recording.end {
             let (address, end) = (segment.address, end(segment.address, segment.size_bytes));
             if !held.insert(address, end, ()) {
@@ -109,7 +109,7 @@ impl<'a> Segments<'a> {
     }
 
     /// A block that is in no single range lies in something that grew.
-    fn mark_if_between(&mut self, held: &Ranges<()>, block: &Piece) {
+    fn mark_if_between(&mut self, held: &Spans<()>, block: &Piece) {
         let block_end = end(block.address, block.size_bytes);
         let is_inside = |(_, end, ()): (u64, u64, ())| block_end <= end;
         if !held.around(block.address).is_some_and(is_inside) {
@@ -146,7 +146,7 @@ impl<'a> Segments<'a> {
 
     /// Makes sure that a viewer can go backwards.
     fn rewind_parts(&self, recording: &Recording) -> Result<(), ExportError> {
-        let mut held = Ranges::default();
+        let mut held = Spans::default();
         for segment in &self.end {
             let end = end(segment.address, segment.size_bytes);
             if !held.insert(segment.address, end, segment.stream) {

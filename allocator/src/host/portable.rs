@@ -1,0 +1,48 @@
+//! Private anonymous mappings, where there is no way to show pages twice.
+
+use std::ptr::NonNull;
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use crate::source::SourceError;
+
+/// A mapped address range, unmapped on drop.
+#[derive(Debug)]
+pub(super) struct Range(MmapRaw);
+
+impl Range {
+    /// Memory that is zero until it is written, with no swap set aside for it.
+    pub(super) fn memory(len: usize) -> Result<Range, SourceError> {
+        let mapping = MmapOptions::new().len(len).no_reserve_swap().map_anon();
+        let mapping = mapping.map_err(|error| {
+            let code = error.raw_os_error().unwrap_or(0);
+            SourceError::System { operation: "mmap", size_bytes: len, code }
+        })?;
+        // Raw from here on: a `MmapMut` would claim every byte for itself.
+        Ok(Range(MmapRaw::from(mapping)))
+    }
+
+    pub(super) fn pointer(&self) -> NonNull<u8> {
+        NonNull::new(self.0.as_mut_ptr()).expect("a mapping is never at address 0")
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Gives pages to the system, where it takes the advice.
+    #[cfg(unix)]
+    pub(super) fn give_back(&self, offset: usize, size_bytes: usize) {
+        use memmap2::UncheckedAdvice;
+        // SAFETY: 1. the range lies inside the mapping (which is checked) and no live block in it:
+        // the `PageRange` that the caller got says so. So no reference sees its bytes change. 2. It
+        // stays mapped, and bytes read later are initialised (zero or what they were).
+        let result =
+            unsafe { self.0.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, size_bytes) };
+        debug_assert!(result.is_ok(), "madvise({offset}, {size_bytes}): {result:?}");
+    }
+
+    /// There is no advice to give: the pages stay, and are used again.
+    #[cfg(not(unix))]
+    pub(super) fn give_back(&self, _offset: usize, _size_bytes: usize) {}
+}

@@ -1,0 +1,125 @@
+//! Order of use: streams, sets of them, and who has waited for whom.
+
+use std::fmt;
+
+use crate::source::SourceError;
+
+/// A queue of work on a device. Work on one stream runs in the order in which it was enqueued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stream(u8);
+
+impl Stream {
+    /// How many streams an allocator tells apart.
+    pub const COUNT: usize = 64;
+
+    /// The stream of those who name none.
+    pub const DEFAULT: Stream = Stream(0);
+
+    /// The stream with this number; `None` from [`COUNT`](Self::COUNT) on.
+    pub const fn new(index: usize) -> Option<Stream> {
+        if index < Stream::COUNT { Some(Stream(index as u8)) } else { None }
+    }
+
+    /// Its number.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {}", self.0)
+    }
+}
+
+/// How a device keeps work on different streams in order.
+pub trait Fence: Send + Sync {
+    /// What is enqueued on `waiter` from now on starts after all that was enqueued on `on` so far.
+    /// Enqueues; the caller does not wait.
+    ///
+    /// # Errors
+    /// The device failed. Nothing may be assumed about the order then.
+    fn wait(&self, waiter: Stream, on: Stream) -> Result<(), SourceError>;
+}
+
+/// A set of streams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct StreamSet(u64);
+
+impl StreamSet {
+    pub(crate) const EMPTY: StreamSet = StreamSet(0);
+
+    #[inline]
+    pub(crate) const fn of(stream: Stream) -> StreamSet {
+        StreamSet(1 << stream.0)
+    }
+
+    #[inline]
+    pub(crate) fn union(self, other: StreamSet) -> StreamSet {
+        StreamSet(self.0 | other.0)
+    }
+
+    pub(crate) fn without(self, stream: Stream) -> StreamSet {
+        StreamSet(self.0 & !(1 << stream.0))
+    }
+
+    pub(crate) fn iter(self) -> impl Iterator<Item = Stream> {
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let index = (rest != 0).then(|| rest.trailing_zeros())?;
+            rest &= rest - 1;
+            Some(Stream(index as u8))
+        })
+    }
+}
+
+/// Who may still work on memory that nobody owns, and since when.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Marks {
+    pub(crate) streams: StreamSet,
+    /// Event at which the last owner gave it back.
+    pub(crate) since: u64,
+}
+
+impl Marks {
+    #[inline]
+    pub(crate) fn union(self, other: Marks) -> Marks {
+        Marks { streams: self.streams.union(other.streams), since: self.since.max(other.since) }
+    }
+}
+
+/// For each stream, up to which event it has waited for each other one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Waits {
+    /// Row of the waiter, one entry for each stream; short rows mean 0.
+    until: Vec<Vec<u64>>,
+}
+
+impl Waits {
+    /// The streams that `waiter` has to wait for before it may use what is marked so.
+    #[inline]
+    pub(crate) fn missing(&self, waiter: Stream, marks: Marks) -> StreamSet {
+        let others = marks.streams.without(waiter);
+        if others == StreamSet::EMPTY {
+            return others;
+        }
+        let row = self.until.get(waiter.index()).map_or(&[][..], Vec::as_slice);
+        let is_missing = |on: &Stream| row.get(on.index()).copied().unwrap_or(0) <= marks.since;
+        others
+            .iter()
+            .filter(is_missing)
+            .fold(StreamSet::EMPTY, |set, on| set.union(StreamSet::of(on)))
+    }
+
+    /// `waiter` waited for all that `on` had before `event`.
+    pub(crate) fn note(&mut self, waiter: Stream, on: Stream, event: u64) {
+        if self.until.len() <= waiter.index() {
+            self.until.resize(waiter.index() + 1, Vec::new());
+        }
+        let row = &mut self.until[waiter.index()];
+        if row.len() <= on.index() {
+            row.resize(on.index() + 1, 0);
+        }
+        row[on.index()] = event;
+    }
+}

@@ -1,0 +1,138 @@
+//! Where segments and pages come from, and what was asked of whom.
+
+use super::block::{AddressRange, StreamId};
+
+/// Where segments come from.
+pub trait SegmentSource {
+    /// The address of a new segment of `size_bytes`; `None` if there is no room.
+    fn reserve(&mut self, size_bytes: u64) -> Option<u64>;
+
+    /// Takes back a segment that [`reserve`](Self::reserve) gave.
+    fn release(&mut self, address: u64, size_bytes: u64);
+
+    /// Waits until every stream that used a pending block has passed: the policy is about to make
+    /// all of them free. A source without streams has nothing to wait for.
+    fn synchronize(&mut self) {}
+
+    /// The same source by pages, if it can map them. Without it,
+    /// [`expandable_segments`](crate::torch::TorchSettings::expandable_segments) has no effect, as
+    /// on the platforms where PyTorch lacks them.
+    fn pages(&mut self) -> Option<&mut dyn PageSource> {
+        None
+    }
+}
+
+/// A source that can put memory behind addresses page by page.
+pub trait PageSource {
+    /// Addresses without memory for blocks of `stream`: a multiple of `page_bytes`, and more than
+    /// the device has, as pages move towards the end while holes are left behind (PyTorch takes 9/8
+    /// of the device's memory). `None` if there are not so many addresses.
+    fn reserve_range(&mut self, page_bytes: u64, stream: StreamId) -> Option<AddressRange>;
+
+    /// Takes back a range, none of whose pages has memory.
+    fn release_range(&mut self, range: AddressRange);
+
+    /// Puts memory behind whole pages of a range; whether there was enough. If not, none of them
+    /// has any.
+    fn map(&mut self, pages: AddressRange) -> bool;
+
+    /// Takes the memory from pages that were mapped, by one call or by several. Their blocks are
+    /// free, but the stream may still be using them: the source waits for it.
+    fn unmap(&mut self, pages: AddressRange);
+}
+
+/// Something that a source did for the policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceCall {
+    /// A segment was reserved.
+    Reserve(AddressRange),
+    /// A segment was released.
+    Release(AddressRange),
+    /// Addresses for an expandable segment were reserved.
+    ReserveRange(AddressRange),
+    /// Addresses of an expandable segment were released.
+    ReleaseRange(AddressRange),
+    /// Pages were mapped.
+    Map(AddressRange),
+    /// Pages were unmapped.
+    Unmap(AddressRange),
+    /// It waited for all streams.
+    Synchronize,
+    /// It had no room for a segment, or for pages, of so many bytes.
+    Refuse {
+        /// How many.
+        size_bytes: u64,
+    },
+}
+
+/// Notes what a source does.
+#[derive(Debug)]
+pub(super) struct Noted<'a, S: ?Sized> {
+    source: &'a mut S,
+    pub(super) calls: Vec<SourceCall>,
+}
+
+impl<'a, S: SegmentSource + ?Sized> Noted<'a, S> {
+    pub(super) fn new(source: &'a mut S) -> Self {
+        Noted { source, calls: Vec::new() }
+    }
+
+    fn inner(&mut self) -> &mut dyn PageSource {
+        self.source.pages().expect("a source that has pages keeps having them")
+    }
+}
+
+impl<S: SegmentSource + ?Sized> SegmentSource for Noted<'_, S> {
+    fn reserve(&mut self, size_bytes: u64) -> Option<u64> {
+        let address = self.source.reserve(size_bytes);
+        self.calls.push(match address {
+            Some(address) => SourceCall::Reserve(AddressRange { address, size_bytes }),
+            None => SourceCall::Refuse { size_bytes },
+        });
+        address
+    }
+
+    fn release(&mut self, address: u64, size_bytes: u64) {
+        self.source.release(address, size_bytes);
+        self.calls.push(SourceCall::Release(AddressRange { address, size_bytes }));
+    }
+
+    fn synchronize(&mut self) {
+        self.source.synchronize();
+        self.calls.push(SourceCall::Synchronize);
+    }
+
+    fn pages(&mut self) -> Option<&mut dyn PageSource> {
+        if self.source.pages().is_some() { Some(self) } else { None }
+    }
+}
+
+impl<S: SegmentSource + ?Sized> PageSource for Noted<'_, S> {
+    fn reserve_range(&mut self, page_bytes: u64, stream: StreamId) -> Option<AddressRange> {
+        let range = self.inner().reserve_range(page_bytes, stream);
+        self.calls.push(match range {
+            Some(range) => SourceCall::ReserveRange(range),
+            None => SourceCall::Refuse { size_bytes: 0 },
+        });
+        range
+    }
+
+    fn release_range(&mut self, range: AddressRange) {
+        self.inner().release_range(range);
+        self.calls.push(SourceCall::ReleaseRange(range));
+    }
+
+    fn map(&mut self, pages: AddressRange) -> bool {
+        let is_mapped = self.inner().map(pages);
+        self.calls.push(match is_mapped {
+            true => SourceCall::Map(pages),
+            false => SourceCall::Refuse { size_bytes: pages.size_bytes },
+        });
+        is_mapped
+    }
+
+    fn unmap(&mut self, pages: AddressRange) {
+        self.inner().unmap(pages);
+        self.calls.push(SourceCall::Unmap(pages));
+    }
+}

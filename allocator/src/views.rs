@@ -1,0 +1,191 @@
+//! Second addresses of pages: where a stitched block lies in one piece.
+//!
+//! A view is a row of pages, mapped one after the other. It stays mapped when its block is freed,
+//! and the next block on the same pages finds it: a step that repeats maps nothing. Idle views go
+//! when their pages do, or the longest unused ones when there are too many.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::layout::Extent;
+
+/// Mappings that views may have together. Linux lets a process have 65,530.
+const MAPPINGS_MAX: usize = 1 << 14;
+
+/// A row of pages of the arena and where it is mapped.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    /// Whole pages, in order.
+    pub(crate) pages: Vec<Extent>,
+    /// Where the row begins in the range of views.
+    pub(crate) offset: usize,
+    /// Live blocks in it.
+    users: usize,
+    /// When it was last freed: its key among the idle.
+    idle_since: u64,
+}
+
+impl View {
+    fn size_bytes(&self) -> usize {
+        self.pages.iter().map(|run| run.size_bytes).sum()
+    }
+}
+
+/// All views of an allocator.
+#[derive(Clone, Debug)]
+pub(crate) struct Views {
+    views: Vec<Option<View>>,
+    vacant: Vec<u32>,
+    by_pages: BTreeMap<Vec<Extent>, u32>,
+    idle: BTreeSet<(u64, u32)>,
+    mapping_count: usize,
+    /// Addresses that no view has: offset to length.
+    free: BTreeMap<usize, usize>,
+}
+
+impl Views {
+    /// No view in an address range of `range_bytes`.
+    pub(crate) fn new(range_bytes: usize) -> Views {
+        let free =
+            if range_bytes > 0 { BTreeMap::from([(0, range_bytes)]) } else { BTreeMap::new() };
+        Views {
+            views: Vec::new(),
+            vacant: Vec::new(),
+            by_pages: BTreeMap::new(),
+            idle: BTreeSet::new(),
+            mapping_count: 0,
+            free,
+        }
+    }
+
+    /// The view of these pages, if it is mapped.
+    pub(crate) fn find(&self, pages: &[Extent]) -> Option<u32> {
+        self.by_pages.get(pages).copied()
+    }
+
+    pub(crate) fn get(&self, index: u32) -> &View {
+        self.views[index as usize].as_ref().expect("a view that is in use")
+    }
+
+    /// An idle view that has to go before one of `pages` can be made; `None` if there is room, or
+    /// if nothing more can go.
+    pub(crate) fn obstacle(&mut self, pages: &[Extent]) -> Option<View> {
+        let has_mappings = self.mapping_count + pages.len() <= MAPPINGS_MAX;
+        if has_mappings && self.gap(pages).is_some() {
+            return None;
+        }
+        let &(_, index) = self.idle.first()?;
+        Some(self.take_out(index))
+    }
+
+    /// The lowest free addresses for a row of pages.
+    pub(crate) fn gap(&self, pages: &[Extent]) -> Option<usize> {
+        let size_bytes: usize = pages.iter().map(|run| run.size_bytes).sum();
+        self.free.iter().find(|&(_, &free_bytes)| free_bytes >= size_bytes).map(|(&at, _)| at)
+    }
+
+    /// Enters a row of pages, mapped at `offset`, which came from [`gap`](Self::gap).
+    pub(crate) fn insert(&mut self, pages: Vec<Extent>, offset: usize) -> u32 {
+        let view = View { pages, offset, users: 0, idle_since: 0 };
+        let size_bytes = view.size_bytes();
+        let free_bytes = self.free.remove(&offset).expect("the start of free addresses");
+        if free_bytes > size_bytes {
+            self.free.insert(offset + size_bytes, free_bytes - size_bytes);
+        }
+        self.mapping_count += view.pages.len();
+        let index = self.vacant.pop().unwrap_or_else(|| {
+            self.views.push(None);
+            u32::try_from(self.views.len() - 1).expect("fewer views than mappings")
+        });
+        self.by_pages.insert(view.pages.clone(), index);
+        self.idle.insert((0, index));
+        self.views[index as usize] = Some(view);
+        index
+    }
+
+    /// A block lies in it from now on.
+    pub(crate) fn enter(&mut self, index: u32) {
+        let view = self.views[index as usize].as_mut().expect("a view that is mapped");
+        if view.users == 0 {
+            self.idle.remove(&(view.idle_since, index));
+        }
+        view.users += 1;
+    }
+
+    /// A block left it at an event.
+    pub(crate) fn leave(&mut self, index: u32, event: u64) {
+        let view = self.views[index as usize].as_mut().expect("a view that is in use");
+        view.users -= 1;
+        if view.users == 0 {
+            view.idle_since = event;
+            self.idle.insert((event, index));
+        }
+    }
+
+    /// Takes out the views that show pages of a run, in which no live block is.
+    pub(crate) fn take_showing(&mut self, run: Extent) -> Vec<View> {
+        let shows = |index: &u32| {
+            let pages = &self.get(*index).pages;
+            pages.iter().any(|own| own.offset < run.end() && run.offset < own.end())
+        };
+        let gone: Vec<u32> = self.idle.iter().map(|&(_, index)| index).filter(shows).collect();
+        gone.into_iter().map(|index| self.take_out(index)).collect()
+    }
+
+    fn take_out(&mut self, index: u32) -> View {
+        let view = self.views[index as usize].take().expect("a view that is mapped");
+        assert_eq!(view.users, 0, "a view in use is not taken out");
+        self.vacant.push(index);
+        self.idle.remove(&(view.idle_since, index));
+        self.by_pages.remove(&view.pages);
+        self.mapping_count -= view.pages.len();
+        let (mut offset, mut size_bytes) = (view.offset, view.size_bytes());
+        if let Some(after_bytes) = self.free.remove(&(offset + size_bytes)) {
+            size_bytes += after_bytes;
+        }
+        if let Some((&before, &before_bytes)) = self.free.range(..offset).next_back()
+            && before + before_bytes == offset
+        {
+            offset = before;
+            size_bytes += before_bytes;
+        }
+        self.free.insert(offset, size_bytes);
+        view
+    }
+
+    /// # Panics
+    /// If views overlap, or a counter is not what a recount gives. `users` are the live blocks in
+    /// each view.
+    pub(crate) fn check(&self, users: &BTreeMap<u32, usize>) {
+        let mut ranges: Vec<(usize, usize)> =
+            self.free.iter().map(|(&offset, &size_bytes)| (offset, size_bytes)).collect();
+        let mut mapping_count = 0;
+        for (index, view) in self.views.iter().enumerate() {
+            let Some(view) = view else { continue };
+            let index = index as u32;
+            ranges.push((view.offset, view.size_bytes()));
+            mapping_count += view.pages.len();
+            assert_eq!(view.users, users.get(&index).copied().unwrap_or(0), "users of {view:?}");
+            assert_eq!(self.by_pages.get(&view.pages), Some(&index), "{view:?} is not found");
+            let is_idle = self.idle.contains(&(view.idle_since, index));
+            assert_eq!(is_idle, view.users == 0, "{view:?} is idle or not");
+        }
+        assert_eq!(mapping_count, self.mapping_count, "mappings");
+        ranges.sort_unstable();
+        let is_tiled = ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 == pair[1].0);
+        assert!(is_tiled, "views and free addresses do not tile their range");
+    }
+}
+
+/// The whole pages that the pieces of a block lie on, neighbours joined.
+pub(crate) fn pages_of(pieces: impl Iterator<Item = Extent>, page_bytes: usize) -> Vec<Extent> {
+    let mut pages: Vec<Extent> = Vec::new();
+    for piece in pieces {
+        let offset = piece.offset / page_bytes * page_bytes;
+        let end = piece.end().next_multiple_of(page_bytes);
+        match pages.last_mut() {
+            Some(run) if run.end() == offset => run.size_bytes = end - run.offset,
+            _ => pages.push(Extent { offset, size_bytes: end - offset }),
+        }
+    }
+    pages
+}
