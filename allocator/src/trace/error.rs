@@ -4,6 +4,7 @@ use std::io;
 
 use thiserror::Error;
 
+use super::laws::RecordingProblem;
 use crate::torch::SettingsError;
 
 /// A trace that could not be read.
@@ -29,6 +30,12 @@ pub enum TraceProblem {
     /// The bytes are not a pickle of plain data.
     #[error(transparent)]
     Pickle(#[from] PickleProblem),
+    /// The lines are not a trace of this crate.
+    #[error(transparent)]
+    Json(#[from] JsonProblem),
+    /// The trace contradicts itself.
+    #[error(transparent)]
+    Recording(#[from] RecordingProblem),
     /// The pickle is not a memory snapshot: a value has another type than it should.
     #[error("{key} is {found}, not {expected}")]
     Type {
@@ -117,4 +124,40 @@ pub enum PickleProblem {
     /// So many values in so few bytes that no writer of snapshots would make them.
     #[error("too many values for so few bytes")]
     Memory,
+}
+
+/// Why lines are not a trace of this crate.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum JsonProblem {
+    /// A line is not JSON, or not one of the lines there are.
+    #[error(transparent)]
+    Line(#[from] serde_json::Error),
+    /// The first line does not say `lowtide-trace`, or another version than this crate reads.
+    #[error("not a trace of version {expected}")]
+    Version {
+        /// The version that this crate reads.
+        expected: u32,
+    },
+    /// A line comes after one that it has to come before.
+    #[error("{found} comes too late")]
+    Order {
+        /// What the line says.
+        found: &'static str,
+    },
+    /// A line lacks a key, or has one too many, for what it says.
+    #[error("{key} is missing here, or out of place")]
+    Key {
+        /// The key.
+        key: &'static str,
+    },
+    /// The lines end before the last one, or within one.
+    #[error("the trace ends in the middle")]
+    Cut,
+    /// There is something after the last line.
+    #[error("the trace has ended, the file has not")]
+    Trailing,
+    /// The last line counts something else than there is.
+    #[error("lines are missing, or too many")]
+    Counts,
 }

@@ -17,11 +17,20 @@ pub struct Limits {
     pub pickle_bytes: u64,
     /// What the decompressor may keep.
     pub window_bytes: u64,
+    /// Size of a trace in JSON lines. Reading it takes up to four times as much memory.
+    pub json_bytes: u64,
+    /// Size of one of its lines.
+    pub line_bytes: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { pickle_bytes: 1 << 30, window_bytes: 256 << 20 }
+        Limits {
+            pickle_bytes: 1 << 30,
+            window_bytes: 256 << 20,
+            json_bytes: 1 << 32,
+            line_bytes: 1 << 20,
+        }
     }
 }
 

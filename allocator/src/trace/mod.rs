@@ -1,4 +1,4 @@
-//! Recorded allocation traces: reading PyTorch's memory snapshots, and replaying them.
+//! Recorded allocation traces: reading, writing and replaying them.
 //!
 //! A [`Snapshot`] is what `torch.cuda.memory._dump_snapshot` writes: the segments and blocks of a
 //! moment, and what happened up to it. The file is a pickle; here it is read by a machine that
@@ -6,21 +6,29 @@
 //! stranger can do no more than be refused. Memory is proportional to the file, errors carry the
 //! byte offset.
 //!
+//! A [`Recording`] is the same in a neutral form, whoever recorded it. It comes
+//! [from a snapshot](Recording::from_snapshot), goes [to one](Recording::write_pickle) for
+//! PyTorch's tools and viewer, and is kept without loss as
+//! [lines of JSON](Recording::write_json_lines). [`Recording::explain`] says where its memory went,
+//! [`Recording::write_timeline`] draws it on a page for a browser.
+//!
 //! [`Replay`] rebuilds the state at the beginning of the trace, runs every event through
 //! [`TorchPolicy`](crate::torch::TorchPolicy) and compares each address, each segment and the final
 //! blocks with the recorded ones. Two things a trace does not tell, and a replay can miss. A
 //! request that found nothing, waited for streams and released memory does not search the cache
 //! again; one that comes after somebody else did so does, and can find a block that became free, or
 //! the one behind an oversize block. And nothing tells how long an expandable segment is.
-//!
-//! A [`Recording`] is the same for PyTorch and for this crate. [`Recording::explain`] says where
-//! its memory went, [`Recording::write_timeline`] draws it on a page for a browser.
 
 mod capture;
 mod error;
 mod explain;
+mod export;
 mod file;
+mod frames;
+mod import;
+mod json;
 mod lanes;
+mod laws;
 mod offers;
 mod pass;
 pub mod pickle;
@@ -31,18 +39,23 @@ mod replay;
 mod report;
 mod rerun;
 mod snapshot;
+mod spans;
 mod start;
 mod timeline;
 mod walk;
 
 pub use capture::Capture;
-pub use error::{TraceError, TraceProblem};
+pub use error::{JsonProblem, TraceError, TraceProblem};
 pub use explain::{
     Advice, CategoryShare, Churn, Explanation, Failure, Group, Moment, Peak, SiteShare, Transient,
     Unfreed, Waits,
 };
+pub use export::ExportError;
 pub use file::{Limits, read_snapshot};
-pub use recording::{EventKind, Piece, RecordedBlock, RecordedRange, Recording, Site, TraceEvent};
+pub use laws::{RecordingError, RecordingPart, RecordingProblem};
+pub use recording::{
+    EventKind, Piece, RecordedBlock, RecordedRange, Recording, SegmentKind, Site, TraceEvent,
+};
 pub use replay::{Replay, ReplayError};
 pub use report::ReplayReport;
 pub use rerun::{RerunError, RerunFailure, RerunOptions, RerunReport};

@@ -15,6 +15,8 @@ pub(super) struct Pass {
     moved: BTreeMap<u64, u64>,
     active_bytes: u64,
     pub(super) last_address: Option<u64>,
+    /// Of the blocks handed out, in turn.
+    pub(super) sizes: Vec<u64>,
     pub(super) report: ReplayReport,
 }
 
@@ -27,8 +29,8 @@ impl Pass {
             peak_reserved_bytes: policy.reserved_bytes(),
             ..ReplayReport::default()
         };
-        let moved = BTreeMap::new();
-        Pass { policy, offers, moved, active_bytes, last_address: None, report }
+        let (moved, sizes, last_address) = (BTreeMap::new(), Vec::new(), None);
+        Pass { policy, offers, moved, active_bytes, last_address, sizes, report }
     }
 
     pub(super) fn step(&mut self, index: usize, event: &RecordedEvent) {
@@ -99,6 +101,7 @@ impl Pass {
             return false;
         };
         self.last_address = Some(address);
+        self.sizes.push(self.policy.block_bytes(address).unwrap_or(0));
         let is_equal = address == event.address;
         if is_equal {
             self.report.addresses_equal += 1;

@@ -36,7 +36,7 @@ impl Program {
         let mut numbers: BTreeMap<u64, usize> = BTreeMap::new();
         let mut mapped = Vec::new();
         for (index, event) in events.iter().enumerate() {
-            let RecordedEvent { action, address, size_bytes, stream } = *event;
+            let RecordedEvent { action, address, size_bytes, stream, .. } = *event;
             let range = AddressRange { address, size_bytes };
             if !matches!(action, Action::SegmentMap | Action::Alloc) {
                 program.ops.extend(mapped.drain(..).map(Op::MapInVain));

@@ -147,7 +147,7 @@ pub(super) fn eras(
     }
     for (index, event) in events.iter().enumerate() {
         let Some(&pool) = pools.get(&index) else { continue };
-        let RecordedEvent { address, size_bytes, stream, action } = *event;
+        let RecordedEvent { address, size_bytes, stream, action, .. } = *event;
         let mapped = Mapped { pages: AddressRange { address, size_bytes }, stream, pool };
         if action == Action::SegmentMap {
             let at = era_of(&mapped, &eras).unwrap_or_else(|| {

@@ -3,10 +3,10 @@
 //! It holds the live blocks before the first event, every event, and the segments after the last
 //! one. Whatever is drawn, exported, explained or replayed starts from here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::category::Category;
-use crate::torch::StreamId;
+use crate::torch::{Pool, StreamId};
 
 /// What was recorded of one device.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,6 +23,8 @@ pub struct Recording {
     pub sites: Vec<Site>,
     /// Live before the first event, by address.
     pub start: Vec<RecordedBlock>,
+    /// Of these, the ids that their owners gave back already: only their `Free` follows.
+    pub start_pending: BTreeSet<u64>,
     /// Charged bytes before the first event, with their category.
     pub start_charges: Vec<(Category, u64)>,
     /// Reserved bytes before the first event, charges included.
@@ -34,6 +36,26 @@ pub struct Recording {
     /// Blocks that lie in several places of the segments: block id to its places, in order.
     /// Every other block lies where its address says.
     pub pieces: BTreeMap<u64, Vec<Piece>>,
+    /// Address of a segment in [`Recording::end`] to what else PyTorch says of it; segments that
+    /// are not here have the default.
+    pub segment_kinds: BTreeMap<u64, SegmentKind>,
+}
+
+/// What PyTorch says of a segment, beside where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentKind {
+    /// Which requests it serves.
+    pub pool: Pool,
+    /// (0, 0), or the private pool of a graph capture.
+    pub pool_id: (i64, i64),
+    /// Grows and shrinks in place.
+    pub is_expandable: bool,
+}
+
+impl Default for SegmentKind {
+    fn default() -> Self {
+        SegmentKind { pool: Pool::Large, pool_id: (0, 0), is_expandable: false }
+    }
 }
 
 /// A line of source code.
@@ -84,7 +106,8 @@ pub struct RecordedRange {
     pub size_bytes: u64,
     /// The stream it belongs to, or the default one.
     pub stream: StreamId,
-    /// By address.
+    /// By address. A block in several pieces has an entry for each piece that is here, with the
+    /// piece's address and size.
     pub blocks: Vec<RecordedBlock>,
 }
 

@@ -1,5 +1,6 @@
 //! Runs a recorded trace through the policy and compares.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use thiserror::Error;
@@ -92,7 +93,7 @@ impl Replay {
             expandable_segments: snapshot.settings.expandable_segments || maps,
             ..snapshot.settings.clone()
         };
-        let start = Start::rewind(&end, &expandable, &events, &settings)?;
+        let start = Start::for_replay(&end, &expandable, &events, &settings)?;
         Ok(Replay { settings, events, end, start })
     }
 
@@ -101,6 +102,26 @@ impl Replay {
     /// # Errors
     /// If the reconstructed start has blocks that overlap.
     pub fn run(&mut self) -> Result<ReplayReport, ReplayError> {
+        let mut report = self.settle()?.report;
+        let (runs, ops) = self.time()?;
+        report.set_time(runs, ops);
+        Ok(report)
+    }
+
+    /// What every block takes, if the policy does what is recorded.
+    pub(super) fn block_sizes(&mut self) -> Result<Option<BlockSizes>, ReplayError> {
+        let pass = self.settle()?;
+        if !pass.report.is_exact() {
+            return Ok(None);
+        }
+        let layouts = self.start.held();
+        let blocks = layouts.iter().flat_map(|layout| &layout.blocks);
+        let at_the_start = blocks.map(|block| (block.address, block.size_bytes)).collect();
+        Ok(Some(BlockSizes { at_the_start, handed_out: pass.sizes }))
+    }
+
+    /// One run to the end, after as many guesses as it takes.
+    fn settle(&mut self) -> Result<Pass, ReplayError> {
         let mut guesses = 0;
         let mut pass = loop {
             let (policy, offers) = self.restored()?;
@@ -128,9 +149,7 @@ impl Replay {
         let counters = pass.policy.counters();
         let whole = counters.reserve_calls + counters.release_calls;
         pass.report.source_calls = whole + counters.map_calls + counters.unmap_calls;
-        let (runs, ops) = self.time()?;
-        pass.report.set_time(runs, ops);
-        Ok(pass.report)
+        Ok(pass)
     }
 
     fn restored(&self) -> Result<(TorchPolicy, Offers), ReplayError> {
@@ -153,6 +172,15 @@ impl Replay {
         }
         Ok((runs, program.len()))
     }
+}
+
+/// Sizes of blocks that a trace does not state.
+#[derive(Debug, Default)]
+pub(super) struct BlockSizes {
+    /// By address.
+    pub(super) at_the_start: BTreeMap<u64, u64>,
+    /// Of each `Alloc` in turn.
+    pub(super) handed_out: Vec<u64>,
 }
 
 /// After the policy took a block that the recording did not: was it taken for too large, because

@@ -1,11 +1,14 @@
 //! The snapshot in a pickle: segments, events and settings.
 
 use super::error::{TraceError, TraceProblem};
+use super::frames::Sites;
 use super::pickle::{Document, Kind, Value};
+use super::recording::Site;
+use crate::category::Category;
 use crate::torch::{BlockLayout, BlockState, Pool, SegmentLayout, StreamId, TorchSettings};
 
 /// A record has about a dozen keys; more would make each look-up a walk.
-const RECORD_KEYS_MAX: usize = 64;
+pub(super) const RECORD_KEYS_MAX: usize = 64;
 
 /// A memory snapshot of PyTorch.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +19,9 @@ pub struct Snapshot {
     pub device_traces: Vec<Vec<RecordedEvent>>,
     /// The settings that decide about placement.
     pub settings: TorchSettings,
+    /// Of every stack, the innermost line that is not PyTorch's own; events and blocks name one by
+    /// its index.
+    pub sites: Vec<Site>,
 }
 
 /// A segment at the end.
@@ -29,6 +35,8 @@ pub struct RecordedSegment {
     pub is_expandable: bool,
     /// Where it is, and its blocks.
     pub layout: SegmentLayout,
+    /// For each block, an index into [`Snapshot::sites`]: where it was asked for, if that is known.
+    pub block_sites: Vec<Option<u32>>,
 }
 
 /// One event of a trace.
@@ -42,6 +50,14 @@ pub struct RecordedEvent {
     pub size_bytes: u64,
     /// On which stream.
     pub stream: StreamId,
+    /// What the device still had, for `Oom`.
+    pub device_free_bytes: u64,
+    /// Microseconds since 1970 (UTC); 0 if it is not known.
+    pub time_us: u64,
+    /// What the memory is for, if the recorder knew.
+    pub category: Option<Category>,
+    /// Index into [`Snapshot::sites`]: who asked, if that is known.
+    pub site: Option<u32>,
 }
 
 /// What an event says.
@@ -100,7 +116,8 @@ impl Snapshot {
     pub fn from_pickle(bytes: &[u8]) -> Result<Snapshot, TraceError> {
         let document = Document::read(bytes)?;
         // Every record takes bytes, unless lists name the same one over and over.
-        let mut reader = Reader { document: &document, records_left: bytes.len() };
+        let sites = Sites::new(&document, bytes.len());
+        let mut reader = Reader { document: &document, records_left: bytes.len(), sites };
         let root = reader.record("snapshot", document.root)?;
         let mut segments = Vec::new();
         for &segment in reader.list("segments", root.get("segments")?)? {
@@ -119,20 +136,21 @@ impl Snapshot {
             Some(settings) => reader.settings(settings)?,
             None => TorchSettings::default(),
         };
-        Ok(Snapshot { segments, device_traces, settings })
+        let sites = reader.sites.into_sites();
+        Ok(Snapshot { segments, device_traces, settings, sites })
     }
 }
 
 /// A dictionary with text for keys.
-struct Record<'a> {
-    document: &'a Document<'a>,
-    offset: usize,
-    items: &'a [Value],
+pub(super) struct Record<'a> {
+    pub(super) document: &'a Document<'a>,
+    pub(super) offset: usize,
+    pub(super) items: &'a [Value],
 }
 
 impl Record<'_> {
     /// The last value of `key`, as in Python.
-    fn find(&self, key: &'static str) -> Option<Value> {
+    pub(super) fn find(&self, key: &'static str) -> Option<Value> {
         let is_key = |value: Value| match value.kind {
             Kind::Text(index) => self.document.text(index) == key,
             _ => false,
@@ -173,6 +191,7 @@ impl Record<'_> {
 struct Reader<'a> {
     document: &'a Document<'a>,
     records_left: usize,
+    sites: Sites<'a>,
 }
 
 impl<'a> Reader<'a> {
@@ -208,12 +227,13 @@ impl<'a> Reader<'a> {
             "large" => Pool::Large,
             _ => return Err(wrong_value("segment_type", kind, kind_offset)),
         };
-        let mut blocks = Vec::new();
+        let (mut blocks, mut block_sites) = (Vec::new(), Vec::new());
         let mut at = address;
         for &block in self.list("blocks", record.get("blocks")?)? {
-            let block = self.block(block, at)?;
+            let (block, site) = self.block(block, at)?;
             at = at.saturating_add(block.size_bytes);
             blocks.push(block);
+            block_sites.push(site);
         }
         let end = address.checked_add(size_bytes).filter(|&end| end == at && size_bytes > 0);
         if end.is_none() {
@@ -225,11 +245,16 @@ impl<'a> Reader<'a> {
             pool_id: self.pool_id(record.find("segment_pool_id"))?,
             is_expandable: record.flag("is_expandable")?,
             layout: SegmentLayout { address, size_bytes, stream, pool, blocks },
+            block_sites,
         })
     }
 
-    /// The block that must begin at `address`.
-    fn block(&mut self, value: Value, address: u64) -> Result<BlockLayout, TraceError> {
+    /// The block that must begin at `address`, and its site.
+    fn block(
+        &mut self,
+        value: Value,
+        address: u64,
+    ) -> Result<(BlockLayout, Option<u32>), TraceError> {
         let record = self.record("block", value)?;
         if let Some(at) = record.find("address")
             && unsigned("address", at)? != address
@@ -256,7 +281,11 @@ impl<'a> Reader<'a> {
         if requested_bytes > size_bytes {
             return Err(wrong_value("requested_size", requested_bytes, record.offset));
         }
-        Ok(BlockLayout { address, size_bytes, requested_bytes, state })
+        let site = match state {
+            BlockState::Free => None,
+            _ => self.sites.innermost(record.find("frames"))?,
+        };
+        Ok((BlockLayout { address, size_bytes, requested_bytes, state }, site))
     }
 
     fn pool_id(&self, value: Option<Value>) -> Result<(i64, i64), TraceError> {
@@ -277,8 +306,23 @@ impl<'a> Reader<'a> {
         let address = if action.has_address() { record.size("addr")? } else { 0 };
         let size_bytes =
             if action.has_address() { record.size("size")? } else { record.size_or_0("size")? };
-        let stream = StreamId(record.size_or_0("stream")?);
-        Ok(RecordedEvent { action, address, size_bytes, stream })
+        let category = match record.find("category") {
+            None | Some(Value { kind: Kind::None, .. }) => None,
+            Some(_) => category(record.text("category")?.0),
+        };
+        Ok(RecordedEvent {
+            action,
+            address,
+            size_bytes,
+            stream: StreamId(record.size_or_0("stream")?),
+            device_free_bytes: match action {
+                Action::Oom => record.size_or_0("device_free")?,
+                _ => 0,
+            },
+            time_us: record.size_or_0("time_us")?,
+            category,
+            site: self.sites.innermost(record.find("frames"))?,
+        })
     }
 
     fn settings(&mut self, value: Value) -> Result<TorchSettings, TraceError> {
@@ -334,6 +378,15 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// Ours have our names; PyTorch's profiler has two more, and `unknown`.
+fn category(text: &str) -> Option<Category> {
+    match text {
+        "temporary" => Some(Category::Workspace),
+        "autograd_detail" => Some(Category::Other),
+        _ => Category::ALL.into_iter().find(|category| category.name() == text),
+    }
+}
+
 fn unsigned(key: &'static str, value: Value) -> Result<u64, TraceError> {
     let Kind::Int(number) = value.kind else {
         return Err(wrong_type(key, "a whole number", value));
@@ -341,7 +394,7 @@ fn unsigned(key: &'static str, value: Value) -> Result<u64, TraceError> {
     u64::try_from(number).map_err(|_| wrong_value(key, number, value.offset))
 }
 
-fn wrong_type(key: &'static str, expected: &'static str, value: Value) -> TraceError {
+pub(super) fn wrong_type(key: &'static str, expected: &'static str, value: Value) -> TraceError {
     let found = value.kind.name();
     TraceError::new(value.offset, TraceProblem::Type { key, expected, found })
 }

@@ -12,7 +12,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::ranges::{self, Era, Mapped};
 use super::replay::{MADE_UP_ADDRESS, ReplayError};
-use super::snapshot::{Action, RecordedEvent};
+use super::snapshot::{Action, RecordedEvent, RecordedSegment};
+use super::spans::Spans;
 use crate::torch::{
     AddressRange, BlockLayout, BlockState, Pool, RangeLayout, SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES,
     SegmentLayout, StreamId, TorchSettings,
@@ -27,10 +28,9 @@ struct Taken {
     state: BlockState,
 }
 
-/// A segment, or pages in a row of an expandable one.
-#[derive(Clone, Copy, Debug)]
+/// Whose a segment is, or pages in a row of an expandable one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Held {
-    size_bytes: u64,
     stream: StreamId,
     pool: Pool,
     is_paged: bool,
@@ -54,7 +54,7 @@ pub(super) struct Tail {
 /// Segments and taken blocks before the first event.
 #[derive(Debug)]
 pub(super) struct Start {
-    held: BTreeMap<u64, Held>,
+    held: Spans<Held>,
     taken: BTreeMap<u64, Taken>,
     /// By where they begin.
     pub(super) tails: BTreeMap<u64, Tail>,
@@ -62,8 +62,9 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// Undoes `events`, which led to `end`, of which some are `expandable`.
-    pub(super) fn rewind(
+    /// Undoes `events`, which led to `end`, of which some are `expandable`, and finds the ranges
+    /// that pages belong to.
+    pub(super) fn for_replay(
         end: &[SegmentLayout],
         expandable: &[bool],
         events: &[RecordedEvent],
@@ -71,30 +72,66 @@ impl Start {
     ) -> Result<Start, ReplayError> {
         let mut pools = ranges::pools(events, settings);
         let mut start = Start::at_the_end(end, expandable)?;
-        for (index, event) in events.iter().enumerate().rev() {
-            if matches!(event.action, Action::SegmentMap | Action::SegmentUnmap) {
-                pools.entry(index).or_insert_with(|| start.pool_around(event));
+        start.rewind(events, settings, |start, index, event| {
+            let around = start.held.around(event.address);
+            if event.action == Action::SegmentMap && !around.is_some_and(|(.., held)| held.is_paged)
+            {
+                return Err("the pages are not there afterwards");
             }
-            start.undo(event, pools.get(&index).copied()).map_err(|problem| {
-                ReplayError::Inconsistent { event: index as u64, address: event.address, problem }
-            })?;
-        }
-        start.settle_sizes(settings)?;
-        start.find_evidence(events);
+            Ok(*pools.entry(index).or_insert_with(|| start.pool_around(event)))
+        })?;
         start.find_eras(events, &pools, settings)?;
         Ok(start)
     }
 
+    /// Undoes `events`, whoever recorded them: pages need not be such that a policy could have
+    /// asked for them, and may come to a segment that is not expandable. Nothing is guessed of
+    /// their pools and ranges; all count as of the large one.
+    pub(super) fn for_import(
+        segments: &[&RecordedSegment],
+        events: &[RecordedEvent],
+        settings: &TorchSettings,
+    ) -> Result<Start, ReplayError> {
+        let layout = |segment: &&RecordedSegment| {
+            let pool = if segment.is_expandable { Pool::Large } else { segment.layout.pool };
+            SegmentLayout { pool, ..segment.layout.clone() }
+        };
+        let end: Vec<SegmentLayout> = segments.iter().map(layout).collect();
+        let expandable: Vec<bool> = segments.iter().map(|segment| segment.is_expandable).collect();
+        let mut start = Start::at_the_end(&end, &expandable)?;
+        start.rewind(events, settings, |_, _, _| Ok(Pool::Large))?;
+        Ok(start)
+    }
+
+    /// `pool_of` tells the pool of an event that maps or unmaps pages.
+    fn rewind(
+        &mut self,
+        events: &[RecordedEvent],
+        settings: &TorchSettings,
+        mut pool_of: impl FnMut(&Start, usize, &RecordedEvent) -> Result<Pool, &'static str>,
+    ) -> Result<(), ReplayError> {
+        for (index, event) in events.iter().enumerate().rev() {
+            let is_paged = matches!(event.action, Action::SegmentMap | Action::SegmentUnmap);
+            let pool = is_paged.then(|| pool_of(self, index, event)).transpose();
+            pool.and_then(|pool| self.undo(event, pool)).map_err(|problem| {
+                ReplayError::Inconsistent { event: index as u64, address: event.address, problem }
+            })?;
+        }
+        self.settle_sizes(settings)?;
+        self.find_evidence(events);
+        Ok(())
+    }
+
     fn at_the_end(end: &[SegmentLayout], expandable: &[bool]) -> Result<Start, ReplayError> {
         let mut start = Start {
-            held: BTreeMap::new(),
+            held: Spans::default(),
             taken: BTreeMap::new(),
             tails: BTreeMap::new(),
             eras: Vec::new(),
         };
         for (segment, &is_paged) in end.iter().zip(expandable) {
             let SegmentLayout { address, size_bytes, stream, pool, .. } = *segment;
-            if !start.hold(address, Held { size_bytes, stream, pool, is_paged }) {
+            if !start.hold(address, size_bytes, Held { stream, pool, is_paged }) {
                 return Err(ReplayError::Impossible { address });
             }
             for block in segment.blocks.iter().filter(|block| block.state != BlockState::Free) {
@@ -106,23 +143,31 @@ impl Start {
         Ok(start)
     }
 
-    /// Whether there is room for the segment.
-    fn hold(&mut self, address: u64, held: Held) -> bool {
-        let end = address.saturating_add(held.size_bytes);
-        if end > MADE_UP_ADDRESS {
-            return false;
+    /// Whether there is room for the segment or pages; these become one with pages that they touch.
+    fn hold(&mut self, address: u64, size_bytes: u64, held: Held) -> bool {
+        let end = address.saturating_add(size_bytes);
+        let is_held = end <= MADE_UP_ADDRESS && self.held.insert(address, end, held);
+        if is_held && held.is_paged {
+            self.held.merge_around(address);
         }
-        let before = self.held.range(..end).next_back();
-        if held.size_bytes == 0 || before.is_some_and(|(at, held)| at + held.size_bytes > address) {
-            return false;
+        is_held
+    }
+
+    /// Whether the segment or pages were held, and there are no blocks in them.
+    fn let_go(&mut self, address: u64, size_bytes: u64) -> Result<(), &'static str> {
+        let end = address.saturating_add(size_bytes);
+        if self.held.cut(address, end).is_none() {
+            return Err("the memory is not there afterwards");
         }
-        self.held.insert(address, held);
-        true
+        match self.taken.range(address..end).next() {
+            Some(_) => Err("the memory has blocks before it is there"),
+            None => Ok(()),
+        }
     }
 
     /// `pool` is that of the pages, if the event is about pages.
     fn undo(&mut self, event: &RecordedEvent, pool: Option<Pool>) -> Result<(), &'static str> {
-        let RecordedEvent { action, address, size_bytes, stream } = *event;
+        let RecordedEvent { action, address, size_bytes, stream, .. } = *event;
         match action {
             Action::Alloc => match self.taken.remove(&address) {
                 Some(Taken { state: BlockState::Active, .. }) => {}
@@ -142,28 +187,24 @@ impl Start {
                 }
             }
             Action::SegmentAlloc => {
-                let held = self
-                    .held
-                    .remove(&address)
-                    .filter(|held| held.size_bytes == size_bytes && !held.is_paged);
-                let Some(held) = held else { return Err("the segment is not there afterwards") };
-                if self.taken.range(address..address + held.size_bytes).next().is_some() {
-                    return Err("the segment has blocks before it is there");
+                let is_it = |&(at, end, held): &(u64, u64, Held)| {
+                    !held.is_paged && (at, end - at) == (address, size_bytes)
+                };
+                if self.held.around(address).filter(is_it).is_none() {
+                    return Err("the segment is not there afterwards");
                 }
+                self.let_go(address, size_bytes)?;
             }
-            Action::SegmentFree => {
+            Action::SegmentMap => self.let_go(address, size_bytes)?,
+            Action::SegmentFree | Action::SegmentUnmap => {
                 // Segments of the large pool are never this small.
                 let is_small = size_bytes == SMALL_SEGMENT_BYTES;
-                let pool = if is_small { Pool::Small } else { Pool::Large };
-                let is_paged = false;
-                if !self.hold(address, Held { size_bytes, stream, pool, is_paged }) {
-                    return Err("the segment is still there afterwards");
+                let of_size = if is_small { Pool::Small } else { Pool::Large };
+                let is_paged = action == Action::SegmentUnmap;
+                let held = Held { stream, pool: pool.unwrap_or(of_size), is_paged };
+                if !self.hold(address, size_bytes, held) {
+                    return Err("the memory is still there afterwards");
                 }
-            }
-            Action::SegmentMap => self.undo_map(AddressRange { address, size_bytes })?,
-            Action::SegmentUnmap => {
-                let pool = pool.unwrap_or(Pool::Large);
-                self.undo_unmap(address, Held { size_bytes, stream, pool, is_paged: true })?;
             }
             Action::Snapshot | Action::Oom | Action::UserDefined => {}
         }
@@ -174,59 +215,16 @@ impl Start {
     /// between; else the large one, whose pages make up most memory.
     fn pool_around(&self, event: &RecordedEvent) -> Pool {
         let end = event.address.saturating_add(event.size_bytes);
-        let is_of_stream = |held: &Held| held.is_paged && held.stream == event.stream;
-        let below = self.held.range(..=event.address).next_back();
-        let below = below.filter(|(_, held)| is_of_stream(held));
-        let above = self.held.range(end..).next().filter(|(_, held)| is_of_stream(held));
+        let is_like =
+            |(_, _, held): &(u64, u64, Held)| held.is_paged && held.stream == event.stream;
+        let below = self.held.last_from(event.address).filter(is_like);
+        let above = self.held.first_from(end).filter(is_like);
         match (below, above) {
-            (Some((at, held)), _) if at + held.size_bytes >= event.address => held.pool,
-            (_, Some((&at, held))) if at == end => held.pool,
-            (Some((_, below)), Some((_, above))) if below.pool == above.pool => below.pool,
+            (Some((_, below_end, held)), _) if below_end >= event.address => held.pool,
+            (_, Some((at, _, held))) if at == end => held.pool,
+            (Some((_, _, below)), Some((_, _, above))) if below.pool == above.pool => below.pool,
             _ => Pool::Large,
         }
-    }
-
-    fn undo_map(&mut self, pages: AddressRange) -> Result<(), &'static str> {
-        let AddressRange { address, size_bytes } = pages;
-        let around = self.around(address).filter(|(at, held)| {
-            held.is_paged && size_bytes > 0 && size_bytes <= at + held.size_bytes - address
-        });
-        let Some((at, held)) = around else { return Err("the pages are not there afterwards") };
-        if self.taken.range(address..pages.end()).next().is_some() {
-            return Err("the pages have blocks before they are there");
-        }
-        self.held.remove(&at);
-        let behind_bytes = at + held.size_bytes - pages.end();
-        for (at, size_bytes) in [(at, address - at), (pages.end(), behind_bytes)] {
-            if size_bytes > 0 {
-                self.held.insert(at, Held { size_bytes, ..held });
-            }
-        }
-        Ok(())
-    }
-
-    fn undo_unmap(&mut self, address: u64, pages: Held) -> Result<(), &'static str> {
-        if !self.hold(address, pages) {
-            return Err("the pages are still there afterwards");
-        }
-        let joins =
-            |held: &Held| held.is_paged && (held.stream, held.pool) == (pages.stream, pages.pool);
-        let end = address + pages.size_bytes;
-        if self.held.get(&end).is_some_and(joins)
-            && let Some(next) = self.held.remove(&end)
-            && let Some(held) = self.held.get_mut(&address)
-        {
-            held.size_bytes += next.size_bytes;
-        }
-        let before = self.held.range_mut(..address).next_back();
-        let touching = before.filter(|(at, held)| *at + held.size_bytes == address && joins(held));
-        if let Some((&at, _)) = touching
-            && let Some(held) = self.held.remove(&address)
-            && let Some(before) = self.held.get_mut(&at)
-        {
-            before.size_bytes += held.size_bytes;
-        }
-        Ok(())
     }
 
     fn find_eras(
@@ -235,25 +233,18 @@ impl Start {
         pools: &BTreeMap<usize, Pool>,
         settings: &TorchSettings,
     ) -> Result<(), ReplayError> {
-        let paged = self.held.iter().filter(|(_, held)| held.is_paged);
-        let mapped: Vec<Mapped> = paged
-            .map(|(&address, &Held { size_bytes, stream, pool, .. })| Mapped {
-                pages: AddressRange { address, size_bytes },
-                stream,
-                pool,
-            })
-            .collect();
-        let whole = self.held.iter().filter(|(_, held)| !held.is_paged).map(|(&at, _)| at);
+        let (paged, whole): (Vec<_>, Vec<_>) =
+            self.held.iter().partition(|(_, _, held)| held.is_paged);
+        let mapped = paged.into_iter().map(|(address, end, Held { stream, pool, .. })| {
+            let pages = AddressRange { address, size_bytes: end - address };
+            Mapped { pages, stream, pool }
+        });
+        let mapped: Vec<Mapped> = mapped.collect();
+        let whole = whole.into_iter().map(|(address, ..)| address);
         let reserved = events.iter().filter(|event| event.action == Action::SegmentAlloc);
         let others: Vec<u64> = whole.chain(reserved.map(|event| event.address)).collect();
         self.eras = ranges::eras(&mapped, events, pools, &others, settings)?;
         Ok(())
-    }
-
-    /// The segment around an address.
-    fn around(&self, address: u64) -> Option<(u64, Held)> {
-        let (&at, &held) = self.held.range(..=address).next_back()?;
-        (address - at < held.size_bytes).then_some((at, held))
     }
 
     /// Gives every block its least size, and finds those that may be larger.
@@ -261,9 +252,9 @@ impl Start {
         let addresses: Vec<u64> = self.taken.keys().copied().collect();
         for (index, &address) in addresses.iter().enumerate() {
             let impossible = ReplayError::Impossible { address };
-            let Some((segment, held)) = self.around(address) else { return Err(impossible) };
+            let Some((_, end, held)) = self.held.around(address) else { return Err(impossible) };
             let next = addresses.get(index + 1).copied().unwrap_or(u64::MAX);
-            let gap_end = next.min(segment + held.size_bytes);
+            let gap_end = next.min(end);
             let room_bytes = gap_end - address;
             let taken = self.taken.get_mut(&address).expect("a taken block");
             if let Some(size_bytes) = taken.size_bytes {
@@ -273,7 +264,7 @@ impl Start {
                 continue;
             }
             // A request never exceeds its block, so this also keeps the rounding in range.
-            if taken.requested_bytes == 0 || taken.requested_bytes > room_bytes.min(1 << 59) {
+            if taken.requested_bytes > room_bytes.min(1 << 59) {
                 return Err(impossible);
             }
             let size_bytes = settings.round(taken.requested_bytes);
@@ -329,6 +320,11 @@ impl Start {
         (tail.end + tail.extra_bytes == address).then_some(tail)
     }
 
+    /// All that is held, with the blocks in it.
+    pub(super) fn held(&self) -> Vec<SegmentLayout> {
+        self.layouts(|_| true)
+    }
+
     /// Segments that came as a whole, with their blocks, free ones in the gaps.
     pub(super) fn segments(&self) -> Vec<SegmentLayout> {
         self.layouts(|held| !held.is_paged)
@@ -354,13 +350,18 @@ impl Start {
     fn layouts(&self, is_it: impl Fn(&Held) -> bool) -> Vec<SegmentLayout> {
         let extra: BTreeMap<u64, u64> =
             self.tails.values().map(|tail| (tail.address, tail.extra_bytes)).collect();
-        let held = self.held.iter().filter(|(_, held)| is_it(held));
-        held.map(|(&address, held)| self.layout(address, held, &extra)).collect()
+        let held = self.held.iter().filter(|(_, _, held)| is_it(held));
+        held.map(|(address, end, held)| self.layout(address, end, held, &extra)).collect()
     }
 
     /// `extra` bytes belong to the block at an address.
-    fn layout(&self, address: u64, held: &Held, extra: &BTreeMap<u64, u64>) -> SegmentLayout {
-        let end = address + held.size_bytes;
+    fn layout(
+        &self,
+        address: u64,
+        end: u64,
+        held: Held,
+        extra: &BTreeMap<u64, u64>,
+    ) -> SegmentLayout {
         let mut blocks = Vec::new();
         let mut at = address;
         let gap = |at: u64, to: u64| BlockLayout {
@@ -382,8 +383,8 @@ impl Start {
         if end > at {
             blocks.push(gap(at, end));
         }
-        let Held { size_bytes, stream, pool, .. } = *held;
-        SegmentLayout { address, size_bytes, stream, pool, blocks }
+        let Held { stream, pool, .. } = held;
+        SegmentLayout { address, size_bytes: end - address, stream, pool, blocks }
     }
 
     /// What is in use at the start, in requests rounded up to 512 bytes.

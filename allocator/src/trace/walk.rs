@@ -106,7 +106,11 @@ impl<'a> Lives<'a> {
         let mut open: HashMap<u64, usize> = HashMap::new();
         for block in &recording.start {
             // Of two with one id the first can only end with the recording.
-            open.insert(block.id, all.enter(block, 0));
+            let life = all.enter(block, 0);
+            if recording.start_pending.contains(&block.id) {
+                all.lives[life].waits_from = 0;
+            }
+            open.insert(block.id, life);
         }
         for (index, event) in recording.events.iter().enumerate() {
             match event.kind {
@@ -172,6 +176,9 @@ impl<'a> Lives<'a> {
             Levels { reserved_bytes: self.recording.start_reserved_bytes, ..Levels::default() };
         for life in self.lives.iter().take_while(|life| life.from == 0) {
             levels.add(life);
+            if life.waits_from == 0 {
+                add(&mut levels.waiting_bytes, life.size_bytes);
+            }
         }
         for &(category, bytes) in &self.recording.start_charges {
             levels.charge(Some(category), bytes);
@@ -246,8 +253,13 @@ const FUNCTION_LEN_MIN: usize = 8;
 impl Site {
     /// On one line, in printable characters only: what a stranger wrote must not steer a terminal
     /// or turn the direction of the text around it. At most `len_max` characters: of a long place
-    /// the end and of a function the beginning, if there is room for it.
+    /// the end and of a function the beginning, if there is room for it; the function alone where
+    /// the place is not known.
     pub(super) fn shown(&self, len_max: usize) -> String {
+        let is_nowhere = self.line == 0 && matches!(self.file.as_str(), "" | "??");
+        if is_nowhere && !self.function.is_empty() {
+            return head(&printable(&self.function, usize::MAX), len_max);
+        }
         let file = if self.file.is_empty() { "?" } else { &self.file };
         let place = match self.line {
             0 => file.to_owned(),
@@ -259,13 +271,19 @@ impl Site {
         let room = len_max.saturating_sub(place.chars().count() + 1);
         if len == 0 || room < len.min(FUNCTION_LEN_MIN) {
             place
-        } else if len <= room {
-            format!("{place} {function}")
         } else {
-            let head: String = function.chars().take(room - 1).collect();
-            format!("{place} {head}…")
+            format!("{place} {}", head(&function, room))
         }
     }
+}
+
+/// The beginning of a text that is longer.
+fn head(text: &str, len_max: usize) -> String {
+    if text.chars().count() <= len_max {
+        return text.to_owned();
+    }
+    let head: String = text.chars().take(len_max.saturating_sub(1)).collect();
+    format!("{head}…")
 }
 
 /// See [`Site::shown`]; of a longer text the end.

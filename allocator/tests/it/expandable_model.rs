@@ -10,10 +10,15 @@ use lowtide_allocator::torch::{
     AddressRange, BlockLayout, BlockState, Freed, PageSource, Pool, SegmentLayout, SegmentSource,
     StreamId, TorchPolicy, TorchSettings,
 };
-use lowtide_allocator::trace::{Action, RecordedEvent, RecordedSegment, Replay, Snapshot};
+use lowtide_allocator::trace::{
+    Action, EventKind, RecordedEvent, RecordedSegment, Recording, Replay, Snapshot,
+};
 use proptest::prelude::*;
 
+use crate::common::recorded_event;
+use crate::exports::pickle;
 use crate::shelf::{MIB, PagedShelf};
+use crate::viewer;
 
 #[derive(Clone, Debug)]
 struct Live {
@@ -68,7 +73,7 @@ impl Naive {
     }
 
     fn note(&mut self, action: Action, address: u64, size_bytes: u64, stream: StreamId) {
-        self.events.push(RecordedEvent { action, address, size_bytes, stream });
+        self.events.push(recorded_event(action, address, size_bytes, stream));
     }
 
     /// Spans of a region that have memory.
@@ -377,10 +382,11 @@ impl Naive {
     fn snapshot(self) -> Snapshot {
         let record = |(layout, is_expandable)| {
             let (device, pool_id) = (0, (0, 0));
-            RecordedSegment { device, pool_id, is_expandable, layout }
+            RecordedSegment { device, pool_id, is_expandable, layout, block_sites: Vec::new() }
         };
         let segments = self.segments().into_iter().map(record).collect();
-        Snapshot { segments, device_traces: vec![self.events], settings: self.settings }
+        let device_traces = vec![self.events];
+        Snapshot { segments, device_traces, settings: self.settings, sites: Vec::new() }
     }
 }
 
@@ -438,16 +444,24 @@ struct Pair {
     shelf: PagedShelf,
     naive: Naive,
     live: Vec<u64>,
+    /// Of every block handed out, in turn.
+    sizes: Vec<u64>,
 }
 
 impl Pair {
     fn new(settings: TorchSettings, shelf: PagedShelf) -> Pair {
         let naive = Naive::new(settings.clone(), shelf.clone());
-        Pair { policy: TorchPolicy::new(settings), shelf, naive, live: Vec::new() }
+        Pair {
+            policy: TorchPolicy::new(settings),
+            shelf,
+            naive,
+            live: Vec::new(),
+            sizes: Vec::new(),
+        }
     }
 
     fn step(&mut self, op: Op) {
-        let Pair { policy, shelf, naive, live } = self;
+        let Pair { policy, shelf, naive, live, sizes } = self;
         match op {
             Op::Allocate(size, stream) => {
                 let before = shelf.calls.len();
@@ -458,6 +472,7 @@ impl Pair {
                     assert_eq!(placed.source_calls, shelf.calls[before..]);
                     assert_eq!(policy.block_bytes(placed.address), Some(placed.size_bytes));
                 }
+                sizes.extend(expected.map(|address| naive.live[&address].size));
                 live.extend(expected);
             }
             Op::Free(index) if !live.is_empty() => {
@@ -596,6 +611,16 @@ proptest! {
             prop_assert!(report.is_exact(), "without {} events: {:?}", cut, report);
             prop_assert_eq!(report.first_difference, None);
             prop_assert_eq!(report.addresses_total, allocations);
+
+            let recording = Recording::from_snapshot(&snapshot, 0).expect("a recording");
+            prop_assert_eq!(recording.check(), Ok(()));
+            viewer::check(&viewer::unpickle(&pickle(&recording)).expect("a pickle")).unwrap();
+            let allocated = recording.events.iter().filter_map(|event| match event.kind {
+                EventKind::Allocate { .. } => Some(event.size_bytes),
+                _ => None,
+            });
+            let sizes = &pair.sizes[pair.sizes.len() - allocations as usize..];
+            prop_assert_eq!(allocated.collect::<Vec<u64>>(), sizes);
         }
     }
 }

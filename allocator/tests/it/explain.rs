@@ -10,7 +10,7 @@ use lowtide_allocator::trace::{
 };
 use proptest::prelude::*;
 
-use crate::recordings::{
+use crate::synthetic::{
     self, BASE, Lived, MIB, Recorder, charges_at, lives, one_event, reserved_at, training,
 };
 
@@ -144,7 +144,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn numbers_are_those_of_a_recount(recording in recordings::recording()) {
+    fn numbers_are_those_of_a_recount(recording in synthetic::recording()) {
         check_numbers(&recording);
         check_text(&recording);
     }
@@ -168,6 +168,18 @@ proptest! {
         }
         check_text(&recording);
     }
+}
+
+#[test]
+fn function_without_a_place_is_the_site() {
+    let mut recording = training(4000);
+    let function = format!("at::detail::{}", "empty".repeat(30));
+    for site in &mut recording.sites {
+        *site = Site { file: "??".into(), line: 0, function: function.clone() };
+    }
+    let text = check_text(&recording);
+    assert!(text.contains("  at::detail::emptyempty") && text.contains("…\n"), "{text}");
+    assert!(!text.contains("?? at"), "{text}");
 }
 
 #[test]
@@ -216,7 +228,7 @@ fn recordings_of_nothing_and_of_one_event_are_explained() {
 
 #[test]
 fn largest_numbers_saturate() {
-    let recording = recordings::largest();
+    let recording = synthetic::largest();
     let told = recording.explain();
     assert_eq!(told.peak.in_use_bytes, u64::MAX);
     assert_eq!(told.reserved_peak_bytes, u64::MAX);

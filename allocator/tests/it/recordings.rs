@@ -1,458 +1,338 @@
 use std::collections::BTreeMap;
 
 use lowtide_allocator::Category;
-use lowtide_allocator::torch::{BlockState, StreamId};
+use lowtide_allocator::torch::{Pool, StreamId};
 use lowtide_allocator::trace::{
-    Action, EventKind, RecordedBlock, RecordedRange, Recording, Replay, Site, Snapshot, TraceEvent,
+    EventKind, Piece, RecordedBlock, RecordedRange, Recording, SegmentKind, Site, TraceEvent,
 };
 use proptest::prelude::*;
 
-pub(crate) const MIB: u64 = 1 << 20;
+const GRAIN_BYTES: u64 = 512;
+const PAGE_BYTES: u64 = 16 * GRAIN_BYTES;
 
-/// Makes a recording by doing things; first fit, segments of 64 MiB.
-pub(crate) struct Recorder {
-    pub(crate) recording: Recording,
-    now_us: u64,
-    next_id: u64,
-    live: BTreeMap<u64, RecordedBlock>,
-    holes: BTreeMap<u64, u64>,
-    end: u64,
+/// One thing that happens. Indices are taken modulo what there is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Op {
+    Reserve {
+        pages: u64,
+        stream: u64,
+    },
+    /// A segment gets longer, if there is room behind it.
+    Grow {
+        index: usize,
+        pages: u64,
+    },
+    /// What is free at the end of a segment goes, up to so many pages.
+    Shrink {
+        index: usize,
+        pages: u64,
+    },
+    Allocate {
+        grains: u64,
+        slack_bytes: u64,
+        category: Option<Category>,
+        site: Option<u32>,
+    },
+    /// In as many places as there are holes.
+    Scatter {
+        grains: u64,
+        slack_bytes: u64,
+    },
+    RequestFree(usize),
+    Free(usize),
+    Charge(Option<Category>, u64),
+    Discharge(Option<Category>, u64),
+    Fail(u64),
 }
 
-pub(crate) const BASE: u64 = 0x7f00_0000_0000;
-const SEGMENT_BYTES: u64 = 64 * MIB;
+fn op() -> impl Strategy<Value = Op> {
+    let category = || prop::option::of(super::common::category());
+    let slack = 0..GRAIN_BYTES;
+    let site = prop::option::of(0..SITES.len() as u32);
+    prop_oneof![
+        2 => (1..5_u64, 0..2_u64).prop_map(|(pages, stream)| Op::Reserve { pages, stream }),
+        2 => (any::<usize>(), 1..3_u64).prop_map(|(index, pages)| Op::Grow { index, pages }),
+        2 => (any::<usize>(), 1..6_u64).prop_map(|(index, pages)| Op::Shrink { index, pages }),
+        6 => (1..20_u64, slack.clone(), category(), site).prop_map(
+            |(grains, slack_bytes, category, site)| {
+                Op::Allocate { grains, slack_bytes, category, site }
+            }
+        ),
+        1 => (2..40_u64, slack).prop_map(|(grains, slack_bytes)| {
+            Op::Scatter { grains, slack_bytes }
+        }),
+        1 => any::<usize>().prop_map(Op::RequestFree),
+        5 => any::<usize>().prop_map(Op::Free),
+        1 => (category(), 0..5000_u64).prop_map(|(category, bytes)| Op::Charge(category, bytes)),
+        1 => (category(), 0..5000_u64).prop_map(|(category, bytes)| Op::Discharge(category, bytes)),
+        1 => any::<u32>().prop_map(|bytes| Op::Fail(bytes.into())),
+    ]
+}
 
-impl Recorder {
-    pub(crate) fn new(capacity_bytes: u64, sites: &[(&str, u32, &str)]) -> Recorder {
-        let site = |&(file, line, function): &(&str, u32, &str)| Site {
-            file: file.into(),
-            line,
-            function: function.into(),
-        };
-        let recording = Recording {
-            policy: "pages".into(),
-            capacity_bytes,
-            page_bytes: 2 * MIB,
-            sites: sites.iter().map(site).collect(),
-            ..Recording::default()
-        };
-        let (live, holes) = (BTreeMap::new(), BTreeMap::new());
-        Recorder { recording, now_us: 1_700_000_000_000_000, next_id: 0, live, holes, end: BASE }
+/// Recordings that hold their laws, with a little of everything.
+pub(crate) fn recording() -> impl Strategy<Value = Recording> {
+    let ops = |len| prop::collection::vec(op(), 0..len);
+    (ops(60), ops(120)).prop_map(|(before, during)| run(&before, &during))
+}
+
+/// What is recorded of `during`, after `before`.
+pub(crate) fn run(before: &[Op], during: &[Op]) -> Recording {
+    let mut world = World::default();
+    before.iter().for_each(|&op| world.step(op));
+    // Charges of nobody have no place in the state at the start.
+    world.charges.remove(&None);
+    world.begin();
+    during.iter().for_each(|&op| world.step(op));
+    world.finish()
+}
+
+const SITES: [(&str, u32, &str); 4] = [
+    ("src/model.rs", 12, "forward"),
+    ("src/a \"quoted\"\nname.rs", 0, ""),
+    ("src/größe.rs", 4_000_000_000, "λ"),
+    ("", 1, "main"),
+];
+
+#[derive(Clone)]
+struct Live {
+    block: RecordedBlock,
+    places: Vec<Piece>,
+    is_pending: bool,
+}
+
+#[derive(Default)]
+struct World {
+    /// Address to length in bytes and stream.
+    segments: BTreeMap<u64, (u64, u64)>,
+    live: Vec<Live>,
+    charges: BTreeMap<Option<Category>, u64>,
+    next_id: u64,
+    next_address: u64,
+    recording: Recording,
+}
+
+impl World {
+    /// Holes of a segment, or of all of them.
+    fn holes(&self, of: Option<u64>) -> Vec<Piece> {
+        let mut taken: Vec<Piece> = self.live.iter().flat_map(|live| live.places.clone()).collect();
+        taken.sort_by_key(|piece| piece.address);
+        let mut holes = Vec::new();
+        for (&address, &(size_bytes, _)) in &self.segments {
+            if of.is_some_and(|of| of != address) {
+                continue;
+            }
+            let end = address + size_bytes;
+            let inside = taken.iter().filter(|piece| (address..end).contains(&piece.address));
+            let mut at = address;
+            for piece in inside {
+                holes.push(Piece { address: at, size_bytes: piece.address - at });
+                at = piece.address + piece.size_bytes;
+            }
+            holes.push(Piece { address: at, size_bytes: end - at });
+        }
+        holes.retain(|hole| hole.size_bytes > 0);
+        holes
     }
 
-    pub(crate) fn event(&mut self, kind: EventKind, category: Category, size_bytes: u64) {
-        self.now_us += 7 + size_bytes % 13;
+    fn segment(&self, index: usize) -> Option<u64> {
+        let count = self.segments.len().max(1);
+        self.segments.keys().nth(index % count).copied()
+    }
+
+    fn push(&mut self, kind: EventKind, address: u64, size_bytes: u64, stream: u64) {
+        let time_us = 1_700_000_000_000_000 + 7 * self.recording.events.len() as u64;
         self.recording.events.push(TraceEvent {
-            time_us: self.now_us,
+            time_us,
             kind,
             size_bytes,
             requested_bytes: size_bytes,
-            address: 0,
-            stream: StreamId(0),
-            category: Some(category),
-            site: None,
-        });
-    }
-
-    /// What has happened up to now is what was there before.
-    pub(crate) fn begin(&mut self) {
-        self.recording.events.clear();
-        self.recording.start = self.live.values().cloned().collect();
-        self.recording.start.sort_by_key(|block| block.address);
-        self.recording.start_reserved_bytes = self.end - BASE;
-    }
-
-    pub(crate) fn allocate(&mut self, category: Category, site: u32, requested_bytes: u64) -> u64 {
-        let size_bytes = requested_bytes.next_multiple_of(512);
-        let address = loop {
-            let fit = self.holes.iter().find(|&(_, &hole_bytes)| hole_bytes >= size_bytes);
-            if let Some((&address, &hole_bytes)) = fit {
-                self.holes.remove(&address);
-                if hole_bytes > size_bytes {
-                    self.holes.insert(address + size_bytes, hole_bytes - size_bytes);
-                }
-                break address;
-            }
-            let grown_bytes = SEGMENT_BYTES.max(size_bytes.next_multiple_of(2 * MIB));
-            self.event(EventKind::Reserve, category, grown_bytes);
-            self.recording.events.last_mut().unwrap().address = self.end;
-            self.put_back(self.end, grown_bytes);
-            self.end += grown_bytes;
-        };
-        let id = self.next_id;
-        self.next_id += 1;
-        self.event(EventKind::Allocate { id }, category, size_bytes);
-        let event = self.recording.events.last_mut().unwrap();
-        (event.address, event.requested_bytes, event.site) = (address, requested_bytes, Some(site));
-        let block = RecordedBlock {
-            id,
             address,
-            size_bytes,
-            requested_bytes,
-            stream: StreamId(0),
-            category: Some(category),
-            site: Some(site),
-        };
-        self.live.insert(id, block);
-        id
-    }
-
-    fn put_back(&mut self, mut address: u64, mut size_bytes: u64) {
-        if let Some((&at, &hole_bytes)) = self.holes.range(..address).next_back()
-            && at + hole_bytes == address
-        {
-            (address, size_bytes) = (at, hole_bytes + size_bytes);
-        }
-        if let Some(next_bytes) = self.holes.remove(&(address + size_bytes)) {
-            size_bytes += next_bytes;
-        }
-        self.holes.insert(address, size_bytes);
-    }
-
-    pub(crate) fn request_free(&mut self, id: u64) {
-        let block = self.live[&id].clone();
-        self.event(EventKind::FreeRequested { id }, block.category.unwrap(), block.size_bytes);
-        self.recording.events.last_mut().unwrap().address = block.address;
-    }
-
-    pub(crate) fn free(&mut self, id: u64) {
-        let block = self.live.remove(&id).expect("a live block");
-        self.event(EventKind::Free { id }, block.category.unwrap(), block.size_bytes);
-        let event = self.recording.events.last_mut().unwrap();
-        (event.address, event.site) = (block.address, block.site);
-        self.put_back(block.address, block.size_bytes);
-    }
-
-    pub(crate) fn finish(mut self) -> Recording {
-        let mut blocks: Vec<RecordedBlock> = self.live.into_values().collect();
-        blocks.sort_by_key(|block| block.address);
-        let size_bytes = self.end - BASE;
-        let range = RecordedRange { address: BASE, size_bytes, stream: StreamId(0), blocks };
-        self.recording.end = vec![range];
-        self.recording
-    }
-}
-
-const SITES: [(&str, u32, &str); 10] = [
-    ("src/model/embedding.rs", 41, "Embedding::new"),
-    ("src/model/attention.rs", 118, "Attention::forward"),
-    ("src/model/attention.rs", 131, "softmax"),
-    ("src/model/mlp.rs", 57, "Mlp::forward"),
-    ("src/autograd/tape.rs", 203, "Tape::backward"),
-    ("src/optim/adamw.rs", 88, "AdamW::prepare"),
-    ("src/tensor/ops/matmul/mod.rs", 140, "matmul"),
-    ("src/data/loader.rs", 71, "Loader::next"),
-    ("src/train/metrics.rs", 19, "Metrics::push"),
-    ("src/train/loss.rs", 33, "cross_entropy"),
-];
-
-/// Steps of training until there are so many events: a saw tooth of activations, with an
-/// allocation that grows by a little each step and one request that is too large.
-pub(crate) fn training(event_count: usize) -> Recording {
-    use Category::{Activation, Gradient, Input, OptimizerState, Other, Parameter, Workspace};
-    const LAYERS: u64 = 12;
-    let layer_bytes = |layer: u64| 14 * MIB + layer % 3 * 700_000 + 123;
-    let mut recorder = Recorder::new(3 << 30, &SITES);
-    for layer in 0..LAYERS {
-        recorder.allocate(Parameter, (layer % 4) as u32, layer_bytes(layer));
-    }
-    recorder.begin();
-    let mut has_state = false;
-    let mut has_failed = false;
-    while recorder.recording.events.len() < event_count {
-        let step = recorder.now_us;
-        let input = recorder.allocate(Input, 7, 8 * MIB);
-        recorder.event(EventKind::Charge, Workspace, 9 * MIB);
-        let mut saved = Vec::new();
-        for layer in 0..LAYERS {
-            let jitter = step.wrapping_mul(layer + 1) % 9 * 100_001;
-            saved.push(recorder.allocate(Activation, 1, 22 * MIB + jitter));
-            let scratch = recorder.allocate(Workspace, 6, 17 * MIB + jitter);
-            for part in 0..4 {
-                saved.push(recorder.allocate(Activation, 2 + part % 2, 3 * MIB + jitter / 2));
-                let small = recorder.allocate(Workspace, 6, 300_000 * u64::from(part + 1));
-                recorder.free(small);
-            }
-            recorder.free(scratch);
-        }
-        if !has_failed && recorder.recording.events.len() > event_count * 4 / 5 {
-            has_failed = true;
-            let free_bytes = (3 << 30) - (recorder.end - BASE) - 9 * MIB;
-            recorder.event(EventKind::OutOfMemory { free_bytes }, Activation, 2 << 30);
-            recorder.recording.events.last_mut().unwrap().site = Some(9);
-        }
-        recorder.request_free(input);
-        let mut grads = Vec::new();
-        while let Some(id) = saved.pop() {
-            recorder.free(id);
-            if saved.len() % 5 == 2 {
-                grads.push(recorder.allocate(Gradient, 4, layer_bytes(grads.len() as u64)));
-            }
-        }
-        recorder.free(input);
-        if !has_state {
-            has_state = true;
-            for layer in 0..LAYERS {
-                recorder.allocate(OptimizerState, 5, 2 * layer_bytes(layer));
-            }
-        }
-        recorder.event(EventKind::Discharge, Workspace, 9 * MIB);
-        for id in grads {
-            recorder.free(id);
-        }
-        recorder.allocate(Other, 8, 96 << 10);
-    }
-    recorder.finish()
-}
-
-/// What the events of a snapshot say; sizes of freed blocks as requested, rounded up to 512.
-pub(crate) fn from_snapshot(snapshot: &Snapshot) -> Recording {
-    let device = Replay::busiest_device(snapshot);
-    let events = &snapshot.device_traces[device];
-    let segments: Vec<_> =
-        snapshot.segments.iter().filter(|segment| segment.device == device).collect();
-    let mut recording = Recording { policy: "torch".into(), ..Recording::default() };
-    let mut live: BTreeMap<u64, RecordedBlock> = BTreeMap::new();
-    let mut next_id = 0;
-    let mut block = |address, size_bytes, requested_bytes, stream| {
-        next_id += 1;
-        let (category, site) = (None, None);
-        RecordedBlock { id: next_id, address, size_bytes, requested_bytes, stream, category, site }
-    };
-    let mut reserved_bytes = 0;
-    for segment in &segments {
-        let layout = &segment.layout;
-        let taken = layout.blocks.iter().filter(|block| block.state != BlockState::Free);
-        let mut blocks = Vec::new();
-        for taken in taken {
-            let bytes = (taken.size_bytes, taken.requested_bytes);
-            blocks.push(block(taken.address, bytes.0, bytes.1, layout.stream));
-        }
-        live.extend(blocks.iter().map(|block| (block.address, block.clone())));
-        let (address, size_bytes) = (layout.address, layout.size_bytes);
-        reserved_bytes += size_bytes;
-        let range = RecordedRange { address, size_bytes, stream: layout.stream, blocks };
-        recording.end.push(range);
-    }
-    for (index, event) in events.iter().enumerate().rev() {
-        let mut of = live.get(&event.address).cloned();
-        let kind = match event.action {
-            Action::Alloc => {
-                live.remove(&event.address);
-                of.as_ref().map(|block| EventKind::Allocate { id: block.id })
-            }
-            Action::FreeRequested => {
-                of.as_ref().map(|block| EventKind::FreeRequested { id: block.id })
-            }
-            Action::FreeCompleted => {
-                let size_bytes = event.size_bytes.next_multiple_of(512);
-                let freed = block(event.address, size_bytes, event.size_bytes, event.stream);
-                live.insert(event.address, freed.clone());
-                let kind = EventKind::Free { id: freed.id };
-                of = Some(freed);
-                Some(kind)
-            }
-            Action::SegmentAlloc => {
-                reserved_bytes -= event.size_bytes;
-                Some(EventKind::Reserve)
-            }
-            Action::SegmentFree => {
-                reserved_bytes += event.size_bytes;
-                Some(EventKind::Release)
-            }
-            Action::Oom => Some(EventKind::OutOfMemory { free_bytes: 0 }),
-            _ => None,
-        };
-        let Some(kind) = kind else { continue };
-        recording.events.push(TraceEvent {
-            time_us: index as u64,
-            kind,
-            size_bytes: of.map_or(event.size_bytes, |block| block.size_bytes),
-            requested_bytes: event.size_bytes,
-            address: event.address,
-            stream: event.stream,
+            stream: StreamId(stream),
             category: None,
             site: None,
         });
     }
-    recording.events.reverse();
-    recording.start = live.into_values().collect();
-    recording.start_reserved_bytes = reserved_bytes;
-    recording
-}
 
-pub(crate) fn maybe_category() -> impl Strategy<Value = Option<Category>> {
-    prop::option::of(crate::common::category())
-}
+    fn push_block(&mut self, kind: EventKind, block: &RecordedBlock) {
+        self.push(kind, block.address, block.size_bytes, block.stream.0);
+        let event = self.recording.events.last_mut().expect("the event");
+        event.requested_bytes = block.requested_bytes;
+        event.category = block.category;
+        event.site = block.site;
+    }
 
-/// Blocks that are born and die in any order; with some events that contradict the others.
-pub(crate) fn recording() -> impl Strategy<Value = Recording> {
-    let step = (0..12_u8, 0..40_u64, 1..50_000_u64, 0..600_u64, maybe_category(), 0..6_u32);
-    let steps = prop::collection::vec(step, 0..120);
-    (steps, 0..12_u64, any::<bool>()).prop_map(|(steps, start_len, has_charges)| {
-        let mut recording = Recording {
-            policy: "torch".into(),
-            capacity_bytes: 1 << 20,
-            lost_events: start_len,
-            start_reserved_bytes: start_len << 16,
-            ..Recording::default()
-        };
-        for line in 0..5 {
-            let (file, function) = (format!("file {line}"), String::new());
-            recording.sites.push(Site { file, line, function });
-        }
-        if has_charges {
-            recording.start_charges = vec![(Category::Workspace, 3000), (Category::Input, 10)];
-        }
-        for id in 0..start_len {
-            recording.start.push(RecordedBlock {
-                id,
-                address: id << 20,
-                size_bytes: 512 * (id + 1),
-                requested_bytes: 512 * (id + 1) - id,
-                stream: StreamId(id % 3),
-                category: Category::ALL.get(id as usize).copied(),
-                site: Some(id as u32),
-            });
-        }
-        for (index, (what, id, size_bytes, less_bytes, category, site)) in
-            steps.into_iter().enumerate()
-        {
-            let kind = match what {
-                0..=3 => {
-                    EventKind::Allocate { id: if what == 0 { id } else { 100 + index as u64 } }
+    fn step(&mut self, op: Op) {
+        match op {
+            Op::Reserve { pages, stream } => {
+                // Some touch, some do not.
+                let address = self.next_address + PAGE_BYTES * (1 + self.next_id % 3);
+                let size_bytes = pages * PAGE_BYTES;
+                self.next_address = address + size_bytes - PAGE_BYTES * (self.next_id % 2);
+                self.segments.insert(address, (size_bytes, stream));
+                self.push(EventKind::Reserve, address, size_bytes, stream);
+            }
+            Op::Grow { index, pages } => {
+                let Some(address) = self.segment(index) else { return };
+                let (size_bytes, stream) = self.segments[&address];
+                let (end, grown_bytes) = (address + size_bytes, pages * PAGE_BYTES);
+                let next = self.segments.range(address + 1..).next().map(|(&next, _)| next);
+                if next.is_none_or(|next| end + grown_bytes <= next) {
+                    self.next_address = self.next_address.max(end + grown_bytes);
+                    self.segments.insert(address, (size_bytes + grown_bytes, stream));
+                    self.push(EventKind::Reserve, end, grown_bytes, stream);
                 }
-                4 | 5 => EventKind::Free { id: 100 + id },
-                6 => EventKind::Free { id },
-                7 => EventKind::FreeRequested { id: if id < 20 { id } else { 80 + id } },
-                8 => EventKind::Reserve,
-                9 => EventKind::Release,
-                10 if site < 3 => EventKind::Charge,
-                10 => EventKind::Discharge,
-                _ => EventKind::OutOfMemory { free_bytes: less_bytes },
-            };
-            recording.events.push(TraceEvent {
-                time_us: 1_000_000 + index as u64 * less_bytes,
-                kind,
-                size_bytes,
-                requested_bytes: size_bytes.saturating_sub(less_bytes),
-                address: (1 << 40) + ((index as u64) << 20),
-                stream: StreamId(u64::from(site)),
-                category,
-                site: (site < 5).then_some(site),
-            });
+            }
+            Op::Shrink { index, pages } => {
+                let Some(address) = self.segment(index) else { return };
+                let (size_bytes, stream) = self.segments[&address];
+                let end = address + size_bytes;
+                let hole =
+                    self.holes(Some(address)).pop().filter(|h| h.address + h.size_bytes == end);
+                let free_pages = hole.map_or(0, |hole| hole.size_bytes / PAGE_BYTES);
+                let gone_bytes = pages.min(free_pages) * PAGE_BYTES;
+                if gone_bytes > 0 {
+                    self.segments.insert(address, (size_bytes - gone_bytes, stream));
+                    self.segments.retain(|_, (size_bytes, _)| *size_bytes > 0);
+                    self.push(EventKind::Release, end - gone_bytes, gone_bytes, stream);
+                }
+            }
+            Op::Allocate { grains, slack_bytes, category, site } => {
+                let size_bytes = grains * GRAIN_BYTES;
+                let holes = self.holes(None);
+                let Some(hole) = holes.iter().find(|hole| hole.size_bytes >= size_bytes) else {
+                    return;
+                };
+                let places = vec![Piece { address: hole.address, size_bytes }];
+                self.allocate(places, slack_bytes, category, site);
+            }
+            Op::Scatter { grains, slack_bytes } => {
+                let mut left_bytes = grains * GRAIN_BYTES;
+                let mut places = self.holes(None);
+                places.reverse();
+                places.retain_mut(|place| {
+                    place.size_bytes = place.size_bytes.min(left_bytes);
+                    left_bytes -= place.size_bytes;
+                    place.size_bytes > 0
+                });
+                if left_bytes == 0 && places.len() > 1 {
+                    self.allocate(places, slack_bytes, Some(Category::Activation), None);
+                }
+            }
+            Op::RequestFree(index) => {
+                let count = self.live.len().max(1);
+                let Some(live) = self.live.get_mut(index % count) else { return };
+                if !std::mem::replace(&mut live.is_pending, true) {
+                    let block = live.block.clone();
+                    self.push_block(EventKind::FreeRequested { id: block.id }, &block);
+                }
+            }
+            Op::Free(index) => {
+                if !self.live.is_empty() {
+                    let live = self.live.swap_remove(index % self.live.len());
+                    self.push_block(EventKind::Free { id: live.block.id }, &live.block);
+                }
+            }
+            Op::Charge(category, bytes) => {
+                *self.charges.entry(category).or_default() += bytes;
+                self.charge(EventKind::Charge, category, bytes);
+            }
+            Op::Discharge(category, bytes) => {
+                let charged_bytes = self.charges.entry(category).or_default();
+                let bytes = bytes.min(*charged_bytes);
+                *charged_bytes -= bytes;
+                self.charge(EventKind::Discharge, category, bytes);
+            }
+            Op::Fail(bytes) => {
+                self.push(EventKind::OutOfMemory { free_bytes: bytes / 2 }, 0, bytes, 0);
+            }
         }
-        recording
-    })
-}
-
-/// A block's life, found by looking for its end event by event.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Lived {
-    pub(crate) block: RecordedBlock,
-    pub(crate) from: usize,
-    pub(crate) waits_from: Option<usize>,
-    pub(crate) to: Option<usize>,
-}
-
-impl Lived {
-    pub(crate) fn is_live_at(&self, moment: usize) -> bool {
-        self.from <= moment && self.to.is_none_or(|to| moment < to)
     }
-}
 
-/// The slow twin of what the crate computes about blocks.
-pub(crate) fn lives(recording: &Recording) -> Vec<Lived> {
-    let mut blocks: Vec<(usize, RecordedBlock)> =
-        recording.start.iter().map(|block| (0, block.clone())).collect();
-    for (index, event) in recording.events.iter().enumerate() {
-        if let EventKind::Allocate { id } = event.kind {
-            let TraceEvent { address, size_bytes, requested_bytes, stream, category, site, .. } =
-                *event;
-            let block =
-                RecordedBlock { id, address, size_bytes, requested_bytes, stream, category, site };
-            blocks.push((index + 1, block));
+    fn charge(&mut self, kind: EventKind, category: Option<Category>, bytes: u64) {
+        self.push(kind, 0, bytes, 0);
+        self.recording.events.last_mut().expect("the event").category = category;
+    }
+
+    fn allocate(
+        &mut self,
+        places: Vec<Piece>,
+        slack_bytes: u64,
+        category: Option<Category>,
+        site: Option<u32>,
+    ) {
+        let id = self.next_id;
+        self.next_id += 1;
+        let size_bytes = places.iter().map(|piece| piece.size_bytes).sum();
+        let is_scattered = places.len() > 1;
+        if is_scattered {
+            self.recording.pieces.insert(id, places.clone());
         }
-    }
-    let live = |(from, block): (usize, RecordedBlock)| {
-        let find = |is_it: &dyn Fn(EventKind) -> bool| {
-            let later = recording.events.iter().skip(from).position(|event| is_it(event.kind))?;
-            Some(from + later + 1)
+        let block = RecordedBlock {
+            id,
+            address: if is_scattered { (1 << 50) + (id << 30) } else { places[0].address },
+            size_bytes,
+            requested_bytes: size_bytes - slack_bytes,
+            stream: StreamId(id % 2),
+            category,
+            site,
         };
-        let id = block.id;
-        let to = find(&|kind| kind == EventKind::Free { id } || kind == EventKind::Allocate { id });
-        let waits_from = find(&|kind| kind == EventKind::FreeRequested { id });
-        let waits_from = waits_from.filter(|&waits| to.is_none_or(|to| waits < to));
-        let site = block.site.filter(|&site| (site as usize) < recording.sites.len());
-        Lived { block: RecordedBlock { site, ..block }, from, waits_from, to }
-    };
-    blocks.into_iter().map(live).collect()
-}
-
-/// Charged bytes by category, unknown last, counted from the start again.
-pub(crate) fn charges_at(recording: &Recording, moment: usize) -> [u64; 8] {
-    let mut charges = [0_u64; 8];
-    let band = |category: Option<Category>| category.map_or(7, |category| category as usize);
-    for &(category, bytes) in &recording.start_charges {
-        charges[band(Some(category))] += bytes;
+        self.push_block(EventKind::Allocate { id }, &block);
+        self.live.push(Live { block, places, is_pending: false });
     }
-    for event in &recording.events[..moment] {
-        let level = &mut charges[band(event.category)];
-        match event.kind {
-            EventKind::Charge => *level += event.size_bytes,
-            EventKind::Discharge => *level = level.saturating_sub(event.size_bytes),
-            _ => {}
+
+    /// What is there now is the start.
+    fn begin(&mut self) {
+        let recording = &mut self.recording;
+        recording.policy = "test".to_owned();
+        recording.capacity_bytes = 1 << 40;
+        recording.page_bytes = PAGE_BYTES;
+        recording.lost_events = recording.events.len() as u64;
+        recording.events.clear();
+        recording.sites = SITES
+            .map(|(file, line, function)| Site {
+                file: file.to_owned(),
+                line,
+                function: function.to_owned(),
+            })
+            .to_vec();
+        recording.start = self.live.iter().map(|live| live.block.clone()).collect();
+        recording.start.sort_by_key(|block| block.address);
+        let pending = self.live.iter().filter(|live| live.is_pending);
+        recording.start_pending = pending.map(|live| live.block.id).collect();
+        let live: Vec<u64> = self.live.iter().map(|live| live.block.id).collect();
+        recording.pieces.retain(|id, _| live.contains(id));
+        for (&category, &bytes) in &self.charges {
+            recording.start_charges.push((category.expect("somebody"), bytes));
         }
+        let charged_bytes: u64 = self.charges.values().sum();
+        let held_bytes: u64 = self.segments.values().map(|(size_bytes, _)| size_bytes).sum();
+        recording.start_reserved_bytes = charged_bytes + held_bytes;
     }
-    charges
-}
 
-pub(crate) fn reserved_at(recording: &Recording, moment: usize) -> u64 {
-    recording.events[..moment].iter().fold(recording.start_reserved_bytes, |level, event| {
-        match event.kind {
-            EventKind::Reserve | EventKind::Charge => level + event.size_bytes,
-            EventKind::Release | EventKind::Discharge => level.saturating_sub(event.size_bytes),
-            _ => level,
+    fn finish(mut self) -> Recording {
+        for (&address, &(size_bytes, stream)) in &self.segments {
+            let mut blocks = Vec::new();
+            for live in &self.live {
+                for place in &live.places {
+                    if (address..address + size_bytes).contains(&place.address) {
+                        let Piece { address, size_bytes } = *place;
+                        blocks.push(RecordedBlock { address, size_bytes, ..live.block.clone() });
+                    }
+                }
+            }
+            blocks.sort_by_key(|block| block.address);
+            let stream_id = StreamId(stream);
+            self.recording.end.push(RecordedRange {
+                address,
+                size_bytes,
+                stream: stream_id,
+                blocks,
+            });
+            if stream == 1 {
+                let kind = SegmentKind { pool: Pool::Small, pool_id: (0, 3), is_expandable: false };
+                self.recording.segment_kinds.insert(address, kind);
+            }
         }
-    })
-}
-
-/// A recording of one event and nothing else.
-pub(crate) fn one_event(kind: EventKind, size_bytes: u64) -> Recording {
-    let event = TraceEvent {
-        time_us: 5,
-        kind,
-        size_bytes,
-        requested_bytes: size_bytes,
-        address: u64::MAX - 7,
-        stream: StreamId(u64::MAX),
-        category: None,
-        site: Some(3),
-    };
-    Recording { events: vec![event], ..Recording::default() }
-}
-
-/// One of each, with the largest numbers that there are.
-pub(crate) fn largest() -> Recording {
-    let mut recording = one_event(EventKind::Allocate { id: 1 }, u64::MAX);
-    recording.start_reserved_bytes = u64::MAX;
-    recording.capacity_bytes = u64::MAX;
-    recording.lost_events = u64::MAX;
-    recording.start_charges = vec![(Category::Input, u64::MAX), (Category::Other, u64::MAX)];
-    let kinds = [
-        EventKind::Reserve,
-        EventKind::Charge,
-        EventKind::Allocate { id: 2 },
-        EventKind::OutOfMemory { free_bytes: u64::MAX },
-        EventKind::FreeRequested { id: 2 },
-        EventKind::Free { id: 1 },
-        EventKind::Discharge,
-        EventKind::Release,
-        EventKind::Free { id: 2 },
-    ];
-    for kind in kinds {
-        let first = recording.events[0].clone();
-        recording.events.push(TraceEvent { kind, time_us: u64::MAX, ..first });
+        self.recording
     }
-    recording
 }

@@ -2,10 +2,11 @@
 
 use lowtide_allocator::torch::{BlockState, TorchPolicy, TorchSettings};
 use lowtide_allocator::trace::{
-    Action, Limits, RecordedEvent, RecordedSegment, Replay, ReplayError, ReplayReport, Snapshot,
+    Action, Limits, RecordedSegment, Recording, Replay, ReplayError, ReplayReport, Snapshot,
     TraceError, TraceProblem, read_snapshot,
 };
 
+use crate::common::recorded_event;
 use crate::shelf::{MAIN, MIB, Shelf};
 
 /// Written by `fixtures/make_snapshot.py`.
@@ -59,6 +60,16 @@ fn snapshot_replays_exactly_from_wherever_it_begins() {
 }
 
 #[test]
+fn snapshot_survives_every_format_from_wherever_it_begins() {
+    let whole = mixed();
+    for cut in 0..=whole.device_traces[0].len() {
+        let mut snapshot = whole.clone();
+        snapshot.device_traces[0].drain(..cut);
+        crate::traces::check_formats(&snapshot, 0);
+    }
+}
+
+#[test]
 fn replay_sees_what_another_allocator_did() {
     let mut shelf = Shelf::new(100 * MIB);
     let mut policy = TorchPolicy::new(TorchSettings::default());
@@ -79,18 +90,16 @@ fn replay_sees_what_another_allocator_did() {
 fn recorded(policy: &TorchPolicy, events: &[(Action, u64, u64)]) -> Snapshot {
     let record = |layout| {
         let (device, pool_id, is_expandable) = (0, (0, 0), false);
-        RecordedSegment { device, pool_id, is_expandable, layout }
+        RecordedSegment { device, pool_id, is_expandable, layout, block_sites: Vec::new() }
     };
-    let event = |&(action, address, size_bytes): &(Action, u64, u64)| RecordedEvent {
-        action,
-        address,
-        size_bytes,
-        stream: MAIN,
+    let event = |&(action, address, size_bytes): &(Action, u64, u64)| {
+        recorded_event(action, address, size_bytes, MAIN)
     };
     Snapshot {
         segments: policy.segments().into_iter().map(record).collect(),
         device_traces: vec![events.iter().map(event).collect()],
         settings: TorchSettings::default(),
+        sites: Vec::new(),
     }
 }
 
@@ -123,6 +132,26 @@ fn tail_that_nothing_shows_is_inferred_from_what_was_not_taken() {
     let report = replay(&snapshot).unwrap();
     assert!(report.is_exact(), "{report:?}");
     assert_eq!(report.inferred_blocks, 1);
+    let recording = Recording::from_snapshot(&snapshot, 0).unwrap();
+    let block = recording.start.iter().find(|block| block.address == hole).unwrap();
+    // As much as the recording proves: what is behind it was too small for the request.
+    assert_eq!(block.size_bytes, asked_bytes + (8 * MIB + MIB / 2 - taken_bytes) + 512);
+}
+
+#[test]
+fn imported_block_is_as_large_as_the_policy_made_it() {
+    let mut shelf = Shelf::new(100 * MIB);
+    let mut policy = TorchPolicy::new(TorchSettings::default());
+    let [hole, _last] = [4, 8]
+        .map(|mib| policy.allocate(mib * MIB, MAIN, &mut shelf).expect("room").expect("a block"));
+    policy.free(hole).unwrap();
+    // Less than 1 MiB stays with the block.
+    let asked_bytes = 4 * MIB - MIB / 2;
+    let events = [Action::Alloc, Action::FreeRequested, Action::FreeCompleted]
+        .map(|action| (action, hole, asked_bytes));
+    let recording = Recording::from_snapshot(&recorded(&policy, &events), 0).unwrap();
+    let sizes = recording.events.iter().map(|event| (event.size_bytes, event.requested_bytes));
+    assert_eq!(sizes.collect::<Vec<_>>(), [(4 * MIB, asked_bytes); 2]);
 }
 
 #[test]
@@ -272,6 +301,62 @@ fn unknown_keys_are_ignored_and_the_others_checked() {
     check_error(&event(&[alloc, ("addr", b"\x8a\x01\xff")]), "addr cannot be -1");
     assert!(parse(&event(&[alloc, ("addr", b"K\x01"), ("size", b"K\x01")])).is_ok());
     assert!(parse(&event(&[("action", b"\x8c\x08snapshot")])).is_ok());
+}
+
+/// The site of an event with this stack, innermost frame first.
+fn site_of(frames: &[(&str, &str, u8)]) -> Option<(String, u32, String)> {
+    let text = |text: &str| [&[0x8c, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    let frame = |&(name, file, line): &(&str, &str, u8)| {
+        let (name, file, line) = (text(name), text(file), [b'K', line]);
+        dictionary(&[("name", &name), ("filename", &file), ("line", &line)])
+    };
+    let frames: Vec<Vec<u8>> = frames.iter().map(frame).collect();
+    let stack = [b"](".as_slice(), &frames.concat(), b"e"].concat();
+    let event = dictionary(&[("action", b"\x8c\x08snapshot"), ("frames", &stack)]);
+    let trace = list(&list(&event));
+    let snapshot = parse(&dictionary(&[("segments", b"]"), ("device_traces", &trace)])).unwrap();
+    let site = snapshot.device_traces[0][0].site?;
+    let site = snapshot.sites[site as usize].clone();
+    Some((site.file, site.line, site.function))
+}
+
+#[test]
+fn site_is_the_innermost_line_of_the_program() {
+    let gather = ("gather_with_cpp", "memory_snapshot.cpp", 0);
+    let empty = ("at::empty", "??", 0);
+    let module = ("_call_impl", "lib/torch/nn/module.py", 9);
+    let (forward, main) = (("forward", "model.py", 12), ("main", "train.py", 3));
+    let check = |frames: &[_], expected: Option<(&str, &str, u8)>| {
+        let expected = expected
+            .map(|(function, file, line)| (file.to_owned(), u32::from(line), function.to_owned()));
+        assert_eq!(site_of(frames), expected);
+    };
+    let package = ("pad", "lib/site-packages/pads/pad.py", 4);
+    check(&[gather, empty, module, package, forward, main], Some(forward));
+    check(&[gather, empty, module, package], Some(package));
+    check(&[gather, empty, module], Some(module));
+    check(&[gather, empty], Some(empty));
+    check(&[gather], None);
+    check(&[], None);
+    let long = "x".repeat(255);
+    check(&[("f", &long, 1)], Some(("f", &long, 1)));
+}
+
+#[test]
+fn few_bytes_do_not_become_much_text() {
+    // 10,000 stacks of a frame each, that differ in the line and share a name of 500 bytes.
+    let name = [b"X\xf4\x01\0\0".as_slice(), &b"n".repeat(500), b"q\0"].concat();
+    let event = |line: u16| {
+        let name = if line == 1 { name.clone() } else { b"h\0".to_vec() };
+        let line = [b"M".as_slice(), &line.to_le_bytes()].concat();
+        let frame = dictionary(&[("name", &name), ("line", &line)]);
+        dictionary(&[("action", b"\x8c\x08snapshot"), ("frames", &list(&frame))])
+    };
+    let events: Vec<Vec<u8>> = (1..10_000).map(event).collect();
+    let trace = [b"](".as_slice(), &events.concat(), b"e"].concat();
+    let error = parse(&dictionary(&[("segments", b"]"), ("device_traces", &list(&trace))]));
+    let error = error.expect_err("too much text");
+    assert!(error.to_string().ends_with("bytes of text in frames"), "{error}");
 }
 
 #[test]

@@ -4,10 +4,10 @@ use std::fs::{self, File};
 use std::io::{self, BufReader, Write};
 use std::path::Path;
 
-use lowtide_allocator::trace::{EventKind, Limits, Recording, Site, read_snapshot};
+use lowtide_allocator::trace::{EventKind, Limits, Recording, Replay, Site, read_snapshot};
 use proptest::prelude::*;
 
-use crate::recordings::{self, Lived, charges_at, lives, one_event, reserved_at, training};
+use crate::synthetic::{self, Lived, charges_at, lives, one_event, reserved_at, training};
 
 const NUMBER_MAX: u64 = (1 << 53) - 1;
 
@@ -120,8 +120,8 @@ fn check_data(recording: &Recording) {
     for (index, Lived { block, from: born, waits_from, to }) in expected.iter().enumerate() {
         at += from[index] as usize;
         assert_eq!(at, *born, "block {index}");
-        let moments = |to: &Option<usize>| to.map_or(0, |to| (to - born) as u64);
-        assert_eq!((age[index], wait[index]), (moments(to), moments(waits_from)));
+        assert_eq!(age[index], to.map_or(0, |to| (to - born) as u64));
+        assert_eq!(wait[index], waits_from.map_or(0, |waits| (waits - born) as u64 + 1));
         let size_bytes = block.size_bytes.min(NUMBER_MAX);
         assert_eq!(size[index], size_bytes);
         let is_full = block.size_bytes == block.requested_bytes;
@@ -173,7 +173,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn page_holds_what_was_recorded(recording in recordings::recording()) {
+    fn page_holds_what_was_recorded(recording in synthetic::recording()) {
         check_data(&recording);
     }
 }
@@ -190,7 +190,8 @@ fn page_of_a_training_run_and_of_real_traces_holds_what_was_recorded() {
     for entry in entries {
         let file = BufReader::new(File::open(entry.expect("an entry").path()).expect("a trace"));
         let snapshot = read_snapshot(file, Limits::default()).expect("a snapshot");
-        check_data(&recordings::from_snapshot(&snapshot));
+        let device = Replay::busiest_device(&snapshot);
+        check_data(&Recording::from_snapshot(&snapshot, device).expect("a recording"));
     }
 }
 
@@ -304,7 +305,7 @@ fn recordings_of_nothing_and_of_one_event_have_a_page() {
 
 #[test]
 fn numbers_beyond_a_double_are_shown_as_the_largest_and_addresses_as_they_are() {
-    let recording = recordings::largest();
+    let recording = synthetic::largest();
     let data = Data::of(&recording);
     for name in ["capacity", "lost", "startReserved"] {
         assert_eq!(data.number(name), NUMBER_MAX);

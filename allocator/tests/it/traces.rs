@@ -1,10 +1,16 @@
-//! Recorded traces replay exactly, from wherever they begin.
+//! Recorded traces replay exactly, from wherever they begin, and survive every format.
 
 use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-use lowtide_allocator::trace::{Limits, Replay, ReplayReport, Snapshot, read_snapshot};
+use lowtide_allocator::trace::{
+    Action, Limits, RecordedEvent, RecordedSegment, Recording, Replay, ReplayReport, Site,
+    Snapshot, read_snapshot,
+};
+
+use crate::exports::pickle;
+use crate::{json_lines, viewer};
 
 fn read(path: &Path) -> Snapshot {
     let file = BufReader::new(File::open(path).expect("the trace"));
@@ -49,6 +55,73 @@ fn recorded_traces_replay_exactly_from_wherever_they_begin() {
             snapshot.device_traces[device].drain(..cut);
             let report = replay(&snapshot);
             assert!(report.is_exact(), "without {cut} events: {report:?}");
+        }
+    }
+}
+
+/// Segments with the sites of their blocks.
+fn segments(snapshot: &Snapshot) -> Vec<(RecordedSegment, Vec<Option<&Site>>)> {
+    let site = |site: &Option<u32>| site.map(|site| &snapshot.sites[site as usize]);
+    let segment = |segment: &RecordedSegment| {
+        let sites = segment.block_sites.iter().map(site).collect();
+        (RecordedSegment { block_sites: Vec::new(), ..segment.clone() }, sites)
+    };
+    snapshot.segments.iter().map(segment).collect()
+}
+
+/// Events with their sites. A free that completes at once has one time, that of its completion.
+fn events(snapshot: &Snapshot, device: usize) -> Vec<(RecordedEvent, Option<&Site>)> {
+    let mut events = snapshot.device_traces[device].clone();
+    for index in 1..events.len() {
+        let [requested, completed] = &mut events[index - 1..=index] else { unreachable!() };
+        if requested.action == Action::FreeRequested
+            && completed.action == Action::FreeCompleted
+            && requested.address == completed.address
+        {
+            requested.time_us = completed.time_us;
+        }
+    }
+    events.retain(|event| event.action != Action::Snapshot);
+    let site = |event: &RecordedEvent| event.site.map(|site| &snapshot.sites[site as usize]);
+    events.iter().map(|event| (RecordedEvent { site: None, ..*event }, site(event))).collect()
+}
+
+/// From a snapshot to a recording, and from there through every format.
+pub(crate) fn check_formats(first: &Snapshot, device: usize) -> Recording {
+    let recording = Recording::from_snapshot(first, device).expect("a recording");
+    assert_eq!(recording.check(), Ok(()));
+    let lines = json_lines::write(&recording);
+    assert!(json_lines::read(&lines).expect("what was written") == recording, "lines differ");
+
+    let exported = pickle(&recording);
+    viewer::check(&viewer::unpickle(&exported).expect("a pickle")).expect("a snapshot");
+    let again = Snapshot::from_pickle(&exported).expect("what was exported");
+    assert_eq!(events(&again, 0), events(first, device));
+    let mut on_device = first.clone();
+    on_device.segments.retain(|segment| segment.device == device);
+    assert_eq!(segments(&again).len(), segments(&on_device).len());
+    for ((segment, sites), (again, sites_again)) in
+        segments(&on_device).into_iter().zip(segments(&again))
+    {
+        assert_eq!(again, RecordedSegment { device: 0, ..segment });
+        for (site, again) in sites.into_iter().zip(sites_again) {
+            // A block that was handed out in the trace has the site of its event there.
+            assert!(site.is_none() || again.is_some());
+        }
+    }
+    recording
+}
+
+#[test]
+fn recorded_traces_survive_every_format() {
+    for path in shared_traces("recorded_traces_survive_every_format") {
+        let snapshot = read(&path);
+        let device = Replay::busiest_device(&snapshot);
+        let recording = check_formats(&snapshot, device);
+        assert!(recording.events.iter().filter(|event| event.site.is_some()).count() > 1000);
+        assert!(recording.sites.iter().all(|site| site.line > 0 || !site.function.is_empty()));
+        for site in recording.sites.iter().take(8) {
+            println!("{}:{} {}", site.file, site.line, site.function);
         }
     }
 }

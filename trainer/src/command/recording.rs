@@ -4,9 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
 
-use lowtide_allocator::trace::{
-    ExportError, Limits, Recording, Replay, Snapshot, read_json_lines, read_snapshot,
-};
+use lowtide_allocator::trace::{ExportError, Limits, Recording, Replay, Snapshot, read_snapshot};
 
 use crate::{Result, TrainError};
 
@@ -30,7 +28,7 @@ pub(super) fn read(path: &Path, device: Option<usize>) -> Result<Recorded> {
         if let Some(device) = device.filter(|&device| device != 0) {
             return Err(unusable(path, format!("it has no device {device}, only device 0")));
         }
-        let recording = read_json_lines(file, Limits::default())
+        let recording = Recording::read_json_lines(file, Limits::default())
             .map_err(|error| unusable(path, error.to_string()))?;
         return Ok(Recorded { device: 0, recording, snapshot: None });
     }

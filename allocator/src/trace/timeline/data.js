@@ -94,7 +94,7 @@ const recording = (() => {
   for (let b = 0; b < blockCount; b++) {
     if (b > 0) from[b] += from[b - 1];
     to[b] = to[b] === 0 ? Infinity : from[b] + to[b];
-    waits[b] = waits[b] === 0 ? Infinity : from[b] + waits[b];
+    waits[b] = waits[b] === 0 ? Infinity : from[b] + waits[b] - 1;
     requested[b] = requested[b] === 0 ? size[b] : requested[b] - 1;
     if (from[b] > 0) born[from[b]] = b; else startCount++;
     if (to[b] < moments) gone[to[b]] = b;

@@ -136,8 +136,9 @@ fn event_columns(recording: &Recording, start_us: u64) -> BTreeMap<&'static str,
     columns
 }
 
-/// Lives in order of birth; ages and waits are moments, 0 for what has no end. Requests are one
-/// more than they are, 0 if they fill their block; so are sites, 0 if there is none.
+/// Lives in order of birth; ages are moments, 0 for what has no end. Of three columns 0 means
+/// nothing, and what they say is one more than it is: moments up to the owner's free, requests
+/// that do not fill their block, sites.
 fn block_columns(lives: &Lives, streams: &[StreamId]) -> BTreeMap<&'static str, Column> {
     let mut columns: BTreeMap<&'static str, Column> = BTreeMap::new();
     let names = ["from", "age", "wait", "size", "requested", "stream", "band", "site", "address"];
@@ -146,10 +147,10 @@ fn block_columns(lives: &Lives, streams: &[StreamId]) -> BTreeMap<&'static str, 
     for life in &lives.lives {
         let mut push =
             |name: &'static str, value: u64| columns.entry(name).or_default().push(value);
-        let moments = |to: usize| if to == NEVER { 0 } else { (to - life.from) as u64 };
+        let moments = |to: usize| (to != NEVER).then(|| (to - life.from) as u64);
         push("from", (life.from - from) as u64);
-        push("age", moments(life.to));
-        push("wait", moments(life.waits_from));
+        push("age", moments(life.to).unwrap_or(0));
+        push("wait", moments(life.waits_from).map_or(0, |moments| moments + 1));
         push("size", number(life.size_bytes));
         push("stream", streams.binary_search(&life.stream).unwrap_or(0) as u64);
         push("band", band(life.category) as u64);

@@ -1,0 +1,175 @@
+//! From the stacks in a pickle to the one line of each that says most.
+//!
+//! A stack goes from the allocator outwards: a dozen frames of PyTorch, then those of the program.
+//! A [`Site`] is the innermost frame of the program; failing that the innermost frame whose line is
+//! known, an installed package's before PyTorch's own; failing that the innermost that is not about
+//! taking the stack.
+
+use std::collections::HashMap;
+
+use super::error::{TraceError, TraceProblem};
+use super::pickle::{Document, Kind, Value};
+use super::recording::Site;
+use super::snapshot::{RECORD_KEYS_MAX, Record, wrong_type};
+
+/// Names of C++ templates can be longer than anybody reads.
+const TEXT_BYTES_MAX: usize = 512;
+/// Bytes of text in sites for each byte of pickle: a pickle can name one text many times.
+const TEXT_PER_BYTE: usize = 8;
+const TEXT_SLACK_BYTES: usize = 64 << 10;
+
+/// Files of PyTorch and of the interpreter.
+const FOREIGN_FILES: [&str; 6] =
+    ["/torch/", "c10/", "aten/", "torch/csrc/", "<frozen", "/contextlib.py"];
+/// Where packages are installed: theirs is not what anybody wants to read first.
+const PACKAGE_FOLDERS: [&str; 2] = ["site-packages/", "dist-packages/"];
+/// Functions that take the stack, or are the allocator.
+const RECORDER_FUNCTIONS: [&str; 4] =
+    ["unwind", "CapturedTraceback", "gather_with_cpp", "CUDACachingAllocator"];
+
+/// How much a frame says; less is more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    Program,
+    Package,
+    Library,
+    NoLine,
+    Recorder,
+}
+
+/// Sites by number, each once.
+pub(super) struct Sites<'a> {
+    document: &'a Document<'a>,
+    sites: Vec<Site>,
+    numbers: HashMap<Site, u32>,
+    /// Stacks are shared, and so are the frames in them.
+    of_stack: HashMap<usize, Option<u32>>,
+    rank_of_frame: HashMap<usize, Rank>,
+    text_left_bytes: usize,
+}
+
+impl<'a> Sites<'a> {
+    pub(super) fn new(document: &'a Document<'a>, pickle_bytes: usize) -> Self {
+        let text_left_bytes = pickle_bytes.saturating_mul(TEXT_PER_BYTE) + TEXT_SLACK_BYTES;
+        Sites {
+            document,
+            sites: Vec::new(),
+            numbers: HashMap::new(),
+            of_stack: HashMap::new(),
+            rank_of_frame: HashMap::new(),
+            text_left_bytes,
+        }
+    }
+
+    pub(super) fn into_sites(self) -> Vec<Site> {
+        self.sites
+    }
+
+    /// The number of the site of a stack.
+    pub(super) fn innermost(&mut self, frames: Option<Value>) -> Result<Option<u32>, TraceError> {
+        let Some(frames) = frames.filter(|value| value.kind != Kind::None) else {
+            return Ok(None);
+        };
+        let (Kind::List(index) | Kind::Tuple(index)) = frames.kind else {
+            return Err(wrong_type("frames", "a list", frames));
+        };
+        if let Some(&site) = self.of_stack.get(&index) {
+            return Ok(site);
+        }
+        let mut best: Option<(Rank, Value)> = None;
+        for &frame in self.document.items(index) {
+            let rank = self.rank(frame)?;
+            if best.is_none_or(|(best, _)| rank < best) {
+                best = Some((rank, frame));
+            }
+            if rank == Rank::Program {
+                break;
+            }
+        }
+        let site = match best {
+            None | Some((Rank::Recorder, _)) => None,
+            Some((_, frame)) => Some(self.intern(frame)?),
+        };
+        self.of_stack.insert(index, site);
+        Ok(site)
+    }
+
+    fn record(&self, frame: Value) -> Result<(usize, Record<'a>), TraceError> {
+        let Kind::Dict(index) = frame.kind else {
+            return Err(wrong_type("frame", "a dictionary", frame));
+        };
+        let (document, offset, items) = (self.document, frame.offset, self.document.items(index));
+        if items.len() > 2 * RECORD_KEYS_MAX {
+            let problem =
+                TraceProblem::Limit { limit: RECORD_KEYS_MAX as u64, what: "keys in a record" };
+            return Err(TraceError::new(offset, problem));
+        }
+        Ok((index, Record { document, offset, items }))
+    }
+
+    fn rank(&mut self, frame: Value) -> Result<Rank, TraceError> {
+        let (index, record) = self.record(frame)?;
+        if let Some(&rank) = self.rank_of_frame.get(&index) {
+            return Ok(rank);
+        }
+        let file = self.text(&record, "filename");
+        let is_in = |parts: &[&str]| parts.iter().any(|part| file.contains(part));
+        let function = self.text(&record, "name");
+        let rank = if line(&record) > 0 {
+            if is_in(&FOREIGN_FILES) {
+                Rank::Library
+            } else if is_in(&PACKAGE_FOLDERS) {
+                Rank::Package
+            } else {
+                Rank::Program
+            }
+        } else if RECORDER_FUNCTIONS.iter().any(|part| function.contains(part)) {
+            Rank::Recorder
+        } else {
+            Rank::NoLine
+        };
+        self.rank_of_frame.insert(index, rank);
+        Ok(rank)
+    }
+
+    /// The beginning of a text; nothing if it is none.
+    fn text(&self, record: &Record<'a>, key: &'static str) -> &'a str {
+        match record.find(key) {
+            Some(Value { kind: Kind::Text(index), .. }) => {
+                let text = self.document.text(index);
+                &text[..text.floor_char_boundary(TEXT_BYTES_MAX)]
+            }
+            _ => "",
+        }
+    }
+
+    fn intern(&mut self, frame: Value) -> Result<u32, TraceError> {
+        let (_, record) = self.record(frame)?;
+        let site = Site {
+            file: self.text(&record, "filename").to_owned(),
+            line: line(&record),
+            function: self.text(&record, "name").to_owned(),
+        };
+        if let Some(&number) = self.numbers.get(&site) {
+            return Ok(number);
+        }
+        let text_bytes = 2 * (site.file.len() + site.function.len());
+        let left = self.text_left_bytes.checked_sub(text_bytes);
+        let too_much = |limit: usize| {
+            let what = "bytes of text in frames";
+            TraceError::new(frame.offset, TraceProblem::Limit { limit: limit as u64, what })
+        };
+        self.text_left_bytes = left.ok_or_else(|| too_much(self.text_left_bytes))?;
+        let number = self.sites.len() as u32;
+        self.numbers.insert(site.clone(), number);
+        self.sites.push(site);
+        Ok(number)
+    }
+}
+
+fn line(record: &Record<'_>) -> u32 {
+    match record.find("line") {
+        Some(Value { kind: Kind::Int(line), .. }) => u32::try_from(line).unwrap_or(0),
+        _ => 0,
+    }
+}
