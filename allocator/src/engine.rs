@@ -437,8 +437,7 @@ impl Engine<'_> {
             self.record(Action::Piece, request, piece.offset, piece.size_bytes, serial);
         }
         let policy = &self.state.policy;
-        let view = policy.views.get(policy.layout.block(slot).view);
-        view.offset + pieces[0].offset % policy.statistics.page_bytes
+        policy.views.get(policy.layout.block(slot).view).offset
     }
 
     pub(crate) fn wait_for(&mut self, waits: StreamSet, request: &Request) -> Result<(), Refusal> {

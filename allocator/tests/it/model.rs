@@ -96,12 +96,8 @@ impl Naive {
                 missing -= bytes.min(missing);
             }
         }
-        let shared = missing.min(pages(self.top()) - self.top());
-        if shared > 0 {
-            pieces.insert(0, (pages(self.top()) - shared, shared));
-        }
-        if missing > shared {
-            pieces.push((pages(self.top()), missing - shared));
+        if missing > 0 {
+            pieces.push((pages(self.top()), missing));
         }
         pieces
     }
