@@ -185,8 +185,15 @@ impl Policy {
         candidates.into_iter().rev().filter(|&bytes| bytes > 0).find(could_be_had).unwrap_or(0)
     }
 
-    /// Makes a place a live block, in `view` if it is stitched. Returns its slot and serial.
+    /// A hole that a block of `size_bytes` for `stream` can have with no effect on anything but
+    /// the layout; `place` would find the same.
     #[inline]
+    pub(crate) fn ready_hole(&self, size_bytes: usize, stream: Stream) -> Option<(u32, Extent)> {
+        let (slot, extent) = self.layout.own_hole(size_bytes, stream)?;
+        self.pages.reach(extent.end()).then_some((slot, extent))
+    }
+
+    /// Makes a place a live block, in `view` if it is stitched. Returns its slot and serial.
     pub(crate) fn insert(
         &mut self,
         place: &Place,
@@ -194,44 +201,57 @@ impl Policy {
         view: u32,
         request: &Request,
     ) -> (u32, u64) {
-        let Request { category, size_bytes: requested_bytes, stream, site } = *request;
-        let serial = self.take_serial();
         if view != NONE {
             self.views.enter(view);
         }
-        let users = StreamSet::of(stream);
-        let next_piece = NONE;
-        let live = Live {
-            requested_bytes,
-            size_bytes,
-            category,
-            stream,
-            users,
-            site,
-            serial,
-            view,
-            next_piece,
-        };
-        let slot = self.layout.insert(place, live);
+        let live = self.enter(size_bytes, view, request);
+        (self.layout.insert(place, live), live.serial)
+    }
+
+    /// Makes the start of a hole a live block. Returns its slot and serial.
+    #[inline]
+    pub(crate) fn insert_in_hole(
+        &mut self,
+        slot: u32,
+        extent: Extent,
+        request: &Request,
+    ) -> (u32, u64) {
+        let live = self.enter(extent.size_bytes, NONE, request);
+        (self.layout.insert_in_hole(slot, extent, live), live.serial)
+    }
+
+    /// Counts a block that is about to be live.
+    #[inline]
+    fn enter(&mut self, size_bytes: usize, view: u32, request: &Request) -> Live {
+        let Request { category, size_bytes: requested_bytes, stream, site } = *request;
         self.statistics.requested.add(requested_bytes);
         self.statistics.allocated.add(size_bytes);
         self.statistics.by_category[category].add(size_bytes);
         self.statistics.allocations += 1;
-        (slot, serial)
+        Live {
+            requested_bytes,
+            size_bytes,
+            category,
+            stream,
+            users: StreamSet::of(stream),
+            site,
+            serial: self.take_serial(),
+            view,
+            next_piece: NONE,
+        }
     }
 
     /// Frees a block at an event; its pages stay committed.
     #[inline]
-    pub(crate) fn remove(&mut self, slot: u32, event: u64) -> Live {
-        let live = *self.layout.block(slot);
+    pub(crate) fn remove(&mut self, slot: u32, event: u64) {
+        let &Live { requested_bytes, size_bytes, category, view, .. } = self.layout.block(slot);
         self.layout.remove(slot, event);
-        if live.is_stitched() {
-            self.views.leave(live.view, event);
+        if view != NONE {
+            self.views.leave(view, event);
         }
-        self.statistics.requested.subtract(live.requested_bytes);
-        self.statistics.allocated.subtract(live.size_bytes);
-        self.statistics.by_category[live.category].subtract(live.size_bytes);
-        live
+        self.statistics.requested.subtract(requested_bytes);
+        self.statistics.allocated.subtract(size_bytes);
+        self.statistics.by_category[category].subtract(size_bytes);
     }
 
     pub(crate) fn add_pages(&mut self, run: Extent) {
