@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use crate::buffer::Buffer;
 use crate::category::Category;
 use crate::choice::Policy;
-use crate::engine::{Core, Engine, Refusal, Segments};
+use crate::engine::{Core, Engine, Granted, Refusal, Segments};
 use crate::error::AllocError;
 use crate::fault::Fault;
 use crate::history::History;
@@ -130,18 +130,28 @@ impl CachingAllocator {
         size_bytes: usize,
     ) -> Result<Buffer, AllocError> {
         let request = Request { category, size_bytes, stream, site: Location::caller() };
-        let granted = {
-            let mut engine = self.core().lock();
-            let injected = engine.admit(&request)?;
-            engine.allocate(&request, injected)
-        };
-        let granted = match granted {
-            Ok(granted) => granted,
-            Err(refusal) => {
-                self.climb(&request, refusal, |engine| engine.allocate(&request, false))?
-            }
-        };
+        let mut engine = self.core().lock();
+        let injected = engine.admit(&request)?;
+        if !injected && let Some(granted) = engine.allocate_ready(&request) {
+            drop(engine);
+            return Ok(Buffer::new(self.clone(), category, size_bytes, granted));
+        }
+        let granted = self.allocate_slowly(engine, &request, injected)?;
         Ok(Buffer::new(self.clone(), category, size_bytes, granted))
+    }
+
+    #[cold]
+    fn allocate_slowly(
+        &self,
+        mut engine: Engine<'_>,
+        request: &Request,
+        injected: bool,
+    ) -> Result<Granted, AllocError> {
+        let granted = engine.allocate(request, injected);
+        drop(engine);
+        granted.or_else(|refusal| {
+            self.climb(request, refusal, |engine| engine.allocate(request, false))
+        })
     }
 
     /// The last rung: reclaimers in their order, and a search after each. They run without the

@@ -120,7 +120,23 @@ impl Engine<'_> {
         Ok(Fault::strike(&mut self.state.fault))
     }
 
+    /// The way of almost every request of a steady state: a hole of its own stream, on committed
+    /// pages. Nobody waits and the source does not move.
     #[inline]
+    pub(crate) fn allocate_ready(&mut self, request: &Request) -> Option<Granted> {
+        if self.state.torch.is_some() {
+            return None;
+        }
+        let request = &Request { stream: self.ordered(request.stream), ..*request };
+        let size_bytes = active_bytes(request.size_bytes)?;
+        let policy = &mut self.state.policy;
+        let (slot, extent) = policy.ready_hole(size_bytes, request.stream)?;
+        let (slot, serial) = policy.insert_in_hole(slot, extent, request);
+        self.record(Action::Allocate, request, extent.offset, size_bytes, serial);
+        Some(Granted { offset: extent.offset, view_offset: None, slot, serial })
+    }
+
+    /// The way of every request, which may have to wait, or the source to move.
     pub(crate) fn allocate(
         &mut self,
         request: &Request,
@@ -160,7 +176,8 @@ impl Engine<'_> {
         }
         let State { policy, history, .. } = &mut *self.state;
         let offset = policy.layout.offset(slot);
-        let live = *policy.layout.block(slot);
+        let live = policy.layout.block(slot);
+        let (category, site) = (live.category, live.site);
         let record = Record {
             sequence: 0,
             action: Action::Free,
@@ -180,7 +197,7 @@ impl Engine<'_> {
             }
         }
         policy.remove(slot, event);
-        self.settle(live.category, live.site);
+        self.settle(category, site);
     }
 
     /// Notes that a stream works on a block that is not its own.

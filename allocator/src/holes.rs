@@ -150,7 +150,10 @@ impl Holes {
             at = if key < entry.key() { entry.left } else { entry.right };
         }
         let Entry { left, right, .. } = self.entries[slot as usize];
-        let joined = self.joined(left, right);
+        let joined = match (left, right) {
+            (NONE, only) | (only, NONE) => only,
+            _ => self.joined(left, right),
+        };
         self.len -= 1;
         if parent == NONE {
             self.roots[bin] = joined;

@@ -158,8 +158,9 @@ pub(crate) struct Want<'a> {
     pub(crate) stitches: bool,
 }
 
-/// The blocks of an arena. Nodes sit in a slab and are linked in address order: neighbours are
-/// found without a search, and a steady state allocates nothing on the heap for them.
+/// The blocks of an arena; a page is a power of two. Nodes sit in a slab and are linked in address
+/// order: neighbours are found without a search, and a steady state allocates nothing on the heap
+/// for them.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     nodes: Vec<Node>,
@@ -173,6 +174,8 @@ pub(crate) struct Layout {
     /// The highest top ever.
     used_end: usize,
     page_bytes: usize,
+    /// Its binary logarithm: a division costs more than all else that asks for a page.
+    page_shift: u32,
     /// Pages in which a live block has bytes.
     touched_pages: usize,
 }
@@ -181,6 +184,7 @@ impl Layout {
     pub(crate) fn new(page_bytes: usize) -> Layout {
         Layout {
             page_bytes,
+            page_shift: page_bytes.ilog2(),
             touched_pages: 0,
             nodes: Vec::new(),
             vacant: Vec::new(),
@@ -201,21 +205,23 @@ impl Layout {
     /// Where a block would go; `None` if the arithmetic overflows. May merge holes.
     #[inline]
     pub(crate) fn place(&mut self, want: &Want) -> Option<Place> {
-        if let Some(place) = self.own_hole(want) {
-            return Some(place);
+        if let Some((slot, extent)) = self.own_hole(want.size_bytes, want.stream) {
+            return Some(Place { spot: Spot::Hole { slot, extent }, waits: StreamSet::EMPTY });
         }
         self.place_elsewhere(want)
     }
 
+    /// The start of the best fit among the holes that only `stream` used: a place that needs no
+    /// wait, and the one that `place` prefers.
     #[inline]
-    fn own_hole(&self, want: &Want) -> Option<Place> {
-        let own = StreamSet::of(want.stream);
+    pub(crate) fn own_hole(&self, size_bytes: usize, stream: Stream) -> Option<(u32, Extent)> {
+        let own = StreamSet::of(stream);
         let (_, holes) = self.holes.iter().find(|(set, _)| *set == own)?;
-        let (_, offset, slot) = holes.best_fit(want.size_bytes)?;
-        let extent = Extent { offset, size_bytes: want.size_bytes };
-        Some(Place { spot: Spot::Hole { slot, extent }, waits: StreamSet::EMPTY })
+        let (_, offset, slot) = holes.best_fit(size_bytes)?;
+        Some((slot, Extent { offset, size_bytes }))
     }
 
+    #[cold]
     fn place_elsewhere(&mut self, want: &Want) -> Option<Place> {
         if self.holes.iter().filter(|(_, holes)| holes.len() > 0).count() > 1 {
             if let Some(place) = self.any_hole(want) {
@@ -333,9 +339,9 @@ impl Layout {
     /// Pages of an extent in which no other live block has bytes; the nodes beside it are given.
     #[inline]
     fn own_pages(&self, extent: Extent, previous: u32, next: u32) -> usize {
-        let first = extent.offset / self.page_bytes;
-        let last = (extent.end() - 1) / self.page_bytes;
-        let shares_first = self.is_live_from(previous, first * self.page_bytes);
+        let first = extent.offset >> self.page_shift;
+        let last = (extent.end() - 1) >> self.page_shift;
+        let shares_first = self.is_live_from(previous, first << self.page_shift);
         let shares_last = self.is_live_below(next, (last + 1).saturating_mul(self.page_bytes));
         let shared = if first == last {
             usize::from(shares_first || shares_last)
@@ -411,34 +417,41 @@ impl Layout {
         if gap.size_bytes > 0 {
             let marks = self.beyond.union(Marks { streams: users, since: 0 });
             let slot = self.link_after(self.last, gap, Use::Hole(marks));
-            self.list(slot);
+            self.list(slot, gap, marks.streams);
         }
         self.touched_pages += self.own_pages(extent, self.last, NONE);
         self.link_after(self.last, extent, state)
     }
 
+    /// Makes the start of the hole in `slot` a live block. Returns its slot.
+    #[inline]
+    pub(crate) fn insert_in_hole(&mut self, slot: u32, extent: Extent, live: Live) -> u32 {
+        self.cut(slot, extent, Use::Block(live))
+    }
+
     /// Takes an extent out of the hole in `slot`; what is left on either side stays a hole.
+    #[inline]
     fn cut(&mut self, slot: u32, extent: Extent, state: Use) -> u32 {
         let Node { extent: hole, previous, next, state: Use::Hole(marks) } =
             self.nodes[slot as usize]
         else {
             unreachable!("slot {slot} is no hole");
         };
-        self.unlist(slot);
+        self.unlist(slot, hole, marks.streams);
         self.touched_pages += self.own_pages(extent, previous, next);
         if extent.offset > hole.offset {
             let size_bytes = extent.offset - hole.offset;
             let before = Extent { offset: hole.offset, size_bytes };
-            let before = self.link_after(previous, before, Use::Hole(marks));
-            self.list(before);
+            let before_slot = self.link_after(previous, before, Use::Hole(marks));
+            self.list(before_slot, before, marks.streams);
         }
         let node = &mut self.nodes[slot as usize];
         node.extent = extent;
         node.state = state;
         if hole.end() > extent.end() {
             let rest = Extent { offset: extent.end(), size_bytes: hole.end() - extent.end() };
-            let rest = self.link_after(slot, rest, Use::Hole(marks));
-            self.list(rest);
+            let rest_slot = self.link_after(slot, rest, Use::Hole(marks));
+            self.list(rest_slot, rest, marks.streams);
         }
         slot
     }
@@ -481,11 +494,11 @@ impl Layout {
 
     /// Frees the block in `slot` at an event: its pieces merge with the holes beside them that the
     /// same streams used, and what touches the top becomes wilderness.
+    #[inline]
     pub(crate) fn remove(&mut self, slot: u32, event: u64) {
-        let live = *self.block(slot);
-        let marks = Marks { streams: live.users, since: event };
+        let &Live { users, mut next_piece, .. } = self.block(slot);
+        let marks = Marks { streams: users, since: event };
         self.vacate(slot, marks);
-        let mut next_piece = live.next_piece;
         while next_piece != NONE {
             let at = next_piece;
             let Use::Piece { next_piece: after, .. } = self.nodes[at as usize].state else {
@@ -496,36 +509,40 @@ impl Layout {
         }
     }
 
-    #[inline]
     fn vacate(&mut self, slot: u32, marks: Marks) {
-        let mut merged = slot;
-        let mut marks = marks;
-        let Node { extent, previous, next, .. } = self.nodes[slot as usize];
+        let (mut merged, mut marks) = (slot, marks);
+        let Node { mut extent, previous, next, .. } = self.nodes[slot as usize];
         self.touched_pages -= self.own_pages(extent, previous, next);
-        if let Some(others) = self.mergeable(next, marks) {
+        if let Some((after, others)) = self.mergeable(next, marks) {
             marks = marks.union(others);
-            self.unlist(next);
-            self.swallow(next, slot);
+            self.unlist(next, after, marks.streams);
+            self.unlink(next);
+            extent.size_bytes += after.size_bytes;
         }
-        if let Some(others) = self.mergeable(previous, marks) {
+        if let Some((before, others)) = self.mergeable(previous, marks) {
             marks = marks.union(others);
-            self.unlist(previous);
-            self.swallow(slot, previous);
+            self.unlist(previous, before, marks.streams);
+            self.unlink(slot);
+            extent.offset = before.offset;
+            extent.size_bytes += before.size_bytes;
             merged = previous;
         }
-        self.nodes[merged as usize].state = Use::Hole(marks);
+        let node = &mut self.nodes[merged as usize];
+        node.extent = extent;
+        node.state = Use::Hole(marks);
         if merged == self.last {
             self.sink(merged, marks);
         } else {
-            self.list(merged);
+            self.list(merged, extent, marks.streams);
         }
     }
 
-    /// The marks of the hole in `slot`, if there is one that the same streams used.
+    /// The hole in `slot` with its marks, if there is one that the same streams used.
     #[inline]
-    fn mergeable(&self, slot: u32, marks: Marks) -> Option<Marks> {
-        match self.nodes.get(slot as usize)?.state {
-            Use::Hole(others) if others.streams == marks.streams => Some(others),
+    fn mergeable(&self, slot: u32, marks: Marks) -> Option<(Extent, Marks)> {
+        let node = self.nodes.get(slot as usize)?;
+        match node.state {
+            Use::Hole(others) if others.streams == marks.streams => Some((node.extent, others)),
             _ => None,
         }
     }
@@ -535,10 +552,12 @@ impl Layout {
         self.used_end = self.used_end.max(self.nodes[slot as usize].extent.end());
         self.beyond = self.beyond.union(marks);
         self.unlink(slot);
-        while let Some(Node { state: Use::Hole(marks), .. }) = self.nodes.get(self.last as usize) {
-            let (last, marks) = (self.last, *marks);
+        while let Some(&Node { extent, state: Use::Hole(marks), .. }) =
+            self.nodes.get(self.last as usize)
+        {
+            let last = self.last;
             self.beyond = self.beyond.union(marks);
-            self.unlist(last);
+            self.unlist(last, extent, marks.streams);
             self.unlink(last);
         }
     }
@@ -546,15 +565,19 @@ impl Layout {
     /// Neighbours become one hole that all their streams used.
     fn merge_across_streams(&mut self) {
         let mut slot = self.first;
-        while let Some(&Node { next, state, .. }) = self.nodes.get(slot as usize) {
-            let after = self.nodes.get(next as usize).map(|node| node.state);
+        while let Some(&Node { mut extent, next, state, .. }) = self.nodes.get(slot as usize) {
+            let after = self.nodes.get(next as usize).map(|node| (node.extent, node.state));
             match (state, after) {
-                (Use::Hole(marks), Some(Use::Hole(others))) => {
-                    self.unlist(slot);
-                    self.unlist(next);
-                    self.swallow(next, slot);
-                    self.nodes[slot as usize].state = Use::Hole(marks.union(others));
-                    self.list(slot);
+                (Use::Hole(marks), Some((after, Use::Hole(others)))) => {
+                    self.unlist(slot, extent, marks.streams);
+                    self.unlist(next, after, others.streams);
+                    self.unlink(next);
+                    let marks = marks.union(others);
+                    extent.size_bytes += after.size_bytes;
+                    let node = &mut self.nodes[slot as usize];
+                    node.extent = extent;
+                    node.state = Use::Hole(marks);
+                    self.list(slot, extent, marks.streams);
                 }
                 _ => slot = next,
             }
@@ -666,35 +689,25 @@ impl Layout {
         assert_eq!(count + self.vacant.len(), self.nodes.len(), "lost slots");
     }
 
+    /// Enters the hole in `slot`, which is as it is told.
     #[inline]
-    fn list(&mut self, slot: u32) {
-        let Node { extent, state, .. } = self.nodes[slot as usize];
-        let Use::Hole(marks) = state else { unreachable!("slot {slot} is no hole") };
-        let holes = match self.holes.iter_mut().find(|(set, _)| *set == marks.streams) {
-            Some((_, holes)) => holes,
-            None => {
-                self.holes.push((marks.streams, Holes::new()));
-                &mut self.holes.last_mut().expect("just pushed").1
-            }
-        };
-        holes.insert(extent.size_bytes, extent.offset, slot);
+    fn list(&mut self, slot: u32, hole: Extent, streams: StreamSet) {
+        let index = self.holes.iter().position(|(set, _)| *set == streams);
+        let index = index.unwrap_or_else(|| self.add_set(streams));
+        self.holes[index].1.insert(hole.size_bytes, hole.offset, slot);
+    }
+
+    #[cold]
+    fn add_set(&mut self, streams: StreamSet) -> usize {
+        self.holes.push((streams, Holes::new()));
+        self.holes.len() - 1
     }
 
     #[inline]
-    fn unlist(&mut self, slot: u32) {
-        let Node { extent, state, .. } = self.nodes[slot as usize];
-        let Use::Hole(marks) = state else { unreachable!("slot {slot} is no hole") };
-        let listed = self.holes.iter_mut().find(|(set, _)| *set == marks.streams);
+    fn unlist(&mut self, slot: u32, hole: Extent, streams: StreamSet) {
+        let listed = self.holes.iter_mut().find(|(set, _)| *set == streams);
         let (_, holes) = listed.expect("a hole is listed under its streams");
-        holes.remove(extent.size_bytes, extent.offset, slot);
-    }
-
-    /// The node in `slot` becomes part of the one before it.
-    #[inline]
-    fn swallow(&mut self, slot: u32, into: u32) {
-        let size_bytes = self.nodes[slot as usize].extent.size_bytes;
-        self.nodes[into as usize].extent.size_bytes += size_bytes;
-        self.unlink(slot);
+        holes.remove(hole.size_bytes, hole.offset, slot);
     }
 
     #[inline]

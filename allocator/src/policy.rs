@@ -166,8 +166,15 @@ impl Books {
         candidates.into_iter().rev().filter(|&bytes| bytes > 0).find(could_be_had).unwrap_or(0)
     }
 
-    /// Makes a place a live block, in `view` if it is stitched. Returns its slot and serial.
+    /// A hole that a block of `size_bytes` for `stream` can have with no effect on anything but
+    /// the layout; `place` would find the same.
     #[inline]
+    pub(crate) fn ready_hole(&self, size_bytes: usize, stream: Stream) -> Option<(u32, Extent)> {
+        let (slot, extent) = self.layout.own_hole(size_bytes, stream)?;
+        self.pages.reach(extent.end()).then_some((slot, extent))
+    }
+
+    /// Makes a place a live block, in `view` if it is stitched. Returns its slot and serial.
     pub(crate) fn insert(
         &mut self,
         place: &Place,
@@ -180,6 +187,18 @@ impl Books {
         }
         let live = Live { view, ..self.note_block(size_bytes, request) };
         (self.layout.insert(place, live), live.serial)
+    }
+
+    /// Makes the start of a hole a live block. Returns its slot and serial.
+    #[inline]
+    pub(crate) fn insert_in_hole(
+        &mut self,
+        slot: u32,
+        extent: Extent,
+        request: &Request,
+    ) -> (u32, u64) {
+        let live = self.note_block(extent.size_bytes, request);
+        (self.layout.insert_in_hole(slot, extent, live), live.serial)
     }
 
     /// Counts a block that is about to be live somewhere.
@@ -206,21 +225,25 @@ impl Books {
     /// Counts a block that is gone.
     #[inline]
     pub(crate) fn forget_block(&mut self, live: &Live) {
-        self.statistics.requested.subtract(live.requested_bytes);
-        self.statistics.allocated.subtract(live.size_bytes);
-        self.statistics.by_category[live.category].subtract(live.size_bytes);
+        self.uncount(live.requested_bytes, live.size_bytes, live.category);
+    }
+
+    #[inline]
+    fn uncount(&mut self, requested_bytes: usize, size_bytes: usize, category: Category) {
+        self.statistics.requested.subtract(requested_bytes);
+        self.statistics.allocated.subtract(size_bytes);
+        self.statistics.by_category[category].subtract(size_bytes);
     }
 
     /// Frees a block at an event; its pages stay committed.
     #[inline]
-    pub(crate) fn remove(&mut self, slot: u32, event: u64) -> Live {
-        let live = *self.layout.block(slot);
+    pub(crate) fn remove(&mut self, slot: u32, event: u64) {
+        let &Live { requested_bytes, size_bytes, category, view, .. } = self.layout.block(slot);
         self.layout.remove(slot, event);
-        if live.is_stitched() {
-            self.views.leave(live.view, event);
+        if view != NONE {
+            self.views.leave(view, event);
         }
-        self.forget_block(&live);
-        live
+        self.uncount(requested_bytes, size_bytes, category);
     }
 
     pub(crate) fn add_pages(&mut self, run: Extent) {
