@@ -73,22 +73,56 @@ fn check_and_time(
     time(criterion, subject, throughput, lowtide, naive);
 }
 
+/// In and out of the caches.
+const SIZES: [(&str, usize); 2] = [("2^20", 1 << 20), ("2^24", 1 << 24)];
+
 fn elementwise(criterion: &mut Criterion) {
     let device = device();
-    let (a, a_values) = tensor(&device, &[ELEMENTS], 1);
-    let (b, b_values) = tensor(&device, &[ELEMENTS], 2);
-    let throughput = Throughput::Elements(ELEMENTS as u64);
-    let naive = || a_values.iter().zip(&b_values).map(|(a, b)| a + b).collect();
-    check_and_time(criterion, "add_2^20", throughput.clone(), || a.add(&b).expect("add"), naive);
+    for (size, len) in SIZES {
+        let (a, a_values) = tensor(&device, &[len], 1);
+        let (b, b_values) = tensor(&device, &[len], 2);
+        let throughput = Throughput::Elements(len as u64);
+        let naive = || a_values.iter().zip(&b_values).map(|(a, b)| a + b).collect();
+        let subject = format!("add_{size}");
+        check_and_time(criterion, &subject, throughput.clone(), || a.add(&b).expect("add"), naive);
 
-    let subject = "add_in_place_2^20";
-    let (mut sum, mut sum_values) = (a.copied().expect("memory"), a_values.clone());
-    let add_to = |sum: &mut Tensor| sum.add_(&b).expect("add");
-    let add_to_naive = |sum: &mut [f32]| sum.iter_mut().zip(&b_values).for_each(|(a, b)| *a += b);
-    add_to(&mut sum);
-    add_to_naive(&mut sum_values);
-    check(subject, &sum, &sum_values);
-    time(criterion, subject, throughput, || add_to(&mut sum), || add_to_naive(&mut sum_values));
+        let subject = format!("add_in_place_{size}");
+        let (mut sum, mut sum_values) = (a.copied().expect("memory"), a_values.clone());
+        let add_to = |sum: &mut Tensor| sum.add_(&b).expect("add");
+        let add_to_naive =
+            |sum: &mut [f32]| sum.iter_mut().zip(&b_values).for_each(|(a, b)| *a += b);
+        add_to(&mut sum);
+        add_to_naive(&mut sum_values);
+        check(&subject, &sum, &sum_values);
+        let add_to_naive = || add_to_naive(&mut sum_values);
+        time(criterion, &subject, throughput, || add_to(&mut sum), add_to_naive);
+    }
+}
+
+fn functions(criterion: &mut Criterion) {
+    let device = device();
+    let (x, x_values) = tensor(&device, &[ELEMENTS], 1);
+    let throughput = Throughput::Elements(ELEMENTS as u64);
+    let gelu = |x: f32| 0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2));
+    type Function = fn(&Tensor) -> lowtide_tensor::Result<Tensor>;
+    type Naive = fn(f32) -> f32;
+    let cases: [(&str, Function, Naive); 6] = [
+        ("exp", Tensor::exp, f32::exp),
+        ("log1p", Tensor::log1p, f32::ln_1p),
+        ("tanh", Tensor::tanh, f32::tanh),
+        ("sin", Tensor::sin, f32::sin),
+        ("pow_1.25", |x| x.pow_scalar(1.25), |x| x.powf(1.25)),
+        ("gelu", Tensor::gelu, gelu),
+    ];
+    for (name, function, naive) in cases {
+        // Positive, so that no result is NaN, which equals nothing.
+        let (x, x_values) = (x.abs().expect("abs"), x_values.iter().map(|x| x.abs()));
+        let x_values: Vec<f32> = x_values.collect();
+        let naive = || x_values.iter().map(|&x| naive(x)).collect();
+        let subject = format!("{name}_2^20");
+        let ours = || function(&x).expect("function");
+        check_and_time(criterion, &subject, throughput.clone(), ours, naive);
+    }
 }
 
 fn matmul(criterion: &mut Criterion) {
@@ -244,5 +278,5 @@ fn adam(criterion: &mut Criterion) {
     time(criterion, subject, elements, || update(&mut p), || naive(&mut p_naive));
 }
 
-criterion_group!(kernels, elementwise, matmul, conv2d, max_pool2d, cross_entropy, adam);
+criterion_group!(kernels, elementwise, functions, matmul, conv2d, max_pool2d, cross_entropy, adam);
 criterion_main!(kernels);

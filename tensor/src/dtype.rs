@@ -1,6 +1,10 @@
 //! The number types a tensor can hold, and what the kernels need to know of each.
 
+use std::any::TypeId;
 use std::fmt::{Debug, Display};
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 
 /// The type of a tensor's elements, known at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -10,67 +14,269 @@ pub enum DType {
     F64,
     /// 32-bit IEEE float; the default for training.
     F32,
+    /// 16-bit IEEE float; activations in half the memory. Kernels compute in f32.
+    F16,
+    /// The upper half of an f32: its range, fewer digits. Kernels compute in f32.
+    BF16,
     /// 64-bit signed integer; class indices and counters.
     I64,
+    /// 32-bit signed integer; indices in half the memory.
+    I32,
     /// Unsigned byte; images as they come from a file.
     U8,
+    /// Truth value in one byte; masks, and what comparisons return.
+    Bool,
 }
 
 impl DType {
+    /// Every type, widest floats first.
+    pub const ALL: [DType; 8] = [
+        DType::F64,
+        DType::F32,
+        DType::F16,
+        DType::BF16,
+        DType::I64,
+        DType::I32,
+        DType::U8,
+        DType::Bool,
+    ];
+
     /// Bytes of one element.
     pub const fn size_bytes(self) -> usize {
         match self {
             DType::F64 | DType::I64 => 8,
-            DType::F32 => 4,
-            DType::U8 => 1,
+            DType::F32 | DType::I32 => 4,
+            DType::F16 | DType::BF16 => 2,
+            DType::U8 | DType::Bool => 1,
         }
     }
 
     /// Whether gradients can flow through values of this type.
     pub const fn is_float(self) -> bool {
-        matches!(self, DType::F64 | DType::F32)
+        matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
+    }
+
+    /// The name, as errors and prints show it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F64 => "f64",
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::I64 => "i64",
+            DType::I32 => "i32",
+            DType::U8 => "u8",
+            DType::Bool => "bool",
+        }
     }
 }
 
 impl Display for DType {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            DType::F64 => "f64",
-            DType::F32 => "f32",
-            DType::I64 => "i64",
-            DType::U8 => "u8",
-        })
+        f.pad(self.name())
     }
 }
 
-/// A Rust type that is one of the [`DType`]s.
+/// A Rust type that lies in memory as one of the [`DType`]s; what kernels read and write.
+///
+/// The conversions are those of [`crate::Tensor::to_dtype`].
 pub trait Element:
     bytemuck::Pod + Default + PartialOrd + Display + Debug + Send + Sync + 'static
 {
     /// The run-time name of this type.
     const DTYPE: DType;
-    /// The nearest value of this type, saturating; what `as` does.
+    /// This type's value for a float.
     fn from_f64(value: f64) -> Self;
+    /// This type's value for a float.
+    fn from_f32(value: f32) -> Self;
+    /// This type's value for an integer.
+    fn from_i64(value: i64) -> Self;
     /// This value as an f64; i64 beyond 2^53 is rounded.
     fn to_f64(self) -> f64;
+    /// This value as another type.
+    fn cast<T: Element>(self) -> T;
+    /// [`Element::from_f32`] of each.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    fn from_f32_slice(from: &[f32], to: &mut [Self]) {
+        assert_eq!(from.len(), to.len());
+        to.iter_mut().zip(from).for_each(|(to, &from)| *to = Self::from_f32(from));
+    }
+    /// [`Element::cast`] of each.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    fn cast_slice<T: Element>(from: &[Self], to: &mut [T]) {
+        assert_eq!(from.len(), to.len());
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = from.cast());
+    }
 }
 
+/// Elements whose conversions are what `as` does, up to `$wide`, which holds them exactly.
 macro_rules! element {
+    ($($type:ident => $dtype:ident, $from_wide:ident as $wide:ty;)*) => {$(
+        impl Element for $type {
+            const DTYPE: DType = DType::$dtype;
+            #[inline(always)]
+            fn from_f64(value: f64) -> Self { element!(@float $type, value) }
+            #[inline(always)]
+            fn from_f32(value: f32) -> Self { element!(@float $type, value) }
+            #[inline(always)]
+            fn from_i64(value: i64) -> Self { value as $type }
+            #[inline(always)]
+            fn to_f64(self) -> f64 { self as f64 }
+            #[inline(always)]
+            fn cast<T: Element>(self) -> T { T::$from_wide(self as $wide) }
+            element!(@slice $type);
+        }
+    )*};
+    // To a half type with its vector instructions.
+    (@slice f32) => {
+        fn cast_slice<T: Element>(from: &[Self], to: &mut [T]) {
+            T::from_f32_slice(from, to);
+        }
+    };
+    (@slice $type:ident) => {};
+    // PyTorch's way to a byte: through i64, then modulo 256.
+    (@float u8, $value:ident) => { $value as i64 as u8 };
+    (@float $type:ident, $value:ident) => { $value as $type };
+}
+element! {
+    f64 => F64, from_f64 as f64;
+    f32 => F32, from_f32 as f32;
+    i64 => I64, from_i64 as i64;
+    i32 => I32, from_i64 as i64;
+    u8 => U8, from_i64 as i64;
+}
+
+/// The half types: through f32, as in PyTorch, with the vector conversions of `half`.
+macro_rules! half_element {
     ($($type:ty => $dtype:ident),*) => {$(
         impl Element for $type {
             const DTYPE: DType = DType::$dtype;
             #[inline(always)]
-            fn from_f64(value: f64) -> Self {
-                value as $type
-            }
+            fn from_f64(value: f64) -> Self { <$type>::from_f32(value as f32) }
             #[inline(always)]
-            fn to_f64(self) -> f64 {
-                self as f64
+            fn from_f32(value: f32) -> Self { <$type>::from_f32(value) }
+            #[inline(always)]
+            fn from_i64(value: i64) -> Self { <$type>::from_f32(value as f32) }
+            #[inline(always)]
+            fn to_f64(self) -> f64 { <$type>::to_f64(self) }
+            #[inline(always)]
+            fn cast<T: Element>(self) -> T { T::from_f32(self.to_f32()) }
+            fn from_f32_slice(from: &[f32], to: &mut [Self]) { to.convert_from_f32_slice(from) }
+            fn cast_slice<T: Element>(from: &[Self], to: &mut [T]) {
+                assert_eq!(from.len(), to.len());
+                if TypeId::of::<T>() == TypeId::of::<f32>() {
+                    from.convert_to_f32_slice(bytemuck::cast_slice_mut(to));
+                } else {
+                    to.iter_mut().zip(from).for_each(|(to, from)| *to = from.cast());
+                }
             }
         }
     )*};
 }
-element!(f64 => F64, f32 => F32, i64 => I64, u8 => U8);
+half_element!(f16 => F16, bf16 => BF16);
+
+/// A truth value as it lies in memory: 0 is false, every other byte is true.
+///
+/// Kernels see this type, because memory may hold any byte; users see [`bool`], through [`Value`].
+#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(transparent)]
+pub struct Bool(u8);
+
+impl From<bool> for Bool {
+    #[inline(always)]
+    fn from(value: bool) -> Self {
+        Bool(value.into())
+    }
+}
+
+impl From<Bool> for bool {
+    #[inline(always)]
+    fn from(value: Bool) -> Self {
+        value.0 != 0
+    }
+}
+
+impl PartialEq for Bool {
+    fn eq(&self, other: &Self) -> bool {
+        bool::from(*self) == bool::from(*other)
+    }
+}
+
+impl PartialOrd for Bool {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        bool::from(*self).partial_cmp(&bool::from(*other))
+    }
+}
+
+impl Debug for Bool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        Debug::fmt(&bool::from(*self), f)
+    }
+}
+
+impl Display for Bool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        Display::fmt(&bool::from(*self), f)
+    }
+}
+
+impl Element for Bool {
+    const DTYPE: DType = DType::Bool;
+    #[inline(always)]
+    fn from_f64(value: f64) -> Self {
+        Bool::from(value != 0.0)
+    }
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        Bool::from(value != 0.0)
+    }
+    #[inline(always)]
+    fn from_i64(value: i64) -> Self {
+        Bool::from(value != 0)
+    }
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        f64::from(u8::from(self.0 != 0))
+    }
+    #[inline(always)]
+    fn cast<T: Element>(self) -> T {
+        T::from_i64(i64::from(self.0 != 0))
+    }
+}
+
+/// A Rust type that users put into tensors and get out of them: every [`Element`], and `bool`.
+pub trait Value: Copy + Send + Sync + 'static {
+    /// How it lies in memory.
+    type Element: Element;
+    /// The value of an element.
+    fn from_element(element: Self::Element) -> Self;
+    /// These values as they lie in memory.
+    fn as_bytes(values: &[Self]) -> &[u8];
+}
+
+impl<T: Element> Value for T {
+    type Element = T;
+    fn from_element(element: T) -> Self {
+        element
+    }
+    fn as_bytes(values: &[Self]) -> &[u8] {
+        bytemuck::cast_slice(values)
+    }
+}
+
+impl Value for bool {
+    type Element = Bool;
+    fn from_element(element: Bool) -> Self {
+        element.into()
+    }
+    fn as_bytes(values: &[Self]) -> &[u8] {
+        bytemuck::cast_slice(values)
+    }
+}
 
 /// A floating-point [`Element`]: the operations that kernels are written in.
 pub trait Float:
@@ -124,7 +330,8 @@ macro_rules! float {
 }
 float!(f64, f32);
 
-/// Runs `$body` with `$T` standing for the float type that `$dtype` names; `$else` otherwise.
+/// Runs `$body` with `$T` standing for the type that `$dtype` names, if that is one that kernels
+/// compute in (f64 or f32); `$otherwise` for the rest.
 macro_rules! for_float {
     ($dtype:expr, $T:ident => $body:expr, else $otherwise:expr) => {
         match $dtype {
@@ -144,24 +351,17 @@ macro_rules! for_float {
 /// Runs `$body` with `$T` standing for the type that `$dtype` names.
 macro_rules! for_each_dtype {
     ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            $crate::DType::F64 => {
-                type $T = f64;
+        for_each_dtype!(@match $dtype, $T => $body;
+            F64 f64, F32 f32, F16 half::f16, BF16 half::bf16,
+            I64 i64, I32 i32, U8 u8, Bool $crate::Bool)
+    };
+    (@match $dtype:expr, $T:ident => $body:expr; $($name:ident $type:ty),*) => {
+        match $dtype {$(
+            $crate::DType::$name => {
+                type $T = $type;
                 $body
             }
-            $crate::DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            $crate::DType::I64 => {
-                type $T = i64;
-                $body
-            }
-            $crate::DType::U8 => {
-                type $T = u8;
-                $body
-            }
-        }
+        )*}
     };
 }
 

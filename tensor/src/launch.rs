@@ -4,10 +4,11 @@ use std::panic::Location;
 use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::cpu::Cpu;
+use crate::cpu::tiles::Order;
 use crate::device::Backend;
 use crate::layout::Layout;
 use crate::storage::Storage;
-use crate::{Device, Element, Tensor, TensorError};
+use crate::{DType, Device, Element, Tensor, TensorError};
 
 /// What a kernel does to the machine, for the simulated device's roofline time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -49,6 +50,16 @@ impl<'a> Operands<'a> {
     /// How many operands are read.
     pub fn read_count(&self) -> usize {
         self.reads.len()
+    }
+
+    /// The element type of the `index`-th operand that is read.
+    pub(crate) fn read_dtype(&self, index: usize) -> DType {
+        self.reads[index].dtype()
+    }
+
+    /// The order in which the `index`-th operand that is written lies in memory.
+    pub(crate) fn write_order(&self, index: usize) -> Order {
+        Order::of(self.writes[index].layout())
     }
 
     /// The `index`-th operand that is read.

@@ -164,9 +164,27 @@ impl Layout {
         start.max(other_start) < end.min(other_end)
     }
 
-    /// Whether two different indices lead to the same element (a broadcast dimension does).
+    /// Whether two different indices may lead to the same element (a broadcast dimension's do).
+    /// Each stride has to step over all that the smaller ones reach; what does not, counts.
     pub(crate) fn repeats_elements(&self) -> bool {
-        self.shape.iter().zip(self.strides()).any(|(&dim, &stride)| dim > 1 && stride == 0)
+        if self.shape.element_count() == 0 {
+            return false;
+        }
+        let mut reach = 0;
+        self.axes_by_stride()[..self.shape.rank].iter().rev().any(|&axis| {
+            let (dim, stride) = (self.shape[axis], self.strides[axis]);
+            let repeats = dim > 1 && stride <= reach;
+            reach += (dim - 1) * stride;
+            repeats
+        })
+    }
+
+    /// The dimensions from the largest stride to the smallest: the order in which walking the
+    /// elements goes through memory. Those beyond the rank are last.
+    pub(crate) fn axes_by_stride(&self) -> [usize; RANK_MAX] {
+        let mut axes = std::array::from_fn(|axis| axis);
+        axes[..self.shape.rank].sort_by_key(|&axis| std::cmp::Reverse(self.strides[axis]));
+        axes
     }
 
     /// The same elements under another shape, where that needs no copy.
@@ -284,6 +302,16 @@ impl<const N: usize> Nest<N> {
         nest
     }
 
+    /// Whether the elements lie side by side in every operand.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.rank == 1 && (self.dims[0] <= 1 || self.inner_strides() == [1; N])
+    }
+
+    /// The length of the outermost dimension, and every operand's stride along it.
+    pub(crate) fn outermost(&self) -> (usize, [usize; N]) {
+        (self.dims[0], std::array::from_fn(|k| self.strides[k][0]))
+    }
+
     /// The strides inside a [`Row`].
     pub(crate) fn inner_strides(&self) -> [usize; N] {
         std::array::from_fn(|k| self.strides[k][self.rank - 1])
@@ -291,23 +319,39 @@ impl<const N: usize> Nest<N> {
 
     /// Calls `visit` for the rows that cover the elements `from..to` in row-major order.
     pub(crate) fn rows(&self, from: usize, to: usize, mut visit: impl FnMut(Row<N>)) {
-        let inner = self.dims[self.rank - 1];
+        if from >= to {
+            return;
+        }
+        let last = self.rank - 1;
+        let mut index = [0; RANK_MAX];
+        let mut rest = from;
+        for axis in (0..self.rank).rev() {
+            index[axis] = rest % self.dims[axis];
+            rest /= self.dims[axis];
+        }
+        let mut starts: [usize; N] = std::array::from_fn(|k| {
+            (0..self.rank).map(|axis| index[axis] * self.strides[k][axis]).sum()
+        });
         let mut at = from;
-        while at < to {
-            let column = at % inner;
-            let len = (inner - column).min(to - at);
-            let mut starts: [usize; N] =
-                std::array::from_fn(|k| column * self.strides[k][self.rank - 1]);
-            let mut outer = at / inner;
-            for axis in (0..self.rank - 1).rev() {
-                let index = outer % self.dims[axis];
-                outer /= self.dims[axis];
-                for (start, strides) in starts.iter_mut().zip(&self.strides) {
-                    *start += index * strides[axis];
-                }
-            }
+        loop {
+            let len = (self.dims[last] - index[last]).min(to - at);
             visit(Row { starts, len });
             at += len;
+            if at == to {
+                return;
+            }
+            // To the next row: the innermost index starts over, and the ones before it count on.
+            (0..N).for_each(|k| starts[k] -= index[last] * self.strides[k][last]);
+            index[last] = 0;
+            for axis in (0..last).rev() {
+                index[axis] += 1;
+                (0..N).for_each(|k| starts[k] += self.strides[k][axis]);
+                if index[axis] < self.dims[axis] {
+                    break;
+                }
+                (0..N).for_each(|k| starts[k] -= self.dims[axis] * self.strides[k][axis]);
+                index[axis] = 0;
+            }
         }
     }
 
@@ -365,6 +409,21 @@ mod tests {
         assert!(part(0, 5).may_touch(&part(4, 1)) && part(4, 1).may_touch(&part(0, 5)));
         assert!(!part(0, 4).may_touch(&part(4, 4)) && !part(4, 4).may_touch(&part(0, 4)));
         assert!(!part(0, 8).may_touch(&part(3, 0)) && !part(3, 0).may_touch(&part(0, 8)));
+    }
+
+    #[test]
+    fn elements_repeat_where_a_stride_steps_into_what_smaller_ones_reach() {
+        let of = |dims: &[usize], strides: &[usize]| {
+            let mut layout = Layout::contiguous(Shape::new(dims));
+            layout.strides[..strides.len()].copy_from_slice(strides);
+            layout.repeats_elements()
+        };
+        assert!(of(&[2, 3], &[0, 1]) && of(&[3, 2], &[1, 2]) && of(&[4, 3], &[2, 1]));
+        assert!(!of(&[2, 3], &[3, 1]) && !of(&[3, 2], &[1, 3]) && !of(&[2, 2, 2], &[4, 1, 2]));
+        // One element, or none, does not repeat, whatever the stride.
+        assert!(!of(&[1, 3], &[0, 1]) && !of(&[0, 3], &[0, 0]) && !of(&[], &[]));
+        let turned = Layout::contiguous(Shape::new(&[2, 3, 4])).permute(&[2, 0, 1]);
+        assert_eq!(turned.axes_by_stride()[..3], [1, 2, 0]);
     }
 
     #[test]

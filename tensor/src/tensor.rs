@@ -10,9 +10,8 @@ use crate::cpu::Cpu;
 use crate::device::Backend;
 use crate::dtype::for_each_dtype;
 use crate::layout::{Layout, Nest, Shape};
-use crate::ops::elementwise;
 use crate::storage::Storage;
-use crate::{Cost, DType, Device, Element, Kernel, Operands, Result, TensorError};
+use crate::{Cost, DType, Device, Element, Kernel, Operands, Result, TensorError, Value};
 
 /// An n-dimensional array on a [`Device`].
 ///
@@ -70,7 +69,16 @@ impl Tensor {
         Self::full(device, shape, dtype, 0.0)
     }
 
-    /// Every element `value`, converted as `as` does.
+    /// Every element 1.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    #[track_caller]
+    pub fn ones(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
+        Self::full(device, shape, dtype, 1.0)
+    }
+
+    /// Every element `value`, converted as [`Tensor::to_dtype`] does.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -91,12 +99,12 @@ impl Tensor {
     /// # Errors
     /// `Shape` when the count does not fit, `OutOfMemory`.
     #[track_caller]
-    pub fn from_slice<T: Element>(
+    pub fn from_slice<T: Value>(
         device: &Device,
         shape: impl Into<Shape>,
         values: &[T],
     ) -> Result<Self> {
-        Self::from_bytes(device, shape, T::DTYPE, bytemuck::cast_slice(values))
+        Self::from_bytes(device, shape, T::Element::DTYPE, T::as_bytes(values))
     }
 
     /// The elements in `bytes`, native byte order, row-major.
@@ -228,17 +236,34 @@ impl Tensor {
     /// # Errors
     /// `DType` when `T` is another type, `ValueUnavailable` on a simulated device.
     #[track_caller]
-    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+    pub fn to_vec<T: Value>(&self) -> Result<Vec<T>> {
         let op = "to_vec";
-        if self.dtype != T::DTYPE {
-            return Err(TensorError::DType { op, left: self.dtype, right: T::DTYPE });
+        let right = T::Element::DTYPE;
+        if self.dtype != right {
+            return Err(TensorError::DType { op, left: self.dtype, right });
         }
         if self.device().is_simulated() {
             return Err(TensorError::ValueUnavailable { op, site: Location::caller() });
         }
-        let mut values = Vec::with_capacity(self.element_count());
+        let mut values: Vec<T::Element> = Vec::with_capacity(self.element_count());
         self.device().launch(Download { values: &mut values }, &[self], &[])?;
-        Ok(values)
+        Ok(values.into_iter().map(T::from_element).collect())
+    }
+
+    /// The elements in row-major order, native byte order. Waits for the device.
+    ///
+    /// # Errors
+    /// `ValueUnavailable` on a simulated device.
+    #[track_caller]
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        if self.device().is_simulated() {
+            let op = "to_bytes";
+            return Err(TensorError::ValueUnavailable { op, site: Location::caller() });
+        }
+        for_each_dtype!(self.dtype, T => {
+            let values = self.to_vec::<T>()?;
+            Ok(bytemuck::cast_slice(&values).to_vec())
+        })
     }
 
     /// The only element. Waits for the device.
@@ -246,7 +271,7 @@ impl Tensor {
     /// # Errors
     /// `Shape` when there is not exactly one, and those of [`Tensor::to_vec`].
     #[track_caller]
-    pub fn item<T: Element>(&self) -> Result<T> {
+    pub fn item<T: Value>(&self) -> Result<T> {
         self.check_item::<T>()?;
         if self.device().is_simulated() {
             return Err(TensorError::ValueUnavailable { op: "item", site: Location::caller() });
@@ -255,14 +280,14 @@ impl Tensor {
     }
 
     /// `Ok` if there is one element, of type `T`.
-    fn check_item<T: Element>(&self) -> Result<()> {
-        let op = "item";
+    fn check_item<T: Value>(&self) -> Result<()> {
+        let (op, dtype) = ("item", T::Element::DTYPE);
         if self.element_count() != 1 {
             let right = Shape::new(&[]);
             return Err(TensorError::Shape { op, left: *self.shape(), right });
         }
-        if self.dtype != T::DTYPE {
-            return Err(TensorError::DType { op, left: self.dtype, right: T::DTYPE });
+        if self.dtype != dtype {
+            return Err(TensorError::DType { op, left: self.dtype, right: dtype });
         }
         Ok(())
     }
@@ -292,9 +317,9 @@ impl Tensor {
         Tensor { storage: Arc::clone(&self.storage), layout, dtype: self.dtype }
     }
 
-    /// `Ok` if this tensor holds floats.
+    /// `Ok` if this tensor holds floats of a type that kernels compute in: f64 or f32.
     pub(crate) fn check_float(&self, op: &'static str) -> Result<()> {
-        if self.dtype.is_float() {
+        if matches!(self.dtype, DType::F64 | DType::F32) {
             return Ok(());
         }
         Err(TensorError::DType { op, left: self.dtype, right: DType::F32 })
@@ -371,9 +396,11 @@ impl<T: Element> Kernel for Download<'_, T> {
         let view = operands.read::<T>(0);
         let nest = Nest::new(view.layout().shape(), [view.layout().strides()]);
         nest.rows(0, view.layout().shape().element_count(), |row| {
-            let elements =
-                elementwise::strided(view.data(), row.starts[0], nest.inner_strides()[0]);
-            self.values.extend(elements.take(row.len));
+            let data = &view.data()[row.starts[0]..];
+            match nest.inner_strides()[0] {
+                0 => self.values.extend(std::iter::repeat_n(data[0], row.len)),
+                step => self.values.extend(data.iter().step_by(step).take(row.len)),
+            }
         });
         Ok(())
     }

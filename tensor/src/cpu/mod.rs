@@ -5,10 +5,13 @@
 
 pub(crate) mod chunk;
 pub(crate) mod gemm;
+pub(crate) mod math;
 pub(crate) mod packing;
 pub(crate) mod pool;
 pub(crate) mod simd;
+pub(crate) mod tiles;
 
+mod coefficients;
 mod handle;
 mod sync;
 

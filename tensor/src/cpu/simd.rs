@@ -13,8 +13,15 @@ use crate::dtype::Float;
 /// No instruction set has more lanes; buffers read by whole vectors keep this much slack.
 pub(crate) const LANE_COUNT_MAX: usize = 16;
 
+/// Whether an instruction set multiplies and adds in one go; what scalar formulas ask, which the
+/// compiler vectorises (see `math.rs`).
+pub(crate) trait Fused {
+    /// `mul_add` is an instruction, not a slow library call.
+    const IS_FUSED: bool;
+}
+
 /// One instruction set; a value of the type is the proof that the processor has it.
-pub(crate) trait Simd<T>: Copy {
+pub(crate) trait Simd<T>: Copy + Fused {
     /// `LANE_COUNT` values in a register.
     type Vector: Copy;
     /// Values in a vector.
@@ -46,6 +53,10 @@ pub(crate) trait SimdFloat: Float {
 #[derive(Clone, Copy)]
 struct Portable;
 
+impl Fused for Portable {
+    const IS_FUSED: bool = cfg!(target_arch = "aarch64");
+}
+
 macro_rules! portable {
     ($($float:ty),*) => {$(
         impl Simd<$float> for Portable {
@@ -67,8 +78,7 @@ macro_rules! portable {
             fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
                 let mut y = c;
                 for lane in 0..4 {
-                    // Without an instruction for it, `mul_add` is a slow library call.
-                    y[lane] = if cfg!(target_arch = "aarch64") {
+                    y[lane] = if Self::IS_FUSED {
                         a[lane].mul_add(b[lane], c[lane])
                     } else {
                         a[lane] * b[lane] + c[lane]
@@ -90,6 +100,16 @@ struct Avx2(());
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 struct Avx512(());
+
+#[cfg(target_arch = "x86_64")]
+impl Fused for Avx2 {
+    const IS_FUSED: bool = true;
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Fused for Avx512 {
+    const IS_FUSED: bool = true;
+}
 
 #[cfg(target_arch = "x86_64")]
 impl Avx2 {

@@ -7,6 +7,7 @@ pub(crate) mod elementwise;
 pub(crate) mod finite;
 mod matmul;
 pub(crate) mod max_pool2d;
+mod random;
 mod reduce;
+mod sequence;
 pub(crate) mod sgd;
-mod uniform;

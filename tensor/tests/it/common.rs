@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use lowtide_tensor::{CpuOptions, DType, Device, Element, Result, SimSpec, Tensor};
+use lowtide_tensor::{CpuOptions, DType, Device, Element, SimSpec, Tensor};
 use proptest::prelude::*;
 
 use crate::naive::Array;
@@ -53,7 +53,45 @@ pub(crate) fn floats() -> impl Strategy<Value = DType> {
     prop::sample::select(vec![DType::F32, DType::F64])
 }
 
-pub(crate) const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::I64, DType::U8];
+/// Every float, the half types too.
+pub(crate) fn all_floats() -> impl Strategy<Value = DType> {
+    prop::sample::select(vec![DType::F64, DType::F32, DType::F16, DType::BF16])
+}
+
+/// Runs `$body` with `$T` standing for the Rust type that `$dtype` names.
+macro_rules! with_type {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        with_type!(@match $dtype, $T => $body;
+            F64 f64, F32 f32, F16 lowtide_tensor::f16, BF16 lowtide_tensor::bf16,
+            I64 i64, I32 i32, U8 u8, Bool lowtide_tensor::Bool)
+    };
+    (@match $dtype:expr, $T:ident => $body:expr; $($name:ident $type:ty),*) => {
+        match $dtype {
+            $(lowtide_tensor::DType::$name => {
+                type $T = $type;
+                $body
+            })*
+            other => panic!("{other} is new here"),
+        }
+    };
+}
+pub(crate) use with_type;
+
+/// The type of a tensor in a safetensors file.
+pub(crate) fn file_dtype(dtype: safetensors::Dtype) -> DType {
+    use safetensors::Dtype;
+    match dtype {
+        Dtype::F64 => DType::F64,
+        Dtype::F32 => DType::F32,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        Dtype::I64 => DType::I64,
+        Dtype::I32 => DType::I32,
+        Dtype::U8 => DType::U8,
+        Dtype::BOOL => DType::Bool,
+        other => panic!("{other:?} is not in the fixtures"),
+    }
+}
 
 /// Shapes of rank 0 to 5 with sizes 0, 1, even and odd, of a few hundred elements at most.
 pub(crate) fn shapes() -> impl Strategy<Value = Vec<usize>> {
@@ -62,45 +100,46 @@ pub(crate) fn shapes() -> impl Strategy<Value = Vec<usize>> {
     prop::collection::vec(dim, 0..=5)
 }
 
-/// A tensor with these elements, converted as `as` does.
+/// A result shape, and two shapes that broadcast to it.
+pub(crate) fn broadcast_shapes() -> impl Strategy<Value = [Vec<usize>; 3]> {
+    (shapes(), any::<[bool; 5]>(), 0..=5usize, any::<bool>()).prop_map(
+        |(dims, ones, dropped, is_first)| {
+            let stretched = dims.iter().zip(ones);
+            let small: Vec<usize> =
+                stretched.map(|(&dim, one)| if one { 1 } else { dim }).collect();
+            let small = small[dropped.min(small.len())..].to_vec();
+            // The other one has every dimension, so the result is `dims`.
+            if is_first { [dims.clone(), small, dims] } else { [dims.clone(), dims, small] }
+        },
+    )
+}
+
+/// A tensor with these elements, converted as `to_dtype` does.
 pub(crate) fn upload(device: &Device, array: &Array, dtype: DType) -> Tensor {
-    fn of<T: Element>(device: &Device, array: &Array) -> Result<Tensor> {
+    with_type!(dtype, T => {
         let values: Vec<T> = array.values.iter().map(|&x| T::from_f64(x)).collect();
         Tensor::from_slice(device, &array.dims[..], &values)
-    }
-    match dtype {
-        DType::F64 => of::<f64>(device, array),
-        DType::F32 => of::<f32>(device, array),
-        DType::I64 => of::<i64>(device, array),
-        DType::U8 => of::<u8>(device, array),
-        other => panic!("{other} is new here"),
-    }
+    })
     .expect("room for a small tensor")
 }
 
 /// The elements as f64, in row-major order.
 pub(crate) fn download(tensor: &Tensor) -> Array {
-    fn of<T: Element>(tensor: &Tensor) -> Vec<f64> {
+    let values = with_type!(tensor.dtype(), T => {
         let values = tensor.to_vec::<T>().expect("a tensor with values");
-        values.into_iter().map(T::to_f64).collect()
-    }
-    let values = match tensor.dtype() {
-        DType::F64 => of::<f64>(tensor),
-        DType::F32 => of::<f32>(tensor),
-        DType::I64 => of::<i64>(tensor),
-        DType::U8 => of::<u8>(tensor),
-        other => panic!("{other} is new here"),
-    };
+        values.into_iter().map(Element::to_f64).collect()
+    });
     Array::new(tensor.shape(), values)
 }
 
 /// A tensor of shape `dims` that lies as `style` says, with its twin.
 pub(crate) fn sample(dims: &[usize], style: Style, dtype: DType, seed: usize) -> (Tensor, Array) {
     let pattern = Array::pattern(dims, seed);
-    let array = match dtype.is_float() {
-        true => pattern,
+    let array = match dtype {
+        DType::Bool => pattern.map(|x| f64::from(u8::from(x > 0.0))),
         // Whole numbers that every type holds.
-        false => pattern.map(|x| x * 8.0 + 15.0),
+        _ if !dtype.is_float() => pattern.map(|x| x * 8.0 + 15.0),
+        _ => pattern,
     };
     let array = match (style, dims) {
         (Style::Expanded, &[first, ..]) if first > 1 => array.narrow(0, 0, 1).expand(dims),
@@ -147,7 +186,13 @@ pub(crate) fn assert_same(found: &Tensor, expected: &Array) {
 }
 
 pub(crate) fn epsilon(dtype: DType) -> f64 {
-    if dtype == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) }
+    match dtype {
+        DType::F64 => f64::EPSILON,
+        DType::F32 => f64::from(f32::EPSILON),
+        DType::F16 => lowtide_tensor::f16::EPSILON.to_f64(),
+        DType::BF16 => lowtide_tensor::bf16::EPSILON.to_f64(),
+        _ => 0.0,
+    }
 }
 
 /// The shapes are the same, and each element within `roundings` roundings of a value of the

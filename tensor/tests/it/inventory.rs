@@ -15,7 +15,8 @@ pub(crate) struct Op {
     pub(crate) run: fn(&mut Inputs) -> Result<Vec<Tensor>>,
 }
 
-/// Two of a kind under short names; `a` is written by the operations in place.
+/// Two of a kind under short names; `a`, `m` and `v` are written by the operations in place.
+#[derive(Clone)]
 pub(crate) struct Inputs {
     device: Device,
     a: Tensor,
@@ -24,6 +25,7 @@ pub(crate) struct Inputs {
     v: Tensor,
     row: Tensor,
     positive: Tensor,
+    mask: Tensor,
     left: Tensor,
     right: Tensor,
     bias: Tensor,
@@ -86,6 +88,11 @@ impl Inputs {
             v: upload(device, &Array::pattern(&[65, 1001], 4).map(|x| x * x), dtype),
             row: make(&[1, 1001], 5),
             positive: upload(device, &Array::pattern(&[65, 1001], 6).map(|x| x + 2.0), dtype),
+            mask: upload(
+                device,
+                &Array::from_fn(&[65, 1001], |at| ((at[0] + at[1]) % 3) as f64),
+                DType::Bool,
+            ),
             left: make(&[150, 90], 6),
             right: make(&[90, 170], 7),
             bias: make(&[150], 8),
@@ -104,8 +111,14 @@ impl Inputs {
         }
     }
 
+    /// The same inputs again, with copies of those that operations write.
+    pub(crate) fn fork(&self) -> Self {
+        let [a, m, v] = [&self.a, &self.m, &self.v].map(|x| x.copied().unwrap());
+        Inputs { a, m, v, ..self.clone() }
+    }
+
     /// All of them, to compare before and after.
-    pub(crate) fn all(&self) -> [&Tensor; 20] {
+    pub(crate) fn all(&self) -> [&Tensor; 21] {
         [
             &self.a,
             &self.b,
@@ -113,6 +126,7 @@ impl Inputs {
             &self.v,
             &self.row,
             &self.positive,
+            &self.mask,
             &self.left,
             &self.right,
             &self.bias,
@@ -152,47 +166,137 @@ macro_rules! in_place {
 }
 
 pub(crate) fn all_ops() -> Vec<Op> {
-    [elementwise(), in_place_ops(), views(), reductions(), network()]
+    [elementwise_ops(), in_place_ops(), views(), reductions(), network()]
         .into_iter()
         .flatten()
         .collect()
 }
 
-fn elementwise() -> Vec<Op> {
-    vec![
-        out!(add, i => i.a.add(&i.row)),
-        out!(sub, i => i.a.transpose(0, 1)?.sub(&i.b.transpose(0, 1)?)),
-        out!(mul, i => i.a.mul(&i.scalar)),
-        out!(div, i => i.a.div(&i.positive)),
-        out!(neg, i => i.a.neg()),
-        out!(exp, i => i.a.exp()),
-        out!(log, i => i.positive.log()),
-        out!(sqrt, i => i.positive.sqrt()),
-        out!(relu, i => i.a.relu()),
-        out!(relu_backward, i => i.a.relu_backward(&i.b)),
-        out!(add_scalar, i => i.a.add_scalar(0.1)),
-        out!(mul_scalar, i => i.a.mul_scalar(0.1)),
-        out!(to_dtype, i => i.a.to_dtype(DType::U8)),
-    ]
+/// Operations with a result of their own, and their forms in place.
+macro_rules! both {
+    ($inputs:ident; $($name:ident $in_place:ident ($($argument:expr),*);)*) => {
+        vec![$(
+            out!($name, $inputs => $inputs.a.$name($($argument),*)),
+            in_place!($in_place, $inputs => $inputs.a.$in_place($($argument),*)),
+        )*]
+    };
 }
 
-fn in_place_ops() -> Vec<Op> {
+/// Those that are defined for the half types too.
+pub(crate) fn elementwise_ops() -> Vec<Op> {
+    [arithmetic(), comparisons(), functions(), moves()].into_iter().flatten().collect()
+}
+
+fn arithmetic() -> Vec<Op> {
+    both! { i;
+        add add_ (&i.row);
+        add_scalar add_scalar_ (0.1);
+        sub sub_ (&i.b);
+        sub_scalar sub_scalar_ (0.1);
+        mul mul_ (&i.scalar);
+        mul_scalar mul_scalar_ (0.1);
+        div div_ (&i.positive);
+        div_scalar div_scalar_ (0.1);
+        remainder remainder_ (&i.positive);
+        remainder_scalar remainder_scalar_ (-0.1);
+        maximum maximum_ (&i.row);
+        maximum_scalar maximum_scalar_ (0.1);
+        minimum minimum_ (&i.row);
+        minimum_scalar minimum_scalar_ (0.1);
+        pow pow_ (&i.positive);
+        pow_scalar pow_scalar_ (2.7);
+        clamp clamp_ (-0.1, 0.2);
+        lerp lerp_ (&i.b, 0.3);
+        addcmul addcmul_ (&i.b, &i.row, 0.3);
+        addcdiv addcdiv_ (&i.b, &i.positive, 0.3);
+    }
+}
+
+fn comparisons() -> Vec<Op> {
+    let mut ops = both! { i;
+        eq eq_ (&i.row);
+        eq_scalar eq_scalar_ (0.125);
+        ne ne_ (&i.row);
+        ne_scalar ne_scalar_ (0.125);
+        lt lt_ (&i.row);
+        lt_scalar lt_scalar_ (0.125);
+        le le_ (&i.row);
+        le_scalar le_scalar_ (0.125);
+        gt gt_ (&i.row);
+        gt_scalar gt_scalar_ (0.125);
+        ge ge_ (&i.row);
+        ge_scalar ge_scalar_ (0.125);
+        logical_and logical_and_ (&i.row);
+        logical_or logical_or_ (&i.row);
+        logical_xor logical_xor_ (&i.row);
+        logical_not logical_not_ ();
+        masked_fill masked_fill_ (&i.mask, 0.1);
+    };
+    ops.extend([
+        out!(is_finite, i => i.a.is_finite()),
+        out!(is_inf, i => i.a.is_inf()),
+        out!(is_nan, i => i.a.is_nan()),
+        out!(where_cond, i => i.mask.where_cond(&i.a, &i.row)),
+    ]);
+    ops
+}
+
+fn functions() -> Vec<Op> {
+    both! { i;
+        abs abs_ ();
+        neg neg_ ();
+        sign sign_ ();
+        relu relu_ ();
+        relu_backward relu_backward_ (&i.b);
+        exp exp_ ();
+        expm1 expm1_ ();
+        log log_ ();
+        log1p log1p_ ();
+        sqrt sqrt_ ();
+        rsqrt rsqrt_ ();
+        reciprocal reciprocal_ ();
+        sin sin_ ();
+        cos cos_ ();
+        tan tan_ ();
+        atan atan_ ();
+        tanh tanh_ ();
+        erf erf_ ();
+        sigmoid sigmoid_ ();
+        silu silu_ ();
+        gelu gelu_ ();
+        gelu_tanh gelu_tanh_ ();
+        floor floor_ ();
+        ceil ceil_ ();
+        round round_ ();
+        trunc trunc_ ();
+        leaky_relu leaky_relu_ (0.1);
+        elu elu_ (0.9);
+        softplus softplus_ (2.0, 1.0);
+    }
+}
+
+fn moves() -> Vec<Op> {
     vec![
-        in_place!(add_, i => i.a.add_(&i.row)),
-        in_place!(sub_, i => i.a.sub_(&i.b)),
-        in_place!(mul_, i => i.a.narrow(1, 1, 1000)?.mul_(&i.b.narrow(1, 0, 1000)?)),
-        in_place!(div_, i => i.a.div_(&i.positive)),
+        out!(to_dtype, i => i.a.to_dtype(DType::U8)),
+        in_place!(uniform_, i => i.a.uniform_(RandomKey::new(3), -1.0, 1.0)),
+        in_place!(normal_, i => i.a.normal_(RandomKey::new(3), -1.0, 2.0)),
+        in_place!(bernoulli_, i => i.a.bernoulli_(RandomKey::new(3), 0.3)),
+        out!(permutation, i => Tensor::permutation(&i.device, 3000, RandomKey::new(3))),
+        out!(arange, i => Tensor::arange(&i.device, 0.0..9000.0, 0.1, i.a.dtype())),
+        out!(eye, i => Tensor::eye(&i.device, 90, 300, i.a.dtype())),
         in_place!(add_scaled_, i => i.a.add_scaled_(&i.b, 0.1)),
-        in_place!(relu_, i => i.a.relu_()),
-        in_place!(relu_backward_, i => i.a.relu_backward_(&i.b)),
-        in_place!(mul_scalar_, i => i.a.mul_scalar_(0.1)),
         in_place!(fill_, i => i.a.fill_(0.1)),
+        in_place!(zero_, i => i.a.zero_()),
         in_place!(copy_, i => i.a.copy_(&i.row)),
         in_place!(set_bytes_, i => {
             let bytes = vec![1; i.a.size_bytes()];
             i.a.set_bytes_(&bytes)
         }),
-        in_place!(uniform_, i => i.a.uniform_(RandomKey::new(3), -1.0, 1.0)),
+    ]
+}
+
+fn in_place_ops() -> Vec<Op> {
+    vec![
         in_place!(sgd_, i => i.a.sgd_(&i.b, Some(&mut i.m), SGD)),
         in_place!(adam_, i => i.a.adam_(&i.b, &mut i.m, &mut i.v, ADAM)),
     ]

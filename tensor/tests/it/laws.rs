@@ -7,32 +7,33 @@ use lowtide_allocator::{Action, Record};
 use lowtide_tensor::{DType, Device, Tensor};
 
 use crate::common::{cpu, sim};
-use crate::inventory::{Inputs, all_ops};
-
-const FLOATS: [DType; 2] = [DType::F32, DType::F64];
+use crate::inventory::{Inputs, Op, all_ops, elementwise_ops};
 
 /// The exact contents.
-fn bits(tensor: &Tensor) -> Vec<u64> {
-    match tensor.dtype() {
-        DType::F64 => tensor.to_vec::<f64>().unwrap().into_iter().map(f64::to_bits).collect(),
-        DType::F32 => {
-            tensor.to_vec::<f32>().unwrap().into_iter().map(|x| u64::from(x.to_bits())).collect()
-        }
-        DType::I64 => tensor.to_vec::<i64>().unwrap().into_iter().map(i64::cast_unsigned).collect(),
-        _ => tensor.to_vec::<u8>().unwrap().into_iter().map(u64::from).collect(),
-    }
+fn bits(tensor: &Tensor) -> Vec<u8> {
+    tensor.to_bytes().unwrap()
+}
+
+/// The types, each with the operations that are defined for it.
+fn cases() -> [(DType, Vec<Op>); 4] {
+    [
+        (DType::F32, all_ops()),
+        (DType::F64, all_ops()),
+        (DType::F16, elementwise_ops()),
+        (DType::BF16, elementwise_ops()),
+    ]
 }
 
 #[test]
 fn every_operation_gives_the_same_bits_for_any_thread_count() {
-    for dtype in FLOATS {
-        for op in all_ops() {
-            let run = |threads: usize| {
-                let results = (op.run)(&mut Inputs::new(&cpu(threads), dtype)).unwrap();
+    for (dtype, ops) in cases() {
+        let inputs = [1, 2, 3].map(|threads| Inputs::new(&cpu(threads), dtype));
+        for op in ops {
+            let [one, two, three] = inputs.each_ref().map(|inputs| {
+                let results = (op.run)(&mut inputs.fork()).unwrap();
                 results.iter().map(bits).collect::<Vec<_>>()
-            };
-            let one = run(1);
-            assert!(one == run(2) && one == run(3), "{} of {dtype}", op.name);
+            });
+            assert!(one == two && one == three, "{} of {dtype}", op.name);
         }
     }
 }
@@ -43,25 +44,31 @@ fn moves(records: &[Record]) -> Vec<impl PartialEq + std::fmt::Debug + use<>> {
     records.iter().map(same).collect()
 }
 
+/// What `op` returns and what the allocator did for it, from the copies of its inputs on.
+fn trace(op: &Op, inputs: &Inputs, device: &Device) -> impl PartialEq + std::fmt::Debug + use<> {
+    let allocator = device.allocator();
+    allocator.reset_peaks();
+    let past = allocator.history();
+    let before = past.overwritten() + past.records().len() as u64;
+    let mut inputs = inputs.fork();
+    let results = (op.run)(&mut inputs).unwrap();
+    let layouts: Vec<_> = results.iter().map(|y| (*y.layout(), y.dtype(), y.category())).collect();
+    drop((results, inputs));
+    let history = allocator.history();
+    let new = history.overwritten() + history.records().len() as u64 - before;
+    let records = history.records();
+    assert!(new > 0 && new < records.len() as u64, "{new} records");
+    (layouts, moves(&records[records.len() - new as usize..]), allocator.statistics())
+}
+
 #[test]
 fn every_operation_allocates_on_the_simulation_what_it_allocates_on_the_cpu() {
-    for dtype in FLOATS {
+    for (dtype, ops) in cases() {
         for threads in [1, 3] {
-            for op in all_ops() {
-                let run = |device: &Device| {
-                    let mut inputs = Inputs::new(device, dtype);
-                    device.allocator().reset_peaks();
-                    let before = device.allocator().history().records().len();
-                    let results = (op.run)(&mut inputs).unwrap();
-                    let layouts: Vec<_> =
-                        results.iter().map(|y| (*y.layout(), y.dtype(), y.category())).collect();
-                    drop((results, inputs));
-                    let history = device.allocator().history();
-                    assert_eq!(history.overwritten(), 0);
-                    let moves = moves(&history.records()[before..]);
-                    (layouts, moves, device.allocator().statistics())
-                };
-                let (real, simulated) = (run(&cpu(threads)), run(&sim(threads)));
+            let devices = [cpu(threads), sim(threads)];
+            let inputs = devices.each_ref().map(|device| Inputs::new(device, dtype));
+            for op in &ops {
+                let [real, simulated] = [0, 1].map(|at| trace(op, &inputs[at], &devices[at]));
                 assert_eq!(real, simulated, "{} of {dtype}", op.name);
             }
         }
@@ -72,8 +79,9 @@ fn every_operation_allocates_on_the_simulation_what_it_allocates_on_the_cpu() {
 fn every_operation_leaves_no_more_behind_than_its_results() {
     let device = cpu(2);
     let allocator = device.allocator();
+    let base = Inputs::new(&device, DType::F32);
     for op in all_ops() {
-        let mut inputs = Inputs::new(&device, DType::F32);
+        let mut inputs = base.fork();
         let before = allocator.layout_hash();
         let results = (op.run)(&mut inputs).unwrap();
         drop(results);
@@ -86,8 +94,9 @@ fn in_place_operations_and_most_views_allocate_nothing() {
     let free = ["transpose", "permute", "narrow", "select", "unsqueeze", "squeeze", "expand"];
     for device in [cpu(2), sim(2)] {
         let allocator = device.allocator();
+        let base = Inputs::new(&device, DType::F32);
         for op in all_ops() {
-            let mut inputs = Inputs::new(&device, DType::F32);
+            let mut inputs = base.fork();
             let before = allocator.request_count();
             (op.run)(&mut inputs).unwrap();
             let is_free = op.name.ends_with('_') || free.contains(&op.name);
@@ -99,8 +108,9 @@ fn in_place_operations_and_most_views_allocate_nothing() {
 #[test]
 fn operation_writes_its_inputs_only_if_its_name_says_so() {
     let device = cpu(2);
+    let base = Inputs::new(&device, DType::F32);
     for op in all_ops() {
-        let mut inputs = Inputs::new(&device, DType::F32);
+        let mut inputs = base.fork();
         let state = |inputs: &Inputs| {
             inputs.all().map(|x| (x.version(), bits(x))).into_iter().collect::<Vec<_>>()
         };
@@ -118,9 +128,10 @@ fn operation_writes_its_inputs_only_if_its_name_says_so() {
 
 #[test]
 fn simulated_time_passes_for_everything_but_views() {
+    let device = sim(2);
+    let base = Inputs::new(&device, DType::F32);
     for op in all_ops() {
-        let device = sim(2);
-        let mut inputs = Inputs::new(&device, DType::F32);
+        let mut inputs = base.fork();
         let requests = device.allocator().request_count();
         let before = device.simulated_seconds();
         (op.run)(&mut inputs).unwrap();
@@ -163,20 +174,28 @@ fn inventory_lists_every_public_operation() {
     let mut declared = BTreeSet::new();
     for file in &files {
         let text = std::fs::read_to_string(file).unwrap();
-        for function in text.split("pub fn ").skip(1) {
+        // What a macro declares is in the list that it is given: `pub fn exp, exp_ = ...;`.
+        for function in text.split("pub fn ").skip(1).filter(|name| !name.starts_with('$')) {
             let signature = function.split('{').next().unwrap_or_default();
-            if signature.contains("-> Result<") {
+            let entry = signature.split(['=', '(']).next().unwrap_or_default();
+            if entry.contains(',') {
+                declared.extend(entry.split(',').map(|name| name.trim().to_owned()));
+            } else if signature.contains("-> Result<") {
                 declared.extend(signature.split(['(', '<']).next().map(str::to_owned));
+            } else if signature.contains(" = Op::") {
+                declared.insert(entry.trim().to_owned());
             }
         }
     }
     let no_kernels = [
         "empty",
         "empty_in",
+        "ones",
         "zeros",
         "full",
         "from_slice",
         "from_bytes",
+        "to_bytes",
         "to_vec",
         "item",
         "item_assuming",

@@ -1,119 +1,411 @@
-//! One loop for every elementwise kernel: rows of strided operands, in fixed chunks.
+//! The formulas themselves, as loops over tiles. NaN goes through all of them, as in PyTorch.
 
-use crate::Element;
-use crate::cpu::Cpu;
-use crate::cpu::chunk::for_each_chunk;
-use crate::launch::{View, ViewMut};
-use crate::layout::Nest;
+use super::op::{Float, Number, Op, Test};
+use crate::cpu::math::Math;
+use crate::cpu::simd::{Fused, Simd, SimdFloat, SimdKernel};
+use crate::cpu::tiles::TILE_LEN;
+use crate::{Element, dtype};
 
-/// Elements per chunk: large enough to hide the fork, small enough for the L2 cache.
-const CHUNK_LEN: usize = 1 << 14;
-
-/// The elements of a strided row.
-pub(crate) fn strided<T: Copy>(
-    data: &[T],
-    start: usize,
-    stride: usize,
-) -> impl Iterator<Item = T> + '_ {
-    (0..).map_while(move |i| data.get(start + i * stride).copied())
+/// A type that formulas compute in: f64, f32 (for the half types too) and i64 (for all integers
+/// and truth values; its lower bits are what arithmetic in the narrower type wraps to).
+pub(super) trait Lane: Element {
+    /// `to[i] = op(sources[..][i])`.
+    fn apply(op: Op, sources: &[&[Self]], to: &mut [Self]);
 }
 
-/// `out[i] = f(out[i], [inputs[0][i], ..])` for inputs of `out`'s shape.
-pub(super) fn update<O: Element, I: Element, const N: usize>(
-    cpu: &Cpu,
-    mut out: ViewMut<'_, O>,
-    inputs: [View<'_, I>; N],
-    f: impl Fn(O, [I; N]) -> O + Sync,
-) {
-    let layout = *out.layout();
-    let shape = layout.shape();
-    let nest = Nest::new(shape, std::array::from_fn(|k| inputs[k].layout().strides()));
-    let data = inputs.map(|input| input.data());
-    if layout.is_contiguous() {
-        for_each_chunk(cpu.pool(), out.slice(), CHUNK_LEN, |index, chunk| {
-            let from = index * CHUNK_LEN;
-            let mut done = 0;
-            nest.rows(from, from + chunk.len(), |row| {
-                let rows = std::array::from_fn(|k| &data[k][row.starts[k]..]);
-                update_row(&mut chunk[done..done + row.len], rows, nest.inner_strides(), &f);
-                done += row.len;
+/// A formula and its tile, to be compiled for every instruction set.
+struct Apply<'a, T> {
+    op: Op,
+    sources: &'a [&'a [T]],
+    to: &'a mut [T],
+}
+
+impl<T: Math + Arithmetic> SimdKernel<T> for Apply<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
+        let Apply { op, sources, to } = self;
+        match op {
+            Op::Number(op) => number(op, sources, to),
+            Op::Test(op) => test(op, sources, to),
+            Op::Float(op) => float::<T, S>(op, sources, to),
+        }
+    }
+}
+
+impl Lane for f32 {
+    fn apply(op: Op, sources: &[&[f32]], to: &mut [f32]) {
+        f32::dispatch(Apply { op, sources, to });
+    }
+}
+
+impl Lane for f64 {
+    fn apply(op: Op, sources: &[&[f64]], to: &mut [f64]) {
+        f64::dispatch(Apply { op, sources, to });
+    }
+}
+
+impl Lane for i64 {
+    fn apply(op: Op, sources: &[&[i64]], to: &mut [i64]) {
+        match op {
+            Op::Number(op) => number(op, sources, to),
+            Op::Test(op) => test(op, sources, to),
+            Op::Float(op) => unreachable!("{op:?} was checked to be of floats"),
+        }
+    }
+}
+
+/// What floats and integers have in common; integers wrap.
+pub(super) trait Arithmetic: Element {
+    const ZERO: Self;
+    const ONE: Self;
+    fn plus(self, other: Self) -> Self;
+    fn minus(self, other: Self) -> Self;
+    fn times(self, other: Self) -> Self;
+    /// Without its sign; -0 becomes 0.
+    fn magnitude(self) -> Self;
+    fn is_nan(self) -> bool;
+    fn is_infinite(self) -> bool;
+    /// The larger; a NaN on either side is the result.
+    #[inline(always)]
+    fn larger(self, other: Self) -> Self {
+        if (self > other) | self.is_nan() { self } else { other }
+    }
+    /// The smaller; a NaN on either side is the result.
+    #[inline(always)]
+    fn smaller(self, other: Self) -> Self {
+        if (self < other) | self.is_nan() { self } else { other }
+    }
+    #[inline(always)]
+    fn of(truth: bool) -> Self {
+        if truth { Self::ONE } else { Self::ZERO }
+    }
+    #[inline(always)]
+    fn is_true(self) -> bool {
+        self != Self::ZERO
+    }
+}
+
+macro_rules! float_arithmetic {
+    ($($type:ty),*) => {$(
+        impl Arithmetic for $type {
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            #[inline(always)]
+            fn plus(self, other: Self) -> Self { self + other }
+            #[inline(always)]
+            fn minus(self, other: Self) -> Self { self - other }
+            #[inline(always)]
+            fn times(self, other: Self) -> Self { self * other }
+            #[inline(always)]
+            fn magnitude(self) -> Self { self.abs() }
+            #[inline(always)]
+            fn is_nan(self) -> bool { self != self }
+            #[inline(always)]
+            fn is_infinite(self) -> bool { self.abs() == Self::INFINITY }
+        }
+    )*};
+}
+float_arithmetic!(f32, f64);
+
+impl Arithmetic for i64 {
+    const ZERO: Self = 0;
+    const ONE: Self = 1;
+    #[inline(always)]
+    fn plus(self, other: Self) -> Self {
+        self.wrapping_add(other)
+    }
+    #[inline(always)]
+    fn minus(self, other: Self) -> Self {
+        self.wrapping_sub(other)
+    }
+    #[inline(always)]
+    fn times(self, other: Self) -> Self {
+        self.wrapping_mul(other)
+    }
+    #[inline(always)]
+    fn magnitude(self) -> Self {
+        self.wrapping_abs()
+    }
+    #[inline(always)]
+    fn is_nan(self) -> bool {
+        false
+    }
+    #[inline(always)]
+    fn is_infinite(self) -> bool {
+        false
+    }
+}
+
+// Loops over indices: what an iterator adaptor is compiled to is a function of its own, which may
+// not use the instructions of the one that calls it.
+
+#[inline(always)]
+fn map<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T) -> T) {
+    let x = &sources[0][..to.len()];
+    for i in 0..to.len() {
+        to[i] = f(x[i]);
+    }
+}
+
+#[inline(always)]
+fn zip<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T) -> T) {
+    let (a, b) = (&sources[0][..to.len()], &sources[1][..to.len()]);
+    for i in 0..to.len() {
+        to[i] = f(a[i], b[i]);
+    }
+}
+
+#[inline(always)]
+fn zip3<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T, T) -> T) {
+    let (a, b) = (&sources[0][..to.len()], &sources[1][..to.len()]);
+    let c = &sources[2][..to.len()];
+    for i in 0..to.len() {
+        to[i] = f(a[i], b[i], c[i]);
+    }
+}
+
+// The same, and where a source is missing, `to` is the first one: reading it there spares a pass
+// over the tile. Only for formulas that are small enough to be inlined twice.
+
+#[inline(always)]
+fn map_or_update<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T) -> T) {
+    if sources.len() == 1 {
+        return map(sources, to, f);
+    }
+    for x in to {
+        *x = f(*x);
+    }
+}
+
+#[inline(always)]
+fn zip_or_update<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T) -> T) {
+    if sources.len() == 2 {
+        return zip(sources, to, f);
+    }
+    let b = &sources[0][..to.len()];
+    for i in 0..to.len() {
+        to[i] = f(to[i], b[i]);
+    }
+}
+
+#[inline(always)]
+fn zip3_or_update<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T, T) -> T) {
+    if sources.len() == 3 {
+        return zip3(sources, to, f);
+    }
+    let (b, c) = (&sources[0][..to.len()], &sources[1][..to.len()]);
+    for i in 0..to.len() {
+        to[i] = f(to[i], b[i], c[i]);
+    }
+}
+
+#[inline(always)]
+fn number<T: Arithmetic>(op: Number, sources: &[&[T]], to: &mut [T]) {
+    match op {
+        Number::Abs => map_or_update(sources, to, T::magnitude),
+        Number::Neg => map_or_update(sources, to, |x| x.times(T::ZERO.minus(T::ONE))),
+        // NaN has no sign: 0, as in PyTorch.
+        Number::Sign => {
+            map_or_update(sources, to, |x| T::of(x > T::ZERO).minus(T::of(x < T::ZERO)))
+        }
+        // -0 stays, as in PyTorch.
+        Number::Relu => map_or_update(sources, to, |x| if x < T::ZERO { T::ZERO } else { x }),
+        Number::Clamp(low, high) => {
+            let [low, high] = [low, high].map(T::from_f64);
+            map_or_update(sources, to, |x| x.larger(low).smaller(high));
+        }
+        Number::Add => zip_or_update(sources, to, T::plus),
+        Number::AddScaled(c) => {
+            let c = T::from_f64(c);
+            zip_or_update(sources, to, |a, b| a.plus(c.times(b)));
+        }
+        Number::Sub => zip_or_update(sources, to, T::minus),
+        Number::Mul => zip_or_update(sources, to, T::times),
+        Number::Maximum => zip_or_update(sources, to, T::larger),
+        Number::Minimum => zip_or_update(sources, to, T::smaller),
+        Number::Where => zip3_or_update(sources, to, |c, a, b| if c.is_true() { a } else { b }),
+        Number::MaskedFill => {
+            zip3_or_update(sources, to, |x, m, v| if m.is_true() { v } else { x })
+        }
+        Number::AddCMul(c) => {
+            let c = T::from_f64(c);
+            zip3_or_update(sources, to, |x, a, b| x.plus(c.times(a).times(b)));
+        }
+    }
+}
+
+#[inline(always)]
+fn test<T: Arithmetic>(op: Test, sources: &[&[T]], to: &mut [T]) {
+    match op {
+        Test::Not => map(sources, to, |x| T::of(!x.is_true())),
+        Test::IsFinite => map(sources, to, |x| T::of(!(x.is_nan() | x.is_infinite()))),
+        Test::IsInf => map(sources, to, |x| T::of(x.is_infinite())),
+        Test::IsNan => map(sources, to, |x| T::of(x.is_nan())),
+        Test::Eq => zip(sources, to, |a, b| T::of(a == b)),
+        Test::Ne => zip(sources, to, |a, b| T::of(a != b)),
+        Test::Lt => zip(sources, to, |a, b| T::of(a < b)),
+        Test::Le => zip(sources, to, |a, b| T::of(a <= b)),
+        Test::Gt => zip(sources, to, |a, b| T::of(a > b)),
+        Test::Ge => zip(sources, to, |a, b| T::of(a >= b)),
+        Test::And => zip(sources, to, |a, b| T::of(a.is_true() & b.is_true())),
+        Test::Or => zip(sources, to, |a, b| T::of(a.is_true() | b.is_true())),
+        Test::Xor => zip(sources, to, |a, b| T::of(a.is_true() ^ b.is_true())),
+    }
+}
+
+#[inline(always)]
+fn float<T: Math + Arithmetic, F: Fused>(op: Float, sources: &[&[T]], to: &mut [T]) {
+    let one = <T as dtype::Float>::ONE;
+    let zero = <T as dtype::Float>::ZERO;
+    let half = T::from_f64(0.5);
+    match op {
+        Float::Exp => map(sources, to, T::exp_in::<F>),
+        Float::Expm1 => map(sources, to, T::expm1_in::<F>),
+        Float::Log => map(sources, to, T::log_in::<F>),
+        Float::Log1p => map(sources, to, T::log1p_in::<F>),
+        Float::Sqrt => map(sources, to, T::sqrt),
+        Float::Rsqrt => map(sources, to, |x| one / x.sqrt()),
+        Float::Reciprocal => map(sources, to, |x| one / x),
+        Float::Sin => angles(sources, to, T::sin_in::<F>, T::sin_large),
+        Float::Cos => angles(sources, to, T::cos_in::<F>, T::cos_large),
+        Float::Tan => angles(sources, to, T::tan_in::<F>, T::tan_large),
+        Float::Tanh => map(sources, to, T::tanh_in::<F>),
+        Float::Atan => map(sources, to, T::atan_in::<F>),
+        Float::Erf => map(sources, to, T::erf_in::<F>),
+        Float::Sigmoid => map(sources, to, |x| one / (one + (-x).exp_in::<F>())),
+        Float::Silu => map(sources, to, |x| x / (one + (-x).exp_in::<F>())),
+        Float::LeakyRelu(slope) => {
+            let slope = T::from_f64(slope);
+            map(sources, to, |x| if x > zero { x } else { x * slope });
+        }
+        Float::Elu(alpha) => {
+            let alpha = T::from_f64(alpha);
+            map(sources, to, |x| if x > zero { x } else { alpha * x.expm1_in::<F>() });
+        }
+        Float::Gelu => {
+            let scale = T::from_f64(std::f64::consts::FRAC_1_SQRT_2);
+            map(sources, to, |x| half * x * (one + (x * scale).erf_fast_in::<F>()));
+        }
+        Float::GeluTanh => {
+            // Hendrycks and Gimpel, "Gaussian error linear units" (2016).
+            let scale = T::from_f64((2.0 / std::f64::consts::PI).sqrt());
+            let cubic = T::from_f64(0.044715);
+            map(sources, to, |x| {
+                half * x * (one + (scale * (x + cubic * x * x * x)).tanh_in::<F>())
             });
-        });
+        }
+        Float::Softplus { beta, threshold } => {
+            let [beta, threshold] = [beta, threshold].map(T::from_f64);
+            map(sources, to, |x| {
+                let y = (x * beta).exp_in::<F>().log1p_in::<F>() / beta;
+                if x * beta > threshold { x } else { y }
+            });
+        }
+        Float::Floor => map(sources, to, T::floor),
+        Float::Ceil => map(sources, to, T::ceil),
+        Float::Round => map(sources, to, T::round_even),
+        Float::Trunc => map(sources, to, T::trunc),
+        Float::Div => zip(sources, to, |a, b| a / b),
+        Float::Pow | Float::PowScalar(_) => {
+            let exponent = if let Float::PowScalar(exponent) = op { Some(exponent) } else { None };
+            pow::<T, F>(sources, exponent, to);
+        }
+        Float::Remainder => zip(sources, to, |a, b| {
+            // The sign of the divisor, as in Python.
+            let rest = a.rem(b);
+            let is_opposite = (rest != zero) & ((b < zero) != (rest < zero));
+            if is_opposite { rest + b } else { rest }
+        }),
+        Float::Lerp(weight) => {
+            let [w, v] = [weight, 1.0 - weight].map(T::from_f64);
+            // From the nearer end, so that weights 0 and 1 give the ends exactly.
+            match weight < 0.5 {
+                true => zip(sources, to, |a, b| a + w * (b - a)),
+                false => zip(sources, to, |a, b| b - (b - a) * v),
+            }
+        }
+        // A NaN lets its gradient through, as in PyTorch.
+        Float::ReluBackward => zip(sources, to, |dy, y| if y <= zero { zero } else { dy }),
+        Float::AddCDiv(c) => {
+            let c = T::from_f64(c);
+            zip3(sources, to, |x, a, b| x + c * (a / b));
+        }
+    }
+}
+
+/// A function of angles: in one loop, and then the few that are too large for it one by one.
+#[inline(always)]
+fn angles<T: Math + Arithmetic>(
+    sources: &[&[T]],
+    to: &mut [T],
+    f: impl Fn(T) -> T,
+    large: impl Fn(T) -> T,
+) {
+    map(sources, to, f);
+    let x = &sources[0][..to.len()];
+    let is_large = |x: T| x.magnitude() > T::TRIG_MAX;
+    // Looking at all vectorises, stopping at the first does not.
+    let mut is_any_large = false;
+    for &x in x {
+        is_any_large |= is_large(x);
+    }
+    if is_any_large {
+        (0..x.len()).filter(|&i| is_large(x[i])).for_each(|i| to[i] = large(x[i]));
+    }
+}
+
+/// `to[i] = sources[0][i]^exponent`, or `^sources[1][i]`. Inlined in one place only: there is one
+/// loop here, and its formula must be compiled for the instruction set that it is called from.
+#[inline(always)]
+fn pow<T: Math + Arithmetic, F: Fused>(sources: &[&[T]], exponent: Option<f64>, to: &mut [T]) {
+    if exponent.is_some_and(|exponent| short_pow(exponent, sources, to)) {
         return;
     }
-    // Writing through a strided view is rare; it runs on one thread, element by element.
-    let places = Nest::new(shape, [layout.strides()]);
-    let step = places.inner_strides()[0];
-    let mut values = (0..shape.element_count()).map(|i| {
-        let mut at = [0; N];
-        nest.rows(i, i + 1, |row| at = row.starts);
-        std::array::from_fn(|k| data[k][at[k]])
-    });
-    places.rows(0, shape.element_count(), |row| {
-        for i in 0..row.len {
-            let place = &mut out.data()[row.starts[0] + i * step];
-            *place = f(*place, values.next().expect("as many values as places"));
-        }
-    });
+    let exponents = [T::from_f64(exponent.unwrap_or(0.0)); TILE_LEN];
+    let b = if exponent.is_some() { &exponents[..] } else { sources[1] };
+    let (a, b) = (&sources[0][..to.len()], &b[..to.len()]);
+    zip(&[a, b], to, |a, b| a.pow_in::<F>(b));
+    let mut is_any_special = false;
+    for i in 0..to.len() {
+        is_any_special |= is_special_pow(a[i], b[i]);
+    }
+    if is_any_special {
+        let indices = (0..to.len()).filter(|&i| is_special_pow(a[i], b[i]));
+        indices.for_each(|i| to[i] = a[i].pow_any(b[i]));
+    }
 }
 
-fn update_row<O: Element, I: Element, const N: usize>(
-    out: &mut [O],
-    rows: [&[I]; N],
-    strides: [usize; N],
-    f: impl Fn(O, [I; N]) -> O,
-) {
-    if strides == [1; N] {
-        let rows = rows.map(|row| &row[..out.len()]);
-        for (i, y) in out.iter_mut().enumerate() {
-            *y = f(*y, std::array::from_fn(|k| rows[k][i]));
-        }
+/// Whether this power is beyond [`Math::pow_in`].
+#[inline(always)]
+fn is_special_pow<T: Math + Arithmetic>(a: T, b: T) -> bool {
+    let is_usual = (a > <T as dtype::Float>::ZERO)
+        & (a.magnitude() < T::INFINITY)
+        & (b.magnitude() < T::INFINITY);
+    !is_usual
+}
+
+/// The exponents that have a shorter way, as in PyTorch; whether this is one.
+#[inline(always)]
+fn short_pow<T: Math + Arithmetic>(exponent: f64, sources: &[&[T]], to: &mut [T]) -> bool {
+    let one = <T as dtype::Float>::ONE;
+    if exponent == 0.0 {
+        to.fill(one);
+    } else if exponent == 1.0 {
+        map(sources, to, |x| x);
+    } else if exponent == 2.0 {
+        map(sources, to, |x| x * x);
+    } else if exponent == 3.0 {
+        map(sources, to, |x| x * x * x);
+    } else if exponent == 0.5 {
+        map(sources, to, T::sqrt);
+    } else if exponent == -0.5 {
+        map(sources, to, |x| one / x.sqrt());
+    } else if exponent == -1.0 {
+        map(sources, to, |x| one / x);
+    } else if exponent == -2.0 {
+        map(sources, to, |x| one / (x * x));
     } else {
-        for (i, y) in out.iter_mut().enumerate() {
-            *y = f(*y, std::array::from_fn(|k| rows[k][i * strides[k]]));
-        }
+        return false;
     }
-}
-
-/// A formula of one variable waiting for its operands; lets one list of formulas serve the
-/// in-place form and the other.
-pub(super) trait Map<T> {
-    fn map(self, f: impl Fn(T) -> T + Sync);
-}
-
-/// A formula of two variables waiting for its operands.
-pub(super) trait Zip<T> {
-    fn zip(self, f: impl Fn(T, T) -> T + Sync);
-}
-
-/// The operands of a formula: the destination, and `N` inputs. In place the destination is the
-/// first variable, so that the formula has one more of them than there are inputs.
-pub(super) struct Destination<'a, T, const N: usize> {
-    pub(super) cpu: &'a Cpu,
-    pub(super) inputs: [View<'a, T>; N],
-    pub(super) out: ViewMut<'a, T>,
-}
-
-impl<T: Element> Map<T> for Destination<'_, T, 1> {
-    fn map(self, f: impl Fn(T) -> T + Sync) {
-        update(self.cpu, self.out, self.inputs, |_, [x]| f(x));
-    }
-}
-
-impl<T: Element> Map<T> for Destination<'_, T, 0> {
-    fn map(self, f: impl Fn(T) -> T + Sync) {
-        update(self.cpu, self.out, self.inputs, |x, []| f(x));
-    }
-}
-
-impl<T: Element> Zip<T> for Destination<'_, T, 2> {
-    fn zip(self, f: impl Fn(T, T) -> T + Sync) {
-        update(self.cpu, self.out, self.inputs, |_, [a, b]| f(a, b));
-    }
-}
-
-impl<T: Element> Zip<T> for Destination<'_, T, 1> {
-    fn zip(self, f: impl Fn(T, T) -> T + Sync) {
-        update(self.cpu, self.out, self.inputs, |a, [b]| f(a, b));
-    }
+    true
 }

@@ -1,0 +1,430 @@
+//! Functions of one float, written so that the compiler vectorises a loop over them: no branch, no
+//! call. In f32 they are ours; in f64, which is for gradient checks, they are the standard
+//! library's, and `libm`'s erf.
+//!
+//! Largest errors in f32, in units in the last place, against the f64 functions over a sample of
+//! all f32 (`accuracy.rs` among the tests holds them to it): sin, cos, tan, atan and pow 0.51, log
+//! 0.8, erf 1.0, exp 1.1, tanh 1.3, log1p 1.5, expm1 1.7.
+//!
+//! The polynomials are in `coefficients.rs`. The reductions are textbook: Cody and Waite, "Software
+//! Manual for the Elementary Functions" (1980), with their ln 2 in two parts, and π/2 in two parts
+//! of 33 and 53 bits; log1p's correction is Kahan's, as in Goldberg, "What every computer scientist
+//! should know about floating-point arithmetic" (1991), theorem 4.
+
+use super::coefficients::{
+    ATAN, COS, ERF, ERF_OVER, ERF_UNDER, ERFC, EXP, LOG, POW_EXP2, POW_LOG2, SIN, TANH,
+};
+use super::simd::Fused;
+use crate::Float;
+
+/// A float with the elementary functions; `F` says how to multiply and add.
+pub(crate) trait Math: Float {
+    const INFINITY: Self;
+    /// Beyond this, [`Math::sin_in`] and its kin are wrong; use [`Math::sin_large`] and its kin.
+    const TRIG_MAX: Self;
+    fn exp_in<F: Fused>(self) -> Self;
+    /// e^x - 1, exact near 0.
+    fn expm1_in<F: Fused>(self) -> Self;
+    fn log_in<F: Fused>(self) -> Self;
+    /// ln(1 + x), exact near 0.
+    fn log1p_in<F: Fused>(self) -> Self;
+    fn sin_in<F: Fused>(self) -> Self;
+    fn cos_in<F: Fused>(self) -> Self;
+    fn tan_in<F: Fused>(self) -> Self;
+    fn atan_in<F: Fused>(self) -> Self;
+    fn tanh_in<F: Fused>(self) -> Self;
+    fn erf_in<F: Fused>(self) -> Self;
+    /// erf in half the time, to 6 units in the last place of 1.
+    fn erf_fast_in<F: Fused>(self) -> Self;
+    /// `self^exponent` for a positive finite base and a finite exponent.
+    fn pow_in<F: Fused>(self, exponent: Self) -> Self;
+    /// Any base and exponent, not vectorised.
+    fn pow_any(self, exponent: Self) -> Self;
+    fn sin_large(self) -> Self;
+    fn cos_large(self) -> Self;
+    fn tan_large(self) -> Self;
+    fn floor(self) -> Self;
+    fn ceil(self) -> Self;
+    fn trunc(self) -> Self;
+    /// To the nearest whole number; to the even one between two.
+    fn round_even(self) -> Self;
+    /// What is left of a division that rounds towards 0; has the sign of `self`.
+    fn rem(self, divisor: Self) -> Self;
+}
+
+/// The functions that are the same call for both types.
+macro_rules! shared {
+    ($float:ty) => {
+        const INFINITY: Self = <$float>::INFINITY;
+        #[inline(always)]
+        fn floor(self) -> Self {
+            <$float>::floor(self)
+        }
+        #[inline(always)]
+        fn ceil(self) -> Self {
+            <$float>::ceil(self)
+        }
+        #[inline(always)]
+        fn trunc(self) -> Self {
+            <$float>::trunc(self)
+        }
+        #[inline(always)]
+        fn round_even(self) -> Self {
+            <$float>::round_ties_even(self)
+        }
+        #[inline(always)]
+        fn rem(self, divisor: Self) -> Self {
+            self % divisor
+        }
+        fn pow_any(self, exponent: Self) -> Self {
+            self.powf(exponent)
+        }
+    };
+}
+
+#[inline(always)]
+fn fused32<F: Fused>(a: f32, b: f32, c: f32) -> f32 {
+    if F::IS_FUSED { a.mul_add(b, c) } else { a * b + c }
+}
+
+#[inline(always)]
+fn fused64<F: Fused>(a: f64, b: f64, c: f64) -> f64 {
+    if F::IS_FUSED { a.mul_add(b, c) } else { a * b + c }
+}
+
+#[inline(always)]
+fn poly32<F: Fused, const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
+    // A loop, not a fold: see `ops/elementwise/cpu.rs`.
+    let mut y = coefficients[N - 1];
+    for i in 1..N {
+        y = fused32::<F>(y, x, coefficients[N - 1 - i]);
+    }
+    y
+}
+
+#[inline(always)]
+fn poly64<F: Fused, const N: usize>(x: f64, coefficients: [f64; N]) -> f64 {
+    // A loop, not a fold: see `ops/elementwise/cpu.rs`.
+    let mut y = coefficients[N - 1];
+    for i in 1..N {
+        y = fused64::<F>(y, x, coefficients[N - 1 - i]);
+    }
+    y
+}
+
+/// 1.5 · 2^23 and 1.5 · 2^52: added to a small number, they leave its whole part in the low bits.
+const SHIFT32: f32 = 12_582_912.0;
+const SHIFT64: f64 = 6_755_399_441_055_744.0;
+const LN2_HIGH: f32 = 0.693_359_4;
+const LN2_LOW: f32 = -2.121_944_4e-4;
+const PI_2_HIGH: f64 = 1.570_796_326_734_125_6;
+const PI_2_LOW: f64 = 6.077_100_506_506_192e-11;
+
+/// x = n·ln 2 + r with whole n: (n, e^r - 1).
+#[inline(always)]
+fn split_exp<F: Fused>(x: f32) -> (i32, f32) {
+    let shifted = fused32::<F>(x, std::f32::consts::LOG2_E, SHIFT32);
+    let n = shifted - SHIFT32;
+    let r = fused32::<F>(n, -LN2_LOW, fused32::<F>(n, -LN2_HIGH, x));
+    let n = (shifted.to_bits() as i32).wrapping_sub(SHIFT32.to_bits() as i32);
+    (n, fused32::<F>(poly32::<F, 5>(r, EXP) * r, r, r))
+}
+
+/// 2^n for -126 ≤ n ≤ 127.
+#[inline(always)]
+fn power_of_two(n: i32) -> f32 {
+    f32::from_bits((n.wrapping_add(127) as u32) << 23)
+}
+
+/// `x` inside `low..=high`; NaN stays.
+#[inline(always)]
+fn within(x: f32, low: f32, high: f32) -> f32 {
+    let x = if x > high { high } else { x };
+    if x < low { low } else { x }
+}
+
+/// x - n·π/2 with n near enough that |r| ≤ π/4, and n in the low bits.
+#[inline(always)]
+fn reduce_angle<F: Fused>(x: f32) -> (f64, u64) {
+    let x = f64::from(x);
+    let shifted = fused64::<F>(x, std::f64::consts::FRAC_2_PI, SHIFT64);
+    let n = shifted - SHIFT64;
+    (fused64::<F>(n, -PI_2_LOW, fused64::<F>(n, -PI_2_HIGH, x)), shifted.to_bits())
+}
+
+/// The sine and the cosine of |r| ≤ π/4.
+#[inline(always)]
+fn sin_cos<F: Fused>(r: f64) -> (f64, f64) {
+    let s = r * r;
+    let sin = r * fused64::<F>(s, poly64::<F, 4>(s, SIN), 1.0);
+    let cos = fused64::<F>(s * s, poly64::<F, 4>(s, COS), fused64::<F>(s, -0.5, 1.0));
+    (sin, cos)
+}
+
+impl Math for f32 {
+    // n·PI_2_HIGH is exact up to here.
+    const TRIG_MAX: f32 = 1_000_000.0;
+
+    #[inline(always)]
+    fn exp_in<F: Fused>(self) -> f32 {
+        // e^89 is above every f32, e^-104 below.
+        let (n, expm1) = split_exp::<F>(within(self, -104.0, 89.0));
+        // In two steps, because 2^n itself may be no f32.
+        let half = n >> 1;
+        (1.0 + expm1) * power_of_two(half) * power_of_two(n.wrapping_sub(half))
+    }
+
+    #[inline(always)]
+    fn expm1_in<F: Fused>(self) -> f32 {
+        let (n, expm1) = split_exp::<F>(within(self, -18.0, 89.0));
+        // Half of it, because 2^128 is no f32 where the result still is.
+        let scale = power_of_two(n.wrapping_sub(1));
+        let y = 2.0 * fused32::<F>(scale, expm1, scale - 0.5);
+        if self == 0.0 { self } else { y }
+    }
+
+    #[inline(always)]
+    fn log_in<F: Fused>(self) -> f32 {
+        let is_tiny = self < f32::MIN_POSITIVE;
+        let x = if is_tiny { self * (1 << 23) as f32 } else { self };
+        let bits = x.to_bits() as i32;
+        let exponent = bits.wrapping_sub(std::f32::consts::FRAC_1_SQRT_2.to_bits() as i32) >> 23;
+        let f = f32::from_bits(bits.wrapping_sub(exponent << 23) as u32) - 1.0;
+        let e = exponent as f32 - if is_tiny { 23.0 } else { 0.0 };
+        let s = f * f;
+        let tail = fused32::<F>(e, LN2_LOW, poly32::<F, 9>(f, LOG) * f * s);
+        let y = fused32::<F>(e, LN2_HIGH, f + fused32::<F>(-0.5, s, tail));
+        let y = if self < f32::INFINITY { y } else { self };
+        let y = if self < 0.0 { f32::NAN } else { y };
+        if self == 0.0 { f32::NEG_INFINITY } else { y }
+    }
+
+    #[inline(always)]
+    fn log1p_in<F: Fused>(self) -> f32 {
+        let u = 1.0 + self;
+        // What the sum lost.
+        let lost = self - (u - 1.0);
+        let log = u.log_in::<F>();
+        let y = if (u > 0.0) & (u < f32::INFINITY) { log + lost / u } else { log };
+        if self == 0.0 { self } else { y }
+    }
+
+    #[inline(always)]
+    fn sin_in<F: Fused>(self) -> f32 {
+        let (r, quadrant) = reduce_angle::<F>(self);
+        let (sin, cos) = sin_cos::<F>(r);
+        let y = if quadrant & 1 == 0 { sin } else { cos };
+        f64::from_bits(y.to_bits() ^ ((quadrant & 2) << 62)) as f32
+    }
+
+    #[inline(always)]
+    fn cos_in<F: Fused>(self) -> f32 {
+        let (r, quadrant) = reduce_angle::<F>(self);
+        let (sin, cos) = sin_cos::<F>(r);
+        let y = if quadrant & 1 == 0 { cos } else { sin };
+        f64::from_bits(y.to_bits() ^ ((quadrant.wrapping_add(1) & 2) << 62)) as f32
+    }
+
+    #[inline(always)]
+    fn tan_in<F: Fused>(self) -> f32 {
+        let (r, quadrant) = reduce_angle::<F>(self);
+        let (sin, cos) = sin_cos::<F>(r);
+        let is_even = quadrant & 1 == 0;
+        let (over, under) = if is_even { (sin, cos) } else { (-cos, sin) };
+        (over / under) as f32
+    }
+
+    #[inline(always)]
+    fn atan_in<F: Fused>(self) -> f32 {
+        const TAN_PI_8: f64 = 0.414_213_562_373_095_03;
+        const TAN_3PI_8: f64 = 2.414_213_562_373_095;
+        let x = f64::from(self).abs();
+        let (over, under, base) = (x, 1.0, 0.0);
+        let is_middle = x > TAN_PI_8;
+        let (over, under, base) = if is_middle {
+            (x - 1.0, x + 1.0, std::f64::consts::FRAC_PI_4)
+        } else {
+            (over, under, base)
+        };
+        let is_large = x > TAN_3PI_8;
+        let (over, under, base) =
+            if is_large { (-1.0, x, std::f64::consts::FRAC_PI_2) } else { (over, under, base) };
+        let t = over / under;
+        let s = t * t;
+        let y = base + t * fused64::<F>(s, poly64::<F, 6>(s, ATAN), 1.0);
+        (y as f32).copysign(self)
+    }
+
+    #[inline(always)]
+    fn tanh_in<F: Fused>(self) -> f32 {
+        let x = f32::abs(self);
+        let s = x * x;
+        let small = fused32::<F>(x * s, poly32::<F, 6>(s, TANH), x);
+        let large = 1.0 - 2.0 / ((x + x).exp_in::<F>() + 1.0);
+        (if x < 0.625 { small } else { large }).copysign(self)
+    }
+
+    #[inline(always)]
+    fn erf_in<F: Fused>(self) -> f32 {
+        let x = f32::abs(self);
+        let small = fused32::<F>(x, poly32::<F, 7>(x * x, ERF), x);
+        let t = within(x, 0.0, 3.95);
+        let large = 1.0 - (-t * poly32::<F, 8>(t, ERFC)).exp_in::<F>();
+        (if x < 1.0 { small } else { large }).copysign(self)
+    }
+
+    #[inline(always)]
+    fn erf_fast_in<F: Fused>(self) -> f32 {
+        let s = self * self;
+        let y = self * poly32::<F, 6>(s, ERF_OVER) / poly32::<F, 6>(s, ERF_UNDER);
+        // Exactly: what is left of 1 ± erf(x) may be multiplied by a large number.
+        let y = if self > 3.925 { 1.0 } else { y };
+        if self < -3.925 { -1.0 } else { y }
+    }
+
+    #[inline(always)]
+    fn pow_in<F: Fused>(self, exponent: f32) -> f32 {
+        let bits = f64::from(self).to_bits();
+        let shift = bits.wrapping_sub(std::f64::consts::FRAC_1_SQRT_2.to_bits());
+        // The binary exponent, kept in place: 2^52 counts one.
+        let e = shift & 0xFFF0_0000_0000_0000;
+        let m = f64::from_bits(bits.wrapping_sub(e));
+        // As a number: e is a multiple of 2^52 of at most 12 bits, and `SHIFT64` counts ones.
+        let e = f64::from_bits(SHIFT64.to_bits().wrapping_add(signed_top_bits(e))) - SHIFT64;
+        let s = (m - 1.0) / (m + 1.0);
+        let log2 = fused64::<F>(s, poly64::<F, 6>(s * s, POW_LOG2), e);
+        let y = f64::from(exponent) * log2;
+        let y = if y > 200.0 { 200.0 } else { y };
+        let y = if y < -200.0 { -200.0 } else { y };
+        let shifted = y + SHIFT64;
+        let r = y - (shifted - SHIFT64);
+        let scale = f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52);
+        (poly64::<F, 9>(r, POW_EXP2) * scale) as f32
+    }
+
+    fn sin_large(self) -> f32 {
+        f64::from(self).sin() as f32
+    }
+
+    fn cos_large(self) -> f32 {
+        f64::from(self).cos() as f32
+    }
+
+    fn tan_large(self) -> f32 {
+        f64::from(self).tan() as f32
+    }
+
+    shared!(f32);
+}
+
+/// The upper 12 bits as a signed number, without a 64-bit arithmetic shift, which AVX2 lacks.
+#[inline(always)]
+fn signed_top_bits(x: u64) -> u64 {
+    const SIGN: u64 = 1 << 11;
+    ((x >> 52) ^ SIGN).wrapping_sub(SIGN)
+}
+
+/// Functions of f64 that are one call.
+macro_rules! standard {
+    ($($name:ident => $call:expr;)*) => {$(
+        #[inline(always)]
+        fn $name<F: Fused>(self) -> f64 {
+            $call(self)
+        }
+    )*};
+}
+
+impl Math for f64 {
+    const TRIG_MAX: f64 = f64::INFINITY;
+
+    standard! {
+        exp_in => f64::exp;
+        expm1_in => f64::exp_m1;
+        log_in => f64::ln;
+        log1p_in => f64::ln_1p;
+        sin_in => f64::sin;
+        cos_in => f64::cos;
+        tan_in => f64::tan;
+        atan_in => f64::atan;
+        tanh_in => f64::tanh;
+        erf_in => libm::erf;
+        erf_fast_in => libm::erf;
+    }
+
+    #[inline(always)]
+    fn pow_in<F: Fused>(self, exponent: f64) -> f64 {
+        self.powf(exponent)
+    }
+
+    fn sin_large(self) -> f64 {
+        self.sin()
+    }
+
+    fn cos_large(self) -> f64 {
+        self.cos()
+    }
+
+    fn tan_large(self) -> f64 {
+        self.tan()
+    }
+
+    shared!(f64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A processor without the instruction; `accuracy.rs` tests the one that runs the tests.
+    struct Unfused;
+
+    impl Fused for Unfused {
+        const IS_FUSED: bool = false;
+    }
+
+    /// The distance from the f64 function in units in the last place, with f32's as the least
+    /// exponent.
+    fn ulps(found: f32, exact: f64) -> f64 {
+        if found == exact as f32 || (found.is_nan() && exact.is_nan()) {
+            return 0.0;
+        }
+        let exponent = exact.abs().max(f64::from(f32::MIN_POSITIVE)).log2().floor();
+        (f64::from(found) - exact).abs() / (exponent - 23.0).exp2()
+    }
+
+    #[track_caller]
+    fn check(ulps_max: f64, f: impl Fn(f32) -> f32, exact: impl Fn(f64) -> f64) {
+        for x in (0..=u32::MAX).step_by(40_009).map(f32::from_bits) {
+            let exact = exact(f64::from(x));
+            let error = ulps(f(x), exact);
+            assert!(error <= ulps_max, "f({x:e}) is {:e}, not {exact:e}: {error} ulps", f(x));
+        }
+    }
+
+    #[test]
+    fn functions_are_exact_without_fused_multiplication_too() {
+        check(1.5, f32::exp_in::<Unfused>, f64::exp);
+        check(2.5, f32::expm1_in::<Unfused>, f64::exp_m1);
+        check(1.5, f32::log_in::<Unfused>, f64::ln);
+        check(2.0, f32::log1p_in::<Unfused>, f64::ln_1p);
+        check(0.51, f32::atan_in::<Unfused>, f64::atan);
+        check(2.0, f32::tanh_in::<Unfused>, f64::tanh);
+        check(2.0, f32::erf_in::<Unfused>, libm::erf);
+        let is_angle = |x: f32| x.abs() <= f32::TRIG_MAX;
+        let inside = |x: f32| if is_angle(x) { x } else { 0.5 };
+        let exact = |f: fn(f64) -> f64| move |x: f64| f(f64::from(inside(x as f32)));
+        check(0.51, |x| inside(x).sin_in::<Unfused>(), exact(f64::sin));
+        check(0.51, |x| inside(x).cos_in::<Unfused>(), exact(f64::cos));
+        check(0.51, |x| inside(x).tan_in::<Unfused>(), exact(f64::tan));
+        let base = |x: f32| if x > 0.0 && x.is_finite() { x } else { 2.0 };
+        check(0.51, |x| base(x).pow_in::<Unfused>(1.25), |x| f64::from(base(x as f32)).powf(1.25));
+    }
+
+    #[test]
+    fn fast_erf_ends_at_one_exactly() {
+        for x in [3.92501f32, 3.93, 10.0, 1e30, f32::INFINITY] {
+            assert_eq!([x, -x].map(f32::erf_fast_in::<Unfused>), [1.0, -1.0]);
+        }
+        assert!(f32::NAN.erf_fast_in::<Unfused>().is_nan());
+    }
+}

@@ -1,0 +1,298 @@
+//! Elementwise evaluation in tiles: every operand, however it lies and whatever its type, is
+//! brought tile by tile into a contiguous slice of the type that the formula computes in. A formula
+//! is therefore one loop over plain slices, compiled once per computing type, not once per
+//! combination of element types and layouts.
+//!
+//! Dimensions are walked in the order of the destination's memory, so that one which is a permuted
+//! view is written like a contiguous one.
+
+use std::any::TypeId;
+
+use super::Cpu;
+use super::chunk::for_each_chunk;
+use crate::Element;
+use crate::launch::{View, ViewMut};
+use crate::layout::{Layout, Nest, RANK_MAX};
+
+/// Elements per tile: the tiles of all operands stay in the L1 cache.
+pub(crate) const TILE_LEN: usize = 512;
+/// Elements per chunk: large enough to hide the fork, small enough for the L2 cache.
+const CHUNK_LEN: usize = 1 << 14;
+/// Sources that a formula can have.
+pub(crate) const SOURCE_COUNT_MAX: usize = 3;
+
+/// A formula over tiles of one length: `formula(sources, destination)`.
+pub(crate) type Formula<'a, T> = &'a (dyn Fn(&[&[T]], &mut [T]) + Sync);
+
+/// What happens to the destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// It is only written.
+    Overwrite,
+    /// What it held is the formula's first source, copied out of the way.
+    Update,
+    /// The same, but the formula finds it where it writes: it gets one source fewer.
+    UpdateInPlace,
+}
+
+/// Where the elements of a tile come from, in the destination's order.
+pub(crate) trait Source<T>: Sync {
+    /// The elements `from..from + to.len()`.
+    fn write(&self, from: usize, to: &mut [T]);
+
+    /// The same without a copy, where they lie as they are needed.
+    fn borrow(&self, _from: usize, _len: usize) -> Option<&[T]> {
+        None
+    }
+}
+
+/// The same number everywhere: a tile of it, filled once.
+pub(crate) struct Constant<T>([T; TILE_LEN]);
+
+impl<T: Element> Constant<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Constant([value; TILE_LEN])
+    }
+}
+
+impl<T: Element> Source<T> for Constant<T> {
+    fn write(&self, _: usize, to: &mut [T]) {
+        to.copy_from_slice(&self.0[..to.len()]);
+    }
+
+    fn borrow(&self, _: usize, len: usize) -> Option<&[T]> {
+        Some(&self.0[..len])
+    }
+}
+
+/// Number `index` is a function of `index` alone.
+pub(crate) struct Generated<F>(pub(crate) F);
+
+impl<T, F: Fn(usize) -> T + Sync> Source<T> for Generated<F> {
+    fn write(&self, from: usize, to: &mut [T]) {
+        (from..).zip(to).for_each(|(index, to)| *to = self.0(index));
+    }
+}
+
+/// The order in which the elements of a destination are walked.
+pub(crate) struct Order([usize; RANK_MAX]);
+
+impl Order {
+    /// The order of `destination`'s memory.
+    pub(crate) fn of(destination: &Layout) -> Self {
+        // A contiguous one is in order, also where dimensions of length 1 have strange strides.
+        match destination.is_contiguous() {
+            true => Order(std::array::from_fn(|axis| axis)),
+            false => Order(destination.axes_by_stride()),
+        }
+    }
+
+    /// Row-major order, for sources that know their elements by number.
+    pub(crate) fn row_major() -> Self {
+        Order(std::array::from_fn(|axis| axis))
+    }
+
+    fn nest(&self, layout: &Layout) -> Nest<1> {
+        let layout = layout.permute(&self.0[..layout.shape().len()]);
+        Nest::new(layout.shape(), [layout.strides()])
+    }
+}
+
+/// A tensor as a source, of the destination's shape.
+pub(crate) struct Strided<'a, E> {
+    data: &'a [E],
+    nest: Nest<1>,
+}
+
+impl<'a, E: Element> Strided<'a, E> {
+    pub(crate) fn new(view: View<'a, E>, order: &Order) -> Self {
+        Strided { data: view.data(), nest: order.nest(view.layout()) }
+    }
+}
+
+impl<T: Element, E: Element> Source<T> for Strided<'_, E> {
+    fn write(&self, from: usize, to: &mut [T]) {
+        gather(self.data, &self.nest, from, 0, to);
+    }
+
+    fn borrow(&self, from: usize, len: usize) -> Option<&[T]> {
+        if !self.nest.is_contiguous() {
+            return None;
+        }
+        Some(&same_type::<E, T>(self.data)?[from..from + len])
+    }
+}
+
+/// `slice` itself, if `E` and `T` are one type.
+fn same_type<E: Element, T: Element>(slice: &[E]) -> Option<&[T]> {
+    (TypeId::of::<E>() == TypeId::of::<T>()).then(|| bytemuck::cast_slice(slice))
+}
+
+fn same_type_mut<E: Element, T: Element>(slice: &mut [E]) -> Option<&mut [T]> {
+    (TypeId::of::<E>() == TypeId::of::<T>()).then(|| bytemuck::cast_slice_mut(slice))
+}
+
+/// Elements `from..` of `nest` over `data`, whose first element is number `base` of the nest's.
+fn gather<E: Element, T: Element>(
+    data: &[E],
+    nest: &Nest<1>,
+    from: usize,
+    base: usize,
+    to: &mut [T],
+) {
+    if let Some(data) = same_type::<E, T>(data) {
+        gather_rows(data, nest, from, base, to, |to, row| to.copy_from_slice(row), |x| x);
+    } else {
+        gather_rows(data, nest, from, base, to, |to, row| E::cast_slice(row, to), E::cast);
+    }
+}
+
+fn gather_rows<E: Copy, T: Copy>(
+    data: &[E],
+    nest: &Nest<1>,
+    from: usize,
+    base: usize,
+    to: &mut [T],
+    convert_row: impl Fn(&mut [T], &[E]),
+    convert: impl Fn(E) -> T,
+) {
+    let [step] = nest.inner_strides();
+    let mut done = 0;
+    nest.rows(from, from + to.len(), |row| {
+        let (to, data) = (&mut to[done..done + row.len], &data[row.starts[0] - base..]);
+        done += row.len;
+        match step {
+            0 => to.fill(convert(data[0])),
+            1 => convert_row(to, &data[..to.len()]),
+            _ => to.iter_mut().zip(data.iter().step_by(step)).for_each(|(to, x)| *to = convert(*x)),
+        }
+    });
+}
+
+/// The inverse of [`gather`].
+fn scatter<T: Element, O: Element>(
+    from_tile: &[T],
+    nest: &Nest<1>,
+    from: usize,
+    base: usize,
+    data: &mut [O],
+) {
+    let [step] = nest.inner_strides();
+    let mut done = 0;
+    nest.rows(from, from + from_tile.len(), |row| {
+        let (tile, data) = (&from_tile[done..done + row.len], &mut data[row.starts[0] - base..]);
+        done += row.len;
+        data.iter_mut().step_by(step.max(1)).zip(tile).for_each(|(to, x)| *to = x.cast());
+    });
+}
+
+/// `out[i] = formula(sources[..][i])`, converted to and from `T`; without a formula, the first
+/// source is only converted. Sources are of `out`'s shape and in `order`, which is that of `out`
+/// too; in both modes that update there is one fewer of them.
+pub(crate) fn evaluate<T: Element, O: Element>(
+    cpu: &Cpu,
+    mut out: ViewMut<'_, O>,
+    order: &Order,
+    mode: Mode,
+    sources: &[&dyn Source<T>],
+    formula: Option<Formula<'_, T>>,
+) {
+    let nest = order.nest(out.layout());
+    let len = out.layout().shape().element_count();
+    if len == 0 {
+        return;
+    }
+    let evaluation = Evaluation { nest: &nest, mode, sources, formula };
+    if nest.is_contiguous() {
+        for_each_chunk(cpu.pool(), out.data(), CHUNK_LEN, |index, chunk| {
+            evaluation.contiguous(index * CHUNK_LEN, chunk);
+        });
+        return;
+    }
+    let (outer_len, [stride]) = nest.outermost();
+    let inner_len = len / outer_len;
+    // The span is that of the outermost dimension and that of the rest, one after the other.
+    let rest_span = out.data().len() - (outer_len - 1) * stride;
+    if stride < rest_span {
+        // In an order that is not the memory's, parts of the destination interleave.
+        evaluation.strided(0, len, 0, out.data());
+        return;
+    }
+    // A chunk is some of the outermost indices; no two reach into each other's memory.
+    let rows = (CHUNK_LEN / inner_len).max(1);
+    for_each_chunk(cpu.pool(), out.data(), rows * stride, |index, chunk| {
+        let from = index * rows * inner_len;
+        let count = (rows * inner_len).min(len - from);
+        evaluation.strided(from, count, index * rows * stride, chunk);
+    });
+}
+
+/// What every chunk of an evaluation shares.
+struct Evaluation<'a, T> {
+    nest: &'a Nest<1>,
+    mode: Mode,
+    sources: &'a [&'a dyn Source<T>],
+    formula: Option<Formula<'a, T>>,
+}
+
+impl<T: Element> Evaluation<'_, T> {
+    /// Elements `from..` of a contiguous destination.
+    fn contiguous<O: Element>(&self, from: usize, chunk: &mut [O]) {
+        let mut scratch = [[T::default(); TILE_LEN]; SOURCE_COUNT_MAX + 1];
+        let [result, slots @ ..] = &mut scratch;
+        for (index, place) in chunk.chunks_mut(TILE_LEN).enumerate() {
+            let (from, len) = (from + index * TILE_LEN, place.len());
+            if self.mode == Mode::Update {
+                match same_type::<O, T>(place) {
+                    Some(place) => slots[0][..len].copy_from_slice(place),
+                    None => O::cast_slice(place, &mut slots[0][..len]),
+                }
+            }
+            match same_type_mut::<O, T>(place) {
+                Some(place) => self.tile(from, slots, place),
+                None => {
+                    if self.mode == Mode::UpdateInPlace {
+                        O::cast_slice(place, &mut result[..len]);
+                    }
+                    self.tile(from, slots, &mut result[..len]);
+                    T::cast_slice(&result[..len], place);
+                }
+            }
+        }
+    }
+
+    /// `count` elements from number `from` on; `data` starts at place `base` of the memory.
+    fn strided<O: Element>(&self, from: usize, count: usize, base: usize, data: &mut [O]) {
+        let mut scratch = [[T::default(); TILE_LEN]; SOURCE_COUNT_MAX + 1];
+        let [result, slots @ ..] = &mut scratch;
+        for at in (from..from + count).step_by(TILE_LEN) {
+            let len = TILE_LEN.min(from + count - at);
+            match self.mode {
+                Mode::Overwrite => {}
+                Mode::Update => gather(data, self.nest, at, base, &mut slots[0][..len]),
+                Mode::UpdateInPlace => gather(data, self.nest, at, base, &mut result[..len]),
+            }
+            self.tile(at, slots, &mut result[..len]);
+            scatter(&result[..len], self.nest, at, base, data);
+        }
+    }
+
+    /// One tile; in [`Mode::Update`] the first slot holds what the destination held.
+    fn tile(&self, from: usize, slots: &mut [[T; TILE_LEN]; SOURCE_COUNT_MAX], to: &mut [T]) {
+        let Some(formula) = self.formula else { return self.sources[0].write(from, to) };
+        let len = to.len();
+        let mut tiles: [&[T]; SOURCE_COUNT_MAX] = [&[]; SOURCE_COUNT_MAX];
+        let held = usize::from(self.mode == Mode::Update);
+        for (k, (tile, slot)) in tiles.iter_mut().zip(slots).enumerate() {
+            let slot = &mut slot[..len];
+            *tile = match k.checked_sub(held).and_then(|k| self.sources.get(k)) {
+                None => slot,
+                Some(source) => source.borrow(from, len).unwrap_or_else(|| {
+                    source.write(from, slot);
+                    slot
+                }),
+            };
+        }
+        formula(&tiles[..held + self.sources.len()], to);
+    }
+}

@@ -1,0 +1,115 @@
+//! Filling, copying and conversion: elements that move and change their type, without a formula.
+
+use super::source;
+use crate::cpu::Cpu;
+use crate::cpu::tiles::{Constant, Mode, evaluate};
+use crate::dtype::for_each_dtype;
+use crate::{Cost, DType, Element, Kernel, Operands, Result, Tensor, TensorError};
+
+/// Converts or copies `len` elements.
+struct Copy {
+    from: DType,
+    to: DType,
+    len: usize,
+}
+
+impl Kernel for Copy {
+    fn name(&self) -> &'static str {
+        "copy"
+    }
+
+    fn cost(&self) -> Cost {
+        let bytes = self.len * (self.from.size_bytes() + self.to.size_bytes());
+        Cost { flops: 0.0, bytes: bytes as f64 }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let order = operands.write_order(0);
+        for_each_dtype!(self.to, T => {
+            let source = source::<T>(operands, 0, &order);
+            let out = operands.write::<T>(0);
+            evaluate::<T, T>(cpu, out, &order, Mode::Overwrite, &[&*source], None);
+        });
+        Ok(())
+    }
+}
+
+struct Fill {
+    value: f64,
+    dtype: DType,
+    len: usize,
+}
+
+impl Kernel for Fill {
+    fn name(&self) -> &'static str {
+        "fill"
+    }
+
+    fn cost(&self) -> Cost {
+        Cost { flops: 0.0, bytes: (self.len * self.dtype.size_bytes()) as f64 }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let order = operands.write_order(0);
+        for_each_dtype!(self.dtype, T => {
+            let value = Constant::new(T::from_f64(self.value));
+            let out = operands.write::<T>(0);
+            evaluate::<T, T>(cpu, out, &order, Mode::Overwrite, &[&value], None);
+        });
+        Ok(())
+    }
+}
+
+impl Tensor {
+    /// Every element `value`, converted as [`Tensor::to_dtype`] does. Any element type.
+    ///
+    /// # Errors
+    /// `Frozen`, `Overlap` (on an expanded view).
+    #[track_caller]
+    pub fn fill_(&mut self, value: f64) -> Result<()> {
+        let kernel = Fill { value, dtype: self.dtype(), len: self.element_count() };
+        self.device().launch(kernel, &[], &[self])
+    }
+
+    /// Every element 0; errors as [`Tensor::fill_`].
+    #[track_caller]
+    pub fn zero_(&mut self) -> Result<()> {
+        self.fill_(0.0)
+    }
+
+    /// The elements of `source`, broadcast to this shape and converted to this type as
+    /// [`Tensor::to_dtype`] does.
+    ///
+    /// # Errors
+    /// `Shape`, `Frozen`, `Overlap`.
+    #[track_caller]
+    pub fn copy_(&mut self, source: &Tensor) -> Result<()> {
+        let len = self.element_count();
+        let kernel = Copy { from: source.dtype(), to: self.dtype(), len };
+        let (left, right) = (*self.shape(), *source.shape());
+        if left.broadcast(&right) != Some(left) {
+            return Err(TensorError::Shape { op: kernel.name(), left, right });
+        }
+        self.device().launch(kernel, &[&source.expand(left)?], &[self])
+    }
+
+    /// The same values as another type; shares the storage when the type is the same.
+    ///
+    /// As in PyTorch: a float becomes an integer by truncation, an integer wraps into a narrower
+    /// one, anything that is not 0 (NaN too) becomes true, and what a float type cannot hold is
+    /// rounded to nearest, ties to even. Where PyTorch leaves it to the machine: NaN becomes 0, a
+    /// float outside an i64 or an i32 becomes that type's nearest end, and a u8 takes the i64
+    /// modulo 256 (-1 is 255).
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    #[track_caller]
+    pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
+        if dtype == self.dtype() {
+            return Ok(self.clone());
+        }
+        let mut converted = Tensor::empty(self.device(), *self.shape(), dtype)?;
+        converted.copy_(self)?;
+        Ok(converted)
+    }
+}

@@ -1,0 +1,96 @@
+//! Tensors whose elements follow from their place: ranges and unit matrices.
+
+use std::ops::Range;
+
+use crate::cpu::Cpu;
+use crate::cpu::tiles::{Generated, Mode, Order, evaluate};
+use crate::dtype::for_each_dtype;
+use crate::{Cost, DType, Device, Element, Kernel, Operands, Result, Shape, Tensor};
+
+/// What element `i` is.
+#[derive(Clone, Copy, Debug)]
+enum Sequence {
+    /// `start + i · step`.
+    Range { start: f64, step: f64 },
+    /// 1 on the diagonal of a matrix with so many columns, 0 elsewhere.
+    Eye { column_count: usize },
+}
+
+struct Fill {
+    name: &'static str,
+    sequence: Sequence,
+    dtype: DType,
+    len: usize,
+}
+
+impl Kernel for Fill {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cost(&self) -> Cost {
+        let bytes = (self.len * self.dtype.size_bytes()) as f64;
+        Cost { flops: 2.0 * self.len as f64, bytes }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let sequence = self.sequence;
+        let value = move |index: usize| match sequence {
+            Sequence::Range { start, step } => start + index as f64 * step,
+            Sequence::Eye { column_count } => {
+                f64::from(u8::from(index / column_count == index % column_count))
+            }
+        };
+        for_each_dtype!(self.dtype, T => {
+            let source = Generated(|index| T::from_f64(value(index)));
+            let out = operands.write::<T>(0);
+            let order = Order::row_major();
+            evaluate::<T, T>(cpu, out, &order, Mode::Overwrite, &[&source], None);
+        });
+        Ok(())
+    }
+}
+
+impl Tensor {
+    #[track_caller]
+    fn sequence(
+        name: &'static str,
+        device: &Device,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        sequence: Sequence,
+    ) -> Result<Tensor> {
+        let y = Tensor::empty(device, shape, dtype)?;
+        let kernel = Fill { name, sequence, dtype, len: y.element_count() };
+        device.launch(kernel, &[], &[&y])?;
+        Ok(y)
+    }
+
+    /// The numbers `range.start + i · step` before `range.end`, computed in f64 and converted as
+    /// [`Tensor::to_dtype`] does. Empty where the steps lead away from the end.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, for a step of 0 too.
+    #[track_caller]
+    pub fn arange(device: &Device, range: Range<f64>, step: f64, dtype: DType) -> Result<Tensor> {
+        // A NaN or a negative count becomes 0, an infinite one more than any memory holds.
+        let len = ((range.end - range.start) / step).ceil() as usize;
+        let sequence = Sequence::Range { start: range.start, step };
+        Self::sequence("arange", device, [len], dtype, sequence)
+    }
+
+    /// 1 on the diagonal, 0 elsewhere.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    #[track_caller]
+    pub fn eye(
+        device: &Device,
+        row_count: usize,
+        column_count: usize,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let sequence = Sequence::Eye { column_count };
+        Self::sequence("eye", device, [row_count, column_count], dtype, sequence)
+    }
+}
