@@ -5,9 +5,10 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use lowtide_allocator::trace::{
-    Action, Limits, RecordedEvent, RecordedSegment, Recording, Replay, ReplayReport, Site,
-    Snapshot, read_snapshot,
+    Action, Limits, RecordedEvent, RecordedSegment, Recording, Replay, ReplayReport, RerunOptions,
+    Site, Snapshot, read_snapshot,
 };
+use lowtide_allocator::{Policy, torch::TorchSettings};
 
 use crate::exports::pickle;
 use crate::{json_lines, viewer};
@@ -123,5 +124,26 @@ fn recorded_traces_survive_every_format() {
         for site in recording.sites.iter().take(8) {
             println!("{}:{} {}", site.file, site.line, site.function);
         }
+    }
+}
+
+#[test]
+fn pages_reserve_at_most_two_percent_more_than_is_in_use() {
+    for path in shared_traces("pages_reserve_at_most_two_percent_more_than_is_in_use") {
+        let snapshot = read(&path);
+        let device = Replay::busiest_device(&snapshot);
+        let recording = Recording::from_snapshot(&snapshot, device).expect("a recording");
+        let report = recording.rerun(&RerunOptions::default()).expect("a rerun");
+        println!("{}: {report:?}", path.display());
+        assert_eq!(report.failure, None);
+        let (active, reserved) = (report.peak_active_bytes, report.peak_reserved_bytes);
+        assert!(active > 0 && reserved * 100 <= active * 102, "{reserved} of {active}");
+        let theirs = replay(&snapshot);
+        assert_eq!(active, theirs.peak_active_bytes, "both count what is in use alike");
+        let torch = Policy::Torch(TorchSettings { limit_bytes: None, ..snapshot.settings });
+        let least_bytes = recording.least_capacity_bytes(&Policy::Pages).expect("a rerun");
+        assert_eq!(least_bytes, reserved, "the peak is irreducible");
+        let torch_bytes = recording.least_capacity_bytes(&torch).expect("a rerun");
+        println!("least capacity: pages {least_bytes}, torch {torch_bytes}");
     }
 }
