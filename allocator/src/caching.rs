@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::buffer::Buffer;
 use crate::category::Category;
-use crate::engine::{Core, Engine, Refusal, Segments};
+use crate::checked::{self, Checks};
+use crate::engine::{Core, Engine, Refusal, Segments, State};
 use crate::error::AllocError;
 use crate::fault::Fault;
 use crate::history::History;
@@ -44,6 +45,37 @@ impl CachingAllocator {
     /// # Panics
     /// If the page size is not a power of two of at least 512, or an address not a multiple of it.
     pub fn new(source: impl MemorySource + 'static) -> Result<CachingAllocator, AllocError> {
+        CachingAllocator::over(source, None)
+    }
+
+    /// An allocator that looks for bugs of those who use memory by its address.
+    ///
+    /// - Each block has at least 64 guard bytes behind it, up to its end. They are verified when it
+    ///   is dropped. A write below a block hits the guard of the one before.
+    /// - Memory that is freed gets a pattern, pairs of bytes that are a NaN in every float type,
+    ///   which is verified when the memory is handed out again.
+    /// - [`owner_of`](Self::owner_of) knows freed blocks too.
+    ///
+    /// Guards and patterns need memory that the host can write, and work that is done when the call
+    /// that starts it returns: on a source with a fence, or without host memory, only `owner_of` is
+    /// left. Blocks are larger by their guards, so their places are not those of an unchecked
+    /// allocator, and more is reserved; [`simulate`](Self::simulate) copies the mode, so what it
+    /// predicts is still what happens.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    ///
+    /// # Panics
+    /// As [`new`](Self::new); and whoever allocates or drops a block later, if a guard or freed
+    /// memory was written to: that is a bug in somebody's unsafe code.
+    pub fn checked(source: impl MemorySource + 'static) -> Result<CachingAllocator, AllocError> {
+        CachingAllocator::over(source, Some(Box::default()))
+    }
+
+    fn over(
+        source: impl MemorySource + 'static,
+        checks: Option<Box<Checks>>,
+    ) -> Result<CachingAllocator, AllocError> {
         let (capacity_bytes, page_bytes) = (source.capacity_bytes(), source.page_bytes());
         assert!(
             page_bytes.is_power_of_two() && page_bytes >= BLOCK_BYTES,
@@ -62,7 +94,9 @@ impl CachingAllocator {
             }
         };
         let view_range_bytes = views.as_ref().map(Segment::size_bytes);
-        let policy = Policy::new(capacity_bytes, page_bytes, memory.size_bytes(), view_range_bytes);
+        let limit_bytes = memory.size_bytes();
+        let mut policy = Policy::new(capacity_bytes, page_bytes, limit_bytes, view_range_bytes);
+        policy.checks = checks;
         let segments = Segments { memory, views };
         Ok(CachingAllocator::assemble(
             Core::new(Box::new(source), segments, policy),
@@ -122,7 +156,8 @@ impl CachingAllocator {
                 self.climb(&request, refusal, |engine| engine.allocate(&request, false))?
             }
         };
-        Ok(Buffer::new(self.clone(), category, size_bytes, granted))
+        let buffer = Buffer::new(self.clone(), category, size_bytes, granted);
+        Ok(if self.core().is_checked { checked::hand_out(buffer) } else { buffer })
     }
 
     /// The last rung: reclaimers in their order, and a search after each. They run without the
@@ -184,12 +219,15 @@ impl CachingAllocator {
 
     /// The counters now.
     pub fn statistics(&self) -> Statistics {
-        self.core().lock().state.policy.statistics
+        let state = self.core().lock().state;
+        state.watches.whole(&state.policy.statistics)
     }
 
     /// Every peak becomes the current value.
     pub fn reset_peaks(&self) {
-        self.core().lock().state.policy.statistics.reset_peaks();
+        let mut engine = self.core().lock();
+        let State { policy, watches, .. } = &mut *engine.state;
+        watches.reset_peaks(&mut policy.statistics);
     }
 
     /// A hash of the live blocks: offset, size and category, and nothing else. Stable across runs
@@ -292,6 +330,11 @@ impl CachingAllocator {
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// A handle to what [`shared`](Self::shared) gave.
+    pub(crate) fn of(shared: Arc<Shared>) -> CachingAllocator {
+        CachingAllocator { shared }
     }
 }
 

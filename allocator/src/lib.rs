@@ -1,10 +1,14 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
+mod adaptor;
+mod arenas;
 mod buffer;
 mod caching;
 mod category;
 mod check;
+mod checked;
+mod co_tenant;
 mod engine;
 mod error;
 mod fault;
@@ -12,9 +16,14 @@ mod history;
 mod holes;
 mod host;
 mod layout;
+mod limit;
+mod locked;
 mod pages;
+mod pinned;
 mod policy;
 mod reclaim;
+mod recording;
+mod retry;
 mod scope;
 mod sim;
 mod sim_streams;
@@ -23,19 +32,32 @@ mod source;
 mod statistics;
 mod stream;
 pub mod torch;
+mod torch_named;
 pub mod trace;
 mod views;
+mod watch;
 
+pub use adaptor::{Adaptor, SourceCall, Upstream};
+pub use arenas::Arenas;
 pub use buffer::Buffer;
 pub use caching::CachingAllocator;
 pub use category::{ByCategory, Category};
+pub use checked::{FreedBlock, Owner};
+pub use co_tenant::{CoTenantSource, Tenancy};
 pub use error::{AllocError, OutOfMemory, Rung};
 pub use fault::{Fault, FaultSource, Repeat};
 pub use history::{Action, History, Moment, Record};
 pub use host::HostSource;
+#[cfg(target_os = "linux")]
+pub use host::SystemLock;
 pub use layout::BLOCK_BYTES;
+pub use limit::LimitSource;
+pub use locked::{LockedSource, PageLock};
+pub use pinned::{PinnedBuffer, PinnedCache};
 pub use policy::BlockInfo;
 pub use reclaim::{Reclaim, Registration};
+pub use recording::{CallRecord, RecordingSource};
+pub use retry::{Failure, OnFailure, RetrySource};
 pub use scope::{CategoryScope, Charge, Seal};
 pub use sim::SimSource;
 pub use sim_streams::{EarlyReuse, SimStreams};
@@ -43,3 +65,4 @@ pub use simulation::Simulation;
 pub use source::{Mapping, MemorySource, PageRange, Segment, SourceError, VirtualMemory};
 pub use statistics::{Counter, Statistics};
 pub use stream::{Fence, Stream};
+pub use watch::{Watch, WatchReport};

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::panic::Location;
 
 use crate::category::{ByCategory, Category};
+use crate::checked::{Checks, GUARD_BYTES};
 use crate::holes::NONE;
-use crate::layout::{Extent, Layout, Live, Place, Want};
+use crate::layout::{Extent, Layout, Live, Place, Want, active_bytes};
 use crate::pages::Pages;
 use crate::statistics::Statistics;
 use crate::stream::{Stream, StreamSet, Waits};
@@ -60,6 +61,8 @@ pub(crate) struct Policy {
     stitches: bool,
     pub(crate) charges: BTreeMap<u64, ChargeEntry>,
     pub(crate) statistics: Statistics,
+    /// Of an allocator in checked mode.
+    pub(crate) checks: Option<Box<Checks>>,
     pub(crate) request_count: u64,
     next_serial: u64,
 }
@@ -81,8 +84,18 @@ impl Policy {
             stitches: view_range_bytes.is_some(),
             charges: BTreeMap::new(),
             statistics: Statistics { capacity_bytes, page_bytes, ..Statistics::default() },
+            checks: None,
             request_count: 0,
             next_serial: 0,
+        }
+    }
+
+    /// Bytes that a request takes. `None` if that overflows.
+    #[inline]
+    pub(crate) fn block_bytes(&self, requested_bytes: usize) -> Option<usize> {
+        match self.checks {
+            None => active_bytes(requested_bytes),
+            Some(_) => active_bytes(requested_bytes.checked_add(GUARD_BYTES)?),
         }
     }
 
@@ -228,6 +241,7 @@ impl Policy {
         if live.is_stitched() {
             self.views.leave(live.view, event);
         }
+        self.statistics.frees += 1;
         self.statistics.requested.subtract(live.requested_bytes);
         self.statistics.allocated.subtract(live.size_bytes);
         self.statistics.by_category[live.category].subtract(live.size_bytes);
@@ -241,6 +255,9 @@ impl Policy {
 
     pub(crate) fn remove_pages(&mut self, run: Extent) {
         self.pages.remove(run);
+        if let Some(checks) = &mut self.checks {
+            checks.forget(run);
+        }
         self.statistics.reserved.subtract(run.size_bytes);
     }
 
@@ -272,7 +289,13 @@ impl Policy {
     }
 
     pub(crate) fn live_blocks(&self) -> Vec<BlockInfo> {
-        let info = |(slot, live): (u32, &Live)| BlockInfo {
+        self.layout.live().map(|(slot, _)| self.block_info(slot)).collect()
+    }
+
+    /// The block in a slot.
+    pub(crate) fn block_info(&self, slot: u32) -> BlockInfo {
+        let live = self.layout.block(slot);
+        BlockInfo {
             offset: self.layout.offset(slot),
             size_bytes: live.size_bytes,
             requested_bytes: live.requested_bytes,
@@ -280,8 +303,14 @@ impl Policy {
             stream: live.stream,
             site: live.site,
             serial: live.serial,
-        };
-        self.layout.live().map(info).collect()
+        }
+    }
+
+    /// The block that begins where the last piece of the one in a slot ends.
+    pub(crate) fn block_after(&self, slot: u32) -> Option<BlockInfo> {
+        let end = self.layout.pieces(slot).last()?.end();
+        let next = self.layout.live().find(|&(slot, _)| self.layout.offset(slot) == end);
+        next.map(|(slot, _)| self.block_info(slot))
     }
 
     /// 64-bit FNV-1a (Fowler, Noll, Vo; RFC 9923) over category, offset and size of every live
@@ -299,6 +328,11 @@ impl Policy {
             absorb(&(extent.size_bytes as u64).to_le_bytes());
         }
         hash
+    }
+
+    /// The last one that was given.
+    pub(crate) fn last_serial(&self) -> u64 {
+        self.next_serial
     }
 
     fn take_serial(&mut self) -> u64 {

@@ -25,7 +25,12 @@ pub struct Simulation {
 
 impl Simulation {
     pub(crate) fn new(original: &CachingAllocator) -> Simulation {
-        let policy = original.core().lock().state.policy.clone();
+        let policy = {
+            let state = original.core().lock().state;
+            let mut policy = state.policy.clone();
+            policy.statistics = state.watches.whole(&policy.statistics);
+            policy
+        };
         let orphans = orphans_of(&policy);
         let statistics = &policy.statistics;
         let mut source =
