@@ -16,8 +16,8 @@ use crate::source::MemorySource;
 /// is short of memory, the caches of the others are trimmed, in the order in which they were
 /// opened, until the budget has what is missing; what is live stays.
 ///
-/// Whether a request fails does depend on the others: give allocators that must be reproducible
-/// a source of their own.
+/// Whether a request fails does depend on the others, and a simulation of one arena knows nothing
+/// of them: give allocators that must be reproducible a source of their own.
 ///
 /// # Examples
 /// ```

@@ -221,7 +221,8 @@ fn commit_that_fails_below_takes_nothing_from_the_budget() {
 
 #[test]
 fn arena_that_is_short_trims_the_others_and_no_more_than_needed() {
-    let arenas = Arenas::new(sim(), 20 * PAGE_BYTES);
+    // One page is left, which is not enough.
+    let arenas = Arenas::new(sim(), 21 * PAGE_BYTES);
     let [first, second, third] = [(); 3].map(|()| arenas.open().unwrap());
     drop(first.allocate(8 * PAGE_BYTES).unwrap());
     drop(second.allocate(8 * PAGE_BYTES).unwrap());
@@ -385,7 +386,8 @@ fn co_tenant_that_stays_leaves_what_was_there() {
     let ledger = error.out_of_memory().unwrap();
     assert_eq!(ledger.missing_bytes, 0, "the capacity is not to blame");
     drop(kept);
-    memory.allocate(3 * PAGE_BYTES).unwrap();
     memory.trim();
+    let _again = memory.allocate(3 * PAGE_BYTES).unwrap();
+    assert!(memory.allocate(1).is_err(), "it holds exactly what was left then");
     memory.check_invariants();
 }

@@ -83,8 +83,10 @@ fn allocators_on_the_same_streams_are_told_apart() {
     let [first, second] = copies();
     let host = cache(&streams, 1);
     let device = CachingAllocator::new(SimSource::with_capacity(PLENTY)).unwrap();
+    drop(device.allocate(1).unwrap());
     let (batch, tensor) = (host.allocate(first, 1).unwrap(), device.allocate(1).unwrap());
     assert_eq!(batch.block().offset(), tensor.offset());
+    assert_ne!(batch.block().serial(), tensor.serial());
     streams.launch(first, &[batch.block()]).unwrap();
     streams.launch(second, &[&tensor]).unwrap();
 }
@@ -243,7 +245,20 @@ fn what_is_committed_is_locked_and_nothing_else() {
     assert_eq!(locked_bytes(), memory.statistics().reserved.current_bytes);
     let _large = memory.allocate(20 * PAGE_BYTES).unwrap();
     assert_eq!(locked_bytes(), memory.statistics().reserved.current_bytes);
-    drop((blocks, _large, memory));
+    drop((blocks, _large));
+    memory.trim();
+    assert_eq!(locked_bytes(), 0);
+
+    // Locked in one call, unlocked from the middle.
+    drop(memory.allocate(10 * PAGE_BYTES).unwrap());
+    let [low, middle, high] = [3, 3, 4].map(|n| memory.allocate(n * PAGE_BYTES).unwrap());
+    drop(middle);
+    assert_eq!(memory.trim(), 3 * PAGE_BYTES);
+    assert_eq!(locked_bytes(), 7 * PAGE_BYTES);
+    drop(low);
+    assert_eq!(memory.trim(), 3 * PAGE_BYTES);
+    assert_eq!(locked_bytes(), 4 * PAGE_BYTES);
+    drop((high, memory));
     assert_eq!(locked_bytes(), 0, "the rest goes with the segment");
 }
 
