@@ -1,5 +1,7 @@
 //! Sources over sources: one hook for what may fail, one for what may not, and the forwarding.
 
+use std::sync::Arc;
+
 use crate::source::{Mapping, MemorySource, PageRange, Segment, SourceError, VirtualMemory};
 use crate::stream::{Fence, Stream};
 
@@ -11,9 +13,24 @@ use crate::stream::{Fence, Stream};
 /// adaptor is what it adds, and adaptors stack in any order.
 ///
 /// The hooks run under the lock of the allocator that calls: they must not call back into it.
+///
+/// # Examples
+/// ```
+/// use lowtide_allocator::{
+///     CachingAllocator, CoTenantSource, LimitSource, RecordingSource, SimSource, Tenancy,
+/// };
+///
+/// let limited = LimitSource::new(SimSource::with_capacity(1 << 30), 1 << 20);
+/// let neighbour = Tenancy { from_call: 3, wanted_bytes: 1 << 19 };
+/// let log = RecordingSource::new(CoTenantSource::new(limited, [neighbour]));
+/// let memory = CachingAllocator::new(log.clone())?;
+/// assert!(memory.allocate(1 << 20).is_err(), "half of it is somebody else's by then");
+/// assert!(log.take().iter().any(|record| record.outcome.is_err()));
+/// # Ok::<(), lowtide_allocator::AllocError>(())
+/// ```
 pub trait Adaptor: Send + Sync {
     /// What it adapts.
-    type Inner: MemorySource;
+    type Inner: MemorySource + ?Sized;
 
     /// The source below.
     fn inner(&self) -> &Self::Inner;
@@ -139,6 +156,15 @@ impl SourceCall {
     pub fn is_infallible(self) -> bool {
         use SourceCall::{Decommit, Release, Unmap};
         matches!(self, Release { .. } | Decommit { .. } | Unmap { .. })
+    }
+}
+
+/// A shared source is a source: several allocators over one device, or a handle kept to ask it.
+impl<S: MemorySource + ?Sized> Adaptor for Arc<S> {
+    type Inner = S;
+
+    fn inner(&self) -> &S {
+        self
     }
 }
 

@@ -21,6 +21,26 @@ use crate::stream::{Fence, Stream, StreamSet};
 use crate::torch_named::{Names, named};
 
 /// A cache of page-locked blocks. Clones are handles to the same one.
+///
+/// # Streams
+/// A block is for a stream, and for those that [`record_use`](PinnedBuffer::record_use) names. When
+/// it is handed out again the host has waited for all of them, so it may be written at once.
+///
+/// # Examples
+/// ```
+/// use lowtide_allocator::{PinnedCache, SimSource, SimStreams, Stream};
+///
+/// let streams = SimStreams::new();
+/// let cache = PinnedCache::new(SimSource::with_capacity(2 << 20), streams.clone())?;
+/// let copies = Stream::new(1).expect("there are 64");
+/// for _ in 0..10 {
+///     let batch = cache.allocate(copies, 1 << 20)?;
+///     streams.touch(&[batch.block()])?; // the host writes
+///     streams.launch(copies, &[batch.block()])?; // the device reads
+/// }
+/// assert_eq!(cache.wait_count(), 4);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct PinnedCache {
     allocator: CachingAllocator,
