@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 
 use crate::caching::CachingAllocator;
 use crate::category::Category;
+use crate::checked;
 use crate::engine::Granted;
 use crate::layout::active_bytes;
 use crate::source::Segment;
@@ -71,7 +72,7 @@ impl Buffer {
 
     /// Where the block lies in the allocator's memory, in order: one range, or those of its pieces.
     pub fn pieces(&self) -> Vec<Range<usize>> {
-        if !self.is_stitched() {
+        if !self.is_stitched() && !self.allocator.core().is_checked {
             let end = self.granted.offset + active_bytes(self.size_bytes).unwrap_or(0);
             return std::iter::once(self.granted.offset..end).collect();
         }
@@ -125,6 +126,19 @@ impl Buffer {
         &self.allocator
     }
 
+    /// Does `work` with all of the block, what lies behind the bytes asked for too; `None` where
+    /// the processor cannot reach it. `block_bytes` is the length of the block.
+    pub(crate) fn with_block<R>(
+        &mut self,
+        block_bytes: usize,
+        work: impl FnOnce(&mut [u8]) -> R,
+    ) -> Option<R> {
+        let requested_bytes = std::mem::replace(&mut self.size_bytes, block_bytes);
+        let result = self.as_mut_slice().map(work);
+        self.size_bytes = requested_bytes;
+        result
+    }
+
     pub(crate) fn granted(&self) -> Granted {
         self.granted
     }
@@ -132,6 +146,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        if self.allocator.core().is_checked {
+            return checked::take_back(self);
+        }
         self.allocator.core().lock().free(self.granted.slot);
     }
 }

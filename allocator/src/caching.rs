@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::buffer::Buffer;
 use crate::category::Category;
+use crate::checked::{self, Checks};
 use crate::choice::Policy;
-use crate::engine::{Core, Engine, Granted, Refusal, Segments};
+use crate::engine::{Core, Engine, Granted, Refusal, Segments, State};
 use crate::error::AllocError;
 use crate::fault::Fault;
 use crate::history::History;
@@ -61,6 +62,38 @@ impl CachingAllocator {
         source: impl MemorySource + 'static,
         policy: Policy,
     ) -> Result<CachingAllocator, AllocError> {
+        CachingAllocator::over(source, policy, None)
+    }
+
+    /// An allocator that looks for bugs of those who use memory by its address.
+    ///
+    /// - Each block has at least 64 guard bytes behind it, up to its end. They are verified when it
+    ///   is dropped. A write below a block hits the guard of the one before.
+    /// - Memory that is freed gets a pattern, pairs of bytes that are a NaN in every float type,
+    ///   which is verified when the memory is handed out again.
+    /// - [`owner_of`](Self::owner_of) knows freed blocks too.
+    ///
+    /// Guards and patterns need memory that the host can write, and work that is done when the call
+    /// that starts it returns: on a source with a fence, or without host memory, only `owner_of` is
+    /// left. Blocks are larger by their guards, so their places are not those of an unchecked
+    /// allocator, and more is reserved; [`simulate`](Self::simulate) copies the mode, so what it
+    /// predicts is still what happens.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    ///
+    /// # Panics
+    /// As [`new`](Self::new); and whoever allocates or drops a block later, if a guard or freed
+    /// memory was written to: that is a bug in somebody's unsafe code.
+    pub fn checked(source: impl MemorySource + 'static) -> Result<CachingAllocator, AllocError> {
+        CachingAllocator::over(source, Policy::Pages, Some(Box::default()))
+    }
+
+    fn over(
+        source: impl MemorySource + 'static,
+        policy: Policy,
+        checks: Option<Box<Checks>>,
+    ) -> Result<CachingAllocator, AllocError> {
         let (capacity_bytes, page_bytes) = (source.capacity_bytes(), source.page_bytes());
         assert!(
             page_bytes.is_power_of_two() && page_bytes >= BLOCK_BYTES,
@@ -79,7 +112,9 @@ impl CachingAllocator {
             }
         };
         let view_range_bytes = views.as_ref().map(Segment::size_bytes);
-        let books = Books::new(capacity_bytes, page_bytes, memory.size_bytes(), view_range_bytes);
+        let limit_bytes = memory.size_bytes();
+        let mut books = Books::new(capacity_bytes, page_bytes, limit_bytes, view_range_bytes);
+        books.checks = checks;
         let segments = Segments { memory, views };
         let torch = match policy {
             Policy::Pages => None,
@@ -134,10 +169,16 @@ impl CachingAllocator {
         let injected = engine.admit(&request)?;
         if !injected && let Some(granted) = engine.allocate_ready(&request) {
             drop(engine);
-            return Ok(Buffer::new(self.clone(), category, size_bytes, granted));
+            return Ok(self.hand_out(category, size_bytes, granted));
         }
         let granted = self.allocate_slowly(engine, &request, injected)?;
-        Ok(Buffer::new(self.clone(), category, size_bytes, granted))
+        Ok(self.hand_out(category, size_bytes, granted))
+    }
+
+    #[inline]
+    fn hand_out(&self, category: Category, size_bytes: usize, granted: Granted) -> Buffer {
+        let buffer = Buffer::new(self.clone(), category, size_bytes, granted);
+        if self.core().is_checked { checked::hand_out(buffer) } else { buffer }
     }
 
     #[cold]
@@ -213,12 +254,15 @@ impl CachingAllocator {
 
     /// The counters now.
     pub fn statistics(&self) -> Statistics {
-        self.core().lock().state.policy.statistics
+        let state = self.core().lock().state;
+        state.watches.whole(&state.policy.statistics)
     }
 
     /// Every peak becomes the current value.
     pub fn reset_peaks(&self) {
-        self.core().lock().state.policy.statistics.reset_peaks();
+        let mut engine = self.core().lock();
+        let State { policy, watches, .. } = &mut *engine.state;
+        watches.reset_peaks(&mut policy.statistics);
     }
 
     /// A hash of the live blocks: offset, size and category, and nothing else. Stable across runs
@@ -321,6 +365,11 @@ impl CachingAllocator {
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// A handle to what [`shared`](Self::shared) gave.
+    pub(crate) fn of(shared: Arc<Shared>) -> CachingAllocator {
+        CachingAllocator { shared }
     }
 }
 

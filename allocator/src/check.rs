@@ -17,12 +17,13 @@ impl CachingAllocator {
         let engine = core.lock();
         let policy = &engine.state.policy;
         let statistics = &policy.statistics;
-        let (mut requested_bytes, mut allocated_bytes) = (0, 0);
+        let (mut requested_bytes, mut allocated_bytes, mut live_count) = (0, 0, 0);
         let mut by_category = ByCategory::<usize>::default();
         let mut views: BTreeMap<u32, usize> = BTreeMap::new();
         policy.layout.check();
         for (_, live) in engine.state.live() {
             assert!(live.requested_bytes <= live.size_bytes, "block {} is short", live.serial);
+            live_count += 1;
             requested_bytes += live.requested_bytes;
             allocated_bytes += live.size_bytes;
             by_category[live.category] += live.size_bytes;
@@ -35,6 +36,9 @@ impl CachingAllocator {
             torch.check(policy.layout.live().map(|(_, live)| live.size_bytes).sum());
         }
         policy.pages.check();
+        if let Some(checks) = &policy.checks {
+            checks.check(policy);
+        }
         let committed_bytes = policy.pages.committed_bytes();
         for (extent, _) in policy.layout.live_extents() {
             let missing = policy.pages.missing_in(extent);
@@ -45,6 +49,7 @@ impl CachingAllocator {
             by_category[entry.category] += entry.size_bytes;
         }
         let reserved_bytes = statistics.reserved.current_bytes;
+        assert_eq!(statistics.allocations - statistics.frees, live_count, "live blocks");
         assert_eq!(statistics.requested.current_bytes, requested_bytes, "requested");
         assert_eq!(statistics.allocated.current_bytes, allocated_bytes, "allocated");
         assert_eq!(statistics.charged.current_bytes, charged_bytes, "charged");

@@ -8,18 +8,21 @@ use crate::error::{AllocError, OutOfMemory, Rung};
 use crate::fault::Fault;
 use crate::history::{Action, Record, Ring};
 use crate::holes::NONE;
-use crate::layout::{Extent, Place, Spot, active_bytes};
+use crate::layout::{Extent, Place, Spot};
 use crate::policy::{Books, Request};
 use crate::source::{Mapping, MemorySource, PageRange, Segment, SourceError};
 use crate::statistics::Statistics;
 use crate::stream::{Stream, StreamSet};
 use crate::torch_front::TorchFront;
 use crate::views::{View, pages_of};
+use crate::watch::Watches;
 
 /// What the handles of one allocator share; blocks keep it alive.
 pub(crate) struct Core {
     source: Box<dyn MemorySource>,
     pub(crate) segments: Segments,
+    /// Whether the policy has checks, readable without the lock.
+    pub(crate) is_checked: bool,
     state: Mutex<State>,
 }
 
@@ -39,6 +42,7 @@ pub(crate) struct State {
     pub(crate) history: Ring,
     pub(crate) fault: Option<Fault>,
     pub(crate) seals: usize,
+    pub(crate) watches: Watches,
 }
 
 impl Core {
@@ -48,8 +52,11 @@ impl Core {
         policy: Books,
         torch: Option<TorchFront>,
     ) -> Core {
-        let state = State { policy, torch, history: Ring::new(), fault: None, seals: 0 };
-        Core { source, segments, state: Mutex::new(state) }
+        let watches = Watches::default();
+        let history = Ring::new();
+        let state = State { policy, torch, history, fault: None, seals: 0, watches };
+        let is_checked = state.policy.checks.is_some();
+        Core { source, segments, is_checked, state: Mutex::new(state) }
     }
 
     /// Whether the source keeps streams in order.
@@ -128,8 +135,8 @@ impl Engine<'_> {
             return None;
         }
         let request = &Request { stream: self.ordered(request.stream), ..*request };
-        let size_bytes = active_bytes(request.size_bytes)?;
         let policy = &mut self.state.policy;
+        let size_bytes = policy.block_bytes(request.size_bytes)?;
         let (slot, extent) = policy.ready_hole(size_bytes, request.stream)?;
         let (slot, serial) = policy.insert_in_hole(slot, extent, request);
         self.record(Action::Allocate, request, extent.offset, size_bytes, serial);
@@ -147,7 +154,7 @@ impl Engine<'_> {
             return self.allocate_by_torch(request);
         }
         let policy = &mut self.state.policy;
-        let size_bytes = active_bytes(request.size_bytes);
+        let size_bytes = policy.block_bytes(request.size_bytes);
         let place = size_bytes.and_then(|bytes| policy.place(bytes, request.stream));
         let (Some(size_bytes), Some(place), false) = (size_bytes, place.as_ref(), injected) else {
             let needed_bytes = self.state.policy.needed_bytes(place.as_ref(), 0);

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::source::{Mapping, MemorySource, PageRange, Segment, SourceError, VirtualMemory};
-use crate::stream::{Fence, Stream};
+use crate::adaptor::{Adaptor, SourceCall, Upstream};
+use crate::source::{MemorySource, SourceError};
 
 /// How often a fault strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,14 +76,6 @@ impl<S: MemorySource> FaultSource<S> {
     fn lock<R>(&self, work: impl FnOnce(&mut FaultState) -> R) -> R {
         work(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
-
-    fn strike(&self, size_bytes: usize) -> Result<(), SourceError> {
-        let fails = self.lock(|state| {
-            state.calls += 1;
-            Fault::strike(&mut state.armed)
-        });
-        if fails { Err(SourceError::OutOfMemory { size_bytes }) } else { Ok(()) }
-    }
 }
 
 impl<S> Clone for FaultSource<S> {
@@ -92,72 +84,22 @@ impl<S> Clone for FaultSource<S> {
     }
 }
 
-impl<S: MemorySource> MemorySource for FaultSource<S> {
-    fn capacity_bytes(&self) -> usize {
-        self.inner.capacity_bytes()
+impl<S: MemorySource> Adaptor for FaultSource<S> {
+    type Inner = S;
+
+    fn inner(&self) -> &S {
+        &self.inner
     }
 
-    fn page_bytes(&self) -> usize {
-        self.inner.page_bytes()
-    }
-
-    fn reserve(&self, size_bytes: usize) -> Result<Segment, SourceError> {
-        self.strike(size_bytes)?;
-        self.inner.reserve(size_bytes)
-    }
-
-    fn release(&self, segment: &Segment) {
-        self.inner.release(segment);
-    }
-
-    fn commit(&self, segment: &Segment, pages: &PageRange) -> Result<(), SourceError> {
-        self.strike(pages.size_bytes())?;
-        self.inner.commit(segment, pages)
-    }
-
-    fn decommit(&self, segment: &Segment, pages: &PageRange) {
-        self.inner.decommit(segment, pages);
-    }
-
-    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
-        self.inner.virtual_memory().is_some().then_some(self)
-    }
-
-    fn fence(&self) -> Option<&dyn Fence> {
-        self.inner.fence().is_some().then_some(self)
-    }
-}
-
-impl<S: MemorySource> FaultSource<S> {
-    fn pages(&self) -> &dyn VirtualMemory {
-        self.inner.virtual_memory().expect("the inner source had it when it was asked")
-    }
-}
-
-impl<S: MemorySource> VirtualMemory for FaultSource<S> {
-    fn reserve_views(&self, capacity_bytes: usize) -> Result<Segment, SourceError> {
-        self.strike(capacity_bytes)?;
-        self.pages().reserve_views(capacity_bytes)
-    }
-
-    fn map(
-        &self,
-        segment: &Segment,
-        views: &Segment,
-        mapping: &Mapping,
-    ) -> Result<(), SourceError> {
-        self.strike(mapping.pages().size_bytes())?;
-        self.pages().map(segment, views, mapping)
-    }
-
-    fn unmap(&self, views: &Segment, mapping: &Mapping) {
-        self.pages().unmap(views, mapping);
-    }
-}
-
-impl<S: MemorySource> Fence for FaultSource<S> {
-    fn wait(&self, waiter: Stream, on: Stream) -> Result<(), SourceError> {
-        self.strike(0)?;
-        self.inner.fence().expect("the inner source had it when it was asked").wait(waiter, on)
+    fn attempt(&self, call: SourceCall, upstream: &mut Upstream<'_>) -> Result<(), SourceError> {
+        let fails = self.lock(|state| {
+            state.calls += 1;
+            Fault::strike(&mut state.armed)
+        });
+        if fails {
+            let size_bytes = call.requested_bytes();
+            return Err(SourceError::OutOfMemory { size_bytes });
+        }
+        upstream()
     }
 }

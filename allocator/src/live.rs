@@ -26,6 +26,20 @@ pub struct BlockInfo {
     pub serial: u64,
 }
 
+impl BlockInfo {
+    pub(crate) fn of(offset: usize, live: &Live) -> BlockInfo {
+        BlockInfo {
+            offset,
+            size_bytes: live.size_bytes,
+            requested_bytes: live.requested_bytes,
+            category: live.category,
+            stream: live.stream,
+            site: live.site,
+            serial: live.serial,
+        }
+    }
+}
+
 impl State {
     /// Live blocks with the offset of each, or of its first piece, by address.
     pub(crate) fn live(&self) -> Vec<(usize, Live)> {
@@ -39,16 +53,7 @@ impl State {
     }
 
     pub(crate) fn live_blocks(&self) -> Vec<BlockInfo> {
-        let info = |(offset, live): (usize, Live)| BlockInfo {
-            offset,
-            size_bytes: live.size_bytes,
-            requested_bytes: live.requested_bytes,
-            category: live.category,
-            stream: live.stream,
-            site: live.site,
-            serial: live.serial,
-        };
-        self.live().into_iter().map(info).collect()
+        self.live().iter().map(|(offset, live)| BlockInfo::of(*offset, live)).collect()
     }
 
     /// 64-bit FNV-1a (Fowler, Noll, Vo; RFC 9923) over category, offset and size of every live

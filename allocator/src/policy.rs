@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::panic::Location;
 
 use crate::category::{ByCategory, Category};
+use crate::checked::{Checks, GUARD_BYTES};
 use crate::holes::NONE;
-use crate::layout::{Extent, Layout, Live, Place, Want};
+use crate::layout::{Extent, Layout, Live, Place, Want, active_bytes};
+use crate::live::BlockInfo;
 use crate::pages::Pages;
 use crate::statistics::Statistics;
 use crate::stream::{Stream, StreamSet, Waits};
@@ -41,6 +43,8 @@ pub(crate) struct Books {
     stitches: bool,
     pub(crate) charges: BTreeMap<u64, ChargeEntry>,
     pub(crate) statistics: Statistics,
+    /// Of an allocator in checked mode.
+    pub(crate) checks: Option<Box<Checks>>,
     pub(crate) request_count: u64,
     next_serial: u64,
 }
@@ -62,8 +66,18 @@ impl Books {
             stitches: view_range_bytes.is_some(),
             charges: BTreeMap::new(),
             statistics: Statistics { capacity_bytes, page_bytes, ..Statistics::default() },
+            checks: None,
             request_count: 0,
             next_serial: 0,
+        }
+    }
+
+    /// Bytes that a request takes. `None` if that overflows.
+    #[inline]
+    pub(crate) fn block_bytes(&self, requested_bytes: usize) -> Option<usize> {
+        match self.checks {
+            None => active_bytes(requested_bytes),
+            Some(_) => active_bytes(requested_bytes.checked_add(GUARD_BYTES)?),
         }
     }
 
@@ -230,6 +244,7 @@ impl Books {
 
     #[inline]
     fn uncount(&mut self, requested_bytes: usize, size_bytes: usize, category: Category) {
+        self.statistics.frees += 1;
         self.statistics.requested.subtract(requested_bytes);
         self.statistics.allocated.subtract(size_bytes);
         self.statistics.by_category[category].subtract(size_bytes);
@@ -253,6 +268,9 @@ impl Books {
 
     pub(crate) fn remove_pages(&mut self, run: Extent) {
         self.pages.remove(run);
+        if let Some(checks) = &mut self.checks {
+            checks.forget(run);
+        }
         self.statistics.reserved.subtract(run.size_bytes);
     }
 
@@ -281,6 +299,23 @@ impl Books {
 
     pub(crate) fn by_category_bytes(&self) -> ByCategory<usize> {
         ByCategory::from_fn(|category| self.statistics.by_category[category].current_bytes)
+    }
+
+    /// The block in a slot.
+    pub(crate) fn block_info(&self, slot: u32) -> BlockInfo {
+        BlockInfo::of(self.layout.offset(slot), self.layout.block(slot))
+    }
+
+    /// The block that begins where the last piece of the one in a slot ends.
+    pub(crate) fn block_after(&self, slot: u32) -> Option<BlockInfo> {
+        let end = self.layout.pieces(slot).last()?.end();
+        let next = self.layout.live().find(|&(slot, _)| self.layout.offset(slot) == end);
+        next.map(|(slot, _)| self.block_info(slot))
+    }
+
+    /// The last one that was given.
+    pub(crate) fn last_serial(&self) -> u64 {
+        self.next_serial
     }
 
     fn take_serial(&mut self) -> u64 {

@@ -1,11 +1,14 @@
 //! Streams of a simulated device, with clocks that prove that no memory is reused early.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use thiserror::Error;
 
 use crate::buffer::Buffer;
+use crate::caching::Shared;
 use crate::source::SourceError;
 use crate::stream::{Fence, Stream};
 
@@ -15,6 +18,10 @@ use crate::stream::{Fence, Stream};
 /// done before what it does next. [`launch`](Self::launch) stands for a kernel and remembers who
 /// used which bytes; if the work of an earlier owner of the same bytes need not be done by then,
 /// a real device would mix the two up, and the launch is an error.
+///
+/// The host has a clock too: what it does is done when it returns, a launch comes after all that
+/// the host has seen, and [`touch`](Self::touch) stands for a read or a write by the host, which
+/// must have waited for every stream that may still work on the same bytes.
 #[derive(Clone, Debug, Default)]
 pub struct SimStreams {
     clocks: Arc<Mutex<Clocks>>,
@@ -22,13 +29,9 @@ pub struct SimStreams {
 
 /// Memory was given to somebody while its last owner's work could still be running.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error(
-    "{stream} uses byte {offset} of block {serial} while {running_on} may still work on block \
-     {previous_serial} there"
-)]
 pub struct EarlyReuse {
-    /// Whose launch came too early.
-    pub stream: Stream,
+    /// Whose launch came too early; `None` if the host touched the bytes.
+    pub stream: Option<Stream>,
     /// The block that it was for.
     pub serial: u64,
     /// The first byte in question.
@@ -39,14 +42,40 @@ pub struct EarlyReuse {
     pub previous_serial: u64,
 }
 
+impl fmt::Display for EarlyReuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.stream {
+            Some(stream) => write!(f, "{stream} uses ")?,
+            None => f.write_str("the host touches ")?,
+        }
+        let EarlyReuse { serial, offset, running_on, previous_serial, .. } = self;
+        write!(f, "byte {offset} of block {serial} while {running_on} may still ")?;
+        write!(f, "work on block {previous_serial} there")
+    }
+}
+
 type Clock = [u64; Stream::COUNT];
 
-#[derive(Debug, Default)]
+/// A byte of an allocator's memory: several allocators may use the same streams.
+type Place = (usize, usize);
+
+#[derive(Default)]
 struct Clocks {
     /// For each stream, how many launches of every stream happen before its next one.
     known: BTreeMap<Stream, Box<Clock>>,
+    /// How many launches of every stream the host has waited for.
+    host: Option<Box<Clock>>,
+    /// Allocators by their number in a [`Place`]. Held weakly: no other can have the same address
+    /// meanwhile.
+    owners: Vec<Weak<Shared>>,
     /// Start of a range of bytes to its last owner.
-    uses: BTreeMap<usize, Uses>,
+    uses: BTreeMap<Place, Uses>,
+}
+
+impl fmt::Debug for Clocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Clocks").field("known", &self.known).field("uses", &self.uses).finish()
+    }
 }
 
 /// The launches that used a range on behalf of its last owner.
@@ -69,14 +98,35 @@ impl SimStreams {
     /// # Errors
     /// A buffer lies where earlier work on another block need not be done.
     pub fn launch(&self, stream: Stream, buffers: &[&Buffer]) -> Result<(), EarlyReuse> {
+        let used = used_by(buffers);
         let mut clocks = self.lock();
+        let host = clocks.host.clone();
         let clock = clocks.clock(stream);
+        if let Some(host) = host {
+            join(clock, &host);
+        }
         clock[stream.index()] += 1;
         let now = clock[stream.index()];
-        for buffer in buffers {
-            let serial = buffer.serial();
-            for piece in buffer.pieces() {
-                clocks.take(stream, serial, piece.start, piece.end, now)?;
+        for (serial, owner, pieces) in used {
+            let owner = clocks.number_of(owner);
+            for piece in pieces {
+                clocks.take(stream, serial, (owner, piece.start)..(owner, piece.end), now)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The host reads or writes `buffers`.
+    ///
+    /// # Errors
+    /// Work on the bytes need not be done: the host has not waited for its stream.
+    pub fn touch(&self, buffers: &[&Buffer]) -> Result<(), EarlyReuse> {
+        let used = used_by(buffers);
+        let mut clocks = self.lock();
+        for (serial, owner, pieces) in used {
+            let owner = clocks.number_of(owner);
+            for piece in pieces {
+                clocks.check_host(serial, (owner, piece.start)..(owner, piece.end))?;
             }
         }
         Ok(())
@@ -90,11 +140,15 @@ impl SimStreams {
 impl Fence for SimStreams {
     fn wait(&self, waiter: Stream, on: Stream) -> Result<(), SourceError> {
         let mut clocks = self.lock();
-        let other = **clocks.known.entry(on).or_insert_with(|| Box::new([0; Stream::COUNT]));
-        let clock = clocks.clock(waiter);
-        for (own, other) in clock.iter_mut().zip(other) {
-            *own = (*own).max(other);
-        }
+        let other = *clocks.clock(on);
+        join(clocks.clock(waiter), &other);
+        Ok(())
+    }
+
+    fn wait_host(&self, on: Stream) -> Result<(), SourceError> {
+        let mut clocks = self.lock();
+        let other = *clocks.clock(on);
+        join(clocks.host.get_or_insert_with(|| Box::new([0; Stream::COUNT])), &other);
         Ok(())
     }
 }
@@ -104,28 +158,49 @@ impl Clocks {
         self.known.entry(stream).or_insert_with(|| Box::new([0; Stream::COUNT]))
     }
 
+    fn number_of(&mut self, owner: Weak<Shared>) -> usize {
+        let known = self.owners.iter().position(|known| known.ptr_eq(&owner));
+        known.unwrap_or_else(|| {
+            self.owners.push(owner);
+            self.owners.len() - 1
+        })
+    }
+
+    /// The host uses a range of a block.
+    fn check_host(&mut self, serial: u64, range: Range<Place>) -> Result<(), EarlyReuse> {
+        self.split_at(range.start);
+        self.split_at(range.end);
+        let host = self.host.as_deref().unwrap_or(&[0; Stream::COUNT]);
+        for (&(_, offset), uses) in self.uses.range(range) {
+            if let Some(running_on) = uses.running(host) {
+                let previous_serial = uses.serial;
+                let stream = None;
+                return Err(EarlyReuse { stream, serial, offset, running_on, previous_serial });
+            }
+        }
+        Ok(())
+    }
+
     /// A launch uses a range for a block.
     fn take(
         &mut self,
         stream: Stream,
         serial: u64,
-        start: usize,
-        end: usize,
+        range: Range<Place>,
         now: u64,
     ) -> Result<(), EarlyReuse> {
         let known = **self.known.get(&stream).expect("a launch has a clock");
-        self.split_at(start);
-        self.split_at(end);
+        self.split_at(range.start);
+        self.split_at(range.end);
         let mut launches = vec![(stream, now)];
         let mut same_owner = Vec::new();
-        for (&offset, uses) in self.uses.range(start..end) {
+        for (&(_, offset), uses) in self.uses.range(range.clone()) {
             if uses.serial == serial {
                 same_owner.extend(uses.launches.iter().copied());
                 continue;
             }
-            let running = uses.launches.iter().find(|(on, count)| known[on.index()] < *count);
-            if let Some(&(running_on, _)) = running {
-                let previous_serial = uses.serial;
+            if let Some(running_on) = uses.running(&known) {
+                let (stream, previous_serial) = (Some(stream), uses.serial);
                 return Err(EarlyReuse { stream, serial, offset, running_on, previous_serial });
             }
         }
@@ -134,21 +209,47 @@ impl Clocks {
         // Only the last launch of a stream counts: those before it are done earlier.
         launches.reverse();
         launches.dedup_by_key(|(on, _)| *on);
-        let inside: Vec<usize> = self.uses.range(start..end).map(|(&offset, _)| offset).collect();
-        for offset in inside {
-            self.uses.remove(&offset);
+        let inside: Vec<Place> = self.uses.range(range.clone()).map(|(&place, _)| place).collect();
+        for place in inside {
+            self.uses.remove(&place);
         }
-        self.uses.insert(start, Uses { end, serial, launches });
+        let end = range.end.1;
+        self.uses.insert(range.start, Uses { end, serial, launches });
         Ok(())
     }
 
-    /// Makes `offset` a border of the ranges.
-    fn split_at(&mut self, offset: usize) {
-        let Some((_, uses)) = self.uses.range_mut(..offset).next_back() else { return };
+    /// Makes a place a border of the ranges.
+    fn split_at(&mut self, (owner, offset): Place) {
+        let before = self.uses.range_mut((owner, 0)..(owner, offset)).next_back();
+        let Some((_, uses)) = before else { return };
         if uses.end > offset {
             let rest = uses.clone();
             uses.end = offset;
-            self.uses.insert(offset, rest);
+            self.uses.insert((owner, offset), rest);
         }
+    }
+}
+
+impl Uses {
+    /// A stream whose launches need not be done for somebody who knows that much.
+    fn running(&self, known: &Clock) -> Option<Stream> {
+        let running = self.launches.iter().find(|(on, count)| known[on.index()] < *count);
+        running.map(|&(on, _)| on)
+    }
+}
+
+/// Serial, allocator and pieces of buffers. Before the clocks are locked: an allocator locks itself
+/// first and then the clocks.
+fn used_by(buffers: &[&Buffer]) -> Vec<(u64, Weak<Shared>, Vec<Range<usize>>)> {
+    let used = |buffer: &&Buffer| {
+        let owner = Arc::downgrade(buffer.allocator().shared());
+        (buffer.serial(), owner, buffer.pieces())
+    };
+    buffers.iter().map(used).collect()
+}
+
+fn join(clock: &mut Clock, other: &Clock) {
+    for (own, other) in clock.iter_mut().zip(other) {
+        *own = (*own).max(*other);
     }
 }

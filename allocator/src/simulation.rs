@@ -27,7 +27,9 @@ impl Simulation {
         let (policy, torch, orphans) = {
             let engine = original.core().lock();
             let state = &engine.state;
-            (state.policy.clone(), state.torch.clone(), orphans_of(state))
+            let mut policy = state.policy.clone();
+            policy.statistics = state.watches.whole(&policy.statistics);
+            (policy, state.torch.clone(), orphans_of(state))
         };
         let statistics = &policy.statistics;
         let mut source =

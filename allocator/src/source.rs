@@ -204,6 +204,17 @@ pub enum SourceError {
         /// Bytes asked for.
         size_bytes: usize,
     },
+    /// The system locks no more memory for this process: `RLIMIT_MEMLOCK` (`ulimit -l`), or the
+    /// memory of its control group.
+    #[error(
+        "no {size_bytes} more bytes can be locked in memory: RLIMIT_MEMLOCK allows {limit_bytes}"
+    )]
+    LockLimit {
+        /// Bytes asked for.
+        size_bytes: usize,
+        /// The limit, for all that the process has locked.
+        limit_bytes: u64,
+    },
     /// The operating system or the driver refused.
     #[error("{operation} of {size_bytes} bytes failed with code {code}")]
     System {

@@ -45,6 +45,8 @@ pub struct Statistics {
     pub by_category: ByCategory<Counter>,
     /// Allocations that succeeded.
     pub allocations: u64,
+    /// Blocks that were dropped.
+    pub frees: u64,
     /// Calls of the source after the address ranges were reserved: commits and mappings, failed
     /// ones too, decommits and unmappings.
     pub source_calls: u64,
@@ -69,8 +71,20 @@ impl Statistics {
     }
 
     pub(crate) fn reset_peaks(&mut self) {
+        self.counters_mut().for_each(Counter::reset_peak);
+    }
+
+    /// Every peak is at least that of `other`.
+    pub(crate) fn raise_peaks_to(&mut self, other: &Statistics) {
+        let mut other = *other;
+        for (own, other) in self.counters_mut().zip(other.counters_mut()) {
+            own.peak_bytes = own.peak_bytes.max(other.peak_bytes);
+        }
+    }
+
+    fn counters_mut(&mut self) -> impl Iterator<Item = &mut Counter> {
         let whole =
             [&mut self.requested, &mut self.allocated, &mut self.reserved, &mut self.charged];
-        whole.into_iter().chain(self.by_category.values_mut()).for_each(Counter::reset_peak);
+        whole.into_iter().chain(self.by_category.values_mut())
     }
 }

@@ -40,6 +40,14 @@ pub trait Fence: Send + Sync {
     /// # Errors
     /// The device failed. Nothing may be assumed about the order then.
     fn wait(&self, waiter: Stream, on: Stream) -> Result<(), SourceError>;
+
+    /// The calling thread waits until all that was enqueued on `on` so far is done. It stalls the
+    /// host, so it is for page-locked blocks, which the host itself is about to write, and for the
+    /// last rungs before a request fails.
+    ///
+    /// # Errors
+    /// The device failed. Nothing may be assumed about what is done then.
+    fn wait_host(&self, on: Stream) -> Result<(), SourceError>;
 }
 
 /// A set of streams.

@@ -66,6 +66,20 @@ impl Views {
         self.views[index as usize].as_ref().expect("a view that is in use")
     }
 
+    /// Offset in memory of the byte that is shown at an offset in the range of views.
+    pub(crate) fn page_offset(&self, view_offset: usize) -> Option<usize> {
+        for view in self.views.iter().flatten() {
+            let mut at = view.offset;
+            for run in &view.pages {
+                if (at..at + run.size_bytes).contains(&view_offset) {
+                    return Some(run.offset + view_offset - at);
+                }
+                at += run.size_bytes;
+            }
+        }
+        None
+    }
+
     /// An idle view that has to go before one of `pages` can be made; `None` if there is room, or
     /// if nothing more can go.
     pub(crate) fn obstacle(&mut self, pages: &[Extent]) -> Option<View> {

@@ -5,7 +5,9 @@ use std::ptr::{NonNull, null_mut};
 
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, MremapFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
 
+use crate::locked::PageLock;
 use crate::source::SourceError;
 
 /// A mapped address range, unmapped on drop.
@@ -111,6 +113,41 @@ impl Drop for Range {
         let result = unsafe { mm::munmap(self.pointer.as_ptr().cast(), self.len) };
         debug_assert!(result.is_ok(), "munmap of {}: {result:?}", self.len);
     }
+}
+
+/// Locks pages in memory with `mlock`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemLock;
+
+impl PageLock for SystemLock {
+    fn lock(&self, address: u64, size_bytes: usize) -> Result<(), SourceError> {
+        // SAFETY: locking changes no byte and no mapping, wherever the range is; where nothing is
+        // mapped the system refuses.
+        let locked = unsafe { mm::mlock(pointer_to(address), size_bytes) };
+        locked.map_err(|error| {
+            // A part may be locked. There is nothing to do if that fails too.
+            // SAFETY: unlocking changes no byte and no mapping, wherever the range is.
+            let _ = unsafe { mm::munlock(pointer_to(address), size_bytes) };
+            let limit_bytes = getrlimit(Resource::Memlock).current;
+            match (error, limit_bytes) {
+                (Errno::NOMEM | Errno::PERM | Errno::AGAIN, Some(limit_bytes)) => {
+                    SourceError::LockLimit { size_bytes, limit_bytes }
+                }
+                _ => failure("mlock", size_bytes, error),
+            }
+        })
+    }
+
+    fn unlock(&self, address: u64, size_bytes: usize) {
+        // SAFETY: unlocking changes no byte and no mapping, wherever the range is.
+        let result = unsafe { mm::munlock(pointer_to(address), size_bytes) };
+        // Pages that stay locked cost memory but break nothing.
+        debug_assert!(result.is_ok(), "munlock of {size_bytes}: {result:?}");
+    }
+}
+
+fn pointer_to(address: u64) -> *mut c_void {
+    std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
 fn failure(operation: &'static str, size_bytes: usize, error: Errno) -> SourceError {

@@ -20,9 +20,13 @@ use std::ptr::NonNull;
 
 #[cfg(target_os = "linux")]
 use linux::Range;
+#[cfg(target_os = "linux")]
+pub use linux::SystemLock;
 #[cfg(not(target_os = "linux"))]
 use portable::Range;
 
+#[cfg(target_os = "linux")]
+use crate::locked::LockedSource;
 use crate::source::{HostPointer, HostRange, MemorySource, PageRange, Segment, SourceError};
 #[cfg(target_os = "linux")]
 use crate::source::{Mapping, VirtualMemory};
@@ -88,6 +92,15 @@ impl HostSource {
     /// the system's own.
     pub fn system() -> HostSource {
         HostSource { capacity_bytes: physical_bytes() }
+    }
+
+    /// The same memory, locked by the operating system: what is committed is never swapped out.
+    ///
+    /// # Errors
+    /// Of the commits: [`SourceError::LockLimit`] where the system allows no more.
+    #[cfg(target_os = "linux")]
+    pub fn locked(self) -> LockedSource<HostSource, SystemLock> {
+        LockedSource::new(self, SystemLock)
     }
 }
 

@@ -1,6 +1,8 @@
 //! Laws of the allocator, one module per subject.
 
+mod adaptors;
 mod budget;
+mod checked;
 mod common;
 mod expandable_model;
 mod explain;
@@ -11,6 +13,7 @@ mod json_lines;
 mod memory_viz;
 mod model;
 mod pickle;
+mod pinned;
 mod recordings;
 mod reports;
 mod rerun;
@@ -24,6 +27,8 @@ mod torch;
 mod torch_expandable;
 mod torch_ladder;
 mod torch_model;
+mod torch_named;
 mod torch_settings;
 mod traces;
 mod viewer;
+mod watch;

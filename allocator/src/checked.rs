@@ -1,0 +1,286 @@
+//! Checked mode: guard bytes behind blocks, a pattern in freed memory, and whose an address is.
+//!
+//! For bugs in code that reaches memory by its address: kernels, C libraries, `unsafe` of one's
+//! own. A broken law is a bug that was found, so it is a panic, with the sites of all blocks in
+//! question; safe code cannot cause one.
+
+use std::backtrace::Backtrace;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::buffer::Buffer;
+use crate::caching::CachingAllocator;
+use crate::layout::Extent;
+use crate::live::BlockInfo;
+use crate::policy::Books;
+
+/// At least so many bytes behind what was asked for belong to the guard; with the rest of the last
+/// 512 it is up to 575.
+pub(crate) const GUARD_BYTES: usize = 64;
+
+/// In pairs of bytes, so that a value read from it is a NaN in f16, bf16, f32 and f64, and a
+/// negative integer: what was never written shows in the results.
+const FREED: [u8; 2] = 0xfffd_u16.to_le_bytes();
+const GUARD: [u8; 2] = 0xfff9_u16.to_le_bytes();
+
+/// Whose an address is; see [`CachingAllocator::owner_of`].
+#[derive(Clone, Debug)]
+pub enum Owner {
+    /// A live block.
+    Live(BlockInfo),
+    /// The bytes behind what the owner of a live block asked for.
+    Guard(BlockInfo),
+    /// Nobody's: the block that was there last. Only in checked mode.
+    Freed(Arc<FreedBlock>),
+}
+
+/// A block that was dropped.
+#[derive(Debug)]
+pub struct FreedBlock {
+    /// What it was, and who had asked for it.
+    pub block: BlockInfo,
+    /// Sequence number of its [`Free`](crate::Action::Free) in the history.
+    pub event: u64,
+    /// Where it was dropped, if the standard library captures backtraces (`RUST_BACKTRACE=1`).
+    pub freed_at: Backtrace,
+}
+
+/// What checked mode remembers: freed ranges by offset, none of them in a live block.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Checks {
+    freed: BTreeMap<usize, Freed>,
+}
+
+/// A range that a freed block left.
+#[derive(Clone, Debug)]
+struct Freed {
+    size_bytes: usize,
+    /// Of its start, in the block.
+    index: usize,
+    block: Arc<FreedBlock>,
+}
+
+/// A law that somebody broke.
+enum Violation {
+    GuardBroken { block: BlockInfo, index: usize, next: Option<BlockInfo> },
+    WriteAfterFree { freed: Arc<FreedBlock>, index: usize, found_by: BlockInfo },
+}
+
+impl CachingAllocator {
+    /// Whose the byte at an address is: that of a live block or, in checked mode, of the last one
+    /// that was freed there. `None` if it is neither in this allocator's memory nor in its views,
+    /// or has no owner that is known. In time linear in the blocks.
+    ///
+    /// A simulation answers for its own addresses, which are not those of the original.
+    pub fn owner_of(&self, address: u64) -> Option<Owner> {
+        let segments = &self.core().segments;
+        let within = |start: u64, size_bytes: usize| {
+            let offset = usize::try_from(address.checked_sub(start)?).ok()?;
+            (offset < size_bytes).then_some(offset)
+        };
+        let engine = self.core().lock();
+        let policy = &engine.state.policy;
+        let memory = within(segments.memory.address(), segments.memory.size_bytes());
+        let offset = memory.or_else(|| {
+            let views = segments.views.as_ref()?;
+            policy.views.page_offset(within(views.address(), views.size_bytes())?)
+        })?;
+        for (slot, _) in policy.layout.live() {
+            let mut before_bytes = 0;
+            for piece in policy.layout.pieces(slot) {
+                if (piece.offset..piece.end()).contains(&offset) {
+                    let (block, index) =
+                        (policy.block_info(slot), before_bytes + offset - piece.offset);
+                    let is_guard = index >= block.requested_bytes;
+                    return Some(if is_guard { Owner::Guard(block) } else { Owner::Live(block) });
+                }
+                before_bytes += piece.size_bytes;
+            }
+        }
+        policy.checks.as_ref()?.last_at(offset).map(Owner::Freed)
+    }
+}
+
+impl Checks {
+    fn last_at(&self, offset: usize) -> Option<Arc<FreedBlock>> {
+        let (&start, freed) = self.freed.range(..=offset).next_back()?;
+        (offset < start + freed.size_bytes).then(|| Arc::clone(&freed.block))
+    }
+
+    /// Enters what a block leaves.
+    fn note(&mut self, pieces: &[Extent], block: &Arc<FreedBlock>) {
+        let mut index = 0;
+        for piece in pieces {
+            let (size_bytes, block) = (piece.size_bytes, Arc::clone(block));
+            self.freed.insert(piece.offset, Freed { size_bytes, index, block });
+            index += size_bytes;
+        }
+    }
+
+    /// Takes out what lies in a range.
+    fn take(&mut self, extent: Extent) -> Vec<(usize, Freed)> {
+        let (start, end) = (extent.offset, extent.end());
+        let meets = self.freed.range(..end).rev();
+        let meets = meets.take_while(|&(&offset, freed)| offset + freed.size_bytes > start);
+        let mut offsets: Vec<usize> = meets.map(|(&offset, _)| offset).collect();
+        offsets.reverse();
+        let mut taken = Vec::new();
+        for offset in offsets {
+            let Freed { size_bytes, index, block } =
+                self.freed.remove(&offset).expect("it was just seen");
+            let mut keep = |from: usize, to: usize| {
+                if from < to {
+                    let (index, block) = (index + from - offset, Arc::clone(&block));
+                    self.freed.insert(from, Freed { size_bytes: to - from, index, block });
+                }
+            };
+            keep(offset, start);
+            keep(end, offset + size_bytes);
+            let (from, to) = (offset.max(start), (offset + size_bytes).min(end));
+            let index = index + from - offset;
+            taken.push((from, Freed { size_bytes: to - from, index, block }));
+        }
+        taken
+    }
+
+    /// # Panics
+    /// If a freed range lies in a live block, or two of them overlap.
+    pub(crate) fn check(&self, policy: &Books) {
+        let mut end = 0;
+        for (&offset, freed) in &self.freed {
+            assert!(offset >= end, "freed ranges overlap at {offset}");
+            end = offset + freed.size_bytes;
+        }
+        for (extent, live) in policy.layout.live_extents() {
+            let freed = self.freed.range(..extent.end()).next_back();
+            let is_clear = freed.is_none_or(|(at, freed)| at + freed.size_bytes <= extent.offset);
+            assert!(is_clear, "block {} is noted as freed", live.serial);
+        }
+    }
+
+    /// Pages went back to the source: what they hold is its business.
+    pub(crate) fn forget(&mut self, run: Extent) {
+        self.take(run);
+    }
+}
+
+/// Checks that nobody wrote to a new block while it was nobody's, and sets its guard.
+///
+/// # Panics
+/// If somebody did.
+#[cold]
+pub(crate) fn hand_out(mut buffer: Buffer) -> Buffer {
+    let allocator = buffer.allocator().clone();
+    let (block, freed) = {
+        let mut engine = allocator.core().lock();
+        let policy = &mut engine.state.policy;
+        let slot = buffer.granted().slot;
+        (policy.block_info(slot), freed_in(policy, slot))
+    };
+    if allocator.core().has_streams() {
+        return buffer;
+    }
+    let violation = buffer.with_block(block.size_bytes, |bytes| {
+        let written = freed.iter().find_map(|(at, freed)| {
+            let index = first_other(&bytes[*at..at + freed.size_bytes], FREED)?;
+            Some((freed.index + index, Arc::clone(&freed.block)))
+        });
+        fill(&mut bytes[block.requested_bytes..], block.requested_bytes, GUARD);
+        let (index, freed) = written?;
+        Some(Violation::WriteAfterFree { freed, index, found_by: block })
+    });
+    raise(violation.flatten());
+    buffer
+}
+
+/// What lies in the block in a slot, by its place in the block.
+fn freed_in(policy: &mut Books, slot: u32) -> Vec<(usize, Freed)> {
+    let pieces: Vec<Extent> = policy.layout.pieces(slot).collect();
+    let Some(checks) = &mut policy.checks else { return Vec::new() };
+    let mut freed = Vec::new();
+    let mut before_bytes = 0;
+    for piece in pieces {
+        let inside = checks.take(piece).into_iter();
+        freed.extend(inside.map(|(offset, part)| (before_bytes + offset - piece.offset, part)));
+        before_bytes += piece.size_bytes;
+    }
+    freed
+}
+
+/// Checks the guard of a block, and gives it back with the pattern of freed memory.
+///
+/// # Panics
+/// If somebody wrote to the guard. The block is free then.
+#[cold]
+pub(crate) fn take_back(buffer: &mut Buffer) {
+    let allocator = buffer.allocator().clone();
+    let slot = buffer.granted().slot;
+    let block = allocator.core().lock().state.policy.block_info(slot);
+    let mut broken = None;
+    if !allocator.core().has_streams() {
+        let end = block.requested_bytes;
+        let first = buffer.with_block(block.size_bytes, |bytes| {
+            let shifted = if end.is_multiple_of(2) { GUARD } else { [GUARD[1], GUARD[0]] };
+            let first = first_other(&bytes[end..], shifted);
+            fill(bytes, 0, FREED);
+            first
+        });
+        broken = first.flatten();
+    }
+    let freed_at = Backtrace::capture();
+    let mut engine = allocator.core().lock();
+    let event = engine.state.history.event_count();
+    let policy = &mut engine.state.policy;
+    let next = broken.and_then(|_| policy.block_after(slot));
+    let pieces: Vec<Extent> = policy.layout.pieces(slot).collect();
+    if let Some(checks) = &mut policy.checks {
+        checks.note(&pieces, &Arc::new(FreedBlock { block, event, freed_at }));
+    }
+    engine.free(slot);
+    drop(engine);
+    raise(broken.map(|index| Violation::GuardBroken { block, index, next }));
+}
+
+/// Fills bytes that begin at `index` of a block with a pattern that begins with the block.
+fn fill(bytes: &mut [u8], index: usize, pattern: [u8; 2]) {
+    for (byte, index) in bytes.iter_mut().zip(index..) {
+        *byte = pattern[index % 2];
+    }
+}
+
+/// The first byte that a pattern, which begins here, does not have.
+fn first_other(bytes: &[u8], pattern: [u8; 2]) -> Option<usize> {
+    bytes.iter().zip(pattern.iter().cycle()).position(|(byte, expected)| byte != expected)
+}
+
+fn raise(violation: Option<Violation>) {
+    if let Some(violation) = violation
+        && !std::thread::panicking()
+    {
+        panic!("{violation}");
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Violation::GuardBroken { block, index, next } => {
+                let BlockInfo { serial, requested_bytes, site, .. } = block;
+                write!(f, "somebody wrote {index} bytes behind the {requested_bytes} of block ")?;
+                write!(f, "{serial}, allocated at {site}")?;
+                let Some(next) = next else { return Ok(()) };
+                write!(f, ", or below block {}, allocated at {}", next.serial, next.site)
+            }
+            Violation::WriteAfterFree { freed, index, found_by } => {
+                let BlockInfo { serial, site, .. } = freed.block;
+                write!(
+                    f,
+                    "somebody wrote to byte {index} of block {serial}, allocated at {site}, "
+                )?;
+                write!(f, "after it was freed (event {}); found by the allocation ", freed.event)?;
+                write!(f, "at {}; freed at: {}", found_by.site, freed.freed_at)
+            }
+        }
+    }
+}
