@@ -3,7 +3,6 @@
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::buffer::Buffer;
 use crate::category::Category;
@@ -19,6 +18,7 @@ use crate::simulation::Simulation;
 use crate::source::{MemorySource, Segment};
 use crate::statistics::Statistics;
 use crate::stream::Stream;
+use crate::sync::{AtomicU8, Ordering};
 
 /// A caching allocator within a budget. Clones are handles to the same one.
 ///
@@ -140,7 +140,8 @@ impl CachingAllocator {
         };
         let mut asked = false;
         if !shortage.injected {
-            for reclaimer in self.shared.reclaimers.in_order() {
+            let round = self.shared.reclaimers.round();
+            for reclaimer in round.reclaimers() {
                 asked = true;
                 reclaimer.reclaim(request.size_bytes);
                 match search(&mut self.core().lock()) {

@@ -9,9 +9,10 @@ impl CachingAllocator {
     /// Recounts everything, in time linear in the blocks.
     ///
     /// # Panics
-    /// If blocks and holes do not tile the memory up to the top, two holes that merge touch, a counter is not
-    /// what a recount gives, `reserved` is not committed plus charged bytes, something is cached
-    /// beyond the capacity, or the source was told of other pages. Each is a bug of this crate.
+    /// If blocks and holes do not tile the memory up to the top, two holes that merge touch, a
+    /// counter is not what a recount gives, `reserved` is not committed plus charged bytes,
+    /// something is cached beyond the capacity, or the source was told of other pages. Each is a
+    /// bug of this crate.
     pub fn check_invariants(&self) {
         let core = self.core();
         let engine = core.lock();

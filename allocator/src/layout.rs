@@ -170,7 +170,10 @@ pub(crate) struct Layout {
     /// Holes by who used them. There are few sets, and mostly one.
     holes: Vec<(StreamSet, Holes)>,
     /// Who may still work beyond the top, below `used_end`.
-    beyond: Marks,
+    beyond: StreamSet,
+    /// By stream, the last event at which it gave memory there back: with one for all, a stream
+    /// that is long idle would be waited for after every free of another.
+    beyond_since: [u64; Stream::COUNT],
     /// The highest top ever.
     used_end: usize,
     page_bytes: usize,
@@ -188,7 +191,8 @@ impl Layout {
             first: NONE,
             last: NONE,
             holes: Vec::new(),
-            beyond: Marks::default(),
+            beyond: StreamSet::EMPTY,
+            beyond_since: [0; Stream::COUNT],
             used_end: 0,
         }
     }
@@ -235,7 +239,8 @@ impl Layout {
         Some(Place { spot: Spot::Top(extent), waits: self.waits_beyond(want) })
     }
 
-    /// The best fit of all holes: one that needs no wait first, then the smallest, then the lowest.
+    /// Of the best fits of all sets of streams: one that needs no wait first, then the smallest,
+    /// then the lowest.
     fn any_hole(&self, want: &Want) -> Option<Place> {
         let candidates = self.holes.iter().filter_map(|(_, holes)| {
             let (size_bytes, offset, slot) = holes.best_fit(want.size_bytes)?;
@@ -258,7 +263,11 @@ impl Layout {
         if self.top() >= self.used_end {
             return StreamSet::EMPTY;
         }
-        want.waits.missing(want.stream, self.beyond)
+        let missing = |on: Stream| {
+            let (streams, since) = (StreamSet::of(on), self.beyond_since[on.index()]);
+            want.waits.missing(want.stream, Marks { streams, since })
+        };
+        self.beyond.iter().map(missing).fold(StreamSet::EMPTY, StreamSet::union)
     }
 
     /// Pieces for a request that no hole holds: whole pages of holes, and the top for the rest.
@@ -426,7 +435,8 @@ impl Layout {
     fn put_on_top(&mut self, extent: Extent, state: Use, users: StreamSet) -> u32 {
         let gap = Extent { offset: self.top(), size_bytes: extent.offset - self.top() };
         if gap.size_bytes > 0 {
-            let marks = self.beyond.union(Marks { streams: users, since: 0 });
+            let since = self.beyond_since.iter().copied().max().unwrap_or(0);
+            let marks = Marks { streams: self.beyond.union(users), since };
             let slot = self.link_after(self.last, gap, Use::Hole(marks));
             self.list(slot);
         }
@@ -550,13 +560,21 @@ impl Layout {
     /// The last node is a hole: it becomes wilderness, and whatever hole is the last then.
     fn sink(&mut self, slot: u32, marks: Marks) {
         self.used_end = self.used_end.max(self.nodes[slot as usize].extent.end());
-        self.beyond = self.beyond.union(marks);
+        self.give_beyond(marks);
         self.unlink(slot);
         while let Some(Node { state: Use::Hole(marks), .. }) = self.nodes.get(self.last as usize) {
             let (last, marks) = (self.last, *marks);
-            self.beyond = self.beyond.union(marks);
+            self.give_beyond(marks);
             self.unlist(last);
             self.unlink(last);
+        }
+    }
+
+    fn give_beyond(&mut self, marks: Marks) {
+        self.beyond = self.beyond.union(marks.streams);
+        for on in marks.streams.iter() {
+            let since = &mut self.beyond_since[on.index()];
+            *since = marks.since.max(*since);
         }
     }
 
@@ -687,14 +705,22 @@ impl Layout {
     fn list(&mut self, slot: u32) {
         let Node { extent, state, .. } = self.nodes[slot as usize];
         let Use::Hole(marks) = state else { unreachable!("slot {slot} is no hole") };
-        let holes = match self.holes.iter_mut().find(|(set, _)| *set == marks.streams) {
-            Some((_, holes)) => holes,
-            None => {
-                self.holes.push((marks.streams, Holes::new()));
-                &mut self.holes.last_mut().expect("just pushed").1
-            }
-        };
-        holes.insert(extent.size_bytes, extent.offset, slot);
+        let listed = self.holes.iter().position(|(set, _)| *set == marks.streams);
+        let index = listed.unwrap_or_else(|| self.list_for(marks.streams));
+        self.holes[index].1.insert(extent.size_bytes, extent.offset, slot);
+    }
+
+    /// A list for the holes of a new set of streams, one that no set needs any more if there is
+    /// one: there are as many lists as there were sets at once.
+    #[cold]
+    fn list_for(&mut self, streams: StreamSet) -> usize {
+        let vacant = self.holes.iter().position(|(_, holes)| holes.len() == 0);
+        let index = vacant.unwrap_or_else(|| {
+            self.holes.push((streams, Holes::new()));
+            self.holes.len() - 1
+        });
+        self.holes[index].0 = streams;
+        index
     }
 
     #[inline]

@@ -12,6 +12,8 @@ mod history;
 mod holes;
 mod host;
 mod layout;
+#[cfg(all(test, lowtide_loom))]
+mod models;
 mod pages;
 mod policy;
 mod reclaim;
@@ -22,6 +24,7 @@ mod simulation;
 mod source;
 mod statistics;
 mod stream;
+mod sync;
 pub mod torch;
 pub mod trace;
 mod views;

@@ -62,6 +62,9 @@ pub(crate) struct Policy {
     pub(crate) statistics: Statistics,
     pub(crate) request_count: u64,
     next_serial: u64,
+    /// Counts frees and waits, the events whose order decides. Not the history's count, which a
+    /// simulation begins anew.
+    next_event: u64,
 }
 
 impl Policy {
@@ -83,13 +86,15 @@ impl Policy {
             statistics: Statistics { capacity_bytes, page_bytes, ..Statistics::default() },
             request_count: 0,
             next_serial: 0,
+            // 0 is before all of them.
+            next_event: 1,
         }
     }
 
     /// Where a block of `size_bytes` for `stream` would go.
     #[inline]
     pub(crate) fn place(&mut self, size_bytes: usize, stream: Stream) -> Option<Place> {
-        let stitches = self.stitches;
+        let stitches = self.stitches && self.views.has_room();
         self.layout.place(&Want { size_bytes, stream, waits: &self.waits, stitches })
     }
 
@@ -220,9 +225,10 @@ impl Policy {
         (slot, serial)
     }
 
-    /// Frees a block at an event; its pages stay committed.
+    /// Frees a block; its pages stay committed.
     #[inline]
-    pub(crate) fn remove(&mut self, slot: u32, event: u64) -> Live {
+    pub(crate) fn remove(&mut self, slot: u32) -> Live {
+        let event = self.take_event();
         let live = *self.layout.block(slot);
         self.layout.remove(slot, event);
         if live.is_stitched() {
@@ -299,6 +305,17 @@ impl Policy {
             absorb(&(extent.size_bytes as u64).to_le_bytes());
         }
         hash
+    }
+
+    /// `waiter` has waited for all that `on` had up to now.
+    pub(crate) fn note_wait(&mut self, waiter: Stream, on: Stream) {
+        let event = self.take_event();
+        self.waits.note(waiter, on, event);
+    }
+
+    fn take_event(&mut self) -> u64 {
+        self.next_event += 1;
+        self.next_event - 1
     }
 
     fn take_serial(&mut self) -> u64 {

@@ -1,13 +1,14 @@
 //! Streams of a simulated device, with clocks that prove that no memory is reused early.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use thiserror::Error;
 
 use crate::buffer::Buffer;
 use crate::source::SourceError;
 use crate::stream::{Fence, Stream};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Streams of a [`SimSource`](crate::SimSource). Clones are handles to the same ones.
 ///
@@ -69,13 +70,15 @@ impl SimStreams {
     /// # Errors
     /// A buffer lies where earlier work on another block need not be done.
     pub fn launch(&self, stream: Stream, buffers: &[&Buffer]) -> Result<(), EarlyReuse> {
+        // Before the clocks are locked: an allocator locks itself first and then the clocks.
+        let pieces = |buffer: &&Buffer| (buffer.serial(), buffer.pieces());
+        let used: Vec<_> = buffers.iter().map(pieces).collect();
         let mut clocks = self.lock();
         let clock = clocks.clock(stream);
         clock[stream.index()] += 1;
         let now = clock[stream.index()];
-        for buffer in buffers {
-            let serial = buffer.serial();
-            for piece in buffer.pieces() {
+        for (serial, pieces) in used {
+            for piece in pieces {
                 clocks.take(stream, serial, piece.start, piece.end, now)?;
             }
         }

@@ -53,9 +53,9 @@ impl Range {
     /// Gives pages of a memory range to the system, wherever they are shown.
     pub(super) fn give_back(&self, offset: usize, size_bytes: usize) {
         let start = self.at(offset, size_bytes);
-        // SAFETY: 1. the range lies inside the mapping and no live block in it: the `PageRange` that
-        // the caller got says so. So no reference sees its bytes change. 2. It stays mapped and
-        // reads as zero.
+        // SAFETY: 1. the range lies inside the mapping and no live block in it: the `PageRange`
+        // that the caller got says so. So no reference sees its bytes change. 2. It stays mapped
+        // and reads as zero.
         let result = unsafe { mm::madvise(start, size_bytes, Advice::LinuxRemove) };
         // The system may refuse for pages that somebody locked in memory: they stay resident,
         // which costs memory but breaks nothing.
