@@ -27,7 +27,7 @@ impl MemorySource for Counted {
     }
 
     fn page_bytes(&self) -> usize {
-        self.inner.page_bytes()
+        MemorySource::page_bytes(&self.inner)
     }
 
     fn reserve(&self, size_bytes: usize) -> Result<Segment, SourceError> {
