@@ -54,7 +54,13 @@ impl StreamWorld {
         match op {
             StreamOp::Allocate(on, size_bytes) => {
                 let on = stream(on);
-                let buffer = self.memory.allocate_on(on, Category::Other, size_bytes).unwrap();
+                let buffer = match self.memory.allocate_on(on, Category::Other, size_bytes) {
+                    Ok(buffer) => buffer,
+                    Err(error) => {
+                        assert!(self.memory.capacity_bytes() < PLENTY, "{error}");
+                        return Ok(Vec::new());
+                    }
+                };
                 let pieces = buffer.pieces();
                 let launched = self.streams.launch(on, &[&buffer]);
                 self.buffers.push((on, buffer));
@@ -83,7 +89,8 @@ impl StreamWorld {
                 }
             }
             StreamOp::Charge(size_bytes) => {
-                drop(self.memory.charge(Category::Other, size_bytes).unwrap());
+                let charged = self.memory.charge(Category::Other, size_bytes);
+                assert!(charged.is_ok() || self.memory.capacity_bytes() < PLENTY);
             }
             StreamOp::Trim => {
                 self.memory.trim();
@@ -135,6 +142,21 @@ proptest! {
         let mut world = StreamWorld::new();
         if let Err(early) = world.run(&program) {
             prop_assert!(false, "{early}");
+        }
+    }
+
+    #[test]
+    fn no_memory_is_reused_early_where_it_is_short(
+        program in stream_program(),
+        capacities in prop::collection::vec(0..30_usize, 1..5),
+    ) {
+        let mut world = StreamWorld::new();
+        let turn_len = program.len().div_ceil(capacities.len());
+        for (capacity, ops) in capacities.iter().zip(program.chunks(turn_len)) {
+            world.memory.set_capacity(capacity * PAGE_BYTES);
+            if let Err(early) = world.run(ops) {
+                prop_assert!(false, "{early}");
+            }
         }
     }
 
