@@ -401,22 +401,22 @@ impl Layout {
         false
     }
 
-    /// Makes a place, found since the last change, a live block. Returns its slot.
-    pub(crate) fn insert(&mut self, place: &Place, live: Live) -> u32 {
+    /// Makes a place, found since the last change, a live block after an event. Returns its slot.
+    pub(crate) fn insert(&mut self, place: &Place, live: Live, event: u64) -> u32 {
         match &place.spot {
             Spot::Hole { slot, extent } => self.cut(*slot, *extent, Use::Block(live)),
             Spot::Top(extent) => {
                 debug_assert_eq!(extent.offset, self.top(), "the place is older than the layout");
-                self.put_on_top(*extent, Use::Block(live), live.users)
+                self.put_on_top(*extent, Use::Block(live), live.users, event)
             }
-            Spot::Stitched(parts) => self.insert_stitched(parts, live),
+            Spot::Stitched(parts) => self.insert_stitched(parts, live, event),
         }
     }
 
-    fn insert_stitched(&mut self, parts: &[Part], live: Live) -> u32 {
+    fn insert_stitched(&mut self, parts: &[Part], live: Live, event: u64) -> u32 {
         let unset = Use::Piece { first: NONE, next_piece: NONE };
         let place = |part: &Part| match part.hole {
-            NONE => self.put_on_top(part.extent, unset, live.users),
+            NONE => self.put_on_top(part.extent, unset, live.users, event),
             hole => self.cut(hole, part.extent, unset),
         };
         let slots: Vec<u32> = parts.iter().map(place).collect();
@@ -432,11 +432,11 @@ impl Layout {
     }
 
     /// Links an extent at or beyond the top; what is between becomes a hole of its users.
-    fn put_on_top(&mut self, extent: Extent, state: Use, users: StreamSet) -> u32 {
+    fn put_on_top(&mut self, extent: Extent, state: Use, users: StreamSet, event: u64) -> u32 {
         let gap = Extent { offset: self.top(), size_bytes: extent.offset - self.top() };
         if gap.size_bytes > 0 {
-            let since = self.beyond_since.iter().copied().max().unwrap_or(0);
-            let marks = Marks { streams: self.beyond.union(users), since };
+            // The block has waited for whoever was there: to wait for its users is enough.
+            let marks = Marks { streams: users, since: event };
             let slot = self.link_after(self.last, gap, Use::Hole(marks));
             self.list(slot);
         }

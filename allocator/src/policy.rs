@@ -217,7 +217,7 @@ impl Policy {
             view,
             next_piece,
         };
-        let slot = self.layout.insert(place, live);
+        let slot = self.layout.insert(place, live, self.next_event - 1);
         self.statistics.requested.add(requested_bytes);
         self.statistics.allocated.add(size_bytes);
         self.statistics.by_category[category].add(size_bytes);

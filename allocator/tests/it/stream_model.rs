@@ -190,13 +190,11 @@ impl Naive {
             self.waited.insert((on, awaited), self.clock);
             self.waits.push((on, awaited));
         }
-        // What is skipped before the end of a page counts as the new block's streams'.
-        let mut skipped: BTreeSet<usize> = self.beyond.keys().copied().collect();
-        skipped.insert(on);
-        let since = self.beyond.values().copied().max().unwrap_or(0);
+        // What is skipped before the end of a page counts as if the new block's stream left it.
+        let skipped = Marks { users: BTreeSet::from([on]), since: self.clock };
         for run in &runs {
             if run.end > self.cells.len() {
-                self.cells.resize(run.end, Cell::Free(Marks { users: skipped.clone(), since }));
+                self.cells.resize(run.end, Cell::Free(skipped.clone()));
             }
             self.cells[run.clone()].fill(Cell::Live);
         }
