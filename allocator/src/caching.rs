@@ -3,7 +3,6 @@
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::buffer::Buffer;
 use crate::category::Category;
@@ -22,6 +21,7 @@ use crate::simulation::Simulation;
 use crate::source::{MemorySource, Segment};
 use crate::statistics::Statistics;
 use crate::stream::Stream;
+use crate::sync::{AtomicU8, Ordering};
 use crate::torch_front::TorchFront;
 
 /// A caching allocator within a budget. Clones are handles to the same one.
@@ -210,7 +210,8 @@ impl CachingAllocator {
         };
         let mut asked = false;
         if !shortage.injected {
-            for reclaimer in self.shared.reclaimers.in_order() {
+            let round = self.shared.reclaimers.round();
+            for reclaimer in round.reclaimers() {
                 asked = true;
                 reclaimer.reclaim(request.size_bytes);
                 match search(&mut self.core().lock()) {

@@ -1,7 +1,7 @@
 //! The effects: every call of the source, and the order in which state and source change.
 
 use std::panic::Location;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 use crate::category::Category;
 use crate::error::{AllocError, OutOfMemory, Rung};
@@ -13,6 +13,7 @@ use crate::policy::{Books, Request};
 use crate::source::{Mapping, MemorySource, PageRange, Segment, SourceError};
 use crate::statistics::Statistics;
 use crate::stream::{Stream, StreamSet};
+use crate::sync::{Mutex, MutexGuard};
 use crate::torch_front::TorchFront;
 use crate::views::{View, pages_of};
 use crate::watch::Watches;
@@ -196,14 +197,13 @@ impl Engine<'_> {
             serial: live.serial,
             site: live.site,
         };
-        let event = history.event_count();
         history.push(record);
         if live.is_stitched() {
             for Extent { offset, size_bytes } in policy.layout.pieces(slot) {
                 history.push(Record { action: Action::Piece, offset, size_bytes, ..record });
             }
         }
-        policy.remove(slot, event);
+        policy.remove(slot);
         self.settle(category, site);
     }
 
@@ -467,11 +467,10 @@ impl Engine<'_> {
     pub(crate) fn wait_for(&mut self, waits: StreamSet, request: &Request) -> Result<(), Refusal> {
         let Some(fence) = self.source.fence() else { return Ok(()) };
         for on in waits.iter() {
-            let event = self.state.history.event_count();
             let waited = fence.wait(request.stream, on);
             waited.map_err(|error| Refusal::Final(AllocError::Source(error)))?;
             self.state.policy.statistics.waits += 1;
-            self.state.policy.waits.note(request.stream, on, event);
+            self.state.policy.note_wait(request.stream, on);
             self.record(Action::Wait, request, on.index(), 0, 0);
         }
         Ok(())

@@ -170,7 +170,10 @@ pub(crate) struct Layout {
     /// Holes by who used them. There are few sets, and mostly one.
     holes: Vec<(StreamSet, Holes)>,
     /// Who may still work beyond the top, below `used_end`.
-    beyond: Marks,
+    beyond: StreamSet,
+    /// By stream, the last event at which it gave memory there back: with one for all, a stream
+    /// that is long idle would be waited for after every free of another.
+    beyond_since: [u64; Stream::COUNT],
     /// The highest top ever.
     used_end: usize,
     page_bytes: usize,
@@ -191,7 +194,8 @@ impl Layout {
             first: NONE,
             last: NONE,
             holes: Vec::new(),
-            beyond: Marks::default(),
+            beyond: StreamSet::EMPTY,
+            beyond_since: [0; Stream::COUNT],
             used_end: 0,
         }
     }
@@ -240,7 +244,8 @@ impl Layout {
         Some(Place { spot: Spot::Top(extent), waits: self.waits_beyond(want) })
     }
 
-    /// The best fit of all holes: one that needs no wait first, then the smallest, then the lowest.
+    /// Of the best fits of all sets of streams: one that needs no wait first, then the smallest,
+    /// then the lowest.
     fn any_hole(&self, want: &Want) -> Option<Place> {
         let candidates = self.holes.iter().filter_map(|(_, holes)| {
             let (size_bytes, offset, slot) = holes.best_fit(want.size_bytes)?;
@@ -263,7 +268,11 @@ impl Layout {
         if self.top() >= self.used_end {
             return StreamSet::EMPTY;
         }
-        want.waits.missing(want.stream, self.beyond)
+        let missing = |on: Stream| {
+            let (streams, since) = (StreamSet::of(on), self.beyond_since[on.index()]);
+            want.waits.missing(want.stream, Marks { streams, since })
+        };
+        self.beyond.iter().map(missing).fold(StreamSet::EMPTY, StreamSet::union)
     }
 
     /// Pieces for a request that no hole holds: whole pages of holes, and the top for the rest.
@@ -381,22 +390,22 @@ impl Layout {
         false
     }
 
-    /// Makes a place, found since the last change, a live block. Returns its slot.
-    pub(crate) fn insert(&mut self, place: &Place, live: Live) -> u32 {
+    /// Makes a place, found since the last change, a live block after an event. Returns its slot.
+    pub(crate) fn insert(&mut self, place: &Place, live: Live, event: u64) -> u32 {
         match &place.spot {
             Spot::Hole { slot, extent } => self.cut(*slot, *extent, Use::Block(live)),
             Spot::Top(extent) => {
                 debug_assert_eq!(extent.offset, self.top(), "the place is older than the layout");
-                self.put_on_top(*extent, Use::Block(live), live.users)
+                self.put_on_top(*extent, Use::Block(live), live.users, event)
             }
-            Spot::Stitched(parts) => self.insert_stitched(parts, live),
+            Spot::Stitched(parts) => self.insert_stitched(parts, live, event),
         }
     }
 
-    fn insert_stitched(&mut self, parts: &[Part], live: Live) -> u32 {
+    fn insert_stitched(&mut self, parts: &[Part], live: Live, event: u64) -> u32 {
         let unset = Use::Piece { first: NONE, next_piece: NONE };
         let place = |part: &Part| match part.hole {
-            NONE => self.put_on_top(part.extent, unset, live.users),
+            NONE => self.put_on_top(part.extent, unset, live.users, event),
             hole => self.cut(hole, part.extent, unset),
         };
         let slots: Vec<u32> = parts.iter().map(place).collect();
@@ -412,10 +421,11 @@ impl Layout {
     }
 
     /// Links an extent at or beyond the top; what is between becomes a hole of its users.
-    fn put_on_top(&mut self, extent: Extent, state: Use, users: StreamSet) -> u32 {
+    fn put_on_top(&mut self, extent: Extent, state: Use, users: StreamSet, event: u64) -> u32 {
         let gap = Extent { offset: self.top(), size_bytes: extent.offset - self.top() };
         if gap.size_bytes > 0 {
-            let marks = self.beyond.union(Marks { streams: users, since: 0 });
+            // The block has waited for whoever was there: to wait for its users is enough.
+            let marks = Marks { streams: users, since: event };
             let slot = self.link_after(self.last, gap, Use::Hole(marks));
             self.list(slot, gap, marks.streams);
         }
@@ -550,15 +560,23 @@ impl Layout {
     /// The last node is a hole: it becomes wilderness, and whatever hole is the last then.
     fn sink(&mut self, slot: u32, marks: Marks) {
         self.used_end = self.used_end.max(self.nodes[slot as usize].extent.end());
-        self.beyond = self.beyond.union(marks);
+        self.give_beyond(marks);
         self.unlink(slot);
         while let Some(&Node { extent, state: Use::Hole(marks), .. }) =
             self.nodes.get(self.last as usize)
         {
             let last = self.last;
-            self.beyond = self.beyond.union(marks);
+            self.give_beyond(marks);
             self.unlist(last, extent, marks.streams);
             self.unlink(last);
+        }
+    }
+
+    fn give_beyond(&mut self, marks: Marks) {
+        self.beyond = self.beyond.union(marks.streams);
+        for on in marks.streams.iter() {
+            let since = &mut self.beyond_since[on.index()];
+            *since = marks.since.max(*since);
         }
     }
 
@@ -693,14 +711,21 @@ impl Layout {
     #[inline]
     fn list(&mut self, slot: u32, hole: Extent, streams: StreamSet) {
         let index = self.holes.iter().position(|(set, _)| *set == streams);
-        let index = index.unwrap_or_else(|| self.add_set(streams));
+        let index = index.unwrap_or_else(|| self.list_for(streams));
         self.holes[index].1.insert(hole.size_bytes, hole.offset, slot);
     }
 
+    /// A list for the holes of a new set of streams, one that no set needs any more if there is
+    /// one: there are as many lists as there were sets at once.
     #[cold]
-    fn add_set(&mut self, streams: StreamSet) -> usize {
-        self.holes.push((streams, Holes::new()));
-        self.holes.len() - 1
+    fn list_for(&mut self, streams: StreamSet) -> usize {
+        let vacant = self.holes.iter().position(|(_, holes)| holes.len() == 0);
+        let index = vacant.unwrap_or_else(|| {
+            self.holes.push((streams, Holes::new()));
+            self.holes.len() - 1
+        });
+        self.holes[index].0 = streams;
+        index
     }
 
     #[inline]

@@ -20,6 +20,8 @@ mod layout;
 mod limit;
 mod live;
 mod locked;
+#[cfg(all(test, lowtide_loom))]
+mod models;
 mod pages;
 mod pinned;
 mod policy;
@@ -33,6 +35,7 @@ mod simulation;
 mod source;
 mod statistics;
 mod stream;
+mod sync;
 pub mod torch;
 mod torch_front;
 mod torch_named;

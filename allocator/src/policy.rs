@@ -47,6 +47,9 @@ pub(crate) struct Books {
     pub(crate) checks: Option<Box<Checks>>,
     pub(crate) request_count: u64,
     next_serial: u64,
+    /// Counts frees and waits, the events whose order decides. Not the history's count, which a
+    /// simulation begins anew.
+    next_event: u64,
 }
 
 impl Books {
@@ -69,6 +72,8 @@ impl Books {
             checks: None,
             request_count: 0,
             next_serial: 0,
+            // 0 is before all of them.
+            next_event: 1,
         }
     }
 
@@ -84,7 +89,7 @@ impl Books {
     /// Where a block of `size_bytes` for `stream` would go.
     #[inline]
     pub(crate) fn place(&mut self, size_bytes: usize, stream: Stream) -> Option<Place> {
-        let stitches = self.stitches;
+        let stitches = self.stitches && self.views.has_room();
         self.layout.place(&Want { size_bytes, stream, waits: &self.waits, stitches })
     }
 
@@ -200,7 +205,12 @@ impl Books {
             self.views.enter(view);
         }
         let live = Live { view, ..self.note_block(size_bytes, request) };
-        (self.layout.insert(place, live), live.serial)
+        (self.layout.insert(place, live, self.current_event()), live.serial)
+    }
+
+    /// The last free or wait, by number.
+    pub(crate) fn current_event(&self) -> u64 {
+        self.next_event - 1
     }
 
     /// Makes the start of a hole a live block. Returns its slot and serial.
@@ -250,9 +260,10 @@ impl Books {
         self.statistics.by_category[category].subtract(size_bytes);
     }
 
-    /// Frees a block at an event; its pages stay committed.
+    /// Frees a block; its pages stay committed.
     #[inline]
-    pub(crate) fn remove(&mut self, slot: u32, event: u64) {
+    pub(crate) fn remove(&mut self, slot: u32) {
+        let event = self.take_event();
         let &Live { requested_bytes, size_bytes, category, view, .. } = self.layout.block(slot);
         self.layout.remove(slot, event);
         if view != NONE {
@@ -316,6 +327,17 @@ impl Books {
     /// The last one that was given.
     pub(crate) fn last_serial(&self) -> u64 {
         self.next_serial
+    }
+
+    /// `waiter` has waited for all that `on` had up to now.
+    pub(crate) fn note_wait(&mut self, waiter: Stream, on: Stream) {
+        let event = self.take_event();
+        self.waits.note(waiter, on, event);
+    }
+
+    fn take_event(&mut self) -> u64 {
+        self.next_event += 1;
+        self.next_event - 1
     }
 
     fn take_serial(&mut self) -> u64 {

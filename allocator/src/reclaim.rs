@@ -1,7 +1,10 @@
 //! Who gives memory back when it is short.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
+
+use crate::sync::thread::{self, ThreadId};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Somebody who holds memory that is dear but not needed: a cache of compiled kernels, a pool of
 /// staging buffers, another allocator on the same device.
@@ -9,7 +12,7 @@ pub trait Reclaim: Send + Sync {
     /// Frees what can be spared, ideally `missing_bytes` or more. Returns the bytes given back, for
     /// the record: the allocator looks for itself whether the request fits now. It is called on the
     /// thread that asked for memory, with no lock of the allocator held, and must not allocate from
-    /// it.
+    /// it: a request of its own that is short asks nobody.
     fn reclaim(&self, missing_bytes: usize) -> usize;
 }
 
@@ -29,6 +32,8 @@ struct List {
     next: u64,
     /// By priority, then in the order of registration.
     entries: Vec<(i32, u64, Arc<dyn Reclaim>)>,
+    /// Threads on which reclaimers are being asked.
+    asking: Vec<ThreadId>,
 }
 
 impl Reclaimers {
@@ -41,9 +46,40 @@ impl Reclaimers {
         Registration { list: Arc::downgrade(&self.list), id }
     }
 
-    /// A copy of the list, so that a reclaimer may register and unregister.
-    pub(crate) fn in_order(&self) -> Vec<Arc<dyn Reclaim>> {
-        locked(&self.list).entries.iter().map(|(.., reclaimer)| Arc::clone(reclaimer)).collect()
+    /// Whom to ask. A copy of the list, so that a reclaimer may register and unregister.
+    pub(crate) fn round(&self) -> Round<'_> {
+        let thread = thread::current().id();
+        let mut list = locked(&self.list);
+        let reclaimers = if list.asking.contains(&thread) {
+            Vec::new()
+        } else {
+            list.entries.iter().map(|(.., reclaimer)| Arc::clone(reclaimer)).collect()
+        };
+        list.asking.push(thread);
+        Round { list: &self.list, thread, reclaimers }
+    }
+}
+
+/// While it lives, reclaimers are asked on its thread; one that allocates does not ask itself.
+pub(crate) struct Round<'a> {
+    list: &'a Mutex<List>,
+    thread: ThreadId,
+    reclaimers: Vec<Arc<dyn Reclaim>>,
+}
+
+impl Round<'_> {
+    /// In the order in which they are to be asked.
+    pub(crate) fn reclaimers(&self) -> &[Arc<dyn Reclaim>] {
+        &self.reclaimers
+    }
+}
+
+impl Drop for Round<'_> {
+    fn drop(&mut self) {
+        let mut list = locked(self.list);
+        if let Some(at) = list.asking.iter().rposition(|thread| *thread == self.thread) {
+            list.asking.remove(at);
+        }
     }
 }
 

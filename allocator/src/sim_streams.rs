@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use thiserror::Error;
 
@@ -11,6 +11,7 @@ use crate::buffer::Buffer;
 use crate::caching::Shared;
 use crate::source::SourceError;
 use crate::stream::{Fence, Stream};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Streams of a [`SimSource`](crate::SimSource). Clones are handles to the same ones.
 ///
@@ -98,6 +99,7 @@ impl SimStreams {
     /// # Errors
     /// A buffer lies where earlier work on another block need not be done.
     pub fn launch(&self, stream: Stream, buffers: &[&Buffer]) -> Result<(), EarlyReuse> {
+        // Before the clocks are locked: an allocator locks itself first and then the clocks.
         let used = used_by(buffers);
         let mut clocks = self.lock();
         let host = clocks.host.clone();

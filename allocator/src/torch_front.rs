@@ -177,15 +177,16 @@ impl SegmentSource for Driver<'_, '_> {
             view: NONE,
             next_piece: NONE,
         };
-        let slot = self.engine.state.policy.layout.insert(&place, live);
+        let policy = &mut self.engine.state.policy;
+        let slot = policy.layout.insert(&place, live, policy.current_event());
         self.segments.insert(place.offset(), slot);
         Some(place.offset() as u64)
     }
 
     fn release(&mut self, address: u64, _size_bytes: u64) {
         let slot = self.segments.remove(&(address as usize)).expect("a segment of the rules");
-        let event = self.engine.state.history.event_count();
-        self.engine.state.policy.layout.remove(slot, event);
+        let policy = &mut self.engine.state.policy;
+        policy.layout.remove(slot, policy.current_event());
         self.engine.pay(usize::MAX, &[], self.request);
     }
 }

@@ -6,9 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::layout::Extent;
+use crate::layout::{Extent, PIECES_MAX};
 
-/// Mappings that views may have together. Linux lets a process have 65,530.
+/// Mappings that views may have together. Linux lets a process have 65,530. When those in use come
+/// near it, blocks are stitched no more.
 const MAPPINGS_MAX: usize = 1 << 14;
 
 /// A row of pages of the arena and where it is mapped.
@@ -38,6 +39,8 @@ pub(crate) struct Views {
     by_pages: BTreeMap<Vec<Extent>, u32>,
     idle: BTreeSet<(u64, u32)>,
     mapping_count: usize,
+    /// Those of views in use.
+    used_mapping_count: usize,
     /// Addresses that no view has: offset to length.
     free: BTreeMap<usize, usize>,
 }
@@ -53,8 +56,16 @@ impl Views {
             by_pages: BTreeMap::new(),
             idle: BTreeSet::new(),
             mapping_count: 0,
+            used_mapping_count: 0,
             free,
         }
+    }
+
+    /// Whether there are mappings for one more view, once all idle ones went. Says the same before
+    /// and after they go, so that what is cached has no say.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.used_mapping_count + PIECES_MAX <= MAPPINGS_MAX
     }
 
     /// The view of these pages, if it is mapped.
@@ -121,6 +132,7 @@ impl Views {
         let view = self.views[index as usize].as_mut().expect("a view that is mapped");
         if view.users == 0 {
             self.idle.remove(&(view.idle_since, index));
+            self.used_mapping_count += view.pages.len();
         }
         view.users += 1;
     }
@@ -131,6 +143,7 @@ impl Views {
         view.users -= 1;
         if view.users == 0 {
             view.idle_since = event;
+            self.used_mapping_count -= view.pages.len();
             self.idle.insert((event, index));
         }
     }
@@ -172,7 +185,7 @@ impl Views {
     pub(crate) fn check(&self, users: &BTreeMap<u32, usize>) {
         let mut ranges: Vec<(usize, usize)> =
             self.free.iter().map(|(&offset, &size_bytes)| (offset, size_bytes)).collect();
-        let mut mapping_count = 0;
+        let (mut mapping_count, mut used_mapping_count) = (0, 0);
         for (index, view) in self.views.iter().enumerate() {
             let Some(view) = view else { continue };
             let index = index as u32;
@@ -180,10 +193,12 @@ impl Views {
             mapping_count += view.pages.len();
             assert_eq!(view.users, users.get(&index).copied().unwrap_or(0), "users of {view:?}");
             assert_eq!(self.by_pages.get(&view.pages), Some(&index), "{view:?} is not found");
+            used_mapping_count += if view.users > 0 { view.pages.len() } else { 0 };
             let is_idle = self.idle.contains(&(view.idle_since, index));
             assert_eq!(is_idle, view.users == 0, "{view:?} is idle or not");
         }
         assert_eq!(mapping_count, self.mapping_count, "mappings");
+        assert_eq!(used_mapping_count, self.used_mapping_count, "mappings in use");
         ranges.sort_unstable();
         let is_tiled = ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 == pair[1].0);
         assert!(is_tiled, "views and free addresses do not tile their range");

@@ -16,7 +16,7 @@ const SANITIZER_TARGET: &str = "x86_64-unknown-linux-gnu";
 const SANITIZED: [&str; 2] = ["allocator", "tensor"];
 
 /// The crates with loom models, by folder.
-const MODELLED: [&str; 1] = ["tensor"];
+const MODELLED: [&str; 2] = ["allocator", "tensor"];
 
 /// What the user asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 use lowtide_allocator::{
     AllocError, CachingAllocator, Category, Fault, FaultSource, MemorySource, PageRange, Repeat,
-    Rung, Segment, SimSource, SourceError, Statistics,
+    Rung, Segment, SimSource, SimStreams, SourceError, Statistics, Stream,
 };
 
 use crate::common::{PAGE_BYTES, PLENTY, World, fixed_program};
@@ -126,6 +126,28 @@ fn reservation_that_fails_is_an_error_of_the_source() {
         assert!(matches!(error, AllocError::Source(SourceError::OutOfMemory { .. })), "{error}");
         assert_eq!(faulty.call_count(), nth);
     }
+}
+
+#[test]
+fn wait_that_fails_is_an_error_of_the_source_and_no_block() {
+    let streams = SimStreams::new();
+    let faulty = FaultSource::new(source().streams(&streams));
+    let memory = CachingAllocator::new(faulty.clone()).unwrap();
+    let other = Stream::new(1).unwrap();
+    let used = memory.allocate(512).unwrap();
+    let _wall = memory.allocate_on(other, Category::Other, 512).unwrap();
+    streams.launch(Stream::DEFAULT, &[&used]).unwrap();
+    drop(used);
+    let before = in_use(&memory);
+    faulty.inject(Fault { nth: 1, repeat: Repeat::Once });
+    let error = memory.allocate_on(other, Category::Other, 512).unwrap_err();
+    assert!(matches!(error, AllocError::Source(SourceError::OutOfMemory { .. })), "{error}");
+    assert_eq!((in_use(&memory), memory.statistics().waits), (before, 0));
+    memory.check_invariants();
+    // The wait is still owed.
+    let block = memory.allocate_on(other, Category::Other, 512).unwrap();
+    streams.launch(other, &[&block]).unwrap();
+    assert_eq!((block.offset(), memory.statistics().waits), (0, 1));
 }
 
 /// A source whose system refuses every commit, written as somebody else would.

@@ -1,0 +1,245 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use proptest::prelude::*;
+
+use crate::common::PAGE_BYTES;
+use crate::streams::{StreamOp, StreamWorld, stream_program};
+
+/// Bytes of a cell.
+const CELL: usize = 512;
+const PAGE: usize = PAGE_BYTES / CELL;
+
+/// Streams that may still use what is free, and when the last owner gave it back.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Marks {
+    users: BTreeSet<usize>,
+    since: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Cell {
+    Live,
+    Free(Marks),
+}
+
+/// A hole: cells that the same streams used.
+#[derive(Clone, Debug)]
+struct Hole {
+    start: usize,
+    len: usize,
+    marks: Marks,
+}
+
+/// Placement on streams once more, cell by cell: who owns it, who may still use it.
+#[derive(Default)]
+struct Naive {
+    /// Up to the end of the last live block.
+    cells: Vec<Cell>,
+    /// For each live block, in the order of the program's own list: its runs and its users.
+    blocks: Vec<(Vec<Range<usize>>, BTreeSet<usize>)>,
+    /// Who may still work beyond the last cell, and since when.
+    beyond: BTreeMap<usize, u64>,
+    used_end: usize,
+    /// Waiter and awaited to when.
+    waited: BTreeMap<(usize, usize), u64>,
+    clock: u64,
+    waits: Vec<(usize, usize)>,
+}
+
+impl Naive {
+    fn holes(&self) -> Vec<Hole> {
+        let mut holes: Vec<Hole> = Vec::new();
+        for (at, cell) in self.cells.iter().enumerate() {
+            let Cell::Free(marks) = cell else { continue };
+            match holes.last_mut() {
+                Some(hole) if hole.start + hole.len == at && hole.marks.users == marks.users => {
+                    hole.len += 1;
+                    hole.marks.since = hole.marks.since.max(marks.since);
+                }
+                _ => holes.push(Hole { start: at, len: 1, marks: marks.clone() }),
+            }
+        }
+        holes
+    }
+
+    /// Cells of a hole are as old as the youngest of them.
+    fn settle(&mut self) {
+        for hole in self.holes() {
+            self.cells[hole.start..hole.start + hole.len].fill(Cell::Free(hole.marks));
+        }
+    }
+
+    fn merge_across_streams(&mut self) {
+        let mut at = 0;
+        while at < self.cells.len() {
+            let row = self.cells[at..].iter().map_while(|cell| match cell {
+                Cell::Free(marks) => Some(marks.clone()),
+                Cell::Live => None,
+            });
+            let row: Vec<Marks> = row.collect();
+            let mut all = Marks::default();
+            for marks in &row {
+                all.users.extend(&marks.users);
+                all.since = all.since.max(marks.since);
+            }
+            self.cells[at..at + row.len()].fill(Cell::Free(all));
+            at += row.len() + 1;
+        }
+    }
+
+    fn missing(&self, waiter: usize, on: usize, since: u64) -> bool {
+        on != waiter && self.waited.get(&(waiter, on)).is_none_or(|&waited| waited <= since)
+    }
+
+    fn waits_for(&self, waiter: usize, marks: &Marks) -> BTreeSet<usize> {
+        let users = marks.users.iter().copied();
+        users.filter(|&on| self.missing(waiter, on, marks.since)).collect()
+    }
+
+    fn waits_beyond(&self, waiter: usize) -> BTreeSet<usize> {
+        if self.cells.len() >= self.used_end {
+            return BTreeSet::new();
+        }
+        let users = self.beyond.iter().filter(|&(&on, &since)| self.missing(waiter, on, since));
+        users.map(|(&on, _)| on).collect()
+    }
+
+    fn best(&self, len: usize, on: usize, holes: &[Hole]) -> Option<(usize, BTreeSet<usize>)> {
+        // The best fit of each set of users, and of these one that needs no wait, if there is one.
+        let mut fits: BTreeMap<_, &Hole> = BTreeMap::new();
+        for hole in holes.iter().filter(|hole| hole.len >= len) {
+            let best = fits.entry(&hole.marks.users).or_insert(hole);
+            if (hole.len, hole.start) < (best.len, best.start) {
+                *best = hole;
+            }
+        }
+        let ranked = fits.values().map(|hole| {
+            let waits = self.waits_for(on, &hole.marks);
+            (!waits.is_empty(), hole.len, hole.start, waits)
+        });
+        ranked.min().map(|(_, _, start, waits)| (start, waits))
+    }
+
+    /// Runs of cells for a block, and whom to wait for.
+    fn place(&mut self, len: usize, on: usize) -> (Vec<Range<usize>>, BTreeSet<usize>) {
+        let holes = self.holes();
+        let own = holes.iter().filter(|hole| hole.marks.users == BTreeSet::from([on]));
+        let own: Vec<Hole> = own.cloned().collect();
+        let found = self.best(len, on, &own).or_else(|| self.best(len, on, &holes));
+        if let Some((start, waits)) = found {
+            return (std::iter::once(start..start + len).collect(), waits);
+        }
+        let kinds: BTreeSet<_> = holes.iter().map(|hole| &hole.marks.users).collect();
+        if kinds.len() > 1 {
+            self.merge_across_streams();
+        }
+        let holes = self.holes();
+        if let Some((start, waits)) = self.best(len, on, &holes) {
+            return (std::iter::once(start..start + len).collect(), waits);
+        }
+        self.stitch(len, on, &holes).unwrap_or_else(|| {
+            let top = self.cells.len();
+            (std::iter::once(top..top + len).collect(), self.waits_beyond(on))
+        })
+    }
+
+    fn stitch(
+        &self,
+        len: usize,
+        on: usize,
+        holes: &[Hole],
+    ) -> Option<(Vec<Range<usize>>, BTreeSet<usize>)> {
+        let whole = |hole: &Hole| {
+            let start = hole.start.next_multiple_of(PAGE);
+            let end = (hole.start + hole.len) / PAGE * PAGE;
+            (start < end).then(|| (usize::MAX - (end - start), start, hole.marks.clone()))
+        };
+        let mut rows: Vec<_> = holes.iter().filter_map(whole).collect();
+        if len < PAGE || rows.is_empty() {
+            return None;
+        }
+        rows.sort_by_key(|row| (row.0, row.1));
+        let (mut runs, mut waits, mut missing) = (Vec::new(), BTreeSet::new(), len);
+        for (rank, start, marks) in rows {
+            if missing > 0 {
+                let len = (usize::MAX - rank).min(missing);
+                runs.push(start..start + len);
+                waits.extend(self.waits_for(on, &marks));
+                missing -= len;
+            }
+        }
+        if missing > 0 {
+            waits.extend(self.waits_beyond(on));
+            let page_end = self.cells.len().next_multiple_of(PAGE);
+            runs.push(page_end..page_end + missing);
+        }
+        Some((runs, waits))
+    }
+
+    fn allocate(&mut self, on: usize, requested_bytes: usize) -> Vec<Range<usize>> {
+        let (runs, waits) = self.place(requested_bytes.max(1).div_ceil(CELL), on);
+        for awaited in waits {
+            self.clock += 1;
+            self.waited.insert((on, awaited), self.clock);
+            self.waits.push((on, awaited));
+        }
+        // What is skipped before the end of a page counts as if the new block's stream left it.
+        let skipped = Marks { users: BTreeSet::from([on]), since: self.clock };
+        for run in &runs {
+            if run.end > self.cells.len() {
+                self.cells.resize(run.end, Cell::Free(skipped.clone()));
+            }
+            self.cells[run.clone()].fill(Cell::Live);
+        }
+        self.blocks.push((runs.clone(), BTreeSet::from([on])));
+        runs.iter().map(|run| run.start * CELL..run.end * CELL).collect()
+    }
+
+    fn free(&mut self, index: usize) {
+        let (runs, users) = self.blocks.swap_remove(index);
+        self.clock += 1;
+        let marks = Marks { users, since: self.clock };
+        for run in runs {
+            self.cells[run].fill(Cell::Free(marks.clone()));
+        }
+        self.settle();
+        if let Some(Cell::Free(_)) = self.cells.last() {
+            self.used_end = self.used_end.max(self.cells.len());
+        }
+        while let Some(Cell::Free(marks)) = self.cells.last() {
+            for &on in &marks.users {
+                let since = self.beyond.entry(on).or_default();
+                *since = marks.since.max(*since);
+            }
+            self.cells.pop();
+        }
+    }
+
+    fn step(&mut self, op: StreamOp) -> Vec<Range<usize>> {
+        let count = self.blocks.len();
+        match op {
+            StreamOp::Allocate(on, size_bytes) => return self.allocate(on, size_bytes),
+            StreamOp::UseOn(index, on) if count > 0 => {
+                self.blocks[index % count].1.insert(on);
+            }
+            StreamOp::Free(index) if count > 0 => self.free(index % count),
+            // Nothing that is cached or charged has a say.
+            _ => {}
+        }
+        Vec::new()
+    }
+}
+
+proptest! {
+    #[test]
+    fn places_and_waits_are_those_of_the_naive_one(program in stream_program()) {
+        let (mut world, mut naive) = (StreamWorld::new(), Naive::default());
+        for &op in &program {
+            let expected = naive.step(op);
+            prop_assert_eq!(world.step(op).unwrap(), expected, "{:?}", op);
+            world.memory.check_invariants();
+        }
+        prop_assert_eq!(world.waits(), naive.waits);
+    }
+}
