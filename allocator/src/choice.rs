@@ -4,6 +4,10 @@ use crate::torch::TorchSettings;
 
 /// By which rules blocks are placed.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "there is one for each allocator, and it is moved once"
+)]
 pub enum Policy {
     /// This crate's own: one range, best fit, whole free pages stitched together. Needs the least
     /// memory. For everything but comparisons.

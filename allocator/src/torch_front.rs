@@ -1,8 +1,8 @@
 //! PyTorch's placement under the allocator's front.
 //!
 //! [`TorchPolicy`] decides; its segments are blocks of the arena, which stands for the driver: a
-//! segment is committed when it is reserved and given back when it is released. What PyTorch does by
-//! polling events is done here in program order: a block that other streams used makes its own
+//! segment is committed when it is reserved and given back when it is released. What PyTorch does
+//! by polling events is done here in program order: a block that other streams used makes its own
 //! stream wait for them when it is freed, and is free at once. Expandable segments need a source of
 //! pages and are not used live; recorded ones replay (see [`trace`](crate::trace)).
 

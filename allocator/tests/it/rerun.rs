@@ -33,7 +33,10 @@ fn recount(recording: &Recording) -> (u64, u64) {
 
 proptest! {
     #[test]
-    fn recording_of_a_run_adds_up_and_runs_the_same_again(program in program(), cut in 0..60_usize) {
+    fn recording_of_a_run_adds_up_and_runs_the_same_again(
+        program in program(),
+        cut in 0..60_usize,
+    ) {
         let mut world = World::sim(PLENTY);
         let (before, after) = program.split_at(cut.min(program.len()));
         world.run(before).unwrap();
@@ -44,7 +47,9 @@ proptest! {
         let (live_bytes, reserved_bytes) = recount(&recording);
         prop_assert_eq!(live_bytes, live as u64);
         prop_assert_eq!(reserved_bytes, statistics.reserved.current_bytes as u64);
-        let end: u64 = recording.end.iter().flat_map(|range| &range.blocks).map(|b| b.size_bytes).sum();
+        let end = recording.end.iter().flat_map(|range| &range.blocks);
+        let end: u64 = end.map(|block| block.size_bytes).sum();
+        recording.check().unwrap();
         prop_assert_eq!(end, statistics.allocated.current_bytes as u64);
 
         let report = recording.rerun(&RerunOptions::default()).unwrap();
@@ -64,7 +69,7 @@ proptest! {
         world.run(&program).unwrap();
         let recording = world.memory.recording();
         let least = recording.least_capacity_bytes(&Policy::Pages).unwrap();
-        let within = |bytes: u64| RerunOptions { capacity_bytes: Some(bytes), ..Default::default() };
+        let within = |bytes| RerunOptions { capacity_bytes: Some(bytes), ..Default::default() };
         prop_assert_eq!(recording.rerun(&within(least)).unwrap().failure, None);
         if least > 0 {
             let failure = recording.rerun(&within(least - 1)).unwrap().failure;

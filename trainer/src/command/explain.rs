@@ -9,22 +9,24 @@ use crate::command::{recording, say};
 
 #[derive(Args)]
 pub(super) struct ExplainArgs {
-    /// A memory snapshot of PyTorch (a pickle, or one compressed with xz), or a trace of lowtide.
+    /// A memory snapshot of PyTorch (.pickle, .pickle.xz), or a trace of lowtide.
     file: PathBuf,
     /// The device to explain; the one with the longest trace if absent.
     #[arg(long, allow_negative_numbers = true)]
     device: Option<usize>,
-    /// Also writes FILE: a page for a browser (.html), a snapshot for PyTorch's tools (.pickle), or
-    /// lines of JSON (any other name). May be given several times.
+    /// Also writes FILE: .html, .pickle for PyTorch's tools, or lines of JSON.
     #[arg(long, value_name = "FILE")]
     write: Vec<PathBuf>,
 }
 
 pub(super) fn run(arguments: &ExplainArgs) -> Result<()> {
     let recorded = recording::read(&arguments.file, arguments.device)?;
-    say(recorded.recording.explain().to_string().trim_end())?;
+    // Files first: a mistake in a name is told alone.
     for path in &arguments.write {
         recording::write(path, &recorded.recording)?;
+    }
+    say(recorded.recording.explain().to_string().trim_end())?;
+    for path in &arguments.write {
         say(&format!("written: {}", path.display()))?;
     }
     Ok(())

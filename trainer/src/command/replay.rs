@@ -15,7 +15,7 @@ use crate::human::format_bytes;
 
 #[derive(Args)]
 pub(super) struct ReplayArgs {
-    /// A memory snapshot of PyTorch (a pickle, or one compressed with xz), or a trace of lowtide.
+    /// A memory snapshot of PyTorch (.pickle, .pickle.xz), or a trace of lowtide.
     file: PathBuf,
     /// The rules by which blocks are placed; both side by side if absent.
     #[arg(long, value_enum)]
@@ -27,7 +27,7 @@ pub(super) struct ReplayArgs {
     /// Also finds the least capacity that serves every request, by bisection.
     #[arg(long)]
     least: bool,
-    /// Settings of the torch policy, as in PYTORCH_CUDA_ALLOC_CONF; those of the snapshot if absent.
+    /// As in PYTORCH_CUDA_ALLOC_CONF; the settings of the snapshot if absent.
     #[arg(long, value_name = "SETTINGS")]
     torch_conf: Option<String>,
     /// The device to replay; the one with the longest trace if absent.
@@ -62,6 +62,8 @@ struct Outcome {
     least_bytes: Option<u64>,
     /// The comparison with a snapshot of PyTorch, event by event.
     exact: Option<ReplayReport>,
+    /// Why there is none, where one was to be expected.
+    no_comparison: Option<String>,
 }
 
 pub(super) fn run(arguments: &ReplayArgs) -> Result<()> {
@@ -88,12 +90,14 @@ fn serve(arguments: &ReplayArgs, recorded: &Recorded, kind: PolicyKind) -> Resul
     let path = &arguments.file;
     let settings = torch_settings(arguments, recorded)?;
     let is_own = arguments.torch_conf.is_none() && arguments.capacity.is_none();
-    let exact = match &recorded.snapshot {
-        Some(snapshot) if kind == PolicyKind::Torch && is_own => {
-            let replay = Replay::new(snapshot, recorded.device).and_then(|mut replay| replay.run());
-            Some(replay.map_err(|error| unusable(path, error.to_string()))?)
-        }
-        _ => None,
+    let compared = recorded.snapshot.as_ref().filter(|_| kind == PolicyKind::Torch && is_own);
+    let compared = compared
+        .map(|snapshot| Replay::new(snapshot, recorded.device).and_then(|mut replay| replay.run()));
+    // A snapshot need not be PyTorch's: what other rules placed is served all the same.
+    let (exact, no_comparison) = match compared {
+        Some(Ok(exact)) => (Some(exact), None),
+        Some(Err(error)) => (None, Some(error.to_string())),
+        None => (None, None),
     };
     let policy = match kind {
         PolicyKind::Pages => Policy::Pages,
@@ -109,7 +113,7 @@ fn serve(arguments: &ReplayArgs, recorded: &Recorded, kind: PolicyKind) -> Resul
     let options = RerunOptions { policy, capacity_bytes, page_bytes: None };
     let report = recorded.recording.rerun(&options);
     let report = report.map_err(|error| unusable(path, error.to_string()))?;
-    Ok(Outcome { kind, report, least_bytes, exact })
+    Ok(Outcome { kind, report, least_bytes, exact, no_comparison })
 }
 
 /// Without a limit: what the recorded device held decides nothing here.
@@ -143,6 +147,7 @@ fn in_json(recorded: &Recorded, arguments: &ReplayArgs, outcome: &Outcome) -> Va
         "stitches": report.stitches,
         "ns_per_op": report.ns_per_op,
         "least_capacity_bytes": outcome.least_bytes,
+        "no_comparison": outcome.no_comparison,
         "failure": report.failure.map(|failure| json!({
             "event": failure.event,
             "requested_bytes": failure.requested_bytes,
@@ -238,6 +243,9 @@ fn notes(recorded: &Recorded, outcomes: &[Outcome]) -> Result<()> {
     if recorded.recording.lost_events > 0 {
         let lost = recorded.recording.lost_events;
         say(&format!("note: {lost} earlier events are not in the file"))?;
+    }
+    for reason in outcomes.iter().filter_map(|outcome| outcome.no_comparison.as_ref()) {
+        say(&format!("note: not compared event by event with PyTorch's rules: {reason}"))?;
     }
     for exact in outcomes.iter().filter_map(|outcome| outcome.exact.as_ref()) {
         if exact.inferred_blocks > 0 {

@@ -31,9 +31,7 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     fault_at: Option<u64>,
-    /// Writes what the allocator did (the last 131,072 events) to FILE, also if the run fails: a
-    /// page for a browser (.html), a snapshot for PyTorch's tools (.pickle), or lines of JSON for
-    /// `lowtide explain` and `lowtide replay` (any other name).
+    /// Writes the allocator's last events to FILE: .html, .pickle, or lines of JSON.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }

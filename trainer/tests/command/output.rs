@@ -9,15 +9,19 @@ use crate::train::SMALL;
 fn help_names_every_command_and_flag() {
     let place = Place::new();
     let help = place.run("--help").check_done();
-    for word in ["train", "plan", "eval", "memory budget"] {
+    for word in ["train", "plan", "eval", "explain", "replay", "memory budget"] {
         assert!(help.contains(word), "no {word} in:\n{help}");
     }
     let help = place.run("train --help").check_done();
-    for word in ["--epochs", "--batch-size", "--seed", "--budget", "--out", "--fault-at"] {
+    for word in ["--epochs", "--batch-size", "--seed", "--budget", "--out", "--fault-at", "--trace"]
+    {
         assert!(help.contains(word), "no {word} in:\n{help}");
     }
     assert!(place.run("eval --help").check_done().contains("--json"));
-    assert!(help.lines().all(|line| line.len() <= 100), "{help}");
+    for command in ["train", "plan", "eval", "explain", "replay"] {
+        let help = place.run(&format!("{command} --help")).check_done();
+        assert!(help.lines().all(|line| line.len() <= 100), "{help}");
+    }
     let version = place.run("--version").check_done();
     assert_eq!(version, format!("lowtide {}\n", env!("CARGO_PKG_VERSION")));
 }
