@@ -41,15 +41,39 @@ pub(crate) struct Views {
     mapping_count: usize,
     /// Those of views in use.
     used_mapping_count: usize,
-    /// Addresses that no view has: offset to length.
-    free: BTreeMap<usize, usize>,
+    /// Addresses that no view has.
+    free: Free,
+}
+
+/// Ranges of free addresses that do not touch.
+#[derive(Clone, Debug, Default)]
+struct Free {
+    /// Offset to length.
+    by_offset: BTreeMap<usize, usize>,
+    /// Length and offset.
+    by_size: BTreeSet<(usize, usize)>,
+}
+
+impl Free {
+    fn put(&mut self, offset: usize, size_bytes: usize) {
+        self.by_offset.insert(offset, size_bytes);
+        self.by_size.insert((size_bytes, offset));
+    }
+
+    fn take(&mut self, offset: usize) -> Option<usize> {
+        let size_bytes = self.by_offset.remove(&offset)?;
+        self.by_size.remove(&(size_bytes, offset));
+        Some(size_bytes)
+    }
 }
 
 impl Views {
     /// No view in an address range of `range_bytes`.
     pub(crate) fn new(range_bytes: usize) -> Views {
-        let free =
-            if range_bytes > 0 { BTreeMap::from([(0, range_bytes)]) } else { BTreeMap::new() };
+        let mut free = Free::default();
+        if range_bytes > 0 {
+            free.put(0, range_bytes);
+        }
         Views {
             views: Vec::new(),
             vacant: Vec::new(),
@@ -102,19 +126,19 @@ impl Views {
         Some(self.take_out(index))
     }
 
-    /// The lowest free addresses for a row of pages.
+    /// The smallest free range of addresses that holds a row of pages, the lowest on ties.
     pub(crate) fn gap(&self, pages: &[Extent]) -> Option<usize> {
         let size_bytes: usize = pages.iter().map(|run| run.size_bytes).sum();
-        self.free.iter().find(|&(_, &free_bytes)| free_bytes >= size_bytes).map(|(&at, _)| at)
+        self.free.by_size.range((size_bytes, 0)..).next().map(|&(_, at)| at)
     }
 
     /// Enters a row of pages, mapped at `offset`, which came from [`gap`](Self::gap).
     pub(crate) fn insert(&mut self, pages: Vec<Extent>, offset: usize) -> u32 {
         let view = View { pages, offset, users: 0, idle_since: 0 };
         let size_bytes = view.size_bytes();
-        let free_bytes = self.free.remove(&offset).expect("the start of free addresses");
+        let free_bytes = self.free.take(offset).expect("the start of free addresses");
         if free_bytes > size_bytes {
-            self.free.insert(offset + size_bytes, free_bytes - size_bytes);
+            self.free.put(offset + size_bytes, free_bytes - size_bytes);
         }
         self.mapping_count += view.pages.len();
         let index = self.vacant.pop().unwrap_or_else(|| {
@@ -166,16 +190,17 @@ impl Views {
         self.by_pages.remove(&view.pages);
         self.mapping_count -= view.pages.len();
         let (mut offset, mut size_bytes) = (view.offset, view.size_bytes());
-        if let Some(after_bytes) = self.free.remove(&(offset + size_bytes)) {
+        if let Some(after_bytes) = self.free.take(offset + size_bytes) {
             size_bytes += after_bytes;
         }
-        if let Some((&before, &before_bytes)) = self.free.range(..offset).next_back()
+        if let Some((&before, &before_bytes)) = self.free.by_offset.range(..offset).next_back()
             && before + before_bytes == offset
         {
+            self.free.take(before);
             offset = before;
             size_bytes += before_bytes;
         }
-        self.free.insert(offset, size_bytes);
+        self.free.put(offset, size_bytes);
         view
     }
 
@@ -184,7 +209,10 @@ impl Views {
     /// each view.
     pub(crate) fn check(&self, users: &BTreeMap<u32, usize>) {
         let mut ranges: Vec<(usize, usize)> =
-            self.free.iter().map(|(&offset, &size_bytes)| (offset, size_bytes)).collect();
+            self.free.by_offset.iter().map(|(&at, &size_bytes)| (at, size_bytes)).collect();
+        let indexed: BTreeSet<(usize, usize)> =
+            ranges.iter().map(|&(at, size)| (size, at)).collect();
+        assert_eq!(indexed, self.free.by_size, "free addresses by size");
         let (mut mapping_count, mut used_mapping_count) = (0, 0);
         for (index, view) in self.views.iter().enumerate() {
             let Some(view) = view else { continue };
