@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::books::Books;
 use crate::buffer::Buffer;
 use crate::caching::CachingAllocator;
 use crate::layout::Extent;
 use crate::live::BlockInfo;
-use crate::policy::Books;
 
 /// At least so many bytes behind what was asked for belong to the guard; with the rest of the last
 /// 512 it is up to 575.

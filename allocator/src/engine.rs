@@ -3,13 +3,13 @@
 use std::panic::Location;
 use std::sync::PoisonError;
 
+use crate::books::{Books, Request};
 use crate::category::Category;
 use crate::error::{AllocError, OutOfMemory, Rung};
 use crate::fault::Fault;
 use crate::history::{Action, Record, Ring};
 use crate::holes::NONE;
 use crate::layout::{Extent, Place, Spot};
-use crate::policy::{Books, Request};
 use crate::source::{Mapping, MemorySource, PageRange, Segment, SourceError};
 use crate::statistics::Statistics;
 use crate::stream::{Stream, StreamSet};

@@ -8,12 +8,12 @@
 
 use std::collections::BTreeMap;
 
+use crate::books::Request;
 use crate::category::Category;
 use crate::engine::{Engine, Granted, Refusal};
 use crate::history::Action;
 use crate::holes::NONE;
 use crate::layout::{Live, Want, active_bytes};
-use crate::policy::Request;
 use crate::stream::{Stream, StreamSet};
 use crate::torch::{SegmentSource, StreamId, TorchPolicy, TorchSettings};
 
