@@ -293,8 +293,11 @@ impl Engine<'_> {
         let Statistics { capacity_bytes, reserved, .. } = self.state.policy.statistics;
         let left_bytes = capacity_bytes.saturating_sub(reserved.current_bytes);
         self.record(Action::OutOfMemory, request, left_bytes, request.size_bytes, 0);
-        let policy = &mut self.state.policy;
-        let largest_free_bytes = policy.largest_free_bytes();
+        let State { policy, torch, .. } = &mut *self.state;
+        let largest_free_bytes = match torch {
+            Some(torch) => torch.largest_free_bytes(left_bytes),
+            None => policy.largest_free_bytes(),
+        };
         let statistics = &policy.statistics;
         let rungs = [
             (Rung::Search, true),

@@ -11,11 +11,15 @@ use std::collections::BTreeMap;
 use crate::books::Request;
 use crate::category::Category;
 use crate::engine::{Engine, Granted, Refusal};
+use crate::error::AllocError;
 use crate::history::Action;
 use crate::holes::NONE;
 use crate::layout::{Live, Want, active_bytes};
 use crate::stream::{Stream, StreamSet};
-use crate::torch::{SegmentSource, StreamId, TorchPolicy, TorchSettings};
+use crate::torch::{
+    BlockState, REQUEST_BYTES_END, SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES, SegmentSource, StreamId,
+    TorchPolicy, TorchSettings,
+};
 
 /// PyTorch's rules and what the front has to know of each block.
 #[derive(Clone, Debug)]
@@ -25,6 +29,9 @@ pub(crate) struct TorchFront {
     vacant: Vec<u32>,
     /// Segments by offset, with their slots in the arena's layout.
     segments: BTreeMap<usize, u32>,
+    /// Blocks whose owners are gone, and which nobody may have again: their own stream could not be
+    /// made to wait for those who used them.
+    stranded_count: usize,
 }
 
 impl TorchFront {
@@ -34,6 +41,7 @@ impl TorchFront {
             blocks: Vec::new(),
             vacant: Vec::new(),
             segments: BTreeMap::new(),
+            stranded_count: 0,
         }
     }
 
@@ -62,8 +70,39 @@ impl TorchFront {
     pub(crate) fn check(&self, arena_bytes: usize) {
         self.rules.check_invariants();
         assert_eq!(self.reserved_bytes(), arena_bytes, "segments and arena");
-        let blocks = self.rules.live_blocks();
-        assert_eq!(blocks.count(), self.live().len(), "blocks of the rules and the front");
+        let block_count = self.live().len() + self.stranded_count;
+        let rules_count = self.rules.live_blocks().count();
+        assert_eq!(rules_count, block_count, "blocks of the rules and the front");
+    }
+
+    /// Bytes of segments with one more for a request that none of them has room for.
+    fn needed_bytes(&self, requested_bytes: u64) -> usize {
+        if requested_bytes >= REQUEST_BYTES_END {
+            return usize::MAX;
+        }
+        let settings = self.rules.settings();
+        let segment_bytes = settings.segment_bytes(settings.round(requested_bytes));
+        self.reserved_bytes().saturating_add(segment_bytes as usize)
+    }
+
+    /// A large block that the default stream could still get with `room_bytes` more of segments:
+    /// the largest of those that fill a cached block, a segment of the room, or a small one.
+    pub(crate) fn largest_free_bytes(&self, room_bytes: usize) -> usize {
+        let room_bytes = (room_bytes as u64).min(REQUEST_BYTES_END - 1);
+        let segments = self.rules.segments();
+        let own = segments.iter().filter(|segment| segment.stream == StreamId(0));
+        let blocks = own.flat_map(|segment| &segment.blocks);
+        let free = blocks.filter(|block| block.state == BlockState::Free);
+        let mut candidates: Vec<u64> = free.map(|block| block.size_bytes).collect();
+        let whole_bytes = room_bytes / SMALL_SEGMENT_BYTES * SMALL_SEGMENT_BYTES;
+        candidates.extend([room_bytes, whole_bytes, SMALL_BYTES_MAX]);
+        candidates.sort_unstable();
+        let could_be_had = |&size_bytes: &u64| {
+            let placed =
+                self.rules.clone().allocate(size_bytes, StreamId(0), &mut Room(room_bytes));
+            matches!(placed, Ok(Some(_)))
+        };
+        candidates.into_iter().rev().find(could_be_had).unwrap_or(0) as usize
     }
 
     fn enter(&mut self, offset: usize, live: Live) -> u32 {
@@ -73,6 +112,20 @@ impl TorchFront {
         });
         self.blocks[slot as usize] = Some((offset, live));
         slot
+    }
+}
+
+/// Room for segments, at addresses that no arena reaches.
+struct Room(u64);
+
+impl SegmentSource for Room {
+    fn reserve(&mut self, size_bytes: u64) -> Option<u64> {
+        self.0 = self.0.checked_sub(size_bytes)?;
+        Some(u64::MAX / 2 + self.0)
+    }
+
+    fn release(&mut self, _address: u64, size_bytes: u64) {
+        self.0 += size_bytes;
     }
 }
 
@@ -90,17 +143,18 @@ impl Engine<'_> {
         let mut torch = self.state.torch.take().expect("the torch policy is in force");
         // PyTorch gives no block for nothing; here a block of nothing is a block.
         let requested_bytes = request.size_bytes.max(1) as u64;
-        let mut driver = Driver { engine: self, segments: &mut torch.segments, request };
+        let segments = &mut torch.segments;
+        let mut driver = Driver { engine: self, segments, request, failure: None };
         let placed = torch.rules.place(requested_bytes, stream_id(request.stream), &mut driver);
-        let offset = match placed {
-            Ok(Some(placement)) => placement.address as usize,
-            _ => {
-                let segment_bytes = torch.rules.settings().segment_bytes(size_bytes as u64);
-                let needed_bytes = torch.reserved_bytes().saturating_add(segment_bytes as usize);
-                self.state.torch = Some(torch);
-                return Err(self.short_of(needed_bytes));
-            }
+        let failure = driver.failure;
+        let Ok(Some(placement)) = placed else {
+            let needed_bytes = torch.needed_bytes(requested_bytes);
+            let charged_bytes = self.state.policy.statistics.charged.current_bytes;
+            self.state.torch = Some(torch);
+            let needed_bytes = needed_bytes.saturating_add(charged_bytes);
+            return Err(failure.map_or_else(|| self.short_of(needed_bytes), Refusal::Final));
         };
+        let offset = placement.address as usize;
         let live = self.state.policy.note_block(size_bytes, request);
         let slot = torch.enter(offset, live);
         self.state.torch = Some(torch);
@@ -123,11 +177,13 @@ impl Engine<'_> {
         self.record(Action::Free, &request, offset, live.size_bytes, live.serial);
         self.state.policy.forget_block(&live);
         let others = live.users.without(live.stream);
-        // A source that cannot make its streams wait has failed; the error reaches the next
-        // request on them.
-        let _ = self.wait_for(others, &request);
-        let freed = torch.rules.free(offset as u64);
-        debug_assert!(freed.is_ok(), "the block at {offset} is not the rules'");
+        if self.wait_for(others, &request).is_ok() {
+            let freed = torch.rules.free(offset as u64);
+            debug_assert!(freed.is_ok(), "the block at {offset} is not the rules'");
+        } else {
+            // A drop cannot fail, and memory that is out of order cannot be reused.
+            torch.stranded_count += 1;
+        }
         self.state.torch = Some(torch);
         self.settle(live.category, live.site);
     }
@@ -143,7 +199,8 @@ impl Engine<'_> {
     pub(crate) fn empty_torch_cache(&mut self, request: &Request) -> usize {
         let Some(mut torch) = self.state.torch.take() else { return 0 };
         let before_bytes = torch.reserved_bytes();
-        let mut driver = Driver { engine: self, segments: &mut torch.segments, request };
+        let segments = &mut torch.segments;
+        let mut driver = Driver { engine: self, segments, request, failure: None };
         torch.rules.empty_cache(&mut driver);
         let released_bytes = before_bytes - torch.reserved_bytes();
         self.state.torch = Some(torch);
@@ -156,6 +213,8 @@ struct Driver<'a, 'b> {
     engine: &'a mut Engine<'b>,
     segments: &'a mut BTreeMap<usize, u32>,
     request: &'a Request,
+    /// What the source failed with, other than a lack of memory.
+    failure: Option<AllocError>,
 }
 
 impl SegmentSource for Driver<'_, '_> {
@@ -165,7 +224,12 @@ impl SegmentSource for Driver<'_, '_> {
         let stream = Stream::DEFAULT;
         let want = Want { size_bytes, stream, waits: &policy.waits, stitches: false };
         let place = policy.layout.place(&want)?;
-        self.engine.commit_for(&place, self.request).ok()?;
+        if let Err(refusal) = self.engine.commit_for(&place, self.request) {
+            if let Refusal::Final(error) = refusal {
+                self.failure = Some(error);
+            }
+            return None;
+        }
         let live = Live {
             requested_bytes: size_bytes,
             size_bytes,

@@ -37,6 +37,6 @@ pub use block::{
 pub use error::{LayoutError, TorchError};
 pub use parse::{SettingsError, SettingsProblem};
 pub use policy::{Freed, Placement, TorchCounters, TorchPolicy};
-pub(crate) use settings::{SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES};
+pub(crate) use settings::{REQUEST_BYTES_END, SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES};
 pub use settings::{TorchSettings, round_to_power2_division};
 pub use source::{PageSource, SegmentSource, SourceCall};

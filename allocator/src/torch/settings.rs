@@ -20,7 +20,7 @@ const SEGMENT_GRAIN_BYTES: u64 = 2 * MIB;
 /// segments, and the waste that a request of at least `max_split_bytes` may cause.
 const LARGE_SEGMENT_BYTES: u64 = 20 * MIB;
 /// PyTorch's "more than 1EB".
-pub(super) const REQUEST_BYTES_END: u64 = 1 << 60;
+pub(crate) const REQUEST_BYTES_END: u64 = 1 << 60;
 pub(super) const INTERVALS: usize = 16;
 
 const _: () = assert!(SMALL_SEGMENT_BYTES.is_multiple_of(BLOCK_BYTES_MIN));

@@ -1,6 +1,7 @@
+use lowtide_allocator::torch::TorchSettings;
 use lowtide_allocator::{
-    AllocError, CachingAllocator, Category, Fault, FaultSource, MemorySource, PageRange, Repeat,
-    Rung, Segment, SimSource, SimStreams, SourceError, Statistics, Stream,
+    AllocError, CachingAllocator, Category, Fault, FaultSource, MemorySource, PageRange, Policy,
+    Repeat, Rung, Segment, SimSource, SimStreams, SourceError, Statistics, Stream,
 };
 
 use crate::common::{PAGE_BYTES, PLENTY, World, fixed_program};
@@ -150,12 +151,71 @@ fn wait_that_fails_is_an_error_of_the_source_and_no_block() {
     assert_eq!((block.offset(), memory.statistics().waits), (0, 1));
 }
 
+#[test]
+fn torch_block_whose_wait_fails_is_never_reused() {
+    let streams = SimStreams::new();
+    let faulty = FaultSource::new(SimSource::with_capacity(PLENTY).streams(&streams));
+    let policy = Policy::Torch(TorchSettings::default());
+    let memory = CachingAllocator::with_policy(faulty.clone(), policy).unwrap();
+    let other = Stream::new(1).unwrap();
+    let used = memory.allocate(512).unwrap();
+    used.record_use(other);
+    streams.launch(other, &[&used]).unwrap();
+    faulty.inject(Fault { nth: 1, repeat: Repeat::Once });
+    drop(used);
+    assert_eq!(memory.statistics().waits, 0, "the wait failed");
+    memory.check_invariants();
+    let blocks: Vec<_> = (0..8).map(|_| memory.allocate(512).unwrap()).collect();
+    streams.launch(Stream::DEFAULT, &blocks.iter().collect::<Vec<_>>()).unwrap();
+    drop(blocks);
+    memory.trim();
+    let block = memory.allocate(512).unwrap();
+    streams.launch(Stream::DEFAULT, &[&block]).unwrap();
+    memory.check_invariants();
+}
+
+#[test]
+fn torch_ledger_tells_what_is_missing_and_what_is_free() {
+    let mib = |count: usize| count << 20;
+    let source = SimSource::with_capacity(mib(50)).page_bytes(mib(2));
+    let policy = Policy::Torch(TorchSettings::default());
+    let memory = CachingAllocator::with_policy(source, policy).unwrap();
+    let _charge = memory.charge(Category::Workspace, mib(3)).unwrap();
+    let _block = memory.allocate(mib(12)).unwrap();
+    for size_bytes in [mib(36), mib(40), usize::MAX / 2] {
+        let error = memory.allocate(size_bytes).unwrap_err();
+        let ledger = error.out_of_memory().unwrap();
+        memory.allocate(ledger.largest_free_bytes).unwrap();
+        assert_eq!(ledger.largest_free_bytes, mib(34));
+        if size_bytes < PLENTY {
+            assert_eq!(ledger.missing_bytes, size_bytes + mib(12) + mib(3) - mib(50));
+            memory.set_capacity(mib(50) + ledger.missing_bytes - 1);
+            memory.allocate(size_bytes).unwrap_err();
+            memory.set_capacity(mib(50) + ledger.missing_bytes);
+            memory.allocate(size_bytes).unwrap();
+            memory.trim();
+            memory.set_capacity(mib(50));
+        }
+    }
+    memory.check_invariants();
+}
+
+#[test]
+fn torch_rules_keep_the_code_of_a_system_that_fails() {
+    let policy = Policy::Torch(TorchSettings::default());
+    let memory = CachingAllocator::with_policy(Refusing, policy).unwrap();
+    memory.set_capacity(PLENTY);
+    let error = memory.allocate(100).unwrap_err();
+    assert!(matches!(error, AllocError::Source(SourceError::System { code: 999, .. })), "{error}");
+    memory.check_invariants();
+}
+
 /// A source whose system refuses every commit, written as somebody else would.
 struct Refusing;
 
 impl MemorySource for Refusing {
     fn capacity_bytes(&self) -> usize {
-        1 << 20
+        4 << 20
     }
 
     fn page_bytes(&self) -> usize {
