@@ -7,7 +7,7 @@ use lowtide_allocator::{Action, Record};
 use lowtide_tensor::{DType, Device, Tensor};
 
 use crate::common::{cpu, sim};
-use crate::inventory::{Inputs, Op, all_ops, elementwise_ops};
+use crate::inventory::{Inputs, Op, all_ops, ops_of};
 
 /// The exact contents.
 fn bits(tensor: &Tensor) -> Vec<u8> {
@@ -16,12 +16,7 @@ fn bits(tensor: &Tensor) -> Vec<u8> {
 
 /// The types, each with the operations that are defined for it.
 fn cases() -> [(DType, Vec<Op>); 4] {
-    [
-        (DType::F32, all_ops()),
-        (DType::F64, all_ops()),
-        (DType::F16, elementwise_ops()),
-        (DType::BF16, elementwise_ops()),
-    ]
+    [DType::F32, DType::F64, DType::F16, DType::BF16].map(|dtype| (dtype, ops_of(dtype)))
 }
 
 #[test]

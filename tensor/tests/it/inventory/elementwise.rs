@@ -1,0 +1,115 @@
+use lowtide_tensor::{DType, RandomKey, Tensor};
+
+use super::{Op, both, in_place, out};
+
+pub(super) fn ops() -> Vec<Op> {
+    [arithmetic(), comparisons(), functions(), moves()].into_iter().flatten().collect()
+}
+
+fn arithmetic() -> Vec<Op> {
+    both! { i;
+        add add_ (&i.row);
+        add_scalar add_scalar_ (0.1);
+        sub sub_ (&i.b);
+        sub_scalar sub_scalar_ (0.1);
+        mul mul_ (&i.scalar);
+        mul_scalar mul_scalar_ (0.1);
+        div div_ (&i.positive);
+        div_scalar div_scalar_ (0.1);
+        remainder remainder_ (&i.positive);
+        remainder_scalar remainder_scalar_ (-0.1);
+        maximum maximum_ (&i.row);
+        maximum_scalar maximum_scalar_ (0.1);
+        minimum minimum_ (&i.row);
+        minimum_scalar minimum_scalar_ (0.1);
+        pow pow_ (&i.positive);
+        pow_scalar pow_scalar_ (2.7);
+        clamp clamp_ (-0.1, 0.2);
+        lerp lerp_ (&i.b, 0.3);
+        addcmul addcmul_ (&i.b, &i.row, 0.3);
+        addcdiv addcdiv_ (&i.b, &i.positive, 0.3);
+    }
+}
+
+fn comparisons() -> Vec<Op> {
+    let mut ops = both! { i;
+        eq eq_ (&i.row);
+        eq_scalar eq_scalar_ (0.125);
+        ne ne_ (&i.row);
+        ne_scalar ne_scalar_ (0.125);
+        lt lt_ (&i.row);
+        lt_scalar lt_scalar_ (0.125);
+        le le_ (&i.row);
+        le_scalar le_scalar_ (0.125);
+        gt gt_ (&i.row);
+        gt_scalar gt_scalar_ (0.125);
+        ge ge_ (&i.row);
+        ge_scalar ge_scalar_ (0.125);
+        logical_and logical_and_ (&i.row);
+        logical_or logical_or_ (&i.row);
+        logical_xor logical_xor_ (&i.row);
+        logical_not logical_not_ ();
+        masked_fill masked_fill_ (&i.mask, 0.1);
+    };
+    ops.extend([
+        out!(is_finite, i => i.a.is_finite()),
+        out!(is_inf, i => i.a.is_inf()),
+        out!(is_nan, i => i.a.is_nan()),
+        out!(where_cond, i => i.mask.where_cond(&i.a, &i.row)),
+    ]);
+    ops
+}
+
+fn functions() -> Vec<Op> {
+    both! { i;
+        abs abs_ ();
+        neg neg_ ();
+        sign sign_ ();
+        relu relu_ ();
+        relu_backward relu_backward_ (&i.b);
+        exp exp_ ();
+        expm1 expm1_ ();
+        log log_ ();
+        log1p log1p_ ();
+        sqrt sqrt_ ();
+        rsqrt rsqrt_ ();
+        reciprocal reciprocal_ ();
+        sin sin_ ();
+        cos cos_ ();
+        tan tan_ ();
+        atan atan_ ();
+        tanh tanh_ ();
+        erf erf_ ();
+        sigmoid sigmoid_ ();
+        silu silu_ ();
+        gelu gelu_ ();
+        gelu_tanh gelu_tanh_ ();
+        floor floor_ ();
+        ceil ceil_ ();
+        round round_ ();
+        trunc trunc_ ();
+        leaky_relu leaky_relu_ (0.1);
+        elu elu_ (0.9);
+        softplus softplus_ (2.0, 1.0);
+    }
+}
+
+fn moves() -> Vec<Op> {
+    vec![
+        out!(to_dtype, i => i.a.to_dtype(DType::U8)),
+        in_place!(uniform_, i => i.a.uniform_(RandomKey::new(3), -1.0, 1.0)),
+        in_place!(normal_, i => i.a.normal_(RandomKey::new(3), -1.0, 2.0)),
+        in_place!(bernoulli_, i => i.a.bernoulli_(RandomKey::new(3), 0.3)),
+        out!(permutation, i => Tensor::permutation(&i.device, 3000, RandomKey::new(3))),
+        out!(arange, i => Tensor::arange(&i.device, 0.0..9000.0, 0.1, i.a.dtype())),
+        out!(eye, i => Tensor::eye(&i.device, 90, 300, i.a.dtype())),
+        in_place!(add_scaled_, i => i.a.add_scaled_(&i.b, 0.1)),
+        in_place!(fill_, i => i.a.fill_(0.1)),
+        in_place!(zero_, i => i.a.zero_()),
+        in_place!(copy_, i => i.a.copy_(&i.row)),
+        in_place!(set_bytes_, i => {
+            let bytes = vec![1; i.a.size_bytes()];
+            i.a.set_bytes_(&bytes)
+        }),
+    ]
+}

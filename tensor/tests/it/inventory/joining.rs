@@ -1,0 +1,5 @@
+use super::Op;
+
+pub(super) fn ops() -> Vec<Op> {
+    Vec::new()
+}
