@@ -14,6 +14,7 @@ pub mod optim;
 mod parameter;
 mod relu;
 mod safetensors;
+mod schedule;
 mod sequential;
 
 pub use conv2d::Conv2d;
@@ -26,6 +27,7 @@ pub use module::{Module, Parameters};
 pub use parameter::Parameter;
 pub use relu::ReLU;
 pub use safetensors::{load, save};
+pub use schedule::{Better, Plateau, PlateauOptions, PlateauState, Schedule};
 pub use sequential::Sequential;
 
 /// The result of an operation of this crate.

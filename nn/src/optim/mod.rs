@@ -90,7 +90,7 @@ impl<'a> Update<'a> {
 }
 
 /// `Ok` if `value` satisfies `valid`.
-fn check_option(
+pub(crate) fn check_option(
     name: &'static str,
     value: f64,
     range: &'static str,

@@ -7,5 +7,6 @@ mod loss;
 mod optimizers;
 mod parameters;
 mod pytorch;
+mod schedules;
 mod transaction;
 mod weights;
