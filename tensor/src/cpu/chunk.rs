@@ -94,6 +94,25 @@ pub(crate) fn for_each_chunk3<T: Send, U: Send, V: Send>(
     });
 }
 
+/// [`for_each_chunk`] over a slice and `N` of another type.
+///
+/// # Panics
+/// If one of `others` has fewer chunks than `a`.
+pub(crate) fn for_each_chunk_with<T: Send, U: Send, const N: usize>(
+    pool: &Pool,
+    a: Chunked<'_, T>,
+    others: [Chunked<'_, U>; N],
+    task: impl Fn(usize, &mut [T], [&mut [U]; N]) + Sync,
+) {
+    assert!(others.iter().all(|other| other.count() >= a.count()), "too few chunks");
+    pool.run(a.count(), &|index| {
+        // SAFETY: `run` calls each index once, so each chunk has one owner.
+        let a = unsafe { a.chunk(index) };
+        // SAFETY: as above; all come from different `&mut` borrows, so they are disjoint.
+        task(index, a, others.each_ref().map(|other| unsafe { other.chunk(index) }));
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,3 +11,4 @@ mod random;
 mod reduce;
 mod sequence;
 pub(crate) mod sgd;
+pub(crate) mod update;

@@ -172,7 +172,7 @@ fn inventory_lists_every_public_operation() {
         // What a macro declares is in the list that it is given: `pub fn exp, exp_ = ...;`.
         for function in text.split("pub fn ").skip(1).filter(|name| !name.starts_with('$')) {
             let signature = function.split('{').next().unwrap_or_default();
-            let entry = signature.split(['=', '(']).next().unwrap_or_default();
+            let entry = signature.split(['=', '(', '<']).next().unwrap_or_default();
             if entry.contains(',') {
                 declared.extend(entry.split(',').map(|name| name.trim().to_owned()));
             } else if signature.contains("-> Result<") {

@@ -21,5 +21,6 @@ mod reduce;
 mod sequence;
 mod simulation;
 mod storage;
+mod update;
 mod views;
 mod windows;

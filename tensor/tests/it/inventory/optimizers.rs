@@ -1,6 +1,7 @@
-use lowtide_tensor::{AdamStep, SgdStep, WeightDecay};
+use lowtide_tensor::{AdamStep, Rounding, SgdStep, WeightDecay};
 
 use super::{Op, in_place, not_half_yet};
+use crate::update::Mixed;
 
 const SGD: SgdStep = SgdStep {
     learning_rate: 0.1,
@@ -26,5 +27,9 @@ pub(super) fn ops() -> Vec<Op> {
     not_half_yet(vec![
         in_place!(sgd_, i => i.a.sgd_(&i.b, Some(&mut i.m), SGD)),
         in_place!(adam_, i => i.a.adam_(&i.b, &mut i.m, &mut i.v, ADAM)),
+        in_place!(update_, i => {
+            let mut states = [i.m.clone(), i.v.clone()];
+            i.a.update_(&i.b, &mut states, [&i.scalar], Mixed, Rounding::Nearest)
+        }),
     ])
 }
