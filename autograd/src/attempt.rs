@@ -77,6 +77,11 @@ impl Gradients {
         self.0.remove(&leaf)
     }
 
+    /// Puts a gradient that was computed elsewhere in the place of what `leaf` has.
+    pub fn insert(&mut self, leaf: LeafId, gradient: Tensor) {
+        self.0.insert(leaf, gradient);
+    }
+
     /// All gradients, in the order in which their leaves were made.
     pub fn iter(&self) -> impl Iterator<Item = &Tensor> {
         self.0.values()

@@ -1,11 +1,10 @@
 //! Adam (Kingma & Ba 2015) and AdamW (Loshchilov & Hutter 2019), as `torch.optim`.
 
-use lowtide_autograd::Gradients;
-use lowtide_tensor::{AdamStep, Device, Tensor, WeightDecay};
+use lowtide_tensor::{Float, Tensor, UpdateFormula, WeightDecay};
 
-use crate::optim::slots::Slots;
-use crate::optim::{Optimizer, OptimizerMemory, Update, check_option};
-use crate::{Parameters, Result};
+use crate::Result;
+use crate::optim::elementwise::states;
+use crate::optim::{Elementwise, UpdateRule, UpdateStep, check_option};
 
 /// PyTorch's options and defaults for Adam.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,83 +44,82 @@ impl AdamOptions {
 /// m = β₁ m + (1 - β₁) g,  v = β₂ v + (1 - β₂) g²
 /// p = p - learning_rate · m / (1 - β₁ᵗ) / (√(v / (1 - β₂ᵗ)) + eps)
 /// ```
-#[derive(Debug)]
-pub struct Adam {
-    options: AdamOptions,
-    moments: Slots<2>,
-    steps: u64,
-}
+pub type Adam = Elementwise<AdamOptions>;
 
-impl Adam {
-    /// An optimizer without state yet.
-    ///
-    /// # Errors
-    /// `Option` for a value out of range.
-    pub fn new(options: AdamOptions) -> Result<Self> {
-        check_option("learning_rate", options.learning_rate, "0..", |x| x >= 0.0)?;
-        check_option("eps", options.eps, "0..", |x| x >= 0.0)?;
-        let (WeightDecay::Coupled(pull) | WeightDecay::Decoupled(pull)) = options.weight_decay;
+impl UpdateRule for AdamOptions {
+    const NAME: &'static str = "adam";
+
+    fn check(&self) -> Result<()> {
+        check_option("learning_rate", self.learning_rate, "0..", |x| x >= 0.0)?;
+        check_option("eps", self.eps, "0..", |x| x >= 0.0)?;
+        let (WeightDecay::Coupled(pull) | WeightDecay::Decoupled(pull)) = self.weight_decay;
         check_option("weight_decay", pull, "0..", |x| x >= 0.0)?;
-        for beta in options.betas {
-            check_option("beta", beta, "0..1", |x| (0.0..1.0).contains(&x))?;
-        }
-        Ok(Adam { options, moments: Slots::new(), steps: 0 })
-    }
-}
-
-impl Optimizer for Adam {
-    fn prepare(
-        &mut self,
-        parameters: &mut dyn Parameters,
-        gradients: Gradients,
-    ) -> Result<Update<'_>> {
-        let AdamOptions { learning_rate, betas: [beta1, beta2], eps, weight_decay } = self.options;
-        // The power of a step count beyond 2^31 is 0 to any float.
-        let t = i32::try_from(self.steps + 1).unwrap_or(i32::MAX);
-        let step = AdamStep {
-            learning_rate,
-            beta1,
-            beta2,
-            eps,
-            weight_decay,
-            bias_correction1: 1.0 - beta1.powi(t),
-            bias_correction2: 1.0 - beta2.powi(t),
-            grad_scale: 1.0,
-        };
-        let jobs = self.moments.jobs(parameters, gradients)?;
-        Ok(Update::new(move || {
-            Slots::check_writable("adam", &jobs)?;
-            for mut job in jobs {
-                let [m, v] = &mut job.state;
-                job.parameter.adam_(&job.gradient, m, v, step)?;
-                self.moments.keep(job);
-            }
-            self.steps += 1;
-            Ok(())
-        }))
-    }
-
-    fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {
-        self.moments.visit(visitor);
-    }
-
-    fn steps(&self) -> u64 {
-        self.steps
+        let beta = |beta| check_option("beta", beta, "0..1", |x| (0.0..1.0).contains(&x));
+        self.betas.into_iter().try_for_each(beta)
     }
 
     fn learning_rate(&self) -> f64 {
-        self.options.learning_rate
+        self.learning_rate
     }
 
     fn set_learning_rate(&mut self, learning_rate: f64) {
-        self.options.learning_rate = learning_rate;
+        self.learning_rate = learning_rate;
     }
 
-    fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory {
-        Slots::<2>::memory(parameters)
+    fn state_count(&self) -> usize {
+        2
     }
 
-    fn twin(&self, sim: &Device) -> Option<Self> {
-        Some(Adam { options: self.options, moments: self.moments.twin(sim)?, steps: self.steps })
+    fn update(
+        &self,
+        parameter: &mut Tensor,
+        gradient: &Tensor,
+        state: &mut [Tensor],
+        at: UpdateStep,
+    ) -> lowtide_tensor::Result<()> {
+        // The power of a step count beyond 2^31 is 0 to any float.
+        let t = i32::try_from(at.number).unwrap_or(i32::MAX);
+        let [correction1, correction2] = self.betas.map(|beta| 1.0 - beta.powi(t));
+        let (coupled, keep) = match self.weight_decay {
+            WeightDecay::Coupled(decay) => (decay, 1.0),
+            WeightDecay::Decoupled(decay) => (0.0, 1.0 - self.learning_rate * decay),
+        };
+        let formula = Formula {
+            betas: self.betas,
+            coupled,
+            keep,
+            rate: self.learning_rate / correction1,
+            root_scale: 1.0 / correction2.sqrt(),
+            eps: self.eps,
+        };
+        parameter.update_(gradient, states(state), [], formula, at.rounding)
+    }
+}
+
+/// The constants of a step, with both corrections taken out of the loop.
+#[derive(Clone, Copy)]
+struct Formula {
+    betas: [f64; 2],
+    coupled: f64,
+    keep: f64,
+    rate: f64,
+    root_scale: f64,
+    eps: f64,
+}
+
+impl UpdateFormula<2, 0> for Formula {
+    const NAME: &'static str = AdamOptions::NAME;
+    const FLOPS: f64 = 15.0;
+
+    #[inline(always)]
+    fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [m, v]: [T; 2]) -> (T, [T; 2]) {
+        let [beta1, beta2] = self.betas.map(T::from_f64);
+        let [take1, take2] = self.betas.map(|beta| T::from_f64(1.0 - beta));
+        let [coupled, keep, rate] = [self.coupled, self.keep, self.rate].map(T::from_f64);
+        let [root_scale, eps] = [self.root_scale, self.eps].map(T::from_f64);
+        let g = g + coupled * p;
+        let m = beta1 * m + take1 * g;
+        let v = beta2 * v + take2 * g * g;
+        (keep * p - rate * m / (v.sqrt() * root_scale + eps), [m, v])
     }
 }

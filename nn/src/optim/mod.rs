@@ -1,7 +1,11 @@
 //! Optimizers: `prepare` does everything that can fail, `commit` writes in place and allocates
 //! nothing.
 
+mod adagrad;
 mod adam;
+mod elementwise;
+mod lion;
+mod rms_prop;
 mod sgd;
 mod slots;
 
@@ -10,8 +14,12 @@ use lowtide_tensor::{Device, Tensor};
 
 use crate::{NnError, Parameters, Result};
 
+pub use adagrad::{Adagrad, AdagradOptions};
 pub use adam::{Adam, AdamOptions};
+pub use elementwise::{Elementwise, UpdateRule, UpdateStep};
+pub use lion::{Lion, LionOptions};
 pub use lowtide_tensor::WeightDecay;
+pub use rms_prop::{RmsProp, RmsPropOptions, Spread};
 pub use sgd::{Momentum, Sgd, SgdOptions};
 
 /// One update of all parameters from one set of gradients.

@@ -1,11 +1,10 @@
 //! Stochastic gradient descent with momentum, `torch.optim.SGD`.
 
-use lowtide_autograd::Gradients;
-use lowtide_tensor::{Device, SgdStep, Tensor};
+use lowtide_tensor::{Float, Tensor, UpdateFormula};
 
-use crate::optim::slots::Slots;
-use crate::optim::{Optimizer, OptimizerMemory, Update, check_option};
-use crate::{Parameters, Result};
+use crate::Result;
+use crate::optim::elementwise::states;
+use crate::optim::{Elementwise, UpdateRule, UpdateStep, check_option};
 
 /// PyTorch's options and defaults; the learning rate has none there.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,97 +51,97 @@ impl SgdOptions {
 /// m = momentum · m + (1 - dampening) · g      (m = g in the first step)
 /// p = p - learning_rate · m                   (Nesterov: p - learning_rate · (g + momentum · m))
 /// ```
-#[derive(Debug)]
-pub struct Sgd {
-    options: SgdOptions,
-    momenta: Slots<1>,
-    steps: u64,
-}
+pub type Sgd = Elementwise<SgdOptions>;
 
-impl Sgd {
-    /// An optimizer without state yet.
-    ///
-    /// # Errors
-    /// `Option` for a negative learning rate, momentum or weight decay, and for Nesterov without
-    /// momentum or with dampening.
-    pub fn new(options: SgdOptions) -> Result<Self> {
-        let SgdOptions { learning_rate, momentum, dampening, weight_decay, .. } = options;
+impl UpdateRule for SgdOptions {
+    const NAME: &'static str = "sgd";
+
+    fn check(&self) -> Result<()> {
+        let &SgdOptions { learning_rate, momentum, dampening, weight_decay, .. } = self;
         check_option("learning_rate", learning_rate, "0..", |x| x >= 0.0)?;
         check_option("momentum", momentum, "0..", |x| x >= 0.0)?;
         check_option("weight_decay", weight_decay, "0..", |x| x >= 0.0)?;
-        if options.momentum_kind == Momentum::Nesterov {
+        if self.momentum_kind == Momentum::Nesterov {
             check_option("momentum", momentum, "what Nesterov needs: above 0", |x| x > 0.0)?;
             check_option("dampening", dampening, "what Nesterov needs: 0", |x| x == 0.0)?;
         }
-        Ok(Sgd { options, momenta: Slots::new(), steps: 0 })
-    }
-}
-
-impl Optimizer for Sgd {
-    fn prepare(
-        &mut self,
-        parameters: &mut dyn Parameters,
-        gradients: Gradients,
-    ) -> Result<Update<'_>> {
-        let SgdOptions { learning_rate, momentum, dampening, weight_decay, momentum_kind } =
-            self.options;
-        let kernel = move |is_first| SgdStep {
-            learning_rate,
-            momentum,
-            dampening,
-            weight_decay,
-            nesterov: momentum_kind == Momentum::Nesterov,
-            is_first,
-            grad_scale: 1.0,
-        };
-        if momentum == 0.0 {
-            let jobs = Slots::<0>::new().jobs(parameters, gradients)?;
-            return Ok(Update::new(move || {
-                Slots::check_writable("sgd", &jobs)?;
-                for mut job in jobs {
-                    job.parameter.sgd_(&job.gradient, None, kernel(false))?;
-                }
-                self.steps += 1;
-                Ok(())
-            }));
-        }
-        let jobs = self.momenta.jobs(parameters, gradients)?;
-        Ok(Update::new(move || {
-            Slots::check_writable("sgd", &jobs)?;
-            for mut job in jobs {
-                let [m] = &mut job.state;
-                job.parameter.sgd_(&job.gradient, Some(m), kernel(job.is_first))?;
-                self.momenta.keep(job);
-            }
-            self.steps += 1;
-            Ok(())
-        }))
-    }
-
-    fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {
-        self.momenta.visit(visitor);
-    }
-
-    fn steps(&self) -> u64 {
-        self.steps
+        Ok(())
     }
 
     fn learning_rate(&self) -> f64 {
-        self.options.learning_rate
+        self.learning_rate
     }
 
     fn set_learning_rate(&mut self, learning_rate: f64) {
-        self.options.learning_rate = learning_rate;
+        self.learning_rate = learning_rate;
     }
 
-    fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory {
-        match self.options.momentum {
-            0.0 => Slots::<0>::memory(parameters),
-            _ => Slots::<1>::memory(parameters),
+    fn state_count(&self) -> usize {
+        usize::from(self.momentum != 0.0)
+    }
+
+    fn update(
+        &self,
+        parameter: &mut Tensor,
+        gradient: &Tensor,
+        state: &mut [Tensor],
+        at: UpdateStep,
+    ) -> lowtide_tensor::Result<()> {
+        if self.momentum == 0.0 {
+            let formula = Plain(*self);
+            return parameter.update_(gradient, states(state), [], formula, at.rounding);
         }
+        // The first step takes the whole gradient.
+        let (keep, take) = match at.is_first {
+            true => (0.0, 1.0),
+            false => (self.momentum, 1.0 - self.dampening),
+        };
+        let (along_g, along_m) = match self.momentum_kind {
+            Momentum::Classical => (0.0, self.learning_rate),
+            Momentum::Nesterov => (self.learning_rate, self.learning_rate * self.momentum),
+        };
+        let formula =
+            WithMomentum { weight_decay: self.weight_decay, keep, take, along_g, along_m };
+        parameter.update_(gradient, states(state), [], formula, at.rounding)
     }
+}
 
-    fn twin(&self, sim: &Device) -> Option<Self> {
-        Some(Sgd { options: self.options, momenta: self.momenta.twin(sim)?, steps: self.steps })
+/// Without momentum.
+#[derive(Clone, Copy)]
+struct Plain(SgdOptions);
+
+impl UpdateFormula<0, 0> for Plain {
+    const NAME: &'static str = SgdOptions::NAME;
+    const FLOPS: f64 = 4.0;
+
+    #[inline(always)]
+    fn element<T: Float>(&self, _: [T; 0], p: T, g: T, _: [T; 0]) -> (T, [T; 0]) {
+        let [decay, rate] = [self.0.weight_decay, self.0.learning_rate].map(T::from_f64);
+        (p - rate * (g + decay * p), [])
+    }
+}
+
+#[derive(Clone, Copy)]
+struct WithMomentum {
+    weight_decay: f64,
+    /// `m = keep · m + take · g`
+    keep: f64,
+    take: f64,
+    /// `p = p - along_g · g - along_m · m`
+    along_g: f64,
+    along_m: f64,
+}
+
+impl UpdateFormula<1, 0> for WithMomentum {
+    const NAME: &'static str = SgdOptions::NAME;
+    const FLOPS: f64 = 9.0;
+
+    #[inline(always)]
+    fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [m]: [T; 1]) -> (T, [T; 1]) {
+        let [decay, keep, take] = [self.weight_decay, self.keep, self.take].map(T::from_f64);
+        let [along_g, along_m] = [self.along_g, self.along_m].map(T::from_f64);
+        let g = g + decay * p;
+        let m = keep * m + take * g;
+        (p - (along_g * g + along_m * m), [m])
     }
 }

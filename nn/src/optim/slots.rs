@@ -3,83 +3,55 @@
 use std::collections::BTreeMap;
 
 use lowtide_allocator::Category;
-use lowtide_autograd::{Gradients, LeafId};
-use lowtide_tensor::{Device, Tensor};
+use lowtide_autograd::LeafId;
+use lowtide_tensor::{DType, Device, Tensor};
 
-use crate::optim::OptimizerMemory;
-use crate::{NnError, Parameter, Parameters, Result};
+use crate::{NnError, Parameter, Result};
 
 /// The allocator rounds every request up to a multiple of this.
 const BLOCK_BYTES: usize = 512;
 
-/// `N` tensors of the parameter's shape and type, for each parameter that was ever updated.
-#[derive(Debug)]
-pub(super) struct Slots<const N: usize>(BTreeMap<LeafId, [Tensor; N]>);
+/// Tensors of the parameter's shape, for each parameter that was ever updated. Half types have
+/// states of f32.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Slots(BTreeMap<LeafId, Vec<Tensor>>);
 
 /// The update of one parameter, with everything that it needs at hand.
-pub(super) struct Job<const N: usize> {
-    id: LeafId,
+pub(super) struct Job {
+    pub(super) id: LeafId,
     pub(super) parameter: Tensor,
     pub(super) gradient: Tensor,
-    pub(super) state: [Tensor; N],
+    pub(super) state: Vec<Tensor>,
     /// Whether the state has just been made, all zeros.
     pub(super) is_first: bool,
 }
 
-impl<const N: usize> Slots<N> {
-    pub(super) fn new() -> Self {
-        Slots(BTreeMap::new())
-    }
-
-    /// One job for each parameter with a gradient, in the order of `parameters`; new state is
-    /// zero and belongs to the job until [`Slots::keep`].
-    pub(super) fn jobs(
+impl Slots {
+    /// The job for a parameter called `name`; new state belongs to it until [`Slots::keep`].
+    pub(super) fn job(
         &self,
-        parameters: &mut dyn Parameters,
-        mut gradients: Gradients,
-    ) -> Result<Vec<Job<N>>> {
-        let mut jobs = Vec::new();
-        let mut result = Ok(());
-        parameters.visit(&mut |name, parameter| {
-            if result.is_err() {
-                return;
-            }
-            let Some(gradient) = gradients.remove(parameter.id()) else { return };
-            match self.job(name, parameter, gradient) {
-                Ok(job) => jobs.push(job),
-                Err(error) => result = Err(error),
-            }
-        });
-        result.map(|()| jobs)
-    }
-
-    fn job(&self, name: &str, parameter: &Parameter, gradient: Tensor) -> Result<Job<N>> {
+        name: &str,
+        parameter: &Parameter,
+        gradient: Tensor,
+        state_count: usize,
+    ) -> Result<Job> {
         let value = parameter.value();
         let (found, expected) = (*gradient.shape(), *value.shape());
-        if found != expected || gradient.dtype() != value.dtype() {
+        let fits = [value.dtype(), state_dtype(value)].contains(&gradient.dtype());
+        if found != expected || !fits {
             return Err(NnError::Gradient { name: name.to_owned(), found, expected });
         }
         let kept = self.0.get(&parameter.id());
         let state = match kept {
             Some(state) => state.clone(),
-            None => zeros(value)?,
+            None => zeros(value, state_count)?,
         };
         let (id, parameter) = (parameter.id(), value.clone());
         Ok(Job { id, parameter, gradient, state, is_first: kept.is_none() })
     }
 
-    /// `Ok` if everything that `jobs` will write may be written.
-    #[track_caller]
-    pub(super) fn check_writable(op: &'static str, jobs: &[Job<N>]) -> Result<()> {
-        for job in jobs {
-            job.parameter.check_writable(op)?;
-            job.state.iter().try_for_each(|state| state.check_writable(op))?;
-        }
-        Ok(())
-    }
-
     /// Makes a job's state the parameter's.
-    pub(super) fn keep(&mut self, job: Job<N>) {
+    pub(super) fn keep(&mut self, job: Job) {
         self.0.insert(job.id, job.state);
     }
 
@@ -88,27 +60,39 @@ impl<const N: usize> Slots<N> {
     }
 
     pub(super) fn twin(&self, sim: &Device) -> Option<Self> {
-        let twin = |(&id, state): (&LeafId, &[Tensor; N])| {
+        let twin = |(&id, state): (&LeafId, &Vec<Tensor>)| {
             let twins: Option<Vec<Tensor>> = state.iter().map(|tensor| tensor.twin(sim)).collect();
-            Some((id, twins?.try_into().expect("as many twins as tensors")))
+            Some((id, twins?))
         };
         self.0.iter().map(twin).collect::<Option<_>>().map(Slots)
     }
+}
 
-    pub(super) fn memory(parameters: &mut dyn Parameters) -> OptimizerMemory {
-        let mut state_bytes = 0;
-        parameters.visit(&mut |_, parameter| {
-            let size_bytes = parameter.value().size_bytes().max(1);
-            state_bytes += N * size_bytes.next_multiple_of(BLOCK_BYTES);
-        });
-        OptimizerMemory { state_bytes, scratch_bytes: 0 }
+impl Job {
+    /// `Ok` if everything that the job will write may be written.
+    #[track_caller]
+    pub(super) fn check_writable(&self, op: &'static str) -> Result<()> {
+        self.parameter.check_writable(op)?;
+        Ok(self.state.iter().try_for_each(|state| state.check_writable(op))?)
     }
 }
 
-fn zeros<const N: usize>(like: &Tensor) -> Result<[Tensor; N]> {
+/// Bytes of `state_count` states for a parameter, as the allocator counts them.
+pub(super) fn state_bytes(parameter: &Tensor, state_count: usize) -> usize {
+    let size_bytes = parameter.element_count() * state_dtype(parameter).size_bytes();
+    state_count * size_bytes.max(1).next_multiple_of(BLOCK_BYTES)
+}
+
+fn state_dtype(parameter: &Tensor) -> DType {
+    match parameter.dtype() {
+        DType::F16 | DType::BF16 => DType::F32,
+        dtype => dtype,
+    }
+}
+
+fn zeros(like: &Tensor, count: usize) -> Result<Vec<Tensor>> {
     let device = like.device();
     let _scope = device.category(Category::OptimizerState);
-    let zeros = (0..N).map(|_| Tensor::zeros(device, *like.shape(), like.dtype()));
-    let zeros = zeros.collect::<lowtide_tensor::Result<Vec<_>>>()?;
-    Ok(zeros.try_into().expect("as many tensors as asked for"))
+    let zeros = (0..count).map(|_| Tensor::zeros(device, *like.shape(), state_dtype(like)));
+    Ok(zeros.collect::<lowtide_tensor::Result<_>>()?)
 }

@@ -1,7 +1,10 @@
 use std::error::Error;
 
 use lowtide_autograd::{Attempt, Gradients, Pass, Var};
-use lowtide_nn::optim::{Adam, AdamOptions, Momentum, Optimizer, Sgd, SgdOptions};
+use lowtide_nn::optim::{
+    Adagrad, AdagradOptions, Adam, AdamOptions, Lion, LionOptions, Momentum, Optimizer, RmsProp,
+    RmsPropOptions, Sgd, SgdOptions, Spread,
+};
 use lowtide_nn::{Module, Parameter, Parameters, Result};
 use lowtide_tensor::{CpuOptions, Device, RandomKey, Tensor};
 
@@ -115,7 +118,16 @@ pub(crate) fn optimizers() -> Vec<(&'static str, Box<dyn Optimizer>)> {
     let nesterov = SgdOptions { dampening: 0.0, momentum_kind: Momentum::Nesterov, ..momentum };
     let sgd = |options| Box::new(Sgd::new(options).expect("valid options"));
     let adam = |options| Box::new(Adam::new(options).expect("valid options"));
+    let rms_prop = RmsPropOptions { weight_decay: 0.1, ..Default::default() };
+    let full = RmsPropOptions { momentum: 0.9, spread: Spread::Variance, ..rms_prop };
+    let rms = |options| Box::new(RmsProp::new(options).expect("valid options"));
+    let adagrad = AdagradOptions { initial_sum: 0.1, weight_decay: 0.1, ..Default::default() };
+    let lion = LionOptions { weight_decay: 0.1, ..Default::default() };
     vec![
+        ("rms_prop", rms(rms_prop)),
+        ("rms_prop with all", rms(full)),
+        ("adagrad", Box::new(Adagrad::new(adagrad).expect("valid options"))),
+        ("lion", Box::new(Lion::new(lion).expect("valid options"))),
         ("sgd", sgd(plain)),
         ("sgd with momentum", sgd(momentum)),
         ("sgd with nesterov", sgd(nesterov)),

@@ -1,8 +1,13 @@
 //! The optimizers against their formulas, one number at a time, in f64.
 
-use lowtide_autograd::Attempt;
-use lowtide_nn::optim::{Adam, AdamOptions, Momentum, Optimizer, Sgd, SgdOptions, WeightDecay};
+use lowtide_autograd::{Attempt, Gradients};
+use lowtide_nn::Parameter;
+use lowtide_nn::optim::{
+    Adagrad, AdagradOptions, Adam, AdamOptions, Lion, LionOptions, Momentum, Optimizer, RmsProp,
+    RmsPropOptions, Sgd, SgdOptions, Spread, WeightDecay,
+};
 use lowtide_nn::{NnError, Parameters, Result};
+use lowtide_tensor::{DType, RandomKey, Tensor};
 
 use crate::common::{
     Outcome, Pair, all_bits, bits, cpu, f64s, gradients_are, optimizers, state_bits,
@@ -39,6 +44,40 @@ fn naive_adam(options: AdamOptions) -> Twin {
         let m_hat = m / (1.0 - beta1.powf(t as f64));
         let v_hat: f64 = v / (1.0 - beta2.powf(t as f64));
         p - lr * m_hat / (v_hat.sqrt() + eps)
+    })
+}
+
+fn naive_rms_prop(options: RmsPropOptions) -> Twin {
+    let RmsPropOptions { smoothing, eps, weight_decay, momentum, spread, .. } = options;
+    let (mut v, mut a, mut m) = (0.0, 0.0, 0.0);
+    Box::new(move |p, g, _, lr| {
+        let g = g + weight_decay * p;
+        v = smoothing * v + (1.0 - smoothing) * g * g;
+        a = smoothing * a + (1.0 - smoothing) * g;
+        let mean = if spread == Spread::Variance { a } else { 0.0 };
+        let direction = g / ((v - mean * mean).sqrt() + eps);
+        m = momentum * m + direction;
+        p - lr * if momentum == 0.0 { direction } else { m }
+    })
+}
+
+fn naive_adagrad(options: AdagradOptions) -> Twin {
+    let AdagradOptions { learning_rate_decay, weight_decay, initial_sum, eps, .. } = options;
+    let mut s: f64 = initial_sum;
+    Box::new(move |p, g, t, lr| {
+        let g = g + weight_decay * p;
+        s += g * g;
+        p - lr / (1.0 + learning_rate_decay * (t - 1) as f64) * g / (s.sqrt() + eps)
+    })
+}
+
+fn naive_lion(options: LionOptions) -> Twin {
+    let LionOptions { betas: [beta1, beta2], weight_decay, .. } = options;
+    let mut m = 0.0;
+    Box::new(move |p, g, _, lr| {
+        let direction: f64 = beta1 * m + (1.0 - beta1) * g;
+        m = beta2 * m + (1.0 - beta2) * g;
+        p * (1.0 - lr * weight_decay) - lr * direction.signum()
     })
 }
 
@@ -108,6 +147,99 @@ fn adam_is_its_formula_with_every_option() -> Outcome {
 }
 
 #[test]
+fn rms_prop_is_its_formula_with_every_option() -> Outcome {
+    let plain = RmsPropOptions { weight_decay: 0.2, ..Default::default() };
+    let momentum = RmsPropOptions { momentum: 0.9, ..plain };
+    let centered = RmsPropOptions { spread: Spread::Variance, ..Default::default() };
+    let quick = RmsPropOptions { smoothing: 0.5, eps: 0.1, ..momentum };
+    let all = RmsPropOptions { spread: Spread::Variance, smoothing: 0.8, ..momentum };
+    for options in [plain, momentum, centered, quick, all] {
+        let name = format!("{options:?}");
+        check_against(&name, &mut RmsProp::new(options)?, || naive_rms_prop(options))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn adagrad_and_lion_are_their_formulas_with_every_option() -> Outcome {
+    let plain = AdagradOptions { eps: 1e-3, ..Default::default() };
+    let all = AdagradOptions {
+        learning_rate_decay: 0.3,
+        weight_decay: 0.2,
+        initial_sum: 0.5,
+        ..Default::default()
+    };
+    for options in [plain, all] {
+        let name = format!("{options:?}");
+        check_against(&name, &mut Adagrad::new(options)?, || naive_adagrad(options))?;
+    }
+    let decayed = LionOptions { weight_decay: 0.2, betas: [0.5, 0.7], ..Default::default() };
+    for options in [LionOptions::default(), decayed] {
+        let name = format!("{options:?}");
+        check_against(&name, &mut Lion::new(options)?, || naive_lion(options))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn groups_have_options_of_their_own_and_move_together() -> Outcome {
+    let device = cpu();
+    let base = SgdOptions { weight_decay: 0.5, ..SgdOptions::new(0.1) };
+    let special = SgdOptions { momentum: 0.9, ..SgdOptions::new(0.3) };
+    let mut grouped = Sgd::new(base)?.with_group("b*", special)?;
+    let mut model = Pair::new(&device);
+    let mut twins = [Pair::new(&device), Pair::new(&device)];
+    let mut alone = [Sgd::new(base)?, Sgd::new(special)?];
+    assert_eq!(grouped.memory(&mut model).state_bytes, 512, "momentum of one block");
+    for (t, rate) in [0.1, 0.2, 0.05].into_iter().enumerate() {
+        let [a, b] = [format!("ga{t}"), format!("gb{t}")];
+        let (a, b) = (f64s(&device, &a, [2, 3]), f64s(&device, &b, [5]));
+        let step = |optimizer: &mut Sgd, model: &mut Pair, rate: f64| -> Outcome {
+            optimizer.set_learning_rate(rate);
+            let pairs = [(&model.0[0], a.clone()), (&model.0[1], b.clone())];
+            let gradients = gradients_are(&pairs)?;
+            Ok(optimizer.prepare(model, gradients)?.commit()?)
+        };
+        step(&mut grouped, &mut model, rate)?;
+        for ((optimizer, twin), factor) in alone.iter_mut().zip(&mut twins).zip([1.0, 3.0]) {
+            step(optimizer, twin, factor * rate)?;
+        }
+    }
+    assert_eq!(bits(model.0[0].value()), bits(twins[0].0[0].value()));
+    let close = |x: &Tensor, y: &Tensor| -> Result<bool> {
+        let pairs = x.to_vec::<f64>()?.into_iter().zip(y.to_vec::<f64>()?);
+        Ok(pairs.into_iter().all(|(x, y)| (x - y).abs() < 1e-14))
+    };
+    // The factor of 3 is rounded.
+    assert!(close(model.0[1].value(), twins[1].0[1].value())?);
+    assert!(!close(model.0[1].value(), twins[0].0[1].value())?);
+    Ok(())
+}
+
+#[test]
+fn steps_too_small_for_bf16_are_lost_but_for_stochastic_rounding() -> Outcome {
+    let device = cpu();
+    let end = |optimizer: &mut Sgd| -> std::result::Result<f64, Box<dyn std::error::Error>> {
+        let start = Tensor::full(&device, [4096], DType::BF16, 1.0)?;
+        let mut model = Pair([Parameter::new(start), Parameter::new(f64s(&device, "b", [5]))]);
+        for _ in 0..64 {
+            let g = Tensor::full(&device, [4096], DType::F32, 1.0)?;
+            let mut gradients = Gradients::default();
+            gradients.insert(model.0[0].id(), g);
+            optimizer.prepare(&mut model, gradients)?.commit()?;
+        }
+        let values = model.0[0].value().to_dtype(DType::F64)?.to_vec::<f64>()?;
+        Ok(values.iter().sum::<f64>() / 4096.0)
+    };
+    // 64 steps of 1/2048; the values of bf16 below 1 are 1/256 apart.
+    let options = SgdOptions::new(1.0 / 2048.0);
+    assert_eq!(end(&mut Sgd::new(options)?)?, 1.0);
+    let mean = end(&mut Sgd::new(options)?.with_stochastic_rounding(RandomKey::new(5)))?;
+    assert!((mean - (1.0 - 64.0 / 2048.0)).abs() < 1e-3, "{mean}");
+    Ok(())
+}
+
+#[test]
 fn defaults_are_pytorchs() {
     let sgd = SgdOptions::new(0.5);
     assert_eq!([sgd.learning_rate, sgd.momentum, sgd.dampening], [0.5, 0.0, 0.0]);
@@ -116,6 +248,12 @@ fn defaults_are_pytorchs() {
     assert_eq!((adam.learning_rate, adam.betas, adam.eps), (1e-3, [0.9, 0.999], 1e-8));
     assert_eq!(adam.weight_decay, WeightDecay::Coupled(0.0));
     assert_eq!(AdamOptions::adamw().weight_decay, WeightDecay::Decoupled(0.01));
+    let rms = RmsPropOptions::default();
+    assert_eq!([rms.learning_rate, rms.smoothing, rms.eps], [1e-2, 0.99, 1e-8]);
+    assert_eq!(([rms.weight_decay, rms.momentum], rms.spread), ([0.0, 0.0], Spread::MeanSquare));
+    let adagrad = AdagradOptions::default();
+    assert_eq!([adagrad.learning_rate, adagrad.learning_rate_decay], [1e-2, 0.0]);
+    assert_eq!([adagrad.weight_decay, adagrad.initial_sum, adagrad.eps], [0.0, 0.0, 1e-10]);
 }
 
 #[test]
@@ -205,6 +343,16 @@ fn check_option<T>(result: Result<T>, option: &str, bad: f64) {
 #[test]
 fn options_out_of_range_are_errors_naming_them() -> Outcome {
     for bad in [-0.1, f64::NAN] {
+        let rms = RmsPropOptions::default();
+        check_option(RmsProp::new(RmsPropOptions { smoothing: bad, ..rms }), "smoothing", bad);
+        check_option(RmsProp::new(RmsPropOptions { momentum: bad, ..rms }), "momentum", bad);
+        let adagrad = AdagradOptions { initial_sum: bad, ..Default::default() };
+        check_option(Adagrad::new(adagrad), "initial_sum", bad);
+        let lion = LionOptions { betas: [0.9, bad], ..Default::default() };
+        check_option(Lion::new(lion), "beta", bad);
+        let groups = Sgd::new(SgdOptions::new(0.1))?;
+        check_option(groups.with_group("*", SgdOptions::new(bad)), "learning_rate", bad);
+
         let sgd = SgdOptions::new(0.1);
         check_option(Sgd::new(SgdOptions::new(bad)), "learning_rate", bad);
         check_option(Sgd::new(SgdOptions { momentum: bad, ..sgd }), "momentum", bad);
