@@ -1,7 +1,7 @@
 //! Learning rates over time, as `torch.optim.lr_scheduler`.
 //!
-//! A [`Schedule`] is a pure function of the step, so that resuming needs no state and skipping back
-//! gives the same rate. PyTorch multiplies step by step where it has no closed form; the rates agree
+//! A [`Schedule`] is a pure function of the step: resuming needs no state, and going back gives
+//! the same rate. PyTorch multiplies step by step where it has no closed form; the rates agree
 //! up to rounding. [`Plateau`] alone looks at a metric and has state.
 
 use std::f64::consts::PI;

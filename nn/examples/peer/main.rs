@@ -1,0 +1,146 @@
+//! One training step of a workload that is also written in PyTorch, burn, candle and dfdx, timed:
+//!
+//! ```text
+//! cargo run --release -p lowtide-nn --example peer -- w1-simplecnn 2
+//! ```
+//!
+//! All start from the same numbers, so that equal losses show equal work.
+
+mod measure;
+
+use lowtide_autograd::{Attempt, Pass};
+use lowtide_nn::optim::{Adam, AdamOptions, Optimizer, Sgd, SgdOptions};
+use lowtide_nn::{
+    Conv2d, Flatten, Linear, MaxPool2d, Module, Parameters, ReLU, Result, Sequential, cross_entropy,
+};
+use lowtide_tensor::{Conv2dGeometry, CpuOptions, Device, RandomKey, Tensor};
+
+use measure::{Workload, X, Y, integers, measure, uniform};
+
+const ADD_LEN: usize = 1 << 24;
+const ADD_GB: Option<(&str, f64)> = Some(("gb_per_s", 12.0 * ADD_LEN as f64 / 1e9));
+const MATMUL_GFLOP: Option<(&str, f64)> = Some(("gflop_per_s", 2.0 * (1u64 << 30) as f64 / 1e9));
+
+const WORKLOADS: [Workload; 6] = [
+    Workload { name: "w1-simplecnn", batch: 128, steps: 40, giga: None },
+    Workload { name: "w2-deepcnn", batch: 64, steps: 20, giga: None },
+    Workload { name: "w3-mlp", batch: 128, steps: 200, giga: None },
+    Workload { name: "w5-matmul", batch: 1, steps: 40, giga: MATMUL_GFLOP },
+    Workload { name: "w5-add", batch: 1, steps: 40, giga: ADD_GB },
+    Workload { name: "w5-add-inplace", batch: 1, steps: 200, giga: ADD_GB },
+];
+
+const KEY: RandomKey = RandomKey::new(0);
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let named = |name: &String| WORKLOADS.iter().find(|workload| workload.name == name);
+    let workload = arguments.first().and_then(named);
+    let threads = arguments.get(1).and_then(|count| count.parse().ok());
+    let (Some(workload), Some(threads)) = (workload, threads) else {
+        let names = WORKLOADS.map(|workload| workload.name).join(", ");
+        eprintln!("usage: peer WORKLOAD THREADS, WORKLOAD one of {names}");
+        std::process::exit(2);
+    };
+    let device = Device::cpu(CpuOptions { threads: Some(threads), ..Default::default() })?;
+    let adam = || Adam::new(AdamOptions::default());
+    match workload.name {
+        "w1-simplecnn" => {
+            train(&device, workload, threads, cnn(&device, 32, &[16])?, [3, 32, 32], adam()?)
+        }
+        "w2-deepcnn" => {
+            let model = cnn(&device, 64, &[32, 64, 128])?;
+            train(&device, workload, threads, model, [3, 64, 64], adam()?)
+        }
+        "w3-mlp" => {
+            let sgd = Sgd::new(SgdOptions { momentum: 0.9, ..SgdOptions::new(0.05) })?;
+            train(&device, workload, threads, mlp(&device)?, [784], sgd)
+        }
+        "w5-matmul" => {
+            let [a, b] = two(&device, [1024, 1024])?;
+            measure(workload, threads, || a.matmul(&b).map(|_| 0.0))?;
+            Ok(())
+        }
+        "w5-add" => {
+            let [a, b] = two(&device, [ADD_LEN])?;
+            measure(workload, threads, || a.add(&b).map(|_| 0.0))?;
+            Ok(())
+        }
+        _ => {
+            let [mut a, b] = two(&device, [ADD_LEN])?;
+            measure(workload, threads, || a.add_(&b).map(|()| 0.0))?;
+            Ok(())
+        }
+    }
+}
+
+/// Blocks of convolution 3x3, ReLU and max pool 2x2, and a linear head for 10 classes.
+fn cnn(device: &Device, side: usize, channels: &[usize]) -> Result<Sequential> {
+    let geometry = Conv2dGeometry { padding: [1, 1], ..Default::default() };
+    let (mut model, mut inputs, mut side) = (Sequential::new(), 3, side);
+    for &outputs in channels {
+        let conv = Conv2d::new(device, KEY, [inputs, outputs], [3, 3], geometry)?;
+        model = model.then(conv).then(ReLU).then(MaxPool2d::square(2));
+        (inputs, side) = (outputs, side / 2);
+    }
+    Ok(model.then(Flatten).then(Linear::new(device, KEY, inputs * side * side, 10)?))
+}
+
+fn mlp(device: &Device) -> Result<Sequential> {
+    let linear = |inputs, outputs| Linear::new(device, KEY, inputs, outputs);
+    let model = Sequential::new().then(linear(784, 512)?).then(ReLU);
+    Ok(model.then(linear(512, 512)?).then(ReLU).then(linear(512, 10)?))
+}
+
+/// The parameters in their order from the streams 1, 2, 3, ...; a bias has its weight's bound.
+fn fill(device: &Device, model: &mut impl Parameters) -> Result<()> {
+    let (mut stream, mut bound, mut result) = (0, 0.0, Ok(()));
+    model.visit(&mut |name, parameter| {
+        let shape = *parameter.value().shape();
+        if name.ends_with("weight") {
+            bound = 1.0 / (shape[1..].iter().product::<usize>() as f32).sqrt();
+        }
+        stream += 1;
+        let values = uniform(stream, shape.element_count(), bound);
+        let copied = Tensor::from_slice(device, shape, &values)
+            .and_then(|values| parameter.value_mut().copy_(&values));
+        if copied.is_err() {
+            result = copied;
+        }
+    });
+    Ok(result?)
+}
+
+fn train<const N: usize>(
+    device: &Device,
+    workload: &Workload,
+    threads: usize,
+    mut model: Sequential,
+    sample: [usize; N],
+    mut optimizer: impl Optimizer,
+) -> Result<()> {
+    fill(device, &mut model)?;
+    let shape = [&[workload.batch], &sample[..]].concat();
+    let values = uniform(X, shape.iter().product(), 1.0);
+    let x = Tensor::from_slice(device, &shape[..], &values)?;
+    let labels = integers(Y, workload.batch, 10);
+    let labels = Tensor::from_slice(device, [workload.batch], &labels)?;
+    drop(values);
+    measure(workload, threads, || {
+        let attempt = Attempt::new();
+        let pass = Pass::train(KEY, &attempt);
+        let logits = model.forward(&pass, pass.constant(x.clone()))?;
+        let loss = cross_entropy(logits, &labels)?.mean()?;
+        let value = loss.value().clone();
+        pass.backward(loss)?;
+        optimizer.step(&mut model, attempt)?;
+        Ok(value.item::<f32>()?)
+    })
+}
+
+/// Two tensors from the first two streams.
+fn two<const N: usize>(device: &Device, shape: [usize; N]) -> Result<[Tensor; 2]> {
+    let len = shape.iter().product();
+    let of = |stream| Tensor::from_slice(device, shape, &uniform(stream, len, 1.0));
+    Ok([of(1)?, of(2)?])
+}
