@@ -58,6 +58,12 @@ pub enum TensorError {
         /// Where it was called.
         site: &'static Location<'static>,
     },
+    /// An operand has to be contiguous, and is not.
+    #[error("{op}: the operands have to be contiguous")]
+    Strided {
+        /// The operation.
+        op: &'static str,
+    },
     /// The destination is frozen for the duration of a training step.
     #[error("{op} at {site}: the tensor is frozen while a step is computed")]
     Frozen {

@@ -1,6 +1,6 @@
 //! Adagrad (Duchi, Hazan & Singer 2011), `torch.optim.Adagrad`.
 
-use lowtide_tensor::{Float, Tensor, UpdateFormula};
+use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
 
 use crate::Result;
 use crate::optim::elementwise::states;
@@ -97,6 +97,10 @@ struct Formula {
 impl UpdateFormula<1, 0> for Formula {
     const NAME: &'static str = AdagradOptions::NAME;
     const FLOPS: f64 = 9.0;
+
+    fn state_ranges(&self) -> [StateRange; 1] {
+        [StateRange::Positive]
+    }
 
     #[inline(always)]
     fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [s]: [T; 1]) -> (T, [T; 1]) {

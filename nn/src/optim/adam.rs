@@ -1,6 +1,6 @@
 //! Adam (Kingma & Ba 2015) and AdamW (Loshchilov & Hutter 2019), as `torch.optim`.
 
-use lowtide_tensor::{Float, Tensor, UpdateFormula, WeightDecay};
+use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula, WeightDecay};
 
 use crate::Result;
 use crate::optim::elementwise::states;
@@ -110,6 +110,10 @@ struct Formula {
 impl UpdateFormula<2, 0> for Formula {
     const NAME: &'static str = AdamOptions::NAME;
     const FLOPS: f64 = 15.0;
+
+    fn state_ranges(&self) -> [StateRange; 2] {
+        [StateRange::Signed, StateRange::Positive]
+    }
 
     #[inline(always)]
     fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [m, v]: [T; 2]) -> (T, [T; 2]) {

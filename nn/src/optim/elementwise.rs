@@ -5,9 +5,12 @@ use std::fmt::Debug;
 use lowtide_autograd::Gradients;
 use lowtide_tensor::{DType, Device, RandomKey, Rounding, Tensor};
 
-use crate::optim::slots::{Job, Slots, state_bytes};
+use crate::optim::slots::{Job, Slots, StateKind};
 use crate::optim::{Optimizer, OptimizerMemory, Update};
 use crate::{Parameters, Result};
+
+/// Smaller parameters are few bytes, and biases and norms need the precision.
+const QUANTIZED_LEN_MIN: usize = 4096;
 
 /// What an [`Elementwise`] optimizer does to one parameter.
 pub trait UpdateRule: Clone + Debug {
@@ -61,6 +64,7 @@ pub struct Elementwise<R> {
     slots: Slots,
     steps: u64,
     stochastic: Option<RandomKey>,
+    quantized: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -80,7 +84,8 @@ impl<R: UpdateRule> Elementwise<R> {
     pub fn new(rule: R) -> Result<Self> {
         rule.check()?;
         let all = Group { pattern: "*".to_owned(), rule, rate_factor: 1.0 };
-        Ok(Elementwise { groups: vec![all], slots: Slots::default(), steps: 0, stochastic: None })
+        let (groups, slots) = (vec![all], Slots::default());
+        Ok(Elementwise { groups, slots, steps: 0, stochastic: None, quantized: false })
     }
 
     /// Other options for the parameters whose names look like `pattern`, in which `*` stands for
@@ -101,6 +106,22 @@ impl<R: UpdateRule> Elementwise<R> {
     #[must_use]
     pub fn with_stochastic_rounding(self, key: RandomKey) -> Self {
         Elementwise { stochastic: Some(key), ..self }
+    }
+
+    /// Keeps the states of parameters with 4,096 elements and more in 8 bits: a little over a
+    /// quarter of the memory (Dettmers et al. 2022, whose threshold this is). Parameters of f64 keep
+    /// theirs.
+    #[must_use]
+    pub fn with_8bit_states(self) -> Self {
+        Elementwise { quantized: true, ..self }
+    }
+
+    fn state_kind(&self, name: &str, parameter: &Tensor) -> StateKind {
+        let fits = parameter.element_count() >= QUANTIZED_LEN_MIN
+            && parameter.dtype() != DType::F64
+            && parameter.layout().is_contiguous();
+        let quantized = self.quantized && fits;
+        StateKind { count: self.rule(name).state_count(), quantized }
     }
 
     /// The rule for the parameter called `name`.
@@ -126,7 +147,8 @@ impl<R: UpdateRule> Elementwise<R> {
                 (Some(key), DType::BF16) => Rounding::Stochastic(key.step(self.steps).op(name)),
                 _ => Rounding::Nearest,
             };
-            match self.slots.job(name, parameter, gradient, rule.state_count()) {
+            let kind = self.state_kind(name, parameter.value());
+            match self.slots.job(name, parameter, gradient, kind) {
                 Ok(job) => {
                     let (number, is_first) = (self.steps + 1, job.is_first);
                     jobs.push((job, rule.clone(), UpdateStep { number, is_first, rounding }));
@@ -177,7 +199,8 @@ impl<R: UpdateRule> Optimizer for Elementwise<R> {
     fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory {
         let mut sum_bytes = 0;
         parameters.visit(&mut |name, parameter| {
-            sum_bytes += state_bytes(parameter.value(), self.rule(name).state_count());
+            let value = parameter.value();
+            sum_bytes += self.state_kind(name, value).size_bytes(value);
         });
         OptimizerMemory { state_bytes: sum_bytes, scratch_bytes: 0 }
     }

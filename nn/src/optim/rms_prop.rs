@@ -1,6 +1,6 @@
 //! RMSprop (Hinton 2012, lecture 6e; centered: Graves 2013), `torch.optim.RMSprop`.
 
-use lowtide_tensor::{Float, Tensor, UpdateFormula};
+use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
 
 use crate::Result;
 use crate::optim::elementwise::states;
@@ -109,6 +109,12 @@ struct Formula(RmsPropOptions);
 impl<const STATES: usize> UpdateFormula<STATES, 0> for Formula {
     const NAME: &'static str = RmsPropOptions::NAME;
     const FLOPS: f64 = 6.0 + 4.0 * STATES as f64;
+
+    fn state_ranges(&self) -> [StateRange; STATES] {
+        let mut ranges = [StateRange::Signed; STATES];
+        ranges[0] = StateRange::Positive;
+        ranges
+    }
 
     #[inline(always)]
     fn element<T: Float>(

@@ -11,8 +11,7 @@ use crate::{NnError, Parameter, Result};
 /// The allocator rounds every request up to a multiple of this.
 const BLOCK_BYTES: usize = 512;
 
-/// Tensors of the parameter's shape, for each parameter that was ever updated. Half types have
-/// states of f32.
+/// Tensors for each parameter that was ever updated.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slots(BTreeMap<LeafId, Vec<Tensor>>);
 
@@ -33,7 +32,7 @@ impl Slots {
         name: &str,
         parameter: &Parameter,
         gradient: Tensor,
-        state_count: usize,
+        kind: StateKind,
     ) -> Result<Job> {
         let value = parameter.value();
         let (found, expected) = (*gradient.shape(), *value.shape());
@@ -44,7 +43,7 @@ impl Slots {
         let kept = self.0.get(&parameter.id());
         let state = match kept {
             Some(state) => state.clone(),
-            None => zeros(value, state_count)?,
+            None => kind.zeros(value)?,
         };
         let (id, parameter) = (parameter.id(), value.clone());
         Ok(Job { id, parameter, gradient, state, is_first: kept.is_none() })
@@ -77,22 +76,40 @@ impl Job {
     }
 }
 
-/// Bytes of `state_count` states for a parameter, as the allocator counts them.
-pub(super) fn state_bytes(parameter: &Tensor, state_count: usize) -> usize {
-    let size_bytes = parameter.element_count() * state_dtype(parameter).size_bytes();
-    state_count * size_bytes.max(1).next_multiple_of(BLOCK_BYTES)
+/// How many states a parameter has, and how large they are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StateKind {
+    pub(super) count: usize,
+    /// In 8 bits instead of the parameter's type or f32.
+    pub(super) quantized: bool,
 }
 
+impl StateKind {
+    /// Bytes for `parameter`, as the allocator counts them.
+    pub(super) fn size_bytes(self, parameter: &Tensor) -> usize {
+        let len = parameter.element_count();
+        let size_bytes = match self.quantized {
+            true => Tensor::quantized_state_bytes(len),
+            false => len * state_dtype(parameter).size_bytes(),
+        };
+        self.count * size_bytes.max(1).next_multiple_of(BLOCK_BYTES)
+    }
+
+    fn zeros(self, parameter: &Tensor) -> Result<Vec<Tensor>> {
+        let device = parameter.device();
+        let _scope = device.category(Category::OptimizerState);
+        let zeros = |_| match self.quantized {
+            true => Tensor::quantized_state(device, parameter.element_count()),
+            false => Tensor::zeros(device, *parameter.shape(), state_dtype(parameter)),
+        };
+        Ok((0..self.count).map(zeros).collect::<lowtide_tensor::Result<_>>()?)
+    }
+}
+
+/// Half types have states of f32.
 fn state_dtype(parameter: &Tensor) -> DType {
     match parameter.dtype() {
         DType::F16 | DType::BF16 => DType::F32,
         dtype => dtype,
     }
-}
-
-fn zeros(like: &Tensor, count: usize) -> Result<Vec<Tensor>> {
-    let device = like.device();
-    let _scope = device.category(Category::OptimizerState);
-    let zeros = (0..count).map(|_| Tensor::zeros(device, *like.shape(), state_dtype(like)));
-    Ok(zeros.collect::<lowtide_tensor::Result<_>>()?)
 }

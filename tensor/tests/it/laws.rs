@@ -189,6 +189,7 @@ fn inventory_lists_every_public_operation() {
         "zeros",
         "full",
         "from_slice",
+        "quantized_state",
         "from_bytes",
         "to_bytes",
         "to_vec",

@@ -121,6 +121,56 @@ fn stochastic_rounding_leaves_what_needs_none() {
 }
 
 #[test]
+fn quantized_states_follow_the_exact_ones() {
+    let len = 20_003;
+    let dims = [len];
+    let style = crate::common::Style::Contiguous;
+    let (p_start, _) = sample(&dims, style, DType::F32, 1);
+    let (g, _) = sample(&dims, style, DType::F32, 2);
+    let scale = Tensor::full(shared(), [], DType::F32, 1.0 / 64.0).unwrap();
+    let zeros = || Tensor::zeros(shared(), [len], DType::F32).unwrap();
+    let small = || Tensor::quantized_state(shared(), len).unwrap();
+    let run = |mut states: [Tensor; 2]| {
+        let mut p = p_start.copied().unwrap();
+        for _ in 0..3 {
+            p.update_(&g, &mut states, [&scale], Mixed, Rounding::Nearest).unwrap();
+        }
+        let bytes = states[0].size_bytes() + states[1].size_bytes();
+        (download(&p).values, bytes)
+    };
+    let (exact, exact_bytes) = run([zeros(), zeros()]);
+    let (found, bytes) = run([small(), small()]);
+    assert!(bytes * 3 < exact_bytes, "{bytes} {exact_bytes}");
+    let errors = || found.iter().zip(&exact).map(|(x, y)| (x - y).abs());
+    // States stay below 8 and 24; each step's error is 0.7 % of that, over 64 in p.
+    assert!(errors().fold(0.0, f64::max) < 3.0 * 0.0071 * 32.0 / 64.0);
+    assert!(errors().any(|error| error > 0.0), "8 bits are not 32");
+    assert_eq!(found, run([small(), small()]).0);
+}
+
+#[test]
+fn quantized_states_want_contiguous_operands_of_the_right_size() {
+    let full = |dims: &[usize]| Tensor::full(shared(), dims, DType::F32, 1.0).unwrap();
+    let scale = full(&[]);
+    let small = |len| Tensor::quantized_state(shared(), len).unwrap();
+    let update = |p: &mut Tensor, g: &Tensor, mut states: [Tensor; 2]| {
+        p.update_(g, &mut states, [&scale], Mixed, Rounding::Nearest)
+    };
+    let turned = full(&[30, 20]).transpose(0, 1).unwrap();
+    let states = || [small(600), small(600)];
+    let error = update(&mut turned.clone(), &full(&[20, 30]), states()).unwrap_err();
+    assert!(matches!(error, TensorError::Strided { op: "mixed" }), "{error}");
+    let error = update(&mut full(&[20, 30]), &turned, states()).unwrap_err();
+    assert!(matches!(error, TensorError::Strided { op: "mixed" }), "{error}");
+    let error = update(&mut full(&[20, 30]), &full(&[20, 30]), [small(600), small(5)]).unwrap_err();
+    assert!(matches!(error, TensorError::Shape { op: "mixed", .. }), "{error}");
+    let mixed = [small(600), full(&[20, 30])];
+    let error = update(&mut full(&[20, 30]), &full(&[20, 30]), mixed).unwrap_err();
+    assert!(matches!(error, TensorError::DType { op: "mixed", .. }), "{error}");
+    update(&mut full(&[0]), &full(&[0]), [small(0), small(0)]).unwrap();
+}
+
+#[test]
 fn operands_that_do_not_fit_are_refused_and_nothing_is_written() {
     let device = shared();
     let full = |dims: &[usize], dtype| Tensor::full(device, dims, dtype, 1.0).unwrap();

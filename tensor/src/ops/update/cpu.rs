@@ -2,6 +2,7 @@
 
 use half::bf16;
 
+use super::quantized::{BLOCK_BYTES, BLOCK_LEN, CodeMap};
 use super::{Rounding, UpdateFormula};
 use crate::cpu::chunk::{Chunked, for_each_chunk_with};
 use crate::cpu::pool::Pool;
@@ -10,8 +11,8 @@ use crate::{Element, RandomKey};
 
 /// Elements of a task: enough to outweigh handing it out, and all of a small layer.
 const CHUNK_LEN: usize = 8 * 1024;
-/// Elements that are widened at a time. Divides [`CHUNK_LEN`].
-const TILE_LEN: usize = 256;
+/// Elements that are widened at a time: a block of quantised states.
+const TILE_LEN: usize = BLOCK_LEN;
 
 /// The types that updates compute in.
 pub(super) trait Wide: SimdFloat + 'static {}
@@ -44,6 +45,40 @@ impl<F, G: Element, T: Wide, const SCALARS: usize> Run<'_, F, G, T, SCALARS> {
                 let at = tile * TILE_LEN;
                 let states = states.each_mut().map(|state| &mut state[at..][..parameter.len()]);
                 self.tile(chunk * CHUNK_LEN + at, parameter, states);
+            }
+        });
+    }
+
+    /// [`Run::update`] with states in blocks of 8 bits, which hold the run from their start.
+    pub(super) fn update_quantized<P: Element, const STATES: usize>(
+        &self,
+        pool: &Pool,
+        parameter: &mut [P],
+        states: [&mut [u8]; STATES],
+    ) where
+        F: UpdateFormula<STATES, SCALARS>,
+    {
+        let maps = self.formula.state_ranges().map(CodeMap::of);
+        let chunk_bytes = CHUNK_LEN / BLOCK_LEN * BLOCK_BYTES;
+        let states = states.map(|state| Chunked::new(state, chunk_bytes));
+        let parameter = Chunked::new(parameter, CHUNK_LEN);
+        for_each_chunk_with(pool, parameter, states, |chunk, parameter, states| {
+            for (tile, parameter) in parameter.chunks_mut(TILE_LEN).enumerate() {
+                let len = parameter.len();
+                let mut wide = [[0.0_f32; TILE_LEN]; STATES];
+                let mut tiles = [[T::ZERO; TILE_LEN]; STATES];
+                for (k, map) in maps.iter().enumerate() {
+                    let block = &states[k][tile * BLOCK_BYTES..][..BLOCK_BYTES];
+                    map.load(block, &mut wide[k][..len]);
+                    f32::cast_slice(&wide[k][..len], &mut tiles[k][..len]);
+                }
+                let at = chunk * CHUNK_LEN + tile * TILE_LEN;
+                self.tile(at, parameter, tiles.each_mut().map(|tile| &mut tile[..len]));
+                for (k, map) in maps.iter().enumerate() {
+                    T::cast_slice(&tiles[k][..len], &mut wide[k][..len]);
+                    let block = &mut states[k][tile * BLOCK_BYTES..][..BLOCK_BYTES];
+                    map.store(&wide[k][..len], block);
+                }
             }
         });
     }

@@ -1,12 +1,17 @@
 //! An optimizer's update of one tensor, fused, by a formula for one element.
 
 mod cpu;
+mod quantized;
 
 use crate::cpu::Cpu;
 use crate::layout::{Layout, Nest};
 use crate::{
-    Cost, DType, Element, Float, Kernel, Operands, RandomKey, Result, Shape, Tensor, TensorError,
+    Cost, DType, Device, Element, Float, Kernel, Operands, RandomKey, Result, Shape, Tensor,
+    TensorError,
 };
+
+pub use quantized::StateRange;
+use quantized::{BLOCK_BYTES, BLOCK_LEN};
 
 /// What an optimizer does to one element; [`Tensor::update_`] does it to all, in one pass.
 ///
@@ -18,6 +23,11 @@ pub trait UpdateFormula<const STATES: usize, const SCALARS: usize>: Copy + Send 
 
     /// Arithmetic operations per element, for the time of the simulated device.
     const FLOPS: f64;
+
+    /// What values each state can have; only quantised states ask.
+    fn state_ranges(&self) -> [StateRange; STATES] {
+        [StateRange::Signed; STATES]
+    }
 
     /// The new parameter and the new states. Write it `#[inline(always)]` and without branches that
     /// depend on the element, and it runs on whole vectors. `T` is f64 beside f64 parameters, else
@@ -46,6 +56,7 @@ struct Update<F, const STATES: usize, const SCALARS: usize> {
     formula: F,
     rounding: Rounding,
     len: usize,
+    quantized: bool,
     /// Bytes of a parameter, a gradient and a state.
     sizes_bytes: [usize; 3],
     dtypes: [DType; 2],
@@ -56,6 +67,9 @@ where
     F: UpdateFormula<STATES, SCALARS>,
 {
     fn run<P: Element, G: Element, T: cpu::Wide>(&self, cpu: &Cpu, operands: &mut Operands<'_>) {
+        if self.quantized {
+            return self.run_quantized::<P, G, T>(cpu, operands);
+        }
         let gradient = operands.read::<G>(0);
         let scalars = std::array::from_fn(|index| operands.read::<T>(1 + index).data()[0]);
         let mut parameter = operands.write::<P>(0);
@@ -85,6 +99,25 @@ where
             run.update(cpu.pool(), &mut parameter.data()[starts[0]..][..len], states);
             first += len as u64;
         });
+    }
+
+    /// [`Update::run`] where the states are blocks of 8 bits, and all is contiguous.
+    fn run_quantized<P, G, T>(&self, cpu: &Cpu, operands: &mut Operands<'_>)
+    where
+        P: Element,
+        G: Element,
+        T: cpu::Wide,
+    {
+        let run = cpu::Run {
+            formula: self.formula,
+            rounding: self.rounding,
+            scalars: std::array::from_fn(|index| operands.read::<T>(1 + index).data()[0]),
+            first: 0,
+            gradient: operands.read::<G>(0).slice(),
+        };
+        let parameter = operands.write::<P>(0).slice();
+        let states = std::array::from_fn(|index| operands.write::<u8>(1 + index).slice());
+        run.update_quantized(cpu.pool(), parameter, states);
     }
 }
 
@@ -120,15 +153,38 @@ where
     }
 }
 
+/// Of the state for `len` elements.
+fn quantized_shape(len: usize) -> Shape {
+    Shape::new(&[len.div_ceil(BLOCK_LEN), BLOCK_BYTES])
+}
+
 impl Tensor {
+    /// Zeros as the state of [`Tensor::update_`] for a parameter of `len` elements, in 8 bits:
+    /// blocks of 256 codes with a scale of their own.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    #[track_caller]
+    pub fn quantized_state(device: &Device, len: usize) -> Result<Tensor> {
+        Tensor::zeros(device, quantized_shape(len), DType::U8)
+    }
+
+    /// The bytes of a [`Tensor::quantized_state`].
+    pub fn quantized_state_bytes(len: usize) -> usize {
+        quantized_shape(len).element_count()
+    }
+
     /// One update of `self` and `states` by `formula`, in place; allocates nothing.
     ///
     /// All but the `scalars` have one shape. A parameter of f64 goes with f64 throughout; other
     /// floats with states and scalars of f32 and a gradient of f32 or their own type. Where they
     /// are not contiguous, it is slow.
     ///
+    /// The states may also be [`Tensor::quantized_state`]s, all of them: a quarter of the memory of
+    /// f32, and less precise. Then parameter and gradient have to be contiguous.
+    ///
     /// # Errors
-    /// `Shape`, also for a scalar that is not one element; `DType`, also for stochastic rounding of
+    /// `Strided` for what has to be contiguous and is not; `Shape`, also for a scalar that is not one element; `DType`, also for stochastic rounding of
     /// anything but bf16; `Frozen`, `Overlap`.
     #[track_caller]
     pub fn update_<const STATES: usize, const SCALARS: usize>(
@@ -171,15 +227,25 @@ impl Tensor {
         if gradient.dtype() != dtype && gradient.dtype() != wide {
             return Err(mismatch(gradient.dtype(), dtype));
         }
-        let mut others = states.iter().chain(scalars.iter().copied());
-        if let Some(other) = others.find(|other| other.dtype() != wide) {
+        let quantized = STATES > 0 && states.iter().all(|state| state.dtype() == DType::U8);
+        let is_wide = |other: &Tensor| other.dtype() == wide;
+        let mut wide_ones = scalars.iter().copied().chain(states.iter().filter(|_| !quantized));
+        if let Some(other) = wide_ones.find(|&other| !is_wide(other)) {
             return Err(mismatch(other.dtype(), wide));
         }
-        for other in [gradient].into_iter().chain(states) {
-            if other.shape() != self.shape() {
-                let (left, right) = (*other.shape(), *self.shape());
-                return Err(TensorError::Shape { op, left, right });
+        let state_shape = match quantized {
+            true => quantized_shape(self.element_count()),
+            false => *self.shape(),
+        };
+        let shapes = [(gradient, *self.shape())].into_iter();
+        for (other, right) in shapes.chain(states.iter().map(|state| (state, state_shape))) {
+            if *other.shape() != right {
+                return Err(TensorError::Shape { op, left: *other.shape(), right });
             }
+        }
+        let strided = |tensor: &Tensor| !tensor.layout().is_contiguous();
+        if quantized && (strided(self) || strided(gradient) || states.iter().any(strided)) {
+            return Err(TensorError::Strided { op });
         }
         for scalar in scalars {
             if scalar.element_count() != 1 {
@@ -187,8 +253,9 @@ impl Tensor {
                 return Err(TensorError::Shape { op, left, right });
             }
         }
-        let sizes_bytes = [dtype, gradient.dtype(), wide].map(DType::size_bytes);
+        let state = if quantized { DType::U8 } else { wide };
+        let sizes_bytes = [dtype, gradient.dtype(), state].map(DType::size_bytes);
         let dtypes = [dtype, gradient.dtype()];
-        Ok(Update { formula, rounding, len: self.element_count(), sizes_bytes, dtypes })
+        Ok(Update { formula, rounding, len: self.element_count(), quantized, sizes_bytes, dtypes })
     }
 }
