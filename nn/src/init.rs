@@ -1,8 +1,322 @@
-//! Initial values, distributed as PyTorch's.
+//! Initial values, distributed as those of `torch.nn.init` (from random numbers of our own).
+//!
+//! Each fills a tensor in place from a key: the same key, the same values, whatever the threads.
+//! The first two dimensions of a weight are outputs and inputs, the rest is the kernel's window, as
+//! in PyTorch.
+
+use std::f64::consts::{SQRT_2, TAU};
+
+use lowtide_allocator::Category;
+use lowtide_tensor::{
+    Cost, Cpu, DType, Element, Kernel, Operands, RandomKey, Tensor, TensorError, bf16, f16,
+};
+
+use crate::Result;
+use crate::optim::check_option;
 
 /// The bound of the uniform distribution that PyTorch's linear and convolution layers start
 /// from, weights and bias alike: `kaiming_uniform_(a = √5)` comes to `1 / √fan_in`
 /// (`torch.nn.Linear.reset_parameters`).
 pub fn default_bound(fan_in: usize) -> f64 {
     1.0 / (fan_in.max(1) as f64).sqrt()
+}
+
+/// Which way the variance is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fan {
+    /// That of the values, forward.
+    #[default]
+    In,
+    /// That of the gradients, backward.
+    Out,
+}
+
+/// What follows a layer, for the factor by which its weights are larger (`calculate_gain`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Nonlinearity {
+    /// Nothing, or a sigmoid.
+    Linear,
+    /// The hyperbolic tangent.
+    Tanh,
+    /// ReLU.
+    Relu,
+    /// Leaky ReLU with its slope.
+    LeakyRelu(f64),
+    /// SELU.
+    Selu,
+}
+
+impl Nonlinearity {
+    /// The factor on the standard deviation.
+    pub fn gain(self) -> f64 {
+        match self {
+            Nonlinearity::Linear => 1.0,
+            Nonlinearity::Tanh => 5.0 / 3.0,
+            Nonlinearity::Relu => SQRT_2,
+            Nonlinearity::LeakyRelu(slope) => (2.0 / (1.0 + slope * slope)).sqrt(),
+            Nonlinearity::Selu => 0.75,
+        }
+    }
+}
+
+/// Inputs and outputs of each element of a weight: `[O, I, window..]`.
+fn fans(op: &'static str, weight: &Tensor) -> Result<[usize; 2]> {
+    let shape = weight.shape();
+    let &[outputs, inputs, ref window @ ..] = &**shape else {
+        return Err(TensorError::Shape { op, left: *shape, right: [1, 1].into() }.into());
+    };
+    let window: usize = window.iter().product();
+    Ok([inputs * window, outputs * window])
+}
+
+/// Uniform with the standard deviation `gain · √(2 / (fan_in + fan_out))` (Glorot & Bengio 2010).
+///
+/// # Errors
+/// `Shape` with less than two dimensions, `DType`, `Frozen`.
+pub fn xavier_uniform_(weight: &mut Tensor, key: RandomKey, gain: f64) -> Result<()> {
+    let bound = 3f64.sqrt() * xavier("xavier_uniform", weight, gain)?;
+    Ok(weight.uniform_(key, -bound, bound)?)
+}
+
+/// Normal with the standard deviation of [`xavier_uniform_`].
+///
+/// # Errors
+/// Those of [`xavier_uniform_`].
+pub fn xavier_normal_(weight: &mut Tensor, key: RandomKey, gain: f64) -> Result<()> {
+    let deviation = xavier("xavier_normal", weight, gain)?;
+    Ok(weight.normal_(key, 0.0, deviation)?)
+}
+
+fn xavier(op: &'static str, weight: &Tensor, gain: f64) -> Result<f64> {
+    let [inputs, outputs] = fans(op, weight)?;
+    Ok(gain * (2.0 / (inputs + outputs).max(1) as f64).sqrt())
+}
+
+/// Uniform with the standard deviation `gain / √fan` (He et al. 2015).
+///
+/// # Errors
+/// `Shape` with less than two dimensions, `DType`, `Frozen`.
+pub fn kaiming_uniform_(
+    weight: &mut Tensor,
+    key: RandomKey,
+    fan: Fan,
+    before: Nonlinearity,
+) -> Result<()> {
+    let bound = 3f64.sqrt() * kaiming("kaiming_uniform", weight, fan, before)?;
+    Ok(weight.uniform_(key, -bound, bound)?)
+}
+
+/// Normal with the standard deviation of [`kaiming_uniform_`].
+///
+/// # Errors
+/// Those of [`kaiming_uniform_`].
+pub fn kaiming_normal_(
+    weight: &mut Tensor,
+    key: RandomKey,
+    fan: Fan,
+    before: Nonlinearity,
+) -> Result<()> {
+    let deviation = kaiming("kaiming_normal", weight, fan, before)?;
+    Ok(weight.normal_(key, 0.0, deviation)?)
+}
+
+fn kaiming(op: &'static str, weight: &Tensor, fan: Fan, before: Nonlinearity) -> Result<f64> {
+    let [inputs, outputs] = fans(op, weight)?;
+    let fan = if fan == Fan::In { inputs } else { outputs };
+    Ok(before.gain() / (fan.max(1) as f64).sqrt())
+}
+
+/// A normal distribution without what lies outside `range`, where each value is drawn again.
+///
+/// # Errors
+/// `Option` for a negative deviation or an empty range, `DType`, `Frozen`, `OutOfMemory` (8 bytes
+/// an element for the time of the call; so for the functions below).
+pub fn truncated_normal_(
+    tensor: &mut Tensor,
+    key: RandomKey,
+    [mean, deviation]: [f64; 2],
+    [low, high]: [f64; 2],
+) -> Result<()> {
+    check_option("deviation", deviation, "0..", |x| x >= 0.0)?;
+    check_option("high", high, "above low", |x| x > low)?;
+    let [from, to] = [low, high].map(|end| (end - mean) / deviation.max(f64::MIN_POSITIVE));
+    fill(tensor, "truncated_normal", |values| {
+        for (index, value) in values.iter_mut().enumerate() {
+            let normal = draw_between(key, index as u64, from, to);
+            *value = (mean + deviation * normal).clamp(low, high);
+        }
+    })
+}
+
+/// A standard normal number between two ends.
+fn draw_between(key: RandomKey, place: u64, from: f64, to: f64) -> f64 {
+    /// Enough for a range that holds a tenth of the distribution.
+    const TRIES: u64 = 64;
+    for attempt in 0..TRIES {
+        let [a, b, ..] = key.op("draw").step(attempt).block(place);
+        let normal = box_muller(a, b);
+        if (from..=to).contains(&normal) {
+            return normal;
+        }
+    }
+    // A range out in a tail: halve it until the distribution function has the drawn value.
+    let below = |x: f64| libm::erfc(-x / SQRT_2) / 2.0;
+    let u = f64::from(key.op("tail").uniform(place));
+    let (mut left, mut right) = (from.max(-39.0), to.min(39.0));
+    // In the upper tail 1 - tiny would be 1: mirror it.
+    let is_upper = left > 0.0;
+    if is_upper {
+        (left, right) = (-right, -left);
+    }
+    let goal = below(left) + u * (below(right) - below(left));
+    for _ in 0..64 {
+        let middle = f64::midpoint(left, right);
+        if below(middle) < goal { left = middle } else { right = middle }
+    }
+    if is_upper { -left } else { left }
+}
+
+/// A standard normal number from two words (Box & Muller 1958).
+fn box_muller(a: u32, b: u32) -> f64 {
+    let unit = |word: u32| (f64::from(word) + 0.5) / 2f64.powi(32);
+    (-2.0 * unit(a).ln()).sqrt() * (TAU * unit(b)).cos()
+}
+
+/// Rows (or columns, if they are fewer) that are orthogonal and of length `gain`, in a direction
+/// drawn evenly (Saxe, McClelland & Ganguli 2014). All but the first dimension count as columns.
+///
+/// # Errors
+/// `Shape` with less than two dimensions, `DType`, `Frozen`, `OutOfMemory`.
+pub fn orthogonal_(weight: &mut Tensor, key: RandomKey, gain: f64) -> Result<()> {
+    fans("orthogonal", weight)?;
+    let rows = weight.shape()[0];
+    let columns = weight.element_count() / rows.max(1);
+    fill(weight, "orthogonal", |values| {
+        // `count` vectors of `len` numbers; element `k` of vector `v` is at `v · step + k · stride`.
+        let (count, len) = (rows.min(columns), rows.max(columns));
+        let (step, stride) = if rows <= columns { (columns, 1) } else { (1, columns) };
+        for (index, value) in values.iter_mut().enumerate() {
+            let [a, b, ..] = key.block(index as u64);
+            *value = box_muller(a, b);
+        }
+        for v in 0..count {
+            // Gram and Schmidt, twice: what one pass leaves by rounding, the second takes.
+            for earlier in (0..v).chain(0..v) {
+                let at = |vector: usize, k: usize| vector * step + k * stride;
+                let dot: f64 = (0..len).map(|k| values[at(v, k)] * values[at(earlier, k)]).sum();
+                let squared = gain * gain;
+                let share = if squared == 0.0 { 0.0 } else { dot / squared };
+                (0..len).for_each(|k| values[at(v, k)] -= share * values[at(earlier, k)]);
+            }
+            let own = |k: usize| v * step + k * stride;
+            let norm = (0..len).map(|k| values[own(k)].powi(2)).sum::<f64>().sqrt();
+            (0..len).for_each(|k| values[own(k)] *= gain / norm);
+        }
+    })
+}
+
+/// 1 where an output channel takes the input channel of its number in the middle of the window, 0
+/// elsewhere: a convolution that copies, in each of `groups`.
+///
+/// # Errors
+/// `Shape` unless there are three to five dimensions whose first is a multiple of `groups`,
+/// `DType`, `Frozen`, `OutOfMemory`.
+pub fn dirac_(weight: &mut Tensor, groups: usize) -> Result<()> {
+    let shape = *weight.shape();
+    if !(3..=5).contains(&shape.len()) || groups == 0 || !shape[0].is_multiple_of(groups) {
+        let right = [groups, 1, 1].into();
+        return Err(TensorError::Shape { op: "dirac", left: shape, right }.into());
+    }
+    let window: usize = shape[2..].iter().product();
+    // The middle, rounded down, of every dimension of the window.
+    let middle = shape[2..].iter().fold(0, |at, &len| at * len + len / 2);
+    let (per_group, inputs) = (shape[0] / groups, shape[1]);
+    fill(weight, "dirac", move |values| {
+        values.fill(0.0);
+        for output in 0..per_group * groups {
+            let input = output % per_group;
+            if input < inputs && window > 0 {
+                values[(output * inputs + input) * window + middle] = 1.0;
+            }
+        }
+    })
+}
+
+/// Normal with `deviation`, and in each column a share of zeros, rounded up (Martens 2010).
+///
+/// # Errors
+/// `Option` for a share outside 0 to 1, `Shape` unless a matrix, `DType`, `Frozen`, `OutOfMemory`.
+pub fn sparse_(weight: &mut Tensor, key: RandomKey, share: f64, deviation: f64) -> Result<()> {
+    check_option("share", share, "0..=1", |x| (0.0..=1.0).contains(&x))?;
+    let &[rows, columns] = &**weight.shape() else {
+        let (left, right) = (*weight.shape(), [1, 1].into());
+        return Err(TensorError::Shape { op: "sparse", left, right }.into());
+    };
+    let zero_count = (share * rows as f64).ceil() as usize;
+    fill(weight, "sparse", move |values| {
+        for (index, value) in values.iter_mut().enumerate() {
+            let [a, b, ..] = key.block(index as u64);
+            *value = deviation * box_muller(a, b);
+        }
+        for column in 0..columns {
+            let place = |row: usize| (row * columns + column) as u64;
+            let mut order: Vec<usize> = (0..rows).collect();
+            order.sort_by_key(|&row| (key.op("zeros").block(place(row)), row));
+            order[..zero_count].iter().for_each(|&row| values[row * columns + column] = 0.0);
+        }
+    })
+}
+
+/// Values computed one after the other in f64, and converted.
+struct Fill<F> {
+    name: &'static str,
+    values: F,
+    len: usize,
+    dtype: DType,
+}
+
+impl<F: FnOnce(&mut [f64])> Kernel for Fill<F> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cost(&self) -> Cost {
+        let len = self.len as f64;
+        Cost { flops: 10.0 * len, bytes: (16 + self.dtype.size_bytes()) as f64 * len }
+    }
+
+    fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> lowtide_tensor::Result<()> {
+        fn store<T: Element>(operands: &mut Operands<'_>, values: &[f64]) {
+            for (to, &value) in operands.write::<T>(0).slice().iter_mut().zip(values) {
+                *to = T::from_f64(value);
+            }
+        }
+        let values = operands.write::<f64>(1).slice();
+        (self.values)(values);
+        match self.dtype {
+            DType::F64 => store::<f64>(operands, values),
+            DType::F32 => store::<f32>(operands, values),
+            DType::F16 => store::<f16>(operands, values),
+            DType::BF16 => store::<bf16>(operands, values),
+            dtype => return Err(not_a_float(self.name, dtype)),
+        }
+        Ok(())
+    }
+}
+
+fn not_a_float(op: &'static str, dtype: DType) -> TensorError {
+    TensorError::DType { op, left: dtype, right: DType::F32 }
+}
+
+fn fill(tensor: &mut Tensor, name: &'static str, values: impl FnOnce(&mut [f64])) -> Result<()> {
+    let (device, dtype, len) = (tensor.device().clone(), tensor.dtype(), tensor.element_count());
+    if !dtype.is_float() {
+        return Err(not_a_float(name, dtype).into());
+    }
+    if !tensor.layout().is_contiguous() {
+        return Err(TensorError::Strided { op: name }.into());
+    }
+    let work = Tensor::empty_in(&device, Category::Workspace, [len], DType::F64)?;
+    Ok(device.launch(Fill { name, values, len, dtype }, &[], &[&*tensor, &work])?)
 }

@@ -148,7 +148,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn code_is_that_of_the_nearest_value(x in -1.0f32..=1.0, power in 0..9i32, near in 0..255usize) {
+        fn code_is_that_of_the_nearest_value(
+            x in -1.0f32..=1.0,
+            power in 0..9i32,
+            near in 0..255usize,
+        ) {
             for range in RANGES {
                 let map = CodeMap::of(range);
                 let small = x * 10f32.powi(-power);
