@@ -194,7 +194,8 @@ proptest! {
     ) {
         let (x, twin) = sample(&dims, style, dtype, 1);
         // A mask of fewer dimensions is broadcast.
-        let (mask, mask_twin) = sample(&dims[dropped.min(dims.len())..], mask_style, DType::Bool, 2);
+        let mask_dims = &dims[dropped.min(dims.len())..];
+        let (mask, mask_twin) = sample(mask_dims, mask_style, DType::Bool, 2);
         let mask_twin = mask_twin.expand(&dims);
         let kept = twin.values.iter().zip(&mask_twin.values).filter(|(_, keep)| **keep != 0.0);
         let kept: Vec<f64> = kept.map(|(x, _)| *x).collect();

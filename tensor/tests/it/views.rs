@@ -176,9 +176,10 @@ proptest! {
                 1 => x.slice(a % rank, 0..x.shape()[a % rank], 1 + b % 2),
                 2 => x.narrow(a % rank, 0, b % (x.shape()[a % rank] + 1)),
                 3 => x.unsqueeze(a % (rank + 1)),
-                _ => x.expand(
-                    &x.shape().iter().map(|&d| if d == 1 { 1 + b % 3 } else { d }).collect::<Vec<_>>()[..],
-                ),
+                _ => {
+                    let grown = |&dim: &usize| if dim == 1 { 1 + b % 3 } else { dim };
+                    x.expand(&x.shape().iter().map(grown).collect::<Vec<_>>()[..])
+                }
             }
             .unwrap();
         }

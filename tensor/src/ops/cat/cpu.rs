@@ -28,8 +28,7 @@ impl<'a, T: Copy> Part<'a, T> {
         self.row_len
     }
 
-    /// Copies the elements from number `from` on, `to(n, len)` being where the `n`-th of them and
-    /// the ones after it go.
+    /// Copies the elements from number `from` on, in row-major order.
     fn copy(&self, from: usize, to: &mut [T]) {
         let [step] = self.nest.inner_strides();
         let mut rest = to;

@@ -1,7 +1,8 @@
 //! Results whose length only the values know: masked_select and nonzero.
 //!
 //! The result is a view of a tensor as large as it could have been, so that a simulated device
-//! makes the same allocations as the real one. How long the view is, the caller has to assume there.
+//! makes the same allocations as the real one. How long the view is, the caller has to assume
+//! there.
 
 mod cpu;
 
