@@ -245,6 +245,15 @@ fn large_tensors_move_like_small_ones() {
                 if other == axis { (at - 2).rem_euclid(len(other)) } else { at }
             });
             assert_same(&x.roll(axis, 2).unwrap(), &rolled);
+            let mut longer = dims;
+            longer[axis] *= 3;
+            let interleaved =
+                moved(&twin, &longer, 0.0, |other, at| if other == axis { at / 3 } else { at });
+            assert_same(&x.repeat_interleave(axis, 3).unwrap(), &interleaved);
+            let mut times = [1; 3];
+            times[axis] = 3;
+            let repeated = moved(&twin, &longer, 0.0, |other, at| at % len(other));
+            assert_same(&x.repeat(&times).unwrap(), &repeated);
             let (y, other) = sample(&[dims[0], dims[1], dims[2]], Style::Transposed, DType::F32, 5);
             let cat = cat_naive(&[twin.clone(), other.clone(), twin.clone()], axis);
             assert_same(&Tensor::cat(&[&x, &y, &x], axis).unwrap(), &cat);
@@ -253,7 +262,6 @@ fn large_tensors_move_like_small_ones() {
             let padding = [[2, 1], [1, 2]];
             assert_same(&x.pad(&padding, mode).unwrap(), &pad_naive(&twin, &padding, mode));
         }
-        assert_same(&x.triu(1).unwrap(), &triangle_naive(&twin, |above| above >= 1));
     }
     // Rows longer than a chunk, and pairs.
     let (x, twin) = sample(&[2, 20_011], Style::Contiguous, DType::U8, 1);
@@ -265,6 +273,17 @@ fn large_tensors_move_like_small_ones() {
         twin.at(&[at[0], if at[2] == 0 { at[1] } else { 20_010 - at[1] }])
     });
     assert_same(&pair, &pair_twin);
+}
+
+#[test]
+fn triangles_of_many_matrices_start_over_with_each() {
+    for style in [Style::Contiguous, Style::Transposed, Style::Narrowed] {
+        let (mut x, twin) = sample(&[61, 13, 29], style, DType::F32, 3);
+        let upper = triangle_naive(&twin, |above| above >= 2);
+        assert_same(&x.triu(2).unwrap(), &upper);
+        x.triu_(2).unwrap();
+        assert_same(&x, &upper);
+    }
 }
 
 #[test]
