@@ -34,7 +34,8 @@ pub trait Kernel {
     /// [`Device::launch`].
     ///
     /// # Errors
-    /// What only the values can show, such as a class index out of range.
+    /// What only the values can show, such as a class index out of range, before it writes to a
+    /// tensor that existed before the operation.
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<(), TensorError>;
 }
 
@@ -204,10 +205,12 @@ impl Device {
                 kernel.cpu(cpu, &mut Operands { reads, writes, taken: 0 })
             }
         };
+        // A kernel that fails has not written, so that what is in place stays as it was.
+        outcome?;
         for tensor in writes {
             tensor.storage().note_write(site);
         }
-        outcome
+        Ok(())
     }
 
     /// What [`Device::launch`] checks before it runs a kernel.

@@ -28,6 +28,12 @@ impl Shape {
         shape
     }
 
+    /// [`Shape::new`], unless there are too many dimensions or elements.
+    pub(crate) fn checked(dims: &[usize]) -> Option<Self> {
+        dims.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim))?;
+        (dims.len() <= RANK_MAX).then(|| Shape::new(dims))
+    }
+
     /// The number of elements.
     pub fn element_count(&self) -> usize {
         self.iter().product()
@@ -187,10 +193,72 @@ impl Layout {
         axes
     }
 
-    /// The same elements under another shape, where that needs no copy.
+    /// The same elements in row-major order under another shape, where strides can say that.
+    ///
+    /// Neighbouring dimensions that step evenly through memory are one block, and each block has
+    /// to be the product of some of the new dimensions.
     pub(crate) fn reshape(&self, shape: Shape) -> Option<Layout> {
-        let offset = self.offset;
-        self.is_contiguous().then(|| Layout { offset, ..Layout::contiguous(shape) })
+        let mut layout = Layout { offset: self.offset, ..Layout::contiguous(shape) };
+        if self.is_contiguous() {
+            return Some(layout);
+        }
+        let (mut axis, mut to) = (self.shape.rank, shape.rank);
+        while axis > 0 {
+            axis -= 1;
+            let (mut len, stride) = (self.shape[axis], self.strides[axis]);
+            let continues = |axis: usize, len: usize| {
+                self.shape[axis] == 1 || self.strides[axis] == len * stride
+            };
+            while axis > 0 && continues(axis - 1, len) {
+                axis -= 1;
+                len *= self.shape[axis];
+            }
+            let mut placed = 1;
+            while to > 0 && (placed < len || shape[to - 1] == 1) {
+                to -= 1;
+                layout.strides[to] = placed * stride;
+                placed *= shape[to];
+            }
+            if placed != len {
+                return None;
+            }
+        }
+        (to == 0).then_some(layout)
+    }
+
+    /// Every `step`-th position along `axis`, from the first on.
+    pub(crate) fn step(&self, axis: usize, step: usize) -> Layout {
+        let mut layout = *self;
+        layout.shape.dims[axis] = self.shape[axis].div_ceil(step);
+        // With one position left the stride is never used, and may be beyond the numbers.
+        layout.strides[axis] = self.strides[axis].saturating_mul(step);
+        layout
+    }
+
+    /// The `len` elements from position 0 along `a` and `b` at once, as a last dimension.
+    pub(crate) fn diagonal(&self, a: usize, b: usize, len: usize) -> Layout {
+        let kept = |axis: &usize| *axis != a && *axis != b;
+        let axes: Vec<usize> = (0..self.shape.rank).filter(kept).collect();
+        let mut layout = self.permute(&axes);
+        let last = axes.len();
+        layout.shape.rank = last + 1;
+        layout.shape.dims[last] = len;
+        layout.strides[last] = self.strides[a] + self.strides[b];
+        layout.shape.dims[last + 1..].fill(0);
+        layout.strides[last + 1..].fill(0);
+        layout
+    }
+
+    /// Windows of `len` positions along `axis`, `step` apart, as a last dimension, if the elements
+    /// can still be counted. There is room for one window and for one more dimension.
+    pub(crate) fn unfold(&self, axis: usize, len: usize, step: usize) -> Option<Layout> {
+        let mut layout = *self;
+        layout.shape.dims[axis] = (self.shape[axis] - len) / step + 1;
+        layout.strides[axis] = self.strides[axis].saturating_mul(step);
+        layout.shape.dims[layout.shape.rank] = len;
+        layout.strides[layout.shape.rank] = self.strides[axis];
+        layout.shape.rank += 1;
+        Shape::checked(&layout.shape).map(|_| layout)
     }
 
     pub(crate) fn transpose(&self, a: usize, b: usize) -> Layout {

@@ -6,8 +6,8 @@ use crate::layout::{RANK_MAX, Shape, check_axis, check_index};
 use crate::{Result, Tensor, TensorError};
 
 impl Tensor {
-    /// The same elements in row-major order under another shape; copies if they are not
-    /// contiguous.
+    /// The same elements in row-major order under another shape; copies where no strides over the
+    /// same storage give that order.
     ///
     /// # Errors
     /// `Shape` when the element counts differ, `OutOfMemory` when it copies.
@@ -21,6 +21,18 @@ impl Tensor {
             return Ok(self.with_layout(layout));
         }
         self.contiguous()?.reshape(shape)
+    }
+
+    /// [`Tensor::reshape`] that never copies.
+    ///
+    /// # Errors
+    /// `Shape` when the element counts differ, or only a copy could have that shape.
+    pub fn view(&self, shape: impl Into<Shape>) -> Result<Tensor> {
+        let right = shape.into();
+        let same_count = right.element_count() == self.element_count();
+        let layout = same_count.then(|| self.layout().reshape(right)).flatten();
+        let mismatch = TensorError::Shape { op: "view", left: *self.shape(), right };
+        Ok(self.with_layout(layout.ok_or(mismatch)?))
     }
 
     /// Dimensions `axes` merged into one, as [`Tensor::reshape`].
@@ -45,6 +57,32 @@ impl Tensor {
         Ok(self.with_layout(self.layout().transpose(a, b)))
     }
 
+    /// A matrix with its dimensions exchanged; a vector or a number as it is.
+    ///
+    /// # Errors
+    /// `Shape` with more than two dimensions.
+    pub fn t(&self) -> Result<Tensor> {
+        match self.shape().len() {
+            0 | 1 => Ok(self.clone()),
+            2 => self.transpose(0, 1),
+            _ => {
+                let right = Shape::from(&self.shape()[..2]);
+                Err(TensorError::Shape { op: "t", left: *self.shape(), right })
+            }
+        }
+    }
+
+    /// Dimension `from` moved to place `to`; the others keep their order.
+    ///
+    /// # Errors
+    /// `Index`.
+    pub fn movedim(&self, from: usize, to: usize) -> Result<Tensor> {
+        check_axis("movedim", self.shape(), from.max(to))?;
+        let mut axes: Vec<usize> = (0..self.shape().len()).filter(|&axis| axis != from).collect();
+        axes.insert(to, from);
+        Ok(self.with_layout(self.layout().permute(&axes)))
+    }
+
     /// The dimensions in the order `axes`, each named once.
     ///
     /// # Errors
@@ -65,16 +103,125 @@ impl Tensor {
     /// # Errors
     /// `Index`.
     pub fn narrow(&self, axis: usize, start: usize, len: usize) -> Result<Tensor> {
-        let op = "narrow";
+        self.window("narrow", axis, start, len)
+    }
+
+    /// [`Tensor::narrow`] on behalf of `op`.
+    fn window(&self, op: &'static str, axis: usize, start: usize, len: usize) -> Result<Tensor> {
         let available = self.shape()[check_axis(op, self.shape(), axis)?];
         if start > available || len > available - start {
-            return Err(TensorError::Index {
-                op,
-                index: start.saturating_add(len),
-                len: available,
-            });
+            let index = start.saturating_add(len);
+            return Err(TensorError::Index { op, index, len: available });
         }
         Ok(self.with_layout(self.layout().narrow(axis, start, len)))
+    }
+
+    /// Every `step`-th position of `positions` along `axis`, from its start on.
+    ///
+    /// # Errors
+    /// `Index`, `Shape` for a step of 0.
+    pub fn slice(&self, axis: usize, positions: Range<usize>, step: usize) -> Result<Tensor> {
+        let (op, Range { start, end }) = ("slice", positions);
+        let len = end.saturating_sub(start);
+        let window = self.window(op, axis, start, len)?;
+        if step == 0 {
+            let right = Shape::from([len, step]);
+            return Err(TensorError::Shape { op, left: *self.shape(), right });
+        }
+        Ok(window.with_layout(window.layout().step(axis, step)))
+    }
+
+    /// Parts of `len` positions along `axis`; the last one may be shorter. A tensor without
+    /// positions is one part.
+    ///
+    /// # Errors
+    /// `Index`, `Shape` for a length of 0 where there are positions.
+    pub fn split(&self, axis: usize, len: usize) -> Result<Vec<Tensor>> {
+        let op = "split";
+        let available = self.shape()[check_axis(op, self.shape(), axis)?];
+        if len == 0 && available > 0 {
+            let right = self.shape().with(axis, 0);
+            return Err(TensorError::Shape { op, left: *self.shape(), right });
+        }
+        let starts = (0..available.max(1)).step_by(len.max(1));
+        starts.map(|start| self.window(op, axis, start, len.min(available - start))).collect()
+    }
+
+    /// Parts of the given lengths along `axis`, which add up to the dimension.
+    ///
+    /// # Errors
+    /// `Index` when they do not add up.
+    pub fn split_with_sizes(&self, axis: usize, lens: &[usize]) -> Result<Vec<Tensor>> {
+        let op = "split_with_sizes";
+        let available = self.shape()[check_axis(op, self.shape(), axis)?];
+        let total = lens.iter().fold(0usize, |total, &len| total.saturating_add(len));
+        if total != available {
+            return Err(TensorError::Index { op, index: total, len: available });
+        }
+        let mut start = 0;
+        let part = |&len: &usize| {
+            start += len;
+            self.window(op, axis, start - len, len)
+        };
+        lens.iter().map(part).collect()
+    }
+
+    /// At most `count` parts of equal length along `axis`, the last one shorter where the
+    /// dimension is not a multiple: as in PyTorch, 5 positions in 4 chunks are 2, 2 and 1.
+    ///
+    /// # Errors
+    /// `Index`, also for a count of 0.
+    pub fn chunk(&self, axis: usize, count: usize) -> Result<Vec<Tensor>> {
+        let op = "chunk";
+        let available = self.shape()[check_axis(op, self.shape(), axis)?];
+        check_index(op, 0, count)?;
+        if available == 0 {
+            return Ok(vec![self.clone(); count]);
+        }
+        self.split(axis, available.div_ceil(count))
+    }
+
+    /// The elements whose position along `b` is that along `a` plus `offset`, as a last dimension
+    /// in place of both. Empty where the offset leads outside.
+    ///
+    /// # Errors
+    /// `Index`, `Shape` when both are one dimension.
+    pub fn diagonal(&self, offset: isize, a: usize, b: usize) -> Result<Tensor> {
+        let op = "diagonal";
+        check_axis(op, self.shape(), a.max(b))?;
+        if a == b {
+            let right = Shape::from([a, b]);
+            return Err(TensorError::Shape { op, left: *self.shape(), right });
+        }
+        let skip = |axis: usize, count: usize| {
+            let dim = self.shape()[axis];
+            (count.min(dim), dim.saturating_sub(count))
+        };
+        let below = if offset < 0 { offset.unsigned_abs() } else { 0 };
+        let (from_a, len_a) = skip(a, below);
+        let (from_b, len_b) = skip(b, offset.max(0).unsigned_abs());
+        let corner = self.layout().narrow(a, from_a, len_a).narrow(b, from_b, len_b);
+        Ok(self.with_layout(corner.diagonal(a, b, len_a.min(len_b))))
+    }
+
+    /// Windows of `len` positions along `axis`, `step` apart, each as a last dimension. An element
+    /// stands in several windows where they overlap, so such a result cannot be written in place.
+    ///
+    /// # Shapes
+    /// `[.., N, ..] → [.., (N - len) / step + 1, .., len]`.
+    ///
+    /// # Errors
+    /// `Index` (also when there are [`RANK_MAX`] dimensions already), `Shape` for a step of 0, a
+    /// window that does not fit, or more elements than can be counted.
+    pub fn unfold(&self, axis: usize, len: usize, step: usize) -> Result<Tensor> {
+        let op = "unfold";
+        let available = self.shape()[check_axis(op, self.shape(), axis)?];
+        check_index(op, self.shape().len(), RANK_MAX)?;
+        let fits = len <= available && step > 0;
+        let layout = fits.then(|| self.layout().unfold(axis, len, step)).flatten();
+        let right = Shape::from([len, step]);
+        let mismatch = TensorError::Shape { op, left: *self.shape(), right };
+        Ok(self.with_layout(layout.ok_or(mismatch)?))
     }
 
     /// Position `index` along `axis`, without that dimension.

@@ -2,7 +2,8 @@
 
 use lowtide_allocator::{AllocError, Fault, Repeat};
 use lowtide_tensor::{
-    Conv2dGeometry, DType, Pool2dGeometry, RANK_MAX, RandomKey, Result, Tensor, TensorError,
+    Conv2dGeometry, DType, PadMode, Pool2dGeometry, RANK_MAX, RandomKey, Result, Tensor,
+    TensorError,
 };
 
 use crate::common::{cpu, shared, sim};
@@ -51,12 +52,44 @@ fn shapes_that_do_not_go_together_are_named() {
     assert_is!(a.linear(&a, Some(&b)), "linear", Shape);
     assert_is!(a.linear(&ones(&[2, 2], DType::F32), None), "linear", Shape);
     assert_is!(a.reshape([7]), "reshape", Shape);
+    assert_is!(a.view([7]), "view", Shape);
+    assert_is!(a.t().unwrap().view([6]), "view", Shape);
+    assert_is!(a.unsqueeze(0).unwrap().t(), "t", Shape);
+    assert_is!(a.slice(0, 0..2, 0), "slice", Shape);
+    assert_is!(a.split(1, 0), "split", Shape);
+    assert_is!(a.diagonal(0, 1, 1), "diagonal", Shape);
+    assert_is!(a.unfold(1, 4, 1), "unfold", Shape);
+    assert_is!(a.unfold(1, 2, 0), "unfold", Shape);
+    let vast = ones(&[1], DType::F32).expand([1 << 62]).unwrap();
+    assert_is!(vast.unfold(0, 1 << 61, 1), "unfold", Shape);
     assert_is!(a.expand([3, 3]), "expand", Shape);
     assert_is!(a.expand([3]), "expand", Shape);
     assert_is!(a.squeeze(0), "squeeze", Shape);
     assert_is!(a.permute(&[0]), "permute", Shape);
     assert_is!(a.permute(&[1, 1]), "permute", Shape);
     assert_is!(a.permute(&[0; RANK_MAX + 1]), "permute", Shape);
+    assert_is!(Tensor::cat(&[&a, &b], 0), "cat", Shape);
+    assert_is!(Tensor::cat(&[&a, &ones(&[3, 2], DType::F32)], 1), "cat", Shape);
+    assert_is!(Tensor::stack(&[&a, &ones(&[2, 2], DType::F32)], 1), "stack", Shape);
+    assert_is!(a.flip(&[1, 0, 1]), "flip", Shape);
+    assert_is!(b.triu(0), "triu", Shape);
+    assert_is!(c.tril_(0), "tril", Shape);
+    assert_is!(a.pad(&[[1, 1]; 3], PadMode::Constant(0.0)), "pad", Shape);
+    assert_is!(a.pad(&[[0, 3]], PadMode::Reflect), "pad", Shape);
+    assert_is!(a.pad(&[[4, 0]], PadMode::Circular), "pad", Shape);
+    assert_is!(ones(&[0], DType::F32).pad(&[[1, 0]], PadMode::Replicate), "pad", Shape);
+    let outcome = a.pad_backward([2, 3], &[[1, 0]], PadMode::Replicate);
+    assert_is!(outcome, "pad_backward", Shape);
+    let index = ones(&[2, 3], DType::I64);
+    assert_is!(a.gather(0, &ones(&[2, 4], DType::I64)), "gather", Shape);
+    assert_is!(b.gather(0, &index), "gather", Shape);
+    assert_is!(a.index_select(0, &index), "index_select", Shape);
+    assert_is!(b.embedding(&index), "embedding", Shape);
+    assert_is!(a.embedding_backward(&index, 2), "embedding_backward", Shape);
+    assert_is!(c.scatter_(0, &index, &a), "scatter", Shape);
+    assert_is!(a.scatter_add(0, &index, &b), "scatter_add", Shape);
+    assert_is!(a.index_add(0, &ones(&[3], DType::I64), &a), "index_add", Shape);
+    assert_is!(a.masked_select(&ones(&[2], DType::Bool)), "masked_select", Shape);
     assert_is!(a.sum_to([2]), "sum_to", Shape);
     assert_is!(a.item::<f32>(), "item", Shape);
     assert_is!(c.set_bytes_(&[0; 11]), "set_bytes", Shape);
@@ -89,6 +122,21 @@ fn element_types_that_do_not_go_together_are_named() {
     assert_is!(i.sum(&[0]), "sum", DType);
     assert_is!(i.mean(&[0]), "mean", DType);
     assert_is!(i.argmax(), "argmax", DType);
+    assert_is!(Tensor::cat(&[&f, &d], 0), "cat", DType);
+    assert_is!(i.pad_backward([2, 1], &[[1, 0]], PadMode::Circular), "pad_backward", DType);
+    assert_is!(f.gather(0, &f), "gather", DType);
+    assert_is!(f.index_select(0, &u.select(0, 0).unwrap()), "index_select", DType);
+    assert_is!(f.embedding(&u), "embedding", DType);
+    assert_is!(i.embedding_backward(&i.select(0, 0).unwrap(), 2), "embedding_backward", DType);
+    assert_is!(f.one_hot(2, DType::F32), "one_hot", DType);
+    assert_is!(f.scatter(0, &i, &d), "scatter", DType);
+    assert_is!(
+        f.clone().scatter_add_(0, &i, &f.to_dtype(DType::F16).unwrap()),
+        "scatter_add",
+        DType
+    );
+    assert_is!(mask.scatter_add(0, &i, &mask), "scatter_add", DType);
+    assert_is!(f.masked_select(&f), "masked_select", DType);
     assert_is!(f.matmul(&d), "matmul", DType);
     assert_is!(i.matmul(&i), "matmul", DType);
     assert_is!(f.linear(&f, Some(&ones(&[2], DType::F64))), "linear", DType);
@@ -116,12 +164,37 @@ fn indices_out_of_range_are_named() {
     assert_is!(x.narrow(2, 0, 1), "narrow", Index);
     assert_is!(x.narrow(1, 2, 2), "narrow", Index);
     assert_is!(x.narrow(1, usize::MAX, usize::MAX), "narrow", Index);
+    assert_is!(x.slice(2, 0..1, 1), "slice", Index);
+    assert_is!(x.slice(1, 2..4, 1), "slice", Index);
+    assert_is!(x.split(2, 1), "split", Index);
+    assert_is!(x.split_with_sizes(1, &[1, 1]), "split_with_sizes", Index);
+    assert_is!(x.split_with_sizes(1, &[usize::MAX, 4]), "split_with_sizes", Index);
+    assert_is!(x.chunk(1, 0), "chunk", Index);
+    assert_is!(x.chunk(2, 1), "chunk", Index);
+    assert_is!(x.movedim(0, 2), "movedim", Index);
+    assert_is!(x.diagonal(0, 0, 2), "diagonal", Index);
+    assert_is!(x.unfold(2, 1, 1), "unfold", Index);
+    assert_is!(ones(&[1; RANK_MAX], DType::F32).unfold(0, 1, 1), "unfold", Index);
     assert_is!(x.select(1, 3), "select", Index);
     assert_is!(x.select(2, 0), "select", Index);
     assert_is!(x.unsqueeze(3), "unsqueeze", Index);
     assert_is!(ones(&[1; RANK_MAX], DType::F32).unsqueeze(0), "unsqueeze", Index);
     assert_is!(x.squeeze(2), "squeeze", Index);
     assert_is!(x.flatten(1..3), "flatten", Index);
+    assert_is!(Tensor::cat(&[], 0), "cat", Index);
+    assert_is!(Tensor::cat(&[&x], 2), "cat", Index);
+    assert_is!(Tensor::stack(&[], 0), "stack", Index);
+    assert_is!(Tensor::stack(&[&x], 3), "stack", Index);
+    assert_is!(x.flip(&[0, 2]), "flip", Index);
+    assert_is!(x.roll(2, 1), "roll", Index);
+    assert_is!(x.repeat(&[1; RANK_MAX + 1]), "repeat", Index);
+    assert_is!(x.repeat_interleave(2, 1), "repeat_interleave", Index);
+    let index = ones(&[2, 3], DType::I64);
+    assert_is!(x.gather(2, &index), "gather", Index);
+    assert_is!(x.index_select(2, &index), "index_select", Index);
+    assert_is!(x.scatter(2, &index, &x), "scatter", Index);
+    assert_is!(x.index_add(2, &index, &x), "index_add", Index);
+    assert_is!(ones(&[1; RANK_MAX], DType::I64).one_hot(2, DType::U8), "one_hot", Index);
     assert_is!(x.flatten(1..1), "flatten", Index);
     assert_is!(x.sum(&[2]), "sum", Index);
     assert_is!(ones(&[], DType::F32).argmax(), "argmax", Index);
@@ -138,6 +211,7 @@ fn operands_of_two_devices_are_refused() {
         assert_is!(here.matmul(&there), "matmul", Device);
         assert_is!(here.linear(&there, None), "linear", Device);
         assert_is!(here.clone().copy_(&there), "copy", Device);
+        assert_is!(Tensor::cat(&[&here, &there], 0), "cat", Device);
         let image = |x: &Tensor| x.reshape([1, 1, 2, 2]).unwrap();
         let outcome = image(&here).conv2d(&image(&there), None, Conv2dGeometry::default());
         assert_is!(outcome, "conv2d", Device);
@@ -163,6 +237,10 @@ fn destination_that_overlaps_is_refused_and_unchanged() {
     assert_is!(x.addcmul_(&ones(&[3, 3], DType::F32), &base, 1.0), "addcmul", Overlap);
     assert_is!(wide.uniform_(RandomKey::new(1), 0.0, 1.0), "uniform", Overlap);
     assert_is!(wide.set_bytes_(&[0; 36]), "set_bytes", Overlap);
+    assert_is!(wide.triu_(0), "triu", Overlap);
+    let index = Tensor::zeros(shared(), [3], DType::I64).unwrap();
+    assert_is!(x.index_add_(0, &index, &base.transpose(0, 1).unwrap()), "index_add", Overlap);
+    assert_is!(wide.index_copy_(0, &index, &ones(&[3, 3], DType::F32)), "index_copy", Overlap);
     assert_eq!(base.to_vec::<f32>().unwrap(), [1., 2., 3., 4., 5., 6., 7., 8., 9.]);
     assert_eq!(base.version(), version);
 }
@@ -209,6 +287,14 @@ fn sizes_beyond_any_memory_are_out_of_memory() {
         let one = Tensor::zeros(&device, [1, 1], DType::F32).unwrap();
         let [tall, wide] = [[1 << 40, 1], [1, 1 << 40]].map(|dims| one.expand(dims).unwrap());
         assert_is!(tall.add(&wide), "add", Shape);
+        for outcome in [
+            one.repeat(&[1 << 40, 1 << 40]),
+            one.pad(&[[usize::MAX, 1], [1, 1]], PadMode::Constant(0.0)),
+            tall.repeat_interleave(1, 1 << 40),
+            Tensor::cat(&[&one.expand([1 << 63, 1]).unwrap(); 2], 0),
+        ] {
+            assert!(outcome.unwrap_err().out_of_memory().is_some());
+        }
     }
 }
 

@@ -5,9 +5,9 @@ use safetensors::SafeTensors;
 
 use crate::common::{download, epsilon, file_dtype, shared};
 
-/// The reference values of PyTorch in `tests/fixtures/elementwise.safetensors`, by name.
-fn fixture() -> BTreeMap<String, Tensor> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/elementwise.safetensors");
+/// The reference values of PyTorch in a file of `tests/fixtures`, by name.
+pub(crate) fn fixture(file: &str) -> BTreeMap<String, Tensor> {
+    let path = format!("{}/tests/fixtures/{file}.safetensors", env!("CARGO_MANIFEST_DIR"));
     let bytes = std::fs::read(path).expect("the fixture is part of the repository");
     let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
     let upload = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
@@ -106,7 +106,7 @@ fn is_known(name: &str, dtype: DType, x: f64, [found, expected]: [f64; 2]) -> bo
 
 #[test]
 fn functions_agree_with_pytorch_at_the_corners() {
-    let fixture = fixture();
+    let fixture = fixture("elementwise");
     let mut wrong = Vec::new();
     for dtype in DType::ALL {
         for (name, function) in FUNCTIONS.iter().chain(&FUNCTIONS_OF_NUMBERS) {
@@ -126,7 +126,7 @@ fn functions_agree_with_pytorch_at_the_corners() {
 
 #[test]
 fn pairs_agree_with_pytorch_at_the_corners() {
-    let fixture = fixture();
+    let fixture = fixture("elementwise");
     let mut wrong = Vec::new();
     for dtype in DType::ALL {
         for (name, pair) in PAIRS {
@@ -148,7 +148,7 @@ fn pairs_agree_with_pytorch_at_the_corners() {
 
 #[test]
 fn conversions_are_those_of_pytorch() {
-    let fixture = fixture();
+    let fixture = fixture("elementwise");
     for from in DType::ALL {
         for to in DType::ALL {
             let x = &fixture[&format!("x.{from}.{to}")];

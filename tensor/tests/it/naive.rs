@@ -80,6 +80,44 @@ impl Array {
         })
     }
 
+    pub(crate) fn slice(&self, axis: usize, start: usize, step: usize) -> Self {
+        let mut dims = self.dims.clone();
+        dims[axis] = (start..self.dims[axis]).step_by(step).count();
+        Array::from_fn(&dims, |index| {
+            let mut from = index.to_vec();
+            from[axis] = start + from[axis] * step;
+            self.at(&from)
+        })
+    }
+
+    pub(crate) fn diagonal(&self, offset: isize, a: usize, b: usize) -> Self {
+        let pairs: Vec<(usize, usize)> = (0..self.dims[a])
+            .flat_map(|i| (0..self.dims[b]).map(move |j| (i, j)))
+            .filter(|&(i, j)| j as isize - i as isize == offset)
+            .collect();
+        let kept: Vec<usize> =
+            (0..self.dims.len()).filter(|&axis| axis != a && axis != b).collect();
+        let mut dims: Vec<usize> = kept.iter().map(|&axis| self.dims[axis]).collect();
+        dims.push(pairs.len());
+        Array::from_fn(&dims, |index| {
+            let mut from = vec![0; self.dims.len()];
+            kept.iter().zip(index).for_each(|(&axis, &at)| from[axis] = at);
+            (from[a], from[b]) = pairs[index[kept.len()]];
+            self.at(&from)
+        })
+    }
+
+    pub(crate) fn unfold(&self, axis: usize, len: usize, step: usize) -> Self {
+        let mut dims = self.dims.clone();
+        dims[axis] = (0..self.dims[axis] + 1 - len).step_by(step).count();
+        dims.push(len);
+        Array::from_fn(&dims, |index| {
+            let mut from = index[..index.len() - 1].to_vec();
+            from[axis] = from[axis] * step + index[index.len() - 1];
+            self.at(&from)
+        })
+    }
+
     pub(crate) fn select(&self, axis: usize, at: usize) -> Self {
         let mut dims = self.dims.clone();
         dims.remove(axis);

@@ -53,6 +53,8 @@ pub(crate) struct Inputs {
     labels: Tensor,
     lse: Tensor,
     scalar: Tensor,
+    places: Tensor,
+    rows: Tensor,
 }
 
 impl Inputs {
@@ -95,6 +97,17 @@ impl Inputs {
             labels: Tensor::from_slice(device, [500], &labels).unwrap(),
             lse: make(&[500], 15),
             scalar: make(&[], 16),
+            // Indices with many repeats: of rows of `a`, for each of its elements, and of 37.
+            places: upload(
+                device,
+                &Array::from_fn(&[60, 1001], |at| ((at[0] * at[0] + at[1] * 3) % 65) as f64),
+                DType::I64,
+            ),
+            rows: upload(
+                device,
+                &Array::from_fn(&[500], |at| (at[0] * at[0] % 37) as f64),
+                DType::I64,
+            ),
             a,
             image,
             filter,
@@ -108,7 +121,7 @@ impl Inputs {
     }
 
     /// All of them, to compare before and after.
-    pub(crate) fn all(&self) -> [&Tensor; 21] {
+    pub(crate) fn all(&self) -> [&Tensor; 23] {
         [
             &self.a,
             &self.b,
@@ -131,6 +144,8 @@ impl Inputs {
             &self.labels,
             &self.lse,
             &self.scalar,
+            &self.places,
+            &self.rows,
         ]
     }
 }

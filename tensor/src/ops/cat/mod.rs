@@ -1,0 +1,94 @@
+//! Tensors put together along one dimension.
+
+mod cpu;
+
+use crate::cpu::Cpu;
+use crate::dtype::for_each_dtype;
+use crate::layout::{RANK_MAX, Shape, check_axis, check_index};
+use crate::{Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
+use cpu::Part;
+
+struct Cat {
+    name: &'static str,
+    dtype: DType,
+    axis: usize,
+    len: usize,
+}
+
+impl Kernel for Cat {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cost(&self) -> Cost {
+        Cost { flops: 0.0, bytes: 2.0 * (self.len * self.dtype.size_bytes()) as f64 }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        for_each_dtype!(self.dtype, T => {
+            let views = (0..operands.read_count()).map(|index| operands.read::<T>(index));
+            let parts: Vec<Part<'_, T>> =
+                views.map(|view| Part::new(view, self.axis)).filter(|p| p.row_len() > 0).collect();
+            cpu::cat(cpu, &parts, operands.write::<T>(0).slice());
+        });
+        Ok(())
+    }
+}
+
+impl Tensor {
+    /// The tensors one after the other along `axis`. They have one type, and shapes that differ
+    /// along `axis` only.
+    ///
+    /// # Errors
+    /// `Index` for no tensors at all or a dimension that does not exist, `Shape`, `DType`,
+    /// `Device`, `OutOfMemory`.
+    #[track_caller]
+    pub fn cat(tensors: &[&Tensor], axis: usize) -> Result<Tensor> {
+        Self::joined("cat", tensors, axis)
+    }
+
+    /// The tensors, which have one type and shape, along a new dimension before `axis`.
+    ///
+    /// # Shapes
+    /// `n × [A, B] → [A, n, B]` for axis 1.
+    ///
+    /// # Errors
+    /// `Index` for no tensors at all, a dimension that does not exist or when there are
+    /// [`RANK_MAX`] dimensions already, `Shape`, `DType`, `Device`, `OutOfMemory`.
+    #[track_caller]
+    pub fn stack(tensors: &[&Tensor], axis: usize) -> Result<Tensor> {
+        let op = "stack";
+        check_index(op, 0, tensors.len())?;
+        let shape = *tensors[0].shape();
+        check_index(op, axis, shape.len() + 1)?;
+        check_index(op, shape.len(), RANK_MAX)?;
+        tensors.iter().try_for_each(|tensor| tensor.check_shape(op, shape))?;
+        let slices: Vec<Tensor> =
+            tensors.iter().map(|tensor| tensor.unsqueeze(axis)).collect::<Result<_>>()?;
+        Self::joined(op, &slices.iter().collect::<Vec<_>>(), axis)
+    }
+
+    #[track_caller]
+    fn joined(op: &'static str, tensors: &[&Tensor], axis: usize) -> Result<Tensor> {
+        check_index(op, 0, tensors.len())?;
+        let first = tensors[0];
+        check_axis(op, first.shape(), axis)?;
+        let mut axis_len = 0usize;
+        for tensor in tensors {
+            first.check_dtype(op, tensor)?;
+            let (left, right) = (*first.shape(), *tensor.shape());
+            if left.len() != right.len() || left.with(axis, 0) != right.with(axis, 0) {
+                return Err(TensorError::Shape { op, left, right });
+            }
+            axis_len = axis_len.saturating_add(right[axis]);
+        }
+        let (device, dtype) = (first.device(), first.dtype());
+        let Some(shape) = Shape::checked(&first.shape().with(axis, axis_len)) else {
+            // Beyond all memory, whatever the shape: the error is the allocator's.
+            return Tensor::empty(device, [usize::MAX], dtype);
+        };
+        let y = Tensor::empty(device, shape, dtype)?;
+        device.launch(Cat { name: op, dtype, axis, len: shape.element_count() }, tensors, &[&y])?;
+        Ok(y)
+    }
+}

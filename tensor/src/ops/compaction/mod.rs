@@ -1,0 +1,187 @@
+//! Results whose length only the values know: masked_select and nonzero.
+//!
+//! The result is a view of a tensor as large as it could have been, so that a simulated device
+//! makes the same allocations as the real one. How long the view is, the caller has to assume
+//! there.
+
+mod cpu;
+
+use std::panic::Location;
+
+use crate::cpu::Cpu;
+use crate::device::Backend;
+use crate::dtype::for_each_dtype;
+use crate::layout::{Layout, Nest, Shape};
+use crate::{Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
+use cpu::Mask;
+
+/// Packs the elements of the second operand where the first one is true.
+struct MaskedSelect<'a> {
+    dtype: DType,
+    len: usize,
+    count: &'a mut usize,
+}
+
+impl Kernel for MaskedSelect<'_> {
+    fn name(&self) -> &'static str {
+        "masked_select"
+    }
+
+    fn cost(&self) -> Cost {
+        Cost { flops: 0.0, bytes: (self.len * (1 + 2 * self.dtype.size_bytes())) as f64 }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let mask = operands.read::<crate::Bool>(0);
+        for_each_dtype!(self.dtype, T => {
+            let x = operands.read::<T>(1);
+            let nest = Nest::new(
+                x.layout().shape(),
+                [mask.layout().strides(), x.layout().strides()],
+            );
+            let mask = Mask { data: mask.data(), nest, len: self.len };
+            let y = operands.write::<T>(0).slice();
+            *self.count = mask.compact(cpu, 1, y, |_, place, y| y[0] = x.data()[place]);
+        });
+        Ok(())
+    }
+}
+
+/// Packs the indices of the elements that are not 0.
+struct Nonzero<'a> {
+    shape: Shape,
+    dtype: DType,
+    count: &'a mut usize,
+}
+
+impl Kernel for Nonzero<'_> {
+    fn name(&self) -> &'static str {
+        "nonzero"
+    }
+
+    fn cost(&self) -> Cost {
+        let bytes = self.shape.element_count() * (self.dtype.size_bytes() + 8 * self.shape.len());
+        Cost { flops: 0.0, bytes: bytes as f64 }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let (shape, len) = (self.shape, self.shape.element_count());
+        let y = operands.write::<i64>(0).slice();
+        for_each_dtype!(self.dtype, T => {
+            let x = operands.read::<T>(0);
+            let own = Layout::contiguous(shape);
+            let nest = Nest::new(&shape, [x.layout().strides(), own.strides()]);
+            let mask = Mask { data: x.data(), nest, len };
+            *self.count = mask.compact(cpu, shape.len(), y, |mut number, _, index| {
+                for (at, &dim) in index.iter_mut().zip(shape.iter()).rev() {
+                    *at = (number % dim) as i64;
+                    number /= dim;
+                }
+            });
+        });
+        Ok(())
+    }
+}
+
+impl Tensor {
+    /// `ValueUnavailable` on a simulated device.
+    #[track_caller]
+    fn check_values(&self, op: &'static str) -> Result<()> {
+        if self.device().is_simulated() {
+            return Err(TensorError::ValueUnavailable { op, site: Location::caller() });
+        }
+        Ok(())
+    }
+
+    /// The first `count` rows of this upper bound; on a simulated device `assumed` ones, and its
+    /// list of assumptions then names the caller's place.
+    #[track_caller]
+    fn shortened(&self, op: &'static str, count: usize, assumed: usize) -> Result<Tensor> {
+        let count = match self.device().backend() {
+            Backend::Cpu(_) => count,
+            Backend::Sim(sim) => {
+                if assumed > self.shape()[0] {
+                    return Err(TensorError::Index {
+                        op,
+                        index: assumed,
+                        len: self.shape()[0] + 1,
+                    });
+                }
+                sim.assume(assumed as f64, Location::caller());
+                assumed
+            }
+        };
+        self.narrow(0, 0, count)
+    }
+
+    /// The elements where `mask` is true, in row-major order; both are broadcast. The result is a
+    /// view of memory for all elements: copy it to keep it for long.
+    ///
+    /// # Shapes
+    /// `[..] → [n]`.
+    ///
+    /// # Errors
+    /// `Shape`, `DType` unless the mask is of truth values, `Device`, `OutOfMemory`;
+    /// `ValueUnavailable` on a simulated device, see [`Tensor::masked_select_assuming`].
+    #[track_caller]
+    pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor> {
+        self.check_values("masked_select")?;
+        self.masked_select_assuming(mask, 0)
+    }
+
+    /// [`Tensor::masked_select`], and on a simulated device the first `assumed_len` elements of
+    /// what would hold them all, which its list of assumptions then names with the caller's place.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::masked_select`], without `ValueUnavailable`; `Index` when there are
+    /// fewer elements than assumed.
+    #[track_caller]
+    pub fn masked_select_assuming(&self, mask: &Tensor, assumed_len: usize) -> Result<Tensor> {
+        let op = "masked_select";
+        if mask.dtype() != DType::Bool {
+            return Err(TensorError::DType { op, left: mask.dtype(), right: DType::Bool });
+        }
+        let (left, right) = (*self.shape(), *mask.shape());
+        let shape = left.broadcast(&right).ok_or(TensorError::Shape { op, left, right })?;
+        let (x, mask) = (self.expand(shape)?, mask.expand(shape)?);
+        let (dtype, len) = (self.dtype(), shape.element_count());
+        let y = Tensor::empty(self.device(), [len], dtype)?;
+        let mut count = 0;
+        let kernel = MaskedSelect { dtype, len, count: &mut count };
+        self.device().launch(kernel, &[&mask, &x], &[&y])?;
+        y.shortened(op, count, assumed_len)
+    }
+
+    /// The indices of the elements that are not 0 (NaN is not), in row-major order, as i64. The
+    /// result is a view of memory for all elements: copy it to keep it for long.
+    ///
+    /// # Shapes
+    /// `[..] → [n, rank]`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; `ValueUnavailable` on a simulated device, see [`Tensor::nonzero_assuming`].
+    #[track_caller]
+    pub fn nonzero(&self) -> Result<Tensor> {
+        self.check_values("nonzero")?;
+        self.nonzero_assuming(0)
+    }
+
+    /// [`Tensor::nonzero`], and on a simulated device `assumed_count` indices; see
+    /// [`Tensor::masked_select_assuming`].
+    ///
+    /// # Errors
+    /// `OutOfMemory`, `Index` when there are fewer elements than assumed.
+    #[track_caller]
+    pub fn nonzero_assuming(&self, assumed_count: usize) -> Result<Tensor> {
+        let (op, shape) = ("nonzero", *self.shape());
+        let Some(bound) = Shape::checked(&[shape.element_count(), shape.len()]) else {
+            // Beyond all memory, whatever the shape: the error is the allocator's.
+            return Tensor::empty(self.device(), [usize::MAX], DType::I64);
+        };
+        let y = Tensor::empty(self.device(), bound, DType::I64)?;
+        let mut count = 0;
+        let kernel = Nonzero { shape, dtype: self.dtype(), count: &mut count };
+        self.device().launch(kernel, &[self], &[&y])?;
+        y.shortened(op, count, assumed_count)
+    }
+}

@@ -1,0 +1,305 @@
+//! Loops that follow indices. Where rows of elements share an index, whole rows move at once.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use half::{bf16, f16};
+
+use crate::cpu::Cpu;
+use crate::cpu::chunk::for_each_chunk;
+use crate::launch::{View, ViewMut};
+use crate::layout::{Nest, RANK_MAX, Shape};
+use crate::{Element, Result, TensorError};
+
+/// Elements per chunk: large enough to hide the fork, small enough for the L2 cache.
+const CHUNK_LEN: usize = 1 << 14;
+
+/// `Ok` if all indices are below `len`, else the error of the first that is not.
+pub(super) fn check(cpu: &Cpu, op: &'static str, index: View<'_, i64>, len: usize) -> Result<()> {
+    let shape = index.layout().shape();
+    let nest = Nest::new(shape, [index.layout().strides()]);
+    let [step] = nest.inner_strides();
+    let (data, count) = (index.data(), shape.element_count());
+    let first_bad = AtomicUsize::new(usize::MAX);
+    // A negative index wraps to a large number.
+    let is_bad = |index: i64| index as u64 >= len as u64;
+    cpu.pool().run(count.div_ceil(CHUNK_LEN), &|chunk| {
+        let mut at = chunk * CHUNK_LEN;
+        nest.rows(at, (at + CHUNK_LEN).min(count), |row| {
+            let row_data = &data[row.starts[0]..];
+            let bad = match step {
+                1 => row_data[..row.len].iter().fold(false, |bad, &x| bad | is_bad(x)),
+                _ => (0..row.len).any(|i| is_bad(row_data[i * step])),
+            };
+            if bad {
+                let first = (0..row.len).find(|i| is_bad(row_data[i * step]));
+                first_bad.fetch_min(at + first.unwrap_or(0), Ordering::Relaxed);
+            }
+            at += row.len;
+        });
+    });
+    let at = first_bad.into_inner();
+    let mut outcome = Ok(());
+    if at < count {
+        nest.rows(at, at + 1, |row| {
+            let index = data[row.starts[0]] as usize;
+            outcome = Err(TensorError::Index { op, index, len });
+        });
+    }
+    outcome
+}
+
+/// What an operation reads: element `i, j, ..` of a shape is at `strides · [i, j, ..]` plus
+/// `axis_stride` times the index that stands there, at `index_strides · [i, j, ..]`.
+pub(super) struct Follow<'a> {
+    pub(super) index: &'a [i64],
+    pub(super) index_strides: [usize; RANK_MAX],
+    pub(super) strides: [usize; RANK_MAX],
+    pub(super) axis_stride: usize,
+}
+
+/// y, of shape `shape`, from the elements of x that `follow` leads to.
+pub(super) fn gather<T: Copy + Send + Sync>(
+    cpu: &Cpu,
+    follow: &Follow<'_>,
+    x: &[T],
+    shape: &Shape,
+    y: &mut [T],
+) {
+    let rank = shape.len();
+    let nest = Nest::new(shape, [&follow.index_strides[..rank], &follow.strides[..rank]]);
+    let [index_step, step] = nest.inner_strides();
+    for_each_chunk(cpu.pool(), y, CHUNK_LEN, |chunk, y| {
+        let from = chunk * CHUNK_LEN;
+        let mut rest = y;
+        nest.rows(from, from + rest.len(), |row| {
+            let (y, next) = std::mem::take(&mut rest).split_at_mut(row.len);
+            rest = next;
+            let [index_start, start] = row.starts;
+            let place = |i: usize| {
+                let index = follow.index[index_start + i * index_step] as usize;
+                start + i * step + index * follow.axis_stride
+            };
+            match (index_step, step) {
+                (0, 0) => y.fill(x[place(0)]),
+                (0, 1) => y.copy_from_slice(&x[place(0)..][..y.len()]),
+                (0, _) => {
+                    let source = x[place(0)..].iter().step_by(step);
+                    y.iter_mut().zip(source).for_each(|(y, x)| *y = *x);
+                }
+                _ => y.iter_mut().enumerate().for_each(|(i, y)| *y = x[place(i)]),
+            }
+        });
+    });
+}
+
+/// Sums of this type that elements of `S` are added to.
+pub(super) trait Combine<S: Copy>: Element {
+    /// `self += from`.
+    fn combine(&mut self, from: S);
+
+    /// [`Combine::combine`] of each.
+    #[inline]
+    fn combine_row(to: &mut [Self], from: &[S]) {
+        to.iter_mut().zip(from).for_each(|(to, from)| to.combine(*from));
+    }
+}
+
+macro_rules! combine {
+    ($($to:ty, $from:ty: |$a:ident, $b:ident| $sum:expr;)*) => {$(
+        impl Combine<$from> for $to {
+            #[inline(always)]
+            fn combine(&mut self, $b: $from) {
+                let $a = *self;
+                *self = $sum;
+            }
+        }
+    )*};
+}
+combine! {
+    f64, f64: |a, b| a + b;
+    f32, f32: |a, b| a + b;
+    f16, f16: |a, b| f16::from_f32(a.to_f32() + b.to_f32());
+    bf16, bf16: |a, b| bf16::from_f32(a.to_f32() + b.to_f32());
+    i64, i64: |a, b| a.wrapping_add(b);
+    i32, i32: |a, b| a.wrapping_add(b);
+    u8, u8: |a, b| a.wrapping_add(b);
+}
+
+/// Half types that are added up in f32, converted with vector instructions.
+macro_rules! combine_wider {
+    ($($from:ty),*) => {$(
+        impl Combine<$from> for f32 {
+            #[inline(always)]
+            fn combine(&mut self, from: $from) {
+                *self += from.to_f32();
+            }
+
+            fn combine_row(to: &mut [f32], from: &[$from]) {
+                let mut tile = [0.0; 256];
+                for (to, from) in to.chunks_mut(256).zip(from.chunks(256)) {
+                    <$from>::cast_slice(from, &mut tile[..from.len()]);
+                    to.iter_mut().zip(&tile).for_each(|(to, from)| *to += from);
+                }
+            }
+        }
+    )*};
+}
+combine_wider!(f16, bf16);
+
+/// What arrives at a destination, each element from the place of its index, in the order along the
+/// axis: where indices repeat, the sums round alike and the last write stays, whatever the number
+/// of threads.
+pub(super) struct Arrivals<'a, S> {
+    pub(super) index: &'a [i64],
+    pub(super) index_strides: [usize; RANK_MAX],
+    pub(super) source: View<'a, S>,
+    pub(super) axis: usize,
+}
+
+/// The destination cut along the dimension with the largest stride, for one task per part.
+struct Cut {
+    axis: usize,
+    stride: usize,
+    /// Positions along it in each part.
+    rows: usize,
+}
+
+impl<S: Element> Arrivals<'_, S> {
+    /// Lets everything arrive at `to`.
+    pub(super) fn run<D: Element>(
+        &self,
+        cpu: &Cpu,
+        mut to: ViewMut<'_, D>,
+        combine: impl Fn(&mut D, S) + Sync,
+        combine_row: impl Fn(&mut [D], &[S]) + Sync,
+    ) {
+        let shape = self.source.layout().shape();
+        if shape.element_count() == 0 {
+            return;
+        }
+        let layout = *to.layout();
+        let order = &layout.axes_by_stride()[..layout.shape().len()];
+        let outermost = order.iter().copied().find(|&axis| layout.shape()[axis] > 1);
+        let first = outermost.unwrap_or(0);
+        let cut = Cut {
+            axis: first,
+            stride: layout.strides()[first].max(1),
+            rows: self.rows_per_part(cpu, first, layout.shape()[first]),
+        };
+        // The walk follows the destination's memory. Only the order along the axis decides about
+        // results, and no permutation changes that.
+        let others = order.iter().copied().filter(|&axis| axis != first);
+        let order: Vec<usize> = std::iter::once(first).chain(others).collect();
+        let dims: Vec<usize> = order.iter().map(|&axis| shape[axis]).collect();
+        let permuted =
+            |strides: &[usize]| -> Vec<usize> { order.iter().map(|&axis| strides[axis]).collect() };
+        let mut strides = layout.strides().to_vec();
+        let axis_stride = std::mem::take(&mut strides[self.axis]);
+        let nest = Nest::new(
+            &Shape::new(&dims),
+            [
+                &permuted(&self.index_strides),
+                &permuted(self.source.layout().strides()),
+                &permuted(&strides),
+            ],
+        );
+        for_each_chunk(cpu.pool(), to.data(), cut.rows * cut.stride, |part, data| {
+            self.part(&nest, &cut, part, axis_stride, data, &combine, &combine_row);
+        });
+    }
+
+    /// How many positions along dimension `first` of the destination one task takes. Each element
+    /// of the destination gets what arrives there in the same order however it is cut.
+    fn rows_per_part(&self, cpu: &Cpu, first: usize, len: usize) -> usize {
+        let shape = self.source.layout().shape();
+        let count = shape.element_count();
+        if count < CHUNK_LEN || cpu.threads() == 1 {
+            return len;
+        }
+        if first != self.axis {
+            return (CHUNK_LEN * shape[first] / count).max(1);
+        }
+        // Each task reads all indices and skips those of others, so there are only as many tasks
+        // as that is cheap against the rows that move.
+        let shared = (0..shape.len()).filter(|&axis| self.index_strides[axis] == 0);
+        let row_len: usize = shared.map(|axis| shape[axis]).product();
+        len.div_ceil(cpu.threads().max((row_len / 4).min(64)))
+    }
+
+    /// What arrives at `data`, which is part number `part` of the destination.
+    #[expect(clippy::too_many_arguments, reason = "the state of one loop")]
+    fn part<D>(
+        &self,
+        nest: &Nest<3>,
+        cut: &Cut,
+        part: usize,
+        axis_stride: usize,
+        data: &mut [D],
+        combine: &impl Fn(&mut D, S),
+        combine_row: &impl Fn(&mut [D], &[S]),
+    ) {
+        let shape = self.source.layout().shape();
+        let (from, to) = (part * cut.rows, (part + 1) * cut.rows);
+        let base = from * cut.stride;
+        let row_len = shape.element_count() / shape[cut.axis];
+        let (range, indices) = if cut.axis == self.axis {
+            (0..shape.element_count(), from..to)
+        } else {
+            let [from, to] = [from, to].map(|row| row.min(shape[cut.axis]) * row_len);
+            (from..to, 0..usize::MAX)
+        };
+        let source = self.source.data();
+        let [index_step, source_step, step] = nest.inner_strides();
+        nest.rows(range.start, range.end, |row| {
+            let [index_start, source_start, start] = row.starts;
+            if index_step != 0 {
+                for i in 0..row.len {
+                    let index = self.index[index_start + i * index_step] as usize;
+                    if indices.contains(&index) {
+                        let to = start + i * step + index * axis_stride - base;
+                        combine(&mut data[to], source[source_start + i * source_step]);
+                    }
+                }
+                return;
+            }
+            let index = self.index[index_start] as usize;
+            if !indices.contains(&index) {
+                return;
+            }
+            let start = start + index * axis_stride - base;
+            if (source_step, step) == (1, 1) {
+                combine_row(&mut data[start..][..row.len], &source[source_start..][..row.len]);
+            } else {
+                for i in 0..row.len {
+                    combine(&mut data[start + i * step], source[source_start + i * source_step]);
+                }
+            }
+        });
+    }
+}
+
+/// Rows of zeros with a one at each row's index.
+pub(super) fn one_hot<T: Element>(
+    cpu: &Cpu,
+    index: View<'_, i64>,
+    class_count: usize,
+    y: &mut [T],
+) {
+    let nest = Nest::new(index.layout().shape(), [index.layout().strides()]);
+    let [step] = nest.inner_strides();
+    let row_count = (CHUNK_LEN / class_count.max(1)).max(1);
+    let one = T::from_f32(1.0);
+    for_each_chunk(cpu.pool(), y, row_count * class_count, |chunk, y| {
+        y.fill(T::default());
+        let from = chunk * row_count;
+        let mut rows = y.chunks_exact_mut(class_count);
+        nest.rows(from, from + rows.len(), |run| {
+            for i in 0..run.len {
+                let class = index.data()[run.starts[0] + i * step] as usize;
+                if let Some(row) = rows.next() {
+                    row[class] = one;
+                }
+            }
+        });
+    });
+}

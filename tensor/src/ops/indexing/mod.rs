@@ -1,0 +1,256 @@
+//! Elements chosen by indices (i64): gather, index_select, embedding, one_hot; and in `scatter.rs`
+//! elements sent to where indices say.
+//!
+//! All indices are checked before anything is written. A simulated device has no indices to check.
+
+mod cpu;
+mod scatter;
+
+use crate::cpu::Cpu;
+use crate::dtype::for_each_dtype;
+use crate::layout::{RANK_MAX, Shape, check_axis, check_index};
+use crate::{Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
+use cpu::Follow;
+
+/// y from the elements of x at the indices; see [`Follow`].
+struct Gather {
+    name: &'static str,
+    dtype: DType,
+    /// Of y.
+    shape: Shape,
+    index_strides: [usize; RANK_MAX],
+    strides: [usize; RANK_MAX],
+    axis: usize,
+    index_len: usize,
+}
+
+impl Kernel for Gather {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cost(&self) -> Cost {
+        let moved = 2 * self.shape.element_count() * self.dtype.size_bytes();
+        Cost { flops: 0.0, bytes: (moved + 8 * self.index_len) as f64 }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let index = operands.read::<i64>(0);
+        for_each_dtype!(self.dtype, T => {
+            let x = operands.read::<T>(1);
+            cpu::check(cpu, self.name, index, x.layout().shape()[self.axis])?;
+            let follow = Follow {
+                index: index.data(),
+                index_strides: self.index_strides,
+                strides: self.strides,
+                axis_stride: x.layout().strides()[self.axis],
+            };
+            let y = operands.write::<T>(0).slice();
+            cpu::gather(cpu, &follow, x.data(), &self.shape, y);
+        });
+        Ok(())
+    }
+}
+
+struct OneHot {
+    class_count: usize,
+    dtype: DType,
+    out_len: usize,
+}
+
+impl Kernel for OneHot {
+    fn name(&self) -> &'static str {
+        "one_hot"
+    }
+
+    fn cost(&self) -> Cost {
+        Cost { flops: 0.0, bytes: (self.out_len * self.dtype.size_bytes()) as f64 }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let index = operands.read::<i64>(0);
+        cpu::check(cpu, self.name(), index, self.class_count)?;
+        for_each_dtype!(self.dtype, T => {
+            cpu::one_hot::<T>(cpu, index, self.class_count, operands.write::<T>(0).slice());
+        });
+        Ok(())
+    }
+}
+
+/// `of`, with room for every dimension that a tensor can have.
+fn strides(of: &[usize]) -> [usize; RANK_MAX] {
+    let mut strides = [0; RANK_MAX];
+    strides[..of.len()].copy_from_slice(of);
+    strides
+}
+
+impl Tensor {
+    /// `Ok` if this tensor holds indices, in `rank` dimensions if that is given.
+    fn check_indices(&self, op: &'static str, rank: Option<usize>) -> Result<()> {
+        if self.dtype() != DType::I64 {
+            return Err(TensorError::DType { op, left: self.dtype(), right: DType::I64 });
+        }
+        if rank.is_none_or(|rank| rank == self.shape().len()) {
+            return Ok(());
+        }
+        let right = Shape::new(&[self.element_count()]);
+        Err(TensorError::Shape { op, left: *self.shape(), right })
+    }
+
+    /// Launches a [`Gather`] from this tensor.
+    #[track_caller]
+    fn follow(&self, index: &Tensor, kernel: Gather) -> Result<Tensor> {
+        let y = Tensor::empty(self.device(), kernel.shape, self.dtype())?;
+        self.device().launch(kernel, &[index, self], &[&y])?;
+        Ok(y)
+    }
+
+    /// `y[i, j, k] = x[i, index[i, j, k], k]` for axis 1: the index says which position along
+    /// `axis`, all other positions are the index's own. (NumPy's `take_along_axis`.)
+    ///
+    /// # Shapes
+    /// The result's is the index's, which is at most x's along every dimension but `axis`.
+    ///
+    /// # Errors
+    /// `Index` for a dimension that does not exist or an index out of range, `Shape`, `DType`
+    /// unless indices are i64, `Device`, `OutOfMemory`.
+    #[track_caller]
+    pub fn gather(&self, axis: usize, index: &Tensor) -> Result<Tensor> {
+        let op = "gather";
+        check_axis(op, self.shape(), axis)?;
+        index.check_indices(op, None)?;
+        self.check_inside(op, axis, index.shape())?;
+        let mut places = strides(self.layout().strides());
+        places[axis] = 0;
+        let kernel = Gather {
+            name: op,
+            dtype: self.dtype(),
+            shape: *index.shape(),
+            index_strides: strides(index.layout().strides()),
+            strides: places,
+            axis,
+            index_len: index.element_count(),
+        };
+        self.follow(index, kernel)
+    }
+
+    /// `Ok` if `shape` has as many dimensions, and none but `axis` is longer.
+    fn check_inside(&self, op: &'static str, axis: usize, shape: &Shape) -> Result<()> {
+        let (left, right) = (*self.shape(), *shape);
+        let fits = |other: usize| other == axis || right[other] <= left[other];
+        if left.len() == right.len() && (0..left.len()).all(fits) {
+            return Ok(());
+        }
+        Err(TensorError::Shape { op, left, right })
+    }
+
+    /// The positions `index` (one dimension of them) along `axis`, in that order.
+    ///
+    /// # Shapes
+    /// `[A, N, C]` and `[M]` → `[A, M, C]` for axis 1.
+    ///
+    /// # Errors
+    /// As [`Tensor::gather`].
+    #[track_caller]
+    pub fn index_select(&self, axis: usize, index: &Tensor) -> Result<Tensor> {
+        let op = "index_select";
+        check_axis(op, self.shape(), axis)?;
+        index.check_indices(op, Some(1))?;
+        let (mut index_strides, mut places) = ([0; RANK_MAX], strides(self.layout().strides()));
+        (index_strides[axis], places[axis]) = (index.layout().strides()[0], 0);
+        let mut dims = self.shape().to_vec();
+        dims[axis] = index.element_count();
+        let Some(shape) = Shape::checked(&dims) else {
+            let (left, right) = (*self.shape(), *index.shape());
+            return Err(TensorError::Shape { op, left, right });
+        };
+        let kernel = Gather {
+            name: op,
+            dtype: self.dtype(),
+            shape,
+            index_strides,
+            strides: places,
+            axis,
+            index_len: index.element_count(),
+        };
+        self.follow(index, kernel)
+    }
+
+    /// The rows `index` of this table.
+    ///
+    /// # Shapes
+    /// `[V, C]` and `[..]` → `[.., C]`.
+    ///
+    /// # Errors
+    /// As [`Tensor::gather`].
+    #[track_caller]
+    pub fn embedding(&self, index: &Tensor) -> Result<Tensor> {
+        let op = "embedding";
+        index.check_indices(op, None)?;
+        let (left, right) = (*self.shape(), *index.shape());
+        let mismatch = TensorError::Shape { op, left, right };
+        let &[_, column_count] = &*left else { return Err(mismatch) };
+        let Some(shape) = Shape::checked(&[&right[..], &[column_count]].concat()) else {
+            return Err(mismatch);
+        };
+        let mut places = [0; RANK_MAX];
+        places[right.len()] = self.layout().strides()[1];
+        let kernel = Gather {
+            name: op,
+            dtype: self.dtype(),
+            shape,
+            index_strides: strides(index.layout().strides()),
+            strides: places,
+            axis: 0,
+            index_len: index.element_count(),
+        };
+        self.follow(index, kernel)
+    }
+
+    /// The gradient of the table through [`Tensor::embedding`], for `self = dy`: each row is the
+    /// sum of the rows of dy whose index it is, added up in the order of the indices, half types
+    /// in f32.
+    ///
+    /// # Shapes
+    /// `[.., C]` and `[..]` → `[row_count, C]`.
+    ///
+    /// # Errors
+    /// As [`Tensor::gather`]; `DType` unless dy is of floats.
+    #[track_caller]
+    pub fn embedding_backward(&self, index: &Tensor, row_count: usize) -> Result<Tensor> {
+        let op = "embedding_backward";
+        index.check_indices(op, None)?;
+        if !self.dtype().is_float() {
+            return Err(TensorError::DType { op, left: self.dtype(), right: DType::F32 });
+        }
+        let (left, right) = (*self.shape(), *index.shape());
+        let rows = left.split_last().filter(|&(_, rows)| *rows == right[..]);
+        let Some((&column_count, _)) = rows else {
+            return Err(TensorError::Shape { op, left, right });
+        };
+        let len = index.element_count();
+        let dy = self.reshape([len, column_count])?;
+        let table = dy.index_sum(op, 0, &index.reshape([len])?, row_count)?;
+        table.to_dtype(self.dtype())
+    }
+
+    /// A new last dimension of `class_count`, with 1 at the index and 0 elsewhere.
+    ///
+    /// # Errors
+    /// `Index` when an index is out of range or there are [`RANK_MAX`] dimensions already,
+    /// `DType` unless the indices are i64, `OutOfMemory`.
+    #[track_caller]
+    pub fn one_hot(&self, class_count: usize, dtype: DType) -> Result<Tensor> {
+        let op = "one_hot";
+        self.check_indices(op, None)?;
+        check_index(op, self.shape().len(), RANK_MAX)?;
+        let Some(shape) = Shape::checked(&[&self.shape()[..], &[class_count]].concat()) else {
+            // Beyond all memory, whatever the shape: the error is the allocator's.
+            return Tensor::empty(self.device(), [usize::MAX], dtype);
+        };
+        let y = Tensor::empty(self.device(), shape, dtype)?;
+        let kernel = OneHot { class_count, dtype, out_len: shape.element_count() };
+        self.device().launch(kernel, &[self], &[&y])?;
+        Ok(y)
+    }
+}

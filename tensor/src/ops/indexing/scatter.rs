@@ -1,0 +1,284 @@
+//! Elements sent to where indices say: scatter, index_add, index_copy.
+
+use super::cpu::{self, Arrivals, Combine};
+use super::strides;
+use crate::cpu::Cpu;
+use crate::dtype::for_each_dtype;
+use crate::layout::{RANK_MAX, check_axis};
+use crate::{Cost, DType, Element, Kernel, Operands, Result, Tensor, TensorError};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arrival {
+    Replace,
+    Add,
+}
+
+/// Sends the elements of the second operand to where those of the first one say.
+struct Scatter {
+    name: &'static str,
+    arrival: Arrival,
+    /// Of the source, and of the destination.
+    dtypes: [DType; 2],
+    index_strides: [usize; RANK_MAX],
+    axis: usize,
+    len: usize,
+    index_len: usize,
+}
+
+impl Kernel for Scatter {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cost(&self) -> Cost {
+        let [from, to] = self.dtypes.map(DType::size_bytes);
+        let (touches, flops) = if self.arrival == Arrival::Add { (2, 1) } else { (1, 0) };
+        let bytes = self.len * (from + touches * to) + 8 * self.index_len;
+        Cost { flops: (flops * self.len) as f64, bytes: bytes as f64 }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        match (self.arrival, self.dtypes) {
+            (Arrival::Replace, [dtype, _]) => for_each_dtype!(dtype, T => {
+                self.run::<T, T>(cpu, operands, |to, x| *to = x, <[T]>::copy_from_slice)
+            }),
+            (Arrival::Add, [DType::F16, DType::F32]) => self.add::<half::f16, f32>(cpu, operands),
+            (Arrival::Add, [DType::BF16, DType::F32]) => self.add::<half::bf16, f32>(cpu, operands),
+            (Arrival::Add, [DType::F64, _]) => self.add::<f64, f64>(cpu, operands),
+            (Arrival::Add, [DType::F32, _]) => self.add::<f32, f32>(cpu, operands),
+            (Arrival::Add, [DType::F16, _]) => self.add::<half::f16, half::f16>(cpu, operands),
+            (Arrival::Add, [DType::BF16, _]) => self.add::<half::bf16, half::bf16>(cpu, operands),
+            (Arrival::Add, [DType::I64, _]) => self.add::<i64, i64>(cpu, operands),
+            (Arrival::Add, [DType::I32, _]) => self.add::<i32, i32>(cpu, operands),
+            (Arrival::Add, [DType::U8, _]) => self.add::<u8, u8>(cpu, operands),
+            (Arrival::Add, [DType::Bool, _]) => unreachable!("checked to be a number"),
+        }
+    }
+}
+
+impl Scatter {
+    fn add<S: Element, D: Combine<S>>(&self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        self.run::<S, D>(cpu, operands, D::combine, D::combine_row)
+    }
+
+    fn run<S: Element, D: Element>(
+        &self,
+        cpu: &Cpu,
+        operands: &mut Operands<'_>,
+        combine: impl Fn(&mut D, S) + Sync,
+        combine_row: impl Fn(&mut [D], &[S]) + Sync,
+    ) -> Result<()> {
+        let (index, source) = (operands.read::<i64>(0), operands.read::<S>(1));
+        let to = operands.write::<D>(0);
+        cpu::check(cpu, self.name, index, to.layout().shape()[self.axis])?;
+        let (index, index_strides, axis) = (index.data(), self.index_strides, self.axis);
+        Arrivals { index, index_strides, source, axis }.run(cpu, to, combine, combine_row);
+        Ok(())
+    }
+}
+
+impl Tensor {
+    /// The checks and the launch of all that write into this tensor. `index` has a dimension for
+    /// each of this tensor's, or only the one that goes along `axis`.
+    #[track_caller]
+    fn arrive(
+        &self,
+        op: &'static str,
+        arrival: Arrival,
+        axis: usize,
+        index: &Tensor,
+        source: &Tensor,
+    ) -> Result<()> {
+        if arrival == Arrival::Add && self.dtype() == DType::Bool {
+            return Err(TensorError::DType { op, left: DType::Bool, right: DType::U8 });
+        }
+        let is_wider = self.dtype() == DType::F32 && arrival == Arrival::Add;
+        if !(is_wider && matches!(source.dtype(), DType::F16 | DType::BF16)) {
+            self.check_dtype(op, source)?;
+        }
+        let mut index_strides = strides(index.layout().strides());
+        if source.shape().len() != index.shape().len() {
+            index_strides = [0; RANK_MAX];
+            index_strides[axis] = index.layout().strides()[0];
+        }
+        let dtypes = [source.dtype(), self.dtype()];
+        let len = source.element_count();
+        let index_len = index.element_count();
+        let kernel = Scatter { name: op, arrival, dtypes, index_strides, axis, len, index_len };
+        self.device().launch(kernel, &[index, source], &[self])
+    }
+
+    /// The part of `source` that `index` covers, if that fits into this tensor.
+    fn check_scatter(
+        &self,
+        op: &'static str,
+        axis: usize,
+        index: &Tensor,
+        source: &Tensor,
+    ) -> Result<Tensor> {
+        check_axis(op, self.shape(), axis)?;
+        index.check_indices(op, None)?;
+        self.check_inside(op, axis, index.shape())?;
+        let (left, right) = (*source.shape(), *index.shape());
+        if left.len() != right.len() || (0..left.len()).any(|axis| left[axis] < right[axis]) {
+            return Err(TensorError::Shape { op, left, right });
+        }
+        (0..right.len()).try_fold(source.clone(), |part, axis| part.narrow(axis, 0, right[axis]))
+    }
+
+    /// `Ok` if `source` has a slice for each index, of the shape of this tensor's.
+    fn check_slices(
+        &self,
+        op: &'static str,
+        axis: usize,
+        index: &Tensor,
+        source: &Tensor,
+    ) -> Result<()> {
+        check_axis(op, self.shape(), axis)?;
+        index.check_indices(op, Some(1))?;
+        let (left, right) = (*source.shape(), self.shape().with(axis, index.element_count()));
+        if left == right { Ok(()) } else { Err(TensorError::Shape { op, left, right }) }
+    }
+
+    /// A copy of this tensor that sums are added up in: half types as f32.
+    #[track_caller]
+    fn wide_copy(&self) -> Result<Tensor> {
+        match self.dtype() {
+            DType::F16 | DType::BF16 => self.to_dtype(DType::F32),
+            _ => self.copied(),
+        }
+    }
+
+    /// For each position below `len` along `axis`, the sum of the slices whose index it is, in
+    /// f32 for half types.
+    #[track_caller]
+    pub(crate) fn index_sum(
+        &self,
+        op: &'static str,
+        axis: usize,
+        index: &Tensor,
+        len: usize,
+    ) -> Result<Tensor> {
+        let dtype = if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let sums = Tensor::zeros(self.device(), self.shape().with(axis, len), dtype)?;
+        sums.arrive(op, Arrival::Add, axis, index, self)?;
+        Ok(sums)
+    }
+
+    /// `x[i, index[i, j, k], k] = source[i, j, k]` for axis 1, the inverse of [`Tensor::gather`].
+    /// Where indices repeat, the last one along `axis` stays.
+    ///
+    /// # Shapes
+    /// The index is at most x along every dimension but `axis`, and at most `source` along all.
+    ///
+    /// # Errors
+    /// `Index` for a dimension that does not exist or an index out of range, `Shape`, `DType`
+    /// unless indices are i64 and the others of one type, `Device`, `Frozen`, `Overlap`.
+    #[track_caller]
+    pub fn scatter_(&mut self, axis: usize, index: &Tensor, source: &Tensor) -> Result<()> {
+        let op = "scatter";
+        let source = self.check_scatter(op, axis, index, source)?;
+        self.arrive(op, Arrival::Replace, axis, index, &source)
+    }
+
+    /// [`Tensor::scatter_`] into a copy of this tensor.
+    ///
+    /// # Errors
+    /// As [`Tensor::scatter_`], and `OutOfMemory`.
+    #[track_caller]
+    pub fn scatter(&self, axis: usize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
+        let op = "scatter";
+        let source = self.check_scatter(op, axis, index, source)?;
+        let y = self.copied()?;
+        y.arrive(op, Arrival::Replace, axis, index, &source)?;
+        Ok(y)
+    }
+
+    /// `x[i, index[i, j, k], k] += source[i, j, k]` for axis 1, in the order along `axis`. Of
+    /// numbers: floats, and integers, which wrap. In half types each sum is rounded;
+    /// [`Tensor::scatter_add`] has room for f32.
+    ///
+    /// # Shapes
+    /// As [`Tensor::scatter_`].
+    ///
+    /// # Errors
+    /// As [`Tensor::scatter_`], and `DType` for truth values.
+    #[track_caller]
+    pub fn scatter_add_(&mut self, axis: usize, index: &Tensor, source: &Tensor) -> Result<()> {
+        let op = "scatter_add";
+        let source = self.check_scatter(op, axis, index, source)?;
+        self.check_dtype(op, &source)?;
+        self.arrive(op, Arrival::Add, axis, index, &source)
+    }
+
+    /// [`Tensor::scatter_add_`] into a copy of this tensor; half types are added up in f32.
+    ///
+    /// # Errors
+    /// As [`Tensor::scatter_add_`], and `OutOfMemory`.
+    #[track_caller]
+    pub fn scatter_add(&self, axis: usize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
+        let op = "scatter_add";
+        let source = self.check_scatter(op, axis, index, source)?;
+        self.check_dtype(op, &source)?;
+        let y = self.wide_copy()?;
+        y.arrive(op, Arrival::Add, axis, index, &source)?;
+        y.to_dtype(self.dtype())
+    }
+
+    /// `x[i, index[j], k] += source[i, j, k]` for axis 1, in the order of the indices, which have
+    /// one dimension. Types and rounding as [`Tensor::scatter_add_`].
+    ///
+    /// # Shapes
+    /// `source` has x's, with as many positions along `axis` as there are indices.
+    ///
+    /// # Errors
+    /// As [`Tensor::scatter_add_`].
+    #[track_caller]
+    pub fn index_add_(&mut self, axis: usize, index: &Tensor, source: &Tensor) -> Result<()> {
+        let op = "index_add";
+        self.check_slices(op, axis, index, source)?;
+        self.check_dtype(op, source)?;
+        self.arrive(op, Arrival::Add, axis, index, source)
+    }
+
+    /// [`Tensor::index_add_`] into a copy of this tensor; half types are added up in f32.
+    ///
+    /// # Errors
+    /// As [`Tensor::index_add_`], and `OutOfMemory`.
+    #[track_caller]
+    pub fn index_add(&self, axis: usize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
+        let op = "index_add";
+        self.check_slices(op, axis, index, source)?;
+        self.check_dtype(op, source)?;
+        let y = self.wide_copy()?;
+        y.arrive(op, Arrival::Add, axis, index, source)?;
+        y.to_dtype(self.dtype())
+    }
+
+    /// `x[i, index[j], k] = source[i, j, k]` for axis 1; where indices repeat, the last stays.
+    ///
+    /// # Shapes
+    /// As [`Tensor::index_add_`].
+    ///
+    /// # Errors
+    /// As [`Tensor::scatter_`].
+    #[track_caller]
+    pub fn index_copy_(&mut self, axis: usize, index: &Tensor, source: &Tensor) -> Result<()> {
+        let op = "index_copy";
+        self.check_slices(op, axis, index, source)?;
+        self.arrive(op, Arrival::Replace, axis, index, source)
+    }
+
+    /// [`Tensor::index_copy_`] into a copy of this tensor.
+    ///
+    /// # Errors
+    /// As [`Tensor::index_copy_`], and `OutOfMemory`.
+    #[track_caller]
+    pub fn index_copy(&self, axis: usize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
+        let op = "index_copy";
+        self.check_slices(op, axis, index, source)?;
+        let y = self.copied()?;
+        y.arrive(op, Arrival::Replace, axis, index, source)?;
+        Ok(y)
+    }
+}
