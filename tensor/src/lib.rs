@@ -27,6 +27,7 @@ pub use ops::conv2d::Conv2dGeometry;
 pub use ops::cross_entropy::CrossEntropy;
 pub use ops::finite::{scale_and_check_finite, squared_norm};
 pub use ops::max_pool2d::Pool2dGeometry;
+pub use ops::norm::{Normalized, NormalizedBackward};
 pub use ops::sgd::SgdStep;
 pub use random::RandomKey;
 pub use tensor::Tensor;

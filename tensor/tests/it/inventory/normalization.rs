@@ -1,5 +1,62 @@
-use super::Op;
+use lowtide_tensor::{Normalized, NormalizedBackward, Result, Tensor};
+
+use super::{Op, both, in_place, out};
+
+fn all(found: Result<Normalized>) -> Result<Vec<Tensor>> {
+    let found = found?;
+    Ok([Some(found.y), found.mean, Some(found.rstd)].into_iter().flatten().collect())
+}
+
+fn gradients(found: Result<NormalizedBackward>) -> Result<Vec<Tensor>> {
+    let found = found?;
+    Ok(std::iter::once(found.dx).chain(found.parameters.into_iter().flatten()).collect())
+}
+
+/// An operation with several results.
+macro_rules! several {
+    ($collect:ident; $($name:ident, $inputs:ident => $result:expr;)*) => {
+        vec![$(Op {
+            name: stringify!($name),
+            run: |$inputs| $collect($result),
+            half: true,
+        }),*]
+    };
+}
 
 pub(super) fn ops() -> Vec<Op> {
-    Vec::new()
+    let mut ops = both! { i;
+        softmax softmax_(1);
+        log_softmax log_softmax_(1);
+        softmax_backward softmax_backward_(&i.b, 1);
+        log_softmax_backward log_softmax_backward_(&i.b, 1);
+    };
+    ops.extend(several! { all;
+        layer_norm, i => {
+            let w = i.row.select(0, 0)?;
+            i.a.layer_norm(1, Some(&w), Some(&w), 1e-5)
+        };
+        rms_norm, i => i.a.rms_norm(1, Some(&i.row.select(0, 0)?), 1e-5);
+        group_norm, i => {
+            let w = i.row.narrow(1, 0, 8)?.select(0, 0)?;
+            i.image.group_norm(4, Some(&w), Some(&w), 1e-5)
+        };
+    });
+    ops.extend(several! { gradients;
+        layer_norm_backward, i => {
+            let w = i.row.select(0, 0)?;
+            let found = i.b.layer_norm(1, None, None, 1e-5)?;
+            i.a.layer_norm_backward(&i.b, &found.mean.unwrap(), &found.rstd, Some(&w))
+        };
+        rms_norm_backward, i => {
+            let w = i.row.select(0, 0)?;
+            let found = i.b.rms_norm(1, None, 1e-5)?;
+            i.a.rms_norm_backward(&i.b, &found.rstd, Some(&w))
+        };
+        group_norm_backward, i => {
+            let w = i.row.narrow(1, 0, 12)?.select(0, 0)?;
+            let found = i.dy.group_norm(4, None, None, 1e-5)?;
+            i.dy.group_norm_backward(&i.dy, &found.mean.unwrap(), &found.rstd, Some(&w))
+        };
+    });
+    ops
 }
