@@ -141,6 +141,15 @@ impl Lines {
         }
     }
 
+    /// How many lanes have a reduction of their own.
+    #[inline(always)]
+    pub(crate) fn reductions(&self) -> usize {
+        match self.lanes {
+            Lanes::Row => 1,
+            Lanes::Columns => self.width,
+        }
+    }
+
     /// Where lanes are parts of one reduction, gives all of them its result.
     #[inline(always)]
     pub(crate) fn fold<T: Copy, const W: usize>(

@@ -1,13 +1,16 @@
 //! One folder per operation: shapes, checks and the launch in `mod.rs`, loops in `cpu.rs`.
 
 pub(crate) mod adam;
+pub(crate) mod batch_norm;
 pub(crate) mod conv2d;
 pub(crate) mod cross_entropy;
+pub(crate) mod dropout;
 pub(crate) mod elementwise;
 pub(crate) mod finite;
 mod matmul;
 pub(crate) mod max_pool2d;
 pub(crate) mod norm;
+pub(crate) mod pair_loss;
 mod random;
 mod reduce;
 mod sequence;

@@ -5,9 +5,13 @@ use safetensors::SafeTensors;
 
 use crate::common::{download, epsilon, file_dtype, shared};
 
-/// The reference values of PyTorch in `tests/fixtures/elementwise.safetensors`, by name.
 fn fixture() -> BTreeMap<String, Tensor> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/elementwise.safetensors");
+    fixture_called("elementwise")
+}
+
+/// The reference values of PyTorch in a file of `tests/fixtures`, by name.
+pub(crate) fn fixture_called(name: &str) -> BTreeMap<String, Tensor> {
+    let path = format!("{}/tests/fixtures/{name}.safetensors", env!("CARGO_MANIFEST_DIR"));
     let bytes = std::fs::read(path).expect("the fixture is part of the repository");
     let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
     let upload = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {

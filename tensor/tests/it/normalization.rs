@@ -1,9 +1,9 @@
 //! Normalisations against the definition: layer, root mean square, groups and batches.
 
-use lowtide_tensor::{DType, Normalized, NormalizedBackward, Tensor};
+use lowtide_tensor::{DType, Normalized, NormalizedBackward, Statistics, Tensor};
 use proptest::prelude::*;
 
-use crate::common::{Style, all_floats, assert_close, download, sample, shapes, styles};
+use crate::common::{Style, all_floats, download, epsilon, sample, shapes, shared, styles};
 use crate::naive::{Array, index_of};
 
 const EPS: f64 = 0.25;
@@ -62,27 +62,41 @@ impl Rows<'_> {
     }
 }
 
-/// `tensor` agrees with `values` within errors that grow with the number of terms.
+/// `tensor` agrees with `values` within some roundings of its type, one rounding of `sum_dtype` for
+/// each of the terms, and the twin's own errors.
 #[track_caller]
-fn check(tensor: &Tensor, values: &[f64], terms: usize) {
-    assert_close(tensor, &Array::new(tensor.shape(), values.to_vec()), 24 + 2 * terms);
+fn check(tensor: &Tensor, values: &[f64], terms: usize, sum_dtype: DType) {
+    let found = download(tensor);
+    assert_eq!(found.len(), values.len());
+    let relative =
+        24.0 * epsilon(tensor.dtype()) + terms as f64 * (epsilon(sum_dtype) + 2.0 * f64::EPSILON);
+    for (place, (x, y)) in found.values.iter().zip(values).enumerate() {
+        let tolerance = relative * y.abs().max(1.0);
+        let agrees = (x - y).abs() <= tolerance || (x.is_nan() && y.is_nan());
+        assert!(agrees, "element {place}: {x}, not {y}, within {tolerance:e}");
+    }
 }
 
 #[track_caller]
 fn check_forward(found: &Normalized, expected: &Expected) {
-    check(&found.y, &expected.y, 0);
-    check(&found.rstd, &expected.rstd, 0);
+    // Rows are summed in f64.
+    let terms = expected.y.len() / expected.mean.len().max(1);
+    check(&found.y, &expected.y, terms, DType::F64);
+    check(&found.rstd, &expected.rstd, terms, DType::F64);
     if let Some(mean) = &found.mean {
-        check(mean, &expected.mean, 0);
+        check(mean, &expected.mean, terms, DType::F64);
     }
 }
 
 #[track_caller]
 fn check_backward(found: &NormalizedBackward, expected: &Expected) {
-    check(&found.dx, &expected.dx, 0);
+    let terms = expected.y.len() / expected.mean.len().max(1);
+    check(&found.dx, &expected.dx, terms, DType::F64);
     if let Some([dweight, dbias]) = &found.parameters {
-        check(dweight, &expected.dweight, expected.dx.len());
-        check(dbias, &expected.dbias, expected.dx.len());
+        let terms = expected.dx.len() / expected.dweight.len().max(1);
+        let sum_dtype = if dweight.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        check(dweight, &expected.dweight, terms, sum_dtype);
+        check(dbias, &expected.dbias, terms, sum_dtype);
     }
 }
 
@@ -189,7 +203,7 @@ proptest! {
 fn large_mean_does_not_swallow_the_variance() {
     // Around 4096, an f32 has steps of 1/2048; the squares of it would have steps of 2.
     let x_twin = Array::pattern(&[3, 5000], 1).map(|x| x + 4096.0);
-    let x = crate::common::upload(crate::common::shared(), &x_twin, DType::F32);
+    let x = crate::common::upload(shared(), &x_twin, DType::F32);
     let found = x.layer_norm(1, None, None, 0.0).unwrap();
     for (row, rstd) in download(&found.rstd).values.into_iter().enumerate() {
         let row = &x_twin.values[row * 5000..][..5000];
@@ -197,4 +211,98 @@ fn large_mean_does_not_swallow_the_variance() {
         let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 5000.0;
         assert!((rstd * variance.sqrt() - 1.0).abs() < 1e-6, "{rstd} against {variance}");
     }
+}
+
+/// `[N, C, ..]` of few and of many samples, with and without dimensions behind the channels.
+fn batch_shapes() -> impl Strategy<Value = Vec<usize>> {
+    let inner = prop::collection::vec(prop::sample::select(vec![1, 2, 3, 5, 70]), 0..=2);
+    let samples = prop::sample::select(vec![1, 2, 5, 70, 131]);
+    (samples, prop::sample::select(vec![1, 3, 35]), inner)
+        .prop_map(|(n, c, inner)| [vec![n, c], inner].concat())
+}
+
+proptest! {
+    #[test]
+    fn batch_norm_follows_the_definition(
+        dims in batch_shapes(), style in styles(), dy_style in styles(), dtype in all_floats(),
+        has_weight in any::<bool>(),
+    ) {
+        let channels = dims[1];
+        let (x, x_twin) = sample(&dims, style, dtype, 1);
+        let (dy, dy_twin) = sample(&dims, dy_style, dtype, 2);
+        let (w, w_twin) = sample(&[channels], Style::Narrowed, dtype, 3);
+        let (b, b_twin) = sample(&[channels], Style::Contiguous, dtype, 4);
+        let rows = Rows {
+            row: &|index| index[1],
+            row_count: channels,
+            parameter: &|index| index[1],
+            is_centered: true,
+        };
+        let ones = vec![1.0; channels];
+        let (weight, w) = if has_weight { (Some(&w), &w_twin.values) } else { (None, &ones) };
+        let expected = rows.expected(&x_twin, &dy_twin, w, &b_twin.values);
+        let terms = x_twin.len() / channels;
+
+        let found = x.batch_norm(weight, Some(&b), EPS).unwrap();
+        let variances: Vec<f64> = expected.rstd.iter().map(|r| 1.0 / (r * r) - EPS).collect();
+        check(&found.y, &expected.y, terms, DType::F64);
+        check(&found.mean, &expected.mean, terms, DType::F64);
+        check(&found.variance, &variances, terms, DType::F64);
+        let (mean, variance) = (&found.mean, &found.variance);
+        let gradients =
+            dy.batch_norm_backward(&x, mean, variance, weight, Statistics::Batch, EPS).unwrap();
+        check(&gradients.dx, &expected.dx, terms, DType::F64);
+        // Terms are computed in the type of the statistics and summed in f64.
+        check(&gradients.dweight, &expected.dweight, terms, mean.dtype());
+        check(&gradients.dbias, &expected.dbias, terms, mean.dtype());
+
+        // By fixed statistics, of which the result is a linear function.
+        let y = x.batch_norm_fixed(mean, variance, weight, Some(&b), EPS).unwrap();
+        prop_assert_eq!(download(&y), download(&found.y));
+        let fixed =
+            dy.batch_norm_backward(&x, mean, variance, weight, Statistics::Fixed, EPS).unwrap();
+        let inner: usize = dims[2..].iter().product();
+        let slope = |(place, dy): (usize, &f64)| {
+            let channel = place / inner % channels;
+            dy * w[channel] * expected.rstd[channel]
+        };
+        let dx: Vec<f64> = dy_twin.values.iter().enumerate().map(slope).collect();
+        check(&fixed.dx, &dx, terms, DType::F64);
+        prop_assert_eq!(download(&fixed.dweight), download(&gradients.dweight));
+    }
+}
+
+#[test]
+fn running_statistics_move_by_the_momentum() {
+    let vector = |values: &[f32]| Tensor::from_slice(shared(), [2], values).unwrap();
+    let (mut mean, mut variance) = (vector(&[1.0, 2.0]), vector(&[1.0, 4.0]));
+    let batch = [vector(&[3.0, -2.0]), vector(&[3.0, 0.0])];
+    let batch = batch.each_ref();
+    mean.update_running_(&mut variance, batch, 4, 0.25).unwrap();
+    // The variance of 4 elements times 4 / 3.
+    assert_eq!(mean.to_vec::<f32>().unwrap(), [1.5, 1.0]);
+    assert_eq!(variance.to_vec::<f32>().unwrap(), [1.75, 3.0]);
+
+    let version = mean.version();
+    assert!(mean.update_running_(&mut variance, batch, 1, 0.25).is_err());
+    variance.freeze();
+    assert!(mean.update_running_(&mut variance, batch, 4, 0.25).is_err());
+    variance.unfreeze();
+    assert_eq!((mean.version(), mean.to_vec::<f32>().unwrap()), (version, vec![1.5, 1.0]));
+}
+
+#[test]
+fn empty_batches_have_no_gradients() {
+    let x = Tensor::zeros(shared(), [0, 3, 4], DType::F32).unwrap();
+    let found = x.batch_norm(None, None, EPS).unwrap();
+    assert!(download(&found.mean).values.iter().all(|mean| mean.is_nan()));
+    let (mean, variance) = (&found.mean, &found.variance);
+    let gradients =
+        x.batch_norm_backward(&x, mean, variance, None, Statistics::Batch, EPS).unwrap();
+    assert_eq!(gradients.dweight.to_vec::<f32>().unwrap(), [0.0; 3]);
+    let weight = Tensor::ones(shared(), [3], DType::F32).unwrap();
+    let found = x.group_norm(3, Some(&weight), None, EPS).unwrap();
+    let mean = found.mean.unwrap();
+    let gradients = x.group_norm_backward(&x, &mean, &found.rstd, Some(&weight)).unwrap();
+    assert_eq!(gradients.parameters.unwrap()[1].to_vec::<f32>().unwrap(), [0.0; 3]);
 }

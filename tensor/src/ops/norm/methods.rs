@@ -1,6 +1,6 @@
 //! Layer, root mean square and group normalisation as methods.
 
-use super::cpu::Cut;
+use super::backward::Cut;
 use super::{Backward, Center, Forward, Norm, statistics_dtype};
 use crate::{Result, Shape, Tensor, TensorError};
 

@@ -8,6 +8,7 @@
 //! Ba, Kiros and Hinton, "Layer normalization" (2016); Zhang and Sennrich, "Root mean square layer
 //! normalization" (2019); Wu and He, "Group normalization" (2018).
 
+pub(crate) mod backward;
 pub(crate) mod cpu;
 mod methods;
 
@@ -137,7 +138,7 @@ impl Kernel for Backward {
             let mean = has_mean.then(|| operands.read::<T>(3).slice());
             let weight_at = 3 + usize::from(has_mean);
             let weight = self.has_weight.then(|| operands.read::<E>(weight_at).slice());
-            let reads = cpu::Reads { dy, x, mean, rstd, weight };
+            let reads = backward::Reads { dy, x, mean, rstd, weight };
             let dx = operands.write::<E>(0).slice();
             let mut parameters = self
                 .has_weight
@@ -150,7 +151,7 @@ impl Kernel for Backward {
                 parameters.iter_mut().flatten().for_each(|to| to.fill(E::default()));
                 return Ok(());
             }
-            cpu::backward(cpu, norm, &reads, dx, parameters, partials);
+            backward::backward(cpu, norm, &reads, dx, parameters, partials);
         });
         Ok(())
     }
