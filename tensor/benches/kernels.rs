@@ -17,6 +17,8 @@ const CONVOLUTIONS: [([usize; 4], usize); 2] = [([64, 1, 8, 8], 16), ([32, 16, 3
 const IMAGES: [usize; 4] = [32, 32, 32, 32];
 /// [N, C].
 const LOGITS: [usize; 2] = [256, 1000];
+/// Rows that are normalised, of this length.
+const ROWS: [usize; 2] = [4096, 1024];
 const GEOMETRY: Conv2dGeometry =
     Conv2dGeometry { stride: [1; 2], padding: [1; 2], dilation: [1; 2], groups: 1 };
 
@@ -242,6 +244,45 @@ fn cross_entropy(criterion: &mut Criterion) {
     });
 }
 
+fn softmax(criterion: &mut Criterion) {
+    let device = device();
+    let [rows, len] = ROWS;
+    let (x, x_values) = tensor(&device, &ROWS, 1);
+    let elements = Throughput::Elements((rows * len) as u64);
+    let subject = format!("softmax_{rows}x{len}");
+    let ours = || x.softmax(1).expect("softmax");
+    check_and_time(criterion, &subject, elements, ours, || {
+        let mut y = Vec::with_capacity(rows * len);
+        for x in x_values.chunks_exact(len) {
+            let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let sum: f32 = x.iter().map(|x| (x - max).exp()).sum();
+            y.extend(x.iter().map(|x| (x - max).exp() / sum));
+        }
+        y
+    });
+}
+
+fn layer_norm(criterion: &mut Criterion) {
+    let device = device();
+    let [rows, len] = ROWS;
+    let (x, x_values) = tensor(&device, &ROWS, 1);
+    let ((w, w_values), (b, b_values)) = (tensor(&device, &[len], 2), tensor(&device, &[len], 3));
+    let elements = Throughput::Elements((rows * len) as u64);
+    let subject = format!("layer_norm_{rows}x{len}");
+    let ours = || x.layer_norm(1, Some(&w), Some(&b), 1e-5).expect("layer_norm").y;
+    check_and_time(criterion, &subject, elements, ours, || {
+        let mut y = Vec::with_capacity(rows * len);
+        for x in x_values.chunks_exact(len) {
+            let mean = x.iter().sum::<f32>() / len as f32;
+            let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / len as f32;
+            let rstd = 1.0 / (variance + 1e-5).sqrt();
+            let parameters = w_values.iter().zip(&b_values);
+            y.extend(x.iter().zip(parameters).map(|(x, (w, b))| (x - mean) * rstd * w + b));
+        }
+        y
+    });
+}
+
 fn adam(criterion: &mut Criterion) {
     let subject = "adam_2^20";
     let device = device();
@@ -278,5 +319,16 @@ fn adam(criterion: &mut Criterion) {
     time(criterion, subject, elements, || update(&mut p), || naive(&mut p_naive));
 }
 
-criterion_group!(kernels, elementwise, functions, matmul, conv2d, max_pool2d, cross_entropy, adam);
+criterion_group!(
+    kernels,
+    elementwise,
+    functions,
+    matmul,
+    conv2d,
+    max_pool2d,
+    cross_entropy,
+    softmax,
+    layer_norm,
+    adam
+);
 criterion_main!(kernels);

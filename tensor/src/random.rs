@@ -52,6 +52,32 @@ impl RandomKey {
         philox4x32([c0, c1, c2, c3], words(self.seed))
     }
 
+    /// [`RandomKey::block`] of the places `counter..counter + N`, word by word: `[w][i]` is word `w`
+    /// of block `counter + i`. The compiler makes vectors of it.
+    #[inline(always)]
+    pub(crate) fn blocks<const N: usize>(&self, counter: u64) -> [[u32; N]; 4] {
+        let stream = self.op ^ self.step.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let (mut c0, mut c1) = ([0; N], [0; N]);
+        let (mut c2, mut c3) = ([stream as u32; N], [(stream >> 32) as u32; N]);
+        for i in 0..N {
+            let place = counter.wrapping_add(i as u64);
+            (c0[i], c1[i]) = (place as u32, (place >> 32) as u32);
+        }
+        let mut key = [self.seed as u32, (self.seed >> 32) as u32];
+        for _ in 0..ROUNDS {
+            for i in 0..N {
+                let wide0 = u64::from(MULTIPLIERS[0]) * u64::from(c0[i]);
+                let wide1 = u64::from(MULTIPLIERS[1]) * u64::from(c2[i]);
+                c0[i] = (wide1 >> 32) as u32 ^ c1[i] ^ key[0];
+                c1[i] = wide1 as u32;
+                c2[i] = (wide0 >> 32) as u32 ^ c3[i] ^ key[1];
+                c3[i] = wide0 as u32;
+            }
+            key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+        }
+        [c0, c1, c2, c3]
+    }
+
     /// The `index`-th uniform number in `[0, 1)`, of 24 random bits, exact in f32.
     pub fn uniform(&self, index: u64) -> f32 {
         let word = self.block(index / 4)[(index % 4) as usize];
@@ -96,6 +122,17 @@ mod tests {
             ),
             [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
         );
+    }
+
+    #[test]
+    fn blocks_in_lanes_are_the_blocks() {
+        let key = RandomKey::new(0x1234_5678_9ABC_DEF0).op("a").step(5);
+        for first in [0, 7, u64::from(u32::MAX) - 2] {
+            let lanes = key.blocks::<8>(first);
+            for i in 0..8 {
+                assert_eq!(lanes.map(|words| words[i]), key.block(first + i as u64));
+            }
+        }
     }
 
     #[test]

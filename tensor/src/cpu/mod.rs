@@ -5,6 +5,7 @@
 
 pub(crate) mod chunk;
 pub(crate) mod gemm;
+pub(crate) mod lines;
 pub(crate) mod math;
 pub(crate) mod packing;
 pub(crate) mod pool;

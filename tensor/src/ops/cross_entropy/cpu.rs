@@ -1,234 +1,327 @@
-//! Softmax cross entropy of logits `[N, C]` against labels `[N]`, as a sum and a count.
+//! Softmax cross-entropy of logits `[outer, classes, inner]` with labels `[outer, inner]`.
 //!
-//! - forward: lse`[n]` = ln Σ over c of exp(logits`[n, c]`), loss = Σ over n of lse`[n]` -
-//!   logits`[n, labels[n]]`, count = rows whose label is not the ignored one.
-//! - backward: dlogits = dloss · (exp(logits - lse) - onehot(labels)), 0 in ignored rows.
+//! - forward: lse = max + ln Σ_c exp(x`[c]` - max) of each position; the loss is the sum over the
+//!   positions that count, see `mod.rs`.
+//! - backward: dx`[c]` = dy · (p`[c]` · (a + bW) - a · `[c = label]` - b · w`[c]`), 0 elsewhere, with
+//!   p = exp(x - lse), a = (1 - ε) · w`[label]`, b = ε / C and W = Σ w.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
+use crate::cpu::lines::{Blocks, Lanes, Lines, Stored, load, store};
+use crate::cpu::math::Math;
 use crate::cpu::pool::Pool;
-use crate::dtype::Float;
+use crate::cpu::simd::{Fused, Simd, SimdFloat, SimdKernel};
+use crate::{Element, Float};
 
-/// Logits of a task.
-const CHUNK_LEN: usize = 4096;
-
-/// Rows of a task: a function of the shape only, so that sums do not depend on threads.
-fn rows_per_chunk(classes: usize) -> usize {
-    (CHUNK_LEN / classes.max(1)).max(1)
+/// What the labels say, for each position.
+#[derive(Clone, Copy)]
+pub(super) struct Targets<'a, E> {
+    pub(super) blocks: Blocks,
+    pub(super) labels: &'a [i64],
+    pub(super) ignore_index: i64,
+    pub(super) smoothing: f64,
+    pub(super) weight: Option<&'a [E]>,
 }
 
-/// Elements of scratch that [`forward`] needs: one partial sum for each task.
-pub(crate) fn forward_workspace_len(rows: usize, classes: usize) -> usize {
-    rows.div_ceil(rows_per_chunk(classes))
+impl<'a, E: Stored> Targets<'a, E> {
+    fn class_count(&self) -> usize {
+        self.blocks.len
+    }
+
+    /// The label of a position, if that counts; `Err` if it is no class.
+    #[inline(always)]
+    fn label(&self, position: usize) -> Result<Option<usize>, usize> {
+        let label = self.labels[position];
+        if label == self.ignore_index {
+            return Ok(None);
+        }
+        match usize::try_from(label) {
+            Ok(label) if label < self.class_count() => Ok(Some(label)),
+            _ => Err(position),
+        }
+    }
+
+    #[inline(always)]
+    fn weight_of(&self, class: usize) -> E::Lane {
+        self.weight.map_or(<E::Lane as Float>::ONE, |weight| weight[class].cast())
+    }
+
+    /// W of the module's formula.
+    fn weight_sum(&self) -> f64 {
+        match self.weight {
+            Some(weight) => weight.iter().map(|w| w.to_f64()).sum(),
+            None => self.class_count() as f64,
+        }
+    }
+
+    /// The weights of the classes in a line.
+    #[inline(always)]
+    fn weights<const W: usize>(&self, lanes: Lanes, class: usize, len: usize) -> [E::Lane; W] {
+        let mut line = [<E::Lane as Float>::ZERO; W];
+        match (lanes, self.weight) {
+            (Lanes::Columns, _) => line = [self.weight_of(class); W],
+            (Lanes::Row, Some(weight)) => {
+                load(&weight[class..class + len], <E::Lane as Float>::ZERO, &mut line);
+            }
+            (Lanes::Row, None) => line[..len].fill(<E::Lane as Float>::ONE),
+        }
+        line
+    }
+
+    /// The first position whose label is neither a class nor the one to ignore.
+    pub(super) fn check(&self) -> Result<(), usize> {
+        (0..self.labels.len()).try_for_each(|position| self.label(position).map(drop))
+    }
+
+    /// The number of the first position of `lines`.
+    #[inline(always)]
+    fn position(&self, lines: &Lines) -> usize {
+        let slab_len = self.blocks.len * self.blocks.inner;
+        lines.start / slab_len * self.blocks.inner + lines.start % slab_len
+    }
+
+    /// The part of the rows or slabs `from..`, as many as `positions` are in.
+    fn part(&self, from: usize, positions: usize) -> Self {
+        let first = from * self.blocks.inner;
+        Targets { labels: &self.labels[first..first + positions], ..*self }
+    }
 }
 
-/// Overwrites `lse`, `loss[0]` and `count[0]`.
-///
-/// # Errors
-/// The first row whose label is neither a class nor `ignore_index`; the outputs then hold
-/// nothing of use.
-#[expect(clippy::too_many_arguments, reason = "operands, results and scratch of one operation")]
-pub(crate) fn forward<T: Float>(
-    pool: &Pool,
-    classes: usize,
-    logits: &[T],
-    labels: &[i64],
-    ignore_index: i64,
-    lse: &mut [T],
-    loss: &mut [T],
-    count: &mut [T],
-    workspace: &mut [T],
-) -> Result<(), usize> {
-    assert_eq!([logits.len(), lse.len()], [labels.len() * classes, labels.len()]);
-    assert_eq!([loss.len(), count.len()], [1, 1]);
-    let chunk_rows = rows_per_chunk(classes);
-    let bad_row = AtomicUsize::new(usize::MAX);
-    let sums = &mut workspace[..labels.len().div_ceil(chunk_rows)];
-    for_each_chunk2(
-        pool,
-        Chunked::new(lse, chunk_rows),
-        Chunked::new(&mut *sums, 1),
-        |chunk, lse, sum| {
-            let mut total = 0.0;
-            for (index, lse) in lse.iter_mut().enumerate() {
-                let row = chunk * chunk_rows + index;
-                let logits = &logits[row * classes..][..classes];
-                *lse = log_sum_exp(logits);
-                if labels[row] == ignore_index {
-                    continue;
-                }
-                match usize::try_from(labels[row]).ok().and_then(|label| logits.get(label)) {
-                    Some(&logit) => total += lse.to_f64() - logit.to_f64(),
-                    None => {
-                        bad_row.fetch_min(row, Ordering::Relaxed);
+/// Elements of f64 scratch that [`forward`] needs: a partial sum and a count for each task.
+pub(super) fn forward_workspace_len(blocks: Blocks) -> usize {
+    2 * blocks.outer.div_ceil(blocks.outer_per_task())
+}
+
+struct Forward<'a, E: Stored> {
+    targets: Targets<'a, E>,
+    x: &'a [E],
+    lse: &'a mut [E::Lane],
+    /// The sum and the count.
+    sums: &'a mut [f64],
+    bad_position: &'a mut usize,
+}
+
+impl<E: Stored> SimdKernel<E::Lane> for Forward<'_, E> {
+    #[inline(always)]
+    fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(mut self, _: S) {
+        match self.targets.blocks.is_narrow() {
+            true => self.all::<S, 16>(),
+            false => self.all::<S, 64>(),
+        }
+    }
+}
+
+impl<E: Stored> Forward<'_, E> {
+    #[inline(always)]
+    fn all<F: Fused, const W: usize>(&mut self) {
+        let blocks = self.targets.blocks;
+        for index in 0..blocks.lines_count::<W>(self.lse.len() / blocks.inner) {
+            self.lines::<F, W>(&blocks.lines::<W>(index));
+        }
+    }
+
+    #[inline(always)]
+    fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines) {
+        let (zero, targets) = (<E::Lane as Float>::ZERO, &self.targets);
+        let mut line = [zero; W];
+        let mut max = [<E::Lane as Float>::NEG_INFINITY; W];
+        lines.each(|places| {
+            load(&self.x[places], <E::Lane as Float>::NEG_INFINITY, &mut line);
+            for lane in 0..W {
+                max[lane] = line[lane].maximum(max[lane]);
+            }
+        });
+        lines.fold(&mut max, Float::maximum);
+        let mut sum = [zero; W];
+        lines.each(|places| {
+            load(&self.x[places], <E::Lane as Float>::NEG_INFINITY, &mut line);
+            for lane in 0..W {
+                sum[lane] += (line[lane] - max[lane]).exp_in::<F>();
+            }
+        });
+        lines.fold(&mut sum, |a, b| a + b);
+        // Σ w · (x - max).
+        let mut weighted = [zero; W];
+        if targets.smoothing > 0.0 {
+            let mut class = 0;
+            lines.each(|places| {
+                let weights = targets.weights::<W>(lines.lanes, class, places.len());
+                class += if lines.lanes == Lanes::Row { places.len() } else { 1 };
+                load(&self.x[places], zero, &mut line);
+                for lane in 0..W {
+                    if weights[lane] != zero {
+                        weighted[lane] += weights[lane] * (line[lane] - max[lane]);
                     }
                 }
+            });
+            lines.fold(&mut weighted, |a, b| a + b);
+        }
+        let position = targets.position(lines);
+        for lane in 0..lines.reductions() {
+            let log = sum[lane].ln();
+            // All -∞, or an ∞ or NaN among them: the shift would turn each into NaN.
+            let lse = if max[lane].is_finite() { max[lane] + log } else { max[lane] };
+            self.lse[position + lane] = lse;
+            let label = match targets.label(position + lane) {
+                Ok(Some(label)) => label,
+                Ok(None) => continue,
+                Err(position) => {
+                    *self.bad_position = position.min(*self.bad_position);
+                    continue;
+                }
+            };
+            let weight = targets.weight_of(label).to_f64();
+            let logit = self.x[lines.start + lane + label * targets.blocks.inner].to_f64();
+            let mut loss = (1.0 - targets.smoothing) * weight * (lse.to_f64() - logit);
+            if targets.smoothing > 0.0 {
+                let rest = targets.weight_sum() * log.to_f64() - weighted[lane].to_f64();
+                loss += targets.smoothing / targets.class_count() as f64 * rest;
             }
-            sum[0] = T::from_f64(total);
-        },
-    );
-    let counted = labels.iter().filter(|&&label| label != ignore_index).count();
-    loss[0] = T::from_f64(sums.iter().map(|sum| sum.to_f64()).sum());
-    count[0] = T::from_f64(counted as f64);
-    match bad_row.into_inner() {
-        usize::MAX => Ok(()),
-        row => Err(row),
+            self.sums[0] += loss;
+            self.sums[1] += weight;
+        }
     }
 }
 
-/// ln Σ exp(x), shifted by the maximum so that it neither overflows nor vanishes.
-fn log_sum_exp<T: Float>(x: &[T]) -> T {
-    let max = x.iter().fold(T::NEG_INFINITY, |max, &x| max.maximum(x));
-    if !max.is_finite() {
-        // All -∞, or an ∞ or NaN among them: the shift would turn each into NaN.
-        return max;
-    }
-    let sum = x.iter().fold(T::ZERO, |sum, &x| sum + (x - max).exp());
-    max + sum.ln()
-}
-
-/// Overwrites `dlogits`; `dloss` is the gradient of the sum. Labels are those of [`forward`],
-/// which has refused the ones out of range.
-#[expect(clippy::too_many_arguments, reason = "operands and result of one operation")]
-pub(crate) fn backward<T: Float>(
+/// Overwrites `lse`; gives the sum and the count.
+///
+/// # Errors
+/// The first position whose label is neither a class nor the one to ignore.
+pub(super) fn forward<E: Stored>(
     pool: &Pool,
-    classes: usize,
-    logits: &[T],
-    labels: &[i64],
-    ignore_index: i64,
-    lse: &[T],
-    dloss: T,
-    dlogits: &mut [T],
-) {
-    assert_eq!([logits.len(), dlogits.len()], [labels.len() * classes; 2]);
-    assert_eq!(lse.len(), labels.len());
-    let chunk_rows = rows_per_chunk(classes);
-    for_each_chunk(pool, dlogits, chunk_rows * classes, |chunk, dlogits| {
-        for (index, dlogits) in dlogits.chunks_exact_mut(classes).enumerate() {
-            let row = chunk * chunk_rows + index;
-            if labels[row] == ignore_index {
-                dlogits.fill(T::ZERO);
-                continue;
-            }
-            let logits = &logits[row * classes..][..classes];
-            for (dlogit, &logit) in dlogits.iter_mut().zip(logits) {
-                *dlogit = dloss * (logit - lse[row]).exp();
-            }
-            let label = usize::try_from(labels[row]).expect("forward checked the labels");
-            dlogits[label] = dlogits[label] - dloss;
+    targets: &Targets<'_, E>,
+    x: &[E],
+    lse: &mut [E::Lane],
+    workspace: &mut [f64],
+) -> Result<[f64; 2], usize> {
+    let blocks = targets.blocks;
+    let outer = blocks.outer_per_task();
+    let (chunk_len, x_len) = (outer * blocks.inner, outer * blocks.len * blocks.inner);
+    let bad_position = AtomicUsize::new(usize::MAX);
+    let sums = &mut workspace[..forward_workspace_len(blocks)];
+    let chunks = (Chunked::new(lse, chunk_len), Chunked::new(&mut *sums, 2));
+    for_each_chunk2(pool, chunks.0, chunks.1, |index, lse, sums| {
+        let targets = targets.part(index * outer, lse.len());
+        let x = &x[index * x_len..][..lse.len() * blocks.len];
+        let mut bad = usize::MAX;
+        sums.fill(0.0);
+        E::Lane::dispatch(Forward { targets, x, lse, sums, bad_position: &mut bad });
+        if bad != usize::MAX {
+            bad_position.fetch_min(index * chunk_len + bad, Ordering::Relaxed);
         }
     });
+    match bad_position.into_inner() {
+        usize::MAX => Ok([0, 1].map(|at| sums.iter().skip(at).step_by(2).sum())),
+        position => Err(position),
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
+struct Backward<'a, E: Stored> {
+    targets: Targets<'a, E>,
+    /// Nothing if dx holds them.
+    x: Option<&'a [E]>,
+    lse: &'a [E::Lane],
+    dloss: E::Lane,
+    dx: &'a mut [E],
+}
 
-    use super::*;
-
-    const IGNORED: i64 = -100;
-
-    fn check_against_definition<T: Float>(classes: usize, logits: &[f64], labels: &[i64]) {
-        let epsilon = if size_of::<T>() == 4 { f64::from(f32::EPSILON) } else { f64::EPSILON };
-        let pool = Pool::new(2);
-        let rows = labels.len();
-        let x: Vec<T> = logits.iter().map(|&x| T::from_f64(x)).collect();
-        let nan = T::from_f64(f64::NAN);
-        let mut lse = vec![nan; rows];
-        let (mut loss, mut count) = ([nan], [nan]);
-        let mut workspace = vec![nan; forward_workspace_len(rows, classes)];
-        let outcome = forward(
-            &pool,
-            classes,
-            &x,
-            labels,
-            IGNORED,
-            &mut lse,
-            &mut loss,
-            &mut count,
-            &mut workspace,
-        );
-        assert_eq!(outcome, Ok(()));
-        let dloss = 0.75;
-        let mut dx = vec![nan; x.len()];
-        backward(&pool, classes, &x, labels, IGNORED, &lse, T::from_f64(dloss), &mut dx);
-
-        let (mut total, mut counted) = (0.0, 0);
-        for (row, &label) in labels.iter().enumerate() {
-            let x: Vec<f64> = x[row * classes..][..classes].iter().map(|x| x.to_f64()).collect();
-            let sum: f64 = x.iter().map(|x| x.exp()).sum();
-            assert!((lse[row].to_f64() - sum.ln()).abs() <= 32.0 * epsilon, "lse of row {row}");
-            for c in 0..classes {
-                let onehot = f64::from(u8::from(label == c as i64));
-                let expected =
-                    if label == IGNORED { 0.0 } else { dloss * (x[c].exp() / sum - onehot) };
-                let found = dx[row * classes + c].to_f64();
-                assert!((found - expected).abs() <= 64.0 * epsilon, "({row}, {c}): {found}");
-            }
-            if label != IGNORED {
-                total += sum.ln() - x[label as usize];
-                counted += 1;
-            }
+impl<E: Stored> SimdKernel<E::Lane> for Backward<'_, E> {
+    #[inline(always)]
+    fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(mut self, _: S) {
+        match self.targets.blocks.is_narrow() {
+            true => self.all::<S, 16>(),
+            false => self.all::<S, 64>(),
         }
-        assert_eq!(count[0].to_f64(), f64::from(counted));
-        // One rounding to T beside the errors of the rows, and those of this sum in f64.
-        let tolerance = 32.0 * epsilon * (1.0 + total.abs() + f64::from(counted))
-            + f64::from(counted) * f64::EPSILON * total.abs();
-        assert!((loss[0].to_f64() - total).abs() <= tolerance, "{} {total}", loss[0]);
     }
+}
 
-    proptest! {
-        #[test]
-        fn sums_and_gradients_agree_with_the_definition(
-            (classes, labels) in (1..=11usize).prop_flat_map(|classes| {
-                let label = prop_oneof![1 => Just(IGNORED), 4 => 0..classes as i64];
-                (Just(classes), prop::collection::vec(label, 0..=1200))
-            }),
-            seed in 0..1000usize,
-        ) {
-            let logits: Vec<f64> = (0..classes * labels.len())
-                .map(|i| ((i * 31 + seed) % 97) as f64 / 16.0 - 3.0)
-                .collect();
-            check_against_definition::<f32>(classes, &logits, &labels);
-            check_against_definition::<f64>(classes, &logits, &labels);
+impl<E: Stored> Backward<'_, E> {
+    #[inline(always)]
+    fn all<F: Fused, const W: usize>(&mut self) {
+        let blocks = self.targets.blocks;
+        for index in 0..blocks.lines_count::<W>(self.lse.len() / blocks.inner) {
+            self.lines::<F, W>(&blocks.lines::<W>(index));
         }
     }
 
-    fn forward_of(classes: usize, logits: &[f32], labels: &[i64]) -> (Result<(), usize>, f32) {
-        let mut lse = vec![0.0; labels.len()];
-        let (mut loss, mut count) = ([0.0], [0.0]);
-        let mut workspace = vec![0.0; forward_workspace_len(labels.len(), classes)];
-        let outcome = forward(
-            &Pool::new(2),
-            classes,
-            logits,
-            labels,
-            IGNORED,
-            &mut lse,
-            &mut loss,
-            &mut count,
-            &mut workspace,
-        );
-        (outcome, loss[0])
+    #[inline(always)]
+    fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines) {
+        let (zero, targets) = (<E::Lane as Float>::ZERO, &self.targets);
+        let position = targets.position(lines);
+        let classes = targets.class_count() as f64;
+        let [keep, spread] =
+            [1.0 - targets.smoothing, targets.smoothing / classes].map(E::Lane::from_f64);
+        let weight_sum = match targets.smoothing > 0.0 {
+            true => E::Lane::from_f64(targets.weight_sum()),
+            false => zero,
+        };
+        // Of each lane: lse, the factors of p and of w, whether it counts.
+        let mut lse = [zero; W];
+        let (mut scale, mut shift) = ([zero; W], [zero; W]);
+        let mut is_counted = [false; W];
+        // Of each lane: where the label is, and what dx is there.
+        let mut at_label = [(0, zero); W];
+        for lane in 0..lines.reductions() {
+            lse[lane] = self.lse[position + lane];
+            let Ok(Some(label)) = targets.label(position + lane) else { continue };
+            let weight = targets.weight_of(label);
+            is_counted[lane] = true;
+            scale[lane] = self.dloss * (keep * weight + spread * weight_sum);
+            shift[lane] = self.dloss * spread;
+            let place = lines.start + lane + label * targets.blocks.inner;
+            let logit: E::Lane = self.x.unwrap_or(self.dx)[place].cast();
+            let p = (logit - lse[lane]).exp_in::<F>();
+            let rest = self.dloss * keep * weight + shift[lane] * weight;
+            at_label[lane] = (place, scale[lane] * p - rest);
+        }
+        if lines.lanes == Lanes::Row {
+            (lse, scale, shift) = ([lse[0]; W], [scale[0]; W], [shift[0]; W]);
+            is_counted = [is_counted[0]; W];
+        }
+        let mut line = [zero; W];
+        let mut class = 0;
+        lines.each(|places| {
+            load(&self.x.unwrap_or(self.dx)[places.clone()], zero, &mut line);
+            for lane in 0..W {
+                let p = (line[lane] - lse[lane]).exp_in::<F>();
+                line[lane] = if is_counted[lane] { scale[lane] * p } else { zero };
+            }
+            if targets.smoothing > 0.0 {
+                let weights = targets.weights::<W>(lines.lanes, class, places.len());
+                class += if lines.lanes == Lanes::Row { places.len() } else { 1 };
+                for lane in 0..W {
+                    line[lane] = line[lane] - shift[lane] * weights[lane];
+                }
+            }
+            store(&line, &mut self.dx[places]);
+        });
+        for lane in (0..lines.reductions()).filter(|&lane| is_counted[lane]) {
+            let (place, value) = at_label[lane];
+            self.dx[place] = value.cast();
+        }
     }
+}
 
-    #[test]
-    fn first_label_out_of_range_is_named() {
-        let logits = vec![0.5; 3 * 5000];
-        let mut labels = vec![1; 5000];
-        assert_eq!(forward_of(3, &logits, &labels).0, Ok(()));
-        labels[4000] = 3;
-        assert_eq!(forward_of(3, &logits, &labels).0, Err(4000));
-        labels[2500] = -1;
-        assert_eq!(forward_of(3, &logits, &labels).0, Err(2500));
-    }
-
-    #[test]
-    fn large_logits_do_not_overflow() {
-        assert_eq!(forward_of(2, &[1000.0, -1000.0], &[0]).1, 0.0);
-        assert_eq!(forward_of(2, &[1000.0, -1000.0], &[1]).1, 2000.0);
-        assert!(forward_of(2, &[f32::NAN, 0.0], &[1]).1.is_nan());
-        assert_eq!(forward_of(2, &[f32::NEG_INFINITY, 4.0], &[1]).1, 0.0);
-    }
+/// Overwrites `dx`, which holds the logits if `x` is missing; `dloss` is the gradient of the sum.
+/// The labels have been checked.
+pub(super) fn backward<E: Stored>(
+    pool: &Pool,
+    targets: &Targets<'_, E>,
+    x: Option<&[E]>,
+    lse: &[E::Lane],
+    dloss: E::Lane,
+    dx: &mut [E],
+) {
+    let blocks = targets.blocks;
+    let outer = blocks.outer_per_task();
+    let chunk_len = outer * blocks.len * blocks.inner;
+    for_each_chunk(pool, dx, chunk_len, |index, dx| {
+        let positions = dx.len() / blocks.len;
+        let first = index * outer * blocks.inner;
+        let targets = targets.part(index * outer, positions);
+        let lse = &lse[first..first + positions];
+        let x = x.map(|x| &x[index * chunk_len..][..dx.len()]);
+        E::Lane::dispatch(Backward { targets, x, lse, dloss, dx });
+    });
 }

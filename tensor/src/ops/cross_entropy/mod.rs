@@ -1,132 +1,197 @@
-//! Cross-entropy of logits with class labels: `Σ_n log Σ_c exp(x[n, c]) - x[n, label n]`.
+//! Cross-entropy of logits with class labels, as a sum and a count:
+//! `Σ_n (1 - ε) · w[l] · (lse[n] - x[n, l]) + ε / C · Σ_c w[c] · (lse[n] - x[n, c])`, with l the label of
+//! position n, `lse[n] = log Σ_c exp(x[n, c])`, weights w of the classes and label smoothing ε; the
+//! count is `Σ_n w[l]`. Smoothing is that of Szegedy et al., "Rethinking the Inception architecture
+//! for computer vision" (2016), weighted as in PyTorch.
 //!
-//! x: [N, C], labels: [N] of i64.
+//! x: [N, C, ..], labels: [N, ..] of i64.
 
 mod cpu;
 
 use crate::cpu::Cpu;
-use crate::dtype::for_float;
-use crate::{Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
+use crate::cpu::lines::{Blocks, Stored, for_stored};
+use crate::ops::norm::statistics_dtype;
+use crate::{Cost, DType, Element, Kernel, Operands, Result, Tensor, TensorError};
 
 /// What [`Tensor::cross_entropy`] computes.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
-    /// The sum of the losses of the rows that count, without dimensions.
+    /// The sum of the losses of the positions that count, without dimensions, in f32 or f64.
     pub sum: Tensor,
-    /// How many rows count, without dimensions, in the logits' type.
+    /// How many positions count, or the weights of their labels, without dimensions, in the type
+    /// of the sum.
     pub count: Tensor,
-    /// `log Σ_c exp(x[n, c])`, of N rows: all that backward needs beside the logits.
+    /// `log Σ_c exp(x[n, c])`, of each position, in the type of the sum: all that backward needs
+    /// beside the logits.
     pub log_sum_exp: Tensor,
 }
 
-/// What both kernels know.
-#[derive(Clone, Copy)]
-struct Rows {
-    dtype: DType,
-    rows: usize,
-    classes: usize,
-    ignore_index: i64,
+/// How labels are read; the default counts every label once and ignores -100, as PyTorch does.
+#[derive(Clone, Copy, Debug)]
+pub struct Labelling<'a> {
+    /// The label of positions that do not count.
+    pub ignore_index: i64,
+    /// How much of each label is spread evenly over all classes, from 0 to 1.
+    pub smoothing: f64,
+    /// A factor for each class, of the logits' type.
+    pub weight: Option<&'a Tensor>,
 }
 
-impl Rows {
-    fn of(op: &'static str, x: &Tensor, labels: &Tensor, ignore_index: i64) -> Result<Self> {
-        x.check_float(op)?;
+impl Default for Labelling<'_> {
+    fn default() -> Self {
+        Labelling { ignore_index: -100, smoothing: 0.0, weight: None }
+    }
+}
+
+/// What both kernels know. They read the labels first and the weight last.
+#[derive(Clone, Copy)]
+struct Positions {
+    name: &'static str,
+    dtype: DType,
+    blocks: Blocks,
+    ignore_index: i64,
+    smoothing: f64,
+    has_weight: bool,
+}
+
+impl Positions {
+    fn of(
+        name: &'static str,
+        x: &Tensor,
+        labels: &Tensor,
+        labelling: &Labelling<'_>,
+    ) -> Result<Self> {
+        x.check_any_float(name)?;
         let (left, right) = (*x.shape(), *labels.shape());
         if labels.dtype() != DType::I64 {
-            return Err(TensorError::DType { op, left: labels.dtype(), right: DType::I64 });
+            return Err(TensorError::DType { op: name, left: labels.dtype(), right: DType::I64 });
         }
-        match (&*left, &*right) {
-            (&[rows, classes], &[labels]) if rows == labels && classes > 0 => {
-                Ok(Rows { dtype: x.dtype(), rows, classes, ignore_index })
-            }
-            _ => Err(TensorError::Shape { op, left, right }),
+        if left.len() < 2 || left.without(1) != right || left[1] == 0 {
+            return Err(TensorError::Shape { op: name, left, right });
+        }
+        if let Some(weight) = labelling.weight {
+            x.check_dtype(name, weight)?;
+            weight.check_shape(name, [left[1]])?;
+        }
+        let Labelling { ignore_index, smoothing, weight } = *labelling;
+        let (dtype, blocks, has_weight) = (x.dtype(), Blocks::of(&left, 1), weight.is_some());
+        Ok(Positions { name, dtype, blocks, ignore_index, smoothing, has_weight })
+    }
+
+    fn cost_of(&self, passes: usize) -> Cost {
+        let len = self.blocks.element_count();
+        let bytes = (passes * len * self.dtype.size_bytes()) as f64;
+        Cost { flops: 25.0 * len as f64, bytes }
+    }
+
+    fn targets<'a, E: Element>(&self, operands: &Operands<'a>) -> cpu::Targets<'a, E> {
+        let last = operands.read_count() - 1;
+        cpu::Targets {
+            blocks: self.blocks,
+            labels: operands.read::<i64>(0).slice(),
+            ignore_index: self.ignore_index,
+            smoothing: self.smoothing,
+            weight: self.has_weight.then(|| operands.read::<E>(last).slice()),
         }
     }
 
-    fn cost(&self, passes: usize) -> Cost {
-        let len = self.rows * self.classes;
-        let bytes = (passes * len * self.dtype.size_bytes()) as f64;
-        Cost { flops: 4.0 * len as f64, bytes }
+    /// The label at `position`, as an error.
+    fn bad_label(&self, labels: &[i64], position: usize) -> TensorError {
+        TensorError::Index { op: self.name, index: labels[position] as usize, len: self.blocks.len }
     }
 }
 
-struct Forward(Rows);
+/// Reads labels, x and perhaps the weight.
+struct Forward(Positions);
 
 impl Kernel for Forward {
     fn name(&self) -> &'static str {
-        "cross_entropy"
+        self.0.name
     }
 
     fn cost(&self) -> Cost {
-        self.0.cost(1)
+        self.0.cost_of(1)
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        let op = self.name();
-        let Rows { dtype, classes, ignore_index, .. } = self.0;
-        let labels = operands.read::<i64>(1).slice();
-        let outcome = for_float!(dtype, T => {
-            let x = operands.read::<T>(0).slice();
-            let [sum, count, lse, scratch] =
-                [0, 1, 2, 3].map(|index| operands.write::<T>(index).slice());
-            cpu::forward(cpu.pool(), classes, x, labels, ignore_index, lse, sum, count, scratch)
-        }, else unreachable!("checked to be a float"));
-        outcome.map_err(|row| TensorError::Index { op, index: labels[row] as usize, len: classes })
+        for_stored!(self.0.dtype, E => {
+            type T = <E as Stored>::Lane;
+            let targets = self.0.targets::<E>(operands);
+            let x = operands.read::<E>(1).slice();
+            let [sum, count, lse] = [0, 1, 2].map(|index| operands.write::<T>(index).slice());
+            let workspace = operands.write::<f64>(3).slice();
+            let found = cpu::forward(cpu.pool(), &targets, x, lse, workspace)
+                .map_err(|position| self.0.bad_label(targets.labels, position))?;
+            [sum[0], count[0]] = found.map(T::from_f64);
+        });
+        Ok(())
     }
 }
 
-struct Backward(Rows);
+/// Reads labels, lse, dy, x unless dx holds it, and perhaps the weight.
+struct Backward(Positions);
 
 impl Kernel for Backward {
     fn name(&self) -> &'static str {
-        "cross_entropy_backward"
+        self.0.name
     }
 
     fn cost(&self) -> Cost {
-        self.0.cost(2)
+        self.0.cost_of(2)
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        let op = self.name();
-        let Rows { dtype, classes, ignore_index, .. } = self.0;
-        let labels = operands.read::<i64>(1).slice();
-        let is_bad = |&&label: &&i64| {
-            label != ignore_index && !usize::try_from(label).is_ok_and(|label| label < classes)
-        };
-        if let Some(&label) = labels.iter().find(is_bad) {
-            return Err(TensorError::Index { op, index: label as usize, len: classes });
-        }
-        for_float!(dtype, T => {
-            let [x, lse, dy] = [0, 2, 3].map(|index| operands.read::<T>(index).slice());
-            let dx = operands.write::<T>(0).slice();
-            cpu::backward(cpu.pool(), classes, x, labels, ignore_index, lse, dy[0], dx);
-        }, else unreachable!("checked to be a float"));
+        let has_x = operands.read_count() - usize::from(self.0.has_weight) == 4;
+        for_stored!(self.0.dtype, E => {
+            type T = <E as Stored>::Lane;
+            let targets = self.0.targets::<E>(operands);
+            targets.check().map_err(|position| self.0.bad_label(targets.labels, position))?;
+            let [lse, dy] = [1, 2].map(|index| operands.read::<T>(index).slice());
+            let x = has_x.then(|| operands.read::<E>(3).slice());
+            let dx = operands.write::<E>(0).slice();
+            cpu::backward(cpu.pool(), &targets, x, lse, dy[0], dx);
+        });
         Ok(())
     }
 }
 
 impl Tensor {
-    /// The cross-entropy of `self = x` with `labels`, summed over the rows whose label is not
-    /// `ignore_index`.
+    /// The cross-entropy of `self = x` with `labels`, summed over the positions whose label is not
+    /// `ignore_index`. Any float type; the half types are computed in f32.
     ///
     /// # Shapes
-    /// `x: [N, C], labels: [N] → [], [], [N]`
+    /// `x: [N, C, ..], labels: [N, ..] → [], [], [N, ..]`
     ///
     /// # Errors
     /// `Index` for a label that is neither a class nor `ignore_index`, `Shape`, `DType`,
     /// `OutOfMemory`.
     #[track_caller]
     pub fn cross_entropy(&self, labels: &Tensor, ignore_index: i64) -> Result<CrossEntropy> {
-        let kernel = Rows::of("cross_entropy", self, labels, ignore_index)?;
-        let (device, dtype) = (self.device(), self.dtype());
+        self.cross_entropy_with(labels, &Labelling { ignore_index, ..Default::default() })
+    }
+
+    /// [`Tensor::cross_entropy`] with label smoothing and weights of the classes, of shape `[C]`.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::cross_entropy`].
+    #[track_caller]
+    pub fn cross_entropy_with(
+        &self,
+        labels: &Tensor,
+        labelling: &Labelling<'_>,
+    ) -> Result<CrossEntropy> {
+        let kernel = Positions::of("cross_entropy", self, labels, labelling)?;
+        let (device, dtype) = (self.device(), statistics_dtype(self.dtype()));
         let (x, labels) = (self.contiguous()?, labels.contiguous()?);
+        let weight = labelling.weight.map(Tensor::contiguous).transpose()?;
         let sum = Tensor::empty(device, [], dtype)?;
         let count = Tensor::empty(device, [], dtype)?;
-        let log_sum_exp = Tensor::empty(device, [kernel.rows], dtype)?;
-        let scratch_len = cpu::forward_workspace_len(kernel.rows, kernel.classes);
-        let scratch = Tensor::workspace(device, scratch_len, dtype)?;
+        let log_sum_exp = Tensor::empty(device, *labels.shape(), dtype)?;
+        let scratch_len = cpu::forward_workspace_len(kernel.blocks);
+        let scratch = Tensor::workspace(device, scratch_len, DType::F64)?;
+        let reads: Vec<&Tensor> = [&labels, &x].into_iter().chain(&weight).collect();
         let writes = [&sum, &count, &log_sum_exp, &scratch];
-        device.launch(Forward(kernel), &[&x, &labels], &writes)?;
+        device.launch(Forward(kernel), &reads, &writes)?;
         Ok(CrossEntropy { sum, count, log_sum_exp })
     }
 
@@ -144,16 +209,77 @@ impl Tensor {
         log_sum_exp: &Tensor,
         ignore_index: i64,
     ) -> Result<Tensor> {
-        let op = "cross_entropy_backward";
-        let kernel = Rows::of(op, x, labels, ignore_index)?;
-        self.check_dtype(op, x)?;
-        self.check_shape(op, [])?;
-        log_sum_exp.check_shape(op, [kernel.rows])?;
-        self.check_dtype(op, log_sum_exp)?;
+        let labelling = Labelling { ignore_index, ..Default::default() };
+        self.cross_entropy_with_backward(x, labels, log_sum_exp, &labelling)
+    }
+
+    /// The gradient of the logits through [`Tensor::cross_entropy_with`], for `self = dy`, the
+    /// gradient of the sum.
+    ///
+    /// # Errors
+    /// As [`Tensor::cross_entropy`].
+    #[track_caller]
+    pub fn cross_entropy_with_backward(
+        &self,
+        x: &Tensor,
+        labels: &Tensor,
+        log_sum_exp: &Tensor,
+        labelling: &Labelling<'_>,
+    ) -> Result<Tensor> {
+        let kernel = Positions::of("cross_entropy_backward", x, labels, labelling)?;
+        self.check_gradient_of(&kernel, log_sum_exp, x)?;
         let (x, labels) = (x.contiguous()?, labels.contiguous()?);
         let log_sum_exp = log_sum_exp.contiguous()?;
+        let weight = labelling.weight.map(Tensor::contiguous).transpose()?;
         let dx = Tensor::empty(self.device(), *x.shape(), x.dtype())?;
-        self.device().launch(Backward(kernel), &[&x, &labels, &log_sum_exp, self], &[&dx])?;
+        let reads: Vec<&Tensor> =
+            [&labels, &log_sum_exp, self, &x].into_iter().chain(&weight).collect();
+        self.device().launch(Backward(kernel), &reads, &[&dx])?;
         Ok(dx)
+    }
+
+    /// [`Tensor::cross_entropy_with_backward`] written over the logits, for `self = x`: for when
+    /// nothing else needs them, so that no second tensor of their size exists. All operands must be
+    /// contiguous, because nothing may be allocated.
+    ///
+    /// # Errors
+    /// `Shape` also unless all are contiguous, `Index`, `DType`, `Frozen`, `Overlap`.
+    #[track_caller]
+    pub fn cross_entropy_backward_(
+        &mut self,
+        labels: &Tensor,
+        log_sum_exp: &Tensor,
+        dy: &Tensor,
+        labelling: &Labelling<'_>,
+    ) -> Result<()> {
+        let op = "cross_entropy_backward";
+        let kernel = Positions::of(op, self, labels, labelling)?;
+        dy.check_gradient_of(&kernel, log_sum_exp, self)?;
+        let reads: Vec<&Tensor> =
+            [labels, log_sum_exp, dy].into_iter().chain(labelling.weight).collect();
+        for tensor in reads.iter().chain(&[&*self]) {
+            if !tensor.layout().is_contiguous() {
+                return Err(TensorError::Shape { op, left: *self.shape(), right: *tensor.shape() });
+            }
+        }
+        self.device().launch(Backward(kernel), &reads, &[self])
+    }
+
+    /// `Ok` if `self` is a gradient of the sum, and `log_sum_exp` what forward returned for x.
+    fn check_gradient_of(
+        &self,
+        kernel: &Positions,
+        log_sum_exp: &Tensor,
+        x: &Tensor,
+    ) -> Result<()> {
+        let (op, right) = (kernel.name, statistics_dtype(x.dtype()));
+        self.check_shape(op, [])?;
+        log_sum_exp.check_shape(op, x.shape().without(1))?;
+        for tensor in [self, log_sum_exp] {
+            if tensor.dtype() != right {
+                return Err(TensorError::DType { op, left: tensor.dtype(), right });
+            }
+        }
+        Ok(())
     }
 }

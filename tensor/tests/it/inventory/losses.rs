@@ -1,7 +1,13 @@
-use super::{Op, not_half_yet, out};
+use lowtide_tensor::{Labelling, PairLoss};
+
+use super::{Op, out};
+
+const LOSS: PairLoss = PairLoss::SmoothL1 { beta: 0.5 };
+const LOGITS: PairLoss = PairLoss::BinaryCrossEntropyOfLogits;
+const SMOOTH: Labelling<'static> = Labelling { ignore_index: -100, smoothing: 0.1, weight: None };
 
 pub(super) fn ops() -> Vec<Op> {
-    not_half_yet(vec![
+    vec![
         Op {
             name: "cross_entropy",
             run: |i| {
@@ -10,8 +16,38 @@ pub(super) fn ops() -> Vec<Op> {
             },
             half: true,
         },
+        Op {
+            name: "cross_entropy_with",
+            run: |i| {
+                let weight = i.positive.select(0, 0)?.narrow(0, 0, 37)?;
+                let labelling = Labelling { weight: Some(&weight), ..SMOOTH };
+                let found = i.logits.cross_entropy_with(&i.labels, &labelling)?;
+                Ok(vec![found.sum, found.count, found.log_sum_exp])
+            },
+            half: true,
+        },
         out!(cross_entropy_backward, i => {
-            i.scalar.cross_entropy_backward(&i.logits, &i.labels, &i.lse, -100)
+            i.seed.cross_entropy_backward(&i.logits, &i.labels, &i.lse, -100)
         }),
-    ])
+        out!(cross_entropy_with_backward, i => {
+            i.seed.cross_entropy_with_backward(&i.logits, &i.labels, &i.lse, &SMOOTH)
+        }),
+        Op {
+            name: "cross_entropy_backward_",
+            run: |i| {
+                let mut x = i.a.narrow(0, 0, 40)?;
+                let labels = i.labels.narrow(0, 0, 40)?;
+                let lse = i.lse.narrow(0, 0, 40)?;
+                x.cross_entropy_backward_(&labels, &lse, &i.seed, &SMOOTH)?;
+                Ok(vec![i.a.clone()])
+            },
+            half: true,
+        },
+        out!(pair_loss, i => i.a.pair_loss(&i.b, LOSS)),
+        out!(pair_loss_backward, i => i.seed.pair_loss_backward(&i.a, &i.b, LOSS)),
+        out!(pair_loss_weighted, i => i.a.pair_loss_weighted(&i.b, LOGITS, Some(&i.row))),
+        out!(pair_loss_weighted_backward, i => {
+            i.seed.pair_loss_weighted_backward(&i.a, &i.b, LOGITS, Some(&i.row))
+        }),
+    ]
 }

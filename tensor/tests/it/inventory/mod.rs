@@ -52,6 +52,8 @@ pub(crate) struct Inputs {
     logits: Tensor,
     labels: Tensor,
     lse: Tensor,
+    /// A gradient of a sum: in f32 or f64, as `lse` is.
+    seed: Tensor,
     scalar: Tensor,
     places: Tensor,
     rows: Tensor,
@@ -64,6 +66,7 @@ impl Inputs {
         let make = |dims: &[usize], seed| {
             upload(device, &Array::pattern(dims, seed).map(|x| x / 3.0), dtype)
         };
+        let statistics = if dtype == DType::F64 { dtype } else { DType::F32 };
         let labels: Vec<i64> = (0..500).map(|n| if n % 7 == 0 { -100 } else { n % 37 }).collect();
         let (a, image, filter) =
             (make(&[65, 1001], 1), make(&[6, 8, 40, 41], 8), make(&[12, 4, 3, 3], 9));
@@ -95,7 +98,8 @@ impl Inputs {
             winners: upload(device, &winners, DType::U8),
             logits: make(&[500, 37], 14),
             labels: Tensor::from_slice(device, [500], &labels).unwrap(),
-            lse: make(&[500], 15),
+            lse: make(&[500], 15).to_dtype(statistics).unwrap(),
+            seed: make(&[], 17).to_dtype(statistics).unwrap(),
             scalar: make(&[], 16),
             // Indices with many repeats: of rows of `a`, for each of its elements, and of 37.
             places: upload(
@@ -121,7 +125,7 @@ impl Inputs {
     }
 
     /// All of them, to compare before and after.
-    pub(crate) fn all(&self) -> [&Tensor; 23] {
+    pub(crate) fn all(&self) -> [&Tensor; 24] {
         [
             &self.a,
             &self.b,
@@ -143,6 +147,7 @@ impl Inputs {
             &self.logits,
             &self.labels,
             &self.lse,
+            &self.seed,
             &self.scalar,
             &self.places,
             &self.rows,

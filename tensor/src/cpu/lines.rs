@@ -1,0 +1,260 @@
+//! Reductions along one dimension, in lines of a fixed number of lanes.
+//!
+//! A contiguous `[outer, len, inner]` is reduced over `len`. Where `inner` is 1, a line is a piece
+//! of one row and its lanes are added up at the end; elsewhere the lanes are neighbouring columns,
+//! each a reduction of its own. Both read memory in order, and a kernel is written once for both.
+
+use std::any::TypeId;
+
+use super::math::Math;
+use super::simd::SimdFloat;
+use crate::layout::{Nest, Shape};
+use crate::{Element, bf16, f16};
+
+/// A float as it is stored, and the type in which kernels compute with it.
+pub(crate) trait Stored: Element {
+    /// f32 for the half types, else the type itself.
+    type Lane: Math + SimdFloat;
+}
+
+impl Stored for f64 {
+    type Lane = f64;
+}
+impl Stored for f32 {
+    type Lane = f32;
+}
+impl Stored for f16 {
+    type Lane = f32;
+}
+impl Stored for bf16 {
+    type Lane = f32;
+}
+
+/// Runs `$body` with `$E` standing for the float that `$dtype` names.
+macro_rules! for_stored {
+    ($dtype:expr, $E:ident => $body:expr) => {
+        for_stored!(@match $dtype, $E => $body; F64 f64, F32 f32, F16 half::f16, BF16 half::bf16)
+    };
+    (@match $dtype:expr, $E:ident => $body:expr; $($name:ident $type:ty),*) => {
+        match $dtype {
+            $($crate::DType::$name => {
+                type $E = $type;
+                $body
+            })*
+            _ => unreachable!("checked to be a float"),
+        }
+    };
+}
+pub(crate) use for_stored;
+
+/// Whether both are one type, so that what is computed can be stored without rounding.
+#[inline(always)]
+pub(crate) fn is_exact<E: Element, T: Element>() -> bool {
+    TypeId::of::<E>() == TypeId::of::<T>()
+}
+
+/// `from`, padded to a whole line, in the type to compute in.
+#[inline(always)]
+pub(crate) fn load<E: Element, T: Element, const W: usize>(from: &[E], pad: T, to: &mut [T; W]) {
+    if is_exact::<E, T>() {
+        let from: &[T] = bytemuck::cast_slice(from);
+        // A copy of known length is a few instructions, the other one a call.
+        if let Ok(from) = <&[T; W]>::try_from(from) {
+            *to = *from;
+            return;
+        }
+        for lane in 0..W {
+            to[lane] = if lane < from.len() { from[lane] } else { pad };
+        }
+        return;
+    }
+    *to = [pad; W];
+    E::cast_slice(from, &mut to[..from.len()]);
+}
+
+/// The first lanes of `line`, as many as `to` has room for.
+#[inline(always)]
+pub(crate) fn store<E: Element, T: Element, const W: usize>(line: &[T; W], to: &mut [E]) {
+    if is_exact::<E, T>() {
+        let to: &mut [T] = bytemuck::cast_slice_mut(to);
+        if let Ok(to) = <&mut [T; W]>::try_from(&mut *to) {
+            *to = *line;
+            return;
+        }
+        to.copy_from_slice(&line[..to.len()]);
+        return;
+    }
+    T::cast_slice(&line[..to.len()], to);
+}
+
+/// `combine` of all lanes, in an order that does not depend on the processor.
+#[inline(always)]
+pub(crate) fn fold<T: Copy, const W: usize>(lanes: &[T; W], combine: impl Fn(T, T) -> T) -> T {
+    let mut lanes = *lanes;
+    let mut len = W;
+    while len > 1 {
+        len /= 2;
+        for lane in 0..len {
+            lanes[lane] = combine(lanes[lane], lanes[lane + len]);
+        }
+    }
+    lanes[0]
+}
+
+/// What the lanes of a line are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lanes {
+    /// Parts of one reduction.
+    Row,
+    /// A reduction each.
+    Columns,
+}
+
+/// One reduction, or as many as there are lanes: where its lines lie.
+#[derive(Clone, Copy)]
+pub(crate) struct Lines {
+    pub(crate) lanes: Lanes,
+    /// Of the first line, in elements.
+    pub(crate) start: usize,
+    count: usize,
+    step: usize,
+    width: usize,
+    last_width: usize,
+}
+
+impl Lines {
+    /// A row of `len` elements from `start` on.
+    #[inline(always)]
+    pub(crate) fn row<const W: usize>(start: usize, len: usize) -> Self {
+        let count = len.div_ceil(W);
+        let last_width = len - count.saturating_sub(1) * W;
+        Lines { lanes: Lanes::Row, start, count, step: W, width: W, last_width }
+    }
+
+    /// Calls `visit` with the places of each line.
+    #[inline(always)]
+    pub(crate) fn each(&self, mut visit: impl FnMut(std::ops::Range<usize>)) {
+        for index in 0..self.count {
+            let width = if index + 1 == self.count { self.last_width } else { self.width };
+            let start = self.start + index * self.step;
+            visit(start..start + width);
+        }
+    }
+
+    /// How many lanes have a reduction of their own.
+    #[inline(always)]
+    pub(crate) fn reductions(&self) -> usize {
+        match self.lanes {
+            Lanes::Row => 1,
+            Lanes::Columns => self.width,
+        }
+    }
+
+    /// Where lanes are parts of one reduction, gives all of them its result.
+    #[inline(always)]
+    pub(crate) fn fold<T: Copy, const W: usize>(
+        &self,
+        lanes: &mut [T; W],
+        combine: impl Fn(T, T) -> T,
+    ) {
+        if self.lanes == Lanes::Row {
+            *lanes = [fold(lanes, combine); W];
+        }
+    }
+}
+
+/// A contiguous operand as `[outer, len, inner]`, reduced over `len`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Blocks {
+    pub(crate) outer: usize,
+    pub(crate) len: usize,
+    pub(crate) inner: usize,
+}
+
+/// Elements of a task: large enough to hide the fork, small enough for the L2 cache.
+const CHUNK_LEN: usize = 1 << 14;
+
+impl Blocks {
+    /// Those of `axis`; a tensor without dimensions has one of length 1.
+    pub(crate) fn of(shape: &Shape, axis: usize) -> Self {
+        let outer = shape[..axis.min(shape.len())].iter().product();
+        let inner = shape.get(axis + 1..).unwrap_or_default().iter().product();
+        Blocks { outer, len: shape.get(axis).copied().unwrap_or(1), inner }
+    }
+
+    pub(crate) fn element_count(&self) -> usize {
+        self.outer * self.len * self.inner
+    }
+
+    /// Of those that `outer` counts, how many one task takes: a function of the shape alone.
+    pub(crate) fn outer_per_task(&self) -> usize {
+        (CHUNK_LEN / (self.len * self.inner).max(1)).max(1)
+    }
+
+    /// Whether lines of 16 lanes hold all there is, so that longer ones would be mostly padding.
+    pub(crate) fn is_narrow(&self) -> bool {
+        (if self.inner == 1 { self.len } else { self.inner }) <= 16
+    }
+
+    /// How many [`Lines`] hold all reductions of `outer` rows or slabs.
+    #[inline(always)]
+    pub(crate) fn lines_count<const W: usize>(&self, outer: usize) -> usize {
+        if self.inner == 1 { outer } else { outer * self.inner.div_ceil(W) }
+    }
+
+    /// The `index`-th of them. A caller loops over the indices; given the body of the loop as a
+    /// closure, this would have to call it, and that without vector instructions.
+    #[inline(always)]
+    pub(crate) fn lines<const W: usize>(&self, index: usize) -> Lines {
+        if self.inner == 1 {
+            return Lines::row::<W>(index * self.len, self.len);
+        }
+        let per_slab = self.inner.div_ceil(W);
+        let (slab, column) = (index / per_slab, index % per_slab * W);
+        let width = W.min(self.inner - column);
+        let start = slab * self.len * self.inner + column;
+        let (count, step) = (self.len, self.inner);
+        Lines { lanes: Lanes::Columns, start, count, step, width, last_width: width }
+    }
+}
+
+/// The sums of `N` terms over `0..len`: `term(places, lanes)` adds those of a line. Lanes are
+/// carried for 16 lines and then added up in f64, so that the error does not grow with `len`.
+#[inline(always)]
+pub(crate) fn sums<T: Math, const N: usize, const W: usize>(
+    len: usize,
+    mut term: impl FnMut(std::ops::Range<usize>, &mut [[T; W]; N]),
+) -> [f64; N] {
+    let mut totals = [0.0; N];
+    let mut lanes = [[T::ZERO; W]; N];
+    let mut at = 0;
+    while at < len {
+        term(at..len.min(at + W), &mut lanes);
+        at += W;
+        if at >= len || at.is_multiple_of(16 * W) {
+            for k in 0..N {
+                totals[k] += fold(&lanes[k], |a, b| a + b).to_f64();
+            }
+            lanes = [[T::ZERO; W]; N];
+        }
+    }
+    totals
+}
+
+/// Where the rows along `axis` of `N` operands of one shape start, however they lie, in row-major
+/// order of the other dimensions: calls `visit(starts)`.
+pub(crate) fn each_strided_row<const N: usize>(
+    layouts: [&crate::Layout; N],
+    axis: usize,
+    mut visit: impl FnMut([usize; N]),
+) {
+    let kept = layouts.map(|layout| layout.select(axis, 0));
+    let shape = *kept[0].shape();
+    let nest = Nest::new(&shape, kept.each_ref().map(|layout| layout.strides()));
+    let steps = nest.inner_strides();
+    nest.rows(0, shape.element_count(), |row| {
+        for at in 0..row.len {
+            visit(std::array::from_fn(|k| row.starts[k] + at * steps[k]));
+        }
+    });
+}

@@ -1,0 +1,93 @@
+//! Dropout: `y[i] = x[i] · m[i]`, where the factor `m[i]` is 0 with the probability p and else
+//! `1 / (1 - p)`, a function of key and place. Nothing is kept for the gradient: it is the
+//! dropout of dy by the same key.
+//!
+//! Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting" (2014),
+//! scaled at training time as in PyTorch.
+
+mod cpu;
+
+use crate::cpu::Cpu;
+use crate::cpu::lines::{Stored, for_stored};
+use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
+use crate::{Cost, Kernel, Operands, RandomKey, Result, Tensor};
+
+/// Which elements [`Tensor::dropout`] takes out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropout {
+    /// Of an element to become 0, to 32 bits; below 0 counts as 0, above 1 as 1.
+    pub probability: f64,
+    /// The stream that decides.
+    pub key: RandomKey,
+    /// The number of the tensor's first element in the stream: 0, or for some rows of a batch that
+    /// is computed in parts, the elements before them. The parts then drop what the whole would.
+    pub first: u64,
+}
+
+struct Drop {
+    dropout: Dropout,
+    dtype: crate::DType,
+    len: usize,
+}
+
+impl Kernel for Drop {
+    fn name(&self) -> &'static str {
+        "dropout"
+    }
+
+    fn cost(&self) -> Cost {
+        let bytes = (2 * self.len * self.dtype.size_bytes()) as f64;
+        Cost { flops: 20.0 * self.len as f64, bytes }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        for_stored!(self.dtype, E => {
+            type T = <E as Stored>::Lane;
+            let order = Order::row_major();
+            let factors = cpu::Factors::new(self.dropout);
+            let x = (operands.read_count() == 1)
+                .then(|| Strided::new(operands.read::<E>(0), &order));
+            let out = operands.write::<E>(0);
+            let formula: Formula<'_, T> = &cpu::multiply;
+            match &x {
+                Some(x) => {
+                    let sources: [&dyn Source<T>; 2] = [&factors, x];
+                    evaluate(cpu, out, &order, Mode::Overwrite, &sources, Some(formula));
+                }
+                None => {
+                    let sources: [&dyn Source<T>; 1] = [&factors];
+                    evaluate(cpu, out, &order, Mode::UpdateInPlace, &sources, Some(formula));
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Tensor {
+    /// Takes out elements at random and scales the others by `1 / (1 - probability)`; of any float
+    /// type. The gradient of x is dy after the same dropout. As in PyTorch, an element that is
+    /// not finite becomes NaN where it is taken out.
+    ///
+    /// # Errors
+    /// `DType` unless float, `OutOfMemory`.
+    #[track_caller]
+    pub fn dropout(&self, dropout: Dropout) -> Result<Tensor> {
+        self.check_any_float("dropout")?;
+        let y = Tensor::empty(self.device(), *self.shape(), self.dtype())?;
+        let kernel = Drop { dropout, dtype: self.dtype(), len: self.element_count() };
+        self.device().launch(kernel, &[self], &[&y])?;
+        Ok(y)
+    }
+
+    /// [`Tensor::dropout`] in place.
+    ///
+    /// # Errors
+    /// `DType` unless float, `Frozen`, `Overlap` (on an expanded view).
+    #[track_caller]
+    pub fn dropout_(&mut self, dropout: Dropout) -> Result<()> {
+        self.check_any_float("dropout")?;
+        let kernel = Drop { dropout, dtype: self.dtype(), len: self.element_count() };
+        self.device().launch(kernel, &[], &[self])
+    }
+}

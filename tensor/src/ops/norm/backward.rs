@@ -1,0 +1,277 @@
+//! The gradients, row by row in the cache, and those of the parameters in partial sums.
+
+use std::ops::Range;
+
+use super::Norm;
+use super::cpu::load_some;
+use crate::Element;
+use crate::cpu::Cpu;
+use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
+use crate::cpu::lines::{Stored, load, store, sums};
+use crate::cpu::math::Math;
+use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
+
+/// Samples up to which each has partial sums of its own; more share as many.
+const PARTIALS_MAX: usize = 64;
+
+/// How [`backward`] is cut: by the shape alone.
+#[derive(Clone, Copy)]
+pub(super) struct Cut {
+    rows_per_task: usize,
+    /// Partial sums of each parameter's gradient.
+    partials: usize,
+}
+
+impl Cut {
+    pub(super) fn of(norm: &Norm) -> Self {
+        if norm.samples <= PARTIALS_MAX {
+            let rows_per_task = norm.rows_per_task();
+            return Cut { rows_per_task, partials: norm.samples };
+        }
+        let samples = norm.samples.div_ceil(PARTIALS_MAX);
+        Cut { rows_per_task: samples * norm.groups, partials: norm.samples.div_ceil(samples) }
+    }
+
+    /// Numbers of scratch.
+    pub(super) fn workspace_len(&self, norm: &Norm) -> usize {
+        2 * self.partials * norm.channels
+    }
+}
+
+/// What a task of [`backward`] works on.
+struct Backward<'a, E: Stored> {
+    norm: &'a Norm,
+    first_row: usize,
+    dy: &'a [E],
+    x: &'a [E],
+    mean: Option<&'a [E::Lane]>,
+    rstd: &'a [E::Lane],
+    weight: Option<&'a [E]>,
+    dx: &'a mut [E],
+    /// Partial sums of the parameters' gradients, if there are parameters: pairs of rows of
+    /// channels, `Σ dy·x̂` and `Σ dy`.
+    partials: Option<&'a mut [E::Lane]>,
+}
+
+impl<E: Stored> SimdKernel<E::Lane> for Backward<'_, E> {
+    #[inline(always)]
+    fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(mut self, _: S) {
+        if let Some(partials) = &mut self.partials {
+            partials.fill(<E::Lane as crate::Float>::ZERO);
+        }
+        for row in 0..self.rstd.len() {
+            match self.norm.inner {
+                1 => self.row_of_elements::<64>(row),
+                _ => self.row_of_channels::<64>(row),
+            }
+        }
+    }
+}
+
+impl<E: Stored> Backward<'_, E> {
+    /// Of the partial sums, those of the channels of a row: `Σ dy·x̂`, then `Σ dy`.
+    #[inline(always)]
+    fn sums_of(
+        norm: &Norm,
+        partials: &mut Option<&mut [E::Lane]>,
+        row: usize,
+    ) -> [Option<Range<usize>>; 2] {
+        let Some(partials) = partials else { return [None, None] };
+        let per_row = norm.channels / norm.groups;
+        let rows = partials.len() / (2 * per_row);
+        let first = row % rows * 2 * per_row;
+        [Some(first..first + per_row), Some(first + per_row..first + 2 * per_row)]
+    }
+
+    /// `dx = rstd · (dy·w - mean(dy·w) - x̂ · mean(dy·w·x̂))` where each element has a weight.
+    #[inline(always)]
+    fn row_of_elements<const W: usize>(&mut self, row: usize) {
+        let norm = self.norm;
+        let zero = <E::Lane as crate::Float>::ZERO;
+        let one = <E::Lane as crate::Float>::ONE;
+        let len = norm.row_len();
+        let (dy, x) = (&self.dy[row * len..][..len], &self.x[row * len..][..len]);
+        let mean = self.mean.map_or(zero, |mean| mean[row]);
+        let rstd = self.rstd[row];
+        let channels = norm.channels_of_row(self.first_row + row);
+        let weight = self.weight.map(|weight| &weight[channels]);
+        let [dw, db] = Self::sums_of(norm, &mut self.partials, row);
+        let (mut w, mut d, mut hat) = ([one; W], [zero; W], [zero; W]);
+        let (mut dw_line, mut db_line) = ([zero; W], [zero; W]);
+        let partials = &mut self.partials;
+        let [sum, product] = sums::<E::Lane, 2, W>(len, |places, [sum, product]| {
+            load(&dy[places.clone()], zero, &mut d);
+            load(&x[places.clone()], mean, &mut hat);
+            load_some(weight, &places, &mut w);
+            for lane in 0..W {
+                hat[lane] = (hat[lane] - mean) * rstd;
+                let scaled = d[lane] * w[lane];
+                sum[lane] += scaled;
+                product[lane] += scaled * hat[lane];
+            }
+            if let (Some(partials), Some(dw), Some(db)) = (partials.as_mut(), &dw, &db) {
+                let dw_places = dw.start + places.start..dw.start + places.end;
+                let db_places = db.start + places.start..db.start + places.end;
+                load(&partials[dw_places.clone()], zero, &mut dw_line);
+                load(&partials[db_places.clone()], zero, &mut db_line);
+                for lane in 0..W {
+                    dw_line[lane] += d[lane] * hat[lane];
+                    db_line[lane] += d[lane];
+                }
+                store(&dw_line, &mut partials[dw_places]);
+                store(&db_line, &mut partials[db_places]);
+            }
+        });
+        let [sum, product] = norm.center.means([sum, product], len).map(E::Lane::from_f64);
+        let dx = &mut self.dx[row * len..][..len];
+        for at in (0..len).step_by(W) {
+            let places = at..len.min(at + W);
+            load(&dy[places.clone()], zero, &mut d);
+            load(&x[places.clone()], mean, &mut hat);
+            load_some(weight, &places, &mut w);
+            for lane in 0..W {
+                let hat = (hat[lane] - mean) * rstd;
+                d[lane] = rstd * (d[lane] * w[lane] - sum - hat * product);
+            }
+            store(&d, &mut dx[places]);
+        }
+    }
+
+    /// The same where `inner` elements share a weight.
+    #[inline(always)]
+    fn row_of_channels<const W: usize>(&mut self, row: usize) {
+        let norm = self.norm;
+        let zero = <E::Lane as crate::Float>::ZERO;
+        let one = <E::Lane as crate::Float>::ONE;
+        let len = norm.row_len();
+        let (dy, x) = (&self.dy[row * len..][..len], &self.x[row * len..][..len]);
+        let mean = self.mean.map_or(zero, |mean| mean[row]);
+        let rstd = self.rstd[row];
+        let channels = norm.channels_of_row(self.first_row + row);
+        let weight = self.weight;
+        let weight_of = |channel: usize| weight.map_or(one, |weight| weight[channel].cast());
+        let [dw, db] = Self::sums_of(norm, &mut self.partials, row);
+        let mut totals = [0.0; 2];
+        for (index, channel) in channels.clone().enumerate() {
+            let places = index * norm.inner..(index + 1) * norm.inner;
+            let [sum, product] =
+                products::<E, E::Lane, W>(&dy[places.clone()], &x[places], [mean, rstd]);
+            let weight: E::Lane = weight_of(channel);
+            totals[0] += weight.to_f64() * sum;
+            totals[1] += weight.to_f64() * product;
+            if let (Some(partials), Some(dw), Some(db)) = (&mut self.partials, &dw, &db) {
+                partials[dw.start + index] += E::Lane::from_f64(product);
+                partials[db.start + index] += E::Lane::from_f64(sum);
+            }
+        }
+        let [sum, product] = norm.center.means(totals, len).map(E::Lane::from_f64);
+        let dx = &mut self.dx[row * len..][..len];
+        for (index, channel) in channels.enumerate() {
+            let places = index * norm.inner..(index + 1) * norm.inner;
+            let scale = [mean, rstd, weight_of(channel), sum, product];
+            let (dy, x) = (&dy[places.clone()], &x[places.clone()]);
+            gradient::<E, E::Lane, W>(dy, x, scale, &mut dx[places]);
+        }
+    }
+}
+
+/// `Σ dy` and `Σ dy·x̂` with `x̂ = (x - mean) · rstd`.
+#[inline(always)]
+pub(crate) fn products<E: Element, T: Math, const W: usize>(
+    dy: &[E],
+    x: &[E],
+    [mean, rstd]: [T; 2],
+) -> [f64; 2] {
+    let (mut d, mut hat) = ([T::ZERO; W], [T::ZERO; W]);
+    sums::<T, 2, W>(x.len(), |places, [sum, product]| {
+        load(&dy[places.clone()], T::ZERO, &mut d);
+        load(&x[places], mean, &mut hat);
+        for lane in 0..W {
+            sum[lane] += d[lane];
+            product[lane] += d[lane] * ((hat[lane] - mean) * rstd);
+        }
+    })
+}
+
+/// `dx = rstd · (dy·w - sum - x̂ · product)`.
+#[inline(always)]
+pub(super) fn gradient<E: Element, T: Math, const W: usize>(
+    dy: &[E],
+    x: &[E],
+    [mean, rstd, weight, sum, product]: [T; 5],
+    dx: &mut [E],
+) {
+    let (mut d, mut hat) = ([T::ZERO; W], [T::ZERO; W]);
+    for at in (0..x.len()).step_by(W) {
+        let places = at..x.len().min(at + W);
+        load(&dy[places.clone()], T::ZERO, &mut d);
+        load(&x[places.clone()], mean, &mut hat);
+        for lane in 0..W {
+            let hat = (hat[lane] - mean) * rstd;
+            d[lane] = rstd * (d[lane] * weight - sum - hat * product);
+        }
+        store(&d, &mut dx[places]);
+    }
+}
+
+/// The operands of [`backward`] that are read.
+pub(super) struct Reads<'a, E: Stored> {
+    pub(super) dy: &'a [E],
+    pub(super) x: &'a [E],
+    pub(super) mean: Option<&'a [E::Lane]>,
+    pub(super) rstd: &'a [E::Lane],
+    pub(super) weight: Option<&'a [E]>,
+}
+
+/// Overwrites dx and, if given, the gradients of weight and bias; `partials` is scratch for those.
+pub(super) fn backward<E: Stored>(
+    cpu: &Cpu,
+    norm: &Norm,
+    reads: &Reads<'_, E>,
+    dx: &mut [E],
+    parameters: Option<[&mut [E]; 2]>,
+    partials: &mut [E::Lane],
+) {
+    let cut = Cut::of(norm);
+    let rows = cut.rows_per_task;
+    let task_len = rows * norm.row_len();
+    let task = |index: usize, dx: &mut [E], partials: Option<&mut [E::Lane]>| {
+        let places = index * task_len..index * task_len + dx.len();
+        let first_row = index * rows;
+        let rows = first_row..first_row + dx.len() / norm.row_len();
+        E::Lane::dispatch(Backward {
+            norm,
+            first_row,
+            dy: &reads.dy[places.clone()],
+            x: &reads.x[places],
+            mean: reads.mean.map(|mean| &mean[rows.clone()]),
+            rstd: &reads.rstd[rows],
+            weight: reads.weight,
+            dx,
+            partials,
+        });
+    };
+    let Some([dweight, dbias]) = parameters else {
+        for_each_chunk(cpu.pool(), dx, task_len, |i, dx| task(i, dx, None));
+        return;
+    };
+    let per_row = norm.channels / norm.groups.max(1);
+    let partial_rows = if norm.samples <= PARTIALS_MAX { rows } else { norm.groups };
+    let partials_len = cut.workspace_len(norm);
+    let partials = &mut partials[..partials_len];
+    for_each_chunk2(
+        cpu.pool(),
+        Chunked::new(dx, task_len),
+        Chunked::new(&mut *partials, partial_rows * 2 * per_row),
+        |index, dx, partials| task(index, dx, Some(partials)),
+    );
+    // Partial sums lie as [partials, groups, 2, channels of a group].
+    let total = |channel: usize, which: usize| {
+        let (group, index) = (channel / per_row, channel % per_row);
+        let first = (group * 2 + which) * per_row + index;
+        let sum = |partial: usize| partials[partial * 2 * norm.channels + first].to_f64();
+        E::Lane::from_f64((0..cut.partials).map(sum).sum()).cast()
+    };
+    (0..).zip(dweight).for_each(|(channel, to)| *to = total(channel, 0));
+    (0..).zip(dbias).for_each(|(channel, to)| *to = total(channel, 1));
+}

@@ -1,0 +1,238 @@
+//! Layer, root mean square and group normalisation as methods.
+
+use super::backward::Cut;
+use super::{Backward, Center, Forward, Norm, statistics_dtype};
+use crate::{Result, Shape, Tensor, TensorError};
+
+/// What a normalisation computes.
+#[derive(Clone, Debug)]
+pub struct Normalized {
+    /// The result, of the input's shape and type.
+    pub y: Tensor,
+    /// The mean of each row, in f32 or f64; none for [`Tensor::rms_norm`].
+    pub mean: Option<Tensor>,
+    /// `1 / √(variance + eps)` of each row, in f32 or f64.
+    pub rstd: Tensor,
+}
+
+/// What the backward of a normalisation computes.
+#[derive(Clone, Debug)]
+pub struct NormalizedBackward {
+    /// The gradient of the input.
+    pub dx: Tensor,
+    /// The gradients of the weight and of the bias, if there is a weight.
+    pub parameters: Option<[Tensor; 2]>,
+}
+
+impl Tensor {
+    #[track_caller]
+    fn normalize(
+        &self,
+        norm: Norm,
+        statistics_shape: Shape,
+        parameter_shape: Shape,
+        [weight, bias]: [Option<&Tensor>; 2],
+    ) -> Result<Normalized> {
+        let op = norm.name;
+        for parameter in weight.iter().chain(&bias) {
+            self.check_dtype(op, parameter)?;
+            parameter.check_shape(op, parameter_shape)?;
+        }
+        let x = self.contiguous()?;
+        let [weight, bias] = [weight, bias].map(|parameter| parameter.map(Tensor::contiguous));
+        let (weight, bias) = (weight.transpose()?, bias.transpose()?);
+        let y = Tensor::empty(self.device(), *self.shape(), self.dtype())?;
+        let statistics =
+            || Tensor::empty(self.device(), statistics_shape, statistics_dtype(self.dtype()));
+        let rstd = statistics()?;
+        let mean = (norm.center == Center::Mean).then(statistics).transpose()?;
+        let has = [weight.is_some(), bias.is_some()];
+        let reads: Vec<&Tensor> =
+            [Some(&x), weight.as_ref(), bias.as_ref()].into_iter().flatten().collect();
+        let writes: Vec<&Tensor> =
+            [Some(&y), Some(&rstd), mean.as_ref()].into_iter().flatten().collect();
+        self.device().launch(Forward { norm, has }, &reads, &writes)?;
+        Ok(Normalized { y, mean, rstd })
+    }
+
+    /// `self` is dy.
+    #[track_caller]
+    fn normalize_backward(
+        &self,
+        norm: Norm,
+        parameter_shape: Shape,
+        x: &Tensor,
+        [mean, rstd]: [Option<&Tensor>; 2],
+        weight: Option<&Tensor>,
+    ) -> Result<NormalizedBackward> {
+        let (op, device, dtype) = (norm.name, self.device(), self.dtype());
+        x.check_dtype(op, self)?;
+        self.check_shape(op, *x.shape())?;
+        if let Some(weight) = weight {
+            self.check_dtype(op, weight)?;
+            weight.check_shape(op, parameter_shape)?;
+        }
+        let contiguous = |x: Option<&Tensor>| x.map(Tensor::contiguous).transpose();
+        let (dy, x) = (self.contiguous()?, x.contiguous()?);
+        let (mean, rstd, weight) = (contiguous(mean)?, contiguous(rstd)?, contiguous(weight)?);
+        let dx = Tensor::empty(device, *x.shape(), dtype)?;
+        let reads: Vec<&Tensor> =
+            [Some(&dy), Some(&x), rstd.as_ref(), mean.as_ref(), weight.as_ref()]
+                .into_iter()
+                .flatten()
+                .collect();
+        let has_weight = weight.is_some();
+        let kernel = Backward { norm, has_weight };
+        if !has_weight {
+            device.launch(kernel, &reads, &[&dx])?;
+            return Ok(NormalizedBackward { dx, parameters: None });
+        }
+        let dweight = Tensor::empty(device, parameter_shape, dtype)?;
+        let dbias = Tensor::empty(device, parameter_shape, dtype)?;
+        let scratch_len = Cut::of(&norm).workspace_len(&norm);
+        let scratch = Tensor::workspace(device, scratch_len, statistics_dtype(dtype))?;
+        device.launch(kernel, &reads, &[&dx, &dweight, &dbias, &scratch])?;
+        Ok(NormalizedBackward { dx, parameters: Some([dweight, dbias]) })
+    }
+
+    /// Normalises over the last `axis_count` dimensions to mean 0 and variance 1 (biased, plus
+    /// `eps`), then scales by `weight` and adds `bias`, of the shape of those dimensions and of
+    /// the input's type. `self` is x, of any float type; the half types are computed in f32.
+    ///
+    /// Mean and variance in two passes over the row in the cache, summed in f64.
+    ///
+    /// # Shapes
+    /// `x: [N.., D..], weight, bias: [D..] → y: [N.., D..], mean, rstd: [N..]`
+    ///
+    /// # Errors
+    /// `Index` when there are fewer dimensions, `Shape`, `DType`, `OutOfMemory`.
+    #[track_caller]
+    pub fn layer_norm(
+        &self,
+        axis_count: usize,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Normalized> {
+        let (norm, kept) = Norm::trailing("layer_norm", self, axis_count, Center::Mean, eps)?;
+        let parameter_shape = Shape::new(&self.shape()[kept.len()..]);
+        self.normalize(norm, kept, parameter_shape, [weight, bias])
+    }
+
+    /// The gradients through [`Tensor::layer_norm`] for `self = dy`; mean and rstd are what it
+    /// returned. Those of weight and bias are summed in an order that depends on the shape alone,
+    /// with scratch for at most 64 rows.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::layer_norm`].
+    #[track_caller]
+    pub fn layer_norm_backward(
+        &self,
+        x: &Tensor,
+        mean: &Tensor,
+        rstd: &Tensor,
+        weight: Option<&Tensor>,
+    ) -> Result<NormalizedBackward> {
+        let op = "layer_norm_backward";
+        let (norm, shape) = trailing_backward(op, x, rstd, Center::Mean)?;
+        check_statistics(op, x, mean, *rstd.shape())?;
+        self.normalize_backward(norm, shape, x, [Some(mean), Some(rstd)], weight)
+    }
+
+    /// `x / √(mean(x²) + eps) · weight` over the last `axis_count` dimensions; see
+    /// [`Tensor::layer_norm`]. PyTorch's default for eps is the spacing of the floats at 1.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::layer_norm`].
+    #[track_caller]
+    pub fn rms_norm(
+        &self,
+        axis_count: usize,
+        weight: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Normalized> {
+        let (norm, kept) = Norm::trailing("rms_norm", self, axis_count, Center::Zero, eps)?;
+        let parameter_shape = Shape::new(&self.shape()[kept.len()..]);
+        self.normalize(norm, kept, parameter_shape, [weight, None])
+    }
+
+    /// The gradients through [`Tensor::rms_norm`] for `self = dy`; the second of the parameters'
+    /// is Σ dy, of a bias added afterwards.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::layer_norm`].
+    #[track_caller]
+    pub fn rms_norm_backward(
+        &self,
+        x: &Tensor,
+        rstd: &Tensor,
+        weight: Option<&Tensor>,
+    ) -> Result<NormalizedBackward> {
+        let (norm, shape) = trailing_backward("rms_norm_backward", x, rstd, Center::Zero)?;
+        self.normalize_backward(norm, shape, x, [None, Some(rstd)], weight)
+    }
+
+    /// Normalises each of `groups` groups of neighbouring channels of each sample; as many groups
+    /// as channels is instance normalisation, one is layer normalisation with a weight for each
+    /// channel. See [`Tensor::layer_norm`].
+    ///
+    /// # Shapes
+    /// `x: [N, C, ..], weight, bias: [C] → y: [N, C, ..], mean, rstd: [N, groups]`
+    ///
+    /// # Errors
+    /// `Shape` unless `groups` divides the channels, `DType`, `OutOfMemory`.
+    #[track_caller]
+    pub fn group_norm(
+        &self,
+        groups: usize,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Normalized> {
+        let (norm, kept) = Norm::grouped("group_norm", self, groups, eps)?;
+        self.normalize(norm, kept, Shape::new(&[norm.channels]), [weight, bias])
+    }
+
+    /// The gradients through [`Tensor::group_norm`] for `self = dy`; mean and rstd are what it
+    /// returned.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::group_norm`].
+    #[track_caller]
+    pub fn group_norm_backward(
+        &self,
+        x: &Tensor,
+        mean: &Tensor,
+        rstd: &Tensor,
+        weight: Option<&Tensor>,
+    ) -> Result<NormalizedBackward> {
+        let op = "group_norm_backward";
+        let groups = rstd.shape().get(1).copied().unwrap_or_default();
+        let (norm, kept) = Norm::grouped(op, x, groups, 0.0)?;
+        check_statistics(op, x, mean, kept)?;
+        check_statistics(op, x, rstd, kept)?;
+        let shape = Shape::new(&[norm.channels]);
+        self.normalize_backward(norm, shape, x, [Some(mean), Some(rstd)], weight)
+    }
+}
+
+/// The norm of x whose statistics have the shape of `rstd`, and the shape of its parameters.
+fn trailing_backward(
+    op: &'static str,
+    x: &Tensor,
+    rstd: &Tensor,
+    center: Center,
+) -> Result<(Norm, Shape)> {
+    let (left, right) = (*x.shape(), *rstd.shape());
+    let axis_count =
+        left.len().checked_sub(right.len()).ok_or(TensorError::Shape { op, left, right })?;
+    let (norm, kept) = Norm::trailing(op, x, axis_count, center, 0.0)?;
+    check_statistics(op, x, rstd, kept)?;
+    Ok((norm, Shape::new(&left[kept.len()..])))
+}
+
+fn check_statistics(op: &'static str, x: &Tensor, statistics: &Tensor, shape: Shape) -> Result<()> {
+    statistics.check_shape(op, shape)?;
+    let (left, right) = (statistics.dtype(), statistics_dtype(x.dtype()));
+    if left == right { Ok(()) } else { Err(TensorError::DType { op, left, right }) }
+}

@@ -1,0 +1,202 @@
+//! The formulas, over tiles, and the sum of one over all tiles.
+
+use super::PairLoss;
+use crate::cpu::Cpu;
+use crate::cpu::chunk::for_each_chunk;
+use crate::cpu::lines::fold;
+use crate::cpu::math::Math;
+use crate::cpu::simd::{Fused, Simd, SimdFloat, SimdKernel};
+use crate::cpu::tiles::{SOURCE_COUNT_MAX, Source, TILE_LEN};
+
+/// Elements that one task adds up.
+const CHUNK_LEN: usize = 1 << 14;
+/// Sums that are carried side by side.
+const LANES: usize = 64;
+
+/// How many f64 partial sums [`sum`] needs.
+pub(super) fn partial_count(len: usize) -> usize {
+    len.div_ceil(CHUNK_LEN)
+}
+
+/// What of a loss.
+#[derive(Clone, Copy)]
+pub(super) enum Part<T> {
+    Value,
+    /// The derivative by x, times this.
+    Gradient(T),
+}
+
+struct Apply<'a, T> {
+    part: Part<T>,
+    loss: PairLoss,
+    sources: &'a [&'a [T]],
+    to: &'a mut [T],
+}
+
+impl<T: Math> SimdKernel<T> for Apply<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
+        let Apply { part, loss, sources, to } = self;
+        match part {
+            Part::Value => value::<T, S>(loss, sources, to),
+            Part::Gradient(seed) => gradient::<T, S>(loss, sources, seed, to),
+        }
+    }
+}
+
+/// `to = part(sources)`, whose sources are x, t and perhaps a weight.
+pub(super) fn apply<T: Math + SimdFloat>(
+    part: Part<T>,
+    loss: PairLoss,
+    sources: &[&[T]],
+    to: &mut [T],
+) {
+    T::dispatch(Apply { part, loss, sources, to });
+}
+
+#[inline(always)]
+fn zip<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T) -> T) {
+    let (x, t) = (&sources[0][..to.len()], &sources[1][..to.len()]);
+    for i in 0..to.len() {
+        to[i] = f(x[i], t[i]);
+    }
+}
+
+/// With the weight, or 1.
+#[inline(always)]
+fn zip_weighted<T: Math>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T, T) -> T) {
+    // One loop for both: a formula that is called twice is not inlined, and then not vectorised.
+    let ones = [T::ONE; TILE_LEN];
+    let (x, t) = (&sources[0][..to.len()], &sources[1][..to.len()]);
+    let w = &sources.get(2).copied().unwrap_or(&ones)[..to.len()];
+    for i in 0..to.len() {
+        to[i] = f(x[i], t[i], w[i]);
+    }
+}
+
+#[inline(always)]
+fn magnitude<T: Math>(x: T) -> T {
+    if x < T::ZERO { -x } else { x }
+}
+
+/// 0 has none, and NaN keeps itself.
+#[inline(always)]
+fn sign<T: Math>(x: T) -> T {
+    let y = if x > T::ZERO { T::ONE } else { x };
+    if x < T::ZERO { -T::ONE } else { y }
+}
+
+#[inline(always)]
+fn value<T: Math, F: Fused>(loss: PairLoss, sources: &[&[T]], to: &mut [T]) {
+    let (zero, one, half) = (T::ZERO, T::ONE, T::from_f64(0.5));
+    match loss {
+        PairLoss::SquaredError => zip(sources, to, |x, t| (x - t) * (x - t)),
+        PairLoss::AbsoluteError => zip(sources, to, |x, t| magnitude(x - t)),
+        PairLoss::SmoothL1 { beta } => {
+            let beta = T::from_f64(beta);
+            zip(sources, to, |x, t| {
+                let d = magnitude(x - t);
+                if d < beta { half * d * d / beta } else { d - half * beta }
+            });
+        }
+        PairLoss::Huber { delta } => {
+            let delta = T::from_f64(delta);
+            zip(sources, to, |x, t| {
+                let d = magnitude(x - t);
+                if d <= delta { half * d * d } else { delta * (d - half * delta) }
+            });
+        }
+        PairLoss::BinaryCrossEntropy => {
+            let least = T::from_f64(-100.0);
+            zip(sources, to, |x, t| {
+                let (log, log_rest) = (x.log_in::<F>(), (-x).log1p_in::<F>());
+                (t - one) * log_rest.maximum(least) - t * log.maximum(least)
+            });
+        }
+        PairLoss::BinaryCrossEntropyOfLogits => zip_weighted(sources, to, |x, t, w| {
+            let softplus = (-magnitude(x)).exp_in::<F>().log1p_in::<F>() + (-x).maximum(zero);
+            (one - t) * x + ((w - one) * t + one) * softplus
+        }),
+        PairLoss::KlDivergence => zip(sources, to, |x, t| {
+            let entropy = if t == zero { zero } else { t * t.log_in::<F>() };
+            entropy - t * x
+        }),
+        PairLoss::KlDivergenceOfLog => zip(sources, to, |x, t| t.exp_in::<F>() * (t - x)),
+    }
+}
+
+#[inline(always)]
+fn gradient<T: Math, F: Fused>(loss: PairLoss, sources: &[&[T]], seed: T, to: &mut [T]) {
+    let one = T::ONE;
+    match loss {
+        PairLoss::SquaredError => {
+            let seed = seed + seed;
+            zip(sources, to, |x, t| seed * (x - t));
+        }
+        PairLoss::AbsoluteError => zip(sources, to, |x, t| seed * sign(x - t)),
+        PairLoss::SmoothL1 { beta } => {
+            let beta = T::from_f64(beta);
+            zip(sources, to, |x, t| {
+                let d = x - t;
+                seed * if magnitude(d) < beta { d / beta } else { sign(d) }
+            });
+        }
+        PairLoss::Huber { delta } => {
+            let delta = T::from_f64(delta);
+            zip(sources, to, |x, t| {
+                let d = x - t;
+                seed * if magnitude(d) <= delta { d } else { delta * sign(d) }
+            });
+        }
+        PairLoss::BinaryCrossEntropy => {
+            let least = T::from_f64(1e-12);
+            zip(sources, to, |x, t| seed * (x - t) / ((one - x) * x).maximum(least));
+        }
+        PairLoss::BinaryCrossEntropyOfLogits => zip_weighted(sources, to, |x, t, w| {
+            let rest = one / (one + x.exp_in::<F>());
+            seed * ((one - t) - ((w - one) * t + one) * rest)
+        }),
+        PairLoss::KlDivergence => zip(sources, to, |_, t| -(seed * t)),
+        PairLoss::KlDivergenceOfLog => zip(sources, to, |_, t| -(seed * t.exp_in::<F>())),
+    }
+}
+
+/// `Σ loss`, in lanes for a tile and in f64 from there on.
+pub(super) fn sum<T: Math + SimdFloat>(
+    cpu: &Cpu,
+    loss: PairLoss,
+    sources: &[&dyn Source<T>],
+    len: usize,
+    partials: &mut [f64],
+) -> T {
+    let partials = &mut partials[..partial_count(len)];
+    for_each_chunk(cpu.pool(), partials, 1, |index, partial| {
+        let mut slots = [[T::ZERO; TILE_LEN]; SOURCE_COUNT_MAX];
+        let mut result = [T::ZERO; TILE_LEN];
+        let mut total = 0.0;
+        let end = len.min((index + 1) * CHUNK_LEN);
+        for from in (index * CHUNK_LEN..end).step_by(TILE_LEN) {
+            let tile_len = TILE_LEN.min(end - from);
+            let mut tiles: [&[T]; SOURCE_COUNT_MAX] = [&[]; SOURCE_COUNT_MAX];
+            for ((tile, slot), source) in tiles.iter_mut().zip(&mut slots).zip(sources) {
+                let slot = &mut slot[..tile_len];
+                *tile = source.borrow(from, tile_len).unwrap_or_else(|| {
+                    source.write(from, slot);
+                    slot
+                });
+            }
+            apply(Part::Value, loss, &tiles[..sources.len()], &mut result[..tile_len]);
+            total += lane_sum(&result[..tile_len]);
+        }
+        partial[0] = total;
+    });
+    T::from_f64(partials.iter().sum())
+}
+
+fn lane_sum<T: Math>(values: &[T]) -> f64 {
+    let mut lanes = [T::ZERO; LANES];
+    for line in values.chunks(LANES) {
+        lanes.iter_mut().zip(line).for_each(|(lane, &x)| *lane += x);
+    }
+    fold(&lanes, |a, b| a + b).to_f64()
+}

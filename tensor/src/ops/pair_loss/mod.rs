@@ -1,0 +1,205 @@
+//! Losses of pairs of elements, summed: `Σ f(x[i], t[i])`, in one pass without an intermediate
+//! tensor, and their gradients `dx[i] = dy · f'(x[i], t[i])`.
+//!
+//! The formulas, and what they do at the ends of their domains, are PyTorch's.
+
+mod cpu;
+
+use crate::cpu::Cpu;
+use crate::cpu::lines::{Stored, for_stored};
+use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
+use crate::ops::norm::statistics_dtype;
+use crate::{Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
+
+/// A loss f of an element x and its target t.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PairLoss {
+    /// `(x - t)²`.
+    SquaredError,
+    /// `|x - t|`.
+    AbsoluteError,
+    /// `(x - t)² / (2 · beta)` where the distance is less than beta, else `|x - t| - beta / 2`.
+    SmoothL1 {
+        /// Not negative; 0 is the absolute error.
+        beta: f64,
+    },
+    /// `(x - t)² / 2` up to a distance of delta, then `delta · (|x - t| - delta / 2)`.
+    Huber {
+        /// Positive.
+        delta: f64,
+    },
+    /// `-t·ln x - (1 - t)·ln(1 - x)` of probabilities x; logarithms are at least -100, and the
+    /// gradient divides by at least 1e-12.
+    BinaryCrossEntropy,
+    /// The same of `1 / (1 + exp(-x))`, for any x; the first term may be weighted, see
+    /// [`Tensor::pair_loss_weighted`].
+    BinaryCrossEntropyOfLogits,
+    /// `t · (ln t - x)` of logarithms x of probabilities; 0 where t is.
+    KlDivergence,
+    /// `exp(t) · (t - x)` of logarithms of both.
+    KlDivergenceOfLog,
+}
+
+/// Reads x, t and perhaps a weight; writes the sum and the scratch.
+struct Sum {
+    loss: PairLoss,
+    dtype: DType,
+    len: usize,
+}
+
+fn cost(len: usize, passes: usize, dtype: DType) -> Cost {
+    Cost { flops: 10.0 * len as f64, bytes: (passes * len * dtype.size_bytes()) as f64 }
+}
+
+impl Kernel for Sum {
+    fn name(&self) -> &'static str {
+        "pair_loss"
+    }
+
+    fn cost(&self) -> Cost {
+        cost(self.len, 2, self.dtype)
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let order = Order::row_major();
+        for_stored!(self.dtype, E => {
+            type T = <E as Stored>::Lane;
+            let sources: Vec<Strided<'_, E>> = (0..operands.read_count())
+                .map(|index| Strided::new(operands.read::<E>(index), &order))
+                .collect();
+            let sources: Vec<&dyn Source<T>> =
+                sources.iter().map(|source| source as &dyn Source<T>).collect();
+            let sum = operands.write::<T>(0).slice();
+            let partials = operands.write::<f64>(1).slice();
+            sum[0] = cpu::sum(cpu, self.loss, &sources, self.len, partials);
+        });
+        Ok(())
+    }
+}
+
+/// Reads dy, x, t and perhaps a weight; writes dx.
+struct Gradient {
+    loss: PairLoss,
+    dtype: DType,
+    len: usize,
+}
+
+impl Kernel for Gradient {
+    fn name(&self) -> &'static str {
+        "pair_loss_backward"
+    }
+
+    fn cost(&self) -> Cost {
+        cost(self.len, 3, self.dtype)
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let (loss, order) = (self.loss, operands.write_order(0));
+        for_stored!(self.dtype, E => {
+            type T = <E as Stored>::Lane;
+            let seed = operands.read::<T>(0).slice()[0];
+            let sources: Vec<Strided<'_, E>> = (1..operands.read_count())
+                .map(|index| Strided::new(operands.read::<E>(index), &order))
+                .collect();
+            let sources: Vec<&dyn Source<T>> =
+                sources.iter().map(|source| source as &dyn Source<T>).collect();
+            let formula: Formula<'_, T> =
+                &move |sources, to| cpu::apply(cpu::Part::Gradient(seed), loss, sources, to);
+            let out = operands.write::<E>(0);
+            evaluate(cpu, out, &order, Mode::Overwrite, &sources, Some(formula));
+        });
+        Ok(())
+    }
+}
+
+/// x and what is stretched to its shape: the target, and perhaps the weight.
+fn operands(op: &'static str, x: &Tensor, others: &[Option<&Tensor>]) -> Result<Vec<Tensor>> {
+    x.check_any_float(op)?;
+    let mut operands = vec![x.clone()];
+    for other in others.iter().flatten() {
+        x.check_dtype(op, other)?;
+        let (left, right) = (*x.shape(), *other.shape());
+        if left.broadcast(&right) != Some(left) {
+            return Err(TensorError::Shape { op, left, right });
+        }
+        operands.push(other.expand(left)?);
+    }
+    Ok(operands)
+}
+
+impl Tensor {
+    /// `Σ f(x, t)` over all elements of `self = x`, without dimensions, in f32 or f64; the target
+    /// broadcasts to x. Divide by the number of elements for the mean.
+    ///
+    /// # Shapes
+    /// `x: [..], target: [..] → []`
+    ///
+    /// # Errors
+    /// `Shape`, `DType` unless both are of one float type, `OutOfMemory`.
+    #[track_caller]
+    pub fn pair_loss(&self, target: &Tensor, loss: PairLoss) -> Result<Tensor> {
+        self.pair_loss_weighted(target, loss, None)
+    }
+
+    /// [`Tensor::pair_loss`] with a factor for the term of `t` in
+    /// [`PairLoss::BinaryCrossEntropyOfLogits`]: `-weight·t·ln σ(x) - (1 - t)·ln(1 - σ(x))`, which
+    /// broadcasts to x. The other losses ignore it.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::pair_loss`].
+    #[track_caller]
+    pub fn pair_loss_weighted(
+        &self,
+        target: &Tensor,
+        loss: PairLoss,
+        positive_weight: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let reads = operands("pair_loss", self, &[Some(target), positive_weight])?;
+        let reads: Vec<&Tensor> = reads.iter().collect();
+        let (len, dtype) = (self.element_count(), self.dtype());
+        let sum = Tensor::empty(self.device(), [], statistics_dtype(dtype))?;
+        let partials = Tensor::workspace(self.device(), cpu::partial_count(len), DType::F64)?;
+        self.device().launch(Sum { loss, dtype, len }, &reads, &[&sum, &partials])?;
+        Ok(sum)
+    }
+
+    /// The gradient of x through [`Tensor::pair_loss`], for `self = dy`, the gradient of the sum.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::pair_loss`].
+    #[track_caller]
+    pub fn pair_loss_backward(
+        &self,
+        x: &Tensor,
+        target: &Tensor,
+        loss: PairLoss,
+    ) -> Result<Tensor> {
+        self.pair_loss_weighted_backward(x, target, loss, None)
+    }
+
+    /// The gradient of x through [`Tensor::pair_loss_weighted`], for `self = dy`.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::pair_loss`].
+    #[track_caller]
+    pub fn pair_loss_weighted_backward(
+        &self,
+        x: &Tensor,
+        target: &Tensor,
+        loss: PairLoss,
+        positive_weight: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let op = "pair_loss_backward";
+        let operands = operands(op, x, &[Some(target), positive_weight])?;
+        self.check_shape(op, [])?;
+        let (left, right) = (self.dtype(), statistics_dtype(x.dtype()));
+        if left != right {
+            return Err(TensorError::DType { op, left, right });
+        }
+        let (len, dtype) = (x.element_count(), x.dtype());
+        let dx = Tensor::empty(x.device(), *x.shape(), dtype)?;
+        let reads: Vec<&Tensor> = std::iter::once(self).chain(&operands).collect();
+        x.device().launch(Gradient { loss, dtype, len }, &reads, &[&dx])?;
+        Ok(dx)
+    }
+}

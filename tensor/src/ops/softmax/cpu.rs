@@ -1,0 +1,264 @@
+//! Three passes over the lines of a row or of neighbouring columns, the last two in the cache.
+
+use super::{Direction, Softmax};
+use crate::cpu::Cpu;
+use crate::cpu::chunk::for_each_chunk;
+use crate::cpu::lines::{Blocks, Lines, Stored, each_strided_row, is_exact, load, store};
+use crate::cpu::math::Math;
+use crate::cpu::simd::{Fused, Simd, SimdFloat, SimdKernel};
+use crate::launch::{View, ViewMut};
+use crate::{Element, Float};
+
+/// The rows or slabs of one task.
+struct Task<'a, E> {
+    softmax: Softmax,
+    blocks: Blocks,
+    outer: usize,
+    /// What the destination is computed from: x or dy; nothing if the destination holds it.
+    source: Option<&'a [E]>,
+    /// The result of forward, for backward.
+    y: &'a [E],
+    to: &'a mut [E],
+}
+
+impl<E: Stored> SimdKernel<E::Lane> for Task<'_, E> {
+    #[inline(always)]
+    fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(self, _: S) {
+        match self.blocks.is_narrow() {
+            true => self.all::<S, 16>(),
+            false => self.all::<S, 64>(),
+        }
+    }
+}
+
+impl<E: Stored> Task<'_, E> {
+    #[inline(always)]
+    fn all<F: Fused, const W: usize>(self) {
+        let Task { softmax, blocks, outer, source, y, to } = self;
+        for index in 0..blocks.lines_count::<W>(outer) {
+            let lines = blocks.lines::<W>(index);
+            reduce::<E, E::Lane, F, W>(softmax, &lines, source, y, to);
+        }
+    }
+}
+
+#[inline(always)]
+fn reduce<E: Element, T: Math, F: Fused, const W: usize>(
+    softmax: Softmax,
+    lines: &Lines,
+    source: Option<&[E]>,
+    y: &[E],
+    to: &mut [E],
+) {
+    match (softmax.direction, softmax.is_log) {
+        (Direction::Forward, false) => forward::<E, T, F, W>(lines, source, to),
+        (Direction::Forward, true) => forward_log::<E, T, F, W>(lines, source, to),
+        (Direction::Backward, false) => backward::<E, T, W>(lines, source, y, to),
+        (Direction::Backward, true) => backward_log::<E, T, F, W>(lines, source, y, to),
+    }
+}
+
+/// The largest of each reduction. Not finite when an ∞ or a NaN is there, or only -∞; then
+/// the differences below are NaN, and so is the whole reduction, as in PyTorch.
+#[inline(always)]
+fn maxima<E: Element, T: Math, const W: usize>(lines: &Lines, x: &[E]) -> [T; W] {
+    let mut line = [T::ZERO; W];
+    let mut max = [T::NEG_INFINITY; W];
+    lines.each(|places| {
+        load(&x[places], T::NEG_INFINITY, &mut line);
+        for lane in 0..W {
+            max[lane] = line[lane].maximum(max[lane]);
+        }
+    });
+    lines.fold(&mut max, T::maximum);
+    max
+}
+
+/// `y = exp(x - max) / Σ exp(x - max)`.
+#[inline(always)]
+fn forward<E: Element, T: Math, F: Fused, const W: usize>(
+    lines: &Lines,
+    x: Option<&[E]>,
+    to: &mut [E],
+) {
+    let max = maxima::<E, T, W>(lines, x.unwrap_or(to));
+    let mut line = [T::ZERO; W];
+    let mut sum = [T::ZERO; W];
+    lines.each(|places| {
+        load(&x.unwrap_or(to)[places.clone()], T::NEG_INFINITY, &mut line);
+        for lane in 0..W {
+            line[lane] = (line[lane] - max[lane]).exp_in::<F>();
+            sum[lane] += line[lane];
+        }
+        // A half type would round here already, so its exponentials are computed again.
+        if is_exact::<E, T>() {
+            store(&line, &mut to[places]);
+        }
+    });
+    lines.fold(&mut sum, |a, b| a + b);
+    let scale = sum.map(|sum| T::ONE / sum);
+    lines.each(|places| {
+        if is_exact::<E, T>() {
+            load(&to[places.clone()], T::ZERO, &mut line);
+        } else {
+            load(&x.unwrap_or(to)[places.clone()], T::ZERO, &mut line);
+            for lane in 0..W {
+                line[lane] = (line[lane] - max[lane]).exp_in::<F>();
+            }
+        }
+        for lane in 0..W {
+            line[lane] *= scale[lane];
+        }
+        store(&line, &mut to[places]);
+    });
+}
+
+/// `y = (x - max) - ln Σ exp(x - max)`.
+#[inline(always)]
+fn forward_log<E: Element, T: Math, F: Fused, const W: usize>(
+    lines: &Lines,
+    x: Option<&[E]>,
+    to: &mut [E],
+) {
+    let max = maxima::<E, T, W>(lines, x.unwrap_or(to));
+    let mut line = [T::ZERO; W];
+    let mut sum = [T::ZERO; W];
+    lines.each(|places| {
+        load(&x.unwrap_or(to)[places], T::NEG_INFINITY, &mut line);
+        for lane in 0..W {
+            sum[lane] += (line[lane] - max[lane]).exp_in::<F>();
+        }
+    });
+    lines.fold(&mut sum, |a, b| a + b);
+    let log = sum.map(T::log_in::<F>);
+    lines.each(|places| {
+        load(&x.unwrap_or(to)[places.clone()], T::ZERO, &mut line);
+        for lane in 0..W {
+            line[lane] = (line[lane] - max[lane]) - log[lane];
+        }
+        store(&line, &mut to[places]);
+    });
+}
+
+/// `dx = y · (dy - Σ dy·y)`.
+#[inline(always)]
+fn backward<E: Element, T: Math, const W: usize>(
+    lines: &Lines,
+    dy: Option<&[E]>,
+    y: &[E],
+    to: &mut [E],
+) {
+    let (mut line, mut y_line) = ([T::ZERO; W], [T::ZERO; W]);
+    let mut sum = [T::ZERO; W];
+    lines.each(|places| {
+        load(&dy.unwrap_or(to)[places.clone()], T::ZERO, &mut line);
+        load(&y[places], T::ZERO, &mut y_line);
+        for lane in 0..W {
+            sum[lane] += line[lane] * y_line[lane];
+        }
+    });
+    lines.fold(&mut sum, |a, b| a + b);
+    lines.each(|places| {
+        load(&dy.unwrap_or(to)[places.clone()], T::ZERO, &mut line);
+        load(&y[places.clone()], T::ZERO, &mut y_line);
+        for lane in 0..W {
+            line[lane] = (line[lane] - sum[lane]) * y_line[lane];
+        }
+        store(&line, &mut to[places]);
+    });
+}
+
+/// `dx = dy - exp(y) · Σ dy`.
+#[inline(always)]
+fn backward_log<E: Element, T: Math, F: Fused, const W: usize>(
+    lines: &Lines,
+    dy: Option<&[E]>,
+    y: &[E],
+    to: &mut [E],
+) {
+    let (mut line, mut y_line) = ([T::ZERO; W], [T::ZERO; W]);
+    let mut sum = [T::ZERO; W];
+    lines.each(|places| {
+        load(&dy.unwrap_or(to)[places], T::ZERO, &mut line);
+        for lane in 0..W {
+            sum[lane] += line[lane];
+        }
+    });
+    lines.fold(&mut sum, |a, b| a + b);
+    lines.each(|places| {
+        load(&dy.unwrap_or(to)[places.clone()], T::ZERO, &mut line);
+        load(&y[places.clone()], T::ZERO, &mut y_line);
+        for lane in 0..W {
+            line[lane] = line[lane] - y_line[lane].exp_in::<F>() * sum[lane];
+        }
+        store(&line, &mut to[places]);
+    });
+}
+
+/// All operands contiguous; `source` is missing if the destination holds it.
+pub(super) fn contiguous<E: Stored>(
+    cpu: &Cpu,
+    softmax: Softmax,
+    blocks: Blocks,
+    source: Option<&[E]>,
+    y: Option<&[E]>,
+    to: &mut [E],
+) {
+    let outer_len = blocks.len * blocks.inner;
+    let chunk_len = blocks.outer_per_task() * outer_len;
+    for_each_chunk(cpu.pool(), to, chunk_len, |index, to| {
+        let places = index * chunk_len..index * chunk_len + to.len();
+        let outer = to.len() / outer_len;
+        let source = source.map(|source| &source[places.clone()]);
+        let y = y.map(|y| &y[places]).unwrap_or_default();
+        E::Lane::dispatch(Task { softmax, blocks, outer, source, y, to });
+    });
+}
+
+/// Any layouts, in place, on the calling thread, an element at a time.
+pub(super) fn strided<E: Stored>(
+    softmax: Softmax,
+    axis: usize,
+    y: Option<View<'_, E>>,
+    mut to: ViewMut<'_, E>,
+) {
+    let layout = *to.layout();
+    let y_layout = y.map_or(layout, |y| *y.layout());
+    let y_data = y.map(|y| y.data()).unwrap_or_default();
+    let (len, step) = (layout.shape()[axis], layout.strides()[axis]);
+    let y_step = y_layout.strides()[axis];
+    let data = to.data();
+    each_strided_row([&layout, &y_layout], axis, |[start, y_start]| {
+        let y_at = |i: usize| y_data[y_start + i * y_step].cast::<E::Lane>();
+        let at = |data: &[E], i: usize| data[start + i * step].cast::<E::Lane>();
+        let (a, b) = coefficients(softmax, len, |i| at(data, i), y_at);
+        for i in 0..len {
+            let x = at(data, i);
+            let result = match (softmax.direction, softmax.is_log) {
+                (Direction::Forward, false) => (x - a).exp() / b,
+                (Direction::Forward, true) => (x - a) - b.ln(),
+                (Direction::Backward, false) => (x - a) * y_at(i),
+                (Direction::Backward, true) => x - y_at(i).exp() * a,
+            };
+            data[start + i * step] = result.cast();
+        }
+    });
+}
+
+/// The maximum and the sum of exponentials, or the sum that backward needs.
+fn coefficients<T: Float>(
+    softmax: Softmax,
+    len: usize,
+    x: impl Fn(usize) -> T,
+    y: impl Fn(usize) -> T,
+) -> (T, T) {
+    let sum = |term: &dyn Fn(usize) -> T| (0..len).fold(T::ZERO, |sum, i| sum + term(i));
+    match (softmax.direction, softmax.is_log) {
+        (Direction::Forward, _) => {
+            let max = (0..len).fold(T::NEG_INFINITY, |max, i| x(i).maximum(max));
+            (max, sum(&|i| (x(i) - max).exp()))
+        }
+        (Direction::Backward, false) => (sum(&|i| x(i) * y(i)), T::ZERO),
+        (Direction::Backward, true) => (sum(&x), T::ZERO),
+    }
+}

@@ -1,0 +1,216 @@
+//! Softmax and its logarithm along one dimension:
+//! `y[i] = exp(x[i] - max) / Σ_j exp(x[j] - max)` and `y[i] = x[i] - max - ln Σ_j exp(x[j] - max)`.
+//!
+//! Each row is read from memory once and written once; only y is needed for the gradient.
+
+mod cpu;
+
+use crate::cpu::Cpu;
+use crate::cpu::lines::{Blocks, for_stored};
+use crate::layout::check_axis;
+use crate::{Cost, Kernel, Operands, Result, Tensor};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Forward,
+    Backward,
+}
+
+/// Which of the four formulas.
+#[derive(Clone, Copy)]
+struct Softmax {
+    name: &'static str,
+    is_log: bool,
+    direction: Direction,
+}
+
+impl Softmax {
+    const fn new(name: &'static str) -> Self {
+        Softmax { name, is_log: false, direction: Direction::Forward }
+    }
+
+    const fn log(self) -> Self {
+        Softmax { is_log: true, ..self }
+    }
+
+    const fn backward(self) -> Self {
+        Softmax { direction: Direction::Backward, ..self }
+    }
+}
+
+/// Reads x or dy, unless the destination holds it, and for backward y.
+struct Rows {
+    softmax: Softmax,
+    blocks: Blocks,
+    axis: usize,
+    size_bytes: usize,
+    dtype: crate::DType,
+}
+
+impl Rows {
+    fn of(softmax: Softmax, to: &Tensor, axis: usize) -> Result<Self> {
+        to.check_any_float(softmax.name)?;
+        // One element without dimensions is a row, as in PyTorch.
+        if !(axis == 0 && to.shape().is_empty()) {
+            check_axis(softmax.name, to.shape(), axis)?;
+        }
+        let blocks = Blocks::of(to.shape(), axis);
+        Ok(Rows { softmax, blocks, axis, size_bytes: to.size_bytes(), dtype: to.dtype() })
+    }
+}
+
+impl Kernel for Rows {
+    fn name(&self) -> &'static str {
+        self.softmax.name
+    }
+
+    fn cost(&self) -> Cost {
+        let (flops, passes) = match self.softmax.direction {
+            Direction::Forward => (25.0, 2),
+            Direction::Backward => (4.0, 3),
+        };
+        let bytes = (passes * self.size_bytes) as f64;
+        Cost { flops: flops * self.blocks.element_count() as f64, bytes }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        if self.blocks.element_count() == 0 {
+            return Ok(());
+        }
+        let y_count = usize::from(self.softmax.direction == Direction::Backward);
+        let source_count = operands.read_count() - y_count;
+        for_stored!(self.dtype, E => {
+            let y = (y_count == 1).then(|| operands.read::<E>(source_count));
+            let to = operands.write::<E>(0);
+            let y_is_contiguous = y.is_none_or(|y| y.layout().is_contiguous());
+            if to.layout().is_contiguous() && y_is_contiguous {
+                let source = (source_count == 1).then(|| operands.read::<E>(0).slice());
+                let y = y.map(|y| y.slice());
+                cpu::contiguous(cpu, self.softmax, self.blocks, source, y, to.slice());
+            } else {
+                cpu::strided(self.softmax, self.axis, y, to);
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Tensor {
+    #[track_caller]
+    fn softmax_with(&self, softmax: Softmax, axis: usize) -> Result<Tensor> {
+        let kernel = Rows::of(softmax, self, axis)?;
+        let x = self.contiguous()?;
+        let y = Tensor::empty(self.device(), *self.shape(), self.dtype())?;
+        self.device().launch(kernel, &[&x], &[&y])?;
+        Ok(y)
+    }
+
+    /// `self` is dy.
+    #[track_caller]
+    fn softmax_backward_with(&self, softmax: Softmax, y: &Tensor, axis: usize) -> Result<Tensor> {
+        let kernel = Rows::of(softmax, self, axis)?;
+        self.check_dtype(softmax.name, y)?;
+        y.check_shape(softmax.name, *self.shape())?;
+        let (dy, y) = (self.contiguous()?, y.contiguous()?);
+        let dx = Tensor::empty(self.device(), *self.shape(), self.dtype())?;
+        self.device().launch(kernel, &[&dy, &y], &[&dx])?;
+        Ok(dx)
+    }
+
+    #[track_caller]
+    fn softmax_backward_in_place(
+        &mut self,
+        softmax: Softmax,
+        y: &Tensor,
+        axis: usize,
+    ) -> Result<()> {
+        let kernel = Rows::of(softmax, self, axis)?;
+        self.check_dtype(softmax.name, y)?;
+        y.check_shape(softmax.name, *self.shape())?;
+        self.device().launch(kernel, &[y], &[self])
+    }
+
+    /// `exp(x) / Σ exp(x)` along `axis`, for `self = x` of any float type; the half types are
+    /// computed in f32. A row with an ∞ or a NaN, or of -∞ only, becomes NaN, as in PyTorch. A
+    /// tensor without dimensions has the one axis 0.
+    ///
+    /// # Shapes
+    /// `x: [.., L, ..] → [.., L, ..]`
+    ///
+    /// # Errors
+    /// `Index` for a dimension that does not exist, `DType` unless float, `OutOfMemory`. So for all
+    /// of this family.
+    #[track_caller]
+    pub fn softmax(&self, axis: usize) -> Result<Tensor> {
+        self.softmax_with(Softmax::new("softmax"), axis)
+    }
+
+    /// [`Tensor::softmax`] in place. A tensor that is not contiguous is worked on by one thread.
+    ///
+    /// # Errors
+    /// `Index`, `DType`, `Frozen`, `Overlap` (on an expanded view). So for all of this family in
+    /// place.
+    #[track_caller]
+    pub fn softmax_(&mut self, axis: usize) -> Result<()> {
+        let kernel = Rows::of(Softmax::new("softmax"), self, axis)?;
+        self.device().launch(kernel, &[], &[self])
+    }
+
+    /// `x - ln Σ exp(x)` along `axis`, for `self = x`; see [`Tensor::softmax`].
+    ///
+    /// # Errors
+    /// Those of [`Tensor::softmax`].
+    #[track_caller]
+    pub fn log_softmax(&self, axis: usize) -> Result<Tensor> {
+        self.softmax_with(Softmax::new("log_softmax").log(), axis)
+    }
+
+    /// [`Tensor::log_softmax`] in place.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::softmax_`].
+    #[track_caller]
+    pub fn log_softmax_(&mut self, axis: usize) -> Result<()> {
+        let kernel = Rows::of(Softmax::new("log_softmax").log(), self, axis)?;
+        self.device().launch(kernel, &[], &[self])
+    }
+
+    /// The gradient of x through `y = x.softmax(axis)`, for `self = dy`:
+    /// `dx[i] = y[i] · (dy[i] - Σ_j dy[j] · y[j])`.
+    ///
+    /// # Errors
+    /// `Shape` unless y has the shape of dy, and those of [`Tensor::softmax`].
+    #[track_caller]
+    pub fn softmax_backward(&self, y: &Tensor, axis: usize) -> Result<Tensor> {
+        self.softmax_backward_with(Softmax::new("softmax_backward").backward(), y, axis)
+    }
+
+    /// [`Tensor::softmax_backward`], written over dy.
+    ///
+    /// # Errors
+    /// `Shape`, and those of [`Tensor::softmax_`].
+    #[track_caller]
+    pub fn softmax_backward_(&mut self, y: &Tensor, axis: usize) -> Result<()> {
+        self.softmax_backward_in_place(Softmax::new("softmax_backward").backward(), y, axis)
+    }
+
+    /// The gradient of x through `y = x.log_softmax(axis)`, for `self = dy`:
+    /// `dx[i] = dy[i] - exp(y[i]) · Σ_j dy[j]`.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::softmax_backward`].
+    #[track_caller]
+    pub fn log_softmax_backward(&self, y: &Tensor, axis: usize) -> Result<Tensor> {
+        self.softmax_backward_with(Softmax::new("log_softmax_backward").log().backward(), y, axis)
+    }
+
+    /// [`Tensor::log_softmax_backward`], written over dy.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::softmax_backward_`].
+    #[track_caller]
+    pub fn log_softmax_backward_(&mut self, y: &Tensor, axis: usize) -> Result<()> {
+        let softmax = Softmax::new("log_softmax_backward").log().backward();
+        self.softmax_backward_in_place(softmax, y, axis)
+    }
+}
