@@ -28,6 +28,7 @@ pub use ops::cross_entropy::CrossEntropy;
 pub use ops::finite::{scale_and_check_finite, squared_norm};
 pub use ops::max_pool2d::Pool2dGeometry;
 pub use ops::sgd::SgdStep;
+pub use ops::sort::SortOrder;
 pub use random::RandomKey;
 pub use tensor::Tensor;
 

@@ -9,5 +9,7 @@ mod matmul;
 pub(crate) mod max_pool2d;
 mod random;
 mod reduce;
+mod scan;
 mod sequence;
 pub(crate) mod sgd;
+pub(crate) mod sort;

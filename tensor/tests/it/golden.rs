@@ -5,9 +5,9 @@ use safetensors::SafeTensors;
 
 use crate::common::{download, epsilon, file_dtype, shared};
 
-/// The reference values of PyTorch in `tests/fixtures/elementwise.safetensors`, by name.
-fn fixture() -> BTreeMap<String, Tensor> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/elementwise.safetensors");
+/// The reference values of PyTorch in this file of `tests/fixtures`, by name.
+pub(crate) fn fixture(file: &str) -> BTreeMap<String, Tensor> {
+    let path = format!("{}/tests/fixtures/{file}", env!("CARGO_MANIFEST_DIR"));
     let bytes = std::fs::read(path).expect("the fixture is part of the repository");
     let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
     let upload = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
@@ -73,7 +73,11 @@ const PAIRS: [(&str, Pair); 22] = [
 
 /// Within `roundings` of a value of the expected size; infinities, NaN and the sign of 0 exactly.
 /// Returns what disagrees.
-fn differences(found: &Tensor, expected: &Tensor, roundings: f64) -> Vec<(usize, f64, f64)> {
+pub(crate) fn differences(
+    found: &Tensor,
+    expected: &Tensor,
+    roundings: f64,
+) -> Vec<(usize, f64, f64)> {
     assert_eq!((found.dtype(), found.shape()), (expected.dtype(), expected.shape()));
     let epsilon = epsilon(found.dtype());
     let tiny = match found.dtype() {
@@ -106,7 +110,7 @@ fn is_known(name: &str, dtype: DType, x: f64, [found, expected]: [f64; 2]) -> bo
 
 #[test]
 fn functions_agree_with_pytorch_at_the_corners() {
-    let fixture = fixture();
+    let fixture = fixture("elementwise.safetensors");
     let mut wrong = Vec::new();
     for dtype in DType::ALL {
         for (name, function) in FUNCTIONS.iter().chain(&FUNCTIONS_OF_NUMBERS) {
@@ -126,7 +130,7 @@ fn functions_agree_with_pytorch_at_the_corners() {
 
 #[test]
 fn pairs_agree_with_pytorch_at_the_corners() {
-    let fixture = fixture();
+    let fixture = fixture("elementwise.safetensors");
     let mut wrong = Vec::new();
     for dtype in DType::ALL {
         for (name, pair) in PAIRS {
@@ -148,7 +152,7 @@ fn pairs_agree_with_pytorch_at_the_corners() {
 
 #[test]
 fn conversions_are_those_of_pytorch() {
-    let fixture = fixture();
+    let fixture = fixture("elementwise.safetensors");
     for from in DType::ALL {
         for to in DType::ALL {
             let x = &fixture[&format!("x.{from}.{to}")];
