@@ -44,6 +44,12 @@ pub enum TensorError {
         /// The valid range is `0..len`.
         len: usize,
     },
+    /// An integer would be divided by 0.
+    #[error("{op}: division of an integer by zero")]
+    DivisionByZero {
+        /// The operation.
+        op: &'static str,
+    },
     /// The operands live on different devices.
     #[error("{op}: the operands are on different devices")]
     Device {

@@ -33,6 +33,7 @@ pub use ops::norm::{Normalized, NormalizedBackward};
 pub use ops::pair_loss::PairLoss;
 pub use ops::rearrange::PadMode;
 pub use ops::sgd::SgdStep;
+pub use ops::sort::SortOrder;
 pub use ops::update::{Rounding, StateRange, UpdateFormula};
 pub use random::RandomKey;
 pub use tensor::Tensor;

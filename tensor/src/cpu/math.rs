@@ -48,8 +48,6 @@ pub(crate) trait Math: Float {
     fn trunc(self) -> Self;
     /// To the nearest whole number; to the even one between two.
     fn round_even(self) -> Self;
-    /// What is left of a division that rounds towards 0; has the sign of `self`.
-    fn rem(self, divisor: Self) -> Self;
 }
 
 /// The functions that are the same call for both types.
@@ -71,10 +69,6 @@ macro_rules! shared {
         #[inline(always)]
         fn round_even(self) -> Self {
             <$float>::round_ties_even(self)
-        }
-        #[inline(always)]
-        fn rem(self, divisor: Self) -> Self {
-            self % divisor
         }
         fn pow_any(self, exponent: Self) -> Self {
             self.powf(exponent)
@@ -236,23 +230,7 @@ impl Math for f32 {
 
     #[inline(always)]
     fn atan_in<F: Fused>(self) -> f32 {
-        const TAN_PI_8: f64 = 0.414_213_562_373_095_03;
-        const TAN_3PI_8: f64 = 2.414_213_562_373_095;
-        let x = f64::from(self).abs();
-        let (over, under, base) = (x, 1.0, 0.0);
-        let is_middle = x > TAN_PI_8;
-        let (over, under, base) = if is_middle {
-            (x - 1.0, x + 1.0, std::f64::consts::FRAC_PI_4)
-        } else {
-            (over, under, base)
-        };
-        let is_large = x > TAN_3PI_8;
-        let (over, under, base) =
-            if is_large { (-1.0, x, std::f64::consts::FRAC_PI_2) } else { (over, under, base) };
-        let t = over / under;
-        let s = t * t;
-        let y = base + t * fused64::<F>(s, poly64::<F, 6>(s, ATAN), 1.0);
-        (y as f32).copysign(self)
+        (atan_of::<F>(f64::from(self).abs()) as f32).copysign(self)
     }
 
     #[inline(always)]
@@ -284,22 +262,7 @@ impl Math for f32 {
 
     #[inline(always)]
     fn pow_in<F: Fused>(self, exponent: f32) -> f32 {
-        let bits = f64::from(self).to_bits();
-        let shift = bits.wrapping_sub(std::f64::consts::FRAC_1_SQRT_2.to_bits());
-        // The binary exponent, kept in place: 2^52 counts one.
-        let e = shift & 0xFFF0_0000_0000_0000;
-        let m = f64::from_bits(bits.wrapping_sub(e));
-        // As a number: e is a multiple of 2^52 of at most 12 bits, and `SHIFT64` counts ones.
-        let e = f64::from_bits(SHIFT64.to_bits().wrapping_add(signed_top_bits(e))) - SHIFT64;
-        let s = (m - 1.0) / (m + 1.0);
-        let log2 = fused64::<F>(s, poly64::<F, 6>(s * s, POW_LOG2), e);
-        let y = f64::from(exponent) * log2;
-        let y = if y > 200.0 { 200.0 } else { y };
-        let y = if y < -200.0 { -200.0 } else { y };
-        let shifted = y + SHIFT64;
-        let r = y - (shifted - SHIFT64);
-        let scale = f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52);
-        (poly64::<F, 9>(r, POW_EXP2) * scale) as f32
+        exp2_of::<F>(f64::from(exponent) * log2_of::<F>(f64::from(self))) as f32
     }
 
     fn sin_large(self) -> f32 {
@@ -315,6 +278,51 @@ impl Math for f32 {
     }
 
     shared!(f32);
+}
+
+/// The angle of a tangent x ≥ 0 of an f32's digits, to an f32's digits and a few more.
+#[inline(always)]
+pub(super) fn atan_of<F: Fused>(x: f64) -> f64 {
+    const TAN_PI_8: f64 = 0.414_213_562_373_095_03;
+    const TAN_3PI_8: f64 = 2.414_213_562_373_095;
+    let (over, under, base) = (x, 1.0, 0.0);
+    let is_middle = x > TAN_PI_8;
+    let (over, under, base) = if is_middle {
+        (x - 1.0, x + 1.0, std::f64::consts::FRAC_PI_4)
+    } else {
+        (over, under, base)
+    };
+    let is_large = x > TAN_3PI_8;
+    let (over, under, base) =
+        if is_large { (-1.0, x, std::f64::consts::FRAC_PI_2) } else { (over, under, base) };
+    let t = over / under;
+    let s = t * t;
+    base + t * fused64::<F>(s, poly64::<F, 6>(s, ATAN), 1.0)
+}
+
+/// The binary logarithm of a positive finite x that an f32 holds.
+#[inline(always)]
+pub(super) fn log2_of<F: Fused>(x: f64) -> f64 {
+    let bits = x.to_bits();
+    let shift = bits.wrapping_sub(std::f64::consts::FRAC_1_SQRT_2.to_bits());
+    // The binary exponent, kept in place: 2^52 counts one.
+    let e = shift & 0xFFF0_0000_0000_0000;
+    let m = f64::from_bits(bits.wrapping_sub(e));
+    // As a number: e is a multiple of 2^52 of at most 12 bits, and `SHIFT64` counts ones.
+    let e = f64::from_bits(SHIFT64.to_bits().wrapping_add(signed_top_bits(e))) - SHIFT64;
+    let s = (m - 1.0) / (m + 1.0);
+    fused64::<F>(s, poly64::<F, 6>(s * s, POW_LOG2), e)
+}
+
+/// 2^x as far as an f32 reaches.
+#[inline(always)]
+pub(super) fn exp2_of<F: Fused>(x: f64) -> f64 {
+    let y = if x > 200.0 { 200.0 } else { x };
+    let y = if y < -200.0 { -200.0 } else { y };
+    let shifted = y + SHIFT64;
+    let r = y - (shifted - SHIFT64);
+    let scale = f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52);
+    poly64::<F, 9>(r, POW_EXP2) * scale
 }
 
 /// The upper 12 bits as a signed number, without a 64-bit arithmetic shift, which AVX2 lacks.

@@ -4,6 +4,7 @@
 //! result do not depend on how many threads computed it.
 
 pub(crate) mod chunk;
+pub(crate) mod functions;
 pub(crate) mod gemm;
 pub(crate) mod lines;
 pub(crate) mod math;

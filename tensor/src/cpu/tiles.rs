@@ -124,7 +124,7 @@ impl<T: Element, E: Element> Source<T> for Strided<'_, E> {
 }
 
 /// `slice` itself, if `E` and `T` are one type.
-fn same_type<E: Element, T: Element>(slice: &[E]) -> Option<&[T]> {
+pub(crate) fn same_type<E: Element, T: Element>(slice: &[E]) -> Option<&[T]> {
     (TypeId::of::<E>() == TypeId::of::<T>()).then(|| bytemuck::cast_slice(slice))
 }
 

@@ -28,7 +28,7 @@ fn sigmoid(x: f64) -> f64 {
 type Function = (&'static str, fn(&Tensor) -> Result<Tensor>, fn(f64) -> f64, f64);
 
 /// With the largest error that the documentation of `cpu/math.rs` admits.
-const FUNCTIONS: [Function; 14] = [
+const FUNCTIONS: [Function; 21] = [
     ("exp", Tensor::exp, f64::exp, 1.1),
     ("expm1", Tensor::expm1, f64::exp_m1, 1.7),
     ("log", Tensor::log, f64::ln, 0.8),
@@ -37,6 +37,13 @@ const FUNCTIONS: [Function; 14] = [
     ("cos", Tensor::cos, f64::cos, 0.51),
     ("tan", Tensor::tan, f64::tan, 0.51),
     ("atan", Tensor::atan, f64::atan, 0.51),
+    ("asin", Tensor::asin, f64::asin, 0.51),
+    ("acos", Tensor::acos, f64::acos, 0.51),
+    ("sinh", Tensor::sinh, f64::sinh, 3.0),
+    ("cosh", Tensor::cosh, f64::cosh, 3.0),
+    ("log2", Tensor::log2, f64::log2, 0.51),
+    ("log10", Tensor::log10, f64::log10, 0.51),
+    ("exp2", Tensor::exp2, f64::exp2, 0.51),
     ("tanh", Tensor::tanh, f64::tanh, 1.3),
     ("erf", Tensor::erf, libm::erf, 1.0),
     ("sigmoid", Tensor::sigmoid, sigmoid, 2.5),

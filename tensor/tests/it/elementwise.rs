@@ -64,7 +64,7 @@ fn erf(x: f64) -> f64 {
     2.0 / std::f64::consts::PI.sqrt() * (-x * x).exp() * terms.sum::<f64>()
 }
 
-const FLOAT_FUNCTIONS: [Unary; 40] = unary! {
+const FLOAT_FUNCTIONS: [Unary; 55] = unary! {
     exp exp_ = f64::exp;
     expm1 expm1_ = f64::exp_m1;
     log log_ = f64::ln;
@@ -77,6 +77,23 @@ const FLOAT_FUNCTIONS: [Unary; 40] = unary! {
     tan tan_ = f64::tan;
     atan atan_ = f64::atan;
     tanh tanh_ = f64::tanh;
+    asin asin_ = f64::asin;
+    acos acos_ = f64::acos;
+    sinh sinh_ = f64::sinh;
+    cosh cosh_ = f64::cosh;
+    log2 log2_ = f64::log2;
+    log10 log10_ = f64::log10;
+    exp2 exp2_ = f64::exp2;
+    mish mish_ = |x| x * x.exp().ln_1p().tanh();
+    hardswish hardswish_ = |x| x * (x + 3.0).clamp(0.0, 6.0) / 6.0;
+    hardsigmoid hardsigmoid_ = |x| (x + 3.0).clamp(0.0, 6.0) / 6.0;
+    selu selu_ = |x| {
+        1.0507009873554805 * if x > 0.0 { x } else { 1.6732632423543772 * x.exp_m1() }
+    };
+    softsign softsign_ = |x| x / (1.0 + x.abs());
+    logsigmoid logsigmoid_ = |x| -(-x).exp().ln_1p();
+    div_floor_scalar div_floor_scalar_ (-0.75) = |x| (x / -0.75).floor();
+    div_trunc_scalar div_trunc_scalar_ (-0.75) = |x| (x / -0.75).trunc();
     erf erf_ = erf;
     sigmoid sigmoid_ = sigmoid;
     silu silu_ = |x| x * sigmoid(x);
@@ -112,10 +129,11 @@ const FLOAT_FUNCTIONS: [Unary; 40] = unary! {
     clamp clamp_ (f64::NEG_INFINITY, 0.5) = |x| x.min(0.5);
 };
 
-const FLOAT_PAIRS: [Binary; 4] = binary! {
+const FLOAT_PAIRS: [Binary; 5] = binary! {
     div div_ = |a, b| a / b;
     remainder remainder_ = |a, b| a - b * (a / b).floor();
     pow pow_ = f64::powf;
+    atan2 atan2_ = f64::atan2;
     lerp lerp_ (0.75) = |a, b| a + 0.75 * (b - a);
 };
 

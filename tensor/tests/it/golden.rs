@@ -73,7 +73,11 @@ const PAIRS: [(&str, Pair); 22] = [
 
 /// Within `roundings` of a value of the expected size; infinities, NaN and the sign of 0 exactly.
 /// Returns what disagrees.
-fn differences(found: &Tensor, expected: &Tensor, roundings: f64) -> Vec<(usize, f64, f64)> {
+pub(crate) fn differences(
+    found: &Tensor,
+    expected: &Tensor,
+    roundings: f64,
+) -> Vec<(usize, f64, f64)> {
     assert_eq!((found.dtype(), found.shape()), (expected.dtype(), expected.shape()));
     let epsilon = epsilon(found.dtype());
     let tiny = match found.dtype() {

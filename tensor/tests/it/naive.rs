@@ -151,6 +151,18 @@ impl Array {
         sums
     }
 
+    /// `f` of the elements over `axes`, in row-major order, for each of the others.
+    pub(crate) fn reduce(&self, axes: &[usize], f: impl Fn(&[f64]) -> f64) -> Self {
+        let is_reduced = |axis: &usize| axes.contains(axis);
+        let (last, kept): (Vec<usize>, Vec<usize>) = (0..self.dims.len()).partition(is_reduced);
+        let turned = self.permute(&[&kept[..], &last].concat());
+        let (dims, rest) = turned.dims.split_at(kept.len());
+        let len: usize = rest.iter().product();
+        let count: usize = dims.iter().product();
+        let values = (0..count).map(|k| f(&turned.values[k * len..(k + 1) * len])).collect();
+        Array::new(dims, values)
+    }
+
     /// The first of the largest along the last dimension.
     pub(crate) fn argmax(&self) -> Self {
         let (&row_len, dims) = self.dims.split_last().expect("a dimension");

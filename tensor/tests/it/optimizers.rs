@@ -6,7 +6,7 @@ use lowtide_tensor::{
 use proptest::prelude::*;
 
 use crate::common::{
-    assert_close, assert_same, floats, sample, shapes, shared, styles, writable_styles,
+    all_floats, assert_close, assert_same, floats, sample, shapes, shared, styles, writable_styles,
 };
 use crate::naive::Array;
 
@@ -113,7 +113,7 @@ proptest! {
 
     #[test]
     fn scaling_and_norm_see_every_element(
-        dims in shapes(), styles in (writable_styles(), styles()), dtype in floats(),
+        dims in shapes(), styles in (writable_styles(), styles()), dtype in all_floats(),
     ) {
         let (a, a_twin) = sample(&dims, styles.0, dtype, 1);
         let (b, b_twin) = sample(&[4, 3], styles.1, DType::F64, 2);
@@ -154,6 +154,16 @@ fn overflow_by_the_scale_itself_raises_the_flag() {
     let mut x = [Tensor::full(shared(), [3], DType::F32, 1e38).unwrap()];
     let flag = scale_and_check_finite(shared(), &mut x, 1e3).unwrap();
     assert_eq!(flag.item::<f32>().unwrap(), 1.0);
+}
+
+#[test]
+fn overflow_of_a_half_type_raises_the_flag_and_its_largest_number_does_not() {
+    for (value, expected) in [(60_000.0, 0.0), (33_000.0, 1.0)] {
+        let mut x = [Tensor::full(shared(), [1000], DType::F16, value).unwrap()];
+        let scale = if expected == 0.0 { 1.0 } else { 2.0 };
+        let flag = scale_and_check_finite(shared(), &mut x, scale).unwrap();
+        assert_eq!(flag.item::<f32>().unwrap(), expected);
+    }
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! The formulas themselves, as loops over tiles. NaN goes through all of them, as in PyTorch.
 
+use super::gradient::gradient;
 use super::op::{Float, Number, Op, Test};
+use super::pow::pow;
+use crate::cpu::functions::Functions;
 use crate::cpu::math::Math;
 use crate::cpu::simd::{Fused, Simd, SimdFloat, SimdKernel};
-use crate::cpu::tiles::TILE_LEN;
 use crate::{Element, dtype};
 
 /// A type that formulas compute in: f64, f32 (for the half types too) and i64 (for all integers
@@ -20,7 +22,7 @@ struct Apply<'a, T> {
     to: &'a mut [T],
 }
 
-impl<T: Math + Arithmetic> SimdKernel<T> for Apply<'_, T> {
+impl<T: Functions + Arithmetic> SimdKernel<T> for Apply<'_, T> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
         let Apply { op, sources, to } = self;
@@ -28,6 +30,7 @@ impl<T: Math + Arithmetic> SimdKernel<T> for Apply<'_, T> {
             Op::Number(op) => number(op, sources, to),
             Op::Test(op) => test(op, sources, to),
             Op::Float(op) => float::<T, S>(op, sources, to),
+            Op::Gradient(op) => gradient::<T, S>(op, sources, to),
         }
     }
 }
@@ -49,18 +52,24 @@ impl Lane for i64 {
         match op {
             Op::Number(op) => number(op, sources, to),
             Op::Test(op) => test(op, sources, to),
-            Op::Float(op) => unreachable!("{op:?} was checked to be of floats"),
+            Op::Float(_) | Op::Gradient(_) => unreachable!("{op:?} was checked to be of floats"),
         }
     }
 }
 
 /// What floats and integers have in common; integers wrap.
-pub(super) trait Arithmetic: Element {
+pub(crate) trait Arithmetic: Element {
     const ZERO: Self;
     const ONE: Self;
     fn plus(self, other: Self) -> Self;
     fn minus(self, other: Self) -> Self;
     fn times(self, other: Self) -> Self;
+    /// The quotient rounded down; 0 for an integer over 0.
+    fn div_floor(self, other: Self) -> Self;
+    /// The quotient rounded towards 0; 0 for an integer over 0.
+    fn div_trunc(self, other: Self) -> Self;
+    /// What is left of [`Arithmetic::div_floor`]; has the sign of `other`.
+    fn modulo(self, other: Self) -> Self;
     /// Without its sign; -0 becomes 0.
     fn magnitude(self) -> Self;
     fn is_nan(self) -> bool;
@@ -97,6 +106,26 @@ macro_rules! float_arithmetic {
             #[inline(always)]
             fn times(self, other: Self) -> Self { self * other }
             #[inline(always)]
+            fn div_floor(self, other: Self) -> Self {
+                // As in Python: from the remainder, because the quotient itself is rounded.
+                let rest = self % other;
+                let quotient = (self - rest) / other;
+                let is_above = (rest != 0.0) & ((other < 0.0) != (rest < 0.0));
+                let quotient = if is_above { quotient - 1.0 } else { quotient };
+                let floor = quotient.floor();
+                let y = if quotient - floor > 0.5 { floor + 1.0 } else { floor };
+                let y = if quotient == 0.0 { (0.0 as $type).copysign(self / other) } else { y };
+                if other == 0.0 { self / other } else { y }
+            }
+            #[inline(always)]
+            fn div_trunc(self, other: Self) -> Self { (self / other).trunc() }
+            #[inline(always)]
+            fn modulo(self, other: Self) -> Self {
+                let rest = self % other;
+                let is_opposite = (rest != 0.0) & ((other < 0.0) != (rest < 0.0));
+                if is_opposite { rest + other } else { rest }
+            }
+            #[inline(always)]
             fn magnitude(self) -> Self { self.abs() }
             #[inline(always)]
             fn is_nan(self) -> bool { self != self }
@@ -123,6 +152,22 @@ impl Arithmetic for i64 {
         self.wrapping_mul(other)
     }
     #[inline(always)]
+    fn div_floor(self, other: Self) -> Self {
+        let quotient = self.div_trunc(other);
+        let is_above = (quotient.wrapping_mul(other) != self) & ((self < 0) != (other < 0));
+        quotient.wrapping_sub(is_above.into())
+    }
+    #[inline(always)]
+    fn div_trunc(self, other: Self) -> Self {
+        if other == 0 { 0 } else { self.wrapping_div(other) }
+    }
+    #[inline(always)]
+    fn modulo(self, other: Self) -> Self {
+        let rest = if other == 0 { 0 } else { self.wrapping_rem(other) };
+        let is_opposite = (rest != 0) & ((other < 0) != (rest < 0));
+        if is_opposite { rest.wrapping_add(other) } else { rest }
+    }
+    #[inline(always)]
     fn magnitude(self) -> Self {
         self.wrapping_abs()
     }
@@ -140,7 +185,7 @@ impl Arithmetic for i64 {
 // not use the instructions of the one that calls it.
 
 #[inline(always)]
-fn map<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T) -> T) {
+pub(super) fn map<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T) -> T) {
     let x = &sources[0][..to.len()];
     for i in 0..to.len() {
         to[i] = f(x[i]);
@@ -148,7 +193,7 @@ fn map<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T) -> T) {
 }
 
 #[inline(always)]
-fn zip<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T) -> T) {
+pub(super) fn zip<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T) -> T) {
     let (a, b) = (&sources[0][..to.len()], &sources[1][..to.len()]);
     for i in 0..to.len() {
         to[i] = f(a[i], b[i]);
@@ -223,6 +268,9 @@ fn number<T: Arithmetic>(op: Number, sources: &[&[T]], to: &mut [T]) {
         Number::Mul => zip_or_update(sources, to, T::times),
         Number::Maximum => zip_or_update(sources, to, T::larger),
         Number::Minimum => zip_or_update(sources, to, T::smaller),
+        Number::DivFloor => zip_or_update(sources, to, T::div_floor),
+        Number::DivTrunc => zip_or_update(sources, to, T::div_trunc),
+        Number::Remainder => zip_or_update(sources, to, T::modulo),
         Number::Where => zip3_or_update(sources, to, |c, a, b| if c.is_true() { a } else { b }),
         Number::MaskedFill => {
             zip3_or_update(sources, to, |x, m, v| if m.is_true() { v } else { x })
@@ -254,7 +302,7 @@ fn test<T: Arithmetic>(op: Test, sources: &[&[T]], to: &mut [T]) {
 }
 
 #[inline(always)]
-fn float<T: Math + Arithmetic, F: Fused>(op: Float, sources: &[&[T]], to: &mut [T]) {
+fn float<T: Functions + Arithmetic, F: Fused>(op: Float, sources: &[&[T]], to: &mut [T]) {
     let one = <T as dtype::Float>::ONE;
     let zero = <T as dtype::Float>::ZERO;
     let half = T::from_f64(0.5);
@@ -271,7 +319,26 @@ fn float<T: Math + Arithmetic, F: Fused>(op: Float, sources: &[&[T]], to: &mut [
         Float::Tan => angles(sources, to, T::tan_in::<F>, T::tan_large),
         Float::Tanh => map(sources, to, T::tanh_in::<F>),
         Float::Atan => map(sources, to, T::atan_in::<F>),
+        Float::Asin => map(sources, to, T::asin_in::<F>),
+        Float::Acos => map(sources, to, T::acos_in::<F>),
+        Float::Sinh => map(sources, to, T::sinh_in::<F>),
+        Float::Cosh => map(sources, to, T::cosh_in::<F>),
+        Float::Log2 => map(sources, to, T::log2_in::<F>),
+        Float::Log10 => map(sources, to, T::log10_in::<F>),
+        Float::Exp2 => map(sources, to, T::exp2_in::<F>),
         Float::Erf => map(sources, to, T::erf_in::<F>),
+        Float::Mish => map(sources, to, |x| x * tanh_softplus::<T, F>(x)),
+        Float::HardSwish => map(sources, to, |x| x * hard_sigmoid(x)),
+        Float::HardSigmoid => map(sources, to, hard_sigmoid),
+        Float::Selu => {
+            let [scale, alpha] = [SELU_SCALE, SELU_SCALE * SELU_ALPHA].map(T::from_f64);
+            map(sources, to, |x| if x > zero { scale * x } else { alpha * x.expm1_in::<F>() });
+        }
+        Float::Softsign => map(sources, to, |x| x / (one + Functions::abs(x))),
+        Float::LogSigmoid => map(sources, to, |x| {
+            let low = if x > zero { zero } else { x };
+            low - (-Functions::abs(x)).exp_in::<F>().log1p_in::<F>()
+        }),
         Float::Sigmoid => map(sources, to, |x| one / (one + (-x).exp_in::<F>())),
         Float::Silu => map(sources, to, |x| x / (one + (-x).exp_in::<F>())),
         Float::LeakyRelu(slope) => {
@@ -310,12 +377,7 @@ fn float<T: Math + Arithmetic, F: Fused>(op: Float, sources: &[&[T]], to: &mut [
             let exponent = if let Float::PowScalar(exponent) = op { Some(exponent) } else { None };
             pow::<T, F>(sources, exponent, to);
         }
-        Float::Remainder => zip(sources, to, |a, b| {
-            // The sign of the divisor, as in Python.
-            let rest = a.rem(b);
-            let is_opposite = (rest != zero) & ((b < zero) != (rest < zero));
-            if is_opposite { rest + b } else { rest }
-        }),
+        Float::Atan2 => zip(sources, to, T::atan2_in::<F>),
         Float::Lerp(weight) => {
             let [w, v] = [weight, 1.0 - weight].map(T::from_f64);
             // From the nearer end, so that weights 0 and 1 give the ends exactly.
@@ -324,13 +386,31 @@ fn float<T: Math + Arithmetic, F: Fused>(op: Float, sources: &[&[T]], to: &mut [
                 false => zip(sources, to, |a, b| b - (b - a) * v),
             }
         }
-        // A NaN lets its gradient through, as in PyTorch.
-        Float::ReluBackward => zip(sources, to, |dy, y| if y <= zero { zero } else { dy }),
         Float::AddCDiv(c) => {
             let c = T::from_f64(c);
             zip3(sources, to, |x, a, b| x + c * (a / b));
         }
     }
+}
+
+/// Klambauer et al., "Self-normalizing neural networks" (2017).
+pub(super) const SELU_ALPHA: f64 = 1.673_263_242_354_377_2;
+pub(super) const SELU_SCALE: f64 = 1.050_700_987_355_480_5;
+
+/// `tanh(ln(1 + e^x))` as a quotient of powers of e: Misra, "Mish" (2019).
+#[inline(always)]
+pub(super) fn tanh_softplus<T: Math, F: Fused>(x: T) -> T {
+    let [two, large] = [2.0, 20.0].map(T::from_f64);
+    let e = (if x > large { large } else { x }).exp_in::<F>();
+    let n = e * (e + two);
+    n / (n + two)
+}
+
+/// `min(max(x + 3, 0), 6) / 6`: Howard et al., "Searching for MobileNetV3" (2019).
+#[inline(always)]
+fn hard_sigmoid<T: Math + Arithmetic>(x: T) -> T {
+    let [three, six] = [3.0, 6.0].map(T::from_f64);
+    (x + three).larger(<T as Arithmetic>::ZERO).smaller(six) / six
 }
 
 /// A function of angles: in one loop, and then the few that are too large for it one by one.
@@ -352,60 +432,4 @@ fn angles<T: Math + Arithmetic>(
     if is_any_large {
         (0..x.len()).filter(|&i| is_large(x[i])).for_each(|i| to[i] = large(x[i]));
     }
-}
-
-/// `to[i] = sources[0][i]^exponent`, or `^sources[1][i]`. Inlined in one place only: there is one
-/// loop here, and its formula must be compiled for the instruction set that it is called from.
-#[inline(always)]
-fn pow<T: Math + Arithmetic, F: Fused>(sources: &[&[T]], exponent: Option<f64>, to: &mut [T]) {
-    if exponent.is_some_and(|exponent| short_pow(exponent, sources, to)) {
-        return;
-    }
-    let exponents = [T::from_f64(exponent.unwrap_or(0.0)); TILE_LEN];
-    let b = if exponent.is_some() { &exponents[..] } else { sources[1] };
-    let (a, b) = (&sources[0][..to.len()], &b[..to.len()]);
-    zip(&[a, b], to, |a, b| a.pow_in::<F>(b));
-    let mut is_any_special = false;
-    for i in 0..to.len() {
-        is_any_special |= is_special_pow(a[i], b[i]);
-    }
-    if is_any_special {
-        let indices = (0..to.len()).filter(|&i| is_special_pow(a[i], b[i]));
-        indices.for_each(|i| to[i] = a[i].pow_any(b[i]));
-    }
-}
-
-/// Whether this power is beyond [`Math::pow_in`].
-#[inline(always)]
-fn is_special_pow<T: Math + Arithmetic>(a: T, b: T) -> bool {
-    let is_usual = (a > <T as dtype::Float>::ZERO)
-        & (a.magnitude() < T::INFINITY)
-        & (b.magnitude() < T::INFINITY);
-    !is_usual
-}
-
-/// The exponents that have a shorter way, as in PyTorch; whether this is one.
-#[inline(always)]
-fn short_pow<T: Math + Arithmetic>(exponent: f64, sources: &[&[T]], to: &mut [T]) -> bool {
-    let one = <T as dtype::Float>::ONE;
-    if exponent == 0.0 {
-        to.fill(one);
-    } else if exponent == 1.0 {
-        map(sources, to, |x| x);
-    } else if exponent == 2.0 {
-        map(sources, to, |x| x * x);
-    } else if exponent == 3.0 {
-        map(sources, to, |x| x * x * x);
-    } else if exponent == 0.5 {
-        map(sources, to, T::sqrt);
-    } else if exponent == -0.5 {
-        map(sources, to, |x| one / x.sqrt());
-    } else if exponent == -1.0 {
-        map(sources, to, |x| one / x);
-    } else if exponent == -2.0 {
-        map(sources, to, |x| one / (x * x));
-    } else {
-        return false;
-    }
-    true
 }

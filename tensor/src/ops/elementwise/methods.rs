@@ -145,16 +145,26 @@ impl Tensor {
         pub fn mul, mul_, mul_scalar, mul_scalar_ = Op::Number(Number::Mul);
         /// `self / other`, broadcast. Floats only.
         pub fn div, div_, div_scalar, div_scalar_ = Op::Float(Float::Div);
+        /// `self / other` rounded down, as Python's `//`. Integers by 0 are the error
+        /// `DivisionByZero`.
+        pub fn div_floor, div_floor_, div_floor_scalar, div_floor_scalar_ =
+            Op::Number(Number::DivFloor);
+        /// `self / other` rounded towards 0, as in C. Integers by 0 are the error
+        /// `DivisionByZero`.
+        pub fn div_trunc, div_trunc_, div_trunc_scalar, div_trunc_scalar_ =
+            Op::Number(Number::DivTrunc);
         /// What is left of a division that rounds down: it has the sign of `other`, as in Python.
-        /// Floats only.
+        /// Integers by 0 are the error `DivisionByZero`.
         pub fn remainder, remainder_, remainder_scalar, remainder_scalar_ =
-            Op::Float(Float::Remainder);
+            Op::Number(Number::Remainder);
         /// The larger of both; NaN if one of them is.
         pub fn maximum, maximum_, maximum_scalar, maximum_scalar_ = Op::Number(Number::Maximum);
         /// The smaller of both; NaN if one of them is.
         pub fn minimum, minimum_, minimum_scalar, minimum_scalar_ = Op::Number(Number::Minimum);
         /// `self^other`, broadcast. Floats only.
         pub fn pow, pow_ = Op::Float(Float::Pow);
+        /// The angle in radians of the point (`other`, `self`), between -π and π. Floats only.
+        pub fn atan2, atan2_ = Op::Float(Float::Atan2);
     }
 
     parameterised! {
@@ -300,6 +310,20 @@ impl Tensor {
         pub fn tan, tan_ = Op::Float(Float::Tan);
         /// The angle in radians with this tangent, between -π/2 and π/2.
         pub fn atan, atan_ = Op::Float(Float::Atan);
+        /// The angle in radians with this sine, between -π/2 and π/2; NaN beyond -1 and 1.
+        pub fn asin, asin_ = Op::Float(Float::Asin);
+        /// The angle in radians with this cosine, between 0 and π; NaN beyond -1 and 1.
+        pub fn acos, acos_ = Op::Float(Float::Acos);
+        /// The hyperbolic sine.
+        pub fn sinh, sinh_ = Op::Float(Float::Sinh);
+        /// The hyperbolic cosine.
+        pub fn cosh, cosh_ = Op::Float(Float::Cosh);
+        /// The logarithm to base 2.
+        pub fn log2, log2_ = Op::Float(Float::Log2);
+        /// The logarithm to base 10.
+        pub fn log10, log10_ = Op::Float(Float::Log10);
+        /// `2^x`.
+        pub fn exp2, exp2_ = Op::Float(Float::Exp2);
         /// The hyperbolic tangent.
         pub fn tanh, tanh_ = Op::Float(Float::Tanh);
         /// The error function, 2/√π · ∫₀ˣ e^(-t²) dt.
@@ -312,6 +336,18 @@ impl Tensor {
         pub fn gelu, gelu_ = Op::Float(Float::Gelu);
         /// `x/2 · (1 + tanh(√(2/π) · (x + 0.044715·x³)))`.
         pub fn gelu_tanh, gelu_tanh_ = Op::Float(Float::GeluTanh);
+        /// `x · tanh(ln(1 + e^x))`.
+        pub fn mish, mish_ = Op::Float(Float::Mish);
+        /// `x · min(max(x + 3, 0), 6) / 6`.
+        pub fn hardswish, hardswish_ = Op::Float(Float::HardSwish);
+        /// `min(max(x + 3, 0), 6) / 6`.
+        pub fn hardsigmoid, hardsigmoid_ = Op::Float(Float::HardSigmoid);
+        /// `1.0507 · elu(x)` with `alpha` 1.6733, which keep mean and variance of a layer.
+        pub fn selu, selu_ = Op::Float(Float::Selu);
+        /// `x / (1 + |x|)`.
+        pub fn softsign, softsign_ = Op::Float(Float::Softsign);
+        /// `ln(1 / (1 + e^-x))`, exact for large `|x|`.
+        pub fn logsigmoid, logsigmoid_ = Op::Float(Float::LogSigmoid);
         /// The largest whole number that is not above `x`.
         pub fn floor, floor_ = Op::Float(Float::Floor);
         /// The smallest whole number that is not below `x`.
@@ -330,21 +366,5 @@ impl Tensor {
         /// `ln(1 + e^(beta·x)) / beta`, and `x` where `beta·x` is above `threshold`.
         pub fn softplus, softplus_ (beta, threshold) =
             Op::Float(Float::Softplus { beta, threshold });
-    }
-
-    /// The gradient through `y = relu(x)`, in place on `self = dy`: 0 where `y` is not positive.
-    /// Floats only; errors as [`Tensor::add_`].
-    #[track_caller]
-    pub fn relu_backward_(&mut self, y: &Tensor) -> Result<()> {
-        self.check_shape("relu_backward", *y.shape())?;
-        self.elementwise_("relu_backward", Op::Float(Float::ReluBackward), &[y], None)
-    }
-
-    /// The gradient through `y = relu(x)` for `dy = self`. Floats only; errors as
-    /// [`Tensor::add`].
-    #[track_caller]
-    pub fn relu_backward(&self, y: &Tensor) -> Result<Tensor> {
-        self.check_shape("relu_backward", *y.shape())?;
-        Tensor::elementwise("relu_backward", Op::Float(Float::ReluBackward), &[self, y], None)
     }
 }

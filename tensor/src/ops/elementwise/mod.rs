@@ -2,15 +2,20 @@
 //!
 //! A new formula is a name in `op.rs`, its loop in `cpu.rs` and its methods in `methods.rs`.
 
+mod backward;
 mod convert;
 mod cpu;
+mod division;
+mod gradient;
 mod methods;
 mod op;
+mod pow;
 
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Constant, Formula, Mode, Order, Source, Strided, evaluate};
 use crate::dtype::for_each_dtype;
 use crate::{Cost, DType, Element, Kernel, Operands, Result, Tensor, TensorError};
+pub(crate) use cpu::Arithmetic;
 use cpu::Lane;
 use op::{Domain, Op};
 
@@ -72,7 +77,7 @@ impl Elementwise {
 }
 
 /// The `index`-th operand that is read, whatever its type, as a source of `T`.
-fn source<'a, T: Element>(
+pub(crate) fn source<'a, T: Element>(
     operands: &Operands<'a>,
     index: usize,
     order: &Order,
@@ -138,6 +143,7 @@ impl Tensor {
         check_operands(name, op, value, inputs, scalar, is_mask)?;
         let shape = broadcast(name, inputs)?;
         let dtype = value.dtype();
+        division::check(name, op, dtype, inputs, scalar)?;
         let result = if matches!(op, Op::Test(_)) { DType::Bool } else { dtype };
         let y = Tensor::empty(value.device(), shape, result)?;
         let kernel = Elementwise { name, op, dtype, result, scalar, len: shape.element_count() };
@@ -164,6 +170,7 @@ impl Tensor {
             }
         }
         let (dtype, len) = (self.dtype(), self.element_count());
+        division::check(name, op, dtype, others, scalar)?;
         let kernel = Elementwise { name, op, dtype, result: dtype, scalar, len };
         launch(kernel, others, self)
     }

@@ -6,6 +6,7 @@ pub(super) enum Op {
     Number(Number),
     Float(Float),
     Test(Test),
+    Gradient(Gradient),
 }
 
 /// Defined for floats and integers; integers wrap.
@@ -24,6 +25,9 @@ pub(super) enum Number {
     Mul,
     Maximum,
     Minimum,
+    DivFloor,
+    DivTrunc,
+    Remainder,
     // condition, a, b
     Where,
     // x, mask, value
@@ -47,8 +51,21 @@ pub(super) enum Float {
     Cos,
     Tan,
     Tanh,
+    Asin,
+    Acos,
     Atan,
+    Sinh,
+    Cosh,
+    Log2,
+    Log10,
+    Exp2,
     Erf,
+    Mish,
+    HardSwish,
+    HardSigmoid,
+    Selu,
+    Softsign,
+    LogSigmoid,
     Sigmoid,
     LeakyRelu(f64),
     Elu(f64),
@@ -64,12 +81,32 @@ pub(super) enum Float {
     // a, b
     Div,
     Pow,
-    Remainder,
+    Atan2,
     Lerp(f64),
-    // dy, y
-    ReluBackward,
     // x, a, b
     AddCDiv(f64),
+}
+
+/// Gradients through activations, of dy and of what the comments say; defined for floats.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Gradient {
+    // y
+    Relu,
+    Sigmoid,
+    Tanh,
+    // x
+    Gelu,
+    GeluTanh,
+    Silu,
+    Elu(f64),
+    LeakyRelu(f64),
+    Softplus { beta: f64, threshold: f64 },
+    Mish,
+    HardSwish,
+    HardSigmoid,
+    Selu,
+    Softsign,
+    LogSigmoid,
 }
 
 /// Defined for every type; the result is a truth value.
@@ -103,11 +140,17 @@ pub(super) enum Domain {
 impl Op {
     pub(super) fn domain(self) -> Domain {
         match self {
-            Op::Float(_) => Domain::Floats,
+            Op::Float(_) | Op::Gradient(_) => Domain::Floats,
             // Choosing moves elements, which all types have.
             Op::Number(Number::Where | Number::MaskedFill) | Op::Test(_) => Domain::Everything,
             Op::Number(_) => Domain::FloatsAndIntegers,
         }
+    }
+
+    /// Whether the last source divides: an integer there must not be 0.
+    pub(super) fn is_division(self) -> bool {
+        use Number::{DivFloor, DivTrunc, Remainder};
+        matches!(self, Op::Number(DivFloor | DivTrunc | Remainder))
     }
 
     pub(super) fn source_count(self) -> usize {
@@ -117,7 +160,7 @@ impl Op {
             Op::Number(N::Where | N::MaskedFill | N::AddCMul(_)) => 3,
             Op::Number(_) => 2,
             Op::Float(F::AddCDiv(_)) => 3,
-            Op::Float(F::Div | F::Pow | F::Remainder | F::Lerp(_) | F::ReluBackward) => 2,
+            Op::Float(F::Div | F::Pow | F::Atan2 | F::Lerp(_)) | Op::Gradient(_) => 2,
             Op::Float(_) => 1,
             Op::Test(T::Not | T::IsFinite | T::IsInf | T::IsNan) => 1,
             Op::Test(_) => 2,
@@ -128,12 +171,14 @@ impl Op {
     /// loops, roughly.
     pub(super) fn flops(self) -> f64 {
         match self {
+            Op::Number(Number::DivFloor | Number::DivTrunc | Number::Remainder) => 50.0,
             Op::Number(_) | Op::Test(_) => 1.0,
             Op::Float(Float::Div | Float::Sqrt | Float::Rsqrt | Float::Reciprocal) => 4.0,
-            Op::Float(Float::Pow | Float::PowScalar(_) | Float::Remainder) => 50.0,
+            Op::Float(Float::Pow | Float::PowScalar(_) | Float::Atan2) => 50.0,
             Op::Float(Float::Floor | Float::Ceil | Float::Round | Float::Trunc) => 1.0,
-            Op::Float(Float::Lerp(_) | Float::LeakyRelu(_) | Float::ReluBackward) => 2.0,
-            Op::Float(_) => 20.0,
+            Op::Float(Float::Lerp(_) | Float::LeakyRelu(_)) => 2.0,
+            Op::Gradient(Gradient::Relu | Gradient::LeakyRelu(_)) => 2.0,
+            Op::Float(_) | Op::Gradient(_) => 20.0,
         }
     }
 }

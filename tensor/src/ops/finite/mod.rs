@@ -3,9 +3,9 @@
 mod cpu;
 
 use crate::cpu::Cpu;
-use crate::dtype::for_float;
+use crate::dtype::{for_each_dtype, for_float};
 use crate::layout::Nest;
-use crate::{Cost, DType, Device, Element, Kernel, Operands, Result, Tensor};
+use crate::{Cost, DType, Device, Kernel, Operands, Result, Tensor, TensorError};
 
 /// Scales one tensor in place and raises `flag` to 1 if an element is infinite or NaN.
 struct ScaleAndCheck {
@@ -26,16 +26,19 @@ impl Kernel for ScaleAndCheck {
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let flag = operands.write::<f32>(0).slice();
-        for_float!(self.dtype, T => {
-            let mut x = operands.write::<T>(1);
+        for_each_dtype!(self.dtype, E => {
+            let mut x = operands.write::<E>(1);
             let nest = Nest::new(x.layout().shape(), [x.layout().strides()]);
             nest.runs(self.len, |[at], len| {
                 let run = &mut x.data()[at..][..len];
-                if !cpu::scale_and_check(cpu, run, T::from_f64(self.scale)) {
+                let is_finite = for_float!(self.dtype, T => {
+                    cpu::scale_and_check(cpu, bytemuck::cast_slice_mut(run), self.scale as T)
+                }, else cpu::scale_and_check_half(cpu, run, self.scale as f32));
+                if !is_finite {
                     flag[0] = 1.0;
                 }
             });
-        }, else unreachable!("checked to be a float"));
+        });
         Ok(())
     }
 }
@@ -58,11 +61,19 @@ impl Kernel for AddSquares {
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let sum = operands.write::<f64>(0).slice();
-        for_float!(self.dtype, T => {
+        for_each_dtype!(self.dtype, T => {
             sum[0] += cpu::sum_of_squares(cpu, operands.read::<T>(0).slice());
-        }, else unreachable!("checked to be a float"));
+        });
         Ok(())
     }
+}
+
+/// `Ok` if the tensor holds floats, half types included.
+fn check_any_float(op: &'static str, tensor: &Tensor) -> Result<()> {
+    if tensor.dtype().is_float() {
+        return Ok(());
+    }
+    Err(TensorError::DType { op, left: tensor.dtype(), right: DType::F32 })
 }
 
 /// Multiplies float tensors by `scale` in place, and tells in a one-element f32 tensor whether
@@ -82,7 +93,7 @@ pub fn scale_and_check_finite<'a>(
     let tensors: Vec<&mut Tensor> = tensors.into_iter().collect();
     let flag = Tensor::zeros(device, [1], DType::F32)?;
     for tensor in &tensors {
-        tensor.check_float(op)?;
+        check_any_float(op, tensor)?;
         device.check_launch(op, &[], &[&flag, tensor])?;
     }
     for tensor in tensors {
@@ -104,7 +115,7 @@ pub fn squared_norm<'a>(
 ) -> Result<Tensor> {
     let sum = Tensor::zeros(device, [1], DType::F64)?;
     for tensor in tensors {
-        tensor.check_float("squared_norm")?;
+        check_any_float("squared_norm", tensor)?;
         let kernel = AddSquares { dtype: tensor.dtype(), len: tensor.element_count() };
         device.launch(kernel, &[&tensor.contiguous()?], &[&sum])?;
     }

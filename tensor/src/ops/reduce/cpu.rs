@@ -1,105 +1,120 @@
-//! Sums in f64 over fixed chunks of outputs and of the reduced range.
+//! Reductions in one or two passes over fixed chunks of outputs and of the reduced range.
 
+use super::fold::{Accumulator, Fold, Lane, Reducible};
+use super::plan::Plan;
+use crate::Element;
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
 use crate::launch::View;
-use crate::layout::{Nest, Shape};
-use crate::{Element, Float};
 
-/// Outputs per chunk: their accumulators stay in the L1 cache.
-const OUTPUTS_LEN: usize = 256;
-/// Elements of the reduced range that one task adds up.
-const REDUCED_LEN: usize = 1 << 15;
+/// Outputs that a task finishes.
+const CHUNK_LEN: usize = 1 << 12;
 
-/// How many f64 partial sums [`sum`] needs for an input of `[kept.., reduced..]`.
-pub(super) fn partial_count(shape: &Shape, kept_rank: usize) -> usize {
-    let (outputs, reduced) = counts(shape, kept_rank);
-    outputs * reduced.div_ceil(REDUCED_LEN).max(1)
+/// What becomes of an output's accumulated value `a`; `c` is its center.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Finish {
+    /// a
+    Keep,
+    /// a / divisor
+    Divide(f64),
+    /// √(a / divisor)
+    Root(f64),
+    /// a^exponent
+    Power(f64),
+    /// c + ln a
+    Log,
+    /// Whether a is at least this.
+    AtLeast(f64),
 }
 
-fn counts(shape: &Shape, kept_rank: usize) -> (usize, usize) {
-    (shape[..kept_rank].iter().product(), shape[kept_rank..].iter().product())
-}
-
-/// `y[k] = Σ_r x[k, r]`.
-pub(super) fn sum<T: Float>(
-    cpu: &Cpu,
-    x: View<'_, T>,
-    kept_rank: usize,
-    y: &mut [T],
-    partials: &mut [f64],
-) {
-    let (shape, strides) = (x.layout().shape(), x.layout().strides());
-    let (outputs, reduced) = counts(shape, kept_rank);
-    if outputs == 0 {
-        return;
+impl Finish {
+    #[inline(always)]
+    fn apply<A: Element, O: Element>(self, a: A, center: impl FnOnce() -> f64) -> O {
+        match self {
+            Finish::Keep => a.cast(),
+            Finish::Divide(divisor) => O::from_f64(a.to_f64() / divisor),
+            Finish::Root(divisor) => O::from_f64((a.to_f64() / divisor).sqrt()),
+            Finish::Power(exponent) => O::from_f64(a.to_f64().powf(exponent)),
+            Finish::Log => O::from_f64(center() + a.to_f64().ln()),
+            Finish::AtLeast(least) => O::from_i64((a.to_f64() >= least).into()),
+        }
     }
-    let kept = Nest::new(&Shape::new(&shape[..kept_rank]), [&strides[..kept_rank]]);
-    let inner = Nest::new(&Shape::new(&shape[kept_rank..]), [&strides[kept_rank..]]);
-    let data = x.data();
-    let column_first = kept.inner_strides()[0] == 1 && inner.inner_strides()[0] != 1;
+}
 
-    // Partials are laid out [reduced chunk][output]; a task owns a piece of one such row.
-    let pieces = outputs.div_ceil(OUTPUTS_LEN);
-    let mut tasks: Vec<&mut [f64]> =
-        partials.chunks_mut(outputs).flat_map(|row| row.chunks_mut(OUTPUTS_LEN)).collect();
-    for_each_chunk(cpu.pool(), &mut tasks, 1, |task, piece| {
-        let sums = &mut *piece[0];
-        sums.fill(0.0);
-        let first_output = task % pieces * OUTPUTS_LEN;
-        let from = task / pieces * REDUCED_LEN;
-        let to = reduced.min(from + REDUCED_LEN);
-        let mut done = 0;
-        kept.rows(first_output, first_output + sums.len(), |outs| {
-            let sums = &mut sums[done..done + outs.len];
-            done += outs.len;
-            let step = kept.inner_strides()[0];
-            inner.rows(from, to, |row| {
-                let stride = inner.inner_strides()[0];
-                let start = outs.starts[0] + row.starts[0];
-                if column_first {
-                    for r in 0..row.len {
-                        let line = &data[start + r * stride..][..sums.len()];
-                        sums.iter_mut().zip(line).for_each(|(sum, x)| *sum += x.to_f64());
-                    }
-                } else {
-                    for (k, sum) in sums.iter_mut().enumerate() {
-                        *sum += row_sum(&data[start + k * step..], stride, row.len);
-                    }
-                }
-            });
+/// What the first of two passes finds out about each output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Center {
+    Mean,
+    /// The largest, or 0 if that is infinite.
+    Max,
+}
+
+/// The partial results of `fold`, as [`Plan::pieces`] lays them out.
+pub(super) fn fold<E: Reducible>(
+    cpu: &Cpu,
+    plan: &Plan,
+    fold: Fold,
+    x: View<'_, E>,
+    partials: &mut [<E::Lane as Lane>::Acc],
+    centers: &[<E::Lane as Lane>::Acc],
+) {
+    let mut tasks = plan.pieces(partials);
+    for_each_chunk(cpu.pool(), &mut tasks, 1, |index, task| {
+        let sums = &mut *task[0];
+        sums.fill(Accumulator::start(fold));
+        let (outputs, reduced) = plan.task(index);
+        let centers = centers.get(outputs.clone()).unwrap_or_default();
+        plan.walk::<E, E::Lane>(x.data(), (outputs, reduced), |block| {
+            E::Lane::fold(fold, block, sums, centers);
         });
     });
-    for (k, y) in y.iter_mut().enumerate() {
-        *y = T::from_f64(partials.iter().skip(k).step_by(outputs).sum());
-    }
 }
 
-/// The sum of `len` elements `stride` apart, in eight lanes.
-fn row_sum<T: Element>(data: &[T], stride: usize, len: usize) -> f64 {
-    if stride != 1 {
-        return (0..len).map(|i| data[i * stride].to_f64()).sum();
-    }
-    const LANES: usize = 8;
-    let mut lanes = [0.0; LANES];
-    let blocks = data[..len].chunks_exact(LANES);
-    let rest: f64 = blocks.remainder().iter().map(|x| x.to_f64()).sum();
-    for block in blocks {
-        lanes.iter_mut().zip(block).for_each(|(lane, x)| *lane += x.to_f64());
-    }
-    lanes.iter().sum::<f64>() + rest
+/// The merged partial results of output `k`.
+fn merged<A: Accumulator>(plan: &Plan, fold: Fold, partials: &[A], k: usize) -> A {
+    (1..plan.parts())
+        .fold(partials[k], |a, part| A::merge(fold, a, partials[part * plan.outputs + k]))
 }
 
-/// `y[i]` is the position of the largest of `x[i, ..]`, of the first NaN if there is one.
-pub(super) fn argmax<T: Float>(x: &[T], row_len: usize, y: &mut [i64]) {
-    for (row, y) in x.chunks_exact(row_len).zip(y) {
-        let mut best = 0;
-        for (i, &value) in row.iter().enumerate() {
-            let is_nan = |x: T| x.partial_cmp(&x).is_none();
-            if value > row[best] || (is_nan(value) && !is_nan(row[best])) {
-                best = i;
-            }
+/// The centers from the partial results of their pass.
+pub(super) fn centers<A: Accumulator>(
+    cpu: &Cpu,
+    plan: &Plan,
+    center: Center,
+    partials: &[A],
+    centers: &mut [A],
+) {
+    let fold = center.fold();
+    for_each_chunk(cpu.pool(), centers, CHUNK_LEN, |index, chunk| {
+        for (k, c) in (index * CHUNK_LEN..).zip(chunk) {
+            let a = merged(plan, fold, partials, k);
+            *c = match center {
+                Center::Mean => A::from_f64(a.to_f64() / plan.reduced as f64),
+                Center::Max if a.is_infinite() => A::ZERO,
+                Center::Max => a,
+            };
         }
-        *y = best as i64;
+    });
+}
+
+impl Center {
+    pub(super) fn fold(self) -> Fold {
+        if self == Center::Mean { Fold::Sum } else { Fold::Max }
     }
+}
+
+/// The results from the partial results.
+pub(super) fn finish<A: Accumulator, O: Element>(
+    cpu: &Cpu,
+    plan: &Plan,
+    (fold, finish): (Fold, Finish),
+    partials: &[A],
+    centers: &[A],
+    y: &mut [O],
+) {
+    for_each_chunk(cpu.pool(), y, CHUNK_LEN, |index, chunk| {
+        for (k, y) in (index * CHUNK_LEN..).zip(chunk) {
+            *y = finish.apply(merged(plan, fold, partials, k), || centers[k].to_f64());
+        }
+    });
 }

@@ -1,83 +1,245 @@
-//! Reductions: many elements to one, in an order that depends on the shape alone.
+//! Reductions: many elements to one, in an order that depends on the layout alone, never on the
+//! number of threads. Floats are accumulated in f64, integers and truth values in i64.
+//!
+//! Every reduction names the dimensions that it runs over, which the result no longer has; its
+//! twin that ends in `_keep` leaves them with length 1. Nothing is copied first, however the input
+//! lies.
 
 mod cpu;
+mod extreme;
+mod fold;
+mod plan;
+mod positions;
 
 use crate::cpu::Cpu;
-use crate::dtype::for_float;
+use crate::dtype::for_each_dtype;
 use crate::layout::{Layout, check_axis};
 use crate::{Cost, DType, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use cpu::{Center, Finish};
+use extreme::{Best, End};
+use fold::{Fold, Lane, Reducible};
+use plan::Plan;
 
-/// Sums over the trailing dimensions of `x`, viewed as `[kept.., reduced..]`.
-struct Sum {
+/// The reductions by name.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Reduction {
+    Sum,
+    Prod,
+    Max,
+    Min,
+    Any,
+    All,
+    Count,
+    // Floats only from here.
+    Mean,
+    LogSumExp,
+    /// With this correction.
+    Var(f64),
+    Std(f64),
+    /// Of this order.
+    Norm(f64),
+}
+
+impl Reduction {
+    fn is_of_floats(self) -> bool {
+        use Reduction as R;
+        matches!(self, R::Mean | R::LogSumExp | R::Var(_) | R::Std(_) | R::Norm(_))
+    }
+
+    /// Whether it is defined for no elements.
+    fn takes_none(self) -> bool {
+        let infinite = matches!(self, Reduction::Norm(order) if order.is_infinite());
+        !(infinite || matches!(self, Reduction::Max | Reduction::Min))
+    }
+
+    fn result(self, dtype: DType) -> DType {
+        match self {
+            Reduction::Any | Reduction::All => DType::Bool,
+            Reduction::Count => DType::I64,
+            Reduction::Sum | Reduction::Prod if !dtype.is_float() => DType::I64,
+            _ => dtype,
+        }
+    }
+
+    fn center(self) -> Option<Center> {
+        match self {
+            Reduction::Var(_) | Reduction::Std(_) => Some(Center::Mean),
+            Reduction::LogSumExp => Some(Center::Max),
+            _ => None,
+        }
+    }
+
+    /// What is accumulated of `count` elements, and what becomes of that.
+    fn steps(self, count: usize) -> (Fold, Finish) {
+        let count = count as f64;
+        // 0 where the correction leaves nothing, as in PyTorch: the result is NaN or ∞.
+        let left = |correction: f64| (count - correction).max(0.0);
+        match self {
+            Reduction::Sum => (Fold::Sum, Finish::Keep),
+            Reduction::Prod => (Fold::Prod, Finish::Keep),
+            Reduction::Max => (Fold::Max, Finish::Keep),
+            Reduction::Min => (Fold::Min, Finish::Keep),
+            Reduction::Any => (Fold::Count, Finish::AtLeast(1.0)),
+            Reduction::All => (Fold::Count, Finish::AtLeast(count)),
+            Reduction::Count => (Fold::Count, Finish::Keep),
+            Reduction::Mean => (Fold::Sum, Finish::Divide(count)),
+            Reduction::LogSumExp => (Fold::ExpSum, Finish::Log),
+            Reduction::Var(correction) => (Fold::SquaredDistance, Finish::Divide(left(correction))),
+            Reduction::Std(correction) => (Fold::SquaredDistance, Finish::Root(left(correction))),
+            Reduction::Norm(0.0) => (Fold::Count, Finish::Keep),
+            Reduction::Norm(1.0) => (Fold::AbsSum, Finish::Keep),
+            Reduction::Norm(2.0) => (Fold::SquareSum, Finish::Root(1.0)),
+            Reduction::Norm(f64::INFINITY) => (Fold::AbsMax, Finish::Keep),
+            Reduction::Norm(f64::NEG_INFINITY) => (Fold::AbsMin, Finish::Keep),
+            Reduction::Norm(order) => (Fold::PowerSum(order), Finish::Power(1.0 / order)),
+        }
+    }
+}
+
+/// Reduces the trailing dimensions of `[kept.., reduced..]`; its destinations are the result, the
+/// partial results, and the centers of the outputs (or nothing).
+struct Reduce {
+    name: &'static str,
+    reduction: Reduction,
     kept_rank: usize,
     dtype: DType,
     len: usize,
 }
 
-impl Kernel for Sum {
+impl Kernel for Reduce {
     fn name(&self) -> &'static str {
-        "sum"
+        self.name
     }
 
     fn cost(&self) -> Cost {
-        Cost { flops: self.len as f64, bytes: (self.len * self.dtype.size_bytes()) as f64 }
+        let (flops, passes) = match self.reduction {
+            Reduction::LogSumExp => (20, 2),
+            Reduction::Var(_) | Reduction::Std(_) => (4, 2),
+            _ => (1, 1),
+        };
+        let bytes = (passes * self.len * self.dtype.size_bytes()) as f64;
+        Cost { flops: (flops * self.len) as f64, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        for_float!(self.dtype, T => {
-            let (y, partials) = (operands.write::<T>(0).slice(), operands.write::<f64>(1).slice());
-            cpu::sum(cpu, operands.read::<T>(0), self.kept_rank, y, partials);
-        }, else unreachable!("checked to be a float"));
+        for_each_dtype!(self.dtype, E => self.run::<E>(cpu, operands));
         Ok(())
     }
 }
 
-/// The position of the largest element of each row.
-struct ArgMax {
-    dtype: DType,
-    len: usize,
+impl Reduce {
+    fn run<E: Reducible>(&self, cpu: &Cpu, operands: &mut Operands<'_>) {
+        let x = operands.read::<E>(0);
+        let partials = operands.write::<<E::Lane as Lane>::Acc>(1).slice();
+        let centers = operands.write::<<E::Lane as Lane>::Acc>(2).slice();
+        let plan = Plan::new(x.layout(), self.kept_rank);
+        if let Some(center) = self.reduction.center() {
+            cpu::fold(cpu, &plan, center.fold(), x, partials, &[]);
+            cpu::centers(cpu, &plan, center, partials, centers);
+        }
+        let (fold, finish) = self.reduction.steps(plan.reduced);
+        cpu::fold(cpu, &plan, fold, x, partials, centers);
+        for_each_dtype!(self.reduction.result(self.dtype), O => {
+            let y = operands.write::<O>(0).slice();
+            cpu::finish(cpu, &plan, (fold, finish), partials, centers, y);
+        });
+    }
 }
 
-impl Kernel for ArgMax {
-    fn name(&self) -> &'static str {
-        "argmax"
+/// What becomes of the dimensions that are reduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reduced {
+    /// The result lacks them.
+    Dropped,
+    /// The result has them with length 1.
+    Kept,
+}
+
+/// An input with its reduced dimensions last, and the shape of the result.
+struct Arranged {
+    x: Tensor,
+    kept_rank: usize,
+    shape: Shape,
+}
+
+impl Arranged {
+    fn new(op: &'static str, x: &Tensor, axes: &[usize], reduced: Reduced) -> Result<Self> {
+        axes.iter().try_for_each(|&axis| check_axis(op, x.shape(), axis).map(drop))?;
+        let is_reduced = |axis: &usize| axes.contains(axis);
+        let (last, kept): (Vec<usize>, Vec<usize>) = (0..x.shape().len()).partition(is_reduced);
+        let shape = match reduced {
+            Reduced::Dropped => kept.iter().map(|&axis| x.shape()[axis]).collect::<Vec<_>>(),
+            Reduced::Kept => {
+                let len = |axis| if is_reduced(&axis) { 1 } else { x.shape()[axis] };
+                (0..x.shape().len()).map(len).collect()
+            }
+        };
+        let x = x.permute(&[&kept[..], &last].concat())?;
+        Ok(Arranged { x, kept_rank: kept.len(), shape: Shape::new(&shape) })
     }
 
-    fn cost(&self) -> Cost {
-        Cost { flops: self.len as f64, bytes: (self.len * self.dtype.size_bytes()) as f64 }
-    }
-
-    fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        for_float!(self.dtype, T => {
-            let x = operands.read::<T>(0);
-            let row_len = *x.layout().shape().last().expect("at least one dimension");
-            cpu::argmax(x.slice(), row_len, operands.write::<i64>(0).slice());
-        }, else unreachable!("checked to be a float"));
+    /// `Ok` if there is something to choose from.
+    fn check_choice(&self, op: &'static str) -> Result<()> {
+        if self.x.shape()[self.kept_rank..].contains(&0) {
+            return Err(TensorError::Index { op, index: 0, len: 0 });
+        }
         Ok(())
     }
+
+    fn plan(&self) -> Plan {
+        Plan::new(self.x.layout(), self.kept_rank)
+    }
+}
+
+/// Reductions over dimensions and nothing else, each with its form that keeps them.
+macro_rules! reductions {
+    ($($(#[$doc:meta])+ pub fn $name:ident, $keep:ident = $op:expr;)*) => {$(
+        reductions! { @one $(#[$doc])+ $name, $keep () = $op }
+    )*};
+    ($($(#[$doc:meta])+ pub fn $name:ident, $keep:ident ($number:ident) = $op:expr;)*) => {$(
+        reductions! { @one $(#[$doc])+ $name, $keep ($number: f64) = $op }
+    )*};
+    (@one $(#[$doc:meta])+
+        $name:ident, $keep:ident ($($number:ident: f64)?) = $op:expr
+    ) => {
+        $(#[$doc])+
+        ///
+        /// # Errors
+        /// Those of [`Tensor::sum`].
+        #[track_caller]
+        pub fn $name(&self, axes: &[usize] $(, $number: f64)?) -> Result<Tensor> {
+            self.reduce(stringify!($name), axes, Reduced::Dropped, $op)
+        }
+
+        #[doc = concat!("[`Tensor::", stringify!($name), "`] with the dimensions `axes` kept, of")]
+        /// length 1.
+        ///
+        /// # Errors
+        /// Those of [`Tensor::sum`].
+        #[track_caller]
+        pub fn $keep(&self, axes: &[usize] $(, $number: f64)?) -> Result<Tensor> {
+            self.reduce(stringify!($name), axes, Reduced::Kept, $op)
+        }
+    };
 }
 
 impl Tensor {
-    /// The sums over `axes`, which the result no longer has. Accumulated in f64.
+    /// The sums over `axes`, which the result no longer has. Integers and truth values are summed
+    /// as i64, which wraps.
     ///
     /// # Errors
-    /// `Index` for a dimension that does not exist, `DType` unless float, `OutOfMemory`.
+    /// `Index` for a dimension that does not exist, or an empty one where there is no result for
+    /// nothing; `DType` when the reduction is not defined for it; `OutOfMemory`. So for all
+    /// reductions.
     #[track_caller]
     pub fn sum(&self, axes: &[usize]) -> Result<Tensor> {
-        let op = "sum";
-        self.check_float(op)?;
-        axes.iter().try_for_each(|&axis| check_axis(op, self.shape(), axis).map(drop))?;
-        let rank = self.shape().len();
-        let kept: Vec<usize> = (0..rank).filter(|axis| !axes.contains(axis)).collect();
-        let reduced: Vec<usize> = (0..rank).filter(|axis| axes.contains(axis)).collect();
-        let x = self.permute(&[&kept[..], &reduced].concat())?;
-        let y_shape = Shape::new(&x.shape()[..kept.len()]);
-        let y = Tensor::empty(self.device(), y_shape, self.dtype())?;
-        let partial_count = cpu::partial_count(x.shape(), kept.len());
-        let partials = Tensor::workspace(self.device(), partial_count, DType::F64)?;
-        let kernel = Sum { kept_rank: kept.len(), dtype: self.dtype(), len: self.element_count() };
-        self.device().launch(kernel, &[&x], &[&y, &partials])?;
-        Ok(y)
+        self.reduce("sum", axes, Reduced::Dropped, Reduction::Sum)
+    }
+
+    /// [`Tensor::sum`] with the dimensions `axes` kept, of length 1; errors as [`Tensor::sum`].
+    #[track_caller]
+    pub fn sum_keep(&self, axes: &[usize]) -> Result<Tensor> {
+        self.reduce("sum", axes, Reduced::Kept, Reduction::Sum)
     }
 
     /// The sum of all elements, without dimensions; errors as [`Tensor::sum`].
@@ -86,14 +248,63 @@ impl Tensor {
         self.sum(&(0..self.shape().len()).collect::<Vec<_>>())
     }
 
-    /// The mean over `axes`; errors as [`Tensor::sum`].
+    reductions! {
+        /// The products over `axes`; of integers and truth values as i64, which wraps.
+        pub fn prod, prod_keep = Reduction::Prod;
+        /// The means over `axes`; NaN for no elements. Floats only.
+        pub fn mean, mean_keep = Reduction::Mean;
+        /// The largest values over `axes`; NaN if one of them is. Any element type.
+        pub fn amax, amax_keep = Reduction::Max;
+        /// The smallest values over `axes`; NaN if one of them is. Any element type.
+        pub fn amin, amin_keep = Reduction::Min;
+        /// Whether there is a true one (that is, not 0) over `axes`. Any element type.
+        pub fn any, any_keep = Reduction::Any;
+        /// Whether all over `axes` are true (that is, not 0). Any element type.
+        pub fn all, all_keep = Reduction::All;
+        /// How many over `axes` are not 0, as i64. Any element type.
+        pub fn count_nonzero, count_nonzero_keep = Reduction::Count;
+        /// `ln Σ e^x` over `axes`, from the largest on so that nothing overflows; -∞ for no
+        /// elements. Floats only.
+        pub fn logsumexp, logsumexp_keep = Reduction::LogSumExp;
+    }
+
+    reductions! {
+        /// The variances over `axes`: `Σ (x - mean)² / (n - correction)`, in two passes. The
+        /// correction is 1 for a sample and 0 for a whole population. Floats only.
+        pub fn var, var_keep (correction) = Reduction::Var(correction);
+        /// The roots of [`Tensor::var`]. Floats only.
+        pub fn std, std_keep (correction) = Reduction::Std(correction);
+        /// `(Σ |x|^order)^(1/order)` over `axes`; for ∞ and -∞ the largest and the smallest `|x|`,
+        /// for 0 how many are not 0. Floats only.
+        pub fn norm, norm_keep (order) = Reduction::Norm(order);
+    }
+
     #[track_caller]
-    pub fn mean(&self, axes: &[usize]) -> Result<Tensor> {
-        self.check_float("mean")?;
-        let mut sum = self.sum(axes)?;
-        let count = self.element_count() as f64 / sum.element_count().max(1) as f64;
-        sum.mul_scalar_(1.0 / count)?;
-        Ok(sum)
+    fn reduce(
+        &self,
+        op: &'static str,
+        axes: &[usize],
+        reduced: Reduced,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        let dtype = self.dtype();
+        if reduction.is_of_floats() && !dtype.is_float() {
+            return Err(TensorError::DType { op, left: dtype, right: DType::F32 });
+        }
+        let arranged = Arranged::new(op, self, axes, reduced)?;
+        if !reduction.takes_none() {
+            arranged.check_choice(op)?;
+        }
+        let (device, plan) = (self.device(), arranged.plan());
+        let y = Tensor::empty(device, arranged.shape, reduction.result(dtype))?;
+        let wide = accumulator(dtype);
+        let partials = Tensor::workspace(device, plan.partial_count(), wide)?;
+        let center_count = if reduction.center().is_some() { plan.outputs } else { 0 };
+        let centers = Tensor::workspace(device, center_count, wide)?;
+        let (kept_rank, len) = (arranged.kept_rank, self.element_count());
+        let kernel = Reduce { name: op, reduction, kept_rank, dtype, len };
+        device.launch(kernel, &[&arranged.x], &[&y, &partials, &centers])?;
+        Ok(y)
     }
 
     /// Undoes a broadcast from `shape`: sums over the dimensions that it stretched. Returns this
@@ -115,25 +326,9 @@ impl Tensor {
         let axes: Vec<usize> = (0..from.len()).filter(stretched).collect();
         self.sum(&axes)?.reshape(to)
     }
+}
 
-    /// The position of the largest element along the last dimension, as i64; the first one of
-    /// equals. NaN counts as largest.
-    ///
-    /// # Errors
-    /// `Index` without dimensions or with an empty last one, `DType`, `OutOfMemory`.
-    #[track_caller]
-    pub fn argmax(&self) -> Result<Tensor> {
-        let op = "argmax";
-        self.check_float(op)?;
-        let rank = self.shape().len();
-        let last = check_axis(op, self.shape(), rank.wrapping_sub(1))?;
-        if self.shape()[last] == 0 {
-            return Err(TensorError::Index { op, index: 0, len: 0 });
-        }
-        let x = self.contiguous()?;
-        let y = Tensor::empty(self.device(), self.shape().without(last), DType::I64)?;
-        let kernel = ArgMax { dtype: self.dtype(), len: self.element_count() };
-        self.device().launch(kernel, &[&x], &[&y])?;
-        Ok(y)
-    }
+/// The type that partial results of elements of `dtype` are kept in.
+fn accumulator(dtype: DType) -> DType {
+    if dtype.is_float() { DType::F64 } else { DType::I64 }
 }

@@ -3,7 +3,7 @@ use lowtide_tensor::{DType, RandomKey, Tensor};
 use super::{Op, both, in_place, out};
 
 pub(super) fn ops() -> Vec<Op> {
-    [arithmetic(), comparisons(), functions(), moves()].into_iter().flatten().collect()
+    [arithmetic(), comparisons(), functions(), gradients(), moves()].into_iter().flatten().collect()
 }
 
 fn arithmetic() -> Vec<Op> {
@@ -16,6 +16,10 @@ fn arithmetic() -> Vec<Op> {
         mul_scalar mul_scalar_ (0.1);
         div div_ (&i.positive);
         div_scalar div_scalar_ (0.1);
+        div_floor div_floor_ (&i.positive);
+        div_floor_scalar div_floor_scalar_ (-0.1);
+        div_trunc div_trunc_ (&i.positive);
+        div_trunc_scalar div_trunc_scalar_ (-0.1);
         remainder remainder_ (&i.positive);
         remainder_scalar remainder_scalar_ (-0.1);
         maximum maximum_ (&i.row);
@@ -24,6 +28,7 @@ fn arithmetic() -> Vec<Op> {
         minimum_scalar minimum_scalar_ (0.1);
         pow pow_ (&i.positive);
         pow_scalar pow_scalar_ (2.7);
+        atan2 atan2_ (&i.row);
         clamp clamp_ (-0.1, 0.2);
         lerp lerp_ (&i.b, 0.3);
         addcmul addcmul_ (&i.b, &i.row, 0.3);
@@ -66,7 +71,6 @@ fn functions() -> Vec<Op> {
         neg neg_ ();
         sign sign_ ();
         relu relu_ ();
-        relu_backward relu_backward_ (&i.b);
         exp exp_ ();
         expm1 expm1_ ();
         log log_ ();
@@ -78,12 +82,25 @@ fn functions() -> Vec<Op> {
         cos cos_ ();
         tan tan_ ();
         atan atan_ ();
+        asin asin_ ();
+        acos acos_ ();
+        sinh sinh_ ();
+        cosh cosh_ ();
+        log2 log2_ ();
+        log10 log10_ ();
+        exp2 exp2_ ();
         tanh tanh_ ();
         erf erf_ ();
         sigmoid sigmoid_ ();
         silu silu_ ();
         gelu gelu_ ();
         gelu_tanh gelu_tanh_ ();
+        mish mish_ ();
+        hardswish hardswish_ ();
+        hardsigmoid hardsigmoid_ ();
+        selu selu_ ();
+        softsign softsign_ ();
+        logsigmoid logsigmoid_ ();
         floor floor_ ();
         ceil ceil_ ();
         round round_ ();
@@ -91,6 +108,26 @@ fn functions() -> Vec<Op> {
         leaky_relu leaky_relu_ (0.1);
         elu elu_ (0.9);
         softplus softplus_ (2.0, 1.0);
+    }
+}
+
+fn gradients() -> Vec<Op> {
+    both! { i;
+        relu_backward relu_backward_ (&i.b);
+        sigmoid_backward sigmoid_backward_ (&i.b);
+        tanh_backward tanh_backward_ (&i.b);
+        gelu_backward gelu_backward_ (&i.b);
+        gelu_tanh_backward gelu_tanh_backward_ (&i.b);
+        silu_backward silu_backward_ (&i.b);
+        elu_backward elu_backward_ (&i.b, 0.9);
+        leaky_relu_backward leaky_relu_backward_ (&i.b, 0.1);
+        softplus_backward softplus_backward_ (&i.b, 2.0, 1.0);
+        mish_backward mish_backward_ (&i.b);
+        hardswish_backward hardswish_backward_ (&i.b);
+        hardsigmoid_backward hardsigmoid_backward_ (&i.b);
+        selu_backward selu_backward_ (&i.b);
+        softsign_backward softsign_backward_ (&i.b);
+        logsigmoid_backward logsigmoid_backward_ (&i.b);
     }
 }
 

@@ -1,0 +1,77 @@
+//! An integer has no quotient by 0: divisors are looked at before anything is written.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::op::Op;
+use crate::cpu::Cpu;
+use crate::dtype::for_each_dtype;
+use crate::layout::Nest;
+use crate::{Cost, DType, Element, Kernel, Operands, Result, Tensor, TensorError};
+
+/// `Ok` unless `op` divides integers and a divisor, the last of the operands, is 0.
+#[track_caller]
+pub(super) fn check(
+    name: &'static str,
+    op: Op,
+    dtype: DType,
+    operands: &[&Tensor],
+    scalar: Option<f64>,
+) -> Result<()> {
+    if !op.is_division() || dtype.is_float() {
+        return Ok(());
+    }
+    match (scalar, operands.last()) {
+        (Some(0.0), _) => Err(TensorError::DivisionByZero { op: name }),
+        (None, Some(divisor)) => {
+            let kernel = CheckDivisor { name, dtype, len: divisor.element_count() };
+            divisor.device().launch(kernel, &[divisor], &[])
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Fails if one of the elements is 0.
+struct CheckDivisor {
+    name: &'static str,
+    dtype: DType,
+    len: usize,
+}
+
+impl Kernel for CheckDivisor {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cost(&self) -> Cost {
+        let bytes = (self.len * self.dtype.size_bytes()) as f64;
+        Cost { flops: self.len as f64, bytes }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        const CHUNK_LEN: usize = 1 << 15;
+        let is_zero_found = AtomicBool::new(false);
+        for_each_dtype!(self.dtype, T => {
+            let x = operands.read::<T>(0);
+            let nest = Nest::new(x.layout().shape(), [x.layout().strides()]);
+            let step = nest.inner_strides()[0];
+            cpu.pool().run(self.len.div_ceil(CHUNK_LEN), &|index| {
+                let from = index * CHUNK_LEN;
+                let mut is_found = false;
+                nest.rows(from, self.len.min(from + CHUNK_LEN), |row| {
+                    let data = &x.data()[row.starts[0]..];
+                    for i in 0..row.len {
+                        is_found |= data[i * step] == T::from_i64(0);
+                    }
+                });
+                // Only ever raised, so the order of the chunks does not matter.
+                if is_found {
+                    is_zero_found.store(true, Ordering::Relaxed);
+                }
+            });
+        });
+        if is_zero_found.into_inner() {
+            return Err(TensorError::DivisionByZero { op: self.name });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,67 @@
+//! Powers: the exponents that have a shorter way, the vectorised loop, and the special cases.
+
+use super::cpu::{Arithmetic, map, zip};
+use crate::cpu::math::Math;
+use crate::cpu::simd::Fused;
+use crate::cpu::tiles::TILE_LEN;
+use crate::dtype;
+
+/// `to[i] = sources[0][i]^exponent`, or `^sources[1][i]`. Inlined in one place only: there is one
+/// loop here, and its formula must be compiled for the instruction set that it is called from.
+#[inline(always)]
+pub(super) fn pow<T: Math + Arithmetic, F: Fused>(
+    sources: &[&[T]],
+    exponent: Option<f64>,
+    to: &mut [T],
+) {
+    if exponent.is_some_and(|exponent| short_pow(exponent, sources, to)) {
+        return;
+    }
+    let exponents = [T::from_f64(exponent.unwrap_or(0.0)); TILE_LEN];
+    let b = if exponent.is_some() { &exponents[..] } else { sources[1] };
+    let (a, b) = (&sources[0][..to.len()], &b[..to.len()]);
+    zip(&[a, b], to, |a, b| a.pow_in::<F>(b));
+    let mut is_any_special = false;
+    for i in 0..to.len() {
+        is_any_special |= is_special_pow(a[i], b[i]);
+    }
+    if is_any_special {
+        let indices = (0..to.len()).filter(|&i| is_special_pow(a[i], b[i]));
+        indices.for_each(|i| to[i] = a[i].pow_any(b[i]));
+    }
+}
+
+/// Whether this power is beyond [`Math::pow_in`].
+#[inline(always)]
+fn is_special_pow<T: Math + Arithmetic>(a: T, b: T) -> bool {
+    let is_usual = (a > <T as dtype::Float>::ZERO)
+        & (a.magnitude() < T::INFINITY)
+        & (b.magnitude() < T::INFINITY);
+    !is_usual
+}
+
+/// The exponents that have a shorter way, as in PyTorch; whether this is one.
+#[inline(always)]
+fn short_pow<T: Math + Arithmetic>(exponent: f64, sources: &[&[T]], to: &mut [T]) -> bool {
+    let one = <T as dtype::Float>::ONE;
+    if exponent == 0.0 {
+        to.fill(one);
+    } else if exponent == 1.0 {
+        map(sources, to, |x| x);
+    } else if exponent == 2.0 {
+        map(sources, to, |x| x * x);
+    } else if exponent == 3.0 {
+        map(sources, to, |x| x * x * x);
+    } else if exponent == 0.5 {
+        map(sources, to, T::sqrt);
+    } else if exponent == -0.5 {
+        map(sources, to, |x| one / x.sqrt());
+    } else if exponent == -1.0 {
+        map(sources, to, |x| one / x);
+    } else if exponent == -2.0 {
+        map(sources, to, |x| one / (x * x));
+    } else {
+        return false;
+    }
+    true
+}

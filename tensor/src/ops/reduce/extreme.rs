@@ -1,0 +1,170 @@
+//! The positions of the largest or the smallest, and their values.
+
+use super::fold::{Accumulator, Fold, Lane, Reducible};
+use super::plan::{Along, Block, Plan};
+use crate::cpu::Cpu;
+use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
+use crate::dtype::for_each_dtype;
+use crate::ops::elementwise::Arithmetic;
+use crate::{Cost, DType, Element, Kernel, Operands, Result};
+
+/// Which end of the order is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Largest,
+    Smallest,
+}
+
+impl End {
+    /// Whether `x` is nearer to the end than `best`; NaN is the nearest.
+    #[inline(always)]
+    fn is_better<A: Arithmetic>(self, x: A, best: A) -> bool {
+        let is_beyond = if self == End::Largest { x > best } else { x < best };
+        is_beyond | (x.is_nan() & !best.is_nan())
+    }
+
+    fn fold(self) -> Fold {
+        if self == End::Largest { Fold::Max } else { Fold::Min }
+    }
+}
+
+/// The best so far of some outputs, and its position among the reduced elements.
+pub(super) struct Best<'a, A> {
+    pub(super) values: &'a mut [A],
+    pub(super) positions: &'a mut [i64],
+}
+
+/// Takes the elements of `block`, which come after those already seen, into the best.
+#[inline(always)]
+pub(super) fn improve<L: Lane>(end: End, block: Block<'_, L>, best: Best<'_, L::Acc>) {
+    let Best { values, positions } = best;
+    if block.along == Along::Rows {
+        for k in 0..block.count {
+            let (run, output) = (block.run(k), block.output + k);
+            if let Some((at, value)) = first_better::<L>(end, run, values[output]) {
+                values[output] = value;
+                positions[output] = (block.reduced + at) as i64;
+            }
+        }
+        return;
+    }
+    let values = &mut values[block.outputs()];
+    let positions = &mut positions[block.outputs()];
+    for index in 0..block.count {
+        let (line, at) = (block.run(index), (block.reduced + index) as i64);
+        for k in 0..values.len() {
+            let x: L::Acc = line[k].cast();
+            let is_better = end.is_better(x, values[k]);
+            values[k] = if is_better { x } else { values[k] };
+            positions[k] = if is_better { at } else { positions[k] };
+        }
+    }
+}
+
+/// The best of `run` and its first position, if it is better than `best`. First the value, which
+/// vectorises; then where it is, which is rarely asked for in a long row.
+#[inline(always)]
+fn first_better<L: Lane>(end: End, run: &[L], best: L::Acc) -> Option<(usize, L::Acc)> {
+    const LANE_COUNT: usize = 32;
+    let better = |a: L, b: L| if end == End::Largest { a.larger(b) } else { a.smaller(b) };
+    let &first = run.first()?;
+    let mut value = first;
+    let whole = run.len() / LANE_COUNT * LANE_COUNT;
+    if whole > 0 {
+        let mut lanes = [first; LANE_COUNT];
+        let mut at = 0;
+        while at < whole {
+            let block = &run[at..at + LANE_COUNT];
+            for lane in 0..LANE_COUNT {
+                lanes[lane] = better(lanes[lane], block[lane]);
+            }
+            at += LANE_COUNT;
+        }
+        for x in lanes {
+            value = better(value, x);
+        }
+    }
+    for &x in &run[whole..] {
+        value = better(value, x);
+    }
+    if !end.is_better(value.cast::<L::Acc>(), best) {
+        return None;
+    }
+    let is_it = |x: L| (x == value) | (x.is_nan() & value.is_nan());
+    let at = (0..run.len()).find(|&i| is_it(run[i]))?;
+    Some((at, value.cast()))
+}
+
+/// The positions of the best, over the trailing dimensions of an input `[kept.., reduced..]`; its
+/// destinations are positions, partial values and positions, and the best values if asked for.
+pub(super) struct Extreme {
+    pub(super) name: &'static str,
+    pub(super) end: End,
+    pub(super) kept_rank: usize,
+    pub(super) dtype: DType,
+    pub(super) len: usize,
+    pub(super) has_values: bool,
+}
+
+impl Kernel for Extreme {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cost(&self) -> Cost {
+        Cost { flops: self.len as f64, bytes: (self.len * self.dtype.size_bytes()) as f64 }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        for_each_dtype!(self.dtype, E => self.run::<E>(cpu, operands));
+        Ok(())
+    }
+}
+
+impl Extreme {
+    fn run<E: Reducible>(&self, cpu: &Cpu, operands: &mut Operands<'_>) {
+        let x = operands.read::<E>(0);
+        let positions = operands.write::<i64>(0).slice();
+        let values = operands.write::<<E::Lane as Lane>::Acc>(1).slice();
+        let places = operands.write::<i64>(2).slice();
+        let plan = Plan::new(x.layout(), self.kept_rank);
+        let mut tasks: Vec<Best<'_, _>> = plan
+            .pieces(values)
+            .into_iter()
+            .zip(plan.pieces(places))
+            .map(|(values, positions)| Best { values, positions })
+            .collect();
+        for_each_chunk(cpu.pool(), &mut tasks, 1, |index, task| {
+            let Best { values, positions } = &mut task[0];
+            let (outputs, reduced) = plan.task(index);
+            values.fill(Accumulator::start(self.end.fold()));
+            positions.fill(reduced.start as i64);
+            plan.walk::<E, E::Lane>(x.data(), (outputs, reduced), |block| {
+                E::Lane::improve(self.end, block, Best { values, positions });
+            });
+        });
+        drop(tasks);
+        const CHUNK_LEN: usize = 1 << 12;
+        // Parts come in order, so that the first of equals stays.
+        let best = |k: usize| {
+            (1..plan.parts()).map(|part| part * plan.outputs + k).fold(k, |best, other| {
+                if self.end.is_better(values[other], values[best]) { other } else { best }
+            })
+        };
+        if !self.has_values {
+            for_each_chunk(cpu.pool(), positions, CHUNK_LEN, |index, chunk| {
+                let outputs = index * CHUNK_LEN..;
+                outputs.zip(chunk).for_each(|(k, position)| *position = places[best(k)]);
+            });
+            return;
+        }
+        let y = operands.write::<E>(3).slice();
+        let (y, positions) = (Chunked::new(y, CHUNK_LEN), Chunked::new(positions, CHUNK_LEN));
+        for_each_chunk2(cpu.pool(), y, positions, |index, y, positions| {
+            for (i, (y, position)) in y.iter_mut().zip(positions).enumerate() {
+                let from = best(index * CHUNK_LEN + i);
+                (*y, *position) = (values[from].cast(), places[from]);
+            }
+        });
+    }
+}

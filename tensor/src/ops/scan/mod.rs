@@ -1,0 +1,99 @@
+//! Scans: each element becomes what has come before it, itself included.
+
+mod cpu;
+
+use crate::cpu::Cpu;
+use crate::cpu::tiles::{Order, Source};
+use crate::dtype::for_each_dtype;
+use crate::layout::check_axis;
+use crate::ops::elementwise::{Arithmetic, source};
+use crate::{Cost, DType, Kernel, Operands, Result, Tensor};
+use cpu::{Direction, Extent, Running};
+
+/// `y[t] = Σ x[..=t]` or its kin; the destinations are y and the running values.
+struct Scan {
+    name: &'static str,
+    running: Running,
+    direction: Direction,
+    extent: Extent,
+    dtype: DType,
+    result: DType,
+}
+
+impl Kernel for Scan {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cost(&self) -> Cost {
+        let len = self.extent.element_count();
+        let bytes = self.dtype.size_bytes() + self.result.size_bytes();
+        Cost { flops: 2.0 * len as f64, bytes: (len * bytes) as f64 }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        if self.dtype.is_float() {
+            self.run::<f64>(cpu, operands);
+        } else {
+            self.run::<i64>(cpu, operands);
+        }
+        Ok(())
+    }
+}
+
+impl Scan {
+    fn run<A: Arithmetic>(&self, cpu: &Cpu, operands: &mut Operands<'_>) {
+        let x: Box<dyn Source<A> + '_> = source(operands, 0, &Order::row_major());
+        let sums = operands.write::<A>(1).slice();
+        for_each_dtype!(self.result, O => {
+            let y = operands.write::<O>(0).slice();
+            cpu::scan::<A, O>(cpu, self, &*x, y, sums);
+        });
+    }
+}
+
+impl Tensor {
+    /// The sums of the elements up to each along `axis`. Floats are accumulated in f64; integers
+    /// and truth values become i64, which wraps.
+    ///
+    /// # Errors
+    /// `Index`, `OutOfMemory`.
+    #[track_caller]
+    pub fn cumsum(&self, axis: usize) -> Result<Tensor> {
+        self.scan("cumsum", axis, Running::Sum, Direction::Forwards)
+    }
+
+    /// The gradient through [`Tensor::cumsum`] along `axis` for `dy = self`: the sums of the
+    /// elements from each on; errors as [`Tensor::cumsum`].
+    #[track_caller]
+    pub fn cumsum_backward(&self, axis: usize) -> Result<Tensor> {
+        self.scan("cumsum_backward", axis, Running::Sum, Direction::Backwards)
+    }
+
+    /// The products of the elements up to each along `axis`, else as [`Tensor::cumsum`]. One
+    /// thread per position of the dimensions before `axis`.
+    #[track_caller]
+    pub fn cumprod(&self, axis: usize) -> Result<Tensor> {
+        self.scan("cumprod", axis, Running::Product, Direction::Forwards)
+    }
+
+    #[track_caller]
+    fn scan(
+        &self,
+        name: &'static str,
+        axis: usize,
+        running: Running,
+        direction: Direction,
+    ) -> Result<Tensor> {
+        check_axis(name, self.shape(), axis)?;
+        let (device, dtype) = (self.device(), self.dtype());
+        let extent = Extent::new(self.shape(), axis, running);
+        let (result, wide) =
+            if dtype.is_float() { (dtype, DType::F64) } else { (DType::I64, DType::I64) };
+        let y = Tensor::empty(device, *self.shape(), result)?;
+        let sums = Tensor::workspace(device, extent.sum_count(), wide)?;
+        let kernel = Scan { name, running, direction, extent, dtype, result };
+        device.launch(kernel, &[self], &[&y, &sums])?;
+        Ok(y)
+    }
+}

@@ -1,0 +1,179 @@
+//! Reductions, scans, sorting, division and gradients at the corners, against PyTorch's values in
+//! `tests/fixtures/reductions.safetensors`.
+
+use lowtide_tensor::{DType, Result, SortOrder, Tensor};
+
+use crate::common::download;
+use crate::golden::{differences, fixture};
+
+type Function = fn(&Tensor) -> Result<Tensor>;
+type Pair = fn(&Tensor, &Tensor) -> Result<Tensor>;
+
+const UP: SortOrder = SortOrder::Ascending;
+const DOWN: SortOrder = SortOrder::Descending;
+
+/// Over `x`, and how many roundings are between.
+const OVER_ROWS: [(&str, Function, f64); 29] = [
+    ("sum", |x| x.sum(&[1]), 2.0),
+    ("prod", |x| x.prod(&[1]), 4.0),
+    ("amax", |x| x.amax(&[1]), 0.0),
+    ("amin", |x| x.amin(&[1]), 0.0),
+    ("any", |x| x.any(&[1]), 0.0),
+    ("all", |x| x.all(&[1]), 0.0),
+    ("count_nonzero", |x| x.count_nonzero(&[1]), 0.0),
+    ("argmax", |x| x.argmax_axis(1), 0.0),
+    ("argmin", |x| x.argmin_axis(1), 0.0),
+    ("max", |x| Ok(x.max(1)?.0), 0.0),
+    ("min", |x| Ok(x.min(1)?.0), 0.0),
+    ("cumsum", |x| x.cumsum(1), 2.0),
+    ("cumprod", |x| x.cumprod(1), 4.0),
+    ("sort", |x| Ok(x.sort(1, UP)?.0), 0.0),
+    ("argsort", |x| x.argsort(1, UP), 0.0),
+    ("sort_down", |x| Ok(x.sort(1, DOWN)?.0), 0.0),
+    ("argsort_down", |x| x.argsort(1, DOWN), 0.0),
+    ("topk", |x| Ok(x.topk(3, 1, DOWN)?.0), 0.0),
+    ("topk_smallest", |x| Ok(x.topk(3, 1, UP)?.0), 0.0),
+    ("mean", |x| x.mean(&[1]), 2.0),
+    ("logsumexp", |x| x.logsumexp(&[1]), 8.0),
+    ("var", |x| x.var(&[1], 1.0), 4.0),
+    ("std", |x| x.std(&[1], 0.0), 4.0),
+    ("var_none_left", |x| x.var(&[1], 5.0), 4.0),
+    ("norm_0.0", |x| x.norm(&[1], 0.0), 0.0),
+    ("norm_1.0", |x| x.norm(&[1], 1.0), 4.0),
+    ("norm_2.0", |x| x.norm(&[1], 2.0), 4.0),
+    ("norm_3.0", |x| x.norm(&[1], 3.0), 8.0),
+    ("norm_inf", |x| x.norm(&[1], f64::INFINITY), 0.0),
+];
+
+const FUNCTIONS: [(&str, Function); 13] = [
+    ("asin", Tensor::asin),
+    ("acos", Tensor::acos),
+    ("sinh", Tensor::sinh),
+    ("cosh", Tensor::cosh),
+    ("log2", Tensor::log2),
+    ("log10", Tensor::log10),
+    ("exp2", Tensor::exp2),
+    ("mish", Tensor::mish),
+    ("hardswish", Tensor::hardswish),
+    ("hardsigmoid", Tensor::hardsigmoid),
+    ("selu", Tensor::selu),
+    ("softsign", Tensor::softsign),
+    ("logsigmoid", Tensor::logsigmoid),
+];
+
+const PAIRS: [(&str, Pair); 4] = [
+    ("atan2", Tensor::atan2),
+    ("div_floor", Tensor::div_floor),
+    ("div_trunc", Tensor::div_trunc),
+    ("remainder", Tensor::remainder),
+];
+
+const GRADIENTS: [(&str, Pair); 14] = [
+    ("sigmoid_backward", Tensor::sigmoid_backward),
+    ("tanh_backward", Tensor::tanh_backward),
+    ("gelu_backward", Tensor::gelu_backward),
+    ("gelu_tanh_backward", Tensor::gelu_tanh_backward),
+    ("silu_backward", Tensor::silu_backward),
+    ("elu_backward", |dy, x| dy.elu_backward(x, 1.5)),
+    ("leaky_relu_backward", |dy, x| dy.leaky_relu_backward(x, 0.25)),
+    ("softplus_backward", |dy, x| dy.softplus_backward(x, 2.0, 20.0)),
+    ("mish_backward", Tensor::mish_backward),
+    ("hardswish_backward", Tensor::hardswish_backward),
+    ("hardsigmoid_backward", Tensor::hardsigmoid_backward),
+    ("selu_backward", Tensor::selu_backward),
+    ("softsign_backward", Tensor::softsign_backward),
+    ("logsigmoid_backward", Tensor::logsigmoid_backward),
+];
+
+#[test]
+fn reductions_scans_and_sorting_agree_with_pytorch() {
+    let fixture = fixture("reductions");
+    let mut wrong = Vec::new();
+    for dtype in DType::ALL {
+        let Some(x) = fixture.get(&format!("x.{dtype}")) else { continue };
+        let mut checked = 0;
+        for (name, function, roundings) in OVER_ROWS {
+            let Some(expected) = fixture.get(&format!("{name}.{dtype}")) else { continue };
+            checked += 1;
+            let found = function(x).unwrap();
+            // PyTorch's truth values of bytes are bytes.
+            let expected = &expected.to_dtype(found.dtype()).unwrap();
+            let found =
+                if found.layout().is_contiguous() { found } else { found.copied().unwrap() };
+            // PyTorch's sum of zeros of either sign has the sign of its order.
+            let is_zero = |x: f64, y: f64| x == 0.0 && y == 0.0;
+            for (at, found, expected) in differences(&found, expected, roundings) {
+                if !is_zero(found, expected) {
+                    wrong.push(format!("{name} of {dtype} at {at}: {found:e}, not {expected:e}"));
+                }
+            }
+        }
+        assert!(checked >= 19, "{checked} of {dtype}");
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn more_functions_agree_with_pytorch() {
+    let fixture = fixture("reductions");
+    let mut wrong = Vec::new();
+    for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+        let x = &fixture[&format!("v.{dtype}")];
+        for (name, function) in FUNCTIONS {
+            let expected = &fixture[&format!("{name}.{dtype}")];
+            for (at, found, expected) in differences(&function(x).unwrap(), expected, 8.0) {
+                let x = download(x).values[at];
+                // Both are multiples of the smallest f32.
+                if (found - expected).abs() < 1e-42 && dtype == DType::F32 {
+                    continue;
+                }
+                wrong.push(format!("{name}({x:e}) of {dtype}: {found:e}, PyTorch {expected:e}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn more_pairs_agree_with_pytorch() {
+    let fixture = fixture("reductions");
+    let mut wrong = Vec::new();
+    for dtype in DType::ALL {
+        for (name, pair) in PAIRS {
+            let Some(expected) = fixture.get(&format!("{name}.{dtype}")) else { continue };
+            let [a, b] = ["a", "b"].map(|name| &fixture[&format!("{name}.{dtype}")]);
+            for (at, found, expected) in differences(&pair(a, b).unwrap(), expected, 4.0) {
+                let [a, b] = [a, b].map(|x| download(x).values[at]);
+                let line = format!("{name}({a:e}, {b:e}) of {dtype}: {found:e}, not {expected:e}");
+                wrong.push(line);
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn gradients_agree_with_pytorch() {
+    let fixture = fixture("reductions");
+    let mut wrong = Vec::new();
+    for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+        let [dy, x] = ["dy", "g"].map(|name| &fixture[&format!("{name}.{dtype}")]);
+        for (name, gradient) in GRADIENTS {
+            // PyTorch multiplies by a sixth of f32's digits.
+            if (name, dtype) == ("hardsigmoid_backward", DType::F64) {
+                continue;
+            }
+            let expected = &fixture[&format!("{name}.{dtype}")];
+            let found = gradient(dy, x).unwrap();
+            let tolerance = 8.0 * crate::common::epsilon(dtype);
+            let pairs = download(&found).values.into_iter().zip(download(expected).values);
+            for (at, (found, expected)) in pairs.enumerate() {
+                if (found - expected).abs() > tolerance * expected.abs().max(1.0) {
+                    let x = download(x).values[at];
+                    wrong.push(format!("{name}({x:e}) of {dtype}: {found:e}, not {expected:e}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
