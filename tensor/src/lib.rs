@@ -23,11 +23,15 @@ pub use half::{bf16, f16};
 pub use launch::{Cost, Kernel, Operands, View, ViewMut};
 pub use layout::{Layout, RANK_MAX, Shape};
 pub use ops::adam::{AdamStep, WeightDecay};
-pub use ops::conv2d::Conv2dGeometry;
+pub use ops::avg_pool2d::{AvgPool, Divisor, Rounding};
+pub use ops::conv2d::{
+    Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry, ConvTranspose2dGeometry,
+};
 pub use ops::cross_entropy::CrossEntropy;
 pub use ops::finite::{scale_and_check_finite, squared_norm};
-pub use ops::max_pool2d::Pool2dGeometry;
+pub use ops::max_pool2d::{Pool1dGeometry, Pool2dGeometry};
 pub use ops::sgd::SgdStep;
+pub use ops::upsample2d::{Corners, Interpolation, Resize};
 pub use random::RandomKey;
 pub use tensor::Tensor;
 

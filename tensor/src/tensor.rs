@@ -325,6 +325,14 @@ impl Tensor {
         Err(TensorError::DType { op, left: self.dtype, right: DType::F32 })
     }
 
+    /// `Ok` if this tensor holds floats, the half types included.
+    pub(crate) fn check_any_float(&self, op: &'static str) -> Result<()> {
+        if self.dtype.is_float() {
+            return Ok(());
+        }
+        Err(TensorError::DType { op, left: self.dtype, right: DType::F32 })
+    }
+
     /// `Ok` if `other` has this tensor's element type.
     pub(crate) fn check_dtype(&self, op: &'static str, other: &Tensor) -> Result<()> {
         if self.dtype == other.dtype {

@@ -1,6 +1,8 @@
 //! One folder per operation: shapes, checks and the launch in `mod.rs`, loops in `cpu.rs`.
 
 pub(crate) mod adam;
+pub(crate) mod adaptive_max_pool2d;
+pub(crate) mod avg_pool2d;
 pub(crate) mod conv2d;
 pub(crate) mod cross_entropy;
 pub(crate) mod elementwise;
@@ -11,3 +13,5 @@ mod random;
 mod reduce;
 mod sequence;
 pub(crate) mod sgd;
+pub(crate) mod upsample2d;
+pub(crate) mod windows;
