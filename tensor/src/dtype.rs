@@ -56,6 +56,14 @@ impl DType {
         matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
     }
 
+    /// The type that kernels compute in: this one, or f32 for the half types.
+    pub(crate) const fn computed(self) -> DType {
+        match self {
+            DType::F16 | DType::BF16 => DType::F32,
+            other => other,
+        }
+    }
+
     /// The name, as errors and prints show it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -348,6 +356,26 @@ macro_rules! for_float {
     };
 }
 
+/// Runs `$body` with `$E` standing for the float type that `$dtype` names and `$T` for the one that
+/// kernels compute it in, [`DType::computed`]; `$otherwise` for other types.
+macro_rules! for_each_float {
+    ($dtype:expr, $E:ident as $T:ident => $body:expr, else $otherwise:expr) => {
+        for_each_float!(@match $dtype, $E $T => $body, $otherwise;
+            F64 f64 => f64, F32 f32 => f32, F16 half::f16 => f32, BF16 half::bf16 => f32)
+    };
+    (@match $dtype:expr, $E:ident $T:ident => $body:expr, $otherwise:expr;
+        $($name:ident $element:ty => $computed:ty),*) => {
+        match $dtype {
+            $($crate::DType::$name => {
+                type $E = $element;
+                type $T = $computed;
+                $body
+            })*
+            _ => $otherwise,
+        }
+    };
+}
+
 /// Runs `$body` with `$T` standing for the type that `$dtype` names.
 macro_rules! for_each_dtype {
     ($dtype:expr, $T:ident => $body:expr) => {
@@ -365,4 +393,13 @@ macro_rules! for_each_dtype {
     };
 }
 
-pub(crate) use {for_each_dtype, for_float};
+pub(crate) use {for_each_dtype, for_each_float, for_float};
+
+/// [`Element::cast_slice`], a plain copy where both types are the same.
+pub(crate) fn convert_slice<E: Element, T: Element>(from: &[E], to: &mut [T]) {
+    if TypeId::of::<E>() == TypeId::of::<T>() {
+        to.copy_from_slice(bytemuck::cast_slice(from));
+    } else {
+        E::cast_slice(from, to);
+    }
+}

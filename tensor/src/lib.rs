@@ -23,18 +23,22 @@ pub use half::{bf16, f16};
 pub use launch::{Cost, Kernel, Operands, View, ViewMut};
 pub use layout::{Layout, RANK_MAX, Shape};
 pub use ops::adam::{AdamStep, WeightDecay};
+pub use ops::avg_pool2d::{AvgPool, Divisor, SizeRounding};
 pub use ops::batch_norm::{BatchNorm, BatchNormBackward, Statistics};
-pub use ops::conv2d::Conv2dGeometry;
+pub use ops::conv2d::{
+    Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry, ConvTranspose2dGeometry,
+};
 pub use ops::cross_entropy::{CrossEntropy, Labelling};
 pub use ops::dropout::Dropout;
 pub use ops::finite::{scale_and_check_finite, squared_norm};
-pub use ops::max_pool2d::Pool2dGeometry;
+pub use ops::max_pool2d::{Pool1dGeometry, Pool2dGeometry};
 pub use ops::norm::{Normalized, NormalizedBackward};
 pub use ops::pair_loss::PairLoss;
 pub use ops::rearrange::PadMode;
 pub use ops::sgd::SgdStep;
 pub use ops::sort::SortOrder;
 pub use ops::update::{Rounding, StateRange, UpdateFormula};
+pub use ops::upsample2d::{Corners, Interpolation, Resize};
 pub use random::RandomKey;
 pub use tensor::Tensor;
 

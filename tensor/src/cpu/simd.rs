@@ -169,14 +169,14 @@ x86! {
         _mm512_set1_pd, _mm512_loadu_pd, _mm512_storeu_pd, _mm512_fmadd_pd;
 }
 
-/// Compiles `kernel` with AVX2 and FMA: 16 registers, 4×2 accumulators and their operands.
+/// Compiles `kernel` with AVX2 and FMA: 16 registers, 6×2 accumulators and their operands.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 fn run_avx2<T, K: SimdKernel<T>>(kernel: K, simd: Avx2)
 where
     Avx2: Simd<T>,
 {
-    kernel.run::<_, 4, 2>(simd);
+    kernel.run::<_, 6, 2>(simd);
 }
 
 /// Compiles `kernel` with AVX-512F: 32 registers, 8×2 accumulators and their operands.

@@ -1,6 +1,8 @@
 //! One folder per operation: shapes, checks and the launch in `mod.rs`, loops in `cpu.rs`.
 
 pub(crate) mod adam;
+pub(crate) mod adaptive_max_pool2d;
+pub(crate) mod avg_pool2d;
 pub(crate) mod batch_norm;
 mod cat;
 mod compaction;
@@ -24,3 +26,5 @@ mod softmax;
 pub(crate) mod sort;
 mod triangle;
 pub(crate) mod update;
+pub(crate) mod upsample2d;
+pub(crate) mod windows;

@@ -185,6 +185,14 @@ pub(crate) fn assert_same(found: &Tensor, expected: &Array) {
     assert_eq!(download(found), *expected);
 }
 
+/// Shape and elements are the same once the expected ones are rounded to the type found: right
+/// where kernels sum exactly in f32 and round once.
+#[track_caller]
+pub(crate) fn assert_rounded(found: &Tensor, expected: &Array) {
+    let round = |x: f64| with_type!(found.dtype(), T => T::from_f64(x).to_f64());
+    assert_eq!(download(found), expected.map(round));
+}
+
 pub(crate) fn epsilon(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => f64::EPSILON,

@@ -3,7 +3,7 @@
 use lowtide_tensor::{Conv2dGeometry, DType, Pool2dGeometry, Shape, Tensor};
 use proptest::prelude::*;
 
-use crate::common::{assert_same, floats, sample, shared, styles};
+use crate::common::{all_floats, assert_rounded, sample, shared, styles};
 use crate::naive::{self, Array};
 
 /// A geometry with shapes of x and w that go with it.
@@ -29,22 +29,22 @@ proptest! {
     fn conv2d_and_its_gradients_follow_the_definition(
         (geometry, x_dims, w_dims) in convolutions(),
         styles in [styles(), styles(), styles(), styles()],
-        dtype in floats(),
+        dtype in all_floats(),
     ) {
         let (x, x_twin) = sample(&x_dims, styles[0], dtype, 1);
         let (w, w_twin) = sample(&w_dims, styles[1], dtype, 2);
         let (b, b_twin) = sample(&w_dims[..1], styles[2], dtype, 3);
-        assert_same(
+        assert_rounded(
             &x.conv2d(&w, None, geometry).unwrap(),
             &naive::conv2d(&x_twin, &w_twin, None, geometry),
         );
         let y = x.conv2d(&w, Some(&b), geometry).unwrap();
-        assert_same(&y, &naive::conv2d(&x_twin, &w_twin, Some(&b_twin), geometry));
+        assert_rounded(&y, &naive::conv2d(&x_twin, &w_twin, Some(&b_twin), geometry));
 
         let (dy, dy_twin) = sample(y.shape(), styles[3], dtype, 4);
         let [dx, dw] = naive::conv2d_backward(&dy_twin, &x_twin, &w_twin, geometry);
-        assert_same(&dy.conv2d_backward_input(&w, *x.shape(), geometry).unwrap(), &dx);
-        assert_same(&dy.conv2d_backward_weight(&x, *w.shape(), geometry).unwrap(), &dw);
+        assert_rounded(&dy.conv2d_backward_input(&w, *x.shape(), geometry).unwrap(), &dx);
+        assert_rounded(&dy.conv2d_backward_weight(&x, *w.shape(), geometry).unwrap(), &dw);
     }
 
     #[test]
@@ -53,7 +53,7 @@ proptest! {
         (kernel, stride) in ([1..=4usize, 1..=4usize], [1..=4usize, 1..=4usize]),
         padded in any::<[bool; 2]>(),
         styles in [styles(), styles()],
-        dtype in floats(),
+        dtype in all_floats(),
         seed in 0..50usize,
     ) {
         let padding = [0, 1].map(|axis| if padded[axis] { kernel[axis] / 2 } else { 0 });
@@ -64,8 +64,8 @@ proptest! {
         let (y, winners) = x.max_pool2d(geometry).unwrap();
         let (dy, dy_twin) = sample(y.shape(), styles[1], dtype, seed + 1);
         let [expected, dx] = naive::max_pool2d(&x_twin, geometry, |at| dy_twin.at(at));
-        assert_same(&y, &expected);
-        assert_same(&dy.max_pool2d_backward(&winners, *x.shape(), geometry).unwrap(), &dx);
+        assert_rounded(&y, &expected);
+        assert_rounded(&dy.max_pool2d_backward(&winners, *x.shape(), geometry).unwrap(), &dx);
     }
 }
 
@@ -78,7 +78,7 @@ fn winners_may_lie_anywhere() {
     assert!(!turned.layout().is_contiguous());
     let [_, dx] = naive::max_pool2d(&x_twin, geometry, |_| 1.0);
     let dy = Tensor::full(shared(), *y.shape(), DType::F32, 1.0).unwrap();
-    assert_same(&dy.max_pool2d_backward(&turned, *x.shape(), geometry).unwrap(), &dx);
+    assert_rounded(&dy.max_pool2d_backward(&turned, *x.shape(), geometry).unwrap(), &dx);
 }
 
 #[test]

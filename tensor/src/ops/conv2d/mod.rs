@@ -3,15 +3,23 @@
 //! x: [B, I, H, W], w: [O, I / groups, KH, KW], b: [O], y: [B, O, H', W'].
 
 mod cpu;
+#[cfg(test)]
+mod cpu_tests;
+mod one;
 mod output_tile;
 mod shape;
 mod tile;
+mod transposed;
+mod units;
+mod weight;
 mod weight_tile;
 
 use crate::cpu::Cpu;
-use crate::dtype::for_float;
+use crate::dtype::for_each_float;
 use crate::{Cost, DType, Kernel, Operands, Result, Shape, Tensor, TensorError};
+pub use one::{Conv1dGeometry, ConvTranspose1dGeometry};
 use shape::Conv2dShape;
+pub use transposed::ConvTranspose2dGeometry;
 
 /// How a convolution walks over its input, (height, width); PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +84,7 @@ enum Product {
 }
 
 struct Conv2d {
+    op: &'static str,
     product: Product,
     shape: Conv2dShape,
     dtype: DType,
@@ -83,23 +92,69 @@ struct Conv2d {
 
 impl Conv2d {
     fn workspace_len(&self) -> usize {
-        match self.product {
-            Product::Forward => cpu::forward_workspace_len(&self.shape),
-            Product::BackwardInput => cpu::backward_input_workspace_len(&self.shape),
-            Product::BackwardWeight => cpu::backward_weight_workspace_len(&self.shape),
+        for_each_float!(self.dtype, E as T => match self.product {
+            Product::Forward => cpu::forward_workspace_len::<E, T>(&self.shape),
+            Product::BackwardInput => cpu::backward_input_workspace_len::<E, T>(&self.shape),
+            Product::BackwardWeight => weight::backward_weight_workspace_len(&self.shape),
+        }, else unreachable!("checked to be a float"))
+    }
+
+    #[track_caller]
+    fn forward(
+        op: &'static str,
+        x: &Tensor,
+        w: &Tensor,
+        b: Option<&Tensor>,
+        geometry: Conv2dGeometry,
+    ) -> Result<Tensor> {
+        let shape = geometry.with(op, x.shape(), w.shape())?;
+        if let Some(b) = b {
+            b.check_shape(op, [shape.out_channels])?;
         }
+        let kernel = Conv2d { op, product: Product::Forward, shape, dtype: x.dtype() };
+        let reads = [Some(x), Some(w), b].into_iter().flatten().collect::<Vec<_>>();
+        kernel.run(&reads, output_shape(&shape))
+    }
+
+    #[track_caller]
+    fn backward_input(
+        op: &'static str,
+        dy: &Tensor,
+        w: &Tensor,
+        x_shape: Shape,
+        geometry: Conv2dGeometry,
+    ) -> Result<Tensor> {
+        let shape = geometry.with(op, &x_shape, w.shape())?;
+        dy.check_shape(op, output_shape(&shape))?;
+        let kernel = Conv2d { op, product: Product::BackwardInput, shape, dtype: dy.dtype() };
+        kernel.run(&[dy, w], x_shape)
+    }
+
+    #[track_caller]
+    fn backward_weight(
+        op: &'static str,
+        dy: &Tensor,
+        x: &Tensor,
+        w_shape: Shape,
+        geometry: Conv2dGeometry,
+    ) -> Result<Tensor> {
+        let shape = geometry.with(op, x.shape(), &w_shape)?;
+        dy.check_shape(op, output_shape(&shape))?;
+        let kernel = Conv2d { op, product: Product::BackwardWeight, shape, dtype: dy.dtype() };
+        kernel.run(&[dy, x], w_shape)
     }
 
     /// Allocates the result and the workspace, and launches.
     #[track_caller]
     fn run(self, reads: &[&Tensor], y_shape: Shape) -> Result<Tensor> {
         let first = reads[0];
-        let op = self.name();
-        first.check_float(op)?;
+        let op = self.op;
+        first.check_any_float(op)?;
         reads.iter().try_for_each(|tensor| first.check_dtype(op, tensor))?;
         let reads = reads.iter().map(|tensor| tensor.contiguous()).collect::<Result<Vec<_>>>()?;
         let y = Tensor::empty(first.device(), y_shape, first.dtype())?;
-        let scratch = Tensor::workspace(first.device(), self.workspace_len(), first.dtype())?;
+        let scratch =
+            Tensor::workspace(first.device(), self.workspace_len(), first.dtype().computed())?;
         let reads: Vec<&Tensor> = reads.iter().collect();
         first.device().launch(self, &reads, &[&y, &scratch])?;
         Ok(y)
@@ -108,11 +163,7 @@ impl Conv2d {
 
 impl Kernel for Conv2d {
     fn name(&self) -> &'static str {
-        match self.product {
-            Product::Forward => "conv2d",
-            Product::BackwardInput => "conv2d_backward_input",
-            Product::BackwardWeight => "conv2d_backward_weight",
-        }
+        self.op
     }
 
     fn cost(&self) -> Cost {
@@ -125,15 +176,16 @@ impl Kernel for Conv2d {
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let (pool, shape) = (cpu.pool(), &self.shape);
-        for_float!(self.dtype, T => {
-            let [a, b] = [0, 1].map(|index| operands.read::<T>(index).slice());
-            let bias = (operands.read_count() > 2).then(|| operands.read::<T>(2).slice());
-            let [y, scratch] = [0, 1].map(|index| operands.write::<T>(index).slice());
+        for_each_float!(self.dtype, E as T => {
+            let [a, b] = [0, 1].map(|index| operands.read::<E>(index).slice());
+            let bias = (operands.read_count() > 2).then(|| operands.read::<E>(2).slice());
+            let y = operands.write::<E>(0).slice();
+            let scratch = operands.write::<T>(1).slice();
             match self.product {
                 Product::Forward => cpu::forward(pool, shape, a, b, bias, y, scratch),
-                Product::BackwardInput => cpu::backward_input(pool, shape, a, b, y, scratch),
+                Product::BackwardInput => cpu::backward_input(pool, shape, a, b, bias, y, scratch),
                 Product::BackwardWeight => {
-                    cpu::backward_weight(pool, shape, a, b, y, None, scratch);
+                    weight::backward_weight(pool, shape, a, b, y, scratch);
                 }
             }
         }, else unreachable!("checked to be a float"));
@@ -142,7 +194,8 @@ impl Kernel for Conv2d {
 }
 
 impl Tensor {
-    /// The convolution of `self = x` with `w`, plus `b` per output channel.
+    /// The convolution of `self = x` with `w`, plus `b` per output channel. Every float
+    /// type; sums of half types in f32.
     ///
     /// # Shapes
     /// `x: [B, I, H, W], w: [O, I / groups, KH, KW], b: [O] → [B, O, H', W']` with
@@ -157,14 +210,7 @@ impl Tensor {
         b: Option<&Tensor>,
         geometry: Conv2dGeometry,
     ) -> Result<Tensor> {
-        let op = "conv2d";
-        let shape = geometry.with(op, self.shape(), w.shape())?;
-        if let Some(b) = b {
-            b.check_shape(op, [shape.out_channels])?;
-        }
-        let kernel = Conv2d { product: Product::Forward, shape, dtype: self.dtype() };
-        let reads = [Some(self), Some(w), b].into_iter().flatten().collect::<Vec<_>>();
-        kernel.run(&reads, output_shape(&shape))
+        Conv2d::forward("conv2d", self, w, b, geometry)
     }
 
     /// The gradient of x through [`Tensor::conv2d`], for `self = dy`.
@@ -178,11 +224,7 @@ impl Tensor {
         x_shape: Shape,
         geometry: Conv2dGeometry,
     ) -> Result<Tensor> {
-        let op = "conv2d_backward_input";
-        let shape = geometry.with(op, &x_shape, w.shape())?;
-        self.check_shape(op, output_shape(&shape))?;
-        let kernel = Conv2d { product: Product::BackwardInput, shape, dtype: self.dtype() };
-        kernel.run(&[self, w], x_shape)
+        Conv2d::backward_input("conv2d_backward_input", self, w, x_shape, geometry)
     }
 
     /// The gradient of w through [`Tensor::conv2d`], for `self = dy`. That of b is the sum of
@@ -197,11 +239,7 @@ impl Tensor {
         w_shape: Shape,
         geometry: Conv2dGeometry,
     ) -> Result<Tensor> {
-        let op = "conv2d_backward_weight";
-        let shape = geometry.with(op, x.shape(), &w_shape)?;
-        self.check_shape(op, output_shape(&shape))?;
-        let kernel = Conv2d { product: Product::BackwardWeight, shape, dtype: self.dtype() };
-        kernel.run(&[self, x], w_shape)
+        Conv2d::backward_weight("conv2d_backward_weight", self, x, w_shape, geometry)
     }
 }
 

@@ -1,15 +1,106 @@
 //! The inner loops of a convolution: weights times a tile, vectors over pixels.
+//!
+//! Weights are packed in blocks of a few output channels, `[K, block]` each, so that a block is
+//! read once through, from one pointer.
 
 #![expect(
     clippy::needless_range_loop,
     reason = "blocks of registers are indexed by row and column throughout"
 )]
 
+use super::tile::Geometry;
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdFloat, SimdKernel};
+use crate::dtype::Element;
+
+/// Where the weight of output channel o (over all groups), source channel c and tap t stands.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WeightOrder {
+    /// Output and source channels of a group, and the taps of a pair of them.
+    lens: [usize; 3],
+    /// Weights from one output channel of a group to the next.
+    out_stride: usize,
+    /// Weights from one source channel to the next.
+    source_stride: usize,
+    taps: Taps,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Taps {
+    Forward,
+    Reversed,
+}
+
+impl WeightOrder {
+    /// w as it is.
+    pub(super) fn forward(geometry: &Geometry) -> Self {
+        let taps = geometry.tap_count();
+        let lens = [geometry.out_channels, geometry.in_channels, taps];
+        let out_stride = geometry.in_channels * taps;
+        Self { lens, out_stride, source_stride: taps, taps: Taps::Forward }
+    }
+
+    /// The kernel of the gradient for x: channels exchanged within a group, taps turned around.
+    pub(super) fn backward_input(geometry: &Geometry) -> Self {
+        let taps = geometry.tap_count();
+        let lens = [geometry.out_channels, geometry.in_channels, taps];
+        let source_stride = geometry.out_channels * taps;
+        Self { lens, out_stride: taps, source_stride, taps: Taps::Reversed }
+    }
+
+    /// The first tap of a pair of channels.
+    fn at(&self, channel: usize, source: usize) -> usize {
+        let (group, channel) = (channel / self.lens[0], channel % self.lens[0]);
+        let group_start = group * self.lens.iter().product::<usize>();
+        group_start + channel * self.out_stride + source * self.source_stride
+    }
+}
+
+/// Channels of the next block when `left` are left and the register file takes `rows`.
+fn block_len(rows: usize, left: usize) -> usize {
+    match left {
+        _ if left >= rows => rows,
+        4.. => 4,
+        _ => left,
+    }
+}
+
+/// The weights of output channels `first..first + channels`, in the order of [`OutputTile`].
+pub(super) struct PackWeights<'a, E, T> {
+    pub(super) w: &'a [E],
+    pub(super) order: WeightOrder,
+    pub(super) first: usize,
+    pub(super) channels: usize,
+    pub(super) to: &'a mut [T],
+}
+
+impl<E: Element, T: SimdFloat> SimdKernel<T> for PackWeights<'_, E, T> {
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
+        let [_, sources, taps] = self.order.lens;
+        let mut rest = self.to;
+        let mut channel = 0;
+        while channel < self.channels {
+            let rows = block_len(ROWS, self.channels - channel);
+            let (block, after) = rest.split_at_mut(rows * sources * taps);
+            for (source, block) in block.chunks_exact_mut(rows * taps).enumerate() {
+                for row in 0..rows {
+                    let at = self.order.at(self.first + channel + row, source);
+                    let to = block[row..].iter_mut().step_by(rows);
+                    let w = &self.w[at..][..taps];
+                    match self.order.taps {
+                        Taps::Forward => to.zip(w).for_each(|(to, w)| *to = w.cast()),
+                        Taps::Reversed => to.zip(w.iter().rev()).for_each(|(to, w)| *to = w.cast()),
+                    }
+                }
+            }
+            (rest, channel) = (after, channel + rows);
+        }
+    }
+}
 
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Start {
-    /// From the bias, or zero.
+    /// From the bias.
     Overwrite,
     /// From what earlier channels or taps left in y.
     Accumulate,
@@ -17,8 +108,9 @@ pub(super) enum Start {
 
 /// y`[O, P]` = or += w`[O, K]` · tile`[K, P]` for the taps and channels of one tile.
 pub(super) struct OutputTile<'a, T> {
+    /// Packed by [`PackWeights`].
     pub(super) w: &'a [T],
-    /// Weights from one output channel to the next.
+    /// Weights of one output channel.
     pub(super) k_len: usize,
     pub(super) first_k: usize,
     /// Weights from one source channel to the next.
@@ -26,7 +118,7 @@ pub(super) struct OutputTile<'a, T> {
     pub(super) tile: &'a [T],
     pub(super) plane_len: usize,
     pub(super) offsets: &'a [usize],
-    pub(super) b: Option<&'a [T]>,
+    pub(super) b: &'a [T],
     pub(super) y: &'a mut [T],
     /// Values from one output channel to the next.
     pub(super) out_len: usize,
@@ -38,45 +130,53 @@ pub(super) struct OutputTile<'a, T> {
 impl<T: SimdFloat> SimdKernel<T> for OutputTile<'_, T> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
-        let wide = COLS * S::LANE_COUNT;
-        let mut pixel = 0;
-        while pixel + wide <= self.pixel_count {
-            self.columns::<S, ROWS, COLS>(simd, pixel, wide);
-            pixel += wide;
-        }
-        while pixel < self.pixel_count {
-            let len = S::LANE_COUNT.min(self.pixel_count - pixel);
-            self.columns::<S, ROWS, 1>(simd, pixel, len);
-            pixel += len;
+        let channels = self.b.len();
+        let mut channel = channels - channels % ROWS;
+        self.strip::<S, ROWS, COLS>(simd, 0..channel);
+        // Fewer rows take more columns: a multiply-add waits four cycles for the one before it, so
+        // that eight sums are needed to keep two units busy.
+        while channel < channels {
+            let rows = block_len(ROWS, channels - channel);
+            let range = channel..channel + rows;
+            match rows {
+                1 => self.strip::<S, 1, 8>(simd, range),
+                2 => self.strip::<S, 2, 4>(simd, range),
+                3 => self.strip::<S, 3, 3>(simd, range),
+                _ => self.strip::<S, 4, 2>(simd, range),
+            }
+            channel += rows;
         }
     }
 }
 
 impl<T: SimdFloat> OutputTile<'_, T> {
-    /// All output channels of `len` pixels, at most COLS vectors.
+    /// All pixels of some output channels, in blocks of ROWS channels and at most COLS vectors.
     #[inline(always)]
-    fn columns<S: Simd<T>, const ROWS: usize, const COLS: usize>(
+    fn strip<S: Simd<T>, const ROWS: usize, const COLS: usize>(
         &mut self,
         simd: S,
-        pixel: usize,
-        len: usize,
+        channels: std::ops::Range<usize>,
     ) {
-        let channels = self.w.len() / self.k_len;
-        let mut channel = 0;
-        while channel + ROWS <= channels {
-            self.block::<S, ROWS, COLS>(simd, channel, pixel, len);
-            channel += ROWS;
+        let lanes = S::LANE_COUNT;
+        let mut pixel = 0;
+        while pixel + COLS * lanes <= self.pixel_count {
+            for channel in channels.clone().step_by(ROWS) {
+                self.block::<S, ROWS, COLS>(simd, channel, pixel, COLS * lanes);
+            }
+            pixel += COLS * lanes;
         }
-        if ROWS > 4 && channel + 4 <= channels {
-            self.block::<S, 4, COLS>(simd, channel, pixel, len);
-            channel += 4;
+        while COLS > 2 && pixel + 2 * lanes <= self.pixel_count {
+            for channel in channels.clone().step_by(ROWS) {
+                self.block::<S, ROWS, 2>(simd, channel, pixel, 2 * lanes);
+            }
+            pixel += 2 * lanes;
         }
-        if channel + 2 <= channels {
-            self.block::<S, 2, COLS>(simd, channel, pixel, len);
-            channel += 2;
-        }
-        if channel < channels {
-            self.block::<S, 1, COLS>(simd, channel, pixel, len);
+        while pixel < self.pixel_count {
+            let len = lanes.min(self.pixel_count - pixel);
+            for channel in channels.clone().step_by(ROWS) {
+                self.block::<S, ROWS, 1>(simd, channel, pixel, len);
+            }
+            pixel += len;
         }
     }
 
@@ -95,8 +195,7 @@ impl<T: SimdFloat> OutputTile<'_, T> {
             let at = (channel + row) * self.out_len + self.first_pixel + pixel;
             for col in 0..COLS {
                 if self.start == Start::Overwrite {
-                    let b = self.b.map_or(T::ZERO, |b| b[channel + row]);
-                    sums[row][col] = simd.splat(b);
+                    sums[row][col] = simd.splat(self.b[channel + row]);
                 } else if len == COLS * lanes {
                     sums[row][col] = simd.load(&self.y[at + col * lanes..]);
                 } else {
@@ -105,23 +204,20 @@ impl<T: SimdFloat> OutputTile<'_, T> {
                 }
             }
         }
-        let tap_count = self.offsets.len();
         let planes = (self.tile.len() - LANE_COUNT_MAX) / self.plane_len;
+        let w = &self.w[channel * self.k_len..][..ROWS * self.k_len];
         for plane in 0..planes {
             let tile = &self.tile[plane * self.plane_len + pixel..];
-            let mut w: [&[T]; ROWS] = [&[]; ROWS];
-            for row in 0..ROWS {
-                let at = (channel + row) * self.k_len + self.first_k + plane * self.taps_len;
-                w[row] = &self.w[at..][..tap_count];
-            }
-            for tap in 0..tap_count {
-                let x = &tile[self.offsets[tap]..][..COLS * lanes];
+            let w = &w[(self.first_k + plane * self.taps_len) * ROWS..];
+            let w = w.as_chunks::<ROWS>().0;
+            for (w, &offset) in w.iter().zip(self.offsets) {
+                let x = &tile[offset..][..COLS * lanes];
                 let mut vectors = [simd.splat(T::ZERO); COLS];
                 for col in 0..COLS {
                     vectors[col] = simd.load(&x[col * lanes..]);
                 }
                 for row in 0..ROWS {
-                    let weight = simd.splat(w[row][tap]);
+                    let weight = simd.splat(w[row]);
                     for col in 0..COLS {
                         sums[row][col] = simd.mul_add(weight, vectors[col], sums[row][col]);
                     }

@@ -13,11 +13,15 @@
 
 use super::shape::Conv2dShape;
 use crate::cpu::simd::LANE_COUNT_MAX;
-use crate::dtype::Float;
+use crate::dtype::{Element, Float, convert_slice};
 
-/// Elements a tile may have if a single row of one channel does not need more: 256 KiB of f32,
-/// which stays in a second-level cache next to the weights.
+/// Elements a tile may have if one channel of [`PIXELS_ENOUGH`] outputs does not need more: 128 KiB
+/// of f32, which stays in a second-level cache next to the weights.
 const TILE_LEN_MAX: usize = 32 * 1024;
+
+/// Outputs that a tile has if the image does, however many channels there are: the rows around a
+/// tile are copied once more for each tile, so rather than low ones it takes fewer channels.
+const PIXELS_ENOUGH: usize = 256;
 
 /// Taps whose offsets are held at once; larger kernels take several passes.
 pub(super) const TAP_COUNT_MAX: usize = 64;
@@ -129,10 +133,15 @@ impl Tiling {
         };
         let mut row_count = height;
         while row_count > 1 && !fits(row_count) {
-            row_count = row_count.div_ceil(2);
+            let halved = row_count.div_ceil(2);
+            if halved * geometry.out_size[1] < PIXELS_ENOUGH {
+                break;
+            }
+            row_count = halved;
         }
         let plane_len = geometry.plane_len(row_count);
-        let channel_count = (TILE_LEN_MAX / plane_len.max(1)).clamp(1, channels);
+        let channels_max = (TILE_LEN_MAX / plane_len.max(1)).clamp(1, channels);
+        let channel_count = channels.div_ceil(channels.div_ceil(channels_max));
         Self { row_count, channel_count, plane_len, image_len: channel_count * plane_len }
     }
 
@@ -162,10 +171,10 @@ pub(super) fn tap_offsets(
 }
 
 /// Fills the tile of output rows `first_row..` from `source`, the planes of its channels.
-pub(super) fn fill<T: Float>(
+pub(super) fn fill<E: Element, T: Float>(
     geometry: &Geometry,
     tiling: &Tiling,
-    source: &[T],
+    source: &[E],
     first_row: usize,
     tile: &mut [T],
 ) {
@@ -203,21 +212,21 @@ fn source_row(geometry: &Geometry, first_row: usize, row: usize) -> Option<usize
     (row.is_multiple_of(spread) && row / spread < geometry.in_size[0]).then_some(row / spread)
 }
 
-fn fill_row<T: Float>(geometry: &Geometry, from: &[T], shift: isize, to: &mut [T]) {
+fn fill_row<E: Element, T: Float>(geometry: &Geometry, from: &[E], shift: isize, to: &mut [T]) {
     let (stride, spread) = (geometry.stride[1], geometry.spread[1]);
     if stride == 1 && spread == 1 {
         let left = shift.min(0).unsigned_abs().min(to.len());
         let skip = shift.max(0).cast_unsigned().min(from.len());
         let copied = (to.len() - left).min(from.len() - skip);
         to[..left].fill(T::ZERO);
-        to[left..left + copied].copy_from_slice(&from[skip..skip + copied]);
+        convert_slice(&from[skip..skip + copied], &mut to[left..left + copied]);
         to[left + copied..].fill(T::ZERO);
         return;
     }
     for (column, to) in to.iter_mut().enumerate() {
         let at = (column * stride).checked_add_signed(shift);
         *to = match at.filter(|at| at.is_multiple_of(spread)) {
-            Some(at) => from.get(at / spread).copied().unwrap_or(T::ZERO),
+            Some(at) => from.get(at / spread).map_or(T::ZERO, |from| from.cast()),
             None => T::ZERO,
         };
     }
@@ -226,9 +235,9 @@ fn fill_row<T: Float>(geometry: &Geometry, from: &[T], shift: isize, to: &mut [T
 /// [`fill`] for one kernel column when input and output rows have the same length: the whole
 /// plane is one copy, displaced by `shift`, and only the columns that wrapped around are cleared.
 /// Small images would otherwise spend more time in calls to copy than in arithmetic.
-fn fill_shifted<T: Float>(
+fn fill_shifted<E: Element, T: Float>(
     geometry: &Geometry,
-    plane: &[T],
+    plane: &[E],
     first_row: usize,
     shift: isize,
     tile: &mut [T],
@@ -253,7 +262,7 @@ fn fill_shifted<T: Float>(
     let skip = (-from).max(0).cast_unsigned();
     let from = from.max(0).cast_unsigned();
     let copied = (tile.len() - skip).min(plane.len() - from);
-    tile[skip..skip + copied].copy_from_slice(&plane[from..from + copied]);
+    convert_slice(&plane[from..from + copied], &mut tile[skip..skip + copied]);
     let edge = shift.unsigned_abs();
     for row in tile.chunks_exact_mut(width) {
         let wrapped = if shift < 0 { &mut row[..edge] } else { &mut row[width - edge..] };

@@ -10,6 +10,7 @@
 )]
 
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdFloat, SimdKernel};
+use crate::dtype::Element;
 
 /// Output channels rounded up to whole vectors of any instruction set.
 pub(super) fn padded_channels(channels: usize) -> usize {
@@ -17,8 +18,8 @@ pub(super) fn padded_channels(channels: usize) -> usize {
 }
 
 /// Pixels `skip..` of dy`[O, out_len]` to `[pixel_count, O]` with O padded by zeros.
-pub(super) fn turn_pixels<T: SimdFloat>(
-    dy: &[T],
+pub(super) fn turn_pixels<E: Element, T: SimdFloat>(
+    dy: &[E],
     out_len: usize,
     skip: usize,
     pixel_count: usize,
@@ -29,19 +30,19 @@ pub(super) fn turn_pixels<T: SimdFloat>(
     let turned = &mut turned[..pixel_count * padded];
     for first in (0..padded).step_by(LANE_COUNT_MAX) {
         let count = LANE_COUNT_MAX.min(channels - first);
-        let mut rows: [&[T]; LANE_COUNT_MAX] = [&[]; LANE_COUNT_MAX];
+        let mut rows: [&[E]; LANE_COUNT_MAX] = [&[]; LANE_COUNT_MAX];
         for (channel, row) in rows[..count].iter_mut().enumerate() {
             *row = &dy[(first + channel) * out_len + skip..][..pixel_count];
         }
         if count == LANE_COUNT_MAX {
             for (pixel, to) in turned.chunks_exact_mut(padded).enumerate() {
                 let to = &mut to[first..][..LANE_COUNT_MAX];
-                to.iter_mut().zip(&rows).for_each(|(to, row)| *to = row[pixel]);
+                to.iter_mut().zip(&rows).for_each(|(to, row)| *to = row[pixel].cast());
             }
         } else {
             for (pixel, to) in turned.chunks_exact_mut(padded).enumerate() {
                 let (to, rest) = to[first..][..LANE_COUNT_MAX].split_at_mut(count);
-                to.iter_mut().zip(&rows).for_each(|(to, row)| *to = row[pixel]);
+                to.iter_mut().zip(&rows).for_each(|(to, row)| *to = row[pixel].cast());
                 rest.fill(T::ZERO);
             }
         }

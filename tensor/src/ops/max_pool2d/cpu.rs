@@ -5,7 +5,9 @@
 
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::pool::Pool;
-use crate::dtype::Float;
+use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
+use crate::dtype::{Element, Float};
+use crate::ops::windows::{Axis, Kind, for_each_row};
 
 /// Elements of x or y of a task, at least.
 const CHUNK_LEN: usize = 8 * 1024;
@@ -48,6 +50,17 @@ impl MaxPool2dShape {
         assert!(self.stride.iter().all(|&stride| stride > 0), "{self:?}");
     }
 
+    /// The usual 2×2 windows side by side.
+    fn halves(&self) -> bool {
+        self.kernel == [2, 2] && self.stride == [2, 2] && self.padding == [0, 0]
+    }
+
+    fn axis(&self, at: usize) -> Axis {
+        let (kernel, stride, padding) = (self.kernel[at], self.stride[at], self.padding[at]);
+        let kind = Kind::Stepped { kernel, stride, padding };
+        Axis { in_len: self.in_size[at], out_len: self.out_size()[at], kind }
+    }
+
     /// Planes of a task.
     fn planes_per_chunk(&self) -> usize {
         (CHUNK_LEN / (self.in_size[0] * self.in_size[1]).max(1)).max(1)
@@ -64,11 +77,11 @@ impl MaxPool2dShape {
 }
 
 /// y and the position of each maximum: the first in row-major order, and NaN above all.
-pub(crate) fn forward<T: Float>(
+pub(crate) fn forward<E: Element>(
     pool: &Pool,
     shape: &MaxPool2dShape,
-    x: &[T],
-    y: &mut [T],
+    x: &[E],
+    y: &mut [E],
     positions: &mut [u8],
 ) {
     shape.check();
@@ -84,14 +97,15 @@ pub(crate) fn forward<T: Float>(
         Chunked::new(y, planes * y_plane_len),
         Chunked::new(positions, planes * y_plane_len),
         |chunk, y, positions| {
+            if shape.halves() {
+                let x = &x[chunk * planes * x_plane..];
+                // Of no type in particular: compiled for every instruction set.
+                return f32::dispatch(ForwardHalves { shape, x, y, positions });
+            }
             let x = x[chunk * planes * x_plane..].chunks_exact(x_plane);
             let y = y.chunks_exact_mut(y_plane_len);
             for ((x, y), positions) in x.zip(y).zip(positions.chunks_exact_mut(y_plane_len)) {
-                if shape.kernel == [2, 2] && shape.stride == [2, 2] && shape.padding == [0, 0] {
-                    forward_halves(shape, x, y, positions);
-                } else {
-                    forward_plane(shape, x, y, positions);
-                }
+                forward_plane(shape, x, y, positions);
             }
         },
     );
@@ -99,24 +113,24 @@ pub(crate) fn forward<T: Float>(
 
 /// Whether `x` takes the place of `max`: the first NaN stays, and so does the first of equals.
 #[inline(always)]
-fn exceeds<T: Float>(x: T, max: T) -> bool {
+pub(crate) fn exceeds<E: Element>(x: E, max: E) -> bool {
     x > max || (is_nan(x) && !is_nan(max))
 }
 
 #[inline(always)]
 #[expect(clippy::eq_op, reason = "only a NaN differs from itself")]
-fn is_nan<T: Float>(x: T) -> bool {
+fn is_nan<E: Element>(x: E) -> bool {
     x != x
 }
 
-fn forward_plane<T: Float>(shape: &MaxPool2dShape, x: &[T], y: &mut [T], positions: &mut [u8]) {
+fn forward_plane<E: Element>(shape: &MaxPool2dShape, x: &[E], y: &mut [E], positions: &mut [u8]) {
     let width = shape.in_size[1];
     let out_width = shape.out_size()[1];
     for (at, (y, position)) in y.iter_mut().zip(positions).enumerate() {
         let (rows, top) = shape.window(0, at / out_width);
         let (cols, left) = shape.window(1, at % out_width);
         // -∞ must win over nothing, so the search starts from the first position itself.
-        let mut best: Option<(T, usize)> = None;
+        let mut best: Option<(E, usize)> = None;
         for kh in rows {
             let row = (top + kh.cast_signed()).cast_unsigned() * width;
             for kw in cols.clone() {
@@ -133,56 +147,115 @@ fn forward_plane<T: Float>(shape: &MaxPool2dShape, x: &[T], y: &mut [T], positio
 }
 
 /// [`forward_plane`] for the usual 2×2 windows side by side, four comparisons without a branch.
-fn forward_halves<T: Float>(shape: &MaxPool2dShape, x: &[T], y: &mut [T], positions: &mut [u8]) {
-    let width = shape.in_size[1];
-    let out_width = shape.out_size()[1];
-    let rows = y.chunks_exact_mut(out_width).zip(positions.chunks_exact_mut(out_width));
-    for ((y, positions), x) in rows.zip(x.chunks_exact(2 * width)) {
-        let (upper, lower) = x.split_at(width);
-        let pairs = upper.as_chunks::<2>().0.iter().zip(lower.as_chunks::<2>().0);
-        for ((y, position), (upper, lower)) in y.iter_mut().zip(positions).zip(pairs) {
-            let (mut max, mut found) = (upper[0], 0);
-            for (index, x) in [(1, upper[1]), (2, lower[0]), (3, lower[1])] {
-                let wins = exceeds(x, max);
-                max = if wins { x } else { max };
-                found = if wins { index } else { found };
+struct ForwardHalves<'a, E> {
+    shape: &'a MaxPool2dShape,
+    x: &'a [E],
+    y: &'a mut [E],
+    positions: &'a mut [u8],
+}
+
+impl<E: Element> SimdKernel<f32> for ForwardHalves<'_, E> {
+    #[inline(always)]
+    fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, _: S) {
+        let ([height, width], out_width) = (self.shape.in_size, self.shape.out_size()[1]);
+        let rows = self.y.chunks_exact_mut(out_width);
+        for (at, (y, positions)) in rows.zip(self.positions.chunks_exact_mut(out_width)).enumerate()
+        {
+            let (plane, row) = (at / (height / 2), at % (height / 2));
+            let x = &self.x[(plane * height + 2 * row) * width..][..2 * width];
+            let (upper, lower) = x.split_at(width);
+            let pairs = upper.as_chunks::<2>().0.iter().zip(lower.as_chunks::<2>().0);
+            for ((y, position), (upper, lower)) in y.iter_mut().zip(positions).zip(pairs) {
+                let (mut max, mut found) = (upper[0], 0);
+                for (index, x) in [(1, upper[1]), (2, lower[0]), (3, lower[1])] {
+                    let wins = exceeds(x, max);
+                    max = if wins { x } else { max };
+                    found = if wins { index } else { found };
+                }
+                *y = max;
+                *position = found;
             }
-            *y = max;
-            *position = found;
         }
     }
 }
 
-/// dx: each dy goes to the place of its maximum; windows that overlap add up in order of output.
-pub(crate) fn backward<T: Float>(
+/// dx: the sum of dy over the windows in which this input was the largest. Positions that are in
+/// no window win nothing.
+pub(crate) fn backward<E: Element, T: Float>(
     pool: &Pool,
     shape: &MaxPool2dShape,
-    dy: &[T],
+    dy: &[E],
     positions: &[u8],
-    dx: &mut [T],
+    dx: &mut [E],
 ) {
     shape.check();
     assert_eq!([dx.len(), dy.len()], [shape.x_len(), shape.y_len()]);
     assert_eq!(positions.len(), dy.len());
-    let (x_plane, out_width) = (shape.in_size[0] * shape.in_size[1], shape.out_size()[1]);
-    let y_plane = shape.out_size()[0] * out_width;
-    let planes = shape.planes_per_chunk();
-    for_each_chunk(pool, dx, planes * x_plane, |chunk, dx| {
-        dx.fill(T::ZERO);
-        for (index, dx) in dx.chunks_exact_mut(x_plane).enumerate() {
-            let from = (chunk * planes + index) * y_plane..(chunk * planes + index + 1) * y_plane;
-            let mut outputs = dy[from.clone()].iter().zip(&positions[from]);
-            for row in 0..shape.out_size()[0] {
-                for (col, (&dy, &position)) in outputs.by_ref().take(out_width).enumerate() {
-                    let position = usize::from(position);
-                    let (kh, kw) = (position / shape.kernel[1], position % shape.kernel[1]);
-                    let row = row * shape.stride[0] + kh - shape.padding[0];
-                    let col = col * shape.stride[1] + kw - shape.padding[1];
-                    dx[row * shape.in_size[1] + col] += dy;
+    let [out_height, out_width] = shape.out_size();
+    let y_plane = out_height * out_width;
+    if shape.halves() {
+        let planes = shape.planes_per_chunk();
+        let x_plane = shape.in_size[0] * shape.in_size[1];
+        return for_each_chunk(pool, dx, planes * x_plane, |chunk, dx| {
+            let from = chunk * planes * y_plane;
+            let (dy, positions) = (&dy[from..], &positions[from..]);
+            f32::dispatch(BackwardHalves { shape, dy, positions, dx });
+        });
+    }
+    let axes = [shape.axis(0), shape.axis(1)];
+    for_each_row(pool, dx, shape.in_size, |plane, row, dx| {
+        let (dy, positions) =
+            (&dy[plane * y_plane..][..y_plane], &positions[plane * y_plane..][..y_plane]);
+        let rows = axes[0].covering(row);
+        for (col, dx) in dx.iter_mut().enumerate() {
+            let cols = axes[1].covering(col);
+            let mut sum = T::ZERO;
+            for p in rows.clone() {
+                let kh = row + shape.padding[0] - p * shape.stride[0];
+                for q in cols.clone() {
+                    let tap = kh * shape.kernel[1] + col + shape.padding[1] - q * shape.stride[1];
+                    if usize::from(positions[p * out_width + q]) == tap {
+                        sum += dy[p * out_width + q].cast();
+                    }
                 }
             }
+            *dx = sum.cast();
         }
     });
+}
+
+/// [`backward`] for 2×2 windows side by side: every input is in one window at most.
+struct BackwardHalves<'a, E> {
+    shape: &'a MaxPool2dShape,
+    dy: &'a [E],
+    positions: &'a [u8],
+    dx: &'a mut [E],
+}
+
+impl<E: Element> SimdKernel<f32> for BackwardHalves<'_, E> {
+    #[inline(always)]
+    fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, _: S) {
+        let ([height, width], out_width) = (self.shape.in_size, self.shape.out_size()[1]);
+        let out_height = height / 2;
+        for (at, dx) in self.dx.chunks_exact_mut(width).enumerate() {
+            let (plane, row) = (at / height, at % height);
+            if row / 2 == out_height {
+                dx.fill(E::default());
+                continue;
+            }
+            let from = (plane * out_height + row / 2) * out_width;
+            let outputs = self.dy[from..][..out_width].iter();
+            let left = row as u8 % 2 * 2;
+            let (pairs, last) = dx.as_chunks_mut::<2>();
+            for ((&dy, &position), dx) in
+                outputs.zip(&self.positions[from..][..out_width]).zip(pairs)
+            {
+                dx[0] = if position == left { dy } else { E::default() };
+                dx[1] = if position == left + 1 { dy } else { E::default() };
+            }
+            last.fill(E::default());
+        }
+    }
 }
 
 #[cfg(test)]
@@ -232,7 +305,7 @@ mod tests {
         let mut positions = vec![255; dy.len()];
         let mut dx = vec![T::from_f64(7.0); x.len()];
         forward(&pool, shape, &x, &mut y, &mut positions);
-        backward(&pool, shape, &dy, &positions, &mut dx);
+        backward::<T, T>(&pool, shape, &dy, &positions, &mut dx);
         let mut dx_expected = vec![T::ZERO; x.len()];
         for (at, (max, index)) in naive(shape, &x).into_iter().enumerate() {
             assert_eq!(y[at].to_f64().to_bits(), max.to_f64().to_bits(), "{shape:?} y[{at}]");

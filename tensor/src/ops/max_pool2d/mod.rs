@@ -3,11 +3,14 @@
 //! x: [B, C, H, W], y: [B, C, H', W'].
 
 mod cpu;
+mod one;
 
 use crate::cpu::Cpu;
-use crate::dtype::for_float;
+use crate::dtype::{for_each_dtype, for_each_float};
 use crate::{Cost, DType, Kernel, Operands, Result, Shape, Tensor, TensorError};
 use cpu::MaxPool2dShape;
+pub(crate) use cpu::exceeds;
+pub use one::Pool1dGeometry;
 
 /// Windows of a pooling operation, (height, width).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,13 +54,14 @@ fn cost(shape: &MaxPool2dShape, dtype: DType) -> Cost {
 }
 
 struct Forward {
+    op: &'static str,
     shape: MaxPool2dShape,
     dtype: DType,
 }
 
 impl Kernel for Forward {
     fn name(&self) -> &'static str {
-        "max_pool2d"
+        self.op
     }
 
     fn cost(&self) -> Cost {
@@ -65,23 +69,24 @@ impl Kernel for Forward {
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        for_float!(self.dtype, T => {
-            let x = operands.read::<T>(0).slice();
-            let (y, winners) = (operands.write::<T>(0).slice(), operands.write::<u8>(1).slice());
+        for_each_dtype!(self.dtype, E => {
+            let x = operands.read::<E>(0).slice();
+            let (y, winners) = (operands.write::<E>(0).slice(), operands.write::<u8>(1).slice());
             cpu::forward(cpu.pool(), &self.shape, x, y, winners);
-        }, else unreachable!("checked to be a float"));
+        });
         Ok(())
     }
 }
 
 struct Backward {
+    op: &'static str,
     shape: MaxPool2dShape,
     dtype: DType,
 }
 
 impl Kernel for Backward {
     fn name(&self) -> &'static str {
-        "max_pool2d_backward"
+        self.op
     }
 
     fn cost(&self) -> Cost {
@@ -89,18 +94,54 @@ impl Kernel for Backward {
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        for_float!(self.dtype, T => {
-            let (dy, winners) = (operands.read::<T>(0).slice(), operands.read::<u8>(1).slice());
-            cpu::backward(cpu.pool(), &self.shape, dy, winners, operands.write::<T>(0).slice());
+        for_each_float!(self.dtype, E as T => {
+            let (dy, winners) = (operands.read::<E>(0).slice(), operands.read::<u8>(1).slice());
+            let dx = operands.write::<E>(0).slice();
+            cpu::backward::<E, T>(cpu.pool(), &self.shape, dy, winners, dx);
         }, else unreachable!("checked to be a float"));
         Ok(())
     }
 }
 
+#[track_caller]
+fn forward(op: &'static str, x: &Tensor, window: Pool2dGeometry) -> Result<(Tensor, Tensor)> {
+    x.check_any_float(op)?;
+    let shape = window.with(op, x.shape())?;
+    let [out_height, out_width] = shape.out_size();
+    let y_shape = x.shape().with(2, out_height).with(3, out_width);
+    let (device, dtype, x) = (x.device(), x.dtype(), x.contiguous()?);
+    let y = Tensor::empty(device, y_shape, dtype)?;
+    let winners = Tensor::empty(device, y_shape, DType::U8)?;
+    device.launch(Forward { op, shape, dtype }, &[&x], &[&y, &winners])?;
+    Ok((y, winners))
+}
+
+#[track_caller]
+fn backward(
+    op: &'static str,
+    [dy, winners]: [&Tensor; 2],
+    x_shape: Shape,
+    window: Pool2dGeometry,
+) -> Result<Tensor> {
+    dy.check_any_float(op)?;
+    let shape = window.with(op, &x_shape)?;
+    let [out_height, out_width] = shape.out_size();
+    dy.check_shape(op, x_shape.with(2, out_height).with(3, out_width))?;
+    dy.check_shape(op, *winners.shape())?;
+    if winners.dtype() != DType::U8 {
+        return Err(TensorError::DType { op, left: winners.dtype(), right: DType::U8 });
+    }
+    let (device, dtype) = (dy.device(), dy.dtype());
+    let (dy, winners) = (dy.contiguous()?, winners.contiguous()?);
+    let dx = Tensor::empty(device, x_shape, dtype)?;
+    device.launch(Backward { op, shape, dtype }, &[&dy, &winners], &[&dx])?;
+    Ok(dx)
+}
+
 impl Tensor {
     /// The largest value in each window, and its place in the window (row-major, u8), which is
     /// what backward needs: a byte per output instead of x. The first of equals wins, NaN over
-    /// everything.
+    /// everything. Every float type.
     ///
     /// # Shapes
     /// `[B, C, H, W] → [B, C, H', W']` twice, with `H' = (H + 2 padding - kernel) / stride + 1`,
@@ -110,16 +151,7 @@ impl Tensor {
     /// `Shape` (also when no window fits), `DType`, `OutOfMemory`.
     #[track_caller]
     pub fn max_pool2d(&self, geometry: Pool2dGeometry) -> Result<(Tensor, Tensor)> {
-        let op = "max_pool2d";
-        self.check_float(op)?;
-        let shape = geometry.with(op, self.shape())?;
-        let [out_height, out_width] = shape.out_size();
-        let y_shape = self.shape().with(2, out_height).with(3, out_width);
-        let (device, x) = (self.device(), self.contiguous()?);
-        let y = Tensor::empty(device, y_shape, self.dtype())?;
-        let winners = Tensor::empty(device, y_shape, DType::U8)?;
-        device.launch(Forward { shape, dtype: self.dtype() }, &[&x], &[&y, &winners])?;
-        Ok((y, winners))
+        forward("max_pool2d", self, geometry)
     }
 
     /// The gradient of x through [`Tensor::max_pool2d`], for `self = dy`.
@@ -133,18 +165,6 @@ impl Tensor {
         x_shape: Shape,
         geometry: Pool2dGeometry,
     ) -> Result<Tensor> {
-        let op = "max_pool2d_backward";
-        self.check_float(op)?;
-        let shape = geometry.with(op, &x_shape)?;
-        let [out_height, out_width] = shape.out_size();
-        self.check_shape(op, x_shape.with(2, out_height).with(3, out_width))?;
-        self.check_shape(op, *winners.shape())?;
-        if winners.dtype() != DType::U8 {
-            return Err(TensorError::DType { op, left: winners.dtype(), right: DType::U8 });
-        }
-        let (device, dy, winners) = (self.device(), self.contiguous()?, winners.contiguous()?);
-        let dx = Tensor::empty(device, x_shape, self.dtype())?;
-        device.launch(Backward { shape, dtype: self.dtype() }, &[&dy, &winners], &[&dx])?;
-        Ok(dx)
+        backward("max_pool2d_backward", [self, winners], x_shape, geometry)
     }
 }

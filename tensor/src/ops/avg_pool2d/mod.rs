@@ -1,0 +1,233 @@
+//! The mean of each window, with windows of a fixed size or a fixed number of them.
+//!
+//! x: [B, C, H, W], y: [B, C, H', W'].
+
+mod cpu;
+
+use crate::cpu::Cpu;
+use crate::dtype::for_each_float;
+use crate::ops::max_pool2d::{Pool1dGeometry, Pool2dGeometry};
+use crate::ops::windows::{Axis, Kind, check_image, pair_shape, with_size};
+use crate::{Cost, DType, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use cpu::Means;
+
+/// What the sum of a window is divided by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Divisor {
+    /// All of its places, those in the padding too: PyTorch's default (`count_include_pad`).
+    #[default]
+    Window,
+    /// The places inside the input.
+    Inside,
+}
+
+/// How many windows there are where the last one does not fit whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SizeRounding {
+    /// Without it: PyTorch's default.
+    #[default]
+    Down,
+    /// With it, unless it would start in the padding on the right (`ceil_mode`).
+    Up,
+}
+
+/// The choices of a pooling by means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AvgPool {
+    /// What sums are divided by.
+    pub divisor: Divisor,
+    /// How many windows there are.
+    pub rounding: SizeRounding,
+}
+
+/// The windows along one axis, if one fits: `pooling_output_shape` of PyTorch's Pool.h.
+fn stepped(in_len: usize, kind: Kind, rounding: SizeRounding) -> Option<Axis> {
+    let Kind::Stepped { kernel, stride, padding } = kind else { return None };
+    if kernel == 0 || stride == 0 || padding > kernel / 2 {
+        return None;
+    }
+    let room = in_len.checked_add(2 * padding)?.checked_sub(kernel)?;
+    let out_len = match rounding {
+        SizeRounding::Down => room / stride + 1,
+        SizeRounding::Up => {
+            let out_len = room.div_ceil(stride) + 1;
+            // The last window has to start inside the input or the padding on its left.
+            if (out_len - 1) * stride >= in_len + padding { out_len - 1 } else { out_len }
+        }
+    };
+    (in_len > 0).then_some(Axis { in_len, out_len, kind })
+}
+
+fn with(op: &'static str, x: &Shape, window: Pool2dGeometry, options: AvgPool) -> Result<Means> {
+    let Pool2dGeometry { kernel, stride, padding } = window;
+    let mismatch = TensorError::Shape { op, left: *x, right: pair_shape(kernel) };
+    let [batch, channels, height, width] = check_image(op, x, pair_shape(kernel))?;
+    let axis = |at: usize, in_len| {
+        let kind = Kind::Stepped { kernel: kernel[at], stride: stride[at], padding: padding[at] };
+        stepped(in_len, kind, options.rounding)
+    };
+    let (Some(rows), Some(cols)) = (axis(0, height), axis(1, width)) else { return Err(mismatch) };
+    Ok(Means { planes: batch * channels, axes: [rows, cols], divisor: options.divisor })
+}
+
+fn with_adaptive(op: &'static str, x: &Shape, out_size: [usize; 2]) -> Result<Means> {
+    let [batch, channels, height, width] = check_image(op, x, pair_shape(out_size))?;
+    let is_possible = with_size(x, out_size).is_some();
+    if out_size.contains(&0) || height == 0 || width == 0 || !is_possible {
+        return Err(TensorError::Shape { op, left: *x, right: pair_shape(out_size) });
+    }
+    let axes = [Axis::adaptive(height, out_size[0]), Axis::adaptive(width, out_size[1])];
+    Ok(Means { planes: batch * channels, axes, divisor: Divisor::Inside })
+}
+
+#[derive(Clone, Copy)]
+enum Direction {
+    Forward,
+    Backward,
+}
+
+struct AvgPool2d {
+    op: &'static str,
+    direction: Direction,
+    shape: Means,
+    dtype: DType,
+}
+
+impl AvgPool2d {
+    #[track_caller]
+    fn run(self, from: &Tensor, to_shape: Shape) -> Result<Tensor> {
+        from.check_any_float(self.op)?;
+        let from = from.contiguous()?;
+        let to = Tensor::empty(from.device(), to_shape, self.dtype)?;
+        from.device().launch(self, &[&from], &[&to])?;
+        Ok(to)
+    }
+}
+
+impl Kernel for AvgPool2d {
+    fn name(&self) -> &'static str {
+        self.op
+    }
+
+    fn cost(&self) -> Cost {
+        let len = |size: [usize; 2]| (self.shape.planes * size[0] * size[1]) as f64;
+        let (x_len, y_len) = (len(self.shape.in_size()), len(self.shape.out_size()));
+        let window_len: usize =
+            self.shape.axes.map(|axis| axis.window(axis.out_len / 2).len()).iter().product();
+        let bytes = (x_len + y_len) * self.dtype.size_bytes() as f64;
+        Cost { flops: y_len * window_len as f64, bytes }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        for_each_float!(self.dtype, E as T => {
+            let (from, to) = (operands.read::<E>(0).slice(), operands.write::<E>(0).slice());
+            match self.direction {
+                Direction::Forward => cpu::forward::<E, T>(cpu.pool(), &self.shape, from, to),
+                Direction::Backward => cpu::backward::<E, T>(cpu.pool(), &self.shape, from, to),
+            }
+        }, else unreachable!("checked to be a float"));
+        Ok(())
+    }
+}
+
+#[track_caller]
+fn forward(op: &'static str, x: &Tensor, shape: Means) -> Result<Tensor> {
+    let [height, width] = shape.out_size();
+    let y_shape = x.shape().with(2, height).with(3, width);
+    AvgPool2d { op, direction: Direction::Forward, shape, dtype: x.dtype() }.run(x, y_shape)
+}
+
+#[track_caller]
+fn backward(op: &'static str, dy: &Tensor, x_shape: Shape, shape: Means) -> Result<Tensor> {
+    let [height, width] = shape.out_size();
+    dy.check_shape(op, x_shape.with(2, height).with(3, width))?;
+    AvgPool2d { op, direction: Direction::Backward, shape, dtype: dy.dtype() }.run(dy, x_shape)
+}
+
+impl Tensor {
+    /// The mean of each window; zeros stand in the padding. Every float type, sums of half types
+    /// in f32.
+    ///
+    /// # Shapes
+    /// `[B, C, H, W] → [B, C, H', W']` with `H' = (H + 2 padding - kernel) / stride + 1`, rounded
+    /// as `options` says. Windows may have any size.
+    ///
+    /// # Errors
+    /// `Shape` (also when no window fits), `DType`, `OutOfMemory`.
+    #[track_caller]
+    pub fn avg_pool2d(&self, window: Pool2dGeometry, options: AvgPool) -> Result<Tensor> {
+        let op = "avg_pool2d";
+        forward(op, self, with(op, self.shape(), window, options)?)
+    }
+
+    /// The gradient of x through [`Tensor::avg_pool2d`], for `self = dy`.
+    ///
+    /// # Errors
+    /// As [`Tensor::avg_pool2d`].
+    #[track_caller]
+    pub fn avg_pool2d_backward(
+        &self,
+        x_shape: Shape,
+        window: Pool2dGeometry,
+        options: AvgPool,
+    ) -> Result<Tensor> {
+        let op = "avg_pool2d_backward";
+        backward(op, self, x_shape, with(op, &x_shape, window, options)?)
+    }
+
+    /// [`Tensor::avg_pool2d`] of sequences: `[B, C, L] → [B, C, L']`.
+    ///
+    /// # Errors
+    /// As [`Tensor::avg_pool2d`].
+    #[track_caller]
+    pub fn avg_pool1d(&self, window: Pool1dGeometry, options: AvgPool) -> Result<Tensor> {
+        let op = "avg_pool1d";
+        let x = window.image_of(op, self)?;
+        let shape = with(op, x.shape(), window.as_2d(), options)?;
+        forward(op, &x, shape)?.squeeze(2)
+    }
+
+    /// The gradient of x through [`Tensor::avg_pool1d`], for `self = dy`.
+    ///
+    /// # Errors
+    /// As [`Tensor::avg_pool2d`].
+    #[track_caller]
+    pub fn avg_pool1d_backward(
+        &self,
+        x_shape: Shape,
+        window: Pool1dGeometry,
+        options: AvgPool,
+    ) -> Result<Tensor> {
+        let op = "avg_pool1d_backward";
+        let (dy, x_shape) = (window.image_of(op, self)?, window.image_shape(op, &x_shape)?);
+        let shape = with(op, &x_shape, window.as_2d(), options)?;
+        backward(op, &dy, x_shape, shape)?.squeeze(2)
+    }
+
+    /// The means of `out_size[0] × out_size[1]` windows that cover the image; `[1, 1]` is the mean
+    /// of all of it. Window i of n rows goes from ⌊i H / n⌋ to ⌈(i + 1) H / n⌉, as in PyTorch.
+    ///
+    /// # Shapes
+    /// `[B, C, H, W] → [B, C, out_size[0], out_size[1]]`.
+    ///
+    /// # Errors
+    /// `Shape` (also for images or results without elements but for an empty batch), `DType`,
+    /// `OutOfMemory`.
+    #[track_caller]
+    pub fn adaptive_avg_pool2d(&self, out_size: [usize; 2]) -> Result<Tensor> {
+        let op = "adaptive_avg_pool2d";
+        forward(op, self, with_adaptive(op, self.shape(), out_size)?)
+    }
+
+    /// The gradient of x through [`Tensor::adaptive_avg_pool2d`], for `self = dy`, whose shape
+    /// says the number of windows.
+    ///
+    /// # Errors
+    /// As [`Tensor::adaptive_avg_pool2d`].
+    #[track_caller]
+    pub fn adaptive_avg_pool2d_backward(&self, x_shape: Shape) -> Result<Tensor> {
+        let op = "adaptive_avg_pool2d_backward";
+        let [_, _, height, width] = check_image(op, self.shape(), x_shape)?;
+        backward(op, self, x_shape, with_adaptive(op, &x_shape, [height, width])?)
+    }
+}

@@ -1,0 +1,129 @@
+//! How the work of a convolution is cut: a function of its shape and of nothing else, so that
+//! neither the results nor the workspace depend on the number of threads.
+
+use super::tile::{Geometry, Tiling};
+use super::weight_tile::padded_channels;
+
+/// Tasks a convolution is cut into, at most: the workspace grows with it, and results must not
+/// depend on the thread count, so it cannot be that.
+pub(super) const TASK_COUNT_MAX: usize = 16;
+
+/// Output channels worth a task of their own when there are few images.
+const PART_CHANNELS_MIN: usize = 16;
+
+/// Pixels that a block of dw sums before it goes back to memory; small images are taken together.
+const PIXELS_WANTED: usize = 64;
+
+/// Elements that the partial sums of dw may take together if one copy of dw does not need more.
+const PARTIALS_LEN_MAX: usize = 512 * 1024;
+
+/// The cut of a convolution into equal units, each owning a contiguous run of results, and of the
+/// units into tasks, each with a tile of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Units {
+    pub(super) groups: usize,
+    /// Cuts of a group's output channels.
+    pub(super) parts: usize,
+    /// Output channels of a unit.
+    pub(super) channels: usize,
+    /// Cuts of the batch.
+    pub(super) batch_parts: usize,
+    /// Images of a cut; the last may have fewer, or none.
+    pub(super) images: usize,
+    pub(super) count: usize,
+    pub(super) per_task: usize,
+    pub(super) tiling: Tiling,
+    pub(super) images_per_tile: usize,
+    /// Elements of scratch of one task.
+    pub(super) scratch_len: usize,
+}
+
+/// What the units of a convolution compute.
+#[derive(Clone, Copy)]
+pub(super) enum Role {
+    /// Pixels, from weights.
+    Output,
+    /// Pixels of a half type: their sums, in the type computed in, need a place of their own.
+    HalfOutput,
+    /// Weights, from pixels: these need dy turned around, a second tile.
+    Weight,
+}
+
+/// One of the [`Units`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unit {
+    pub(super) group: usize,
+    /// Its first output channel, counted over all groups.
+    pub(super) first_channel: usize,
+    pub(super) first_image: usize,
+    pub(super) image_count: usize,
+}
+
+impl Units {
+    /// Units of one image: their results are contiguous in y.
+    pub(super) fn of_output(geometry: &Geometry, role: Role) -> Self {
+        Self::new(geometry, geometry.batch, role)
+    }
+
+    /// Units of several images, whose sums are added up afterwards.
+    pub(super) fn of_weight(geometry: &Geometry) -> Self {
+        let dw_len =
+            geometry.groups * geometry.out_channels * geometry.in_channels * geometry.tap_count();
+        let copies_max = (PARTIALS_LEN_MAX / dw_len.max(1)).clamp(1, TASK_COUNT_MAX);
+        let batch_parts = geometry.batch.clamp(1, copies_max);
+        Self::new(geometry, batch_parts, Role::Weight)
+    }
+
+    fn new(geometry: &Geometry, batch_parts: usize, role: Role) -> Self {
+        let groups = geometry.groups;
+        // Each part fills the tile again, so there are no more than keep the tasks busy.
+        let wanted = TASK_COUNT_MAX.div_ceil((batch_parts * groups).max(1));
+        let most = (geometry.out_channels / PART_CHANNELS_MIN).clamp(1, wanted);
+        let parts =
+            (1..=most).rev().find(|&n| geometry.out_channels.is_multiple_of(n)).unwrap_or(1);
+        let count = batch_parts * groups * parts;
+        let per_task = count.div_ceil(TASK_COUNT_MAX).max(1);
+        let channels = geometry.out_channels / parts;
+        let images = geometry.batch.div_ceil(batch_parts.max(1));
+        let turned = match role {
+            Role::Output => 0,
+            Role::HalfOutput => channels,
+            Role::Weight => padded_channels(channels),
+        };
+        let tiling = Tiling::new(geometry, turned);
+        let images_per_tile = match role {
+            Role::Output | Role::HalfOutput => 1,
+            Role::Weight => PIXELS_WANTED.div_ceil(geometry.out_plane_len().max(1)).min(images),
+        }
+        .max(1);
+        let pixel_count = images_per_tile * tiling.row_count * geometry.out_size[1];
+        let scratch_len = tiling.len(images_per_tile) + pixel_count * turned;
+        Self {
+            groups,
+            parts,
+            channels,
+            batch_parts,
+            images,
+            count,
+            per_task,
+            tiling,
+            images_per_tile,
+            scratch_len,
+        }
+    }
+
+    pub(super) fn workspace_len(&self) -> usize {
+        self.count.div_ceil(self.per_task) * self.scratch_len
+    }
+
+    pub(super) fn at(&self, index: usize) -> Unit {
+        let (batch_part, block) =
+            (index / (self.groups * self.parts), index % (self.groups * self.parts));
+        Unit {
+            group: block / self.parts,
+            first_channel: block * self.channels,
+            first_image: batch_part * self.images,
+            image_count: self.images,
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Images of another size: the nearest pixel, or the four around weighted by distance.
+//!
+//! x: [B, C, H, W], y: [B, C, H', W'].
+
+mod cpu;
+
+use crate::cpu::Cpu;
+use crate::dtype::for_each_float;
+use crate::ops::windows::{check_image, pair_shape, with_size};
+use crate::{Cost, DType, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use cpu::Line;
+
+/// The size of the result, (height, width).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Resize {
+    /// Rows and columns.
+    To([usize; 2]),
+    /// Multiples of the input's, rounded down; pixels then lie at exactly these factors, as in
+    /// PyTorch with `scale_factor`.
+    By([f64; 2]),
+}
+
+/// Where a pixel of the result takes its value from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interpolation {
+    /// The pixel ⌊i · H / H'⌋, as PyTorch's `nearest`.
+    Nearest,
+    /// The four pixels around it, weighted by distance.
+    Bilinear(Corners),
+}
+
+/// What lies on what in the two images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Corners {
+    /// The outer edges of the corner pixels: PyTorch's default, and right for pixels as areas.
+    Centers,
+    /// The centers of the corner pixels (`align_corners`).
+    Aligned,
+}
+
+/// Results of this many rows or columns are a mistake.
+const SIDE_MAX: f64 = 2147483647.0;
+
+struct Upsample2d {
+    is_backward: bool,
+    planes: usize,
+    lines: [Line; 2],
+    dtype: DType,
+}
+
+impl Upsample2d {
+    /// For `x`; `self.lines` say the size of the result.
+    fn with(
+        op: &'static str,
+        x: &Shape,
+        size: Resize,
+        interpolation: Interpolation,
+        dtype: DType,
+    ) -> Result<Self> {
+        let right = match size {
+            Resize::To(size) => pair_shape(size),
+            Resize::By(_) => *x,
+        };
+        let mismatch = TensorError::Shape { op, left: *x, right };
+        let [batch, channels, height, width] = check_image(op, x, right)?;
+        let line = |axis: usize, in_len: usize| {
+            let (out_len, factor) = match size {
+                Resize::To(size) => (size[axis], None),
+                Resize::By(factors) => {
+                    let out_len = (in_len as f64 * factors[axis]).floor();
+                    // Also false for NaN.
+                    let is_sane = (1.0..=SIDE_MAX).contains(&out_len);
+                    (if is_sane { out_len as usize } else { 0 }, Some(factors[axis]))
+                }
+            };
+            let is_valid = in_len > 0 && out_len > 0;
+            is_valid.then_some(Line { in_len, out_len, factor, interpolation })
+        };
+        let (Some(rows), Some(cols)) = (line(0, height), line(1, width)) else {
+            return Err(mismatch);
+        };
+        if with_size(x, [rows.out_len, cols.out_len]).is_none() {
+            return Err(mismatch);
+        }
+        let planes = batch * channels;
+        Ok(Upsample2d { is_backward: op.ends_with("backward"), planes, lines: [rows, cols], dtype })
+    }
+
+    fn out_shape(&self, x: &Shape) -> Shape {
+        x.with(2, self.lines[0].out_len).with(3, self.lines[1].out_len)
+    }
+
+    #[track_caller]
+    fn run(self, from: &Tensor, to_shape: Shape) -> Result<Tensor> {
+        from.check_any_float(self.name())?;
+        let from = from.contiguous()?;
+        let to = Tensor::empty(from.device(), to_shape, self.dtype)?;
+        from.device().launch(self, &[&from], &[&to])?;
+        Ok(to)
+    }
+}
+
+impl Kernel for Upsample2d {
+    fn name(&self) -> &'static str {
+        if self.is_backward { "upsample2d_backward" } else { "upsample2d" }
+    }
+
+    fn cost(&self) -> Cost {
+        let [rows, cols] = self.lines;
+        let y_len = (self.planes * rows.out_len * cols.out_len) as f64;
+        let x_len = (self.planes * rows.in_len * cols.in_len) as f64;
+        let flops = match rows.interpolation {
+            Interpolation::Nearest => 0.0,
+            Interpolation::Bilinear(_) => 9.0 * y_len,
+        };
+        Cost { flops, bytes: (x_len + y_len) * self.dtype.size_bytes() as f64 }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        for_each_float!(self.dtype, E as T => {
+            let (from, to) = (operands.read::<E>(0).slice(), operands.write::<E>(0).slice());
+            if self.is_backward {
+                cpu::backward::<E, T>(cpu.pool(), self.lines, from, to);
+            } else {
+                cpu::forward::<E, T>(cpu.pool(), self.lines, from, to);
+            }
+        }, else unreachable!("checked to be a float"));
+        Ok(())
+    }
+}
+
+impl Tensor {
+    /// The image in another size, larger or smaller. Every float type; weights and sums of half
+    /// types in f32. The formulas are those of PyTorch's `interpolate` without antialiasing.
+    ///
+    /// # Shapes
+    /// `[B, C, H, W] → [B, C, H', W']`.
+    ///
+    /// # Errors
+    /// `Shape` (also for images or results without pixels), `DType`, `OutOfMemory`.
+    #[track_caller]
+    pub fn upsample2d(&self, size: Resize, interpolation: Interpolation) -> Result<Tensor> {
+        let dtype = self.dtype();
+        let kernel = Upsample2d::with("upsample2d", self.shape(), size, interpolation, dtype)?;
+        let y_shape = kernel.out_shape(self.shape());
+        kernel.run(self, y_shape)
+    }
+
+    /// The gradient of x through [`Tensor::upsample2d`], for `self = dy`.
+    ///
+    /// # Errors
+    /// As [`Tensor::upsample2d`].
+    #[track_caller]
+    pub fn upsample2d_backward(
+        &self,
+        x_shape: Shape,
+        size: Resize,
+        interpolation: Interpolation,
+    ) -> Result<Tensor> {
+        let (op, dtype) = ("upsample2d_backward", self.dtype());
+        let kernel = Upsample2d::with(op, &x_shape, size, interpolation, dtype)?;
+        self.check_shape(op, kernel.out_shape(&x_shape))?;
+        kernel.run(self, x_shape)
+    }
+}

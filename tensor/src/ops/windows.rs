@@ -1,0 +1,175 @@
+//! Windows over images: which inputs a window holds, and which windows meet an input.
+//!
+//! All kernels here gather, the backward ones too: each row of the destination belongs to one task,
+//! sums are in the type that is computed in, and their order is that of the outputs.
+
+use std::ops::Range;
+
+use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
+use crate::cpu::pool::Pool;
+use crate::{Result, Shape, Tensor, TensorError};
+
+/// Elements of the destination of a task, at least.
+const CHUNK_LEN: usize = 8 * 1024;
+
+/// The windows along one dimension of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Axis {
+    pub(crate) in_len: usize,
+    pub(crate) out_len: usize,
+    pub(crate) kind: Kind,
+}
+
+/// How the windows of an [`Axis`] lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Window i starts at i · stride - padding.
+    Stepped { kernel: usize, stride: usize, padding: usize },
+    /// Window i of n goes from ⌊i · in / n⌋ to ⌈(i + 1) · in / n⌉: `start_index` and `end_index` of
+    /// PyTorch's AdaptivePooling.h.
+    Adaptive,
+}
+
+impl Axis {
+    pub(crate) fn adaptive(in_len: usize, out_len: usize) -> Self {
+        Axis { in_len, out_len, kind: Kind::Adaptive }
+    }
+
+    /// The inputs in window `at`.
+    pub(crate) fn window(&self, at: usize) -> Range<usize> {
+        match self.kind {
+            Kind::Stepped { kernel, stride, padding } => {
+                let end = (at * stride + kernel).saturating_sub(padding).min(self.in_len);
+                (at * stride).saturating_sub(padding).min(end)..end
+            }
+            Kind::Adaptive => {
+                let (n, len) = (self.out_len, self.in_len);
+                at * len / n..((at + 1) * len).div_ceil(n)
+            }
+        }
+    }
+
+    /// Places in window `at` with those in the padding, but not those beyond it, which the last
+    /// window has where the count of windows is rounded up.
+    pub(crate) fn padded_len(&self, at: usize) -> usize {
+        match self.kind {
+            Kind::Stepped { kernel, stride, padding } => {
+                (at * stride + kernel).min(self.in_len + 2 * padding) - at * stride
+            }
+            Kind::Adaptive => self.window(at).len(),
+        }
+    }
+
+    /// The windows that hold input `at`.
+    pub(crate) fn covering(&self, at: usize) -> Range<usize> {
+        match self.kind {
+            Kind::Stepped { kernel, stride, padding } => {
+                let end = ((at + padding) / stride + 1).min(self.out_len);
+                ((at + padding + 1).saturating_sub(kernel).div_ceil(stride)).min(end)..end
+            }
+            Kind::Adaptive => {
+                let (n, len) = (self.out_len, self.in_len);
+                at * n / len..((at + 1) * n).div_ceil(len)
+            }
+        }
+    }
+}
+
+/// A pair of sizes for an error; nothing where their product is beyond any tensor.
+pub(crate) fn pair_shape(pair: [usize; 2]) -> Shape {
+    pair[0].checked_mul(pair[1]).map_or(Shape::new(&[]), |_| pair.into())
+}
+
+/// `x: [B, C, H, W]` with another height and width, if a tensor can have that many elements.
+pub(crate) fn with_size(x: &Shape, size: [usize; 2]) -> Option<Shape> {
+    let dims = [x[0], x[1], size[0], size[1]];
+    dims.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim))?;
+    Some(dims.into())
+}
+
+/// Batch, channels, height and width of `shape`.
+pub(crate) fn check_image(op: &'static str, shape: &Shape, right: Shape) -> Result<[usize; 4]> {
+    let mismatch = TensorError::Shape { op, left: *shape, right };
+    <[usize; 4]>::try_from(&**shape).map_err(|_| mismatch)
+}
+
+/// `x: [B, C, L]` as an image one row high, `[B, C, 1, L]`; an error shows `right` beside it.
+pub(crate) fn image_of_sequence(op: &'static str, x: &Tensor, right: Shape) -> Result<Tensor> {
+    if x.shape().len() != 3 {
+        return Err(TensorError::Shape { op, left: *x.shape(), right });
+    }
+    x.unsqueeze(2)
+}
+
+/// Calls `row(plane, row, to)` for each row of planes of `height` rows of `width` elements.
+pub(crate) fn for_each_row<E: Send>(
+    pool: &Pool,
+    to: &mut [E],
+    [height, width]: [usize; 2],
+    row: impl Fn(usize, usize, &mut [E]) + Sync,
+) {
+    let rows = rows_per_chunk(width);
+    for_each_chunk(pool, to, rows * width, |chunk, to| {
+        for (index, to) in to.chunks_exact_mut(width).enumerate() {
+            let at = chunk * rows + index;
+            row(at / height, at % height, to);
+        }
+    });
+}
+
+/// [`for_each_row`] over two destinations at once.
+pub(crate) fn for_each_row2<E: Send, F: Send>(
+    pool: &Pool,
+    [height, width]: [usize; 2],
+    a: &mut [E],
+    b: &mut [F],
+    row: impl Fn(usize, usize, &mut [E], &mut [F]) + Sync,
+) {
+    let rows = rows_per_chunk(width);
+    let (a, b) = (Chunked::new(a, rows * width), Chunked::new(b, rows * width));
+    for_each_chunk2(pool, a, b, |chunk, a, b| {
+        let both = a.chunks_exact_mut(width).zip(b.chunks_exact_mut(width));
+        for (index, (a, b)) in both.enumerate() {
+            let at = chunk * rows + index;
+            row(at / height, at % height, a, b);
+        }
+    });
+}
+
+fn rows_per_chunk(width: usize) -> usize {
+    (CHUNK_LEN / width.max(1)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn covering_is_the_inverse_of_window() {
+        let stepped = |kernel, stride, padding, in_len, out_len| {
+            let kind = Kind::Stepped { kernel, stride, padding };
+            Axis { in_len, out_len, kind }
+        };
+        let mut axes = vec![
+            stepped(3, 2, 1, 7, 4),
+            stepped(2, 2, 0, 7, 3),
+            stepped(2, 2, 0, 7, 4),
+            stepped(2, 3, 1, 8, 3),
+            stepped(5, 1, 2, 3, 3),
+        ];
+        for in_len in 1..9 {
+            axes.extend((1..12).map(|out_len| Axis::adaptive(in_len, out_len)));
+        }
+        for axis in axes {
+            for input in 0..axis.in_len {
+                for output in 0..axis.out_len {
+                    assert_eq!(
+                        axis.covering(input).contains(&output),
+                        axis.window(output).contains(&input),
+                        "{axis:?}: input {input}, output {output}",
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Images in other sizes against the definition.
+
+use lowtide_tensor::{Corners, DType, Interpolation, Resize, Shape, Tensor};
+use proptest::prelude::*;
+
+use crate::common::{all_floats, assert_close, assert_rounded, sample, shared, styles};
+use crate::naive::Array;
+
+const MODES: [Interpolation; 3] = [
+    Interpolation::Nearest,
+    Interpolation::Bilinear(Corners::Centers),
+    Interpolation::Bilinear(Corners::Aligned),
+];
+
+/// For each output along an axis, how much each input counts.
+fn weights(
+    in_len: usize,
+    out_len: usize,
+    factor: Option<f64>,
+    mode: Interpolation,
+) -> Vec<Vec<f64>> {
+    let scale = factor.map_or(in_len as f64 / out_len as f64, |factor| 1.0 / factor);
+    let last = (in_len - 1) as f64;
+    let row = |at: usize| {
+        let mut row = vec![0.0; in_len];
+        let place = match mode {
+            Interpolation::Nearest => {
+                // In f32, as PyTorch does: the place decides between two pixels.
+                let scale = factor.map_or(in_len as f32 / out_len as f32, |f| (1.0 / f) as f32);
+                row[((at as f32 * scale).floor() as usize).min(in_len - 1)] = 1.0;
+                return row;
+            }
+            Interpolation::Bilinear(Corners::Centers) => scale * (at as f64 + 0.5) - 0.5,
+            Interpolation::Bilinear(Corners::Aligned) if out_len == 1 => 0.0,
+            Interpolation::Bilinear(Corners::Aligned) => last / (out_len - 1) as f64 * at as f64,
+        };
+        let place = place.clamp(0.0, last);
+        for (input, weight) in row.iter_mut().enumerate() {
+            *weight = (1.0 - (place - input as f64).abs()).max(0.0);
+        }
+        row
+    };
+    (0..out_len).map(row).collect()
+}
+
+fn resized(x: &Array, [rows, cols]: [&[Vec<f64>]; 2]) -> Array {
+    Array::from_fn(&[x.dims[0], x.dims[1], rows.len(), cols.len()], |at| {
+        let mut sum = 0.0;
+        for (row, along) in rows[at[2]].iter().enumerate().filter(|(_, w)| **w > 0.0) {
+            for (col, across) in cols[at[3]].iter().enumerate().filter(|(_, w)| **w > 0.0) {
+                sum += along * across * x.at(&[at[0], at[1], row, col]);
+            }
+        }
+        sum
+    })
+}
+
+fn transposed(rows: &[Vec<f64>], in_len: usize) -> Vec<Vec<f64>> {
+    (0..in_len).map(|input| rows.iter().map(|row| row[input]).collect()).collect()
+}
+
+proptest! {
+    #[test]
+    fn upsample2d_and_its_gradient_follow_the_definition(
+        dims in (0..=2usize, 0..=3usize, 1..=9usize, 1..=9usize),
+        out_size in [1..=14usize, 1..=14usize],
+        factors in prop::option::of([0.3..3.0f64, 0.3..3.0f64]),
+        mode in prop::sample::select(MODES.to_vec()),
+        styles in [styles(), styles()],
+        dtype in all_floats(),
+    ) {
+        let dims = [dims.0, dims.1, dims.2, dims.3];
+        let floors = factors.map(|f| [0, 1].map(|axis| (dims[2 + axis] as f64 * f[axis]) as usize));
+        prop_assume!(floors.is_none_or(|size| !size.contains(&0)));
+        let size = factors.map_or(Resize::To(out_size), Resize::By);
+        let out_size = floors.unwrap_or(out_size);
+        let [rows, cols] = [0, 1].map(|axis| {
+            weights(dims[2 + axis], out_size[axis], factors.map(|f| f[axis]), mode)
+        });
+        let (x, x_twin) = sample(&dims, styles[0], dtype, 1);
+        let y = x.upsample2d(size, mode).unwrap();
+        let (dy, dy_twin) = sample(y.shape(), styles[1], dtype, 2);
+        let dx = dy.upsample2d_backward(*x.shape(), size, mode).unwrap();
+        let back = [transposed(&rows, dims[2]), transposed(&cols, dims[3])];
+        let [expected, dx_expected] =
+            [resized(&x_twin, [&rows, &cols]), resized(&dy_twin, [&back[0], &back[1]])];
+        if mode == Interpolation::Nearest {
+            assert_rounded(&y, &expected);
+            assert_rounded(&dx, &dx_expected);
+        } else {
+            // A weight is off by a rounding of the place, which is up to 14.
+            assert_close(&y, &expected, 128);
+            assert_close(&dx, &dx_expected, 2048);
+        }
+    }
+}
+
+#[test]
+fn same_size_is_the_same_image() {
+    let (x, x_twin) = sample(&[1, 2, 5, 7], crate::common::Style::Contiguous, DType::F32, 1);
+    for mode in MODES {
+        for size in [Resize::To([5, 7]), Resize::By([1.0, 1.0])] {
+            assert_rounded(&x.upsample2d(size, mode).unwrap(), &x_twin);
+        }
+    }
+}
+
+#[test]
+fn sizes_without_pixels_or_beyond_reason_are_refused() {
+    let x = Tensor::zeros(shared(), [1, 2, 3, 3], DType::F32).unwrap();
+    let sizes = [
+        Resize::To([0, 2]),
+        Resize::To([usize::MAX, 2]),
+        Resize::By([0.3, 1.0]),
+        Resize::By([f64::NAN, 1.0]),
+        Resize::By([f64::INFINITY, 1.0]),
+        Resize::By([-1.0, 1.0]),
+        Resize::By([1e300, 1e300]),
+    ];
+    for size in sizes {
+        let error = x.upsample2d(size, Interpolation::Nearest).unwrap_err().to_string();
+        assert!(error.starts_with("upsample2d: shapes"), "{size:?}: {error}");
+    }
+    let empty = Tensor::zeros(shared(), [1, 2, 0, 3], DType::F32).unwrap();
+    assert!(empty.upsample2d(Resize::To([2, 2]), Interpolation::Nearest).is_err());
+    let wrong = x.upsample2d_backward(Shape::new(&[1, 2, 3, 3]), Resize::To([6, 6]), MODES[0]);
+    assert!(wrong.unwrap_err().to_string().starts_with("upsample2d_backward: shapes"));
+}
