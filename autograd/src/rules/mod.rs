@@ -2,6 +2,7 @@
 //!
 //! In every formula `y` is the output, `dy` its gradient, and `dx` the gradient of input `x`.
 
+mod convert;
 mod elementwise;
 mod matmul;
 mod network;
