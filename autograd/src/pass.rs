@@ -263,8 +263,10 @@ impl Pass {
     /// What keeps tensors for an operation on inputs from `nodes`.
     pub(crate) fn saver(&self, op: &'static str, site: Site, nodes: &[Option<Edge>]) -> Saver {
         let recorded = matches!(self.0.mode, Mode::Record(_)) && self.is_recording();
-        let kept = recorded && nodes.iter().any(Option::is_some);
-        Saver::new(op, site, self.0.store.borrow().clone().filter(|_| kept))
+        if recorded && nodes.iter().any(Option::is_some) {
+            return Saver::recording(op, site, self.0.store.borrow().clone());
+        }
+        Saver::idle(op, site)
     }
 
     /// Records an operation, if one of its inputs leads to a leaf; its node.

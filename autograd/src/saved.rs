@@ -12,13 +12,26 @@ use crate::{AutogradError, Result};
 pub struct Saver {
     op: &'static str,
     site: Site,
+    /// Whether the operation is recorded, and its rule may run.
+    is_needed: bool,
     /// Where the tensors go instead of staying; absent where they stay.
     store: Option<Rc<Store>>,
 }
 
 impl Saver {
-    pub(crate) fn new(op: &'static str, site: Site, store: Option<Rc<Store>>) -> Self {
-        Saver { op, site, store }
+    /// For an operation that is not recorded.
+    pub(crate) fn idle(op: &'static str, site: Site) -> Self {
+        Saver { op, site, is_needed: false, store: None }
+    }
+
+    /// For a recorded operation.
+    pub(crate) fn recording(op: &'static str, site: Site, store: Option<Rc<Store>>) -> Self {
+        Saver { op, site, is_needed: true, store }
+    }
+
+    /// Whether the rule may run: what only a rule needs is not worth computing otherwise.
+    pub fn is_needed(&self) -> bool {
+        self.is_needed
     }
 
     /// Keeps `tensor` (its storage, not a copy), an input or an output of the operation.

@@ -1,22 +1,9 @@
-//! Rules of the elementwise operations; binary ones broadcast.
+//! Rules of elementwise arithmetic; binary operations broadcast.
 
 use lowtide_tensor::Tensor;
 
-use crate::rules::{unbroadcast, when};
+use crate::rules::{reuse, unbroadcast, when};
 use crate::{Needs, Result, Var};
-
-/// `change` on `x` itself if nobody else sees it, else what `fresh` makes of it.
-fn reuse(
-    mut x: Tensor,
-    change: impl FnOnce(&mut Tensor) -> lowtide_tensor::Result<()>,
-    fresh: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
-) -> Result<Tensor> {
-    if x.is_reusable() {
-        change(&mut x)?;
-        return Ok(x);
-    }
-    Ok(fresh(&x)?)
-}
 
 #[expect(clippy::should_implement_trait, reason = "an operator could not return an error")]
 impl Var {
@@ -124,62 +111,6 @@ impl Var {
             // dx = value · dy
             let rule = move |dy: Tensor, _: Needs| {
                 let dx = reuse(dy, |dy| dy.mul_scalar_(value), |dy| dy.mul_scalar(value))?;
-                Ok(vec![Some(dx)])
-            };
-            Ok((y, rule))
-        })
-    }
-
-    /// `e^self`.
-    #[track_caller]
-    pub fn exp(self) -> Result<Var> {
-        Var::apply("exp", [self], |[x], save| {
-            let y = x.exp()?;
-            let saved_y = save.keep(&y);
-            // dx = dy · y
-            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.mul(&saved_y.unpack()?)?)]);
-            Ok((y, rule))
-        })
-    }
-
-    /// The natural logarithm.
-    #[track_caller]
-    pub fn log(self) -> Result<Var> {
-        Var::apply("log", [self], |[x], save| {
-            let y = x.log()?;
-            let saved_x = save.keep(&x);
-            // dx = dy / x
-            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.div(&saved_x.unpack()?)?)]);
-            Ok((y, rule))
-        })
-    }
-
-    /// The square root.
-    #[track_caller]
-    pub fn sqrt(self) -> Result<Var> {
-        Var::apply("sqrt", [self], |[x], save| {
-            let y = x.sqrt()?;
-            let saved_y = save.keep(&y);
-            // dx = dy / (2 y)
-            let rule = move |dy: Tensor, _: Needs| {
-                let mut dx = dy.div(&saved_y.unpack()?)?;
-                dx.mul_scalar_(0.5)?;
-                Ok(vec![Some(dx)])
-            };
-            Ok((y, rule))
-        })
-    }
-
-    /// `max(self, 0)`, in place if the buffer is free to reuse; `relu'(0) = 0`.
-    #[track_caller]
-    pub fn relu(self) -> Result<Var> {
-        Var::apply("relu", [self], |[x], save| {
-            let y = reuse(x, Tensor::relu_, Tensor::relu)?;
-            let saved_y = save.keep(&y);
-            // dx = dy where y > 0, else 0
-            let rule = move |dy: Tensor, _: Needs| {
-                let y = saved_y.unpack()?;
-                let dx = reuse(dy, |dy| dy.relu_backward_(&y), |dy| dy.relu_backward(&y))?;
                 Ok(vec![Some(dx)])
             };
             Ok((y, rule))

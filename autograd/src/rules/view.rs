@@ -71,6 +71,50 @@ impl Var {
         })
     }
 
+    /// Position `index` along `axis`, without that dimension.
+    #[track_caller]
+    pub fn select(self, axis: usize, index: usize) -> Result<Var> {
+        Var::apply("select", [self], |[x], _| {
+            let (x_shape, y) = (*x.shape(), x.select(axis, index)?);
+            // dx = dy at the position, 0 elsewhere
+            let rule = move |dy: Tensor, _: Needs| {
+                let dx = Tensor::zeros(dy.device(), x_shape, dy.dtype())?;
+                dx.select(axis, index)?.copy_(&dy)?;
+                Ok(vec![Some(dx)])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// A new dimension of length 1 before `axis`.
+    #[track_caller]
+    pub fn unsqueeze(self, axis: usize) -> Result<Var> {
+        Var::apply("unsqueeze", [self], |[x], _| {
+            // dx = dy without the dimension
+            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.squeeze(axis)?)]);
+            Ok((x.unsqueeze(axis)?, rule))
+        })
+    }
+
+    /// Without dimension `axis`, which must have length 1.
+    #[track_caller]
+    pub fn squeeze(self, axis: usize) -> Result<Var> {
+        Var::apply("squeeze", [self], |[x], _| {
+            // dx = dy with the dimension
+            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.unsqueeze(axis)?)]);
+            Ok((x.squeeze(axis)?, rule))
+        })
+    }
+
+    /// The same elements contiguous; a copy if they are not yet.
+    #[track_caller]
+    pub fn contiguous(self) -> Result<Var> {
+        Var::apply("contiguous", [self], |[x], _| {
+            // dx = dy
+            Ok((x.contiguous()?, |dy: Tensor, _: Needs| Ok(vec![Some(dy)])))
+        })
+    }
+
     /// Dimensions of length 1 stretched to `shape`.
     #[track_caller]
     pub fn expand(self, shape: impl Into<Shape>) -> Result<Var> {

@@ -14,3 +14,4 @@ mod random;
 mod reuse;
 mod rules;
 mod segments;
+mod values;
