@@ -287,3 +287,22 @@ fn every_request_of_a_step_with_segments_may_fail() -> Outcome {
     assert_eq!(run(&x, &layers, &shape)?, expected);
     Ok(())
 }
+
+#[test]
+fn a_buffer_that_two_segments_update_keeps_the_last_one() -> Outcome {
+    let device = cpu();
+    let layer = Layer::new(&device, "layer");
+    let updated = |policy: &SavedPolicy| -> Result<Vec<u32>> {
+        let (pass, attempt) = recording();
+        let mut x = pass.leaf(LeafId::new(), &tensor(&device, "x", [BLOCK_LEN]))?;
+        for _ in 0..2 {
+            let layer = layer.clone();
+            x = pass.segment(policy, x, move |pass, x| layer.forward(pass, x))?;
+        }
+        pass.backward(x.sum_all()?)?;
+        let updates = attempt.take_buffer_updates();
+        Ok(bits(updates.get(layer.scale.0).expect("written")))
+    };
+    assert_eq!(updated(&SavedPolicy::Recompute)?, updated(&SavedPolicy::Keep)?);
+    Ok(())
+}
