@@ -17,7 +17,8 @@ impl Var {
                 let y = x.conv2d(w, b, geometry)?;
                 let (saved_x, saved_w, has_bias) = (save.keep(x), save.keep(w), b.is_some());
                 // With ∘ for the walk of the kernel: dw[o, i, k] = Σ dy[b, o, p] · x[b, i, p ∘ k],
-                // dx[b, i, q] = Σ dy[b, o, p] · w[o, i, k] over all p ∘ k = q, db[o] = Σ dy[b, o, p]
+                // dx[b, i, q] = Σ dy[b, o, p] · w[o, i, k] over all p ∘ k = q,
+                // db[o] = Σ dy[b, o, p]
                 let rule = move |dy: Tensor, needs: Needs| {
                     let (x, w) = (saved_x.unpack()?, saved_w.unpack()?);
                     let (x_shape, w_shape) = (*x.shape(), *w.shape());
