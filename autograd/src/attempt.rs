@@ -22,10 +22,29 @@ impl LeafId {
     }
 }
 
-/// The gradients that the passes of one step share. A cheap handle; when the last one is
-/// dropped, the gradients are gone and nothing else has changed.
+/// The identity of a buffer that forward passes update, such as a running mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BufferId(u64);
+
+impl BufferId {
+    /// An identity that no other buffer of this process has; later ones compare greater.
+    #[expect(clippy::new_without_default, reason = "every call gives another value")]
+    pub fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        BufferId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// The gradients and buffer updates that the passes of one step share. A cheap handle; when the
+/// last one is dropped, they are gone and nothing else has changed.
 #[derive(Clone, Debug, Default)]
-pub struct Attempt(Rc<RefCell<Gradients>>);
+pub struct Attempt(Rc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    gradients: RefCell<Gradients>,
+    buffers: RefCell<BufferUpdates>,
+}
 
 impl Attempt {
     /// An attempt with no gradients yet.
@@ -33,14 +52,35 @@ impl Attempt {
         Self::default()
     }
 
-    /// Takes the gradients out; passes that still run start anew.
+    /// Takes the gradients out; passes that still run start anew. The buffer updates stay with
+    /// the other handles.
     pub fn into_gradients(self) -> Gradients {
-        self.0.take()
+        self.0.gradients.take()
+    }
+
+    /// Takes both halves out; passes that still run start anew.
+    pub fn into_parts(self) -> (Gradients, BufferUpdates) {
+        (self.0.gradients.take(), self.0.buffers.take())
+    }
+
+    /// Takes the buffer updates out; passes that still run start anew.
+    pub fn take_buffer_updates(&self) -> BufferUpdates {
+        self.0.buffers.take()
+    }
+
+    /// What the passes so far made of a buffer, if one of them wrote it.
+    pub fn buffer(&self, buffer: BufferId) -> Option<Tensor> {
+        self.0.buffers.borrow().get(buffer).cloned()
+    }
+
+    /// Replaces what is to become of a buffer.
+    pub(crate) fn update_buffer(&self, buffer: BufferId, value: Tensor) {
+        self.0.buffers.borrow_mut().0.insert(buffer, value);
     }
 
     /// The number of leaves that have a gradient.
     pub fn len(&self) -> usize {
-        self.0.borrow().len()
+        self.0.gradients.borrow().len()
     }
 
     /// Whether no leaf has a gradient.
@@ -51,7 +91,7 @@ impl Attempt {
     /// Adds `gradient` to the leaf's sum: the first one is moved in, later ones are added in
     /// place and freed.
     pub(crate) fn accumulate(&self, leaf: LeafId, gradient: Tensor) -> Result<()> {
-        let mut gradients = self.0.borrow_mut();
+        let mut gradients = self.0.gradients.borrow_mut();
         if let Some(sum) = gradients.0.get_mut(&leaf) {
             return Ok(sum.add_(&gradient)?);
         }
@@ -98,6 +138,37 @@ impl Gradients {
     }
 
     /// Whether no leaf has a gradient.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// New values of buffers, each the last one that a pass of the step gave.
+#[derive(Debug, Default)]
+pub struct BufferUpdates(BTreeMap<BufferId, Tensor>);
+
+impl BufferUpdates {
+    /// The new value of `buffer`, if a pass wrote it.
+    pub fn get(&self, buffer: BufferId) -> Option<&Tensor> {
+        self.0.get(&buffer)
+    }
+
+    /// Takes the new value of `buffer` out.
+    pub fn remove(&mut self, buffer: BufferId) -> Option<Tensor> {
+        self.0.remove(&buffer)
+    }
+
+    /// All new values, in the order in which their buffers were made.
+    pub fn iter(&self) -> impl Iterator<Item = (BufferId, &Tensor)> {
+        self.0.iter().map(|(&buffer, value)| (buffer, value))
+    }
+
+    /// The number of buffers that have a new value.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether no buffer was written.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

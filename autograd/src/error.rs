@@ -1,13 +1,16 @@
 //! What can go wrong while recording or walking backwards.
 
+use std::error::Error;
 use std::panic::Location;
+use std::sync::Arc;
 
 use lowtide_allocator::OutOfMemory;
 use lowtide_tensor::{Shape, TensorError};
-use thiserror::Error;
+
+use crate::Anomaly;
 
 /// An error of a recorded operation or of a backward pass.
-#[derive(Clone, Debug, Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AutogradError {
     /// A tensor operation failed.
@@ -56,18 +59,19 @@ pub enum AutogradError {
     /// Backward was asked of a value that no recorded leaf leads to.
     #[error("backward: the loss does not depend on any parameter")]
     NoGraph,
+    /// A pass that looks for anomalies found one.
+    #[error("{0}")]
+    NonFinite(Anomaly),
+    /// A segment that was recomputed failed with an error that is not this crate's.
+    #[error(transparent)]
+    Segment(Arc<dyn Error + Send + Sync>),
 }
 
 impl AutogradError {
-    /// This error with the operation's place in it. Rules save inside closures, which do not
-    /// know their caller; the record does.
-    pub(crate) fn saved_by(self, site: &'static Location<'static>) -> Self {
-        match self {
-            AutogradError::Modified { op, written_at, .. } => {
-                AutogradError::Modified { op, saved_at: site, written_at }
-            }
-            error => error,
-        }
+    /// Carries an error of a segment's own (a layer's, a user's) through backward. One that wraps
+    /// an error of this crate should be unwrapped instead, so that `OutOfMemory` stays visible.
+    pub fn segment(error: impl Error + Send + Sync + 'static) -> Self {
+        AutogradError::Segment(Arc::new(error))
     }
 
     /// The out-of-memory ledger, if that is what this is.

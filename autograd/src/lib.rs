@@ -1,20 +1,33 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod anomaly;
 mod attempt;
+mod backward;
+mod cast;
 pub mod check;
+mod checkpoint;
 mod error;
+mod journal;
+mod offload;
 mod pass;
+mod random;
+mod rule;
 mod rules;
 mod saved;
 mod tape;
+mod transfer;
 mod var;
 
-pub use attempt::{Attempt, Gradients, LeafId};
+pub use anomaly::{Anomaly, Phase};
+pub use attempt::{Attempt, BufferId, BufferUpdates, Gradients, LeafId};
+pub use cast::CastPolicy;
+pub use checkpoint::SavedPolicy;
 pub use error::AutogradError;
+pub use offload::Offload;
 pub use pass::Pass;
-pub use saved::Saved;
-pub use tape::{InputGradients, Needs, Rule};
+pub use rule::{InputGradients, Needs, Rule, RuleMany};
+pub use saved::{Saved, Saver};
 pub use var::Var;
 
 /// The result of an autograd operation.

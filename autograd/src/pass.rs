@@ -1,59 +1,202 @@
 //! Everything that a forward pass may touch beside the parameters.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::panic::Location;
 use std::rc::Rc;
 
-use lowtide_allocator::Category;
-use lowtide_tensor::{RandomKey, Tensor};
+use lowtide_tensor::{DType, RandomKey, Tensor};
 
-use crate::tape::{NodeId, Site, Tape};
-use crate::{Attempt, AutogradError, LeafId, Result, Rule, Var};
+use crate::anomaly::{Anomalies, Anomaly};
+use crate::journal::{Journal, Replay};
+use crate::offload::Store;
+use crate::random::Draws;
+use crate::rule::AnyRule;
+use crate::saved::Saver;
+use crate::tape::{Edge, Hook, Op, Site, Tape};
+use crate::{Attempt, AutogradError, BufferId, CastPolicy, LeafId, Result, Var};
 
 /// One walk through a model: whether it records, whether it trains, its random key, and the
-/// [`Attempt`] that its gradients go to. A cheap shared handle that stays on its thread.
+/// [`Attempt`] that its gradients and buffer updates go to. A cheap shared handle that stays on
+/// its thread.
 #[derive(Clone)]
-pub struct Pass(Rc<Inner>);
+pub struct Pass(pub(crate) Rc<Inner>);
 
-struct Inner {
+pub(crate) struct Inner {
+    pub(crate) mode: Mode,
+    pub(crate) settings: RefCell<Settings>,
+    /// Absent where nothing is collected; taken by `backward` together with the tape.
+    pub(crate) attempt: RefCell<Option<Attempt>>,
+    pub(crate) draws: Draws,
+    /// How many sections without gradients enclose this point.
+    pub(crate) paused: Cell<usize>,
+    /// What a segment reads, for its recomputation.
+    pub(crate) journal: Option<Rc<RefCell<Journal>>>,
+    /// Present in a recomputation: what the segment read the first time.
+    pub(crate) replay: Option<Rc<Replay>>,
+    /// Where saved tensors go at this point, if they do not stay.
+    pub(crate) store: RefCell<Option<Rc<Store>>>,
+    /// One for each place that saved tensors have gone to.
+    pub(crate) stores: RefCell<Vec<Rc<Store>>>,
+}
+
+/// What an operation leaves behind.
+pub(crate) enum Mode {
+    Silent,
+    /// No record, but values know whether they need gradients: the first run of a segment that
+    /// will be recomputed.
+    Shadow,
+    /// The inside is taken by `backward`, so that a value that outlives it holds no gradients.
+    Record(RefCell<Option<Tape>>),
+}
+
+/// What a recomputation has in common with the pass that it repeats.
+#[derive(Clone)]
+pub(crate) struct Settings {
     training: bool,
     key: RandomKey,
-    /// Absent where nothing is recorded; the inside is taken by `backward`, so that a value that
-    /// outlives it holds no gradients.
-    recording: Option<RefCell<Option<Recording>>>,
+    first_sample: u64,
+    anomalies: Option<Rc<Anomalies>>,
+    casts: Option<Rc<dyn CastPolicy>>,
 }
 
-struct Recording {
-    attempt: Attempt,
-    tape: Tape,
-}
+/// The edge that stands for any in a pass that keeps no tape.
+const SHADOW: Edge = Edge { node: 0, output: 0 };
 
 impl Pass {
-    /// Records, in training mode; gradients are added to `attempt`.
+    /// Records, in training mode; gradients and buffer updates are added to `attempt`.
     pub fn train(key: RandomKey, attempt: &Attempt) -> Self {
-        let recording = Recording { attempt: attempt.clone(), tape: Tape::default() };
-        let recording = Some(RefCell::new(Some(recording)));
-        Pass(Rc::new(Inner { training: true, key, recording }))
+        let tape = RefCell::new(Some(Tape::default()));
+        Self::new(Mode::Record(tape), Settings::new(true, key), Some(attempt.clone()))
     }
 
     /// Keeps nothing, in evaluation mode.
     pub fn eval() -> Self {
-        Pass(Rc::new(Inner { training: false, key: RandomKey::new(0), recording: None }))
+        Self::new(Mode::Silent, Settings::new(false, RandomKey::new(0)), None)
     }
 
-    /// Keeps nothing, in training mode: what `train` computes, without gradients.
+    /// Keeps nothing, in training mode: what `train` computes, without gradients and without
+    /// buffer updates.
     pub fn no_grad(key: RandomKey) -> Self {
-        Pass(Rc::new(Inner { training: true, key, recording: None }))
+        Self::new(Mode::Silent, Settings::new(true, key), None)
+    }
+
+    /// [`Pass::no_grad`] that adds its buffer updates to `attempt`: to estimate running statistics
+    /// anew.
+    pub fn buffers_only(key: RandomKey, attempt: &Attempt) -> Self {
+        Self::new(Mode::Silent, Settings::new(true, key), Some(attempt.clone()))
+    }
+
+    fn new(mode: Mode, settings: Settings, attempt: Option<Attempt>) -> Self {
+        Pass(Rc::new(Inner {
+            mode,
+            settings: RefCell::new(settings),
+            attempt: RefCell::new(attempt),
+            draws: Draws::default(),
+            paused: Cell::new(0),
+            journal: None,
+            replay: None,
+            store: RefCell::default(),
+            stores: RefCell::default(),
+        }))
+    }
+
+    /// This pass with operations in the types that `policy` says, from here on.
+    #[must_use]
+    pub fn with_casts(self, policy: impl CastPolicy + 'static) -> Self {
+        self.0.settings.borrow_mut().casts = Some(Rc::new(policy));
+        self
+    }
+
+    /// This pass looking for values that are not finite, from here on: [`Pass::anomaly`] names the
+    /// operation whose result first was, and backward stops with `NonFinite` at the operation
+    /// whose gradient is. Reads every result on the host, so it is slow.
+    #[must_use]
+    pub fn with_anomaly_detection(self) -> Self {
+        self.0.settings.borrow_mut().anomalies = Some(Rc::default());
+        self
+    }
+
+    /// This pass over the samples of the logical batch from `index` on, where an earlier one has
+    /// those before.
+    #[must_use]
+    pub fn with_first_sample(self, index: u64) -> Self {
+        self.0.settings.borrow_mut().first_sample = index;
+        self
+    }
+
+    /// The place of this pass's first sample in the logical batch. Random operations count from
+    /// there, so that splitting the batch does not change their numbers.
+    pub fn first_sample(&self) -> u64 {
+        self.0.settings.borrow().first_sample
     }
 
     /// Whether modules should behave as in training.
     pub fn is_training(&self) -> bool {
-        self.0.training
+        self.0.settings.borrow().training
     }
 
-    /// The key that random operations of this pass derive theirs from.
+    /// Whether this is a segment computed again for backward. Its random numbers and buffers are
+    /// those of the first time; whatever else has an effect outside should not have it twice.
+    pub fn is_recomputing(&self) -> bool {
+        self.0.replay.is_some()
+    }
+
+    /// Whether operations are recorded at this point.
+    pub fn is_recording(&self) -> bool {
+        !matches!(self.0.mode, Mode::Silent) && self.0.paused.get() == 0
+    }
+
+    /// The first operation whose result was not finite though this pass was looking: one with a
+    /// NaN before one with infinities, which are often meant.
+    pub fn anomaly(&self) -> Option<Anomaly> {
+        self.0.settings.borrow().anomalies.as_ref().and_then(|anomalies| anomalies.first())
+    }
+
+    pub(crate) fn anomalies(&self) -> Option<Rc<Anomalies>> {
+        self.0.settings.borrow().anomalies.clone()
+    }
+
+    /// The type that the inputs of `op` are converted to.
+    pub(crate) fn cast(&self, op: &'static str, inputs: &[Var]) -> Option<DType> {
+        let casts = self.0.settings.borrow().casts.clone()?;
+        let dtypes: Vec<DType> = inputs.iter().map(|input| input.value().dtype()).collect();
+        casts.dtype(op, &dtypes)
+    }
+
+    /// The key of the whole pass; [`Pass::draw`] makes one for each operation.
     pub fn key(&self) -> RandomKey {
-        self.0.key
+        self.0.settings.borrow().key
+    }
+
+    /// The key of the next random operation: a function of this pass's key, of the path, and of
+    /// how often that path has drawn. Recomputation gets the same ones.
+    pub fn draw(&self) -> RandomKey {
+        self.0.draws.next(self.key())
+    }
+
+    /// Runs `inside` as the submodule `name`, so that its random numbers do not depend on what
+    /// other modules draw.
+    pub fn within<R>(&self, name: &str, inside: impl FnOnce() -> R) -> R {
+        self.0.draws.within(name, inside)
+    }
+
+    /// The names of the modules that this point is inside of, `layers.0`.
+    pub fn path(&self) -> String {
+        self.0.draws.path()
+    }
+
+    /// Runs `section` without recording: its values need no gradient.
+    pub fn without_gradients<R>(&self, section: impl FnOnce() -> R) -> R {
+        /// Ends the section, also when it panics.
+        struct End<'a>(&'a Cell<usize>);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                self.0.set(self.0.get() - 1);
+            }
+        }
+        self.0.paused.set(self.0.paused.get() + 1);
+        let _end = End(&self.0.paused);
+        section()
     }
 
     /// A value that needs no gradient.
@@ -64,76 +207,133 @@ impl Pass {
     /// A value whose gradient is collected under `leaf`.
     ///
     /// # Errors
-    /// `Consumed` after backward.
+    /// `Consumed` after backward; `Modified` in a recomputation, when it was written meanwhile.
     #[track_caller]
     pub fn leaf(&self, leaf: LeafId, value: &Tensor) -> Result<Var> {
         let node = self.on_tape("leaf", |tape| tape.leaf(leaf))?;
+        if let Some(replay) = &self.0.replay {
+            replay.check_leaf(leaf, value)?;
+        }
+        if let Some(journal) = &self.0.journal {
+            journal.borrow_mut().note_leaf(leaf, value);
+        }
         Ok(Var::new(value.clone(), node, self.clone()))
     }
 
-    /// Walks back from `loss`, seeded with 1: adds d loss / d leaf to the attempt for each leaf
-    /// and consumes the record. The pass's values cannot be used in operations afterwards.
+    /// A value that has no leaf, but whose gradient [`Pass::gradients`] can be asked for.
     ///
     /// # Errors
-    /// `Passes` for a loss of another pass, `NotScalar`, `NoGraph`, `Consumed`, and whatever a
-    /// rule meets.
+    /// `Consumed` after backward.
     #[track_caller]
-    pub fn backward(&self, loss: Var) -> Result<()> {
-        self.backward_seeded(loss, 1.0)
+    pub fn input(&self, value: Tensor) -> Result<Var> {
+        let node = self.on_tape("input", Tape::source)?;
+        Ok(Var::new(value, node, self.clone()))
     }
 
-    /// [`Pass::backward`] of `seed · loss`.
-    ///
-    /// # Errors
-    /// Those of [`Pass::backward`].
-    #[track_caller]
-    pub fn backward_seeded(&self, loss: Var, seed: f64) -> Result<()> {
-        let (op, site) = ("backward", Location::caller());
-        if !loss.pass().is(self) {
-            return Err(AutogradError::Passes { op, site });
+    /// A buffer as this attempt has it: what its passes made of it so far, or else `stored`.
+    pub fn buffer(&self, buffer: BufferId, stored: &Tensor) -> Tensor {
+        let replayed = self.0.replay.as_ref().and_then(|replay| replay.next_buffer());
+        let attempt = self.0.attempt.borrow();
+        let current = || attempt.as_ref().and_then(|attempt| attempt.buffer(buffer));
+        let value = replayed.or_else(current).unwrap_or_else(|| stored.clone());
+        if let Some(journal) = &self.0.journal {
+            journal.borrow_mut().note_buffer(&value);
         }
-        let (value, node) = loss.into_parts();
-        if value.element_count() != 1 {
-            return Err(AutogradError::NotScalar { shape: *value.shape() });
-        }
-        let recording = self.0.recording.as_ref().ok_or(AutogradError::NoGraph)?;
-        let node = node.ok_or(AutogradError::NoGraph)?;
-        let consumed = AutogradError::Consumed { op, site };
-        let Recording { attempt, tape } = recording.take().ok_or(consumed)?;
-        let _scope = value.device().category(Category::Gradient);
-        let seed = Tensor::full(value.device(), *value.shape(), value.dtype(), seed)?;
-        drop(value);
-        tape.backward(node, seed, &attempt)
+        value
     }
 
-    /// Records `rule` for an operation on `inputs`, if one of them leads to a leaf.
+    /// Makes `value` what is to become of a buffer when the attempt is committed; the last one
+    /// counts. Without effect in a recomputation and in passes without an attempt.
+    pub fn update_buffer(&self, buffer: BufferId, value: Tensor) {
+        if let (false, Some(attempt)) = (self.is_recomputing(), &*self.0.attempt.borrow()) {
+            attempt.update_buffer(buffer, value);
+        }
+    }
+
+    /// `Ok` if operations are possible.
+    pub(crate) fn check_open(&self, op: &'static str, site: Site) -> Result<()> {
+        match &self.0.mode {
+            Mode::Record(tape) if tape.borrow().is_none() => {
+                Err(AutogradError::Consumed { op, site })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What keeps tensors for an operation on inputs from `nodes`.
+    pub(crate) fn saver(&self, op: &'static str, site: Site, nodes: &[Option<Edge>]) -> Saver {
+        let recorded = matches!(self.0.mode, Mode::Record(_)) && self.is_recording();
+        if recorded && nodes.iter().any(Option::is_some) {
+            return Saver::recording(op, site, self.0.store.borrow().clone());
+        }
+        Saver::idle(op, site)
+    }
+
+    /// Records an operation, if one of its inputs leads to a leaf; its node.
     pub(crate) fn record(
         &self,
-        op: &'static str,
+        name: &'static str,
         site: Site,
-        inputs: Vec<Option<NodeId>>,
-        rule: impl Rule + 'static,
-    ) -> Result<Option<NodeId>> {
-        let Some(recording) = &self.0.recording else { return Ok(None) };
-        let mut recording = recording.borrow_mut();
-        let recording = recording.as_mut().ok_or(AutogradError::Consumed { op, site })?;
-        let leads_to_leaf = inputs.iter().any(Option::is_some);
-        Ok(leads_to_leaf.then(|| recording.tape.op(site, Box::new(rule), inputs)))
+        inputs: Vec<Option<Edge>>,
+        rule: AnyRule,
+    ) -> Result<Option<Edge>> {
+        if !inputs.iter().any(Option::is_some) {
+            return Ok(None);
+        }
+        self.record_always(Op { name, site, rule, inputs })
+    }
+
+    /// Records an operation.
+    pub(crate) fn record_always(&self, op: Op) -> Result<Option<Edge>> {
+        if !self.is_recording() {
+            return Ok(None);
+        }
+        let Mode::Record(tape) = &self.0.mode else { return Ok(Some(SHADOW)) };
+        let consumed = AutogradError::Consumed { op: op.name, site: op.site };
+        let node = tape.borrow_mut().as_mut().ok_or(consumed)?.op(op);
+        Ok(Some(node))
+    }
+
+    pub(crate) fn hook(&self, edge: Edge, hook: Hook, site: Site) -> Result<()> {
+        let Mode::Record(tape) = &self.0.mode else { return Ok(()) };
+        let consumed = AutogradError::Consumed { op: "on_gradient", site };
+        tape.borrow_mut().as_mut().ok_or(consumed)?.hook(edge, hook);
+        Ok(())
+    }
+
+    /// Looks at the results of an operation, if this pass does.
+    pub(crate) fn note(&self, op: &'static str, site: Site, values: &[Tensor]) -> Result<()> {
+        let Some(anomalies) = self.anomalies() else { return Ok(()) };
+        values.iter().try_for_each(|value| anomalies.note(op, site, value))
+    }
+
+    /// Moves saved tensors that have become the record's alone.
+    #[track_caller]
+    pub(crate) fn settle(&self) -> Result<()> {
+        self.0.store.borrow().as_ref().map_or(Ok(()), |store| store.settle())
     }
 
     #[track_caller]
-    fn on_tape(
+    pub(crate) fn on_tape(
         &self,
         op: &'static str,
-        push: impl FnOnce(&mut Tape) -> NodeId,
-    ) -> Result<Option<NodeId>> {
-        let Some(recording) = &self.0.recording else { return Ok(None) };
-        let consumed = AutogradError::Consumed { op, site: Location::caller() };
-        let mut recording = recording.borrow_mut();
-        Ok(Some(push(&mut recording.as_mut().ok_or(consumed)?.tape)))
+        push: impl FnOnce(&mut Tape) -> Edge,
+    ) -> Result<Option<Edge>> {
+        self.check_open(op, Location::caller())?;
+        if !self.is_recording() {
+            return Ok(None);
+        }
+        let Mode::Record(tape) = &self.0.mode else { return Ok(Some(SHADOW)) };
+        Ok(tape.borrow_mut().as_mut().map(push))
     }
 
     pub(crate) fn is(&self, other: &Pass) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Settings {
+    fn new(training: bool, key: RandomKey) -> Self {
+        Settings { training, key, first_sample: 0, anomalies: None, casts: None }
     }
 }

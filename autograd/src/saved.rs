@@ -1,37 +1,85 @@
 //! A tensor kept for backward, which notices if it is written meanwhile.
 
-use std::panic::Location;
+use std::rc::Rc;
 
-use lowtide_tensor::Tensor;
+use lowtide_tensor::{Shape, Tensor};
 
+use crate::offload::{Parked, Store};
+use crate::tape::Site;
 use crate::{AutogradError, Result};
 
+/// Keeps tensors for the backward of one operation, as the pass's policy says.
+pub struct Saver {
+    op: &'static str,
+    site: Site,
+    /// Whether the operation is recorded, and its rule may run.
+    is_needed: bool,
+    /// Where the tensors go instead of staying; absent where they stay.
+    store: Option<Rc<Store>>,
+}
+
+impl Saver {
+    /// For an operation that is not recorded.
+    pub(crate) fn idle(op: &'static str, site: Site) -> Self {
+        Saver { op, site, is_needed: false, store: None }
+    }
+
+    /// For a recorded operation.
+    pub(crate) fn recording(op: &'static str, site: Site, store: Option<Rc<Store>>) -> Self {
+        Saver { op, site, is_needed: true, store }
+    }
+
+    /// Whether the rule may run: what only a rule needs is not worth computing otherwise.
+    pub fn is_needed(&self) -> bool {
+        self.is_needed
+    }
+
+    /// Keeps `tensor` (its storage, not a copy), an input or an output of the operation.
+    pub fn keep(&self, tensor: &Tensor) -> Saved {
+        let parked = self.store.as_ref().and_then(|store| store.park(tensor));
+        let content = match parked {
+            Some(parked) => Content::Parked { parked, shape: *tensor.shape() },
+            None => Content::Here(tensor.clone()),
+        };
+        Saved { content, version: tensor.version(), op: self.op, site: self.site }
+    }
+}
+
 /// A tensor that a rule needs in backward, with the version it had when it was saved.
-#[derive(Debug)]
 pub struct Saved {
-    tensor: Tensor,
+    content: Content,
     version: u64,
     op: &'static str,
-    site: &'static Location<'static>,
+    site: Site,
+}
+
+enum Content {
+    Here(Tensor),
+    /// Perhaps moved to the host meanwhile.
+    Parked {
+        parked: Rc<Parked>,
+        shape: Shape,
+    },
 }
 
 impl Saved {
-    /// Keeps `tensor` (its storage, not a copy) for the backward of `op`.
-    #[track_caller]
-    pub fn new(op: &'static str, tensor: &Tensor) -> Self {
-        let version = tensor.version();
-        Saved { tensor: tensor.clone(), version, op, site: Location::caller() }
-    }
-
     /// The tensor as it was saved.
     ///
     /// # Errors
-    /// `Modified` when it was written in place since.
+    /// `Modified` when it was written in place since; `OutOfMemory` where it has to be brought
+    /// back to its device.
     pub fn unpack(self) -> Result<Tensor> {
-        if self.tensor.version() != self.version {
-            let written_at = self.tensor.last_write();
-            return Err(AutogradError::Modified { op: self.op, saved_at: self.site, written_at });
+        let (tensor, version) = match self.content {
+            Content::Here(tensor) => (tensor, self.version),
+            Content::Parked { parked, shape } => {
+                let (tensor, version) = parked.bring_back()?;
+                (tensor.reshape(shape)?, version.unwrap_or(self.version))
+            }
+        };
+        if tensor.version() != version {
+            let (op, saved_at, written_at) = (self.op, self.site, tensor.last_write());
+            return Err(AutogradError::Modified { op, saved_at, written_at });
         }
-        Ok(self.tensor)
+        Ok(tensor)
     }
 }

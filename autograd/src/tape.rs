@@ -1,123 +1,263 @@
 //! The record of a pass: one node per operation, walked from the last to the first.
 
+use std::collections::BTreeMap;
 use std::panic::Location;
 
-use lowtide_tensor::Tensor;
+use lowtide_tensor::{Tensor, TensorError};
 
-use crate::{Attempt, LeafId, Result};
+use crate::anomaly::{self, Phase};
+use crate::rule::{AnyRule, Needs, Segment, Slot};
+use crate::{Attempt, AutogradError, LeafId, Result};
 
-/// Which of an operation's inputs need a gradient, in the order they were given.
-#[derive(Clone, Copy, Debug)]
-pub struct Needs(u64);
+/// Where an operation was called, for errors.
+pub(crate) type Site = &'static Location<'static>;
 
-impl Needs {
-    /// Whether input `index` needs a gradient.
-    pub fn input(self, index: usize) -> bool {
-        self.0 >> index & 1 == 1
-    }
+/// An output of a node: where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Edge {
+    pub(crate) node: usize,
+    pub(crate) output: usize,
 }
 
-/// The gradient of each input of an operation, `None` where none is needed.
-pub type InputGradients = Vec<Option<Tensor>>;
-
-/// The derivative of one operation. Closures of this signature are rules.
-pub trait Rule {
-    /// The gradients of the inputs for `dy`, the gradient of the output. The rule is consumed,
-    /// so what it saved is freed before the walk goes on.
-    ///
-    /// # Errors
-    /// Those of the tensor operations; `Modified` for a saved tensor that was written.
-    fn backward(self: Box<Self>, dy: Tensor, needs: Needs) -> Result<InputGradients>;
-}
-
-impl<F: FnOnce(Tensor, Needs) -> Result<InputGradients>> Rule for F {
-    fn backward(self: Box<Self>, dy: Tensor, needs: Needs) -> Result<InputGradients> {
-        self(dy, needs)
-    }
-}
-
-/// The place of an operation in the record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NodeId(usize);
+/// Looks at a gradient on its way and may replace it.
+pub(crate) type Hook = Box<dyn FnOnce(Tensor) -> Result<Tensor>>;
 
 enum Node {
+    /// A value that is no operation's and has no leaf; its gradient can be asked for.
+    Source,
     Leaf(LeafId),
-    Op { rule: Box<dyn Rule>, inputs: Vec<Option<NodeId>>, site: Site },
+    Op(Op),
+}
+
+pub(crate) struct Op {
+    pub(crate) name: &'static str,
+    pub(crate) site: Site,
+    pub(crate) rule: AnyRule,
+    pub(crate) inputs: Vec<Option<Edge>>,
 }
 
 #[derive(Default)]
 pub(crate) struct Tape {
     nodes: Vec<Node>,
+    hooks: BTreeMap<Edge, Vec<Hook>>,
 }
 
 impl Tape {
-    pub(crate) fn leaf(&mut self, leaf: LeafId) -> NodeId {
+    pub(crate) fn leaf(&mut self, leaf: LeafId) -> Edge {
         self.push(Node::Leaf(leaf))
     }
 
-    pub(crate) fn op(
-        &mut self,
-        site: Site,
-        rule: Box<dyn Rule>,
-        inputs: Vec<Option<NodeId>>,
-    ) -> NodeId {
-        self.push(Node::Op { rule, inputs, site })
+    pub(crate) fn source(&mut self) -> Edge {
+        self.push(Node::Source)
     }
 
-    fn push(&mut self, node: Node) -> NodeId {
+    pub(crate) fn op(&mut self, op: Op) -> Edge {
+        self.push(Node::Op(op))
+    }
+
+    fn push(&mut self, node: Node) -> Edge {
         self.nodes.push(node);
-        NodeId(self.nodes.len() - 1)
+        Edge { node: self.nodes.len() - 1, output: 0 }
     }
 
-    /// Walks back from `output`, whose gradient is `seed`, and adds what arrives at leaves to
-    /// `attempt`. Every node is dropped as it is passed, with all that it saved.
-    pub(crate) fn backward(
-        mut self,
-        output: NodeId,
-        seed: Tensor,
-        attempt: &Attempt,
-    ) -> Result<()> {
-        self.nodes.truncate(output.0 + 1);
-        let mut gradients: Vec<Option<Tensor>> = vec![None; self.nodes.len()];
-        gradients[output.0] = Some(seed);
-        while let Some(node) = self.nodes.pop() {
-            let Some(dy) = gradients.pop().flatten() else { continue };
+    pub(crate) fn hook(&mut self, edge: Edge, hook: Hook) {
+        self.hooks.entry(edge).or_default().push(hook);
+    }
+
+    /// For every node whether a wanted value leads to it; all of them when leaves are served.
+    fn needed(&self, wanted: &[Edge]) -> Vec<bool> {
+        let mut needed = vec![false; self.nodes.len()];
+        wanted.iter().for_each(|edge| needed[edge.node] = true);
+        for (index, node) in self.nodes.iter().enumerate() {
+            let Node::Op(op) = node else { continue };
+            let leads = op.inputs.iter().flatten().any(|edge| needed[edge.node]);
+            needed[index] |= leads;
+        }
+        needed
+    }
+}
+
+/// One walk back over a tape. Only gradients that are on their way take memory, so it is as
+/// large as the graph is wide, not as it is long.
+pub(crate) struct Walk<'a> {
+    tape: Tape,
+    /// Absent where the gradients of leaves are not collected.
+    attempt: Option<&'a Attempt>,
+    /// Present where only some values are asked for.
+    needed: Option<Vec<bool>>,
+    pending: BTreeMap<Edge, Tensor>,
+    wanted: BTreeMap<Edge, Option<Tensor>>,
+    looks_for_anomalies: bool,
+}
+
+impl<'a> Walk<'a> {
+    /// A walk that adds what arrives at leaves to `attempt`, and keeps the gradients of `wanted`.
+    /// Without an attempt it only goes where those are.
+    pub(crate) fn new(
+        tape: Tape,
+        attempt: Option<&'a Attempt>,
+        wanted: impl IntoIterator<Item = Edge>,
+    ) -> Self {
+        let wanted: BTreeMap<Edge, Option<Tensor>> =
+            wanted.into_iter().map(|edge| (edge, None)).collect();
+        let edges: Vec<Edge> = wanted.keys().copied().collect();
+        let needed = attempt.is_none().then(|| tape.needed(&edges));
+        let pending = BTreeMap::new();
+        Walk { tape, attempt, needed, pending, wanted, looks_for_anomalies: false }
+    }
+
+    /// Makes a gradient that is not finite an error that names the operation.
+    pub(crate) fn looking_for_anomalies(self, looks_for_anomalies: bool) -> Self {
+        Walk { looks_for_anomalies, ..self }
+    }
+
+    /// Adds `dy` to what has arrived for `edge`, in place where nobody else sees it.
+    pub(crate) fn add(&mut self, edge: Edge, dy: Tensor) -> Result<()> {
+        let sum = match self.pending.remove(&edge) {
+            None => dy,
+            Some(mut sum) if sum.is_reusable() => {
+                sum.add_(&dy)?;
+                sum
+            }
+            Some(sum) => sum.add(&dy)?,
+        };
+        self.pending.insert(edge, sum);
+        Ok(())
+    }
+
+    /// Walks to the start; the gradients that were asked for. Every node is dropped as it is
+    /// passed, with all that it saved.
+    pub(crate) fn run(mut self) -> Result<BTreeMap<Edge, Option<Tensor>>> {
+        while let Some((&Edge { node: index, .. }, _)) = self.pending.last_key_value() {
+            self.tape.nodes.truncate(index + 1);
+            let node = self.tape.nodes.pop().expect("gradients belong to nodes");
+            let output_count = match &node {
+                Node::Op(op) => op.rule.output_count(),
+                Node::Leaf(_) | Node::Source => 1,
+            };
+            let mut dys = Vec::with_capacity(output_count);
+            for output in 0..output_count {
+                dys.push(self.arrived(Edge { node: index, output })?);
+            }
             match node {
-                Node::Leaf(leaf) => attempt.accumulate(leaf, dy)?,
-                Node::Op { rule, inputs, site } => {
-                    let bits =
-                        inputs.iter().enumerate().map(|(i, id)| u64::from(id.is_some()) << i);
-                    let needs = Needs(bits.sum());
-                    let input_gradients =
-                        rule.backward(dy, needs).map_err(|error| error.saved_by(site))?;
-                    assert_eq!(input_gradients.len(), inputs.len(), "one gradient per input");
-                    for (input, dx) in inputs.into_iter().zip(input_gradients) {
-                        let Some(NodeId(index)) = input else { continue };
-                        let dx = dx.expect("a rule gives every gradient that is needed");
-                        match &self.nodes[index] {
-                            Node::Leaf(leaf) => attempt.accumulate(*leaf, dx)?,
-                            Node::Op { .. } => add_to(&mut gradients[index], dx)?,
-                        }
+                Node::Source => {}
+                Node::Leaf(leaf) => {
+                    if let (Some(attempt), Some(dy)) = (self.attempt, dys.pop().flatten()) {
+                        attempt.accumulate(leaf, dy)?;
                     }
                 }
+                Node::Op(op) => self.op(op, dys)?,
+            }
+        }
+        Ok(self.wanted)
+    }
+
+    /// The whole gradient of `edge`, after its hooks; a copy stays if it was asked for.
+    fn arrived(&mut self, edge: Edge) -> Result<Option<Tensor>> {
+        let Some(mut dy) = self.pending.remove(&edge) else { return Ok(None) };
+        for hook in self.tape.hooks.remove(&edge).unwrap_or_default() {
+            let (shape, dtype) = (*dy.shape(), dy.dtype());
+            dy = hook(dy)?;
+            check_like("gradient hook", &dy, shape, dtype)?;
+        }
+        if let Some(slot) = self.wanted.get_mut(&edge) {
+            *slot = Some(dy.clone());
+        }
+        Ok(Some(dy))
+    }
+
+    fn op(&mut self, op: Op, dys: Vec<Option<Tensor>>) -> Result<()> {
+        let Op { name, site, rule, inputs } = op;
+        let needs = Needs::new(inputs.iter().map(|input| self.needs(*input)));
+        let needs = needs.with_leaves(self.attempt.is_some());
+        let strict = matches!(rule, AnyRule::One(_));
+        let gradients = match rule {
+            AnyRule::One(rule) => match dys.into_iter().next().flatten() {
+                Some(dy) => rule.backward(dy, needs)?,
+                None => return Ok(()),
+            },
+            AnyRule::Many(rule, _) => rule.backward(dys, needs)?,
+            AnyRule::Segment(rule, _) => return self.segment(rule, dys, &inputs, needs),
+        };
+        assert_eq!(gradients.len(), inputs.len(), "{name}: one gradient per input");
+        for (input, dx) in inputs.into_iter().zip(gradients) {
+            let Some(edge) = input.filter(|_| self.needs(input)) else { continue };
+            let Some(dx) = dx else {
+                assert!(!strict, "{name}: a rule gives every gradient that is needed");
+                continue;
+            };
+            if self.looks_for_anomalies {
+                anomaly::check(name, site, Phase::Backward, &dx)?;
+            }
+            self.contribute(edge, dx)?;
+        }
+        Ok(())
+    }
+
+    /// A segment goes on with the sums that its inputs have so far, as its operations would have
+    /// done one by one: the additions keep their order and the result its bits.
+    fn segment(
+        &mut self,
+        rule: Box<dyn Segment>,
+        dys: Vec<Option<Tensor>>,
+        inputs: &[Option<Edge>],
+        needs: Needs,
+    ) -> Result<()> {
+        let mut slots = Vec::with_capacity(inputs.len());
+        for (index, input) in inputs.iter().enumerate() {
+            slots.push(match input.filter(|_| self.needs(*input)) {
+                None => Slot::Unneeded,
+                Some(_) if inputs[..index].contains(input) => {
+                    let first = inputs.iter().position(|other| other == input);
+                    Slot::Same(first.expect("it stands before"))
+                }
+                Some(edge) => match self.direct_leaf(edge) {
+                    Some(leaf) => Slot::Leaf(leaf),
+                    None => Slot::Sum(self.pending.remove(&edge)),
+                },
+            });
+        }
+        let sums = rule.backward(dys, slots, needs)?;
+        for (input, sum) in inputs.iter().zip(sums) {
+            if let (Some(edge), Some(sum)) = (input, sum) {
+                self.pending.insert(*edge, sum);
             }
         }
         Ok(())
     }
+
+    fn needs(&self, input: Option<Edge>) -> bool {
+        let needed = |edge: Edge| self.needed.as_ref().is_none_or(|needed| needed[edge.node]);
+        input.is_some_and(needed)
+    }
+
+    /// The leaf at `edge`, if contributions go to the attempt without a stop.
+    fn direct_leaf(&self, edge: Edge) -> Option<LeafId> {
+        let Node::Leaf(leaf) = &self.tape.nodes[edge.node] else { return None };
+        let stops = self.wanted.contains_key(&edge) || self.tape.hooks.contains_key(&edge);
+        (!stops && self.attempt.is_some()).then_some(*leaf)
+    }
+
+    fn contribute(&mut self, edge: Edge, dx: Tensor) -> Result<()> {
+        match (self.direct_leaf(edge), self.attempt) {
+            (Some(leaf), Some(attempt)) => attempt.accumulate(leaf, dx),
+            _ => self.add(edge, dx),
+        }
+    }
 }
 
-/// Adds `dx` to what has arrived so far, in place where nobody else sees it.
-fn add_to(slot: &mut Option<Tensor>, dx: Tensor) -> Result<()> {
-    *slot = Some(match slot.take() {
-        None => dx,
-        Some(mut sum) if sum.is_reusable() => {
-            sum.add_(&dx)?;
-            sum
-        }
-        Some(sum) => sum.add(&dx)?,
-    });
+/// `Ok` if `tensor` is as its counterpart.
+pub(crate) fn check_like(
+    op: &'static str,
+    tensor: &Tensor,
+    shape: lowtide_tensor::Shape,
+    dtype: lowtide_tensor::DType,
+) -> Result<(), AutogradError> {
+    if *tensor.shape() != shape {
+        return Err(TensorError::Shape { op, left: *tensor.shape(), right: shape }.into());
+    }
+    if tensor.dtype() != dtype {
+        return Err(TensorError::DType { op, left: tensor.dtype(), right: dtype }.into());
+    }
     Ok(())
 }
-
-/// Where an operation was called, for errors.
-pub(crate) type Site = &'static Location<'static>;

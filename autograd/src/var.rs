@@ -5,25 +5,31 @@ use std::panic::Location;
 
 use lowtide_tensor::{Shape, Tensor};
 
-use crate::tape::NodeId;
-use crate::{AutogradError, Pass, Result, Rule};
+use crate::rule::AnyRule;
+use crate::saved::Saver;
+use crate::tape::{Edge, Site};
+use crate::{AutogradError, Pass, Result, Rule, RuleMany};
 
 /// A tensor and where it comes from in its [`Pass`]. Keeping one for a second use is an explicit
 /// `clone`, which costs the in-place shortcut but no memory.
 #[derive(Clone)]
 pub struct Var {
     value: Tensor,
-    node: Option<NodeId>,
+    node: Option<Edge>,
     pass: Pass,
 }
 
 impl Var {
-    pub(crate) fn new(value: Tensor, node: Option<NodeId>, pass: Pass) -> Self {
+    pub(crate) fn new(value: Tensor, node: Option<Edge>, pass: Pass) -> Self {
         Var { value, node, pass }
     }
 
-    pub(crate) fn into_parts(self) -> (Tensor, Option<NodeId>) {
+    pub(crate) fn into_parts(self) -> (Tensor, Option<Edge>) {
         (self.value, self.node)
+    }
+
+    pub(crate) fn node(&self) -> Option<Edge> {
+        self.node
     }
 
     /// The value.
@@ -51,8 +57,28 @@ impl Var {
         &self.pass
     }
 
+    /// This value as a constant: no gradient flows through it.
+    #[must_use]
+    pub fn detach(self) -> Var {
+        Var { node: None, ..self }
+    }
+
+    /// Calls `hook` with the gradient of this value when backward has it whole, and goes on with
+    /// what it returns, which must have the same shape and type. Several hooks run in the order
+    /// in which they came. Never called where no gradient comes by; runs in the recomputation of
+    /// a segment, not in its first run.
+    ///
+    /// # Errors
+    /// `Consumed` after backward.
+    #[track_caller]
+    pub fn on_gradient(&self, hook: impl FnOnce(Tensor) -> Result<Tensor> + 'static) -> Result<()> {
+        let Some(edge) = self.node else { return Ok(()) };
+        self.pass.hook(edge, Box::new(hook), Location::caller())
+    }
+
     /// A user's own operation: `forward` computes the value from those of `inputs` (it owns them
-    /// and may reuse their buffers), and returns the rule that backward will use.
+    /// and may reuse their buffers), keeps what it needs with the [`Saver`], and returns the rule
+    /// that backward will use.
     ///
     /// # Errors
     /// `Passes` when the inputs are of different passes, `Consumed` after backward, and what
@@ -64,14 +90,14 @@ impl Var {
     pub fn apply<const N: usize, R: Rule + 'static>(
         op: &'static str,
         inputs: [Var; N],
-        forward: impl FnOnce([Tensor; N]) -> Result<(Tensor, R)>,
+        forward: impl FnOnce([Tensor; N], &Saver) -> Result<(Tensor, R)>,
     ) -> Result<Var> {
-        Var::apply_to(op, inputs.into(), |values| {
-            forward(values.try_into().expect("as many values as inputs"))
+        Var::apply_to(op, inputs.into(), |values, saver| {
+            forward(values.try_into().expect("as many values as inputs"), saver)
         })
     }
 
-    /// [`Var::apply`] for an operation with optional inputs.
+    /// [`Var::apply`] for an operation with any number of inputs.
     ///
     /// # Errors
     /// Those of [`Var::apply`].
@@ -82,17 +108,42 @@ impl Var {
     pub fn apply_to<R: Rule + 'static>(
         op: &'static str,
         inputs: Vec<Var>,
-        forward: impl FnOnce(Vec<Tensor>) -> Result<(Tensor, R)>,
+        forward: impl FnOnce(Vec<Tensor>, &Saver) -> Result<(Tensor, R)>,
     ) -> Result<Var> {
-        let site = Location::caller();
-        let pass = inputs[0].pass.clone();
-        if inputs.iter().any(|input| !input.pass.is(&pass)) {
-            return Err(AutogradError::Passes { op, site });
-        }
-        let nodes = inputs.iter().map(|input| input.node).collect();
-        let (value, rule) = forward(inputs.into_iter().map(|input| input.value).collect())?;
-        let node = pass.record(op, site, nodes, rule)?;
+        let operands = Operands::new(op, inputs)?;
+        let (pass, nodes, site) = (operands.pass, operands.nodes, operands.site);
+        let (value, rule) = forward(operands.values, &pass.saver(op, site, &nodes))?;
+        pass.note(op, site, std::slice::from_ref(&value))?;
+        let node = pass.record(op, site, nodes, AnyRule::One(Box::new(rule)))?;
+        pass.settle()?;
         Ok(Var { value, node, pass })
+    }
+
+    /// [`Var::apply_to`] for an operation with any number of outputs, one at least.
+    ///
+    /// # Errors
+    /// Those of [`Var::apply`].
+    ///
+    /// # Panics
+    /// Without inputs.
+    #[track_caller]
+    pub fn apply_many<R: RuleMany + 'static>(
+        op: &'static str,
+        inputs: Vec<Var>,
+        forward: impl FnOnce(Vec<Tensor>, &Saver) -> Result<(Vec<Tensor>, R)>,
+    ) -> Result<Vec<Var>> {
+        let operands = Operands::new(op, inputs)?;
+        let (pass, nodes, site) = (operands.pass, operands.nodes, operands.site);
+        let (values, rule) = forward(operands.values, &pass.saver(op, site, &nodes))?;
+        pass.note(op, site, &values)?;
+        let rule = AnyRule::Many(Box::new(rule), values.len());
+        let node = pass.record(op, site, nodes, rule)?;
+        pass.settle()?;
+        let output = |(output, value)| {
+            let node = node.map(|edge| Edge { output, ..edge });
+            Var { value, node, pass: pass.clone() }
+        };
+        Ok(values.into_iter().enumerate().map(output).collect())
     }
 
     /// A user's own operation that has no rule.
@@ -109,5 +160,38 @@ impl Var {
             return Err(AutogradError::NoRule { op, site: Location::caller() });
         }
         Ok(self.pass.constant(forward(self.value)?))
+    }
+}
+
+/// The inputs of an operation, checked and in the types that the pass wants them in.
+struct Operands {
+    pass: Pass,
+    nodes: Vec<Option<Edge>>,
+    values: Vec<Tensor>,
+    site: Site,
+}
+
+impl Operands {
+    #[track_caller]
+    fn new(op: &'static str, mut inputs: Vec<Var>) -> Result<Self> {
+        let site = Location::caller();
+        let pass = inputs[0].pass.clone();
+        if inputs.iter().any(|input| !input.pass.is(&pass)) {
+            return Err(AutogradError::Passes { op, site });
+        }
+        pass.check_open(op, site)?;
+        // The conversions are recorded themselves, and are not to be converted for.
+        if op != "to_dtype"
+            && let Some(dtype) = pass.cast(op, &inputs)
+        {
+            for input in &mut inputs {
+                if input.value.dtype().is_float() && input.value.dtype() != dtype {
+                    *input = input.clone().to_dtype(dtype)?;
+                }
+            }
+        }
+        let nodes = inputs.iter().map(|input| input.node).collect();
+        let values = inputs.into_iter().map(|input| input.value).collect();
+        Ok(Operands { pass, nodes, values, site })
     }
 }

@@ -2,7 +2,12 @@
 //!
 //! In every formula `y` is the output, `dy` its gradient, and `dx` the gradient of input `x`.
 
+mod convert;
 mod elementwise;
+mod elementwise_activations;
+mod elementwise_choice;
+mod elementwise_fused;
+mod elementwise_math;
 mod matmul;
 mod network;
 mod reduce;
@@ -10,7 +15,7 @@ mod view;
 
 use lowtide_tensor::{Shape, Tensor};
 
-use crate::Result;
+use crate::{Needs, Result, Var};
 
 /// `compute` if the gradient is needed.
 fn when(needed: bool, compute: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
@@ -20,4 +25,74 @@ fn when(needed: bool, compute: impl FnOnce() -> Result<Tensor>) -> Result<Option
 /// The gradient of an operand that was broadcast from `shape`: the sum over what was stretched.
 fn unbroadcast(dy: &Tensor, shape: Shape) -> Result<Tensor> {
     Ok(dy.sum_to(shape)?)
+}
+
+/// `change` on `x` itself if nobody else sees it, else what `fresh` makes of it.
+fn reuse(
+    mut x: Tensor,
+    change: impl FnOnce(&mut Tensor) -> lowtide_tensor::Result<()>,
+    fresh: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+) -> Result<Tensor> {
+    if x.is_reusable() {
+        change(&mut x)?;
+        return Ok(x);
+    }
+    Ok(fresh(&x)?)
+}
+
+/// `dy · slope`.
+fn times(dy: Tensor, slope: &Tensor) -> Result<Tensor> {
+    reuse(dy, |dy| dy.mul_(slope), |dy| dy.mul(slope))
+}
+
+/// `dy / divisor`.
+fn over(dy: Tensor, divisor: &Tensor) -> Result<Tensor> {
+    reuse(dy, |dy| dy.div_(divisor), |dy| dy.div(divisor))
+}
+
+/// An operation of one input whose rule, from `dy` and `x`, needs the input.
+#[track_caller]
+fn from_input(
+    op: &'static str,
+    x: Var,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+    backward: impl FnOnce(Tensor, Tensor) -> Result<Tensor> + 'static,
+) -> Result<Var> {
+    Var::apply(op, [x], |[x], save| {
+        let (y, saved) = (forward(&x)?, save.keep(&x));
+        Ok((y, move |dy: Tensor, _: Needs| Ok(vec![Some(backward(dy, saved.unpack()?)?)])))
+    })
+}
+
+/// An operation of one input whose rule, from `dy` and `y`, needs the output; in place where the
+/// input's buffer is free.
+#[track_caller]
+fn from_output(
+    op: &'static str,
+    x: Var,
+    in_place: impl FnOnce(&mut Tensor) -> lowtide_tensor::Result<()>,
+    fresh: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+    backward: impl FnOnce(Tensor, Tensor) -> Result<Tensor> + 'static,
+) -> Result<Var> {
+    Var::apply(op, [x], |[x], save| {
+        let y = reuse(x, in_place, fresh)?;
+        let saved = save.keep(&y);
+        Ok((y, move |dy: Tensor, _: Needs| Ok(vec![Some(backward(dy, saved.unpack()?)?)])))
+    })
+}
+
+/// An operation of one input that is constant between its steps.
+#[track_caller]
+fn zero_gradient(
+    op: &'static str,
+    x: Var,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+) -> Result<Var> {
+    Var::apply(op, [x], |[x], _| {
+        // dx = 0
+        let rule = |dy: Tensor, _: Needs| {
+            Ok(vec![Some(Tensor::zeros(dy.device(), *dy.shape(), dy.dtype())?)])
+        };
+        Ok((forward(&x)?, rule))
+    })
 }

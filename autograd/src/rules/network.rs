@@ -9,39 +9,44 @@ impl Var {
     /// The convolution of `self = x` with `w`, plus `b`; see [`Tensor::conv2d`].
     #[track_caller]
     pub fn conv2d(self, w: Var, b: Option<Var>, geometry: Conv2dGeometry) -> Result<Var> {
-        let op = "conv2d";
-        Var::apply_to(op, [Some(self), Some(w), b].into_iter().flatten().collect(), |inputs| {
-            let (x, w, b) = (&inputs[0], &inputs[1], inputs.get(2));
-            let y = x.conv2d(w, b, geometry)?;
-            let (saved_x, saved_w, has_bias) = (Saved::new(op, x), Saved::new(op, w), b.is_some());
-            // With ∘ for the walk of the kernel: dw[o, i, k] = Σ dy[b, o, p] · x[b, i, p ∘ k],
-            // dx[b, i, q] = Σ dy[b, o, p] · w[o, i, k] over all p ∘ k = q, db[o] = Σ dy[b, o, p]
-            let rule = move |dy: Tensor, needs: Needs| {
-                let (x, w) = (saved_x.unpack()?, saved_w.unpack()?);
-                let (x_shape, w_shape) = (*x.shape(), *w.shape());
-                let dw =
-                    when(needs.input(1), || Ok(dy.conv2d_backward_weight(&x, w_shape, geometry)?))?;
-                drop(x);
-                let dx =
-                    when(needs.input(0), || Ok(dy.conv2d_backward_input(&w, x_shape, geometry)?))?;
-                let mut gradients = vec![dx, dw];
-                if has_bias {
-                    gradients.push(when(needs.input(2), || Ok(dy.sum(&[0, 2, 3])?))?);
-                }
-                Ok(gradients)
-            };
-            Ok((y, rule))
-        })
+        Var::apply_to(
+            "conv2d",
+            [Some(self), Some(w), b].into_iter().flatten().collect(),
+            |inputs, save| {
+                let (x, w, b) = (&inputs[0], &inputs[1], inputs.get(2));
+                let y = x.conv2d(w, b, geometry)?;
+                let (saved_x, saved_w, has_bias) = (save.keep(x), save.keep(w), b.is_some());
+                // With ∘ for the walk of the kernel: dw[o, i, k] = Σ dy[b, o, p] · x[b, i, p ∘ k],
+                // dx[b, i, q] = Σ dy[b, o, p] · w[o, i, k] over all p ∘ k = q,
+                // db[o] = Σ dy[b, o, p]
+                let rule = move |dy: Tensor, needs: Needs| {
+                    let (x, w) = (saved_x.unpack()?, saved_w.unpack()?);
+                    let (x_shape, w_shape) = (*x.shape(), *w.shape());
+                    let dw = when(needs.input(1), || {
+                        Ok(dy.conv2d_backward_weight(&x, w_shape, geometry)?)
+                    })?;
+                    drop(x);
+                    let dx = when(needs.input(0), || {
+                        Ok(dy.conv2d_backward_input(&w, x_shape, geometry)?)
+                    })?;
+                    let mut gradients = vec![dx, dw];
+                    if has_bias {
+                        gradients.push(when(needs.input(2), || Ok(dy.sum(&[0, 2, 3])?))?);
+                    }
+                    Ok(gradients)
+                };
+                Ok((y, rule))
+            },
+        )
     }
 
     /// The largest value in each window; see [`Tensor::max_pool2d`].
     #[track_caller]
     pub fn max_pool2d(self, geometry: Pool2dGeometry) -> Result<Var> {
-        let op = "max_pool2d";
-        Var::apply(op, [self], |[x]| {
+        Var::apply("max_pool2d", [self], |[x], save| {
             let x_shape = *x.shape();
             let (y, winners) = x.max_pool2d(geometry)?;
-            let saved_winners = Saved::new(op, &winners);
+            let saved_winners = save.keep(&winners);
             // dx[q] = Σ dy[p] over the windows p whose largest value stood at q
             let rule = move |dy: Tensor, _: Needs| {
                 let winners = saved_winners.unpack()?;
@@ -55,12 +60,11 @@ impl Var {
     /// how many they are (one element on the device); see [`Tensor::cross_entropy`].
     #[track_caller]
     pub fn cross_entropy(self, labels: &Tensor, ignore_index: i64) -> Result<(Var, Tensor)> {
-        let op = "cross_entropy";
         let mut count = None;
-        let sum = Var::apply(op, [self], |[logits]| {
+        let sum = Var::apply("cross_entropy", [self], |[logits], save| {
             let forward = logits.cross_entropy(labels, ignore_index)?;
             count = Some(forward.count);
-            let saved = [&logits, labels, &forward.log_sum_exp].map(|x| Saved::new(op, x));
+            let saved = [&logits, labels, &forward.log_sum_exp].map(|x| save.keep(x));
             // dlogits[n, c] = dy · (softmax(logits[n])[c] - [c = label n])
             let rule = move |dy: Tensor, _: Needs| {
                 let [logits, labels, log_sum_exp] = saved.map(Saved::unpack);

@@ -8,7 +8,7 @@ impl Var {
     /// The sums over `axes`; see [`Tensor::sum`].
     #[track_caller]
     pub fn sum(self, axes: &[usize]) -> Result<Var> {
-        Var::apply("sum", [self], |[x]| {
+        Var::apply("sum", [self], |[x], _| {
             let (x_shape, y) = (*x.shape(), x.sum(axes)?);
             let kept = |axis: usize| if axes.contains(&axis) { 1 } else { x_shape[axis] };
             let spread = Shape::new(&(0..x_shape.len()).map(kept).collect::<Vec<_>>());

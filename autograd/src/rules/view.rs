@@ -11,7 +11,7 @@ impl Var {
     #[track_caller]
     pub fn reshape(self, shape: impl Into<Shape>) -> Result<Var> {
         let shape = shape.into();
-        Var::apply("reshape", [self], |[x]| {
+        Var::apply("reshape", [self], |[x], _| {
             let x_shape = *x.shape();
             // dx = dy under x's shape
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.reshape(x_shape)?)]);
@@ -22,7 +22,7 @@ impl Var {
     /// Dimensions `axes` merged into one; see [`Tensor::flatten`].
     #[track_caller]
     pub fn flatten(self, axes: Range<usize>) -> Result<Var> {
-        Var::apply("flatten", [self], |[x]| {
+        Var::apply("flatten", [self], |[x], _| {
             let x_shape = *x.shape();
             // dx = dy under x's shape
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.reshape(x_shape)?)]);
@@ -33,7 +33,7 @@ impl Var {
     /// Dimensions `a` and `b` exchanged.
     #[track_caller]
     pub fn transpose(self, a: usize, b: usize) -> Result<Var> {
-        Var::apply("transpose", [self], |[x]| {
+        Var::apply("transpose", [self], |[x], _| {
             // dx = dyᵀ
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.transpose(a, b)?)]);
             Ok((x.transpose(a, b)?, rule))
@@ -44,7 +44,7 @@ impl Var {
     #[track_caller]
     pub fn permute(self, axes: &[usize]) -> Result<Var> {
         let axes = axes.to_vec();
-        Var::apply("permute", [self], |[x]| {
+        Var::apply("permute", [self], |[x], _| {
             let y = x.permute(&axes)?;
             // dx[axes[i]] = dy[i]: the inverse order
             let rule = move |dy: Tensor, _: Needs| {
@@ -59,7 +59,7 @@ impl Var {
     /// The `len` positions from `start` along `axis`.
     #[track_caller]
     pub fn narrow(self, axis: usize, start: usize, len: usize) -> Result<Var> {
-        Var::apply("narrow", [self], |[x]| {
+        Var::apply("narrow", [self], |[x], _| {
             let x_shape = *x.shape();
             // dx = dy inside the range, 0 outside
             let rule = move |dy: Tensor, _: Needs| {
@@ -71,11 +71,55 @@ impl Var {
         })
     }
 
+    /// Position `index` along `axis`, without that dimension.
+    #[track_caller]
+    pub fn select(self, axis: usize, index: usize) -> Result<Var> {
+        Var::apply("select", [self], |[x], _| {
+            let (x_shape, y) = (*x.shape(), x.select(axis, index)?);
+            // dx = dy at the position, 0 elsewhere
+            let rule = move |dy: Tensor, _: Needs| {
+                let dx = Tensor::zeros(dy.device(), x_shape, dy.dtype())?;
+                dx.select(axis, index)?.copy_(&dy)?;
+                Ok(vec![Some(dx)])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// A new dimension of length 1 before `axis`.
+    #[track_caller]
+    pub fn unsqueeze(self, axis: usize) -> Result<Var> {
+        Var::apply("unsqueeze", [self], |[x], _| {
+            // dx = dy without the dimension
+            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.squeeze(axis)?)]);
+            Ok((x.unsqueeze(axis)?, rule))
+        })
+    }
+
+    /// Without dimension `axis`, which must have length 1.
+    #[track_caller]
+    pub fn squeeze(self, axis: usize) -> Result<Var> {
+        Var::apply("squeeze", [self], |[x], _| {
+            // dx = dy with the dimension
+            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.unsqueeze(axis)?)]);
+            Ok((x.squeeze(axis)?, rule))
+        })
+    }
+
+    /// The same elements contiguous; a copy if they are not yet.
+    #[track_caller]
+    pub fn contiguous(self) -> Result<Var> {
+        Var::apply("contiguous", [self], |[x], _| {
+            // dx = dy
+            Ok((x.contiguous()?, |dy: Tensor, _: Needs| Ok(vec![Some(dy)])))
+        })
+    }
+
     /// Dimensions of length 1 stretched to `shape`.
     #[track_caller]
     pub fn expand(self, shape: impl Into<Shape>) -> Result<Var> {
         let shape = shape.into();
-        Var::apply("expand", [self], |[x]| {
+        Var::apply("expand", [self], |[x], _| {
             let x_shape = *x.shape();
             // dx = the sum of dy over what was stretched
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.sum_to(x_shape)?)]);

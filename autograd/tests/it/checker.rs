@@ -14,7 +14,7 @@ fn numbers(device: &Device, len: usize) -> Tensor {
 
 /// `x²` with `change` applied to its true derivative.
 fn square(x: Var, change: impl Fn(&mut Tensor) -> Result<()> + 'static) -> Result<Var> {
-    Var::apply("square", [x], |[x]| {
+    Var::apply("square", [x], |[x], _| {
         let y = x.mul(&x)?;
         let rule = move |dy: Tensor, _: Needs| {
             let mut dx = dy.mul(&x)?;

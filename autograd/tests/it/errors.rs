@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use lowtide_autograd::{Attempt, AutogradError, LeafId, Needs, Pass, Saved, Var};
+use lowtide_autograd::{Attempt, AutogradError, LeafId, Needs, Pass, Var};
 use lowtide_tensor::{RandomKey, Tensor, TensorError};
 
 use crate::common::{Outcome, cpu, recording, tensor};
@@ -69,8 +69,8 @@ fn a_users_own_saved_tensor_is_watched_too() -> Outcome {
     let mut x = tensor(&cpu(), "x", [3]);
     let (pass, _attempt) = recording();
     let saved = line!() + 1;
-    let y = Var::apply("own", [pass.leaf(LeafId::new(), &x)?], |[x]| {
-        let saved = Saved::new("own", &x);
+    let y = Var::apply("own", [pass.leaf(LeafId::new(), &x)?], |[x], save| {
+        let saved = save.keep(&x);
         let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.mul(&saved.unpack()?)?)]);
         Ok((x.exp()?, rule))
     })?;

@@ -203,7 +203,7 @@ fn a_rule_is_told_which_inputs_need_a_gradient() -> Outcome {
     let seen = Rc::new(Cell::new([true; 2]));
     let told = Rc::clone(&seen);
     gradients_of(&[&x], |pass, mut vars| {
-        let y = Var::apply("second", [pass.constant(c), vars.remove(0)], |[_, x]| {
+        let y = Var::apply("second", [pass.constant(c), vars.remove(0)], |[_, x], _| {
             let rule = move |dy: Tensor, needs: Needs| {
                 told.set([needs.input(0), needs.input(1)]);
                 Ok(vec![None, Some(dy)])

@@ -17,7 +17,7 @@ fn block(device: &Device, name: &str) -> Tensor {
 /// The identity, which notes the live bytes when backward comes by.
 fn probe(x: Var, notes: &Rc<RefCell<Vec<usize>>>) -> Result<Var> {
     let notes = Rc::clone(notes);
-    Var::apply("probe", [x], |[x]| {
+    Var::apply("probe", [x], |[x], _| {
         let rule = move |dy: Tensor, _: Needs| {
             notes.borrow_mut().push(live_bytes(dy.device()));
             Ok(vec![Some(dy)])
@@ -185,6 +185,32 @@ fn gradients_count_as_gradients() -> Outcome {
 
 /// Far beyond what recursion survives on a test's stack of 2 MiB.
 const MANY: usize = 100_000;
+
+#[test]
+fn a_chain_of_a_million_operations_is_walked_and_dropped() -> Outcome {
+    const LEN: usize = 1_000_000;
+    let device = cpu();
+    let x = tensor(&device, "x", [1]);
+    let before = live_bytes(&device);
+    for walks in [true, false] {
+        let (pass, attempt) = recording();
+        let mut y = pass.leaf(LeafId::new(), &x)?;
+        for _ in 0..LEN {
+            y = y.mul_scalar(1.0)?;
+        }
+        assert_eq!(live_bytes(&device) - before, BLOCK_BYTES, "one buffer serves them all");
+        if walks {
+            device.allocator().reset_peaks();
+            pass.backward(y)?;
+            let peak = device.allocator().statistics().allocated.peak_bytes;
+            assert!(peak - before <= 2 * BLOCK_BYTES, "{peak} bytes, {before} before");
+            let gradients = attempt.into_gradients();
+            assert_eq!(gradients.iter().next().unwrap().item::<f32>()?, 1.0);
+        }
+    }
+    assert_eq!(live_bytes(&device), before);
+    Ok(())
+}
 
 #[test]
 fn a_deep_graph_is_walked_without_recursion() -> Outcome {

@@ -8,8 +8,9 @@ use crate::naive::Array;
 
 type Pair = fn(&Tensor, &Tensor) -> Result<Tensor>;
 type InPlace = fn(&mut Tensor, &Tensor) -> Result<()>;
+type Twin = fn(f64, f64) -> f64;
 
-const DIVISIONS: [(&str, Pair, InPlace, fn(f64, f64) -> f64); 3] = [
+const DIVISIONS: [(&str, Pair, InPlace, Twin); 3] = [
     ("div_floor", Tensor::div_floor, Tensor::div_floor_, |a, b| (a / b).floor()),
     ("div_trunc", Tensor::div_trunc, Tensor::div_trunc_, |a, b| (a / b).trunc()),
     ("remainder", Tensor::remainder, Tensor::remainder_, |a, b| a - b * (a / b).floor()),

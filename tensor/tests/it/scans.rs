@@ -132,8 +132,7 @@ fn sums_longer_than_a_chunk_go_on() {
     for dims in [vec![200_003], vec![2, 100_001], vec![100_003, 2], vec![3, 700, 200]] {
         let twin = Array::pattern(&dims, 1);
         let x = crate::common::upload(shared(), &twin, DType::F64);
-        for axis in 0..dims.len() {
-            let len = dims[axis];
+        for (axis, &len) in dims.iter().enumerate() {
             let sums = by_rows(&twin, axis, len, |x| running(x, |a, b| a + b, 0.0));
             assert_same(&x.cumsum(axis).unwrap(), &sums);
             let reversed = by_rows(&twin, axis, len, |x| {

@@ -1,0 +1,93 @@
+//! Where infinities and NaN come from.
+
+use std::cell::RefCell;
+use std::fmt::{self, Display};
+use std::panic::Location;
+
+use lowtide_tensor::{DType, Tensor};
+
+use crate::tape::Site;
+use crate::{AutogradError, Result};
+
+/// When a value appeared that is not finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// An output of the operation.
+    Forward,
+    /// A gradient that the operation's rule gave.
+    Backward,
+}
+
+/// An operation that made a value that is not finite from values that are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Anomaly {
+    /// The operation.
+    pub op: &'static str,
+    /// Where it was called.
+    pub site: &'static Location<'static>,
+    /// Whether its result or its gradient.
+    pub phase: Phase,
+    /// Whether a NaN is among the values; otherwise there are only infinities.
+    pub has_nan: bool,
+}
+
+impl Display for Anomaly {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.phase {
+            Phase::Forward => "the result",
+            Phase::Backward => "the gradient",
+        };
+        let kind = if self.has_nan { "NaN" } else { "infinite" };
+        write!(f, "{} at {}: {what} is {kind}", self.op, self.site)
+    }
+}
+
+/// What a pass that looks for anomalies has seen.
+#[derive(Default)]
+pub(crate) struct Anomalies {
+    /// Infinities are often meant, as in a mask, so the first NaN counts apart from them.
+    first_infinite: RefCell<Option<Anomaly>>,
+    first_nan: RefCell<Option<Anomaly>>,
+}
+
+impl Anomalies {
+    /// Notes the first operation of each kind.
+    pub(crate) fn note(&self, op: &'static str, site: Site, y: &Tensor) -> Result<()> {
+        if let Some(anomaly) = find(op, site, Phase::Forward, y)? {
+            let first = if anomaly.has_nan { &self.first_nan } else { &self.first_infinite };
+            first.borrow_mut().get_or_insert(anomaly);
+        }
+        Ok(())
+    }
+
+    /// The first operation with a NaN, or else with an infinity.
+    pub(crate) fn first(&self) -> Option<Anomaly> {
+        self.first_nan.borrow().or(*self.first_infinite.borrow())
+    }
+
+    /// The origin of what is not finite in `loss`, as an error.
+    pub(crate) fn check_loss(&self, site: Site, loss: &Tensor) -> Result<()> {
+        let Some(found) = find("backward", site, Phase::Forward, loss)? else { return Ok(()) };
+        let first = if found.has_nan { self.first() } else { *self.first_infinite.borrow() };
+        Err(AutogradError::NonFinite(first.unwrap_or(found)))
+    }
+}
+
+/// An error if `tensor` is not finite.
+pub(crate) fn check(op: &'static str, site: Site, phase: Phase, tensor: &Tensor) -> Result<()> {
+    find(op, site, phase, tensor)?.map_or(Ok(()), |anomaly| Err(AutogradError::NonFinite(anomaly)))
+}
+
+fn find(op: &'static str, site: Site, phase: Phase, tensor: &Tensor) -> Result<Option<Anomaly>> {
+    if !tensor.dtype().is_float() || any(&tensor.is_finite()?.logical_not()?)? == 0.0 {
+        return Ok(None);
+    }
+    let has_nan = any(&tensor.is_nan()?)? > 0.0;
+    Ok(Some(Anomaly { op, site, phase, has_nan }))
+}
+
+/// How many are true. A simulated device has none.
+fn any(mask: &Tensor) -> Result<f64> {
+    let count = mask.to_dtype(DType::F32)?.sum_all()?.to_dtype(DType::F64)?;
+    Ok(count.item_assuming(0.0f64)?)
+}

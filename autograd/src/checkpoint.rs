@@ -1,0 +1,304 @@
+//! Segments of a pass: what they save is kept, recomputed, or moved away.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::panic::Location;
+use std::rc::Rc;
+
+use lowtide_allocator::Category;
+use lowtide_tensor::{DType, Shape, Tensor, TensorError};
+
+use crate::journal::{Journal, Replay};
+use crate::offload::Store;
+use crate::pass::{Inner, Mode, Settings};
+use crate::random::Draws;
+use crate::rule::{AnyRule, Needs, Segment, Slot};
+use crate::tape::{Edge, Op, Site, Tape, check_like};
+use crate::{Attempt, AutogradError, Offload, Pass, Result, Saved, Var};
+
+/// What becomes of the tensors that a segment saves for backward. The results have the same bits
+/// with each.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SavedPolicy {
+    /// They stay: no work, most memory.
+    Keep,
+    /// Only the segment's inputs stay; backward computes the rest again. Costs a second forward.
+    Recompute,
+    /// They wait in another device's memory. Costs two copies.
+    Offload(Offload),
+}
+
+/// Computes a segment: only from its inputs, leaves, and the pass that it is given, so that a
+/// second run does the same.
+type Function = dyn Fn(&Pass, Vec<Var>) -> Result<Vec<Var>>;
+
+impl Pass {
+    /// Runs `segment` on `inputs` under `policy`. Inside of it only the pass that it is given can
+    /// be used, and the values that it is given.
+    ///
+    /// # Errors
+    /// `Passes` for a value of another pass, and what `segment` returns.
+    #[track_caller]
+    pub fn segment_many(
+        &self,
+        policy: &SavedPolicy,
+        inputs: Vec<Var>,
+        segment: impl Fn(&Pass, Vec<Var>) -> Result<Vec<Var>> + 'static,
+    ) -> Result<Vec<Var>> {
+        let store = match policy {
+            SavedPolicy::Recompute => return self.checkpoint_many(inputs, segment),
+            SavedPolicy::Keep => None,
+            SavedPolicy::Offload(options) => Some(self.store(options)),
+        };
+        let enclosing = Enclosing { pass: self, store: self.0.store.replace(store) };
+        let outputs = segment(self, inputs)?;
+        self.settle()?;
+        drop(enclosing);
+        Ok(outputs)
+    }
+
+    /// [`Pass::segment_many`] with one input and one output.
+    ///
+    /// # Errors
+    /// Those of [`Pass::segment_many`].
+    #[track_caller]
+    pub fn segment(
+        &self,
+        policy: &SavedPolicy,
+        input: Var,
+        segment: impl Fn(&Pass, Var) -> Result<Var> + 'static,
+    ) -> Result<Var> {
+        self.segment_many(policy, vec![input], single(segment)).map(only)
+    }
+
+    /// Runs `segment` on `inputs` and keeps nothing of it but the inputs; backward runs it again,
+    /// with the same random numbers and without a second update of buffers. Segments nest.
+    ///
+    /// # Errors
+    /// Those of [`Pass::segment_many`]; backward reports `Shape` when the second run gives other
+    /// shapes than the first, `Modified` when an input or a leaf was written in between.
+    #[track_caller]
+    pub fn checkpoint_many(
+        &self,
+        inputs: Vec<Var>,
+        segment: impl Fn(&Pass, Vec<Var>) -> Result<Vec<Var>> + 'static,
+    ) -> Result<Vec<Var>> {
+        self.checkpoint_boxed(inputs, Box::new(segment))
+    }
+
+    /// [`Pass::checkpoint_many`] with one input and one output.
+    ///
+    /// # Errors
+    /// Those of [`Pass::checkpoint_many`].
+    #[track_caller]
+    pub fn checkpoint(
+        &self,
+        input: Var,
+        segment: impl Fn(&Pass, Var) -> Result<Var> + 'static,
+    ) -> Result<Var> {
+        self.checkpoint_many(vec![input], single(segment)).map(only)
+    }
+
+    #[track_caller]
+    fn checkpoint_boxed(&self, inputs: Vec<Var>, function: Box<Function>) -> Result<Vec<Var>> {
+        let (name, site) = ("checkpoint", Location::caller());
+        self.check_open(name, site)?;
+        if inputs.iter().any(|input| !input.pass().is(self)) {
+            return Err(AutogradError::Passes { op: name, site });
+        }
+        if !matches!(self.0.mode, Mode::Record(_)) || !self.is_recording() {
+            return function(self, inputs);
+        }
+        let edges: Vec<Option<Edge>> = inputs.iter().map(Var::node).collect();
+        // A segment without inputs that need gradients has leaves of its own: it saves as well.
+        let saver = self.saver(name, site, &[Some(Edge { node: 0, output: 0 })]);
+        let journal = Rc::new(RefCell::new(Journal::default()));
+        let again = Again {
+            function,
+            inputs: inputs.iter().map(|input| saver.keep(input.value())).collect(),
+            outputs: Vec::new(),
+            settings: self.0.settings.borrow().clone(),
+            attempt: self.0.attempt.borrow().clone(),
+            draws: self.0.draws.clone(),
+            journal: Rc::clone(&journal),
+            site,
+        };
+        let shadow = self.shadow(journal);
+        let inside = inputs.into_iter().map(|input| {
+            let (value, node) = input.into_parts();
+            Var::new(value, node, shadow.clone())
+        });
+        let outputs = (again.function)(&shadow, inside.collect())?;
+        if outputs.iter().any(|output| !output.pass().is(&shadow)) {
+            return Err(AutogradError::Passes { op: name, site });
+        }
+        self.0.draws.go_on_from(&shadow.0.draws);
+        self.close(again, edges, outputs)
+    }
+
+    /// Records the segment if a gradient can flow through it; its outputs as values of this pass.
+    fn close(
+        &self,
+        again: Again,
+        inputs: Vec<Option<Edge>>,
+        outputs: Vec<Var>,
+    ) -> Result<Vec<Var>> {
+        let mut node = None;
+        if outputs.iter().any(Var::needs_gradient) {
+            let like = |output: &Var| (*output.shape(), output.value().dtype());
+            let again = Again { outputs: outputs.iter().map(like).collect(), ..again };
+            let (name, site) = ("checkpoint", again.site);
+            let rule = AnyRule::Segment(Box::new(again), outputs.len());
+            node = self.record_always(Op { name, site, rule, inputs })?;
+        }
+        let ours = |(output, var): (usize, Var)| {
+            let (value, inside) = var.into_parts();
+            let edge = inside.and(node).map(|edge| Edge { output, ..edge });
+            Var::new(value, edge, self.clone())
+        };
+        let outputs = outputs.into_iter().enumerate().map(ours).collect();
+        self.settle()?;
+        Ok(outputs)
+    }
+
+    /// A pass like this one that keeps no record, but writes down what it reads.
+    fn shadow(&self, journal: Rc<RefCell<Journal>>) -> Pass {
+        Pass(Rc::new(Inner {
+            mode: Mode::Shadow,
+            settings: RefCell::new(self.0.settings.borrow().clone()),
+            attempt: self.0.attempt.clone(),
+            draws: self.0.draws.clone(),
+            paused: Cell::new(0),
+            journal: Some(journal),
+            replay: self.0.replay.clone(),
+            store: RefCell::default(),
+            stores: RefCell::default(),
+        }))
+    }
+
+    /// The one store of this pass with these options.
+    fn store(&self, options: &Offload) -> Rc<Store> {
+        let mut stores = self.0.stores.borrow_mut();
+        if let Some(store) = stores.iter().find(|store| store.options == *options) {
+            return Rc::clone(store);
+        }
+        stores.push(Store::new(options.clone()));
+        Rc::clone(&stores[stores.len() - 1])
+    }
+}
+
+/// Gives the pass the store of the enclosing segment back, also after an error.
+struct Enclosing<'a> {
+    pass: &'a Pass,
+    store: Option<Rc<Store>>,
+}
+
+impl Drop for Enclosing<'_> {
+    fn drop(&mut self) {
+        self.pass.0.store.replace(self.store.take());
+    }
+}
+
+fn single(
+    segment: impl Fn(&Pass, Var) -> Result<Var> + 'static,
+) -> impl Fn(&Pass, Vec<Var>) -> Result<Vec<Var>> + 'static {
+    move |pass, inputs| Ok(vec![segment(pass, only(inputs))?])
+}
+
+fn only(vars: Vec<Var>) -> Var {
+    vars.into_iter().next().expect("one in, one out")
+}
+
+/// What it takes to run a segment again. It holds no pass: the pass's record holds it.
+struct Again {
+    function: Box<Function>,
+    inputs: Vec<Saved>,
+    outputs: Vec<(Shape, DType)>,
+    settings: Settings,
+    attempt: Option<Attempt>,
+    /// As they were at the start of the segment.
+    draws: Draws,
+    journal: Rc<RefCell<Journal>>,
+    site: Site,
+}
+
+impl Segment for Again {
+    fn backward(
+        self: Box<Self>,
+        dys: Vec<Option<Tensor>>,
+        slots: Vec<Slot>,
+        needs: Needs,
+    ) -> Result<Vec<Option<Tensor>>> {
+        let Some(device) = dys.iter().flatten().next().map(|dy| dy.device().clone()) else {
+            return Ok(Vec::new());
+        };
+        let again = *self;
+        let pass = Pass(Rc::new(Inner {
+            mode: Mode::Record(RefCell::new(Some(Tape::default()))),
+            settings: RefCell::new(again.settings),
+            attempt: RefCell::new(again.attempt.filter(|_| needs.leaves())),
+            draws: again.draws,
+            paused: Cell::new(0),
+            journal: None,
+            replay: Some(Rc::new(Replay::new(again.journal, again.site))),
+            store: RefCell::default(),
+            stores: RefCell::default(),
+        }));
+        let (mut sums, mut vars) = (BTreeMap::new(), Vec::<Var>::with_capacity(slots.len()));
+        for (slot, saved) in slots.into_iter().zip(again.inputs) {
+            let value = saved.unpack()?;
+            let node = match slot {
+                Slot::Unneeded => None,
+                Slot::Same(index) => vars[index].node(),
+                Slot::Leaf(leaf) => pass.on_tape("leaf", |tape| tape.leaf(leaf))?,
+                Slot::Sum(sum) => {
+                    let edge = pass.on_tape("input", Tape::source)?;
+                    sums.extend(edge.map(|edge| (edge, (vars.len(), sum))));
+                    edge
+                }
+            };
+            vars.push(Var::new(value, node, pass.clone()));
+        }
+        let input_count = vars.len();
+        let outputs = {
+            let _scope = device.category(Category::Activation);
+            (again.function)(&pass, vars)?
+        };
+        let seeds = seeds(outputs, &again.outputs, dys)?;
+
+        let places: BTreeMap<Edge, usize> =
+            sums.iter().map(|(&edge, &(index, _))| (edge, index)).collect();
+        let (tape, attempt) = pass.take_record(again.site)?;
+        let mut walk = pass.walk(tape, attempt.as_ref(), places.keys().copied());
+        for (edge, (_, sum)) in sums {
+            sum.map_or(Ok(()), |sum| walk.add(edge, sum))?;
+        }
+        seeds.into_iter().try_for_each(|(edge, dy)| walk.add(edge, dy))?;
+        let mut totals = vec![None; input_count];
+        for (edge, total) in walk.run()? {
+            totals[places[&edge]] = total;
+        }
+        Ok(totals)
+    }
+}
+
+/// The outputs that have a gradient, if they are what they were the first time.
+fn seeds(
+    outputs: Vec<Var>,
+    expected: &[(Shape, DType)],
+    dys: Vec<Option<Tensor>>,
+) -> Result<Vec<(Edge, Tensor)>> {
+    let op = "checkpoint";
+    if outputs.len() != expected.len() {
+        let (left, right) = (Shape::new(&[outputs.len()]), Shape::new(&[expected.len()]));
+        return Err(TensorError::Shape { op, left, right }.into());
+    }
+    let mut seeds = Vec::new();
+    for ((output, &(shape, dtype)), dy) in outputs.into_iter().zip(expected).zip(dys) {
+        check_like(op, output.value(), shape, dtype)?;
+        if let (Some(edge), Some(dy)) = (output.node(), dy) {
+            seeds.push((edge, dy));
+        }
+    }
+    Ok(seeds)
+}

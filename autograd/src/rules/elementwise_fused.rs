@@ -1,0 +1,127 @@
+//! Rules of the elementwise operations with a number, and of those that do several at once.
+
+use lowtide_tensor::Tensor;
+
+use crate::rules::{reuse, unbroadcast, when};
+use crate::{Needs, Result, Var};
+
+/// `factor · dy`.
+fn scaled(dy: &Tensor, factor: f64) -> Result<Tensor> {
+    if factor == 1.0 { Ok(dy.clone()) } else { Ok(dy.mul_scalar(factor)?) }
+}
+
+impl Var {
+    /// `self - value`.
+    #[track_caller]
+    pub fn sub_scalar(self, value: f64) -> Result<Var> {
+        Var::apply("sub_scalar", [self], |[x], _| {
+            let y = reuse(x, |x| x.sub_scalar_(value), |x| x.sub_scalar(value))?;
+            // dx = dy
+            Ok((y, |dy: Tensor, _: Needs| Ok(vec![Some(dy)])))
+        })
+    }
+
+    /// `self / value`.
+    #[track_caller]
+    pub fn div_scalar(self, value: f64) -> Result<Var> {
+        Var::apply("div_scalar", [self], |[x], _| {
+            let y = reuse(x, |x| x.div_scalar_(value), |x| x.div_scalar(value))?;
+            // dx = dy / value
+            let rule = move |dy: Tensor, _: Needs| {
+                let dx = reuse(dy, |dy| dy.div_scalar_(value), |dy| dy.div_scalar(value))?;
+                Ok(vec![Some(dx)])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// What is left of a division by `other` that rounds down.
+    #[track_caller]
+    pub fn remainder(self, other: Var) -> Result<Var> {
+        Var::apply("remainder", [self, other], |[a, b], save| {
+            let (a_shape, b_shape, y) = (*a.shape(), *b.shape(), a.remainder(&b)?);
+            let saved = [&a, &b].map(|x| save.keep(x));
+            // da = dy, db = -dy · ⌊a / b⌋
+            let rule = move |dy: Tensor, needs: Needs| {
+                let [a, b] = saved;
+                let da = when(needs.input(0), || unbroadcast(&dy, a_shape))?;
+                let db = when(needs.input(1), || {
+                    let mut slope = a.unpack()?.div(&b.unpack()?)?;
+                    slope.floor_()?;
+                    slope.neg_()?;
+                    unbroadcast(&dy.mul(&slope)?, b_shape)
+                })?;
+                Ok(vec![da, db])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// What is left of a division by `value` that rounds down.
+    #[track_caller]
+    pub fn remainder_scalar(self, value: f64) -> Result<Var> {
+        Var::apply("remainder_scalar", [self], |[x], _| {
+            let y = reuse(x, |x| x.remainder_scalar_(value), |x| x.remainder_scalar(value))?;
+            // dx = dy
+            Ok((y, |dy: Tensor, _: Needs| Ok(vec![Some(dy)])))
+        })
+    }
+
+    /// `self + weight · (end - self)`, broadcast.
+    #[track_caller]
+    pub fn lerp(self, end: Var, weight: f64) -> Result<Var> {
+        Var::apply("lerp", [self, end], |[a, b], _| {
+            let (a_shape, b_shape, y) = (*a.shape(), *b.shape(), a.lerp(&b, weight)?);
+            // da = (1 - weight) · dy, db = weight · dy
+            let rule = move |dy: Tensor, needs: Needs| {
+                let da =
+                    when(needs.input(0), || unbroadcast(&scaled(&dy, 1.0 - weight)?, a_shape))?;
+                let db = when(needs.input(1), || unbroadcast(&scaled(&dy, weight)?, b_shape))?;
+                Ok(vec![da, db])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// `self + scale · a · b`, broadcast.
+    #[track_caller]
+    pub fn addcmul(self, a: Var, b: Var, scale: f64) -> Result<Var> {
+        Var::apply("addcmul", [self, a, b], |[x, a, b], save| {
+            let (x_shape, y) = (*x.shape(), x.addcmul(&a, &b, scale)?);
+            let saved = [&a, &b].map(|x| save.keep(x));
+            // dx = dy, da = scale · dy · b, db = scale · dy · a
+            let rule = move |dy: Tensor, needs: Needs| {
+                let [a, b] = saved;
+                let (a, b) = (a.unpack()?, b.unpack()?);
+                let dx = when(needs.input(0), || unbroadcast(&dy, x_shape))?;
+                let dy = scaled(&dy, scale)?;
+                let da = when(needs.input(1), || unbroadcast(&dy.mul(&b)?, *a.shape()))?;
+                let db = when(needs.input(2), || unbroadcast(&dy.mul(&a)?, *b.shape()))?;
+                Ok(vec![dx, da, db])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// `self + scale · a / b`, broadcast.
+    #[track_caller]
+    pub fn addcdiv(self, a: Var, b: Var, scale: f64) -> Result<Var> {
+        Var::apply("addcdiv", [self, a, b], |[x, a, b], save| {
+            let (x_shape, y) = (*x.shape(), x.addcdiv(&a, &b, scale)?);
+            let saved = [&a, &b].map(|x| save.keep(x));
+            // dx = dy, da = scale · dy / b, db = -scale · dy · a / b²
+            let rule = move |dy: Tensor, needs: Needs| {
+                let [a, b] = saved;
+                let (a, b) = (a.unpack()?, b.unpack()?);
+                let dx = when(needs.input(0), || unbroadcast(&dy, x_shape))?;
+                let quotient = scaled(&dy, scale)?.div(&b)?;
+                let da = when(needs.input(1), || unbroadcast(&quotient, *a.shape()))?;
+                let db = when(needs.input(2), || {
+                    Ok(unbroadcast(&quotient.mul(&a)?.div(&b)?, *b.shape())?.neg()?)
+                })?;
+                Ok(vec![dx, da, db])
+            };
+            Ok((y, rule))
+        })
+    }
+}

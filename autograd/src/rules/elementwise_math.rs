@@ -1,0 +1,214 @@
+//! Rules of the functions of one element; where the formula allows it the output is saved, and
+//! the input's buffer can be reused.
+
+use std::f64::consts::FRAC_2_SQRT_PI;
+
+use lowtide_tensor::Tensor;
+
+use crate::rules::{from_input, from_output, over, times, unbroadcast, when, zero_gradient};
+use crate::{Needs, Result, Var};
+
+impl Var {
+    /// `e^self`.
+    #[track_caller]
+    pub fn exp(self) -> Result<Var> {
+        // dx = dy · y
+        from_output("exp", self, Tensor::exp_, Tensor::exp, |dy, y| times(dy, &y))
+    }
+
+    /// `e^self - 1`, exact near 0.
+    #[track_caller]
+    pub fn expm1(self) -> Result<Var> {
+        // dx = dy · (y + 1)
+        from_output("expm1", self, Tensor::expm1_, Tensor::expm1, |dy, y| {
+            times(dy, &y.add_scalar(1.0)?)
+        })
+    }
+
+    /// The natural logarithm.
+    #[track_caller]
+    pub fn log(self) -> Result<Var> {
+        // dx = dy / x
+        from_input("log", self, Tensor::log, |dy, x| over(dy, &x))
+    }
+
+    /// `ln(1 + self)`, exact near 0.
+    #[track_caller]
+    pub fn log1p(self) -> Result<Var> {
+        // dx = dy / (x + 1)
+        from_input("log1p", self, Tensor::log1p, |dy, x| over(dy, &x.add_scalar(1.0)?))
+    }
+
+    /// The square root.
+    #[track_caller]
+    pub fn sqrt(self) -> Result<Var> {
+        // dx = dy / (2 y)
+        from_output("sqrt", self, Tensor::sqrt_, Tensor::sqrt, |dy, y| {
+            over(dy, &y.mul_scalar(2.0)?)
+        })
+    }
+
+    /// `1 / √self`.
+    #[track_caller]
+    pub fn rsqrt(self) -> Result<Var> {
+        // dx = -dy · y³ / 2
+        from_output("rsqrt", self, Tensor::rsqrt_, Tensor::rsqrt, |dy, y| {
+            let mut slope = y.mul(&y)?;
+            slope.mul_(&y)?;
+            slope.mul_scalar_(-0.5)?;
+            times(dy, &slope)
+        })
+    }
+
+    /// `1 / self`.
+    #[track_caller]
+    pub fn reciprocal(self) -> Result<Var> {
+        // dx = -dy · y²
+        from_output("reciprocal", self, Tensor::reciprocal_, Tensor::reciprocal, |dy, y| {
+            let mut slope = y.mul(&y)?;
+            slope.neg_()?;
+            times(dy, &slope)
+        })
+    }
+
+    /// `self^other`, broadcast.
+    #[track_caller]
+    pub fn pow(self, other: Var) -> Result<Var> {
+        Var::apply("pow", [self, other], |[a, b], save| {
+            let y = a.pow(&b)?;
+            let saved = [&a, &b, &y].map(|x| save.keep(x));
+            // da = dy · b · a^(b-1), 0 where b = 0; db = dy · y · ln a, 0 where a = 0 and b ≥ 0
+            let rule = move |dy: Tensor, needs: Needs| {
+                let [a, b, y] = saved;
+                let (a, b, y) = (a.unpack()?, b.unpack()?, y.unpack()?);
+                let da = when(needs.input(0), || {
+                    let slope = b.mul(&a.pow(&b.add_scalar(-1.0)?)?)?;
+                    let slope = slope.masked_fill(&b.eq_scalar(0.0)?, 0.0)?;
+                    unbroadcast(&dy.mul(&slope)?, *a.shape())
+                })?;
+                let db = when(needs.input(1), || {
+                    let flat = a.eq_scalar(0.0)?.logical_and(&b.ge_scalar(0.0)?)?;
+                    let slope = y.mul(&a.log()?)?.masked_fill(&flat, 0.0)?;
+                    unbroadcast(&dy.mul(&slope)?, *b.shape())
+                })?;
+                Ok(vec![da, db])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// `self^exponent`.
+    #[track_caller]
+    pub fn pow_scalar(self, exponent: f64) -> Result<Var> {
+        let op = "pow_scalar";
+        if exponent == 0.0 {
+            return zero_gradient(op, self, |x| x.pow_scalar(0.0));
+        }
+        // dx = dy · p · x^(p-1)
+        from_input(
+            op,
+            self,
+            move |x| x.pow_scalar(exponent),
+            move |dy, x| {
+                let mut slope = x.pow_scalar(exponent - 1.0)?;
+                slope.mul_scalar_(exponent)?;
+                times(dy, &slope)
+            },
+        )
+    }
+
+    /// The sine of an angle in radians.
+    #[track_caller]
+    pub fn sin(self) -> Result<Var> {
+        // dx = dy · cos x
+        from_input("sin", self, Tensor::sin, |dy, x| times(dy, &x.cos()?))
+    }
+
+    /// The cosine of an angle in radians.
+    #[track_caller]
+    pub fn cos(self) -> Result<Var> {
+        // dx = -dy · sin x
+        from_input("cos", self, Tensor::cos, |dy, x| {
+            let mut slope = x.sin()?;
+            slope.neg_()?;
+            times(dy, &slope)
+        })
+    }
+
+    /// The tangent of an angle in radians.
+    #[track_caller]
+    pub fn tan(self) -> Result<Var> {
+        // dx = dy · (1 + y²)
+        from_output("tan", self, Tensor::tan_, Tensor::tan, |dy, y| {
+            let mut slope = y.mul(&y)?;
+            slope.add_scalar_(1.0)?;
+            times(dy, &slope)
+        })
+    }
+
+    /// The angle in radians with this tangent, between -π/2 and π/2.
+    #[track_caller]
+    pub fn atan(self) -> Result<Var> {
+        // dx = dy / (1 + x²)
+        from_input("atan", self, Tensor::atan, |dy, x| {
+            let mut divisor = x.mul(&x)?;
+            divisor.add_scalar_(1.0)?;
+            over(dy, &divisor)
+        })
+    }
+
+    /// The hyperbolic tangent.
+    #[track_caller]
+    pub fn tanh(self) -> Result<Var> {
+        // dx = dy · (1 - y²)
+        from_output("tanh", self, Tensor::tanh_, Tensor::tanh, |dy, y| {
+            let mut slope = y.mul(&y)?;
+            slope.neg_()?;
+            slope.add_scalar_(1.0)?;
+            times(dy, &slope)
+        })
+    }
+
+    /// The error function.
+    #[track_caller]
+    pub fn erf(self) -> Result<Var> {
+        // dx = dy · 2/√π · e^(-x²)
+        from_input("erf", self, Tensor::erf, |dy, x| {
+            let mut slope = x.mul(&x)?;
+            slope.neg_()?;
+            slope.exp_()?;
+            slope.mul_scalar_(FRAC_2_SQRT_PI)?;
+            times(dy, &slope)
+        })
+    }
+
+    /// 1, -1 or 0; its gradient is 0.
+    #[track_caller]
+    pub fn sign(self) -> Result<Var> {
+        zero_gradient("sign", self, Tensor::sign)
+    }
+
+    /// The largest whole number that is not above; its gradient is 0.
+    #[track_caller]
+    pub fn floor(self) -> Result<Var> {
+        zero_gradient("floor", self, Tensor::floor)
+    }
+
+    /// The smallest whole number that is not below; its gradient is 0.
+    #[track_caller]
+    pub fn ceil(self) -> Result<Var> {
+        zero_gradient("ceil", self, Tensor::ceil)
+    }
+
+    /// The nearest whole number, of two equally near ones the even one; its gradient is 0.
+    #[track_caller]
+    pub fn round(self) -> Result<Var> {
+        zero_gradient("round", self, Tensor::round)
+    }
+
+    /// Without the digits after the point; its gradient is 0.
+    #[track_caller]
+    pub fn trunc(self) -> Result<Var> {
+        zero_gradient("trunc", self, Tensor::trunc)
+    }
+}

@@ -1,0 +1,125 @@
+//! Gradients at the points where differences say nothing: kinks, ties, poles. The expected ones
+//! are PyTorch's.
+
+use lowtide_autograd::{LeafId, Pass, Result, Var};
+use lowtide_tensor::{Device, Tensor};
+
+use crate::common::{BLOCK_LEN, Outcome, cpu, gradients_of, live_bytes, recording, tensor};
+
+fn gradients<const N: usize>(
+    device: &Device,
+    inputs: [&[f64]; N],
+    f: impl FnOnce(&Pass, Vec<Var>) -> Result<Var>,
+) -> Result<[Vec<f64>; N]> {
+    let tensors = inputs.map(|x| Tensor::from_slice(device, [x.len()], x).expect("memory"));
+    let (leaves, gradients) =
+        gradients_of(&tensors.each_ref(), |pass, vars| f(pass, vars)?.sum_all())?;
+    Ok(leaves
+        .iter()
+        .map(|leaf| gradients.get(*leaf).expect("it has influence").to_vec::<f64>())
+        .collect::<lowtide_tensor::Result<Vec<_>>>()?
+        .try_into()
+        .expect("one each"))
+}
+
+#[test]
+fn equal_values_share_the_gradient_of_the_larger_and_the_smaller() -> Outcome {
+    let device = cpu();
+    type Choose = fn(Var, Var) -> Result<Var>;
+    let cases: [(Choose, [f64; 3]); 2] =
+        [(Var::maximum, [0.0, 0.5, 1.0]), (Var::minimum, [1.0, 0.5, 0.0])];
+    for (choose, expected) in cases {
+        let inputs: [&[f64]; 2] = [&[1.0, 2.0, 3.0], &[2.0, 2.0, 2.0]];
+        let [da, db] = gradients(&device, inputs, |_, mut x| choose(x.remove(0), x.remove(0)))?;
+        assert_eq!(da, expected);
+        assert_eq!(db, expected.map(|x| 1.0 - x));
+    }
+    Ok(())
+}
+
+#[test]
+fn kinks_have_the_slopes_of_pytorch() -> Outcome {
+    let device = cpu();
+    type Unary = fn(Var) -> Result<Var>;
+    let cases: [(&str, Unary, &[f64], &[f64]); 9] = [
+        ("relu", Var::relu, &[-1.0, 0.0, 1.0], &[0.0, 0.0, 1.0]),
+        ("abs", Var::abs, &[-1.0, 0.0, 1.0], &[-1.0, 0.0, 1.0]),
+        ("leaky_relu", |x| x.leaky_relu(0.5), &[-1.0, 0.0, 1.0], &[0.5, 0.5, 1.0]),
+        ("elu", |x| x.elu(2.0), &[0.0, 1.0], &[2.0, 1.0]),
+        ("clamp", |x| x.clamp(-1.0, 1.0), &[-2.0, -1.0, 0.0, 1.0, 2.0], &[0.0, 1.0, 1.0, 1.0, 0.0]),
+        ("clamp", |x| x.clamp(0.0, f64::INFINITY), &[-2.0, 0.0, 9.0], &[0.0, 1.0, 1.0]),
+        ("softplus", |x| x.softplus(1.0, 20.0), &[0.0, 21.0], &[0.5, 1.0]),
+        ("pow_scalar", |x| x.pow_scalar(0.0), &[0.0, 2.0], &[0.0, 0.0]),
+        ("sqrt", Var::sqrt, &[0.0, 4.0], &[f64::INFINITY, 0.25]),
+    ];
+    for (name, function, x, expected) in cases {
+        let [dx] = gradients(&device, [x], |_, mut x| function(x.remove(0)))?;
+        assert_eq!(dx, expected, "{name} at {x:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_power_of_zero_has_finite_gradients_where_it_can() -> Outcome {
+    let inputs: [&[f64]; 2] = [&[0.0, 0.0, 2.0], &[0.0, 2.0, 0.0]];
+    let [da, db] = gradients(&cpu(), inputs, |_, mut x| x.remove(0).pow(x.remove(0)))?;
+    assert_eq!(da, [0.0, 0.0, 0.0]);
+    assert_eq!((db[0], db[1]), (0.0, 0.0));
+    assert!((db[2] - 2.0_f64.ln()).abs() <= 1e-15);
+    Ok(())
+}
+
+#[test]
+fn rules_that_need_their_output_work_in_the_inputs_buffer() -> Outcome {
+    type Unary = fn(Var) -> Result<Var>;
+    let in_place: [Unary; 12] = [
+        Var::exp,
+        Var::expm1,
+        Var::sqrt,
+        Var::rsqrt,
+        Var::reciprocal,
+        Var::tan,
+        Var::tanh,
+        Var::sigmoid,
+        |x| x.leaky_relu(0.1),
+        |x| x.elu(1.0),
+        |x| x.div_scalar(3.0),
+        |x| x.sub_scalar(3.0),
+    ];
+    let device = cpu();
+    for (index, function) in in_place.into_iter().enumerate() {
+        let (pass, _attempt) = recording();
+        let x = pass.leaf(LeafId::new(), &tensor(&device, "x", [BLOCK_LEN]))?.mul_scalar(0.5)?;
+        let (before, requests) = (live_bytes(&device), device.allocator().request_count());
+        let _y = function(x)?;
+        let after = (live_bytes(&device), device.allocator().request_count());
+        assert_eq!(after, (before, requests), "function {index}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_choice_saves_a_byte_an_element_and_only_where_it_is_recorded() -> Outcome {
+    // A mask of this many elements fills a block, a float of each of them fills four.
+    const LEN: usize = 4 * BLOCK_LEN;
+    let device = cpu();
+    let x = tensor(&device, "x", [LEN]);
+    let (pass, _attempt) = recording();
+    for (pass, mask_bytes) in [(Pass::eval(), 0), (pass, LEN)] {
+        let x = pass.leaf(LeafId::new(), &x)?.mul_scalar(2.0)?;
+        let before = live_bytes(&device);
+        let _y = x.clamp(-0.5, 0.5)?;
+        // The input's buffer goes, the result's comes.
+        assert_eq!(live_bytes(&device) - before, mask_bytes);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_conversion_that_has_no_gradient_is_a_constant() -> Outcome {
+    let (pass, _attempt) = recording();
+    let x = pass.leaf(LeafId::new(), &tensor(&cpu(), "x", [3]))?;
+    assert!(!x.clone().to_dtype(lowtide_tensor::DType::I64)?.needs_gradient());
+    assert!(x.to_dtype(lowtide_tensor::DType::F64)?.needs_gradient());
+    Ok(())
+}
