@@ -365,4 +365,21 @@ macro_rules! for_each_dtype {
     };
 }
 
-pub(crate) use {for_each_dtype, for_float};
+/// Runs `$body` with `$T` standing for the half type that `$dtype` names.
+macro_rules! for_half {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            $crate::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            _ => unreachable!("checked to be a float"),
+        }
+    };
+}
+
+pub(crate) use {for_each_dtype, for_float, for_half};

@@ -23,6 +23,7 @@ pub use half::{bf16, f16};
 pub use launch::{Cost, Kernel, Operands, View, ViewMut};
 pub use layout::{Layout, RANK_MAX, Shape};
 pub use ops::adam::{AdamStep, WeightDecay};
+pub use ops::attention::{Attention, AttentionDropout, AttentionOptions, Causal};
 pub use ops::conv2d::Conv2dGeometry;
 pub use ops::cross_entropy::CrossEntropy;
 pub use ops::finite::{scale_and_check_finite, squared_norm};

@@ -1,11 +1,12 @@
 //! One folder per operation: shapes, checks and the launch in `mod.rs`, loops in `cpu.rs`.
 
 pub(crate) mod adam;
+pub(crate) mod attention;
 pub(crate) mod conv2d;
 pub(crate) mod cross_entropy;
 pub(crate) mod elementwise;
 pub(crate) mod finite;
-mod matmul;
+pub(crate) mod matmul;
 pub(crate) mod max_pool2d;
 mod random;
 mod reduce;
