@@ -193,7 +193,7 @@ pub fn orthogonal_(weight: &mut Tensor, key: RandomKey, gain: f64) -> Result<()>
     let rows = weight.shape()[0];
     let columns = weight.element_count() / rows.max(1);
     fill(weight, "orthogonal", |values| {
-        // `count` vectors of `len` numbers; element `k` of vector `v` is at `v · step + k · stride`.
+        // `count` vectors of `len` numbers; `v · step + k · stride` is element `k` of vector `v`.
         let (count, len) = (rows.min(columns), rows.max(columns));
         let (step, stride) = if rows <= columns { (columns, 1) } else { (1, columns) };
         for (index, value) in values.iter_mut().enumerate() {

@@ -6,7 +6,8 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use lowtide_tensor::{
-    AdamStep, Conv2dGeometry, CpuOptions, DType, Device, Pool2dGeometry, Tensor, WeightDecay,
+    AdamStep, AttentionOptions, Causal, Conv2dGeometry, CpuOptions, DType, Device, Pool2dGeometry,
+    Tensor, WeightDecay,
 };
 
 const ELEMENTS: usize = 1 << 20;
@@ -142,6 +143,53 @@ fn matmul(criterion: &mut Criterion) {
     };
     let products = Throughput::Elements((SQUARE * SQUARE * SQUARE) as u64);
     check_and_time(criterion, "matmul_256", products, || a.matmul(&b).expect("matmul"), naive);
+}
+
+/// [B, H, T, D] of causal attention: a small model of characters, and GPT-2's.
+const ATTENTIONS: [[usize; 4]; 2] = [[8, 4, 128, 64], [4, 12, 1024, 64]];
+
+fn attention(criterion: &mut Criterion) {
+    let device = device();
+    let options = AttentionOptions { causal: Causal::UpperLeft, ..Default::default() };
+    for size in ATTENTIONS {
+        let [batch, heads, len, dim] = size;
+        let [(q, q_values), (k, k_values), (v, v_values)] =
+            [1, 2, 3].map(|seed| tensor(&device, &size, seed));
+        let pairs = Throughput::Elements((batch * heads * len * (len + 1) / 2) as u64);
+        let name = |part: &str| format!("attention_{part}_{batch}x{heads}x{len}x{dim}");
+        let forward = || q.attention(&k, &v, None, &options).expect("attention");
+        let naive = || {
+            let mut y = vec![0.0; q_values.len()];
+            for (row, y) in y.chunks_exact_mut(dim).enumerate() {
+                let head = row / len * len * dim;
+                let q = &q_values[row * dim..][..dim];
+                let key = |j: usize| &k_values[head + j * dim..][..dim];
+                let score = |j| q.iter().zip(key(j)).map(|(q, k)| q * k).sum::<f32>();
+                let scores: Vec<f32> =
+                    (0..=row % len).map(|j| score(j) / (dim as f32).sqrt()).collect();
+                let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let total: f32 = scores.iter().map(|score| (score - max).exp()).sum();
+                for (j, score) in scores.iter().enumerate() {
+                    let weight = (score - max).exp() / total;
+                    let v = &v_values[head + j * dim..][..dim];
+                    y.iter_mut().zip(v).for_each(|(y, v)| *y += weight * v);
+                }
+            }
+            y
+        };
+        let subject = name("forward");
+        check_and_time(criterion, &subject, pairs.clone(), || forward().y, naive);
+        let found = forward();
+        let mut group = criterion.benchmark_group(format!("tensor/{}", name("backward")));
+        group.throughput(pairs);
+        group.bench_function("lowtide", |bencher| {
+            bencher.iter(|| {
+                let dy = &found.y;
+                dy.attention_backward([&q, &k, &v], None, &found, &options).expect("attention")
+            });
+        });
+        group.finish();
+    }
 }
 
 /// Calls `visit(y, x, w)` with the places of the factors of every product of a 3×3 convolution
@@ -324,6 +372,7 @@ criterion_group!(
     elementwise,
     functions,
     matmul,
+    attention,
     conv2d,
     max_pool2d,
     cross_entropy,

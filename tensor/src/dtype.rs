@@ -393,7 +393,24 @@ macro_rules! for_each_dtype {
     };
 }
 
-pub(crate) use {for_each_dtype, for_each_float, for_float};
+/// Runs `$body` with `$T` standing for the half type that `$dtype` names.
+macro_rules! for_half {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            $crate::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            _ => unreachable!("checked to be a float"),
+        }
+    };
+}
+
+pub(crate) use {for_each_dtype, for_each_float, for_float, for_half};
 
 /// [`Element::cast_slice`], a plain copy where both types are the same.
 pub(crate) fn convert_slice<E: Element, T: Element>(from: &[E], to: &mut [T]) {

@@ -58,6 +58,11 @@ impl<'a> Operands<'a> {
         self.reads[index].dtype()
     }
 
+    /// The element type of the `index`-th operand that is written.
+    pub(crate) fn write_dtype(&self, index: usize) -> DType {
+        self.writes[index].dtype()
+    }
+
     /// The order in which the `index`-th operand that is written lies in memory.
     pub(crate) fn write_order(&self, index: usize) -> Order {
         Order::of(self.writes[index].layout())
@@ -157,6 +162,11 @@ impl<'a, T> ViewMut<'a, T> {
     /// The shape and strides inside [`ViewMut::data`].
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// From the first element to the last one touched, for as long as the kernel runs.
+    pub(crate) fn into_data(self) -> &'a mut [T] {
+        self.data
     }
 
     /// The elements in row-major order.

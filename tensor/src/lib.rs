@@ -23,6 +23,7 @@ pub use half::{bf16, f16};
 pub use launch::{Cost, Kernel, Operands, View, ViewMut};
 pub use layout::{Layout, RANK_MAX, Shape};
 pub use ops::adam::{AdamStep, WeightDecay};
+pub use ops::attention::{Attention, AttentionDropout, AttentionOptions, Causal};
 pub use ops::avg_pool2d::{AvgPool, Divisor, SizeRounding};
 pub use ops::batch_norm::{BatchNorm, BatchNormBackward, Statistics};
 pub use ops::conv2d::{

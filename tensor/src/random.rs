@@ -52,8 +52,8 @@ impl RandomKey {
         philox4x32([c0, c1, c2, c3], words(self.seed))
     }
 
-    /// [`RandomKey::block`] of the places `counter..counter + N`, word by word: `[w][i]` is word `w`
-    /// of block `counter + i`. The compiler makes vectors of it.
+    /// [`RandomKey::block`] of the places `counter..counter + N`, word by word: `[w][i]` is word
+    /// `w` of block `counter + i`. The compiler makes vectors of it.
     #[inline(always)]
     pub(crate) fn blocks<const N: usize>(&self, counter: u64) -> [[u32; N]; 4] {
         let stream = self.op ^ self.step.wrapping_mul(0x9E37_79B9_7F4A_7C15);

@@ -109,8 +109,8 @@ impl<R: UpdateRule> Elementwise<R> {
     }
 
     /// Keeps the states of parameters with 4,096 elements and more in 8 bits: a little over a
-    /// quarter of the memory (Dettmers et al. 2022, whose threshold this is). Parameters of f64 keep
-    /// theirs.
+    /// quarter of the memory (Dettmers et al. 2022, whose threshold this is). Parameters of f64
+    /// keep theirs.
     #[must_use]
     pub fn with_8bit_states(self) -> Self {
         Elementwise { quantized: true, ..self }

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "disjoint parts of one slice go to different threads")]
 
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::pool::Pool;
 
@@ -113,6 +114,113 @@ pub(crate) fn for_each_chunk_with<T: Send, U: Send, const N: usize>(
     });
 }
 
+/// Groups of rows, each cut every `chunk_rows` rows; the last part of a group may have fewer, and
+/// a group without rows is one empty part.
+pub(crate) struct Blocks<'a, T> {
+    elements: Chunked<'a, T>,
+    group_count: usize,
+    group_rows: usize,
+    chunk_rows: usize,
+    row_len: usize,
+}
+
+impl<'a, T> Blocks<'a, T> {
+    /// # Panics
+    /// If `slice` is not `group_count * group_rows * row_len` long.
+    pub(crate) fn new(
+        slice: &'a mut [T],
+        [group_count, group_rows]: [usize; 2],
+        chunk_rows: usize,
+        row_len: usize,
+    ) -> Self {
+        assert_eq!(slice.len(), group_count * group_rows * row_len);
+        let elements = Chunked::new(slice, 1);
+        Blocks { elements, group_count, group_rows, chunk_rows: chunk_rows.max(1), row_len }
+    }
+
+    fn group_parts(&self) -> usize {
+        self.group_rows.div_ceil(self.chunk_rows).max(1)
+    }
+}
+
+/// What can be handed out to tasks in parts that do not overlap.
+pub(crate) trait Parts: Sync {
+    /// What one task gets.
+    type Part;
+
+    /// How many parts there are.
+    fn count(&self) -> usize;
+
+    /// # Safety
+    /// No two living results may come from the same `index`.
+    unsafe fn part(&self, index: usize) -> Self::Part;
+}
+
+impl<'a, T: Send> Parts for Blocks<'a, T> {
+    type Part = &'a mut [T];
+
+    fn count(&self) -> usize {
+        self.group_count * self.group_parts()
+    }
+
+    // SAFETY: the contract is the trait's, one living result for each index.
+    unsafe fn part(&self, index: usize) -> &'a mut [T] {
+        assert!(index < self.count(), "part {index} of {}", self.count());
+        let (group, part) = (index / self.group_parts(), index % self.group_parts());
+        let first = part * self.chunk_rows;
+        let rows = self.chunk_rows.min(self.group_rows - first);
+        let begin = (group * self.group_rows + first) * self.row_len;
+        // SAFETY: `begin` is at most the length of the slice, which `new` checked to be that of
+        // all rows of all groups.
+        let start = unsafe { self.elements.start.add(begin) };
+        // SAFETY: 1. the part ends inside its group, so inside the slice, which is borrowed
+        // mutably for 'a; 2. parts of different indices are different rows; 3. the caller promises
+        // one result per index.
+        unsafe { std::slice::from_raw_parts_mut(start, rows * self.row_len) }
+    }
+}
+
+impl<A: Parts, B: Parts> Parts for (A, B) {
+    type Part = (A::Part, B::Part);
+
+    fn count(&self) -> usize {
+        assert_eq!(self.0.count(), self.1.count());
+        self.0.count()
+    }
+
+    // SAFETY: the contract is the trait's, one living result for each index.
+    unsafe fn part(&self, index: usize) -> Self::Part {
+        // SAFETY: the caller's promise is that of the first.
+        let a = unsafe { self.0.part(index) };
+        // SAFETY: the caller's promise is that of the second too; they are of two `&mut` borrows.
+        (a, unsafe { self.1.part(index) })
+    }
+}
+
+/// Calls `task(index, part, scratch)` for every part, on as many threads as there are chunks of
+/// scratch at the most. A task finds in its scratch what some other one left there.
+pub(crate) fn for_each_part_with_scratch<P: Parts, S: Send>(
+    pool: &Pool,
+    parts: P,
+    scratch: Chunked<'_, S>,
+    task: impl Fn(usize, P::Part, &mut [S]) + Sync,
+) {
+    let (next, count) = (AtomicUsize::new(0), parts.count());
+    assert!(count == 0 || scratch.count() > 0, "no scratch for {count} parts");
+    pool.run(scratch.count(), &|slot| {
+        // SAFETY: `run` calls each slot once, so each chunk has one owner.
+        let scratch = unsafe { scratch.chunk(slot) };
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                return;
+            }
+            // SAFETY: the counter gives each index out once.
+            task(index, unsafe { parts.part(index) }, scratch);
+        }
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,6 +251,42 @@ mod tests {
                 assert_eq!(a, b);
                 assert!(c.iter().enumerate().all(|(i, &c)| c == i / cut + 1));
             }
+        }
+    }
+
+    #[test]
+    fn parts_cover_every_group_once_and_scratch_has_one_user() {
+        let pool = Pool::new(3);
+        for (groups, rows, chunk_rows, row_len) in
+            [(3, 10, 4, 2), (2, 4, 4, 1), (4, 1, 9, 3), (3, 0, 4, 2), (0, 5, 2, 1), (2, 6, 4, 0)]
+        {
+            let mut a = vec![0; groups * rows * row_len];
+            let mut b = vec![usize::MAX; groups * rows];
+            let mut scratch = vec![0; 3 * 5];
+            let cut = [groups, rows];
+            let parts = (
+                Blocks::new(&mut a, cut, chunk_rows, row_len),
+                Blocks::new(&mut b, cut, chunk_rows, 1),
+            );
+            let used = AtomicUsize::new(0);
+            for_each_part_with_scratch(
+                &pool,
+                parts,
+                Chunked::new(&mut scratch, 5),
+                |index, (a, b), scratch| {
+                    scratch.iter_mut().for_each(|x| *x += 1);
+                    used.fetch_add(1, Ordering::Relaxed);
+                    assert_eq!(a.len(), b.len() * row_len);
+                    a.iter_mut().for_each(|a| *a += 1);
+                    b.fill(index);
+                },
+            );
+            assert!(a.iter().all(|&a| a == 1));
+            let per_group = rows.div_ceil(chunk_rows).max(1);
+            let part = |at: usize| at / rows * per_group + at % rows / chunk_rows;
+            assert!(b.iter().enumerate().all(|(at, &b)| b == part(at)));
+            assert_eq!(used.into_inner(), groups * per_group);
+            assert_eq!(scratch.iter().sum::<usize>(), 5 * groups * per_group);
         }
     }
 

@@ -23,6 +23,8 @@ pub(crate) trait Math: Float {
     /// Beyond this, [`Math::sin_in`] and its kin are wrong; use [`Math::sin_large`] and its kin.
     const TRIG_MAX: Self;
     fn exp_in<F: Fused>(self) -> Self;
+    /// 2^x for x up to 127, to 2 units in the last place; 0 below -126.
+    fn exp2_fast_in<F: Fused>(self) -> Self;
     /// e^x - 1, exact near 0.
     fn expm1_in<F: Fused>(self) -> Self;
     fn log_in<F: Fused>(self) -> Self;
@@ -166,6 +168,17 @@ impl Math for f32 {
         // In two steps, because 2^n itself may be no f32.
         let half = n >> 1;
         (1.0 + expm1) * power_of_two(half) * power_of_two(n.wrapping_sub(half))
+    }
+
+    #[inline(always)]
+    fn exp2_fast_in<F: Fused>(self) -> f32 {
+        let x = within(self, -126.0, 127.0);
+        let shifted = x + SHIFT32;
+        let r = (x - (shifted - SHIFT32)) * std::f32::consts::LN_2;
+        let n = (shifted.to_bits() as i32).wrapping_sub(SHIFT32.to_bits() as i32);
+        let expm1 = fused32::<F>(poly32::<F, 5>(r, EXP) * r, r, r);
+        let y = (1.0 + expm1) * power_of_two(n);
+        if self < -126.0 { 0.0 } else { y }
     }
 
     #[inline(always)]
@@ -347,6 +360,7 @@ impl Math for f64 {
 
     standard! {
         exp_in => f64::exp;
+        exp2_fast_in => f64::exp2;
         expm1_in => f64::exp_m1;
         log_in => f64::ln;
         log1p_in => f64::ln_1p;
@@ -412,6 +426,9 @@ mod tests {
     #[test]
     fn functions_are_exact_without_fused_multiplication_too() {
         check(1.5, f32::exp_in::<Unfused>, f64::exp);
+        let in_range = |x: f32| if (-126.0..=127.0).contains(&x) { x } else { 0.5 };
+        let exact = |x: f64| f64::from(in_range(x as f32)).exp2();
+        check(2.0, |x| in_range(x).exp2_fast_in::<Unfused>(), exact);
         check(2.5, f32::expm1_in::<Unfused>, f64::exp_m1);
         check(1.5, f32::log_in::<Unfused>, f64::ln);
         check(2.0, f32::log1p_in::<Unfused>, f64::ln_1p);

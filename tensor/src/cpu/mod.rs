@@ -3,12 +3,14 @@
 //! Every kernel cuts its work into chunks that are a function of the shape alone, so the bits of a
 //! result do not depend on how many threads computed it.
 
+mod batch;
 pub(crate) mod chunk;
 pub(crate) mod functions;
 pub(crate) mod gemm;
 pub(crate) mod lines;
 pub(crate) mod math;
 pub(crate) mod packing;
+pub(crate) mod panel;
 pub(crate) mod pool;
 pub(crate) mod simd;
 pub(crate) mod tiles;

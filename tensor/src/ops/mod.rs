@@ -2,6 +2,7 @@
 
 pub(crate) mod adam;
 pub(crate) mod adaptive_max_pool2d;
+pub(crate) mod attention;
 pub(crate) mod avg_pool2d;
 pub(crate) mod batch_norm;
 mod cat;
@@ -12,7 +13,7 @@ pub(crate) mod dropout;
 pub(crate) mod elementwise;
 pub(crate) mod finite;
 mod indexing;
-mod matmul;
+pub(crate) mod matmul;
 pub(crate) mod max_pool2d;
 pub(crate) mod norm;
 pub(crate) mod pair_loss;

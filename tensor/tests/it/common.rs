@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::naive::Array;
 
-pub(crate) const BUDGET_BYTES: usize = 64 << 20;
+pub(crate) const BUDGET_BYTES: usize = 256 << 20;
 
 /// A device of its own, for tests that look at the allocator.
 pub(crate) fn cpu(threads: usize) -> Device {

@@ -1,6 +1,7 @@
 //! Laws of the tensors, checked against naive twins and reference values.
 
 mod accuracy;
+mod attention;
 mod common;
 mod convert;
 mod division;

@@ -172,11 +172,34 @@ impl Array {
         Array::new(dims, self.values.chunks(row_len).map(best).collect())
     }
 
+    /// By the rules of `torch.matmul`: vectors are rows or columns, batch dimensions broadcast.
     pub(crate) fn matmul(&self, other: &Array) -> Self {
-        let inner = self.dims[1];
-        Array::from_fn(&[self.dims[0], other.dims[1]], |at| {
-            (0..inner).map(|k| self.at(&[at[0], k]) * other.at(&[k, at[1]])).sum()
-        })
+        let [left, right] = [&self.dims, &other.dims];
+        let a = if left.len() == 1 { self.reshape(&[1, left[0]]) } else { self.clone() };
+        let b = if right.len() == 1 { other.reshape(&[right[0], 1]) } else { other.clone() };
+        let (a_outer, b_outer) = (a.dims.len() - 2, b.dims.len() - 2);
+        let outer = a_outer.max(b_outer);
+        let dim = |dims: &[usize], own: usize, axis: usize| {
+            (axis + own).checked_sub(outer).map_or(1, |axis| dims[axis])
+        };
+        let batch: Vec<usize> = (0..outer)
+            .map(|axis| match [dim(&a.dims, a_outer, axis), dim(&b.dims, b_outer, axis)] {
+                [1, other] => other,
+                [own, _] => own,
+            })
+            .collect();
+        let (inner, m, n) = (a.dims[a_outer + 1], a.dims[a_outer], b.dims[b_outer + 1]);
+        let a = a.expand(&[&batch[..], &[m, inner]].concat());
+        let b = b.expand(&[&batch[..], &[inner, n]].concat());
+        let y = Array::from_fn(&[&batch[..], &[m, n]].concat(), |at| {
+            let (batch, at) = at.split_at(outer);
+            let a_at = |k| a.at(&[batch, &[at[0], k]].concat());
+            let b_at = |k| b.at(&[batch, &[k, at[1]]].concat());
+            (0..inner).map(|k| a_at(k) * b_at(k)).sum()
+        });
+        let rows = if left.len() == 1 { vec![] } else { vec![m] };
+        let cols = if right.len() == 1 { vec![] } else { vec![n] };
+        y.reshape(&[batch, rows, cols].concat())
     }
 }
 
@@ -298,4 +321,81 @@ pub(crate) fn cross_entropy(
         }
     }
     (sum, count, dx)
+}
+
+/// Scores of all pairs made weights: what [`attention`] and its gradients are made of.
+pub(crate) struct Weights {
+    /// [B, H, T, S]
+    pub(crate) weights: Array,
+    /// [B, H, T]
+    pub(crate) log_sum_exp: Array,
+}
+
+/// `exp(score) / Σ exp(score)` of `scale · q kᵀ + bias`, 0 where a row has no finite score.
+pub(crate) fn attention_weights(q: &Array, k: &Array, bias: &Array, scale: f64) -> Weights {
+    let &[batch, heads, queries, dim] = &q.dims[..] else { panic!("{:?}", q.dims) };
+    let (keys, shared) = (k.dims[2], heads / k.dims[1].max(1));
+    let scores = Array::from_fn(&[batch, heads, queries, keys], |at| {
+        let product =
+            |c| q.at(&[at[0], at[1], at[2], c]) * k.at(&[at[0], at[1] / shared, at[3], c]);
+        scale * (0..dim).map(product).sum::<f64>() + bias.at(at)
+    });
+    let log_sum_exp = Array::from_fn(&[batch, heads, queries], |at| {
+        (0..keys).map(|j| scores.at(&[at[0], at[1], at[2], j]).exp()).sum::<f64>().ln()
+    });
+    let weights = Array::from_fn(&scores.dims, |at| {
+        let lse = log_sum_exp.at(&at[..3]);
+        if lse == f64::NEG_INFINITY { 0.0 } else { (scores.at(at) - lse).exp() }
+    });
+    Weights { weights, log_sum_exp }
+}
+
+/// Σ_j weight[i, j] · kept[i, j] · v[j].
+pub(crate) fn attention(weights: &Weights, kept: &Array, v: &Array) -> Array {
+    let w = &weights.weights;
+    let &[batch, heads, queries, keys] = &w.dims[..] else { panic!("{:?}", w.dims) };
+    let shared = heads / v.dims[1].max(1);
+    Array::from_fn(&[batch, heads, queries, v.dims[3]], |at| {
+        let term = |j| {
+            let pair = [at[0], at[1], at[2], j];
+            w.at(&pair) * kept.at(&pair) * v.at(&[at[0], at[1] / shared, j, at[3]])
+        };
+        (0..keys).map(term).sum()
+    })
+}
+
+/// The gradients of q, k and v, pair by pair.
+pub(crate) fn attention_backward(
+    dy: &Array,
+    [q, k, v]: [&Array; 3],
+    weights: &Weights,
+    kept: &Array,
+    scale: f64,
+) -> [Array; 3] {
+    let w = &weights.weights;
+    let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| x.map(|_| 0.0));
+    let (keys, shared) = (w.dims[3], w.dims[1] / k.dims[1].max(1));
+    let of = |x: &Array, at: [usize; 4]| self::place(&x.dims, at);
+    for row in 0..w.dims[..3].iter().product() {
+        let [b, h, i] = index_of(&w.dims[..3], row)[..] else { unreachable!("three dimensions") };
+        let dweight = |j| -> f64 {
+            let term = |c| dy.at(&[b, h, i, c]) * v.at(&[b, h / shared, j, c]);
+            kept.at(&[b, h, i, j]) * (0..v.dims[3]).map(term).sum::<f64>()
+        };
+        let mean: f64 = (0..keys).map(|j| w.at(&[b, h, i, j]) * dweight(j)).sum();
+        for j in 0..keys {
+            let p = w.at(&[b, h, i, j]);
+            let dscore = scale * p * (dweight(j) - mean);
+            for c in 0..q.dims[3] {
+                let (q_at, k_at) = (of(q, [b, h, i, c]), of(k, [b, h / shared, j, c]));
+                dq.values[q_at] += dscore * k.values[k_at];
+                dk.values[k_at] += dscore * q.values[q_at];
+            }
+            for c in 0..v.dims[3] {
+                let kept = kept.at(&[b, h, i, j]);
+                dv.values[of(v, [b, h / shared, j, c])] += p * kept * dy.at(&[b, h, i, c]);
+            }
+        }
+    }
+    [dq, dk, dv]
 }

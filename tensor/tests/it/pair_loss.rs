@@ -70,7 +70,8 @@ proptest! {
             _ => array.clone(),
         };
         let twins = [repeat(&twins[0], x_style), repeat(&twins[1], t_style), twins[2].clone()];
-        let [x, t] = [(0, x_style), (1, t_style)].map(|(k, style)| laid_out(&twins[k], style, dtype));
+        let x = laid_out(&twins[0], x_style, dtype);
+        let t = laid_out(&twins[1], t_style, dtype);
         let w = laid_out(&twins[2], Style::Narrowed, dtype);
         let w = is_weighted.then_some(&w);
         // What the operands hold, after rounding to their type.
@@ -97,7 +98,8 @@ proptest! {
             let step = 1e-6;
             let slope = (terms(i, x + step) - terms(i, x - step)) / (2.0 * step);
             let tolerance = (16.0 * epsilon(dtype) + 1e-7) * slope.abs().max(1.0);
-            prop_assert!((found - 0.75 * slope).abs() <= tolerance, "{found}, not {}", 0.75 * slope);
+            let expected = 0.75 * slope;
+            prop_assert!((found - expected).abs() <= tolerance, "{found}, not {expected}");
         }
     }
 }

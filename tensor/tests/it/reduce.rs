@@ -107,7 +107,8 @@ fn check_reductions(
         let wrapped = |y: &Tensor, expected: &Array| match y.dtype() {
             // Products of integers wrap, and f64 twins do not.
             DType::I64 if expected.values.iter().any(|y| y.abs() > 1e15) => {}
-            _ => assert_close(y, expected, 4),
+            // A product may be beyond what the type holds.
+            _ => assert_close(y, &download(&upload(shared(), expected, y.dtype())), 4),
         };
         wrapped(&reduce(x, axes).unwrap(), &expected);
         wrapped(&keep(x, axes).unwrap(), &expected.reshape(&kept));

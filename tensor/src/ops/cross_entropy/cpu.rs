@@ -2,8 +2,8 @@
 //!
 //! - forward: lse = max + ln Σ_c exp(x`[c]` - max) of each position; the loss is the sum over the
 //!   positions that count, see `mod.rs`.
-//! - backward: dx`[c]` = dy · (p`[c]` · (a + bW) - a · `[c = label]` - b · w`[c]`), 0 elsewhere, with
-//!   p = exp(x - lse), a = (1 - ε) · w`[label]`, b = ε / C and W = Σ w.
+//! - backward: dx`[c]` = dy · (p`[c]` · (a + bW) - a · `[c = label]` - b · w`[c]`), 0 elsewhere,
+//!   with p = exp(x - lse), a = (1 - ε) · w`[label]`, b = ε / C and W = Σ w.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,6 +1,7 @@
 //! Cross-entropy of logits with class labels, as a sum and a count:
-//! `Σ_n (1 - ε) · w[l] · (lse[n] - x[n, l]) + ε / C · Σ_c w[c] · (lse[n] - x[n, c])`, with l the label of
-//! position n, `lse[n] = log Σ_c exp(x[n, c])`, weights w of the classes and label smoothing ε; the
+//! `Σ_n (1 - ε) · w[l] · (lse[n] - x[n, l]) + ε / C · Σ_c w[c] · (lse[n] - x[n, c])`, with l the
+//! label of position n, `lse[n] = log Σ_c exp(x[n, c])`, weights w of the classes and label
+//! smoothing ε; the
 //! count is `Σ_n w[l]`. Smoothing is that of Szegedy et al., "Rethinking the Inception architecture
 //! for computer vision" (2016), weighted as in PyTorch.
 //!

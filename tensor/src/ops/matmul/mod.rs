@@ -1,21 +1,72 @@
-//! Matrix products; transposed operands are read where they lie.
+//! Matrix products, one or many; transposed and other strided operands are read where they lie.
 //!
-//! a: [M, K], b: [K, N], y: [M, N].
-
-mod cpu;
+//! a: [.., M, K], b: [.., K, N], y: [.., M, N].
 
 use crate::cpu::Cpu;
-use crate::cpu::gemm::{Matrix, MatrixMut, packing_bytes_bound};
-use crate::dtype::for_float;
-use crate::{Cost, DType, Element, Kernel, Operands, Result, Tensor, TensorError, View};
-use cpu::Start;
+use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched, packing_bytes_bound};
+use crate::cpu::panel::Start;
+use crate::dtype::{for_float, for_half};
+use crate::layout::{Layout, RANK_MAX};
+use crate::{
+    Cost, DType, Element, Kernel, Operands, Result, Shape, Tensor, TensorError, View, ViewMut,
+};
 
-/// y = a·b, or y = a·b + bias with the bias row added to every row.
+/// How the operands of a product lie, every dimension but the last two in the batch.
+struct Plan {
+    batch: Batch,
+    /// M, K, N.
+    size: [usize; 3],
+    /// Row and column strides of a, b and y.
+    strides: [[usize; 2]; 3],
+}
+
+impl Plan {
+    /// The layouts have the same batch dimensions, stretched where need be.
+    fn new(a: &Layout, b: &Layout, y: &Layout) -> Self {
+        let layouts = [a, b, y];
+        let outer = y.shape().len() - 2;
+        let strides = layouts.map(|layout| [layout.strides()[outer], layout.strides()[outer + 1]]);
+        let batch =
+            Batch::new(&y.shape()[..outer], layouts.map(|layout| &layout.strides()[..outer]));
+        let size = [a.shape()[outer], a.shape()[outer + 1], b.shape()[outer + 1]];
+        Plan { batch, size, strides }.merged()
+    }
+
+    /// The same with batch dimensions that only add rows (b does not have them, and a and y go on
+    /// where the rows end) counted as rows: one large product instead of many.
+    fn merged(mut self) -> Self {
+        while let Some((len, [a, b, y])) = self.batch.last() {
+            let rows = self.size[0];
+            let continues = |stride, k: usize| stride == rows * self.strides[k][0];
+            if len != 1 && !(b == 0 && continues(a, 0) && continues(y, 2)) {
+                break;
+            }
+            self.size[0] *= len;
+            self.batch = self.batch.without_last();
+        }
+        self
+    }
+
+    /// What the matrix-product library may take for it on all threads.
+    fn charge(&self, y: &Tensor, dtype: DType) -> Result<()> {
+        let [m, k, n] = self.size;
+        let (device, size_bytes) = (y.device(), compute_dtype(dtype).size_bytes());
+        let caches = device.caches();
+        device.charge_packing(packing_bytes_bound(size_bytes, m, k, n, device.threads(), caches))
+    }
+}
+
+/// The type that products of `dtype` are computed in.
+pub(crate) fn compute_dtype(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// y = or += a·b, or y = a·b + bias with the bias row added to every row.
 struct MatMul {
     op: &'static str,
-    /// M, K, N.
-    sizes: [usize; 3],
+    plan: Plan,
     dtype: DType,
+    start: Start,
 }
 
 impl Kernel for MatMul {
@@ -24,41 +75,67 @@ impl Kernel for MatMul {
     }
 
     fn cost(&self) -> Cost {
-        let [m, k, n] = self.sizes;
-        let bytes = ((m * k + k * n + m * n) * self.dtype.size_bytes()) as f64;
-        Cost { flops: 2.0 * (m * k * n) as f64, bytes }
+        let [m, k, n] = self.plan.size;
+        let count = self.plan.batch.len();
+        let bytes = (count * (m * k + k * n + m * n) * self.dtype.size_bytes()) as f64;
+        Cost { flops: 2.0 * (count * m * k * n) as f64, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        for_float!(self.dtype, T => {
-            let [a, b] = [0, 1].map(|index| matrix(operands.read::<T>(index)));
-            let y = operands.write::<T>(0).slice();
-            let columns = self.sizes[2];
-            let start = if operands.read_count() > 2 {
-                let bias = operands.read::<T>(2).slice();
-                y.chunks_exact_mut(columns.max(1)).for_each(|row| row.copy_from_slice(bias));
-                Start::Accumulate
-            } else {
-                Start::Overwrite
-            };
-            cpu::matmul(cpu.pool(), self.sizes, a, b, start, MatrixMut::row_major(y, columns));
-        }, else unreachable!("checked to be a float"));
+        let is_wide = operands.write_dtype(0) != self.dtype;
+        for_float!(self.dtype, T => self.run::<T, T, T>(cpu, operands),
+        else for_half!(self.dtype, E => match is_wide {
+            true => self.run::<f32, E, f32>(cpu, operands),
+            false => self.run::<f32, E, E>(cpu, operands),
+        }));
         Ok(())
     }
 }
 
-fn matrix<T: Element>(view: View<'_, T>) -> Matrix<'_, T> {
-    let &[row_stride, col_stride] = view.layout().strides() else {
-        unreachable!("checked to have two dimensions")
-    };
-    Matrix { data: view.data(), row_stride, col_stride }
+impl MatMul {
+    /// Computed in `T` from operands in `E` to a destination in `Y`.
+    fn run<T: crate::cpu::gemm::Gemm, E: Element, Y: Element>(
+        self,
+        cpu: &Cpu,
+        operands: &mut Operands<'_>,
+    ) {
+        let [a, b] = [0, 1].map(|index| operands.read::<E>(index));
+        let y: ViewMut<'_, Y> = operands.write(0);
+        let Plan { batch, size, strides } = self.plan;
+        let [[a_row, a_col], [b_row, b_col], [row_stride, col_stride]] = strides;
+        let mut start = self.start;
+        let data = y.into_data();
+        if operands.read_count() > 2 {
+            fill_rows(cpu, data, operands.read::<Y>(2));
+            start = Start::Accumulate;
+        }
+        let beta = if start == Start::Accumulate { T::ONE } else { T::ZERO };
+        let a = Matrix { data: a.data(), row_stride: a_row, col_stride: a_col };
+        let b = Matrix { data: b.data(), row_stride: b_row, col_stride: b_col };
+        let y = MatrixMut { data, row_stride, col_stride };
+        gemm_batched(cpu.pool(), &batch, size, T::ONE, a, b, beta, y);
+    }
+}
+
+/// Each row of contiguous `y` a copy of `row`.
+fn fill_rows<T: Element>(cpu: &Cpu, y: &mut [T], row: View<'_, T>) {
+    const CHUNK_LEN: usize = 1 << 14;
+    let row = row.slice();
+    let chunk_len = row.len().max(1) * (CHUNK_LEN / row.len().max(1)).max(1);
+    cpu.for_each_chunk(y, chunk_len, |_, chunk| {
+        chunk.chunks_exact_mut(row.len().max(1)).for_each(|y| y.copy_from_slice(row));
+    });
 }
 
 impl Tensor {
-    /// The matrix product.
+    /// The matrix product of the last two dimensions, for every index of the ones before them,
+    /// which broadcast. A vector stands for a row on the left and for a column on the right, and
+    /// the result lacks that dimension. Nothing is copied, however the operands lie. The half
+    /// types sum in f32.
     ///
     /// # Shapes
-    /// `[M, K] · [K, N] → [M, N]`
+    /// `[.., M, K] · [.., K, N] → [.., M, N]`; `[K] · [.., K, N] → [.., N]`;
+    /// `[.., M, K] · [K] → [.., M]`; `[K] · [K] → []`
     ///
     /// # Errors
     /// `Shape`, `DType` (both the same float type), `OutOfMemory`.
@@ -67,17 +144,83 @@ impl Tensor {
         product("matmul", self, other, None)
     }
 
+    /// One matrix product for each index of the first dimension, without broadcasting.
+    ///
+    /// # Shapes
+    /// `[B, M, K] · [B, K, N] → [B, M, N]`
+    ///
+    /// # Errors
+    /// As [`Tensor::matmul`].
+    #[track_caller]
+    pub fn bmm(&self, other: &Tensor) -> Result<Tensor> {
+        let op = "bmm";
+        let (left, right) = (*self.shape(), *other.shape());
+        if left.len() != 3 || right.len() != 3 || left[0] != right[0] {
+            return Err(TensorError::Shape { op, left, right });
+        }
+        product(op, self, other, None)
+    }
+
+    /// The sum of the products of two vectors.
+    ///
+    /// # Shapes
+    /// `[K] · [K] → []`
+    ///
+    /// # Errors
+    /// As [`Tensor::matmul`].
+    #[track_caller]
+    pub fn dot(&self, other: &Tensor) -> Result<Tensor> {
+        let op = "dot";
+        self.check_ranks(op, other, [1, 1])?;
+        product(op, self, other, None)
+    }
+
+    /// A matrix times a vector.
+    ///
+    /// # Shapes
+    /// `[M, K] · [K] → [M]`
+    ///
+    /// # Errors
+    /// As [`Tensor::matmul`].
+    #[track_caller]
+    pub fn matvec(&self, vector: &Tensor) -> Result<Tensor> {
+        let op = "matvec";
+        self.check_ranks(op, vector, [2, 1])?;
+        product(op, self, vector, None)
+    }
+
+    /// Every product of an element of `self` and one of `other`.
+    ///
+    /// # Shapes
+    /// `[M], [N] → [M, N]`
+    ///
+    /// # Errors
+    /// As [`Tensor::matmul`].
+    #[track_caller]
+    pub fn outer(&self, other: &Tensor) -> Result<Tensor> {
+        let op = "outer";
+        self.check_ranks(op, other, [1, 1])?;
+        product(op, &self.unsqueeze(1)?, &other.unsqueeze(0)?, None)
+    }
+
+    fn check_ranks(&self, op: &'static str, other: &Tensor, ranks: [usize; 2]) -> Result<()> {
+        if [self.shape().len(), other.shape().len()] == ranks {
+            return Ok(());
+        }
+        Err(TensorError::Shape { op, left: *self.shape(), right: *other.shape() })
+    }
+
     /// `x wᵀ + b`, a fully connected layer, for `self = x`.
     ///
     /// # Shapes
-    /// `x: [N, I], w: [O, I], b: [O] → [N, O]`
+    /// `x: [.., I], w: [O, I], b: [O] → [.., O]`
     ///
     /// # Errors
     /// As [`Tensor::matmul`].
     #[track_caller]
     pub fn linear(&self, w: &Tensor, b: Option<&Tensor>) -> Result<Tensor> {
         let op = "linear";
-        if w.shape().len() != 2 {
+        if w.shape().len() != 2 || self.shape().is_empty() {
             return Err(TensorError::Shape { op, left: *self.shape(), right: *w.shape() });
         }
         if let Some(b) = b {
@@ -86,24 +229,98 @@ impl Tensor {
         }
         product(op, self, &w.transpose(0, 1)?, b)
     }
+
+    /// Adds the product `a · b`, as [`Tensor::matmul`] defines it, in place. `self` may be f32
+    /// where `a` and `b` are of a half type: a sum over many products in the wider type.
+    ///
+    /// # Errors
+    /// `Shape` unless `self` has the shape of the product, `DType`, `Frozen`, `Overlap`, and
+    /// `OutOfMemory` when the product is larger than any before.
+    #[track_caller]
+    pub fn matmul_add_(&mut self, a: &Tensor, b: &Tensor) -> Result<()> {
+        let op = "matmul_add";
+        let factors = Factors::new(op, a, b)?;
+        let Factors { a, b, .. } = &factors;
+        let is_wide = a.dtype().size_bytes() == 2 && self.dtype() == DType::F32;
+        if self.dtype() != a.dtype() && !is_wide {
+            return Err(TensorError::DType { op, left: self.dtype(), right: a.dtype() });
+        }
+        self.check_shape(op, factors.shape)?;
+        let y = factors.with_all_dimensions(self)?;
+        let plan = Plan::new(a.layout(), b.layout(), y.layout());
+        self.device().check_launch(op, &[a, b], &[&y])?;
+        plan.charge(&y, a.dtype())?;
+        let kernel = MatMul { op, plan, dtype: a.dtype(), start: Start::Accumulate };
+        self.device().launch(kernel, &[a, b], &[&y])
+    }
+}
+
+/// The factors of a product with the same batch dimensions, and what becomes of them.
+struct Factors {
+    /// [.., M, K]
+    a: Tensor,
+    /// [.., K, N]
+    b: Tensor,
+    /// Whether the factors were vectors, whose dimension of 1 the result lacks.
+    is_vector: [bool; 2],
+    /// The result's, without those dimensions.
+    shape: Shape,
+}
+
+impl Factors {
+    fn new(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Self> {
+        let (left, right) = (*a.shape(), *b.shape());
+        let mismatch = TensorError::Shape { op, left, right };
+        if !a.dtype().is_float() {
+            return Err(TensorError::DType { op, left: a.dtype(), right: DType::F32 });
+        }
+        a.check_dtype(op, b)?;
+        if left.is_empty() || right.is_empty() {
+            return Err(mismatch);
+        }
+        let is_vector = [left.len() == 1, right.len() == 1];
+        let a = if is_vector[0] { a.unsqueeze(0)? } else { a.clone() };
+        let b = if is_vector[1] { b.unsqueeze(1)? } else { b.clone() };
+        let (&[ref a_batch @ .., m, k], &[ref b_batch @ .., rows, n]) =
+            (&**a.shape(), &**b.shape())
+        else {
+            return Err(mismatch);
+        };
+        let batch = Shape::from(a_batch).broadcast(&Shape::from(b_batch));
+        let (Some(batch), true) = (batch, rows == k) else { return Err(mismatch) };
+        let with = |dims: &[usize]| {
+            let dims = [&batch[..], dims].concat();
+            let len = dims.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim));
+            (dims.len() <= RANK_MAX && len.is_some()).then(|| Shape::new(&dims))
+        };
+        let dims = [Some(m).filter(|_| !is_vector[0]), Some(n).filter(|_| !is_vector[1])];
+        let dims: Vec<usize> = dims.into_iter().flatten().collect();
+        let (Some(a_shape), Some(b_shape), Some(shape)) =
+            (with(&[m, k]), with(&[k, n]), with(&dims))
+        else {
+            return Err(mismatch);
+        };
+        Ok(Factors { a: a.expand(a_shape)?, b: b.expand(b_shape)?, is_vector, shape })
+    }
+
+    /// A destination with the dimensions of 1 that vectors stand for.
+    fn with_all_dimensions(&self, y: &Tensor) -> Result<Tensor> {
+        let y = if self.is_vector[1] { y.unsqueeze(y.shape().len())? } else { y.clone() };
+        if self.is_vector[0] { y.unsqueeze(y.shape().len() - 1) } else { Ok(y) }
+    }
 }
 
 #[track_caller]
 fn product(op: &'static str, a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    a.check_float(op)?;
-    a.check_dtype(op, b)?;
-    let sizes = match (&**a.shape(), &**b.shape()) {
-        (&[m, k], &[b_rows, n]) if k == b_rows => [m, k, n],
-        _ => return Err(TensorError::Shape { op, left: *a.shape(), right: *b.shape() }),
-    };
-    let [m, k, n] = sizes;
+    let factors = Factors::new(op, a, b)?;
     let (device, dtype) = (a.device(), a.dtype());
-    let packing_bytes =
-        packing_bytes_bound(dtype.size_bytes(), m, k, n, device.threads(), device.caches());
-    device.charge_packing(packing_bytes)?;
+    let Factors { a, b, .. } = &factors;
     let bias = bias.map(Tensor::contiguous).transpose()?;
-    let y = Tensor::empty(device, [m, n], dtype)?;
+    let out = Tensor::empty(device, factors.shape, dtype)?;
+    let y = factors.with_all_dimensions(&out)?;
+    let plan = Plan::new(a.layout(), b.layout(), y.layout());
+    plan.charge(&y, dtype)?;
     let reads: Vec<&Tensor> = [Some(a), Some(b), bias.as_ref()].into_iter().flatten().collect();
-    device.launch(MatMul { op, sizes, dtype }, &reads, &[&y])?;
-    Ok(y)
+    device.launch(MatMul { op, plan, dtype, start: Start::Overwrite }, &reads, &[&y])?;
+    Ok(out)
 }

@@ -1,8 +1,8 @@
 //! Normalisation of the parts of each sample: over trailing dimensions (layer and root mean
 //! square), or over groups of channels. For a row x of `[channels / groups, inner]`:
 //!
-//! - x̂ = (x - mean) · rstd with rstd = 1 / √(mean((x - mean)²) + eps); y = x̂ · w + b, where w and b
-//!   have one element for each channel. The root mean square has no mean and no b.
+//! - x̂ = (x - mean) · rstd with rstd = 1 / √(mean((x - mean)²) + eps); y = x̂ · w + b, where w
+//!   and b have one element for each channel. The root mean square has no mean and no b.
 //! - dx = rstd · (dy·w - mean(dy·w) - x̂ · mean(dy·w·x̂)), dw = Σ dy·x̂, db = Σ dy over samples.
 //!
 //! Ba, Kiros and Hinton, "Layer normalization" (2016); Zhang and Sennrich, "Root mean square layer

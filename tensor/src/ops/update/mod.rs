@@ -184,8 +184,9 @@ impl Tensor {
     /// f32, and less precise. Then parameter and gradient have to be contiguous.
     ///
     /// # Errors
-    /// `Strided` for what has to be contiguous and is not; `Shape`, also for a scalar that is not one element; `DType`, also for stochastic rounding of
-    /// anything but bf16; `Frozen`, `Overlap`.
+    /// `Strided` for what has to be contiguous and is not; `Shape`, also for a scalar that is not
+    /// one element; `DType`, also for stochastic rounding of anything but bf16; `Frozen`,
+    /// `Overlap`.
     #[track_caller]
     pub fn update_<const STATES: usize, const SCALARS: usize>(
         &mut self,

@@ -1,5 +1,33 @@
-use super::Op;
+use lowtide_tensor::{AttentionOptions, Causal, Result, Tensor};
+
+use super::{Inputs, Op};
+
+/// q of [6, 8, 40, 41] and k and v of its first four and last four heads.
+fn operands(i: &Inputs) -> Result<[Tensor; 3]> {
+    Ok([i.image.clone(), i.image.narrow(1, 0, 4)?, i.image.narrow(1, 4, 4)?])
+}
 
 pub(super) fn ops() -> Vec<Op> {
-    Vec::new()
+    const OPTIONS: AttentionOptions =
+        AttentionOptions { causal: Causal::UpperLeft, scale: None, dropout: None };
+    vec![
+        Op {
+            name: "attention",
+            run: |i| {
+                let [q, k, v] = operands(i)?;
+                let found = q.attention(&k, &v, None, &OPTIONS)?;
+                Ok(vec![found.y, found.log_sum_exp])
+            },
+            half: true,
+        },
+        Op {
+            name: "attention_backward",
+            run: |i| {
+                let [q, k, v] = operands(i)?;
+                let found = q.attention(&k, &v, None, &OPTIONS)?;
+                Ok(q.attention_backward([&q, &k, &v], None, &found, &OPTIONS)?.into())
+            },
+            half: true,
+        },
+    ]
 }

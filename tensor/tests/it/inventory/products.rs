@@ -1,8 +1,14 @@
-use super::{Op, not_half_yet, out};
+use super::{Op, in_place, out};
 
 pub(super) fn ops() -> Vec<Op> {
-    not_half_yet(vec![
+    vec![
         out!(matmul, i => i.left.matmul(&i.right)),
+        out!(bmm, i => i.image.select(0, 1)?.bmm(&i.image.select(0, 2)?.transpose(1, 2)?)),
+        out!(dot, i => i.left.select(0, 3)?.dot(&i.right.select(1, 5)?)),
+        out!(matvec, i => i.left.matvec(&i.right.select(1, 5)?)),
+        out!(outer, i => i.left.select(0, 3)?.outer(&i.right.select(1, 5)?)),
         out!(linear, i => i.right.transpose(0, 1)?.linear(&i.left, Some(&i.bias))),
-    ])
+        in_place!(matmul_add_, i => i.a.matmul_add_(&i.b.narrow(1, 0, 170)?, &i.b.narrow(0, 0, 1)?
+            .expand([170, 1001])?)),
+    ]
 }

@@ -1,0 +1,81 @@
+//! Where the matrices of many products lie: arithmetic on element offsets.
+
+use crate::layout::RANK_MAX;
+
+/// Where the matrices of several products of one size lie: element offsets of a, b and y.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Batch {
+    dims: [usize; RANK_MAX],
+    strides: [[usize; RANK_MAX]; 3],
+    rank: usize,
+}
+
+impl Batch {
+    /// One product.
+    pub(crate) fn single() -> Self {
+        Batch { dims: [1; RANK_MAX], strides: [[0; RANK_MAX]; 3], rank: 0 }
+    }
+
+    /// A product for each index of `dims`; the strides of a, b and y along them.
+    pub(crate) fn new(dims: &[usize], strides: [&[usize]; 3]) -> Self {
+        let mut batch = Batch { rank: dims.len(), ..Batch::single() };
+        batch.dims[..dims.len()].copy_from_slice(dims);
+        for (to, from) in batch.strides.iter_mut().zip(strides) {
+            to[..dims.len()].copy_from_slice(from);
+        }
+        batch
+    }
+
+    /// How many products.
+    pub(crate) fn len(&self) -> usize {
+        self.dims[..self.rank].iter().product()
+    }
+
+    /// The innermost dimension and its strides, if there is one.
+    pub(crate) fn last(&self) -> Option<(usize, [usize; 3])> {
+        let last = self.rank.checked_sub(1)?;
+        Some((self.dims[last], self.strides.map(|strides| strides[last])))
+    }
+
+    /// The batch without its innermost dimension.
+    pub(crate) fn without_last(self) -> Self {
+        Batch { rank: self.rank - 1, ..self }
+    }
+
+    /// Where the matrices of product `index` start.
+    pub(super) fn offsets(&self, mut index: usize) -> [usize; 3] {
+        let mut offsets = [0; 3];
+        for axis in (0..self.rank).rev() {
+            let at = index % self.dims[axis];
+            index /= self.dims[axis];
+            (0..3).for_each(|k| offsets[k] += at * self.strides[k][axis]);
+        }
+        offsets
+    }
+
+    /// One past the last place that operand `k` touches, with a matrix of these sizes and strides.
+    pub(super) fn span(&self, k: usize, sizes: [usize; 2], strides: [usize; 2]) -> Option<usize> {
+        let batch = self.dims[..self.rank].iter().zip(&self.strides[k]);
+        let mut span: usize = 1;
+        for (&len, &stride) in batch.chain(sizes.iter().zip(&strides)) {
+            span = span.checked_add(len.checked_sub(1)?.checked_mul(stride)?)?;
+        }
+        Some(span)
+    }
+
+    /// Whether the elements of y have places of their own; sufficient, and true for each view of a
+    /// contiguous tensor.
+    pub(super) fn is_injective(&self, sizes: [usize; 2], strides: [usize; 2]) -> bool {
+        let mut axes = [(0, 1); RANK_MAX + 2];
+        let batch = self.strides[2].iter().zip(&self.dims).take(self.rank);
+        let all = batch.chain(strides.iter().zip(&sizes));
+        axes.iter_mut().zip(all).for_each(|(to, (&stride, &len))| *to = (stride, len));
+        axes.sort_unstable();
+        let mut reach = 0;
+        axes.iter().filter(|axis| axis.1 > 1).all(|&(stride, len)| {
+            let is_apart = stride > reach;
+            reach += (len - 1) * stride;
+            is_apart
+        })
+    }
+}

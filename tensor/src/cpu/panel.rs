@@ -1,0 +1,119 @@
+//! The innermost loop of small matrix products and of attention: a panel, `COLS` vectors wide, of
+//! c`[M, W]` = or += a`[M, K]` · b`[K, W]`.
+//!
+//! b's rows lie one after the other, so they are loaded as vectors; a is read number by number and
+//! may lie in any way. Nothing is packed here and no memory is taken.
+
+use super::gemm::Matrix;
+use super::simd::{LANE_COUNT_MAX, Simd, SimdFloat};
+
+/// No panel is wider: two vectors of the longest kind.
+pub(crate) const PANEL_WIDTH_MAX: usize = 2 * LANE_COUNT_MAX;
+
+/// What becomes of the values that y holds before a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// They are overwritten, and never read.
+    Overwrite,
+    /// The product is added to them: a bias, or a gradient so far.
+    Accumulate,
+}
+
+/// c = or += a · b. Row `i` of c starts at `i * c_stride`; rows of b are `COLS` vectors long.
+#[inline(always)]
+pub(crate) fn panel_product<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COLS: usize>(
+    simd: S,
+    [m, k]: [usize; 2],
+    a: Matrix<'_, T>,
+    b: &[T],
+    start: Start,
+    c: &mut [T],
+    c_stride: usize,
+) {
+    let whole = m - m % ROWS;
+    for i in (0..whole).step_by(ROWS) {
+        rows::<T, S, ROWS, COLS>(simd, [i, k], a, b, start, c, c_stride);
+    }
+    for i in whole..m {
+        rows::<T, S, 1, COLS>(simd, [i, k], a, b, start, c, c_stride);
+    }
+}
+
+/// `ROWS` rows of c from row `i` on.
+#[inline(always)]
+fn rows<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COLS: usize>(
+    simd: S,
+    [i, k]: [usize; 2],
+    a: Matrix<'_, T>,
+    b: &[T],
+    start: Start,
+    c: &mut [T],
+    c_stride: usize,
+) {
+    let lanes = S::LANE_COUNT;
+    let width = COLS * lanes;
+    let mut sums = [[simd.splat(T::ZERO); COLS]; ROWS];
+    if start == Start::Accumulate {
+        for (r, sums) in sums.iter_mut().enumerate() {
+            let c = &c[(i + r) * c_stride..][..width];
+            for (col, sum) in sums.iter_mut().enumerate() {
+                *sum = simd.load(&c[col * lanes..]);
+            }
+        }
+    }
+    let b = &b[..k * width];
+    if k == 0 {
+    } else if a.col_stride == 1 {
+        let mut a_rows = [a.data; ROWS];
+        for (r, row) in a_rows.iter_mut().enumerate() {
+            *row = &a.data[(i + r) * a.row_stride..][..k];
+        }
+        for (p, b) in b.chunks_exact(width).enumerate() {
+            let mut factors = [T::ZERO; ROWS];
+            for r in 0..ROWS {
+                factors[r] = a_rows[r][p];
+            }
+            step::<T, S, ROWS, COLS>(simd, &factors, b, &mut sums);
+        }
+    } else if a.row_stride == 1 || ROWS == 1 {
+        for (p, b) in b.chunks_exact(width).enumerate() {
+            let a = &a.data[i * a.row_stride + p * a.col_stride..][..ROWS];
+            let mut factors = [T::ZERO; ROWS];
+            factors.copy_from_slice(a);
+            step::<T, S, ROWS, COLS>(simd, &factors, b, &mut sums);
+        }
+    } else {
+        for (p, b) in b.chunks_exact(width).enumerate() {
+            let mut factors = [T::ZERO; ROWS];
+            for (r, factor) in factors.iter_mut().enumerate() {
+                *factor = a.data[(i + r) * a.row_stride + p * a.col_stride];
+            }
+            step::<T, S, ROWS, COLS>(simd, &factors, b, &mut sums);
+        }
+    }
+    for (r, sums) in sums.iter().enumerate() {
+        let c = &mut c[(i + r) * c_stride..][..width];
+        for (col, &sum) in sums.iter().enumerate() {
+            simd.store(sum, &mut c[col * lanes..]);
+        }
+    }
+}
+
+#[inline(always)]
+fn step<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COLS: usize>(
+    simd: S,
+    factors: &[T; ROWS],
+    b: &[T],
+    sums: &mut [[S::Vector; COLS]; ROWS],
+) {
+    let mut vectors = [simd.splat(T::ZERO); COLS];
+    for (col, vector) in vectors.iter_mut().enumerate() {
+        *vector = simd.load(&b[col * S::LANE_COUNT..]);
+    }
+    for r in 0..ROWS {
+        let factor = simd.splat(factors[r]);
+        for col in 0..COLS {
+            sums[r][col] = simd.mul_add(factor, vectors[col], sums[r][col]);
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! dq, dk and dv, a head of k and v for each task, which meets its queries block by block.
+//!
+//! Scores lie with the keys along the lanes, turned once for each block of keys. All that a head of
+//! k and v touches is its task's own, so nothing is added up between threads.
+
+use super::block::{
+    BLOCK, Compute, Problem, Rows, Sizes, Source, block, panels, turned, turned_back,
+};
+use super::heads_of;
+use crate::Element;
+use crate::cpu::chunk::{Blocks, Chunked, for_each_part_with_scratch};
+use crate::cpu::gemm::Matrix;
+use crate::cpu::panel::{PANEL_WIDTH_MAX, Start, panel_product};
+use crate::cpu::pool::Pool;
+use crate::cpu::simd::{Simd, SimdKernel};
+
+/// Tasks that scratch is shared out to.
+pub(super) fn task_count(sizes: &Sizes) -> usize {
+    sizes.batch * sizes.groups
+}
+
+/// Elements of scratch for one thread; linear in the number of queries.
+pub(super) fn scratch_len(sizes: &Sizes, is_converted: bool) -> usize {
+    Scratch::<f32>::lens(sizes, is_converted).iter().sum()
+}
+
+/// The scratch of a task, by role.
+struct Scratch<'a, T> {
+    /// k times the scale, and v, turned: `[panels][D][W]`.
+    k: &'a mut [T],
+    v: &'a mut [T],
+    /// Their gradients, turned.
+    dk: &'a mut [T],
+    dv: &'a mut [T],
+    /// k in panels of its columns: `[D / W][BLOCK][W]`.
+    k_rows: &'a mut [T],
+    /// Weights and gradients of scores of one panel of keys, `[BLOCK][W]`, and what dropout makes
+    /// of a weight of 1.
+    p: &'a mut [T],
+    ds: &'a mut [T],
+    kept: &'a mut [T],
+    /// Gradients of scores of all keys of a block: `[BLOCK][BLOCK]`.
+    ds_rows: &'a mut [T],
+    /// dq of the heads that share the keys, rows padded to whole panels.
+    dq: &'a mut [T],
+    /// Σ dy·y of their queries.
+    delta: &'a mut [T],
+    /// q, dy, and rows of k, where they have to be converted.
+    q: &'a mut [T],
+    dy: &'a mut [T],
+    k_converted: &'a mut [T],
+}
+
+impl<'a, T> Scratch<'a, T> {
+    fn lens(sizes: &Sizes, is_converted: bool) -> [usize; 14] {
+        let Sizes { heads, groups, queries, dim, v_dim, .. } = *sizes;
+        let rows = heads / groups.max(1) * queries;
+        let (padded, panel) = (padded(dim), BLOCK * PANEL_WIDTH_MAX);
+        let converted = |len: usize| if is_converted { BLOCK * len } else { 0 };
+        let [k, v, dk, dv] = [dim, v_dim, dim, v_dim].map(|len| BLOCK * len);
+        let [q, dy, k_converted] = [dim, v_dim, dim].map(converted);
+        let (k_rows, ds_rows) = (BLOCK * padded, BLOCK * BLOCK);
+        let (dq, delta) = (rows * padded, rows);
+        [k, v, dk, dv, k_rows, panel, panel, panel, ds_rows, dq, delta, q, dy, k_converted]
+    }
+
+    fn new(sizes: &Sizes, is_converted: bool, scratch: &'a mut [T]) -> Self {
+        let mut rest = scratch;
+        let parts = Self::lens(sizes, is_converted).map(|len| {
+            let (part, later) = std::mem::take(&mut rest).split_at_mut(len);
+            rest = later;
+            part
+        });
+        let [k, v, dk, dv, k_rows, p, ds, kept, ds_rows, dq, delta, q, dy, k_converted] = parts;
+        Scratch { k, v, dk, dv, k_rows, p, ds, kept, ds_rows, dq, delta, q, dy, k_converted }
+    }
+}
+
+/// Columns of q with those that fill up the last panel.
+fn padded(dim: usize) -> usize {
+    dim.next_multiple_of(PANEL_WIDTH_MAX)
+}
+
+/// Overwrites dq, dk and dv.
+pub(super) fn backward<E: Element, T: Compute>(
+    pool: &Pool,
+    problem: &Problem<'_, E>,
+    [y, dy]: [Source<'_, E>; 2],
+    lse: &[T],
+    [dq, dk, dv]: [&mut [E]; 3],
+    scratch: &mut [T],
+) {
+    let sizes = problem.sizes;
+    let Sizes { batch, heads, groups, queries, keys, dim, v_dim } = sizes;
+    let is_converted = size_of::<E>() != size_of::<T>();
+    let len = scratch_len(&sizes, is_converted);
+    let (count, rows) = (batch * groups, heads / groups.max(1) * queries);
+    let dq = Blocks::new(dq, [count, rows], rows, dim);
+    let dk = Blocks::new(dk, [count, keys], keys, dim);
+    let dv = Blocks::new(dv, [count, keys], keys, v_dim);
+    let scratch = Chunked::new(scratch, len);
+    for_each_part_with_scratch(pool, (dq, (dk, dv)), scratch, |index, (dq, (dk, dv)), scratch| {
+        let scratch = Scratch::new(&sizes, is_converted, scratch);
+        let lse = &lse[index * rows..][..rows];
+        T::dispatch(Keys { problem, index, y, dy, lse, dq, dk, dv, scratch });
+    });
+}
+
+/// One head of k and v.
+struct Keys<'a, E, T> {
+    problem: &'a Problem<'a, E>,
+    index: usize,
+    y: Source<'a, E>,
+    dy: Source<'a, E>,
+    lse: &'a [T],
+    dq: &'a mut [E],
+    dk: &'a mut [E],
+    dv: &'a mut [E],
+    scratch: Scratch<'a, T>,
+}
+
+impl<E: Element, T: Compute> SimdKernel<T> for Keys<'_, E, T> {
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
+        let problem = self.problem;
+        let Sizes { heads, groups, queries, keys, dim, v_dim, .. } = problem.sizes;
+        let (width, shared) = (COLS * S::LANE_COUNT, heads / groups.max(1));
+        let first_row = self.index / groups * heads + self.index % groups * shared;
+        let scale = problem.scale();
+        self.fill_delta(first_row);
+        self.scratch.dq.fill(T::ZERO);
+        for j in (0..keys).step_by(BLOCK) {
+            let count = BLOCK.min(keys - j);
+            let Scratch { k, v, dk, dv, k_rows, k_converted, .. } = &mut self.scratch;
+            let (b, g) = (self.index / groups, self.index % groups);
+            let factor = T::from_f64(scale * std::f64::consts::LOG2_E);
+            turned(problem.k.at(b, g), j, [count, dim], width, factor, k);
+            turned(problem.v.at(b, g), j, [count, v_dim], width, T::ONE, v);
+            let rows = block(problem.k.at(b, g), j, [count, dim], k_converted);
+            panels(rows, [count, dim], [BLOCK, width], k_rows);
+            dk.fill(T::ZERO);
+            dv.fill(T::ZERO);
+            for head in 0..shared {
+                for i in (0..queries).step_by(BLOCK) {
+                    self.meet::<S, ROWS, COLS>(simd, [first_row, head], [i, j]);
+                }
+            }
+            let Scratch { dk, dv, .. } = &self.scratch;
+            let scale = T::from_f64(scale);
+            turned_back(dk, dim, width, scale, &mut self.dk[j * dim..][..count * dim]);
+            turned_back(dv, v_dim, width, T::ONE, &mut self.dv[j * v_dim..][..count * v_dim]);
+        }
+        let scale = T::from_f64(scale);
+        let rows = self.scratch.dq.chunks_exact(padded(dim).max(1));
+        for (dq, from) in self.dq.chunks_exact_mut(dim.max(1)).zip(rows) {
+            dq.iter_mut().zip(from).for_each(|(dq, &x)| *dq = (x * scale).cast());
+        }
+    }
+}
+
+impl<E: Element, T: Compute> Keys<'_, E, T> {
+    /// Σ dy·y of each query.
+    fn fill_delta(&mut self, first_row: usize) {
+        let Sizes { queries, v_dim, .. } = self.problem.sizes;
+        for (at, delta) in self.scratch.delta.iter_mut().enumerate() {
+            let heads = heads_of(&self.problem.sizes, first_row + at / queries);
+            let [y, dy] = [self.y, self.dy].map(|x| x.at(heads.b, heads.h));
+            let row = at % queries;
+            let element = |x: &Matrix<'_, E>, col: usize| {
+                x.data[row * x.row_stride + col * x.col_stride].cast::<T>()
+            };
+            *delta =
+                (0..v_dim).fold(T::ZERO, |sum, col| sum + element(&y, col) * element(&dy, col));
+        }
+    }
+
+    /// The block of queries from `i` on of the `head`-th head that shares these keys, and the block
+    /// of keys from `j` on.
+    #[inline(always)]
+    fn meet<S: Simd<T>, const ROWS: usize, const COLS: usize>(
+        &mut self,
+        simd: S,
+        [first_row, head]: [usize; 2],
+        [i, j]: [usize; 2],
+    ) {
+        let problem = self.problem;
+        let Sizes { queries, dim, v_dim, .. } = problem.sizes;
+        let width = COLS * S::LANE_COUNT;
+        let count = BLOCK.min(queries - i);
+        let key_count = BLOCK.min(problem.visible(i + count - 1).saturating_sub(j));
+        if key_count == 0 {
+            return;
+        }
+        let heads = heads_of(&problem.sizes, first_row + head);
+        let Scratch { k, v, dk, dv, k_rows, p, ds, kept, ds_rows, dq, delta, q, dy, .. } =
+            &mut self.scratch;
+        let q = block(problem.q.at(heads.b, heads.h), i, [count, dim], q);
+        let dy = block(self.dy.at(heads.b, heads.h), i, [count, v_dim], dy);
+        let own = head * queries + i;
+        let (lse, delta) = (&self.lse[own..][..count], &delta[own..][..count]);
+        let log2_e = T::from_f64(std::f64::consts::LOG2_E);
+        let [p, ds, kept] = [p, ds, kept].map(|x| &mut x[..count * width]);
+        for panel in 0..key_count.div_ceil(width) {
+            let first = j + panel * width;
+            let lanes = width.min(key_count - panel * width);
+            let part = |x: usize| panel * x * width..(panel + 1) * x * width;
+            let (over, add) = (Start::Overwrite, Start::Accumulate);
+            let size = [count, dim];
+            panel_product::<T, S, ROWS, COLS>(simd, size, q, &k[part(dim)], over, p, width);
+            let size = [count, v_dim];
+            panel_product::<T, S, ROWS, COLS>(simd, size, dy, &v[part(v_dim)], over, ds, width);
+            problem.add_mask(heads, Rows::Queries, [i, first], width, p);
+            for (row, p) in p.chunks_exact_mut(width).enumerate() {
+                let visible = problem.visible(i + row).saturating_sub(first).min(lanes);
+                p[visible..].fill(T::NEG_INFINITY);
+                // With no key seen, the powers have to be 0 and not 1.
+                let shift =
+                    if lse[row] == T::NEG_INFINITY { T::INFINITY } else { lse[row] * log2_e };
+                for p in p {
+                    *p = (*p - shift).exp2_fast_in::<S>();
+                }
+            }
+            let is_dropped = problem.options.dropout.is_some();
+            if is_dropped {
+                kept.fill(T::ONE);
+                problem.multiply_dropout(heads, Rows::Queries, [i, first], width, kept);
+                ds.iter_mut().zip(&*kept).for_each(|(ds, &kept)| *ds *= kept);
+            }
+            for (row, (ds, p)) in ds.chunks_exact_mut(width).zip(p.chunks_exact(width)).enumerate()
+            {
+                let delta = delta[row];
+                for (ds, &p) in ds.iter_mut().zip(p) {
+                    *ds = p * (*ds - delta);
+                }
+                ds_rows[row * BLOCK + panel * width..][..width].copy_from_slice(ds);
+            }
+            if is_dropped {
+                p.iter_mut().zip(&*kept).for_each(|(p, &kept)| *p *= kept);
+            }
+            let (size, dv) = ([v_dim, count], &mut dv[part(v_dim)]);
+            panel_product::<T, S, ROWS, COLS>(simd, size, dy.transposed(), p, add, dv, width);
+            let (size, dk) = ([dim, count], &mut dk[part(dim)]);
+            panel_product::<T, S, ROWS, COLS>(simd, size, q.transposed(), ds, add, dk, width);
+        }
+        let ds = Matrix { data: ds_rows, row_stride: BLOCK, col_stride: 1 };
+        for (panel, col) in (0..dim).step_by(width).enumerate() {
+            let k = &k_rows[panel * BLOCK * width..][..key_count * width];
+            let dq = &mut dq[own * padded(dim) + col..];
+            let (size, add) = ([count, key_count], Start::Accumulate);
+            panel_product::<T, S, ROWS, COLS>(simd, size, ds, k, add, dq, padded(dim));
+        }
+    }
+}

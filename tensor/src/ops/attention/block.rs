@@ -1,0 +1,271 @@
+//! What both directions of attention share: sizes, operands, masks, blocks.
+
+use super::{AttentionOptions, Causal};
+use crate::cpu::gemm::{Gemm, Matrix};
+use crate::cpu::math::Math;
+use crate::launch::View;
+use crate::{Bool, Element};
+
+/// Queries of a task, and keys that meet them at once.
+pub(super) const BLOCK: usize = 64;
+
+/// The type that attention computes in.
+pub(super) trait Compute: Gemm + Math {}
+impl<T: Gemm + Math> Compute for T {}
+
+/// B, H, G, T, S, D and E.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) batch: usize,
+    pub(super) heads: usize,
+    pub(super) groups: usize,
+    pub(super) queries: usize,
+    pub(super) keys: usize,
+    pub(super) dim: usize,
+    pub(super) v_dim: usize,
+}
+
+/// A head of q and the head of k and v that serves it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heads {
+    pub(super) b: usize,
+    pub(super) h: usize,
+    pub(super) g: usize,
+}
+
+/// An operand of four dimensions, as it lies.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a, E> {
+    data: &'a [E],
+    strides: [usize; 4],
+}
+
+impl<'a, E: Element> Source<'a, E> {
+    pub(super) fn new(view: View<'a, E>) -> Self {
+        let strides = view.layout().strides();
+        Source { data: view.data(), strides: std::array::from_fn(|axis| strides[axis]) }
+    }
+
+    /// The last two dimensions at `[b, h]`.
+    pub(super) fn at(&self, b: usize, h: usize) -> Matrix<'a, E> {
+        let [b_stride, h_stride, row_stride, col_stride] = self.strides;
+        let data = self.data.get(b * b_stride + h * h_stride..).unwrap_or_default();
+        Matrix { data, row_stride, col_stride }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Mask<'a, E> {
+    None,
+    /// The pairs that count.
+    Keep(Source<'a, Bool>),
+    /// What is added to the scores.
+    Add(Source<'a, E>),
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Problem<'a, E> {
+    pub(super) sizes: Sizes,
+    pub(super) options: AttentionOptions,
+    pub(super) q: Source<'a, E>,
+    pub(super) k: Source<'a, E>,
+    pub(super) v: Source<'a, E>,
+    pub(super) mask: Mask<'a, E>,
+}
+
+impl<E: Element> Problem<'_, E> {
+    pub(super) fn scale(&self) -> f64 {
+        self.options.scale.unwrap_or_else(|| 1.0 / (self.sizes.dim as f64).sqrt())
+    }
+
+    /// How many keys query `i` sees by its place: the first ones.
+    pub(super) fn visible(&self, i: usize) -> usize {
+        let Sizes { queries, keys, .. } = self.sizes;
+        match self.options.causal {
+            Causal::No => keys,
+            Causal::UpperLeft => keys.min(i + 1),
+            Causal::LowerRight => keys.min((i + 1 + keys).saturating_sub(queries)),
+        }
+    }
+
+    /// Adds the mask to scores in units of ln 2: `rows` rows of `width`, the first at pair
+    /// `[i, j]`. A row is a key with the queries that follow `i`, or a query with the keys that
+    /// follow `j`.
+    #[inline(always)]
+    pub(super) fn add_mask<T: Compute>(
+        &self,
+        heads: Heads,
+        rows: Rows,
+        [i, j]: [usize; 2],
+        width: usize,
+        scores: &mut [T],
+    ) {
+        let Sizes { queries, keys, .. } = self.sizes;
+        let lanes = match rows {
+            Rows::Keys => width.min(queries - i),
+            Rows::Queries => width.min(keys - j),
+        };
+        let place = |matrix: [usize; 2]| match rows {
+            Rows::Keys => [matrix[1], matrix[0]],
+            Rows::Queries => matrix,
+        };
+        match &self.mask {
+            Mask::None => {}
+            Mask::Keep(mask) => {
+                let mask = mask.at(heads.b, heads.h);
+                let [row_step, lane_step] = place([mask.row_stride, mask.col_stride]);
+                let start = i * mask.row_stride + j * mask.col_stride;
+                for (row, scores) in scores.chunks_exact_mut(width).enumerate() {
+                    let mask = &mask.data[start + row * row_step..];
+                    for (lane, score) in scores[..lanes].iter_mut().enumerate() {
+                        if !bool::from(mask[lane * lane_step]) {
+                            *score = T::NEG_INFINITY;
+                        }
+                    }
+                }
+            }
+            Mask::Add(mask) => {
+                let log2_e = T::from_f64(std::f64::consts::LOG2_E);
+                let mask = mask.at(heads.b, heads.h);
+                let [row_step, lane_step] = place([mask.row_stride, mask.col_stride]);
+                let start = i * mask.row_stride + j * mask.col_stride;
+                for (row, scores) in scores.chunks_exact_mut(width).enumerate() {
+                    let mask = &mask.data[start + row * row_step..];
+                    for (lane, score) in scores[..lanes].iter_mut().enumerate() {
+                        *score += log2_e * mask[lane * lane_step].cast();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Multiplies weights, in the order of [`Problem::add_mask`], by what dropout makes of them.
+    pub(super) fn multiply_dropout<T: Compute>(
+        &self,
+        heads: Heads,
+        rows: Rows,
+        [i, j]: [usize; 2],
+        width: usize,
+        weights: &mut [T],
+    ) {
+        let Some(dropout) = self.options.dropout else { return };
+        let Sizes { queries, keys, .. } = self.sizes;
+        let kept = 1.0 - dropout.probability;
+        let factor = T::from_f64(if kept > 0.0 { 1.0 / kept } else { 0.0 });
+        let threshold = dropout.probability * (1u64 << 32) as f64;
+        let row_count = weights.len() / width;
+        let [query_count, key_count] = match rows {
+            Rows::Keys => [width.min(queries - i), row_count],
+            Rows::Queries => [row_count, width.min(keys - j)],
+        };
+        for query in 0..query_count {
+            let row = (heads.b * self.sizes.heads + heads.h) * queries + i + query;
+            for first in (0..key_count).step_by(4) {
+                let block = row * keys.div_ceil(4) + (j + first) / 4;
+                let words = dropout.key.block(block as u64);
+                for (key, word) in (first..key_count).zip(words) {
+                    let at = match rows {
+                        Rows::Keys => key * width + query,
+                        Rows::Queries => query * width + key,
+                    };
+                    let is_dropped = f64::from(word) < threshold;
+                    weights[at] *= if is_dropped { T::ZERO } else { factor };
+                }
+            }
+        }
+    }
+}
+
+/// What the rows of a block of scores are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rows {
+    Keys,
+    Queries,
+}
+
+/// Rows `first..first + rows` of `x`, in place if they are of type `T`, else converted.
+#[inline(always)]
+pub(super) fn block<'a, E: Element, T: Element>(
+    x: Matrix<'a, E>,
+    first: usize,
+    [rows, cols]: [usize; 2],
+    scratch: &'a mut [T],
+) -> Matrix<'a, T> {
+    let row_stride = x.row_stride;
+    let data = x.data.get(first * row_stride..).unwrap_or_default();
+    let x = Matrix { data, ..x };
+    match x.cast() {
+        Some(x) => x,
+        None if rows * cols == 0 => Matrix { data: scratch, row_stride: 0, col_stride: 1 },
+        None => x.converted([rows, cols], scratch),
+    }
+}
+
+/// Rows `first..first + rows` of `x` times `factor`, in panels of `width` rows turned into columns:
+/// `[panels][cols][width]`, 0 where there is no row.
+pub(super) fn turned<E: Element, T: Compute>(
+    x: Matrix<'_, E>,
+    first: usize,
+    [rows, cols]: [usize; 2],
+    width: usize,
+    factor: T,
+    to: &mut [T],
+) {
+    if cols == 0 {
+        return;
+    }
+    for (panel, to) in to.chunks_exact_mut(cols * width).take(rows.div_ceil(width)).enumerate() {
+        let row = panel * width;
+        for lane in 0..width {
+            if row + lane >= rows {
+                to[lane..].iter_mut().step_by(width).for_each(|to| *to = T::ZERO);
+                continue;
+            }
+            let from = &x.data[(first + row + lane) * x.row_stride..];
+            for (col, to) in to[lane..].iter_mut().step_by(width).enumerate() {
+                *to = from[col * x.col_stride].cast::<T>() * factor;
+            }
+        }
+    }
+}
+
+/// Rows of `x` in panels of `width` columns: `[panels][stride][width]`, 0 where there is none.
+pub(super) fn panels<T: Compute>(
+    x: Matrix<'_, T>,
+    [rows, cols]: [usize; 2],
+    [stride, width]: [usize; 2],
+    to: &mut [T],
+) {
+    for (panel, to) in to.chunks_exact_mut(stride * width).take(cols.div_ceil(width)).enumerate() {
+        let first = panel * width;
+        for (row, to) in to.chunks_exact_mut(width).take(rows).enumerate() {
+            for (lane, to) in to.iter_mut().enumerate() {
+                let col = first + lane;
+                *to = if col < cols {
+                    x.data[row * x.row_stride + col * x.col_stride]
+                } else {
+                    T::ZERO
+                };
+            }
+        }
+    }
+}
+
+/// The inverse of [`turned`]: rows of `cols`, each element times `factor`.
+pub(super) fn turned_back<T: Compute, E: Element>(
+    x: &[T],
+    cols: usize,
+    width: usize,
+    factor: T,
+    to: &mut [E],
+) {
+    if cols == 0 {
+        return;
+    }
+    for (row, to) in to.chunks_exact_mut(cols).enumerate() {
+        let from = &x[row / width * cols * width + row % width..];
+        for (to, x) in to.iter_mut().zip(from.iter().step_by(width)) {
+            *to = (*x * factor).cast();
+        }
+    }
+}

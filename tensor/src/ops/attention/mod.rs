@@ -1,0 +1,298 @@
+//! Scaled dot-product attention that never holds the weights of all pairs: keys are met in blocks,
+//! and what was summed so far is rescaled when a larger score turns up. Milakov and Gimelshein,
+//! "Online normalizer calculation for softmax" (2018); Dao, Fu, Ermon, Rudra and Ré,
+//! "FlashAttention: fast and memory-efficient exact attention with IO-awareness" (2022).
+//!
+//! q: [B, H, T, D], k: [B, G, S, D], v: [B, G, S, E], y: [B, H, T, E]; G divides H, and each head
+//! of k and v serves H / G heads of q that follow each other.
+
+mod backward;
+mod block;
+mod forward;
+
+use crate::cpu::Cpu;
+use crate::dtype::{for_float, for_half};
+use crate::ops::matmul::compute_dtype;
+use crate::{Cost, DType, Kernel, Operands, RandomKey, Result, Shape, Tensor, TensorError};
+use block::{Heads, Mask, Problem, Sizes, Source};
+
+/// Which keys a query may see by its place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Causal {
+    /// All of them.
+    #[default]
+    No,
+    /// Query `i` sees keys `0..=i`: PyTorch's `is_causal`.
+    UpperLeft,
+    /// The last query sees all keys, the one before it all but the last, and so on: queries that
+    /// continue a sequence whose keys are kept. The same as `UpperLeft` where lengths are equal.
+    LowerRight,
+}
+
+/// Weights that are set to 0 at random, the others scaled up so that the mean stays.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionDropout {
+    /// The weight of query `i` (counted over batch, heads and queries) and key `j` is decided by
+    /// word `j % 4` of block `i * ceil(S / 4) + j / 4` of the key's stream.
+    pub key: RandomKey,
+    /// Of a weight becoming 0, to 32 bits.
+    pub probability: f64,
+}
+
+/// How [`Tensor::attention`] weighs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct AttentionOptions {
+    /// Which keys a query may see by its place, besides what a mask says.
+    pub causal: Causal,
+    /// Factor of the scores; `1 / sqrt(D)` if absent.
+    pub scale: Option<f64>,
+    /// Weights that are dropped, if any.
+    pub dropout: Option<AttentionDropout>,
+}
+
+/// What [`Tensor::attention`] computes.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    /// The weighted sums of v.
+    pub y: Tensor,
+    /// `ln Σ_j exp(score[i, j])`, in f32 for the half types: all that backward needs beside the
+    /// operands. -∞ where a query sees no key.
+    pub log_sum_exp: Tensor,
+}
+
+/// What both directions know.
+#[derive(Clone, Copy)]
+struct Launch {
+    sizes: Sizes,
+    options: AttentionOptions,
+    dtype: DType,
+}
+
+impl Launch {
+    fn new(
+        op: &'static str,
+        [q, k, v]: [&Tensor; 3],
+        mask: Option<&Tensor>,
+        options: &AttentionOptions,
+    ) -> Result<Self> {
+        let mismatch = |other: &Tensor| {
+            Err(TensorError::Shape { op, left: *q.shape(), right: *other.shape() })
+        };
+        if !q.dtype().is_float() {
+            return Err(TensorError::DType { op, left: q.dtype(), right: DType::F32 });
+        }
+        q.check_dtype(op, k)?;
+        q.check_dtype(op, v)?;
+        let &[batch, heads, queries, dim] = &**q.shape() else { return mismatch(k) };
+        let &[k_batch, groups, keys, k_dim] = &**k.shape() else { return mismatch(k) };
+        let &[v_batch, v_groups, v_keys, v_dim] = &**v.shape() else { return mismatch(v) };
+        let divides = if groups == 0 { heads == 0 } else { heads.is_multiple_of(groups) };
+        if k_batch != batch || k_dim != dim || !divides {
+            return mismatch(k);
+        }
+        if [v_batch, v_groups, v_keys] != [batch, groups, keys] {
+            return Err(TensorError::Shape { op, left: *k.shape(), right: *v.shape() });
+        }
+        if let Some(mask) = mask
+            && mask.dtype() != DType::Bool
+        {
+            q.check_dtype(op, mask)?;
+        }
+        let sizes = Sizes { batch, heads, groups, queries, keys, dim, v_dim };
+        Ok(Launch { sizes, options: *options, dtype: q.dtype() })
+    }
+
+    fn mask(&self, op: &'static str, mask: Option<&Tensor>) -> Result<Option<Tensor>> {
+        let Sizes { batch, heads, queries, keys, .. } = self.sizes;
+        let right = Shape::new(&[batch, heads, queries, keys]);
+        let expanded = |mask: &Tensor| {
+            let left = *mask.shape();
+            mask.expand(right).map_err(|_| TensorError::Shape { op, left, right })
+        };
+        mask.map(expanded).transpose()
+    }
+
+    /// Products of `count` kinds over all pairs, and the operands once.
+    fn cost(&self, count: usize) -> Cost {
+        let Sizes { batch, heads, groups, queries, keys, dim, v_dim } = self.sizes;
+        let share = if self.options.causal == Causal::No { 1.0 } else { 0.5 };
+        let pairs = share * (batch * heads * queries * keys) as f64;
+        let elements = batch * (heads * queries + groups * keys) * (dim + v_dim);
+        Cost {
+            flops: pairs * (count * (dim + v_dim)) as f64,
+            bytes: (elements * count * self.dtype.size_bytes()) as f64,
+        }
+    }
+
+    /// Scratch for `slots` threads at most, of `len` elements each.
+    fn workspace(&self, like: &Tensor, tasks: usize, len: usize) -> Result<Tensor> {
+        let slots = like.device().threads().min(tasks).max(1);
+        Tensor::workspace(like.device(), slots * len, compute_dtype(self.dtype))
+    }
+
+    fn problem<'a, E: crate::Element>(
+        &self,
+        operands: &Operands<'a>,
+        mask: Option<usize>,
+    ) -> Problem<'a, E> {
+        let of = |index: usize| Source::new(operands.read::<E>(index));
+        let mask = match mask {
+            None => Mask::None,
+            Some(index) if operands.read_dtype(index) == DType::Bool => {
+                Mask::Keep(Source::new(operands.read(index)))
+            }
+            Some(index) => Mask::Add(of(index)),
+        };
+        Problem { sizes: self.sizes, options: self.options, q: of(0), k: of(1), v: of(2), mask }
+    }
+}
+
+struct Forward(Launch);
+
+impl Kernel for Forward {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn cost(&self) -> Cost {
+        self.0.cost(2)
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let mask = (operands.read_count() > 3).then_some(3);
+        let pool = cpu.pool();
+        for_float!(self.0.dtype, T => {
+            let problem = self.0.problem::<T>(operands, mask);
+            let y = operands.write::<T>(0).slice();
+            let [lse, scratch] = [1, 2].map(|index| operands.write::<T>(index).slice());
+            forward::forward(pool, &problem, y, lse, scratch);
+        }, else for_half!(self.0.dtype, E => {
+            let problem = self.0.problem::<E>(operands, mask);
+            let y = operands.write::<E>(0).slice();
+            let [lse, scratch] = [1, 2].map(|index| operands.write::<f32>(index).slice());
+            forward::forward(pool, &problem, y, lse, scratch);
+        }));
+        Ok(())
+    }
+}
+
+struct Backward(Launch);
+
+impl Kernel for Backward {
+    fn name(&self) -> &'static str {
+        "attention_backward"
+    }
+
+    fn cost(&self) -> Cost {
+        self.0.cost(5)
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let mask = (operands.read_count() > 6).then_some(6);
+        let pool = cpu.pool();
+        for_float!(self.0.dtype, T => {
+            let problem = self.0.problem::<T>(operands, mask);
+            let [y, dy] = [3, 4].map(|index| Source::new(operands.read::<T>(index)));
+            let lse = operands.read::<T>(5).slice();
+            let [dq, dk, dv, scratch] =
+                [0, 1, 2, 3].map(|index| operands.write::<T>(index).slice());
+            backward::backward(pool, &problem, [y, dy], lse, [dq, dk, dv], scratch);
+        }, else for_half!(self.0.dtype, E => {
+            let problem = self.0.problem::<E>(operands, mask);
+            let [y, dy] = [3, 4].map(|index| Source::new(operands.read::<E>(index)));
+            let lse = operands.read::<f32>(5).slice();
+            let [dq, dk, dv] = [0, 1, 2].map(|index| operands.write::<E>(index).slice());
+            let scratch = operands.write::<f32>(3).slice();
+            backward::backward(pool, &problem, [y, dy], lse, [dq, dk, dv], scratch);
+        }));
+        Ok(())
+    }
+}
+
+impl Tensor {
+    /// `softmax(scale · q kᵀ + mask) v` for each head, for `self = q`. Memory is linear in the
+    /// lengths: beside the results, a few blocks for each thread.
+    ///
+    /// A `Bool` mask says which keys count; one of q's type is added to the scores. It broadcasts
+    /// to `[B, H, T, S]`. Where a query sees no key, y is 0, as in PyTorch, and so are the
+    /// gradients. The half types are computed in f32.
+    ///
+    /// # Shapes
+    /// `q: [B, H, T, D], k: [B, G, S, D], v: [B, G, S, E] → [B, H, T, E], [B, H, T]`, where G
+    /// divides H. Nothing is copied, however the operands lie.
+    ///
+    /// # Errors
+    /// `Shape`, `DType` (all the same float type), `OutOfMemory`.
+    #[track_caller]
+    pub fn attention(
+        &self,
+        k: &Tensor,
+        v: &Tensor,
+        mask: Option<&Tensor>,
+        options: &AttentionOptions,
+    ) -> Result<Attention> {
+        let op = "attention";
+        let launch = Launch::new(op, [self, k, v], mask, options)?;
+        let mask = launch.mask(op, mask)?;
+        let Sizes { batch, heads, queries, v_dim, .. } = launch.sizes;
+        let device = self.device();
+        let y = Tensor::empty(device, [batch, heads, queries, v_dim], self.dtype())?;
+        let lse_dtype = compute_dtype(self.dtype());
+        let log_sum_exp = Tensor::empty(device, [batch, heads, queries], lse_dtype)?;
+        let is_half = self.dtype() != lse_dtype;
+        let len = forward::scratch_len(&launch.sizes, is_half);
+        let scratch = launch.workspace(self, forward::task_count(&launch.sizes), len)?;
+        let reads: Vec<&Tensor> = [self, k, v].into_iter().chain(mask.as_ref()).collect();
+        device.launch(Forward(launch), &reads, &[&y, &log_sum_exp, &scratch])?;
+        Ok(Attention { y, log_sum_exp })
+    }
+
+    /// The gradients of q, k and v through [`Tensor::attention`], for `self = dy`: with the weights
+    /// p computed again from the scores and `log_sum_exp`,
+    /// `ds = p · (dy vᵀ - Σ dy·y)`, `dq = scale · ds k`, `dk = scale · dsᵀ q`, `dv = pᵀ dy`.
+    ///
+    /// The workspace holds, for each thread, dq of the heads that share a key, and a few blocks.
+    /// Threads share out the heads of k and v.
+    ///
+    /// # Errors
+    /// As [`Tensor::attention`].
+    #[track_caller]
+    pub fn attention_backward(
+        &self,
+        [q, k, v]: [&Tensor; 3],
+        mask: Option<&Tensor>,
+        found: &Attention,
+        options: &AttentionOptions,
+    ) -> Result<[Tensor; 3]> {
+        let op = "attention_backward";
+        let launch = Launch::new(op, [q, k, v], mask, options)?;
+        let mask = launch.mask(op, mask)?;
+        let Sizes { batch, heads, queries, v_dim, .. } = launch.sizes;
+        let Attention { y, log_sum_exp } = found;
+        for tensor in [self, y] {
+            tensor.check_shape(op, [batch, heads, queries, v_dim])?;
+            tensor.check_dtype(op, q)?;
+        }
+        log_sum_exp.check_shape(op, [batch, heads, queries])?;
+        let lse_dtype = compute_dtype(q.dtype());
+        if log_sum_exp.dtype() != lse_dtype {
+            return Err(TensorError::DType { op, left: log_sum_exp.dtype(), right: lse_dtype });
+        }
+        let (device, lse) = (self.device(), log_sum_exp.contiguous()?);
+        let of = |x: &Tensor| Tensor::empty(device, *x.shape(), x.dtype());
+        let gradients = [of(q)?, of(k)?, of(v)?];
+        let len = backward::scratch_len(&launch.sizes, q.dtype() != lse_dtype);
+        let scratch = launch.workspace(self, backward::task_count(&launch.sizes), len)?;
+        let reads = [q, k, v, y, self, &lse].into_iter().chain(mask.as_ref());
+        let [dq, dk, dv] = &gradients;
+        let reads: Vec<&Tensor> = reads.collect();
+        device.launch(Backward(launch), &reads, &[dq, dk, dv, &scratch])?;
+        Ok(gradients)
+    }
+}
+
+/// The head of k and v that serves head `h` of q, and where both stand in a batch.
+fn heads_of(sizes: &Sizes, row: usize) -> Heads {
+    let (b, h) = (row / sizes.heads, row % sizes.heads);
+    Heads { b, h, g: h / (sizes.heads / sizes.groups) }
+}
