@@ -202,7 +202,7 @@ pub fn plan(options: &Options, package: Option<&str>) -> Plan {
 
 /// What needs the feature `cuda`. It builds everywhere; what needs a pretend driver skips itself
 /// where that cannot be built.
-fn cuda_sections() -> [Section; 3] {
+fn cuda_sections() -> [Section; 4] {
     let package = "-p lowtide-allocator --features pretend";
     [
         Section::new(
@@ -217,6 +217,11 @@ fn cuda_sections() -> [Section; 3] {
                 "test {package} --no-fail-fast --test cuda --test cuda_gate --example cudarc \
                  -- --show-output"
             ),
+            Counting::Runners,
+        ),
+        Section::new(
+            "doc tests with CUDA",
+            &format!("test {package} --doc -- --show-output cuda"),
             Counting::Runners,
         ),
         Section::new("docs with CUDA", &format!("doc {package} --no-deps"), Counting::Status)

@@ -1,7 +1,9 @@
 use std::sync::Arc;
 
 use lowtide_allocator::cuda::CudaSource;
-use lowtide_allocator::{Buffer, CachingAllocator, Category, LimitSource, Rung, Stream};
+use lowtide_allocator::{
+    AllocError, Buffer, CachingAllocator, Category, LimitSource, Repeat, Rung, Stream,
+};
 use proptest::prelude::*;
 
 use crate::common::{PAGE_BYTES, World, program};
@@ -181,6 +183,23 @@ fn views_go_only_when_the_work_on_them_is_done() {
     memory.trim();
     assert_eq!((gpu.pretend.live("handles"), gpu.pretend.live("mappings")), (3, 3));
     streams.device().synchronize().expect("no work met an address without memory");
+}
+
+#[test]
+fn view_that_cannot_be_mapped_leaves_nothing_mapped() {
+    let Some(gpu) = Gpu::take() else { return };
+    let (_, memory) = gpu.memory();
+    let mut blocks: Vec<Buffer> = (0..7).map(|_| memory.allocate(PAGE_BYTES).unwrap()).collect();
+    [5, 3, 1].into_iter().for_each(|index| drop(blocks.remove(index)));
+    for (function, nth) in [("cuMemMap", 3), ("cuMemSetAccess", 1)] {
+        // Neither creation nor mapping of pages: the block lies on those that there are.
+        gpu.pretend.fail(function, 1, nth, Repeat::Once);
+        assert!(matches!(memory.allocate(3 * PAGE_BYTES), Err(AllocError::Source(_))));
+        assert_eq!((gpu.pretend.live("mappings"), gpu.pretend.live("handles")), (7, 7));
+    }
+    let stitched = memory.allocate(3 * PAGE_BYTES).unwrap();
+    assert!(stitched.is_stitched());
+    assert_eq!(gpu.pretend.live("mappings"), 10);
 }
 
 #[test]

@@ -25,6 +25,7 @@ fn sections_run_from_cheap_to_dear_and_deep_ones_are_named() {
         "benches, once each",
         "clippy with CUDA",
         "tests with CUDA",
+        "doc tests with CUDA",
         "docs with CUDA",
         "package",
         "docs",
@@ -41,7 +42,7 @@ fn sections_run_from_cheap_to_dear_and_deep_ones_are_named() {
 fn deep_adds_and_leaves_nothing_out() {
     let plan = plan(&options(&["--deep"]), None);
     let expected = ["address sanitizer", "thread sanitizer", "miri", "loom", "long property tests"];
-    assert_eq!(names(&plan)[11..], expected);
+    assert_eq!(names(&plan)[12..], expected);
     assert_eq!(plan.left_out, [""; 0]);
 }
 
@@ -96,7 +97,7 @@ fn cuda_is_tested_with_the_allocator_and_with_everything() {
         let plan = plan(&options, folder.map(|_| "lowtide-x"));
         plan.sections.iter().filter(|section| section.name.ends_with("with CUDA")).count()
     };
-    assert_eq!([None, Some("allocator"), Some("tensor")].map(has_cuda), [3, 3, 0]);
+    assert_eq!([None, Some("allocator"), Some("tensor")].map(has_cuda), [4, 4, 0]);
 }
 
 #[test]
