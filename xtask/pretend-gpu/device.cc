@@ -196,7 +196,9 @@ ENTRY cuCtxSynchronize() {
 CONTROL void pretend_reset(uint64_t capacity_bytes, uint64_t page_bytes, uint64_t context_bytes) {
   std::unique_lock<std::recursive_mutex> lock(the_lock());
   State& s = the_state();
-  for (auto& [address, size_bytes] : s.ranges) munmap(reinterpret_cast<void*>(address), size_bytes);
+  for (auto& [address, range] : s.ranges) {
+    munmap(reinterpret_cast<void*>(range.guarded_start), range.guarded_bytes);
+  }
   for (auto& [address, size_bytes] : s.host) munmap(reinterpret_cast<void*>(address), size_bytes);
   for (Device& device : s.devices) close(device.file);
   bool is_initialised = s.is_initialised;

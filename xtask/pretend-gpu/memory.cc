@@ -64,7 +64,8 @@ bool is_reserved(const State& s, uint64_t address, size_t size_bytes) {
   if (range == s.ranges.begin()) return false;
   --range;
   uint64_t offset = address - range->first;
-  return offset <= range->second && size_bytes <= range->second - offset;
+  size_t range_bytes = range->second.size_bytes;
+  return offset <= range_bytes && size_bytes <= range_bytes - offset;
 }
 
 bool overlaps_mapping(const State& s, uint64_t address, size_t size_bytes) {
@@ -125,13 +126,12 @@ ENTRY cuMemAddressReserve(uint64_t* address, size_t size_bytes, size_t align_byt
   if (size_bytes == 0 || size_bytes % s.page_bytes != 0 || flags != 0) return INVALID_VALUE;
   size_t step = align_bytes > s.page_bytes ? align_bytes : s.page_bytes;
   // A page more on each side: what lies beside the range is not to be touched.
-  void* start = nothing(nullptr, size_bytes + 3 * step);
+  size_t guarded_bytes = size_bytes + 3 * step;
+  void* start = nothing(nullptr, guarded_bytes);
   if (start == MAP_FAILED) return OUT_OF_MEMORY;
   uint64_t first = reinterpret_cast<uint64_t>(start);
   uint64_t chosen = round_up(first + step, step);
-  munmap(start, chosen - first);
-  munmap(pointer(chosen + size_bytes), first + 3 * step - chosen);
-  s.ranges[chosen] = size_bytes;
+  s.ranges[chosen] = Range{size_bytes, first, guarded_bytes};
   *address = chosen;
   return SUCCESS;
 }
@@ -139,9 +139,9 @@ ENTRY cuMemAddressReserve(uint64_t* address, size_t size_bytes, size_t align_byt
 ENTRY cuMemAddressFree(uint64_t address, size_t size_bytes) {
   ENTER("cuMemAddressFree");
   auto range = s.ranges.find(address);
-  if (range == s.ranges.end() || range->second != size_bytes) return INVALID_VALUE;
+  if (range == s.ranges.end() || range->second.size_bytes != size_bytes) return INVALID_VALUE;
   if (overlaps_mapping(s, address, size_bytes)) return INVALID_VALUE;
-  munmap(pointer(address), size_bytes);
+  munmap(pointer(range->second.guarded_start), range->second.guarded_bytes);
   s.ranges.erase(range);
   return SUCCESS;
 }

@@ -33,6 +33,13 @@ struct Physical {
   bool is_owned;
 };
 
+// Reserved addresses, between two guards that never show anything.
+struct Range {
+  size_t size_bytes;
+  uint64_t guarded_start;
+  size_t guarded_bytes;
+};
+
 struct Mapping {
   size_t size_bytes;
   uint64_t handle;
@@ -81,7 +88,7 @@ struct State {
   size_t page_bytes = 2 << 20;
   size_t context_bytes = 0;
   std::vector<Device> devices;
-  std::map<uint64_t, size_t> ranges;
+  std::map<uint64_t, Range> ranges;
   std::map<uint64_t, Mapping> mappings;
   std::map<uint64_t, Physical> handles;
   std::map<uint64_t, size_t> host;

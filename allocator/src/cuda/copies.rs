@@ -27,12 +27,11 @@ impl CudaStreams {
         value: u8,
     ) -> Result<(), CudaError> {
         let (address, len) = self.place(block, range)?;
-        self.with_queue(stream, |queue| {
-            self.device().call("cuMemsetD8Async", |table| {
-                // SAFETY: the bytes are of a live block of this device, which no reference of this
-                // process leads to.
-                unsafe { (table.fill)(address, value, len, queue) }
-            })
+        let queue = self.queue(stream)?;
+        self.device().call("cuMemsetD8Async", |table| {
+            // SAFETY: the bytes are of a live block of this device, which no reference of this
+            // process leads to.
+            unsafe { (table.fill)(address, value, len, queue) }
         })
     }
 
@@ -49,12 +48,11 @@ impl CudaStreams {
         let (source, len) = self.place(from.0, from.1)?;
         let (target, target_len) = self.place(to.0, to.1)?;
         self.same_len(target, target_len, len)?;
-        self.with_queue(stream, |queue| {
-            self.device().call("cuMemcpyDtoDAsync", |table| {
-                // SAFETY: both are bytes of live blocks of this device, which no reference of this
-                // process leads to.
-                unsafe { (table.copy_within)(target, source, len, queue) }
-            })
+        let queue = self.queue(stream)?;
+        self.device().call("cuMemcpyDtoDAsync", |table| {
+            // SAFETY: both are bytes of live blocks of this device, which no reference of this
+            // process leads to.
+            unsafe { (table.copy_within)(target, source, len, queue) }
         })
     }
 
@@ -64,8 +62,10 @@ impl CudaStreams {
     /// The block is of another device or shorter, or the driver refused.
     pub fn upload(&self, stream: Stream, from: &[u8], to: &Buffer) -> Result<(), CudaError> {
         let (address, len) = self.place(to, 0..from.len())?;
-        self.copy_in(stream, from.as_ptr().cast(), address, len)?;
-        self.synchronize(stream)
+        let enqueued = self.copy_in(stream, from.as_ptr().cast(), address, len);
+        // Waits even where the call failed: it may have told of earlier work, and be enqueued.
+        let done = self.synchronize(stream);
+        enqueued.and(done)
     }
 
     /// Enqueues a copy of a whole page-locked block to the start of a block.
@@ -101,15 +101,13 @@ impl CudaStreams {
         let (address, len) = self.place(from.0, from.1)?;
         self.same_len(address, len, to.len())?;
         let target: *mut c_void = to.as_mut_ptr().cast();
-        let enqueued = self.with_queue(stream, |queue| {
-            self.device().call("cuMemcpyDtoHAsync", |table| {
-                // SAFETY: 1. the source is inside a live block of this device. 2. The target has
-                // that many bytes, and is borrowed until the wait below is over.
-                unsafe { (table.copy_out)(target, address, len, queue) }
-            })
+        let queue = self.queue(stream)?;
+        let enqueued = self.device().call("cuMemcpyDtoHAsync", |table| {
+            // SAFETY: 1. the source is inside a live block of this device. 2. The target has that
+            // many bytes, and is borrowed until the wait below is over.
+            unsafe { (table.copy_out)(target, address, len, queue) }
         });
-        // Waits even where the call failed, as it may have failed for earlier work and been
-        // enqueued all the same.
+        // As in `upload`.
         let done = self.synchronize(stream);
         enqueued.and(done)
     }
@@ -122,13 +120,12 @@ impl CudaStreams {
         address: u64,
         len: usize,
     ) -> Result<(), CudaError> {
-        self.with_queue(stream, |queue| {
-            self.device().call("cuMemcpyHtoDAsync", |table| {
-                // SAFETY: 1. the target is inside a live block of this device. 2. The source is
-                // borrowed by `upload` until it has waited; page-locked blocks stay mapped until
-                // their cache has waited for the stream.
-                unsafe { (table.copy_in)(address, from, len, queue) }
-            })
+        let queue = self.queue(stream)?;
+        self.device().call("cuMemcpyHtoDAsync", |table| {
+            // SAFETY: 1. the target is inside a live block of this device. 2. The source is
+            // borrowed by `upload` until it has waited; page-locked blocks stay mapped until their
+            // cache has waited for the stream.
+            unsafe { (table.copy_in)(address, from, len, queue) }
         })
     }
 

@@ -35,12 +35,12 @@ impl Driver {
     /// is asked. The library stays loaded for the life of the process.
     ///
     /// # Errors
-    /// There is no driver, it cannot be loaded, it lacks a function, or it does not start: it
-    /// starts with no device where there is none.
+    /// There is no driver, it cannot be loaded, it lacks a function, or it does not start, as where
+    /// there is no device.
     pub fn open(libraries: &Libraries) -> Result<Driver, CudaError> {
         let (library, path) = load(libraries)?;
         // SAFETY: 1. a library with these names is a CUDA driver: that is what the search, or
-        // whoever named the folder, promises, and each function has had its type since CUDA 12.0.
+        // whoever named the folder, promises, and each function has had its type since CUDA 11.
         // 2. It is never closed: it is forgotten below as soon as it is known to be used.
         let table = unsafe { Table::load(&library) };
         let table =

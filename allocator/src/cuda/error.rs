@@ -35,7 +35,7 @@ pub enum CudaError {
         loader_message: String,
     },
     /// The driver is too old, or is none.
-    #[error("{path:?} has no function {symbol}; a driver for CUDA 12.0 or later has it")]
+    #[error("{path:?} has no function {symbol}; drivers for CUDA 11 and later have it")]
     MissingSymbol {
         /// The library.
         path: PathBuf,

@@ -84,27 +84,20 @@ impl CudaStreams {
     /// # Errors
     /// Work failed, or the driver refused.
     pub fn synchronize(&self, stream: Stream) -> Result<(), CudaError> {
-        let queue = match self.shared.lock().by_stream.get(&stream) {
-            Some(lane) => SendQueue(lane.queue()),
-            // Nothing was ever enqueued.
-            None => return Ok(()),
-        };
-        // Without the lock: others may enqueue meanwhile.
+        // The lock is free again while this waits: others may enqueue meanwhile.
+        let queue = self.shared.lock().by_stream.get(&stream).map(Lane::queue);
+        // Nothing was ever enqueued on a stream without one.
+        let Some(queue) = queue else { return Ok(()) };
         self.device().call("cuStreamSynchronize", |table| {
             // SAFETY: a queue lives as long as the streams, which `self` holds.
-            unsafe { (table.stream_synchronize)(queue.0) }
+            unsafe { (table.stream_synchronize)(queue) }
         })
     }
 
-    /// Does something with a stream's queue, which is made now if there is none.
-    pub(super) fn with_queue<R>(
-        &self,
-        stream: Stream,
-        work: impl FnOnce(CUstream) -> Result<R, CudaError>,
-    ) -> Result<R, CudaError> {
-        let mut lanes = self.shared.lock();
-        let queue = self.shared.lane(&mut lanes, stream)?.queue();
-        work(queue)
+    /// A stream's queue, which is made now if there is none. It lives as long as the streams, and may
+    /// be used without their lock: enqueueing is the driver's to keep apart.
+    pub(super) fn queue(&self, stream: Stream) -> Result<CUstream, CudaError> {
+        Ok(self.shared.lane(&mut self.shared.lock(), stream)?.queue())
     }
 
     fn order(&self, waiter: Stream, on: Stream) -> Result<(), CudaError> {
@@ -132,9 +125,6 @@ impl Fence for CudaStreams {
         self.synchronize(on).map_err(|error| error.of_source(0))
     }
 }
-
-/// A queue's name outside the lock.
-struct SendQueue(CUstream);
 
 impl Lane {
     fn queue(&self) -> CUstream {

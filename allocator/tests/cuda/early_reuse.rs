@@ -1,12 +1,13 @@
+use std::ops::Range;
 use std::sync::Arc;
 
 use lowtide_allocator::cuda::{CudaSource, CudaStreams};
 use lowtide_allocator::{
-    Buffer, CachingAllocator, Category, Fence, MemorySource, PageRange, Segment, SourceError,
-    Stream, VirtualMemory,
+    Buffer, CachingAllocator, Category, Fence, MemorySource, PageRange, Segment, SimSource,
+    SimStreams, SourceError, Stream, VirtualMemory,
 };
 
-use crate::common::PAGE_BYTES;
+use crate::common::{PAGE_BYTES, PLENTY};
 use crate::gpu::{Gpu, source, stream};
 
 const STREAMS: usize = 5;
@@ -158,7 +159,7 @@ fn is_right(gpu: &Gpu, program: &[Op], fault: FenceFault, notes_uses: bool) -> b
 }
 
 /// Orders of work that each program is run in: as late as may be, and some that are drawn.
-const SEEDS: std::ops::Range<u64> = 0..4;
+const SEEDS: Range<u64> = 0..4;
 
 /// Whether some order of work shows a block that somebody else wrote.
 fn is_found_out(gpu: &Gpu, program: &[Op], fault: FenceFault, notes_uses: bool) -> bool {
@@ -204,4 +205,39 @@ fn use_that_nobody_notes_is_found_out() {
         [Op::Allocate(0, PAGE_BYTES), Op::UseOn(0, 1), Op::Free(0), Op::Allocate(0, PAGE_BYTES)];
     assert!(!is_found_out(&gpu, &program, FenceFault::None, true));
     assert!(is_found_out(&gpu, &program, FenceFault::None, false));
+}
+
+/// What an allocator decides for a program: where each block lies, and who waits how often.
+fn decisions(memory: &CachingAllocator, program: &[Op]) -> (Vec<Vec<Range<usize>>>, u64, u64) {
+    let mut live: Vec<Buffer> = Vec::new();
+    let mut places = Vec::new();
+    for &op in program {
+        let pick = |index: usize| index % live.len().max(1);
+        match op {
+            Op::Allocate(on, size_bytes) => {
+                let block = memory.allocate_on(stream(on), Category::Other, size_bytes).unwrap();
+                places.push(block.pieces());
+                live.push(block);
+            }
+            Op::UseOn(index, on) => {
+                live.get(pick(index)).into_iter().for_each(|block| block.record_use(stream(on)));
+            }
+            Op::Free(index) if !live.is_empty() => drop(live.swap_remove(pick(index))),
+            Op::Free(_) => {}
+        }
+    }
+    (places, memory.layout_hash(), memory.statistics().waits)
+}
+
+#[test]
+fn streams_of_a_device_and_of_a_simulation_get_the_same_memory_and_wait_alike() {
+    let Some(gpu) = Gpu::take() else { return };
+    for program in programs() {
+        let (_, memory) = gpu.memory();
+        let sim = SimSource::with_capacity(PLENTY).page_bytes(PAGE_BYTES);
+        let simulated = CachingAllocator::new(sim.streams(&SimStreams::new())).unwrap();
+        let predicted = decisions(&simulated, &program);
+        assert!(predicted.2 > 0, "nobody waits");
+        assert_eq!(decisions(&memory, &program), predicted);
+    }
 }

@@ -6,18 +6,17 @@ use lowtide_allocator::{
 };
 use proptest::prelude::*;
 
-use crate::common::{PAGE_BYTES, World, program};
-use crate::gpu::{CONTEXT_BYTES, Gpu, source, stream};
+use crate::common::{PAGE_BYTES, PLENTY, World, program};
+use crate::gpu::{CONTEXT_BYTES, DEVICE_BYTES, Gpu, source, stream};
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
-    #[test]
-    fn same_program_gets_the_same_offsets_as_in_a_simulation(program in program()) {
-        let Some(gpu) = Gpu::take() else { return Ok(()) };
+#[test]
+fn same_program_gets_the_same_offsets_as_in_a_simulation() {
+    let Some(gpu) = Gpu::take() else { return };
+    proptest!(ProptestConfig::with_cases(64), |(program in program())| {
+        gpu.reset(DEVICE_BYTES);
         let source = source(&gpu.streams());
         let mut real = World::new(source.clone());
-        let mut sim = World::sim(crate::common::PLENTY);
+        let mut sim = World::sim(PLENTY);
         for &op in &program {
             prop_assert_eq!(real.step(op).unwrap(), sim.step(op).unwrap());
             real.memory.check_invariants();
@@ -30,6 +29,23 @@ proptest! {
             let used_bytes = gpu.pretend.live("bytes") as usize - CONTEXT_BYTES;
             prop_assert_eq!(used_bytes, committed_bytes);
         }
+        drop((real, source));
+        prop_assert_eq!(gpu.left(), []);
+    });
+}
+
+#[test]
+fn new_memory_holds_nothing_of_anybody_and_no_zeros() {
+    let Some(gpu) = Gpu::take() else { return };
+    let (streams, memory) = gpu.memory();
+    for value in 0..3 {
+        let block = memory.allocate(PAGE_BYTES).unwrap();
+        let mut back = vec![0; PAGE_BYTES];
+        streams.download(Stream::DEFAULT, (&block, 0..PAGE_BYTES), &mut back).unwrap();
+        assert!(back.iter().all(|&byte| byte == 0xCD), "the pretend driver poisons it");
+        streams.fill(Stream::DEFAULT, &block, 0..PAGE_BYTES, value).unwrap();
+        drop(block);
+        memory.trim();
     }
 }
 
