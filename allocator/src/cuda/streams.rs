@@ -94,8 +94,8 @@ impl CudaStreams {
         })
     }
 
-    /// A stream's queue, which is made now if there is none. It lives as long as the streams, and may
-    /// be used without their lock: enqueueing is the driver's to keep apart.
+    /// A stream's queue, which is made now if there is none. It lives as long as the streams, and
+    /// may be used without their lock: enqueueing is the driver's to keep apart.
     pub(super) fn queue(&self, stream: Stream) -> Result<CUstream, CudaError> {
         Ok(self.shared.lane(&mut self.shared.lock(), stream)?.queue())
     }

@@ -1,5 +1,5 @@
 use cudarc::driver::CudaContext;
-use lowtide_allocator::cuda::{CudaDevice, CudaError, CudaSource, CudaStreams};
+use lowtide_allocator::cuda::{CudaDevice, CudaError, CudaSource, CudaStreams, Driver, Libraries};
 use lowtide_allocator::{
     AllocError, CachingAllocator, Fence, Repeat, SimSource, SourceError, Stream,
 };
@@ -23,6 +23,18 @@ fn driver_and_device_say_who_they_are() {
     let memory = gpu.device().memory().unwrap();
     assert_eq!(memory.total_bytes, DEVICE_BYTES);
     assert_eq!(memory.free_bytes, DEVICE_BYTES - CONTEXT_BYTES);
+}
+
+#[test]
+fn driver_that_does_not_start_is_an_error_and_may_start_later() {
+    let Some(gpu) = Gpu::take() else { return };
+    let folder = gpu.driver.path().parent().unwrap().to_path_buf();
+    let libraries = Libraries::in_folders([folder]);
+    const NO_DEVICE: i32 = 100;
+    gpu.pretend.fail("cuInit", NO_DEVICE, 1, Repeat::Once);
+    let error = Driver::open(&libraries).unwrap_err();
+    assert!(matches!(error, CudaError::Call { call: "cuInit", code: NO_DEVICE, .. }), "{error}");
+    Driver::open(&libraries).unwrap();
 }
 
 #[test]

@@ -1,8 +1,10 @@
 use std::sync::Arc;
 
 use lowtide_allocator::cuda::CudaSource;
+use lowtide_allocator::torch::TorchSettings;
 use lowtide_allocator::{
-    AllocError, Buffer, CachingAllocator, Category, LimitSource, Repeat, Rung, Stream,
+    AllocError, Buffer, CachingAllocator, Category, LimitSource, MemorySource, Policy, Repeat,
+    Rung, SimSource, SimStreams, Stream,
 };
 use proptest::prelude::*;
 
@@ -32,6 +34,34 @@ fn same_program_gets_the_same_offsets_as_in_a_simulation() {
         drop((real, source));
         prop_assert_eq!(gpu.left(), []);
     });
+}
+
+#[test]
+fn rules_of_torch_place_alike_on_a_device_and_in_a_simulation() {
+    let Some(gpu) = Gpu::with_capacity(CONTEXT_BYTES + (160 << 20)) else { return };
+    let of = |source: Arc<dyn MemorySource>| {
+        let policy = Policy::Torch(TorchSettings::default());
+        let memory = CachingAllocator::with_policy(source, policy).unwrap();
+        let sizes = [700, 3 << 20, 1 << 20, 30 << 20, 600_000, 12 << 20, 25 << 20, 5];
+        let mut blocks = Vec::new();
+        for round in 0..3 {
+            for (index, size_bytes) in sizes.into_iter().enumerate() {
+                blocks.push(memory.allocate(size_bytes + round * 10_000).unwrap());
+                if index % 3 == 2 {
+                    drop(blocks.remove(blocks.len() / 2));
+                }
+            }
+            blocks.truncate(3);
+        }
+        let places: Vec<usize> = blocks.iter().map(Buffer::offset).collect();
+        drop(blocks);
+        let reserved = memory.statistics().reserved;
+        memory.trim();
+        (places, reserved, memory.statistics().source_calls)
+    };
+    let sim = SimSource::with_capacity(PLENTY).page_bytes(PAGE_BYTES);
+    let on_device = of(source(&gpu.streams()));
+    assert_eq!(on_device, of(Arc::new(sim.streams(&SimStreams::new()))));
 }
 
 #[test]
