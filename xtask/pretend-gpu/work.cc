@@ -233,8 +233,8 @@ ENTRY cuMemcpyDtoHAsync_v2(void* target, uint64_t source, size_t size_bytes, uin
 ENTRY cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t size_bytes, uint64_t stream) {
   ENTER("cuMemcpyDtoDAsync_v2");
   NEEDS_CONTEXT;
-  bool is_device = is_device_memory(s, target, size_bytes) && is_device_memory(s, source, size_bytes);
-  if (!is_device) return INVALID_VALUE;
+  if (!is_device_memory(s, target, size_bytes)) return INVALID_VALUE;
+  if (!is_device_memory(s, source, size_bytes)) return INVALID_VALUE;
   Work work(Work::COPY);
   work.target = target;
   work.source = source;
