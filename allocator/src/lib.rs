@@ -10,6 +10,8 @@ mod category;
 mod check;
 mod checked;
 mod co_tenant;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod engine;
 mod error;
 mod fault;

@@ -215,6 +215,15 @@ pub enum SourceError {
         /// The limit, for all that the process has locked.
         limit_bytes: u64,
     },
+    /// The device is lost to this process: work on it failed (an illegal address, a timeout, a
+    /// hardware error), and every later call fails too. Less memory would not have helped.
+    #[error("the device is lost since {operation} at the latest, with code {code}")]
+    DeviceFault {
+        /// The call that told of it; the work that failed may be older.
+        operation: &'static str,
+        /// The driver's code.
+        code: i32,
+    },
     /// The operating system or the driver refused.
     #[error("{operation} of {size_bytes} bytes failed with code {code}")]
     System {

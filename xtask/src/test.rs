@@ -45,6 +45,11 @@ impl Options {
         }
         Ok(options)
     }
+
+    /// Whether the crate in this folder was asked for.
+    fn concerns(&self, folder: &str) -> bool {
+        self.filter.as_deref().is_none_or(|filter| filter == folder)
+    }
 }
 
 /// How a section turns into counts.
@@ -168,6 +173,9 @@ pub fn plan(options: &Options, package: Option<&str>) -> Plan {
             Counting::Runners,
         ),
     ]);
+    if options.concerns("allocator") {
+        plan.sections.extend(cuda_sections());
+    }
     if package.is_none() {
         // All at once: a crate alone cannot be packaged before those it imports are published.
         plan.sections.push(Section::new(
@@ -192,8 +200,37 @@ pub fn plan(options: &Options, package: Option<&str>) -> Plan {
     plan
 }
 
+/// What needs the feature `cuda`. It builds everywhere; what needs a pretend driver skips itself
+/// where that cannot be built.
+fn cuda_sections() -> [Section; 4] {
+    let package = "-p lowtide-allocator --features pretend";
+    [
+        Section::new(
+            "clippy with CUDA",
+            &format!("clippy {package} --all-targets -- -D warnings"),
+            Counting::Status,
+        )
+        .needs(Needs::Subcommand("clippy")),
+        Section::new(
+            "tests with CUDA",
+            &format!(
+                "test {package} --no-fail-fast --test cuda --test cuda_gate --example cudarc \
+                 -- --show-output"
+            ),
+            Counting::Runners,
+        ),
+        Section::new(
+            "doc tests with CUDA",
+            &format!("test {package} --doc -- --show-output cuda"),
+            Counting::Runners,
+        ),
+        Section::new("docs with CUDA", &format!("doc {package} --no-deps"), Counting::Status)
+            .env("RUSTDOCFLAGS", "-Dwarnings"),
+    ]
+}
+
 fn deep_sections(options: &Options, scope: &str) -> Vec<Section> {
-    let wanted = |folder: &&str| options.filter.as_deref().is_none_or(|filter| filter == *folder);
+    let wanted = |folder: &&str| options.concerns(folder);
     let packages = |folders: &[&str]| -> Option<String> {
         let names: Vec<String> =
             folders.iter().filter(|f| wanted(f)).map(|f| format!("-p lowtide-{f}")).collect();

@@ -16,8 +16,20 @@ fn section<'a>(plan: &'a Plan, name: &str) -> &'a Section {
 #[test]
 fn sections_run_from_cheap_to_dear_and_deep_ones_are_named() {
     let plan = plan(&options(&[]), None);
-    let expected =
-        ["format", "clippy", "tidy", "tests", "doc tests", "benches, once each", "package", "docs"];
+    let expected = [
+        "format",
+        "clippy",
+        "tidy",
+        "tests",
+        "doc tests",
+        "benches, once each",
+        "clippy with CUDA",
+        "tests with CUDA",
+        "doc tests with CUDA",
+        "docs with CUDA",
+        "package",
+        "docs",
+    ];
     assert_eq!(names(&plan), expected);
     assert_eq!(
         plan.left_out,
@@ -30,7 +42,7 @@ fn sections_run_from_cheap_to_dear_and_deep_ones_are_named() {
 fn deep_adds_and_leaves_nothing_out() {
     let plan = plan(&options(&["--deep"]), None);
     let expected = ["address sanitizer", "thread sanitizer", "miri", "loom", "long property tests"];
-    assert_eq!(names(&plan)[8..], expected);
+    assert_eq!(names(&plan)[12..], expected);
     assert_eq!(plan.left_out, [""; 0]);
 }
 
@@ -76,6 +88,16 @@ fn filter_reaches_every_section_that_reads_crates() {
         assert!(!section.arguments.contains(&"--workspace".to_owned()), "{section:?}");
     }
     assert!(plan.left_out.contains(&"not run for one crate: package".to_owned()));
+}
+
+#[test]
+fn cuda_is_tested_with_the_allocator_and_with_everything() {
+    let has_cuda = |folder: Option<&str>| {
+        let options = options(&folder.into_iter().collect::<Vec<_>>());
+        let plan = plan(&options, folder.map(|_| "lowtide-x"));
+        plan.sections.iter().filter(|section| section.name.ends_with("with CUDA")).count()
+    };
+    assert_eq!([None, Some("allocator"), Some("tensor")].map(has_cuda), [4, 4, 0]);
 }
 
 #[test]

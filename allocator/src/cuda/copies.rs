@@ -1,0 +1,148 @@
+//! Filling and copying blocks of a device.
+
+use std::ffi::c_void;
+use std::ops::Range;
+
+use super::error::CudaError;
+use super::streams::CudaStreams;
+use crate::buffer::Buffer;
+use crate::pinned::PinnedBuffer;
+use crate::stream::Stream;
+
+/// Work on the bytes of blocks, enqueued on a stream.
+///
+/// # Streams
+/// A block that is used on another stream than its own has to be told so, with
+/// [`Buffer::record_use`], and the stream has to wait for what was done to it before.
+impl CudaStreams {
+    /// Sets bytes of a block to a value.
+    ///
+    /// # Errors
+    /// The range is not inside a block of this device, or the driver refused.
+    pub fn fill(
+        &self,
+        stream: Stream,
+        block: &Buffer,
+        range: Range<usize>,
+        value: u8,
+    ) -> Result<(), CudaError> {
+        let (address, len) = self.place(block, range)?;
+        let queue = self.queue(stream)?;
+        self.device().call("cuMemsetD8Async", |table| {
+            // SAFETY: the bytes are of a live block of this device, which no reference of this
+            // process leads to.
+            unsafe { (table.fill)(address, value, len, queue) }
+        })
+    }
+
+    /// Copies bytes of a block to another one, or to others of the same that do not overlap.
+    ///
+    /// # Errors
+    /// A range is not inside a block of this device, the lengths differ, or the driver refused.
+    pub fn copy(
+        &self,
+        stream: Stream,
+        from: (&Buffer, Range<usize>),
+        to: (&Buffer, Range<usize>),
+    ) -> Result<(), CudaError> {
+        let (source, len) = self.place(from.0, from.1)?;
+        let (target, target_len) = self.place(to.0, to.1)?;
+        self.same_len(target, target_len, len)?;
+        let queue = self.queue(stream)?;
+        self.device().call("cuMemcpyDtoDAsync", |table| {
+            // SAFETY: both are bytes of live blocks of this device, which no reference of this
+            // process leads to.
+            unsafe { (table.copy_within)(target, source, len, queue) }
+        })
+    }
+
+    /// Copies bytes of the host to the start of a block, and waits until that is done.
+    ///
+    /// # Errors
+    /// The block is of another device or shorter, or the driver refused.
+    pub fn upload(&self, stream: Stream, from: &[u8], to: &Buffer) -> Result<(), CudaError> {
+        let (address, len) = self.place(to, 0..from.len())?;
+        let enqueued = self.copy_in(stream, from.as_ptr().cast(), address, len);
+        // Waits even where the call failed: it may have told of earlier work, and be enqueued.
+        let done = self.synchronize(stream);
+        enqueued.and(done)
+    }
+
+    /// Enqueues a copy of a whole page-locked block to the start of a block.
+    ///
+    /// The copy reads when it runs: the page-locked block must be for this stream, or have been
+    /// told of it, and must not be written before it has been [waited
+    /// for](PinnedBuffer::wait).
+    ///
+    /// # Errors
+    /// The block is of another device or shorter, or the driver refused.
+    pub fn upload_pinned(
+        &self,
+        stream: Stream,
+        from: &PinnedBuffer,
+        to: &Buffer,
+    ) -> Result<(), CudaError> {
+        let bytes = from.as_slice();
+        let (address, len) = self.place(to, 0..bytes.len())?;
+        self.copy_in(stream, bytes.as_ptr().cast(), address, len)
+    }
+
+    /// Copies bytes of a block to the host and waits until that, and all before it, is done.
+    ///
+    /// # Errors
+    /// The range is not inside a block of this device or is not as long as `to`, or the driver
+    /// refused.
+    pub fn download(
+        &self,
+        stream: Stream,
+        from: (&Buffer, Range<usize>),
+        to: &mut [u8],
+    ) -> Result<(), CudaError> {
+        let (address, len) = self.place(from.0, from.1)?;
+        self.same_len(address, len, to.len())?;
+        let target: *mut c_void = to.as_mut_ptr().cast();
+        let queue = self.queue(stream)?;
+        let enqueued = self.device().call("cuMemcpyDtoHAsync", |table| {
+            // SAFETY: 1. the source is inside a live block of this device. 2. The target has that
+            // many bytes, and is borrowed until the wait below is over.
+            unsafe { (table.copy_out)(target, address, len, queue) }
+        });
+        // As in `upload`.
+        let done = self.synchronize(stream);
+        enqueued.and(done)
+    }
+
+    /// The caller sees to it that the bytes live until the copy is done.
+    fn copy_in(
+        &self,
+        stream: Stream,
+        from: *const c_void,
+        address: u64,
+        len: usize,
+    ) -> Result<(), CudaError> {
+        let queue = self.queue(stream)?;
+        self.device().call("cuMemcpyHtoDAsync", |table| {
+            // SAFETY: 1. the target is inside a live block of this device. 2. The source is
+            // borrowed by `upload` until it has waited; page-locked blocks stay mapped until their
+            // cache has waited for the stream.
+            unsafe { (table.copy_in)(address, from, len, queue) }
+        })
+    }
+
+    /// Where bytes of a block are.
+    fn place(&self, block: &Buffer, range: Range<usize>) -> Result<(u64, usize), CudaError> {
+        let address = block.address().saturating_add(range.start as u64);
+        let size_bytes = range.end.saturating_sub(range.start);
+        let is_inside = range.start <= range.end && range.end <= block.size_bytes();
+        if !is_inside || !self.device().has(address, size_bytes) {
+            return Err(CudaError::NotOfDevice { address, size_bytes });
+        }
+        Ok((address, size_bytes))
+    }
+
+    fn same_len(&self, address: u64, len: usize, other: usize) -> Result<(), CudaError> {
+        let size_bytes = len.max(other);
+        let is_same = len == other;
+        is_same.then_some(()).ok_or(CudaError::NotOfDevice { address, size_bytes })
+    }
+}

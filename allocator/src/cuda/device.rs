@@ -1,0 +1,217 @@
+//! One device and its primary context, which every library of a process shares.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute};
+
+use super::driver::Driver;
+use super::error::CudaError;
+use super::libraries::Libraries;
+use super::table::Table;
+
+/// An NVIDIA device. Clones are handles to the same one; the last one lets go of its context.
+#[derive(Clone)]
+pub struct CudaDevice {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    driver: Driver,
+    index: usize,
+    device: CUdevice,
+    context: Context,
+    /// Address ranges of this device's sources, start to length.
+    ranges: Mutex<BTreeMap<u64, usize>>,
+}
+
+/// The device's primary context.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Context(pub(super) CUcontext);
+
+// SAFETY: 1. the pointer is a name that only the driver follows. 2. The driver allows a context to
+// be current in any number of threads (CUDA Driver API, "Context Management").
+unsafe impl Send for Context {}
+// SAFETY: a shared `Context` yields a copy of the name and nothing else; see `Send` for its use.
+unsafe impl Sync for Context {}
+
+/// What a device has, at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// All of it.
+    pub total_bytes: usize,
+    /// What nobody has.
+    pub free_bytes: usize,
+}
+
+impl CudaDevice {
+    /// The device with this number, by the driver that the environment leads to:
+    /// [`Libraries::from_environment`].
+    ///
+    /// # Errors
+    /// There is no driver, no such device, or no context to be had on it.
+    pub fn open(index: usize) -> Result<CudaDevice, CudaError> {
+        CudaDevice::of(&Driver::open(&Libraries::from_environment())?, index)
+    }
+
+    /// The device with this number.
+    ///
+    /// # Errors
+    /// There is no such device, or no context to be had on it.
+    pub fn of(driver: &Driver, index: usize) -> Result<CudaDevice, CudaError> {
+        let count = driver.device_count()?;
+        let ordinal = c_int::try_from(index).ok().filter(|_| index < count);
+        let ordinal = ordinal.ok_or(CudaError::NoDevice { index, count })?;
+        let mut device = 0;
+        // SAFETY: the driver writes one number, to a place for one.
+        let code = unsafe { (driver.table().device)(&mut device, ordinal) };
+        driver.check("cuDeviceGet", code)?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the driver writes one pointer, to a place for one; the device is its own.
+        let code = unsafe { (driver.table().context_retain)(&mut context, device) };
+        driver.check("cuDevicePrimaryCtxRetain", code)?;
+        let (driver, context, ranges) = (driver.clone(), Context(context), Mutex::default());
+        Ok(CudaDevice { shared: Arc::new(Shared { driver, index, device, context, ranges }) })
+    }
+
+    /// Its number.
+    pub fn index(&self) -> usize {
+        self.shared.index
+    }
+
+    /// The driver that it was opened with.
+    pub fn driver(&self) -> &Driver {
+        &self.shared.driver
+    }
+
+    /// Its maker's name for it.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn name(&self) -> Result<String, CudaError> {
+        let mut text = [0_u8; 128];
+        let (pointer, len) = (text.as_mut_ptr().cast::<c_char>(), text.len() as c_int);
+        let name = self.driver().table().device_name;
+        // SAFETY: the driver writes at most as many bytes as the array has, and ends with a zero.
+        let code = unsafe { name(pointer, len, self.shared.device) };
+        self.driver().check("cuDeviceGetName", code)?;
+        let name = CStr::from_bytes_until_nul(&text).unwrap_or_default();
+        Ok(name.to_string_lossy().into_owned())
+    }
+
+    /// What it has and what is free, for this process.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn memory(&self) -> Result<DeviceMemory, CudaError> {
+        let (mut free_bytes, mut total_bytes) = (0, 0);
+        self.call("cuMemGetInfo", |table| {
+            // SAFETY: the driver writes one number each, to places for one.
+            unsafe { (table.memory_info)(&mut free_bytes, &mut total_bytes) }
+        })?;
+        Ok(DeviceMemory { total_bytes, free_bytes })
+    }
+
+    /// The calling thread waits until all work on the device is done, whoever enqueued it.
+    ///
+    /// # Errors
+    /// Work failed, or the driver refused.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.call("cuCtxSynchronize", |table| {
+            // SAFETY: the function takes nothing and waits.
+            unsafe { (table.context_synchronize)() }
+        })
+    }
+
+    pub(super) fn attribute(&self, attribute: CUdevice_attribute) -> Result<c_int, CudaError> {
+        let mut value = 0;
+        let read = self.driver().table().device_attribute;
+        // SAFETY: the driver writes one integer, to a place for one; the device is its own.
+        let code = unsafe { read(&mut value, attribute as c_int, self.raw()) };
+        self.driver().check("cuDeviceGetAttribute", code)?;
+        Ok(value)
+    }
+
+    pub(super) fn raw(&self) -> CUdevice {
+        self.shared.device
+    }
+
+    pub(super) fn context(&self) -> Context {
+        self.shared.context
+    }
+
+    /// Makes a call with the device's context current, and puts back what was current before.
+    pub(super) fn call(
+        &self,
+        name: &'static str,
+        work: impl FnOnce(&Table) -> c_int,
+    ) -> Result<(), CudaError> {
+        let (driver, table) = (self.driver(), self.driver().table());
+        // SAFETY: the context is retained for as long as this device.
+        let pushed = unsafe { (table.context_push)(self.context().0) };
+        driver.check("cuCtxPushCurrent", pushed)?;
+        let code = work(table);
+        let mut popped = std::ptr::null_mut();
+        // Failing at this would undo nothing; a second try is all that there is to do.
+        for _ in 0..2 {
+            // SAFETY: the driver writes one pointer, to a place for one.
+            if unsafe { (table.context_pop)(&mut popped) } == 0 {
+                break;
+            }
+        }
+        driver.check(name, code)
+    }
+
+    /// Makes a call that gives something back, a second time where it fails.
+    ///
+    /// Such a call may report the failure of earlier work instead of its own (so the driver's
+    /// documentation of each of them), and then has not been made.
+    pub(super) fn give_back(
+        &self,
+        name: &'static str,
+        mut work: impl FnMut(&Table) -> c_int,
+    ) -> Result<(), CudaError> {
+        self.call(name, &mut work).or_else(|_| self.call(name, work))
+    }
+
+    pub(super) fn enter_range(&self, address: u64, size_bytes: usize) {
+        self.ranges().insert(address, size_bytes);
+    }
+
+    pub(super) fn leave_range(&self, address: u64) {
+        self.ranges().remove(&address);
+    }
+
+    /// Whether bytes lie in an address range of one of this device's sources.
+    pub(super) fn has(&self, address: u64, size_bytes: usize) -> bool {
+        let ranges = self.ranges();
+        let Some((&start, &len)) = ranges.range(..=address).next_back() else { return false };
+        let offset = address - start;
+        offset <= len as u64 && size_bytes as u64 <= len as u64 - offset
+    }
+
+    fn ranges(&self) -> MutexGuard<'_, BTreeMap<u64, usize>> {
+        self.shared.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let release = self.driver.table().context_release;
+        for _ in 0..2 {
+            // SAFETY: the context was retained once by this value, and whatever was made with it
+            // held this value until now.
+            if unsafe { release(self.device) } == 0 {
+                break;
+            }
+        }
+    }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDevice").field("index", &self.index()).finish_non_exhaustive()
+    }
+}

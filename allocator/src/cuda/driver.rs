@@ -1,0 +1,141 @@
+//! The driver's library, found, probed and initialised.
+
+use std::error::Error as _;
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use libloading::Library;
+
+use super::error::CudaError;
+use super::libraries::Libraries;
+use super::table::Table;
+
+#[cfg(windows)]
+const NAMES: [&str; 1] = ["nvcuda.dll"];
+#[cfg(not(windows))]
+const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+
+/// The CUDA driver of this machine. Clones are handles to the same one.
+#[derive(Clone)]
+pub struct Driver {
+    pub(super) loaded: Arc<Loaded>,
+}
+
+pub(super) struct Loaded {
+    pub(super) table: Table,
+    path: PathBuf,
+}
+
+impl Driver {
+    /// Loads and initialises the driver.
+    ///
+    /// What is found in a folder of `libraries` is taken, whatever it is; else the system's loader
+    /// is asked. The library stays loaded for the life of the process.
+    ///
+    /// # Errors
+    /// There is no driver, it cannot be loaded, it lacks a function, or it does not start, as where
+    /// there is no device.
+    pub fn open(libraries: &Libraries) -> Result<Driver, CudaError> {
+        let (library, path) = load(libraries)?;
+        // SAFETY: 1. a library with these names is a CUDA driver: that is what the search, or
+        // whoever named the folder, promises, and each function has had its type since CUDA 11.
+        // 2. It is never closed: it is forgotten below as soon as it is known to be used.
+        let table = unsafe { Table::load(&library) };
+        let table =
+            table.map_err(|symbol| CudaError::MissingSymbol { path: path.clone(), symbol })?;
+        // A driver has threads of its own and must not go while they run.
+        std::mem::forget(library);
+        let driver = Driver { loaded: Arc::new(Loaded { table, path }) };
+        // SAFETY: the function takes a number; flags have to be 0.
+        driver.check("cuInit", unsafe { (driver.table().init)(0) })?;
+        Ok(driver)
+    }
+
+    /// The library's file, or its name where the system's loader found it.
+    pub fn path(&self) -> &Path {
+        &self.loaded.path
+    }
+
+    /// The latest CUDA version that the driver serves: 1000 times the major number and 10 times the
+    /// minor one.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn version(&self) -> Result<usize, CudaError> {
+        let mut version = 0;
+        // SAFETY: the driver writes one integer, to a place for one.
+        let code = unsafe { (self.table().driver_version)(&mut version) };
+        self.check("cuDriverGetVersion", code)?;
+        Ok(usize::try_from(version).unwrap_or(0))
+    }
+
+    /// How many devices there are; the driver's environment (`CUDA_VISIBLE_DEVICES`) has a say.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn device_count(&self) -> Result<usize, CudaError> {
+        let mut count = 0;
+        // SAFETY: the driver writes one integer, to a place for one.
+        let code = unsafe { (self.table().device_count)(&mut count) };
+        self.check("cuDeviceGetCount", code)?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    pub(super) fn table(&self) -> &Table {
+        &self.loaded.table
+    }
+
+    /// The error of a call that returned `code`, if it is one.
+    pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), CudaError> {
+        if code == 0 {
+            return Ok(());
+        }
+        Err(CudaError::Call { call, code, name: self.name_of(code) })
+    }
+
+    fn name_of(&self, code: c_int) -> String {
+        let mut name: *const c_char = std::ptr::null();
+        // SAFETY: the driver writes one pointer, to a place for one, or leaves it alone.
+        let found = unsafe { (self.table().error_name)(code, &mut name) };
+        if found != 0 || name.is_null() {
+            return "a code without a name".to_owned();
+        }
+        // SAFETY: where the call succeeds, the pointer is to a string that ends with a zero and
+        // lives as long as the library.
+        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").field("path", &self.loaded.path).finish_non_exhaustive()
+    }
+}
+
+fn load(libraries: &Libraries) -> Result<(Library, PathBuf), CudaError> {
+    if let Some(path) = libraries.find(&NAMES) {
+        return match open(&path) {
+            Ok(library) => Ok((library, path)),
+            Err(loader_message) => Err(CudaError::BadLibrary { path, loader_message }),
+        };
+    }
+    let mut loader_message = String::new();
+    for name in NAMES {
+        match open(Path::new(name)) {
+            Ok(library) => return Ok((library, PathBuf::from(name))),
+            Err(message) => loader_message = message,
+        }
+    }
+    let folders = libraries.folders().to_vec();
+    Err(CudaError::NoLibrary { names: NAMES.to_vec(), folders, loader_message })
+}
+
+fn open(path: &Path) -> Result<Library, String> {
+    // SAFETY: loading runs the library's own initialisation. It is the driver that the user
+    // installed or named, which is made to be loaded so.
+    let opened = unsafe { Library::new(path) };
+    // What the loader said is the cause of an error that only says who said it.
+    opened.map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
+}

@@ -1,0 +1,128 @@
+//! What can go wrong between a program and its device.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::source::SourceError;
+use crate::stream::Stream;
+
+/// Why a device cannot be had, or did not do what it was asked.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// There is no driver on this machine, or it is where nobody looks.
+    #[error(
+        "no CUDA driver: looked for {} in {} and by the system's loader ({loader_message}); \
+         LOWTIDE_CUDA_LIBS can name more folders",
+        names.join(" and "),
+        searched(folders)
+    )]
+    NoLibrary {
+        /// File names that were looked for.
+        names: Vec<&'static str>,
+        /// Folders looked into, before the loader was asked.
+        folders: Vec<PathBuf>,
+        /// What the system's loader said about the last name.
+        loader_message: String,
+    },
+    /// A file is called like the driver and cannot be loaded.
+    #[error("{path:?} cannot be loaded: {loader_message}")]
+    BadLibrary {
+        /// Which.
+        path: PathBuf,
+        /// What the system's loader said.
+        loader_message: String,
+    },
+    /// The driver is too old, or is none.
+    #[error("{path:?} has no function {symbol}; drivers for CUDA 11 and later have it")]
+    MissingSymbol {
+        /// The library.
+        path: PathBuf,
+        /// The function.
+        symbol: &'static str,
+    },
+    /// There are fewer devices.
+    #[error("no CUDA device {index}: the driver has {count}")]
+    NoDevice {
+        /// Which was asked for, from 0.
+        index: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// The device has no virtual memory management, or a page size that is none.
+    #[error("CUDA device {index} cannot map memory in pages")]
+    NoVirtualMemory {
+        /// Which.
+        index: usize,
+    },
+    /// The stream has a queue already, or the queue is of another device.
+    #[error("{stream} has a queue already, or the queue is of another device")]
+    StreamTaken {
+        /// Which.
+        stream: Stream,
+    },
+    /// Bytes that are not inside a block of this device.
+    #[error("{size_bytes} bytes at {address:#x} are no memory of this device's allocators")]
+    NotOfDevice {
+        /// Where.
+        address: u64,
+        /// How many.
+        size_bytes: usize,
+    },
+    /// The driver refused a call.
+    #[error("{call} failed with {name} ({code})")]
+    Call {
+        /// The function.
+        call: &'static str,
+        /// What it returned.
+        code: i32,
+        /// The driver's name for it.
+        name: String,
+    },
+}
+
+fn searched(folders: &[PathBuf]) -> String {
+    if folders.is_empty() {
+        return "no folder".to_owned();
+    }
+    let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
+    folders.join(", ")
+}
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: i32 = 2;
+
+/// After these the driver's documentation (CUDA Driver API, "Data types used by CUDA driver",
+/// `cudaError_enum`) says that the context is unusable or the process has to be started again:
+/// deinitialized, uncorrectable ECC error, uncorrectable NVLink error, illegal address, launch
+/// timeout, context destroyed, assert, hardware stack error, illegal instruction, misaligned
+/// address, invalid address space, invalid program counter, launch failed.
+const STICKY: [i32; 13] = [4, 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719];
+
+impl CudaError {
+    /// Whether the device ran out of memory: less of it, or later, may do.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, CudaError::Call { code: OUT_OF_MEMORY, .. })
+    }
+
+    /// Whether the device's context is lost: every later call fails too, whatever it asks for, and
+    /// only a new process has the device again.
+    pub fn is_fault(&self) -> bool {
+        matches!(self, CudaError::Call { code, .. } if STICKY.contains(code))
+    }
+
+    /// The same for the allocator, which was about `size_bytes`.
+    pub(super) fn of_source(&self, size_bytes: usize) -> SourceError {
+        match *self {
+            CudaError::Call { code: OUT_OF_MEMORY, .. } => SourceError::OutOfMemory { size_bytes },
+            CudaError::Call { call: operation, code, .. } if self.is_fault() => {
+                SourceError::DeviceFault { operation, code }
+            }
+            CudaError::Call { call: operation, code, .. } => {
+                SourceError::System { operation, size_bytes, code }
+            }
+            _ => SourceError::System { operation: "the CUDA gate", size_bytes, code: 0 },
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Where the libraries of CUDA are looked for.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Folders that are searched before the system's loader is asked.
+///
+/// The driver's library comes with the driver, where the loader finds it; folders are for machines
+/// on which it does not, and for what `pip` installs (`nvidia-*` wheels).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Libraries {
+    folders: Vec<PathBuf>,
+}
+
+impl Libraries {
+    /// The variable that names folders, separated as in `PATH`.
+    pub const VARIABLE: &'static str = "LOWTIDE_CUDA_LIBS";
+
+    /// The folders of [`VARIABLE`](Self::VARIABLE), then those of the `nvidia-*` wheels in the
+    /// Python environment that is active (`VIRTUAL_ENV`, else `CONDA_PREFIX`).
+    pub fn from_environment() -> Libraries {
+        let named = env::var_os(Libraries::VARIABLE);
+        let python = env::var_os("VIRTUAL_ENV").or_else(|| env::var_os("CONDA_PREFIX"));
+        Libraries::from_values(named, python)
+    }
+
+    /// These folders and no others.
+    pub fn in_folders(folders: impl IntoIterator<Item = PathBuf>) -> Libraries {
+        Libraries { folders: folders.into_iter().collect() }
+    }
+
+    /// In the order of the search.
+    pub fn folders(&self) -> &[PathBuf] {
+        &self.folders
+    }
+
+    /// The first file with one of these names; folders count before names.
+    pub fn find(&self, names: &[&str]) -> Option<PathBuf> {
+        let paths =
+            self.folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
+        paths.into_iter().find(|path| path.exists())
+    }
+
+    fn from_values(named: Option<OsString>, python: Option<OsString>) -> Libraries {
+        let named = named.map(|value| env::split_paths(&value).collect::<Vec<_>>());
+        let named = named.unwrap_or_default().into_iter().filter(|path| path.is_absolute());
+        let wheels = python.map(|prefix| wheel_folders(Path::new(&prefix))).unwrap_or_default();
+        Libraries { folders: named.chain(wheels).collect() }
+    }
+}
+
+/// `lib/python3.x/site-packages/nvidia/*/lib`, sorted: `cu13` with CUDA 13, one folder for each
+/// library with CUDA 12.
+fn wheel_folders(prefix: &Path) -> Vec<PathBuf> {
+    let pythons = entries(&prefix.join("lib")).into_iter().filter(|path| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python"))
+    });
+    let packages = pythons.flat_map(|python| entries(&python.join("site-packages/nvidia")));
+    packages.map(|package| package.join("lib")).filter(|folder| folder.is_dir()).collect()
+}
+
+/// What a folder holds, sorted; nothing where it cannot be read.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn named_folders_come_first_and_wheels_are_found() {
+        let prefix = env::temp_dir().join(format!("lowtide-libraries-{}", std::process::id()));
+        let packages = prefix.join("lib/python3.12/site-packages/nvidia");
+        for folder in ["cu13/lib", "cudnn/lib", "no-libraries"] {
+            fs::create_dir_all(packages.join(folder)).unwrap();
+        }
+        fs::write(packages.join("cu13/lib/libnvrtc.so.13"), "").unwrap();
+        let [one, two] = ["one", "two"].map(|name| prefix.join(name));
+        let named = env::join_paths([&one, Path::new("relative"), &two]).unwrap();
+        let libraries = Libraries::from_values(Some(named), Some(prefix.clone().into()));
+        let wheels = ["cu13/lib", "cudnn/lib"].map(|folder| packages.join(folder));
+        assert_eq!(libraries.folders(), [one, two, wheels[0].clone(), wheels[1].clone()]);
+        let found = libraries.find(&["libnvrtc.so", "libnvrtc.so.13"]);
+        assert_eq!(found, Some(wheels[0].join("libnvrtc.so.13")));
+        assert_eq!(libraries.find(&["libcuda.so.1"]), None);
+        assert_eq!(Libraries::from_values(None, None), Libraries::default());
+        fs::remove_dir_all(prefix).unwrap();
+    }
+}

@@ -1,0 +1,101 @@
+//! The controls of the pretend driver, which tests load in place of the real one.
+//!
+//! It is a library with the driver's entry points, in `xtask/pretend-gpu`. Devices have memory of
+//! the host, of an exact capacity; work is queued and run as late as the driver's documentation
+//! allows, or in an order drawn from a seed; any call can be made to fail.
+
+use std::ffi::{CString, c_char, c_int};
+use std::fmt;
+
+use libloading::Library;
+
+use super::driver::Driver;
+
+/// The pretend driver behind a [`Driver`].
+pub struct Pretend {
+    reset: unsafe extern "C" fn(u64, u64, u64),
+    calls: unsafe extern "C" fn(*const c_char) -> u64,
+    fail: unsafe extern "C" fn(*const c_char, c_int, u64, c_int),
+    schedule: unsafe extern "C" fn(u64),
+    take: unsafe extern "C" fn(u64),
+    live: unsafe extern "C" fn(*const c_char) -> u64,
+}
+
+impl fmt::Debug for Pretend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pretend").finish_non_exhaustive()
+    }
+}
+
+impl Pretend {
+    /// The controls; `None` if the driver is a real one.
+    pub fn of(driver: &Driver) -> Option<Pretend> {
+        // SAFETY: the library is loaded already, so nothing of it runs.
+        let library = unsafe { Library::new(driver.path()) }.ok()?;
+        let pretend = Pretend {
+            // SAFETY: only the pretend driver has a function of this name, and this type.
+            reset: *unsafe { library.get(b"pretend_reset\0") }.ok()?,
+            // SAFETY: only the pretend driver has a function of this name, and this type.
+            calls: *unsafe { library.get(b"pretend_calls\0") }.ok()?,
+            // SAFETY: only the pretend driver has a function of this name, and this type.
+            fail: *unsafe { library.get(b"pretend_fail\0") }.ok()?,
+            // SAFETY: only the pretend driver has a function of this name, and this type.
+            schedule: *unsafe { library.get(b"pretend_schedule\0") }.ok()?,
+            // SAFETY: only the pretend driver has a function of this name, and this type.
+            take: *unsafe { library.get(b"pretend_take\0") }.ok()?,
+            // SAFETY: only the pretend driver has a function of this name, and this type.
+            live: *unsafe { library.get(b"pretend_live\0") }.ok()?,
+        };
+        // The pointers stay valid only while the library is open.
+        std::mem::forget(library);
+        Some(pretend)
+    }
+
+    /// Forgets everything, and starts again with two devices of that capacity, page and context.
+    /// Nothing may hold on to the devices from before.
+    pub fn reset(&self, capacity_bytes: usize, page_bytes: usize, context_bytes: usize) {
+        // SAFETY: the function takes numbers; what it unmaps nobody holds, as the caller knows.
+        unsafe { (self.reset)(capacity_bytes as u64, page_bytes as u64, context_bytes as u64) }
+    }
+
+    /// Calls of a function of the driver since the reset; of all of them, if the name is empty.
+    pub fn calls(&self, function: &str) -> u64 {
+        let name = text(function);
+        // SAFETY: the function reads a string that ends with a zero.
+        unsafe { (self.calls)(name.as_ptr()) }
+    }
+
+    /// The nth call from now of a function, or of any if the name is empty, returns `code` and does
+    /// nothing; so do all later ones if `forever`. 0 ends it.
+    pub fn fail(&self, function: &str, code: i32, nth: u64, repeat: crate::Repeat) {
+        let name = text(function);
+        let is_forever = c_int::from(repeat == crate::Repeat::Forever);
+        // SAFETY: the function reads a string that ends with a zero, and numbers.
+        unsafe { (self.fail)(name.as_ptr(), code, nth, is_forever) }
+    }
+
+    /// Work runs in an order that the seed draws; with 0, each stream as late as may be, and the
+    /// youngest stream first.
+    pub fn schedule(&self, seed: u64) {
+        // SAFETY: the function takes a number.
+        unsafe { (self.schedule)(seed) }
+    }
+
+    /// Somebody else has this much of the first device.
+    pub fn take(&self, bytes: usize) {
+        // SAFETY: the function takes a number.
+        unsafe { (self.take)(bytes as u64) }
+    }
+
+    /// How many there are: `handles`, `mappings`, `ranges`, `host`, `streams`, `events`,
+    /// `contexts`, `queued` (work), or `bytes` of the first device in use.
+    pub fn live(&self, what: &str) -> u64 {
+        let name = text(what);
+        // SAFETY: the function reads a string that ends with a zero.
+        unsafe { (self.live)(name.as_ptr()) }
+    }
+}
+
+fn text(name: &str) -> CString {
+    CString::new(name).expect("names have no zero inside")
+}

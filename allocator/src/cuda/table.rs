@@ -1,0 +1,82 @@
+//! The functions of the driver that the gate calls, looked up once.
+//!
+//! Types are cudarc's. Its own functions are not used: they look a library up at the first call and
+//! panic where it or a function is missing, and a code that the bindings do not know would be an
+//! enum without such a value. Here a code is an integer.
+
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
+
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemAccessDesc, CUmemAllocationProp, CUstream,
+};
+use libloading::Library;
+
+/// Physical memory of a device.
+pub(super) type Handle = c_ulonglong;
+
+/// Stamps the table and its loader from one list.
+macro_rules! table {
+    ($($name:ident = $symbol:literal ($($argument:ty),*);)*) => {
+        /// One function pointer for each entry point.
+        pub(super) struct Table {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
+        }
+
+        impl Table {
+            /// # Errors
+            /// The first function that the library does not have.
+            ///
+            /// # Safety
+            /// The library is a CUDA driver, whose functions have the types of this list, and is
+            /// never closed.
+            pub(super) unsafe fn load(library: &Library) -> Result<Table, &'static str> {
+                Ok(Table {
+                    $($name: {
+                        // SAFETY: the caller vouches for the type of the function and for a library
+                        // that stays open; the pointer is copied out of the symbol.
+                        let symbol = unsafe { library.get(concat!($symbol, "\0")) };
+                        *symbol.map_err(|_| $symbol)?
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+table! {
+    init = "cuInit" (c_uint);
+    driver_version = "cuDriverGetVersion" (*mut c_int);
+    error_name = "cuGetErrorName" (c_int, *mut *const c_char);
+    device_count = "cuDeviceGetCount" (*mut c_int);
+    device = "cuDeviceGet" (*mut CUdevice, c_int);
+    device_name = "cuDeviceGetName" (*mut c_char, c_int, CUdevice);
+    device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, CUdevice);
+    context_retain = "cuDevicePrimaryCtxRetain" (*mut CUcontext, CUdevice);
+    context_release = "cuDevicePrimaryCtxRelease_v2" (CUdevice);
+    context_push = "cuCtxPushCurrent_v2" (CUcontext);
+    context_pop = "cuCtxPopCurrent_v2" (*mut CUcontext);
+    context_synchronize = "cuCtxSynchronize" ();
+    memory_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
+    granularity = "cuMemGetAllocationGranularity" (*mut usize, *const CUmemAllocationProp, c_uint);
+    address_reserve = "cuMemAddressReserve"
+        (*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+    address_free = "cuMemAddressFree" (CUdeviceptr, usize);
+    create = "cuMemCreate" (*mut Handle, usize, *const CUmemAllocationProp, c_ulonglong);
+    release = "cuMemRelease" (Handle);
+    map = "cuMemMap" (CUdeviceptr, usize, usize, Handle, c_ulonglong);
+    unmap = "cuMemUnmap" (CUdeviceptr, usize);
+    set_access = "cuMemSetAccess" (CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+    host_allocate = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
+    host_free = "cuMemFreeHost" (*mut c_void);
+    stream_create = "cuStreamCreate" (*mut CUstream, c_uint);
+    stream_destroy = "cuStreamDestroy_v2" (CUstream);
+    stream_synchronize = "cuStreamSynchronize" (CUstream);
+    stream_wait = "cuStreamWaitEvent" (CUstream, CUevent, c_uint);
+    event_create = "cuEventCreate" (*mut CUevent, c_uint);
+    event_record = "cuEventRecord" (CUevent, CUstream);
+    event_destroy = "cuEventDestroy_v2" (CUevent);
+    copy_in = "cuMemcpyHtoDAsync_v2" (CUdeviceptr, *const c_void, usize, CUstream);
+    copy_out = "cuMemcpyDtoHAsync_v2" (*mut c_void, CUdeviceptr, usize, CUstream);
+    copy_within = "cuMemcpyDtoDAsync_v2" (CUdeviceptr, CUdeviceptr, usize, CUstream);
+    fill = "cuMemsetD8Async" (CUdeviceptr, c_uchar, usize, CUstream);
+}
