@@ -99,11 +99,11 @@ impl Books {
         bytes.checked_next_multiple_of(self.statistics.page_bytes).unwrap_or(usize::MAX)
     }
 
-    /// What would be reserved with nothing cached, with a block at a place and `charge_bytes` more
-    /// charged: the least that any cache could do with. No place is one that overflowed.
-    pub(crate) fn needed_bytes(&self, place: Option<&Place>, charge_bytes: usize) -> usize {
+    /// What would be reserved with nothing cached and a block at a place: the least that any cache
+    /// could do with. No place is one that overflowed.
+    pub(crate) fn needed_bytes(&self, place: Option<&Place>) -> usize {
         let own = place.map_or(usize::MAX, |place| self.layout.touched_bytes_with(place));
-        own.saturating_add(self.statistics.charged.current_bytes).saturating_add(charge_bytes)
+        own.saturating_add(self.statistics.charged.current_bytes)
     }
 
     /// What would be reserved with nothing cached and `charge_bytes` more charged.
@@ -178,7 +178,7 @@ impl Books {
             let place = self.place(size_bytes, Stream::DEFAULT);
             place.is_some_and(|place| {
                 let is_free = self.layout.touched_bytes_with(&place) == self.layout.touched_bytes();
-                let fits = is_free || self.fits(self.needed_bytes(Some(&place), 0));
+                let fits = is_free || self.fits(self.needed_bytes(Some(&place)));
                 fits && place.end() <= self.limit_bytes
             })
         };

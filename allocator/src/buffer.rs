@@ -77,7 +77,7 @@ impl Buffer {
             return std::iter::once(self.granted.offset..end).collect();
         }
         let engine = self.allocator.core().lock();
-        let pieces = engine.state.policy.layout.pieces(self.granted.slot);
+        let pieces = engine.state.books.layout.pieces(self.granted.slot);
         pieces.map(|piece| piece.offset..piece.end()).collect()
     }
 

@@ -256,14 +256,14 @@ impl CachingAllocator {
     /// The counters now.
     pub fn statistics(&self) -> Statistics {
         let state = self.core().lock().state;
-        state.watches.whole(&state.policy.statistics)
+        state.watches.whole(&state.books.statistics)
     }
 
     /// Every peak becomes the current value.
     pub fn reset_peaks(&self) {
         let mut engine = self.core().lock();
-        let State { policy, watches, .. } = &mut *engine.state;
-        watches.reset_peaks(&mut policy.statistics);
+        let State { books, watches, .. } = &mut *engine.state;
+        watches.reset_peaks(&mut books.statistics);
     }
 
     /// A hash of the live blocks: offset, size and category, and nothing else. Stable across runs
@@ -290,7 +290,7 @@ impl CachingAllocator {
 
     /// The budget.
     pub fn capacity_bytes(&self) -> usize {
-        self.core().lock().state.policy.statistics.capacity_bytes
+        self.core().lock().state.books.statistics.capacity_bytes
     }
 
     /// Changes the budget. It may fall below what is reserved: the cache goes, live blocks stay,
@@ -313,7 +313,7 @@ impl CachingAllocator {
 
     /// Requests so far, failed ones too, except those refused by a seal.
     pub fn request_count(&self) -> u64 {
-        self.core().lock().state.policy.request_count
+        self.core().lock().state.books.request_count
     }
 
     /// Events so far: the sequence number of the next [`Record`](crate::Record).

@@ -20,6 +20,7 @@ mod layout;
 mod limit;
 mod live;
 mod locked;
+mod mapping;
 #[cfg(all(test, lowtide_loom))]
 mod models;
 mod pages;
