@@ -238,7 +238,9 @@ pub(crate) fn take_back(buffer: &mut Buffer) {
         checks.note(&pieces, &Arc::new(FreedBlock { block, event, freed_at }));
     }
     engine.free(slot);
+    let last = engine.state.keeper.leave();
     drop(engine);
+    drop(last);
     raise(broken.map(|index| Violation::GuardBroken { block, index, next }));
 }
 

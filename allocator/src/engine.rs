@@ -1,19 +1,19 @@
 //! The effects: every call of the source, and the order in which state and source change.
 
 use std::panic::Location;
-use std::sync::PoisonError;
 
 use crate::books::{Books, Request};
+use crate::buffer::Keeper;
 use crate::category::Category;
 use crate::error::{AllocError, OutOfMemory, Rung};
 use crate::fault::Fault;
 use crate::history::{Action, Record, Ring};
 use crate::holes::NONE;
 use crate::layout::{Extent, Place, Spot};
+use crate::lock::{Lock, Locked};
 use crate::source::{MemorySource, PageRange, Segment, SourceError};
 use crate::statistics::Statistics;
 use crate::stream::{Stream, StreamSet};
-use crate::sync::{Mutex, MutexGuard};
 use crate::torch_front::TorchFront;
 use crate::watch::Watches;
 
@@ -23,7 +23,7 @@ pub(crate) struct Core {
     pub(crate) segments: Segments,
     /// Whether the books have checks, readable without the lock.
     pub(crate) is_checked: bool,
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 /// The address ranges of one allocator.
@@ -43,6 +43,7 @@ pub(crate) struct State {
     pub(crate) fault: Option<Fault>,
     pub(crate) seals: usize,
     pub(crate) watches: Watches,
+    pub(crate) keeper: Keeper,
 }
 
 impl Core {
@@ -54,9 +55,10 @@ impl Core {
     ) -> Core {
         let watches = Watches::default();
         let history = Ring::new();
-        let state = State { books, torch, history, fault: None, seals: 0, watches };
+        let keeper = Keeper::default();
+        let state = State { books, torch, history, fault: None, seals: 0, watches, keeper };
         let is_checked = state.books.checks.is_some();
-        Core { source, segments, is_checked, state: Mutex::new(state) }
+        Core { source, segments, is_checked, state: Lock::new(state) }
     }
 
     /// Whether the source keeps streams in order.
@@ -68,8 +70,7 @@ impl Core {
     /// that belong together, so a source that panics leaves it whole.
     #[inline]
     pub(crate) fn lock(&self) -> Engine<'_> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        Engine { source: &*self.source, segments: &self.segments, state }
+        Engine { source: &*self.source, segments: &self.segments, state: self.state.lock() }
     }
 }
 
@@ -112,7 +113,7 @@ pub(crate) struct Shortage {
 pub(crate) struct Engine<'a> {
     pub(crate) source: &'a dyn MemorySource,
     pub(crate) segments: &'a Segments,
-    pub(crate) state: MutexGuard<'a, State>,
+    pub(crate) state: Locked<'a, State>,
 }
 
 impl Engine<'_> {
@@ -127,8 +128,8 @@ impl Engine<'_> {
         Ok(Fault::strike(&mut self.state.fault))
     }
 
-    /// The way of almost every request of a steady state: a hole of its own stream, on committed
-    /// pages. Nobody waits and the source does not move.
+    /// The way of almost every request of a steady state: a hole of its own stream, or the top, on
+    /// committed pages. Nobody waits and the source does not move.
     #[inline]
     pub(crate) fn allocate_ready(&mut self, request: &Request) -> Option<Granted> {
         if self.state.torch.is_some() {
@@ -137,10 +138,9 @@ impl Engine<'_> {
         let request = &Request { stream: self.ordered(request.stream), ..*request };
         let books = &mut self.state.books;
         let size_bytes = books.block_bytes(request.size_bytes)?;
-        let (slot, extent) = books.ready_hole(size_bytes, request.stream)?;
-        let (slot, serial) = books.insert_in_hole(slot, extent, request);
-        self.record(Action::Allocate, request, extent.offset, size_bytes, serial);
-        Some(Granted { offset: extent.offset, view_offset: None, slot, serial })
+        let (slot, offset, serial) = books.insert_ready(size_bytes, request)?;
+        self.record(Action::Allocate, request, offset, size_bytes, serial);
+        Some(Granted { offset, view_offset: None, slot, serial })
     }
 
     /// The way of every request, which may have to wait, or the source to move.
@@ -163,10 +163,37 @@ impl Engine<'_> {
         if !self.state.books.pages.reach(place.end()) {
             self.commit_for(place, request)?;
         }
-        let view = match &place.spot {
-            Spot::Stitched(_) => self.map_view(place, request)?,
-            _ => NONE,
+        if !matches!(place.spot, Spot::Stitched(_)) {
+            return self.enter(place, size_bytes, NONE, request);
+        }
+        match self.map_view(place, request) {
+            Ok(view) => self.enter(place, size_bytes, view, request),
+            Err(_) => self.allocate_whole(size_bytes, request),
+        }
+    }
+
+    /// The way of a request whose pages the source could not show at a second address: it does
+    /// without.
+    #[cold]
+    fn allocate_whole(&mut self, size_bytes: usize, request: &Request) -> Result<Granted, Refusal> {
+        let place = self.state.books.place_whole(size_bytes, request.stream);
+        let Some(place) = place.as_ref() else {
+            return Err(self.shortage(usize::MAX, false, request));
         };
+        if !self.state.books.pages.reach(place.end()) {
+            self.commit_for(place, request)?;
+        }
+        self.enter(place, size_bytes, NONE, request)
+    }
+
+    /// Makes a place that has its pages a live block, once its stream waits for whom it must.
+    fn enter(
+        &mut self,
+        place: &Place,
+        size_bytes: usize,
+        view: u32,
+        request: &Request,
+    ) -> Result<Granted, Refusal> {
         if place.waits != StreamSet::EMPTY {
             self.wait_for(place.waits, request)?;
         }

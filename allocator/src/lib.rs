@@ -19,6 +19,7 @@ mod host;
 mod layout;
 mod limit;
 mod live;
+mod lock;
 mod locked;
 mod mapping;
 #[cfg(all(test, lowtide_loom))]

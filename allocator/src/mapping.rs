@@ -1,8 +1,7 @@
 //! The effects on views: pages are mapped at a second address, and unmapped.
 
 use crate::books::Request;
-use crate::engine::{Engine, Refusal};
-use crate::error::AllocError;
+use crate::engine::Engine;
 use crate::history::Action;
 use crate::layout::{Extent, Place};
 use crate::source::{Mapping, PageRange, SourceError};
@@ -10,7 +9,14 @@ use crate::views::{View, pages_of};
 
 impl Engine<'_> {
     /// The view of a stitched place, mapped now if no earlier block left it.
-    pub(crate) fn map_view(&mut self, place: &Place, request: &Request) -> Result<u32, Refusal> {
+    ///
+    /// # Errors
+    /// There are no addresses for it, or the source failed; nothing is mapped then.
+    pub(crate) fn map_view(
+        &mut self,
+        place: &Place,
+        request: &Request,
+    ) -> Result<u32, SourceError> {
         let page_bytes = self.state.books.statistics.page_bytes;
         let pages = pages_of(place.extents(), page_bytes);
         if let Some(view) = self.state.books.views.find(&pages) {
@@ -19,17 +25,11 @@ impl Engine<'_> {
         while let Some(view) = self.state.books.views.obstacle(&pages) {
             self.unmap_view(&view, request);
         }
-        let needed_bytes = self.state.books.needed_bytes(Some(place));
         let Some(start) = self.state.books.views.gap(&pages) else {
-            return Err(self.shortage(needed_bytes, false, request));
+            return Err(SourceError::OutOfMemory { size_bytes: request.size_bytes });
         };
-        match self.map_pages(&pages, start, request) {
-            Ok(()) => Ok(self.state.books.views.insert(pages, start)),
-            Err(SourceError::OutOfMemory { .. }) => {
-                Err(self.shortage(needed_bytes, false, request))
-            }
-            Err(error) => Err(Refusal::Final(AllocError::Source(error))),
-        }
+        self.map_pages(&pages, start, request)?;
+        Ok(self.state.books.views.insert(pages, start))
     }
 
     /// Maps all of them or none.

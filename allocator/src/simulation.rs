@@ -65,7 +65,9 @@ impl Simulation {
     pub fn adopt(&self, real: &Buffer) -> Option<Buffer> {
         let granted = real.granted();
         self.claim(real.allocator(), granted.serial)?;
-        Some(Buffer::new(self.allocator.clone(), real.category(), real.size_bytes(), granted))
+        let (category, size_bytes) = (real.category(), real.size_bytes());
+        let mut engine = self.allocator.core().lock();
+        Some(Buffer::new(&mut engine.state, &self.allocator, category, size_bytes, granted))
     }
 
     /// The twin of a charge of the original, with the bytes it had when the simulation was made.

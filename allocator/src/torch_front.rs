@@ -240,6 +240,7 @@ impl SegmentSource for Driver<'_, '_> {
             serial: 0,
             view: NONE,
             next_piece: NONE,
+            first_piece: NONE,
         };
         let books = &mut self.engine.state.books;
         let slot = books.layout.insert(&place, live, books.current_event());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{BLOCK_BYTES, Layout, Use};
+use super::{BLOCK_BYTES, Kind, Layout};
 use crate::holes::NONE;
 use crate::stream::StreamSet;
 
@@ -21,28 +21,30 @@ impl Layout {
             assert!(node.extent.size_bytes > 0, "empty node at {end}");
             assert_eq!(node.extent.size_bytes % BLOCK_BYTES, 0, "odd size at {end}");
             let mut marked = None;
-            if !matches!(node.state, Use::Hole(_)) {
+            if node.kind != Kind::Hole {
                 let last = (node.extent.end() - 1) / self.page_bytes;
                 touched.extend(node.extent.offset / self.page_bytes..=last);
             }
-            match node.state {
-                Use::Hole(marks) => {
+            match node.kind {
+                Kind::Hole => {
+                    let marks = self.marks[slot as usize];
                     assert!(before != Some(marks.streams), "two holes meet at {end}");
-                    let listed = self.holes.iter().any(|(set, holes)| {
-                        *set == marks.streams
-                            && holes.contains(node.extent.size_bytes, node.extent.offset, slot)
-                    });
+                    let (set, holes) = &self.holes[node.list as usize];
+                    assert_eq!(*set, marks.streams, "the list of the hole at {end}");
+                    let listed = holes.contains(node.extent.size_bytes, node.extent.offset, slot);
                     assert!(listed, "hole at {end} is not listed");
                     hole_count += 1;
                     marked = Some(marks.streams);
                 }
-                Use::Block(live) => {
+                Kind::Block => {
+                    let live = self.block(slot);
                     let total_bytes: usize = self.pieces(slot).map(|piece| piece.size_bytes).sum();
                     assert_eq!(total_bytes, live.size_bytes, "pieces of the block at {end}");
                     let is_whole = live.next_piece == NONE;
                     assert!(live.is_stitched() || is_whole, "the block at {end} has no view");
                 }
-                Use::Piece { first, .. } => {
+                Kind::Piece => {
+                    let first = self.lives[slot as usize].first_piece;
                     let offset = node.extent.offset;
                     let is_known = self.pieces(first).any(|piece| piece.offset == offset);
                     assert!(is_known, "piece at {end} is nobody's");

@@ -65,39 +65,53 @@ pub(crate) struct Live {
     pub(crate) serial: u64,
     /// Where the whole block is mapped, if it has pieces; else `NONE`.
     pub(crate) view: u32,
-    /// Node of the second piece, or `NONE`.
+    /// Node of the next piece, or `NONE`.
     pub(crate) next_piece: u32,
+    /// Of a later piece, the node of the first one.
+    pub(crate) first_piece: u32,
 }
 
 impl Live {
+    /// What stands where there is no block.
+    const NOBODY: Live = Live {
+        requested_bytes: 0,
+        size_bytes: 0,
+        category: Category::Other,
+        stream: Stream::DEFAULT,
+        users: StreamSet::EMPTY,
+        site: Location::caller(),
+        serial: 0,
+        view: NONE,
+        next_piece: NONE,
+        first_piece: NONE,
+    };
+
     pub(crate) fn is_stitched(&self) -> bool {
         self.view != NONE
     }
 }
 
 /// What a node is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Use {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
     /// Nobody's. Who may still work on it is in the marks.
-    Hole(Marks),
+    Hole,
     /// A block, or the first piece of one.
-    Block(Live),
+    Block,
     /// A later piece of a block.
-    Piece {
-        /// Node of the first piece.
-        first: u32,
-        /// Node of the next piece, or `NONE`.
-        next_piece: u32,
-    },
+    Piece,
 }
 
-/// A part of the arena.
+/// A part of the arena. What else there is to know of it lies elsewhere, so that neighbours are
+/// looked at for half a cache line each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Node {
     pub(crate) extent: Extent,
     previous: u32,
     next: u32,
-    pub(crate) state: Use,
+    /// Of a hole, the list that it is in.
+    list: u32,
+    pub(crate) kind: Kind,
 }
 
 /// The blocks of an arena; a page is a power of two. Nodes sit in a slab and are linked in address
@@ -106,6 +120,10 @@ pub(crate) struct Node {
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     nodes: Vec<Node>,
+    /// By slot; only those of blocks and pieces mean anything.
+    lives: Vec<Live>,
+    /// By slot; only those of holes mean anything.
+    marks: Vec<Marks>,
     vacant: Vec<u32>,
     first: u32,
     last: u32,
@@ -132,6 +150,8 @@ impl Layout {
             page_shift: page_bytes.ilog2(),
             touched_pages: 0,
             nodes: Vec::new(),
+            lives: Vec::new(),
+            marks: Vec::new(),
             vacant: Vec::new(),
             first: NONE,
             last: NONE,
@@ -151,18 +171,14 @@ impl Layout {
     /// The block in `slot`.
     #[inline]
     pub(crate) fn block(&self, slot: u32) -> &Live {
-        match &self.nodes[slot as usize].state {
-            Use::Block(live) => live,
-            other => unreachable!("slot {slot} is {other:?}, no block"),
-        }
+        assert_eq!(self.nodes[slot as usize].kind, Kind::Block, "slot {slot} is no block");
+        &self.lives[slot as usize]
     }
 
     #[inline]
     pub(crate) fn block_mut(&mut self, slot: u32) -> &mut Live {
-        match &mut self.nodes[slot as usize].state {
-            Use::Block(live) => live,
-            other => unreachable!("slot {slot} is {other:?}, no block"),
-        }
+        assert_eq!(self.nodes[slot as usize].kind, Kind::Block, "slot {slot} is no block");
+        &mut self.lives[slot as usize]
     }
 
     /// Offset of the block in `slot`, or of its first piece.
@@ -175,11 +191,8 @@ impl Layout {
         let mut at = slot;
         std::iter::from_fn(move || {
             let node = self.nodes.get(at as usize)?;
-            at = match node.state {
-                Use::Block(live) => live.next_piece,
-                Use::Piece { next_piece, .. } => next_piece,
-                Use::Hole(_) => unreachable!("a piece of a live block is a hole"),
-            };
+            debug_assert!(node.kind != Kind::Hole, "a piece of a live block is a hole");
+            at = self.lives[at as usize].next_piece;
             Some(node.extent)
         })
     }
@@ -194,7 +207,9 @@ impl Layout {
     pub(crate) fn page_holes(&self) -> Vec<Extent> {
         let mut rows: Vec<Extent> = Vec::new();
         for (_, node) in self.nodes() {
-            let Use::Hole(_) = node.state else { continue };
+            if node.kind != Kind::Hole {
+                continue;
+            }
             match rows.last_mut() {
                 Some(row) if row.end() == node.extent.offset => {
                     row.size_bytes += node.extent.size_bytes;
@@ -219,33 +234,35 @@ impl Layout {
 
     /// Live blocks by the address of their first piece.
     pub(crate) fn live(&self) -> impl Iterator<Item = (u32, &Live)> {
-        self.nodes().filter_map(|(slot, node)| match &node.state {
-            Use::Block(live) => Some((slot, live)),
-            _ => None,
-        })
+        let blocks = self.nodes().filter(|(_, node)| node.kind == Kind::Block);
+        blocks.map(|(slot, _)| (slot, &self.lives[slot as usize]))
     }
 
     /// Every part of a live block in address order.
     pub(crate) fn live_extents(&self) -> impl Iterator<Item = (Extent, &Live)> {
-        self.nodes().filter_map(|(_, node)| match &node.state {
-            Use::Block(live) => Some((node.extent, live)),
-            Use::Piece { first, .. } => Some((node.extent, self.block(*first))),
-            Use::Hole(_) => None,
+        self.nodes().filter_map(|(slot, node)| match node.kind {
+            Kind::Block => Some((node.extent, &self.lives[slot as usize])),
+            Kind::Piece => Some((node.extent, self.block(self.lives[slot as usize].first_piece))),
+            Kind::Hole => None,
         })
     }
 
-    /// Enters the hole in `slot`, which is as it is told.
+    /// Makes the node in `slot` a hole, and enters it.
     #[inline]
-    pub(super) fn list(&mut self, slot: u32, hole: Extent, streams: StreamSet) {
+    fn list(&mut self, slot: u32, marks: Marks) {
+        let streams = marks.streams;
         let index = self.holes.iter().position(|(set, _)| *set == streams);
         let index = index.unwrap_or_else(|| self.list_for(streams));
-        self.holes[index].1.insert(hole.size_bytes, hole.offset, slot);
+        self.marks[slot as usize] = marks;
+        let node = &mut self.nodes[slot as usize];
+        (node.kind, node.list) = (Kind::Hole, index as u32);
+        self.holes[index].1.insert(node.extent.size_bytes, node.extent.offset, slot);
     }
 
     /// A list for the holes of a new set of streams, one that no set needs any more if there is
     /// one: there are as many lists as there were sets at once.
     #[cold]
-    pub(super) fn list_for(&mut self, streams: StreamSet) -> usize {
+    fn list_for(&mut self, streams: StreamSet) -> usize {
         let vacant = self.holes.iter().position(|(_, holes)| holes.len() == 0);
         let index = vacant.unwrap_or_else(|| {
             self.holes.push((streams, Holes::new()));
@@ -255,45 +272,60 @@ impl Layout {
         index
     }
 
+    /// Strikes the hole in `slot` off its list.
     #[inline]
-    pub(super) fn unlist(&mut self, slot: u32, hole: Extent, streams: StreamSet) {
-        let listed = self.holes.iter_mut().find(|(set, _)| *set == streams);
-        let (_, holes) = listed.expect("a hole is listed under its streams");
-        holes.remove(hole.size_bytes, hole.offset, slot);
+    fn unlist(&mut self, slot: u32) {
+        let Node { extent, list, .. } = self.nodes[slot as usize];
+        self.holes[list as usize].1.remove(extent.size_bytes, extent.offset, slot);
     }
 
+    /// Changes the extent of the hole in `slot`.
     #[inline]
-    pub(super) fn link_after(&mut self, previous: u32, extent: Extent, state: Use) -> u32 {
+    fn resize_hole(&mut self, slot: u32, to: Extent) {
+        let Node { extent, list, .. } = &mut self.nodes[slot as usize];
+        let from = std::mem::replace(extent, to);
+        let holes = &mut self.holes[*list as usize].1;
+        holes.resize((from.size_bytes, from.offset), (to.size_bytes, to.offset), slot);
+    }
+
+    /// A node behind another one, or the first.
+    #[inline]
+    fn link_after(&mut self, previous: u32, extent: Extent, kind: Kind) -> u32 {
         let next = match self.nodes.get(previous as usize) {
             Some(node) => node.next,
             None => self.first,
         };
-        let node = Node { extent, previous, next, state };
+        let node = Node { extent, previous, next, list: NONE, kind };
         let slot = match self.vacant.pop() {
             Some(slot) => {
                 self.nodes[slot as usize] = node;
                 slot
             }
-            None => {
-                let slot = u32::try_from(self.nodes.len()).expect("fewer than 2^32 blocks");
-                self.nodes.push(node);
-                slot
-            }
+            None => self.add(node),
         };
         self.join(previous, slot);
         self.join(slot, next);
         slot
     }
 
+    #[cold]
+    fn add(&mut self, node: Node) -> u32 {
+        let slot = u32::try_from(self.nodes.len()).expect("fewer than 2^32 blocks");
+        self.nodes.push(node);
+        self.lives.push(Live::NOBODY);
+        self.marks.push(Marks::default());
+        slot
+    }
+
     #[inline]
-    pub(super) fn unlink(&mut self, slot: u32) {
+    fn unlink(&mut self, slot: u32) {
         let Node { previous, next, .. } = self.nodes[slot as usize];
         self.join(previous, next);
         self.vacant.push(slot);
     }
 
     #[inline]
-    pub(super) fn join(&mut self, previous: u32, next: u32) {
+    fn join(&mut self, previous: u32, next: u32) {
         match self.nodes.get_mut(previous as usize) {
             Some(node) => node.next = next,
             None => self.first = next,

@@ -1,6 +1,6 @@
 //! Changes: blocks come and go, holes are cut and merged.
 
-use super::{Extent, Layout, Live, Node, Use};
+use super::{Extent, Kind, Layout, Live, Node};
 use crate::holes::NONE;
 use crate::stream::{Marks, StreamSet};
 
@@ -62,83 +62,94 @@ impl Layout {
     /// Makes a place, found since the last change, a live block after an event. Returns its slot.
     pub(crate) fn insert(&mut self, place: &Place, live: Live, event: u64) -> u32 {
         match &place.spot {
-            Spot::Hole { slot, extent } => self.cut(*slot, *extent, Use::Block(live)),
+            Spot::Hole { slot, extent } => self.insert_in_hole(*slot, *extent, live),
             Spot::Top(extent) => {
                 debug_assert_eq!(extent.offset, self.top(), "the place is older than the layout");
-                self.put_on_top(*extent, Use::Block(live), live.users, event)
+                self.insert_on_top(*extent, live, event)
             }
             Spot::Stitched(parts) => self.insert_stitched(parts, live, event),
         }
     }
 
-    pub(super) fn insert_stitched(&mut self, parts: &[Part], live: Live, event: u64) -> u32 {
-        let unset = Use::Piece { first: NONE, next_piece: NONE };
-        let place = |part: &Part| match part.hole {
-            NONE => self.put_on_top(part.extent, unset, live.users, event),
-            hole => self.cut(hole, part.extent, unset),
-        };
-        let slots: Vec<u32> = parts.iter().map(place).collect();
-        let first = slots[0];
-        // From the last one on, so that each piece knows the next.
-        let mut next_piece = NONE;
-        for &slot in slots[1..].iter().rev() {
-            self.nodes[slot as usize].state = Use::Piece { first, next_piece };
-            next_piece = slot;
+    fn insert_stitched(&mut self, parts: &[Part], live: Live, event: u64) -> u32 {
+        let (mut first, mut before) = (NONE, NONE);
+        for Part { hole, extent } in parts {
+            let kind = if first == NONE { Kind::Block } else { Kind::Piece };
+            let slot = match *hole {
+                NONE => self.put_on_top(*extent, kind, live.users, event),
+                hole => self.cut(hole, *extent, kind),
+            };
+            self.lives[slot as usize] = Live { first_piece: first, next_piece: NONE, ..live };
+            match self.lives.get_mut(before as usize) {
+                Some(before) => before.next_piece = slot,
+                None => first = slot,
+            }
+            before = slot;
         }
-        self.nodes[first as usize].state = Use::Block(Live { next_piece, ..live });
         first
     }
 
+    /// Makes what is at the top a live block. Returns its slot.
+    #[inline]
+    pub(crate) fn insert_on_top(&mut self, extent: Extent, live: Live, event: u64) -> u32 {
+        let slot = self.put_on_top(extent, Kind::Block, live.users, event);
+        self.lives[slot as usize] = live;
+        slot
+    }
+
     /// Links an extent at or beyond the top; what is between becomes a hole of its users.
-    pub(super) fn put_on_top(
-        &mut self,
-        extent: Extent,
-        state: Use,
-        users: StreamSet,
-        event: u64,
-    ) -> u32 {
+    #[inline]
+    fn put_on_top(&mut self, extent: Extent, kind: Kind, users: StreamSet, event: u64) -> u32 {
         let gap = Extent { offset: self.top(), size_bytes: extent.offset - self.top() };
         if gap.size_bytes > 0 {
             // The block has waited for whoever was there: to wait for its users is enough.
-            let marks = Marks { streams: users, since: event };
-            let slot = self.link_after(self.last, gap, Use::Hole(marks));
-            self.list(slot, gap, marks.streams);
+            let slot = self.link_after(self.last, gap, Kind::Hole);
+            self.list(slot, Marks { streams: users, since: event });
         }
         self.touched_pages += self.own_pages(extent, self.last, NONE);
-        self.link_after(self.last, extent, state)
+        self.link_after(self.last, extent, kind)
     }
 
     /// Makes the start of the hole in `slot` a live block. Returns its slot.
     #[inline]
     pub(crate) fn insert_in_hole(&mut self, slot: u32, extent: Extent, live: Live) -> u32 {
-        self.cut(slot, extent, Use::Block(live))
+        let slot = self.cut(slot, extent, Kind::Block);
+        self.lives[slot as usize] = live;
+        slot
     }
 
-    /// Takes an extent out of the hole in `slot`; what is left on either side stays a hole.
+    /// Takes an extent out of the hole in `slot`; what is left on either side stays a hole, the
+    /// right side the one in `slot`.
     #[inline]
-    pub(super) fn cut(&mut self, slot: u32, extent: Extent, state: Use) -> u32 {
-        let Node { extent: hole, previous, next, state: Use::Hole(marks) } =
-            self.nodes[slot as usize]
-        else {
-            unreachable!("slot {slot} is no hole");
-        };
-        self.unlist(slot, hole, marks.streams);
+    fn cut(&mut self, slot: u32, extent: Extent, kind: Kind) -> u32 {
+        let Node { extent: hole, previous, next, .. } = self.nodes[slot as usize];
+        debug_assert_eq!(self.nodes[slot as usize].kind, Kind::Hole, "slot {slot}");
         self.touched_pages += self.own_pages(extent, previous, next);
         if extent.offset > hole.offset {
-            let size_bytes = extent.offset - hole.offset;
-            let before = Extent { offset: hole.offset, size_bytes };
-            let before_slot = self.link_after(previous, before, Use::Hole(marks));
-            self.list(before_slot, before, marks.streams);
+            return self.cut_inside(slot, extent, kind);
         }
-        let node = &mut self.nodes[slot as usize];
-        node.extent = extent;
-        node.state = state;
+        if extent.size_bytes == hole.size_bytes {
+            self.unlist(slot);
+            self.nodes[slot as usize].kind = kind;
+            return slot;
+        }
+        let rest = Extent { offset: extent.end(), size_bytes: hole.end() - extent.end() };
+        self.resize_hole(slot, rest);
+        self.link_after(previous, extent, kind)
+    }
+
+    /// [`cut`](Self::cut) where something is left on the left side.
+    fn cut_inside(&mut self, slot: u32, extent: Extent, kind: Kind) -> u32 {
+        let (hole, marks) = (self.nodes[slot as usize].extent, self.marks[slot as usize]);
+        let size_bytes = extent.offset - hole.offset;
+        self.resize_hole(slot, Extent { offset: hole.offset, size_bytes });
+        let taken = self.link_after(slot, extent, kind);
         if hole.end() > extent.end() {
             let rest = Extent { offset: extent.end(), size_bytes: hole.end() - extent.end() };
-            let rest_slot = self.link_after(slot, rest, Use::Hole(marks));
-            self.list(rest_slot, rest, marks.streams);
+            let rest_slot = self.link_after(taken, rest, Kind::Hole);
+            self.list(rest_slot, marks);
         }
-        slot
+        taken
     }
 
     /// Frees the block in `slot` at an event: its pieces merge with the holes beside them that the
@@ -150,68 +161,78 @@ impl Layout {
         self.vacate(slot, marks);
         while next_piece != NONE {
             let at = next_piece;
-            let Use::Piece { next_piece: after, .. } = self.nodes[at as usize].state else {
-                unreachable!("node {at} is no piece");
-            };
-            next_piece = after;
+            debug_assert_eq!(self.nodes[at as usize].kind, Kind::Piece, "node {at}");
+            next_piece = self.lives[at as usize].next_piece;
             self.vacate(at, marks);
         }
     }
 
-    pub(super) fn vacate(&mut self, slot: u32, marks: Marks) {
-        let (mut merged, mut marks) = (slot, marks);
-        let Node { mut extent, previous, next, .. } = self.nodes[slot as usize];
+    fn vacate(&mut self, slot: u32, marks: Marks) {
+        let Node { extent, previous, next, .. } = self.nodes[slot as usize];
         self.touched_pages -= self.own_pages(extent, previous, next);
-        if let Some((after, others)) = self.mergeable(next, marks) {
-            marks = marks.union(others);
-            self.unlist(next, after, marks.streams);
-            self.unlink(next);
-            extent.size_bytes += after.size_bytes;
+        if next == NONE {
+            return self.sink(slot, marks);
         }
-        if let Some((before, others)) = self.mergeable(previous, marks) {
-            marks = marks.union(others);
-            self.unlist(previous, before, marks.streams);
-            self.unlink(slot);
-            extent.offset = before.offset;
-            extent.size_bytes += before.size_bytes;
-            merged = previous;
-        }
-        let node = &mut self.nodes[merged as usize];
-        node.extent = extent;
-        node.state = Use::Hole(marks);
-        if merged == self.last {
-            self.sink(merged, marks);
-        } else {
-            self.list(merged, extent, marks.streams);
+        let before = self.mergeable(previous, marks);
+        let after = self.mergeable(next, marks);
+        match (before, after) {
+            (None, None) => self.list(slot, marks),
+            (Some(before), None) => {
+                self.unlink(slot);
+                self.widen(previous, Extent { offset: before.offset, ..extent }, before, marks);
+            }
+            (None, Some(after)) => {
+                self.unlink(slot);
+                self.widen(next, extent, after, marks);
+            }
+            (Some(before), Some(after)) => {
+                self.unlist(next);
+                let marks = marks.union(self.marks[next as usize]);
+                self.unlink(next);
+                self.unlink(slot);
+                let size_bytes = extent.size_bytes + after.size_bytes;
+                let extent = Extent { offset: before.offset, size_bytes };
+                self.widen(previous, extent, before, marks);
+            }
         }
     }
 
-    /// The hole in `slot` with its marks, if there is one that the same streams used.
+    /// Adds the length of what begins at `extent` to the hole in `slot`, which was as it is told.
     #[inline]
-    pub(super) fn mergeable(&self, slot: u32, marks: Marks) -> Option<(Extent, Marks)> {
-        let node = self.nodes.get(slot as usize)?;
-        match node.state {
-            Use::Hole(others) if others.streams == marks.streams => Some((node.extent, others)),
-            _ => None,
-        }
+    fn widen(&mut self, slot: u32, extent: Extent, hole: Extent, marks: Marks) {
+        let own = &mut self.marks[slot as usize];
+        *own = own.union(marks);
+        let size_bytes = extent.size_bytes + hole.size_bytes;
+        self.resize_hole(slot, Extent { offset: extent.offset, size_bytes });
     }
 
-    /// The last node is a hole: it becomes wilderness, and whatever hole is the last then.
-    pub(super) fn sink(&mut self, slot: u32, marks: Marks) {
+    /// The hole in `slot`, if there is one that the same streams used.
+    #[inline]
+    fn mergeable(&self, slot: u32, marks: Marks) -> Option<Extent> {
+        let node = self.nodes.get(slot as usize)?;
+        let is_alike =
+            node.kind == Kind::Hole && self.marks[slot as usize].streams == marks.streams;
+        is_alike.then_some(node.extent)
+    }
+
+    /// The last node goes: it becomes wilderness, and whatever hole is the last then.
+    #[inline]
+    fn sink(&mut self, slot: u32, marks: Marks) {
         self.used_end = self.used_end.max(self.nodes[slot as usize].extent.end());
         self.give_beyond(marks);
         self.unlink(slot);
-        while let Some(&Node { extent, state: Use::Hole(marks), .. }) =
-            self.nodes.get(self.last as usize)
+        while let Some(node) = self.nodes.get(self.last as usize)
+            && node.kind == Kind::Hole
         {
             let last = self.last;
-            self.give_beyond(marks);
-            self.unlist(last, extent, marks.streams);
+            self.give_beyond(self.marks[last as usize]);
+            self.unlist(last);
             self.unlink(last);
         }
     }
 
-    pub(super) fn give_beyond(&mut self, marks: Marks) {
+    #[inline]
+    fn give_beyond(&mut self, marks: Marks) {
         self.beyond = self.beyond.union(marks.streams);
         for on in marks.streams.iter() {
             let since = &mut self.beyond_since[on.index()];
@@ -222,19 +243,16 @@ impl Layout {
     /// Neighbours become one hole that all their streams used.
     pub(super) fn merge_across_streams(&mut self) {
         let mut slot = self.first;
-        while let Some(&Node { mut extent, next, state, .. }) = self.nodes.get(slot as usize) {
-            let after = self.nodes.get(next as usize).map(|node| (node.extent, node.state));
-            match (state, after) {
-                (Use::Hole(marks), Some((after, Use::Hole(others)))) => {
-                    self.unlist(slot, extent, marks.streams);
-                    self.unlist(next, after, others.streams);
+        while let Some(&Node { mut extent, next, kind, .. }) = self.nodes.get(slot as usize) {
+            match self.nodes.get(next as usize) {
+                Some(after) if kind == Kind::Hole && after.kind == Kind::Hole => {
+                    extent.size_bytes += after.extent.size_bytes;
+                    let marks = self.marks[slot as usize].union(self.marks[next as usize]);
+                    self.unlist(slot);
+                    self.unlist(next);
                     self.unlink(next);
-                    let marks = marks.union(others);
-                    extent.size_bytes += after.size_bytes;
-                    let node = &mut self.nodes[slot as usize];
-                    node.extent = extent;
-                    node.state = Use::Hole(marks);
-                    self.list(slot, extent, marks.streams);
+                    self.nodes[slot as usize].extent = extent;
+                    self.list(slot, marks);
                 }
                 _ => slot = next,
             }

@@ -1,8 +1,11 @@
 //! Where a request would go, and what that would cost in pages.
 
+use std::cmp::Reverse;
+use std::ops::ControlFlow;
+
 use super::place::{Part, Place, Spot};
-use super::{Extent, Layout, PIECES_MAX, Use};
-use crate::holes::NONE;
+use super::{Extent, Kind, Layout, PIECES_MAX};
+use crate::holes::{Holes, NONE};
 use crate::stream::{Marks, Stream, StreamSet, Waits};
 
 /// Who asks, and what the source can do.
@@ -13,6 +16,23 @@ pub(crate) struct Want<'a> {
     pub(crate) waits: &'a Waits,
     /// Whether the source can show pages at a second address.
     pub(crate) stitches: bool,
+}
+
+/// Length, start and hole of whole free pages, in the order in which they are used.
+type Run = (Reverse<usize>, usize, u32);
+
+/// How many runs, and their pages together.
+#[derive(Clone, Copy, Default)]
+struct Tally {
+    pages: usize,
+    count: usize,
+}
+
+impl Tally {
+    fn add(&mut self, other: Tally) {
+        self.pages += other.pages;
+        self.count += other.count;
+    }
 }
 
 impl Layout {
@@ -35,8 +55,34 @@ impl Layout {
         Some((slot, Extent { offset, size_bytes }))
     }
 
+    /// The place at the top, if `place` would find it where there is no own hole, and nobody has to
+    /// be waited for. May say no where the answer is yes.
+    #[inline]
+    pub(crate) fn own_top(
+        &self,
+        size_bytes: usize,
+        stream: Stream,
+        stitches: bool,
+    ) -> Option<Extent> {
+        let own = StreamSet::of(stream);
+        let stitched_bytes =
+            if stitches && size_bytes >= self.page_bytes { self.page_bytes } else { usize::MAX };
+        for (set, holes) in &self.holes {
+            let is_empty = holes.len() == 0;
+            if !is_empty && (*set != own || holes.may_hold(stitched_bytes)) {
+                return None;
+            }
+        }
+        let top = self.top();
+        if top < self.used_end && self.beyond.without(stream) != StreamSet::EMPTY {
+            return None;
+        }
+        top.checked_add(size_bytes)?;
+        Some(Extent { offset: top, size_bytes })
+    }
+
     #[cold]
-    pub(super) fn place_elsewhere(&mut self, want: &Want) -> Option<Place> {
+    fn place_elsewhere(&mut self, want: &Want) -> Option<Place> {
         if self.holes.iter().filter(|(_, holes)| holes.len() > 0).count() > 1 {
             if let Some(place) = self.any_hole(want) {
                 return Some(place);
@@ -56,7 +102,7 @@ impl Layout {
 
     /// Of the best fits of all sets of streams: one that needs no wait first, then the smallest,
     /// then the lowest.
-    pub(super) fn any_hole(&self, want: &Want) -> Option<Place> {
+    fn any_hole(&self, want: &Want) -> Option<Place> {
         let candidates = self.holes.iter().filter_map(|(_, holes)| {
             let (size_bytes, offset, slot) = holes.best_fit(want.size_bytes)?;
             let waits = self.waits_for(want, slot);
@@ -67,14 +113,11 @@ impl Layout {
         Some(Place { spot: Spot::Hole { slot, extent }, waits })
     }
 
-    pub(super) fn waits_for(&self, want: &Want, slot: u32) -> StreamSet {
-        match self.nodes[slot as usize].state {
-            Use::Hole(marks) => want.waits.missing(want.stream, marks),
-            _ => StreamSet::EMPTY,
-        }
+    fn waits_for(&self, want: &Want, slot: u32) -> StreamSet {
+        want.waits.missing(want.stream, self.marks[slot as usize])
     }
 
-    pub(super) fn waits_beyond(&self, want: &Want) -> StreamSet {
+    fn waits_beyond(&self, want: &Want) -> StreamSet {
         if self.top() >= self.used_end {
             return StreamSet::EMPTY;
         }
@@ -86,20 +129,14 @@ impl Layout {
     }
 
     /// Pieces for a request that no hole holds: whole pages of holes, and the top for the rest.
-    pub(super) fn stitched(&self, want: &Want) -> Option<Place> {
+    fn stitched(&self, want: &Want) -> Option<Place> {
         let page_bytes = self.page_bytes;
         if !want.stitches || want.size_bytes < page_bytes {
             return None;
         }
         let mut runs = Vec::new();
         for (_, holes) in &self.holes {
-            holes.for_each_from(page_bytes, |offset, size_bytes, slot| {
-                let start = offset.next_multiple_of(page_bytes);
-                let end = (offset + size_bytes) / page_bytes * page_bytes;
-                if start < end {
-                    runs.push((std::cmp::Reverse(end - start), start, slot));
-                }
-            });
+            self.largest_runs(holes, want.size_bytes, &mut runs);
         }
         if runs.is_empty() {
             return None;
@@ -109,7 +146,7 @@ impl Layout {
         let mut missing_bytes = want.size_bytes;
         let mut parts = Vec::with_capacity(4);
         let mut waits = StreamSet::EMPTY;
-        for (std::cmp::Reverse(run_bytes), offset, hole) in runs {
+        for (Reverse(run_bytes), offset, hole) in runs {
             if missing_bytes == 0 {
                 break;
             }
@@ -128,6 +165,37 @@ impl Layout {
             parts.push(Part { hole: NONE, extent });
         }
         Some(Place { spot: Spot::Stitched(parts), waits })
+    }
+
+    /// Enters the runs of whole pages in a list's holes, the largest holes first, until it has those
+    /// that the request can use: no run that is left out is as long as the last of these.
+    fn largest_runs(&self, holes: &Holes, size_bytes: usize, runs: &mut Vec<Run>) {
+        let shift = self.page_shift;
+        // A hole of so many pages and a bit has a run of as many, or of one less. `settled` are the
+        // runs that are longer than any to come, the others those of that and of the next length.
+        let mut hole_pages = usize::MAX;
+        let [mut settled, mut longest, mut next_longest] = [Tally::default(); 3];
+        holes.for_each_down(self.page_bytes, |hole_bytes, offset, slot| {
+            let pages = hole_bytes >> shift;
+            if pages < hole_pages {
+                settled.add(longest);
+                longest = std::mem::take(&mut next_longest);
+                if pages + 1 < hole_pages {
+                    settled.add(std::mem::take(&mut longest));
+                }
+                hole_pages = pages;
+                if settled.pages << shift >= size_bytes || settled.count >= PIECES_MAX - 2 {
+                    return ControlFlow::Break(());
+                }
+            }
+            let (first, end) = (offset.div_ceil(1 << shift), (offset + hole_bytes) >> shift);
+            if first < end {
+                runs.push((Reverse((end - first) << shift), first << shift, slot));
+                let tally = if end - first == pages { &mut longest } else { &mut next_longest };
+                tally.add(Tally { pages: end - first, count: 1 });
+            }
+            ControlFlow::Continue(())
+        });
     }
 
     /// Bytes of the pages in which live blocks lie: the least that has to be committed.
@@ -172,12 +240,12 @@ impl Layout {
 
     /// Whether a live byte lies at or beyond `offset`, in the node in `slot` or before it.
     #[inline]
-    pub(super) fn is_live_from(&self, mut slot: u32, offset: usize) -> bool {
+    fn is_live_from(&self, mut slot: u32, offset: usize) -> bool {
         while let Some(node) = self.nodes.get(slot as usize) {
             if node.extent.end() <= offset {
                 return false;
             }
-            if !matches!(node.state, Use::Hole(_)) {
+            if node.kind != Kind::Hole {
                 return true;
             }
             slot = node.previous;
@@ -187,12 +255,12 @@ impl Layout {
 
     /// Whether a live byte lies below `end`, in the node in `slot` or after it.
     #[inline]
-    pub(super) fn is_live_below(&self, mut slot: u32, end: usize) -> bool {
+    fn is_live_below(&self, mut slot: u32, end: usize) -> bool {
         while let Some(node) = self.nodes.get(slot as usize) {
             if node.extent.offset >= end {
                 return false;
             }
-            if !matches!(node.state, Use::Hole(_)) {
+            if node.kind != Kind::Hole {
                 return true;
             }
             slot = node.next;
