@@ -158,11 +158,12 @@ fn request_whose_pages_cannot_be_mapped_goes_to_the_top_while_there_is_room() {
     assert_eq!(memory.statistics().reserved.current_bytes, 4 * PAGE_BYTES);
     assert_eq!(memory.statistics().stitches, 0);
     memory.check_invariants();
-    // There are pages, but not in a row.
     let before = in_use(&memory);
-    let error = memory.allocate(3 * PAGE_BYTES).unwrap_err();
-    assert_eq!(error.out_of_memory().unwrap().missing_bytes, 0);
+    let error = memory.allocate(5 * PAGE_BYTES).unwrap_err();
+    assert_eq!(error.out_of_memory().unwrap().missing_bytes, PAGE_BYTES);
     assert_eq!(in_use(&memory), before);
+    let last = memory.allocate(4 * PAGE_BYTES).unwrap();
+    assert_eq!((last.offset(), last.is_stitched()), (6 * PAGE_BYTES, false));
     memory.check_invariants();
     drop(wall);
 }
