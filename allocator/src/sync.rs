@@ -20,10 +20,10 @@ pub(crate) use loom::{
 
 /// Rounds in which a waiter keeps its processor, each twice as long as the one before.
 #[cfg(not(lowtide_loom))]
-const SPIN_ROUNDS: u32 = 7;
+const SPIN_ROUNDS: u32 = 6;
 /// Rounds in which it offers the processor to others.
 #[cfg(not(lowtide_loom))]
-const YIELD_ROUNDS: u32 = 64;
+const YIELD_ROUNDS: u32 = 8;
 /// Sleeps get twice as long each time, from 1 µs up to about a millisecond.
 #[cfg(not(lowtide_loom))]
 const SLEEP_DOUBLINGS_MAX: u32 = 10;
@@ -32,7 +32,7 @@ const SLEEP_DOUBLINGS_MAX: u32 = 10;
 #[cfg(not(lowtide_loom))]
 pub(crate) fn relax(round: u32) {
     if round < SPIN_ROUNDS {
-        (0..1 << round).for_each(|_| std::hint::spin_loop());
+        (0..32 << round).for_each(|_| std::hint::spin_loop());
     } else if round < SPIN_ROUNDS + YIELD_ROUNDS {
         thread::yield_now();
     } else {
