@@ -93,17 +93,22 @@ impl Books {
         self.layout.place(&Want { size_bytes, stream, waits: &self.waits, stitches })
     }
 
+    /// [`place`](Self::place) on a source that shows no page at a second address.
+    pub(crate) fn place_whole(&mut self, size_bytes: usize, stream: Stream) -> Option<Place> {
+        self.layout.place(&Want { size_bytes, stream, waits: &self.waits, stitches: false })
+    }
+
     /// Rounded up to a page; saturates at a value that no address range reaches.
     #[inline]
     pub(crate) fn page_ceil(&self, bytes: usize) -> usize {
         bytes.checked_next_multiple_of(self.statistics.page_bytes).unwrap_or(usize::MAX)
     }
 
-    /// What would be reserved with nothing cached, with a block at a place and `charge_bytes` more
-    /// charged: the least that any cache could do with. No place is one that overflowed.
-    pub(crate) fn needed_bytes(&self, place: Option<&Place>, charge_bytes: usize) -> usize {
+    /// What would be reserved with nothing cached and a block at a place: the least that any cache
+    /// could do with. No place is one that overflowed.
+    pub(crate) fn needed_bytes(&self, place: Option<&Place>) -> usize {
         let own = place.map_or(usize::MAX, |place| self.layout.touched_bytes_with(place));
-        own.saturating_add(self.statistics.charged.current_bytes).saturating_add(charge_bytes)
+        own.saturating_add(self.statistics.charged.current_bytes)
     }
 
     /// What would be reserved with nothing cached and `charge_bytes` more charged.
@@ -178,19 +183,41 @@ impl Books {
             let place = self.place(size_bytes, Stream::DEFAULT);
             place.is_some_and(|place| {
                 let is_free = self.layout.touched_bytes_with(&place) == self.layout.touched_bytes();
-                let fits = is_free || self.fits(self.needed_bytes(Some(&place), 0));
+                let fits = is_free || self.fits(self.needed_bytes(Some(&place)));
                 fits && place.end() <= self.limit_bytes
             })
         };
         candidates.into_iter().rev().filter(|&bytes| bytes > 0).find(could_be_had).unwrap_or(0)
     }
 
-    /// A hole that a block of `size_bytes` for `stream` can have with no effect on anything but
-    /// the layout; `place` would find the same.
+    /// Makes a block live where that has no effect on anything but the layout, in a hole or at the
+    /// top, and where `place` would find the same. Returns its slot, offset and serial.
     #[inline]
-    pub(crate) fn ready_hole(&self, size_bytes: usize, stream: Stream) -> Option<(u32, Extent)> {
-        let (slot, extent) = self.layout.own_hole(size_bytes, stream)?;
-        self.pages.reach(extent.end()).then_some((slot, extent))
+    pub(crate) fn insert_ready(
+        &mut self,
+        size_bytes: usize,
+        request: &Request,
+    ) -> Option<(u32, usize, u64)> {
+        let stream = request.stream;
+        if let Some((hole, extent)) = self.layout.own_hole(size_bytes, stream) {
+            if !self.pages.reach(extent.end()) {
+                return None;
+            }
+            let live = self.note_block(size_bytes, request);
+            return Some((
+                self.layout.insert_in_hole(hole, extent, live),
+                extent.offset,
+                live.serial,
+            ));
+        }
+        let stitches = self.stitches && self.views.has_room();
+        let extent = self.layout.own_top(size_bytes, stream, stitches)?;
+        if !self.pages.reach(extent.end()) {
+            return None;
+        }
+        let live = self.note_block(size_bytes, request);
+        let slot = self.layout.insert_on_top(extent, live, self.current_event());
+        Some((slot, extent.offset, live.serial))
     }
 
     /// Makes a place a live block, in `view` if it is stitched. Returns its slot and serial.
@@ -213,18 +240,6 @@ impl Books {
         self.next_event - 1
     }
 
-    /// Makes the start of a hole a live block. Returns its slot and serial.
-    #[inline]
-    pub(crate) fn insert_in_hole(
-        &mut self,
-        slot: u32,
-        extent: Extent,
-        request: &Request,
-    ) -> (u32, u64) {
-        let live = self.note_block(extent.size_bytes, request);
-        (self.layout.insert_in_hole(slot, extent, live), live.serial)
-    }
-
     /// Counts a block that is about to be live somewhere.
     #[inline]
     pub(crate) fn note_block(&mut self, size_bytes: usize, request: &Request) -> Live {
@@ -243,6 +258,7 @@ impl Books {
             serial: self.take_serial(),
             view: NONE,
             next_piece: NONE,
+            first_piece: NONE,
         }
     }
 

@@ -2,13 +2,15 @@
 #![allow(unsafe_code, reason = "turns a block's bytes into slices")]
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
-use crate::caching::CachingAllocator;
+use crate::caching::{CachingAllocator, Shared};
 use crate::category::Category;
 use crate::checked;
-use crate::engine::Granted;
+use crate::engine::{Granted, State};
 use crate::layout::active_bytes;
 use crate::source::Segment;
 use crate::stream::Stream;
@@ -16,20 +18,56 @@ use crate::stream::Stream;
 /// A block of memory. Dropping it returns the block to the cache; the memory stays valid for as
 /// long as the buffer lives, even if it is the last that is left of its allocator.
 pub struct Buffer {
-    allocator: CachingAllocator,
+    /// Not counted, and so never dropped: see [`Keeper`].
+    allocator: ManuallyDrop<CachingAllocator>,
     category: Category,
     size_bytes: usize,
     granted: Granted,
 }
 
+/// The handle that all buffers of an allocator have together: it is among the allocator's own state
+/// for as long as there are buffers. So the block that is last dropped keeps the allocator, and
+/// none of those before pays for a count of its own.
+#[derive(Default)]
+pub(crate) struct Keeper {
+    handle: Option<Arc<Shared>>,
+    buffer_count: usize,
+}
+
+impl Keeper {
+    #[inline]
+    fn enter(&mut self, handle: &Arc<Shared>) {
+        if self.buffer_count == 0 {
+            self.handle = Some(Arc::clone(handle));
+        }
+        self.buffer_count += 1;
+    }
+
+    /// The handle, with the last buffer. It must be dropped without the lock.
+    #[inline]
+    #[must_use = "the last handle goes when the lock is free"]
+    pub(crate) fn leave(&mut self) -> Option<Arc<Shared>> {
+        self.buffer_count -= 1;
+        if self.buffer_count == 0 { self.handle.take() } else { None }
+    }
+}
+
 impl Buffer {
+    /// `state` is that of `allocator`, which granted the block.
     #[inline]
     pub(crate) fn new(
-        allocator: CachingAllocator,
+        state: &mut State,
+        allocator: &CachingAllocator,
         category: Category,
         size_bytes: usize,
         granted: Granted,
     ) -> Buffer {
+        state.keeper.enter(allocator.shared());
+        // SAFETY: the pointer comes from an `Arc`, which the keeper holds until this buffer, too,
+        // left; no later than then the copy is used, and it is never dropped, so the count is that
+        // of the handles that are.
+        let handle = unsafe { Arc::from_raw(Arc::as_ptr(allocator.shared())) };
+        let allocator = ManuallyDrop::new(CachingAllocator::of(handle));
         Buffer { allocator, category, size_bytes, granted }
     }
 
@@ -77,7 +115,7 @@ impl Buffer {
             return std::iter::once(self.granted.offset..end).collect();
         }
         let engine = self.allocator.core().lock();
-        let pieces = engine.state.policy.layout.pieces(self.granted.slot);
+        let pieces = engine.state.books.layout.pieces(self.granted.slot);
         pieces.map(|piece| piece.offset..piece.end()).collect()
     }
 
@@ -149,7 +187,13 @@ impl Drop for Buffer {
         if self.allocator.core().is_checked {
             return checked::take_back(self);
         }
-        self.allocator.core().lock().free(self.granted.slot);
+        let last = {
+            let mut engine = self.allocator.core().lock();
+            engine.free(self.granted.slot);
+            engine.state.keeper.leave()
+        };
+        // From here on another thread may have dropped the last buffer, and the allocator with it.
+        drop(last);
     }
 }
 

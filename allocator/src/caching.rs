@@ -54,7 +54,8 @@ impl CachingAllocator {
     /// [`new`](Self::new), with a choice of placement rules.
     ///
     /// # Errors
-    /// The source has no such address ranges.
+    /// The source has no such address ranges, or pages that two segments of PyTorch's rules would
+    /// share: of more than 2 MiB, unless `large_segment_bytes` asks for less.
     ///
     /// # Panics
     /// If the page size is not a power of two of at least 512, or an address not a multiple of it.
@@ -99,6 +100,13 @@ impl CachingAllocator {
             page_bytes.is_power_of_two() && page_bytes >= BLOCK_BYTES,
             "{page_bytes} is no page size"
         );
+        // A segment that is released gives whole pages back, after the source waited for all work
+        // on them. What it shared with a neighbour would stay, and nobody would wait.
+        if let Policy::Torch(settings) = &policy
+            && !settings.fill_pages(page_bytes as u64)
+        {
+            return Err(AllocError::PageShared { page_bytes });
+        }
         let range_bytes = capacity_bytes.checked_next_multiple_of(page_bytes);
         let range_bytes = range_bytes.unwrap_or(capacity_bytes);
         let memory = source.reserve(range_bytes)?;
@@ -168,16 +176,22 @@ impl CachingAllocator {
         let mut engine = self.core().lock();
         let injected = engine.admit(&request)?;
         if !injected && let Some(granted) = engine.allocate_ready(&request) {
+            let buffer = self.hand_out(&mut engine, &request, granted);
             drop(engine);
-            return Ok(self.hand_out(category, size_bytes, granted));
+            return Ok(self.verified(buffer));
         }
-        let granted = self.allocate_slowly(engine, &request, injected)?;
-        Ok(self.hand_out(category, size_bytes, granted))
+        let buffer = self.allocate_slowly(engine, &request, injected)?;
+        Ok(self.verified(buffer))
     }
 
     #[inline]
-    fn hand_out(&self, category: Category, size_bytes: usize, granted: Granted) -> Buffer {
-        let buffer = Buffer::new(self.clone(), category, size_bytes, granted);
+    fn hand_out(&self, engine: &mut Engine<'_>, request: &Request, granted: Granted) -> Buffer {
+        let Request { category, size_bytes, .. } = *request;
+        Buffer::new(&mut engine.state, self, category, size_bytes, granted)
+    }
+
+    #[inline]
+    fn verified(&self, buffer: Buffer) -> Buffer {
         if self.core().is_checked { checked::hand_out(buffer) } else { buffer }
     }
 
@@ -187,11 +201,15 @@ impl CachingAllocator {
         mut engine: Engine<'_>,
         request: &Request,
         injected: bool,
-    ) -> Result<Granted, AllocError> {
+    ) -> Result<Buffer, AllocError> {
         let granted = engine.allocate(request, injected);
+        let granted = granted.map(|granted| self.hand_out(&mut engine, request, granted));
         drop(engine);
         granted.or_else(|refusal| {
-            self.climb(request, refusal, |engine| engine.allocate(request, false))
+            self.climb(request, refusal, |engine| {
+                let granted = engine.allocate(request, false)?;
+                Ok(self.hand_out(engine, request, granted))
+            })
         })
     }
 
@@ -256,14 +274,14 @@ impl CachingAllocator {
     /// The counters now.
     pub fn statistics(&self) -> Statistics {
         let state = self.core().lock().state;
-        state.watches.whole(&state.policy.statistics)
+        state.watches.whole(&state.books.statistics)
     }
 
     /// Every peak becomes the current value.
     pub fn reset_peaks(&self) {
         let mut engine = self.core().lock();
-        let State { policy, watches, .. } = &mut *engine.state;
-        watches.reset_peaks(&mut policy.statistics);
+        let State { books, watches, .. } = &mut *engine.state;
+        watches.reset_peaks(&mut books.statistics);
     }
 
     /// A hash of the live blocks: offset, size and category, and nothing else. Stable across runs
@@ -290,7 +308,7 @@ impl CachingAllocator {
 
     /// The budget.
     pub fn capacity_bytes(&self) -> usize {
-        self.core().lock().state.policy.statistics.capacity_bytes
+        self.core().lock().state.books.statistics.capacity_bytes
     }
 
     /// Changes the budget. It may fall below what is reserved: the cache goes, live blocks stay,
@@ -313,7 +331,7 @@ impl CachingAllocator {
 
     /// Requests so far, failed ones too, except those refused by a seal.
     pub fn request_count(&self) -> u64 {
-        self.core().lock().state.policy.request_count
+        self.core().lock().state.books.request_count
     }
 
     /// Events so far: the sequence number of the next [`Record`](crate::Record).

@@ -15,12 +15,12 @@ impl CachingAllocator {
     pub fn check_invariants(&self) {
         let core = self.core();
         let engine = core.lock();
-        let policy = &engine.state.policy;
-        let statistics = &policy.statistics;
+        let books = &engine.state.books;
+        let statistics = &books.statistics;
         let (mut requested_bytes, mut allocated_bytes, mut live_count) = (0, 0, 0);
         let mut by_category = ByCategory::<usize>::default();
         let mut views: BTreeMap<u32, usize> = BTreeMap::new();
-        policy.layout.check();
+        books.layout.check();
         for (_, live) in engine.state.live() {
             assert!(live.requested_bytes <= live.size_bytes, "block {} is short", live.serial);
             live_count += 1;
@@ -31,21 +31,21 @@ impl CachingAllocator {
                 *views.entry(live.view).or_default() += 1;
             }
         }
-        policy.views.check(&views);
+        books.views.check(&views);
         if let Some(torch) = &engine.state.torch {
-            torch.check(policy.layout.live().map(|(_, live)| live.size_bytes).sum());
+            torch.check(books.layout.live().map(|(_, live)| live.size_bytes).sum());
         }
-        policy.pages.check();
-        if let Some(checks) = &policy.checks {
-            checks.check(policy);
+        books.pages.check();
+        if let Some(checks) = &books.checks {
+            checks.check(books);
         }
-        let committed_bytes = policy.pages.committed_bytes();
-        for (extent, _) in policy.layout.live_extents() {
-            let missing = policy.pages.missing_in(extent);
+        let committed_bytes = books.pages.committed_bytes();
+        for (extent, _) in books.layout.live_extents() {
+            let missing = books.pages.missing_in(extent);
             assert!(missing.is_empty(), "a block at {} has no pages", extent.offset);
         }
-        let charged_bytes: usize = policy.charges.values().map(|entry| entry.size_bytes).sum();
-        for entry in policy.charges.values() {
+        let charged_bytes: usize = books.charges.values().map(|entry| entry.size_bytes).sum();
+        for entry in books.charges.values() {
             by_category[entry.category] += entry.size_bytes;
         }
         let reserved_bytes = statistics.reserved.current_bytes;
@@ -53,12 +53,12 @@ impl CachingAllocator {
         assert_eq!(statistics.requested.current_bytes, requested_bytes, "requested");
         assert_eq!(statistics.allocated.current_bytes, allocated_bytes, "allocated");
         assert_eq!(statistics.charged.current_bytes, charged_bytes, "charged");
-        assert_eq!(policy.by_category_bytes(), by_category, "by category");
+        assert_eq!(books.by_category_bytes(), by_category, "by category");
         assert_eq!(reserved_bytes, committed_bytes + charged_bytes, "reserved");
         assert!(
-            reserved_bytes <= statistics.capacity_bytes || policy.free_page_bytes() == 0,
+            reserved_bytes <= statistics.capacity_bytes || books.free_page_bytes() == 0,
             "{} bytes are cached beyond the capacity of {}",
-            policy.free_page_bytes(),
+            books.free_page_bytes(),
             statistics.capacity_bytes,
         );
     }

@@ -80,25 +80,25 @@ impl CachingAllocator {
             (offset < size_bytes).then_some(offset)
         };
         let engine = self.core().lock();
-        let policy = &engine.state.policy;
+        let books = &engine.state.books;
         let memory = within(segments.memory.address(), segments.memory.size_bytes());
         let offset = memory.or_else(|| {
             let views = segments.views.as_ref()?;
-            policy.views.page_offset(within(views.address(), views.size_bytes())?)
+            books.views.page_offset(within(views.address(), views.size_bytes())?)
         })?;
-        for (slot, _) in policy.layout.live() {
+        for (slot, _) in books.layout.live() {
             let mut before_bytes = 0;
-            for piece in policy.layout.pieces(slot) {
+            for piece in books.layout.pieces(slot) {
                 if (piece.offset..piece.end()).contains(&offset) {
                     let (block, index) =
-                        (policy.block_info(slot), before_bytes + offset - piece.offset);
+                        (books.block_info(slot), before_bytes + offset - piece.offset);
                     let is_guard = index >= block.requested_bytes;
                     return Some(if is_guard { Owner::Guard(block) } else { Owner::Live(block) });
                 }
                 before_bytes += piece.size_bytes;
             }
         }
-        policy.checks.as_ref()?.last_at(offset).map(Owner::Freed)
+        books.checks.as_ref()?.last_at(offset).map(Owner::Freed)
     }
 }
 
@@ -146,13 +146,13 @@ impl Checks {
 
     /// # Panics
     /// If a freed range lies in a live block, or two of them overlap.
-    pub(crate) fn check(&self, policy: &Books) {
+    pub(crate) fn check(&self, books: &Books) {
         let mut end = 0;
         for (&offset, freed) in &self.freed {
             assert!(offset >= end, "freed ranges overlap at {offset}");
             end = offset + freed.size_bytes;
         }
-        for (extent, live) in policy.layout.live_extents() {
+        for (extent, live) in books.layout.live_extents() {
             let freed = self.freed.range(..extent.end()).next_back();
             let is_clear = freed.is_none_or(|(at, freed)| at + freed.size_bytes <= extent.offset);
             assert!(is_clear, "block {} is noted as freed", live.serial);
@@ -174,9 +174,9 @@ pub(crate) fn hand_out(mut buffer: Buffer) -> Buffer {
     let allocator = buffer.allocator().clone();
     let (block, freed) = {
         let mut engine = allocator.core().lock();
-        let policy = &mut engine.state.policy;
+        let books = &mut engine.state.books;
         let slot = buffer.granted().slot;
-        (policy.block_info(slot), freed_in(policy, slot))
+        (books.block_info(slot), freed_in(books, slot))
     };
     if allocator.core().has_streams() {
         return buffer;
@@ -195,9 +195,9 @@ pub(crate) fn hand_out(mut buffer: Buffer) -> Buffer {
 }
 
 /// What lies in the block in a slot, by its place in the block.
-fn freed_in(policy: &mut Books, slot: u32) -> Vec<(usize, Freed)> {
-    let pieces: Vec<Extent> = policy.layout.pieces(slot).collect();
-    let Some(checks) = &mut policy.checks else { return Vec::new() };
+fn freed_in(books: &mut Books, slot: u32) -> Vec<(usize, Freed)> {
+    let pieces: Vec<Extent> = books.layout.pieces(slot).collect();
+    let Some(checks) = &mut books.checks else { return Vec::new() };
     let mut freed = Vec::new();
     let mut before_bytes = 0;
     for piece in pieces {
@@ -216,7 +216,7 @@ fn freed_in(policy: &mut Books, slot: u32) -> Vec<(usize, Freed)> {
 pub(crate) fn take_back(buffer: &mut Buffer) {
     let allocator = buffer.allocator().clone();
     let slot = buffer.granted().slot;
-    let block = allocator.core().lock().state.policy.block_info(slot);
+    let block = allocator.core().lock().state.books.block_info(slot);
     let mut broken = None;
     if !allocator.core().has_streams() {
         let end = block.requested_bytes;
@@ -231,14 +231,16 @@ pub(crate) fn take_back(buffer: &mut Buffer) {
     let freed_at = Backtrace::capture();
     let mut engine = allocator.core().lock();
     let event = engine.state.history.event_count();
-    let policy = &mut engine.state.policy;
-    let next = broken.and_then(|_| policy.block_after(slot));
-    let pieces: Vec<Extent> = policy.layout.pieces(slot).collect();
-    if let Some(checks) = &mut policy.checks {
+    let books = &mut engine.state.books;
+    let next = broken.and_then(|_| books.block_after(slot));
+    let pieces: Vec<Extent> = books.layout.pieces(slot).collect();
+    if let Some(checks) = &mut books.checks {
         checks.note(&pieces, &Arc::new(FreedBlock { block, event, freed_at }));
     }
     engine.free(slot);
+    let last = engine.state.keeper.leave();
     drop(engine);
+    drop(last);
     raise(broken.map(|index| Violation::GuardBroken { block, index, next }));
 }
 

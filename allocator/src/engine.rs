@@ -1,30 +1,29 @@
 //! The effects: every call of the source, and the order in which state and source change.
 
 use std::panic::Location;
-use std::sync::PoisonError;
 
 use crate::books::{Books, Request};
+use crate::buffer::Keeper;
 use crate::category::Category;
 use crate::error::{AllocError, OutOfMemory, Rung};
 use crate::fault::Fault;
 use crate::history::{Action, Record, Ring};
 use crate::holes::NONE;
 use crate::layout::{Extent, Place, Spot};
-use crate::source::{Mapping, MemorySource, PageRange, Segment, SourceError};
+use crate::lock::{Lock, Locked};
+use crate::source::{MemorySource, PageRange, Segment, SourceError};
 use crate::statistics::Statistics;
 use crate::stream::{Stream, StreamSet};
-use crate::sync::{Mutex, MutexGuard};
 use crate::torch_front::TorchFront;
-use crate::views::{View, pages_of};
 use crate::watch::Watches;
 
 /// What the handles of one allocator share; blocks keep it alive.
 pub(crate) struct Core {
     source: Box<dyn MemorySource>,
     pub(crate) segments: Segments,
-    /// Whether the policy has checks, readable without the lock.
+    /// Whether the books have checks, readable without the lock.
     pub(crate) is_checked: bool,
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 /// The address ranges of one allocator.
@@ -37,27 +36,29 @@ pub(crate) struct Segments {
 
 /// Everything behind the lock.
 pub(crate) struct State {
-    pub(crate) policy: Books,
+    pub(crate) books: Books,
     /// PyTorch's rules, where they place blocks instead of the arena's own.
     pub(crate) torch: Option<TorchFront>,
     pub(crate) history: Ring,
     pub(crate) fault: Option<Fault>,
     pub(crate) seals: usize,
     pub(crate) watches: Watches,
+    pub(crate) keeper: Keeper,
 }
 
 impl Core {
     pub(crate) fn new(
         source: Box<dyn MemorySource>,
         segments: Segments,
-        policy: Books,
+        books: Books,
         torch: Option<TorchFront>,
     ) -> Core {
         let watches = Watches::default();
         let history = Ring::new();
-        let state = State { policy, torch, history, fault: None, seals: 0, watches };
-        let is_checked = state.policy.checks.is_some();
-        Core { source, segments, is_checked, state: Mutex::new(state) }
+        let keeper = Keeper::default();
+        let state = State { books, torch, history, fault: None, seals: 0, watches, keeper };
+        let is_checked = state.books.checks.is_some();
+        Core { source, segments, is_checked, state: Lock::new(state) }
     }
 
     /// Whether the source keeps streams in order.
@@ -69,8 +70,7 @@ impl Core {
     /// that belong together, so a source that panics leaves it whole.
     #[inline]
     pub(crate) fn lock(&self) -> Engine<'_> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        Engine { source: &*self.source, segments: &self.segments, state }
+        Engine { source: &*self.source, segments: &self.segments, state: self.state.lock() }
     }
 }
 
@@ -111,9 +111,9 @@ pub(crate) struct Shortage {
 
 /// The locked state with the source at hand.
 pub(crate) struct Engine<'a> {
-    source: &'a dyn MemorySource,
-    segments: &'a Segments,
-    pub(crate) state: MutexGuard<'a, State>,
+    pub(crate) source: &'a dyn MemorySource,
+    pub(crate) segments: &'a Segments,
+    pub(crate) state: Locked<'a, State>,
 }
 
 impl Engine<'_> {
@@ -124,24 +124,23 @@ impl Engine<'_> {
             let Request { site, size_bytes: requested_bytes, .. } = *request;
             return Err(AllocError::Sealed { site, requested_bytes });
         }
-        self.state.policy.request_count += 1;
+        self.state.books.request_count += 1;
         Ok(Fault::strike(&mut self.state.fault))
     }
 
-    /// The way of almost every request of a steady state: a hole of its own stream, on committed
-    /// pages. Nobody waits and the source does not move.
+    /// The way of almost every request of a steady state: a hole of its own stream, or the top, on
+    /// committed pages. Nobody waits and the source does not move.
     #[inline]
     pub(crate) fn allocate_ready(&mut self, request: &Request) -> Option<Granted> {
         if self.state.torch.is_some() {
             return None;
         }
         let request = &Request { stream: self.ordered(request.stream), ..*request };
-        let policy = &mut self.state.policy;
-        let size_bytes = policy.block_bytes(request.size_bytes)?;
-        let (slot, extent) = policy.ready_hole(size_bytes, request.stream)?;
-        let (slot, serial) = policy.insert_in_hole(slot, extent, request);
-        self.record(Action::Allocate, request, extent.offset, size_bytes, serial);
-        Some(Granted { offset: extent.offset, view_offset: None, slot, serial })
+        let books = &mut self.state.books;
+        let size_bytes = books.block_bytes(request.size_bytes)?;
+        let (slot, offset, serial) = books.insert_ready(size_bytes, request)?;
+        self.record(Action::Allocate, request, offset, size_bytes, serial);
+        Some(Granted { offset, view_offset: None, slot, serial })
     }
 
     /// The way of every request, which may have to wait, or the source to move.
@@ -154,24 +153,51 @@ impl Engine<'_> {
         if self.state.torch.is_some() && !injected {
             return self.allocate_by_torch(request);
         }
-        let policy = &mut self.state.policy;
-        let size_bytes = policy.block_bytes(request.size_bytes);
-        let place = size_bytes.and_then(|bytes| policy.place(bytes, request.stream));
+        let books = &mut self.state.books;
+        let size_bytes = books.block_bytes(request.size_bytes);
+        let place = size_bytes.and_then(|bytes| books.place(bytes, request.stream));
         let (Some(size_bytes), Some(place), false) = (size_bytes, place.as_ref(), injected) else {
-            let needed_bytes = self.state.policy.needed_bytes(place.as_ref(), 0);
+            let needed_bytes = self.state.books.needed_bytes(place.as_ref());
             return Err(self.shortage(needed_bytes, injected, request));
         };
-        if !self.state.policy.pages.reach(place.end()) {
+        if !self.state.books.pages.reach(place.end()) {
             self.commit_for(place, request)?;
         }
-        let view = match &place.spot {
-            Spot::Stitched(_) => self.map_view(place, request)?,
-            _ => NONE,
+        if !matches!(place.spot, Spot::Stitched(_)) {
+            return self.enter(place, size_bytes, NONE, request);
+        }
+        match self.map_view(place, request) {
+            Ok(view) => self.enter(place, size_bytes, view, request),
+            Err(_) => self.allocate_whole(size_bytes, request),
+        }
+    }
+
+    /// The way of a request whose pages the source could not show at a second address: it does
+    /// without.
+    #[cold]
+    fn allocate_whole(&mut self, size_bytes: usize, request: &Request) -> Result<Granted, Refusal> {
+        let place = self.state.books.place_whole(size_bytes, request.stream);
+        let Some(place) = place.as_ref() else {
+            return Err(self.shortage(usize::MAX, false, request));
         };
+        if !self.state.books.pages.reach(place.end()) {
+            self.commit_for(place, request)?;
+        }
+        self.enter(place, size_bytes, NONE, request)
+    }
+
+    /// Makes a place that has its pages a live block, once its stream waits for whom it must.
+    fn enter(
+        &mut self,
+        place: &Place,
+        size_bytes: usize,
+        view: u32,
+        request: &Request,
+    ) -> Result<Granted, Refusal> {
         if place.waits != StreamSet::EMPTY {
             self.wait_for(place.waits, request)?;
         }
-        let (slot, serial) = self.state.policy.insert(place, size_bytes, view, request);
+        let (slot, serial) = self.state.books.insert(place, size_bytes, view, request);
         self.record(Action::Allocate, request, place.offset(), size_bytes, serial);
         let view_offset = (view != NONE).then(|| self.enter_view(slot, request, serial));
         Ok(Granted { offset: place.offset(), view_offset, slot, serial })
@@ -182,28 +208,18 @@ impl Engine<'_> {
         if self.state.torch.is_some() {
             return self.free_by_torch(slot);
         }
-        let State { policy, history, .. } = &mut *self.state;
-        let offset = policy.layout.offset(slot);
-        let live = policy.layout.block(slot);
+        let State { books, history, .. } = &mut *self.state;
+        let offset = books.layout.offset(slot);
+        let live = books.layout.block(slot);
         let (category, site) = (live.category, live.site);
-        let record = Record {
-            sequence: 0,
-            action: Action::Free,
-            category: live.category,
-            stream: live.stream,
-            offset,
-            size_bytes: live.size_bytes,
-            requested_bytes: live.requested_bytes,
-            serial: live.serial,
-            site: live.site,
-        };
+        let record = Record::of_block(Action::Free, offset, live);
         history.push(record);
         if live.is_stitched() {
-            for Extent { offset, size_bytes } in policy.layout.pieces(slot) {
+            for Extent { offset, size_bytes } in books.layout.pieces(slot) {
                 history.push(Record { action: Action::Piece, offset, size_bytes, ..record });
             }
         }
-        policy.remove(slot);
+        books.remove(slot);
         self.settle(category, site);
     }
 
@@ -213,7 +229,7 @@ impl Engine<'_> {
         if self.state.torch.is_some() {
             return self.record_use_by_torch(slot, stream);
         }
-        let live = self.state.policy.layout.block_mut(slot);
+        let live = self.state.books.layout.block_mut(slot);
         live.users = live.users.union(StreamSet::of(stream));
     }
 
@@ -226,15 +242,15 @@ impl Engine<'_> {
     ) -> Result<u64, Refusal> {
         let growth_bytes = request.size_bytes;
         if growth_bytes > 0 {
-            let needed_bytes = self.state.policy.needed_bytes_to_charge(growth_bytes);
-            if injected || !self.state.policy.fits(needed_bytes) {
+            let needed_bytes = self.state.books.needed_bytes_to_charge(growth_bytes);
+            if injected || !self.state.books.fits(needed_bytes) {
                 return Err(self.shortage(needed_bytes, injected, request));
             }
         }
         self.pay(growth_bytes, &[], request);
-        let policy = &mut self.state.policy;
-        let serial = serial.unwrap_or_else(|| policy.open_charge(request.category));
-        policy.raise_charge(serial, growth_bytes);
+        let books = &mut self.state.books;
+        let serial = serial.unwrap_or_else(|| books.open_charge(request.category));
+        books.raise_charge(serial, growth_bytes);
         if growth_bytes > 0 {
             self.record(Action::Charge, request, 0, growth_bytes, serial);
         }
@@ -242,7 +258,7 @@ impl Engine<'_> {
     }
 
     pub(crate) fn discharge(&mut self, serial: u64, site: &'static Location<'static>) {
-        let entry = self.state.policy.close_charge(serial);
+        let entry = self.state.books.close_charge(serial);
         let (category, size_bytes) = (entry.category, entry.size_bytes);
         if size_bytes > 0 {
             let request = Request { category, size_bytes, stream: Stream::DEFAULT, site };
@@ -252,13 +268,13 @@ impl Engine<'_> {
     }
 
     pub(crate) fn set_capacity(&mut self, bytes: usize, site: &'static Location<'static>) {
-        self.state.policy.statistics.capacity_bytes = bytes;
+        self.state.books.statistics.capacity_bytes = bytes;
         self.settle(Category::Other, site);
     }
 
     /// Gives every free page back. Returns their bytes.
     pub(crate) fn trim(&mut self, category: Category, site: &'static Location<'static>) -> usize {
-        let size_bytes = self.state.policy.free_page_bytes();
+        let size_bytes = self.state.books.free_page_bytes();
         let request = Request { category, size_bytes, stream: Stream::DEFAULT, site };
         let released_bytes = self.empty_torch_cache(&request);
         self.pay(size_bytes, &[], &request);
@@ -267,15 +283,15 @@ impl Engine<'_> {
 
     /// Gives up to `size_bytes` of free pages back, none that a block is about to take.
     pub(crate) fn pay(&mut self, size_bytes: usize, except: &[Extent], request: &Request) {
-        if size_bytes == 0 || self.state.policy.free_page_bytes() == 0 {
+        if size_bytes == 0 || self.state.books.free_page_bytes() == 0 {
             return;
         }
-        for run in self.state.policy.spare_pages(size_bytes, except) {
-            for view in self.state.policy.views.take_showing(run) {
+        for run in self.state.books.spare_pages(size_bytes, except) {
+            for view in self.state.books.views.take_showing(run) {
                 self.unmap_view(&view, request);
             }
-            self.state.policy.remove_pages(run);
-            self.state.policy.statistics.source_calls += 1;
+            self.state.books.remove_pages(run);
+            self.state.books.statistics.source_calls += 1;
             self.record(Action::Decommit, request, run.offset, run.size_bytes, 0);
             let segment = &self.segments.memory;
             self.source.decommit(segment, &PageRange::new(segment, run.offset, run.size_bytes));
@@ -289,16 +305,16 @@ impl Engine<'_> {
         shortage: Shortage,
         reclaimed: bool,
     ) -> AllocError {
-        self.state.policy.statistics.ooms += 1;
-        let Statistics { capacity_bytes, reserved, .. } = self.state.policy.statistics;
+        self.state.books.statistics.ooms += 1;
+        let Statistics { capacity_bytes, reserved, .. } = self.state.books.statistics;
         let left_bytes = capacity_bytes.saturating_sub(reserved.current_bytes);
         self.record(Action::OutOfMemory, request, left_bytes, request.size_bytes, 0);
-        let State { policy, torch, .. } = &mut *self.state;
+        let State { books, torch, .. } = &mut *self.state;
         let largest_free_bytes = match torch {
             Some(torch) => torch.largest_free_bytes(left_bytes),
-            None => policy.largest_free_bytes(),
+            None => books.largest_free_bytes(),
         };
-        let statistics = &policy.statistics;
+        let statistics = &books.statistics;
         let rungs = [
             (Rung::Search, true),
             (Rung::OtherStreams, self.source.fence().is_some()),
@@ -315,11 +331,11 @@ impl Engine<'_> {
             charged_bytes: statistics.charged.current_bytes,
             cached_bytes: statistics.cached_bytes(),
             largest_free_bytes,
-            by_category: policy.by_category_bytes(),
+            by_category: books.by_category_bytes(),
             category: request.category,
             site: request.site,
             missing_bytes: shortage.needed_bytes.saturating_sub(statistics.capacity_bytes),
-            request_index: policy.request_count,
+            request_index: books.request_count,
             tried,
             injected: shortage.injected,
         }))
@@ -338,7 +354,7 @@ impl Engine<'_> {
     /// No free page is cached while more is reserved than the capacity allows.
     #[inline]
     pub(crate) fn settle(&mut self, category: Category, site: &'static Location<'static>) {
-        let statistics = &self.state.policy.statistics;
+        let statistics = &self.state.books.statistics;
         if statistics.reserved.current_bytes > statistics.capacity_bytes {
             self.trim(category, site);
         }
@@ -348,18 +364,18 @@ impl Engine<'_> {
     /// reserved only rises when none is left, so that the peak cannot be undercut.
     #[cold]
     pub(crate) fn commit_for(&mut self, place: &Place, request: &Request) -> Result<(), Refusal> {
-        let policy = &self.state.policy;
-        let needed_bytes = policy.needed_bytes(Some(place), 0);
-        if place.end() > policy.limit_bytes {
+        let books = &self.state.books;
+        let needed_bytes = books.needed_bytes(Some(place));
+        if place.end() > books.limit_bytes {
             return Err(self.shortage(needed_bytes, false, request));
         }
         let extents: Vec<Extent> = place.extents().collect();
-        let missing = |extent: &Extent| policy.pages.missing_in(*extent);
+        let missing = |extent: &Extent| books.pages.missing_in(*extent);
         let missing: Vec<Extent> = extents.iter().flat_map(missing).collect();
         if missing.is_empty() {
             return Ok(());
         }
-        if !policy.fits(needed_bytes) {
+        if !books.fits(needed_bytes) {
             return Err(self.shortage(needed_bytes, false, request));
         }
         let missing_bytes = missing.iter().map(|run| run.size_bytes).sum();
@@ -369,7 +385,7 @@ impl Engine<'_> {
                 continue;
             }
             // The source has less than its capacity: somebody else uses it too.
-            self.state.policy.statistics.retries += 1;
+            self.state.books.statistics.retries += 1;
             self.pay(usize::MAX, &extents, request);
             match self.commit(run, request) {
                 Ok(()) => {}
@@ -384,87 +400,11 @@ impl Engine<'_> {
 
     fn commit(&mut self, run: Extent, request: &Request) -> Result<(), SourceError> {
         let segment = &self.segments.memory;
-        self.state.policy.statistics.source_calls += 1;
+        self.state.books.statistics.source_calls += 1;
         self.source.commit(segment, &PageRange::new(segment, run.offset, run.size_bytes))?;
-        self.state.policy.add_pages(run);
+        self.state.books.add_pages(run);
         self.record(Action::Commit, request, run.offset, run.size_bytes, 0);
         Ok(())
-    }
-
-    /// The view of a stitched place, mapped now if no earlier block left it.
-    fn map_view(&mut self, place: &Place, request: &Request) -> Result<u32, Refusal> {
-        let page_bytes = self.state.policy.statistics.page_bytes;
-        let pages = pages_of(place.extents(), page_bytes);
-        if let Some(view) = self.state.policy.views.find(&pages) {
-            return Ok(view);
-        }
-        while let Some(view) = self.state.policy.views.obstacle(&pages) {
-            self.unmap_view(&view, request);
-        }
-        let needed_bytes = self.state.policy.needed_bytes(Some(place), 0);
-        let Some(start) = self.state.policy.views.gap(&pages) else {
-            return Err(self.shortage(needed_bytes, false, request));
-        };
-        match self.map_pages(&pages, start, request) {
-            Ok(()) => Ok(self.state.policy.views.insert(pages, start)),
-            Err(SourceError::OutOfMemory { .. }) => {
-                Err(self.shortage(needed_bytes, false, request))
-            }
-            Err(error) => Err(Refusal::Final(AllocError::Source(error))),
-        }
-    }
-
-    /// Maps all of them or none.
-    fn map_pages(
-        &mut self,
-        pages: &[Extent],
-        start: usize,
-        request: &Request,
-    ) -> Result<(), SourceError> {
-        let Some(views) = &self.segments.views else { unreachable!("stitched without views") };
-        let source = self.source.virtual_memory().expect("the source had it when it was asked");
-        let mut view_offset = start;
-        for (index, run) in pages.iter().enumerate() {
-            let shown = PageRange::new(&self.segments.memory, run.offset, run.size_bytes);
-            let mapping = Mapping::new(shown, views, view_offset);
-            self.state.policy.statistics.source_calls += 1;
-            if let Err(error) = source.map(&self.segments.memory, views, &mapping) {
-                self.unmap_pages(&pages[..index], start, request);
-                return Err(error);
-            }
-            self.record(Action::Map, request, run.offset, run.size_bytes, 0);
-            view_offset += run.size_bytes;
-        }
-        Ok(())
-    }
-
-    fn unmap_view(&mut self, view: &View, request: &Request) {
-        self.unmap_pages(&view.pages, view.offset, request);
-    }
-
-    fn unmap_pages(&mut self, pages: &[Extent], start: usize, request: &Request) {
-        let Some(views) = &self.segments.views else { unreachable!("unmapped without views") };
-        let source = self.source.virtual_memory().expect("the source had it when it was asked");
-        let mut view_offset = start;
-        for run in pages {
-            let shown = PageRange::new(&self.segments.memory, run.offset, run.size_bytes);
-            let mapping = Mapping::new(shown, views, view_offset);
-            self.state.policy.statistics.source_calls += 1;
-            source.unmap(views, &mapping);
-            self.record(Action::Unmap, request, run.offset, run.size_bytes, 0);
-            view_offset += run.size_bytes;
-        }
-    }
-
-    /// Records the pieces of a stitched block. Returns where it lies in the range of views.
-    fn enter_view(&mut self, slot: u32, request: &Request, serial: u64) -> usize {
-        self.state.policy.statistics.stitches += 1;
-        let pieces: Vec<Extent> = self.state.policy.layout.pieces(slot).collect();
-        for piece in &pieces {
-            self.record(Action::Piece, request, piece.offset, piece.size_bytes, serial);
-        }
-        let policy = &self.state.policy;
-        policy.views.get(policy.layout.block(slot).view).offset
     }
 
     pub(crate) fn wait_for(&mut self, waits: StreamSet, request: &Request) -> Result<(), Refusal> {
@@ -472,8 +412,8 @@ impl Engine<'_> {
         for on in waits.iter() {
             let waited = fence.wait(request.stream, on);
             waited.map_err(|error| Refusal::Final(AllocError::Source(error)))?;
-            self.state.policy.statistics.waits += 1;
-            self.state.policy.note_wait(request.stream, on);
+            self.state.books.statistics.waits += 1;
+            self.state.books.note_wait(request.stream, on);
             self.record(Action::Wait, request, on.index(), 0, 0);
         }
         Ok(())
@@ -488,7 +428,7 @@ impl Engine<'_> {
         injected: bool,
         request: &Request,
     ) -> Refusal {
-        self.state.policy.statistics.retries += 1;
+        self.state.books.statistics.retries += 1;
         self.trim(request.category, request.site);
         Refusal::Short(Shortage { needed_bytes, injected })
     }

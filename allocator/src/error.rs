@@ -24,6 +24,13 @@ pub enum AllocError {
         /// How much.
         requested_bytes: usize,
     },
+    /// PyTorch's rules reserve and release whole segments, and two of them would share a page of
+    /// the source, which could not go back with either.
+    #[error("two segments of PyTorch's rules would share a page of {page_bytes} bytes")]
+    PageShared {
+        /// Granularity of the source.
+        page_bytes: usize,
+    },
     /// The source failed for another reason than a lack of memory.
     #[error("the memory source failed")]
     Source(#[from] SourceError),

@@ -5,6 +5,7 @@ use std::panic::Location;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::category::Category;
+use crate::layout::Live;
 use crate::stream::Stream;
 
 /// Records kept; older ones are overwritten. 131,072 of 64 bytes are 8 MiB.
@@ -63,6 +64,24 @@ pub struct Record {
     pub serial: u64,
     /// Who asked.
     pub site: &'static Location<'static>,
+}
+
+impl Record {
+    /// Something that happened to a live block; the sequence comes from the ring.
+    #[inline]
+    pub(crate) fn of_block(action: Action, offset: usize, live: &Live) -> Record {
+        Record {
+            sequence: 0,
+            action,
+            category: live.category,
+            stream: live.stream,
+            offset,
+            size_bytes: live.size_bytes,
+            requested_bytes: live.requested_bytes,
+            serial: live.serial,
+            site: live.site,
+        }
+    }
 }
 
 /// A moment at which the time was taken.

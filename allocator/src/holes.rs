@@ -5,6 +5,8 @@
 //! once, and a bin is a treap (Seidel and Aragon 1996) whose links lie beside the nodes: nothing is
 //! allocated once the vectors have grown, and a bin of thousands is no worse than logarithmic.
 
+use std::ops::ControlFlow;
+
 use crate::layout::BLOCK_BYTES;
 
 /// Ends a path in a treap.
@@ -17,7 +19,7 @@ const BINS_PER_POWER: usize = 32;
 const BIN_COUNT: usize = EXACT_BINS + (64 - 6) * BINS_PER_POWER;
 const WORD_COUNT: usize = BIN_COUNT.div_ceil(64);
 
-/// Place of a hole, by which the holes of a bin are ordered.
+/// Size and place of a hole, by which the holes of a bin are ordered.
 type Key = (usize, usize);
 
 #[derive(Clone, Copy, Debug)]
@@ -75,10 +77,7 @@ impl Holes {
 
     /// Size of the largest hole.
     pub(crate) fn largest_bytes(&self) -> usize {
-        let Some(word) = (0..WORD_COUNT).rev().find(|&word| self.occupied[word] != 0) else {
-            return 0;
-        };
-        let bin = word * 64 + 63 - self.occupied[word].leading_zeros() as usize;
+        let Some(bin) = self.last_bin(BIN_COUNT) else { return 0 };
         let mut at = self.roots[bin];
         loop {
             let entry = &self.entries[at as usize];
@@ -89,16 +88,20 @@ impl Holes {
         }
     }
 
-    /// Calls `visit` with offset, size and slot of every hole of at least `size_bytes`.
-    pub(crate) fn for_each_from(
+    /// Calls `visit` with size, offset and slot of the holes of at least `size_bytes`, the largest
+    /// first, the highest on ties, for as long as it likes.
+    pub(crate) fn for_each_down(
         &self,
         size_bytes: usize,
-        mut visit: impl FnMut(usize, usize, u32),
+        mut visit: impl FnMut(usize, usize, u32) -> ControlFlow<()>,
     ) {
-        let mut bin = self.next_bin(bin_of(size_bytes));
-        while let Some(at) = bin {
-            self.walk(self.roots[at], size_bytes, &mut visit);
-            bin = self.next_bin(at + 1);
+        let lowest = bin_of(size_bytes);
+        let mut below = BIN_COUNT;
+        while let Some(bin) = self.last_bin(below)
+            && bin >= lowest
+            && self.walk(self.roots[bin], size_bytes, &mut visit).is_continue()
+        {
+            below = bin;
         }
     }
 
@@ -173,6 +176,30 @@ impl Holes {
         }
     }
 
+    /// Changes size and offset of a hole.
+    ///
+    /// # Panics
+    /// If it is not listed as it is told.
+    #[inline]
+    pub(crate) fn resize(&mut self, from: Key, to: Key, slot: u32) {
+        let bin = bin_of(from.0);
+        let entry = &mut self.entries[slot as usize];
+        let is_alone = self.roots[bin] == slot && (entry.left, entry.right) == (NONE, NONE);
+        if is_alone && bin_of(to.0) == bin {
+            (entry.size_bytes, entry.offset) = to;
+        } else {
+            self.remove(from.0, from.1, slot);
+            self.insert(to.0, to.1, slot);
+        }
+    }
+
+    /// Whether there may be a hole of at least `size_bytes`: whether there is one in its bin or in
+    /// a later one.
+    #[inline]
+    pub(crate) fn may_hold(&self, size_bytes: usize) -> bool {
+        self.next_bin(bin_of(size_bytes)).is_some()
+    }
+
     /// The first bin from `bin` on that is not empty.
     #[inline]
     fn next_bin(&self, bin: usize) -> Option<usize> {
@@ -187,6 +214,20 @@ impl Holes {
         }
         let word = words.trailing_zeros() as usize;
         Some(word * 64 + self.occupied[word].trailing_zeros() as usize)
+    }
+
+    /// The last bin below `end` that is not empty.
+    fn last_bin(&self, end: usize) -> Option<usize> {
+        let (word, bits) = (end / 64, end % 64);
+        let rest = self.occupied.get(word).map_or(0, |own| own & ((1 << bits) - 1));
+        let (word, rest) = if rest != 0 {
+            (word, rest)
+        } else {
+            let words = u64::from(self.summary) & ((1 << word) - 1);
+            let word = 63_usize.checked_sub(words.leading_zeros() as usize)?;
+            (word, self.occupied[word])
+        };
+        Some(word * 64 + 63 - rest.leading_zeros() as usize)
     }
 
     /// The first hole of a bin with at least `size_bytes`, or `NONE`.
@@ -215,17 +256,22 @@ impl Holes {
         at
     }
 
-    fn walk(&self, at: u32, size_bytes: usize, visit: &mut impl FnMut(usize, usize, u32)) {
+    fn walk(
+        &self,
+        at: u32,
+        size_bytes: usize,
+        visit: &mut impl FnMut(usize, usize, u32) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
         if at == NONE {
-            return;
+            return ControlFlow::Continue(());
         }
-        let Entry { left, right, .. } = self.entries[at as usize];
         let entry = &self.entries[at as usize];
-        if entry.size_bytes >= size_bytes {
-            self.walk(left, size_bytes, visit);
-            visit(entry.offset, entry.size_bytes, at);
+        self.walk(entry.right, size_bytes, visit)?;
+        if entry.size_bytes < size_bytes {
+            return ControlFlow::Continue(());
         }
-        self.walk(right, size_bytes, visit);
+        visit(entry.size_bytes, entry.offset, at)?;
+        self.walk(entry.left, size_bytes, visit)
     }
 
     /// The treap under `at` with `slot` in it.
@@ -339,13 +385,18 @@ mod tests {
             let mut holes = Holes::new();
             let mut set: BTreeSet<(usize, usize, u32)> = BTreeSet::new();
             for (op, blocks, slot) in ops {
-                let offset = slot as usize * 512;
+                let offset = slot as usize * 1024;
                 let size_bytes = blocks * blocks * 512;
                 let listed = set.iter().find(|hole| hole.2 == slot).copied();
                 match (op, listed) {
                     (0, None) => {
                         holes.insert(size_bytes, offset, slot);
                         set.insert((size_bytes, offset, slot));
+                    }
+                    (2, Some(hole)) => {
+                        holes.resize((hole.0, hole.1), (size_bytes, offset + 512), slot);
+                        set.remove(&hole);
+                        set.insert((size_bytes, offset + 512, slot));
                     }
                     (1, Some(hole)) => {
                         holes.remove(hole.0, hole.1, hole.2);
@@ -357,10 +408,13 @@ mod tests {
                 prop_assert_eq!(holes.best_fit(size_bytes), expected);
                 prop_assert_eq!(holes.largest_bytes(), set.last().map_or(0, |hole| hole.0));
                 prop_assert_eq!(holes.len(), set.len());
-                let mut from = Vec::new();
-                holes.for_each_from(size_bytes, |at, size, slot| from.push((size, at, slot)));
-                let expected: Vec<_> = set.range((size_bytes, 0, 0)..).copied().collect();
-                prop_assert_eq!(from, expected);
+                let mut down = Vec::new();
+                holes.for_each_down(size_bytes, |size, at, slot| {
+                    down.push((size, at, slot));
+                    ControlFlow::Continue(())
+                });
+                let from = set.range((size_bytes, 0, 0)..);
+                prop_assert_eq!(down, from.rev().copied().collect::<Vec<_>>());
             }
         }
     }

@@ -21,7 +21,9 @@ mod host;
 mod layout;
 mod limit;
 mod live;
+mod lock;
 mod locked;
+mod mapping;
 #[cfg(all(test, lowtide_loom))]
 mod models;
 mod pages;

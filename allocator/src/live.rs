@@ -46,7 +46,7 @@ impl State {
         match &self.torch {
             Some(torch) => torch.live(),
             None => {
-                let layout = &self.policy.layout;
+                let layout = &self.books.layout;
                 layout.live().map(|(slot, live)| (layout.offset(slot), *live)).collect()
             }
         }
@@ -72,7 +72,7 @@ impl State {
         };
         match &self.torch {
             None => {
-                for (extent, live) in self.policy.layout.live_extents() {
+                for (extent, live) in self.books.layout.live_extents() {
                     absorb_extent(extent, live);
                 }
             }

@@ -24,14 +24,14 @@ pub struct Simulation {
 
 impl Simulation {
     pub(crate) fn new(original: &CachingAllocator) -> Simulation {
-        let (policy, torch, orphans) = {
+        let (books, torch, orphans) = {
             let engine = original.core().lock();
             let state = &engine.state;
-            let mut policy = state.policy.clone();
-            policy.statistics = state.watches.whole(&policy.statistics);
-            (policy, state.torch.clone(), orphans_of(state))
+            let mut books = state.books.clone();
+            books.statistics = state.watches.whole(&books.statistics);
+            (books, state.torch.clone(), orphans_of(state))
         };
-        let statistics = &policy.statistics;
+        let statistics = &books.statistics;
         let mut source =
             SimSource::with_capacity(statistics.capacity_bytes).page_bytes(statistics.page_bytes);
         if original.core().segments.views.is_none() {
@@ -40,14 +40,14 @@ impl Simulation {
         if original.core().has_streams() {
             source = source.streams(&SimStreams::new());
         }
-        let memory = source.reserve(policy.limit_bytes);
+        let memory = source.reserve(books.limit_bytes);
         let memory = memory.expect("an address range that exists elsewhere fits here");
         let views = original.core().segments.views.as_ref().map(|views| {
             let views = source.reserve(views.size_bytes());
             views.expect("an address range that exists elsewhere fits here")
         });
         let segments = Segments { memory, views };
-        let core = Core::new(Box::new(source), segments, policy, torch);
+        let core = Core::new(Box::new(source), segments, books, torch);
         Simulation {
             allocator: CachingAllocator::assemble(core, original.current_category()),
             original: Arc::downgrade(original.shared()),
@@ -65,14 +65,16 @@ impl Simulation {
     pub fn adopt(&self, real: &Buffer) -> Option<Buffer> {
         let granted = real.granted();
         self.claim(real.allocator(), granted.serial)?;
-        Some(Buffer::new(self.allocator.clone(), real.category(), real.size_bytes(), granted))
+        let (category, size_bytes) = (real.category(), real.size_bytes());
+        let mut engine = self.allocator.core().lock();
+        Some(Buffer::new(&mut engine.state, &self.allocator, category, size_bytes, granted))
     }
 
     /// The twin of a charge of the original, with the bytes it had when the simulation was made.
     /// `None` as for [`adopt`](Self::adopt).
     pub fn adopt_charge(&self, real: &Charge) -> Option<Charge> {
         self.claim(real.allocator(), real.serial)?;
-        let entry = self.allocator.core().lock().state.policy.charges[&real.serial];
+        let entry = self.allocator.core().lock().state.books.charges[&real.serial];
         let allocator = self.allocator.clone();
         Some(Charge::new(allocator, entry.category, entry.size_bytes, real.serial, real.site()))
     }
@@ -86,5 +88,5 @@ impl Simulation {
 
 fn orphans_of(state: &State) -> BTreeSet<u64> {
     let blocks = state.live().into_iter().map(|(_, live)| live.serial);
-    blocks.chain(state.policy.charges.keys().copied()).collect()
+    blocks.chain(state.books.charges.keys().copied()).collect()
 }

@@ -6,14 +6,43 @@
 
 #[cfg(not(lowtide_loom))]
 pub(crate) use std::{
-    sync::atomic::{AtomicU8, Ordering},
+    sync::atomic::{AtomicBool, AtomicU8, Ordering},
     sync::{Mutex, MutexGuard},
     thread,
 };
 
 #[cfg(lowtide_loom)]
 pub(crate) use loom::{
-    sync::atomic::{AtomicU8, Ordering},
+    sync::atomic::{AtomicBool, AtomicU8, Ordering},
     sync::{Mutex, MutexGuard},
     thread,
 };
+
+/// Rounds in which a waiter keeps its processor, each twice as long as the one before.
+#[cfg(not(lowtide_loom))]
+const SPIN_ROUNDS: u32 = 6;
+/// Rounds in which it offers the processor to others.
+#[cfg(not(lowtide_loom))]
+const YIELD_ROUNDS: u32 = 8;
+/// Sleeps get twice as long each time, from 1 µs up to about a millisecond.
+#[cfg(not(lowtide_loom))]
+const SLEEP_DOUBLINGS_MAX: u32 = 10;
+
+/// Passes the time between two looks at something that somebody else has to do.
+#[cfg(not(lowtide_loom))]
+pub(crate) fn relax(round: u32) {
+    if round < SPIN_ROUNDS {
+        (0..32 << round).for_each(|_| std::hint::spin_loop());
+    } else if round < SPIN_ROUNDS + YIELD_ROUNDS {
+        thread::yield_now();
+    } else {
+        let doublings = (round - SPIN_ROUNDS - YIELD_ROUNDS).min(SLEEP_DOUBLINGS_MAX);
+        thread::sleep(std::time::Duration::from_micros(1 << doublings));
+    }
+}
+
+/// Lets another thread of the model go on.
+#[cfg(lowtide_loom)]
+pub(crate) fn relax(_round: u32) {
+    thread::yield_now();
+}

@@ -12,7 +12,7 @@ use crate::books::Request;
 use crate::category::Category;
 use crate::engine::{Engine, Granted, Refusal};
 use crate::error::AllocError;
-use crate::history::Action;
+use crate::history::{Action, Record};
 use crate::holes::NONE;
 use crate::layout::{Live, Want, active_bytes};
 use crate::stream::{Stream, StreamSet};
@@ -149,13 +149,13 @@ impl Engine<'_> {
         let failure = driver.failure;
         let Ok(Some(placement)) = placed else {
             let needed_bytes = torch.needed_bytes(requested_bytes);
-            let charged_bytes = self.state.policy.statistics.charged.current_bytes;
+            let charged_bytes = self.state.books.statistics.charged.current_bytes;
             self.state.torch = Some(torch);
             let needed_bytes = needed_bytes.saturating_add(charged_bytes);
             return Err(failure.map_or_else(|| self.short_of(needed_bytes), Refusal::Final));
         };
         let offset = placement.address as usize;
-        let live = self.state.policy.note_block(size_bytes, request);
+        let live = self.state.books.note_block(size_bytes, request);
         let slot = torch.enter(offset, live);
         self.state.torch = Some(torch);
         self.record(Action::Allocate, request, offset, size_bytes, live.serial);
@@ -174,8 +174,8 @@ impl Engine<'_> {
             stream: live.stream,
             site: live.site,
         };
-        self.record(Action::Free, &request, offset, live.size_bytes, live.serial);
-        self.state.policy.forget_block(&live);
+        self.state.history.push(Record::of_block(Action::Free, offset, &live));
+        self.state.books.forget_block(&live);
         let others = live.users.without(live.stream);
         if self.wait_for(others, &request).is_ok() {
             let freed = torch.rules.free(offset as u64);
@@ -220,10 +220,10 @@ struct Driver<'a, 'b> {
 impl SegmentSource for Driver<'_, '_> {
     fn reserve(&mut self, size_bytes: u64) -> Option<u64> {
         let size_bytes = usize::try_from(size_bytes).ok()?;
-        let policy = &mut self.engine.state.policy;
+        let books = &mut self.engine.state.books;
         let stream = Stream::DEFAULT;
-        let want = Want { size_bytes, stream, waits: &policy.waits, stitches: false };
-        let place = policy.layout.place(&want)?;
+        let want = Want { size_bytes, stream, waits: &books.waits, stitches: false };
+        let place = books.layout.place(&want)?;
         if let Err(refusal) = self.engine.commit_for(&place, self.request) {
             if let Refusal::Final(error) = refusal {
                 self.failure = Some(error);
@@ -240,17 +240,18 @@ impl SegmentSource for Driver<'_, '_> {
             serial: 0,
             view: NONE,
             next_piece: NONE,
+            first_piece: NONE,
         };
-        let policy = &mut self.engine.state.policy;
-        let slot = policy.layout.insert(&place, live, policy.current_event());
+        let books = &mut self.engine.state.books;
+        let slot = books.layout.insert(&place, live, books.current_event());
         self.segments.insert(place.offset(), slot);
         Some(place.offset() as u64)
     }
 
     fn release(&mut self, address: u64, _size_bytes: u64) {
         let slot = self.segments.remove(&(address as usize)).expect("a segment of the rules");
-        let policy = &mut self.engine.state.policy;
-        policy.layout.remove(slot, policy.current_event());
+        let books = &mut self.engine.state.books;
+        books.layout.remove(slot, books.current_event());
         self.engine.pay(usize::MAX, &[], self.request);
     }
 }

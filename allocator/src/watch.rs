@@ -70,10 +70,10 @@ impl CachingAllocator {
     /// ```
     pub fn watch(&self, name: impl Into<String>) -> Watch {
         let mut engine = self.core().lock();
-        let State { policy, watches, .. } = &mut *engine.state;
-        let start = policy.statistics;
-        let id = watches.open(&mut policy.statistics);
-        let serial = policy.last_serial();
+        let State { books, watches, .. } = &mut *engine.state;
+        let start = books.statistics;
+        let id = watches.open(&mut books.statistics);
+        let serial = books.last_serial();
         drop(engine);
         Watch { allocator: self.clone(), name: name.into(), id, start, serial }
     }
@@ -86,10 +86,10 @@ impl Watch {
         let mut engine = self.allocator.core().lock();
         let mut left_over = engine.state.live_blocks();
         left_over.retain(|block| block.serial > self.serial);
-        let State { policy, watches, .. } = &mut *engine.state;
-        watches.fold(&mut policy.statistics);
+        let State { books, watches, .. } = &mut *engine.state;
+        watches.fold(&mut books.statistics);
         let peaks = watches.of(self.id);
-        let (start, end) = (&self.start, &policy.statistics);
+        let (start, end) = (&self.start, &books.statistics);
         let allocated_bytes = end.allocated.total_bytes - start.allocated.total_bytes;
         // Both are at most what a machine has, so the difference has a sign to spare.
         let net = |category: Category| {
@@ -113,8 +113,8 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         let mut engine = self.allocator.core().lock();
-        let State { policy, watches, .. } = &mut *engine.state;
-        watches.close(self.id, &mut policy.statistics);
+        let State { books, watches, .. } = &mut *engine.state;
+        watches.close(self.id, &mut books.statistics);
     }
 }
 

@@ -3,7 +3,8 @@
 //! Blocks live in a slab and know their neighbours; a slot is reused after its block was merged
 //! away. The first block of a segment keeps its slot for as long as the segment is held.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
 
 use super::block::{BlockState, Pool, StreamId};
 
@@ -12,6 +13,25 @@ pub(super) type Slot = u32;
 
 /// Best fit is the first of these from (stream, wanted bytes, 0) on.
 pub(super) type FreeKey = (StreamId, u64, u64);
+
+/// Hashes addresses by multiplication (Knuth, "Sorting and Searching", 6.4), with the good high
+/// half folded into the low one, by which a table finds its place.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 32)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
+    }
+
+    fn write_u64(&mut self, address: u64) {
+        self.0 = (self.0 ^ address).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
 
 /// Where the memory of a block is from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +97,7 @@ pub(super) struct Heap {
     /// Address of an expandable segment → what it is.
     pub(super) ranges: BTreeMap<u64, Range>,
     /// Address → a block that is active or pending.
-    pub(super) taken: BTreeMap<u64, Slot>,
+    pub(super) taken: HashMap<u64, Slot, BuildHasherDefault<AddressHasher>>,
     free: [BTreeMap<FreeKey, Slot>; 2],
     /// Blocks without memory, by stream and address.
     unmapped: [BTreeMap<(StreamId, u64), Slot>; 2],

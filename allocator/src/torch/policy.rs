@@ -379,7 +379,10 @@ impl TorchPolicy {
 
     /// Blocks that are active or pending, by address.
     pub fn live_blocks(&self) -> impl Iterator<Item = LiveBlock> {
-        self.heap.taken.values().map(|&slot| {
+        let mut taken: Vec<(u64, Slot)> =
+            self.heap.taken.iter().map(|(&at, &slot)| (at, slot)).collect();
+        taken.sort_unstable();
+        taken.into_iter().map(|(_, slot)| {
             let block = self.heap.block(slot);
             LiveBlock { layout: block.into(), stream: block.stream, pool: block.pool }
         })

@@ -112,6 +112,13 @@ impl TorchSettings {
         }
     }
 
+    /// Whether every segment is whole pages of this size.
+    pub(crate) fn fill_pages(&self, page_bytes: u64) -> bool {
+        let large_bytes = self.page_bytes(Pool::Large);
+        let lengths = [SMALL_SEGMENT_BYTES, SEGMENT_GRAIN_BYTES, large_bytes];
+        lengths.iter().all(|bytes| bytes.is_multiple_of(page_bytes))
+    }
+
     /// The pages that expandable segments of a pool grow by.
     pub fn page_bytes(&self, pool: Pool) -> u64 {
         match pool {

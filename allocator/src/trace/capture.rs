@@ -36,28 +36,18 @@ impl CachingAllocator {
     pub fn capture(&self) -> Capture {
         let core = self.core();
         let engine = core.lock();
-        let policy = &engine.state.policy;
+        let books = &engine.state.books;
         let mut charges = ByCategory::<usize>::default();
-        for entry in policy.charges.values() {
+        for entry in books.charges.values() {
             charges[entry.category] += entry.size_bytes;
         }
-        let record = |offset: usize, live: &Live| Record {
-            sequence: 0,
-            action: Action::Allocate,
-            category: live.category,
-            stream: live.stream,
-            offset,
-            size_bytes: live.size_bytes,
-            requested_bytes: live.requested_bytes,
-            serial: live.serial,
-            site: live.site,
-        };
+        let record = |offset, live: &Live| Record::of_block(Action::Allocate, offset, live);
         let blocks = match &engine.state.torch {
             Some(torch) => {
                 torch.live().iter().map(|(at, b)| (record(*at, b), Vec::new())).collect()
             }
             None => {
-                let layout = &policy.layout;
+                let layout = &books.layout;
                 let block = |(slot, live): (u32, &Live)| {
                     let pieces = layout.pieces(slot).filter(|_| live.is_stitched()).collect();
                     (record(layout.offset(slot), live), pieces)
@@ -69,9 +59,9 @@ impl CachingAllocator {
             blocks,
             is_torch: engine.state.torch.is_some(),
             charges,
-            committed: policy.pages.all(),
+            committed: books.pages.all(),
             address: core.segments.memory.address(),
-            statistics: policy.statistics,
+            statistics: books.statistics,
             history: engine.state.history.snapshot(),
         }
     }

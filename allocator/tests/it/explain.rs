@@ -211,16 +211,7 @@ fn recordings_of_nothing_and_of_one_event_are_explained() {
     check_numbers(&nothing);
     assert!(check_text(&nothing).contains("Peak: 0 B in use before the first event."));
     assert_eq!(nothing.explain().advice, []);
-    for kind in [
-        EventKind::Allocate { id: 1 },
-        EventKind::FreeRequested { id: 1 },
-        EventKind::Free { id: 1 },
-        EventKind::Reserve,
-        EventKind::Release,
-        EventKind::Charge,
-        EventKind::Discharge,
-        EventKind::OutOfMemory { free_bytes: 9 },
-    ] {
+    for kind in synthetic::EVERY_KIND {
         check_numbers(&one_event(kind, 1000));
         check_text(&one_event(kind, 1000));
     }

@@ -1,7 +1,8 @@
 use lowtide_allocator::torch::TorchSettings;
 use lowtide_allocator::{
-    AllocError, CachingAllocator, Category, Fault, FaultSource, MemorySource, PageRange, Policy,
-    Repeat, Rung, Segment, SimSource, SimStreams, SourceError, Statistics, Stream,
+    Adaptor, AllocError, CachingAllocator, Category, Fault, FaultSource, MemorySource, PageRange,
+    Policy, Repeat, Rung, Segment, SimSource, SimStreams, SourceCall, SourceError, Statistics,
+    Stream, Upstream,
 };
 
 use crate::common::{PAGE_BYTES, PLENTY, World, fixed_program};
@@ -127,6 +128,57 @@ fn reservation_that_fails_is_an_error_of_the_source() {
         assert!(matches!(error, AllocError::Source(SourceError::OutOfMemory { .. })), "{error}");
         assert_eq!(faulty.call_count(), nth);
     }
+}
+
+/// A source that shows no page at a second address, although it says that it can.
+struct Mapless(SimSource);
+
+impl Adaptor for Mapless {
+    type Inner = SimSource;
+
+    fn inner(&self) -> &SimSource {
+        &self.0
+    }
+
+    fn attempt(&self, call: SourceCall, upstream: &mut Upstream<'_>) -> Result<(), SourceError> {
+        let SourceCall::Map { size_bytes, .. } = call else { return upstream() };
+        Err(SourceError::System { operation: "map", size_bytes, code: 12 })
+    }
+}
+
+#[test]
+fn request_whose_pages_cannot_be_mapped_goes_to_the_top_while_there_is_room() {
+    let source = SimSource::with_capacity(8 * PAGE_BYTES).page_bytes(PAGE_BYTES);
+    let memory = CachingAllocator::new(Mapless(source)).unwrap();
+    let [low, wall, high, _last] = [(); 4].map(|()| memory.allocate(PAGE_BYTES).unwrap());
+    drop((low, high));
+    let block = memory.allocate(2 * PAGE_BYTES).unwrap();
+    assert!(!block.is_stitched());
+    assert_eq!(block.offset(), 4 * PAGE_BYTES);
+    assert_eq!(memory.statistics().reserved.current_bytes, 4 * PAGE_BYTES);
+    assert_eq!(memory.statistics().stitches, 0);
+    memory.check_invariants();
+    let before = in_use(&memory);
+    let error = memory.allocate(5 * PAGE_BYTES).unwrap_err();
+    assert_eq!(error.out_of_memory().unwrap().missing_bytes, PAGE_BYTES);
+    assert_eq!(in_use(&memory), before);
+    let last = memory.allocate(4 * PAGE_BYTES).unwrap();
+    assert_eq!((last.offset(), last.is_stitched()), (6 * PAGE_BYTES, false));
+    memory.check_invariants();
+    drop(wall);
+}
+
+#[test]
+fn torch_rules_refuse_pages_that_two_segments_would_share() {
+    let source = |page_bytes| SimSource::with_capacity(64 << 20).page_bytes(page_bytes);
+    let policy = || Policy::Torch(TorchSettings::default());
+    let error = CachingAllocator::with_policy(source(4 << 20), policy()).unwrap_err();
+    assert!(matches!(error, AllocError::PageShared { page_bytes } if page_bytes == 4 << 20));
+    CachingAllocator::with_policy(source(2 << 20), policy()).unwrap();
+    let odd = Policy::Torch(TorchSettings { large_segment_bytes: 21 << 20, ..Default::default() });
+    assert!(CachingAllocator::with_policy(source(2 << 20), odd.clone()).is_err());
+    CachingAllocator::with_policy(source(1 << 20), odd).unwrap();
+    CachingAllocator::new(source(4 << 20)).unwrap();
 }
 
 #[test]

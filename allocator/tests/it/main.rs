@@ -6,6 +6,7 @@ mod checked;
 mod common;
 mod early_reuse;
 mod expandable_model;
+mod expandable_naive;
 mod explain;
 mod exports;
 mod faults;

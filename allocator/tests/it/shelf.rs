@@ -2,11 +2,44 @@
 
 use std::collections::BTreeMap;
 
-use lowtide_allocator::torch::{AddressRange, PageSource, SegmentSource, SourceCall, StreamId};
+use lowtide_allocator::torch::{
+    AddressRange, Freed, PageSource, SegmentSource, SourceCall, StreamId, TorchError, TorchPolicy,
+};
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const MAIN: StreamId = StreamId(0);
 pub(crate) const SIDE: StreamId = StreamId(1);
+
+/// A policy on a shelf; every step is followed by a check of both.
+pub(crate) struct World<S> {
+    pub(crate) policy: TorchPolicy,
+    pub(crate) shelf: S,
+}
+
+/// A source that knows what it gave.
+pub(crate) trait Held: SegmentSource {
+    fn held_bytes(&self) -> u64;
+}
+
+impl<S: Held> World<S> {
+    pub(crate) fn try_get(&mut self, size_bytes: u64, stream: StreamId) -> Result<u64, TorchError> {
+        let placed = self.policy.allocate(size_bytes, stream, &mut self.shelf);
+        self.policy.check_invariants();
+        assert_eq!(self.shelf.held_bytes(), self.policy.reserved_bytes());
+        placed.map(|address| address.expect("a block"))
+    }
+
+    #[track_caller]
+    pub(crate) fn get(&mut self, size_bytes: u64) -> u64 {
+        self.try_get(size_bytes, MAIN).expect("room")
+    }
+
+    #[track_caller]
+    pub(crate) fn free(&mut self, address: u64) {
+        assert_eq!(self.policy.free(address), Ok(Freed::Completed));
+        self.policy.check_invariants();
+    }
+}
 
 /// The lowest room from `from` on.
 fn lowest_gap(held: &BTreeMap<u64, u64>, from: u64, size_bytes: u64) -> u64 {
@@ -31,6 +64,12 @@ pub(crate) struct Shelf {
 impl Shelf {
     pub(crate) fn new(capacity_bytes: u64) -> Self {
         Shelf { capacity_bytes, held: BTreeMap::new(), releases: Vec::new() }
+    }
+}
+
+impl Held for Shelf {
+    fn held_bytes(&self) -> u64 {
+        self.held.values().sum()
     }
 }
 
@@ -76,10 +115,6 @@ impl PagedShelf {
         }
     }
 
-    pub(crate) fn held_bytes(&self) -> u64 {
-        self.segments.values().sum::<u64>() + self.pages.values().sum::<u64>()
-    }
-
     fn has_room(&self, size_bytes: u64) -> bool {
         self.held_bytes() + size_bytes <= self.capacity_bytes
     }
@@ -97,6 +132,12 @@ impl PagedShelf {
     /// What was asked since the last time.
     pub(crate) fn take_calls(&mut self) -> Vec<SourceCall> {
         std::mem::take(&mut self.calls)
+    }
+}
+
+impl Held for PagedShelf {
+    fn held_bytes(&self) -> u64 {
+        self.segments.values().sum::<u64>() + self.pages.values().sum::<u64>()
     }
 }
 

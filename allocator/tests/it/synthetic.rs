@@ -9,6 +9,18 @@ use proptest::prelude::*;
 
 pub(crate) const MIB: u64 = 1 << 20;
 
+/// Everything that can happen, once.
+pub(crate) const EVERY_KIND: [EventKind; 8] = [
+    EventKind::Allocate { id: 1 },
+    EventKind::FreeRequested { id: 1 },
+    EventKind::Free { id: 1 },
+    EventKind::Reserve,
+    EventKind::Release,
+    EventKind::Charge,
+    EventKind::Discharge,
+    EventKind::OutOfMemory { free_bytes: 9 },
+];
+
 /// Makes a recording by doing things; first fit, segments of 64 MiB.
 pub(crate) struct Recorder {
     pub(crate) recording: Recording,

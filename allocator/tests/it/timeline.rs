@@ -289,16 +289,7 @@ fn summary_says_what_the_page_shows() {
 #[test]
 fn recordings_of_nothing_and_of_one_event_have_a_page() {
     check_data(&Recording::default());
-    for kind in [
-        EventKind::Allocate { id: 1 },
-        EventKind::FreeRequested { id: 1 },
-        EventKind::Free { id: 1 },
-        EventKind::Reserve,
-        EventKind::Release,
-        EventKind::Charge,
-        EventKind::Discharge,
-        EventKind::OutOfMemory { free_bytes: 9 },
-    ] {
+    for kind in synthetic::EVERY_KIND {
         check_data(&one_event(kind, 1000));
     }
 }

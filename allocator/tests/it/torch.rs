@@ -1,17 +1,13 @@
 //! The published rules of PyTorch's caching allocator, one by one.
 
 use lowtide_allocator::torch::{
-    BlockLayout, BlockState, Freed, Pool, SegmentLayout, StreamId, TorchError, TorchPolicy,
-    TorchSettings, round_to_power2_division,
+    BlockLayout, BlockState, Freed, Pool, SegmentLayout, TorchError, TorchPolicy, TorchSettings,
+    round_to_power2_division,
 };
 
-use crate::shelf::{MAIN, MIB, SIDE, Shelf};
+use crate::shelf::{self, MAIN, MIB, SIDE, Shelf};
 
-/// A policy on a shelf.
-struct World {
-    policy: TorchPolicy,
-    shelf: Shelf,
-}
+type World = shelf::World<Shelf>;
 
 impl World {
     fn new(settings: TorchSettings) -> World {
@@ -20,24 +16,6 @@ impl World {
 
     fn with_capacity(settings: TorchSettings, capacity_bytes: u64) -> World {
         World { policy: TorchPolicy::new(settings), shelf: Shelf::new(capacity_bytes) }
-    }
-
-    fn try_get(&mut self, size_bytes: u64, stream: StreamId) -> Result<u64, TorchError> {
-        let placed = self.policy.allocate(size_bytes, stream, &mut self.shelf);
-        self.policy.check_invariants();
-        assert_eq!(self.shelf.held.values().sum::<u64>(), self.policy.reserved_bytes());
-        placed.map(|address| address.expect("a block"))
-    }
-
-    #[track_caller]
-    fn get(&mut self, size_bytes: u64) -> u64 {
-        self.try_get(size_bytes, MAIN).expect("room")
-    }
-
-    #[track_caller]
-    fn free(&mut self, address: u64) {
-        assert_eq!(self.policy.free(address), Ok(Freed::Completed));
-        self.policy.check_invariants();
     }
 
     /// Sizes of all blocks in address order, free ones negative.

@@ -1,16 +1,12 @@
 //! Expandable segments, rule by rule, and the cases of PyTorch's test-suite that have them.
 
 use lowtide_allocator::torch::{
-    AddressRange, BlockState, Freed, LayoutError, Pool, SourceCall, StreamId, TorchError,
-    TorchPolicy, TorchSettings,
+    AddressRange, BlockState, LayoutError, Pool, SourceCall, TorchPolicy, TorchSettings,
 };
 
-use crate::shelf::{MAIN, MIB, PagedShelf, SIDE, Shelf};
+use crate::shelf::{self, MAIN, MIB, PagedShelf, SIDE, Shelf};
 
-struct World {
-    policy: TorchPolicy,
-    shelf: PagedShelf,
-}
+type World = shelf::World<PagedShelf>;
 
 impl World {
     fn new(settings: &str, capacity_bytes: u64) -> World {
@@ -26,24 +22,6 @@ impl World {
         let limit_bytes = self.policy.settings().limit_bytes;
         let settings = TorchSettings::parse(settings).expect("settings");
         self.policy.set_settings(TorchSettings { limit_bytes, ..settings });
-    }
-
-    fn try_get(&mut self, size_bytes: u64, stream: StreamId) -> Result<u64, TorchError> {
-        let placed = self.policy.allocate(size_bytes, stream, &mut self.shelf);
-        self.policy.check_invariants();
-        assert_eq!(self.shelf.held_bytes(), self.policy.reserved_bytes());
-        placed.map(|address| address.expect("a block"))
-    }
-
-    #[track_caller]
-    fn get(&mut self, size_bytes: u64) -> u64 {
-        self.try_get(size_bytes, MAIN).expect("room")
-    }
-
-    #[track_caller]
-    fn free(&mut self, address: u64) {
-        assert_eq!(self.policy.free(address), Ok(Freed::Completed));
-        self.policy.check_invariants();
     }
 
     /// MiB mapped and unmapped since the last time; unmapped ones are negative.

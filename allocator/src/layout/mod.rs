@@ -1,0 +1,338 @@
+//! Placement: arithmetic on offsets, with no memory in sight.
+//!
+//! Live blocks and the holes between them tile the range from 0 to the *top*, the end of the last
+//! live block. Beyond it lies the wilderness, which has no end here. A request goes into the
+//! smallest hole that holds it, the lowest one on ties. If there is none and the source can map
+//! pages at a second address, it is *stitched*: it takes whole free pages of the holes, largest
+//! runs first, and what is still missing from the top. Else it goes to the top. So the place
+//! depends on the live blocks, on who used the holes, and on the size of a page, and on nothing
+//! that is cached.
+//!
+//! A hole remembers the streams that may still work on it. One's own holes come first, then those
+//! of others, which cost a wait, then neighbours of different streams merged into one.
+
+mod check;
+mod place;
+mod search;
+
+use std::panic::Location;
+
+use crate::category::Category;
+use crate::holes::{Holes, NONE};
+use crate::stream::{Marks, Stream, StreamSet};
+
+pub(crate) use place::{Place, Spot};
+pub(crate) use search::Want;
+
+/// Blocks start and end at multiples of this.
+pub const BLOCK_BYTES: usize = 512;
+
+/// A stitched block has no more pieces than this, so that no view costs too many mappings.
+pub(crate) const PIECES_MAX: usize = 128;
+
+/// Bytes that a request takes: rounded up, and never nothing. `None` if that overflows.
+#[inline]
+pub(crate) fn active_bytes(requested_bytes: usize) -> Option<usize> {
+    requested_bytes.max(1).checked_next_multiple_of(BLOCK_BYTES)
+}
+
+/// A range of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Extent {
+    pub(crate) offset: usize,
+    pub(crate) size_bytes: usize,
+}
+
+impl Extent {
+    pub(crate) fn end(self) -> usize {
+        self.offset + self.size_bytes
+    }
+}
+
+/// What is known of a live block beside its place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Live {
+    pub(crate) requested_bytes: usize,
+    /// All pieces together.
+    pub(crate) size_bytes: usize,
+    pub(crate) category: Category,
+    /// Whose it is.
+    pub(crate) stream: Stream,
+    /// Who has used it.
+    pub(crate) users: StreamSet,
+    pub(crate) site: &'static Location<'static>,
+    /// Never given twice, so that a slot used again is not mistaken for the same block.
+    pub(crate) serial: u64,
+    /// Where the whole block is mapped, if it has pieces; else `NONE`.
+    pub(crate) view: u32,
+    /// Node of the next piece, or `NONE`.
+    pub(crate) next_piece: u32,
+    /// Of a later piece, the node of the first one.
+    pub(crate) first_piece: u32,
+}
+
+impl Live {
+    /// What stands where there is no block.
+    const NOBODY: Live = Live {
+        requested_bytes: 0,
+        size_bytes: 0,
+        category: Category::Other,
+        stream: Stream::DEFAULT,
+        users: StreamSet::EMPTY,
+        site: Location::caller(),
+        serial: 0,
+        view: NONE,
+        next_piece: NONE,
+        first_piece: NONE,
+    };
+
+    pub(crate) fn is_stitched(&self) -> bool {
+        self.view != NONE
+    }
+}
+
+/// What a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Nobody's. Who may still work on it is in the marks.
+    Hole,
+    /// A block, or the first piece of one.
+    Block,
+    /// A later piece of a block.
+    Piece,
+}
+
+/// A part of the arena. What else there is to know of it lies elsewhere, so that neighbours are
+/// looked at for half a cache line each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Node {
+    pub(crate) extent: Extent,
+    previous: u32,
+    next: u32,
+    /// Of a hole, the list that it is in.
+    list: u32,
+    pub(crate) kind: Kind,
+}
+
+/// The blocks of an arena; a page is a power of two. Nodes sit in a slab and are linked in address
+/// order: neighbours are found without a search, and a steady state allocates nothing on the heap
+/// for them.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    nodes: Vec<Node>,
+    /// By slot; only those of blocks and pieces mean anything.
+    lives: Vec<Live>,
+    /// By slot; only those of holes mean anything.
+    marks: Vec<Marks>,
+    vacant: Vec<u32>,
+    first: u32,
+    last: u32,
+    /// Holes by who used them. There are few sets, and mostly one.
+    holes: Vec<(StreamSet, Holes)>,
+    /// Who may still work beyond the top, below `used_end`.
+    beyond: StreamSet,
+    /// By stream, the last event at which it gave memory there back: with one for all, a stream
+    /// that is long idle would be waited for after every free of another.
+    beyond_since: [u64; Stream::COUNT],
+    /// The highest top ever.
+    used_end: usize,
+    page_bytes: usize,
+    /// Its binary logarithm: a division costs more than all else that asks for a page.
+    page_shift: u32,
+    /// Pages in which a live block has bytes.
+    touched_pages: usize,
+}
+
+impl Layout {
+    pub(crate) fn new(page_bytes: usize) -> Layout {
+        Layout {
+            page_bytes,
+            page_shift: page_bytes.ilog2(),
+            touched_pages: 0,
+            nodes: Vec::new(),
+            lives: Vec::new(),
+            marks: Vec::new(),
+            vacant: Vec::new(),
+            first: NONE,
+            last: NONE,
+            holes: Vec::new(),
+            beyond: StreamSet::EMPTY,
+            beyond_since: [0; Stream::COUNT],
+            used_end: 0,
+        }
+    }
+
+    /// The end of the last live block.
+    #[inline]
+    pub(crate) fn top(&self) -> usize {
+        self.nodes.get(self.last as usize).map_or(0, |node| node.extent.end())
+    }
+
+    /// The block in `slot`.
+    #[inline]
+    pub(crate) fn block(&self, slot: u32) -> &Live {
+        assert_eq!(self.nodes[slot as usize].kind, Kind::Block, "slot {slot} is no block");
+        &self.lives[slot as usize]
+    }
+
+    #[inline]
+    pub(crate) fn block_mut(&mut self, slot: u32) -> &mut Live {
+        assert_eq!(self.nodes[slot as usize].kind, Kind::Block, "slot {slot} is no block");
+        &mut self.lives[slot as usize]
+    }
+
+    /// Offset of the block in `slot`, or of its first piece.
+    pub(crate) fn offset(&self, slot: u32) -> usize {
+        self.nodes[slot as usize].extent.offset
+    }
+
+    /// Where a block lies, in order.
+    pub(crate) fn pieces(&self, slot: u32) -> impl Iterator<Item = Extent> {
+        let mut at = slot;
+        std::iter::from_fn(move || {
+            let node = self.nodes.get(at as usize)?;
+            debug_assert!(node.kind != Kind::Hole, "a piece of a live block is a hole");
+            at = self.lives[at as usize].next_piece;
+            Some(node.extent)
+        })
+    }
+
+    /// Size of the largest hole.
+    pub(crate) fn largest_hole_bytes(&self) -> usize {
+        self.holes.iter().map(|(_, holes)| holes.largest_bytes()).max().unwrap_or(0)
+    }
+
+    /// What no block takes below the top, by address, where it is at least a page long: holes, and
+    /// rows of holes of different streams.
+    pub(crate) fn page_holes(&self) -> Vec<Extent> {
+        let mut rows: Vec<Extent> = Vec::new();
+        for (_, node) in self.nodes() {
+            if node.kind != Kind::Hole {
+                continue;
+            }
+            match rows.last_mut() {
+                Some(row) if row.end() == node.extent.offset => {
+                    row.size_bytes += node.extent.size_bytes;
+                }
+                _ => rows.push(node.extent),
+            }
+        }
+        rows.retain(|row| row.size_bytes >= self.page_bytes);
+        rows
+    }
+
+    /// Blocks, pieces and holes in address order.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (u32, &Node)> {
+        let mut slot = self.first;
+        std::iter::from_fn(move || {
+            let at = slot;
+            let node = self.nodes.get(at as usize)?;
+            slot = node.next;
+            Some((at, node))
+        })
+    }
+
+    /// Live blocks by the address of their first piece.
+    pub(crate) fn live(&self) -> impl Iterator<Item = (u32, &Live)> {
+        let blocks = self.nodes().filter(|(_, node)| node.kind == Kind::Block);
+        blocks.map(|(slot, _)| (slot, &self.lives[slot as usize]))
+    }
+
+    /// Every part of a live block in address order.
+    pub(crate) fn live_extents(&self) -> impl Iterator<Item = (Extent, &Live)> {
+        self.nodes().filter_map(|(slot, node)| match node.kind {
+            Kind::Block => Some((node.extent, &self.lives[slot as usize])),
+            Kind::Piece => Some((node.extent, self.block(self.lives[slot as usize].first_piece))),
+            Kind::Hole => None,
+        })
+    }
+
+    /// Makes the node in `slot` a hole, and enters it.
+    #[inline]
+    fn list(&mut self, slot: u32, marks: Marks) {
+        let streams = marks.streams;
+        let index = self.holes.iter().position(|(set, _)| *set == streams);
+        let index = index.unwrap_or_else(|| self.list_for(streams));
+        self.marks[slot as usize] = marks;
+        let node = &mut self.nodes[slot as usize];
+        (node.kind, node.list) = (Kind::Hole, index as u32);
+        self.holes[index].1.insert(node.extent.size_bytes, node.extent.offset, slot);
+    }
+
+    /// A list for the holes of a new set of streams, one that no set needs any more if there is
+    /// one: there are as many lists as there were sets at once.
+    #[cold]
+    fn list_for(&mut self, streams: StreamSet) -> usize {
+        let vacant = self.holes.iter().position(|(_, holes)| holes.len() == 0);
+        let index = vacant.unwrap_or_else(|| {
+            self.holes.push((streams, Holes::new()));
+            self.holes.len() - 1
+        });
+        self.holes[index].0 = streams;
+        index
+    }
+
+    /// Strikes the hole in `slot` off its list.
+    #[inline]
+    fn unlist(&mut self, slot: u32) {
+        let Node { extent, list, .. } = self.nodes[slot as usize];
+        self.holes[list as usize].1.remove(extent.size_bytes, extent.offset, slot);
+    }
+
+    /// Changes the extent of the hole in `slot`.
+    #[inline]
+    fn resize_hole(&mut self, slot: u32, to: Extent) {
+        let Node { extent, list, .. } = &mut self.nodes[slot as usize];
+        let from = std::mem::replace(extent, to);
+        let holes = &mut self.holes[*list as usize].1;
+        holes.resize((from.size_bytes, from.offset), (to.size_bytes, to.offset), slot);
+    }
+
+    /// A node behind another one, or the first.
+    #[inline]
+    fn link_after(&mut self, previous: u32, extent: Extent, kind: Kind) -> u32 {
+        let next = match self.nodes.get(previous as usize) {
+            Some(node) => node.next,
+            None => self.first,
+        };
+        let node = Node { extent, previous, next, list: NONE, kind };
+        let slot = match self.vacant.pop() {
+            Some(slot) => {
+                self.nodes[slot as usize] = node;
+                slot
+            }
+            None => self.add(node),
+        };
+        self.join(previous, slot);
+        self.join(slot, next);
+        slot
+    }
+
+    #[cold]
+    fn add(&mut self, node: Node) -> u32 {
+        let slot = u32::try_from(self.nodes.len()).expect("fewer than 2^32 blocks");
+        self.nodes.push(node);
+        self.lives.push(Live::NOBODY);
+        self.marks.push(Marks::default());
+        slot
+    }
+
+    #[inline]
+    fn unlink(&mut self, slot: u32) {
+        let Node { previous, next, .. } = self.nodes[slot as usize];
+        self.join(previous, next);
+        self.vacant.push(slot);
+    }
+
+    #[inline]
+    fn join(&mut self, previous: u32, next: u32) {
+        match self.nodes.get_mut(previous as usize) {
+            Some(node) => node.next = next,
+            None => self.first = next,
+        }
+        match self.nodes.get_mut(next as usize) {
+            Some(node) => node.previous = previous,
+            None => self.last = previous,
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Changes: blocks come and go, holes are cut and merged.
+
+use super::{Extent, Kind, Layout, Live, Node};
+use crate::holes::NONE;
+use crate::stream::{Marks, StreamSet};
+
+/// Where a request would go.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) spot: Spot,
+    /// Streams to wait for first.
+    pub(crate) waits: StreamSet,
+}
+
+/// The kinds of place.
+#[derive(Clone, Debug)]
+pub(crate) enum Spot {
+    /// The start of a hole.
+    Hole { slot: u32, extent: Extent },
+    /// The top.
+    Top(Extent),
+    /// Whole pages of holes, in this order, and pages beyond the top for the rest.
+    Stitched(Vec<Part>),
+}
+
+/// A piece of a stitched place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    /// The hole that it is cut from, or `NONE` for the top.
+    pub(super) hole: u32,
+    pub(crate) extent: Extent,
+}
+
+impl Place {
+    /// The end of what it takes. Of a stitched place only its last piece can move the top.
+    pub(crate) fn end(&self) -> usize {
+        match &self.spot {
+            Spot::Hole { extent, .. } | Spot::Top(extent) => extent.end(),
+            Spot::Stitched(parts) => parts.iter().map(|part| part.extent.end()).max().unwrap_or(0),
+        }
+    }
+
+    /// What it takes, in order.
+    pub(crate) fn extents(&self) -> impl Iterator<Item = Extent> {
+        let (single, parts) = match &self.spot {
+            Spot::Hole { extent, .. } | Spot::Top(extent) => (Some(*extent), &[][..]),
+            Spot::Stitched(parts) => (None, &parts[..]),
+        };
+        single.into_iter().chain(parts.iter().map(|part| part.extent))
+    }
+
+    /// Where it begins.
+    pub(crate) fn offset(&self) -> usize {
+        match &self.spot {
+            Spot::Hole { extent, .. } | Spot::Top(extent) => extent.offset,
+            Spot::Stitched(parts) => parts[0].extent.offset,
+        }
+    }
+}
+
+impl Layout {
+    /// Makes a place, found since the last change, a live block after an event. Returns its slot.
+    pub(crate) fn insert(&mut self, place: &Place, live: Live, event: u64) -> u32 {
+        match &place.spot {
+            Spot::Hole { slot, extent } => self.insert_in_hole(*slot, *extent, live),
+            Spot::Top(extent) => {
+                debug_assert_eq!(extent.offset, self.top(), "the place is older than the layout");
+                self.insert_on_top(*extent, live, event)
+            }
+            Spot::Stitched(parts) => self.insert_stitched(parts, live, event),
+        }
+    }
+
+    fn insert_stitched(&mut self, parts: &[Part], live: Live, event: u64) -> u32 {
+        let (mut first, mut before) = (NONE, NONE);
+        for Part { hole, extent } in parts {
+            let kind = if first == NONE { Kind::Block } else { Kind::Piece };
+            let slot = match *hole {
+                NONE => self.put_on_top(*extent, kind, live.users, event),
+                hole => self.cut(hole, *extent, kind),
+            };
+            self.lives[slot as usize] = Live { first_piece: first, next_piece: NONE, ..live };
+            match self.lives.get_mut(before as usize) {
+                Some(before) => before.next_piece = slot,
+                None => first = slot,
+            }
+            before = slot;
+        }
+        first
+    }
+
+    /// Makes what is at the top a live block. Returns its slot.
+    #[inline]
+    pub(crate) fn insert_on_top(&mut self, extent: Extent, live: Live, event: u64) -> u32 {
+        let slot = self.put_on_top(extent, Kind::Block, live.users, event);
+        self.lives[slot as usize] = live;
+        slot
+    }
+
+    /// Links an extent at or beyond the top; what is between becomes a hole of its users.
+    #[inline]
+    fn put_on_top(&mut self, extent: Extent, kind: Kind, users: StreamSet, event: u64) -> u32 {
+        let gap = Extent { offset: self.top(), size_bytes: extent.offset - self.top() };
+        if gap.size_bytes > 0 {
+            // The block has waited for whoever was there: to wait for its users is enough.
+            let slot = self.link_after(self.last, gap, Kind::Hole);
+            self.list(slot, Marks { streams: users, since: event });
+        }
+        self.touched_pages += self.own_pages(extent, self.last, NONE);
+        self.link_after(self.last, extent, kind)
+    }
+
+    /// Makes the start of the hole in `slot` a live block. Returns its slot.
+    #[inline]
+    pub(crate) fn insert_in_hole(&mut self, slot: u32, extent: Extent, live: Live) -> u32 {
+        let slot = self.cut(slot, extent, Kind::Block);
+        self.lives[slot as usize] = live;
+        slot
+    }
+
+    /// Takes an extent out of the hole in `slot`; what is left on either side stays a hole, the
+    /// right side the one in `slot`.
+    #[inline]
+    fn cut(&mut self, slot: u32, extent: Extent, kind: Kind) -> u32 {
+        let Node { extent: hole, previous, next, .. } = self.nodes[slot as usize];
+        debug_assert_eq!(self.nodes[slot as usize].kind, Kind::Hole, "slot {slot}");
+        self.touched_pages += self.own_pages(extent, previous, next);
+        if extent.offset > hole.offset {
+            return self.cut_inside(slot, extent, kind);
+        }
+        if extent.size_bytes == hole.size_bytes {
+            self.unlist(slot);
+            self.nodes[slot as usize].kind = kind;
+            return slot;
+        }
+        let rest = Extent { offset: extent.end(), size_bytes: hole.end() - extent.end() };
+        self.resize_hole(slot, rest);
+        self.link_after(previous, extent, kind)
+    }
+
+    /// [`cut`](Self::cut) where something is left on the left side.
+    fn cut_inside(&mut self, slot: u32, extent: Extent, kind: Kind) -> u32 {
+        let (hole, marks) = (self.nodes[slot as usize].extent, self.marks[slot as usize]);
+        let size_bytes = extent.offset - hole.offset;
+        self.resize_hole(slot, Extent { offset: hole.offset, size_bytes });
+        let taken = self.link_after(slot, extent, kind);
+        if hole.end() > extent.end() {
+            let rest = Extent { offset: extent.end(), size_bytes: hole.end() - extent.end() };
+            let rest_slot = self.link_after(taken, rest, Kind::Hole);
+            self.list(rest_slot, marks);
+        }
+        taken
+    }
+
+    /// Frees the block in `slot` at an event: its pieces merge with the holes beside them that the
+    /// same streams used, and what touches the top becomes wilderness.
+    #[inline]
+    pub(crate) fn remove(&mut self, slot: u32, event: u64) {
+        let &Live { users, mut next_piece, .. } = self.block(slot);
+        let marks = Marks { streams: users, since: event };
+        self.vacate(slot, marks);
+        while next_piece != NONE {
+            let at = next_piece;
+            debug_assert_eq!(self.nodes[at as usize].kind, Kind::Piece, "node {at}");
+            next_piece = self.lives[at as usize].next_piece;
+            self.vacate(at, marks);
+        }
+    }
+
+    fn vacate(&mut self, slot: u32, marks: Marks) {
+        let Node { extent, previous, next, .. } = self.nodes[slot as usize];
+        self.touched_pages -= self.own_pages(extent, previous, next);
+        if next == NONE {
+            return self.sink(slot, marks);
+        }
+        let before = self.mergeable(previous, marks);
+        let after = self.mergeable(next, marks);
+        match (before, after) {
+            (None, None) => self.list(slot, marks),
+            (Some(before), None) => {
+                self.unlink(slot);
+                self.widen(previous, Extent { offset: before.offset, ..extent }, before, marks);
+            }
+            (None, Some(after)) => {
+                self.unlink(slot);
+                self.widen(next, extent, after, marks);
+            }
+            (Some(before), Some(after)) => {
+                self.unlist(next);
+                let marks = marks.union(self.marks[next as usize]);
+                self.unlink(next);
+                self.unlink(slot);
+                let size_bytes = extent.size_bytes + after.size_bytes;
+                let extent = Extent { offset: before.offset, size_bytes };
+                self.widen(previous, extent, before, marks);
+            }
+        }
+    }
+
+    /// Adds the length of what begins at `extent` to the hole in `slot`, which was as it is told.
+    #[inline]
+    fn widen(&mut self, slot: u32, extent: Extent, hole: Extent, marks: Marks) {
+        let own = &mut self.marks[slot as usize];
+        *own = own.union(marks);
+        let size_bytes = extent.size_bytes + hole.size_bytes;
+        self.resize_hole(slot, Extent { offset: extent.offset, size_bytes });
+    }
+
+    /// The hole in `slot`, if there is one that the same streams used.
+    #[inline]
+    fn mergeable(&self, slot: u32, marks: Marks) -> Option<Extent> {
+        let node = self.nodes.get(slot as usize)?;
+        let is_alike =
+            node.kind == Kind::Hole && self.marks[slot as usize].streams == marks.streams;
+        is_alike.then_some(node.extent)
+    }
+
+    /// The last node goes: it becomes wilderness, and whatever hole is the last then.
+    #[inline]
+    fn sink(&mut self, slot: u32, marks: Marks) {
+        self.used_end = self.used_end.max(self.nodes[slot as usize].extent.end());
+        self.give_beyond(marks);
+        self.unlink(slot);
+        while let Some(node) = self.nodes.get(self.last as usize)
+            && node.kind == Kind::Hole
+        {
+            let last = self.last;
+            self.give_beyond(self.marks[last as usize]);
+            self.unlist(last);
+            self.unlink(last);
+        }
+    }
+
+    #[inline]
+    fn give_beyond(&mut self, marks: Marks) {
+        self.beyond = self.beyond.union(marks.streams);
+        for on in marks.streams.iter() {
+            let since = &mut self.beyond_since[on.index()];
+            *since = marks.since.max(*since);
+        }
+    }
+
+    /// Neighbours become one hole that all their streams used.
+    pub(super) fn merge_across_streams(&mut self) {
+        let mut slot = self.first;
+        while let Some(&Node { mut extent, next, kind, .. }) = self.nodes.get(slot as usize) {
+            match self.nodes.get(next as usize) {
+                Some(after) if kind == Kind::Hole && after.kind == Kind::Hole => {
+                    extent.size_bytes += after.extent.size_bytes;
+                    let marks = self.marks[slot as usize].union(self.marks[next as usize]);
+                    self.unlist(slot);
+                    self.unlist(next);
+                    self.unlink(next);
+                    self.nodes[slot as usize].extent = extent;
+                    self.list(slot, marks);
+                }
+                _ => slot = next,
+            }
+        }
+    }
+}

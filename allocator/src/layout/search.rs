@@ -1,0 +1,270 @@
+//! Where a request would go, and what that would cost in pages.
+
+use std::cmp::Reverse;
+use std::ops::ControlFlow;
+
+use super::place::{Part, Place, Spot};
+use super::{Extent, Kind, Layout, PIECES_MAX};
+use crate::holes::{Holes, NONE};
+use crate::stream::{Marks, Stream, StreamSet, Waits};
+
+/// Who asks, and what the source can do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Want<'a> {
+    pub(crate) size_bytes: usize,
+    pub(crate) stream: Stream,
+    pub(crate) waits: &'a Waits,
+    /// Whether the source can show pages at a second address.
+    pub(crate) stitches: bool,
+}
+
+/// Length, start and hole of whole free pages, in the order in which they are used.
+type Run = (Reverse<usize>, usize, u32);
+
+/// How many runs, and their pages together.
+#[derive(Clone, Copy, Default)]
+struct Tally {
+    pages: usize,
+    count: usize,
+}
+
+impl Tally {
+    fn add(&mut self, other: Tally) {
+        self.pages += other.pages;
+        self.count += other.count;
+    }
+}
+
+impl Layout {
+    /// Where a block would go; `None` if the arithmetic overflows. May merge holes.
+    #[inline]
+    pub(crate) fn place(&mut self, want: &Want) -> Option<Place> {
+        if let Some((slot, extent)) = self.own_hole(want.size_bytes, want.stream) {
+            return Some(Place { spot: Spot::Hole { slot, extent }, waits: StreamSet::EMPTY });
+        }
+        self.place_elsewhere(want)
+    }
+
+    /// The start of the best fit among the holes that only `stream` used: a place that needs no
+    /// wait, and the one that `place` prefers.
+    #[inline]
+    pub(crate) fn own_hole(&self, size_bytes: usize, stream: Stream) -> Option<(u32, Extent)> {
+        let own = StreamSet::of(stream);
+        let (_, holes) = self.holes.iter().find(|(set, _)| *set == own)?;
+        let (_, offset, slot) = holes.best_fit(size_bytes)?;
+        Some((slot, Extent { offset, size_bytes }))
+    }
+
+    /// The place at the top, if `place` would find it where there is no own hole, and nobody has to
+    /// be waited for. May say no where the answer is yes.
+    #[inline]
+    pub(crate) fn own_top(
+        &self,
+        size_bytes: usize,
+        stream: Stream,
+        stitches: bool,
+    ) -> Option<Extent> {
+        let own = StreamSet::of(stream);
+        let stitched_bytes =
+            if stitches && size_bytes >= self.page_bytes { self.page_bytes } else { usize::MAX };
+        for (set, holes) in &self.holes {
+            let is_empty = holes.len() == 0;
+            if !is_empty && (*set != own || holes.may_hold(stitched_bytes)) {
+                return None;
+            }
+        }
+        let top = self.top();
+        if top < self.used_end && self.beyond.without(stream) != StreamSet::EMPTY {
+            return None;
+        }
+        top.checked_add(size_bytes)?;
+        Some(Extent { offset: top, size_bytes })
+    }
+
+    #[cold]
+    fn place_elsewhere(&mut self, want: &Want) -> Option<Place> {
+        if self.holes.iter().filter(|(_, holes)| holes.len() > 0).count() > 1 {
+            if let Some(place) = self.any_hole(want) {
+                return Some(place);
+            }
+            self.merge_across_streams();
+        }
+        if let Some(place) = self.any_hole(want) {
+            return Some(place);
+        }
+        if let Some(place) = self.stitched(want) {
+            return Some(place);
+        }
+        let extent = Extent { offset: self.top(), size_bytes: want.size_bytes };
+        extent.offset.checked_add(extent.size_bytes)?;
+        Some(Place { spot: Spot::Top(extent), waits: self.waits_beyond(want) })
+    }
+
+    /// Of the best fits of all sets of streams: one that needs no wait first, then the smallest,
+    /// then the lowest.
+    fn any_hole(&self, want: &Want) -> Option<Place> {
+        let candidates = self.holes.iter().filter_map(|(_, holes)| {
+            let (size_bytes, offset, slot) = holes.best_fit(want.size_bytes)?;
+            let waits = self.waits_for(want, slot);
+            Some((waits != StreamSet::EMPTY, size_bytes, offset, slot, waits))
+        });
+        let (_, _, offset, slot, waits) = candidates.min()?;
+        let extent = Extent { offset, size_bytes: want.size_bytes };
+        Some(Place { spot: Spot::Hole { slot, extent }, waits })
+    }
+
+    fn waits_for(&self, want: &Want, slot: u32) -> StreamSet {
+        want.waits.missing(want.stream, self.marks[slot as usize])
+    }
+
+    fn waits_beyond(&self, want: &Want) -> StreamSet {
+        if self.top() >= self.used_end {
+            return StreamSet::EMPTY;
+        }
+        let missing = |on: Stream| {
+            let (streams, since) = (StreamSet::of(on), self.beyond_since[on.index()]);
+            want.waits.missing(want.stream, Marks { streams, since })
+        };
+        self.beyond.iter().map(missing).fold(StreamSet::EMPTY, StreamSet::union)
+    }
+
+    /// Pieces for a request that no hole holds: whole pages of holes, and the top for the rest.
+    fn stitched(&self, want: &Want) -> Option<Place> {
+        let page_bytes = self.page_bytes;
+        if !want.stitches || want.size_bytes < page_bytes {
+            return None;
+        }
+        let mut runs = Vec::new();
+        for (_, holes) in &self.holes {
+            self.largest_runs(holes, want.size_bytes, &mut runs);
+        }
+        if runs.is_empty() {
+            return None;
+        }
+        runs.sort_unstable();
+        runs.truncate(PIECES_MAX - 2);
+        let mut missing_bytes = want.size_bytes;
+        let mut parts = Vec::with_capacity(4);
+        let mut waits = StreamSet::EMPTY;
+        for (Reverse(run_bytes), offset, hole) in runs {
+            if missing_bytes == 0 {
+                break;
+            }
+            let size_bytes = run_bytes.min(missing_bytes);
+            parts.push(Part { hole, extent: Extent { offset, size_bytes } });
+            waits = waits.union(self.waits_for(want, hole));
+            missing_bytes -= size_bytes;
+        }
+        if missing_bytes > 0 {
+            waits = waits.union(self.waits_beyond(want));
+            // From the next page on: with the free part of the last one as a first piece, recorded
+            // traces needed 1 % more, because such a piece leaves odd holes behind.
+            let offset = self.top().checked_next_multiple_of(page_bytes)?;
+            offset.checked_add(missing_bytes)?;
+            let extent = Extent { offset, size_bytes: missing_bytes };
+            parts.push(Part { hole: NONE, extent });
+        }
+        Some(Place { spot: Spot::Stitched(parts), waits })
+    }
+
+    /// Enters the runs of whole pages in a list's holes, the largest holes first, until it has
+    /// those that the request can use: no run that is left out is as long as the last of these.
+    fn largest_runs(&self, holes: &Holes, size_bytes: usize, runs: &mut Vec<Run>) {
+        let shift = self.page_shift;
+        // A hole of so many pages and a bit has a run of as many, or of one less. `settled` are the
+        // runs that are longer than any to come, the others those of that and of the next length.
+        let mut hole_pages = usize::MAX;
+        let [mut settled, mut longest, mut next_longest] = [Tally::default(); 3];
+        holes.for_each_down(self.page_bytes, |hole_bytes, offset, slot| {
+            let pages = hole_bytes >> shift;
+            if pages < hole_pages {
+                settled.add(longest);
+                longest = std::mem::take(&mut next_longest);
+                if pages + 1 < hole_pages {
+                    settled.add(std::mem::take(&mut longest));
+                }
+                hole_pages = pages;
+                if settled.pages << shift >= size_bytes || settled.count >= PIECES_MAX - 2 {
+                    return ControlFlow::Break(());
+                }
+            }
+            let (first, end) = (offset.div_ceil(1 << shift), (offset + hole_bytes) >> shift);
+            if first < end {
+                runs.push((Reverse((end - first) << shift), first << shift, slot));
+                let tally = if end - first == pages { &mut longest } else { &mut next_longest };
+                tally.add(Tally { pages: end - first, count: 1 });
+            }
+            ControlFlow::Continue(())
+        });
+    }
+
+    /// Bytes of the pages in which live blocks lie: the least that has to be committed.
+    #[inline]
+    pub(crate) fn touched_bytes(&self) -> usize {
+        self.touched_pages * self.page_bytes
+    }
+
+    /// What that would be with a block at a place.
+    pub(crate) fn touched_bytes_with(&self, place: &Place) -> usize {
+        let new_pages = |extent: Extent, hole: u32| {
+            let (previous, next) = match self.nodes.get(hole as usize) {
+                Some(node) => (node.previous, node.next),
+                None => (self.last, NONE),
+            };
+            self.own_pages(extent, previous, next)
+        };
+        let new_pages: usize = match &place.spot {
+            Spot::Hole { slot, extent } => new_pages(*extent, *slot),
+            Spot::Top(extent) => new_pages(*extent, NONE),
+            Spot::Stitched(parts) => {
+                parts.iter().map(|part| new_pages(part.extent, part.hole)).sum()
+            }
+        };
+        self.touched_pages.saturating_add(new_pages).saturating_mul(self.page_bytes)
+    }
+
+    /// Pages of an extent in which no other live block has bytes; the nodes beside it are given.
+    #[inline]
+    pub(super) fn own_pages(&self, extent: Extent, previous: u32, next: u32) -> usize {
+        let first = extent.offset >> self.page_shift;
+        let last = (extent.end() - 1) >> self.page_shift;
+        let shares_first = self.is_live_from(previous, first << self.page_shift);
+        let shares_last = self.is_live_below(next, (last + 1).saturating_mul(self.page_bytes));
+        let shared = if first == last {
+            usize::from(shares_first || shares_last)
+        } else {
+            usize::from(shares_first) + usize::from(shares_last)
+        };
+        last + 1 - first - shared
+    }
+
+    /// Whether a live byte lies at or beyond `offset`, in the node in `slot` or before it.
+    #[inline]
+    fn is_live_from(&self, mut slot: u32, offset: usize) -> bool {
+        while let Some(node) = self.nodes.get(slot as usize) {
+            if node.extent.end() <= offset {
+                return false;
+            }
+            if node.kind != Kind::Hole {
+                return true;
+            }
+            slot = node.previous;
+        }
+        false
+    }
+
+    /// Whether a live byte lies below `end`, in the node in `slot` or after it.
+    #[inline]
+    fn is_live_below(&self, mut slot: u32, end: usize) -> bool {
+        while let Some(node) = self.nodes.get(slot as usize) {
+            if node.extent.offset >= end {
+                return false;
+            }
+            if node.kind != Kind::Hole {
+                return true;
+            }
+            slot = node.next;
+        }
+        false
+    }
+}
