@@ -1,27 +1,37 @@
-//! Rules of the activation functions.
-
-use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI, PI};
+//! Rules of the activation functions: one pass over `dy`, in place where it is free.
 
 use lowtide_tensor::Tensor;
 
-use crate::rules::{from_input, from_output, times};
+use crate::rules::{from_input, from_output, reuse, times};
 use crate::{Result, Var};
 
-/// The cubic term of the approximation by Hendrycks and Gimpel, "Gaussian error linear units"
-/// (2016).
-const GELU_CUBIC: f64 = 0.044715;
+/// α · scale and scale of SELU: Klambauer et al., "Self-normalizing neural networks" (2017).
+const SELU: [f64; 2] = [1.7580993408473766, 1.0507009873554805];
+
+/// A gradient of `dy` and what was saved.
+type Gradient = fn(&Tensor, &Tensor) -> lowtide_tensor::Result<Tensor>;
+type GradientInPlace = fn(&mut Tensor, &Tensor) -> lowtide_tensor::Result<()>;
+
+/// The gradient through an activation, of `of`: its input or its output.
+fn through(dy: Tensor, of: &Tensor, in_place: GradientInPlace, fresh: Gradient) -> Result<Tensor> {
+    reuse(dy, |dy| in_place(dy, of), |dy| fresh(dy, of))
+}
+
+/// The gradient through `scale · x` where that is positive and `alpha · (eˣ - 1)` elsewhere, with
+/// alpha ≥ 0: `dy · (y + alpha)` there. From the output, so that the input can be reused.
+fn through_exponential(dy: Tensor, y: &Tensor, alpha: f64, scale: f64) -> Result<Tensor> {
+    let mut slope = y.add_scalar(alpha)?;
+    slope.masked_fill_(&y.gt_scalar(0.0)?, scale)?;
+    times(dy, &slope)
+}
 
 impl Var {
     /// `max(self, 0)`, in place if the buffer is free to reuse; `relu'(0) = 0`.
     #[track_caller]
     pub fn relu(self) -> Result<Var> {
         // dx = dy where y > 0, else 0
-        from_output("relu", self, Tensor::relu_, Tensor::relu, |mut dy, y| {
-            if dy.is_reusable() {
-                dy.relu_backward_(&y)?;
-                return Ok(dy);
-            }
-            Ok(dy.relu_backward(&y)?)
+        from_output("relu", self, Tensor::relu_, Tensor::relu, |dy, y| {
+            through(dy, &y, Tensor::relu_backward_, Tensor::relu_backward)
         })
     }
 
@@ -29,9 +39,10 @@ impl Var {
     #[track_caller]
     pub fn leaky_relu(self, slope: f64) -> Result<Var> {
         let op = "leaky_relu";
-        // dx = dy where x > 0, else slope · dy
+        // dx = dy where x > 0, else slope · dy. Only the sign of x counts, and y has the same one.
         let rule = move |dy: Tensor, of: Tensor| {
-            Ok(of.gt_scalar(0.0)?.where_cond(&dy, &dy.mul_scalar(slope)?)?)
+            let in_place = |dy: &mut Tensor| dy.leaky_relu_backward_(&of, slope);
+            reuse(dy, in_place, |dy| dy.leaky_relu_backward(&of, slope))
         };
         // A negative slope makes negative inputs positive: then the sign is the input's alone.
         if slope < 0.0 {
@@ -47,30 +58,25 @@ impl Var {
         let op = "elu";
         // dx = dy where x > 0, else dy · alpha · eˣ = dy · (y + alpha)
         if alpha < 0.0 {
-            return from_input(
-                op,
-                self,
-                move |x| x.elu(alpha),
-                move |dy, x| {
-                    let mut slope = x.exp()?;
-                    slope.mul_scalar_(alpha)?;
-                    slope.mul_(&dy)?;
-                    Ok(x.gt_scalar(0.0)?.where_cond(&dy, &slope)?)
-                },
-            );
+            let rule = move |dy: Tensor, x: Tensor| {
+                let in_place = |dy: &mut Tensor| dy.elu_backward_(&x, alpha);
+                reuse(dy, in_place, |dy| dy.elu_backward(&x, alpha))
+            };
+            return from_input(op, self, move |x| x.elu(alpha), rule);
         }
         let in_place = move |x: &mut Tensor| x.elu_(alpha);
-        from_output(
-            op,
-            self,
-            in_place,
-            move |x| x.elu(alpha),
-            move |dy, y| {
-                let mut slope = y.add_scalar(alpha)?;
-                slope.mul_(&dy)?;
-                Ok(y.gt_scalar(0.0)?.where_cond(&dy, &slope)?)
-            },
-        )
+        let rule = move |dy: Tensor, y: Tensor| through_exponential(dy, &y, alpha, 1.0);
+        from_output(op, self, in_place, move |x| x.elu(alpha), rule)
+    }
+
+    /// `1.0507 · elu(self)` with `alpha` 1.6733; see [`Tensor::selu`].
+    #[track_caller]
+    pub fn selu(self) -> Result<Var> {
+        let [alpha, scale] = SELU;
+        // dx = dy · scale where x > 0, else dy · (y + alpha · scale)
+        from_output("selu", self, Tensor::selu_, Tensor::selu, move |dy, y| {
+            through_exponential(dy, &y, alpha, scale)
+        })
     }
 
     /// `1 / (1 + e^-self)`.
@@ -78,10 +84,7 @@ impl Var {
     pub fn sigmoid(self) -> Result<Var> {
         // dx = dy · y · (1 - y)
         from_output("sigmoid", self, Tensor::sigmoid_, Tensor::sigmoid, |dy, y| {
-            let mut slope = y.neg()?;
-            slope.add_scalar_(1.0)?;
-            slope.mul_(&y)?;
-            times(dy, &slope)
+            through(dy, &y, Tensor::sigmoid_backward_, Tensor::sigmoid_backward)
         })
     }
 
@@ -90,13 +93,7 @@ impl Var {
     pub fn silu(self) -> Result<Var> {
         // dx = dy · s · (1 + x · (1 - s)) with s = sigmoid x
         from_input("silu", self, Tensor::silu, |dy, x| {
-            let s = x.sigmoid()?;
-            let mut slope = s.neg()?;
-            slope.add_scalar_(1.0)?;
-            slope.mul_(&x)?;
-            slope.add_scalar_(1.0)?;
-            slope.mul_(&s)?;
-            times(dy, &slope)
+            through(dy, &x, Tensor::silu_backward_, Tensor::silu_backward)
         })
     }
 
@@ -104,18 +101,11 @@ impl Var {
     #[track_caller]
     pub fn softplus(self, beta: f64, threshold: f64) -> Result<Var> {
         // dx = dy · sigmoid(beta · x), and dy above the threshold
-        from_input(
-            "softplus",
-            self,
-            move |x| x.softplus(beta, threshold),
-            move |dy, x| {
-                let mut slope = x.mul_scalar(beta)?;
-                let linear = slope.gt_scalar(threshold)?;
-                slope.sigmoid_()?;
-                slope.masked_fill_(&linear, 1.0)?;
-                times(dy, &slope)
-            },
-        )
+        let rule = move |dy: Tensor, x: Tensor| {
+            let in_place = |dy: &mut Tensor| dy.softplus_backward_(&x, beta, threshold);
+            reuse(dy, in_place, |dy| dy.softplus_backward(&x, beta, threshold))
+        };
+        from_input("softplus", self, move |x| x.softplus(beta, threshold), rule)
     }
 
     /// `self/2 · (1 + erf(self/√2))`.
@@ -123,16 +113,7 @@ impl Var {
     pub fn gelu(self) -> Result<Var> {
         // dx = dy · (Φ(x) + x · φ(x)), Φ(x) = (1 + erf(x/√2)) / 2, φ(x) = e^(-x²/2) / √(2π)
         from_input("gelu", self, Tensor::gelu, |dy, x| {
-            let mut density = x.mul(&x)?;
-            density.mul_scalar_(-0.5)?;
-            density.exp_()?;
-            density.mul_(&x)?;
-            let mut slope = x.mul_scalar(FRAC_1_SQRT_2)?;
-            slope.erf_()?;
-            slope.add_scalar_(1.0)?;
-            slope.mul_scalar_(0.5)?;
-            slope.add_scaled_(&density, 1.0 / (2.0 * PI).sqrt())?;
-            times(dy, &slope)
+            through(dy, &x, Tensor::gelu_backward_, Tensor::gelu_backward)
         })
     }
 
@@ -142,25 +123,52 @@ impl Var {
         // With k = √(2/π), u = k (x + 0.044715 x³), t = tanh u:
         // dx = dy · ((1 + t) + x · (1 - t²) · k (1 + 3 · 0.044715 x²)) / 2
         from_input("gelu_tanh", self, Tensor::gelu_tanh, |dy, x| {
-            let k = FRAC_2_PI.sqrt();
-            let square = x.mul(&x)?;
-            let mut t = square.mul_scalar(k * GELU_CUBIC)?;
-            t.add_scalar_(k)?;
-            t.mul_(&x)?;
-            t.tanh_()?;
-            let mut inner = square;
-            inner.mul_scalar_(3.0 * k * GELU_CUBIC)?;
-            inner.add_scalar_(k)?;
-            inner.mul_(&x)?;
-            // slope = 1 + t + inner · (1 - t²)
-            let mut slope = t.mul(&t)?;
-            slope.neg_()?;
-            slope.add_scalar_(1.0)?;
-            slope.mul_(&inner)?;
-            slope.add_(&t)?;
-            slope.add_scalar_(1.0)?;
-            slope.mul_scalar_(0.5)?;
-            times(dy, &slope)
+            through(dy, &x, Tensor::gelu_tanh_backward_, Tensor::gelu_tanh_backward)
+        })
+    }
+
+    /// `self · tanh(ln(1 + e^self))`.
+    #[track_caller]
+    pub fn mish(self) -> Result<Var> {
+        // dx = dy · (t + x · sigmoid(x) · (1 - t²)) with t = tanh(ln(1 + eˣ))
+        from_input("mish", self, Tensor::mish, |dy, x| {
+            through(dy, &x, Tensor::mish_backward_, Tensor::mish_backward)
+        })
+    }
+
+    /// `self · min(max(self + 3, 0), 6) / 6`.
+    #[track_caller]
+    pub fn hardswish(self) -> Result<Var> {
+        // dx = dy · (x / 3 + 1 / 2) for -3 ≤ x ≤ 3, 0 below and dy above
+        from_input("hardswish", self, Tensor::hardswish, |dy, x| {
+            through(dy, &x, Tensor::hardswish_backward_, Tensor::hardswish_backward)
+        })
+    }
+
+    /// `min(max(self + 3, 0), 6) / 6`.
+    #[track_caller]
+    pub fn hardsigmoid(self) -> Result<Var> {
+        // dx = dy / 6 for -3 < x < 3, else 0
+        from_input("hardsigmoid", self, Tensor::hardsigmoid, |dy, x| {
+            through(dy, &x, Tensor::hardsigmoid_backward_, Tensor::hardsigmoid_backward)
+        })
+    }
+
+    /// `self / (1 + |self|)`.
+    #[track_caller]
+    pub fn softsign(self) -> Result<Var> {
+        // dx = dy / (1 + |x|)²
+        from_input("softsign", self, Tensor::softsign, |dy, x| {
+            through(dy, &x, Tensor::softsign_backward_, Tensor::softsign_backward)
+        })
+    }
+
+    /// `ln(1 / (1 + e^-self))`, exact for large `|self|`.
+    #[track_caller]
+    pub fn logsigmoid(self) -> Result<Var> {
+        // dx = dy · sigmoid(-x)
+        from_input("logsigmoid", self, Tensor::logsigmoid, |dy, x| {
+            through(dy, &x, Tensor::logsigmoid_backward_, Tensor::logsigmoid_backward)
         })
     }
 }

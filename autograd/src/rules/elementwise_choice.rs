@@ -2,23 +2,8 @@
 
 use lowtide_tensor::Tensor;
 
-use crate::rules::{from_input, times, unbroadcast, when};
-use crate::{Needs, Result, Saved, Saver, Var};
-
-/// The mask of one operation, computed only where a rule will need it.
-fn keep_mask(
-    save: &Saver,
-    mask: impl FnOnce() -> lowtide_tensor::Result<Tensor>,
-) -> Result<Option<Saved>> {
-    if !save.is_needed() {
-        return Ok(None);
-    }
-    Ok(Some(save.keep(&mask()?)))
-}
-
-fn unpack(saved: Option<Saved>) -> Result<Tensor> {
-    saved.expect("a rule runs where it was recorded").unpack()
-}
+use crate::rules::{from_input, times, unbroadcast, unpack, when, when_recorded};
+use crate::{Needs, Result, Var};
 
 /// `choose(x)`, whose gradient passes where `mask(x)` is true.
 #[track_caller]
@@ -30,7 +15,7 @@ fn passes_where(
 ) -> Result<Var> {
     Var::apply(op, [x], |[x], save| {
         let y = choose(&x)?;
-        let saved = keep_mask(save, || mask(&x)?.logical_not())?;
+        let saved = when_recorded(save, || mask(&x)?.logical_not())?;
         let rule =
             move |dy: Tensor, _: Needs| Ok(vec![Some(dy.masked_fill(&unpack(saved)?, 0.0)?)]);
         Ok((y, rule))
@@ -47,8 +32,8 @@ fn either(
 ) -> Result<Var> {
     Var::apply(op, inputs, |[a, b], save| {
         let (a_shape, b_shape, y) = (*a.shape(), *b.shape(), choose(&a, &b)?);
-        let first = keep_mask(save, || first(&a, &b))?;
-        let equal = keep_mask(save, || a.eq(&b))?;
+        let first = when_recorded(save, || first(&a, &b))?;
+        let equal = when_recorded(save, || a.eq(&b))?;
         // da = dy where a is chosen, dy / 2 where both are equal; db the same for b
         let rule = move |dy: Tensor, needs: Needs| {
             let (first, equal) = (unpack(first)?, unpack(equal)?);

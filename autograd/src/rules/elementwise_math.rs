@@ -1,12 +1,21 @@
 //! Rules of the functions of one element; where the formula allows it the output is saved, and
 //! the input's buffer can be reused.
 
-use std::f64::consts::FRAC_2_SQRT_PI;
+use std::f64::consts::{FRAC_2_SQRT_PI, LN_2, LN_10};
 
 use lowtide_tensor::Tensor;
 
-use crate::rules::{from_input, from_output, over, times, unbroadcast, when, zero_gradient};
+use crate::rules::{from_input, from_output, over, reuse, times, unbroadcast, when, zero_gradient};
 use crate::{Needs, Result, Var};
+
+/// `1 / √(1 - x²)`.
+fn circle_slope(x: &Tensor) -> Result<Tensor> {
+    let mut slope = x.mul(x)?;
+    slope.neg_()?;
+    slope.add_scalar_(1.0)?;
+    slope.rsqrt_()?;
+    Ok(slope)
+}
 
 impl Var {
     /// `e^self`.
@@ -157,15 +166,92 @@ impl Var {
         })
     }
 
+    /// The angle in radians with this sine, between -π/2 and π/2; NaN beyond -1 and 1.
+    #[track_caller]
+    pub fn asin(self) -> Result<Var> {
+        // dx = dy / √(1 - x²)
+        from_input("asin", self, Tensor::asin, |dy, x| times(dy, &circle_slope(&x)?))
+    }
+
+    /// The angle in radians with this cosine, between 0 and π; NaN beyond -1 and 1.
+    #[track_caller]
+    pub fn acos(self) -> Result<Var> {
+        // dx = -dy / √(1 - x²)
+        from_input("acos", self, Tensor::acos, |dy, x| {
+            let mut slope = circle_slope(&x)?;
+            slope.neg_()?;
+            times(dy, &slope)
+        })
+    }
+
+    /// The angle in radians of the point (`other`, `self`), between -π and π, broadcast. The
+    /// gradient at the origin is 0.
+    #[track_caller]
+    pub fn atan2(self, other: Var) -> Result<Var> {
+        Var::apply("atan2", [self, other], |[a, b], save| {
+            let y = a.atan2(&b)?;
+            let saved = [&a, &b].map(|x| save.keep(x));
+            // da = dy · b / (a² + b²), db = -dy · a / (a² + b²)
+            let rule = move |dy: Tensor, needs: Needs| {
+                let [a, b] = saved;
+                let (a, b) = (a.unpack()?, b.unpack()?);
+                let square = a.mul(&a)?.add(&b.mul(&b)?)?;
+                let mut share = dy.div(&square)?;
+                share.masked_fill_(&square.eq_scalar(0.0)?, 0.0)?;
+                let da = when(needs.input(0), || unbroadcast(&share.mul(&b)?, *a.shape()))?;
+                let db = when(needs.input(1), || {
+                    share.mul_(&a)?;
+                    Ok(unbroadcast(&share, *b.shape())?.neg()?)
+                })?;
+                Ok(vec![da, db])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// The hyperbolic sine.
+    #[track_caller]
+    pub fn sinh(self) -> Result<Var> {
+        // dx = dy · cosh x
+        from_input("sinh", self, Tensor::sinh, |dy, x| times(dy, &x.cosh()?))
+    }
+
+    /// The hyperbolic cosine.
+    #[track_caller]
+    pub fn cosh(self) -> Result<Var> {
+        // dx = dy · sinh x
+        from_input("cosh", self, Tensor::cosh, |dy, x| times(dy, &x.sinh()?))
+    }
+
+    /// The logarithm to base 2.
+    #[track_caller]
+    pub fn log2(self) -> Result<Var> {
+        // dx = dy / (x · ln 2)
+        from_input("log2", self, Tensor::log2, |dy, x| over(dy, &x.mul_scalar(LN_2)?))
+    }
+
+    /// The logarithm to base 10.
+    #[track_caller]
+    pub fn log10(self) -> Result<Var> {
+        // dx = dy / (x · ln 10)
+        from_input("log10", self, Tensor::log10, |dy, x| over(dy, &x.mul_scalar(LN_10)?))
+    }
+
+    /// `2^self`.
+    #[track_caller]
+    pub fn exp2(self) -> Result<Var> {
+        // dx = dy · y · ln 2
+        from_output("exp2", self, Tensor::exp2_, Tensor::exp2, |dy, y| {
+            times(dy, &y.mul_scalar(LN_2)?)
+        })
+    }
+
     /// The hyperbolic tangent.
     #[track_caller]
     pub fn tanh(self) -> Result<Var> {
         // dx = dy · (1 - y²)
         from_output("tanh", self, Tensor::tanh_, Tensor::tanh, |dy, y| {
-            let mut slope = y.mul(&y)?;
-            slope.neg_()?;
-            slope.add_scalar_(1.0)?;
-            times(dy, &slope)
+            reuse(dy, |dy| dy.tanh_backward_(&y), |dy| dy.tanh_backward(&y))
         })
     }
 

@@ -8,14 +8,20 @@ mod elementwise_activations;
 mod elementwise_choice;
 mod elementwise_fused;
 mod elementwise_math;
+mod index;
+mod join;
 mod matmul;
 mod network;
 mod reduce;
+mod reduce_choice;
+mod scan;
 mod view;
+mod view_parts;
+mod windows;
 
 use lowtide_tensor::{Shape, Tensor};
 
-use crate::{Needs, Result, Var};
+use crate::{Needs, Result, Saved, Saver, Var};
 
 /// `compute` if the gradient is needed.
 fn when(needed: bool, compute: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
@@ -38,6 +44,39 @@ fn reuse(
         return Ok(x);
     }
     Ok(fresh(&x)?)
+}
+
+/// The shape of `x` with `axes` of length 1.
+fn kept(x: Shape, axes: &[usize]) -> Shape {
+    let mut dims = x.to_vec();
+    axes.iter().for_each(|&axis| dims[axis] = 1);
+    Shape::new(&dims)
+}
+
+/// What only the rule of one operation needs, computed where there will be one.
+fn when_recorded(
+    save: &Saver,
+    compute: impl FnOnce() -> lowtide_tensor::Result<Tensor>,
+) -> Result<Option<Saved>> {
+    if !save.is_needed() {
+        return Ok(None);
+    }
+    Ok(Some(save.keep(&compute()?)))
+}
+
+fn unpack(saved: Option<Saved>) -> Result<Tensor> {
+    saved.expect("a rule runs where it was recorded").unpack()
+}
+
+/// The gradient of an input of shape `x` of which an operation took `part`: dy there, 0 elsewhere.
+fn placed(
+    dy: &Tensor,
+    x: Shape,
+    part: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+) -> Result<Tensor> {
+    let dx = Tensor::zeros(dy.device(), x, dy.dtype())?;
+    part(&dx)?.copy_(dy)?;
+    Ok(dx)
 }
 
 /// `dy · slope`.

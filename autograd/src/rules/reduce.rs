@@ -1,22 +1,162 @@
-//! Rules of the reductions: the gradient is spread over what was summed.
+//! Rules of the reductions that add up or multiply: the gradient is spread over what was reduced.
 
 use lowtide_tensor::{Shape, Tensor};
 
+use crate::rules::{kept, reuse};
 use crate::{Needs, Result, Var};
 
+/// How many elements of `x` become one.
+fn reduced_count(x: Shape, axes: &[usize]) -> usize {
+    axes.iter().map(|&axis| x[axis]).product()
+}
+
+/// A reduction in which every element counts the same.
+#[track_caller]
+fn even(
+    op: &'static str,
+    x: Var,
+    axes: &[usize],
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+    divisor: fn(usize) -> f64,
+) -> Result<Var> {
+    Var::apply(op, [x], |[x], _| {
+        let (x_shape, y) = (*x.shape(), forward(&x)?);
+        let (spread, divisor) = (kept(x_shape, axes), divisor(reduced_count(x_shape, axes)));
+        let rule = move |mut dy: Tensor, _: Needs| {
+            if divisor != 1.0 {
+                dy = reuse(dy, |dy| dy.div_scalar_(divisor), |dy| dy.div_scalar(divisor))?;
+            }
+            Ok(vec![Some(dy.reshape(spread)?.expand(x_shape)?)])
+        };
+        Ok((y, rule))
+    })
+}
+
+/// `share · (x - mean x)` for the `share` of each group.
+fn from_mean(x: &Tensor, axes: &[usize], share: &Tensor) -> Result<Tensor> {
+    let mut dx = x.sub(&x.mean_keep(axes)?)?;
+    dx.mul_(share)?;
+    Ok(dx)
+}
+
+/// What is left of `count` elements for a variance: 0 or more, as in the forward direction.
+fn degrees(count: usize, correction: f64) -> f64 {
+    (count as f64 - correction).max(0.0)
+}
+
+#[track_caller]
+fn variance(
+    x: Var,
+    axes: &[usize],
+    correction: f64,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+) -> Result<Var> {
+    let axes = axes.to_vec();
+    Var::apply("var", [x], |[x], save| {
+        let (y, saved) = (forward(&x)?, save.keep(&x));
+        // dx = dy · 2 / (n - correction) · (x - mean x)
+        let rule = move |dy: Tensor, _: Needs| {
+            let x = saved.unpack()?;
+            let left = degrees(reduced_count(*x.shape(), &axes), correction);
+            let share = dy.mul_scalar(2.0 / left)?.reshape(kept(*x.shape(), &axes))?;
+            Ok(vec![Some(from_mean(&x, &axes, &share)?)])
+        };
+        Ok((y, rule))
+    })
+}
+
+#[track_caller]
+fn deviation(
+    x: Var,
+    axes: &[usize],
+    correction: f64,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+) -> Result<Var> {
+    let axes = axes.to_vec();
+    Var::apply("std", [x], |[x], save| {
+        let y = forward(&x)?;
+        let saved = [&x, &y].map(|x| save.keep(x));
+        // dx = dy / (y · (n - correction)) · (x - mean x), and 0 where y = 0
+        let rule = move |dy: Tensor, _: Needs| {
+            let [x, y] = saved;
+            let (x, y) = (x.unpack()?, y.unpack()?);
+            let left = degrees(reduced_count(*x.shape(), &axes), correction);
+            let mut share = dy.div(&y)?;
+            share.div_scalar_(left)?;
+            share.masked_fill_(&y.eq_scalar(0.0)?, 0.0)?;
+            let share = share.reshape(kept(*x.shape(), &axes))?;
+            Ok(vec![Some(from_mean(&x, &axes, &share)?)])
+        };
+        Ok((y, rule))
+    })
+}
+
+#[track_caller]
+fn product(
+    x: Var,
+    axes: &[usize],
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+) -> Result<Var> {
+    let axes = axes.to_vec();
+    Var::apply("prod", [x], |[x], save| {
+        let (y, saved) = (forward(&x)?, save.keep(&x));
+        // dx[i] = dy · the product of all but x[i]. With 1 in place of zeros that is p / x[i] for
+        // their product p, but 0 where one of the others was 0.
+        let rule = move |dy: Tensor, _: Needs| {
+            let x = saved.unpack()?;
+            let dy = dy.reshape(kept(*x.shape(), &axes))?;
+            let zero = x.eq_scalar(0.0)?;
+            let others = zero.count_nonzero_keep(&axes)?.gt(&zero.to_dtype(COUNT)?)?;
+            let nonzero = x.masked_fill(&zero, 1.0)?;
+            let share = nonzero.prod_keep(&axes)?.mul(&dy)?;
+            let mut dx = share.div(&nonzero)?;
+            dx.masked_fill_(&others, 0.0)?;
+            Ok(vec![Some(dx)])
+        };
+        Ok((y, rule))
+    })
+}
+
+#[track_caller]
+fn log_sum(
+    x: Var,
+    axes: &[usize],
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+) -> Result<Var> {
+    let axes = axes.to_vec();
+    Var::apply("logsumexp", [x], |[x], save| {
+        let y = forward(&x)?;
+        let saved = [&x, &y].map(|x| save.keep(x));
+        // dx = dy · e^(x - y)
+        let rule = move |dy: Tensor, _: Needs| {
+            let [x, y] = saved;
+            let (x, y) = (x.unpack()?, y.unpack()?);
+            let spread = kept(*x.shape(), &axes);
+            let mut dx = x.sub(&y.reshape(spread)?)?;
+            dx.exp_()?;
+            dx.mul_(&dy.reshape(spread)?)?;
+            Ok(vec![Some(dx)])
+        };
+        Ok((y, rule))
+    })
+}
+
+/// The type of counts.
+const COUNT: lowtide_tensor::DType = lowtide_tensor::DType::I64;
+
+/// The dimensions `axes` are dropped, or of length 1 where the name ends in `_keep`.
 impl Var {
     /// The sums over `axes`; see [`Tensor::sum`].
     #[track_caller]
     pub fn sum(self, axes: &[usize]) -> Result<Var> {
-        Var::apply("sum", [self], |[x], _| {
-            let (x_shape, y) = (*x.shape(), x.sum(axes)?);
-            let kept = |axis: usize| if axes.contains(&axis) { 1 } else { x_shape[axis] };
-            let spread = Shape::new(&(0..x_shape.len()).map(kept).collect::<Vec<_>>());
-            // dx[.., r, ..] = dy[..] for every r
-            let rule =
-                move |dy: Tensor, _: Needs| Ok(vec![Some(dy.reshape(spread)?.expand(x_shape)?)]);
-            Ok((y, rule))
-        })
+        // dx[.., r, ..] = dy[..] for every r
+        even("sum", self, axes, |x| x.sum(axes), |_| 1.0)
+    }
+
+    /// [`Var::sum`] with the dimensions kept.
+    #[track_caller]
+    pub fn sum_keep(self, axes: &[usize]) -> Result<Var> {
+        even("sum", self, axes, |x| x.sum_keep(axes), |_| 1.0)
     }
 
     /// The sum of all elements, without dimensions.
@@ -26,10 +166,72 @@ impl Var {
         self.sum(&axes)
     }
 
+    /// The means over `axes`; see [`Tensor::mean`].
+    #[track_caller]
+    pub fn mean(self, axes: &[usize]) -> Result<Var> {
+        // dx[.., r, ..] = dy[..] / n for every r
+        even("mean", self, axes, |x| x.mean(axes), |count| count as f64)
+    }
+
+    /// [`Var::mean`] with the dimensions kept.
+    #[track_caller]
+    pub fn mean_keep(self, axes: &[usize]) -> Result<Var> {
+        even("mean", self, axes, |x| x.mean_keep(axes), |count| count as f64)
+    }
+
     /// The mean of all elements, without dimensions.
     #[track_caller]
     pub fn mean_all(self) -> Result<Var> {
-        let len = self.value().element_count();
-        self.sum_all()?.mul_scalar(1.0 / len as f64)
+        let axes: Vec<usize> = (0..self.shape().len()).collect();
+        self.mean(&axes)
+    }
+
+    /// The variances over `axes`; see [`Tensor::var`].
+    #[track_caller]
+    pub fn var(self, axes: &[usize], correction: f64) -> Result<Var> {
+        variance(self, axes, correction, |x| x.var(axes, correction))
+    }
+
+    /// [`Var::var`] with the dimensions kept.
+    #[track_caller]
+    pub fn var_keep(self, axes: &[usize], correction: f64) -> Result<Var> {
+        variance(self, axes, correction, |x| x.var_keep(axes, correction))
+    }
+
+    /// The standard deviations over `axes`, see [`Tensor::std`]; the gradient of one that is 0
+    /// is 0.
+    #[track_caller]
+    pub fn std(self, axes: &[usize], correction: f64) -> Result<Var> {
+        deviation(self, axes, correction, |x| x.std(axes, correction))
+    }
+
+    /// [`Var::std`] with the dimensions kept.
+    #[track_caller]
+    pub fn std_keep(self, axes: &[usize], correction: f64) -> Result<Var> {
+        deviation(self, axes, correction, |x| x.std_keep(axes, correction))
+    }
+
+    /// The products over `axes`; see [`Tensor::prod`].
+    #[track_caller]
+    pub fn prod(self, axes: &[usize]) -> Result<Var> {
+        product(self, axes, |x| x.prod(axes))
+    }
+
+    /// [`Var::prod`] with the dimensions kept.
+    #[track_caller]
+    pub fn prod_keep(self, axes: &[usize]) -> Result<Var> {
+        product(self, axes, |x| x.prod_keep(axes))
+    }
+
+    /// `ln Σ e^self` over `axes`; see [`Tensor::logsumexp`].
+    #[track_caller]
+    pub fn logsumexp(self, axes: &[usize]) -> Result<Var> {
+        log_sum(self, axes, |x| x.logsumexp(axes))
+    }
+
+    /// [`Var::logsumexp`] with the dimensions kept.
+    #[track_caller]
+    pub fn logsumexp_keep(self, axes: &[usize]) -> Result<Var> {
+        log_sum(self, axes, |x| x.logsumexp_keep(axes))
     }
 }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use lowtide_tensor::{Shape, Tensor};
 
+use crate::rules::placed;
 use crate::{Needs, Result, Var};
 
 impl Var {
@@ -16,6 +17,18 @@ impl Var {
             // dx = dy under x's shape
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.reshape(x_shape)?)]);
             Ok((x.reshape(shape)?, rule))
+        })
+    }
+
+    /// [`Var::reshape`] that never copies; see [`Tensor::view`].
+    #[track_caller]
+    pub fn view(self, shape: impl Into<Shape>) -> Result<Var> {
+        let shape = shape.into();
+        Var::apply("view", [self], |[x], _| {
+            let x_shape = *x.shape();
+            // dx = dy under x's shape
+            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.reshape(x_shape)?)]);
+            Ok((x.view(shape)?, rule))
         })
     }
 
@@ -37,6 +50,25 @@ impl Var {
             // dx = dyᵀ
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.transpose(a, b)?)]);
             Ok((x.transpose(a, b)?, rule))
+        })
+    }
+
+    /// A matrix with its dimensions exchanged; a vector or a number as it is.
+    #[track_caller]
+    pub fn t(self) -> Result<Var> {
+        Var::apply("t", [self], |[x], _| {
+            // dx = dyᵀ
+            Ok((x.t()?, |dy: Tensor, _: Needs| Ok(vec![Some(dy.t()?)])))
+        })
+    }
+
+    /// Dimension `from` moved to place `to`; the others keep their order.
+    #[track_caller]
+    pub fn movedim(self, from: usize, to: usize) -> Result<Var> {
+        Var::apply("movedim", [self], |[x], _| {
+            // dx = dy with the dimension moved back
+            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.movedim(to, from)?)]);
+            Ok((x.movedim(from, to)?, rule))
         })
     }
 
@@ -63,9 +95,7 @@ impl Var {
             let x_shape = *x.shape();
             // dx = dy inside the range, 0 outside
             let rule = move |dy: Tensor, _: Needs| {
-                let dx = Tensor::zeros(dy.device(), x_shape, dy.dtype())?;
-                dx.narrow(axis, start, len)?.copy_(&dy)?;
-                Ok(vec![Some(dx)])
+                Ok(vec![Some(placed(&dy, x_shape, |dx| dx.narrow(axis, start, len))?)])
             };
             Ok((x.narrow(axis, start, len)?, rule))
         })
@@ -78,9 +108,7 @@ impl Var {
             let (x_shape, y) = (*x.shape(), x.select(axis, index)?);
             // dx = dy at the position, 0 elsewhere
             let rule = move |dy: Tensor, _: Needs| {
-                let dx = Tensor::zeros(dy.device(), x_shape, dy.dtype())?;
-                dx.select(axis, index)?.copy_(&dy)?;
-                Ok(vec![Some(dx)])
+                Ok(vec![Some(placed(&dy, x_shape, |dx| dx.select(axis, index))?)])
             };
             Ok((y, rule))
         })

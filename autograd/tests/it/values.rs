@@ -2,7 +2,7 @@
 //! are PyTorch's.
 
 use lowtide_autograd::{LeafId, Pass, Result, Var};
-use lowtide_tensor::{Device, Tensor};
+use lowtide_tensor::{Device, SortOrder, Tensor};
 
 use crate::common::{BLOCK_LEN, Outcome, cpu, gradients_of, live_bytes, recording, tensor};
 
@@ -122,4 +122,41 @@ fn a_conversion_that_has_no_gradient_is_a_constant() -> Outcome {
     assert!(!x.clone().to_dtype(lowtide_tensor::DType::I64)?.needs_gradient());
     assert!(x.to_dtype(lowtide_tensor::DType::F64)?.needs_gradient());
     Ok(())
+}
+
+#[test]
+fn reductions_have_the_gradients_of_pytorch_at_zeros_and_ties() -> Outcome {
+    let device = cpu();
+    type Unary = fn(Var) -> Result<Var>;
+    let cases: [(&str, Unary, &[f64], &[f64]); 14] = [
+        ("prod", |x| x.prod(&[0]), &[2.0, 0.0, 3.0], &[0.0, 6.0, 0.0]),
+        ("prod", |x| x.prod(&[0]), &[2.0, 0.0, 0.0], &[0.0, 0.0, 0.0]),
+        ("cumprod", |x| x.cumprod(0), &[2.0, 0.0, 3.0, 4.0], &[1.0, 32.0, 0.0, 0.0]),
+        ("cumprod", |x| x.cumprod(0), &[2.0, 0.0, 3.0, 0.0], &[1.0, 8.0, 0.0, 0.0]),
+        ("amax", |x| x.amax(&[0]), &[1.0, 2.0, 2.0], &[0.0, 0.5, 0.5]),
+        ("amin", |x| x.amin(&[0]), &[1.0, 2.0, 1.0], &[0.5, 0.0, 0.5]),
+        ("max", |x| Ok(x.max(0)?.0), &[1.0, 2.0, 2.0], &[0.0, 1.0, 0.0]),
+        ("min", |x| Ok(x.min(0)?.0), &[1.0, 2.0, 1.0], &[1.0, 0.0, 0.0]),
+        ("norm", |x| x.norm(&[0], 2.0), &[0.0, 0.0], &[0.0, 0.0]),
+        ("norm", |x| x.norm(&[0], 3.0), &[0.0, 0.0], &[0.0, 0.0]),
+        ("norm", |x| x.norm(&[0], 1.0), &[0.0, -2.0], &[0.0, -1.0]),
+        ("norm", |x| x.norm(&[0], f64::INFINITY), &[-3.0, 1.0, 3.0], &[-0.5, 0.0, 0.5]),
+        ("std", |x| x.std(&[0], 1.0), &[4.0, 4.0], &[0.0, 0.0]),
+        ("sort", |x| Ok(x.sort(0, SortOrder::Ascending)?.0), &[1.0, 1.0], &[1.0, 1.0]),
+    ];
+    for (name, function, x, expected) in cases {
+        let [dx] = gradients(&device, [x], |_, mut x| function(x.remove(0)))?;
+        assert_eq!(dx, expected, "{name} at {x:?}");
+    }
+    let [da, db] = gradients(&device, [&[0.0], &[0.0]], |_, mut x| x.remove(0).atan2(x.remove(0)))?;
+    assert_eq!((da, db), (vec![0.0], vec![0.0]), "atan2 at the origin");
+    Ok(())
+}
+
+#[test]
+fn joining_nothing_is_an_error() {
+    for (op, result) in [("cat", Var::cat(Vec::new(), 0)), ("stack", Var::stack(Vec::new(), 0))] {
+        let text = result.err().expect("nothing to join").to_string();
+        assert!(text.contains(op), "{text}");
+    }
 }

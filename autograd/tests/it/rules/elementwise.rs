@@ -19,10 +19,14 @@ const PAIRS: [[&[usize]; 2]; 7] = [
     [&[2, 2], &[]],
     [&[1, 2], &[2, 1]],
 ];
+/// Inside the domain of arcus functions.
+const INSIDE_ONE: [f64; 2] = [-0.9, 0.9];
+/// Beyond where the hard functions bend.
+const WIDE: [f64; 2] = [-5.0, 5.0];
 const SHAPES: [&[usize]; 4] = [&[2, 3], &[5], &[], &[0, 2]];
 
 pub(super) fn arithmetic(cases: &mut Cases) {
-    let binary: [(&'static str, [f64; 2], Binary); 11] = [
+    let binary: [(&'static str, [f64; 2], Binary); 13] = [
         ("add", AROUND_ZERO, Var::add),
         ("sub", AROUND_ZERO, Var::sub),
         ("mul", AROUND_ZERO, Var::mul),
@@ -32,6 +36,8 @@ pub(super) fn arithmetic(cases: &mut Cases) {
         ("maximum", AROUND_ZERO, Var::maximum),
         ("minimum", AROUND_ZERO, Var::minimum),
         ("remainder", POSITIVE, Var::remainder),
+        ("atan2", AROUND_ZERO, Var::atan2),
+        ("atan2", NEGATIVE, Var::atan2),
         ("lerp", AROUND_ZERO, |a, b| a.lerp(b, 0.3)),
         ("lerp", AROUND_ZERO, |a, b| a.lerp(b, 1.0)),
     ];
@@ -46,7 +52,7 @@ pub(super) fn arithmetic(cases: &mut Cases) {
 }
 
 pub(super) fn functions(cases: &mut Cases) {
-    let unary: [(&'static str, [f64; 2], Unary); 45] = [
+    let unary: [(&'static str, [f64; 2], Unary); 59] = [
         ("neg", AROUND_ZERO, Var::neg),
         ("add_scalar", AROUND_ZERO, |x| x.add_scalar(0.75)),
         ("sub_scalar", AROUND_ZERO, |x| x.sub_scalar(0.75)),
@@ -68,6 +74,20 @@ pub(super) fn functions(cases: &mut Cases) {
         ("cos", AROUND_ZERO, Var::cos),
         ("tan", AROUND_ZERO, Var::tan),
         ("atan", AROUND_ZERO, Var::atan),
+        ("asin", INSIDE_ONE, Var::asin),
+        ("acos", INSIDE_ONE, Var::acos),
+        ("sinh", AROUND_ZERO, Var::sinh),
+        ("cosh", AROUND_ZERO, Var::cosh),
+        ("log2", POSITIVE, Var::log2),
+        ("log10", POSITIVE, Var::log10),
+        ("exp2", AROUND_ZERO, Var::exp2),
+        ("mish", WIDE, Var::mish),
+        ("hardswish", WIDE, Var::hardswish),
+        ("hardsigmoid", WIDE, Var::hardsigmoid),
+        ("selu", AROUND_ZERO, Var::selu),
+        ("selu", WIDE, Var::selu),
+        ("softsign", WIDE, Var::softsign),
+        ("logsigmoid", WIDE, Var::logsigmoid),
         ("tanh", AROUND_ZERO, Var::tanh),
         ("erf", AROUND_ZERO, Var::erf),
         ("sign", AROUND_ZERO, Var::sign),

@@ -1,6 +1,10 @@
 //! Every rule against central differences in f64.
 
 mod elementwise;
+mod indices;
+mod reductions;
+mod views;
+mod windows;
 
 use std::collections::BTreeSet;
 
@@ -11,17 +15,23 @@ use lowtide_tensor::{Conv2dGeometry, DType, Device, Pool2dGeometry, Tensor};
 use crate::common::{Outcome, cpu, values};
 
 /// The rules' sources by module.
-const SOURCES: [(&str, &str); 10] = [
+const SOURCES: [(&str, &str); 16] = [
     ("convert", include_str!("../../../src/rules/convert.rs")),
     ("elementwise", include_str!("../../../src/rules/elementwise.rs")),
     ("elementwise_activations", include_str!("../../../src/rules/elementwise_activations.rs")),
     ("elementwise_choice", include_str!("../../../src/rules/elementwise_choice.rs")),
     ("elementwise_fused", include_str!("../../../src/rules/elementwise_fused.rs")),
     ("elementwise_math", include_str!("../../../src/rules/elementwise_math.rs")),
+    ("index", include_str!("../../../src/rules/index.rs")),
+    ("join", include_str!("../../../src/rules/join.rs")),
     ("matmul", include_str!("../../../src/rules/matmul.rs")),
     ("network", include_str!("../../../src/rules/network.rs")),
     ("reduce", include_str!("../../../src/rules/reduce.rs")),
+    ("reduce_choice", include_str!("../../../src/rules/reduce_choice.rs")),
+    ("scan", include_str!("../../../src/rules/scan.rs")),
     ("view", include_str!("../../../src/rules/view.rs")),
+    ("view_parts", include_str!("../../../src/rules/view_parts.rs")),
+    ("windows", include_str!("../../../src/rules/windows.rs")),
 ];
 const MODULES: &str = include_str!("../../../src/rules/mod.rs");
 
@@ -97,7 +107,14 @@ fn all() -> Vec<Case> {
     elementwise::choice(&mut cases);
     elementwise::fused(&mut cases);
     reduce(&mut cases);
+    reductions::over_axes(&mut cases);
+    reductions::along_an_axis(&mut cases);
     view(&mut cases);
+    views::of_parts(&mut cases);
+    views::moved(&mut cases);
+    indices::indices(&mut cases);
+    windows::convolutions(&mut cases);
+    windows::pools(&mut cases);
     matmul(&mut cases);
     network(&mut cases);
     cases.0
@@ -236,6 +253,7 @@ fn input(
 
 fn check_all(lies: Lies) -> Outcome {
     let device = cpu();
+    let mut wrong = Vec::new();
     for (index, case) in all().iter().enumerate() {
         let Case { rule, shapes, range: [low, high], tolerance, function } = case;
         let inputs = shapes.iter().enumerate().map(|(at, shape)| {
@@ -244,9 +262,10 @@ fn check_all(lies: Lies) -> Outcome {
         });
         let inputs = inputs.collect::<lowtide_tensor::Result<Vec<_>>>()?;
         if let Err(error) = check::gradients_within(*tolerance, function, &inputs) {
-            panic!("{rule} of {shapes:?}, {lies:?}: {error}");
+            wrong.push(format!("{rule} of {shapes:?}, {lies:?}: {error}"));
         }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     Ok(())
 }
 

@@ -1,0 +1,184 @@
+//! Rules of the operations that take and place elements by index. Indices are of type i64 and have
+//! no gradient; they are all that is saved.
+
+use lowtide_tensor::{DType, Shape, Tensor};
+
+use crate::rules::{placed, reuse, unbroadcast, when};
+use crate::{Needs, Result, Var};
+
+/// `[0, shape)`: the corner of a tensor in which `shape` lies.
+fn corner(x: &Tensor, shape: Shape) -> lowtide_tensor::Result<Tensor> {
+    (0..shape.len()).try_fold(x.clone(), |part, axis| part.narrow(axis, 0, shape[axis]))
+}
+
+/// `dy` under the shape of a source of which an index used a corner.
+fn of_source(dy: Tensor, source: Shape) -> Result<Tensor> {
+    let shape = *dy.shape();
+    if shape == source { Ok(dy) } else { placed(&dy, source, |dx| corner(dx, shape)) }
+}
+
+/// Where a later index along `axis` of a tensor of `shape` names the same place.
+fn is_overwritten(index: &Tensor, axis: usize, shape: Shape) -> Result<Tensor> {
+    let (device, len) = (index.device(), index.shape()[axis]);
+    let mut dims = vec![1; shape.len()];
+    dims[axis] = len;
+    let own = Tensor::arange(device, 0.0..len as f64, 1.0, DType::I64)?.reshape(&dims[..])?;
+    let own = own.expand(*index.shape())?;
+    // Only what is written here is read again.
+    let mut winners = Tensor::empty(device, shape, DType::I64)?;
+    winners.scatter_(axis, index, &own)?;
+    Ok(winners.gather(axis, index)?.ne(&own)?)
+}
+
+/// For a mask of shape `y` with `dy.len` true elements: dy in their places, 0 elsewhere.
+fn spread_over(mask: &Tensor, y: Shape, dy: &Tensor) -> Result<Tensor> {
+    if dy.element_count() == 0 {
+        return Ok(Tensor::zeros(dy.device(), y, dy.dtype())?);
+    }
+    let mask = mask.expand(y)?;
+    // The place of each in dy; where the mask is false, any.
+    let mut places = mask.reshape([y.element_count()])?.cumsum(0)?;
+    places.add_scalar_(-1.0)?;
+    places.maximum_scalar_(0.0)?;
+    let mut dx = dy.index_select(0, &places)?.reshape(y)?;
+    dx.masked_fill_(&mask.logical_not()?, 0.0)?;
+    Ok(dx)
+}
+
+#[track_caller]
+fn selected(
+    x: Var,
+    mask: &Tensor,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+) -> Result<Var> {
+    Var::apply("masked_select", [x], |[x], save| {
+        let (x_shape, y) = (*x.shape(), forward(&x)?);
+        let saved = save.keep(mask);
+        // dx = dy one after the other where the mask is true, 0 elsewhere
+        let rule = move |dy: Tensor, _: Needs| {
+            let mask = saved.unpack()?;
+            let whole = x_shape.broadcast(mask.shape()).expect("as in the forward direction");
+            Ok(vec![Some(unbroadcast(&spread_over(&mask, whole, &dy)?, x_shape)?)])
+        };
+        Ok((y, rule))
+    })
+}
+
+impl Var {
+    /// `y[i, j, k] = self[i, index[i, j, k], k]` for axis 1; see [`Tensor::gather`].
+    #[track_caller]
+    pub fn gather(self, axis: usize, index: &Tensor) -> Result<Var> {
+        Var::apply("gather", [self], |[x], save| {
+            let (x_shape, y) = (*x.shape(), x.gather(axis, index)?);
+            let saved = save.keep(index);
+            // dx[i, index[i, j, k], k] += dy[i, j, k]
+            let rule = move |dy: Tensor, _: Needs| {
+                let dx = Tensor::zeros(dy.device(), x_shape, dy.dtype())?;
+                let (index, narrow) = (saved.unpack()?, is_half(&dy));
+                let add = |mut dx: Tensor| dx.scatter_add_(axis, &index, &dy).map(|()| dx);
+                let dx = if narrow { dx.scatter_add(axis, &index, &dy)? } else { add(dx)? };
+                Ok(vec![Some(dx)])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// The positions `index` along `axis`; see [`Tensor::index_select`].
+    #[track_caller]
+    pub fn index_select(self, axis: usize, index: &Tensor) -> Result<Var> {
+        Var::apply("index_select", [self], |[x], save| {
+            let (x_shape, y) = (*x.shape(), x.index_select(axis, index)?);
+            let saved = save.keep(index);
+            // dx[i, index[j], k] += dy[i, j, k]
+            let rule = move |dy: Tensor, _: Needs| {
+                let dx = Tensor::zeros(dy.device(), x_shape, dy.dtype())?;
+                let (index, narrow) = (saved.unpack()?, is_half(&dy));
+                let add = |mut dx: Tensor| dx.index_add_(axis, &index, &dy).map(|()| dx);
+                let dx = if narrow { dx.index_add(axis, &index, &dy)? } else { add(dx)? };
+                Ok(vec![Some(dx)])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// `self` with `source` at the places of `index`; see [`Tensor::scatter`]. What a later index
+    /// overwrites has gradient 0.
+    #[track_caller]
+    pub fn scatter(self, axis: usize, index: &Tensor, source: Var) -> Result<Var> {
+        Var::apply("scatter", [self, source], |[x, source], save| {
+            let source_shape = *source.shape();
+            let put = |x| {
+                let in_place = |x: &mut Tensor| x.scatter_(axis, index, &source);
+                reuse(x, in_place, |x| x.scatter(axis, index, &source))
+            };
+            let (y, saved) = (put(x)?, save.keep(index));
+            // dx = dy but 0 at the places; dsource = dy from the places, 0 where overwritten
+            let rule = move |dy: Tensor, needs: Needs| {
+                let index = saved.unpack()?;
+                let ds = when(needs.input(1), || {
+                    let mut ds = dy.gather(axis, &index)?;
+                    ds.masked_fill_(&is_overwritten(&index, axis, *dy.shape())?, 0.0)?;
+                    of_source(ds, source_shape)
+                })?;
+                let dx = when(needs.input(0), || {
+                    let zero = Tensor::zeros(dy.device(), [], dy.dtype())?;
+                    let zero = zero.expand(*index.shape())?;
+                    let in_place = |dy: &mut Tensor| dy.scatter_(axis, &index, &zero);
+                    reuse(dy, in_place, |dy| dy.scatter(axis, &index, &zero))
+                })?;
+                Ok(vec![dx, ds])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// `self` with `source` added at the places of `index`; see [`Tensor::scatter_add`].
+    #[track_caller]
+    pub fn scatter_add(self, axis: usize, index: &Tensor, source: Var) -> Result<Var> {
+        Var::apply("scatter_add", [self, source], |[x, source], save| {
+            let (source_shape, y) = (*source.shape(), x.scatter_add(axis, index, &source)?);
+            let saved = save.keep(index);
+            // dx = dy, dsource = dy from the places
+            let rule = move |dy: Tensor, needs: Needs| {
+                let ds = when(needs.input(1), || {
+                    of_source(dy.gather(axis, &saved.unpack()?)?, source_shape)
+                })?;
+                Ok(vec![needs.input(0).then_some(dy), ds])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// `self` with the slices of `source` added at the positions `index` along `axis`; see
+    /// [`Tensor::index_add`].
+    #[track_caller]
+    pub fn index_add(self, axis: usize, index: &Tensor, source: Var) -> Result<Var> {
+        Var::apply("index_add", [self, source], |[x, source], save| {
+            let (y, saved) = (x.index_add(axis, index, &source)?, save.keep(index));
+            // dx = dy, dsource = the slices of dy at these positions
+            let rule = move |dy: Tensor, needs: Needs| {
+                let ds = when(needs.input(1), || Ok(dy.index_select(axis, &saved.unpack()?)?))?;
+                Ok(vec![needs.input(0).then_some(dy), ds])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// The elements where `mask` is true, both broadcast; see [`Tensor::masked_select`].
+    #[track_caller]
+    pub fn masked_select(self, mask: &Tensor) -> Result<Var> {
+        selected(self, mask, |x| x.masked_select(mask))
+    }
+
+    /// [`Var::masked_select`] with a number of elements to assume on simulated devices; see
+    /// [`Tensor::masked_select_assuming`].
+    #[track_caller]
+    pub fn masked_select_assuming(self, mask: &Tensor, assumed_len: usize) -> Result<Var> {
+        selected(self, mask, |x| x.masked_select_assuming(mask, assumed_len))
+    }
+}
+
+/// Whether sums are better kept in f32, which the operations that copy do.
+fn is_half(x: &Tensor) -> bool {
+    matches!(x.dtype(), DType::F16 | DType::BF16)
+}

@@ -1,0 +1,170 @@
+//! Rules of what puts tensors together, repeats them and moves their elements.
+
+use lowtide_tensor::{PadMode, Tensor, TensorError};
+
+use crate::rules::{reuse, when};
+use crate::{Needs, Result, Var};
+
+/// [`Var::apply_to`], or the error of the tensor operation without inputs.
+#[track_caller]
+fn of_many<R: crate::Rule + 'static>(
+    op: &'static str,
+    inputs: Vec<Var>,
+    forward: impl FnOnce(&[&Tensor]) -> Result<(Tensor, R)>,
+) -> Result<Var> {
+    if inputs.is_empty() {
+        return Err(TensorError::Index { op, index: 0, len: 0 }.into());
+    }
+    Var::apply_to(op, inputs, |values, _| forward(&values.iter().collect::<Vec<_>>()))
+}
+
+/// `dy` summed over `copies` of each `len` positions along `axis`, which lie one after the other,
+/// or side by side.
+fn sum_of_copies(dy: &Tensor, axis: usize, len: usize, copies: usize, lie: Lie) -> Result<Tensor> {
+    let dims = dy.shape().to_vec();
+    let (before, after) = (dims[..axis].iter().product(), dims[axis + 1..].iter().product());
+    let summed = match lie {
+        Lie::InTurn => dy.reshape([before, copies, len, after])?.sum(&[1])?,
+        Lie::Beside => dy.reshape([before, len, copies, after])?.sum(&[2])?,
+    };
+    Ok(summed.reshape(&[&dims[..axis], &[len], &dims[axis + 1..]].concat()[..])?)
+}
+
+/// How copies of positions lie.
+#[derive(Clone, Copy)]
+enum Lie {
+    /// All positions, then all of them again.
+    InTurn,
+    /// The copies of a position side by side.
+    Beside,
+}
+
+impl Var {
+    /// The values one after the other along `axis`; see [`Tensor::cat`].
+    #[track_caller]
+    pub fn cat(inputs: Vec<Var>, axis: usize) -> Result<Var> {
+        of_many("cat", inputs, |inputs| {
+            let y = Tensor::cat(inputs, axis)?;
+            let lens: Vec<usize> = inputs.iter().map(|x| x.shape()[axis]).collect();
+            // dx of each input = its part of dy
+            let rule = move |dy: Tensor, needs: Needs| {
+                let mut start = 0;
+                let part = |(index, &len): (usize, &usize)| {
+                    start += len;
+                    when(needs.input(index), || Ok(dy.narrow(axis, start - len, len)?))
+                };
+                lens.iter().enumerate().map(part).collect()
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// The values along a new dimension before `axis`; see [`Tensor::stack`].
+    #[track_caller]
+    pub fn stack(inputs: Vec<Var>, axis: usize) -> Result<Var> {
+        of_many("stack", inputs, |inputs| {
+            let (count, y) = (inputs.len(), Tensor::stack(inputs, axis)?);
+            // dx of each input = its slice of dy
+            let rule = move |dy: Tensor, needs: Needs| {
+                let slice = |at| when(needs.input(at), || Ok(dy.select(axis, at)?));
+                (0..count).map(slice).collect()
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// `times[k]` copies along each of the last dimensions; see [`Tensor::repeat`].
+    #[track_caller]
+    pub fn repeat(self, times: &[usize]) -> Result<Var> {
+        let times = times.to_vec();
+        Var::apply("repeat", [self], |[x], _| {
+            let (x_shape, y) = (*x.shape(), x.repeat(&times)?);
+            // dx = the sum of dy over the copies
+            let rule = move |dy: Tensor, _: Needs| {
+                let rank = dy.shape().len();
+                let (added, untouched) = (rank - x_shape.len(), rank - times.len());
+                let mut dx = dy;
+                for (axis, &copies) in (untouched..).zip(&times) {
+                    if copies != 1 {
+                        let len = if axis < added { 1 } else { x_shape[axis - added] };
+                        dx = sum_of_copies(&dx, axis, len, copies, Lie::InTurn)?;
+                    }
+                }
+                Ok(vec![Some(dx.reshape(x_shape)?)])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// Each position along `axis` `times` times in a row; see [`Tensor::repeat_interleave`].
+    #[track_caller]
+    pub fn repeat_interleave(self, axis: usize, times: usize) -> Result<Var> {
+        Var::apply("repeat_interleave", [self], |[x], _| {
+            let y = x.repeat_interleave(axis, times)?;
+            let len = x.shape()[axis];
+            // dx = the sum of dy over the copies
+            let rule = move |dy: Tensor, _: Needs| {
+                Ok(vec![Some(sum_of_copies(&dy, axis, len, times, Lie::Beside)?)])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// More positions around the last dimensions; see [`Tensor::pad`].
+    #[track_caller]
+    pub fn pad(self, padding: &[[usize; 2]], mode: PadMode) -> Result<Var> {
+        let padding = padding.to_vec();
+        Var::apply("pad", [self], |[x], _| {
+            let (x_shape, y) = (*x.shape(), x.pad(&padding, mode)?);
+            // dx[p] = the sum of dy over all positions that show x[p]
+            let rule = move |dy: Tensor, _: Needs| {
+                Ok(vec![Some(dy.pad_backward(x_shape, &padding, mode)?)])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// The positions along `axes` in reverse order; see [`Tensor::flip`].
+    #[track_caller]
+    pub fn flip(self, axes: &[usize]) -> Result<Var> {
+        let axes = axes.to_vec();
+        Var::apply("flip", [self], |[x], _| {
+            let y = x.flip(&axes)?;
+            // dx = dy flipped back
+            Ok((y, move |dy: Tensor, _: Needs| Ok(vec![Some(dy.flip(&axes)?)])))
+        })
+    }
+
+    /// The positions along `axis` moved by `shift` in a circle; see [`Tensor::roll`].
+    #[track_caller]
+    pub fn roll(self, axis: usize, shift: isize) -> Result<Var> {
+        Var::apply("roll", [self], |[x], _| {
+            let y = x.roll(axis, shift)?;
+            // Within the dimension: the smallest isize has no opposite.
+            let len = isize::try_from(x.shape()[axis]).unwrap_or(isize::MAX).max(1);
+            // dx = dy moved back
+            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.roll(axis, -(shift % len))?)]);
+            Ok((y, rule))
+        })
+    }
+
+    /// The matrices above and on a diagonal, 0 below; see [`Tensor::triu`].
+    #[track_caller]
+    pub fn triu(self, diagonal: isize) -> Result<Var> {
+        Var::apply("triu", [self], |[x], _| {
+            let upper = move |x| reuse(x, |x| x.triu_(diagonal), |x| x.triu(diagonal));
+            // dx = dy above and on the diagonal, else 0
+            Ok((upper(x)?, move |dy: Tensor, _: Needs| Ok(vec![Some(upper(dy)?)])))
+        })
+    }
+
+    /// The matrices below and on a diagonal, 0 above; see [`Tensor::tril`].
+    #[track_caller]
+    pub fn tril(self, diagonal: isize) -> Result<Var> {
+        Var::apply("tril", [self], |[x], _| {
+            let lower = move |x| reuse(x, |x| x.tril_(diagonal), |x| x.tril(diagonal));
+            // dx = dy below and on the diagonal, else 0
+            Ok((lower(x)?, move |dy: Tensor, _: Needs| Ok(vec![Some(lower(dy)?)])))
+        })
+    }
+}

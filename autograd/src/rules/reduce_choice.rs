@@ -1,0 +1,192 @@
+//! Rules of the reductions that choose: extremes, norms, sorting. What is saved of a choice is
+//! where it came from.
+
+use lowtide_tensor::{SortOrder, Tensor};
+
+use crate::rules::{kept, unpack, when_recorded};
+use crate::{Needs, Result, Var};
+
+/// A reduction to the largest or the smallest; those that are equal to it share the gradient.
+#[track_caller]
+fn extreme(
+    op: &'static str,
+    x: Var,
+    axes: &[usize],
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+) -> Result<Var> {
+    let axes = axes.to_vec();
+    Var::apply(op, [x], |[x], save| {
+        let (y, spread) = (forward(&x)?, kept(*x.shape(), &axes));
+        let chosen = when_recorded(save, || x.eq(&y.reshape(spread)?))?;
+        // dx = dy / n where x = y, else 0, with n the number of those
+        let rule = move |dy: Tensor, _: Needs| {
+            let chosen = unpack(chosen)?;
+            let count = chosen.count_nonzero_keep(&axes)?.to_dtype(dy.dtype())?;
+            let mut dx = chosen.to_dtype(dy.dtype())?;
+            dx.mul_(&dy.reshape(spread)?.div(&count)?)?;
+            Ok(vec![Some(dx)])
+        };
+        Ok((y, rule))
+    })
+}
+
+/// `[values, positions]` chosen along `axis`, each from a place of its own.
+#[track_caller]
+fn placed(
+    op: &'static str,
+    x: Var,
+    axis: usize,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<(Tensor, Tensor)>,
+) -> Result<(Var, Tensor)> {
+    let mut places = None;
+    let y = Var::apply(op, [x], |[x], save| {
+        let (x_shape, (y, positions)) = (*x.shape(), forward(&x)?);
+        let saved = save.keep(&positions);
+        let is_dropped = y.shape().len() < x_shape.len();
+        places = Some(positions);
+        // dx[.., positions[.., k, ..], ..] = dy[.., k, ..], 0 elsewhere
+        let rule = move |mut dy: Tensor, _: Needs| {
+            let mut positions = saved.unpack()?;
+            if is_dropped {
+                (dy, positions) = (dy.unsqueeze(axis)?, positions.unsqueeze(axis)?);
+            }
+            let mut dx = Tensor::zeros(dy.device(), x_shape, dy.dtype())?;
+            dx.scatter_(axis, &positions, &dy)?;
+            Ok(vec![Some(dx)])
+        };
+        Ok((y, rule))
+    })?;
+    Ok((y, places.expect("forward ran")))
+}
+
+#[track_caller]
+fn powers(
+    x: Var,
+    axes: &[usize],
+    order: f64,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+) -> Result<Var> {
+    let axes = axes.to_vec();
+    Var::apply("norm", [x], |[x], save| {
+        let (x_shape, y) = (*x.shape(), forward(&x)?);
+        let saved = [&x, &y].map(|x| save.keep(x));
+        let rule = move |dy: Tensor, _: Needs| {
+            let [x, y] = saved;
+            let spread = kept(x_shape, &axes);
+            let (x, y, dy) = (x.unpack()?, y.unpack()?.reshape(spread)?, dy.reshape(spread)?);
+            let mut slope = norm_slope(&x, &y, &axes, order)?;
+            slope.mul_(&dy)?;
+            Ok(vec![Some(slope)])
+        };
+        Ok((y, rule))
+    })
+}
+
+/// The derivative of the norm y after x. It is sign x · (|x| / y)^(order - 1), and 0 where x or y
+/// is; of the largest and the smallest |x|, sign x shared by those that are equal to it.
+fn norm_slope(x: &Tensor, y: &Tensor, axes: &[usize], order: f64) -> Result<Tensor> {
+    if order == 0.0 {
+        return Ok(Tensor::zeros(x.device(), *x.shape(), x.dtype())?);
+    }
+    if order.is_infinite() {
+        let chosen = x.abs()?.eq(y)?;
+        let count = chosen.count_nonzero_keep(axes)?.to_dtype(x.dtype())?;
+        let mut slope = x.sign()?;
+        slope.masked_fill_(&chosen.logical_not()?, 0.0)?;
+        slope.div_(&count)?;
+        return Ok(slope);
+    }
+    if order == 1.0 {
+        return Ok(x.sign()?);
+    }
+    let mut ratio = x.div(y)?;
+    if order != 2.0 {
+        ratio.abs_()?;
+        ratio.pow_scalar_(order - 1.0)?;
+        ratio.mul_(&x.sign()?)?;
+        if order < 1.0 {
+            ratio.masked_fill_(&x.eq_scalar(0.0)?, 0.0)?;
+        }
+    }
+    ratio.masked_fill_(&y.eq_scalar(0.0)?, 0.0)?;
+    Ok(ratio)
+}
+
+/// Positions are of type i64 and have no gradient.
+impl Var {
+    /// The largest values over `axes`, see [`Tensor::amax`]; equal ones share the gradient.
+    #[track_caller]
+    pub fn amax(self, axes: &[usize]) -> Result<Var> {
+        extreme("amax", self, axes, |x| x.amax(axes))
+    }
+
+    /// [`Var::amax`] with the dimensions kept, of length 1.
+    #[track_caller]
+    pub fn amax_keep(self, axes: &[usize]) -> Result<Var> {
+        extreme("amax", self, axes, |x| x.amax_keep(axes))
+    }
+
+    /// The smallest values over `axes`, see [`Tensor::amin`]; equal ones share the gradient.
+    #[track_caller]
+    pub fn amin(self, axes: &[usize]) -> Result<Var> {
+        extreme("amin", self, axes, |x| x.amin(axes))
+    }
+
+    /// [`Var::amin`] with the dimensions kept, of length 1.
+    #[track_caller]
+    pub fn amin_keep(self, axes: &[usize]) -> Result<Var> {
+        extreme("amin", self, axes, |x| x.amin_keep(axes))
+    }
+
+    /// The largest values along `axis`, and their positions, see [`Tensor::max`]; the gradient
+    /// goes to the position alone.
+    #[track_caller]
+    pub fn max(self, axis: usize) -> Result<(Var, Tensor)> {
+        placed("max", self, axis, |x| x.max(axis))
+    }
+
+    /// [`Var::max`] with the dimension kept, of length 1.
+    #[track_caller]
+    pub fn max_keep(self, axis: usize) -> Result<(Var, Tensor)> {
+        placed("max", self, axis, |x| x.max_keep(axis))
+    }
+
+    /// The smallest values along `axis`, and their positions, see [`Tensor::min`]; the gradient
+    /// goes to the position alone.
+    #[track_caller]
+    pub fn min(self, axis: usize) -> Result<(Var, Tensor)> {
+        placed("min", self, axis, |x| x.min(axis))
+    }
+
+    /// [`Var::min`] with the dimension kept, of length 1.
+    #[track_caller]
+    pub fn min_keep(self, axis: usize) -> Result<(Var, Tensor)> {
+        placed("min", self, axis, |x| x.min_keep(axis))
+    }
+
+    /// The values along `axis` in order, and where they came from; see [`Tensor::sort`].
+    #[track_caller]
+    pub fn sort(self, axis: usize, order: SortOrder) -> Result<(Var, Tensor)> {
+        placed("sort", self, axis, |x| x.sort(axis, order))
+    }
+
+    /// The first `k` values along `axis` in order, and where they came from; see
+    /// [`Tensor::topk`].
+    #[track_caller]
+    pub fn topk(self, k: usize, axis: usize, order: SortOrder) -> Result<(Var, Tensor)> {
+        placed("topk", self, axis, |x| x.topk(k, axis, order))
+    }
+
+    /// `(Σ |self|^order)^(1/order)` over `axes`, see [`Tensor::norm`]. Its gradient is 0 where
+    /// that is 0; equal largest or smallest ones share it.
+    #[track_caller]
+    pub fn norm(self, axes: &[usize], order: f64) -> Result<Var> {
+        powers(self, axes, order, |x| x.norm(axes, order))
+    }
+
+    /// [`Var::norm`] with the dimensions kept, of length 1.
+    #[track_caller]
+    pub fn norm_keep(self, axes: &[usize], order: f64) -> Result<Var> {
+        powers(self, axes, order, |x| x.norm_keep(axes, order))
+    }
+}

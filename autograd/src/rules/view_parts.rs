@@ -1,0 +1,140 @@
+//! Rules of the views of parts of a tensor, and of several parts at once.
+
+use std::ops::Range;
+
+use lowtide_tensor::{DType, Shape, Tensor};
+
+use crate::rules::placed;
+use crate::{Needs, Result, Var};
+
+/// `x` in parts along `axis`, one after the other.
+#[track_caller]
+fn parts(
+    op: &'static str,
+    x: Var,
+    axis: usize,
+    split: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Vec<Tensor>>,
+) -> Result<Vec<Var>> {
+    Var::apply_many(op, vec![x], |values, _| {
+        let (x_shape, ys) = (*values[0].shape(), split(&values[0])?);
+        let lens: Vec<usize> = ys.iter().map(|y| y.shape()[axis]).collect();
+        // dx = the gradients of the parts one after the other, 0 for parts without one
+        let rule =
+            move |dys: Vec<Option<Tensor>>, _: Needs| Ok(vec![joined(&dys, x_shape, axis, &lens)?]);
+        Ok((ys, rule))
+    })
+}
+
+/// Gradients of parts with these `lens` along `axis`, one after the other.
+fn joined(
+    dys: &[Option<Tensor>],
+    shape: Shape,
+    axis: usize,
+    lens: &[usize],
+) -> Result<Option<Tensor>> {
+    let present: Vec<&Tensor> = dys.iter().flatten().collect();
+    let Some(&first) = present.first() else { return Ok(None) };
+    if present.len() == dys.len() {
+        return Ok(Some(Tensor::cat(&present, axis)?));
+    }
+    let dx = Tensor::zeros(first.device(), shape, first.dtype())?;
+    let mut start = 0;
+    for (dy, &len) in dys.iter().zip(lens) {
+        if let Some(dy) = dy {
+            dx.narrow(axis, start, len)?.copy_(dy)?;
+        }
+        start += len;
+    }
+    Ok(Some(dx))
+}
+
+/// The gradient of `x` through windows of `len` positions along `axis`, `step` apart: the sum of
+/// what stands at each position, in f32 for half types.
+fn fold(dy: &Tensor, x: Shape, axis: usize, len: usize, step: usize) -> Result<Tensor> {
+    if step >= len {
+        return placed(dy, x, |dx| dx.unfold(axis, len, step));
+    }
+    let wide = if dy.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let dx = Tensor::zeros(dy.device(), x, wide)?;
+    let last = x.len();
+    let count = dy.shape()[axis];
+    // One addition for each window or for each place in one, whichever are fewer.
+    if count < len {
+        for window in 0..count {
+            let part = dy.select(axis, window)?.movedim(last - 1, axis)?;
+            dx.narrow(axis, window * step, len)?.add_(&part.to_dtype(wide)?)?;
+        }
+    } else {
+        for place in 0..len {
+            let positions = place..place + (count - 1) * step + 1;
+            let part = dy.select(last, place)?.to_dtype(wide)?;
+            dx.slice(axis, positions, step)?.add_(&part)?;
+        }
+    }
+    Ok(dx.to_dtype(dy.dtype())?)
+}
+
+impl Var {
+    /// Every `step`-th of `positions` along `axis`; see [`Tensor::slice`].
+    #[track_caller]
+    pub fn slice(self, axis: usize, positions: Range<usize>, step: usize) -> Result<Var> {
+        Var::apply("slice", [self], |[x], _| {
+            let (x_shape, y) = (*x.shape(), x.slice(axis, positions.clone(), step)?);
+            // dx = dy at these positions, 0 elsewhere
+            let rule = move |dy: Tensor, _: Needs| {
+                Ok(vec![Some(placed(&dy, x_shape, |dx| dx.slice(axis, positions, step))?)])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// Parts of `len` positions along `axis`, the last one perhaps shorter; see [`Tensor::split`].
+    #[track_caller]
+    pub fn split(self, axis: usize, len: usize) -> Result<Vec<Var>> {
+        parts("split", self, axis, |x| x.split(axis, len))
+    }
+
+    /// Parts of the given lengths along `axis`; see [`Tensor::split_with_sizes`].
+    #[track_caller]
+    pub fn split_with_sizes(self, axis: usize, lens: &[usize]) -> Result<Vec<Var>> {
+        if lens.is_empty() {
+            self.value().split_with_sizes(axis, lens)?;
+            return Ok(Vec::new());
+        }
+        parts("split_with_sizes", self, axis, |x| x.split_with_sizes(axis, lens))
+    }
+
+    /// At most `count` parts of equal length along `axis`; see [`Tensor::chunk`].
+    #[track_caller]
+    pub fn chunk(self, axis: usize, count: usize) -> Result<Vec<Var>> {
+        parts("chunk", self, axis, |x| x.chunk(axis, count))
+    }
+
+    /// The elements whose position along `b` is that along `a` plus `offset`; see
+    /// [`Tensor::diagonal`].
+    #[track_caller]
+    pub fn diagonal(self, offset: isize, a: usize, b: usize) -> Result<Var> {
+        Var::apply("diagonal", [self], |[x], _| {
+            let (x_shape, y) = (*x.shape(), x.diagonal(offset, a, b)?);
+            // dx = dy on the diagonal, 0 elsewhere
+            let rule = move |dy: Tensor, _: Needs| {
+                Ok(vec![Some(placed(&dy, x_shape, |dx| dx.diagonal(offset, a, b))?)])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// Windows of `len` positions along `axis`, `step` apart, each as a last dimension; see
+    /// [`Tensor::unfold`].
+    #[track_caller]
+    pub fn unfold(self, axis: usize, len: usize, step: usize) -> Result<Var> {
+        Var::apply("unfold", [self], |[x], _| {
+            let (x_shape, y) = (*x.shape(), x.unfold(axis, len, step)?);
+            // dx[.., p, ..] = Σ dy[.., i, .., k] over the windows i and places k with
+            // i · step + k = p
+            let rule =
+                move |dy: Tensor, _: Needs| Ok(vec![Some(fold(&dy, x_shape, axis, len, step)?)]);
+            Ok((y, rule))
+        })
+    }
+}
