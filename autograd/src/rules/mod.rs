@@ -2,15 +2,22 @@
 //!
 //! In every formula `y` is the output, `dy` its gradient, and `dx` the gradient of input `x`.
 
+mod attention;
+mod batch_norm;
 mod convert;
+mod dropout;
 mod elementwise;
 mod elementwise_activations;
 mod elementwise_choice;
 mod elementwise_fused;
 mod elementwise_math;
+mod embedding;
+mod losses;
 mod matmul;
 mod network;
+mod norm;
 mod reduce;
+mod softmax;
 mod view;
 
 use lowtide_tensor::{Shape, Tensor};

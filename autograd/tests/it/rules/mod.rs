@@ -1,6 +1,8 @@
 //! Every rule against central differences in f64.
 
 mod elementwise;
+mod layers;
+mod losses;
 
 use std::collections::BTreeSet;
 
@@ -11,16 +13,23 @@ use lowtide_tensor::{Conv2dGeometry, DType, Device, Pool2dGeometry, Tensor};
 use crate::common::{Outcome, cpu, values};
 
 /// The rules' sources by module.
-const SOURCES: [(&str, &str); 10] = [
+const SOURCES: [(&str, &str); 17] = [
+    ("attention", include_str!("../../../src/rules/attention.rs")),
+    ("batch_norm", include_str!("../../../src/rules/batch_norm.rs")),
     ("convert", include_str!("../../../src/rules/convert.rs")),
+    ("dropout", include_str!("../../../src/rules/dropout.rs")),
     ("elementwise", include_str!("../../../src/rules/elementwise.rs")),
     ("elementwise_activations", include_str!("../../../src/rules/elementwise_activations.rs")),
     ("elementwise_choice", include_str!("../../../src/rules/elementwise_choice.rs")),
     ("elementwise_fused", include_str!("../../../src/rules/elementwise_fused.rs")),
     ("elementwise_math", include_str!("../../../src/rules/elementwise_math.rs")),
+    ("embedding", include_str!("../../../src/rules/embedding.rs")),
+    ("losses", include_str!("../../../src/rules/losses.rs")),
     ("matmul", include_str!("../../../src/rules/matmul.rs")),
     ("network", include_str!("../../../src/rules/network.rs")),
+    ("norm", include_str!("../../../src/rules/norm.rs")),
     ("reduce", include_str!("../../../src/rules/reduce.rs")),
+    ("softmax", include_str!("../../../src/rules/softmax.rs")),
     ("view", include_str!("../../../src/rules/view.rs")),
 ];
 const MODULES: &str = include_str!("../../../src/rules/mod.rs");
@@ -98,8 +107,11 @@ fn all() -> Vec<Case> {
     elementwise::fused(&mut cases);
     reduce(&mut cases);
     view(&mut cases);
-    matmul(&mut cases);
+    layers::products(&mut cases);
     network(&mut cases);
+    layers::normalizations(&mut cases);
+    layers::others(&mut cases);
+    losses::all(&mut cases);
     cases.0
 }
 
@@ -153,18 +165,6 @@ fn view(cases: &mut Cases) {
     cases.unary("expand", &[2, 2], AROUND_ZERO, |x| x.expand([2, 2]));
 }
 
-fn matmul(cases: &mut Cases) {
-    let product = |_: &Pass, x: Vec<Var>| {
-        let (a, b) = pair(x);
-        a.matmul(b)
-    };
-    cases.add("matmul", &[&[2, 3], &[3, 4]], AROUND_ZERO, product);
-    cases.add("matmul", &[&[1, 5], &[5, 1]], AROUND_ZERO, product);
-    let linear = |_: &Pass, x| with_weight(x, Var::linear);
-    cases.add("linear", &[&[3, 4], &[2, 4]], AROUND_ZERO, linear);
-    cases.add("linear", &[&[3, 4], &[2, 4], &[2]], AROUND_ZERO, linear);
-}
-
 fn network(cases: &mut Cases) {
     let plain = Conv2dGeometry::default();
     let padded = Conv2dGeometry { padding: [1, 2], ..plain };
@@ -190,12 +190,6 @@ fn network(cases: &mut Cases) {
     for geometry in [Pool2dGeometry::square(2), overlapping, sparse] {
         let pool = move |x: Var| x.max_pool2d(geometry);
         cases.unary("max_pool2d", &[2, 2, 4, 5], AROUND_ZERO, pool);
-    }
-    for labels in [vec![2_i64, 0, 1, 2], vec![-100, 0, -100, 1]] {
-        cases.unary("cross_entropy", &[4, 3], AROUND_ZERO, move |x| {
-            let labels = Tensor::from_slice(x.value().device(), [4], &labels)?;
-            Ok(x.cross_entropy(&labels, -100)?.0)
-        });
     }
 }
 
