@@ -52,7 +52,9 @@ impl Parameters for Sequential {
 
 impl Module for Sequential {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        self.layers.iter().try_fold(input, |x, layer| layer.forward(pass, x))
+        self.layers.iter().enumerate().try_fold(input, |x, (index, layer)| {
+            pass.within(&index.to_string(), || layer.forward(pass, x))
+        })
     }
 
     fn couples_samples(&self) -> bool {
