@@ -2,6 +2,9 @@
 #![deny(unsafe_code)]
 
 mod activations;
+mod attention;
+mod batch_norm;
+mod buffer;
 mod conv2d;
 mod dropout;
 mod embedding;
@@ -22,6 +25,9 @@ mod schedule;
 mod sequential;
 
 pub use activations::{ELU, GELU, LeakyReLU, SiLU, Sigmoid, Softmax, Softplus, Tanh};
+pub use attention::{MultiHeadAttention, MultiHeadOptions};
+pub use batch_norm::{BatchNorm1d, BatchNorm2d};
+pub use buffer::{Buffer, commit_buffers};
 pub use conv2d::Conv2d;
 pub use dropout::Dropout;
 pub use embedding::Embedding;

@@ -2,8 +2,8 @@
 
 use lowtide_autograd::{Pass, Var};
 
-use crate::module::visit_under;
-use crate::{Module, Parameter, Parameters, Result};
+use crate::module::{visit_buffers_under, visit_under};
+use crate::{Buffer, Module, Parameter, Parameters, Result};
 
 /// A chain of modules; parameters are named by position (`0.weight`).
 #[derive(Default)]
@@ -46,6 +46,12 @@ impl Parameters for Sequential {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
         for (index, layer) in self.layers.iter_mut().enumerate() {
             visit_under(&index.to_string(), &mut **layer, visitor);
+        }
+    }
+
+    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            visit_buffers_under(&index.to_string(), &mut **layer, visitor);
         }
     }
 }
