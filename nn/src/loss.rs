@@ -1,9 +1,12 @@
 //! Losses as (sum, count): whoever splits a batch divides once, by the count of the whole.
 
 use lowtide_autograd::Var;
-use lowtide_tensor::Tensor;
+use lowtide_tensor::{Labelling, Tensor};
+
+pub use lowtide_tensor::PairLoss;
 
 use crate::Result;
+use crate::optim::check_option;
 
 /// A loss summed over a batch, and over how much it was summed.
 #[derive(Clone)]
@@ -25,23 +28,27 @@ impl Loss {
     }
 }
 
-/// What [`cross_entropy_with`] leaves out; PyTorch's defaults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CrossEntropyOptions {
+/// How [`cross_entropy_with`] reads labels; PyTorch's defaults.
+#[derive(Clone, Copy, Debug)]
+pub struct CrossEntropyOptions<'a> {
     /// Targets with this value do not count.
     pub ignore_index: i64,
+    /// How much of each label is spread evenly over all classes, from 0 to 1.
+    pub label_smoothing: f64,
+    /// A factor for each class: `[C]`, of the logits' type.
+    pub weight: Option<&'a Tensor>,
 }
 
-impl Default for CrossEntropyOptions {
+impl Default for CrossEntropyOptions<'_> {
     fn default() -> Self {
-        CrossEntropyOptions { ignore_index: -100 }
+        CrossEntropyOptions { ignore_index: -100, label_smoothing: 0.0, weight: None }
     }
 }
 
 /// `-log softmax(logits)[label]`, summed over the batch, `torch.nn.CrossEntropyLoss`.
 ///
 /// # Shapes
-/// `logits: [N, C]`, `labels: [N]` of i64
+/// `logits: [N, C, ..]`, `labels: [N, ..]` of i64
 ///
 /// # Errors
 /// `Shape`, `DType`, `Index` for a label outside `0..C`, `OutOfMemory`.
@@ -49,15 +56,105 @@ pub fn cross_entropy(logits: Var, labels: &Tensor) -> Result<Loss> {
     cross_entropy_with(logits, labels, CrossEntropyOptions::default())
 }
 
-/// [`cross_entropy`] with options.
+/// [`cross_entropy`] with options. The count is the sum of the weights of the labels.
 ///
 /// # Errors
 /// Those of [`cross_entropy`].
 pub fn cross_entropy_with(
     logits: Var,
     labels: &Tensor,
-    options: CrossEntropyOptions,
+    options: CrossEntropyOptions<'_>,
 ) -> Result<Loss> {
-    let (sum, count) = logits.cross_entropy(labels, options.ignore_index)?;
+    let CrossEntropyOptions { ignore_index, label_smoothing: smoothing, weight } = options;
+    let labelling = Labelling { ignore_index, smoothing, weight };
+    let (sum, count) = logits.cross_entropy_with(labels, labelling)?;
+    Ok(Loss { sum, count })
+}
+
+/// `(x - t)²`, summed, `torch.nn.MSELoss`; see [`pair_loss`].
+///
+/// # Errors
+/// Those of [`pair_loss`]; so for all of these.
+pub fn mse(input: Var, target: &Tensor) -> Result<Loss> {
+    pair_loss(input, target, PairLoss::SquaredError)
+}
+
+/// `|x - t|`, summed, `torch.nn.L1Loss`.
+///
+/// # Errors
+/// Those of [`pair_loss`].
+pub fn l1(input: Var, target: &Tensor) -> Result<Loss> {
+    pair_loss(input, target, PairLoss::AbsoluteError)
+}
+
+/// The square up to a distance of `beta` (PyTorch's default is 1), then the distance, summed,
+/// `torch.nn.SmoothL1Loss`; see [`PairLoss::SmoothL1`].
+///
+/// # Errors
+/// Those of [`pair_loss`], and `Option` for a negative `beta`.
+pub fn smooth_l1(input: Var, target: &Tensor, beta: f64) -> Result<Loss> {
+    check_option("beta", beta, "[0, ∞)", |beta| beta >= 0.0)?;
+    pair_loss(input, target, PairLoss::SmoothL1 { beta })
+}
+
+/// The square up to a distance of `delta` (PyTorch's default is 1), then `delta` times the
+/// distance, summed, `torch.nn.HuberLoss`; see [`PairLoss::Huber`].
+///
+/// # Errors
+/// Those of [`pair_loss`], and `Option` unless `delta` is positive.
+pub fn huber(input: Var, target: &Tensor, delta: f64) -> Result<Loss> {
+    check_option("delta", delta, "(0, ∞)", |delta| delta > 0.0)?;
+    pair_loss(input, target, PairLoss::Huber { delta })
+}
+
+/// `-t·ln x - (1 - t)·ln(1 - x)` of probabilities, summed, `torch.nn.BCELoss`.
+///
+/// # Errors
+/// Those of [`pair_loss`].
+pub fn bce(probabilities: Var, target: &Tensor) -> Result<Loss> {
+    pair_loss(probabilities, target, PairLoss::BinaryCrossEntropy)
+}
+
+/// `t · (ln t - x)` of logarithms x of probabilities, summed, `torch.nn.KLDivLoss`; divide by the
+/// batch instead of the count for `batchmean`.
+///
+/// # Errors
+/// Those of [`pair_loss`].
+pub fn kl_divergence(logarithms: Var, target: &Tensor) -> Result<Loss> {
+    pair_loss(logarithms, target, PairLoss::KlDivergence)
+}
+
+/// A loss of each element and its target, summed: `torch.nn.MSELoss`, `L1Loss`, `SmoothL1Loss`,
+/// `HuberLoss`, `BCELoss`, `BCEWithLogitsLoss` and `KLDivLoss`, by their formula. The count is
+/// that of the elements, so that the mean is PyTorch's `reduction="mean"`. No gradient flows to the
+/// target.
+///
+/// # Shapes
+/// `input: [..]`; the target broadcasts to it.
+///
+/// # Errors
+/// `Shape`, `DType`, `OutOfMemory`.
+pub fn pair_loss(input: Var, target: &Tensor, loss: PairLoss) -> Result<Loss> {
+    counted(input.value().element_count(), input.pair_loss(target, loss)?)
+}
+
+/// `-(weight · t · ln σ(x) + (1 - t) · ln(1 - σ(x)))`, summed, `torch.nn.BCEWithLogitsLoss` with
+/// its `pos_weight`; see [`pair_loss`].
+///
+/// # Errors
+/// Those of [`pair_loss`].
+pub fn bce_with_logits(
+    logits: Var,
+    target: &Tensor,
+    positive_weight: Option<&Tensor>,
+) -> Result<Loss> {
+    let (len, loss) = (logits.value().element_count(), PairLoss::BinaryCrossEntropyOfLogits);
+    counted(len, logits.pair_loss_weighted(target, loss, positive_weight)?)
+}
+
+/// `sum` over `len` elements.
+fn counted(len: usize, sum: Var) -> Result<Loss> {
+    let value = sum.value();
+    let count = Tensor::full(value.device(), [], value.dtype(), len as f64)?;
     Ok(Loss { sum, count })
 }

@@ -2,13 +2,19 @@
 
 use lowtide_autograd::{Pass, Var};
 
-use crate::{Parameter, Result};
+use crate::{Buffer, Parameter, Result};
 
 /// Anything that owns parameters.
 pub trait Parameters {
     /// Shows every parameter once, with PyTorch's name for it (`layers.0.weight`), in a fixed
     /// order. Modules without parameters need not implement it.
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        let _ = visitor;
+    }
+
+    /// Shows every buffer once, with PyTorch's name for it (`layers.1.running_mean`), in a fixed
+    /// order. Modules without buffers need not implement it; containers have to.
+    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
         let _ = visitor;
     }
 }
@@ -35,4 +41,13 @@ pub(crate) fn visit_under(
     visitor: &mut dyn FnMut(&str, &mut Parameter),
 ) {
     module.visit(&mut |name, parameter| visitor(&format!("{prefix}.{name}"), parameter));
+}
+
+/// The same for buffers.
+pub(crate) fn visit_buffers_under(
+    prefix: &str,
+    module: &mut (impl Parameters + ?Sized),
+    visitor: &mut dyn FnMut(&str, &mut Buffer),
+) {
+    module.visit_buffers(&mut |name, buffer| visitor(&format!("{prefix}.{name}"), buffer));
 }

@@ -31,6 +31,17 @@ impl Parameter {
         Ok(Parameter::new(value))
     }
 
+    /// Every element `value`, f32.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    #[track_caller]
+    pub fn full(device: &Device, shape: impl Into<Shape>, value: f64) -> Result<Self> {
+        let mut tensor = Tensor::empty_in(device, Category::Parameter, shape, DType::F32)?;
+        tensor.fill_(value)?;
+        Ok(Parameter::new(tensor))
+    }
+
     /// A parameter with the storage of `value`.
     pub fn new(value: Tensor) -> Self {
         Parameter { id: LeafId::new(), value }

@@ -5,22 +5,21 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use lowtide_tensor::{DType, Element};
+use lowtide_tensor::{DType, Element, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
 use crate::error::WeightsProblem;
 use crate::{NnError, Parameters, Result};
 
-/// Writes every parameter of `model` to `path`: beside it first, then renamed, so that a file of
-/// that name is always whole.
+/// Writes every parameter and every buffer of `model` to `path`: beside it first, then renamed, so
+/// that a file of that name is always whole.
 ///
 /// # Errors
 /// `File`; a file that was there before is untouched.
 pub fn save(model: &mut dyn Parameters, path: &Path) -> Result<()> {
     let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
     let mut failure = None;
-    model.visit(&mut |name, parameter| {
-        let value = parameter.value();
+    visit_tensors(model, &mut |name, value| {
         let bytes = match value.dtype() {
             DType::F64 => value.to_vec::<f64>().map(|values| bytes_of(&values)),
             DType::F32 => value.to_vec::<f32>().map(|values| bytes_of(&values)),
@@ -45,6 +44,12 @@ pub fn save(model: &mut dyn Parameters, path: &Path) -> Result<()> {
     let views = views.collect::<Result<BTreeMap<_, _>>>()?;
     let bytes = safetensors::serialize(views, None).map_err(format)?;
     write_beside(path, &bytes).map_err(|source| NnError::File { path: path.to_owned(), source })
+}
+
+/// Shows all that is stored: the parameters, then the buffers.
+fn visit_tensors(model: &mut dyn Parameters, visitor: &mut dyn FnMut(&str, &mut Tensor)) {
+    model.visit(&mut |name, parameter| visitor(name, parameter.value_mut()));
+    model.visit_buffers(&mut |name, buffer| visitor(name, buffer.value_mut()));
 }
 
 /// Native order is little-endian on every machine this runs on, which is what the format wants.
@@ -75,7 +80,7 @@ fn write_beside(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     write().inspect_err(|_| drop(fs::remove_file(&beside)))
 }
 
-/// Reads every parameter of `model` from `path`, in place.
+/// Reads every parameter and every buffer of `model` from `path`, in place.
 ///
 /// # Errors
 /// `File`, `Format`, and `Weights` when names, shapes or types differ: the model is then as
@@ -86,15 +91,14 @@ pub fn load(model: &mut dyn Parameters, path: &Path) -> Result<()> {
     let file = SafeTensors::deserialize(&bytes).map_err(format)?;
     check(model, &file, path)?;
     let mut writable = Ok(());
-    model.visit(&mut |_, parameter| {
-        let check = parameter.value().check_writable("load");
+    visit_tensors(model, &mut |_, value| {
+        let check = value.check_writable("load");
         writable = std::mem::replace(&mut writable, Ok(())).and(check);
     });
     writable?;
     let mut result = Ok(());
-    model.visit(&mut |name, parameter| {
+    visit_tensors(model, &mut |name, value| {
         let view = file.tensor(name).expect("checked to be there");
-        let value = parameter.value_mut();
         let fill = value.set_bytes_(view.data());
         result = std::mem::replace(&mut result, Ok(())).and(fill);
     });
@@ -105,9 +109,9 @@ fn check(model: &mut dyn Parameters, file: &SafeTensors<'_>, path: &Path) -> Res
     let mut unknown: Vec<String> = file.names().iter().map(|name| (*name).to_owned()).collect();
     unknown.sort();
     let mut problem: Option<(String, WeightsProblem)> = None;
-    model.visit(&mut |name, parameter| {
+    visit_tensors(model, &mut |name, value| {
         unknown.retain(|of_file| of_file != name);
-        let found = compare(file, name, parameter.value());
+        let found = compare(file, name, value);
         problem = problem.take().or(found.map(|found| (name.to_owned(), found)));
     });
     let unknown = unknown.into_iter().next().map(|name| (name, WeightsProblem::Unknown));
@@ -117,11 +121,7 @@ fn check(model: &mut dyn Parameters, file: &SafeTensors<'_>, path: &Path) -> Res
     }
 }
 
-fn compare(
-    file: &SafeTensors<'_>,
-    name: &str,
-    value: &lowtide_tensor::Tensor,
-) -> Option<WeightsProblem> {
+fn compare(file: &SafeTensors<'_>, name: &str, value: &Tensor) -> Option<WeightsProblem> {
     let Ok(view) = file.tensor(name) else { return Some(WeightsProblem::Missing) };
     let dtype = file_dtype(value.dtype());
     if view.dtype() != dtype {

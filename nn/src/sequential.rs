@@ -2,8 +2,8 @@
 
 use lowtide_autograd::{Pass, Var};
 
-use crate::module::visit_under;
-use crate::{Module, Parameter, Parameters, Result};
+use crate::module::{visit_buffers_under, visit_under};
+use crate::{Buffer, Module, Parameter, Parameters, Result};
 
 /// A chain of modules; parameters are named by position (`0.weight`).
 #[derive(Default)]
@@ -48,11 +48,19 @@ impl Parameters for Sequential {
             visit_under(&index.to_string(), &mut **layer, visitor);
         }
     }
+
+    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            visit_buffers_under(&index.to_string(), &mut **layer, visitor);
+        }
+    }
 }
 
 impl Module for Sequential {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        self.layers.iter().try_fold(input, |x, layer| layer.forward(pass, x))
+        self.layers.iter().enumerate().try_fold(input, |x, (index, layer)| {
+            pass.within(&index.to_string(), || layer.forward(pass, x))
+        })
     }
 
     fn couples_samples(&self) -> bool {

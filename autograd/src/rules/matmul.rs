@@ -2,21 +2,70 @@
 
 use lowtide_tensor::Tensor;
 
-use crate::rules::when;
+use crate::rules::{unbroadcast, when};
 use crate::{Needs, Result, Var};
 
+/// `x` as the matrices `[.., rows, columns]` that a product takes it for: a vector stands for a row
+/// on the left (`axis` 0) and for a column on the right (`axis` 1).
+fn as_matrices(x: Tensor, axis: usize) -> Result<Tensor> {
+    if x.shape().len() == 1 { Ok(x.unsqueeze(axis)?) } else { Ok(x) }
+}
+
+/// All dimensions of `x` but the last as one.
+fn rows(x: &Tensor) -> Result<Tensor> {
+    let (&columns, outer) =
+        x.shape().split_last().expect("an operand of a product has a dimension");
+    Ok(x.reshape([outer.iter().product(), columns])?)
+}
+
+/// `Σ xᵀ · y` over all dimensions before the last two, in one product.
+fn transposed_product(x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    Ok(rows(x)?.transpose(0, 1)?.matmul(&rows(y)?)?)
+}
+
+/// `dy`, `a` and `b` are matrices, in as many dimensions as need be.
+fn matmul_backward(
+    dy: &Tensor,
+    a: &Tensor,
+    b: &Tensor,
+    needs: Needs,
+) -> Result<[Option<Tensor>; 2]> {
+    let [a_rank, b_rank] = [a, b].map(|x| x.shape().len());
+    let da = when(needs.input(0), || {
+        unbroadcast(&dy.matmul(&b.transpose(b_rank - 2, b_rank - 1)?)?, *a.shape())
+    })?;
+    let db = when(needs.input(1), || {
+        if b_rank == 2 {
+            return transposed_product(a, dy);
+        }
+        unbroadcast(&a.transpose(a_rank - 2, a_rank - 1)?.matmul(dy)?, *b.shape())
+    })?;
+    Ok([da, db])
+}
+
 impl Var {
-    /// The matrix product `[M, K] · [K, N]`; see [`Tensor::matmul`].
+    /// The matrix product of the last two dimensions, for every index of the ones before them,
+    /// which broadcast; see [`Tensor::matmul`].
     #[track_caller]
     pub fn matmul(self, other: Var) -> Result<Var> {
         Var::apply("matmul", [self, other], |[a, b], save| {
             let y = a.matmul(&b)?;
             let (saved_a, saved_b) = (save.keep(&a), save.keep(&b));
-            // da = dy · bᵀ, db = aᵀ · dy
+            // da = dy · bᵀ, db = aᵀ · dy, summed over what was broadcast
             let rule = move |dy: Tensor, needs: Needs| {
                 let (a, b) = (saved_a.unpack()?, saved_b.unpack()?);
-                let da = when(needs.input(0), || Ok(dy.matmul(&b.transpose(0, 1)?)?))?;
-                let db = when(needs.input(1), || Ok(a.transpose(0, 1)?.matmul(&dy)?))?;
+                let (a_shape, b_shape) = (*a.shape(), *b.shape());
+                let mut dy = dy;
+                if b_shape.len() == 1 {
+                    dy = dy.unsqueeze(dy.shape().len())?;
+                }
+                if a_shape.len() == 1 {
+                    dy = dy.unsqueeze(dy.shape().len() - 1)?;
+                }
+                let (a, b) = (as_matrices(a, 0)?, as_matrices(b, 1)?);
+                let [da, db] = matmul_backward(&dy, &a, &b, needs)?;
+                let da = da.map(|da| da.reshape(a_shape)).transpose()?;
+                let db = db.map(|db| db.reshape(b_shape)).transpose()?;
                 Ok(vec![da, db])
             };
             Ok((y, rule))
@@ -36,12 +85,12 @@ impl Var {
                 // dx = dy · w, dw = dyᵀ · x, db = the sum of dy over the rows
                 let rule = move |dy: Tensor, needs: Needs| {
                     let (x, w) = (saved_x.unpack()?, saved_w.unpack()?);
-                    let dw = when(needs.input(1), || Ok(dy.transpose(0, 1)?.matmul(&x)?))?;
+                    let dw = when(needs.input(1), || transposed_product(&dy, &x))?;
                     drop(x);
                     let dx = when(needs.input(0), || Ok(dy.matmul(&w)?))?;
                     let mut gradients = vec![dx, dw];
                     if has_bias {
-                        gradients.push(when(needs.input(2), || Ok(dy.sum(&[0])?))?);
+                        gradients.push(when(needs.input(2), || Ok(rows(&dy)?.sum(&[0])?))?);
                     }
                     Ok(gradients)
                 };

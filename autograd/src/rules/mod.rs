@@ -2,19 +2,26 @@
 //!
 //! In every formula `y` is the output, `dy` its gradient, and `dx` the gradient of input `x`.
 
+mod attention;
+mod batch_norm;
 mod convert;
+mod dropout;
 mod elementwise;
 mod elementwise_activations;
 mod elementwise_choice;
 mod elementwise_fused;
 mod elementwise_math;
+mod embedding;
 mod index;
 mod join;
+mod losses;
 mod matmul;
 mod network;
+mod norm;
 mod reduce;
 mod reduce_choice;
 mod scan;
+mod softmax;
 mod view;
 mod view_parts;
 mod windows;

@@ -3,7 +3,7 @@
 use lowtide_tensor::{Conv2dGeometry, Pool2dGeometry, Tensor};
 
 use crate::rules::when;
-use crate::{Needs, Result, Saved, Var};
+use crate::{Needs, Result, Var};
 
 impl Var {
     /// The convolution of `self = x` with `w`, plus `b`; see [`Tensor::conv2d`].
@@ -54,26 +54,5 @@ impl Var {
             };
             Ok((y, rule))
         })
-    }
-
-    /// `-log softmax(self)[label]` summed over the rows whose label is not `ignore_index`, and
-    /// how many they are (one element on the device); see [`Tensor::cross_entropy`].
-    #[track_caller]
-    pub fn cross_entropy(self, labels: &Tensor, ignore_index: i64) -> Result<(Var, Tensor)> {
-        let mut count = None;
-        let sum = Var::apply("cross_entropy", [self], |[logits], save| {
-            let forward = logits.cross_entropy(labels, ignore_index)?;
-            count = Some(forward.count);
-            let saved = [&logits, labels, &forward.log_sum_exp].map(|x| save.keep(x));
-            // dlogits[n, c] = dy · (softmax(logits[n])[c] - [c = label n])
-            let rule = move |dy: Tensor, _: Needs| {
-                let [logits, labels, log_sum_exp] = saved.map(Saved::unpack);
-                let (logits, labels, log_sum_exp) = (logits?, labels?, log_sum_exp?);
-                let dx = dy.cross_entropy_backward(&logits, &labels, &log_sum_exp, ignore_index)?;
-                Ok(vec![Some(dx)])
-            };
-            Ok((forward.sum, rule))
-        })?;
-        Ok((sum, count.expect("forward ran")))
     }
 }

@@ -9,6 +9,7 @@
 mod measure;
 
 use lowtide_autograd::{Attempt, Pass};
+use lowtide_nn::models::{Gpt, GptShape};
 use lowtide_nn::optim::{Adam, AdamOptions, Optimizer, Sgd, SgdOptions};
 use lowtide_nn::{
     Conv2d, Flatten, Linear, MaxPool2d, Module, Parameters, ReLU, Result, Sequential, cross_entropy,
@@ -21,13 +22,19 @@ const ADD_LEN: usize = 1 << 24;
 const ADD_GB: Option<(&str, f64)> = Some(("gb_per_s", 12.0 * ADD_LEN as f64 / 1e9));
 const MATMUL_GFLOP: Option<(&str, f64)> = Some(("gflop_per_s", 2.0 * (1u64 << 30) as f64 / 1e9));
 
-const WORKLOADS: [Workload; 6] = [
+const SOFTMAX_SHAPE: [usize; 2] = [4096, 1024];
+const SOFTMAX_GB: Option<(&str, f64)> =
+    Some(("gb_per_s", 8.0 * (SOFTMAX_SHAPE[0] * SOFTMAX_SHAPE[1]) as f64 / 1e9));
+
+const WORKLOADS: [Workload; 8] = [
     Workload { name: "w1-simplecnn", batch: 128, steps: 40, giga: None },
     Workload { name: "w2-deepcnn", batch: 64, steps: 20, giga: None },
     Workload { name: "w3-mlp", batch: 128, steps: 200, giga: None },
+    Workload { name: "w4-gpt", batch: 16, steps: 25, giga: None },
     Workload { name: "w5-matmul", batch: 1, steps: 40, giga: MATMUL_GFLOP },
     Workload { name: "w5-add", batch: 1, steps: 40, giga: ADD_GB },
     Workload { name: "w5-add-inplace", batch: 1, steps: 200, giga: ADD_GB },
+    Workload { name: "w5-softmax", batch: 1, steps: 200, giga: SOFTMAX_GB },
 ];
 
 const KEY: RandomKey = RandomKey::new(0);
@@ -56,6 +63,7 @@ fn main() -> Result<()> {
             let sgd = Sgd::new(SgdOptions { momentum: 0.9, ..SgdOptions::new(0.05) })?;
             train(&device, workload, threads, mlp(&device)?, [784], sgd)
         }
+        "w4-gpt" => train_gpt(&device, workload, threads),
         "w5-matmul" => {
             let [a, b] = two(&device, [1024, 1024])?;
             measure(workload, threads, || a.matmul(&b).map(|_| 0.0))?;
@@ -64,6 +72,11 @@ fn main() -> Result<()> {
         "w5-add" => {
             let [a, b] = two(&device, [ADD_LEN])?;
             measure(workload, threads, || a.add(&b).map(|_| 0.0))?;
+            Ok(())
+        }
+        "w5-softmax" => {
+            let [a, _] = two(&device, SOFTMAX_SHAPE)?;
+            measure(workload, threads, || a.softmax(1).map(|_| 0.0))?;
             Ok(())
         }
         _ => {
@@ -92,14 +105,20 @@ fn mlp(device: &Device) -> Result<Sequential> {
     Ok(model.then(linear(512, 512)?).then(ReLU).then(linear(512, 10)?))
 }
 
-/// The parameters in their order from the streams 1, 2, 3, ...; a bias has its weight's bound.
+/// The parameters in their order from the streams 1, 2, 3, ...; a bias has its weight's bound, an
+/// embedding one of its own, and normalisations keep their ones and zeros.
 fn fill(device: &Device, model: &mut impl Parameters) -> Result<()> {
-    let (mut stream, mut bound, mut result) = (0, 0.0, Ok(()));
+    const EMBEDDING_BOUND: f32 = 0.035;
+    let (mut stream, mut bound, mut result) = (0, None, Ok(()));
     model.visit(&mut |name, parameter| {
         let shape = *parameter.value().shape();
         if name.ends_with("weight") {
-            bound = 1.0 / (shape[1..].iter().product::<usize>() as f32).sqrt();
+            let is_embedding = ["tok.", "pos."].iter().any(|table| name.starts_with(table));
+            let fan_in = (shape.len() > 1).then(|| shape[1..].iter().product::<usize>());
+            bound = fan_in.map(|fan_in| 1.0 / (fan_in as f32).sqrt());
+            bound = if is_embedding { Some(EMBEDDING_BOUND) } else { bound };
         }
+        let Some(bound) = bound else { return };
         stream += 1;
         let values = uniform(stream, shape.element_count(), bound);
         let copied = Tensor::from_slice(device, shape, &values)
@@ -109,6 +128,28 @@ fn fill(device: &Device, model: &mut impl Parameters) -> Result<()> {
         }
     });
     Ok(result?)
+}
+
+fn train_gpt(device: &Device, workload: &Workload, threads: usize) -> Result<()> {
+    let shape = GptShape { vocabulary: 96, context: 128, width: 128, heads: 4, blocks: 4 };
+    let mut model = Gpt::new(device, KEY, shape)?;
+    fill(device, &mut model)?;
+    let tokens = integers(X, workload.batch * shape.context, shape.vocabulary as u32);
+    let next: Vec<i64> =
+        tokens.iter().map(|token| (5 * token + 17) % shape.vocabulary as i64).collect();
+    let x = Tensor::from_slice(device, [workload.batch, shape.context], &tokens)?;
+    let labels = Tensor::from_slice(device, [next.len()], &next)?;
+    let mut optimizer = Adam::new(AdamOptions::adamw())?;
+    measure(workload, threads, || {
+        let attempt = Attempt::new();
+        let pass = Pass::train(KEY, &attempt);
+        let logits = model.forward(&pass, pass.constant(x.clone()))?.flatten(0..2)?;
+        let loss = cross_entropy(logits, &labels)?.mean()?;
+        let value = loss.value().clone();
+        pass.backward(loss)?;
+        optimizer.step(&mut model, attempt)?;
+        Ok(value.item::<f32>()?)
+    })
 }
 
 fn train<const N: usize>(

@@ -12,7 +12,8 @@ mod slots;
 use lowtide_autograd::{Attempt, Gradients};
 use lowtide_tensor::{Device, Tensor};
 
-use crate::{NnError, Parameters, Result};
+use crate::buffer::check_buffers;
+use crate::{NnError, Parameters, Result, commit_buffers};
 
 pub use adagrad::{Adagrad, AdagradOptions};
 pub use adam::{Adam, AdamOptions};
@@ -59,12 +60,16 @@ pub trait Optimizer {
         Self: Sized;
 
     /// `prepare` and `commit`: one update from the gradients of `attempt`, which is used up, so
-    /// that there is nothing to set to zero.
+    /// that there is nothing to set to zero. Buffers are written as well.
     ///
     /// # Errors
-    /// Those of [`Optimizer::prepare`].
+    /// Those of [`Optimizer::prepare`] and [`commit_buffers`].
     fn step(&mut self, parameters: &mut dyn Parameters, attempt: Attempt) -> Result<()> {
-        self.prepare(parameters, attempt.into_gradients())?.commit()
+        let (gradients, buffers) = attempt.into_parts();
+        let update = self.prepare(parameters, gradients)?;
+        check_buffers(parameters, &buffers)?;
+        update.commit()?;
+        commit_buffers(parameters, &buffers)
     }
 }
 

@@ -5,7 +5,7 @@ use lowtide_nn::optim::{
     Adagrad, AdagradOptions, Adam, AdamOptions, Lion, LionOptions, Momentum, Optimizer, RmsProp,
     RmsPropOptions, Sgd, SgdOptions, Spread,
 };
-use lowtide_nn::{Module, Parameter, Parameters, Result};
+use lowtide_nn::{Buffer, Module, Parameter, Parameters, Result};
 use lowtide_tensor::{CpuOptions, Device, RandomKey, Tensor};
 
 pub(crate) type Outcome = std::result::Result<(), Box<dyn Error>>;
@@ -95,8 +95,14 @@ pub(crate) fn state_bits(optimizer: &mut dyn Optimizer) -> Vec<Vec<u64>> {
     all
 }
 
-/// Replaces every parameter by one of f64 with the same values.
+/// Replaces every parameter and every buffer of floats by one of f64 with the same values.
 pub(crate) fn widen(model: &mut dyn Parameters) {
+    model.visit_buffers(&mut |_, buffer| {
+        if buffer.value().dtype().is_float() {
+            let wide = buffer.value().to_dtype(lowtide_tensor::DType::F64).expect("memory");
+            *buffer = Buffer::new(wide);
+        }
+    });
     model.visit(&mut |_, parameter| {
         let wide = parameter.value().to_dtype(lowtide_tensor::DType::F64).expect("memory");
         *parameter = Parameter::new(wide);

@@ -44,7 +44,7 @@ fn cross_entropy_is_the_formula_over_the_rows_that_count() -> Outcome {
 fn another_ignore_index_leaves_out_other_rows() -> Outcome {
     let device = cpu();
     let labels = Tensor::from_slice(&device, [6], &[0_i64, 4, 2, 2, 2, 1])?;
-    let options = CrossEntropyOptions { ignore_index: 2 };
+    let options = CrossEntropyOptions { ignore_index: 2, ..Default::default() };
     let pass = Pass::eval();
     let loss = cross_entropy_with(pass.constant(logits(&device)), &labels, options)?;
     let x = logits(&device).to_vec::<f64>()?;

@@ -2,6 +2,8 @@
 
 mod elementwise;
 mod indices;
+mod layers;
+mod losses;
 mod reductions;
 mod views;
 mod windows;
@@ -15,20 +17,27 @@ use lowtide_tensor::{Conv2dGeometry, DType, Device, Pool2dGeometry, Tensor};
 use crate::common::{Outcome, cpu, values};
 
 /// The rules' sources by module.
-const SOURCES: [(&str, &str); 16] = [
+const SOURCES: [(&str, &str); 23] = [
+    ("attention", include_str!("../../../src/rules/attention.rs")),
+    ("batch_norm", include_str!("../../../src/rules/batch_norm.rs")),
     ("convert", include_str!("../../../src/rules/convert.rs")),
+    ("dropout", include_str!("../../../src/rules/dropout.rs")),
     ("elementwise", include_str!("../../../src/rules/elementwise.rs")),
     ("elementwise_activations", include_str!("../../../src/rules/elementwise_activations.rs")),
     ("elementwise_choice", include_str!("../../../src/rules/elementwise_choice.rs")),
     ("elementwise_fused", include_str!("../../../src/rules/elementwise_fused.rs")),
     ("elementwise_math", include_str!("../../../src/rules/elementwise_math.rs")),
+    ("embedding", include_str!("../../../src/rules/embedding.rs")),
     ("index", include_str!("../../../src/rules/index.rs")),
     ("join", include_str!("../../../src/rules/join.rs")),
+    ("losses", include_str!("../../../src/rules/losses.rs")),
     ("matmul", include_str!("../../../src/rules/matmul.rs")),
     ("network", include_str!("../../../src/rules/network.rs")),
+    ("norm", include_str!("../../../src/rules/norm.rs")),
     ("reduce", include_str!("../../../src/rules/reduce.rs")),
     ("reduce_choice", include_str!("../../../src/rules/reduce_choice.rs")),
     ("scan", include_str!("../../../src/rules/scan.rs")),
+    ("softmax", include_str!("../../../src/rules/softmax.rs")),
     ("view", include_str!("../../../src/rules/view.rs")),
     ("view_parts", include_str!("../../../src/rules/view_parts.rs")),
     ("windows", include_str!("../../../src/rules/windows.rs")),
@@ -115,8 +124,11 @@ fn all() -> Vec<Case> {
     indices::indices(&mut cases);
     windows::convolutions(&mut cases);
     windows::pools(&mut cases);
-    matmul(&mut cases);
+    layers::products(&mut cases);
     network(&mut cases);
+    layers::normalizations(&mut cases);
+    layers::others(&mut cases);
+    losses::all(&mut cases);
     cases.0
 }
 
@@ -170,18 +182,6 @@ fn view(cases: &mut Cases) {
     cases.unary("expand", &[2, 2], AROUND_ZERO, |x| x.expand([2, 2]));
 }
 
-fn matmul(cases: &mut Cases) {
-    let product = |_: &Pass, x: Vec<Var>| {
-        let (a, b) = pair(x);
-        a.matmul(b)
-    };
-    cases.add("matmul", &[&[2, 3], &[3, 4]], AROUND_ZERO, product);
-    cases.add("matmul", &[&[1, 5], &[5, 1]], AROUND_ZERO, product);
-    let linear = |_: &Pass, x| with_weight(x, Var::linear);
-    cases.add("linear", &[&[3, 4], &[2, 4]], AROUND_ZERO, linear);
-    cases.add("linear", &[&[3, 4], &[2, 4], &[2]], AROUND_ZERO, linear);
-}
-
 fn network(cases: &mut Cases) {
     let plain = Conv2dGeometry::default();
     let padded = Conv2dGeometry { padding: [1, 2], ..plain };
@@ -207,12 +207,6 @@ fn network(cases: &mut Cases) {
     for geometry in [Pool2dGeometry::square(2), overlapping, sparse] {
         let pool = move |x: Var| x.max_pool2d(geometry);
         cases.unary("max_pool2d", &[2, 2, 4, 5], AROUND_ZERO, pool);
-    }
-    for labels in [vec![2_i64, 0, 1, 2], vec![-100, 0, -100, 1]] {
-        cases.unary("cross_entropy", &[4, 3], AROUND_ZERO, move |x| {
-            let labels = Tensor::from_slice(x.value().device(), [4], &labels)?;
-            Ok(x.cross_entropy(&labels, -100)?.0)
-        });
     }
 }
 

@@ -1,0 +1,94 @@
+//! The rule of attention.
+
+use lowtide_tensor::{Attention, AttentionOptions, Shape, Tensor, TensorError};
+
+use crate::{Needs, Result, Saved, Var};
+
+impl Var {
+    /// `softmax(scale · q kᵀ + mask) v` for each head, for `self = q`; see [`Tensor::attention`].
+    /// No gradient flows through the mask. Beside the operands, y and one number for each query are
+    /// kept, never the weights.
+    #[track_caller]
+    pub fn attention(
+        self,
+        k: Var,
+        v: Var,
+        mask: Option<&Tensor>,
+        options: AttentionOptions,
+    ) -> Result<Var> {
+        Var::apply("attention", [self, k, v], |[q, k, v], save| {
+            let Attention { y, log_sum_exp } = q.attention(&k, &v, mask, &options)?;
+            let saved = [&q, &k, &v, &y, &log_sum_exp].map(|x| save.keep(x));
+            let saved_mask = mask.map(|mask| save.keep(mask));
+            // With p the weights: ds = p · (dy vᵀ - Σ dy·y), dq = scale · ds k,
+            // dk = scale · dsᵀ q, dv = pᵀ dy
+            let rule = move |dy: Tensor, _: Needs| {
+                let [q, k, v, y, log_sum_exp] = saved.map(Saved::unpack);
+                let mask = saved_mask.map(Saved::unpack).transpose()?;
+                let found = Attention { y: y?, log_sum_exp: log_sum_exp? };
+                let operands = [&q?, &k?, &v?];
+                let gradients = dy.attention_backward(operands, mask.as_ref(), &found, &options)?;
+                Ok(gradients.map(Some).into())
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// [`Var::attention`] of one tensor that holds queries, keys and values of each position one
+    /// after the other, as one product makes them: `heads` of queries, `groups` of keys and as many
+    /// of values. Backward writes one gradient of the same layout.
+    ///
+    /// # Shapes
+    /// `[B, T, (heads + 2 · groups) · D] → [B, T, heads · D]`
+    #[track_caller]
+    pub fn self_attention(
+        self,
+        [heads, groups]: [usize; 2],
+        mask: Option<&Tensor>,
+        options: AttentionOptions,
+    ) -> Result<Var> {
+        Var::apply("self_attention", [self], |[packed], save| {
+            let packed_shape = *packed.shape();
+            let [q, k, v] = unpacked(&packed, heads, groups)?;
+            let Attention { y, log_sum_exp } = q.attention(&k, &v, mask, &options)?;
+            let saved = [&packed, &y, &log_sum_exp].map(|x| save.keep(x));
+            let saved_mask = mask.map(|mask| save.keep(mask));
+            let (positions, width) = ([packed_shape[0], packed_shape[1]], y.shape()[3]);
+            // As for attention
+            let rule = move |dy: Tensor, _: Needs| {
+                let [packed, y, log_sum_exp] = saved.map(Saved::unpack);
+                let (packed, found) = (packed?, Attention { y: y?, log_sum_exp: log_sum_exp? });
+                let mask = saved_mask.map(Saved::unpack).transpose()?;
+                let [q, k, v] = unpacked(&packed, heads, groups)?;
+                let dy = dy.reshape([positions[0], positions[1], heads, width])?;
+                let dy = dy.transpose(1, 2)?;
+                let found = dy.attention_backward([&q, &k, &v], mask.as_ref(), &found, &options)?;
+                let dx = Tensor::empty(dy.device(), packed_shape, dy.dtype())?;
+                for (mut part, gradient) in unpacked(&dx, heads, groups)?.into_iter().zip(found) {
+                    part.copy_(&gradient)?;
+                }
+                Ok(vec![Some(dx)])
+            };
+            let y = y.transpose(1, 2)?.reshape([positions[0], positions[1], heads * width])?;
+            Ok((y, rule))
+        })
+    }
+}
+
+/// The views `[B, H, T, D]` of queries, keys and values.
+fn unpacked(packed: &Tensor, heads: usize, groups: usize) -> Result<[Tensor; 3]> {
+    let op = "self_attention";
+    let left = *packed.shape();
+    let parts = heads + 2 * groups;
+    let mismatch = TensorError::Shape { op, left, right: Shape::new(&[heads, groups]) };
+    let &[batch, len, width] = &*left else { return Err(mismatch.into()) };
+    if parts == 0 || !width.is_multiple_of(parts) {
+        return Err(mismatch.into());
+    }
+    let all = packed.reshape([batch, len, parts, width / parts])?.transpose(1, 2)?;
+    Ok([
+        all.narrow(1, 0, heads)?,
+        all.narrow(1, heads, groups)?,
+        all.narrow(1, heads + groups, groups)?,
+    ])
+}

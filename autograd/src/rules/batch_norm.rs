@@ -1,0 +1,75 @@
+//! Rules of batch normalisation.
+
+use lowtide_tensor::{BatchNorm, BatchNormBackward, Statistics, Tensor};
+
+use crate::{Needs, Result, Saved, Var};
+
+/// The operation and its kind; `forward` gives y with the mean and the variance that were used.
+#[track_caller]
+fn normalize(
+    (op, statistics): (&'static str, Statistics),
+    [x, weight, bias]: [Option<Var>; 3],
+    eps: f64,
+    forward: impl FnOnce(&Tensor, [Option<&Tensor>; 2]) -> lowtide_tensor::Result<BatchNorm>,
+) -> Result<Var> {
+    let has = [weight.is_some(), bias.is_some()];
+    let inputs = [x, weight, bias].into_iter().flatten().collect();
+    Var::apply_to(op, inputs, |inputs, save| {
+        let (x, weight) = (&inputs[0], has[0].then(|| &inputs[1]));
+        let bias = has[1].then(|| &inputs[1 + usize::from(has[0])]);
+        let BatchNorm { y, mean, variance } = forward(x, [weight, bias])?;
+        let saved = [x, &mean, &variance].map(|x| save.keep(x));
+        let saved_weight = weight.map(|weight| save.keep(weight));
+        // With x̂ = (x - mean) · rstd and g = dy · w, means over the channel:
+        // dx = rstd · (g - mean(g) - x̂ · mean(g·x̂)), or rstd · g for fixed statistics;
+        // dw = Σ dy·x̂, db = Σ dy
+        let rule = move |dy: Tensor, _: Needs| {
+            let [x, mean, variance] = saved.map(Saved::unpack);
+            let (x, mean, variance) = (x?, mean?, variance?);
+            let weight = saved_weight.map(Saved::unpack).transpose()?;
+            let BatchNormBackward { dx, dweight, dbias } =
+                dy.batch_norm_backward(&x, &mean, &variance, weight.as_ref(), statistics, eps)?;
+            let parameters = [has[0].then_some(dweight), has[1].then_some(dbias)];
+            Ok([Some(dx)].into_iter().chain(parameters).flatten().map(Some).collect())
+        };
+        Ok((y, rule))
+    })
+}
+
+impl Var {
+    /// Mean 0 and variance 1 of each channel over the batch, then scale and shift, and the
+    /// statistics of the batch, which carry no gradient; see [`Tensor::batch_norm`].
+    #[track_caller]
+    pub fn batch_norm(
+        self,
+        weight: Option<Var>,
+        bias: Option<Var>,
+        eps: f64,
+    ) -> Result<(Var, [Tensor; 2])> {
+        let mut statistics = None;
+        let inputs = [Some(self), weight, bias];
+        let y = normalize(("batch_norm", Statistics::Batch), inputs, eps, |x, [weight, bias]| {
+            let found = x.batch_norm(weight, bias, eps)?;
+            statistics = Some([found.mean.clone(), found.variance.clone()]);
+            Ok(found)
+        })?;
+        Ok((y, statistics.expect("forward ran")))
+    }
+
+    /// The same by a mean and a variance from outside; see [`Tensor::batch_norm_fixed`].
+    #[track_caller]
+    pub fn batch_norm_fixed(
+        self,
+        [mean, variance]: [&Tensor; 2],
+        weight: Option<Var>,
+        bias: Option<Var>,
+        eps: f64,
+    ) -> Result<Var> {
+        let inputs = [Some(self), weight, bias];
+        let kind = ("batch_norm_fixed", Statistics::Fixed);
+        normalize(kind, inputs, eps, |x, [weight, bias]| {
+            let y = x.batch_norm_fixed(mean, variance, weight, bias, eps)?;
+            Ok(BatchNorm { y, mean: mean.clone(), variance: variance.clone() })
+        })
+    }
+}

@@ -1,0 +1,23 @@
+//! The rule of table look-up.
+
+use lowtide_tensor::Tensor;
+
+use crate::{Needs, Result, Var};
+
+impl Var {
+    /// The rows `index` of the table `self`; see [`Tensor::embedding`]. The gradient is as large as
+    /// the table; backward keeps the index alone.
+    #[track_caller]
+    pub fn embedding(self, index: &Tensor) -> Result<Var> {
+        Var::apply("embedding", [self], |[table], save| {
+            let (y, row_count) = (table.embedding(index)?, table.shape()[0]);
+            let saved_index = save.keep(index);
+            // dtable[r] = Σ dy[i] over the places i whose index is r
+            let rule = move |dy: Tensor, _: Needs| {
+                let index = saved_index.unpack()?;
+                Ok(vec![Some(dy.embedding_backward(&index, row_count)?)])
+            };
+            Ok((y, rule))
+        })
+    }
+}

@@ -1,0 +1,40 @@
+//! Rules of softmax and its logarithm.
+
+use crate::rules::{from_output, reuse};
+use crate::{Result, Var};
+
+impl Var {
+    /// `exp(x) / Σ exp(x)` along `axis`; see [`lowtide_tensor::Tensor::softmax`].
+    #[track_caller]
+    pub fn softmax(self, axis: usize) -> Result<Var> {
+        // dx = y · (dy - Σ dy·y)
+        from_output(
+            "softmax",
+            self,
+            |x| x.softmax_(axis),
+            |x| x.softmax(axis),
+            move |dy, y| {
+                reuse(dy, |dy| dy.softmax_backward_(&y, axis), |dy| dy.softmax_backward(&y, axis))
+            },
+        )
+    }
+
+    /// `x - ln Σ exp(x)` along `axis`; see [`lowtide_tensor::Tensor::log_softmax`].
+    #[track_caller]
+    pub fn log_softmax(self, axis: usize) -> Result<Var> {
+        // dx = dy - exp(y) · Σ dy
+        from_output(
+            "log_softmax",
+            self,
+            |x| x.log_softmax_(axis),
+            |x| x.log_softmax(axis),
+            move |dy, y| {
+                reuse(
+                    dy,
+                    |dy| dy.log_softmax_backward_(&y, axis),
+                    |dy| dy.log_softmax_backward(&y, axis),
+                )
+            },
+        )
+    }
+}

@@ -1,0 +1,156 @@
+use lowtide_autograd::{Pass, Result, Var};
+use lowtide_tensor::{
+    AttentionDropout, AttentionOptions, Causal, Device, Dropout, RandomKey, Tensor,
+};
+
+use super::{AROUND_ZERO, Cases, pair, with_weight};
+use crate::common::values;
+
+const EPS: f64 = 1e-5;
+
+pub(super) fn products(cases: &mut Cases) {
+    let shapes: [[&[usize]; 2]; 12] = [
+        [&[2, 3], &[3, 4]],
+        [&[1, 5], &[5, 1]],
+        [&[3], &[3]],
+        [&[3], &[3, 2]],
+        [&[2, 3], &[3]],
+        [&[2, 2, 3], &[3, 2]],
+        [&[2, 2, 3], &[3]],
+        [&[2, 3], &[2, 3, 2]],
+        [&[3], &[2, 3, 2]],
+        [&[2, 2, 3], &[2, 3, 2]],
+        [&[2, 1, 2, 3], &[3, 3, 1]],
+        [&[0, 2, 3], &[3, 2]],
+    ];
+    for shapes in shapes {
+        cases.add("matmul", &shapes, AROUND_ZERO, |_, x| {
+            let (a, b) = pair(x);
+            a.matmul(b)
+        });
+    }
+    for x in [&[3, 4][..], &[4], &[2, 3, 4], &[2, 1, 2, 4], &[0, 4]] {
+        let linear = |_: &Pass, x| with_weight(x, Var::linear);
+        cases.add("linear", &[x, &[2, 4]], AROUND_ZERO, linear);
+        cases.add("linear", &[x, &[2, 4], &[2]], AROUND_ZERO, linear);
+    }
+}
+
+/// Adds an operation without parameters, with each of them, and with both.
+fn with_parameters(
+    cases: &mut Cases,
+    rule: &'static str,
+    x: &[usize],
+    parameter: &[usize],
+    function: impl Fn(Var, Option<Var>, Option<Var>) -> Result<Var> + Copy + 'static,
+) {
+    let one = |x: Vec<Var>| pair(x);
+    cases.unary(rule, x, AROUND_ZERO, move |x| function(x, None, None));
+    cases.add(rule, &[x, parameter], AROUND_ZERO, move |_, x| {
+        let (x, weight) = one(x);
+        function(x, Some(weight), None)
+    });
+    cases.add(rule, &[x, parameter], AROUND_ZERO, move |_, x| {
+        let (x, bias) = one(x);
+        function(x, None, Some(bias))
+    });
+    cases.add(rule, &[x, parameter, parameter], AROUND_ZERO, move |_, x| {
+        with_weight(x, |x, weight, bias| function(x, Some(weight), bias))
+    });
+}
+
+pub(super) fn normalizations(cases: &mut Cases) {
+    for (x, axis_count) in [(&[3, 4][..], 1), (&[2, 2, 3], 2), (&[5], 1), (&[2, 1, 4], 1)] {
+        let parameter = &x[x.len() - axis_count..];
+        with_parameters(cases, "layer_norm", x, parameter, move |x, weight, bias| {
+            x.layer_norm(axis_count, weight, bias, EPS)
+        });
+        cases.unary("rms_norm", x, AROUND_ZERO, move |x| x.rms_norm(axis_count, None, EPS));
+        cases.add("rms_norm", &[x, parameter], AROUND_ZERO, move |_, x| {
+            let (x, weight) = pair(x);
+            x.rms_norm(axis_count, Some(weight), EPS)
+        });
+    }
+    for (x, groups) in [(&[2, 4, 3][..], 2), (&[3, 4], 2), (&[1, 2, 2, 3], 1), (&[2, 3, 4], 3)] {
+        with_parameters(cases, "group_norm", x, &x[1..2], move |x, weight, bias| {
+            x.group_norm(groups, weight, bias, EPS)
+        });
+    }
+    for x in [&[4, 3][..], &[2, 3, 3], &[2, 2, 2, 3]] {
+        with_parameters(cases, "batch_norm", x, &x[1..2], |x, weight, bias| {
+            Ok(x.batch_norm(weight, bias, EPS)?.0)
+        });
+        with_parameters(cases, "batch_norm_fixed", x, &x[1..2], |x, weight, bias| {
+            let (device, channels) = (x.value().device().clone(), x.shape()[1]);
+            let of = |name, low| {
+                Tensor::from_slice(&device, [channels], &values(name, channels, low, 2.0))
+            };
+            x.batch_norm_fixed([&of("mean", -1.0)?, &of("variance", 0.5)?], weight, bias, EPS)
+        });
+    }
+    for (shape, axis) in [(&[3, 4][..], 1), (&[3, 4], 0), (&[2, 3, 2], 1), (&[5], 0), (&[], 0)] {
+        cases.unary("softmax", shape, AROUND_ZERO, move |x| x.softmax(axis));
+        cases.unary("log_softmax", shape, AROUND_ZERO, move |x| x.log_softmax(axis));
+        // A result that something else still needs.
+        cases.unary("softmax", shape, AROUND_ZERO, move |x| {
+            let y = x.clone().exp()?.softmax(axis)?;
+            y.clone().mul(x)?.add(y)
+        });
+    }
+}
+
+pub(super) fn others(cases: &mut Cases) {
+    let dropout = Dropout { probability: 0.4, key: RandomKey::new(5), first: 3 };
+    cases.unary("dropout", &[3, 4], AROUND_ZERO, move |x| x.dropout(dropout));
+    cases.unary("dropout", &[3, 4], AROUND_ZERO, move |x| x.exp()?.dropout(dropout)?.sin());
+    for shape in [&[5][..], &[2, 3], &[], &[0]] {
+        cases.unary("embedding", &[4, 3], AROUND_ZERO, move |table| {
+            let index: Vec<i64> = [3, 0, 3, 1, 0, 3][..shape.iter().product()].to_vec();
+            let index = Tensor::from_slice(table.value().device(), shape, &index)?;
+            table.embedding(&index)
+        });
+    }
+    attention(cases);
+}
+
+/// Every other key hidden, or a number for each, under `shape`.
+fn mask(device: &Device, shape: &[usize]) -> lowtide_tensor::Result<[Tensor; 2]> {
+    let numbers = values("mask", shape.iter().product(), -1.0, 1.0);
+    let added = Tensor::from_slice(device, shape, &numbers)?;
+    Ok([added.gt_scalar(0.0)?, added])
+}
+
+fn attention(cases: &mut Cases) {
+    let plain = AttentionOptions::default();
+    let dropout = AttentionDropout { key: RandomKey::new(6), probability: 0.3 };
+    let options = [
+        plain,
+        AttentionOptions { causal: Causal::UpperLeft, ..plain },
+        AttentionOptions { causal: Causal::LowerRight, scale: Some(0.7), ..plain },
+        AttentionOptions { dropout: Some(dropout), ..plain },
+    ];
+    // Heads of q, of k and v; queries, keys; dimensions of q and v.
+    for [heads, groups, queries, keys, dim, v_dim] in
+        [[1, 1, 3, 3, 2, 2], [4, 2, 2, 3, 2, 1], [2, 1, 1, 4, 3, 2]]
+    {
+        let shapes = [[2, heads, queries, dim], [2, groups, keys, dim], [2, groups, keys, v_dim]];
+        let shapes = shapes.each_ref().map(|shape| &shape[..]);
+        for options in options {
+            for kind in [None, Some(0), Some(1)] {
+                cases.add("attention", &shapes, AROUND_ZERO, move |_, x| {
+                    let [q, k, v] = x.try_into().unwrap_or_else(|_| panic!("three inputs"));
+                    let masks = mask(q.value().device(), &[heads, queries, keys])?;
+                    let mask = kind.map(|kind: usize| &masks[kind]);
+                    q.attention(k, v, mask, options)
+                });
+            }
+        }
+    }
+    for ([heads, groups], width) in [([2, 2], 12), ([4, 2], 16), ([3, 1], 5)] {
+        for options in options {
+            cases.unary("self_attention", &[2, 3, width], AROUND_ZERO, move |x| {
+                x.self_attention([heads, groups], None, options)
+            });
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Attention of a sequence to itself.
+//!
+//! Vaswani et al., "Attention is all you need" (2017); groups of queries that share keys and
+//! values: Ainslie et al., "GQA: training generalized multi-query transformer models from
+//! multi-head checkpoints" (2023).
+
+use lowtide_allocator::Category;
+use lowtide_autograd::{Pass, Var};
+use lowtide_tensor::{
+    AttentionDropout, AttentionOptions, Causal, DType, Device, RandomKey, Tensor,
+};
+
+use crate::module::visit_under;
+use crate::optim::check_option;
+use crate::{Linear, Module, Parameter, Parameters, Result, init};
+
+/// How a [`MultiHeadAttention`] is built.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MultiHeadOptions {
+    /// Numbers for each position; a multiple of the heads.
+    pub width: usize,
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values, a divisor of the heads of queries; as many as those by default.
+    pub groups: usize,
+    /// Which positions a position sees.
+    pub causal: Causal,
+    /// Of a weight being taken out in training.
+    pub dropout: f64,
+}
+
+impl MultiHeadOptions {
+    /// Every position sees all, and every head has keys of its own.
+    pub fn new(width: usize, heads: usize) -> Self {
+        MultiHeadOptions { width, heads, groups: heads, causal: Causal::No, dropout: 0.0 }
+    }
+}
+
+/// Self-attention with several heads, `torch.nn.MultiheadAttention` with `batch_first=True` and
+/// one input for queries, keys and values. With fewer groups than heads the rows of
+/// `in_proj_weight` are those of all queries, then of all keys, then of all values.
+#[derive(Clone, Debug)]
+pub struct MultiHeadAttention {
+    in_proj_weight: Parameter,
+    in_proj_bias: Parameter,
+    out_proj: Linear,
+    options: MultiHeadOptions,
+}
+
+impl MultiHeadAttention {
+    /// A layer with a weight of Glorot's uniform distribution for the inputs, and biases of zero.
+    ///
+    /// # Errors
+    /// `Option` unless the groups divide the heads, the heads the width, and the dropout is in
+    /// `[0, 1)`; `OutOfMemory`.
+    pub fn new(device: &Device, key: RandomKey, options: MultiHeadOptions) -> Result<Self> {
+        let MultiHeadOptions { width, heads, groups, dropout, .. } = options;
+        let divides = |part: usize, whole: usize| part > 0 && whole.is_multiple_of(part);
+        check_option("heads", heads as f64, "the divisors of the width", |_| {
+            divides(heads, width)
+        })?;
+        check_option("groups", groups as f64, "the divisors of the heads", |_| {
+            divides(groups, heads)
+        })?;
+        check_option("dropout", dropout, "[0, 1)", |p| (0.0..1.0).contains(&p))?;
+        let rows = (heads + 2 * groups) * (width / heads);
+        let mut weight = Tensor::empty_in(device, Category::Parameter, [rows, width], DType::F32)?;
+        init::xavier_uniform_(&mut weight, key.op("in_proj_weight"), 1.0)?;
+        let mut out_proj = Linear::new(device, key.op("out_proj"), width, width)?;
+        let mut filled = Ok(());
+        out_proj.visit(&mut |name, parameter| {
+            if name == "bias" {
+                filled = parameter.value_mut().fill_(0.0);
+            }
+        });
+        filled?;
+        Ok(MultiHeadAttention {
+            in_proj_weight: Parameter::new(weight),
+            in_proj_bias: Parameter::full(device, [rows], 0.0)?,
+            out_proj,
+            options,
+        })
+    }
+}
+
+impl Parameters for MultiHeadAttention {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        visitor("in_proj_weight", &mut self.in_proj_weight);
+        visitor("in_proj_bias", &mut self.in_proj_bias);
+        visit_under("out_proj", &mut self.out_proj, visitor);
+    }
+}
+
+impl Module for MultiHeadAttention {
+    /// # Shapes
+    /// `input: [B, T, D] → [B, T, D]`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        let MultiHeadOptions { heads, groups, causal, dropout: probability, .. } = self.options;
+        let drops = pass.is_training() && probability > 0.0;
+        let dropout = drops.then(|| AttentionDropout { key: pass.draw(), probability });
+        let options = AttentionOptions { causal, dropout, ..Default::default() };
+        let (weight, bias) = (self.in_proj_weight.var(pass)?, self.in_proj_bias.var(pass)?);
+        let packed = input.linear(weight, Some(bias))?;
+        self.out_proj.forward(pass, packed.self_attention([heads, groups], None, options)?)
+    }
+
+    /// Dropped weights are counted from the first sample of the pass, wherever in the logical
+    /// batch that is.
+    fn couples_samples(&self) -> bool {
+        self.options.dropout > 0.0
+    }
+}

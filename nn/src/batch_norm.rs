@@ -1,0 +1,131 @@
+//! Normalisation of channels over the batch.
+//!
+//! Ioffe and Szegedy, "Batch normalization: accelerating deep network training by reducing
+//! internal covariate shift" (2015).
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_tensor::{DType, Device, TensorError};
+
+use crate::buffer::Buffer;
+use crate::{Module, Parameter, Parameters, Result};
+
+/// What both ranks have in common.
+#[derive(Clone, Debug)]
+struct BatchNorm {
+    weight: Parameter,
+    bias: Parameter,
+    running_mean: Buffer,
+    running_var: Buffer,
+    num_batches_tracked: Buffer,
+    momentum: f64,
+    eps: f64,
+}
+
+impl BatchNorm {
+    fn new(device: &Device, channels: usize) -> Result<Self> {
+        let statistic = |value| Buffer::full(device, [channels], DType::F32, value);
+        Ok(BatchNorm {
+            weight: Parameter::full(device, [channels], 1.0)?,
+            bias: Parameter::full(device, [channels], 0.0)?,
+            running_mean: statistic(0.0)?,
+            running_var: statistic(1.0)?,
+            num_batches_tracked: Buffer::full(device, [], DType::I64, 0.0)?,
+            momentum: 0.1,
+            eps: 1e-5,
+        })
+    }
+
+    fn forward(&self, op: &'static str, ranks: &[usize], pass: &Pass, input: Var) -> Result<Var> {
+        let (left, right) = (*input.shape(), *self.weight.value().shape());
+        if !ranks.contains(&left.len()) {
+            return Err(TensorError::Shape { op, left, right }.into());
+        }
+        let (weight, bias) = (Some(self.weight.var(pass)?), Some(self.bias.var(pass)?));
+        let [mut mean, mut variance] =
+            [&self.running_mean, &self.running_var].map(|buffer| buffer.current(pass));
+        if !pass.is_training() {
+            return Ok(input.batch_norm_fixed([&mean, &variance], weight, bias, self.eps)?);
+        }
+        let batches = self.num_batches_tracked.current(pass);
+        let count = left.element_count() / left[1].max(1);
+        let (y, [batch_mean, batch_variance]) = input.batch_norm(weight, bias, self.eps)?;
+        // What the first run made of the buffers counts.
+        if !pass.is_recomputing() {
+            (mean, variance) = (mean.copied()?, variance.copied()?);
+            let batch = [&batch_mean, &batch_variance];
+            mean.update_running_(&mut variance, batch, count, self.momentum)?;
+            self.running_mean.update(pass, mean);
+            self.running_var.update(pass, variance);
+            self.num_batches_tracked.update(pass, batches.add_scalar(1.0)?);
+        }
+        Ok(y)
+    }
+}
+
+macro_rules! batch_norms {
+    ($($(#[$doc:meta])* $name:ident, $op:literal, $ranks:expr, $shape:literal;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// In training the statistics are the batch's, and the running ones (buffers, which
+        /// [`crate::commit_buffers`] writes) move towards them; in evaluation those are used.
+        #[derive(Clone, Debug)]
+        pub struct $name(BatchNorm);
+
+        impl $name {
+            /// A layer of `channels` channels, with a weight of ones and a bias of zeros; eps is
+            /// 1e-5, the momentum of the running statistics 0.1.
+            ///
+            /// # Errors
+            /// `OutOfMemory`.
+            pub fn new(device: &Device, channels: usize) -> Result<Self> {
+                Ok($name(BatchNorm::new(device, channels)?))
+            }
+
+            /// This layer with another addend to the variance.
+            #[must_use]
+            pub fn with_eps(mut self, eps: f64) -> Self {
+                self.0.eps = eps;
+                self
+            }
+
+            /// This layer with another share of the batch in the running statistics.
+            #[must_use]
+            pub fn with_momentum(mut self, momentum: f64) -> Self {
+                self.0.momentum = momentum;
+                self
+            }
+        }
+
+        impl Parameters for $name {
+            fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+                visitor("weight", &mut self.0.weight);
+                visitor("bias", &mut self.0.bias);
+            }
+
+            fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+                visitor("running_mean", &mut self.0.running_mean);
+                visitor("running_var", &mut self.0.running_var);
+                visitor("num_batches_tracked", &mut self.0.num_batches_tracked);
+            }
+        }
+
+        impl Module for $name {
+            /// # Shapes
+            #[doc = $shape]
+            fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+                self.0.forward($op, $ranks, pass, input)
+            }
+
+            fn couples_samples(&self) -> bool {
+                true
+            }
+        }
+    )*};
+}
+
+batch_norms! {
+    /// Mean 0 and variance 1 of each channel over the batch, `torch.nn.BatchNorm1d`.
+    BatchNorm1d, "batch_norm1d", &[2, 3], "`input: [N, C]` or `[N, C, L]`, and so the output";
+    /// Mean 0 and variance 1 of each channel over the batch and the image, `torch.nn.BatchNorm2d`.
+    BatchNorm2d, "batch_norm2d", &[4], "`input: [N, C, H, W] → [N, C, H, W]`";
+}

@@ -1,0 +1,109 @@
+//! A tensor that belongs to a model but is not trained, with an identity.
+
+use lowtide_allocator::Category;
+use lowtide_autograd::{BufferId, BufferUpdates, Pass};
+use lowtide_tensor::{DType, Device, Shape, Tensor};
+
+use crate::{Parameters, Result};
+
+/// A shared handle to what a layer keeps from step to step beside its parameters, such as running
+/// statistics. Passes read it as their attempt has it, and [`commit_buffers`] writes it.
+#[derive(Clone, Debug)]
+pub struct Buffer {
+    id: BufferId,
+    value: Tensor,
+}
+
+impl Buffer {
+    /// Every element `value`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    #[track_caller]
+    pub fn full(
+        device: &Device,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        value: f64,
+    ) -> Result<Self> {
+        let mut tensor = Tensor::empty_in(device, Category::Parameter, shape, dtype)?;
+        tensor.fill_(value)?;
+        Ok(Buffer::new(tensor))
+    }
+
+    /// A buffer with the storage of `value`.
+    pub fn new(value: Tensor) -> Self {
+        Buffer { id: BufferId::new(), value }
+    }
+
+    /// What its updates are found by.
+    pub fn id(&self) -> BufferId {
+        self.id
+    }
+
+    /// The tensor.
+    pub fn value(&self) -> &Tensor {
+        &self.value
+    }
+
+    /// The tensor, to write.
+    pub fn value_mut(&mut self) -> &mut Tensor {
+        &mut self.value
+    }
+
+    /// The same buffer with its stand-in on a simulated device; see [`Tensor::twin`].
+    pub fn twin(&self, sim: &Device) -> Option<Buffer> {
+        Some(Buffer { id: self.id, value: self.value.twin(sim)? })
+    }
+
+    /// The value as the attempt of `pass` has it.
+    pub fn current(&self, pass: &Pass) -> Tensor {
+        pass.buffer(self.id, &self.value)
+    }
+
+    /// Makes `value` what is to become of this buffer when the attempt is committed.
+    pub fn update(&self, pass: &Pass, value: Tensor) {
+        pass.update_buffer(self.id, value);
+    }
+}
+
+/// Writes what the passes of an attempt made of the buffers of `model`, in place. Allocates
+/// nothing.
+///
+/// # Errors
+/// `Frozen`, `Shape` or `DType` for an update that does not fit; then nothing was written.
+pub fn commit_buffers(model: &mut dyn Parameters, updates: &BufferUpdates) -> Result<()> {
+    check_buffers(model, updates)?;
+    let mut result = Ok(());
+    model.visit_buffers(&mut |_, buffer| {
+        if let (true, Some(value)) = (result.is_ok(), updates.get(buffer.id)) {
+            result = buffer.value.copy_(value);
+        }
+    });
+    Ok(result?)
+}
+
+/// `Ok` if [`commit_buffers`] will be.
+pub(crate) fn check_buffers(model: &mut dyn Parameters, updates: &BufferUpdates) -> Result<()> {
+    let mut result = Ok(());
+    model.visit_buffers(&mut |_, buffer| {
+        if let (true, Some(value)) = (result.is_ok(), updates.get(buffer.id)) {
+            let writable = buffer.value.check_writable("commit_buffers");
+            result = writable.and_then(|()| check_fits(&buffer.value, value));
+        }
+    });
+    Ok(result?)
+}
+
+fn check_fits(buffer: &Tensor, value: &Tensor) -> lowtide_tensor::Result<()> {
+    let op = "commit_buffers";
+    if buffer.shape() != value.shape() {
+        let (left, right) = (*buffer.shape(), *value.shape());
+        return Err(lowtide_tensor::TensorError::Shape { op, left, right });
+    }
+    if buffer.dtype() != value.dtype() {
+        let (left, right) = (buffer.dtype(), value.dtype());
+        return Err(lowtide_tensor::TensorError::DType { op, left, right });
+    }
+    Ok(())
+}

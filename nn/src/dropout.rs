@@ -1,0 +1,41 @@
+//! Elements taken out at random while training.
+
+use lowtide_autograd::{Pass, Var};
+
+use crate::optim::check_option;
+use crate::{Module, Parameters, Result};
+
+/// Takes out elements in training and scales the others up, `torch.nn.Dropout`. Which ones is a
+/// function of the pass's key, the module's path and the sample's place in the logical batch, so
+/// that a batch in parts loses the same elements.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout {
+    probability: f64,
+}
+
+impl Dropout {
+    /// Of an element being taken out; PyTorch's default is 0.5.
+    ///
+    /// # Errors
+    /// `Option` outside `[0, 1]`.
+    pub fn new(probability: f64) -> Result<Self> {
+        check_option("probability", probability, "[0, 1]", |p| (0.0..=1.0).contains(&p))?;
+        Ok(Dropout { probability })
+    }
+}
+
+impl Parameters for Dropout {}
+
+impl Module for Dropout {
+    /// # Shapes
+    /// `input: [N, ..] → [N, ..]`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        if !pass.is_training() || self.probability == 0.0 {
+            return Ok(input);
+        }
+        let sample: usize = input.shape().iter().skip(1).product();
+        let first = pass.first_sample() * sample as u64;
+        let (probability, key) = (self.probability, pass.draw());
+        Ok(input.dropout(lowtide_tensor::Dropout { probability, key, first })?)
+    }
+}

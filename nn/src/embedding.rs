@@ -1,0 +1,47 @@
+//! Rows of a table; x: [..] of indices, W: [V, D], y: [.., D].
+
+use lowtide_allocator::Category;
+use lowtide_autograd::{Pass, Var};
+use lowtide_tensor::{DType, Device, RandomKey, Tensor};
+
+use crate::{Module, Parameter, Parameters, Result};
+
+/// A learned vector for each index, `torch.nn.Embedding`.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    weight: Parameter,
+}
+
+impl Embedding {
+    /// A table of `rows` vectors of `width`, from the standard normal distribution.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new(device: &Device, key: RandomKey, rows: usize, width: usize) -> Result<Self> {
+        let mut weight = Tensor::empty_in(device, Category::Parameter, [rows, width], DType::F32)?;
+        weight.normal_(key.op("weight"), 0.0, 1.0)?;
+        Ok(Embedding { weight: Parameter::new(weight) })
+    }
+
+    /// The table in a pass.
+    ///
+    /// # Errors
+    /// `Consumed` after backward.
+    pub fn table(&self, pass: &Pass) -> Result<Var> {
+        self.weight.var(pass)
+    }
+}
+
+impl Parameters for Embedding {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        visitor("weight", &mut self.weight);
+    }
+}
+
+impl Module for Embedding {
+    /// # Shapes
+    /// `input: [..]` of i64 `→ [.., D]`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        Ok(self.weight.var(pass)?.embedding(&input.into_value())?)
+    }
+}
