@@ -89,7 +89,9 @@ proptest! {
         prop_assert!(found.shape().is_empty());
         let eps = epsilon(found.dtype());
         let error = (download(&found).values[0] - sum).abs();
-        prop_assert!(error <= 16.0 * eps * size, "{} of {}", error, sum);
+        // The twin adds one after the other, in f64.
+        let tolerance = 16.0 * eps + x_twin.len() as f64 * f64::EPSILON;
+        prop_assert!(error <= tolerance * size, "{} of {}", error, sum);
 
         let seed = Tensor::full(shared(), [], found.dtype(), 0.75).unwrap();
         let dx = seed.pair_loss_weighted_backward(&x, &t, loss, w).unwrap();

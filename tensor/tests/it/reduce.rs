@@ -107,8 +107,12 @@ fn check_reductions(
         let wrapped = |y: &Tensor, expected: &Array| match y.dtype() {
             // Products of integers wrap, and f64 twins do not.
             DType::I64 if expected.values.iter().any(|y| y.abs() > 1e15) => {}
-            // A product may be beyond what the type holds.
-            _ => assert_close(y, &download(&upload(shared(), expected, y.dtype())), 4),
+            // A product may be beyond what the type holds, and the twin of f64 rounds, too.
+            dtype => {
+                let in_twin =
+                    if dtype == DType::F64 { array.len() / expected.len().max(1) } else { 0 };
+                assert_close(y, &download(&upload(shared(), expected, dtype)), 4 + in_twin);
+            }
         };
         wrapped(&reduce(x, axes).unwrap(), &expected);
         wrapped(&keep(x, axes).unwrap(), &expected.reshape(&kept));
