@@ -3,8 +3,8 @@ use std::sync::Arc;
 use lowtide_allocator::cuda::CudaSource;
 use lowtide_allocator::torch::TorchSettings;
 use lowtide_allocator::{
-    AllocError, Buffer, CachingAllocator, Category, LimitSource, MemorySource, Policy, Repeat,
-    Rung, SimSource, SimStreams, Stream,
+    Buffer, CachingAllocator, Category, LimitSource, MemorySource, Policy, Repeat, Rung, SimSource,
+    SimStreams, Stream,
 };
 use proptest::prelude::*;
 
@@ -232,20 +232,23 @@ fn views_go_only_when_the_work_on_them_is_done() {
 }
 
 #[test]
-fn view_that_cannot_be_mapped_leaves_nothing_mapped() {
-    let Some(gpu) = Gpu::take() else { return };
-    let (_, memory) = gpu.memory();
-    let mut blocks: Vec<Buffer> = (0..7).map(|_| memory.allocate(PAGE_BYTES).unwrap()).collect();
-    [5, 3, 1].into_iter().for_each(|index| drop(blocks.remove(index)));
-    for (function, nth) in [("cuMemMap", 3), ("cuMemSetAccess", 1)] {
-        // Neither creation nor mapping of pages: the block lies on those that there are.
-        gpu.pretend.fail(function, 1, nth, Repeat::Once);
-        assert!(matches!(memory.allocate(3 * PAGE_BYTES), Err(AllocError::Source(_))));
-        assert_eq!((gpu.pretend.live("mappings"), gpu.pretend.live("handles")), (7, 7));
+fn view_that_cannot_be_mapped_leaves_nothing_mapped_and_the_block_goes_to_the_top() {
+    for fault in [Some(("cuMemMap", 3)), Some(("cuMemSetAccess", 1)), None] {
+        let Some(gpu) = Gpu::take() else { return };
+        let (_, memory) = gpu.memory();
+        let mut blocks: Vec<Buffer> =
+            (0..7).map(|_| memory.allocate(PAGE_BYTES).unwrap()).collect();
+        [5, 3, 1].into_iter().for_each(|index| drop(blocks.remove(index)));
+        if let Some((function, nth)) = fault {
+            gpu.pretend.fail(function, 1, nth, Repeat::Once);
+        }
+        let block = memory.allocate(3 * PAGE_BYTES).unwrap();
+        assert_eq!(block.is_stitched(), fault.is_none(), "{fault:?}");
+        // Growth is paid with free pages, and a view maps its pages once more.
+        let mapped = if fault.is_none() { 10 } else { 7 };
+        let live = (gpu.pretend.live("mappings"), gpu.pretend.live("handles"));
+        assert_eq!(live, (mapped, 7), "{fault:?}");
     }
-    let stitched = memory.allocate(3 * PAGE_BYTES).unwrap();
-    assert!(stitched.is_stitched());
-    assert_eq!(gpu.pretend.live("mappings"), 10);
 }
 
 #[test]
