@@ -387,39 +387,9 @@ impl<const N: usize> Nest<N> {
 
     /// Calls `visit` for the rows that cover the elements `from..to` in row-major order.
     pub(crate) fn rows(&self, from: usize, to: usize, mut visit: impl FnMut(Row<N>)) {
-        if from >= to {
-            return;
-        }
-        let last = self.rank - 1;
-        let mut index = [0; RANK_MAX];
-        let mut rest = from;
-        for axis in (0..self.rank).rev() {
-            index[axis] = rest % self.dims[axis];
-            rest /= self.dims[axis];
-        }
-        let mut starts: [usize; N] = std::array::from_fn(|k| {
-            (0..self.rank).map(|axis| index[axis] * self.strides[k][axis]).sum()
-        });
-        let mut at = from;
-        loop {
-            let len = (self.dims[last] - index[last]).min(to - at);
-            visit(Row { starts, len });
-            at += len;
-            if at == to {
-                return;
-            }
-            // To the next row: the innermost index starts over, and the ones before it count on.
-            (0..N).for_each(|k| starts[k] -= index[last] * self.strides[k][last]);
-            index[last] = 0;
-            for axis in (0..last).rev() {
-                index[axis] += 1;
-                (0..N).for_each(|k| starts[k] += self.strides[k][axis]);
-                if index[axis] < self.dims[axis] {
-                    break;
-                }
-                (0..N).for_each(|k| starts[k] -= self.dims[axis] * self.strides[k][axis]);
-                index[axis] = 0;
-            }
+        let mut walk = Walk::new(self, from, to);
+        while let Some(row) = walk.next_row() {
+            visit(row);
         }
     }
 
@@ -434,6 +404,71 @@ impl<const N: usize> Nest<N> {
             (0..row.len)
                 .for_each(|i| visit(std::array::from_fn(|k| row.starts[k] + i * strides[k]), 1));
         });
+    }
+}
+
+/// Where a visit of a [`Nest`]'s rows stands. Apart from [`Nest::rows`], so that the many visitors
+/// of the crate share its code.
+struct Walk<'a, const N: usize> {
+    nest: &'a Nest<N>,
+    index: [usize; RANK_MAX],
+    starts: [usize; N],
+    at: usize,
+    to: usize,
+}
+
+impl<'a, const N: usize> Walk<'a, N> {
+    fn new(nest: &'a Nest<N>, from: usize, to: usize) -> Self {
+        let mut walk = Walk { nest, index: [0; RANK_MAX], starts: [0; N], at: from, to };
+        if from >= to {
+            return walk;
+        }
+        let mut rest = from;
+        for axis in (0..nest.rank).rev() {
+            walk.index[axis] = rest % nest.dims[axis];
+            rest /= nest.dims[axis];
+            for (start, strides) in walk.starts.iter_mut().zip(&nest.strides) {
+                *start += walk.index[axis] * strides[axis];
+            }
+        }
+        walk
+    }
+
+    fn next_row(&mut self) -> Option<Row<N>> {
+        if self.at >= self.to {
+            return None;
+        }
+        let last = self.nest.rank - 1;
+        let len = (self.nest.dims[last] - self.index[last]).min(self.to - self.at);
+        let row = Row { starts: self.starts, len };
+        self.at += len;
+        if self.at < self.to {
+            self.turn(last);
+        }
+        Some(row)
+    }
+
+    /// To the next row: the innermost index starts over, and the ones before it count on.
+    fn turn(&mut self, last: usize) {
+        let Nest { dims, strides, .. } = self.nest;
+        for (start, strides) in self.starts.iter_mut().zip(strides) {
+            *start -= self.index[last] * strides[last];
+        }
+        self.index[last] = 0;
+        for axis in (0..last).rev() {
+            self.index[axis] += 1;
+            let ended = self.index[axis] == dims[axis];
+            for (start, strides) in self.starts.iter_mut().zip(strides) {
+                *start += strides[axis];
+                if ended {
+                    *start -= dims[axis] * strides[axis];
+                }
+            }
+            if !ended {
+                break;
+            }
+            self.index[axis] = 0;
+        }
     }
 }
 
