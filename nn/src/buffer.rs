@@ -84,7 +84,10 @@ pub fn commit_buffers(model: &mut dyn Parameters, updates: &BufferUpdates) -> Re
 }
 
 /// `Ok` if [`commit_buffers`] will be.
-pub(crate) fn check_buffers(model: &mut dyn Parameters, updates: &BufferUpdates) -> Result<()> {
+///
+/// # Errors
+/// Those of [`commit_buffers`].
+pub fn check_buffers(model: &mut dyn Parameters, updates: &BufferUpdates) -> Result<()> {
     let mut result = Ok(());
     model.visit_buffers(&mut |_, buffer| {
         if let (true, Some(value)) = (result.is_ok(), updates.get(buffer.id)) {

@@ -27,7 +27,7 @@ mod sequential;
 pub use activations::{ELU, GELU, LeakyReLU, SiLU, Sigmoid, Softmax, Softplus, Tanh};
 pub use attention::{MultiHeadAttention, MultiHeadOptions};
 pub use batch_norm::{BatchNorm1d, BatchNorm2d};
-pub use buffer::{Buffer, commit_buffers};
+pub use buffer::{Buffer, check_buffers, commit_buffers};
 pub use conv2d::Conv2d;
 pub use dropout::Dropout;
 pub use embedding::Embedding;

@@ -1,6 +1,7 @@
 //! What every layer and every model is.
 
 use lowtide_autograd::{Pass, Var};
+use lowtide_tensor::Tensor;
 
 use crate::{Buffer, Parameter, Result};
 
@@ -16,6 +17,12 @@ pub trait Parameters {
     /// order. Modules without buffers need not implement it; containers have to.
     fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
         let _ = visitor;
+    }
+
+    /// Shows the value of every parameter, then that of every buffer: all that is stored.
+    fn visit_tensors(&mut self, visitor: &mut dyn FnMut(&str, &mut Tensor)) {
+        self.visit(&mut |name, parameter| visitor(name, parameter.value_mut()));
+        self.visit_buffers(&mut |name, buffer| visitor(name, buffer.value_mut()));
     }
 }
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use lowtide_tensor::{DType, Element, Tensor};
+use lowtide_tensor::{DType, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
 use crate::error::WeightsProblem;
@@ -17,22 +17,16 @@ use crate::{NnError, Parameters, Result};
 /// # Errors
 /// `File`; a file that was there before is untouched.
 pub fn save(model: &mut dyn Parameters, path: &Path) -> Result<()> {
+    // Native order is little-endian on every machine this runs on, which is what the format wants.
+    const { assert!(cfg!(target_endian = "little"), "safetensors files are little-endian") };
     let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
     let mut failure = None;
-    visit_tensors(model, &mut |name, value| {
-        let bytes = match value.dtype() {
-            DType::F64 => value.to_vec::<f64>().map(|values| bytes_of(&values)),
-            DType::F32 => value.to_vec::<f32>().map(|values| bytes_of(&values)),
-            DType::I64 => value.to_vec::<i64>().map(|values| bytes_of(&values)),
-            _ => value.to_vec::<u8>(),
-        };
-        match bytes {
-            Ok(bytes) => {
-                let dtype = file_dtype(value.dtype());
-                tensors.push((name.to_owned(), dtype, value.shape().to_vec(), bytes));
-            }
-            Err(error) => failure = failure.take().or(Some(error)),
+    model.visit_tensors(&mut |name, value| match value.to_bytes() {
+        Ok(bytes) => {
+            let dtype = file_dtype(value.dtype());
+            tensors.push((name.to_owned(), dtype, value.shape().to_vec(), bytes));
         }
+        Err(error) => failure = failure.take().or(Some(error)),
     });
     if let Some(error) = failure {
         return Err(error.into());
@@ -46,24 +40,17 @@ pub fn save(model: &mut dyn Parameters, path: &Path) -> Result<()> {
     write_beside(path, &bytes).map_err(|source| NnError::File { path: path.to_owned(), source })
 }
 
-/// Shows all that is stored: the parameters, then the buffers.
-fn visit_tensors(model: &mut dyn Parameters, visitor: &mut dyn FnMut(&str, &mut Tensor)) {
-    model.visit(&mut |name, parameter| visitor(name, parameter.value_mut()));
-    model.visit_buffers(&mut |name, buffer| visitor(name, buffer.value_mut()));
-}
-
-/// Native order is little-endian on every machine this runs on, which is what the format wants.
-fn bytes_of<T: Element>(values: &[T]) -> Vec<u8> {
-    const { assert!(cfg!(target_endian = "little"), "safetensors files are little-endian") };
-    bytemuck::cast_slice(values).to_vec()
-}
-
 fn file_dtype(dtype: DType) -> Dtype {
     match dtype {
         DType::F64 => Dtype::F64,
         DType::F32 => Dtype::F32,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
         DType::I64 => Dtype::I64,
-        _ => Dtype::U8,
+        DType::I32 => Dtype::I32,
+        DType::U8 => Dtype::U8,
+        DType::Bool => Dtype::BOOL,
+        _ => unreachable!("every dtype there is has its like in the format"),
     }
 }
 
@@ -91,13 +78,13 @@ pub fn load(model: &mut dyn Parameters, path: &Path) -> Result<()> {
     let file = SafeTensors::deserialize(&bytes).map_err(format)?;
     check(model, &file, path)?;
     let mut writable = Ok(());
-    visit_tensors(model, &mut |_, value| {
+    model.visit_tensors(&mut |_, value| {
         let check = value.check_writable("load");
         writable = std::mem::replace(&mut writable, Ok(())).and(check);
     });
     writable?;
     let mut result = Ok(());
-    visit_tensors(model, &mut |name, value| {
+    model.visit_tensors(&mut |name, value| {
         let view = file.tensor(name).expect("checked to be there");
         let fill = value.set_bytes_(view.data());
         result = std::mem::replace(&mut result, Ok(())).and(fill);
@@ -109,7 +96,7 @@ fn check(model: &mut dyn Parameters, file: &SafeTensors<'_>, path: &Path) -> Res
     let mut unknown: Vec<String> = file.names().iter().map(|name| (*name).to_owned()).collect();
     unknown.sort();
     let mut problem: Option<(String, WeightsProblem)> = None;
-    visit_tensors(model, &mut |name, value| {
+    model.visit_tensors(&mut |name, value| {
         unknown.retain(|of_file| of_file != name);
         let found = compare(file, name, value);
         problem = problem.take().or(found.map(|found| (name.to_owned(), found)));

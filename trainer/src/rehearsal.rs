@@ -55,9 +55,9 @@ impl<T: Task, O: Optimizer> Cast<'_, T, O> {
         allocator.trim();
         allocator.reset_peaks();
         let mut task = self.task.clone();
-        task.parameters().visit(&mut |name, parameter| {
-            let twin = parameter.twin(&device);
-            *parameter = twin.unwrap_or_else(|| panic!("{name} is not on the run's device"));
+        task.parameters().visit_tensors(&mut |name, tensor| {
+            let twin = tensor.twin(&device);
+            *tensor = twin.unwrap_or_else(|| panic!("{name} is not on the run's device"));
         });
         let mut optimizer = self.optimizer.twin(&device).expect("its state is on the run's device");
         let mut scaler = self.scaler.clone();

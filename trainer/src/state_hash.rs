@@ -1,6 +1,6 @@
 //! A hash of a run's state, to compare runs bit for bit.
 
-use lowtide_tensor::{DType, Tensor};
+use lowtide_tensor::Tensor;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::Result;
@@ -15,21 +15,7 @@ impl StateHasher {
         self.0.update(name.as_bytes());
         self.0.update(tensor.dtype().to_string().as_bytes());
         tensor.shape().iter().for_each(|dim| self.0.update(&(*dim as u64).to_le_bytes()));
-        match tensor.dtype() {
-            DType::F64 => {
-                let values = tensor.to_vec::<f64>()?;
-                values.iter().for_each(|x| self.0.update(&x.to_le_bytes()));
-            }
-            DType::I64 => {
-                let values = tensor.to_vec::<i64>()?;
-                values.iter().for_each(|x| self.0.update(&x.to_le_bytes()));
-            }
-            DType::F32 => {
-                let values = tensor.to_vec::<f32>()?;
-                values.iter().for_each(|x| self.0.update(&x.to_le_bytes()));
-            }
-            _ => self.0.update(&tensor.to_vec::<u8>()?),
-        }
+        self.0.update(&tensor.to_bytes()?);
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use lowtide_amp::LossScaler;
 use lowtide_autograd::{Attempt, Gradients, Pass};
 use lowtide_data::BatchView;
 use lowtide_nn::optim::Optimizer;
+use lowtide_nn::{check_buffers, commit_buffers};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor, scale_and_check_finite, squared_norm};
 
 use crate::{Result, Task};
@@ -33,7 +34,8 @@ pub(crate) struct Step<'a, T, O> {
 pub(crate) struct StepOutcome {
     /// Mean loss over the targets of the logical batch, before the update.
     pub(crate) loss: f64,
-    /// Whether the update was left out because a scaled gradient overflowed.
+    /// Whether the update was left out because a scaled gradient overflowed. Buffers then keep
+    /// their values too (in PyTorch they move), so that a skipped step changes only the scale.
     pub(crate) skipped: bool,
 }
 
@@ -60,18 +62,20 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
 
         // PREPARE
         (self.on_phase)("optimizer");
-        let mut gradients = attempt.into_gradients();
+        let (mut gradients, buffers) = attempt.into_parts();
         if self.found_infinite(&mut gradients)? {
             self.scaler.update(true);
             return Ok(StepOutcome { loss, skipped: true });
         }
         self.clip(&mut gradients)?;
         let update = self.optimizer.prepare(self.task.parameters(), gradients)?;
+        drop(frozen);
+        check_buffers(self.task.parameters(), &buffers)?;
 
         // COMMIT
-        drop(frozen);
         let _seal = self.device.allocator().seal();
         update.commit()?;
+        commit_buffers(self.task.parameters(), &buffers)?;
         self.scaler.update(false);
         Ok(StepOutcome { loss, skipped: false })
     }
@@ -90,7 +94,8 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
         let seed = if count > 0.0 { f64::from(self.scaler.scale()) / count } else { 0.0 };
         for part in micro_batches(batch.len(), micro_batch) {
             (self.on_phase)("forward");
-            let pass = Pass::train(self.key, attempt);
+            let first_sample = part.start as u64;
+            let pass = Pass::train(self.key, attempt).with_first_sample(first_sample);
             let scope = self.device.category(Category::Activation);
             let loss = self.task.loss(&pass, self.device, &batch.slice(part))?;
             drop(scope);
@@ -126,13 +131,13 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
     }
 }
 
-/// Keeps parameters and optimizer state from being written until it is dropped.
+/// Keeps parameters, buffers and optimizer state from being written until it is dropped.
 struct Frozen(Vec<Tensor>);
 
 impl Frozen {
     fn new(task: &mut impl Task, optimizer: &mut impl Optimizer) -> Self {
         let mut tensors = Vec::new();
-        task.parameters().visit(&mut |_, parameter| tensors.push(parameter.value().clone()));
+        task.parameters().visit_tensors(&mut |_, tensor| tensors.push(tensor.clone()));
         optimizer.visit_state(&mut |tensor| tensors.push(tensor.clone()));
         tensors.iter().for_each(Tensor::freeze);
         Frozen(tensors)

@@ -118,8 +118,8 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         self.micro_batch
     }
 
-    /// A hash of everything that a step changes: parameters, optimizer state, step counts, loss
-    /// scale. Equal hashes are equal runs, bit for bit.
+    /// A hash of everything that a step changes: parameters, buffers, optimizer state, step
+    /// counts, loss scale. Equal hashes are equal runs, bit for bit.
     ///
     /// # Errors
     /// `ValueUnavailable` on a simulated device.
@@ -130,7 +130,7 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
             let added = hasher.add(name, tensor);
             result = std::mem::replace(&mut result, Ok(())).and(added);
         };
-        self.task.parameters().visit(&mut |name, parameter| add(name, parameter.value()));
+        self.task.parameters().visit_tensors(&mut |name, tensor| add(name, tensor));
         self.optimizer.visit_state(&mut |tensor| add("state", tensor));
         result?;
         let scale = u64::from(self.scaler.scale().to_bits());

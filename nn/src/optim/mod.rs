@@ -12,8 +12,7 @@ mod slots;
 use lowtide_autograd::{Attempt, Gradients};
 use lowtide_tensor::{Device, Tensor};
 
-use crate::buffer::check_buffers;
-use crate::{NnError, Parameters, Result, commit_buffers};
+use crate::{NnError, Parameters, Result, check_buffers, commit_buffers};
 
 pub use adagrad::{Adagrad, AdagradOptions};
 pub use adam::{Adam, AdamOptions};

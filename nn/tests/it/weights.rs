@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
-use lowtide_nn::{Linear, NnError, Parameter, Parameters, WeightsProblem, load, save};
-use lowtide_tensor::{Device, RandomKey, Tensor};
+use lowtide_nn::{Buffer, Linear, NnError, Parameter, Parameters, WeightsProblem, load, save};
+use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 use safetensors::SafeTensors;
 
 use crate::common::{KEY, Outcome, Pair, all_bits, cpu, f32s};
@@ -37,6 +37,35 @@ fn what_is_saved_is_loaded_bit_for_bit() -> Outcome {
     assert_eq!(all_bits(&mut other), expected);
     assert_eq!(all_bits(&mut one), expected);
     assert_eq!(entries(folder.path())?, ["model.safetensors"]);
+    Ok(())
+}
+
+#[test]
+fn tensors_of_every_type_are_loaded_bit_for_bit() -> Outcome {
+    /// One tensor, kept as a buffer, which may be of any type.
+    struct Holder(Buffer);
+    impl Parameters for Holder {
+        fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+            visitor("held", &mut self.0);
+        }
+    }
+    let device = cpu();
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("model.safetensors");
+    let values = Tensor::from_slice(&device, [2, 3], &[0.0_f32, 1.0, 0.1, 7.5, 3.0, 2.0])?;
+    let types = [DType::F64, DType::F32, DType::F16, DType::BF16, DType::I64, DType::I32];
+    for dtype in types.into_iter().chain([DType::U8, DType::Bool]) {
+        let held = values.to_dtype(dtype)?;
+        save(&mut Holder(Buffer::new(held.copied()?)), &path)?;
+        let mut loaded = Holder(Buffer::new(Tensor::zeros(&device, [2, 3], dtype)?));
+        load(&mut loaded, &path)?;
+        assert_eq!(loaded.0.value().to_bytes()?, held.to_bytes()?, "{dtype}");
+        for other in types.into_iter().filter(|other| *other != dtype) {
+            let mut of_another = Holder(Buffer::new(Tensor::zeros(&device, [2, 3], other)?));
+            let error = load(&mut of_another, &path).expect_err("another type");
+            assert!(matches!(error, NnError::Weights { .. }), "{dtype} as {other}: {error}");
+        }
+    }
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! Laws of training inside a budget, one module per subject.
 
 mod blank_labels;
+mod buffers;
 mod clip;
 mod common;
 mod coupled;
