@@ -1,11 +1,11 @@
-//! `cargo xtask test | tidy | bench`: dispatch and help.
+//! `cargo xtask test | tidy | bench | parity`: dispatch and help.
 
 #![forbid(unsafe_code)]
 
 use std::path::Path;
 use std::process::ExitCode;
 
-use xtask::{bench, test, tidy, workspace};
+use xtask::{bench, parity, test, tidy, workspace};
 
 const HELP: &str = "\
 usage: cargo xtask COMMAND
@@ -17,6 +17,9 @@ usage: cargo xtask COMMAND
   tidy                   checks of the tracked files only
   bench [FILTER]         run the benches and write target/bench-report.md;
                          FILTER is a crate folder or a part of a benchmark's name
+  parity [CRATE]         make the reference values of tensor and nn anew with the PyTorch of
+                         LOWTIDE_PYTHON (python3 without it), compare them with the checked-in
+                         ones, and run the tests that compare lowtide with those
 
 The last line of `test` is `N passed, N failed, N skipped`. A test that cannot run here prints a
 line `skipped: NAME: REASON`, passes, and is counted as skipped.";
@@ -47,6 +50,7 @@ fn dispatch(arguments: &[String]) -> Result<bool, String> {
         "test" => test::run(&root()?, &test::Options::parse(rest)?),
         "tidy" => run_tidy(&root()?, rest),
         "bench" => bench::run(&root()?, rest),
+        "parity" => parity::run(&root()?, rest),
         other => Err(format!("unknown command `{other}`; `cargo xtask --help` lists the commands")),
     }
 }

@@ -4,6 +4,7 @@ mod bench;
 #[cfg(unix)]
 mod command;
 mod markdown;
+mod parity;
 mod plan;
 mod source;
 mod tally;

@@ -1,0 +1,213 @@
+//! `cargo xtask parity`: makes the reference values anew with the PyTorch that is at hand, and
+//! compares them with the ones that are checked in; then runs the tests that compare lowtide with
+//! those.
+//!
+//! The scripts below `CRATE/tests/fixtures` write beside themselves, so they run as copies.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use half::{bf16, f16};
+use safetensors::{Dtype, SafeTensors};
+
+use crate::workspace;
+
+/// Where reference values are, and the tests that read them.
+const CRATES: [(&str, &str); 2] = [("tensor", "golden"), ("nn", "pytorch")];
+
+/// How far values may be apart, relative to the larger of their size and 1: processors and
+/// versions of PyTorch differ in the order of sums, and the longest values are those of 20 steps.
+pub const TOLERANCE: f64 = 2e-3;
+
+/// What the scripts import.
+const IMPORTS: &str = "import torch, numpy, safetensors";
+
+/// Runs it; `Ok(false)` when something differs or a test fails.
+///
+/// # Errors
+/// One line about arguments, and about files or programs that cannot be used.
+pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
+    let only = match arguments {
+        [] => None,
+        [folder] if CRATES.iter().any(|(name, _)| name == folder) => Some(folder.as_str()),
+        _ => return Err(format!("parity takes tensor or nn, got `{}`", arguments.join(" "))),
+    };
+    let Some(python) = python() else {
+        println!(
+            "skipped: parity: no Python with torch, numpy and safetensors; LOWTIDE_PYTHON names \
+             one, made with\n  python3 -m venv venv && venv/bin/pip install torch numpy safetensors"
+        );
+        return Ok(true);
+    };
+    let mut good = true;
+    for (folder, tests) in CRATES.iter().filter(|(name, _)| only.is_none_or(|only| only == *name)) {
+        let checked_in = root.join(folder).join("tests/fixtures");
+        let fresh = root.join("target/parity").join(folder);
+        make(&python, &checked_in, &fresh)?;
+        for path in files(&fresh)?.into_iter().filter(|path| extension(path) != "py") {
+            let name = path.file_name().unwrap_or_default();
+            let outcome = compare_files(&path, &checked_in.join(name));
+            good &= outcome.is_ok();
+            println!("{folder}/{}: {}", name.display(), outcome.unwrap_or_else(|why| why));
+        }
+        let package = workspace::package_in(root, folder).ok_or("no such crate")?;
+        let status = workspace::cargo(root)
+            .args(["test", "-p", &package, "--test", "it", tests])
+            .status()
+            .map_err(|error| format!("cargo does not start: {error}"))?;
+        good &= status.success();
+    }
+    Ok(good)
+}
+
+/// A Python that has what the scripts import.
+fn python() -> Option<PathBuf> {
+    let python = std::env::var_os("LOWTIDE_PYTHON").unwrap_or_else(|| "python3".into());
+    let mut command = Command::new(&python);
+    let status = command.args(["-c", IMPORTS]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success()).then(|| python.into())
+}
+
+/// Runs copies of the scripts of a folder in another one, which is emptied before.
+fn make(python: &Path, scripts: &Path, fresh: &Path) -> Result<(), String> {
+    let at = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
+    if fresh.exists() {
+        fs::remove_dir_all(fresh).map_err(|error| at(fresh, error))?;
+    }
+    fs::create_dir_all(fresh).map_err(|error| at(fresh, error))?;
+    let is_script = |path: &PathBuf| extension(path) == "py";
+    let scripts: Vec<PathBuf> = files(scripts)?.into_iter().filter(is_script).collect();
+    for script in &scripts {
+        let copy = fresh.join(script.file_name().unwrap_or_default());
+        fs::copy(script, &copy).map_err(|error| at(script, error))?;
+    }
+    for script in &scripts {
+        let text = fs::read_to_string(script).map_err(|error| at(script, error))?;
+        if !text.contains("import torch") {
+            continue;
+        }
+        println!("running {}", script.display());
+        let name = script.file_name().unwrap_or_default();
+        let output = Command::new(python).arg(name).current_dir(fresh).output();
+        let output = output.map_err(|error| at(python, error))?;
+        if !output.status.success() {
+            let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(format!("{} failed:\n{message}", script.display()));
+        }
+    }
+    Ok(())
+}
+
+/// The files of a folder, sorted.
+fn files(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let entries = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.retain(|path| path.is_file());
+    paths.sort();
+    Ok(paths)
+}
+
+fn extension(path: &Path) -> &str {
+    path.extension().and_then(|extension| extension.to_str()).unwrap_or_default()
+}
+
+fn compare_files(fresh: &Path, checked_in: &Path) -> Result<String, String> {
+    let read = |path: &Path| fs::read(path).map_err(|e| format!("{}: {e}", path.display()));
+    let (fresh_bytes, known) = (read(fresh)?, read(checked_in)?);
+    let difference = match extension(fresh) {
+        "safetensors" => compare_tensors(&fresh_bytes, &known)?,
+        "txt" => compare_text(&text(&fresh_bytes)?, &text(&known)?)?,
+        other => return Err(format!("how to compare `.{other}` files is not known")),
+    };
+    Ok(format!("largest difference {difference:.1e}"))
+}
+
+fn text(bytes: &[u8]) -> Result<String, String> {
+    String::from_utf8(bytes.to_vec()).map_err(|error| format!("no text: {error}"))
+}
+
+/// The largest difference of the numbers in two texts.
+///
+/// # Errors
+/// The first place where words, or numbers by more than the tolerance, are not the same.
+pub fn compare_text(fresh: &str, known: &str) -> Result<f64, String> {
+    let (fresh, known): (Vec<&str>, Vec<&str>) = (fresh.lines().collect(), known.lines().collect());
+    if fresh.len() != known.len() {
+        return Err(format!("{} lines, checked in are {}", fresh.len(), known.len()));
+    }
+    let mut largest = 0.0_f64;
+    for (line, (fresh, known)) in (1..).zip(fresh.iter().zip(&known)) {
+        let (fresh, known) = (fresh.split_whitespace(), known.split_whitespace());
+        let (fresh, known): (Vec<&str>, Vec<&str>) = (fresh.collect(), known.collect());
+        if fresh.len() != known.len() {
+            return Err(format!("line {line}: {} words, not {}", fresh.len(), known.len()));
+        }
+        for (fresh, known) in fresh.iter().zip(&known) {
+            let differ = || format!("line {line}: {fresh}, checked in is {known}");
+            match (fresh.parse::<f64>(), known.parse::<f64>()) {
+                (Ok(a), Ok(b)) => largest = largest.max(difference(a, b).ok_or_else(differ)?),
+                _ if fresh == known => {}
+                _ => return Err(differ()),
+            }
+        }
+    }
+    Ok(largest)
+}
+
+/// The largest difference of the values in two files.
+///
+/// # Errors
+/// The first tensor that only one of them has, or that differs by more than the tolerance.
+pub fn compare_tensors(fresh: &[u8], known: &[u8]) -> Result<f64, String> {
+    let open = |bytes| SafeTensors::deserialize(bytes).map_err(|error| error.to_string());
+    let (fresh, known) = (open(fresh)?, open(known)?);
+    let by_name = |file: &SafeTensors<'_>| -> BTreeMap<String, (Dtype, Vec<usize>, Vec<f64>)> {
+        let tensor = |name: &str, view: safetensors::tensor::TensorView<'_>| {
+            let values = numbers(view.dtype(), view.data());
+            (name.to_owned(), (view.dtype(), view.shape().to_vec(), values))
+        };
+        file.iter().map(|(name, view)| tensor(name, view)).collect()
+    };
+    let (fresh, known) = (by_name(&fresh), by_name(&known));
+    if let Some(name) = known.keys().find(|name| !fresh.contains_key(*name)) {
+        return Err(format!("{name} is not made any more"));
+    }
+    let mut largest = 0.0_f64;
+    for (name, (dtype, shape, values)) in fresh {
+        let Some((known_dtype, known_shape, known_values)) = known.get(&name) else {
+            return Err(format!("{name} is not checked in"));
+        };
+        if (dtype, &shape) != (*known_dtype, known_shape) {
+            return Err(format!(
+                "{name}: {dtype:?} {shape:?}, not {known_dtype:?} {known_shape:?}"
+            ));
+        }
+        for (index, (a, b)) in values.iter().zip(known_values).enumerate() {
+            let differ = || format!("{name}[{index}]: {a}, checked in is {b}");
+            largest = largest.max(difference(*a, *b).ok_or_else(differ)?);
+        }
+    }
+    Ok(largest)
+}
+
+/// How far numbers are apart, relative to the larger of `b` and 1; `None` if that is too far.
+fn difference(a: f64, b: f64) -> Option<f64> {
+    if a == b || (a.is_nan() && b.is_nan()) {
+        return Some(0.0);
+    }
+    let difference = (a - b).abs() / b.abs().max(1.0);
+    (difference <= TOLERANCE).then_some(difference)
+}
+
+/// Little-endian values, or their bytes for types that hold no numbers to round.
+fn numbers(dtype: Dtype, data: &[u8]) -> Vec<f64> {
+    match dtype {
+        Dtype::F64 => data.as_chunks().0.iter().map(|x| f64::from_le_bytes(*x)).collect(),
+        Dtype::F32 => data.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x).into()).collect(),
+        Dtype::F16 => data.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).into()).collect(),
+        Dtype::BF16 => data.as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).into()).collect(),
+        _ => data.iter().map(|&byte| byte.into()).collect(),
+    }
+}
