@@ -1,13 +1,15 @@
 //! What `cargo xtask` does, as a library so that `tests/it` can reach it.
 //!
-//! Three commands: [`mod@test`] runs every check in sections and ends with one line of counts,
-//! [`tidy`] reads the tracked files and reports what breaks the house rules, [`mod@bench`] turns
-//! criterion's files into one Markdown report. Policy is in pure functions over text; processes are
-//! started only in [`test::run`], [`bench::run`] and [`workspace`].
+//! Four commands: [`mod@test`] runs every check in sections and ends with one line of counts,
+//! [`tidy`] reads the tracked files and reports what breaks the house rules, [`kernels`] compiles
+//! what runs on CUDA devices and says what it needs, [`mod@bench`] turns criterion's files into one
+//! Markdown report. Policy is in pure functions over text; processes are started only in
+//! [`test::run`], [`bench::run`], [`kernels::run`] and [`workspace`].
 
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod kernels;
 pub mod tally;
 pub mod test;
 pub mod tidy;
