@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "state.h"
 
@@ -23,6 +24,10 @@ std::recursive_mutex& the_lock() {
 }
 
 thread_local std::vector<uint64_t> contexts;
+
+// Of the thread's next launch.
+thread_local std::vector<Extent> told;
+thread_local bool has_told = false;
 
 // Whether an armed fault strikes, which counts it down.
 bool strikes(Fault& fault) {
@@ -69,6 +74,12 @@ size_t used_bytes(const State& state, const Device& device) {
   return device.used_count * state.page_bytes + device.taken_bytes + context_bytes;
 }
 
+bool take_extents(std::vector<Extent>& extents) {
+  extents = std::move(told);
+  told.clear();
+  return std::exchange(has_told, false);
+}
+
 uint64_t current() { return contexts.empty() ? 0 : contexts.back(); }
 
 bool has_context(const State& state) {
@@ -102,8 +113,12 @@ ENTRY cuGetErrorName(int code, const char** name) {
     case NOT_INITIALIZED: *name = "CUDA_ERROR_NOT_INITIALIZED"; break;
     case INVALID_DEVICE: *name = "CUDA_ERROR_INVALID_DEVICE"; break;
     case INVALID_CONTEXT: *name = "CUDA_ERROR_INVALID_CONTEXT"; break;
+    case INVALID_PTX: *name = "CUDA_ERROR_INVALID_PTX"; break;
     case INVALID_HANDLE: *name = "CUDA_ERROR_INVALID_HANDLE"; break;
+    case NOT_FOUND: *name = "CUDA_ERROR_NOT_FOUND"; break;
     case ILLEGAL_ADDRESS: *name = "CUDA_ERROR_ILLEGAL_ADDRESS"; break;
+    case MISALIGNED_ADDRESS: *name = "CUDA_ERROR_MISALIGNED_ADDRESS"; break;
+    case LAUNCH_FAILED: *name = "CUDA_ERROR_LAUNCH_FAILED"; break;
     case NOT_SUPPORTED: *name = "CUDA_ERROR_NOT_SUPPORTED"; break;
     default: *name = nullptr; return INVALID_VALUE;
   }
@@ -229,6 +244,22 @@ CONTROL void pretend_schedule(uint64_t seed) {
   the_state().order.seed(seed);
 }
 
+CONTROL void pretend_threads(uint64_t order) {
+  std::unique_lock<std::recursive_mutex> lock(the_lock());
+  the_state().thread_order = order;
+}
+
+CONTROL int pretend_extents(const Extent* extents, size_t count) {
+  told.assign(extents, extents + count);
+  has_told = true;
+  return SUCCESS;
+}
+
+CONTROL void pretend_complaint(char* text, size_t size_bytes) {
+  std::unique_lock<std::recursive_mutex> lock(the_lock());
+  snprintf(text, size_bytes, "%s", the_state().complaint.c_str());
+}
+
 CONTROL void pretend_take(uint64_t bytes) {
   std::unique_lock<std::recursive_mutex> lock(the_lock());
   the_state().devices.at(0).taken_bytes = bytes;
@@ -244,6 +275,7 @@ CONTROL uint64_t pretend_live(const char* what) {
   if (name == "host") return s.host.size();
   if (name == "streams") return s.streams.size();
   if (name == "events") return s.events.size();
+  if (name == "modules") return s.modules.size();
   if (name == "bytes") return used_bytes(s, s.devices.at(0));
   uint64_t count = 0;
   for (Device& device : s.devices) {

@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <string>
 #include <vector>
+
+#include "executor.h"
 
 namespace pretend {
 
@@ -20,8 +23,12 @@ enum Code : int {
   NOT_INITIALIZED = 3,
   INVALID_DEVICE = 101,
   INVALID_CONTEXT = 201,
+  INVALID_PTX = 218,
   INVALID_HANDLE = 400,
+  NOT_FOUND = 500,
   ILLEGAL_ADDRESS = 700,
+  MISALIGNED_ADDRESS = 716,
+  LAUNCH_FAILED = 719,
   NOT_SUPPORTED = 801,
 };
 
@@ -46,16 +53,50 @@ struct Mapping {
   bool is_allowed;
 };
 
+// What a kernel takes, by the image that it is in.
+struct Parameter {
+  size_t offset;
+  size_t size_bytes;
+};
+
+struct Entry {
+  std::string name;
+  std::vector<Parameter> parameters;
+  size_t argument_bytes = 0;
+  size_t threads_max = 1024;
+  size_t shared_bytes_max = 48 << 10;  // beside what the kernel declares
+  uint64_t module = 0;
+  const Kernel* kernel = nullptr;
+};
+
+// Its functions are named by the address of their entry: entries stay where they are.
+struct Module {
+  std::deque<Entry> entries;
+};
+
+// A launch on its way.
+struct Started {
+  const Kernel* kernel;
+  uint64_t module;
+  unsigned blocks[3];
+  unsigned threads[3];
+  size_t shared_bytes;
+  std::vector<unsigned char> arguments;
+  std::vector<Extent> extents;
+  bool has_extents;
+};
+
 // One entry of a stream's queue.
 struct Work {
-  enum Kind { COPY, PUT, FILL, RECORD, WAIT };
+  enum Kind { COPY, PUT, FILL, FILL_WORDS, LAUNCH, RECORD, WAIT };
   explicit Work(Kind kind) : kind(kind) {}
   Kind kind;
   uint64_t target = 0;
   uint64_t source = 0;
   size_t size_bytes = 0;
   std::vector<unsigned char> data;  // of PUT, taken when it was enqueued
-  unsigned char value = 0;
+  unsigned value = 0;
+  std::shared_ptr<const Started> launch;
   uint64_t event = 0;
   uint64_t ticket = 0;     // of RECORD and WAIT: the nth record of the event
   uint64_t awaited = 0;    // of WAIT: the stream that the record is on
@@ -94,10 +135,13 @@ struct State {
   std::map<uint64_t, size_t> host;
   std::map<uint64_t, std::deque<Work>> streams;
   std::map<uint64_t, Event> events;
+  std::map<uint64_t, Module> modules;
   std::map<std::string, uint64_t> calls;
   std::map<std::string, Fault> faults;
   std::mt19937_64 order;
   bool is_drawn = false;
+  uint64_t thread_order = 0;  // of `Launch`
+  std::string complaint;      // about a kernel that lost the device
   uint64_t next_name = 0x1000;
 };
 
@@ -112,6 +156,18 @@ void drain(State& state, uint64_t stream);
 
 // Runs every queue.
 void drain_all(State& state);
+
+// Adds an entry to a stream's queue.
+int enqueue(State& state, uint64_t stream, Work work);
+
+// Runs a launch.
+void launch(State& state, const Work& work);
+
+// What the calling thread said that its next launch may use; false if it said nothing.
+bool take_extents(std::vector<Extent>& extents);
+
+// Whether bytes can be used by the device.
+bool is_memory(const State& state, uint64_t address, size_t size_bytes);
 
 // Whether bytes are page-locked.
 bool is_locked(const State& state, uint64_t address, size_t size_bytes);

@@ -24,16 +24,14 @@ bool is_device_memory(const State& s, uint64_t address, size_t size_bytes) {
   return true;
 }
 
-bool is_memory(const State& s, uint64_t address, size_t size_bytes) {
-  return is_device_memory(s, address, size_bytes) || is_locked(s, address, size_bytes);
-}
-
 bool step(State& s, uint64_t stream);
 
 void run(State& s, const Work& work) {
+  // Nothing runs any more on a device that is lost; only who waits is let go.
+  if (s.lost != SUCCESS && work.kind <= Work::LAUNCH) return;
   size_t size_bytes = work.size_bytes;
   // Memory that went meanwhile: the device is lost, as a real one is.
-  bool has_target = work.kind == Work::COPY || work.kind == Work::PUT || work.kind == Work::FILL;
+  bool has_target = work.kind <= Work::FILL_WORDS;
   bool is_lost = has_target && !is_memory(s, work.target, size_bytes);
   if (work.kind == Work::COPY && !is_memory(s, work.source, size_bytes)) is_lost = true;
   if (is_lost) {
@@ -43,7 +41,11 @@ void run(State& s, const Work& work) {
   switch (work.kind) {
     case Work::COPY: memmove(bytes(work.target), bytes(work.source), size_bytes); break;
     case Work::PUT: memcpy(bytes(work.target), work.data.data(), size_bytes); break;
-    case Work::FILL: memset(bytes(work.target), work.value, size_bytes); break;
+    case Work::FILL: memset(bytes(work.target), static_cast<int>(work.value), size_bytes); break;
+    case Work::FILL_WORDS:
+      for (size_t at = 0; at < size_bytes; at += 4) memcpy(bytes(work.target + at), &work.value, 4);
+      break;
+    case Work::LAUNCH: launch(s, work); break;
     case Work::RECORD: {
       auto event = s.events.find(work.event);
       if (event != s.events.end()) event->second.done = work.ticket;
@@ -88,6 +90,12 @@ void stray(State& s) {
   }
 }
 
+}  // namespace
+
+bool is_memory(const State& s, uint64_t address, size_t size_bytes) {
+  return is_device_memory(s, address, size_bytes) || is_locked(s, address, size_bytes);
+}
+
 int enqueue(State& s, uint64_t stream, Work work) {
   auto queue = s.streams.find(stream);
   if (queue == s.streams.end()) return INVALID_HANDLE;
@@ -95,8 +103,6 @@ int enqueue(State& s, uint64_t stream, Work work) {
   stray(s);
   return SUCCESS;
 }
-
-}  // namespace
 
 void drain(State& s, uint64_t stream) {
   stray(s);
@@ -250,5 +256,16 @@ ENTRY cuMemsetD8Async(uint64_t target, unsigned char value, size_t size_bytes, u
   work.target = target;
   work.value = value;
   work.size_bytes = size_bytes;
+  return enqueue(s, stream, std::move(work));
+}
+
+ENTRY cuMemsetD32Async(uint64_t target, unsigned value, size_t count, uint64_t stream) {
+  ENTER("cuMemsetD32Async");
+  NEEDS_CONTEXT;
+  if (target % 4 != 0 || !is_device_memory(s, target, 4 * count)) return INVALID_VALUE;
+  Work work(Work::FILL_WORDS);
+  work.target = target;
+  work.value = value;
+  work.size_bytes = 4 * count;
   return enqueue(s, stream, std::move(work));
 }

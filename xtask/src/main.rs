@@ -1,11 +1,11 @@
-//! `cargo xtask test | tidy | bench | parity`: dispatch and help.
+//! `cargo xtask test | tidy | kernels | bench | parity`: dispatch and help.
 
 #![forbid(unsafe_code)]
 
 use std::path::Path;
 use std::process::ExitCode;
 
-use xtask::{bench, parity, test, tidy, workspace};
+use xtask::{bench, kernels, parity, test, tidy, workspace};
 
 const HELP: &str = "\
 usage: cargo xtask COMMAND
@@ -15,6 +15,9 @@ usage: cargo xtask COMMAND
                          CRATE (a folder name) restricts every section that can be restricted;
                          --deep adds sanitizers, loom, Miri and long property tests
   tidy                   checks of the tracked files only
+  kernels [--write]      compile the CUDA kernels with NVRTC from PyPI: the PTX that is checked in
+                         is fresh, nothing spills, none needs more than needs.txt says;
+                         --write checks in what was found
   bench [FILTER]         run the benches and write target/bench-report.md;
                          FILTER is a crate folder or a part of a benchmark's name
   parity [CRATE]         make the reference values of tensor and nn anew with the PyTorch of
@@ -49,6 +52,7 @@ fn dispatch(arguments: &[String]) -> Result<bool, String> {
     match command.as_str() {
         "test" => test::run(&root()?, &test::Options::parse(rest)?),
         "tidy" => run_tidy(&root()?, rest),
+        "kernels" => kernels::run(&root()?, rest),
         "bench" => bench::run(&root()?, rest),
         "parity" => parity::run(&root()?, rest),
         other => Err(format!("unknown command `{other}`; `cargo xtask --help` lists the commands")),

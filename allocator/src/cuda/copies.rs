@@ -35,6 +35,30 @@ impl CudaStreams {
         })
     }
 
+    /// Sets 4-byte words of a block to a value: zeros, ones, or any `f32` by its bits.
+    ///
+    /// # Errors
+    /// The range is not inside a block of this device or not made of whole words, or the driver
+    /// refused.
+    pub fn fill_words(
+        &self,
+        stream: Stream,
+        block: &Buffer,
+        range: Range<usize>,
+        value: u32,
+    ) -> Result<(), CudaError> {
+        let (address, size_bytes) = self.place(block, range)?;
+        if !address.is_multiple_of(4) || !size_bytes.is_multiple_of(4) {
+            return Err(CudaError::NotOfDevice { address, size_bytes });
+        }
+        let queue = self.queue(stream)?;
+        self.device().call("cuMemsetD32Async", |table| {
+            // SAFETY: the words are of a live block of this device, which no reference of this
+            // process leads to.
+            unsafe { (table.fill_words)(address, value, size_bytes / 4, queue) }
+        })
+    }
+
     /// Copies bytes of a block to another one, or to others of the same that do not overlap.
     ///
     /// # Errors
@@ -130,7 +154,11 @@ impl CudaStreams {
     }
 
     /// Where bytes of a block are.
-    fn place(&self, block: &Buffer, range: Range<usize>) -> Result<(u64, usize), CudaError> {
+    pub(super) fn place(
+        &self,
+        block: &Buffer,
+        range: Range<usize>,
+    ) -> Result<(u64, usize), CudaError> {
         let address = block.address().saturating_add(range.start as u64);
         let size_bytes = range.end.saturating_sub(range.start);
         let is_inside = range.start <= range.end && range.end <= block.size_bytes();

@@ -7,19 +7,24 @@
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemAccessDesc, CUmemAllocationProp, CUstream,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmemAccessDesc, CUmemAllocationProp,
+    CUmodule, CUstream,
 };
 use libloading::Library;
 
 /// Physical memory of a device.
 pub(super) type Handle = c_ulonglong;
 
-/// Stamps the table and its loader from one list.
+/// Stamps the table and its loader from two lists: what every driver has, and what some have.
 macro_rules! table {
-    ($($name:ident = $symbol:literal ($($argument:ty),*);)*) => {
+    (
+        all have { $($name:ident = $symbol:literal ($($argument:ty),*);)* }
+        some have { $($extra:ident = $extra_symbol:literal ($($extra_argument:ty),*);)* }
+    ) => {
         /// One function pointer for each entry point.
         pub(super) struct Table {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
+            $(pub(super) $extra: Option<unsafe extern "C" fn($($extra_argument),*) -> c_int>,)*
         }
 
         impl Table {
@@ -37,6 +42,11 @@ macro_rules! table {
                         let symbol = unsafe { library.get(concat!($symbol, "\0")) };
                         *symbol.map_err(|_| $symbol)?
                     },)*
+                    $($extra: {
+                        // SAFETY: the caller vouches for the type of the function here too.
+                        let symbol = unsafe { library.get(concat!($extra_symbol, "\0")) };
+                        symbol.ok().map(|symbol| *symbol)
+                    },)*
                 })
             }
         }
@@ -44,39 +54,69 @@ macro_rules! table {
 }
 
 table! {
-    init = "cuInit" (c_uint);
-    driver_version = "cuDriverGetVersion" (*mut c_int);
-    error_name = "cuGetErrorName" (c_int, *mut *const c_char);
-    device_count = "cuDeviceGetCount" (*mut c_int);
-    device = "cuDeviceGet" (*mut CUdevice, c_int);
-    device_name = "cuDeviceGetName" (*mut c_char, c_int, CUdevice);
-    device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, CUdevice);
-    context_retain = "cuDevicePrimaryCtxRetain" (*mut CUcontext, CUdevice);
-    context_release = "cuDevicePrimaryCtxRelease_v2" (CUdevice);
-    context_push = "cuCtxPushCurrent_v2" (CUcontext);
-    context_pop = "cuCtxPopCurrent_v2" (*mut CUcontext);
-    context_synchronize = "cuCtxSynchronize" ();
-    memory_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
-    granularity = "cuMemGetAllocationGranularity" (*mut usize, *const CUmemAllocationProp, c_uint);
-    address_reserve = "cuMemAddressReserve"
-        (*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
-    address_free = "cuMemAddressFree" (CUdeviceptr, usize);
-    create = "cuMemCreate" (*mut Handle, usize, *const CUmemAllocationProp, c_ulonglong);
-    release = "cuMemRelease" (Handle);
-    map = "cuMemMap" (CUdeviceptr, usize, usize, Handle, c_ulonglong);
-    unmap = "cuMemUnmap" (CUdeviceptr, usize);
-    set_access = "cuMemSetAccess" (CUdeviceptr, usize, *const CUmemAccessDesc, usize);
-    host_allocate = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
-    host_free = "cuMemFreeHost" (*mut c_void);
-    stream_create = "cuStreamCreate" (*mut CUstream, c_uint);
-    stream_destroy = "cuStreamDestroy_v2" (CUstream);
-    stream_synchronize = "cuStreamSynchronize" (CUstream);
-    stream_wait = "cuStreamWaitEvent" (CUstream, CUevent, c_uint);
-    event_create = "cuEventCreate" (*mut CUevent, c_uint);
-    event_record = "cuEventRecord" (CUevent, CUstream);
-    event_destroy = "cuEventDestroy_v2" (CUevent);
-    copy_in = "cuMemcpyHtoDAsync_v2" (CUdeviceptr, *const c_void, usize, CUstream);
-    copy_out = "cuMemcpyDtoHAsync_v2" (*mut c_void, CUdeviceptr, usize, CUstream);
-    copy_within = "cuMemcpyDtoDAsync_v2" (CUdeviceptr, CUdeviceptr, usize, CUstream);
-    fill = "cuMemsetD8Async" (CUdeviceptr, c_uchar, usize, CUstream);
+    all have {
+        init = "cuInit" (c_uint);
+        driver_version = "cuDriverGetVersion" (*mut c_int);
+        error_name = "cuGetErrorName" (c_int, *mut *const c_char);
+        device_count = "cuDeviceGetCount" (*mut c_int);
+        device = "cuDeviceGet" (*mut CUdevice, c_int);
+        device_name = "cuDeviceGetName" (*mut c_char, c_int, CUdevice);
+        device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, CUdevice);
+        context_retain = "cuDevicePrimaryCtxRetain" (*mut CUcontext, CUdevice);
+        context_release = "cuDevicePrimaryCtxRelease_v2" (CUdevice);
+        context_push = "cuCtxPushCurrent_v2" (CUcontext);
+        context_pop = "cuCtxPopCurrent_v2" (*mut CUcontext);
+        context_synchronize = "cuCtxSynchronize" ();
+        memory_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
+        granularity = "cuMemGetAllocationGranularity"
+            (*mut usize, *const CUmemAllocationProp, c_uint);
+        address_reserve = "cuMemAddressReserve"
+            (*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+        address_free = "cuMemAddressFree" (CUdeviceptr, usize);
+        create = "cuMemCreate" (*mut Handle, usize, *const CUmemAllocationProp, c_ulonglong);
+        release = "cuMemRelease" (Handle);
+        map = "cuMemMap" (CUdeviceptr, usize, usize, Handle, c_ulonglong);
+        unmap = "cuMemUnmap" (CUdeviceptr, usize);
+        set_access = "cuMemSetAccess" (CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+        host_allocate = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
+        host_free = "cuMemFreeHost" (*mut c_void);
+        stream_create = "cuStreamCreate" (*mut CUstream, c_uint);
+        stream_destroy = "cuStreamDestroy_v2" (CUstream);
+        stream_synchronize = "cuStreamSynchronize" (CUstream);
+        stream_wait = "cuStreamWaitEvent" (CUstream, CUevent, c_uint);
+        event_create = "cuEventCreate" (*mut CUevent, c_uint);
+        event_record = "cuEventRecord" (CUevent, CUstream);
+        event_destroy = "cuEventDestroy_v2" (CUevent);
+        copy_in = "cuMemcpyHtoDAsync_v2" (CUdeviceptr, *const c_void, usize, CUstream);
+        copy_out = "cuMemcpyDtoHAsync_v2" (*mut c_void, CUdeviceptr, usize, CUstream);
+        copy_within = "cuMemcpyDtoDAsync_v2" (CUdeviceptr, CUdeviceptr, usize, CUstream);
+        fill = "cuMemsetD8Async" (CUdeviceptr, c_uchar, usize, CUstream);
+        fill_words = "cuMemsetD32Async" (CUdeviceptr, c_uint, usize, CUstream);
+        module_load = "cuModuleLoadDataEx"
+            (*mut CUmodule, *const c_void, c_uint, *const c_int, *const *mut c_void);
+        module_unload = "cuModuleUnload" (CUmodule);
+        function = "cuModuleGetFunction" (*mut CUfunction, CUmodule, *const c_char);
+        function_attribute = "cuFuncGetAttribute" (*mut c_int, c_int, CUfunction);
+        set_function_attribute = "cuFuncSetAttribute" (CUfunction, c_int, c_int);
+        launch = "cuLaunchKernel" (
+            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
+            *const *mut c_void, *const *mut c_void
+        );
+    }
+    some have {
+        // Since CUDA 12.4.
+        parameter = "cuFuncGetParamInfo" (CUfunction, usize, *mut usize, *mut usize);
+        // The pretend driver alone, see `Extent`.
+        extents = "pretend_extents" (*const Extent, usize);
+    }
+}
+
+/// Bytes that a launch may use: where, how many, and whether it may write them. The pretend driver
+/// is told before each launch; a real one sees addresses alone.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Extent {
+    pub(super) address: u64,
+    pub(super) size_bytes: u64,
+    pub(super) is_written: u64,
 }

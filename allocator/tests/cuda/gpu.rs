@@ -1,9 +1,7 @@
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::{env, fs};
 
-use lowtide_allocator::cuda::pretend::Pretend;
+use lowtide_allocator::cuda::pretend::{Library, LibraryError, Pretend, Watch};
 use lowtide_allocator::cuda::{CudaDevice, CudaSource, CudaStreams, Driver, Libraries};
 use lowtide_allocator::{CachingAllocator, Stream};
 
@@ -67,11 +65,14 @@ impl Gpu {
 
     /// What nobody gave back, and how many.
     pub(crate) fn left(&self) -> Vec<(&'static str, u64)> {
-        ["handles", "mappings", "ranges", "host", "streams", "events", "contexts", "queued"]
-            .map(|what| (what, self.pretend.live(what)))
-            .into_iter()
-            .filter(|&(_, count)| count > 0)
-            .collect()
+        [
+            "handles", "mappings", "ranges", "host", "streams", "events", "contexts", "modules",
+            "queued",
+        ]
+        .map(|what| (what, self.pretend.live(what)))
+        .into_iter()
+        .filter(|&(_, count)| count > 0)
+        .collect()
     }
 }
 
@@ -97,29 +98,18 @@ pub(crate) fn stream(index: usize) -> Stream {
 
 /// Compiles the pretend driver. The folder that it is in, or why there is none.
 fn build() -> Result<PathBuf, String> {
-    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        return Err("the pretend driver is for Linux on x86-64".to_owned());
-    }
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../xtask/pretend-gpu");
-    let files = ["device.cc", "memory.cc", "work.cc"].map(|name| sources.join(name));
-    if !files[0].exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let sources = root.join("../xtask/pretend-gpu");
+    if !sources.exists() {
         return Err("the pretend driver is no part of this package".to_owned());
     }
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("pretend-gpu");
-    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    // Under another name first: a second run may be loading the library right now.
-    let fresh = folder.join(format!("fresh-{}.so", std::process::id()));
-    let compiler = env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-    let mut command = Command::new(&compiler);
-    // cudarc asks for `libcuda.so`: by this name it finds what is loaded already.
-    command.args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]);
-    command.args(["-shared", "-Wl,-soname,libcuda.so", "-o"]).arg(&fresh).args(&files);
-    match command.output() {
-        Ok(output) if output.status.success() => {}
-        Ok(output) => panic!("{compiler}: {}", String::from_utf8_lossy(&output.stderr)),
-        Err(error) => return Err(format!("no C++ compiler `{compiler}` here: {error}")),
+    let kernels = root.join("tests/cuda/kernels");
+    let library = Library { sources: &sources, kernels: &[&kernels], watch: Watch::Accesses };
+    match library.build(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("pretend-gpu")) {
+        Ok(folder) => Ok(folder),
+        Err(error @ (LibraryError::OtherMachine | LibraryError::NoCompiler { .. })) => {
+            Err(error.to_string())
+        }
+        Err(error) => panic!("{error}"),
     }
-    let renamed = fs::rename(&fresh, folder.join("libcuda.so.1"));
-    renamed.map_err(|error| format!("{}: {error}", folder.display()))?;
-    Ok(folder)
 }

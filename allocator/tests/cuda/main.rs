@@ -10,5 +10,6 @@ mod early_reuse;
 mod example;
 mod faults;
 mod gpu;
+mod launches;
 mod pinned;
 mod source;

@@ -2,14 +2,28 @@
 //!
 //! It is a library with the driver's entry points, in `xtask/pretend-gpu`. Devices have memory of
 //! the host, of an exact capacity; work is queued and run as late as the driver's documentation
-//! allows, or in an order drawn from a seed; any call can be made to fail.
+//! allows, or in an order drawn from a seed; any call can be made to fail. Kernels run on the
+//! processor, compiled from the same source, and are told apart by the names in their PTX.
 
-use std::ffi::{CString, c_char, c_int};
+mod library;
+
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
 
-use libloading::Library;
+pub use library::{Library, LibraryError, Watch};
 
 use super::driver::Driver;
+
+/// In which order threads run that nothing keeps in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// The first first.
+    Forwards,
+    /// The last first.
+    Backwards,
+    /// As drawn from a seed, anew for each block.
+    Drawn(u32),
+}
 
 /// The pretend driver behind a [`Driver`].
 pub struct Pretend {
@@ -17,6 +31,8 @@ pub struct Pretend {
     calls: unsafe extern "C" fn(*const c_char) -> u64,
     fail: unsafe extern "C" fn(*const c_char, c_int, u64, c_int),
     schedule: unsafe extern "C" fn(u64),
+    threads: unsafe extern "C" fn(u64),
+    complaint: unsafe extern "C" fn(*mut c_char, usize),
     take: unsafe extern "C" fn(u64),
     live: unsafe extern "C" fn(*const c_char) -> u64,
 }
@@ -31,7 +47,7 @@ impl Pretend {
     /// The controls; `None` if the driver is a real one.
     pub fn of(driver: &Driver) -> Option<Pretend> {
         // SAFETY: the library is loaded already, so nothing of it runs.
-        let library = unsafe { Library::new(driver.path()) }.ok()?;
+        let library = unsafe { libloading::Library::new(driver.path()) }.ok()?;
         let pretend = Pretend {
             // SAFETY: only the pretend driver has a function of this name, and this type.
             reset: *unsafe { library.get(b"pretend_reset\0") }.ok()?,
@@ -41,6 +57,10 @@ impl Pretend {
             fail: *unsafe { library.get(b"pretend_fail\0") }.ok()?,
             // SAFETY: only the pretend driver has a function of this name, and this type.
             schedule: *unsafe { library.get(b"pretend_schedule\0") }.ok()?,
+            // SAFETY: only the pretend driver has a function of this name, and this type.
+            threads: *unsafe { library.get(b"pretend_threads\0") }.ok()?,
+            // SAFETY: only the pretend driver has a function of this name, and this type.
+            complaint: *unsafe { library.get(b"pretend_complaint\0") }.ok()?,
             // SAFETY: only the pretend driver has a function of this name, and this type.
             take: *unsafe { library.get(b"pretend_take\0") }.ok()?,
             // SAFETY: only the pretend driver has a function of this name, and this type.
@@ -81,6 +101,26 @@ impl Pretend {
         unsafe { (self.schedule)(seed) }
     }
 
+    /// The order in which the threads and the blocks of a kernel run between barriers.
+    pub fn threads(&self, order: Order) {
+        let order = match order {
+            Order::Forwards => 0,
+            Order::Backwards => 1,
+            Order::Drawn(seed) => u64::from(seed) + 2,
+        };
+        // SAFETY: the function takes a number.
+        unsafe { (self.threads)(order) }
+    }
+
+    /// What is wrong with the kernel that lost the device; `None` if none did.
+    pub fn complaint(&self) -> Option<String> {
+        let mut text = [0_u8; 512];
+        // SAFETY: the function writes at most as many bytes as the array has, and ends with a zero.
+        unsafe { (self.complaint)(text.as_mut_ptr().cast(), text.len()) };
+        let text = CStr::from_bytes_until_nul(&text).unwrap_or_default().to_string_lossy();
+        (!text.is_empty()).then(|| text.into_owned())
+    }
+
     /// Somebody else has this much of the first device.
     pub fn take(&self, bytes: usize) {
         // SAFETY: the function takes a number.
@@ -88,7 +128,7 @@ impl Pretend {
     }
 
     /// How many there are: `handles`, `mappings`, `ranges`, `host`, `streams`, `events`,
-    /// `contexts`, `queued` (work), or `bytes` of the first device in use.
+    /// `contexts`, `modules`, `queued` (work), or `bytes` of the first device in use.
     pub fn live(&self, what: &str) -> u64 {
         let name = text(what);
         // SAFETY: the function reads a string that ends with a zero.

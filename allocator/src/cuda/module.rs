@@ -1,0 +1,250 @@
+//! Code for a device: images, and the kernels in them.
+
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
+
+use super::device::CudaDevice;
+use super::error::CudaError;
+use super::kernel_error::KernelError;
+use super::launch::{Kernel, Parameter, can_be_packed};
+
+/// Room for what the driver's compiler says about an image that it does not take.
+const LOG_BYTES: usize = 8 << 10;
+
+/// Code that is loaded on a device. Clones are handles to the same; it is unloaded with the last
+/// one and the last of its functions, once all work on the device is done.
+#[derive(Clone)]
+pub struct Module {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    device: CudaDevice,
+    name: &'static str,
+    handle: Name<CUmodule>,
+}
+
+/// The driver's name for something.
+#[derive(Clone, Copy)]
+struct Name<T>(T);
+
+// SAFETY: 1. the pointer is a name that only the driver follows. 2. The driver allows modules and
+// functions to be used from any thread that has their context current.
+unsafe impl<T> Send for Name<T> {}
+// SAFETY: a shared `Name` yields a copy of the pointer and nothing else; see `Send` for its use.
+unsafe impl<T> Sync for Name<T> {}
+
+/// A kernel that can be launched, by [`CudaStreams::launch`](super::CudaStreams::launch). It keeps
+/// its module loaded.
+#[derive(Clone)]
+pub struct Function {
+    module: Arc<Shared>,
+    kernel: Kernel,
+    handle: Name<CUfunction>,
+}
+
+/// What a kernel needs, as compiled for its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FunctionNeeds {
+    /// Registers of each thread.
+    pub registers: usize,
+    /// Shared memory of each block, beside what a launch adds.
+    pub shared_bytes: usize,
+    /// Memory of each thread outside registers: large arrays, and what did not fit.
+    pub local_bytes: usize,
+    /// Threads that a block can have.
+    pub threads_max: usize,
+}
+
+impl Module {
+    /// Loads an image: PTX, which the driver compiles for its device, or a cubin for just that
+    /// device. `name` is for messages.
+    ///
+    /// # Errors
+    /// The driver does not take the image, with what its compiler says; or there is no memory.
+    pub fn load(
+        device: &CudaDevice,
+        name: &'static str,
+        image: &[u8],
+    ) -> Result<Module, KernelError> {
+        // PTX is text that ends with a zero; a cubin knows its own length.
+        let image = [image, &[0]].concat();
+        let mut log = vec![0_u8; LOG_BYTES];
+        let options = [
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER as c_int,
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES as c_int,
+        ];
+        let log_len = std::ptr::without_provenance_mut(LOG_BYTES);
+        let values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), log_len];
+        let (count, mut handle) = (options.len() as c_uint, std::ptr::null_mut());
+        let loaded = device.call("cuModuleLoadDataEx", |table| {
+            let (image, options, values) =
+                (image.as_ptr().cast(), options.as_ptr(), values.as_ptr());
+            // SAFETY: 1. the driver reads the image to its end: the zero, or what its header says.
+            // 2. It writes one pointer, and the log to a place of the length that it is told.
+            unsafe { (table.module_load)(&mut handle, image, count, options, values) }
+        });
+        loaded.map_err(|cause| {
+            let text = log.split(|&byte| byte == 0).next().unwrap_or_default();
+            let log = String::from_utf8_lossy(text).trim().to_owned();
+            KernelError::BadImage { module: name, log, cause }
+        })?;
+        let shared = Shared { device: device.clone(), name, handle: Name(handle) };
+        Ok(Module { shared: Arc::new(shared) })
+    }
+
+    /// A kernel of it. A driver that tells what the kernel takes (since CUDA 12.4) is asked, and
+    /// the answer compared with the declaration.
+    ///
+    /// # Errors
+    /// There is no such kernel, or it takes something else.
+    ///
+    /// # Panics
+    /// It is declared to take more than 1 KiB, or more than 32 pointers.
+    pub fn function(&self, kernel: &Kernel) -> Result<Function, KernelError> {
+        let (module, name) = (self.shared.name, kernel.name);
+        assert!(can_be_packed(kernel.parameters), "{name} takes more than a launch can give");
+        let text = CString::new(name).expect("names have no zero inside");
+        let mut handle = std::ptr::null_mut();
+        let found = self.device().call("cuModuleGetFunction", |table| {
+            let name: *const c_char = text.as_ptr();
+            // SAFETY: the driver reads a string that ends with a zero, and writes one pointer.
+            unsafe { (table.function)(&mut handle, self.shared.handle.0, name) }
+        });
+        found.map_err(|cause| KernelError::NoKernel { module, kernel: name, cause })?;
+        let function =
+            Function { module: self.shared.clone(), kernel: *kernel, handle: Name(handle) };
+        match function.first_difference()? {
+            Some(index) => Err(KernelError::OtherParameters { kernel: name, index }),
+            None => Ok(function),
+        }
+    }
+
+    /// The device that it is loaded on.
+    pub fn device(&self) -> &CudaDevice {
+        &self.shared.device
+    }
+}
+
+impl Function {
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        self.kernel.name
+    }
+
+    /// What it takes, in order.
+    pub fn parameters(&self) -> &'static [Parameter] {
+        self.kernel.parameters
+    }
+
+    /// What it needs.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn needs(&self) -> Result<FunctionNeeds, KernelError> {
+        let read = |attribute| self.attribute(attribute);
+        Ok(FunctionNeeds {
+            registers: read(CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+            shared_bytes: read(CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+            local_bytes: read(CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+            threads_max: read(CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+        })
+    }
+
+    /// Lets launches add this much shared memory to each block; without it 48 KiB is the limit.
+    ///
+    /// # Errors
+    /// The device has less.
+    pub fn allow_shared_bytes(&self, size_bytes: u32) -> Result<(), KernelError> {
+        let kind = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as c_int;
+        let value = c_int::try_from(size_bytes).unwrap_or(c_int::MAX);
+        self.call("cuFuncSetAttribute", |table| {
+            // SAFETY: the function's module is loaded; the driver takes numbers.
+            unsafe { (table.set_function_attribute)(self.handle.0, kind, value) }
+        })
+    }
+
+    pub(super) fn handle(&self) -> CUfunction {
+        self.handle.0
+    }
+
+    pub(super) fn device(&self) -> &CudaDevice {
+        &self.module.device
+    }
+
+    fn attribute(&self, attribute: CUfunction_attribute) -> Result<usize, KernelError> {
+        let mut value = 0;
+        self.call("cuFuncGetAttribute", |table| {
+            // SAFETY: the function's module is loaded; the driver writes one number.
+            unsafe { (table.function_attribute)(&mut value, attribute as c_int, self.handle.0) }
+        })?;
+        Ok(usize::try_from(value).unwrap_or(0))
+    }
+
+    /// The first parameter that is not as declared, as far as can be known.
+    fn first_difference(&self) -> Result<Option<usize>, KernelError> {
+        let Some(tell) = self.device().driver().table().parameter else { return Ok(None) };
+        let parameters = self.parameters();
+        let mut end = 0;
+        for index in 0..=parameters.len() {
+            let expected = parameters.get(index).map(|parameter| {
+                let offset = parameter.offset_after(end);
+                end = offset + parameter.size_bytes();
+                (offset, parameter.size_bytes())
+            });
+            let (mut offset, mut size_bytes) = (0, 0);
+            let told = self.call("cuFuncGetParamInfo", |_| {
+                // SAFETY: the function's module is loaded; the driver writes two numbers.
+                unsafe { tell(self.handle.0, index, &mut offset, &mut size_bytes) }
+            });
+            let found = match told {
+                Ok(()) => Some((offset, size_bytes)),
+                // So the driver says that there are not as many.
+                Err(error) if error.cause().is_some_and(CudaError::is_invalid_value) => None,
+                Err(error) => return Err(error),
+            };
+            if found != expected {
+                return Ok(Some(index));
+            }
+        }
+        Ok(None)
+    }
+
+    fn call(
+        &self,
+        name: &'static str,
+        work: impl FnOnce(&super::table::Table) -> c_int,
+    ) -> Result<(), KernelError> {
+        let kernel = self.name();
+        self.device().call(name, work).map_err(|cause| KernelError::Call { kernel, cause })
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Work that runs the code has to be over first. A device that is lost unloads nothing.
+        if self.device.synchronize().or_else(|_| self.device.synchronize()).is_err() {
+            return;
+        }
+        let _ = self.device.give_back("cuModuleUnload", |table| {
+            // SAFETY: the module is this value's own, no function of it is left, and the work
+            // that used it is done.
+            unsafe { (table.module_unload)(self.handle.0) }
+        });
+    }
+}
+
+impl fmt::Debug for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Module").field("name", &self.shared.name).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Function").field("kernel", &self.kernel).finish_non_exhaustive()
+    }
+}

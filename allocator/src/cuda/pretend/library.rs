@@ -1,0 +1,269 @@
+//! Builds the pretend driver and its kernels with the system's C++ compiler.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::hash::{DefaultHasher, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs, io};
+
+use thiserror::Error;
+
+/// How closely kernels are watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// Every access to memory: whether it is inside what the launch was given, aligned, written
+    /// before it is read where it is shared, and a barrier away from what other threads do. Some
+    /// ten times slower.
+    Accesses,
+    /// Nothing but barriers that not all threads reach.
+    Barriers,
+}
+
+/// What to build: the pretend driver, and beside it kernels for the processor.
+#[derive(Clone, Debug)]
+pub struct Library<'a> {
+    /// The folder with the driver's sources, `xtask/pretend-gpu`.
+    pub sources: &'a Path,
+    /// Folders of kernels: each `NAME.cu` whose compiled `ptx/NAME.ptx` is there, too. The latter
+    /// has the names of the kernels. What is in `common.cu` stands before each of them.
+    pub kernels: &'a [&'a Path],
+    /// How the kernels are compiled.
+    pub watch: Watch,
+}
+
+/// Why there is no pretend driver.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LibraryError {
+    /// It is for another machine.
+    #[error("the pretend driver is for Linux on x86-64")]
+    OtherMachine,
+    /// A file is not there, or cannot be written.
+    #[error("{path:?}: {cause}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        cause: io::Error,
+    },
+    /// There is no compiler.
+    #[error("no C++ compiler `{compiler}`: {cause}")]
+    NoCompiler {
+        /// What was started.
+        compiler: String,
+        /// Why.
+        #[source]
+        cause: io::Error,
+    },
+    /// The compiler does not take a source.
+    #[error("{compiler} does not compile {file:?}:\n{message}")]
+    Refused {
+        /// Which compiler.
+        compiler: String,
+        /// Which source.
+        file: PathBuf,
+        /// What it said.
+        message: String,
+    },
+}
+
+/// The common source, beside the kernels that it stands before.
+const COMMON: &str = "common.cu";
+
+const WARNINGS: [&str; 7] =
+    ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"];
+
+/// What tells the executor of each access, and what kernels are not to do.
+const WATCH: [&str; 2] = [
+    "-fsanitize=thread,alignment,bounds,integer-divide-by-zero,shift",
+    "-fno-sanitize-recover=alignment,bounds,integer-divide-by-zero,shift",
+];
+
+impl Library<'_> {
+    /// Builds what is not built yet below a folder, and returns where it is now: a folder for
+    /// [`Libraries::in_folders`](crate::cuda::Libraries::in_folders).
+    ///
+    /// # Errors
+    /// There is no compiler, or something to compile.
+    pub fn build(&self, below: &Path) -> Result<PathBuf, LibraryError> {
+        if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+            return Err(LibraryError::OtherMachine);
+        }
+        let sources = Sources::read(self)?;
+        let build = Build {
+            compiler: env::var("CXX").unwrap_or_else(|_| "c++".to_owned()),
+            include: self.sources.to_path_buf(),
+            objects: below.join("objects"),
+        };
+        create(&build.objects)?;
+        let mut driver = Vec::new();
+        for name in ["device", "memory", "work", "modules"] {
+            driver.push(build.object(name, &sources.file(name), &sources.headers, &[])?);
+        }
+        let mut library = Vec::new();
+        for name in ["executor", "access"] {
+            library.push(build.object(name, &sources.file(name), &sources.headers, &[])?);
+        }
+        let flags: &[&str] = if self.watch == Watch::Accesses { &WATCH } else { &["-O2"] };
+        for (name, text) in &sources.kernels {
+            library.push(build.object(name, text, &sources.headers, flags)?);
+        }
+        let all: Vec<&PathBuf> = driver.iter().chain(&library).collect();
+        let folder = below.join(hash(all.iter().map(|path| path.as_os_str().as_encoded_bytes())));
+        create(&folder)?;
+        // cudarc asks for `libcuda.so`: by this name it finds what is loaded already.
+        build.link(&driver, "libcuda.so", &folder.join("libcuda.so.1"))?;
+        build.link(&library, "kernels.so", &folder.join("kernels.so"))?;
+        Ok(folder)
+    }
+}
+
+/// Texts to compile.
+struct Sources {
+    files: BTreeMap<String, String>,
+    headers: String,
+    kernels: Vec<(String, String)>,
+}
+
+impl Sources {
+    fn read(library: &Library<'_>) -> Result<Sources, LibraryError> {
+        let mut sources =
+            Sources { files: BTreeMap::new(), headers: String::new(), kernels: Vec::new() };
+        for path in entries(library.sources)? {
+            let (stem, extension) = parts(&path);
+            match extension {
+                "h" => sources.headers += &read(&path)?,
+                "cc" => drop(sources.files.insert(stem.to_owned(), read(&path)?)),
+                _ => {}
+            }
+        }
+        for folder in library.kernels {
+            let common = folder.join(COMMON);
+            let common = if common.exists() { read(&common)? } else { String::new() };
+            for path in entries(folder)? {
+                let (stem, extension) = parts(&path);
+                let ptx = folder.join("ptx").join(format!("{stem}.ptx"));
+                if extension == "cu" && ptx.exists() {
+                    let text = on_processor(&path, &common, &read(&path)?, &read(&ptx)?);
+                    sources.kernels.push((stem.to_owned(), text));
+                }
+            }
+        }
+        Ok(sources)
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.files.get(name).cloned().unwrap_or_default()
+    }
+}
+
+/// Kernels as the C++ compiler takes them. Nothing of one file is seen by another.
+fn on_processor(path: &Path, common: &str, source: &str, ptx: &str) -> String {
+    let path = path.display();
+    let mut text = format!(
+        "#include \"cuda.h\"\nnamespace {{\n#line 1 \"{COMMON}\"\n{common}\n#line 1 \"{path}\"\n\
+         {source}\n}}\n"
+    );
+    for entry in ptx.split(".entry").skip(1) {
+        let name = entry.trim_start().split(|c: char| c.is_whitespace() || c == '(').next();
+        text += &format!("PRETEND_KERNEL({})\n", name.unwrap_or_default());
+    }
+    text
+}
+
+struct Build {
+    compiler: String,
+    include: PathBuf,
+    objects: PathBuf,
+}
+
+impl Build {
+    /// The object of a source, which is compiled if no build has done that.
+    fn object(
+        &self,
+        name: &str,
+        source: &str,
+        headers: &str,
+        flags: &[&str],
+    ) -> Result<PathBuf, LibraryError> {
+        let parts = [self.compiler.as_str(), source, headers].into_iter();
+        let parts = parts.chain(WARNINGS).chain(flags.iter().copied());
+        let base = format!("{name}-{}", hash(parts.map(str::as_bytes)));
+        let object = self.objects.join(format!("{base}.o"));
+        if object.exists() {
+            return Ok(object);
+        }
+        let file = self.objects.join(format!("{base}-{}.cc", std::process::id()));
+        write(&file, source)?;
+        let mut command = Command::new(&self.compiler);
+        command.args(WARNINGS).args(flags).args(["-Wno-unused-function", "-c", "-I"]);
+        command.arg(&self.include).arg(&file);
+        self.make(command, &file, &object)?;
+        // It is of no use any more, and not in anybody's way.
+        let _ = fs::remove_file(&file);
+        Ok(object)
+    }
+
+    fn link(&self, objects: &[PathBuf], name: &str, into: &Path) -> Result<(), LibraryError> {
+        if into.exists() {
+            return Ok(());
+        }
+        let mut command = Command::new(&self.compiler);
+        command.args(["-shared", &format!("-Wl,-soname,{name}")]).args(objects).arg("-ldl");
+        self.make(command, into, into)
+    }
+
+    /// Runs the compiler. Others, who may build the same right now, see the whole file or none.
+    fn make(&self, mut command: Command, file: &Path, into: &Path) -> Result<(), LibraryError> {
+        let compiler = self.compiler.clone();
+        let fresh = into.with_extension(format!("{}.fresh", std::process::id()));
+        let output = command.arg("-o").arg(&fresh).output();
+        let output = output
+            .map_err(|cause| LibraryError::NoCompiler { compiler: compiler.clone(), cause })?;
+        if !output.status.success() {
+            let message = String::from_utf8_lossy(&output.stderr).into_owned();
+            return Err(LibraryError::Refused { compiler, file: file.to_path_buf(), message });
+        }
+        fs::rename(&fresh, into).map_err(|cause| of_file(into, cause))
+    }
+}
+
+fn hash<'a>(parts: impl Iterator<Item = &'a [u8]>) -> String {
+    let mut hasher = DefaultHasher::new();
+    for part in parts {
+        hasher.write(part);
+        hasher.write_u8(0xff);
+    }
+    format!("{:016x}", hasher.finish())
+}
+
+fn parts(path: &Path) -> (&str, &str) {
+    let [stem, extension] = [path.file_stem(), path.extension()]
+        .map(|part| part.and_then(OsStr::to_str).unwrap_or_default());
+    (stem, extension)
+}
+
+fn of_file(path: &Path, cause: io::Error) -> LibraryError {
+    LibraryError::File { path: path.to_path_buf(), cause }
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, LibraryError> {
+    let entries = fs::read_dir(folder).map_err(|cause| of_file(folder, cause))?;
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    Ok(paths)
+}
+
+fn read(path: &Path) -> Result<String, LibraryError> {
+    fs::read_to_string(path).map_err(|cause| of_file(path, cause))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), LibraryError> {
+    fs::write(path, text).map_err(|cause| of_file(path, cause))
+}
+
+fn create(folder: &Path) -> Result<(), LibraryError> {
+    fs::create_dir_all(folder).map_err(|cause| of_file(folder, cause))
+}

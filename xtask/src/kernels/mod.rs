@@ -1,0 +1,233 @@
+//! `cargo xtask kernels`: compiles every kernel with NVRTC from PyPI, without a device.
+//!
+//! The PTX that is checked in beside the sources has to be what the compiler makes of them, nothing
+//! may spill, and no kernel may need more registers or shared memory than `needs.txt` says.
+
+pub mod needs;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::tally::Counts;
+use crate::workspace;
+use needs::{Need, Table};
+
+/// PTX of this version is 8.0, which drivers since 525 load.
+const PACKAGE: &str = "nvidia-cuda-nvrtc-cu12==12.0.140";
+
+/// What the PTX is for: every device since.
+const VIRTUAL: &str = "compute_80";
+
+/// What registers are counted for.
+const REAL: [&str; 2] = ["sm_80", "sm_90"];
+
+/// Folders of kernels. What is in `common.cu` stands before each of them.
+const FOLDERS: [&str; 2] = ["tensor/src/cuda/kernels", "allocator/tests/cuda/kernels"];
+
+const COMMON: &str = "common.cu";
+
+/// Before the hash of the source in the first line of a PTX file.
+const HASH_MARK: &str = "// source ";
+
+const COMPILER: &str = include_str!("nvrtc.py");
+
+/// One file of kernels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unit {
+    /// The folder, below the root.
+    pub folder: PathBuf,
+    /// The file's name without its ending.
+    pub name: String,
+    /// What the compiler gets: the common source and the file's.
+    pub source: String,
+}
+
+impl Unit {
+    /// The file of its PTX, below the root.
+    pub fn ptx_path(&self) -> PathBuf {
+        self.folder.join("ptx").join(format!("{}.ptx", self.name))
+    }
+}
+
+/// Every file of kernels, in the order of the folders and their names.
+///
+/// # Errors
+/// One line about a folder or a file that cannot be read.
+pub fn units(root: &Path) -> Result<Vec<Unit>, String> {
+    let mut units = Vec::new();
+    for folder in FOLDERS.map(PathBuf::from) {
+        let read = |path: &Path| {
+            fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+        };
+        let Ok(entries) = fs::read_dir(root.join(&folder)) else { continue };
+        let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        paths.retain(|path| path.extension().is_some_and(|extension| extension == "cu"));
+        paths.sort();
+        let common = root.join(&folder).join(COMMON);
+        let common_text = if common.exists() { read(&common)? } else { String::new() };
+        for path in paths.iter().filter(|path| **path != common) {
+            let source = format!("{common_text}{}", read(path)?);
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            units.push(Unit { folder: folder.clone(), name, source });
+        }
+    }
+    Ok(units)
+}
+
+/// FNV-1a of 64 bits, by its definition (Fowler, Noll, Vo).
+fn hash(text: &str) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+/// Whether PTX that is checked in was made of this source.
+pub fn is_of_source(ptx: &str, source: &str) -> bool {
+    let first = ptx.lines().next().and_then(|line| line.strip_prefix(HASH_MARK));
+    first.is_some_and(|written| written == format!("{:016x}", hash(source)))
+}
+
+/// What is checked in of the compiler's output: without the tables that its own header puts into
+/// each file and nothing uses.
+pub fn checked_in(ptx: &str, source: &str) -> String {
+    let mut text = format!("{HASH_MARK}{:016x}\n", hash(source));
+    for line in ptx.lines().filter(|line| !line.contains("nv6target")) {
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text.truncate(text.trim_end().len());
+    text + "\n"
+}
+
+/// Runs the command. True if nothing failed.
+///
+/// # Errors
+/// One line about why nothing ran.
+pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
+    let writes = match arguments {
+        [] => false,
+        [only] if only == "--write" => true,
+        [other, ..] => return Err(format!("kernels does not understand `{other}`")),
+    };
+    let units = units(root)?;
+    let mut counts = Counts::default();
+    match install(root) {
+        Ok(compiler) => {
+            let table_path = root.join(FOLDERS[0]).join("needs.txt");
+            let known = Table::parse(&fs::read_to_string(&table_path).unwrap_or_default())?;
+            let mut found = Table::default();
+            for unit in &units {
+                counts.add(Counts::one(compile(root, &compiler, unit, writes, &mut found)?));
+            }
+            print!("{}", found.report());
+            counts.add(Counts::one(found.spills().is_empty()));
+            if writes {
+                write(&table_path, &found.text())?;
+            } else {
+                let growth = found.growth_over(&known);
+                growth.iter().for_each(|line| println!("{line}"));
+                counts.add(Counts::one(growth.is_empty()));
+            }
+        }
+        Err(reason) => {
+            counts.add(Counts::skipped("a fresh compile of the kernels", reason));
+            for unit in &units {
+                let ptx = fs::read_to_string(root.join(unit.ptx_path())).unwrap_or_default();
+                counts.add(Counts::one(is_of_source(&ptx, &unit.source)));
+            }
+        }
+    }
+    counts.skips.iter().for_each(|skip| println!("{skip}"));
+    println!("{counts}");
+    Ok(counts.failed == 0)
+}
+
+/// Compiles a file for every architecture. Whether its PTX is as checked in, or is now.
+fn compile(
+    root: &Path,
+    compiler: &Compiler,
+    unit: &Unit,
+    writes: bool,
+    found: &mut Table,
+) -> Result<bool, String> {
+    let fresh = checked_in(&compiler.run(unit, VIRTUAL)?, &unit.source);
+    for architecture in REAL {
+        let log = compiler.run(unit, architecture)?;
+        for need in Need::of_log(&log, architecture) {
+            // Kernels that tests are about are nobody's in a run.
+            if unit.folder == Path::new(FOLDERS[0]) {
+                found.rows.push(need);
+            }
+        }
+    }
+    let path = root.join(unit.ptx_path());
+    if writes {
+        write(&path, &fresh)?;
+        return Ok(true);
+    }
+    let is_same = fs::read_to_string(&path).is_ok_and(|old| old == fresh);
+    if !is_same {
+        let path = unit.ptx_path();
+        println!("{}: not what {PACKAGE} makes of its source; see --write", path.display());
+    }
+    Ok(is_same)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let written = fs::create_dir_all(folder).and_then(|()| fs::write(path, text));
+    written.map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Where the package is, and what runs it.
+struct Compiler {
+    script: PathBuf,
+    package: PathBuf,
+}
+
+/// Installs the package below `target`, if it is not there yet. The error is the reason of a skip.
+fn install(root: &Path) -> Result<Compiler, String> {
+    let folder = root.join("target/nvrtc");
+    let package = folder.join(PACKAGE.replace("==", "-"));
+    let script = folder.join("nvrtc.py");
+    write(&script, COMPILER)?;
+    if !package.join("nvidia").is_dir() {
+        println!("installs {PACKAGE} below target");
+        // A folder of its own until it is complete.
+        let fresh = folder.join("fresh");
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--only-binary=:all:", "--no-deps"]);
+        pip.arg("--target").arg(&fresh).arg(PACKAGE).stdin(Stdio::null());
+        let output = pip.output().map_err(|error| format!("python3 does not start: {error}"))?;
+        if !output.status.success() {
+            let message = String::from_utf8_lossy(&output.stderr);
+            let last = message.trim().lines().last().unwrap_or("no message").to_owned();
+            return Err(format!("pip does not install {PACKAGE}: {last}"));
+        }
+        fs::rename(&fresh, &package).map_err(|e| format!("{}: {e}", package.display()))?;
+    }
+    workspace::first_line_of(root, "python3", &["--version"])
+        .ok_or_else(|| "python3 does not start".to_owned())?;
+    Ok(Compiler { script, package })
+}
+
+impl Compiler {
+    /// What the compiler prints for an architecture.
+    fn run(&self, unit: &Unit, architecture: &str) -> Result<String, String> {
+        use std::io::Write;
+        let mut python = Command::new("python3");
+        python.arg(&self.script).arg(&self.package).arg(&unit.name).arg(architecture);
+        python.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = python.spawn().map_err(|e| format!("python3 does not start: {e}"))?;
+        // The script reads all of its input before it writes.
+        let sent = child.stdin.take().map(|mut input| input.write_all(unit.source.as_bytes()));
+        let output = child.wait_with_output().map_err(|e| format!("python3: {e}"))?;
+        let message = String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() || !matches!(sent, Some(Ok(()))) {
+            let (name, message) = (&unit.name, message.trim());
+            return Err(format!("{name}.cu does not compile for {architecture}:\n{message}"));
+        }
+        eprint!("{message}");
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}

@@ -1,0 +1,137 @@
+//! What kernels need of a device, as its assembler says.
+
+use std::fmt::Write;
+
+/// One kernel on one architecture.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Need {
+    /// Its name.
+    pub kernel: String,
+    /// `sm_N`.
+    pub architecture: String,
+    /// Of each thread.
+    pub registers: usize,
+    /// Of each block, declared.
+    pub shared_bytes: usize,
+    /// Of each thread: arrays that are indexed, beside what spills.
+    pub stack_bytes: usize,
+    /// What did not fit registers: bytes written and read.
+    pub spill_bytes: usize,
+}
+
+impl Need {
+    /// Every kernel that a log of the assembler (`ptxas -v`) is about.
+    pub fn of_log(log: &str, architecture: &str) -> Vec<Need> {
+        let mut needs: Vec<Need> = Vec::new();
+        for line in log.lines() {
+            if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+                let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
+                let architecture = architecture.to_owned();
+                needs.push(Need { kernel, architecture, ..Need::default() });
+            }
+            let Some(need) = needs.last_mut() else { continue };
+            let number = |label: &str| number_before(line, label);
+            need.registers = number(" registers").unwrap_or(need.registers);
+            need.shared_bytes = number(" bytes smem").unwrap_or(need.shared_bytes);
+            need.stack_bytes = number(" bytes stack frame").unwrap_or(need.stack_bytes);
+            need.spill_bytes += number(" bytes spill stores").unwrap_or(0);
+            need.spill_bytes += number(" bytes spill loads").unwrap_or(0);
+        }
+        needs
+    }
+}
+
+fn number_before(line: &str, label: &str) -> Option<usize> {
+    let before = line.split_once(label)?.0;
+    before.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// What is checked in: one line for each kernel and architecture.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    /// In the order of files and kernels.
+    pub rows: Vec<Need>,
+}
+
+impl Table {
+    /// Reads what [`text`](Self::text) writes.
+    ///
+    /// # Errors
+    /// A line that is none of a table.
+    pub fn parse(text: &str) -> Result<Table, String> {
+        let row = |line: &str| -> Option<Need> {
+            let mut words = line.split_whitespace();
+            let (kernel, architecture) = (words.next()?.to_owned(), words.next()?.to_owned());
+            let mut number = || words.next()?.parse().ok();
+            let (registers, shared_bytes, stack_bytes) = (number()?, number()?, number()?);
+            let spill_bytes = 0;
+            Some(Need { kernel, architecture, registers, shared_bytes, stack_bytes, spill_bytes })
+        };
+        let lines = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
+        let rows: Result<_, String> = lines
+            .map(|line| row(line).ok_or_else(|| format!("no row of a table: {line}")))
+            .collect();
+        Ok(Table { rows: rows? })
+    }
+
+    /// As it is checked in.
+    pub fn text(&self) -> String {
+        let mut text = "# kernel, architecture, registers, shared bytes, stack bytes\n".to_owned();
+        let mut rows: Vec<&Need> = self.rows.iter().collect();
+        rows.sort_by_key(|need| (&need.kernel, &need.architecture));
+        for need in rows {
+            let Need { kernel, architecture, registers, shared_bytes, stack_bytes, .. } = need;
+            let line = format!("{kernel} {architecture} {registers} {shared_bytes} {stack_bytes}");
+            text.push_str(&line);
+            text.push('\n');
+        }
+        text
+    }
+
+    /// For people: every row, with what spills.
+    pub fn report(&self) -> String {
+        let mut text = String::new();
+        for need in &self.rows {
+            let Need { kernel, architecture, registers, .. } = need;
+            let (shared, stack) = (need.shared_bytes, need.stack_bytes);
+            let spill = need.spill_bytes;
+            let row = format!("{kernel:<32} {architecture} {registers:>4} registers");
+            let _ =
+                writeln!(text, "{row} {shared:>6} B shared {stack:>4} B stack {spill:>4} B spills");
+        }
+        text
+    }
+
+    /// Rows that spill.
+    pub fn spills(&self) -> Vec<&Need> {
+        self.rows.iter().filter(|need| need.spill_bytes > 0).collect()
+    }
+
+    /// A line for each row that needs more than `known` says, or that it does not have.
+    pub fn growth_over(&self, known: &Table) -> Vec<String> {
+        let of = |need: &Need| {
+            let is_same = |other: &&Need| {
+                other.kernel == need.kernel && other.architecture == need.architecture
+            };
+            known.rows.iter().find(is_same).cloned()
+        };
+        let mut lines = Vec::new();
+        for need in &self.rows {
+            let name = format!("{} for {}", need.kernel, need.architecture);
+            let Some(before) = of(need) else {
+                lines.push(format!("{name}: not in needs.txt; see --write"));
+                continue;
+            };
+            for (what, now, then) in [
+                ("registers", need.registers, before.registers),
+                ("bytes of shared memory", need.shared_bytes, before.shared_bytes),
+                ("bytes of stack", need.stack_bytes, before.stack_bytes),
+            ] {
+                if now > then {
+                    lines.push(format!("{name}: {now} {what}, {then} in needs.txt"));
+                }
+            }
+        }
+        lines
+    }
+}

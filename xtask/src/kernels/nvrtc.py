@@ -1,0 +1,62 @@
+"""Compiles CUDA C with the NVRTC of a pip package, with no device and no driver.
+
+nvrtc.py FOLDER NAME ARCHITECTURE < SOURCE: prints the PTX for an architecture `compute_N`, and what
+the assembler says about each kernel for `sm_N`. What is wrong with the source goes to the standard
+error. FOLDER is where the package was installed.
+
+The functions are those of "NVRTC: CUDA Runtime Compilation", section "Basic Usage".
+"""
+
+import ctypes
+import pathlib
+import sys
+
+
+def load(folder):
+    libraries = pathlib.Path(folder) / "nvidia" / "cuda_nvrtc" / "lib"
+    # NVRTC asks the system's loader for its builtins by name: they have to be loaded already.
+    for pattern in ("libnvrtc-builtins.so*", "libnvrtc.so*"):
+        path = sorted(libraries.glob(pattern))[0]
+        library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    return library
+
+
+def text_of(library, size, get, program):
+    count = ctypes.c_size_t()
+    check(getattr(library, size)(program, ctypes.byref(count)), size)
+    buffer = ctypes.create_string_buffer(count.value)
+    check(getattr(library, get)(program, buffer), get)
+    return buffer.value.decode()
+
+
+def check(code, call):
+    if code != 0:
+        sys.exit(f"{call} returned {code}")
+
+
+def main():
+    folder, name, architecture = sys.argv[1:]
+    library = load(folder)
+    source = sys.stdin.buffer.read()
+    program = ctypes.c_void_p()
+    created = library.nvrtcCreateProgram(
+        ctypes.byref(program), source, name.encode(), 0, None, None
+    )
+    check(created, "nvrtcCreateProgram")
+    options = [f"--gpu-architecture={architecture}", "--std=c++17"]
+    is_real = architecture.startswith("sm_")
+    if is_real:
+        options.append("--ptxas-options=-v")
+    array = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
+    compiled = library.nvrtcCompileProgram(program, len(options), array)
+    log = text_of(library, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog", program)
+    if compiled != 0:
+        sys.exit(log)
+    if is_real:
+        print(log)
+    else:
+        sys.stderr.write(log)
+        print(text_of(library, "nvrtcGetPTXSize", "nvrtcGetPTX", program))
+
+
+main()

@@ -1,0 +1,69 @@
+use std::fs;
+use std::path::Path;
+
+use xtask::kernels::needs::{Need, Table};
+use xtask::kernels::{checked_in, is_of_source, units};
+
+/// As NVRTC 12.0 says it.
+const LOG: &str = "\
+ptxas info    : 304 bytes gmem
+ptxas info    : Compiling entry function 'small' for 'sm_90'
+ptxas info    : Function properties for small
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 11 registers
+ptxas info    : Compiling entry function 'large' for 'sm_90'
+ptxas info    : Function properties for large
+ptxas         .     40 bytes stack frame, 36 bytes spill stores, 20 bytes spill loads
+ptxas info    : Used 255 registers, 2048 bytes smem, 400 bytes cmem[0]
+";
+
+fn need(kernel: &str, registers: usize) -> Need {
+    let (kernel, architecture) = (kernel.to_owned(), "sm_90".to_owned());
+    Need { kernel, architecture, registers, ..Need::default() }
+}
+
+#[test]
+fn log_of_the_assembler_is_read() {
+    let large = Need { shared_bytes: 2048, stack_bytes: 40, spill_bytes: 56, ..need("large", 255) };
+    assert_eq!(Need::of_log(LOG, "sm_90"), [need("small", 11), large.clone()]);
+    let table = Table { rows: Need::of_log(LOG, "sm_90") };
+    assert_eq!(table.spills(), [&large]);
+    assert!(table.report().contains("255 registers   2048 B shared   40 B stack   56 B spills"));
+}
+
+#[test]
+fn table_is_read_as_it_is_written_and_growth_is_told() {
+    let known = Table { rows: vec![need("a", 10), need("b", 20)] };
+    assert_eq!(Table::parse(&known.text()), Ok(known.clone()));
+    assert!(Table::parse("a sm_80 10").is_err());
+    assert_eq!(known.growth_over(&known), Vec::<String>::new());
+    let fewer = Table { rows: vec![need("a", 9)] };
+    assert_eq!(fewer.growth_over(&known), Vec::<String>::new());
+    let shared = Need { shared_bytes: 1, ..need("b", 20) };
+    let more = Table { rows: vec![need("a", 11), shared, need("c", 1)] };
+    let lines = more.growth_over(&known);
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    assert!(lines[0].contains("a for sm_90: 11 registers, 10 in"), "{lines:?}");
+    assert!(lines[1].contains("1 bytes of shared memory"), "{lines:?}");
+    assert!(lines[2].contains("c for sm_90: not in"), "{lines:?}");
+}
+
+#[test]
+fn checked_in_ptx_leaves_out_what_nothing_uses_and_knows_its_source() {
+    let ptx = "\n.version 8.0  \n.global .u64 _ZN3_nv6target5sm_35E = 35;\n.entry a\n\n\n";
+    let text = checked_in(ptx, "source");
+    assert!(text.ends_with("\n\n.version 8.0\n.entry a\n"), "{text:?}");
+    assert!(is_of_source(&text, "source") && !is_of_source(&text, "source "));
+    assert!(!is_of_source("", ""));
+}
+
+#[test]
+fn ptx_of_every_kernel_is_of_its_source() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let units = units(&root).unwrap();
+    assert!(!units.is_empty());
+    for unit in units {
+        let ptx = fs::read_to_string(root.join(unit.ptx_path())).unwrap_or_default();
+        assert!(is_of_source(&ptx, &unit.source), "{}: see `cargo xtask kernels`", unit.name);
+    }
+}
