@@ -1,4 +1,4 @@
-//! Attention of a sequence to itself.
+//! Attention of a sequence to itself or to another.
 //!
 //! Vaswani et al., "Attention is all you need" (2017); groups of queries that share keys and
 //! values: Ainslie et al., "GQA: training generalized multi-query transformer models from
@@ -7,9 +7,11 @@
 use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{
-    AttentionDropout, AttentionOptions, Causal, DType, Device, RandomKey, Tensor,
+    AttentionDropout, AttentionOptions, Causal, DType, Device, RandomKey, Shape, Tensor,
+    TensorError,
 };
 
+use crate::cross_attention::cross_attention;
 use crate::module::visit_under;
 use crate::optim::check_option;
 use crate::{Linear, Module, Parameter, Parameters, Result, init};
@@ -36,9 +38,10 @@ impl MultiHeadOptions {
     }
 }
 
-/// Self-attention with several heads, `torch.nn.MultiheadAttention` with `batch_first=True` and
-/// one input for queries, keys and values. With fewer groups than heads the rows of
-/// `in_proj_weight` are those of all queries, then of all keys, then of all values.
+/// Attention with several heads, `torch.nn.MultiheadAttention` with `batch_first=True`:
+/// [`Module::forward`] to the sequence itself, [`MultiHeadAttention::attend`] to another. With
+/// fewer groups than heads the rows of `in_proj_weight` are those of all queries, then of all keys,
+/// then of all values.
 #[derive(Clone, Debug)]
 pub struct MultiHeadAttention {
     in_proj_weight: Parameter,
@@ -81,6 +84,78 @@ impl MultiHeadAttention {
             options,
         })
     }
+
+    /// [`Module::forward`] where `mask` says which keys a query sees, besides what the options say
+    /// about their places: true for those that it does, or numbers that are added to the scores.
+    ///
+    /// # Shapes
+    /// `input: [B, T, D] → [B, T, D]`; the mask broadcasts to `[B, heads, T, T]`
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `OutOfMemory`.
+    pub fn forward_masked(&self, pass: &Pass, input: Var, mask: Option<&Tensor>) -> Result<Var> {
+        let MultiHeadOptions { heads, groups, .. } = self.options;
+        let (weight, bias) = (self.in_proj_weight.var(pass)?, self.in_proj_bias.var(pass)?);
+        let packed = input.linear(weight, Some(bias))?;
+        let y = packed.self_attention([heads, groups], mask, self.attention_options(pass))?;
+        self.project(pass, y)
+    }
+
+    /// Queries of `input` meet keys and values of `memory`; the mask as in
+    /// [`MultiHeadAttention::forward_masked`].
+    ///
+    /// # Shapes
+    /// `input: [B, T, D]`, `memory: [B, S, D] → [B, T, D]`; the mask broadcasts to
+    /// `[B, heads, T, S]`
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `OutOfMemory`.
+    pub fn attend(
+        &self,
+        pass: &Pass,
+        input: Var,
+        memory: Var,
+        mask: Option<&Tensor>,
+    ) -> Result<Var> {
+        let MultiHeadOptions { width, heads, groups, .. } = self.options;
+        let rows = [width, 2 * groups * (width / heads)];
+        let parts = |parameter: &Parameter| -> Result<Vec<Var>> {
+            Ok(parameter.var(pass)?.split_with_sizes(0, &rows)?)
+        };
+        let mut weights = parts(&self.in_proj_weight)?.into_iter();
+        let mut biases = parts(&self.in_proj_bias)?.into_iter();
+        let mut part = |x: Var| x.linear(weights.next().expect("two parts"), biases.next());
+        let (q, memory) = (part(input)?, part(memory)?);
+        let y = cross_attention(q, memory, [heads, groups], mask, self.attention_options(pass))?;
+        self.project(pass, y)
+    }
+
+    fn attention_options(&self, pass: &Pass) -> AttentionOptions {
+        let MultiHeadOptions { causal, dropout: probability, .. } = self.options;
+        let drops = pass.is_training() && probability > 0.0;
+        let dropout = drops.then(|| AttentionDropout { key: pass.draw(), probability });
+        AttentionOptions { causal, dropout, ..Default::default() }
+    }
+
+    fn project(&self, pass: &Pass, y: Var) -> Result<Var> {
+        self.out_proj.forward(pass, y)
+    }
+}
+
+/// The mask of attention for sequences in which some positions only fill up: true where `padding`
+/// is false, for all heads and queries.
+///
+/// # Shapes
+/// `padding: [B, S]` of truth values `→ [B, 1, 1, S]`
+///
+/// # Errors
+/// `Shape`, `OutOfMemory`.
+pub fn key_padding_mask(padding: &Tensor) -> Result<Tensor> {
+    let &[batch, len] = &**padding.shape() else {
+        let (left, right) = (*padding.shape(), Shape::new(&[0, 0]));
+        return Err(TensorError::Shape { op: "key_padding_mask", left, right }.into());
+    };
+    Ok(padding.logical_not()?.reshape([batch, 1, 1, len])?)
 }
 
 impl Parameters for MultiHeadAttention {
@@ -95,13 +170,7 @@ impl Module for MultiHeadAttention {
     /// # Shapes
     /// `input: [B, T, D] → [B, T, D]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        let MultiHeadOptions { heads, groups, causal, dropout: probability, .. } = self.options;
-        let drops = pass.is_training() && probability > 0.0;
-        let dropout = drops.then(|| AttentionDropout { key: pass.draw(), probability });
-        let options = AttentionOptions { causal, dropout, ..Default::default() };
-        let (weight, bias) = (self.in_proj_weight.var(pass)?, self.in_proj_bias.var(pass)?);
-        let packed = input.linear(weight, Some(bias))?;
-        self.out_proj.forward(pass, packed.self_attention([heads, groups], None, options)?)
+        self.forward_masked(pass, input, None)
     }
 
     /// Dropped weights are counted from the first sample of the pass, wherever in the logical

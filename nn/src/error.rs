@@ -97,6 +97,14 @@ impl From<TensorError> for NnError {
 }
 
 impl NnError {
+    /// This error as one that a segment of a pass can return.
+    pub fn into_autograd(self) -> AutogradError {
+        match self {
+            NnError::Autograd(error) => error,
+            error => AutogradError::segment(error),
+        }
+    }
+
     /// The out-of-memory ledger, if that is what this is.
     pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
         match self {

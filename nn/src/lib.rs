@@ -5,7 +5,10 @@ mod activations;
 mod attention;
 mod batch_norm;
 mod buffer;
+mod conv1d;
 mod conv2d;
+mod conv_transpose2d;
+mod cross_attention;
 mod dropout;
 mod embedding;
 mod error;
@@ -13,21 +16,29 @@ mod flatten;
 pub mod init;
 mod linear;
 mod loss;
+mod loss_compositions;
 mod max_pool2d;
 pub mod models;
 mod module;
 mod norm;
 pub mod optim;
 mod parameter;
+mod pool2d;
+mod recurrent;
 mod relu;
 mod safetensors;
 mod schedule;
+mod segment;
 mod sequential;
+mod transformer;
+mod upsample;
 
 pub use activations::{ELU, GELU, LeakyReLU, SiLU, Sigmoid, Softmax, Softplus, Tanh};
-pub use attention::{MultiHeadAttention, MultiHeadOptions};
+pub use attention::{MultiHeadAttention, MultiHeadOptions, key_padding_mask};
 pub use batch_norm::{BatchNorm1d, BatchNorm2d};
 pub use buffer::{Buffer, check_buffers, commit_buffers};
+pub use conv_transpose2d::ConvTranspose2d;
+pub use conv1d::Conv1d;
 pub use conv2d::Conv2d;
 pub use dropout::Dropout;
 pub use embedding::Embedding;
@@ -38,14 +49,23 @@ pub use loss::{
     CrossEntropyOptions, Loss, PairLoss, bce, bce_with_logits, cross_entropy, cross_entropy_with,
     huber, kl_divergence, l1, mse, pair_loss, smooth_l1,
 };
+pub use loss_compositions::{NllOptions, cosine_embedding, dice, nll};
 pub use max_pool2d::MaxPool2d;
 pub use module::{Module, Parameters};
 pub use norm::{GroupNorm, LayerNorm, RmsNorm};
 pub use parameter::Parameter;
+pub use pool2d::{AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d};
+pub use recurrent::{Directions, Gru, Lstm, LstmState, RecurrentOptions};
 pub use relu::ReLU;
 pub use safetensors::{load, save};
 pub use schedule::{Better, Plateau, PlateauOptions, PlateauState, Schedule};
+pub use segment::Segments;
 pub use sequential::Sequential;
+pub use transformer::{
+    HiddenActivation, NormPlace, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
+    TransformerEncoderLayer, TransformerOptions,
+};
+pub use upsample::Upsample;
 
 /// The result of an operation of this crate.
 pub type Result<T, E = NnError> = std::result::Result<T, E>;

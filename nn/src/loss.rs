@@ -153,7 +153,7 @@ pub fn bce_with_logits(
 }
 
 /// `sum` over `len` elements.
-fn counted(len: usize, sum: Var) -> Result<Loss> {
+pub(crate) fn counted(len: usize, sum: Var) -> Result<Loss> {
     let value = sum.value();
     let count = Tensor::full(value.device(), [], value.dtype(), len as f64)?;
     Ok(Loss { sum, count })

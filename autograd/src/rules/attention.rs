@@ -51,17 +51,20 @@ impl Var {
             let packed_shape = *packed.shape();
             let [q, k, v] = unpacked(&packed, heads, groups)?;
             let Attention { y, log_sum_exp } = q.attention(&k, &v, mask, &options)?;
+            let (positions, width) = ([packed_shape[0], packed_shape[1]], y.shape()[3]);
+            let by_heads = [positions[0], positions[1], heads, width];
+            // In the order of the result, which whatever comes next may keep as well.
+            let y = y.transpose(1, 2)?.reshape([positions[0], positions[1], heads * width])?;
             let saved = [&packed, &y, &log_sum_exp].map(|x| save.keep(x));
             let saved_mask = mask.map(|mask| save.keep(mask));
-            let (positions, width) = ([packed_shape[0], packed_shape[1]], y.shape()[3]);
             // As for attention
             let rule = move |dy: Tensor, _: Needs| {
                 let [packed, y, log_sum_exp] = saved.map(Saved::unpack);
-                let (packed, found) = (packed?, Attention { y: y?, log_sum_exp: log_sum_exp? });
+                let (packed, y) = (packed?, y?.reshape(by_heads)?.transpose(1, 2)?);
+                let found = Attention { y, log_sum_exp: log_sum_exp? };
                 let mask = saved_mask.map(Saved::unpack).transpose()?;
                 let [q, k, v] = unpacked(&packed, heads, groups)?;
-                let dy = dy.reshape([positions[0], positions[1], heads, width])?;
-                let dy = dy.transpose(1, 2)?;
+                let dy = dy.reshape(by_heads)?.transpose(1, 2)?;
                 let found = dy.attention_backward([&q, &k, &v], mask.as_ref(), &found, &options)?;
                 let dx = Tensor::empty(dy.device(), packed_shape, dy.dtype())?;
                 for (mut part, gradient) in unpacked(&dx, heads, groups)?.into_iter().zip(found) {
@@ -69,7 +72,6 @@ impl Var {
                 }
                 Ok(vec![Some(dx)])
             };
-            let y = y.transpose(1, 2)?.reshape([positions[0], positions[1], heads * width])?;
             Ok((y, rule))
         })
     }

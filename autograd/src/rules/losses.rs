@@ -78,11 +78,18 @@ impl Var {
     ) -> Result<Var> {
         Var::apply("pair_loss", [self], |[x], save| {
             let sum = x.pair_loss_weighted(target, loss, positive_weight)?;
-            let (saved_x, saved_target) = (save.keep(&x), save.keep(target));
+            // The gradient of the divergences does not read x.
+            let reads_x = !matches!(loss, PairLoss::KlDivergence | PairLoss::KlDivergenceOfLog);
+            let (saved_x, x_shape) = (reads_x.then(|| save.keep(&x)), *x.shape());
+            let saved_target = save.keep(target);
             let saved_weight = positive_weight.map(|weight| save.keep(weight));
             // dx[i] = dy · f'(x[i], target[i])
             let rule = move |dy: Tensor, _: Needs| {
-                let (x, target) = (saved_x.unpack()?, saved_target.unpack()?);
+                let target = saved_target.unpack()?;
+                let x = match saved_x {
+                    Some(x) => x.unpack()?,
+                    None => target.expand(x_shape)?,
+                };
                 let weight = saved_weight.map(Saved::unpack).transpose()?;
                 let dx = dy.pair_loss_weighted_backward(&x, &target, loss, weight.as_ref())?;
                 Ok(vec![Some(dx)])

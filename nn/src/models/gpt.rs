@@ -1,14 +1,18 @@
 //! A decoder of text: pre-norm blocks of causal attention and a GELU layer, with learned positions.
-//! Radford et al., "Language models are unsupervised multitask learners" (2019), with an output
-//! layer of its own, without a bias.
+//! Radford et al., "Language models are unsupervised multitask learners" (2019), with the exact
+//! GELU.
 //!
 //! `B` batch, `T` positions, `D` width, `V` vocabulary.
 
-use lowtide_autograd::{Pass, Var};
-use lowtide_tensor::{AttentionOptions, Causal, Device, RandomKey};
+use lowtide_autograd::{Pass, SavedPolicy, Var};
+use lowtide_tensor::{AttentionDropout, AttentionOptions, Causal, Device, RandomKey};
 
 use crate::module::visit_under;
-use crate::{Embedding, LayerNorm, Linear, Module, Parameter, Parameters, Result};
+use crate::optim::check_option;
+use crate::segment::{Segment, forward_blocks, visit_block_policies, visit_blocks};
+use crate::{
+    Dropout, Embedding, LayerNorm, Linear, Module, Parameter, Parameters, Result, Segments,
+};
 
 /// How large a [`Gpt`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +29,20 @@ pub struct GptShape {
     pub blocks: usize,
 }
 
+impl GptShape {
+    /// GPT-2's smallest: 124,439,808 parameters with a shared table.
+    pub const GPT2: GptShape =
+        GptShape { vocabulary: 50_257, context: 1024, width: 768, heads: 12, blocks: 12 };
+    /// GPT-2 medium: 354,823,168 parameters with a shared table.
+    pub const GPT2_MEDIUM: GptShape =
+        GptShape { width: 1024, heads: 16, blocks: 24, ..GptShape::GPT2 };
+    /// GPT-2 large: 774,030,080 parameters with a shared table.
+    pub const GPT2_LARGE: GptShape =
+        GptShape { width: 1280, heads: 20, blocks: 36, ..GptShape::GPT2 };
+    /// GPT-2 XL: 1,557,611,200 parameters with a shared table.
+    pub const GPT2_XL: GptShape = GptShape { width: 1600, heads: 25, blocks: 48, ..GptShape::GPT2 };
+}
+
 /// Attention and a hidden layer of four times the width, each added to its input.
 #[derive(Clone, Debug)]
 struct Block {
@@ -35,6 +53,7 @@ struct Block {
     up: Linear,
     down: Linear,
     heads: usize,
+    dropout: f64,
 }
 
 /// A language model.
@@ -42,9 +61,11 @@ struct Block {
 pub struct Gpt {
     tok: Embedding,
     pos: Embedding,
-    blocks: Vec<Block>,
+    blocks: Vec<Segment<Block>>,
     norm: LayerNorm,
-    head: Linear,
+    /// Absent where the output layer is the table of tokens.
+    head: Option<Linear>,
+    dropout: f64,
 }
 
 impl Block {
@@ -58,7 +79,13 @@ impl Block {
             up: linear("up", width, 4 * width)?,
             down: linear("down", 4 * width, width)?,
             heads,
+            dropout: 0.0,
         })
+    }
+
+    fn drop(&self, name: &str, pass: &Pass, x: Var) -> Result<Var> {
+        let dropout = Dropout::new(self.dropout)?;
+        pass.within(name, || dropout.forward(pass, x))
     }
 }
 
@@ -77,32 +104,88 @@ impl Module for Block {
     /// # Shapes
     /// `input: [B, T, D] → [B, T, D]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        let options = AttentionOptions { causal: Causal::UpperLeft, ..Default::default() };
+        let probability = self.dropout;
+        let drops = pass.is_training() && probability > 0.0;
+        let dropout = drops.then(|| AttentionDropout { key: pass.draw(), probability });
+        let causal = Causal::UpperLeft;
+        let options = AttentionOptions { causal, dropout, ..Default::default() };
         let packed = self.qkv.forward(pass, self.ln1.forward(pass, input.clone())?)?;
         let seen = packed.self_attention([self.heads, self.heads], None, options)?;
         // Added to the branch, whose buffer nothing else needs.
-        let x = self.proj.forward(pass, seen)?.add(input)?;
+        let x = self.drop("proj", pass, self.proj.forward(pass, seen)?)?.add(input)?;
         let hidden = self.up.forward(pass, self.ln2.forward(pass, x.clone())?)?.gelu()?;
-        Ok(self.down.forward(pass, hidden)?.add(x)?)
+        Ok(self.drop("down", pass, self.down.forward(pass, hidden)?)?.add(x)?)
+    }
+
+    /// Dropped weights of attention are counted from the first sample of the pass, wherever in
+    /// the logical batch that is.
+    fn couples_samples(&self) -> bool {
+        self.dropout > 0.0
     }
 }
 
 impl Gpt {
-    /// A model of `shape`, initialised from `key`.
+    /// A model of `shape` with an output layer of its own, without a bias, initialised from `key`
+    /// as its layers are.
     ///
     /// # Errors
     /// `OutOfMemory`.
     pub fn new(device: &Device, key: RandomKey, shape: GptShape) -> Result<Self> {
         let GptShape { vocabulary, context, width, heads, blocks } = shape;
-        let block =
-            |index: usize| Block::new(device, key.op(&format!("blocks.{index}")), width, heads);
+        let block = |index: usize| {
+            let key = key.op(&format!("blocks.{index}"));
+            Ok(Segment::new(Block::new(device, key, width, heads)?))
+        };
         Ok(Gpt {
             tok: Embedding::new(device, key.op("tok"), vocabulary, width)?,
             pos: Embedding::new(device, key.op("pos"), context, width)?,
             blocks: (0..blocks).map(block).collect::<Result<_>>()?,
             norm: LayerNorm::new(device, &[width])?,
-            head: Linear::without_bias(device, key.op("head"), width, vocabulary)?,
+            head: Some(Linear::without_bias(device, key.op("head"), width, vocabulary)?),
+            dropout: 0.0,
         })
+    }
+
+    /// A model of `shape` whose output layer is the table of tokens, initialised from `key` as
+    /// GPT-2 was: normal with a deviation of 0.02, divided by the square root of the number of
+    /// branches for the layers that end one.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn gpt2(device: &Device, key: RandomKey, shape: GptShape) -> Result<Self> {
+        const DEVIATION: f64 = 0.02;
+        let tied = GptShape { vocabulary: 0, ..shape };
+        let mut model = Gpt { head: None, ..Gpt::new(device, key, tied)? };
+        model.tok = Embedding::new(device, key.op("tok"), shape.vocabulary, shape.width)?;
+        let branches = 2.0 * shape.blocks as f64;
+        let mut result = Ok(());
+        model.visit(&mut |name, parameter| {
+            let (value, key) = (parameter.value_mut(), key.op("gpt2").op(name));
+            let ends_branch = name.ends_with("proj.weight") || name.ends_with("down.weight");
+            let deviation = if ends_branch { DEVIATION / branches.sqrt() } else { DEVIATION };
+            let filled = match value.shape().len() {
+                2 => value.normal_(key, 0.0, deviation),
+                _ if name.contains("ln") || name.contains("norm") => Ok(()),
+                _ => value.fill_(0.0),
+            };
+            result = std::mem::replace(&mut result, Ok(())).and(filled);
+        });
+        result?;
+        Ok(model)
+    }
+
+    /// This model with elements taken out in training: of the sum of the tables, of the weights of
+    /// attention and of each branch.
+    ///
+    /// # Errors
+    /// `Option` outside `[0, 1)`.
+    pub fn with_dropout(mut self, probability: f64) -> Result<Self> {
+        check_option("dropout", probability, "[0, 1)", |p| (0.0..1.0).contains(&p))?;
+        self.dropout = probability;
+        for segment in &mut self.blocks {
+            segment.block_mut().dropout = probability;
+        }
+        Ok(self)
     }
 }
 
@@ -110,11 +193,17 @@ impl Parameters for Gpt {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
         visit_under("tok", &mut self.tok, visitor);
         visit_under("pos", &mut self.pos, visitor);
-        for (index, block) in self.blocks.iter_mut().enumerate() {
-            visit_under(&format!("blocks.{index}"), block, visitor);
-        }
+        visit_blocks("blocks.", &mut self.blocks, visitor);
         visit_under("norm", &mut self.norm, visitor);
-        visit_under("head", &mut self.head, visitor);
+        if let Some(head) = &mut self.head {
+            visit_under("head", head, visitor);
+        }
+    }
+}
+
+impl Segments for Gpt {
+    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
+        visit_block_policies(&mut self.blocks, visitor);
     }
 }
 
@@ -125,7 +214,16 @@ impl Module for Gpt {
         let len = input.shape().last().copied().unwrap_or_default();
         let positions = self.pos.table(pass)?.narrow(0, 0, len)?; // [T, D]
         let x = self.tok.forward(pass, input)?.add(positions)?;
-        let x = self.blocks.iter().try_fold(x, |x, block| block.forward(pass, x))?;
-        self.head.forward(pass, self.norm.forward(pass, x)?)
+        let x = pass.within("tok", || Dropout::new(self.dropout)?.forward(pass, x))?;
+        let x = forward_blocks("blocks.", &self.blocks, pass, x)?;
+        let x = self.norm.forward(pass, x)?;
+        match &self.head {
+            Some(head) => head.forward(pass, x),
+            None => Ok(x.linear(self.tok.table(pass)?, None)?),
+        }
+    }
+
+    fn couples_samples(&self) -> bool {
+        self.dropout > 0.0
     }
 }

@@ -3,11 +3,17 @@
 use lowtide_autograd::{Attempt, AutogradError, Pass, check};
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_nn::{
-    BatchNorm1d, BatchNorm2d, Conv2d, Dropout, ELU, Flatten, GELU, GroupNorm, LayerNorm, LeakyReLU,
-    Linear, MaxPool2d, Module, MultiHeadAttention, MultiHeadOptions, NnError, Parameter,
-    Parameters, ReLU, Result, RmsNorm, Sequential, SiLU, Sigmoid, Softmax, Softplus, Tanh,
+    AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, BatchNorm1d, BatchNorm2d, Conv1d, Conv2d,
+    ConvTranspose2d, Directions, Dropout, ELU, Flatten, GELU, GroupNorm, Gru, HiddenActivation,
+    LayerNorm, LeakyReLU, Linear, Lstm, MaxPool2d, Module, MultiHeadAttention, MultiHeadOptions,
+    NnError, NormPlace, Parameter, Parameters, ReLU, RecurrentOptions, Result, RmsNorm, Sequential,
+    SiLU, Sigmoid, Softmax, Softplus, Tanh, TransformerEncoder, TransformerEncoderLayer,
+    TransformerOptions, Upsample,
 };
-use lowtide_tensor::{Causal, Conv2dGeometry, Device, Pool2dGeometry, Tensor, TensorError};
+use lowtide_tensor::{
+    AvgPool, Causal, Conv1dGeometry, Conv2dGeometry, ConvTranspose2dGeometry, Corners, Device,
+    Interpolation, Pool2dGeometry, Resize, Tensor, TensorError,
+};
 
 use crate::common::{KEY, Outcome, bits, cpu, f32s, f64s, weighted_sum, widen};
 
@@ -42,10 +48,45 @@ fn all(device: &Device) -> Result<Vec<Layer>> {
         (Box::new(Sequential::new()), vec![3, 6], vec![3, 6]),
         (Box::new(SimpleCnn::new(device, KEY, CNN)?), vec![2, 2, 5, 4], vec![2, 4]),
     ];
+    layers.extend(windows(device)?);
     for (layer, shape) in of_one_shape(device)? {
         layers.push((layer, shape.clone(), shape));
     }
     Ok(layers)
+}
+
+/// Convolutions of other kinds, pools and resizing.
+fn windows(device: &Device) -> Result<Vec<Layer>> {
+    let walked = Conv1dGeometry { stride: 2, padding: 1, dilation: 2, groups: 2 };
+    let grouped = ConvTranspose2dGeometry {
+        stride: [2, 1],
+        padding: [1, 0],
+        output_padding: [1, 0],
+        groups: 2,
+        ..Default::default()
+    };
+    let plain = ConvTranspose2dGeometry::default();
+    let (sequence, image) = (vec![2, 2, 7], vec![2, 2, 5, 4]);
+    let padded = Pool2dGeometry { kernel: [2, 3], stride: [1, 2], padding: [1, 1] };
+    let mean = AvgPool2d { window: padded, options: AvgPool::default() };
+    let smooth = Interpolation::Bilinear(Corners::Centers);
+    let resize = Upsample { size: Resize::To([3, 7]), interpolation: smooth };
+    let conv1d = Conv1d::new(device, KEY, [2, 4], 3, Conv1dGeometry::default())?;
+    let conv1d_walked = Conv1d::without_bias(device, KEY, [2, 4], 2, walked)?;
+    let transposed = ConvTranspose2d::new(device, KEY, [2, 4], [3, 2], grouped)?;
+    let without_bias = ConvTranspose2d::without_bias(device, KEY, [2, 3], [1, 2], plain)?;
+    Ok(vec![
+        (Box::new(conv1d), sequence.clone(), vec![2, 4, 5]),
+        (Box::new(conv1d_walked), sequence, vec![2, 4, 4]),
+        (Box::new(transposed), vec![1, 2, 3, 2], vec![1, 4, 6, 3]),
+        (Box::new(without_bias), vec![1, 2, 3, 2], vec![1, 3, 3, 3]),
+        (Box::new(AvgPool2d::square(2)), image.clone(), vec![2, 2, 2, 2]),
+        (Box::new(mean), image.clone(), vec![2, 2, 6, 2]),
+        (Box::new(AdaptiveAvgPool2d([2, 3])), image.clone(), vec![2, 2, 2, 3]),
+        (Box::new(AdaptiveMaxPool2d([1, 3])), image.clone(), vec![2, 2, 1, 3]),
+        (Box::new(Upsample::by(2.0)), image.clone(), vec![2, 2, 10, 8]),
+        (Box::new(resize), image, vec![2, 2, 3, 7]),
+    ])
 }
 
 /// A layer and the shape of its input.
@@ -56,7 +97,21 @@ fn of_one_shape(device: &Device) -> Result<Vec<Shaped>> {
     let plain = MultiHeadOptions::new(4, 2);
     let grouped = MultiHeadOptions { groups: 1, causal: Causal::UpperLeft, ..plain };
     let attention = |options| MultiHeadAttention::new(device, KEY, options);
+    let options = TransformerOptions { hidden: 6, dropout: 0.0, ..TransformerOptions::new(4, 2) };
+    let encoder = |norm, activation| {
+        let options = TransformerOptions { norm, activation, ..options };
+        TransformerEncoderLayer::new(device, KEY, options)
+    };
+    let lstm = RecurrentOptions { layers: 2, ..RecurrentOptions::new(3, 3) };
+    let both = RecurrentOptions { directions: Directions::Both, ..RecurrentOptions::new(4, 2) };
     Ok(vec![
+        (Box::new(encoder(NormPlace::After, HiddenActivation::Gelu)?), vec![2, 3, 4]),
+        (Box::new(encoder(NormPlace::Before, HiddenActivation::Relu)?), vec![1, 3, 4]),
+        (Box::new(TransformerEncoder::new(device, KEY, 2, options)?), vec![1, 2, 4]),
+        (Box::new(Lstm::new(device, KEY, lstm)?), vec![2, 4, 3]),
+        (Box::new(Lstm::new(device, KEY, both)?), vec![1, 3, 4]),
+        (Box::new(Gru::new(device, KEY, lstm)?), vec![2, 4, 3]),
+        (Box::new(Gru::new(device, KEY, both)?), vec![1, 3, 4]),
         (Box::new(LayerNorm::new(device, &[3])?), vec![2, 4, 3]),
         (Box::new(LayerNorm::without_bias(device, &[4, 3])?.with_eps(0.1)), vec![2, 4, 3]),
         (Box::new(RmsNorm::new(device, &[3])?), vec![4, 3]),

@@ -1,7 +1,10 @@
 //! Losses are sums with counts, so that batches can be split.
 
 use lowtide_autograd::{Attempt, AutogradError, LeafId, Pass};
-use lowtide_nn::{CrossEntropyOptions, NnError, Result, cross_entropy, cross_entropy_with};
+use lowtide_nn::{
+    CrossEntropyOptions, NllOptions, NnError, Result, cosine_embedding, cross_entropy,
+    cross_entropy_with, dice, nll,
+};
 use lowtide_tensor::{DType, Device, Tensor, TensorError};
 
 use crate::common::{KEY, Outcome, cpu, values};
@@ -145,5 +148,111 @@ fn labels_that_do_not_fit_are_errors() -> Outcome {
     let floats = Tensor::zeros(&device, [6], DType::F32)?;
     let error = error_of(logits(&device), &floats);
     assert!(matches!(error, TensorError::DType { op: "cross_entropy", .. }), "{error}");
+    Ok(())
+}
+
+/// `f` of f64 inputs against differences, and its value.
+fn checked(
+    f: impl Fn(Vec<lowtide_autograd::Var>) -> Result<lowtide_nn::Loss>,
+    inputs: &[Tensor],
+) -> std::result::Result<[f64; 2], Box<dyn std::error::Error>> {
+    let run = |vars| f(vars).map_err(NnError::into_autograd);
+    lowtide_autograd::check::gradients(|_, vars| Ok(run(vars)?.sum), inputs)?;
+    let pass = Pass::eval();
+    let loss = run(inputs.iter().map(|input| pass.constant(input.clone())).collect())?;
+    Ok([loss.sum.value().item::<f64>()?, loss.count.item::<f64>()?])
+}
+
+fn assert_near(found: [f64; 2], expected: [f64; 2]) {
+    let near = |(a, b): (&f64, &f64)| (a - b).abs() <= TOLERANCE * b.abs().max(1.0);
+    assert!(found.iter().zip(&expected).all(near), "{found:?}, not {expected:?}");
+}
+
+#[test]
+fn nll_is_the_formula_with_weights_and_ignored_labels() -> Outcome {
+    let device = cpu();
+    let weights = [0.5, 1.0, 2.0, 0.25, 3.0];
+    let weight = Tensor::from_slice(&device, [CLASSES], &weights)?;
+    let x = logits(&device).to_vec::<f64>()?;
+    let picked: Vec<(f64, usize)> = (LABELS.iter().enumerate())
+        .filter(|(_, label)| **label != -100)
+        .map(|(row, &label)| (x[row * CLASSES + label as usize], label as usize))
+        .collect();
+    for weight in [None, Some(&weight)] {
+        let of = |label: usize| if weight.is_some() { weights[label] } else { 1.0 };
+        let options = NllOptions { weight, ..Default::default() };
+        let found =
+            checked(|mut vars| nll(vars.remove(0), &labels(&device), options), &[logits(&device)])?;
+        let sum: f64 = picked.iter().map(|&(x, label)| -x * of(label)).sum();
+        let count: f64 = picked.iter().map(|&(_, label)| of(label)).sum();
+        assert_near(found, [sum, count]);
+    }
+    // Of its logarithms it is the cross-entropy, also with more dimensions.
+    let pass = Pass::eval();
+    let images = logits(&device).reshape([2, 3, CLASSES])?.transpose(1, 2)?;
+    let labels = labels(&device).reshape([2, 3])?;
+    let logarithms = pass.constant(images.clone()).log_softmax(1)?;
+    let found = nll(logarithms, &labels, NllOptions::default())?;
+    let expected = cross_entropy(pass.constant(images), &labels)?;
+    let of = |loss: lowtide_nn::Loss| -> Result<[f64; 2]> {
+        Ok([loss.sum.value().item::<f64>()?, loss.count.item::<f64>()?])
+    };
+    assert_near(of(found)?, of(expected)?);
+    Ok(())
+}
+
+#[test]
+fn cosine_embedding_pulls_pairs_together_or_apart() -> Outcome {
+    let device = cpu();
+    let (a, b) = (values("a", 12), values("b", 12));
+    let targets = [1.0, -1.0, -1.0, 1.0];
+    let cosine = |row: usize| {
+        let part = |x: &[f64]| -> Vec<f64> { x[3 * row..3 * row + 3].to_vec() };
+        let dot = |x: &[f64], y: &[f64]| -> f64 { x.iter().zip(y).map(|(x, y)| x * y).sum() };
+        let (a, b) = (part(&a), part(&b));
+        dot(&a, &b) / ((dot(&a, &a) + 1e-12) * (dot(&b, &b) + 1e-12)).sqrt()
+    };
+    let inputs = [&a, &b].map(|x| Tensor::from_slice(&device, [4, 3], x).expect("memory"));
+    let target = Tensor::from_slice(&device, [4], &targets)?;
+    for margin in [0.0, -0.9] {
+        let found = checked(
+            |vars| {
+                let [a, b] = <[_; 2]>::try_from(vars).unwrap_or_else(|_| panic!("two"));
+                cosine_embedding(a, b, &target, margin)
+            },
+            &inputs,
+        )?;
+        let term = |(row, &target): (usize, &f64)| {
+            if target == 1.0 { 1.0 - cosine(row) } else { (cosine(row) - margin).max(0.0) }
+        };
+        assert_near(found, [targets.iter().enumerate().map(term).sum(), 4.0]);
+    }
+    let pass = Pass::eval();
+    let [a, b] = inputs.map(|x| pass.constant(x));
+    let error = cosine_embedding(a, b, &target, 2.0).err();
+    assert!(matches!(error, Some(NnError::Option { .. })));
+    Ok(())
+}
+
+#[test]
+fn dice_is_one_without_overlap_and_nothing_for_the_target_itself() -> Outcome {
+    let device = cpu();
+    let t: Vec<f64> = (0..24).map(|i| f64::from(u8::from(i % 3 == 0))).collect();
+    let p: Vec<f64> = values("p", 24).iter().map(|x| 0.5 + 0.4 * x).collect();
+    let tensor = |x: &[f64]| Tensor::from_slice(&device, [2, 3, 2, 2], x);
+    let (target, input) = (tensor(&t)?, tensor(&p)?);
+    let found = checked(|mut vars| dice(vars.remove(0), &target, 1.0), &[input])?;
+    let term = |(p, t): (&[f64], &[f64])| {
+        let shared: f64 = p.iter().zip(t).map(|(p, t)| p * t).sum();
+        1.0 - (2.0 * shared + 1.0) / (p.iter().sum::<f64>() + t.iter().sum::<f64>() + 1.0)
+    };
+    assert_near(found, [p.chunks(4).zip(t.chunks(4)).map(term).sum(), 6.0]);
+    let sum = |input: Tensor, smoothing| -> Result<f64> {
+        let loss = dice(Pass::eval().constant(input), &target, smoothing)?;
+        Ok(loss.sum.value().item::<f64>()?)
+    };
+    assert_eq!(sum(target.clone(), 0.0)?, 0.0);
+    let others: Vec<f64> = t.iter().map(|t| 1.0 - t).collect();
+    assert_eq!(sum(tensor(&others)?, 0.0)?, 6.0);
     Ok(())
 }

@@ -2,13 +2,22 @@
 
 mod buffers;
 mod common;
+mod gpt2_memory;
 mod init;
 mod layers;
+mod leaks;
 mod loss;
 mod models;
 mod optimizers;
 mod parameters;
 mod pytorch;
+mod recurrent;
+mod reference;
+mod runs;
+mod saved_bytes;
 mod schedules;
+mod segments;
 mod transaction;
+mod transformer;
 mod weights;
+mod zoo;

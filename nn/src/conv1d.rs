@@ -1,0 +1,70 @@
+//! Cross-correlation of sequences; x: [B, I, L], W: [O, I / groups, K], y: [B, O, L'].
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_tensor::{Conv1dGeometry, Device, RandomKey};
+
+use crate::{Module, Parameter, Parameters, Result, init};
+
+/// A convolution layer, `torch.nn.Conv1d`.
+#[derive(Clone, Debug)]
+pub struct Conv1d {
+    weight: Parameter,
+    bias: Option<Parameter>,
+    geometry: Conv1dGeometry,
+}
+
+impl Conv1d {
+    /// A layer from `inputs` to `outputs` channels with a kernel of this length and a bias
+    /// per output channel.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new(
+        device: &Device,
+        key: RandomKey,
+        [inputs, outputs]: [usize; 2],
+        kernel: usize,
+        geometry: Conv1dGeometry,
+    ) -> Result<Self> {
+        let layer = Self::without_bias(device, key, [inputs, outputs], kernel, geometry)?;
+        let bound = init::default_bound(layer.weight.value().shape()[1..].iter().product());
+        let bias = Parameter::uniform(device, key.op("bias"), [outputs], bound)?;
+        Ok(Conv1d { bias: Some(bias), ..layer })
+    }
+
+    /// [`Conv1d::new`] without a bias.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn without_bias(
+        device: &Device,
+        key: RandomKey,
+        [inputs, outputs]: [usize; 2],
+        kernel: usize,
+        geometry: Conv1dGeometry,
+    ) -> Result<Self> {
+        let taps = inputs / geometry.groups.max(1) * kernel;
+        let shape = [outputs, inputs / geometry.groups.max(1), kernel];
+        let bound = init::default_bound(taps);
+        let weight = Parameter::uniform(device, key.op("weight"), shape, bound)?;
+        Ok(Conv1d { weight, bias: None, geometry })
+    }
+}
+
+impl Parameters for Conv1d {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        visitor("weight", &mut self.weight);
+        if let Some(bias) = &mut self.bias {
+            visitor("bias", bias);
+        }
+    }
+}
+
+impl Module for Conv1d {
+    /// # Shapes
+    /// `input: [B, I, L] → [B, O, L']`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
+        Ok(input.conv1d(self.weight.var(pass)?, bias, self.geometry)?)
+    }
+}

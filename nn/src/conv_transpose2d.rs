@@ -1,0 +1,71 @@
+//! Two-dimensional transposed convolution; x: [B, I, H, W], W: [I, O / groups, KH, KW],
+//! y: [B, O, H', W'].
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_tensor::{ConvTranspose2dGeometry, Device, RandomKey};
+
+use crate::{Module, Parameter, Parameters, Result, init};
+
+/// A transposed convolution layer, `torch.nn.ConvTranspose2d`.
+#[derive(Clone, Debug)]
+pub struct ConvTranspose2d {
+    weight: Parameter,
+    bias: Option<Parameter>,
+    geometry: ConvTranspose2dGeometry,
+}
+
+impl ConvTranspose2d {
+    /// A layer from `inputs` to `outputs` channels with a kernel of (height, width) and a bias
+    /// per output channel. As in PyTorch, the bound of the initial values counts the second
+    /// dimension of the weight as inputs.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new(
+        device: &Device,
+        key: RandomKey,
+        [inputs, outputs]: [usize; 2],
+        kernel: [usize; 2],
+        geometry: ConvTranspose2dGeometry,
+    ) -> Result<Self> {
+        let layer = Self::without_bias(device, key, [inputs, outputs], kernel, geometry)?;
+        let bound = init::default_bound(layer.weight.value().shape()[1..].iter().product());
+        let bias = Parameter::uniform(device, key.op("bias"), [outputs], bound)?;
+        Ok(ConvTranspose2d { bias: Some(bias), ..layer })
+    }
+
+    /// [`ConvTranspose2d::new`] without a bias.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn without_bias(
+        device: &Device,
+        key: RandomKey,
+        [inputs, outputs]: [usize; 2],
+        kernel: [usize; 2],
+        geometry: ConvTranspose2dGeometry,
+    ) -> Result<Self> {
+        let shape = [inputs, outputs / geometry.groups.max(1), kernel[0], kernel[1]];
+        let bound = init::default_bound(shape[1..].iter().product());
+        let weight = Parameter::uniform(device, key.op("weight"), shape, bound)?;
+        Ok(ConvTranspose2d { weight, bias: None, geometry })
+    }
+}
+
+impl Parameters for ConvTranspose2d {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        visitor("weight", &mut self.weight);
+        if let Some(bias) = &mut self.bias {
+            visitor("bias", bias);
+        }
+    }
+}
+
+impl Module for ConvTranspose2d {
+    /// # Shapes
+    /// `input: [B, I, H, W] → [B, O, H', W']`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
+        Ok(input.conv_transpose2d(self.weight.var(pass)?, bias, self.geometry)?)
+    }
+}

@@ -1,0 +1,69 @@
+//! An image classifier of several blocks: convolution 3x3, ReLU, max pool 2x2; then linear.
+//!
+//! `B` batch, `C` input channels, `H W` image, `L` classes.
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_tensor::{Conv2dGeometry, Device, RandomKey};
+
+use crate::module::visit_under;
+use crate::{Conv2d, Linear, MaxPool2d, Module, Parameter, Parameters, Result};
+
+/// What images a [`DeepCnn`] takes, and how large it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeepCnnShape {
+    /// Input channels, height and width of an image; height and width are halved three times.
+    pub image: [usize; 3],
+    /// Channels of the three convolutions.
+    pub channels: [usize; 3],
+    /// Classes.
+    pub classes: usize,
+}
+
+impl DeepCnnShape {
+    /// 32, 64 and 128 channels for colour images of 64 x 64 and ten classes: 175,178 parameters.
+    pub const USUAL: DeepCnnShape =
+        DeepCnnShape { image: [3, 64, 64], channels: [32, 64, 128], classes: 10 };
+}
+
+/// Three blocks of convolution 3x3 with padding, ReLU and max pool 2x2, and a linear layer:
+/// `torch.nn.Sequential`, whose layers with parameters are `0`, `3`, `6` and `10`.
+#[derive(Clone, Debug)]
+pub struct DeepCnn {
+    convs: [Conv2d; 3],
+    linear: Linear,
+}
+
+impl DeepCnn {
+    /// A network for `shape`, initialised from `key`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new(device: &Device, key: RandomKey, shape: DeepCnnShape) -> Result<Self> {
+        let DeepCnnShape { image: [inputs, height, width], channels: [a, b, c], classes } = shape;
+        let geometry = Conv2dGeometry { padding: [1, 1], ..Default::default() };
+        let conv = |name, ends| Conv2d::new(device, key.op(name), ends, [3, 3], geometry);
+        let convs = [conv("0", [inputs, a])?, conv("3", [a, b])?, conv("6", [b, c])?];
+        let features = c * (height / 2 / 2 / 2) * (width / 2 / 2 / 2);
+        Ok(DeepCnn { convs, linear: Linear::new(device, key.op("10"), features, classes)? })
+    }
+}
+
+impl Parameters for DeepCnn {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        for (name, conv) in ["0", "3", "6"].into_iter().zip(&mut self.convs) {
+            visit_under(name, conv, visitor);
+        }
+        visit_under("10", &mut self.linear, visitor);
+    }
+}
+
+impl Module for DeepCnn {
+    /// # Shapes
+    /// `input: [B, C, H, W] → [B, L]`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        let x = self.convs.iter().try_fold(input, |x, conv| {
+            MaxPool2d::square(2).forward(pass, conv.forward(pass, x)?.relu()?)
+        })?;
+        self.linear.forward(pass, x.flatten(1..4)?)
+    }
+}

@@ -1,0 +1,115 @@
+//! A language model of LSTM layers: Zaremba, Sutskever and Vinyals, "Recurrent neural network
+//! regularization" (2014), in the form of PyTorch's `word_language_model` example.
+//!
+//! `B` batch, `T` positions, `V` vocabulary.
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_tensor::{Device, RandomKey};
+
+use crate::module::visit_under;
+use crate::{
+    Dropout, Embedding, Linear, Lstm, LstmState, Module, Parameter, Parameters, RecurrentOptions,
+    Result,
+};
+
+/// How large an [`LstmModel`] is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LstmModelShape {
+    /// Different tokens.
+    pub vocabulary: usize,
+    /// Numbers for each token.
+    pub width: usize,
+    /// Numbers of a state.
+    pub hidden: usize,
+    /// Layers on top of each other.
+    pub layers: usize,
+    /// Of an element being taken out in training: after the table, between layers, and before the
+    /// output layer.
+    pub dropout: f64,
+}
+
+impl LstmModelShape {
+    /// The example's defaults with the 33,278 words of WikiText-2: 13,987,678 parameters.
+    pub const USUAL: LstmModelShape =
+        LstmModelShape { vocabulary: 33_278, width: 200, hidden: 200, layers: 2, dropout: 0.2 };
+}
+
+/// A table, LSTM layers, and a linear layer to the vocabulary.
+#[derive(Clone, Debug)]
+pub struct LstmModel {
+    encoder: Embedding,
+    rnn: Lstm,
+    decoder: Linear,
+    dropout: Dropout,
+}
+
+impl LstmModel {
+    /// A model of `shape`, initialised from `key` as the example does it: table and output layer
+    /// uniform up to 0.1.
+    ///
+    /// # Errors
+    /// `Option` without layers or with a dropout outside `[0, 1]`; `OutOfMemory`.
+    pub fn new(device: &Device, key: RandomKey, shape: LstmModelShape) -> Result<Self> {
+        const BOUND: f64 = 0.1;
+        let LstmModelShape { vocabulary, width, hidden, layers, dropout } = shape;
+        let recurrent =
+            RecurrentOptions { layers, dropout, ..RecurrentOptions::new(width, hidden) };
+        let mut model = LstmModel {
+            encoder: Embedding::new(device, key.op("encoder"), vocabulary, width)?,
+            rnn: Lstm::new(device, key.op("rnn"), recurrent)?,
+            decoder: Linear::new(device, key.op("decoder"), hidden, vocabulary)?,
+            dropout: Dropout::new(dropout)?,
+        };
+        let mut result = Ok(());
+        model.visit(&mut |name, parameter| {
+            let value = parameter.value_mut();
+            let filled = match name {
+                "encoder.weight" | "decoder.weight" => {
+                    value.uniform_(key.op("uniform").op(name), -BOUND, BOUND)
+                }
+                "decoder.bias" => value.fill_(0.0),
+                _ => Ok(()),
+            };
+            result = std::mem::replace(&mut result, Ok(())).and(filled);
+        });
+        result?;
+        Ok(model)
+    }
+
+    /// [`Module::forward`] from the states `start` instead of zeros, and the states at the end, for
+    /// sequences that go on in the next batch.
+    ///
+    /// # Shapes
+    /// `input: [B, T]` of i64 `→ [B, T, V]`
+    ///
+    /// # Errors
+    /// `Shape`, `Index`, `OutOfMemory`.
+    pub fn run(
+        &self,
+        pass: &Pass,
+        input: Var,
+        start: Option<LstmState>,
+    ) -> Result<(Var, LstmState)> {
+        let x = self.encoder.forward(pass, input)?;
+        let x = pass.within("drop", || self.dropout.forward(pass, x))?;
+        let (y, end) = pass.within("rnn", || self.rnn.run(pass, x, start))?;
+        let y = pass.within("drop", || self.dropout.forward(pass, y))?;
+        Ok((self.decoder.forward(pass, y)?, end))
+    }
+}
+
+impl Parameters for LstmModel {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        visit_under("encoder", &mut self.encoder, visitor);
+        visit_under("rnn", &mut self.rnn, visitor);
+        visit_under("decoder", &mut self.decoder, visitor);
+    }
+}
+
+impl Module for LstmModel {
+    /// # Shapes
+    /// `input: [B, T]` of i64 `→ [B, T, V]`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        Ok(self.run(pass, input, None)?.0)
+    }
+}

@@ -1,0 +1,255 @@
+//! Residual networks: He, Zhang, Ren and Sun, "Deep residual learning for image recognition"
+//! (2016), in torchvision's form, whose bottleneck strides in its 3x3 convolution.
+//!
+//! `B` batch, `C` input channels, `H W` image, `L` classes.
+
+use lowtide_autograd::{Pass, SavedPolicy, Var};
+use lowtide_tensor::{Conv2dGeometry, Device, Pool2dGeometry, RandomKey};
+
+use crate::init::{self, Fan, Nonlinearity};
+use crate::module::{visit_buffers_under, visit_under};
+use crate::segment::{
+    Segment, forward_blocks, visit_block_buffers, visit_block_policies, visit_blocks,
+};
+use crate::{
+    AdaptiveAvgPool2d, BatchNorm2d, Buffer, Conv2d, Linear, MaxPool2d, Module, Parameter,
+    Parameters, Result, Segments,
+};
+
+/// What a block of a [`ResNet`] consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResNetBlock {
+    /// Two convolutions 3x3.
+    Basic,
+    /// Convolutions 1x1, 3x3 and 1x1, the last to four times the channels.
+    Bottleneck,
+}
+
+impl ResNetBlock {
+    fn expansion(self) -> usize {
+        match self {
+            ResNetBlock::Basic => 1,
+            ResNetBlock::Bottleneck => 4,
+        }
+    }
+}
+
+/// How large a [`ResNet`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResNetShape {
+    /// What its blocks are.
+    pub block: ResNetBlock,
+    /// Blocks in each of the four layers.
+    pub blocks: [usize; 4],
+    /// Channels of the first layer; each further one has twice as many.
+    pub width: usize,
+    /// Classes.
+    pub classes: usize,
+}
+
+impl ResNetShape {
+    /// ResNet-18 for ImageNet: 11,689,512 parameters.
+    pub const RESNET18: ResNetShape =
+        ResNetShape { block: ResNetBlock::Basic, blocks: [2, 2, 2, 2], width: 64, classes: 1000 };
+    /// ResNet-34 for ImageNet: 21,797,672 parameters.
+    pub const RESNET34: ResNetShape = ResNetShape { blocks: [3, 4, 6, 3], ..ResNetShape::RESNET18 };
+    /// ResNet-50 for ImageNet: 25,557,032 parameters.
+    pub const RESNET50: ResNetShape =
+        ResNetShape { block: ResNetBlock::Bottleneck, ..ResNetShape::RESNET34 };
+}
+
+/// A convolution without a bias and its normalisation.
+#[derive(Clone, Debug)]
+struct ConvNorm {
+    conv: Conv2d,
+    norm: BatchNorm2d,
+}
+
+impl ConvNorm {
+    /// With padding that keeps the size for a stride of 1, initialised for ReLU and for the
+    /// variance of the gradients.
+    fn new(
+        device: &Device,
+        key: RandomKey,
+        ends: [usize; 2],
+        (kernel, stride): (usize, usize),
+    ) -> Result<Self> {
+        let geometry =
+            Conv2dGeometry { stride: [stride; 2], padding: [kernel / 2; 2], ..Default::default() };
+        let mut conv = Conv2d::without_bias(device, key, ends, [kernel; 2], geometry)?;
+        let mut result = Ok(());
+        conv.visit(&mut |_, weight| {
+            let key = key.op("weight");
+            let (value, fan) = (weight.value_mut(), Fan::Out);
+            result = init::kaiming_normal_(value, key, fan, Nonlinearity::Relu);
+        });
+        result?;
+        Ok(ConvNorm { conv, norm: BatchNorm2d::new(device, ends[1])? })
+    }
+
+    fn forward(&self, pass: &Pass, x: Var) -> Result<Var> {
+        self.norm.forward(pass, self.conv.forward(pass, x)?)
+    }
+
+    fn visit(&mut self, [conv, norm]: [&str; 2], visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        visit_under(conv, &mut self.conv, visitor);
+        visit_under(norm, &mut self.norm, visitor);
+    }
+}
+
+/// The names of the convolutions and normalisations of a block.
+const NAMES: [[&str; 2]; 3] = [["conv1", "bn1"], ["conv2", "bn2"], ["conv3", "bn3"]];
+const DOWNSAMPLE: [&str; 2] = ["downsample.0", "downsample.1"];
+
+/// Convolutions beside a way past them, which has a convolution of its own where the shape changes.
+#[derive(Clone, Debug)]
+struct Block {
+    convs: Vec<ConvNorm>,
+    downsample: Option<ConvNorm>,
+}
+
+impl Block {
+    fn new(
+        device: &Device,
+        key: RandomKey,
+        kind: ResNetBlock,
+        [inputs, width]: [usize; 2],
+        stride: usize,
+    ) -> Result<Self> {
+        let outputs = width * kind.expansion();
+        let conv = |index: usize, ends, window| {
+            ConvNorm::new(device, key.op(NAMES[index][0]), ends, window)
+        };
+        let convs = match kind {
+            ResNetBlock::Basic => {
+                vec![conv(0, [inputs, width], (3, stride))?, conv(1, [width, width], (3, 1))?]
+            }
+            ResNetBlock::Bottleneck => vec![
+                conv(0, [inputs, width], (1, 1))?,
+                conv(1, [width, width], (3, stride))?,
+                conv(2, [width, outputs], (1, 1))?,
+            ],
+        };
+        let downsample = (stride != 1 || inputs != outputs)
+            .then(|| ConvNorm::new(device, key.op(DOWNSAMPLE[0]), [inputs, outputs], (1, stride)))
+            .transpose()?;
+        Ok(Block { convs, downsample })
+    }
+}
+
+impl Parameters for Block {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        for (names, conv) in NAMES.into_iter().zip(&mut self.convs) {
+            conv.visit(names, visitor);
+        }
+        if let Some(downsample) = &mut self.downsample {
+            downsample.visit(DOWNSAMPLE, visitor);
+        }
+    }
+
+    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        for ([_, name], conv) in NAMES.into_iter().zip(&mut self.convs) {
+            visit_buffers_under(name, &mut conv.norm, visitor);
+        }
+        if let Some(downsample) = &mut self.downsample {
+            visit_buffers_under(DOWNSAMPLE[1], &mut downsample.norm, visitor);
+        }
+    }
+}
+
+impl Module for Block {
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        let mut x = input.clone();
+        for (index, conv) in self.convs.iter().enumerate() {
+            x = conv.forward(pass, if index > 0 { x.relu()? } else { x })?;
+        }
+        let past = match &self.downsample {
+            Some(downsample) => downsample.forward(pass, input)?,
+            None => input,
+        };
+        // Added to the branch, whose buffer nothing else needs.
+        Ok(x.add(past)?.relu()?)
+    }
+
+    fn couples_samples(&self) -> bool {
+        true
+    }
+}
+
+/// An image classifier, `torchvision.models.resnet18` and its siblings.
+#[derive(Clone, Debug)]
+pub struct ResNet {
+    stem: ConvNorm,
+    layers: [Vec<Segment<Block>>; 4],
+    fc: Linear,
+}
+
+const LAYERS: [&str; 4] = ["layer1.", "layer2.", "layer3.", "layer4."];
+
+impl ResNet {
+    /// A network of `shape` for colour images, initialised from `key` as torchvision does it.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new(device: &Device, key: RandomKey, shape: ResNetShape) -> Result<Self> {
+        let ResNetShape { block, blocks, width, classes } = shape;
+        let stem = ConvNorm::new(device, key.op("conv1"), [3, width], (7, 2))?;
+        let mut inputs = width;
+        let mut layer = |index: usize| {
+            let width = width << index;
+            let block = |at: usize| {
+                let stride = if index > 0 && at == 0 { 2 } else { 1 };
+                let key = key.op(&format!("{}{at}", LAYERS[index]));
+                let made = Block::new(device, key, block, [inputs, width], stride)?;
+                inputs = width * block.expansion();
+                Ok(Segment::new(made))
+            };
+            (0..blocks[index]).map(block).collect::<Result<Vec<_>>>()
+        };
+        let layers = [layer(0)?, layer(1)?, layer(2)?, layer(3)?];
+        Ok(ResNet { stem, layers, fc: Linear::new(device, key.op("fc"), inputs, classes)? })
+    }
+}
+
+impl Parameters for ResNet {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.stem.visit(NAMES[0], visitor);
+        for (name, layer) in LAYERS.into_iter().zip(&mut self.layers) {
+            visit_blocks(name, layer, visitor);
+        }
+        visit_under("fc", &mut self.fc, visitor);
+    }
+
+    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        visit_buffers_under(NAMES[0][1], &mut self.stem.norm, visitor);
+        for (name, layer) in LAYERS.into_iter().zip(&mut self.layers) {
+            visit_block_buffers(name, layer, visitor);
+        }
+    }
+}
+
+impl Segments for ResNet {
+    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
+        self.layers.iter_mut().for_each(|layer| visit_block_policies(layer, visitor));
+    }
+}
+
+impl Module for ResNet {
+    /// # Shapes
+    /// `input: [B, 3, H, W] → [B, L]`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        let x = self.stem.forward(pass, input)?.relu()?; // [B, W, H/2, W/2]
+        let window = Pool2dGeometry { kernel: [3, 3], stride: [2, 2], padding: [1, 1] };
+        let x = MaxPool2d(window).forward(pass, x)?;
+        let x = LAYERS
+            .into_iter()
+            .zip(&self.layers)
+            .try_fold(x, |x, (name, layer)| forward_blocks(name, layer, pass, x))?;
+        let x = AdaptiveAvgPool2d([1, 1]).forward(pass, x)?;
+        self.fc.forward(pass, x.flatten(1..4)?)
+    }
+
+    fn couples_samples(&self) -> bool {
+        true
+    }
+}

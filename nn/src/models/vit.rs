@@ -1,0 +1,220 @@
+//! A transformer over the patches of an image: Dosovitskiy et al., "An image is worth 16x16 words:
+//! transformers for image recognition at scale" (2021), in torchvision's form.
+//!
+//! `B` batch, `S` side of the image, `D` width, `L` classes.
+
+use lowtide_allocator::Category;
+use lowtide_autograd::{Pass, SavedPolicy, Var};
+use lowtide_tensor::{Conv2dGeometry, DType, Device, RandomKey, Tensor};
+
+use crate::module::visit_under;
+use crate::segment::{Segment, forward_blocks, visit_block_policies, visit_blocks};
+use crate::{
+    Conv2d, Dropout, LayerNorm, Linear, Module, MultiHeadAttention, MultiHeadOptions, Parameter,
+    Parameters, Result, Segments, init,
+};
+
+/// How large a [`ViT`] is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ViTShape {
+    /// Height and width of an image; a multiple of the patch.
+    pub image: usize,
+    /// Height and width of a patch.
+    pub patch: usize,
+    /// Numbers for each patch; a multiple of the heads.
+    pub width: usize,
+    /// Heads of attention.
+    pub heads: usize,
+    /// Numbers between the two linear layers of a block.
+    pub hidden: usize,
+    /// Blocks.
+    pub blocks: usize,
+    /// Classes.
+    pub classes: usize,
+    /// Of an element being taken out in training, in attention as elsewhere.
+    pub dropout: f64,
+}
+
+impl ViTShape {
+    /// ViT-B/16 for ImageNet: 86,567,656 parameters.
+    pub const B16: ViTShape = ViTShape {
+        image: 224,
+        patch: 16,
+        width: 768,
+        heads: 12,
+        hidden: 3072,
+        blocks: 12,
+        classes: 1000,
+        dropout: 0.0,
+    };
+}
+
+/// torchvision's addend to the variance.
+const EPS: f64 = 1e-6;
+
+/// Attention and two linear layers, each after a normalisation and added to its input.
+#[derive(Clone, Debug)]
+struct Block {
+    ln_1: LayerNorm,
+    self_attention: MultiHeadAttention,
+    ln_2: LayerNorm,
+    up: Linear,
+    down: Linear,
+    dropout: Dropout,
+}
+
+impl Block {
+    fn new(device: &Device, key: RandomKey, shape: &ViTShape) -> Result<Self> {
+        let &ViTShape { width, heads, hidden, dropout, .. } = shape;
+        let norm = || Ok::<_, crate::NnError>(LayerNorm::new(device, &[width])?.with_eps(EPS));
+        let attention = MultiHeadOptions { dropout, ..MultiHeadOptions::new(width, heads) };
+        let linear = |name: &str, inputs, outputs| {
+            let mut layer = Linear::new(device, key.op(name), inputs, outputs)?;
+            fill(&mut layer, |name, value| match name {
+                "weight" => init::xavier_uniform_(value, key.op("mlp").op(name), 1.0),
+                _ => Ok(value.normal_(key.op("mlp").op(name), 0.0, 1e-6)?),
+            })?;
+            Ok::<_, crate::NnError>(layer)
+        };
+        Ok(Block {
+            ln_1: norm()?,
+            self_attention: MultiHeadAttention::new(device, key.op("self_attention"), attention)?,
+            ln_2: norm()?,
+            up: linear("mlp.0", width, hidden)?,
+            down: linear("mlp.3", hidden, width)?,
+            dropout: Dropout::new(dropout)?,
+        })
+    }
+}
+
+/// Sets each parameter of a layer by its name.
+fn fill(
+    layer: &mut impl Parameters,
+    mut set: impl FnMut(&str, &mut Tensor) -> Result<()>,
+) -> Result<()> {
+    let mut result = Ok(());
+    layer.visit(&mut |name, parameter| {
+        if result.is_ok() {
+            result = set(name, parameter.value_mut());
+        }
+    });
+    result
+}
+
+impl Parameters for Block {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        visit_under("ln_1", &mut self.ln_1, visitor);
+        visit_under("self_attention", &mut self.self_attention, visitor);
+        visit_under("ln_2", &mut self.ln_2, visitor);
+        visit_under("mlp.0", &mut self.up, visitor);
+        visit_under("mlp.3", &mut self.down, visitor);
+    }
+}
+
+impl Module for Block {
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        let drop = |name: &str, x| pass.within(name, || self.dropout.forward(pass, x));
+        let x = self.ln_1.forward(pass, input.clone())?;
+        let x = pass.within("self_attention", || self.self_attention.forward(pass, x))?;
+        // Added to the branch, whose buffer nothing else needs.
+        let x = drop("dropout", x)?.add(input)?;
+        let y = self.up.forward(pass, self.ln_2.forward(pass, x.clone())?)?.gelu()?;
+        let y = self.down.forward(pass, drop("mlp.2", y)?)?;
+        Ok(drop("mlp.4", y)?.add(x)?)
+    }
+
+    fn couples_samples(&self) -> bool {
+        self.self_attention.couples_samples()
+    }
+}
+
+/// An image classifier, `torchvision.models.vit_b_16` and its siblings.
+#[derive(Clone, Debug)]
+pub struct ViT {
+    class_token: Parameter,
+    conv_proj: Conv2d,
+    pos_embedding: Parameter,
+    blocks: Vec<Segment<Block>>,
+    ln: LayerNorm,
+    head: Linear,
+    dropout: Dropout,
+}
+
+const BLOCKS: &str = "encoder.layers.encoder_layer_";
+
+impl ViT {
+    /// A model of `shape` for colour images, initialised from `key` as torchvision does it: the
+    /// last layer and the class token are zeros.
+    ///
+    /// # Errors
+    /// `Option` unless the heads divide the width and the dropout is in `[0, 1)`; `OutOfMemory`.
+    pub fn new(device: &Device, key: RandomKey, shape: ViTShape) -> Result<Self> {
+        let ViTShape { image, patch, width, blocks, classes, dropout, .. } = shape;
+        let geometry = Conv2dGeometry { stride: [patch; 2], ..Default::default() };
+        let conv_key = key.op("conv_proj");
+        let mut conv_proj = Conv2d::new(device, conv_key, [3, width], [patch; 2], geometry)?;
+        fill(&mut conv_proj, |name, value| {
+            if name == "bias" {
+                return Ok(value.fill_(0.0)?);
+            }
+            let deviation = init::default_bound(3 * patch * patch);
+            init::truncated_normal_(value, conv_key.op(name), [0.0, deviation], [-2.0, 2.0])
+        })?;
+        let positions = (image / patch.max(1)).pow(2) + 1;
+        let shape_of = [1, positions, width];
+        let mut position = Tensor::empty_in(device, Category::Parameter, shape_of, DType::F32)?;
+        position.normal_(key.op("encoder.pos_embedding"), 0.0, 0.02)?;
+        let block = |index: usize| {
+            let key = key.op(&format!("{BLOCKS}{index}"));
+            Ok(Segment::new(Block::new(device, key, &shape)?))
+        };
+        let mut head = Linear::new(device, key.op("heads.head"), width, classes)?;
+        fill(&mut head, |_, value| Ok(value.fill_(0.0)?))?;
+        Ok(ViT {
+            class_token: Parameter::full(device, [1, 1, width], 0.0)?,
+            conv_proj,
+            pos_embedding: Parameter::new(position),
+            blocks: (0..blocks).map(block).collect::<Result<_>>()?,
+            ln: LayerNorm::new(device, &[width])?.with_eps(EPS),
+            head,
+            dropout: Dropout::new(dropout)?,
+        })
+    }
+}
+
+impl Parameters for ViT {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        visitor("class_token", &mut self.class_token);
+        visit_under("conv_proj", &mut self.conv_proj, visitor);
+        visitor("encoder.pos_embedding", &mut self.pos_embedding);
+        visit_blocks(BLOCKS, &mut self.blocks, visitor);
+        visit_under("encoder.ln", &mut self.ln, visitor);
+        visit_under("heads.head", &mut self.head, visitor);
+    }
+}
+
+impl Segments for ViT {
+    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
+        visit_block_policies(&mut self.blocks, visitor);
+    }
+}
+
+impl Module for ViT {
+    /// # Shapes
+    /// `input: [B, 3, S, S] → [B, L]`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        let batch = input.shape().first().copied().unwrap_or_default();
+        let patches = self.conv_proj.forward(pass, input)?.flatten(2..4)?.transpose(1, 2)?;
+        let width = patches.shape()[2];
+        let token = self.class_token.var(pass)?.expand([batch, 1, width])?;
+        let x = Var::cat(vec![token, patches], 1)?.add(self.pos_embedding.var(pass)?)?;
+        let x = pass.within("encoder.dropout", || self.dropout.forward(pass, x))?;
+        let x = forward_blocks(BLOCKS, &self.blocks, pass, x)?;
+        let x = self.ln.forward(pass, x)?.select(1, 0)?;
+        self.head.forward(pass, x)
+    }
+
+    fn couples_samples(&self) -> bool {
+        self.blocks.iter().any(Segment::couples_samples)
+    }
+}

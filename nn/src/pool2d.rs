@@ -1,0 +1,62 @@
+//! Pooling by means, and over a fixed number of windows; x: [B, C, H, W], y: [B, C, H', W'].
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_tensor::{AvgPool, Pool2dGeometry};
+
+use crate::{Module, Parameters, Result};
+
+/// The mean of each window, `torch.nn.AvgPool2d`.
+#[derive(Clone, Copy, Debug)]
+pub struct AvgPool2d {
+    /// The windows.
+    pub window: Pool2dGeometry,
+    /// What stands at the edges; the default is PyTorch's.
+    pub options: AvgPool,
+}
+
+impl AvgPool2d {
+    /// Square windows of `kernel` side by side.
+    pub fn square(kernel: usize) -> Self {
+        AvgPool2d { window: Pool2dGeometry::square(kernel), options: AvgPool::default() }
+    }
+}
+
+impl Parameters for AvgPool2d {}
+
+impl Module for AvgPool2d {
+    /// # Shapes
+    /// `input: [B, C, H, W] → [B, C, H', W']`
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        Ok(input.avg_pool2d(self.window, self.options)?)
+    }
+}
+
+/// The means of this many (rows, columns) of windows that cover the image,
+/// `torch.nn.AdaptiveAvgPool2d`.
+#[derive(Clone, Copy, Debug)]
+pub struct AdaptiveAvgPool2d(pub [usize; 2]);
+
+impl Parameters for AdaptiveAvgPool2d {}
+
+impl Module for AdaptiveAvgPool2d {
+    /// # Shapes
+    /// `input: [B, C, H, W] → [B, C, rows, columns]`
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        Ok(input.adaptive_avg_pool2d(self.0)?)
+    }
+}
+
+/// The largest values of this many (rows, columns) of windows that cover the image,
+/// `torch.nn.AdaptiveMaxPool2d`.
+#[derive(Clone, Copy, Debug)]
+pub struct AdaptiveMaxPool2d(pub [usize; 2]);
+
+impl Parameters for AdaptiveMaxPool2d {}
+
+impl Module for AdaptiveMaxPool2d {
+    /// # Shapes
+    /// `input: [B, C, H, W] → [B, C, rows, columns]`
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        Ok(input.adaptive_max_pool2d(self.0)?)
+    }
+}

@@ -1,0 +1,13 @@
+//! Layers that walk along a sequence with a state: LSTM and GRU.
+//!
+//! `B` batch, `T` positions, `I` inputs, `H` numbers of a state, `L` layers, `S` directions.
+
+mod gru;
+mod gru_walk;
+mod lstm;
+mod lstm_walk;
+mod stack;
+
+pub use gru::Gru;
+pub use lstm::{Lstm, LstmState};
+pub use stack::{Directions, RecurrentOptions};

@@ -1,0 +1,219 @@
+//! What the recurrent layers have in common: their parameters, and layers on layers of them.
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_tensor::{Device, RandomKey, Shape, Tensor, TensorError};
+
+use crate::optim::check_option;
+use crate::{Dropout, Module, Parameter, Result, init};
+
+/// Which ways a recurrent layer walks along a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Directions {
+    /// From the first position to the last.
+    #[default]
+    Forward,
+    /// Both, with parameters of their own; the outputs stand one after the other.
+    Both,
+}
+
+impl Directions {
+    pub(super) fn count(self) -> usize {
+        match self {
+            Directions::Forward => 1,
+            Directions::Both => 2,
+        }
+    }
+}
+
+/// How a recurrent layer is built.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RecurrentOptions {
+    /// Numbers for each position of the input.
+    pub inputs: usize,
+    /// Numbers of a state.
+    pub hidden: usize,
+    /// Layers on top of each other.
+    pub layers: usize,
+    /// Of an element between two layers being taken out in training.
+    pub dropout: f64,
+    /// Which ways each layer walks.
+    pub directions: Directions,
+}
+
+impl RecurrentOptions {
+    /// One layer, forward, PyTorch's defaults.
+    pub fn new(inputs: usize, hidden: usize) -> Self {
+        let (layers, directions) = (1, Directions::Forward);
+        RecurrentOptions { inputs, hidden, layers, dropout: 0.0, directions }
+    }
+}
+
+/// The parameters of one layer and direction: `W_ih: [G · H, I]`, `W_hh: [G · H, H]` for G gates,
+/// and a bias for each.
+#[derive(Clone, Debug)]
+pub(super) struct Cell {
+    pub(super) weight_ih: Parameter,
+    pub(super) weight_hh: Parameter,
+    pub(super) bias_ih: Parameter,
+    pub(super) bias_hh: Parameter,
+    /// `_l0`, `_l0_reverse` and so on.
+    suffix: String,
+}
+
+impl Cell {
+    /// The recurrent weight and bias, in the type of `x`.
+    pub(super) fn recurrent(&self, pass: &Pass, x: &Var) -> Result<[Var; 2]> {
+        let of = |parameter: &Parameter| -> Result<Var> {
+            let var = parameter.var(pass)?;
+            let dtype = x.value().dtype();
+            Ok(if var.value().dtype() == dtype { var } else { var.to_dtype(dtype)? })
+        };
+        Ok([of(&self.weight_hh)?, of(&self.bias_hh)?])
+    }
+}
+
+/// Layers of cells. Each layer has one for each direction.
+#[derive(Clone, Debug)]
+pub(super) struct Stack {
+    pub(super) options: RecurrentOptions,
+    cells: Vec<Cell>,
+    dropout: Dropout,
+}
+
+impl Stack {
+    /// With uniform values up to `1 / √H`, as `torch.nn.RNNBase` has them.
+    pub(super) fn new(
+        device: &Device,
+        key: RandomKey,
+        gates: usize,
+        options: RecurrentOptions,
+    ) -> Result<Self> {
+        let RecurrentOptions { inputs, hidden, layers, dropout, directions } = options;
+        check_option("layers", layers as f64, "[1, ∞)", |count| count >= 1.0)?;
+        let bound = init::default_bound(hidden);
+        let cell = |index: usize| {
+            let (layer, side) = (index / directions.count(), index % directions.count());
+            let suffix = format!("_l{layer}{}", ["", "_reverse"][side]);
+            let inputs = if layer == 0 { inputs } else { hidden * directions.count() };
+            let new = |name: &str, shape: &[usize]| {
+                Parameter::uniform(device, key.op(&format!("{name}{suffix}")), shape, bound)
+            };
+            Ok(Cell {
+                weight_ih: new("weight_ih", &[gates * hidden, inputs])?,
+                weight_hh: new("weight_hh", &[gates * hidden, hidden])?,
+                bias_ih: new("bias_ih", &[gates * hidden])?,
+                bias_hh: new("bias_hh", &[gates * hidden])?,
+                suffix,
+            })
+        };
+        let cells = (0..layers * directions.count()).map(cell).collect::<Result<_>>()?;
+        Ok(Stack { options, cells, dropout: Dropout::new(dropout)? })
+    }
+
+    pub(super) fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        for cell in &mut self.cells {
+            let Cell { weight_ih, weight_hh, bias_ih, bias_hh, suffix } = cell;
+            visitor(&format!("weight_ih{suffix}"), weight_ih);
+            visitor(&format!("weight_hh{suffix}"), weight_hh);
+            visitor(&format!("bias_ih{suffix}"), bias_ih);
+            visitor(&format!("bias_hh{suffix}"), bias_hh);
+        }
+    }
+
+    /// All layers on `input: [B, T, I]`. `walk` runs one cell, whose index among all cells it gets,
+    /// along its direction, and returns the outputs `[B, T, H]`.
+    pub(super) fn forward(
+        &self,
+        op: &'static str,
+        pass: &Pass,
+        input: Var,
+        mut walk: impl FnMut(usize, &Cell, Direction, Var) -> Result<Var>,
+    ) -> Result<Var> {
+        let left = *input.shape();
+        if left.len() != 3 || left[1] == 0 {
+            let right = Shape::new(&[1, 1, self.options.inputs]);
+            return Err(TensorError::Shape { op, left, right }.into());
+        }
+        let mut x = input;
+        let sides = self.options.directions.count();
+        for (layer, cells) in self.cells.chunks(sides).enumerate() {
+            if layer > 0 {
+                x = pass.within(&format!("dropout_l{layer}"), || self.dropout.forward(pass, x))?;
+            }
+            let mut outputs = Vec::with_capacity(sides);
+            for (side, cell) in cells.iter().enumerate() {
+                let direction = [Direction::Forward, Direction::Backward][side];
+                outputs.push(walk(layer * sides + side, cell, direction, x.clone())?);
+            }
+            drop(x);
+            x = match <[Var; 1]>::try_from(outputs) {
+                Ok([only]) => only,
+                Err(outputs) => Var::cat(outputs, 2)?,
+            };
+        }
+        Ok(x)
+    }
+
+    /// Cells in all layers.
+    pub(super) fn len(&self) -> usize {
+        self.cells.len()
+    }
+}
+
+/// The order in which a cell meets positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Forward,
+    Backward,
+}
+
+impl Direction {
+    /// The positions of `0..len` in this order.
+    pub(super) fn positions(self, len: usize) -> Box<dyn DoubleEndedIterator<Item = usize>> {
+        match self {
+            Direction::Forward => Box::new(0..len),
+            Direction::Backward => Box::new((0..len).rev()),
+        }
+    }
+
+    /// The position met last, of `len`.
+    pub(super) fn last(self, len: usize) -> usize {
+        if self == Direction::Forward { len - 1 } else { 0 }
+    }
+
+    /// What a walk that gives the states `y: [B, T, H]` meets at each position: `start: [B, H]` at
+    /// the first, and the state of the position before at all others.
+    pub(super) fn states_before(
+        self,
+        y: &Tensor,
+        start: &Tensor,
+    ) -> lowtide_tensor::Result<Tensor> {
+        let (start, len) = (start.unsqueeze(1)?, y.shape()[1]);
+        match self {
+            Direction::Forward => Tensor::cat(&[&start, &y.narrow(1, 0, len - 1)?], 1),
+            Direction::Backward => Tensor::cat(&[&y.narrow(1, 1, len - 1)?, &start], 1),
+        }
+    }
+}
+
+/// `Σ x[b, t, :]ᵀ · y[b, t, :]` over the batch and the positions.
+pub(super) fn product_over_positions(x: &Tensor, y: &Tensor) -> lowtide_tensor::Result<Tensor> {
+    let rows = |x: &Tensor| x.reshape([x.shape()[0] * x.shape()[1], x.shape()[2]]);
+    rows(x)?.transpose(0, 1)?.matmul(&rows(y)?)
+}
+
+/// The start of each cell, of `[cells, B, H]`, or zeros.
+pub(super) fn start_of(
+    pass: &Pass,
+    state: Option<&Var>,
+    cell: usize,
+    like: &Var,
+    hidden: usize,
+) -> Result<Var> {
+    if let Some(state) = state {
+        return Ok(state.clone().select(0, cell)?);
+    }
+    let value = like.value();
+    let shape = [value.shape()[0], hidden];
+    Ok(pass.constant(Tensor::zeros(value.device(), shape, value.dtype())?))
+}

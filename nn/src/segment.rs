@@ -1,0 +1,113 @@
+//! Blocks of a model as segments: what each saves for backward is kept, recomputed or offloaded.
+
+use lowtide_autograd::{Pass, SavedPolicy, Var};
+
+use crate::module::{visit_buffers_under, visit_under};
+use crate::{Buffer, Module, NnError, Parameter, Parameters, Result};
+
+/// A model whose blocks can be told one by one what to do with the tensors that they save. The
+/// results have the same bits whatever they are told.
+pub trait Segments {
+    /// Shows the policy of every block, in the order in which they run. `None` saves as what
+    /// surrounds the block does.
+    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>));
+
+    /// Gives all blocks one policy.
+    fn set_policy(&mut self, policy: Option<SavedPolicy>) {
+        self.visit_policies(&mut |slot| slot.clone_from(&policy));
+    }
+}
+
+/// A block with its policy.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment<B> {
+    block: B,
+    policy: Option<SavedPolicy>,
+}
+
+impl<B: Clone + 'static> Segment<B> {
+    pub(crate) fn new(block: B) -> Self {
+        Segment { block, policy: None }
+    }
+
+    pub(crate) fn block(&self) -> &B {
+        &self.block
+    }
+
+    pub(crate) fn block_mut(&mut self) -> &mut B {
+        &mut self.block
+    }
+
+    pub(crate) fn policy_mut(&mut self) -> &mut Option<SavedPolicy> {
+        &mut self.policy
+    }
+
+    /// `run` of the block and `inputs` under the policy.
+    pub(crate) fn run<const N: usize>(
+        &self,
+        pass: &Pass,
+        inputs: [Var; N],
+        run: impl Fn(&B, &Pass, [Var; N]) -> Result<Var> + 'static,
+    ) -> Result<Var> {
+        let Some(policy) = &self.policy else { return run(&self.block, pass, inputs) };
+        let block = self.block.clone();
+        let outputs = pass.segment_many(policy, inputs.into(), move |pass, inputs| {
+            let inputs =
+                inputs.try_into().unwrap_or_else(|_| unreachable!("as many as there were"));
+            Ok(vec![run(&block, pass, inputs).map_err(NnError::into_autograd)?])
+        })?;
+        Ok(outputs.into_iter().next().expect("one output"))
+    }
+}
+
+impl<B: Module + Clone + 'static> Segment<B> {
+    pub(crate) fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        self.run(pass, [input], |block, pass, [input]| block.forward(pass, input))
+    }
+
+    pub(crate) fn couples_samples(&self) -> bool {
+        self.block.couples_samples()
+    }
+}
+
+/// The parameters of blocks under `{prefix}0.`, `{prefix}1.`, and so on.
+pub(crate) fn visit_blocks<B: Parameters>(
+    prefix: &str,
+    blocks: &mut [Segment<B>],
+    visitor: &mut dyn FnMut(&str, &mut Parameter),
+) {
+    for (index, segment) in blocks.iter_mut().enumerate() {
+        visit_under(&format!("{prefix}{index}"), &mut segment.block, visitor);
+    }
+}
+
+/// The same for buffers.
+pub(crate) fn visit_block_buffers<B: Parameters>(
+    prefix: &str,
+    blocks: &mut [Segment<B>],
+    visitor: &mut dyn FnMut(&str, &mut Buffer),
+) {
+    for (index, segment) in blocks.iter_mut().enumerate() {
+        visit_buffers_under(&format!("{prefix}{index}"), &mut segment.block, visitor);
+    }
+}
+
+/// The policies of blocks.
+pub(crate) fn visit_block_policies<B>(
+    blocks: &mut [Segment<B>],
+    visitor: &mut dyn FnMut(&mut Option<SavedPolicy>),
+) {
+    blocks.iter_mut().for_each(|segment| visitor(&mut segment.policy));
+}
+
+/// One block after the other, each inside of `{prefix}INDEX`.
+pub(crate) fn forward_blocks<B: Module + Clone + 'static>(
+    prefix: &str,
+    blocks: &[Segment<B>],
+    pass: &Pass,
+    input: Var,
+) -> Result<Var> {
+    blocks.iter().enumerate().try_fold(input, |x, (index, segment)| {
+        pass.within(&format!("{prefix}{index}"), || segment.forward(pass, x))
+    })
+}

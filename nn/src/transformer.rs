@@ -1,0 +1,400 @@
+//! Layers of encoders and decoders of sequences, and stacks of them.
+//!
+//! Vaswani et al., "Attention is all you need" (2017); normalisation before the branches instead of
+//! after the sums: Xiong et al., "On layer normalization in the transformer architecture" (2020).
+//!
+//! `B` batch, `T` positions, `S` positions of the encoder's sequence, `D` width.
+
+use lowtide_autograd::{Pass, SavedPolicy, Var};
+use lowtide_tensor::{Causal, Device, RandomKey, Tensor};
+
+use crate::module::visit_under;
+use crate::segment::{Segment, visit_block_policies, visit_blocks};
+use crate::{
+    Dropout, LayerNorm, Linear, Module, MultiHeadAttention, MultiHeadOptions, Parameter,
+    Parameters, Result, Segments,
+};
+
+/// Where a layer normalises.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NormPlace {
+    /// The sum of input and branch; PyTorch's default (`norm_first=False`).
+    #[default]
+    After,
+    /// The input of the branch (`norm_first=True`); trains without a warm-up.
+    Before,
+}
+
+/// The function between the two linear layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HiddenActivation {
+    /// `max(x, 0)`; PyTorch's default.
+    #[default]
+    Relu,
+    /// `x · Φ(x)`.
+    Gelu,
+}
+
+/// How the layers of a transformer are built.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TransformerOptions {
+    /// Numbers for each position; a multiple of the heads.
+    pub width: usize,
+    /// Heads of attention.
+    pub heads: usize,
+    /// Numbers between the two linear layers.
+    pub hidden: usize,
+    /// Of an element being taken out in training: of attention's weights, of the hidden numbers
+    /// and of each branch.
+    pub dropout: f64,
+    /// The function between the two linear layers.
+    pub activation: HiddenActivation,
+    /// Where a layer normalises.
+    pub norm: NormPlace,
+    /// Addend to the variance in normalisation.
+    pub eps: f64,
+    /// Which positions a position sees in attention to its own sequence.
+    pub causal: Causal,
+}
+
+impl TransformerOptions {
+    /// PyTorch's defaults: 2048 hidden numbers, dropout 0.1, ReLU, normalisation after the sums.
+    /// Every position sees all.
+    pub fn new(width: usize, heads: usize) -> Self {
+        TransformerOptions {
+            width,
+            heads,
+            hidden: 2048,
+            dropout: 0.1,
+            activation: HiddenActivation::Relu,
+            norm: NormPlace::After,
+            eps: 1e-5,
+            causal: Causal::No,
+        }
+    }
+
+    fn attention(&self, causal: Causal) -> MultiHeadOptions {
+        let plain = MultiHeadOptions::new(self.width, self.heads);
+        MultiHeadOptions { causal, dropout: self.dropout, ..plain }
+    }
+
+    fn layer_norm(&self, device: &Device) -> Result<LayerNorm> {
+        Ok(LayerNorm::new(device, &[self.width])?.with_eps(self.eps))
+    }
+}
+
+/// Runs a branch beside `x` and adds the two, with normalisation where `place` says.
+fn residual(
+    pass: &Pass,
+    x: Var,
+    (norm, place): (&LayerNorm, NormPlace),
+    (dropout, name): (&Dropout, &str),
+    branch: impl FnOnce(Var) -> Result<Var>,
+) -> Result<Var> {
+    let input = match place {
+        NormPlace::After => x.clone(),
+        NormPlace::Before => norm.forward(pass, x.clone())?,
+    };
+    let y = branch(input)?;
+    // Added to the branch, whose buffer nothing else needs.
+    let sum = pass.within(name, || dropout.forward(pass, y))?.add(x)?;
+    match place {
+        NormPlace::After => norm.forward(pass, sum),
+        NormPlace::Before => Ok(sum),
+    }
+}
+
+/// The two linear layers, whose names are those of the layer that they are part of.
+#[derive(Clone, Debug)]
+struct FeedForward {
+    linear1: Linear,
+    linear2: Linear,
+    dropout: Dropout,
+    activation: HiddenActivation,
+}
+
+impl FeedForward {
+    fn new(device: &Device, key: RandomKey, options: &TransformerOptions) -> Result<Self> {
+        let &TransformerOptions { width, hidden, dropout, activation, .. } = options;
+        Ok(FeedForward {
+            linear1: Linear::new(device, key.op("linear1"), width, hidden)?,
+            linear2: Linear::new(device, key.op("linear2"), hidden, width)?,
+            dropout: Dropout::new(dropout)?,
+            activation,
+        })
+    }
+
+    fn forward(&self, pass: &Pass, x: Var) -> Result<Var> {
+        let x = self.linear1.forward(pass, x)?;
+        let x = match self.activation {
+            HiddenActivation::Relu => x.relu()?,
+            HiddenActivation::Gelu => x.gelu()?,
+        };
+        let x = pass.within("dropout", || self.dropout.forward(pass, x))?;
+        self.linear2.forward(pass, x)
+    }
+
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        visit_under("linear1", &mut self.linear1, visitor);
+        visit_under("linear2", &mut self.linear2, visitor);
+    }
+}
+
+/// Attention of a sequence to itself, then two linear layers, `torch.nn.TransformerEncoderLayer`
+/// with `batch_first=True`.
+#[derive(Clone, Debug)]
+pub struct TransformerEncoderLayer {
+    self_attn: MultiHeadAttention,
+    feed_forward: FeedForward,
+    norm1: LayerNorm,
+    norm2: LayerNorm,
+    dropout: Dropout,
+    place: NormPlace,
+}
+
+impl TransformerEncoderLayer {
+    /// A layer initialised from `key`.
+    ///
+    /// # Errors
+    /// `Option` unless the heads divide the width and the dropout is in `[0, 1)`; `OutOfMemory`.
+    pub fn new(device: &Device, key: RandomKey, options: TransformerOptions) -> Result<Self> {
+        let attention = options.attention(options.causal);
+        Ok(TransformerEncoderLayer {
+            self_attn: MultiHeadAttention::new(device, key.op("self_attn"), attention)?,
+            feed_forward: FeedForward::new(device, key, &options)?,
+            norm1: options.layer_norm(device)?,
+            norm2: options.layer_norm(device)?,
+            dropout: Dropout::new(options.dropout)?,
+            place: options.norm,
+        })
+    }
+
+    /// [`Module::forward`] with a mask of attention, as [`MultiHeadAttention::forward_masked`]
+    /// takes it.
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `OutOfMemory`.
+    pub fn forward_masked(&self, pass: &Pass, input: Var, mask: Option<&Tensor>) -> Result<Var> {
+        let (dropout, place) = (&self.dropout, self.place);
+        let x = residual(pass, input, (&self.norm1, place), (dropout, "dropout1"), |x| {
+            pass.within("self_attn", || self.self_attn.forward_masked(pass, x, mask))
+        })?;
+        residual(pass, x, (&self.norm2, place), (dropout, "dropout2"), |x| {
+            self.feed_forward.forward(pass, x)
+        })
+    }
+}
+
+impl Parameters for TransformerEncoderLayer {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        visit_under("self_attn", &mut self.self_attn, visitor);
+        self.feed_forward.visit(visitor);
+        visit_under("norm1", &mut self.norm1, visitor);
+        visit_under("norm2", &mut self.norm2, visitor);
+    }
+}
+
+impl Module for TransformerEncoderLayer {
+    /// # Shapes
+    /// `input: [B, T, D] → [B, T, D]`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        self.forward_masked(pass, input, None)
+    }
+
+    fn couples_samples(&self) -> bool {
+        self.self_attn.couples_samples()
+    }
+}
+
+/// Attention of a sequence to itself, then to another one, then two linear layers,
+/// `torch.nn.TransformerDecoderLayer` with `batch_first=True`.
+#[derive(Clone, Debug)]
+pub struct TransformerDecoderLayer {
+    self_attn: MultiHeadAttention,
+    multihead_attn: MultiHeadAttention,
+    feed_forward: FeedForward,
+    norm1: LayerNorm,
+    norm2: LayerNorm,
+    norm3: LayerNorm,
+    dropout: Dropout,
+    place: NormPlace,
+}
+
+impl TransformerDecoderLayer {
+    /// A layer initialised from `key`; in the other sequence every position is seen.
+    ///
+    /// # Errors
+    /// Those of [`TransformerEncoderLayer::new`].
+    pub fn new(device: &Device, key: RandomKey, options: TransformerOptions) -> Result<Self> {
+        let attention =
+            |name, causal| MultiHeadAttention::new(device, key.op(name), options.attention(causal));
+        Ok(TransformerDecoderLayer {
+            self_attn: attention("self_attn", options.causal)?,
+            multihead_attn: attention("multihead_attn", Causal::No)?,
+            feed_forward: FeedForward::new(device, key, &options)?,
+            norm1: options.layer_norm(device)?,
+            norm2: options.layer_norm(device)?,
+            norm3: options.layer_norm(device)?,
+            dropout: Dropout::new(options.dropout)?,
+            place: options.norm,
+        })
+    }
+
+    /// The layer on `input` with `memory`, the encoder's output. The masks are those of attention
+    /// to the own sequence and to the memory, as [`MultiHeadAttention::attend`] takes them.
+    ///
+    /// # Shapes
+    /// `input: [B, T, D]`, `memory: [B, S, D] → [B, T, D]`
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `OutOfMemory`.
+    pub fn decode(
+        &self,
+        pass: &Pass,
+        input: Var,
+        memory: Var,
+        [mask, memory_mask]: [Option<&Tensor>; 2],
+    ) -> Result<Var> {
+        let (dropout, place) = (&self.dropout, self.place);
+        let x = residual(pass, input, (&self.norm1, place), (dropout, "dropout1"), |x| {
+            pass.within("self_attn", || self.self_attn.forward_masked(pass, x, mask))
+        })?;
+        let x = residual(pass, x, (&self.norm2, place), (dropout, "dropout2"), |x| {
+            pass.within("multihead_attn", || {
+                self.multihead_attn.attend(pass, x, memory, memory_mask)
+            })
+        })?;
+        residual(pass, x, (&self.norm3, place), (dropout, "dropout3"), |x| {
+            self.feed_forward.forward(pass, x)
+        })
+    }
+}
+
+impl TransformerDecoderLayer {
+    fn couples_samples(&self) -> bool {
+        self.self_attn.couples_samples() || self.multihead_attn.couples_samples()
+    }
+}
+
+impl Parameters for TransformerDecoderLayer {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        visit_under("self_attn", &mut self.self_attn, visitor);
+        visit_under("multihead_attn", &mut self.multihead_attn, visitor);
+        self.feed_forward.visit(visitor);
+        visit_under("norm1", &mut self.norm1, visitor);
+        visit_under("norm2", &mut self.norm2, visitor);
+        visit_under("norm3", &mut self.norm3, visitor);
+    }
+}
+
+macro_rules! stacks {
+    ($($(#[$doc:meta])* $name:ident of $layer:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug)]
+        pub struct $name {
+            layers: Vec<Segment<$layer>>,
+            norm: LayerNorm,
+        }
+
+        impl $name {
+            /// `count` layers and a normalisation of what comes out of the last.
+            ///
+            /// # Errors
+            /// Those of [`TransformerEncoderLayer::new`].
+            pub fn new(
+                device: &Device,
+                key: RandomKey,
+                count: usize,
+                options: TransformerOptions,
+            ) -> Result<Self> {
+                let layer = |index: usize| {
+                    let key = key.op(&format!("layers.{index}"));
+                    Ok(Segment::new($layer::new(device, key, options)?))
+                };
+                let layers = (0..count).map(layer).collect::<Result<_>>()?;
+                Ok($name { layers, norm: options.layer_norm(device)? })
+            }
+        }
+
+        impl Parameters for $name {
+            fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+                visit_blocks("layers.", &mut self.layers, visitor);
+                visit_under("norm", &mut self.norm, visitor);
+            }
+        }
+
+        impl Segments for $name {
+            fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
+                visit_block_policies(&mut self.layers, visitor);
+            }
+        }
+    )*};
+}
+
+stacks! {
+    /// Encoder layers one after the other, `torch.nn.TransformerEncoder` with a norm.
+    TransformerEncoder of TransformerEncoderLayer;
+    /// Decoder layers one after the other, `torch.nn.TransformerDecoder` with a norm.
+    TransformerDecoder of TransformerDecoderLayer;
+}
+
+impl TransformerEncoder {
+    /// [`Module::forward`] with a mask of attention, as [`MultiHeadAttention::forward_masked`]
+    /// takes it.
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `OutOfMemory`.
+    pub fn forward_masked(&self, pass: &Pass, input: Var, mask: Option<&Tensor>) -> Result<Var> {
+        let x = self.layers.iter().enumerate().try_fold(input, |x, (index, layer)| {
+            let mask = mask.cloned();
+            pass.within(&format!("layers.{index}"), || {
+                layer.run(pass, [x], move |layer, pass, [x]| {
+                    layer.forward_masked(pass, x, mask.as_ref())
+                })
+            })
+        })?;
+        self.norm.forward(pass, x)
+    }
+}
+
+impl Module for TransformerEncoder {
+    /// # Shapes
+    /// `input: [B, T, D] → [B, T, D]`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        self.forward_masked(pass, input, None)
+    }
+
+    fn couples_samples(&self) -> bool {
+        self.layers.iter().any(Segment::couples_samples)
+    }
+}
+
+impl TransformerDecoder {
+    /// Whether a sample's output depends on the others of the batch in training; see
+    /// [`Module::couples_samples`].
+    pub fn couples_samples(&self) -> bool {
+        self.layers.iter().any(|layer| layer.block().couples_samples())
+    }
+
+    /// All layers on `input` with `memory`; see [`TransformerDecoderLayer::decode`].
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `OutOfMemory`.
+    pub fn decode(
+        &self,
+        pass: &Pass,
+        input: Var,
+        memory: Var,
+        masks: [Option<&Tensor>; 2],
+    ) -> Result<Var> {
+        let x = self.layers.iter().enumerate().try_fold(input, |x, (index, layer)| {
+            let masks = masks.map(Option::<&Tensor>::cloned);
+            pass.within(&format!("layers.{index}"), || {
+                layer.run(pass, [x, memory.clone()], move |layer, pass, [x, memory]| {
+                    layer.decode(pass, x, memory, masks.each_ref().map(Option::as_ref))
+                })
+            })
+        })?;
+        self.norm.forward(pass, x)
+    }
+}

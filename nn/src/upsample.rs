@@ -1,0 +1,32 @@
+//! Images in another size; x: [B, C, H, W], y: [B, C, H', W'].
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_tensor::{Interpolation, Resize};
+
+use crate::{Module, Parameters, Result};
+
+/// Images in another size, `torch.nn.Upsample` in two dimensions.
+#[derive(Clone, Copy, Debug)]
+pub struct Upsample {
+    /// The size of the result.
+    pub size: Resize,
+    /// Where its pixels come from.
+    pub interpolation: Interpolation,
+}
+
+impl Upsample {
+    /// Height and width times `factor`, by the nearest pixel: PyTorch's default.
+    pub fn by(factor: f64) -> Self {
+        Upsample { size: Resize::By([factor; 2]), interpolation: Interpolation::Nearest }
+    }
+}
+
+impl Parameters for Upsample {}
+
+impl Module for Upsample {
+    /// # Shapes
+    /// `input: [B, C, H, W] → [B, C, H', W']`
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        Ok(input.upsample2d(self.size, self.interpolation)?)
+    }
+}

@@ -1,0 +1,101 @@
+//! The peak of a training step of GPT-2 124M by category, on the simulated device; the table of
+//! the models' README.
+
+use lowtide_allocator::{Action, ByCategory, Category};
+use lowtide_autograd::{Attempt, Pass, SavedPolicy};
+use lowtide_nn::models::{Gpt, GptShape};
+use lowtide_nn::optim::{Adam, AdamOptions, Optimizer};
+use lowtide_nn::{Module, Parameter, Parameters, Result, Segments, cross_entropy};
+use lowtide_tensor::{CacheSizes, DType, Device, SimSpec, Tensor};
+
+use crate::common::{KEY, Outcome};
+
+const README: &str = include_str!("../../src/models/README.md");
+/// Sequences, and tokens of each.
+const BATCH: [usize; 2] = [4, 1024];
+
+/// A machine like many; its caches decide what matrix products pack.
+const SPEC: SimSpec = SimSpec {
+    capacity_bytes: 64 << 30,
+    threads: 8,
+    caches: CacheSizes { l2_bytes: 1 << 20, l3_bytes: 32 << 20 },
+    flops_per_second: 3e11,
+    bytes_per_second: 5e10,
+};
+
+fn step(model: &mut Gpt, optimizer: &mut Adam, [x, labels]: [&Tensor; 2]) -> Result<()> {
+    let attempt = Attempt::new();
+    let pass = Pass::train(KEY, &attempt);
+    let logits = model.forward(&pass, pass.constant(x.clone()))?;
+    let loss = cross_entropy(logits.flatten(0..2)?, labels)?.mean()?;
+    pass.backward(loss)?;
+    optimizer.step(model, attempt)
+}
+
+/// Live bytes by category at the moment of the second step when they are most.
+fn peak(dtype: DType, policy: Option<SavedPolicy>) -> Result<ByCategory<i64>> {
+    let device = Device::sim(SPEC)?;
+    let memory = device.allocator();
+    let mut model = Gpt::gpt2(&device, KEY, GptShape::GPT2)?;
+    model.set_policy(policy);
+    {
+        let _scope = device.category(Category::Parameter);
+        let mut result = Ok(());
+        model.visit(&mut |_, parameter| match parameter.value().to_dtype(dtype) {
+            Ok(value) => *parameter = Parameter::new(value),
+            Err(error) => result = Err(error),
+        });
+        result?;
+    }
+    let mut optimizer = Adam::new(AdamOptions::adamw())?;
+    let len = BATCH[0] * BATCH[1];
+    let x = Tensor::empty_in(&device, Category::Input, BATCH, DType::I64)?;
+    let labels = Tensor::empty_in(&device, Category::Input, [len], DType::I64)?;
+    step(&mut model, &mut optimizer, [&x, &labels])?;
+
+    let by_category = memory.statistics().by_category;
+    let mut live = ByCategory::from_fn(|category| by_category[category].current_bytes as i64);
+    let first = memory.event_count();
+    step(&mut model, &mut optimizer, [&x, &labels])?;
+    let total = |live: &ByCategory<i64>| Category::ALL.iter().map(|&c| live[c]).sum::<i64>();
+    let mut most = live;
+    let history = memory.history();
+    let records: Vec<_> = history.records().iter().filter(|r| r.sequence >= first).collect();
+    assert_eq!(records[0].sequence, first, "the history holds the whole step");
+    for record in records {
+        let size = record.size_bytes as i64;
+        live[record.category] += match record.action {
+            Action::Allocate | Action::Charge => size,
+            Action::Free | Action::Discharge => -size,
+            _ => 0,
+        };
+        if total(&live) > total(&most) {
+            most = live;
+        }
+    }
+    Ok(most)
+}
+
+#[test]
+fn the_table_in_the_readme_is_the_simulated_peak() -> Outcome {
+    let mut table = String::new();
+    for (dtype, name) in [(DType::F32, "f32"), (DType::BF16, "bf16")] {
+        for (policy, kept) in [(None, "kept"), (Some(SavedPolicy::Recompute), "recomputed")] {
+            let peak = peak(dtype, policy)?;
+            let mib = |bytes: i64| (bytes + (1 << 19)) >> 20;
+            let columns = [
+                Category::Parameter,
+                Category::Gradient,
+                Category::OptimizerState,
+                Category::Activation,
+                Category::Workspace,
+            ];
+            let cells: Vec<String> = columns.iter().map(|&c| mib(peak[c]).to_string()).collect();
+            let all: i64 = Category::ALL.iter().map(|&c| peak[c]).sum();
+            table += &format!("| {name} | {kept} | {} | {} |\n", cells.join(" | "), mib(all));
+        }
+    }
+    print!("{table}");
+    assert!(README.contains(&table), "the README should have\n{table}");
+    Ok(())
+}

@@ -1,0 +1,167 @@
+//! States of LSTM and GRU, and what they do not take.
+
+use lowtide_autograd::{Attempt, AutogradError, Pass, Var, check};
+use lowtide_nn::{
+    Directions, Gru, Lstm, LstmState, Module, NnError, Parameters, RecurrentOptions, Result,
+};
+use lowtide_tensor::{Tensor, TensorError};
+
+use crate::common::{KEY, Outcome, cpu, f64s, names, widen};
+use crate::zoo::fill;
+
+const TWO_LAYERS: RecurrentOptions = RecurrentOptions {
+    inputs: 3,
+    hidden: 2,
+    layers: 2,
+    dropout: 0.0,
+    directions: Directions::Forward,
+};
+
+fn prepared<M: Parameters>(mut model: M) -> M {
+    fill(&mut model);
+    widen(&mut model);
+    model
+}
+
+fn values(var: &Var) -> Vec<f64> {
+    var.value().to_vec::<f64>().expect("f64 on the CPU")
+}
+
+/// `[B, T, D]` of two parts along T.
+fn joined(parts: [&Var; 2]) -> Result<Vec<f64>> {
+    Ok(Tensor::cat(&parts.map(Var::value), 1)?.to_vec::<f64>()?)
+}
+
+#[test]
+fn a_sequence_in_two_parts_is_the_whole() -> Outcome {
+    let device = cpu();
+    let (lstm, gru) = (
+        prepared(Lstm::new(&device, KEY, TWO_LAYERS)?),
+        prepared(Gru::new(&device, KEY, TWO_LAYERS)?),
+    );
+    let x = f64s(&device, "x", [2, 5, 3]);
+    let pass = Pass::eval();
+    let part = |start, len| x.narrow(1, start, len).map(|x| pass.constant(x));
+
+    let (whole, ends) = lstm.run(&pass, part(0, 5)?, None)?;
+    assert_eq!(ends.h.shape()[..], [2, 2, 2]);
+    let (first, middle) = lstm.run(&pass, part(0, 2)?, None)?;
+    let (second, last) = lstm.run(&pass, part(2, 3)?, Some(middle))?;
+    assert_eq!(joined([&first, &second])?, values(&whole));
+    assert_eq!([values(&last.h), values(&last.c)], [values(&ends.h), values(&ends.c)]);
+
+    let (whole, ends) = gru.run(&pass, part(0, 5)?, None)?;
+    let (first, middle) = gru.run(&pass, part(0, 2)?, None)?;
+    let (second, last) = gru.run(&pass, part(2, 3)?, Some(middle))?;
+    assert_eq!(joined([&first, &second])?, values(&whole));
+    assert_eq!(values(&last), values(&ends));
+    Ok(())
+}
+
+#[test]
+fn walking_backward_is_walking_the_reverse() -> Outcome {
+    let device = cpu();
+    let options = RecurrentOptions { layers: 1, directions: Directions::Both, ..TWO_LAYERS };
+    let mut model = Lstm::new(&device, KEY, options)?;
+    // Both directions with the parameters of the first.
+    let mut first = Vec::new();
+    model.visit(&mut |name, parameter| {
+        if let Some(source) = name.ends_with("_reverse").then(|| first.remove(0)) {
+            parameter.value_mut().copy_(&source).expect("not frozen");
+        } else {
+            first.push(parameter.value().clone());
+        }
+    });
+    widen(&mut model);
+    let x = f64s(&device, "x", [2, 4, 3]);
+    let pass = Pass::eval();
+    let run =
+        |x: Tensor| -> Result<Tensor> { Ok(model.forward(&pass, pass.constant(x))?.into_value()) };
+    let (y, mirrored) = (run(x.clone())?, run(x.flip(&[1])?)?);
+    let backward = y.narrow(2, 2, 2)?.flip(&[1])?;
+    assert_eq!(backward.to_vec::<f64>()?, mirrored.narrow(2, 0, 2)?.to_vec::<f64>()?);
+    Ok(())
+}
+
+#[test]
+fn gradients_of_inputs_and_states_agree_with_differences() -> Outcome {
+    let device = cpu();
+    let options = RecurrentOptions { directions: Directions::Both, ..TWO_LAYERS };
+    let lstm = prepared(Lstm::new(&device, KEY, options)?);
+    let gru = prepared(Gru::new(&device, KEY, options)?);
+    let states = || f64s(&device, "states", [4, 2, 2]);
+    // Outputs and both states; then the states alone.
+    let forward = |counts: [f64; 2]| {
+        let lstm = lstm.clone();
+        move |pass: &Pass, inputs: Vec<Var>| {
+            let [x, h, c] = <[Var; 3]>::try_from(inputs).unwrap_or_else(|_| panic!("three"));
+            let run = lstm.run(pass, x, Some(LstmState { h, c }));
+            let (y, ends) = run.map_err(NnError::into_autograd)?;
+            let ends = ends.h.mul_scalar(0.7)?.add(ends.c)?.sum_all()?.mul_scalar(counts[1])?;
+            y.mul_scalar(counts[0])?.add(ends)
+        }
+    };
+    for counts in [[1.0, 1.0], [0.0, 1.0]] {
+        let inputs = [f64s(&device, "x", [2, 3, 3]), states(), f64s(&device, "c", [4, 2, 2])];
+        check::gradients(forward(counts), &inputs)?;
+    }
+    let forward = |pass: &Pass, inputs: Vec<Var>| {
+        let [x, h] = <[Var; 2]>::try_from(inputs).unwrap_or_else(|_| panic!("two"));
+        let (y, ends) = gru.run(pass, x, Some(h)).map_err(NnError::into_autograd)?;
+        y.add(ends.sum_all()?)
+    };
+    check::gradients(forward, &[f64s(&device, "x", [2, 3, 3]), states()])?;
+    Ok(())
+}
+
+#[test]
+fn states_alone_bring_gradients() -> Outcome {
+    let device = cpu();
+    let mut model = prepared(Gru::new(&device, KEY, TWO_LAYERS)?);
+    let attempt = Attempt::new();
+    let pass = Pass::train(KEY, &attempt);
+    let x = pass.constant(f64s(&device, "x", [2, 3, 3]));
+    let (_, ends) = model.run(&pass, x, None)?;
+    pass.backward(ends.sum_all()?)?;
+    assert_eq!(attempt.into_gradients().len(), names(&mut model).len());
+    Ok(())
+}
+
+#[test]
+fn dropout_is_between_layers_only() -> Outcome {
+    let device = cpu();
+    let x = f64s(&device, "x", [2, 3, 3]);
+    let differs = |layers| -> Result<bool> {
+        let options = RecurrentOptions { layers, dropout: 0.5, ..TWO_LAYERS };
+        let model = prepared(Lstm::new(&device, KEY, options)?);
+        let run = |pass: Pass| model.forward(&pass, pass.constant(x.clone()));
+        Ok(values(&run(Pass::no_grad(KEY))?) != values(&run(Pass::eval())?))
+    };
+    assert!(!differs(1)? && differs(2)?);
+    Ok(())
+}
+
+#[test]
+fn what_does_not_fit_is_an_error_that_names_the_layer() -> Outcome {
+    let device = cpu();
+    let lstm = prepared(Lstm::new(&device, KEY, TWO_LAYERS)?);
+    let pass = Pass::eval();
+    for wrong in [&[2, 0, 3][..], &[2, 3], &[2, 2, 4]] {
+        let x = f64s(&device, "x", [wrong.iter().product()]).reshape(wrong)?;
+        let error = lstm.forward(&pass, pass.constant(x)).err().expect("a mistake");
+        let NnError::Autograd(AutogradError::Tensor(TensorError::Shape { op, left, .. })) = error
+        else {
+            panic!("{error}");
+        };
+        assert_eq!(left[..], *wrong);
+        assert_eq!(op, if wrong == [2, 2, 4] { "linear" } else { "lstm" });
+    }
+    for wrong in [
+        RecurrentOptions { layers: 0, ..TWO_LAYERS },
+        RecurrentOptions { dropout: 1.5, ..TWO_LAYERS },
+    ] {
+        let error = Gru::new(&device, KEY, wrong).err();
+        assert!(matches!(error, Some(NnError::Option { .. })), "{error:?}");
+    }
+    Ok(())
+}

@@ -1,0 +1,222 @@
+//! What layers and models keep for backward, next to PyTorch; the table of the models' README.
+
+use lowtide_autograd::{Attempt, Pass, Var};
+use lowtide_nn::models::{
+    DeepCnn, DeepCnnShape, Gpt, GptShape, LstmModel, LstmModelShape, ResNet, ResNetBlock,
+    ResNetShape, UNet, UNetShape, ViT, ViTShape,
+};
+use lowtide_nn::{
+    AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, BatchNorm2d, Conv1d, Conv2d, ConvTranspose2d,
+    Dropout, ELU, Embedding, Flatten, GELU, GroupNorm, Gru, LayerNorm, LeakyReLU, Linear, Lstm,
+    MaxPool2d, Module, MultiHeadAttention, MultiHeadOptions, Parameter, Parameters, ReLU,
+    RecurrentOptions, Result, RmsNorm, SiLU, Sigmoid, Softmax, Softplus, Tanh,
+    TransformerDecoderLayer, TransformerEncoderLayer, TransformerOptions, Upsample, cross_entropy,
+    kl_divergence, mse,
+};
+use lowtide_tensor::{
+    Conv1dGeometry, Conv2dGeometry, ConvTranspose2dGeometry, DType, Device, Tensor,
+};
+
+use crate::common::{KEY, Outcome, cpu};
+use crate::zoo::uniform;
+
+const PYTORCH: &str = include_str!("../fixtures/saved_bytes.txt");
+const README: &str = include_str!("../../src/models/README.md");
+
+/// A layer under PyTorch's conditions: its input needs a gradient, and so do its parameters.
+struct OfLayer<F>(F);
+
+impl<F> Parameters for OfLayer<F> {}
+
+impl<F: Fn(&Pass, Var) -> Result<Var>> Module for OfLayer<F> {
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        (self.0)(pass, input)
+    }
+}
+
+fn of(f: impl Fn(&Pass, Var) -> Result<Var> + 'static) -> Box<dyn Module> {
+    Box::new(OfLayer(f))
+}
+
+fn simple_layer(device: &Device, name: &str) -> Result<(Box<dyn Module>, Vec<usize>)> {
+    let image = || vec![8, 16, 12, 12];
+    let sequence = || vec![8, 32, 64];
+    let padded = Conv2dGeometry { padding: [1, 1], ..Default::default() };
+    let padded1d = Conv1dGeometry { padding: 1, ..Default::default() };
+    let doubled = ConvTranspose2dGeometry { stride: [2, 2], ..Default::default() };
+    Ok(match name {
+        "Linear" => (Box::new(Linear::new(device, KEY, 100, 50)?), vec![64, 100]),
+        "Conv1d" => (Box::new(Conv1d::new(device, KEY, [16, 16], 3, padded1d)?), vec![8, 16, 100]),
+        "Conv2d" => (Box::new(Conv2d::new(device, KEY, [16, 32], [3, 3], padded)?), image()),
+        "ConvTranspose2d" => {
+            (Box::new(ConvTranspose2d::new(device, KEY, [16, 8], [2, 2], doubled)?), image())
+        }
+        "Embedding" => (Box::new(Embedding::new(device, KEY, 100, 32)?), vec![8, 64]),
+        "BatchNorm2d" => (Box::new(BatchNorm2d::new(device, 16)?), image()),
+        "LayerNorm" => (Box::new(LayerNorm::new(device, &[64])?), sequence()),
+        "RmsNorm" => (Box::new(RmsNorm::new(device, &[64])?), sequence()),
+        "GroupNorm" => (Box::new(GroupNorm::new(device, 4, 16)?), image()),
+        "ReLU" => (Box::new(ReLU), image()),
+        "LeakyReLU" => (Box::new(LeakyReLU::default()), image()),
+        "GELU" => (Box::new(GELU), image()),
+        "SiLU" => (Box::new(SiLU), image()),
+        "Tanh" => (Box::new(Tanh), image()),
+        "Sigmoid" => (Box::new(Sigmoid), image()),
+        "Softplus" => (Box::new(Softplus), image()),
+        "ELU" => (Box::new(ELU), image()),
+        "Softmax" => (Box::new(Softmax(2)), sequence()),
+        "Dropout" => (Box::new(Dropout::new(0.5)?), sequence()),
+        "MaxPool2d" => (Box::new(MaxPool2d::square(2)), image()),
+        "AvgPool2d" => (Box::new(AvgPool2d::square(2)), image()),
+        "AdaptiveAvgPool2d" => (Box::new(AdaptiveAvgPool2d([3, 3])), image()),
+        "AdaptiveMaxPool2d" => (Box::new(AdaptiveMaxPool2d([3, 3])), image()),
+        "Upsample" => (Box::new(Upsample::by(2.0)), image()),
+        "Flatten" => (Box::new(Flatten), image()),
+        _ => return compound_layer(device, name),
+    })
+}
+
+fn compound_layer(device: &Device, name: &str) -> Result<(Box<dyn Module>, Vec<usize>)> {
+    let sequence = vec![8, 32, 64];
+    let options = TransformerOptions { hidden: 256, ..TransformerOptions::new(64, 4) };
+    let recurrent = RecurrentOptions { layers: 2, ..RecurrentOptions::new(64, 32) };
+    let scores = vec![64, 100];
+    let labels = Tensor::zeros(device, [64], DType::I64)?;
+    let target = Tensor::zeros(device, [64, 100], DType::F32)?;
+    let sum = |loss: Result<lowtide_nn::Loss>| Ok(loss?.sum);
+    Ok(match name {
+        "MultiHeadAttention" => {
+            let options = MultiHeadOptions::new(64, 4);
+            (Box::new(MultiHeadAttention::new(device, KEY, options)?), sequence)
+        }
+        "TransformerEncoderLayer" => {
+            (Box::new(TransformerEncoderLayer::new(device, KEY, options)?), sequence)
+        }
+        "TransformerDecoderLayer" => {
+            let layer = TransformerDecoderLayer::new(device, KEY, options)?;
+            (of(move |pass, x| layer.decode(pass, x.clone(), x, [None, None])), sequence)
+        }
+        "Lstm" => (Box::new(Lstm::new(device, KEY, recurrent)?), sequence),
+        "Gru" => (Box::new(Gru::new(device, KEY, recurrent)?), sequence),
+        "cross_entropy" => (of(move |_, x| sum(cross_entropy(x, &labels))), scores),
+        "mse" => (of(move |_, x| sum(mse(x, &target))), scores),
+        "kl_divergence" => (of(move |_, x| sum(kl_divergence(x, &target))), scores),
+        _ => return model(device, name),
+    })
+}
+
+fn model(device: &Device, name: &str) -> Result<(Box<dyn Module>, Vec<usize>)> {
+    let resnet = |block, blocks| {
+        let shape = ResNetShape { block, blocks, width: 8, classes: 10 };
+        ResNet::new(device, KEY, shape)
+    };
+    let cnn = DeepCnnShape { image: [3, 32, 32], channels: [8, 16, 32], classes: 10 };
+    let gpt = GptShape { vocabulary: 100, context: 64, width: 64, heads: 4, blocks: 2 };
+    let vit = ViTShape {
+        image: 32,
+        patch: 8,
+        width: 64,
+        heads: 4,
+        hidden: 128,
+        blocks: 2,
+        classes: 10,
+        dropout: 0.0,
+    };
+    let lstm = LstmModelShape { vocabulary: 100, width: 32, hidden: 32, layers: 2, dropout: 0.0 };
+    Ok(match name {
+        "DeepCnn" => (Box::new(DeepCnn::new(device, KEY, cnn)?), vec![8, 3, 32, 32]),
+        "ResNet, basic" => (Box::new(resnet(ResNetBlock::Basic, [2; 4])?), vec![8, 3, 64, 64]),
+        "ResNet, bottleneck" => {
+            (Box::new(resnet(ResNetBlock::Bottleneck, [1; 4])?), vec![8, 3, 64, 64])
+        }
+        "UNet" => {
+            let shape = UNetShape { channels: 3, width: 8, classes: 2 };
+            (Box::new(UNet::new(device, KEY, shape)?), vec![4, 3, 32, 32])
+        }
+        "Gpt" => (Box::new(Gpt::new(device, KEY, gpt)?), vec![8, 64]),
+        "ViT" => (Box::new(ViT::new(device, KEY, vit)?), vec![8, 3, 32, 32]),
+        "LstmModel" => (Box::new(LstmModel::new(device, KEY, lstm)?), vec![8, 64]),
+        _ => panic!("no layer {name}"),
+    })
+}
+
+/// Bytes that only the record of `layer` on an input of `shape` keeps alive.
+fn saved_bytes(name: &str) -> Result<usize> {
+    let device = cpu();
+    let (layer, shape) = simple_layer(&device, name)?;
+    let live = || device.allocator().statistics().requested.current_bytes;
+    let before = live();
+    let attempt = Attempt::new();
+    let pass = Pass::train(KEY, &attempt);
+    let takes_tokens = matches!(name, "Embedding" | "Gpt" | "LstmModel");
+    let x = if takes_tokens {
+        pass.constant(Tensor::zeros(&device, &shape[..], DType::I64)?)
+    } else {
+        pass.input(uniform(&device, 1, &shape)?)?
+    };
+    drop(layer.forward(&pass, x)?);
+    // The new running statistics are no part of the record.
+    drop(attempt.take_buffer_updates());
+    Ok(live() - before)
+}
+
+fn table() -> Result<Vec<(&'static str, usize, usize)>> {
+    let row = |line: &'static str| {
+        let (bytes, name) = line.split_once(' ').expect("bytes and a name");
+        Ok((name, saved_bytes(name)?, bytes.parse().expect("a number")))
+    };
+    PYTORCH.lines().map(row).collect()
+}
+
+#[test]
+fn no_layer_keeps_more_than_pytorch() -> Outcome {
+    let mut worse = Vec::new();
+    for (name, ours, theirs) in table()? {
+        println!("{name}: {ours}, PyTorch {theirs}");
+        // One number for each of 64 rows, instead of a second tensor of the logits' size for the
+        // time of the forward pass.
+        let beyond = if name == "cross_entropy" { 64 * 4 } else { 0 };
+        if ours > theirs + beyond {
+            worse.push((name, ours, theirs));
+        }
+    }
+    assert!(worse.is_empty(), "{worse:?}");
+    Ok(())
+}
+
+/// Bytes with separators, 73,728.
+fn grouped(bytes: usize) -> String {
+    let digits = bytes.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[test]
+fn the_table_in_the_readme_is_what_is_measured() -> Outcome {
+    for (name, ours, theirs) in table()? {
+        let row = format!("| {name} | {} | {} |", grouped(ours), grouped(theirs));
+        assert!(README.contains(&row), "missing from the README: {row}");
+    }
+    Ok(())
+}
+
+/// A parameter does not count, whatever a record keeps of it.
+#[test]
+fn what_is_measured_leaves_parameters_out() -> Outcome {
+    let device = cpu();
+    let live = || device.allocator().statistics().requested.current_bytes;
+    let weight = Parameter::full(&device, [4, 4], 1.0)?;
+    let before = live();
+    let pass = Pass::train(KEY, &Attempt::new());
+    let x = pass.input(uniform(&device, 1, &[2, 4])?)?;
+    let y = x.linear(weight.var(&pass)?, None)?;
+    drop(y);
+    assert_eq!(live() - before, 2 * 4 * 4);
+    Ok(())
+}
