@@ -1,11 +1,11 @@
 //! Weights to and from safetensors files, under PyTorch's names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use lowtide_tensor::{DType, Element, Tensor};
+use lowtide_tensor::{DType, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
 use crate::error::WeightsProblem;
@@ -17,32 +17,46 @@ use crate::{NnError, Parameters, Result};
 /// # Errors
 /// `File`; a file that was there before is untouched.
 pub fn save(model: &mut dyn Parameters, path: &Path) -> Result<()> {
-    let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
-    let mut failure = None;
+    let mut entries = Ok(BTreeMap::new());
     visit_tensors(model, &mut |name, value| {
-        let bytes = match value.dtype() {
-            DType::F64 => value.to_vec::<f64>().map(|values| bytes_of(&values)),
-            DType::F32 => value.to_vec::<f32>().map(|values| bytes_of(&values)),
-            DType::I64 => value.to_vec::<i64>().map(|values| bytes_of(&values)),
-            _ => value.to_vec::<u8>(),
-        };
-        match bytes {
-            Ok(bytes) => {
-                let dtype = file_dtype(value.dtype());
-                tensors.push((name.to_owned(), dtype, value.shape().to_vec(), bytes));
+        if let Ok(kept) = &mut entries {
+            match Entry::of(value) {
+                Ok(entry) => drop(kept.insert(name.to_owned(), entry)),
+                Err(error) => entries = Err(error),
             }
-            Err(error) => failure = failure.take().or(Some(error)),
         }
     });
-    if let Some(error) = failure {
-        return Err(error.into());
+    write(&entries?, None, path)
+}
+
+/// A tensor as a file has it.
+pub(crate) struct Entry {
+    pub(crate) dtype: Dtype,
+    pub(crate) dims: Vec<usize>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Entry {
+    pub(crate) fn of(tensor: &Tensor) -> Result<Self> {
+        // Native order is little-endian on every machine this runs on, which the format wants.
+        const { assert!(cfg!(target_endian = "little"), "safetensors files are little-endian") };
+        let (dtype, dims) = (file_dtype(tensor.dtype()), tensor.shape().to_vec());
+        Ok(Entry { dtype, dims, bytes: tensor.to_bytes()? })
     }
+}
+
+/// Writes `entries` and `metadata` as [`save`] does.
+pub(crate) fn write(
+    entries: &BTreeMap<String, Entry>,
+    metadata: Option<HashMap<String, String>>,
+    path: &Path,
+) -> Result<()> {
     let format = |source| NnError::Format { path: path.to_owned(), source };
-    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
-        Ok((name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).map_err(format)?))
+    let views = entries.iter().map(|(name, Entry { dtype, dims, bytes })| {
+        Ok((name.as_str(), TensorView::new(*dtype, dims.clone(), bytes).map_err(format)?))
     });
     let views = views.collect::<Result<BTreeMap<_, _>>>()?;
-    let bytes = safetensors::serialize(views, None).map_err(format)?;
+    let bytes = safetensors::serialize(views, metadata).map_err(format)?;
     write_beside(path, &bytes).map_err(|source| NnError::File { path: path.to_owned(), source })
 }
 
@@ -52,19 +66,23 @@ fn visit_tensors(model: &mut dyn Parameters, visitor: &mut dyn FnMut(&str, &mut 
     model.visit_buffers(&mut |name, buffer| visitor(name, buffer.value_mut()));
 }
 
-/// Native order is little-endian on every machine this runs on, which is what the format wants.
-fn bytes_of<T: Element>(values: &[T]) -> Vec<u8> {
-    const { assert!(cfg!(target_endian = "little"), "safetensors files are little-endian") };
-    bytemuck::cast_slice(values).to_vec()
-}
-
 fn file_dtype(dtype: DType) -> Dtype {
     match dtype {
         DType::F64 => Dtype::F64,
         DType::F32 => Dtype::F32,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
         DType::I64 => Dtype::I64,
-        _ => Dtype::U8,
+        DType::I32 => Dtype::I32,
+        DType::U8 => Dtype::U8,
+        // Truth values are all that is left.
+        _ => Dtype::BOOL,
     }
+}
+
+/// The type that is stored as `dtype`, if there is one.
+pub(crate) fn dtype_of_file(dtype: Dtype) -> Option<DType> {
+    DType::ALL.into_iter().find(|&ours| file_dtype(ours) == dtype)
 }
 
 fn write_beside(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
