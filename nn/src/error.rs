@@ -24,6 +24,17 @@ pub enum NnError {
         /// Shape of the parameter.
         expected: Shape,
     },
+    /// A state is not what the optimizer keeps under this name.
+    #[error("{name}: {problem}")]
+    State {
+        /// The state.
+        name: String,
+        /// What differs.
+        problem: WeightsProblem,
+    },
+    /// The parameters have the values of their average.
+    #[error("the parameters are swapped for their average; swap them back before an update")]
+    Swapped,
     /// An option is out of its range.
     #[error("{name} = {value} is not in {range}")]
     Option {
@@ -62,7 +73,7 @@ pub enum NnError {
     },
 }
 
-/// How a weights file and a model differ.
+/// How a file and a model or its optimizer differ.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WeightsProblem {
@@ -70,8 +81,11 @@ pub enum WeightsProblem {
     #[error("missing from the file")]
     Missing,
     /// The file has it, the model does not.
-    #[error("not a parameter of this model")]
+    #[error("not known to this model")]
     Unknown,
+    /// A count of updates that is none, or not that of the other parameters.
+    #[error("not the count of updates that the other parameters had")]
+    Steps,
     /// Another shape.
     #[error("shape {found:?} in the file, {expected} in the model")]
     Shape {

@@ -1,5 +1,8 @@
 //! A trainable tensor with an identity.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use lowtide_allocator::Category;
 use lowtide_autograd::{LeafId, Pass, Var};
 use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor};
@@ -12,6 +15,7 @@ use crate::Result;
 pub struct Parameter {
     id: LeafId,
     value: Tensor,
+    frozen: Arc<AtomicBool>,
 }
 
 impl Parameter {
@@ -44,7 +48,7 @@ impl Parameter {
 
     /// A parameter with the storage of `value`.
     pub fn new(value: Tensor) -> Self {
-        Parameter { id: LeafId::new(), value }
+        Parameter { id: LeafId::new(), value, frozen: Arc::default() }
     }
 
     /// What its gradient is found by.
@@ -62,17 +66,36 @@ impl Parameter {
         &mut self.value
     }
 
-    /// The value in a pass, where its gradient is collected.
+    /// The value in a pass, where its gradient is collected unless it is frozen.
     ///
     /// # Errors
     /// `Consumed` after backward.
     #[track_caller]
     pub fn var(&self, pass: &Pass) -> Result<Var> {
+        if self.is_frozen() {
+            return Ok(pass.constant(self.value.clone()));
+        }
         Ok(pass.leaf(self.id, &self.value)?)
+    }
+
+    /// Excludes it from training, all handles of it: no gradient, no optimizer state, and nothing
+    /// is kept for backward on its behalf (`requires_grad_(False)` in PyTorch).
+    pub fn freeze(&self) {
+        self.frozen.store(true, Ordering::Relaxed);
+    }
+
+    /// Trains it again.
+    pub fn unfreeze(&self) {
+        self.frozen.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether it is excluded from training.
+    pub fn is_frozen(&self) -> bool {
+        self.frozen.load(Ordering::Relaxed)
     }
 
     /// The same parameter with its stand-in on a simulated device; see [`Tensor::twin`].
     pub fn twin(&self, sim: &Device) -> Option<Parameter> {
-        Some(Parameter { id: self.id, value: self.value.twin(sim)? })
+        Some(Parameter { value: self.value.twin(sim)?, ..self.clone() })
     }
 }

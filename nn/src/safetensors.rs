@@ -1,6 +1,6 @@
 //! Weights to and from safetensors files, under PyTorch's names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -17,26 +17,47 @@ use crate::{NnError, Parameters, Result};
 /// # Errors
 /// `File`; a file that was there before is untouched.
 pub fn save(model: &mut dyn Parameters, path: &Path) -> Result<()> {
-    // Native order is little-endian on every machine this runs on, which is what the format wants.
-    const { assert!(cfg!(target_endian = "little"), "safetensors files are little-endian") };
-    let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
-    let mut failure = None;
-    model.visit_tensors(&mut |name, value| match value.to_bytes() {
-        Ok(bytes) => {
-            let dtype = file_dtype(value.dtype());
-            tensors.push((name.to_owned(), dtype, value.shape().to_vec(), bytes));
+    let mut entries = Ok(BTreeMap::new());
+    model.visit_tensors(&mut |name, value| {
+        if let Ok(kept) = &mut entries {
+            match Entry::of(value) {
+                Ok(entry) => drop(kept.insert(name.to_owned(), entry)),
+                Err(error) => entries = Err(error),
+            }
         }
         Err(error) => failure = failure.take().or(Some(error)),
     });
-    if let Some(error) = failure {
-        return Err(error.into());
+    write(&entries?, None, path)
+}
+
+/// A tensor as a file has it.
+pub(crate) struct Entry {
+    pub(crate) dtype: Dtype,
+    pub(crate) dims: Vec<usize>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Entry {
+    pub(crate) fn of(tensor: &Tensor) -> Result<Self> {
+        // Native order is little-endian on every machine this runs on, which the format wants.
+        const { assert!(cfg!(target_endian = "little"), "safetensors files are little-endian") };
+        let (dtype, dims) = (file_dtype(tensor.dtype()), tensor.shape().to_vec());
+        Ok(Entry { dtype, dims, bytes: tensor.to_bytes()? })
     }
+}
+
+/// Writes `entries` and `metadata` as [`save`] does.
+pub(crate) fn write(
+    entries: &BTreeMap<String, Entry>,
+    metadata: Option<HashMap<String, String>>,
+    path: &Path,
+) -> Result<()> {
     let format = |source| NnError::Format { path: path.to_owned(), source };
-    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
-        Ok((name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).map_err(format)?))
+    let views = entries.iter().map(|(name, Entry { dtype, dims, bytes })| {
+        Ok((name.as_str(), TensorView::new(*dtype, dims.clone(), bytes).map_err(format)?))
     });
     let views = views.collect::<Result<BTreeMap<_, _>>>()?;
-    let bytes = safetensors::serialize(views, None).map_err(format)?;
+    let bytes = safetensors::serialize(views, metadata).map_err(format)?;
     write_beside(path, &bytes).map_err(|source| NnError::File { path: path.to_owned(), source })
 }
 
@@ -52,6 +73,11 @@ fn file_dtype(dtype: DType) -> Dtype {
         DType::Bool => Dtype::BOOL,
         _ => unreachable!("every dtype there is has its like in the format"),
     }
+}
+
+/// The type that is stored as `dtype`, if there is one.
+pub(crate) fn dtype_of_file(dtype: Dtype) -> Option<DType> {
+    DType::ALL.into_iter().find(|&ours| file_dtype(ours) == dtype)
 }
 
 fn write_beside(path: &Path, bytes: &[u8]) -> std::io::Result<()> {

@@ -6,8 +6,7 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use lowtide_tensor::{
-    AdamStep, AttentionOptions, Causal, Conv2dGeometry, CpuOptions, DType, Device, Pool2dGeometry,
-    Tensor, WeightDecay,
+    AttentionOptions, Causal, Conv2dGeometry, CpuOptions, Device, Pool2dGeometry, Tensor,
 };
 
 const ELEMENTS: usize = 1 << 20;
@@ -331,42 +330,6 @@ fn layer_norm(criterion: &mut Criterion) {
     });
 }
 
-fn adam(criterion: &mut Criterion) {
-    let subject = "adam_2^20";
-    let device = device();
-    let step = AdamStep {
-        learning_rate: 1e-3,
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
-        weight_decay: WeightDecay::Decoupled(0.01),
-        bias_correction1: 0.1,
-        bias_correction2: 0.001,
-        grad_scale: 1.0,
-    };
-    let (mut p, mut p_naive) = tensor(&device, &[ELEMENTS], 1);
-    let (gradient, g_values) = tensor(&device, &[ELEMENTS], 2);
-    let zeros = || Tensor::zeros(&device, [ELEMENTS], DType::F32).expect("memory");
-    let (mut m, mut v) = (zeros(), zeros());
-    let [mut m_naive, mut v_naive] = [vec![0.0f32; ELEMENTS], vec![0.0f32; ELEMENTS]];
-    let [rate, decay, beta1, beta2, eps] = [1e-3f32, 0.01, 0.9, 0.999, 1e-8];
-    let mut update = |p: &mut Tensor| p.adam_(&gradient, &mut m, &mut v, step).expect("adam");
-    let mut naive = |p: &mut [f32]| {
-        for i in 0..ELEMENTS {
-            p[i] -= rate * decay * p[i];
-            m_naive[i] = beta1 * m_naive[i] + (1.0 - beta1) * g_values[i];
-            v_naive[i] = beta2 * v_naive[i] + (1.0 - beta2) * g_values[i] * g_values[i];
-            let (m_hat, v_hat) = (m_naive[i] / 0.1, v_naive[i] / 0.001);
-            p[i] -= rate * m_hat / (v_hat.sqrt() + eps);
-        }
-    };
-    update(&mut p);
-    naive(&mut p_naive);
-    check(subject, &p, &p_naive);
-    let elements = Throughput::Elements(ELEMENTS as u64);
-    time(criterion, subject, elements, || update(&mut p), || naive(&mut p_naive));
-}
-
 criterion_group!(
     kernels,
     elementwise,
@@ -377,7 +340,6 @@ criterion_group!(
     max_pool2d,
     cross_entropy,
     softmax,
-    layer_norm,
-    adam
+    layer_norm
 );
 criterion_main!(kernels);

@@ -22,7 +22,6 @@ pub use error::TensorError;
 pub use half::{bf16, f16};
 pub use launch::{Cost, Kernel, Operands, View, ViewMut};
 pub use layout::{Layout, RANK_MAX, Shape};
-pub use ops::adam::{AdamStep, WeightDecay};
 pub use ops::attention::{Attention, AttentionDropout, AttentionOptions, Causal};
 pub use ops::avg_pool2d::{AvgPool, Divisor, SizeRounding};
 pub use ops::batch_norm::{BatchNorm, BatchNormBackward, Statistics};
@@ -36,9 +35,10 @@ pub use ops::max_pool2d::{Pool1dGeometry, Pool2dGeometry};
 pub use ops::norm::{Normalized, NormalizedBackward};
 pub use ops::pair_loss::PairLoss;
 pub use ops::rearrange::PadMode;
-pub use ops::sgd::SgdStep;
 pub use ops::sort::SortOrder;
-pub use ops::update::{Rounding, StateRange, UpdateFormula};
+pub use ops::update::{
+    NormFormula, Rounding, StateRange, TensorUpdate, UpdateFormula, update_all_,
+};
 pub use ops::upsample2d::{Corners, Interpolation, Resize};
 pub use random::RandomKey;
 pub use tensor::Tensor;

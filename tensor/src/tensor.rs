@@ -317,14 +317,6 @@ impl Tensor {
         Tensor { storage: Arc::clone(&self.storage), layout, dtype: self.dtype }
     }
 
-    /// `Ok` if this tensor holds floats of a type that kernels compute in: f64 or f32.
-    pub(crate) fn check_float(&self, op: &'static str) -> Result<()> {
-        if matches!(self.dtype, DType::F64 | DType::F32) {
-            return Ok(());
-        }
-        Err(TensorError::DType { op, left: self.dtype, right: DType::F32 })
-    }
-
     /// `Ok` if this tensor holds floats of any type.
     pub(crate) fn check_any_float(&self, op: &'static str) -> Result<()> {
         if self.dtype.is_float() {

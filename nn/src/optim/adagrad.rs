@@ -3,8 +3,8 @@
 use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
 
 use crate::Result;
-use crate::optim::elementwise::states;
-use crate::optim::{Elementwise, UpdateRule, UpdateStep, check_option};
+use crate::optim::rule::update_jobs;
+use crate::optim::{Job, PerParameter, StateSpec, UpdateRule, UpdateStep, check_not_negative};
 
 /// PyTorch's options and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,7 +40,7 @@ impl Default for AdagradOptions {
 /// s = s + g²
 /// p = p - learning_rate / (1 + learning_rate_decay · (t - 1)) · g / (√s + eps)
 /// ```
-pub type Adagrad = Elementwise<AdagradOptions>;
+pub type Adagrad = PerParameter<AdagradOptions>;
 
 impl UpdateRule for AdagradOptions {
     const NAME: &'static str = "adagrad";
@@ -53,37 +53,32 @@ impl UpdateRule for AdagradOptions {
             ("initial_sum", self.initial_sum),
             ("eps", self.eps),
         ];
-        let check = |(name, value)| check_option(name, value, "0..", |x| x >= 0.0);
-        options.into_iter().try_for_each(check)
+        check_not_negative(&options)
     }
 
     fn learning_rate(&self) -> f64 {
         self.learning_rate
     }
 
-    fn set_learning_rate(&mut self, learning_rate: f64) {
-        self.learning_rate = learning_rate;
+    fn states(&self, _: &Tensor) -> Vec<StateSpec> {
+        vec![StateSpec::like_parameter("sum")]
     }
 
-    fn state_count(&self) -> usize {
-        1
+    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::Result<()> {
+        update_jobs::<_, 1, 0>(jobs, |job| self.formula(job.at))
     }
+}
 
-    fn update(
-        &self,
-        parameter: &mut Tensor,
-        gradient: &Tensor,
-        state: &mut [Tensor],
-        at: UpdateStep,
-    ) -> lowtide_tensor::Result<()> {
-        let formula = Formula {
-            rate: self.learning_rate
-                / (1.0 + self.learning_rate_decay * at.number.saturating_sub(1) as f64),
+impl AdagradOptions {
+    fn formula(&self, at: UpdateStep) -> Formula {
+        let steps_before = at.number.saturating_sub(1) as f64;
+        Formula {
+            rate: at.learning_rate / (1.0 + self.learning_rate_decay * steps_before),
             // States start as zeros.
             added: if at.is_first { self.initial_sum } else { 0.0 },
-            options: *self,
-        };
-        parameter.update_(gradient, states(state), [], formula, at.rounding)
+            decay: self.weight_decay,
+            eps: self.eps,
+        }
     }
 }
 
@@ -91,7 +86,8 @@ impl UpdateRule for AdagradOptions {
 struct Formula {
     rate: f64,
     added: f64,
-    options: AdagradOptions,
+    decay: f64,
+    eps: f64,
 }
 
 impl UpdateFormula<1, 0> for Formula {
@@ -105,7 +101,7 @@ impl UpdateFormula<1, 0> for Formula {
     #[inline(always)]
     fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [s]: [T; 1]) -> (T, [T; 1]) {
         let [rate, added] = [self.rate, self.added].map(T::from_f64);
-        let [decay, eps] = [self.options.weight_decay, self.options.eps].map(T::from_f64);
+        let [decay, eps] = [self.decay, self.eps].map(T::from_f64);
         let g = g + decay * p;
         let s = s + added + g * g;
         (p - rate * g / (s.sqrt() + eps), [s])

@@ -1,10 +1,12 @@
 //! Adam (Kingma & Ba 2015) and AdamW (Loshchilov & Hutter 2019), as `torch.optim`.
 
-use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula, WeightDecay};
+use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
 
 use crate::Result;
-use crate::optim::elementwise::states;
-use crate::optim::{Elementwise, UpdateRule, UpdateStep, check_option};
+use crate::optim::rule::update_jobs;
+use crate::optim::{
+    Job, PerParameter, StateSpec, UpdateRule, UpdateStep, check_betas, check_not_negative,
+};
 
 /// PyTorch's options and defaults for Adam.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,6 +39,15 @@ impl AdamOptions {
     }
 }
 
+/// Where weight decay acts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum WeightDecay {
+    /// Added to the gradient: Adam.
+    Coupled(f64),
+    /// Taken from the weights beside the gradient: AdamW.
+    Decoupled(f64),
+}
+
 /// Adam:
 ///
 /// ```text
@@ -44,61 +55,59 @@ impl AdamOptions {
 /// m = β₁ m + (1 - β₁) g,  v = β₂ v + (1 - β₂) g²
 /// p = p - learning_rate · m / (1 - β₁ᵗ) / (√(v / (1 - β₂ᵗ)) + eps)
 /// ```
-pub type Adam = Elementwise<AdamOptions>;
+pub type Adam = PerParameter<AdamOptions>;
 
 impl UpdateRule for AdamOptions {
     const NAME: &'static str = "adam";
 
     fn check(&self) -> Result<()> {
-        check_option("learning_rate", self.learning_rate, "0..", |x| x >= 0.0)?;
-        check_option("eps", self.eps, "0..", |x| x >= 0.0)?;
         let (WeightDecay::Coupled(pull) | WeightDecay::Decoupled(pull)) = self.weight_decay;
-        check_option("weight_decay", pull, "0..", |x| x >= 0.0)?;
-        let beta = |beta| check_option("beta", beta, "0..1", |x| (0.0..1.0).contains(&x));
-        self.betas.into_iter().try_for_each(beta)
+        let options =
+            [("learning_rate", self.learning_rate), ("eps", self.eps), ("weight_decay", pull)];
+        check_not_negative(&options)?;
+        check_betas(self.betas)
     }
 
     fn learning_rate(&self) -> f64 {
         self.learning_rate
     }
 
-    fn set_learning_rate(&mut self, learning_rate: f64) {
-        self.learning_rate = learning_rate;
+    fn states(&self, _: &Tensor) -> Vec<StateSpec> {
+        vec![StateSpec::like_parameter("exp_avg"), StateSpec::like_parameter("exp_avg_sq")]
     }
 
-    fn state_count(&self) -> usize {
-        2
+    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::Result<()> {
+        update_jobs::<_, 2, 0>(jobs, |job| self.formula(job.at))
     }
+}
 
-    fn update(
-        &self,
-        parameter: &mut Tensor,
-        gradient: &Tensor,
-        state: &mut [Tensor],
-        at: UpdateStep,
-    ) -> lowtide_tensor::Result<()> {
-        // The power of a step count beyond 2^31 is 0 to any float.
-        let t = i32::try_from(at.number).unwrap_or(i32::MAX);
-        let [correction1, correction2] = self.betas.map(|beta| 1.0 - beta.powi(t));
+impl AdamOptions {
+    pub(super) fn formula(&self, at: UpdateStep) -> Formula {
+        let [correction1, correction2] = self.betas.map(|beta| bias_correction(beta, at.number));
         let (coupled, keep) = match self.weight_decay {
             WeightDecay::Coupled(decay) => (decay, 1.0),
-            WeightDecay::Decoupled(decay) => (0.0, 1.0 - self.learning_rate * decay),
+            WeightDecay::Decoupled(decay) => (0.0, 1.0 - at.learning_rate * decay),
         };
-        let formula = Formula {
+        Formula {
             betas: self.betas,
             coupled,
             keep,
-            rate: self.learning_rate / correction1,
+            rate: at.learning_rate / correction1,
             root_scale: 1.0 / correction2.sqrt(),
             eps: self.eps,
-        };
-        parameter.update_(gradient, states(state), [], formula, at.rounding)
+        }
     }
+}
+
+/// How much of a mean that started at 0 is there after `number` steps: `1 - βᵗ`.
+pub(super) fn bias_correction(beta: f64, number: u64) -> f64 {
+    // The power of a step count beyond 2^31 is 0 to any float.
+    1.0 - beta.powi(i32::try_from(number).unwrap_or(i32::MAX))
 }
 
 /// The constants of a step, with both corrections taken out of the loop.
 #[derive(Clone, Copy)]
-struct Formula {
+pub(super) struct Formula {
     betas: [f64; 2],
     coupled: f64,
     keep: f64,

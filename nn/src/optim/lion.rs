@@ -4,8 +4,10 @@
 use lowtide_tensor::{Float, Tensor, UpdateFormula};
 
 use crate::Result;
-use crate::optim::elementwise::states;
-use crate::optim::{Elementwise, UpdateRule, UpdateStep, check_option};
+use crate::optim::rule::update_jobs;
+use crate::optim::{
+    Job, PerParameter, StateSpec, UpdateRule, UpdateStep, check_betas, check_not_negative,
+};
 
 /// Options and defaults of the paper's implementation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,43 +32,43 @@ impl Default for LionOptions {
 /// p = p · (1 - learning_rate · weight_decay) - learning_rate · sign(β₁ m + (1 - β₁) g)
 /// m = β₂ m + (1 - β₂) g
 /// ```
-pub type Lion = Elementwise<LionOptions>;
+pub type Lion = PerParameter<LionOptions>;
 
 impl UpdateRule for LionOptions {
     const NAME: &'static str = "lion";
 
     fn check(&self) -> Result<()> {
-        check_option("learning_rate", self.learning_rate, "0..", |x| x >= 0.0)?;
-        check_option("weight_decay", self.weight_decay, "0..", |x| x >= 0.0)?;
-        let beta = |beta| check_option("beta", beta, "0..1", |x| (0.0..1.0).contains(&x));
-        self.betas.into_iter().try_for_each(beta)
+        let options = [("learning_rate", self.learning_rate), ("weight_decay", self.weight_decay)];
+        check_not_negative(&options)?;
+        check_betas(self.betas)
     }
 
     fn learning_rate(&self) -> f64 {
         self.learning_rate
     }
 
-    fn set_learning_rate(&mut self, learning_rate: f64) {
-        self.learning_rate = learning_rate;
+    fn states(&self, _: &Tensor) -> Vec<StateSpec> {
+        vec![StateSpec::like_parameter("exp_avg")]
     }
 
-    fn state_count(&self) -> usize {
-        1
+    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::Result<()> {
+        update_jobs::<_, 1, 0>(jobs, |job| self.formula(job.at))
     }
+}
 
-    fn update(
-        &self,
-        parameter: &mut Tensor,
-        gradient: &Tensor,
-        state: &mut [Tensor],
-        at: UpdateStep,
-    ) -> lowtide_tensor::Result<()> {
-        parameter.update_(gradient, states(state), [], Formula(*self), at.rounding)
+impl LionOptions {
+    fn formula(&self, at: UpdateStep) -> Formula {
+        let keep = 1.0 - at.learning_rate * self.weight_decay;
+        Formula { rate: at.learning_rate, keep, betas: self.betas }
     }
 }
 
 #[derive(Clone, Copy)]
-struct Formula(LionOptions);
+struct Formula {
+    rate: f64,
+    keep: f64,
+    betas: [f64; 2],
+}
 
 impl UpdateFormula<1, 0> for Formula {
     const NAME: &'static str = LionOptions::NAME;
@@ -74,10 +76,9 @@ impl UpdateFormula<1, 0> for Formula {
 
     #[inline(always)]
     fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [m]: [T; 1]) -> (T, [T; 1]) {
-        let LionOptions { learning_rate, betas, weight_decay } = self.0;
-        let [beta1, beta2] = betas.map(T::from_f64);
-        let [take1, take2] = betas.map(|beta| T::from_f64(1.0 - beta));
-        let [rate, keep] = [learning_rate, 1.0 - learning_rate * weight_decay].map(T::from_f64);
+        let [beta1, beta2] = self.betas.map(T::from_f64);
+        let [take1, take2] = self.betas.map(|beta| T::from_f64(1.0 - beta));
+        let [rate, keep] = [self.rate, self.keep].map(T::from_f64);
         let direction = beta1 * m + take1 * g;
         let up = if direction > T::ZERO { rate } else { T::ZERO };
         let down = if direction < T::ZERO { rate } else { T::ZERO };

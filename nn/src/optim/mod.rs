@@ -1,25 +1,40 @@
 //! Optimizers: `prepare` does everything that can fail, `commit` writes in place and allocates
 //! nothing.
 
+mod adafactor;
 mod adagrad;
 mod adam;
-mod elementwise;
+mod average;
+mod clip;
+mod file;
+mod lamb;
 mod lion;
+mod muon;
+mod per_parameter;
 mod rms_prop;
+mod rule;
 mod sgd;
 mod slots;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use lowtide_autograd::{Attempt, Gradients};
 use lowtide_tensor::{Device, Tensor};
 
-use crate::{NnError, Parameters, Result, check_buffers, commit_buffers};
+use crate::{NnError, Parameter, Parameters, Result, check_buffers, commit_buffers};
 
+pub use adafactor::{Adafactor, AdafactorOptions};
 pub use adagrad::{Adagrad, AdagradOptions};
-pub use adam::{Adam, AdamOptions};
-pub use elementwise::{Elementwise, UpdateRule, UpdateStep};
+pub use adam::{Adam, AdamOptions, WeightDecay};
+pub use average::Averaged;
+pub use clip::{clip_norm, clip_value};
+pub use file::{load_state, save_state};
+pub use lamb::{Lamb, LambOptions};
 pub use lion::{Lion, LionOptions};
-pub use lowtide_tensor::WeightDecay;
+pub use muon::{Matrices, Muon, MuonOptions, RateScale};
+pub use per_parameter::PerParameter;
 pub use rms_prop::{RmsProp, RmsPropOptions, Spread};
+pub use rule::{Job, Scratch, StateShape, StateSpec, UpdateRule, UpdateStep};
 pub use sgd::{Momentum, Sgd, SgdOptions};
 
 /// One update of all parameters from one set of gradients.
@@ -49,7 +64,9 @@ pub trait Optimizer {
     fn set_learning_rate(&mut self, learning_rate: f64);
 
     /// Bytes of state and scratch for these parameters, as the allocator counts them (multiples
-    /// of 512). State is kept from the first update on; scratch only lives in one.
+    /// of 512), when all that are not frozen have a gradient. State is kept from the first update
+    /// on; scratch only lives in one. Packing space of matrix products belongs to the device and
+    /// is not in it.
     fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory;
 
     /// This optimizer with its state's stand-ins on a simulated device; see
@@ -57,6 +74,19 @@ pub trait Optimizer {
     fn twin(&self, sim: &Device) -> Option<Self>
     where
         Self: Sized;
+
+    /// The state by name, as handles: `{parameter}.{state}` with PyTorch's names for states.
+    ///
+    /// # Errors
+    /// `Swapped`.
+    fn state(&self, parameters: &mut dyn Parameters) -> Result<OptimizerState>;
+
+    /// Goes on from `state`, whose tensors become this optimizer's.
+    ///
+    /// # Errors
+    /// `State` with the tensor's name when it does not fit parameters and options, `Swapped`; the
+    /// optimizer is then as before.
+    fn set_state(&mut self, parameters: &mut dyn Parameters, state: OptimizerState) -> Result<()>;
 
     /// `prepare` and `commit`: one update from the gradients of `attempt`, which is used up, so
     /// that there is nothing to set to zero. Buffers are written as well.
@@ -72,8 +102,19 @@ pub trait Optimizer {
     }
 }
 
+/// What an optimizer remembers of its updates.
+#[derive(Clone, Debug)]
+pub struct OptimizerState {
+    /// Updates so far.
+    pub steps: u64,
+    /// The step size, before a schedule of the optimizer's own.
+    pub learning_rate: f64,
+    /// By name.
+    pub tensors: BTreeMap<String, Tensor>,
+}
+
 /// What an optimizer needs beside parameters and gradients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OptimizerMemory {
     /// Kept between updates.
     pub state_bytes: usize,
@@ -109,4 +150,25 @@ pub(crate) fn check_option(
     valid: impl Fn(f64) -> bool,
 ) -> Result<()> {
     if valid(value) { Ok(()) } else { Err(NnError::Option { name, value, range }) }
+}
+
+/// Shows each parameter once, also where it stands in several places of a model.
+fn visit_once(parameters: &mut dyn Parameters, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+    let mut seen = BTreeSet::new();
+    parameters.visit(&mut |name, parameter| {
+        if seen.insert(parameter.id()) {
+            visitor(name, parameter);
+        }
+    });
+}
+
+/// `Ok` if none of the options is below 0.
+pub(crate) fn check_not_negative(options: &[(&'static str, f64)]) -> Result<()> {
+    options.iter().try_for_each(|&(name, value)| check_option(name, value, "0..", |x| x >= 0.0))
+}
+
+/// `Ok` if means of these weights forget.
+pub(crate) fn check_betas(betas: [f64; 2]) -> Result<()> {
+    let check = |beta| check_option("beta", beta, "0..1", |x| (0.0..1.0).contains(&x));
+    betas.into_iter().try_for_each(check)
 }

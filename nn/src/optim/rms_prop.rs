@@ -3,8 +3,8 @@
 use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
 
 use crate::Result;
-use crate::optim::elementwise::states;
-use crate::optim::{Elementwise, UpdateRule, UpdateStep, check_option};
+use crate::optim::rule::update_jobs;
+use crate::optim::{Job, PerParameter, StateSpec, UpdateRule, check_not_negative};
 
 /// PyTorch's options and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,7 +55,7 @@ impl Default for RmsPropOptions {
 /// m = momentum · m + d                 (only with momentum, then d = m)
 /// p = p - learning_rate · d
 /// ```
-pub type RmsProp = Elementwise<RmsPropOptions>;
+pub type RmsProp = PerParameter<RmsPropOptions>;
 
 impl UpdateRule for RmsPropOptions {
     const NAME: &'static str = "rms_prop";
@@ -68,42 +68,37 @@ impl UpdateRule for RmsPropOptions {
             ("weight_decay", self.weight_decay),
             ("momentum", self.momentum),
         ];
-        let check = |(name, value)| check_option(name, value, "0..", |x| x >= 0.0);
-        options.into_iter().try_for_each(check)
+        check_not_negative(&options)
     }
 
     fn learning_rate(&self) -> f64 {
         self.learning_rate
     }
 
-    fn set_learning_rate(&mut self, learning_rate: f64) {
-        self.learning_rate = learning_rate;
+    fn states(&self, _: &Tensor) -> Vec<StateSpec> {
+        let mean = (self.spread == Spread::Variance).then_some("grad_avg");
+        let momentum = (self.momentum != 0.0).then_some("momentum_buffer");
+        let names = [Some("square_avg"), mean, momentum].into_iter().flatten();
+        names.map(StateSpec::like_parameter).collect()
     }
 
-    fn state_count(&self) -> usize {
-        1 + usize::from(self.spread == Spread::Variance) + usize::from(self.momentum != 0.0)
-    }
-
-    fn update(
-        &self,
-        parameter: &mut Tensor,
-        gradient: &Tensor,
-        state: &mut [Tensor],
-        at: UpdateStep,
-    ) -> lowtide_tensor::Result<()> {
-        let (p, g, formula, rounding) = (parameter, gradient, Formula(*self), at.rounding);
+    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::Result<()> {
+        let formula = |job: &Job| Formula { rate: job.at.learning_rate, options: *self };
         match (self.spread, self.momentum != 0.0) {
-            (Spread::MeanSquare, false) => p.update_(g, states::<1>(state), [], formula, rounding),
+            (Spread::MeanSquare, false) => update_jobs::<_, 1, 0>(jobs, formula),
             (Spread::MeanSquare, true) | (Spread::Variance, false) => {
-                p.update_(g, states::<2>(state), [], formula, rounding)
+                update_jobs::<_, 2, 0>(jobs, formula)
             }
-            (Spread::Variance, true) => p.update_(g, states::<3>(state), [], formula, rounding),
+            (Spread::Variance, true) => update_jobs::<_, 3, 0>(jobs, formula),
         }
     }
 }
 
 #[derive(Clone, Copy)]
-struct Formula(RmsPropOptions);
+struct Formula {
+    rate: f64,
+    options: RmsPropOptions,
+}
 
 /// States: the mean square, then the mean if there is one, then the momentum if there is one.
 impl<const STATES: usize> UpdateFormula<STATES, 0> for Formula {
@@ -124,9 +119,9 @@ impl<const STATES: usize> UpdateFormula<STATES, 0> for Formula {
         g: T,
         mut states: [T; STATES],
     ) -> (T, [T; STATES]) {
-        let options = &self.0;
+        let options = &self.options;
         let [keep, take] = [options.smoothing, 1.0 - options.smoothing].map(T::from_f64);
-        let [decay, rate] = [options.weight_decay, options.learning_rate].map(T::from_f64);
+        let [decay, rate] = [options.weight_decay, self.rate].map(T::from_f64);
         let g = g + decay * p;
         states[0] = keep * states[0] + take * g * g;
         let mut spread = states[0];

@@ -3,8 +3,10 @@
 use lowtide_tensor::{Float, Tensor, UpdateFormula};
 
 use crate::Result;
-use crate::optim::elementwise::states;
-use crate::optim::{Elementwise, UpdateRule, UpdateStep, check_option};
+use crate::optim::rule::update_jobs;
+use crate::optim::{
+    Job, PerParameter, StateSpec, UpdateRule, UpdateStep, check_not_negative, check_option,
+};
 
 /// PyTorch's options and defaults; the learning rate has none there.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,16 +53,19 @@ impl SgdOptions {
 /// m = momentum · m + (1 - dampening) · g      (m = g in the first step)
 /// p = p - learning_rate · m                   (Nesterov: p - learning_rate · (g + momentum · m))
 /// ```
-pub type Sgd = Elementwise<SgdOptions>;
+pub type Sgd = PerParameter<SgdOptions>;
 
 impl UpdateRule for SgdOptions {
     const NAME: &'static str = "sgd";
 
     fn check(&self) -> Result<()> {
         let &SgdOptions { learning_rate, momentum, dampening, weight_decay, .. } = self;
-        check_option("learning_rate", learning_rate, "0..", |x| x >= 0.0)?;
-        check_option("momentum", momentum, "0..", |x| x >= 0.0)?;
-        check_option("weight_decay", weight_decay, "0..", |x| x >= 0.0)?;
+        let options = [
+            ("learning_rate", learning_rate),
+            ("momentum", momentum),
+            ("weight_decay", weight_decay),
+        ];
+        check_not_negative(&options)?;
         if self.momentum_kind == Momentum::Nesterov {
             check_option("momentum", momentum, "what Nesterov needs: above 0", |x| x > 0.0)?;
             check_option("dampening", dampening, "what Nesterov needs: 0", |x| x == 0.0)?;
@@ -72,57 +77,37 @@ impl UpdateRule for SgdOptions {
         self.learning_rate
     }
 
-    fn set_learning_rate(&mut self, learning_rate: f64) {
-        self.learning_rate = learning_rate;
+    fn states(&self, _: &Tensor) -> Vec<StateSpec> {
+        let momentum = (self.momentum != 0.0).then_some("momentum_buffer");
+        momentum.map(StateSpec::like_parameter).into_iter().collect()
     }
 
-    fn state_count(&self) -> usize {
-        usize::from(self.momentum != 0.0)
-    }
-
-    fn update(
-        &self,
-        parameter: &mut Tensor,
-        gradient: &Tensor,
-        state: &mut [Tensor],
-        at: UpdateStep,
-    ) -> lowtide_tensor::Result<()> {
-        if self.momentum == 0.0 {
-            let formula = Plain(*self);
-            return parameter.update_(gradient, states(state), [], formula, at.rounding);
+    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::Result<()> {
+        match self.momentum == 0.0 {
+            true => update_jobs::<_, 0, 0>(jobs, |job| self.formula(job.at)),
+            false => update_jobs::<_, 1, 0>(jobs, |job| self.formula(job.at)),
         }
+    }
+}
+
+impl SgdOptions {
+    fn formula(&self, at: UpdateStep) -> Formula {
         // The first step takes the whole gradient.
         let (keep, take) = match at.is_first {
             true => (0.0, 1.0),
             false => (self.momentum, 1.0 - self.dampening),
         };
         let (along_g, along_m) = match self.momentum_kind {
-            Momentum::Classical => (0.0, self.learning_rate),
-            Momentum::Nesterov => (self.learning_rate, self.learning_rate * self.momentum),
+            _ if self.momentum == 0.0 => (at.learning_rate, 0.0),
+            Momentum::Classical => (0.0, at.learning_rate),
+            Momentum::Nesterov => (at.learning_rate, at.learning_rate * self.momentum),
         };
-        let formula =
-            WithMomentum { weight_decay: self.weight_decay, keep, take, along_g, along_m };
-        parameter.update_(gradient, states(state), [], formula, at.rounding)
-    }
-}
-
-/// Without momentum.
-#[derive(Clone, Copy)]
-struct Plain(SgdOptions);
-
-impl UpdateFormula<0, 0> for Plain {
-    const NAME: &'static str = SgdOptions::NAME;
-    const FLOPS: f64 = 4.0;
-
-    #[inline(always)]
-    fn element<T: Float>(&self, _: [T; 0], p: T, g: T, _: [T; 0]) -> (T, [T; 0]) {
-        let [decay, rate] = [self.0.weight_decay, self.0.learning_rate].map(T::from_f64);
-        (p - rate * (g + decay * p), [])
+        Formula { weight_decay: self.weight_decay, keep, take, along_g, along_m }
     }
 }
 
 #[derive(Clone, Copy)]
-struct WithMomentum {
+struct Formula {
     weight_decay: f64,
     /// `m = keep · m + take · g`
     keep: f64,
@@ -132,7 +117,20 @@ struct WithMomentum {
     along_m: f64,
 }
 
-impl UpdateFormula<1, 0> for WithMomentum {
+/// Without momentum.
+impl UpdateFormula<0, 0> for Formula {
+    const NAME: &'static str = SgdOptions::NAME;
+    const FLOPS: f64 = 4.0;
+
+    #[inline(always)]
+    fn element<T: Float>(&self, _: [T; 0], p: T, g: T, _: [T; 0]) -> (T, [T; 0]) {
+        let [decay, rate] = [self.weight_decay, self.along_g].map(T::from_f64);
+        (p - rate * (g + decay * p), [])
+    }
+}
+
+/// With momentum.
+impl UpdateFormula<1, 0> for Formula {
     const NAME: &'static str = SgdOptions::NAME;
     const FLOPS: f64 = 9.0;
 

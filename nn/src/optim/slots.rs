@@ -4,54 +4,39 @@ use std::collections::BTreeMap;
 
 use lowtide_allocator::Category;
 use lowtide_autograd::LeafId;
-use lowtide_tensor::{DType, Device, Tensor};
+use lowtide_tensor::{DType, Device, Shape, Tensor, TensorError};
 
-use crate::{NnError, Parameter, Result};
+use crate::optim::{StateShape, StateSpec};
+use crate::{NnError, Result, WeightsProblem};
 
 /// The allocator rounds every request up to a multiple of this.
 const BLOCK_BYTES: usize = 512;
 
 /// Tensors for each parameter that was ever updated.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Slots(BTreeMap<LeafId, Vec<Tensor>>);
-
-/// The update of one parameter, with everything that it needs at hand.
-pub(super) struct Job {
-    pub(super) id: LeafId,
-    pub(super) parameter: Tensor,
-    pub(super) gradient: Tensor,
-    pub(super) state: Vec<Tensor>,
-    /// Whether the state has just been made, all zeros.
-    pub(super) is_first: bool,
-}
+pub(super) struct Slots(pub(super) BTreeMap<LeafId, Vec<Tensor>>);
 
 impl Slots {
-    /// The job for a parameter called `name`; new state belongs to it until [`Slots::keep`].
-    pub(super) fn job(
+    /// The states of a parameter, or new ones of zeros that belong to the caller until
+    /// [`Slots::keep`], and whether they are new.
+    pub(super) fn states(
         &self,
-        name: &str,
-        parameter: &Parameter,
-        gradient: Tensor,
-        kind: StateKind,
-    ) -> Result<Job> {
-        let value = parameter.value();
-        let (found, expected) = (*gradient.shape(), *value.shape());
-        let fits = [value.dtype(), state_dtype(value)].contains(&gradient.dtype());
-        if found != expected || !fits {
-            return Err(NnError::Gradient { name: name.to_owned(), found, expected });
+        id: LeafId,
+        parameter: &Tensor,
+        kinds: &[StateKind],
+    ) -> Result<(Vec<Tensor>, bool)> {
+        if let Some(states) = self.0.get(&id) {
+            return Ok((states.clone(), false));
         }
-        let kept = self.0.get(&parameter.id());
-        let state = match kept {
-            Some(state) => state.clone(),
-            None => kind.zeros(value)?,
-        };
-        let (id, parameter) = (parameter.id(), value.clone());
-        Ok(Job { id, parameter, gradient, state, is_first: kept.is_none() })
+        let device = parameter.device();
+        let _scope = device.category(Category::OptimizerState);
+        let zeros = kinds.iter().map(|kind| Tensor::zeros(device, kind.shape, kind.dtype));
+        Ok((zeros.collect::<lowtide_tensor::Result<_>>()?, true))
     }
 
-    /// Makes a job's state the parameter's.
-    pub(super) fn keep(&mut self, job: Job) {
-        self.0.insert(job.id, job.state);
+    /// Makes `states` the parameter's.
+    pub(super) fn keep(&mut self, id: LeafId, states: Vec<Tensor>) {
+        self.0.insert(id, states);
     }
 
     pub(super) fn visit(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {
@@ -67,47 +52,81 @@ impl Slots {
     }
 }
 
-impl Job {
-    /// `Ok` if everything that the job will write may be written.
-    #[track_caller]
-    pub(super) fn check_writable(&self, op: &'static str) -> Result<()> {
-        self.parameter.check_writable(op)?;
-        Ok(self.state.iter().try_for_each(|state| state.check_writable(op))?)
-    }
-}
-
-/// How many states a parameter has, and how large they are.
-#[derive(Clone, Copy, Debug)]
+/// How a state is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StateKind {
-    pub(super) count: usize,
-    /// In 8 bits instead of the parameter's type or f32.
-    pub(super) quantized: bool,
+    pub(super) name: &'static str,
+    pub(super) shape: Shape,
+    pub(super) dtype: DType,
 }
 
 impl StateKind {
-    /// Bytes for `parameter`, as the allocator counts them.
-    pub(super) fn size_bytes(self, parameter: &Tensor) -> usize {
-        let len = parameter.element_count();
-        let size_bytes = match self.quantized {
-            true => Tensor::quantized_state_bytes(len),
-            false => len * state_dtype(parameter).size_bytes(),
+    /// How the state of `parameter` is stored that `spec` asks for, in 8 bits if `quantized`.
+    pub(super) fn new(spec: &StateSpec, parameter: &Tensor, quantized: bool) -> Self {
+        let (shape, dtype) = match spec.shape {
+            StateShape::Own(shape) => (shape, wide_dtype(parameter)),
+            StateShape::Parameter if quantized => {
+                (Tensor::quantized_state_shape(parameter.element_count()), DType::U8)
+            }
+            StateShape::Parameter => (*parameter.shape(), wide_dtype(parameter)),
         };
-        self.count * size_bytes.max(1).next_multiple_of(BLOCK_BYTES)
+        StateKind { name: spec.name, shape, dtype }
     }
 
-    fn zeros(self, parameter: &Tensor) -> Result<Vec<Tensor>> {
-        let device = parameter.device();
-        let _scope = device.category(Category::OptimizerState);
-        let zeros = |_| match self.quantized {
-            true => Tensor::quantized_state(device, parameter.element_count()),
-            false => Tensor::zeros(device, *parameter.shape(), state_dtype(parameter)),
-        };
-        Ok((0..self.count).map(zeros).collect::<lowtide_tensor::Result<_>>()?)
+    /// Its bytes as the allocator counts them.
+    pub(super) fn size_bytes(&self) -> usize {
+        block_bytes(self.shape.element_count(), self.dtype)
     }
 }
 
-/// Half types have states of f32.
-fn state_dtype(parameter: &Tensor) -> DType {
+/// The states of the parameter called `name` out of `tensors`: all of them or, if it was never
+/// updated, none.
+pub(super) fn take_states(
+    name: &str,
+    parameter: &Tensor,
+    kinds: &[StateKind],
+    tensors: &mut BTreeMap<String, Tensor>,
+) -> Result<Option<Vec<Tensor>>> {
+    let mut states = Vec::new();
+    let mut missing = None;
+    for kind in kinds {
+        let name = format!("{name}.{}", kind.name);
+        let wrong = |problem| Err(NnError::State { name: name.clone(), problem });
+        let Some(found) = tensors.remove(&name) else {
+            missing = missing.or(Some(name));
+            continue;
+        };
+        if *found.shape() != kind.shape {
+            let (found, expected) = (found.shape().to_vec(), kind.shape);
+            return wrong(WeightsProblem::Shape { found, expected });
+        }
+        if found.dtype() != kind.dtype {
+            let (found, expected) = (found.dtype().to_string(), kind.dtype.to_string());
+            return wrong(WeightsProblem::Type { found, expected });
+        }
+        if found.device() != parameter.device() {
+            return Err(TensorError::Device { op: "set_state" }.into());
+        }
+        if !found.layout().is_contiguous() {
+            return Err(TensorError::Strided { op: "set_state" }.into());
+        }
+        states.push(found);
+    }
+    match missing {
+        Some(name) if !states.is_empty() => {
+            Err(NnError::State { name, problem: WeightsProblem::Missing })
+        }
+        _ => Ok((!states.is_empty()).then_some(states)),
+    }
+}
+
+/// The bytes of a tensor as the allocator counts them.
+pub(super) fn block_bytes(len: usize, dtype: DType) -> usize {
+    (len * dtype.size_bytes()).max(1).next_multiple_of(BLOCK_BYTES)
+}
+
+/// The type of states: half types have f32.
+pub(super) fn wide_dtype(parameter: &Tensor) -> DType {
     match parameter.dtype() {
         DType::F16 | DType::BF16 => DType::F32,
         dtype => dtype,

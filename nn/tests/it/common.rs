@@ -2,7 +2,8 @@ use std::error::Error;
 
 use lowtide_autograd::{Attempt, Gradients, Pass, Var};
 use lowtide_nn::optim::{
-    Adagrad, AdagradOptions, Adam, AdamOptions, Lion, LionOptions, Momentum, Optimizer, RmsProp,
+    Adafactor, AdafactorOptions, Adagrad, AdagradOptions, Adam, AdamOptions, Averaged, Lamb,
+    LambOptions, Lion, LionOptions, Momentum, Muon, MuonOptions, Optimizer, RmsProp,
     RmsPropOptions, Sgd, SgdOptions, Spread,
 };
 use lowtide_nn::{Buffer, Module, Parameter, Parameters, Result};
@@ -53,6 +54,16 @@ impl Parameters for Pair {
         let [a, b] = &mut self.0;
         visitor("a", a);
         visitor("b", b);
+    }
+}
+
+/// Any number of parameters with names.
+#[derive(Clone)]
+pub(crate) struct Named(pub(crate) Vec<(String, Parameter)>);
+
+impl Parameters for Named {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.0.iter_mut().for_each(|(name, parameter)| visitor(name, parameter));
     }
 }
 
@@ -128,12 +139,18 @@ pub(crate) fn optimizers() -> Vec<(&'static str, Box<dyn Optimizer>)> {
     let full = RmsPropOptions { momentum: 0.9, spread: Spread::Variance, ..rms_prop };
     let rms = |options| Box::new(RmsProp::new(options).expect("valid options"));
     let adagrad = AdagradOptions { initial_sum: 0.1, weight_decay: 0.1, ..Default::default() };
+    let adafactor = AdafactorOptions { weight_decay: 0.1, ..Default::default() };
+    let averaged = Averaged::new(*adam(AdamOptions::default()), 0.9).expect("a share");
     let lion = LionOptions { weight_decay: 0.1, ..Default::default() };
     vec![
         ("rms_prop", rms(rms_prop)),
         ("rms_prop with all", rms(full)),
         ("adagrad", Box::new(Adagrad::new(adagrad).expect("valid options"))),
         ("lion", Box::new(Lion::new(lion).expect("valid options"))),
+        ("lamb", Box::new(Lamb::new(LambOptions::default()).expect("valid options"))),
+        ("adafactor", Box::new(Adafactor::new(adafactor).expect("valid options"))),
+        ("muon", Box::new(Muon::new(MuonOptions::default()).expect("valid options"))),
+        ("adam, averaged", Box::new(averaged)),
         ("sgd", sgd(plain)),
         ("sgd with momentum", sgd(momentum)),
         ("sgd with nesterov", sgd(nesterov)),

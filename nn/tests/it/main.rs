@@ -1,5 +1,6 @@
 //! Laws of parameters, layers, losses, optimizers and weights files, one module per subject.
 
+mod average;
 mod buffers;
 mod common;
 mod gpt2_memory;
@@ -8,6 +9,8 @@ mod layers;
 mod leaks;
 mod loss;
 mod models;
+mod optimizer_files;
+mod optimizer_options;
 mod optimizers;
 mod parameters;
 mod pytorch;
@@ -17,6 +20,7 @@ mod runs;
 mod saved_bytes;
 mod schedules;
 mod segments;
+mod torch_optimizers;
 mod transaction;
 mod transformer;
 mod weights;

@@ -95,25 +95,6 @@ pub(crate) fn for_each_chunk3<T: Send, U: Send, V: Send>(
     });
 }
 
-/// [`for_each_chunk`] over a slice and `N` of another type.
-///
-/// # Panics
-/// If one of `others` has fewer chunks than `a`.
-pub(crate) fn for_each_chunk_with<T: Send, U: Send, const N: usize>(
-    pool: &Pool,
-    a: Chunked<'_, T>,
-    others: [Chunked<'_, U>; N],
-    task: impl Fn(usize, &mut [T], [&mut [U]; N]) + Sync,
-) {
-    assert!(others.iter().all(|other| other.count() >= a.count()), "too few chunks");
-    pool.run(a.count(), &|index| {
-        // SAFETY: `run` calls each index once, so each chunk has one owner.
-        let a = unsafe { a.chunk(index) };
-        // SAFETY: as above; all come from different `&mut` borrows, so they are disjoint.
-        task(index, a, others.each_ref().map(|other| unsafe { other.chunk(index) }));
-    });
-}
-
 /// Groups of rows, each cut every `chunk_rows` rows; the last part of a group may have fewer, and
 /// a group without rows is one empty part.
 pub(crate) struct Blocks<'a, T> {
@@ -195,6 +176,70 @@ impl<A: Parts, B: Parts> Parts for (A, B) {
         // SAFETY: the caller's promise is that of the second too; they are of two `&mut` borrows.
         (a, unsafe { self.1.part(index) })
     }
+}
+
+/// A slice and `N` of another type, cut in chunks that go together.
+pub(crate) struct Cut<'a, T, U, const N: usize> {
+    first: Chunked<'a, T>,
+    others: [Chunked<'a, U>; N],
+}
+
+impl<'a, T, U, const N: usize> Cut<'a, T, U, N> {
+    /// # Panics
+    /// If one of `others` has fewer chunks than `first`.
+    pub(crate) fn new(first: Chunked<'a, T>, others: [Chunked<'a, U>; N]) -> Self {
+        assert!(others.iter().all(|other| other.count() >= first.count()), "too few chunks");
+        Cut { first, others }
+    }
+}
+
+impl<'a, T: Send, U: Send, const N: usize> Parts for Cut<'a, T, U, N> {
+    type Part = (&'a mut [T], [&'a mut [U]; N]);
+
+    fn count(&self) -> usize {
+        self.first.count()
+    }
+
+    // SAFETY: the contract is the trait's, one living result for each index.
+    unsafe fn part(&self, index: usize) -> Self::Part {
+        // SAFETY: the caller's promise is that of this chunk.
+        let first = unsafe { self.first.chunk(index) };
+        // SAFETY: as above; all come from different `&mut` borrows, so they are disjoint.
+        (first, self.others.each_ref().map(|other| unsafe { other.chunk(index) }))
+    }
+}
+
+/// The parts of several things, one thing after the other.
+pub(crate) struct Joined<P> {
+    things: Vec<P>,
+    /// How many parts there are up to the end of each thing.
+    ends: Vec<usize>,
+}
+
+impl<P: Parts> Joined<P> {
+    pub(crate) fn new(things: Vec<P>) -> Self {
+        let mut end = 0;
+        let count = |thing: &P| {
+            end += thing.count();
+            end
+        };
+        let ends = things.iter().map(count).collect();
+        Joined { things, ends }
+    }
+}
+
+/// Calls `task(thing, index, part)` for every part of every thing, all as one job.
+pub(crate) fn for_each_joined_part<P: Parts>(
+    pool: &Pool,
+    joined: Joined<P>,
+    task: impl Fn(usize, usize, P::Part) + Sync,
+) {
+    pool.run(joined.ends.last().copied().unwrap_or(0), &|index| {
+        let thing = joined.ends.partition_point(|&end| end <= index);
+        let index = index - if thing == 0 { 0 } else { joined.ends[thing - 1] };
+        // SAFETY: `run` calls each index once, and the ends map it to one part of one thing.
+        task(thing, index, unsafe { joined.things[thing].part(index) });
+    });
 }
 
 /// Calls `task(index, part, scratch)` for every part, on as many threads as there are chunks of
@@ -288,6 +333,32 @@ mod tests {
             assert_eq!(used.into_inner(), groups * per_group);
             assert_eq!(scratch.iter().sum::<usize>(), 5 * groups * per_group);
         }
+    }
+
+    #[test]
+    fn joined_things_are_each_cut_once() {
+        let pool = Pool::new(3);
+        let lens = [0, 5, 16, 0, 0, 1, 33, 0];
+        let mut a = lens.map(|len| vec![0; len]);
+        let mut b = lens.map(|len| vec![(0, 0); 2 * len]);
+        let cut = |(a, b)| Cut::new(Chunked::new(a, 4), [Chunked::new(b, 8)]);
+        let pairs = a.iter_mut().map(Vec::as_mut_slice).zip(b.iter_mut().map(Vec::as_mut_slice));
+        for_each_joined_part(
+            &pool,
+            Joined::new(pairs.map(cut).collect()),
+            |thing, index, (a, [b])| {
+                assert_eq!(b.len(), 2 * a.len());
+                a.iter_mut().for_each(|a| *a += 1);
+                b.fill((thing, index));
+            },
+        );
+        assert!(a.iter().flatten().all(|&a| a == 1));
+        for (thing, b) in b.iter().enumerate() {
+            assert!(b.iter().enumerate().all(|(i, &at)| at == (thing, i / 8)));
+        }
+        for_each_joined_part(&pool, Joined::<Blocks<'_, u8>>::new(Vec::new()), |_, _, _| {
+            unreachable!("nothing has no parts")
+        });
     }
 
     #[test]

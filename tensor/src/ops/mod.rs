@@ -1,6 +1,5 @@
 //! One folder per operation: shapes, checks and the launch in `mod.rs`, loops in `cpu.rs`.
 
-pub(crate) mod adam;
 pub(crate) mod adaptive_max_pool2d;
 pub(crate) mod attention;
 pub(crate) mod avg_pool2d;
@@ -22,7 +21,6 @@ pub(crate) mod rearrange;
 mod reduce;
 mod scan;
 mod sequence;
-pub(crate) mod sgd;
 mod softmax;
 pub(crate) mod sort;
 mod triangle;

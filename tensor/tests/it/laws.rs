@@ -218,6 +218,7 @@ fn inventory_lists_every_public_operation() {
         "masked_select",
         "nonzero",
         "check_writable",
+        "reserve_matmul_add",
     ];
     let listed: BTreeSet<String> =
         all_ops().iter().map(|op| op.name).chain(no_kernels).map(str::to_owned).collect();

@@ -204,3 +204,22 @@ fn packing_is_charged_once_and_by_the_largest_product() {
         assert_eq!(product(700), large);
     }
 }
+
+#[test]
+fn a_reserved_product_runs_while_the_allocator_is_sealed() {
+    for is_reserved in [false, true] {
+        let device = cpu(2);
+        let make = |dims: &[usize]| Tensor::full(&device, dims, DType::F32, 0.5).unwrap();
+        let (mut y, a, b) = (make(&[60, 70]), make(&[60, 80]), make(&[80, 70]));
+        if is_reserved {
+            y.reserve_matmul_add(&a, &b).unwrap();
+            assert!(y.reserve_matmul_add(&b, &a).is_err(), "shapes that do not fit");
+        }
+        let seal = device.allocator().seal();
+        let outcome = y.matmul_add_(&a, &b);
+        drop(seal);
+        assert_eq!(outcome.is_ok(), is_reserved, "{outcome:?}");
+        let expected = if is_reserved { 0.5 + 80.0 * 0.25 } else { 0.5 };
+        assert!(y.to_vec::<f32>().unwrap().iter().all(|&y| y == expected));
+    }
+}

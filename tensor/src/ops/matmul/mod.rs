@@ -239,6 +239,31 @@ impl Tensor {
     #[track_caller]
     pub fn matmul_add_(&mut self, a: &Tensor, b: &Tensor) -> Result<()> {
         let op = "matmul_add";
+        let (Factors { a, b, .. }, y, plan) = self.addition(op, a, b)?;
+        self.device().check_launch(op, &[&a, &b], &[&y])?;
+        plan.charge(&y, a.dtype())?;
+        let kernel = MatMul { op, plan, dtype: a.dtype(), start: Start::Accumulate };
+        self.device().launch(kernel, &[&a, &b], &[&y])
+    }
+
+    /// Sets aside what [`Tensor::matmul_add_`] of these operands needs beside them, so that it
+    /// cannot run out of memory later, or where the allocator is sealed.
+    ///
+    /// # Errors
+    /// As [`Tensor::matmul_add_`].
+    #[track_caller]
+    pub fn reserve_matmul_add(&self, a: &Tensor, b: &Tensor) -> Result<()> {
+        let (Factors { a, .. }, y, plan) = self.addition("matmul_add", a, b)?;
+        plan.charge(&y, a.dtype())
+    }
+
+    /// How `a · b` is added to `self`: the factors, and `self` with all dimensions.
+    fn addition(
+        &self,
+        op: &'static str,
+        a: &Tensor,
+        b: &Tensor,
+    ) -> Result<(Factors, Tensor, Plan)> {
         let factors = Factors::new(op, a, b)?;
         let Factors { a, b, .. } = &factors;
         let is_wide = a.dtype().size_bytes() == 2 && self.dtype() == DType::F32;
@@ -248,10 +273,7 @@ impl Tensor {
         self.check_shape(op, factors.shape)?;
         let y = factors.with_all_dimensions(self)?;
         let plan = Plan::new(a.layout(), b.layout(), y.layout());
-        self.device().check_launch(op, &[a, b], &[&y])?;
-        plan.charge(&y, a.dtype())?;
-        let kernel = MatMul { op, plan, dtype: a.dtype(), start: Start::Accumulate };
-        self.device().launch(kernel, &[a, b], &[&y])
+        Ok((factors, y, plan))
     }
 }
 

@@ -1,10 +1,13 @@
-//! The loop of an update: a tile is widened, computed and narrowed while it is in the L1 cache.
+//! The loops of updates and norms: a tile is widened, computed and narrowed while it is in the L1
+//! cache.
+
+use std::any::TypeId;
 
 use half::bf16;
 
 use super::quantized::{BLOCK_BYTES, BLOCK_LEN, CodeMap};
-use super::{Rounding, UpdateFormula};
-use crate::cpu::chunk::{Chunked, for_each_chunk_with};
+use super::{NormFormula, Rounding, UpdateFormula};
+use crate::cpu::chunk::{Chunked, Cut, Joined, for_each_chunk, for_each_joined_part};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
 use crate::{Element, RandomKey};
@@ -13,6 +16,11 @@ use crate::{Element, RandomKey};
 const CHUNK_LEN: usize = 8 * 1024;
 /// Elements that are widened at a time: a block of quantised states.
 const TILE_LEN: usize = BLOCK_LEN;
+
+/// Partial sums of a norm; they live on the stack.
+const PART_COUNT: usize = 64;
+/// Sums that a part's elements take turns in.
+const LANE_COUNT: usize = 8;
 
 /// The types that updates compute in.
 pub(super) trait Wide: SimdFloat + 'static {}
@@ -29,58 +37,98 @@ pub(super) struct Run<'a, F, G, T, const SCALARS: usize> {
     pub(super) gradient: &'a [G],
 }
 
+/// A run's parameter and states; states of 8 bits are in blocks that hold it from their start.
+pub(super) type Written<'a, P, X, const STATES: usize> = (&'a mut [P], [&'a mut [X]; STATES]);
+
+/// Updates all runs as one job, so that many short ones are not worth less than a long one.
+pub(super) fn update<F, P, G, T, const STATES: usize, const SCALARS: usize>(
+    pool: &Pool,
+    runs: &[Run<'_, F, G, T, SCALARS>],
+    written: Vec<Written<'_, P, T, STATES>>,
+) where
+    F: UpdateFormula<STATES, SCALARS>,
+    P: Element,
+    G: Element,
+    T: Wide,
+{
+    let types = [TypeId::of::<P>(), TypeId::of::<G>()];
+    let is_direct = types == [TypeId::of::<T>(); 2];
+    for_each_joined_part(pool, cut(written, CHUNK_LEN), |run, chunk, (parameter, mut states)| {
+        let (run, first) = (&runs[run], chunk * CHUNK_LEN);
+        if is_direct && run.rounding == Rounding::Nearest {
+            return run.direct(first, bytemuck::cast_slice_mut(parameter), states);
+        }
+        for (tile, parameter) in parameter.chunks_mut(TILE_LEN).enumerate() {
+            let at = tile * TILE_LEN;
+            let states = states.each_mut().map(|state| &mut state[at..][..parameter.len()]);
+            run.tile(first + at, parameter, states);
+        }
+    });
+}
+
+/// [`update`] with states of 8 bits.
+pub(super) fn update_quantized<F, P, G, T, const STATES: usize, const SCALARS: usize>(
+    pool: &Pool,
+    runs: &[Run<'_, F, G, T, SCALARS>],
+    written: Vec<Written<'_, P, u8, STATES>>,
+) where
+    F: UpdateFormula<STATES, SCALARS>,
+    P: Element,
+    G: Element,
+    T: Wide,
+{
+    let joined = cut(written, CHUNK_LEN / BLOCK_LEN * BLOCK_BYTES);
+    for_each_joined_part(pool, joined, |run, chunk, (parameter, states)| {
+        let run = &runs[run];
+        let maps = run.formula.state_ranges().map(CodeMap::of);
+        for (tile, parameter) in parameter.chunks_mut(TILE_LEN).enumerate() {
+            let len = parameter.len();
+            let mut wide = [[0.0_f32; TILE_LEN]; STATES];
+            let mut tiles = [[T::ZERO; TILE_LEN]; STATES];
+            for (k, map) in maps.iter().enumerate() {
+                let block = &states[k][tile * BLOCK_BYTES..][..BLOCK_BYTES];
+                map.load(block, &mut wide[k][..len]);
+                f32::cast_slice(&wide[k][..len], &mut tiles[k][..len]);
+            }
+            let at = chunk * CHUNK_LEN + tile * TILE_LEN;
+            run.tile(at, parameter, tiles.each_mut().map(|tile| &mut tile[..len]));
+            for (k, map) in maps.iter().enumerate() {
+                T::cast_slice(&tiles[k][..len], &mut wide[k][..len]);
+                let block = &mut states[k][tile * BLOCK_BYTES..][..BLOCK_BYTES];
+                map.store(&wide[k][..len], block);
+            }
+        }
+    });
+}
+
+fn cut<'a, P, X, const STATES: usize>(
+    written: Vec<Written<'a, P, X, STATES>>,
+    state_chunk_len: usize,
+) -> Joined<Cut<'a, P, X, STATES>>
+where
+    P: Send,
+    X: Send,
+{
+    let cut = |(parameter, states): Written<'a, P, X, STATES>| {
+        let states = states.map(|state| Chunked::new(state, state_chunk_len));
+        Cut::new(Chunked::new(parameter, CHUNK_LEN), states)
+    };
+    Joined::new(written.into_iter().map(cut).collect())
+}
+
 impl<F, G: Element, T: Wide, const SCALARS: usize> Run<'_, F, G, T, SCALARS> {
-    pub(super) fn update<P: Element, const STATES: usize>(
+    /// The elements from `at` of the run on where nothing has to be converted, as in most models.
+    fn direct<const STATES: usize>(
         &self,
-        pool: &Pool,
-        parameter: &mut [P],
+        at: usize,
+        parameter: &mut [T],
         states: [&mut [T]; STATES],
     ) where
         F: UpdateFormula<STATES, SCALARS>,
     {
-        let states = states.map(|state| Chunked::new(state, CHUNK_LEN));
-        let parameter = Chunked::new(parameter, CHUNK_LEN);
-        for_each_chunk_with(pool, parameter, states, |chunk, parameter, mut states| {
-            for (tile, parameter) in parameter.chunks_mut(TILE_LEN).enumerate() {
-                let at = tile * TILE_LEN;
-                let states = states.each_mut().map(|state| &mut state[at..][..parameter.len()]);
-                self.tile(chunk * CHUNK_LEN + at, parameter, states);
-            }
-        });
-    }
-
-    /// [`Run::update`] with states in blocks of 8 bits, which hold the run from their start.
-    pub(super) fn update_quantized<P: Element, const STATES: usize>(
-        &self,
-        pool: &Pool,
-        parameter: &mut [P],
-        states: [&mut [u8]; STATES],
-    ) where
-        F: UpdateFormula<STATES, SCALARS>,
-    {
-        let maps = self.formula.state_ranges().map(CodeMap::of);
-        let chunk_bytes = CHUNK_LEN / BLOCK_LEN * BLOCK_BYTES;
-        let states = states.map(|state| Chunked::new(state, chunk_bytes));
-        let parameter = Chunked::new(parameter, CHUNK_LEN);
-        for_each_chunk_with(pool, parameter, states, |chunk, parameter, states| {
-            for (tile, parameter) in parameter.chunks_mut(TILE_LEN).enumerate() {
-                let len = parameter.len();
-                let mut wide = [[0.0_f32; TILE_LEN]; STATES];
-                let mut tiles = [[T::ZERO; TILE_LEN]; STATES];
-                for (k, map) in maps.iter().enumerate() {
-                    let block = &states[k][tile * BLOCK_BYTES..][..BLOCK_BYTES];
-                    map.load(block, &mut wide[k][..len]);
-                    f32::cast_slice(&wide[k][..len], &mut tiles[k][..len]);
-                }
-                let at = chunk * CHUNK_LEN + tile * TILE_LEN;
-                self.tile(at, parameter, tiles.each_mut().map(|tile| &mut tile[..len]));
-                for (k, map) in maps.iter().enumerate() {
-                    T::cast_slice(&tiles[k][..len], &mut wide[k][..len]);
-                    let block = &mut states[k][tile * BLOCK_BYTES..][..BLOCK_BYTES];
-                    map.store(&wide[k][..len], block);
-                }
-            }
-        });
+        let (formula, scalars) = (self.formula, self.scalars);
+        let gradient = bytemuck::cast_slice(&self.gradient[at..][..parameter.len()]);
+        T::dispatch(Tile { formula, scalars, parameter, gradient, states });
     }
 
     /// The elements from `at` of the run on.
@@ -116,6 +164,119 @@ impl<F, G: Element, T: Wide, const SCALARS: usize> Run<'_, F, G, T, SCALARS> {
                     ));
                 }
             }
+        }
+    }
+}
+
+/// A contiguous run whose elements' values are squared and added.
+pub(super) struct NormRun<'a, F, P, G> {
+    pub(super) formula: F,
+    pub(super) parameter: &'a [P],
+    pub(super) gradient: &'a [G],
+}
+
+impl<F: Copy + Sync, P: Element, G: Element> NormRun<'_, F, P, G> {
+    /// `Σ value²` of each of the formula's values.
+    pub(super) fn squares<T: Wide, const STATES: usize, const NORMS: usize>(
+        &self,
+        pool: &Pool,
+        states: [&[T]; STATES],
+    ) -> [f64; NORMS]
+    where
+        F: NormFormula<STATES, NORMS>,
+    {
+        self.sum_tiles(pool, |at, len, sums| {
+            self.tile(at, len, states.map(|state| &state[at..][..len]), sums);
+        })
+    }
+
+    /// [`NormRun::squares`] with states of 8 bits.
+    pub(super) fn squares_quantized<T: Wide, const STATES: usize, const NORMS: usize>(
+        &self,
+        pool: &Pool,
+        states: [&[u8]; STATES],
+    ) -> [f64; NORMS]
+    where
+        F: NormFormula<STATES, NORMS>,
+    {
+        let maps = self.formula.state_ranges().map(CodeMap::of);
+        self.sum_tiles(pool, |at, len, sums| {
+            let mut tiles = [[T::ZERO; TILE_LEN]; STATES];
+            for (k, map) in maps.iter().enumerate() {
+                let mut values = [0.0_f32; TILE_LEN];
+                let block = &states[k][at / BLOCK_LEN * BLOCK_BYTES..][..BLOCK_BYTES];
+                map.load(block, &mut values[..len]);
+                f32::cast_slice(&values[..len], &mut tiles[k][..len]);
+            }
+            self.tile::<T, STATES, NORMS>(at, len, tiles.each_ref().map(|tile| &tile[..len]), sums);
+        })
+    }
+
+    /// The sums that `tile(at, len, sums)` adds to, over all tiles in fixed parts.
+    fn sum_tiles<const NORMS: usize>(
+        &self,
+        pool: &Pool,
+        tile: impl Fn(usize, usize, &mut [f64; NORMS]) + Sync,
+    ) -> [f64; NORMS] {
+        let len = self.parameter.len();
+        let part_len = len.div_ceil(PART_COUNT).next_multiple_of(TILE_LEN).max(CHUNK_LEN);
+        let mut parts = [[0.0; NORMS]; PART_COUNT];
+        let parts_used = &mut parts[..len.div_ceil(part_len)];
+        for_each_chunk(pool, parts_used, 1, |part, sums| {
+            let end = len.min((part + 1) * part_len);
+            for at in (part * part_len..end).step_by(TILE_LEN) {
+                tile(at, TILE_LEN.min(end - at), &mut sums[0]);
+            }
+        });
+        std::array::from_fn(|k| parts.iter().map(|sums| sums[k]).sum())
+    }
+
+    fn tile<T: Wide, const STATES: usize, const NORMS: usize>(
+        &self,
+        at: usize,
+        len: usize,
+        states: [&[T]; STATES],
+        sums: &mut [f64; NORMS],
+    ) where
+        F: NormFormula<STATES, NORMS>,
+    {
+        let (mut parameter, mut gradient) = ([T::ZERO; TILE_LEN], [T::ZERO; TILE_LEN]);
+        P::cast_slice(&self.parameter[at..][..len], &mut parameter[..len]);
+        G::cast_slice(&self.gradient[at..][..len], &mut gradient[..len]);
+        let (formula, parameter, gradient) = (self.formula, &parameter[..len], &gradient[..len]);
+        T::dispatch(NormTile { formula, parameter, gradient, states, sums });
+    }
+}
+
+struct NormTile<'a, F, T, const STATES: usize, const NORMS: usize> {
+    formula: F,
+    parameter: &'a [T],
+    gradient: &'a [T],
+    states: [&'a [T]; STATES],
+    sums: &'a mut [f64; NORMS],
+}
+
+impl<F, T: Wide, const STATES: usize, const NORMS: usize> SimdKernel<T>
+    for NormTile<'_, F, T, STATES, NORMS>
+where
+    F: NormFormula<STATES, NORMS>,
+{
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
+        // In lanes, so that the additions do not wait for each other.
+        let mut lanes = [[0.0; LANE_COUNT]; NORMS];
+        for start in (0..self.parameter.len()).step_by(LANE_COUNT) {
+            for i in start..self.parameter.len().min(start + LANE_COUNT) {
+                let states = self.states.map(|state| state[i]);
+                let values = self.formula.element(self.parameter[i], self.gradient[i], states);
+                for (lanes, value) in lanes.iter_mut().zip(values) {
+                    let value = value.to_f64();
+                    lanes[i - start] += value * value;
+                }
+            }
+        }
+        for (sum, lanes) in self.sums.iter_mut().zip(lanes) {
+            *sum += lanes.iter().sum::<f64>();
         }
     }
 }

@@ -1,17 +1,23 @@
-//! An optimizer's update of one tensor, fused, by a formula for one element.
+//! An optimizer's update of one tensor or of many, fused, by a formula for one element.
 
 mod cpu;
+mod kernel;
+mod norms;
 mod quantized;
 
-use crate::cpu::Cpu;
-use crate::layout::{Layout, Nest};
-use crate::{
-    Cost, DType, Device, Element, Float, Kernel, Operands, RandomKey, Result, Shape, Tensor,
-    TensorError,
-};
+use std::panic::Location;
+use std::sync::Arc;
 
+use crate::ops::matmul::compute_dtype;
+use crate::{DType, Device, Float, RandomKey, Result, Shape, Tensor, TensorError};
+
+use kernel::{Item, Update};
+pub use norms::NormFormula;
 pub use quantized::StateRange;
 use quantized::{BLOCK_BYTES, BLOCK_LEN};
+
+/// No formula may have more states.
+const STATES_MAX: usize = 4;
 
 /// What an optimizer does to one element; [`Tensor::update_`] does it to all, in one pass.
 ///
@@ -52,110 +58,198 @@ pub enum Rounding {
     Stochastic(RandomKey),
 }
 
-struct Update<F, const STATES: usize, const SCALARS: usize> {
-    formula: F,
-    rounding: Rounding,
-    len: usize,
-    quantized: bool,
-    /// Bytes of a parameter, a gradient and a state.
-    sizes_bytes: [usize; 3],
+/// One tensor's part of an [`update_all_`].
+pub struct TensorUpdate<'a, F> {
+    /// What is trained.
+    pub parameter: &'a mut Tensor,
+    /// Where it should go; of the parameter's shape.
+    pub gradient: &'a Tensor,
+    /// As many as the formula has.
+    pub states: &'a mut [Tensor],
+    /// As many as the formula has, of one element each.
+    pub scalars: &'a [Tensor],
+    /// What is done to each element of this tensor.
+    pub formula: F,
+    /// How the parameter is rounded to its type.
+    pub rounding: Rounding,
+}
+
+/// What the operands of updates in one launch have in common.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Form {
+    /// Of parameter and gradient.
     dtypes: [DType; 2],
+    quantized: bool,
+    is_contiguous: bool,
 }
 
-impl<F, const STATES: usize, const SCALARS: usize> Update<F, STATES, SCALARS>
-where
-    F: UpdateFormula<STATES, SCALARS>,
-{
-    fn run<P: Element, G: Element, T: cpu::Wide>(&self, cpu: &Cpu, operands: &mut Operands<'_>) {
-        if self.quantized {
-            return self.run_quantized::<P, G, T>(cpu, operands);
+impl Form {
+    /// The form of one update's operands.
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `Strided` for operands that do not fit.
+    fn of(
+        op: &'static str,
+        parameter: &Tensor,
+        gradient: &Tensor,
+        states: &[Tensor],
+        scalars: &[Tensor],
+    ) -> Result<Self> {
+        let mismatch = |left, right| TensorError::DType { op, left, right };
+        let dtype = parameter.dtype();
+        if !dtype.is_float() {
+            return Err(mismatch(dtype, DType::F32));
         }
-        let gradient = operands.read::<G>(0);
-        let scalars = std::array::from_fn(|index| operands.read::<T>(1 + index).data()[0]);
-        let mut parameter = operands.write::<P>(0);
-        let mut states: [_; STATES] = std::array::from_fn(|index| operands.write::<T>(1 + index));
-        // All of one shape; a stack of layouts because the nest wants a fixed number.
-        let layout_of = |index: usize| match index {
-            0 => *parameter.layout(),
-            1 => *gradient.layout(),
-            _ => states.get(index - 2).map_or(*parameter.layout(), |state| *state.layout()),
+        let wide = compute_dtype(dtype);
+        let is_narrower = dtype == DType::F32 && gradient.dtype().size_bytes() == 2;
+        if gradient.dtype() != dtype && gradient.dtype() != wide && !is_narrower {
+            return Err(mismatch(gradient.dtype(), dtype));
+        }
+        let quantized = !states.is_empty() && states.iter().all(|state| state.dtype() == DType::U8);
+        let mut wide_ones = scalars.iter().chain(states.iter().filter(|_| !quantized));
+        if let Some(other) = wide_ones.find(|other| other.dtype() != wide) {
+            return Err(mismatch(other.dtype(), wide));
+        }
+        let state_shape = match quantized {
+            true => Tensor::quantized_state_shape(parameter.element_count()),
+            false => *parameter.shape(),
         };
-        let layouts: [Layout; 2 + STATES_MAX] = std::array::from_fn(layout_of);
-        let nest = Nest::new(layouts[0].shape(), layouts.each_ref().map(Layout::strides));
-        let mut first = 0;
-        nest.runs(self.len, |starts, len| {
-            let mut rest = states.iter_mut().zip(&starts[2..]);
-            let states = std::array::from_fn(|_| {
-                let (state, &start) = rest.next().expect("as many as states");
-                &mut state.data()[start..][..len]
-            });
-            let run = cpu::Run {
-                formula: self.formula,
-                rounding: self.rounding,
-                scalars,
-                first,
-                gradient: &gradient.data()[starts[1]..][..len],
-            };
-            run.update(cpu.pool(), &mut parameter.data()[starts[0]..][..len], states);
-            first += len as u64;
-        });
+        let shapes = [(gradient, *parameter.shape())].into_iter();
+        for (other, right) in shapes.chain(states.iter().map(|state| (state, state_shape))) {
+            if *other.shape() != right {
+                return Err(TensorError::Shape { op, left: *other.shape(), right });
+            }
+        }
+        if let Some(scalar) = scalars.iter().find(|scalar| scalar.element_count() != 1) {
+            let (left, right) = (*scalar.shape(), Shape::new(&[]));
+            return Err(TensorError::Shape { op, left, right });
+        }
+        let mut operands = [parameter, gradient].into_iter().chain(states);
+        let is_contiguous = operands.all(|tensor| tensor.layout().is_contiguous());
+        if quantized && !is_contiguous {
+            return Err(TensorError::Strided { op });
+        }
+        Ok(Form { dtypes: [dtype, gradient.dtype()], quantized, is_contiguous })
     }
 
-    /// [`Update::run`] where the states are blocks of 8 bits, and all is contiguous.
-    fn run_quantized<P, G, T>(&self, cpu: &Cpu, operands: &mut Operands<'_>)
-    where
-        P: Element,
-        G: Element,
-        T: cpu::Wide,
-    {
-        let run = cpu::Run {
-            formula: self.formula,
-            rounding: self.rounding,
-            scalars: std::array::from_fn(|index| operands.read::<T>(1 + index).data()[0]),
-            first: 0,
-            gradient: operands.read::<G>(0).slice(),
-        };
-        let parameter = operands.write::<P>(0).slice();
-        let states = std::array::from_fn(|index| operands.write::<u8>(1 + index).slice());
-        run.update_quantized(cpu.pool(), parameter, states);
+    fn state_dtype(&self) -> DType {
+        if self.quantized { DType::U8 } else { compute_dtype(self.dtypes[0]) }
     }
 }
 
-/// No formula may have more states.
-const STATES_MAX: usize = 4;
-
-impl<F, const STATES: usize, const SCALARS: usize> Kernel for Update<F, STATES, SCALARS>
-where
-    F: UpdateFormula<STATES, SCALARS>,
-{
-    fn name(&self) -> &'static str {
-        F::NAME
-    }
-
-    fn cost(&self) -> Cost {
-        let [parameter, gradient, state] = self.sizes_bytes;
-        let bytes = self.len * (2 * parameter + gradient + 2 * STATES * state);
-        Cost { flops: F::FLOPS * self.len as f64, bytes: bytes as f64 }
-    }
-
-    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        use half::{bf16, f16};
-        match self.dtypes {
-            [DType::F64, _] => self.run::<f64, f64, f64>(cpu, operands),
-            [DType::F32, _] => self.run::<f32, f32, f32>(cpu, operands),
-            [DType::F16, DType::F16] => self.run::<f16, f16, f32>(cpu, operands),
-            [DType::F16, _] => self.run::<f16, f32, f32>(cpu, operands),
-            [DType::BF16, DType::BF16] => self.run::<bf16, bf16, f32>(cpu, operands),
-            [DType::BF16, _] => self.run::<bf16, f32, f32>(cpu, operands),
+/// Calls a method with the types of parameter, gradient and states.
+macro_rules! for_update {
+    ($dtypes:expr, $kernel:ident.$method:ident($($argument:expr),*)) => {
+        match $dtypes {
+            [DType::F64, _] => $kernel.$method::<f64, f64, f64>($($argument),*),
+            [DType::F32, DType::F16] => $kernel.$method::<f32, f16, f32>($($argument),*),
+            [DType::F32, DType::BF16] => $kernel.$method::<f32, bf16, f32>($($argument),*),
+            [DType::F32, _] => $kernel.$method::<f32, f32, f32>($($argument),*),
+            [DType::F16, DType::F16] => $kernel.$method::<f16, f16, f32>($($argument),*),
+            [DType::F16, _] => $kernel.$method::<f16, f32, f32>($($argument),*),
+            [DType::BF16, DType::BF16] => $kernel.$method::<bf16, bf16, f32>($($argument),*),
+            [DType::BF16, _] => $kernel.$method::<bf16, f32, f32>($($argument),*),
             _ => unreachable!("checked to be a float"),
         }
-        Ok(())
+    };
+}
+use for_update;
+
+/// [`Tensor::update_`] of many tensors, with the same bits as one after the other. Contiguous
+/// ones of the same types share launches, so that a model of many small tensors takes about as
+/// long as one large tensor. Allocates nothing.
+///
+/// # Errors
+/// Those of [`Tensor::update_`], `Overlap` also for operands of different updates; all of them
+/// before anything is written.
+///
+/// # Panics
+/// When a number of states or scalars is not the formula's: a bug in the caller.
+#[track_caller]
+pub fn update_all_<F, const STATES: usize, const SCALARS: usize>(
+    device: &Device,
+    updates: &mut [TensorUpdate<'_, F>],
+) -> Result<()>
+where
+    F: UpdateFormula<STATES, SCALARS>,
+{
+    const { assert!(STATES <= STATES_MAX, "too many states") };
+    let op = F::NAME;
+    let mut batches: Vec<(Form, Vec<usize>)> = Vec::new();
+    for (index, update) in updates.iter().enumerate() {
+        let TensorUpdate { parameter, gradient, states, scalars, rounding, .. } = update;
+        assert_eq!([states.len(), scalars.len()], [STATES, SCALARS], "states, scalars of {op}");
+        let form = Form::of(op, parameter, gradient, states, scalars)?;
+        let dtype = parameter.dtype();
+        if matches!(rounding, Rounding::Stochastic(_)) && dtype != DType::BF16 {
+            return Err(TensorError::DType { op, left: dtype, right: DType::BF16 });
+        }
+        let has_room = |(other, items): &&mut (Form, Vec<usize>)| {
+            *other == form && items.len() < Update::<F, STATES, SCALARS>::ITEMS_MAX
+        };
+        match batches.iter_mut().rev().find(has_room).filter(|_| form.is_contiguous) {
+            Some((_, items)) => items.push(index),
+            None => batches.push((form, vec![index])),
+        }
+    }
+    let batches: Vec<Batch<'_>> =
+        batches.into_iter().map(|batch| Batch::new(batch, updates)).collect();
+    batches.iter().try_for_each(|batch| device.check_launch(op, &batch.reads, &batch.writes))?;
+    check_apart(op, &batches)?;
+    for Batch { form, items, reads, writes } in &batches {
+        let item = |&index: &usize| {
+            let TensorUpdate { formula, rounding, ref parameter, .. } = updates[index];
+            Item { formula, rounding, len: parameter.element_count() }
+        };
+        let items = items.iter().map(item).collect();
+        device.launch(Update { form: *form, items }, reads, writes)?;
+    }
+    Ok(())
+}
+
+/// The updates of one launch.
+struct Batch<'a> {
+    form: Form,
+    items: Vec<usize>,
+    reads: Vec<&'a Tensor>,
+    writes: Vec<&'a Tensor>,
+}
+
+impl<'a> Batch<'a> {
+    fn new<F>((form, items): (Form, Vec<usize>), updates: &'a [TensorUpdate<'_, F>]) -> Self {
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        for TensorUpdate { parameter, gradient, states, scalars, .. } in
+            items.iter().map(|&index| &updates[index])
+        {
+            reads.push(*gradient);
+            reads.extend(*scalars);
+            writes.push(&**parameter);
+            writes.extend(&**states);
+        }
+        Batch { form, items, reads, writes }
     }
 }
 
-/// Of the state for `len` elements.
-fn quantized_shape(len: usize) -> Shape {
-    Shape::new(&[len.div_ceil(BLOCK_LEN), BLOCK_BYTES])
+/// `Overlap` where one launch would write what another one uses.
+#[track_caller]
+fn check_apart(op: &'static str, batches: &[Batch<'_>]) -> Result<()> {
+    let site = Location::caller();
+    let reads = batches.iter().flat_map(|batch| &batch.reads).map(|&tensor| (tensor, false));
+    let writes = batches.iter().flat_map(|batch| &batch.writes).map(|&tensor| (tensor, true));
+    let mut all: Vec<(&Tensor, bool)> = reads.chain(writes).collect();
+    let storage = |tensor: &Tensor| Arc::as_ptr(tensor.storage());
+    all.sort_by_key(|(tensor, _)| storage(tensor));
+    for sharers in all.chunk_by(|(a, _), (b, _)| storage(a) == storage(b)) {
+        for (index, (a, a_is_written)) in sharers.iter().enumerate() {
+            let touches = |(b, b_is_written): &(&Tensor, bool)| {
+                (*a_is_written || *b_is_written) && a.layout().may_touch(b.layout())
+            };
+            if sharers[index + 1..].iter().any(touches) {
+                return Err(TensorError::Overlap { op, site });
+            }
+        }
+    }
+    Ok(())
 }
 
 impl Tensor {
@@ -166,19 +260,19 @@ impl Tensor {
     /// `OutOfMemory`.
     #[track_caller]
     pub fn quantized_state(device: &Device, len: usize) -> Result<Tensor> {
-        Tensor::zeros(device, quantized_shape(len), DType::U8)
+        Tensor::zeros(device, Tensor::quantized_state_shape(len), DType::U8)
     }
 
-    /// The bytes of a [`Tensor::quantized_state`].
-    pub fn quantized_state_bytes(len: usize) -> usize {
-        quantized_shape(len).element_count()
+    /// The shape of a [`Tensor::quantized_state`], whose elements are bytes.
+    pub fn quantized_state_shape(len: usize) -> Shape {
+        Shape::new(&[len.div_ceil(BLOCK_LEN), BLOCK_BYTES])
     }
 
     /// One update of `self` and `states` by `formula`, in place; allocates nothing.
     ///
     /// All but the `scalars` have one shape. A parameter of f64 goes with f64 throughout; other
-    /// floats with states and scalars of f32 and a gradient of f32 or their own type. Where they
-    /// are not contiguous, it is slow.
+    /// floats with states and scalars of f32 and a gradient of f32 or their own type, f32 with any
+    /// of them. Where they are not contiguous, it is slow.
     ///
     /// The states may also be [`Tensor::quantized_state`]s, all of them: a quarter of the memory of
     /// f32, and less precise. Then parameter and gradient have to be contiguous.
@@ -196,67 +290,10 @@ impl Tensor {
         formula: impl UpdateFormula<STATES, SCALARS>,
         rounding: Rounding,
     ) -> Result<()> {
-        const { assert!(STATES <= STATES_MAX, "too many states") };
-        let kernel = self.update_kernel(gradient, states, &scalars, formula, rounding)?;
-        let reads: Vec<&Tensor> = [gradient].into_iter().chain(scalars).collect();
-        let writes: Vec<&Tensor> = [&*self].into_iter().chain(&*states).collect();
-        self.device().launch(kernel, &reads, &writes)
-    }
-
-    fn update_kernel<F, const STATES: usize, const SCALARS: usize>(
-        &self,
-        gradient: &Tensor,
-        states: &[Tensor; STATES],
-        scalars: &[&Tensor; SCALARS],
-        formula: F,
-        rounding: Rounding,
-    ) -> Result<Update<F, STATES, SCALARS>>
-    where
-        F: UpdateFormula<STATES, SCALARS>,
-    {
-        let op = F::NAME;
-        let mismatch = |left, right| TensorError::DType { op, left, right };
-        let dtype = self.dtype();
-        let wide = match dtype {
-            DType::F64 => DType::F64,
-            dtype if dtype.is_float() => DType::F32,
-            dtype => return Err(mismatch(dtype, DType::F32)),
-        };
-        if matches!(rounding, Rounding::Stochastic(_)) && dtype != DType::BF16 {
-            return Err(mismatch(dtype, DType::BF16));
-        }
-        if gradient.dtype() != dtype && gradient.dtype() != wide {
-            return Err(mismatch(gradient.dtype(), dtype));
-        }
-        let quantized = STATES > 0 && states.iter().all(|state| state.dtype() == DType::U8);
-        let is_wide = |other: &Tensor| other.dtype() == wide;
-        let mut wide_ones = scalars.iter().copied().chain(states.iter().filter(|_| !quantized));
-        if let Some(other) = wide_ones.find(|&other| !is_wide(other)) {
-            return Err(mismatch(other.dtype(), wide));
-        }
-        let state_shape = match quantized {
-            true => quantized_shape(self.element_count()),
-            false => *self.shape(),
-        };
-        let shapes = [(gradient, *self.shape())].into_iter();
-        for (other, right) in shapes.chain(states.iter().map(|state| (state, state_shape))) {
-            if *other.shape() != right {
-                return Err(TensorError::Shape { op, left: *other.shape(), right });
-            }
-        }
-        let strided = |tensor: &Tensor| !tensor.layout().is_contiguous();
-        if quantized && (strided(self) || strided(gradient) || states.iter().any(strided)) {
-            return Err(TensorError::Strided { op });
-        }
-        for scalar in scalars {
-            if scalar.element_count() != 1 {
-                let (left, right) = (*scalar.shape(), Shape::new(&[]));
-                return Err(TensorError::Shape { op, left, right });
-            }
-        }
-        let state = if quantized { DType::U8 } else { wide };
-        let sizes_bytes = [dtype, gradient.dtype(), state].map(DType::size_bytes);
-        let dtypes = [dtype, gradient.dtype()];
-        Ok(Update { formula, rounding, len: self.element_count(), quantized, sizes_bytes, dtypes })
+        let scalars = scalars.map(Tensor::clone);
+        let device = self.device().clone();
+        let (parameter, scalars) = (self, &scalars[..]);
+        let update = TensorUpdate { parameter, gradient, states, scalars, formula, rounding };
+        update_all_(&device, &mut [update])
     }
 }

@@ -1,0 +1,276 @@
+//! An average of the weights over time, kept beside an optimizer.
+
+use std::collections::BTreeMap;
+use std::mem;
+
+use lowtide_allocator::Category;
+use lowtide_autograd::{Gradients, LeafId};
+use lowtide_tensor::{
+    DType, Device, Float, Rounding, Tensor, TensorUpdate, UpdateFormula, update_all_,
+};
+
+use crate::optim::slots::{StateKind, block_bytes, take_states, wide_dtype};
+use crate::optim::{
+    Optimizer, OptimizerMemory, OptimizerState, StateSpec, Update, check_option, visit_once,
+};
+use crate::{NnError, Parameter, Parameters, Result, WeightsProblem};
+
+/// The operation's name, as errors show it.
+const NAME: &str = "average";
+/// What a parameter's average is called among its states.
+const SUFFIX: &str = "ema";
+
+/// An optimizer that also keeps an exponential moving average of the parameters, in f32 or f64:
+/// `average = average + (1 - decay) (p - average)` after each update, and `p` itself after the
+/// first (`torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn`).
+#[derive(Clone, Debug)]
+pub struct Averaged<O> {
+    optimizer: O,
+    decay: f64,
+    averages: BTreeMap<LeafId, Tensor>,
+    /// While swapped, the values of parameters whose type cannot hold their average.
+    swapped: Option<BTreeMap<LeafId, Tensor>>,
+}
+
+impl<O: Optimizer> Averaged<O> {
+    /// `decay` of the average is kept in each update.
+    ///
+    /// # Errors
+    /// `Option` unless `decay` is from 0 to 1.
+    pub fn new(optimizer: O, decay: f64) -> Result<Self> {
+        check_option("decay", decay, "0..=1", |x| (0.0..=1.0).contains(&x))?;
+        Ok(Averaged { optimizer, decay, averages: BTreeMap::new(), swapped: None })
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self) -> &O {
+        &self.optimizer
+    }
+
+    /// Whether the parameters have the values of their average.
+    pub fn is_swapped(&self) -> bool {
+        self.swapped.is_some()
+    }
+
+    /// Exchanges the parameters' values and their averages, for an evaluation; a second call
+    /// exchanges them back, to the same bits. Takes memory for the largest parameter, and while
+    /// swapped for the values of all parameters of half types. Parameters without an average yet
+    /// keep their values.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, `Frozen`; then nothing is exchanged.
+    pub fn swap(&mut self, parameters: &mut dyn Parameters) -> Result<()> {
+        let mut all = Vec::new();
+        visit_once(parameters, &mut |_, parameter| {
+            if let Some(average) = self.averages.get(&parameter.id()) {
+                all.push((parameter.id(), parameter.value().clone(), average.clone()));
+            }
+        });
+        for (_, value, average) in &all {
+            value.check_writable("swap")?;
+            average.check_writable("swap")?;
+        }
+        let is_wide = |value: &Tensor| value.dtype() == wide_dtype(value);
+        let spare = |dtype: DType| -> Result<Option<Tensor>> {
+            let values = all.iter().map(|(_, value, _)| value);
+            let largest = values.filter(|value| value.dtype() == dtype).map(Tensor::element_count);
+            let Some(len) = largest.max() else { return Ok(None) };
+            Ok(Some(Tensor::empty(all[0].1.device(), [len], dtype)?))
+        };
+        let spares = [spare(DType::F32)?, spare(DType::F64)?];
+        let kept = match &self.swapped {
+            Some(_) => BTreeMap::new(),
+            None => {
+                let half = all.iter().filter(|(_, value, _)| !is_wide(value));
+                half.map(|(id, value, _)| Ok((*id, value.copied()?))).collect::<Result<_>>()?
+            }
+        };
+        // Nothing below can fail.
+        let back = self.swapped.take();
+        for (id, mut value, mut average) in all {
+            if is_wide(&value) {
+                let spare = spares.iter().flatten().find(|spare| spare.dtype() == value.dtype());
+                let spare =
+                    spare.expect("one for each type").narrow(0, 0, value.element_count())?;
+                let mut spare = spare.reshape(*value.shape())?;
+                spare.copy_(&value)?;
+                value.copy_(&average)?;
+                average.copy_(&spare)?;
+            } else {
+                let kept = back.as_ref().and_then(|back| back.get(&id));
+                value.copy_(kept.unwrap_or(&average))?;
+            }
+        }
+        self.swapped = if back.is_some() { None } else { Some(kept) };
+        Ok(())
+    }
+}
+
+impl<O: Optimizer> Optimizer for Averaged<O> {
+    fn prepare(
+        &mut self,
+        parameters: &mut dyn Parameters,
+        gradients: Gradients,
+    ) -> Result<Update<'_>> {
+        if self.is_swapped() {
+            return Err(NnError::Swapped);
+        }
+        let Averaged { optimizer, decay, averages, .. } = self;
+        let mut jobs = Vec::new();
+        let mut result = Ok(());
+        visit_once(parameters, &mut |_, parameter| {
+            if result.is_ok() && !parameter.is_frozen() {
+                let job = Job::new(parameter, averages.get(&parameter.id()), *decay);
+                result = job.map(|job| jobs.push(job));
+            }
+        });
+        result?;
+        let update = optimizer.prepare(parameters, gradients)?;
+        Ok(Update::new(move || {
+            jobs.iter().try_for_each(|job| job.average.check_writable(NAME))?;
+            update.commit()?;
+            if let Some(device) = jobs.first().map(|job| job.value.device().clone()) {
+                let mut updates: Vec<_> = jobs.iter_mut().map(Job::update).collect();
+                update_all_(&device, &mut updates)?;
+            }
+            averages.extend(jobs.into_iter().map(|job| (job.id, job.average)));
+            Ok(())
+        }))
+    }
+
+    fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {
+        self.optimizer.visit_state(visitor);
+        self.averages.values_mut().for_each(visitor);
+    }
+
+    fn steps(&self) -> u64 {
+        self.optimizer.steps()
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.optimizer.learning_rate()
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.optimizer.set_learning_rate(learning_rate);
+    }
+
+    fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory {
+        let mut memory = self.optimizer.memory(parameters);
+        visit_once(parameters, &mut |_, parameter| {
+            if !parameter.is_frozen() {
+                let value = parameter.value();
+                memory.state_bytes += block_bytes(value.element_count(), wide_dtype(value));
+            }
+        });
+        memory
+    }
+
+    fn twin(&self, sim: &Device) -> Option<Self> {
+        let twins = |tensors: &BTreeMap<LeafId, Tensor>| {
+            let twin = |(&id, tensor): (&LeafId, &Tensor)| Some((id, tensor.twin(sim)?));
+            tensors.iter().map(twin).collect::<Option<BTreeMap<_, _>>>()
+        };
+        let swapped = match &self.swapped {
+            Some(kept) => Some(twins(kept)?),
+            None => None,
+        };
+        let (optimizer, averages) = (self.optimizer.twin(sim)?, twins(&self.averages)?);
+        Some(Averaged { optimizer, decay: self.decay, averages, swapped })
+    }
+
+    fn state(&self, parameters: &mut dyn Parameters) -> Result<OptimizerState> {
+        if self.is_swapped() {
+            return Err(NnError::Swapped);
+        }
+        let mut state = self.optimizer.state(parameters)?;
+        parameters.visit(&mut |name, parameter| {
+            if let Some(average) = self.averages.get(&parameter.id()) {
+                state.tensors.insert(key(name), average.clone());
+            }
+        });
+        Ok(state)
+    }
+
+    fn set_state(
+        &mut self,
+        parameters: &mut dyn Parameters,
+        mut state: OptimizerState,
+    ) -> Result<()> {
+        if self.is_swapped() {
+            return Err(NnError::Swapped);
+        }
+        let mut averages = BTreeMap::new();
+        let mut result = Ok(());
+        parameters.visit(&mut |name, parameter| {
+            let value = parameter.value();
+            let kind = StateKind::new(&StateSpec::own(SUFFIX, *value.shape()), value, false);
+            let needs_one = state.steps > 0 && !parameter.is_frozen();
+            match take_states(name, value, &[kind], &mut state.tensors) {
+                Ok(Some(found)) => averages.extend(found.into_iter().map(|x| (parameter.id(), x))),
+                Ok(None) if needs_one => {
+                    let (name, problem) = (key(name), WeightsProblem::Missing);
+                    result = mem::replace(&mut result, Ok(()))
+                        .and(Err(NnError::State { name, problem }));
+                }
+                Ok(None) => {}
+                Err(error) => result = mem::replace(&mut result, Ok(())).and(Err(error)),
+            }
+        });
+        result?;
+        self.optimizer.set_state(parameters, state)?;
+        self.averages = averages;
+        Ok(())
+    }
+}
+
+fn key(parameter: &str) -> String {
+    format!("{parameter}.{SUFFIX}")
+}
+
+/// The update of one average.
+struct Job {
+    id: LeafId,
+    value: Tensor,
+    average: Tensor,
+    take: f64,
+}
+
+impl Job {
+    fn new(parameter: &Parameter, average: Option<&Tensor>, decay: f64) -> Result<Self> {
+        let (id, value) = (parameter.id(), parameter.value().clone());
+        if let Some(average) = average {
+            return Ok(Job { id, value, average: average.clone(), take: 1.0 - decay });
+        }
+        let device = value.device().clone();
+        let _scope = device.category(Category::OptimizerState);
+        let average = Tensor::zeros(&device, *value.shape(), wide_dtype(&value))?;
+        Ok(Job { id, value, average, take: 1.0 })
+    }
+
+    fn update(&mut self) -> TensorUpdate<'_, Formula> {
+        TensorUpdate {
+            parameter: &mut self.average,
+            gradient: &self.value,
+            states: &mut [],
+            scalars: &[],
+            formula: Formula { take: self.take },
+            rounding: Rounding::Nearest,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Formula {
+    take: f64,
+}
+
+impl UpdateFormula<0, 0> for Formula {
+    const NAME: &'static str = NAME;
+    const FLOPS: f64 = 3.0;
+
+    #[inline(always)]
+    fn element<T: Float>(&self, _: [T; 0], average: T, p: T, _: [T; 0]) -> (T, [T; 0]) {
+        (average + T::from_f64(self.take) * (p - average), [])
+    }
+}

@@ -1,0 +1,36 @@
+//! Clipping gradients before an update.
+
+use lowtide_autograd::Gradients;
+use lowtide_tensor::{Device, squared_norm};
+
+use crate::Result;
+use crate::optim::check_option;
+
+/// PyTorch's guard against division by zero.
+const EPS: f64 = 1e-6;
+
+/// Makes every element lie in `-limit..=limit`, in place; `torch.nn.utils.clip_grad_value_`. NaN
+/// stays NaN.
+///
+/// # Errors
+/// `Option` for a limit below 0.
+pub fn clip_value(gradients: &mut Gradients, limit: f64) -> Result<()> {
+    check_option("clip_value", limit, "0..", |x| x >= 0.0)?;
+    Ok(gradients.iter_mut().try_for_each(|gradient| gradient.clamp_(-limit, limit))?)
+}
+
+/// Shortens the gradients, taken as one vector, to `norm_max` if they are longer, in place;
+/// `torch.nn.utils.clip_grad_norm_`. The norm before. Waits for the device; a simulated one
+/// assumes a norm of 0.
+///
+/// # Errors
+/// `Option` for a maximum below 0, `OutOfMemory`.
+pub fn clip_norm(device: &Device, gradients: &mut Gradients, norm_max: f64) -> Result<f64> {
+    check_option("clip_norm", norm_max, "0..", |x| x >= 0.0)?;
+    let norm = squared_norm(device, gradients.iter())?.item_assuming(0.0f64)?.sqrt();
+    let scale = norm_max / (norm + EPS);
+    if scale < 1.0 {
+        gradients.iter_mut().try_for_each(|gradient| gradient.mul_scalar_(scale))?;
+    }
+    Ok(norm)
+}

@@ -1,0 +1,124 @@
+//! Optimizer states to and from safetensors files.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use lowtide_allocator::Category;
+use lowtide_tensor::{Device, RANK_MAX, Shape, Tensor};
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView};
+
+use crate::optim::{Optimizer, OptimizerState};
+use crate::safetensors::{Entry, dtype_of_file, write};
+use crate::{NnError, Parameters, Result, WeightsProblem};
+
+/// Before a parameter's name, as in PyTorch's `state_dict` of an optimizer by name.
+const PREFIX: &str = "state.";
+/// After a parameter's name: PyTorch's count of its updates.
+const STEP: &str = ".step";
+const STEPS: &str = "steps";
+const LEARNING_RATE: &str = "learning_rate";
+
+/// Writes the state of `optimizer` to `path`: beside it first, then renamed, so that a file of that
+/// name is always whole.
+///
+/// Tensors are called `state.{parameter}.{state}`, with PyTorch's names for states, and
+/// `state.{parameter}.step`, as `torch.distributed.checkpoint.state_dict` flattens them. The
+/// metadata has the exact `steps` and `learning_rate`.
+///
+/// # Errors
+/// `File`, `Format`, `Swapped`; a file that was there before is untouched.
+pub fn save_state(
+    optimizer: &dyn Optimizer,
+    parameters: &mut dyn Parameters,
+    path: &Path,
+) -> Result<()> {
+    let OptimizerState { steps, learning_rate, tensors } = optimizer.state(parameters)?;
+    let mut entries = BTreeMap::new();
+    parameters.visit(&mut |name, _| {
+        let own = format!("{name}.");
+        if tensors.keys().any(|key| key.starts_with(&own)) {
+            let bytes = (steps as f32).to_le_bytes().to_vec();
+            let step = Entry { dtype: Dtype::F32, dims: Vec::new(), bytes };
+            entries.insert(format!("{PREFIX}{name}{STEP}"), step);
+        }
+    });
+    for (name, tensor) in &tensors {
+        entries.insert(format!("{PREFIX}{name}"), Entry::of(tensor)?);
+    }
+    let metadata = [(STEPS, steps.to_string()), (LEARNING_RATE, learning_rate.to_string())];
+    let metadata = metadata.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    write(&entries, Some(metadata), path)
+}
+
+/// Reads the state of `optimizer` from `path`. In a file without metadata, such as one made from
+/// PyTorch's, the counts of the parameters have to agree, and the learning rate stays.
+///
+/// # Errors
+/// `File`, `Format`, `OutOfMemory` (the new state is made beside the old one), and `Weights` with
+/// the name of the first tensor that does not fit parameters and options; the optimizer is then as
+/// before.
+pub fn load_state(
+    optimizer: &mut dyn Optimizer,
+    parameters: &mut dyn Parameters,
+    path: &Path,
+) -> Result<()> {
+    let bytes = fs::read(path).map_err(|source| NnError::File { path: path.to_owned(), source })?;
+    let format = |source| NnError::Format { path: path.to_owned(), source };
+    let file = SafeTensors::deserialize(&bytes).map_err(format)?;
+    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(format)?;
+    let present = optimizer.state(parameters)?;
+    let number = |name: &str| header.metadata().as_ref()?.get(name)?.parse::<f64>().ok();
+    let exact = header.metadata().as_ref().and_then(|all| all.get(STEPS)?.parse::<u64>().ok());
+    let learning_rate = number(LEARNING_RATE).unwrap_or(present.learning_rate);
+
+    let mut device = None;
+    parameters.visit(&mut |_, parameter| device = Some(parameter.value().device().clone()));
+    let wrong = |name: &str, problem| {
+        Err(NnError::Weights { path: path.to_owned(), name: name.to_owned(), problem })
+    };
+    let (mut tensors, mut steps) = (BTreeMap::new(), exact);
+    let mut views = file.tensors();
+    views.sort_by(|(a, _), (b, _)| a.cmp(b));
+    for (name, view) in &views {
+        let (Some(key), Some(device)) = (name.strip_prefix(PREFIX), &device) else {
+            return wrong(name, WeightsProblem::Unknown);
+        };
+        if key.ends_with(STEP) {
+            let count = step_count(view)
+                .filter(|count| exact.is_some() || steps.is_none_or(|s| s == *count));
+            let Some(count) = count else { return wrong(name, WeightsProblem::Steps) };
+            steps = steps.or(Some(count));
+        } else {
+            // No state has a type or a rank that tensors do not have.
+            match read(device, view)? {
+                Some(tensor) => tensors.insert(key.to_owned(), tensor),
+                None => return wrong(name, WeightsProblem::Unknown),
+            };
+        }
+    }
+    let steps = steps.unwrap_or(0);
+    let state = OptimizerState { steps, learning_rate, tensors };
+    optimizer.set_state(parameters, state).map_err(|error| match error {
+        NnError::State { name, problem } => {
+            NnError::Weights { path: path.to_owned(), name: format!("{PREFIX}{name}"), problem }
+        }
+        other => other,
+    })
+}
+
+/// A count as PyTorch has it: one f32.
+fn step_count(view: &TensorView<'_>) -> Option<u64> {
+    let bytes = <[u8; 4]>::try_from(view.data()).ok().filter(|_| view.dtype() == Dtype::F32)?;
+    let count = f32::from_le_bytes(bytes);
+    (count >= 0.0 && count.fract() == 0.0).then_some(count as u64)
+}
+
+/// The tensor of a file on `device`, unless there can be none of its type or rank.
+fn read(device: &Device, view: &TensorView<'_>) -> Result<Option<Tensor>> {
+    let dtype = dtype_of_file(view.dtype()).filter(|_| view.shape().len() <= RANK_MAX);
+    let Some(dtype) = dtype else { return Ok(None) };
+    let _scope = device.category(Category::OptimizerState);
+    Ok(Some(Tensor::from_bytes(device, Shape::new(view.shape()), dtype, view.data())?))
+}

@@ -1,0 +1,158 @@
+//! LAMB: You et al. 2020, "Large batch optimization for deep learning: training BERT in 76
+//! minutes", algorithm 2 with the identity as its φ.
+
+use lowtide_tensor::{Float, NormFormula, StateRange, Tensor, UpdateFormula};
+
+use crate::Result;
+use crate::optim::adam::bias_correction;
+use crate::optim::rule::update_jobs;
+use crate::optim::slots::{block_bytes, wide_dtype};
+use crate::optim::{
+    Job, PerParameter, Scratch, StateSpec, UpdateRule, UpdateStep, check_betas, check_not_negative,
+};
+
+/// The paper's options, with its weight decay and epsilon as defaults.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LambOptions {
+    /// Step size.
+    pub learning_rate: f64,
+    /// How much of the last mean and of the last mean square is kept.
+    pub betas: [f64; 2],
+    /// Keeps the quotient finite.
+    pub eps: f64,
+    /// Pull of the weights towards 0, beside the gradient.
+    pub weight_decay: f64,
+}
+
+impl Default for LambOptions {
+    fn default() -> Self {
+        LambOptions { learning_rate: 1e-3, betas: [0.9, 0.999], eps: 1e-6, weight_decay: 0.01 }
+    }
+}
+
+/// LAMB, whose step is as long as the parameter wants it:
+///
+/// ```text
+/// m = β₁ m + (1 - β₁) g,  v = β₂ v + (1 - β₂) g²
+/// r = m / (1 - β₁ᵗ) / (√(v / (1 - β₂ᵗ)) + eps) + weight_decay · p
+/// p = p - learning_rate · ‖p‖ / ‖r‖ · r           (1 for the quotient if a norm is 0)
+/// ```
+pub type Lamb = PerParameter<LambOptions>;
+
+impl UpdateRule for LambOptions {
+    const NAME: &'static str = "lamb";
+
+    fn check(&self) -> Result<()> {
+        let &LambOptions { learning_rate, betas, eps, weight_decay } = self;
+        let options =
+            [("learning_rate", learning_rate), ("eps", eps), ("weight_decay", weight_decay)];
+        check_not_negative(&options)?;
+        check_betas(betas)
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.learning_rate
+    }
+
+    fn states(&self, _: &Tensor) -> Vec<StateSpec> {
+        vec![StateSpec::like_parameter("exp_avg"), StateSpec::like_parameter("exp_avg_sq")]
+    }
+
+    fn scratch(&self, parameters: &[&Tensor]) -> Scratch {
+        let norms = |parameter| block_bytes(2, wide_dtype(parameter));
+        let held_bytes = parameters.iter().copied().map(norms).sum();
+        Scratch { held_bytes, peak_bytes: held_bytes }
+    }
+
+    fn prepare(&self, jobs: &mut [Job]) -> Result<Vec<Tensor>> {
+        for job in jobs {
+            let formula = self.formula(job.at);
+            let norms = job.parameter.update_norms(&job.gradient, job.states(), formula)?;
+            job.scratch = vec![norms.narrow(0, 0, 1)?, norms.narrow(0, 1, 1)?];
+        }
+        Ok(Vec::new())
+    }
+
+    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::Result<()> {
+        update_jobs::<_, 2, 2>(jobs, |job| self.formula(job.at))
+    }
+}
+
+impl LambOptions {
+    fn formula(&self, at: UpdateStep) -> Formula {
+        let [correction1, correction2] = self.betas.map(|beta| bias_correction(beta, at.number));
+        Formula {
+            betas: self.betas,
+            scale: 1.0 / correction1,
+            root_scale: 1.0 / correction2.sqrt(),
+            eps: self.eps,
+            decay: self.weight_decay,
+            rate: at.learning_rate,
+        }
+    }
+}
+
+/// The constants of a step, with both corrections taken out of the loop.
+#[derive(Clone, Copy)]
+struct Formula {
+    betas: [f64; 2],
+    scale: f64,
+    root_scale: f64,
+    eps: f64,
+    decay: f64,
+    rate: f64,
+}
+
+impl Formula {
+    /// The direction, and the new states.
+    #[inline(always)]
+    fn direction<T: Float>(&self, p: T, g: T, [m, v]: [T; 2]) -> (T, [T; 2]) {
+        let [beta1, beta2] = self.betas.map(T::from_f64);
+        let [take1, take2] = self.betas.map(|beta| T::from_f64(1.0 - beta));
+        let [scale, root_scale] = [self.scale, self.root_scale].map(T::from_f64);
+        let [eps, decay] = [self.eps, self.decay].map(T::from_f64);
+        let m = beta1 * m + take1 * g;
+        let v = beta2 * v + take2 * g * g;
+        (scale * m / (v.sqrt() * root_scale + eps) + decay * p, [m, v])
+    }
+}
+
+const RANGES: [StateRange; 2] = [StateRange::Signed, StateRange::Positive];
+
+/// The norms of parameter and direction.
+impl NormFormula<2, 2> for Formula {
+    const NAME: &'static str = LambOptions::NAME;
+    const FLOPS: f64 = 15.0;
+
+    fn state_ranges(&self) -> [StateRange; 2] {
+        RANGES
+    }
+
+    #[inline(always)]
+    fn element<T: Float>(&self, p: T, g: T, states: [T; 2]) -> [T; 2] {
+        [p, self.direction(p, g, states).0]
+    }
+}
+
+impl UpdateFormula<2, 2> for Formula {
+    const NAME: &'static str = LambOptions::NAME;
+    const FLOPS: f64 = 18.0;
+
+    fn state_ranges(&self) -> [StateRange; 2] {
+        RANGES
+    }
+
+    #[inline(always)]
+    fn element<T: Float>(
+        &self,
+        [p_norm, r_norm]: [T; 2],
+        p: T,
+        g: T,
+        states: [T; 2],
+    ) -> (T, [T; 2]) {
+        let (direction, states) = self.direction(p, g, states);
+        let has_norms = p_norm > T::ZERO && r_norm > T::ZERO;
+        let trust = if has_norms { p_norm / r_norm } else { T::ONE };
+        (p - T::from_f64(self.rate) * trust * direction, states)
+    }
+}

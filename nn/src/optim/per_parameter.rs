@@ -1,0 +1,302 @@
+//! The optimizer of everything that updates each parameter by itself: rules for names, states,
+//! numbers of steps.
+
+use std::collections::BTreeMap;
+use std::mem;
+
+use lowtide_autograd::{Gradients, LeafId};
+use lowtide_tensor::{DType, Device, RandomKey, Rounding, Tensor};
+
+use crate::optim::slots::{Slots, StateKind, take_states, wide_dtype};
+use crate::optim::{
+    Job, Optimizer, OptimizerMemory, OptimizerState, Scratch, StateShape, Update, UpdateRule,
+    UpdateStep, check_option, visit_once,
+};
+use crate::{NnError, Parameters, Result, Schedule, WeightsProblem};
+
+/// Smaller parameters are few bytes, and biases and norms need the precision.
+const QUANTIZED_LEN_MIN: usize = 4096;
+
+/// An optimizer made of one rule, or of several for parameters of different names.
+#[derive(Clone, Debug)]
+pub struct PerParameter<R> {
+    /// The first is for all that no pattern names.
+    groups: Vec<Group<R>>,
+    /// The first group's, before the schedule.
+    learning_rate: f64,
+    schedule: Schedule,
+    slots: Slots,
+    steps: u64,
+    stochastic: Option<RandomKey>,
+    quantized: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Group<R> {
+    /// What names have to look like; `*` stands for anything.
+    pattern: String,
+    rule: R,
+    /// The group's learning rate over the first group's.
+    rate_factor: f64,
+}
+
+impl<R: UpdateRule> PerParameter<R> {
+    /// An optimizer without state yet.
+    ///
+    /// # Errors
+    /// `Option` for a value out of range.
+    pub fn new(rule: R) -> Result<Self> {
+        rule.check()?;
+        Ok(PerParameter {
+            learning_rate: rule.learning_rate(),
+            groups: vec![Group { pattern: "*".to_owned(), rule, rate_factor: 1.0 }],
+            schedule: Schedule::Constant,
+            slots: Slots::default(),
+            steps: 0,
+            stochastic: None,
+            quantized: false,
+        })
+    }
+
+    /// Other options for the parameters whose names look like `pattern`, in which `*` stands for
+    /// anything (`*.bias`). The first pattern given counts. A learning rate that differs keeps its
+    /// ratio when a schedule moves the first one.
+    ///
+    /// # Errors
+    /// `Option` for a value out of range.
+    pub fn with_group(mut self, pattern: impl Into<String>, rule: R) -> Result<Self> {
+        rule.check()?;
+        let base = self.groups[0].rule.learning_rate();
+        let rate_factor = if base == 0.0 { 1.0 } else { rule.learning_rate() / base };
+        self.groups.push(Group { pattern: pattern.into(), rule, rate_factor });
+        Ok(self)
+    }
+
+    /// Lets the learning rate follow `schedule` from update to update. It is a function of
+    /// [`Optimizer::steps`], so that a step that is rolled back or left out does not move it, and
+    /// an optimizer that was loaded goes on where it was.
+    ///
+    /// # Errors
+    /// `Option` for a value out of range.
+    pub fn with_schedule(self, schedule: Schedule) -> Result<Self> {
+        schedule.check()?;
+        Ok(PerParameter { schedule, ..self })
+    }
+
+    /// Rounds new parameters of bf16 up or down at random; see [`Rounding::Stochastic`].
+    #[must_use]
+    pub fn with_stochastic_rounding(self, key: RandomKey) -> Self {
+        PerParameter { stochastic: Some(key), ..self }
+    }
+
+    /// Keeps the states of parameters with 4,096 elements and more in 8 bits: a little over a
+    /// quarter of the memory (Dettmers et al. 2022, whose threshold this is). Parameters of f64
+    /// keep theirs, and so do states that have not the shape of their parameter.
+    #[must_use]
+    pub fn with_8bit_states(self) -> Self {
+        PerParameter { quantized: true, ..self }
+    }
+
+    /// How the states of the parameter called `name` are stored.
+    fn state_kinds(&self, name: &str, parameter: &Tensor) -> Vec<StateKind> {
+        let specs = self.groups[self.group(name)].rule.states(parameter);
+        let quantized = self.quantized
+            && specs.iter().all(|spec| spec.shape == StateShape::Parameter)
+            && parameter.element_count() >= QUANTIZED_LEN_MIN
+            && parameter.dtype() != DType::F64
+            && parameter.layout().is_contiguous();
+        specs.iter().map(|spec| StateKind::new(spec, parameter, quantized)).collect()
+    }
+
+    /// The index of the group of the parameter called `name`.
+    fn group(&self, name: &str) -> usize {
+        let mut named = self.groups[1..].iter();
+        named.position(|group| is_like(name, &group.pattern)).map_or(0, |index| index + 1)
+    }
+
+    /// A job for each parameter that has a gradient, by group.
+    fn jobs(
+        &self,
+        parameters: &mut dyn Parameters,
+        mut gradients: Gradients,
+    ) -> Result<Vec<Vec<Job>>> {
+        let mut jobs: Vec<Vec<Job>> = self.groups.iter().map(|_| Vec::new()).collect();
+        let learning_rate = self.learning_rate();
+        let mut result = Ok(());
+        parameters.visit(&mut |name, parameter| {
+            if result.is_err() {
+                return;
+            }
+            let gradient = gradients.remove(parameter.id()).filter(|_| !parameter.is_frozen());
+            let Some(gradient) = gradient else { return };
+            let group = self.group(name);
+            let rounding = match (self.stochastic, parameter.value().dtype()) {
+                (Some(key), DType::BF16) => Rounding::Stochastic(key.step(self.steps).op(name)),
+                _ => Rounding::Nearest,
+            };
+            let at = UpdateStep {
+                number: self.steps + 1,
+                is_first: false,
+                learning_rate: self.groups[group].rate_factor * learning_rate,
+                rounding,
+            };
+            match self.job(name, (parameter.id(), parameter.value()), gradient, at) {
+                Ok(job) => jobs[group].push(job),
+                Err(error) => result = Err(error),
+            }
+        });
+        result.map(|()| jobs)
+    }
+
+    fn job(
+        &self,
+        name: &str,
+        (id, parameter): (LeafId, &Tensor),
+        gradient: Tensor,
+        at: UpdateStep,
+    ) -> Result<Job> {
+        let (found, expected) = (*gradient.shape(), *parameter.shape());
+        let fits = [parameter.dtype(), wide_dtype(parameter)].contains(&gradient.dtype());
+        if found != expected || !fits {
+            return Err(NnError::Gradient { name: name.to_owned(), found, expected });
+        }
+        let kinds = self.state_kinds(name, parameter);
+        let (states, is_first) = self.slots.states(id, parameter, &kinds)?;
+        let (parameter, scratch) = (parameter.clone(), Vec::new());
+        Ok(Job { id, parameter, gradient, states, scratch, at: UpdateStep { is_first, ..at } })
+    }
+}
+
+impl<R: UpdateRule> Optimizer for PerParameter<R> {
+    fn prepare(
+        &mut self,
+        parameters: &mut dyn Parameters,
+        gradients: Gradients,
+    ) -> Result<Update<'_>> {
+        let mut jobs = self.jobs(parameters, gradients)?;
+        let mut shared = Vec::new();
+        for (group, jobs) in self.groups.iter().zip(&mut jobs) {
+            shared.push(group.rule.prepare(jobs)?);
+        }
+        Ok(Update::new(move || {
+            jobs.iter().flatten().try_for_each(|job| job.check_writable(R::NAME))?;
+            for ((group, mut jobs), mut shared) in self.groups.iter().zip(jobs).zip(shared) {
+                group.rule.commit(&mut jobs, &mut shared)?;
+                jobs.into_iter().for_each(|job| self.slots.keep(job.id, job.states));
+            }
+            self.steps += 1;
+            Ok(())
+        }))
+    }
+
+    fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {
+        self.slots.visit(visitor);
+    }
+
+    fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.schedule.learning_rate(self.learning_rate, self.steps)
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.learning_rate = learning_rate;
+    }
+
+    fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory {
+        let mut state_bytes = 0;
+        let mut by_group: Vec<Vec<Tensor>> = self.groups.iter().map(|_| Vec::new()).collect();
+        visit_once(parameters, &mut |name, parameter| {
+            if parameter.is_frozen() {
+                return;
+            }
+            let value = parameter.value();
+            let kinds = self.state_kinds(name, value);
+            state_bytes += kinds.iter().map(StateKind::size_bytes).sum::<usize>();
+            by_group[self.group(name)].push(value.clone());
+        });
+        let scratch = |(group, values): (&Group<R>, &Vec<Tensor>)| {
+            group.rule.scratch(&values.iter().collect::<Vec<_>>())
+        };
+        let scratch = self.groups.iter().zip(&by_group).map(scratch);
+        let scratch = scratch.fold(Scratch::default(), Scratch::then);
+        OptimizerMemory { state_bytes, scratch_bytes: scratch.peak_bytes }
+    }
+
+    fn twin(&self, sim: &Device) -> Option<Self> {
+        Some(PerParameter { slots: self.slots.twin(sim)?, ..self.clone() })
+    }
+
+    fn state(&self, parameters: &mut dyn Parameters) -> Result<OptimizerState> {
+        let mut tensors = BTreeMap::new();
+        parameters.visit(&mut |name, parameter| {
+            let Some(states) = self.slots.0.get(&parameter.id()) else { return };
+            let kinds = self.state_kinds(name, parameter.value());
+            for (kind, state) in kinds.iter().zip(states) {
+                tensors.insert(format!("{name}.{}", kind.name), state.clone());
+            }
+        });
+        Ok(OptimizerState { steps: self.steps, learning_rate: self.learning_rate, tensors })
+    }
+
+    fn set_state(&mut self, parameters: &mut dyn Parameters, state: OptimizerState) -> Result<()> {
+        let OptimizerState { steps, learning_rate, mut tensors } = state;
+        let mut slots = Slots::default();
+        let mut result = Ok(());
+        parameters.visit(&mut |name, parameter| {
+            let value = parameter.value();
+            let kinds = self.state_kinds(name, value);
+            match take_states(name, value, &kinds, &mut tensors) {
+                Ok(Some(states)) => slots.keep(parameter.id(), states),
+                Ok(None) => {}
+                Err(error) => result = mem::replace(&mut result, Ok(())).and(Err(error)),
+            }
+        });
+        result?;
+        if let Some((name, _)) = tensors.pop_first() {
+            return Err(NnError::State { name, problem: WeightsProblem::Unknown });
+        }
+        check_option("learning_rate", learning_rate, "0..", |x| x >= 0.0)?;
+        (self.slots, self.steps, self.learning_rate) = (slots, steps, learning_rate);
+        Ok(())
+    }
+}
+
+/// Whether `name` is `pattern` with something in the place of each `*`.
+fn is_like(name: &str, pattern: &str) -> bool {
+    let Some((head, rest)) = pattern.split_once('*') else { return name == pattern };
+    let Some(mut name) = name.strip_prefix(head) else { return false };
+    let mut parts: Vec<&str> = rest.split('*').collect();
+    let tail = parts.pop().unwrap_or_default();
+    for part in parts {
+        // The earliest place leaves the most for what follows.
+        let Some(at) = name.find(part) else { return false };
+        name = &name[at + part.len()..];
+    }
+    name.ends_with(tail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stars_stand_for_anything() {
+        let cases = [
+            ("layers.0.bias", "*.bias", true),
+            ("bias", "*.bias", false),
+            ("layers.0.bias", "layers.0.bias", true),
+            ("layers.0.bias", "layers.0", false),
+            ("layers.10.norm.weight", "layers.*.norm.*", true),
+            ("layers.10.conv.weight", "layers.*.norm.*", false),
+            ("abab", "*ab", true),
+            ("ab", "a*b*b", false),
+            ("", "*", true),
+        ];
+        for (name, pattern, expected) in cases {
+            assert_eq!(is_like(name, pattern), expected, "{name} {pattern}");
+        }
+    }
+}

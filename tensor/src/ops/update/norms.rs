@@ -1,0 +1,130 @@
+//! Norms of what a formula makes of a parameter, its gradient and its states.
+
+use half::{bf16, f16};
+
+use super::{Form, StateRange, cpu, for_update};
+use crate::cpu::Cpu;
+use crate::layout::{Layout, Nest};
+use crate::ops::matmul::compute_dtype;
+use crate::{Cost, DType, Element, Float, Kernel, Operands, Result, Tensor};
+
+/// Values of each element whose norms an optimizer has to know before it updates any, such as the
+/// step itself; [`Tensor::update_norms`] takes them in one pass, and nothing is stored.
+pub trait NormFormula<const STATES: usize, const NORMS: usize>: Copy + Send + Sync {
+    /// The operation's name, as errors show it.
+    const NAME: &'static str;
+
+    /// Arithmetic operations per element, for the time of the simulated device.
+    const FLOPS: f64;
+
+    /// What values each state can have; only quantised states ask.
+    fn state_ranges(&self) -> [StateRange; STATES] {
+        [StateRange::Signed; STATES]
+    }
+
+    /// The values of an element; see [`super::UpdateFormula::element`].
+    fn element<T: Float>(&self, parameter: T, gradient: T, states: [T; STATES]) -> [T; NORMS];
+}
+
+/// Reads parameter, gradient and states, writes the norms.
+struct Norms<F, const STATES: usize, const NORMS: usize> {
+    formula: F,
+    form: Form,
+    len: usize,
+}
+
+/// As many operands as a formula may read: parameter, gradient and four states.
+const READS_MAX: usize = 6;
+
+impl<F, const STATES: usize, const NORMS: usize> Norms<F, STATES, NORMS>
+where
+    F: NormFormula<STATES, NORMS>,
+{
+    fn run<P: Element, G: Element, T: cpu::Wide>(&self, cpu: &Cpu, operands: &mut Operands<'_>) {
+        let (pool, formula) = (cpu.pool(), self.formula);
+        let (parameter, gradient) = (operands.read::<P>(0), operands.read::<G>(1));
+        let mut squares = [0.0; NORMS];
+        if self.form.quantized {
+            let states = std::array::from_fn(|k| operands.read::<u8>(2 + k).slice());
+            let (parameter, gradient) = (parameter.slice(), gradient.slice());
+            let run = cpu::NormRun { formula, parameter, gradient };
+            squares = run.squares_quantized::<T, STATES, NORMS>(pool, states);
+        } else {
+            let states: [_; STATES] = std::array::from_fn(|k| operands.read::<T>(2 + k));
+            let layout_of = |index: usize| match index {
+                0 => *parameter.layout(),
+                1 => *gradient.layout(),
+                _ => states.get(index - 2).map_or(*parameter.layout(), |state| *state.layout()),
+            };
+            let layouts: [Layout; READS_MAX] = std::array::from_fn(layout_of);
+            let nest = Nest::new(layouts[0].shape(), layouts.each_ref().map(Layout::strides));
+            nest.runs(self.len, |starts, len| {
+                let run = cpu::NormRun {
+                    formula,
+                    parameter: &parameter.data()[starts[0]..][..len],
+                    gradient: &gradient.data()[starts[1]..][..len],
+                };
+                let states = std::array::from_fn(|k| &states[k].data()[starts[2 + k]..][..len]);
+                let of_run = run.squares::<T, STATES, NORMS>(pool, states);
+                squares.iter_mut().zip(of_run).for_each(|(sum, square)| *sum += square);
+            });
+        }
+        let norms = operands.write::<T>(0).slice();
+        norms.iter_mut().zip(squares).for_each(|(norm, sum)| *norm = T::from_f64(sum.sqrt()));
+    }
+}
+
+impl<F, const STATES: usize, const NORMS: usize> Kernel for Norms<F, STATES, NORMS>
+where
+    F: NormFormula<STATES, NORMS>,
+{
+    fn name(&self) -> &'static str {
+        F::NAME
+    }
+
+    fn cost(&self) -> Cost {
+        let [parameter, gradient] = self.form.dtypes.map(DType::size_bytes);
+        let state = self.form.state_dtype().size_bytes();
+        let bytes = self.len * (parameter + gradient + STATES * state);
+        let flops = (F::FLOPS + 2.0 * NORMS as f64) * self.len as f64;
+        Cost { flops, bytes: bytes as f64 }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        for_update!(self.form.dtypes, self.run(cpu, operands));
+        Ok(())
+    }
+}
+
+impl Tensor {
+    /// The Euclidean norms of the `NORMS` values that `formula` has for each element of `self`, a
+    /// parameter, with its gradient and its states, which go together as in [`Tensor::update_`].
+    /// Sums are in f64 and do not depend on the number of threads.
+    ///
+    /// # Shapes
+    /// `[..] → [NORMS]`, of f64 for a parameter of f64, else of f32
+    ///
+    /// # Errors
+    /// Those of [`Tensor::update_`] for operands that do not fit, `OutOfMemory`.
+    #[track_caller]
+    pub fn update_norms<const STATES: usize, const NORMS: usize>(
+        &self,
+        gradient: &Tensor,
+        states: &[Tensor; STATES],
+        formula: impl NormFormula<STATES, NORMS>,
+    ) -> Result<Tensor> {
+        const { assert!(STATES + 2 <= READS_MAX, "too many states") };
+        let form = Form::of(formula_name(&formula), self, gradient, states, &[])?;
+        let norms = Tensor::empty(self.device(), [NORMS], compute_dtype(self.dtype()))?;
+        let kernel = Norms { formula, form, len: self.element_count() };
+        let reads: Vec<&Tensor> = [self, gradient].into_iter().chain(states).collect();
+        self.device().launch(kernel, &reads, &[&norms])?;
+        Ok(norms)
+    }
+}
+
+fn formula_name<F: NormFormula<STATES, NORMS>, const STATES: usize, const NORMS: usize>(
+    _: &F,
+) -> &'static str {
+    F::NAME
+}
