@@ -25,7 +25,6 @@ pub fn save(model: &mut dyn Parameters, path: &Path) -> Result<()> {
                 Err(error) => entries = Err(error),
             }
         }
-        Err(error) => failure = failure.take().or(Some(error)),
     });
     write(&entries?, None, path)
 }
