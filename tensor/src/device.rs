@@ -1,16 +1,21 @@
 //! Devices: where tensors live and kernels run. The CPU computes; the simulated device runs the
-//! same code and makes the same allocations, but has no memory and no values.
+//! same code and makes the same allocations, but has no memory and no values; see `cuda/` for
+//! NVIDIA devices.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+#[cfg(feature = "cuda")]
+use lowtide_allocator::cuda::CudaDevice;
 use lowtide_allocator::{
     CachingAllocator, Category, CategoryScope, Charge, HostSource, SimSource, Simulation,
 };
 
 use crate::cpu::{CacheSizes, Cpu};
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOptions};
 use crate::storage::Storage;
 use crate::{Cost, TensorError};
 
@@ -27,6 +32,8 @@ struct Inner {
 
 pub(crate) enum Backend {
     Cpu(Cpu),
+    #[cfg(feature = "cuda")]
+    Cuda(Cuda),
     Sim(Sim),
 }
 
@@ -161,6 +168,28 @@ impl Device {
         Self::new(CachingAllocator::new(source)?, Backend::Cpu(cpu))
     }
 
+    /// An NVIDIA device.
+    ///
+    /// # Errors
+    /// `Cuda` with what was looked for and where, when there is no driver, no such device or no
+    /// context to be had.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(options: CudaOptions) -> Result<Self, TensorError> {
+        let device = CudaDevice::open(options.index)?;
+        Self::cuda_on(&device, options.budget_bytes)
+    }
+
+    /// An NVIDIA device of a driver that was found elsewhere, with at most `budget_bytes` of its
+    /// memory.
+    ///
+    /// # Errors
+    /// `Cuda` when the driver refuses.
+    #[cfg(feature = "cuda")]
+    pub fn cuda_on(device: &CudaDevice, budget_bytes: Option<usize>) -> Result<Self, TensorError> {
+        let (cuda, source) = Cuda::on(device, budget_bytes)?;
+        Self::new(CachingAllocator::new(source)?, Backend::Cuda(cuda))
+    }
+
     /// A simulated device: same code, same allocations, no memory.
     ///
     /// # Errors
@@ -189,6 +218,8 @@ impl Device {
                 caches: cpu.caches(),
                 ..SimSpec::like_this_machine(allocator.capacity_bytes())
             },
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => SimSpec::like_this_machine(allocator.capacity_bytes()),
         };
         let backend = Backend::Sim(Sim::new(spec, Some(simulation)));
         Device(Arc::new(Inner { allocator, backend, packing: Mutex::new(packing) }))
@@ -213,6 +244,8 @@ impl Device {
     pub fn threads(&self) -> usize {
         match self.backend() {
             Backend::Cpu(cpu) => cpu.threads(),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => 1,
             Backend::Sim(sim) => sim.spec.threads,
         }
     }
@@ -220,16 +253,16 @@ impl Device {
     /// Roofline time of everything launched on a simulated device; 0 on real ones.
     pub fn simulated_seconds(&self) -> f64 {
         match self.backend() {
-            Backend::Cpu(_) => 0.0,
             Backend::Sim(sim) => *locked(&sim.seconds),
+            _ => 0.0,
         }
     }
 
     /// Values that simulated code went on with; empty on real devices.
     pub fn assumptions(&self) -> Vec<Assumption> {
         match self.backend() {
-            Backend::Cpu(_) => Vec::new(),
             Backend::Sim(sim) => locked(&sim.assumptions).clone(),
+            _ => Vec::new(),
         }
     }
 
@@ -241,6 +274,8 @@ impl Device {
     pub(crate) fn caches(&self) -> CacheSizes {
         match self.backend() {
             Backend::Cpu(cpu) => cpu.caches(),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => CacheSizes::detect(),
             Backend::Sim(sim) => sim.spec.caches,
         }
     }
@@ -267,7 +302,12 @@ impl Eq for Device {}
 
 impl Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.is_simulated() { "sim" } else { "cpu" };
+        let kind = match self.backend() {
+            Backend::Cpu(_) => "cpu",
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => "cuda",
+            Backend::Sim(_) => "sim",
+        };
         write!(f, "Device({kind}, {} bytes)", self.0.allocator.capacity_bytes())
     }
 }

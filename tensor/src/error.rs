@@ -2,6 +2,8 @@
 
 use std::panic::Location;
 
+#[cfg(feature = "cuda")]
+use lowtide_allocator::cuda::{CudaError, KernelError};
 use lowtide_allocator::{AllocError, OutOfMemory};
 use thiserror::Error;
 
@@ -78,6 +80,22 @@ pub enum TensorError {
         /// Where it was called.
         site: &'static Location<'static>,
     },
+    /// The operation does not run on such a device.
+    #[error("{op}: has no kernel for {device}")]
+    NoKernel {
+        /// The operation.
+        op: &'static str,
+        /// The kind of device.
+        device: &'static str,
+    },
+    /// The device cannot be had, or did not do what it was asked.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// A kernel of the device was not launched.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Launch(#[from] KernelError),
     /// A simulated device has no values to read.
     #[error("{op} at {site}: a simulated device has no values")]
     ValueUnavailable {

@@ -5,6 +5,8 @@ use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::cpu::Cpu;
 use crate::cpu::tiles::Order;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::device::Backend;
 use crate::layout::Layout;
 use crate::storage::Storage;
@@ -23,7 +25,7 @@ pub struct Cost {
 ///
 /// The operation checks shapes, allocates its result and its workspace, and hands a kernel to
 /// [`Device::launch`]; the kernel only computes. Users implement it for operations of their own.
-pub trait Kernel {
+pub trait Kernel: Sized {
     /// The operation's name, as errors show it.
     fn name(&self) -> &'static str;
 
@@ -37,6 +39,16 @@ pub trait Kernel {
     /// What only the values can show, such as a class index out of range, before it writes to a
     /// tensor that existed before the operation.
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<(), TensorError>;
+
+    /// Enqueues the same on an NVIDIA device, without waiting for it.
+    ///
+    /// # Errors
+    /// `NoKernel` when there is none for these operands, and what the driver reports.
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<(), TensorError> {
+        let _ = (cuda, operands);
+        Err(TensorError::NoKernel { op: self.name(), device: "cuda" })
+    }
 }
 
 /// The operands of a launched kernel, locked for as long as it runs.
@@ -213,6 +225,11 @@ impl Device {
             Backend::Cpu(cpu) => {
                 let _guards = lock(reads, writes);
                 kernel.cpu(cpu, &mut Operands { reads, writes, taken: 0 })
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                let _guards = lock(reads, writes);
+                kernel.cuda(cuda, &CudaOperands { reads, writes })
             }
         };
         // A kernel that fails has not written, so that what is in place stays as it was.

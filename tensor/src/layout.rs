@@ -380,6 +380,24 @@ impl<const N: usize> Nest<N> {
         (self.dims[0], std::array::from_fn(|k| self.strides[k][0]))
     }
 
+    /// How many dimensions are left after merging, at least one.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The sizes of those dimensions, then ones.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn dims(&self) -> [usize; RANK_MAX] {
+        self.dims
+    }
+
+    /// Every operand's strides along those dimensions, then zeros.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn strides(&self) -> [[usize; RANK_MAX]; N] {
+        self.strides
+    }
+
     /// The strides inside a [`Row`].
     pub(crate) fn inner_strides(&self) -> [usize; N] {
         std::array::from_fn(|k| self.strides[k][self.rank - 1])

@@ -2,6 +2,8 @@
 #![deny(unsafe_code)]
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod device;
 mod dtype;
 mod error;

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use lowtide_allocator::Category;
 
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::device::Backend;
 use crate::dtype::for_each_dtype;
 use crate::layout::{Layout, Nest, Shape};
@@ -300,12 +302,12 @@ impl Tensor {
     #[track_caller]
     pub fn item_assuming<T: Element>(&self, assumed: T) -> Result<T> {
         match self.device().backend() {
-            Backend::Cpu(_) => self.item(),
             Backend::Sim(sim) => {
                 self.check_item::<T>()?;
                 sim.assume(assumed.to_f64(), Location::caller());
                 Ok(assumed)
             }
+            _ => self.item(),
         }
     }
 
@@ -367,16 +369,34 @@ impl Kernel for Upload<'_> {
     fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         for_each_dtype!(self.dtype, T => {
             let mut out = operands.write::<T>(0);
-            let mut bytes = self.bytes;
-            let nest = Nest::new(out.layout().shape(), [out.layout().strides()]);
-            nest.runs(out.layout().shape().element_count(), |[at], len| {
-                let (head, tail) = bytes.split_at(len * size_of::<T>());
-                bytemuck::cast_slice_mut(&mut out.data()[at..][..len]).copy_from_slice(head);
-                bytes = tail;
-            });
+            let layout = *out.layout();
+            scatter(self.bytes, &layout, out.data());
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let to = operands.write(0);
+        if to.layout().is_contiguous() {
+            return cuda.write(&to, self.bytes);
+        }
+        for_each_dtype!(self.dtype, T => {
+            let mut data = cuda.read::<T>(&to)?;
+            scatter(self.bytes, to.layout(), &mut data);
+            cuda.write(&to, &data)
+        })
+    }
+}
+
+/// Overwrites the elements of `layout` with those in `bytes`; `data` is from the first to the last.
+fn scatter<T: Element>(mut bytes: &[u8], layout: &Layout, data: &mut [T]) {
+    let nest = Nest::new(layout.shape(), [layout.strides()]);
+    nest.runs(layout.shape().element_count(), |[at], len| {
+        let (head, tail) = bytes.split_at(len * size_of::<T>());
+        bytemuck::cast_slice_mut(&mut data[at..][..len]).copy_from_slice(head);
+        bytes = tail;
+    });
 }
 
 struct Download<'a, T> {
@@ -394,14 +414,26 @@ impl<T: Element> Kernel for Download<'_, T> {
 
     fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let view = operands.read::<T>(0);
-        let nest = Nest::new(view.layout().shape(), [view.layout().strides()]);
-        nest.rows(0, view.layout().shape().element_count(), |row| {
-            let data = &view.data()[row.starts[0]..];
-            match nest.inner_strides()[0] {
-                0 => self.values.extend(std::iter::repeat_n(data[0], row.len)),
-                step => self.values.extend(data.iter().step_by(step).take(row.len)),
-            }
-        });
+        gather(view.data(), view.layout(), self.values);
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let from = operands.read(0);
+        gather(&cuda.read(&from)?, from.layout(), self.values);
+        Ok(())
+    }
+}
+
+/// Adds the elements of `layout` to `values`; `data` is from the first to the last.
+fn gather<T: Element>(data: &[T], layout: &Layout, values: &mut Vec<T>) {
+    let nest = Nest::new(layout.shape(), [layout.strides()]);
+    nest.rows(0, layout.shape().element_count(), |row| {
+        let data = &data[row.starts[0]..];
+        match nest.inner_strides()[0] {
+            0 => values.extend(std::iter::repeat_n(data[0], row.len)),
+            step => values.extend(data.iter().step_by(step).take(row.len)),
+        }
+    });
 }

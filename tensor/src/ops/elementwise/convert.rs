@@ -1,15 +1,19 @@
 //! Filling, copying and conversion: elements that move and change their type, without a formula.
 
+#[cfg(feature = "cuda")]
+use super::cuda;
 use super::source;
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Constant, Mode, evaluate};
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::for_each_dtype;
 use crate::{Cost, DType, Element, Kernel, Operands, Result, Tensor, TensorError};
 
 /// Converts or copies `len` elements.
-struct Copy {
-    from: DType,
-    to: DType,
+pub(super) struct Copy {
+    pub(super) from: DType,
+    pub(super) to: DType,
     len: usize,
 }
 
@@ -32,11 +36,16 @@ impl Kernel for Copy {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::copy(&self, cuda, operands)
+    }
 }
 
-struct Fill {
-    value: f64,
-    dtype: DType,
+pub(super) struct Fill {
+    pub(super) value: f64,
+    pub(super) dtype: DType,
     len: usize,
 }
 
@@ -57,6 +66,11 @@ impl Kernel for Fill {
             evaluate::<T, T>(cpu, out, &order, Mode::Overwrite, &[&value], None);
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::fill(&self, cuda, operands)
     }
 }
 

@@ -5,6 +5,8 @@
 mod backward;
 mod convert;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod division;
 mod gradient;
 mod methods;
@@ -13,6 +15,8 @@ mod pow;
 
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Constant, Formula, Mode, Order, Source, Strided, evaluate};
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::for_each_dtype;
 use crate::{Cost, DType, Element, Kernel, Operands, Result, Tensor, TensorError};
 pub(crate) use cpu::Arithmetic;
@@ -51,6 +55,11 @@ impl Kernel for Elementwise {
             DType::I64 | DType::I32 | DType::U8 | DType::Bool => self.run::<i64>(cpu, operands),
         }
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::formula(&self, cuda, operands)
     }
 }
 

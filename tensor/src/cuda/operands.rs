@@ -1,0 +1,72 @@
+//! The operands of a kernel that is enqueued: where they are, not what they hold.
+
+use std::ops::Range;
+
+use lowtide_allocator::Buffer;
+use lowtide_allocator::cuda::Argument;
+
+use crate::layout::Layout;
+use crate::{DType, Tensor};
+
+/// The operands of a kernel, locked while it is enqueued, in the order in which they were given to
+/// [`Device::launch`](crate::Device::launch).
+pub struct CudaOperands<'a> {
+    pub(crate) reads: &'a [&'a Tensor],
+    pub(crate) writes: &'a [&'a Tensor],
+}
+
+/// An operand in the device's memory.
+#[derive(Clone, Copy)]
+pub struct Place<'a>(&'a Tensor);
+
+impl<'a> CudaOperands<'a> {
+    /// The `index`-th operand that is read.
+    pub fn read(&self, index: usize) -> Place<'a> {
+        Place(self.reads[index])
+    }
+
+    /// The `index`-th operand that is written.
+    pub fn write(&self, index: usize) -> Place<'a> {
+        Place(self.writes[index])
+    }
+
+    /// How many operands are read.
+    pub fn read_count(&self) -> usize {
+        self.reads.len()
+    }
+}
+
+impl<'a> Place<'a> {
+    /// The block that it is in.
+    pub fn block(&self) -> &'a Buffer {
+        self.0.storage().buffer()
+    }
+
+    /// From its first element to the end of the last one, in bytes of the block.
+    pub fn bytes(&self) -> Range<usize> {
+        let (layout, size_bytes) = (self.0.layout(), self.dtype().size_bytes());
+        // The offset of a view without elements may lie anywhere: row 1 of [2, 0] is at 1.
+        let start = if layout.span_len() == 0 { 0 } else { layout.offset() * size_bytes };
+        start..start + layout.span_len() * size_bytes
+    }
+
+    /// It as memory that a kernel only reads.
+    pub fn to_read(&self) -> Argument<'a> {
+        Argument::read(self.block(), self.bytes())
+    }
+
+    /// It as memory that a kernel writes.
+    pub fn to_write(&self) -> Argument<'a> {
+        Argument::write(self.block(), self.bytes())
+    }
+
+    /// Its shape and strides, in elements; the offset is that of [`Place::bytes`].
+    pub fn layout(&self) -> &'a Layout {
+        self.0.layout()
+    }
+
+    /// Its element type.
+    pub fn dtype(&self) -> DType {
+        self.0.dtype()
+    }
+}

@@ -1,0 +1,196 @@
+//! The formulas on NVIDIA devices: which kernel of `cuda/kernels` does each, with which numbers.
+
+use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
+
+use super::Elementwise;
+use super::convert::{Copy, Fill};
+use super::op::{Float, Gradient, Number, Op};
+use crate::cuda::kernels::{CAST, ELEMENTWISE, FILL, WALK_OF_1, WALK_OF_2, WALK_OF_3, grid, walk};
+use crate::cuda::{Cuda, CudaOperands};
+use crate::dtype::for_each_dtype;
+use crate::layout::Layout;
+use crate::{DType, Element, Kernel, Result, TensorError};
+
+/// `None` where there is no kernel, as the error that says so.
+fn or_no_kernel<T>(kernel: Option<T>, op: &'static str) -> Result<T> {
+    kernel.ok_or(TensorError::NoKernel { op, device: "cuda" })
+}
+
+/// By bits: every element has the same.
+pub(super) fn fill(op: &Fill, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    let to = operands.write(0);
+    let mut bits = [0; 8];
+    for_each_dtype!(op.dtype, T => {
+        let value = [T::from_f64(op.value)];
+        let bytes: &[u8] = bytemuck::cast_slice(&value);
+        bits[..bytes.len()].copy_from_slice(bytes);
+    });
+    let size_bytes = op.dtype.size_bytes();
+    if to.layout().is_contiguous() && bits[..size_bytes].iter().all(|byte| *byte == bits[0]) {
+        return cuda.fill(&to, to.bytes(), bits[0]);
+    }
+    let kernel = Signature {
+        name: ["fill_1", "fill_2", "fill_4", "fill_8"][size_bytes.ilog2() as usize],
+        parameters: &[Parameter::Write, Parameter::U64, WALK_OF_1],
+    };
+    let shape = to.layout().shape();
+    let bits = Argument::U64(u64::from_le_bytes(bits));
+    let walk = walk(shape, [to.layout()]);
+    let arguments = [to.to_write(), bits, Argument::Words(&walk)];
+    cuda.launch(FILL, &kernel, grid(shape.element_count()), &arguments)
+}
+
+/// As the bytes are, or rounded to another float type.
+pub(super) fn copy(op: &Copy, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    let (from, to) = (operands.read(0), operands.write(0));
+    let (shape, source) = (to.layout().shape(), from.layout());
+    let is_same = op.from == op.to;
+    if is_same && source.is_contiguous() && to.layout().is_contiguous() && source.shape() == shape {
+        return cuda.copy(&from, &to);
+    }
+    use DType::{BF16, F16, F32};
+    let (image, name) = match (op.from, op.to) {
+        _ if is_same => {
+            let names = ["copy_1", "copy_2", "copy_4", "copy_8"];
+            (FILL, Some(names[op.to.size_bytes().ilog2() as usize]))
+        }
+        (F32, F16) => (CAST, Some("cast_f32_f16")),
+        (F32, BF16) => (CAST, Some("cast_f32_bf16")),
+        (F16, F32) => (CAST, Some("cast_f16_f32")),
+        (F16, BF16) => (CAST, Some("cast_f16_bf16")),
+        (BF16, F32) => (CAST, Some("cast_bf16_f32")),
+        (BF16, F16) => (CAST, Some("cast_bf16_f16")),
+        _ => (CAST, None),
+    };
+    let kernel = Signature {
+        name: or_no_kernel(name, op.name())?,
+        parameters: &[Parameter::Write, Parameter::Read, WALK_OF_2],
+    };
+    let source = source.expand(*shape).expect("the operation checked the shapes");
+    let walk = walk(shape, [to.layout(), &source]);
+    let arguments = [to.to_write(), from.to_read(), Argument::Words(&walk)];
+    cuda.launch(image, &kernel, grid(shape.element_count()), &arguments)
+}
+
+/// A formula's number in `elementwise.cu`, and its scalars.
+struct Formula {
+    number: u32,
+    scalars: [f64; 2],
+}
+
+/// Enqueues a formula of f32.
+pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    let is_f32 = op.dtype == DType::F32 && op.result == DType::F32;
+    let to = operands.write(0);
+    let shape = *to.layout().shape();
+    let mut sources: Vec<_> = (0..operands.read_count()).map(|i| operands.read(i)).collect();
+    // In place, the destination is the first source.
+    if sources.len() + usize::from(op.scalar.is_some()) < op.op.source_count() {
+        sources.insert(0, to);
+    }
+    let expanded =
+        |layout: &Layout| layout.expand(shape).expect("the operation checked the shapes");
+    let layouts: Vec<Layout> = sources.iter().map(|source| expanded(source.layout())).collect();
+    let is_plain = to.layout().is_contiguous() && layouts.iter().all(Layout::is_contiguous);
+    let (len, grid) = (Argument::U64(shape.element_count() as u64), grid(shape.element_count()));
+    use Parameter::{F32, Read, U32, U64, Write};
+    match (&*sources, &*layouts) {
+        ([x], [layout]) if is_f32 => {
+            let formula = or_no_kernel(unary(op.op, op.scalar), op.name)?;
+            let [p, q] = formula.scalars.map(|scalar| Argument::F32(scalar as f32));
+            let (y, x, number) = (to.to_write(), x.to_read(), Argument::U32(formula.number));
+            if is_plain {
+                let parameters = &[Write, Read, U64, U32, F32, F32];
+                let kernel = Signature { name: "unary_f32", parameters };
+                return cuda.launch(ELEMENTWISE, &kernel, grid, &[y, x, len, number, p, q]);
+            }
+            let walk = walk(&shape, [to.layout(), layout]);
+            let parameters = &[Write, Read, U32, F32, F32, WALK_OF_2];
+            let kernel = Signature { name: "unary_f32_walk", parameters };
+            let arguments = [y, x, number, p, q, Argument::Words(&walk)];
+            cuda.launch(ELEMENTWISE, &kernel, grid, &arguments)
+        }
+        ([a, b], [a_layout, b_layout]) if is_f32 && op.scalar.is_none() => {
+            let formula = or_no_kernel(binary(op.op), op.name)?;
+            let (number, p) = (Argument::U32(formula.number), formula.scalars[0] as f32);
+            let (y, a, b) = (to.to_write(), a.to_read(), b.to_read());
+            if is_plain {
+                let parameters = &[Write, Read, Read, U64, U32, F32];
+                let kernel = Signature { name: "binary_f32", parameters };
+                let arguments = [y, a, b, len, number, Argument::F32(p)];
+                return cuda.launch(ELEMENTWISE, &kernel, grid, &arguments);
+            }
+            let walk = walk(&shape, [to.layout(), a_layout, b_layout]);
+            let parameters = &[Write, Read, Read, U32, F32, WALK_OF_3];
+            let kernel = Signature { name: "binary_f32_walk", parameters };
+            let arguments = [y, a, b, number, Argument::F32(p), Argument::Words(&walk)];
+            cuda.launch(ELEMENTWISE, &kernel, grid, &arguments)
+        }
+        _ => Err(TensorError::NoKernel { op: op.name, device: "cuda" }),
+    }
+}
+
+/// `enum Unary` of `elementwise.cu`.
+fn unary(op: Op, scalar: Option<f64>) -> Option<Formula> {
+    use {Float as F, Number as N};
+    let (number, p, q) = match (op, scalar) {
+        (Op::Number(N::Abs), None) => (0, 0.0, 0.0),
+        (Op::Number(N::Neg), None) => (1, 0.0, 0.0),
+        (Op::Number(N::Sign), None) => (2, 0.0, 0.0),
+        (Op::Number(N::Relu), None) => (3, 0.0, 0.0),
+        (Op::Number(N::Clamp(low, high)), None) => (4, low, high),
+        (Op::Float(F::Exp), None) => (5, 0.0, 0.0),
+        (Op::Float(F::Expm1), None) => (6, 0.0, 0.0),
+        (Op::Float(F::Log), None) => (7, 0.0, 0.0),
+        (Op::Float(F::Log1p), None) => (8, 0.0, 0.0),
+        (Op::Float(F::Sqrt), None) => (9, 0.0, 0.0),
+        (Op::Float(F::Rsqrt), None) => (10, 0.0, 0.0),
+        (Op::Float(F::Reciprocal), None) => (11, 0.0, 0.0),
+        (Op::Float(F::Sin), None) => (12, 0.0, 0.0),
+        (Op::Float(F::Cos), None) => (13, 0.0, 0.0),
+        (Op::Float(F::Tanh), None) => (14, 0.0, 0.0),
+        (Op::Float(F::Erf), None) => (15, 0.0, 0.0),
+        (Op::Float(F::Sigmoid), None) => (16, 0.0, 0.0),
+        (Op::Float(F::LeakyRelu(slope)), None) => (17, slope, 0.0),
+        (Op::Float(F::Elu(alpha)), None) => (18, alpha, 0.0),
+        (Op::Float(F::Gelu), None) => (19, 0.0, 0.0),
+        (Op::Float(F::GeluTanh), None) => (20, 0.0, 0.0),
+        (Op::Float(F::Silu), None) => (21, 0.0, 0.0),
+        (Op::Float(F::Softplus { beta, threshold }), None) => (22, beta, threshold),
+        (Op::Float(F::Floor), None) => (23, 0.0, 0.0),
+        (Op::Float(F::Ceil), None) => (24, 0.0, 0.0),
+        (Op::Float(F::Round), None) => (25, 0.0, 0.0),
+        (Op::Float(F::Trunc), None) => (26, 0.0, 0.0),
+        (Op::Float(F::PowScalar(exponent)), None) => (27, exponent, 0.0),
+        (Op::Number(N::Add), Some(scalar)) => (28, scalar, 0.0),
+        (Op::Number(N::Sub), Some(scalar)) => (28, -scalar, 0.0),
+        (Op::Number(N::Mul), Some(scalar)) => (29, scalar, 0.0),
+        _ => return None,
+    };
+    Some(Formula { number, scalars: [p, q] })
+}
+
+/// `enum Binary` of `elementwise.cu`.
+fn binary(op: Op) -> Option<Formula> {
+    use {Float as F, Gradient as G, Number as N};
+    let (number, p) = match op {
+        Op::Number(N::Add) => (0, 1.0),
+        Op::Number(N::AddScaled(scale)) => (0, scale),
+        Op::Number(N::Sub) => (1, 0.0),
+        Op::Number(N::Mul) => (2, 0.0),
+        Op::Float(F::Div) => (3, 0.0),
+        Op::Number(N::Maximum) => (4, 0.0),
+        Op::Number(N::Minimum) => (5, 0.0),
+        Op::Float(F::Pow) => (6, 0.0),
+        Op::Float(F::Lerp(weight)) => (7, weight),
+        Op::Gradient(G::Relu) => (8, 0.0),
+        Op::Gradient(G::Sigmoid) => (9, 0.0),
+        Op::Gradient(G::Tanh) => (10, 0.0),
+        Op::Gradient(G::Gelu) => (11, 0.0),
+        Op::Gradient(G::GeluTanh) => (12, 0.0),
+        Op::Gradient(G::Silu) => (13, 0.0),
+        Op::Gradient(G::LeakyRelu(slope)) => (14, slope),
+        _ => return None,
+    };
+    Some(Formula { number, scalars: [p, 0.0] })
+}

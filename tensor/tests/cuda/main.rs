@@ -1,0 +1,5 @@
+//! Tensors on the pretend device, next to the same on the processor.
+
+mod elementwise;
+mod gpu;
+mod storage;
