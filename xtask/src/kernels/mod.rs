@@ -32,9 +32,10 @@ const HASH_MARK: &str = "// source ";
 
 const COMPILER: &str = include_str!("nvrtc.py");
 
-/// The compiler's output depends on the addresses that it gets: of 16 runs with drawn addresses 5
-/// gave another order of the same instructions (NVRTC 12.0.140, `matmul.cu`, 2026-11-21). With these
-/// many seeds for what is drawn, one of them gives what is checked in.
+/// The compiler's output depends on the addresses that it gets: of 16 runs with drawn ones 5 gave
+/// another order of the same instructions (NVRTC 12.0.140, `matmul.cu`, 2026-11-21). Seed 0 asks
+/// for the same addresses in each run; on a machine where they are others, one of the other seeds
+/// draws what is checked in.
 const SEEDS: std::ops::Range<usize> = 0..8;
 
 /// One file of kernels.
@@ -230,7 +231,7 @@ impl Compiler {
         use std::io::Write;
         let mut python = Command::new("python3");
         python.arg(&self.script).arg(&self.package).arg(&unit.name).arg(architecture);
-        python.env("PYTHONHASHSEED", seed.to_string());
+        python.arg(seed.to_string());
         python.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = python.spawn().map_err(|e| format!("python3 does not start: {e}"))?;
         // The script reads all of its input before it writes.
