@@ -52,6 +52,8 @@ pub enum Parameter {
     F64,
     /// A structure that is as many 64-bit words long, for sizes and strides.
     Words(usize),
+    /// A structure of as many `float`.
+    Floats(usize),
 }
 
 impl Parameter {
@@ -59,13 +61,17 @@ impl Parameter {
         match self {
             Parameter::I32 | Parameter::U32 | Parameter::F32 => 4,
             Parameter::Words(len) => 8 * len,
+            Parameter::Floats(len) => 4 * len,
             _ => 8,
         }
     }
 
     /// Where it lies when what comes before it ends at `end`.
     pub(super) fn offset_after(self, end: usize) -> usize {
-        end.next_multiple_of(self.size_bytes().min(8))
+        end.next_multiple_of(match self {
+            Parameter::I32 | Parameter::U32 | Parameter::F32 | Parameter::Floats(_) => 4,
+            _ => 8,
+        })
     }
 }
 
@@ -92,6 +98,8 @@ pub enum Argument<'a> {
     F64(f64),
     /// For [`Parameter::Words`].
     Words(&'a [u64]),
+    /// For [`Parameter::Floats`].
+    Floats(&'a [f32]),
 }
 
 impl<'a> Argument<'a> {
@@ -117,6 +125,7 @@ impl<'a> Argument<'a> {
             | (Argument::F32(_), Parameter::F32)
             | (Argument::F64(_), Parameter::F64) => true,
             (Argument::Words(words), Parameter::Words(len)) => words.len() == len,
+            (Argument::Floats(floats), Parameter::Floats(len)) => floats.len() == len,
             _ => false,
         }
     }
@@ -278,6 +287,9 @@ impl CudaStreams {
                 Argument::F32(value) => packed.push(u64::from(value.to_bits()), 4),
                 Argument::F64(value) => packed.push(value.to_bits(), 8),
                 Argument::Words(words) => words.iter().for_each(|&word| packed.push(word, 8)),
+                Argument::Floats(floats) => {
+                    floats.iter().for_each(|float| packed.push(u64::from(float.to_bits()), 4));
+                }
             }
         }
         Ok(packed)

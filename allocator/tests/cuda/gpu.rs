@@ -27,10 +27,21 @@ impl Gpu {
     }
 
     pub(crate) fn with_capacity(bytes: usize) -> Option<Gpu> {
-        static TURN: Mutex<()> = Mutex::new(());
         static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let kernels = [root.join("tests/cuda/kernels"), root.join(KERNELS)];
+        Gpu::of(FOLDER.get_or_init(|| build(&kernels.each_ref().map(PathBuf::as_path))), bytes)
+    }
+
+    /// A driver with the kernels of this folder alone.
+    pub(crate) fn with_kernels(folder: &Path) -> Option<Gpu> {
+        Gpu::of(&build(&[folder]), DEVICE_BYTES)
+    }
+
+    fn of(folder: &Result<PathBuf, String>, bytes: usize) -> Option<Gpu> {
+        static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let folder = match FOLDER.get_or_init(build) {
+        let folder = match folder {
             Ok(folder) => folder,
             Err(reason) => {
                 let test = std::thread::current().name().unwrap_or("a CUDA test").to_owned();
@@ -96,15 +107,16 @@ pub(crate) fn stream(index: usize) -> Stream {
     Stream::new(index).unwrap()
 }
 
-/// Compiles the pretend driver. The folder that it is in, or why there is none.
-fn build() -> Result<PathBuf, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let sources = root.join("../xtask/pretend-gpu");
+/// The kernels of tensors, from this package's folder.
+pub(crate) const KERNELS: &str = "../tensor/src/cuda/kernels";
+
+/// Compiles the pretend driver and kernels. The folder that it is in, or why there is none.
+fn build(kernels: &[&Path]) -> Result<PathBuf, String> {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../xtask/pretend-gpu");
     if !sources.exists() {
         return Err("the pretend driver is no part of this package".to_owned());
     }
-    let kernels = root.join("tests/cuda/kernels");
-    let library = Library { sources: &sources, kernels: &[&kernels], watch: Watch::Accesses };
+    let library = Library { sources: &sources, kernels, watch: Watch::Accesses };
     match library.build(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("pretend-gpu")) {
         Ok(folder) => Ok(folder),
         Err(error @ (LibraryError::OtherMachine | LibraryError::NoCompiler { .. })) => {

@@ -13,3 +13,4 @@ mod gpu;
 mod launches;
 mod pinned;
 mod source;
+mod twins;

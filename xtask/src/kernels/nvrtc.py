@@ -1,6 +1,6 @@
 """Compiles CUDA C with the NVRTC of a pip package, with no device and no driver.
 
-nvrtc.py FOLDER NAME ARCHITECTURE < SOURCE: prints the PTX for an architecture `compute_N`, and what
+nvrtc.py FOLDER NAME ARCHITECTURE SEED < SOURCE: prints the PTX for an architecture `compute_N`, and what
 the assembler says about each kernel for `sm_N`. What is wrong with the source goes to the standard
 error. FOLDER is where the package was installed.
 
@@ -8,8 +8,22 @@ The functions are those of "NVRTC: CUDA Runtime Compilation", section "Basic Usa
 """
 
 import ctypes
+import os
 import pathlib
 import sys
+
+ADDR_NO_RANDOMIZE = 0x0040000
+
+
+def settle(seed):
+    """Starts again with the same addresses in each run, as far as a program can see to that; or,
+    with another seed than 0, goes on with drawn ones. The compiler's output depends on them."""
+    libc = ctypes.CDLL(None)
+    persona = libc.personality(0xFFFFFFFF) if hasattr(libc, "personality") else -1
+    if seed != "0" or persona == -1 or persona & ADDR_NO_RANDOMIZE:
+        return
+    if libc.personality(persona | ADDR_NO_RANDOMIZE) != -1:
+        os.execve(sys.executable, [sys.executable, *sys.argv], {"PYTHONHASHSEED": "0"})
 
 
 def load(folder):
@@ -35,7 +49,8 @@ def check(code, call):
 
 
 def main():
-    folder, name, architecture = sys.argv[1:]
+    folder, name, architecture, seed = sys.argv[1:]
+    settle(seed)
     library = load(folder)
     source = sys.stdin.buffer.read()
     program = ctypes.c_void_p()

@@ -75,6 +75,9 @@ const COMMON: &str = "common.cu";
 const WARNINGS: [&str; 7] =
     ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"];
 
+/// What is common to kernels need not be of use to each, and says things to another compiler.
+const KERNEL_WARNINGS: [&str; 2] = ["-Wno-unused-function", "-Wno-unknown-pragmas"];
+
 /// What tells the executor of each access, and what kernels are not to do.
 const WATCH: [&str; 2] = [
     "-fsanitize=thread,alignment,bounds,integer-divide-by-zero,shift",
@@ -198,7 +201,7 @@ impl Build {
         let file = self.objects.join(format!("{base}-{}.cc", std::process::id()));
         write(&file, source)?;
         let mut command = Command::new(&self.compiler);
-        command.args(WARNINGS).args(flags).args(["-Wno-unused-function", "-c", "-I"]);
+        command.args(WARNINGS).args(flags).args(KERNEL_WARNINGS).args(["-c", "-I"]);
         command.arg(&self.include).arg(&file);
         self.make(command, &file, &object)?;
         // It is of no use any more, and not in anybody's way.

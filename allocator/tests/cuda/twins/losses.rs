@@ -1,0 +1,228 @@
+use lowtide_allocator::cuda::{Argument, Grid, Kernel};
+use proptest::prelude::*;
+
+use super::{F32, Floats, Lab, Read, U64, Words, Write, assert_close, noise};
+
+fn config() -> ProptestConfig {
+    ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(16) }
+}
+
+const IGNORED: i64 = -100;
+
+/// Loss, weight, log-sum-exp and gradient of one position, by the formulas.
+fn twin(
+    x: &[f32],
+    label: i64,
+    weights: Option<&[f32]>,
+    smoothing: f64,
+    dy: f64,
+) -> (f64, f64, f64, Vec<f64>) {
+    let x: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+    let weight_of = |c: usize| weights.map_or(1.0, |weights| f64::from(weights[c]));
+    let log_sum = x.iter().map(|x| x.exp()).sum::<f64>().ln();
+    let Some(label) = usize::try_from(label).ok().filter(|&label| label < x.len()) else {
+        return (0.0, 0.0, log_sum, vec![0.0; x.len()]);
+    };
+    let (a, b) = ((1.0 - smoothing) * weight_of(label), smoothing / x.len() as f64);
+    let smooth: f64 = (0..x.len()).map(|c| weight_of(c) * (log_sum - x[c])).sum();
+    let weight_sum: f64 = (0..x.len()).map(weight_of).sum();
+    let gradient = (0..x.len()).map(|c| {
+        let p = (x[c] - log_sum).exp();
+        let hit = if c == label { a } else { 0.0 };
+        dy * (p * (a + b * weight_sum) - hit - b * weight_of(c))
+    });
+    let loss = a * (log_sum - x[label]) + b * smooth;
+    (loss, weight_of(label), log_sum, gradient.collect())
+}
+
+#[test]
+fn cross_entropy_and_its_gradient_are_those_of_their_twins() {
+    let Some(lab) = Lab::open() else { return };
+    let forward = Kernel {
+        name: "cross_entropy_f32",
+        parameters: &[Write, Write, Write, Write, Read, Read, Read, F32, Words(3)],
+    };
+    let backward = Kernel {
+        name: "cross_entropy_backward_f32",
+        parameters: &[Write, Read, Read, Read, Read, Read, F32, Words(3)],
+    };
+    let sizes = (0..6_usize, prop_oneof![4 => 1..12_usize, 1 => 90..130_usize]);
+    let kinds = (any::<bool>(), prop_oneof![Just(0.0_f32), Just(0.1), Just(1.0)]);
+    proptest!(config(), |((positions, classes) in sizes, kinds in kinds, seed in 0..100_u64)| {
+        let (has_weights, smoothing) = kinds;
+        let x = noise(positions * classes, seed);
+        let weights: Vec<f32> = noise(classes, seed + 1).iter().map(|w| w.abs() + 0.5).collect();
+        let labels: Vec<i64> = (0..positions)
+            .map(|at| ((at as u64 * 7 + seed) % classes as u64) as i64)
+            .map(|label| if label == 2 { IGNORED } else { label })
+            .collect();
+        let (mut losses, mut label_weights) = (Vec::new(), Vec::new());
+        let (mut log_sums, mut gradients) = (Vec::new(), Vec::new());
+        for (at, &label) in labels.iter().enumerate() {
+            let row = &x[at * classes..][..classes];
+            let weights = has_weights.then_some(&weights[..]);
+            let (loss, weight, log_sum, gradient) =
+                twin(row, label, weights, f64::from(smoothing), 0.25);
+            losses.push(loss);
+            label_weights.push(weight);
+            log_sums.push(log_sum);
+            gradients.extend(gradient);
+        }
+        let targets = [classes as u64, IGNORED.cast_unsigned(), positions as u64];
+        let targets = Argument::Words(&targets);
+        let (x, labels, weights) = (lab.floats(&x), lab.labels(&labels), lab.floats(&weights));
+        let dy = lab.floats(&[0.25]);
+        let class_weights = if has_weights { weights.read() } else { Argument::Nothing };
+        lab.in_each_order(|| {
+            let [lse, loss, weight] = [0; 3].map(|_| lab.room(4 * positions));
+            let bad = lab.bytes(&[0; 4]);
+            let results = [lse.write(), loss.write(), weight.write(), bad.write()];
+            let sources = [x.read(), labels.read(), class_weights];
+            let rest = [Argument::F32(smoothing), targets];
+            let arguments = [&results[..], &sources, &rest].concat();
+            lab.run("cross_entropy", forward, Grid::row(2, 64), &arguments);
+            assert_close(&lab.floats_of(&lse), &log_sums, classes, 2.0);
+            assert_close(&lab.floats_of(&loss), &losses, classes, 20.0);
+            assert_close(&lab.floats_of(&weight), &label_weights, 0, 0.0);
+            assert_eq!(lab.words_of(&bad), [0]);
+            // In a block of its own, and in the place of the logits.
+            let dx = lab.bytes(&lab.bytes_of(&x));
+            let fresh = lab.room(4 * positions * classes);
+            for (dx, x) in [(&fresh, &x), (&dx, &dx)] {
+                let sources = [x.read(), lse.read(), labels.read(), class_weights, dy.read()];
+                let arguments = [&[dx.write()], &sources[..], &rest].concat();
+                lab.run("cross_entropy", backward, Grid::row(3, 64), &arguments);
+                assert_close(&lab.floats_of(dx), &gradients, classes, 10.0);
+            }
+        });
+    });
+}
+
+#[test]
+fn label_that_is_no_class_is_told() {
+    let Some(lab) = Lab::open() else { return };
+    let forward = Kernel {
+        name: "cross_entropy_f32",
+        parameters: &[Write, Write, Write, Write, Read, Read, Read, F32, Words(3)],
+    };
+    let x = lab.floats(&noise(5 * 3, 1));
+    let targets = [3, IGNORED.cast_unsigned(), 5];
+    for (labels, expected) in [([0, 1, 2, IGNORED, 0], 0), ([0, 3, 2, -1, 0], 4)] {
+        let labels = lab.labels(&labels);
+        lab.in_each_order(|| {
+            let [lse, loss, weight] = [0; 3].map(|_| lab.room(20));
+            let bad = lab.bytes(&[0; 4]);
+            let arguments = [
+                lse.write(),
+                loss.write(),
+                weight.write(),
+                bad.write(),
+                x.read(),
+                labels.read(),
+                Argument::Nothing,
+                Argument::F32(0.0),
+                Argument::Words(&targets),
+            ];
+            lab.run("cross_entropy", forward, Grid::row(2, 32), &arguments);
+            assert_eq!(lab.words_of(&bad), [expected]);
+        });
+    }
+}
+
+#[test]
+fn steps_of_sgd_are_those_of_its_twin() {
+    let Some(lab) = Lab::open() else { return };
+    let kernel =
+        Kernel { name: "sgd_f32", parameters: &[Write, Write, Read, Read, U64, Floats(6)] };
+    for (len, momentum, is_nesterov) in
+        [(0, 0.5, false), (1, 0.0, false), (100, 0.5, false), (70, 0.75, true)]
+    {
+        let (start, gradient) = (noise(len, 1), noise(len, 2));
+        let (rate, dampening, decay, scale, factor) = (0.125, 0.25, 0.0625, 0.5, 2.0);
+        let expected = |steps: usize| {
+            let mut p: Vec<f64> = start.iter().map(|&p| f64::from(p)).collect();
+            let mut v = vec![0.0; len];
+            for step in 0..steps {
+                for at in 0..len {
+                    let g = scale * factor * f64::from(gradient[at]) + decay * p[at];
+                    v[at] = if step == 0 { g } else { momentum * v[at] + (1.0 - dampening) * g };
+                    let direction = match (momentum != 0.0, is_nesterov) {
+                        (false, _) => g,
+                        (true, false) => v[at],
+                        (true, true) => g + momentum * v[at],
+                    };
+                    p[at] -= rate * direction;
+                }
+            }
+            p
+        };
+        lab.in_each_order(|| {
+            let (p, g, factor) = (lab.floats(&start), lab.floats(&gradient), lab.floats(&[2.0]));
+            // It holds nothing before the first step.
+            let v = lab.floats(&vec![f32::NAN; len]);
+            for step in 0..3 {
+                let is_first = step == 0;
+                let floats = [
+                    rate,
+                    if is_first { 0.0 } else { momentum },
+                    if is_first { 1.0 } else { 1.0 - dampening },
+                    if is_nesterov { momentum } else { 0.0 },
+                    decay,
+                    scale,
+                ]
+                .map(|value| value as f32);
+                let buffer = if momentum == 0.0 { Argument::Nothing } else { v.write() };
+                let len = Argument::U64(len as u64);
+                let arguments =
+                    [p.write(), buffer, g.read(), factor.read(), len, Argument::Floats(&floats)];
+                lab.run("update", kernel, Grid::row(2, 32), &arguments);
+                assert_close(&lab.floats_of(&p), &expected(step + 1), 10, 4.0);
+            }
+        });
+    }
+}
+
+#[test]
+fn steps_of_adam_are_those_of_its_twin() {
+    let Some(lab) = Lab::open() else { return };
+    let parameters = &[Write, Write, Write, Read, Read, U64, Floats(10)];
+    let kernel = Kernel { name: "adam_f32", parameters };
+    for (len, coupled, decoupled) in [(1, 0.0, 0.0), (100, 0.1, 0.0), (70, 0.0, 0.1)] {
+        let (start, gradient) = (noise(len, 1), noise(len, 2));
+        let (rate, beta1, beta2, eps): (f64, f64, f64, f64) = (0.01, 0.9, 0.99, 1e-6);
+        let (mut p, mut m, mut v) = (Vec::new(), vec![0.0; len], vec![0.0; len]);
+        p.extend(start.iter().map(|&p| f64::from(p)));
+        let on_device = [&start, &vec![0.0; len], &vec![0.0; len], &gradient];
+        let [p_values, m_values, v_values, g] = on_device.map(|values| lab.floats(values));
+        for step in 1..4 {
+            let corrections = [1.0 - beta1.powi(step), 1.0 - beta2.powi(step)];
+            for at in 0..len {
+                let g = 0.5 * f64::from(gradient[at]) + coupled * p[at];
+                m[at] = beta1 * m[at] + (1.0 - beta1) * g;
+                v[at] = beta2 * v[at] + (1.0 - beta2) * g * g;
+                let (m, v) = (m[at] / corrections[0], v[at] / corrections[1]);
+                p[at] = p[at] * (1.0 - rate * decoupled) - rate * m / (v.sqrt() + eps);
+            }
+            let floats = [
+                rate / corrections[0],
+                beta1,
+                1.0 - beta1,
+                beta2,
+                1.0 - beta2,
+                1.0 / corrections[1].sqrt(),
+                eps,
+                coupled,
+                1.0 - rate * decoupled,
+                0.5,
+            ]
+            .map(|value| value as f32);
+            let moments = [p_values.write(), m_values.write(), v_values.write()];
+            let rest = [g.read(), Argument::Nothing, Argument::U64(len as u64)];
+            let arguments = [&moments[..], &rest, &[Argument::Floats(&floats)]].concat();
+            lab.run("update", kernel, Grid::row(2, 32), &arguments);
+            assert_close(&lab.floats_of(&p_values), &p, 10, 4.0);
+            assert_close(&lab.floats_of(&m_values), &m, 10, 4.0);
+            assert_close(&lab.floats_of(&v_values), &v, 10, 4.0);
+        }
+    }
+}

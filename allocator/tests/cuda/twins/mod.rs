@@ -1,0 +1,199 @@
+//! Kernels of tensors against slow and obvious twins, in three orders of their threads.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use lowtide_allocator::cuda::pretend::Order;
+use lowtide_allocator::cuda::{
+    Argument, CudaStreams, Function, Grid, Kernel, KernelError, Module, Parameter,
+};
+use lowtide_allocator::{Buffer, CachingAllocator, Stream};
+
+use crate::gpu::{Gpu, KERNELS};
+
+mod elementwise;
+mod losses;
+mod planted;
+mod products;
+mod reduce;
+mod windows;
+
+pub(super) use Parameter::{F32, Floats, Read, U32, U64, Words, Write};
+
+const ORDERS: [Order; 3] = [Order::Forwards, Order::Backwards, Order::Drawn(1)];
+
+/// Sizes that a walk has room for.
+const RANK_MAX: usize = 8;
+
+/// A device with the kernels of tensors.
+pub(super) struct Lab {
+    modules: RefCell<BTreeMap<String, Module>>,
+    pub(super) memory: CachingAllocator,
+    pub(super) streams: CudaStreams,
+    folder: PathBuf,
+    pub(super) gpu: Gpu,
+}
+
+/// Elements on the device. Nothing that a launch may use lies right before or behind them.
+pub(super) struct Values {
+    block: Buffer,
+    size_bytes: usize,
+}
+
+const MARGIN_BYTES: usize = 256;
+
+impl Values {
+    pub(super) fn read(&self) -> Argument<'_> {
+        Argument::read(&self.block, MARGIN_BYTES..MARGIN_BYTES + self.size_bytes)
+    }
+
+    pub(super) fn write(&self) -> Argument<'_> {
+        Argument::write(&self.block, MARGIN_BYTES..MARGIN_BYTES + self.size_bytes)
+    }
+}
+
+impl Lab {
+    pub(super) fn open() -> Option<Lab> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(KERNELS);
+        Gpu::take().map(|gpu| Lab::of(gpu, folder))
+    }
+
+    fn of(gpu: Gpu, folder: PathBuf) -> Lab {
+        let (streams, memory) = gpu.memory();
+        Lab { modules: RefCell::default(), memory, streams, folder, gpu }
+    }
+
+    pub(super) fn bytes(&self, bytes: &[u8]) -> Values {
+        // Zero bytes are a block, too.
+        let size_bytes = bytes.len();
+        let block = self.memory.allocate(size_bytes + 2 * MARGIN_BYTES).unwrap();
+        let all = [&[0xee; MARGIN_BYTES], bytes, &[0xee; MARGIN_BYTES]].concat();
+        self.streams.upload(Stream::DEFAULT, &all, &block).unwrap();
+        Values { block, size_bytes }
+    }
+
+    pub(super) fn floats(&self, values: &[f32]) -> Values {
+        self.bytes(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())
+    }
+
+    pub(super) fn labels(&self, values: &[i64]) -> Values {
+        self.bytes(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())
+    }
+
+    /// Room for results, which hold something else before.
+    pub(super) fn room(&self, size_bytes: usize) -> Values {
+        self.bytes(&vec![0xcd; size_bytes])
+    }
+
+    pub(super) fn bytes_of(&self, values: &Values) -> Vec<u8> {
+        let mut bytes = vec![0; values.size_bytes];
+        let range = MARGIN_BYTES..MARGIN_BYTES + values.size_bytes;
+        let copied = self.streams.download(Stream::DEFAULT, (&values.block, range), &mut bytes);
+        copied.unwrap_or_else(|error| panic!("{error}: {:?}", self.gpu.pretend.complaint()));
+        bytes
+    }
+
+    pub(super) fn words_of(&self, values: &Values) -> Vec<u32> {
+        let bytes = self.bytes_of(values);
+        bytes.chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
+    }
+
+    pub(super) fn floats_of(&self, values: &Values) -> Vec<f32> {
+        self.words_of(values).into_iter().map(f32::from_bits).collect()
+    }
+
+    pub(super) fn run(&self, file: &str, kernel: Kernel, grid: Grid, arguments: &[Argument<'_>]) {
+        let function = self.function(file, kernel);
+        self.launch(&function, grid, arguments).unwrap();
+    }
+
+    fn launch(
+        &self,
+        function: &Function,
+        grid: Grid,
+        arguments: &[Argument<'_>],
+    ) -> Result<(), KernelError> {
+        // SAFETY: the pretend driver compares parameters and looks at every access.
+        unsafe { self.streams.launch(Stream::DEFAULT, function, grid, arguments) }
+    }
+
+    fn function(&self, file: &str, kernel: Kernel) -> Function {
+        let mut modules = self.modules.borrow_mut();
+        let module = modules.entry(file.to_owned()).or_insert_with(|| {
+            let ptx = fs::read(self.folder.join(format!("ptx/{file}.ptx"))).unwrap();
+            Module::load(self.streams.device(), "kernels", &ptx).unwrap()
+        });
+        module.function(&kernel).unwrap()
+    }
+
+    /// Does something once for each order of threads.
+    pub(super) fn in_each_order(&self, mut work: impl FnMut()) {
+        for order in ORDERS {
+            self.gpu.pretend.threads(order);
+            work();
+        }
+    }
+}
+
+/// A walk as kernels take it: the sizes, and the strides of each tensor.
+pub(super) fn walk(sizes: &[usize], strides: &[&[i64]]) -> Vec<u64> {
+    let padded = |values: &[u64]| -> Vec<u64> {
+        values.iter().copied().chain(std::iter::repeat(0)).take(RANK_MAX).collect()
+    };
+    let sizes_64: Vec<u64> = sizes.iter().map(|&size| size as u64).collect();
+    let mut words = vec![sizes_64.iter().product(), sizes.len() as u64];
+    words.extend(padded(&sizes_64));
+    for strides in strides {
+        let strides: Vec<u64> = strides.iter().map(|stride| stride.cast_unsigned()).collect();
+        words.extend(padded(&strides));
+    }
+    words
+}
+
+/// The index of every element of a walk in a tensor with these strides, from its first element.
+pub(super) fn indices(sizes: &[usize], strides: &[i64]) -> Vec<usize> {
+    let mut all = vec![0_i64];
+    for (&size, &stride) in sizes.iter().zip(strides) {
+        all = all.iter().flat_map(|&at| (0..size as i64).map(move |i| at + i * stride)).collect();
+    }
+    all.into_iter().map(|at| usize::try_from(at).unwrap()).collect()
+}
+
+/// The strides of a tensor whose elements lie side by side, with axes in this order, the slowest
+/// first; an axis that is repeated has none.
+pub(super) fn strides(sizes: &[usize], order: &[usize], repeats: &[bool]) -> Vec<i64> {
+    let mut strides = vec![0; sizes.len()];
+    let mut len = 1;
+    for &axis in order.iter().rev() {
+        if !repeats[axis] {
+            strides[axis] = len as i64;
+            len *= sizes[axis].max(1);
+        }
+    }
+    strides
+}
+
+/// Numbers between -2 and 2, a few of them alike.
+pub(super) fn noise(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2) + 1;
+    let mut draw = || {
+        // Knuth's MMIX generator.
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
+        ((state >> 40) % 1025) as f32 / 256.0 - 2.0
+    };
+    (0..len).map(|_| draw()).collect()
+}
+
+/// Whether results are those of a twin in f64: `terms` is how many were added up, each below
+/// `scale`.
+pub(super) fn assert_close(found: &[f32], expected: &[f64], terms: usize, scale: f64) {
+    assert_eq!(found.len(), expected.len());
+    for (index, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+        let tolerance = 4.0 * f64::from(f32::EPSILON) * (terms as f64 * scale + expected.abs());
+        let is_same = f64::from(found) == expected || (found.is_nan() && expected.is_nan());
+        let is_close = (f64::from(found) - expected).abs() <= tolerance;
+        assert!(is_same || is_close, "{index}: {found}, expected {expected} within {tolerance}");
+    }
+}

@@ -1,0 +1,138 @@
+//! Faults planted into the kernels of tensors themselves: each has to be found.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use lowtide_allocator::cuda::{Argument, Grid, Kernel};
+
+use super::{F32, Lab, ORDERS, Read, U32, U64, Words, Write, noise};
+use crate::gpu::{DEVICE_BYTES, Gpu, KERNELS};
+
+/// A folder of one file of kernels, changed.
+fn planted(name: &str, file: &str, change: impl Fn(&str, String) -> String) -> PathBuf {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join(KERNELS);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("planted").join(name);
+    fs::create_dir_all(folder.join("ptx")).unwrap();
+    let ptx = format!("ptx/{file}.ptx");
+    fs::copy(from.join(&ptx), folder.join(&ptx)).unwrap();
+    for source in ["common.cu", &format!("{file}.cu")] {
+        let text = fs::read_to_string(from.join(source)).unwrap();
+        fs::write(folder.join(source), change(source, text)).unwrap();
+    }
+    folder
+}
+
+/// What is said of kernels in this folder, in each order; `None` where nothing is.
+fn complaints(folder: &Path, work: impl Fn(&Lab)) -> Option<Vec<Option<String>>> {
+    let mut complaints = Vec::new();
+    for order in ORDERS {
+        let lab = Lab::of(Gpu::with_kernels(folder)?, folder.to_path_buf());
+        lab.gpu.pretend.threads(order);
+        work(&lab);
+        let result = lab.streams.device().synchronize();
+        assert_eq!(result.is_err(), lab.gpu.pretend.complaint().is_some());
+        complaints.push(lab.gpu.pretend.complaint());
+        // A device that is lost takes nothing back.
+        let Lab { modules, memory, streams, gpu, .. } = lab;
+        drop((modules, memory, streams));
+        gpu.reset(DEVICE_BYTES);
+    }
+    Some(complaints)
+}
+
+fn sum_rows(lab: &Lab) {
+    // More rows than blocks: what is shared is used again.
+    let (x, y) = (lab.floats(&noise(4 * 100, 1)), lab.room(16));
+    let kernel = Kernel { name: "sum_rows_f32", parameters: &[Write, Read, U64, U64] };
+    let sizes = [Argument::U64(4), Argument::U64(100)];
+    lab.run("reduce", kernel, Grid::row(1, 64), &[y.write(), x.read(), sizes[0], sizes[1]]);
+}
+
+fn matmul(lab: &Lab) {
+    let (m, n, k) = (30_usize, 20_usize, 40_usize);
+    let (a, b) = (lab.floats(&noise(m * k, 1)), lab.floats(&noise(k * n, 2)));
+    let c = lab.room(4 * m * n);
+    let words = [m, n, k, k, 1, m * k, n, 1, k * n, n, m * n].map(|size| size as u64);
+    let parameters = &[Write, Read, Read, Read, U32, Words(11)];
+    let kernel = Kernel { name: "matmul_f32_nn", parameters };
+    let none = Argument::Nothing;
+    let rest = [none, Argument::U32(0), Argument::Words(&words)];
+    let arguments = [&[c.write(), a.read(), b.read()], &rest[..]].concat();
+    lab.run("matmul", kernel, Grid::row(1, 256), &arguments);
+}
+
+fn unary(lab: &Lab) {
+    let (x, y) = (lab.floats(&noise(100, 1)), lab.room(400));
+    let kernel = Kernel { name: "unary_f32", parameters: &[Write, Read, U64, U32, F32, F32] };
+    let scalars = [Argument::F32(0.0), Argument::F32(0.0)];
+    let sizes = [Argument::U64(100), Argument::U32(0)];
+    let arguments = [&[y.write(), x.read()], &sizes[..], &scalars].concat();
+    lab.run("elementwise", kernel, Grid::row(4, 32), &arguments);
+}
+
+const BARRIER: &str = "__syncthreads();";
+
+#[test]
+fn each_barrier_that_is_removed_from_a_kernel_is_missed() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let Ok(common) = fs::read_to_string(root.join(KERNELS).join("common.cu")) else {
+        println!("skipped: removed barriers: the kernels are no part of this package");
+        return;
+    };
+    let count = common.matches(BARRIER).count();
+    assert_eq!(count, 4, "two of `join_block` and two of `tile_product`");
+    for nth in 0..=count {
+        let remove = |source: &str, text: String| {
+            let mut index = 0;
+            let parts = text.split(BARRIER).map(|part| {
+                let kept = if source != "common.cu" || index != nth { BARRIER } else { "" };
+                index += 1;
+                format!("{part}{kept}")
+            });
+            let whole: String = parts.collect();
+            // The last part has no barrier behind it.
+            whole.strip_suffix(BARRIER).unwrap_or(&whole).to_owned()
+        };
+        for (file, of_file, work) in
+            [("reduce", 0..2, sum_rows as fn(&Lab)), ("matmul", 2..4, matmul)]
+        {
+            if nth < count && !of_file.contains(&nth) {
+                continue;
+            }
+            let folder = planted(&format!("barrier-{nth}-{file}"), file, remove);
+            let Some(complaints) = complaints(&folder, work) else { return };
+            for complaint in complaints {
+                let is_said = complaint.as_ref().is_some_and(|text| text.contains("shared memory"));
+                assert_eq!(is_said, nth < count, "{file} without barrier {nth}: {complaint:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn each_bound_that_is_removed_from_a_kernel_is_missed() {
+    for (index, (file, work, from, to)) in [
+        ("elementwise", unary as fn(&Lab), "i < len", "i <= len"),
+        ("matmul", matmul, "if (row >= sizes.m || k >= sizes.k) return 0.0f;", ""),
+        ("matmul", matmul, "k >= sizes.k || column >= sizes.n", "k > sizes.k"),
+        ("matmul", matmul, "if (row >= sizes.m || column >= sizes.n) return;", ""),
+        ("reduce", sum_rows, "i < len; i += blockDim.x", "i <= len; i += blockDim.x"),
+        ("reduce", sum_rows, "row < outer", "row <= outer"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let folder = planted(&format!("bound-{index}"), file, |source, text| {
+            let is_here = source != "common.cu";
+            assert!(!is_here || text.contains(from), "{file} has no {from}");
+            if is_here { text.replace(from, to) } else { text }
+        });
+        let Some(complaints) = complaints(&folder, work) else { return };
+        for complaint in complaints {
+            let text = complaint.unwrap_or_else(|| panic!("{file} with `{to}` is taken"));
+            // Beside a matrix, or in another thread's place of it.
+            let is_told = ["of its memory", "memory that is written"];
+            assert!(is_told.iter().any(|part| text.contains(part)), "{text}");
+        }
+    }
+}

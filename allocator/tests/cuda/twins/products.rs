@@ -1,0 +1,211 @@
+use lowtide_allocator::cuda::{Argument, Grid, Kernel};
+use proptest::prelude::*;
+
+use super::{Lab, Read, U32, Words, Write, assert_close, noise};
+
+fn config(cases: u32) -> ProptestConfig {
+    ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases) }
+}
+
+fn tiles(len: usize) -> u32 {
+    len.div_ceil(64) as u32
+}
+
+const NAMES: [[&str; 2]; 2] =
+    [["matmul_f32_nn", "matmul_f32_nt"], ["matmul_f32_tn", "matmul_f32_tt"]];
+
+#[test]
+fn matrices_are_multiplied_as_by_their_twin() {
+    let Some(lab) = Lab::open() else { return };
+    let size = || prop_oneof![3 => 1..20_usize, 1 => 60..80_usize];
+    let sizes = (size(), size(), prop_oneof![1 => 0..1_usize, 6 => 1..40_usize], 1..3_usize);
+    let kinds = any::<[bool; 4]>();
+    proptest!(config(20), |((m, n, k, batch) in sizes, kinds in kinds, seed in 0..100_u64)| {
+        let [is_a_turned, is_b_turned, adds, has_bias] = kinds;
+        let (a, b) = (noise(batch * m * k, seed), noise(batch * k * n, seed + 1));
+        let (bias, before) = (noise(n, seed + 2), noise(batch * m * n, seed + 3));
+        // Elements from a row to the next and from a column to the next.
+        let [a_row, a_column] = if is_a_turned { [1, m] } else { [k, 1] };
+        let [b_row, b_column] = if is_b_turned { [1, k] } else { [n, 1] };
+        let mut expected = Vec::new();
+        for (matrix, row, column) in (0..batch)
+            .flat_map(|matrix| (0..m).flat_map(move |row| (0..n).map(move |c| (matrix, row, c))))
+        {
+            let of = |values: &[f32], at: usize| f64::from(values[at]);
+            let products = (0..k).map(|i| {
+                let a = of(&a, matrix * m * k + row * a_row + i * a_column);
+                a * of(&b, matrix * k * n + i * b_row + column * b_column)
+            });
+            let mut sum: f64 = products.sum();
+            sum += if has_bias { of(&bias, column) } else { 0.0 };
+            sum += if adds { of(&before, (matrix * m + row) * n + column) } else { 0.0 };
+            expected.push(sum);
+        }
+        let sizes = [m, n, k, a_row, a_column, m * k, b_row, b_column, k * n, n, m * n];
+        let words = sizes.map(|size| size as u64);
+        let name = NAMES[usize::from(is_a_turned)][usize::from(is_b_turned)];
+        let kernel = Kernel { name, parameters: &[Write, Read, Read, Read, U32, Words(11)] };
+        let [a, b, bias] = [&a, &b, &bias].map(|values| lab.floats(values));
+        lab.in_each_order(|| {
+            let c = if adds { lab.floats(&before) } else { lab.room(4 * batch * m * n) };
+            let bias = if has_bias { bias.read() } else { Argument::Nothing };
+            let adds = Argument::U32(u32::from(adds));
+            let arguments = [c.write(), a.read(), b.read(), bias, adds, Argument::Words(&words)];
+            let blocks = [tiles(n), tiles(m), batch as u32];
+            let grid = Grid { blocks, threads: [256, 1, 1], shared_bytes: 0 };
+            lab.run("matmul", kernel, grid, &arguments);
+            assert_close(&lab.floats_of(&c), &expected, k + 2, 4.0);
+        });
+    });
+}
+
+/// Sizes of a convolution; pairs are (height, width).
+#[derive(Clone, Copy, Debug)]
+struct Conv {
+    images: usize,
+    groups: usize,
+    in_channels: usize,
+    out_channels: usize,
+    size: [usize; 2],
+    kernel: [usize; 2],
+    stride: [usize; 2],
+    padding: [usize; 2],
+    dilation: [usize; 2],
+}
+
+impl Conv {
+    fn out_size(&self) -> [usize; 2] {
+        [0, 1].map(|axis| {
+            let reach = self.dilation[axis] * (self.kernel[axis] - 1) + 1;
+            let room = (self.size[axis] + 2 * self.padding[axis]).checked_sub(reach);
+            room.map_or(0, |room| room / self.stride[axis] + 1)
+        })
+    }
+
+    fn words(&self) -> [u64; 16] {
+        let Conv { images, groups, in_channels, out_channels, size, kernel, .. } = *self;
+        let ([oh, ow], [sh, sw]) = (self.out_size(), self.stride);
+        let ([ph, pw], [dh, dw]) = (self.padding, self.dilation);
+        let [[h, w], [kh, kw]] = [size, kernel];
+        let counts = [images, groups, in_channels, out_channels, h, w, oh, ow];
+        let words = [counts, [kh, kw, sh, sw, ph, pw, dh, dw]].concat();
+        std::array::from_fn(|at| words[at] as u64)
+    }
+
+    /// Calls with the indices of every product: in x, in w and in y.
+    fn products(&self, mut work: impl FnMut(usize, usize, usize)) {
+        let ([h, w], [kh, kw], [oh, ow]) = (self.size, self.kernel, self.out_size());
+        let (ins, outs) = (self.in_channels, self.out_channels);
+        let place = |axis: usize, out: usize, tap: usize| {
+            let at = out * self.stride[axis] + tap * self.dilation[axis];
+            at.checked_sub(self.padding[axis]).filter(|&at| at < self.size[axis])
+        };
+        for (image, group) in pairs(self.images, self.groups) {
+            for (o, c) in pairs(outs, ins) {
+                for ((y, x), (i, j)) in
+                    pairs(oh, ow).flat_map(|out| pairs(kh, kw).map(move |tap| (out, tap)))
+                {
+                    let (Some(row), Some(column)) = (place(0, y, i), place(1, x, j)) else {
+                        continue;
+                    };
+                    let plane = (image * self.groups + group) * ins + c;
+                    let filter = (group * outs + o) * ins + c;
+                    let out_plane = (image * self.groups + group) * outs + o;
+                    work(
+                        (plane * h + row) * w + column,
+                        (filter * kh + i) * kw + j,
+                        (out_plane * oh + y) * ow + x,
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn pairs(rows: usize, columns: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..rows).flat_map(move |row| (0..columns).map(move |column| (row, column)))
+}
+
+fn convs() -> impl Strategy<Value = Conv> {
+    let pair = |low: usize, high: usize| [low..high, low..high];
+    let counts = (1..3_usize, 1..3_usize, 1..4_usize, 1..5_usize);
+    let windows = (pair(1, 9), pair(1, 4), pair(1, 4), pair(0, 3), pair(1, 3));
+    (counts, windows).prop_map(|(counts, (size, kernel, stride, padding, dilation))| {
+        let (images, groups, in_channels, out_channels) = counts;
+        let counts = Conv {
+            images,
+            groups,
+            in_channels,
+            out_channels,
+            size,
+            kernel,
+            stride,
+            padding,
+            dilation,
+        };
+        // Room for the window.
+        let reach = [0, 1].map(|axis| dilation[axis] * (kernel[axis] - 1) + 1);
+        Conv { size: [0, 1].map(|axis| size[axis].max(reach[axis])), ..counts }
+    })
+}
+
+#[test]
+fn convolutions_and_their_gradients_are_those_of_their_twins() {
+    let Some(lab) = Lab::open() else { return };
+    let forward = Kernel { name: "conv2d_f32", parameters: &[Write, Read, Read, Read, Words(16)] };
+    let parameters = &[Write, Read, Read, Words(16)];
+    let of_input = Kernel { name: "conv2d_backward_input_f32", parameters };
+    let of_weight = Kernel { name: "conv2d_backward_weight_f32", parameters };
+    proptest!(config(16), |(conv in convs(), has_bias in any::<bool>(), seed in 0..100_u64)| {
+        let [height, width] = conv.size;
+        let [out_height, out_width] = conv.out_size();
+        let (in_channels, out_channels) = (conv.in_channels, conv.out_channels);
+        let kernel_len = conv.kernel[0] * conv.kernel[1];
+        let filter_count = conv.groups * out_channels;
+        let x = noise(conv.images * conv.groups * in_channels * height * width, seed);
+        let w = noise(filter_count * in_channels * kernel_len, seed + 1);
+        let dy = noise(conv.images * filter_count * out_height * out_width, seed + 2);
+        let bias = noise(filter_count, seed + 3);
+        let (mut y, mut dx, mut dw) = (vec![0.0; dy.len()], vec![0.0; x.len()], vec![0.0; w.len()]);
+        if has_bias {
+            for (at, y) in y.iter_mut().enumerate() {
+                *y = f64::from(bias[at / (out_height * out_width) % filter_count]);
+            }
+        }
+        conv.products(|at_x, at_w, at_y| {
+            let [x, w, dy] = [x[at_x], w[at_w], dy[at_y]].map(f64::from);
+            y[at_y] += x * w;
+            dx[at_x] += dy * w;
+            dw[at_w] += dy * x;
+        });
+        let words = conv.words();
+        let sizes = Argument::Words(&words);
+        let [x, w, dy_values, bias] = [&x, &w, &dy, &bias].map(|values| lab.floats(values));
+        let pixels = conv.images * height * width;
+        let out_pixels = conv.images * out_height * out_width;
+        let tap_count = in_channels * kernel_len;
+        let groups = conv.groups as u32;
+        let grid = |columns: usize, rows: usize| Grid {
+            blocks: [tiles(columns), tiles(rows), groups],
+            threads: [256, 1, 1],
+            shared_bytes: 0,
+        };
+        lab.in_each_order(|| {
+            let found = lab.room(4 * y.len());
+            let bias = if has_bias { bias.read() } else { Argument::Nothing };
+            let arguments = [found.write(), x.read(), w.read(), bias, sizes];
+            lab.run("conv2d", forward, grid(out_pixels, out_channels), &arguments);
+            assert_close(&lab.floats_of(&found), &y, tap_count + 1, 4.0);
+
+            let found = lab.room(4 * dx.len());
+            let arguments = [found.write(), dy_values.read(), w.read(), sizes];
+            lab.run("conv2d", of_input, grid(pixels, in_channels), &arguments);
+            assert_close(&lab.floats_of(&found), &dx, out_channels * kernel_len, 4.0);
+
+            let found = lab.room(4 * dw.len());
+            let arguments = [found.write(), x.read(), dy_values.read(), sizes];
+            lab.run("conv2d", of_weight, grid(tap_count, out_channels), &arguments);
+            assert_close(&lab.floats_of(&found), &dw, out_pixels, 4.0);
+        });
+    });
+}

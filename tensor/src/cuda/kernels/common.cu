@@ -1,0 +1,172 @@
+// What stands before each file of kernels. CUDA C without headers: NVRTC alone compiles it, and so
+// does a C++ compiler behind `xtask/pretend-gpu/cuda.h`.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+struct f16 {
+  u16 bits;
+};
+struct bf16 {
+  u16 bits;
+};
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+
+// Rounds to nearest, ties to even; NaN stays one.
+__device__ inline void set(float& y, float x) { y = x; }
+__device__ inline void set(bf16& y, float x) {
+  u32 bits = __float_as_uint(x);
+  u32 rounded = bits + 0x7fff + (bits >> 16 & 1);
+  y.bits = (u16)(x != x ? 0x7fc0 : rounded >> 16);
+}
+
+#ifdef __CUDACC__
+__device__ inline float to_float(f16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+__device__ inline void set(f16& y, float x) {
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+}
+#define INFINITY_F __int_as_float(0x7f800000)
+#else
+__device__ inline float to_float(f16 x) { return (float)__builtin_bit_cast(_Float16, x.bits); }
+__device__ inline void set(f16& y, float x) { y.bits = __builtin_bit_cast(u16, (_Float16)x); }
+#define INFINITY_F __builtin_inff()
+#endif
+
+enum : u32 { ALL_LANES = 0xffffffffu };
+
+// The number of this thread and of all threads, in grids of one row.
+__device__ inline u64 thread_index() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ inline u64 thread_count() { return (u64)gridDim.x * blockDim.x; }
+
+// The greater of both; NaN if one is.
+__device__ inline float greater(float x, float y) {
+  if (x != x) return x;
+  return y > x || y != y ? y : x;
+}
+
+struct Sum {
+  static __device__ float start() { return 0.0f; }
+  static __device__ float join(float x, float y) { return x + y; }
+};
+struct Max {
+  static __device__ float start() { return -INFINITY_F; }
+  static __device__ float join(float x, float y) { return greater(x, y); }
+};
+
+// Joins a value of each thread of a block, in a fixed order; all threads get the result. `scratch`
+// is 32 values of shared memory. Blocks have whole warps.
+template <typename Join, typename T>
+__device__ inline T join_block(T value, T* scratch) {
+  u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (u32 bit = 16; bit > 0; bit /= 2) {
+    value = Join::join(value, __shfl_xor_sync(ALL_LANES, value, bit));
+  }
+  // Whoever still reads what the last call left has to be done with it.
+  __syncthreads();
+  if (lane == 0) scratch[warp] = value;
+  __syncthreads();
+  value = scratch[0];
+  for (u32 other = 1; other < blockDim.x / 32; other++) value = Join::join(value, scratch[other]);
+  return value;
+}
+
+// Sizes of a walk over elements, the last one the fastest, and how far each tensor goes for a step
+// along each. A tensor that repeats its elements goes 0.
+enum : u32 { RANK_MAX = 8 };
+
+template <u32 TENSORS>
+struct Walk {
+  u64 len;
+  u64 rank;
+  u64 sizes[RANK_MAX];
+  i64 strides[TENSORS][RANK_MAX];
+};
+
+// Where each tensor is at an element of the walk.
+template <u32 TENSORS>
+struct Places {
+  i64 at[TENSORS];
+};
+
+template <u32 TENSORS>
+__device__ inline Places<TENSORS> places(const Walk<TENSORS>& walk, u64 index) {
+  Places<TENSORS> places = {};
+  // Dividing 64 bits costs several times as much as 32.
+  bool is_short = walk.len >> 32 == 0;
+#pragma unroll
+  for (u32 step = 0; step < RANK_MAX; step++) {
+    u32 axis = RANK_MAX - 1 - step;
+    if (axis >= walk.rank) continue;
+    u64 size = walk.sizes[axis];
+    u64 rest = is_short ? (u64)((u32)index / (u32)size) : index / size;
+    i64 position = (i64)(index - rest * size);
+    for (u32 tensor = 0; tensor < TENSORS; tensor++) {
+      places.at[tensor] += position * walk.strides[tensor][axis];
+    }
+    index = rest;
+  }
+  return places;
+}
+
+// One tile of a product: C[M, N] = A[M, K] · B[K, N], 64 by 64 elements by a block of 256 threads,
+// 4 by 4 by each of them. `Product` says what A and B hold, of which rows and columns (0 outside),
+// and takes what comes out.
+enum : u32 {
+  TILE = 64,
+  DEPTH = 16,
+  // Rows of a tile begin at different banks, and at multiples of four elements.
+  TILE_ROW = TILE + 4,
+  TILE_THREADS = 256
+};
+
+template <typename Product>
+__device__ inline void tile_product(const Product& product, u32 first_row, u32 first_column,
+                                    u32 k_len) {
+  __shared__ __align__(16) float a_tile[DEPTH * TILE_ROW];
+  __shared__ __align__(16) float b_tile[DEPTH * TILE_ROW];
+  u32 row = threadIdx.x / 16 * 4, column = threadIdx.x % 16 * 4;
+  float sums[4][4] = {};
+  for (u32 first_k = 0; first_k < k_len; first_k += DEPTH) {
+#pragma unroll
+    for (u32 part = 0; part < DEPTH * TILE / TILE_THREADS; part++) {
+      u32 index = part * TILE_THREADS + threadIdx.x;
+      // Neighbours load what lies side by side in memory.
+      u32 a_k = Product::A_IS_DEEP ? index % DEPTH : index / TILE;
+      u32 a_row = Product::A_IS_DEEP ? index / DEPTH : index % TILE;
+      u32 b_k = Product::B_IS_DEEP ? index % DEPTH : index / TILE;
+      u32 b_column = Product::B_IS_DEEP ? index / DEPTH : index % TILE;
+      a_tile[a_k * TILE_ROW + a_row] = product.a(first_row + a_row, first_k + a_k);
+      b_tile[b_k * TILE_ROW + b_column] = product.b(first_k + b_k, first_column + b_column);
+    }
+    __syncthreads();
+#pragma unroll
+    for (u32 k = 0; k < DEPTH; k++) {
+      float4 a = *(const float4*)&a_tile[k * TILE_ROW + row];
+      float4 b = *(const float4*)&b_tile[k * TILE_ROW + column];
+      float as[4] = {a.x, a.y, a.z, a.w}, bs[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+      for (u32 i = 0; i < 4; i++) {
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) sums[i][j] += as[i] * bs[j];
+      }
+    }
+    // The next tile is written over this one.
+    __syncthreads();
+  }
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) {
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+      product.put(first_row + row + i, first_column + column + j, sums[i][j]);
+    }
+  }
+}

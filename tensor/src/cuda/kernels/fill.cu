@@ -1,0 +1,27 @@
+// Elements of any type by their size: y = value, overwritten. A thread takes every n-th element of
+// the walk; grids of one row.
+
+template <typename T>
+__device__ inline void fill(T* y, u64 bits, const Walk<1>& walk) {
+  for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
+    y[places(walk, i).at[0]] = (T)bits;
+  }
+}
+
+// y = x, where neither overlaps the other.
+template <typename T>
+__device__ inline void copy(T* y, const T* x, const Walk<2>& walk) {
+  for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
+    Places<2> at = places(walk, i);
+    y[at.at[0]] = x[at.at[1]];
+  }
+}
+
+#define STAMP(T, name)                                                                   \
+  extern "C" __global__ void fill_##name(T* y, u64 bits, Walk<1> walk) { fill(y, bits, walk); } \
+  extern "C" __global__ void copy_##name(T* y, const T* x, Walk<2> walk) { copy(y, x, walk); }
+
+STAMP(u8, 1)
+STAMP(u16, 2)
+STAMP(u32, 4)
+STAMP(u64, 8)
