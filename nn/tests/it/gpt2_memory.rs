@@ -26,8 +26,10 @@ const SPEC: SimSpec = SimSpec {
 fn step(model: &mut Gpt, optimizer: &mut Adam, [x, labels]: [&Tensor; 2]) -> Result<()> {
     let attempt = Attempt::new();
     let pass = Pass::train(KEY, &attempt);
+    let scope = x.device().category(Category::Activation);
     let logits = model.forward(&pass, pass.constant(x.clone()))?;
     let loss = cross_entropy(logits.flatten(0..2)?, labels)?.mean()?;
+    drop(scope);
     pass.backward(loss)?;
     optimizer.step(model, attempt)
 }

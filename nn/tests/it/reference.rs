@@ -72,3 +72,20 @@ fn names_and_shapes_are_those_of_pytorch() -> Outcome {
     assert_eq!(checked, 11);
     Ok(())
 }
+
+#[test]
+fn larger_ones_of_gpt_2_have_as_many_parameters_as_their_documentation_says() -> Outcome {
+    let counts = [
+        (GptShape::GPT2_MEDIUM, 354_823_168),
+        (GptShape::GPT2_LARGE, 774_030_080),
+        (GptShape::GPT2_XL, 1_557_611_200),
+    ];
+    for (shape, expected) in counts {
+        let device = Device::sim(SimSpec::like_this_machine(8 << 30))?;
+        let mut elements = 0;
+        Gpt::gpt2(&device, KEY, shape)?
+            .visit(&mut |_, parameter| elements += parameter.value().element_count());
+        assert_eq!(elements, expected, "{shape:?}");
+    }
+    Ok(())
+}

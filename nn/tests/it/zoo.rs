@@ -100,21 +100,28 @@ fn in_blocks<M: Segments>(model: &mut M) -> Option<&mut dyn Segments> {
     Some(model)
 }
 
+/// `x` in the type of the model's parameters.
+fn like<M: Parameters + Clone>(model: &M, x: &Tensor) -> Result<Tensor> {
+    let mut dtype = x.dtype();
+    model.clone().visit(&mut |_, parameter| dtype = parameter.value().dtype());
+    Ok(x.to_dtype(dtype)?)
+}
+
 /// Logits of `x`, the classes last or second, against labels.
-fn classified<M: Module + 'static>(
+fn classified<M: Module + Clone + 'static>(
     model: M,
     segments: SegmentsOf<M>,
     x: Tensor,
     labels: Tensor,
 ) -> Box<dyn Trained> {
     let loss: LossOf<M> = Box::new(move |model, pass| {
-        let logits = model.forward(pass, pass.constant(x.clone()))?;
+        let logits = model.forward(pass, pass.constant(like(model, &x)?))?;
         cross_entropy(logits, &labels)?.mean()
     });
     Box::new(Case { model, segments, loss })
 }
 
-fn of_images<M: Module + 'static>(
+fn of_images<M: Module + Clone + 'static>(
     model: M,
     segments: SegmentsOf<M>,
     device: &Device,
@@ -193,17 +200,21 @@ const RECURRENT: RecurrentOptions = RecurrentOptions {
     directions: Directions::Both,
 };
 
+/// Outputs and a state at the end, from an input and the states at the start.
+type RunOf<M> = fn(&M, &Pass, Var, [Var; 2]) -> Result<(Var, Var)>;
+
 /// The mean square distance to a target, and the mean square of the states at the ends.
-fn recurrent<M: Parameters + 'static>(
+fn recurrent<M: Parameters + Clone + 'static>(
     device: &Device,
     model: M,
-    run: fn(&M, &Pass, Var, [Var; 2]) -> Result<(Var, Var)>,
+    run: RunOf<M>,
 ) -> Result<Box<dyn Trained>> {
     let (x, y) = (uniform(device, X, &[3, 6, 5])?, uniform(device, Y, &[3, 6, 8])?);
     let start = uniform(device, H, &[2, 4, 3, 4])?;
     let loss: LossOf<M> = Box::new(move |model, pass| {
+        let [x, y, start] = [like(model, &x)?, like(model, &y)?, like(model, &start)?];
         let start = [start.select(0, 0)?, start.select(0, 1)?].map(|start| pass.constant(start));
-        let (out, ends) = run(model, pass, pass.constant(x.clone()), start)?;
+        let (out, ends) = run(model, pass, pass.constant(x), start)?;
         Ok(mse(out, &y)?.mean()?.add(ends.clone().mul(ends)?.mean_all()?)?)
     });
     Ok(Box::new(Case { model, segments: |_| None, loss }))
@@ -273,7 +284,7 @@ pub(crate) const ZOO: [(&str, Build); 14] = [
     }),
     ("resnet50", |device, _| {
         let model = resnet(device, ResNetBlock::Bottleneck, [1, 2, 1, 1])?;
-        of_images(model, in_blocks, device, [4, 48])
+        of_images(model, in_blocks, device, [4, 64])
     }),
     ("unet", |device, _| unet(device)),
     ("gpt", |device, dropout| {
