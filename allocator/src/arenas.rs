@@ -1,5 +1,6 @@
 //! Allocators of independent threads over one budget.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -8,13 +9,25 @@ use crate::error::AllocError;
 use crate::limit::LimitSource;
 use crate::reclaim::Registration;
 use crate::source::MemorySource;
+use crate::stream::Stream;
 
 /// Opens allocators that share the budget of one source, and no lock.
 ///
 /// Each is for a thread, or a group of threads, that has nothing to do with the others: a data
-/// loader beside a training step. Placement in one does not depend on what the others do. When one
-/// is short of memory, the caches of the others are trimmed, in the order in which they were
-/// opened, until the budget has what is missing; what is live stays.
+/// loader beside a training step ([`open`](Self::open)), or threads that feed a stream each
+/// ([`on`](Self::on)). Placement in one does not depend on what the others do. When one is short of
+/// memory, the caches of the others are trimmed, in the order in which they were opened, until the
+/// budget has what is missing; what is live stays.
+///
+/// # Why a stream is no shard of one allocator
+/// Inside one allocator a free block of one stream is there for every other, behind a wait, and
+/// merges with its neighbours whosever they were. That is why its peak cannot be undercut, and why
+/// each request and free reads and changes what all streams share. Shards that serve a stream from
+/// what it freed itself would take a lock of their own, but then memory that is cached in one of
+/// them has a say in where others are placed, and the place depends on which thread came first. So
+/// the choice is the caller's: streams that one thread feeds in turn share an allocator and need
+/// the least memory; threads that feed a stream each take an arena each, run without a common lock,
+/// and keep what they cached until somebody is short of it.
 ///
 /// Whether a request fails does depend on the others, and a simulation of one arena knows nothing
 /// of them: give allocators that must be reproducible a source of their own.
@@ -33,6 +46,7 @@ use crate::source::MemorySource;
 pub struct Arenas<S> {
     source: LimitSource<S>,
     members: Arc<Mutex<Vec<Member>>>,
+    by_stream: Mutex<BTreeMap<Stream, CachingAllocator>>,
 }
 
 /// Weak, so that an arena goes with its last handle.
@@ -44,7 +58,8 @@ struct Member {
 impl<S: MemorySource + 'static> Arenas<S> {
     /// Arenas that together commit at most `bytes` of `source`.
     pub fn new(source: S, bytes: usize) -> Arenas<S> {
-        Arenas { source: LimitSource::new(source, bytes), members: Arc::default() }
+        let (source, by_stream) = (LimitSource::new(source, bytes), Mutex::default());
+        Arenas { source, members: Arc::default(), by_stream }
     }
 
     /// A new arena, which may use all that the others leave.
@@ -52,7 +67,43 @@ impl<S: MemorySource + 'static> Arenas<S> {
     /// # Errors
     /// The source has no such address ranges.
     pub fn open(&self) -> Result<CachingAllocator, AllocError> {
-        let arena = CachingAllocator::new(self.source.clone())?;
+        self.open_on(Stream::DEFAULT)
+    }
+
+    /// The arena of a stream, opened when it is first asked for: its blocks are the stream's unless
+    /// one says otherwise, and it takes no lock of another's. It lives as long as this does, so a
+    /// thread may keep a handle or ask again.
+    ///
+    /// # Errors
+    /// The source has no such address ranges.
+    ///
+    /// # Examples
+    /// ```
+    /// use lowtide_allocator::{Arenas, SimSource, SimStreams, Stream};
+    ///
+    /// let source = SimSource::with_capacity(1 << 30).streams(&SimStreams::new());
+    /// let arenas = Arenas::new(source, 1 << 30);
+    /// std::thread::scope(|scope| {
+    ///     for stream in (1..=2).filter_map(Stream::new) {
+    ///         let memory = arenas.on(stream)?;
+    ///         scope.spawn(move || assert_eq!(memory.stream(), stream));
+    ///     }
+    ///     Ok::<(), lowtide_allocator::AllocError>(())
+    /// })?;
+    /// # Ok::<(), lowtide_allocator::AllocError>(())
+    /// ```
+    pub fn on(&self, stream: Stream) -> Result<CachingAllocator, AllocError> {
+        let mut by_stream = locked(&self.by_stream);
+        if let Some(arena) = by_stream.get(&stream) {
+            return Ok(arena.clone());
+        }
+        let arena = self.open_on(stream)?;
+        by_stream.insert(stream, arena.clone());
+        Ok(arena)
+    }
+
+    fn open_on(&self, stream: Stream) -> Result<CachingAllocator, AllocError> {
+        let arena = CachingAllocator::on_stream(self.source.clone(), stream)?;
         let (source, members) = (self.source.clone(), Arc::clone(&self.members));
         let asking = Arc::downgrade(arena.shared());
         let page_bytes = source.page_bytes();
@@ -80,6 +131,11 @@ impl<S: MemorySource + 'static> Arenas<S> {
     pub fn used_bytes(&self) -> usize {
         self.source.used_bytes()
     }
+
+    /// The most that they ever had committed at once.
+    pub fn used_bytes_peak(&self) -> usize {
+        self.source.used_bytes_peak()
+    }
 }
 
 /// The arenas that live, but the one that asks. The list's lock is free again when they are
@@ -90,8 +146,8 @@ fn others(members: &Mutex<Vec<Member>>, asking: &Weak<Shared>) -> Vec<CachingAll
     others.filter_map(|member| member.arena.upgrade()).map(CachingAllocator::of).collect()
 }
 
-fn locked(members: &Mutex<Vec<Member>>) -> MutexGuard<'_, Vec<Member>> {
-    members.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked<T>(guarded: &Mutex<T>) -> MutexGuard<'_, T> {
+    guarded.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<S: MemorySource> fmt::Debug for Arenas<S> {

@@ -203,21 +203,25 @@ impl Books {
             if !self.pages.reach(extent.end()) {
                 return None;
             }
-            let live = self.note_block(size_bytes, request);
-            return Some((
-                self.layout.insert_in_hole(hole, extent, live),
-                extent.offset,
-                live.serial,
-            ));
+            let slot = self.layout.insert_in_hole(hole, extent);
+            return Some((slot, extent.offset, self.enter_live(slot, size_bytes, request)));
         }
         let stitches = self.stitches && self.views.has_room();
         let extent = self.layout.own_top(size_bytes, stream, stitches)?;
         if !self.pages.reach(extent.end()) {
             return None;
         }
+        let users = StreamSet::of(stream);
+        let slot = self.layout.insert_on_top(extent, users, self.current_event());
+        Some((slot, extent.offset, self.enter_live(slot, size_bytes, request)))
+    }
+
+    /// Counts and describes the block that was just put into a slot. Returns its serial.
+    #[inline]
+    fn enter_live(&mut self, slot: u32, size_bytes: usize, request: &Request) -> u64 {
         let live = self.note_block(size_bytes, request);
-        let slot = self.layout.insert_on_top(extent, live, self.current_event());
-        Some((slot, extent.offset, live.serial))
+        self.layout.describe(slot, live);
+        live.serial
     }
 
     /// Makes a place a live block, in `view` if it is stitched. Returns its slot and serial.
@@ -283,7 +287,7 @@ impl Books {
         let &Live { requested_bytes, size_bytes, category, view, .. } = self.layout.block(slot);
         self.layout.remove(slot, event);
         if view != NONE {
-            self.views.leave(view, event);
+            self.views.leave(view);
         }
         self.uncount(requested_bytes, size_bytes, category);
     }

@@ -20,7 +20,6 @@ use crate::stream::Stream;
 pub struct Buffer {
     /// Not counted, and so never dropped: see [`Keeper`].
     allocator: ManuallyDrop<CachingAllocator>,
-    category: Category,
     size_bytes: usize,
     granted: Granted,
 }
@@ -54,11 +53,10 @@ impl Keeper {
 
 impl Buffer {
     /// `state` is that of `allocator`, which granted the block.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(
         state: &mut State,
         allocator: &CachingAllocator,
-        category: Category,
         size_bytes: usize,
         granted: Granted,
     ) -> Buffer {
@@ -68,7 +66,7 @@ impl Buffer {
         // of the handles that are.
         let handle = unsafe { Arc::from_raw(Arc::as_ptr(allocator.shared())) };
         let allocator = ManuallyDrop::new(CachingAllocator::of(handle));
-        Buffer { allocator, category, size_bytes, granted }
+        Buffer { allocator, size_bytes, granted }
     }
 
     /// Bytes asked for.
@@ -85,12 +83,12 @@ impl Buffer {
     /// Whether the block consists of pieces of memory that lie apart. It has one address all the
     /// same.
     pub fn is_stitched(&self) -> bool {
-        self.granted.view_offset.is_some()
+        self.granted.is_stitched
     }
 
     /// What the block is for.
     pub fn category(&self) -> Category {
-        self.category
+        self.granted.category
     }
 
     /// The address as the device sees it.
@@ -133,13 +131,11 @@ impl Buffer {
     /// The address range that the block lies in, and where.
     fn place(&self) -> (&Segment, usize) {
         let segments = &self.allocator.core().segments;
-        match self.granted.view_offset {
-            None => (&segments.memory, self.granted.offset),
-            Some(offset) => {
-                let views = segments.views.as_ref();
-                (views.expect("a stitched block has a range of views"), offset)
-            }
-        }
+        let range = match &segments.views {
+            Some(views) if self.granted.is_stitched => views,
+            _ => &segments.memory,
+        };
+        (range, self.granted.range_offset)
     }
 
     /// The bytes, where the processor can reach them.
@@ -200,7 +196,7 @@ impl Drop for Buffer {
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Buffer")
-            .field("category", &self.category)
+            .field("category", &self.granted.category)
             .field("offset", &self.granted.offset)
             .field("size_bytes", &self.size_bytes)
             .finish_non_exhaustive()

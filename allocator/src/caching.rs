@@ -35,6 +35,8 @@ pub struct CachingAllocator {
 
 pub(crate) struct Shared {
     core: Core,
+    /// Of who names no stream.
+    stream: Stream,
     category: AtomicU8,
     reclaimers: Reclaimers,
 }
@@ -63,7 +65,15 @@ impl CachingAllocator {
         source: impl MemorySource + 'static,
         policy: Policy,
     ) -> Result<CachingAllocator, AllocError> {
-        CachingAllocator::over(source, policy, None)
+        CachingAllocator::over(source, policy, None, Stream::DEFAULT)
+    }
+
+    /// [`new`](Self::new), for somebody whose work is on one stream.
+    pub(crate) fn on_stream(
+        source: impl MemorySource + 'static,
+        stream: Stream,
+    ) -> Result<CachingAllocator, AllocError> {
+        CachingAllocator::over(source, Policy::Pages, None, stream)
     }
 
     /// An allocator that looks for bugs of those who use memory by its address.
@@ -87,13 +97,14 @@ impl CachingAllocator {
     /// As [`new`](Self::new); and whoever allocates or drops a block later, if a guard or freed
     /// memory was written to: that is a bug in somebody's unsafe code.
     pub fn checked(source: impl MemorySource + 'static) -> Result<CachingAllocator, AllocError> {
-        CachingAllocator::over(source, Policy::Pages, Some(Box::default()))
+        CachingAllocator::over(source, Policy::Pages, Some(Box::default()), Stream::DEFAULT)
     }
 
     fn over(
         source: impl MemorySource + 'static,
         policy: Policy,
         checks: Option<Box<Checks>>,
+        stream: Stream,
     ) -> Result<CachingAllocator, AllocError> {
         let (capacity_bytes, page_bytes) = (source.capacity_bytes(), source.page_bytes());
         assert!(
@@ -129,32 +140,36 @@ impl CachingAllocator {
             Policy::Torch(settings) => Some(TorchFront::new(settings)),
         };
         let core = Core::new(Box::new(source), segments, books, torch);
-        Ok(CachingAllocator::assemble(core, Category::Other))
+        Ok(CachingAllocator::assemble(core, Category::Other, stream))
     }
 
-    pub(crate) fn assemble(core: Core, category: Category) -> CachingAllocator {
-        let category = AtomicU8::new(category as u8);
-        CachingAllocator {
-            shared: Arc::new(Shared { core, category, reclaimers: Reclaimers::default() }),
-        }
+    pub(crate) fn assemble(core: Core, category: Category, stream: Stream) -> CachingAllocator {
+        let (category, reclaimers) = (AtomicU8::new(category as u8), Reclaimers::default());
+        CachingAllocator { shared: Arc::new(Shared { core, stream, category, reclaimers }) }
     }
 
-    /// A block for the current scope's category, on the default stream.
+    /// The stream of those who name none: the default one, but for the
+    /// [arena of another](crate::Arenas::on).
+    pub fn stream(&self) -> Stream {
+        self.shared.stream
+    }
+
+    /// A block for the current scope's category, on the allocator's [`stream`](Self::stream).
     ///
     /// # Errors
     /// As [`allocate_on`](Self::allocate_on).
     #[track_caller]
     pub fn allocate(&self, size_bytes: usize) -> Result<Buffer, AllocError> {
-        self.allocate_on(Stream::DEFAULT, self.current_category(), size_bytes)
+        self.allocate_on(self.shared.stream, self.current_category(), size_bytes)
     }
 
-    /// A block on the default stream.
+    /// A block on the allocator's [`stream`](Self::stream).
     ///
     /// # Errors
     /// As [`allocate_on`](Self::allocate_on).
     #[track_caller]
     pub fn allocate_in(&self, category: Category, size_bytes: usize) -> Result<Buffer, AllocError> {
-        self.allocate_on(Stream::DEFAULT, category, size_bytes)
+        self.allocate_on(self.shared.stream, category, size_bytes)
     }
 
     /// A block of at least `size_bytes`, at a multiple of 512 bytes. A block of nothing is a block.
@@ -175,24 +190,16 @@ impl CachingAllocator {
         let request = Request { category, size_bytes, stream, site: Location::caller() };
         let mut engine = self.core().lock();
         let injected = engine.admit(&request)?;
-        if !injected && let Some(granted) = engine.allocate_ready(&request) {
-            let buffer = self.hand_out(&mut engine, &request, granted);
-            drop(engine);
-            return Ok(self.verified(buffer));
+        let is_plain = !injected && !self.core().is_checked;
+        if is_plain && let Some(granted) = engine.allocate_ready(&request) {
+            return Ok(self.hand_out(&mut engine, &request, granted));
         }
-        let buffer = self.allocate_slowly(engine, &request, injected)?;
-        Ok(self.verified(buffer))
+        self.allocate_slowly(engine, &request, injected)
     }
 
-    #[inline]
+    #[inline(always)]
     fn hand_out(&self, engine: &mut Engine<'_>, request: &Request, granted: Granted) -> Buffer {
-        let Request { category, size_bytes, .. } = *request;
-        Buffer::new(&mut engine.state, self, category, size_bytes, granted)
-    }
-
-    #[inline]
-    fn verified(&self, buffer: Buffer) -> Buffer {
-        if self.core().is_checked { checked::hand_out(buffer) } else { buffer }
+        Buffer::new(&mut engine.state, self, request.size_bytes, granted)
     }
 
     #[cold]
@@ -205,12 +212,13 @@ impl CachingAllocator {
         let granted = engine.allocate(request, injected);
         let granted = granted.map(|granted| self.hand_out(&mut engine, request, granted));
         drop(engine);
-        granted.or_else(|refusal| {
+        let buffer = granted.or_else(|refusal| {
             self.climb(request, refusal, |engine| {
                 let granted = engine.allocate(request, false)?;
                 Ok(self.hand_out(engine, request, granted))
             })
-        })
+        })?;
+        Ok(if self.core().is_checked { checked::hand_out(buffer) } else { buffer })
     }
 
     /// The last rung: reclaimers in their order, and a search after each. They run without the

@@ -178,7 +178,7 @@ pub(crate) fn hand_out(mut buffer: Buffer) -> Buffer {
         let slot = buffer.granted().slot;
         (books.block_info(slot), freed_in(books, slot))
     };
-    if allocator.core().has_streams() {
+    if allocator.core().has_streams {
         return buffer;
     }
     let violation = buffer.with_block(block.size_bytes, |bytes| {
@@ -218,7 +218,7 @@ pub(crate) fn take_back(buffer: &mut Buffer) {
     let slot = buffer.granted().slot;
     let block = allocator.core().lock().state.books.block_info(slot);
     let mut broken = None;
-    if !allocator.core().has_streams() {
+    if !allocator.core().has_streams {
         let end = block.requested_bytes;
         let first = buffer.with_block(block.size_bytes, |bytes| {
             let shifted = if end.is_multiple_of(2) { GUARD } else { [GUARD[1], GUARD[0]] };

@@ -20,6 +20,8 @@ use crate::watch::Watches;
 /// What the handles of one allocator share; blocks keep it alive.
 pub(crate) struct Core {
     source: Box<dyn MemorySource>,
+    /// Whether the source keeps streams in order.
+    pub(crate) has_streams: bool,
     pub(crate) segments: Segments,
     /// Whether the books have checks, readable without the lock.
     pub(crate) is_checked: bool,
@@ -58,19 +60,16 @@ impl Core {
         let keeper = Keeper::default();
         let state = State { books, torch, history, fault: None, seals: 0, watches, keeper };
         let is_checked = state.books.checks.is_some();
-        Core { source, segments, is_checked, state: Lock::new(state) }
-    }
-
-    /// Whether the source keeps streams in order.
-    pub(crate) fn has_streams(&self) -> bool {
-        self.source.fence().is_some()
+        let has_streams = source.fence().is_some();
+        Core { source, has_streams, segments, is_checked, state: Lock::new(state) }
     }
 
     /// The lock outlives a panic: state only changes where nothing can panic between two changes
     /// that belong together, so a source that panics leaves it whole.
     #[inline]
     pub(crate) fn lock(&self) -> Engine<'_> {
-        Engine { source: &*self.source, segments: &self.segments, state: self.state.lock() }
+        let Core { source, has_streams, segments, state, .. } = self;
+        Engine { source: &**source, has_streams: *has_streams, segments, state: state.lock() }
     }
 }
 
@@ -87,10 +86,21 @@ impl Drop for Core {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Granted {
     pub(crate) offset: usize,
-    /// Where it lies in the range of views, if it is stitched.
-    pub(crate) view_offset: Option<usize>,
+    /// Where it lies in its address range: the range of views if it is stitched, else the memory.
+    pub(crate) range_offset: usize,
+    pub(crate) is_stitched: bool,
+    pub(crate) category: Category,
     pub(crate) slot: u32,
     pub(crate) serial: u64,
+}
+
+impl Granted {
+    /// A block in one piece.
+    #[inline(always)]
+    pub(crate) fn whole(offset: usize, slot: u32, serial: u64, request: &Request) -> Granted {
+        let category = request.category;
+        Granted { offset, range_offset: offset, is_stitched: false, category, slot, serial }
+    }
 }
 
 /// Why a request could not be served, for now or for good.
@@ -112,6 +122,7 @@ pub(crate) struct Shortage {
 /// The locked state with the source at hand.
 pub(crate) struct Engine<'a> {
     pub(crate) source: &'a dyn MemorySource,
+    has_streams: bool,
     pub(crate) segments: &'a Segments,
     pub(crate) state: Locked<'a, State>,
 }
@@ -140,7 +151,7 @@ impl Engine<'_> {
         let size_bytes = books.block_bytes(request.size_bytes)?;
         let (slot, offset, serial) = books.insert_ready(size_bytes, request)?;
         self.record(Action::Allocate, request, offset, size_bytes, serial);
-        Some(Granted { offset, view_offset: None, slot, serial })
+        Some(Granted::whole(offset, slot, serial, request))
     }
 
     /// The way of every request, which may have to wait, or the source to move.
@@ -199,8 +210,12 @@ impl Engine<'_> {
         }
         let (slot, serial) = self.state.books.insert(place, size_bytes, view, request);
         self.record(Action::Allocate, request, place.offset(), size_bytes, serial);
-        let view_offset = (view != NONE).then(|| self.enter_view(slot, request, serial));
-        Ok(Granted { offset: place.offset(), view_offset, slot, serial })
+        let granted = Granted::whole(place.offset(), slot, serial, request);
+        if view == NONE {
+            return Ok(granted);
+        }
+        let range_offset = self.enter_view(slot, request, serial);
+        Ok(Granted { range_offset, is_stitched: true, ..granted })
     }
 
     #[inline]
@@ -317,7 +332,7 @@ impl Engine<'_> {
         let statistics = &books.statistics;
         let rungs = [
             (Rung::Search, true),
-            (Rung::OtherStreams, self.source.fence().is_some()),
+            (Rung::OtherStreams, self.has_streams),
             (Rung::Stitch, self.segments.views.is_some()),
             (Rung::Trim, true),
             (Rung::Reclaim, reclaimed),
@@ -344,11 +359,7 @@ impl Engine<'_> {
     /// Streams of a source that has no order to keep are all the same to the policy.
     #[inline]
     fn ordered(&self, stream: Stream) -> Stream {
-        if stream == Stream::DEFAULT || self.source.fence().is_some() {
-            stream
-        } else {
-            Stream::DEFAULT
-        }
+        if self.has_streams { stream } else { Stream::DEFAULT }
     }
 
     /// No free page is cached while more is reserved than the capacity allows.

@@ -1,195 +1,218 @@
 //! The holes of a layout, in the order of best fit: by size, then by address.
 //!
-//! A bin holds the holes of similar size: every size has its own up to 32 KiB, then a power of two
-//! has 32. A bitmap names the bins that are not empty, so that the search goes to the right bin at
-//! once, and a bin is a treap (Seidel and Aragon 1996) whose links lie beside the nodes: nothing is
+//! A bin holds the holes of similar size: every size has its own up to 128 KiB, then a power of two
+//! has 128. A bitmap names the bins that are not empty, so that the search goes to the right bin at
+//! once, and a bin is a treap (Seidel and Aragon 1996) whose links lie in the nodes: nothing is
 //! allocated once the vectors have grown, and a bin of thousands is no worse than logarithmic.
 
 use std::ops::ControlFlow;
 
-use crate::layout::BLOCK_BYTES;
+use crate::layout::{BLOCK_BYTES, Extent, Node};
 
 /// Ends a path in a treap.
 pub(crate) const NONE: u32 = u32::MAX;
 
+const STEP_BITS: usize = 7;
+const BINS_PER_POWER: usize = 1 << STEP_BITS;
 /// Sizes in blocks below this have a bin each.
-const EXACT_BINS: usize = 64;
-const BINS_PER_POWER: usize = 32;
+const EXACT_BINS: usize = 2 * BINS_PER_POWER;
 /// Enough for 2^64 bytes.
 const BIN_COUNT: usize = EXACT_BINS + (64 - 6) * BINS_PER_POWER;
 const WORD_COUNT: usize = BIN_COUNT.div_ceil(64);
 
-/// Size and place of a hole, by which the holes of a bin are ordered.
-type Key = (usize, usize);
+/// The child of a node whose holes come before it, and the one whose holes come after.
+const BEFORE: usize = 0;
+const AFTER: usize = 1;
 
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    size_bytes: usize,
-    offset: usize,
-    left: u32,
-    right: u32,
-}
-
-impl Entry {
-    fn key(&self) -> Key {
-        (self.size_bytes, self.offset)
-    }
-}
-
-/// Holes that the same streams used.
+/// Holes that the same streams used. Size, offset and links of each are in its node.
 #[derive(Clone, Debug)]
 pub(crate) struct Holes {
     roots: Box<[u32; BIN_COUNT]>,
     occupied: [u64; WORD_COUNT],
     /// One bit for each word of `occupied`.
-    summary: u32,
-    /// By slot of the layout; only those of holes listed here mean anything.
-    entries: Vec<Entry>,
+    summary: u128,
     len: usize,
 }
 
-const _: () = assert!(WORD_COUNT <= 32);
+const _: () = assert!(WORD_COUNT <= 128);
 
 impl Holes {
     pub(crate) fn new() -> Holes {
-        Holes {
-            roots: Box::new([NONE; BIN_COUNT]),
-            occupied: [0; WORD_COUNT],
-            summary: 0,
-            entries: Vec::new(),
-            len: 0,
-        }
+        let roots = Box::new([NONE; BIN_COUNT]);
+        Holes { roots, occupied: [0; WORD_COUNT], summary: 0, len: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The smallest hole of at least `size_bytes`, the lowest one on ties: its size, offset, slot.
+    /// The smallest hole of at least `size_bytes`, the lowest one on ties.
     #[inline]
-    pub(crate) fn best_fit(&self, size_bytes: usize) -> Option<(usize, usize, u32)> {
+    pub(crate) fn best_fit(&self, nodes: &[Node], size_bytes: usize) -> Option<u32> {
         let bin = bin_of(size_bytes);
-        let slot = self.first_in(bin, size_bytes);
-        let slot = if slot == NONE { self.smallest_in(self.next_bin(bin + 1)?) } else { slot };
-        let entry = &self.entries[slot as usize];
-        Some((entry.size_bytes, entry.offset, slot))
-    }
-
-    /// Size of the largest hole.
-    pub(crate) fn largest_bytes(&self) -> usize {
-        let Some(bin) = self.last_bin(BIN_COUNT) else { return 0 };
-        let mut at = self.roots[bin];
+        let slot = self.first_in(nodes, bin, size_bytes);
+        if slot != NONE {
+            return Some(slot);
+        }
+        let mut at = self.roots[self.next_bin(bin + 1)?];
         loop {
-            let entry = &self.entries[at as usize];
-            if entry.right == NONE {
-                return entry.size_bytes;
+            match nodes[at as usize].children[BEFORE] {
+                NONE => return Some(at),
+                before => at = before,
             }
-            at = entry.right;
         }
     }
 
-    /// Calls `visit` with size, offset and slot of the holes of at least `size_bytes`, the largest
-    /// first, the highest on ties, for as long as it likes.
+    /// Size of the largest hole.
+    pub(crate) fn largest_bytes(&self, nodes: &[Node]) -> usize {
+        let Some(bin) = self.last_bin(BIN_COUNT) else { return 0 };
+        let mut at = &nodes[self.roots[bin] as usize];
+        while let Some(after) = nodes.get(at.children[AFTER] as usize) {
+            at = after;
+        }
+        at.extent.size_bytes
+    }
+
+    /// Calls `visit` with the slots of the holes of at least `size_bytes`, the largest first, the
+    /// highest on ties, for as long as it likes.
     pub(crate) fn for_each_down(
         &self,
+        nodes: &[Node],
         size_bytes: usize,
-        mut visit: impl FnMut(usize, usize, u32) -> ControlFlow<()>,
+        mut visit: impl FnMut(u32) -> ControlFlow<()>,
     ) {
         let lowest = bin_of(size_bytes);
         let mut below = BIN_COUNT;
         while let Some(bin) = self.last_bin(below)
             && bin >= lowest
-            && self.walk(self.roots[bin], size_bytes, &mut visit).is_continue()
+            && walk(nodes, self.roots[bin], size_bytes, &mut visit).is_continue()
         {
             below = bin;
         }
     }
 
-    pub(crate) fn contains(&self, size_bytes: usize, offset: usize, slot: u32) -> bool {
-        let mut at = self.roots[bin_of(size_bytes)];
-        while at != NONE {
-            let entry = &self.entries[at as usize];
-            match (size_bytes, offset).cmp(&entry.key()) {
-                std::cmp::Ordering::Less => at = entry.left,
-                std::cmp::Ordering::Greater => at = entry.right,
-                std::cmp::Ordering::Equal => return at == slot,
-            }
+    pub(crate) fn contains(&self, nodes: &[Node], slot: u32) -> bool {
+        let node = &nodes[slot as usize];
+        let mut at = self.roots[bin_of(node.extent.size_bytes)];
+        while at != NONE && at != slot {
+            let above = &nodes[at as usize];
+            at = above.children[above.side_of(node.key())];
         }
-        false
+        at == slot
     }
 
+    /// Enters a hole by what its node says.
     #[inline]
-    pub(crate) fn insert(&mut self, size_bytes: usize, offset: usize, slot: u32) {
-        let entry = Entry { size_bytes, offset, left: NONE, right: NONE };
-        let index = slot as usize;
-        if index >= self.entries.len() {
-            self.entries.resize(index + 1, entry);
-        }
-        self.entries[index] = entry;
-        let bin = bin_of(size_bytes);
-        let root = self.roots[bin];
+    pub(crate) fn insert(&mut self, nodes: &mut [Node], slot: u32) {
+        let node = &mut nodes[slot as usize];
+        node.children = [NONE; 2];
+        let bin = bin_of(node.extent.size_bytes);
         self.len += 1;
-        if root == NONE {
+        if self.roots[bin] == NONE {
             self.roots[bin] = slot;
             self.occupied[bin / 64] |= 1 << (bin % 64);
             self.summary |= 1 << (bin / 64);
         } else {
-            self.roots[bin] = self.inserted(root, slot);
+            self.insert_beside(nodes, bin, slot);
         }
     }
 
+    /// Enters a hole in a bin that has others: below those of a higher priority, above the rest,
+    /// which are parted into those before it and those after it.
+    fn insert_beside(&mut self, nodes: &mut [Node], bin: usize, slot: u32) {
+        let (key, own_priority) = (nodes[slot as usize].key(), priority(slot));
+        let (mut parent, mut side, mut at) = (NONE, BEFORE, self.roots[bin]);
+        while at != NONE && priority(at) > own_priority {
+            let node = &nodes[at as usize];
+            (parent, side) = (at, node.side_of(key));
+            at = node.children[side];
+        }
+        self.hang(nodes, bin, (parent, side), slot);
+        // The last node of each part, and on which side the rest of the part hangs below it.
+        let mut ends = [(slot, BEFORE), (slot, AFTER)];
+        while at != NONE {
+            let towards = nodes[at as usize].side_of(key);
+            let part = 1 - towards;
+            let (end, end_side) = ends[part];
+            nodes[end as usize].children[end_side] = at;
+            ends[part] = (at, towards);
+            at = nodes[at as usize].children[towards];
+        }
+        for (end, end_side) in ends {
+            nodes[end as usize].children[end_side] = NONE;
+        }
+    }
+
+    /// Strikes a hole off, which is still as it was when it was entered.
+    ///
     /// # Panics
     /// If the hole is not listed.
     #[inline]
-    pub(crate) fn remove(&mut self, size_bytes: usize, offset: usize, slot: u32) {
-        let bin = bin_of(size_bytes);
-        let key = (size_bytes, offset);
-        let mut parent = NONE;
-        let mut at = self.roots[bin];
-        while at != slot {
-            assert!(at != NONE, "the hole of {size_bytes} at {offset} is not listed");
-            parent = at;
-            let entry = &self.entries[at as usize];
-            at = if key < entry.key() { entry.left } else { entry.right };
-        }
-        let Entry { left, right, .. } = self.entries[slot as usize];
-        let joined = match (left, right) {
-            (NONE, only) | (only, NONE) => only,
-            _ => self.joined(left, right),
-        };
+    pub(crate) fn remove(&mut self, nodes: &mut [Node], slot: u32) {
+        let node = &nodes[slot as usize];
+        let bin = bin_of(node.extent.size_bytes);
         self.len -= 1;
-        if parent == NONE {
-            self.roots[bin] = joined;
-            if joined == NONE {
-                self.occupied[bin / 64] &= !(1 << (bin % 64));
-                if self.occupied[bin / 64] == 0 {
-                    self.summary &= !(1 << (bin / 64));
-                }
+        if self.roots[bin] == slot && node.children == [NONE; 2] {
+            self.roots[bin] = NONE;
+            self.occupied[bin / 64] &= !(1 << (bin % 64));
+            if self.occupied[bin / 64] == 0 {
+                self.summary &= !(1 << (bin / 64));
             }
         } else {
-            let parent = &mut self.entries[parent as usize];
-            if parent.left == slot {
-                parent.left = joined;
+            self.remove_from_others(nodes, bin, slot);
+        }
+    }
+
+    /// Strikes a hole off a bin that has others: what hangs below it is joined in its place.
+    fn remove_from_others(&mut self, nodes: &mut [Node], bin: usize, slot: u32) {
+        let key = nodes[slot as usize].key();
+        let (mut parent, mut side, mut at) = (NONE, BEFORE, self.roots[bin]);
+        while at != slot {
+            assert!(at != NONE, "the hole in slot {slot} is not listed");
+            let node = &nodes[at as usize];
+            (parent, side) = (at, node.side_of(key));
+            at = node.children[side];
+        }
+        let [mut before, mut after] = nodes[slot as usize].children;
+        while before != NONE && after != NONE {
+            let (upper, next_side) =
+                if priority(before) > priority(after) { (before, AFTER) } else { (after, BEFORE) };
+            self.hang(nodes, bin, (parent, side), upper);
+            (parent, side) = (upper, next_side);
+            let next = nodes[upper as usize].children[next_side];
+            if next_side == AFTER {
+                before = next;
             } else {
-                parent.right = joined;
+                after = next;
             }
+        }
+        self.hang(nodes, bin, (parent, side), if before == NONE { after } else { before });
+    }
+
+    /// Hangs a node, or nothing, below another one, or at the root.
+    #[inline]
+    fn hang(&mut self, nodes: &mut [Node], bin: usize, (parent, side): (u32, usize), at: u32) {
+        match nodes.get_mut(parent as usize) {
+            Some(parent) => parent.children[side] = at,
+            None => self.roots[bin] = at,
         }
     }
 
     /// Changes size and offset of a hole.
     ///
     /// # Panics
-    /// If it is not listed as it is told.
+    /// If it is not listed.
     #[inline]
-    pub(crate) fn resize(&mut self, from: Key, to: Key, slot: u32) {
-        let bin = bin_of(from.0);
-        let entry = &mut self.entries[slot as usize];
-        let is_alone = self.roots[bin] == slot && (entry.left, entry.right) == (NONE, NONE);
-        if is_alone && bin_of(to.0) == bin {
-            (entry.size_bytes, entry.offset) = to;
+    pub(crate) fn resize(&mut self, nodes: &mut [Node], slot: u32, to: Extent) {
+        let node = &mut nodes[slot as usize];
+        let bin = bin_of(node.extent.size_bytes);
+        let is_alone = self.roots[bin] == slot && node.children == [NONE; 2];
+        if is_alone && bin_of(to.size_bytes) == bin {
+            node.extent = to;
         } else {
-            self.remove(from.0, from.1, slot);
-            self.insert(to.0, to.1, slot);
+            self.remove(nodes, slot);
+            nodes[slot as usize].extent = to;
+            self.insert(nodes, slot);
         }
     }
 
@@ -208,7 +231,7 @@ impl Holes {
         if rest != 0 {
             return Some(word * 64 + rest.trailing_zeros() as usize);
         }
-        let words = u64::from(self.summary) >> (word + 1) << (word + 1);
+        let words = self.summary >> (word + 1) << (word + 1);
         if words == 0 {
             return None;
         }
@@ -223,8 +246,8 @@ impl Holes {
         let (word, rest) = if rest != 0 {
             (word, rest)
         } else {
-            let words = u64::from(self.summary) & ((1 << word) - 1);
-            let word = 63_usize.checked_sub(words.leading_zeros() as usize)?;
+            let words = self.summary & ((1 << word) - 1);
+            let word = 127_usize.checked_sub(words.leading_zeros() as usize)?;
             (word, self.occupied[word])
         };
         Some(word * 64 + 63 - rest.leading_zeros() as usize)
@@ -232,107 +255,48 @@ impl Holes {
 
     /// The first hole of a bin with at least `size_bytes`, or `NONE`.
     #[inline]
-    fn first_in(&self, bin: usize, size_bytes: usize) -> u32 {
+    fn first_in(&self, nodes: &[Node], bin: usize, size_bytes: usize) -> u32 {
         let mut at = self.roots[bin];
         let mut best = NONE;
         while at != NONE {
-            let entry = &self.entries[at as usize];
-            if entry.size_bytes >= size_bytes {
+            let node = &nodes[at as usize];
+            if node.extent.size_bytes >= size_bytes {
                 best = at;
-                at = entry.left;
+                at = node.children[BEFORE];
             } else {
-                at = entry.right;
+                at = node.children[AFTER];
             }
         }
         best
     }
+}
 
+fn walk(
+    nodes: &[Node],
+    at: u32,
+    size_bytes: usize,
+    visit: &mut impl FnMut(u32) -> ControlFlow<()>,
+) -> ControlFlow<()> {
+    let Some(node) = nodes.get(at as usize) else { return ControlFlow::Continue(()) };
+    walk(nodes, node.children[AFTER], size_bytes, visit)?;
+    if node.extent.size_bytes < size_bytes {
+        return ControlFlow::Continue(());
+    }
+    visit(at)?;
+    walk(nodes, node.children[BEFORE], size_bytes, visit)
+}
+
+impl Node {
+    /// By what the holes of a bin are ordered: size, then offset.
     #[inline]
-    fn smallest_in(&self, bin: usize) -> u32 {
-        let mut at = self.roots[bin];
-        while self.entries[at as usize].left != NONE {
-            at = self.entries[at as usize].left;
-        }
-        at
+    fn key(&self) -> u128 {
+        (self.extent.size_bytes as u128) << 64 | self.extent.offset as u128
     }
 
-    fn walk(
-        &self,
-        at: u32,
-        size_bytes: usize,
-        visit: &mut impl FnMut(usize, usize, u32) -> ControlFlow<()>,
-    ) -> ControlFlow<()> {
-        if at == NONE {
-            return ControlFlow::Continue(());
-        }
-        let entry = &self.entries[at as usize];
-        self.walk(entry.right, size_bytes, visit)?;
-        if entry.size_bytes < size_bytes {
-            return ControlFlow::Continue(());
-        }
-        visit(entry.size_bytes, entry.offset, at)?;
-        self.walk(entry.left, size_bytes, visit)
-    }
-
-    /// The treap under `at` with `slot` in it.
-    fn inserted(&mut self, at: u32, slot: u32) -> u32 {
-        if at == NONE {
-            return slot;
-        }
-        let key = self.entries[slot as usize].key();
-        if priority(slot) > priority(at) {
-            let (left, right) = self.parted(at, key);
-            let entry = &mut self.entries[slot as usize];
-            (entry.left, entry.right) = (left, right);
-            return slot;
-        }
-        let Entry { left, right, .. } = self.entries[at as usize];
-        if key < self.entries[at as usize].key() {
-            let left = self.inserted(left, slot);
-            self.entries[at as usize].left = left;
-        } else {
-            let right = self.inserted(right, slot);
-            self.entries[at as usize].right = right;
-        }
-        at
-    }
-
-    /// The holes below `key` and those above it.
-    fn parted(&mut self, at: u32, key: Key) -> (u32, u32) {
-        if at == NONE {
-            return (NONE, NONE);
-        }
-        let Entry { left, right, .. } = self.entries[at as usize];
-        if self.entries[at as usize].key() < key {
-            let (below, above) = self.parted(right, key);
-            self.entries[at as usize].right = below;
-            (at, above)
-        } else {
-            let (below, above) = self.parted(left, key);
-            self.entries[at as usize].left = above;
-            (below, at)
-        }
-    }
-
-    /// One treap of two, all of `left` before all of `right`.
-    fn joined(&mut self, left: u32, right: u32) -> u32 {
-        if left == NONE {
-            return right;
-        }
-        if right == NONE {
-            return left;
-        }
-        if priority(left) > priority(right) {
-            let inner = self.entries[left as usize].right;
-            let inner = self.joined(inner, right);
-            self.entries[left as usize].right = inner;
-            left
-        } else {
-            let inner = self.entries[right as usize].left;
-            let inner = self.joined(left, inner);
-            self.entries[right as usize].left = inner;
-            right
-        }
+    /// On which side of this node a key lies.
+    #[inline]
+    fn side_of(&self, key: u128) -> usize {
+        usize::from(self.key() < key)
     }
 }
 
@@ -340,12 +304,10 @@ impl Holes {
 #[inline]
 fn bin_of(size_bytes: usize) -> usize {
     let blocks = size_bytes / BLOCK_BYTES;
-    if blocks < EXACT_BINS {
-        return blocks;
-    }
-    let power = blocks.ilog2() as usize;
-    let step = (blocks >> (power - 5)) & (BINS_PER_POWER - 1);
-    EXACT_BINS + (power - 6) * BINS_PER_POWER + step
+    // Below `EXACT_BINS` the shift is 0. From there on it leaves a leading one and the bits of the
+    // step, so that each power of two begins where the one before ends.
+    let shift = (blocks | BINS_PER_POWER).ilog2() as usize - STEP_BITS;
+    shift * BINS_PER_POWER + (blocks >> shift)
 }
 
 /// Shuffles slots: an odd multiplier is a bijection, so no two are equal.
@@ -377,12 +339,17 @@ mod tests {
         assert!(bin_of(usize::MAX) < BIN_COUNT);
     }
 
+    /// Slots with the places of holes, whether listed or not.
+    fn nodes() -> Vec<Node> {
+        (0..60).map(|slot| Node::hole(Extent { offset: slot * 1024, size_bytes: 0 })).collect()
+    }
+
     proptest! {
         #[test]
         fn agrees_with_an_ordered_set(
             ops in prop::collection::vec((0..3_u8, 1..400_usize, 0..60_u32), 1..300),
         ) {
-            let mut holes = Holes::new();
+            let (mut holes, mut nodes) = (Holes::new(), nodes());
             let mut set: BTreeSet<(usize, usize, u32)> = BTreeSet::new();
             for (op, blocks, slot) in ops {
                 let offset = slot as usize * 1024;
@@ -390,31 +357,36 @@ mod tests {
                 let listed = set.iter().find(|hole| hole.2 == slot).copied();
                 match (op, listed) {
                     (0, None) => {
-                        holes.insert(size_bytes, offset, slot);
+                        nodes[slot as usize].extent = Extent { offset, size_bytes };
+                        holes.insert(&mut nodes, slot);
                         set.insert((size_bytes, offset, slot));
                     }
                     (2, Some(hole)) => {
-                        holes.resize((hole.0, hole.1), (size_bytes, offset + 512), slot);
+                        let to = Extent { offset: offset + 512, size_bytes };
+                        holes.resize(&mut nodes, slot, to);
                         set.remove(&hole);
                         set.insert((size_bytes, offset + 512, slot));
                     }
                     (1, Some(hole)) => {
-                        holes.remove(hole.0, hole.1, hole.2);
+                        holes.remove(&mut nodes, slot);
                         set.remove(&hole);
                     }
                     _ => {}
                 }
-                let expected = set.range((size_bytes, 0, 0)..).next().copied();
-                prop_assert_eq!(holes.best_fit(size_bytes), expected);
-                prop_assert_eq!(holes.largest_bytes(), set.last().map_or(0, |hole| hole.0));
+                let expected = set.range((size_bytes, 0, 0)..).next().map(|hole| hole.2);
+                prop_assert_eq!(holes.best_fit(&nodes, size_bytes), expected);
+                prop_assert_eq!(
+                    holes.largest_bytes(&nodes),
+                    set.last().map_or(0, |hole| hole.0)
+                );
                 prop_assert_eq!(holes.len(), set.len());
                 let mut down = Vec::new();
-                holes.for_each_down(size_bytes, |size, at, slot| {
-                    down.push((size, at, slot));
+                holes.for_each_down(&nodes, size_bytes, |slot| {
+                    down.push(slot);
                     ControlFlow::Continue(())
                 });
-                let from = set.range((size_bytes, 0, 0)..);
-                prop_assert_eq!(down, from.rev().copied().collect::<Vec<_>>());
+                let from = set.range((size_bytes, 0, 0)..).rev().map(|hole| hole.2);
+                prop_assert_eq!(down, from.collect::<Vec<_>>());
             }
         }
     }

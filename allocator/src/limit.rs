@@ -26,13 +26,18 @@ pub struct LimitSource<S> {
 struct Budget {
     limit_bytes: usize,
     used_bytes: AtomicUsize,
+    used_bytes_peak: AtomicUsize,
 }
 
 impl<S: MemorySource> LimitSource<S> {
     /// At most `bytes` of `inner` at once.
     pub fn new(inner: S, bytes: usize) -> LimitSource<S> {
         let limit_bytes = bytes.min(inner.capacity_bytes());
-        let budget = Budget { limit_bytes, used_bytes: AtomicUsize::new(0) };
+        let budget = Budget {
+            limit_bytes,
+            used_bytes: AtomicUsize::new(0),
+            used_bytes_peak: AtomicUsize::new(0),
+        };
         let committed = Committed::default();
         LimitSource { inner: Arc::new(inner), budget: Arc::new(budget), committed }
     }
@@ -40,6 +45,11 @@ impl<S: MemorySource> LimitSource<S> {
     /// What all clones together have committed.
     pub fn used_bytes(&self) -> usize {
         self.budget.used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The most that they ever had committed together.
+    pub fn used_bytes_peak(&self) -> usize {
+        self.budget.used_bytes_peak.load(Ordering::Relaxed)
     }
 
     /// What they could still commit.
@@ -56,6 +66,10 @@ impl Budget {
             self.used_bytes.try_update(Ordering::Relaxed, Ordering::Relaxed, |used_bytes| {
                 used_bytes.checked_add(bytes).filter(|&sum| sum <= self.limit_bytes)
             });
+        // Every sum that there ever was is one that somebody saw here.
+        if let Ok(before_bytes) = taken {
+            self.used_bytes_peak.fetch_max(before_bytes + bytes, Ordering::Relaxed);
+        }
         taken.is_ok()
     }
 

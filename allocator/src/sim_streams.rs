@@ -62,8 +62,8 @@ type Place = (usize, usize);
 
 #[derive(Default)]
 struct Clocks {
-    /// For each stream, how many launches of every stream happen before its next one.
-    known: BTreeMap<Stream, Box<Clock>>,
+    /// By stream, how many launches of every stream happen before its next one.
+    known: Vec<Clock>,
     /// How many launches of every stream the host has waited for.
     host: Option<Box<Clock>>,
     /// Allocators by their number in a [`Place`]. Held weakly: no other can have the same address
@@ -142,8 +142,12 @@ impl SimStreams {
 impl Fence for SimStreams {
     fn wait(&self, waiter: Stream, on: Stream) -> Result<(), SourceError> {
         let mut clocks = self.lock();
-        let other = *clocks.clock(on);
-        join(clocks.clock(waiter), &other);
+        clocks.know(waiter.max(on));
+        let pair = [waiter.index(), on.index()];
+        // A stream has always waited for itself.
+        if let Ok([own, other]) = clocks.known.get_disjoint_mut(pair) {
+            join(own, other);
+        }
         Ok(())
     }
 
@@ -157,7 +161,15 @@ impl Fence for SimStreams {
 
 impl Clocks {
     fn clock(&mut self, stream: Stream) -> &mut Clock {
-        self.known.entry(stream).or_insert_with(|| Box::new([0; Stream::COUNT]))
+        self.know(stream);
+        &mut self.known[stream.index()]
+    }
+
+    /// A stream that was not met before has a clock now, as have those before it.
+    fn know(&mut self, stream: Stream) {
+        if self.known.len() <= stream.index() {
+            self.known.resize(stream.index() + 1, [0; Stream::COUNT]);
+        }
     }
 
     fn number_of(&mut self, owner: Weak<Shared>) -> usize {
@@ -191,7 +203,7 @@ impl Clocks {
         range: Range<Place>,
         now: u64,
     ) -> Result<(), EarlyReuse> {
-        let known = **self.known.get(&stream).expect("a launch has a clock");
+        let known = *self.clock(stream);
         self.split_at(range.start);
         self.split_at(range.end);
         let mut launches = vec![(stream, now)];

@@ -37,7 +37,7 @@ impl Simulation {
         if original.core().segments.views.is_none() {
             source = source.without_virtual_memory();
         }
-        if original.core().has_streams() {
+        if original.core().has_streams {
             source = source.streams(&SimStreams::new());
         }
         let memory = source.reserve(books.limit_bytes);
@@ -49,7 +49,11 @@ impl Simulation {
         let segments = Segments { memory, views };
         let core = Core::new(Box::new(source), segments, books, torch);
         Simulation {
-            allocator: CachingAllocator::assemble(core, original.current_category()),
+            allocator: CachingAllocator::assemble(
+                core,
+                original.current_category(),
+                original.stream(),
+            ),
             original: Arc::downgrade(original.shared()),
             orphans: Mutex::new(orphans),
         }
@@ -65,9 +69,9 @@ impl Simulation {
     pub fn adopt(&self, real: &Buffer) -> Option<Buffer> {
         let granted = real.granted();
         self.claim(real.allocator(), granted.serial)?;
-        let (category, size_bytes) = (real.category(), real.size_bytes());
+        let size_bytes = real.size_bytes();
         let mut engine = self.allocator.core().lock();
-        Some(Buffer::new(&mut engine.state, &self.allocator, category, size_bytes, granted))
+        Some(Buffer::new(&mut engine.state, &self.allocator, size_bytes, granted))
     }
 
     /// The twin of a charge of the original, with the bytes it had when the simulation was made.

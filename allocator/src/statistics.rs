@@ -15,12 +15,14 @@ pub struct Counter {
 }
 
 impl Counter {
+    #[inline]
     pub(crate) fn add(&mut self, bytes: usize) {
         self.current_bytes += bytes;
         self.peak_bytes = self.peak_bytes.max(self.current_bytes);
         self.total_bytes = self.total_bytes.saturating_add(bytes);
     }
 
+    #[inline]
     pub(crate) fn subtract(&mut self, bytes: usize) {
         self.current_bytes -= bytes;
     }

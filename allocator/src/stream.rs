@@ -67,8 +67,23 @@ impl StreamSet {
         StreamSet(self.0 | other.0)
     }
 
+    #[inline]
+    pub(crate) fn with(self, stream: Stream) -> StreamSet {
+        StreamSet(self.0 | 1 << stream.0)
+    }
+
+    #[inline]
     pub(crate) fn without(self, stream: Stream) -> StreamSet {
         StreamSet(self.0 & !(1 << stream.0))
+    }
+
+    #[inline]
+    fn minus(self, other: StreamSet) -> StreamSet {
+        StreamSet(self.0 & !other.0)
+    }
+
+    fn len(self) -> u32 {
+        self.0.count_ones()
     }
 
     pub(crate) fn iter(self) -> impl Iterator<Item = Stream> {
@@ -96,7 +111,7 @@ impl Marks {
     }
 }
 
-/// For each stream, up to which event it has waited for each other one.
+/// For each stream, up to which event it has waited for each other one, be it by way of a third.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Waits {
     /// Row of the waiter, one entry for each stream; short rows mean 0.
@@ -111,22 +126,49 @@ impl Waits {
         if others == StreamSet::EMPTY {
             return others;
         }
-        let row = self.until.get(waiter.index()).map_or(&[][..], Vec::as_slice);
-        let is_missing = |on: &Stream| row.get(on.index()).copied().unwrap_or(0) <= marks.since;
-        others
-            .iter()
-            .filter(is_missing)
-            .fold(StreamSet::EMPTY, |set, on| set.union(StreamSet::of(on)))
+        self.fewest(waiter, others, |_| marks.since)
     }
 
-    /// `waiter` waited for all that `on` had before `event`.
-    pub(crate) fn note(&mut self, waiter: Stream, on: Stream, event: u64) {
-        if self.until.len() <= waiter.index() {
-            self.until.resize(waiter.index() + 1, Vec::new());
+    /// Of streams that may still work on what each gave back at its event `since`, those that it is
+    /// enough to wait for: a stream that has itself waited for another one stands for both.
+    pub(crate) fn fewest(
+        &self,
+        waiter: Stream,
+        others: StreamSet,
+        since: impl Fn(Stream) -> u64,
+    ) -> StreamSet {
+        let covered = |by: Stream, of: StreamSet| {
+            let row = self.until.get(by.index()).map_or(&[][..], Vec::as_slice);
+            let is_covered = |on: &Stream| row.get(on.index()).copied().unwrap_or(0) > since(*on);
+            of.iter().filter(is_covered).fold(StreamSet::EMPTY, StreamSet::with)
+        };
+        let mut left = others.minus(covered(waiter, others));
+        let mut chosen = StreamSet::EMPTY;
+        while let Some(first) = left.iter().next() {
+            let stands_for = |by: Stream| covered(by, left).with(by);
+            // The one that stands for most, the first on ties.
+            let best = left.iter().fold(first, |best, on| {
+                if stands_for(on).len() > stands_for(best).len() { on } else { best }
+            });
+            chosen = chosen.with(best);
+            left = left.minus(stands_for(best));
         }
-        let row = &mut self.until[waiter.index()];
-        if row.len() <= on.index() {
-            row.resize(on.index() + 1, 0);
+        chosen
+    }
+
+    /// `waiter` waited for all that `on` had before `event`, and so for all that `on` waited for.
+    pub(crate) fn note(&mut self, waiter: Stream, on: Stream, event: u64) {
+        let rows = waiter.index().max(on.index()) + 1;
+        if self.until.len() < rows {
+            self.until.resize(rows, Vec::new());
+        }
+        let Ok([row, known]) = self.until.get_disjoint_mut([waiter.index(), on.index()]) else {
+            return;
+        };
+        let len = row.len().max(known.len()).max(on.index() + 1);
+        row.resize(len, 0);
+        for (own, known) in row.iter_mut().zip(&*known) {
+            *own = (*own).max(*known);
         }
         row[on.index()] = event;
     }

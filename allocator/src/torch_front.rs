@@ -159,7 +159,7 @@ impl Engine<'_> {
         let slot = torch.enter(offset, live);
         self.state.torch = Some(torch);
         self.record(Action::Allocate, request, offset, size_bytes, live.serial);
-        Ok(Granted { offset, view_offset: None, slot, serial: live.serial })
+        Ok(Granted::whole(offset, slot, live.serial, request))
     }
 
     #[cold]

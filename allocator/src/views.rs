@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::holes::NONE;
 use crate::layout::{Extent, PIECES_MAX};
 
 /// Mappings that views may have together. Linux lets a process have 65,530. When those in use come
@@ -19,16 +20,15 @@ pub(crate) struct View {
     pub(crate) pages: Vec<Extent>,
     /// Where the row begins in the range of views.
     pub(crate) offset: usize,
+    size_bytes: usize,
     /// Live blocks in it.
     users: usize,
-    /// When it was last freed: its key among the idle.
-    idle_since: u64,
-}
-
-impl View {
-    fn size_bytes(&self) -> usize {
-        self.pages.iter().map(|run| run.size_bytes).sum()
-    }
+    /// Of its pages.
+    fingerprint: u64,
+    /// The next view with the same fingerprint, or `NONE`.
+    namesake: u32,
+    /// Of an idle view, the one that was freed before it and the one after, or `NONE`.
+    idle: [u32; 2],
 }
 
 /// All views of an allocator.
@@ -36,13 +36,28 @@ impl View {
 pub(crate) struct Views {
     views: Vec<Option<View>>,
     vacant: Vec<u32>,
-    by_pages: BTreeMap<Vec<Extent>, u32>,
-    idle: BTreeSet<(u64, u32)>,
+    /// The first view of each fingerprint.
+    by_pages: BTreeMap<u64, u32>,
+    /// The first and the last one to be freed of the idle views, or `NONE`.
+    idle: [u32; 2],
     mapping_count: usize,
     /// Those of views in use.
     used_mapping_count: usize,
     /// Addresses that no view has.
     free: Free,
+}
+
+/// The ends of the row of idle views, and the neighbours of a view in it.
+const EARLIER: usize = 0;
+const LATER: usize = 1;
+
+/// Multiplicative hashing (Knuth, "Sorting and Searching", 6.4), a round for each number.
+fn fingerprint(pages: &[Extent]) -> u64 {
+    let numbers = pages.iter().flat_map(|run| [run.offset as u64, run.size_bytes as u64]);
+    numbers.fold(0, |hash, number| {
+        let product = (hash ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        product ^ (product >> 32)
+    })
 }
 
 /// Ranges of free addresses that do not touch.
@@ -78,7 +93,7 @@ impl Views {
             views: Vec::new(),
             vacant: Vec::new(),
             by_pages: BTreeMap::new(),
-            idle: BTreeSet::new(),
+            idle: [NONE; 2],
             mapping_count: 0,
             used_mapping_count: 0,
             free,
@@ -94,11 +109,23 @@ impl Views {
 
     /// The view of these pages, if it is mapped.
     pub(crate) fn find(&self, pages: &[Extent]) -> Option<u32> {
-        self.by_pages.get(pages).copied()
+        let mut index = self.by_pages.get(&fingerprint(pages)).copied().unwrap_or(NONE);
+        while index != NONE {
+            let view = self.get(index);
+            if view.pages == pages {
+                return Some(index);
+            }
+            index = view.namesake;
+        }
+        None
     }
 
     pub(crate) fn get(&self, index: u32) -> &View {
-        self.views[index as usize].as_ref().expect("a view that is in use")
+        self.views[index as usize].as_ref().expect("a view that is mapped")
+    }
+
+    fn get_mut(&mut self, index: u32) -> &mut View {
+        self.views[index as usize].as_mut().expect("a view that is mapped")
     }
 
     /// Offset in memory of the byte that is shown at an offset in the range of views.
@@ -122,8 +149,8 @@ impl Views {
         if has_mappings && self.gap(pages).is_some() {
             return None;
         }
-        let &(_, index) = self.idle.first()?;
-        Some(self.take_out(index))
+        let [earliest, _] = self.idle;
+        (earliest != NONE).then(|| self.take_out(earliest))
     }
 
     /// The smallest free range of addresses that holds a row of pages, the lowest on ties.
@@ -134,42 +161,74 @@ impl Views {
 
     /// Enters a row of pages, mapped at `offset`, which came from [`gap`](Self::gap).
     pub(crate) fn insert(&mut self, pages: Vec<Extent>, offset: usize) -> u32 {
-        let view = View { pages, offset, users: 0, idle_since: 0 };
-        let size_bytes = view.size_bytes();
+        let size_bytes = pages.iter().map(|run| run.size_bytes).sum();
         let free_bytes = self.free.take(offset).expect("the start of free addresses");
         if free_bytes > size_bytes {
             self.free.put(offset + size_bytes, free_bytes - size_bytes);
         }
-        self.mapping_count += view.pages.len();
+        self.mapping_count += pages.len();
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.views.push(None);
             u32::try_from(self.views.len() - 1).expect("fewer views than mappings")
         });
-        self.by_pages.insert(view.pages.clone(), index);
-        self.idle.insert((0, index));
+        let fingerprint = fingerprint(&pages);
+        let namesake = self.by_pages.insert(fingerprint, index).unwrap_or(NONE);
+        let idle = [NONE; 2];
+        let view = View { pages, offset, size_bytes, users: 0, fingerprint, namesake, idle };
         self.views[index as usize] = Some(view);
+        self.lay_idle(index, EARLIER);
         index
     }
 
     /// A block lies in it from now on.
     pub(crate) fn enter(&mut self, index: u32) {
-        let view = self.views[index as usize].as_mut().expect("a view that is mapped");
-        if view.users == 0 {
-            self.idle.remove(&(view.idle_since, index));
-            self.used_mapping_count += view.pages.len();
-        }
+        let view = self.get_mut(index);
         view.users += 1;
+        if view.users == 1 {
+            self.used_mapping_count += self.get(index).pages.len();
+            self.take_from_idle(index);
+        }
     }
 
-    /// A block left it at an event.
-    pub(crate) fn leave(&mut self, index: u32, event: u64) {
-        let view = self.views[index as usize].as_mut().expect("a view that is in use");
+    /// A block left it.
+    pub(crate) fn leave(&mut self, index: u32) {
+        let view = self.get_mut(index);
         view.users -= 1;
         if view.users == 0 {
-            view.idle_since = event;
-            self.used_mapping_count -= view.pages.len();
-            self.idle.insert((event, index));
+            self.used_mapping_count -= self.get(index).pages.len();
+            self.lay_idle(index, LATER);
         }
+    }
+
+    /// Puts a view at an end of the row of idle ones.
+    fn lay_idle(&mut self, index: u32, end: usize) {
+        let neighbour = std::mem::replace(&mut self.idle[end], index);
+        let view = self.get_mut(index);
+        (view.idle[end], view.idle[1 - end]) = (NONE, neighbour);
+        match neighbour {
+            NONE => self.idle[1 - end] = index,
+            _ => self.get_mut(neighbour).idle[end] = index,
+        }
+    }
+
+    fn take_from_idle(&mut self, index: u32) {
+        let neighbours = self.get(index).idle;
+        for side in [EARLIER, LATER] {
+            match neighbours[side] {
+                NONE => self.idle[side] = neighbours[1 - side],
+                neighbour => self.get_mut(neighbour).idle[1 - side] = neighbours[1 - side],
+            }
+        }
+    }
+
+    /// Idle views, the longest unused ones first.
+    fn idle(&self) -> impl Iterator<Item = u32> {
+        let mut at = self.idle[EARLIER];
+        std::iter::from_fn(move || {
+            let index = (at != NONE).then_some(at)?;
+            at = self.get(index).idle[LATER];
+            Some(index)
+        })
     }
 
     /// Takes out the views that show pages of a run, in which no live block is.
@@ -178,18 +237,18 @@ impl Views {
             let pages = &self.get(*index).pages;
             pages.iter().any(|own| own.offset < run.end() && run.offset < own.end())
         };
-        let gone: Vec<u32> = self.idle.iter().map(|&(_, index)| index).filter(shows).collect();
+        let gone: Vec<u32> = self.idle().filter(shows).collect();
         gone.into_iter().map(|index| self.take_out(index)).collect()
     }
 
     fn take_out(&mut self, index: u32) -> View {
+        assert_eq!(self.get(index).users, 0, "a view in use is not taken out");
+        self.take_from_idle(index);
+        self.forget_pages(index);
         let view = self.views[index as usize].take().expect("a view that is mapped");
-        assert_eq!(view.users, 0, "a view in use is not taken out");
         self.vacant.push(index);
-        self.idle.remove(&(view.idle_since, index));
-        self.by_pages.remove(&view.pages);
         self.mapping_count -= view.pages.len();
-        let (mut offset, mut size_bytes) = (view.offset, view.size_bytes());
+        let (mut offset, mut size_bytes) = (view.offset, view.size_bytes);
         if let Some(after_bytes) = self.free.take(offset + size_bytes) {
             size_bytes += after_bytes;
         }
@@ -204,6 +263,23 @@ impl Views {
         view
     }
 
+    /// A view is found by its pages no more.
+    fn forget_pages(&mut self, index: u32) {
+        let &View { fingerprint, namesake, .. } = self.get(index);
+        let first = self.by_pages[&fingerprint];
+        if first != index {
+            let mut before = first;
+            while self.get(before).namesake != index {
+                before = self.get(before).namesake;
+            }
+            self.get_mut(before).namesake = namesake;
+        } else if namesake == NONE {
+            self.by_pages.remove(&fingerprint);
+        } else {
+            self.by_pages.insert(fingerprint, namesake);
+        }
+    }
+
     /// # Panics
     /// If views overlap, or a counter is not what a recount gives. `users` are the live blocks in
     /// each view.
@@ -214,16 +290,19 @@ impl Views {
             ranges.iter().map(|&(at, size)| (size, at)).collect();
         assert_eq!(indexed, self.free.by_size, "free addresses by size");
         let (mut mapping_count, mut used_mapping_count) = (0, 0);
+        let idle: BTreeSet<u32> = self.idle().collect();
+        assert_eq!(idle.len(), self.idle().count(), "a view is idle twice");
         for (index, view) in self.views.iter().enumerate() {
             let Some(view) = view else { continue };
             let index = index as u32;
-            ranges.push((view.offset, view.size_bytes()));
+            let size_bytes = view.pages.iter().map(|run| run.size_bytes).sum();
+            assert_eq!(size_bytes, view.size_bytes, "size of {view:?}");
+            ranges.push((view.offset, size_bytes));
             mapping_count += view.pages.len();
             assert_eq!(view.users, users.get(&index).copied().unwrap_or(0), "users of {view:?}");
-            assert_eq!(self.by_pages.get(&view.pages), Some(&index), "{view:?} is not found");
+            assert_eq!(self.find(&view.pages), Some(index), "{view:?} is not found");
             used_mapping_count += if view.users > 0 { view.pages.len() } else { 0 };
-            let is_idle = self.idle.contains(&(view.idle_since, index));
-            assert_eq!(is_idle, view.users == 0, "{view:?} is idle or not");
+            assert_eq!(idle.contains(&index), view.users == 0, "{view:?} is idle or not");
         }
         assert_eq!(mapping_count, self.mapping_count, "mappings");
         assert_eq!(used_mapping_count, self.used_mapping_count, "mappings in use");

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use lowtide_allocator::torch::{SegmentSource, StreamId, TorchPolicy, TorchSettings};
-use lowtide_allocator::{Buffer, CachingAllocator, Category, SimSource, SimStreams, Stream};
+use lowtide_allocator::{
+    Arenas, Buffer, CachingAllocator, Category, SimSource, SimStreams, Stream,
+};
 
 use crate::load::{Load, Op};
 
@@ -85,6 +87,15 @@ impl Pages {
         let source = SimSource::with_capacity(1 << 42).page_bytes(2 << 20);
         let source = if stream_count > 1 { source.streams(&SimStreams::new()) } else { source };
         Pages(CachingAllocator::new(source).expect("a simulated device"))
+    }
+
+    /// An arena for each of several streams, all within one budget.
+    pub(crate) fn arenas(stream_count: usize) -> Vec<Pages> {
+        const CAPACITY_BYTES: usize = 1 << 42;
+        let source = SimSource::with_capacity(CAPACITY_BYTES).page_bytes(2 << 20);
+        let arenas = Arenas::new(source.streams(&SimStreams::new()), CAPACITY_BYTES);
+        let streams = (0..stream_count).map(|index| Stream::new(index).expect("few streams"));
+        streams.map(|stream| Pages(arenas.on(stream).expect("a simulated device"))).collect()
     }
 
     pub(crate) fn check(&self) {

@@ -27,11 +27,11 @@ impl Layout {
             }
             match node.kind {
                 Kind::Hole => {
-                    let marks = self.marks[slot as usize];
+                    let marks = node.marks;
                     assert!(before != Some(marks.streams), "two holes meet at {end}");
                     let (set, holes) = &self.holes[node.list as usize];
                     assert_eq!(*set, marks.streams, "the list of the hole at {end}");
-                    let listed = holes.contains(node.extent.size_bytes, node.extent.offset, slot);
+                    let listed = holes.contains(&self.nodes, slot);
                     assert!(listed, "hole at {end} is not listed");
                     hole_count += 1;
                     marked = Some(marks.streams);

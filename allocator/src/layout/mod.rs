@@ -94,7 +94,7 @@ impl Live {
 /// What a node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Nobody's. Who may still work on it is in the marks.
+    /// Nobody's.
     Hole,
     /// A block, or the first piece of one.
     Block,
@@ -102,16 +102,30 @@ pub(crate) enum Kind {
     Piece,
 }
 
-/// A part of the arena. What else there is to know of it lies elsewhere, so that neighbours are
-/// looked at for half a cache line each.
+/// A part of the arena. All that there is to know of a hole fills one cache line; what is known of
+/// a block lies elsewhere, because its neighbours do not ask.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(crate) struct Node {
     pub(crate) extent: Extent,
     previous: u32,
     next: u32,
+    pub(crate) kind: Kind,
     /// Of a hole, the list that it is in.
     list: u32,
-    pub(crate) kind: Kind,
+    /// Of a hole, what hangs below it in its list's bin.
+    pub(crate) children: [u32; 2],
+    /// Of a hole, who may still work on it.
+    marks: Marks,
+}
+
+impl Node {
+    /// A hole that nobody used, has no neighbours and is not listed.
+    pub(crate) const fn hole(extent: Extent) -> Node {
+        let (list, children) = (NONE, [NONE; 2]);
+        let marks = Marks { streams: StreamSet::EMPTY, since: 0 };
+        Node { extent, previous: NONE, next: NONE, kind: Kind::Hole, list, children, marks }
+    }
 }
 
 /// The blocks of an arena; a page is a power of two. Nodes sit in a slab and are linked in address
@@ -122,8 +136,6 @@ pub(crate) struct Layout {
     nodes: Vec<Node>,
     /// By slot; only those of blocks and pieces mean anything.
     lives: Vec<Live>,
-    /// By slot; only those of holes mean anything.
-    marks: Vec<Marks>,
     vacant: Vec<u32>,
     first: u32,
     last: u32,
@@ -151,7 +163,6 @@ impl Layout {
             touched_pages: 0,
             nodes: Vec::new(),
             lives: Vec::new(),
-            marks: Vec::new(),
             vacant: Vec::new(),
             first: NONE,
             last: NONE,
@@ -199,7 +210,7 @@ impl Layout {
 
     /// Size of the largest hole.
     pub(crate) fn largest_hole_bytes(&self) -> usize {
-        self.holes.iter().map(|(_, holes)| holes.largest_bytes()).max().unwrap_or(0)
+        self.holes.iter().map(|(_, holes)| holes.largest_bytes(&self.nodes)).max().unwrap_or(0)
     }
 
     /// What no block takes below the top, by address, where it is at least a page long: holes, and
@@ -253,10 +264,9 @@ impl Layout {
         let streams = marks.streams;
         let index = self.holes.iter().position(|(set, _)| *set == streams);
         let index = index.unwrap_or_else(|| self.list_for(streams));
-        self.marks[slot as usize] = marks;
         let node = &mut self.nodes[slot as usize];
-        (node.kind, node.list) = (Kind::Hole, index as u32);
-        self.holes[index].1.insert(node.extent.size_bytes, node.extent.offset, slot);
+        (node.kind, node.list, node.marks) = (Kind::Hole, index as u32, marks);
+        self.holes[index].1.insert(&mut self.nodes, slot);
     }
 
     /// A list for the holes of a new set of streams, one that no set needs any more if there is
@@ -275,17 +285,15 @@ impl Layout {
     /// Strikes the hole in `slot` off its list.
     #[inline]
     fn unlist(&mut self, slot: u32) {
-        let Node { extent, list, .. } = self.nodes[slot as usize];
-        self.holes[list as usize].1.remove(extent.size_bytes, extent.offset, slot);
+        let list = self.nodes[slot as usize].list;
+        self.holes[list as usize].1.remove(&mut self.nodes, slot);
     }
 
     /// Changes the extent of the hole in `slot`.
     #[inline]
     fn resize_hole(&mut self, slot: u32, to: Extent) {
-        let Node { extent, list, .. } = &mut self.nodes[slot as usize];
-        let from = std::mem::replace(extent, to);
-        let holes = &mut self.holes[*list as usize].1;
-        holes.resize((from.size_bytes, from.offset), (to.size_bytes, to.offset), slot);
+        let list = self.nodes[slot as usize].list;
+        self.holes[list as usize].1.resize(&mut self.nodes, slot, to);
     }
 
     /// A node behind another one, or the first.
@@ -295,7 +303,7 @@ impl Layout {
             Some(node) => node.next,
             None => self.first,
         };
-        let node = Node { extent, previous, next, list: NONE, kind };
+        let node = Node { previous, next, kind, ..Node::hole(extent) };
         let slot = match self.vacant.pop() {
             Some(slot) => {
                 self.nodes[slot as usize] = node;
@@ -313,7 +321,6 @@ impl Layout {
         let slot = u32::try_from(self.nodes.len()).expect("fewer than 2^32 blocks");
         self.nodes.push(node);
         self.lives.push(Live::NOBODY);
-        self.marks.push(Marks::default());
         slot
     }
 

@@ -61,14 +61,22 @@ impl Place {
 impl Layout {
     /// Makes a place, found since the last change, a live block after an event. Returns its slot.
     pub(crate) fn insert(&mut self, place: &Place, live: Live, event: u64) -> u32 {
-        match &place.spot {
-            Spot::Hole { slot, extent } => self.insert_in_hole(*slot, *extent, live),
+        let slot = match &place.spot {
+            Spot::Hole { slot, extent } => self.insert_in_hole(*slot, *extent),
             Spot::Top(extent) => {
                 debug_assert_eq!(extent.offset, self.top(), "the place is older than the layout");
-                self.insert_on_top(*extent, live, event)
+                self.insert_on_top(*extent, live.users, event)
             }
-            Spot::Stitched(parts) => self.insert_stitched(parts, live, event),
-        }
+            Spot::Stitched(parts) => return self.insert_stitched(parts, live, event),
+        };
+        self.describe(slot, live);
+        slot
+    }
+
+    /// Says what the block in `slot` is.
+    #[inline(always)]
+    pub(crate) fn describe(&mut self, slot: u32, live: Live) {
+        self.lives[slot as usize] = live;
     }
 
     fn insert_stitched(&mut self, parts: &[Part], live: Live, event: u64) -> u32 {
@@ -89,12 +97,10 @@ impl Layout {
         first
     }
 
-    /// Makes what is at the top a live block. Returns its slot.
+    /// Makes what is at the top a block of `users`, to be described. Returns its slot.
     #[inline]
-    pub(crate) fn insert_on_top(&mut self, extent: Extent, live: Live, event: u64) -> u32 {
-        let slot = self.put_on_top(extent, Kind::Block, live.users, event);
-        self.lives[slot as usize] = live;
-        slot
+    pub(crate) fn insert_on_top(&mut self, extent: Extent, users: StreamSet, event: u64) -> u32 {
+        self.put_on_top(extent, Kind::Block, users, event)
     }
 
     /// Links an extent at or beyond the top; what is between becomes a hole of its users.
@@ -110,12 +116,10 @@ impl Layout {
         self.link_after(self.last, extent, kind)
     }
 
-    /// Makes the start of the hole in `slot` a live block. Returns its slot.
+    /// Makes the start of the hole in `slot` a block, to be described. Returns its slot.
     #[inline]
-    pub(crate) fn insert_in_hole(&mut self, slot: u32, extent: Extent, live: Live) -> u32 {
-        let slot = self.cut(slot, extent, Kind::Block);
-        self.lives[slot as usize] = live;
-        slot
+    pub(crate) fn insert_in_hole(&mut self, slot: u32, extent: Extent) -> u32 {
+        self.cut(slot, extent, Kind::Block)
     }
 
     /// Takes an extent out of the hole in `slot`; what is left on either side stays a hole, the
@@ -140,7 +144,7 @@ impl Layout {
 
     /// [`cut`](Self::cut) where something is left on the left side.
     fn cut_inside(&mut self, slot: u32, extent: Extent, kind: Kind) -> u32 {
-        let (hole, marks) = (self.nodes[slot as usize].extent, self.marks[slot as usize]);
+        let Node { extent: hole, marks, .. } = self.nodes[slot as usize];
         let size_bytes = extent.offset - hole.offset;
         self.resize_hole(slot, Extent { offset: hole.offset, size_bytes });
         let taken = self.link_after(slot, extent, kind);
@@ -187,7 +191,7 @@ impl Layout {
             }
             (Some(before), Some(after)) => {
                 self.unlist(next);
-                let marks = marks.union(self.marks[next as usize]);
+                let marks = marks.union(self.nodes[next as usize].marks);
                 self.unlink(next);
                 self.unlink(slot);
                 let size_bytes = extent.size_bytes + after.size_bytes;
@@ -200,7 +204,7 @@ impl Layout {
     /// Adds the length of what begins at `extent` to the hole in `slot`, which was as it is told.
     #[inline]
     fn widen(&mut self, slot: u32, extent: Extent, hole: Extent, marks: Marks) {
-        let own = &mut self.marks[slot as usize];
+        let own = &mut self.nodes[slot as usize].marks;
         *own = own.union(marks);
         let size_bytes = extent.size_bytes + hole.size_bytes;
         self.resize_hole(slot, Extent { offset: extent.offset, size_bytes });
@@ -210,8 +214,7 @@ impl Layout {
     #[inline]
     fn mergeable(&self, slot: u32, marks: Marks) -> Option<Extent> {
         let node = self.nodes.get(slot as usize)?;
-        let is_alike =
-            node.kind == Kind::Hole && self.marks[slot as usize].streams == marks.streams;
+        let is_alike = node.kind == Kind::Hole && node.marks.streams == marks.streams;
         is_alike.then_some(node.extent)
     }
 
@@ -224,8 +227,8 @@ impl Layout {
         while let Some(node) = self.nodes.get(self.last as usize)
             && node.kind == Kind::Hole
         {
-            let last = self.last;
-            self.give_beyond(self.marks[last as usize]);
+            let (last, marks) = (self.last, node.marks);
+            self.give_beyond(marks);
             self.unlist(last);
             self.unlink(last);
         }
@@ -243,11 +246,12 @@ impl Layout {
     /// Neighbours become one hole that all their streams used.
     pub(super) fn merge_across_streams(&mut self) {
         let mut slot = self.first;
-        while let Some(&Node { mut extent, next, kind, .. }) = self.nodes.get(slot as usize) {
+        while let Some(&Node { mut extent, next, kind, marks, .. }) = self.nodes.get(slot as usize)
+        {
             match self.nodes.get(next as usize) {
                 Some(after) if kind == Kind::Hole && after.kind == Kind::Hole => {
                     extent.size_bytes += after.extent.size_bytes;
-                    let marks = self.marks[slot as usize].union(self.marks[next as usize]);
+                    let marks = marks.union(after.marks);
                     self.unlist(slot);
                     self.unlist(next);
                     self.unlink(next);

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use super::place::{Part, Place, Spot};
 use super::{Extent, Kind, Layout, PIECES_MAX};
 use crate::holes::{Holes, NONE};
-use crate::stream::{Marks, Stream, StreamSet, Waits};
+use crate::stream::{Stream, StreamSet, Waits};
 
 /// Who asks, and what the source can do.
 #[derive(Clone, Copy, Debug)]
@@ -51,8 +51,8 @@ impl Layout {
     pub(crate) fn own_hole(&self, size_bytes: usize, stream: Stream) -> Option<(u32, Extent)> {
         let own = StreamSet::of(stream);
         let (_, holes) = self.holes.iter().find(|(set, _)| *set == own)?;
-        let (_, offset, slot) = holes.best_fit(size_bytes)?;
-        Some((slot, Extent { offset, size_bytes }))
+        let slot = holes.best_fit(&self.nodes, size_bytes)?;
+        Some((slot, Extent { offset: self.nodes[slot as usize].extent.offset, size_bytes }))
     }
 
     /// The place at the top, if `place` would find it where there is no own hole, and nobody has to
@@ -104,7 +104,8 @@ impl Layout {
     /// then the lowest.
     fn any_hole(&self, want: &Want) -> Option<Place> {
         let candidates = self.holes.iter().filter_map(|(_, holes)| {
-            let (size_bytes, offset, slot) = holes.best_fit(want.size_bytes)?;
+            let slot = holes.best_fit(&self.nodes, want.size_bytes)?;
+            let Extent { offset, size_bytes } = self.nodes[slot as usize].extent;
             let waits = self.waits_for(want, slot);
             Some((waits != StreamSet::EMPTY, size_bytes, offset, slot, waits))
         });
@@ -114,18 +115,18 @@ impl Layout {
     }
 
     fn waits_for(&self, want: &Want, slot: u32) -> StreamSet {
-        want.waits.missing(want.stream, self.marks[slot as usize])
+        want.waits.missing(want.stream, self.nodes[slot as usize].marks)
     }
 
     fn waits_beyond(&self, want: &Want) -> StreamSet {
         if self.top() >= self.used_end {
             return StreamSet::EMPTY;
         }
-        let missing = |on: Stream| {
-            let (streams, since) = (StreamSet::of(on), self.beyond_since[on.index()]);
-            want.waits.missing(want.stream, Marks { streams, since })
-        };
-        self.beyond.iter().map(missing).fold(StreamSet::EMPTY, StreamSet::union)
+        let others = self.beyond.without(want.stream);
+        if others == StreamSet::EMPTY {
+            return others;
+        }
+        want.waits.fewest(want.stream, others, |on| self.beyond_since[on.index()])
     }
 
     /// Pieces for a request that no hole holds: whole pages of holes, and the top for the rest.
@@ -175,7 +176,8 @@ impl Layout {
         // runs that are longer than any to come, the others those of that and of the next length.
         let mut hole_pages = usize::MAX;
         let [mut settled, mut longest, mut next_longest] = [Tally::default(); 3];
-        holes.for_each_down(self.page_bytes, |hole_bytes, offset, slot| {
+        holes.for_each_down(&self.nodes, self.page_bytes, |slot| {
+            let Extent { offset, size_bytes: hole_bytes } = self.nodes[slot as usize].extent;
             let pages = hole_bytes >> shift;
             if pages < hole_pages {
                 settled.add(longest);

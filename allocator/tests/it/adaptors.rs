@@ -220,6 +220,44 @@ fn arena_that_is_short_trims_the_others_and_no_more_than_needed() {
 }
 
 #[test]
+fn arena_of_a_stream_is_opened_once_and_nobody_waits_in_it() {
+    let streams = SimStreams::new();
+    let arenas = Arenas::new(sim().streams(&streams), 8 * PAGE_BYTES);
+    for round in 0..3 {
+        for index in 0..3 {
+            let stream = Stream::new(index).unwrap();
+            let memory = arenas.on(stream).unwrap();
+            assert_eq!(memory.stream(), stream);
+            let block = memory.allocate(PAGE_BYTES + 1).unwrap();
+            assert_eq!(memory.live_blocks()[0].stream, stream);
+            streams.launch(stream, &[&block]).unwrap();
+            drop(block);
+            assert_eq!(memory.statistics().allocations, round + 1, "the arena is the same one");
+            assert_eq!(memory.statistics().waits, 0);
+            assert_eq!(memory.simulate().allocator().stream(), stream);
+        }
+    }
+    assert_eq!(arenas.used_bytes(), 6 * PAGE_BYTES, "each keeps its cache");
+    let large = arenas.on(Stream::DEFAULT).unwrap().allocate(8 * PAGE_BYTES).unwrap();
+    assert_eq!(arenas.used_bytes(), 8 * PAGE_BYTES, "until another one is short");
+    drop(large);
+}
+
+#[test]
+fn peak_of_arenas_is_that_of_their_sum() {
+    let arenas = Arenas::new(sim(), 21 * PAGE_BYTES);
+    let [first, second] = [(); 2].map(|()| arenas.open().unwrap());
+    drop(first.allocate(8 * PAGE_BYTES).unwrap());
+    first.trim();
+    let _kept = second.allocate(5 * PAGE_BYTES).unwrap();
+    assert_eq!((arenas.used_bytes(), arenas.used_bytes_peak()), (5 * PAGE_BYTES, 8 * PAGE_BYTES));
+    let _more = first.allocate(4 * PAGE_BYTES).unwrap();
+    assert_eq!((arenas.used_bytes(), arenas.used_bytes_peak()), (9 * PAGE_BYTES, 9 * PAGE_BYTES));
+    assert!(first.allocate(13 * PAGE_BYTES).is_err());
+    assert_eq!(arenas.used_bytes_peak(), 9 * PAGE_BYTES, "a refused commit was never there");
+}
+
+#[test]
 fn dropped_arena_returns_its_memory() {
     let arenas = Arenas::new(sim(), 4 * PAGE_BYTES);
     let first = arenas.open().unwrap();

@@ -92,17 +92,34 @@ impl Naive {
         on != waiter && self.waited.get(&(waiter, on)).is_none_or(|&waited| waited <= since)
     }
 
+    /// Whoever has to be waited for, less those that others among them have waited for.
+    fn fewest(&self, waiter: usize, users: impl Iterator<Item = (usize, u64)>) -> BTreeSet<usize> {
+        let mut left: BTreeMap<usize, u64> =
+            users.filter(|&(on, since)| self.missing(waiter, on, since)).collect();
+        let mut chosen = BTreeSet::new();
+        while !left.is_empty() {
+            let stands_for = |by: usize| -> Vec<usize> {
+                let known = left.iter().filter(|&(&on, &since)| !self.missing(by, on, since));
+                known.map(|(&on, _)| on).collect()
+            };
+            let by_worth = |&by: &usize| (stands_for(by).len(), std::cmp::Reverse(by));
+            let best = left.keys().copied().max_by_key(by_worth).unwrap();
+            let gone = stands_for(best);
+            chosen.insert(best);
+            left.retain(|on, _| !gone.contains(on));
+        }
+        chosen
+    }
+
     fn waits_for(&self, waiter: usize, marks: &Marks) -> BTreeSet<usize> {
-        let users = marks.users.iter().copied();
-        users.filter(|&on| self.missing(waiter, on, marks.since)).collect()
+        self.fewest(waiter, marks.users.iter().map(|&on| (on, marks.since)))
     }
 
     fn waits_beyond(&self, waiter: usize) -> BTreeSet<usize> {
         if self.cells.len() >= self.used_end {
             return BTreeSet::new();
         }
-        let users = self.beyond.iter().filter(|&(&on, &since)| self.missing(waiter, on, since));
-        users.map(|(&on, _)| on).collect()
+        self.fewest(waiter, self.beyond.iter().map(|(&on, &since)| (on, since)))
     }
 
     fn best(&self, len: usize, on: usize, holes: &[Hole]) -> Option<(usize, BTreeSet<usize>)> {
@@ -181,6 +198,16 @@ impl Naive {
         let (runs, waits) = self.place(requested_bytes.max(1).div_ceil(CELL), on);
         for awaited in waits {
             self.clock += 1;
+            // What the other one has waited for is waited for too.
+            let known: Vec<(usize, u64)> = self
+                .waited
+                .range((awaited, 0)..(awaited + 1, 0))
+                .map(|(&(_, third), &until)| (third, until))
+                .collect();
+            for (third, until) in known {
+                let own = self.waited.entry((on, third)).or_default();
+                *own = until.max(*own);
+            }
             self.waited.insert((on, awaited), self.clock);
             self.waits.push((on, awaited));
         }
