@@ -2,9 +2,10 @@
 
 use lowtide_autograd::{Attempt, AutogradError, Pass, Var, check};
 use lowtide_nn::{
-    Directions, Gru, Lstm, LstmState, Module, NnError, Parameters, RecurrentOptions, Result,
+    Directions, Gru, Lstm, LstmState, Module, NnError, Parameter, Parameters, RecurrentOptions,
+    Result,
 };
-use lowtide_tensor::{Tensor, TensorError};
+use lowtide_tensor::{DType, Tensor, TensorError};
 
 use crate::common::{KEY, Outcome, cpu, f64s, names, widen};
 use crate::zoo::fill;
@@ -162,6 +163,44 @@ fn what_does_not_fit_is_an_error_that_names_the_layer() -> Outcome {
     ] {
         let error = Gru::new(&device, KEY, wrong).err();
         assert!(matches!(error, Some(NnError::Option { .. })), "{error:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn half_types_give_what_f32_does_within_their_rounding() -> Outcome {
+    // Eight bits of mantissa, states of order 1, and a few roundings at each of three positions.
+    const TOLERANCE: f64 = 16.0 / 256.0;
+    let device = cpu();
+    let x = f64s(&device, "x", [2, 3, 3]);
+    let run = |dtype: DType, model: &mut dyn Module| -> Result<[Vec<f64>; 2]> {
+        model.visit(&mut |_, parameter| {
+            *parameter = Parameter::new(parameter.value().to_dtype(dtype).expect("memory"));
+        });
+        let attempt = Attempt::new();
+        let pass = Pass::train(KEY, &attempt);
+        let y = model.forward(&pass, pass.constant(x.to_dtype(dtype)?))?;
+        assert_eq!(y.value().dtype(), dtype);
+        let wide = |x: &Tensor| x.to_dtype(DType::F64).and_then(|x| x.to_vec::<f64>());
+        let values = wide(y.value())?;
+        pass.backward(y.sum_all()?)?;
+        let gradients = attempt.into_gradients();
+        let gradients = gradients.iter().map(wide).collect::<lowtide_tensor::Result<Vec<_>>>()?;
+        Ok([values, gradients.concat()])
+    };
+    let models: [Box<dyn Module>; 2] = [
+        Box::new(Lstm::new(&device, KEY, TWO_LAYERS)?),
+        Box::new(Gru::new(&device, KEY, TWO_LAYERS)?),
+    ];
+    for mut model in models {
+        fill(&mut *model);
+        let expected = run(DType::F32, &mut *model)?;
+        let found = run(DType::BF16, &mut *model)?;
+        for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+            let error = (found - expected).abs();
+            assert!(error <= TOLERANCE * expected.abs().max(1.0), "{found} {expected}");
+        }
+        assert_eq!(found[1].len(), expected[1].len());
     }
     Ok(())
 }
