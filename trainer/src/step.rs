@@ -9,9 +9,9 @@ use lowtide_allocator::Category;
 use lowtide_amp::LossScaler;
 use lowtide_autograd::{Attempt, Gradients, Pass};
 use lowtide_data::BatchView;
-use lowtide_nn::optim::Optimizer;
+use lowtide_nn::optim::{Optimizer, clip_norm};
 use lowtide_nn::{check_buffers, commit_buffers};
-use lowtide_tensor::{DType, Device, RandomKey, Tensor, scale_and_check_finite, squared_norm};
+use lowtide_tensor::{DType, Device, RandomKey, Tensor, scale_and_check_finite};
 
 use crate::{Result, Task};
 
@@ -67,7 +67,9 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
             self.scaler.update(true);
             return Ok(StepOutcome { loss, skipped: true });
         }
-        self.clip(&mut gradients)?;
+        if let Some(norm_max) = self.clip_norm {
+            clip_norm(self.device, &mut gradients, norm_max)?;
+        }
         let update = self.optimizer.prepare(self.task.parameters(), gradients)?;
         drop(frozen);
         check_buffers(self.task.parameters(), &buffers)?;
@@ -115,19 +117,6 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
         let inverse = f64::from(self.scaler.inverse_scale());
         let flag = scale_and_check_finite(self.device, gradients.iter_mut(), inverse)?;
         Ok(flag.item_assuming(0.0f32)? > 0.0)
-    }
-
-    /// Shortens the gradients together, `torch.nn.utils.clip_grad_norm_`.
-    fn clip(&self, gradients: &mut Gradients) -> Result<()> {
-        /// PyTorch's guard against division by zero.
-        const EPS: f64 = 1e-6;
-        let Some(norm_max) = self.clip_norm else { return Ok(()) };
-        let norm = squared_norm(self.device, gradients.iter())?.item_assuming(0.0f64)?.sqrt();
-        let scale = norm_max / (norm + EPS);
-        if scale < 1.0 {
-            gradients.iter_mut().try_for_each(|gradient| gradient.mul_scalar_(scale))?;
-        }
-        Ok(())
     }
 }
 
