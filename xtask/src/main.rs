@@ -11,7 +11,7 @@ const HELP: &str = "\
 usage: cargo xtask COMMAND
 
   test [CRATE] [--deep]  format, clippy, tidy, tests, doc tests, benches once, the feature
-                         cuda of the allocator on a pretend driver, package, docs;
+                         cuda on a pretend driver, package, docs;
                          CRATE (a folder name) restricts every section that can be restricted;
                          --deep adds sanitizers, loom, Miri and long property tests
   tidy                   checks of the tracked files only

@@ -129,6 +129,9 @@ impl Section {
     }
 }
 
+/// The packages that have a feature `cuda`, which is on in tests.
+const WITH_CUDA: [&str; 2] = ["lowtide-allocator", "lowtide-tensor"];
+
 /// The sections of a run, and the names of those left out with the reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
@@ -140,7 +143,7 @@ pub struct Plan {
 
 /// What runs for `options`, where `package` is the package name of the filter.
 pub fn plan(options: &Options, package: Option<&str>) -> Plan {
-    let scope = package.map_or_else(|| "--workspace".to_owned(), |name| format!("-p {name}"));
+    let scope = scope(package);
     let format_scope = package.map_or_else(|| "--all".to_owned(), |name| format!("-p {name}"));
     let mut plan = Plan::default();
     plan.sections.extend([
@@ -173,8 +176,15 @@ pub fn plan(options: &Options, package: Option<&str>) -> Plan {
             Counting::Runners,
         ),
     ]);
-    if options.concerns("allocator") {
-        plan.sections.extend(cuda_sections());
+    if package.is_none_or(|name| WITH_CUDA.contains(&name)) {
+        plan.sections.push(
+            Section::new(
+                "clippy without CUDA",
+                &format!("clippy -p {} --all-targets -- -D warnings", WITH_CUDA.join(" -p ")),
+                Counting::Status,
+            )
+            .needs(Needs::Subcommand("clippy")),
+        );
     }
     if package.is_none() {
         // All at once: a crate alone cannot be packaged before those it imports are published.
@@ -200,33 +210,17 @@ pub fn plan(options: &Options, package: Option<&str>) -> Plan {
     plan
 }
 
-/// What needs the feature `cuda`. It builds everywhere; what needs a pretend driver skips itself
-/// where that cannot be built.
-fn cuda_sections() -> [Section; 4] {
-    let package = "-p lowtide-allocator --features pretend";
-    [
-        Section::new(
-            "clippy with CUDA",
-            &format!("clippy {package} --all-targets -- -D warnings"),
-            Counting::Status,
-        )
-        .needs(Needs::Subcommand("clippy")),
-        Section::new(
-            "tests with CUDA",
-            &format!(
-                "test {package} --no-fail-fast --test cuda --test cuda_gate --example cudarc \
-                 -- --show-output"
-            ),
-            Counting::Runners,
-        ),
-        Section::new(
-            "doc tests with CUDA",
-            &format!("test {package} --doc -- --show-output cuda"),
-            Counting::Runners,
-        ),
-        Section::new("docs with CUDA", &format!("doc {package} --no-deps"), Counting::Status)
-            .env("RUSTDOCFLAGS", "-Dwarnings"),
-    ]
+/// What is built of the workspace or of one package: with CUDA, whose tests run on the pretend
+/// driver, and skip themselves where that cannot be built.
+fn scope(package: Option<&str>) -> String {
+    match package {
+        None => {
+            let features = WITH_CUDA.map(|name| format!("{name}/pretend")).join(",");
+            format!("--workspace --features {features}")
+        }
+        Some(name) if WITH_CUDA.contains(&name) => format!("-p {name} --features pretend"),
+        Some(name) => format!("-p {name}"),
+    }
 }
 
 fn deep_sections(options: &Options, scope: &str) -> Vec<Section> {

@@ -23,10 +23,7 @@ fn sections_run_from_cheap_to_dear_and_deep_ones_are_named() {
         "tests",
         "doc tests",
         "benches, once each",
-        "clippy with CUDA",
-        "tests with CUDA",
-        "doc tests with CUDA",
-        "docs with CUDA",
+        "clippy without CUDA",
         "package",
         "docs",
     ];
@@ -42,7 +39,7 @@ fn sections_run_from_cheap_to_dear_and_deep_ones_are_named() {
 fn deep_adds_and_leaves_nothing_out() {
     let plan = plan(&options(&["--deep"]), None);
     let expected = ["address sanitizer", "thread sanitizer", "miri", "loom", "long property tests"];
-    assert_eq!(names(&plan)[12..], expected);
+    assert_eq!(names(&plan)[9..], expected);
     assert_eq!(plan.left_out, [""; 0]);
 }
 
@@ -91,13 +88,20 @@ fn filter_reaches_every_section_that_reads_crates() {
 }
 
 #[test]
-fn cuda_is_tested_with_the_allocator_and_with_everything() {
-    let has_cuda = |folder: Option<&str>| {
-        let options = options(&folder.into_iter().collect::<Vec<_>>());
-        let plan = plan(&options, folder.map(|_| "lowtide-x"));
-        plan.sections.iter().filter(|section| section.name.ends_with("with CUDA")).count()
+fn cuda_is_tested_with_the_crates_that_have_it_and_with_everything() {
+    let features = |package: Option<&str>| {
+        let plan = plan(&options(&[]), package);
+        let arguments = &section(&plan, "tests").arguments;
+        let at = arguments.iter().position(|argument| argument == "--features");
+        let without = names(&plan).contains(&"clippy without CUDA");
+        assert_eq!(at.is_some(), without, "what is tested with it is read without it");
+        at.map(|at| arguments[at + 1].clone())
     };
-    assert_eq!([None, Some("allocator"), Some("tensor")].map(has_cuda), [4, 4, 0]);
+    let both = "lowtide-allocator/pretend,lowtide-tensor/pretend".to_owned();
+    assert_eq!(features(None), Some(both));
+    assert_eq!(features(Some("lowtide-allocator")), Some("pretend".to_owned()));
+    assert_eq!(features(Some("lowtide-tensor")), Some("pretend".to_owned()));
+    assert_eq!(features(Some("lowtide-nn")), None);
 }
 
 #[test]
