@@ -30,12 +30,13 @@ impl Gpu {
         static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let kernels = [root.join("tests/cuda/kernels"), root.join(KERNELS)];
-        Gpu::of(FOLDER.get_or_init(|| build(&kernels.each_ref().map(PathBuf::as_path))), bytes)
+        let kernels = kernels.each_ref().map(PathBuf::as_path);
+        Gpu::of(FOLDER.get_or_init(|| build(&kernels, Watch::Accesses)), bytes)
     }
 
     /// A driver with the kernels of this folder alone.
-    pub(crate) fn with_kernels(folder: &Path) -> Option<Gpu> {
-        Gpu::of(&build(&[folder]), DEVICE_BYTES)
+    pub(crate) fn with_kernels(folder: &Path, watch: Watch) -> Option<Gpu> {
+        Gpu::of(&build(&[folder], watch), DEVICE_BYTES)
     }
 
     fn of(folder: &Result<PathBuf, String>, bytes: usize) -> Option<Gpu> {
@@ -111,12 +112,12 @@ pub(crate) fn stream(index: usize) -> Stream {
 pub(crate) const KERNELS: &str = "../tensor/src/cuda/kernels";
 
 /// Compiles the pretend driver and kernels. The folder that it is in, or why there is none.
-fn build(kernels: &[&Path]) -> Result<PathBuf, String> {
+fn build(kernels: &[&Path], watch: Watch) -> Result<PathBuf, String> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../xtask/pretend-gpu");
     if !sources.exists() {
         return Err("the pretend driver is no part of this package".to_owned());
     }
-    let library = Library { sources: &sources, kernels, watch: Watch::Accesses };
+    let library = Library { sources: &sources, kernels, watch };
     match library.build(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("pretend-gpu")) {
         Ok(folder) => Ok(folder),
         Err(error @ (LibraryError::OtherMachine | LibraryError::NoCompiler { .. })) => {

@@ -1,4 +1,6 @@
-use lowtide_allocator::cuda::pretend::Order;
+use std::path::Path;
+
+use lowtide_allocator::cuda::pretend::{Order, Watch};
 use lowtide_allocator::cuda::{
     Argument, CudaDevice, CudaError, CudaStreams, Function, Grid, Kernel, KernelError, Module,
     Parameter,
@@ -435,4 +437,33 @@ fn every_driver_call_of_a_launch_may_fail_and_nothing_is_left() {
         };
         assert!(count > 20, "{count}");
     }
+}
+
+#[test]
+fn kernels_that_are_not_watched_compute_the_same_and_still_meet_at_barriers() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda/kernels");
+    let Some(gpu) = Gpu::with_kernels(&folder, Watch::Barriers) else { return };
+    {
+        let (streams, memory) = gpu.memory();
+        let function = planted(streams.device()).function(&REVERSE).unwrap();
+        let values: Vec<f32> = (0..64).map(|i| i as f32).collect();
+        let (x, y) = (block_of(&streams, &memory, &values), memory.allocate(256).unwrap());
+        let arguments =
+            |which| [Argument::write(&y, 0..256), Argument::read(&x, 0..256), Argument::I32(which)];
+        let go = |which| {
+            let grid = Grid::row(1, 64);
+            launch(&streams, Stream::DEFAULT, &function, grid, &arguments(which)).unwrap();
+        };
+        for order in ORDERS {
+            gpu.pretend.threads(order);
+            go(0);
+            let reversed: Vec<f32> = values.iter().rev().copied().collect();
+            assert_eq!(floats_of(&streams, &y, 64), reversed, "{order:?}");
+        }
+        go(2);
+        assert!(streams.device().synchronize().unwrap_err().is_fault());
+        let complaint = gpu.pretend.complaint().unwrap();
+        assert!(complaint.contains("reached by 40 of 64 threads"), "{complaint}");
+    }
+    gpu.reset(crate::gpu::DEVICE_BYTES);
 }

@@ -244,6 +244,27 @@ fn formulas_of_one_source_are_those_of_their_twins() {
 }
 
 #[test]
+fn formulas_of_two_sources_are_those_of_their_twins() {
+    let Some(lab) = Lab::open() else { return };
+    let (a_values, b_values) = (noise(300, 5), noise(300, 6));
+    for (op, twin) in BINARY.into_iter().enumerate() {
+        let [a, b] = [&a_values, &b_values].map(|values| lab.floats(values));
+        let y = lab.room(4 * a_values.len());
+        let pairs = a_values.iter().zip(&b_values);
+        let expected: Vec<f64> = pairs.map(|(&a, &b)| twin(f64::from(a), f64::from(b))).collect();
+        let rest =
+            [Argument::U64(a_values.len() as u64), Argument::U32(op as u32), Argument::F32(0.5)];
+        let arguments = [&[y.write(), a.read(), b.read()], &rest[..]].concat();
+        lab.run("elementwise", BINARY_ROW, GRID, &arguments);
+        assert_close(&lab.floats_of(&y), &expected, 1, ROUNDING_OF_SLOPES);
+        // In place of either.
+        let arguments = [&[a.write(), a.read(), b.read()], &rest[..]].concat();
+        lab.run("elementwise", BINARY_ROW, GRID, &arguments);
+        assert_eq!(lab.bytes_of(&a), lab.bytes_of(&y));
+    }
+}
+
+#[test]
 fn nan_and_signed_zeros_go_where_pytorch_has_them() {
     let Some(lab) = Lab::open() else { return };
     let values = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0];

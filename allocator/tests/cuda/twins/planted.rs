@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use lowtide_allocator::cuda::pretend::Watch;
 use lowtide_allocator::cuda::{Argument, Grid, Kernel};
 
 use super::{F32, Lab, ORDERS, Read, U32, U64, Words, Write, noise};
@@ -26,7 +27,7 @@ fn planted(name: &str, file: &str, change: impl Fn(&str, String) -> String) -> P
 fn complaints(folder: &Path, work: impl Fn(&Lab)) -> Option<Vec<Option<String>>> {
     let mut complaints = Vec::new();
     for order in ORDERS {
-        let lab = Lab::of(Gpu::with_kernels(folder)?, folder.to_path_buf());
+        let lab = Lab::of(Gpu::with_kernels(folder, Watch::Accesses)?, folder.to_path_buf());
         lab.gpu.pretend.threads(order);
         work(&lab);
         let result = lab.streams.device().synchronize();

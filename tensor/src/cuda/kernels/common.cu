@@ -48,10 +48,7 @@ __device__ inline u64 thread_index() { return (u64)blockIdx.x * blockDim.x + thr
 __device__ inline u64 thread_count() { return (u64)gridDim.x * blockDim.x; }
 
 // The greater of both; NaN if one is.
-__device__ inline float greater(float x, float y) {
-  if (x != x) return x;
-  return y > x || y != y ? y : x;
-}
+__device__ inline float greater(float x, float y) { return y > x || y != y ? y : x; }
 
 struct Sum {
   static __device__ float start() { return 0.0f; }
