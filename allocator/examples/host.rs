@@ -35,8 +35,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         given.iter().map(|block| block.size_bytes()).sum()
     });
 
-    // The same decisions without the memory: this fits, because the cache above would be given back
-    // (a simulation has no reclaimers, so there it does not), and one page more would not.
+    // A simulation takes the same decisions without the memory. It has none of the reclaimers, so
+    // it tells that the request needs them.
     let plan = memory.simulate();
     assert!(plan.allocator().allocate(56 * MIB).is_err());
     let large = memory.allocate(56 * MIB)?;
