@@ -58,6 +58,11 @@ impl<'a> Operands<'a> {
         self.reads[index].dtype()
     }
 
+    /// How many operands are written.
+    pub(crate) fn write_count(&self) -> usize {
+        self.writes.len()
+    }
+
     /// The element type of the `index`-th operand that is written.
     pub(crate) fn write_dtype(&self, index: usize) -> DType {
         self.writes[index].dtype()

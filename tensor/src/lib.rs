@@ -32,10 +32,14 @@ pub use ops::conv2d::{
 pub use ops::cross_entropy::{CrossEntropy, Labelling};
 pub use ops::dropout::Dropout;
 pub use ops::finite::{scale_and_check_finite, squared_norm};
+pub use ops::linear_cross_entropy::{
+    LinearCrossEntropy, LinearCrossEntropyOptions, linear_cross_entropy_workspace_bytes,
+};
 pub use ops::max_pool2d::{Pool1dGeometry, Pool2dGeometry};
 pub use ops::norm::{Normalized, NormalizedBackward};
 pub use ops::pair_loss::PairLoss;
 pub use ops::rearrange::PadMode;
+pub use ops::rotary::RotaryPairs;
 pub use ops::sgd::SgdStep;
 pub use ops::sort::SortOrder;
 pub use ops::update::{Rounding, StateRange, UpdateFormula};

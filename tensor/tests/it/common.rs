@@ -215,3 +215,10 @@ pub(crate) fn assert_close(found: &Tensor, expected: &Array, roundings: usize) {
         assert!(agrees, "element {place}: {x}, not {y}, within {tolerance:e}");
     }
 }
+
+/// Labels as a tensor that is every other element of its storage.
+pub(crate) fn strided_labels(labels: &[i64]) -> Tensor {
+    let doubled: Vec<i64> = labels.iter().flat_map(|&label| [label, 12345]).collect();
+    let pairs = Tensor::from_slice(shared(), [labels.len(), 2], &doubled).unwrap();
+    pairs.select(1, 0).unwrap()
+}

@@ -4,18 +4,12 @@ use lowtide_tensor::{DType, Labelling, Tensor, TensorError};
 use proptest::prelude::*;
 
 use crate::common::{
-    Style, all_floats, assert_close, download, epsilon, floats, sample, shared, styles, upload,
+    Style, all_floats, assert_close, download, epsilon, floats, sample, shared, strided_labels,
+    styles, upload,
 };
 use crate::naive::{self, Array};
 
 const IGNORED: i64 = -100;
-
-/// Labels as a tensor that is every other element of its storage.
-fn strided(labels: &[i64]) -> Tensor {
-    let doubled: Vec<i64> = labels.iter().flat_map(|&label| [label, 12345]).collect();
-    let pairs = Tensor::from_slice(shared(), [labels.len(), 2], &doubled).unwrap();
-    pairs.select(1, 0).unwrap()
-}
 
 proptest! {
     #[test]
@@ -28,7 +22,7 @@ proptest! {
         dtype in floats(),
     ) {
         let (x, x_twin) = sample(&[labels.len(), classes], style, dtype, 1);
-        let target = strided(&labels);
+        let target = strided_labels(&labels);
         let (sum, count, dx) = naive::cross_entropy(&x_twin, &labels, IGNORED, 0.75);
         let found = x.cross_entropy(&target, IGNORED).unwrap();
         // Each row rounds its logarithm, and the sum of the rows rounds once.
