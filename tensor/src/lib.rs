@@ -23,11 +23,14 @@ pub use half::{bf16, f16};
 pub use launch::{Cost, Kernel, Operands, View, ViewMut};
 pub use layout::{Layout, RANK_MAX, Shape};
 pub use ops::adam::{AdamStep, WeightDecay};
-pub use ops::attention::{Attention, AttentionDropout, AttentionOptions, Causal};
+pub use ops::attention::{
+    Attention, AttentionDropout, AttentionOptions, AttentionWorkspace, Causal,
+};
 pub use ops::avg_pool2d::{AvgPool, Divisor, SizeRounding};
 pub use ops::batch_norm::{BatchNorm, BatchNormBackward, Statistics};
 pub use ops::conv2d::{
-    Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry, ConvTranspose2dGeometry,
+    Conv1dGeometry, Conv2dGeometry, Conv2dWorkspace, ConvTranspose1dGeometry,
+    ConvTranspose2dGeometry,
 };
 pub use ops::cross_entropy::{CrossEntropy, Labelling};
 pub use ops::dropout::Dropout;
@@ -35,7 +38,7 @@ pub use ops::finite::{scale_and_check_finite, squared_norm};
 pub use ops::linear_cross_entropy::{
     LinearCrossEntropy, LinearCrossEntropyOptions, linear_cross_entropy_workspace_bytes,
 };
-pub use ops::max_pool2d::{Pool1dGeometry, Pool2dGeometry};
+pub use ops::max_pool2d::{MaxPool, Pool1dGeometry, Pool2dGeometry};
 pub use ops::norm::{Normalized, NormalizedBackward};
 pub use ops::pair_loss::PairLoss;
 pub use ops::rearrange::PadMode;

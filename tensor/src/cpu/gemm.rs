@@ -49,7 +49,7 @@ pub(crate) struct Matrix<'a, T> {
 
 impl<'a, T> Matrix<'a, T> {
     /// Rows from number `first` on.
-    pub(crate) fn from_row(self, first: usize) -> Self {
+    pub(crate) fn rows_from(self, first: usize) -> Self {
         Matrix { data: self.data.get(first * self.row_stride..).unwrap_or_default(), ..self }
     }
 

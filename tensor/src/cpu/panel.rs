@@ -89,12 +89,9 @@ fn rows<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COLS: usize>(
     } else if a.row_stride == 1 || ROWS == 1 {
         let mut at = i * a.row_stride;
         for b in b.chunks_exact(width) {
-            let a_col = &a.data[at..at + ROWS];
-            at += a.col_stride;
             let mut factors = [T::ZERO; ROWS];
-            for r in 0..ROWS {
-                factors[r] = a_col[r];
-            }
+            factors.copy_from_slice(&a.data[at..at + ROWS]);
+            at += a.col_stride;
             step::<T, S, ROWS, COLS>(simd, &factors, b, &mut sums);
         }
     } else {

@@ -155,6 +155,21 @@ fn label_out_of_range_is_an_error_in_both_directions() {
 }
 
 #[test]
+fn without_positions_there_is_no_loss() {
+    let device = crate::common::cpu(1);
+    for dims in [&[2, 3, 0][..], &[0, 3], &[0, 3, 4]] {
+        // What workspace may find in memory.
+        drop(Tensor::full(&device, [1000], DType::F64, 7.0).unwrap());
+        let x = Tensor::zeros(&device, dims, DType::F32).unwrap();
+        let positions = [&dims[..1], &dims[2..]].concat();
+        let labels = Tensor::zeros(&device, &positions[..], DType::I64).unwrap();
+        let found = x.cross_entropy(&labels, IGNORED).unwrap();
+        let values = [&found.sum, &found.count].map(|x| x.item::<f32>().unwrap());
+        assert_eq!(values, [0.0; 2], "{dims:?}");
+    }
+}
+
+#[test]
 fn large_logits_do_not_overflow() {
     let x = upload(shared(), &Array::new(&[2, 2], vec![1e4, -1e4, 1e4, -1e4]), DType::F32);
     let labels = Tensor::from_slice(shared(), [2], &[0i64, 1]).unwrap();

@@ -34,6 +34,7 @@ mod rotary;
 mod scans;
 mod sequence;
 mod simulation;
+mod soft_loss;
 mod softmax;
 mod storage;
 mod transposed;

@@ -96,3 +96,12 @@ fn rotary_agrees_with_complex_numbers_of_pytorch() {
         assert_close(&dy.rotary_backward(cos, sin, pairs).unwrap(), &of("dx"), 4);
     }
 }
+
+#[test]
+fn positions_of_many_rows_start_again_with_each_head() {
+    // Several tasks, which end amid the positions.
+    let (x, x_twin) = sample(&[3, 3000, 8], Style::Contiguous, DType::F32, 1);
+    let [(cos, cos_twin), (sin, sin_twin)] = tables(3000, 4, DType::F32);
+    let y = turned(&x_twin, [&cos_twin, &sin_twin], RotaryPairs::HalfSplit, 1.0);
+    assert_close(&x.rotary(&cos, &sin, RotaryPairs::HalfSplit).unwrap(), &y, 4);
+}

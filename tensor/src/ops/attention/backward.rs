@@ -205,7 +205,7 @@ impl<E: Element, T: Compute> Keys<'_, E, T> {
             // The first queries may see none of these keys.
             let hidden = (0..count).take_while(|row| problem.visible(i + row) <= first).count();
             let (i, count) = (i + hidden, count - hidden);
-            let (q, dy) = (q_rows.from_row(hidden), dy_rows.from_row(hidden));
+            let (q, dy) = (q_rows.rows_from(hidden), dy_rows.rows_from(hidden));
             let (lse, delta) = (&lse[hidden..], &delta[hidden..]);
             let [p, ds, kept] = [&mut *p, &mut *ds, &mut *kept].map(|x| &mut x[..count * width]);
             let (unseen, ds_rows) = ds_rows.split_at_mut(hidden * BLOCK);

@@ -1,12 +1,16 @@
 //! Chunk by chunk: logits, their losses and gradients in place, then the products with those.
 
-use super::LinearCrossEntropyKernel;
+use super::{LinearCrossEntropyKernel, LinearCrossEntropyOptions};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk2};
 use crate::cpu::gemm::{Batch, Gemm, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::math::Math;
+use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdKernel};
 use crate::{Element, Operands, View};
+
+/// Logits of a task.
+const TASK_LEN: usize = 1 << 14;
 
 /// N, D and V.
 #[derive(Clone, Copy, Debug)]
@@ -63,29 +67,13 @@ pub(super) fn run<T: Gemm + Math, E: Element, W: Element>(
     for first in (0..rows).step_by(chunk_rows.max(1)) {
         let count = chunk_rows.min(rows - first);
         let (logits, losses) = (&mut logits[..count * classes], &mut losses[..count]);
-        let (x, labels) = (x.from_row(first), &labels[first..][..count]);
+        let (x, labels) = (x.rows_from(first), &labels[first..][..count]);
         let y = MatrixMut::row_major(logits, classes);
         let size = [count, dim, classes];
         gemm_batched(pool, &single, size, T::ONE, x, w.transposed(), T::ZERO, y);
-        let rows_of_task = (16_384 / classes).max(1);
-        let logits_parts = Chunked::new(&mut *logits, rows_of_task * classes);
         let dy = gradients.as_ref().map(|gradients| gradients.0);
-        let options = kernel.options;
-        for_each_chunk2(
-            pool,
-            logits_parts,
-            Chunked::new(&mut *losses, rows_of_task),
-            |index, logits, losses| {
-                for (row, (logits, loss)) in
-                    logits.chunks_exact_mut(classes).zip(losses).enumerate()
-                {
-                    let label = labels[index * rows_of_task + row];
-                    let label = usize::try_from(label).ok().filter(|_| label != ignored);
-                    let smoothing = options.label_smoothing;
-                    T::dispatch(Row { logits, bias, label, smoothing, dy, loss });
-                }
-            },
-        );
+        let chunk = Chunk { bias, labels, options: kernel.options, dy };
+        chunk.run(pool, classes, logits, losses);
         total += losses.iter().map(|loss| loss.to_f64()).sum::<f64>();
         let Some((_, (dw, [row_stride, col_stride]), dx, db)) = &mut gradients else { continue };
         let dlogits = Matrix { data: &*logits, row_stride: classes, col_stride: 1 };
@@ -96,17 +84,55 @@ pub(super) fn run<T: Gemm + Math, E: Element, W: Element>(
         let size = [classes, count, dim];
         gemm_batched(pool, &single, size, T::ONE, dlogits.transposed(), x, T::ONE, dw);
         if let Some((stride, db)) = db {
-            for class in 0..classes {
-                let column = logits[class..].iter().step_by(classes);
-                let sum = column.fold(T::ZERO, |sum, &dlogit| sum + dlogit);
-                let db = &mut db[class * *stride];
-                *db = (db.cast::<T>() + sum).cast();
-            }
+            add_columns(logits, classes, db, *stride);
         }
     }
     sum[0] = T::from_f64(total);
     count[0] = T::from_f64(labels.iter().filter(|&&label| label != ignored).count() as f64);
     Ok(())
+}
+
+/// `db[v] += Σ` of column v, a tile of columns at a time to read along the rows.
+fn add_columns<T: Gemm, W: Element>(rows: &[T], classes: usize, db: &mut [W], stride: usize) {
+    const TILE_LEN: usize = 64;
+    for first in (0..classes).step_by(TILE_LEN) {
+        let len = TILE_LEN.min(classes - first);
+        let mut sums = [T::ZERO; TILE_LEN];
+        for row in rows.chunks_exact(classes) {
+            sums.iter_mut().zip(&row[first..first + len]).for_each(|(sum, &x)| *sum += x);
+        }
+        for (class, &sum) in (first..).zip(&sums[..len]) {
+            let db = &mut db[class * stride];
+            *db = (db.cast::<T>() + sum).cast();
+        }
+    }
+}
+
+/// The rows whose logits are held at once.
+struct Chunk<'a, T, E> {
+    bias: Option<&'a [E]>,
+    labels: &'a [i64],
+    options: LinearCrossEntropyOptions,
+    /// The gradient of the loss, if that of the logits is asked for.
+    dy: Option<T>,
+}
+
+impl<T: Gemm + Math, E: Element> Chunk<'_, T, E> {
+    /// Overwrites the losses, and the logits with their gradients.
+    fn run(&self, pool: &Pool, classes: usize, logits: &mut [T], losses: &mut [T]) {
+        let rows = (TASK_LEN / classes).max(1);
+        let parts = (Chunked::new(logits, rows * classes), Chunked::new(losses, rows));
+        for_each_chunk2(pool, parts.0, parts.1, |index, logits, losses| {
+            let labels = &self.labels[index * rows..];
+            for ((logits, loss), &label) in logits.chunks_exact_mut(classes).zip(losses).zip(labels)
+            {
+                let is_counted = label != self.options.ignore_index;
+                let label = usize::try_from(label).ok().filter(|_| is_counted);
+                let (bias, smoothing, dy) = (self.bias, self.options.label_smoothing, self.dy);
+                T::dispatch(Row { logits, bias, label, smoothing, dy, loss });
+            }
+        });
+    }
 }
 
 /// The loss of one row, and its gradient in place of its logits.

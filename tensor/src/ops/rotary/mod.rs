@@ -68,16 +68,14 @@ impl Tensor {
         }
         self.check_dtype(op, cos)?;
         self.check_dtype(op, sin)?;
-        let mismatch = TensorError::Shape { op, left: *self.shape(), right: *cos.shape() };
-        match (&**self.shape(), &**cos.shape()) {
-            (&[.., len, dim], &[cos_len, half]) if len == cos_len && 2 * half <= dim => {}
-            _ => return Err(mismatch),
+        let (left, right) = (*self.shape(), *cos.shape());
+        match (&*left, &*right) {
+            (&[.., len, dim], &[cos_len, half]) if len == cos_len && half <= dim / 2 => {}
+            _ => return Err(TensorError::Shape { op, left, right }),
         }
-        sin.check_shape(op, *cos.shape())?;
-        for table in [cos, sin] {
-            if !table.layout().is_contiguous() {
-                return Err(mismatch);
-            }
+        sin.check_shape(op, right)?;
+        if [cos, sin].iter().any(|table| !table.layout().is_contiguous()) {
+            return Err(TensorError::Strided { op });
         }
         let (dtype, len) = (self.dtype(), self.element_count());
         let kernel = Rotary { op, pairs, direction, dtype, len };
@@ -91,7 +89,7 @@ impl Tensor {
     /// `x: [.., T, D], cos and sin: [T, R / 2]`, contiguous, with R ≤ D; elements from R on stay.
     ///
     /// # Errors
-    /// `Shape`, `DType` (all the same float type), `Frozen`, `Overlap`.
+    /// `Shape`, `Strided`, `DType` (all the same float type), `Frozen`, `Overlap`.
     #[track_caller]
     pub fn rotary_(&mut self, cos: &Tensor, sin: &Tensor, pairs: RotaryPairs) -> Result<()> {
         self.rotate_("rotary", cos, sin, pairs, Direction::Forward)

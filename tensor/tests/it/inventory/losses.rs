@@ -7,9 +7,45 @@ const LOGITS: PairLoss = PairLoss::BinaryCrossEntropyOfLogits;
 const SMOOTH: Labelling<'static> = Labelling { ignore_index: -100, smoothing: 0.1, weight: None };
 
 pub(super) fn ops() -> Vec<Op> {
-    let mut ops = linear();
-    ops.extend(plain());
-    ops
+    [linear(), plain(), of_probabilities()].into_iter().flatten().collect()
+}
+
+/// Log-probabilities are `logits`, logits and targets `a` and `b`.
+fn of_probabilities() -> Vec<Op> {
+    vec![
+        Op {
+            name: "nll_loss",
+            run: |i| {
+                let (sum, count) = i.logits.nll_loss(&i.labels, -100, None)?;
+                Ok(vec![sum, count])
+            },
+            half: true,
+        },
+        out!(nll_loss_backward, i => {
+            let (shape, dtype) = (*i.logits.shape(), i.logits.dtype());
+            i.seed.nll_loss_backward(shape, dtype, &i.labels, -100, None)
+        }),
+        Op {
+            name: "soft_cross_entropy",
+            run: |i| {
+                let found = i.a.soft_cross_entropy(&i.b, &SMOOTH)?;
+                Ok(vec![found.sum, found.count, found.log_sum_exp])
+            },
+            half: true,
+        },
+        out!(soft_cross_entropy_backward, i => {
+            i.seed.soft_cross_entropy_backward(&i.a, &i.b, &i.lse.narrow(0, 0, 65)?, &SMOOTH)
+        }),
+        Op {
+            name: "soft_cross_entropy_backward_",
+            run: |i| {
+                let lse = i.lse.narrow(0, 0, 65)?;
+                i.a.soft_cross_entropy_backward_(&i.b, &lse, &i.seed, &SMOOTH)?;
+                Ok(vec![i.a.clone()])
+            },
+            half: true,
+        },
+    ]
 }
 
 /// 40 classes of the rows of `a`.
