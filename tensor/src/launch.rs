@@ -55,8 +55,8 @@ pub trait Kernel: Sized {
 pub struct Operands<'a> {
     reads: &'a [&'a Tensor],
     writes: &'a [&'a Tensor],
-    /// Bit `i` is set once `writes[i]` has been handed out.
-    taken: u64,
+    /// Whether `writes[i]` has been handed out.
+    taken: Vec<bool>,
 }
 
 impl<'a> Operands<'a> {
@@ -68,6 +68,11 @@ impl<'a> Operands<'a> {
     /// The element type of the `index`-th operand that is read.
     pub(crate) fn read_dtype(&self, index: usize) -> DType {
         self.reads[index].dtype()
+    }
+
+    /// How many operands are written.
+    pub fn write_count(&self) -> usize {
+        self.writes.len()
     }
 
     /// The element type of the `index`-th operand that is written.
@@ -103,8 +108,8 @@ impl<'a> Operands<'a> {
     /// When `T` is not its element type or it is asked for twice: a bug in the operation.
     #[expect(unsafe_code, reason = "the one place where locked memory becomes a slice to write")]
     pub fn write<T: Element>(&mut self, index: usize) -> ViewMut<'a, T> {
-        assert!(self.taken & (1 << index) == 0, "write operand {index} was taken already");
-        self.taken |= 1 << index;
+        let was_taken = std::mem::replace(&mut self.taken[index], true);
+        assert!(!was_taken, "write operand {index} was taken already");
         let tensor = self.writes[index];
         let (start, layout) = pointer::<T>(tensor);
         // SAFETY: as in `read`, and unique: 1. the storage's lock is held for writing;
@@ -214,7 +219,6 @@ impl Device {
         reads: &[&Tensor],
         writes: &[&Tensor],
     ) -> Result<(), TensorError> {
-        assert!(writes.len() <= u64::BITS as usize, "{} destinations", writes.len());
         let site = Location::caller();
         self.check_launch(kernel.name(), reads, writes)?;
         let outcome = match self.backend() {
@@ -224,7 +228,8 @@ impl Device {
             }
             Backend::Cpu(cpu) => {
                 let _guards = lock(reads, writes);
-                kernel.cpu(cpu, &mut Operands { reads, writes, taken: 0 })
+                let taken = vec![false; writes.len()];
+                kernel.cpu(cpu, &mut Operands { reads, writes, taken })
             }
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => {
@@ -252,21 +257,41 @@ impl Device {
         if reads.iter().chain(writes).any(|tensor| tensor.device() != self) {
             return Err(TensorError::Device { op });
         }
-        for (index, write) in writes.iter().enumerate() {
-            if write.storage().is_frozen() {
-                return Err(TensorError::Frozen { op, site });
-            }
-            let touches = |other: &&&Tensor| {
-                Arc::ptr_eq(write.storage(), other.storage())
-                    && write.layout().may_touch(other.layout())
-            };
-            let overlaps = reads.iter().chain(&writes[index + 1..]).any(|other| touches(&other));
-            if overlaps || write.layout().repeats_elements() {
-                return Err(TensorError::Overlap { op, site });
-            }
+        if writes.iter().any(|write| write.storage().is_frozen()) {
+            return Err(TensorError::Frozen { op, site });
+        }
+        let repeats = writes.iter().any(|write| write.layout().repeats_elements());
+        if repeats || overlap(reads, writes) {
+            return Err(TensorError::Overlap { op, site });
         }
         Ok(())
     }
+}
+
+/// Whether a destination may touch another operand. Sorted by where they start, so that the time
+/// is not quadratic in the parameters that an optimizer updates at once.
+fn overlap(reads: &[&Tensor], writes: &[&Tensor]) -> bool {
+    let of = |tensors: &[&Tensor], is_write: bool| -> Vec<(usize, usize, usize, bool)> {
+        let span = |tensor: &&Tensor| {
+            let span = tensor.layout().span();
+            (Arc::as_ptr(tensor.storage()).addr(), span.start, span.end, is_write)
+        };
+        tensors.iter().map(span).filter(|&(_, start, end, _)| start < end).collect()
+    };
+    let mut spans = of(writes, true);
+    spans.extend(of(reads, false));
+    spans.sort_unstable();
+    // In the storage at hand: where what has been seen ends, and what of it is written.
+    let (mut storage, mut ends) = (0, [0; 2]);
+    spans.iter().any(|&(of, start, end, is_write)| {
+        if of != storage {
+            (storage, ends) = (of, [0; 2]);
+        }
+        let [end_of_any, end_of_writes] = ends;
+        let overlaps = start < if is_write { end_of_any } else { end_of_writes };
+        ends = [end_of_any.max(end), if is_write { end_of_writes.max(end) } else { end_of_writes }];
+        overlaps
+    })
 }
 
 /// Locks each distinct storage once. The common order makes concurrent launches free of deadlock.

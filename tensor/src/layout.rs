@@ -1,7 +1,7 @@
 //! Shapes and strided layouts: pure arithmetic on element counts.
 
 use std::fmt::{Debug, Display};
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
 use crate::TensorError;
 
@@ -162,12 +162,10 @@ impl Layout {
         self.shape.iter().zip(self.strides()).map(last).sum::<usize>() + 1
     }
 
-    /// Whether two layouts of one storage may touch a common element. Conservative: interleaved
-    /// views (the even and the odd columns) count as touching.
-    pub(crate) fn may_touch(&self, other: &Layout) -> bool {
-        let (start, end) = (self.offset, self.offset + self.span_len());
-        let (other_start, other_end) = (other.offset, other.offset + other.span_len());
-        start.max(other_start) < end.min(other_end)
+    /// From the first element that the layout touches to one past the last. Layouts whose spans
+    /// meet count as overlapping, interleaved ones (the even and the odd columns) too.
+    pub(crate) fn span(&self) -> Range<usize> {
+        self.offset..self.offset + self.span_len()
     }
 
     /// Whether two different indices may lead to the same element (a broadcast dimension's do).
@@ -524,12 +522,11 @@ mod tests {
     }
 
     #[test]
-    fn layouts_touch_where_their_spans_meet_and_empty_ones_nowhere() {
-        let row = Layout::contiguous(Shape::new(&[8]));
-        let part = |start, len| row.narrow(0, start, len);
-        assert!(part(0, 5).may_touch(&part(4, 1)) && part(4, 1).may_touch(&part(0, 5)));
-        assert!(!part(0, 4).may_touch(&part(4, 4)) && !part(4, 4).may_touch(&part(0, 4)));
-        assert!(!part(0, 8).may_touch(&part(3, 0)) && !part(3, 0).may_touch(&part(0, 8)));
+    fn span_is_from_the_first_element_to_the_last() {
+        let rows = Layout::contiguous(Shape::new(&[4, 6]));
+        assert_eq!(rows.narrow(0, 1, 2).narrow(1, 2, 3).span(), 8..17);
+        assert_eq!(rows.narrow(1, 5, 1).span(), 5..24);
+        assert!(rows.narrow(1, 3, 0).span().is_empty());
     }
 
     #[test]

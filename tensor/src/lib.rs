@@ -24,19 +24,26 @@ pub use error::TensorError;
 pub use half::{bf16, f16};
 pub use launch::{Cost, Kernel, Operands, View, ViewMut};
 pub use layout::{Layout, RANK_MAX, Shape};
-pub use ops::attention::{Attention, AttentionDropout, AttentionOptions, Causal};
+pub use ops::attention::{
+    Attention, AttentionDropout, AttentionOptions, AttentionWorkspace, Causal,
+};
 pub use ops::avg_pool2d::{AvgPool, Divisor, SizeRounding};
 pub use ops::batch_norm::{BatchNorm, BatchNormBackward, Statistics};
 pub use ops::conv2d::{
-    Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry, ConvTranspose2dGeometry,
+    Conv1dGeometry, Conv2dGeometry, Conv2dWorkspace, ConvTranspose1dGeometry,
+    ConvTranspose2dGeometry,
 };
 pub use ops::cross_entropy::{CrossEntropy, Labelling};
 pub use ops::dropout::Dropout;
 pub use ops::finite::{scale_and_check_finite, squared_norm};
-pub use ops::max_pool2d::{Pool1dGeometry, Pool2dGeometry};
+pub use ops::linear_cross_entropy::{
+    LinearCrossEntropy, LinearCrossEntropyOptions, linear_cross_entropy_workspace_bytes,
+};
+pub use ops::max_pool2d::{MaxPool, Pool1dGeometry, Pool2dGeometry};
 pub use ops::norm::{Normalized, NormalizedBackward};
 pub use ops::pair_loss::PairLoss;
 pub use ops::rearrange::PadMode;
+pub use ops::rotary::RotaryPairs;
 pub use ops::sort::SortOrder;
 pub use ops::update::{
     NormFormula, Rounding, StateRange, TensorUpdate, UpdateFormula, update_all_,

@@ -1,7 +1,8 @@
-//! The rule of attention.
+//! The rules of attention and of rotary embedding.
 
-use lowtide_tensor::{Attention, AttentionOptions, Shape, Tensor, TensorError};
+use lowtide_tensor::{Attention, AttentionOptions, RotaryPairs, Shape, Tensor, TensorError};
 
+use crate::rules::reuse;
 use crate::{Needs, Result, Saved, Var};
 
 impl Var {
@@ -72,6 +73,25 @@ impl Var {
                 }
                 Ok(vec![Some(dx)])
             };
+            Ok((y, rule))
+        })
+    }
+
+    /// Pairs of elements turned by the angles of their positions, in place where the input's buffer
+    /// is free; see [`Tensor::rotary`]. No gradient flows to the tables, and nothing else is kept.
+    #[track_caller]
+    pub fn rotary(self, cos: &Tensor, sin: &Tensor, pairs: RotaryPairs) -> Result<Var> {
+        Var::apply("rotary", [self], |[x], save| {
+            let saved = [cos, sin].map(|table| save.keep(table));
+            // dx = dy turned back
+            let rule = move |dy: Tensor, _: Needs| {
+                let [cos, sin] = saved.map(Saved::unpack);
+                let (cos, sin) = (cos?, sin?);
+                let in_place = |dy: &mut Tensor| dy.rotary_backward_(&cos, &sin, pairs);
+                let dx = reuse(dy, in_place, |dy| dy.rotary_backward(&cos, &sin, pairs))?;
+                Ok(vec![Some(dx)])
+            };
+            let y = reuse(x, |x| x.rotary_(cos, sin, pairs), |x| x.rotary(cos, sin, pairs))?;
             Ok((y, rule))
         })
     }

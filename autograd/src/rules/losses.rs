@@ -1,6 +1,8 @@
 //! Rules of the losses, which are sums.
 
-use lowtide_tensor::{Labelling, PairLoss, Tensor};
+use lowtide_tensor::{Labelling, LinearCrossEntropyOptions, PairLoss, Tensor};
+
+use crate::rules::when;
 
 use crate::{Needs, Result, Saved, Var};
 
@@ -18,6 +20,21 @@ fn cross_entropy_backward(
         return Ok(logits);
     }
     Ok(dy.cross_entropy_with_backward(&logits, labels, log_sum_exp, labelling)?)
+}
+
+/// [`cross_entropy_backward`] for probabilities instead of labels.
+fn soft_cross_entropy_backward(
+    dy: &Tensor,
+    mut logits: Tensor,
+    [target, log_sum_exp]: [&Tensor; 2],
+    labelling: &Labelling<'_>,
+) -> Result<Tensor> {
+    let mut operands = [target, log_sum_exp, dy].into_iter().chain(labelling.weight);
+    if logits.is_reusable() && operands.all(|x| x.layout().is_contiguous()) {
+        logits.soft_cross_entropy_backward_(target, log_sum_exp, dy, labelling)?;
+        return Ok(logits);
+    }
+    Ok(dy.soft_cross_entropy_backward(&logits, target, log_sum_exp, labelling)?)
 }
 
 impl Var {
@@ -58,6 +75,109 @@ impl Var {
             Ok((forward.sum, rule))
         })?;
         Ok((sum, count.expect("forward ran")))
+    }
+
+    /// The cross-entropy of the logits `self` with probabilities of the classes, summed over all
+    /// positions; see [`Tensor::soft_cross_entropy`]. No gradient flows to the target. Beside both,
+    /// one number for each position is kept.
+    #[track_caller]
+    pub fn soft_cross_entropy(self, target: &Tensor, labelling: Labelling<'_>) -> Result<Var> {
+        let Labelling { ignore_index, smoothing, weight } = labelling;
+        Var::apply("soft_cross_entropy", [self], |[logits], save| {
+            let forward = logits.soft_cross_entropy(target, &labelling)?;
+            let saved = [&logits, target, &forward.log_sum_exp].map(|x| save.keep(x));
+            let saved_weight = weight.map(|weight| save.keep(weight));
+            // With t[n, c] = w[c] · ((1 - ε) · target[n, c] + ε / C):
+            // dlogits[n, c] = dy · (softmax(logits[n])[c] · Σ_c t[n, c] - t[n, c])
+            let rule = move |dy: Tensor, _: Needs| {
+                let [logits, target, log_sum_exp] = saved.map(Saved::unpack);
+                let weight = saved_weight.map(Saved::unpack).transpose()?;
+                let labelling = Labelling { ignore_index, smoothing, weight: weight.as_ref() };
+                let operands = [&target?, &log_sum_exp?];
+                let dx = soft_cross_entropy_backward(&dy, logits?, operands, &labelling)?;
+                Ok(vec![Some(dx)])
+            };
+            Ok((forward.sum, rule))
+        })
+    }
+
+    /// `-weight[label] · self[label]` summed over the positions whose label is not `ignore_index`,
+    /// and the sum of the weights (one element on the device); see [`Tensor::nll_loss`]. Of the
+    /// input, nothing is kept.
+    #[track_caller]
+    pub fn nll_loss(
+        self,
+        labels: &Tensor,
+        ignore_index: i64,
+        weight: Option<&Tensor>,
+    ) -> Result<(Var, Tensor)> {
+        let mut found_count = None;
+        let sum = Var::apply("nll_loss", [self], |[x], save| {
+            let (sum, count) = x.nll_loss(labels, ignore_index, weight)?;
+            found_count = Some(count);
+            let (x_shape, x_dtype, saved_labels) = (*x.shape(), x.dtype(), save.keep(labels));
+            let saved_weight = weight.map(|weight| save.keep(weight));
+            // dx[n, c] = -dy · w[c] · [c = label of n]
+            let rule = move |dy: Tensor, _: Needs| {
+                let labels = saved_labels.unpack()?;
+                let weight = saved_weight.map(Saved::unpack).transpose()?;
+                let weight = weight.as_ref();
+                let dx = dy.nll_loss_backward(x_shape, x_dtype, &labels, ignore_index, weight)?;
+                Ok(vec![Some(dx)])
+            };
+            Ok((sum, rule))
+        })?;
+        Ok((sum, found_count.expect("forward ran")))
+    }
+
+    /// The cross-entropy of `self · wᵀ + b` with `labels`, summed over the rows that count, and how
+    /// many they are (one element on the device), without ever holding all logits; see
+    /// [`Tensor::linear_cross_entropy`]. Nothing is kept but the operands: backward computes the
+    /// logits a second time, chunk by chunk.
+    #[track_caller]
+    pub fn linear_cross_entropy(
+        self,
+        w: Var,
+        b: Option<Var>,
+        labels: &Tensor,
+        options: LinearCrossEntropyOptions,
+    ) -> Result<(Var, Tensor)> {
+        let mut found_count = None;
+        let inputs = [Some(self), Some(w), b].into_iter().flatten().collect();
+        let sum = Var::apply_to("linear_cross_entropy", inputs, |inputs, save| {
+            let (x, w, b) = (&inputs[0], &inputs[1], inputs.get(2));
+            let forward = x.linear_cross_entropy(w, b, labels, &options)?;
+            found_count = Some(forward.count);
+            let [saved_x, saved_w, saved_labels] = [x, w, labels].map(|x| save.keep(x));
+            let saved_b = b.map(|b| save.keep(b));
+            // With dz[n, v] = dy · (softmax(z[n])[v] - target[n, v]) of the logits z:
+            // dx = dz w, dw = dzᵀ x, db[v] = Σ dz[n, v]
+            let rule = move |dy: Tensor, needs: Needs| {
+                let (x, w, labels) = (saved_x.unpack()?, saved_w.unpack()?, saved_labels.unpack()?);
+                let b = saved_b.map(Saved::unpack).transpose()?;
+                // Sums over the chunks would get lost in a half type: dy is in f32 then.
+                let zeros = |like: &Tensor| Tensor::zeros(like.device(), *like.shape(), dy.dtype());
+                let (mut dw, mut db) = (zeros(&w)?, b.as_ref().map(zeros).transpose()?);
+                let (_, dx) = x.linear_cross_entropy_gradients(
+                    &w,
+                    b.as_ref(),
+                    &labels,
+                    &options,
+                    &dy,
+                    &mut dw,
+                    db.as_mut(),
+                )?;
+                let narrowed = |sum: Tensor| when(true, || Ok(sum.to_dtype(x.dtype())?));
+                let mut gradients = vec![Some(dx), narrowed(dw)?];
+                if let Some(db) = db {
+                    gradients.push(narrowed(db)?);
+                }
+                let needed = |(input, gradient)| if needs.input(input) { gradient } else { None };
+                Ok(gradients.into_iter().enumerate().map(needed).collect())
+            };
+            Ok((forward.sum, rule))
+        })?;
+        Ok((sum, found_count.expect("forward ran")))
     }
 
     /// `Σ f(x, target)`, without dimensions, for `self = x`; see [`Tensor::pair_loss`]. No gradient

@@ -2,7 +2,7 @@
 
 use lowtide_tensor::{
     AvgPool, Conv1dGeometry, ConvTranspose1dGeometry, ConvTranspose2dGeometry, Interpolation,
-    Pool1dGeometry, Pool2dGeometry, Resize, Shape, Tensor,
+    MaxPool, Pool1dGeometry, Pool2dGeometry, Resize, Shape, Tensor,
 };
 
 use crate::rules::when;
@@ -137,6 +137,18 @@ impl Var {
             self,
             |x| x.max_pool1d(window),
             move |dy, winners, x| dy.max_pool1d_backward(winners, x, window),
+        )
+    }
+
+    /// The largest value in each window, with steps inside it or in windows that do not fit whole;
+    /// see [`Tensor::max_pool2d_with`].
+    #[track_caller]
+    pub fn max_pool2d_with(self, window: Pool2dGeometry, options: MaxPool) -> Result<Var> {
+        largest(
+            "max_pool2d_with",
+            self,
+            |x| x.max_pool2d_with(window, options),
+            move |dy, winners, x| dy.max_pool2d_with_backward(winners, x, window, options),
         )
     }
 

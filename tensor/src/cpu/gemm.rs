@@ -48,6 +48,11 @@ pub(crate) struct Matrix<'a, T> {
 }
 
 impl<'a, T> Matrix<'a, T> {
+    /// Rows from number `first` on.
+    pub(crate) fn rows_from(self, first: usize) -> Self {
+        Matrix { data: self.data.get(first * self.row_stride..).unwrap_or_default(), ..self }
+    }
+
     /// Rows one after the other.
     #[cfg(test)]
     pub(crate) fn row_major(data: &'a [T], cols: usize) -> Self {

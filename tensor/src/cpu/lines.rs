@@ -7,7 +7,7 @@
 use std::any::TypeId;
 
 use super::math::Math;
-use super::simd::SimdFloat;
+use super::simd::{Fused, Simd, SimdFloat, SimdKernel};
 use crate::layout::{Nest, Shape};
 use crate::{Element, bf16, f16};
 
@@ -163,6 +163,36 @@ impl Lines {
     }
 }
 
+/// A kernel over the lines of the rows or slabs of one task.
+pub(crate) trait LinesKernel<T> {
+    /// The operand, and how many of its rows or slabs the task has.
+    fn extent(&self) -> (Blocks, usize);
+
+    /// Computes one reduction, or one for each lane. To be `#[inline(always)]`.
+    fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines);
+}
+
+/// Runs a [`LinesKernel`], in short lines where long ones would be mostly padding.
+pub(crate) struct AllLines<K>(pub(crate) K);
+
+impl<T: SimdFloat, K: LinesKernel<T>> SimdKernel<T> for AllLines<K> {
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(mut self, _: S) {
+        match self.0.extent().0.is_narrow() {
+            true => each_lines::<T, K, S, 16>(&mut self.0),
+            false => each_lines::<T, K, S, 64>(&mut self.0),
+        }
+    }
+}
+
+#[inline(always)]
+fn each_lines<T, K: LinesKernel<T>, F: Fused, const W: usize>(kernel: &mut K) {
+    let (blocks, outer) = kernel.extent();
+    for index in 0..blocks.lines_count::<W>(outer) {
+        kernel.lines::<F, W>(&blocks.lines::<W>(index));
+    }
+}
+
 /// A contiguous operand as `[outer, len, inner]`, reduced over `len`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Blocks {
@@ -192,20 +222,19 @@ impl Blocks {
     }
 
     /// Whether lines of 16 lanes hold all there is, so that longer ones would be mostly padding.
-    pub(crate) fn is_narrow(&self) -> bool {
+    fn is_narrow(&self) -> bool {
         (if self.inner == 1 { self.len } else { self.inner }) <= 16
     }
 
     /// How many [`Lines`] hold all reductions of `outer` rows or slabs.
     #[inline(always)]
-    pub(crate) fn lines_count<const W: usize>(&self, outer: usize) -> usize {
+    fn lines_count<const W: usize>(&self, outer: usize) -> usize {
         if self.inner == 1 { outer } else { outer * self.inner.div_ceil(W) }
     }
 
-    /// The `index`-th of them. A caller loops over the indices; given the body of the loop as a
-    /// closure, this would have to call it, and that without vector instructions.
+    /// The `index`-th of them.
     #[inline(always)]
-    pub(crate) fn lines<const W: usize>(&self, index: usize) -> Lines {
+    fn lines<const W: usize>(&self, index: usize) -> Lines {
         if self.inner == 1 {
             return Lines::row::<W>(index * self.len, self.len);
         }

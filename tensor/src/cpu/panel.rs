@@ -34,7 +34,17 @@ pub(crate) fn panel_product<T: SimdFloat, S: Simd<T>, const ROWS: usize, const C
     for i in (0..whole).step_by(ROWS) {
         rows::<T, S, ROWS, COLS>(simd, [i, k], a, b, start, c, c_stride);
     }
-    for i in whole..m {
+    // One row at a time, every step would wait for the sums of the step before.
+    let mut i = whole;
+    while i + 4 <= m {
+        rows::<T, S, 4, COLS>(simd, [i, k], a, b, start, c, c_stride);
+        i += 4;
+    }
+    if i + 2 <= m {
+        rows::<T, S, 2, COLS>(simd, [i, k], a, b, start, c, c_stride);
+        i += 2;
+    }
+    if i < m {
         rows::<T, S, 1, COLS>(simd, [i, k], a, b, start, c, c_stride);
     }
 }
@@ -68,7 +78,8 @@ fn rows<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COLS: usize>(
         for (r, row) in a_rows.iter_mut().enumerate() {
             *row = &a.data[(i + r) * a.row_stride..][..k];
         }
-        for (p, b) in b.chunks_exact(width).enumerate() {
+        // Counting to k, not chunks: the compiler then sees that every `p` is inside its row.
+        for (p, b) in (0..k).zip(b.chunks_exact(width)) {
             let mut factors = [T::ZERO; ROWS];
             for r in 0..ROWS {
                 factors[r] = a_rows[r][p];
@@ -76,10 +87,11 @@ fn rows<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COLS: usize>(
             step::<T, S, ROWS, COLS>(simd, &factors, b, &mut sums);
         }
     } else if a.row_stride == 1 || ROWS == 1 {
-        for (p, b) in b.chunks_exact(width).enumerate() {
-            let a = &a.data[i * a.row_stride + p * a.col_stride..][..ROWS];
+        let mut at = i * a.row_stride;
+        for b in b.chunks_exact(width) {
             let mut factors = [T::ZERO; ROWS];
-            factors.copy_from_slice(a);
+            factors.copy_from_slice(&a.data[at..at + ROWS]);
+            at += a.col_stride;
             step::<T, S, ROWS, COLS>(simd, &factors, b, &mut sums);
         }
     } else {

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::pool::Pool;
+use crate::ops::avg_pool2d::SizeRounding;
 use crate::{Result, Shape, Tensor, TensorError};
 
 /// Elements of the destination of a task, at least.
@@ -73,6 +74,26 @@ impl Axis {
             }
         }
     }
+}
+
+/// How many windows that reach over `reach` places there are, if any: `pooling_output_shape` of
+/// PyTorch's Pool.h.
+pub(crate) fn window_count(
+    in_len: usize,
+    reach: usize,
+    stride: usize,
+    padding: usize,
+    rounding: SizeRounding,
+) -> Option<usize> {
+    if in_len == 0 || reach == 0 || stride == 0 || padding > reach / 2 {
+        return None;
+    }
+    let slack = if rounding == SizeRounding::Up { stride - 1 } else { 0 };
+    let room = in_len.checked_add(2 * padding)?.checked_add(slack)?.checked_sub(reach)?;
+    let last = room / stride;
+    // The last window has to start inside the input or the padding on its left.
+    let is_beyond = rounding == SizeRounding::Up && last * stride >= in_len + padding;
+    Some(if is_beyond { last } else { last + 1 })
 }
 
 /// A pair of sizes for an error; nothing where their product is beyond any tensor.

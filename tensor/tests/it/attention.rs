@@ -1,12 +1,14 @@
 //! Attention against the weights of all pairs, and against PyTorch.
 
 use lowtide_tensor::{
-    AttentionDropout, AttentionOptions, Causal, DType, RandomKey, Tensor, TensorError,
+    AttentionDropout, AttentionOptions, AttentionWorkspace, Causal, DType, RandomKey, Tensor,
+    TensorError,
 };
 use proptest::prelude::*;
 
 use crate::common::{
     Style, all_floats, assert_close, cpu, download, epsilon, laid_out, sample, shared, styles,
+    workspace_bytes,
 };
 use crate::naive::{self, Array};
 
@@ -205,4 +207,39 @@ fn attention_agrees_with_pytorch_and_hidden_rows_are_zero() {
             assert_close(found, &download(&of(name)), 64);
         }
     }
+}
+
+#[test]
+fn workspace_of_attention_is_what_it_says_and_linear_in_the_length() {
+    let options = AttentionOptions::default();
+    for threads in [1, 3] {
+        let device = cpu(threads);
+        for (dtype, len) in [(DType::F32, 70), (DType::F16, 300), (DType::F64, 5)] {
+            let make = |heads| Tensor::zeros(&device, [2, heads, len, 8], dtype).unwrap();
+            let [q, k, v] = [make(4), make(2), make(2)];
+            let shapes = [&q, &k, &v].map(|x| *x.shape());
+            let expected = AttentionWorkspace::of(&device, shapes, dtype).unwrap();
+            let mut found = None;
+            let taken = workspace_bytes(&device, || {
+                found = Some(q.attention(&k, &v, None, &options).unwrap());
+            });
+            assert_eq!(taken, expected.forward_bytes);
+            let found = found.expect("made above");
+            let taken = workspace_bytes(&device, || {
+                found.y.attention_backward([&q, &k, &v], None, &found, &options).unwrap();
+            });
+            assert_eq!(taken, expected.backward_bytes);
+            let text = expected.to_string();
+            assert!(text.contains(&taken.to_string()), "{text}");
+        }
+    }
+    let device = cpu(2);
+    let of = |len| {
+        let shape = [1, 2, len, 16].into();
+        AttentionWorkspace::of(&device, [shape; 3], DType::F32).unwrap()
+    };
+    let (short, long) = (of(1 << 12), of(1 << 16));
+    assert_eq!(short.forward_bytes, long.forward_bytes);
+    assert!(long.backward_bytes <= 16 * short.backward_bytes);
+    assert!(AttentionWorkspace::of(&device, [[1, 2, 3].into(); 3], DType::F32).is_err());
 }

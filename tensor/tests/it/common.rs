@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use lowtide_allocator::{Action, Category};
 use lowtide_tensor::{CpuOptions, DType, Device, Element, SimSpec, Tensor};
 use proptest::prelude::*;
 
@@ -214,4 +215,24 @@ pub(crate) fn assert_close(found: &Tensor, expected: &Array, roundings: usize) {
         let agrees = (x - y).abs() <= tolerance || x == y || (x.is_nan() && y.is_nan());
         assert!(agrees, "element {place}: {x}, not {y}, within {tolerance:e}");
     }
+}
+
+/// What `run` asks for as workspace, in bytes.
+pub(crate) fn workspace_bytes(device: &Device, run: impl FnOnce()) -> usize {
+    let before = device.allocator().history().records().last().map(|record| record.sequence);
+    run();
+    let history = device.allocator().history();
+    let workspace = history.records().iter().filter(|record| {
+        Some(record.sequence) > before
+            && record.action == Action::Allocate
+            && record.category == Category::Workspace
+    });
+    workspace.map(|record| record.requested_bytes).sum()
+}
+
+/// Labels as a tensor that is every other element of its storage.
+pub(crate) fn strided_labels(labels: &[i64]) -> Tensor {
+    let doubled: Vec<i64> = labels.iter().flat_map(|&label| [label, 12345]).collect();
+    let pairs = Tensor::from_slice(shared(), [labels.len(), 2], &doubled).unwrap();
+    pairs.select(1, 0).unwrap()
 }

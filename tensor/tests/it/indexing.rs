@@ -335,3 +335,13 @@ fn indexing_equals_pytorch() {
     check("embedding", table.embedding(tokens).unwrap());
     check("embedding.grad", dy.embedding_backward(tokens, 12).unwrap());
 }
+
+#[test]
+fn places_are_counted_on_across_tasks() {
+    let is_kept = |i: &i64| i % 1000 == 7;
+    let mask: Vec<bool> = (0..40_000).map(|i| is_kept(&i)).collect();
+    let mask = Tensor::from_slice(shared(), [200, 200], &mask).unwrap();
+    let places = (0..40_000).filter(is_kept).flat_map(|i| [i / 200, i % 200]);
+    let found = mask.nonzero().unwrap().to_vec::<i64>().unwrap();
+    assert_eq!(found, places.collect::<Vec<i64>>());
+}

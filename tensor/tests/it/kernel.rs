@@ -2,6 +2,8 @@
 
 use lowtide_tensor::{Cost, Cpu, DType, Device, Kernel, Operands, Result, Tensor, TensorError};
 
+use proptest::prelude::*;
+
 use crate::common::{cpu, sim};
 
 /// `y[i] = a[i] + t (b[i] - a[i])` for contiguous f32.
@@ -74,6 +76,68 @@ fn users_kernel_reports_errors_and_meets_the_checks() {
     assert!(matches!(launch(&a), Err(TensorError::Overlap { op: "lerp", .. })));
     let error = lerp(&a, &operands(&sim(1))[0], 0.5).unwrap_err();
     assert!(matches!(error, TensorError::Device { op: "lerp" }));
+}
+
+/// Writes 1 to each destination.
+struct Ones;
+
+impl Kernel for Ones {
+    fn name(&self) -> &'static str {
+        "ones"
+    }
+
+    fn cost(&self) -> Cost {
+        Cost::default()
+    }
+
+    fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        for index in 0..operands.write_count() {
+            operands.write::<f32>(index).slice().fill(1.0);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn launch_takes_any_number_of_operands() {
+    let device = cpu(1);
+    let make = |_| Tensor::zeros(&device, [2], DType::F32).unwrap();
+    let tensors: Vec<Tensor> = (0..300).map(make).collect();
+    let reads: Vec<&Tensor> = tensors[..100].iter().collect();
+    let writes: Vec<&Tensor> = tensors[100..].iter().collect();
+    device.launch(Ones, &reads, &writes).unwrap();
+    let sum = |tensors: &[&Tensor]| -> f32 {
+        tensors.iter().flat_map(|tensor| tensor.to_vec::<f32>().unwrap()).sum()
+    };
+    assert_eq!([sum(&reads), sum(&writes)], [0.0, 400.0]);
+}
+
+proptest! {
+    #[test]
+    fn destinations_may_touch_no_other_operand(
+        spans in prop::collection::vec((0..60usize, 0..6usize, any::<bool>(), any::<bool>()), 1..9),
+    ) {
+        let device = cpu(1);
+        let bases = [0, 1].map(|_| Tensor::zeros(&device, [70], DType::F32).unwrap());
+        let views: Vec<Tensor> = spans.iter().map(|&(start, len, _, is_first)| {
+            bases[usize::from(is_first)].narrow(0, start, len).unwrap()
+        }).collect();
+        let of = |write: bool| -> Vec<&Tensor> {
+            let those = views.iter().zip(&spans).filter(|(_, span)| span.2 == write);
+            those.map(|(view, _)| view).collect()
+        };
+        let touch = |a: (usize, usize, bool, bool), b: (usize, usize, bool, bool)| {
+            let common = a.0.max(b.0)..(a.0 + a.1).min(b.0 + b.1);
+            (a.2 || b.2) && a.3 == b.3 && !common.is_empty()
+        };
+        let is_refused = spans.iter().enumerate()
+            .any(|(at, &a)| spans[at + 1..].iter().any(|&b| touch(a, b)));
+        let outcome = device.launch(Ones, &of(false), &of(true));
+        prop_assert_eq!(
+            matches!(outcome, Err(TensorError::Overlap { op: "ones", .. })), is_refused
+        );
+        prop_assert_eq!(outcome.is_ok(), !is_refused);
+    }
 }
 
 #[test]

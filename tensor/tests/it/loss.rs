@@ -4,18 +4,12 @@ use lowtide_tensor::{DType, Labelling, Tensor, TensorError};
 use proptest::prelude::*;
 
 use crate::common::{
-    Style, all_floats, assert_close, download, epsilon, floats, sample, shared, styles, upload,
+    Style, all_floats, assert_close, download, epsilon, floats, sample, shared, strided_labels,
+    styles, upload,
 };
 use crate::naive::{self, Array};
 
 const IGNORED: i64 = -100;
-
-/// Labels as a tensor that is every other element of its storage.
-fn strided(labels: &[i64]) -> Tensor {
-    let doubled: Vec<i64> = labels.iter().flat_map(|&label| [label, 12345]).collect();
-    let pairs = Tensor::from_slice(shared(), [labels.len(), 2], &doubled).unwrap();
-    pairs.select(1, 0).unwrap()
-}
 
 proptest! {
     #[test]
@@ -28,7 +22,7 @@ proptest! {
         dtype in floats(),
     ) {
         let (x, x_twin) = sample(&[labels.len(), classes], style, dtype, 1);
-        let target = strided(&labels);
+        let target = strided_labels(&labels);
         let (sum, count, dx) = naive::cross_entropy(&x_twin, &labels, IGNORED, 0.75);
         let found = x.cross_entropy(&target, IGNORED).unwrap();
         // Each row rounds its logarithm, and the sum of the rows rounds once.
@@ -157,6 +151,21 @@ fn label_out_of_range_is_an_error_in_both_directions() {
         assert_eq!(found, [("cross_entropy", index, 4), ("cross_entropy_backward", index, 4)]);
         // The label that is bad elsewhere may be the one to ignore.
         assert_eq!(x.cross_entropy(&labels, bad).unwrap().count.item::<f32>().unwrap(), 2.0);
+    }
+}
+
+#[test]
+fn without_positions_there_is_no_loss() {
+    let device = crate::common::cpu(1);
+    for dims in [&[2, 3, 0][..], &[0, 3], &[0, 3, 4]] {
+        // What workspace may find in memory.
+        drop(Tensor::full(&device, [1000], DType::F64, 7.0).unwrap());
+        let x = Tensor::zeros(&device, dims, DType::F32).unwrap();
+        let positions = [&dims[..1], &dims[2..]].concat();
+        let labels = Tensor::zeros(&device, &positions[..], DType::I64).unwrap();
+        let found = x.cross_entropy(&labels, IGNORED).unwrap();
+        let values = [&found.sum, &found.count].map(|x| x.item::<f32>().unwrap());
+        assert_eq!(values, [0.0; 2], "{dims:?}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Slow obvious twins of the operations: `Vec<f64>` and index arithmetic.
 
-use lowtide_tensor::{Conv2dGeometry, Pool2dGeometry};
+use lowtide_tensor::{Conv2dGeometry, MaxPool, Pool2dGeometry, SizeRounding};
 
 /// An array in row-major order; nothing is ever strided here.
 #[derive(Clone, Debug, PartialEq)]
@@ -270,11 +270,25 @@ pub(crate) fn conv2d_backward(
 pub(crate) fn max_pool2d(
     x: &Array,
     geometry: Pool2dGeometry,
+    options: MaxPool,
     dy: impl Fn(&[usize]) -> f64,
 ) -> [Array; 2] {
     let Pool2dGeometry { kernel, stride, padding } = geometry;
-    let len =
-        |axis: usize| (x.dims[2 + axis] + 2 * padding[axis] - kernel[axis]) / stride[axis] + 1;
+    let MaxPool { dilation, rounding } = options;
+    let len = |axis: usize| {
+        let (in_len, reach) = (x.dims[2 + axis], dilation[axis] * (kernel[axis] - 1) + 1);
+        let padded = in_len + 2 * padding[axis];
+        let starts = (0..).step_by(stride[axis]);
+        // Those that fit whole, or start before the padding on the right does and at most one step
+        // after those that fit.
+        let fits = |&start: &usize| match rounding {
+            SizeRounding::Down => start + reach <= padded,
+            SizeRounding::Up => {
+                start + reach < padded + stride[axis] && start < in_len + padding[axis]
+            }
+        };
+        starts.take_while(fits).count()
+    };
     let mut y = Array::from_fn(&[x.dims[0], x.dims[1], len(0), len(1)], |_| f64::NEG_INFINITY);
     let mut dx = x.map(|_| 0.0);
     for at in 0..y.len() {
@@ -282,7 +296,7 @@ pub(crate) fn max_pool2d(
         let mut winner = None;
         for tap in 0..kernel[0] * kernel[1] {
             let place = |axis: usize, k: usize| {
-                (index[2 + axis] * stride[axis] + k)
+                (index[2 + axis] * stride[axis] + k * dilation[axis])
                     .checked_sub(padding[axis])
                     .filter(|&at| at < x.dims[2 + axis])
             };

@@ -1,6 +1,8 @@
 //! Convolution and pooling against the definition.
 
-use lowtide_tensor::{Conv2dGeometry, DType, Pool2dGeometry, Shape, Tensor};
+use lowtide_tensor::{
+    Conv2dGeometry, Conv2dWorkspace, DType, MaxPool, Pool2dGeometry, Shape, SizeRounding, Tensor,
+};
 use proptest::prelude::*;
 
 use crate::common::{all_floats, assert_rounded, sample, shared, styles};
@@ -63,9 +65,65 @@ proptest! {
         let (x, x_twin) = sample(&dims, styles[0], dtype, seed);
         let (y, winners) = x.max_pool2d(geometry).unwrap();
         let (dy, dy_twin) = sample(y.shape(), styles[1], dtype, seed + 1);
-        let [expected, dx] = naive::max_pool2d(&x_twin, geometry, |at| dy_twin.at(at));
+        let options = MaxPool::default();
+        let [expected, dx] = naive::max_pool2d(&x_twin, geometry, options, |at| dy_twin.at(at));
         assert_rounded(&y, &expected);
         assert_rounded(&dy.max_pool2d_backward(&winners, *x.shape(), geometry).unwrap(), &dx);
+    }
+
+    #[test]
+    fn windows_with_steps_and_partial_windows_follow_the_definition(
+        (batch, channels, size) in (0..=2usize, 1..=2usize, [3..=12usize, 3..=12usize]),
+        (kernel, stride) in ([1..=3usize, 1..=3usize], [1..=4usize, 1..=4usize]),
+        (dilation, padding) in ([1..=3usize, 1..=3usize], [0..=2usize, 0..=2usize]),
+        rounding in prop::sample::select(vec![SizeRounding::Down, SizeRounding::Up]),
+        styles in [styles(), styles()],
+        dtype in all_floats(),
+        seed in 0..50usize,
+    ) {
+        let reach = |axis: usize| dilation[axis] * (kernel[axis] - 1) + 1;
+        let padding = [0, 1].map(|axis| padding[axis].min(reach(axis) / 2));
+        let (geometry, options) =
+            (Pool2dGeometry { kernel, stride, padding }, MaxPool { dilation, rounding });
+        let dims = [batch, channels, size[0], size[1]];
+        let (x, x_twin) = sample(&dims, styles[0], dtype, seed);
+        let slack = |axis: usize| if rounding == SizeRounding::Up { stride[axis] - 1 } else { 0 };
+        let fits = |axis: usize| size[axis] + 2 * padding[axis] + slack(axis) >= reach(axis);
+        if !fits(0) || !fits(1) {
+            prop_assert!(x.max_pool2d_with(geometry, options).is_err());
+            return Ok(());
+        }
+        let (y, winners) = x.max_pool2d_with(geometry, options).unwrap();
+        let (dy, dy_twin) = sample(y.shape(), styles[1], dtype, seed + 1);
+        let [expected, dx] = naive::max_pool2d(&x_twin, geometry, options, |at| dy_twin.at(at));
+        assert_rounded(&y, &expected);
+        let found = dy.max_pool2d_with_backward(&winners, *x.shape(), geometry, options).unwrap();
+        assert_rounded(&found, &dx);
+    }
+
+    #[test]
+    fn workspace_of_a_convolution_is_what_it_says(
+        (geometry, x_dims, w_dims) in convolutions(),
+        dtype in all_floats(),
+    ) {
+        let device = crate::common::cpu(1);
+        let zeros = |dims: &[usize]| Tensor::zeros(&device, dims, dtype).unwrap();
+        let (x, w) = (zeros(&x_dims), zeros(&w_dims));
+        let expected = Conv2dWorkspace::of(*x.shape(), *w.shape(), geometry, dtype).unwrap();
+        let mut y = None;
+        let taken = crate::common::workspace_bytes(&device, || {
+            y = Some(x.conv2d(&w, None, geometry).unwrap());
+        });
+        prop_assert_eq!(taken, expected.forward_bytes);
+        let y = y.expect("made above");
+        let taken = crate::common::workspace_bytes(&device, || {
+            y.conv2d_backward_input(&w, *x.shape(), geometry).unwrap();
+        });
+        prop_assert_eq!(taken, expected.backward_input_bytes);
+        let taken = crate::common::workspace_bytes(&device, || {
+            y.conv2d_backward_weight(&x, *w.shape(), geometry).unwrap();
+        });
+        prop_assert_eq!(taken, expected.backward_weight_bytes);
     }
 }
 
@@ -76,7 +134,7 @@ fn winners_may_lie_anywhere() {
     let (y, winners) = x.max_pool2d(geometry).unwrap();
     let turned = winners.transpose(2, 3).unwrap().copied().unwrap().transpose(2, 3).unwrap();
     assert!(!turned.layout().is_contiguous());
-    let [_, dx] = naive::max_pool2d(&x_twin, geometry, |_| 1.0);
+    let [_, dx] = naive::max_pool2d(&x_twin, geometry, MaxPool::default(), |_| 1.0);
     let dy = Tensor::full(shared(), *y.shape(), DType::F32, 1.0).unwrap();
     assert_rounded(&dy.max_pool2d_backward(&turned, *x.shape(), geometry).unwrap(), &dx);
 }
@@ -123,6 +181,30 @@ fn shapes_that_do_not_fit_are_refused() {
         let error = zeros(&[1, 2, 1, 1]).max_pool2d_backward(&x, *x.shape(), geometry);
         assert!(error.unwrap_err().to_string().starts_with("max_pool2d_backward"));
     }
+}
+
+#[test]
+fn windows_that_could_meet_nothing_are_refused() {
+    let zeros = |dims: &[usize]| Tensor::zeros(shared(), dims, DType::F32).unwrap();
+    let padded = Pool2dGeometry { padding: [1, 0], ..Pool2dGeometry::square(2) };
+    let of = |dims: &[usize], dilation| {
+        let options = MaxPool { dilation, ..Default::default() };
+        zeros(dims).max_pool2d_with(padded, options)
+    };
+    assert!(of(&[1, 1, 2, 2], [2, 1]).is_ok());
+    for (dims, dilation) in [
+        ([1, 1, 1, 2], [2, 1]),
+        ([1, 1, 0, 2], [1, 1]),
+        ([1, 1, 2, 2], [0, 1]),
+        ([1, 1, 2, 2], [usize::MAX, 1]),
+    ] {
+        let error = of(&dims, dilation).unwrap_err().to_string();
+        assert!(error.starts_with("max_pool2d_with: shapes"), "{dims:?}: {error}");
+    }
+    let error = zeros(&[1, 1, 0, 2]).max_pool2d(padded).unwrap_err().to_string();
+    assert!(error.starts_with("max_pool2d: shapes"), "{error}");
+    let vast = Pool2dGeometry { kernel: [usize::MAX, 2], ..padded };
+    assert!(zeros(&[1, 1, 2, 2]).max_pool2d(vast).is_err());
 }
 
 #[test]

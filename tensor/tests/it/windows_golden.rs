@@ -2,7 +2,8 @@
 
 use lowtide_tensor::{
     AvgPool, Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry, ConvTranspose2dGeometry,
-    Corners, Divisor, Interpolation, Pool1dGeometry, Pool2dGeometry, Resize, SizeRounding, Tensor,
+    Corners, Divisor, Interpolation, MaxPool, Pool1dGeometry, Pool2dGeometry, Resize, SizeRounding,
+    Tensor,
 };
 use safetensors::SafeTensors;
 
@@ -109,6 +110,20 @@ fn poolings_agree_with_pytorch() {
     fixture.check("max_pool1d", "out", &y, 0);
     let dx = dy.max_pool1d_backward(&winners, *x.shape(), line).unwrap();
     fixture.check("max_pool1d", "dx", &dx, 0);
+
+    let window = Pool2dGeometry { kernel: [2, 3], stride: [2, 3], padding: [1, 1] };
+    for (name, dilation, rounding) in [
+        ("dilated", [2, 3], SizeRounding::Down),
+        ("up", [1, 1], SizeRounding::Up),
+        ("dilated_up", [2, 1], SizeRounding::Up),
+    ] {
+        let case = &format!("max_pool2d_{name}");
+        let (options, [x, dy]) = (MaxPool { dilation, rounding }, of(case));
+        let (y, winners) = x.max_pool2d_with(window, options).unwrap();
+        fixture.check(case, "out", &y, 0);
+        let dx = dy.max_pool2d_with_backward(&winners, *x.shape(), window, options).unwrap();
+        fixture.check(case, "dx", &dx, 0);
+    }
 
     for out_size in [[1, 1], [3, 4], [7, 9], [10, 5]] {
         let case = &format!("adaptive_avg_{}x{}", out_size[0], out_size[1]);

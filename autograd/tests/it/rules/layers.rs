@@ -1,6 +1,6 @@
 use lowtide_autograd::{Pass, Result, Var};
 use lowtide_tensor::{
-    AttentionDropout, AttentionOptions, Causal, Device, Dropout, RandomKey, Tensor,
+    AttentionDropout, AttentionOptions, Causal, Device, Dropout, RandomKey, RotaryPairs, Tensor,
 };
 
 use super::{AROUND_ZERO, Cases, pair, with_weight};
@@ -111,6 +111,18 @@ pub(super) fn others(cases: &mut Cases) {
         });
     }
     attention(cases);
+    rotary(cases);
+}
+
+fn rotary(cases: &mut Cases) {
+    for pairs in [RotaryPairs::Interleaved, RotaryPairs::HalfSplit] {
+        // Of the first input, the buffer is somebody else's; of the second, the operation's.
+        cases.unary("rotary", &[2, 3, 5], AROUND_ZERO, move |x| {
+            let angles = Tensor::from_slice(x.value().device(), [3, 2], &values("a", 6, 0.0, 6.0))?;
+            let (cos, sin) = (angles.cos()?, angles.sin()?);
+            x.rotary(&cos, &sin, pairs)?.exp()?.rotary(&cos, &sin, pairs)
+        });
+    }
 }
 
 /// Every other key hidden, or a number for each, under `shape`.

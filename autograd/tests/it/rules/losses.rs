@@ -1,6 +1,6 @@
-use lowtide_tensor::{Labelling, PairLoss, Tensor};
+use lowtide_tensor::{Labelling, LinearCrossEntropyOptions, PairLoss, Tensor};
 
-use super::{AROUND_ZERO, Cases};
+use super::{AROUND_ZERO, Cases, with_weight};
 use crate::common::values;
 
 /// Probabilities away from both ends.
@@ -14,7 +14,52 @@ pub(super) fn all(cases: &mut Cases) {
         });
     }
     with_options(cases);
+    soft(cases);
+    of_probabilities(cases);
+    of_a_linear_layer(cases);
     pairs(cases);
+}
+
+fn soft(cases: &mut Cases) {
+    for shape in [&[6, 3][..], &[2, 3, 3], &[1, 3, 2, 3]] {
+        for (smoothing, has_weight) in [(0.0, false), (0.2, false), (0.0, true), (0.3, true)] {
+            cases.unary("soft_cross_entropy", shape, AROUND_ZERO, move |x| {
+                let (device, dims) = (x.value().device().clone(), *x.shape());
+                let target = values("target", dims.iter().product(), 0.1, 0.9);
+                let target = Tensor::from_slice(&device, dims, &target)?;
+                let weight = Tensor::from_slice(&device, [3], &[0.5, 2.0, 1.25])?;
+                let weight = has_weight.then_some(&weight);
+                let labelling = Labelling { smoothing, weight, ..Default::default() };
+                // Both where the logits are somebody else's and where they are the record's.
+                let other = x.clone().exp()?.soft_cross_entropy(&target, labelling)?;
+                x.soft_cross_entropy(&target, labelling)?.add(other)
+            });
+        }
+    }
+}
+
+fn of_probabilities(cases: &mut Cases) {
+    for (shape, has_weight) in [(&[4, 3][..], false), (&[1, 3, 2, 2], true)] {
+        cases.unary("nll_loss", shape, AROUND_ZERO, move |x| {
+            let device = x.value().device().clone();
+            let positions = [&x.shape()[..1], &x.shape()[2..]].concat();
+            let labels = Tensor::from_slice(&device, &positions[..], &[2_i64, 7, 1, 2])?;
+            let weight = Tensor::from_slice(&device, [3], &[0.5, 2.0, 1.25])?;
+            Ok(x.nll_loss(&labels, 7, has_weight.then_some(&weight))?.0)
+        });
+    }
+}
+
+fn of_a_linear_layer(cases: &mut Cases) {
+    for (label_smoothing, labels) in [(0.0, [2_i64, 0, 1, 3]), (0.3, [-100, 3, -100, 1])] {
+        let options = LinearCrossEntropyOptions { label_smoothing, ..Default::default() };
+        for shapes in [&[&[4, 3][..], &[5, 3]][..], &[&[4, 3], &[5, 3], &[5]]] {
+            cases.add("linear_cross_entropy", shapes, AROUND_ZERO, move |_, x| {
+                let labels = Tensor::from_slice(x[0].value().device(), [4], &labels)?;
+                with_weight(x, |x, w, b| Ok(x.linear_cross_entropy(w, b, &labels, options)?.0))
+            });
+        }
+    }
 }
 
 fn with_options(cases: &mut Cases) {

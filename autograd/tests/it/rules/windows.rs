@@ -1,7 +1,7 @@
 use lowtide_autograd::Pass;
 use lowtide_tensor::{
     AvgPool, Conv1dGeometry, ConvTranspose1dGeometry, ConvTranspose2dGeometry, Corners, Divisor,
-    Interpolation, Pool1dGeometry, Pool2dGeometry, Resize, SizeRounding,
+    Interpolation, MaxPool, Pool1dGeometry, Pool2dGeometry, Resize, SizeRounding,
 };
 
 use super::{AROUND_ZERO, Cases, with_weight};
@@ -61,6 +61,13 @@ pub(super) fn pools(cases: &mut Cases) {
     ] {
         for options in [AvgPool::default(), inside] {
             cases.unary("avg_pool2d", &image, AROUND_ZERO, move |x| x.avg_pool2d(window, options));
+        }
+        for options in [
+            MaxPool { dilation: [2, 1], rounding: SizeRounding::Down },
+            MaxPool { dilation: [1, 2], rounding: SizeRounding::Up },
+        ] {
+            let pool = move |x: lowtide_autograd::Var| x.max_pool2d_with(window, options);
+            cases.unary("max_pool2d_with", &image, AROUND_ZERO, pool);
         }
     }
     for size in [[1, 1], [2, 3], [7, 4]] {

@@ -199,9 +199,19 @@ impl<E: Element, T: Compute> Keys<'_, E, T> {
         let own = head * queries + i;
         let (lse, delta) = (&self.lse[own..][..count], &delta[own..][..count]);
         let log2_e = T::from_f64(std::f64::consts::LOG2_E);
-        let [p, ds, kept] = [p, ds, kept].map(|x| &mut x[..count * width]);
+        let (q_rows, dy_rows) = (q, dy);
         for panel in 0..key_count.div_ceil(width) {
             let first = j + panel * width;
+            // The first queries may see none of these keys.
+            let hidden = (0..count).take_while(|row| problem.visible(i + row) <= first).count();
+            let (i, count) = (i + hidden, count - hidden);
+            let (q, dy) = (q_rows.rows_from(hidden), dy_rows.rows_from(hidden));
+            let (lse, delta) = (&lse[hidden..], &delta[hidden..]);
+            let [p, ds, kept] = [&mut *p, &mut *ds, &mut *kept].map(|x| &mut x[..count * width]);
+            let (unseen, ds_rows) = ds_rows.split_at_mut(hidden * BLOCK);
+            for unseen in unseen.chunks_exact_mut(BLOCK) {
+                unseen[panel * width..][..width].fill(T::ZERO);
+            }
             let lanes = width.min(key_count - panel * width);
             let part = |x: usize| panel * x * width..(panel + 1) * x * width;
             let (over, add) = (Start::Overwrite, Start::Accumulate);

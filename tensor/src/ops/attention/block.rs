@@ -191,9 +191,7 @@ pub(super) fn block<'a, E: Element, T: Element>(
     [rows, cols]: [usize; 2],
     scratch: &'a mut [T],
 ) -> Matrix<'a, T> {
-    let row_stride = x.row_stride;
-    let data = x.data.get(first * row_stride..).unwrap_or_default();
-    let x = Matrix { data, ..x };
+    let x = x.rows_from(first);
     match x.cast() {
         Some(x) => x,
         None if rows * cols == 0 => Matrix { data: scratch, row_stride: 0, col_stride: 1 },

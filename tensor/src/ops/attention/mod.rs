@@ -10,10 +10,12 @@ mod backward;
 mod block;
 mod forward;
 
+use std::fmt::{self, Display};
+
 use crate::cpu::Cpu;
 use crate::dtype::{for_float, for_half};
 use crate::ops::matmul::compute_dtype;
-use crate::{Cost, DType, Kernel, Operands, RandomKey, Result, Shape, Tensor, TensorError};
+use crate::{Cost, DType, Device, Kernel, Operands, RandomKey, Result, Shape, Tensor, TensorError};
 use block::{Heads, Mask, Problem, Sizes, Source};
 
 /// Which keys a query may see by its place.
@@ -60,6 +62,72 @@ pub struct Attention {
     pub log_sum_exp: Tensor,
 }
 
+/// Bytes of scratch that attention and its gradients take beside their results: a few blocks for
+/// each thread of the device, and for backward dq of the heads that share a key. No more than
+/// linear in the lengths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionWorkspace {
+    /// Of [`Tensor::attention`].
+    pub forward_bytes: usize,
+    /// Of [`Tensor::attention_backward`].
+    pub backward_bytes: usize,
+}
+
+impl AttentionWorkspace {
+    /// That of attention over q, k and v of these shapes and `dtype` on `device`.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::attention`].
+    pub fn of(device: &Device, shapes: [Shape; 3], dtype: DType) -> Result<Self> {
+        let op = "attention";
+        let sizes = sizes(op, shapes)?;
+        if !dtype.is_float() {
+            return Err(TensorError::DType { op, left: dtype, right: DType::F32 });
+        }
+        let computed = compute_dtype(dtype);
+        let is_half = dtype != computed;
+        let bytes = |tasks, len| workspace_len(device, tasks, len) * computed.size_bytes();
+        Ok(AttentionWorkspace {
+            forward_bytes: bytes(
+                forward::task_count(&sizes),
+                forward::scratch_len(&sizes, is_half),
+            ),
+            backward_bytes: bytes(
+                backward::task_count(&sizes),
+                backward::scratch_len(&sizes, is_half),
+            ),
+        })
+    }
+}
+
+impl Display for AttentionWorkspace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let AttentionWorkspace { forward_bytes, backward_bytes } = self;
+        write!(f, "forward {forward_bytes} B, backward {backward_bytes} B")
+    }
+}
+
+/// Scratch of `len` elements for each thread that works on some of `tasks`.
+fn workspace_len(device: &Device, tasks: usize, len: usize) -> usize {
+    device.threads().min(tasks).max(1) * len
+}
+
+/// The sizes of attention over q, k and v, if they go together.
+fn sizes(op: &'static str, [q, k, v]: [Shape; 3]) -> Result<Sizes> {
+    let mismatch = |left, right| Err(TensorError::Shape { op, left, right });
+    let &[batch, heads, queries, dim] = &*q else { return mismatch(q, k) };
+    let &[k_batch, groups, keys, k_dim] = &*k else { return mismatch(q, k) };
+    let &[v_batch, v_groups, v_keys, v_dim] = &*v else { return mismatch(q, v) };
+    let divides = if groups == 0 { heads == 0 } else { heads.is_multiple_of(groups) };
+    if k_batch != batch || k_dim != dim || !divides {
+        return mismatch(q, k);
+    }
+    if [v_batch, v_groups, v_keys] != [batch, groups, keys] {
+        return mismatch(k, v);
+    }
+    Ok(Sizes { batch, heads, groups, queries, keys, dim, v_dim })
+}
+
 /// What both directions know.
 #[derive(Clone, Copy)]
 struct Launch {
@@ -75,30 +143,17 @@ impl Launch {
         mask: Option<&Tensor>,
         options: &AttentionOptions,
     ) -> Result<Self> {
-        let mismatch = |other: &Tensor| {
-            Err(TensorError::Shape { op, left: *q.shape(), right: *other.shape() })
-        };
         if !q.dtype().is_float() {
             return Err(TensorError::DType { op, left: q.dtype(), right: DType::F32 });
         }
         q.check_dtype(op, k)?;
         q.check_dtype(op, v)?;
-        let &[batch, heads, queries, dim] = &**q.shape() else { return mismatch(k) };
-        let &[k_batch, groups, keys, k_dim] = &**k.shape() else { return mismatch(k) };
-        let &[v_batch, v_groups, v_keys, v_dim] = &**v.shape() else { return mismatch(v) };
-        let divides = if groups == 0 { heads == 0 } else { heads.is_multiple_of(groups) };
-        if k_batch != batch || k_dim != dim || !divides {
-            return mismatch(k);
-        }
-        if [v_batch, v_groups, v_keys] != [batch, groups, keys] {
-            return Err(TensorError::Shape { op, left: *k.shape(), right: *v.shape() });
-        }
+        let sizes = sizes(op, [*q.shape(), *k.shape(), *v.shape()])?;
         if let Some(mask) = mask
             && mask.dtype() != DType::Bool
         {
             q.check_dtype(op, mask)?;
         }
-        let sizes = Sizes { batch, heads, groups, queries, keys, dim, v_dim };
         Ok(Launch { sizes, options: *options, dtype: q.dtype() })
     }
 
@@ -124,10 +179,10 @@ impl Launch {
         }
     }
 
-    /// Scratch for `slots` threads at most, of `len` elements each.
+    /// See [`workspace_len`].
     fn workspace(&self, like: &Tensor, tasks: usize, len: usize) -> Result<Tensor> {
-        let slots = like.device().threads().min(tasks).max(1);
-        Tensor::workspace(like.device(), slots * len, compute_dtype(self.dtype))
+        let len = workspace_len(like.device(), tasks, len);
+        Tensor::workspace(like.device(), len, compute_dtype(self.dtype))
     }
 
     fn problem<'a, E: crate::Element>(

@@ -7,7 +7,7 @@ mod cpu;
 use crate::cpu::Cpu;
 use crate::dtype::for_each_float;
 use crate::ops::max_pool2d::{Pool1dGeometry, Pool2dGeometry};
-use crate::ops::windows::{Axis, Kind, check_image, pair_shape, with_size};
+use crate::ops::windows::{Axis, Kind, check_image, pair_shape, window_count, with_size};
 use crate::{Cost, DType, Kernel, Operands, Result, Shape, Tensor, TensorError};
 use cpu::Means;
 
@@ -40,31 +40,14 @@ pub struct AvgPool {
     pub rounding: SizeRounding,
 }
 
-/// The windows along one axis, if one fits: `pooling_output_shape` of PyTorch's Pool.h.
-fn stepped(in_len: usize, kind: Kind, rounding: SizeRounding) -> Option<Axis> {
-    let Kind::Stepped { kernel, stride, padding } = kind else { return None };
-    if kernel == 0 || stride == 0 || padding > kernel / 2 {
-        return None;
-    }
-    let room = in_len.checked_add(2 * padding)?.checked_sub(kernel)?;
-    let out_len = match rounding {
-        SizeRounding::Down => room / stride + 1,
-        SizeRounding::Up => {
-            let out_len = room.div_ceil(stride) + 1;
-            // The last window has to start inside the input or the padding on its left.
-            if (out_len - 1) * stride >= in_len + padding { out_len - 1 } else { out_len }
-        }
-    };
-    (in_len > 0).then_some(Axis { in_len, out_len, kind })
-}
-
 fn with(op: &'static str, x: &Shape, window: Pool2dGeometry, options: AvgPool) -> Result<Means> {
     let Pool2dGeometry { kernel, stride, padding } = window;
     let mismatch = TensorError::Shape { op, left: *x, right: pair_shape(kernel) };
     let [batch, channels, height, width] = check_image(op, x, pair_shape(kernel))?;
     let axis = |at: usize, in_len| {
-        let kind = Kind::Stepped { kernel: kernel[at], stride: stride[at], padding: padding[at] };
-        stepped(in_len, kind, options.rounding)
+        let [kernel, stride, padding] = [kernel, stride, padding].map(|pair| pair[at]);
+        let out_len = window_count(in_len, kernel, stride, padding, options.rounding)?;
+        Some(Axis { in_len, out_len, kind: Kind::Stepped { kernel, stride, padding } })
     };
     let (Some(rows), Some(cols)) = (axis(0, height), axis(1, width)) else { return Err(mismatch) };
     Ok(Means { planes: batch * channels, axes: [rows, cols], divisor: options.divisor })

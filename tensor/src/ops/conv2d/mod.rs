@@ -14,6 +14,8 @@ mod units;
 mod weight;
 mod weight_tile;
 
+use std::fmt::{self, Display};
+
 use crate::cpu::Cpu;
 use crate::dtype::for_each_float;
 use crate::{Cost, DType, Kernel, Operands, Result, Shape, Tensor, TensorError};
@@ -69,6 +71,53 @@ impl Conv2dGeometry {
         };
         let fits = shape.out_height() > 0 && shape.out_width() > 0;
         if fits { Ok(shape) } else { Err(mismatch) }
+    }
+}
+
+/// Bytes of scratch that a convolution and its gradients take beside their results, on every
+/// device. They depend on the sizes alone, not on the number of threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv2dWorkspace {
+    /// Of [`Tensor::conv2d`].
+    pub forward_bytes: usize,
+    /// Of [`Tensor::conv2d_backward_input`].
+    pub backward_input_bytes: usize,
+    /// Of [`Tensor::conv2d_backward_weight`].
+    pub backward_weight_bytes: usize,
+}
+
+impl Conv2dWorkspace {
+    /// That of a convolution of `x` with `w`, both of `dtype`. Operands that are not contiguous
+    /// are copied besides.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::conv2d`].
+    pub fn of(x: Shape, w: Shape, geometry: Conv2dGeometry, dtype: DType) -> Result<Self> {
+        let op = "conv2d";
+        let shape = geometry.with(op, &x, &w)?;
+        if !dtype.is_float() {
+            return Err(TensorError::DType { op, left: dtype, right: DType::F32 });
+        }
+        let bytes = |product| {
+            let len = Conv2d { op, product, shape, dtype }.workspace_len();
+            len * dtype.computed().size_bytes()
+        };
+        Ok(Conv2dWorkspace {
+            forward_bytes: bytes(Product::Forward),
+            backward_input_bytes: bytes(Product::BackwardInput),
+            backward_weight_bytes: bytes(Product::BackwardWeight),
+        })
+    }
+}
+
+impl Display for Conv2dWorkspace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Conv2dWorkspace { forward_bytes, backward_input_bytes, backward_weight_bytes } = self;
+        write!(
+            f,
+            "forward {forward_bytes} B, backward of the input {backward_input_bytes} B, \
+             of the weight {backward_weight_bytes} B"
+        )
     }
 }
 

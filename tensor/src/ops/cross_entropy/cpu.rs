@@ -8,10 +8,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
-use crate::cpu::lines::{Blocks, Lanes, Lines, Stored, load, store};
+use crate::cpu::lines::{AllLines, Blocks, Lanes, Lines, LinesKernel, Stored, load, store};
 use crate::cpu::math::Math;
 use crate::cpu::pool::Pool;
-use crate::cpu::simd::{Fused, Simd, SimdFloat, SimdKernel};
+use crate::cpu::simd::{Fused, SimdFloat};
 use crate::{Element, Float};
 
 /// What the labels say, for each position.
@@ -25,13 +25,13 @@ pub(super) struct Targets<'a, E> {
 }
 
 impl<'a, E: Stored> Targets<'a, E> {
-    fn class_count(&self) -> usize {
+    pub(super) fn class_count(&self) -> usize {
         self.blocks.len
     }
 
     /// The label of a position, if that counts; `Err` if it is no class.
     #[inline(always)]
-    fn label(&self, position: usize) -> Result<Option<usize>, usize> {
+    pub(super) fn label(&self, position: usize) -> Result<Option<usize>, usize> {
         let label = self.labels[position];
         if label == self.ignore_index {
             return Ok(None);
@@ -43,7 +43,7 @@ impl<'a, E: Stored> Targets<'a, E> {
     }
 
     #[inline(always)]
-    fn weight_of(&self, class: usize) -> E::Lane {
+    pub(super) fn weight_of(&self, class: usize) -> E::Lane {
         self.weight.map_or(<E::Lane as Float>::ONE, |weight| weight[class].cast())
     }
 
@@ -55,20 +55,6 @@ impl<'a, E: Stored> Targets<'a, E> {
         }
     }
 
-    /// The weights of the classes in a line.
-    #[inline(always)]
-    fn weights<const W: usize>(&self, lanes: Lanes, class: usize, len: usize) -> [E::Lane; W] {
-        let mut line = [<E::Lane as Float>::ZERO; W];
-        match (lanes, self.weight) {
-            (Lanes::Columns, _) => line = [self.weight_of(class); W],
-            (Lanes::Row, Some(weight)) => {
-                load(&weight[class..class + len], <E::Lane as Float>::ZERO, &mut line);
-            }
-            (Lanes::Row, None) => line[..len].fill(<E::Lane as Float>::ONE),
-        }
-        line
-    }
-
     /// The first position whose label is neither a class nor the one to ignore.
     pub(super) fn check(&self) -> Result<(), usize> {
         (0..self.labels.len()).try_for_each(|position| self.label(position).map(drop))
@@ -77,15 +63,72 @@ impl<'a, E: Stored> Targets<'a, E> {
     /// The number of the first position of `lines`.
     #[inline(always)]
     fn position(&self, lines: &Lines) -> usize {
-        let slab_len = self.blocks.len * self.blocks.inner;
-        lines.start / slab_len * self.blocks.inner + lines.start % slab_len
+        position(self.blocks, lines)
     }
 
     /// The part of the rows or slabs `from..`, as many as `positions` are in.
-    fn part(&self, from: usize, positions: usize) -> Self {
+    pub(super) fn part(&self, from: usize, positions: usize) -> Self {
         let first = from * self.blocks.inner;
         Targets { labels: &self.labels[first..first + positions], ..*self }
     }
+}
+
+/// The number of the first position of `lines`.
+#[inline(always)]
+pub(super) fn position(blocks: Blocks, lines: &Lines) -> usize {
+    let slab_len = blocks.len * blocks.inner;
+    lines.start / slab_len * blocks.inner + lines.start % slab_len
+}
+
+/// The weights of the classes of the next line, of `len` elements, from `class` on: 0 beyond them.
+#[inline(always)]
+pub(super) fn weights<E: Stored, const W: usize>(
+    weight: Option<&[E]>,
+    lines: &Lines,
+    class: &mut usize,
+    len: usize,
+) -> [E::Lane; W] {
+    let (zero, one) = (<E::Lane as Float>::ZERO, <E::Lane as Float>::ONE);
+    let (mut line, first) = ([zero; W], *class);
+    match (lines.lanes, weight) {
+        (Lanes::Columns, _) => line = [weight.map_or(one, |weight| weight[first].cast()); W],
+        (Lanes::Row, Some(weight)) => load(&weight[first..first + len], zero, &mut line),
+        (Lanes::Row, None) => line[..len].fill(one),
+    }
+    *class += if lines.lanes == Lanes::Row { len } else { 1 };
+    line
+}
+
+/// The largest of each reduction, and `Σ exp(x - max)`.
+#[inline(always)]
+pub(super) fn exponentials<E: Stored, F: Fused, const W: usize>(
+    lines: &Lines,
+    x: &[E],
+) -> ([E::Lane; W], [E::Lane; W]) {
+    let (zero, low) = (<E::Lane as Float>::ZERO, <E::Lane as Float>::NEG_INFINITY);
+    let (mut line, mut max, mut sum) = ([zero; W], [low; W], [zero; W]);
+    lines.each(|places| {
+        load(&x[places], low, &mut line);
+        for lane in 0..W {
+            max[lane] = line[lane].maximum(max[lane]);
+        }
+    });
+    lines.fold(&mut max, Float::maximum);
+    lines.each(|places| {
+        load(&x[places], low, &mut line);
+        for lane in 0..W {
+            sum[lane] += (line[lane] - max[lane]).exp_in::<F>();
+        }
+    });
+    lines.fold(&mut sum, |a, b| a + b);
+    (max, sum)
+}
+
+/// From what [`exponentials`] found.
+#[inline(always)]
+pub(super) fn log_sum_exp<T: Float>(max: T, sum: T) -> T {
+    // All -∞, or an ∞ or NaN among them: the shift would turn each into NaN.
+    if max.is_finite() { max + sum.ln() } else { max }
 }
 
 /// Elements of f64 scratch that [`forward`] needs: a partial sum and a count for each task.
@@ -102,52 +145,23 @@ struct Forward<'a, E: Stored> {
     bad_position: &'a mut usize,
 }
 
-impl<E: Stored> SimdKernel<E::Lane> for Forward<'_, E> {
-    #[inline(always)]
-    fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(mut self, _: S) {
-        match self.targets.blocks.is_narrow() {
-            true => self.all::<S, 16>(),
-            false => self.all::<S, 64>(),
-        }
-    }
-}
-
-impl<E: Stored> Forward<'_, E> {
-    #[inline(always)]
-    fn all<F: Fused, const W: usize>(&mut self) {
+impl<E: Stored> LinesKernel<E::Lane> for Forward<'_, E> {
+    fn extent(&self) -> (Blocks, usize) {
         let blocks = self.targets.blocks;
-        for index in 0..blocks.lines_count::<W>(self.lse.len() / blocks.inner) {
-            self.lines::<F, W>(&blocks.lines::<W>(index));
-        }
+        (blocks, self.lse.len() / blocks.inner)
     }
 
     #[inline(always)]
     fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines) {
         let (zero, targets) = (<E::Lane as Float>::ZERO, &self.targets);
         let mut line = [zero; W];
-        let mut max = [<E::Lane as Float>::NEG_INFINITY; W];
-        lines.each(|places| {
-            load(&self.x[places], <E::Lane as Float>::NEG_INFINITY, &mut line);
-            for lane in 0..W {
-                max[lane] = line[lane].maximum(max[lane]);
-            }
-        });
-        lines.fold(&mut max, Float::maximum);
-        let mut sum = [zero; W];
-        lines.each(|places| {
-            load(&self.x[places], <E::Lane as Float>::NEG_INFINITY, &mut line);
-            for lane in 0..W {
-                sum[lane] += (line[lane] - max[lane]).exp_in::<F>();
-            }
-        });
-        lines.fold(&mut sum, |a, b| a + b);
+        let (max, sum) = exponentials::<E, F, W>(lines, self.x);
         // Σ w · (x - max).
         let mut weighted = [zero; W];
         if targets.smoothing > 0.0 {
             let mut class = 0;
             lines.each(|places| {
-                let weights = targets.weights::<W>(lines.lanes, class, places.len());
-                class += if lines.lanes == Lanes::Row { places.len() } else { 1 };
+                let weights = weights::<E, W>(targets.weight, lines, &mut class, places.len());
                 load(&self.x[places], zero, &mut line);
                 for lane in 0..W {
                     if weights[lane] != zero {
@@ -159,9 +173,7 @@ impl<E: Stored> Forward<'_, E> {
         }
         let position = targets.position(lines);
         for lane in 0..lines.reductions() {
-            let log = sum[lane].ln();
-            // All -∞, or an ∞ or NaN among them: the shift would turn each into NaN.
-            let lse = if max[lane].is_finite() { max[lane] + log } else { max[lane] };
+            let (log, lse) = (sum[lane].ln(), log_sum_exp(max[lane], sum[lane]));
             self.lse[position + lane] = lse;
             let label = match targets.label(position + lane) {
                 Ok(Some(label)) => label,
@@ -200,13 +212,14 @@ pub(super) fn forward<E: Stored>(
     let (chunk_len, x_len) = (outer * blocks.inner, outer * blocks.len * blocks.inner);
     let bad_position = AtomicUsize::new(usize::MAX);
     let sums = &mut workspace[..forward_workspace_len(blocks)];
+    // Without positions there are rows or slabs, but no tasks that would write their sums.
+    sums.fill(0.0);
     let chunks = (Chunked::new(lse, chunk_len), Chunked::new(&mut *sums, 2));
     for_each_chunk2(pool, chunks.0, chunks.1, |index, lse, sums| {
         let targets = targets.part(index * outer, lse.len());
         let x = &x[index * x_len..][..lse.len() * blocks.len];
         let mut bad = usize::MAX;
-        sums.fill(0.0);
-        E::Lane::dispatch(Forward { targets, x, lse, sums, bad_position: &mut bad });
+        E::Lane::dispatch(AllLines(Forward { targets, x, lse, sums, bad_position: &mut bad }));
         if bad != usize::MAX {
             bad_position.fetch_min(index * chunk_len + bad, Ordering::Relaxed);
         }
@@ -226,23 +239,10 @@ struct Backward<'a, E: Stored> {
     dx: &'a mut [E],
 }
 
-impl<E: Stored> SimdKernel<E::Lane> for Backward<'_, E> {
-    #[inline(always)]
-    fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(mut self, _: S) {
-        match self.targets.blocks.is_narrow() {
-            true => self.all::<S, 16>(),
-            false => self.all::<S, 64>(),
-        }
-    }
-}
-
-impl<E: Stored> Backward<'_, E> {
-    #[inline(always)]
-    fn all<F: Fused, const W: usize>(&mut self) {
+impl<E: Stored> LinesKernel<E::Lane> for Backward<'_, E> {
+    fn extent(&self) -> (Blocks, usize) {
         let blocks = self.targets.blocks;
-        for index in 0..blocks.lines_count::<W>(self.lse.len() / blocks.inner) {
-            self.lines::<F, W>(&blocks.lines::<W>(index));
-        }
+        (blocks, self.lse.len() / blocks.inner)
     }
 
     #[inline(always)]
@@ -288,8 +288,7 @@ impl<E: Stored> Backward<'_, E> {
                 line[lane] = if is_counted[lane] { scale[lane] * p } else { zero };
             }
             if targets.smoothing > 0.0 {
-                let weights = targets.weights::<W>(lines.lanes, class, places.len());
-                class += if lines.lanes == Lanes::Row { places.len() } else { 1 };
+                let weights = weights::<E, W>(targets.weight, lines, &mut class, places.len());
                 for lane in 0..W {
                     line[lane] = line[lane] - shift[lane] * weights[lane];
                 }
@@ -322,6 +321,6 @@ pub(super) fn backward<E: Stored>(
         let targets = targets.part(index * outer, positions);
         let lse = &lse[first..first + positions];
         let x = x.map(|x| &x[index * chunk_len..][..dx.len()]);
-        E::Lane::dispatch(Backward { targets, x, lse, dloss, dx });
+        E::Lane::dispatch(AllLines(Backward { targets, x, lse, dloss, dx }));
     });
 }

@@ -8,11 +8,13 @@
 //! x: [N, C, ..], labels: [N, ..] of i64.
 
 mod cpu;
+mod nll;
+mod soft;
 
 use crate::cpu::Cpu;
 use crate::cpu::lines::{Blocks, Stored, for_stored};
 use crate::ops::norm::statistics_dtype;
-use crate::{Cost, DType, Element, Kernel, Operands, Result, Tensor, TensorError};
+use crate::{Cost, DType, Element, Kernel, Operands, Result, Shape, Tensor, TensorError};
 
 /// What [`Tensor::cross_entropy`] computes.
 #[derive(Clone, Debug)]
@@ -62,8 +64,19 @@ impl Positions {
         labels: &Tensor,
         labelling: &Labelling<'_>,
     ) -> Result<Self> {
-        x.check_any_float(name)?;
-        let (left, right) = (*x.shape(), *labels.shape());
+        Self::of_shape(name, (*x.shape(), x.dtype()), labels, labelling)
+    }
+
+    fn of_shape(
+        name: &'static str,
+        (left, dtype): (Shape, DType),
+        labels: &Tensor,
+        labelling: &Labelling<'_>,
+    ) -> Result<Self> {
+        if !dtype.is_float() {
+            return Err(TensorError::DType { op: name, left: dtype, right: DType::F32 });
+        }
+        let right = *labels.shape();
         if labels.dtype() != DType::I64 {
             return Err(TensorError::DType { op: name, left: labels.dtype(), right: DType::I64 });
         }
@@ -71,11 +84,13 @@ impl Positions {
             return Err(TensorError::Shape { op: name, left, right });
         }
         if let Some(weight) = labelling.weight {
-            x.check_dtype(name, weight)?;
+            if weight.dtype() != dtype {
+                return Err(TensorError::DType { op: name, left: dtype, right: weight.dtype() });
+            }
             weight.check_shape(name, [left[1]])?;
         }
         let Labelling { ignore_index, smoothing, weight } = *labelling;
-        let (dtype, blocks, has_weight) = (x.dtype(), Blocks::of(&left, 1), weight.is_some());
+        let (blocks, has_weight) = (Blocks::of(&left, 1), weight.is_some());
         Ok(Positions { name, dtype, blocks, ignore_index, smoothing, has_weight })
     }
 
@@ -228,7 +243,7 @@ impl Tensor {
         labelling: &Labelling<'_>,
     ) -> Result<Tensor> {
         let kernel = Positions::of("cross_entropy_backward", x, labels, labelling)?;
-        self.check_gradient_of(&kernel, log_sum_exp, x)?;
+        self.check_gradient_of(kernel.name, log_sum_exp, x)?;
         let (x, labels) = (x.contiguous()?, labels.contiguous()?);
         let log_sum_exp = log_sum_exp.contiguous()?;
         let weight = labelling.weight.map(Tensor::contiguous).transpose()?;
@@ -244,7 +259,7 @@ impl Tensor {
     /// contiguous, because nothing may be allocated.
     ///
     /// # Errors
-    /// `Shape` also unless all are contiguous, `Index`, `DType`, `Frozen`, `Overlap`.
+    /// Those of [`Tensor::cross_entropy`], `Strided`, `Frozen`, `Overlap`.
     #[track_caller]
     pub fn cross_entropy_backward_(
         &mut self,
@@ -255,25 +270,20 @@ impl Tensor {
     ) -> Result<()> {
         let op = "cross_entropy_backward";
         let kernel = Positions::of(op, self, labels, labelling)?;
-        dy.check_gradient_of(&kernel, log_sum_exp, self)?;
+        dy.check_gradient_of(kernel.name, log_sum_exp, self)?;
         let reads: Vec<&Tensor> =
             [labels, log_sum_exp, dy].into_iter().chain(labelling.weight).collect();
         for tensor in reads.iter().chain(&[&*self]) {
             if !tensor.layout().is_contiguous() {
-                return Err(TensorError::Shape { op, left: *self.shape(), right: *tensor.shape() });
+                return Err(TensorError::Strided { op });
             }
         }
         self.device().launch(Backward(kernel), &reads, &[self])
     }
 
     /// `Ok` if `self` is a gradient of the sum, and `log_sum_exp` what forward returned for x.
-    fn check_gradient_of(
-        &self,
-        kernel: &Positions,
-        log_sum_exp: &Tensor,
-        x: &Tensor,
-    ) -> Result<()> {
-        let (op, right) = (kernel.name, statistics_dtype(x.dtype()));
+    fn check_gradient_of(&self, op: &'static str, log_sum_exp: &Tensor, x: &Tensor) -> Result<()> {
+        let right = statistics_dtype(x.dtype());
         self.check_shape(op, [])?;
         log_sum_exp.check_shape(op, x.shape().without(1))?;
         for tensor in [self, log_sum_exp] {

@@ -7,7 +7,9 @@ use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
 use crate::dtype::{Element, Float};
-use crate::ops::windows::{Axis, Kind, for_each_row};
+use crate::ops::windows::{Axis, Kind, for_each_row, window_count};
+
+use super::{MaxPool, Pool2dGeometry};
 
 /// Elements of x or y of a task, at least.
 const CHUNK_LEN: usize = 8 * 1024;
@@ -18,20 +20,46 @@ pub(crate) struct MaxPool2dShape {
     /// Images times channels.
     pub(crate) planes: usize,
     pub(crate) in_size: [usize; 2],
+    out_size: [usize; 2],
     /// Rows and columns of the window: at most 256 positions.
     pub(crate) kernel: [usize; 2],
-    pub(crate) stride: [usize; 2],
-    /// At most half the window, so that none lies outside x.
-    pub(crate) padding: [usize; 2],
+    stride: [usize; 2],
+    padding: [usize; 2],
+    /// Places from one position of a window to the next.
+    dilation: [usize; 2],
 }
 
 impl MaxPool2dShape {
-    /// Rows and columns of y; 0 where the window does not fit.
+    /// The sizes, if there are windows and every one of them meets x.
+    pub(super) fn new(
+        planes: usize,
+        in_size: [usize; 2],
+        window: Pool2dGeometry,
+        options: MaxPool,
+    ) -> Option<Self> {
+        let Pool2dGeometry { kernel, stride, padding } = window;
+        let MaxPool { dilation, rounding } = options;
+        // A position in the window is a byte.
+        let area = kernel[0].checked_mul(kernel[1])?;
+        if !(1..=256).contains(&area) || dilation.contains(&0) {
+            return None;
+        }
+        let mut out_size = [0; 2];
+        for axis in 0..2 {
+            let reach = (kernel[axis] - 1).checked_mul(dilation[axis])?.checked_add(1)?;
+            // A window that starts in the padding could step over all of x.
+            if padding[axis] > 0 && dilation[axis] > in_size[axis] {
+                return None;
+            }
+            let [stride, padding] = [stride[axis], padding[axis]];
+            out_size[axis] = window_count(in_size[axis], reach, stride, padding, rounding)?;
+        }
+        Some(MaxPool2dShape { planes, in_size, out_size, kernel, stride, padding, dilation })
+    }
+
+    /// Rows and columns of y.
     pub(crate) fn out_size(&self) -> [usize; 2] {
-        [0, 1].map(|axis| {
-            let room = (self.in_size[axis] + 2 * self.padding[axis]).checked_sub(self.kernel[axis]);
-            room.map_or(0, |room| room / self.stride[axis] + 1)
-        })
+        self.out_size
     }
 
     /// Elements of x.
@@ -41,24 +69,36 @@ impl MaxPool2dShape {
 
     /// Elements of y.
     pub(crate) fn y_len(&self) -> usize {
-        self.planes * self.out_size()[0] * self.out_size()[1]
+        self.planes * self.out_size[0] * self.out_size[1]
     }
 
-    fn check(&self) {
-        assert!((1..=256).contains(&(self.kernel[0] * self.kernel[1])), "{self:?}");
-        assert!((0..2).all(|axis| self.padding[axis] * 2 <= self.kernel[axis]), "{self:?}");
-        assert!(self.stride.iter().all(|&stride| stride > 0), "{self:?}");
-    }
-
-    /// The usual 2×2 windows side by side.
+    /// The usual 2×2 windows side by side, all of them whole.
     fn halves(&self) -> bool {
-        self.kernel == [2, 2] && self.stride == [2, 2] && self.padding == [0, 0]
+        let is_two = |pair: [usize; 2]| pair == [2, 2];
+        is_two(self.kernel)
+            && is_two(self.stride)
+            && self.padding == [0, 0]
+            && self.dilation == [1, 1]
+            && self.out_size == self.in_size.map(|len| len / 2)
     }
 
+    /// The windows along one axis, with all that they reach over.
     fn axis(&self, at: usize) -> Axis {
-        let (kernel, stride, padding) = (self.kernel[at], self.stride[at], self.padding[at]);
+        let (stride, padding) = (self.stride[at], self.padding[at]);
+        let kernel = (self.kernel[at] - 1) * self.dilation[at] + 1;
         let kind = Kind::Stepped { kernel, stride, padding };
-        Axis { in_len: self.in_size[at], out_len: self.out_size()[at], kind }
+        Axis { in_len: self.in_size[at], out_len: self.out_size[at], kind }
+    }
+
+    /// The position in window `out` of input `at`, which it reaches over, along one axis.
+    #[inline(always)]
+    fn position(&self, axis: usize, out: usize, at: usize) -> Option<usize> {
+        let offset = at + self.padding[axis] - out * self.stride[axis];
+        match self.dilation[axis] {
+            // Usual, and a division would take longer than all the rest.
+            1 => Some(offset),
+            dilation => offset.is_multiple_of(dilation).then(|| offset / dilation),
+        }
     }
 
     /// Planes of a task.
@@ -70,9 +110,12 @@ impl MaxPool2dShape {
     /// x of position 0, which may be negative.
     fn window(&self, axis: usize, at: usize) -> (std::ops::Range<usize>, isize) {
         let start = (at * self.stride[axis]).cast_signed() - self.padding[axis].cast_signed();
-        let first = (-start).max(0).cast_unsigned();
-        let room = (self.in_size[axis].cast_signed() - start).max(0).cast_unsigned();
-        (first..self.kernel[axis].min(room), start)
+        let before = |end: isize| match self.dilation[axis] {
+            1 => end.max(0).cast_unsigned(),
+            dilation => end.max(0).cast_unsigned().div_ceil(dilation),
+        };
+        let end = before(self.in_size[axis].cast_signed() - start);
+        (before(-start)..self.kernel[axis].min(end), start)
     }
 }
 
@@ -84,9 +127,8 @@ pub(crate) fn forward<E: Element>(
     y: &mut [E],
     positions: &mut [u8],
 ) {
-    shape.check();
     assert_eq!([x.len(), y.len(), positions.len()], [shape.x_len(), shape.y_len(), shape.y_len()]);
-    let (x_plane, y_plane) = (shape.in_size[0] * shape.in_size[1], shape.out_size());
+    let (x_plane, y_plane) = (shape.in_size[0] * shape.in_size[1], shape.out_size);
     let y_plane_len = y_plane[0] * y_plane[1];
     if y.is_empty() {
         return;
@@ -125,22 +167,23 @@ fn is_nan<E: Element>(x: E) -> bool {
 
 fn forward_plane<E: Element>(shape: &MaxPool2dShape, x: &[E], y: &mut [E], positions: &mut [u8]) {
     let width = shape.in_size[1];
-    let out_width = shape.out_size()[1];
+    let out_width = shape.out_size[1];
+    let [row_step, col_step] = shape.dilation;
     for (at, (y, position)) in y.iter_mut().zip(positions).enumerate() {
         let (rows, top) = shape.window(0, at / out_width);
         let (cols, left) = shape.window(1, at % out_width);
         // -∞ must win over nothing, so the search starts from the first position itself.
         let mut best: Option<(E, usize)> = None;
         for kh in rows {
-            let row = (top + kh.cast_signed()).cast_unsigned() * width;
+            let row = (top + (kh * row_step).cast_signed()).cast_unsigned() * width;
             for kw in cols.clone() {
-                let x = x[row + (left + kw.cast_signed()).cast_unsigned()];
+                let x = x[row + (left + (kw * col_step).cast_signed()).cast_unsigned()];
                 if best.is_none_or(|(max, _)| exceeds(x, max)) {
                     best = Some((x, kh * shape.kernel[1] + kw));
                 }
             }
         }
-        let (max, found) = best.expect("padding is at most half the window, so it meets x");
+        let (max, found) = best.expect("no window lies outside x");
         *y = max;
         *position = found as u8;
     }
@@ -157,7 +200,7 @@ struct ForwardHalves<'a, E> {
 impl<E: Element> SimdKernel<f32> for ForwardHalves<'_, E> {
     #[inline(always)]
     fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, _: S) {
-        let ([height, width], out_width) = (self.shape.in_size, self.shape.out_size()[1]);
+        let ([height, width], out_width) = (self.shape.in_size, self.shape.out_size[1]);
         let rows = self.y.chunks_exact_mut(out_width);
         for (at, (y, positions)) in rows.zip(self.positions.chunks_exact_mut(out_width)).enumerate()
         {
@@ -188,10 +231,9 @@ pub(crate) fn backward<E: Element, T: Float>(
     positions: &[u8],
     dx: &mut [E],
 ) {
-    shape.check();
     assert_eq!([dx.len(), dy.len()], [shape.x_len(), shape.y_len()]);
     assert_eq!(positions.len(), dy.len());
-    let [out_height, out_width] = shape.out_size();
+    let [out_height, out_width] = shape.out_size;
     let y_plane = out_height * out_width;
     if shape.halves() {
         let planes = shape.planes_per_chunk();
@@ -211,10 +253,10 @@ pub(crate) fn backward<E: Element, T: Float>(
             let cols = axes[1].covering(col);
             let mut sum = T::ZERO;
             for p in rows.clone() {
-                let kh = row + shape.padding[0] - p * shape.stride[0];
+                let Some(kh) = shape.position(0, p, row) else { continue };
                 for q in cols.clone() {
-                    let tap = kh * shape.kernel[1] + col + shape.padding[1] - q * shape.stride[1];
-                    if usize::from(positions[p * out_width + q]) == tap {
+                    let Some(kw) = shape.position(1, q, col) else { continue };
+                    if usize::from(positions[p * out_width + q]) == kh * shape.kernel[1] + kw {
                         sum += dy[p * out_width + q].cast();
                     }
                 }
@@ -235,7 +277,7 @@ struct BackwardHalves<'a, E> {
 impl<E: Element> SimdKernel<f32> for BackwardHalves<'_, E> {
     #[inline(always)]
     fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, _: S) {
-        let ([height, width], out_width) = (self.shape.in_size, self.shape.out_size()[1]);
+        let ([height, width], out_width) = (self.shape.in_size, self.shape.out_size[1]);
         let out_height = height / 2;
         for (at, dx) in self.dx.chunks_exact_mut(width).enumerate() {
             let (plane, row) = (at / height, at % height);
@@ -263,10 +305,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::SizeRounding;
 
     /// The definition, with the flat index of each maximum.
     fn naive<T: Float>(shape: &MaxPool2dShape, x: &[T]) -> Vec<(T, usize)> {
-        let [oh, ow] = shape.out_size();
+        let [oh, ow] = shape.out_size;
         let [height, width] = shape.in_size;
         (0..shape.y_len())
             .map(|at| {
@@ -276,8 +319,9 @@ mod tests {
                     for col in 0..width {
                         let inside = |at: usize, axis: usize, out: usize| {
                             let start = out * shape.stride[axis];
+                            let position = |k: usize| start + k * shape.dilation[axis];
                             let at = at + shape.padding[axis];
-                            (start..start + shape.kernel[axis]).contains(&at)
+                            (0..shape.kernel[axis]).any(|k| position(k) == at)
                         };
                         let index = (plane * height + row) * width + col;
                         let better = best.is_none_or(|(max, _)| {
@@ -317,12 +361,16 @@ mod tests {
     fn shapes() -> impl Strategy<Value = MaxPool2dShape> {
         let kernel = [1..=4usize, 1..=4usize];
         let stride = [1..=3usize, 1..=3usize];
-        (0..=5usize, [0..=9usize, 0..=9usize], kernel, stride, any::<[bool; 2]>()).prop_map(
-            |(planes, in_size, kernel, stride, padded)| {
-                let padding = [0, 1].map(|i| if padded[i] { kernel[i] / 2 } else { 0 });
-                // An empty image with padding would have windows that meet nothing.
-                let in_size = [0, 1].map(|i| if padded[i] { in_size[i] + 1 } else { in_size[i] });
-                MaxPool2dShape { planes, in_size, kernel, stride, padding }
+        let dilation = [1..=3usize, 1..=2usize];
+        let size = [1..=12usize, 1..=12usize];
+        let rounding = prop::sample::select(vec![SizeRounding::Down, SizeRounding::Up]);
+        (0..=5usize, size, kernel, stride, dilation, any::<[bool; 2]>(), rounding).prop_filter_map(
+            "windows that fit",
+            |(planes, in_size, kernel, stride, dilation, padded, rounding)| {
+                let reach = |i: usize| (kernel[i] - 1) * dilation[i] + 1;
+                let padding = [0, 1].map(|i| if padded[i] { reach(i) / 2 } else { 0 });
+                let window = Pool2dGeometry { kernel, stride, padding };
+                MaxPool2dShape::new(planes, in_size, window, MaxPool { dilation, rounding })
             },
         )
     }
@@ -339,14 +387,12 @@ mod tests {
     fn halving_agrees_with_the_definition() {
         for side in [2, 3, 8, 17] {
             for seed in 0..10 {
-                let shape = MaxPool2dShape {
-                    planes: 70,
-                    in_size: [side, side + 1],
-                    kernel: [2, 2],
-                    stride: [2, 2],
-                    padding: [0, 0],
-                };
-                check_against_definition::<f32>(&shape, seed);
+                let window = Pool2dGeometry::square(2);
+                for rounding in [SizeRounding::Down, SizeRounding::Up] {
+                    let options = MaxPool { rounding, ..Default::default() };
+                    let shape = MaxPool2dShape::new(70, [side, side + 1], window, options);
+                    check_against_definition::<f32>(&shape.expect("it fits"), seed);
+                }
             }
         }
     }

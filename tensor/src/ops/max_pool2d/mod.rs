@@ -7,6 +7,8 @@ mod one;
 
 use crate::cpu::Cpu;
 use crate::dtype::{for_each_dtype, for_each_float};
+use crate::ops::avg_pool2d::SizeRounding;
+use crate::ops::windows::{check_image, pair_shape, with_size};
 use crate::{Cost, DType, Kernel, Operands, Result, Shape, Tensor, TensorError};
 use cpu::MaxPool2dShape;
 pub(crate) use cpu::exceeds;
@@ -30,20 +32,29 @@ impl Pool2dGeometry {
     }
 }
 
+/// The choices of a pooling by largest values; the default is PyTorch's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxPool {
+    /// Places from one position of a window to the next, at least 1.
+    pub dilation: [usize; 2],
+    /// How many windows there are.
+    pub rounding: SizeRounding,
+}
+
+impl Default for MaxPool {
+    fn default() -> Self {
+        MaxPool { dilation: [1, 1], rounding: SizeRounding::Down }
+    }
+}
+
 impl Pool2dGeometry {
     /// The sizes of pooling `x`, if the windows fit.
-    fn with(&self, op: &'static str, x: &Shape) -> Result<MaxPool2dShape> {
-        let &Pool2dGeometry { kernel, stride, padding } = self;
-        let mismatch = TensorError::Shape { op, left: *x, right: kernel.into() };
-        let &[batch, channels, height, width] = &**x else { return Err(mismatch) };
-        let area_fits = (1..=256).contains(&(kernel[0] * kernel[1]));
-        let padding_fits = (0..2).all(|axis| 2 * padding[axis] <= kernel[axis]);
-        let planes = batch * channels;
-        let shape = MaxPool2dShape { planes, in_size: [height, width], kernel, stride, padding };
-        if !area_fits || !padding_fits || stride.contains(&0) || shape.out_size().contains(&0) {
-            return Err(mismatch);
-        }
-        Ok(shape)
+    fn with(self, op: &'static str, x: &Shape, options: MaxPool) -> Result<MaxPool2dShape> {
+        let right = pair_shape(self.kernel);
+        let [batch, channels, height, width] = check_image(op, x, right)?;
+        MaxPool2dShape::new(batch * channels, [height, width], self, options)
+            .filter(|shape| with_size(x, shape.out_size()).is_some())
+            .ok_or(TensorError::Shape { op, left: *x, right })
     }
 }
 
@@ -104,9 +115,14 @@ impl Kernel for Backward {
 }
 
 #[track_caller]
-fn forward(op: &'static str, x: &Tensor, window: Pool2dGeometry) -> Result<(Tensor, Tensor)> {
+fn forward(
+    op: &'static str,
+    x: &Tensor,
+    window: Pool2dGeometry,
+    options: MaxPool,
+) -> Result<(Tensor, Tensor)> {
     x.check_any_float(op)?;
-    let shape = window.with(op, x.shape())?;
+    let shape = window.with(op, x.shape(), options)?;
     let [out_height, out_width] = shape.out_size();
     let y_shape = x.shape().with(2, out_height).with(3, out_width);
     let (device, dtype, x) = (x.device(), x.dtype(), x.contiguous()?);
@@ -122,9 +138,10 @@ fn backward(
     [dy, winners]: [&Tensor; 2],
     x_shape: Shape,
     window: Pool2dGeometry,
+    options: MaxPool,
 ) -> Result<Tensor> {
     dy.check_any_float(op)?;
-    let shape = window.with(op, &x_shape)?;
+    let shape = window.with(op, &x_shape, options)?;
     let [out_height, out_width] = shape.out_size();
     dy.check_shape(op, x_shape.with(2, out_height).with(3, out_width))?;
     dy.check_shape(op, *winners.shape())?;
@@ -151,7 +168,38 @@ impl Tensor {
     /// `Shape` (also when no window fits), `DType`, `OutOfMemory`.
     #[track_caller]
     pub fn max_pool2d(&self, geometry: Pool2dGeometry) -> Result<(Tensor, Tensor)> {
-        forward("max_pool2d", self, geometry)
+        forward("max_pool2d", self, geometry, MaxPool::default())
+    }
+
+    /// [`Tensor::max_pool2d`] with steps inside the windows, or with windows that do not fit whole:
+    /// `H' = (H + 2 padding - dilation · (kernel - 1) - 1) / stride + 1`, rounded as `options`
+    /// says. The padding is at most half of what a window reaches over.
+    ///
+    /// # Errors
+    /// As [`Tensor::max_pool2d`], and `Shape` where there is padding and the dilation is larger
+    /// than the image: a window could meet nothing.
+    #[track_caller]
+    pub fn max_pool2d_with(
+        &self,
+        geometry: Pool2dGeometry,
+        options: MaxPool,
+    ) -> Result<(Tensor, Tensor)> {
+        forward("max_pool2d_with", self, geometry, options)
+    }
+
+    /// The gradient of x through [`Tensor::max_pool2d_with`], for `self = dy`.
+    ///
+    /// # Errors
+    /// As [`Tensor::max_pool2d_with`].
+    #[track_caller]
+    pub fn max_pool2d_with_backward(
+        &self,
+        winners: &Tensor,
+        x_shape: Shape,
+        geometry: Pool2dGeometry,
+        options: MaxPool,
+    ) -> Result<Tensor> {
+        backward("max_pool2d_with_backward", [self, winners], x_shape, geometry, options)
     }
 
     /// The gradient of x through [`Tensor::max_pool2d`], for `self = dy`.
@@ -165,6 +213,7 @@ impl Tensor {
         x_shape: Shape,
         geometry: Pool2dGeometry,
     ) -> Result<Tensor> {
-        backward("max_pool2d_backward", [self, winners], x_shape, geometry)
+        let options = MaxPool::default();
+        backward("max_pool2d_backward", [self, winners], x_shape, geometry, options)
     }
 }

@@ -1,6 +1,6 @@
 //! Pooling of sequences, as of images one row high.
 
-use super::{Pool2dGeometry, backward, forward};
+use super::{MaxPool, Pool2dGeometry, backward, forward};
 use crate::ops::windows::image_of_sequence;
 use crate::{Result, Shape, Tensor, TensorError};
 
@@ -50,7 +50,8 @@ impl Tensor {
     #[track_caller]
     pub fn max_pool1d(&self, window: Pool1dGeometry) -> Result<(Tensor, Tensor)> {
         let op = "max_pool1d";
-        let (y, winners) = forward(op, &window.image_of(op, self)?, window.as_2d())?;
+        let (x, options) = (window.image_of(op, self)?, MaxPool::default());
+        let (y, winners) = forward(op, &x, window.as_2d(), options)?;
         Ok((y.squeeze(2)?, winners.squeeze(2)?))
     }
 
@@ -68,6 +69,7 @@ impl Tensor {
         let op = "max_pool1d_backward";
         let x_shape = window.image_shape(op, &x_shape)?;
         let [dy, winners] = [window.image_of(op, self)?, window.image_of(op, winners)?];
-        backward(op, [&dy, &winners], x_shape, window.as_2d())?.squeeze(2)
+        let (window, options) = (window.as_2d(), MaxPool::default());
+        backward(op, [&dy, &winners], x_shape, window, options)?.squeeze(2)
     }
 }

@@ -266,12 +266,23 @@ pub(super) fn backward<E: Stored>(
         |index, dx, partials| task(index, dx, Some(partials)),
     );
     // Partial sums lie as [partials, groups, 2, channels of a group].
-    let total = |channel: usize, which: usize| {
-        let (group, index) = (channel / per_row, channel % per_row);
-        let first = (group * 2 + which) * per_row + index;
-        let sum = |partial: usize| partials[partial * 2 * norm.channels + first].to_f64();
-        E::Lane::from_f64((0..cut.partials).map(sum).sum()).cast()
-    };
-    (0..).zip(dweight).for_each(|(channel, to)| *to = total(channel, 0));
-    (0..).zip(dbias).for_each(|(channel, to)| *to = total(channel, 1));
+    for (which, to) in [dweight, dbias].into_iter().enumerate() {
+        for (group, to) in to.chunks_exact_mut(per_row.max(1)).enumerate() {
+            add_up(partials, 2 * norm.channels, (group * 2 + which) * per_row, to);
+        }
+    }
+}
+
+/// `to[i] = Σ of rows[first + i]` over rows of `row_len`, a tile at a time to read along the rows.
+fn add_up<E: Stored>(rows: &[E::Lane], row_len: usize, first: usize, to: &mut [E]) {
+    const TILE_LEN: usize = 64;
+    for (tile, to) in to.chunks_mut(TILE_LEN).enumerate() {
+        let first = first + tile * TILE_LEN;
+        let mut totals = [0.0; TILE_LEN];
+        for row in rows.chunks_exact(row_len) {
+            let row = &row[first..first + to.len()];
+            totals.iter_mut().zip(row).for_each(|(total, x)| *total += x.to_f64());
+        }
+        to.iter_mut().zip(totals).for_each(|(to, total)| *to = E::Lane::from_f64(total).cast());
+    }
 }

@@ -3,9 +3,11 @@
 use super::{Direction, Softmax};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
-use crate::cpu::lines::{Blocks, Lines, Stored, each_strided_row, is_exact, load, store};
+use crate::cpu::lines::{
+    AllLines, Blocks, Lines, LinesKernel, Stored, each_strided_row, is_exact, load, store,
+};
 use crate::cpu::math::Math;
-use crate::cpu::simd::{Fused, Simd, SimdFloat, SimdKernel};
+use crate::cpu::simd::{Fused, SimdFloat};
 use crate::launch::{View, ViewMut};
 use crate::{Element, Float};
 
@@ -21,40 +23,20 @@ struct Task<'a, E> {
     to: &'a mut [E],
 }
 
-impl<E: Stored> SimdKernel<E::Lane> for Task<'_, E> {
-    #[inline(always)]
-    fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(self, _: S) {
-        match self.blocks.is_narrow() {
-            true => self.all::<S, 16>(),
-            false => self.all::<S, 64>(),
-        }
+impl<E: Stored> LinesKernel<E::Lane> for Task<'_, E> {
+    fn extent(&self) -> (Blocks, usize) {
+        (self.blocks, self.outer)
     }
-}
 
-impl<E: Stored> Task<'_, E> {
     #[inline(always)]
-    fn all<F: Fused, const W: usize>(self) {
-        let Task { softmax, blocks, outer, source, y, to } = self;
-        for index in 0..blocks.lines_count::<W>(outer) {
-            let lines = blocks.lines::<W>(index);
-            reduce::<E, E::Lane, F, W>(softmax, &lines, source, y, to);
+    fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines) {
+        let (source, y, to) = (self.source, self.y, &mut *self.to);
+        match (self.softmax.direction, self.softmax.is_log) {
+            (Direction::Forward, false) => forward::<E, E::Lane, F, W>(lines, source, to),
+            (Direction::Forward, true) => forward_log::<E, E::Lane, F, W>(lines, source, to),
+            (Direction::Backward, false) => backward::<E, E::Lane, W>(lines, source, y, to),
+            (Direction::Backward, true) => backward_log::<E, E::Lane, F, W>(lines, source, y, to),
         }
-    }
-}
-
-#[inline(always)]
-fn reduce<E: Element, T: Math, F: Fused, const W: usize>(
-    softmax: Softmax,
-    lines: &Lines,
-    source: Option<&[E]>,
-    y: &[E],
-    to: &mut [E],
-) {
-    match (softmax.direction, softmax.is_log) {
-        (Direction::Forward, false) => forward::<E, T, F, W>(lines, source, to),
-        (Direction::Forward, true) => forward_log::<E, T, F, W>(lines, source, to),
-        (Direction::Backward, false) => backward::<E, T, W>(lines, source, y, to),
-        (Direction::Backward, true) => backward_log::<E, T, F, W>(lines, source, y, to),
     }
 }
 
@@ -211,7 +193,7 @@ pub(super) fn contiguous<E: Stored>(
         let outer = to.len() / outer_len;
         let source = source.map(|source| &source[places.clone()]);
         let y = y.map(|y| &y[places]).unwrap_or_default();
-        E::Lane::dispatch(Task { softmax, blocks, outer, source, y, to });
+        E::Lane::dispatch(AllLines(Task { softmax, blocks, outer, source, y, to }));
     });
 }
 

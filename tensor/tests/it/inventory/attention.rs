@@ -1,6 +1,6 @@
-use lowtide_tensor::{AttentionOptions, Causal, Result, Tensor};
+use lowtide_tensor::{AttentionOptions, Causal, Result, RotaryPairs, Tensor};
 
-use super::{Inputs, Op};
+use super::{Inputs, Op, both, in_place, out};
 
 /// q of [6, 8, 40, 41] and k and v of its first four and last four heads.
 fn operands(i: &Inputs) -> Result<[Tensor; 3]> {
@@ -10,7 +10,11 @@ fn operands(i: &Inputs) -> Result<[Tensor; 3]> {
 pub(super) fn ops() -> Vec<Op> {
     const OPTIONS: AttentionOptions =
         AttentionOptions { causal: Causal::UpperLeft, scale: None, dropout: None };
-    vec![
+    let mut ops = both! { i;
+        rotary rotary_ (&i.logits.narrow(0, 0, 65)?, &i.logits.narrow(0, 65, 65)?, RotaryPairs::HalfSplit);
+        rotary_backward rotary_backward_ (&i.logits.narrow(0, 0, 65)?, &i.logits.narrow(0, 65, 65)?, RotaryPairs::HalfSplit);
+    };
+    ops.extend([
         Op {
             name: "attention",
             run: |i| {
@@ -29,5 +33,6 @@ pub(super) fn ops() -> Vec<Op> {
             },
             half: true,
         },
-    ]
+    ]);
+    ops
 }

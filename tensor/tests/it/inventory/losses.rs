@@ -1,4 +1,4 @@
-use lowtide_tensor::{Labelling, PairLoss};
+use lowtide_tensor::{Labelling, LinearCrossEntropyOptions, PairLoss, Tensor};
 
 use super::{Op, out};
 
@@ -7,6 +7,79 @@ const LOGITS: PairLoss = PairLoss::BinaryCrossEntropyOfLogits;
 const SMOOTH: Labelling<'static> = Labelling { ignore_index: -100, smoothing: 0.1, weight: None };
 
 pub(super) fn ops() -> Vec<Op> {
+    [linear(), plain(), of_probabilities()].into_iter().flatten().collect()
+}
+
+/// Log-probabilities are `logits`, logits and targets `a` and `b`.
+fn of_probabilities() -> Vec<Op> {
+    vec![
+        Op {
+            name: "nll_loss",
+            run: |i| {
+                let (sum, count) = i.logits.nll_loss(&i.labels, -100, None)?;
+                Ok(vec![sum, count])
+            },
+            half: true,
+        },
+        out!(nll_loss_backward, i => {
+            let (shape, dtype) = (*i.logits.shape(), i.logits.dtype());
+            i.seed.nll_loss_backward(shape, dtype, &i.labels, -100, None)
+        }),
+        Op {
+            name: "soft_cross_entropy",
+            run: |i| {
+                let found = i.a.soft_cross_entropy(&i.b, &SMOOTH)?;
+                Ok(vec![found.sum, found.count, found.log_sum_exp])
+            },
+            half: true,
+        },
+        out!(soft_cross_entropy_backward, i => {
+            i.seed.soft_cross_entropy_backward(&i.a, &i.b, &i.lse.narrow(0, 0, 65)?, &SMOOTH)
+        }),
+        Op {
+            name: "soft_cross_entropy_backward_",
+            run: |i| {
+                let lse = i.lse.narrow(0, 0, 65)?;
+                i.a.soft_cross_entropy_backward_(&i.b, &lse, &i.seed, &SMOOTH)?;
+                Ok(vec![i.a.clone()])
+            },
+            half: true,
+        },
+    ]
+}
+
+/// 40 classes of the rows of `a`.
+fn linear() -> Vec<Op> {
+    vec![
+        Op {
+            name: "linear_cross_entropy",
+            run: |i| {
+                let (w, labels) = (i.b.narrow(0, 0, 40)?, i.labels.narrow(0, 0, 65)?);
+                let options = LinearCrossEntropyOptions::default();
+                let found = i.a.linear_cross_entropy(&w, None, &labels, &options)?;
+                Ok(vec![found.sum, found.count])
+            },
+            half: true,
+        },
+        Op {
+            name: "linear_cross_entropy_gradients",
+            run: |i| {
+                let (w, labels) = (i.b.narrow(0, 0, 40)?, i.labels.narrow(0, 0, 65)?);
+                let options = LinearCrossEntropyOptions::default();
+                let sum_dtype = i.a.linear_cross_entropy(&w, None, &labels, &options)?.sum.dtype();
+                let dy = Tensor::ones(&i.device, [], sum_dtype)?;
+                let mut dw = Tensor::zeros(&i.device, *w.shape(), sum_dtype)?;
+                let (found, dx) = i.a.linear_cross_entropy_gradients(
+                    &w, None, &labels, &options, &dy, &mut dw, None,
+                )?;
+                Ok(vec![found.sum, found.count, dx, dw])
+            },
+            half: true,
+        },
+    ]
+}
+
+fn plain() -> Vec<Op> {
     vec![
         Op {
             name: "cross_entropy",

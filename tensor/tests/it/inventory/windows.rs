@@ -1,6 +1,6 @@
 use lowtide_tensor::{
     AvgPool, Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry, ConvTranspose2dGeometry,
-    Corners, Divisor, Interpolation, Pool1dGeometry, Pool2dGeometry, Resize, SizeRounding,
+    Corners, Divisor, Interpolation, MaxPool, Pool1dGeometry, Pool2dGeometry, Resize, SizeRounding,
 };
 
 use super::{Op, out};
@@ -18,6 +18,7 @@ const LINE: Conv1dGeometry = Conv1dGeometry { stride: 2, padding: 1, dilation: 1
 const TRANSPOSED_LINE: ConvTranspose1dGeometry =
     ConvTranspose1dGeometry { stride: 2, padding: 1, output_padding: 1, dilation: 1, groups: 2 };
 const POOL: Pool2dGeometry = Pool2dGeometry { kernel: [3, 2], stride: [2, 2], padding: [1, 0] };
+const DILATED: MaxPool = MaxPool { dilation: [1, 2], rounding: SizeRounding::Up };
 const POOL_LINE: Pool1dGeometry = Pool1dGeometry { kernel: 3, stride: 2, padding: 1 };
 const AVG: AvgPool = AvgPool { divisor: Divisor::Inside, rounding: SizeRounding::Down };
 const LARGER: Resize = Resize::To([50, 33]);
@@ -79,6 +80,15 @@ fn pools() -> Vec<Op> {
         },
         out!(max_pool2d_backward, i => {
             i.dpooled.max_pool2d_backward(&i.winners, *i.image.shape(), POOL)
+        }),
+        Op {
+            name: "max_pool2d_with",
+            run: |i| i.image.max_pool2d_with(POOL, DILATED).map(|(y, at)| vec![y, at]),
+            half: true,
+        },
+        out!(max_pool2d_with_backward, i => {
+            let (y, winners) = i.image.max_pool2d_with(POOL, DILATED)?;
+            y.max_pool2d_with_backward(&winners, *i.image.shape(), POOL, DILATED)
         }),
         Op {
             name: "max_pool1d",

@@ -1,0 +1,330 @@
+//! Cross-entropy of logits with probabilities of the classes:
+//! `Σ_n Σ_c t'[n, c] · (lse[n] - x[n, c])`, with `t'[n, c] = w[c] · ((1 - ε) · t[n, c] + ε / C)` of
+//! targets t, weights w of the classes and label smoothing ε, as in PyTorch. Classes without weight
+//! add nothing, whatever their logits.
+//!
+//! - backward: `dx[n, c] = dy · (exp(x[n, c] - lse[n]) · Σ_c t'[n, c] - t'[n, c])`.
+//!
+//! x, target: [N, C, ..].
+
+use super::cpu::{exponentials, log_sum_exp, position, weights};
+use super::{CrossEntropy, Labelling};
+use crate::cpu::Cpu;
+use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
+use crate::cpu::lines::{AllLines, Blocks, Lines, LinesKernel, Stored, for_stored, load, store};
+use crate::cpu::math::Math;
+use crate::cpu::simd::{Fused, SimdFloat};
+use crate::ops::norm::statistics_dtype;
+use crate::{Cost, DType, Element, Float, Kernel, Operands, Result, Tensor, TensorError};
+
+/// What both kernels know. They read the target first and the weight last.
+#[derive(Clone, Copy)]
+struct Soft {
+    name: &'static str,
+    dtype: DType,
+    blocks: Blocks,
+    smoothing: f64,
+    has_weight: bool,
+}
+
+impl Soft {
+    fn of(
+        name: &'static str,
+        x: &Tensor,
+        target: &Tensor,
+        labelling: &Labelling<'_>,
+    ) -> Result<Self> {
+        x.check_any_float(name)?;
+        x.check_dtype(name, target)?;
+        let (left, right) = (*x.shape(), *target.shape());
+        if left.len() < 2 || left != right || left[1] == 0 {
+            return Err(TensorError::Shape { op: name, left, right });
+        }
+        if let Some(weight) = labelling.weight {
+            x.check_dtype(name, weight)?;
+            weight.check_shape(name, [left[1]])?;
+        }
+        let (smoothing, has_weight) = (labelling.smoothing, labelling.weight.is_some());
+        Ok(Soft { name, dtype: x.dtype(), blocks: Blocks::of(&left, 1), smoothing, has_weight })
+    }
+
+    fn cost_of(&self, passes: usize) -> Cost {
+        let len = self.blocks.element_count();
+        Cost { flops: 25.0 * len as f64, bytes: (passes * len * self.dtype.size_bytes()) as f64 }
+    }
+
+    fn targets<'a, E: Element>(&self, operands: &Operands<'a>) -> Targets<'a, E> {
+        let last = operands.read_count() - 1;
+        Targets {
+            blocks: self.blocks,
+            target: operands.read::<E>(0).slice(),
+            smoothing: self.smoothing,
+            weight: self.has_weight.then(|| operands.read::<E>(last).slice()),
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Targets<'a, E> {
+    blocks: Blocks,
+    target: &'a [E],
+    smoothing: f64,
+    weight: Option<&'a [E]>,
+}
+
+impl<'a, E: Stored> Targets<'a, E> {
+    /// The part of the task that starts at row or slab `from`.
+    fn part(&self, from: usize, len: usize) -> Self {
+        let first = from * self.blocks.len * self.blocks.inner;
+        Targets { target: &self.target[first..first + len], ..*self }
+    }
+
+    /// Calls `visit(places, t')` for each line; t' is 0 beyond the classes.
+    #[inline(always)]
+    fn each<const W: usize>(
+        &self,
+        lines: &Lines,
+        mut visit: impl FnMut(std::ops::Range<usize>, &[E::Lane; W]),
+    ) {
+        let classes = self.blocks.len as f64;
+        let [keep, spread] =
+            [1.0 - self.smoothing, self.smoothing / classes].map(E::Lane::from_f64);
+        let (mut class, mut line) = (0, [<E::Lane as Float>::ZERO; W]);
+        lines.each(|places| {
+            let weights = weights::<E, W>(self.weight, lines, &mut class, places.len());
+            load(&self.target[places.clone()], <E::Lane as Float>::ZERO, &mut line);
+            for lane in 0..W {
+                line[lane] = weights[lane] * (keep * line[lane] + spread);
+            }
+            visit(places, &line);
+        });
+    }
+}
+
+struct Forward<'a, E: Stored> {
+    targets: Targets<'a, E>,
+    x: &'a [E],
+    lse: &'a mut [E::Lane],
+    sum: &'a mut f64,
+}
+
+impl<E: Stored> LinesKernel<E::Lane> for Forward<'_, E> {
+    fn extent(&self) -> (Blocks, usize) {
+        (self.targets.blocks, self.lse.len() / self.targets.blocks.inner)
+    }
+
+    #[inline(always)]
+    fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines) {
+        let zero = <E::Lane as Float>::ZERO;
+        let (max, powers) = exponentials::<E, F, W>(lines, self.x);
+        // Σ t' and Σ t' · (x - max).
+        let (mut line, mut total, mut product) = ([zero; W], [zero; W], [zero; W]);
+        self.targets.each::<W>(lines, |places, target| {
+            load(&self.x[places], zero, &mut line);
+            for lane in 0..W {
+                total[lane] += target[lane];
+                let term = target[lane] * (line[lane] - max[lane]);
+                product[lane] += if target[lane] == zero { zero } else { term };
+            }
+        });
+        lines.fold(&mut total, |a, b| a + b);
+        lines.fold(&mut product, |a, b| a + b);
+        let position = position(self.targets.blocks, lines);
+        for lane in 0..lines.reductions() {
+            self.lse[position + lane] = log_sum_exp(max[lane], powers[lane]);
+            let log = powers[lane].ln().to_f64();
+            *self.sum += total[lane].to_f64() * log - product[lane].to_f64();
+        }
+    }
+}
+
+struct Backward<'a, E: Stored> {
+    targets: Targets<'a, E>,
+    /// Nothing if dx holds them.
+    x: Option<&'a [E]>,
+    lse: &'a [E::Lane],
+    dloss: E::Lane,
+    dx: &'a mut [E],
+}
+
+impl<E: Stored> LinesKernel<E::Lane> for Backward<'_, E> {
+    fn extent(&self) -> (Blocks, usize) {
+        (self.targets.blocks, self.lse.len() / self.targets.blocks.inner)
+    }
+
+    #[inline(always)]
+    fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines) {
+        let zero = <E::Lane as Float>::ZERO;
+        let position = position(self.targets.blocks, lines);
+        let (mut line, mut lse, mut total) = ([zero; W], [zero; W], [zero; W]);
+        self.targets.each::<W>(lines, |_, target| {
+            for lane in 0..W {
+                total[lane] += target[lane];
+            }
+        });
+        lines.fold(&mut total, |a, b| a + b);
+        lse[..lines.reductions()].copy_from_slice(&self.lse[position..][..lines.reductions()]);
+        if lines.reductions() == 1 {
+            lse = [lse[0]; W];
+        }
+        let dloss = self.dloss;
+        self.targets.each::<W>(lines, |places, target| {
+            load(&self.x.unwrap_or(self.dx)[places.clone()], zero, &mut line);
+            for lane in 0..W {
+                let p = (line[lane] - lse[lane]).exp_in::<F>();
+                line[lane] = dloss * (p * total[lane] - target[lane]);
+            }
+            store(&line, &mut self.dx[places]);
+        });
+    }
+}
+
+/// Reads target, x and perhaps the weight.
+struct ForwardKernel(Soft);
+
+impl Kernel for ForwardKernel {
+    fn name(&self) -> &'static str {
+        self.0.name
+    }
+
+    fn cost(&self) -> Cost {
+        self.0.cost_of(2)
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let blocks = self.0.blocks;
+        let outer = blocks.outer_per_task();
+        for_stored!(self.0.dtype, E => {
+            type T = <E as Stored>::Lane;
+            let (targets, x) = (self.0.targets::<E>(operands), operands.read::<E>(1).slice());
+            let [sum, count, lse] = [0, 1, 2].map(|index| operands.write::<T>(index).slice());
+            let sums = operands.write::<f64>(3).slice();
+            // Without positions there are rows or slabs, but no tasks that would write their sums.
+            sums.fill(0.0);
+            count[0] = T::from_f64(lse.len() as f64);
+            let parts = (Chunked::new(lse, outer * blocks.inner), Chunked::new(&mut *sums, 1));
+            for_each_chunk2(cpu.pool(), parts.0, parts.1, |index, lse, sums| {
+                let targets = targets.part(index * outer, lse.len() * blocks.len);
+                let x = &x[index * outer * blocks.len * blocks.inner..][..targets.target.len()];
+                T::dispatch(AllLines(Forward { targets, x, lse, sum: &mut sums[0] }));
+            });
+            sum[0] = T::from_f64(sums.iter().sum());
+        });
+        Ok(())
+    }
+}
+
+/// Reads target, lse, dy, x unless dx holds it, and perhaps the weight.
+struct BackwardKernel(Soft);
+
+impl Kernel for BackwardKernel {
+    fn name(&self) -> &'static str {
+        self.0.name
+    }
+
+    fn cost(&self) -> Cost {
+        self.0.cost_of(3)
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let has_x = operands.read_count() - usize::from(self.0.has_weight) == 4;
+        let blocks = self.0.blocks;
+        let outer = blocks.outer_per_task();
+        let chunk_len = outer * blocks.len * blocks.inner;
+        for_stored!(self.0.dtype, E => {
+            type T = <E as Stored>::Lane;
+            let targets = self.0.targets::<E>(operands);
+            let [lse, dy] = [1, 2].map(|index| operands.read::<T>(index).slice());
+            let x = has_x.then(|| operands.read::<E>(3).slice());
+            let dx = operands.write::<E>(0).slice();
+            for_each_chunk(cpu.pool(), dx, chunk_len, |index, dx| {
+                let targets = targets.part(index * outer, dx.len());
+                let lse = &lse[index * outer * blocks.inner..][..dx.len() / blocks.len];
+                let x = x.map(|x| &x[index * chunk_len..][..dx.len()]);
+                T::dispatch(AllLines(Backward { targets, x, lse, dloss: dy[0], dx }));
+            });
+        });
+        Ok(())
+    }
+}
+
+impl Tensor {
+    /// The cross-entropy of `self = x` with probabilities of the classes, summed over all
+    /// positions: `Σ t'[n, c] · (lse[n] - x[n, c])` with
+    /// `t' = weight[c] · ((1 - smoothing) · target + smoothing / C)`, as in PyTorch. The count is
+    /// the number of positions; there is no label to ignore.
+    ///
+    /// # Shapes
+    /// `x, target: [N, C, ..] → [], [], [N, ..]`
+    ///
+    /// # Errors
+    /// `Shape`, `DType` (all of one float type), `OutOfMemory`.
+    #[track_caller]
+    pub fn soft_cross_entropy(
+        &self,
+        target: &Tensor,
+        labelling: &Labelling<'_>,
+    ) -> Result<CrossEntropy> {
+        let soft = Soft::of("soft_cross_entropy", self, target, labelling)?;
+        let (device, dtype) = (self.device(), statistics_dtype(self.dtype()));
+        let (x, target) = (self.contiguous()?, target.contiguous()?);
+        let weight = labelling.weight.map(Tensor::contiguous).transpose()?;
+        let sum = Tensor::empty(device, [], dtype)?;
+        let count = Tensor::empty(device, [], dtype)?;
+        let log_sum_exp = Tensor::empty(device, self.shape().without(1), dtype)?;
+        let tasks = soft.blocks.outer.div_ceil(soft.blocks.outer_per_task());
+        let scratch = Tensor::workspace(device, tasks, DType::F64)?;
+        let reads: Vec<&Tensor> = [&target, &x].into_iter().chain(&weight).collect();
+        let writes = [&sum, &count, &log_sum_exp, &scratch];
+        device.launch(ForwardKernel(soft), &reads, &writes)?;
+        Ok(CrossEntropy { sum, count, log_sum_exp })
+    }
+
+    /// The gradient of the logits through [`Tensor::soft_cross_entropy`], for `self = dy`, the
+    /// gradient of the sum.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::soft_cross_entropy`].
+    #[track_caller]
+    pub fn soft_cross_entropy_backward(
+        &self,
+        x: &Tensor,
+        target: &Tensor,
+        log_sum_exp: &Tensor,
+        labelling: &Labelling<'_>,
+    ) -> Result<Tensor> {
+        let soft = Soft::of("soft_cross_entropy_backward", x, target, labelling)?;
+        self.check_gradient_of(soft.name, log_sum_exp, x)?;
+        let (x, target) = (x.contiguous()?, target.contiguous()?);
+        let log_sum_exp = log_sum_exp.contiguous()?;
+        let weight = labelling.weight.map(Tensor::contiguous).transpose()?;
+        let dx = Tensor::empty(self.device(), *x.shape(), x.dtype())?;
+        let reads: Vec<&Tensor> =
+            [&target, &log_sum_exp, self, &x].into_iter().chain(&weight).collect();
+        self.device().launch(BackwardKernel(soft), &reads, &[&dx])?;
+        Ok(dx)
+    }
+
+    /// [`Tensor::soft_cross_entropy_backward`] written over the logits, for `self = x`. All
+    /// operands must be contiguous, because nothing may be allocated.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::soft_cross_entropy`], `Strided`, `Frozen`, `Overlap`.
+    #[track_caller]
+    pub fn soft_cross_entropy_backward_(
+        &mut self,
+        target: &Tensor,
+        log_sum_exp: &Tensor,
+        dy: &Tensor,
+        labelling: &Labelling<'_>,
+    ) -> Result<()> {
+        let soft = Soft::of("soft_cross_entropy_backward", self, target, labelling)?;
+        dy.check_gradient_of(soft.name, log_sum_exp, self)?;
+        let reads: Vec<&Tensor> =
+            [target, log_sum_exp, dy].into_iter().chain(labelling.weight).collect();
+        if reads.iter().chain(&[&*self]).any(|tensor| !tensor.layout().is_contiguous()) {
+            return Err(TensorError::Strided { op: soft.name });
+        }
+        self.device().launch(BackwardKernel(soft), &reads, &[self])
+    }
+}

@@ -1,0 +1,190 @@
+//! Chunk by chunk: logits, their losses and gradients in place, then the products with those.
+
+use super::{LinearCrossEntropyKernel, LinearCrossEntropyOptions};
+use crate::cpu::Cpu;
+use crate::cpu::chunk::{Chunked, for_each_chunk2};
+use crate::cpu::gemm::{Batch, Gemm, Matrix, MatrixMut, gemm_batched};
+use crate::cpu::math::Math;
+use crate::cpu::pool::Pool;
+use crate::cpu::simd::{Simd, SimdKernel};
+use crate::{Element, Operands, View};
+
+/// Logits of a task.
+const TASK_LEN: usize = 1 << 14;
+
+/// N, D and V.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) rows: usize,
+    pub(super) dim: usize,
+    pub(super) classes: usize,
+}
+
+/// Rows whose logits are held at once: as many bytes as x, but enough for products to be efficient.
+pub(super) fn chunk_rows(rows: usize, dim: usize, classes: usize) -> usize {
+    const CHUNK_ROWS_MIN: usize = 128;
+    let chunk_count = classes.div_ceil(dim.max(1)).max(1);
+    rows.div_ceil(chunk_count).max(CHUNK_ROWS_MIN).min(rows)
+}
+
+fn matrix<E: Element>(view: View<'_, E>) -> Matrix<'_, E> {
+    let strides = view.layout().strides();
+    Matrix { data: view.data(), row_stride: strides[0], col_stride: strides[1] }
+}
+
+/// Computes in `T` from operands in `E`; dw and db are in `W`.
+///
+/// # Errors
+/// The first row whose label is neither a class nor the ignored one; nothing is written then.
+pub(super) fn run<T: Gemm + Math, E: Element, W: Element>(
+    cpu: &Cpu,
+    kernel: &LinearCrossEntropyKernel,
+    operands: &mut Operands<'_>,
+) -> Result<(), usize> {
+    let Sizes { rows, dim, classes } = kernel.sizes;
+    let ignored = kernel.options.ignore_index;
+    let (x, w) = (matrix(operands.read::<E>(0)), matrix(operands.read::<E>(1)));
+    let labels = operands.read::<i64>(2).slice();
+    let is_bad = |&label: &i64| {
+        label != ignored && !usize::try_from(label).is_ok_and(|label| label < classes)
+    };
+    if let Some(row) = labels.iter().position(is_bad) {
+        return Err(row);
+    }
+    let bias = kernel.has_bias.then(|| operands.read::<E>(3).slice());
+    let [sum, count, logits, losses] = [0, 1, 2, 3].map(|k| operands.write::<T>(k).slice());
+    let mut gradients = kernel.has_gradients.then(|| {
+        let dy = operands.read::<T>(3 + usize::from(kernel.has_bias)).slice()[0];
+        let dw = operands.write::<W>(4);
+        let strides = [dw.layout().strides()[0], dw.layout().strides()[1]];
+        let dx = operands.write::<E>(5).slice();
+        let db = (operands.write_count() > 6).then(|| operands.write::<W>(6));
+        let db = db.map(|db| (db.layout().strides()[0], db.into_data()));
+        (dy, (dw.into_data(), strides), dx, db)
+    });
+    let (pool, single, mut total) = (cpu.pool(), Batch::single(), 0.0);
+    let chunk_rows = chunk_rows(rows, dim, classes);
+    for first in (0..rows).step_by(chunk_rows.max(1)) {
+        let count = chunk_rows.min(rows - first);
+        let (logits, losses) = (&mut logits[..count * classes], &mut losses[..count]);
+        let (x, labels) = (x.rows_from(first), &labels[first..][..count]);
+        let y = MatrixMut::row_major(logits, classes);
+        let size = [count, dim, classes];
+        gemm_batched(pool, &single, size, T::ONE, x, w.transposed(), T::ZERO, y);
+        let dy = gradients.as_ref().map(|gradients| gradients.0);
+        let chunk = Chunk { bias, labels, options: kernel.options, dy };
+        chunk.run(pool, classes, logits, losses);
+        total += losses.iter().map(|loss| loss.to_f64()).sum::<f64>();
+        let Some((_, (dw, [row_stride, col_stride]), dx, db)) = &mut gradients else { continue };
+        let dlogits = Matrix { data: &*logits, row_stride: classes, col_stride: 1 };
+        let dx = MatrixMut::row_major(&mut dx[first * dim..][..count * dim], dim);
+        let size = [count, classes, dim];
+        gemm_batched(pool, &single, size, T::ONE, dlogits, w, T::ZERO, dx);
+        let dw = MatrixMut { data: dw, row_stride: *row_stride, col_stride: *col_stride };
+        let size = [classes, count, dim];
+        gemm_batched(pool, &single, size, T::ONE, dlogits.transposed(), x, T::ONE, dw);
+        if let Some((stride, db)) = db {
+            add_columns(logits, classes, db, *stride);
+        }
+    }
+    sum[0] = T::from_f64(total);
+    count[0] = T::from_f64(labels.iter().filter(|&&label| label != ignored).count() as f64);
+    Ok(())
+}
+
+/// `db[v] += Σ` of column v, a tile of columns at a time to read along the rows.
+fn add_columns<T: Gemm, W: Element>(rows: &[T], classes: usize, db: &mut [W], stride: usize) {
+    const TILE_LEN: usize = 64;
+    for first in (0..classes).step_by(TILE_LEN) {
+        let len = TILE_LEN.min(classes - first);
+        let mut sums = [T::ZERO; TILE_LEN];
+        for row in rows.chunks_exact(classes) {
+            sums.iter_mut().zip(&row[first..first + len]).for_each(|(sum, &x)| *sum += x);
+        }
+        for (class, &sum) in (first..).zip(&sums[..len]) {
+            let db = &mut db[class * stride];
+            *db = (db.cast::<T>() + sum).cast();
+        }
+    }
+}
+
+/// The rows whose logits are held at once.
+struct Chunk<'a, T, E> {
+    bias: Option<&'a [E]>,
+    labels: &'a [i64],
+    options: LinearCrossEntropyOptions,
+    /// The gradient of the loss, if that of the logits is asked for.
+    dy: Option<T>,
+}
+
+impl<T: Gemm + Math, E: Element> Chunk<'_, T, E> {
+    /// Overwrites the losses, and the logits with their gradients.
+    fn run(&self, pool: &Pool, classes: usize, logits: &mut [T], losses: &mut [T]) {
+        let rows = (TASK_LEN / classes).max(1);
+        let parts = (Chunked::new(logits, rows * classes), Chunked::new(losses, rows));
+        for_each_chunk2(pool, parts.0, parts.1, |index, logits, losses| {
+            let labels = &self.labels[index * rows..];
+            for ((logits, loss), &label) in logits.chunks_exact_mut(classes).zip(losses).zip(labels)
+            {
+                let is_counted = label != self.options.ignore_index;
+                let label = usize::try_from(label).ok().filter(|_| is_counted);
+                let (bias, smoothing, dy) = (self.bias, self.options.label_smoothing, self.dy);
+                T::dispatch(Row { logits, bias, label, smoothing, dy, loss });
+            }
+        });
+    }
+}
+
+/// The loss of one row, and its gradient in place of its logits.
+struct Row<'a, T, E> {
+    logits: &'a mut [T],
+    bias: Option<&'a [E]>,
+    /// None where the row does not count.
+    label: Option<usize>,
+    smoothing: f64,
+    /// The gradient of the loss, if that of the logits is asked for.
+    dy: Option<T>,
+    loss: &'a mut T,
+}
+
+impl<T: Gemm + Math, E: Element> SimdKernel<T> for Row<'_, T, E> {
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
+        /// Sums side by side, so that the compiler can make vectors of them.
+        const LANES: usize = 16;
+        let Row { logits, bias, label, smoothing, dy, loss } = self;
+        let Some(label) = label else {
+            *loss = T::ZERO;
+            logits.fill(T::ZERO);
+            return;
+        };
+        if let Some(bias) = bias {
+            logits.iter_mut().zip(bias).for_each(|(z, b)| *z += b.cast());
+        }
+        let max = logits.iter().fold(T::NEG_INFINITY, |max, &z| max.maximum(z));
+        // An ∞ or NaN among them would turn each into NaN.
+        let shift = if max.is_finite() { max } else { T::ZERO };
+        let (mut powers, mut plain) = ([T::ZERO; LANES], [T::ZERO; LANES]);
+        for chunk in logits.chunks(LANES) {
+            for (lane, &z) in chunk.iter().enumerate() {
+                powers[lane] += (z - shift).exp_in::<S>();
+                plain[lane] += z;
+            }
+        }
+        let total = powers.iter().fold(T::ZERO, |sum, &x| sum + x);
+        let lse = shift + total.ln();
+        let even = smoothing / logits.len() as f64;
+        let own = T::from_f64(1.0 - smoothing);
+        *loss = lse - own * logits[label];
+        if smoothing != 0.0 {
+            *loss = *loss - T::from_f64(even) * plain.iter().fold(T::ZERO, |sum, &x| sum + x);
+        }
+        if let Some(dy) = dy {
+            let even = T::from_f64(even);
+            for z in logits.iter_mut() {
+                *z = dy * ((*z - lse).exp_in::<S>() - even);
+            }
+            logits[label] = logits[label] - dy * own;
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! A linear layer and the cross-entropy of its results in one, by chunks of rows: the logits of
+//! all rows, which can be the largest tensor of a language model, never exist. After Hsu et al.,
+//! "Liger Kernel: efficient Triton kernels for LLM training" (2024).
+//!
+//! x: [N, D], w: [V, D], b: [V], labels: [N] of i64.
+
+mod cpu;
+
+use crate::cpu::Cpu;
+use crate::cpu::gemm::packing_bytes_bound;
+use crate::dtype::{for_float, for_half};
+use crate::ops::matmul::compute_dtype;
+use crate::{Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
+
+/// What [`Tensor::linear_cross_entropy`] counts, and how.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinearCrossEntropyOptions {
+    /// Rows with this label do not count.
+    pub ignore_index: i64,
+    /// The part of the target that is spread over all classes evenly; 0 for none.
+    pub label_smoothing: f64,
+}
+
+impl Default for LinearCrossEntropyOptions {
+    fn default() -> Self {
+        LinearCrossEntropyOptions { ignore_index: -100, label_smoothing: 0.0 }
+    }
+}
+
+/// What [`Tensor::linear_cross_entropy`] computes; in f32 for the half types.
+#[derive(Clone, Debug)]
+pub struct LinearCrossEntropy {
+    /// The sum of the losses of the rows that count, without dimensions.
+    pub sum: Tensor,
+    /// How many rows count, without dimensions.
+    pub count: Tensor,
+}
+
+/// Bytes of the workspace: the logits of one chunk of rows, and their losses. No more than twice
+/// x where there are many rows, and a few rows of logits where there are not.
+pub fn linear_cross_entropy_workspace_bytes(
+    rows: usize,
+    dim: usize,
+    classes: usize,
+    dtype: DType,
+) -> usize {
+    let chunk = cpu::chunk_rows(rows, dim, classes);
+    chunk.saturating_mul(classes + 1).saturating_mul(compute_dtype(dtype).size_bytes())
+}
+
+struct LinearCrossEntropyKernel {
+    op: &'static str,
+    sizes: cpu::Sizes,
+    options: LinearCrossEntropyOptions,
+    dtype: DType,
+    has_bias: bool,
+    has_gradients: bool,
+}
+
+impl Kernel for LinearCrossEntropyKernel {
+    fn name(&self) -> &'static str {
+        self.op
+    }
+
+    fn cost(&self) -> Cost {
+        let cpu::Sizes { rows, dim, classes } = self.sizes;
+        let passes = if self.has_gradients { 3.0 } else { 1.0 };
+        let elements = rows * dim + classes * dim;
+        Cost {
+            flops: passes * 2.0 * (rows * dim * classes) as f64,
+            bytes: passes * (elements * self.dtype.size_bytes()) as f64,
+        }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let (op, classes) = (self.name(), self.sizes.classes);
+        let is_wide = self.has_gradients && operands.write_dtype(4) != self.dtype;
+        let labels = operands.read::<i64>(2).slice();
+        let outcome = for_float!(self.dtype, T => cpu::run::<T, T, T>(cpu, &self, operands),
+        else for_half!(self.dtype, E => match is_wide {
+            true => cpu::run::<f32, E, f32>(cpu, &self, operands),
+            false => cpu::run::<f32, E, E>(cpu, &self, operands),
+        }));
+        outcome.map_err(|row| TensorError::Index { op, index: labels[row] as usize, len: classes })
+    }
+}
+
+impl LinearCrossEntropyKernel {
+    fn new(
+        op: &'static str,
+        [x, w, labels]: [&Tensor; 3],
+        b: Option<&Tensor>,
+        options: &LinearCrossEntropyOptions,
+    ) -> Result<Self> {
+        if !x.dtype().is_float() {
+            return Err(TensorError::DType { op, left: x.dtype(), right: DType::F32 });
+        }
+        x.check_dtype(op, w)?;
+        if labels.dtype() != DType::I64 {
+            return Err(TensorError::DType { op, left: labels.dtype(), right: DType::I64 });
+        }
+        let (&[rows, dim], &[classes, w_dim]) = (&**x.shape(), &**w.shape()) else {
+            return Err(TensorError::Shape { op, left: *x.shape(), right: *w.shape() });
+        };
+        if dim != w_dim || classes == 0 {
+            return Err(TensorError::Shape { op, left: *x.shape(), right: *w.shape() });
+        }
+        labels.check_shape(op, [rows])?;
+        if let Some(b) = b {
+            x.check_dtype(op, b)?;
+            b.check_shape(op, [classes])?;
+        }
+        let sizes = cpu::Sizes { rows, dim, classes };
+        let (dtype, has_bias) = (x.dtype(), b.is_some());
+        Ok(Self { op, sizes, options: *options, dtype, has_bias, has_gradients: false })
+    }
+
+    /// Charges the products and allocates the logits of one chunk and the losses of its rows.
+    fn workspace(&self, like: &Tensor) -> Result<[Tensor; 2]> {
+        let cpu::Sizes { rows, dim, classes } = self.sizes;
+        let (device, dtype) = (like.device(), compute_dtype(self.dtype));
+        let chunk = cpu::chunk_rows(rows, dim, classes);
+        let products = [[chunk, dim, classes], [chunk, classes, dim], [classes, chunk, dim]];
+        let count = if self.has_gradients { 3 } else { 1 };
+        for [m, k, n] in products.into_iter().take(count) {
+            let (size_bytes, caches) = (dtype.size_bytes(), device.caches());
+            let threads = device.threads();
+            device.charge_packing(packing_bytes_bound(size_bytes, m, k, n, threads, caches))?;
+        }
+        Ok([
+            Tensor::workspace(device, chunk * classes, dtype)?,
+            Tensor::workspace(device, chunk, dtype)?,
+        ])
+    }
+}
+
+impl Tensor {
+    /// The cross-entropy of `x wᵀ + b` with `labels`, for `self = x`, summed over the rows whose
+    /// label is not the ignored one. With smoothing ε, a row's loss is
+    /// `lse(z) - (1 - ε) · z[label] - ε / V · Σ z`, as in PyTorch.
+    ///
+    /// It never holds more logits than [`linear_cross_entropy_workspace_bytes`] says.
+    ///
+    /// # Shapes
+    /// `x: [N, D], w: [V, D], b: [V], labels: [N] → [], []`
+    ///
+    /// # Errors
+    /// `Index` for a label that is neither a class nor the ignored one, `Shape`, `DType`,
+    /// `OutOfMemory`.
+    #[track_caller]
+    pub fn linear_cross_entropy(
+        &self,
+        w: &Tensor,
+        b: Option<&Tensor>,
+        labels: &Tensor,
+        options: &LinearCrossEntropyOptions,
+    ) -> Result<LinearCrossEntropy> {
+        let op = "linear_cross_entropy";
+        let kernel = LinearCrossEntropyKernel::new(op, [self, w, labels], b, options)?;
+        let (device, dtype) = (self.device(), compute_dtype(self.dtype()));
+        let (labels, b) = (labels.contiguous()?, b.map(Tensor::contiguous).transpose()?);
+        let sum = Tensor::empty(device, [], dtype)?;
+        let count = Tensor::empty(device, [], dtype)?;
+        let [logits, losses] = kernel.workspace(self)?;
+        let reads: Vec<&Tensor> = [self, w, &labels].into_iter().chain(b.as_ref()).collect();
+        device.launch(kernel, &reads, &[&sum, &count, &logits, &losses])?;
+        Ok(LinearCrossEntropy { sum, count })
+    }
+
+    /// [`Tensor::linear_cross_entropy`] and, in the same pass, its gradients times `dy`, the
+    /// gradient of the sum: that of x is returned, those of w and b are added to `dw` and `db`.
+    /// As a backward pass it computes the logits a second time; where `dy` is known beforehand
+    /// (1, or a loss scale over the count), it is both passes in one.
+    ///
+    /// `dw` and `db` are of x's type, or both f32 where that is a half type: what many chunks add
+    /// to a sum in a half type gets lost.
+    ///
+    /// # Errors
+    /// As [`Tensor::linear_cross_entropy`], `Frozen`, `Overlap`.
+    #[track_caller]
+    #[expect(clippy::too_many_arguments, reason = "the operands and destinations of one loss")]
+    pub fn linear_cross_entropy_gradients(
+        &self,
+        w: &Tensor,
+        b: Option<&Tensor>,
+        labels: &Tensor,
+        options: &LinearCrossEntropyOptions,
+        dy: &Tensor,
+        dw: &mut Tensor,
+        db: Option<&mut Tensor>,
+    ) -> Result<(LinearCrossEntropy, Tensor)> {
+        let op = "linear_cross_entropy_gradients";
+        let mut kernel = LinearCrossEntropyKernel::new(op, [self, w, labels], b, options)?;
+        kernel.has_gradients = true;
+        let (device, dtype) = (self.device(), compute_dtype(self.dtype()));
+        dy.check_shape(op, [])?;
+        if dy.dtype() != dtype {
+            return Err(TensorError::DType { op, left: dy.dtype(), right: dtype });
+        }
+        dw.check_shape(op, *w.shape())?;
+        if dw.dtype() != self.dtype() && dw.dtype() != dtype {
+            return Err(TensorError::DType { op, left: dw.dtype(), right: self.dtype() });
+        }
+        if let Some(db) = &db {
+            db.check_shape(op, [w.shape()[0]])?;
+            dw.check_dtype(op, db)?;
+        }
+        let reads = [Some(self), Some(w), Some(labels), b, Some(dy)];
+        let reads: Vec<&Tensor> = reads.into_iter().flatten().collect();
+        let gradients: Vec<&Tensor> = [Some(&*dw), db.as_deref()].into_iter().flatten().collect();
+        device.check_launch(op, &reads, &gradients)?;
+        let (labels, b) = (labels.contiguous()?, b.map(Tensor::contiguous).transpose()?);
+        let sum = Tensor::empty(device, [], dtype)?;
+        let count = Tensor::empty(device, [], dtype)?;
+        let dx = Tensor::empty(device, *self.shape(), self.dtype())?;
+        let [logits, losses] = kernel.workspace(self)?;
+        let reads = [Some(self), Some(w), Some(&labels), b.as_ref(), Some(dy)];
+        let reads: Vec<&Tensor> = reads.into_iter().flatten().collect();
+        let mut writes = vec![&sum, &count, &logits, &losses, &*dw, &dx];
+        writes.extend(db.as_deref());
+        device.launch(kernel, &reads, &writes)?;
+        Ok((LinearCrossEntropy { sum, count }, dx))
+    }
+}
