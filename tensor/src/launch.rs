@@ -270,7 +270,7 @@ impl Device {
 
 /// Whether a destination may touch another operand. Sorted by where they start, so that the time
 /// is not quadratic in the parameters that an optimizer updates at once.
-fn overlap(reads: &[&Tensor], writes: &[&Tensor]) -> bool {
+pub(crate) fn overlap(reads: &[&Tensor], writes: &[&Tensor]) -> bool {
     let of = |tensors: &[&Tensor], is_write: bool| -> Vec<(usize, usize, usize, bool)> {
         let span = |tensor: &&Tensor| {
             let span = tensor.layout().span();

@@ -128,7 +128,7 @@ fn driver_that_refuses_a_copy_or_a_launch_is_a_typed_error_and_nothing_is_left()
         assert_eq!(device.allocator().live_blocks(), before, "{call}");
     }
     let expected = x.exp().unwrap().to_vec::<f32>().unwrap();
-    for call in ["cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync"] {
+    for call in ["cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2"] {
         gpu.pretend.fail(call, UNKNOWN, 1, Repeat::Once);
         let there_and_back =
             || Tensor::from_slice(&device, [1], &[1.0_f32])?.exp()?.to_vec::<f32>();

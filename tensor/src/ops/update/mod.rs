@@ -6,8 +6,8 @@ mod norms;
 mod quantized;
 
 use std::panic::Location;
-use std::sync::Arc;
 
+use crate::launch::overlap;
 use crate::ops::matmul::compute_dtype;
 use crate::{DType, Device, Float, RandomKey, Result, Shape, Tensor, TensorError};
 
@@ -234,22 +234,9 @@ impl<'a> Batch<'a> {
 #[track_caller]
 fn check_apart(op: &'static str, batches: &[Batch<'_>]) -> Result<()> {
     let site = Location::caller();
-    let reads = batches.iter().flat_map(|batch| &batch.reads).map(|&tensor| (tensor, false));
-    let writes = batches.iter().flat_map(|batch| &batch.writes).map(|&tensor| (tensor, true));
-    let mut all: Vec<(&Tensor, bool)> = reads.chain(writes).collect();
-    let storage = |tensor: &Tensor| Arc::as_ptr(tensor.storage());
-    all.sort_by_key(|(tensor, _)| storage(tensor));
-    for sharers in all.chunk_by(|(a, _), (b, _)| storage(a) == storage(b)) {
-        for (index, (a, a_is_written)) in sharers.iter().enumerate() {
-            let touches = |(b, b_is_written): &(&Tensor, bool)| {
-                (*a_is_written || *b_is_written) && a.layout().may_touch(b.layout())
-            };
-            if sharers[index + 1..].iter().any(touches) {
-                return Err(TensorError::Overlap { op, site });
-            }
-        }
-    }
-    Ok(())
+    let reads: Vec<&Tensor> = batches.iter().flat_map(|batch| &batch.reads).copied().collect();
+    let writes: Vec<&Tensor> = batches.iter().flat_map(|batch| &batch.writes).copied().collect();
+    if overlap(&reads, &writes) { Err(TensorError::Overlap { op, site }) } else { Ok(()) }
 }
 
 impl Tensor {
