@@ -155,7 +155,8 @@ fn mixed_operands(count: usize) -> Vec<(Tensor, Tensor, [Tensor; 2], Tensor)> {
             sample(dims, style, wide(dtype), seed).0
         };
         let (p, _) = sample(dims, style, dtype, index);
-        let (g, _) = sample(dims, style, if index % 2 == 0 { dtype } else { wide(dtype) }, 2);
+        let (g, _) =
+            sample(dims, style, if index.is_multiple_of(2) { dtype } else { wide(dtype) }, 2);
         let scalar = Tensor::full(shared(), [], wide(dtype), 0.25 + index as f64).unwrap();
         (p, g, [state(3), state(4)], scalar)
     };

@@ -1,17 +1,24 @@
 //! Recipes: what to train, on what, and how, as a TOML file. Everything has a default.
 
+mod any;
+mod optimizer;
+mod schedule;
+
 use std::fs;
 use std::path::Path;
 
-use lowtide_autograd::Gradients;
 use lowtide_data::{Digits, Loader, LoaderOptions, Sequential};
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
-use lowtide_nn::optim::{
-    Adam, AdamOptions, Momentum, Optimizer, OptimizerMemory, Sgd, SgdOptions, Update, WeightDecay,
-};
-use lowtide_nn::{NnError, Parameters};
-use lowtide_tensor::{Device, RandomKey, Tensor};
+use lowtide_nn::{NnError, Schedule};
+use lowtide_tensor::{Device, RandomKey};
 use serde::{Deserialize, Serialize};
+
+pub use any::AnyOptimizer;
+pub use optimizer::{
+    AdafactorRecipe, AdagradRecipe, AdamRecipe, LambRecipe, LionRecipe, MuonRecipe,
+    OptimizerRecipe, RateScaleRecipe, RmsPropRecipe, SgdRecipe,
+};
+pub use schedule::{ScheduleRecipe, WarmUpRecipe};
 
 use crate::{Classification, MicroBatches, Options, Result, TrainError, Trainer};
 
@@ -33,6 +40,10 @@ pub struct Recipe {
     pub model: ModelRecipe,
     /// The optimizer.
     pub optimizer: OptimizerRecipe,
+    /// How its learning rate changes from step to step.
+    pub schedule: ScheduleRecipe,
+    /// How its learning rate rises before the schedule begins.
+    pub warm_up: WarmUpRecipe,
     /// The loop.
     pub train: TrainRecipe,
 }
@@ -75,47 +86,6 @@ pub enum ModelKind {
     SimpleCnn,
 }
 
-/// The optimizer; keys that its kind has no use for are an error.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
-pub enum OptimizerRecipe {
-    /// Adam.
-    Adam(AdamRecipe),
-    /// Adam with decoupled weight decay.
-    Adamw(AdamRecipe),
-    /// Stochastic gradient descent.
-    Sgd(SgdRecipe),
-}
-
-/// Adam's numbers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct AdamRecipe {
-    /// Step size.
-    pub learning_rate: f64,
-    /// How much of the last mean and mean square is kept.
-    pub betas: [f64; 2],
-    /// Keeps the quotient finite.
-    pub eps: f64,
-    /// Pull towards 0; PyTorch's default for the kind (0, AdamW 0.01) if absent.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub weight_decay: Option<f64>,
-}
-
-/// SGD's numbers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SgdRecipe {
-    /// Step size.
-    pub learning_rate: f64,
-    /// How much of the last direction is kept.
-    pub momentum: f64,
-    /// Whether the step looks ahead.
-    pub nesterov: bool,
-    /// Pull towards 0.
-    pub weight_decay: f64,
-}
-
 /// The loop.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -145,91 +115,10 @@ impl Default for ModelRecipe {
     }
 }
 
-impl Default for OptimizerRecipe {
-    fn default() -> Self {
-        // Ten times PyTorch's default: 360 steps are few.
-        OptimizerRecipe::Adam(AdamRecipe { learning_rate: 1e-2, ..Default::default() })
-    }
-}
-
-impl Default for AdamRecipe {
-    fn default() -> Self {
-        let AdamOptions { learning_rate, betas, eps, .. } = AdamOptions::default();
-        AdamRecipe { learning_rate, betas, eps, weight_decay: None }
-    }
-}
-
-impl Default for SgdRecipe {
-    fn default() -> Self {
-        SgdRecipe { learning_rate: 0.05, momentum: 0.9, nesterov: false, weight_decay: 0.0 }
-    }
-}
-
 impl Default for TrainRecipe {
     fn default() -> Self {
         let (epochs, batch_size, seed) = (60, 256, 0);
         TrainRecipe { epochs, batch_size, seed, clip_norm: None, split_batches: true }
-    }
-}
-
-/// The optimizers that a recipe can name, as one type.
-pub enum AnyOptimizer {
-    /// Adam or AdamW.
-    Adam(Adam),
-    /// SGD.
-    Sgd(Sgd),
-}
-
-impl AnyOptimizer {
-    fn get(&self) -> &dyn Optimizer {
-        match self {
-            AnyOptimizer::Adam(adam) => adam,
-            AnyOptimizer::Sgd(sgd) => sgd,
-        }
-    }
-
-    fn get_mut(&mut self) -> &mut dyn Optimizer {
-        match self {
-            AnyOptimizer::Adam(adam) => adam,
-            AnyOptimizer::Sgd(sgd) => sgd,
-        }
-    }
-}
-
-impl Optimizer for AnyOptimizer {
-    fn prepare(
-        &mut self,
-        parameters: &mut dyn Parameters,
-        gradients: Gradients,
-    ) -> lowtide_nn::Result<Update<'_>> {
-        self.get_mut().prepare(parameters, gradients)
-    }
-
-    fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {
-        self.get_mut().visit_state(visitor);
-    }
-
-    fn steps(&self) -> u64 {
-        self.get().steps()
-    }
-
-    fn learning_rate(&self) -> f64 {
-        self.get().learning_rate()
-    }
-
-    fn set_learning_rate(&mut self, learning_rate: f64) {
-        self.get_mut().set_learning_rate(learning_rate);
-    }
-
-    fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory {
-        self.get().memory(parameters)
-    }
-
-    fn twin(&self, sim: &Device) -> Option<Self> {
-        Some(match self {
-            AnyOptimizer::Adam(adam) => AnyOptimizer::Adam(adam.twin(sim)?),
-            AnyOptimizer::Sgd(sgd) => AnyOptimizer::Sgd(sgd.twin(sim)?),
-        })
     }
 }
 
@@ -294,13 +183,25 @@ impl Recipe {
         if let Some(norm) = self.train.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
             return wrong("train.clip_norm", format!("{norm} is not above 0"));
         }
-        match self.optimizer() {
-            Err(TrainError::Nn(NnError::Option { name, value, range })) => {
-                let name = if name == "beta" { "betas" } else { name };
-                wrong(&format!("optimizer.{name}"), format!("{value} is not in {range}"))
+        let in_table = |table: &str, error| match error {
+            NnError::Option { name, value, range } => {
+                let name = match name {
+                    "beta" => "betas",
+                    "coefficient" => "coefficients",
+                    "milestone" => "at",
+                    name => name,
+                };
+                let (place, problem) =
+                    (format!("{table}.{name}"), format!("{value} is not in {range}"));
+                TrainError::Setting { place, problem }
             }
-            optimizer => optimizer.map(drop),
-        }
+            other => other.into(),
+        };
+        let warm_up = ScheduleRecipe::default().after(self.warm_up);
+        warm_up.check().map_err(|error| in_table("warm_up", error))?;
+        let schedule = self.schedule.after(WarmUpRecipe::default());
+        schedule.check().map_err(|error| in_table("schedule", error))?;
+        self.optimizer.build(schedule).map(drop).map_err(|error| in_table("optimizer", error))
     }
 
     /// Loaders of the training data, shuffled by the seed, and of the test data, in order.
@@ -331,34 +232,17 @@ impl Recipe {
         Ok(Classification::new(SimpleCnn::new(device, key, shape)?))
     }
 
-    /// The optimizer, without state yet.
+    /// The optimizer with its schedule, without state yet.
     ///
     /// # Errors
     /// `Option` for a number out of its range.
     pub fn optimizer(&self) -> Result<AnyOptimizer> {
-        let adam = |recipe: &AdamRecipe, defaults: AdamOptions| -> lowtide_nn::Result<_> {
-            let &AdamRecipe { learning_rate, betas, eps, weight_decay } = recipe;
-            let weight_decay = match (defaults.weight_decay, weight_decay) {
-                (default, None) => default,
-                (WeightDecay::Coupled(_), Some(pull)) => WeightDecay::Coupled(pull),
-                (WeightDecay::Decoupled(_), Some(pull)) => WeightDecay::Decoupled(pull),
-            };
-            let options = AdamOptions { learning_rate, betas, eps, weight_decay };
-            Ok(AnyOptimizer::Adam(Adam::new(options)?))
-        };
-        Ok(match &self.optimizer {
-            OptimizerRecipe::Adam(recipe) => adam(recipe, AdamOptions::default())?,
-            OptimizerRecipe::Adamw(recipe) => adam(recipe, AdamOptions::adamw())?,
-            OptimizerRecipe::Sgd(recipe) => AnyOptimizer::Sgd(Sgd::new(SgdOptions {
-                momentum: recipe.momentum,
-                weight_decay: recipe.weight_decay,
-                momentum_kind: match recipe.nesterov {
-                    true => Momentum::Nesterov,
-                    false => Momentum::Classical,
-                },
-                ..SgdOptions::new(recipe.learning_rate)
-            })?),
-        })
+        Ok(self.optimizer.build(self.schedule())?)
+    }
+
+    /// The learning rate over the steps, warm-up included.
+    pub fn schedule(&self) -> Schedule {
+        self.schedule.after(self.warm_up)
     }
 
     /// A trainer before its first step.

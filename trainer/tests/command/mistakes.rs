@@ -97,7 +97,7 @@ fn recipe_errors_name_the_line_and_the_key() {
     check_recipe("[train]\nsplit_batches = 1\n", &["line 2 (split_batches = 1)", "boolean"]);
     check_recipe("[model]\nkind = \"resnet\"\n", &["line 2", "`resnet`", "`simple-cnn`"]);
     check_recipe("[data]\nkind = 7\n", &["line 2 (kind = 7)"]);
-    check_recipe("[optimizer]\nkind = \"lion\"\n", &["`lion`", "`adam`", "`sgd`"]);
+    check_recipe("[optimizer]\nkind = \"bfgs\"\n", &["`bfgs`", "`adam`", "`sgd`", "`muon`"]);
     check_recipe("[optimizer]\nlearning_rate = 1\n", &["line 1 ([optimizer])", "`kind`"]);
     let adam = "[train]\nseed = 0\n[optimizer]\nkind = \"adam\"\nmomentum = 0.9\n";
     check_recipe(adam, &["line 5 (momentum = 0.9)", "`momentum`", "`betas`"]);

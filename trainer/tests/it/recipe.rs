@@ -2,8 +2,9 @@
 
 use std::fs;
 
+use lowtide_nn::optim::Optimizer;
 use lowtide_trainer::TrainError;
-use lowtide_trainer::recipe::{OptimizerRecipe, Recipe};
+use lowtide_trainer::recipe::{AnyOptimizer, OptimizerRecipe, Recipe};
 
 fn load(text: &str) -> Result<Recipe, TrainError> {
     let file = tempfile::NamedTempFile::new().expect("a folder");
@@ -40,6 +41,12 @@ fn every_optimizer_round_trips() {
         "kind = \"adam\"\nlearning_rate = 0.003\nbetas = [0.8, 0.99]\nweight_decay = 0.1",
         "kind = \"adamw\"\neps = 1e-6",
         "kind = \"sgd\"\nmomentum = 0.5\nnesterov = true\nweight_decay = 1e-4",
+        "kind = \"rms-prop\"\ncentered = true\nmomentum = 0.5",
+        "kind = \"adagrad\"\ninitial_sum = 0.5",
+        "kind = \"lion\"\nbetas = [0.8, 0.9]",
+        "kind = \"lamb\"\nweight_decay = 0.2",
+        "kind = \"adafactor\"\neps = 1e-6\nclip = 2.0",
+        "kind = \"muon\"\nrate_scale = \"match-rms-adamw\"\nothers_learning_rate = 0.1",
     ];
     let mut seen = Vec::new();
     for kind in kinds {
@@ -51,6 +58,74 @@ fn every_optimizer_round_trips() {
     assert!(matches!(&seen[0].optimizer, OptimizerRecipe::Adam(adam) if adam.betas == [0.8, 0.99]));
     assert!(matches!(&seen[1].optimizer, OptimizerRecipe::Adamw(adam) if adam.eps == 1e-6));
     assert!(matches!(&seen[2].optimizer, OptimizerRecipe::Sgd(sgd) if sgd.nesterov));
+}
+
+#[test]
+fn optimizers_have_the_options_of_their_recipe() {
+    let optimizer = |text: &str| {
+        load(&format!("[optimizer]\n{text}\n")).expect("valid").optimizer().expect("in range")
+    };
+    let muon = optimizer("kind = \"muon\"\nlearning_rate = 0.25\nrate_scale = \"original\"");
+    assert!(matches!(&muon, AnyOptimizer::Muon(muon) if muon.learning_rate() == 0.25));
+    let text = format!("{:?}", optimizer("kind = \"rms-prop\"\ncentered = true"));
+    assert!(text.contains("spread: Variance"), "{text}");
+    let scale = "kind = \"muon\"\nrate_scale = \"spectral-unclamped\"\nnesterov = false";
+    let text = format!("{:?}", optimizer(scale));
+    assert!(text.contains("SpectralUnclamped") && text.contains("Classical"), "{text}");
+}
+
+#[test]
+fn every_schedule_round_trips_and_moves_the_learning_rate() {
+    // With a learning rate of 2: the rates of the first step and of one in which all have changed.
+    let schedules = [
+        ("", 2.0, 2.0),
+        ("kind = \"constant\"", 2.0, 2.0),
+        ("kind = \"linear\"\nsteps = 40\nto = 0.5", 2.0, 1.5),
+        ("kind = \"cosine\"\nsteps = 40\nfloor = 1.0", 2.0, 1.5),
+        ("kind = \"cosine-restarts\"\nfirst = 10\ngrowth = 2", 2.0, 1.0),
+        ("kind = \"step\"\nevery = 15\nfactor = 0.5", 2.0, 1.0),
+        ("kind = \"milestones\"\nat = [3, 20]\nfactor = 0.5", 2.0, 0.5),
+        ("kind = \"exponential\"\nfactor = 0.5", 2.0, 2.0 * 0.5f64.powi(20)),
+        ("kind = \"polynomial\"\nsteps = 40\npower = 2.0", 2.0, 0.5),
+        (
+            "kind = \"one-cycle\"\nsteps = 41\nstart_divisor = 4.0\nrising = 0.512195121951",
+            0.5,
+            2.0,
+        ),
+    ];
+    for (schedule, first, later) in schedules {
+        for warm_up in [0, 4] {
+            let text = format!(
+                "[optimizer]\nkind = \"sgd\"\nlearning_rate = 2.0\n[warm_up]\nsteps = {warm_up}\n\
+                 from = 0.5\n{}{schedule}\n",
+                if schedule.is_empty() { "" } else { "[schedule]\n" },
+            );
+            let recipe = load(&text).expect("valid");
+            assert_eq!(load(&recipe.to_toml()).expect("complete"), recipe);
+            let rate = |step| recipe.schedule().learning_rate(2.0, step);
+            let close = |found: f64, expected: f64| (found - expected).abs() < 1e-9;
+            if warm_up > 0 {
+                assert!(close(rate(0), 1.0) && close(rate(2), 1.5), "{schedule}: {}", rate(0));
+            }
+            assert!(close(rate(warm_up), first), "{schedule}: {}", rate(warm_up));
+            assert!(close(rate(warm_up + 20), later), "{schedule}: {}", rate(warm_up + 20));
+            assert_eq!(recipe.optimizer().expect("in range").learning_rate(), rate(0));
+        }
+    }
+}
+
+#[test]
+fn mistakes_in_schedules_are_named() {
+    check_mistake("[schedule]\nkind = \"cosine\"\nstep = 3\nsteps = 4\n", 3, "step");
+    check_mistake("[schedule]\nkind = \"cosine\"\n", 1, "steps");
+    check_mistake("[schedule]\nkind = \"constant\"\nsteps = 3\n", 3, "steps");
+    check_mistake("[schedule]\nkind = \"zigzag\"\n", 2, "zigzag");
+    check_mistake("[schedule]\nkind = \"exponential\"\nfactor = 1.5\n", 3, "factor");
+    check_mistake("[schedule]\nkind = \"milestones\"\nat = [3, 2]\n", 3, "rising");
+    check_mistake("[warm_up]\nsteps = 3\nfrom = -1.0\n", 3, "from");
+    check_mistake("[warm_up]\nsteps = 3\nto = 1.0\n", 3, "to");
+    check_mistake("[optimizer]\nkind = \"adafactor\"\nclip = 0.5\n", 3, "clip");
+    check_mistake("[optimizer]\nkind = \"muon\"\nmomentum = -0.5\n", 3, "momentum");
 }
 
 #[test]
@@ -87,9 +162,9 @@ fn unknown_choices_are_named() {
     check_mistake("[data]\nkind = \"mnist\"\n", 2, "mnist");
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("recipe.toml");
-    fs::write(&path, "[optimizer]\nkind = \"lion\"\n").expect("a file");
+    fs::write(&path, "[optimizer]\nkind = \"bfgs\"\n").expect("a file");
     let message = Recipe::load(&path).expect_err("no such optimizer").to_string();
-    assert!(message.contains("lion") && message.contains("sgd"), "{message}");
+    assert!(message.contains("bfgs") && message.contains("sgd"), "{message}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ pub(super) fn ops() -> Vec<Op> {
                 parameter: &mut i.a,
                 gradient: &i.b,
                 states: &mut [i.m.clone(), i.v.clone()],
-                scalars: &[i.scalar.clone()],
+                scalars: std::slice::from_ref(&i.scalar),
                 formula: Mixed,
                 rounding: Rounding::Nearest,
             };
