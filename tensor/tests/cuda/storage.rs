@@ -4,17 +4,6 @@ use lowtide_tensor::{CpuOptions, DType, Device, Result, Tensor, TensorError};
 
 use crate::gpu::Gpu;
 
-const DTYPES: [DType; 8] = [
-    DType::F64,
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::I64,
-    DType::I32,
-    DType::U8,
-    DType::Bool,
-];
-
 pub(crate) fn cpu() -> Device {
     Device::cpu(CpuOptions { threads: Some(1), ..Default::default() }).unwrap()
 }
@@ -43,7 +32,7 @@ const VIEWS: [View; 6] = [
 fn bytes_go_to_the_device_and_come_back_through_every_view() {
     let Some(gpu) = Gpu::take() else { return };
     let device = gpu.device();
-    for dtype in DTYPES {
+    for dtype in DType::ALL {
         let [on_cpu, on_gpu] = both(&device, dtype);
         for (index, view) in VIEWS.iter().enumerate() {
             let [expected, found] = [&on_cpu, &on_gpu].map(|x| view(x).unwrap());
@@ -57,7 +46,7 @@ fn bytes_go_to_the_device_and_come_back_through_every_view() {
 fn bytes_are_set_through_views_and_nothing_else_is() {
     let Some(gpu) = Gpu::take() else { return };
     let device = gpu.device();
-    for dtype in DTYPES {
+    for dtype in DType::ALL {
         for view in VIEWS.iter().take(4) {
             let tensors = both(&device, dtype);
             let bytes = view(&tensors[0]).unwrap().to_bytes().unwrap();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use lowtide_allocator::Policy;
 use lowtide_allocator::torch::TorchSettings;
-use lowtide_allocator::trace::{Replay, ReplayReport, RerunOptions, RerunReport};
+use lowtide_allocator::trace::{Replay, ReplayReport, RerunFailure, RerunOptions, RerunReport};
 use serde_json::{Map, Value, json};
 
 use crate::Result;
@@ -219,15 +219,17 @@ fn in_words(recorded: &Recorded, arguments: &ReplayArgs, outcomes: &[Outcome]) -
     row("time per request", &|outcome| format!("{:.0} ns", outcome.report.ns_per_op));
     row("served", &|outcome| match outcome.report.failure {
         None => "every request".to_owned(),
-        Some(failure) => format!(
-            "up to {}: {} missing",
-            failure.event.map_or_else(|| "the start".to_owned(), |event| format!("event {event}")),
-            format_bytes(failure.missing_bytes),
-        ),
+        Some(RerunFailure { event: Some(event), missing_bytes, .. }) => {
+            format!("up to event {event}: {} missing", format_bytes(missing_bytes))
+        }
+        Some(RerunFailure { event: None, .. }) => "not what is there at the start".to_owned(),
     });
     for (name, values) in rows {
         let values: Vec<String> = values.iter().map(|value| format!("{value:<24}")).collect();
         say(format!("{name:<22}{}", values.join("")).trim_end())?;
+    }
+    if !arguments.least && outcomes.iter().any(|outcome| outcome.report.failure.is_some()) {
+        say("note: missing is what one request lacks; --least finds what serves them all")?;
     }
     notes(recorded, outcomes)
 }

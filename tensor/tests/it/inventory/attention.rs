@@ -7,12 +7,17 @@ fn operands(i: &Inputs) -> Result<[Tensor; 3]> {
     Ok([i.image.clone(), i.image.narrow(1, 0, 4)?, i.image.narrow(1, 4, 4)?])
 }
 
+/// 65 rows of the logits, for the cosines or the sines of rotations.
+fn rows(i: &Inputs, first: usize) -> Result<Tensor> {
+    i.logits.narrow(0, first, 65)
+}
+
 pub(super) fn ops() -> Vec<Op> {
     const OPTIONS: AttentionOptions =
         AttentionOptions { causal: Causal::UpperLeft, scale: None, dropout: None };
     let mut ops = both! { i;
-        rotary rotary_ (&i.logits.narrow(0, 0, 65)?, &i.logits.narrow(0, 65, 65)?, RotaryPairs::HalfSplit);
-        rotary_backward rotary_backward_ (&i.logits.narrow(0, 0, 65)?, &i.logits.narrow(0, 65, 65)?, RotaryPairs::HalfSplit);
+        rotary rotary_ (&rows(i, 0)?, &rows(i, 65)?, RotaryPairs::HalfSplit);
+        rotary_backward rotary_backward_ (&rows(i, 0)?, &rows(i, 65)?, RotaryPairs::HalfSplit);
     };
     ops.extend([
         Op {
