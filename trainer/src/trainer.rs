@@ -249,6 +249,8 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
     ) -> Result<StepReport> {
         let started = Instant::now();
         let (mut retries, micro_batch) = (Vec::new(), self.micro_batch);
+        // That of this step: a schedule has the next one's after it.
+        let learning_rate = self.optimizer.learning_rate();
         let outcome = loop {
             match self.attempt(&batch.view(), observers) {
                 Ok(outcome) => break outcome,
@@ -267,7 +269,7 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
             step: self.step,
             epoch,
             loss: outcome.loss,
-            learning_rate: self.optimizer.learning_rate(),
+            learning_rate,
             batch: batch.len(),
             micro_batch: self.micro_batch.min(batch.len()),
             skipped: outcome.skipped,

@@ -2,8 +2,12 @@
 
 use std::path::Path;
 
+use lowtide_nn::Schedule;
+use lowtide_nn::optim::{Sgd, SgdOptions};
+use lowtide_trainer::recipe::AnyOptimizer;
 use lowtide_trainer::{
-    EpochReport, Flow, Metrics, Observer, Result, RunStart, StepReport, TrainError,
+    EpochReport, Flow, Metrics, Observer, Options, Result, RunStart, StepReport, TrainError,
+    Trainer,
 };
 
 use crate::common::{Run, cnn, labelled};
@@ -234,4 +238,19 @@ fn metrics_of_a_batch_without_targets_are_json() {
     let lines = lines(&path);
     assert_eq!(lines.len(), 3);
     assert!(lines[0]["loss"].is_null() && lines[2]["test_accuracy"].is_null());
+}
+
+#[test]
+fn report_of_a_step_has_the_learning_rate_that_it_was_made_with() {
+    let run = Run::default();
+    let device = run.device(None);
+    let sgd = Sgd::new(SgdOptions::new(0.5)).expect("in range");
+    let halving = sgd.with_schedule(Schedule::Step { every: 1, factor: 0.5 }).expect("in range");
+    let task = cnn(&device, run.channels, run.seed);
+    let optimizer = AnyOptimizer::Sgd(halving);
+    let mut trainer = Trainer::new(&device, task, optimizer, Options::default());
+    let outcome = run.fit_trainer(&device, &mut trainer, |_, _| {}).expect("memory");
+    let rates: Vec<f64> = outcome.reports.iter().map(|report| report.learning_rate).collect();
+    assert_eq!(rates, [0.5, 0.25]);
+    assert_eq!(outcome.measured_peak_bytes, outcome.plan.predicted_peak_bytes());
 }
