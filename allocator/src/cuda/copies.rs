@@ -80,12 +80,19 @@ impl CudaStreams {
         })
     }
 
-    /// Copies bytes of the host to the start of a block, and waits until that is done.
+    /// Copies bytes of the host to a block, and waits until that is done.
     ///
     /// # Errors
-    /// The block is of another device or shorter, or the driver refused.
-    pub fn upload(&self, stream: Stream, from: &[u8], to: &Buffer) -> Result<(), CudaError> {
-        let (address, len) = self.place(to, 0..from.len())?;
+    /// The range is not inside a block of this device or is not as long as `from`, or the driver
+    /// refused.
+    pub fn upload(
+        &self,
+        stream: Stream,
+        from: &[u8],
+        to: (&Buffer, Range<usize>),
+    ) -> Result<(), CudaError> {
+        let (address, len) = self.place(to.0, to.1)?;
+        self.same_len(address, len, from.len())?;
         let enqueued = self.copy_in(stream, from.as_ptr().cast(), address, len);
         // Waits even where the call failed: it may have told of earlier work, and be enqueued.
         let done = self.synchronize(stream);

@@ -109,7 +109,8 @@ fn bytes_outside_a_block_are_refused_before_the_driver_is_asked() {
         streams.fill(on, &block, 0..1001, 1),
         streams.fill(on, &block, 1001..1001, 1),
         streams.fill(on, &other, 0..1, 1),
-        streams.upload(on, &bytes, &block),
+        streams.upload(on, &bytes, (&block, 0..bytes.len())),
+        streams.upload(on, &bytes[..10], (&block, 0..11)),
         streams.download(on, (&block, 0..1000), &mut bytes),
         streams.download(on, (&other, 0..1001), &mut bytes),
         streams.copy(on, (&block, 0..10), (&block, 20..31)),
@@ -129,7 +130,7 @@ fn copies_read_and_write_what_they_say() {
     let [one, two] =
         [0, 1].map(|_| memory.allocate_on(on, memory.current_category(), 5000).unwrap());
     let bytes: Vec<u8> = (0..5000_u32).map(|i| (i % 251) as u8).collect();
-    streams.upload(on, &bytes, &one).unwrap();
+    streams.upload(on, &bytes, (&one, 0..bytes.len())).unwrap();
     streams.fill(on, &two, 0..5000, 9).unwrap();
     streams.copy(on, (&one, 100..4200), (&two, 50..4150)).unwrap();
     let mut back = vec![0; 5000];

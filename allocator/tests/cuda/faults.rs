@@ -47,7 +47,7 @@ fn go(gpu: &Gpu, held: &mut Held) -> usize {
     });
     count((|| {
         let large = memory.allocate_on(stream(1), Category::Other, 12 * PAGE_BYTES)?;
-        streams.upload(stream(1), &vec![7; 12 * PAGE_BYTES], &large)?;
+        streams.upload(stream(1), &vec![7; 12 * PAGE_BYTES], (&large, 0..12 * PAGE_BYTES))?;
         let mut back = vec![0; 12 * PAGE_BYTES];
         streams.download(stream(1), (&large, 0..12 * PAGE_BYTES), &mut back)?;
         assert!(back.iter().all(|&byte| byte == 7), "a copy that says that it ran did not");

@@ -75,7 +75,7 @@ fn block_of(streams: &CudaStreams, memory: &CachingAllocator, values: &[f32]) ->
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     // What lies behind it is no other block of the launch.
     let block = memory.allocate(bytes.len() + 512).unwrap();
-    streams.upload(Stream::DEFAULT, &bytes, &block).unwrap();
+    streams.upload(Stream::DEFAULT, &bytes, (&block, 0..bytes.len())).unwrap();
     block
 }
 

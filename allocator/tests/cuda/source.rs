@@ -146,7 +146,7 @@ fn stitched_block_is_one_range_of_bytes() {
     assert!(large.is_stitched() && large.pieces().len() == 3, "{:?}", large.pieces());
     let bytes: Vec<u8> = (0..6 * PAGE_BYTES).map(|i| (i % 253) as u8).collect();
     for _ in 0..3 {
-        streams.upload(on, &bytes, &large).unwrap();
+        streams.upload(on, &bytes, (&large, 0..bytes.len())).unwrap();
         let mut back = vec![0; bytes.len()];
         streams.download(on, (&large, 0..bytes.len()), &mut back).unwrap();
         assert!(back == bytes);

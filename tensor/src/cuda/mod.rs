@@ -91,16 +91,7 @@ impl Cuda {
 
     /// Overwrites the elements from the first to the last one of a place.
     pub(crate) fn write<T: Pod>(&self, place: &Place<'_>, values: &[T]) -> Result<()> {
-        let range = place.bytes();
-        let values = bytemuck::cast_slice(values);
-        if range.start == 0 {
-            return Ok(self.streams.upload(Stream::DEFAULT, values, place.block())?);
-        }
-        // Copies go to the start of a block, so that what is before the place goes both ways.
-        let mut bytes = vec![0; range.end];
-        let before = (place.block(), 0..range.start);
-        self.streams.download(Stream::DEFAULT, before, &mut bytes[..range.start])?;
-        bytes[range.start..].copy_from_slice(values);
-        Ok(self.streams.upload(Stream::DEFAULT, &bytes, place.block())?)
+        let to = (place.block(), place.bytes());
+        Ok(self.streams.upload(Stream::DEFAULT, bytemuck::cast_slice(values), to)?)
     }
 }

@@ -70,7 +70,7 @@ impl Lab {
         let size_bytes = bytes.len();
         let block = self.memory.allocate(size_bytes + 2 * MARGIN_BYTES).unwrap();
         let all = [&[0xee; MARGIN_BYTES], bytes, &[0xee; MARGIN_BYTES]].concat();
-        self.streams.upload(Stream::DEFAULT, &all, &block).unwrap();
+        self.streams.upload(Stream::DEFAULT, &all, (&block, 0..all.len())).unwrap();
         Values { block, size_bytes }
     }
 
