@@ -47,9 +47,20 @@ pub struct CpuOptions {
     pub threads: Option<usize>,
 }
 
+/// What computes, or what a simulated device stands for: decides the workspace of operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// The processor of a machine.
+    Cpu,
+    /// An NVIDIA device.
+    Cuda,
+}
+
 /// A device to pretend: what of a machine decides about allocations and time.
 #[derive(Clone, Copy, Debug)]
 pub struct SimSpec {
+    /// What it stands for.
+    pub kind: DeviceKind,
     /// Memory of the device.
     pub capacity_bytes: usize,
     /// Threads that compute; decides what a matrix product packs.
@@ -68,11 +79,24 @@ impl SimSpec {
     pub fn like_this_machine(capacity_bytes: usize) -> Self {
         let threads = available_threads();
         SimSpec {
+            kind: DeviceKind::Cpu,
             capacity_bytes,
             threads,
             caches: CacheSizes::detect(),
             flops_per_second: 40e9 * threads as f64,
             bytes_per_second: 10e9,
+        }
+    }
+
+    /// A device like an NVIDIA H100 (SXM), with the rates of its data sheet for f32: 67 Tflop/s,
+    /// 3.35 TB/s.
+    pub fn like_cuda(capacity_bytes: usize) -> Self {
+        SimSpec {
+            kind: DeviceKind::Cuda,
+            threads: 1,
+            flops_per_second: 67e12,
+            bytes_per_second: 3.35e12,
+            ..SimSpec::like_this_machine(capacity_bytes)
         }
     }
 }
@@ -219,7 +243,7 @@ impl Device {
                 ..SimSpec::like_this_machine(allocator.capacity_bytes())
             },
             #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => SimSpec::like_this_machine(allocator.capacity_bytes()),
+            Backend::Cuda(_) => SimSpec::like_cuda(allocator.capacity_bytes()),
         };
         let backend = Backend::Sim(Sim::new(spec, Some(simulation)));
         Device(Arc::new(Inner { allocator, backend, packing: Mutex::new(packing) }))
@@ -238,6 +262,16 @@ impl Device {
     /// Whether this device has no values.
     pub fn is_simulated(&self) -> bool {
         matches!(self.0.backend, Backend::Sim(_))
+    }
+
+    /// What computes here, or what this simulated device stands for.
+    pub fn kind(&self) -> DeviceKind {
+        match self.backend() {
+            Backend::Cpu(_) => DeviceKind::Cpu,
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => DeviceKind::Cuda,
+            Backend::Sim(sim) => sim.spec.kind,
+        }
     }
 
     /// Threads that compute; a simulated device pretends as many as its specification says.
@@ -280,10 +314,13 @@ impl Device {
         }
     }
 
-    /// Counts what the matrix-product library keeps against the budget, if it is more than what
-    /// is counted already: its buffers live as long as the threads.
+    /// Counts what the matrix-product library of the processor keeps against the budget, if it is
+    /// more than what is counted already: its buffers live as long as the threads.
     #[track_caller]
     pub(crate) fn charge_packing(&self, size_bytes: usize) -> Result<(), TensorError> {
+        if self.kind() != DeviceKind::Cpu {
+            return Ok(());
+        }
         let mut packing = locked(&self.0.packing);
         if size_bytes > packing.size_bytes() {
             packing.raise_to(size_bytes)?;

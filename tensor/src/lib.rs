@@ -18,7 +18,7 @@ mod tensor;
 mod views;
 
 pub use cpu::{CacheSizes, Cpu};
-pub use device::{Assumption, CpuOptions, Device, SimSpec};
+pub use device::{Assumption, CpuOptions, Device, DeviceKind, SimSpec};
 pub use dtype::{Bool, DType, Element, Float, Value};
 pub use error::TensorError;
 pub use half::{bf16, f16};

@@ -6,7 +6,7 @@ use lowtide_autograd::{Attempt, Pass, SavedPolicy};
 use lowtide_nn::models::{Gpt, GptShape};
 use lowtide_nn::optim::{Adam, AdamOptions, Optimizer};
 use lowtide_nn::{Module, Parameter, Parameters, Result, Segments, cross_entropy};
-use lowtide_tensor::{CacheSizes, DType, Device, SimSpec, Tensor};
+use lowtide_tensor::{CacheSizes, DType, Device, DeviceKind, SimSpec, Tensor};
 
 use crate::common::{KEY, Outcome};
 
@@ -16,6 +16,7 @@ const BATCH: [usize; 2] = [4, 1024];
 
 /// A machine like many; its caches decide what matrix products pack.
 const SPEC: SimSpec = SimSpec {
+    kind: DeviceKind::Cpu,
     capacity_bytes: 64 << 30,
     threads: 8,
     caches: CacheSizes { l2_bytes: 1 << 20, l3_bytes: 32 << 20 },
