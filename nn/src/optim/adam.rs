@@ -1,6 +1,6 @@
 //! Adam (Kingma & Ba 2015) and AdamW (Loshchilov & Hutter 2019), as `torch.optim`.
 
-use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
+use lowtide_tensor::{Float, KnownFormula, StateRange, Tensor, UpdateFormula};
 
 use crate::Result;
 use crate::optim::rule::update_jobs;
@@ -122,6 +122,11 @@ impl UpdateFormula<2, 0> for Formula {
 
     fn state_ranges(&self) -> [StateRange; 2] {
         [StateRange::Signed, StateRange::Positive]
+    }
+
+    fn known(&self) -> Option<KnownFormula> {
+        let &Formula { betas, coupled, keep, rate, root_scale, eps } = self;
+        Some(KnownFormula::Adam { betas, coupled, keep, rate, root_scale, eps })
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Stochastic gradient descent with momentum, `torch.optim.SGD`.
 
-use lowtide_tensor::{Float, Tensor, UpdateFormula};
+use lowtide_tensor::{Float, KnownFormula, Tensor, UpdateFormula};
 
 use crate::Result;
 use crate::optim::rule::update_jobs;
@@ -117,10 +117,21 @@ struct Formula {
     along_m: f64,
 }
 
+impl From<Formula> for KnownFormula {
+    fn from(formula: Formula) -> Self {
+        let Formula { weight_decay, keep, take, along_g, along_m } = formula;
+        KnownFormula::Sgd { weight_decay, keep, take, along_g, along_m }
+    }
+}
+
 /// Without momentum.
 impl UpdateFormula<0, 0> for Formula {
     const NAME: &'static str = SgdOptions::NAME;
     const FLOPS: f64 = 4.0;
+
+    fn known(&self) -> Option<KnownFormula> {
+        Some((*self).into())
+    }
 
     #[inline(always)]
     fn element<T: Float>(&self, _: [T; 0], p: T, g: T, _: [T; 0]) -> (T, [T; 0]) {
@@ -133,6 +144,10 @@ impl UpdateFormula<0, 0> for Formula {
 impl UpdateFormula<1, 0> for Formula {
     const NAME: &'static str = SgdOptions::NAME;
     const FLOPS: f64 = 9.0;
+
+    fn known(&self) -> Option<KnownFormula> {
+        Some((*self).into())
+    }
 
     #[inline(always)]
     fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [m]: [T; 1]) -> (T, [T; 1]) {

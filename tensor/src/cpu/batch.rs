@@ -43,7 +43,7 @@ impl Batch {
     }
 
     /// Where the matrices of product `index` start.
-    pub(super) fn offsets(&self, mut index: usize) -> [usize; 3] {
+    pub(crate) fn offsets(&self, mut index: usize) -> [usize; 3] {
         let mut offsets = [0; 3];
         for axis in (0..self.rank).rev() {
             let at = index % self.dims[axis];

@@ -28,6 +28,10 @@ images! {
     CAST = "cast";
     ELEMENTWISE = "elementwise";
     FILL = "fill";
+    FINITE = "finite";
+    MATMUL = "matmul";
+    REDUCE = "reduce";
+    UPDATE = "update";
 }
 
 /// What has been loaded on a device.
@@ -90,8 +94,12 @@ const fn walk_parameter(tensors: usize) -> Parameter {
 
 /// `struct Walk<N>` over `shape`: strides are those of layouts of that shape.
 pub(crate) fn walk<const N: usize>(shape: &Shape, layouts: [&Layout; N]) -> Vec<u64> {
-    let nest = Nest::new(shape, layouts.map(Layout::strides));
-    let mut words = vec![shape.element_count() as u64, nest.rank() as u64];
+    walk_of(&Nest::new(shape, layouts.map(Layout::strides)), shape.element_count())
+}
+
+/// `struct Walk<N>` over the `len` elements of a nest.
+pub(crate) fn walk_of<const N: usize>(nest: &Nest<N>, len: usize) -> Vec<u64> {
+    let mut words = vec![len as u64, nest.rank() as u64];
     words.extend(nest.dims().map(|size| size as u64));
     words.extend(nest.strides().into_iter().flatten().map(|stride| stride as u64));
     words

@@ -60,6 +60,22 @@ impl<'a> Place<'a> {
         Argument::write(self.block(), self.bytes())
     }
 
+    /// What follows its `element`-th place in memory, as memory that a kernel only reads.
+    pub(crate) fn to_read_from(self, element: usize) -> Argument<'a> {
+        Argument::read(self.block(), self.bytes_from(element))
+    }
+
+    /// What follows its `element`-th place in memory, as memory that a kernel writes.
+    pub(crate) fn to_write_from(self, element: usize) -> Argument<'a> {
+        Argument::write(self.block(), self.bytes_from(element))
+    }
+
+    fn bytes_from(&self, element: usize) -> Range<usize> {
+        let Range { start, end } = self.bytes();
+        // An operand without elements has no places.
+        end.min(start + element * self.dtype().size_bytes())..end
+    }
+
     /// Its shape and strides, in elements; the offset is that of [`Place::bytes`].
     pub fn layout(&self) -> &'a Layout {
         self.0.layout()

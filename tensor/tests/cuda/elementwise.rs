@@ -2,37 +2,28 @@ use lowtide_tensor::{DType, Device, RandomKey, Result, Tensor};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
+use crate::alike::{assert_close, on};
 use crate::gpu::Gpu;
 use crate::storage::cpu;
 
 /// Values of a formula may be this far apart, relative to the larger of their size and 1: both
 /// devices have functions that are right to a few units in the last place.
-const TOLERANCE: f32 = 2e-6;
+const TOLERANCE: f64 = 2e-6;
 
-fn noise(device: &Device, name: &str, shape: &[usize], bounds: [f64; 2]) -> Tensor {
+pub(crate) fn noise(device: &Device, name: &str, shape: &[usize], bounds: [f64; 2]) -> Tensor {
     let mut x = Tensor::empty(&cpu(), shape, DType::F32).unwrap();
     x.uniform_(RandomKey::new(5).op(name), bounds[0], bounds[1]).unwrap();
     on(device, &x)
 }
 
-/// A copy on another device.
-fn on(device: &Device, x: &Tensor) -> Tensor {
-    Tensor::from_bytes(device, *x.shape(), x.dtype(), &x.to_bytes().unwrap()).unwrap()
-}
-
 fn close(name: &str, found: &Tensor, expected: &Tensor) {
-    assert_eq!(found.shape(), expected.shape(), "{name}");
-    let [found, expected] = [found, expected].map(|x| x.to_vec::<f32>().unwrap());
-    for (index, (a, b)) in found.iter().zip(&expected).enumerate() {
-        let near = (a - b).abs() <= TOLERANCE * b.abs().max(1.0);
-        assert!(near || a == b || (a.is_nan() && b.is_nan()), "{name}[{index}]: {a}, not {b}");
-    }
+    assert_close(name, found, expected, TOLERANCE);
 }
 
 type Unary = fn(&Tensor) -> Result<Tensor>;
 
 /// Each with the range of numbers that it is tried on.
-const UNARY: [(&str, Unary, [f64; 2]); 31] = [
+const UNARY: [(&str, Unary, [f64; 2]); 32] = [
     ("abs", |x| x.abs(), [-3.0, 3.0]),
     ("neg", |x| x.neg(), [-3.0, 3.0]),
     ("sign", |x| x.sign(), [-3.0, 3.0]),
@@ -64,6 +55,7 @@ const UNARY: [(&str, Unary, [f64; 2]); 31] = [
     ("add_scalar", |x| x.add_scalar(0.75), [-3.0, 3.0]),
     ("sub_scalar", |x| x.sub_scalar(0.75), [-3.0, 3.0]),
     ("mul_scalar", |x| x.mul_scalar(0.75), [-3.0, 3.0]),
+    ("div_scalar", |x| x.div_scalar(0.7), [-3.0, 3.0]),
 ];
 
 #[test]
@@ -173,6 +165,19 @@ fn fills_and_casts_are_those_of_the_processor() {
             assert_eq!(found, cast(&x).unwrap(), "{from} to {to}");
         }
     }
+    let wide = x.to_dtype(DType::F64).unwrap().div_scalar(3.0).unwrap();
+    let sums = |x: &Tensor, wide: &Tensor| -> Result<[Tensor; 2]> {
+        let mut sum = wide.add(&x.transpose(0, 1)?.to_dtype(DType::F64)?.transpose(0, 1)?)?;
+        sum.mul_(wide)?;
+        let narrow = sum.sub(wide)?.div(wide)?.to_dtype(DType::F32)?;
+        Ok([sum, narrow])
+    };
+    let found = sums(&on(&device, &x), &on(&device, &wide)).unwrap();
+    let expected = sums(&x, &wide).unwrap();
+    assert_eq!(
+        found.each_ref().map(|x| x.to_bytes().unwrap()),
+        expected.map(|x| x.to_bytes().unwrap())
+    );
     for dtype in [DType::I64, DType::Bool] {
         let x = x.gt_scalar(0.0).unwrap().to_dtype(dtype).unwrap();
         let copy = |x: &Tensor| x.transpose(0, 1)?.copied()?.to_bytes();

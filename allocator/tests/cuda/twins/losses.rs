@@ -1,7 +1,7 @@
 use lowtide_allocator::cuda::{Argument, Grid, Kernel};
 use proptest::prelude::*;
 
-use super::{F32, Floats, Lab, Read, U64, Words, Write, assert_close, noise};
+use super::{F32, Lab, Read, Words, Write, assert_close, noise};
 
 fn config() -> ProptestConfig {
     ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(16) }
@@ -126,103 +126,5 @@ fn label_that_is_no_class_is_told() {
             lab.run("cross_entropy", forward, Grid::row(2, 32), &arguments);
             assert_eq!(lab.words_of(&bad), [expected]);
         });
-    }
-}
-
-#[test]
-fn steps_of_sgd_are_those_of_its_twin() {
-    let Some(lab) = Lab::open() else { return };
-    let kernel =
-        Kernel { name: "sgd_f32", parameters: &[Write, Write, Read, Read, U64, Floats(6)] };
-    for (len, momentum, is_nesterov) in
-        [(0, 0.5, false), (1, 0.0, false), (100, 0.5, false), (70, 0.75, true)]
-    {
-        let (start, gradient) = (noise(len, 1), noise(len, 2));
-        let (rate, dampening, decay, scale, factor) = (0.125, 0.25, 0.0625, 0.5, 2.0);
-        let expected = |steps: usize| {
-            let mut p: Vec<f64> = start.iter().map(|&p| f64::from(p)).collect();
-            let mut v = vec![0.0; len];
-            for step in 0..steps {
-                for at in 0..len {
-                    let g = scale * factor * f64::from(gradient[at]) + decay * p[at];
-                    v[at] = if step == 0 { g } else { momentum * v[at] + (1.0 - dampening) * g };
-                    let direction = match (momentum != 0.0, is_nesterov) {
-                        (false, _) => g,
-                        (true, false) => v[at],
-                        (true, true) => g + momentum * v[at],
-                    };
-                    p[at] -= rate * direction;
-                }
-            }
-            p
-        };
-        lab.in_each_order(|| {
-            let (p, g, factor) = (lab.floats(&start), lab.floats(&gradient), lab.floats(&[2.0]));
-            // It holds nothing before the first step.
-            let v = lab.floats(&vec![f32::NAN; len]);
-            for step in 0..3 {
-                let is_first = step == 0;
-                let floats = [
-                    rate,
-                    if is_first { 0.0 } else { momentum },
-                    if is_first { 1.0 } else { 1.0 - dampening },
-                    if is_nesterov { momentum } else { 0.0 },
-                    decay,
-                    scale,
-                ]
-                .map(|value| value as f32);
-                let buffer = if momentum == 0.0 { Argument::Nothing } else { v.write() };
-                let len = Argument::U64(len as u64);
-                let arguments =
-                    [p.write(), buffer, g.read(), factor.read(), len, Argument::Floats(&floats)];
-                lab.run("update", kernel, Grid::row(2, 32), &arguments);
-                assert_close(&lab.floats_of(&p), &expected(step + 1), 10, 4.0);
-            }
-        });
-    }
-}
-
-#[test]
-fn steps_of_adam_are_those_of_its_twin() {
-    let Some(lab) = Lab::open() else { return };
-    let parameters = &[Write, Write, Write, Read, Read, U64, Floats(10)];
-    let kernel = Kernel { name: "adam_f32", parameters };
-    for (len, coupled, decoupled) in [(1, 0.0, 0.0), (100, 0.1, 0.0), (70, 0.0, 0.1)] {
-        let (start, gradient) = (noise(len, 1), noise(len, 2));
-        let (rate, beta1, beta2, eps): (f64, f64, f64, f64) = (0.01, 0.9, 0.99, 1e-6);
-        let (mut p, mut m, mut v) = (Vec::new(), vec![0.0; len], vec![0.0; len]);
-        p.extend(start.iter().map(|&p| f64::from(p)));
-        let on_device = [&start, &vec![0.0; len], &vec![0.0; len], &gradient];
-        let [p_values, m_values, v_values, g] = on_device.map(|values| lab.floats(values));
-        for step in 1..4 {
-            let corrections = [1.0 - beta1.powi(step), 1.0 - beta2.powi(step)];
-            for at in 0..len {
-                let g = 0.5 * f64::from(gradient[at]) + coupled * p[at];
-                m[at] = beta1 * m[at] + (1.0 - beta1) * g;
-                v[at] = beta2 * v[at] + (1.0 - beta2) * g * g;
-                let (m, v) = (m[at] / corrections[0], v[at] / corrections[1]);
-                p[at] = p[at] * (1.0 - rate * decoupled) - rate * m / (v.sqrt() + eps);
-            }
-            let floats = [
-                rate / corrections[0],
-                beta1,
-                1.0 - beta1,
-                beta2,
-                1.0 - beta2,
-                1.0 / corrections[1].sqrt(),
-                eps,
-                coupled,
-                1.0 - rate * decoupled,
-                0.5,
-            ]
-            .map(|value| value as f32);
-            let moments = [p_values.write(), m_values.write(), v_values.write()];
-            let rest = [g.read(), Argument::Nothing, Argument::U64(len as u64)];
-            let arguments = [&moments[..], &rest, &[Argument::Floats(&floats)]].concat();
-            lab.run("update", kernel, Grid::row(2, 32), &arguments);
-            assert_close(&lab.floats_of(&p_values), &p, 10, 4.0);
-            assert_close(&lab.floats_of(&m_values), &m, 10, 4.0);
-            assert_close(&lab.floats_of(&v_values), &v, 10, 4.0);
-        }
     }
 }

@@ -17,10 +17,9 @@ mod elementwise;
 mod losses;
 mod planted;
 mod products;
-mod reduce;
 mod windows;
 
-pub(super) use Parameter::{F32, Floats, Read, U32, U64, Words, Write};
+pub(super) use Parameter::{F32, F64, Read, U32, U64, Words, Write};
 
 const ORDERS: [Order; 3] = [Order::Forwards, Order::Backwards, Order::Drawn(1)];
 

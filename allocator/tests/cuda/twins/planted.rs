@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use lowtide_allocator::cuda::pretend::Watch;
 use lowtide_allocator::cuda::{Argument, Grid, Kernel};
 
-use super::{F32, Lab, ORDERS, Read, U32, U64, Words, Write, noise};
+use super::{F32, F64, Lab, ORDERS, Read, U32, U64, Words, Write, noise, walk};
 use crate::gpu::{DEVICE_BYTES, Gpu, KERNELS};
 
 /// A folder of one file of kernels, changed.
@@ -41,20 +41,24 @@ fn complaints(folder: &Path, work: impl Fn(&Lab)) -> Option<Vec<Option<String>>>
     Some(complaints)
 }
 
-fn sum_rows(lab: &Lab) {
+fn fold_rows(lab: &Lab) {
     // More rows than blocks: what is shared is used again.
-    let (x, y) = (lab.floats(&noise(4 * 100, 1)), lab.room(16));
-    let kernel = Kernel { name: "sum_rows_f32", parameters: &[Write, Read, U64, U64] };
-    let sizes = [Argument::U64(4), Argument::U64(100)];
-    lab.run("reduce", kernel, Grid::row(1, 64), &[y.write(), x.read(), sizes[0], sizes[1]]);
+    let (x, partials) = (lab.floats(&noise(4 * 100, 1)), lab.room(4 * 8));
+    let [kept, reduced] = [walk(&[4], &[&[100]]), walk(&[100], &[&[1]])];
+    let parameters = &[Write, Read, Read, U32, F64, Words(2), Words(18), Words(18)];
+    let kernel = Kernel { name: "fold_rows_f32", parameters };
+    let from = [partials.write(), x.read(), Argument::Nothing];
+    let fold = [Argument::U32(0), Argument::F64(0.0), Argument::Words(&[100, 1])];
+    let walks = [Argument::Words(&kept), Argument::Words(&reduced)];
+    lab.run("reduce", kernel, Grid::row(1, 64), &[&from[..], &fold, &walks].concat());
 }
 
 fn matmul(lab: &Lab) {
     let (m, n, k) = (30_usize, 20_usize, 40_usize);
     let (a, b) = (lab.floats(&noise(m * k, 1)), lab.floats(&noise(k * n, 2)));
     let c = lab.room(4 * m * n);
-    let words = [m, n, k, k, 1, m * k, n, 1, k * n, n, m * n].map(|size| size as u64);
-    let parameters = &[Write, Read, Read, Read, U32, Words(11)];
+    let words = [m, n, k, k, 1, m * k, n, 1, k * n, n, 1, m * n].map(|size| size as u64);
+    let parameters = &[Write, Read, Read, Read, U32, Words(12)];
     let kernel = Kernel { name: "matmul_f32_nn", parameters };
     let none = Argument::Nothing;
     let rest = [none, Argument::U32(0), Argument::Words(&words)];
@@ -95,7 +99,7 @@ fn each_barrier_that_is_removed_from_a_kernel_is_missed() {
             whole.strip_suffix(BARRIER).unwrap_or(&whole).to_owned()
         };
         for (file, of_file, work) in
-            [("reduce", 0..2, sum_rows as fn(&Lab)), ("matmul", 2..4, matmul)]
+            [("reduce", 0..2, fold_rows as fn(&Lab)), ("matmul", 2..4, matmul)]
         {
             if nth < count && !of_file.contains(&nth) {
                 continue;
@@ -117,8 +121,8 @@ fn each_bound_that_is_removed_from_a_kernel_is_missed() {
         ("matmul", matmul, "if (row >= sizes.m || k >= sizes.k) return 0.0f;", ""),
         ("matmul", matmul, "k >= sizes.k || column >= sizes.n", "k > sizes.k"),
         ("matmul", matmul, "if (row >= sizes.m || column >= sizes.n) return;", ""),
-        ("reduce", sum_rows, "i < len; i += blockDim.x", "i <= len; i += blockDim.x"),
-        ("reduce", sum_rows, "row < outer", "row <= outer"),
+        ("reduce", fold_rows, "i < end; i += blockDim.x", "i <= end; i += blockDim.x"),
+        ("reduce", fold_rows, "kept.len; at += gridDim.x", "kept.len + 1; at += gridDim.x"),
     ]
     .into_iter()
     .enumerate()

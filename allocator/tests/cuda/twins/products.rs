@@ -41,10 +41,10 @@ fn matrices_are_multiplied_as_by_their_twin() {
             sum += if adds { of(&before, (matrix * m + row) * n + column) } else { 0.0 };
             expected.push(sum);
         }
-        let sizes = [m, n, k, a_row, a_column, m * k, b_row, b_column, k * n, n, m * n];
+        let sizes = [m, n, k, a_row, a_column, m * k, b_row, b_column, k * n, n, 1, m * n];
         let words = sizes.map(|size| size as u64);
         let name = NAMES[usize::from(is_a_turned)][usize::from(is_b_turned)];
-        let kernel = Kernel { name, parameters: &[Write, Read, Read, Read, U32, Words(11)] };
+        let kernel = Kernel { name, parameters: &[Write, Read, Read, Read, U32, Words(12)] };
         let [a, b, bias] = [&a, &b, &bias].map(|values| lab.floats(values));
         lab.in_each_order(|| {
             let c = if adds { lab.floats(&before) } else { lab.room(4 * batch * m * n) };

@@ -20,3 +20,17 @@ STAMP(f16, f16, float, f32)
 STAMP(f16, f16, bf16, bf16)
 STAMP(bf16, bf16, float, f32)
 STAMP(bf16, bf16, f16, f16)
+
+extern "C" __global__ void cast_f32_f64(double* y, const float* x, Walk<2> walk) {
+  for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
+    Places<2> at = places(walk, i);
+    y[at.at[0]] = (double)x[at.at[1]];
+  }
+}
+
+extern "C" __global__ void cast_f64_f32(float* y, const double* x, Walk<2> walk) {
+  for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
+    Places<2> at = places(walk, i);
+    y[at.at[0]] = (float)x[at.at[1]];
+  }
+}

@@ -62,17 +62,17 @@ struct Max {
 // Joins a value of each thread of a block, in a fixed order; all threads get the result. `scratch`
 // is 32 values of shared memory. Blocks have whole warps.
 template <typename Join, typename T>
-__device__ inline T join_block(T value, T* scratch) {
+__device__ inline T join_block(T value, T* scratch, const Join& join = Join()) {
   u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (u32 bit = 16; bit > 0; bit /= 2) {
-    value = Join::join(value, __shfl_xor_sync(ALL_LANES, value, bit));
+    value = join.join(value, __shfl_xor_sync(ALL_LANES, value, bit));
   }
   // Whoever still reads what the last call left has to be done with it.
   __syncthreads();
   if (lane == 0) scratch[warp] = value;
   __syncthreads();
   value = scratch[0];
-  for (u32 other = 1; other < blockDim.x / 32; other++) value = Join::join(value, scratch[other]);
+  for (u32 other = 1; other < blockDim.x / 32; other++) value = join.join(value, scratch[other]);
   return value;
 }
 

@@ -7,7 +7,7 @@
 enum Unary : u32 {
   ABS, NEG, SIGN, RELU, CLAMP, EXP, EXPM1, LOG, LOG1P, SQRT, RSQRT, RECIPROCAL, SIN, COS, TANH, ERF,
   SIGMOID, LEAKY_RELU, ELU, GELU, GELU_TANH, SILU, SOFTPLUS, FLOOR, CEIL, ROUND, TRUNC, POW_SCALAR,
-  ADD_SCALAR, MUL_SCALAR
+  ADD_SCALAR, MUL_SCALAR, DIV_SCALAR
 };
 
 enum Binary : u32 {
@@ -57,6 +57,7 @@ __device__ inline float unary(u32 op, float x, float p, float q) {
     case POW_SCALAR: return powf(x, p);
     case ADD_SCALAR: return x + p;
     case MUL_SCALAR: return x * p;
+    case DIV_SCALAR: return x / p;
   }
   return 0.0f;
 }
@@ -117,5 +118,24 @@ extern "C" __global__ void binary_f32_walk(float* y, const float* a, const float
   for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
     Places<3> at = places(walk, i);
     y[at.at[0]] = binary(op, a[at.at[1]], b[at.at[2]], p);
+  }
+}
+
+// The arithmetic of f64, for sums that go on over many batches.
+__device__ inline double arithmetic(u32 op, double a, double b, double p) {
+  switch (op) {
+    case ADD_SCALED: return a + p * b;
+    case SUB: return a - b;
+    case MUL: return a * b;
+    case DIV: return a / b;
+  }
+  return 0.0;
+}
+
+extern "C" __global__ void binary_f64_walk(double* y, const double* a, const double* b, u32 op,
+                                           double p, Walk<3> walk) {
+  for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
+    Places<3> at = places(walk, i);
+    y[at.at[0]] = arithmetic(op, a[at.at[1]], b[at.at[2]], p);
   }
 }

@@ -2,15 +2,17 @@
 
 __device__ inline bool is_finite(float x) { return x - x == 0.0f; }
 
-// x *= scale, in place; `found` becomes 1 where a result is not finite, and is left alone else.
-extern "C" __global__ void scale_and_check_f32(float* x, u32* found, u64 len, float scale) {
+// x *= scale, in place, or as it is where the scale is 1; `found` becomes 1.0 where a result is not
+// finite, and is left alone else.
+extern "C" __global__ void scale_and_check_f32(u32* found, float* x, float scale, Walk<1> walk) {
   bool all = true;
-  for (u64 i = thread_index(); i < len; i += thread_count()) {
-    float y = scale * x[i];
-    x[i] = y;
+  for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
+    float& place = x[places(walk, i).at[0]];
+    float y = place;
+    if (scale != 1.0f) place = y = scale * y;
     all = all && is_finite(y);
   }
-  if (!all) atomicOr(found, 1u);
+  if (!all) atomicOr(found, __float_as_uint(1.0f));
 }
 
 struct SumOfDoubles {
@@ -18,7 +20,7 @@ struct SumOfDoubles {
 };
 
 // partials[block] = Σ x² over the block's elements, overwritten. The grid fixes the order.
-extern "C" __global__ void __launch_bounds__(1024)
+extern "C" __global__ void __launch_bounds__(256)
     squares_f32(double* partials, const float* x, u64 len) {
   __shared__ double scratch[32];
   double sum = 0.0;
@@ -27,17 +29,12 @@ extern "C" __global__ void __launch_bounds__(1024)
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-// norm = √Σ partials and factor = min(1, limit / (norm + 1e-6)), as `clip_grad_norm_` of PyTorch.
-// One block.
-extern "C" __global__ void __launch_bounds__(1024)
-    clip_factor(float* norm, float* factor, const double* partials, u64 len, float limit) {
+// sum += Σ partials. One block.
+extern "C" __global__ void __launch_bounds__(256)
+    add_partials_f64(double* sum, const double* partials, u64 len) {
   __shared__ double scratch[32];
-  double sum = 0.0;
-  for (u64 i = threadIdx.x; i < len; i += blockDim.x) sum += partials[i];
-  sum = join_block<SumOfDoubles>(sum, scratch);
-  if (threadIdx.x != 0) return;
-  float root = (float)sqrt(sum);
-  float quotient = limit / (root + 1e-6f);
-  *norm = root;
-  *factor = quotient < 1.0f || quotient != quotient ? quotient : 1.0f;
+  double all = 0.0;
+  for (u64 i = threadIdx.x; i < len; i += blockDim.x) all += partials[i];
+  all = join_block<SumOfDoubles>(all, scratch);
+  if (threadIdx.x == 0) *sum += all;
 }

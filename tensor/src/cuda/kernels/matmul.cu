@@ -7,7 +7,7 @@ struct Sizes {
   // Elements from a row to the next, from a column to the next, and from a matrix to the next.
   u64 a_row, a_column, a_matrix;
   u64 b_row, b_column, b_matrix;
-  u64 c_row, c_matrix;
+  u64 c_row, c_column, c_matrix;
 };
 
 // `A_DEEP`: columns of A lie side by side; `B_DEEP`: rows of B do.
@@ -32,7 +32,7 @@ struct Matmul {
   }
   __device__ void put(u32 row, u32 column, float value) const {
     if (row >= sizes.m || column >= sizes.n) return;
-    float* place = &y[row * sizes.c_row + column];
+    float* place = &y[row * sizes.c_row + column * sizes.c_column];
     if (bias != nullptr) value += bias[column];
     *place = adds ? *place + value : value;
   }

@@ -48,7 +48,7 @@ pub(super) fn copy(op: &Copy, cuda: &Cuda, operands: &CudaOperands<'_>) -> Resul
     if is_same && source.is_contiguous() && to.layout().is_contiguous() && source.shape() == shape {
         return cuda.copy(&from, &to);
     }
-    use DType::{BF16, F16, F32};
+    use DType::{BF16, F16, F32, F64};
     let (image, name) = match (op.from, op.to) {
         _ if is_same => {
             let names = ["copy_1", "copy_2", "copy_4", "copy_8"];
@@ -60,6 +60,8 @@ pub(super) fn copy(op: &Copy, cuda: &Cuda, operands: &CudaOperands<'_>) -> Resul
         (F16, BF16) => (CAST, Some("cast_f16_bf16")),
         (BF16, F32) => (CAST, Some("cast_bf16_f32")),
         (BF16, F16) => (CAST, Some("cast_bf16_f16")),
+        (F32, F64) => (CAST, Some("cast_f32_f64")),
+        (F64, F32) => (CAST, Some("cast_f64_f32")),
         _ => (CAST, None),
     };
     let kernel = Signature {
@@ -78,9 +80,17 @@ struct Formula {
     scalars: [f64; 2],
 }
 
-/// Enqueues a formula of f32.
+impl Formula {
+    /// Of addition, subtraction, multiplication and division, which f64 has a kernel for.
+    fn is_arithmetic(&self) -> bool {
+        self.number < 4
+    }
+}
+
+/// Enqueues a formula of f32, or arithmetic of f64.
 pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let is_f32 = op.dtype == DType::F32 && op.result == DType::F32;
+    let [is_f32, is_f64] =
+        [DType::F32, DType::F64].map(|dtype| op.dtype == dtype && op.result == dtype);
     let to = operands.write(0);
     let shape = *to.layout().shape();
     let mut sources: Vec<_> = (0..operands.read_count()).map(|i| operands.read(i)).collect();
@@ -93,7 +103,7 @@ pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>
     let layouts: Vec<Layout> = sources.iter().map(|source| expanded(source.layout())).collect();
     let is_plain = to.layout().is_contiguous() && layouts.iter().all(Layout::is_contiguous);
     let (len, grid) = (Argument::U64(shape.element_count() as u64), grid(shape.element_count()));
-    use Parameter::{F32, Read, U32, U64, Write};
+    use Parameter::{F32, F64, Read, U32, U64, Write};
     match (&*sources, &*layouts) {
         ([x], [layout]) if is_f32 => {
             let formula = or_no_kernel(unary(op.op, op.scalar), op.name)?;
@@ -124,6 +134,16 @@ pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>
             let parameters = &[Write, Read, Read, U32, F32, WALK_OF_3];
             let kernel = Signature { name: "binary_f32_walk", parameters };
             let arguments = [y, a, b, number, Argument::F32(p), Argument::Words(&walk)];
+            cuda.launch(ELEMENTWISE, &kernel, grid, &arguments)
+        }
+        ([a, b], [a_layout, b_layout]) if is_f64 && op.scalar.is_none() => {
+            let formula = or_no_kernel(binary(op.op).filter(Formula::is_arithmetic), op.name)?;
+            let walk = walk(&shape, [to.layout(), a_layout, b_layout]);
+            let parameters = &[Write, Read, Read, U32, F64, WALK_OF_3];
+            let kernel = Signature { name: "binary_f64_walk", parameters };
+            let (number, p) = (Argument::U32(formula.number), Argument::F64(formula.scalars[0]));
+            let (y, a, b) = (to.to_write(), a.to_read(), b.to_read());
+            let arguments = [y, a, b, number, p, Argument::Words(&walk)];
             cuda.launch(ELEMENTWISE, &kernel, grid, &arguments)
         }
         _ => Err(TensorError::NoKernel { op: op.name, device: "cuda" }),
@@ -165,6 +185,7 @@ fn unary(op: Op, scalar: Option<f64>) -> Option<Formula> {
         (Op::Number(N::Add), Some(scalar)) => (28, scalar, 0.0),
         (Op::Number(N::Sub), Some(scalar)) => (28, -scalar, 0.0),
         (Op::Number(N::Mul), Some(scalar)) => (29, scalar, 0.0),
+        (Op::Float(F::Div), Some(scalar)) => (30, scalar, 0.0),
         _ => return None,
     };
     Some(Formula { number, scalars: [p, q] })

@@ -1,11 +1,15 @@
 //! What a step asks of all gradients at once: scaled, finite, and how long.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{for_each_dtype, for_float};
 use crate::layout::Nest;
-use crate::{Cost, DType, Device, Kernel, Operands, Result, Tensor, TensorError};
+use crate::{Cost, DType, Device, DeviceKind, Kernel, Operands, Result, Tensor, TensorError};
 
 /// Scales one tensor in place and raises `flag` to 1 if an element is infinite or NaN.
 struct ScaleAndCheck {
@@ -41,9 +45,18 @@ impl Kernel for ScaleAndCheck {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::scale_and_check(&self, cuda, operands)
+    }
 }
 
-/// Adds one tensor's sum of squares to `sum`.
+/// The most partial sums that an NVIDIA device keeps of a tensor's squares.
+const PARTIALS_MAX: usize = 1024;
+
+/// Adds one tensor's sum of squares to the first destination. The second holds partial sums, where
+/// the device keeps them.
 struct AddSquares {
     dtype: DType,
     len: usize,
@@ -65,6 +78,11 @@ impl Kernel for AddSquares {
             sum[0] += cpu::sum_of_squares(cpu, operands.read::<T>(0).slice());
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::add_squares(&self, cuda, operands)
     }
 }
 
@@ -114,10 +132,12 @@ pub fn squared_norm<'a>(
     tensors: impl IntoIterator<Item = &'a Tensor>,
 ) -> Result<Tensor> {
     let sum = Tensor::zeros(device, [1], DType::F64)?;
+    let partial_count = if device.kind() == DeviceKind::Cuda { PARTIALS_MAX } else { 0 };
+    let partials = Tensor::workspace(device, partial_count, DType::F64)?;
     for tensor in tensors {
         check_any_float("squared_norm", tensor)?;
         let kernel = AddSquares { dtype: tensor.dtype(), len: tensor.element_count() };
-        device.launch(kernel, &[&tensor.contiguous()?], &[&sum])?;
+        device.launch(kernel, &[&tensor.contiguous()?], &[&sum, &partials])?;
     }
     Ok(sum)
 }

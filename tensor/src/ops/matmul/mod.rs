@@ -2,9 +2,14 @@
 //!
 //! a: [.., M, K], b: [.., K, N], y: [.., M, N].
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
 use crate::cpu::Cpu;
 use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched, packing_bytes_bound};
 use crate::cpu::panel::Start;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{for_float, for_half};
 use crate::layout::{Layout, RANK_MAX};
 use crate::{
@@ -89,6 +94,11 @@ impl Kernel for MatMul {
             false => self.run::<f32, E, E>(cpu, operands),
         }));
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::product(&self, cuda, operands)
     }
 }
 

@@ -4,6 +4,8 @@ use super::fold::{Accumulator, Fold, Lane, Reducible};
 use super::plan::{Along, Block, Plan};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::for_each_dtype;
 use crate::ops::elementwise::Arithmetic;
 use crate::{Cost, DType, Element, Kernel, Operands, Result};
@@ -118,6 +120,11 @@ impl Kernel for Extreme {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         for_each_dtype!(self.dtype, E => self.run::<E>(cpu, operands));
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        super::cuda::extreme(&self, cuda, operands)
     }
 }
 

@@ -6,12 +6,16 @@
 //! lies.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod extreme;
 mod fold;
 mod plan;
 mod positions;
 
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::for_each_dtype;
 use crate::layout::{Layout, check_axis};
 use crate::{Cost, DType, Kernel, Operands, Result, Shape, Tensor, TensorError};
@@ -124,6 +128,11 @@ impl Kernel for Reduce {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         for_each_dtype!(self.dtype, E => self.run::<E>(cpu, operands));
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::reduce(&self, cuda, operands)
     }
 }
 

@@ -18,13 +18,13 @@ const OUTPUTS_LEN: usize = 1024;
 
 /// The tasks of a reduction; a function of the input's layout alone.
 pub(super) struct Plan {
-    kept: Nest<1>,
-    inner: Nest<1>,
+    pub(super) kept: Nest<1>,
+    pub(super) inner: Nest<1>,
     pub(super) outputs: usize,
     pub(super) reduced: usize,
     outputs_len: usize,
-    reduced_len: usize,
-    is_by_lines: bool,
+    pub(super) reduced_len: usize,
+    pub(super) is_by_lines: bool,
 }
 
 /// How a [`Block`] lies.

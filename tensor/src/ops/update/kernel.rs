@@ -4,6 +4,8 @@ use half::{bf16, f16};
 
 use super::{Form, Rounding, STATES_MAX, UpdateFormula, cpu, for_update};
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::layout::{Layout, Nest};
 use crate::{Cost, DType, Element, Kernel, Operands, Result};
 
@@ -117,5 +119,9 @@ where
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         for_update!(self.form.dtypes, self.run(cpu, operands));
         Ok(())
+    }
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        super::cuda::update(&self, cuda, operands)
     }
 }

@@ -1,6 +1,8 @@
 //! An optimizer's update of one tensor or of many, fused, by a formula for one element.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod kernel;
 mod norms;
 mod quantized;
@@ -35,6 +37,11 @@ pub trait UpdateFormula<const STATES: usize, const SCALARS: usize>: Copy + Send 
         [StateRange::Signed; STATES]
     }
 
+    /// What it is to a device that has kernels for some formulas alone, rather than for any.
+    fn known(&self) -> Option<KnownFormula> {
+        None
+    }
+
     /// The new parameter and the new states. Write it `#[inline(always)]` and without branches that
     /// depend on the element, and it runs on whole vectors. `T` is f64 beside f64 parameters, else
     /// f32.
@@ -45,6 +52,53 @@ pub trait UpdateFormula<const STATES: usize, const SCALARS: usize>: Copy + Send 
         gradient: T,
         states: [T; STATES],
     ) -> (T, [T; STATES]);
+}
+
+/// Formulas that NVIDIA devices have kernels for, with the constants of a step; `p` is the
+/// parameter, `g` the gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum KnownFormula {
+    /// `g += weight_decay · p; m = keep · m + take · g; p -= along_g · g + along_m · m`, with one
+    /// state or, without `m`, none.
+    Sgd {
+        /// Pull towards 0.
+        weight_decay: f64,
+        /// How much of `m` is kept.
+        keep: f64,
+        /// How much of the gradient `m` takes.
+        take: f64,
+        /// Step size along the gradient.
+        along_g: f64,
+        /// Step size along `m`.
+        along_m: f64,
+    },
+    /// `g += coupled · p; m = β₁ m + (1 - β₁) g; v = β₂ v + (1 - β₂) g²;
+    /// p = keep · p - rate · m / (√v · root_scale + eps)`, with the states `m` and `v`.
+    Adam {
+        /// β₁ and β₂.
+        betas: [f64; 2],
+        /// Pull towards 0 by way of the gradient.
+        coupled: f64,
+        /// How much of the parameter is kept.
+        keep: f64,
+        /// Step size.
+        rate: f64,
+        /// What corrects `√v`.
+        root_scale: f64,
+        /// Keeps the quotient finite.
+        eps: f64,
+    },
+}
+
+impl KnownFormula {
+    /// How many states it can have.
+    #[cfg(feature = "cuda")]
+    fn state_counts(&self) -> std::ops::RangeInclusive<usize> {
+        match self {
+            KnownFormula::Sgd { .. } => 0..=1,
+            KnownFormula::Adam { .. } => 2..=2,
+        }
+    }
 }
 
 /// How a new parameter becomes one of its element type.

@@ -1,0 +1,107 @@
+use lowtide_tensor::{Result, Tensor, TensorError};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use crate::alike::{assert_alike, on};
+use crate::elementwise::noise;
+use crate::gpu::Gpu;
+use crate::storage::cpu;
+
+/// Sums of up to 150 products of numbers below 1, in another order.
+const TOLERANCE: f64 = 2e-5;
+
+fn config(cases: u32) -> Config {
+    Config { cases, failure_persistence: None, ..Config::default() }
+}
+
+/// The last two dimensions the other way round in memory, or every second row.
+fn arranged(x: &Tensor, form: usize) -> Result<Tensor> {
+    let rank = x.shape().len();
+    match form {
+        0 => Ok(x.clone()),
+        1 => x.transpose(rank - 2, rank - 1)?.copied()?.transpose(rank - 2, rank - 1),
+        _ => Tensor::cat(&[x, x], rank - 1)?.narrow(rank - 1, 0, x.shape()[rank - 1]),
+    }
+}
+
+#[test]
+fn products_are_those_of_the_processor_over_generated_shapes() {
+    let Some(gpu) = Gpu::take() else { return };
+    let size = || prop_oneof![1 => 0..2_usize, 4 => 2..20_usize, 1 => 60..150_usize];
+    let batch = prop::collection::vec((1..4_usize, 0..4), 0..=3);
+    let forms = (0..2_usize, 0..2_usize, any::<bool>());
+    TestRunner::new(config(40))
+        .run(&((size(), size(), size()), batch, forms), |((m, k, n), batch, (fa, fb, adds))| {
+            let (device, cpu) = (gpu.device(), cpu());
+            let side = |stretched: i32, dims: [usize; 2]| -> Vec<usize> {
+                let outer =
+                    batch.iter().map(|&(size, which)| if which == stretched { 1 } else { size });
+                outer.chain(dims).collect()
+            };
+            let a = noise(&cpu, "a", &side(0, [m, k]), [-1.0, 1.0]);
+            let b = noise(&cpu, "b", &side(1, [k, n]), [-1.0, 1.0]);
+            let shape = *a.matmul(&b).unwrap().shape();
+            let y = noise(&cpu, "y", &shape, [-1.0, 1.0]);
+            assert_alike(&device, "matmul", &[&a, &b, &y], TOLERANCE, |inputs| {
+                let [a, b, y] = inputs else { unreachable!() };
+                let (a, b) = (arranged(a, fa)?, arranged(b, fb)?);
+                if adds {
+                    let mut y = y.clone();
+                    y.matmul_add_(&a, &b)?;
+                    return Ok(vec![y]);
+                }
+                Ok(vec![a.matmul(&b)?])
+            });
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn layers_and_vectors_are_those_of_the_processor() {
+    let Some(gpu) = Gpu::take() else { return };
+    let x = noise(&cpu(), "x", &[3, 7, 40], [-1.0, 1.0]);
+    let (w, b) =
+        (noise(&cpu(), "w", &[70, 40], [-1.0, 1.0]), noise(&cpu(), "b", &[70], [0.0, 1.0]));
+    let v = noise(&cpu(), "v", &[40], [-1.0, 1.0]);
+    gpu.in_every_order(|| {
+        assert_alike(&gpu.device(), "linear", &[&x, &w, &b, &v], TOLERANCE, |inputs| {
+            let [x, w, b, v] = inputs else { unreachable!() };
+            Ok(vec![
+                x.linear(w, Some(b))?,
+                x.linear(w, None)?,
+                w.matvec(v)?,
+                v.dot(v)?,
+                v.outer(b)?,
+                v.matmul(&w.transpose(0, 1)?)?,
+            ])
+        });
+    });
+}
+
+#[test]
+fn gradients_are_added_through_a_view_that_lies_on_its_side() {
+    let Some(gpu) = Gpu::take() else { return };
+    let a = noise(&cpu(), "a", &[9, 5], [-1.0, 1.0]);
+    let b = noise(&cpu(), "b", &[5, 66], [-1.0, 1.0]);
+    let y = noise(&cpu(), "y", &[70, 12], [-1.0, 1.0]);
+    assert_alike(&gpu.device(), "matmul_add", &[&a, &b, &y], TOLERANCE, |inputs| {
+        let [a, b, y] = inputs else { unreachable!() };
+        let mut part = y.narrow(0, 2, 66)?.narrow(1, 1, 9)?.transpose(0, 1)?;
+        part.matmul_add_(a, b)?;
+        Ok(Vec::new())
+    });
+}
+
+#[test]
+fn types_without_a_kernel_say_so_and_nothing_is_written() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    let x = on(&device, &Tensor::ones(&cpu(), [2, 2], lowtide_tensor::DType::F64).unwrap());
+    let error = x.matmul(&x).unwrap_err();
+    assert!(matches!(error, TensorError::NoKernel { op: "matmul", device: "cuda" }), "{error}");
+    let mut y = x.clone();
+    let other = on(&device, &Tensor::ones(&cpu(), [2, 2], lowtide_tensor::DType::F64).unwrap());
+    assert!(y.matmul_add_(&other, &other).is_err());
+    assert_eq!(x.to_vec::<f64>().unwrap(), [1.0; 4]);
+}

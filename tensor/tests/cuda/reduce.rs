@@ -1,0 +1,122 @@
+use lowtide_tensor::{Result, Tensor};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use crate::alike::assert_alike;
+use crate::elementwise::noise;
+use crate::gpu::Gpu;
+use crate::storage::cpu;
+
+/// Both accumulate in f64; exponentials differ by a few roundings of f32.
+const TOLERANCE: f64 = 1e-6;
+
+type Reduction = fn(&Tensor, &[usize]) -> Result<Tensor>;
+
+/// All that there are for f32, by every fold and every finish; the first ones need elements.
+const REDUCTIONS: [(&str, Reduction); 17] = [
+    ("amax", |x, axes| x.amax(axes)),
+    ("amin", |x, axes| x.amin(axes)),
+    ("norm inf", |x, axes| x.norm(axes, f64::INFINITY)),
+    ("norm -inf", |x, axes| x.norm(axes, f64::NEG_INFINITY)),
+    ("sum", |x, axes| x.sum(axes)),
+    ("prod", |x, axes| x.prod(axes)),
+    ("mean", |x, axes| x.mean(axes)),
+    ("any", |x, axes| x.any(axes)),
+    ("all", |x, axes| x.all(axes)),
+    ("count", |x, axes| x.count_nonzero(axes)),
+    ("logsumexp", |x, axes| x.logsumexp(axes)),
+    ("var", |x, axes| x.var(axes, 1.0)),
+    ("std", |x, axes| x.std(axes, 0.0)),
+    ("norm 0", |x, axes| x.norm(axes, 0.0)),
+    ("norm 1", |x, axes| x.norm(axes, 1.0)),
+    ("norm 2", |x, axes| x.norm(axes, 2.0)),
+    ("norm 3", |x, axes| x.norm(axes, 3.0)),
+];
+const NEED_ELEMENTS: usize = 4;
+
+/// Some elements 0, one NaN if asked for.
+fn spotted(shape: &[usize], has_nan: bool) -> Tensor {
+    let x = noise(&cpu(), "x", shape, [-2.0, 2.0]);
+    let mut values = x.to_vec::<f32>().unwrap();
+    values.iter_mut().step_by(7).for_each(|x| *x = 0.0);
+    if let (true, Some(last)) = (has_nan, values.last_mut()) {
+        *last = f32::NAN;
+    }
+    Tensor::from_slice(&cpu(), shape, &values).unwrap()
+}
+
+#[test]
+fn reductions_are_those_of_the_processor_over_generated_shapes() {
+    let Some(gpu) = Gpu::take() else { return };
+    let size = || prop_oneof![1 => 0..2_usize, 6 => 2..9_usize];
+    let shapes = prop::collection::vec((size(), any::<bool>()), 0..=5);
+    let config = Config { cases: 80, failure_persistence: None, ..Config::default() };
+    let cases = (shapes, 0..REDUCTIONS.len(), any::<bool>(), any::<bool>());
+    TestRunner::new(config)
+        .run(&cases, |(dims, which, is_turned, has_nan)| {
+            let shape: Vec<usize> = dims.iter().map(|dim| dim.0).collect();
+            let axes: Vec<usize> = (0..dims.len()).filter(|&axis| dims[axis].1).collect();
+            if which < NEED_ELEMENTS && axes.iter().any(|&axis| shape[axis] == 0) {
+                return Ok(());
+            }
+            let (name, reduce) = REDUCTIONS[which];
+            let x = spotted(&shape, has_nan);
+            assert_alike(&gpu.device(), name, &[&x], TOLERANCE, |inputs| {
+                let x = &inputs[0];
+                let turned: Vec<usize> = (0..shape.len()).rev().collect();
+                let x = if is_turned {
+                    x.permute(&turned)?.copied()?.permute(&turned)?
+                } else {
+                    x.clone()
+                };
+                Ok(vec![reduce(&x, &axes)?])
+            });
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn long_reductions_go_part_by_part_in_every_order() {
+    let Some(gpu) = Gpu::take() else { return };
+    // Rows of more than a part, and columns of more than one.
+    let rows = noise(&cpu(), "rows", &[2, 70_000], [-1.0, 1.0]);
+    let columns = noise(&cpu(), "columns", &[1500, 130], [-1.0, 1.0]);
+    gpu.in_every_order(|| {
+        assert_alike(&gpu.device(), "parts", &[&rows, &columns], TOLERANCE, |inputs| {
+            let [rows, columns] = inputs else { unreachable!() };
+            Ok(vec![
+                rows.sum(&[1])?,
+                rows.sum_all()?,
+                rows.logsumexp(&[1])?,
+                columns.sum(&[0])?,
+                columns.var(&[0], 1.0)?,
+                rows.argmax()?,
+                rows.argmin_all()?,
+                columns.argmax_axis(0)?,
+            ])
+        });
+    });
+}
+
+#[test]
+fn positions_are_the_first_ones_and_those_of_nan() {
+    let Some(gpu) = Gpu::take() else { return };
+    let (nan, inf) = (f32::NAN, f32::INFINITY);
+    let rows = [
+        [1.0, 3.0, 3.0, -1.0, -1.0],
+        [1.0, nan, 5.0, nan, -2.0],
+        [-inf, -inf, -inf, -inf, -inf],
+        [inf, 0.0, inf, -0.0, 0.0],
+    ];
+    let x = Tensor::from_slice(&cpu(), [4, 5], rows.as_flattened()).unwrap();
+    gpu.in_every_order(|| {
+        assert_alike(&gpu.device(), "positions", &[&x], 0.0, |inputs| {
+            let x = &inputs[0];
+            let (max, at) = x.max(1)?;
+            let (min, from) = x.min(0)?;
+            let turned = x.transpose(0, 1)?;
+            Ok(vec![max, at, min, from, turned.argmax()?, turned.argmin()?, x.argmax_all()?])
+        });
+    });
+}
