@@ -130,7 +130,7 @@ impl Section {
 }
 
 /// The packages that have a feature `cuda`, which is on in tests.
-const WITH_CUDA: [&str; 2] = ["lowtide-allocator", "lowtide-tensor"];
+const WITH_CUDA: [&str; 3] = ["lowtide-allocator", "lowtide-tensor", "lowtide-trainer"];
 
 /// The sections of a run, and the names of those left out with the reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -180,7 +180,10 @@ pub fn plan(options: &Options, package: Option<&str>) -> Plan {
         plan.sections.push(
             Section::new(
                 "clippy without CUDA",
-                &format!("clippy -p {} --all-targets -- -D warnings", WITH_CUDA.join(" -p ")),
+                &format!(
+                    "clippy -p {} --no-default-features --all-targets -- -D warnings",
+                    WITH_CUDA.join(" -p ")
+                ),
                 Counting::Status,
             )
             .needs(Needs::Subcommand("clippy")),

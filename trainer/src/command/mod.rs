@@ -18,7 +18,9 @@ use std::process::ExitCode;
 
 use clap::builder::RangedU64ValueParser;
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
+#[cfg(feature = "cuda")]
+use lowtide_tensor::cuda::CudaOptions;
 use lowtide_tensor::{CpuOptions, Device, SimSpec};
 
 use crate::human::parse_bytes;
@@ -79,33 +81,63 @@ impl RecipeArgs {
 /// Where to compute.
 #[derive(Args)]
 struct DeviceArgs {
-    /// Where to compute.
-    #[arg(long, value_enum, default_value_t)]
-    device: DeviceKind,
-    /// The most memory to reserve, such as 6MiB; all of the machine's if absent.
+    /// Where to compute: cpu, cuda, or cuda:N for the NVIDIA device number N.
+    #[arg(long, default_value = "cpu", value_parser = parse_place)]
+    device: Place,
+    /// The most memory to reserve, such as 6MiB; all that the device has if absent.
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     #[arg(value_parser = parse_budget)]
     budget: Option<usize>,
 }
 
-#[derive(Clone, Copy, Default, ValueEnum)]
-enum DeviceKind {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
     /// The processor of this machine.
-    #[default]
     Cpu,
+    /// The NVIDIA device of this number.
+    Cuda(usize),
 }
 
 impl DeviceArgs {
     fn open(&self) -> Result<Device> {
-        let DeviceKind::Cpu = self.device;
-        Ok(Device::cpu(CpuOptions { budget_bytes: self.budget, ..Default::default() })?)
+        let budget_bytes = self.budget;
+        match self.device {
+            Place::Cpu => Ok(Device::cpu(CpuOptions { budget_bytes, ..Default::default() })?),
+            #[cfg(feature = "cuda")]
+            Place::Cuda(index) => Ok(Device::cuda(CudaOptions { index, budget_bytes })?),
+            #[cfg(not(feature = "cuda"))]
+            Place::Cuda(_) => Err(TrainError::Setting {
+                place: "--device".to_owned(),
+                problem: "this lowtide was built without the feature `cuda`".to_owned(),
+            }),
+        }
     }
 
     /// A simulated device of the same kind, so large that any model can be built on it.
     fn open_simulated(&self) -> Result<Device> {
         const CAPACITY_BYTES: usize = 1 << 50;
-        Ok(Device::sim(SimSpec::like_this_machine(CAPACITY_BYTES))?)
+        Ok(Device::sim(match self.device {
+            Place::Cpu => SimSpec::like_this_machine(CAPACITY_BYTES),
+            Place::Cuda(_) => SimSpec::like_cuda(CAPACITY_BYTES),
+        })?)
     }
+
+    /// What computes, in words.
+    fn describe(&self, device: &Device) -> String {
+        match self.device {
+            Place::Cpu => format!("{} threads", device.threads()),
+            Place::Cuda(index) => format!("NVIDIA device {index}"),
+        }
+    }
+}
+
+fn parse_place(text: &str) -> std::result::Result<Place, String> {
+    let index = match text {
+        "cpu" => return Ok(Place::Cpu),
+        "cuda" => return Ok(Place::Cuda(0)),
+        _ => text.strip_prefix("cuda:").and_then(|index| index.parse().ok()),
+    };
+    index.map(Place::Cuda).ok_or_else(|| "expected cpu, cuda or cuda:N".to_owned())
 }
 
 fn parse_budget(text: &str) -> std::result::Result<usize, String> {

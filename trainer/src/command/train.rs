@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use clap::Args;
 use lowtide_allocator::{Fault, Repeat};
-use lowtide_tensor::Device;
 
 use crate::command::interrupt::Interrupt;
 use crate::command::staging::Staging;
@@ -124,7 +123,8 @@ fn work(
         final_state_hash: format!("{:016x}", trainer.state_hash()?),
     };
     curves.report.memory = timeline.to_memory_timeline();
-    let report = curves.finish(recipe, &summary, trainer, &device);
+    let computer = arguments.device.describe(&device);
+    let report = curves.finish(recipe, &summary, trainer, &computer);
     RunDir::write(&files.report(), &report.to_html())?;
     let json = serde_json::to_string_pretty(&summary).expect("a summary has only plain values");
     RunDir::write(&files.summary(), &(json + "\n"))?;
@@ -154,7 +154,7 @@ fn conclude(summary: &Summary, plan: &Plan, run_dir: &RunDir, arguments: &TrainA
     say(&format!("test accuracy    {test_accuracy:.4}"))?;
     say(&format!("train loss       {train_loss_last:.6} in the last step"))?;
     say(&format!("micro-batch      {} of {}", summary.micro_batch, plan.batch_size))?;
-    let given = if arguments.device.budget.is_some() { "" } else { ", all of the machine's" };
+    let given = if arguments.device.budget.is_some() { "" } else { ", all there is" };
     say(&format!("budget           {}{given}", bytes(summary.budget_bytes)))?;
     say(&format!("predicted peak   {}", bytes(summary.predicted_peak_bytes)))?;
     say(&format!("measured peak    {}", bytes(summary.measured_peak_bytes)))?;
@@ -205,7 +205,7 @@ impl Curves {
         recipe: &Recipe,
         summary: &Summary,
         trainer: &RecipeTrainer,
-        device: &Device,
+        computer: &str,
     ) -> Report {
         let bytes = |count: usize| format!("{} ({count} bytes)", format_bytes(count as u64));
         let facts = [
@@ -217,7 +217,7 @@ impl Curves {
             ("Seed", recipe.train.seed.to_string()),
             ("Micro-batch", format!("{} of {}", trainer.micro_batch(), summary.batch_size)),
             ("Retried steps", summary.retried_steps.to_string()),
-            ("Time", format!("{:.1} s on {} threads", summary.seconds, device.threads())),
+            ("Time", format!("{:.1} s on {computer}", summary.seconds)),
             ("State hash", summary.final_state_hash.clone()),
             ("Budget", bytes(summary.budget_bytes)),
             ("Predicted peak", bytes(summary.predicted_peak_bytes)),

@@ -1,5 +1,6 @@
 //! The `lowtide` command as a stranger at a shell sees it: exit codes, words and files.
 
+mod cuda;
 mod disk;
 mod eval;
 mod faults;
@@ -7,6 +8,9 @@ mod memory;
 mod mistakes;
 mod output;
 mod place;
+#[cfg(feature = "pretend")]
+#[path = "../pretend/mod.rs"]
+mod pretend;
 mod readme;
 mod replay;
 mod train;

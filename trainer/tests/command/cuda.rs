@@ -1,0 +1,81 @@
+//! `--device cuda`, with a driver and without.
+
+use crate::place::{Outcome, Place};
+
+/// Runs the command where no driver is in the folders that it is told.
+fn without_driver(place: &Place, arguments: &str) -> Option<Outcome> {
+    let mut command = place.command(arguments);
+    let outcome = Outcome::of(command.env("LOWTIDE_CUDA_LIBS", place.path("no-such-folder")));
+    if outcome.code == Some(0) {
+        println!("skipped: a missing driver explains itself: this machine has one");
+        return None;
+    }
+    Some(outcome)
+}
+
+#[test]
+fn missing_driver_explains_itself_in_one_line_and_leaves_nothing() {
+    let place = Place::new();
+    let name = if cfg!(feature = "cuda") { "no CUDA driver: looked for libcuda" } else { "`cuda`" };
+    for arguments in ["train --device cuda --out run", "train --device cuda:1 --out run"] {
+        let Some(outcome) = without_driver(&place, arguments) else { return };
+        outcome.check_refused(1, &[name]);
+    }
+    assert_eq!(place.list(""), [""; 0]);
+}
+
+#[test]
+fn training_for_a_device_is_planned_without_one() {
+    let place = Place::new();
+    let words = place.run("plan --device cuda --budget 16MiB").check_done();
+    assert!(words.contains("predicted peak"), "{words}");
+}
+
+#[test]
+fn device_that_is_none_is_refused() {
+    let place = Place::new();
+    for device in ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", ""] {
+        let outcome = Outcome::of(place.command("train --device").arg(device));
+        outcome.check_refused(1, &["expected cpu, cuda or cuda:N"]);
+    }
+}
+
+#[cfg(feature = "pretend")]
+mod on_the_pretend_device {
+    use serde_json::Value;
+
+    use crate::place::{Outcome, Place};
+    use crate::pretend;
+
+    /// Losses of the processor and of the device, relative to each other, after up to six steps.
+    const TOLERANCE: f64 = 1e-4;
+
+    fn train(place: &Place, arguments: &str, out: &str) -> Option<Value> {
+        let folder = pretend::folder()?;
+        let mut command = place.command(&format!("train {arguments} --out {out}"));
+        Outcome::of(command.env("LOWTIDE_CUDA_LIBS", folder)).check_done();
+        Some(place.json(&format!("{out}/summary.json")))
+    }
+
+    fn losses(place: &Place, out: &str) -> Vec<f64> {
+        let text = String::from_utf8(place.read(&format!("{out}/metrics.jsonl"))).expect("UTF-8");
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        lines.filter_map(|line| line["loss"].as_f64()).collect()
+    }
+
+    #[test]
+    fn main_job_is_that_of_the_processor() {
+        let place = Place::new();
+        let Some(found) = train(&place, "--epochs 1 --device cuda", "there") else { return };
+        place.train("--epochs 1", "here");
+        let [there, here] = ["there", "here"].map(|out| losses(&place, out));
+        assert_eq!((there.len(), here.len()), (6, 6));
+        for (found, expected) in there.iter().zip(&here) {
+            assert!((found - expected).abs() <= TOLERANCE * expected, "{there:?}, not {here:?}");
+        }
+        assert_eq!(found["predicted_peak_bytes"], found["measured_peak_bytes"]);
+        assert_eq!(found["retried_steps"], 0);
+        let page = String::from_utf8(place.read("there/report.html")).expect("UTF-8");
+        assert!(page.contains("NVIDIA device 0"), "the page does not say what computed");
+    }
+}

@@ -1,0 +1,203 @@
+//! The same laws on an NVIDIA device, which the pretend driver stands for.
+
+mod gpu;
+
+use std::cell::{Cell, RefCell};
+
+use lowtide_allocator::{Fault, Repeat};
+use lowtide_nn::NnError;
+use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
+use lowtide_tensor::{Device, RandomKey};
+use lowtide_trainer::{Classification, Options, Result, TrainError, Trainer};
+
+use crate::common::{KINDS, Kind, Outcome, Run, does_not_fit};
+use gpu::Gpu;
+
+/// Losses of both devices, relative to each other: sums of up to 576 products in another order,
+/// which the steps before carry on.
+const TOLERANCE: f64 = 2e-5;
+
+/// Two steps of few samples on a narrow network: a fiber for each of its threads is slow.
+fn small() -> Run {
+    Run { channels: 4, train_len: 48, test_len: 20, batch_size: 24, ..Run::default() }
+}
+
+fn fit_with(
+    gpu: &Gpu,
+    run: &Run,
+    budget_bytes: Option<usize>,
+    on_step: impl FnMut(&Device, u64),
+) -> Result<Outcome> {
+    let device = gpu.try_device_within(budget_bytes).map_err(NnError::from)?;
+    let shape = SimpleCnnShape { image: [1, 8, 8], channels: run.channels, classes: 10 };
+    let task = Classification::new(SimpleCnn::new(&device, RandomKey::new(run.seed), shape)?);
+    let optimizer = run.kind.build(run.kind.learning_rate());
+    let options = Options { seed: run.seed, ..Options::default() };
+    let mut trainer = Trainer::new(&device, task, optimizer, options);
+    run.fit_trainer(&device, &mut trainer, on_step)
+}
+
+fn fit(gpu: &Gpu, run: &Run, budget_bytes: Option<usize>) -> Outcome {
+    fit_with(gpu, run, budget_bytes, |_, _| {}).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The predicted peak within a budget.
+fn predicted_bytes(gpu: &Gpu, run: &Run, budget_bytes: usize) -> Result<(usize, usize)> {
+    let (train, test) = run.loaders();
+    let device = gpu.device();
+    let mut trainer = run.trainer(&device);
+    device.allocator().set_capacity(budget_bytes);
+    let plan = trainer.plan(&train, &test, run.epochs)?;
+    Ok((plan.predicted_peak_bytes(), plan.micro_batch))
+}
+
+#[track_caller]
+fn assert_same_losses(found: &Outcome, expected: &Outcome) {
+    assert_eq!(found.reports.len(), expected.reports.len());
+    for (found, expected) in found.losses().into_iter().zip(expected.losses()) {
+        let apart = (found - expected).abs() / expected.abs();
+        assert!(apart <= TOLERANCE, "a loss of {found}, not {expected}: {apart:e} apart");
+    }
+    let [found, expected] = [found, expected].map(|outcome| outcome.score.loss());
+    assert!((found - expected).abs() <= TOLERANCE * expected, "{found}, not {expected}");
+}
+
+#[test]
+fn losses_are_those_of_the_processor_and_the_peak_is_the_predicted_one() {
+    let Some(gpu) = Gpu::take() else { return };
+    for kind in KINDS {
+        let run = Run { epochs: 2, kind, ..small() };
+        let found = fit(&gpu, &run, None);
+        assert_same_losses(&found, &run.fit(None));
+        assert_eq!(found.plan.predicted_peak_bytes(), found.measured_peak_bytes, "{kind:?}");
+        assert_eq!(found.retried_steps, 0);
+    }
+}
+
+#[test]
+fn budget_splits_the_batch_keeps_the_losses_and_holds_to_the_byte() {
+    // Pages so small that parts of a batch differ in them.
+    let Some(gpu) = Gpu::with_pages(64 << 10) else { return };
+    let run = Run { channels: 16, train_len: 96, batch_size: 48, kind: Kind::Momentum, ..small() };
+    let whole = fit(&gpu, &run, None);
+    let whole_bytes = whole.plan.predicted_peak_bytes();
+    assert_eq!(whole_bytes, whole.measured_peak_bytes);
+    let same = fit(&gpu, &run, Some(whole_bytes));
+    assert_eq!((same.micro_batch, same.retried_steps), (run.batch_size, 0));
+    assert_eq!(same.state_hash, whole.state_hash);
+    let mut budget_bytes = whole_bytes;
+    let mut splits = 0;
+    // One byte less than a plan needs leads to the next smaller one.
+    while let Ok((peak_bytes, micro_batch)) = predicted_bytes(&gpu, &run, budget_bytes - 1) {
+        assert!(micro_batch < run.batch_size && peak_bytes < budget_bytes);
+        let found = fit(&gpu, &run, Some(peak_bytes));
+        assert_eq!((found.micro_batch, found.retried_steps), (micro_batch, 0));
+        assert_eq!(
+            (found.plan.predicted_peak_bytes(), found.measured_peak_bytes),
+            (peak_bytes, peak_bytes)
+        );
+        assert_same_losses(&found, &whole);
+        budget_bytes = peak_bytes;
+        splits += 1;
+    }
+    assert!(splits >= 2, "{splits} smaller plans");
+    let error = does_not_fit(predicted_bytes(&gpu, &run, budget_bytes - 1));
+    assert_eq!(error.needed_bytes, budget_bytes);
+}
+
+#[test]
+fn step_survives_the_failure_of_any_of_its_allocations_and_is_the_same() {
+    let Some(gpu) = Gpu::take() else { return };
+    let run = small();
+    let counts = RefCell::new(Vec::new());
+    let calm = fit_with(&gpu, &run, None, |device, _| {
+        counts.borrow_mut().push(device.allocator().request_count());
+    });
+    let (calm, counts) = (calm.expect("an undisturbed run"), counts.into_inner());
+    for step in 1..=2 {
+        let requests = counts[step] - counts[step - 1];
+        assert!(requests > 10, "{requests} allocations are no step");
+        for nth in 1..=requests {
+            let stormy = fit_with(&gpu, &run, None, |device, at| {
+                if at == step as u64 - 1 {
+                    device.allocator().inject_fault(Fault { nth, repeat: Repeat::Once });
+                }
+            });
+            let stormy = stormy.unwrap_or_else(|error| panic!("allocation {nth}: {error}"));
+            assert_eq!(stormy.state_hash, calm.state_hash, "allocation {nth} of step {step}");
+            assert_eq!(stormy.retried_steps, 1, "allocation {nth} of step {step}");
+            assert_eq!(stormy.micro_batch, calm.micro_batch);
+            assert_eq!(stormy.measured_peak_bytes, calm.measured_peak_bytes);
+        }
+    }
+}
+
+/// Calls of the driver that take or give memory, and those that let somebody wait for all work.
+const MEMORY_CALLS: [&str; 9] = [
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemAddressReserve",
+    "cuMemAddressFree",
+    "cuMemCreate",
+    "cuMemRelease",
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuMemSetAccess",
+];
+
+#[test]
+fn steady_step_makes_no_memory_call_to_the_driver() {
+    let Some(gpu) = Gpu::take() else { return };
+    let run = Run { train_len: 144, test_len: 20, epochs: 2, ..small() };
+    let counts = RefCell::new(Vec::new());
+    let outcome = fit_with(&gpu, &run, None, |_, _| {
+        counts.borrow_mut().push(MEMORY_CALLS.map(|call| gpu.pretend.calls(call)));
+    });
+    outcome.expect("an undisturbed run");
+    let counts = counts.into_inner();
+    assert!(counts[2][4] > 0, "memory was taken by another call than those counted: {counts:?}");
+    // Step 7 of 12 is the first after an evaluation.
+    assert_eq!(counts.len(), 13);
+    assert!(counts[2..].iter().all(|calls| *calls == counts[2]), "{counts:?}");
+}
+
+/// Codes that say nothing of memory, that memory is short, and that the device is lost.
+const CODES: [i32; 3] = [1, 2, 719];
+
+#[test]
+fn run_in_which_a_driver_call_fails_goes_on_or_ends_with_a_typed_error() {
+    let Some(gpu) = Gpu::take() else { return };
+    let run = Run { channels: 2, train_len: 6, test_len: 3, batch_size: 3, ..small() };
+    let calm = fit(&gpu, &run, None);
+    gpu.reset();
+    drop(fit(&gpu, &run, None));
+    let count = gpu.pretend.calls("");
+    assert!(count > 200, "{count}");
+    let ended = Cell::new(0);
+    let check = |outcome: Result<Outcome>, place: &str| match outcome {
+        Ok(outcome) => {
+            assert_eq!(outcome.reports.len(), calm.reports.len(), "{place}");
+            assert_eq!(outcome.state_hash, calm.state_hash, "{place}");
+        }
+        Err(error) => {
+            ended.set(ended.get() + 1);
+            let is_of_device = matches!(error, TrainError::Nn(_) | TrainError::DoesNotFit(_));
+            assert!(is_of_device, "{place}: {error:?}");
+        }
+    };
+    for nth in 1..=count {
+        gpu.reset();
+        let code = CODES[nth as usize % 3];
+        gpu.pretend.fail("", code, nth, Repeat::Once);
+        check(fit_with(&gpu, &run, None, |_, _| {}), &format!("call {nth} gives {code}"));
+        assert_eq!(gpu.left(), [], "call {nth} gives {code}");
+    }
+    let ended_once = ended.take();
+    assert!((1..count).contains(&ended_once), "{ended_once} of {count} runs ended");
+    for nth in (1..=count).step_by(7) {
+        gpu.reset();
+        gpu.pretend.fail("", CODES[nth as usize % 3], nth, Repeat::Forever);
+        check(fit_with(&gpu, &run, None, |_, _| {}), &format!("calls from {nth} on fail"));
+    }
+    gpu.reset();
+}
