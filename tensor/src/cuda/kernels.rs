@@ -28,6 +28,7 @@ images! {
     CAST = "cast";
     ELEMENTWISE = "elementwise";
     FILL = "fill";
+    CONV2D = "conv2d";
 }
 
 /// What has been loaded on a device.

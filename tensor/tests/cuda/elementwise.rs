@@ -9,14 +9,14 @@ use crate::storage::cpu;
 /// devices have functions that are right to a few units in the last place.
 const TOLERANCE: f32 = 2e-6;
 
-fn noise(device: &Device, name: &str, shape: &[usize], bounds: [f64; 2]) -> Tensor {
+pub(crate) fn noise(device: &Device, name: &str, shape: &[usize], bounds: [f64; 2]) -> Tensor {
     let mut x = Tensor::empty(&cpu(), shape, DType::F32).unwrap();
     x.uniform_(RandomKey::new(5).op(name), bounds[0], bounds[1]).unwrap();
     on(device, &x)
 }
 
 /// A copy on another device.
-fn on(device: &Device, x: &Tensor) -> Tensor {
+pub(crate) fn on(device: &Device, x: &Tensor) -> Tensor {
     Tensor::from_bytes(device, *x.shape(), x.dtype(), &x.to_bytes().unwrap()).unwrap()
 }
 

@@ -1,5 +1,6 @@
 //! Tensors on the pretend device, next to the same on the processor.
 
+mod conv2d;
 mod elementwise;
 mod gpu;
 mod storage;
