@@ -29,6 +29,7 @@ images! {
     ELEMENTWISE = "elementwise";
     FILL = "fill";
     CONV2D = "conv2d";
+    MAX_POOL2D = "max_pool2d";
 }
 
 /// What has been loaded on a device.

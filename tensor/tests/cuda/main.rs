@@ -3,4 +3,5 @@
 mod conv2d;
 mod elementwise;
 mod gpu;
+mod max_pool2d;
 mod storage;
