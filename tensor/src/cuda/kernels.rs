@@ -29,6 +29,7 @@ images! {
     ELEMENTWISE = "elementwise";
     FILL = "fill";
     CONV2D = "conv2d";
+    CROSS_ENTROPY = "cross_entropy";
     MAX_POOL2D = "max_pool2d";
 }
 
