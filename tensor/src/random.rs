@@ -46,17 +46,29 @@ impl RandomKey {
     /// Philox's key is the seed; its counter is the place (low 64 bits) and a mix of step and
     /// operation (high 64 bits).
     pub fn block(&self, counter: u64) -> [u32; 4] {
-        let stream = self.op ^ self.step.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let stream = self.stream();
         let words = |x: u64| [x as u32, (x >> 32) as u32];
         let ([c0, c1], [c2, c3]) = (words(counter), words(stream));
         philox4x32([c0, c1, c2, c3], words(self.seed))
+    }
+
+    /// A mix of step and operation.
+    #[inline(always)]
+    const fn stream(&self) -> u64 {
+        self.op ^ self.step.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    }
+
+    /// All that blocks depend on beside their place: the seed and the stream.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn stream_words(&self) -> [u64; 2] {
+        [self.seed, self.stream()]
     }
 
     /// [`RandomKey::block`] of the places `counter..counter + N`, word by word: `[w][i]` is word
     /// `w` of block `counter + i`. The compiler makes vectors of it.
     #[inline(always)]
     pub(crate) fn blocks<const N: usize>(&self, counter: u64) -> [[u32; N]; 4] {
-        let stream = self.op ^ self.step.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let stream = self.stream();
         let (mut c0, mut c1) = ([0; N], [0; N]);
         let (mut c2, mut c3) = ([stream as u32; N], [(stream >> 32) as u32; N]);
         for i in 0..N {

@@ -26,10 +26,14 @@ macro_rules! images {
 
 images! {
     CAST = "cast";
+    CONV2D = "conv2d";
+    CROSS_ENTROPY = "cross_entropy";
     ELEMENTWISE = "elementwise";
     FILL = "fill";
     FINITE = "finite";
     MATMUL = "matmul";
+    MAX_POOL2D = "max_pool2d";
+    RANDOM = "random";
     REDUCE = "reduce";
     UPDATE = "update";
 }

@@ -1,7 +1,8 @@
 //! NVIDIA devices: [`Device::cuda`](crate::Device::cuda), and what a kernel has there.
 //!
 //! All work is enqueued on one stream, in program order. The host waits where a value is read and
-//! where bytes that it lends are copied, and nowhere else.
+//! where bytes that it lends are copied, and nowhere else. What an operation says about values is
+//! read, too: whether all labels of a cross-entropy are classes.
 
 pub(crate) mod kernels;
 mod operands;

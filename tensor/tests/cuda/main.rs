@@ -1,9 +1,14 @@
 //! Tensors on the pretend device, next to the same on the processor.
 
 mod alike;
+mod conv2d;
+mod cross_entropy;
 mod elementwise;
 mod gpu;
 mod gradients;
+mod max_pool2d;
 mod products;
+mod random;
 mod reduce;
+mod simulation;
 mod storage;

@@ -1,7 +1,8 @@
 //! Convolution and pooling against the definition.
 
 use lowtide_tensor::{
-    Conv2dGeometry, Conv2dWorkspace, DType, MaxPool, Pool2dGeometry, Shape, SizeRounding, Tensor,
+    Conv2dGeometry, Conv2dWorkspace, DType, DeviceKind, MaxPool, Pool2dGeometry, Shape,
+    SizeRounding, Tensor,
 };
 use proptest::prelude::*;
 
@@ -109,7 +110,12 @@ proptest! {
         let device = crate::common::cpu(1);
         let zeros = |dims: &[usize]| Tensor::zeros(&device, dims, dtype).unwrap();
         let (x, w) = (zeros(&x_dims), zeros(&w_dims));
-        let expected = Conv2dWorkspace::of(*x.shape(), *w.shape(), geometry, dtype).unwrap();
+        let workspace =
+            |kind| Conv2dWorkspace::of(kind, *x.shape(), *w.shape(), geometry, dtype).unwrap();
+        let cuda = workspace(DeviceKind::Cuda);
+        let cuda = [cuda.forward_bytes, cuda.backward_input_bytes, cuda.backward_weight_bytes];
+        prop_assert_eq!(cuda, [0; 3]);
+        let expected = workspace(DeviceKind::Cpu);
         let mut y = None;
         let taken = crate::common::workspace_bytes(&device, || {
             y = Some(x.conv2d(&w, None, geometry).unwrap());

@@ -35,21 +35,27 @@ fn twin(
     (loss, weight_of(label), log_sum, gradient.collect())
 }
 
+const FORWARD: Kernel = Kernel {
+    name: "cross_entropy_f32",
+    parameters: &[Write, Write, Write, Read, Read, Read, F32, Words(4)],
+};
+const SUM: Kernel = Kernel {
+    name: "cross_entropy_sum_f32",
+    parameters: &[Write, Write, Write, Read, Read, Read, Words(4)],
+};
+const BACKWARD: Kernel = Kernel {
+    name: "cross_entropy_backward_f32",
+    parameters: &[Write, Read, Read, Read, Read, Read, F32, Words(4)],
+};
+
 #[test]
 fn cross_entropy_and_its_gradient_are_those_of_their_twins() {
     let Some(lab) = Lab::open() else { return };
-    let forward = Kernel {
-        name: "cross_entropy_f32",
-        parameters: &[Write, Write, Write, Write, Read, Read, Read, F32, Words(3)],
-    };
-    let backward = Kernel {
-        name: "cross_entropy_backward_f32",
-        parameters: &[Write, Read, Read, Read, Read, Read, F32, Words(3)],
-    };
-    let sizes = (0..6_usize, prop_oneof![4 => 1..12_usize, 1 => 90..130_usize]);
+    let sizes = (0..4_usize, 1..4_usize, prop_oneof![4 => 1..12_usize, 1 => 90..130_usize]);
     let kinds = (any::<bool>(), prop_oneof![Just(0.0_f32), Just(0.1), Just(1.0)]);
-    proptest!(config(), |((positions, classes) in sizes, kinds in kinds, seed in 0..100_u64)| {
+    proptest!(config(), |((outer, inner, classes) in sizes, kinds in kinds, seed in 0..100_u64)| {
         let (has_weights, smoothing) = kinds;
+        let positions = outer * inner;
         let x = noise(positions * classes, seed);
         let weights: Vec<f32> = noise(classes, seed + 1).iter().map(|w| w.abs() + 0.5).collect();
         let labels: Vec<i64> = (0..positions)
@@ -57,41 +63,52 @@ fn cross_entropy_and_its_gradient_are_those_of_their_twins() {
             .map(|label| if label == 2 { IGNORED } else { label })
             .collect();
         let (mut losses, mut label_weights) = (Vec::new(), Vec::new());
-        let (mut log_sums, mut gradients) = (Vec::new(), Vec::new());
+        let (mut log_sums, mut gradients) = (Vec::new(), vec![0.0; x.len()]);
         for (at, &label) in labels.iter().enumerate() {
-            let row = &x[at * classes..][..classes];
+            let place = |c: usize| (at / inner * classes + c) * inner + at % inner;
+            let row: Vec<f32> = (0..classes).map(|c| x[place(c)]).collect();
             let weights = has_weights.then_some(&weights[..]);
             let (loss, weight, log_sum, gradient) =
-                twin(row, label, weights, f64::from(smoothing), 0.25);
+                twin(&row, label, weights, f64::from(smoothing), 0.25);
             losses.push(loss);
             label_weights.push(weight);
             log_sums.push(log_sum);
-            gradients.extend(gradient);
+            gradient.into_iter().enumerate().for_each(|(c, dx)| gradients[place(c)] = dx);
         }
-        let targets = [classes as u64, IGNORED.cast_unsigned(), positions as u64];
+        let totals = [&losses, &label_weights].map(|values| values.iter().sum::<f64>());
+        let targets =
+            [classes as u64, IGNORED.cast_unsigned(), positions as u64, inner as u64];
         let targets = Argument::Words(&targets);
         let (x, labels, weights) = (lab.floats(&x), lab.labels(&labels), lab.floats(&weights));
         let dy = lab.floats(&[0.25]);
         let class_weights = if has_weights { weights.read() } else { Argument::Nothing };
         lab.in_each_order(|| {
             let [lse, loss, weight] = [0; 3].map(|_| lab.room(4 * positions));
-            let bad = lab.bytes(&[0; 4]);
-            let results = [lse.write(), loss.write(), weight.write(), bad.write()];
+            let results = [lse.write(), loss.write(), weight.write()];
             let sources = [x.read(), labels.read(), class_weights];
             let rest = [Argument::F32(smoothing), targets];
             let arguments = [&results[..], &sources, &rest].concat();
-            lab.run("cross_entropy", forward, Grid::row(2, 64), &arguments);
+            lab.run("cross_entropy", FORWARD, Grid::row(2, 64), &arguments);
             assert_close(&lab.floats_of(&lse), &log_sums, classes, 2.0);
             assert_close(&lab.floats_of(&loss), &losses, classes, 20.0);
             assert_close(&lab.floats_of(&weight), &label_weights, 0, 0.0);
-            assert_eq!(lab.words_of(&bad), [0]);
+
+            let ([sum, count], bad) = ([0; 2].map(|_| lab.room(4)), lab.room(16));
+            let results = [sum.write(), count.write(), bad.write()];
+            let sources = [loss.read(), weight.read(), labels.read(), targets];
+            let arguments = [&results[..], &sources].concat();
+            lab.run("cross_entropy", SUM, Grid::row(1, 64), &arguments);
+            let found = [&sum, &count].map(|value| lab.floats_of(value)[0]);
+            assert_close(&found, &totals, classes, 20.0 * positions as f64);
+            assert_eq!(lab.words_of(&bad), [0; 4]);
+
             // In a block of its own, and in the place of the logits.
             let dx = lab.bytes(&lab.bytes_of(&x));
             let fresh = lab.room(4 * positions * classes);
             for (dx, x) in [(&fresh, &x), (&dx, &dx)] {
                 let sources = [x.read(), lse.read(), labels.read(), class_weights, dy.read()];
                 let arguments = [&[dx.write()], &sources[..], &rest].concat();
-                lab.run("cross_entropy", backward, Grid::row(3, 64), &arguments);
+                lab.run("cross_entropy", BACKWARD, Grid::row(3, 64), &arguments);
                 assert_close(&lab.floats_of(dx), &gradients, classes, 10.0);
             }
         });
@@ -99,32 +116,23 @@ fn cross_entropy_and_its_gradient_are_those_of_their_twins() {
 }
 
 #[test]
-fn label_that_is_no_class_is_told() {
+fn first_label_that_is_no_class_is_told() {
     let Some(lab) = Lab::open() else { return };
-    let forward = Kernel {
-        name: "cross_entropy_f32",
-        parameters: &[Write, Write, Write, Write, Read, Read, Read, F32, Words(3)],
-    };
-    let x = lab.floats(&noise(5 * 3, 1));
-    let targets = [3, IGNORED.cast_unsigned(), 5];
-    for (labels, expected) in [([0, 1, 2, IGNORED, 0], 0), ([0, 3, 2, -1, 0], 4)] {
+    let targets = [3, IGNORED.cast_unsigned(), 5, 1];
+    for (labels, expected) in
+        [([0, 1, 2, IGNORED, 0], [0, 0]), ([0, 3, 2, -1, 0], [2, 3]), ([0, 1, 2, -1, 7], [4, -1])]
+    {
         let labels = lab.labels(&labels);
         lab.in_each_order(|| {
-            let [lse, loss, weight] = [0; 3].map(|_| lab.room(20));
-            let bad = lab.bytes(&[0; 4]);
-            let arguments = [
-                lse.write(),
-                loss.write(),
-                weight.write(),
-                bad.write(),
-                x.read(),
-                labels.read(),
-                Argument::Nothing,
-                Argument::F32(0.0),
-                Argument::Words(&targets),
-            ];
-            lab.run("cross_entropy", forward, Grid::row(2, 32), &arguments);
-            assert_eq!(lab.words_of(&bad), [expected]);
+            let ([sum, count], bad) = ([0; 2].map(|_| lab.room(4)), lab.room(16));
+            let zeros = lab.floats(&[0.0; 5]);
+            let results = [sum.write(), count.write(), bad.write()];
+            let sources = [zeros.read(), zeros.read(), labels.read(), Argument::Words(&targets)];
+            let arguments = [&results[..], &sources].concat();
+            lab.run("cross_entropy", SUM, Grid::row(1, 32), &arguments);
+            let bytes = lab.bytes_of(&bad);
+            let found = bytes.chunks_exact(8).map(|word| word.try_into().unwrap());
+            assert_eq!(found.map(i64::from_le_bytes).collect::<Vec<_>>(), expected);
         });
     }
 }

@@ -153,8 +153,9 @@ fn convs() -> impl Strategy<Value = Conv> {
 fn convolutions_and_their_gradients_are_those_of_their_twins() {
     let Some(lab) = Lab::open() else { return };
     let forward = Kernel { name: "conv2d_f32", parameters: &[Write, Read, Read, Read, Words(16)] };
-    let parameters = &[Write, Read, Read, Words(16)];
+    let parameters = &[Write, Read, Read, Read, Words(16)];
     let of_input = Kernel { name: "conv2d_backward_input_f32", parameters };
+    let parameters = &[Write, Read, Read, Words(16)];
     let of_weight = Kernel { name: "conv2d_backward_weight_f32", parameters };
     proptest!(config(16), |(conv in convs(), has_bias in any::<bool>(), seed in 0..100_u64)| {
         let [height, width] = conv.size;
@@ -166,10 +167,14 @@ fn convolutions_and_their_gradients_are_those_of_their_twins() {
         let w = noise(filter_count * in_channels * kernel_len, seed + 1);
         let dy = noise(conv.images * filter_count * out_height * out_width, seed + 2);
         let bias = noise(filter_count, seed + 3);
+        let in_bias = noise(conv.groups * in_channels, seed + 4);
         let (mut y, mut dx, mut dw) = (vec![0.0; dy.len()], vec![0.0; x.len()], vec![0.0; w.len()]);
         if has_bias {
             for (at, y) in y.iter_mut().enumerate() {
                 *y = f64::from(bias[at / (out_height * out_width) % filter_count]);
+            }
+            for (at, dx) in dx.iter_mut().enumerate() {
+                *dx = f64::from(in_bias[at / (height * width) % in_bias.len()]);
             }
         }
         conv.products(|at_x, at_w, at_y| {
@@ -180,7 +185,8 @@ fn convolutions_and_their_gradients_are_those_of_their_twins() {
         });
         let words = conv.words();
         let sizes = Argument::Words(&words);
-        let [x, w, dy_values, bias] = [&x, &w, &dy, &bias].map(|values| lab.floats(values));
+        let [x, w, dy_values] = [&x, &w, &dy].map(|values| lab.floats(values));
+        let [bias, in_bias] = [&bias, &in_bias].map(|values| lab.floats(values));
         let pixels = conv.images * height * width;
         let out_pixels = conv.images * out_height * out_width;
         let tap_count = in_channels * kernel_len;
@@ -192,15 +198,16 @@ fn convolutions_and_their_gradients_are_those_of_their_twins() {
         };
         lab.in_each_order(|| {
             let found = lab.room(4 * y.len());
-            let bias = if has_bias { bias.read() } else { Argument::Nothing };
+            let [bias, in_bias] = [&bias, &in_bias]
+                .map(|bias| if has_bias { bias.read() } else { Argument::Nothing });
             let arguments = [found.write(), x.read(), w.read(), bias, sizes];
             lab.run("conv2d", forward, grid(out_pixels, out_channels), &arguments);
             assert_close(&lab.floats_of(&found), &y, tap_count + 1, 4.0);
 
             let found = lab.room(4 * dx.len());
-            let arguments = [found.write(), dy_values.read(), w.read(), sizes];
+            let arguments = [found.write(), dy_values.read(), w.read(), in_bias, sizes];
             lab.run("conv2d", of_input, grid(pixels, in_channels), &arguments);
-            assert_close(&lab.floats_of(&found), &dx, out_channels * kernel_len, 4.0);
+            assert_close(&lab.floats_of(&found), &dx, out_channels * kernel_len + 1, 4.0);
 
             let found = lab.room(4 * dw.len());
             let arguments = [found.write(), x.read(), dy_values.read(), sizes];

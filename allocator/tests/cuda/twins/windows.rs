@@ -11,12 +11,14 @@ struct Pool {
     kernel: [usize; 2],
     stride: [usize; 2],
     padding: [usize; 2],
+    dilation: [usize; 2],
 }
 
 impl Pool {
     fn out_size(&self) -> [usize; 2] {
         [0, 1].map(|axis| {
-            let room = self.size[axis] + 2 * self.padding[axis] - self.kernel[axis];
+            let reach = (self.kernel[axis] - 1) * self.dilation[axis] + 1;
+            let room = self.size[axis] + 2 * self.padding[axis] - reach;
             room / self.stride[axis] + 1
         })
     }
@@ -30,6 +32,7 @@ impl Pool {
             let mut best: Option<(f32, usize, u8)> = None;
             for position in 0..self.kernel[0] * self.kernel[1] {
                 let (i, j) = (position / self.kernel[1], position % self.kernel[1]);
+                let (i, j) = (i * self.dilation[0], j * self.dilation[1]);
                 let h = (row * self.stride[0] + i).checked_sub(self.padding[0]);
                 let w = (column * self.stride[1] + j).checked_sub(self.padding[1]);
                 let (Some(h), Some(w)) = (h, w) else { continue };
@@ -49,9 +52,10 @@ impl Pool {
         winners
     }
 
-    fn words(&self) -> [u64; 11] {
-        let pairs = [self.size, self.out_size(), self.kernel, self.stride, self.padding].concat();
-        let words = [vec![self.planes], pairs].concat();
+    fn words(&self) -> [u64; 13] {
+        let sizes = [self.size, self.out_size(), self.kernel].concat();
+        let steps = [self.stride, self.padding, self.dilation].concat();
+        let words = [vec![self.planes], sizes, steps].concat();
         std::array::from_fn(|at| words[at] as u64)
     }
 }
@@ -59,18 +63,19 @@ impl Pool {
 fn pools() -> impl Strategy<Value = Pool> {
     let pair = |low: usize, high: usize| [low..high, low..high];
     let windows = (pair(1, 5), pair(1, 4), pair(0, 3), pair(0, 9));
-    (0..4_usize, windows).prop_map(|(planes, (kernel, stride, padding, extra))| {
+    (0..4_usize, windows, pair(1, 4)).prop_map(|(planes, windows, dilation)| {
+        let (kernel, stride, padding, extra) = windows;
         let padding = [0, 1].map(|axis| padding[axis].min(kernel[axis] / 2));
-        let size = [0, 1].map(|axis| kernel[axis] + extra[axis]);
-        Pool { planes, size, kernel, stride, padding }
+        let size = [0, 1].map(|axis| (kernel[axis] - 1) * dilation[axis] + 1 + extra[axis]);
+        Pool { planes, size, kernel, stride, padding, dilation }
     })
 }
 
 #[test]
 fn maxima_of_windows_and_their_gradients_are_those_of_their_twins() {
     let Some(lab) = Lab::open() else { return };
-    let forward = Kernel { name: "max_pool2d_f32", parameters: &[Write, Write, Read, Words(11)] };
-    let parameters = &[Write, Read, Read, Words(11)];
+    let forward = Kernel { name: "max_pool2d_f32", parameters: &[Write, Write, Read, Words(13)] };
+    let parameters = &[Write, Read, Read, Words(13)];
     let backward = Kernel { name: "max_pool2d_backward_f32", parameters };
     let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(24) };
     proptest!(config, |(pool in pools(), has_nan in any::<bool>(), seed in 0..100_u64)| {

@@ -13,7 +13,8 @@ struct Conv {
   u64 dilation_height, dilation_width;
 };
 
-// Sizes in 32 bits, which divide faster. Both tensors have fewer than 2^31 elements.
+// Sizes in 32 bits, which divide faster. There are fewer than 2^31 pixels, and taps of a channel, on
+// either side.
 struct Shape {
   u32 group;
   u32 in_channels, out_channels, groups;
@@ -93,7 +94,8 @@ struct Forward {
   }
 };
 
-// dx[c, (n, h, w)] = Σ w[o, c, kh, kw] · dy[o, n, oh, ow] over the (o, kh, kw) that meet there.
+// dx[c, (n, h, w)] = Σ w[o, c, kh, kw] · dy[o, n, oh, ow] over the (o, kh, kw) that meet there. With a
+// bias for each c it is the transposed convolution of dy.
 struct BackwardInput {
   static const bool A_IS_DEEP = false;
   static const bool B_IS_DEEP = false;
@@ -102,6 +104,7 @@ struct BackwardInput {
   float* dx;
   const float* dy;
   const float* w;
+  const float* bias;
 
   __device__ float a(u32 c, u32 tap) const {
     u32 o = tap / shape.kernel_len;
@@ -127,6 +130,7 @@ struct BackwardInput {
     if (c >= shape.in_channels || pixel >= pixels) return;
     u32 image = pixel / shape.in_len, place = pixel % shape.in_len;
     u64 plane = ((u64)image * shape.groups + shape.group) * shape.in_channels + c;
+    if (bias != nullptr) value += bias[shape.group * shape.in_channels + c];
     dx[plane * shape.in_len + place] = value;
   }
 };
@@ -165,10 +169,11 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    conv2d_backward_input_f32(float* dx, const float* dy, const float* w, Conv conv) {
+    conv2d_backward_input_f32(float* dx, const float* dy, const float* w, const float* bias,
+                              Conv conv) {
   Shape shape(conv);
   u32 pixels = (u32)conv.images * shape.in_len;
-  BackwardInput product = {shape, pixels, dx, dy, w};
+  BackwardInput product = {shape, pixels, dx, dy, w, bias};
   u32 tap_count = shape.out_channels * shape.kernel_len;
   tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, tap_count);
 }

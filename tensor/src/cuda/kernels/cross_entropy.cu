@@ -1,86 +1,143 @@
-// Softmax cross-entropy of x[positions, C] with labels[positions], as on the processor:
+// Softmax cross-entropy of x[outer, C, inner] with labels[outer, inner], as on the processor:
 // lse = max + ln Σ_c exp(x[c] - max); the loss of a position is a · (lse - x[label]) +
 // b · Σ_c w[c] · (lse - x[c]) with a = (1 - ε) · w[label], b = ε / C, and 0 where the label is to be
-// ignored. A block of whole warps takes a position, and every n-th.
+// ignored. A block of whole warps takes a position, and every n-th. Logits of images (inner > 1) are
+// read across the rows of memory.
 
 struct Targets {
   i64 class_count;
   i64 ignore_index;
-  u64 positions;
+  u64 positions;  // outer · inner
+  u64 inner;
 };
 
-// 0 ≤ label < C: counts. Else it does not, and where it is not the one to ignore, `bad` gets the
-// greatest number of such a position, from 1.
-__device__ inline bool counts(i64 label, u64 position, const Targets& targets, u32* bad) {
-  if (label >= 0 && label < targets.class_count) return true;
-  if (label != targets.ignore_index && bad != nullptr && threadIdx.x == 0) {
-    atomicMax(bad, (u32)position + 1);
-  }
-  return false;
+// A class, and not the one to ignore, which may be a class, too.
+__device__ inline bool counts(i64 label, const Targets& targets) {
+  return label != targets.ignore_index && label >= 0 && label < targets.class_count;
+}
+
+// Where x has class 0 of a position. Class c is c · inner further on.
+__device__ inline u64 first_class(u64 position, const Targets& targets) {
+  u64 outer = position / targets.inner, place = position % targets.inner;
+  return outer * (u64)targets.class_count * targets.inner + place;
+}
+
+// Σ w, by all threads of a block.
+__device__ inline float sum_of_weights(const float* class_weights, u64 len, float* scratch) {
+  if (class_weights == nullptr) return (float)len;
+  float sum = 0.0f;
+  for (u64 c = threadIdx.x; c < len; c += blockDim.x) sum += class_weights[c];
+  return join_block<Sum>(sum, scratch);
 }
 
 // loss[position] and weight[position] (of its label; 1 without weights): to be added up.
 extern "C" __global__ void __launch_bounds__(256)
-    cross_entropy_f32(float* lse, float* loss, float* weight, u32* bad, const float* x,
-                      const i64* labels, const float* class_weights, float smoothing,
-                      Targets targets) {
+    cross_entropy_f32(float* lse, float* loss, float* weight, const float* x, const i64* labels,
+                      const float* class_weights, float smoothing, Targets targets) {
   __shared__ float scratch[32];
   u64 len = (u64)targets.class_count;
+  float weight_sum = 0.0f;
+  if (smoothing != 0.0f) weight_sum = sum_of_weights(class_weights, len, scratch);
   for (u64 position = blockIdx.x; position < targets.positions; position += gridDim.x) {
-    const float* row = x + position * len;
+    const float* row = x + first_class(position, targets);
     float max = Max::start();
-    for (u64 c = threadIdx.x; c < len; c += blockDim.x) max = greater(max, row[c]);
+    for (u64 c = threadIdx.x; c < len; c += blockDim.x) {
+      max = greater(max, row[c * targets.inner]);
+    }
     max = join_block<Max>(max, scratch);
-    // Rows of -inf alone, and of +inf, are NaN as on the processor.
     float sum = 0.0f;
-    for (u64 c = threadIdx.x; c < len; c += blockDim.x) sum += expf(row[c] - max);
-    float log_sum = max + logf(join_block<Sum>(sum, scratch));
+    for (u64 c = threadIdx.x; c < len; c += blockDim.x) {
+      sum += expf(row[c * targets.inner] - max);
+    }
+    float log_sum = logf(join_block<Sum>(sum, scratch));
+    // All -inf, or an inf or NaN among them: the shift would turn each into NaN.
+    float log_sum_exp = max - max == 0.0f ? max + log_sum : max;
     i64 label = labels[position];
-    bool is_counted = counts(label, position, targets, bad);
-    float smooth = 0.0f;
+    bool is_counted = counts(label, targets);
+    float weighted = 0.0f;
     if (smoothing != 0.0f && is_counted) {
       for (u64 c = threadIdx.x; c < len; c += blockDim.x) {
         float w = class_weights != nullptr ? class_weights[c] : 1.0f;
-        smooth += w * (log_sum - row[c]);
+        // Without weight, -inf adds nothing.
+        if (w != 0.0f) weighted += w * (row[c * targets.inner] - max);
       }
-      smooth = join_block<Sum>(smooth, scratch);
+      weighted = join_block<Sum>(weighted, scratch);
     }
     if (threadIdx.x != 0) continue;
-    lse[position] = log_sum;
+    lse[position] = log_sum_exp;
     float w = !is_counted ? 0.0f : class_weights != nullptr ? class_weights[label] : 1.0f;
+    float total = 0.0f;
+    if (is_counted) {
+      float logit = row[(u64)label * targets.inner];
+      total = (1.0f - smoothing) * w * (log_sum_exp - logit);
+      if (smoothing != 0.0f) total += smoothing / (float)len * (weight_sum * log_sum - weighted);
+    }
     weight[position] = w;
-    loss[position] = !is_counted ? 0.0f
-                                 : (1.0f - smoothing) * w * (log_sum - row[label]) +
-                                       smoothing / (float)len * smooth;
+    loss[position] = total;
   }
 }
 
+struct SumOfDoubles {
+  static __device__ double join(double x, double y) { return x + y; }
+};
+struct Least {
+  static __device__ u64 join(u64 x, u64 y) { return y < x ? y : x; }
+};
+
+// sum = Σ loss and count = Σ weight over all positions. bad[0] is the first position, from 1, whose
+// label is neither a class nor the one to ignore, and bad[1] that label; 0 if there is none. One
+// block.
+extern "C" __global__ void __launch_bounds__(256)
+    cross_entropy_sum_f32(float* sum, float* count, i64* bad, const float* loss,
+                          const float* weight, const i64* labels, Targets targets) {
+  __shared__ double scratch[32];
+  __shared__ u64 firsts[32];
+  double loss_sum = 0.0, weight_sum = 0.0;
+  u64 first = targets.positions;
+  for (u64 position = threadIdx.x; position < targets.positions; position += blockDim.x) {
+    loss_sum += loss[position];
+    weight_sum += weight[position];
+    i64 label = labels[position];
+    bool is_bad = !counts(label, targets) && label != targets.ignore_index;
+    if (is_bad && position < first) first = position;
+  }
+  loss_sum = join_block<SumOfDoubles>(loss_sum, scratch);
+  weight_sum = join_block<SumOfDoubles>(weight_sum, scratch);
+  first = join_block<Least>(first, firsts);
+  if (threadIdx.x != 0) return;
+  *sum = (float)loss_sum;
+  *count = (float)weight_sum;
+  bool is_bad = first < targets.positions;
+  bad[0] = is_bad ? (i64)first + 1 : 0;
+  bad[1] = is_bad ? labels[first] : 0;
+}
+
 // dx[c] = dy · (p[c] · (a + b · W) - a · [c = label] - b · w[c]) with p = exp(x - lse) and W = Σ w;
-// overwritten, in place of x if need be. dy is one number.
+// overwritten, in place of x if need be. dy is one number. 0 where the label is to be ignored, NaN
+// where it is no class.
 extern "C" __global__ void __launch_bounds__(256)
     cross_entropy_backward_f32(float* dx, const float* x, const float* lse, const i64* labels,
                                const float* class_weights, const float* dy, float smoothing,
                                Targets targets) {
   __shared__ float scratch[32];
   u64 len = (u64)targets.class_count;
-  float weight_sum = (float)len;
-  if (smoothing != 0.0f && class_weights != nullptr) {
-    float sum = 0.0f;
-    for (u64 c = threadIdx.x; c < len; c += blockDim.x) sum += class_weights[c];
-    weight_sum = join_block<Sum>(sum, scratch);
-  }
+  float weight_sum = 0.0f;
+  if (smoothing != 0.0f) weight_sum = sum_of_weights(class_weights, len, scratch);
   for (u64 position = blockIdx.x; position < targets.positions; position += gridDim.x) {
+    u64 start = first_class(position, targets);
     i64 label = labels[position];
-    bool is_counted = counts(label, position, targets, nullptr);
+    bool is_counted = counts(label, targets);
     float w = is_counted && class_weights != nullptr ? class_weights[label] : 1.0f;
-    float scale = is_counted ? *dy : 0.0f;
+    float rest = label == targets.ignore_index ? 0.0f : __uint_as_float(0x7fc00000);
     float a = (1.0f - smoothing) * w, b = smoothing / (float)len;
     for (u64 c = threadIdx.x; c < len; c += blockDim.x) {
-      float p = expf(x[position * len + c] - lse[position]);
+      u64 at = start + c * targets.inner;
+      float p = expf(x[at] - lse[position]);
       float of_class = class_weights != nullptr ? class_weights[c] : 1.0f;
       float is_label = (i64)c == label ? a : 0.0f;
-      float grad = p * (a + b * weight_sum) - is_label - b * of_class;
-      dx[position * len + c] = is_counted ? scale * grad : 0.0f;
+      float grad = p * (a + b * weight_sum) - is_label;
+      if (smoothing != 0.0f) grad -= b * of_class;
+      dx[at] = is_counted ? *dy * grad : rest;
     }
   }
 }

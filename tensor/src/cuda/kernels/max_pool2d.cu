@@ -9,6 +9,7 @@ struct Pool {
   u64 kernel_height, kernel_width;
   u64 stride_height, stride_width;
   u64 padding_height, padding_width;
+  u64 dilation_height, dilation_width;
 };
 
 extern "C" __global__ void max_pool2d_f32(float* y, u8* positions, const float* x, Pool pool) {
@@ -20,10 +21,10 @@ extern "C" __global__ void max_pool2d_f32(float* y, u8* positions, const float* 
     float best = 0.0f;
     u32 position = 256;
     for (u64 kh = 0; kh < pool.kernel_height; kh++) {
-      i64 row = top + (i64)kh;
+      i64 row = top + (i64)(kh * pool.dilation_height);
       if (row < 0 || row >= (i64)pool.height) continue;
       for (u64 kw = 0; kw < pool.kernel_width; kw++) {
-        i64 column = left + (i64)kw;
+        i64 column = left + (i64)(kw * pool.dilation_width);
         if (column < 0 || column >= (i64)pool.width) continue;
         float value = plane[row * (i64)pool.width + column];
         bool is_first = position == 256;
@@ -38,23 +39,40 @@ extern "C" __global__ void max_pool2d_f32(float* y, u8* positions, const float* 
   }
 }
 
-// dx[h, w] = Σ dy over the windows whose maximum stood there: a thread looks at each of them, so
-// that none is written by two.
+// The windows from `first` to `last` that reach over one place along one direction, if any.
+struct Covering {
+  u64 first, last;
+
+  __device__ Covering(u64 place, u64 out_len, u64 kernel, u64 stride, u64 dilation) {
+    u64 reach = (kernel - 1) * dilation + 1;
+    first = place < reach ? 0 : (place - reach) / stride + 1;
+    last = place / stride;
+    if (last >= out_len) last = out_len - 1;
+  }
+};
+
+// dx[h, w] = Σ dy over the windows whose maximum stood there, in their order: a thread looks at each
+// of them, so that none is written by two.
 extern "C" __global__ void max_pool2d_backward_f32(float* dx, const float* dy, const u8* positions,
                                                    Pool pool) {
   u64 len = pool.height * pool.width;
   for (u64 i = thread_index(); i < pool.planes * len; i += thread_count()) {
     u64 first = i / len * pool.out_height * pool.out_width;
-    // The last window that begins at or before the element in each direction, then backwards.
     u64 row = i % len / pool.width + pool.padding_height;
     u64 column = i % pool.width + pool.padding_width;
+    Covering rows(row, pool.out_height, pool.kernel_height, pool.stride_height,
+                  pool.dilation_height);
+    Covering columns(column, pool.out_width, pool.kernel_width, pool.stride_width,
+                     pool.dilation_width);
     float sum = 0.0f;
-    for (u64 kh = row % pool.stride_height; kh < pool.kernel_height; kh += pool.stride_height) {
-      u64 oh = (row - kh) / pool.stride_height;
-      if (kh > row || oh >= pool.out_height) continue;
-      for (u64 kw = column % pool.stride_width; kw < pool.kernel_width; kw += pool.stride_width) {
-        u64 ow = (column - kw) / pool.stride_width;
-        if (kw > column || ow >= pool.out_width) continue;
+    for (u64 oh = rows.first; oh <= rows.last; oh++) {
+      u64 kh = row - oh * pool.stride_height;
+      if (pool.dilation_height != 1 && kh % pool.dilation_height != 0) continue;
+      kh /= pool.dilation_height;
+      for (u64 ow = columns.first; ow <= columns.last; ow++) {
+        u64 kw = column - ow * pool.stride_width;
+        if (pool.dilation_width != 1 && kw % pool.dilation_width != 0) continue;
+        kw /= pool.dilation_width;
         u64 at = first + oh * pool.out_width + ow;
         if (positions[at] == kh * pool.kernel_width + kw) sum += dy[at];
       }

@@ -5,6 +5,8 @@
 mod cpu;
 #[cfg(test)]
 mod cpu_tests;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod one;
 mod output_tile;
 mod shape;
@@ -17,8 +19,10 @@ mod weight_tile;
 use std::fmt::{self, Display};
 
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::for_each_float;
-use crate::{Cost, DType, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use crate::{Cost, DType, DeviceKind, Kernel, Operands, Result, Shape, Tensor, TensorError};
 pub use one::{Conv1dGeometry, ConvTranspose1dGeometry};
 use shape::Conv2dShape;
 pub use transposed::ConvTranspose2dGeometry;
@@ -74,8 +78,8 @@ impl Conv2dGeometry {
     }
 }
 
-/// Bytes of scratch that a convolution and its gradients take beside their results, on every
-/// device. They depend on the sizes alone, not on the number of threads.
+/// Bytes of scratch that a convolution and its gradients take beside their results. They depend on
+/// the sizes and the kind of device alone, not on the number of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2dWorkspace {
     /// Of [`Tensor::conv2d`].
@@ -87,19 +91,25 @@ pub struct Conv2dWorkspace {
 }
 
 impl Conv2dWorkspace {
-    /// That of a convolution of `x` with `w`, both of `dtype`. Operands that are not contiguous
-    /// are copied besides.
+    /// That of a convolution of `x` with `w`, both of `dtype`, on a device that is, or stands for,
+    /// one of this `kind`. Operands that are not contiguous are copied besides.
     ///
     /// # Errors
     /// Those of [`Tensor::conv2d`].
-    pub fn of(x: Shape, w: Shape, geometry: Conv2dGeometry, dtype: DType) -> Result<Self> {
+    pub fn of(
+        kind: DeviceKind,
+        x: Shape,
+        w: Shape,
+        geometry: Conv2dGeometry,
+        dtype: DType,
+    ) -> Result<Self> {
         let op = "conv2d";
         let shape = geometry.with(op, &x, &w)?;
         if !dtype.is_float() {
             return Err(TensorError::DType { op, left: dtype, right: DType::F32 });
         }
         let bytes = |product| {
-            let len = Conv2d { op, product, shape, dtype }.workspace_len();
+            let len = Conv2d { op, product, shape, dtype }.workspace_len(kind);
             len * dtype.computed().size_bytes()
         };
         Ok(Conv2dWorkspace {
@@ -140,7 +150,10 @@ struct Conv2d {
 }
 
 impl Conv2d {
-    fn workspace_len(&self) -> usize {
+    fn workspace_len(&self, kind: DeviceKind) -> usize {
+        if kind == DeviceKind::Cuda {
+            return 0;
+        }
         for_each_float!(self.dtype, E as T => match self.product {
             Product::Forward => cpu::forward_workspace_len::<E, T>(&self.shape),
             Product::BackwardInput => cpu::backward_input_workspace_len::<E, T>(&self.shape),
@@ -201,11 +214,12 @@ impl Conv2d {
         first.check_any_float(op)?;
         reads.iter().try_for_each(|tensor| first.check_dtype(op, tensor))?;
         let reads = reads.iter().map(|tensor| tensor.contiguous()).collect::<Result<Vec<_>>>()?;
-        let y = Tensor::empty(first.device(), y_shape, first.dtype())?;
-        let scratch =
-            Tensor::workspace(first.device(), self.workspace_len(), first.dtype().computed())?;
+        let device = first.device();
+        let y = Tensor::empty(device, y_shape, first.dtype())?;
+        let scratch_len = self.workspace_len(device.kind());
+        let scratch = Tensor::workspace(device, scratch_len, first.dtype().computed())?;
         let reads: Vec<&Tensor> = reads.iter().collect();
-        first.device().launch(self, &reads, &[&y, &scratch])?;
+        device.launch(self, &reads, &[&y, &scratch])?;
         Ok(y)
     }
 }
@@ -239,6 +253,11 @@ impl Kernel for Conv2d {
             }
         }, else unreachable!("checked to be a float"));
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::run(&self, cuda, operands)
     }
 }
 

@@ -8,13 +8,19 @@
 //! x: [N, C, ..], labels: [N, ..] of i64.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod nll;
 mod soft;
 
 use crate::cpu::Cpu;
 use crate::cpu::lines::{Blocks, Stored, for_stored};
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::ops::norm::statistics_dtype;
-use crate::{Cost, DType, Element, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use crate::{
+    Cost, DType, Device, DeviceKind, Element, Kernel, Operands, Result, Shape, Tensor, TensorError,
+};
 
 /// What [`Tensor::cross_entropy`] computes.
 #[derive(Clone, Debug)]
@@ -111,9 +117,28 @@ impl Positions {
         }
     }
 
-    /// The label at `position`, as an error.
-    fn bad_label(&self, labels: &[i64], position: usize) -> TensorError {
-        TensorError::Index { op: self.name, index: labels[position] as usize, len: self.blocks.len }
+    /// A label that is no class, as an error.
+    fn bad_label(&self, label: i64) -> TensorError {
+        TensorError::Index { op: self.name, index: label as usize, len: self.blocks.len }
+    }
+
+    /// What forward writes beside its results.
+    #[track_caller]
+    fn scratch(&self, device: &Device) -> Result<Vec<Tensor>> {
+        match device.kind() {
+            DeviceKind::Cpu => {
+                let len = cpu::forward_workspace_len(self.blocks);
+                Ok(vec![Tensor::workspace(device, len, DType::F64)?])
+            }
+            DeviceKind::Cuda => {
+                // In one block: a position and a label of 64 bits each, and for each position its
+                // loss and its weight.
+                let (start, len) = (4, self.blocks.outer * self.blocks.inner);
+                let all = Tensor::workspace(device, start + 2 * len, DType::F32)?;
+                let parts = [(0, start), (start, len), (start + len, len)];
+                parts.into_iter().map(|(start, len)| all.narrow(0, start, len)).collect()
+            }
+        }
     }
 }
 
@@ -137,10 +162,15 @@ impl Kernel for Forward {
             let [sum, count, lse] = [0, 1, 2].map(|index| operands.write::<T>(index).slice());
             let workspace = operands.write::<f64>(3).slice();
             let found = cpu::forward(cpu.pool(), &targets, x, lse, workspace)
-                .map_err(|position| self.0.bad_label(targets.labels, position))?;
+                .map_err(|position| self.0.bad_label(targets.labels[position]))?;
             [sum[0], count[0]] = found.map(T::from_f64);
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::forward(&self.0, cuda, operands)
     }
 }
 
@@ -161,13 +191,18 @@ impl Kernel for Backward {
         for_stored!(self.0.dtype, E => {
             type T = <E as Stored>::Lane;
             let targets = self.0.targets::<E>(operands);
-            targets.check().map_err(|position| self.0.bad_label(targets.labels, position))?;
+            targets.check().map_err(|position| self.0.bad_label(targets.labels[position]))?;
             let [lse, dy] = [1, 2].map(|index| operands.read::<T>(index).slice());
             let x = has_x.then(|| operands.read::<E>(3).slice());
             let dx = operands.write::<E>(0).slice();
             cpu::backward(cpu.pool(), &targets, x, lse, dy[0], dx);
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::backward(&self.0, cuda, operands)
     }
 }
 
@@ -181,6 +216,10 @@ impl Tensor {
     /// # Errors
     /// `Index` for a label that is neither a class nor `ignore_index`, `Shape`, `DType`,
     /// `OutOfMemory`.
+    ///
+    /// # Streams
+    /// An NVIDIA device looks at the labels while it computes: to tell of a bad one, this waits for
+    /// it, and for all work before, to read 16 bytes. Only f32 is computed there.
     #[track_caller]
     pub fn cross_entropy(&self, labels: &Tensor, ignore_index: i64) -> Result<CrossEntropy> {
         self.cross_entropy_with(labels, &Labelling { ignore_index, ..Default::default() })
@@ -203,10 +242,10 @@ impl Tensor {
         let sum = Tensor::empty(device, [], dtype)?;
         let count = Tensor::empty(device, [], dtype)?;
         let log_sum_exp = Tensor::empty(device, *labels.shape(), dtype)?;
-        let scratch_len = cpu::forward_workspace_len(kernel.blocks);
-        let scratch = Tensor::workspace(device, scratch_len, DType::F64)?;
+        let scratch = kernel.scratch(device)?;
         let reads: Vec<&Tensor> = [&labels, &x].into_iter().chain(&weight).collect();
-        let writes = [&sum, &count, &log_sum_exp, &scratch];
+        let writes: Vec<&Tensor> =
+            [&sum, &count, &log_sum_exp].into_iter().chain(&scratch).collect();
         device.launch(Forward(kernel), &reads, &writes)?;
         Ok(CrossEntropy { sum, count, log_sum_exp })
     }
@@ -217,6 +256,10 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`Tensor::cross_entropy`].
+    ///
+    /// # Streams
+    /// An NVIDIA device is not waited for: its rows whose label is neither a class nor
+    /// `ignore_index`, which forward refuses, are NaN.
     #[track_caller]
     pub fn cross_entropy_backward(
         &self,

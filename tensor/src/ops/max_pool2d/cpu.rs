@@ -20,13 +20,13 @@ pub(crate) struct MaxPool2dShape {
     /// Images times channels.
     pub(crate) planes: usize,
     pub(crate) in_size: [usize; 2],
-    out_size: [usize; 2],
+    pub(super) out_size: [usize; 2],
     /// Rows and columns of the window: at most 256 positions.
     pub(crate) kernel: [usize; 2],
-    stride: [usize; 2],
-    padding: [usize; 2],
+    pub(super) stride: [usize; 2],
+    pub(super) padding: [usize; 2],
     /// Places from one position of a window to the next.
-    dilation: [usize; 2],
+    pub(super) dilation: [usize; 2],
 }
 
 impl MaxPool2dShape {

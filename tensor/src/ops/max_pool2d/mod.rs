@@ -3,9 +3,13 @@
 //! x: [B, C, H, W], y: [B, C, H', W'].
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod one;
 
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{for_each_dtype, for_each_float};
 use crate::ops::avg_pool2d::SizeRounding;
 use crate::ops::windows::{check_image, pair_shape, with_size};
@@ -87,6 +91,11 @@ impl Kernel for Forward {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::forward(&self, cuda, operands)
+    }
 }
 
 struct Backward {
@@ -111,6 +120,11 @@ impl Kernel for Backward {
             cpu::backward::<E, T>(cpu.pool(), &self.shape, dy, winners, dx);
         }, else unreachable!("checked to be a float"));
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::backward(&self, cuda, operands)
     }
 }
 

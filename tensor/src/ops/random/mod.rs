@@ -2,9 +2,13 @@
 //! is made of word `i` of the key's stream (normal numbers: of words `i` and its neighbour).
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Mode, Order, evaluate};
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::for_each_dtype;
 use crate::{Cost, DType, Device, Kernel, Operands, RandomKey, Result, Tensor, TensorError};
 
@@ -49,6 +53,11 @@ impl Kernel for Random {
             evaluate::<T, T>(cpu, out, &order, Mode::Overwrite, &[&numbers], None);
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::random(&self, cuda, operands)
     }
 }
 

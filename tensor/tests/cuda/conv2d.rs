@@ -1,0 +1,153 @@
+use lowtide_allocator::Repeat;
+use lowtide_tensor::{Conv2dGeometry, ConvTranspose2dGeometry, DType, Device, Tensor, TensorError};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use crate::alike::on;
+use crate::elementwise::noise;
+use crate::gpu::Gpu;
+use crate::storage::cpu;
+
+/// A convolution, and the dimensions of its x and w.
+type Conv = (Conv2dGeometry, Vec<usize>, Vec<usize>);
+
+fn convs() -> impl Strategy<Value = Conv> {
+    let pair = |range: std::ops::RangeInclusive<usize>| [range.clone(), range];
+    let geometry = (pair(1..=3), pair(0..=2), pair(1..=2), 1..=3_usize);
+    // More channels of the result than a tile has rows, now and then.
+    let outs = prop_oneof![6 => 1..=5_usize, 1 => 65..=67_usize];
+    let sizes = (0..=3_usize, 0..=3_usize, outs, pair(1..=3), pair(0..=9));
+    (geometry, sizes).prop_map(|((stride, padding, dilation, groups), sizes)| {
+        let (batch, channels, outs, kernel, extra) = sizes;
+        let geometry = Conv2dGeometry { stride, padding, dilation, groups };
+        let size = |axis: usize| {
+            let reach = dilation[axis] * (kernel[axis] - 1) + 1;
+            (reach + extra[axis]).saturating_sub(2 * padding[axis]).max(1)
+        };
+        let x = vec![batch, channels * groups, size(0), size(1)];
+        (geometry, x, vec![outs * groups, channels, kernel[0], kernel[1]])
+    })
+}
+
+/// The result of a product of tensors on their device.
+type Product<'a> = &'a dyn Fn(&[Tensor]) -> lowtide_tensor::Result<Tensor>;
+
+/// Whether a product of f32 is the same on both devices, also of operands that do not lie in order.
+/// Each device rounds the `terms` that it adds up by half a unit of the last place of the sum of
+/// their sizes, which is the product of the operands without their signs.
+fn same(device: &Device, name: &str, product: Product<'_>, operands: &[Tensor], terms: usize) {
+    let there = |turned: bool| -> Vec<Tensor> {
+        let turn = |x: &Tensor| -> lowtide_tensor::Result<Tensor> {
+            let last = x.shape().len() - 1;
+            on(device, &x.transpose(0, last)?).transpose(0, last)
+        };
+        let one = |x| if turned { turn(x).unwrap() } else { on(device, x) };
+        operands.iter().map(one).collect()
+    };
+    let sizes: Vec<Tensor> = operands.iter().map(|x| x.abs().unwrap()).collect();
+    let [expected, sizes] = [operands, &sizes].map(|operands| product(operands).unwrap());
+    for turned in [false, true] {
+        let found = product(&there(turned)).unwrap();
+        assert_eq!(found.shape(), expected.shape(), "{name}");
+        let [found, expected, sizes] =
+            [&found, &expected, &sizes].map(|x| x.to_vec::<f32>().unwrap());
+        for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let tolerance = (terms + 1) as f32 * f32::EPSILON * sizes[index];
+            let is_near = (found - expected).abs() <= tolerance;
+            assert!(is_near, "{name}[{index}]: {found}, not {expected} within {tolerance}");
+        }
+    }
+}
+
+/// Forward, both backwards, and the transposed convolution from y to something like x.
+fn check(device: &Device, (geometry, x_dims, w_dims): &Conv) {
+    let geometry = *geometry;
+    let cpu = cpu();
+    let make = |name: &str, dims: &[usize]| noise(&cpu, name, dims, [-2.0, 2.0]);
+    let (x, w, b) = (make("x", x_dims), make("w", w_dims), make("b", &w_dims[..1]));
+    let y = x.conv2d(&w, None, geometry).unwrap();
+    let dy = make("dy", y.shape());
+    let taps: usize = w_dims[1..].iter().product();
+    let out_taps = w_dims[0] / geometry.groups * w_dims[2] * w_dims[3];
+    let pixels = y.element_count() / w_dims[0];
+    let plain = |of: &[Tensor]| of[0].conv2d(&of[1], None, geometry);
+    same(device, "conv2d", &plain, &[x.clone(), w.clone()], taps);
+    let biased = |of: &[Tensor]| of[0].conv2d(&of[1], Some(&of[2]), geometry);
+    same(device, "conv2d with bias", &biased, &[x.clone(), w.clone(), b], taps + 1);
+    let of_input = |of: &[Tensor]| of[0].conv2d_backward_input(&of[1], *x.shape(), geometry);
+    same(device, "of the input", &of_input, &[dy.clone(), w.clone()], out_taps);
+    let of_weight = |of: &[Tensor]| of[0].conv2d_backward_weight(&of[1], *w.shape(), geometry);
+    same(device, "of the weight", &of_weight, &[dy.clone(), x.clone()], pixels);
+    let Conv2dGeometry { stride, padding, dilation, groups } = geometry;
+    let output_padding = [0, 0];
+    let geometry = ConvTranspose2dGeometry { stride, padding, output_padding, dilation, groups };
+    let transposed = |of: &[Tensor]| of[0].conv_transpose2d(&of[1], Some(&of[2]), geometry);
+    let operands = [dy, w, make("b", &x_dims[1..2])];
+    // Without channels, or where the padding leaves nothing, there is no such result.
+    if transposed(&operands).is_ok() {
+        same(device, "transposed", &transposed, &operands, out_taps + 1);
+    }
+}
+
+#[test]
+fn convolutions_and_their_gradients_are_those_of_the_processor_over_generated_shapes() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    gpu.in_every_order(|| {
+        let config = Config { cases: 10, failure_persistence: None, ..Config::default() };
+        let checked = TestRunner::new(config).run(&convs(), |conv| {
+            check(&device, &conv);
+            Ok(())
+        });
+        checked.unwrap();
+    });
+}
+
+#[test]
+fn convolution_of_several_tiles_each_way_is_that_of_the_processor() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    let geometry = Conv2dGeometry { padding: [1, 1], ..Default::default() };
+    gpu.in_every_order(|| check(&device, &(geometry, vec![2, 9, 9, 7], vec![70, 9, 3, 3])));
+}
+
+#[test]
+fn convolution_that_no_kernel_does_says_so() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    let zeros = |dims: [usize; 4], dtype| Tensor::zeros(&device, dims, dtype).unwrap();
+    let geometry = Conv2dGeometry::default();
+    let of_f64 = [[1, 2, 5, 5], [3, 2, 3, 3]].map(|dims| zeros(dims, DType::F64));
+    // More groups than a grid has blocks in a row.
+    let grouped = [[1, 65_536, 1, 1], [65_536, 1, 1, 1]].map(|dims| zeros(dims, DType::F32));
+    let many = Conv2dGeometry { groups: 65_536, ..geometry };
+    let before = device.allocator().live_blocks();
+    for ([x, w], geometry) in [(&of_f64, geometry), (&grouped, many)] {
+        let error = x.conv2d(w, None, geometry).unwrap_err();
+        assert_eq!(error.to_string(), "conv2d: has no kernel for cuda");
+    }
+    assert_eq!(device.allocator().live_blocks(), before);
+}
+
+#[test]
+fn convolution_that_the_driver_refuses_is_a_typed_error_and_leaves_nothing() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    let [x, w] = [[1, 2, 5, 5], [3, 2, 3, 3]].map(|dims| noise(&device, "x", &dims, [-1.0, 1.0]));
+    let geometry = Conv2dGeometry::default();
+    let y = x.conv2d(&w, None, geometry).unwrap();
+    let before = device.allocator().live_blocks();
+    let products: [&dyn Fn() -> lowtide_tensor::Result<Tensor>; 3] = [
+        &|| x.conv2d(&w, None, geometry),
+        &|| y.conv2d_backward_input(&w, *x.shape(), geometry),
+        &|| y.conv2d_backward_weight(&x, *w.shape(), geometry),
+    ];
+    for product in products {
+        // `CUDA_ERROR_UNKNOWN`.
+        gpu.pretend.fail("cuLaunchKernel", 999, 1, Repeat::Once);
+        let error = product().unwrap_err();
+        assert!(matches!(error, TensorError::Launch(_)), "{error}");
+        assert_eq!(device.allocator().live_blocks(), before);
+        product().unwrap();
+    }
+}
