@@ -29,6 +29,7 @@ enum Code : int {
   ILLEGAL_ADDRESS = 700,
   MISALIGNED_ADDRESS = 716,
   LAUNCH_FAILED = 719,
+  NO_BINARY_FOR_GPU = 209,
   NOT_SUPPORTED = 801,
 };
 
@@ -73,6 +74,17 @@ struct Entry {
 struct Module {
   std::deque<Entry> entries;
 };
+
+// What the compiler is at.
+struct Program {
+  std::string name;
+  std::string source;
+  std::string log;
+  std::string code;
+};
+
+// Before the architecture in the first line of code that is for one alone.
+const char* const CODE_MARK = "// for ";
 
 // A launch on its way.
 struct Started {
@@ -128,6 +140,7 @@ struct State {
   int lost = SUCCESS;  // what every call returns once a device is lost
   size_t page_bytes = 2 << 20;
   size_t context_bytes = 0;
+  int capability = 0;  // 10 times the major number and the minor one; 0 is not told
   std::vector<Device> devices;
   std::map<uint64_t, Range> ranges;
   std::map<uint64_t, Mapping> mappings;
@@ -136,6 +149,7 @@ struct State {
   std::map<uint64_t, std::deque<Work>> streams;
   std::map<uint64_t, Event> events;
   std::map<uint64_t, Module> modules;
+  std::map<uint64_t, Program> programs;
   std::map<std::string, uint64_t> calls;
   std::map<std::string, Fault> faults;
   std::mt19937_64 order;
@@ -180,7 +194,9 @@ bool has_context(const State& state);
 // is not success.
 class Guard {
  public:
-  explicit Guard(const char* function);
+  // Whether a call needs the driver to be started, and all devices.
+  enum Needs { DRIVER, NOTHING };
+  explicit Guard(const char* function, Needs needs = DRIVER);
   int code = SUCCESS;
   State& state;
 
@@ -195,6 +211,13 @@ class Guard {
   pretend::Guard guard(function);  \
   pretend::State& s = guard.state; \
   (void)s;                         \
+  if (guard.code != pretend::SUCCESS) return guard.code
+
+// Begins an entry point of a library that does without a device.
+#define ENTER_LIBRARY(function)                           \
+  pretend::Guard guard(function, pretend::Guard::NOTHING); \
+  pretend::State& s = guard.state;                         \
+  (void)s;                                                 \
   if (guard.code != pretend::SUCCESS) return guard.code
 
 #define NEEDS_CONTEXT \
