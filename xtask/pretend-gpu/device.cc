@@ -287,6 +287,7 @@ CONTROL uint64_t pretend_live(const char* what) {
   if (name == "streams") return s.streams.size();
   if (name == "events") return s.events.size();
   if (name == "modules") return s.modules.size();
+  if (name == "blas") return s.blas_parts.size();
   if (name == "programs") return s.programs.size();
   if (name == "bytes") return used_bytes(s, s.devices.at(0));
   uint64_t count = 0;

@@ -98,9 +98,39 @@ struct Started {
   bool has_extents;
 };
 
+// What cuBLASLt knows a product by.
+struct BlasPart {
+  enum Kind { HANDLE, OPERATION, LAYOUT, PREFERENCE };
+  Kind kind = HANDLE;
+  int compute = 0;  // of an operation, as is the next
+  int transposed[2] = {0, 0};
+  uint64_t rows = 0;  // of a layout, as are the following ones
+  uint64_t columns = 0;
+  int64_t leading = 0;
+  int batch = 1;
+  int64_t batch_stride = 0;
+  size_t workspace_bytes = 0;  // of a preference, as is the next
+  unsigned alignments[4] = {256, 256, 256, 256};
+};
+
+// A product on its way: columns of elements one after the other.
+struct Multiplication {
+  BlasPart operation;
+  BlasPart a_layout;
+  BlasPart b_layout;
+  BlasPart y_layout;
+  uint64_t a;
+  uint64_t b;
+  uint64_t y;
+  float alpha;
+  float beta;
+  uint64_t workspace;
+  size_t workspace_bytes;
+};
+
 // One entry of a stream's queue.
 struct Work {
-  enum Kind { COPY, PUT, FILL, FILL_WORDS, LAUNCH, RECORD, WAIT };
+  enum Kind { COPY, PUT, FILL, FILL_WORDS, PRODUCT, LAUNCH, RECORD, WAIT };
   explicit Work(Kind kind) : kind(kind) {}
   Kind kind;
   uint64_t target = 0;
@@ -109,6 +139,7 @@ struct Work {
   std::vector<unsigned char> data;  // of PUT, taken when it was enqueued
   unsigned value = 0;
   std::shared_ptr<const Started> launch;
+  std::shared_ptr<const Multiplication> product;
   uint64_t event = 0;
   uint64_t ticket = 0;     // of RECORD and WAIT: the nth record of the event
   uint64_t awaited = 0;    // of WAIT: the stream that the record is on
@@ -150,6 +181,7 @@ struct State {
   std::map<uint64_t, Event> events;
   std::map<uint64_t, Module> modules;
   std::map<uint64_t, Program> programs;
+  std::map<uint64_t, BlasPart> blas_parts;
   std::map<std::string, uint64_t> calls;
   std::map<std::string, Fault> faults;
   std::mt19937_64 order;
@@ -176,6 +208,9 @@ int enqueue(State& state, uint64_t stream, Work work);
 
 // Runs a launch.
 void launch(State& state, const Work& work);
+
+// Runs a product of cuBLASLt.
+void multiply(State& state, const Work& work);
 
 // What the calling thread said that its next launch may use; false if it said nothing.
 bool take_extents(std::vector<Extent>& extents);

@@ -1,6 +1,9 @@
 #![doc = include_str!("README.md")]
 #![expect(unsafe_code, reason = "calls the driver")]
 
+mod blas;
+mod blas_error;
+mod blas_plan;
 mod compiler;
 mod copies;
 mod device;
@@ -19,6 +22,10 @@ mod source;
 mod streams;
 mod table;
 
+pub use blas::{
+    Blas, MatrixLayout, Order, Place, PlanCounts, Precision, Product, ProductOperands, Start,
+};
+pub use blas_error::BlasError;
 pub use compiler::{CompileError, Compiler, Program};
 pub use device::{Architecture, CudaDevice, DeviceMemory};
 pub use driver::Driver;

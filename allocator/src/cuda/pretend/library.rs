@@ -73,7 +73,7 @@ pub enum LibraryError {
 const COMMON: &str = "common.cu";
 
 /// The libraries that the driver's file is, beside the driver.
-const OTHER_NAMES: [&str; 1] = ["libnvrtc.so.12"];
+const OTHER_NAMES: [&str; 2] = ["libnvrtc.so.12", "libcublasLt.so.12"];
 
 const WARNINGS: [&str; 7] =
     ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"];
@@ -105,7 +105,7 @@ impl Library<'_> {
         };
         create(&build.objects)?;
         let mut driver = Vec::new();
-        for name in ["device", "memory", "work", "modules", "nvrtc"] {
+        for name in ["device", "memory", "work", "modules", "nvrtc", "blas"] {
             driver.push(build.object(name, &sources.file(name), &sources.headers, &[])?);
         }
         let mut library = Vec::new();

@@ -140,8 +140,8 @@ impl Pretend {
     }
 
     /// How many there are: `handles`, `mappings`, `ranges`, `host`, `streams`, `events`,
-    /// `contexts`, `modules`, `programs` (being compiled), `queued` (work), or `bytes` of the first
-    /// device in use.
+    /// `contexts`, `modules`, `programs` (being compiled), `blas` (what cuBLASLt
+    /// knows products by), `queued` (work), or `bytes` of the first device in use.
     pub fn live(&self, what: &str) -> u64 {
         let name = text(what);
         // SAFETY: the function reads a string that ends with a zero.
