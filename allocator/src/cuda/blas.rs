@@ -253,9 +253,9 @@ impl Blas {
         let handle = self.shared.handle.0;
         self.shared.call.make("cublasLtMatmul", |table| {
             let [y_layout, first, second] = plan.layouts();
-            // SAFETY: 1. handle and plan are live, and the plan's layouts are inside the ranges that
-            // were checked above to be of live blocks of this device. 2. The scalars are read now,
-            // the algorithm was chosen for this plan. 3. What is written is memory that no
+            // SAFETY: 1. handle and plan are live, and what the layouts cover is inside the ranges
+            // that were checked above to be of live blocks of this device. 2. The scalars are read
+            // now, the algorithm was chosen for this plan. 3. What is written is memory that no
             // reference of this process leads to.
             unsafe {
                 (table.multiply)(

@@ -67,7 +67,7 @@ def machine():
         "commit": commit.read_text().strip() if commit.exists() else "unknown",
         "host": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cores": os.cpu_count(),
-        "gpu": gpu.strip().splitlines()[0] if end == 0 and gpu.strip() else "none found",
+        "gpu": gpu.strip().splitlines()[0] if end == 0 and gpu.strip() else "none by nvidia-smi",
     }
 
 
@@ -89,8 +89,9 @@ def tests(binary, seconds):
     if failed:
         (HERE / f"{binary.name}.log").write_text(text)
     line = f"{passed} passed, {failed} failed, {len(skips)} skipped"
-    why = sorted(set(skips.values()), key=len, reverse=True)
-    return outcome, line + (f" ({why[0]})" if passed == 0 and why else "")
+    # Said once: why there is no device.
+    why = [reason for reason in skips.values() if reason.startswith("no CUDA")]
+    return outcome, line + (f" ({why[0]})" if why else "")
 
 
 def train(epochs, seconds):
@@ -134,7 +135,7 @@ def values(section):
 
 def readable(value, unit):
     if unit == "seconds":
-        return f"{value * 1e3:.3f} ms"
+        return f"{value * 1e3:.3f} ms" if value >= 1e-4 else f"{value * 1e6:.3f} µs"
     scale, prefix = (1e12, "T") if value >= 1e12 else (1e9, "G") if value >= 1e9 else (1e6, "M")
     return f"{value / scale:.2f} {prefix}{'B' if unit.startswith('bytes') else unit[:4]}" + (
         "/s" if unit.endswith("/s") else ""
@@ -144,7 +145,7 @@ def readable(value, unit):
 def table(results):
     """The results for people."""
     about = results["machine"]
-    lines = [f"# lowtide on {about['gpu']}", ""]
+    lines = ["# lowtide on a device, beside PyTorch", "", f"GPU: {about['gpu']}.", ""]
     lines += [f"{about['date']}, commit {about['commit']}, {about['host']}.", ""]
     lines += ["| section | outcome |", "| --- | --- |"]
     lines += [f"| {name} | {line} |" for name, line in results["lines"].items()]
@@ -194,7 +195,7 @@ def main():
 
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    (options.out / "results.md").write_text(table(results))
+    (options.out / "results.md").write_text(table(results), encoding="utf-8")
     print(f"written: {options.out / 'results.json'}, {options.out / 'results.md'}")
     sections = [*results["tests"].values(), results["figures"], results["torch"]]
     is_broken = any("broken" in section or section.get("failed") for section in sections)
