@@ -55,7 +55,7 @@ void open_devices(State& state, size_t capacity_bytes) {
 
 }  // namespace
 
-Guard::Guard(const char* function) : state(the_state()), lock_(the_lock()) {
+Guard::Guard(const char* function, Needs needs) : state(the_state()), lock_(the_lock()) {
   if (state.devices.empty()) open_devices(state, 64 << 20);
   state.calls[function] += 1;
   for (const char* name : {function, ""}) {
@@ -65,6 +65,7 @@ Guard::Guard(const char* function) : state(the_state()), lock_(the_lock()) {
       return;
     }
   }
+  if (needs == NOTHING) return;
   if (!state.is_initialised && strcmp(function, "cuInit") != 0) code = NOT_INITIALIZED;
   if (state.lost != SUCCESS) code = state.lost;
 }
@@ -119,6 +120,7 @@ ENTRY cuGetErrorName(int code, const char** name) {
     case ILLEGAL_ADDRESS: *name = "CUDA_ERROR_ILLEGAL_ADDRESS"; break;
     case MISALIGNED_ADDRESS: *name = "CUDA_ERROR_MISALIGNED_ADDRESS"; break;
     case LAUNCH_FAILED: *name = "CUDA_ERROR_LAUNCH_FAILED"; break;
+    case NO_BINARY_FOR_GPU: *name = "CUDA_ERROR_NO_BINARY_FOR_GPU"; break;
     case NOT_SUPPORTED: *name = "CUDA_ERROR_NOT_SUPPORTED"; break;
     default: *name = nullptr; return INVALID_VALUE;
   }
@@ -148,8 +150,12 @@ ENTRY cuDeviceGetName(char* name, int len, int) {
 
 ENTRY cuDeviceGetAttribute(int* value, int attribute, int) {
   ENTER("cuDeviceGetAttribute");
+  const int CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76;
   const int VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102;
-  *value = attribute == VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ? 1 : 0;
+  *value = 0;
+  if (attribute == CAPABILITY_MAJOR) *value = s.capability / 10;
+  if (attribute == CAPABILITY_MINOR) *value = s.capability % 10;
+  if (attribute == VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) *value = 1;
   return SUCCESS;
 }
 
@@ -238,6 +244,11 @@ CONTROL void pretend_fail(const char* function, int code, uint64_t nth, int is_f
   the_state().faults[function] = Fault{code, nth, is_forever != 0};
 }
 
+CONTROL void pretend_capability(uint64_t capability) {
+  std::unique_lock<std::recursive_mutex> lock(the_lock());
+  the_state().capability = static_cast<int>(capability);
+}
+
 CONTROL void pretend_schedule(uint64_t seed) {
   std::unique_lock<std::recursive_mutex> lock(the_lock());
   the_state().is_drawn = seed != 0;
@@ -276,6 +287,8 @@ CONTROL uint64_t pretend_live(const char* what) {
   if (name == "streams") return s.streams.size();
   if (name == "events") return s.events.size();
   if (name == "modules") return s.modules.size();
+  if (name == "blas") return s.blas_parts.size();
+  if (name == "programs") return s.programs.size();
   if (name == "bytes") return used_bytes(s, s.devices.at(0));
   uint64_t count = 0;
   for (Device& device : s.devices) {

@@ -29,6 +29,7 @@ enum Code : int {
   ILLEGAL_ADDRESS = 700,
   MISALIGNED_ADDRESS = 716,
   LAUNCH_FAILED = 719,
+  NO_BINARY_FOR_GPU = 209,
   NOT_SUPPORTED = 801,
 };
 
@@ -74,6 +75,17 @@ struct Module {
   std::deque<Entry> entries;
 };
 
+// What the compiler is at.
+struct Program {
+  std::string name;
+  std::string source;
+  std::string log;
+  std::string code;
+};
+
+// Before the architecture in the first line of code that is for one alone.
+const char* const CODE_MARK = "// for ";
+
 // A launch on its way.
 struct Started {
   const Kernel* kernel;
@@ -86,9 +98,39 @@ struct Started {
   bool has_extents;
 };
 
+// What cuBLASLt knows a product by.
+struct BlasPart {
+  enum Kind { HANDLE, OPERATION, LAYOUT, PREFERENCE };
+  Kind kind = HANDLE;
+  int compute = 0;  // of an operation, as is the next
+  int transposed[2] = {0, 0};
+  uint64_t rows = 0;  // of a layout, as are the following ones
+  uint64_t columns = 0;
+  int64_t leading = 0;
+  int batch = 1;
+  int64_t batch_stride = 0;
+  size_t workspace_bytes = 0;  // of a preference, as is the next
+  unsigned alignments[4] = {256, 256, 256, 256};
+};
+
+// A product on its way: columns of elements one after the other.
+struct Multiplication {
+  BlasPart operation;
+  BlasPart a_layout;
+  BlasPart b_layout;
+  BlasPart y_layout;
+  uint64_t a;
+  uint64_t b;
+  uint64_t y;
+  float alpha;
+  float beta;
+  uint64_t workspace;
+  size_t workspace_bytes;
+};
+
 // One entry of a stream's queue.
 struct Work {
-  enum Kind { COPY, PUT, FILL, FILL_WORDS, LAUNCH, RECORD, WAIT };
+  enum Kind { COPY, PUT, FILL, FILL_WORDS, PRODUCT, LAUNCH, RECORD, WAIT };
   explicit Work(Kind kind) : kind(kind) {}
   Kind kind;
   uint64_t target = 0;
@@ -97,6 +139,7 @@ struct Work {
   std::vector<unsigned char> data;  // of PUT, taken when it was enqueued
   unsigned value = 0;
   std::shared_ptr<const Started> launch;
+  std::shared_ptr<const Multiplication> product;
   uint64_t event = 0;
   uint64_t ticket = 0;     // of RECORD and WAIT: the nth record of the event
   uint64_t awaited = 0;    // of WAIT: the stream that the record is on
@@ -128,6 +171,7 @@ struct State {
   int lost = SUCCESS;  // what every call returns once a device is lost
   size_t page_bytes = 2 << 20;
   size_t context_bytes = 0;
+  int capability = 0;  // 10 times the major number and the minor one; 0 is not told
   std::vector<Device> devices;
   std::map<uint64_t, Range> ranges;
   std::map<uint64_t, Mapping> mappings;
@@ -136,6 +180,8 @@ struct State {
   std::map<uint64_t, std::deque<Work>> streams;
   std::map<uint64_t, Event> events;
   std::map<uint64_t, Module> modules;
+  std::map<uint64_t, Program> programs;
+  std::map<uint64_t, BlasPart> blas_parts;
   std::map<std::string, uint64_t> calls;
   std::map<std::string, Fault> faults;
   std::mt19937_64 order;
@@ -163,6 +209,9 @@ int enqueue(State& state, uint64_t stream, Work work);
 // Runs a launch.
 void launch(State& state, const Work& work);
 
+// Runs a product of cuBLASLt.
+void multiply(State& state, const Work& work);
+
 // What the calling thread said that its next launch may use; false if it said nothing.
 bool take_extents(std::vector<Extent>& extents);
 
@@ -180,7 +229,9 @@ bool has_context(const State& state);
 // is not success.
 class Guard {
  public:
-  explicit Guard(const char* function);
+  // Whether a call needs the driver to be started, and all devices.
+  enum Needs { DRIVER, NOTHING };
+  explicit Guard(const char* function, Needs needs = DRIVER);
   int code = SUCCESS;
   State& state;
 
@@ -195,6 +246,13 @@ class Guard {
   pretend::Guard guard(function);  \
   pretend::State& s = guard.state; \
   (void)s;                         \
+  if (guard.code != pretend::SUCCESS) return guard.code
+
+// Begins an entry point of a library that does without a device.
+#define ENTER_LIBRARY(function)                           \
+  pretend::Guard guard(function, pretend::Guard::NOTHING); \
+  pretend::State& s = guard.state;                         \
+  (void)s;                                                 \
   if (guard.code != pretend::SUCCESS) return guard.code
 
 #define NEEDS_CONTEXT \

@@ -45,6 +45,7 @@ void run(State& s, const Work& work) {
     case Work::FILL_WORDS:
       for (size_t at = 0; at < size_bytes; at += 4) memcpy(bytes(work.target + at), &work.value, 4);
       break;
+    case Work::PRODUCT: multiply(s, work); break;
     case Work::LAUNCH: launch(s, work); break;
     case Work::RECORD: {
       auto event = s.events.find(work.event);

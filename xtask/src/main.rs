@@ -1,11 +1,11 @@
-//! `cargo xtask test | tidy | kernels | bench | parity`: dispatch and help.
+//! `cargo xtask test | tidy | kernels | gpu-bundle | bench | parity`: dispatch and help.
 
 #![forbid(unsafe_code)]
 
 use std::path::Path;
 use std::process::ExitCode;
 
-use xtask::{bench, kernels, parity, test, tidy, workspace};
+use xtask::{bench, gpu_bundle, kernels, parity, test, tidy, workspace};
 
 const HELP: &str = "\
 usage: cargo xtask COMMAND
@@ -18,6 +18,9 @@ usage: cargo xtask COMMAND
   kernels [--write]      compile the CUDA kernels with NVRTC from PyPI: the PTX that is checked in
                          is fresh, nothing spills, none needs more than needs.txt says;
                          --write checks in what was found
+  gpu-bundle [--dev]     make target/gpu-bundle: test binaries, the lowtide command, measurements
+                         beside PyTorch, and run.sh for a machine with a device but without Rust;
+                         --dev takes programs as tests build them
   bench [FILTER]         run the benches and write target/bench-report.md;
                          FILTER is a crate folder or a part of a benchmark's name
   parity [CRATE]         make the reference values of tensor and nn anew with the PyTorch of
@@ -53,6 +56,7 @@ fn dispatch(arguments: &[String]) -> Result<bool, String> {
         "test" => test::run(&root()?, &test::Options::parse(rest)?),
         "tidy" => run_tidy(&root()?, rest),
         "kernels" => kernels::run(&root()?, rest),
+        "gpu-bundle" => gpu_bundle::run(&root()?, rest),
         "bench" => bench::run(&root()?, rest),
         "parity" => parity::run(&root()?, rest),
         other => Err(format!("unknown command `{other}`; `cargo xtask --help` lists the commands")),

@@ -46,6 +46,21 @@ pub struct DeviceMemory {
     pub free_bytes: usize,
 }
 
+/// What a device's code is compiled for: its compute capability. In text `sm_` and both numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Architecture {
+    /// Of a generation.
+    pub major: u32,
+    /// Within it.
+    pub minor: u32,
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sm_{}{}", self.major, self.minor)
+    }
+}
+
 impl CudaDevice {
     /// The device with this number, by the driver that the environment leads to:
     /// [`Libraries::from_environment`].
@@ -99,6 +114,22 @@ impl CudaDevice {
         self.driver().check("cuDeviceGetName", code)?;
         let name = CStr::from_bytes_until_nul(&text).unwrap_or_default();
         Ok(name.to_string_lossy().into_owned())
+    }
+
+    /// What its code is compiled for; `None` if it does not say, as the pretend device.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn architecture(&self) -> Result<Option<Architecture>, CudaError> {
+        let [major, minor] = [
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        ]
+        .map(|attribute| self.attribute(attribute));
+        let (major, minor) = (u32::try_from(major?), u32::try_from(minor?));
+        let architecture = major.ok().zip(minor.ok());
+        let architecture = architecture.map(|(major, minor)| Architecture { major, minor });
+        Ok(architecture.filter(|architecture| architecture.major > 0))
     }
 
     /// What it has and what is free, for this process.

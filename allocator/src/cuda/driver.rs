@@ -1,6 +1,5 @@
 //! The driver's library, found, probed and initialised.
 
-use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,7 +8,7 @@ use std::sync::Arc;
 use libloading::Library;
 
 use super::error::CudaError;
-use super::libraries::Libraries;
+use super::libraries::{self, Libraries, MissingLibrary};
 use super::table::Table;
 
 #[cfg(windows)]
@@ -26,6 +25,7 @@ pub struct Driver {
 pub(super) struct Loaded {
     pub(super) table: Table,
     path: PathBuf,
+    libraries: Libraries,
 }
 
 impl Driver {
@@ -47,7 +47,8 @@ impl Driver {
             table.map_err(|symbol| CudaError::MissingSymbol { path: path.clone(), symbol })?;
         // A driver has threads of its own and must not go while they run.
         std::mem::forget(library);
-        let driver = Driver { loaded: Arc::new(Loaded { table, path }) };
+        let driver =
+            Driver { loaded: Arc::new(Loaded { table, path, libraries: libraries.clone() }) };
         // SAFETY: the function takes a number; flags have to be 0.
         driver.check("cuInit", unsafe { (driver.table().init)(0) })?;
         Ok(driver)
@@ -56,6 +57,11 @@ impl Driver {
     /// The library's file, or its name where the system's loader found it.
     pub fn path(&self) -> &Path {
         &self.loaded.path
+    }
+
+    /// Where it was looked for, and where what goes with it is.
+    pub fn libraries(&self) -> &Libraries {
+        &self.loaded.libraries
     }
 
     /// The latest CUDA version that the driver serves: 1000 times the major number and 10 times the
@@ -115,27 +121,13 @@ impl fmt::Debug for Driver {
 }
 
 fn load(libraries: &Libraries) -> Result<(Library, PathBuf), CudaError> {
-    if let Some(path) = libraries.find(&NAMES) {
-        return match open(&path) {
-            Ok(library) => Ok((library, path)),
-            Err(loader_message) => Err(CudaError::BadLibrary { path, loader_message }),
-        };
-    }
-    let mut loader_message = String::new();
-    for name in NAMES {
-        match open(Path::new(name)) {
-            Ok(library) => return Ok((library, PathBuf::from(name))),
-            Err(message) => loader_message = message,
+    libraries::load(libraries, &NAMES).map_err(|missing| match missing {
+        MissingLibrary::NotFound { names, folders, loader_message } => {
+            CudaError::NoLibrary { names, folders, loader_message }
         }
-    }
-    let folders = libraries.folders().to_vec();
-    Err(CudaError::NoLibrary { names: NAMES.to_vec(), folders, loader_message })
-}
-
-fn open(path: &Path) -> Result<Library, String> {
-    // SAFETY: loading runs the library's own initialisation. It is the driver that the user
-    // installed or named, which is made to be loaded so.
-    let opened = unsafe { Library::new(path) };
-    // What the loader said is the cause of an error that only says who said it.
-    opened.map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
+        MissingLibrary::Unusable { path, loader_message } => {
+            CudaError::BadLibrary { path, loader_message }
+        }
+        MissingLibrary::MissingSymbol { path, symbol } => CudaError::MissingSymbol { path, symbol },
+    })
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+use super::libraries::searched;
 use crate::source::SourceError;
 use crate::stream::Stream;
 
@@ -80,14 +81,6 @@ pub enum CudaError {
         /// The driver's name for it.
         name: String,
     },
-}
-
-fn searched(folders: &[PathBuf]) -> String {
-    if folders.is_empty() {
-        return "no folder".to_owned();
-    }
-    let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
-    folders.join(", ")
 }
 
 /// `CUDA_ERROR_INVALID_VALUE`.

@@ -1,9 +1,13 @@
-//! Where the libraries of CUDA are looked for.
+//! Where the libraries of CUDA are looked for, and how they are loaded.
 
 use std::env;
+use std::error::Error as _;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use libloading::Library;
+use thiserror::Error;
 
 /// Folders that are searched before the system's loader is asked.
 ///
@@ -51,6 +55,83 @@ impl Libraries {
     }
 }
 
+/// Why a library that the driver does without is not used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum MissingLibrary {
+    /// It is not on this machine, or it is where nobody looks.
+    #[error(
+        "looked for {} in {} and by the system's loader ({loader_message})",
+        names.join(", "),
+        searched(folders)
+    )]
+    NotFound {
+        /// File names that were looked for.
+        names: Vec<&'static str>,
+        /// Folders looked into, before the loader was asked.
+        folders: Vec<PathBuf>,
+        /// What the system's loader said about the last name.
+        loader_message: String,
+    },
+    /// A file has its name and cannot be loaded.
+    #[error("{path:?} cannot be loaded: {loader_message}")]
+    Unusable {
+        /// Which.
+        path: PathBuf,
+        /// What the system's loader said.
+        loader_message: String,
+    },
+    /// It is too old, or is something else.
+    #[error("{path:?} has no function {symbol}")]
+    MissingSymbol {
+        /// The library.
+        path: PathBuf,
+        /// The function.
+        symbol: &'static str,
+    },
+}
+
+/// The first library with one of these names, and where it is: by its path, where it lies in one of
+/// the folders, whatever it is; else as the system's loader finds it.
+pub(super) fn load(
+    libraries: &Libraries,
+    names: &[&'static str],
+) -> Result<(Library, PathBuf), MissingLibrary> {
+    if let Some(path) = libraries.find(names) {
+        return match open(&path) {
+            Ok(library) => Ok((library, path)),
+            Err(loader_message) => Err(MissingLibrary::Unusable { path, loader_message }),
+        };
+    }
+    let mut loader_message = String::new();
+    for name in names {
+        match open(Path::new(name)) {
+            Ok(library) => return Ok((library, PathBuf::from(name))),
+            Err(message) => loader_message = message,
+        }
+    }
+    let folders = libraries.folders().to_vec();
+    Err(MissingLibrary::NotFound { names: names.to_vec(), folders, loader_message })
+}
+
+/// Loads a library, or says what the system's loader says about it.
+pub(super) fn open(path: &Path) -> Result<Library, String> {
+    // SAFETY: loading runs the library's own initialisation. It is one of CUDA's that the user
+    // installed or named, which is made to be loaded so.
+    let opened = unsafe { Library::new(path) };
+    // What the loader said is the cause of an error that only says who said it.
+    opened.map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
+}
+
+/// Folders for a message.
+pub(super) fn searched(folders: &[PathBuf]) -> String {
+    if folders.is_empty() {
+        return "no folder".to_owned();
+    }
+    let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
+    folders.join(", ")
+}
+
 /// `lib/python3.x/site-packages/nvidia/*/lib`, sorted: `cu13` with CUDA 13, one folder for each
 /// library with CUDA 12.
 fn wheel_folders(prefix: &Path) -> Vec<PathBuf> {
@@ -62,7 +143,7 @@ fn wheel_folders(prefix: &Path) -> Vec<PathBuf> {
 }
 
 /// What a folder holds, sorted; nothing where it cannot be read.
-fn entries(folder: &Path) -> Vec<PathBuf> {
+pub(super) fn entries(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     paths.sort();

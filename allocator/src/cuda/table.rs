@@ -1,4 +1,5 @@
-//! The functions of the driver that the gate calls, looked up once.
+//! The functions of the driver that the gate calls, looked up once; and how a table of functions of
+//! a library is made.
 //!
 //! Types are cudarc's. Its own functions are not used: they look a library up at the first call and
 //! panic where it or a function is missing, and a code that the bindings do not know would be an
@@ -10,32 +11,34 @@ use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmemAccessDesc, CUmemAllocationProp,
     CUmodule, CUstream,
 };
-use libloading::Library;
 
 /// Physical memory of a device.
 pub(super) type Handle = c_ulonglong;
 
-/// Stamps the table and its loader from two lists: what every driver has, and what some have.
+/// Stamps a table and its loader from two lists: what every such library has, and what some have.
 macro_rules! table {
     (
+        $table:ident:
         all have { $($name:ident = $symbol:literal ($($argument:ty),*);)* }
         some have { $($extra:ident = $extra_symbol:literal ($($extra_argument:ty),*);)* }
     ) => {
         /// One function pointer for each entry point.
-        pub(super) struct Table {
+        pub(super) struct $table {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
             $(pub(super) $extra: Option<unsafe extern "C" fn($($extra_argument),*) -> c_int>,)*
         }
 
-        impl Table {
+        impl $table {
             /// # Errors
             /// The first function that the library does not have.
             ///
             /// # Safety
-            /// The library is a CUDA driver, whose functions have the types of this list, and is
-            /// never closed.
-            pub(super) unsafe fn load(library: &Library) -> Result<Table, &'static str> {
-                Ok(Table {
+            /// The library is the one that the list is of, so that its functions have these types,
+            /// and is never closed.
+            pub(super) unsafe fn load(
+                library: &libloading::Library,
+            ) -> Result<$table, &'static str> {
+                Ok($table {
                     $($name: {
                         // SAFETY: the caller vouches for the type of the function and for a library
                         // that stays open; the pointer is copied out of the symbol.
@@ -53,7 +56,10 @@ macro_rules! table {
     };
 }
 
+pub(super) use table;
+
 table! {
+    Table:
     all have {
         init = "cuInit" (c_uint);
         driver_version = "cuDriverGetVersion" (*mut c_int);

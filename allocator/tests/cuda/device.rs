@@ -14,7 +14,7 @@ const INVALID_VALUE: i32 = 1;
 
 #[test]
 fn driver_and_device_say_who_they_are() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     assert_eq!(gpu.driver.version(), Ok(13000));
     assert_eq!(gpu.driver.device_count(), Ok(2));
     assert_eq!(gpu.device().name().as_deref(), Ok("pretend GPU"));
@@ -27,7 +27,7 @@ fn driver_and_device_say_who_they_are() {
 
 #[test]
 fn driver_that_does_not_start_is_an_error_and_may_start_later() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     let folder = gpu.driver.path().parent().unwrap().to_path_buf();
     let libraries = Libraries::in_folders([folder]);
     const NO_DEVICE: i32 = 100;
@@ -39,7 +39,7 @@ fn driver_that_does_not_start_is_an_error_and_may_start_later() {
 
 #[test]
 fn report_tells_what_is_outside_the_allocator() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     gpu.pretend.take(5 * PAGE_BYTES);
     let source = CudaSource::new(&gpu.streams()).map(std::sync::Arc::new).unwrap();
     let memory = CachingAllocator::new(source.clone()).unwrap();
@@ -54,7 +54,7 @@ fn report_tells_what_is_outside_the_allocator() {
 
 #[test]
 fn lost_device_is_no_lack_of_memory() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     let (_, memory) = gpu.memory();
     for code in [ILLEGAL_ADDRESS, OUT_OF_MEMORY, INVALID_VALUE] {
         gpu.pretend.fail("cuMemCreate", code, 1, Repeat::Forever);
@@ -79,7 +79,7 @@ fn lost_device_is_no_lack_of_memory() {
 
 #[test]
 fn error_of_a_call_has_the_name_that_the_driver_gives_it() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     let device = gpu.device();
     for (code, name, is_fault) in [
         (ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", true),
@@ -97,7 +97,7 @@ fn error_of_a_call_has_the_name_that_the_driver_gives_it() {
 
 #[test]
 fn bytes_outside_a_block_are_refused_before_the_driver_is_asked() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     let (streams, memory) = gpu.memory();
     let block = memory.allocate(1000).unwrap();
     let elsewhere = CachingAllocator::new(SimSource::with_capacity(1 << 20)).unwrap();
@@ -142,7 +142,7 @@ fn copies_read_and_write_what_they_say() {
 
 #[test]
 fn adopted_queue_is_of_the_device_and_alone_on_its_stream() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     let streams = gpu.streams();
     let own = CudaContext::new(0).unwrap().new_stream().unwrap();
     let foreign = CudaContext::new(1).unwrap().new_stream().unwrap();
@@ -155,7 +155,7 @@ fn adopted_queue_is_of_the_device_and_alone_on_its_stream() {
 
 #[test]
 fn streams_that_nothing_was_enqueued_on_are_not_made_for_a_wait() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     let streams = gpu.streams();
     streams.wait(stream(1), stream(2)).unwrap();
     streams.wait_host(stream(2)).unwrap();
@@ -164,7 +164,7 @@ fn streams_that_nothing_was_enqueued_on_are_not_made_for_a_wait() {
 
 #[test]
 fn current_context_of_a_thread_is_left_alone() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     let other = CudaContext::new(1).unwrap();
     other.bind_to_thread().unwrap();
     let (_, memory) = gpu.memory();
@@ -176,7 +176,7 @@ fn current_context_of_a_thread_is_left_alone() {
 
 #[test]
 fn cudarc_example_runs() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     for seed in 0..10 {
         gpu.pretend.schedule(seed);
         let line = example::run(&gpu.device()).unwrap();
@@ -188,7 +188,7 @@ fn cudarc_example_runs() {
 
 #[test]
 fn streams_of_two_devices_are_apart() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     let second = CudaDevice::of(&gpu.driver, 1).unwrap();
     let (here, memory) = gpu.memory();
     let block = memory.allocate(100).unwrap();

@@ -1,7 +1,9 @@
+use std::env;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use lowtide_allocator::cuda::pretend::{Library, LibraryError, Pretend, Watch};
+use lowtide_allocator::cuda::pretend::{Library, LibraryError, Order, Pretend, Watch};
 use lowtide_allocator::cuda::{CudaDevice, CudaSource, CudaStreams, Driver, Libraries};
 use lowtide_allocator::{CachingAllocator, Stream};
 
@@ -13,22 +15,58 @@ pub(crate) const CONTEXT_BYTES: usize = 3 * PAGE_BYTES;
 /// The device of a test that names no size.
 pub(crate) const DEVICE_BYTES: usize = 32 << 20;
 
-/// The pretend driver, for one test at a time. When it goes, nothing may be left on it.
+/// Which driver the tests run on that can do with any: `system` is the one that the environment
+/// leads to, which may be a real one; the pretend driver otherwise.
+const DRIVER: &str = "LOWTIDE_TEST_DRIVER";
+
+/// Where the workspace is, for tests that have been carried to another machine.
+const WORKSPACE: &str = "LOWTIDE_TEST_WORKSPACE";
+
+/// The pretend driver, or any, for one test at a time. When it goes, nothing may be left on a
+/// pretend one.
 pub(crate) struct Gpu {
     pub(crate) driver: Driver,
-    pub(crate) pretend: Pretend,
+    pub(crate) pretend: Controls,
     _turn: MutexGuard<'static, ()>,
 }
 
+/// The controls of the pretend driver, for who took one.
+pub(crate) struct Controls(Option<Pretend>);
+
+impl Deref for Controls {
+    type Target = Pretend;
+
+    fn deref(&self) -> &Pretend {
+        self.0.as_ref().expect("who uses the controls takes the device by `Gpu::pretend`")
+    }
+}
+
 impl Gpu {
-    /// A driver as after its start; `None`, said aloud, where it cannot be built.
+    /// A device of any driver, a real one where the tests run on the system's; `None`, said aloud,
+    /// where there is none.
     pub(crate) fn take() -> Option<Gpu> {
+        if !is_on_system() {
+            return Gpu::pretend();
+        }
+        let turn = turn();
+        let driver = match Driver::open(&Libraries::from_environment()) {
+            Ok(driver) => driver,
+            Err(error) => return skip(&error.to_string()),
+        };
+        let pretend = Controls(Pretend::of(&driver));
+        let gpu = Gpu { driver, pretend, _turn: turn };
+        gpu.reset(DEVICE_BYTES);
+        Some(gpu)
+    }
+
+    /// A pretend driver as after its start; `None`, said aloud, where it cannot be built.
+    pub(crate) fn pretend() -> Option<Gpu> {
         Gpu::with_capacity(DEVICE_BYTES)
     }
 
     pub(crate) fn with_capacity(bytes: usize) -> Option<Gpu> {
         static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let root = package();
         let kernels = [root.join("tests/cuda/kernels"), root.join(KERNELS)];
         let kernels = kernels.each_ref().map(PathBuf::as_path);
         Gpu::of(FOLDER.get_or_init(|| build(&kernels, Watch::Accesses)), bytes)
@@ -40,25 +78,37 @@ impl Gpu {
     }
 
     fn of(folder: &Result<PathBuf, String>, bytes: usize) -> Option<Gpu> {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = turn();
+        if is_on_system() {
+            return skip("it needs the pretend driver, and the tests run on the system's");
+        }
         let folder = match folder {
             Ok(folder) => folder,
-            Err(reason) => {
-                let test = std::thread::current().name().unwrap_or("a CUDA test").to_owned();
-                println!("skipped: {test}: {reason}");
-                return None;
-            }
+            Err(reason) => return skip(reason),
         };
         let driver = Driver::open(&Libraries::in_folders([folder.clone()])).unwrap();
         let pretend = Pretend::of(&driver).expect("the library that was just built");
-        let gpu = Gpu { driver, pretend, _turn: turn };
+        let gpu = Gpu { driver, pretend: Controls(Some(pretend)), _turn: turn };
         gpu.reset(bytes);
         Some(gpu)
     }
 
     pub(crate) fn reset(&self, capacity_bytes: usize) {
-        self.pretend.reset(capacity_bytes, PAGE_BYTES, CONTEXT_BYTES);
+        if let Some(pretend) = &self.pretend.0 {
+            pretend.reset(capacity_bytes, PAGE_BYTES, CONTEXT_BYTES);
+        }
+    }
+
+    /// The order of threads, where it can be chosen.
+    pub(crate) fn order(&self, order: Order) {
+        if let Some(pretend) = &self.pretend.0 {
+            pretend.threads(order);
+        }
+    }
+
+    /// What is wrong with the kernel that lost the device, where it can be known.
+    pub(crate) fn complaint(&self) -> Option<String> {
+        self.pretend.0.as_ref().and_then(Pretend::complaint)
     }
 
     pub(crate) fn device(&self) -> CudaDevice {
@@ -75,13 +125,14 @@ impl Gpu {
         (streams, memory)
     }
 
-    /// What nobody gave back, and how many.
+    /// What nobody gave back, and how many, where it can be known.
     pub(crate) fn left(&self) -> Vec<(&'static str, u64)> {
+        let Some(pretend) = &self.pretend.0 else { return Vec::new() };
         [
             "handles", "mappings", "ranges", "host", "streams", "events", "contexts", "modules",
-            "queued",
+            "programs", "queued",
         ]
-        .map(|what| (what, self.pretend.live(what)))
+        .map(|what| (what, pretend.live(what)))
         .into_iter()
         .filter(|&(_, count)| count > 0)
         .collect()
@@ -111,9 +162,33 @@ pub(crate) fn stream(index: usize) -> Stream {
 /// The kernels of tensors, from this package's folder.
 pub(crate) const KERNELS: &str = "../tensor/src/cuda/kernels";
 
+fn is_on_system() -> bool {
+    env::var_os(DRIVER).is_some_and(|driver| driver == "system")
+}
+
+/// Devices are taken one after the other.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn skip<T>(reason: &str) -> Option<T> {
+    let test = std::thread::current().name().unwrap_or("a CUDA test").to_owned();
+    println!("skipped: {test}: {reason}");
+    None
+}
+
+/// The folder of this package.
+pub(crate) fn package() -> PathBuf {
+    env::var_os(WORKSPACE).map_or_else(
+        || PathBuf::from(env!("CARGO_MANIFEST_DIR")),
+        |root| PathBuf::from(root).join("allocator"),
+    )
+}
+
 /// Compiles the pretend driver and kernels. The folder that it is in, or why there is none.
 fn build(kernels: &[&Path], watch: Watch) -> Result<PathBuf, String> {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../xtask/pretend-gpu");
+    let sources = package().join("../xtask/pretend-gpu");
     if !sources.exists() {
         return Err("the pretend driver is no part of this package".to_owned());
     }

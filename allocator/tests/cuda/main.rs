@@ -1,8 +1,10 @@
-//! Laws of CUDA sources, on the pretend driver.
+//! Laws of CUDA sources, on the pretend driver; some of them on any, see `gpu`.
 
+mod blas;
 #[expect(dead_code, reason = "some of what the other tests need")]
 #[path = "../it/common.rs"]
 mod common;
+mod compiler;
 mod device;
 mod early_reuse;
 #[expect(dead_code, reason = "its `main` is for people")]

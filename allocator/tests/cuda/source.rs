@@ -13,7 +13,7 @@ use crate::gpu::{CONTEXT_BYTES, DEVICE_BYTES, Gpu, source, stream};
 
 #[test]
 fn same_program_gets_the_same_offsets_as_in_a_simulation() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     proptest!(ProptestConfig::with_cases(64), |(program in program())| {
         gpu.reset(DEVICE_BYTES);
         let source = source(&gpu.streams());
@@ -66,7 +66,7 @@ fn rules_of_torch_place_alike_on_a_device_and_in_a_simulation() {
 
 #[test]
 fn new_memory_holds_nothing_of_anybody_and_no_zeros() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     let (streams, memory) = gpu.memory();
     for value in 0..3 {
         let block = memory.allocate(PAGE_BYTES).unwrap();
@@ -97,7 +97,7 @@ fn step(memory: &CachingAllocator) {
 
 #[test]
 fn repeated_step_makes_no_driver_call_but_for_order() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     let (_, memory) = gpu.memory();
     (0..3).for_each(|_| step(&memory));
     let calls = gpu.pretend.calls("");
@@ -111,7 +111,7 @@ fn repeated_step_makes_no_driver_call_but_for_order() {
 
 #[test]
 fn repeated_step_with_work_on_two_streams_calls_for_order_alone() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     let (streams, memory) = gpu.memory();
     for on in [Stream::DEFAULT, stream(1)] {
         let block = memory.allocate_on(on, Category::Other, 100).unwrap();
@@ -131,7 +131,7 @@ fn repeated_step_with_work_on_two_streams_calls_for_order_alone() {
 
 #[test]
 fn stitched_block_is_one_range_of_bytes() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     let (streams, memory) = gpu.memory();
     let on = Stream::DEFAULT;
     let blocks: Vec<Buffer> = (0..7).map(|_| memory.allocate(2 * PAGE_BYTES).unwrap()).collect();
@@ -202,7 +202,7 @@ fn neighbour_who_takes_memory_is_a_lack_of_memory_that_passes() {
 
 #[test]
 fn pages_go_only_when_the_work_on_them_is_done() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     let (streams, memory) = gpu.memory();
     for on in [Stream::DEFAULT, stream(5)] {
         let block = memory.allocate_on(on, Category::Other, 3 * PAGE_BYTES).unwrap();
@@ -216,7 +216,7 @@ fn pages_go_only_when_the_work_on_them_is_done() {
 
 #[test]
 fn views_go_only_when_the_work_on_them_is_done() {
-    let Some(gpu) = Gpu::take() else { return };
+    let Some(gpu) = Gpu::pretend() else { return };
     let (streams, memory) = gpu.memory();
     let mut blocks: Vec<Buffer> = (0..5).map(|_| memory.allocate(PAGE_BYTES).unwrap()).collect();
     drop(blocks.remove(3));
@@ -234,7 +234,7 @@ fn views_go_only_when_the_work_on_them_is_done() {
 #[test]
 fn view_that_cannot_be_mapped_leaves_nothing_mapped_and_the_block_goes_to_the_top() {
     for fault in [Some(("cuMemMap", 3)), Some(("cuMemSetAccess", 1)), None] {
-        let Some(gpu) = Gpu::take() else { return };
+        let Some(gpu) = Gpu::pretend() else { return };
         let (_, memory) = gpu.memory();
         let mut blocks: Vec<Buffer> =
             (0..7).map(|_| memory.allocate(PAGE_BYTES).unwrap()).collect();

@@ -1,26 +1,41 @@
 //! The kernels of this crate by name, loaded on a device when they are first launched.
 //!
 //! Their sources are in `kernels/`, and what NVRTC made of them in `kernels/ptx/`; both are kept
-//! equal by `cargo xtask kernels`.
+//! equal by `cargo xtask kernels`. Where the NVRTC of this machine serves the device, it compiles
+//! the source for just its architecture; else the driver makes its code of the PTX.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use lowtide_allocator::cuda::{CudaDevice, Function, Grid, Kernel, KernelError, Module, Parameter};
+use lowtide_allocator::cuda::{
+    CompileError, CudaDevice, Function, Grid, Kernel, KernelCache, KernelCompiler, KernelError,
+    Module, Parameter, Program,
+};
 
 use crate::layout::{Layout, Nest, RANK_MAX, Shape};
 
-/// A file of kernels: its name, and its code for every device since compute capability 8.0.
+/// A file of kernels: its name, its source, and its code for every device since compute capability
+/// 8.0.
 #[derive(Clone, Copy)]
 pub(crate) struct Image {
     name: &'static str,
+    source: &'static str,
     ptx: &'static str,
 }
 
+/// As `cargo xtask kernels` compiles.
+const OPTIONS: [&str; 1] = ["--std=c++17"];
+
 macro_rules! images {
     ($($image:ident = $name:literal;)*) => {$(
-        pub(crate) const $image: Image =
-            Image { name: $name, ptx: include_str!(concat!("kernels/ptx/", $name, ".ptx")) };
+        pub(crate) const $image: Image = Image {
+            name: $name,
+            source: concat!(
+                include_str!("kernels/common.cu"),
+                include_str!(concat!("kernels/", $name, ".cu"))
+            ),
+            ptx: include_str!(concat!("kernels/ptx/", $name, ".ptx")),
+        };
     )*};
 }
 
@@ -41,6 +56,7 @@ images! {
 /// What has been loaded on a device.
 pub(crate) struct Loaded {
     device: CudaDevice,
+    compiler: OnceLock<Result<KernelCompiler, CompileError>>,
     state: Mutex<State>,
 }
 
@@ -52,7 +68,13 @@ struct State {
 
 impl Loaded {
     pub(super) fn new(device: &CudaDevice) -> Self {
-        Loaded { device: device.clone(), state: Mutex::default() }
+        Loaded { device: device.clone(), compiler: OnceLock::new(), state: Mutex::default() }
+    }
+
+    /// What compiles for the device, looked for when it is first asked for; or why nothing does.
+    pub(super) fn compiler(&self) -> Result<&KernelCompiler, &CompileError> {
+        let open = || KernelCompiler::of(&self.device, KernelCache::from_environment());
+        self.compiler.get_or_init(open).as_ref()
     }
 
     /// A kernel of an image.
@@ -65,7 +87,7 @@ impl Loaded {
         let module = match state.modules.get(image.name) {
             Some(module) => module.clone(),
             None => {
-                let module = Module::load(&self.device, image.name, image.ptx.as_bytes())?;
+                let module = self.load(image)?;
                 state.modules.insert(image.name, module.clone());
                 module
             }
@@ -73,6 +95,22 @@ impl Loaded {
         let function = module.function(kernel)?;
         state.functions.insert(kernel.name, function.clone());
         Ok(function)
+    }
+
+    /// Code of an image that was compiled for the device. What stands in its way (a compiler that
+    /// does not take the source, a driver that does not take its code) does not stand in the way of
+    /// the PTX, which does the same.
+    fn load(&self, image: Image) -> Result<Module, KernelError> {
+        let Image { name, source, ptx } = image;
+        let program = Program { name, source, options: &OPTIONS };
+        if let Some(code) = self.compiler().ok().and_then(|compiler| compiler.cubin(&program).ok())
+        {
+            match Module::load(&self.device, name, &code) {
+                Err(error) if !error.is_fault() && !error.is_out_of_memory() => {}
+                loaded => return loaded,
+            }
+        }
+        Module::load(&self.device, name, ptx.as_bytes())
     }
 }
 

@@ -12,9 +12,12 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use lowtide_allocator::Stream;
-use lowtide_allocator::cuda::{Argument, CudaDevice, CudaSource, CudaStreams, Grid, Kernel};
+use lowtide_allocator::cuda::{
+    Argument, CompileError, CudaDevice, CudaSource, CudaStreams, Grid, Kernel, KernelCompiler,
+};
 
-use crate::Result;
+use crate::device::Backend;
+use crate::{Device, Result};
 use kernels::{Image, Loaded};
 pub use operands::{CudaOperands, Place};
 
@@ -52,6 +55,15 @@ impl Cuda {
     /// The device.
     pub fn device(&self) -> &CudaDevice {
         self.streams.device()
+    }
+
+    /// What compiles this crate's kernels for just this device.
+    ///
+    /// # Errors
+    /// There is none on this machine that serves the device, as the error says: the driver makes
+    /// their code of the PTX in this library.
+    pub fn compiler(&self) -> Result<&KernelCompiler, &CompileError> {
+        self.loaded.compiler()
     }
 
     /// Enqueues a kernel of this crate, whose source says what it does with its arguments.
@@ -94,5 +106,15 @@ impl Cuda {
     pub(crate) fn write<T: Pod>(&self, place: &Place<'_>, values: &[T]) -> Result<()> {
         let to = (place.block(), place.bytes());
         Ok(self.streams.upload(Stream::DEFAULT, bytemuck::cast_slice(values), to)?)
+    }
+}
+
+impl Device {
+    /// What kernels are enqueued with on an NVIDIA device; `None` on others.
+    pub fn as_cuda(&self) -> Option<&Cuda> {
+        match self.backend() {
+            Backend::Cuda(cuda) => Some(cuda),
+            _ => None,
+        }
     }
 }

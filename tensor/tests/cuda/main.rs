@@ -1,6 +1,7 @@
-//! Tensors on the pretend device, next to the same on the processor.
+//! Tensors on the pretend device, or on any, next to the same on the processor; see `gpu`.
 
 mod alike;
+mod compiled;
 mod conv2d;
 mod cross_entropy;
 mod elementwise;

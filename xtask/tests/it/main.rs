@@ -3,6 +3,7 @@
 mod bench;
 #[cfg(unix)]
 mod command;
+mod gpu_bundle;
 mod kernels;
 mod markdown;
 mod parity;

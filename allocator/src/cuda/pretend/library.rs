@@ -72,6 +72,9 @@ pub enum LibraryError {
 /// The common source, beside the kernels that it stands before.
 const COMMON: &str = "common.cu";
 
+/// The libraries that the driver's file is, beside the driver.
+const OTHER_NAMES: [&str; 2] = ["libnvrtc.so.12", "libcublasLt.so.12"];
+
 const WARNINGS: [&str; 7] =
     ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"];
 
@@ -102,7 +105,7 @@ impl Library<'_> {
         };
         create(&build.objects)?;
         let mut driver = Vec::new();
-        for name in ["device", "memory", "work", "modules"] {
+        for name in ["device", "memory", "work", "modules", "nvrtc", "blas"] {
             driver.push(build.object(name, &sources.file(name), &sources.headers, &[])?);
         }
         let mut library = Vec::new();
@@ -110,7 +113,7 @@ impl Library<'_> {
             library.push(build.object(name, &sources.file(name), &sources.headers, &[])?);
         }
         let flags: &[&str] = if self.watch == Watch::Accesses { &WATCH } else { &["-O2"] };
-        for (name, text) in &sources.kernels {
+        for Kernels { name, text, .. } in &sources.kernels {
             library.push(build.object(name, text, &sources.headers, flags)?);
         }
         let all: Vec<&PathBuf> = driver.iter().chain(&library).collect();
@@ -119,6 +122,14 @@ impl Library<'_> {
         // cudarc asks for `libcuda.so`: by this name it finds what is loaded already.
         build.link(&driver, "libcuda.so", &folder.join("libcuda.so.1"))?;
         build.link(&library, "kernels.so", &folder.join("kernels.so"))?;
+        for Kernels { name, ptx, .. } in &sources.kernels {
+            Build::put(&folder.join(format!("{name}.ptx")), |fresh| fs::write(fresh, ptx))?;
+        }
+        // One file, so that all names are of one library: the compiler's code is for this driver.
+        let driver = folder.join("libcuda.so.1");
+        for name in OTHER_NAMES {
+            Build::put(&folder.join(name), |fresh| fs::hard_link(&driver, fresh))?;
+        }
         Ok(folder)
     }
 }
@@ -127,7 +138,15 @@ impl Library<'_> {
 struct Sources {
     files: BTreeMap<String, String>,
     headers: String,
-    kernels: Vec<(String, String)>,
+    kernels: Vec<Kernels>,
+}
+
+/// One file of kernels.
+struct Kernels {
+    name: String,
+    /// For the processor.
+    text: String,
+    ptx: String,
 }
 
 impl Sources {
@@ -149,8 +168,9 @@ impl Sources {
                 let (stem, extension) = parts(&path);
                 let ptx = folder.join("ptx").join(format!("{stem}.ptx"));
                 if extension == "cu" && ptx.exists() {
-                    let text = on_processor(&path, &common, &read(&path)?, &read(&ptx)?);
-                    sources.kernels.push((stem.to_owned(), text));
+                    let (name, ptx) = (stem.to_owned(), read(&ptx)?);
+                    let text = on_processor(&path, &common, &read(&path)?, &ptx);
+                    sources.kernels.push(Kernels { name, text, ptx });
                 }
             }
         }
@@ -218,10 +238,18 @@ impl Build {
         self.make(command, into, into)
     }
 
+    /// Makes a file that is not the compiler's, likewise whole or not at all.
+    fn put(into: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), LibraryError> {
+        let fresh = fresh_for(into);
+        let made = make(&fresh).and_then(|()| fs::rename(&fresh, into));
+        // Renaming does nothing where both are one file already.
+        let _ = fs::remove_file(&fresh);
+        made.map_err(|cause| of_file(into, cause))
+    }
+
     /// Runs the compiler. Others, who may build the same right now, see the whole file or none.
     fn make(&self, mut command: Command, file: &Path, into: &Path) -> Result<(), LibraryError> {
-        let compiler = self.compiler.clone();
-        let fresh = into.with_extension(format!("{}.fresh", std::process::id()));
+        let (compiler, fresh) = (self.compiler.clone(), fresh_for(into));
         let output = command.arg("-o").arg(&fresh).output();
         let output = output
             .map_err(|cause| LibraryError::NoCompiler { compiler: compiler.clone(), cause })?;
@@ -231,6 +259,12 @@ impl Build {
         }
         fs::rename(&fresh, into).map_err(|cause| of_file(into, cause))
     }
+}
+
+/// A name beside a file's own, for this process.
+fn fresh_for(into: &Path) -> PathBuf {
+    let name = into.file_name().unwrap_or_default().to_string_lossy();
+    into.with_file_name(format!("{name}.{}.fresh", std::process::id()))
 }
 
 fn hash<'a>(parts: impl Iterator<Item = &'a [u8]>) -> String {

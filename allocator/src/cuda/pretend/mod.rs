@@ -12,6 +12,7 @@ use std::fmt;
 
 pub use library::{Library, LibraryError, Watch};
 
+use super::device::Architecture;
 use super::driver::Driver;
 
 /// In which order threads run that nothing keeps in order.
@@ -30,6 +31,7 @@ pub struct Pretend {
     reset: unsafe extern "C" fn(u64, u64, u64),
     calls: unsafe extern "C" fn(*const c_char) -> u64,
     fail: unsafe extern "C" fn(*const c_char, c_int, u64, c_int),
+    capability: unsafe extern "C" fn(u64),
     schedule: unsafe extern "C" fn(u64),
     threads: unsafe extern "C" fn(u64),
     complaint: unsafe extern "C" fn(*mut c_char, usize),
@@ -55,6 +57,8 @@ impl Pretend {
             calls: *unsafe { library.get(b"pretend_calls\0") }.ok()?,
             // SAFETY: only the pretend driver has a function of this name, and this type.
             fail: *unsafe { library.get(b"pretend_fail\0") }.ok()?,
+            // SAFETY: only the pretend driver has a function of this name, and this type.
+            capability: *unsafe { library.get(b"pretend_capability\0") }.ok()?,
             // SAFETY: only the pretend driver has a function of this name, and this type.
             schedule: *unsafe { library.get(b"pretend_schedule\0") }.ok()?,
             // SAFETY: only the pretend driver has a function of this name, and this type.
@@ -94,6 +98,14 @@ impl Pretend {
         unsafe { (self.fail)(name.as_ptr(), code, nth, is_forever) }
     }
 
+    /// The devices say that they are of this architecture until the reset; before, they say none,
+    /// and nothing is compiled for them.
+    pub fn architecture(&self, architecture: Architecture) {
+        let Architecture { major, minor } = architecture;
+        // SAFETY: the function takes a number.
+        unsafe { (self.capability)(u64::from(10 * major + minor)) }
+    }
+
     /// Work runs in an order that the seed draws; with 0, each stream as late as may be, and the
     /// youngest stream first.
     pub fn schedule(&self, seed: u64) {
@@ -128,7 +140,8 @@ impl Pretend {
     }
 
     /// How many there are: `handles`, `mappings`, `ranges`, `host`, `streams`, `events`,
-    /// `contexts`, `modules`, `queued` (work), or `bytes` of the first device in use.
+    /// `contexts`, `modules`, `programs` (being compiled), `blas` (what cuBLASLt
+    /// knows products by), `queued` (work), or `bytes` of the first device in use.
     pub fn live(&self, what: &str) -> u64 {
         let name = text(what);
         // SAFETY: the function reads a string that ends with a zero.

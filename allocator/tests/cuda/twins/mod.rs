@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use lowtide_allocator::cuda::pretend::Order;
 use lowtide_allocator::cuda::{
@@ -11,7 +11,7 @@ use lowtide_allocator::cuda::{
 };
 use lowtide_allocator::{Buffer, CachingAllocator, Stream};
 
-use crate::gpu::{Gpu, KERNELS};
+use crate::gpu::{Gpu, KERNELS, package};
 
 mod elementwise;
 mod losses;
@@ -55,7 +55,7 @@ impl Values {
 
 impl Lab {
     pub(super) fn open() -> Option<Lab> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(KERNELS);
+        let folder = package().join(KERNELS);
         Gpu::take().map(|gpu| Lab::of(gpu, folder))
     }
 
@@ -90,7 +90,7 @@ impl Lab {
         let mut bytes = vec![0; values.size_bytes];
         let range = MARGIN_BYTES..MARGIN_BYTES + values.size_bytes;
         let copied = self.streams.download(Stream::DEFAULT, (&values.block, range), &mut bytes);
-        copied.unwrap_or_else(|error| panic!("{error}: {:?}", self.gpu.pretend.complaint()));
+        copied.unwrap_or_else(|error| panic!("{error}: {:?}", self.gpu.complaint()));
         bytes
     }
 
@@ -114,7 +114,8 @@ impl Lab {
         grid: Grid,
         arguments: &[Argument<'_>],
     ) -> Result<(), KernelError> {
-        // SAFETY: the pretend driver compares parameters and looks at every access.
+        // SAFETY: the pretend driver compares parameters and looks at every access; on a real one
+        // the same tests give the same arguments.
         unsafe { self.streams.launch(Stream::DEFAULT, function, grid, arguments) }
     }
 
@@ -127,10 +128,10 @@ impl Lab {
         module.function(&kernel).unwrap()
     }
 
-    /// Does something once for each order of threads.
+    /// Does something once for each order of threads, which a real device has its own of.
     pub(super) fn in_each_order(&self, mut work: impl FnMut()) {
         for order in ORDERS {
-            self.gpu.pretend.threads(order);
+            self.gpu.order(order);
             work();
         }
     }

@@ -1,0 +1,382 @@
+//! cuBLASLt: matrix products by NVIDIA's own kernels, where the library is found.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys::CUstream;
+
+use super::blas_error::BlasError;
+use super::blas_plan::{Call, Key, Plan};
+use super::device::CudaDevice;
+use super::libraries::{self, MissingLibrary};
+use super::streams::CudaStreams;
+use super::table::table;
+use crate::buffer::Buffer;
+use crate::stream::Stream;
+
+#[cfg(windows)]
+const NAMES: [&str; 2] = ["cublasLt64_13.dll", "cublasLt64_12.dll"];
+#[cfg(not(windows))]
+const NAMES: [&str; 4] =
+    ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11", "libcublasLt.so"];
+
+/// Plans that are kept. A training has a few for each layer; a program that makes up shapes without
+/// end starts again.
+const PLANS_MAX: usize = 1024;
+
+table! {
+    BlasTable:
+    all have {
+        create = "cublasLtCreate" (*mut *mut c_void);
+        destroy = "cublasLtDestroy" (*mut c_void);
+        operation_create = "cublasLtMatmulDescCreate" (*mut *mut c_void, c_int, c_int);
+        operation_set = "cublasLtMatmulDescSetAttribute"
+            (*mut c_void, c_int, *const c_void, usize);
+        operation_destroy = "cublasLtMatmulDescDestroy" (*mut c_void);
+        layout_create = "cublasLtMatrixLayoutCreate" (*mut *mut c_void, c_int, u64, u64, i64);
+        layout_set = "cublasLtMatrixLayoutSetAttribute" (*mut c_void, c_int, *const c_void, usize);
+        layout_destroy = "cublasLtMatrixLayoutDestroy" (*mut c_void);
+        preference_create = "cublasLtMatmulPreferenceCreate" (*mut *mut c_void);
+        preference_set = "cublasLtMatmulPreferenceSetAttribute"
+            (*mut c_void, c_int, *const c_void, usize);
+        preference_destroy = "cublasLtMatmulPreferenceDestroy" (*mut c_void);
+        choose = "cublasLtMatmulAlgoGetHeuristic" (
+            *mut c_void, *mut c_void, *mut c_void, *mut c_void, *mut c_void, *mut c_void,
+            *mut c_void, c_int, *mut Choice, *mut c_int
+        );
+        multiply = "cublasLtMatmul" (
+            *mut c_void, *mut c_void, *const c_void, *const c_void, *mut c_void, *const c_void,
+            *mut c_void, *const c_void, *const c_void, *mut c_void, *mut c_void, *mut c_void,
+            *const [u64; 8], *mut c_void, usize, CUstream
+        );
+    }
+    some have {}
+}
+
+/// `cublasLtMatmulHeuristicResult_t`: a kernel, and what it needs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Choice {
+    pub(super) algorithm: [u64; 8],
+    pub(super) workspace_bytes: usize,
+    pub(super) state: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+/// How f32 factors are multiplied. Sums are of f32 in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Precision {
+    /// As they are.
+    F32,
+    /// Rounded to 10 bits of mantissa, on tensor cores.
+    Tf32,
+}
+
+/// What is done with what `y` holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Start {
+    /// It is overwritten, and not read.
+    Overwrite,
+    /// The product is added to it.
+    Accumulate,
+}
+
+/// How a factor is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Order {
+    /// Row by row, as the product takes it.
+    Rows,
+    /// Column by column: what is stored is its transpose.
+    Columns,
+}
+
+/// A factor or the result, in elements. What is stored has its rows one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MatrixLayout {
+    /// Whether rows or columns are stored as rows; a result has `Rows`.
+    pub order: Order,
+    /// From one stored row to the next; at least its length.
+    pub leading: usize,
+    /// From one matrix of the batch to the next; 0 repeats a factor.
+    pub batch_stride: usize,
+}
+
+/// `y = a·b`, or `y = y + a·b`, for each matrix of a batch, in f32.
+///
+/// # Shapes
+/// `a: [batch, m, k]`, `b: [batch, k, n]`, `y: [batch, m, n]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Product {
+    /// Matrices.
+    pub batch: usize,
+    /// Rows of `a` and `y`.
+    pub m: usize,
+    /// Columns of `b` and `y`.
+    pub n: usize,
+    /// Columns of `a` and rows of `b`; not 0.
+    pub k: usize,
+    /// The result, whose matrices do not overlap.
+    pub y: MatrixLayout,
+    /// The left factor.
+    pub a: MatrixLayout,
+    /// The right factor.
+    pub b: MatrixLayout,
+    /// How factors are multiplied.
+    pub precision: Precision,
+    /// What is done with the old `y`.
+    pub start: Start,
+}
+
+/// Bytes of a block.
+pub type Place<'a> = (&'a Buffer, Range<usize>);
+
+/// What a [`Product`] is of. Operands start at the first byte of their range, at a multiple of 4.
+#[derive(Clone, Debug)]
+pub struct ProductOperands<'a> {
+    /// Written; no byte of it is of a factor.
+    pub y: Place<'a>,
+    /// The left factor.
+    pub a: Place<'a>,
+    /// The right factor.
+    pub b: Place<'a>,
+    /// Memory that nothing else on the stream or beside it uses, at a multiple of 256; its length
+    /// is part of the plan. May be empty: fewer kernels can be chosen then.
+    pub workspace: Place<'a>,
+}
+
+/// How many plans were made and found again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PlanCounts {
+    /// Calls that had to make a plan.
+    pub made: u64,
+    /// Calls that found one.
+    pub found: u64,
+}
+
+/// cuBLASLt on one device. Clones are handles to the same, with the same plans.
+#[derive(Clone)]
+pub struct Blas {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    call: Call,
+    handle: Handle,
+    plans: Mutex<Plans>,
+}
+
+/// The library's state for a device.
+struct Handle(*mut c_void);
+
+// SAFETY: the pointer is a name that only the library follows, which allows a handle to be used
+// from any thread (cuBLASLt documentation, "Thread Safety").
+unsafe impl Send for Handle {}
+// SAFETY: a shared handle yields a copy of the name and nothing else; see `Send` for its use.
+unsafe impl Sync for Handle {}
+
+#[derive(Default)]
+struct Plans {
+    by_key: BTreeMap<Key, Arc<Plan>>,
+    counts: PlanCounts,
+}
+
+impl Blas {
+    /// A workspace that kernels of every generation can do with: what NVIDIA recommends before
+    /// Hopper (cuBLAS documentation, `cublasSetWorkspace`). Fixed, so that plans and peaks are the
+    /// same on a simulated device.
+    pub const WORKSPACE_BYTES: usize = 4 << 20;
+
+    /// The library that goes with a device's driver.
+    ///
+    /// The library keeps some memory of the device outside any budget, beside the context's.
+    ///
+    /// # Errors
+    /// `Missing` where there is none; or it does not start.
+    pub fn of(device: &CudaDevice) -> Result<Blas, BlasError> {
+        let (library, path) = libraries::load(device.driver().libraries(), &NAMES)?;
+        // SAFETY: 1. a library with these names is cuBLASLt: that is what the search, or whoever
+        // named the folder, promises, and each function has had its type since CUDA 11. 2. It is
+        // never closed: it is forgotten below.
+        let table = unsafe { BlasTable::load(&library) };
+        let table = table.map_err(|symbol| MissingLibrary::MissingSymbol { path, symbol })?;
+        std::mem::forget(library);
+        let call = Call::new(device, table);
+        let mut handle = std::ptr::null_mut();
+        call.make("cublasLtCreate", |table| {
+            // SAFETY: the library writes one pointer, to a place for one.
+            unsafe { (table.create)(&mut handle) }
+        })?;
+        let (handle, plans) = (Handle(handle), Mutex::default());
+        Ok(Blas { shared: Arc::new(Shared { call, handle, plans }) })
+    }
+
+    /// Enqueues a product on a stream of the device. The first of its kind is planned, which takes
+    /// the host some microseconds.
+    ///
+    /// # Streams
+    /// As with [launches](CudaStreams::launch): a block that is used on another stream than its own
+    /// has to be told so, and the stream has to wait for what was done to it before.
+    ///
+    /// # Errors
+    /// `Layout`, `Short`; `NoPlan` where one's own kernel has to do it; a call failed.
+    pub fn enqueue(
+        &self,
+        streams: &CudaStreams,
+        stream: Stream,
+        product: &Product,
+        operands: &ProductOperands<'_>,
+    ) -> Result<(), BlasError> {
+        let ProductOperands { y, a, b, workspace } = operands;
+        let Product { batch, m, n, k, .. } = *product;
+        if batch == 0 || m == 0 || n == 0 {
+            return Ok(());
+        }
+        let [(y, y_len), (a, a_len), (b, b_len), (workspace, workspace_bytes)] =
+            self.places(streams, [y, a, b, workspace])?;
+        if k == 0 {
+            return Err(BlasError::NoPlan { workspace_bytes });
+        }
+        fits("y", product.y, [batch, m, n], y_len)?;
+        fits("a", product.a, [batch, m, k], a_len)?;
+        fits("b", product.b, [batch, k, n], b_len)?;
+        let plan = self.plan(&Key::new(product, [y, a, b], workspace_bytes))?;
+        let queue = streams.queue(stream)?;
+        let (one, zero) = (1.0_f32, 0.0_f32);
+        let beta =
+            if product.start == Start::Accumulate { &raw const one } else { &raw const zero };
+        let alpha = &raw const one;
+        let [y, a, b, workspace] = [y, a, b, workspace].map(pointer);
+        let handle = self.shared.handle.0;
+        self.shared.call.make("cublasLtMatmul", |table| {
+            let [y_layout, first, second] = plan.layouts();
+            // SAFETY: 1. handle and plan are live, and what the layouts cover is inside the ranges
+            // that were checked above to be of live blocks of this device. 2. The scalars are read
+            // now, the algorithm was chosen for this plan. 3. What is written is memory that no
+            // reference of this process leads to.
+            unsafe {
+                (table.multiply)(
+                    handle,
+                    plan.operation(),
+                    alpha.cast(),
+                    b,
+                    first,
+                    a,
+                    second,
+                    beta.cast(),
+                    y,
+                    y_layout,
+                    y,
+                    y_layout,
+                    plan.algorithm(),
+                    workspace,
+                    workspace_bytes,
+                    queue,
+                )
+            }
+        })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &CudaDevice {
+        self.shared.call.device()
+    }
+
+    /// How many plans were made and found again so far.
+    pub fn plan_counts(&self) -> PlanCounts {
+        self.lock().counts
+    }
+
+    /// Addresses and lengths of ranges that are inside blocks of the device.
+    fn places(
+        &self,
+        streams: &CudaStreams,
+        places: [&Place<'_>; 4],
+    ) -> Result<[(u64, usize); 4], BlasError> {
+        let mut found = [(0, 0); 4];
+        for (found, (block, range)) in found.iter_mut().zip(places) {
+            *found = streams.place(block, range.clone())?;
+        }
+        let (address, size_bytes) = found[0];
+        let is_of_device = streams.device().context() == self.device().context();
+        let is_aligned = found.iter().all(|(address, _)| address.is_multiple_of(4));
+        if !is_of_device || !is_aligned || !found[3].0.is_multiple_of(256) {
+            return Err(super::CudaError::NotOfDevice { address, size_bytes }.into());
+        }
+        Ok(found)
+    }
+
+    fn plan(&self, key: &Key) -> Result<Arc<Plan>, BlasError> {
+        let mut plans = self.lock();
+        if let Some(plan) = plans.by_key.get(key).cloned() {
+            plans.counts.found += 1;
+            return Ok(plan);
+        }
+        let plan = Arc::new(Plan::new(&self.shared.call, self.shared.handle.0, key)?);
+        if plans.by_key.len() >= PLANS_MAX {
+            plans.by_key.clear();
+        }
+        plans.by_key.insert(*key, plan.clone());
+        plans.counts.made += 1;
+        Ok(plan)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Plans> {
+        self.shared.plans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.plans.get_mut().unwrap_or_else(PoisonError::into_inner).by_key.clear();
+        let handle = self.handle.0;
+        self.call.give_back("cublasLtDestroy", |table| {
+            // SAFETY: the handle is this value's own and not used again; the library waits for work
+            // that uses what it frees.
+            unsafe { (table.destroy)(handle) }
+        });
+    }
+}
+
+impl fmt::Debug for Blas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Blas").field("device", self.device()).finish_non_exhaustive()
+    }
+}
+
+fn pointer(address: u64) -> *mut c_void {
+    std::ptr::without_provenance_mut(address as usize)
+}
+
+/// Whether a batch of matrices lies inside its bytes, with rows that do not reach into the next; of
+/// the result, neither do matrices.
+fn fits(
+    operand: &'static str,
+    layout: MatrixLayout,
+    [batch, rows, columns]: [usize; 3],
+    given_bytes: usize,
+) -> Result<(), BlasError> {
+    let (rows, columns) = match layout.order {
+        Order::Rows => (rows, columns),
+        Order::Columns => (columns, rows),
+    };
+    let span = |count: usize, stride: usize| (count - 1).checked_mul(stride);
+    let matrix_len = span(rows, layout.leading).and_then(|start| start.checked_add(columns));
+    let matrix_len = matrix_len.filter(|&len| {
+        let is_written_once = batch == 1 || layout.batch_stride >= len;
+        let can_be_written = layout.order == Order::Rows && is_written_once;
+        layout.leading >= columns && (operand != "y" || can_be_written)
+    });
+    let needed_bytes = matrix_len
+        .zip(span(batch, layout.batch_stride))
+        .and_then(|(len, start)| len.checked_add(start)?.checked_mul(size_of::<f32>()))
+        .filter(|_| c_int::try_from(batch).is_ok())
+        .ok_or(BlasError::Layout { operand })?;
+    if needed_bytes > given_bytes {
+        return Err(BlasError::Short { operand, needed_bytes, given_bytes });
+    }
+    Ok(())
+}

@@ -1,0 +1,269 @@
+//! One product as cuBLASLt knows it: descriptions, and the kernel that was chosen.
+//!
+//! The library has columns one after the other. A matrix by rows is the transpose of one by
+//! columns, so it is asked for `yᵀ = bᵀ·aᵀ`: the first factor is `b`, the second `a`.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use super::blas::{BlasTable, Choice, MatrixLayout, Order, Precision, Product};
+use super::blas_error::BlasError;
+use super::device::CudaDevice;
+
+// Values of the library's header `cublasLt.h`.
+const COMPUTE_32F: c_int = 68;
+const COMPUTE_32F_FAST_TF32: c_int = 77;
+const R_32F: c_int = 0;
+const OPERATION_TRANSPOSE_A: c_int = 3;
+const OPERATION_TRANSPOSE_B: c_int = 4;
+const TRANSPOSED: c_int = 1;
+const LAYOUT_BATCH_COUNT: c_int = 5;
+const LAYOUT_BATCH_STRIDE: c_int = 6;
+const PREFERENCE_WORKSPACE_BYTES: c_int = 1;
+/// Those of A, B, C and D follow each other.
+const PREFERENCE_ALIGNMENT_A: c_int = 5;
+
+/// An address at a multiple of more than 256 serves no kernel better.
+const ALIGNMENT_BITS_MAX: u32 = 8;
+
+/// All that decides a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    product: Product,
+    /// Of `y`, `a` and `b`: the library takes 256 where it is not told.
+    alignments: [u32; 3],
+    workspace_bytes: usize,
+}
+
+impl Key {
+    pub(super) fn new(product: &Product, addresses: [u64; 3], workspace_bytes: usize) -> Key {
+        let alignment = |address: u64| 1 << address.trailing_zeros().min(ALIGNMENT_BITS_MAX);
+        Key { product: *product, alignments: addresses.map(alignment), workspace_bytes }
+    }
+}
+
+/// How the library is called.
+#[derive(Clone)]
+pub(super) struct Call {
+    device: CudaDevice,
+    table: Arc<BlasTable>,
+}
+
+impl Call {
+    pub(super) fn new(device: &CudaDevice, table: BlasTable) -> Call {
+        Call { device: device.clone(), table: Arc::new(table) }
+    }
+
+    pub(super) fn device(&self) -> &CudaDevice {
+        &self.device
+    }
+
+    /// Makes a call with the device's context current.
+    pub(super) fn make(
+        &self,
+        name: &'static str,
+        work: impl FnOnce(&BlasTable) -> c_int,
+    ) -> Result<(), BlasError> {
+        let mut code = 0;
+        self.device.call(name, |_| {
+            code = work(&self.table);
+            0
+        })?;
+        BlasError::check(name, code)
+    }
+
+    /// Makes a call that gives something back, a second time where it fails; there is nobody to
+    /// tell if that does, too.
+    pub(super) fn give_back(&self, name: &'static str, mut work: impl FnMut(&BlasTable) -> c_int) {
+        let _ = self.make(name, &mut work).or_else(|_| self.make(name, work));
+    }
+}
+
+/// Which function destroys a description.
+#[derive(Clone, Copy)]
+enum Kind {
+    Operation,
+    Layout,
+    Preference,
+}
+
+/// Something that the library describes products with.
+struct Description {
+    call: Call,
+    kind: Kind,
+    handle: *mut c_void,
+}
+
+// SAFETY: the pointer is a name of memory of the host that only the library follows, and that
+// nothing changes once it is set up; any thread may pass it on.
+unsafe impl Send for Description {}
+// SAFETY: a shared description yields a copy of the name and nothing else; see `Send` for its use.
+unsafe impl Sync for Description {}
+
+impl Description {
+    fn make(
+        call: &Call,
+        kind: Kind,
+        name: &'static str,
+        create: impl FnOnce(&BlasTable, &mut *mut c_void) -> c_int,
+    ) -> Result<Description, BlasError> {
+        let mut handle = std::ptr::null_mut();
+        call.make(name, |table| create(table, &mut handle))?;
+        Ok(Description { call: call.clone(), kind, handle })
+    }
+
+    fn operation(call: &Call, precision: Precision) -> Result<Description, BlasError> {
+        let compute = match precision {
+            Precision::F32 => COMPUTE_32F,
+            Precision::Tf32 => COMPUTE_32F_FAST_TF32,
+        };
+        Self::make(call, Kind::Operation, "cublasLtMatmulDescCreate", |table, handle| {
+            // SAFETY: the library takes numbers and writes one pointer, to a place for one.
+            unsafe { (table.operation_create)(handle, compute, R_32F) }
+        })
+    }
+
+    /// A matrix that is stored in rows of `columns` elements: columns of the library.
+    fn layout(
+        call: &Call,
+        [batch, rows, columns]: [usize; 3],
+        layout: &MatrixLayout,
+    ) -> Result<Description, BlasError> {
+        let (rows, columns) = match layout.order {
+            Order::Rows => (rows, columns),
+            Order::Columns => (columns, rows),
+        };
+        let made =
+            Self::make(call, Kind::Layout, "cublasLtMatrixLayoutCreate", |table, handle| {
+                let (height, width) = (columns as u64, rows as u64);
+                let leading = layout.leading as i64;
+                // SAFETY: the library takes numbers and writes one pointer, to a place for one.
+                unsafe { (table.layout_create)(handle, R_32F, height, width, leading) }
+            })?;
+        made.set(LAYOUT_BATCH_COUNT, batch as c_int)?;
+        made.set(LAYOUT_BATCH_STRIDE, layout.batch_stride as i64)?;
+        Ok(made)
+    }
+
+    fn preference(call: &Call) -> Result<Description, BlasError> {
+        Self::make(call, Kind::Preference, "cublasLtMatmulPreferenceCreate", |table, handle| {
+            // SAFETY: the library writes one pointer, to a place for one.
+            unsafe { (table.preference_create)(handle) }
+        })
+    }
+
+    fn set<T: Copy>(&self, attribute: c_int, value: T) -> Result<(), BlasError> {
+        let (pointer, size_bytes) = ((&raw const value).cast::<c_void>(), size_of::<T>());
+        let (name, handle) = (self.names()[0], self.handle);
+        self.call.make(name, |table| {
+            let set = match self.kind {
+                Kind::Operation => table.operation_set,
+                Kind::Layout => table.layout_set,
+                Kind::Preference => table.preference_set,
+            };
+            // SAFETY: the description is live; the library reads that many bytes of the value now.
+            unsafe { set(handle, attribute, pointer, size_bytes) }
+        })
+    }
+
+    /// What sets an attribute, and what destroys it.
+    fn names(&self) -> [&'static str; 2] {
+        match self.kind {
+            Kind::Operation => ["cublasLtMatmulDescSetAttribute", "cublasLtMatmulDescDestroy"],
+            Kind::Layout => ["cublasLtMatrixLayoutSetAttribute", "cublasLtMatrixLayoutDestroy"],
+            Kind::Preference => {
+                ["cublasLtMatmulPreferenceSetAttribute", "cublasLtMatmulPreferenceDestroy"]
+            }
+        }
+    }
+}
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        let (kind, handle, name) = (self.kind, self.handle, self.names()[1]);
+        self.call.give_back(name, |table| {
+            let destroy = match kind {
+                Kind::Operation => table.operation_destroy,
+                Kind::Layout => table.layout_destroy,
+                Kind::Preference => table.preference_destroy,
+            };
+            // SAFETY: the description is this value's own and not used again; the library reads
+            // descriptions while it enqueues, and not later.
+            unsafe { destroy(handle) }
+        });
+    }
+}
+
+/// A product that only lacks its operands.
+pub(super) struct Plan {
+    operation: Description,
+    /// Of `y`, the first factor and the second.
+    layouts: [Description; 3],
+    algorithm: [u64; 8],
+}
+
+impl Plan {
+    pub(super) fn new(call: &Call, handle: *mut c_void, key: &Key) -> Result<Plan, BlasError> {
+        let Product { batch, m, n, k, y, a, b, precision, .. } = &key.product;
+        let (batch, m, n, k) = (*batch, *m, *n, *k);
+        let operation = Description::operation(call, *precision)?;
+        for (attribute, order) in
+            [(OPERATION_TRANSPOSE_A, b.order), (OPERATION_TRANSPOSE_B, a.order)]
+        {
+            if order == Order::Columns {
+                operation.set(attribute, TRANSPOSED)?;
+            }
+        }
+        let layouts = [
+            Description::layout(call, [batch, m, n], y)?,
+            Description::layout(call, [batch, k, n], b)?,
+            Description::layout(call, [batch, m, k], a)?,
+        ];
+        let preference = Description::preference(call)?;
+        preference.set(PREFERENCE_WORKSPACE_BYTES, key.workspace_bytes)?;
+        let [y, a, b] = key.alignments;
+        for (attribute, alignment) in (PREFERENCE_ALIGNMENT_A..).zip([b, a, y, y]) {
+            preference.set(attribute, alignment)?;
+        }
+        let (mut choice, mut count) = (Choice::default(), 0);
+        let [to, first, second] = layouts.each_ref().map(|layout| layout.handle);
+        let (operation_handle, preference) = (operation.handle, &preference);
+        let no_plan = BlasError::NoPlan { workspace_bytes: key.workspace_bytes };
+        let chosen = call.make("cublasLtMatmulAlgoGetHeuristic", |table| {
+            let preference = preference.handle;
+            // SAFETY: all descriptions are live; the library writes one choice and one number, to
+            // places for them.
+            unsafe {
+                (table.choose)(
+                    handle,
+                    operation_handle,
+                    first,
+                    second,
+                    to,
+                    to,
+                    preference,
+                    1,
+                    &mut choice,
+                    &mut count,
+                )
+            }
+        });
+        chosen.map_err(|error| if error.is_unsupported() { no_plan.clone() } else { error })?;
+        if count < 1 || choice.state != 0 || choice.workspace_bytes > key.workspace_bytes {
+            return Err(no_plan);
+        }
+        Ok(Plan { operation, layouts, algorithm: choice.algorithm })
+    }
+
+    pub(super) fn operation(&self) -> *mut c_void {
+        self.operation.handle
+    }
+
+    pub(super) fn layouts(&self) -> [*mut c_void; 3] {
+        self.layouts.each_ref().map(|layout| layout.handle)
+    }
+
+    pub(super) fn algorithm(&self) -> *const [u64; 8] {
+        &raw const self.algorithm
+    }
+}

@@ -1,0 +1,319 @@
+//! Compiled kernels, kept in files so that the next process need not compile them again.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::compiler::{CompileError, Compiler, Program};
+use super::device::{Architecture, CudaDevice};
+
+/// What every file begins with. Other formats of later versions begin with something else.
+const MARK: &[u8; 16] = b"lowtide kernel 1";
+
+/// Where compiled kernels are kept. Whatever is in there may be removed at any time.
+///
+/// A file is named after the program and a hash of all that decides its code: source, options,
+/// version of the compiler, architecture, and this crate's version. It appears whole or not at all,
+/// and what does not have the right checksum is made again. A folder that cannot be written is no
+/// error: nothing is kept then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelCache {
+    folder: Option<PathBuf>,
+}
+
+impl KernelCache {
+    /// The variable that names the folder; empty for none.
+    pub const VARIABLE: &'static str = "LOWTIDE_KERNEL_CACHE";
+
+    /// In the folder of [`VARIABLE`](Self::VARIABLE), else in `lowtide/kernels` of the user's
+    /// cache: `XDG_CACHE_HOME`, else `.cache` in `HOME` (XDG Base Directory Specification 0.8);
+    /// nowhere without any of them.
+    pub fn from_environment() -> KernelCache {
+        let values = [KernelCache::VARIABLE, "XDG_CACHE_HOME", "HOME"].map(env::var_os);
+        KernelCache::from_values(values)
+    }
+
+    /// In this folder, which is made when something is kept.
+    pub fn in_folder(folder: impl Into<PathBuf>) -> KernelCache {
+        KernelCache { folder: Some(folder.into()) }
+    }
+
+    /// Nowhere: every process compiles.
+    pub fn nowhere() -> KernelCache {
+        KernelCache { folder: None }
+    }
+
+    /// The folder, if there is one.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    fn from_values([named, cache, home]: [Option<OsString>; 3]) -> KernelCache {
+        if let Some(named) = named {
+            return KernelCache {
+                folder: Some(named.into()).filter(|path| *path != Path::new("")),
+            };
+        }
+        let [cache, home] = [cache, home].map(|value| value.map(PathBuf::from));
+        let home = home.map(|home| home.join(".cache"));
+        // The specification asks to ignore paths that are not absolute.
+        let cache = [cache, home].into_iter().flatten().find(|path| path.is_absolute());
+        KernelCache { folder: cache.map(|cache| cache.join("lowtide").join("kernels")) }
+    }
+
+    /// What was kept under a key, or what `make` makes, which is kept.
+    fn get_or_make(
+        &self,
+        name: &str,
+        key: &str,
+        make: impl FnOnce() -> Result<Vec<u8>, CompileError>,
+    ) -> Result<Vec<u8>, CompileError> {
+        let key = hash(&[key.as_bytes()]);
+        let path =
+            self.folder.as_ref().map(|folder| folder.join(format!("{name}-{key:032x}.cubin")));
+        let known = path.as_ref().and_then(|path| fs::read(path).ok());
+        if let Some(code) = known.and_then(|file| code_of(&file, key)) {
+            return Ok(code);
+        }
+        let code = make()?;
+        if let Some(path) = path {
+            keep(&path, &file_of(&code, key));
+        }
+        Ok(code)
+    }
+}
+
+/// The compiler of one device, with what it made before.
+#[derive(Clone, Debug)]
+pub struct KernelCompiler {
+    compiler: Compiler,
+    architecture: Architecture,
+    cache: KernelCache,
+}
+
+impl KernelCompiler {
+    /// For just this device, with the compiler that goes with its driver.
+    ///
+    /// # Errors
+    /// There is no compiler that its driver can use, the device does not say what it is, or a call
+    /// failed.
+    pub fn of(device: &CudaDevice, cache: KernelCache) -> Result<KernelCompiler, CompileError> {
+        let architecture = device.architecture()?.ok_or(CompileError::NoArchitecture)?;
+        let compiler = Compiler::of(device.driver())?;
+        Ok(KernelCompiler { compiler, architecture, cache })
+    }
+
+    /// For an architecture, with any compiler.
+    pub fn with(
+        compiler: Compiler,
+        architecture: Architecture,
+        cache: KernelCache,
+    ) -> KernelCompiler {
+        KernelCompiler { compiler, architecture, cache }
+    }
+
+    /// The code of a program, of the cache or compiled now.
+    ///
+    /// # Errors
+    /// As [`Compiler::compile`].
+    ///
+    /// # Panics
+    /// As [`Compiler::compile`].
+    pub fn cubin(&self, program: &Program<'_>) -> Result<Vec<u8>, CompileError> {
+        let Program { name, source, options } = program;
+        let (version, architecture) = (self.compiler.version(), self.architecture);
+        let key = format!(
+            "lowtide {} nvrtc {version} {architecture} {options:?} {name:?}\n{source}",
+            env!("CARGO_PKG_VERSION")
+        );
+        self.cache.get_or_make(name, &key, || self.compiler.compile(program, architecture))
+    }
+
+    /// What it compiles for.
+    pub fn architecture(&self) -> Architecture {
+        self.architecture
+    }
+
+    /// What compiles.
+    pub fn compiler(&self) -> &Compiler {
+        &self.compiler
+    }
+
+    /// Where its code is kept.
+    pub fn cache(&self) -> &KernelCache {
+        &self.cache
+    }
+}
+
+/// The mark, the key, a hash of key and code, the code.
+fn file_of(code: &[u8], key: u128) -> Vec<u8> {
+    let key = key.to_le_bytes();
+    [MARK, &key, &hash(&[&key, code]).to_le_bytes(), code].concat()
+}
+
+/// The code in a file that is whole, and kept under this key.
+fn code_of(file: &[u8], key: u128) -> Option<Vec<u8>> {
+    let code = file.get(3 * size_of::<u128>()..)?;
+    (file == file_of(code, key)).then(|| code.to_vec())
+}
+
+/// Writes a file beside its place and renames it: nobody sees a part of it. Without a place for it,
+/// nothing is kept.
+fn keep(path: &Path, bytes: &[u8]) {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let fresh = path.with_extension(format!("{}-{number}.fresh", process::id()));
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let kept = fs::create_dir_all(folder)
+        .and_then(|()| fs::write(&fresh, bytes))
+        .and_then(|()| fs::rename(&fresh, path));
+    if kept.is_err() {
+        let _ = fs::remove_file(&fresh);
+    }
+}
+
+/// FNV-1a of 128 bits, by its definition (Fowler, Noll, Vo), over parts one behind the other.
+fn hash(parts: &[&[u8]]) -> u128 {
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    const START: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    let step = |hash: u128, &byte: &u8| (hash ^ u128::from(byte)).wrapping_mul(PRIME);
+    parts.iter().copied().flatten().fold(START, step)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::cell::Cell;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let path = env::temp_dir().join(format!("lowtide-{name}-{}", process::id()));
+            let _ = fs::remove_dir_all(&path);
+            Folder(path)
+        }
+
+        fn cache(&self) -> KernelCache {
+            KernelCache::in_folder(&self.0)
+        }
+
+        fn files(&self) -> Vec<PathBuf> {
+            let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
+            entries.map(|entry| entry.path()).collect()
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// What the cache gives for a key, and whether it had to be made.
+    fn get(cache: &KernelCache, key: &str, code: &[u8]) -> (Vec<u8>, bool) {
+        let made = Cell::new(false);
+        let make = || {
+            made.set(true);
+            Ok(code.to_vec())
+        };
+        (cache.get_or_make("name", key, make).unwrap(), made.get())
+    }
+
+    #[test]
+    fn hash_is_that_of_its_definition() {
+        // Test vectors of draft-eastlake-fnv: "", "a" and "foobar".
+        assert_eq!(hash(&[]), 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d);
+        assert_eq!(hash(&[b"a"]), 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964);
+        assert_eq!(hash(&[b"foo", b"bar"]), 0x343e_1662_793c_64bf_6f0d_3597_ba44_6f18);
+    }
+
+    #[test]
+    fn what_was_made_is_kept_under_its_key_alone() {
+        let folder = Folder::new("cache-kept");
+        let cache = folder.cache();
+        assert_eq!(get(&cache, "one", b"1"), (b"1".to_vec(), true));
+        assert_eq!(get(&cache, "two", b""), (b"".to_vec(), true));
+        assert_eq!(get(&cache, "one", b"other"), (b"1".to_vec(), false));
+        assert_eq!(get(&cache, "two", b"other"), (b"".to_vec(), false));
+        assert_eq!(folder.files().len(), 2, "and nothing beside them");
+    }
+
+    #[test]
+    fn what_fails_is_not_kept() {
+        let folder = Folder::new("cache-failed");
+        let failed =
+            folder.cache().get_or_make("name", "key", || Err(CompileError::NoArchitecture));
+        assert_eq!(failed, Err(CompileError::NoArchitecture));
+        assert!(get(&folder.cache(), "key", b"1").1);
+    }
+
+    #[test]
+    fn file_that_is_not_whole_or_of_another_key_is_made_again() {
+        let folder = Folder::new("cache-corrupt");
+        let cache = folder.cache();
+        get(&cache, "other", b"code of another");
+        let foreign = fs::read(&folder.files()[0]).unwrap();
+        fs::remove_file(&folder.files()[0]).unwrap();
+        get(&cache, "key", b"the code");
+        let path = folder.files().remove(0);
+        let whole = fs::read(&path).unwrap();
+        let cut = (0..whole.len()).map(|len| whole[..len].to_vec());
+        let flipped = (0..whole.len()).map(|at| {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1 << (at % 8);
+            bytes
+        });
+        let longer = [whole.as_slice(), b"!"].concat();
+        for bytes in cut.chain(flipped).chain([longer, foreign]) {
+            fs::write(&path, &bytes).unwrap();
+            assert_eq!(get(&cache, "key", b"the code"), (b"the code".to_vec(), true), "{bytes:?}");
+            assert_eq!(fs::read(&path).unwrap(), whole, "replaced");
+        }
+        assert_eq!(get(&cache, "key", b"other"), (b"the code".to_vec(), false));
+    }
+
+    #[test]
+    fn folder_that_cannot_be_used_is_no_error() {
+        let folder = Folder::new("cache-unwritable");
+        fs::create_dir_all(&folder.0).unwrap();
+        let file = folder.0.join("file");
+        fs::write(&file, "").unwrap();
+        let below_a_file = KernelCache::in_folder(file.join("kernels"));
+        for cache in [below_a_file, KernelCache::nowhere()] {
+            for _ in 0..2 {
+                assert_eq!(get(&cache, "key", b"1"), (b"1".to_vec(), true));
+            }
+        }
+        // Root writes everywhere, so nothing is claimed about whether it is kept here.
+        fs::set_permissions(&folder.0, fs::Permissions::from_mode(0o500)).unwrap();
+        assert_eq!(get(&folder.cache(), "key", b"1").0, b"1");
+        fs::set_permissions(&folder.0, fs::Permissions::from_mode(0o700)).unwrap();
+        // A folder where the file should be: written beside, not renamed, taken away again.
+        let key = hash(&[b"key"]);
+        let taken = folder.0.join(format!("name-{key:032x}.cubin"));
+        let _ = fs::remove_file(&taken);
+        fs::create_dir_all(taken.join("inside")).unwrap();
+        assert_eq!(get(&folder.cache(), "key", b"1"), (b"1".to_vec(), true));
+        assert_eq!(folder.files().len(), 2, "the file and the folder");
+    }
+
+    #[test]
+    fn folder_is_that_of_the_environment() {
+        let at = |values: [Option<&str>; 3]| {
+            KernelCache::from_values(values.map(|value| value.map(OsString::from))).folder
+        };
+        let path = |text: &str| Some(PathBuf::from(text));
+        assert_eq!(at([Some("/a/b"), Some("/c"), Some("/d")]), path("/a/b"));
+        assert_eq!(at([Some(""), Some("/c"), Some("/d")]), None);
+        assert_eq!(at([None, Some("/c"), Some("/d")]), path("/c/lowtide/kernels"));
+        assert_eq!(at([None, Some("c"), Some("/d")]), path("/d/.cache/lowtide/kernels"));
+        assert_eq!(at([None, None, Some("/d")]), path("/d/.cache/lowtide/kernels"));
+        assert_eq!(at([None, None, None]), None);
+    }
+}
