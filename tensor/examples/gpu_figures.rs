@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use lowtide_allocator::cuda::{CudaDevice, CudaHostSource, CudaSource, CudaStreams};
 use lowtide_allocator::{CachingAllocator, PinnedCache, Stream};
+use lowtide_tensor::cuda::{CudaOptions, Precision, Products};
 use lowtide_tensor::{DType, Device, Tensor};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -83,7 +84,7 @@ fn describe(device: &CudaDevice) -> Outcome<()> {
         &format!("CUDA {}, {}", device.driver().version()?, device.driver().path().display()),
     );
     figure("total_memory", "bytes", device.memory()?.total_bytes as f64);
-    let tensors = Device::cuda_on(device, None)?;
+    let tensors = Device::cuda_on(device, CudaOptions::default())?;
     let compiler = tensors.as_cuda().map(|cuda| cuda.compiler());
     let kernels = match compiler {
         Some(Ok(found)) => {
@@ -96,9 +97,20 @@ fn describe(device: &CudaDevice) -> Outcome<()> {
     Ok(())
 }
 
-/// Square products in f32; results are checked before: rows of ones times a constant.
+/// Square products by the library in both precisions and by the kernel of the crate; results are checked before: rows of ones times a constant.
 fn matmul(device: &CudaDevice, size: usize) -> Outcome<()> {
-    let tensors = Device::cuda_on(device, None)?;
+    for (name, products) in [
+        ("f32", Products::Library(Precision::F32)),
+        ("tf32", Products::Library(Precision::Tf32)),
+        ("own_f32", Products::Own),
+    ] {
+        matmul_by(device, size, name, products)?;
+    }
+    Ok(())
+}
+
+fn matmul_by(device: &CudaDevice, size: usize, name: &str, products: Products) -> Outcome<()> {
+    let tensors = Device::cuda_on(device, CudaOptions { products, ..CudaOptions::default() })?;
     let a = Tensor::full(&tensors, [size, size], DType::F32, 1.0)?;
     let b = Tensor::full(&tensors, [size, size], DType::F32, 0.5)?;
     let y = a.matmul(&b)?;
@@ -118,9 +130,9 @@ fn matmul(device: &CudaDevice, size: usize) -> Outcome<()> {
         device.synchronize()?;
         Ok(started.elapsed().as_secs_f64() / PRODUCTS as f64)
     })?;
-    figure(&format!("matmul_f32_{size}"), "seconds", seconds);
+    figure(&format!("matmul_{name}_{size}"), "seconds", seconds);
     let operations = 2.0 * (size as f64).powi(3);
-    figure(&format!("matmul_f32_{size}_rate"), "FLOP/s", operations / seconds);
+    figure(&format!("matmul_{name}_{size}_rate"), "FLOP/s", operations / seconds);
     Ok(())
 }
 

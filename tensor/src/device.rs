@@ -192,25 +192,23 @@ impl Device {
         Self::new(CachingAllocator::new(source)?, Backend::Cpu(cpu))
     }
 
-    /// An NVIDIA device.
+    /// The NVIDIA device of this number, from 0.
     ///
     /// # Errors
     /// `Cuda` with what was looked for and where, when there is no driver, no such device or no
     /// context to be had.
     #[cfg(feature = "cuda")]
-    pub fn cuda(options: CudaOptions) -> Result<Self, TensorError> {
-        let device = CudaDevice::open(options.index)?;
-        Self::cuda_on(&device, options.budget_bytes)
+    pub fn cuda(index: usize, options: CudaOptions) -> Result<Self, TensorError> {
+        Self::cuda_on(&CudaDevice::open(index)?, options)
     }
 
-    /// An NVIDIA device of a driver that was found elsewhere, with at most `budget_bytes` of its
-    /// memory.
+    /// An NVIDIA device of a driver that was found elsewhere.
     ///
     /// # Errors
     /// `Cuda` when the driver refuses.
     #[cfg(feature = "cuda")]
-    pub fn cuda_on(device: &CudaDevice, budget_bytes: Option<usize>) -> Result<Self, TensorError> {
-        let (cuda, source) = Cuda::on(device, budget_bytes)?;
+    pub fn cuda_on(device: &CudaDevice, options: CudaOptions) -> Result<Self, TensorError> {
+        let (cuda, source) = Cuda::on(device, options)?;
         Self::new(CachingAllocator::new(source)?, Backend::Cuda(cuda))
     }
 

@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 #[cfg(feature = "cuda")]
-use lowtide_allocator::cuda::{CudaError, KernelError};
+use lowtide_allocator::cuda::{BlasError, CudaError, KernelError};
 use lowtide_allocator::{AllocError, OutOfMemory};
 use thiserror::Error;
 
@@ -96,6 +96,10 @@ pub enum TensorError {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Launch(#[from] KernelError),
+    /// The library of matrix products refused.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Product(#[from] BlasError),
     /// A simulated device has no values to read.
     #[error("{op} at {site}: a simulated device has no values")]
     ValueUnavailable {

@@ -8,12 +8,13 @@ pub(crate) mod kernels;
 mod operands;
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::Pod;
 use lowtide_allocator::Stream;
+pub use lowtide_allocator::cuda::Precision;
 use lowtide_allocator::cuda::{
-    Argument, CompileError, CudaDevice, CudaSource, CudaStreams, Grid, Kernel, KernelCompiler,
+    Argument, Blas, CompileError, CudaDevice, CudaSource, CudaStreams, Grid, Kernel, KernelCompiler,
 };
 
 use crate::device::Backend;
@@ -21,27 +22,46 @@ use crate::{Device, Result};
 use kernels::{Image, Loaded};
 pub use operands::{CudaOperands, Place};
 
-/// Which device, and how much of it.
+/// How much of a device, and how it computes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CudaOptions {
-    /// The device's number, from 0.
-    pub index: usize,
     /// The device behaves and reports as one with this much memory; all that is free on it now if
     /// absent.
     pub budget_bytes: Option<usize>,
+    /// What multiplies matrices.
+    pub products: Products,
+}
+
+/// What multiplies matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Products {
+    /// cuBLASLt, where it is found and has a way to do the product without scratch memory; else
+    /// the kernel of this crate.
+    Library(Precision),
+    /// The kernel of this crate, in f32.
+    Own,
+}
+
+impl Default for Products {
+    fn default() -> Self {
+        Products::Library(Precision::F32)
+    }
 }
 
 /// What kernels are enqueued with.
 pub struct Cuda {
     streams: CudaStreams,
     loaded: Loaded,
+    products: Products,
+    /// Absent before it is first asked for; then what was found.
+    blas: Mutex<Option<Option<Blas>>>,
 }
 
 impl Cuda {
     /// The device of a driver that was found elsewhere, and its memory.
     pub(crate) fn on(
         device: &CudaDevice,
-        budget_bytes: Option<usize>,
+        CudaOptions { budget_bytes, products }: CudaOptions,
     ) -> Result<(Cuda, Arc<CudaSource>)> {
         let streams = CudaStreams::new(device);
         let source = match budget_bytes {
@@ -49,7 +69,7 @@ impl Cuda {
             None => CudaSource::new(&streams)?,
         };
         let loaded = Loaded::new(device);
-        Ok((Cuda { streams, loaded }, Arc::new(source)))
+        Ok((Cuda { streams, loaded, products, blas: Mutex::default() }, Arc::new(source)))
     }
 
     /// The device.
@@ -64,6 +84,34 @@ impl Cuda {
     /// their code of the PTX in this library.
     pub fn compiler(&self) -> Result<&KernelCompiler, &CompileError> {
         self.loaded.compiler()
+    }
+
+    /// The library of matrix products and how precise they are; `None` where the kernel of this
+    /// crate does them.
+    ///
+    /// # Errors
+    /// The library is there and does not start.
+    pub(crate) fn blas(&self) -> Result<Option<(Blas, Precision)>> {
+        let Products::Library(precision) = self.products else { return Ok(None) };
+        // It is written whole, so a poisoned lock is taken over.
+        let mut blas = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = match &*blas {
+            Some(found) => found.clone(),
+            None => {
+                let found = match Blas::of(self.device()) {
+                    Ok(found) => Some(found),
+                    Err(error) if error.is_unsupported() => None,
+                    Err(error) => return Err(error.into()),
+                };
+                blas.insert(found).clone()
+            }
+        };
+        Ok(found.map(|blas| (blas, precision)))
+    }
+
+    /// The streams of the device, of which all work is on the default one.
+    pub(crate) fn streams(&self) -> &CudaStreams {
+        &self.streams
     }
 
     /// Enqueues a kernel of this crate, whose source says what it does with its arguments.

@@ -70,7 +70,8 @@ impl<'a> Place<'a> {
         Argument::write(self.block(), self.bytes_from(element))
     }
 
-    fn bytes_from(&self, element: usize) -> Range<usize> {
+    /// From its `element`-th place in memory to its end, in bytes of the block.
+    pub(crate) fn bytes_from(&self, element: usize) -> Range<usize> {
         let Range { start, end } = self.bytes();
         // An operand without elements has no places.
         end.min(start + element * self.dtype().size_bytes())..end

@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use lowtide_allocator::cuda::pretend::{Library, LibraryError, Order, Pretend, Watch};
 use lowtide_allocator::cuda::{CudaDevice, Driver, Libraries};
 use lowtide_tensor::Device;
+use lowtide_tensor::cuda::CudaOptions;
 
 const PAGE_BYTES: usize = 2 << 20;
 
@@ -74,7 +75,11 @@ impl Gpu {
     }
 
     pub(crate) fn device_within(&self, budget_bytes: Option<usize>) -> Device {
-        Device::cuda_on(&CudaDevice::of(&self.driver, 0).unwrap(), budget_bytes).unwrap()
+        self.device_with(CudaOptions { budget_bytes, ..Default::default() })
+    }
+
+    pub(crate) fn device_with(&self, options: CudaOptions) -> Device {
+        Device::cuda_on(&CudaDevice::of(&self.driver, 0).unwrap(), options).unwrap()
     }
 
     /// Runs `test` with the threads of each block in three orders; in its own on a real device.

@@ -1,3 +1,4 @@
+use lowtide_tensor::cuda::{CudaOptions, Products};
 use lowtide_tensor::{Result, Tensor, TensorError};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -14,13 +15,22 @@ fn config(cases: u32) -> Config {
     Config { cases, failure_persistence: None, ..Config::default() }
 }
 
-/// The last two dimensions the other way round in memory, or every second row.
+/// By the library, or by the kernel of this crate.
+fn products(by_library: bool) -> CudaOptions {
+    let products = if by_library { Products::default() } else { Products::Own };
+    CudaOptions { products, ..CudaOptions::default() }
+}
+
+/// The last two dimensions the other way round in memory, or every second element.
 fn arranged(x: &Tensor, form: usize) -> Result<Tensor> {
     let rank = x.shape().len();
     match form {
         0 => Ok(x.clone()),
         1 => x.transpose(rank - 2, rank - 1)?.copied()?.transpose(rank - 2, rank - 1),
-        _ => Tensor::cat(&[x, x], rank - 1)?.narrow(rank - 1, 0, x.shape()[rank - 1]),
+        _ => {
+            let twice: Vec<usize> = x.shape().iter().copied().chain([2]).collect();
+            x.unsqueeze(rank)?.expand(&twice[..])?.copied()?.select(rank, 0)
+        }
     }
 }
 
@@ -29,31 +39,35 @@ fn products_are_those_of_the_processor_over_generated_shapes() {
     let Some(gpu) = Gpu::take() else { return };
     let size = || prop_oneof![1 => 0..2_usize, 4 => 2..20_usize, 1 => 60..150_usize];
     let batch = prop::collection::vec((1..4_usize, 0..4), 0..=3);
-    let forms = (0..2_usize, 0..2_usize, any::<bool>());
+    let forms = (0..3_usize, 0..3_usize, any::<[bool; 2]>());
     TestRunner::new(config(40))
-        .run(&((size(), size(), size()), batch, forms), |((m, k, n), batch, (fa, fb, adds))| {
-            let (device, cpu) = (gpu.device(), cpu());
-            let side = |stretched: i32, dims: [usize; 2]| -> Vec<usize> {
-                let outer =
-                    batch.iter().map(|&(size, which)| if which == stretched { 1 } else { size });
-                outer.chain(dims).collect()
-            };
-            let a = noise(&cpu, "a", &side(0, [m, k]), [-1.0, 1.0]);
-            let b = noise(&cpu, "b", &side(1, [k, n]), [-1.0, 1.0]);
-            let shape = *a.matmul(&b).unwrap().shape();
-            let y = noise(&cpu, "y", &shape, [-1.0, 1.0]);
-            assert_alike(&device, "matmul", &[&a, &b, &y], TOLERANCE, |inputs| {
-                let [a, b, y] = inputs else { unreachable!() };
-                let (a, b) = (arranged(a, fa)?, arranged(b, fb)?);
-                if adds {
-                    let mut y = y.clone();
-                    y.matmul_add_(&a, &b)?;
-                    return Ok(vec![y]);
-                }
-                Ok(vec![a.matmul(&b)?])
-            });
-            Ok(())
-        })
+        .run(
+            &((size(), size(), size()), batch, forms),
+            |((m, k, n), batch, (fa, fb, [adds, by_library]))| {
+                let (device, cpu) = (gpu.device_with(products(by_library)), cpu());
+                let side = |stretched: i32, dims: [usize; 2]| -> Vec<usize> {
+                    let outer = batch
+                        .iter()
+                        .map(|&(size, which)| if which == stretched { 1 } else { size });
+                    outer.chain(dims).collect()
+                };
+                let a = noise(&cpu, "a", &side(0, [m, k]), [-1.0, 1.0]);
+                let b = noise(&cpu, "b", &side(1, [k, n]), [-1.0, 1.0]);
+                let shape = *a.matmul(&b).unwrap().shape();
+                let y = noise(&cpu, "y", &shape, [-1.0, 1.0]);
+                assert_alike(&device, "matmul", &[&a, &b, &y], TOLERANCE, |inputs| {
+                    let [a, b, y] = inputs else { unreachable!() };
+                    let (a, b) = (arranged(a, fa)?, arranged(b, fb)?);
+                    if adds {
+                        let mut y = y.clone();
+                        y.matmul_add_(&a, &b)?;
+                        return Ok(vec![y]);
+                    }
+                    Ok(vec![a.matmul(&b)?])
+                });
+                Ok(())
+            },
+        )
         .unwrap();
 }
 
@@ -65,17 +79,25 @@ fn layers_and_vectors_are_those_of_the_processor() {
         (noise(&cpu(), "w", &[70, 40], [-1.0, 1.0]), noise(&cpu(), "b", &[70], [0.0, 1.0]));
     let v = noise(&cpu(), "v", &[40], [-1.0, 1.0]);
     gpu.in_every_order(|| {
-        assert_alike(&gpu.device(), "linear", &[&x, &w, &b, &v], TOLERANCE, |inputs| {
-            let [x, w, b, v] = inputs else { unreachable!() };
-            Ok(vec![
-                x.linear(w, Some(b))?,
-                x.linear(w, None)?,
-                w.matvec(v)?,
-                v.dot(v)?,
-                v.outer(b)?,
-                v.matmul(&w.transpose(0, 1)?)?,
-            ])
-        });
+        for by_library in [false, true] {
+            assert_alike(
+                &gpu.device_with(products(by_library)),
+                "linear",
+                &[&x, &w, &b, &v],
+                TOLERANCE,
+                |inputs| {
+                    let [x, w, b, v] = inputs else { unreachable!() };
+                    Ok(vec![
+                        x.linear(w, Some(b))?,
+                        x.linear(w, None)?,
+                        w.matvec(v)?,
+                        v.dot(v)?,
+                        v.outer(b)?,
+                        v.matmul(&w.transpose(0, 1)?)?,
+                    ])
+                },
+            );
+        }
     });
 }
 

@@ -95,7 +95,7 @@ fn steady_step_makes_no_memory_call_to_the_driver() {
 
 #[test]
 fn device_that_is_not_there_says_what_was_looked_for() {
-    let error = Device::cuda(CudaOptions { index: 99, budget_bytes: None }).unwrap_err();
+    let error = Device::cuda(99, CudaOptions::default()).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("no CUDA d"), "{text}");
     assert!(!text.contains('\n'), "{text}");

@@ -104,7 +104,9 @@ impl DeviceArgs {
         match self.device {
             Place::Cpu => Ok(Device::cpu(CpuOptions { budget_bytes, ..Default::default() })?),
             #[cfg(feature = "cuda")]
-            Place::Cuda(index) => Ok(Device::cuda(CudaOptions { index, budget_bytes })?),
+            Place::Cuda(index) => {
+                Ok(Device::cuda(index, CudaOptions { budget_bytes, ..Default::default() })?)
+            }
             #[cfg(not(feature = "cuda"))]
             Place::Cuda(_) => Err(TrainError::Setting {
                 place: "--device".to_owned(),

@@ -2,6 +2,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lowtide_allocator::cuda::pretend::Pretend;
 use lowtide_allocator::cuda::{CudaDevice, Driver, Libraries};
+use lowtide_tensor::cuda::CudaOptions;
 use lowtide_tensor::{Device, TensorError};
 
 use crate::pretend;
@@ -48,7 +49,8 @@ impl Gpu {
         &self,
         budget_bytes: Option<usize>,
     ) -> Result<Device, TensorError> {
-        Device::cuda_on(&CudaDevice::of(&self.driver, 0)?, budget_bytes)
+        let options = CudaOptions { budget_bytes, ..Default::default() };
+        Device::cuda_on(&CudaDevice::of(&self.driver, 0)?, options)
     }
 
     /// What nobody gave back, and how many.
