@@ -187,9 +187,8 @@ fn build(root: &Path, arguments: &[String]) -> Result<PathBuf, String> {
 
 /// The last program that cargo's messages tell of.
 pub fn executable(messages: &str) -> Option<PathBuf> {
-    let lines = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let paths = lines.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
-    paths.last()
+    let mut messages = messages.lines().rev().filter_map(|line| serde_json::from_str(line).ok());
+    messages.find_map(|message: Value| message["executable"].as_str().map(PathBuf::from))
 }
 
 /// Copies a program without its symbols; with them, said aloud, where nothing takes them away.
