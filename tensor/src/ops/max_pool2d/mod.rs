@@ -3,6 +3,7 @@
 //! x: [B, C, H, W], y: [B, C, H', W'].
 
 mod cpu;
+mod halves;
 mod one;
 
 use crate::cpu::Cpu;
