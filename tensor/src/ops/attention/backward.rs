@@ -167,7 +167,7 @@ impl<E: Element, T: Compute> Keys<'_, E, T> {
             let heads = heads_of(&self.problem.sizes, first_row + at / queries);
             let [y, dy] = [self.y, self.dy].map(|x| x.at(heads.b, heads.h));
             let row = at % queries;
-            if [y.col_stride, dy.col_stride] == [1, 1] {
+            if v_dim > 0 && [y.col_stride, dy.col_stride] == [1, 1] {
                 let [y, dy] = [y, dy].map(|x| &x.data[row * x.row_stride..][..v_dim]);
                 *delta = dot(y, dy);
                 continue;
