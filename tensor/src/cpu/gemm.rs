@@ -24,10 +24,16 @@ use super::pool::Pool;
 use super::simd::{Simd, SimdFloat, SimdKernel};
 use crate::Element;
 
-/// Panels of one library call. K is cut where the library would cut it itself.
-pub(super) const PANEL_M: usize = 128;
-pub(super) const PANEL_N: usize = 128;
+/// Panels of one library call, at most: each packs its operands again, so larger ones are faster.
+/// K is cut where the library would cut it itself.
+pub(super) const PANEL_M: usize = 192;
+pub(super) const PANEL_N: usize = 192;
 pub(super) const PANEL_K: usize = 512;
+
+/// Panels that a product is cut into if they need not be lower or narrower than this for it. It
+/// is the same for any number of threads.
+const PANELS_WANTED: usize = 8;
+const PANEL_MIN: usize = 48;
 
 /// Products of at most this many multiplications stay out of the library, which would keep a slab
 /// as large as the second-level cache on every thread for as long as it lives. A loop of ours takes
@@ -90,9 +96,10 @@ pub(super) fn is_small(m: usize, k: usize, n: usize) -> bool {
     m.saturating_mul(n).saturating_mul(k) <= SMALL_PRODUCT
 }
 
-/// Panels of the M and N axes: as equal as multiples of 8 allow.
+/// Panels of the M and N axes: as equal as multiples of 48 allow, which is a whole number of the
+/// library's blocks along either axis.
 pub(super) fn panel_len(len: usize, panel_max: usize) -> usize {
-    len.div_ceil(len.div_ceil(panel_max).max(1)).next_multiple_of(8).max(8)
+    len.div_ceil(len.div_ceil(panel_max).max(1)).next_multiple_of(PANEL_MIN).max(PANEL_MIN)
 }
 
 /// Panels of a product whose operands have to be converted: they lie on the stack.
@@ -269,7 +276,7 @@ impl<T: Gemm> Products<'_, T> {
             });
             return;
         }
-        let (rows, cols) = (panel_len(m, PANEL_M), panel_len(n, PANEL_N));
+        let [rows, cols] = self.panel();
         let (row_panels, col_panels) = (m.div_ceil(rows), n.div_ceil(cols));
         pool.run(count * row_panels * col_panels, &|index| {
             let offsets = self.batch.offsets(index / (row_panels * col_panels));
@@ -277,6 +284,21 @@ impl<T: Gemm> Products<'_, T> {
             let [i, j] = [panel / col_panels * rows, panel % col_panels * cols];
             self.library_panel(offsets, [i, j], [rows.min(m - i), cols.min(n - j)]);
         });
+    }
+
+    /// Rows and columns of a panel. The library packs a b that does not lie row by row, once for
+    /// each panel of rows, and an a that does not, once for each panel of columns: the other axis
+    /// is cut further where there are few panels.
+    fn panel(&self) -> [usize; 2] {
+        let [m, _, n] = self.size;
+        let mut panel = [panel_len(m, PANEL_M), panel_len(n, PANEL_N)];
+        let (axis, len) = if self.b.col_stride == 1 { (0, m) } else { (1, n) };
+        let products = self.batch.len();
+        let count = |panel: [usize; 2]| products * m.div_ceil(panel[0]) * n.div_ceil(panel[1]);
+        while count(panel) < PANELS_WANTED && panel[axis] > PANEL_MIN {
+            panel[axis] = panel_len(len, panel[axis] - PANEL_MIN);
+        }
+        panel
     }
 
     /// The `[m, n]` elements from `[i, j]` on of the product that starts at `offsets`. They are

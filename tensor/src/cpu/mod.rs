@@ -14,6 +14,7 @@ pub(crate) mod panel;
 pub(crate) mod pool;
 pub(crate) mod simd;
 pub(crate) mod tiles;
+pub(crate) mod turn;
 
 mod coefficients;
 mod handle;

@@ -160,12 +160,18 @@ impl<E: Element, T: Compute> SimdKernel<T> for Keys<'_, E, T> {
 
 impl<E: Element, T: Compute> Keys<'_, E, T> {
     /// Σ dy·y of each query.
+    #[inline(always)]
     fn fill_delta(&mut self, first_row: usize) {
         let Sizes { queries, v_dim, .. } = self.problem.sizes;
         for (at, delta) in self.scratch.delta.iter_mut().enumerate() {
             let heads = heads_of(&self.problem.sizes, first_row + at / queries);
             let [y, dy] = [self.y, self.dy].map(|x| x.at(heads.b, heads.h));
             let row = at % queries;
+            if v_dim > 0 && [y.col_stride, dy.col_stride] == [1, 1] {
+                let [y, dy] = [y, dy].map(|x| &x.data[row * x.row_stride..][..v_dim]);
+                *delta = dot(y, dy);
+                continue;
+            }
             let element = |x: &Matrix<'_, E>, col: usize| {
                 x.data[row * x.row_stride + col * x.col_stride].cast::<T>()
             };
@@ -260,4 +266,22 @@ impl<E: Element, T: Compute> Keys<'_, E, T> {
             panel_product::<T, S, ROWS, COLS>(simd, size, ds, k, add, dq, padded(dim));
         }
     }
+}
+
+/// Σ a·b, in as many sums as fill a few vectors.
+#[inline(always)]
+fn dot<E: Element, T: Compute>(a: &[E], b: &[E]) -> T {
+    const LANE_COUNT: usize = 16;
+    let (mut sums, mut total) = ([T::ZERO; LANE_COUNT], T::ZERO);
+    let (a, a_rest) = a.as_chunks::<LANE_COUNT>();
+    let (b, b_rest) = b.as_chunks::<LANE_COUNT>();
+    for (a, b) in a.iter().zip(b) {
+        for lane in 0..LANE_COUNT {
+            sums[lane] += a[lane].cast::<T>() * b[lane].cast();
+        }
+    }
+    for (a, b) in a_rest.iter().zip(b_rest) {
+        total += a.cast::<T>() * b.cast();
+    }
+    sums.into_iter().fold(total, |total, sum| total + sum)
 }

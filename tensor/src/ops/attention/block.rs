@@ -3,6 +3,7 @@
 use super::{AttentionOptions, Causal};
 use crate::cpu::gemm::{Gemm, Matrix};
 use crate::cpu::math::Math;
+use crate::cpu::turn::turn_rows;
 use crate::launch::View;
 use crate::{Bool, Element};
 
@@ -201,6 +202,7 @@ pub(super) fn block<'a, E: Element, T: Element>(
 
 /// Rows `first..first + rows` of `x` times `factor`, in panels of `width` rows turned into columns:
 /// `[panels][cols][width]`, 0 where there is no row.
+#[inline(always)]
 pub(super) fn turned<E: Element, T: Compute>(
     x: Matrix<'_, E>,
     first: usize,
@@ -213,21 +215,27 @@ pub(super) fn turned<E: Element, T: Compute>(
         return;
     }
     for (panel, to) in to.chunks_exact_mut(cols * width).take(rows.div_ceil(width)).enumerate() {
-        let row = panel * width;
-        for lane in 0..width {
-            if row + lane >= rows {
-                to[lane..].iter_mut().step_by(width).for_each(|to| *to = T::ZERO);
-                continue;
+        let (row, count) = (panel * width, width.min(rows - panel * width));
+        let from = &x.data[(first + row) * x.row_stride..];
+        if x.col_stride == 1 {
+            let scaled = |x: E| x.cast::<T>() * factor;
+            turn_rows(from, x.row_stride, [count, cols], to, width, scaled);
+        } else {
+            for lane in 0..count {
+                for (col, to) in to[lane..].iter_mut().step_by(width).enumerate() {
+                    let from = from[lane * x.row_stride + col * x.col_stride];
+                    *to = from.cast::<T>() * factor;
+                }
             }
-            let from = &x.data[(first + row + lane) * x.row_stride..];
-            for (col, to) in to[lane..].iter_mut().step_by(width).enumerate() {
-                *to = from[col * x.col_stride].cast::<T>() * factor;
-            }
+        }
+        if count < width {
+            to.chunks_exact_mut(width).for_each(|to| to[count..].fill(T::ZERO));
         }
     }
 }
 
 /// Rows of `x` in panels of `width` columns: `[panels][stride][width]`, 0 where there is none.
+#[inline(always)]
 pub(super) fn panels<T: Compute>(
     x: Matrix<'_, T>,
     [rows, cols]: [usize; 2],
@@ -236,20 +244,24 @@ pub(super) fn panels<T: Compute>(
 ) {
     for (panel, to) in to.chunks_exact_mut(stride * width).take(cols.div_ceil(width)).enumerate() {
         let first = panel * width;
+        let count = width.min(cols - first);
         for (row, to) in to.chunks_exact_mut(width).take(rows).enumerate() {
-            for (lane, to) in to.iter_mut().enumerate() {
-                let col = first + lane;
-                *to = if col < cols {
-                    x.data[row * x.row_stride + col * x.col_stride]
-                } else {
-                    T::ZERO
-                };
+            let (to, rest) = to.split_at_mut(count);
+            let from = &x.data[row * x.row_stride + first * x.col_stride..];
+            if x.col_stride == 1 {
+                to.copy_from_slice(&from[..count]);
+            } else {
+                for (lane, to) in to.iter_mut().enumerate() {
+                    *to = from[lane * x.col_stride];
+                }
             }
+            rest.fill(T::ZERO);
         }
     }
 }
 
 /// The inverse of [`turned`]: rows of `cols`, each element times `factor`.
+#[inline(always)]
 pub(super) fn turned_back<T: Compute, E: Element>(
     x: &[T],
     cols: usize,
@@ -260,10 +272,8 @@ pub(super) fn turned_back<T: Compute, E: Element>(
     if cols == 0 {
         return;
     }
-    for (row, to) in to.chunks_exact_mut(cols).enumerate() {
-        let from = &x[row / width * cols * width + row % width..];
-        for (to, x) in to.iter_mut().zip(from.iter().step_by(width)) {
-            *to = (*x * factor).cast();
-        }
+    for (to, x) in to.chunks_mut(cols * width).zip(x.chunks_exact(cols * width)) {
+        let size = [cols, to.len() / cols];
+        turn_rows(x, width, size, to, cols, |x| (x * factor).cast());
     }
 }

@@ -11,6 +11,7 @@ use crate::cpu::chunk::{Blocks, Chunked, for_each_part_with_scratch};
 use crate::cpu::panel::{PANEL_WIDTH_MAX, Start, panel_product};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdKernel};
+use crate::cpu::turn::turn_rows;
 
 /// Tasks that scratch is shared out to.
 pub(super) fn task_count(sizes: &Sizes) -> usize {
@@ -122,18 +123,19 @@ impl<E: Element, T: Compute> SimdKernel<T> for Queries<'_, E, T> {
         }
         for (panel, lse) in lse.chunks_mut(width).enumerate() {
             let state = &state[panel];
+            let mut factors = [T::ZERO; PANEL_WIDTH_MAX];
             for (lane, lse) in lse.iter_mut().enumerate() {
                 let (max, total) = (state.max[lane], state.total[lane]);
                 *lse = max * T::from_f64(std::f64::consts::LN_2) + total.ln();
-                let query = panel * width + lane;
                 // Where no key is seen, the sums are 0.
-                let factor = if total == T::ZERO { T::ZERO } else { T::ONE / total };
-                let sums = &sums[panel * v_dim * width..][..v_dim * width];
-                let y = &mut y[query * v_dim..][..v_dim];
-                for (y, &sum) in y.iter_mut().zip(sums.iter().skip(lane).step_by(width)) {
-                    *y = (sum * factor).cast();
-                }
+                factors[lane] = if total == T::ZERO { T::ZERO } else { T::ONE / total };
             }
+            let sums = &mut sums[panel * v_dim * width..][..v_dim * width];
+            for row in sums.chunks_exact_mut(width) {
+                row.iter_mut().zip(&factors).for_each(|(sum, &factor)| *sum *= factor);
+            }
+            let y = &mut y[panel * width * v_dim..][..lse.len() * v_dim];
+            turn_rows(sums, width, [v_dim, lse.len()], y, v_dim, T::cast);
         }
     }
 }

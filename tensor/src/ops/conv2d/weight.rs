@@ -4,7 +4,7 @@ use super::cpu::source_channels;
 use super::shape::Conv2dShape;
 use super::tile::{Geometry, TAP_COUNT_MAX, fill, tap_offsets};
 use super::units::{Unit, Units};
-use super::weight_tile::{WeightTile, padded_channels, turn_pixels};
+use super::weight_tile::{TurnPixels, WeightTile, padded_channels};
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::SimdFloat;
@@ -79,7 +79,7 @@ fn weight_unit<E: Element, T: SimdFloat>(
                 let skip = first_row * geometry.out_size[1];
                 let dy = &dy[at..][..channels * out_len];
                 let turned = &mut turned[image * turned_len..][..turned_len];
-                turn_pixels(dy, out_len, skip, pixel_count, turned);
+                T::dispatch(TurnPixels { dy, out_len, skip, pixel_count, turned });
             }
             for first_channel in (0..geometry.in_channels).step_by(tiling.channel_count) {
                 let channel_count = tiling.channel_count.min(geometry.in_channels - first_channel);

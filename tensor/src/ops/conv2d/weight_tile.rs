@@ -10,6 +10,7 @@
 )]
 
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdFloat, SimdKernel};
+use crate::cpu::turn::turn_rows;
 use crate::dtype::Element;
 
 /// Output channels rounded up to whole vectors of any instruction set.
@@ -18,33 +19,24 @@ pub(super) fn padded_channels(channels: usize) -> usize {
 }
 
 /// Pixels `skip..` of dy`[O, out_len]` to `[pixel_count, O]` with O padded by zeros.
-pub(super) fn turn_pixels<E: Element, T: SimdFloat>(
-    dy: &[E],
-    out_len: usize,
-    skip: usize,
-    pixel_count: usize,
-    turned: &mut [T],
-) {
-    let channels = dy.len() / out_len;
-    let padded = padded_channels(channels);
-    let turned = &mut turned[..pixel_count * padded];
-    for first in (0..padded).step_by(LANE_COUNT_MAX) {
-        let count = LANE_COUNT_MAX.min(channels - first);
-        let mut rows: [&[E]; LANE_COUNT_MAX] = [&[]; LANE_COUNT_MAX];
-        for (channel, row) in rows[..count].iter_mut().enumerate() {
-            *row = &dy[(first + channel) * out_len + skip..][..pixel_count];
-        }
-        if count == LANE_COUNT_MAX {
-            for (pixel, to) in turned.chunks_exact_mut(padded).enumerate() {
-                let to = &mut to[first..][..LANE_COUNT_MAX];
-                to.iter_mut().zip(&rows).for_each(|(to, row)| *to = row[pixel].cast());
-            }
-        } else {
-            for (pixel, to) in turned.chunks_exact_mut(padded).enumerate() {
-                let (to, rest) = to[first..][..LANE_COUNT_MAX].split_at_mut(count);
-                to.iter_mut().zip(&rows).for_each(|(to, row)| *to = row[pixel].cast());
-                rest.fill(T::ZERO);
-            }
+pub(super) struct TurnPixels<'a, E, T> {
+    pub(super) dy: &'a [E],
+    pub(super) out_len: usize,
+    pub(super) skip: usize,
+    pub(super) pixel_count: usize,
+    pub(super) turned: &'a mut [T],
+}
+
+impl<E: Element, T: SimdFloat> SimdKernel<T> for TurnPixels<'_, E, T> {
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
+        let TurnPixels { dy, out_len, skip, pixel_count, turned } = self;
+        let channels = dy.len() / out_len;
+        let padded = padded_channels(channels);
+        let turned = &mut turned[..pixel_count * padded];
+        turn_rows(&dy[skip..], out_len, [channels, pixel_count], turned, padded, E::cast);
+        if channels < padded {
+            turned.chunks_exact_mut(padded).for_each(|pixel| pixel[channels..].fill(T::ZERO));
         }
     }
 }

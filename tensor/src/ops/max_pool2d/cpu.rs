@@ -5,10 +5,11 @@
 
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::pool::Pool;
-use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
+use crate::cpu::simd::SimdFloat;
 use crate::dtype::{Element, Float};
 use crate::ops::windows::{Axis, Kind, for_each_row, window_count};
 
+use super::halves::{BackwardHalves, ForwardHalves};
 use super::{MaxPool, Pool2dGeometry};
 
 /// Elements of x or y of a task, at least.
@@ -189,39 +190,6 @@ fn forward_plane<E: Element>(shape: &MaxPool2dShape, x: &[E], y: &mut [E], posit
     }
 }
 
-/// [`forward_plane`] for the usual 2×2 windows side by side, four comparisons without a branch.
-struct ForwardHalves<'a, E> {
-    shape: &'a MaxPool2dShape,
-    x: &'a [E],
-    y: &'a mut [E],
-    positions: &'a mut [u8],
-}
-
-impl<E: Element> SimdKernel<f32> for ForwardHalves<'_, E> {
-    #[inline(always)]
-    fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, _: S) {
-        let ([height, width], out_width) = (self.shape.in_size, self.shape.out_size[1]);
-        let rows = self.y.chunks_exact_mut(out_width);
-        for (at, (y, positions)) in rows.zip(self.positions.chunks_exact_mut(out_width)).enumerate()
-        {
-            let (plane, row) = (at / (height / 2), at % (height / 2));
-            let x = &self.x[(plane * height + 2 * row) * width..][..2 * width];
-            let (upper, lower) = x.split_at(width);
-            let pairs = upper.as_chunks::<2>().0.iter().zip(lower.as_chunks::<2>().0);
-            for ((y, position), (upper, lower)) in y.iter_mut().zip(positions).zip(pairs) {
-                let (mut max, mut found) = (upper[0], 0);
-                for (index, x) in [(1, upper[1]), (2, lower[0]), (3, lower[1])] {
-                    let wins = exceeds(x, max);
-                    max = if wins { x } else { max };
-                    found = if wins { index } else { found };
-                }
-                *y = max;
-                *position = found;
-            }
-        }
-    }
-}
-
 /// dx: the sum of dy over the windows in which this input was the largest. Positions that are in
 /// no window win nothing.
 pub(crate) fn backward<E: Element, T: Float>(
@@ -264,40 +232,6 @@ pub(crate) fn backward<E: Element, T: Float>(
             *dx = sum.cast();
         }
     });
-}
-
-/// [`backward`] for 2×2 windows side by side: every input is in one window at most.
-struct BackwardHalves<'a, E> {
-    shape: &'a MaxPool2dShape,
-    dy: &'a [E],
-    positions: &'a [u8],
-    dx: &'a mut [E],
-}
-
-impl<E: Element> SimdKernel<f32> for BackwardHalves<'_, E> {
-    #[inline(always)]
-    fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, _: S) {
-        let ([height, width], out_width) = (self.shape.in_size, self.shape.out_size[1]);
-        let out_height = height / 2;
-        for (at, dx) in self.dx.chunks_exact_mut(width).enumerate() {
-            let (plane, row) = (at / height, at % height);
-            if row / 2 == out_height {
-                dx.fill(E::default());
-                continue;
-            }
-            let from = (plane * out_height + row / 2) * out_width;
-            let outputs = self.dy[from..][..out_width].iter();
-            let left = row as u8 % 2 * 2;
-            let (pairs, last) = dx.as_chunks_mut::<2>();
-            for ((&dy, &position), dx) in
-                outputs.zip(&self.positions[from..][..out_width]).zip(pairs)
-            {
-                dx[0] = if position == left { dy } else { E::default() };
-                dx[1] = if position == left + 1 { dy } else { E::default() };
-            }
-            last.fill(E::default());
-        }
-    }
 }
 
 #[cfg(test)]

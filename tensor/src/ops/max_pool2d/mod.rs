@@ -5,6 +5,7 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod halves;
 mod one;
 
 use crate::cpu::Cpu;
