@@ -337,3 +337,37 @@ pub(crate) fn whole_pages(piece: Extent, page_bytes: usize) -> Extent {
     let offset = piece.offset & !(page_bytes - 1);
     Extent { offset, size_bytes: piece.end().next_multiple_of(page_bytes) - offset }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_one_fingerprint_are_told_apart() {
+        const PAGE: usize = 4096;
+        let run = |offset, page_count| Extent { offset, size_bytes: page_count * PAGE };
+        // A number that is the fingerprint of what comes before it makes that be forgotten.
+        let forgets = fingerprint(std::iter::once(run(0, 1))) as usize;
+        let rows = [vec![run(0, 2)], vec![run(0, 1), run(forgets, 2)]];
+        let [first, second] = rows.each_ref().map(|row| fingerprint(row.iter().copied()));
+        assert_eq!(first, second, "the test has lost its pair");
+        let mut views = Views::new(100 * PAGE);
+        let find = |views: &Views, row: &[Extent]| views.find(row.iter().copied());
+        let indices = rows.clone().map(|row| {
+            let at = views.gap(&row).unwrap();
+            views.insert(row, at)
+        });
+        assert_ne!(indices[0], indices[1]);
+        for (row, index) in rows.iter().zip(indices) {
+            assert_eq!(find(&views, row), Some(index));
+        }
+        views.check(&BTreeMap::new());
+        for (taken, left) in [(0, 1), (1, 0)] {
+            let mut views = views.clone();
+            views.take_out(indices[taken]);
+            assert_eq!(find(&views, &rows[taken]), None);
+            assert_eq!(find(&views, &rows[left]), Some(indices[left]));
+            views.check(&BTreeMap::new());
+        }
+    }
+}
