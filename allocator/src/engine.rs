@@ -214,7 +214,7 @@ impl Engine<'_> {
         if view == NONE {
             return Ok(granted);
         }
-        let range_offset = self.enter_view(slot, request, serial);
+        let range_offset = self.enter_view(place, view, request, serial);
         Ok(Granted { range_offset, is_stitched: true, ..granted })
     }
 

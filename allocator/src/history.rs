@@ -150,12 +150,12 @@ impl Ring {
     #[inline]
     pub(crate) fn push(&mut self, record: Record) {
         let sequence = self.next_sequence;
-        let record = Record { sequence, ..record };
         self.next_sequence += 1;
-        if self.records.len() < RING_RECORDS {
-            self.records.push(record);
+        let at = sequence as usize % RING_RECORDS;
+        if at == self.records.len() {
+            self.records.push(Record { sequence, ..record });
         } else {
-            self.records[sequence as usize % RING_RECORDS] = record;
+            self.records[at] = Record { sequence, ..record };
         }
         if sequence.is_multiple_of(RECORDS_PER_TIME) {
             self.take_time(sequence);

@@ -1,11 +1,10 @@
 //! The holes of a layout, in the order of best fit: by size, then by address.
 //!
 //! A bin holds the holes of similar size: every size has its own up to 128 KiB, then a power of two
-//! has 128. A bitmap names the bins that are not empty, so that the search goes to the right bin at
-//! once, and a bin is a treap (Seidel and Aragon 1996) whose links lie in the nodes: nothing is
-//! allocated once the vectors have grown, and a bin of thousands is no worse than logarithmic.
-
-use std::ops::ControlFlow;
+//! has 128, and the last bin has all that is longer. A bitmap names the bins that are not empty, so
+//! that the search goes to the right bin at once, and a bin is a treap (Seidel and Aragon 1996)
+//! whose links lie in the nodes: nothing is allocated once the vectors have grown, and a bin of
+//! thousands is no worse than logarithmic.
 
 use crate::layout::{BLOCK_BYTES, Extent, Node};
 
@@ -16,9 +15,10 @@ const STEP_BITS: usize = 7;
 const BINS_PER_POWER: usize = 1 << STEP_BITS;
 /// Sizes in blocks below this have a bin each.
 const EXACT_BINS: usize = 2 * BINS_PER_POWER;
-/// Enough for 2^64 bytes.
-const BIN_COUNT: usize = EXACT_BINS + (64 - 6) * BINS_PER_POWER;
-const WORD_COUNT: usize = BIN_COUNT.div_ceil(64);
+/// As many as a bitmap of one word names in words: they tell sizes apart up to 2^47 bytes.
+const BIN_COUNT: usize = 64 * WORD_COUNT;
+const WORD_COUNT: usize = 64;
+const _: () = assert!(BIN_COUNT > EXACT_BINS);
 
 /// The child of a node whose holes come before it, and the one whose holes come after.
 const BEFORE: usize = 0;
@@ -30,11 +30,18 @@ pub(crate) struct Holes {
     roots: Box<[u32; BIN_COUNT]>,
     occupied: [u64; WORD_COUNT],
     /// One bit for each word of `occupied`.
-    summary: u128,
+    summary: u64,
     len: usize,
 }
 
-const _: () = assert!(WORD_COUNT <= 128);
+/// By what holes are ordered: size, then offset.
+pub(crate) type Key = u128;
+
+/// Where a hole of a size at an offset stands in the order.
+#[inline]
+pub(crate) fn key(size_bytes: usize, offset: usize) -> Key {
+    (size_bytes as u128) << 64 | offset as u128
+}
 
 impl Holes {
     pub(crate) fn new() -> Holes {
@@ -49,46 +56,54 @@ impl Holes {
     /// The smallest hole of at least `size_bytes`, the lowest one on ties.
     #[inline]
     pub(crate) fn best_fit(&self, nodes: &[Node], size_bytes: usize) -> Option<u32> {
-        let bin = bin_of(size_bytes);
-        let slot = self.first_in(nodes, bin, size_bytes);
-        if slot != NONE {
-            return Some(slot);
-        }
-        let mut at = self.roots[self.next_bin(bin + 1)?];
-        loop {
-            match nodes[at as usize].children[BEFORE] {
-                NONE => return Some(at),
-                before => at = before,
+        self.first_from(nodes, key(size_bytes, 0))
+    }
+
+    /// The first hole in the order that does not come before `from`.
+    #[inline]
+    pub(crate) fn first_from(&self, nodes: &[Node], from: Key) -> Option<u32> {
+        let bin = bin_of(size_of_key(from));
+        let (mut at, mut first) = (self.roots[bin], NONE);
+        while at != NONE {
+            let node = &nodes[at as usize];
+            if node.key() >= from {
+                first = at;
+                at = node.children[BEFORE];
+            } else {
+                at = node.children[AFTER];
             }
         }
+        if first != NONE {
+            return Some(first);
+        }
+        let root = self.roots[self.next_bin(bin + 1)?];
+        Some(end_of(nodes, root, BEFORE))
+    }
+
+    /// The last hole in the order that comes before `below`.
+    pub(crate) fn last_below(&self, nodes: &[Node], below: Key) -> Option<u32> {
+        let bin = bin_of(size_of_key(below));
+        let (mut at, mut last) = (self.roots[bin], NONE);
+        while at != NONE {
+            let node = &nodes[at as usize];
+            if node.key() < below {
+                last = at;
+                at = node.children[AFTER];
+            } else {
+                at = node.children[BEFORE];
+            }
+        }
+        if last != NONE {
+            return Some(last);
+        }
+        let root = self.roots[self.last_bin(bin)?];
+        Some(end_of(nodes, root, AFTER))
     }
 
     /// Size of the largest hole.
     pub(crate) fn largest_bytes(&self, nodes: &[Node]) -> usize {
-        let Some(bin) = self.last_bin(BIN_COUNT) else { return 0 };
-        let mut at = &nodes[self.roots[bin] as usize];
-        while let Some(after) = nodes.get(at.children[AFTER] as usize) {
-            at = after;
-        }
-        at.extent.size_bytes
-    }
-
-    /// Calls `visit` with the slots of the holes of at least `size_bytes`, the largest first, the
-    /// highest on ties, for as long as it likes.
-    pub(crate) fn for_each_down(
-        &self,
-        nodes: &[Node],
-        size_bytes: usize,
-        mut visit: impl FnMut(u32) -> ControlFlow<()>,
-    ) {
-        let lowest = bin_of(size_bytes);
-        let mut below = BIN_COUNT;
-        while let Some(bin) = self.last_bin(below)
-            && bin >= lowest
-            && walk(nodes, self.roots[bin], size_bytes, &mut visit).is_continue()
-        {
-            below = bin;
-        }
+        let largest = self.last_below(nodes, Key::MAX);
+        largest.map_or(0, |slot| nodes[slot as usize].extent.size_bytes)
     }
 
     pub(crate) fn contains(&self, nodes: &[Node], slot: u32) -> bool {
@@ -231,7 +246,7 @@ impl Holes {
         if rest != 0 {
             return Some(word * 64 + rest.trailing_zeros() as usize);
         }
-        let words = self.summary >> (word + 1) << (word + 1);
+        let words = self.summary & u64::MAX.checked_shl(word as u32 + 1)?;
         if words == 0 {
             return None;
         }
@@ -247,57 +262,41 @@ impl Holes {
             (word, rest)
         } else {
             let words = self.summary & ((1 << word) - 1);
-            let word = 127_usize.checked_sub(words.leading_zeros() as usize)?;
+            let word = 63_usize.checked_sub(words.leading_zeros() as usize)?;
             (word, self.occupied[word])
         };
         Some(word * 64 + 63 - rest.leading_zeros() as usize)
     }
-
-    /// The first hole of a bin with at least `size_bytes`, or `NONE`.
-    #[inline]
-    fn first_in(&self, nodes: &[Node], bin: usize, size_bytes: usize) -> u32 {
-        let mut at = self.roots[bin];
-        let mut best = NONE;
-        while at != NONE {
-            let node = &nodes[at as usize];
-            if node.extent.size_bytes >= size_bytes {
-                best = at;
-                at = node.children[BEFORE];
-            } else {
-                at = node.children[AFTER];
-            }
-        }
-        best
-    }
 }
 
-fn walk(
-    nodes: &[Node],
-    at: u32,
-    size_bytes: usize,
-    visit: &mut impl FnMut(u32) -> ControlFlow<()>,
-) -> ControlFlow<()> {
-    let Some(node) = nodes.get(at as usize) else { return ControlFlow::Continue(()) };
-    walk(nodes, node.children[AFTER], size_bytes, visit)?;
-    if node.extent.size_bytes < size_bytes {
-        return ControlFlow::Continue(());
+/// The first or the last node of a treap, by the side on which nothing hangs below it.
+#[inline]
+fn end_of(nodes: &[Node], root: u32, side: usize) -> u32 {
+    let mut at = root;
+    loop {
+        match nodes[at as usize].children[side] {
+            NONE => return at,
+            next => at = next,
+        }
     }
-    visit(at)?;
-    walk(nodes, node.children[BEFORE], size_bytes, visit)
 }
 
 impl Node {
-    /// By what the holes of a bin are ordered: size, then offset.
     #[inline]
-    fn key(&self) -> u128 {
-        (self.extent.size_bytes as u128) << 64 | self.extent.offset as u128
+    pub(crate) fn key(&self) -> Key {
+        key(self.extent.size_bytes, self.extent.offset)
     }
 
     /// On which side of this node a key lies.
     #[inline]
-    fn side_of(&self, key: u128) -> usize {
+    fn side_of(&self, key: Key) -> usize {
         usize::from(self.key() < key)
     }
+}
+
+#[inline]
+pub(crate) fn size_of_key(key: Key) -> usize {
+    (key >> 64) as usize
 }
 
 /// The bin of a size: monotone, so that a later bin holds larger holes.
@@ -307,7 +306,7 @@ fn bin_of(size_bytes: usize) -> usize {
     // Below `EXACT_BINS` the shift is 0. From there on it leaves a leading one and the bits of the
     // step, so that each power of two begins where the one before ends.
     let shift = (blocks | BINS_PER_POWER).ilog2() as usize - STEP_BITS;
-    shift * BINS_PER_POWER + (blocks >> shift)
+    (shift * BINS_PER_POWER + (blocks >> shift)).min(BIN_COUNT - 1)
 }
 
 /// Shuffles slots: an odd multiplier is a bijection, so no two are equal.
@@ -380,13 +379,11 @@ mod tests {
                     set.last().map_or(0, |hole| hole.0)
                 );
                 prop_assert_eq!(holes.len(), set.len());
-                let mut down = Vec::new();
-                holes.for_each_down(&nodes, size_bytes, |slot| {
-                    down.push(slot);
-                    ControlFlow::Continue(())
-                });
-                let from = set.range((size_bytes, 0, 0)..).rev().map(|hole| hole.2);
-                prop_assert_eq!(down, from.collect::<Vec<_>>());
+                let at = key(size_bytes, offset);
+                let expected = set.range((size_bytes, offset, 0)..).next().map(|hole| hole.2);
+                prop_assert_eq!(holes.first_from(&nodes, at), expected);
+                let expected = set.range(..(size_bytes, offset, 0)).next_back().map(|hole| hole.2);
+                prop_assert_eq!(holes.last_below(&nodes, at), expected);
             }
         }
     }

@@ -59,18 +59,14 @@ impl<S: MemorySource> LimitSource<S> {
 }
 
 impl Budget {
-    /// Takes bytes out of the budget, if it has them.
-    fn take(&self, bytes: usize) -> bool {
+    /// Takes bytes out of the budget, if it has them. Returns what is used then.
+    fn take(&self, bytes: usize) -> Option<usize> {
         // Only the sum matters, no other memory hangs on it: relaxed is enough.
         let taken =
             self.used_bytes.try_update(Ordering::Relaxed, Ordering::Relaxed, |used_bytes| {
                 used_bytes.checked_add(bytes).filter(|&sum| sum <= self.limit_bytes)
             });
-        // Every sum that there ever was is one that somebody saw here.
-        if let Ok(before_bytes) = taken {
-            self.used_bytes_peak.fetch_max(before_bytes + bytes, Ordering::Relaxed);
-        }
-        taken.is_ok()
+        taken.ok().map(|before_bytes| before_bytes + bytes)
     }
 
     fn give(&self, bytes: usize) {
@@ -98,13 +94,15 @@ impl<S: MemorySource> Adaptor for LimitSource<S> {
 
     fn attempt(&self, call: SourceCall, upstream: &mut Upstream<'_>) -> Result<(), SourceError> {
         let SourceCall::Commit { segment, size_bytes, .. } = call else { return upstream() };
-        if !self.budget.take(size_bytes) {
+        let Some(used_bytes) = self.budget.take(size_bytes) else {
             return Err(SourceError::OutOfMemory { size_bytes });
-        }
+        };
         if let Err(error) = upstream() {
             self.budget.give(size_bytes);
             return Err(error);
         }
+        // Whoever makes a sum the highest saw it above. What the source refused is in none.
+        self.budget.used_bytes_peak.fetch_max(used_bytes, Ordering::Relaxed);
         self.committed.add(segment, size_bytes);
         Ok(())
     }

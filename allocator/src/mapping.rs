@@ -5,7 +5,7 @@ use crate::engine::Engine;
 use crate::history::Action;
 use crate::layout::{Extent, Place};
 use crate::source::{Mapping, PageRange, SourceError};
-use crate::views::{View, pages_of};
+use crate::views::{View, whole_pages};
 
 impl Engine<'_> {
     /// The view of a stitched place, mapped now if no earlier block left it.
@@ -18,10 +18,11 @@ impl Engine<'_> {
         request: &Request,
     ) -> Result<u32, SourceError> {
         let page_bytes = self.state.books.statistics.page_bytes;
-        let pages = pages_of(place.extents(), page_bytes);
-        if let Some(view) = self.state.books.views.find(&pages) {
+        let row = place.extents().map(|piece| whole_pages(piece, page_bytes));
+        if let Some(view) = self.state.books.views.find(row.clone()) {
             return Ok(view);
         }
+        let pages: Vec<Extent> = row.collect();
         while let Some(view) = self.state.books.views.obstacle(&pages) {
             self.unmap_view(&view, request);
         }
@@ -75,13 +76,17 @@ impl Engine<'_> {
     }
 
     /// Records the pieces of a stitched block. Returns where it lies in the range of views.
-    pub(crate) fn enter_view(&mut self, slot: u32, request: &Request, serial: u64) -> usize {
+    pub(crate) fn enter_view(
+        &mut self,
+        place: &Place,
+        view: u32,
+        request: &Request,
+        serial: u64,
+    ) -> usize {
         self.state.books.statistics.stitches += 1;
-        let pieces: Vec<Extent> = self.state.books.layout.pieces(slot).collect();
-        for piece in &pieces {
+        for piece in place.extents() {
             self.record(Action::Piece, request, piece.offset, piece.size_bytes, serial);
         }
-        let books = &self.state.books;
-        books.views.get(books.layout.block(slot).view).offset
+        self.state.books.views.get(view).offset
     }
 }

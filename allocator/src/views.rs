@@ -4,7 +4,8 @@
 //! and the next block on the same pages finds it: a step that repeats maps nothing. Idle views go
 //! when their pages do, or the longest unused ones when there are too many.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::holes::NONE;
 use crate::layout::{Extent, PIECES_MAX};
@@ -36,8 +37,8 @@ pub(crate) struct View {
 pub(crate) struct Views {
     views: Vec<Option<View>>,
     vacant: Vec<u32>,
-    /// The first view of each fingerprint.
-    by_pages: BTreeMap<u64, u32>,
+    /// The first view of each fingerprint. Never walked, so its order has no say.
+    by_pages: HashMap<u64, u32, BuildHasherDefault<Spread>>,
     /// The first and the last one to be freed of the idle views, or `NONE`.
     idle: [u32; 2],
     mapping_count: usize,
@@ -52,12 +53,30 @@ const EARLIER: usize = 0;
 const LATER: usize = 1;
 
 /// Multiplicative hashing (Knuth, "Sorting and Searching", 6.4), a round for each number.
-fn fingerprint(pages: &[Extent]) -> u64 {
-    let numbers = pages.iter().flat_map(|run| [run.offset as u64, run.size_bytes as u64]);
+fn fingerprint(pages: impl Iterator<Item = Extent>) -> u64 {
+    let numbers = pages.flat_map(|run| [run.offset as u64, run.size_bytes as u64]);
     numbers.fold(0, |hash, number| {
         let product = (hash ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         product ^ (product >> 32)
     })
+}
+
+/// A fingerprint is a hash already.
+#[derive(Clone, Copy, Debug, Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _bytes: &[u8]) {
+        unreachable!("fingerprints are numbers");
+    }
+
+    fn write_u64(&mut self, fingerprint: u64) {
+        self.0 = fingerprint;
+    }
 }
 
 /// Ranges of free addresses that do not touch.
@@ -92,7 +111,7 @@ impl Views {
         Views {
             views: Vec::new(),
             vacant: Vec::new(),
-            by_pages: BTreeMap::new(),
+            by_pages: HashMap::default(),
             idle: [NONE; 2],
             mapping_count: 0,
             used_mapping_count: 0,
@@ -108,11 +127,11 @@ impl Views {
     }
 
     /// The view of these pages, if it is mapped.
-    pub(crate) fn find(&self, pages: &[Extent]) -> Option<u32> {
-        let mut index = self.by_pages.get(&fingerprint(pages)).copied().unwrap_or(NONE);
+    pub(crate) fn find(&self, pages: impl Iterator<Item = Extent> + Clone) -> Option<u32> {
+        let mut index = self.by_pages.get(&fingerprint(pages.clone())).copied().unwrap_or(NONE);
         while index != NONE {
             let view = self.get(index);
-            if view.pages == pages {
+            if view.pages.iter().copied().eq(pages.clone()) {
                 return Some(index);
             }
             index = view.namesake;
@@ -171,7 +190,7 @@ impl Views {
             self.views.push(None);
             u32::try_from(self.views.len() - 1).expect("fewer views than mappings")
         });
-        let fingerprint = fingerprint(&pages);
+        let fingerprint = fingerprint(pages.iter().copied());
         let namesake = self.by_pages.insert(fingerprint, index).unwrap_or(NONE);
         let idle = [NONE; 2];
         let view = View { pages, offset, size_bytes, users: 0, fingerprint, namesake, idle };
@@ -300,7 +319,7 @@ impl Views {
             ranges.push((view.offset, size_bytes));
             mapping_count += view.pages.len();
             assert_eq!(view.users, users.get(&index).copied().unwrap_or(0), "users of {view:?}");
-            assert_eq!(self.find(&view.pages), Some(index), "{view:?} is not found");
+            assert_eq!(self.find(view.pages.iter().copied()), Some(index), "{view:?} is not found");
             used_mapping_count += if view.users > 0 { view.pages.len() } else { 0 };
             assert_eq!(idle.contains(&index), view.users == 0, "{view:?} is idle or not");
         }
@@ -312,16 +331,43 @@ impl Views {
     }
 }
 
-/// The whole pages that the pieces of a block lie on, neighbours joined.
-pub(crate) fn pages_of(pieces: impl Iterator<Item = Extent>, page_bytes: usize) -> Vec<Extent> {
-    let mut pages: Vec<Extent> = Vec::new();
-    for piece in pieces {
-        let offset = piece.offset / page_bytes * page_bytes;
-        let end = piece.end().next_multiple_of(page_bytes);
-        match pages.last_mut() {
-            Some(run) if run.end() == offset => run.size_bytes = end - run.offset,
-            _ => pages.push(Extent { offset, size_bytes: end - offset }),
+/// The whole pages that a piece of a block lies on.
+#[inline]
+pub(crate) fn whole_pages(piece: Extent, page_bytes: usize) -> Extent {
+    let offset = piece.offset & !(page_bytes - 1);
+    Extent { offset, size_bytes: piece.end().next_multiple_of(page_bytes) - offset }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_one_fingerprint_are_told_apart() {
+        const PAGE: usize = 4096;
+        let run = |offset, page_count| Extent { offset, size_bytes: page_count * PAGE };
+        // A number that is the fingerprint of what comes before it makes that be forgotten.
+        let forgets = fingerprint(std::iter::once(run(0, 1))) as usize;
+        let rows = [vec![run(0, 2)], vec![run(0, 1), run(forgets, 2)]];
+        let [first, second] = rows.each_ref().map(|row| fingerprint(row.iter().copied()));
+        assert_eq!(first, second, "the test has lost its pair");
+        let mut views = Views::new(100 * PAGE);
+        let find = |views: &Views, row: &[Extent]| views.find(row.iter().copied());
+        let indices = rows.clone().map(|row| {
+            let at = views.gap(&row).unwrap();
+            views.insert(row, at)
+        });
+        assert_ne!(indices[0], indices[1]);
+        for (row, index) in rows.iter().zip(indices) {
+            assert_eq!(find(&views, row), Some(index));
+        }
+        views.check(&BTreeMap::new());
+        for (taken, left) in [(0, 1), (1, 0)] {
+            let mut views = views.clone();
+            views.take_out(indices[taken]);
+            assert_eq!(find(&views, &rows[taken]), None);
+            assert_eq!(find(&views, &rows[left]), Some(indices[left]));
+            views.check(&BTreeMap::new());
         }
     }
-    pages
 }

@@ -3,10 +3,13 @@
 //! Live blocks and the holes between them tile the range from 0 to the *top*, the end of the last
 //! live block. Beyond it lies the wilderness, which has no end here. A request goes into the
 //! smallest hole that holds it, the lowest one on ties. If there is none and the source can map
-//! pages at a second address, it is *stitched*: it takes whole free pages of the holes, largest
-//! runs first, and what is still missing from the top. Else it goes to the top. So the place
-//! depends on the live blocks, on who used the holes, and on the size of a page, and on nothing
-//! that is cached.
+//! pages at a second address, it is *stitched*: it takes the whole free pages of the largest holes,
+//! then as many as it still needs of the smallest hole that has them, and what is missing even so
+//! from the top. Else it goes to the top. So the place depends on the live blocks, on who used the
+//! holes, and on the size of a page, and on nothing that is cached.
+//!
+//! Cutting the last piece from the largest hole left, too, shattered what was large: RMM's random
+//! blocks of up to 256 MiB had 12.4 pieces each instead of 6.8 (20,000 operations, 2026-11-21).
 //!
 //! A hole remembers the streams that may still work on it. One's own holes come first, then those
 //! of others, which cost a wait, then neighbours of different streams merged into one.
@@ -49,8 +52,9 @@ impl Extent {
     }
 }
 
-/// What is known of a live block beside its place.
+/// What is known of a live block beside its place, in one cache line.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(crate) struct Live {
     pub(crate) requested_bytes: usize,
     /// All pieces together.
@@ -303,23 +307,17 @@ impl Layout {
             Some(node) => node.next,
             None => self.first,
         };
-        let node = Node { previous, next, kind, ..Node::hole(extent) };
-        let slot = match self.vacant.pop() {
-            Some(slot) => {
-                self.nodes[slot as usize] = node;
-                slot
-            }
-            None => self.add(node),
-        };
+        let slot = self.vacant.pop().unwrap_or_else(|| self.add());
+        self.nodes[slot as usize] = Node { previous, next, kind, ..Node::hole(extent) };
         self.join(previous, slot);
         self.join(slot, next);
         slot
     }
 
     #[cold]
-    fn add(&mut self, node: Node) -> u32 {
+    fn add(&mut self) -> u32 {
         let slot = u32::try_from(self.nodes.len()).expect("fewer than 2^32 blocks");
-        self.nodes.push(node);
+        self.nodes.push(Node::hole(Extent { offset: 0, size_bytes: 0 }));
         self.lives.push(Live::NOBODY);
         slot
     }

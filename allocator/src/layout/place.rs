@@ -41,7 +41,7 @@ impl Place {
     }
 
     /// What it takes, in order.
-    pub(crate) fn extents(&self) -> impl Iterator<Item = Extent> {
+    pub(crate) fn extents(&self) -> impl Iterator<Item = Extent> + Clone {
         let (single, parts) = match &self.spot {
             Spot::Hole { extent, .. } | Spot::Top(extent) => (Some(*extent), &[][..]),
             Spot::Stitched(parts) => (None, &parts[..]),

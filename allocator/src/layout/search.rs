@@ -1,11 +1,8 @@
 //! Where a request would go, and what that would cost in pages.
 
-use std::cmp::Reverse;
-use std::ops::ControlFlow;
-
 use super::place::{Part, Place, Spot};
 use super::{Extent, Kind, Layout, PIECES_MAX};
-use crate::holes::{Holes, NONE};
+use crate::holes::{Key, NONE, key, size_of_key};
 use crate::stream::{Stream, StreamSet, Waits};
 
 /// Who asks, and what the source can do.
@@ -16,23 +13,6 @@ pub(crate) struct Want<'a> {
     pub(crate) waits: &'a Waits,
     /// Whether the source can show pages at a second address.
     pub(crate) stitches: bool,
-}
-
-/// Length, start and hole of whole free pages, in the order in which they are used.
-type Run = (Reverse<usize>, usize, u32);
-
-/// How many runs, and their pages together.
-#[derive(Clone, Copy, Default)]
-struct Tally {
-    pages: usize,
-    count: usize,
-}
-
-impl Tally {
-    fn add(&mut self, other: Tally) {
-        self.pages += other.pages;
-        self.count += other.count;
-    }
 }
 
 impl Layout {
@@ -135,26 +115,30 @@ impl Layout {
         if !want.stitches || want.size_bytes < page_bytes {
             return None;
         }
-        let mut runs = Vec::new();
-        for (_, holes) in &self.holes {
-            self.largest_runs(holes, want.size_bytes, &mut runs);
-        }
-        if runs.is_empty() {
-            return None;
-        }
-        runs.sort_unstable();
-        runs.truncate(PIECES_MAX - 2);
         let mut missing_bytes = want.size_bytes;
         let mut parts = Vec::with_capacity(4);
         let mut waits = StreamSet::EMPTY;
-        for (Reverse(run_bytes), offset, hole) in runs {
-            if missing_bytes == 0 {
-                break;
+        let mut next = self.next_largest(Key::MAX);
+        while let Some(largest) = next
+            && missing_bytes > 0
+            && parts.len() < PIECES_MAX - 2
+        {
+            let run = self.pages_inside(largest);
+            let (hole, run) = if run.size_bytes < missing_bytes {
+                next = self.next_largest(self.nodes[largest as usize].key());
+                (largest, run)
+            } else {
+                self.smallest_run(missing_bytes, (largest, run))
+            };
+            if run.size_bytes > 0 {
+                let size_bytes = run.size_bytes.min(missing_bytes);
+                parts.push(Part { hole, extent: Extent { size_bytes, ..run } });
+                waits = waits.union(self.waits_for(want, hole));
+                missing_bytes -= size_bytes;
             }
-            let size_bytes = run_bytes.min(missing_bytes);
-            parts.push(Part { hole, extent: Extent { offset, size_bytes } });
-            waits = waits.union(self.waits_for(want, hole));
-            missing_bytes -= size_bytes;
+        }
+        if parts.is_empty() {
+            return None;
         }
         if missing_bytes > 0 {
             waits = waits.union(self.waits_beyond(want));
@@ -168,36 +152,52 @@ impl Layout {
         Some(Place { spot: Spot::Stitched(parts), waits })
     }
 
-    /// Enters the runs of whole pages in a list's holes, the largest holes first, until it has
-    /// those that the request can use: no run that is left out is as long as the last of these.
-    fn largest_runs(&self, holes: &Holes, size_bytes: usize, runs: &mut Vec<Run>) {
-        let shift = self.page_shift;
-        // A hole of so many pages and a bit has a run of as many, or of one less. `settled` are the
-        // runs that are longer than any to come, the others those of that and of the next length.
-        let mut hole_pages = usize::MAX;
-        let [mut settled, mut longest, mut next_longest] = [Tally::default(); 3];
-        holes.for_each_down(&self.nodes, self.page_bytes, |slot| {
-            let Extent { offset, size_bytes: hole_bytes } = self.nodes[slot as usize].extent;
-            let pages = hole_bytes >> shift;
-            if pages < hole_pages {
-                settled.add(longest);
-                longest = std::mem::take(&mut next_longest);
-                if pages + 1 < hole_pages {
-                    settled.add(std::mem::take(&mut longest));
-                }
-                hole_pages = pages;
-                if settled.pages << shift >= size_bytes || settled.count >= PIECES_MAX - 2 {
-                    return ControlFlow::Break(());
-                }
+    /// Of the holes of a page or more, the largest one that comes after what has the key `last`, by
+    /// size down and by offset up. Nothing has `Key::MAX`.
+    fn next_largest(&self, last: Key) -> Option<u32> {
+        let size_of = |slot: u32| self.nodes[slot as usize].extent.size_bytes;
+        let last_bytes = size_of_key(last);
+        let beside = last.checked_add(1).and_then(|from| self.first_hole(from));
+        if beside.is_some_and(|slot| size_of(slot) == last_bytes) {
+            return beside;
+        }
+        let below = self
+            .holes
+            .iter()
+            .filter_map(|(_, holes)| holes.last_below(&self.nodes, key(last_bytes, 0)));
+        let size_bytes = below.map(size_of).max()?;
+        if size_bytes < self.page_bytes { None } else { self.first_hole(key(size_bytes, 0)) }
+    }
+
+    /// The whole pages of the smallest hole that has enough of them, the lowest one on ties, among
+    /// those smaller than a hole that has enough; else that hole's.
+    fn smallest_run(&self, size_bytes: usize, enough: (u32, Extent)) -> (u32, Extent) {
+        let end = key(self.nodes[enough.0 as usize].extent.size_bytes, 0);
+        let mut from = key(size_bytes.max(self.page_bytes), 0);
+        while let Some(slot) = self.first_hole(from)
+            && self.nodes[slot as usize].key() < end
+        {
+            let run = self.pages_inside(slot);
+            if run.size_bytes >= size_bytes {
+                return (slot, run);
             }
-            let (first, end) = (offset.div_ceil(1 << shift), (offset + hole_bytes) >> shift);
-            if first < end {
-                runs.push((Reverse((end - first) << shift), first << shift, slot));
-                let tally = if end - first == pages { &mut longest } else { &mut next_longest };
-                tally.add(Tally { pages: end - first, count: 1 });
-            }
-            ControlFlow::Continue(())
-        });
+            from = self.nodes[slot as usize].key() + 1;
+        }
+        enough
+    }
+
+    /// The first hole in the order of size and offset that does not come before `from`.
+    fn first_hole(&self, from: Key) -> Option<u32> {
+        let firsts = self.holes.iter().filter_map(|(_, holes)| holes.first_from(&self.nodes, from));
+        firsts.min_by_key(|slot| self.nodes[*slot as usize].key())
+    }
+
+    /// The whole pages in a hole; none has any offset.
+    fn pages_inside(&self, slot: u32) -> Extent {
+        let hole = self.nodes[slot as usize].extent;
+        let offset = hole.offset.next_multiple_of(self.page_bytes);
+        let end = hole.end() >> self.page_shift << self.page_shift;
+        Extent { offset, size_bytes: end.saturating_sub(offset) }
     }
 
     /// Bytes of the pages in which live blocks lie: the least that has to be committed.

@@ -258,6 +258,23 @@ fn peak_of_arenas_is_that_of_their_sum() {
 }
 
 #[test]
+fn commit_that_the_source_refuses_is_in_no_peak() {
+    let faulty = FaultSource::new(sim());
+    let arenas = Arenas::new(faulty.clone(), 21 * PAGE_BYTES);
+    let memory = arenas.open().unwrap();
+    let kept = memory.allocate(3 * PAGE_BYTES).unwrap();
+    faulty.inject(Fault { nth: 1, repeat: Repeat::Forever });
+    assert!(memory.allocate(9 * PAGE_BYTES).is_err());
+    assert_eq!((arenas.used_bytes(), arenas.used_bytes_peak()), (3 * PAGE_BYTES, 3 * PAGE_BYTES));
+    faulty.clear();
+    let more = memory.allocate(4 * PAGE_BYTES).unwrap();
+    assert_eq!(arenas.used_bytes_peak(), 7 * PAGE_BYTES);
+    drop((kept, more));
+    memory.trim();
+    assert_eq!((arenas.used_bytes(), arenas.used_bytes_peak()), (0, 7 * PAGE_BYTES));
+}
+
+#[test]
 fn dropped_arena_returns_its_memory() {
     let arenas = Arenas::new(sim(), 4 * PAGE_BYTES);
     let first = arenas.open().unwrap();

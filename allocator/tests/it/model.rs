@@ -79,27 +79,37 @@ impl Naive {
         if let Some(&(offset, _)) = fits.min_by_key(|&&(offset, bytes)| (bytes, offset)) {
             return vec![(offset, size_bytes)];
         }
+        self.stitch(size_bytes, holes).unwrap_or_else(|| vec![(self.top(), size_bytes)])
+    }
+
+    /// All whole pages of the largest holes while they are too few, then those of the smallest hole
+    /// that is left and has enough.
+    fn stitch(&self, size_bytes: usize, holes: Vec<(usize, usize)>) -> Option<Vec<(usize, usize)>> {
         let run = |&(offset, bytes): &(usize, usize)| {
             let (start, end) = (pages(offset), (offset + bytes) / PAGE_BYTES * PAGE_BYTES);
-            (start < end).then(|| (start, end - start))
+            (start, end.saturating_sub(start))
         };
-        let mut runs: Vec<_> = holes.iter().filter_map(run).collect();
-        if size_bytes < PAGE_BYTES || runs.is_empty() {
-            return vec![(self.top(), size_bytes)];
+        let mut left: Vec<_> = holes.into_iter().filter(|hole| run(hole).1 > 0).collect();
+        if size_bytes < PAGE_BYTES || left.is_empty() {
+            return None;
         }
-        runs.sort_by_key(|&(offset, bytes)| (usize::MAX - bytes, offset));
-        let mut missing = size_bytes;
-        let mut pieces = Vec::new();
-        for (offset, bytes) in runs {
-            if missing > 0 {
-                pieces.push((offset, bytes.min(missing)));
-                missing -= bytes.min(missing);
-            }
+        left.sort_by_key(|&(offset, bytes)| (usize::MAX - bytes, offset));
+        let (mut missing, mut pieces) = (size_bytes, Vec::new());
+        while missing > 0 && !left.is_empty() {
+            let has_enough = |index: &usize| run(&left[*index]).1 >= missing;
+            let rest = (0..left.len()).filter(has_enough).min_by_key(|&index| {
+                let (offset, bytes) = left[index];
+                (bytes, offset)
+            });
+            let index = if has_enough(&0) { rest.unwrap() } else { 0 };
+            let (start, bytes) = run(&left.remove(index));
+            pieces.push((start, bytes.min(missing)));
+            missing -= bytes.min(missing);
         }
         if missing > 0 {
             pieces.push((pages(self.top()), missing));
         }
-        pieces
+        Some(pieces)
     }
 
     fn allocate(&mut self, requested_bytes: usize) -> Option<usize> {

@@ -199,6 +199,29 @@ fn block_that_no_hole_holds_takes_pages_of_several() {
 }
 
 #[test]
+fn last_pages_come_from_the_smallest_hole_that_has_enough() {
+    let memory = paged(PAGE_BYTES).memory;
+    let row = [5, 3, 2, 2, 1].map(|pages| {
+        let hole = memory.allocate(pages * PAGE_BYTES).unwrap();
+        (hole, memory.allocate(PAGE_BYTES).unwrap())
+    });
+    // Holes of pages 0..5, 6..9, 10..12, 13..15 and 16..17.
+    let _walls = row.map(|(_, wall)| wall);
+    let pieces = |page_count: usize| {
+        let block = memory.allocate(page_count * PAGE_BYTES).unwrap();
+        let pages = |piece: &std::ops::Range<usize>| (piece.start, piece.end);
+        let pieces = block.pieces();
+        pieces.iter().map(pages).map(|(at, end)| (at / PAGE_BYTES, end / PAGE_BYTES)).collect()
+    };
+    let rows: [Vec<(usize, usize)>; 5] = [6, 7, 8, 9, 13].map(pieces);
+    assert_eq!(rows[0], [(0, 5), (16, 17)]);
+    assert_eq!(rows[1], [(0, 5), (10, 12)], "the lower one of two");
+    assert_eq!(rows[2], [(0, 5), (6, 9)]);
+    assert_eq!(rows[3], [(0, 5), (6, 9), (16, 17)]);
+    assert_eq!(rows[4], [(0, 5), (6, 9), (10, 12), (13, 15), (16, 17)]);
+}
+
+#[test]
 fn block_grows_over_the_top_from_the_next_page_on() {
     let memory = CachingAllocator::new(HostSource::with_capacity(1 << 30)).unwrap();
     let page = HOST_PAGE_BYTES;

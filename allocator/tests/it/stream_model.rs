@@ -167,24 +167,26 @@ impl Naive {
         on: usize,
         holes: &[Hole],
     ) -> Option<(Vec<Range<usize>>, BTreeSet<usize>)> {
-        let whole = |hole: &Hole| {
-            let start = hole.start.next_multiple_of(PAGE);
+        let run = |hole: &Hole| {
             let end = (hole.start + hole.len) / PAGE * PAGE;
-            (start < end).then(|| (usize::MAX - (end - start), start, hole.marks.clone()))
+            end.saturating_sub(hole.start.next_multiple_of(PAGE))
         };
-        let mut rows: Vec<_> = holes.iter().filter_map(whole).collect();
-        if len < PAGE || rows.is_empty() {
+        let mut left: Vec<&Hole> = holes.iter().filter(|hole| run(hole) > 0).collect();
+        if len < PAGE || left.is_empty() {
             return None;
         }
-        rows.sort_by_key(|row| (row.0, row.1));
+        left.sort_by_key(|hole| (usize::MAX - hole.len, hole.start));
         let (mut runs, mut waits, mut missing) = (Vec::new(), BTreeSet::new(), len);
-        for (rank, start, marks) in rows {
-            if missing > 0 {
-                let len = (usize::MAX - rank).min(missing);
-                runs.push(start..start + len);
-                waits.extend(self.waits_for(on, &marks));
-                missing -= len;
-            }
+        while missing > 0 && !left.is_empty() {
+            // All of the largest while it is too little, then the smallest that has enough.
+            let enough = (0..left.len()).filter(|&index| run(left[index]) >= missing);
+            let rest = enough.min_by_key(|&index| (left[index].len, left[index].start));
+            let index = if run(left[0]) < missing { 0 } else { rest.unwrap() };
+            let hole = left.remove(index);
+            let (start, len) = (hole.start.next_multiple_of(PAGE), run(hole).min(missing));
+            runs.push(start..start + len);
+            waits.extend(self.waits_for(on, &hole.marks));
+            missing -= len;
         }
         if missing > 0 {
             waits.extend(self.waits_beyond(on));
