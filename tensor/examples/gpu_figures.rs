@@ -97,7 +97,8 @@ fn describe(device: &CudaDevice) -> Outcome<()> {
     Ok(())
 }
 
-/// Square products by the library in both precisions and by the kernel of the crate; results are checked before: rows of ones times a constant.
+/// Square products, by the library in both precisions and by the kernel of this crate; results are
+/// checked before: rows of ones times a constant.
 fn matmul(device: &CudaDevice, size: usize) -> Outcome<()> {
     for (name, products) in [
         ("f32", Products::Library(Precision::F32)),
