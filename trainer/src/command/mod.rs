@@ -81,8 +81,8 @@ impl RecipeArgs {
 /// Where to compute.
 #[derive(Args)]
 struct DeviceArgs {
-    /// Where to compute: cpu, cuda, or cuda:N for the NVIDIA device number N.
-    #[arg(long, default_value = "cpu", value_parser = parse_place)]
+    /// What computes: cpu, cuda or cuda:N.
+    #[arg(long, value_name = "WHERE", default_value = "cpu", value_parser = parse_place)]
     device: Place,
     /// The most memory to reserve, such as 6MiB; all that the device has if absent.
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]

@@ -97,10 +97,12 @@ fn cuda_is_tested_with_the_crates_that_have_it_and_with_everything() {
         assert_eq!(at.is_some(), without, "what is tested with it is read without it");
         at.map(|at| arguments[at + 1].clone())
     };
-    let both = "lowtide-allocator/pretend,lowtide-tensor/pretend".to_owned();
-    assert_eq!(features(None), Some(both));
+    let crates = ["lowtide-allocator", "lowtide-tensor", "lowtide-trainer"];
+    let all = crates.map(|name| format!("{name}/pretend")).join(",");
+    assert_eq!(features(None), Some(all));
     assert_eq!(features(Some("lowtide-allocator")), Some("pretend".to_owned()));
     assert_eq!(features(Some("lowtide-tensor")), Some("pretend".to_owned()));
+    assert_eq!(features(Some("lowtide-trainer")), Some("pretend".to_owned()));
     assert_eq!(features(Some("lowtide-nn")), None);
 }
 
