@@ -23,14 +23,14 @@ pub(super) struct TrainArgs {
     recipe: RecipeArgs,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Folder of the run; runs/NAME-N if absent. Files of an earlier run there are replaced.
+    /// Folder of the run; runs/NAME-N if absent. An earlier run's files are replaced.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// A drill: lets the N-th device allocation after the start of training fail once.
+    /// A drill: lets the N-th device allocation of the training fail once.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     fault_at: Option<u64>,
-    /// Writes the allocator's last events to FILE: .html, .pickle, or lines of JSON.
+    /// Writes the allocator's last events to FILE: .html, .pickle or JSON lines.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }
