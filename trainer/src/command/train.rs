@@ -23,7 +23,7 @@ pub(super) struct TrainArgs {
     recipe: RecipeArgs,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Folder of the run; runs/NAME-N if absent. An earlier run's files are replaced.
+    /// Folder of the run; runs/NAME-N if absent. An earlier run there is replaced.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// A drill: lets the N-th device allocation of the training fail once.
