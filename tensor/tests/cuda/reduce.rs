@@ -77,6 +77,30 @@ fn reductions_are_those_of_the_processor_over_generated_shapes() {
 }
 
 #[test]
+fn each_reduction_is_that_of_the_processor_without_zeros_and_with_infinities() {
+    let Some(gpu) = Gpu::take() else { return };
+    let positive = noise(&cpu(), "positive", &[3, 5, 4], [0.5, 2.0]);
+    let (inf, nan) = (f32::INFINITY, f32::NAN);
+    let corners = [[-inf; 3], [inf, 1.0, -inf], [-inf, 1.0, 2.0], [nan, inf, 0.0], [inf; 3]];
+    let corners = Tensor::from_slice(&cpu(), [5, 3], corners.as_flattened()).unwrap();
+    gpu.in_every_order(|| {
+        for (name, reduce) in REDUCTIONS {
+            let inputs = [&positive, &positive.neg().unwrap(), &corners];
+            assert_alike(&gpu.device(), name, &inputs, TOLERANCE, |inputs| {
+                let [positive, negative, corners] = inputs else { unreachable!() };
+                Ok(vec![
+                    reduce(positive, &[1])?,
+                    reduce(positive, &[0, 2])?,
+                    reduce(negative, &[2])?,
+                    reduce(corners, &[1])?,
+                    reduce(corners, &[0])?,
+                ])
+            });
+        }
+    });
+}
+
+#[test]
 fn long_reductions_go_part_by_part_in_every_order() {
     let Some(gpu) = Gpu::take() else { return };
     // Rows of more than a part, and columns of more than one.
