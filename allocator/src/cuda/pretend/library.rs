@@ -128,7 +128,8 @@ impl Library<'_> {
         // One file, so that all names are of one library: the compiler's code is for this driver.
         let driver = folder.join("libcuda.so.1");
         for name in OTHER_NAMES {
-            Build::put(&folder.join(name), |fresh| fs::hard_link(&driver, fresh))?;
+            let into = folder.join(name);
+            link_unless_there(&driver, &into).map_err(|cause| of_file(&into, cause))?;
         }
         Ok(folder)
     }
@@ -242,8 +243,6 @@ impl Build {
     fn put(into: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), LibraryError> {
         let fresh = fresh_for(into);
         let made = make(&fresh).and_then(|()| fs::rename(&fresh, into));
-        // Renaming does nothing where both are one file already.
-        let _ = fs::remove_file(&fresh);
         made.map_err(|cause| of_file(into, cause))
     }
 
@@ -257,7 +256,18 @@ impl Build {
             let message = String::from_utf8_lossy(&output.stderr).into_owned();
             return Err(LibraryError::Refused { compiler, file: file.to_path_buf(), message });
         }
-        fs::rename(&fresh, into).map_err(|cause| of_file(into, cause))
+        let named = link_unless_there(&fresh, into);
+        let _ = fs::remove_file(&fresh);
+        named.map_err(|cause| of_file(into, cause))
+    }
+}
+
+/// Gives a file another name, unless somebody was first: a library that a process has loaded has
+/// to stay the file that it was, or its other names would be of a second one.
+fn link_unless_there(from: &Path, into: &Path) -> io::Result<()> {
+    match fs::hard_link(from, into) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        linked => linked,
     }
 }
 
