@@ -7,6 +7,7 @@
 //! All start from the same numbers, so that equal losses show equal work.
 
 mod measure;
+mod ops;
 
 use lowtide_autograd::{Attempt, Pass};
 use lowtide_nn::models::{Gpt, GptShape};
@@ -41,15 +42,12 @@ const KEY: RandomKey = RandomKey::new(0);
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let named = |name: &String| WORKLOADS.iter().find(|workload| workload.name == name);
-    let workload = arguments.first().and_then(named);
     let threads = arguments.get(1).and_then(|count| count.parse().ok());
-    let (Some(workload), Some(threads)) = (workload, threads) else {
-        let names = WORKLOADS.map(|workload| workload.name).join(", ");
-        eprintln!("usage: peer WORKLOAD THREADS, WORKLOAD one of {names}");
-        std::process::exit(2);
-    };
+    let (Some(name), Some(threads)) = (arguments.first(), threads) else { usage() };
     let device = Device::cpu(CpuOptions { threads: Some(threads), ..Default::default() })?;
+    let Some(workload) = WORKLOADS.iter().find(|workload| workload.name == name) else {
+        return if ops::measure_op(&device, name, threads)? { Ok(()) } else { usage() };
+    };
     let adam = || Adam::new(AdamOptions::default());
     match workload.name {
         "w1-simplecnn" => {
@@ -85,6 +83,13 @@ fn main() -> Result<()> {
             Ok(())
         }
     }
+}
+
+fn usage() -> ! {
+    let steps = WORKLOADS.iter().map(|workload| workload.name);
+    let names: Vec<_> = steps.chain(ops::names()).collect();
+    eprintln!("usage: peer WORKLOAD THREADS, WORKLOAD one of {}", names.join(", "));
+    std::process::exit(2);
 }
 
 /// Blocks of convolution 3x3, ReLU and max pool 2x2, and a linear head for 10 classes.

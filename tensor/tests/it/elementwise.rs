@@ -357,7 +357,9 @@ proptest! {
         let filled = mask_twin.zip(&a_twin, &dims, |m, a| if m == 0.0 { a } else { 1.0 });
         let y = a.masked_fill(&mask, 1.0).unwrap();
         assert_same(&y, &filled);
-        assert_in_place("masked_fill", a, &y, |a| a.masked_fill_(&mask, 1.0));
+        assert_in_place("masked_fill", a.clone(), &y, |a| a.masked_fill_(&mask, 1.0));
+        let y = mask.where_cond(&b, &a).unwrap();
+        assert_in_place("masked_copy", a, &y, |a| a.masked_copy_(&mask, &b));
     }
 
     #[test]

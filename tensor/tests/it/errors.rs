@@ -118,6 +118,8 @@ fn element_types_that_do_not_go_together_are_named() {
     assert_is!(mask.where_cond(&f, &d), "where_cond", DType);
     assert_is!(f.masked_fill(&f, 0.0), "masked_fill", DType);
     assert_is!(f.clone().masked_fill_(&u, 0.0), "masked_fill", DType);
+    assert_is!(f.clone().masked_copy_(&f, &f), "masked_copy", DType);
+    assert_is!(f.clone().masked_copy_(&mask, &d), "masked_copy", DType);
     assert_is!(f.addcmul(&f, &d, 1.0), "addcmul", DType);
     assert_is!(i.mean(&[0]), "mean", DType);
     assert_is!(Tensor::cat(&[&f, &d], 0), "cat", DType);

@@ -127,3 +127,39 @@ fn two_storages_in_opposite_order_do_not_deadlock() {
     let values = [&a, &b].map(|x| x.to_vec::<f32>().unwrap());
     assert!(values == [[1.0; LEN]; 2] || values == [[3.0; LEN]; 2], "{values:?}");
 }
+
+/// Adds 1 to all of `a` and of `b`, and 1 more to the second row of each, in each of `2^depth`
+/// tasks of the pool that runs this.
+fn add_in_tasks(a: &Tensor, b: &Tensor, depth: usize) {
+    if depth > 0 {
+        // In turn, so that tasks lock both storages in either order.
+        rayon::join(|| add_in_tasks(a, b, depth - 1), || add_in_tasks(b, a, depth - 1));
+        return;
+    }
+    let mut all = a.clone();
+    all.add_scaled_(b, 0.0).unwrap();
+    for tensor in [a, b] {
+        tensor.clone().add_scalar_(1.0).unwrap();
+        // A column is spread over the rows that other tasks write whole.
+        let mut row = tensor.narrow(0, 1, 1).unwrap().transpose(0, 1).unwrap();
+        row.add_scalar_(1.0).unwrap();
+    }
+}
+
+#[test]
+fn tasks_of_a_users_own_pool_neither_race_nor_deadlock() {
+    // Long enough for the device's own threads to take part.
+    const ROW_LEN: usize = 40_000;
+    const DEPTH: usize = 8;
+    for threads in [1, 3] {
+        let device = cpu(threads);
+        let [a, b] = [(); 2].map(|()| Tensor::zeros(&device, [2, ROW_LEN], DType::F32).unwrap());
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
+        pool.install(|| add_in_tasks(&a, &b, DEPTH));
+        let tasks = (1 << DEPTH) as f32;
+        let expected = [[tasks; ROW_LEN], [2.0 * tasks; ROW_LEN]].concat();
+        for tensor in [a, b] {
+            assert_eq!(tensor.to_vec::<f32>().unwrap(), expected, "{threads} threads");
+        }
+    }
+}

@@ -275,6 +275,17 @@ impl Tensor {
         let op = Op::Number(Number::MaskedFill);
         self.elementwise_("masked_fill", op, &[mask], Some(value))
     }
+
+    /// [`Tensor::where_cond`] in place: `source` where `mask` is true, this tensor elsewhere; both
+    /// are broadcast.
+    ///
+    /// # Errors
+    /// `DType` unless the mask is of truth values, and those of [`Tensor::add_`].
+    #[track_caller]
+    pub fn masked_copy_(&mut self, mask: &Tensor, source: &Tensor) -> Result<()> {
+        let op = Op::Number(Number::MaskedFill);
+        self.elementwise_("masked_copy", op, &[mask, source], None)
+    }
 }
 
 /// Functions of one element. Floats only, but for the first five.

@@ -61,6 +61,7 @@ fn comparisons() -> Vec<Op> {
         out!(is_inf, i => i.a.is_inf()),
         out!(is_nan, i => i.a.is_nan()),
         out!(where_cond, i => i.mask.where_cond(&i.a, &i.row)),
+        in_place!(masked_copy_, i => i.a.masked_copy_(&i.mask, &i.row)),
     ]);
     ops
 }

@@ -1,0 +1,160 @@
+//! Single operations at the shapes of the CNNs and the GPT, forward and backward.
+//!
+//! Their "loss" is the mean magnitude of the first result, so that equal ones show equal work.
+
+use lowtide_tensor::{
+    AttentionOptions, Causal, Conv2dGeometry, Device, Pool2dGeometry, Result, Tensor,
+};
+
+use crate::measure::{Workload, measure, uniform};
+
+/// Runs an operation once more.
+type Run = Box<dyn FnMut() -> Result<Tensor>>;
+
+/// What an operation is called, what of it runs, and at which sizes.
+struct Op {
+    workload: Workload,
+    part: Part,
+    dims: &'static [usize],
+}
+
+#[derive(Clone, Copy)]
+enum Part {
+    /// Of a convolution 3x3 with padding 1: `[B, I, side, O]`.
+    Conv,
+    ConvToInput,
+    ConvToWeight,
+    /// 2x2: `[B, C, side]`.
+    MaxPool,
+    MaxPoolBackward,
+    /// Of rows: `[N, C]`.
+    LayerNorm,
+    LayerNormBackward,
+    Gelu,
+    GeluBackward,
+    /// Causal: `[B, heads, T, D]`.
+    Attention,
+    AttentionBackward,
+}
+
+const fn op(name: &'static str, steps: usize, part: Part, dims: &'static [usize]) -> Op {
+    Op { workload: Workload { name, batch: dims[0], steps, giga: None }, part, dims }
+}
+
+const CONV_3_16: &[usize] = &[128, 3, 32, 16];
+const CONV_3_32: &[usize] = &[64, 3, 64, 32];
+const CONV_32_64: &[usize] = &[64, 32, 32, 64];
+const CONV_64_128: &[usize] = &[64, 64, 16, 128];
+const POOLED: &[usize] = &[64, 32, 64];
+const ROWS: &[usize] = &[2048, 128];
+const WIDE_ROWS: &[usize] = &[2048, 512];
+const HEADS: &[usize] = &[16, 4, 128, 32];
+
+const OPS: [Op; 18] = [
+    op("w6-conv-3-16", 100, Part::Conv, CONV_3_16),
+    op("w6-conv-3-16-to-weight", 100, Part::ConvToWeight, CONV_3_16),
+    op("w6-conv-3-32", 40, Part::Conv, CONV_3_32),
+    op("w6-conv-3-32-to-weight", 40, Part::ConvToWeight, CONV_3_32),
+    op("w6-conv-32-64", 40, Part::Conv, CONV_32_64),
+    op("w6-conv-32-64-to-input", 40, Part::ConvToInput, CONV_32_64),
+    op("w6-conv-32-64-to-weight", 40, Part::ConvToWeight, CONV_32_64),
+    op("w6-conv-64-128", 40, Part::Conv, CONV_64_128),
+    op("w6-conv-64-128-to-input", 40, Part::ConvToInput, CONV_64_128),
+    op("w6-conv-64-128-to-weight", 40, Part::ConvToWeight, CONV_64_128),
+    op("w6-max-pool", 100, Part::MaxPool, POOLED),
+    op("w6-max-pool-backward", 100, Part::MaxPoolBackward, POOLED),
+    op("w6-layer-norm", 400, Part::LayerNorm, ROWS),
+    op("w6-layer-norm-backward", 400, Part::LayerNormBackward, ROWS),
+    op("w6-gelu", 200, Part::Gelu, WIDE_ROWS),
+    op("w6-gelu-backward", 200, Part::GeluBackward, WIDE_ROWS),
+    op("w6-attention", 200, Part::Attention, HEADS),
+    op("w6-attention-backward", 200, Part::AttentionBackward, HEADS),
+];
+
+/// The names of all operations.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    OPS.iter().map(|op| op.workload.name)
+}
+
+/// Measures the operation of this name; false if there is none.
+pub(crate) fn measure_op(device: &Device, name: &str, threads: usize) -> Result<bool> {
+    let Some(op) = OPS.iter().find(|op| op.workload.name == name) else { return Ok(false) };
+    let mut run = op.prepare(device)?;
+    let magnitude = run()?.abs()?.mean(&[])?.item::<f32>()?;
+    measure(&op.workload, threads, || run().map(|_| magnitude))?;
+    Ok(true)
+}
+
+impl Op {
+    /// The operands, from streams 1, 2 and 3, and the operation over them.
+    fn prepare(&self, device: &Device) -> Result<Run> {
+        let fill = |stream: u64, dims: &[usize]| {
+            Tensor::from_slice(device, dims, &uniform(stream, dims.iter().product(), 1.0))
+        };
+        const EPS: f64 = 1e-5;
+        let dims = self.dims;
+        Ok(match self.part {
+            Part::Conv | Part::ConvToInput | Part::ConvToWeight => {
+                let [batch, inputs, side, outputs] = *dims else { unreachable!("four sizes") };
+                let geometry = Conv2dGeometry { padding: [1, 1], ..Default::default() };
+                let x = fill(1, &[batch, inputs, side, side])?;
+                let w = fill(2, &[outputs, inputs, 3, 3])?;
+                let dy = fill(3, &[batch, outputs, side, side])?;
+                let [x_shape, w_shape] = [*x.shape(), *w.shape()];
+                match self.part {
+                    Part::Conv => Box::new(move || x.conv2d(&w, None, geometry)),
+                    Part::ConvToInput => {
+                        Box::new(move || dy.conv2d_backward_input(&w, x_shape, geometry))
+                    }
+                    _ => Box::new(move || dy.conv2d_backward_weight(&x, w_shape, geometry)),
+                }
+            }
+            Part::MaxPool | Part::MaxPoolBackward => {
+                let [batch, channels, side] = *dims else { unreachable!("three sizes") };
+                let x = fill(1, &[batch, channels, side, side])?;
+                let dy = fill(2, &[batch, channels, side / 2, side / 2])?;
+                let geometry = Pool2dGeometry::square(2);
+                let (winners, shape) = (x.max_pool2d(geometry)?.1, *x.shape());
+                match self.part {
+                    Part::MaxPool => Box::new(move || Ok(x.max_pool2d(geometry)?.0)),
+                    _ => Box::new(move || dy.max_pool2d_backward(&winners, shape, geometry)),
+                }
+            }
+            Part::LayerNorm | Part::LayerNormBackward => {
+                let (x, dy) = (fill(1, dims)?, fill(2, dims)?);
+                let (weight, bias) = (fill(3, &dims[1..])?, fill(4, &dims[1..])?);
+                let found = x.layer_norm(1, Some(&weight), Some(&bias), EPS)?;
+                match self.part {
+                    Part::LayerNorm => {
+                        Box::new(move || Ok(x.layer_norm(1, Some(&weight), Some(&bias), EPS)?.y))
+                    }
+                    _ => Box::new(move || {
+                        let mean = found.mean.as_ref().expect("a layer norm has means");
+                        Ok(dy.layer_norm_backward(&x, mean, &found.rstd, Some(&weight))?.dx)
+                    }),
+                }
+            }
+            Part::Gelu | Part::GeluBackward => {
+                let (x, dy) = (fill(1, dims)?, fill(2, dims)?);
+                match self.part {
+                    Part::Gelu => Box::new(move || x.gelu()),
+                    _ => Box::new(move || dy.gelu_backward(&x)),
+                }
+            }
+            Part::Attention | Part::AttentionBackward => {
+                let [q, k] = [fill(1, dims)?, fill(2, dims)?];
+                let [v, dy] = [fill(3, dims)?, fill(4, dims)?];
+                let options = AttentionOptions { causal: Causal::UpperLeft, ..Default::default() };
+                let found = q.attention(&k, &v, None, &options)?;
+                match self.part {
+                    Part::Attention => Box::new(move || Ok(q.attention(&k, &v, None, &options)?.y)),
+                    _ => Box::new(move || {
+                        let [dq, ..] =
+                            dy.attention_backward([&q, &k, &v], None, &found, &options)?;
+                        Ok(dq)
+                    }),
+                }
+            }
+        })
+    }
+}

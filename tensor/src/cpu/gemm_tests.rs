@@ -1,0 +1,130 @@
+//! Products against the definition, over generated shapes, strides and types.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Small integers, so that every order of summation gives the same bits.
+fn values<T: Gemm>(len: usize, seed: usize) -> Vec<T> {
+    (0..len).map(|i| T::from_f64(((i * 5 + seed + i / 7) % 11) as f64 - 5.0)).collect()
+}
+
+/// Strides of an `[rows, cols]` matrix: row-major or column-major, `gap` elements apart.
+fn strides(rows: usize, cols: usize, column_major: bool, gap: usize) -> [usize; 2] {
+    if column_major { [1 + gap, rows * (1 + gap)] } else { [cols * (1 + gap), 1 + gap] }
+}
+
+fn check_product<T: Gemm>(
+    pool: &Pool,
+    [m, k, n]: [usize; 3],
+    [a_turned, b_turned, y_turned]: [bool; 3],
+    gap: usize,
+    beta: f64,
+) {
+    let (alpha, beta) = (T::from_f64(2.0), T::from_f64(beta));
+    let [a_row, a_col] = strides(m, k, a_turned, gap);
+    let [b_row, b_col] = strides(k, n, b_turned, 0);
+    let [y_row, y_col] = strides(m, n, y_turned, gap);
+    let a = values::<T>(m * k * (1 + gap), 1);
+    let b = values::<T>(k * n, 2);
+    let mut y = values::<T>(m * n * (1 + gap), 3);
+    if beta == T::ZERO {
+        // Overwriting must not read: 0 · NaN would show.
+        y.fill(T::from_f64(f64::NAN));
+    }
+    let before = y.clone();
+    gemm(
+        pool,
+        [m, k, n],
+        alpha,
+        Matrix { data: &a, row_stride: a_row, col_stride: a_col },
+        Matrix { data: &b, row_stride: b_row, col_stride: b_col },
+        beta,
+        MatrixMut { data: &mut y, row_stride: y_row, col_stride: y_col },
+    );
+    let mut written = vec![false; y.len()];
+    for i in 0..m {
+        for j in 0..n {
+            let at = i * y_row + j * y_col;
+            let mut expected = if beta == T::ZERO { T::ZERO } else { beta * before[at] };
+            for p in 0..k {
+                expected += alpha * a[i * a_row + p * a_col] * b[p * b_row + j * b_col];
+            }
+            assert_eq!(y[at], expected, "({i}, {j}) of {m}x{k}x{n}");
+            written[at] = true;
+        }
+    }
+    for (at, written) in written.iter().enumerate() {
+        let same = y[at].to_f64().to_bits() == before[at].to_f64().to_bits();
+        assert!(*written || same, "element {at} is not y's");
+    }
+}
+
+fn len() -> impl Strategy<Value = usize> {
+    prop_oneof![0..=5usize, 6..=40usize, 120..=140usize]
+}
+
+proptest! {
+    #[test]
+    fn product_agrees_with_the_definition(
+        size in [len(), len(), len()],
+        turned in [any::<bool>(), any::<bool>(), any::<bool>()],
+        gap in 0..=1usize,
+        beta in 0..=2u8,
+    ) {
+        let pool = Pool::new(2);
+        check_product::<f32>(&pool, size, turned, gap, f64::from(beta));
+        check_product::<f64>(&pool, size, turned, gap, f64::from(beta));
+    }
+}
+
+#[test]
+fn long_sums_agree_with_the_definition() {
+    let pool = Pool::new(2);
+    for turned in [[false; 3], [true, false, false], [false, true, false]] {
+        check_product::<f32>(&pool, [9, 1300, 17], turned, 0, 0.0);
+        check_product::<f32>(&pool, [9, 1300, 17], turned, 0, 1.0);
+    }
+}
+
+#[test]
+fn thread_count_does_not_change_a_bit() {
+    let size @ [m, k, n] = [200, 700, 300];
+    let noise = |len: usize, seed: u32| -> Vec<f32> {
+        (0..len as u32).map(|i| ((i ^ seed).wrapping_mul(2_654_435_761) >> 9) as f32).collect()
+    };
+    let (a, b) = (noise(m * k, 1), noise(k * n, 2));
+    let results = [1, 2, 3].map(|threads| {
+        let mut y = vec![0.0; m * n];
+        gemm(
+            &Pool::new(threads),
+            size,
+            1.0,
+            Matrix::row_major(&a, k),
+            Matrix::row_major(&b, n),
+            0.0,
+            MatrixMut::row_major(&mut y, n),
+        );
+        y
+    });
+    assert_eq!(results[0], results[1]);
+    assert_eq!(results[0], results[2]);
+}
+
+#[test]
+#[should_panic(expected = "a is 2x3")]
+fn a_matrix_outside_its_slice_is_refused() {
+    let (a, b, mut y) = ([0.0f32; 5], [0.0; 6], [0.0; 4]);
+    let b = Matrix::row_major(&b, 2);
+    let y = MatrixMut::row_major(&mut y, 2);
+    gemm(&Pool::new(1), [2, 3, 2], 1.0, Matrix::row_major(&a, 3), b, 0.0, y);
+}
+
+#[test]
+#[should_panic(expected = "elements of y overlap")]
+fn an_overlapping_destination_is_refused() {
+    let (a, b, mut y) = ([0.0f32; 4], [0.0; 4], [0.0; 4]);
+    let y = MatrixMut { data: &mut y, row_stride: 0, col_stride: 1 };
+    let (a, b) = (Matrix::row_major(&a, 2), Matrix::row_major(&b, 2).transposed());
+    gemm(&Pool::new(1), [2, 2, 2], 1.0, a, b, 0.0, y);
+}
