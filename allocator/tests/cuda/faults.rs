@@ -5,7 +5,7 @@ use lowtide_allocator::cuda::{CudaDevice, CudaHostSource, CudaSource, CudaStream
 use lowtide_allocator::{Buffer, CachingAllocator, Category, PinnedCache, Repeat, Stream};
 
 use crate::common::PAGE_BYTES;
-use crate::gpu::{DEVICE_BYTES, Gpu, stream};
+use crate::gpu::{Gpu, stream};
 
 /// What a program holds on to. All of it lives until the driver works again.
 #[derive(Default)]
@@ -87,7 +87,7 @@ fn open(gpu: &Gpu, held: &mut Held) -> Result<(), Box<dyn Error>> {
 
 /// Calls of the whole program, and of its part before everything is let go.
 fn call_counts(gpu: &Gpu) -> (u64, u64) {
-    gpu.reset(DEVICE_BYTES);
+    gpu.reset();
     let mut held = Held::default();
     assert_eq!(go(gpu, &mut held), 0, "the program is at fault");
     let before_the_end = gpu.pretend.calls("");
@@ -104,7 +104,7 @@ fn nth_driver_call_fails_once_for_every_n_and_nothing_is_left() {
     let (count, _) = call_counts(&gpu);
     assert!(count > 300, "{count}");
     for nth in 1..=count {
-        gpu.reset(DEVICE_BYTES);
+        gpu.reset();
         gpu.pretend.fail("", CODES[nth as usize % 3], nth, Repeat::Once);
         let mut held = Held::default();
         let failures = go(&gpu, &mut held);
@@ -119,7 +119,7 @@ fn every_driver_call_from_the_nth_on_fails_for_every_n() {
     let Some(gpu) = Gpu::pretend() else { return };
     let (_, count) = call_counts(&gpu);
     for nth in 1..=count {
-        gpu.reset(DEVICE_BYTES);
+        gpu.reset();
         gpu.pretend.fail("", CODES[nth as usize % 3], nth, Repeat::Forever);
         let mut held = Held::default();
         go(&gpu, &mut held);
@@ -139,12 +139,12 @@ fn device_that_is_lost_at_the_nth_call_hangs_nobody() {
     let Some(gpu) = Gpu::pretend() else { return };
     let (_, count) = call_counts(&gpu);
     for nth in (1..=count).step_by(7) {
-        gpu.reset(DEVICE_BYTES);
+        gpu.reset();
         gpu.pretend.fail("", 700, nth, Repeat::Forever);
         let mut held = Held::default();
         assert!(go(&gpu, &mut held) > 0, "call {nth}");
         // Nothing can be given back any more; what counts is that all of it ends.
         drop(held);
     }
-    gpu.reset(DEVICE_BYTES);
+    gpu.reset();
 }

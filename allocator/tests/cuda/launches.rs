@@ -325,7 +325,7 @@ fn removed_fence_between_copy_and_kernel_is_found_out() {
 /// What the driver says of a kernel with a planted fault, by the next call, in each order.
 fn complaints(gpu: &Gpu, kernel: &Kernel, which: i32, code: i32) -> Vec<String> {
     let of = |order: Order| {
-        gpu.reset(crate::gpu::DEVICE_BYTES);
+        gpu.reset();
         gpu.pretend.threads(order);
         let (streams, memory) = gpu.memory();
         let function = planted(streams.device()).function(kernel).unwrap();
@@ -358,7 +358,7 @@ fn complaints(gpu: &Gpu, kernel: &Kernel, which: i32, code: i32) -> Vec<String> 
         complaint
     };
     let found = ORDERS.map(of);
-    gpu.reset(crate::gpu::DEVICE_BYTES);
+    gpu.reset();
     found.into()
 }
 
@@ -439,7 +439,7 @@ fn every_driver_call_of_a_launch_may_fail_and_nothing_is_left() {
             // A driver that fails for ever keeps the module: there is nobody to take it.
             let is_kept = repeat == Repeat::Forever && left == [("modules", 1)];
             assert!(left.is_empty() || is_kept, "{repeat:?} {nth}: {left:?}");
-            gpu.reset(crate::gpu::DEVICE_BYTES);
+            gpu.reset();
             if is_over {
                 break nth;
             }
@@ -475,5 +475,5 @@ fn kernels_that_are_not_watched_compute_the_same_and_still_meet_at_barriers() {
         let complaint = gpu.pretend.complaint().unwrap();
         assert!(complaint.contains("reached by 40 of 64 threads"), "{complaint}");
     }
-    gpu.reset(crate::gpu::DEVICE_BYTES);
+    gpu.reset();
 }

@@ -9,13 +9,13 @@ use lowtide_allocator::{
 use proptest::prelude::*;
 
 use crate::common::{PAGE_BYTES, PLENTY, World, program};
-use crate::gpu::{CONTEXT_BYTES, DEVICE_BYTES, Gpu, source, stream};
+use crate::gpu::{CONTEXT_BYTES, Gpu, source, stream};
 
 #[test]
 fn same_program_gets_the_same_offsets_as_in_a_simulation() {
     let Some(gpu) = Gpu::pretend() else { return };
     proptest!(ProptestConfig::with_cases(64), |(program in program())| {
-        gpu.reset(DEVICE_BYTES);
+        gpu.reset();
         let source = source(&gpu.streams());
         let mut real = World::new(source.clone());
         let mut sim = World::sim(PLENTY);

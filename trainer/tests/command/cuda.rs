@@ -45,13 +45,13 @@ mod on_the_pretend_device {
     use serde_json::Value;
 
     use crate::place::{Outcome, Place};
-    use crate::pretend;
+    use crate::pretend::DRIVER;
 
     /// Losses of the processor and of the device, relative to each other, after up to six steps.
     const TOLERANCE: f64 = 1e-4;
 
     fn train(place: &Place, arguments: &str, out: &str) -> Option<Value> {
-        let folder = pretend::folder()?;
+        let folder = DRIVER.folder()?;
         let mut command = place.command(&format!("train {arguments} --out {out}"));
         Outcome::of(command.env("LOWTIDE_CUDA_LIBS", folder)).check_done();
         Some(place.json(&format!("{out}/summary.json")))

@@ -1,37 +1,16 @@
-//! The pretend driver, for every test that runs on a device.
+//! The driver of every test that runs on a device.
 
-use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use lowtide_allocator::cuda::pretend::{TestDriver, Watch};
 
-use lowtide_allocator::cuda::pretend::{Library, LibraryError, Watch};
+const PAGE_BYTES: usize = 2 << 20;
 
-/// Its folder; `None`, said aloud, where it cannot be built.
-pub(crate) fn folder() -> Option<PathBuf> {
-    static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    match FOLDER.get_or_init(build) {
-        Ok(folder) => Some(folder.clone()),
-        Err(reason) => {
-            let test = std::thread::current().name().unwrap_or("a CUDA test").to_owned();
-            println!("skipped: {test}: {reason}");
-            None
-        }
-    }
-}
-
-/// Compiles the driver and the kernels of tensors.
-fn build() -> Result<PathBuf, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let (sources, kernels) = (root.join("xtask/pretend-gpu"), root.join("tensor/src/cuda/kernels"));
-    if !sources.exists() {
-        return Err("the pretend driver is no part of this package".to_owned());
-    }
+pub(crate) const DRIVER: TestDriver<'_> = TestDriver {
+    package: env!("CARGO_MANIFEST_DIR"),
+    scratch: env!("CARGO_TARGET_TMPDIR"),
+    kernels: &["../tensor/src/cuda/kernels"],
     // The tests of tensors watch the accesses.
-    let library = Library { sources: &sources, kernels: &[&kernels], watch: Watch::Barriers };
-    match library.build(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("pretend-gpu")) {
-        Ok(folder) => Ok(folder),
-        Err(error @ (LibraryError::OtherMachine | LibraryError::NoCompiler { .. })) => {
-            Err(error.to_string())
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
+    watch: Watch::Barriers,
+    capacity_bytes: 64 << 20,
+    page_bytes: PAGE_BYTES,
+    context_bytes: PAGE_BYTES,
+};

@@ -5,11 +5,13 @@
 //! allows, or in an order drawn from a seed; any call can be made to fail. Kernels run on the
 //! processor, compiled from the same source, and are told apart by the names in their PTX.
 
+mod harness;
 mod library;
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
 
+pub use harness::{Controls, TestDriver, Turn};
 pub use library::{Library, LibraryError, Watch};
 
 use super::device::Architecture;
@@ -137,6 +139,16 @@ impl Pretend {
     pub fn take(&self, bytes: usize) {
         // SAFETY: the function takes a number.
         unsafe { (self.take)(bytes as u64) }
+    }
+
+    /// What nobody gave back, and how many of it: all that [`Pretend::live`] counts but bytes.
+    pub fn left(&self) -> Vec<(&'static str, u64)> {
+        let kinds = [
+            "handles", "mappings", "ranges", "host", "streams", "events", "contexts", "modules",
+            "programs", "blas", "queued",
+        ];
+        let counts = kinds.map(|kind| (kind, self.live(kind)));
+        counts.into_iter().filter(|&(_, count)| count > 0).collect()
     }
 
     /// How many there are: `handles`, `mappings`, `ranges`, `host`, `streams`, `events`,

@@ -7,7 +7,7 @@ use lowtide_allocator::cuda::pretend::Watch;
 use lowtide_allocator::cuda::{Argument, Grid, Kernel};
 
 use super::{F32, F64, Lab, ORDERS, Read, U32, U64, Words, Write, noise, walk};
-use crate::gpu::{DEVICE_BYTES, Gpu, KERNELS};
+use crate::gpu::{Gpu, KERNELS};
 
 /// A folder of one file of kernels, changed.
 fn planted(name: &str, file: &str, change: impl Fn(&str, String) -> String) -> PathBuf {
@@ -36,7 +36,7 @@ fn complaints(folder: &Path, work: impl Fn(&Lab)) -> Option<Vec<Option<String>>>
         // A device that is lost takes nothing back.
         let Lab { modules, memory, streams, gpu, .. } = lab;
         drop((modules, memory, streams));
-        gpu.reset(DEVICE_BYTES);
+        gpu.reset();
     }
     Some(complaints)
 }

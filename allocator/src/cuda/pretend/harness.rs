@@ -1,0 +1,184 @@
+//! How the tests of a crate come by a device: the pretend one, or the machine's own.
+//!
+//! `LOWTIDE_TEST_DRIVER=system` makes tests that can do with any driver take the one that the
+//! environment leads to, which may be a real one; those that need the pretend one skip themselves.
+//! A skip is a line `skipped: NAME: REASON`.
+
+use std::env;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::{Library, LibraryError, Pretend, Watch};
+use crate::cuda::{Driver, Libraries};
+
+/// Which driver tests run on that can do with any: `system`, or the pretend one.
+const DRIVER: &str = "LOWTIDE_TEST_DRIVER";
+
+/// Where the workspace is, for tests that have been carried to another machine.
+const WORKSPACE: &str = "LOWTIDE_TEST_WORKSPACE";
+
+/// What the tests of a crate run on. Each test takes it with [`TestDriver::take`] or
+/// [`TestDriver::pretend`].
+#[derive(Clone, Copy, Debug)]
+pub struct TestDriver<'a> {
+    /// The crate's folder, `env!("CARGO_MANIFEST_DIR")`.
+    pub package: &'a str,
+    /// Where the pretend driver is built, `env!("CARGO_TARGET_TMPDIR")`.
+    pub scratch: &'a str,
+    /// Folders of kernels, as seen from the crate's.
+    pub kernels: &'a [&'a str],
+    /// How the kernels are compiled.
+    pub watch: Watch,
+    /// What a pretend device has.
+    pub capacity_bytes: usize,
+    /// Pages of a pretend device.
+    pub page_bytes: usize,
+    /// What a context takes on a pretend device.
+    pub context_bytes: usize,
+}
+
+impl TestDriver<'_> {
+    /// Any driver, a real one where the tests run on the system's; `None`, said aloud, where there
+    /// is none.
+    ///
+    /// # Panics
+    /// The pretend driver has a mistake that the compiler finds.
+    pub fn take(&self) -> Option<Turn> {
+        if !is_on_system() {
+            return self.pretend();
+        }
+        let one_by_one = one_by_one();
+        match Driver::open(&Libraries::from_environment()) {
+            Ok(driver) => Some(self.start(driver, one_by_one)),
+            Err(error) => skip(&error.to_string()),
+        }
+    }
+
+    /// The pretend driver as after its start; `None`, said aloud, where it cannot be built, or the
+    /// tests run on the system's.
+    ///
+    /// # Panics
+    /// The pretend driver has a mistake that the compiler finds.
+    pub fn pretend(&self) -> Option<Turn> {
+        if is_on_system() {
+            return skip("it needs the pretend driver, and the tests run on the system's");
+        }
+        let one_by_one = one_by_one();
+        let libraries = Libraries::in_folders([self.folder()?]);
+        let driver = Driver::open(&libraries).expect("the library that was just built");
+        Some(self.start(driver, one_by_one))
+    }
+
+    /// The folder of the pretend driver, for another process; `None`, said aloud, where it cannot
+    /// be built.
+    ///
+    /// # Panics
+    /// The pretend driver has a mistake that the compiler finds.
+    pub fn folder(&self) -> Option<PathBuf> {
+        let package = self.package_folder();
+        let sources = package.join("../xtask/pretend-gpu");
+        if !sources.exists() {
+            return skip("the pretend driver is no part of this package");
+        }
+        let kernels: Vec<PathBuf> = self.kernels.iter().map(|folder| package.join(folder)).collect();
+        let kernels: Vec<&Path> = kernels.iter().map(PathBuf::as_path).collect();
+        let library = Library { sources: &sources, kernels: &kernels, watch: self.watch };
+        match library.build(&Path::new(self.scratch).join("pretend-gpu")) {
+            Ok(folder) => Some(folder),
+            Err(error @ (LibraryError::OtherMachine | LibraryError::NoCompiler { .. })) => {
+                skip(&error.to_string())
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// The crate's folder, also where tests were carried to another machine.
+    pub fn package_folder(&self) -> PathBuf {
+        let package = Path::new(self.package);
+        match (env::var_os(WORKSPACE), package.file_name()) {
+            (Some(workspace), Some(name)) => PathBuf::from(workspace).join(name),
+            _ => package.to_path_buf(),
+        }
+    }
+
+    fn start(&self, driver: Driver, one_by_one: MutexGuard<'static, ()>) -> Turn {
+        let pretend = Controls(Pretend::of(&driver));
+        let TestDriver { capacity_bytes, page_bytes, context_bytes, .. } = *self;
+        let sizes_bytes = [capacity_bytes, page_bytes, context_bytes];
+        let turn = Turn { driver, pretend, sizes_bytes, _one_by_one: one_by_one };
+        turn.reset();
+        turn
+    }
+}
+
+/// A driver for one test at a time. When it goes, nothing may be left on a pretend one, and no
+/// kernel may have lost it.
+#[derive(Debug)]
+pub struct Turn {
+    /// The driver.
+    pub driver: Driver,
+    /// Its controls, if it is a pretend one.
+    pub pretend: Controls,
+    sizes_bytes: [usize; 3],
+    _one_by_one: MutexGuard<'static, ()>,
+}
+
+impl Turn {
+    /// Makes a pretend device as after its start. Nothing may hold on to it from before.
+    pub fn reset(&self) {
+        if let Some(pretend) = self.pretend.get() {
+            let [capacity_bytes, page_bytes, context_bytes] = self.sizes_bytes;
+            pretend.reset(capacity_bytes, page_bytes, context_bytes);
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let Some(pretend) = self.pretend.get() else { return };
+        let (left, complaint) = (pretend.left(), pretend.complaint());
+        // A device that this test lost is not the next one's.
+        self.reset();
+        if !std::thread::panicking() {
+            assert_eq!(complaint, None, "a kernel lost the device");
+            assert_eq!(left, [], "left on the device");
+        }
+    }
+}
+
+/// The controls of the pretend driver, for who took one.
+#[derive(Debug)]
+pub struct Controls(Option<Pretend>);
+
+impl Controls {
+    /// The controls; `None` if the driver is a real one.
+    pub fn get(&self) -> Option<&Pretend> {
+        self.0.as_ref()
+    }
+}
+
+/// For tests that took the device by [`TestDriver::pretend`]: on a real driver this panics.
+impl Deref for Controls {
+    type Target = Pretend;
+
+    fn deref(&self) -> &Pretend {
+        self.get().expect("who uses the controls takes the pretend device")
+    }
+}
+
+fn is_on_system() -> bool {
+    env::var_os(DRIVER).is_some_and(|driver| driver == "system")
+}
+
+/// Devices are taken one after the other.
+fn one_by_one() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn skip<T>(reason: &str) -> Option<T> {
+    let test = std::thread::current().name().unwrap_or("a CUDA test").to_owned();
+    println!("skipped: {test}: {reason}");
+    None
+}
