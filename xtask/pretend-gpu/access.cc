@@ -13,6 +13,7 @@
 #include <cstdlib>
 
 #include "cuda.h"
+#include "sanitizer.h"
 
 namespace pretend {
 
@@ -226,6 +227,14 @@ void undefined(const void* data, int code, const char* what) {
   give_up();
 }
 
+// What the sanitizer found in a kernel ends the device, anywhere else the process.
+void found(const char* report) {
+  if (access.stack == 0) abort();
+  const char* what = strstr(report, "AddressSanitizer: ");
+  if (what == nullptr) what = report;
+  complain(ILLEGAL_ADDRESS, "%.*s", static_cast<int>(strcspn(what, "\n")), what);
+}
+
 }  // namespace
 
 void complain(int code, const char* format, ...) {
@@ -253,6 +262,7 @@ void begin_launch(const Launch& launch, size_t stack_bytes, uint64_t dynamic_sha
     ground->of_statics = bytes_of(at(_end) - at(__bss_start));
     ground->of_dynamic = bytes_of(228 << 10);
   }
+  tell(&found);
   // Blocks of earlier launches have lower numbers.
   unsigned first_block = access.block + 1;
   access = Access{};

@@ -102,6 +102,11 @@ void multiply(State& s, const Work& work) {
     s.complaint = "cublasLtMatmul: memory that is gone";
     return;
   }
+  Opened opened;
+  open_for_work(s, opened, m.a, span_bytes(m.a_layout));
+  open_for_work(s, opened, m.b, span_bytes(m.b_layout));
+  open_for_work(s, opened, m.y, span_bytes(m.y_layout));
+  open_for_work(s, opened, m.workspace, m.workspace_bytes);
   // Whatever a kernel leaves there.
   if (m.workspace_bytes > 0) memset(reinterpret_cast<void*>(m.workspace), 0xEE, m.workspace_bytes);
   const int *t = m.operation.transposed, compute = m.operation.compute;

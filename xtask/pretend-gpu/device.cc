@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -14,7 +15,10 @@ namespace pretend {
 namespace {
 
 State& the_state() {
-  static State* state = new State;  // never destroyed: calls may come from any exit handler
+  static State* state = [] {
+    tell([](const char*) { abort(); });
+    return new State;  // never destroyed: calls may come from any exit handler
+  }();
   return *state;
 }
 
@@ -217,6 +221,7 @@ ENTRY cuCtxSynchronize() {
 CONTROL void pretend_reset(uint64_t capacity_bytes, uint64_t page_bytes, uint64_t context_bytes) {
   std::unique_lock<std::recursive_mutex> lock(the_lock());
   State& s = the_state();
+  for (auto& [address, mapping] : s.mappings) open_bytes(address, mapping.size_bytes);
   for (auto& [address, range] : s.ranges) {
     munmap(reinterpret_cast<void*>(range.guarded_start), range.guarded_bytes);
   }

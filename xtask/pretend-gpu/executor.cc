@@ -14,12 +14,14 @@
 
 #include "access.h"
 #include "cuda.h"
+#include "sanitizer.h"
 
 namespace pretend {
 
 namespace {
 
-const size_t STACK_BYTES = 64 << 10;
+// The sanitizer writes its reports on the stack of who is at fault.
+const size_t STACK_BYTES = IS_SANITIZED ? 256 << 10 : 64 << 10;
 const size_t SHARED_BYTES_MAX = 228 << 10;
 const unsigned THREADS_MAX = 1024;
 
@@ -43,6 +45,8 @@ struct Executor {
   unsigned alive = 0;
   const Launch* launch = nullptr;
   void* scheduler = nullptr;
+  const void* scheduler_stack = nullptr;  // as the sanitizer knows it, like its size
+  size_t scheduler_stack_bytes = 0;
   char* stacks = nullptr;
   std::vector<char*> free_stacks;
   alignas(16) unsigned char shared[SHARED_BYTES_MAX];
@@ -85,9 +89,18 @@ __asm__(
     "  ret\n"
     ".size pretend_switch, . - pretend_switch\n");
 
-void leave() { pretend_switch(&executor->now->top, executor->scheduler); }
+void leave() {
+  Executor& e = *executor;
+  Thread& own = *e.now;
+  void* kept = nullptr;
+  bool comes_back = own.state != State::DONE;
+  start_switch(comes_back ? &kept : nullptr, e.scheduler_stack, e.scheduler_stack_bytes);
+  pretend_switch(&own.top, e.scheduler);
+  finish_switch(kept, &e.scheduler_stack, &e.scheduler_stack_bytes);
+}
 
 void begin() {
+  finish_switch(nullptr, &executor->scheduler_stack, &executor->scheduler_stack_bytes);
   executor->launch->kernel->call(executor->launch->arguments);
   executor->now->state = State::DONE;
   leave();
@@ -95,6 +108,8 @@ void begin() {
 }
 
 void prime(Thread& thread) {
+  // Whoever had it may have given up with its variables on it.
+  open_bytes(reinterpret_cast<uint64_t>(thread.stack), STACK_BYTES);
   void** top = reinterpret_cast<void**>(thread.stack + STACK_BYTES);
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(&begin);
@@ -116,7 +131,10 @@ void enter(unsigned index) {
   e.now = &thread;
   access.thread = index;
   access.stack = reinterpret_cast<uint64_t>(thread.stack);
+  void* kept = nullptr;
+  start_switch(&kept, thread.stack, STACK_BYTES);
   pretend_switch(&e.scheduler, thread.top);
+  finish_switch(kept, nullptr, nullptr);
   access.stack = 0;
   if (thread.state == State::DONE) {
     e.free_stacks.push_back(thread.stack);
@@ -296,7 +314,10 @@ EXPORT int pretend_run(const Launch* launch, char* complaint, size_t complaint_b
   e.draw.seed(launch->order);
   here.block_size = dim3{launch->threads[0], launch->threads[1], launch->threads[2]};
   here.grid_size = dim3{launch->blocks[0], launch->blocks[1], launch->blocks[2]};
-  begin_launch(*launch, STACK_BYTES, reinterpret_cast<uint64_t>(e.shared));
+  uint64_t shared = reinterpret_cast<uint64_t>(e.shared);
+  begin_launch(*launch, STACK_BYTES, shared);
+  open_bytes(shared, SHARED_BYTES_MAX);
+  close_bytes(shared + launch->shared_bytes, SHARED_BYTES_MAX - launch->shared_bytes);
   unsigned x = launch->blocks[0], y = launch->blocks[1];
   for (unsigned index : order_of(e, x * y * launch->blocks[2])) {
     here.block = uint3{index % x, index / x % y, index / (x * y)};

@@ -99,6 +99,10 @@ bool is_locked(const State& s, uint64_t address, size_t size_bytes) {
   return address + size_bytes <= block->first + block->second;
 }
 
+void open_for_work(const State& s, Opened& opened, uint64_t address, size_t size_bytes) {
+  if (!is_locked(s, address, size_bytes)) opened.add(address, size_bytes);
+}
+
 }  // namespace pretend
 
 using namespace pretend;
@@ -199,6 +203,7 @@ ENTRY cuMemMap(uint64_t address, size_t size_bytes, size_t offset, uint64_t hand
   }
   physical.mappings += 1;
   s.mappings[address] = Mapping{size_bytes, handle, false};
+  close_bytes(address, size_bytes);
   return SUCCESS;
 }
 
@@ -207,6 +212,7 @@ ENTRY cuMemUnmap(uint64_t address, size_t size_bytes) {
   // Work that is queued is not waited for: it finds nothing there.
   if (!is_whole(s, address, size_bytes)) return INVALID_VALUE;
   nothing(pointer(address), size_bytes);
+  open_bytes(address, size_bytes);
   for (uint64_t at = address; at < address + size_bytes;) {
     Mapping gone = s.mappings[at];
     s.mappings.erase(at);

@@ -196,6 +196,10 @@ void launch(State& s, const Work& work) {
   }
   launch.extents = extents.data();
   launch.extent_count = extents.size();
+  Opened opened;
+  for (const Extent& extent : extents) {
+    open_for_work(s, opened, extent.address, extent.size_bytes);
+  }
   char complaint[512] = "";
   int code = library().run(&launch, complaint, sizeof complaint);
   if (code != SUCCESS) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "executor.h"
+#include "sanitizer.h"
 
 namespace pretend {
 
@@ -220,6 +221,9 @@ bool is_memory(const State& state, uint64_t address, size_t size_bytes);
 
 // Whether bytes are page-locked.
 bool is_locked(const State& state, uint64_t address, size_t size_bytes);
+
+// Opens bytes for work. A device's are closed otherwise; page-locked ones never are.
+void open_for_work(const State& state, Opened& opened, uint64_t address, size_t size_bytes);
 
 // The context that is current in the calling thread: the device's number plus one; 0 for none.
 uint64_t current();

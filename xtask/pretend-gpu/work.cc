@@ -38,6 +38,9 @@ void run(State& s, const Work& work) {
     s.lost = ILLEGAL_ADDRESS;
     return;
   }
+  Opened opened;
+  if (has_target) open_for_work(s, opened, work.target, size_bytes);
+  if (work.kind == Work::COPY) open_for_work(s, opened, work.source, size_bytes);
   switch (work.kind) {
     case Work::COPY: memmove(bytes(work.target), bytes(work.source), size_bytes); break;
     case Work::PUT: memcpy(bytes(work.target), work.data.data(), size_bytes); break;
@@ -233,6 +236,8 @@ ENTRY cuMemcpyDtoHAsync_v2(void* target, uint64_t source, size_t size_bytes, uin
   if (s.streams.count(stream) == 0) return INVALID_HANDLE;
   drain(s, stream);
   if (s.lost != SUCCESS) return s.lost;
+  Opened opened;
+  opened.add(source, size_bytes);
   memcpy(target, bytes(source), size_bytes);
   return SUCCESS;
 }

@@ -13,6 +13,7 @@
 pub mod bench;
 pub mod gpu_bundle;
 pub mod kernels;
+pub mod needs;
 pub mod parity;
 pub mod tally;
 pub mod test;

@@ -6,14 +6,25 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::time::Instant;
 
+pub use crate::needs::Needs;
+use crate::needs::SANITIZER_TARGET;
 use crate::tally::{Counts, Tally};
 use crate::{tidy, workspace};
 
-/// The target whose standard library the sanitizers of stable Rust know.
-const SANITIZER_TARGET: &str = "x86_64-unknown-linux-gnu";
+/// How cargo starts tests under the address sanitizer of the C++ compiler: themselves, not cargo.
+const PRELOADED: &str = concat!(
+    "target.x86_64-unknown-linux-gnu.runner = [\"sh\", \"-c\", ",
+    "'exec env LD_PRELOAD=\"$(${CXX:-c++} -print-file-name=libasan.so)\" \"$0\" \"$@\"']",
+);
+
+/// A kernel's fault ends the device, not the process, and is told each time.
+const PRELOADED_OPTIONS: &str = "halt_on_error=0:suppress_equal_pcs=0:detect_leaks=0";
 
 /// The crates that hold the unsafe code, by folder.
 const SANITIZED: [&str; 2] = ["allocator", "tensor"];
+
+/// The crates with tests called `cuda`, by folder.
+const ON_DEVICES: [&str; 2] = ["allocator", "tensor"];
 
 /// The crates with loom models, by folder.
 const MODELLED: [&str; 2] = ["allocator", "tensor"];
@@ -61,41 +72,6 @@ pub enum Counting {
     Runners,
     /// [`tidy`] runs in this process; each of its checks counts as one.
     Tidy,
-}
-
-/// What a section needs beside cargo and the compiler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Needs {
-    /// Nothing.
-    Nothing,
-    /// A cargo subcommand that answers `--version`.
-    Subcommand(&'static str),
-    /// A machine of the one target that the sanitizer sections are written for.
-    SanitizerTarget,
-    /// That machine, and the sources of the standard library to build it from.
-    StandardSources,
-}
-
-impl Needs {
-    /// Why the section cannot run here; `None` if it can.
-    fn missing(self, root: &Path) -> Option<String> {
-        let target_is_here = cfg!(all(target_arch = "x86_64", target_os = "linux"));
-        match self {
-            Self::Nothing => None,
-            Self::Subcommand(tool) => {
-                (!answers(root, tool)).then(|| format!("`cargo {tool}` is not installed here"))
-            }
-            Self::SanitizerTarget | Self::StandardSources if !target_is_here => {
-                Some(format!("needs {SANITIZER_TARGET}"))
-            }
-            Self::SanitizerTarget => None,
-            Self::StandardSources => (!has_standard_sources(root)).then(|| {
-                "the rust-src component is not installed here; a standard library that is not \
-                 instrumented makes every contended lock look like a race"
-                    .to_owned()
-            }),
-        }
-    }
 }
 
 /// One section: a cargo command and how to count it.
@@ -259,6 +235,16 @@ fn deep_sections(options: &Options, scope: &str) -> Vec<Section> {
             );
         }
     }
+    if ON_DEVICES.iter().any(wanted) {
+        let command = format!("test {scope} --no-fail-fast --test cuda -- --show-output");
+        let name = "kernels under the address sanitizer";
+        let mut section = Section::new(name, &command, Counting::Runners)
+            .needs(Needs::CompilerSanitizer)
+            .env("LOWTIDE_PRETEND_SANITIZER", "address")
+            .env("ASAN_OPTIONS", PRELOADED_OPTIONS);
+        section.arguments.splice(1..1, ["--config".to_owned(), PRELOADED.to_owned()]);
+        sections.push(section);
+    }
     if let Some(packages) = packages(&["allocator"]) {
         let command = format!("miri test {packages} --no-fail-fast --lib --tests -- --show-output");
         // proptest reads the current directory to find its regression files.
@@ -353,17 +339,6 @@ fn run_section(root: &Path, section: &Section) -> Counts {
         eprintln!("cargo does not start: {error}");
         Counts::one(false)
     })
-}
-
-fn answers(root: &Path, tool: &str) -> bool {
-    let mut command = workspace::cargo(root);
-    command.args([tool, "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
-}
-
-fn has_standard_sources(root: &Path) -> bool {
-    workspace::first_line_of(root, "rustc", &["--print", "sysroot"])
-        .is_some_and(|sysroot| Path::new(&sysroot).join("lib/rustlib/src/rust/library").is_dir())
 }
 
 fn run_tidy(root: &Path) -> Counts {

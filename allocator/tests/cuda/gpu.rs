@@ -53,6 +53,11 @@ impl Gpu {
         TestDriver { capacity_bytes, ..DRIVER }.pretend().map(Gpu)
     }
 
+    /// One whose kernels have every access watched.
+    pub(crate) fn watched() -> Option<Gpu> {
+        DRIVER.watched().map(Gpu)
+    }
+
     /// A driver with the kernels of this folder alone.
     pub(crate) fn with_kernels(folder: &Path, watch: Watch) -> Option<Gpu> {
         let kernels = &[folder.to_str().expect("a path in UTF-8")];

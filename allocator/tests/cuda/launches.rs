@@ -31,7 +31,7 @@ const TELL: Kernel = Kernel {
     ],
 };
 const PLACE: Kernel = Kernel { name: "place", parameters: &[Parameter::Write] };
-const SUM_TREE: Kernel =
+pub(crate) const SUM_TREE: Kernel =
     Kernel { name: "sum_tree", parameters: &[Parameter::Write, Parameter::Write, Parameter::Read] };
 const SUM_WARPS: Kernel = Kernel {
     name: "sum_warps",
@@ -39,28 +39,28 @@ const SUM_WARPS: Kernel = Kernel {
 };
 const COUNT: Kernel =
     Kernel { name: "count", parameters: &[Parameter::Write, Parameter::Read, Parameter::U32] };
-const REVERSE: Kernel =
+pub(crate) const REVERSE: Kernel =
     Kernel { name: "reverse", parameters: &[Parameter::Write, Parameter::Read, Parameter::I32] };
-const COPY: Kernel = Kernel {
+pub(crate) const COPY: Kernel = Kernel {
     name: "copy",
     parameters: &[Parameter::Write, Parameter::Read, Parameter::U64, Parameter::I32],
 };
 const GATHER: Kernel =
     Kernel { name: "gather", parameters: &[Parameter::Write, Parameter::Read, Parameter::I32] };
 
-const ORDERS: [Order; 4] =
+pub(crate) const ORDERS: [Order; 4] =
     [Order::Forwards, Order::Backwards, Order::Drawn(1), Order::Drawn(20_260)];
 
-fn basics(device: &CudaDevice) -> Module {
+pub(crate) fn basics(device: &CudaDevice) -> Module {
     Module::load(device, "basics", BASICS.as_bytes()).unwrap()
 }
 
-fn planted(device: &CudaDevice) -> Module {
+pub(crate) fn planted(device: &CudaDevice) -> Module {
     Module::load(device, "planted", PLANTED.as_bytes()).unwrap()
 }
 
 /// Launches a kernel of these tests, which stays in what it is given or is watched not to.
-fn launch(
+pub(crate) fn launch(
     streams: &CudaStreams,
     on: Stream,
     function: &Function,
@@ -71,7 +71,7 @@ fn launch(
     unsafe { streams.launch(on, function, grid, arguments) }
 }
 
-fn block_of(streams: &CudaStreams, memory: &CachingAllocator, values: &[f32]) -> Buffer {
+pub(crate) fn block_of(streams: &CudaStreams, memory: &CachingAllocator, values: &[f32]) -> Buffer {
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     // What lies behind it is no other block of the launch.
     let block = memory.allocate(bytes.len() + 512).unwrap();
@@ -367,7 +367,7 @@ const MISALIGNED_ADDRESS: i32 = 716;
 const LAUNCH_FAILED: i32 = 719;
 
 fn is_found(kernel: &Kernel, faults: &[(i32, i32, &str)]) {
-    let Some(gpu) = Gpu::pretend() else { return };
+    let Some(gpu) = Gpu::watched() else { return };
     complaints(&gpu, kernel, 0, 0);
     for &(which, code, part) in faults {
         for complaint in complaints(&gpu, kernel, which, code) {

@@ -1,6 +1,7 @@
 //! Laws of CUDA sources, on the pretend driver; some of them on any, see `gpu`.
 
 mod blas;
+mod bounds;
 #[expect(dead_code, reason = "some of what the other tests need")]
 #[path = "../it/common.rs"]
 mod common;

@@ -30,15 +30,22 @@ fn sections_run_from_cheap_to_dear_and_deep_ones_are_named() {
     assert_eq!(names(&plan), expected);
     assert_eq!(
         plan.left_out,
-        ["not run without --deep: address sanitizer, thread sanitizer, miri, loom, \
-          long property tests"]
+        ["not run without --deep: address sanitizer, thread sanitizer, kernels under the address \
+          sanitizer, miri, loom, long property tests"]
     );
 }
 
 #[test]
 fn deep_adds_and_leaves_nothing_out() {
     let plan = plan(&options(&["--deep"]), None);
-    let expected = ["address sanitizer", "thread sanitizer", "miri", "loom", "long property tests"];
+    let expected = [
+        "address sanitizer",
+        "thread sanitizer",
+        "kernels under the address sanitizer",
+        "miri",
+        "loom",
+        "long property tests",
+    ];
     assert_eq!(names(&plan)[9..], expected);
     assert_eq!(plan.left_out, [""; 0]);
 }
@@ -74,6 +81,18 @@ fn thread_sanitizer_instruments_the_standard_library() {
     let section = section(&plan, "thread sanitizer");
     assert_eq!(section.needs, Needs::StandardSources);
     assert!(section.arguments.contains(&"-Zbuild-std".to_owned()));
+}
+
+#[test]
+fn sanitizer_of_kernels_is_preloaded_into_tests_and_not_into_cargo() {
+    let plan = plan(&options(&["tensor", "--deep"]), Some("lowtide-tensor"));
+    let section = section(&plan, "kernels under the address sanitizer");
+    assert_eq!(section.needs, Needs::CompilerSanitizer);
+    assert_eq!(section.arguments[..2], ["test", "--config"]);
+    let runner = &section.arguments[2];
+    assert!(runner.contains(".runner") && runner.contains("LD_PRELOAD="), "{runner}");
+    assert!(section.environment.iter().all(|(name, _)| *name != "LD_PRELOAD"));
+    assert!(section.arguments.windows(2).any(|pair| pair == ["--test", "cuda"]));
 }
 
 #[test]
@@ -115,7 +134,13 @@ fn deep_filter_keeps_only_what_concerns_the_crate() {
     assert_eq!(of("nn"), ["long property tests"]);
     assert_eq!(
         of("tensor"),
-        ["address sanitizer", "thread sanitizer", "loom", "long property tests"]
+        [
+            "address sanitizer",
+            "thread sanitizer",
+            "kernels under the address sanitizer",
+            "loom",
+            "long property tests"
+        ]
     );
     assert!(of("allocator").contains(&"miri".to_owned()));
 }

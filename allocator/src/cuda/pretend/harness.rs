@@ -2,7 +2,8 @@
 //!
 //! `LOWTIDE_TEST_DRIVER=system` makes tests that can do with any driver take the one that the
 //! environment leads to, which may be a real one; those that need the pretend one skip themselves.
-//! A skip is a line `skipped: NAME: REASON`.
+//! `LOWTIDE_PRETEND_SANITIZER=address` watches kernels as [`Watch::Addresses`] does, whatever a
+//! test asks for. A skip is a line `skipped: NAME: REASON`.
 
 use std::env;
 use std::ops::Deref;
@@ -14,6 +15,9 @@ use crate::cuda::{Driver, Libraries};
 
 /// Which driver tests run on that can do with any: `system`, or the pretend one.
 const DRIVER: &str = "LOWTIDE_TEST_DRIVER";
+
+/// Another watch than the tests' own.
+const SANITIZER: &str = "LOWTIDE_PRETEND_SANITIZER";
 
 /// Where the workspace is, for tests that have been carried to another machine.
 const WORKSPACE: &str = "LOWTIDE_TEST_WORKSPACE";
@@ -70,6 +74,18 @@ impl TestDriver<'_> {
         Some(self.start(driver, one_by_one))
     }
 
+    /// The pretend driver with every access watched; `None`, said aloud, also where the sanitizer
+    /// watches, which knows nothing of barriers and of what is to be read only.
+    ///
+    /// # Panics
+    /// The pretend driver has a mistake that the compiler finds.
+    pub fn watched(&self) -> Option<Turn> {
+        if is_sanitized() {
+            return skip("it needs every access to be watched, not the address sanitizer");
+        }
+        TestDriver { watch: Watch::Accesses, ..*self }.pretend()
+    }
+
     /// The folder of the pretend driver, for another process; `None`, said aloud, where it cannot
     /// be built.
     ///
@@ -81,9 +97,11 @@ impl TestDriver<'_> {
         if !sources.exists() {
             return skip("the pretend driver is no part of this package");
         }
-        let kernels: Vec<PathBuf> = self.kernels.iter().map(|folder| package.join(folder)).collect();
+        let kernels: Vec<PathBuf> =
+            self.kernels.iter().map(|folder| package.join(folder)).collect();
         let kernels: Vec<&Path> = kernels.iter().map(PathBuf::as_path).collect();
-        let library = Library { sources: &sources, kernels: &kernels, watch: self.watch };
+        let watch = if is_sanitized() { Watch::Addresses } else { self.watch };
+        let library = Library { sources: &sources, kernels: &kernels, watch };
         match library.build(&Path::new(self.scratch).join("pretend-gpu")) {
             Ok(folder) => Some(folder),
             Err(error @ (LibraryError::OtherMachine | LibraryError::NoCompiler { .. })) => {
@@ -165,6 +183,11 @@ impl Deref for Controls {
     fn deref(&self) -> &Pretend {
         self.get().expect("who uses the controls takes the pretend device")
     }
+}
+
+/// Whether kernels run under the compiler's address sanitizer.
+pub fn is_sanitized() -> bool {
+    env::var_os(SANITIZER).is_some_and(|sanitizer| sanitizer == "address")
 }
 
 fn is_on_system() -> bool {

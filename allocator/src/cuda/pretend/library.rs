@@ -16,6 +16,12 @@ pub enum Watch {
     /// before it is read where it is shared, and a barrier away from what other threads do. Some
     /// ten times slower.
     Accesses,
+    /// Every access to memory, by the compiler's address sanitizer: whether it is inside what the
+    /// launch was given, its block's shared memory, or a variable. The driver is watched, too. The
+    /// process has to be started with the sanitizer's library preloaded (`LD_PRELOAD`), and with
+    /// `ASAN_OPTIONS=halt_on_error=0:suppress_equal_pcs=0:detect_leaks=0`: a fault of a kernel ends
+    /// the device alone.
+    Addresses,
     /// Nothing but barriers that not all threads reach.
     Barriers,
 }
@@ -87,6 +93,10 @@ const WATCH: [&str; 2] = [
     "-fno-sanitize-recover=alignment,bounds,integer-divide-by-zero,shift",
 ];
 
+/// For kernels and the driver. What is found is reported, and the process goes on.
+const ADDRESSES: [&str; 4] =
+    ["-fsanitize=address", "-fsanitize-recover=address", "-fno-omit-frame-pointer", "-g1"];
+
 impl Library<'_> {
     /// Builds what is not built yet below a folder, and returns where it is now: a folder for
     /// [`Libraries::in_folders`](crate::cuda::Libraries::in_folders).
@@ -104,24 +114,28 @@ impl Library<'_> {
             objects: below.join("objects"),
         };
         create(&build.objects)?;
+        let (flags, kernel_flags): (&[&str], &[&str]) = match self.watch {
+            Watch::Accesses => (&[], &WATCH),
+            Watch::Addresses => (&ADDRESSES, &ADDRESSES),
+            Watch::Barriers => (&[], &["-O2"]),
+        };
         let mut driver = Vec::new();
         for name in ["device", "memory", "work", "modules", "nvrtc", "blas"] {
-            driver.push(build.object(name, &sources.file(name), &sources.headers, &[])?);
+            driver.push(build.object(name, &sources.file(name), &sources.headers, flags)?);
         }
         let mut library = Vec::new();
         for name in ["executor", "access"] {
-            library.push(build.object(name, &sources.file(name), &sources.headers, &[])?);
+            library.push(build.object(name, &sources.file(name), &sources.headers, flags)?);
         }
-        let flags: &[&str] = if self.watch == Watch::Accesses { &WATCH } else { &["-O2"] };
         for Kernels { name, text, .. } in &sources.kernels {
-            library.push(build.object(name, text, &sources.headers, flags)?);
+            library.push(build.object(name, text, &sources.headers, kernel_flags)?);
         }
         let all: Vec<&PathBuf> = driver.iter().chain(&library).collect();
         let folder = below.join(hash(all.iter().map(|path| path.as_os_str().as_encoded_bytes())));
         create(&folder)?;
         // cudarc asks for `libcuda.so`: by this name it finds what is loaded already.
-        build.link(&driver, "libcuda.so", &folder.join("libcuda.so.1"))?;
-        build.link(&library, "kernels.so", &folder.join("kernels.so"))?;
+        build.link(&driver, flags, "libcuda.so", &folder.join("libcuda.so.1"))?;
+        build.link(&library, flags, "kernels.so", &folder.join("kernels.so"))?;
         for Kernels { name, ptx, .. } in &sources.kernels {
             Build::put(&folder.join(format!("{name}.ptx")), |fresh| fs::write(fresh, ptx))?;
         }
@@ -230,12 +244,19 @@ impl Build {
         Ok(object)
     }
 
-    fn link(&self, objects: &[PathBuf], name: &str, into: &Path) -> Result<(), LibraryError> {
+    fn link(
+        &self,
+        objects: &[PathBuf],
+        flags: &[&str],
+        name: &str,
+        into: &Path,
+    ) -> Result<(), LibraryError> {
         if into.exists() {
             return Ok(());
         }
         let mut command = Command::new(&self.compiler);
-        command.args(["-shared", &format!("-Wl,-soname,{name}")]).args(objects).arg("-ldl");
+        command.args(["-shared", &format!("-Wl,-soname,{name}")]).args(flags);
+        command.args(objects).arg("-ldl");
         self.make(command, into, into)
     }
 
@@ -249,7 +270,8 @@ impl Build {
     /// Runs the compiler. Others, who may build the same right now, see the whole file or none.
     fn make(&self, mut command: Command, file: &Path, into: &Path) -> Result<(), LibraryError> {
         let (compiler, fresh) = (self.compiler.clone(), fresh_for(into));
-        let output = command.arg("-o").arg(&fresh).output();
+        // What this process is started with is not for the compiler.
+        let output = command.env_remove("LD_PRELOAD").arg("-o").arg(&fresh).output();
         let output = output
             .map_err(|cause| LibraryError::NoCompiler { compiler: compiler.clone(), cause })?;
         if !output.status.success() {

@@ -11,7 +11,7 @@ mod library;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
 
-pub use harness::{Controls, TestDriver, Turn};
+pub use harness::{Controls, TestDriver, Turn, is_sanitized};
 pub use library::{Library, LibraryError, Watch};
 
 use super::device::Architecture;
