@@ -1,3 +1,4 @@
+use lowtide_allocator::Repeat;
 use lowtide_tensor::cuda::{CudaOptions, Products};
 use lowtide_tensor::{Result, Tensor, TensorError};
 use proptest::prelude::*;
@@ -126,4 +127,40 @@ fn types_without_a_kernel_say_so_and_nothing_is_written() {
     let other = on(&device, &Tensor::ones(&cpu(), [2, 2], lowtide_tensor::DType::F64).unwrap());
     assert!(y.matmul_add_(&other, &other).is_err());
     assert_eq!(x.to_vec::<f64>().unwrap(), [1.0; 4]);
+}
+
+#[test]
+fn launch_that_the_library_refuses_is_done_by_the_tiles_and_the_others_only_once() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    // Three launches: neither dimension of the batch goes on where the other ends.
+    let a = noise(&cpu(), "a", &[2, 3, 5, 9], [-1.0, 1.0]);
+    let b = noise(&cpu(), "b", &[3, 2, 9, 6], [-1.0, 1.0]);
+    let y = noise(&cpu(), "y", &[3, 2, 5, 6], [-1.0, 1.0]);
+    let (w, bias) =
+        (noise(&cpu(), "w", &[6, 9], [-1.0, 1.0]), noise(&cpu(), "bias", &[6], [-1.0, 1.0]));
+    /// `CUBLAS_STATUS_NOT_SUPPORTED`.
+    const UNSUPPORTED: i32 = 15;
+    let launches = || gpu.pretend.calls("cublasLtMatmul");
+    gpu.in_every_order(|| {
+        for (nth, repeat) in
+            [(1, Repeat::Once), (2, Repeat::Once), (3, Repeat::Once), (2, Repeat::Forever)]
+        {
+            let refuse = || gpu.pretend.fail("cublasLtMatmul", UNSUPPORTED, nth, repeat);
+            let before = launches();
+            let device = gpu.device();
+            assert_alike(&device, "sum", &[&a, &b, &y], TOLERANCE, |inputs| {
+                refuse();
+                let [a, b, y] = inputs else { unreachable!() };
+                y.clone().matmul_add_(&a.transpose(0, 1)?, b)?;
+                Ok(Vec::new())
+            });
+            assert_alike(&device, "layer", &[&a, &w, &bias], TOLERANCE, |inputs| {
+                refuse();
+                let [x, w, bias] = inputs else { unreachable!() };
+                Ok(vec![x.transpose(0, 1)?.linear(w, Some(bias))?])
+            });
+            assert_eq!(launches() - before, 6, "the library was asked each time");
+            gpu.pretend.fail("cublasLtMatmul", 0, 0, Repeat::Once);
+        }
+    });
 }

@@ -2,11 +2,11 @@
 
 use lowtide_allocator::Stream;
 use lowtide_allocator::cuda::{
-    Argument, Blas, Grid, Kernel as Signature, MatrixLayout, Order, Parameter, Precision, Product,
-    ProductOperands, Start as BlasStart,
+    Argument, Blas, BlasError, Grid, Kernel as Signature, MatrixLayout, Order, Parameter,
+    Precision, Product, ProductOperands, Start as BlasStart,
 };
 
-use super::{MatMul, Plan, Start};
+use super::{Batch, MatMul, Plan, Start};
 use crate::cuda::kernels::{FILL, MATMUL, WALK_OF_2, grid, walk};
 use crate::cuda::{Cuda, CudaOperands, Place};
 use crate::{DType, Result, TensorError};
@@ -18,78 +18,157 @@ const THREADS: u32 = 256;
 /// The most blocks of a grid in its second and third dimension.
 const BLOCKS_MAX: usize = 65_535;
 
-/// Enqueues a product of f32, by the library where it can do it.
+/// Enqueues a product of f32: each launch by the library where it can do it, else by the tiles.
 pub(super) fn product(op: &MatMul, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let dtypes = [op.dtype, operands.write(0).dtype()];
-    if dtypes != [DType::F32; 2] {
-        return Err(TensorError::NoKernel { op: op.op, device: "cuda" });
+    let no_kernel = || TensorError::NoKernel { op: op.op, device: "cuda" };
+    if [op.dtype, operands.write(0).dtype()] != [DType::F32; 2] {
+        return Err(no_kernel());
     }
-    if let Some((blas, precision)) = cuda.blas()? {
-        match by_library(op, cuda, operands, (&blas, precision)) {
-            // The kernel below overwrites what has been written.
-            Err(TensorError::Product(error)) if error.is_unsupported() => {}
-            done => return done,
+    let library = cuda.blas()?;
+    let mut launches = Launches::new(op, cuda, operands);
+    let has_tiles = launches.fit_tiles();
+    let is_undone = launches.outer.len() == 1 || op.start == Start::Overwrite;
+    // What is added cannot be taken back, should the library refuse a later launch.
+    if !has_tiles && (library.is_none() || !is_undone) {
+        return Err(no_kernel());
+    }
+    if library.is_some() {
+        launches.start_with_bias()?;
+    }
+    for index in 0..launches.outer.len() {
+        let offsets = launches.outer.offsets(index);
+        if let Some((blas, precision)) = &library {
+            match launches.by_library(blas, *precision, offsets) {
+                Err(error) if error.is_unsupported() && has_tiles => {}
+                Err(error) if error.is_unsupported() => return Err(no_kernel()),
+                done => {
+                    done?;
+                    continue;
+                }
+            }
         }
-    }
-    by_tiles(op, cuda, operands)
-}
-
-/// How the library takes a matrix of rows and columns with these strides, and the next one. A
-/// dimension of 1 has no stride to speak of.
-fn layout([rows, columns]: [usize; 2], [row, column]: [usize; 2], matrix: usize) -> MatrixLayout {
-    if column == 1 || columns == 1 {
-        let leading = if rows == 1 { columns } else { row };
-        return MatrixLayout { order: Order::Rows, leading, batch_stride: matrix };
-    }
-    // Neither side by side: rows that reach into each other, which the library does not take.
-    let leading = match (row == 1 || rows == 1, columns) {
-        (false, _) => 0,
-        (true, 1) => rows,
-        (true, _) => column,
-    };
-    MatrixLayout { order: Order::Columns, leading, batch_stride: matrix }
-}
-
-fn by_library(
-    op: &MatMul,
-    cuda: &Cuda,
-    operands: &CudaOperands<'_>,
-    (blas, precision): (&Blas, Precision),
-) -> Result<()> {
-    let Plan { batch, size: [m, k, n], strides: [a, b, y] } = op.plan;
-    let (count, matrix) = batch.last().unwrap_or((1, [0; 3]));
-    let launches = if batch.last().is_some() { batch.without_last() } else { batch };
-    let mut start = match op.start {
-        Start::Overwrite => BlasStart::Overwrite,
-        Start::Accumulate => BlasStart::Accumulate,
-    };
-    if operands.read_count() > 2 {
-        repeat_row(cuda, operands.read(2), operands.write(0))?;
-        start = BlasStart::Accumulate;
-    }
-    let product = Product {
-        batch: count,
-        m,
-        n,
-        k,
-        y: layout([m, n], y, matrix[2]),
-        a: layout([m, k], a, matrix[0]),
-        b: layout([k, n], b, matrix[1]),
-        precision,
-        start,
-    };
-    let to = operands.write(0);
-    for index in 0..launches.len() {
-        let [a, b, y] = launches.offsets(index);
-        let places = ProductOperands {
-            y: (to.block(), to.bytes_from(y)),
-            a: (operands.read(0).block(), operands.read(0).bytes_from(a)),
-            b: (operands.read(1).block(), operands.read(1).bytes_from(b)),
-            workspace: (to.block(), 0..0),
-        };
-        blas.enqueue(cuda.streams(), Stream::DEFAULT, &product, &places)?;
+        launches.by_tiles(offsets)?;
     }
     Ok(())
+}
+
+/// A product in launches that differ in where the operands begin.
+struct Launches<'a> {
+    plan: &'a Plan,
+    cuda: &'a Cuda,
+    operands: &'a CudaOperands<'a>,
+    start: Start,
+    /// What is still to be added to every row.
+    bias: Option<Place<'a>>,
+    /// The innermost dimension of the batch is one of each launch: how many, and how far apart.
+    inner: (usize, [usize; 3]),
+    /// A launch for each index of the others.
+    outer: Batch,
+}
+
+impl<'a> Launches<'a> {
+    fn new(op: &'a MatMul, cuda: &'a Cuda, operands: &'a CudaOperands<'a>) -> Self {
+        let (plan, batch) = (&op.plan, op.plan.batch);
+        let (inner, outer) = match batch.last() {
+            Some(inner) => (inner, batch.without_last()),
+            None => ((1, [0; 3]), batch),
+        };
+        let bias = (operands.read_count() > 2).then(|| operands.read(2));
+        Launches { plan, cuda, operands, start: op.start, bias, inner, outer }
+    }
+
+    /// Whether the tiles can count rows and columns.
+    fn fit_tiles(&self) -> bool {
+        let [m, k, n] = self.plan.size;
+        m <= BLOCKS_MAX * TILE && k.max(n) <= i32::MAX as usize
+    }
+
+    /// Begins with the bias in every row, which the library does not add.
+    fn start_with_bias(&mut self) -> Result<()> {
+        let Some(bias) = self.bias.take() else { return Ok(()) };
+        self.start = Start::Accumulate;
+        repeat_row(self.cuda, bias, self.operands.write(0))
+    }
+
+    fn by_library(
+        &self,
+        blas: &Blas,
+        precision: Precision,
+        [a_start, b_start, y_start]: [usize; 3],
+    ) -> Result<(), BlasError> {
+        let Plan { size: [m, k, n], strides: [a, b, y], .. } = *self.plan;
+        let (batch, [a_matrix, b_matrix, y_matrix]) = self.inner;
+        let product = Product {
+            batch,
+            m,
+            n,
+            k,
+            y: layout([m, n], y, y_matrix),
+            a: layout([m, k], a, a_matrix),
+            b: layout([k, n], b, b_matrix),
+            precision,
+            start: match self.start {
+                Start::Overwrite => BlasStart::Overwrite,
+                Start::Accumulate => BlasStart::Accumulate,
+            },
+        };
+        let [a, b] = [self.operands.read(0), self.operands.read(1)];
+        let y = self.operands.write(0);
+        let places = ProductOperands {
+            y: (y.block(), y.bytes_from(y_start)),
+            a: (a.block(), a.bytes_from(a_start)),
+            b: (b.block(), b.bytes_from(b_start)),
+            workspace: (y.block(), 0..0),
+        };
+        blas.enqueue(self.cuda.streams(), Stream::DEFAULT, &product, &places)
+    }
+
+    fn by_tiles(&self, offsets: [usize; 3]) -> Result<()> {
+        let Plan { size: [m, k, n], strides: [a, b, y], .. } = *self.plan;
+        let (count, matrix) = self.inner;
+        let names = [["matmul_f32_nn", "matmul_f32_nt"], ["matmul_f32_tn", "matmul_f32_tt"]];
+        let [a_turned, b_turned] = [a, b].map(|strides| usize::from(strides[1] != 1));
+        use Parameter::{Read, U32, Words, Write};
+        let parameters = &[Write, Read, Read, Read, U32, Words(12)];
+        let kernel = Signature { name: names[a_turned][b_turned], parameters };
+        let adds = Argument::U32(u32::from(self.start == Start::Accumulate));
+        let bias = self.bias.map_or(Argument::Nothing, |bias| bias.to_read());
+        let sizes = [m, n, k, a[0], a[1], matrix[0], b[0], b[1], matrix[1], y[0], y[1], matrix[2]];
+        let words = sizes.map(|size| size as u64);
+        for first in (0..count).step_by(BLOCKS_MAX) {
+            let blocks = [n.div_ceil(TILE), m.div_ceil(TILE), (count - first).min(BLOCKS_MAX)];
+            let grid = Grid {
+                blocks: blocks.map(|count| count as u32),
+                threads: [THREADS, 1, 1],
+                shared_bytes: 0,
+            };
+            let [a, b, y] = [0, 1, 2].map(|operand| offsets[operand] + first * matrix[operand]);
+            let reads = [self.operands.read(0), self.operands.read(1)];
+            let (a, b) = (reads[0].to_read_from(a), reads[1].to_read_from(b));
+            let y = self.operands.write(0).to_write_from(y);
+            let arguments = [y, a, b, bias, adds, Argument::Words(&words)];
+            self.cuda.launch(MATMUL, &kernel, grid, &arguments)?;
+        }
+        Ok(())
+    }
+}
+
+/// How the library takes a matrix with these strides, and the next one: by whatever lies side by
+/// side. A dimension of 1 has no stride to speak of.
+fn layout(
+    [rows, columns]: [usize; 2],
+    [row, column]: [usize; 2],
+    batch_stride: usize,
+) -> MatrixLayout {
+    let (order, leading) = if column == 1 || columns == 1 {
+        (Order::Rows, if rows == 1 { columns } else { row })
+    } else if row == 1 || rows == 1 {
+        (Order::Columns, column)
+    } else {
+        // Rows that reach into each other, which the library does not take.
+        (Order::Rows, 0)
+    };
+    MatrixLayout { order, leading, batch_stride }
 }
 
 /// Each row of `y` a copy of `row`.
@@ -101,45 +180,4 @@ fn repeat_row(cuda: &Cuda, row: Place<'_>, y: Place<'_>) -> Result<()> {
         Signature { name: "copy_4", parameters: &[Parameter::Write, Parameter::Read, WALK_OF_2] };
     let arguments = [y.to_write(), row.to_read(), Argument::Words(&walk)];
     cuda.launch(FILL, &kernel, grid(shape.element_count()), &arguments)
-}
-
-fn by_tiles(op: &MatMul, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let no_kernel = || TensorError::NoKernel { op: op.op, device: "cuda" };
-    let Plan { batch, size, strides: [a, b, y] } = &op.plan;
-    let [m, k, n] = *size;
-    let rows_max = BLOCKS_MAX * TILE;
-    if m > rows_max || k > i32::MAX as usize || n > i32::MAX as usize {
-        return Err(no_kernel());
-    }
-    // The innermost dimension of the batch is one of the grid, the others are launches.
-    let (count, matrix) = batch.last().unwrap_or((1, [0; 3]));
-    let launches = if batch.last().is_some() { batch.without_last() } else { *batch };
-    let names = [["matmul_f32_nn", "matmul_f32_nt"], ["matmul_f32_tn", "matmul_f32_tt"]];
-    let [a_turned, b_turned] = [a, b].map(|strides| usize::from(strides[1] != 1));
-    use Parameter::{Read, U32, Words, Write};
-    let parameters = &[Write, Read, Read, Read, U32, Words(12)];
-    let kernel = Signature { name: names[a_turned][b_turned], parameters };
-    let adds = Argument::U32(u32::from(op.start == Start::Accumulate));
-    let bias = match operands.read_count() > 2 {
-        true => operands.read(2).to_read(),
-        false => Argument::Nothing,
-    };
-    let sizes = [m, n, k, a[0], a[1], matrix[0], b[0], b[1], matrix[1], y[0], y[1], matrix[2]];
-    let words = sizes.map(|size| size as u64);
-    for index in 0..launches.len() {
-        let offsets = launches.offsets(index);
-        for first in (0..count).step_by(BLOCKS_MAX) {
-            let blocks = [n.div_ceil(TILE), m.div_ceil(TILE), (count - first).min(BLOCKS_MAX)];
-            let grid = Grid {
-                blocks: blocks.map(|count| count as u32),
-                threads: [THREADS, 1, 1],
-                shared_bytes: 0,
-            };
-            let [a, b, y] = [0, 1, 2].map(|operand| offsets[operand] + first * matrix[operand]);
-            let [a, b] = [operands.read(0).to_read_from(a), operands.read(1).to_read_from(b)];
-            let y = operands.write(0).to_write_from(y);
-            cuda.launch(MATMUL, &kernel, grid, &[y, a, b, bias, adds, Argument::Words(&words)])?;
-        }
-    }
-    Ok(())
 }
