@@ -46,7 +46,8 @@ pub use ops::rearrange::PadMode;
 pub use ops::rotary::RotaryPairs;
 pub use ops::sort::SortOrder;
 pub use ops::update::{
-    KnownFormula, NormFormula, Rounding, StateRange, TensorUpdate, UpdateFormula, update_all_,
+    AdamUpdate, KnownFormula, NormFormula, Rounding, SgdUpdate, StateRange, TensorUpdate,
+    UpdateFormula, update_all_,
 };
 pub use ops::upsample2d::{Corners, Interpolation, Resize};
 pub use random::RandomKey;

@@ -1,6 +1,6 @@
 //! Adam (Kingma & Ba 2015) and AdamW (Loshchilov & Hutter 2019), as `torch.optim`.
 
-use lowtide_tensor::{Float, KnownFormula, StateRange, Tensor, UpdateFormula};
+use lowtide_tensor::{AdamUpdate, Tensor};
 
 use crate::Result;
 use crate::optim::rule::update_jobs;
@@ -59,6 +59,7 @@ pub type Adam = PerParameter<AdamOptions>;
 
 impl UpdateRule for AdamOptions {
     const NAME: &'static str = "adam";
+    const IS_KNOWN: bool = true;
 
     fn check(&self) -> Result<()> {
         let (WeightDecay::Coupled(pull) | WeightDecay::Decoupled(pull)) = self.weight_decay;
@@ -82,13 +83,13 @@ impl UpdateRule for AdamOptions {
 }
 
 impl AdamOptions {
-    pub(super) fn formula(&self, at: UpdateStep) -> Formula {
+    pub(super) fn formula(&self, at: UpdateStep) -> AdamUpdate {
         let [correction1, correction2] = self.betas.map(|beta| bias_correction(beta, at.number));
         let (coupled, keep) = match self.weight_decay {
             WeightDecay::Coupled(decay) => (decay, 1.0),
             WeightDecay::Decoupled(decay) => (0.0, 1.0 - at.learning_rate * decay),
         };
-        Formula {
+        AdamUpdate {
             betas: self.betas,
             coupled,
             keep,
@@ -103,41 +104,4 @@ impl AdamOptions {
 pub(super) fn bias_correction(beta: f64, number: u64) -> f64 {
     // The power of a step count beyond 2^31 is 0 to any float.
     1.0 - beta.powi(i32::try_from(number).unwrap_or(i32::MAX))
-}
-
-/// The constants of a step, with both corrections taken out of the loop.
-#[derive(Clone, Copy)]
-pub(super) struct Formula {
-    betas: [f64; 2],
-    coupled: f64,
-    keep: f64,
-    rate: f64,
-    root_scale: f64,
-    eps: f64,
-}
-
-impl UpdateFormula<2, 0> for Formula {
-    const NAME: &'static str = AdamOptions::NAME;
-    const FLOPS: f64 = 15.0;
-
-    fn state_ranges(&self) -> [StateRange; 2] {
-        [StateRange::Signed, StateRange::Positive]
-    }
-
-    fn known(&self) -> Option<KnownFormula> {
-        let &Formula { betas, coupled, keep, rate, root_scale, eps } = self;
-        Some(KnownFormula::Adam { betas, coupled, keep, rate, root_scale, eps })
-    }
-
-    #[inline(always)]
-    fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [m, v]: [T; 2]) -> (T, [T; 2]) {
-        let [beta1, beta2] = self.betas.map(T::from_f64);
-        let [take1, take2] = self.betas.map(|beta| T::from_f64(1.0 - beta));
-        let [coupled, keep, rate] = [self.coupled, self.keep, self.rate].map(T::from_f64);
-        let [root_scale, eps] = [self.root_scale, self.eps].map(T::from_f64);
-        let g = g + coupled * p;
-        let m = beta1 * m + take1 * g;
-        let v = beta2 * v + take2 * g * g;
-        (keep * p - rate * m / (v.sqrt() * root_scale + eps), [m, v])
-    }
 }

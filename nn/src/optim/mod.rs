@@ -44,7 +44,7 @@ pub trait Optimizer {
     /// dropping the update instead leaves everything as it was.
     ///
     /// # Errors
-    /// `Gradient` for a shape that does not fit, `OutOfMemory`.
+    /// `Gradient` for a shape that does not fit, `OutOfMemory`, `NoKernel` of the device.
     fn prepare(
         &mut self,
         parameters: &mut dyn Parameters,
@@ -136,7 +136,8 @@ impl<'a> Update<'a> {
     /// Writes parameters and state in place.
     ///
     /// # Errors
-    /// `Frozen` when the parameters still are; then nothing was written.
+    /// `Frozen` when the parameters still are; then nothing was written. What a device reports
+    /// that fails in the middle; then some parameters are updated and some are not.
     pub fn commit(self) -> Result<()> {
         (self.commit)()
     }

@@ -3,7 +3,10 @@
 use std::fmt::Debug;
 
 use lowtide_autograd::LeafId;
-use lowtide_tensor::{Rounding, Shape, Tensor, TensorUpdate, UpdateFormula, update_all_};
+use lowtide_tensor::{
+    DType, DeviceKind, Rounding, Shape, Tensor, TensorError, TensorUpdate, UpdateFormula,
+    update_all_,
+};
 
 use crate::Result;
 use crate::optim::slots::wide_dtype;
@@ -12,6 +15,10 @@ use crate::optim::slots::wide_dtype;
 pub trait UpdateRule: Clone + Debug {
     /// The optimizer's name, as errors show it.
     const NAME: &'static str;
+
+    /// Whether it updates by a [`lowtide_tensor::KnownFormula`] alone, which is what NVIDIA devices
+    /// have kernels for.
+    const IS_KNOWN: bool = false;
 
     /// `Ok` if every option is in its range.
     ///
@@ -46,7 +53,7 @@ pub trait UpdateRule: Clone + Debug {
     /// Writes parameters and states in place and allocates nothing.
     ///
     /// # Errors
-    /// None, when the operands are writable.
+    /// None, when the operands are writable and the device does what it is told.
     fn commit(&self, jobs: &mut [Job], scratch: &mut [Tensor]) -> lowtide_tensor::Result<()>;
 }
 
@@ -133,6 +140,17 @@ impl Job {
     pub(super) fn check_writable(&self, op: &'static str) -> lowtide_tensor::Result<()> {
         let mut written = [&self.parameter].into_iter().chain(&self.states);
         written.try_for_each(|tensor| tensor.check_writable(op))
+    }
+
+    /// `Ok` if the device has a kernel for the update: of f32 alone where not all have one.
+    pub(super) fn check_kernel<R: UpdateRule>(&self) -> lowtide_tensor::Result<()> {
+        let Job { parameter, gradient, states, .. } = self;
+        let mut operands = [parameter, gradient].into_iter().chain(states);
+        let is_plain = |x: &Tensor| x.dtype() == DType::F32 && x.layout().is_contiguous();
+        if parameter.device().kind() == DeviceKind::Cpu || R::IS_KNOWN && operands.all(is_plain) {
+            return Ok(());
+        }
+        Err(TensorError::NoKernel { op: R::NAME, device: "cuda" })
     }
 
     /// Makes the gradient one of the parameter's computing type that nobody else sees.

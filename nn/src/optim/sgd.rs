@@ -1,6 +1,6 @@
 //! Stochastic gradient descent with momentum, `torch.optim.SGD`.
 
-use lowtide_tensor::{Float, KnownFormula, Tensor, UpdateFormula};
+use lowtide_tensor::{SgdUpdate, Tensor};
 
 use crate::Result;
 use crate::optim::rule::update_jobs;
@@ -57,6 +57,7 @@ pub type Sgd = PerParameter<SgdOptions>;
 
 impl UpdateRule for SgdOptions {
     const NAME: &'static str = "sgd";
+    const IS_KNOWN: bool = true;
 
     fn check(&self) -> Result<()> {
         let &SgdOptions { learning_rate, momentum, dampening, weight_decay, .. } = self;
@@ -91,7 +92,7 @@ impl UpdateRule for SgdOptions {
 }
 
 impl SgdOptions {
-    fn formula(&self, at: UpdateStep) -> Formula {
+    fn formula(&self, at: UpdateStep) -> SgdUpdate {
         // The first step takes the whole gradient.
         let (keep, take) = match at.is_first {
             true => (0.0, 1.0),
@@ -102,59 +103,6 @@ impl SgdOptions {
             Momentum::Classical => (0.0, at.learning_rate),
             Momentum::Nesterov => (at.learning_rate, at.learning_rate * self.momentum),
         };
-        Formula { weight_decay: self.weight_decay, keep, take, along_g, along_m }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Formula {
-    weight_decay: f64,
-    /// `m = keep · m + take · g`
-    keep: f64,
-    take: f64,
-    /// `p = p - along_g · g - along_m · m`
-    along_g: f64,
-    along_m: f64,
-}
-
-impl From<Formula> for KnownFormula {
-    fn from(formula: Formula) -> Self {
-        let Formula { weight_decay, keep, take, along_g, along_m } = formula;
-        KnownFormula::Sgd { weight_decay, keep, take, along_g, along_m }
-    }
-}
-
-/// Without momentum.
-impl UpdateFormula<0, 0> for Formula {
-    const NAME: &'static str = SgdOptions::NAME;
-    const FLOPS: f64 = 4.0;
-
-    fn known(&self) -> Option<KnownFormula> {
-        Some((*self).into())
-    }
-
-    #[inline(always)]
-    fn element<T: Float>(&self, _: [T; 0], p: T, g: T, _: [T; 0]) -> (T, [T; 0]) {
-        let [decay, rate] = [self.weight_decay, self.along_g].map(T::from_f64);
-        (p - rate * (g + decay * p), [])
-    }
-}
-
-/// With momentum.
-impl UpdateFormula<1, 0> for Formula {
-    const NAME: &'static str = SgdOptions::NAME;
-    const FLOPS: f64 = 9.0;
-
-    fn known(&self) -> Option<KnownFormula> {
-        Some((*self).into())
-    }
-
-    #[inline(always)]
-    fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [m]: [T; 1]) -> (T, [T; 1]) {
-        let [decay, keep, take] = [self.weight_decay, self.keep, self.take].map(T::from_f64);
-        let [along_g, along_m] = [self.along_g, self.along_m].map(T::from_f64);
-        let g = g + decay * p;
-        let m = keep * m + take * g;
-        (p - (along_g * g + along_m * m), [m])
+        SgdUpdate { weight_decay: self.weight_decay, keep, take, along_g, along_m }
     }
 }

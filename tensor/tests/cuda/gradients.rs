@@ -1,6 +1,6 @@
 use lowtide_tensor::{
-    Float, KnownFormula, Rounding, Tensor, TensorUpdate, UpdateFormula, scale_and_check_finite,
-    squared_norm, update_all_,
+    AdamUpdate, DType, Float, KnownFormula, Rounding, SgdUpdate, Tensor, TensorUpdate,
+    UpdateFormula, scale_and_check_finite, squared_norm, update_all_,
 };
 
 use crate::alike::assert_alike;
@@ -43,64 +43,18 @@ fn norm_of_a_long_gradient_has_more_parts_than_a_grid() {
     });
 }
 
-/// Stochastic gradient descent with momentum.
-#[derive(Clone, Copy)]
-struct Descent;
-
-impl UpdateFormula<1, 0> for Descent {
-    const NAME: &'static str = "descent";
-    const FLOPS: f64 = 9.0;
-
-    fn known(&self) -> Option<KnownFormula> {
-        let (weight_decay, keep, take) = (0.125, 0.5, 0.75);
-        Some(KnownFormula::Sgd { weight_decay, keep, take, along_g: 0.25, along_m: 0.0625 })
-    }
-
-    fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [m]: [T; 1]) -> (T, [T; 1]) {
-        let [decay, keep, take, along_g, along_m] =
-            [0.125, 0.5, 0.75, 0.25, 0.0625].map(T::from_f64);
-        let g = g + decay * p;
-        let m = keep * m + take * g;
-        (p - (along_g * g + along_m * m), [m])
-    }
-}
-
-impl UpdateFormula<0, 0> for Descent {
-    const NAME: &'static str = "plain descent";
-    const FLOPS: f64 = 4.0;
-
-    fn known(&self) -> Option<KnownFormula> {
-        let (weight_decay, keep, take) = (0.125, 0.0, 1.0);
-        Some(KnownFormula::Sgd { weight_decay, keep, take, along_g: 0.25, along_m: 0.0 })
-    }
-
-    fn element<T: Float>(&self, _: [T; 0], p: T, g: T, _: [T; 0]) -> (T, [T; 0]) {
-        let [decay, rate] = [0.125, 0.25].map(T::from_f64);
-        (p - rate * (g + decay * p), [])
-    }
-}
+const DESCENT: SgdUpdate =
+    SgdUpdate { weight_decay: 0.125, keep: 0.5, take: 0.75, along_g: 0.25, along_m: 0.0625 };
 
 /// Adam with both kinds of decay.
-#[derive(Clone, Copy)]
-struct Moments;
-
-impl UpdateFormula<2, 0> for Moments {
-    const NAME: &'static str = "moments";
-    const FLOPS: f64 = 15.0;
-
-    fn known(&self) -> Option<KnownFormula> {
-        let (betas, coupled, keep) = ([0.75, 0.875], 0.125, 0.5);
-        Some(KnownFormula::Adam { betas, coupled, keep, rate: 0.25, root_scale: 2.0, eps: 1e-3 })
-    }
-
-    fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [m, v]: [T; 2]) -> (T, [T; 2]) {
-        let of = T::from_f64;
-        let g = g + of(0.125) * p;
-        let m = of(0.75) * m + of(0.25) * g;
-        let v = of(0.875) * v + of(0.125) * g * g;
-        (of(0.5) * p - of(0.25) * m / (v.sqrt() * of(2.0) + of(1e-3)), [m, v])
-    }
-}
+const MOMENTS: AdamUpdate = AdamUpdate {
+    betas: [0.75, 0.875],
+    coupled: 0.125,
+    keep: 0.5,
+    rate: 0.25,
+    root_scale: 2.0,
+    eps: 1e-3,
+};
 
 /// A formula that no device knows.
 #[derive(Clone, Copy)]
@@ -151,9 +105,9 @@ fn updates_of_many_tensors_are_those_of_the_processor() {
                     }};
                 }
                 match states {
-                    0 => update!(Descent, 0),
-                    1 => update!(Descent, 1),
-                    _ => update!(Moments, 2),
+                    0 => update!(DESCENT, 0),
+                    1 => update!(DESCENT, 1),
+                    _ => update!(MOMENTS, 2),
                 }
                 Ok(Vec::new())
             });
@@ -166,9 +120,75 @@ fn updates_of_many_tensors_are_those_of_the_processor() {
 fn formula_that_no_device_knows_has_no_kernel_and_changes_nothing() {
     let Some(gpu) = Gpu::take() else { return };
     let device = gpu.device();
-    let mut p = Tensor::ones(&device, [3], lowtide_tensor::DType::F32).unwrap();
-    let g = Tensor::ones(&device, [3], lowtide_tensor::DType::F32).unwrap();
+    let mut p = Tensor::ones(&device, [3], DType::F32).unwrap();
+    let g = Tensor::ones(&device, [3], DType::F32).unwrap();
     let error = p.update_(&g, &mut [], [], Own, Rounding::Nearest).unwrap_err();
     assert_eq!(error.to_string(), "own: has no kernel for cuda");
     assert_eq!(p.to_vec::<f32>().unwrap(), [1.0; 3]);
+}
+
+/// A formula that devices know, or do not.
+#[derive(Clone, Copy)]
+struct Perhaps(Option<SgdUpdate>);
+
+impl UpdateFormula<0, 0> for Perhaps {
+    const NAME: &'static str = "perhaps";
+    const FLOPS: f64 = 4.0;
+
+    fn known(&self) -> Option<KnownFormula> {
+        self.0.map(KnownFormula::Sgd)
+    }
+
+    fn element<T: Float>(&self, _: [T; 0], p: T, g: T, _: [T; 0]) -> (T, [T; 0]) {
+        (p - g, [])
+    }
+}
+
+#[test]
+fn update_that_the_device_can_do_in_part_changes_nothing() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    let known = Perhaps(Some(DESCENT));
+    let ones = |dtype| Tensor::ones(&device, [3], dtype).unwrap();
+    let turned = Tensor::ones(&device, [3, 2], DType::F32).unwrap().select(1, 0).unwrap();
+    for (second, formula) in
+        [(ones(DType::F16), known), (ones(DType::F32), Perhaps(None)), (turned, known)]
+    {
+        let mut first = ones(DType::F32);
+        let (mut second, gradients) = (second.clone(), [ones(DType::F32), ones(second.dtype())]);
+        let [g, h] = &gradients;
+        let (gradient, scalars, rounding) = (g, &[][..], Rounding::Nearest);
+        let mut updates = [
+            TensorUpdate {
+                parameter: &mut first,
+                gradient,
+                states: &mut [],
+                scalars,
+                formula: known,
+                rounding,
+            },
+            TensorUpdate {
+                parameter: &mut second,
+                gradient: h,
+                states: &mut [],
+                scalars,
+                formula,
+                rounding,
+            },
+        ];
+        let error = update_all_::<_, 0, 0>(&device, &mut updates).unwrap_err();
+        assert_eq!(error.to_string(), "perhaps: has no kernel for cuda");
+        assert_eq!(first.to_vec::<f32>().unwrap(), [1.0; 3]);
+    }
+}
+
+#[test]
+fn gradients_of_which_some_cannot_be_scaled_stay_as_they_are() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    let [mut plain, mut half] =
+        [DType::F32, DType::F16].map(|dtype| Tensor::ones(&device, [3], dtype).unwrap());
+    let error = scale_and_check_finite(&device, [&mut plain, &mut half], 2.0).unwrap_err();
+    assert_eq!(error.to_string(), "scale_and_check_finite: has no kernel for cuda");
+    assert_eq!(plain.to_vec::<f32>().unwrap(), [1.0; 3]);
 }

@@ -11,16 +11,22 @@ use Parameter::{F32, Read, U64, Write};
 /// Threads of a block.
 const THREADS: u32 = 256;
 
+/// `Ok` if there is a kernel that scales and checks the tensor.
+pub(super) fn check(op: &ScaleAndCheck) -> Result<()> {
+    match op.dtype {
+        DType::F32 => Ok(()),
+        _ => Err(TensorError::NoKernel { op: op.name(), device: "cuda" }),
+    }
+}
+
 /// Enqueues the scaling and the check of one tensor of f32.
 pub(super) fn scale_and_check(
     op: &ScaleAndCheck,
     cuda: &Cuda,
     operands: &CudaOperands<'_>,
 ) -> Result<()> {
+    check(op)?;
     let [found, x] = [operands.write(0), operands.write(1)];
-    if op.dtype != DType::F32 {
-        return Err(TensorError::NoKernel { op: op.name(), device: "cuda" });
-    }
     let walk = walk(x.layout().shape(), [x.layout()]);
     let kernel =
         Signature { name: "scale_and_check_f32", parameters: &[Write, Write, F32, WALK_OF_1] };

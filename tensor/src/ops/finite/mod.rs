@@ -99,8 +99,9 @@ fn check_any_float(op: &'static str, tensor: &Tensor) -> Result<()> {
 /// alone.
 ///
 /// # Errors
-/// `DType`, `Device`, `Frozen`, `Overlap` (on an expanded view), `OutOfMemory`, all of them before
-/// anything is written.
+/// `DType`, `Device`, `Frozen`, `Overlap` (on an expanded view), `OutOfMemory`, `NoKernel` (an
+/// NVIDIA device has one for f32), all of them before anything is written. What such a device
+/// reports while it is told of one tensor after the other comes when some are on their way.
 #[track_caller]
 pub fn scale_and_check_finite<'a>(
     device: &Device,
@@ -110,13 +111,20 @@ pub fn scale_and_check_finite<'a>(
     let op = "scale_and_check_finite";
     let tensors: Vec<&mut Tensor> = tensors.into_iter().collect();
     let flag = Tensor::zeros(device, [1], DType::F32)?;
+    let kernel = |tensor: &Tensor| {
+        let (dtype, len) = (tensor.dtype(), tensor.element_count());
+        ScaleAndCheck { scale, dtype, len }
+    };
     for tensor in &tensors {
         check_any_float(op, tensor)?;
         device.check_launch(op, &[], &[&flag, tensor])?;
+        #[cfg(feature = "cuda")]
+        if device.as_cuda().is_some() {
+            cuda::check(&kernel(tensor))?;
+        }
     }
     for tensor in tensors {
-        let kernel = ScaleAndCheck { scale, dtype: tensor.dtype(), len: tensor.element_count() };
-        device.launch(kernel, &[], &[&flag, tensor])?;
+        device.launch(kernel(tensor), &[], &[&flag, tensor])?;
     }
     Ok(flag)
 }

@@ -4,6 +4,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod kernel;
+mod known;
 mod norms;
 mod quantized;
 
@@ -14,6 +15,7 @@ use crate::ops::matmul::compute_dtype;
 use crate::{DType, Device, Float, RandomKey, Result, Shape, Tensor, TensorError};
 
 use kernel::{Item, Update};
+pub use known::{AdamUpdate, KnownFormula, SgdUpdate};
 pub use norms::NormFormula;
 pub use quantized::StateRange;
 use quantized::{BLOCK_BYTES, BLOCK_LEN};
@@ -52,53 +54,6 @@ pub trait UpdateFormula<const STATES: usize, const SCALARS: usize>: Copy + Send 
         gradient: T,
         states: [T; STATES],
     ) -> (T, [T; STATES]);
-}
-
-/// Formulas that NVIDIA devices have kernels for, with the constants of a step; `p` is the
-/// parameter, `g` the gradient.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum KnownFormula {
-    /// `g += weight_decay · p; m = keep · m + take · g; p -= along_g · g + along_m · m`, with one
-    /// state or, without `m`, none.
-    Sgd {
-        /// Pull towards 0.
-        weight_decay: f64,
-        /// How much of `m` is kept.
-        keep: f64,
-        /// How much of the gradient `m` takes.
-        take: f64,
-        /// Step size along the gradient.
-        along_g: f64,
-        /// Step size along `m`.
-        along_m: f64,
-    },
-    /// `g += coupled · p; m = β₁ m + (1 - β₁) g; v = β₂ v + (1 - β₂) g²;
-    /// p = keep · p - rate · m / (√v · root_scale + eps)`, with the states `m` and `v`.
-    Adam {
-        /// β₁ and β₂.
-        betas: [f64; 2],
-        /// Pull towards 0 by way of the gradient.
-        coupled: f64,
-        /// How much of the parameter is kept.
-        keep: f64,
-        /// Step size.
-        rate: f64,
-        /// What corrects `√v`.
-        root_scale: f64,
-        /// Keeps the quotient finite.
-        eps: f64,
-    },
-}
-
-impl KnownFormula {
-    /// How many states it can have.
-    #[cfg(feature = "cuda")]
-    fn state_counts(&self) -> std::ops::RangeInclusive<usize> {
-        match self {
-            KnownFormula::Sgd { .. } => 0..=1,
-            KnownFormula::Adam { .. } => 2..=2,
-        }
-    }
 }
 
 /// How a new parameter becomes one of its element type.
@@ -215,7 +170,8 @@ use for_update;
 ///
 /// # Errors
 /// Those of [`Tensor::update_`], `Overlap` also for operands of different updates; all of them
-/// before anything is written.
+/// before anything is written. What an NVIDIA device reports while it is told of one launch after
+/// the other comes when some are on their way: operands are then of no use.
 ///
 /// # Panics
 /// When a number of states or scalars is not the formula's: a bug in the caller.
@@ -250,15 +206,14 @@ where
         batches.into_iter().map(|batch| Batch::new(batch, updates)).collect();
     batches.iter().try_for_each(|batch| device.check_launch(op, &batch.reads, &batch.writes))?;
     check_apart(op, &batches)?;
-    for Batch { form, items, reads, writes } in &batches {
-        let item = |&index: &usize| {
-            let TensorUpdate { formula, rounding, ref parameter, .. } = updates[index];
-            Item { formula, rounding, len: parameter.element_count() }
-        };
-        let items = items.iter().map(item).collect();
-        device.launch(Update { form: *form, items }, reads, writes)?;
+    let kernels: Vec<_> = batches.iter().map(|batch| batch.kernel(updates)).collect();
+    #[cfg(feature = "cuda")]
+    if device.as_cuda().is_some() {
+        kernels.iter().try_for_each(cuda::check)?;
     }
-    Ok(())
+    let mut launches = batches.iter().zip(kernels);
+    launches
+        .try_for_each(|(Batch { reads, writes, .. }, kernel)| device.launch(kernel, reads, writes))
 }
 
 /// The updates of one launch.
@@ -281,6 +236,17 @@ impl<'a> Batch<'a> {
             writes.extend(&**states);
         }
         Batch { form, items, reads, writes }
+    }
+
+    fn kernel<F: Copy, const STATES: usize, const SCALARS: usize>(
+        &self,
+        updates: &[TensorUpdate<'_, F>],
+    ) -> Update<F, STATES, SCALARS> {
+        let item = |&index: &usize| {
+            let TensorUpdate { formula, rounding, ref parameter, .. } = updates[index];
+            Item { formula, rounding, len: parameter.element_count() }
+        };
+        Update { form: self.form, items: self.items.iter().map(item).collect() }
     }
 }
 
@@ -321,7 +287,7 @@ impl Tensor {
     /// # Errors
     /// `Strided` for what has to be contiguous and is not; `Shape`, also for a scalar that is not
     /// one element; `DType`, also for stochastic rounding of anything but bf16; `Frozen`,
-    /// `Overlap`.
+    /// `Overlap`; `NoKernel` on an NVIDIA device for all but a [`KnownFormula`] on f32.
     #[track_caller]
     pub fn update_<const STATES: usize, const SCALARS: usize>(
         &mut self,
