@@ -3,6 +3,7 @@
 use std::fmt;
 use std::panic::Location;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use lowtide_allocator::OutOfMemory;
 use lowtide_autograd::AutogradError;
@@ -35,6 +36,15 @@ pub enum TrainError {
         count: usize,
         /// Where the last of them was allocated.
         site: &'static Location<'static>,
+    },
+    /// The device failed while a step was written: some parameters are those after it, some those
+    /// before. No step comes after it.
+    #[error("step {step} was cut off while it was written, the model is not whole: {source}")]
+    Torn {
+        /// The step, counted from 1.
+        step: u64,
+        /// What the device reported.
+        source: Arc<NnError>,
     },
     /// A file of the run could not be read or written.
     #[error("{}: {source}", path.display())]

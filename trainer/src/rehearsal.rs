@@ -69,6 +69,7 @@ impl<T: Task, O: Optimizer> Cast<'_, T, O> {
                         task: &mut task,
                         optimizer: &mut optimizer,
                         scaler: &mut scaler,
+                        number: 1,
                         key: RandomKey::new(0),
                         clip_norm: self.clip_norm,
                         on_phase: &mut |_| {},

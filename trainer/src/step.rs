@@ -1,9 +1,11 @@
 //! One training step as a transaction: BEGIN, COMPUTE, PREPARE, COMMIT.
 //!
 //! Nothing that outlives the step is written before COMMIT, and COMMIT cannot run out of memory.
-//! Whatever fails earlier drops the attempt, and with it everything the step has made.
+//! Whatever fails earlier drops the attempt, and with it everything the step has made. Only a
+//! device can fail in COMMIT, which leaves no whole model.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use lowtide_allocator::Category;
 use lowtide_amp::LossScaler;
@@ -13,7 +15,7 @@ use lowtide_nn::optim::{Optimizer, clip_norm};
 use lowtide_nn::{check_buffers, commit_buffers};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor, scale_and_check_finite};
 
-use crate::{Result, Task};
+use crate::{Result, Task, TrainError};
 
 /// Everything that a step reads and, at its end, writes.
 pub(crate) struct Step<'a, T, O> {
@@ -21,6 +23,8 @@ pub(crate) struct Step<'a, T, O> {
     pub(crate) task: &'a mut T,
     pub(crate) optimizer: &'a mut O,
     pub(crate) scaler: &'a mut LossScaler,
+    /// Counted from 1.
+    pub(crate) number: u64,
     /// The run's key at this step.
     pub(crate) key: RandomKey,
     /// Gradients longer than this together are shortened to it.
@@ -48,7 +52,7 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
     /// Runs the step.
     ///
     /// # Errors
-    /// Anything before COMMIT; everything is then as it was at BEGIN.
+    /// Anything before COMMIT; everything is then as it was at BEGIN. `Torn` in COMMIT.
     pub(crate) fn run(mut self, batch: &BatchView<'_>, micro_batch: usize) -> Result<StepOutcome> {
         // BEGIN
         let count = self.task.count(batch)?;
@@ -76,8 +80,10 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
 
         // COMMIT
         let _seal = self.device.allocator().seal();
-        update.commit()?;
-        commit_buffers(self.task.parameters(), &buffers)?;
+        let committed = update.commit();
+        let committed = committed.and_then(|()| commit_buffers(self.task.parameters(), &buffers));
+        committed
+            .map_err(|source| TrainError::Torn { step: self.number, source: Arc::new(source) })?;
         self.scaler.update(false);
         Ok(StepOutcome { loss, skipped: false })
     }

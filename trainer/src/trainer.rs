@@ -1,9 +1,11 @@
 //! The loop, in the order in which time passes.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use lowtide_amp::LossScaler;
 use lowtide_data::{Batch, BatchView, Loader};
+use lowtide_nn::NnError;
 use lowtide_nn::optim::Optimizer;
 use lowtide_tensor::{Device, RandomKey};
 
@@ -68,6 +70,8 @@ pub struct Trainer<T, O> {
     step: u64,
     clean_steps: u64,
     retried_steps: u64,
+    /// The step that was cut off while it was written.
+    torn: Option<(u64, Arc<NnError>)>,
 }
 
 impl<T: Task, O: Optimizer> Trainer<T, O> {
@@ -85,6 +89,7 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
             step: 0,
             clean_steps: 0,
             retried_steps: 0,
+            torn: None,
         }
     }
 
@@ -111,6 +116,12 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
     /// Steps that had to be tried more than once.
     pub fn retried_steps(&self) -> u64 {
         self.retried_steps
+    }
+
+    /// Whether a step was cut off while it was written: parameters and optimizer state are then
+    /// those of no step, and there is no next one.
+    pub fn is_torn(&self) -> bool {
+        self.torn.is_some()
     }
 
     /// Samples on the device at once, as things stand.
@@ -194,7 +205,8 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
     ///
     /// # Errors
     /// `DoesNotFit` before the first step, or when memory was taken away in mid-run and no smaller
-    /// plan fits what is left; errors of data, model and observers. Committed steps stay.
+    /// plan fits what is left; errors of data, model and observers. Committed steps stay. `Torn` if
+    /// the device failed while a step was written, and ever after.
     pub fn fit(
         &mut self,
         train: &Loader,
@@ -232,7 +244,7 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
     /// the first of which allocates the optimizer's state.
     ///
     /// # Errors
-    /// Those of [`Trainer::fit`]; nothing has changed then.
+    /// Those of [`Trainer::fit`]; nothing has changed then, unless it is `Torn`.
     pub fn step(&mut self, batch: &Batch) -> Result<StepReport> {
         if self.plan.is_none() {
             self.plan_acts(&[Act::Step(batch.view()); 2], batch.len())?;
@@ -282,12 +294,15 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
     }
 
     /// One attempt at a step. On an error everything is as it was, which the live blocks have to
-    /// confirm.
+    /// confirm, unless it is torn.
     fn attempt(
         &mut self,
         batch: &BatchView<'_>,
         observers: &mut [&mut dyn Observer],
     ) -> Result<StepOutcome> {
+        if let Some((step, source)) = self.torn.clone() {
+            return Err(TrainError::Torn { step, source });
+        }
         let allocator = self.device.allocator();
         let (blocks_at_begin, step) = (allocator.live_blocks(), self.step + 1);
         let transaction = Step {
@@ -295,6 +310,7 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
             task: &mut self.task,
             optimizer: &mut self.optimizer,
             scaler: &mut self.scaler,
+            number: step,
             key: RandomKey::new(self.options.seed).step(step),
             clip_norm: self.options.clip_norm,
             on_phase: &mut |phase| {
@@ -306,6 +322,10 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
             Ok(outcome) => return Ok(outcome),
             Err(failure) => failure,
         };
+        if let TrainError::Torn { step, source } = &failure {
+            self.torn = Some((*step, Arc::clone(source)));
+            return Err(failure);
+        }
         let mut left_over = allocator.live_blocks();
         left_over.retain(|block| !blocks_at_begin.contains(block));
         Err(match left_over.last() {

@@ -131,12 +131,15 @@ fn work(
     Ok(summary)
 }
 
-/// Saves what the committed steps of a failed run have learned. The run's error is the one to
+/// Saves what the committed steps of a failed run have learned, if it is whole. The run's error is the one to
 /// report, so one in here only means that nothing is kept.
 fn rescue(trainer: &mut RecipeTrainer, staging: Staging) {
     let steps = trainer.steps();
     let model = staging.partial().model();
-    if steps == 0 || lowtide_nn::save(trainer.task_mut().parameters(), &model).is_err() {
+    if steps == 0
+        || trainer.is_torn()
+        || lowtide_nn::save(trainer.task_mut().parameters(), &model).is_err()
+    {
         return;
     }
     if let Ok(kept) = staging.keep_unfinished() {
