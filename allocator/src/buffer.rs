@@ -4,13 +4,16 @@
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
+use std::panic::Location;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::books::Request;
 use crate::caching::{CachingAllocator, Shared};
 use crate::category::Category;
 use crate::checked;
 use crate::engine::{Granted, State};
+use crate::error::AllocError;
 use crate::layout::active_bytes;
 use crate::source::Segment;
 use crate::stream::Stream;
@@ -126,6 +129,24 @@ impl Buffer {
     /// that work too. The block's own stream needs no note.
     pub fn record_use(&self, stream: Stream) {
         self.allocator.core().lock().record_use(self.granted.slot, stream);
+    }
+
+    /// Makes `to` wait for all streams that the block is for, or that
+    /// [`record_use`](Self::record_use) named. It then stands for them: the block is its own, and
+    /// who gets the memory next waits for it alone.
+    ///
+    /// # Errors
+    /// A failure of the source; the block is then still everybody's.
+    #[track_caller]
+    pub fn hand_over(&self, to: Stream) -> Result<(), AllocError> {
+        let granted = self.granted;
+        let request = Request {
+            category: granted.category,
+            size_bytes: 0,
+            stream: to,
+            site: Location::caller(),
+        };
+        self.allocator.core().lock().hand_over(granted.slot, &request)
     }
 
     /// The address range that the block lies in, and where.

@@ -250,6 +250,18 @@ impl CachingAllocator {
         Err(self.core().lock().give_up(request, shortage, asked))
     }
 
+    /// What is enqueued on `waiter` from now on starts after all that was enqueued on `on` so far.
+    /// Memory that was given back before needs no second wait.
+    ///
+    /// # Errors
+    /// A failure of the source.
+    #[track_caller]
+    pub fn wait(&self, waiter: Stream, on: Stream) -> Result<(), AllocError> {
+        let (category, site) = (self.current_category(), Location::caller());
+        let request = Request { category, size_bytes: 0, stream: waiter, site };
+        self.core().lock().wait(on, &request)
+    }
+
     /// Registers somebody who can give memory back when it is short. Lower priorities are asked
     /// first, and among equals whoever came first; until the guard is dropped.
     pub fn on_shortage(&self, priority: i32, reclaimer: impl Reclaim + 'static) -> Registration {

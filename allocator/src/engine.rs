@@ -248,6 +248,32 @@ impl Engine<'_> {
         live.users = live.users.union(StreamSet::of(stream));
     }
 
+    /// Makes the request's stream wait for all that work on a block, and its only one.
+    pub(crate) fn hand_over(&mut self, slot: u32, request: &Request) -> Result<(), AllocError> {
+        let request = &Request { stream: self.ordered(request.stream), ..*request };
+        if self.state.torch.is_some() {
+            // Its rules go by the stream that asked first.
+            let users = self.torch_users(slot);
+            self.wait_for_users(users, request)?;
+            self.record_use_by_torch(slot, request.stream);
+            return Ok(());
+        }
+        let users = self.state.books.layout.block(slot).users;
+        self.wait_for_users(users, request)?;
+        self.state.books.layout.block_mut(slot).users = StreamSet::of(request.stream);
+        Ok(())
+    }
+
+    fn wait_for_users(&mut self, users: StreamSet, request: &Request) -> Result<(), AllocError> {
+        Ok(self.wait_in_order(users.without(request.stream), request)?)
+    }
+
+    /// Makes the request's stream wait for another.
+    pub(crate) fn wait(&mut self, on: Stream, request: &Request) -> Result<(), AllocError> {
+        let request = &Request { stream: self.ordered(request.stream), ..*request };
+        self.wait_for_users(StreamSet::of(self.ordered(on)), request)
+    }
+
     /// Raises a charge, or opens one first if `serial` is `None`; `request` is the growth.
     pub(crate) fn charge(
         &mut self,
@@ -419,10 +445,14 @@ impl Engine<'_> {
     }
 
     pub(crate) fn wait_for(&mut self, waits: StreamSet, request: &Request) -> Result<(), Refusal> {
+        let waited = self.wait_in_order(waits, request);
+        waited.map_err(|error| Refusal::Final(AllocError::Source(error)))
+    }
+
+    fn wait_in_order(&mut self, waits: StreamSet, request: &Request) -> Result<(), SourceError> {
         let Some(fence) = self.source.fence() else { return Ok(()) };
         for on in waits.iter() {
-            let waited = fence.wait(request.stream, on);
-            waited.map_err(|error| Refusal::Final(AllocError::Source(error)))?;
+            fence.wait(request.stream, on)?;
             self.state.books.statistics.waits += 1;
             self.state.books.note_wait(request.stream, on);
             self.record(Action::Wait, request, on.index(), 0, 0);

@@ -55,11 +55,22 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// Dropped, in this order, with the streams that may still use them.
-    pending: Vec<(Buffer, StreamSet)>,
+    /// Dropped, in this order.
+    pending: Vec<Pending>,
+    /// Blocks dropped so far.
+    dropped: u64,
     waits: u64,
     /// Of a wait inside the ladder, which has no other way to tell.
     failure: Option<SourceError>,
+}
+
+/// A dropped block.
+struct Pending {
+    buffer: Buffer,
+    /// Who may still use it.
+    users: StreamSet,
+    /// How many were dropped before.
+    number: u64,
 }
 
 /// A page-locked block. Dropping it makes it pending.
@@ -139,6 +150,22 @@ impl PinnedCache {
         &self.allocator
     }
 
+    /// Does `wait`, in which the host waits for all that was enqueued on `stream` before, for reasons
+    /// of its own; blocks that were dropped before need no wait of theirs.
+    ///
+    /// # Errors
+    /// Those of `wait`; nothing is taken to be done then.
+    pub fn while_waiting<R, E>(
+        &self,
+        stream: Stream,
+        wait: impl FnOnce() -> Result<R, E>,
+    ) -> Result<R, E> {
+        let end = self.shared.lock().dropped;
+        let waited = wait()?;
+        self.shared.take_back(self.shared.lock(), stream, end);
+        Ok(waited)
+    }
+
     /// Dropped blocks that streams may still use.
     pub fn pending_count(&self) -> usize {
         self.shared.lock().pending.len()
@@ -185,22 +212,26 @@ impl Shared {
         let mut freed_bytes = 0;
         loop {
             let mut state = self.lock();
-            let next = state.pending.iter().find_map(|(_, users)| users.iter().next());
+            let next = state.pending.iter().find_map(|pending| pending.users.iter().next());
             let Some(stream) = next else { break };
             // Under the lock: what is dropped meanwhile is not covered by this wait.
             self.fence.wait_host(stream)?;
             state.waits += 1;
-            for (_, users) in &mut state.pending {
-                *users = users.without(stream);
-            }
-            let is_done = |(_, users): &mut (Buffer, StreamSet)| *users == StreamSet::EMPTY;
-            let done: Vec<_> = state.pending.extract_if(.., is_done).collect();
-            drop(state);
-            // With no lock held: a drop takes the allocator's.
-            freed_bytes += done.iter().map(|(buffer, _)| buffer.size_bytes()).sum::<usize>();
-            drop(done);
+            freed_bytes += self.take_back(state, stream, u64::MAX);
         }
         Ok(freed_bytes)
+    }
+
+    /// Frees what nobody but `stream` used of the blocks before number `end`. Returns its bytes.
+    fn take_back(&self, mut state: MutexGuard<'_, State>, stream: Stream, end: u64) -> usize {
+        for pending in state.pending.iter_mut().filter(|pending| pending.number < end) {
+            pending.users = pending.users.without(stream);
+        }
+        let is_done = |pending: &mut Pending| pending.users == StreamSet::EMPTY;
+        let done: Vec<_> = state.pending.extract_if(.., is_done).collect();
+        // With no lock held: a drop takes the allocator's.
+        drop(state);
+        done.iter().map(|pending| pending.buffer.size_bytes()).sum()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -257,7 +288,10 @@ impl PinnedBuffer {
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            self.shared.lock().pending.push((buffer, self.users));
+            let mut state = self.shared.lock();
+            let (users, number) = (self.users, state.dropped);
+            state.dropped += 1;
+            state.pending.push(Pending { buffer, users, number });
         }
     }
 }

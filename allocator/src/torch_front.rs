@@ -195,6 +195,11 @@ impl Engine<'_> {
         live.users = live.users.union(StreamSet::of(stream));
     }
 
+    pub(crate) fn torch_users(&mut self, slot: u32) -> StreamSet {
+        let torch = self.state.torch.as_mut().expect("the torch policy is in force");
+        torch.block_mut(slot).1.users
+    }
+
     /// Releases every segment that is free.
     pub(crate) fn empty_torch_cache(&mut self, request: &Request) -> usize {
         let Some(mut torch) = self.state.torch.take() else { return 0 };

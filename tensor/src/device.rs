@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 #[cfg(feature = "cuda")]
 use lowtide_allocator::cuda::CudaDevice;
 use lowtide_allocator::{
-    CachingAllocator, Category, CategoryScope, Charge, HostSource, SimSource, Simulation,
+    CachingAllocator, Category, CategoryScope, Charge, HostSource, SimSource, SimStreams,
+    Simulation, Stream,
 };
 
 use crate::cpu::{CacheSizes, Cpu};
@@ -18,6 +19,10 @@ use crate::cpu::{CacheSizes, Cpu};
 use crate::cuda::{Cuda, CudaOptions};
 use crate::storage::Storage;
 use crate::{Cost, TensorError};
+
+/// The stream on which an NVIDIA device, or a simulated one, copies from and to the host; kernels
+/// run on the default one.
+pub(crate) const COPIES: Stream = Stream::new(1).expect("there are 64");
 
 /// A cheap handle to a device; all handles of one device share its allocator.
 #[derive(Clone)]
@@ -163,6 +168,7 @@ impl Sim {
         let buffer = self.simulation.as_ref()?.adopt(real.buffer())?;
         let twin = Arc::new(Storage::new(buffer, device.clone()));
         twin.set_frozen(real.is_frozen());
+        twin.set_arriving(real.is_arriving());
         let pair = Twins { _real: Arc::downgrade(real), simulated: Arc::downgrade(&twin) };
         twins.insert(address, pair);
         Some(twin)
@@ -217,7 +223,11 @@ impl Device {
     /// # Errors
     /// None today; the signature is that of the other devices.
     pub fn sim(spec: SimSpec) -> Result<Self, TensorError> {
-        let allocator = CachingAllocator::new(SimSource::with_capacity(spec.capacity_bytes))?;
+        let mut source = SimSource::with_capacity(spec.capacity_bytes);
+        if spec.kind == DeviceKind::Cuda {
+            source = source.streams(&SimStreams::new());
+        }
+        let allocator = CachingAllocator::new(source)?;
         Self::new(allocator, Backend::Sim(Sim::new(spec, None)))
     }
 
@@ -296,6 +306,20 @@ impl Device {
             Backend::Sim(sim) => locked(&sim.assumptions).clone(),
             _ => Vec::new(),
         }
+    }
+
+    /// Whether copies from and to the host run beside what computes.
+    pub(crate) fn copies_beside(&self) -> bool {
+        self.kind() == DeviceKind::Cuda
+    }
+
+    /// Makes copies wait for all that was enqueued so far.
+    #[track_caller]
+    pub(crate) fn order_copies(&self) -> Result<(), TensorError> {
+        if self.copies_beside() {
+            self.0.allocator.wait(COPIES, Stream::DEFAULT)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn backend(&self) -> &Backend {

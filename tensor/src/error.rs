@@ -36,15 +36,27 @@ pub enum TensorError {
         /// Type of the second operand, or the type expected.
         right: DType,
     },
-    /// A dimension, position or class index is out of range.
+    /// A dimension or position is out of range.
     #[error("{op}: index {index} is out of range for length {len}")]
     Index {
         /// The operation.
         op: &'static str,
-        /// The index asked for; a negative class index wraps to a large number.
+        /// The index asked for.
         index: usize,
         /// The valid range is `0..len`.
         len: usize,
+    },
+    /// A label is neither a class nor the one to ignore.
+    #[error("{op}: label {label} at position {position} is none of {class_count} classes")]
+    Label {
+        /// The operation.
+        op: &'static str,
+        /// The first such position, in row-major order.
+        position: usize,
+        /// What it holds.
+        label: i64,
+        /// Labels are in `0..class_count`.
+        class_count: usize,
     },
     /// An integer would be divided by 0.
     #[error("{op}: division of an integer by zero")]

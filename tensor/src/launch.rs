@@ -223,6 +223,7 @@ impl Device {
         self.check_launch(kernel.name(), reads, writes)?;
         let outcome = match self.backend() {
             Backend::Sim(sim) => {
+                await_copies(reads, writes)?;
                 sim.advance(kernel.cost());
                 Ok(())
             }
@@ -234,6 +235,7 @@ impl Device {
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => {
                 let _guards = lock(reads, writes);
+                await_copies(reads, writes)?;
                 kernel.cuda(cuda, &CudaOperands { reads, writes })
             }
         };
@@ -266,6 +268,13 @@ impl Device {
         }
         Ok(())
     }
+}
+
+/// Makes the stream that computes wait for what is still on its way from the host.
+#[track_caller]
+fn await_copies(reads: &[&Tensor], writes: &[&Tensor]) -> Result<(), TensorError> {
+    let mut operands = reads.iter().chain(writes);
+    Ok(operands.try_for_each(|tensor| tensor.storage().await_copy())?)
 }
 
 /// Whether a destination may touch another operand. Sorted by where they start, so that the time

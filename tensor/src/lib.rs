@@ -15,6 +15,7 @@ mod print;
 mod random;
 mod storage;
 mod tensor;
+mod transfer;
 mod views;
 
 pub use cpu::{CacheSizes, Cpu};

@@ -4,7 +4,7 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use lowtide_allocator::Buffer;
+use lowtide_allocator::{AllocError, Buffer, Stream};
 
 use crate::Device;
 
@@ -15,6 +15,8 @@ pub(crate) struct Storage {
     lock: RwLock<()>,
     version: AtomicU64,
     frozen: AtomicBool,
+    /// Whether it is the copy stream's, which may still write it.
+    arriving: AtomicBool,
     last_write: Mutex<Site>,
 }
 
@@ -30,6 +32,7 @@ impl Storage {
             lock: RwLock::new(()),
             version: AtomicU64::new(0),
             frozen: AtomicBool::new(false),
+            arriving: AtomicBool::new(false),
             last_write: Mutex::new(Location::caller()),
         }
     }
@@ -64,6 +67,25 @@ impl Storage {
 
     pub(crate) fn set_frozen(&self, frozen: bool) {
         self.frozen.store(frozen, Ordering::Release);
+    }
+
+    /// Whether a copy on the [copy stream](crate::device::COPIES) may still write it.
+    pub(crate) fn is_arriving(&self) -> bool {
+        self.arriving.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_arriving(&self, arriving: bool) {
+        self.arriving.store(arriving, Ordering::Release);
+    }
+
+    /// Makes the stream that computes wait for the copy that may still write it.
+    #[track_caller]
+    pub(crate) fn await_copy(&self) -> Result<(), AllocError> {
+        if self.is_arriving() {
+            self.buffer.hand_over(Stream::DEFAULT)?;
+            self.set_arriving(false);
+        }
+        Ok(())
     }
 
     // The lock guards plain numbers, which a panicking kernel leaves in some order but valid: a

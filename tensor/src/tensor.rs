@@ -4,16 +4,14 @@ use std::fmt::{self, Debug};
 use std::panic::Location;
 use std::sync::Arc;
 
-use lowtide_allocator::Category;
+use lowtide_allocator::{Category, Stream};
 
-use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
-use crate::device::Backend;
+use crate::device::{Backend, COPIES};
 use crate::dtype::for_each_dtype;
-use crate::layout::{Layout, Nest, Shape};
+use crate::layout::{Layout, Shape};
 use crate::storage::Storage;
-use crate::{Cost, DType, Device, Element, Kernel, Operands, Result, TensorError, Value};
+use crate::transfer::{Download, Overwrite, Upload};
+use crate::{DType, Device, Element, Result, TensorError, Value};
 
 /// An n-dimensional array on a [`Device`].
 ///
@@ -48,10 +46,20 @@ impl Tensor {
         shape: impl Into<Shape>,
         dtype: DType,
     ) -> Result<Self> {
-        let shape = shape.into();
+        Self::empty_on(device, (device.allocator().stream(), category), shape.into(), dtype)
+    }
+
+    /// [`Tensor::empty_in`], for work on a stream.
+    #[track_caller]
+    fn empty_on(
+        device: &Device,
+        (stream, category): (Stream, Category),
+        shape: Shape,
+        dtype: DType,
+    ) -> Result<Self> {
         // Saturated, because no memory holds that much: a wrapped product would be a small buffer.
         let size_bytes = shape.element_count().saturating_mul(dtype.size_bytes());
-        let buffer = device.allocator().allocate_in(category, size_bytes)?;
+        let buffer = device.allocator().allocate_on(stream, category, size_bytes)?;
         let storage = Arc::new(Storage::new(buffer, device.clone()));
         Ok(Tensor { storage, layout: Layout::contiguous(shape), dtype })
     }
@@ -113,6 +121,11 @@ impl Tensor {
     ///
     /// # Errors
     /// `Shape` when the count does not fit, `OutOfMemory`.
+    ///
+    /// # Streams
+    /// An NVIDIA device copies beside what it computes: the copy waits for work on the memory that
+    /// it goes to, if that was somebody else's before, and the first operation on the tensor waits
+    /// for the copy. The bytes are used up when this returns.
     #[track_caller]
     pub fn from_bytes(
         device: &Device,
@@ -125,8 +138,11 @@ impl Tensor {
             let found = Shape::new(&[bytes.len() / dtype.size_bytes()]);
             return Err(TensorError::Shape { op: "from_bytes", left: found, right: shape });
         }
-        let tensor = Self::empty(device, shape, dtype)?;
+        let category = device.allocator().current_category();
+        let stream = if device.copies_beside() { COPIES } else { device.allocator().stream() };
+        let tensor = Self::empty_on(device, (stream, category), shape, dtype)?;
         device.launch(Upload { op: "from_bytes", bytes, dtype }, &[], &[&tensor])?;
+        tensor.storage.set_arriving(device.copies_beside());
         Ok(tensor)
     }
 
@@ -141,7 +157,7 @@ impl Tensor {
             let found = Shape::new(&[bytes.len() / self.dtype.size_bytes()]);
             return Err(TensorError::Shape { op, left: found, right: *self.shape() });
         }
-        self.device().launch(Upload { op, bytes, dtype: self.dtype }, &[], &[self])
+        self.device().launch(Overwrite(Upload { op, bytes, dtype: self.dtype }), &[], &[self])
     }
 
     /// The sizes of the dimensions.
@@ -236,7 +252,8 @@ impl Tensor {
     /// The elements in row-major order. Waits for the device.
     ///
     /// # Errors
-    /// `DType` when `T` is another type, `ValueUnavailable` on a simulated device.
+    /// `DType` when `T` is another type, `ValueUnavailable` on a simulated device; of an NVIDIA
+    /// device what it reports, also of work before, and `Label` where a loss had a bad one.
     #[track_caller]
     pub fn to_vec<T: Value>(&self) -> Result<Vec<T>> {
         let op = "to_vec";
@@ -304,6 +321,8 @@ impl Tensor {
         match self.device().backend() {
             Backend::Sim(sim) => {
                 self.check_item::<T>()?;
+                self.storage.await_copy()?;
+                self.device().order_copies()?;
                 sim.assume(assumed.to_f64(), Location::caller());
                 Ok(assumed)
             }
@@ -349,91 +368,4 @@ impl Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tensor({}, {}, {:?})", self.dtype, self.shape(), self.device())
     }
-}
-
-struct Upload<'a> {
-    op: &'static str,
-    bytes: &'a [u8],
-    dtype: DType,
-}
-
-impl Kernel for Upload<'_> {
-    fn name(&self) -> &'static str {
-        self.op
-    }
-
-    fn cost(&self) -> Cost {
-        Cost { flops: 0.0, bytes: 2.0 * self.bytes.len() as f64 }
-    }
-
-    fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        for_each_dtype!(self.dtype, T => {
-            let mut out = operands.write::<T>(0);
-            let layout = *out.layout();
-            scatter(self.bytes, &layout, out.data());
-        });
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        let to = operands.write(0);
-        if to.layout().is_contiguous() {
-            return cuda.write(&to, self.bytes);
-        }
-        for_each_dtype!(self.dtype, T => {
-            let mut data = cuda.read::<T>(&to)?;
-            scatter(self.bytes, to.layout(), &mut data);
-            cuda.write(&to, &data)
-        })
-    }
-}
-
-/// Overwrites the elements of `layout` with those in `bytes`; `data` is from the first to the last.
-fn scatter<T: Element>(mut bytes: &[u8], layout: &Layout, data: &mut [T]) {
-    let nest = Nest::new(layout.shape(), [layout.strides()]);
-    nest.runs(layout.shape().element_count(), |[at], len| {
-        let (head, tail) = bytes.split_at(len * size_of::<T>());
-        bytemuck::cast_slice_mut(&mut data[at..][..len]).copy_from_slice(head);
-        bytes = tail;
-    });
-}
-
-struct Download<'a, T> {
-    values: &'a mut Vec<T>,
-}
-
-impl<T: Element> Kernel for Download<'_, T> {
-    fn name(&self) -> &'static str {
-        "download"
-    }
-
-    fn cost(&self) -> Cost {
-        Cost::default()
-    }
-
-    fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        let view = operands.read::<T>(0);
-        gather(view.data(), view.layout(), self.values);
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        let from = operands.read(0);
-        gather(&cuda.read(&from)?, from.layout(), self.values);
-        Ok(())
-    }
-}
-
-/// Adds the elements of `layout` to `values`; `data` is from the first to the last.
-fn gather<T: Element>(data: &[T], layout: &Layout, values: &mut Vec<T>) {
-    let nest = Nest::new(layout.shape(), [layout.strides()]);
-    nest.rows(0, layout.shape().element_count(), |row| {
-        let data = &data[row.starts[0]..];
-        match nest.inner_strides()[0] {
-            0 => values.extend(std::iter::repeat_n(data[0], row.len)),
-            step => values.extend(data.iter().step_by(step).take(row.len)),
-        }
-    });
 }

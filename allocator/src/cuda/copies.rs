@@ -99,7 +99,7 @@ impl CudaStreams {
         enqueued.and(done)
     }
 
-    /// Enqueues a copy of a whole page-locked block to the start of a block.
+    /// Enqueues a copy of a whole page-locked block to a block, from byte `start` on.
     ///
     /// The copy reads when it runs: the page-locked block must be for this stream, or have been
     /// told of it, and must not be written before it has been [waited
@@ -111,10 +111,10 @@ impl CudaStreams {
         &self,
         stream: Stream,
         from: &PinnedBuffer,
-        to: &Buffer,
+        (to, start): (&Buffer, usize),
     ) -> Result<(), CudaError> {
         let bytes = from.as_slice();
-        let (address, len) = self.place(to, 0..bytes.len())?;
+        let (address, len) = self.place(to, start..start.saturating_add(bytes.len()))?;
         self.copy_in(stream, bytes.as_ptr().cast(), address, len)
     }
 

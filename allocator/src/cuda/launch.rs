@@ -9,6 +9,7 @@ use super::module::Function;
 use super::streams::CudaStreams;
 use super::table::Extent;
 use crate::buffer::Buffer;
+use crate::pinned::PinnedBuffer;
 use crate::stream::Stream;
 
 /// A kernel as its source declares it.
@@ -82,6 +83,8 @@ pub enum Argument<'a> {
     Read(&'a Buffer, usize, usize),
     /// Bytes of a block that the kernel writes.
     Write(&'a Buffer, usize, usize),
+    /// A page-locked block that the kernel writes: it has one address for host and device.
+    WritePinned(&'a PinnedBuffer),
     /// No memory, where a kernel may do without some: it gets a null pointer.
     Nothing,
     /// For [`Parameter::I32`].
@@ -117,7 +120,7 @@ impl<'a> Argument<'a> {
         match (self, parameter) {
             (Argument::Nothing, Parameter::Read | Parameter::Write)
             | (Argument::Read(..), Parameter::Read)
-            | (Argument::Write(..), Parameter::Write)
+            | (Argument::Write(..) | Argument::WritePinned(_), Parameter::Write)
             | (Argument::I32(_), Parameter::I32)
             | (Argument::U32(_), Parameter::U32)
             | (Argument::I64(_), Parameter::I64)
@@ -211,6 +214,8 @@ impl CudaStreams {
     ///    others it is up to the caller. 2. With these arguments and this grid it uses no memory
     ///    but its own and the bytes of the blocks that it is given, and writes only those that are
     ///    given to be written: it could reach what the driver keeps page-locked for the host.
+    /// 3. A page-locked block that it is given is of a [`CudaHostSource`](super::CudaHostSource),
+    ///    and the host does not touch it until it has waited for the stream.
     pub unsafe fn launch(
         &self,
         stream: Stream,
@@ -278,6 +283,10 @@ impl CudaStreams {
                 Argument::Write(block, start, end) => {
                     let (address, size_bytes) = place(block, start, end)?;
                     packed.push_memory(address, size_bytes, 1);
+                }
+                Argument::WritePinned(pinned) => {
+                    let block = pinned.block();
+                    packed.push_memory(block.address(), block.size_bytes(), 1);
                 }
                 Argument::Nothing => packed.push(0, 8),
                 Argument::I32(value) => packed.push(u64::from(value.cast_unsigned()), 4),

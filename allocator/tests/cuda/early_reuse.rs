@@ -82,6 +82,7 @@ impl MemorySource for Faulty {
 enum Op {
     Allocate(usize, usize),
     UseOn(usize, usize),
+    HandOver(usize, usize),
     Free(usize),
 }
 
@@ -96,7 +97,8 @@ fn programs() -> Vec<Vec<Op>> {
     let mut program = || {
         let op = |_| match draw(20) {
             0..9 => Op::Allocate(draw(STREAMS), 1 + draw(6 * PAGE_BYTES)),
-            9..13 => Op::UseOn(draw(1000), draw(STREAMS)),
+            9..12 => Op::UseOn(draw(1000), draw(STREAMS)),
+            12 => Op::HandOver(draw(1000), draw(STREAMS)),
             _ => Op::Free(draw(1000)),
         };
         (0..60).map(op).collect()
@@ -142,6 +144,15 @@ fn is_right(gpu: &Gpu, program: &[Op], fault: FenceFault, notes_uses: bool) -> b
                 if notes_uses {
                     streams.wait(written.owner, on).unwrap();
                 }
+            }
+            Op::HandOver(index, to) => {
+                let index = pick(index);
+                let Some(Written { block, owner, value: held }) = live.get_mut(index) else {
+                    continue;
+                };
+                (*owner, *held) = (stream(to), value);
+                block.hand_over(*owner).unwrap();
+                streams.fill(*owner, block, 0..block.size_bytes(), value).unwrap();
             }
             Op::Free(index) => {
                 if !live.is_empty() {
@@ -199,6 +210,17 @@ fn removed_fence_mixes_two_owners_up_and_the_fence_keeps_them_apart() {
 }
 
 #[test]
+fn block_that_is_handed_over_is_not_written_before_its_last_stream_is_done() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    let kept = [Op::Allocate(1, PAGE_BYTES), Op::HandOver(0, 0)];
+    let freed = [kept[0], kept[1], Op::Free(0), Op::Allocate(0, PAGE_BYTES)];
+    for program in [&kept[..], &freed] {
+        assert!(!is_found_out(&gpu, program, FenceFault::None, true));
+        assert!(is_found_out(&gpu, program, FenceFault::DoesNothing, true));
+    }
+}
+
+#[test]
 fn use_that_nobody_notes_is_found_out() {
     let Some(gpu) = Gpu::pretend() else { return };
     let program =
@@ -221,6 +243,10 @@ fn decisions(memory: &CachingAllocator, program: &[Op]) -> (Vec<Vec<Range<usize>
             }
             Op::UseOn(index, on) => {
                 live.get(pick(index)).into_iter().for_each(|block| block.record_use(stream(on)));
+            }
+            Op::HandOver(index, to) => {
+                let block = live.get(pick(index)).into_iter();
+                block.for_each(|block| block.hand_over(stream(to)).unwrap());
             }
             Op::Free(index) if !live.is_empty() => drop(live.swap_remove(pick(index))),
             Op::Free(_) => {}

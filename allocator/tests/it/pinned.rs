@@ -328,3 +328,33 @@ fn system_locks_what_it_allows_and_says_what_it_does_not() {
     assert!(SystemLock.lock(1 << 16, SIZE_BYTES).is_err());
     assert_eq!(locked_kib(), before, "a refused lock leaves nothing locked");
 }
+
+#[test]
+fn wait_of_the_host_takes_back_what_was_dropped_before_it_and_nothing_else() {
+    let streams = SimStreams::new();
+    let cache = cache(&streams, 3);
+    let [copy, other] = copies();
+    let enqueue = |users: &[Stream]| {
+        let mut batch = cache.allocate(users[0], BATCH_BYTES).unwrap();
+        users[1..].iter().for_each(|user| batch.record_use(*user));
+        streams.touch(&[batch.block()]).unwrap();
+        users.iter().for_each(|user| streams.launch(*user, &[batch.block()]).unwrap());
+    };
+    enqueue(&[copy]);
+    enqueue(&[copy, other]);
+    cache
+        .while_waiting(copy, || {
+            streams.wait_host(copy)?;
+            // As somebody else may, meanwhile.
+            enqueue(&[copy]);
+            Ok::<(), SourceError>(())
+        })
+        .unwrap();
+    assert_eq!((cache.pending_count(), cache.wait_count()), (2, 0), "the first alone");
+    let failed = cache.while_waiting(other, || Err::<(), &str>("lost"));
+    assert_eq!((failed, cache.pending_count()), (Err("lost"), 2));
+    // What is handed out now was taken back, or waited for.
+    for _ in 0..4 {
+        enqueue(&[other]);
+    }
+}

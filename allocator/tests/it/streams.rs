@@ -395,3 +395,49 @@ fn host_has_no_streams() {
     let two = memory.allocate_on(stream(7), Category::Other, 100).unwrap();
     assert_eq!((two.offset(), memory.statistics().waits), (0, 0));
 }
+
+#[test]
+fn block_that_is_handed_over_is_its_new_streams_alone() {
+    let streams = SimStreams::new();
+    let memory = CachingAllocator::new(device(&streams)).unwrap();
+    let mut world = StreamWorld::of(memory.clone(), streams.clone());
+    let [compute, copies] = [stream(0), stream(1)];
+    let block = memory.allocate_on(copies, Category::Input, PAGE_BYTES).unwrap();
+    let offset = block.offset();
+    streams.launch(copies, &[&block]).unwrap();
+    block.hand_over(compute).unwrap();
+    block.hand_over(compute).unwrap();
+    assert_eq!(world.waits(), [(0, 1)], "once");
+    streams.launch(compute, &[&block]).unwrap();
+    drop(block);
+    // Nobody has to wait for the copies any more.
+    let again = memory.allocate_on(compute, Category::Other, PAGE_BYTES).unwrap();
+    assert_eq!((again.offset(), world.waits().len()), (offset, 1));
+    streams.launch(compute, &[&again]).unwrap();
+    drop(again);
+    let next = memory.allocate_on(copies, Category::Input, PAGE_BYTES).unwrap();
+    assert_eq!(world.waits(), [(0, 1), (1, 0)]);
+    world.buffers.push((copies, next));
+    world.step(StreamOp::Use(0)).unwrap();
+    memory.check_invariants();
+}
+
+#[test]
+fn wait_for_a_stream_is_one_for_the_memory_that_it_gave_back_before() {
+    let streams = SimStreams::new();
+    let memory = CachingAllocator::new(device(&streams)).unwrap();
+    let world = StreamWorld::of(memory.clone(), streams.clone());
+    let [compute, copies] = [stream(0), stream(1)];
+    let work = |on| {
+        let block = memory.allocate_on(on, Category::Other, PAGE_BYTES).unwrap();
+        streams.launch(on, &[&block]).unwrap();
+    };
+    work(compute);
+    memory.wait(copies, compute).unwrap();
+    assert_eq!(world.waits(), [(1, 0)]);
+    work(copies);
+    assert_eq!(world.waits(), [(1, 0)], "it has waited");
+    memory.wait(copies, copies).unwrap();
+    work(compute);
+    assert_eq!(world.waits(), [(1, 0), (0, 1)], "and nobody waits for itself");
+}

@@ -137,10 +137,12 @@ fn labels_that_do_not_fit_are_errors() -> Outcome {
     for wrong in [5_i64, 77, -1] {
         let labels = Tensor::from_slice(&device, [6], &[0, 1, wrong, 2, 3, 4])?;
         let error = error_of(logits(&device), &labels);
-        let TensorError::Index { op: "cross_entropy", index, len: CLASSES } = error else {
+        let TensorError::Label { op: "cross_entropy", position: 2, label, class_count: CLASSES } =
+            error
+        else {
             panic!("{error}");
         };
-        assert_eq!(index as i64, wrong);
+        assert_eq!(label, wrong);
     }
     let few = Tensor::from_slice(&device, [5], &[0_i64; 5])?;
     let error = error_of(logits(&device), &few);

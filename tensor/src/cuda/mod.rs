@@ -1,9 +1,12 @@
 //! NVIDIA devices: [`Device::cuda`](crate::Device::cuda), and what a kernel has there.
 //!
-//! All work is enqueued on one stream, in program order. The host waits where a value is read and
-//! where bytes that it lends are copied, and nowhere else. What an operation says about values is
-//! read, too: whether all labels of a cross-entropy are classes.
+//! What computes is enqueued on one stream, in program order, and copies from and to the host on
+//! another one. A copy waits for work on the memory that it goes to, and for all work where it
+//! reads a result; work waits for the copies of its operands. The host waits where a value is read,
+//! and nowhere else, unless it has no page-locked memory left for what is still to be copied.
+//! What kernels find wrong with values, a label that is no class, is told to who reads next.
 
+mod copies;
 pub(crate) mod kernels;
 mod operands;
 
@@ -19,6 +22,7 @@ use lowtide_allocator::cuda::{
 
 use crate::device::Backend;
 use crate::{Device, Result};
+use copies::Copies;
 use kernels::{Image, Loaded};
 pub use operands::{CudaOperands, Place};
 
@@ -51,6 +55,7 @@ impl Default for Products {
 /// What kernels are enqueued with.
 pub struct Cuda {
     streams: CudaStreams,
+    copies: Copies,
     loaded: Loaded,
     products: Products,
     /// Absent before it is first asked for; then what was found.
@@ -68,8 +73,8 @@ impl Cuda {
             Some(budget_bytes) => CudaSource::with_capacity(&streams, budget_bytes)?,
             None => CudaSource::new(&streams)?,
         };
-        let loaded = Loaded::new(device);
-        Ok((Cuda { streams, loaded, products, blas: Mutex::default() }, Arc::new(source)))
+        let (copies, loaded) = (Copies::new(&streams), Loaded::new(device));
+        Ok((Cuda { streams, copies, loaded, products, blas: Mutex::default() }, Arc::new(source)))
     }
 
     /// The device.
@@ -109,7 +114,8 @@ impl Cuda {
         Ok(found.map(|blas| (blas, precision)))
     }
 
-    /// The streams of the device, of which all work is on the default one.
+    /// The streams of the device, of which all but copies from and to the host is on the default
+    /// one.
     pub(crate) fn streams(&self) -> &CudaStreams {
         &self.streams
     }
@@ -143,17 +149,25 @@ impl Cuda {
 
     /// The elements from the first to the last one of a place, when all work before is done.
     pub(crate) fn read<T: Pod>(&self, place: &Place<'_>) -> Result<Vec<T>> {
-        let bytes = place.bytes();
-        let mut values = vec![T::zeroed(); bytes.len() / size_of::<T>()];
-        let to = bytemuck::cast_slice_mut(&mut values);
-        self.streams.download(Stream::DEFAULT, (place.block(), bytes), to)?;
-        Ok(values)
+        self.copies.download(place)
     }
 
-    /// Overwrites the elements from the first to the last one of a place.
-    pub(crate) fn write<T: Pod>(&self, place: &Place<'_>, values: &[T]) -> Result<()> {
-        let to = (place.block(), place.bytes());
-        Ok(self.streams.upload(Stream::DEFAULT, bytemuck::cast_slice(values), to)?)
+    /// Overwrites what is from the first to the last element of a place.
+    pub(crate) fn write(&self, place: &Place<'_>, bytes: &[u8]) -> Result<()> {
+        self.copies.overwrite(bytes, place)
+    }
+
+    /// [`Cuda::write`] to memory that was allocated for copies, and that nobody has used since.
+    pub(crate) fn write_new(&self, place: &Place<'_>, bytes: &[u8]) -> Result<()> {
+        self.copies.upload(bytes, place.block(), place.bytes().start)
+    }
+
+    /// Lets `launch` tell a kernel where to say which label is bad; who reads a value next is told.
+    pub(crate) fn with_bad_label(
+        &self,
+        launch: impl FnOnce(Argument<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.copies.with_bad_label(launch)
     }
 }
 

@@ -3,6 +3,7 @@
 mod alike;
 mod compiled;
 mod conv2d;
+mod copies;
 mod cross_entropy;
 mod elementwise;
 mod gpu;

@@ -111,10 +111,10 @@ fn bad_label_leaves_the_gradients_of_a_linear_layer_as_they_were() {
     let error = x
         .linear_cross_entropy_gradients(&w, None, &labels, &options, &dy, &mut dw, None)
         .unwrap_err();
-    assert!(matches!(error, TensorError::Index { index: 5, len: 5, .. }), "{error}");
+    assert!(matches!(error, TensorError::Label { position: 2, label: 5, .. }), "{error}");
     crate::common::assert_same(&dw, &before);
     let error = x.linear_cross_entropy(&w, None, &labels, &options).unwrap_err();
-    assert!(matches!(error, TensorError::Index { op: "linear_cross_entropy", .. }), "{error}");
+    assert!(matches!(error, TensorError::Label { op: "linear_cross_entropy", .. }), "{error}");
 }
 
 #[test]

@@ -93,14 +93,14 @@ fn cross_entropy_and_its_gradient_are_those_of_their_twins() {
             assert_close(&lab.floats_of(&loss), &losses, classes, 20.0);
             assert_close(&lab.floats_of(&weight), &label_weights, 0, 0.0);
 
-            let ([sum, count], bad) = ([0; 2].map(|_| lab.room(4)), lab.room(16));
+            let ([sum, count], bad) = ([0; 2].map(|_| lab.room(4)), lab.labels(&[0; 3]));
             let results = [sum.write(), count.write(), bad.write()];
             let sources = [loss.read(), weight.read(), labels.read(), targets];
             let arguments = [&results[..], &sources].concat();
             lab.run("cross_entropy", SUM, Grid::row(1, 64), &arguments);
             let found = [&sum, &count].map(|value| lab.floats_of(value)[0]);
             assert_close(&found, &totals, classes, 20.0 * positions as f64);
-            assert_eq!(lab.words_of(&bad), [0; 4]);
+            assert_eq!(lab.words_of(&bad), [0; 6]);
 
             // In a block of its own, and in the place of the logits.
             let dx = lab.bytes(&lab.bytes_of(&x));
@@ -119,20 +119,32 @@ fn cross_entropy_and_its_gradient_are_those_of_their_twins() {
 fn first_label_that_is_no_class_is_told() {
     let Some(lab) = Lab::open() else { return };
     let targets = [3, IGNORED.cast_unsigned(), 5, 1];
-    for (labels, expected) in
-        [([0, 1, 2, IGNORED, 0], [0, 0]), ([0, 3, 2, -1, 0], [2, 3]), ([0, 1, 2, -1, 7], [4, -1])]
-    {
+    for (labels, expected) in [
+        ([0, 1, 2, IGNORED, 0], [0; 3]),
+        ([0, 3, 2, -1, 0], [2, 3, 3]),
+        ([0, 1, 2, -1, 7], [4, -1, 3]),
+    ] {
         let labels = lab.labels(&labels);
         lab.in_each_order(|| {
-            let ([sum, count], bad) = ([0; 2].map(|_| lab.room(4)), lab.room(16));
+            let ([sum, count], bad) = ([0; 2].map(|_| lab.room(4)), lab.labels(&[0; 3]));
             let zeros = lab.floats(&[0.0; 5]);
             let results = [sum.write(), count.write(), bad.write()];
             let sources = [zeros.read(), zeros.read(), labels.read(), Argument::Words(&targets)];
             let arguments = [&results[..], &sources].concat();
             lab.run("cross_entropy", SUM, Grid::row(1, 32), &arguments);
-            let bytes = lab.bytes_of(&bad);
-            let found = bytes.chunks_exact(8).map(|word| word.try_into().unwrap());
-            assert_eq!(found.map(i64::from_le_bytes).collect::<Vec<_>>(), expected);
+            let words = |bytes: Vec<u8>| -> Vec<i64> {
+                let words = bytes.chunks_exact(8).map(|word| word.try_into().unwrap());
+                words.map(i64::from_le_bytes).collect()
+            };
+            assert_eq!(words(lab.bytes_of(&bad)), expected);
+            assert_eq!(lab.floats_of(&sum)[0].is_nan(), expected[0] != 0);
+            // Who was told of a label before is not told of another.
+            let (told, sum) = (lab.labels(&[9, 8, 7]), lab.room(4));
+            let results = [sum.write(), count.write(), told.write()];
+            let arguments = [&results[..], &sources].concat();
+            lab.run("cross_entropy", SUM, Grid::row(1, 32), &arguments);
+            assert_eq!(words(lab.bytes_of(&told)), [9, 8, 7]);
+            assert_eq!(lab.floats_of(&sum)[0].is_nan(), expected[0] != 0);
         });
     }
 }

@@ -84,9 +84,9 @@ struct Least {
   static __device__ u64 join(u64 x, u64 y) { return y < x ? y : x; }
 };
 
-// sum = Σ loss and count = Σ weight over all positions. bad[0] is the first position, from 1, whose
-// label is neither a class nor the one to ignore, and bad[1] that label; 0 if there is none. One
-// block.
+// sum = Σ loss and count = Σ weight over all positions; the sum is NaN if the label of a position is
+// neither a class nor the one to ignore. If nobody is named in bad, it then says which: bad[0] is
+// the first such position, from 1, bad[1] its label, bad[2] how many classes there are. One block.
 extern "C" __global__ void __launch_bounds__(256)
     cross_entropy_sum_f32(float* sum, float* count, i64* bad, const float* loss,
                           const float* weight, const i64* labels, Targets targets) {
@@ -105,11 +105,13 @@ extern "C" __global__ void __launch_bounds__(256)
   weight_sum = join_block<SumOfDoubles>(weight_sum, scratch);
   first = join_block<Least>(first, firsts);
   if (threadIdx.x != 0) return;
-  *sum = (float)loss_sum;
-  *count = (float)weight_sum;
   bool is_bad = first < targets.positions;
-  bad[0] = is_bad ? (i64)first + 1 : 0;
-  bad[1] = is_bad ? labels[first] : 0;
+  *sum = is_bad ? __uint_as_float(0x7fc00000) : (float)loss_sum;
+  *count = (float)weight_sum;
+  if (!is_bad || bad[0] != 0) return;
+  bad[1] = labels[first];
+  bad[2] = targets.class_count;
+  bad[0] = (i64)first + 1;
 }
 
 // dx[c] = dy · (p[c] · (a + b · W) - a · [c = label] - b · w[c]) with p = exp(x - lse) and W = Σ w;

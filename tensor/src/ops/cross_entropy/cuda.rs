@@ -46,13 +46,12 @@ impl Positions {
     }
 }
 
-/// Enqueues the loss of f32, and waits for what it found about the labels.
+/// Enqueues the loss of f32. What it finds about the labels is told to who reads a value.
 pub(super) fn forward(of: &Positions, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     of.check_f32()?;
     use Parameter::{F32, Read, Write};
     let [labels, x] = [0, 1].map(|index| operands.read(index));
-    let [sum, count, lse, bad, loss, weight] =
-        [0, 1, 2, 3, 4, 5].map(|index| operands.write(index));
+    let [sum, count, lse, loss, weight] = [0, 1, 2, 3, 4].map(|index| operands.write(index));
     let words = of.words();
     let targets = Argument::Words(&words);
     let kernel = Signature {
@@ -68,16 +67,12 @@ pub(super) fn forward(of: &Positions, cuda: &Cuda, operands: &CudaOperands<'_>) 
         name: "cross_entropy_sum_f32",
         parameters: &[Write, Write, Write, Read, Read, Read, TARGETS],
     };
-    let results = [sum.to_write(), count.to_write(), bad.to_write()];
     let sources = [loss.to_read(), weight.to_read(), labels.to_read(), targets];
-    let arguments = [&results[..], &sources].concat();
-    // One block: it adds in one order.
-    cuda.launch(CROSS_ENTROPY, &kernel, Grid::row(1, THREADS_MAX as u32), &arguments)?;
-    match *cuda.read::<i64>(&bad)? {
-        [0, _] => Ok(()),
-        [_, label] => Err(of.bad_label(label)),
-        _ => unreachable!("the kernel writes two numbers"),
-    }
+    cuda.with_bad_label(|bad| {
+        let arguments = [&[sum.to_write(), count.to_write(), bad], &sources[..]].concat();
+        // One block: it adds in one order.
+        cuda.launch(CROSS_ENTROPY, &kernel, Grid::row(1, THREADS_MAX as u32), &arguments)
+    })
 }
 
 /// Enqueues the gradient of f32. Forward has read the labels; what has become of them since is for

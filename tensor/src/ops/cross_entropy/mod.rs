@@ -118,8 +118,9 @@ impl Positions {
     }
 
     /// A label that is no class, as an error.
-    fn bad_label(&self, label: i64) -> TensorError {
-        TensorError::Index { op: self.name, index: label as usize, len: self.blocks.len }
+    fn bad_label(&self, position: usize, labels: &[i64]) -> TensorError {
+        let (op, label, class_count) = (self.name, labels[position], self.blocks.len);
+        TensorError::Label { op, position, label, class_count }
     }
 
     /// What forward writes beside its results.
@@ -131,12 +132,10 @@ impl Positions {
                 Ok(vec![Tensor::workspace(device, len, DType::F64)?])
             }
             DeviceKind::Cuda => {
-                // In one block: a position and a label of 64 bits each, and for each position its
-                // loss and its weight.
-                let (start, len) = (4, self.blocks.outer * self.blocks.inner);
-                let all = Tensor::workspace(device, start + 2 * len, DType::F32)?;
-                let parts = [(0, start), (start, len), (start + len, len)];
-                parts.into_iter().map(|(start, len)| all.narrow(0, start, len)).collect()
+                // In one block, for each position its loss and its weight.
+                let len = self.blocks.outer * self.blocks.inner;
+                let all = Tensor::workspace(device, 2 * len, DType::F32)?;
+                [0, len].into_iter().map(|start| all.narrow(0, start, len)).collect()
             }
         }
     }
@@ -162,7 +161,7 @@ impl Kernel for Forward {
             let [sum, count, lse] = [0, 1, 2].map(|index| operands.write::<T>(index).slice());
             let workspace = operands.write::<f64>(3).slice();
             let found = cpu::forward(cpu.pool(), &targets, x, lse, workspace)
-                .map_err(|position| self.0.bad_label(targets.labels[position]))?;
+                .map_err(|position| self.0.bad_label(position, targets.labels))?;
             [sum[0], count[0]] = found.map(T::from_f64);
         });
         Ok(())
@@ -191,7 +190,7 @@ impl Kernel for Backward {
         for_stored!(self.0.dtype, E => {
             type T = <E as Stored>::Lane;
             let targets = self.0.targets::<E>(operands);
-            targets.check().map_err(|position| self.0.bad_label(targets.labels[position]))?;
+            targets.check().map_err(|position| self.0.bad_label(position, targets.labels))?;
             let [lse, dy] = [1, 2].map(|index| operands.read::<T>(index).slice());
             let x = has_x.then(|| operands.read::<E>(3).slice());
             let dx = operands.write::<E>(0).slice();
@@ -214,12 +213,12 @@ impl Tensor {
     /// `x: [N, C, ..], labels: [N, ..] → [], [], [N, ..]`
     ///
     /// # Errors
-    /// `Index` for a label that is neither a class nor `ignore_index`, `Shape`, `DType`,
-    /// `OutOfMemory`.
+    /// `Label` for one that is neither a class nor `ignore_index`, `Shape`, `DType`, `OutOfMemory`.
     ///
     /// # Streams
-    /// An NVIDIA device looks at the labels while it computes: to tell of a bad one, this waits for
-    /// it, and for all work before, to read 16 bytes. Only f32 is computed there.
+    /// An NVIDIA device looks at the labels while it computes, and is not waited for: where one is
+    /// bad, the loss is NaN, and who next reads any value of the device is told, once, of the first
+    /// one. Only f32 is computed there.
     #[track_caller]
     pub fn cross_entropy(&self, labels: &Tensor, ignore_index: i64) -> Result<CrossEntropy> {
         self.cross_entropy_with(labels, &Labelling { ignore_index, ..Default::default() })

@@ -29,7 +29,7 @@ impl Kernel for Forward {
         for_stored!(self.0.dtype, E => {
             type T = <E as Stored>::Lane;
             let targets = self.0.targets::<E>(operands);
-            targets.check().map_err(|position| self.0.bad_label(targets.labels[position]))?;
+            targets.check().map_err(|position| self.0.bad_label(position, targets.labels))?;
             let found = likelihood(&targets, operands.read::<E>(1));
             for (index, value) in found.into_iter().enumerate() {
                 operands.write::<T>(index).slice()[0] = T::from_f64(value);
@@ -71,7 +71,7 @@ impl Kernel for Backward {
         for_stored!(self.0.dtype, E => {
             type T = <E as Stored>::Lane;
             let targets = self.0.targets::<E>(operands);
-            targets.check().map_err(|position| self.0.bad_label(targets.labels[position]))?;
+            targets.check().map_err(|position| self.0.bad_label(position, targets.labels))?;
             let dy = operands.read::<T>(1).slice()[0];
             let (blocks, dx) = (self.0.blocks, operands.write::<E>(0).slice());
             let outer = blocks.outer_per_task();

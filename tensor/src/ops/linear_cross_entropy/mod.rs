@@ -81,7 +81,10 @@ impl Kernel for LinearCrossEntropyKernel {
             true => cpu::run::<f32, E, f32>(cpu, &self, operands),
             false => cpu::run::<f32, E, E>(cpu, &self, operands),
         }));
-        outcome.map_err(|row| TensorError::Index { op, index: labels[row] as usize, len: classes })
+        outcome.map_err(|position| {
+            let (label, class_count) = (labels[position], classes);
+            TensorError::Label { op, position, label, class_count }
+        })
     }
 }
 

@@ -5,12 +5,15 @@ mod gpu;
 use std::cell::{Cell, RefCell};
 
 use lowtide_allocator::{Fault, Repeat};
+use lowtide_data::Batch;
 use lowtide_nn::NnError;
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_tensor::{Device, RandomKey};
-use lowtide_trainer::{Classification, Options, Result, TrainError, Trainer};
+use lowtide_trainer::{
+    Classification, Flow, Observer, Options, Result, StepReport, TrainError, Trainer,
+};
 
-use crate::common::{KINDS, Kind, Outcome, Run, does_not_fit};
+use crate::common::{KINDS, Kind, Outcome, Run, does_not_fit, labelled, values, versions};
 use gpu::Gpu;
 
 /// Losses of both devices, relative to each other: sums of up to 576 products in another order,
@@ -159,6 +162,100 @@ fn steady_step_makes_no_memory_call_to_the_driver() {
     // Step 7 of 12 is the first after an evaluation.
     assert_eq!(counts.len(), 13);
     assert!(counts[2..].iter().all(|calls| *calls == counts[2]), "{counts:?}");
+}
+
+/// Calls in which the host waits for the device, and the one that reads a value.
+const WAITS: [&str; 3] = ["cuStreamSynchronize", "cuCtxSynchronize", "cuMemcpyDtoHAsync_v2"];
+
+#[test]
+fn steady_step_waits_for_the_device_once_where_the_loss_is_read() {
+    let Some(gpu) = Gpu::with_pages(64 << 10) else { return };
+    let run = Run { channels: 16, train_len: 144, ..small() };
+    let whole_bytes = fit(&gpu, &run, None).plan.predicted_peak_bytes();
+    for budget_bytes in [None, Some(whole_bytes - 1)] {
+        let counts = RefCell::new(Vec::new());
+        let outcome = fit_with(&gpu, &run, budget_bytes, |_, _| {
+            counts.borrow_mut().push(WAITS.map(|call| gpu.pretend.calls(call)));
+        });
+        let outcome = outcome.expect("an undisturbed run");
+        assert_eq!(outcome.micro_batch < run.batch_size, budget_bytes.is_some());
+        let counts = counts.into_inner();
+        let of_step = |pair: &[[u64; 3]]| [0, 1, 2].map(|call| pair[1][call] - pair[0][call]);
+        let steps: Vec<[u64; 3]> = counts.windows(2).map(of_step).collect();
+        assert_eq!(steps.len(), 6);
+        assert!(steps[1..].iter().all(|calls| *calls == [1, 0, 1]), "{steps:?}");
+    }
+}
+
+#[test]
+fn label_that_is_no_class_ends_the_step_before_anything_is_written() {
+    let Some(gpu) = Gpu::take() else { return };
+    let run = small();
+    let device = gpu.device();
+    let mut trainer = run.trainer(&device);
+    let loader = labelled(&[0, 1, 2, 3, 4, 99, 5, 6], 4);
+    let batches: Vec<Batch> = loader.epoch(0).map(|batch| batch.expect("readable")).collect();
+    trainer.step(&batches[0]).expect("labels that are classes");
+    let before = (trainer.state_hash().expect("readable"), versions(trainer.task_mut()));
+    let error = trainer.step(&batches[1]).unwrap_err();
+    let text = "cross_entropy: label 99 at position 1 is none of 10 classes";
+    assert_eq!(error.to_string(), text);
+    assert!(matches!(error, TrainError::Nn(_)), "{error:?}");
+    let after = (trainer.state_hash().expect("readable"), versions(trainer.task_mut()));
+    assert_eq!(after, before);
+    assert_eq!((trainer.steps(), trainer.is_torn()), (1, false));
+    trainer.step(&batches[0]).expect("the label is forgotten");
+}
+
+/// Lets a launch of the driver fail, the nth from the beginning of a step's last phase.
+struct Cut<'a> {
+    gpu: &'a Gpu,
+    step: u64,
+    nth: u64,
+}
+
+impl Observer for Cut<'_> {
+    fn on_phase(&mut self, step: u64, phase: &'static str) {
+        if (step, phase) == (self.step, "optimizer") {
+            // `CUDA_ERROR_UNKNOWN`
+            self.gpu.pretend.fail("cuLaunchKernel", 999, self.nth, Repeat::Once);
+        }
+    }
+}
+
+/// Ends a run after its first step.
+struct Stop;
+
+impl Observer for Stop {
+    fn on_step(&mut self, _: &StepReport) -> Result<Flow> {
+        Ok(Flow::Stop)
+    }
+}
+
+#[test]
+fn step_that_is_cut_off_while_it_is_written_leaves_no_model_and_no_next_step() {
+    let Some(gpu) = Gpu::take() else { return };
+    for kind in KINDS {
+        let run = Run { kind, train_len: 72, ..small() };
+        let (train, test) = run.loaders();
+        let device = gpu.device();
+        let mut trainer = run.trainer(&device);
+        trainer.fit(&train, &test, 1, &mut [&mut Stop]).expect("an undisturbed step");
+        let whole = values(trainer.task_mut());
+        let mut trainer = run.trainer(&device);
+        let mut cut = Cut { gpu: &gpu, step: 2, nth: 3 };
+        let error = trainer.fit(&train, &test, 1, &mut [&mut cut]).unwrap_err();
+        assert!(matches!(error, TrainError::Torn { step: 2, .. }), "{error:?}");
+        assert_eq!((trainer.steps(), trainer.is_torn()), (1, true));
+        let torn = values(trainer.task_mut());
+        let moved = torn.iter().zip(&whole).filter(|(a, b)| a != b).count();
+        assert!((1..torn.len()).contains(&moved), "{moved} of {}", torn.len());
+        let launches = gpu.pretend.calls("cuLaunchKernel");
+        let again = trainer.fit(&train, &test, 1, &mut []).unwrap_err();
+        assert!(matches!(again, TrainError::Torn { step: 2, .. }), "{again:?}");
+        assert_eq!(gpu.pretend.calls("cuLaunchKernel"), launches);
+        assert_eq!(values(trainer.task_mut()), torn);
+    }
 }
 
 /// Codes that say nothing of memory, that memory is short, and that the device is lost.

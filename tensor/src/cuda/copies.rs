@@ -1,0 +1,140 @@
+//! Copies between host and device, on a stream of their own beside the one that computes.
+
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bytemuck::Pod;
+use lowtide_allocator::cuda::{Argument, CudaHostSource, CudaStreams};
+use lowtide_allocator::{AllocError, Buffer, PinnedBuffer, PinnedCache, SourceError, Stream};
+
+use super::Place;
+use crate::device::COPIES;
+use crate::{Result, TensorError};
+
+/// Page-locked memory that copies pass through: at least this much, twice the largest of them, and
+/// no more than that. Larger ones go in parts, each of half of it.
+const STAGING_BYTES: Range<usize> = 4 << 20..64 << 20;
+
+/// The copy stream of a device, and what the host needs for it.
+pub(super) struct Copies {
+    streams: CudaStreams,
+    /// Made with the first copy, and made anew with one that is too large for it.
+    staging: Mutex<Option<PinnedCache>>,
+    /// What kernels say about labels: a position, from 1, or 0; its label; the number of classes.
+    /// It is locked whenever a kernel is told of it, and from before a wait of the host until the
+    /// host has looked at it. So what the host sees was written before that wait.
+    bad_label: Mutex<Option<PinnedBuffer>>,
+}
+
+impl Copies {
+    pub(super) fn new(streams: &CudaStreams) -> Self {
+        let streams = streams.clone();
+        Copies { streams, staging: Mutex::default(), bad_label: Mutex::default() }
+    }
+
+    /// Enqueues a copy to a block, from byte `start` on, and keeps no hold of `bytes`.
+    pub(super) fn upload(&self, bytes: &[u8], block: &Buffer, start: usize) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let staging = self.staging_for(bytes.len());
+        let part_bytes = staging.as_ref().map_or(bytes.len(), part_bytes);
+        for (part, at) in bytes.chunks(part_bytes).zip((start..).step_by(part_bytes)) {
+            let staged = staging.clone().and_then(|staging| staging.allocate(COPIES, part.len()));
+            match staged {
+                Ok(mut staged) => {
+                    staged.as_mut_slice().copy_from_slice(part);
+                    self.streams.upload_pinned(COPIES, &staged, (block, at))?;
+                }
+                // Then the driver stages, and the host waits.
+                Err(
+                    AllocError::OutOfMemory(_)
+                    | AllocError::Source(SourceError::OutOfMemory { .. }),
+                ) => self.streams.upload(COPIES, part, (block, at..at + part.len()))?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// [`upload`](Self::upload) to a place that kernels may be at work on, before and after.
+    pub(super) fn overwrite(&self, bytes: &[u8], to: &Place<'_>) -> Result<()> {
+        let memory = to.block().allocator();
+        memory.wait(COPIES, Stream::DEFAULT)?;
+        let copied = self.upload(bytes, to.block(), to.bytes().start);
+        // A part may be on its way even if another was refused.
+        let ordered = memory.wait(Stream::DEFAULT, COPIES);
+        copied.and(ordered.map_err(TensorError::from))
+    }
+
+    /// The elements from the first to the last one of a place, when all work before is done.
+    pub(super) fn download<T: Pod>(&self, from: &Place<'_>) -> Result<Vec<T>> {
+        let bytes = from.bytes();
+        let mut values = vec![T::zeroed(); bytes.len() / size_of::<T>()];
+        let mut bad_label = locked(&self.bad_label);
+        from.block().allocator().wait(COPIES, Stream::DEFAULT)?;
+        let to = bytemuck::cast_slice_mut(&mut values);
+        let copy = || self.streams.download(COPIES, (from.block(), bytes), to);
+        let staging = locked(&self.staging).clone();
+        match staging {
+            Some(staging) => staging.while_waiting(COPIES, copy)?,
+            None => copy()?,
+        }
+        take_error(&mut bad_label).map_or(Ok(values), Err)
+    }
+
+    /// Lets `launch` tell a kernel where to say which label is bad.
+    pub(super) fn with_bad_label(
+        &self,
+        launch: impl FnOnce(Argument<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let mut bad_label = locked(&self.bad_label);
+        let record = match &mut *bad_label {
+            Some(record) => record,
+            none => {
+                let cache = self.page_locked(size_of::<BadLabel>())?;
+                none.insert(cache.allocate(Stream::DEFAULT, size_of::<BadLabel>())?)
+            }
+        };
+        launch(Argument::WritePinned(record))
+    }
+
+    /// What a copy of that many bytes passes through.
+    fn staging_for(&self, size_bytes: usize) -> Result<PinnedCache, AllocError> {
+        let Range { start, end } = STAGING_BYTES;
+        let wanted_bytes = size_bytes.saturating_mul(2).clamp(start, end).next_power_of_two();
+        let mut staging = locked(&self.staging);
+        match &*staging {
+            Some(found) if found.allocator().capacity_bytes() >= wanted_bytes => Ok(found.clone()),
+            _ => Ok(staging.insert(self.page_locked(wanted_bytes)?).clone()),
+        }
+    }
+
+    fn page_locked(&self, size_bytes: usize) -> Result<PinnedCache, AllocError> {
+        let source = CudaHostSource::with_capacity(self.streams.device(), size_bytes);
+        PinnedCache::new(source, self.streams.clone())
+    }
+}
+
+/// Two parts fit, so that one can be filled while another is copied.
+fn part_bytes(staging: &PinnedCache) -> usize {
+    staging.allocator().capacity_bytes() / 2
+}
+
+/// What `cross_entropy.cu` writes: `[position from 1, label, class_count]`.
+type BadLabel = [i64; 3];
+
+/// What kernels found wrong, which is then forgotten.
+fn take_error(record: &mut Option<PinnedBuffer>) -> Option<TensorError> {
+    let words = record.as_mut()?.as_mut_slice();
+    let [position, label, class_count]: BadLabel = bytemuck::pod_read_unaligned(words);
+    let position = usize::try_from(position).ok()?.checked_sub(1)?;
+    words.fill(0);
+    let (op, class_count) = ("cross_entropy", class_count as usize);
+    Some(TensorError::Label { op, position, label, class_count })
+}
+
+// What is behind these locks is whole at every unlock, so a poisoned one is taken over.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

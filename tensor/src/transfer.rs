@@ -1,0 +1,121 @@
+//! Bytes of the host to a tensor and back.
+
+use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
+use crate::dtype::for_each_dtype;
+use crate::layout::{Layout, Nest};
+use crate::{Cost, DType, Element, Kernel, Operands, Result};
+
+/// To new memory, all of it.
+pub(crate) struct Upload<'a> {
+    pub(crate) op: &'static str,
+    /// Native byte order, row-major.
+    pub(crate) bytes: &'a [u8],
+    pub(crate) dtype: DType,
+}
+
+impl Kernel for Upload<'_> {
+    fn name(&self) -> &'static str {
+        self.op
+    }
+
+    fn cost(&self) -> Cost {
+        Cost { flops: 0.0, bytes: 2.0 * self.bytes.len() as f64 }
+    }
+
+    fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        for_each_dtype!(self.dtype, T => {
+            let mut out = operands.write::<T>(0);
+            let layout = *out.layout();
+            scatter(self.bytes, &layout, out.data());
+        });
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda.write_new(&operands.write(0), self.bytes)
+    }
+}
+
+/// To memory that kernels may be at work on.
+pub(crate) struct Overwrite<'a>(pub(crate) Upload<'a>);
+
+impl Kernel for Overwrite<'_> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn cost(&self) -> Cost {
+        self.0.cost()
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        self.0.cpu(cpu, operands)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let Upload { bytes, dtype, .. } = self.0;
+        let to = operands.write(0);
+        if to.layout().is_contiguous() {
+            return cuda.write(&to, bytes);
+        }
+        for_each_dtype!(dtype, T => {
+            let mut data = cuda.read::<T>(&to)?;
+            scatter(bytes, to.layout(), &mut data);
+            cuda.write(&to, bytemuck::cast_slice(&data))
+        })
+    }
+}
+
+/// Overwrites the elements of `layout` with those in `bytes`; `data` is from the first to the last.
+fn scatter<T: Element>(mut bytes: &[u8], layout: &Layout, data: &mut [T]) {
+    let nest = Nest::new(layout.shape(), [layout.strides()]);
+    nest.runs(layout.shape().element_count(), |[at], len| {
+        let (head, tail) = bytes.split_at(len * size_of::<T>());
+        bytemuck::cast_slice_mut(&mut data[at..][..len]).copy_from_slice(head);
+        bytes = tail;
+    });
+}
+
+/// All elements in row-major order.
+pub(crate) struct Download<'a, T> {
+    pub(crate) values: &'a mut Vec<T>,
+}
+
+impl<T: Element> Kernel for Download<'_, T> {
+    fn name(&self) -> &'static str {
+        "download"
+    }
+
+    fn cost(&self) -> Cost {
+        Cost::default()
+    }
+
+    fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let view = operands.read::<T>(0);
+        gather(view.data(), view.layout(), self.values);
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let from = operands.read(0);
+        gather(&cuda.read(&from)?, from.layout(), self.values);
+        Ok(())
+    }
+}
+
+/// Adds the elements of `layout` to `values`; `data` is from the first to the last.
+fn gather<T: Element>(data: &[T], layout: &Layout, values: &mut Vec<T>) {
+    let nest = Nest::new(layout.shape(), [layout.strides()]);
+    nest.rows(0, layout.shape().element_count(), |row| {
+        let data = &data[row.starts[0]..];
+        match nest.inner_strides()[0] {
+            0 => values.extend(std::iter::repeat_n(data[0], row.len)),
+            step => values.extend(data.iter().step_by(step).take(row.len)),
+        }
+    });
+}

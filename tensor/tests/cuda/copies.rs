@@ -1,0 +1,241 @@
+use lowtide_allocator::Repeat;
+use lowtide_tensor::{DType, Device, Tensor};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use crate::gpu::Gpu;
+
+const LEN: usize = 600;
+
+fn upload(device: &Device, value: f32) -> Tensor {
+    Tensor::from_slice(device, [LEN], &[value; LEN]).unwrap()
+}
+
+fn bytes(value: f32) -> Vec<u8> {
+    [value; LEN].iter().flat_map(|value| value.to_ne_bytes()).collect()
+}
+
+/// Runs `test` in orders of work that are as late as may be or drawn, each with the threads of a
+/// block in three orders.
+fn in_every_schedule(gpu: &Gpu, test: impl Fn()) {
+    for seed in 0..4 {
+        gpu.pretend.schedule(seed);
+        gpu.in_every_order(&test);
+    }
+    gpu.pretend.schedule(0);
+}
+
+#[test]
+fn upload_waits_for_nothing_and_only_what_uses_it_waits_for_it() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    let device = gpu.device();
+    let x = upload(&device, 0.0);
+    let y = x.exp().unwrap();
+    let waits = || ["cuStreamWaitEvent", "cuStreamSynchronize"].map(|call| gpu.pretend.calls(call));
+    let [ordered, synchronized] = waits();
+    let next = upload(&device, 1.0);
+    let other = y.exp().unwrap();
+    assert_eq!(waits(), [ordered, synchronized], "beside what is computed");
+    let used = next.add(&other).unwrap();
+    assert_eq!(waits(), [ordered + 1, synchronized], "a use waits");
+    let again = next.add(&used).unwrap();
+    assert_eq!(waits(), [ordered + 1, synchronized], "once");
+    drop((x, y, next, other, used));
+    let e = 1.0_f32.exp();
+    assert_eq!(again.to_vec::<f32>().unwrap(), [1.0 + (1.0 + e); LEN]);
+    assert_eq!(waits(), [ordered + 2, synchronized + 1], "a value is read");
+    drop(upload(&device, 2.0));
+    assert_eq!(waits(), [ordered + 2, synchronized + 1], "work before the read is over");
+}
+
+#[test]
+fn memory_of_a_queued_launch_is_not_overwritten_by_an_upload() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    in_every_schedule(&gpu, || {
+        let device = gpu.device();
+        let x = upload(&device, 0.0);
+        drop(x.exp().unwrap());
+        let y = upload(&device, 5.0);
+        assert_eq!(y.to_vec::<f32>().unwrap(), [5.0; LEN]);
+        // Its operand's memory, too.
+        let z = Tensor::full(&device, [LEN], DType::F32, 0.0).unwrap();
+        let e = z.exp().unwrap();
+        drop(z);
+        let w = upload(&device, 7.0);
+        assert_eq!(e.to_vec::<f32>().unwrap(), [1.0; LEN]);
+        assert_eq!(w.to_vec::<f32>().unwrap(), [7.0; LEN]);
+    });
+}
+
+#[test]
+fn memory_of_an_upload_that_nobody_used_is_not_written_before_it() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    in_every_schedule(&gpu, || {
+        let device = gpu.device();
+        drop(upload(&device, 5.0));
+        let x = Tensor::full(&device, [LEN], DType::F32, 3.0).unwrap();
+        assert_eq!(x.neg().unwrap().to_vec::<f32>().unwrap(), [-3.0; LEN]);
+    });
+}
+
+#[test]
+fn tensor_is_overwritten_between_what_came_before_and_what_comes_after() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    in_every_schedule(&gpu, || {
+        let device = gpu.device();
+        let mut x = Tensor::full(&device, [LEN], DType::F32, 1.0).unwrap();
+        let before = x.neg().unwrap();
+        x.set_bytes_(&bytes(2.0)).unwrap();
+        let after = x.neg().unwrap();
+        x.set_bytes_(&bytes(3.0)).unwrap();
+        let found = [&before, &after, &x].map(|x| x.to_vec::<f32>().unwrap());
+        assert_eq!(found, [[-1.0; LEN], [-2.0; LEN], [3.0; LEN]]);
+    });
+}
+
+/// What a program does with tensors of one size, by their places among those that live.
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Upload(u8),
+    Overwrite(usize, u8),
+    Fill(u8),
+    Add(usize, usize),
+    AddTo(usize, usize),
+    Drop(usize),
+    Read(usize),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let place = || any::<usize>();
+    let op = prop_oneof![
+        6 => any::<u8>().prop_map(Op::Upload),
+        2 => (place(), any::<u8>()).prop_map(|(at, value)| Op::Overwrite(at, value)),
+        2 => any::<u8>().prop_map(Op::Fill),
+        4 => (place(), place()).prop_map(|(a, b)| Op::Add(a, b)),
+        2 => (place(), place()).prop_map(|(a, b)| Op::AddTo(a, b)),
+        8 => place().prop_map(Op::Drop),
+        1 => place().prop_map(Op::Read),
+    ];
+    prop::collection::vec(op, 1..60)
+}
+
+/// Runs a program next to plain numbers: each tensor is one of equal elements.
+fn check(device: &Device, program: &[Op]) {
+    let mut live: Vec<(Tensor, f32)> = Vec::new();
+    for &op in program {
+        let len = live.len();
+        let at = |index: usize| index % len;
+        match op {
+            Op::Upload(value) => {
+                live.push((upload(device, f32::from(value)), f32::from(value)));
+            }
+            Op::Fill(value) => {
+                let x = Tensor::full(device, [LEN], DType::F32, f64::from(value)).unwrap();
+                live.push((x, f32::from(value)));
+            }
+            _ if live.is_empty() => {}
+            Op::Overwrite(index, value) => {
+                let (x, twin) = &mut live[at(index)];
+                x.set_bytes_(&bytes(f32::from(value))).unwrap();
+                *twin = f32::from(value);
+            }
+            Op::Add(a, b) => {
+                let [(a, a_twin), (b, b_twin)] = [&live[at(a)], &live[at(b)]];
+                let sum = (a.add(b).unwrap(), a_twin + b_twin);
+                live.push(sum);
+            }
+            Op::AddTo(a, b) if at(a) != at(b) => {
+                let (b, b_twin) = live[at(b)].clone();
+                let (a, a_twin) = &mut live[at(a)];
+                a.add_(&b).unwrap();
+                *a_twin += b_twin;
+            }
+            Op::AddTo(..) => {}
+            Op::Drop(index) => drop(live.swap_remove(at(index))),
+            Op::Read(index) => {
+                let (x, twin) = &live[at(index)];
+                assert_eq!(x.to_vec::<f32>().unwrap(), [*twin; LEN]);
+            }
+        }
+    }
+    for (x, twin) in &live {
+        assert_eq!(x.to_vec::<f32>().unwrap(), [*twin; LEN]);
+    }
+}
+
+#[test]
+fn uploads_and_launches_share_memory_in_whatever_order_the_device_works() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    in_every_schedule(&gpu, || {
+        let config = Config { cases: 12, failure_persistence: None, ..Config::default() };
+        let checked = TestRunner::new(config).run(&ops(), |program| {
+            check(&gpu.device(), &program);
+            Ok(())
+        });
+        checked.unwrap();
+    });
+}
+
+#[test]
+fn upload_that_is_larger_than_what_it_passes_through_goes_in_parts() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    let device = gpu.device();
+    let bytes: Vec<u8> = (0..(40 << 20) + 5).map(|at: usize| (at % 251) as u8).collect();
+    let before = gpu.pretend.calls("cuMemcpyHtoDAsync_v2");
+    let x = Tensor::from_bytes(&device, [bytes.len()], DType::U8, &bytes).unwrap();
+    assert_eq!(gpu.pretend.calls("cuMemcpyHtoDAsync_v2") - before, 2);
+    assert!(x.to_bytes().unwrap() == bytes);
+}
+
+#[test]
+fn ring_is_made_once_and_read_values_empty_it() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    let device = gpu.device();
+    let half: Vec<u8> = vec![7; 2 << 20];
+    let counts = || ["cuMemHostAlloc", "cuStreamSynchronize"].map(|call| gpu.pretend.calls(call));
+    let x = Tensor::from_bytes(&device, [half.len()], DType::U8, &half).unwrap();
+    let [made, _] = counts();
+    for _ in 0..6 {
+        let [_, before] = counts();
+        let y = Tensor::from_bytes(&device, [half.len()], DType::U8, &half).unwrap();
+        assert_eq!(y.narrow(0, 0, 1).unwrap().to_vec::<u8>().unwrap(), [7]);
+        assert_eq!(counts(), [made, before + 1], "the read waits, and nobody else");
+    }
+    drop(x);
+}
+
+#[test]
+fn upload_does_without_page_locked_memory() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    const OUT_OF_MEMORY: i32 = 2;
+    gpu.pretend.fail("cuMemHostAlloc", OUT_OF_MEMORY, 1, Repeat::Forever);
+    let device = gpu.device();
+    let x = upload(&device, 4.0);
+    assert_eq!(x.neg().unwrap().to_vec::<f32>().unwrap(), [-4.0; LEN]);
+    gpu.pretend.fail("cuMemHostAlloc", 0, 0, Repeat::Once);
+}
+
+#[test]
+fn simulation_makes_the_same_uploads_and_waits() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    let device = gpu.device();
+    let x = upload(&device, 1.0);
+    let simulated = device.simulate();
+    let twin = x.twin(&simulated).unwrap();
+    let run = |x: Tensor| {
+        let device = x.device().clone();
+        for value in 0..3 {
+            let y = upload(&device, value as f32);
+            let sum = x.add(&y).unwrap();
+            drop(upload(&device, 9.0));
+            let total = sum.sum(&[0]).unwrap();
+            total.item_assuming(0.0_f32).unwrap();
+        }
+        let statistics = device.allocator().statistics();
+        (statistics, device.allocator().layout_hash())
+    };
+    let (real, sim) = (run(x), run(twin));
+    assert!(real.0.waits > 6, "{}", real.0.waits);
+    assert_eq!(sim, real);
+}
