@@ -1,11 +1,11 @@
 //! What one attempt at a training step has brought together so far. Dropping it is the rollback.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lowtide_tensor::Tensor;
+use lowtide_tensor::{DType, Tensor};
 
 use crate::Result;
 
@@ -35,6 +35,10 @@ impl BufferId {
     }
 }
 
+/// Which of an attempt's passes one is; its segments are part of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PassNumber(u64);
+
 /// The gradients and buffer updates that the passes of one step share. A cheap handle; when the
 /// last one is dropped, they are gone and nothing else has changed.
 #[derive(Clone, Debug, Default)]
@@ -43,6 +47,9 @@ pub struct Attempt(Rc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     gradients: RefCell<Gradients>,
+    /// The pass that each gradient of a half type is from, as long as it is one.
+    half_from: RefCell<BTreeMap<LeafId, PassNumber>>,
+    passes: Cell<u64>,
     buffers: RefCell<BufferUpdates>,
 }
 
@@ -50,6 +57,12 @@ impl Attempt {
     /// An attempt with no gradients yet.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The number of a new pass.
+    pub(crate) fn next_pass(&self) -> PassNumber {
+        self.0.passes.set(self.0.passes.get() + 1);
+        PassNumber(self.0.passes.get())
     }
 
     /// Takes the gradients out; passes that still run start anew. The buffer updates stay with
@@ -89,11 +102,30 @@ impl Attempt {
     }
 
     /// Adds `gradient` to the leaf's sum: the first one is moved in, later ones are added in
-    /// place and freed.
-    pub(crate) fn accumulate(&self, leaf: LeafId, gradient: Tensor) -> Result<()> {
+    /// place and freed. A half type is what the gradient of one pass has; with a second pass the
+    /// sum becomes f32, or small parts of it would be lost.
+    pub(crate) fn accumulate(
+        &self,
+        pass: PassNumber,
+        leaf: LeafId,
+        gradient: Tensor,
+    ) -> Result<()> {
         let mut gradients = self.0.gradients.borrow_mut();
+        let is_half = matches!(gradient.dtype(), DType::F16 | DType::BF16);
         if let Some(sum) = gradients.0.get_mut(&leaf) {
-            return Ok(sum.add_(&gradient)?);
+            if !is_half || self.0.half_from.borrow().get(&leaf) == Some(&pass) {
+                return Ok(sum.add_(&gradient)?);
+            }
+            let wide = gradient.to_dtype(DType::F32)?;
+            drop(gradient);
+            if sum.dtype() != DType::F32 {
+                *sum = sum.to_dtype(DType::F32)?;
+                self.0.half_from.borrow_mut().remove(&leaf);
+            }
+            return Ok(sum.add_(&wide)?);
+        }
+        if is_half {
+            self.0.half_from.borrow_mut().insert(leaf, pass);
         }
         // A view, or one that something else still holds, would be written through later.
         let owned = if gradient.is_reusable() { gradient } else { gradient.copied()? };

@@ -90,7 +90,8 @@ impl Pass {
         attempt: Option<&'a Attempt>,
         wanted: impl IntoIterator<Item = Edge>,
     ) -> Walk<'a> {
-        Walk::new(tape, attempt, wanted).looking_for_anomalies(self.anomalies().is_some())
+        let walk = Walk::new(tape, attempt.map(|attempt| (attempt, self.number())), wanted);
+        walk.looking_for_anomalies(self.anomalies().is_some())
     }
 
     fn run(

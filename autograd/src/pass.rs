@@ -7,6 +7,7 @@ use std::rc::Rc;
 use lowtide_tensor::{DType, RandomKey, Tensor};
 
 use crate::anomaly::{Anomalies, Anomaly};
+use crate::attempt::PassNumber;
 use crate::journal::{Journal, Replay};
 use crate::offload::Store;
 use crate::random::Draws;
@@ -57,6 +58,8 @@ pub(crate) struct Settings {
     first_sample: u64,
     anomalies: Option<Rc<Anomalies>>,
     casts: Option<Rc<dyn CastPolicy>>,
+    /// Of this pass in its attempt.
+    number: PassNumber,
 }
 
 /// The edge that stands for any in a pass that keeps no tape.
@@ -66,7 +69,8 @@ impl Pass {
     /// Records, in training mode; gradients and buffer updates are added to `attempt`.
     pub fn train(key: RandomKey, attempt: &Attempt) -> Self {
         let tape = RefCell::new(Some(Tape::default()));
-        Self::new(Mode::Record(tape), Settings::new(true, key), Some(attempt.clone()))
+        let settings = Settings { number: attempt.next_pass(), ..Settings::new(true, key) };
+        Self::new(Mode::Record(tape), settings, Some(attempt.clone()))
     }
 
     /// Keeps nothing, in evaluation mode.
@@ -150,6 +154,10 @@ impl Pass {
     /// NaN before one with infinities, which are often meant.
     pub fn anomaly(&self) -> Option<Anomaly> {
         self.0.settings.borrow().anomalies.as_ref().and_then(|anomalies| anomalies.first())
+    }
+
+    pub(crate) fn number(&self) -> PassNumber {
+        self.0.settings.borrow().number
     }
 
     pub(crate) fn anomalies(&self) -> Option<Rc<Anomalies>> {
@@ -334,6 +342,7 @@ impl Pass {
 
 impl Settings {
     fn new(training: bool, key: RandomKey) -> Self {
-        Settings { training, key, first_sample: 0, anomalies: None, casts: None }
+        let number = PassNumber::default();
+        Settings { training, key, first_sample: 0, anomalies: None, casts: None, number }
     }
 }

@@ -6,6 +6,7 @@ use std::panic::Location;
 use lowtide_tensor::{Tensor, TensorError};
 
 use crate::anomaly::{self, Phase};
+use crate::attempt::PassNumber;
 use crate::rule::{AnyRule, Needs, Segment, Slot};
 use crate::{Attempt, AutogradError, LeafId, Result};
 
@@ -82,7 +83,7 @@ impl Tape {
 pub(crate) struct Walk<'a> {
     tape: Tape,
     /// Absent where the gradients of leaves are not collected.
-    attempt: Option<&'a Attempt>,
+    attempt: Option<(&'a Attempt, PassNumber)>,
     /// Present where only some values are asked for.
     needed: Option<Vec<bool>>,
     pending: BTreeMap<Edge, Tensor>,
@@ -95,7 +96,7 @@ impl<'a> Walk<'a> {
     /// Without an attempt it only goes where those are.
     pub(crate) fn new(
         tape: Tape,
-        attempt: Option<&'a Attempt>,
+        attempt: Option<(&'a Attempt, PassNumber)>,
         wanted: impl IntoIterator<Item = Edge>,
     ) -> Self {
         let wanted: BTreeMap<Edge, Option<Tensor>> =
@@ -142,8 +143,8 @@ impl<'a> Walk<'a> {
             match node {
                 Node::Source => {}
                 Node::Leaf(leaf) => {
-                    if let (Some(attempt), Some(dy)) = (self.attempt, dys.pop().flatten()) {
-                        attempt.accumulate(leaf, dy)?;
+                    if let (Some((attempt, pass)), Some(dy)) = (self.attempt, dys.pop().flatten()) {
+                        attempt.accumulate(pass, leaf, dy)?;
                     }
                 }
                 Node::Op(op) => self.op(op, dys)?,
@@ -240,7 +241,7 @@ impl<'a> Walk<'a> {
 
     fn contribute(&mut self, edge: Edge, dx: Tensor) -> Result<()> {
         match (self.direct_leaf(edge), self.attempt) {
-            (Some(leaf), Some(attempt)) => attempt.accumulate(leaf, dx),
+            (Some(leaf), Some((attempt, pass))) => attempt.accumulate(pass, leaf, dx),
             _ => self.add(edge, dx),
         }
     }

@@ -15,7 +15,8 @@ use safetensors::{Dtype, SafeTensors};
 use crate::workspace;
 
 /// Where reference values are, and the tests that read them.
-const CRATES: [(&str, &str); 2] = [("tensor", "golden"), ("nn", "pytorch")];
+const CRATES: [(&str, &str); 3] =
+    [("tensor", "golden"), ("autograd", "pytorch"), ("nn", "pytorch")];
 
 /// How far values may be apart, relative to the larger of their size and 1: processors and
 /// versions of PyTorch differ in the order of sums, and the longest values are those of 20 steps.
@@ -32,7 +33,10 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     let only = match arguments {
         [] => None,
         [folder] if CRATES.iter().any(|(name, _)| name == folder) => Some(folder.as_str()),
-        _ => return Err(format!("parity takes tensor or nn, got `{}`", arguments.join(" "))),
+        _ => {
+            let found = arguments.join(" ");
+            return Err(format!("parity takes tensor, autograd or nn, got `{found}`"));
+        }
     };
     let Some(python) = python() else {
         println!(

@@ -95,6 +95,54 @@ impl Var {
             Ok((y, rule))
         })
     }
+
+    /// [`Var::rotary`] of the first `turned` of `heads` parts that stand one after the other at
+    /// each position, as one product makes them: queries and keys, but not values. In place where the
+    /// input's buffer is free, and nothing but the tables is kept.
+    ///
+    /// # Shapes
+    /// `[B, T, heads · D] → [B, T, heads · D]`; the tables as for [`Var::rotary`]
+    #[track_caller]
+    pub fn rotary_heads(
+        self,
+        cos: &Tensor,
+        sin: &Tensor,
+        pairs: RotaryPairs,
+        [turned, heads]: [usize; 2],
+    ) -> Result<Var> {
+        Var::apply("rotary_heads", [self], |[x], save| {
+            let saved = [cos, sin].map(|table| save.keep(table));
+            // dx = dy turned back, in the same heads
+            let rule = move |dy: Tensor, _: Needs| {
+                let [cos, sin] = saved.map(Saved::unpack);
+                let (cos, sin) = (cos?, sin?);
+                let dx = owned(dy)?;
+                by_heads(&dx, [turned, heads])?.rotary_backward_(&cos, &sin, pairs)?;
+                Ok(vec![Some(dx)])
+            };
+            let y = owned(x)?;
+            by_heads(&y, [turned, heads])?.rotary_(cos, sin, pairs)?;
+            Ok((y, rule))
+        })
+    }
+}
+
+/// `x` itself if nobody else sees it, else a copy.
+fn owned(x: Tensor) -> Result<Tensor> {
+    reuse(x, |_| Ok(()), Tensor::copied)
+}
+
+/// The view `[B, turned, T, D]` of the first of `heads` parts of each position.
+fn by_heads(x: &Tensor, [turned, heads]: [usize; 2]) -> Result<Tensor> {
+    let left = *x.shape();
+    let right = Shape::new(&[turned, heads]);
+    let mismatch = TensorError::Shape { op: "rotary_heads", left, right };
+    let &[batch, len, width] = &*left else { return Err(mismatch.into()) };
+    if turned > heads || heads == 0 || !width.is_multiple_of(heads) {
+        return Err(mismatch.into());
+    }
+    let all = x.reshape([batch, len, heads, width / heads])?.transpose(1, 2)?;
+    Ok(all.narrow(1, 0, turned)?)
 }
 
 /// The views `[B, H, T, D]` of queries, keys and values.

@@ -2,12 +2,35 @@
 
 use lowtide_tensor::Tensor;
 
-use crate::rules::{reuse, unbroadcast, when};
+use crate::rules::{reuse, unbroadcast, when, zero_gradient};
 use crate::{Needs, Result, Var};
 
 /// `factor · dy`.
 fn scaled(dy: &Tensor, factor: f64) -> Result<Tensor> {
     if factor == 1.0 { Ok(dy.clone()) } else { Ok(dy.mul_scalar(factor)?) }
+}
+
+/// A quotient in whole numbers, which is constant between its steps.
+#[track_caller]
+fn whole_quotient(
+    op: &'static str,
+    a: Var,
+    b: Var,
+    forward: impl FnOnce(&Tensor, &Tensor) -> lowtide_tensor::Result<Tensor>,
+) -> Result<Var> {
+    Var::apply(op, [a, b], |[a, b], _| {
+        let (shapes, y) = ([*a.shape(), *b.shape()], forward(&a, &b)?);
+        // da = 0, db = 0
+        let rule = move |dy: Tensor, needs: Needs| {
+            let zeros = |index: usize| {
+                when(needs.input(index), || {
+                    Ok(Tensor::zeros(dy.device(), shapes[index], dy.dtype())?)
+                })
+            };
+            Ok(vec![zeros(0)?, zeros(1)?])
+        };
+        Ok((y, rule))
+    })
 }
 
 impl Var {
@@ -33,6 +56,30 @@ impl Var {
             };
             Ok((y, rule))
         })
+    }
+
+    /// `self / other` rounded down; its gradients are 0.
+    #[track_caller]
+    pub fn div_floor(self, other: Var) -> Result<Var> {
+        whole_quotient("div_floor", self, other, Tensor::div_floor)
+    }
+
+    /// `self / value` rounded down; its gradient is 0.
+    #[track_caller]
+    pub fn div_floor_scalar(self, value: f64) -> Result<Var> {
+        zero_gradient("div_floor_scalar", self, |x| x.div_floor_scalar(value))
+    }
+
+    /// `self / other` rounded towards 0; its gradients are 0.
+    #[track_caller]
+    pub fn div_trunc(self, other: Var) -> Result<Var> {
+        whole_quotient("div_trunc", self, other, Tensor::div_trunc)
+    }
+
+    /// `self / value` rounded towards 0; its gradient is 0.
+    #[track_caller]
+    pub fn div_trunc_scalar(self, value: f64) -> Result<Var> {
+        zero_gradient("div_trunc_scalar", self, |x| x.div_trunc_scalar(value))
     }
 
     /// What is left of a division by `other` that rounds down.

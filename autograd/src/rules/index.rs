@@ -164,6 +164,37 @@ impl Var {
         })
     }
 
+    /// `self` with the slices of `source` in the place of those at the positions `index` along
+    /// `axis`; see [`Tensor::index_copy`]. What a later index overwrites has gradient 0.
+    #[track_caller]
+    pub fn index_copy(self, axis: usize, index: &Tensor, source: Var) -> Result<Var> {
+        Var::apply("index_copy", [self, source], |[x, source], save| {
+            let source_shape = *source.shape();
+            let in_place = |x: &mut Tensor| x.index_copy_(axis, index, &source);
+            let y = reuse(x, in_place, |x| x.index_copy(axis, index, &source))?;
+            let saved = save.keep(index);
+            // dx = dy but 0 at these positions; dsource = dy from them, 0 where overwritten
+            let rule = move |dy: Tensor, needs: Needs| {
+                let index = saved.unpack()?;
+                let ds = when(needs.input(1), || {
+                    let lost = is_overwritten(&index, 0, Shape::new(&[dy.shape()[axis]]))?;
+                    let mut dims = vec![1; source_shape.len()];
+                    dims[axis] = source_shape[axis];
+                    let mut ds = dy.index_select(axis, &index)?;
+                    ds.masked_fill_(&lost.reshape(&dims[..])?, 0.0)?;
+                    Ok(ds)
+                })?;
+                let dx = when(needs.input(0), || {
+                    let zero = Tensor::zeros(dy.device(), [], dy.dtype())?.expand(source_shape)?;
+                    let in_place = |dy: &mut Tensor| dy.index_copy_(axis, &index, &zero);
+                    reuse(dy, in_place, |dy| dy.index_copy(axis, &index, &zero))
+                })?;
+                Ok(vec![dx, ds])
+            };
+            Ok((y, rule))
+        })
+    }
+
     /// The elements where `mask` is true, both broadcast; see [`Tensor::masked_select`].
     #[track_caller]
     pub fn masked_select(self, mask: &Tensor) -> Result<Var> {

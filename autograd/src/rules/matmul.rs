@@ -43,29 +43,75 @@ fn matmul_backward(
     Ok([da, db])
 }
 
+/// A product of the kind that [`Tensor::matmul`] is, by an operation that takes some shapes only.
+#[track_caller]
+fn product(
+    op: &'static str,
+    a: Var,
+    b: Var,
+    forward: impl FnOnce(&Tensor, &Tensor) -> lowtide_tensor::Result<Tensor>,
+) -> Result<Var> {
+    Var::apply(op, [a, b], |[a, b], save| {
+        let y = forward(&a, &b)?;
+        let (saved_a, saved_b) = (save.keep(&a), save.keep(&b));
+        // da = dy · bᵀ, db = aᵀ · dy, summed over what was broadcast
+        let rule = move |dy: Tensor, needs: Needs| {
+            let (a, b) = (saved_a.unpack()?, saved_b.unpack()?);
+            let (a_shape, b_shape) = (*a.shape(), *b.shape());
+            let mut dy = dy;
+            if b_shape.len() == 1 {
+                dy = dy.unsqueeze(dy.shape().len())?;
+            }
+            if a_shape.len() == 1 {
+                dy = dy.unsqueeze(dy.shape().len() - 1)?;
+            }
+            let (a, b) = (as_matrices(a, 0)?, as_matrices(b, 1)?);
+            let [da, db] = matmul_backward(&dy, &a, &b, needs)?;
+            let da = da.map(|da| da.reshape(a_shape)).transpose()?;
+            let db = db.map(|db| db.reshape(b_shape)).transpose()?;
+            Ok(vec![da, db])
+        };
+        Ok((y, rule))
+    })
+}
+
 impl Var {
     /// The matrix product of the last two dimensions, for every index of the ones before them,
     /// which broadcast; see [`Tensor::matmul`].
     #[track_caller]
     pub fn matmul(self, other: Var) -> Result<Var> {
-        Var::apply("matmul", [self, other], |[a, b], save| {
-            let y = a.matmul(&b)?;
+        product("matmul", self, other, Tensor::matmul)
+    }
+
+    /// One matrix product for each index of the first dimension; see [`Tensor::bmm`].
+    #[track_caller]
+    pub fn bmm(self, other: Var) -> Result<Var> {
+        product("bmm", self, other, Tensor::bmm)
+    }
+
+    /// The sum of the products of two vectors; see [`Tensor::dot`].
+    #[track_caller]
+    pub fn dot(self, other: Var) -> Result<Var> {
+        product("dot", self, other, Tensor::dot)
+    }
+
+    /// A matrix times a vector; see [`Tensor::matvec`].
+    #[track_caller]
+    pub fn matvec(self, vector: Var) -> Result<Var> {
+        product("matvec", self, vector, Tensor::matvec)
+    }
+
+    /// Every product of an element of `self` and one of `other`; see [`Tensor::outer`].
+    #[track_caller]
+    pub fn outer(self, other: Var) -> Result<Var> {
+        Var::apply("outer", [self, other], |[a, b], save| {
+            let y = a.outer(&b)?;
             let (saved_a, saved_b) = (save.keep(&a), save.keep(&b));
-            // da = dy · bᵀ, db = aᵀ · dy, summed over what was broadcast
+            // da = dy · b, db = dyᵀ · a
             let rule = move |dy: Tensor, needs: Needs| {
-                let (a, b) = (saved_a.unpack()?, saved_b.unpack()?);
-                let (a_shape, b_shape) = (*a.shape(), *b.shape());
-                let mut dy = dy;
-                if b_shape.len() == 1 {
-                    dy = dy.unsqueeze(dy.shape().len())?;
-                }
-                if a_shape.len() == 1 {
-                    dy = dy.unsqueeze(dy.shape().len() - 1)?;
-                }
-                let (a, b) = (as_matrices(a, 0)?, as_matrices(b, 1)?);
-                let [da, db] = matmul_backward(&dy, &a, &b, needs)?;
-                let da = da.map(|da| da.reshape(a_shape)).transpose()?;
-                let db = db.map(|db| db.reshape(b_shape)).transpose()?;
+                let da = when(needs.input(0), || Ok(dy.matvec(&saved_b.unpack()?)?))?;
+                let db =
+                    when(needs.input(1), || Ok(dy.transpose(0, 1)?.matvec(&saved_a.unpack()?)?))?;
                 Ok(vec![da, db])
             };
             Ok((y, rule))

@@ -146,6 +146,17 @@ const COUNT: lowtide_tensor::DType = lowtide_tensor::DType::I64;
 
 /// The dimensions `axes` are dropped, or of length 1 where the name ends in `_keep`.
 impl Var {
+    /// The sum over what a broadcast from `shape` stretched; see [`Tensor::sum_to`].
+    #[track_caller]
+    pub fn sum_to(self, shape: impl Into<Shape>) -> Result<Var> {
+        let shape = shape.into();
+        Var::apply("sum_to", [self], |[x], _| {
+            let (x_shape, y) = (*x.shape(), x.sum_to(shape)?);
+            // dx = dy, stretched again
+            Ok((y, move |dy: Tensor, _: Needs| Ok(vec![Some(dy.expand(x_shape)?)])))
+        })
+    }
+
     /// The sums over `axes`; see [`Tensor::sum`].
     #[track_caller]
     pub fn sum(self, axes: &[usize]) -> Result<Var> {

@@ -96,6 +96,36 @@ fn passes_of_one_attempt_add_up() -> Outcome {
     Ok(())
 }
 
+/// In bf16 a sum of ones would stop at 256.
+#[test]
+fn gradients_of_half_types_add_up_in_f32_over_passes() -> Outcome {
+    let device = cpu();
+    let ones = || Tensor::full(&device, [3], DType::BF16, 1.0);
+    for recomputes in [false, true] {
+        for (passes, dtype) in [(1, DType::BF16), (2, DType::F32), (600, DType::F32)] {
+            let (leaf, attempt, w) = (LeafId::new(), Attempt::new(), ones()?);
+            for step in 0..passes {
+                let pass = Pass::train(RandomKey::new(step), &attempt);
+                let w = w.clone();
+                // Used twice in one pass: both are its own, in the leaf's type.
+                let twice = move |pass: &Pass, x: Var| {
+                    let half = pass.leaf(leaf, &w)?.mul_scalar(0.5)?;
+                    half.add(pass.leaf(leaf, &w)?.mul_scalar(0.5)?)?.mul(x)
+                };
+                let x = pass.constant(ones()?);
+                let y = if recomputes { pass.checkpoint(x, twice)? } else { twice(&pass, x)? };
+                pass.backward(y.sum_all()?)?;
+            }
+            let gradients = attempt.into_gradients();
+            let sum = gradients.get(leaf).expect("it counts");
+            assert_eq!(sum.dtype(), dtype, "{passes} passes");
+            let values = sum.to_dtype(DType::F32)?.to_vec::<f32>()?;
+            assert_eq!(values, [passes as f32; 3]);
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn gradients_have_their_leafs_shape_and_type_and_are_contiguous() -> Outcome {
     let device = cpu();

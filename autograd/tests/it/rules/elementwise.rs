@@ -26,7 +26,7 @@ const WIDE: [f64; 2] = [-5.0, 5.0];
 const SHAPES: [&[usize]; 4] = [&[2, 3], &[5], &[], &[0, 2]];
 
 pub(super) fn arithmetic(cases: &mut Cases) {
-    let binary: [(&'static str, [f64; 2], Binary); 13] = [
+    let binary: [(&'static str, [f64; 2], Binary); 15] = [
         ("add", AROUND_ZERO, Var::add),
         ("sub", AROUND_ZERO, Var::sub),
         ("mul", AROUND_ZERO, Var::mul),
@@ -36,6 +36,8 @@ pub(super) fn arithmetic(cases: &mut Cases) {
         ("maximum", AROUND_ZERO, Var::maximum),
         ("minimum", AROUND_ZERO, Var::minimum),
         ("remainder", POSITIVE, Var::remainder),
+        ("div_floor", POSITIVE, Var::div_floor),
+        ("div_trunc", NEGATIVE, Var::div_trunc),
         ("atan2", AROUND_ZERO, Var::atan2),
         ("atan2", NEGATIVE, Var::atan2),
         ("lerp", AROUND_ZERO, |a, b| a.lerp(b, 0.3)),
@@ -52,13 +54,15 @@ pub(super) fn arithmetic(cases: &mut Cases) {
 }
 
 pub(super) fn functions(cases: &mut Cases) {
-    let unary: [(&'static str, [f64; 2], Unary); 59] = [
+    let unary: [(&'static str, [f64; 2], Unary); 61] = [
         ("neg", AROUND_ZERO, Var::neg),
         ("add_scalar", AROUND_ZERO, |x| x.add_scalar(0.75)),
         ("sub_scalar", AROUND_ZERO, |x| x.sub_scalar(0.75)),
         ("mul_scalar", AROUND_ZERO, |x| x.mul_scalar(-1.5)),
         ("div_scalar", AROUND_ZERO, |x| x.div_scalar(-1.5)),
         ("remainder_scalar", POSITIVE, |x| x.remainder_scalar(0.4)),
+        ("div_floor_scalar", AROUND_ZERO, |x| x.div_floor_scalar(0.3)),
+        ("div_trunc_scalar", AROUND_ZERO, |x| x.div_trunc_scalar(0.3)),
         ("exp", AROUND_ZERO, Var::exp),
         ("expm1", AROUND_ZERO, Var::expm1),
         ("log", POSITIVE, Var::log),

@@ -45,6 +45,13 @@ pub(super) fn indices(cases: &mut Cases) {
             let index = index(x.value().device(), &[5], selected)?;
             x.index_add(axis, &index, source)
         });
+        cases.add("index_copy", &[&[3, 3, 3], &source], AROUND_ZERO, move |_, vars| {
+            let (x, source) = pair(vars);
+            let index = index(x.value().device(), &[5], selected)?;
+            // Into a buffer that is free, and into one that is somebody else's.
+            let y = x.clone().mul_scalar(2.0)?.index_copy(axis, &index, source.clone())?;
+            y.mul(x.index_copy(axis, &index, source)?)
+        });
     }
     for (mask_shape, bits) in
         [(&[2, 3][..], 0b101_101_u8), (&[3], 0b011), (&[], 0), (&[2, 1], 0b10)]

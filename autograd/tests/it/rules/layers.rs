@@ -29,6 +29,19 @@ pub(super) fn products(cases: &mut Cases) {
             a.matmul(b)
         });
     }
+    type Product = fn(Var, Var) -> Result<Var>;
+    let others: [(&'static str, Product, [&[usize]; 2]); 4] = [
+        ("bmm", Var::bmm, [&[2, 2, 3], &[2, 3, 2]]),
+        ("dot", Var::dot, [&[3], &[3]]),
+        ("matvec", Var::matvec, [&[2, 3], &[3]]),
+        ("outer", Var::outer, [&[2], &[3]]),
+    ];
+    for (rule, function, shapes) in others {
+        cases.add(rule, &shapes, AROUND_ZERO, move |_, x| {
+            let (a, b) = pair(x);
+            function(a, b)
+        });
+    }
     for x in [&[3, 4][..], &[4], &[2, 3, 4], &[2, 1, 2, 4], &[0, 4]] {
         let linear = |_: &Pass, x| with_weight(x, Var::linear);
         cases.add("linear", &[x, &[2, 4]], AROUND_ZERO, linear);
@@ -122,6 +135,15 @@ fn rotary(cases: &mut Cases) {
             let (cos, sin) = (angles.cos()?, angles.sin()?);
             x.rotary(&cos, &sin, pairs)?.exp()?.rotary(&cos, &sin, pairs)
         });
+        for [turned, heads] in [[1, 2], [2, 2], [0, 2], [2, 3]] {
+            cases.unary("rotary_heads", &[2, 3, heads * 5], AROUND_ZERO, move |x| {
+                let angles = values("a", 6, 0.0, 6.0);
+                let angles = Tensor::from_slice(x.value().device(), [3, 2], &angles)?;
+                let (cos, sin) = (angles.cos()?, angles.sin()?);
+                let turn = |x: Var| x.rotary_heads(&cos, &sin, pairs, [turned, heads]);
+                turn(turn(x)?.exp()?)
+            });
+        }
     }
 }
 

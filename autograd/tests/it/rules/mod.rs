@@ -14,7 +14,7 @@ use lowtide_autograd::check::{self, Tolerance};
 use lowtide_autograd::{Pass, Result, Var};
 use lowtide_tensor::{Conv2dGeometry, DType, Device, Pool2dGeometry, Tensor};
 
-use crate::common::{Outcome, cpu, values};
+use crate::common::{Outcome, cpu, gradients_of, values};
 
 /// The rules' sources by module.
 const SOURCES: [(&str, &str); 23] = [
@@ -49,15 +49,23 @@ const AROUND_ZERO: [f64; 2] = [-1.0, 1.0];
 const POSITIVE: [f64; 2] = [0.5, 2.0];
 const NEGATIVE: [f64; 2] = [-2.0, -0.5];
 
-type Function = Box<dyn Fn(&Pass, Vec<Var>) -> Result<Var>>;
+pub(crate) type Function = Box<dyn Fn(&Pass, Vec<Var>) -> Result<Var>>;
 
 /// One use of a rule.
-struct Case {
-    rule: &'static str,
-    shapes: Vec<Vec<usize>>,
+pub(crate) struct Case {
+    pub(crate) rule: &'static str,
+    pub(crate) shapes: Vec<Vec<usize>>,
     range: [f64; 2],
     tolerance: Tolerance,
-    function: Function,
+    pub(crate) function: Function,
+}
+
+impl Case {
+    /// The numbers of the input at place `at`, for the case at place `index` of the list.
+    pub(crate) fn values(&self, index: usize, at: usize) -> Vec<f64> {
+        let [low, high] = self.range;
+        values(&format!("{index}.{at}"), self.shapes[at].iter().product(), low, high)
+    }
 }
 
 struct Cases(Vec<Case>);
@@ -108,7 +116,7 @@ fn with_weight(
 }
 
 /// The one list of all rules.
-fn all() -> Vec<Case> {
+pub(crate) fn all() -> Vec<Case> {
     let mut cases = Cases(Vec::new());
     convert(&mut cases);
     elementwise::arithmetic(&mut cases);
@@ -144,6 +152,9 @@ fn reduce(cases: &mut Cases) {
     for chosen in 0..8_usize {
         let axes: Vec<usize> = (0..3).filter(|axis| chosen >> axis & 1 == 1).collect();
         cases.unary("sum", &[2, 3, 4], AROUND_ZERO, move |x| x.sum(&axes));
+    }
+    for shape in [&[3, 4][..], &[3, 1], &[1], &[], &[2, 3, 4], &[2, 1, 1]] {
+        cases.unary("sum_to", &[2, 3, 4], AROUND_ZERO, move |x| x.sum_to(shape));
     }
     for shape in [&[2, 3][..], &[]] {
         cases.unary("sum_all", shape, AROUND_ZERO, Var::sum_all);
@@ -249,11 +260,11 @@ fn check_all(lies: Lies) -> Outcome {
     let device = cpu();
     let mut wrong = Vec::new();
     for (index, case) in all().iter().enumerate() {
-        let Case { rule, shapes, range: [low, high], tolerance, function } = case;
-        let inputs = shapes.iter().enumerate().map(|(at, shape)| {
-            let values = values(&format!("{index}.{at}"), shape.iter().product(), *low, *high);
-            input(&device, shape, &values, lies)
-        });
+        let Case { rule, shapes, tolerance, function, .. } = case;
+        let inputs = shapes
+            .iter()
+            .enumerate()
+            .map(|(at, shape)| input(&device, shape, &case.values(index, at), lies));
         let inputs = inputs.collect::<lowtide_tensor::Result<Vec<_>>>()?;
         if let Err(error) = check::gradients_within(*tolerance, function, &inputs) {
             wrong.push(format!("{rule} of {shapes:?}, {lies:?}: {error}"));
@@ -276,6 +287,76 @@ fn rules_agree_with_differences_on_strided_inputs() -> Outcome {
 #[test]
 fn rules_agree_with_differences_on_reversed_inputs() -> Outcome {
     check_all(Lies::Reversed)
+}
+
+/// Rules whose derivative jumps where elements are equal, so that there is no difference to compare
+/// with; the gradient is still that of a contiguous input.
+const JUMP_AT_TIES: [&str; 17] = [
+    "adaptive_max_pool2d",
+    "amax",
+    "amax_keep",
+    "amin",
+    "amin_keep",
+    "max",
+    "max_keep",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool2d_with",
+    "min",
+    "min_keep",
+    "norm",
+    "sort",
+    "std",
+    "std_keep",
+    "topk",
+];
+
+/// The gradient of `Σ f² / 2` at each input.
+fn gradients_at(case: &Case, inputs: &[Tensor]) -> Result<Vec<Vec<f64>>> {
+    let inputs: Vec<&Tensor> = inputs.iter().collect();
+    let (leaves, gradients) = gradients_of(&inputs, |pass, vars| {
+        let y = (case.function)(pass, vars)?;
+        y.clone().mul(y)?.mul_scalar(0.5)?.sum_all()
+    })?;
+    let gradient = |leaf| gradients.get(leaf).expect("every input has one").to_vec::<f64>();
+    Ok(leaves.into_iter().map(gradient).collect::<lowtide_tensor::Result<_>>()?)
+}
+
+/// Each input in turn is one slice, seen as often as the dimension is long.
+#[test]
+fn rules_agree_with_differences_on_broadcast_inputs() -> Outcome {
+    let device = cpu();
+    let (mut wrong, mut checked) = (Vec::new(), 0);
+    for (index, case) in all().iter().enumerate() {
+        let Case { rule, shapes, tolerance, function, .. } = case;
+        let plain =
+            |at: usize| input(&device, &shapes[at], &case.values(index, at), Lies::Contiguous);
+        let places =
+            (0..shapes.len()).flat_map(|at| (0..shapes[at].len()).map(move |axis| (at, axis)));
+        for (at, axis) in places.filter(|&(at, axis)| shapes[at][axis] > 1) {
+            let mut inputs: Vec<Tensor> =
+                (0..shapes.len()).map(plain).collect::<lowtide_tensor::Result<_>>()?;
+            let slice = inputs[at].narrow(axis, 0, 1)?;
+            inputs[at] = slice.expand(&shapes[at][..])?;
+            let found = gradients_at(case, &inputs)?;
+            if !JUMP_AT_TIES.contains(rule)
+                && let Err(error) = check::gradients_within(*tolerance, function, &inputs)
+            {
+                wrong.push(format!("{rule} of {shapes:?}, input {at} along {axis}: {error}"));
+            }
+            inputs[at] = inputs[at].copied()?;
+            let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-12 * b.abs().max(1.0);
+            let expected = gradients_at(case, &inputs)?;
+            let mut pairs = found.iter().flatten().zip(expected.iter().flatten());
+            if !pairs.all(near) {
+                wrong.push(format!("{rule} of {shapes:?}, input {at} along {axis}: not as copied"));
+            }
+            checked += 1;
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(checked > 500, "{checked}");
+    Ok(())
 }
 
 #[test]
