@@ -1,6 +1,7 @@
 //! Functions of one value without parameters, and softmax, as modules.
 
-use lowtide_autograd::{Pass, Var};
+use lowtide_autograd::{Needs, Pass, Var};
+use lowtide_tensor::{Tensor, TensorError};
 
 use crate::{Module, Parameters, Result};
 
@@ -33,6 +34,25 @@ activations! {
     Softplus(x) x.softplus(1.0, 20.0);
     /// `x`, and `exp(x) - 1` below 0, `torch.nn.ELU`.
     ELU(x) x.elu(1.0);
+    /// [`GELU`] by a hyperbolic tangent, `torch.nn.GELU(approximate="tanh")`.
+    TanhGELU(x) x.gelu_tanh();
+    /// `x · tanh(ln(1 + exp(x)))`, `torch.nn.Mish`.
+    Mish(x) x.mish();
+    /// `x · clamp(x + 3, 0, 6) / 6`, `torch.nn.Hardswish`.
+    Hardswish(x) x.hardswish();
+    /// `clamp(x + 3, 0, 6) / 6`, `torch.nn.Hardsigmoid`.
+    Hardsigmoid(x) x.hardsigmoid();
+    /// `scale · x`, and `scale · α (exp(x) - 1)` below 0, with the constants of Klambauer et al.,
+    /// "Self-normalizing neural networks" (2017), `torch.nn.SELU`.
+    SELU(x) x.selu();
+    /// `x / (1 + |x|)`, `torch.nn.Softsign`.
+    Softsign(x) x.softsign();
+    /// `-ln(1 + exp(-x))`, `torch.nn.LogSigmoid`.
+    LogSigmoid(x) x.logsigmoid();
+    /// `x - tanh(x)`, `torch.nn.Tanhshrink`.
+    Tanhshrink(x) x.clone().tanh().and_then(|tanh| x.sub(tanh));
+    /// `clamp(x, 0, 6)`, `torch.nn.ReLU6`.
+    ReLU6(x) between(x, [0.0, 6.0]);
 }
 
 /// `x`, and `slope · x` below 0, `torch.nn.LeakyReLU`.
@@ -53,6 +73,144 @@ impl Module for LeakyReLU {
     }
 }
 
+/// `clamp(x, low, high)` whose gradient is 0 from the ends on, unlike that of [`Var::clamp`].
+fn between(x: Var, [low, high]: [f64; 2]) -> lowtide_autograd::Result<Var> {
+    Var::apply("hardtanh", [x], |[mut x], save| {
+        if x.is_reusable() {
+            x.clamp_(low, high)?;
+        } else {
+            x = x.clamp(low, high)?;
+        }
+        let saved = save.keep(&x);
+        // dx = dy where low < y < high, 0 elsewhere
+        let rule = move |dy: Tensor, _: Needs| {
+            let y = saved.unpack()?;
+            let is_outside = y.le_scalar(low)?.logical_or(&y.ge_scalar(high)?)?;
+            Ok(vec![Some(dy.masked_fill(&is_outside, 0.0)?)])
+        };
+        Ok((x, rule))
+    })
+}
+
+/// `clamp(x, low, high)`, `torch.nn.Hardtanh`; from -1 to 1 by default.
+#[derive(Clone, Copy, Debug)]
+pub struct Hardtanh(pub [f64; 2]);
+
+impl Default for Hardtanh {
+    fn default() -> Self {
+        Hardtanh([-1.0, 1.0])
+    }
+}
+
+impl Parameters for Hardtanh {}
+
+impl Module for Hardtanh {
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        Ok(between(input, self.0)?)
+    }
+}
+
+/// `x` above the first number, else the second, `torch.nn.Threshold`.
+#[derive(Clone, Copy, Debug)]
+pub struct Threshold(pub f64, pub f64);
+
+impl Parameters for Threshold {}
+
+impl Module for Threshold {
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        let is_below = input.value().le_scalar(self.0)?;
+        Ok(input.masked_fill(&is_below, self.1)?)
+    }
+}
+
+/// `x`, and 0 where it is not farther than this from 0, `torch.nn.Hardshrink`; 1/2 by default.
+#[derive(Clone, Copy, Debug)]
+pub struct Hardshrink(pub f64);
+
+impl Default for Hardshrink {
+    fn default() -> Self {
+        Hardshrink(0.5)
+    }
+}
+
+impl Parameters for Hardshrink {}
+
+impl Module for Hardshrink {
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        let is_small = input.value().abs()?.le_scalar(self.0)?;
+        Ok(input.masked_fill(&is_small, 0.0)?)
+    }
+}
+
+/// `x` moved towards 0 by this and no farther, `torch.nn.Softshrink`; 1/2 by default.
+#[derive(Clone, Copy, Debug)]
+pub struct Softshrink(pub f64);
+
+impl Default for Softshrink {
+    fn default() -> Self {
+        Softshrink(0.5)
+    }
+}
+
+impl Parameters for Softshrink {}
+
+impl Module for Softshrink {
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        let near = input.clone().clamp(-self.0, self.0)?;
+        Ok(input.sub(near)?)
+    }
+}
+
+/// The first half along a dimension times the sigmoid of the second, `torch.nn.GLU` (Dauphin et
+/// al. 2017).
+#[derive(Clone, Copy, Debug)]
+pub struct GLU(pub usize);
+
+impl Parameters for GLU {}
+
+impl Module for GLU {
+    /// # Shapes
+    /// `input: [.., 2 N, ..] → [.., N, ..]`
+    ///
+    /// # Errors
+    /// `Index` for a dimension that is not there, `Shape` for an odd one, `OutOfMemory`.
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        let axis = self.0;
+        Ok(Var::apply("glu", [input], |[x], save| {
+            let [value, gate] = halves(&x, axis)?;
+            let (y, saved) = (value.mul(&gate.sigmoid()?)?, save.keep(&x));
+            // With σ of the gate g: dvalue = dy · σ, dg = dy · value · σ (1 - σ)
+            let rule = move |dy: Tensor, _: Needs| {
+                let x = saved.unpack()?;
+                let dx = Tensor::empty(dy.device(), *x.shape(), dy.dtype())?;
+                let ([value, gate], [mut dvalue, mut dgate]) =
+                    (halves(&x, axis)?, halves(&dx, axis)?);
+                let sigmoid = gate.sigmoid()?;
+                dvalue.copy_(&dy.mul(&sigmoid)?)?;
+                let mut slope = sigmoid.neg()?;
+                slope.add_scalar_(1.0)?;
+                slope.mul_(&value)?;
+                slope.mul_(&dvalue)?;
+                dgate.copy_(&slope)?;
+                Ok(vec![Some(dx)])
+            };
+            Ok((y, rule))
+        })?)
+    }
+}
+
+/// The first and the second half of `x` along a dimension.
+fn halves(x: &Tensor, axis: usize) -> lowtide_autograd::Result<[Tensor; 2]> {
+    let (op, shape) = ("glu", *x.shape());
+    let Some(&len) = shape.get(axis) else {
+        return Err(TensorError::Index { op, index: axis, len: shape.len() }.into());
+    };
+    if !len.is_multiple_of(2) {
+        return Err(TensorError::Shape { op, left: shape, right: [2].into() }.into());
+    }
+    Ok([x.narrow(axis, 0, len / 2)?, x.narrow(axis, len / 2, len / 2)?])
+}
+
 /// `exp(x) / Σ exp(x)` along a dimension, `torch.nn.Softmax`.
 #[derive(Clone, Copy, Debug)]
 pub struct Softmax(pub usize);
@@ -62,5 +220,29 @@ impl Parameters for Softmax {}
 impl Module for Softmax {
     fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
         Ok(input.softmax(self.0)?)
+    }
+}
+
+/// [`Softmax`] of `-x`, `torch.nn.Softmin`.
+#[derive(Clone, Copy, Debug)]
+pub struct Softmin(pub usize);
+
+impl Parameters for Softmin {}
+
+impl Module for Softmin {
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        Ok(input.neg()?.softmax(self.0)?)
+    }
+}
+
+/// `x - ln Σ exp(x)` along a dimension, `torch.nn.LogSoftmax`.
+#[derive(Clone, Copy, Debug)]
+pub struct LogSoftmax(pub usize);
+
+impl Parameters for LogSoftmax {}
+
+impl Module for LogSoftmax {
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        Ok(input.log_softmax(self.0)?)
     }
 }

@@ -14,7 +14,7 @@ use lowtide_tensor::{
 use crate::cross_attention::cross_attention;
 use crate::module::visit_under;
 use crate::optim::check_option;
-use crate::{Linear, Module, Parameter, Parameters, Result, init};
+use crate::{Linear, Module, Parameter, Parameters, Result, RotaryEmbedding, init};
 
 /// How a [`MultiHeadAttention`] is built.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,12 +29,22 @@ pub struct MultiHeadOptions {
     pub causal: Causal,
     /// Of a weight being taken out in training.
     pub dropout: f64,
+    /// Turns the queries and keys of each head by their positions, both counted from 0. Nothing
+    /// more is kept for backward than two tables of `T · R / 2` numbers.
+    pub rotary: Option<RotaryEmbedding>,
 }
 
 impl MultiHeadOptions {
-    /// Every position sees all, and every head has keys of its own.
+    /// Every position sees all, every head has keys of its own, and positions do not count.
     pub fn new(width: usize, heads: usize) -> Self {
-        MultiHeadOptions { width, heads, groups: heads, causal: Causal::No, dropout: 0.0 }
+        MultiHeadOptions {
+            width,
+            heads,
+            groups: heads,
+            causal: Causal::No,
+            dropout: 0.0,
+            rotary: None,
+        }
     }
 }
 
@@ -54,10 +64,10 @@ impl MultiHeadAttention {
     /// A layer with a weight of Glorot's uniform distribution for the inputs, and biases of zero.
     ///
     /// # Errors
-    /// `Option` unless the groups divide the heads, the heads the width, and the dropout is in
-    /// `[0, 1)`; `OutOfMemory`.
+    /// `Option` unless the groups divide the heads, the heads the width, the dropout is in `[0, 1)`
+    /// and heads of this width can be turned; `OutOfMemory`.
     pub fn new(device: &Device, key: RandomKey, options: MultiHeadOptions) -> Result<Self> {
-        let MultiHeadOptions { width, heads, groups, dropout, .. } = options;
+        let MultiHeadOptions { width, heads, groups, dropout, rotary, .. } = options;
         let divides = |part: usize, whole: usize| part > 0 && whole.is_multiple_of(part);
         check_option("heads", heads as f64, "the divisors of the width", |_| {
             divides(heads, width)
@@ -66,6 +76,7 @@ impl MultiHeadAttention {
             divides(groups, heads)
         })?;
         check_option("dropout", dropout, "[0, 1)", |p| (0.0..1.0).contains(&p))?;
+        rotary.map_or(Ok(()), |rotary| rotary.check(width / heads))?;
         let rows = (heads + 2 * groups) * (width / heads);
         let mut weight = Tensor::empty_in(device, Category::Parameter, [rows, width], DType::F32)?;
         init::xavier_uniform_(&mut weight, key.op("in_proj_weight"), 1.0)?;
@@ -97,6 +108,7 @@ impl MultiHeadAttention {
         let MultiHeadOptions { heads, groups, .. } = self.options;
         let (weight, bias) = (self.in_proj_weight.var(pass)?, self.in_proj_bias.var(pass)?);
         let packed = input.linear(weight, Some(bias))?;
+        let packed = self.turn(packed, [heads + groups, heads + 2 * groups])?;
         let y = packed.self_attention([heads, groups], mask, self.attention_options(pass))?;
         self.project(pass, y)
     }
@@ -126,8 +138,17 @@ impl MultiHeadAttention {
         let mut biases = parts(&self.in_proj_bias)?.into_iter();
         let mut part = |x: Var| x.linear(weights.next().expect("two parts"), biases.next());
         let (q, memory) = (part(input)?, part(memory)?);
+        let (q, memory) = (self.turn(q, [heads; 2])?, self.turn(memory, [groups, 2 * groups])?);
         let y = cross_attention(q, memory, [heads, groups], mask, self.attention_options(pass))?;
         self.project(pass, y)
+    }
+
+    /// The first `turned` of `heads` parts of each position by its angles.
+    fn turn(&self, x: Var, counts: [usize; 2]) -> Result<Var> {
+        match self.options.rotary {
+            Some(rotary) => rotary.turn_heads(x, counts),
+            None => Ok(x),
+        }
     }
 
     fn attention_options(&self, pass: &Pass) -> AttentionOptions {

@@ -23,6 +23,11 @@ impl Embedding {
         Ok(Embedding { weight: Parameter::new(weight) })
     }
 
+    /// Numbers of each vector.
+    pub fn width(&self) -> usize {
+        self.weight.value().shape()[1]
+    }
+
     /// The table in a pass.
     ///
     /// # Errors

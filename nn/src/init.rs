@@ -2,7 +2,8 @@
 //!
 //! Each fills a tensor in place from a key: the same key, the same values, whatever the threads.
 //! The first two dimensions of a weight are outputs and inputs, the rest is the kernel's window, as
-//! in PyTorch.
+//! in PyTorch. What does not depend on the shape is the tensor's own: [`Tensor::uniform_`],
+//! [`Tensor::normal_`], and [`Tensor::fill_`] for constants.
 
 use std::f64::consts::{SQRT_2, TAU};
 
@@ -214,6 +215,19 @@ pub fn orthogonal_(weight: &mut Tensor, key: RandomKey, gain: f64) -> Result<()>
             (0..len).for_each(|k| values[own(k)] *= gain / norm);
         }
     })
+}
+
+/// 1 on the diagonal of a matrix and 0 elsewhere: a linear layer that copies.
+///
+/// # Errors
+/// `Shape` unless a matrix, `DType`, `Frozen`, `OutOfMemory`.
+pub fn eye_(weight: &mut Tensor) -> Result<()> {
+    let &[rows, columns] = &**weight.shape() else {
+        let (left, right) = (*weight.shape(), [1, 1].into());
+        return Err(TensorError::Shape { op: "eye", left, right }.into());
+    };
+    let eye = Tensor::eye(weight.device(), rows, columns, weight.dtype())?;
+    Ok(weight.copy_(&eye)?)
 }
 
 /// 1 where an output channel takes the input channel of its number in the middle of the window, 0

@@ -23,17 +23,25 @@ mod module;
 mod norm;
 pub mod optim;
 mod parameter;
+mod pool1d;
 mod pool2d;
+mod prelu;
 mod recurrent;
 mod relu;
+mod rotary;
 mod safetensors;
 mod schedule;
 mod segment;
 mod sequential;
 mod transformer;
+mod transformer_stack;
 mod upsample;
 
-pub use activations::{ELU, GELU, LeakyReLU, SiLU, Sigmoid, Softmax, Softplus, Tanh};
+pub use activations::{
+    ELU, GELU, GLU, Hardshrink, Hardsigmoid, Hardswish, Hardtanh, LeakyReLU, LogSigmoid,
+    LogSoftmax, Mish, ReLU6, SELU, SiLU, Sigmoid, Softmax, Softmin, Softplus, Softshrink, Softsign,
+    Tanh, TanhGELU, Tanhshrink, Threshold,
+};
 pub use attention::{MultiHeadAttention, MultiHeadOptions, key_padding_mask};
 pub use batch_norm::{BatchNorm1d, BatchNorm2d};
 pub use buffer::{Buffer, check_buffers, commit_buffers};
@@ -46,25 +54,30 @@ pub use error::{NnError, WeightsProblem};
 pub use flatten::Flatten;
 pub use linear::Linear;
 pub use loss::{
-    CrossEntropyOptions, Loss, PairLoss, bce, bce_with_logits, cross_entropy, cross_entropy_with,
-    huber, kl_divergence, l1, mse, pair_loss, smooth_l1,
+    CrossEntropyOptions, LinearCrossEntropyOptions, Loss, PairLoss, bce, bce_with_logits,
+    cross_entropy, cross_entropy_with, huber, kl_divergence, l1, linear_cross_entropy, mse,
+    pair_loss, smooth_l1, soft_cross_entropy,
 };
 pub use loss_compositions::{NllOptions, cosine_embedding, dice, nll};
 pub use max_pool2d::MaxPool2d;
 pub use module::{Module, Parameters};
 pub use norm::{GroupNorm, LayerNorm, RmsNorm};
 pub use parameter::Parameter;
+pub use pool1d::{AvgPool1d, MaxPool1d};
 pub use pool2d::{AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d};
+pub use prelu::PReLU;
 pub use recurrent::{Directions, Gru, Lstm, LstmState, RecurrentOptions};
 pub use relu::ReLU;
+pub use rotary::{RotaryEmbedding, RotaryPairs, RotaryTables};
 pub use safetensors::{load, save};
 pub use schedule::{Better, Plateau, PlateauOptions, PlateauState, Schedule};
 pub use segment::Segments;
 pub use sequential::Sequential;
 pub use transformer::{
-    HiddenActivation, NormPlace, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
-    TransformerEncoderLayer, TransformerOptions,
+    HiddenActivation, NormPlace, TransformerDecoderLayer, TransformerEncoderLayer,
+    TransformerOptions,
 };
+pub use transformer_stack::{TransformerDecoder, TransformerEncoder};
 pub use upsample::Upsample;
 
 /// The result of an operation of this crate.

@@ -37,6 +37,16 @@ impl Linear {
         let weight = Parameter::uniform(device, key.op("weight"), [outputs, inputs], bound)?;
         Ok(Linear { weight, bias: None })
     }
+
+    /// The weight, `[O, I]`.
+    pub fn weight(&self) -> &Parameter {
+        &self.weight
+    }
+
+    /// The bias, `[O]`, if there is one.
+    pub fn bias(&self) -> Option<&Parameter> {
+        self.bias.as_ref()
+    }
 }
 
 impl Parameters for Linear {
@@ -50,7 +60,7 @@ impl Parameters for Linear {
 
 impl Module for Linear {
     /// # Shapes
-    /// `input: [N, I] → [N, O]`
+    /// `input: [.., I] → [.., O]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
         Ok(input.linear(self.weight.var(pass)?, bias)?)

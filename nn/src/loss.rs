@@ -1,9 +1,9 @@
 //! Losses as (sum, count): whoever splits a batch divides once, by the count of the whole.
 
 use lowtide_autograd::Var;
-use lowtide_tensor::{Labelling, Tensor};
+use lowtide_tensor::{Labelling, Tensor, TensorError};
 
-pub use lowtide_tensor::PairLoss;
+pub use lowtide_tensor::{LinearCrossEntropyOptions, PairLoss};
 
 use crate::Result;
 use crate::optim::check_option;
@@ -68,6 +68,57 @@ pub fn cross_entropy_with(
     let CrossEntropyOptions { ignore_index, label_smoothing: smoothing, weight } = options;
     let labelling = Labelling { ignore_index, smoothing, weight };
     let (sum, count) = logits.cross_entropy_with(labels, labelling)?;
+    Ok(Loss { sum, count })
+}
+
+/// `-Σ target · log softmax(logits)` over the classes, summed over the batch,
+/// `torch.nn.CrossEntropyLoss` with probabilities for targets. The count is that of the positions,
+/// also with weights, as in PyTorch. No gradient flows to the target.
+///
+/// # Shapes
+/// `logits, target: [N, C, ..]`
+///
+/// # Errors
+/// `Shape`, `DType`, `OutOfMemory`.
+pub fn soft_cross_entropy(
+    logits: Var,
+    target: &Tensor,
+    options: CrossEntropyOptions<'_>,
+) -> Result<Loss> {
+    let CrossEntropyOptions { ignore_index, label_smoothing: smoothing, weight } = options;
+    let shape = *logits.shape();
+    let positions = shape.iter().enumerate().filter(|(axis, _)| *axis != 1);
+    let len = positions.map(|(_, len)| len).product();
+    let labelling = Labelling { ignore_index, smoothing, weight };
+    counted(len, logits.soft_cross_entropy(target, labelling)?)
+}
+
+/// [`cross_entropy`] of `input · weightᵀ + bias`, the output layer of a classifier, chunk by chunk:
+/// the logits are never there as a whole, and nothing but the operands is kept. Backward computes
+/// them a second time. Worth it where there are many classes, as in a language model.
+///
+/// # Shapes
+/// `input: [.., D]`, `weight: [C, D]`, `bias: [C]`, `labels: [..]` of i64
+///
+/// # Errors
+/// `Shape`, `DType`, `Index` for a label outside `0..C`, `OutOfMemory`.
+pub fn linear_cross_entropy(
+    input: Var,
+    weight: Var,
+    bias: Option<Var>,
+    labels: &Tensor,
+    options: LinearCrossEntropyOptions,
+) -> Result<Loss> {
+    let shape = *input.shape();
+    let outer = &shape[..shape.len().saturating_sub(1)];
+    if shape.is_empty() || **labels.shape() != *outer {
+        let right = *labels.shape();
+        return Err(TensorError::Shape { op: "linear_cross_entropy", left: shape, right }.into());
+    }
+    let row_count = outer.iter().product();
+    let rows = input.reshape([row_count, shape[outer.len()]])?;
+    let labels = labels.reshape([row_count])?;
+    let (sum, count) = rows.linear_cross_entropy(weight, bias, &labels, options)?;
     Ok(Loss { sum, count })
 }
 

@@ -32,30 +32,9 @@ impl Default for NllOptions<'_> {
 /// # Errors
 /// `Shape`, `DType`, `Index` for a label outside `0..C`, `OutOfMemory`.
 pub fn nll(logarithms: Var, labels: &Tensor, options: NllOptions<'_>) -> Result<Loss> {
-    let (left, dtype) = (*logarithms.shape(), logarithms.value().dtype());
-    let fits = left.len() >= 2
-        && labels.shape().len() + 1 == left.len()
-        && labels.shape()[0] == left[0]
-        && labels.shape()[1..] == left[2..];
-    if !fits {
-        return Err(TensorError::Shape { op: "nll", left, right: *labels.shape() }.into());
-    }
-    let ignored = labels.eq_scalar(options.ignore_index as f64)?;
-    let mut index = labels.copied()?;
-    index.masked_fill_(&ignored, 0.0)?;
-    let mut factor = match options.weight {
-        None => Tensor::ones(labels.device(), *labels.shape(), dtype)?,
-        Some(weight) => {
-            let flat = index.reshape([index.element_count()])?;
-            weight.index_select(0, &flat)?.reshape(*labels.shape())?
-        }
-    };
-    factor.masked_fill_(&ignored, 0.0)?;
-    let axes: Vec<usize> = (0..labels.shape().len()).collect();
-    let count = factor.sum(&axes)?;
-    let picked = logarithms.gather(1, &index.unsqueeze(1)?)?.squeeze(1)?;
-    let factor = picked.pass().constant(factor);
-    Ok(Loss { sum: picked.mul(factor)?.sum_all()?.neg()?, count })
+    let NllOptions { ignore_index, weight } = options;
+    let (sum, count) = logarithms.nll_loss(labels, ignore_index, weight)?;
+    Ok(Loss { sum, count })
 }
 
 /// `1 - cos(a, b)` where the target is 1 and `max(0, cos(a, b) - margin)` where it is -1, summed

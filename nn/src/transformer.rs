@@ -1,18 +1,17 @@
-//! Layers of encoders and decoders of sequences, and stacks of them.
+//! Layers of encoders and decoders of sequences.
 //!
 //! Vaswani et al., "Attention is all you need" (2017); normalisation before the branches instead of
 //! after the sums: Xiong et al., "On layer normalization in the transformer architecture" (2020).
 //!
 //! `B` batch, `T` positions, `S` positions of the encoder's sequence, `D` width.
 
-use lowtide_autograd::{Pass, SavedPolicy, Var};
+use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Causal, Device, RandomKey, Tensor};
 
 use crate::module::visit_under;
-use crate::segment::{Segment, visit_block_policies, visit_blocks};
 use crate::{
     Dropout, LayerNorm, Linear, Module, MultiHeadAttention, MultiHeadOptions, Parameter,
-    Parameters, Result, Segments,
+    Parameters, Result, RotaryEmbedding,
 };
 
 /// Where a layer normalises.
@@ -55,6 +54,8 @@ pub struct TransformerOptions {
     pub eps: f64,
     /// Which positions a position sees in attention to its own sequence.
     pub causal: Causal,
+    /// Turns queries and keys by their positions in attention to the own sequence.
+    pub rotary: Option<RotaryEmbedding>,
 }
 
 impl TransformerOptions {
@@ -70,15 +71,23 @@ impl TransformerOptions {
             norm: NormPlace::After,
             eps: 1e-5,
             causal: Causal::No,
+            rotary: None,
         }
     }
 
-    fn attention(&self, causal: Causal) -> MultiHeadOptions {
-        let plain = MultiHeadOptions::new(self.width, self.heads);
-        MultiHeadOptions { causal, dropout: self.dropout, ..plain }
+    /// Of attention to the own sequence.
+    fn self_attention(&self) -> MultiHeadOptions {
+        let &TransformerOptions { causal, rotary, .. } = self;
+        MultiHeadOptions { causal, rotary, ..self.cross_attention() }
     }
 
-    fn layer_norm(&self, device: &Device) -> Result<LayerNorm> {
+    /// Of attention to another sequence, whose positions are other ones.
+    fn cross_attention(&self) -> MultiHeadOptions {
+        let plain = MultiHeadOptions::new(self.width, self.heads);
+        MultiHeadOptions { dropout: self.dropout, ..plain }
+    }
+
+    pub(crate) fn layer_norm(&self, device: &Device) -> Result<LayerNorm> {
         Ok(LayerNorm::new(device, &[self.width])?.with_eps(self.eps))
     }
 }
@@ -158,7 +167,7 @@ impl TransformerEncoderLayer {
     /// # Errors
     /// `Option` unless the heads divide the width and the dropout is in `[0, 1)`; `OutOfMemory`.
     pub fn new(device: &Device, key: RandomKey, options: TransformerOptions) -> Result<Self> {
-        let attention = options.attention(options.causal);
+        let attention = options.self_attention();
         Ok(TransformerEncoderLayer {
             self_attn: MultiHeadAttention::new(device, key.op("self_attn"), attention)?,
             feed_forward: FeedForward::new(device, key, &options)?,
@@ -226,11 +235,10 @@ impl TransformerDecoderLayer {
     /// # Errors
     /// Those of [`TransformerEncoderLayer::new`].
     pub fn new(device: &Device, key: RandomKey, options: TransformerOptions) -> Result<Self> {
-        let attention =
-            |name, causal| MultiHeadAttention::new(device, key.op(name), options.attention(causal));
+        let attention = |name, options| MultiHeadAttention::new(device, key.op(name), options);
         Ok(TransformerDecoderLayer {
-            self_attn: attention("self_attn", options.causal)?,
-            multihead_attn: attention("multihead_attn", Causal::No)?,
+            self_attn: attention("self_attn", options.self_attention())?,
+            multihead_attn: attention("multihead_attn", options.cross_attention())?,
             feed_forward: FeedForward::new(device, key, &options)?,
             norm1: options.layer_norm(device)?,
             norm2: options.layer_norm(device)?,
@@ -271,7 +279,9 @@ impl TransformerDecoderLayer {
 }
 
 impl TransformerDecoderLayer {
-    fn couples_samples(&self) -> bool {
+    /// Whether a sample's output depends on the others of the batch in training; see
+    /// [`Module::couples_samples`].
+    pub fn couples_samples(&self) -> bool {
         self.self_attn.couples_samples() || self.multihead_attn.couples_samples()
     }
 }
@@ -284,117 +294,5 @@ impl Parameters for TransformerDecoderLayer {
         visit_under("norm1", &mut self.norm1, visitor);
         visit_under("norm2", &mut self.norm2, visitor);
         visit_under("norm3", &mut self.norm3, visitor);
-    }
-}
-
-macro_rules! stacks {
-    ($($(#[$doc:meta])* $name:ident of $layer:ident;)*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Debug)]
-        pub struct $name {
-            layers: Vec<Segment<$layer>>,
-            norm: LayerNorm,
-        }
-
-        impl $name {
-            /// `count` layers and a normalisation of what comes out of the last.
-            ///
-            /// # Errors
-            /// Those of [`TransformerEncoderLayer::new`].
-            pub fn new(
-                device: &Device,
-                key: RandomKey,
-                count: usize,
-                options: TransformerOptions,
-            ) -> Result<Self> {
-                let layer = |index: usize| {
-                    let key = key.op(&format!("layers.{index}"));
-                    Ok(Segment::new($layer::new(device, key, options)?))
-                };
-                let layers = (0..count).map(layer).collect::<Result<_>>()?;
-                Ok($name { layers, norm: options.layer_norm(device)? })
-            }
-        }
-
-        impl Parameters for $name {
-            fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-                visit_blocks("layers.", &mut self.layers, visitor);
-                visit_under("norm", &mut self.norm, visitor);
-            }
-        }
-
-        impl Segments for $name {
-            fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
-                visit_block_policies(&mut self.layers, visitor);
-            }
-        }
-    )*};
-}
-
-stacks! {
-    /// Encoder layers one after the other, `torch.nn.TransformerEncoder` with a norm.
-    TransformerEncoder of TransformerEncoderLayer;
-    /// Decoder layers one after the other, `torch.nn.TransformerDecoder` with a norm.
-    TransformerDecoder of TransformerDecoderLayer;
-}
-
-impl TransformerEncoder {
-    /// [`Module::forward`] with a mask of attention, as [`MultiHeadAttention::forward_masked`]
-    /// takes it.
-    ///
-    /// # Errors
-    /// `Shape`, `DType`, `OutOfMemory`.
-    pub fn forward_masked(&self, pass: &Pass, input: Var, mask: Option<&Tensor>) -> Result<Var> {
-        let x = self.layers.iter().enumerate().try_fold(input, |x, (index, layer)| {
-            let mask = mask.cloned();
-            pass.within(&format!("layers.{index}"), || {
-                layer.run(pass, [x], move |layer, pass, [x]| {
-                    layer.forward_masked(pass, x, mask.as_ref())
-                })
-            })
-        })?;
-        self.norm.forward(pass, x)
-    }
-}
-
-impl Module for TransformerEncoder {
-    /// # Shapes
-    /// `input: [B, T, D] → [B, T, D]`
-    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        self.forward_masked(pass, input, None)
-    }
-
-    fn couples_samples(&self) -> bool {
-        self.layers.iter().any(Segment::couples_samples)
-    }
-}
-
-impl TransformerDecoder {
-    /// Whether a sample's output depends on the others of the batch in training; see
-    /// [`Module::couples_samples`].
-    pub fn couples_samples(&self) -> bool {
-        self.layers.iter().any(|layer| layer.block().couples_samples())
-    }
-
-    /// All layers on `input` with `memory`; see [`TransformerDecoderLayer::decode`].
-    ///
-    /// # Errors
-    /// `Shape`, `DType`, `OutOfMemory`.
-    pub fn decode(
-        &self,
-        pass: &Pass,
-        input: Var,
-        memory: Var,
-        masks: [Option<&Tensor>; 2],
-    ) -> Result<Var> {
-        let x = self.layers.iter().enumerate().try_fold(input, |x, (index, layer)| {
-            let masks = masks.map(Option::<&Tensor>::cloned);
-            pass.within(&format!("layers.{index}"), || {
-                layer.run(pass, [x, memory.clone()], move |layer, pass, [x, memory]| {
-                    layer.decode(pass, x, memory, masks.each_ref().map(Option::as_ref))
-                })
-            })
-        })?;
-        self.norm.forward(pass, x)
     }
 }

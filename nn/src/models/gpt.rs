@@ -1,17 +1,18 @@
 //! A decoder of text: pre-norm blocks of causal attention and a GELU layer, with learned positions.
 //! Radford et al., "Language models are unsupervised multitask learners" (2019), with the exact
-//! GELU.
+//! GELU. Instead of learning positions it may turn queries and keys by them.
 //!
 //! `B` batch, `T` positions, `D` width, `V` vocabulary.
 
 use lowtide_autograd::{Pass, SavedPolicy, Var};
-use lowtide_tensor::{AttentionDropout, AttentionOptions, Causal, Device, RandomKey};
+use lowtide_tensor::{AttentionDropout, AttentionOptions, Causal, Device, RandomKey, Tensor};
 
 use crate::module::visit_under;
 use crate::optim::check_option;
-use crate::segment::{Segment, forward_blocks, visit_block_policies, visit_blocks};
+use crate::segment::{Segment, visit_block_policies, visit_blocks};
 use crate::{
-    Dropout, Embedding, LayerNorm, Linear, Module, Parameter, Parameters, Result, Segments,
+    Dropout, Embedding, LayerNorm, Linear, LinearCrossEntropyOptions, Loss, Module, Parameter,
+    Parameters, Result, RotaryEmbedding, RotaryTables, Segments, linear_cross_entropy,
 };
 
 /// How large a [`Gpt`] is.
@@ -56,11 +57,20 @@ struct Block {
     dropout: f64,
 }
 
+/// What tells positions apart.
+#[derive(Clone, Debug)]
+enum Positions {
+    /// Rows that are added to those of the tokens.
+    Learned(Embedding),
+    /// Angles in every block, for heads of so many numbers.
+    Rotary(RotaryEmbedding, usize),
+}
+
 /// A language model.
 #[derive(Clone, Debug)]
 pub struct Gpt {
     tok: Embedding,
-    pos: Embedding,
+    pos: Positions,
     blocks: Vec<Segment<Block>>,
     norm: LayerNorm,
     /// Absent where the output layer is the table of tokens.
@@ -100,27 +110,24 @@ impl Parameters for Block {
     }
 }
 
-impl Module for Block {
+impl Block {
     /// # Shapes
     /// `input: [B, T, D] → [B, T, D]`
-    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        let probability = self.dropout;
+    fn forward(&self, pass: &Pass, input: Var, tables: Option<&RotaryTables>) -> Result<Var> {
+        let (heads, probability) = (self.heads, self.dropout);
         let drops = pass.is_training() && probability > 0.0;
         let dropout = drops.then(|| AttentionDropout { key: pass.draw(), probability });
         let causal = Causal::UpperLeft;
         let options = AttentionOptions { causal, dropout, ..Default::default() };
-        let packed = self.qkv.forward(pass, self.ln1.forward(pass, input.clone())?)?;
-        let seen = packed.self_attention([self.heads, self.heads], None, options)?;
+        let mut packed = self.qkv.forward(pass, self.ln1.forward(pass, input.clone())?)?;
+        if let Some(tables) = tables {
+            packed = tables.turn_heads(packed, [2 * heads, 3 * heads])?;
+        }
+        let seen = packed.self_attention([heads, heads], None, options)?;
         // Added to the branch, whose buffer nothing else needs.
         let x = self.drop("proj", pass, self.proj.forward(pass, seen)?)?.add(input)?;
         let hidden = self.up.forward(pass, self.ln2.forward(pass, x.clone())?)?.gelu()?;
         Ok(self.drop("down", pass, self.down.forward(pass, hidden)?)?.add(x)?)
-    }
-
-    /// Dropped weights of attention are counted from the first sample of the pass, wherever in
-    /// the logical batch that is.
-    fn couples_samples(&self) -> bool {
-        self.dropout > 0.0
     }
 }
 
@@ -138,7 +145,7 @@ impl Gpt {
         };
         Ok(Gpt {
             tok: Embedding::new(device, key.op("tok"), vocabulary, width)?,
-            pos: Embedding::new(device, key.op("pos"), context, width)?,
+            pos: Positions::Learned(Embedding::new(device, key.op("pos"), context, width)?),
             blocks: (0..blocks).map(block).collect::<Result<_>>()?,
             norm: LayerNorm::new(device, &[width])?,
             head: Some(Linear::without_bias(device, key.op("head"), width, vocabulary)?),
@@ -174,6 +181,22 @@ impl Gpt {
         Ok(model)
     }
 
+    /// This model without its table of positions: every block turns its queries and keys instead,
+    /// and sequences may have any length.
+    ///
+    /// # Errors
+    /// `Option` unless heads of this width can be turned.
+    pub fn with_rotary(mut self, rotary: RotaryEmbedding) -> Result<Self> {
+        let width = match (&self.pos, self.blocks.first()) {
+            (&Positions::Rotary(_, width), _) => width,
+            (Positions::Learned(table), Some(segment)) => table.width() / segment.block().heads,
+            (Positions::Learned(_), None) => 0,
+        };
+        rotary.check(width)?;
+        self.pos = Positions::Rotary(rotary, width);
+        Ok(self)
+    }
+
     /// This model with elements taken out in training: of the sum of the tables, of the weights of
     /// attention and of each branch.
     ///
@@ -192,7 +215,9 @@ impl Gpt {
 impl Parameters for Gpt {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
         visit_under("tok", &mut self.tok, visitor);
-        visit_under("pos", &mut self.pos, visitor);
+        if let Positions::Learned(table) = &mut self.pos {
+            visit_under("pos", table, visitor);
+        }
         visit_blocks("blocks.", &mut self.blocks, visitor);
         visit_under("norm", &mut self.norm, visitor);
         if let Some(head) = &mut self.head {
@@ -207,22 +232,77 @@ impl Segments for Gpt {
     }
 }
 
+impl Gpt {
+    /// What the output layer reads.
+    ///
+    /// # Shapes
+    /// `tokens: [B, T] → [B, T, D]`
+    fn features(&self, pass: &Pass, tokens: Var) -> Result<Var> {
+        let len = tokens.shape().last().copied().unwrap_or_default();
+        let positions = match &self.pos {
+            Positions::Learned(table) => Some(table.table(pass)?.narrow(0, 0, len)?), // [T, D]
+            Positions::Rotary(..) => None,
+        };
+        let mut x = self.tok.forward(pass, tokens)?;
+        if let Some(positions) = positions {
+            x = x.add(positions)?;
+        }
+        let tables = match &self.pos {
+            Positions::Learned(_) => None,
+            Positions::Rotary(rotary, width) => {
+                let (device, dtype) = (x.value().device(), x.value().dtype());
+                Some(rotary.tables(device, [len, *width], dtype)?)
+            }
+        };
+        x = pass.within("tok", || Dropout::new(self.dropout)?.forward(pass, x))?;
+        for (index, segment) in self.blocks.iter().enumerate() {
+            let tables = tables.clone();
+            x = pass.within(&format!("blocks.{index}"), || {
+                segment
+                    .run(pass, [x], move |block, pass, [x]| block.forward(pass, x, tables.as_ref()))
+            })?;
+        }
+        self.norm.forward(pass, x)
+    }
+
+    /// The cross-entropy of [`Module::forward`] with the tokens that follow, by
+    /// [`linear_cross_entropy`]: the logits, the largest tensor of a step, are never there as a
+    /// whole.
+    ///
+    /// # Shapes
+    /// `tokens: [B, T]` of i64, `labels: [B, T]` of i64
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `Index` for a label outside the vocabulary, `OutOfMemory`.
+    pub fn loss(
+        &self,
+        pass: &Pass,
+        tokens: Var,
+        labels: &Tensor,
+        options: LinearCrossEntropyOptions,
+    ) -> Result<Loss> {
+        let x = self.features(pass, tokens)?;
+        let table = match &self.head {
+            Some(head) => head.weight().var(pass)?,
+            None => self.tok.table(pass)?,
+        };
+        linear_cross_entropy(x, table, None, labels, options)
+    }
+}
+
 impl Module for Gpt {
     /// # Shapes
-    /// `input: [B, T]` of i64, T at most the context, `→ [B, T, V]`
+    /// `input: [B, T]` of i64, T at most the context where positions are learned, `→ [B, T, V]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        let len = input.shape().last().copied().unwrap_or_default();
-        let positions = self.pos.table(pass)?.narrow(0, 0, len)?; // [T, D]
-        let x = self.tok.forward(pass, input)?.add(positions)?;
-        let x = pass.within("tok", || Dropout::new(self.dropout)?.forward(pass, x))?;
-        let x = forward_blocks("blocks.", &self.blocks, pass, x)?;
-        let x = self.norm.forward(pass, x)?;
+        let x = self.features(pass, input)?;
         match &self.head {
             Some(head) => head.forward(pass, x),
             None => Ok(x.linear(self.tok.table(pass)?, None)?),
         }
     }
 
+    /// Dropped weights of attention are counted from the first sample of the pass, wherever in
+    /// the logical batch that is.
     fn couples_samples(&self) -> bool {
         self.dropout > 0.0
     }

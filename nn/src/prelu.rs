@@ -1,0 +1,71 @@
+//! A rectifier whose slope below 0 is learned; x: [B, C, ..], a: [C] or [1].
+//!
+//! He et al., "Delving deep into rectifiers" (2015).
+
+use lowtide_autograd::{Needs, Pass, Var};
+use lowtide_tensor::{Device, Tensor};
+
+use crate::{Module, Parameter, Parameters, Result};
+
+/// `x`, and `a · x` up to 0, `torch.nn.PReLU`.
+#[derive(Clone, Debug)]
+pub struct PReLU {
+    weight: Parameter,
+}
+
+impl PReLU {
+    /// A slope for each of `channels`, or one for all if there is one; they start from 1/4.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new(device: &Device, channels: usize) -> Result<Self> {
+        Ok(PReLU { weight: Parameter::full(device, [channels], 0.25)? })
+    }
+}
+
+impl Parameters for PReLU {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        visitor("weight", &mut self.weight);
+    }
+}
+
+impl Module for PReLU {
+    /// # Shapes
+    /// `input: [B, C, ..] → [B, C, ..]`, any with one slope
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `OutOfMemory`.
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        let slope = self.weight.var(pass)?;
+        Ok(Var::apply("prelu", [input, slope], |[x, a], save| {
+            let slopes = along_channels(&a, x.shape().len())?;
+            let y = x.gt_scalar(0.0)?.where_cond(&x, &x.mul(&slopes)?)?;
+            let (saved_x, saved_a) = (save.keep(&x), save.keep(&a));
+            // dx = dy where x > 0, a · dy elsewhere; da = Σ dy · x where x ≤ 0
+            let rule = move |dy: Tensor, needs: Needs| {
+                let (x, a) = (saved_x.unpack()?, saved_a.unpack()?);
+                let slopes = along_channels(&a, x.shape().len())?;
+                let is_above = x.gt_scalar(0.0)?;
+                let mut gradients = vec![None, None];
+                if needs.input(0) {
+                    gradients[0] = Some(is_above.where_cond(&dy, &dy.mul(&slopes)?)?);
+                }
+                if needs.input(1) {
+                    let mut share = dy.mul(&x)?;
+                    share.masked_fill_(&is_above, 0.0)?;
+                    gradients[1] = Some(share.sum_to(*slopes.shape())?.reshape(*a.shape())?);
+                }
+                Ok(gradients)
+            };
+            Ok((y, rule))
+        })?)
+    }
+}
+
+/// `a: [C]` as it broadcasts to `[B, C, ..]` of so many dimensions.
+fn along_channels(a: &Tensor, rank: usize) -> lowtide_tensor::Result<Tensor> {
+    let mut dims = vec![1; rank.max(1)];
+    let axis = 1.min(dims.len() - 1);
+    dims[axis] = a.element_count();
+    a.reshape(&dims[..])
+}

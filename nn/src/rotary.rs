@@ -1,0 +1,126 @@
+//! Positions as angles that queries and keys are turned by: a score depends on how far two
+//! positions are apart, and there is nothing to learn.
+//!
+//! Su et al., "RoFormer: enhanced transformer with rotary position embedding" (2021).
+//!
+//! `B` batch, `T` positions, `H` heads, `D` numbers of a head, of which `R` are turned.
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_tensor::{DType, Device, Tensor};
+
+pub use lowtide_tensor::RotaryPairs;
+
+use crate::optim::check_option;
+use crate::{Module, Parameters, Result};
+
+/// Turns pair `i` of a row at position `t`, counted from 0, by `t · base^(-2i / R)`. The layers of
+/// attention turn each of their heads by it; as a layer by itself it turns the rows of its input.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RotaryEmbedding {
+    /// How fast the angles of later pairs fall.
+    pub base: f64,
+    /// Which numbers are a pair. Weights of models that were trained under one convention are not
+    /// those of the other.
+    pub pairs: RotaryPairs,
+    /// How many numbers of a head are turned, from the first on; all of them where absent.
+    pub turned: Option<usize>,
+}
+
+impl RotaryEmbedding {
+    /// All numbers of a head, with a base of 10,000.
+    pub fn new(pairs: RotaryPairs) -> Self {
+        RotaryEmbedding { base: 10_000.0, pairs, turned: None }
+    }
+
+    /// `Ok` if heads of `width` numbers can be turned.
+    ///
+    /// # Errors
+    /// `Option` unless the base is positive and the turned numbers are even and at most `width`.
+    pub fn check(&self, width: usize) -> Result<()> {
+        check_option("base", self.base, "above 0", |base| base > 0.0 && base.is_finite())?;
+        let turned = self.turned.unwrap_or(width);
+        check_option("turned", turned as f64, "the even numbers up to the width of a head", |_| {
+            turned <= width && turned.is_multiple_of(2)
+        })
+    }
+
+    /// The cosines and sines of positions `0..len` for heads of `width` numbers, computed in f64
+    /// and rounded to `dtype`.
+    ///
+    /// # Errors
+    /// Those of [`RotaryEmbedding::check`], `DType`, `OutOfMemory`.
+    pub fn tables(
+        &self,
+        device: &Device,
+        [len, width]: [usize; 2],
+        dtype: DType,
+    ) -> Result<RotaryTables> {
+        self.check(width)?;
+        let turned = self.turned.unwrap_or(width);
+        let half = turned / 2;
+        let positions = Tensor::arange(device, 0.0..len as f64, 1.0, DType::F64)?;
+        let mut rates = Tensor::arange(device, 0.0..half as f64, 1.0, DType::F64)?;
+        rates.mul_scalar_(-2.0 * self.base.ln() / turned.max(1) as f64)?;
+        let rates = rates.exp()?.reshape([1, half])?;
+        let angles = positions.reshape([len, 1])?.mul(&rates)?;
+        let (cos, sin) = (angles.cos()?.to_dtype(dtype)?, angles.sin()?.to_dtype(dtype)?);
+        Ok(RotaryTables { cos, sin, pairs: self.pairs })
+    }
+
+    /// Turns the first `turned` of `heads` parts of each position.
+    pub(crate) fn turn_heads(&self, x: Var, counts: [usize; 2]) -> Result<Var> {
+        let shape = *x.shape();
+        // Other ranks are an error of the operation, which names both shapes.
+        let len = shape.get(1).copied().unwrap_or_default();
+        let width = shape.last().copied().unwrap_or_default() / counts[1].max(1);
+        let value = x.value();
+        self.tables(value.device(), [len, width], value.dtype())?.turn_heads(x, counts)
+    }
+}
+
+impl Parameters for RotaryEmbedding {}
+
+impl Module for RotaryEmbedding {
+    /// # Shapes
+    /// `input: [.., T, D] → [.., T, D]`
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        let shape = *input.shape();
+        let width = shape.last().copied().unwrap_or_default();
+        let len = shape.len().checked_sub(2).map_or(0, |axis| shape[axis]);
+        let value = input.value();
+        self.tables(value.device(), [len, width], value.dtype())?.turn(input)
+    }
+}
+
+/// The cosines and sines of some positions, to be used by all layers of a model in a pass.
+#[derive(Clone, Debug)]
+pub struct RotaryTables {
+    cos: Tensor,
+    sin: Tensor,
+    pairs: RotaryPairs,
+}
+
+impl RotaryTables {
+    /// Every row turned by the angles of its position.
+    ///
+    /// # Shapes
+    /// `x: [.., T, D] → [.., T, D]`, T and D those of the tables
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `OutOfMemory`.
+    pub fn turn(&self, x: Var) -> Result<Var> {
+        Ok(x.rotary(&self.cos, &self.sin, self.pairs)?)
+    }
+
+    /// The first `turned` of `heads` parts of each position turned by its angles: the queries and
+    /// keys of a tensor that holds the values as well.
+    ///
+    /// # Shapes
+    /// `x: [B, T, heads · D] → [B, T, heads · D]`, T and D those of the tables
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `OutOfMemory`.
+    pub fn turn_heads(&self, x: Var, [turned, heads]: [usize; 2]) -> Result<Var> {
+        Ok(x.rotary_heads(&self.cos, &self.sin, self.pairs, [turned, heads])?)
+    }
+}

@@ -1,0 +1,125 @@
+//! Stacks of the layers of encoders and decoders, with a normalisation at the end.
+//!
+//! `B` batch, `T` positions, `S` positions of the encoder's sequence, `D` width.
+
+use lowtide_autograd::{Pass, SavedPolicy, Var};
+use lowtide_tensor::{Device, RandomKey, Tensor};
+
+use crate::module::visit_under;
+use crate::segment::{Segment, visit_block_policies, visit_blocks};
+use crate::{
+    LayerNorm, Module, Parameter, Parameters, Result, Segments, TransformerDecoderLayer,
+    TransformerEncoderLayer, TransformerOptions,
+};
+
+macro_rules! stacks {
+    ($($(#[$doc:meta])* $name:ident of $layer:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug)]
+        pub struct $name {
+            layers: Vec<Segment<$layer>>,
+            norm: LayerNorm,
+        }
+
+        impl $name {
+            /// `count` layers and a normalisation of what comes out of the last.
+            ///
+            /// # Errors
+            /// Those of [`TransformerEncoderLayer::new`].
+            pub fn new(
+                device: &Device,
+                key: RandomKey,
+                count: usize,
+                options: TransformerOptions,
+            ) -> Result<Self> {
+                let layer = |index: usize| {
+                    let key = key.op(&format!("layers.{index}"));
+                    Ok(Segment::new($layer::new(device, key, options)?))
+                };
+                let layers = (0..count).map(layer).collect::<Result<_>>()?;
+                Ok($name { layers, norm: options.layer_norm(device)? })
+            }
+        }
+
+        impl Parameters for $name {
+            fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+                visit_blocks("layers.", &mut self.layers, visitor);
+                visit_under("norm", &mut self.norm, visitor);
+            }
+        }
+
+        impl Segments for $name {
+            fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
+                visit_block_policies(&mut self.layers, visitor);
+            }
+        }
+    )*};
+}
+
+stacks! {
+    /// Encoder layers one after the other, `torch.nn.TransformerEncoder` with a norm.
+    TransformerEncoder of TransformerEncoderLayer;
+    /// Decoder layers one after the other, `torch.nn.TransformerDecoder` with a norm.
+    TransformerDecoder of TransformerDecoderLayer;
+}
+
+impl TransformerEncoder {
+    /// [`Module::forward`] with a mask of attention, as
+    /// [`crate::MultiHeadAttention::forward_masked`] takes it.
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `OutOfMemory`.
+    pub fn forward_masked(&self, pass: &Pass, input: Var, mask: Option<&Tensor>) -> Result<Var> {
+        let x = self.layers.iter().enumerate().try_fold(input, |x, (index, layer)| {
+            let mask = mask.cloned();
+            pass.within(&format!("layers.{index}"), || {
+                layer.run(pass, [x], move |layer, pass, [x]| {
+                    layer.forward_masked(pass, x, mask.as_ref())
+                })
+            })
+        })?;
+        self.norm.forward(pass, x)
+    }
+}
+
+impl Module for TransformerEncoder {
+    /// # Shapes
+    /// `input: [B, T, D] → [B, T, D]`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        self.forward_masked(pass, input, None)
+    }
+
+    fn couples_samples(&self) -> bool {
+        self.layers.iter().any(Segment::couples_samples)
+    }
+}
+
+impl TransformerDecoder {
+    /// Whether a sample's output depends on the others of the batch in training; see
+    /// [`Module::couples_samples`].
+    pub fn couples_samples(&self) -> bool {
+        self.layers.iter().any(|layer| layer.block().couples_samples())
+    }
+
+    /// All layers on `input` with `memory`; see [`TransformerDecoderLayer::decode`].
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `OutOfMemory`.
+    pub fn decode(
+        &self,
+        pass: &Pass,
+        input: Var,
+        memory: Var,
+        masks: [Option<&Tensor>; 2],
+    ) -> Result<Var> {
+        let x = self.layers.iter().enumerate().try_fold(input, |x, (index, layer)| {
+            let masks = masks.map(Option::<&Tensor>::cloned);
+            pass.within(&format!("layers.{index}"), || {
+                layer.run(pass, [x, memory.clone()], move |layer, pass, [x, memory]| {
+                    layer.decode(pass, x, memory, masks.each_ref().map(Option::as_ref))
+                })
+            })
+        })?;
+        self.norm.forward(pass, x)
+    }
+}
