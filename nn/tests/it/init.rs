@@ -212,6 +212,19 @@ fn dirac_is_the_convolution_that_copies() -> Outcome {
 }
 
 #[test]
+fn eye_is_the_layer_that_copies() -> Outcome {
+    for dtype in [DType::F64, DType::BF16] {
+        let mut w = blank([2, 3], dtype);
+        w.fill_(5.0)?;
+        init::eye_(&mut w)?;
+        let found = w.to_dtype(DType::F64)?.to_vec::<f64>()?;
+        assert_eq!(found, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
+    }
+    assert!(init::eye_(&mut blank([2], DType::F32)).is_err());
+    Ok(())
+}
+
+#[test]
 fn sparse_columns_have_their_zeros() -> Outcome {
     let mut w = blank([10, 30], DType::F32);
     init::sparse_(&mut w, KEY, 0.25, 0.01)?;

@@ -1,137 +1,15 @@
 //! Shapes, errors and gradients of the layers.
 
 use lowtide_autograd::{Attempt, AutogradError, Pass, check};
-use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
+use lowtide_nn::models::SimpleCnn;
 use lowtide_nn::{
-    AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, BatchNorm1d, BatchNorm2d, Conv1d, Conv2d,
-    ConvTranspose2d, Directions, Dropout, ELU, Flatten, GELU, GroupNorm, Gru, HiddenActivation,
-    LayerNorm, LeakyReLU, Linear, Lstm, MaxPool2d, Module, MultiHeadAttention, MultiHeadOptions,
-    NnError, NormPlace, Parameter, Parameters, ReLU, RecurrentOptions, Result, RmsNorm, Sequential,
-    SiLU, Sigmoid, Softmax, Softplus, Tanh, TransformerEncoder, TransformerEncoderLayer,
-    TransformerOptions, Upsample,
+    Conv2d, Flatten, Linear, MaxPool2d, Module, NnError, Parameter, Parameters, ReLU, Result,
+    Sequential,
 };
-use lowtide_tensor::{
-    AvgPool, Causal, Conv1dGeometry, Conv2dGeometry, ConvTranspose2dGeometry, Corners, Device,
-    Interpolation, Pool2dGeometry, Resize, Tensor, TensorError,
-};
+use lowtide_tensor::{Conv2dGeometry, Device, Tensor, TensorError};
 
 use crate::common::{KEY, Outcome, bits, cpu, f32s, f64s, weighted_sum, widen};
-
-const CNN: SimpleCnnShape = SimpleCnnShape { image: [2, 5, 4], channels: 3, classes: 4 };
-
-/// A layer with the shape of an input for it and of its output.
-type Layer = (Box<dyn Module>, Vec<usize>, Vec<usize>);
-
-/// One of every kind.
-fn all(device: &Device) -> Result<Vec<Layer>> {
-    let grouped =
-        Conv2dGeometry { stride: [2, 1], padding: [1, 0], groups: 2, ..Default::default() };
-    let pool = Pool2dGeometry { kernel: [2, 3], stride: [1, 2], padding: [1, 1] };
-    let chain = Sequential::new()
-        .then(Linear::new(device, KEY.op("0"), 6, 5)?)
-        .then(ReLU)
-        .then(Linear::without_bias(device, KEY.op("2"), 5, 2)?);
-    let conv = |geometry| Conv2d::new(device, KEY, [2, 4], [3, 2], geometry);
-    let plain = Conv2dGeometry::default();
-    let without_bias = Conv2d::without_bias(device, KEY, [2, 4], [1, 2], plain)?;
-    let mut layers: Vec<Layer> = vec![
-        (Box::new(Linear::new(device, KEY, 6, 4)?), vec![3, 6], vec![3, 4]),
-        (Box::new(Linear::without_bias(device, KEY, 6, 4)?), vec![3, 6], vec![3, 4]),
-        (Box::new(conv(plain)?), vec![2, 2, 5, 4], vec![2, 4, 3, 3]),
-        (Box::new(conv(grouped)?), vec![2, 2, 5, 4], vec![2, 4, 3, 3]),
-        (Box::new(without_bias), vec![1, 2, 2, 3], vec![1, 4, 2, 2]),
-        (Box::new(MaxPool2d::square(2)), vec![2, 2, 5, 4], vec![2, 2, 2, 2]),
-        (Box::new(MaxPool2d(pool)), vec![2, 2, 5, 4], vec![2, 2, 6, 2]),
-        (Box::new(ReLU), vec![2, 3], vec![2, 3]),
-        (Box::new(Flatten), vec![2, 3, 4, 5], vec![2, 60]),
-        (Box::new(chain), vec![3, 6], vec![3, 2]),
-        (Box::new(Sequential::new()), vec![3, 6], vec![3, 6]),
-        (Box::new(SimpleCnn::new(device, KEY, CNN)?), vec![2, 2, 5, 4], vec![2, 4]),
-    ];
-    layers.extend(windows(device)?);
-    for (layer, shape) in of_one_shape(device)? {
-        layers.push((layer, shape.clone(), shape));
-    }
-    Ok(layers)
-}
-
-/// Convolutions of other kinds, pools and resizing.
-fn windows(device: &Device) -> Result<Vec<Layer>> {
-    let walked = Conv1dGeometry { stride: 2, padding: 1, dilation: 2, groups: 2 };
-    let grouped = ConvTranspose2dGeometry {
-        stride: [2, 1],
-        padding: [1, 0],
-        output_padding: [1, 0],
-        groups: 2,
-        ..Default::default()
-    };
-    let plain = ConvTranspose2dGeometry::default();
-    let (sequence, image) = (vec![2, 2, 7], vec![2, 2, 5, 4]);
-    let padded = Pool2dGeometry { kernel: [2, 3], stride: [1, 2], padding: [1, 1] };
-    let mean = AvgPool2d { window: padded, options: AvgPool::default() };
-    let smooth = Interpolation::Bilinear(Corners::Centers);
-    let resize = Upsample { size: Resize::To([3, 7]), interpolation: smooth };
-    let conv1d = Conv1d::new(device, KEY, [2, 4], 3, Conv1dGeometry::default())?;
-    let conv1d_walked = Conv1d::without_bias(device, KEY, [2, 4], 2, walked)?;
-    let transposed = ConvTranspose2d::new(device, KEY, [2, 4], [3, 2], grouped)?;
-    let without_bias = ConvTranspose2d::without_bias(device, KEY, [2, 3], [1, 2], plain)?;
-    Ok(vec![
-        (Box::new(conv1d), sequence.clone(), vec![2, 4, 5]),
-        (Box::new(conv1d_walked), sequence, vec![2, 4, 4]),
-        (Box::new(transposed), vec![1, 2, 3, 2], vec![1, 4, 6, 3]),
-        (Box::new(without_bias), vec![1, 2, 3, 2], vec![1, 3, 3, 3]),
-        (Box::new(AvgPool2d::square(2)), image.clone(), vec![2, 2, 2, 2]),
-        (Box::new(mean), image.clone(), vec![2, 2, 6, 2]),
-        (Box::new(AdaptiveAvgPool2d([2, 3])), image.clone(), vec![2, 2, 2, 3]),
-        (Box::new(AdaptiveMaxPool2d([1, 3])), image.clone(), vec![2, 2, 1, 3]),
-        (Box::new(Upsample::by(2.0)), image.clone(), vec![2, 2, 10, 8]),
-        (Box::new(resize), image, vec![2, 2, 3, 7]),
-    ])
-}
-
-/// A layer and the shape of its input.
-type Shaped = (Box<dyn Module>, Vec<usize>);
-
-/// Layers whose output has the shape of the input.
-fn of_one_shape(device: &Device) -> Result<Vec<Shaped>> {
-    let plain = MultiHeadOptions::new(4, 2);
-    let grouped = MultiHeadOptions { groups: 1, causal: Causal::UpperLeft, ..plain };
-    let attention = |options| MultiHeadAttention::new(device, KEY, options);
-    let options = TransformerOptions { hidden: 6, dropout: 0.0, ..TransformerOptions::new(4, 2) };
-    let encoder = |norm, activation| {
-        let options = TransformerOptions { norm, activation, ..options };
-        TransformerEncoderLayer::new(device, KEY, options)
-    };
-    let lstm = RecurrentOptions { layers: 2, ..RecurrentOptions::new(3, 3) };
-    let both = RecurrentOptions { directions: Directions::Both, ..RecurrentOptions::new(4, 2) };
-    Ok(vec![
-        (Box::new(encoder(NormPlace::After, HiddenActivation::Gelu)?), vec![2, 3, 4]),
-        (Box::new(encoder(NormPlace::Before, HiddenActivation::Relu)?), vec![1, 3, 4]),
-        (Box::new(TransformerEncoder::new(device, KEY, 2, options)?), vec![1, 2, 4]),
-        (Box::new(Lstm::new(device, KEY, lstm)?), vec![2, 4, 3]),
-        (Box::new(Lstm::new(device, KEY, both)?), vec![1, 3, 4]),
-        (Box::new(Gru::new(device, KEY, lstm)?), vec![2, 4, 3]),
-        (Box::new(Gru::new(device, KEY, both)?), vec![1, 3, 4]),
-        (Box::new(LayerNorm::new(device, &[3])?), vec![2, 4, 3]),
-        (Box::new(LayerNorm::without_bias(device, &[4, 3])?.with_eps(0.1)), vec![2, 4, 3]),
-        (Box::new(RmsNorm::new(device, &[3])?), vec![4, 3]),
-        (Box::new(GroupNorm::new(device, 2, 4)?), vec![2, 4, 3]),
-        (Box::new(BatchNorm1d::new(device, 3)?), vec![4, 3]),
-        (Box::new(BatchNorm1d::new(device, 3)?.with_eps(0.1)), vec![2, 3, 4]),
-        (Box::new(BatchNorm2d::new(device, 2)?), vec![2, 2, 3, 2]),
-        (Box::new(attention(plain)?), vec![2, 3, 4]),
-        (Box::new(attention(grouped)?), vec![1, 3, 4]),
-        (Box::new(Dropout::new(0.3)?), vec![3, 4]),
-        (Box::new(GELU), vec![2, 3]),
-        (Box::new(SiLU), vec![2, 3]),
-        (Box::new(Tanh), vec![2, 3]),
-        (Box::new(Sigmoid), vec![2, 3]),
-        (Box::new(Softplus), vec![2, 3]),
-        (Box::new(ELU), vec![2, 3]),
-        (Box::new(LeakyReLU::default()), vec![2, 3]),
-        (Box::new(Softmax(1)), vec![2, 3]),
-    ])
-}
+use crate::layer_list::{CNN, Layer, all};
 
 fn input(device: &Device, shape: &[usize]) -> Tensor {
     let flat = f64s(device, "input", [shape.iter().product()]);
@@ -141,29 +19,67 @@ fn input(device: &Device, shape: &[usize]) -> Tensor {
 #[test]
 fn outputs_have_the_documented_shapes() -> Outcome {
     let device = cpu();
-    for (index, (model, shape, expected)) in all(&device)?.into_iter().enumerate() {
+    for Layer { kind, module, input: shape, output } in all(&device)? {
         let x = input(&device, &shape).to_dtype(lowtide_tensor::DType::F32)?;
         for pass in [Pass::eval(), Pass::train(KEY, &Attempt::new())] {
-            let y = model.forward(&pass, pass.constant(x.clone()))?;
-            assert_eq!(y.shape()[..], expected[..], "layer {index}");
+            let y = module.forward(&pass, pass.constant(x.clone()))?;
+            assert_eq!(y.shape()[..], output[..], "{kind}");
         }
     }
     Ok(())
 }
 
-#[test]
-fn gradients_of_inputs_agree_with_differences() -> Outcome {
-    let device = cpu();
-    for (index, (mut model, shape, _)) in all(&device)?.into_iter().enumerate() {
-        widen(&mut *model);
-        let forward = |pass: &Pass, mut x: Vec<_>| match model.forward(pass, x.remove(0)) {
-            Ok(y) => Ok(y),
-            Err(NnError::Autograd(error)) => Err(error),
-            Err(error) => panic!("layer {index}: {error}"),
-        };
-        check::gradients(forward, &[input(&device, &shape)])
-            .unwrap_or_else(|error| panic!("layer {index}: {error}"));
+/// How an input lies in its storage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Lies {
+    Contiguous,
+    /// Every other element of a larger storage, from the second on.
+    Strided,
+    /// The dimensions in reverse order.
+    Reversed,
+    /// One slice of the first dimension that is longer, seen as often as that is.
+    Broadcast,
+}
+
+fn lying(device: &Device, shape: &[usize], lies: Lies) -> lowtide_tensor::Result<Tensor> {
+    let (x, rank) = (input(device, shape), shape.len());
+    match lies {
+        Lies::Contiguous => Ok(x),
+        Lies::Strided => {
+            let storage = Tensor::full(device, &[shape, &[2]].concat()[..], x.dtype(), 9.0)?;
+            let mut part = storage.narrow(rank, 1, 1)?;
+            part.copy_(&x.unsqueeze(rank)?)?;
+            part.squeeze(rank)
+        }
+        Lies::Reversed => {
+            let reverse: Vec<usize> = (0..rank).rev().collect();
+            x.permute(&reverse)?.copied()?.permute(&reverse)
+        }
+        Lies::Broadcast => {
+            let axis = shape.iter().position(|&len| len > 1).expect("a longer dimension");
+            x.narrow(axis, 0, 1)?.expand(shape)
+        }
     }
+}
+
+#[test]
+fn gradients_of_inputs_agree_with_differences_however_they_lie() -> Outcome {
+    let device = cpu();
+    let mut wrong = Vec::new();
+    for lies in [Lies::Contiguous, Lies::Strided, Lies::Reversed, Lies::Broadcast] {
+        for Layer { kind, mut module, input: shape, .. } in all(&device)? {
+            widen(&mut *module);
+            let forward = |pass: &Pass, mut x: Vec<_>| {
+                module.forward(pass, x.remove(0)).map_err(NnError::into_autograd)
+            };
+            let x = lying(&device, &shape, lies)?;
+            assert_eq!(x.layout().is_contiguous(), lies == Lies::Contiguous, "{shape:?}");
+            if let Err(error) = check::gradients(forward, &[x]) {
+                wrong.push(format!("{kind} of {shape:?}, {lies:?}: {error}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     Ok(())
 }
 
@@ -195,7 +111,7 @@ fn gradients_of_parameters_agree_with_differences() -> Outcome {
     const STEP: f64 = 1e-6;
     let device = cpu();
     let mut checked = 0;
-    for (layer, (mut model, shape, _)) in all(&device)?.into_iter().enumerate() {
+    for Layer { kind: layer, module: mut model, input: shape, .. } in all(&device)? {
         widen(&mut *model);
         let x = input(&device, &shape);
         let attempt = Attempt::new();
@@ -207,7 +123,7 @@ fn gradients_of_parameters_agree_with_differences() -> Outcome {
         }
         pass.backward(weighted_sum(&*model, &pass, x.clone())?)?;
         let gradients = attempt.into_gradients();
-        assert_eq!(gradients.len(), ids.len(), "layer {layer}");
+        assert_eq!(gradients.len(), ids.len(), "{layer}");
         for (index, (name, id)) in ids.into_iter().enumerate() {
             let gradient = gradients.get(id).expect("every parameter counts").to_vec::<f64>()?;
             for (at, &found) in gradient.iter().enumerate() {
@@ -216,7 +132,7 @@ fn gradients_of_parameters_agree_with_differences() -> Outcome {
                 let numeric = (above - below) / (2.0 * STEP);
                 let allowed = 1e-5 + 1e-3 * numeric.abs();
                 let error = (found - numeric).abs();
-                assert!(error <= allowed, "layer {layer} {name}[{at}]: {found}, {numeric}");
+                assert!(error <= allowed, "{layer} {name}[{at}]: {found}, {numeric}");
                 checked += 1;
             }
         }
@@ -338,10 +254,10 @@ fn a_layer_trains_the_parameters_it_was_given() -> Outcome {
 #[test]
 fn only_normalisation_over_the_batch_couples_samples() -> Outcome {
     let device = cpu();
-    for (index, (mut model, ..)) in all(&device)?.into_iter().enumerate() {
+    for Layer { kind, mut module, .. } in all(&device)? {
         let mut buffers = 0;
-        model.visit_buffers(&mut |_, _| buffers += 1);
-        assert_eq!(model.couples_samples(), buffers > 0, "layer {index}");
+        module.visit_buffers(&mut |_, _| buffers += 1);
+        assert_eq!(module.couples_samples(), buffers > 0, "{kind}");
     }
     Ok(())
 }

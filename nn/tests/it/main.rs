@@ -2,20 +2,26 @@
 
 mod average;
 mod buffers;
+mod chunked_head;
 mod common;
 mod gpt2_memory;
 mod init;
+mod layer_list;
 mod layers;
 mod leaks;
 mod loss;
 mod models;
+mod narrow_states;
 mod optimizer_files;
 mod optimizer_options;
+mod optimizer_runs;
 mod optimizers;
 mod parameters;
+mod parity;
 mod pytorch;
 mod recurrent;
 mod reference;
+mod rotary;
 mod runs;
 mod saved_bytes;
 mod schedules;

@@ -1,18 +1,15 @@
 //! The optimizers against their formulas, one number at a time, in f64.
 
-use std::error::Error;
-
-use lowtide_autograd::{Attempt, Gradients};
-use lowtide_nn::Parameter;
+use lowtide_autograd::Attempt;
 use lowtide_nn::optim::{
     Adagrad, AdagradOptions, Adam, AdamOptions, Lion, LionOptions, Momentum, Optimizer, RmsProp,
     RmsPropOptions, Sgd, SgdOptions, Spread, WeightDecay,
 };
 use lowtide_nn::{NnError, Parameters, Result};
-use lowtide_tensor::{DType, RandomKey, Tensor};
+use lowtide_tensor::Tensor;
 
 use crate::common::{
-    Named, Outcome, Pair, all_bits, bits, cpu, f64s, gradients_are, optimizers, state_bits, values,
+    Named, Outcome, Pair, all_bits, bits, cpu, f64s, gradients_are, optimizers, state_bits,
 };
 
 const STEPS: usize = 5;
@@ -215,64 +212,6 @@ fn groups_have_options_of_their_own_and_move_together() -> Outcome {
     // The factor of 3 is rounded.
     assert!(close(model.0[1].value(), twins[1].0[1].value())?);
     assert!(!close(model.0[1].value(), twins[0].0[1].value())?);
-    Ok(())
-}
-
-#[test]
-fn steps_too_small_for_bf16_are_lost_but_for_stochastic_rounding() -> Outcome {
-    let device = cpu();
-    let end = |optimizer: &mut Sgd| -> std::result::Result<f64, Box<dyn std::error::Error>> {
-        let start = Tensor::full(&device, [4096], DType::BF16, 1.0)?;
-        let mut model = Pair([Parameter::new(start), Parameter::new(f64s(&device, "b", [5]))]);
-        for _ in 0..64 {
-            let g = Tensor::full(&device, [4096], DType::F32, 1.0)?;
-            let mut gradients = Gradients::default();
-            gradients.insert(model.0[0].id(), g);
-            optimizer.prepare(&mut model, gradients)?.commit()?;
-        }
-        let values = model.0[0].value().to_dtype(DType::F64)?.to_vec::<f64>()?;
-        Ok(values.iter().sum::<f64>() / 4096.0)
-    };
-    // 64 steps of 1/2048; the values of bf16 below 1 are 1/256 apart.
-    let options = SgdOptions::new(1.0 / 2048.0);
-    assert_eq!(end(&mut Sgd::new(options)?)?, 1.0);
-    let mean = end(&mut Sgd::new(options)?.with_stochastic_rounding(RandomKey::new(5)))?;
-    assert!((mean - (1.0 - 64.0 / 2048.0)).abs() < 1e-3, "{mean}");
-    Ok(())
-}
-
-/// `½ Σ (p - goal)²` by an optimizer, from 0; the mean distance at the end, and the state's bytes.
-fn descend(mut optimizer: Adam, steps: usize) -> std::result::Result<[f64; 2], Box<dyn Error>> {
-    let (device, len) = (cpu(), 10_000);
-    let goal = Tensor::from_slice(&device, [len], &values("goal", len))?.to_dtype(DType::F32)?;
-    let start = Parameter::new(Tensor::zeros(&device, [len], DType::F32)?);
-    let mut model = Pair([start, Parameter::new(Tensor::zeros(&device, [5], DType::F32)?)]);
-    let declared = optimizer.memory(&mut model).state_bytes;
-    let mut taken = 0;
-    for _ in 0..steps {
-        let mut gradients = Gradients::default();
-        gradients.insert(model.0[0].id(), model.0[0].value().sub(&goal)?);
-        gradients.insert(model.0[1].id(), Tensor::zeros(&device, [5], DType::F32)?);
-        let before = device.allocator().statistics().allocated.current_bytes;
-        let update = optimizer.prepare(&mut model, gradients)?;
-        taken += device.allocator().statistics().allocated.current_bytes - before;
-        update.commit()?;
-    }
-    assert_eq!(taken, declared);
-    let distance = model.0[0].value().sub(&goal)?.abs()?.to_dtype(DType::F64)?;
-    Ok([distance.mean(&[0])?.item::<f64>()?, declared as f64])
-}
-
-#[test]
-fn states_of_8_bits_lead_to_the_same_goal_with_a_quarter_of_the_memory() -> Outcome {
-    let options = AdamOptions { learning_rate: 0.02, ..Default::default() };
-    let [exact, exact_bytes] = descend(Adam::new(options)?, 150)?;
-    let [quantized, bytes] = descend(Adam::new(options)?.with_8bit_states(), 150)?;
-    // Blocks of 512 bytes, and the small parameter keeps its f32.
-    assert!(bytes < 0.28 * exact_bytes, "{bytes} {exact_bytes}");
-    // From a mean distance of 1/2.
-    assert!(exact < 0.02 && quantized < 0.02, "{exact} {quantized}");
-    assert_ne!(exact, quantized);
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use lowtide_nn::optim::{Optimizer, Sgd, SgdOptions};
 use lowtide_tensor::DType;
 
 use crate::common::{KEY, Outcome, cpu, widen};
-use crate::zoo::{ZOO, fill};
+use crate::zoo::{Trained, ZOO, fill};
 
 const RUNS: &str = include_str!("../fixtures/runs.txt");
 
@@ -19,8 +19,8 @@ fn tolerance(name: &str, dtype: DType) -> f64 {
     }
 }
 
-struct Run {
-    learning_rate: f64,
+pub(crate) struct Run {
+    pub(crate) learning_rate: f64,
     /// Before each step.
     losses: Vec<f64>,
     /// Norm and, in f32, elements of each parameter after the last step.
@@ -31,26 +31,63 @@ fn numbers<'a>(words: impl Iterator<Item = &'a str>) -> Vec<f64> {
     words.map(|word| word.parse().expect("a number")).collect()
 }
 
-fn run(name: &str, dtype: DType) -> Run {
-    let head = format!("run {name} ");
-    let mut lines = RUNS.lines().skip_while(|line| !line.starts_with(&head));
-    let learning_rate = lines.next().expect("the run is there")[head.len()..].parse();
-    let mut losses = |prefix| {
-        let line = lines.next().and_then(|line| line.strip_prefix(prefix)).expect("losses");
-        numbers(line.split(' '))
-    };
-    let [narrow, wide] = [losses("f32 "), losses("f64 ")];
-    let parameter = |line: &'static str| {
-        let mut words = line.split(' ');
-        let name = words.next().expect("a name");
-        let mut values = numbers(words);
-        let exact_norm = values.remove(0);
-        (name, if dtype == DType::F64 { vec![exact_norm] } else { values })
-    };
-    Run {
-        learning_rate: learning_rate.expect("a number"),
-        losses: if dtype == DType::F64 { wide } else { narrow },
-        parameters: lines.take_while(|line| !line.starts_with("run ")).map(parameter).collect(),
+impl Run {
+    /// The one called `name` in `text`.
+    pub(crate) fn read(text: &'static str, name: &str, dtype: DType) -> Self {
+        let head = format!("run {name} ");
+        let mut lines = text.lines().skip_while(|line| !line.starts_with(&head));
+        let learning_rate = lines.next().expect("the run is there")[head.len()..].parse();
+        let mut losses = |prefix| {
+            let line = lines.next().and_then(|line| line.strip_prefix(prefix)).expect("losses");
+            numbers(line.split(' '))
+        };
+        let [narrow, wide] = [losses("f32 "), losses("f64 ")];
+        let parameter = |line: &'static str| {
+            let mut words = line.split(' ');
+            let name = words.next().expect("a name");
+            let mut values = numbers(words);
+            let exact_norm = values.remove(0);
+            (name, if dtype == DType::F64 { vec![exact_norm] } else { values })
+        };
+        Run {
+            learning_rate: learning_rate.expect("a number"),
+            losses: if dtype == DType::F64 { wide } else { narrow },
+            parameters: lines.take_while(|line| !line.starts_with("run ")).map(parameter).collect(),
+        }
+    }
+
+    /// The largest errors of a loss, relative, and of a parameter when `optimizer` trains the same
+    /// model on the same data.
+    pub(crate) fn errors(
+        &self,
+        name: &str,
+        case: &mut dyn Trained,
+        optimizer: &mut dyn Optimizer,
+    ) -> Result<[f64; 2], Box<dyn std::error::Error>> {
+        let mut worst = [0.0_f64; 2];
+        assert_eq!(self.losses.len(), 20, "{name}");
+        for (step, loss) in self.losses.iter().enumerate() {
+            let attempt = Attempt::new();
+            let pass = Pass::train(KEY.step(step as u64), &attempt);
+            let mean = case.loss(&pass)?;
+            let found = mean.value().to_dtype(DType::F64)?.item::<f64>()?;
+            let error = (found - loss).abs() / loss.abs();
+            println!("{name} step {step}: loss {found}, error {error:.1e}");
+            worst[0] = worst[0].max(error);
+            pass.backward(mean)?;
+            optimizer.step(case.model(), attempt)?;
+        }
+        let mut left = self.parameters.iter();
+        case.model().visit(&mut |name, parameter| {
+            let (expected_name, expected) = left.next().expect("as many parameters");
+            assert_eq!(name, *expected_name);
+            let values = parameter.value().to_dtype(DType::F64).and_then(|x| x.to_vec::<f64>());
+            for (found, expected) in sampled(&values.expect("on the CPU")).zip(expected) {
+                worst[1] = worst[1].max((found - expected).abs() / expected.abs().max(1.0));
+            }
+        });
+        assert!(left.next().is_none(), "as many parameters");
+        Ok(worst)
     }
 }
 
@@ -60,41 +97,18 @@ fn sampled(values: &[f64]) -> impl Iterator<Item = f64> {
     [norm].into_iter().chain((0..6).map(|j| values[(7919 * j + 13) % values.len()]))
 }
 
-/// The largest errors of a loss and of a parameter.
+/// The errors of a model's run.
 fn errors(index: usize, dtype: DType) -> Result<[f64; 2], Box<dyn std::error::Error>> {
     let (name, build) = ZOO[index];
-    let expected = run(name, dtype);
+    let run = Run::read(RUNS, name, dtype);
     let device = cpu();
     let mut case = build(&device, 0.0)?;
     fill(case.model());
     if dtype == DType::F64 {
         widen(case.model());
     }
-    let options = SgdOptions { momentum: 0.9, ..SgdOptions::new(expected.learning_rate) };
-    let mut optimizer = Sgd::new(options)?;
-    let mut worst = [0.0_f64; 2];
-    for (step, loss) in expected.losses.iter().enumerate() {
-        let attempt = Attempt::new();
-        let pass = Pass::train(KEY.step(step as u64), &attempt);
-        let mean = case.loss(&pass)?;
-        let found = mean.value().to_dtype(DType::F64)?.item::<f64>()?;
-        let error = (found - loss).abs() / loss.abs();
-        println!("{name} {dtype} step {step}: loss {found}, error {error:.1e}");
-        worst[0] = worst[0].max(error);
-        pass.backward(mean)?;
-        optimizer.step(&mut *case.model(), attempt)?;
-    }
-    let mut left = expected.parameters.iter();
-    case.model().visit(&mut |name, parameter| {
-        let (expected_name, expected) = left.next().expect("as many parameters");
-        assert_eq!(name, *expected_name);
-        let values = parameter.value().to_dtype(DType::F64).and_then(|x| x.to_vec::<f64>());
-        for (found, expected) in sampled(&values.expect("on the CPU")).zip(expected) {
-            worst[1] = worst[1].max((found - expected).abs() / expected.abs().max(1.0));
-        }
-    });
-    assert!(left.next().is_none(), "as many parameters");
-    Ok(worst)
+    let options = SgdOptions { momentum: 0.9, ..SgdOptions::new(run.learning_rate) };
+    run.errors(name, &mut *case, &mut Sgd::new(options)?)
 }
 
 fn check(dtype: DType) -> Outcome {

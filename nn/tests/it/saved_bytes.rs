@@ -6,15 +6,18 @@ use lowtide_nn::models::{
     ResNetShape, UNet, UNetShape, ViT, ViTShape,
 };
 use lowtide_nn::{
-    AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, BatchNorm2d, Conv1d, Conv2d, ConvTranspose2d,
-    Dropout, ELU, Embedding, Flatten, GELU, GroupNorm, Gru, LayerNorm, LeakyReLU, Linear, Lstm,
-    MaxPool2d, Module, MultiHeadAttention, MultiHeadOptions, Parameter, Parameters, ReLU,
-    RecurrentOptions, Result, RmsNorm, SiLU, Sigmoid, Softmax, Softplus, Tanh,
+    AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, BatchNorm2d, Conv1d, Conv2d,
+    ConvTranspose2d, Dropout, ELU, Embedding, Flatten, GELU, GLU, GroupNorm, Gru, Hardshrink,
+    Hardsigmoid, Hardswish, Hardtanh, LayerNorm, LeakyReLU, Linear, LogSigmoid, LogSoftmax, Lstm,
+    MaxPool1d, MaxPool2d, Mish, Module, MultiHeadAttention, MultiHeadOptions, PReLU, Parameter,
+    Parameters, ReLU, ReLU6, RecurrentOptions, Result, RmsNorm, SELU, SiLU, Sigmoid, Softmax,
+    Softmin, Softplus, Softshrink, Softsign, Tanh, TanhGELU, Tanhshrink, Threshold,
     TransformerDecoderLayer, TransformerEncoderLayer, TransformerOptions, Upsample, cross_entropy,
     kl_divergence, mse,
 };
 use lowtide_tensor::{
-    Conv1dGeometry, Conv2dGeometry, ConvTranspose2dGeometry, DType, Device, Tensor,
+    AvgPool, Conv1dGeometry, Conv2dGeometry, ConvTranspose2dGeometry, DType, Device,
+    Pool1dGeometry, Tensor,
 };
 
 use crate::common::{KEY, Outcome, cpu};
@@ -56,24 +59,53 @@ fn simple_layer(device: &Device, name: &str) -> Result<(Box<dyn Module>, Vec<usi
         "LayerNorm" => (Box::new(LayerNorm::new(device, &[64])?), sequence()),
         "RmsNorm" => (Box::new(RmsNorm::new(device, &[64])?), sequence()),
         "GroupNorm" => (Box::new(GroupNorm::new(device, 4, 16)?), image()),
-        "ReLU" => (Box::new(ReLU), image()),
-        "LeakyReLU" => (Box::new(LeakyReLU::default()), image()),
-        "GELU" => (Box::new(GELU), image()),
-        "SiLU" => (Box::new(SiLU), image()),
-        "Tanh" => (Box::new(Tanh), image()),
-        "Sigmoid" => (Box::new(Sigmoid), image()),
-        "Softplus" => (Box::new(Softplus), image()),
-        "ELU" => (Box::new(ELU), image()),
         "Softmax" => (Box::new(Softmax(2)), sequence()),
+        "Softmin" => (Box::new(Softmin(2)), sequence()),
+        "LogSoftmax" => (Box::new(LogSoftmax(2)), sequence()),
         "Dropout" => (Box::new(Dropout::new(0.5)?), sequence()),
+        "MaxPool1d" => (Box::new(MaxPool1d(Pool1dGeometry::side_by_side(2))), sequence()),
+        "AvgPool1d" => {
+            let window = Pool1dGeometry::side_by_side(2);
+            (Box::new(AvgPool1d { window, options: AvgPool::default() }), sequence())
+        }
         "MaxPool2d" => (Box::new(MaxPool2d::square(2)), image()),
         "AvgPool2d" => (Box::new(AvgPool2d::square(2)), image()),
         "AdaptiveAvgPool2d" => (Box::new(AdaptiveAvgPool2d([3, 3])), image()),
         "AdaptiveMaxPool2d" => (Box::new(AdaptiveMaxPool2d([3, 3])), image()),
         "Upsample" => (Box::new(Upsample::by(2.0)), image()),
         "Flatten" => (Box::new(Flatten), image()),
-        _ => return compound_layer(device, name),
+        _ => return activation(device, name),
     })
+}
+
+fn activation(device: &Device, name: &str) -> Result<(Box<dyn Module>, Vec<usize>)> {
+    let layer: Box<dyn Module> = match name {
+        "ReLU" => Box::new(ReLU),
+        "LeakyReLU" => Box::new(LeakyReLU::default()),
+        "GELU" => Box::new(GELU),
+        "SiLU" => Box::new(SiLU),
+        "Tanh" => Box::new(Tanh),
+        "Sigmoid" => Box::new(Sigmoid),
+        "Softplus" => Box::new(Softplus),
+        "ELU" => Box::new(ELU),
+        "TanhGELU" => Box::new(TanhGELU),
+        "Mish" => Box::new(Mish),
+        "Hardswish" => Box::new(Hardswish),
+        "Hardsigmoid" => Box::new(Hardsigmoid),
+        "Hardtanh" => Box::new(Hardtanh::default()),
+        "ReLU6" => Box::new(ReLU6),
+        "SELU" => Box::new(SELU),
+        "Softsign" => Box::new(Softsign),
+        "LogSigmoid" => Box::new(LogSigmoid),
+        "Tanhshrink" => Box::new(Tanhshrink),
+        "Hardshrink" => Box::new(Hardshrink::default()),
+        "Softshrink" => Box::new(Softshrink::default()),
+        "Threshold" => Box::new(Threshold(0.1, 0.0)),
+        "PReLU" => Box::new(PReLU::new(device, 16)?),
+        "GLU" => Box::new(GLU(1)),
+        _ => return compound_layer(device, name),
+    };
+    Ok((layer, vec![8, 16, 12, 12]))
 }
 
 fn compound_layer(device: &Device, name: &str) -> Result<(Box<dyn Module>, Vec<usize>)> {

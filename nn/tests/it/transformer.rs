@@ -19,6 +19,7 @@ const PLAIN: TransformerOptions = TransformerOptions {
     norm: NormPlace::After,
     eps: 1e-5,
     causal: Causal::No,
+    rotary: None,
 };
 
 fn values(result: Result<Var>) -> Result<Vec<f64>> {

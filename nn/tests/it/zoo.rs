@@ -8,7 +8,8 @@ use lowtide_nn::models::{
 };
 use lowtide_nn::{
     Directions, Gru, HiddenActivation, Lstm, LstmState, Module, NormPlace, Parameters,
-    RecurrentOptions, Result, Segments, TransformerOptions, cross_entropy, mse,
+    RecurrentOptions, Result, RotaryEmbedding, RotaryPairs, Segments, TransformerOptions,
+    cross_entropy, mse,
 };
 use lowtide_tensor::{Device, Tensor};
 
@@ -265,7 +266,7 @@ type Build = fn(&Device, f64) -> Result<Box<dyn Trained>>;
 
 /// Every model by the name of its run, to be built with a probability of dropout, which those
 /// without dropout ignore.
-pub(crate) const ZOO: [(&str, Build); 14] = [
+pub(crate) const ZOO: [(&str, Build); 16] = [
     ("mlp", |device, _| {
         let x = uniform(device, X, &[8, 12])?;
         let labels = Tensor::from_slice(device, [8], &integers(Y, 8, 5))?;
@@ -306,4 +307,14 @@ pub(crate) const ZOO: [(&str, Build); 14] = [
     }),
     ("bilstm", |device, _| bilstm(device)),
     ("bigru", |device, _| bigru(device)),
+    ("gpt_rotary", |device, dropout| {
+        let rotary = RotaryEmbedding::new(RotaryPairs::HalfSplit);
+        let model = Gpt::new(device, KEY, GPT)?.with_rotary(rotary)?;
+        text(model.with_dropout(dropout)?, in_blocks, device, [3, 8])
+    }),
+    ("gpt2_rotary", |device, dropout| {
+        let rotary = RotaryEmbedding::new(RotaryPairs::Interleaved);
+        let model = Gpt::gpt2(device, KEY, GPT)?.with_rotary(rotary)?;
+        text(model.with_dropout(dropout)?, in_blocks, device, [3, 7])
+    }),
 ];
