@@ -97,8 +97,8 @@ impl Var {
     }
 
     /// [`Var::rotary`] of the first `turned` of `heads` parts that stand one after the other at
-    /// each position, as one product makes them: queries and keys, but not values. In place where the
-    /// input's buffer is free, and nothing but the tables is kept.
+    /// each position, as one product makes them: queries and keys, but not values. In place where
+    /// the input's buffer is free, and nothing but the tables is kept.
     ///
     /// # Shapes
     /// `[B, T, heads · D] → [B, T, heads · D]`; the tables as for [`Var::rotary`]

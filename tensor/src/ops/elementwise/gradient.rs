@@ -63,8 +63,8 @@ pub(super) fn gradient<T: Functions + Arithmetic, F: Fused>(
         }),
         Gradient::HardSwish => zip(sources, to, |dy, x| {
             let y = dy * (x / three + half);
-            let y = if x > three { dy } else { y };
-            if x < -three { zero } else { y }
+            let y = if x >= three { dy } else { y };
+            if x <= -three { zero } else { y }
         }),
         Gradient::HardSigmoid => {
             zip(sources, to, |dy, x| if (x > -three) & (x < three) { dy * sixth } else { zero })
