@@ -207,7 +207,8 @@ impl Books {
             return Some((slot, extent.offset, self.enter_live(slot, size_bytes, request)));
         }
         let stitches = self.stitches && self.views.has_room();
-        let extent = self.layout.own_top(size_bytes, stream, stitches)?;
+        let want = Want { size_bytes, stream, waits: &self.waits, stitches };
+        let extent = self.layout.own_top(&want)?;
         if !self.pages.reach(extent.end()) {
             return None;
         }
@@ -220,7 +221,7 @@ impl Books {
     #[inline]
     fn enter_live(&mut self, slot: u32, size_bytes: usize, request: &Request) -> u64 {
         let live = self.note_block(size_bytes, request);
-        self.layout.describe(slot, live);
+        self.layout.describe(slot, &live);
         live.serial
     }
 
@@ -236,7 +237,7 @@ impl Books {
             self.views.enter(view);
         }
         let live = Live { view, ..self.note_block(size_bytes, request) };
-        (self.layout.insert(place, live, self.current_event()), live.serial)
+        (self.layout.insert(place, &live, self.current_event()), live.serial)
     }
 
     /// The last free or wait, by number.
@@ -261,35 +262,28 @@ impl Books {
             site,
             serial: self.take_serial(),
             view: NONE,
-            next_piece: NONE,
-            first_piece: NONE,
         }
     }
 
     /// Counts a block that is gone.
     #[inline]
     pub(crate) fn forget_block(&mut self, live: &Live) {
-        self.uncount(live.requested_bytes, live.size_bytes, live.category);
-    }
-
-    #[inline]
-    fn uncount(&mut self, requested_bytes: usize, size_bytes: usize, category: Category) {
+        let &Live { requested_bytes, size_bytes, category, .. } = live;
         self.statistics.frees += 1;
         self.statistics.requested.subtract(requested_bytes);
         self.statistics.allocated.subtract(size_bytes);
         self.statistics.by_category[category].subtract(size_bytes);
     }
 
-    /// Frees a block; its pages stay committed.
+    /// Frees the block in a slot; its pages stay committed.
     #[inline]
-    pub(crate) fn remove(&mut self, slot: u32) {
+    pub(crate) fn remove(&mut self, slot: u32, live: &Live) {
         let event = self.take_event();
-        let &Live { requested_bytes, size_bytes, category, view, .. } = self.layout.block(slot);
         self.layout.remove(slot, event);
-        if view != NONE {
-            self.views.leave(view);
+        if live.is_stitched() {
+            self.views.leave(live.view);
         }
-        self.uncount(requested_bytes, size_bytes, category);
+        self.forget_block(live);
     }
 
     pub(crate) fn add_pages(&mut self, run: Extent) {
@@ -334,7 +328,7 @@ impl Books {
 
     /// The block in a slot.
     pub(crate) fn block_info(&self, slot: u32) -> BlockInfo {
-        BlockInfo::of(self.layout.offset(slot), self.layout.block(slot))
+        BlockInfo::of(self.layout.offset(slot), &self.layout.block(slot))
     }
 
     /// The block that begins where the last piece of the one in a slot ends.

@@ -226,16 +226,15 @@ impl Engine<'_> {
         let State { books, history, .. } = &mut *self.state;
         let offset = books.layout.offset(slot);
         let live = books.layout.block(slot);
-        let (category, site) = (live.category, live.site);
-        let record = Record::of_block(Action::Free, offset, live);
+        let record = Record::of_block(Action::Free, offset, &live);
         history.push(record);
         if live.is_stitched() {
             for Extent { offset, size_bytes } in books.layout.pieces(slot) {
                 history.push(Record { action: Action::Piece, offset, size_bytes, ..record });
             }
         }
-        books.remove(slot);
-        self.settle(category, site);
+        books.remove(slot, &live);
+        self.settle(live.category, live.site);
     }
 
     /// Notes that a stream works on a block that is not its own.
@@ -244,8 +243,7 @@ impl Engine<'_> {
         if self.state.torch.is_some() {
             return self.record_use_by_torch(slot, stream);
         }
-        let live = self.state.books.layout.block_mut(slot);
-        live.users = live.users.union(StreamSet::of(stream));
+        self.state.books.layout.add_user(slot, StreamSet::of(stream));
     }
 
     /// Makes the request's stream wait for all that work on a block, and its only one.

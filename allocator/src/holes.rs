@@ -68,9 +68,9 @@ impl Holes {
             let node = &nodes[at as usize];
             if node.key() >= from {
                 first = at;
-                at = node.children[BEFORE];
+                at = node.links[BEFORE];
             } else {
-                at = node.children[AFTER];
+                at = node.links[AFTER];
             }
         }
         if first != NONE {
@@ -88,9 +88,9 @@ impl Holes {
             let node = &nodes[at as usize];
             if node.key() < below {
                 last = at;
-                at = node.children[AFTER];
+                at = node.links[AFTER];
             } else {
-                at = node.children[BEFORE];
+                at = node.links[BEFORE];
             }
         }
         if last != NONE {
@@ -111,7 +111,7 @@ impl Holes {
         let mut at = self.roots[bin_of(node.extent.size_bytes)];
         while at != NONE && at != slot {
             let above = &nodes[at as usize];
-            at = above.children[above.side_of(node.key())];
+            at = above.links[above.side_of(node.key())];
         }
         at == slot
     }
@@ -120,7 +120,7 @@ impl Holes {
     #[inline]
     pub(crate) fn insert(&mut self, nodes: &mut [Node], slot: u32) {
         let node = &mut nodes[slot as usize];
-        node.children = [NONE; 2];
+        node.links = [NONE; 2];
         let bin = bin_of(node.extent.size_bytes);
         self.len += 1;
         if self.roots[bin] == NONE {
@@ -140,7 +140,7 @@ impl Holes {
         while at != NONE && priority(at) > own_priority {
             let node = &nodes[at as usize];
             (parent, side) = (at, node.side_of(key));
-            at = node.children[side];
+            at = node.links[side];
         }
         self.hang(nodes, bin, (parent, side), slot);
         // The last node of each part, and on which side the rest of the part hangs below it.
@@ -149,12 +149,12 @@ impl Holes {
             let towards = nodes[at as usize].side_of(key);
             let part = 1 - towards;
             let (end, end_side) = ends[part];
-            nodes[end as usize].children[end_side] = at;
+            nodes[end as usize].links[end_side] = at;
             ends[part] = (at, towards);
-            at = nodes[at as usize].children[towards];
+            at = nodes[at as usize].links[towards];
         }
         for (end, end_side) in ends {
-            nodes[end as usize].children[end_side] = NONE;
+            nodes[end as usize].links[end_side] = NONE;
         }
     }
 
@@ -167,7 +167,7 @@ impl Holes {
         let node = &nodes[slot as usize];
         let bin = bin_of(node.extent.size_bytes);
         self.len -= 1;
-        if self.roots[bin] == slot && node.children == [NONE; 2] {
+        if self.roots[bin] == slot && node.links == [NONE; 2] {
             self.roots[bin] = NONE;
             self.occupied[bin / 64] &= !(1 << (bin % 64));
             if self.occupied[bin / 64] == 0 {
@@ -186,15 +186,15 @@ impl Holes {
             assert!(at != NONE, "the hole in slot {slot} is not listed");
             let node = &nodes[at as usize];
             (parent, side) = (at, node.side_of(key));
-            at = node.children[side];
+            at = node.links[side];
         }
-        let [mut before, mut after] = nodes[slot as usize].children;
+        let [mut before, mut after] = nodes[slot as usize].links;
         while before != NONE && after != NONE {
             let (upper, next_side) =
                 if priority(before) > priority(after) { (before, AFTER) } else { (after, BEFORE) };
             self.hang(nodes, bin, (parent, side), upper);
             (parent, side) = (upper, next_side);
-            let next = nodes[upper as usize].children[next_side];
+            let next = nodes[upper as usize].links[next_side];
             if next_side == AFTER {
                 before = next;
             } else {
@@ -208,7 +208,7 @@ impl Holes {
     #[inline]
     fn hang(&mut self, nodes: &mut [Node], bin: usize, (parent, side): (u32, usize), at: u32) {
         match nodes.get_mut(parent as usize) {
-            Some(parent) => parent.children[side] = at,
+            Some(parent) => parent.links[side] = at,
             None => self.roots[bin] = at,
         }
     }
@@ -221,7 +221,7 @@ impl Holes {
     pub(crate) fn resize(&mut self, nodes: &mut [Node], slot: u32, to: Extent) {
         let node = &mut nodes[slot as usize];
         let bin = bin_of(node.extent.size_bytes);
-        let is_alone = self.roots[bin] == slot && node.children == [NONE; 2];
+        let is_alone = self.roots[bin] == slot && node.links == [NONE; 2];
         if is_alone && bin_of(to.size_bytes) == bin {
             node.extent = to;
         } else {
@@ -274,7 +274,7 @@ impl Holes {
 fn end_of(nodes: &[Node], root: u32, side: usize) -> u32 {
     let mut at = root;
     loop {
-        match nodes[at as usize].children[side] {
+        match nodes[at as usize].links[side] {
             NONE => return at,
             next => at = next,
         }

@@ -47,7 +47,7 @@ impl State {
             Some(torch) => torch.live(),
             None => {
                 let layout = &self.books.layout;
-                layout.live().map(|(slot, live)| (layout.offset(slot), *live)).collect()
+                layout.live().map(|(slot, live)| (layout.offset(slot), live)).collect()
             }
         }
     }
@@ -73,7 +73,7 @@ impl State {
         match &self.torch {
             None => {
                 for (extent, live) in self.books.layout.live_extents() {
-                    absorb_extent(extent, live);
+                    absorb_extent(extent, &live);
                 }
             }
             Some(torch) => {

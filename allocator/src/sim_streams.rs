@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use thiserror::Error;
 
 use crate::buffer::Buffer;
 use crate::caching::Shared;
+use crate::lock::{Lock, Locked};
 use crate::source::SourceError;
 use crate::stream::{Fence, Stream};
-use crate::sync::{Mutex, MutexGuard};
 
 /// Streams of a [`SimSource`](crate::SimSource). Clones are handles to the same ones.
 ///
@@ -23,9 +23,9 @@ use crate::sync::{Mutex, MutexGuard};
 /// The host has a clock too: what it does is done when it returns, a launch comes after all that
 /// the host has seen, and [`touch`](Self::touch) stands for a read or a write by the host, which
 /// must have waited for every stream that may still work on the same bytes.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone)]
 pub struct SimStreams {
-    clocks: Arc<Mutex<Clocks>>,
+    clocks: Arc<Lock<Clocks>>,
 }
 
 /// Memory was given to somebody while its last owner's work could still be running.
@@ -73,9 +73,19 @@ struct Clocks {
     uses: BTreeMap<Place, Uses>,
 }
 
-impl fmt::Debug for Clocks {
+impl fmt::Debug for SimStreams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Clocks").field("known", &self.known).field("uses", &self.uses).finish()
+        let clocks = self.lock();
+        f.debug_struct("SimStreams")
+            .field("known", &clocks.known)
+            .field("uses", &clocks.uses)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Default for SimStreams {
+    fn default() -> SimStreams {
+        SimStreams { clocks: Arc::new(Lock::new(Clocks::default())) }
     }
 }
 
@@ -105,7 +115,7 @@ impl SimStreams {
         let host = clocks.host.clone();
         let clock = clocks.clock(stream);
         if let Some(host) = host {
-            join(clock, &host);
+            join(clock, &host[..]);
         }
         clock[stream.index()] += 1;
         let now = clock[stream.index()];
@@ -134,8 +144,8 @@ impl SimStreams {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Clocks> {
-        self.clocks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Locked<'_, Clocks> {
+        self.clocks.lock()
     }
 }
 
@@ -145,8 +155,10 @@ impl Fence for SimStreams {
         clocks.know(waiter.max(on));
         let pair = [waiter.index(), on.index()];
         // A stream has always waited for itself.
+        let met = clocks.known.len();
         if let Ok([own, other]) = clocks.known.get_disjoint_mut(pair) {
-            join(own, other);
+            // Streams that nobody met have launched nothing.
+            join(&mut own[..met], &other[..met]);
         }
         Ok(())
     }
@@ -154,7 +166,8 @@ impl Fence for SimStreams {
     fn wait_host(&self, on: Stream) -> Result<(), SourceError> {
         let mut clocks = self.lock();
         let other = *clocks.clock(on);
-        join(clocks.host.get_or_insert_with(|| Box::new([0; Stream::COUNT])), &other);
+        let host = clocks.host.get_or_insert_with(|| Box::new([0; Stream::COUNT]));
+        join(&mut host[..], &other);
         Ok(())
     }
 }
@@ -262,7 +275,7 @@ fn used_by(buffers: &[&Buffer]) -> Vec<(u64, Weak<Shared>, Vec<Range<usize>>)> {
     buffers.iter().map(used).collect()
 }
 
-fn join(clock: &mut Clock, other: &Clock) {
+fn join(clock: &mut [u64], other: &[u64]) {
     for (own, other) in clock.iter_mut().zip(other) {
         *own = (*own).max(*other);
     }

@@ -129,6 +129,19 @@ impl Waits {
         self.fewest(waiter, others, |_| marks.since)
     }
 
+    /// Those of `of` whose work up to their events `since` is waited for by whoever waits for `by`.
+    #[inline]
+    pub(crate) fn covered(
+        &self,
+        by: Stream,
+        of: StreamSet,
+        since: impl Fn(Stream) -> u64,
+    ) -> StreamSet {
+        let row = self.until.get(by.index()).map_or(&[][..], Vec::as_slice);
+        let is_covered = |on: &Stream| row.get(on.index()).copied().unwrap_or(0) > since(*on);
+        of.iter().filter(is_covered).fold(StreamSet::EMPTY, StreamSet::with)
+    }
+
     /// Of streams that may still work on what each gave back at its event `since`, those that it is
     /// enough to wait for: a stream that has itself waited for another one stands for both.
     pub(crate) fn fewest(
@@ -137,21 +150,23 @@ impl Waits {
         others: StreamSet,
         since: impl Fn(Stream) -> u64,
     ) -> StreamSet {
-        let covered = |by: Stream, of: StreamSet| {
-            let row = self.until.get(by.index()).map_or(&[][..], Vec::as_slice);
-            let is_covered = |on: &Stream| row.get(on.index()).copied().unwrap_or(0) > since(*on);
-            of.iter().filter(is_covered).fold(StreamSet::EMPTY, StreamSet::with)
-        };
+        let covered = |by: Stream, of: StreamSet| self.covered(by, of, &since);
         let mut left = others.minus(covered(waiter, others));
         let mut chosen = StreamSet::EMPTY;
-        while let Some(first) = left.iter().next() {
-            let stands_for = |by: Stream| covered(by, left).with(by);
-            // The one that stands for most, the first on ties.
-            let best = left.iter().fold(first, |best, on| {
-                if stands_for(on).len() > stands_for(best).len() { on } else { best }
-            });
+        while left != StreamSet::EMPTY {
+            // The one that stands for most, the first on ties. None stands for more than are left.
+            let (mut best, mut best_stands_for) = (waiter, StreamSet::EMPTY);
+            for on in left.iter() {
+                let stands_for = covered(on, left).with(on);
+                if stands_for.len() > best_stands_for.len() {
+                    (best, best_stands_for) = (on, stands_for);
+                }
+                if stands_for == left {
+                    break;
+                }
+            }
             chosen = chosen.with(best);
-            left = left.minus(stands_for(best));
+            left = left.minus(best_stands_for);
         }
         chosen
     }

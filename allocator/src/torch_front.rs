@@ -244,11 +244,9 @@ impl SegmentSource for Driver<'_, '_> {
             site: self.request.site,
             serial: 0,
             view: NONE,
-            next_piece: NONE,
-            first_piece: NONE,
         };
         let books = &mut self.engine.state.books;
-        let slot = books.layout.insert(&place, live, books.current_event());
+        let slot = books.layout.insert(&place, &live, books.current_event());
         self.segments.insert(place.offset(), slot);
         Some(place.offset() as u64)
     }

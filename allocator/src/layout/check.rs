@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::node::FIRST_PIECE;
 use super::{BLOCK_BYTES, Kind, Layout};
 use crate::holes::NONE;
 use crate::stream::StreamSet;
@@ -27,24 +28,21 @@ impl Layout {
             }
             match node.kind {
                 Kind::Hole => {
-                    let marks = node.marks;
+                    let marks = node.marks();
                     assert!(before != Some(marks.streams), "two holes meet at {end}");
-                    let (set, holes) = &self.holes[node.list as usize];
-                    assert_eq!(*set, marks.streams, "the list of the hole at {end}");
+                    let (_, holes) = &self.holes[self.list_of(marks.streams)];
                     let listed = holes.contains(&self.nodes, slot);
                     assert!(listed, "hole at {end} is not listed");
                     hole_count += 1;
                     marked = Some(marks.streams);
                 }
-                Kind::Block => {
-                    let live = self.block(slot);
-                    let total_bytes: usize = self.pieces(slot).map(|piece| piece.size_bytes).sum();
-                    assert_eq!(total_bytes, live.size_bytes, "pieces of the block at {end}");
-                    let is_whole = live.next_piece == NONE;
-                    assert!(live.is_stitched() || is_whole, "the block at {end} has no view");
+                Kind::Block => {}
+                Kind::First => {
+                    assert!(self.block(slot).is_stitched(), "the block at {end} has no view");
                 }
                 Kind::Piece => {
-                    let first = self.lives[slot as usize].first_piece;
+                    let first = node.links[FIRST_PIECE];
+                    assert_eq!(self.nodes[first as usize].kind, Kind::First, "block of {end}");
                     let offset = node.extent.offset;
                     let is_known = self.pieces(first).any(|piece| piece.offset == offset);
                     assert!(is_known, "piece at {end} is nobody's");

@@ -15,17 +15,18 @@
 //! of others, which cost a wait, then neighbours of different streams merged into one.
 
 mod check;
+mod node;
 mod place;
 mod search;
 
-use std::panic::Location;
-
-use crate::category::Category;
 use crate::holes::{Holes, NONE};
 use crate::stream::{Marks, Stream, StreamSet};
 
+pub(crate) use node::{Kind, Live, Node};
 pub(crate) use place::{Place, Spot};
 pub(crate) use search::Want;
+
+use node::FIRST_PIECE;
 
 /// Blocks start and end at multiples of this.
 pub const BLOCK_BYTES: usize = 512;
@@ -52,94 +53,12 @@ impl Extent {
     }
 }
 
-/// What is known of a live block beside its place, in one cache line.
-#[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
-pub(crate) struct Live {
-    pub(crate) requested_bytes: usize,
-    /// All pieces together.
-    pub(crate) size_bytes: usize,
-    pub(crate) category: Category,
-    /// Whose it is.
-    pub(crate) stream: Stream,
-    /// Who has used it.
-    pub(crate) users: StreamSet,
-    pub(crate) site: &'static Location<'static>,
-    /// Never given twice, so that a slot used again is not mistaken for the same block.
-    pub(crate) serial: u64,
-    /// Where the whole block is mapped, if it has pieces; else `NONE`.
-    pub(crate) view: u32,
-    /// Node of the next piece, or `NONE`.
-    pub(crate) next_piece: u32,
-    /// Of a later piece, the node of the first one.
-    pub(crate) first_piece: u32,
-}
-
-impl Live {
-    /// What stands where there is no block.
-    const NOBODY: Live = Live {
-        requested_bytes: 0,
-        size_bytes: 0,
-        category: Category::Other,
-        stream: Stream::DEFAULT,
-        users: StreamSet::EMPTY,
-        site: Location::caller(),
-        serial: 0,
-        view: NONE,
-        next_piece: NONE,
-        first_piece: NONE,
-    };
-
-    pub(crate) fn is_stitched(&self) -> bool {
-        self.view != NONE
-    }
-}
-
-/// What a node is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Nobody's.
-    Hole,
-    /// A block, or the first piece of one.
-    Block,
-    /// A later piece of a block.
-    Piece,
-}
-
-/// A part of the arena. All that there is to know of a hole fills one cache line; what is known of
-/// a block lies elsewhere, because its neighbours do not ask.
-#[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
-pub(crate) struct Node {
-    pub(crate) extent: Extent,
-    previous: u32,
-    next: u32,
-    pub(crate) kind: Kind,
-    /// Of a hole, the list that it is in.
-    list: u32,
-    /// Of a hole, what hangs below it in its list's bin.
-    pub(crate) children: [u32; 2],
-    /// Of a hole, who may still work on it.
-    marks: Marks,
-}
-
-impl Node {
-    /// A hole that nobody used, has no neighbours and is not listed.
-    pub(crate) const fn hole(extent: Extent) -> Node {
-        let (list, children) = (NONE, [NONE; 2]);
-        let marks = Marks { streams: StreamSet::EMPTY, since: 0 };
-        Node { extent, previous: NONE, next: NONE, kind: Kind::Hole, list, children, marks }
-    }
-}
-
 /// The blocks of an arena; a page is a power of two. Nodes sit in a slab and are linked in address
 /// order: neighbours are found without a search, and a steady state allocates nothing on the heap
 /// for them.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     nodes: Vec<Node>,
-    /// By slot; only those of blocks and pieces mean anything.
-    lives: Vec<Live>,
     vacant: Vec<u32>,
     first: u32,
     last: u32,
@@ -166,7 +85,6 @@ impl Layout {
             page_shift: page_bytes.ilog2(),
             touched_pages: 0,
             nodes: Vec::new(),
-            lives: Vec::new(),
             vacant: Vec::new(),
             first: NONE,
             last: NONE,
@@ -185,15 +103,20 @@ impl Layout {
 
     /// The block in `slot`.
     #[inline]
-    pub(crate) fn block(&self, slot: u32) -> &Live {
-        assert_eq!(self.nodes[slot as usize].kind, Kind::Block, "slot {slot} is no block");
-        &self.lives[slot as usize]
+    pub(crate) fn block(&self, slot: u32) -> Live {
+        let node = &self.nodes[slot as usize];
+        if node.kind == Kind::Block {
+            return node.live(node.extent.size_bytes);
+        }
+        assert_eq!(node.kind, Kind::First, "slot {slot} is no block");
+        node.live(self.pieces(slot).map(|piece| piece.size_bytes).sum())
     }
 
-    #[inline]
-    pub(crate) fn block_mut(&mut self, slot: u32) -> &mut Live {
-        assert_eq!(self.nodes[slot as usize].kind, Kind::Block, "slot {slot} is no block");
-        &mut self.lives[slot as usize]
+    /// The block in `slot` has one more user.
+    pub(crate) fn add_user(&mut self, slot: u32, user: StreamSet) {
+        let node = &mut self.nodes[slot as usize];
+        assert!(matches!(node.kind, Kind::Block | Kind::First), "slot {slot} is no block");
+        node.streams = node.streams.union(user);
     }
 
     /// Offset of the block in `slot`, or of its first piece.
@@ -207,7 +130,7 @@ impl Layout {
         std::iter::from_fn(move || {
             let node = self.nodes.get(at as usize)?;
             debug_assert!(node.kind != Kind::Hole, "a piece of a live block is a hole");
-            at = self.lives[at as usize].next_piece;
+            at = node.next_piece();
             Some(node.extent)
         })
     }
@@ -248,16 +171,17 @@ impl Layout {
     }
 
     /// Live blocks by the address of their first piece.
-    pub(crate) fn live(&self) -> impl Iterator<Item = (u32, &Live)> {
-        let blocks = self.nodes().filter(|(_, node)| node.kind == Kind::Block);
-        blocks.map(|(slot, _)| (slot, &self.lives[slot as usize]))
+    pub(crate) fn live(&self) -> impl Iterator<Item = (u32, Live)> {
+        let is_first = |node: &Node| matches!(node.kind, Kind::Block | Kind::First);
+        let blocks = self.nodes().filter(move |(_, node)| is_first(node));
+        blocks.map(|(slot, _)| (slot, self.block(slot)))
     }
 
     /// Every part of a live block in address order.
-    pub(crate) fn live_extents(&self) -> impl Iterator<Item = (Extent, &Live)> {
+    pub(crate) fn live_extents(&self) -> impl Iterator<Item = (Extent, Live)> {
         self.nodes().filter_map(|(slot, node)| match node.kind {
-            Kind::Block => Some((node.extent, &self.lives[slot as usize])),
-            Kind::Piece => Some((node.extent, self.block(self.lives[slot as usize].first_piece))),
+            Kind::Block | Kind::First => Some((node.extent, self.block(slot))),
+            Kind::Piece => Some((node.extent, self.block(node.links[FIRST_PIECE]))),
             Kind::Hole => None,
         })
     }
@@ -265,11 +189,11 @@ impl Layout {
     /// Makes the node in `slot` a hole, and enters it.
     #[inline]
     fn list(&mut self, slot: u32, marks: Marks) {
-        let streams = marks.streams;
+        let Marks { streams, since } = marks;
         let index = self.holes.iter().position(|(set, _)| *set == streams);
         let index = index.unwrap_or_else(|| self.list_for(streams));
         let node = &mut self.nodes[slot as usize];
-        (node.kind, node.list, node.marks) = (Kind::Hole, index as u32, marks);
+        (node.kind, node.streams, node.number) = (Kind::Hole, streams, since);
         self.holes[index].1.insert(&mut self.nodes, slot);
     }
 
@@ -286,18 +210,28 @@ impl Layout {
         index
     }
 
+    /// The list of the holes of a set of streams.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[inline]
+    fn list_of(&self, streams: StreamSet) -> usize {
+        let index = self.holes.iter().position(|(set, _)| *set == streams);
+        index.expect("holes are listed by their streams")
+    }
+
     /// Strikes the hole in `slot` off its list.
     #[inline]
     fn unlist(&mut self, slot: u32) {
-        let list = self.nodes[slot as usize].list;
-        self.holes[list as usize].1.remove(&mut self.nodes, slot);
+        let list = self.list_of(self.nodes[slot as usize].streams);
+        self.holes[list].1.remove(&mut self.nodes, slot);
     }
 
     /// Changes the extent of the hole in `slot`.
     #[inline]
     fn resize_hole(&mut self, slot: u32, to: Extent) {
-        let list = self.nodes[slot as usize].list;
-        self.holes[list as usize].1.resize(&mut self.nodes, slot, to);
+        let list = self.list_of(self.nodes[slot as usize].streams);
+        self.holes[list].1.resize(&mut self.nodes, slot, to);
     }
 
     /// A node behind another one, or the first.
@@ -308,7 +242,9 @@ impl Layout {
             None => self.first,
         };
         let slot = self.vacant.pop().unwrap_or_else(|| self.add());
-        self.nodes[slot as usize] = Node { previous, next, kind, ..Node::hole(extent) };
+        let node = &mut self.nodes[slot as usize];
+        (node.extent, node.kind) = (extent, kind);
+        (node.previous, node.next) = (previous, next);
         self.join(previous, slot);
         self.join(slot, next);
         slot
@@ -318,7 +254,6 @@ impl Layout {
     fn add(&mut self) -> u32 {
         let slot = u32::try_from(self.nodes.len()).expect("fewer than 2^32 blocks");
         self.nodes.push(Node::hole(Extent { offset: 0, size_bytes: 0 }));
-        self.lives.push(Live::NOBODY);
         slot
     }
 

@@ -1,5 +1,6 @@
 //! Changes: blocks come and go, holes are cut and merged.
 
+use super::node::{FIRST_PIECE, NEXT_PIECE, VIEW};
 use super::{Extent, Kind, Layout, Live, Node};
 use crate::holes::NONE;
 use crate::stream::{Marks, StreamSet};
@@ -60,7 +61,7 @@ impl Place {
 
 impl Layout {
     /// Makes a place, found since the last change, a live block after an event. Returns its slot.
-    pub(crate) fn insert(&mut self, place: &Place, live: Live, event: u64) -> u32 {
+    pub(crate) fn insert(&mut self, place: &Place, live: &Live, event: u64) -> u32 {
         let slot = match &place.spot {
             Spot::Hole { slot, extent } => self.insert_in_hole(*slot, *extent),
             Spot::Top(extent) => {
@@ -73,24 +74,31 @@ impl Layout {
         slot
     }
 
-    /// Says what the block in `slot` is.
+    /// Says what the block in `slot` is, or the one that it is a piece of.
     #[inline(always)]
-    pub(crate) fn describe(&mut self, slot: u32, live: Live) {
-        self.lives[slot as usize] = live;
+    pub(crate) fn describe(&mut self, slot: u32, live: &Live) {
+        self.nodes[slot as usize].describe(live);
     }
 
-    fn insert_stitched(&mut self, parts: &[Part], live: Live, event: u64) -> u32 {
+    fn insert_stitched(&mut self, parts: &[Part], live: &Live, event: u64) -> u32 {
         let (mut first, mut before) = (NONE, NONE);
         for Part { hole, extent } in parts {
-            let kind = if first == NONE { Kind::Block } else { Kind::Piece };
+            let kind = if first == NONE { Kind::First } else { Kind::Piece };
             let slot = match *hole {
                 NONE => self.put_on_top(*extent, kind, live.users, event),
                 hole => self.cut(hole, *extent, kind),
             };
-            self.lives[slot as usize] = Live { first_piece: first, next_piece: NONE, ..live };
-            match self.lives.get_mut(before as usize) {
-                Some(before) => before.next_piece = slot,
-                None => first = slot,
+            self.describe(slot, live);
+            self.nodes[slot as usize].links[NEXT_PIECE] = NONE;
+            match self.nodes.get_mut(before as usize) {
+                Some(before) => {
+                    before.links[NEXT_PIECE] = slot;
+                    self.nodes[slot as usize].links[FIRST_PIECE] = first;
+                }
+                None => {
+                    self.nodes[slot as usize].links[VIEW] = live.view;
+                    first = slot;
+                }
             }
             before = slot;
         }
@@ -123,10 +131,10 @@ impl Layout {
     }
 
     /// Takes an extent out of the hole in `slot`; what is left on either side stays a hole, the
-    /// right side the one in `slot`.
+    /// right side the one in `slot`. Returns the slot of the extent.
     #[inline]
     fn cut(&mut self, slot: u32, extent: Extent, kind: Kind) -> u32 {
-        let Node { extent: hole, previous, next, .. } = self.nodes[slot as usize];
+        let &Node { extent: hole, previous, next, .. } = &self.nodes[slot as usize];
         debug_assert_eq!(self.nodes[slot as usize].kind, Kind::Hole, "slot {slot}");
         self.touched_pages += self.own_pages(extent, previous, next);
         if extent.offset > hole.offset {
@@ -144,7 +152,8 @@ impl Layout {
 
     /// [`cut`](Self::cut) where something is left on the left side.
     fn cut_inside(&mut self, slot: u32, extent: Extent, kind: Kind) -> u32 {
-        let Node { extent: hole, marks, .. } = self.nodes[slot as usize];
+        let node = &self.nodes[slot as usize];
+        let (hole, marks) = (node.extent, node.marks());
         let size_bytes = extent.offset - hole.offset;
         self.resize_hole(slot, Extent { offset: hole.offset, size_bytes });
         let taken = self.link_after(slot, extent, kind);
@@ -160,13 +169,16 @@ impl Layout {
     /// same streams used, and what touches the top becomes wilderness.
     #[inline]
     pub(crate) fn remove(&mut self, slot: u32, event: u64) {
-        let &Live { users, mut next_piece, .. } = self.block(slot);
-        let marks = Marks { streams: users, since: event };
+        let node = &self.nodes[slot as usize];
+        assert!(matches!(node.kind, Kind::Block | Kind::First), "slot {slot} is no block");
+        let marks = Marks { streams: node.streams, since: event };
+        let mut next_piece = node.next_piece();
         self.vacate(slot, marks);
         while next_piece != NONE {
             let at = next_piece;
-            debug_assert_eq!(self.nodes[at as usize].kind, Kind::Piece, "node {at}");
-            next_piece = self.lives[at as usize].next_piece;
+            let node = &self.nodes[at as usize];
+            debug_assert_eq!(node.kind, Kind::Piece, "node {at}");
+            next_piece = node.next_piece();
             self.vacate(at, marks);
         }
     }
@@ -191,7 +203,7 @@ impl Layout {
             }
             (Some(before), Some(after)) => {
                 self.unlist(next);
-                let marks = marks.union(self.nodes[next as usize].marks);
+                let marks = marks.union(self.nodes[next as usize].marks());
                 self.unlink(next);
                 self.unlink(slot);
                 let size_bytes = extent.size_bytes + after.size_bytes;
@@ -204,8 +216,9 @@ impl Layout {
     /// Adds the length of what begins at `extent` to the hole in `slot`, which was as it is told.
     #[inline]
     fn widen(&mut self, slot: u32, extent: Extent, hole: Extent, marks: Marks) {
-        let own = &mut self.nodes[slot as usize].marks;
-        *own = own.union(marks);
+        let node = &mut self.nodes[slot as usize];
+        debug_assert_eq!(node.streams, marks.streams, "{node:?}");
+        node.number = node.number.max(marks.since);
         let size_bytes = extent.size_bytes + hole.size_bytes;
         self.resize_hole(slot, Extent { offset: extent.offset, size_bytes });
     }
@@ -214,7 +227,7 @@ impl Layout {
     #[inline]
     fn mergeable(&self, slot: u32, marks: Marks) -> Option<Extent> {
         let node = self.nodes.get(slot as usize)?;
-        let is_alike = node.kind == Kind::Hole && node.marks.streams == marks.streams;
+        let is_alike = node.kind == Kind::Hole && node.streams == marks.streams;
         is_alike.then_some(node.extent)
     }
 
@@ -227,7 +240,7 @@ impl Layout {
         while let Some(node) = self.nodes.get(self.last as usize)
             && node.kind == Kind::Hole
         {
-            let (last, marks) = (self.last, node.marks);
+            let (last, marks) = (self.last, node.marks());
             self.give_beyond(marks);
             self.unlist(last);
             self.unlink(last);
@@ -246,12 +259,13 @@ impl Layout {
     /// Neighbours become one hole that all their streams used.
     pub(super) fn merge_across_streams(&mut self) {
         let mut slot = self.first;
-        while let Some(&Node { mut extent, next, kind, marks, .. }) = self.nodes.get(slot as usize)
-        {
+        while let Some(node) = self.nodes.get(slot as usize) {
+            let next = node.next;
             match self.nodes.get(next as usize) {
-                Some(after) if kind == Kind::Hole && after.kind == Kind::Hole => {
+                Some(after) if node.kind == Kind::Hole && after.kind == Kind::Hole => {
+                    let mut extent = node.extent;
                     extent.size_bytes += after.extent.size_bytes;
-                    let marks = marks.union(after.marks);
+                    let marks = node.marks().union(after.marks());
                     self.unlist(slot);
                     self.unlist(next);
                     self.unlink(next);

@@ -38,12 +38,8 @@ impl Layout {
     /// The place at the top, if `place` would find it where there is no own hole, and nobody has to
     /// be waited for. May say no where the answer is yes.
     #[inline]
-    pub(crate) fn own_top(
-        &self,
-        size_bytes: usize,
-        stream: Stream,
-        stitches: bool,
-    ) -> Option<Extent> {
+    pub(crate) fn own_top(&self, want: &Want) -> Option<Extent> {
+        let &Want { size_bytes, stream, waits, stitches } = want;
         let own = StreamSet::of(stream);
         let stitched_bytes =
             if stitches && size_bytes >= self.page_bytes { self.page_bytes } else { usize::MAX };
@@ -53,9 +49,12 @@ impl Layout {
                 return None;
             }
         }
-        let top = self.top();
-        if top < self.used_end && self.beyond.without(stream) != StreamSet::EMPTY {
-            return None;
+        let (top, others) = (self.top(), self.beyond.without(stream));
+        if top < self.used_end && others != StreamSet::EMPTY {
+            let since = |on: Stream| self.beyond_since[on.index()];
+            if waits.covered(stream, others, since) != others {
+                return None;
+            }
         }
         top.checked_add(size_bytes)?;
         Some(Extent { offset: top, size_bytes })
@@ -95,7 +94,7 @@ impl Layout {
     }
 
     fn waits_for(&self, want: &Want, slot: u32) -> StreamSet {
-        want.waits.missing(want.stream, self.nodes[slot as usize].marks)
+        want.waits.missing(want.stream, self.nodes[slot as usize].marks())
     }
 
     fn waits_beyond(&self, want: &Want) -> StreamSet {

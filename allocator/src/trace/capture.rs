@@ -48,9 +48,9 @@ impl CachingAllocator {
             }
             None => {
                 let layout = &books.layout;
-                let block = |(slot, live): (u32, &Live)| {
+                let block = |(slot, live): (u32, Live)| {
                     let pieces = layout.pieces(slot).filter(|_| live.is_stitched()).collect();
-                    (record(layout.offset(slot), live), pieces)
+                    (record(layout.offset(slot), &live), pieces)
                 };
                 layout.live().map(block).collect()
             }
