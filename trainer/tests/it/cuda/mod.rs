@@ -278,7 +278,8 @@ fn run_in_which_a_driver_call_fails_goes_on_or_ends_with_a_typed_error() {
         }
         Err(error) => {
             ended.set(ended.get() + 1);
-            let is_of_device = matches!(error, TrainError::Nn(_) | TrainError::DoesNotFit(_));
+            use TrainError::{DoesNotFit, Nn, Torn};
+            let is_of_device = matches!(error, Nn(_) | DoesNotFit(_) | Torn { .. });
             assert!(is_of_device, "{place}: {error:?}");
         }
     };
