@@ -150,8 +150,8 @@ impl PinnedCache {
         &self.allocator
     }
 
-    /// Does `wait`, in which the host waits for all that was enqueued on `stream` before, for reasons
-    /// of its own; blocks that were dropped before need no wait of theirs.
+    /// Does `wait`, in which the host waits for all that was enqueued on `stream` before, for
+    /// reasons of its own; blocks that were dropped before need no wait of theirs.
     ///
     /// # Errors
     /// Those of `wait`; nothing is taken to be done then.

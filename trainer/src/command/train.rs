@@ -131,8 +131,8 @@ fn work(
     Ok(summary)
 }
 
-/// Saves what the committed steps of a failed run have learned, if it is whole. The run's error is the one to
-/// report, so one in here only means that nothing is kept.
+/// Saves what the committed steps of a failed run have learned, if it is whole. The run's error is
+/// the one to report, so one in here only means that nothing is kept.
 fn rescue(trainer: &mut RecipeTrainer, staging: Staging) {
     let steps = trainer.steps();
     let model = staging.partial().model();
