@@ -241,8 +241,9 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // The memory goes with the last block: the device must be done with it.
-        if self.wait_for_all().is_err() {
+        // The memory goes with the last block: the device must be done with it. A wait may tell of
+        // the failure of other work, so there are two.
+        if self.wait_for_all().is_err() && self.wait_for_all().is_err() {
             std::mem::forget(std::mem::take(&mut self.lock().pending));
         }
     }

@@ -358,3 +358,17 @@ fn wait_of_the_host_takes_back_what_was_dropped_before_it_and_nothing_else() {
         enqueue(&[other]);
     }
 }
+
+#[test]
+fn memory_goes_with_the_last_handle_even_if_a_wait_fails_once() {
+    for (repeat, left_bytes) in [(Repeat::Once, 0), (Repeat::Forever, PAGE_BYTES)] {
+        let device = faulty_streams();
+        let sim = SimSource::with_capacity(BATCH_BYTES).page_bytes(PAGE_BYTES);
+        let source = LimitSource::new(sim, BATCH_BYTES);
+        let cache = PinnedCache::new(source.clone(), FenceOf(device.clone())).unwrap();
+        drop(cache.allocate(copies()[0], 100).unwrap());
+        device.inject(Fault { nth: 1, repeat });
+        drop(cache);
+        assert_eq!(source.used_bytes(), left_bytes, "{repeat:?}");
+    }
+}
