@@ -28,6 +28,7 @@ TORCH_SECONDS = 120
 
 RESULT = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed")
 FAILED = re.compile(r"^test (\S+) \.\.\. FAILED", re.MULTILINE)
+MISSING = re.compile(r"no CUDA driver: .*[^)]")
 SKIPPED = re.compile(r"^skipped: ([^:]+(?:::[^:]+)*): (.*)", re.MULTILINE)
 
 
@@ -71,7 +72,7 @@ def machine():
     }
 
 
-def tests(binary, seconds):
+def tests(binary, out, seconds):
     """One test binary on the machine's own driver."""
     # One at a time: a device is taken by one test after the other anyhow.
     command = [str(binary), "--test-threads=1", "--show-output"]
@@ -87,7 +88,7 @@ def tests(binary, seconds):
     passed, failed = int(counts[1]) - len(skips), int(counts[2])
     outcome.update(passed=passed, failed=failed)
     if failed:
-        (HERE / f"{binary.name}.log").write_text(text)
+        (out / f"{binary.name}.log").write_text(text)
     line = f"{passed} passed, {failed} failed, {len(skips)} skipped"
     # Said once: why there is no device.
     why = [reason for reason in skips.values() if reason.startswith("no CUDA")]
@@ -121,6 +122,8 @@ def figures(command, seconds):
     text, end = run(command, seconds)
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     outcome = {"figures": lines}
+    if end == 0 and not lines:
+        end = "it printed no line of JSON"
     if end != 0:
         outcome["broken"] = end
         return outcome, f"broke: {end}"
@@ -170,16 +173,22 @@ def main():
     options = parse()
     end = time.monotonic() + LIMIT_SECONDS
     left = lambda most: min(most, end - time.monotonic())
+    options.out.mkdir(parents=True, exist_ok=True)
     results = {"machine": machine(), "tests": {}, "lines": {}}
+    told = {}
 
     def say(name, line):
+        # Why there is no device is a long line: it is read once.
+        reason = MISSING.search(line)
+        if reason and told.setdefault(reason[0], name) != name:
+            line = line.replace(reason[0], f"no CUDA driver, see {told[reason[0]]}")
         results["lines"][name] = line
         print(f"{name}: {line}", flush=True)
 
     say("machine", results["machine"]["gpu"])
     for binary in sorted((HERE / "tests").iterdir()):
         if os.access(binary, os.X_OK):
-            outcome, line = tests(binary, left(TESTS_SECONDS))
+            outcome, line = tests(binary, options.out, left(TESTS_SECONDS))
             results["tests"][binary.name] = outcome
             say(f"tests {binary.name}", line)
     epochs = 2 if options.small else options.epochs
@@ -193,7 +202,6 @@ def main():
     results["torch"], line = figures(torch, left(TORCH_SECONDS))
     say("torch", line)
 
-    options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     (options.out / "results.md").write_text(table(results), encoding="utf-8")
     print(f"written: {options.out / 'results.json'}, {options.out / 'results.md'}")
