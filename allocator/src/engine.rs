@@ -243,7 +243,8 @@ impl Engine<'_> {
         if self.state.torch.is_some() {
             return self.record_use_by_torch(slot, stream);
         }
-        self.state.books.layout.add_user(slot, StreamSet::of(stream));
+        let users = self.state.books.layout.users_mut(slot);
+        *users = users.union(StreamSet::of(stream));
     }
 
     /// Makes the request's stream wait for all that work on a block, and its only one.
@@ -256,9 +257,9 @@ impl Engine<'_> {
             self.record_use_by_torch(slot, request.stream);
             return Ok(());
         }
-        let users = self.state.books.layout.block(slot).users;
+        let users = *self.state.books.layout.users_mut(slot);
         self.wait_for_users(users, request)?;
-        self.state.books.layout.block_mut(slot).users = StreamSet::of(request.stream);
+        *self.state.books.layout.users_mut(slot) = StreamSet::of(request.stream);
         Ok(())
     }
 

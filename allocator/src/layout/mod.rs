@@ -112,11 +112,11 @@ impl Layout {
         node.live(self.pieces(slot).map(|piece| piece.size_bytes).sum())
     }
 
-    /// The block in `slot` has one more user.
-    pub(crate) fn add_user(&mut self, slot: u32, user: StreamSet) {
+    /// Who works on the block in `slot`.
+    pub(crate) fn users_mut(&mut self, slot: u32) -> &mut StreamSet {
         let node = &mut self.nodes[slot as usize];
         assert!(matches!(node.kind, Kind::Block | Kind::First), "slot {slot} is no block");
-        node.streams = node.streams.union(user);
+        &mut node.streams
     }
 
     /// Offset of the block in `slot`, or of its first piece.

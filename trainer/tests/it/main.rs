@@ -5,8 +5,6 @@ mod buffers;
 mod clip;
 mod common;
 mod coupled;
-#[cfg(feature = "pretend")]
-mod cuda;
 mod faults;
 mod files;
 mod leftovers;
@@ -15,9 +13,6 @@ mod misfit;
 mod observers;
 mod peak;
 mod pressure;
-#[cfg(feature = "pretend")]
-#[path = "../pretend/mod.rs"]
-mod pretend;
 mod recipe;
 mod same_bits;
 mod simulated;

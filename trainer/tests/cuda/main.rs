@@ -1,6 +1,11 @@
-//! The same laws on an NVIDIA device, which the pretend driver stands for.
+//! The laws of `it` on an NVIDIA device, which the pretend driver stands for.
 
+#[allow(dead_code, reason = "`it` uses the rest")]
+#[path = "../it/common.rs"]
+mod common;
 mod gpu;
+#[path = "../pretend/mod.rs"]
+mod pretend;
 
 use std::cell::{Cell, RefCell};
 
