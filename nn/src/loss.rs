@@ -51,7 +51,7 @@ impl Default for CrossEntropyOptions<'_> {
 /// `logits: [N, C, ..]`, `labels: [N, ..]` of i64
 ///
 /// # Errors
-/// `Shape`, `DType`, `Index` for a label outside `0..C`, `OutOfMemory`.
+/// `Shape`, `DType`, `Label` for a label outside `0..C`, `OutOfMemory`.
 pub fn cross_entropy(logits: Var, labels: &Tensor) -> Result<Loss> {
     cross_entropy_with(logits, labels, CrossEntropyOptions::default())
 }
@@ -101,7 +101,7 @@ pub fn soft_cross_entropy(
 /// `input: [.., D]`, `weight: [C, D]`, `bias: [C]`, `labels: [..]` of i64
 ///
 /// # Errors
-/// `Shape`, `DType`, `Index` for a label outside `0..C`, `OutOfMemory`.
+/// `Shape`, `DType`, `Label` for a label outside `0..C`, `OutOfMemory`.
 pub fn linear_cross_entropy(
     input: Var,
     weight: Var,

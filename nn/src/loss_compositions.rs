@@ -30,7 +30,7 @@ impl Default for NllOptions<'_> {
 /// `logarithms: [N, C, ..]`, `labels: [N, ..]` of i64
 ///
 /// # Errors
-/// `Shape`, `DType`, `Index` for a label outside `0..C`, `OutOfMemory`.
+/// `Shape`, `DType`, `Label` for a label outside `0..C`, `OutOfMemory`.
 pub fn nll(logarithms: Var, labels: &Tensor, options: NllOptions<'_>) -> Result<Loss> {
     let NllOptions { ignore_index, weight } = options;
     let (sum, count) = logarithms.nll_loss(labels, ignore_index, weight)?;

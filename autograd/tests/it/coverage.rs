@@ -36,6 +36,7 @@ const WITHOUT_RULE: [(&str, &[&str]); 5] = [
             "bernoulli_",
             "copy_",
             "fill_",
+            "masked_copy_",
             "matmul_add_",
             "normal_",
             "scale_and_check_finite",

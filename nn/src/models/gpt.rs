@@ -273,7 +273,7 @@ impl Gpt {
     /// `tokens: [B, T]` of i64, `labels: [B, T]` of i64
     ///
     /// # Errors
-    /// `Shape`, `DType`, `Index` for a label outside the vocabulary, `OutOfMemory`.
+    /// `Shape`, `DType`, `Label` for a label outside the vocabulary, `OutOfMemory`.
     pub fn loss(
         &self,
         pass: &Pass,

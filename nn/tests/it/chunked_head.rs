@@ -73,7 +73,7 @@ fn a_language_models_loss_is_that_of_its_logits() -> Outcome {
         let other = run(&device, &mut model, Head::Chunked, smooth);
         assert!(matches!(
             other,
-            Err(NnError::Autograd(AutogradError::Tensor(TensorError::Index { .. })))
+            Err(NnError::Autograd(AutogradError::Tensor(TensorError::Label { .. })))
         ));
     }
     Ok(())

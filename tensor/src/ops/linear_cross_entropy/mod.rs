@@ -148,7 +148,7 @@ impl Tensor {
     /// `x: [N, D], w: [V, D], b: [V], labels: [N] → [], []`
     ///
     /// # Errors
-    /// `Index` for a label that is neither a class nor the ignored one, `Shape`, `DType`,
+    /// `Label` for a label that is neither a class nor the ignored one, `Shape`, `DType`,
     /// `OutOfMemory`.
     #[track_caller]
     pub fn linear_cross_entropy(
