@@ -66,12 +66,14 @@ Guard::Guard(const char* function, Needs needs) : state(the_state()), lock_(the_
     auto fault = state.faults.find(name);
     if (fault != state.faults.end() && strikes(fault->second)) {
       code = fault->second.code;
+      is_over = true;
       return;
     }
   }
   if (needs == NOTHING) return;
   if (!state.is_initialised && strcmp(function, "cuInit") != 0) code = NOT_INITIALIZED;
   if (state.lost != SUCCESS) code = state.lost;
+  is_over = code != SUCCESS;
 }
 
 size_t used_bytes(const State& state, const Device& device) {

@@ -237,6 +237,8 @@ class Guard {
   enum Needs { DRIVER, NOTHING };
   explicit Guard(const char* function, Needs needs = DRIVER);
   int code = SUCCESS;
+  // Whether the call returns the code and does nothing.
+  bool is_over = false;
   State& state;
 
  private:
@@ -250,14 +252,14 @@ class Guard {
   pretend::Guard guard(function);  \
   pretend::State& s = guard.state; \
   (void)s;                         \
-  if (guard.code != pretend::SUCCESS) return guard.code
+  if (guard.is_over) return guard.code
 
 // Begins an entry point of a library that does without a device.
 #define ENTER_LIBRARY(function)                           \
   pretend::Guard guard(function, pretend::Guard::NOTHING); \
   pretend::State& s = guard.state;                         \
   (void)s;                                                 \
-  if (guard.code != pretend::SUCCESS) return guard.code
+  if (guard.is_over) return guard.code
 
 #define NEEDS_CONTEXT \
   if (!pretend::has_context(s)) return pretend::INVALID_CONTEXT

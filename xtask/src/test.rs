@@ -191,7 +191,7 @@ pub fn plan(options: &Options, package: Option<&str>) -> Plan {
 
 /// What is built of the workspace or of one package: with CUDA, whose tests run on the pretend
 /// driver, and skip themselves where that cannot be built.
-fn scope(package: Option<&str>) -> String {
+pub(crate) fn scope(package: Option<&str>) -> String {
     match package {
         None => {
             let features = WITH_CUDA.map(|name| format!("{name}/pretend")).join(",");

@@ -24,13 +24,13 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::workspace;
+use crate::{test, workspace};
 
 /// Test binaries that run on a device.
 pub const TARGET: &str = "cuda";
 
-/// What lets tests run where there is no device; they carry it to where there is one.
-const FEATURE: &str = "pretend";
+/// Has cargo say where programs are, and show the compiler's messages as ever.
+const MESSAGES: &str = "--message-format=json-render-diagnostics";
 
 /// The bundle is sent about.
 pub const BYTES_MAX: u64 = 50_000_000;
@@ -45,13 +45,15 @@ const SCRIPTS: [(&str, &str); 3] = [
 /// Folders that tests read kernels from.
 const KERNELS: [&str; 2] = ["tensor/src/cuda/kernels", "allocator/tests/cuda/kernels"];
 
-/// A test binary of a package.
+/// A program that cargo built.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tests {
-    /// The package.
-    pub package: String,
-    /// Features that it is built with.
-    pub features: Vec<String>,
+pub struct Program {
+    /// The folder of its package.
+    pub folder: String,
+    /// The target: `lowtide`, `gpu_figures` or [`TARGET`].
+    pub target: String,
+    /// Where it is.
+    pub path: PathBuf,
 }
 
 /// How the `lowtide` command and the measurements are built.
@@ -77,13 +79,14 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     if folder.exists() {
         fs::remove_dir_all(&folder).map_err(|error| at(&folder, &error))?;
     }
-    for test in tests(&metadata(root)?)? {
-        let built = build(root, &test_command(&test))?;
-        let name = test.package.trim_start_matches("lowtide-");
-        put_binary(&built, &folder.join("tests").join(format!("{name}-{TARGET}")))?;
-    }
-    for (name, command) in commands(profile) {
-        put_binary(&build(root, &command)?, &folder.join("bin").join(name))?;
+    for arguments in commands(profile) {
+        for Program { folder: package, target, path } in build(root, &arguments)? {
+            let name = match target.as_str() {
+                TARGET => format!("tests/{package}-{TARGET}"),
+                _ => format!("bin/{target}"),
+            };
+            put_binary(&path, &folder.join(name))?;
+        }
     }
     for (name, text) in SCRIPTS {
         put(&folder.join(name), text.as_bytes())?;
@@ -101,94 +104,51 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     Ok(size_bytes <= BYTES_MAX)
 }
 
-/// The test binaries of a workspace, by the output of `cargo metadata`, in the order of packages.
-///
-/// # Errors
-/// The output is no such thing.
-pub fn tests(metadata: &str) -> Result<Vec<Tests>, String> {
-    let metadata: Value = serde_json::from_str(metadata).map_err(|error| error.to_string())?;
-    let packages = metadata["packages"].as_array().ok_or("no packages in cargo's metadata")?;
-    let mut tests = Vec::new();
-    for package in packages {
-        let has_kind = |target: &Value, kind: &str| {
-            target["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|other| other == kind))
-        };
-        let is_wanted = |target: &Value| target["name"] == TARGET && has_kind(target, "test");
-        let mut targets = package["targets"].as_array().into_iter().flatten();
-        let Some(target) = targets.find(|target| is_wanted(target)) else { continue };
-        let name = package["name"].as_str().ok_or("a package without a name")?;
-        let required = target["required-features"].as_array().into_iter().flatten();
-        let mut features: Vec<String> =
-            required.filter_map(Value::as_str).map(str::to_owned).collect();
-        if package["features"].get(FEATURE).is_some() && !features.iter().any(|f| f == FEATURE) {
-            features.push(FEATURE.to_owned());
+/// The arguments of cargo for the tests, and for the programs: once each, for every call of cargo
+/// unifies the features of what it builds anew.
+pub fn commands(profile: Profile) -> [String; 2] {
+    let tests = test::scope(None);
+    let programs = match profile {
+        Profile::Release => {
+            "--release -p lowtide-trainer -p lowtide-tensor --features lowtide-tensor/cuda"
         }
-        tests.push(Tests { package: name.to_owned(), features });
-    }
-    tests.sort_by(|a, b| a.package.cmp(&b.package));
-    Ok(tests)
-}
-
-/// The arguments of cargo that build a test binary.
-pub fn test_command(test: &Tests) -> Vec<String> {
-    let mut command = words("test --no-run --message-format=json-render-diagnostics");
-    command.extend(["-p".to_owned(), test.package.clone()]);
-    command.extend(["--test".to_owned(), TARGET.to_owned()]);
-    if !test.features.is_empty() {
-        command.extend(["--features".to_owned(), test.features.join(",")]);
-    }
-    command
-}
-
-/// The programs of a bundle, and the arguments of cargo that build them.
-fn commands(profile: Profile) -> [(&'static str, Vec<String>); 2] {
-    let build = |what: &str| {
-        let mut command = words("build --message-format=json-render-diagnostics");
-        command.extend(words(what));
-        command.extend(words(match profile {
-            Profile::Release => "--release",
-            // The features of tests, so that the same libraries serve.
-            Profile::Dev => "-p lowtide-tensor --features lowtide-tensor/pretend",
-        }));
-        command
+        // The features of tests, so that the same libraries serve.
+        Profile::Dev => &tests,
     };
     [
-        ("lowtide", build("-p lowtide-trainer --bin lowtide")),
-        (
-            "gpu_figures",
-            build("-p lowtide-tensor --features lowtide-tensor/cuda --example gpu_figures"),
-        ),
+        format!("test --no-run {MESSAGES} {tests} --test {TARGET}"),
+        format!("build {MESSAGES} {programs} --bin lowtide --example gpu_figures"),
     ]
 }
 
-fn words(text: &str) -> Vec<String> {
-    text.split_whitespace().map(str::to_owned).collect()
-}
-
-fn metadata(root: &Path) -> Result<String, String> {
+/// Builds, and says what has become a program.
+fn build(root: &Path, arguments: &str) -> Result<Vec<Program>, String> {
+    println!("cargo {arguments}");
     let mut cargo = workspace::cargo(root);
-    cargo.args(["metadata", "--no-deps", "--format-version", "1"]).stderr(Stdio::inherit());
-    let output = cargo.output().map_err(|error| format!("cargo does not start: {error}"))?;
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// Builds one program, and says where it is.
-fn build(root: &Path, arguments: &[String]) -> Result<PathBuf, String> {
-    println!("cargo {}", arguments.join(" "));
-    let mut cargo = workspace::cargo(root);
-    cargo.args(arguments).stderr(Stdio::inherit());
+    cargo.args(arguments.split_whitespace()).stderr(Stdio::inherit());
     let output = cargo.output().map_err(|error| format!("cargo does not start: {error}"))?;
     if !output.status.success() {
-        return Err(format!("cargo {} failed", arguments.join(" ")));
+        return Err(format!("cargo {arguments} failed"));
     }
-    let messages = String::from_utf8_lossy(&output.stdout);
-    executable(&messages).ok_or_else(|| format!("cargo {} built no program", arguments.join(" ")))
+    let programs = programs(&String::from_utf8_lossy(&output.stdout));
+    if programs.is_empty() {
+        return Err(format!("cargo {arguments} built no program"));
+    }
+    Ok(programs)
 }
 
-/// The last program that cargo's messages tell of.
-pub fn executable(messages: &str) -> Option<PathBuf> {
-    let mut messages = messages.lines().rev().filter_map(|line| serde_json::from_str(line).ok());
-    messages.find_map(|message: Value| message["executable"].as_str().map(PathBuf::from))
+/// The programs that cargo's messages tell of.
+pub fn programs(messages: &str) -> Vec<Program> {
+    let program = |line: &str| {
+        let message: Value = serde_json::from_str(line).ok()?;
+        let manifest = Path::new(message["manifest_path"].as_str()?);
+        Some(Program {
+            folder: manifest.parent()?.file_name()?.to_str()?.to_owned(),
+            target: message["target"]["name"].as_str()?.to_owned(),
+            path: PathBuf::from(message["executable"].as_str()?),
+        })
+    };
+    messages.lines().filter_map(program).collect()
 }
 
 /// Copies a program without its symbols; with them, said aloud, where nothing takes them away.

@@ -4,38 +4,39 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use xtask::gpu_bundle::{Tests, executable, test_command, tests};
-
-const METADATA: &str = r#"{"packages": [
-    {"name": "lowtide-tensor", "features": {"cuda": [], "pretend": ["cuda"]}, "targets": [
-        {"name": "it", "kind": ["test"]},
-        {"name": "cuda", "kind": ["test"], "required-features": ["pretend"]}]},
-    {"name": "lowtide-nn", "features": {}, "targets": [{"name": "it", "kind": ["test"]}]},
-    {"name": "cuda", "features": {}, "targets": [{"name": "cuda", "kind": ["lib"]}]},
-    {"name": "lowtide-data", "features": {"pretend": []}, "targets": [
-        {"name": "cuda", "kind": ["test"]}]}
-]}"#;
+use xtask::gpu_bundle::{Profile, Program, commands, programs};
 
 #[test]
-fn every_package_with_tests_for_a_device_is_found() {
-    let of =
-        |package: &str| Tests { package: package.to_owned(), features: vec!["pretend".to_owned()] };
-    assert_eq!(tests(METADATA), Ok(vec![of("lowtide-data"), of("lowtide-tensor")]));
-    assert_eq!(
-        test_command(&of("lowtide-tensor"))[3..].join(" "),
-        "-p lowtide-tensor --test cuda --features pretend"
+fn tests_and_programs_are_built_in_one_call_each() {
+    let [tests, programs] = commands(Profile::Release);
+    assert!(
+        tests.ends_with(" --test cuda") && tests.contains("lowtide-trainer/pretend"),
+        "{tests}"
     );
-    assert!(tests("{}").is_err() && tests("").is_err());
+    assert!(programs.contains(" --release ") && !programs.contains("pretend"), "{programs}");
 }
 
 #[test]
-fn program_that_was_built_is_found_in_the_messages() {
-    let messages = "{\"reason\": \"compiler-artifact\", \"executable\": null}\n\
-                    text\n\
-                    {\"reason\": \"compiler-artifact\", \"executable\": \"/a/lowtide\"}\n\
-                    {\"reason\": \"build-finished\", \"success\": true}\n";
-    assert_eq!(executable(messages), Some(PathBuf::from("/a/lowtide")));
-    assert_eq!(executable("{\"reason\": \"build-finished\"}"), None);
+fn programs_that_were_built_are_found_in_the_messages() {
+    let messages = r#"{"reason": "compiler-artifact", "manifest_path": "/a/tensor/Cargo.toml",
+                       "target": {"name": "lowtide_tensor"}, "executable": null}
+text
+{"reason": "compiler-artifact", "manifest_path": "/a/tensor/Cargo.toml",
+ "target": {"name": "cuda"}, "executable": "/b/cuda-1"}
+{"reason": "compiler-artifact", "manifest_path": "/a/trainer/Cargo.toml",
+ "target": {"name": "lowtide"}, "executable": "/b/lowtide"}
+{"reason": "build-finished", "success": true}"#
+        .replace(",\n", ",");
+    let program = |folder: &str, target: &str, path: &str| Program {
+        folder: folder.to_owned(),
+        target: target.to_owned(),
+        path: PathBuf::from(path),
+    };
+    assert_eq!(
+        programs(&messages),
+        [program("tensor", "cuda", "/b/cuda-1"), program("trainer", "lowtide", "/b/lowtide")]
+    );
+    assert_eq!(programs("{\"reason\": \"build-finished\"}"), []);
 }
 
 /// A bundle of programs that say what they are told to say.
