@@ -23,11 +23,11 @@ impl Libraries {
     pub const VARIABLE: &'static str = "LOWTIDE_CUDA_LIBS";
 
     /// The folders of [`VARIABLE`](Self::VARIABLE), then those of the `nvidia-*` wheels in the
-    /// Python environment that is active (`VIRTUAL_ENV`, else `CONDA_PREFIX`).
+    /// Python environment that is active (`VIRTUAL_ENV`, else `CONDA_PREFIX`); without one, where
+    /// `pip` installs for a user (`PYTHONUSERBASE`, else `~/.local`) and for all (`/usr/local`).
     pub fn from_environment() -> Libraries {
         let named = env::var_os(Libraries::VARIABLE);
-        let python = env::var_os("VIRTUAL_ENV").or_else(|| env::var_os("CONDA_PREFIX"));
-        Libraries::from_values(named, python)
+        Libraries::from_values(named, &python_prefixes(|name| env::var_os(name)))
     }
 
     /// These folders and no others.
@@ -47,10 +47,10 @@ impl Libraries {
         paths.into_iter().find(|path| path.exists())
     }
 
-    fn from_values(named: Option<OsString>, python: Option<OsString>) -> Libraries {
+    fn from_values(named: Option<OsString>, pythons: &[PathBuf]) -> Libraries {
         let named = named.map(|value| env::split_paths(&value).collect::<Vec<_>>());
         let named = named.unwrap_or_default().into_iter().filter(|path| path.is_absolute());
-        let wheels = python.map(|prefix| wheel_folders(Path::new(&prefix))).unwrap_or_default();
+        let wheels = pythons.iter().flat_map(|prefix| wheel_folders(prefix));
         Libraries { folders: named.chain(wheels).collect() }
     }
 }
@@ -132,13 +132,26 @@ pub(super) fn searched(folders: &[PathBuf]) -> String {
     folders.join(", ")
 }
 
+/// Below which Python's packages are, by the variables of the environment.
+fn python_prefixes(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(active) = set("VIRTUAL_ENV").or_else(|| set("CONDA_PREFIX")) {
+        return vec![active];
+    }
+    let of_user = set("PYTHONUSERBASE").or_else(|| Some(set("HOME")?.join(".local")));
+    of_user.into_iter().chain([PathBuf::from("/usr/local")]).collect()
+}
+
 /// `lib/python3.x/site-packages/nvidia/*/lib`, sorted: `cu13` with CUDA 13, one folder for each
-/// library with CUDA 12.
+/// library with CUDA 12. Debian calls its own `dist-packages`.
 fn wheel_folders(prefix: &Path) -> Vec<PathBuf> {
     let pythons = entries(&prefix.join("lib")).into_iter().filter(|path| {
         path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python"))
     });
-    let packages = pythons.flat_map(|python| entries(&python.join("site-packages/nvidia")));
+    let packages = pythons.flat_map(|python| {
+        let folders = ["site-packages", "dist-packages"].map(|name| python.join(name));
+        folders.into_iter().flat_map(|folder| entries(&folder.join("nvidia")))
+    });
     packages.map(|package| package.join("lib")).filter(|folder| folder.is_dir()).collect()
 }
 
@@ -164,13 +177,28 @@ mod tests {
         fs::write(packages.join("cu13/lib/libnvrtc.so.13"), "").unwrap();
         let [one, two] = ["one", "two"].map(|name| prefix.join(name));
         let named = env::join_paths([&one, Path::new("relative"), &two]).unwrap();
-        let libraries = Libraries::from_values(Some(named), Some(prefix.clone().into()));
+        let libraries = Libraries::from_values(Some(named), std::slice::from_ref(&prefix));
         let wheels = ["cu13/lib", "cudnn/lib"].map(|folder| packages.join(folder));
         assert_eq!(libraries.folders(), [one, two, wheels[0].clone(), wheels[1].clone()]);
         let found = libraries.find(&["libnvrtc.so", "libnvrtc.so.13"]);
         assert_eq!(found, Some(wheels[0].join("libnvrtc.so.13")));
         assert_eq!(libraries.find(&["libcuda.so.1"]), None);
-        assert_eq!(Libraries::from_values(None, None), Libraries::default());
+        assert_eq!(Libraries::from_values(None, &[]), Libraries::default());
         fs::remove_dir_all(prefix).unwrap();
+    }
+
+    #[test]
+    fn wheels_are_those_of_the_active_environment_or_of_user_and_system() {
+        let of = |set: &[(&str, &str)]| {
+            let value = |name: &str| set.iter().find(|(other, _)| *other == name);
+            python_prefixes(|name| value(name).map(|(_, value)| OsString::from(value)))
+        };
+        let home = ("HOME", "/h");
+        assert_eq!(of(&[("VIRTUAL_ENV", "/v"), ("CONDA_PREFIX", "/c"), home]), [Path::new("/v")]);
+        assert_eq!(of(&[("VIRTUAL_ENV", ""), ("CONDA_PREFIX", "/c"), home]), [Path::new("/c")]);
+        assert_eq!(of(&[home]), [Path::new("/h/.local"), Path::new("/usr/local")]);
+        let base = ("PYTHONUSERBASE", "/u");
+        assert_eq!(of(&[base, home]), [Path::new("/u"), Path::new("/usr/local")]);
+        assert_eq!(of(&[]), [Path::new("/usr/local")]);
     }
 }
