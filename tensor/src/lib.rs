@@ -48,7 +48,7 @@ pub use ops::rotary::RotaryPairs;
 pub use ops::sort::SortOrder;
 pub use ops::update::{
     AdamUpdate, KnownFormula, NormFormula, Rounding, SgdUpdate, StateRange, TensorUpdate,
-    UpdateFormula, update_all_,
+    UpdateFormula, reserve_updates, update_all_,
 };
 pub use ops::upsample2d::{Corners, Interpolation, Resize};
 pub use random::RandomKey;

@@ -57,6 +57,7 @@ const WITHOUT_RULE: [(&str, &[&str]); 5] = [
             "item_assuming",
             "of",
             "reserve_matmul_add",
+            "reserve_updates",
             "squared_norm",
             "to_bytes",
             "to_vec",

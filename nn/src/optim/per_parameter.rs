@@ -177,7 +177,7 @@ impl<R: UpdateRule> Optimizer for PerParameter<R> {
         let mut shared = Vec::new();
         for (group, jobs) in self.groups.iter().zip(&mut jobs) {
             shared.push(group.rule.prepare(jobs)?);
-            jobs.iter().try_for_each(Job::check_kernel::<R>)?;
+            jobs.iter().try_for_each(Job::reserve_kernel::<R>)?;
         }
         Ok(Update::new(move || {
             jobs.iter().flatten().try_for_each(|job| job.check_writable(R::NAME))?;

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use lowtide_autograd::LeafId;
 use lowtide_tensor::{
     DType, DeviceKind, Rounding, Shape, Tensor, TensorError, TensorUpdate, UpdateFormula,
-    update_all_,
+    reserve_updates, update_all_,
 };
 
 use crate::Result;
@@ -142,15 +142,19 @@ impl Job {
         written.try_for_each(|tensor| tensor.check_writable(op))
     }
 
-    /// `Ok` if the device has a kernel for the update: of f32 alone where not all have one.
-    pub(super) fn check_kernel<R: UpdateRule>(&self) -> lowtide_tensor::Result<()> {
+    /// Has the device load its kernel for the update, if it has one: for f32 alone where not all
+    /// have one.
+    pub(super) fn reserve_kernel<R: UpdateRule>(&self) -> lowtide_tensor::Result<()> {
         let Job { parameter, gradient, states, .. } = self;
         let mut operands = [parameter, gradient].into_iter().chain(states);
         let is_plain = |x: &Tensor| x.dtype() == DType::F32 && x.layout().is_contiguous();
-        if parameter.device().kind() == DeviceKind::Cpu || R::IS_KNOWN && operands.all(is_plain) {
+        if parameter.device().kind() == DeviceKind::Cpu {
             return Ok(());
         }
-        Err(TensorError::NoKernel { op: R::NAME, device: "cuda" })
+        if !R::IS_KNOWN || !operands.all(is_plain) {
+            return Err(TensorError::NoKernel { op: R::NAME, device: "cuda" });
+        }
+        reserve_updates(parameter.device())
     }
 
     /// Makes the gradient one of the parameter's computing type that nobody else sees.

@@ -120,6 +120,12 @@ impl Cuda {
         &self.streams
     }
 
+    /// Loads a kernel of this crate, so that a later launch has nothing to load.
+    pub(crate) fn reserve(&self, image: Image, kernel: &Kernel) -> Result<()> {
+        self.loaded.function(image, kernel)?;
+        Ok(())
+    }
+
     /// Enqueues a kernel of this crate, whose source says what it does with its arguments.
     #[expect(unsafe_code, reason = "the one place that launches kernels")]
     pub(crate) fn launch(

@@ -1,5 +1,5 @@
 use lowtide_allocator::Repeat;
-use lowtide_tensor::{DType, Device, Tensor};
+use lowtide_tensor::{DType, Device, Result, Tensor};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -91,6 +91,90 @@ fn tensor_is_overwritten_between_what_came_before_and_what_comes_after() {
         let found = [&before, &after, &x].map(|x| x.to_vec::<f32>().unwrap());
         assert_eq!(found, [[-1.0; LEN], [-2.0; LEN], [3.0; LEN]]);
     });
+}
+
+/// Whether a program on a device gave what it should.
+type Program = fn(&Device) -> Result<bool>;
+
+/// Programs, each of which needs every wait that it makes.
+const PROGRAMS: [(&str, Program); 4] = [
+    ("a kernel reads an upload", |device| {
+        Ok(upload(device, 5.0).neg()?.to_vec::<f32>()? == [-5.0; LEN])
+    }),
+    ("an upload gets the memory of a launch", |device| {
+        drop(Tensor::full(device, [LEN], DType::F32, 1.0)?);
+        Ok(upload(device, 5.0).neg()?.to_vec::<f32>()? == [-5.0; LEN])
+    }),
+    ("a launch gets the memory of an upload", |device| {
+        drop(upload(device, 5.0));
+        Ok(Tensor::full(device, [LEN], DType::F32, 3.0)?.to_vec::<f32>()? == [3.0; LEN])
+    }),
+    ("a tensor is overwritten", |device| {
+        let mut x = Tensor::full(device, [LEN], DType::F32, 1.0)?;
+        let before = x.neg()?;
+        x.set_bytes_(&bytes(2.0))?;
+        let after = x.neg()?;
+        Ok(before.add(&after)?.to_vec::<f32>()? == [-3.0; LEN])
+    }),
+];
+
+/// How many calls of a function a program made that was right, where the `lost`th of them did
+/// nothing (no one for 0), and else why it was not.
+fn run(
+    gpu: &Gpu,
+    program: Program,
+    call: &str,
+    lost: u64,
+    seed: u64,
+) -> std::result::Result<u64, String> {
+    gpu.reset();
+    gpu.pretend.schedule(seed);
+    let device = gpu.device();
+    let before = gpu.pretend.calls(call);
+    gpu.pretend.lose(call, lost);
+    let is_right = program(&device).map_err(|error| error.to_string())?;
+    let calls = gpu.pretend.calls(call) - before;
+    if is_right { Ok(calls) } else { Err("wrong values".to_owned()) }
+}
+
+#[test]
+fn wait_of_a_stream_that_is_left_out_is_found_out() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    let call = "cuStreamWaitEvent";
+    for (name, program) in PROGRAMS {
+        let count = run(&gpu, program, call, 0, 0).unwrap();
+        assert!(count > 0, "{name}");
+        (1..12).for_each(|seed| assert_eq!(run(&gpu, program, call, 0, seed), Ok(count), "{name}"));
+        for lost in 1..=count {
+            let is_found = (0..12).any(|seed| run(&gpu, program, call, lost, seed).is_err());
+            assert!(is_found, "{name}: nobody misses wait {lost} of {count}");
+        }
+    }
+    gpu.reset();
+}
+
+#[test]
+fn wait_of_the_host_for_page_locked_memory_that_is_left_out_is_found_out() {
+    /// Half of what uploads of this size pass through.
+    const PART: usize = 2 << 20;
+    const PARTS: u64 = 6;
+    let Some(gpu) = Gpu::pretend() else { return };
+    let program: Program = |device| {
+        let part = |value| Tensor::from_bytes(device, [PART], DType::U8, &vec![value; PART]);
+        let parts: Vec<Tensor> = (0..PARTS as u8).map(part).collect::<Result<_>>()?;
+        let mut is_right = true;
+        for (value, part) in (0..).zip(parts) {
+            is_right &= part.to_vec::<u8>()? == vec![value; PART];
+        }
+        Ok(is_right)
+    };
+    let call = "cuStreamSynchronize";
+    let waits = run(&gpu, program, call, 0, 0).unwrap() - PARTS;
+    assert!(waits > 0, "the parts do not go round");
+    for lost in 1..=waits {
+        assert!((0..4).any(|seed| run(&gpu, program, call, lost, seed).is_err()), "{lost}");
+    }
+    gpu.reset();
 }
 
 /// What a program does with tensors of one size, by their places among those that live.

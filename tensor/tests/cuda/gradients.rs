@@ -1,6 +1,6 @@
 use lowtide_tensor::{
     AdamUpdate, DType, Float, KnownFormula, Rounding, SgdUpdate, Tensor, TensorUpdate,
-    UpdateFormula, scale_and_check_finite, squared_norm, update_all_,
+    UpdateFormula, reserve_updates, scale_and_check_finite, squared_norm, update_all_,
 };
 
 use crate::alike::assert_alike;
@@ -125,6 +125,24 @@ fn formula_that_no_device_knows_has_no_kernel_and_changes_nothing() {
     let error = p.update_(&g, &mut [], [], Own, Rounding::Nearest).unwrap_err();
     assert_eq!(error.to_string(), "own: has no kernel for cuda");
     assert_eq!(p.to_vec::<f32>().unwrap(), [1.0; 3]);
+}
+
+#[test]
+fn update_that_was_reserved_loads_nothing() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    let device = gpu.device();
+    let mut p = Tensor::ones(&device, [3], DType::F32).unwrap();
+    let g = p.copied().unwrap();
+    let [mut m, v] = [p.copied().unwrap(), p.copied().unwrap()];
+    let loads =
+        || ["cuModuleLoadDataEx", "cuModuleGetFunction"].map(|name| gpu.pretend.calls(name));
+    let before = loads();
+    reserve_updates(&device).unwrap();
+    let reserved = loads();
+    assert!(reserved[0] > before[0] && reserved[1] > before[1], "{before:?} {reserved:?}");
+    p.update_(&g, std::array::from_mut(&mut m), [], DESCENT, Rounding::Nearest).unwrap();
+    p.update_(&g, &mut [m, v], [], MOMENTS, Rounding::Nearest).unwrap();
+    assert_eq!(loads(), reserved);
 }
 
 /// A formula that devices know, or do not.

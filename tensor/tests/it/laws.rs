@@ -219,6 +219,7 @@ fn inventory_lists_every_public_operation() {
         "nonzero",
         "check_writable",
         "reserve_matmul_add",
+        "reserve_updates",
         // Of workspaces: sizes without tensors.
         "of",
     ];

@@ -9,6 +9,16 @@ use crate::cuda::{Cuda, CudaOperands};
 use crate::{DType, Result, TensorError};
 use Parameter::{Floats, Read, U64, Write};
 
+const SGD: Signature =
+    Signature { name: "sgd_f32", parameters: &[Write, Write, Read, U64, Floats(5)] };
+const ADAM: Signature =
+    Signature { name: "adam_f32", parameters: &[Write, Write, Write, Read, U64, Floats(9)] };
+
+/// Loads the kernels of all known formulas.
+pub(super) fn reserve(cuda: &Cuda) -> Result<()> {
+    [SGD, ADAM].iter().try_for_each(|kernel| cuda.reserve(UPDATE, kernel))
+}
+
 /// `Ok` if there is a kernel for every item.
 pub(super) fn check<F, const STATES: usize, const SCALARS: usize>(
     op: &Update<F, STATES, SCALARS>,
@@ -44,21 +54,17 @@ where
         match formula {
             KnownFormula::Sgd(SgdUpdate { weight_decay, keep, take, along_g, along_m }) => {
                 let floats = [weight_decay, keep, take, along_g, along_m].map(|x| x as f32);
-                let parameters = &[Write, Write, Read, U64, Floats(5)];
-                let kernel = Signature { name: "sgd_f32", parameters };
                 let momentum = if STATES == 1 { state(1) } else { Argument::Nothing };
                 let arguments = [state(0), momentum, gradient, len, Argument::Floats(&floats)];
-                cuda.launch(UPDATE, &kernel, grid(item_len), &arguments)?;
+                cuda.launch(UPDATE, &SGD, grid(item_len), &arguments)?;
             }
             KnownFormula::Adam(AdamUpdate { betas, coupled, keep, rate, root_scale, eps }) => {
                 let [[beta1, take1], [beta2, take2]] = betas.map(|beta| [beta, 1.0 - beta]);
                 let floats = [beta1, take1, beta2, take2, coupled, keep, rate, root_scale, eps]
                     .map(|x| x as f32);
-                let parameters = &[Write, Write, Write, Read, U64, Floats(9)];
-                let kernel = Signature { name: "adam_f32", parameters };
                 let floats = Argument::Floats(&floats);
                 let arguments = [state(0), state(1), state(2), gradient, len, floats];
-                cuda.launch(UPDATE, &kernel, grid(item_len), &arguments)?;
+                cuda.launch(UPDATE, &ADAM, grid(item_len), &arguments)?;
             }
         }
     }

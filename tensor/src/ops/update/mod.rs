@@ -216,6 +216,21 @@ where
         .try_for_each(|(Batch { reads, writes, .. }, kernel)| device.launch(kernel, reads, writes))
 }
 
+/// Readies a device for updates by known formulas, so that nothing is left to load, and to fail, when
+/// the first of them begins to write. On NVIDIA devices it loads the kernels, on others it does
+/// nothing.
+///
+/// # Errors
+/// What the device reports.
+pub fn reserve_updates(device: &Device) -> Result<()> {
+    #[cfg(feature = "cuda")]
+    if let Some(cuda) = device.as_cuda() {
+        cuda::reserve(cuda)?;
+    }
+    let _ = device;
+    Ok(())
+}
+
 /// The updates of one launch.
 struct Batch<'a> {
     form: Form,
