@@ -78,4 +78,34 @@ mod on_the_pretend_device {
         let page = String::from_utf8(place.read("there/report.html")).expect("UTF-8");
         assert!(page.contains("NVIDIA device 0"), "the page does not say what computed");
     }
+
+    #[test]
+    fn failed_allocation_of_any_step_changes_nothing_but_the_count_of_retries() {
+        let place = Place::new();
+        let Some(calm) = train(&place, "--epochs 1 --device cuda", "calm") else { return };
+        let allocations = calm["allocations"].as_u64().expect("a number");
+        // Six steps and one evaluation: two thirds of the way is still among the steps.
+        for twelfth in [0, 1, 3, 5, 8] {
+            let nth = (allocations * twelfth / 12).max(1);
+            let arguments = format!("--epochs 1 --device cuda --fault-at {nth}");
+            let drill = train(&place, &arguments, "drill").expect("it ran before");
+            for same in ["final_state_hash", "test_accuracy", "micro_batch"] {
+                assert_eq!(drill[same], calm[same], "{same} after allocation {nth} failed");
+            }
+            assert_eq!(drill["retried_steps"], 1, "allocation {nth}");
+        }
+    }
+
+    #[test]
+    fn budget_that_is_too_small_for_a_batch_splits_it_and_holds() {
+        let place = Place::new();
+        let arguments = "--epochs 1 --budget 8MiB";
+        let on_device = format!("{arguments} --device cuda");
+        let Some(found) = train(&place, &on_device, "there") else { return };
+        let here = place.train(arguments, "here");
+        assert_eq!(found["micro_batch"], here["micro_batch"]);
+        assert!(found["micro_batch"].as_u64() < found["batch_size"].as_u64(), "{found}");
+        assert_eq!(found["predicted_peak_bytes"], found["measured_peak_bytes"]);
+        assert!(found["measured_peak_bytes"].as_u64() <= Some(8 << 20), "{found}");
+    }
 }
