@@ -13,8 +13,8 @@ const RUNS: &str = include_str!("../fixtures/runs.txt");
 fn tolerance(name: &str, dtype: DType) -> f64 {
     match (name, dtype) {
         (_, DType::F64) => 1e-10,
-        // A rounding puts a maximum on its other side, which a narrow bottleneck amplifies.
-        ("resnet50", _) => 1e-2,
+        // A rounding may put a maximum on its other side, which a narrow bottleneck amplifies.
+        ("resnet50", _) => 2e-3,
         _ => 1e-5,
     }
 }
