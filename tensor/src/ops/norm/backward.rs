@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::Norm;
-use super::cpu::load_some;
+use super::piece::{PIECE_LEN, Wide};
 use crate::Element;
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
-use crate::cpu::lines::{Stored, load, store, sums};
+use crate::cpu::lines::{Stored, is_exact, load, store, sums};
 use crate::cpu::math::Math;
 use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
 
@@ -59,9 +59,10 @@ impl<E: Stored> SimdKernel<E::Lane> for Backward<'_, E> {
         if let Some(partials) = &mut self.partials {
             partials.fill(<E::Lane as crate::Float>::ZERO);
         }
+        let mut wide = Wide::new();
         for row in 0..self.rstd.len() {
             match self.norm.inner {
-                1 => self.row_of_elements::<64>(row),
+                1 => self.row_of_elements(row, &mut wide),
                 _ => self.row_of_channels::<64>(row),
             }
         }
@@ -85,55 +86,44 @@ impl<E: Stored> Backward<'_, E> {
 
     /// `dx = rstd · (dy·w - mean(dy·w) - x̂ · mean(dy·w·x̂))` where each element has a weight.
     #[inline(always)]
-    fn row_of_elements<const W: usize>(&mut self, row: usize) {
+    fn row_of_elements(&mut self, row: usize, wide: &mut Wide<E::Lane>) {
         let norm = self.norm;
-        let zero = <E::Lane as crate::Float>::ZERO;
-        let one = <E::Lane as crate::Float>::ONE;
         let len = norm.row_len();
         let (dy, x) = (&self.dy[row * len..][..len], &self.x[row * len..][..len]);
-        let mean = self.mean.map_or(zero, |mean| mean[row]);
+        let mean = self.mean.map_or(<E::Lane as crate::Float>::ZERO, |mean| mean[row]);
         let rstd = self.rstd[row];
         let channels = norm.channels_of_row(self.first_row + row);
         let weight = self.weight.map(|weight| &weight[channels]);
         let [dw, db] = Self::sums_of(norm, &mut self.partials, row);
-        let (mut w, mut d, mut hat) = ([one; W], [zero; W], [zero; W]);
-        let (mut dw_line, mut db_line) = ([zero; W], [zero; W]);
-        let partials = &mut self.partials;
-        let [sum, product] = sums::<E::Lane, 2, W>(len, |places, [sum, product]| {
-            load(&dy[places.clone()], zero, &mut d);
-            load(&x[places.clone()], mean, &mut hat);
-            load_some(weight, &places, &mut w);
-            for lane in 0..W {
-                hat[lane] = (hat[lane] - mean) * rstd;
-                let scaled = d[lane] * w[lane];
-                sum[lane] += scaled;
-                product[lane] += scaled * hat[lane];
-            }
-            if let (Some(partials), Some(dw), Some(db)) = (partials.as_mut(), &dw, &db) {
-                let dw_places = dw.start + places.start..dw.start + places.end;
-                let db_places = db.start + places.start..db.start + places.end;
-                load(&partials[dw_places.clone()], zero, &mut dw_line);
-                load(&partials[db_places.clone()], zero, &mut db_line);
-                for lane in 0..W {
-                    dw_line[lane] += d[lane] * hat[lane];
-                    db_line[lane] += d[lane];
-                }
-                store(&dw_line, &mut partials[dw_places]);
-                store(&db_line, &mut partials[db_places]);
-            }
-        });
-        let [sum, product] = norm.center.means([sum, product], len).map(E::Lane::from_f64);
+        let mut totals = [0.0; 2];
+        for at in (0..len).step_by(PIECE_LEN) {
+            let operands = wide.operands(dy, x, weight, at..len.min(at + PIECE_LEN));
+            let sums = operands.sums([mean, rstd]);
+            totals = [totals[0] + sums[0], totals[1] + sums[1]];
+        }
+        let [sum, product] = norm.center.means(totals, len).map(E::Lane::from_f64);
+        let scale = [mean, rstd, sum, product];
         let dx = &mut self.dx[row * len..][..len];
-        for at in (0..len).step_by(W) {
-            let places = at..len.min(at + W);
-            load(&dy[places.clone()], zero, &mut d);
-            load(&x[places.clone()], mean, &mut hat);
-            load_some(weight, &places, &mut w);
-            for lane in 0..W {
-                let hat = (hat[lane] - mean) * rstd;
-                d[lane] = rstd * (d[lane] * w[lane] - sum - hat * product);
+        for at in (0..len).step_by(PIECE_LEN) {
+            let places = at..len.min(at + PIECE_LEN);
+            let mut parameters = match (&mut self.partials, &dw, &db) {
+                (Some(partials), Some(dw), Some(db)) => {
+                    let (before, after) = partials.split_at_mut(db.start);
+                    let dw = &mut before[dw.start..][places.clone()];
+                    Some([dw, &mut after[places.clone()]])
+                }
+                _ => None,
+            };
+            let operands = wide.operands(dy, x, weight, places.clone());
+            let dx = &mut dx[places];
+            if is_exact::<E, E::Lane>() {
+                operands.gradients(scale, bytemuck::cast_slice_mut(dx), &mut parameters);
+                continue;
             }
-            store(&d, &mut dx[places]);
+            let mut lanes = [<E::Lane as crate::Float>::ZERO; PIECE_LEN];
+            let lanes = &mut lanes[..dx.len()];
+            operands.gradients(scale, lanes, &mut parameters);
+            E::Lane::cast_slice(lanes, dx);
         }
     }
 

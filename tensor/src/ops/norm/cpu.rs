@@ -110,7 +110,7 @@ pub(super) fn affine<E: Element, T: Math, const W: usize>(
 
 /// Overwrites `line` if there is something to load; its lanes beyond `places` do not matter.
 #[inline(always)]
-pub(super) fn load_some<E: Element, T: Math, const W: usize>(
+fn load_some<E: Element, T: Math, const W: usize>(
     from: Option<&[E]>,
     places: &Range<usize>,
     line: &mut [T; W],

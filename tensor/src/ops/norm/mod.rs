@@ -11,6 +11,7 @@
 pub(crate) mod backward;
 pub(crate) mod cpu;
 mod methods;
+mod piece;
 
 use crate::cpu::Cpu;
 use crate::cpu::lines::{Stored, for_stored};
