@@ -216,9 +216,8 @@ where
         .try_for_each(|(Batch { reads, writes, .. }, kernel)| device.launch(kernel, reads, writes))
 }
 
-/// Readies a device for updates by known formulas, so that nothing is left to load, and to fail, when
-/// the first of them begins to write. On NVIDIA devices it loads the kernels, on others it does
-/// nothing.
+/// Readies a device for updates by known formulas, so that nothing is left to load, and to fail,
+/// when the first of them begins to write. NVIDIA devices load the kernels, others do nothing.
 ///
 /// # Errors
 /// What the device reports.
