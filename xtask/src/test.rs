@@ -24,7 +24,7 @@ const PRELOADED_OPTIONS: &str = "halt_on_error=0:suppress_equal_pcs=0:detect_lea
 const SANITIZED: [&str; 2] = ["allocator", "tensor"];
 
 /// The crates with tests called `cuda`, by folder.
-const ON_DEVICES: [&str; 2] = ["allocator", "tensor"];
+const ON_DEVICES: [&str; 3] = ["allocator", "tensor", "trainer"];
 
 /// The crates with loom models, by folder.
 const MODELLED: [&str; 2] = ["allocator", "tensor"];
