@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::{env, fs, io};
 
 use thiserror::Error;
@@ -293,10 +294,12 @@ fn link_unless_there(from: &Path, into: &Path) -> io::Result<()> {
     }
 }
 
-/// A name beside a file's own, for this process.
+/// A name beside a file's own that nobody else has: neither a process nor a thread.
 fn fresh_for(into: &Path) -> PathBuf {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
     let name = into.file_name().unwrap_or_default().to_string_lossy();
-    into.with_file_name(format!("{name}.{}.fresh", std::process::id()))
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    into.with_file_name(format!("{name}.{}.{count}.fresh", std::process::id()))
 }
 
 fn hash<'a>(parts: impl Iterator<Item = &'a [u8]>) -> String {
