@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::mem;
 
 use lowtide_autograd::{Gradients, LeafId};
-use lowtide_tensor::{DType, Device, RandomKey, Rounding, Tensor};
+use lowtide_tensor::{DType, Device, RandomKey, Rounding, Tensor, reserve_updates};
 
 use crate::optim::slots::{Slots, StateKind, take_states, wide_dtype};
 use crate::optim::{
@@ -177,8 +177,13 @@ impl<R: UpdateRule> Optimizer for PerParameter<R> {
         let mut shared = Vec::new();
         for (group, jobs) in self.groups.iter().zip(&mut jobs) {
             shared.push(group.rule.prepare(jobs)?);
-            jobs.iter().try_for_each(Job::reserve_kernel::<R>)?;
+            jobs.iter().try_for_each(Job::check_kernel::<R>)?;
         }
+        // All parameters are on one device.
+        jobs.iter()
+            .flatten()
+            .next()
+            .map_or(Ok(()), |job| reserve_updates(job.parameter.device()))?;
         Ok(Update::new(move || {
             jobs.iter().flatten().try_for_each(|job| job.check_writable(R::NAME))?;
             for ((group, mut jobs), mut shared) in self.groups.iter().zip(jobs).zip(shared) {

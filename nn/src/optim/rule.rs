@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use lowtide_autograd::LeafId;
 use lowtide_tensor::{
     DType, DeviceKind, Rounding, Shape, Tensor, TensorError, TensorUpdate, UpdateFormula,
-    reserve_updates, update_all_,
+    update_all_,
 };
 
 use crate::Result;
@@ -142,19 +142,15 @@ impl Job {
         written.try_for_each(|tensor| tensor.check_writable(op))
     }
 
-    /// Has the device load its kernel for the update, if it has one: for f32 alone where not all
-    /// have one.
-    pub(super) fn reserve_kernel<R: UpdateRule>(&self) -> lowtide_tensor::Result<()> {
+    /// `Ok` if the device has a kernel for the update: of f32 alone where not all have one.
+    pub(super) fn check_kernel<R: UpdateRule>(&self) -> lowtide_tensor::Result<()> {
         let Job { parameter, gradient, states, .. } = self;
         let mut operands = [parameter, gradient].into_iter().chain(states);
         let is_plain = |x: &Tensor| x.dtype() == DType::F32 && x.layout().is_contiguous();
-        if parameter.device().kind() == DeviceKind::Cpu {
+        if parameter.device().kind() == DeviceKind::Cpu || R::IS_KNOWN && operands.all(is_plain) {
             return Ok(());
         }
-        if !R::IS_KNOWN || !operands.all(is_plain) {
-            return Err(TensorError::NoKernel { op: R::NAME, device: "cuda" });
-        }
-        reserve_updates(parameter.device())
+        Err(TensorError::NoKernel { op: R::NAME, device: "cuda" })
     }
 
     /// Makes the gradient one of the parameter's computing type that nobody else sees.
