@@ -11,30 +11,33 @@ use crate::{Needs, Result, Saved, Var};
 fn cross_entropy_backward(
     dy: &Tensor,
     mut logits: Tensor,
-    [labels, log_sum_exp]: [&Tensor; 2],
+    labels: &Tensor,
     labelling: &Labelling<'_>,
 ) -> Result<Tensor> {
-    let mut operands = [labels, log_sum_exp, dy].into_iter().chain(labelling.weight);
+    // Computed again from the logits, which are there anyway, instead of kept.
+    let log_sum_exp = logits.cross_entropy_with(labels, labelling)?.log_sum_exp;
+    let mut operands = [labels, &log_sum_exp, dy].into_iter().chain(labelling.weight);
     if logits.is_reusable() && operands.all(|x| x.layout().is_contiguous()) {
-        logits.cross_entropy_backward_(labels, log_sum_exp, dy, labelling)?;
+        logits.cross_entropy_backward_(labels, &log_sum_exp, dy, labelling)?;
         return Ok(logits);
     }
-    Ok(dy.cross_entropy_with_backward(&logits, labels, log_sum_exp, labelling)?)
+    Ok(dy.cross_entropy_with_backward(&logits, labels, &log_sum_exp, labelling)?)
 }
 
 /// [`cross_entropy_backward`] for probabilities instead of labels.
 fn soft_cross_entropy_backward(
     dy: &Tensor,
     mut logits: Tensor,
-    [target, log_sum_exp]: [&Tensor; 2],
+    target: &Tensor,
     labelling: &Labelling<'_>,
 ) -> Result<Tensor> {
-    let mut operands = [target, log_sum_exp, dy].into_iter().chain(labelling.weight);
+    let log_sum_exp = logits.soft_cross_entropy(target, labelling)?.log_sum_exp;
+    let mut operands = [target, &log_sum_exp, dy].into_iter().chain(labelling.weight);
     if logits.is_reusable() && operands.all(|x| x.layout().is_contiguous()) {
-        logits.soft_cross_entropy_backward_(target, log_sum_exp, dy, labelling)?;
+        logits.soft_cross_entropy_backward_(target, &log_sum_exp, dy, labelling)?;
         return Ok(logits);
     }
-    Ok(dy.soft_cross_entropy_backward(&logits, target, log_sum_exp, labelling)?)
+    Ok(dy.soft_cross_entropy_backward(&logits, target, &log_sum_exp, labelling)?)
 }
 
 impl Var {
@@ -46,8 +49,8 @@ impl Var {
     }
 
     /// [`Var::cross_entropy`] with smoothing and weights of the classes, and the sum of the
-    /// weights; see [`Tensor::cross_entropy_with`]. Beside the logits, one number for each
-    /// position is kept.
+    /// weights; see [`Tensor::cross_entropy_with`]. Nothing is kept but the logits and the
+    /// labels.
     #[track_caller]
     pub fn cross_entropy_with(
         self,
@@ -59,17 +62,16 @@ impl Var {
         let sum = Var::apply("cross_entropy", [self], |[logits], save| {
             let forward = logits.cross_entropy_with(labels, &labelling)?;
             count = Some(forward.count);
-            let saved = [&logits, labels, &forward.log_sum_exp].map(|x| save.keep(x));
+            let saved = [&logits, labels].map(|x| save.keep(x));
             let saved_weight = weight.map(|weight| save.keep(weight));
             // With weights w, smoothing ε and label l of n:
             // dlogits[n, c] = dy · ((1 - ε) · w[l] · (softmax(logits[n])[c] - [c = l])
             //     + ε / C · (Σ w · softmax(logits[n])[c] - w[c]))
             let rule = move |dy: Tensor, _: Needs| {
-                let [logits, labels, log_sum_exp] = saved.map(Saved::unpack);
+                let [logits, labels] = saved.map(Saved::unpack);
                 let weight = saved_weight.map(Saved::unpack).transpose()?;
                 let labelling = Labelling { ignore_index, smoothing, weight: weight.as_ref() };
-                let dx =
-                    cross_entropy_backward(&dy, logits?, [&labels?, &log_sum_exp?], &labelling)?;
+                let dx = cross_entropy_backward(&dy, logits?, &labels?, &labelling)?;
                 Ok(vec![Some(dx)])
             };
             Ok((forward.sum, rule))
@@ -78,23 +80,22 @@ impl Var {
     }
 
     /// The cross-entropy of the logits `self` with probabilities of the classes, summed over all
-    /// positions; see [`Tensor::soft_cross_entropy`]. No gradient flows to the target. Beside both,
-    /// one number for each position is kept.
+    /// positions; see [`Tensor::soft_cross_entropy`]. No gradient flows to the target. Nothing is
+    /// kept but both.
     #[track_caller]
     pub fn soft_cross_entropy(self, target: &Tensor, labelling: Labelling<'_>) -> Result<Var> {
         let Labelling { ignore_index, smoothing, weight } = labelling;
         Var::apply("soft_cross_entropy", [self], |[logits], save| {
             let forward = logits.soft_cross_entropy(target, &labelling)?;
-            let saved = [&logits, target, &forward.log_sum_exp].map(|x| save.keep(x));
+            let saved = [&logits, target].map(|x| save.keep(x));
             let saved_weight = weight.map(|weight| save.keep(weight));
             // With t[n, c] = w[c] · ((1 - ε) · target[n, c] + ε / C):
             // dlogits[n, c] = dy · (softmax(logits[n])[c] · Σ_c t[n, c] - t[n, c])
             let rule = move |dy: Tensor, _: Needs| {
-                let [logits, target, log_sum_exp] = saved.map(Saved::unpack);
+                let [logits, target] = saved.map(Saved::unpack);
                 let weight = saved_weight.map(Saved::unpack).transpose()?;
                 let labelling = Labelling { ignore_index, smoothing, weight: weight.as_ref() };
-                let operands = [&target?, &log_sum_exp?];
-                let dx = soft_cross_entropy_backward(&dy, logits?, operands, &labelling)?;
+                let dx = soft_cross_entropy_backward(&dy, logits?, &target?, &labelling)?;
                 Ok(vec![Some(dx)])
             };
             Ok((forward.sum, rule))

@@ -5,6 +5,7 @@
 //! each a reduction of its own. Both read memory in order, and a kernel is written once for both.
 
 use std::any::TypeId;
+use std::ops::Range;
 
 use super::math::Math;
 use super::simd::{Fused, Simd, SimdFloat, SimdKernel};
@@ -131,14 +132,10 @@ impl Lines {
         Lines { lanes: Lanes::Row, start, count, step: W, width: W, last_width }
     }
 
-    /// Calls `visit` with the places of each line.
+    /// The places of each line.
     #[inline(always)]
-    pub(crate) fn each(&self, mut visit: impl FnMut(std::ops::Range<usize>)) {
-        for index in 0..self.count {
-            let width = if index + 1 == self.count { self.last_width } else { self.width };
-            let start = self.start + index * self.step;
-            visit(start..start + width);
-        }
+    pub(crate) fn places(&self) -> Places {
+        Places { lines: *self, index: 0 }
     }
 
     /// How many lanes have a reduction of their own.
@@ -160,6 +157,29 @@ impl Lines {
         if self.lanes == Lanes::Row {
             *lanes = [fold(lanes, combine); W];
         }
+    }
+}
+
+/// The places of lines, in order. An iterator, so that the body of a kernel's loop is part of the
+/// kernel: as a closure it would be a function of its own, compiled for any processor.
+pub(crate) struct Places {
+    lines: Lines,
+    index: usize,
+}
+
+impl Iterator for Places {
+    type Item = Range<usize>;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Range<usize>> {
+        let Places { lines, index } = self;
+        if *index == lines.count {
+            return None;
+        }
+        let start = lines.start + *index * lines.step;
+        *index += 1;
+        let width = if *index == lines.count { lines.last_width } else { lines.width };
+        Some(start..start + width)
     }
 }
 
@@ -247,27 +267,44 @@ impl Blocks {
     }
 }
 
-/// The sums of `N` terms over `0..len`: `term(places, lanes)` adds those of a line. Lanes are
-/// carried for 16 lines and then added up in f64, so that the error does not grow with `len`.
-#[inline(always)]
-pub(crate) fn sums<T: Math, const N: usize, const W: usize>(
-    len: usize,
-    mut term: impl FnMut(std::ops::Range<usize>, &mut [[T; W]; N]),
-) -> [f64; N] {
-    let mut totals = [0.0; N];
-    let mut lanes = [[T::ZERO; W]; N];
-    let mut at = 0;
-    while at < len {
-        term(at..len.min(at + W), &mut lanes);
-        at += W;
-        if at >= len || at.is_multiple_of(16 * W) {
-            for k in 0..N {
-                totals[k] += fold(&lanes[k], |a, b| a + b).to_f64();
-            }
-            lanes = [[T::ZERO; W]; N];
-        }
+/// `N` sums over the lines of a row: lanes are carried for 16 lines and then added up in f64, so
+/// that the error does not grow with the row.
+pub(crate) struct Sums<T, const N: usize, const W: usize> {
+    totals: [f64; N],
+    lanes: [[T; W]; N],
+    lines: usize,
+}
+
+impl<T: Math, const N: usize, const W: usize> Sums<T, N, W> {
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Sums { totals: [0.0; N], lanes: [[T::ZERO; W]; N], lines: 0 }
     }
-    totals
+
+    /// The lanes to add the terms of the next line to.
+    #[inline(always)]
+    pub(crate) fn next_line(&mut self) -> &mut [[T; W]; N] {
+        if self.lines == 16 {
+            self.carry();
+        }
+        self.lines += 1;
+        &mut self.lanes
+    }
+
+    #[inline(always)]
+    fn carry(&mut self) {
+        for k in 0..N {
+            self.totals[k] += fold(&self.lanes[k], |a, b| a + b).to_f64();
+        }
+        self.lanes = [[T::ZERO; W]; N];
+        self.lines = 0;
+    }
+
+    #[inline(always)]
+    pub(crate) fn totals(mut self) -> [f64; N] {
+        self.carry();
+        self.totals
+    }
 }
 
 /// Where the rows along `axis` of `N` operands of one shape start, however they lie, in row-major

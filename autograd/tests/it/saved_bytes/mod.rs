@@ -55,10 +55,6 @@ fn saved_bytes(beside: &Beside, (_, shapes, run): &Row) -> Result<usize> {
     Ok(live() - before)
 }
 
-/// A number for each of 64 rows: the logits are kept in their own buffer, instead of a second one
-/// with their logarithms.
-const MORE_BYTES: [(&str, usize); 2] = [("cross_entropy", 256 - 4), ("soft_cross_entropy", 256)];
-
 #[test]
 fn no_rule_keeps_more_than_pytorch() -> Outcome {
     let beside = Beside::new(&cpu())?;
@@ -70,8 +66,7 @@ fn no_rule_keeps_more_than_pytorch() -> Outcome {
         let line = PYTORCH.lines().find(|line| line.split(' ').nth(1) == Some(name));
         let theirs = line.unwrap_or_else(|| panic!("no {name} in the fixture")).split(' ').next();
         let theirs: usize = theirs.expect("bytes").parse()?;
-        let more = MORE_BYTES.iter().find(|(more, _)| *more == name).map_or(0, |(_, bytes)| *bytes);
-        if ours > theirs + more {
+        if ours > theirs {
             wrong.push(format!("{name}: {ours}, PyTorch {theirs}"));
         }
         expected.next();

@@ -107,19 +107,19 @@ pub(super) fn exponentials<E: Stored, F: Fused, const W: usize>(
 ) -> ([E::Lane; W], [E::Lane; W]) {
     let (zero, low) = (<E::Lane as Float>::ZERO, <E::Lane as Float>::NEG_INFINITY);
     let (mut line, mut max, mut sum) = ([zero; W], [low; W], [zero; W]);
-    lines.each(|places| {
+    for places in lines.places() {
         load(&x[places], low, &mut line);
         for lane in 0..W {
             max[lane] = line[lane].maximum(max[lane]);
         }
-    });
+    }
     lines.fold(&mut max, Float::maximum);
-    lines.each(|places| {
+    for places in lines.places() {
         load(&x[places], low, &mut line);
         for lane in 0..W {
             sum[lane] += (line[lane] - max[lane]).exp_in::<F>();
         }
-    });
+    }
     lines.fold(&mut sum, |a, b| a + b);
     (max, sum)
 }
@@ -160,7 +160,7 @@ impl<E: Stored> LinesKernel<E::Lane> for Forward<'_, E> {
         let mut weighted = [zero; W];
         if targets.smoothing > 0.0 {
             let mut class = 0;
-            lines.each(|places| {
+            for places in lines.places() {
                 let weights = weights::<E, W>(targets.weight, lines, &mut class, places.len());
                 load(&self.x[places], zero, &mut line);
                 for lane in 0..W {
@@ -168,7 +168,7 @@ impl<E: Stored> LinesKernel<E::Lane> for Forward<'_, E> {
                         weighted[lane] += weights[lane] * (line[lane] - max[lane]);
                     }
                 }
-            });
+            }
             lines.fold(&mut weighted, |a, b| a + b);
         }
         let position = targets.position(lines);
@@ -281,7 +281,7 @@ impl<E: Stored> LinesKernel<E::Lane> for Backward<'_, E> {
         }
         let mut line = [zero; W];
         let mut class = 0;
-        lines.each(|places| {
+        for places in lines.places() {
             load(&self.x.unwrap_or(self.dx)[places.clone()], zero, &mut line);
             for lane in 0..W {
                 let p = (line[lane] - lse[lane]).exp_in::<F>();
@@ -294,7 +294,7 @@ impl<E: Stored> LinesKernel<E::Lane> for Backward<'_, E> {
                 }
             }
             store(&line, &mut self.dx[places]);
-        });
+        }
         for lane in (0..lines.reductions()).filter(|&lane| is_counted[lane]) {
             let (place, value) = at_label[lane];
             self.dx[place] = value.cast();

@@ -7,6 +7,8 @@
 //!
 //! x, target: [N, C, ..].
 
+use std::ops::Range;
+
 use super::cpu::{exponentials, log_sum_exp, position, weights};
 use super::{CrossEntropy, Labelling};
 use crate::cpu::Cpu;
@@ -79,25 +81,24 @@ impl<'a, E: Stored> Targets<'a, E> {
         Targets { target: &self.target[first..first + len], ..*self }
     }
 
-    /// Calls `visit(places, t')` for each line; t' is 0 beyond the classes.
+    /// t' of the next line, from `class` on: 0 beyond the classes.
     #[inline(always)]
-    fn each<const W: usize>(
+    fn next_line<const W: usize>(
         &self,
         lines: &Lines,
-        mut visit: impl FnMut(std::ops::Range<usize>, &[E::Lane; W]),
-    ) {
+        class: &mut usize,
+        places: Range<usize>,
+    ) -> [E::Lane; W] {
         let classes = self.blocks.len as f64;
         let [keep, spread] =
             [1.0 - self.smoothing, self.smoothing / classes].map(E::Lane::from_f64);
-        let (mut class, mut line) = (0, [<E::Lane as Float>::ZERO; W]);
-        lines.each(|places| {
-            let weights = weights::<E, W>(self.weight, lines, &mut class, places.len());
-            load(&self.target[places.clone()], <E::Lane as Float>::ZERO, &mut line);
-            for lane in 0..W {
-                line[lane] = weights[lane] * (keep * line[lane] + spread);
-            }
-            visit(places, &line);
-        });
+        let weights = weights::<E, W>(self.weight, lines, class, places.len());
+        let mut line = [<E::Lane as Float>::ZERO; W];
+        load(&self.target[places], <E::Lane as Float>::ZERO, &mut line);
+        for lane in 0..W {
+            line[lane] = weights[lane] * (keep * line[lane] + spread);
+        }
+        line
     }
 }
 
@@ -119,14 +120,16 @@ impl<E: Stored> LinesKernel<E::Lane> for Forward<'_, E> {
         let (max, powers) = exponentials::<E, F, W>(lines, self.x);
         // Σ t' and Σ t' · (x - max).
         let (mut line, mut total, mut product) = ([zero; W], [zero; W], [zero; W]);
-        self.targets.each::<W>(lines, |places, target| {
+        let mut class = 0;
+        for places in lines.places() {
+            let target = self.targets.next_line::<W>(lines, &mut class, places.clone());
             load(&self.x[places], zero, &mut line);
             for lane in 0..W {
                 total[lane] += target[lane];
                 let term = target[lane] * (line[lane] - max[lane]);
                 product[lane] += if target[lane] == zero { zero } else { term };
             }
-        });
+        }
         lines.fold(&mut total, |a, b| a + b);
         lines.fold(&mut product, |a, b| a + b);
         let position = position(self.targets.blocks, lines);
@@ -157,25 +160,29 @@ impl<E: Stored> LinesKernel<E::Lane> for Backward<'_, E> {
         let zero = <E::Lane as Float>::ZERO;
         let position = position(self.targets.blocks, lines);
         let (mut line, mut lse, mut total) = ([zero; W], [zero; W], [zero; W]);
-        self.targets.each::<W>(lines, |_, target| {
+        let mut class = 0;
+        for places in lines.places() {
+            let target = self.targets.next_line::<W>(lines, &mut class, places);
             for lane in 0..W {
                 total[lane] += target[lane];
             }
-        });
+        }
         lines.fold(&mut total, |a, b| a + b);
         lse[..lines.reductions()].copy_from_slice(&self.lse[position..][..lines.reductions()]);
         if lines.reductions() == 1 {
             lse = [lse[0]; W];
         }
         let dloss = self.dloss;
-        self.targets.each::<W>(lines, |places, target| {
+        class = 0;
+        for places in lines.places() {
+            let target = self.targets.next_line::<W>(lines, &mut class, places.clone());
             load(&self.x.unwrap_or(self.dx)[places.clone()], zero, &mut line);
             for lane in 0..W {
                 let p = (line[lane] - lse[lane]).exp_in::<F>();
                 line[lane] = dloss * (p * total[lane] - target[lane]);
             }
             store(&line, &mut self.dx[places]);
-        });
+        }
     }
 }
 

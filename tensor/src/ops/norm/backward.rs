@@ -7,7 +7,7 @@ use super::piece::{PIECE_LEN, Wide};
 use crate::Element;
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
-use crate::cpu::lines::{Stored, is_exact, load, store, sums};
+use crate::cpu::lines::{Lines, Stored, Sums, is_exact, load, store};
 use crate::cpu::math::Math;
 use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
 
@@ -173,14 +173,17 @@ pub(crate) fn products<E: Element, T: Math, const W: usize>(
     [mean, rstd]: [T; 2],
 ) -> [f64; 2] {
     let (mut d, mut hat) = ([T::ZERO; W], [T::ZERO; W]);
-    sums::<T, 2, W>(x.len(), |places, [sum, product]| {
+    let mut sums = Sums::<T, 2, W>::new();
+    for places in Lines::row::<W>(0, x.len()).places() {
         load(&dy[places.clone()], T::ZERO, &mut d);
         load(&x[places], mean, &mut hat);
+        let [sum, product] = sums.next_line();
         for lane in 0..W {
             sum[lane] += d[lane];
             product[lane] += d[lane] * ((hat[lane] - mean) * rstd);
         }
-    })
+    }
+    sums.totals()
 }
 
 /// `dx = rstd · (dy·w - sum - x̂ · product)`.

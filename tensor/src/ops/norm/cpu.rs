@@ -7,7 +7,7 @@ use super::{Center, Norm};
 use crate::Element;
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk2, for_each_chunk3};
-use crate::cpu::lines::{Stored, load, store, sums};
+use crate::cpu::lines::{Lines, Stored, Sums, load, store};
 use crate::cpu::math::Math;
 use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
 
@@ -127,21 +127,27 @@ fn load_some<E: Element, T: Math, const W: usize>(
 pub(crate) fn mean_and_variance<E: Element, T: Math, const W: usize>(x: &[E]) -> (f64, f64) {
     let count = x.len() as f64;
     let mut line = [T::ZERO; W];
-    let [sum] = sums::<T, 1, W>(x.len(), |places, [sum]| {
+    let mut sums = Sums::<T, 1, W>::new();
+    for places in Lines::row::<W>(0, x.len()).places() {
         load(&x[places], T::ZERO, &mut line);
+        let [sum] = sums.next_line();
         for lane in 0..W {
             sum[lane] += line[lane];
         }
-    });
+    }
+    let [sum] = sums.totals();
     let mean = T::from_f64(sum / count);
-    let [rest, squares] = sums::<T, 2, W>(x.len(), |places, [rest, squares]| {
+    let mut sums = Sums::<T, 2, W>::new();
+    for places in Lines::row::<W>(0, x.len()).places() {
         load(&x[places], mean, &mut line);
+        let [rest, squares] = sums.next_line();
         for lane in 0..W {
             let distance = line[lane] - mean;
             rest[lane] += distance;
             squares[lane] += distance * distance;
         }
-    });
+    }
+    let [rest, squares] = sums.totals();
     (mean.to_f64() + rest / count, (squares - rest * rest / count) / count)
 }
 
@@ -149,12 +155,15 @@ pub(crate) fn mean_and_variance<E: Element, T: Math, const W: usize>(x: &[E]) ->
 #[inline(always)]
 fn square_mean<E: Element, T: Math, const W: usize>(x: &[E]) -> f64 {
     let mut line = [T::ZERO; W];
-    let [squares] = sums::<T, 1, W>(x.len(), |places, [squares]| {
+    let mut sums = Sums::<T, 1, W>::new();
+    for places in Lines::row::<W>(0, x.len()).places() {
         load(&x[places], T::ZERO, &mut line);
+        let [squares] = sums.next_line();
         for lane in 0..W {
             squares[lane] += line[lane] * line[lane];
         }
-    });
+    }
+    let [squares] = sums.totals();
     squares / x.len() as f64
 }
 

@@ -46,12 +46,12 @@ impl<E: Stored> LinesKernel<E::Lane> for Task<'_, E> {
 fn maxima<E: Element, T: Math, const W: usize>(lines: &Lines, x: &[E]) -> [T; W] {
     let mut line = [T::ZERO; W];
     let mut max = [T::NEG_INFINITY; W];
-    lines.each(|places| {
+    for places in lines.places() {
         load(&x[places], T::NEG_INFINITY, &mut line);
         for lane in 0..W {
             max[lane] = line[lane].maximum(max[lane]);
         }
-    });
+    }
     lines.fold(&mut max, T::maximum);
     max
 }
@@ -66,7 +66,7 @@ fn forward<E: Element, T: Math, F: Fused, const W: usize>(
     let max = maxima::<E, T, W>(lines, x.unwrap_or(to));
     let mut line = [T::ZERO; W];
     let mut sum = [T::ZERO; W];
-    lines.each(|places| {
+    for places in lines.places() {
         load(&x.unwrap_or(to)[places.clone()], T::NEG_INFINITY, &mut line);
         for lane in 0..W {
             line[lane] = (line[lane] - max[lane]).exp_in::<F>();
@@ -76,10 +76,10 @@ fn forward<E: Element, T: Math, F: Fused, const W: usize>(
         if is_exact::<E, T>() {
             store(&line, &mut to[places]);
         }
-    });
+    }
     lines.fold(&mut sum, |a, b| a + b);
     let scale = sum.map(|sum| T::ONE / sum);
-    lines.each(|places| {
+    for places in lines.places() {
         if is_exact::<E, T>() {
             load(&to[places.clone()], T::ZERO, &mut line);
         } else {
@@ -92,7 +92,7 @@ fn forward<E: Element, T: Math, F: Fused, const W: usize>(
             line[lane] *= scale[lane];
         }
         store(&line, &mut to[places]);
-    });
+    }
 }
 
 /// `y = (x - max) - ln Σ exp(x - max)`.
@@ -105,21 +105,21 @@ fn forward_log<E: Element, T: Math, F: Fused, const W: usize>(
     let max = maxima::<E, T, W>(lines, x.unwrap_or(to));
     let mut line = [T::ZERO; W];
     let mut sum = [T::ZERO; W];
-    lines.each(|places| {
+    for places in lines.places() {
         load(&x.unwrap_or(to)[places], T::NEG_INFINITY, &mut line);
         for lane in 0..W {
             sum[lane] += (line[lane] - max[lane]).exp_in::<F>();
         }
-    });
+    }
     lines.fold(&mut sum, |a, b| a + b);
     let log = sum.map(T::log_in::<F>);
-    lines.each(|places| {
+    for places in lines.places() {
         load(&x.unwrap_or(to)[places.clone()], T::ZERO, &mut line);
         for lane in 0..W {
             line[lane] = (line[lane] - max[lane]) - log[lane];
         }
         store(&line, &mut to[places]);
-    });
+    }
 }
 
 /// `dx = y · (dy - Σ dy·y)`.
@@ -132,22 +132,22 @@ fn backward<E: Element, T: Math, const W: usize>(
 ) {
     let (mut line, mut y_line) = ([T::ZERO; W], [T::ZERO; W]);
     let mut sum = [T::ZERO; W];
-    lines.each(|places| {
+    for places in lines.places() {
         load(&dy.unwrap_or(to)[places.clone()], T::ZERO, &mut line);
         load(&y[places], T::ZERO, &mut y_line);
         for lane in 0..W {
             sum[lane] += line[lane] * y_line[lane];
         }
-    });
+    }
     lines.fold(&mut sum, |a, b| a + b);
-    lines.each(|places| {
+    for places in lines.places() {
         load(&dy.unwrap_or(to)[places.clone()], T::ZERO, &mut line);
         load(&y[places.clone()], T::ZERO, &mut y_line);
         for lane in 0..W {
             line[lane] = (line[lane] - sum[lane]) * y_line[lane];
         }
         store(&line, &mut to[places]);
-    });
+    }
 }
 
 /// `dx = dy - exp(y) · Σ dy`.
@@ -160,21 +160,21 @@ fn backward_log<E: Element, T: Math, F: Fused, const W: usize>(
 ) {
     let (mut line, mut y_line) = ([T::ZERO; W], [T::ZERO; W]);
     let mut sum = [T::ZERO; W];
-    lines.each(|places| {
+    for places in lines.places() {
         load(&dy.unwrap_or(to)[places], T::ZERO, &mut line);
         for lane in 0..W {
             sum[lane] += line[lane];
         }
-    });
+    }
     lines.fold(&mut sum, |a, b| a + b);
-    lines.each(|places| {
+    for places in lines.places() {
         load(&dy.unwrap_or(to)[places.clone()], T::ZERO, &mut line);
         load(&y[places.clone()], T::ZERO, &mut y_line);
         for lane in 0..W {
             line[lane] = line[lane] - y_line[lane].exp_in::<F>() * sum[lane];
         }
         store(&line, &mut to[places]);
-    });
+    }
 }
 
 /// All operands contiguous; `source` is missing if the destination holds it.
