@@ -73,6 +73,10 @@ struct Pending {
     number: u64,
 }
 
+/// Blocks that a device may still reach although nobody can wait for it any more: they stay until
+/// the process ends, here where a leak checker and a debugger find them.
+static ABANDONED: Mutex<Vec<Pending>> = Mutex::new(Vec::new());
+
 /// A page-locked block. Dropping it makes it pending.
 pub struct PinnedBuffer {
     /// `None` only while it is dropped.
@@ -244,7 +248,8 @@ impl Drop for Shared {
         // The memory goes with the last block: the device must be done with it. A wait may tell of
         // the failure of other work, so there are two.
         if self.wait_for_all().is_err() && self.wait_for_all().is_err() {
-            std::mem::forget(std::mem::take(&mut self.lock().pending));
+            let pending = std::mem::take(&mut self.lock().pending);
+            ABANDONED.lock().unwrap_or_else(PoisonError::into_inner).extend(pending);
         }
     }
 }
