@@ -19,6 +19,7 @@ pub(crate) mod turn;
 mod coefficients;
 mod handle;
 mod sync;
+mod uncached;
 
 pub use gemm::CacheSizes;
 pub use handle::Cpu;

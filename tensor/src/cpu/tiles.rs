@@ -10,6 +10,7 @@ use std::any::TypeId;
 
 use super::Cpu;
 use super::chunk::for_each_chunk;
+use super::uncached;
 use crate::Element;
 use crate::launch::{View, ViewMut};
 use crate::layout::{Layout, Nest, RANK_MAX};
@@ -18,6 +19,10 @@ use crate::layout::{Layout, Nest, RANK_MAX};
 pub(crate) const TILE_LEN: usize = 512;
 /// Elements per chunk: large enough to hide the fork, small enough for the L2 cache.
 const CHUNK_LEN: usize = 1 << 14;
+/// Bytes from which on a result is written past the caches: most of them hold less.
+const UNCACHED_BYTES_MIN: usize = 32 << 20;
+/// Elements that are computed before they are written past the caches.
+const UNCACHED_LEN: usize = 2048;
 /// Sources that a formula can have.
 pub(crate) const SOURCE_COUNT_MAX: usize = 3;
 
@@ -40,7 +45,7 @@ pub(crate) trait Source<T>: Sync {
     /// The elements `from..from + to.len()`.
     fn write(&self, from: usize, to: &mut [T]);
 
-    /// The same without a copy, where they lie as they are needed.
+    /// The same without a copy, if that many lie as they are needed.
     fn borrow(&self, _from: usize, _len: usize) -> Option<&[T]> {
         None
     }
@@ -61,7 +66,7 @@ impl<T: Element> Source<T> for Constant<T> {
     }
 
     fn borrow(&self, _: usize, len: usize) -> Option<&[T]> {
-        Some(&self.0[..len])
+        self.0.get(..len)
     }
 }
 
@@ -202,7 +207,8 @@ pub(crate) fn evaluate<T: Element, O: Element>(
     if len == 0 {
         return;
     }
-    let evaluation = Evaluation { nest: &nest, mode, sources, formula };
+    let is_uncached = mode == Mode::Overwrite && size_of::<O>() * len >= UNCACHED_BYTES_MIN;
+    let evaluation = Evaluation { nest: &nest, mode, sources, formula, is_uncached };
     if nest.is_contiguous() {
         for_each_chunk(cpu.pool(), out.data(), CHUNK_LEN, |index, chunk| {
             evaluation.contiguous(index * CHUNK_LEN, chunk);
@@ -233,11 +239,17 @@ struct Evaluation<'a, T> {
     mode: Mode,
     sources: &'a [&'a dyn Source<T>],
     formula: Option<Formula<'a, T>>,
+    is_uncached: bool,
 }
 
 impl<T: Element> Evaluation<'_, T> {
     /// Elements `from..` of a contiguous destination.
     fn contiguous<O: Element>(&self, from: usize, chunk: &mut [O]) {
+        if let Some(to) = same_type_mut::<O, T>(chunk)
+            && let Some(sources) = self.borrow_all(from, to.len())
+        {
+            return self.whole(&sources[..self.sources.len()], to);
+        }
         let mut scratch = [[T::default(); TILE_LEN]; SOURCE_COUNT_MAX + 1];
         let [result, slots @ ..] = &mut scratch;
         for (index, place) in chunk.chunks_mut(TILE_LEN).enumerate() {
@@ -259,6 +271,41 @@ impl<T: Element> Evaluation<'_, T> {
                 }
             }
         }
+    }
+
+    /// All that the formula reads, if it lies as it is needed and is not overwritten.
+    fn borrow_all(&self, from: usize, len: usize) -> Option<[&[T]; SOURCE_COUNT_MAX]> {
+        let mut tiles: [&[T]; SOURCE_COUNT_MAX] = [&[]; SOURCE_COUNT_MAX];
+        if self.mode == Mode::Update {
+            return None;
+        }
+        for (tile, source) in tiles.iter_mut().zip(self.sources) {
+            *tile = source.borrow(from, len)?;
+        }
+        Some(tiles)
+    }
+
+    /// A chunk as one tile: what there is to do for each tile is a tenth of the time of an
+    /// addition.
+    fn whole(&self, sources: &[&[T]], to: &mut [T]) {
+        match self.formula {
+            None if self.is_uncached => uncached::copy(sources[0], to),
+            None => return to.copy_from_slice(sources[0]),
+            Some(formula) if self.is_uncached => {
+                let mut result = [T::default(); UNCACHED_LEN];
+                let mut parts: [&[T]; SOURCE_COUNT_MAX] = [&[]; SOURCE_COUNT_MAX];
+                for (index, to) in to.chunks_mut(UNCACHED_LEN).enumerate() {
+                    for (part, source) in parts.iter_mut().zip(sources) {
+                        *part = &source[index * UNCACHED_LEN..][..to.len()];
+                    }
+                    let result = &mut result[..to.len()];
+                    formula(&parts[..sources.len()], result);
+                    uncached::copy(result, to);
+                }
+            }
+            Some(formula) => return formula(sources, to),
+        }
+        uncached::fence();
     }
 
     /// `count` elements from number `from` on; `data` starts at place `base` of the memory.

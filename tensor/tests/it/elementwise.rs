@@ -490,3 +490,24 @@ fn relu_passes_nan_on_in_both_directions() {
     assert!(y.to_vec::<f32>().unwrap()[0].is_nan());
     assert_eq!(dx, [5.0, 0.0, 0.0, 5.0]);
 }
+
+/// Chunks are whole tiles here, and written past the caches.
+#[test]
+fn results_that_no_cache_holds_are_the_same() {
+    let device = shared();
+    let len = (8 << 20) + 4099;
+    let x = Tensor::arange(device, 0.0..len as f64, 1.0, DType::F32).unwrap();
+    let expect = |found: &Tensor, value: fn(f32) -> f32| {
+        let found = found.to_vec::<f32>().unwrap();
+        assert_eq!(found.len(), len);
+        let wrong = (0..len).find(|&at| found[at] != value(at as f32));
+        assert_eq!(wrong.map(|at| (at, found[at])), None);
+    };
+    expect(&x.add(&x).unwrap(), |x| x + x);
+    expect(&x.sqrt().unwrap(), f32::sqrt);
+    let mut copy = Tensor::empty(device, [len], DType::F32).unwrap();
+    copy.copy_(&x).unwrap();
+    expect(&copy, |x| x);
+    copy.mul_(&x).unwrap();
+    expect(&copy, |x| x * x);
+}

@@ -1,0 +1,72 @@
+//! Writing past the caches: a plain store first reads the old line from memory, which for a result
+//! too large to stay in a cache is traffic for nothing.
+
+#![allow(unsafe_code, reason = "these stores take a pointer")]
+
+use crate::Element;
+
+/// Copies `from` to `to` past the caches, where the processor can. [`fence`] has to follow on the
+/// same thread before another one reads.
+///
+/// # Panics
+/// If the lengths differ.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+pub(crate) fn copy<T: Element>(from: &[T], to: &mut [T]) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+
+    let (from, to): (&[u8], &mut [u8]) = (bytemuck::cast_slice(from), bytemuck::cast_slice_mut(to));
+    assert_eq!(from.len(), to.len());
+    // SAFETY: any 16 bytes are a vector, and any vector is 16 bytes.
+    let (head, lines, tail) = unsafe { to.align_to_mut::<__m128i>() };
+    let (from_head, rest) = from.split_at(head.len());
+    let (from_lines, from_tail) = rest.split_at(rest.len() - tail.len());
+    head.copy_from_slice(from_head);
+    tail.copy_from_slice(from_tail);
+    for (line, from) in lines.iter_mut().zip(from_lines.chunks_exact(size_of::<__m128i>())) {
+        // SAFETY: `from` has 16 bytes, and the load may be unaligned.
+        let vector = unsafe { _mm_loadu_si128(from.as_ptr().cast()) };
+        // SAFETY: `line` is a reference, so it is aligned and may be written; `fence` orders it.
+        unsafe { _mm_stream_si128(line, vector) };
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+pub(crate) fn copy<T: Element>(from: &[T], to: &mut [T]) {
+    to.copy_from_slice(from);
+}
+
+/// What [`copy`] wrote is visible to whoever sees a later store of this thread.
+pub(crate) fn fence() {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: every x86-64 processor has the instruction, and it changes no memory.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_every_length_from_and_to_every_place() {
+        let from: Vec<u8> = (0..=255).collect();
+        for start in 0..16 {
+            for len in (0..70).chain([200]) {
+                let mut to = [7_u8; 256];
+                copy(&from[start..][..len], &mut to[16 - start..][..len]);
+                fence();
+                let (before, rest) = to.split_at(16 - start);
+                let (copied, after) = rest.split_at(len);
+                assert_eq!(copied, &from[start..][..len]);
+                assert!(before.iter().chain(after).all(|&x| x == 7), "{start}, {len}");
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "assertion")]
+    fn refuses_slices_of_different_length() {
+        copy(&[1.0_f32, 2.0], &mut [0.0]);
+    }
+}
