@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::Norm;
-use super::piece::{PIECE_LEN, Wide};
+use super::piece::{Gradients, Wide, pieces, write_piece};
 use crate::Element;
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
-use crate::cpu::lines::{Lines, Stored, Sums, is_exact, load, store};
+use crate::cpu::lines::{Lines, Stored, Sums, load, store};
 use crate::cpu::math::Math;
 use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
 
@@ -96,17 +96,14 @@ impl<E: Stored> Backward<'_, E> {
         let weight = self.weight.map(|weight| &weight[channels]);
         let [dw, db] = Self::sums_of(norm, &mut self.partials, row);
         let mut totals = [0.0; 2];
-        for at in (0..len).step_by(PIECE_LEN) {
-            let operands = wide.operands(dy, x, weight, at..len.min(at + PIECE_LEN));
-            let sums = operands.sums([mean, rstd]);
+        for places in pieces(len) {
+            let sums = wide.operands(x, [weight, Some(dy)], places).products([mean, rstd]);
             totals = [totals[0] + sums[0], totals[1] + sums[1]];
         }
         let [sum, product] = norm.center.means(totals, len).map(E::Lane::from_f64);
-        let scale = [mean, rstd, sum, product];
         let dx = &mut self.dx[row * len..][..len];
-        for at in (0..len).step_by(PIECE_LEN) {
-            let places = at..len.min(at + PIECE_LEN);
-            let mut parameters = match (&mut self.partials, &dw, &db) {
+        for places in pieces(len) {
+            let parameters = match (&mut self.partials, &dw, &db) {
                 (Some(partials), Some(dw), Some(db)) => {
                     let (before, after) = partials.split_at_mut(db.start);
                     let dw = &mut before[dw.start..][places.clone()];
@@ -114,16 +111,9 @@ impl<E: Stored> Backward<'_, E> {
                 }
                 _ => None,
             };
-            let operands = wide.operands(dy, x, weight, places.clone());
-            let dx = &mut dx[places];
-            if is_exact::<E, E::Lane>() {
-                operands.gradients(scale, bytemuck::cast_slice_mut(dx), &mut parameters);
-                continue;
-            }
-            let mut lanes = [<E::Lane as crate::Float>::ZERO; PIECE_LEN];
-            let lanes = &mut lanes[..dx.len()];
-            operands.gradients(scale, lanes, &mut parameters);
-            E::Lane::cast_slice(lanes, dx);
+            let piece = wide.operands(x, [weight, Some(dy)], places.clone());
+            let gradients = Gradients { piece, mean, rstd, sum, product, parameters };
+            write_piece(gradients, &mut dx[places]);
         }
     }
 

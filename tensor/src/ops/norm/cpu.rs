@@ -1,8 +1,7 @@
 //! Rows of `channels / groups` channels of `inner` elements each, normalised in the cache: the
 //! statistics in two passes (mean, then squared distances from it), with sums carried in f64.
 
-use std::ops::Range;
-
+use super::piece::{Normalized, Wide, moments, pieces, write_piece};
 use super::{Center, Norm};
 use crate::Element;
 use crate::cpu::Cpu;
@@ -33,53 +32,79 @@ struct Forward<'a, E: Stored> {
 
 impl<E: Stored> SimdKernel<E::Lane> for Forward<'_, E> {
     #[inline(always)]
-    fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(mut self, _: S) {
+    fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
+        let mut wide = Wide::new();
         for row in 0..self.rstd.len() {
-            self.row::<64>(row);
+            match self.norm.inner {
+                1 => self.row_of_elements(simd, row, &mut wide),
+                _ => self.row_of_channels::<64>(row),
+            }
         }
     }
 }
 
 impl<E: Stored> Forward<'_, E> {
+    /// Stores the statistics of a row; gives those that it is normalised by.
     #[inline(always)]
-    fn row<const W: usize>(&mut self, row: usize) {
-        let norm = self.norm;
-        let len = norm.row_len();
-        let x = &self.x[row * len..][..len];
-        let y = &mut self.y[row * len..][..len];
-        let (mean, variance) = match norm.center {
-            Center::Mean => mean_and_variance::<E, E::Lane, W>(x),
-            Center::Zero => (0.0, square_mean::<E, E::Lane, W>(x)),
-        };
-        let rstd = E::Lane::from_f64(1.0 / (variance + norm.eps).sqrt());
+    fn keep(&mut self, row: usize, mean: f64, variance: f64) -> [E::Lane; 2] {
         let mean = E::Lane::from_f64(mean);
+        let rstd = E::Lane::from_f64(1.0 / (variance + self.norm.eps).sqrt());
         if let Some(means) = &mut self.mean {
             means[row] = mean;
         }
         self.rstd[row] = rstd;
-        let channels = norm.channels_of_row(self.first_row + row);
-        let one = <E::Lane as crate::Float>::ONE;
+        [mean, rstd]
+    }
+
+    /// Each element has a weight.
+    #[inline(always)]
+    fn row_of_elements<S: Simd<E::Lane>>(&mut self, simd: S, row: usize, wide: &mut Wide<E::Lane>) {
         let zero = <E::Lane as crate::Float>::ZERO;
-        let mut line = [zero; W];
-        if norm.inner == 1 {
-            let weight = self.weight.map(|weight| &weight[channels.clone()]);
-            let bias = self.bias.map(|bias| &bias[channels]);
-            let (mut w, mut b) = ([one; W], [zero; W]);
-            for at in (0..len).step_by(W) {
-                let places = at..len.min(at + W);
-                load(&x[places.clone()], zero, &mut line);
-                load_some(weight, &places, &mut w);
-                load_some(bias, &places, &mut b);
-                for lane in 0..W {
-                    line[lane] = (line[lane] - mean) * rstd * w[lane] + b[lane];
-                }
-                store(&line, &mut y[places]);
+        let len = self.norm.row_len();
+        let x = &self.x[row * len..][..len];
+        let mut shift = zero;
+        if self.norm.center == Center::Mean {
+            let mut sum = 0.0;
+            for places in pieces(len) {
+                sum += moments(simd, wide.x(&x[places]), zero)[0];
             }
-            return;
+            shift = E::Lane::from_f64(sum / len as f64);
         }
-        for (index, channel) in channels.enumerate() {
+        let (mut rest, mut squares) = (0.0, 0.0);
+        for places in pieces(len) {
+            let found = moments(simd, wide.x(&x[places]), shift);
+            (rest, squares) = (rest + found[0], squares + found[1]);
+        }
+        let (mean, variance) = match self.norm.center {
+            Center::Mean => corrected(shift, [rest, squares], len),
+            Center::Zero => (0.0, squares / len as f64),
+        };
+        let [mean, rstd] = self.keep(row, mean, variance);
+        let channels = self.norm.channels_of_row(self.first_row + row);
+        let weight = self.weight.map(|weight| &weight[channels.clone()]);
+        let bias = self.bias.map(|bias| &bias[channels]);
+        let y = &mut self.y[row * len..][..len];
+        for places in pieces(len) {
+            let piece = wide.operands(x, [weight, bias], places.clone());
+            write_piece(Normalized { simd, piece, mean, rstd }, &mut y[places]);
+        }
+    }
+
+    /// `inner` elements share a weight.
+    #[inline(always)]
+    fn row_of_channels<const W: usize>(&mut self, row: usize) {
+        let norm = self.norm;
+        let (len, one) = (norm.row_len(), <E::Lane as crate::Float>::ONE);
+        let x = &self.x[row * len..][..len];
+        let (mean, variance) = match norm.center {
+            Center::Mean => mean_and_variance::<E, E::Lane, W>(x),
+            Center::Zero => (0.0, square_mean::<E, E::Lane, W>(x)),
+        };
+        let [mean, rstd] = self.keep(row, mean, variance);
+        let y = &mut self.y[row * len..][..len];
+        for (index, channel) in norm.channels_of_row(self.first_row + row).enumerate() {
             let scale = self.weight.map_or(one, |weight| weight[channel].cast()) * rstd;
-            let shift = self.bias.map_or(zero, |bias| bias[channel].cast());
+            let shift = self.bias.map_or(<E::Lane as crate::Float>::ZERO, |b| b[channel].cast());
             let first = index * norm.inner;
             affine::<E, E::Lane, W>(
                 &x[first..][..norm.inner],
@@ -108,24 +133,19 @@ pub(super) fn affine<E: Element, T: Math, const W: usize>(
     }
 }
 
-/// Overwrites `line` if there is something to load; its lanes beyond `places` do not matter.
+/// The mean and the variance of `len` elements from the sums of their distances and squared
+/// distances from `near`, the mean but for rounding. What that adds to the distances is subtracted
+/// again: Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983), equation
+/// 1.7.
 #[inline(always)]
-fn load_some<E: Element, T: Math, const W: usize>(
-    from: Option<&[E]>,
-    places: &Range<usize>,
-    line: &mut [T; W],
-) {
-    if let Some(from) = from {
-        load(&from[places.clone()], T::ZERO, line);
-    }
+fn corrected<T: Math>(near: T, [rest, squares]: [f64; 2], len: usize) -> (f64, f64) {
+    let count = len as f64;
+    (near.to_f64() + rest / count, (squares - rest * rest / count) / count)
 }
 
-/// The mean, and the mean squared distance from it. What rounding of the mean adds to the
-/// distances is subtracted again: Chan, Golub and LeVeque, "Algorithms for computing the sample
-/// variance" (1983), equation 1.7.
+/// The mean, and the mean squared distance from it.
 #[inline(always)]
 pub(crate) fn mean_and_variance<E: Element, T: Math, const W: usize>(x: &[E]) -> (f64, f64) {
-    let count = x.len() as f64;
     let mut line = [T::ZERO; W];
     let mut sums = Sums::<T, 1, W>::new();
     for places in Lines::row::<W>(0, x.len()).places() {
@@ -136,7 +156,7 @@ pub(crate) fn mean_and_variance<E: Element, T: Math, const W: usize>(x: &[E]) ->
         }
     }
     let [sum] = sums.totals();
-    let mean = T::from_f64(sum / count);
+    let mean = T::from_f64(sum / x.len() as f64);
     let mut sums = Sums::<T, 2, W>::new();
     for places in Lines::row::<W>(0, x.len()).places() {
         load(&x[places], mean, &mut line);
@@ -147,8 +167,7 @@ pub(crate) fn mean_and_variance<E: Element, T: Math, const W: usize>(x: &[E]) ->
             squares[lane] += distance * distance;
         }
     }
-    let [rest, squares] = sums.totals();
-    (mean.to_f64() + rest / count, (squares - rest * rest / count) / count)
+    corrected(mean, sums.totals(), x.len())
 }
 
 /// The mean of the squares.
