@@ -170,10 +170,10 @@ proptest! {
 
     #[test]
     fn triangles_keep_one_side_of_the_diagonal_in_place_too(
-        dims in shapes(), style in styles(), to in writable_styles(), dtype in dtypes(),
+        mut dims in shapes(), style in styles(), to in writable_styles(), dtype in dtypes(),
         diagonal in prop_oneof![-6..6isize, Just(isize::MIN), Just(isize::MAX)],
     ) {
-        prop_assume!(dims.len() >= 2);
+        dims.resize(dims.len().max(2), 3);
         let (x, twin) = sample(&dims, style, dtype, 3);
         let upper = triangle_naive(&twin, |above| above >= diagonal);
         let lower = triangle_naive(&twin, |above| above <= diagonal);

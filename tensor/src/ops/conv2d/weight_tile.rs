@@ -94,9 +94,12 @@ impl<T: SimdFloat> WeightTile<'_, T> {
             self.block::<S, 4, COLS>(simd, row, channel);
             row += 4;
         }
-        while row < row_count {
-            self.block::<S, 1, COLS>(simd, row, channel);
-            row += 1;
+        // Together, because a multiply-add waits four cycles for the one before it.
+        match row_count - row {
+            0 => {}
+            1 => self.block::<S, 1, COLS>(simd, row, channel),
+            2 => self.block::<S, 2, COLS>(simd, row, channel),
+            _ => self.block::<S, 3, COLS>(simd, row, channel),
         }
     }
 
