@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::Norm;
-use super::piece::{Gradients, Wide, pieces, write_piece};
+use super::piece::{PIECE_LEN, Wide, pieces};
 use crate::Element;
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
-use crate::cpu::lines::{Lines, Stored, Sums, load, store};
+use crate::cpu::lines::{Lines, Stored, Sums, is_exact, load, store};
 use crate::cpu::math::Math;
 use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
 
@@ -102,8 +102,9 @@ impl<E: Stored> Backward<'_, E> {
         }
         let [sum, product] = norm.center.means(totals, len).map(E::Lane::from_f64);
         let dx = &mut self.dx[row * len..][..len];
+        let scale = [mean, rstd, sum, product];
         for places in pieces(len) {
-            let parameters = match (&mut self.partials, &dw, &db) {
+            let mut parameters = match (&mut self.partials, &dw, &db) {
                 (Some(partials), Some(dw), Some(db)) => {
                     let (before, after) = partials.split_at_mut(db.start);
                     let dw = &mut before[dw.start..][places.clone()];
@@ -112,8 +113,15 @@ impl<E: Stored> Backward<'_, E> {
                 _ => None,
             };
             let piece = wide.operands(x, [weight, Some(dy)], places.clone());
-            let gradients = Gradients { piece, mean, rstd, sum, product, parameters };
-            write_piece(gradients, &mut dx[places]);
+            let dx = &mut dx[places];
+            if is_exact::<E, E::Lane>() {
+                piece.gradients(scale, bytemuck::cast_slice_mut(dx), &mut parameters);
+                continue;
+            }
+            let mut lanes = [<E::Lane as crate::Float>::ZERO; PIECE_LEN];
+            let lanes = &mut lanes[..dx.len()];
+            piece.gradients(scale, lanes, &mut parameters);
+            E::Lane::cast_slice(lanes, dx);
         }
     }
 

@@ -1,12 +1,12 @@
 //! Rows of `channels / groups` channels of `inner` elements each, normalised in the cache: the
 //! statistics in two passes (mean, then squared distances from it), with sums carried in f64.
 
-use super::piece::{Normalized, Wide, moments, pieces, write_piece};
+use super::piece::{PIECE_LEN, Wide, moments, pieces};
 use super::{Center, Norm};
 use crate::Element;
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk2, for_each_chunk3};
-use crate::cpu::lines::{Lines, Stored, Sums, load, store};
+use crate::cpu::lines::{Lines, Stored, Sums, is_exact, load, store};
 use crate::cpu::math::Math;
 use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
 
@@ -86,7 +86,15 @@ impl<E: Stored> Forward<'_, E> {
         let y = &mut self.y[row * len..][..len];
         for places in pieces(len) {
             let piece = wide.operands(x, [weight, bias], places.clone());
-            write_piece(Normalized { simd, piece, mean, rstd }, &mut y[places]);
+            let y = &mut y[places];
+            if is_exact::<E, E::Lane>() {
+                piece.normalized(simd, [mean, rstd], bytemuck::cast_slice_mut(y));
+                continue;
+            }
+            let mut lanes = [zero; PIECE_LEN];
+            let lanes = &mut lanes[..y.len()];
+            piece.normalized(simd, [mean, rstd], lanes);
+            E::Lane::cast_slice(lanes, y);
         }
     }
 

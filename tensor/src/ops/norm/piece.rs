@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use crate::Element;
 use crate::cpu::lines::{Stored, fold, is_exact};
 use crate::cpu::math::Math;
 use crate::cpu::simd::Simd;
 
 /// Elements of a row that are looked at together: all operands of them stay in the L1 cache.
-const PIECE_LEN: usize = 512;
+pub(super) const PIECE_LEN: usize = 512;
 
 /// Lanes in which a piece is summed on every processor, so that the order does not depend on it.
 const SUM_LANES: usize = 32;
@@ -81,24 +80,6 @@ fn lanes<'a, E: Stored>(from: &'a [E], wide: &'a mut [E::Lane; PIECE_LEN]) -> &'
     wide
 }
 
-/// Results of a piece: `write` fills them where they belong, if they are of the type computed in.
-pub(super) trait WritePiece<T> {
-    /// To be `#[inline(always)]`.
-    fn write(self, to: &mut [T]);
-}
-
-/// Runs `write` and stores what it wrote.
-#[inline(always)]
-pub(super) fn write_piece<E: Stored>(write: impl WritePiece<E::Lane>, to: &mut [E]) {
-    if is_exact::<E, E::Lane>() {
-        return write.write(bytemuck::cast_slice_mut(to));
-    }
-    let mut lanes = [<E::Lane as crate::Float>::ZERO; PIECE_LEN];
-    let lanes = &mut lanes[..to.len()];
-    write.write(lanes);
-    E::Lane::cast_slice(lanes, to);
-}
-
 /// `Σ (x - shift)` and `Σ (x - shift)²` of a piece.
 #[inline(always)]
 pub(super) fn moments<T: Math, S: Simd<T>>(simd: S, x: &[T], shift: T) -> [f64; 2] {
@@ -150,27 +131,11 @@ impl<T: Math> Piece<'_, T> {
         }
         [fold(&lanes[0], |a, b| a + b).to_f64(), fold(&lanes[1], |a, b| a + b).to_f64()]
     }
-}
 
-#[inline(always)]
-fn terms<T: Math>([dy, x, w]: [T; 3], [mean, rstd]: [T; 2]) -> [T; 2] {
-    let scaled = dy * w;
-    [scaled, scaled * ((x - mean) * rstd)]
-}
-
-/// `y = (x - mean) · rstd · w + b`.
-pub(super) struct Normalized<'a, T, S> {
-    pub(super) simd: S,
-    /// With the bias.
-    pub(super) piece: Piece<'a, T>,
-    pub(super) mean: T,
-    pub(super) rstd: T,
-}
-
-impl<T: Math, S: Simd<T>> WritePiece<T> for Normalized<'_, T, S> {
+    /// `y = (x - mean) · rstd · w + b`.
     #[inline(always)]
-    fn write(self, y: &mut [T]) {
-        let Normalized { simd, piece: Piece { other: b, x, weight: w }, mean, rstd } = self;
+    pub(super) fn normalized<S: Simd<T>>(&self, simd: S, [mean, rstd]: [T; 2], y: &mut [T]) {
+        let Piece { other: b, x, weight: w } = self;
         let (one, zero) = (simd.splat(T::ONE), simd.splat(T::ZERO));
         let (less, scale) = (simd.splat(-mean), simd.splat(rstd));
         let whole = y.len() - y.len() % S::LANE_COUNT;
@@ -183,26 +148,18 @@ impl<T: Math, S: Simd<T>> WritePiece<T> for Normalized<'_, T, S> {
             y[at] = (x[at] - mean) * rstd * w[at] + b[at];
         }
     }
-}
 
-/// `dx = rstd · (dy·w - sum - x̂ · product)`, and adds dy·x̂ and dy to the gradients of weight and
-/// bias.
-pub(super) struct Gradients<'a, T> {
-    /// With dy.
-    pub(super) piece: Piece<'a, T>,
-    pub(super) mean: T,
-    pub(super) rstd: T,
-    pub(super) sum: T,
-    pub(super) product: T,
-    pub(super) parameters: Option<[&'a mut [T]; 2]>,
-}
-
-// The compiler makes vectors of these loops; written with vectors they took 1.1 times as long.
-impl<T: Math> WritePiece<T> for Gradients<'_, T> {
+    /// `dx = rstd · (dy·w - sum - x̂ · product)`, and adds dy·x̂ and dy to the gradients of weight
+    /// and bias.
+    // The compiler makes vectors of these loops; written with vectors they took 1.1 times as long.
     #[inline(always)]
-    fn write(self, dx: &mut [T]) {
-        let Gradients { piece, mean, rstd, sum, product, parameters } = self;
-        let operands = piece.other.iter().zip(piece.x).zip(piece.weight);
+    pub(super) fn gradients(
+        &self,
+        [mean, rstd, sum, product]: [T; 4],
+        dx: &mut [T],
+        parameters: &mut Option<[&mut [T]; 2]>,
+    ) {
+        let operands = self.other.iter().zip(self.x).zip(self.weight);
         let Some([dw, db]) = parameters else {
             for (dx, ((&dy, &x), &w)) in dx.iter_mut().zip(operands) {
                 *dx = rstd * (dy * w - sum - (x - mean) * rstd * product);
@@ -217,4 +174,10 @@ impl<T: Math> WritePiece<T> for Gradients<'_, T> {
             *db += dy;
         }
     }
+}
+
+#[inline(always)]
+fn terms<T: Math>([dy, x, w]: [T; 3], [mean, rstd]: [T; 2]) -> [T; 2] {
+    let scaled = dy * w;
+    [scaled, scaled * ((x - mean) * rstd)]
 }
