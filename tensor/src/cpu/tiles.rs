@@ -21,8 +21,6 @@ pub(crate) const TILE_LEN: usize = 512;
 const CHUNK_LEN: usize = 1 << 14;
 /// Bytes from which on a result is written past the caches: most of them hold less.
 const UNCACHED_BYTES_MIN: usize = 32 << 20;
-/// Elements that are computed before they are written past the caches.
-const UNCACHED_LEN: usize = 2048;
 /// Sources that a formula can have.
 pub(crate) const SOURCE_COUNT_MAX: usize = 3;
 
@@ -285,25 +283,22 @@ impl<T: Element> Evaluation<'_, T> {
         Some(tiles)
     }
 
-    /// A chunk as one tile: what there is to do for each tile is a tenth of the time of an
-    /// addition.
+    /// A chunk whose sources all lie as they are needed.
     fn whole(&self, sources: &[&[T]], to: &mut [T]) {
-        match self.formula {
-            None if self.is_uncached => uncached::copy(sources[0], to),
-            None => return to.copy_from_slice(sources[0]),
-            Some(formula) if self.is_uncached => {
-                let mut result = [T::default(); UNCACHED_LEN];
-                let mut parts: [&[T]; SOURCE_COUNT_MAX] = [&[]; SOURCE_COUNT_MAX];
-                for (index, to) in to.chunks_mut(UNCACHED_LEN).enumerate() {
-                    for (part, source) in parts.iter_mut().zip(sources) {
-                        *part = &source[index * UNCACHED_LEN..][..to.len()];
-                    }
-                    let result = &mut result[..to.len()];
-                    formula(&parts[..sources.len()], result);
-                    uncached::copy(result, to);
-                }
+        let Some(formula) = self.formula else { return to.copy_from_slice(sources[0]) };
+        let mut result = [T::default(); TILE_LEN];
+        let mut parts: [&[T]; SOURCE_COUNT_MAX] = [&[]; SOURCE_COUNT_MAX];
+        for (index, to) in to.chunks_mut(TILE_LEN).enumerate() {
+            for (part, source) in parts.iter_mut().zip(sources) {
+                *part = &source[index * TILE_LEN..][..to.len()];
             }
-            Some(formula) => return formula(sources, to),
+            if !self.is_uncached {
+                formula(&parts[..sources.len()], to);
+                continue;
+            }
+            let result = &mut result[..to.len()];
+            formula(&parts[..sources.len()], result);
+            uncached::copy(result, to);
         }
         uncached::fence();
     }
