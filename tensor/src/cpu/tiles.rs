@@ -43,7 +43,7 @@ pub(crate) trait Source<T>: Sync {
     /// The elements `from..from + to.len()`.
     fn write(&self, from: usize, to: &mut [T]);
 
-    /// The same without a copy, if that many lie as they are needed.
+    /// The same without a copy, where they lie as they are needed.
     fn borrow(&self, _from: usize, _len: usize) -> Option<&[T]> {
         None
     }
@@ -64,7 +64,7 @@ impl<T: Element> Source<T> for Constant<T> {
     }
 
     fn borrow(&self, _: usize, len: usize) -> Option<&[T]> {
-        self.0.get(..len)
+        Some(&self.0[..len])
     }
 }
 
@@ -243,11 +243,6 @@ struct Evaluation<'a, T> {
 impl<T: Element> Evaluation<'_, T> {
     /// Elements `from..` of a contiguous destination.
     fn contiguous<O: Element>(&self, from: usize, chunk: &mut [O]) {
-        if let Some(to) = same_type_mut::<O, T>(chunk)
-            && let Some(sources) = self.borrow_all(from, to.len())
-        {
-            return self.whole(&sources[..self.sources.len()], to);
-        }
         let mut scratch = [[T::default(); TILE_LEN]; SOURCE_COUNT_MAX + 1];
         let [result, slots @ ..] = &mut scratch;
         for (index, place) in chunk.chunks_mut(TILE_LEN).enumerate() {
@@ -259,6 +254,10 @@ impl<T: Element> Evaluation<'_, T> {
                 }
             }
             match same_type_mut::<O, T>(place) {
+                Some(place) if self.is_uncached => {
+                    self.tile(from, slots, &mut result[..len]);
+                    uncached::copy(&result[..len], place);
+                }
                 Some(place) => self.tile(from, slots, place),
                 None => {
                     if self.mode == Mode::UpdateInPlace {
@@ -269,38 +268,9 @@ impl<T: Element> Evaluation<'_, T> {
                 }
             }
         }
-    }
-
-    /// All that the formula reads, if it lies as it is needed and is not overwritten.
-    fn borrow_all(&self, from: usize, len: usize) -> Option<[&[T]; SOURCE_COUNT_MAX]> {
-        let mut tiles: [&[T]; SOURCE_COUNT_MAX] = [&[]; SOURCE_COUNT_MAX];
-        if self.mode == Mode::Update {
-            return None;
+        if self.is_uncached {
+            uncached::fence();
         }
-        for (tile, source) in tiles.iter_mut().zip(self.sources) {
-            *tile = source.borrow(from, len)?;
-        }
-        Some(tiles)
-    }
-
-    /// A chunk whose sources all lie as they are needed.
-    fn whole(&self, sources: &[&[T]], to: &mut [T]) {
-        let Some(formula) = self.formula else { return to.copy_from_slice(sources[0]) };
-        let mut result = [T::default(); TILE_LEN];
-        let mut parts: [&[T]; SOURCE_COUNT_MAX] = [&[]; SOURCE_COUNT_MAX];
-        for (index, to) in to.chunks_mut(TILE_LEN).enumerate() {
-            for (part, source) in parts.iter_mut().zip(sources) {
-                *part = &source[index * TILE_LEN..][..to.len()];
-            }
-            if !self.is_uncached {
-                formula(&parts[..sources.len()], to);
-                continue;
-            }
-            let result = &mut result[..to.len()];
-            formula(&parts[..sources.len()], result);
-            uncached::copy(result, to);
-        }
-        uncached::fence();
     }
 
     /// `count` elements from number `from` on; `data` starts at place `base` of the memory.

@@ -491,7 +491,7 @@ fn relu_passes_nan_on_in_both_directions() {
     assert_eq!(dx, [5.0, 0.0, 0.0, 5.0]);
 }
 
-/// Chunks are whole tiles here, and written past the caches.
+/// They are written past the caches.
 #[test]
 fn results_that_no_cache_holds_are_the_same() {
     let device = shared();
