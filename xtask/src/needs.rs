@@ -44,8 +44,9 @@ impl Needs {
             }
             Self::SanitizerTarget => None,
             Self::StandardSources => (!has_standard_sources(root)).then(|| {
-                "the rust-src component is not installed here; a standard library that is not \
-                 instrumented makes every contended lock look like a race"
+                "the compiler has no sources of the standard library (`.ci/standard-sources` \
+                 brings them); one that is not instrumented makes every contended lock look like \
+                 a race"
                     .to_owned()
             }),
         }
