@@ -32,12 +32,11 @@ const HASH_MARK: &str = "// source ";
 
 const COMPILER: &str = include_str!("nvrtc.py");
 
-/// The compiler's output depends on the addresses that it gets: of 16 runs with drawn ones 5 gave
-/// another order of the same instructions (NVRTC 12.0.140, `matmul.cu`, 2026-11-21). Seed 0 asks
-/// for the same addresses in each run; on a machine where they are others, or in another folder,
-/// one of the other seeds draws what is checked in. Eight were too few for `conv2d.cu` in two runs
-/// of three (2026-11-22).
-const SEEDS: std::ops::Range<usize> = 0..64;
+/// The compiler's output depends on the addresses that it gets: most runs agree, and the others
+/// differ in the order of instructions. Of 100 runs 78 agreed on `conv2d.cu`, of 16 on `matmul.cu`
+/// 11 (NVRTC 12.0.140, November 2026). What is checked in is what most of so many runs make, so
+/// that one of so many makes it again. Seed 0 asks for the same addresses in each run.
+const SEEDS: std::ops::Range<usize> = 0..8;
 
 /// One file of kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -174,7 +173,8 @@ fn compile(
     let fresh =
         |seed| Ok::<_, String>(checked_in(&compiler.run(unit, VIRTUAL, seed)?, &unit.source));
     if known.is_none() {
-        write(&path, &fresh(SEEDS.start)?)?;
+        let drawn = SEEDS.map(fresh).collect::<Result<Vec<_>, _>>()?;
+        write(&path, most_frequent(&drawn))?;
         return Ok(true);
     }
     let old = fs::read_to_string(&path).unwrap_or_default();
@@ -186,6 +186,12 @@ fn compile(
     let path = unit.ptx_path();
     println!("{}: not what {PACKAGE} makes of its source; see --write", path.display());
     Ok(false)
+}
+
+/// The text that occurs most often, the first of them on ties.
+fn most_frequent(texts: &[String]) -> &str {
+    let count = |text: &&String| texts.iter().filter(|other| other == text).count();
+    texts.iter().rev().max_by_key(count).map_or("", String::as_str)
 }
 
 fn write(path: &Path, text: &str) -> Result<(), String> {
@@ -245,5 +251,17 @@ impl Compiler {
         }
         eprint!("{message}");
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn most_frequent_text_wins_and_the_first_on_ties() {
+        let texts = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        assert_eq!(most_frequent(&texts(&["a", "b", "b", "c"])), "b");
+        assert_eq!(most_frequent(&texts(&["c", "a", "a", "c"])), "c");
     }
 }
