@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 #[cfg(feature = "cuda")]
 use lowtide_allocator::cuda::CudaDevice;
 use lowtide_allocator::{
-    CachingAllocator, Category, CategoryScope, Charge, HostSource, SimSource, SimStreams,
-    Simulation, Stream,
+    CachingAllocator, Category, CategoryScope, HostSource, SimSource, SimStreams, Simulation,
+    Stream,
 };
 
-use crate::cpu::{CacheSizes, Cpu};
+use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOptions};
 use crate::storage::Storage;
@@ -31,8 +31,6 @@ pub struct Device(Arc<Inner>);
 struct Inner {
     allocator: CachingAllocator,
     backend: Backend,
-    /// What the matrix-product library keeps on its threads, grown when a larger product comes.
-    packing: Mutex<Charge>,
 }
 
 pub(crate) enum Backend {
@@ -68,10 +66,8 @@ pub struct SimSpec {
     pub kind: DeviceKind,
     /// Memory of the device.
     pub capacity_bytes: usize,
-    /// Threads that compute; decides what a matrix product packs.
+    /// Threads that compute; decides the workspace of attention.
     pub threads: usize,
-    /// Cache sizes; decide what a matrix product packs.
-    pub caches: CacheSizes,
     /// Arithmetic rate for the roofline time, operations per second.
     pub flops_per_second: f64,
     /// Memory rate for the roofline time.
@@ -87,7 +83,6 @@ impl SimSpec {
             kind: DeviceKind::Cpu,
             capacity_bytes,
             threads,
-            caches: CacheSizes::detect(),
             flops_per_second: 40e9 * threads as f64,
             bytes_per_second: 10e9,
         }
@@ -195,7 +190,7 @@ impl Device {
             None => HostSource::system(),
         };
         let cpu = Cpu::new(options.threads.unwrap_or_else(available_threads).max(1));
-        Self::new(CachingAllocator::new(source)?, Backend::Cpu(cpu))
+        Ok(Self::new(CachingAllocator::new(source)?, Backend::Cpu(cpu)))
     }
 
     /// The NVIDIA device of this number, from 0.
@@ -215,7 +210,7 @@ impl Device {
     #[cfg(feature = "cuda")]
     pub fn cuda_on(device: &CudaDevice, options: CudaOptions) -> Result<Self, TensorError> {
         let (cuda, source) = Cuda::on(device, options)?;
-        Self::new(CachingAllocator::new(source)?, Backend::Cuda(cuda))
+        Ok(Self::new(CachingAllocator::new(source)?, Backend::Cuda(cuda)))
     }
 
     /// A simulated device: same code, same allocations, no memory.
@@ -228,12 +223,11 @@ impl Device {
             source = source.streams(&SimStreams::new());
         }
         let allocator = CachingAllocator::new(source)?;
-        Self::new(allocator, Backend::Sim(Sim::new(spec, None)))
+        Ok(Self::new(allocator, Backend::Sim(Sim::new(spec, None))))
     }
 
-    fn new(allocator: CachingAllocator, backend: Backend) -> Result<Self, TensorError> {
-        let packing = Mutex::new(allocator.charge(Category::Workspace, 0)?);
-        Ok(Device(Arc::new(Inner { allocator, backend, packing })))
+    fn new(allocator: CachingAllocator, backend: Backend) -> Self {
+        Device(Arc::new(Inner { allocator, backend }))
     }
 
     /// A simulated device in exactly this one's state: the same live blocks at the same places,
@@ -242,19 +236,17 @@ impl Device {
     pub fn simulate(&self) -> Device {
         let simulation = self.0.allocator.simulate();
         let allocator = simulation.allocator().clone();
-        let packing = simulation.adopt_charge(&locked(&self.0.packing)).expect("adopted once");
         let spec = match &self.0.backend {
             Backend::Sim(sim) => sim.spec,
             Backend::Cpu(cpu) => SimSpec {
                 threads: cpu.threads(),
-                caches: cpu.caches(),
                 ..SimSpec::like_this_machine(allocator.capacity_bytes())
             },
             #[cfg(feature = "cuda")]
             Backend::Cuda(_) => SimSpec::like_cuda(allocator.capacity_bytes()),
         };
         let backend = Backend::Sim(Sim::new(spec, Some(simulation)));
-        Device(Arc::new(Inner { allocator, backend, packing: Mutex::new(packing) }))
+        Device(Arc::new(Inner { allocator, backend }))
     }
 
     /// The allocator that all of this device's tensors come from.
@@ -324,30 +316,6 @@ impl Device {
 
     pub(crate) fn backend(&self) -> &Backend {
         &self.0.backend
-    }
-
-    /// Cache sizes that decide what a matrix product packs.
-    pub(crate) fn caches(&self) -> CacheSizes {
-        match self.backend() {
-            Backend::Cpu(cpu) => cpu.caches(),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => CacheSizes::detect(),
-            Backend::Sim(sim) => sim.spec.caches,
-        }
-    }
-
-    /// Counts what the matrix-product library of the processor keeps against the budget, if it is
-    /// more than what is counted already: its buffers live as long as the threads.
-    #[track_caller]
-    pub(crate) fn charge_packing(&self, size_bytes: usize) -> Result<(), TensorError> {
-        if self.kind() != DeviceKind::Cpu {
-            return Ok(());
-        }
-        let mut packing = locked(&self.0.packing);
-        if size_bytes > packing.size_bytes() {
-            packing.raise_to(size_bytes)?;
-        }
-        Ok(())
     }
 }
 

@@ -18,7 +18,7 @@ mod tensor;
 mod transfer;
 mod views;
 
-pub use cpu::{CacheSizes, Cpu};
+pub use cpu::Cpu;
 pub use device::{Assumption, CpuOptions, Device, DeviceKind, SimSpec};
 pub use dtype::{Bool, DType, Element, Float, Value};
 pub use error::TensorError;

@@ -56,7 +56,6 @@ const WITHOUT_RULE: [(&str, &[&str]); 5] = [
             "item",
             "item_assuming",
             "of",
-            "reserve_matmul_add",
             "reserve_updates",
             "squared_norm",
             "to_bytes",

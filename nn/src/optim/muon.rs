@@ -146,10 +146,6 @@ impl UpdateRule for MuonOptions {
             let mut norm = job.states[0].update_norms(&job.gradient, &[], direction)?;
             norm.maximum_scalar_(self.eps)?;
             job.scratch = vec![norm];
-            let [x, y, a, a2] = workspace(&job.gradient, &shared)?;
-            a.reserve_matmul_add(&x, &x.transpose(0, 1)?)?;
-            a2.reserve_matmul_add(&a, &a)?;
-            y.reserve_matmul_add(&a, &x)?;
         }
         Ok(shared)
     }

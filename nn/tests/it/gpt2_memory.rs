@@ -8,7 +8,7 @@ use lowtide_nn::optim::{Adam, AdamOptions, Optimizer};
 use lowtide_nn::{
     LinearCrossEntropyOptions, Module, Parameter, Parameters, Result, Segments, cross_entropy,
 };
-use lowtide_tensor::{CacheSizes, DType, Device, DeviceKind, SimSpec, Tensor};
+use lowtide_tensor::{DType, Device, DeviceKind, SimSpec, Tensor};
 
 use crate::common::{KEY, Outcome};
 
@@ -21,7 +21,6 @@ const SPEC: SimSpec = SimSpec {
     kind: DeviceKind::Cpu,
     capacity_bytes: 64 << 30,
     threads: 8,
-    caches: CacheSizes { l2_bytes: 1 << 20, l3_bytes: 32 << 20 },
     flops_per_second: 3e11,
     bytes_per_second: 5e10,
 };

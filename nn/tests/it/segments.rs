@@ -151,8 +151,6 @@ fn a_simulated_device_predicts_what_each_policy_takes() -> Outcome {
             for policy in policies {
                 let Some(segments) = case.segments() else { return Ok(all) };
                 segments.set_policy(policy);
-                // The first step has the packing space of products charged.
-                memory_bytes(&mut *case, device)?;
                 all.push(memory_bytes(&mut *case, device)?);
                 let host = host.allocator().statistics().requested;
                 all.push([host.current_bytes, host.peak_bytes]);

@@ -42,6 +42,12 @@ impl Batch {
         Batch { rank: self.rank - 1, ..self }
     }
 
+    /// The batch of the transposed products: a and b change places.
+    pub(super) fn turned(mut self) -> Self {
+        self.strides.swap(0, 1);
+        self
+    }
+
     /// Where the matrices of product `index` start.
     pub(crate) fn offsets(&self, mut index: usize) -> [usize; 3] {
         let mut offsets = [0; 3];

@@ -1,46 +1,27 @@
-//! Matrix products over the `gemm` crate, cut in fixed panels so that the memory which the library
-//! takes is small and known.
+//! Matrix products, one or many, of operands that lie in any way.
 //!
 //! Operands in another type than the one that is computed in (f16 and bf16, in f32) are converted
 //! panel by panel on the stack of the thread that multiplies them.
 //!
-//! Letters: y`[M, N]` = alpha · a`[M, K]` · b`[K, N]` + beta · y. The library packs the panels of a
-//! call in memory of its own and keeps, for each thread that ever ran one, a slab as large as its
-//! second-level cache; `packing.rs` bounds both, for the ledger.
+//! Letters: y`[M, N]` = a`[M, K]` · b`[K, N]`, or y is added to.
 
-#![allow(unsafe_code, reason = "the library works on pointers and strides")]
+#![allow(unsafe_code, reason = "tasks share y")]
 
 use std::any::TypeId;
 use std::marker::PhantomData;
-use std::ops::Range;
-
-use gemm::Parallelism;
 
 pub(crate) use super::batch::Batch;
-pub use super::packing::CacheSizes;
-pub(crate) use super::packing::packing_bytes_bound;
-use super::panel::{PANEL_WIDTH_MAX, Start, panel_product};
+use super::gemm_panel::{Grid, Panels};
+use super::panel::Start;
 use super::pool::Pool;
-use super::simd::{Simd, SimdFloat, SimdKernel};
+use super::simd::{LANE_COUNT_MAX, SimdFloat};
+use super::tiles::same_type;
 use crate::Element;
 
-/// Panels of one library call, at most: each packs its operands again, so larger ones are faster.
-/// K is cut where the library would cut it itself.
-pub(super) const PANEL_M: usize = 192;
-pub(super) const PANEL_N: usize = 192;
-pub(super) const PANEL_K: usize = 512;
+/// Multiplications that are worth a task: smaller products share one.
+const TASK_PRODUCT: usize = 64 * 64 * 64;
 
-/// Panels that a product is cut into if they need not be lower or narrower than this for it. It
-/// is the same for any number of threads.
-const PANELS_WANTED: usize = 4;
-const PANEL_MIN: usize = 48;
-
-/// Products of at most this many multiplications stay out of the library, which would keep a slab
-/// as large as the second-level cache on every thread for as long as it lives. A loop of ours takes
-/// no memory there. The threshold was chosen for memory, not measured for speed.
-const SMALL_PRODUCT: usize = 64 * 64 * 64;
-
-/// A float that the library multiplies; it panics for other types.
+/// A float that products are computed in.
 pub(crate) trait Gemm: SimdFloat {}
 impl Gemm for f32 {}
 impl Gemm for f64 {}
@@ -66,7 +47,7 @@ impl<'a, T> Matrix<'a, T> {
     }
 
     /// The part from row `i` and column `j` on.
-    fn from(self, i: usize, j: usize) -> Self {
+    pub(super) fn from(self, i: usize, j: usize) -> Self {
         Self { data: &self.data[i * self.row_stride + j * self.col_stride..], ..self }
     }
 
@@ -91,28 +72,12 @@ impl<'a, T> MatrixMut<'a, T> {
     }
 }
 
-/// Whether `[m, k] × [k, n]` never reaches the library.
-pub(super) fn is_small(m: usize, k: usize, n: usize) -> bool {
-    m.saturating_mul(n).saturating_mul(k) <= SMALL_PRODUCT
-}
-
-/// Panels of the M and N axes: as equal as multiples of 48 allow, which is a whole number of the
-/// library's blocks along either axis.
-pub(super) fn panel_len(len: usize, panel_max: usize) -> usize {
-    len.div_ceil(len.div_ceil(panel_max).max(1)).next_multiple_of(PANEL_MIN).max(PANEL_MIN)
-}
-
 /// Panels of a product whose operands have to be converted: they lie on the stack.
 const CONVERTED_ROWS: usize = 64;
 const CONVERTED_COLS: usize = 64;
 const CONVERTED_DEPTH: usize = 128;
 
-/// Rows of b that a small product lays out at once, on the stack.
-const SMALL_DEPTH: usize = 64;
-
-/// y = alpha · a · b + beta · y, where a beta of 0 overwrites whatever y held.
-///
-/// `size` is (M, K, N).
+/// y = or += a · b, for `size` (M, K, N).
 ///
 /// # Panics
 /// If a matrix does not fit its slice, or y has a zero stride along an axis longer than 1.
@@ -120,35 +85,35 @@ const SMALL_DEPTH: usize = 64;
 pub(crate) fn gemm<T: Gemm>(
     pool: &Pool,
     size: [usize; 3],
-    alpha: T,
     a: Matrix<'_, T>,
     b: Matrix<'_, T>,
-    beta: T,
+    start: Start,
     y: MatrixMut<'_, T>,
 ) {
-    gemm_batched(pool, &Batch::single(), size, alpha, a, b, beta, y);
+    gemm_batched::<T, _, _, _>(pool, &Batch::single(), size, a, b, &[], start, y);
 }
 
-/// y = alpha · a · b + beta · y for every product of `batch`, computed in `T`; a beta of 0
-/// overwrites whatever y held.
+/// y = or += a · b for every product of `batch`, computed in `T`. A bias of N elements, if there
+/// is one, is where the sums of every row start that overwrites y.
 ///
 /// # Panics
 /// If a matrix does not fit its slice, or elements of y share a place.
-#[expect(clippy::too_many_arguments, reason = "the operands and factors of one product")]
+#[expect(clippy::too_many_arguments, reason = "the operands of one product")]
 pub(crate) fn gemm_batched<T: Gemm, A: Element, B: Element, Y: Element>(
     pool: &Pool,
     batch: &Batch,
     [m, k, n]: [usize; 3],
-    alpha: T,
     a: Matrix<'_, A>,
     b: Matrix<'_, B>,
-    beta: T,
+    bias: &[Y],
+    start: Start,
     y: MatrixMut<'_, Y>,
 ) {
     let count = batch.len();
     if m == 0 || n == 0 || count == 0 {
         return;
     }
+    assert!(bias.is_empty() || bias.len() == n, "a bias of {} for {n} columns", bias.len());
     let y_strides = [y.row_stride, y.col_stride];
     check_fits("a", [m, k], a.data.len(), batch, 0, [a.row_stride, a.col_stride]);
     check_fits("b", [k, n], b.data.len(), batch, 1, [b.row_stride, b.col_stride]);
@@ -157,11 +122,18 @@ pub(crate) fn gemm_batched<T: Gemm, A: Element, B: Element, Y: Element>(
         batch.is_injective([m, n], y_strides),
         "elements of y overlap: {m}x{n}, strides {y_strides:?} of {batch:?}"
     );
-    let start = y.data.as_mut_ptr();
-    let y = Destination { start, strides: y_strides, y: PhantomData };
-    if let (Some(a), Some(b), Some(y)) = (a.cast::<T>(), b.cast::<T>(), y.cast::<T>()) {
-        let products = Products { batch, size: [m, k, n], alpha, a, b, beta, y };
-        products.run(pool, count);
+    let first = y.data.as_mut_ptr();
+    let y = Destination { start: first, strides: y_strides, y: PhantomData };
+    if k == 0 {
+        if start == Start::Overwrite {
+            y.fill(batch, [m, n], bias);
+        }
+        return;
+    }
+    if let (Some(a), Some(b), Some(y), Some(bias)) =
+        (a.cast::<T>(), b.cast(), y.cast(), same_type(bias))
+    {
+        Products { batch: *batch, size: [m, k, n], a, b, bias, start, y }.run(pool);
         return;
     }
     let (row_panels, col_panels) = (m.div_ceil(CONVERTED_ROWS), n.div_ceil(CONVERTED_COLS));
@@ -170,22 +142,19 @@ pub(crate) fn gemm_batched<T: Gemm, A: Element, B: Element, Y: Element>(
         let panel = index % (row_panels * col_panels);
         let [i, j] = [panel / col_panels * CONVERTED_ROWS, panel % col_panels * CONVERTED_COLS];
         let size = [CONVERTED_ROWS.min(m - i), k, CONVERTED_COLS.min(n - j)];
-        // With no depth there is nothing to start from.
-        let a = if k > 0 { a.skip(a_at).from(i, 0) } else { a };
-        let b = if k > 0 { b.skip(b_at).from(0, j) } else { b };
-        converted_panel(size, is_small(m, k, n), alpha, a, b, beta, &y, y.at(y_at, i, j));
+        let (a, b) = (a.skip(a_at).from(i, 0), b.skip(b_at).from(0, j));
+        let bias = bias.get(j..j + size[2]).unwrap_or_default();
+        converted_panel::<T, _, _, _>(size, a, b, bias, start, &y, y.at(y_at, i, j));
     });
 }
 
 /// One panel of y by way of converted copies.
-#[expect(clippy::too_many_arguments, reason = "the operands and factors of one product")]
 fn converted_panel<T: Gemm, A: Element, B: Element, Y: Element>(
     [m, k, n]: [usize; 3],
-    is_small: bool,
-    alpha: T,
     a: Matrix<'_, A>,
     b: Matrix<'_, B>,
-    beta: T,
+    bias: &[Y],
+    start: Start,
     y: &Destination<'_, Y>,
     y_at: usize,
 ) {
@@ -196,37 +165,38 @@ fn converted_panel<T: Gemm, A: Element, B: Element, Y: Element>(
         let k = CONVERTED_DEPTH.min(k - p);
         let a = a.from(0, p).converted([m, k], &mut a_panel);
         let b = b.from(p, 0).converted([k, n], &mut b_panel);
-        let y = MatrixMut::row_major(&mut sums, CONVERTED_COLS);
-        let strides = [y.row_stride, y.col_stride];
-        let y = Destination { start: y.data.as_mut_ptr(), strides, y: PhantomData };
-        let single = &Batch::single();
-        let beta = if p == 0 { T::ZERO } else { T::ONE };
-        let products = Products { batch: single, size: [m, k, n], alpha, a, b, beta, y };
-        match is_small {
-            true => T::dispatch(Small { products: &products, range: 0..1 }),
-            false => products.library_panel([0, 0, 0], [0, 0], [m, n]),
-        }
+        let strides = [CONVERTED_COLS, 1];
+        let y = Destination { start: sums.as_mut_ptr(), strides, y: PhantomData };
+        let start = if p == 0 { Start::Overwrite } else { Start::Accumulate };
+        let (batch, size) = (Batch::single(), [m, k, n]);
+        let products = Products { batch, size, a, b, bias: &[], start, y };
+        T::dispatch(Panels { products: &products, grid: Grid::single::<T>([m, n]), range: 0..1 });
     }
     for i in 0..m {
         for j in 0..n {
             // SAFETY: the element is one of this task's panel of y, which the caller checked.
             let to = unsafe { y.element(y_at + i * y.strides[0] + j * y.strides[1]) };
             let sum = sums[i * CONVERTED_COLS + j];
-            *to = if beta == T::ZERO { sum } else { sum + beta * to.cast() }.cast();
+            let sum = match (start, bias) {
+                (Start::Accumulate, _) => sum + to.cast(),
+                (Start::Overwrite, []) => sum,
+                (Start::Overwrite, _) => sum + bias[j].cast(),
+            };
+            *to = sum.cast();
         }
     }
 }
 
 impl<'a, T: Element> Matrix<'a, T> {
-    fn skip(self, offset: usize) -> Self {
+    /// The matrix `offset` elements further on.
+    pub(super) fn skip(self, offset: usize) -> Self {
         Self { data: &self.data[offset..], ..self }
     }
 
     /// This matrix, if its elements are of type `U`.
     pub(crate) fn cast<U: Element>(self) -> Option<Matrix<'a, U>> {
         let Matrix { data, row_stride, col_stride } = self;
-        let is_same = TypeId::of::<T>() == TypeId::of::<U>();
-        is_same.then(|| Matrix { data: bytemuck::cast_slice(data), row_stride, col_stride })
+        Some(Matrix { data: same_type(data)?, row_stride, col_stride })
     }
 
     /// A copy in `U`, in the order of memory: rows or columns one after the other.
@@ -255,186 +225,59 @@ impl<'a, T: Element> Matrix<'a, T> {
 }
 
 /// The products of one batch in the type that they are computed in.
-struct Products<'a, T> {
-    batch: &'a Batch,
-    size: [usize; 3],
-    alpha: T,
-    a: Matrix<'a, T>,
-    b: Matrix<'a, T>,
-    beta: T,
-    y: Destination<'a, T>,
+pub(super) struct Products<'a, T> {
+    pub(super) batch: Batch,
+    pub(super) size: [usize; 3],
+    pub(super) a: Matrix<'a, T>,
+    pub(super) b: Matrix<'a, T>,
+    /// N elements or none.
+    pub(super) bias: &'a [T],
+    pub(super) start: Start,
+    pub(super) y: Destination<'a, T>,
 }
 
 impl<T: Gemm> Products<'_, T> {
-    fn run(&self, pool: &Pool, count: usize) {
-        let [m, k, n] = self.size;
-        if is_small(m, k, n) {
-            let group = (SMALL_PRODUCT / (m * k * n).max(1)).clamp(1, count);
-            pool.run(count.div_ceil(group), &|index| {
-                let range = index * group..count.min((index + 1) * group);
-                T::dispatch(Small { products: self, range });
-            });
-            return;
-        }
-        let [rows, cols] = self.panel();
-        let (row_panels, col_panels) = (m.div_ceil(rows), n.div_ceil(cols));
-        pool.run(count * row_panels * col_panels, &|index| {
-            let offsets = self.batch.offsets(index / (row_panels * col_panels));
-            let panel = index % (row_panels * col_panels);
-            let [i, j] = [panel / col_panels * rows, panel % col_panels * cols];
-            self.library_panel(offsets, [i, j], [rows.min(m - i), cols.min(n - j)]);
+    fn run(self, pool: &Pool) {
+        let [m, _, n] = self.size;
+        let [row_stride, col_stride] = self.y.strides;
+        // Vectors lie along the rows of y. A column alone would use one lane of many.
+        let are_columns = row_stride == 1 && col_stride != 1;
+        let products =
+            if are_columns || (n < m && n < LANE_COUNT_MAX / 2) { self.turned() } else { self };
+        let count = products.batch.len();
+        let grid = Grid::new::<T>(products.size, count, pool.threads());
+        let panels = count * grid.panel_count();
+        let product =
+            products.size.iter().fold(1, |product: usize, &len| product.saturating_mul(len));
+        let group = if grid.panel_count() == 1 { (TASK_PRODUCT / product).max(1) } else { 1 };
+        pool.run(panels.div_ceil(group), &|task| {
+            let range = task * group..panels.min((task + 1) * group);
+            T::dispatch(Panels { products: &products, grid, range });
         });
     }
 
-    /// Rows and columns of a panel. The library packs a b that does not lie row by row, once for
-    /// each panel of rows, and an a that does not, once for each panel of columns: the other axis
-    /// is cut further where there are few panels.
-    fn panel(&self) -> [usize; 2] {
-        let [m, _, n] = self.size;
-        let mut panel = [panel_len(m, PANEL_M), panel_len(n, PANEL_N)];
-        let (axis, len) = if self.b.col_stride == 1 { (0, m) } else { (1, n) };
-        let products = self.batch.len();
-        let count = |panel: [usize; 2]| products * m.div_ceil(panel[0]) * n.div_ceil(panel[1]);
-        while count(panel) < PANELS_WANTED && panel[axis] > PANEL_MIN {
-            panel[axis] = panel_len(len, panel[axis] - PANEL_MIN);
+    /// The transposed products, whose columns are few and have their bias already.
+    fn turned(self) -> Self {
+        let Products { batch, size: [m, k, n], a, b, bias, mut start, mut y } = self;
+        if start == Start::Overwrite && !bias.is_empty() {
+            y.fill(&batch, [m, n], bias);
+            start = Start::Accumulate;
         }
-        panel
-    }
-
-    /// The `[m, n]` elements from `[i, j]` on of the product that starts at `offsets`. They are
-    /// inside y, and no other task has them.
-    fn library_panel(&self, offsets: [usize; 3], [i, j]: [usize; 2], [m, n]: [usize; 2]) {
-        let depth = self.size[1];
-        for p in (0..depth).step_by(PANEL_K) {
-            let beta = if p == 0 { self.beta } else { T::ONE };
-            let a = self.a.skip(offsets[0]).from(i, p);
-            let b = self.b.skip(offsets[1]).from(p, j);
-            // SAFETY: the panel's first element is an element of y, which `check_fits` found
-            // inside the slice.
-            let y = unsafe { self.y.start.add(self.y.at(offsets[2], i, j)) };
-            // SAFETY: 1. the panels of a and b start inside their slices and end at the latest
-            // where the matrices do, which `check_fits` checked; 2. the same holds for y; 3. no
-            // other task touches this panel of y: elements have distinct places (`is_injective`)
-            // and the panels cut the index space in disjoint rectangles; 4. strides fit `isize`
-            // since they address elements of slices, or belong to axes of length 1.
-            unsafe {
-                gemm::gemm(
-                    m,
-                    n,
-                    PANEL_K.min(depth - p),
-                    y,
-                    self.y.strides[1] as isize,
-                    self.y.strides[0] as isize,
-                    beta != T::ZERO,
-                    a.data.as_ptr(),
-                    a.col_stride as isize,
-                    a.row_stride as isize,
-                    b.data.as_ptr(),
-                    b.col_stride as isize,
-                    b.row_stride as isize,
-                    beta,
-                    self.alpha,
-                    false,
-                    false,
-                    false,
-                    Parallelism::None,
-                );
-            }
-        }
-    }
-}
-
-/// Products that stay out of the library, on the caller. They are inside y, and no other task has
-/// them.
-struct Small<'a, T> {
-    products: &'a Products<'a, T>,
-    range: Range<usize>,
-}
-
-impl<T: Gemm> SimdKernel<T> for Small<'_, T> {
-    #[inline(always)]
-    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
-        let mut b_panel = [T::ZERO; SMALL_DEPTH * PANEL_WIDTH_MAX];
-        let mut sums = [T::ZERO; 8 * PANEL_WIDTH_MAX];
-        let width = COLS * S::LANE_COUNT;
-        let Products { batch, size: [m, k, n], alpha, a, b, beta, ref y } = *self.products;
-        for index in self.range {
-            let [a_at, b_at, y_at] = batch.offsets(index);
-            // With no depth there is nothing to start from.
-            let [a_at, b_at] = if k > 0 { [a_at, b_at] } else { [0, 0] };
-            // A column alone would use one lane of many.
-            let (size, [a, b], strides) = if n < m {
-                (
-                    [n, k, m],
-                    [b.skip(b_at).transposed(), a.skip(a_at).transposed()],
-                    [y.strides[1], y.strides[0]],
-                )
-            } else {
-                ([m, k, n], [a.skip(a_at), b.skip(b_at)], y.strides)
-            };
-            let [m, k, n] = size;
-            for j in (0..n).step_by(width) {
-                let cols = width.min(n - j);
-                for p in (0..k.max(1)).step_by(SMALL_DEPTH) {
-                    let depth = SMALL_DEPTH.min(k - p);
-                    fill_panel(b, [p, j], [depth, cols], width, &mut b_panel);
-                    let beta = if p == 0 { beta } else { T::ONE };
-                    for i in (0..m).step_by(ROWS) {
-                        let rows = ROWS.min(m - i);
-                        let a = if depth > 0 { a.from(i, p) } else { a };
-                        let size = [rows, depth];
-                        let start = Start::Overwrite;
-                        panel_product::<T, S, ROWS, COLS>(
-                            simd, size, a, &b_panel, start, &mut sums, width,
-                        );
-                        for (r, sums) in sums.chunks_exact(width).take(rows).enumerate() {
-                            for (c, &sum) in sums[..cols].iter().enumerate() {
-                                let at = y_at + (i + r) * strides[0] + (j + c) * strides[1];
-                                // SAFETY: `check_fits` found the element inside y, and no other
-                                // task has its product.
-                                let to = unsafe { y.element(at) };
-                                let kept = if beta == T::ZERO { T::ZERO } else { beta * *to };
-                                *to = alpha * sum + kept;
-                            }
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// The `[rows, cols]` elements of b from `[p, j]` on, as rows of `width`, the rest of each 0.
-#[inline(always)]
-fn fill_panel<T: Gemm>(
-    b: Matrix<'_, T>,
-    [p, j]: [usize; 2],
-    [rows, cols]: [usize; 2],
-    width: usize,
-    to: &mut [T],
-) {
-    for (row, to) in to.chunks_exact_mut(width).take(rows).enumerate() {
-        let from = &b.data[(p + row) * b.row_stride + j * b.col_stride..];
-        if b.col_stride == 1 {
-            to[..cols].copy_from_slice(&from[..cols]);
-        } else {
-            for (c, to) in to[..cols].iter_mut().enumerate() {
-                *to = from[c * b.col_stride];
-            }
-        }
-        to[cols..].fill(T::ZERO);
+        y.strides.reverse();
+        let (a, b) = (b.transposed(), a.transposed());
+        Products { batch: batch.turned(), size: [n, k, m], a, b, bias: &[], start, y }
     }
 }
 
 /// y, shared by the tasks that write its panels.
-struct Destination<'a, T> {
+pub(super) struct Destination<'a, T> {
     start: *mut T,
-    strides: [usize; 2],
+    pub(super) strides: [usize; 2],
     y: PhantomData<&'a mut [T]>,
 }
 
 impl<'a, T: Element> Destination<'a, T> {
-    fn at(&self, offset: usize, i: usize, j: usize) -> usize {
+    pub(super) fn at(&self, offset: usize, i: usize, j: usize) -> usize {
         offset + i * self.strides[0] + j * self.strides[1]
     }
 
@@ -442,11 +285,34 @@ impl<'a, T: Element> Destination<'a, T> {
     /// Place `at` is inside y, and no other task and no living result has it.
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "tasks share y and write elements of their own")]
-    unsafe fn element(&self, at: usize) -> &mut T {
+    pub(super) unsafe fn element(&self, at: usize) -> &mut T {
         // SAFETY: the caller promises that the place is inside y.
         let place = unsafe { self.start.add(at) };
         // SAFETY: the element is initialised, and the caller's alone as it promises.
         unsafe { &mut *place }
+    }
+
+    /// # Safety
+    /// Places `at` and the `len - 1` after it are inside y, and no other task and no living result
+    /// has them.
+    #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "tasks share y and write elements of their own")]
+    pub(super) unsafe fn row(&self, at: usize, len: usize) -> &mut [T] {
+        // SAFETY: the caller promises that the place is inside y.
+        let first = unsafe { self.start.add(at) };
+        // SAFETY: the elements are initialised, and the caller's alone as it promises.
+        unsafe { std::slice::from_raw_parts_mut(first, len) }
+    }
+
+    /// Every row the bias, or 0 without one: the sums of no products.
+    fn fill(&self, batch: &Batch, [m, n]: [usize; 2], bias: &[T]) {
+        for offset in (0..batch.len()).map(|index| batch.offsets(index)[2]) {
+            for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+                // SAFETY: `check_fits` found the element inside y, and no task runs.
+                let y = unsafe { self.element(self.at(offset, i, j)) };
+                *y = bias.get(j).copied().unwrap_or_else(T::zeroed);
+            }
+        }
     }
 
     /// The same place, if its elements are of type `U`.

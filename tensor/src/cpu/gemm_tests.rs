@@ -1,5 +1,10 @@
 //! Products against the definition, over generated shapes, strides and types.
 
+#![expect(unsafe_code, reason = "an allocator that counts")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -19,16 +24,15 @@ fn check_product<T: Gemm>(
     [m, k, n]: [usize; 3],
     [a_turned, b_turned, y_turned]: [bool; 3],
     gap: usize,
-    beta: f64,
+    start: Start,
 ) {
-    let (alpha, beta) = (T::from_f64(2.0), T::from_f64(beta));
     let [a_row, a_col] = strides(m, k, a_turned, gap);
     let [b_row, b_col] = strides(k, n, b_turned, 0);
     let [y_row, y_col] = strides(m, n, y_turned, gap);
     let a = values::<T>(m * k * (1 + gap), 1);
     let b = values::<T>(k * n, 2);
     let mut y = values::<T>(m * n * (1 + gap), 3);
-    if beta == T::ZERO {
+    if start == Start::Overwrite {
         // Overwriting must not read: 0 · NaN would show.
         y.fill(T::from_f64(f64::NAN));
     }
@@ -36,19 +40,18 @@ fn check_product<T: Gemm>(
     gemm(
         pool,
         [m, k, n],
-        alpha,
         Matrix { data: &a, row_stride: a_row, col_stride: a_col },
         Matrix { data: &b, row_stride: b_row, col_stride: b_col },
-        beta,
+        start,
         MatrixMut { data: &mut y, row_stride: y_row, col_stride: y_col },
     );
     let mut written = vec![false; y.len()];
     for i in 0..m {
         for j in 0..n {
             let at = i * y_row + j * y_col;
-            let mut expected = if beta == T::ZERO { T::ZERO } else { beta * before[at] };
+            let mut expected = if start == Start::Overwrite { T::ZERO } else { before[at] };
             for p in 0..k {
-                expected += alpha * a[i * a_row + p * a_col] * b[p * b_row + j * b_col];
+                expected += a[i * a_row + p * a_col] * b[p * b_row + j * b_col];
             }
             assert_eq!(y[at], expected, "({i}, {j}) of {m}x{k}x{n}");
             written[at] = true;
@@ -61,7 +64,7 @@ fn check_product<T: Gemm>(
 }
 
 fn len() -> impl Strategy<Value = usize> {
-    prop_oneof![0..=5usize, 6..=40usize, 120..=140usize]
+    prop_oneof![0..=5usize, 6..=40usize, 120..=140usize, 190..=200usize, 380..=400usize]
 }
 
 proptest! {
@@ -70,11 +73,11 @@ proptest! {
         size in [len(), len(), len()],
         turned in [any::<bool>(), any::<bool>(), any::<bool>()],
         gap in 0..=1usize,
-        beta in 0..=2u8,
+        start in prop_oneof![Just(Start::Overwrite), Just(Start::Accumulate)],
     ) {
         let pool = Pool::new(2);
-        check_product::<f32>(&pool, size, turned, gap, f64::from(beta));
-        check_product::<f64>(&pool, size, turned, gap, f64::from(beta));
+        check_product::<f32>(&pool, size, turned, gap, start);
+        check_product::<f64>(&pool, size, turned, gap, start);
     }
 }
 
@@ -82,8 +85,8 @@ proptest! {
 fn long_sums_agree_with_the_definition() {
     let pool = Pool::new(2);
     for turned in [[false; 3], [true, false, false], [false, true, false]] {
-        check_product::<f32>(&pool, [9, 1300, 17], turned, 0, 0.0);
-        check_product::<f32>(&pool, [9, 1300, 17], turned, 0, 1.0);
+        check_product::<f32>(&pool, [9, 1300, 17], turned, 0, Start::Overwrite);
+        check_product::<f32>(&pool, [9, 1300, 17], turned, 0, Start::Accumulate);
     }
 }
 
@@ -99,10 +102,9 @@ fn thread_count_does_not_change_a_bit() {
         gemm(
             &Pool::new(threads),
             size,
-            1.0,
             Matrix::row_major(&a, k),
             Matrix::row_major(&b, n),
-            0.0,
+            Start::Overwrite,
             MatrixMut::row_major(&mut y, n),
         );
         y
@@ -117,7 +119,7 @@ fn a_matrix_outside_its_slice_is_refused() {
     let (a, b, mut y) = ([0.0f32; 5], [0.0; 6], [0.0; 4]);
     let b = Matrix::row_major(&b, 2);
     let y = MatrixMut::row_major(&mut y, 2);
-    gemm(&Pool::new(1), [2, 3, 2], 1.0, Matrix::row_major(&a, 3), b, 0.0, y);
+    gemm(&Pool::new(1), [2, 3, 2], Matrix::row_major(&a, 3), b, Start::Overwrite, y);
 }
 
 #[test]
@@ -126,5 +128,55 @@ fn an_overlapping_destination_is_refused() {
     let (a, b, mut y) = ([0.0f32; 4], [0.0; 4], [0.0; 4]);
     let y = MatrixMut { data: &mut y, row_stride: 0, col_stride: 1 };
     let (a, b) = (Matrix::row_major(&a, 2), Matrix::row_major(&b, 2).transposed());
-    gemm(&Pool::new(1), [2, 2, 2], 1.0, a, b, 0.0, y);
+    gemm(&Pool::new(1), [2, 2, 2], a, b, Start::Overwrite, y);
+}
+
+thread_local! {
+    /// Allocations of this thread; other tests run beside this one.
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: every call is handed to `System` with its arguments unchanged, and the counting
+// allocates nothing: the cell is constant-initialised and has no destructor.
+unsafe impl GlobalAlloc for Counting {
+    // SAFETY: the caller's obligations are those of `System`.
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // A thread that is ending has no cell any more; nothing is measured there.
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's obligations are those of `System`.
+        unsafe { System.alloc(layout) }
+    }
+
+    // SAFETY: the caller's obligations are those of `System`.
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's obligations are those of `System`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn products_take_no_memory() {
+    let pool = Pool::new(1);
+    let taken = |[m, k, n]: [usize; 3], turned: bool| {
+        let (a, b, mut y) = (vec![1.0f64; m * k], vec![1.0; k * n], vec![0.0; m * n]);
+        let a = Matrix {
+            data: &a,
+            row_stride: if turned { 1 } else { k },
+            col_stride: if turned { m } else { 1 },
+        };
+        let y = MatrixMut::row_major(&mut y, n);
+        let before = ALLOCATIONS.get();
+        gemm(&pool, [m, k, n], a, Matrix::row_major(&b, n), Start::Overwrite, y);
+        ALLOCATIONS.get() - before
+    };
+    assert!(ALLOCATIONS.get() > 0, "allocations of this thread are counted");
+    for turned in [false, true] {
+        assert_eq!(taken([5, 6, 7], turned), 0);
+        assert_eq!(taken([500, 600, 700], turned), 0);
+    }
 }

@@ -1,18 +1,16 @@
 //! What a kernel gets of the processor.
 
 use super::chunk::for_each_chunk;
-use super::gemm::CacheSizes;
 use super::pool::Pool;
 
 /// The CPU as kernels see it: threads to fork to.
 pub struct Cpu {
     pool: Pool,
-    caches: CacheSizes,
 }
 
 impl Cpu {
     pub(crate) fn new(threads: usize) -> Self {
-        Cpu { pool: Pool::new(threads), caches: CacheSizes::detect() }
+        Cpu { pool: Pool::new(threads) }
     }
 
     /// Threads that compute, the caller included.
@@ -34,9 +32,5 @@ impl Cpu {
 
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
-    }
-
-    pub(crate) fn caches(&self) -> CacheSizes {
-        self.caches
     }
 }

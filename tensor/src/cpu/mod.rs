@@ -9,7 +9,6 @@ pub(crate) mod functions;
 pub(crate) mod gemm;
 pub(crate) mod lines;
 pub(crate) mod math;
-pub(crate) mod packing;
 pub(crate) mod panel;
 pub(crate) mod pool;
 pub(crate) mod simd;
@@ -17,9 +16,10 @@ pub(crate) mod tiles;
 pub(crate) mod turn;
 
 mod coefficients;
+mod gemm_panel;
 mod handle;
+mod packing;
 mod sync;
 mod uncached;
 
-pub use gemm::CacheSizes;
 pub use handle::Cpu;

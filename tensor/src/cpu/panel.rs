@@ -71,12 +71,32 @@ fn rows<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COLS: usize>(
             }
         }
     }
+    if k > 0 {
+        add_product(simd, k, a.rows_from(i), b, &mut sums);
+    }
+    for (r, sums) in sums.iter().enumerate() {
+        let c = &mut c[(i + r) * c_stride..][..width];
+        for (col, &sum) in sums.iter().enumerate() {
+            simd.store(sum, &mut c[col * lanes..]);
+        }
+    }
+}
+
+/// sums += a`[ROWS, K]` · b`[K, W]`, for a depth of at least 1; a may have more rows and columns.
+#[inline(always)]
+pub(super) fn add_product<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COLS: usize>(
+    simd: S,
+    k: usize,
+    a: Matrix<'_, T>,
+    b: &[T],
+    sums: &mut [[S::Vector; COLS]; ROWS],
+) {
+    let width = COLS * S::LANE_COUNT;
     let b = &b[..k * width];
-    if k == 0 {
-    } else if a.col_stride == 1 {
+    if a.col_stride == 1 {
         let mut a_rows = [a.data; ROWS];
         for (r, row) in a_rows.iter_mut().enumerate() {
-            *row = &a.data[(i + r) * a.row_stride..][..k];
+            *row = &a.data[r * a.row_stride..][..k];
         }
         // Counting to k, not chunks: the compiler then sees that every `p` is inside its row.
         for (p, b) in (0..k).zip(b.chunks_exact(width)) {
@@ -84,29 +104,28 @@ fn rows<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COLS: usize>(
             for r in 0..ROWS {
                 factors[r] = a_rows[r][p];
             }
-            step::<T, S, ROWS, COLS>(simd, &factors, b, &mut sums);
+            step::<T, S, ROWS, COLS>(simd, &factors, b, sums);
+        }
+    } else if a.row_stride == 1 && a.col_stride == ROWS {
+        let (columns, _) = a.data[..k * ROWS].as_chunks();
+        for (factors, b) in columns.iter().zip(b.chunks_exact(width)) {
+            step::<T, S, ROWS, COLS>(simd, factors, b, sums);
         }
     } else if a.row_stride == 1 || ROWS == 1 {
-        let mut at = i * a.row_stride;
+        let mut at = 0;
         for b in b.chunks_exact(width) {
             let mut factors = [T::ZERO; ROWS];
             factors.copy_from_slice(&a.data[at..at + ROWS]);
             at += a.col_stride;
-            step::<T, S, ROWS, COLS>(simd, &factors, b, &mut sums);
+            step::<T, S, ROWS, COLS>(simd, &factors, b, sums);
         }
     } else {
         for (p, b) in b.chunks_exact(width).enumerate() {
             let mut factors = [T::ZERO; ROWS];
             for (r, factor) in factors.iter_mut().enumerate() {
-                *factor = a.data[(i + r) * a.row_stride + p * a.col_stride];
+                *factor = a.data[r * a.row_stride + p * a.col_stride];
             }
-            step::<T, S, ROWS, COLS>(simd, &factors, b, &mut sums);
-        }
-    }
-    for (r, sums) in sums.iter().enumerate() {
-        let c = &mut c[(i + r) * c_stride..][..width];
-        for (col, &sum) in sums.iter().enumerate() {
-            simd.store(sum, &mut c[col * lanes..]);
+            step::<T, S, ROWS, COLS>(simd, &factors, b, sums);
         }
     }
 }

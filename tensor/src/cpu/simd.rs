@@ -26,14 +26,31 @@ pub(crate) trait Simd<T>: Copy + Fused {
     type Vector: Copy;
     /// Values in a vector.
     const LANE_COUNT: usize;
+    /// Vectors that the processor has room for.
+    const REGISTER_COUNT: usize;
     /// The same value in each lane.
     fn splat(self, value: T) -> Self::Vector;
     /// The first `LANE_COUNT` values of a slice that has at least as many.
     fn load(self, from: &[T]) -> Self::Vector;
     /// Overwrites the first `LANE_COUNT` values of a slice that has at least as many.
     fn store(self, vector: Self::Vector, to: &mut [T]);
+    /// a + b in each lane.
+    fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// a·b + c in each lane, rounded once where the processor can.
     fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    /// Turns a square of `LANE_COUNT` rows: row `r` of `from` starts at `r * from_stride` and
+    /// becomes column `r` of `to`, whose rows are written in their order.
+    #[inline(always)]
+    fn transpose(self, from: &[T], from_stride: usize, to: &mut [T], to_stride: usize)
+    where
+        T: Copy,
+    {
+        for p in 0..Self::LANE_COUNT {
+            for (r, to) in to[p * to_stride..][..Self::LANE_COUNT].iter_mut().enumerate() {
+                *to = from[r * from_stride + p];
+            }
+        }
+    }
 }
 
 /// A loop nest to be compiled for every instruction set. Its methods must be `#[inline(always)]`,
@@ -62,6 +79,7 @@ macro_rules! portable {
         impl Simd<$float> for Portable {
             type Vector = [$float; 4];
             const LANE_COUNT: usize = 4;
+            const REGISTER_COUNT: usize = if cfg!(target_arch = "aarch64") { 32 } else { 16 };
             #[inline(always)]
             fn splat(self, value: $float) -> Self::Vector {
                 [value; 4]
@@ -73,6 +91,10 @@ macro_rules! portable {
             #[inline(always)]
             fn store(self, vector: Self::Vector, to: &mut [$float]) {
                 to[..4].copy_from_slice(&vector);
+            }
+            #[inline(always)]
+            fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+                std::array::from_fn(|lane| a[lane] + b[lane])
             }
             #[inline(always)]
             fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
@@ -127,11 +149,13 @@ impl Avx512 {
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! x86 {
-    ($($set:ty, $float:ty, $vector:ty, $lanes:literal,
-       $splat:ident, $load:ident, $store:ident, $mul_add:ident;)*) => {$(
+    ($($set:ty, $float:ty, $vector:ty, $lanes:literal of $registers:literal,
+       $splat:ident, $load:ident, $store:ident,
+       $add:ident, $mul_add:ident $(, $transpose:ident)?;)*) => {$(
         impl Simd<$float> for $set {
             type Vector = $vector;
             const LANE_COUNT: usize = $lanes;
+            const REGISTER_COUNT: usize = $registers;
             #[inline(always)]
             fn splat(self, value: $float) -> Self::Vector {
                 // SAFETY: needs the instruction set, which `self` proves.
@@ -150,23 +174,116 @@ macro_rules! x86 {
                 unsafe { $store(to.as_mut_ptr(), vector) }
             }
             #[inline(always)]
+            fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+                // SAFETY: needs the instruction set, which `self` proves.
+                unsafe { $add(a, b) }
+            }
+            #[inline(always)]
             fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
                 // SAFETY: needs the instruction set, which `self` proves.
                 unsafe { $mul_add(a, b, c) }
             }
+            $(
+                #[inline(always)]
+                fn transpose(
+                    self,
+                    from: &[$float],
+                    from_stride: usize,
+                    to: &mut [$float],
+                    to_stride: usize,
+                ) {
+                    // SAFETY: needs the instruction set, which `self` proves.
+                    unsafe { $transpose(self, from, from_stride, to, to_stride) }
+                }
+            )?
         }
     )*};
 }
 #[cfg(target_arch = "x86_64")]
 x86! {
-    Avx2, f32, __m256, 8,
-        _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps;
-    Avx2, f64, __m256d, 4,
-        _mm256_set1_pd, _mm256_loadu_pd, _mm256_storeu_pd, _mm256_fmadd_pd;
-    Avx512, f32, __m512, 16,
-        _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps;
-    Avx512, f64, __m512d, 8,
-        _mm512_set1_pd, _mm512_loadu_pd, _mm512_storeu_pd, _mm512_fmadd_pd;
+    Avx2, f32, __m256, 8 of 16, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps,
+        _mm256_add_ps, _mm256_fmadd_ps, transpose_8x8;
+    Avx2, f64, __m256d, 4 of 16, _mm256_set1_pd, _mm256_loadu_pd, _mm256_storeu_pd,
+        _mm256_add_pd, _mm256_fmadd_pd;
+    Avx512, f32, __m512, 16 of 32, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps,
+        _mm512_add_ps, _mm512_fmadd_ps, transpose_16x16;
+    Avx512, f64, __m512d, 8 of 32, _mm512_set1_pd, _mm512_loadu_pd, _mm512_storeu_pd,
+        _mm512_add_pd, _mm512_fmadd_pd;
+}
+
+/// Turns 8 rows of 8: pairs, then fours, then halves change places.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx2")]
+fn transpose_8x8(simd: Avx2, from: &[f32], from_stride: usize, to: &mut [f32], to_stride: usize) {
+    let mut rows: [__m256; 8] = [simd.splat(0.0f32); 8];
+    for (r, row) in rows.iter_mut().enumerate() {
+        *row = simd.load(&from[r * from_stride..]);
+    }
+    let mut pairs = rows;
+    for i in [0, 2, 4, 6] {
+        pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+    }
+    let mut fours = pairs;
+    for i in [0, 4] {
+        fours[i] = _mm256_shuffle_ps::<0x44>(pairs[i], pairs[i + 2]);
+        fours[i + 1] = _mm256_shuffle_ps::<0xEE>(pairs[i], pairs[i + 2]);
+        fours[i + 2] = _mm256_shuffle_ps::<0x44>(pairs[i + 1], pairs[i + 3]);
+        fours[i + 3] = _mm256_shuffle_ps::<0xEE>(pairs[i + 1], pairs[i + 3]);
+    }
+    let mut columns = fours;
+    for i in 0..4 {
+        columns[i] = _mm256_permute2f128_ps::<0x20>(fours[i], fours[i + 4]);
+        columns[i + 4] = _mm256_permute2f128_ps::<0x31>(fours[i], fours[i + 4]);
+    }
+    for (p, &column) in columns.iter().enumerate() {
+        simd.store(column, &mut to[p * to_stride..]);
+    }
+}
+
+/// Turns 16 rows of 16: pairs, fours, then quarters change places, twice.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transpose_16x16(
+    simd: Avx512,
+    from: &[f32],
+    from_stride: usize,
+    to: &mut [f32],
+    to_stride: usize,
+) {
+    let mut rows: [__m512; 16] = [simd.splat(0.0f32); 16];
+    for (r, row) in rows.iter_mut().enumerate() {
+        *row = simd.load(&from[r * from_stride..]);
+    }
+    let mut pairs = rows;
+    for i in (0..16).step_by(2) {
+        pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+    }
+    let mut fours = pairs;
+    for i in (0..16).step_by(4) {
+        fours[i] = _mm512_shuffle_ps::<0x44>(pairs[i], pairs[i + 2]);
+        fours[i + 1] = _mm512_shuffle_ps::<0xEE>(pairs[i], pairs[i + 2]);
+        fours[i + 2] = _mm512_shuffle_ps::<0x44>(pairs[i + 1], pairs[i + 3]);
+        fours[i + 3] = _mm512_shuffle_ps::<0xEE>(pairs[i + 1], pairs[i + 3]);
+    }
+    // Even and odd quarters of the rows above and of those below, ...
+    let mut quarters = fours;
+    for i in [0, 1, 2, 3, 8, 9, 10, 11] {
+        quarters[i] = _mm512_shuffle_f32x4::<0x88>(fours[i], fours[i + 4]);
+        quarters[i + 4] = _mm512_shuffle_f32x4::<0xDD>(fours[i], fours[i + 4]);
+    }
+    // ... and the same once more.
+    let mut columns = quarters;
+    for i in 0..8 {
+        columns[i] = _mm512_shuffle_f32x4::<0x88>(quarters[i], quarters[i + 8]);
+        columns[i + 8] = _mm512_shuffle_f32x4::<0xDD>(quarters[i], quarters[i + 8]);
+    }
+    for (p, &column) in columns.iter().enumerate() {
+        simd.store(column, &mut to[p * to_stride..]);
+    }
 }
 
 /// Compiles `kernel` with AVX2 and FMA: 16 registers, 6×2 accumulators and their operands.
@@ -245,6 +362,37 @@ mod tests {
             check_axpy::<f32>(|kernel| unsafe { run_avx2(kernel, simd) });
             // SAFETY: needs AVX2 and FMA, which `simd` proves.
             check_axpy::<f64>(|kernel| unsafe { run_avx2(kernel, simd) });
+        }
+    }
+
+    /// A square of numbers that are all different becomes the one with rows for columns.
+    struct Turn;
+
+    impl<T: Float> SimdKernel<T> for Turn {
+        #[inline(always)]
+        fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
+            let (lanes, from_stride, to_stride) = (S::LANE_COUNT, 20, 17);
+            let from: Vec<T> = (0..lanes * from_stride).map(|i| T::from_f64(i as f64)).collect();
+            let mut to = vec![T::ZERO; lanes * to_stride];
+            simd.transpose(&from, from_stride, &mut to, to_stride);
+            for (r, p) in (0..lanes).flat_map(|r| (0..lanes).map(move |p| (r, p))) {
+                assert!(
+                    to[p * to_stride + r] == from[r * from_stride + p],
+                    "({r}, {p}) of {lanes}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_turns_a_square() {
+        f32::dispatch(Turn);
+        f64::dispatch(Turn);
+        SimdKernel::<f32>::run::<_, 4, 2>(Turn, Portable);
+        #[cfg(target_arch = "x86_64")]
+        if let Some(simd) = Avx2::detect() {
+            // SAFETY: needs AVX2 and FMA, which `simd` proves.
+            unsafe { run_avx2::<f32, _>(Turn, simd) };
         }
     }
 }

@@ -84,7 +84,7 @@ fn continuation_takes_the_same_places() {
     let make = |device: &Device, len: usize| Tensor::zeros(device, [len], DType::F64).unwrap();
     let mut tensors: Vec<Tensor> =
         [5000, 70, 9000, 300, 40_000].map(|len| make(&device, len)).into();
-    // Two holes, and a charge for packing.
+    // Two holes.
     tensors.remove(2);
     tensors.remove(0);
     let square = Tensor::zeros(&device, [100, 100], DType::F32).unwrap();

@@ -5,6 +5,7 @@ use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk2};
 use crate::cpu::gemm::{Batch, Gemm, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::math::Math;
+use crate::cpu::panel::Start;
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdKernel};
 use crate::{Element, Operands, View};
@@ -70,7 +71,16 @@ pub(super) fn run<T: Gemm + Math, E: Element, W: Element>(
         let (x, labels) = (x.rows_from(first), &labels[first..][..count]);
         let y = MatrixMut::row_major(logits, classes);
         let size = [count, dim, classes];
-        gemm_batched(pool, &single, size, T::ONE, x, w.transposed(), T::ZERO, y);
+        gemm_batched::<T, _, _, _>(
+            pool,
+            &single,
+            size,
+            x,
+            w.transposed(),
+            &[],
+            Start::Overwrite,
+            y,
+        );
         let dy = gradients.as_ref().map(|gradients| gradients.0);
         let chunk = Chunk { bias, labels, options: kernel.options, dy };
         chunk.run(pool, classes, logits, losses);
@@ -79,10 +89,11 @@ pub(super) fn run<T: Gemm + Math, E: Element, W: Element>(
         let dlogits = Matrix { data: &*logits, row_stride: classes, col_stride: 1 };
         let dx = MatrixMut::row_major(&mut dx[first * dim..][..count * dim], dim);
         let size = [count, classes, dim];
-        gemm_batched(pool, &single, size, T::ONE, dlogits, w, T::ZERO, dx);
+        gemm_batched::<T, _, _, _>(pool, &single, size, dlogits, w, &[], Start::Overwrite, dx);
         let dw = MatrixMut { data: dw, row_stride: *row_stride, col_stride: *col_stride };
         let size = [classes, count, dim];
-        gemm_batched(pool, &single, size, T::ONE, dlogits.transposed(), x, T::ONE, dw);
+        let dlogits = dlogits.transposed();
+        gemm_batched::<T, _, _, _>(pool, &single, size, dlogits, x, &[], Start::Accumulate, dw);
         if let Some((stride, db)) = db {
             add_columns(logits, classes, db, *stride);
         }

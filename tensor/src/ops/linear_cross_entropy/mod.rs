@@ -7,7 +7,6 @@
 mod cpu;
 
 use crate::cpu::Cpu;
-use crate::cpu::gemm::packing_bytes_bound;
 use crate::dtype::{for_float, for_half};
 use crate::ops::matmul::compute_dtype;
 use crate::{Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
@@ -118,18 +117,11 @@ impl LinearCrossEntropyKernel {
         Ok(Self { op, sizes, options: *options, dtype, has_bias, has_gradients: false })
     }
 
-    /// Charges the products and allocates the logits of one chunk and the losses of its rows.
+    /// Allocates the logits of one chunk and the losses of its rows.
     fn workspace(&self, like: &Tensor) -> Result<[Tensor; 2]> {
         let cpu::Sizes { rows, dim, classes } = self.sizes;
         let (device, dtype) = (like.device(), compute_dtype(self.dtype));
         let chunk = cpu::chunk_rows(rows, dim, classes);
-        let products = [[chunk, dim, classes], [chunk, classes, dim], [classes, chunk, dim]];
-        let count = if self.has_gradients { 3 } else { 1 };
-        for [m, k, n] in products.into_iter().take(count) {
-            let (size_bytes, caches) = (dtype.size_bytes(), device.caches());
-            let threads = device.threads();
-            device.charge_packing(packing_bytes_bound(size_bytes, m, k, n, threads, caches))?;
-        }
         Ok([
             Tensor::workspace(device, chunk * classes, dtype)?,
             Tensor::workspace(device, chunk, dtype)?,

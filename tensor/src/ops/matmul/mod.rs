@@ -1,4 +1,5 @@
 //! Matrix products, one or many; transposed and other strided operands are read where they lie.
+//! They take no memory but their result's, and up to 430 KB of a thread's stack.
 //!
 //! a: [.., M, K], b: [.., K, N], y: [.., M, N].
 
@@ -6,15 +7,13 @@
 mod cuda;
 
 use crate::cpu::Cpu;
-use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched, packing_bytes_bound};
+use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::panel::Start;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{for_float, for_half};
 use crate::layout::{Layout, RANK_MAX};
-use crate::{
-    Cost, DType, Element, Kernel, Operands, Result, Shape, Tensor, TensorError, View, ViewMut,
-};
+use crate::{Cost, DType, Element, Kernel, Operands, Result, Shape, Tensor, TensorError, ViewMut};
 
 /// How the operands of a product lie, every dimension but the last two in the batch.
 struct Plan {
@@ -50,14 +49,6 @@ impl Plan {
             self.batch = self.batch.without_last();
         }
         self
-    }
-
-    /// What the matrix-product library may take for it on all threads.
-    fn charge(&self, y: &Tensor, dtype: DType) -> Result<()> {
-        let [m, k, n] = self.size;
-        let (device, size_bytes) = (y.device(), compute_dtype(dtype).size_bytes());
-        let caches = device.caches();
-        device.charge_packing(packing_bytes_bound(size_bytes, m, k, n, device.threads(), caches))
     }
 }
 
@@ -113,28 +104,14 @@ impl MatMul {
         let y: ViewMut<'_, Y> = operands.write(0);
         let Plan { batch, size, strides } = self.plan;
         let [[a_row, a_col], [b_row, b_col], [row_stride, col_stride]] = strides;
-        let mut start = self.start;
+        let has_bias = operands.read_count() > 2;
+        let bias = if has_bias { operands.read::<Y>(2).slice() } else { &[] };
         let data = y.into_data();
-        if operands.read_count() > 2 {
-            fill_rows(cpu, data, operands.read::<Y>(2));
-            start = Start::Accumulate;
-        }
-        let beta = if start == Start::Accumulate { T::ONE } else { T::ZERO };
         let a = Matrix { data: a.data(), row_stride: a_row, col_stride: a_col };
         let b = Matrix { data: b.data(), row_stride: b_row, col_stride: b_col };
         let y = MatrixMut { data, row_stride, col_stride };
-        gemm_batched(cpu.pool(), &batch, size, T::ONE, a, b, beta, y);
+        gemm_batched::<T, _, _, _>(cpu.pool(), &batch, size, a, b, bias, self.start, y);
     }
-}
-
-/// Each row of contiguous `y` a copy of `row`.
-fn fill_rows<T: Element>(cpu: &Cpu, y: &mut [T], row: View<'_, T>) {
-    const CHUNK_LEN: usize = 1 << 14;
-    let row = row.slice();
-    let chunk_len = row.len().max(1) * (CHUNK_LEN / row.len().max(1)).max(1);
-    cpu.for_each_chunk(y, chunk_len, |_, chunk| {
-        chunk.chunks_exact_mut(row.len().max(1)).for_each(|y| y.copy_from_slice(row));
-    });
 }
 
 impl Tensor {
@@ -244,27 +221,14 @@ impl Tensor {
     /// where `a` and `b` are of a half type: a sum over many products in the wider type.
     ///
     /// # Errors
-    /// `Shape` unless `self` has the shape of the product, `DType`, `Frozen`, `Overlap`, and
-    /// `OutOfMemory` when the product is larger than any before.
+    /// `Shape` unless `self` has the shape of the product, `DType`, `Frozen`, `Overlap`.
     #[track_caller]
     pub fn matmul_add_(&mut self, a: &Tensor, b: &Tensor) -> Result<()> {
         let op = "matmul_add";
         let (Factors { a, b, .. }, y, plan) = self.addition(op, a, b)?;
         self.device().check_launch(op, &[&a, &b], &[&y])?;
-        plan.charge(&y, a.dtype())?;
         let kernel = MatMul { op, plan, dtype: a.dtype(), start: Start::Accumulate };
         self.device().launch(kernel, &[&a, &b], &[&y])
-    }
-
-    /// Sets aside what [`Tensor::matmul_add_`] of these operands needs beside them, so that it
-    /// cannot run out of memory later, or where the allocator is sealed.
-    ///
-    /// # Errors
-    /// As [`Tensor::matmul_add_`].
-    #[track_caller]
-    pub fn reserve_matmul_add(&self, a: &Tensor, b: &Tensor) -> Result<()> {
-        let (Factors { a, .. }, y, plan) = self.addition("matmul_add", a, b)?;
-        plan.charge(&y, a.dtype())
     }
 
     /// How `a · b` is added to `self`: the factors, and `self` with all dimensions.
@@ -351,7 +315,6 @@ fn product(op: &'static str, a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> R
     let out = Tensor::empty(device, factors.shape, dtype)?;
     let y = factors.with_all_dimensions(&out)?;
     let plan = Plan::new(a.layout(), b.layout(), y.layout());
-    plan.charge(&y, dtype)?;
     let reads: Vec<&Tensor> = [Some(a), Some(b), bias.as_ref()].into_iter().flatten().collect();
     device.launch(MatMul { op, plan, dtype, start: Start::Overwrite }, &reads, &[&y])?;
     Ok(out)
