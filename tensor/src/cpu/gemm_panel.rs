@@ -18,7 +18,7 @@ use super::packing::{pack_rows, pack_sliver};
 use super::panel::{Start, add_product};
 use super::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 
-/// Depth that is packed at once: a sliver of b then fills three quarters of a first-level cache.
+/// Depth that is packed at once: a sliver of b then takes 36 KB at most of a first-level cache.
 const DEPTH: usize = 192;
 
 /// Room for the slivers of a panel that packs all of its a: half of a second-level cache.
@@ -27,7 +27,7 @@ const BLOCK_BYTES: usize = 300 << 10;
 /// Room for a sliver of b.
 const SLIVER_BYTES: usize = 37 << 10;
 
-/// Rows of a panel, at most: its last tile may go beyond them.
+/// Rows of a panel, at most: whole tiles of every height.
 const fn panel_rows<T>() -> usize {
     BLOCK_BYTES / (DEPTH * size_of::<T>()) / 48 * 48
 }
@@ -40,7 +40,7 @@ const TILE_ROWS: [usize; 5] = [1, 2, 4, 6, TILE_ROWS_MAX];
 const TILE_ROWS_MAX: usize = 8;
 const TILE_COLS_MAX: usize = 3 * LANE_COUNT_MAX;
 
-/// Addresses this far apart share a set of the first-level cache, on all processors of today.
+/// Addresses this far apart share a set of the first-level cache of x86-64 processors.
 const CACHE_PERIOD_BYTES: usize = 4096;
 
 /// Rows and vectors of a whole tile. Its sums, a vector of b for each column and a factor fit the

@@ -91,6 +91,18 @@ fn long_sums_agree_with_the_definition() {
 }
 
 #[test]
+fn rows_that_share_a_set_of_the_cache_agree_with_the_definition() {
+    let pool = Pool::new(3);
+    for start in [Start::Overwrite, Start::Accumulate] {
+        // Rows 4096 bytes apart, which are packed; and more rows than a panel has.
+        check_product::<f32>(&pool, [50, 1024, 40], [false; 3], 0, start);
+        check_product::<f64>(&pool, [50, 512, 40], [false; 3], 0, start);
+        check_product::<f32>(&pool, [800, 1024, 12], [false; 3], 0, start);
+        check_product::<f64>(&pool, [400, 512, 20], [false, true, false], 0, start);
+    }
+}
+
+#[test]
 fn thread_count_does_not_change_a_bit() {
     let size @ [m, k, n] = [200, 700, 300];
     let noise = |len: usize, seed: u32| -> Vec<f32> {
