@@ -38,6 +38,8 @@ pub(crate) trait Simd<T>: Copy + Fused {
     fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// a·b + c in each lane, rounded once where the processor can.
     fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    /// All lanes added up: the second half to the first, until one is left.
+    fn sum(self, vector: Self::Vector) -> T;
     /// Turns a square of `LANE_COUNT` rows: row `r` of `from` starts at `r * from_stride` and
     /// becomes column `r` of `to`, whose rows are written in their order.
     #[inline(always)]
@@ -108,6 +110,10 @@ macro_rules! portable {
                 }
                 y
             }
+            #[inline(always)]
+            fn sum(self, vector: Self::Vector) -> $float {
+                (vector[0] + vector[2]) + (vector[1] + vector[3])
+            }
         }
     )*};
 }
@@ -151,7 +157,7 @@ impl Avx512 {
 macro_rules! x86 {
     ($($set:ty, $float:ty, $vector:ty, $lanes:literal of $registers:literal,
        $splat:ident, $load:ident, $store:ident,
-       $add:ident, $mul_add:ident $(, $transpose:ident)?;)*) => {$(
+       $add:ident, $mul_add:ident, $sum:ident $(, $transpose:ident)?;)*) => {$(
         impl Simd<$float> for $set {
             type Vector = $vector;
             const LANE_COUNT: usize = $lanes;
@@ -183,6 +189,11 @@ macro_rules! x86 {
                 // SAFETY: needs the instruction set, which `self` proves.
                 unsafe { $mul_add(a, b, c) }
             }
+            #[inline(always)]
+            fn sum(self, vector: Self::Vector) -> $float {
+                // SAFETY: needs the instruction set, which `self` proves.
+                unsafe { $sum(vector) }
+            }
             $(
                 #[inline(always)]
                 fn transpose(
@@ -202,13 +213,46 @@ macro_rules! x86 {
 #[cfg(target_arch = "x86_64")]
 x86! {
     Avx2, f32, __m256, 8 of 16, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps,
-        _mm256_add_ps, _mm256_fmadd_ps, transpose_8x8;
+        _mm256_add_ps, _mm256_fmadd_ps, sum_8, transpose_8x8;
     Avx2, f64, __m256d, 4 of 16, _mm256_set1_pd, _mm256_loadu_pd, _mm256_storeu_pd,
-        _mm256_add_pd, _mm256_fmadd_pd;
+        _mm256_add_pd, _mm256_fmadd_pd, sum_4;
     Avx512, f32, __m512, 16 of 32, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps,
-        _mm512_add_ps, _mm512_fmadd_ps, transpose_16x16;
+        _mm512_add_ps, _mm512_fmadd_ps, sum_16, transpose_16x16;
     Avx512, f64, __m512d, 8 of 32, _mm512_set1_pd, _mm512_loadu_pd, _mm512_storeu_pd,
-        _mm512_add_pd, _mm512_fmadd_pd;
+        _mm512_add_pd, _mm512_fmadd_pd, sum_8_wide;
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx2")]
+fn sum_8(lanes: __m256) -> f32 {
+    let fours = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
+    let pairs = _mm_add_ps(fours, _mm_movehl_ps(fours, fours));
+    _mm_cvtss_f32(_mm_add_ss(pairs, _mm_movehdup_ps(pairs)))
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx2")]
+fn sum_4(lanes: __m256d) -> f64 {
+    let pairs = _mm_add_pd(_mm256_castpd256_pd128(lanes), _mm256_extractf128_pd::<1>(lanes));
+    _mm_cvtsd_f64(_mm_add_sd(pairs, _mm_unpackhi_pd(pairs, pairs)))
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn sum_16(lanes: __m512) -> f32 {
+    let after = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(lanes)));
+    sum_8(_mm256_add_ps(_mm512_castps512_ps256(lanes), after))
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn sum_8_wide(lanes: __m512d) -> f64 {
+    let after = _mm512_extractf64x4_pd::<1>(lanes);
+    sum_4(_mm256_add_pd(_mm512_castpd512_pd256(lanes), after))
 }
 
 /// Turns 8 rows of 8: pairs, then fours, then halves change places.
@@ -393,6 +437,40 @@ mod tests {
         if let Some(simd) = Avx2::detect() {
             // SAFETY: needs AVX2 and FMA, which `simd` proves.
             unsafe { run_avx2::<f32, _>(Turn, simd) };
+        }
+    }
+
+    /// Thirds have a sum in every order, and rounded it tells the orders apart.
+    struct AddUp;
+
+    impl<T: Float> SimdKernel<T> for AddUp {
+        #[inline(always)]
+        fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
+            for seed in 0..100 {
+                let number = |lane: usize| T::from_f64(((lane * 37 + seed) % 101) as f64 / 3.0);
+                let mut lanes: Vec<T> = (0..S::LANE_COUNT).map(number).collect();
+                let found = simd.sum(simd.load(&lanes));
+                while lanes.len() > 1 {
+                    let after = lanes.split_off(lanes.len() / 2);
+                    lanes.iter_mut().zip(after).for_each(|(lane, other)| *lane += other);
+                }
+                assert!(found == lanes[0], "{found:?} instead of {lanes:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_adds_lanes_up_in_the_same_order() {
+        f32::dispatch(AddUp);
+        f64::dispatch(AddUp);
+        SimdKernel::<f32>::run::<_, 4, 2>(AddUp, Portable);
+        SimdKernel::<f64>::run::<_, 4, 2>(AddUp, Portable);
+        #[cfg(target_arch = "x86_64")]
+        if let Some(simd) = Avx2::detect() {
+            // SAFETY: needs AVX2 and FMA, which `simd` proves.
+            unsafe { run_avx2::<f32, _>(AddUp, simd) };
+            // SAFETY: needs AVX2 and FMA, which `simd` proves.
+            unsafe { run_avx2::<f64, _>(AddUp, simd) };
         }
     }
 }

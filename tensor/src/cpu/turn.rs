@@ -1,40 +1,50 @@
-//! Rows to columns, block by block: what a loop over single elements, each with a place and a check
-//! of its own, does at half the speed.
+//! Rows to columns, square by square: what a loop over single elements, each with a place and a
+//! check of its own, does at half the speed.
 
-use crate::dtype::Element;
+use super::simd::{LANE_COUNT_MAX, Simd};
+use crate::dtype::{Element, Float};
 
-/// Rows and columns of a block.
-const BLOCK_LEN: usize = 8;
-
-/// `to[j * to_stride + i] = map(from[i * from_stride + j])` for `i` below `rows` and `j` below
-/// `cols`: rows become columns.
+/// `to[j * to_stride + i] = write(read(from[i * from_stride + j]))` for `i` below `rows` and `j`
+/// below `cols`: rows become columns. In between, numbers are of the type that `simd` turns.
 #[inline(always)]
-pub(crate) fn turn_rows<E: Element, T: Element>(
-    from: &[E],
-    from_stride: usize,
+pub(crate) fn turn_rows<E: Element, C: Float, T: Element, S: Simd<C>>(
+    simd: S,
+    (from, from_stride): (&[E], usize),
     [rows, cols]: [usize; 2],
-    to: &mut [T],
-    to_stride: usize,
-    map: impl Fn(E) -> T,
+    (to, to_stride): (&mut [T], usize),
+    read: impl Fn(E) -> C,
+    write: impl Fn(C) -> T,
 ) {
-    let [whole_rows, whole_cols] = [rows, cols].map(|len| len - len % BLOCK_LEN);
-    for col in (0..whole_cols).step_by(BLOCK_LEN) {
-        for row in (0..whole_rows).step_by(BLOCK_LEN) {
-            let mut block = [[T::default(); BLOCK_LEN]; BLOCK_LEN];
-            for (i, block) in block.iter_mut().enumerate() {
-                let from = &from[(row + i) * from_stride + col..][..BLOCK_LEN];
-                block.iter_mut().zip(from).for_each(|(to, &from)| *to = map(from));
+    let lanes = S::LANE_COUNT;
+    let mut square = [C::ZERO; LANE_COUNT_MAX * LANE_COUNT_MAX];
+    let mut turned = [C::ZERO; LANE_COUNT_MAX * LANE_COUNT_MAX];
+    // Along the rows: long runs of a few rows are fetched ahead, a piece of each of many is not.
+    for row in (0..rows).step_by(lanes) {
+        for col in (0..cols).step_by(lanes) {
+            let [height, width] = [lanes.min(rows - row), lanes.min(cols - col)];
+            for i in 0..height {
+                let from = &from[(row + i) * from_stride + col..][..width];
+                map_row(from, &mut square[i * lanes..][..width], lanes, &read);
             }
-            for j in 0..BLOCK_LEN {
-                let to = &mut to[(col + j) * to_stride + row..][..BLOCK_LEN];
-                to.iter_mut().zip(&block).for_each(|(to, block)| *to = block[j]);
+            simd.transpose(&square, lanes, &mut turned, lanes);
+            for j in 0..width {
+                let to = &mut to[(col + j) * to_stride + row..][..height];
+                map_row(&turned[j * lanes..][..height], to, lanes, &write);
             }
         }
     }
-    for row in 0..rows {
-        let first = if row < whole_rows { whole_cols } else { 0 };
-        for col in first..cols {
-            to[col * to_stride + row] = map(from[row * from_stride + col]);
+}
+
+/// Rows of `lanes` in a loop of a length that the compiler knows: it becomes an instruction.
+#[inline(always)]
+fn map_row<E: Copy, T>(from: &[E], to: &mut [T], lanes: usize, map: &impl Fn(E) -> T) {
+    if from.len() == lanes {
+        for lane in 0..lanes {
+            to[lane] = map(from[lane]);
+        }
+    } else {
+        for (to, &from) in to.iter_mut().zip(from) {
+            *to = map(from);
         }
     }
 }
@@ -44,20 +54,37 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::cpu::simd::{SimdFloat, SimdKernel};
+
+    /// Twice the numbers, turned as f32.
+    struct Turn<'a> {
+        from: &'a [f32],
+        from_stride: usize,
+        size: [usize; 2],
+        to: &'a mut [f64],
+        to_stride: usize,
+    }
+
+    impl SimdKernel<f32> for Turn<'_> {
+        #[inline(always)]
+        fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, simd: S) {
+            let (from, to) = ((self.from, self.from_stride), (self.to, self.to_stride));
+            turn_rows(simd, from, self.size, to, |x| 2.0 * x, |x: f32| f64::from(x));
+        }
+    }
 
     proptest! {
         #[test]
         fn rows_become_columns(
-            rows in 0..=19usize,
-            cols in 0..=19usize,
+            rows in 0..=35usize,
+            cols in 0..=35usize,
             gaps in [0..=3usize, 0..=3usize],
         ) {
             let (from_stride, to_stride) = (cols + gaps[0], rows + gaps[1]);
             let from: Vec<f32> = (0..rows * from_stride).map(|i| i as f32 + 1.0).collect();
             let mut to = vec![0.0_f64; cols * to_stride];
-            turn_rows(&from, from_stride, [rows, cols], &mut to, to_stride, |x| {
-                2.0 * f64::from(x)
-            });
+            let size = [rows, cols];
+            f32::dispatch(Turn { from: &from, from_stride, size, to: &mut to, to_stride });
             for (at, &found) in to.iter().enumerate() {
                 let (col, row) = (at / to_stride, at % to_stride);
                 let expected =

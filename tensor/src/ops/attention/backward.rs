@@ -134,8 +134,8 @@ impl<E: Element, T: Compute> SimdKernel<T> for Keys<'_, E, T> {
             let Scratch { k, v, dk, dv, k_rows, k_converted, .. } = &mut self.scratch;
             let (b, g) = (self.index / groups, self.index % groups);
             let factor = T::from_f64(scale * std::f64::consts::LOG2_E);
-            turned(problem.k.at(b, g), j, [count, dim], width, factor, k);
-            turned(problem.v.at(b, g), j, [count, v_dim], width, T::ONE, v);
+            turned(simd, problem.k.at(b, g), j, [count, dim], width, factor, k);
+            turned(simd, problem.v.at(b, g), j, [count, v_dim], width, T::ONE, v);
             let rows = block(problem.k.at(b, g), j, [count, dim], k_converted);
             panels(rows, [count, dim], [BLOCK, width], k_rows);
             dk.fill(T::ZERO);
@@ -147,8 +147,8 @@ impl<E: Element, T: Compute> SimdKernel<T> for Keys<'_, E, T> {
             }
             let Scratch { dk, dv, .. } = &self.scratch;
             let scale = T::from_f64(scale);
-            turned_back(dk, dim, width, scale, &mut self.dk[j * dim..][..count * dim]);
-            turned_back(dv, v_dim, width, T::ONE, &mut self.dv[j * v_dim..][..count * v_dim]);
+            turned_back(simd, dk, dim, width, scale, &mut self.dk[j * dim..][..count * dim]);
+            turned_back(simd, dv, v_dim, width, T::ONE, &mut self.dv[j * v_dim..][..count * v_dim]);
         }
         let scale = T::from_f64(scale);
         let rows = self.scratch.dq.chunks_exact(padded(dim).max(1));

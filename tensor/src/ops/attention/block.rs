@@ -3,6 +3,7 @@
 use super::{AttentionOptions, Causal};
 use crate::cpu::gemm::{Gemm, Matrix};
 use crate::cpu::math::Math;
+use crate::cpu::simd::Simd;
 use crate::cpu::turn::turn_rows;
 use crate::launch::View;
 use crate::{Bool, Element};
@@ -203,7 +204,8 @@ pub(super) fn block<'a, E: Element, T: Element>(
 /// Rows `first..first + rows` of `x` times `factor`, in panels of `width` rows turned into columns:
 /// `[panels][cols][width]`, 0 where there is no row.
 #[inline(always)]
-pub(super) fn turned<E: Element, T: Compute>(
+pub(super) fn turned<E: Element, T: Compute, S: Simd<T>>(
+    simd: S,
     x: Matrix<'_, E>,
     first: usize,
     [rows, cols]: [usize; 2],
@@ -218,8 +220,8 @@ pub(super) fn turned<E: Element, T: Compute>(
         let (row, count) = (panel * width, width.min(rows - panel * width));
         let from = &x.data[(first + row) * x.row_stride..];
         if x.col_stride == 1 {
-            let scaled = |x: E| x.cast::<T>() * factor;
-            turn_rows(from, x.row_stride, [count, cols], to, width, scaled);
+            let (from, to) = ((from, x.row_stride), (&mut *to, width));
+            turn_rows(simd, from, [count, cols], to, |x| x.cast::<T>() * factor, |x| x);
         } else {
             for lane in 0..count {
                 for (col, to) in to[lane..].iter_mut().step_by(width).enumerate() {
@@ -262,7 +264,8 @@ pub(super) fn panels<T: Compute>(
 
 /// The inverse of [`turned`]: rows of `cols`, each element times `factor`.
 #[inline(always)]
-pub(super) fn turned_back<T: Compute, E: Element>(
+pub(super) fn turned_back<T: Compute, E: Element, S: Simd<T>>(
+    simd: S,
     x: &[T],
     cols: usize,
     width: usize,
@@ -274,6 +277,6 @@ pub(super) fn turned_back<T: Compute, E: Element>(
     }
     for (to, x) in to.chunks_mut(cols * width).zip(x.chunks_exact(cols * width)) {
         let size = [cols, to.len() / cols];
-        turn_rows(x, width, size, to, cols, |x| (x * factor).cast());
+        turn_rows(simd, (x, width), size, (to, cols), |x| x * factor, T::cast);
     }
 }

@@ -76,7 +76,7 @@ impl<E: Element, T: Compute> SimdKernel<T> for Queries<'_, E, T> {
         let (k_converted, v_converted) = converted.split_at_mut(converted_len);
         // Scores in units of ln 2: a power of two is cheaper than one of e.
         let factor = T::from_f64(problem.scale() * std::f64::consts::LOG2_E);
-        turned(problem.q.at(heads.b, heads.h), first, [count, dim], width, factor, q_turned);
+        turned(simd, problem.q.at(heads.b, heads.h), first, [count, dim], width, factor, q_turned);
         sums.fill(T::ZERO);
         let mut state = [Running::<T>::new(); BLOCK / 8];
         let (k, v) = (problem.k.at(heads.b, heads.g), problem.v.at(heads.b, heads.g));
@@ -135,7 +135,7 @@ impl<E: Element, T: Compute> SimdKernel<T> for Queries<'_, E, T> {
                 row.iter_mut().zip(&factors).for_each(|(sum, &factor)| *sum *= factor);
             }
             let y = &mut y[panel * width * v_dim..][..lse.len() * v_dim];
-            turn_rows(sums, width, [v_dim, lse.len()], y, v_dim, T::cast);
+            turn_rows(simd, (sums, width), [v_dim, lse.len()], (y, v_dim), |y| y, T::cast);
         }
     }
 }

@@ -132,7 +132,11 @@ impl<T: SimdFloat> SimdKernel<T> for OutputTile<'_, T> {
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
         let channels = self.b.len();
         let mut channel = channels - channels % ROWS;
-        self.strip::<S, ROWS, COLS>(simd, 0..channel);
+        if S::REGISTER_COUNT == 32 {
+            self.strip::<S, ROWS, 3>(simd, 0..channel);
+        } else {
+            self.strip::<S, ROWS, COLS>(simd, 0..channel);
+        }
         // Fewer rows take more columns: a multiply-add waits four cycles for the one before it, so
         // that eight sums are needed to keep two units busy.
         while channel < channels {
@@ -159,22 +163,23 @@ impl<T: SimdFloat> OutputTile<'_, T> {
     ) {
         let lanes = S::LANE_COUNT;
         let mut pixel = 0;
-        while pixel + COLS * lanes <= self.pixel_count {
-            for channel in channels.clone().step_by(ROWS) {
-                self.block::<S, ROWS, COLS>(simd, channel, pixel, COLS * lanes);
-            }
-            pixel += COLS * lanes;
-        }
-        while COLS > 2 && pixel + 2 * lanes <= self.pixel_count {
-            for channel in channels.clone().step_by(ROWS) {
-                self.block::<S, ROWS, 2>(simd, channel, pixel, 2 * lanes);
-            }
-            pixel += 2 * lanes;
-        }
         while pixel < self.pixel_count {
-            let len = lanes.min(self.pixel_count - pixel);
+            let left = self.pixel_count - pixel;
+            let len = match left / lanes {
+                // Four are two and two: a single one would wait for its own sums.
+                4 if COLS == 3 => 2 * lanes,
+                vectors if vectors >= COLS => COLS * lanes,
+                2.. => 2 * lanes,
+                _ => lanes.min(left),
+            };
             for channel in channels.clone().step_by(ROWS) {
-                self.block::<S, ROWS, 1>(simd, channel, pixel, len);
+                if len == COLS * lanes {
+                    self.block::<S, ROWS, COLS>(simd, channel, pixel, len);
+                } else if len == 2 * lanes {
+                    self.block::<S, ROWS, 2>(simd, channel, pixel, len);
+                } else {
+                    self.block::<S, ROWS, 1>(simd, channel, pixel, len);
+                }
             }
             pixel += len;
         }

@@ -29,12 +29,13 @@ pub(super) struct TurnPixels<'a, E, T> {
 
 impl<E: Element, T: SimdFloat> SimdKernel<T> for TurnPixels<'_, E, T> {
     #[inline(always)]
-    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
         let TurnPixels { dy, out_len, skip, pixel_count, turned } = self;
         let channels = dy.len() / out_len;
         let padded = padded_channels(channels);
         let turned = &mut turned[..pixel_count * padded];
-        turn_rows(&dy[skip..], out_len, [channels, pixel_count], turned, padded, E::cast);
+        let (from, to) = ((&dy[skip..], out_len), (&mut *turned, padded));
+        turn_rows(simd, from, [channels, pixel_count], to, E::cast, |dy| dy);
         if channels < padded {
             turned.chunks_exact_mut(padded).for_each(|pixel| pixel[channels..].fill(T::ZERO));
         }
@@ -64,33 +65,38 @@ pub(super) struct WeightTile<'a, T> {
 impl<T: SimdFloat> SimdKernel<T> for WeightTile<'_, T> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
+        let lanes = S::LANE_COUNT;
         let mut channel = 0;
-        while channel + (COLS - 1) * S::LANE_COUNT < self.channels {
-            self.column::<S, ROWS, COLS>(simd, channel);
-            channel += COLS * S::LANE_COUNT;
-        }
         while channel < self.channels {
-            self.column::<S, ROWS, 1>(simd, channel);
-            channel += S::LANE_COUNT;
+            let vectors = (self.channels - channel).div_ceil(lanes);
+            channel += lanes
+                * match vectors {
+                    // Nine, because kernels of 3x3 have as many taps.
+                    1 if S::REGISTER_COUNT == 32 => self.column::<S, 9, 1>(simd, channel),
+                    2 | 3 if S::REGISTER_COUNT == 32 => self.column::<S, 9, 2>(simd, channel),
+                    4.. if S::REGISTER_COUNT == 32 => self.column::<S, 6, 4>(simd, channel),
+                    1 => self.column::<S, ROWS, 1>(simd, channel),
+                    _ => self.column::<S, ROWS, COLS>(simd, channel),
+                };
         }
     }
 }
 
 impl<T: SimdFloat> WeightTile<'_, T> {
-    /// COLS vectors of output channels, for all of K.
+    /// COLS vectors of output channels, for all of K. Returns COLS.
     #[inline(always)]
     fn column<S: Simd<T>, const ROWS: usize, const COLS: usize>(
         &mut self,
         simd: S,
         channel: usize,
-    ) {
+    ) -> usize {
         let row_count = self.plane_count * self.offsets.len();
         let mut row = 0;
         while row + ROWS <= row_count {
             self.block::<S, ROWS, COLS>(simd, row, channel);
             row += ROWS;
         }
-        if ROWS > 4 && row + 4 <= row_count {
+        while row + 4 <= row_count {
             self.block::<S, 4, COLS>(simd, row, channel);
             row += 4;
         }
@@ -101,6 +107,7 @@ impl<T: SimdFloat> WeightTile<'_, T> {
             2 => self.block::<S, 2, COLS>(simd, row, channel),
             _ => self.block::<S, 3, COLS>(simd, row, channel),
         }
+        COLS
     }
 
     #[inline(always)]

@@ -55,14 +55,14 @@ struct Backward<'a, E: Stored> {
 
 impl<E: Stored> SimdKernel<E::Lane> for Backward<'_, E> {
     #[inline(always)]
-    fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(mut self, _: S) {
+    fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
         if let Some(partials) = &mut self.partials {
             partials.fill(<E::Lane as crate::Float>::ZERO);
         }
         let mut wide = Wide::new();
         for row in 0..self.rstd.len() {
             match self.norm.inner {
-                1 => self.row_of_elements(row, &mut wide),
+                1 => self.row_of_elements(simd, row, &mut wide),
                 _ => self.row_of_channels::<64>(row),
             }
         }
@@ -86,7 +86,7 @@ impl<E: Stored> Backward<'_, E> {
 
     /// `dx = rstd · (dy·w - mean(dy·w) - x̂ · mean(dy·w·x̂))` where each element has a weight.
     #[inline(always)]
-    fn row_of_elements(&mut self, row: usize, wide: &mut Wide<E::Lane>) {
+    fn row_of_elements<S: Simd<E::Lane>>(&mut self, simd: S, row: usize, wide: &mut Wide<E::Lane>) {
         let norm = self.norm;
         let len = norm.row_len();
         let (dy, x) = (&self.dy[row * len..][..len], &self.x[row * len..][..len]);
@@ -97,7 +97,8 @@ impl<E: Stored> Backward<'_, E> {
         let [dw, db] = Self::sums_of(norm, &mut self.partials, row);
         let mut totals = [0.0; 2];
         for places in pieces(len) {
-            let sums = wide.operands(x, [weight, Some(dy)], places).products([mean, rstd]);
+            let piece = wide.operands(x, [weight, Some(dy)], places);
+            let sums = piece.products(simd, [mean, rstd]);
             totals = [totals[0] + sums[0], totals[1] + sums[1]];
         }
         let [sum, product] = norm.center.means(totals, len).map(E::Lane::from_f64);

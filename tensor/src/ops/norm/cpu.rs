@@ -146,9 +146,9 @@ pub(super) fn affine<E: Element, T: Math, const W: usize>(
 /// again: Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983), equation
 /// 1.7.
 #[inline(always)]
-fn corrected<T: Math>(near: T, [rest, squares]: [f64; 2], len: usize) -> (f64, f64) {
-    let count = len as f64;
-    (near.to_f64() + rest / count, (squares - rest * rest / count) / count)
+fn corrected<T: Math>(near: T, sums: [f64; 2], len: usize) -> (f64, f64) {
+    let [rest, square] = sums.map(|sum| sum / len as f64);
+    (near.to_f64() + rest, square - rest * rest)
 }
 
 /// The mean, and the mean squared distance from it.

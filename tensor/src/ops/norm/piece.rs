@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::lines::{Stored, fold, is_exact};
+use crate::cpu::lines::{Stored, is_exact};
 use crate::cpu::math::Math;
 use crate::cpu::simd::Simd;
 
@@ -80,56 +80,91 @@ fn lanes<'a, E: Stored>(from: &'a [E], wide: &'a mut [E::Lane; PIECE_LEN]) -> &'
     wide
 }
 
+/// Lanes in which `N` terms of each element of a piece are summed.
+struct PieceSums<V, const N: usize>([[V; SUM_VECTORS_MAX]; N]);
+
+impl<V: Copy, const N: usize> PieceSums<V, N> {
+    #[inline(always)]
+    fn new<T: Math, S: Simd<T, Vector = V>>(simd: S) -> Self {
+        PieceSums([[simd.splat(T::ZERO); SUM_VECTORS_MAX]; N])
+    }
+
+    /// Lane `i` and the one half of them behind it first, until one is left.
+    // Not from memory, lane by lane: the compiler made hundreds of instructions of that.
+    #[inline(always)]
+    fn totals<T: Math, S: Simd<T, Vector = V>>(mut self, simd: S) -> [f64; N] {
+        let mut totals = [0.0; N];
+        for (total, sums) in totals.iter_mut().zip(&mut self.0) {
+            let mut count = SUM_LANES / S::LANE_COUNT;
+            while count > 1 {
+                count /= 2;
+                for index in 0..count {
+                    sums[index] = simd.add(sums[index], sums[index + count]);
+                }
+            }
+            *total = simd.sum(sums[0]).to_f64();
+        }
+        totals
+    }
+}
+
+/// The elements from `at` on as a whole line; `pad` behind the last one.
+#[inline(always)]
+fn last_line<T: Copy>(x: &[T], at: usize, pad: T) -> [T; SUM_LANES] {
+    let mut line = [pad; SUM_LANES];
+    line[..x.len() - at].copy_from_slice(&x[at..]);
+    line
+}
+
 /// `Σ (x - shift)` and `Σ (x - shift)²` of a piece.
 #[inline(always)]
 pub(super) fn moments<T: Math, S: Simd<T>>(simd: S, x: &[T], shift: T) -> [f64; 2] {
-    let (one, zero) = (simd.splat(T::ONE), simd.splat(T::ZERO));
-    let less = simd.splat(-shift);
-    let vectors = SUM_LANES / S::LANE_COUNT;
-    let (mut rest, mut squares) = ([zero; SUM_VECTORS_MAX], [zero; SUM_VECTORS_MAX]);
+    let mut sums = PieceSums::<S::Vector, 2>::new(simd);
     let whole = x.len() - x.len() % SUM_LANES;
     for at in (0..whole).step_by(SUM_LANES) {
-        for index in 0..vectors {
-            let x = simd.load(&x[at + index * S::LANE_COUNT..]);
-            let distance = simd.mul_add(x, one, less);
-            rest[index] = simd.mul_add(distance, one, rest[index]);
-            squares[index] = simd.mul_add(distance, distance, squares[index]);
-        }
+        add_moments(simd, &x[at..at + SUM_LANES], shift, &mut sums);
     }
-    let mut lanes = [[T::ZERO; SUM_LANES]; 2];
-    for index in 0..vectors {
-        simd.store(rest[index], &mut lanes[0][index * S::LANE_COUNT..]);
-        simd.store(squares[index], &mut lanes[1][index * S::LANE_COUNT..]);
+    if whole < x.len() {
+        add_moments(simd, &last_line(x, whole, shift), shift, &mut sums);
     }
-    for at in whole..x.len() {
-        let distance = x[at] - shift;
-        lanes[0][at - whole] += distance;
-        lanes[1][at - whole] += distance * distance;
+    sums.totals(simd)
+}
+
+#[inline(always)]
+fn add_moments<T: Math, S: Simd<T>>(
+    simd: S,
+    line: &[T],
+    shift: T,
+    PieceSums([rest, squares]): &mut PieceSums<S::Vector, 2>,
+) {
+    let (one, less) = (simd.splat(T::ONE), simd.splat(-shift));
+    for index in 0..SUM_LANES / S::LANE_COUNT {
+        let x = simd.load(&line[index * S::LANE_COUNT..]);
+        let distance = simd.mul_add(x, one, less);
+        rest[index] = simd.add(distance, rest[index]);
+        squares[index] = simd.mul_add(distance, distance, squares[index]);
     }
-    [fold(&lanes[0], |a, b| a + b).to_f64(), fold(&lanes[1], |a, b| a + b).to_f64()]
 }
 
 impl<T: Math> Piece<'_, T> {
     /// `Σ dy·w` and `Σ dy·w·x̂` with `x̂ = (x - mean) · rstd`.
     #[inline(always)]
-    pub(super) fn products(&self, scale: [T; 2]) -> [f64; 2] {
-        let mut lanes = [[T::ZERO; SUM_LANES]; 2];
-        let whole = self.x.len() - self.x.len() % SUM_LANES;
+    pub(super) fn products<S: Simd<T>>(&self, simd: S, scale: [T; 2]) -> [f64; 2] {
+        let Piece { other: dy, x, weight } = self;
+        let mut sums = PieceSums::<S::Vector, 2>::new(simd);
+        let whole = x.len() - x.len() % SUM_LANES;
         for at in (0..whole).step_by(SUM_LANES) {
-            let (dy, x) = (&self.other[at..at + SUM_LANES], &self.x[at..at + SUM_LANES]);
-            let weight = &self.weight[at..at + SUM_LANES];
-            for lane in 0..SUM_LANES {
-                let terms = terms([dy[lane], x[lane], weight[lane]], scale);
-                lanes[0][lane] += terms[0];
-                lanes[1][lane] += terms[1];
-            }
+            let places = at..at + SUM_LANES;
+            let line = [&dy[places.clone()], &x[places.clone()], &weight[places]];
+            add_products(simd, line, scale, &mut sums);
         }
-        for at in whole..self.x.len() {
-            let terms = terms([self.other[at], self.x[at], self.weight[at]], scale);
-            lanes[0][at - whole] += terms[0];
-            lanes[1][at - whole] += terms[1];
+        if whole < x.len() {
+            let zero = T::ZERO;
+            let [dy, x] = [last_line(dy, whole, zero), last_line(x, whole, scale[0])];
+            let line: [&[T]; 3] = [&dy, &x, &last_line(weight, whole, zero)];
+            add_products(simd, line, scale, &mut sums);
         }
-        [fold(&lanes[0], |a, b| a + b).to_f64(), fold(&lanes[1], |a, b| a + b).to_f64()]
+        sums.totals(simd)
     }
 
     /// `y = (x - mean) · rstd · w + b`.
@@ -177,7 +212,20 @@ impl<T: Math> Piece<'_, T> {
 }
 
 #[inline(always)]
-fn terms<T: Math>([dy, x, w]: [T; 3], [mean, rstd]: [T; 2]) -> [T; 2] {
-    let scaled = dy * w;
-    [scaled, scaled * ((x - mean) * rstd)]
+fn add_products<T: Math, S: Simd<T>>(
+    simd: S,
+    [dy, x, weight]: [&[T]; 3],
+    [mean, rstd]: [T; 2],
+    PieceSums([sum, product]): &mut PieceSums<S::Vector, 2>,
+) {
+    let (one, zero) = (simd.splat(T::ONE), simd.splat(T::ZERO));
+    let (less, scale) = (simd.splat(-mean), simd.splat(rstd));
+    for index in 0..SUM_LANES / S::LANE_COUNT {
+        let at = index * S::LANE_COUNT;
+        let scaled = simd.mul_add(simd.load(&dy[at..]), simd.load(&weight[at..]), zero);
+        let distance = simd.mul_add(simd.load(&x[at..]), one, less);
+        let hat = simd.mul_add(distance, scale, zero);
+        sum[index] = simd.add(scaled, sum[index]);
+        product[index] = simd.mul_add(scaled, hat, product[index]);
+    }
 }
