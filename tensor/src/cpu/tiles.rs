@@ -24,7 +24,7 @@ const UNCACHED_BYTES_MIN: usize = 32 << 20;
 /// Sources that a formula can have.
 pub(crate) const SOURCE_COUNT_MAX: usize = 3;
 
-/// A formula over tiles of one length: `formula(sources, destination)`.
+/// A formula over slices of one length, a tile or any other: `formula(sources, destination)`.
 pub(crate) type Formula<'a, T> = &'a (dyn Fn(&[&[T]], &mut [T]) + Sync);
 
 /// What happens to the destination.
@@ -64,7 +64,7 @@ impl<T: Element> Source<T> for Constant<T> {
     }
 
     fn borrow(&self, _: usize, len: usize) -> Option<&[T]> {
-        Some(&self.0[..len])
+        self.0.get(..len)
     }
 }
 
@@ -243,6 +243,9 @@ struct Evaluation<'a, T> {
 impl<T: Element> Evaluation<'_, T> {
     /// Elements `from..` of a contiguous destination.
     fn contiguous<O: Element>(&self, from: usize, chunk: &mut [O]) {
+        if self.in_place(from, chunk).is_some() {
+            return;
+        }
         let mut scratch = [[T::default(); TILE_LEN]; SOURCE_COUNT_MAX + 1];
         let [result, slots @ ..] = &mut scratch;
         for (index, place) in chunk.chunks_mut(TILE_LEN).enumerate() {
@@ -271,6 +274,21 @@ impl<T: Element> Evaluation<'_, T> {
         if self.is_uncached {
             uncached::fence();
         }
+    }
+
+    /// All of a contiguous destination, if it and all sources can be used where they lie: without
+    /// the calls for each tile, which memory waits for.
+    fn in_place<O: Element>(&self, from: usize, chunk: &mut [O]) -> Option<()> {
+        if self.is_uncached || self.mode == Mode::Update {
+            return None;
+        }
+        let (formula, to) = (self.formula?, same_type_mut::<O, T>(chunk)?);
+        let mut sources: [&[T]; SOURCE_COUNT_MAX] = [&[]; SOURCE_COUNT_MAX];
+        for (slot, source) in sources.iter_mut().zip(self.sources) {
+            *slot = source.borrow(from, to.len())?;
+        }
+        formula(&sources[..self.sources.len()], to);
+        Some(())
     }
 
     /// `count` elements from number `from` on; `data` starts at place `base` of the memory.

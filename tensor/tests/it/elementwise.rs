@@ -1,6 +1,6 @@
 //! Each element on its own: formulas, broadcasting, in place.
 
-use lowtide_tensor::{CpuOptions, DType, Device, Element, Result, Tensor};
+use lowtide_tensor::{CpuOptions, DType, Device, Element, PairLoss, Result, Tensor};
 use proptest::prelude::*;
 
 use crate::common::{
@@ -8,6 +8,8 @@ use crate::common::{
     shapes, shared, styles, writable_styles,
 };
 use crate::naive::Array;
+
+const LOGITS: PairLoss = PairLoss::BinaryCrossEntropyOfLogits;
 
 /// A formula: name, its form with a result, its form in place, and the definition.
 struct Unary {
@@ -438,6 +440,36 @@ fn writing_a_view_leaves_its_surroundings_alone() {
         if is_inside { 100.0 } else { Array::pattern(&[4, 5], 1).at(at) }
     });
     assert_same(&whole, &expected);
+}
+
+/// Contiguous operands of one type meet a formula in longer runs than others.
+#[test]
+fn formula_gives_an_element_the_same_in_a_run_of_any_length() {
+    const LEN: usize = 40_000;
+    let x = laid_out(&Array::pattern(&[LEN], 1), Style::Contiguous, DType::F32);
+    let y = laid_out(&Array::pattern(&[LEN], 2), Style::Contiguous, DType::F32);
+    let ops: [fn(&Tensor, &Tensor) -> Result<Tensor>; 6] = [
+        |x, y| x.pow(y),
+        |x, _| x.pow_scalar(1.7),
+        |x, y| x.lerp(y, 0.3),
+        |x, y| x.gelu_backward(y),
+        |x, y| Tensor::full(shared(), [], DType::F32, 0.5)?.pair_loss_backward(x, y, LOGITS),
+        |x, y| {
+            let mut sum = x.mul_scalar(1.0)?;
+            sum.add_(y)?;
+            Ok(sum)
+        },
+    ];
+    for (index, op) in ops.iter().enumerate() {
+        let bits = |y: &Tensor| y.to_vec::<f32>().unwrap().into_iter().map(f32::to_bits);
+        let whole: Vec<u32> = bits(&op(&x, &y).unwrap()).collect();
+        let mut parts = Vec::new();
+        for at in (0..LEN).step_by(300) {
+            let part = |x: &Tensor| x.narrow(0, at, 300.min(LEN - at)).unwrap();
+            parts.extend(bits(&op(&part(&x), &part(&y)).unwrap()));
+        }
+        assert!(whole == parts, "formula {index}");
+    }
 }
 
 #[test]

@@ -18,16 +18,19 @@ pub(super) fn pow<T: Math + Arithmetic, F: Fused>(
         return;
     }
     let exponents = [T::from_f64(exponent.unwrap_or(0.0)); TILE_LEN];
-    let b = if exponent.is_some() { &exponents[..] } else { sources[1] };
-    let (a, b) = (&sources[0][..to.len()], &b[..to.len()]);
-    zip(&[a, b], to, |a, b| a.pow_in::<F>(b));
-    let mut is_any_special = false;
-    for i in 0..to.len() {
-        is_any_special |= is_special_pow(a[i], b[i]);
-    }
-    if is_any_special {
-        let indices = (0..to.len()).filter(|&i| is_special_pow(a[i], b[i]));
-        indices.for_each(|i| to[i] = a[i].pow_any(b[i]));
+    for (tile, to) in to.chunks_mut(TILE_LEN).enumerate() {
+        let places = tile * TILE_LEN..tile * TILE_LEN + to.len();
+        let a = &sources[0][places.clone()];
+        let b = if exponent.is_some() { &exponents[..to.len()] } else { &sources[1][places] };
+        zip(&[a, b], to, |a, b| a.pow_in::<F>(b));
+        let mut is_any_special = false;
+        for i in 0..to.len() {
+            is_any_special |= is_special_pow(a[i], b[i]);
+        }
+        if is_any_special {
+            let indices = (0..to.len()).filter(|&i| is_special_pow(a[i], b[i]));
+            indices.for_each(|i| to[i] = a[i].pow_any(b[i]));
+        }
     }
 }
 

@@ -67,10 +67,13 @@ fn zip<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T) -> T) {
 fn zip_weighted<T: Math>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T, T) -> T) {
     // One loop for both: a formula that is called twice is not inlined, and then not vectorised.
     let ones = [T::ONE; TILE_LEN];
-    let (x, t) = (&sources[0][..to.len()], &sources[1][..to.len()]);
-    let w = &sources.get(2).copied().unwrap_or(&ones)[..to.len()];
-    for i in 0..to.len() {
-        to[i] = f(x[i], t[i], w[i]);
+    for (tile, to) in to.chunks_mut(TILE_LEN).enumerate() {
+        let places = tile * TILE_LEN..tile * TILE_LEN + to.len();
+        let (x, t) = (&sources[0][places.clone()], &sources[1][places.clone()]);
+        let w = sources.get(2).map_or(&ones[..to.len()], |w| &w[places]);
+        for i in 0..to.len() {
+            to[i] = f(x[i], t[i], w[i]);
+        }
     }
 }
 
