@@ -62,7 +62,7 @@ impl Books {
     ) -> Books {
         Books {
             layout: Layout::new(page_bytes),
-            views: Views::new(view_range_bytes.unwrap_or(0)),
+            views: Views::new(view_range_bytes.unwrap_or(0), page_bytes),
             waits: Waits::default(),
             pages: Pages::new(page_bytes),
             limit_bytes: limit_bytes / page_bytes * page_bytes,
@@ -199,7 +199,7 @@ impl Books {
         request: &Request,
     ) -> Option<(u32, usize, u64)> {
         let stream = request.stream;
-        if let Some((hole, extent)) = self.layout.own_hole(size_bytes, stream) {
+        if let Some((hole, extent)) = self.layout.own_hole(size_bytes, StreamSet::of(stream)) {
             if !self.pages.reach(extent.end()) {
                 return None;
             }

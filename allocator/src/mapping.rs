@@ -23,14 +23,18 @@ impl Engine<'_> {
             return Ok(view);
         }
         let pages: Vec<Extent> = row.collect();
-        while let Some(view) = self.state.books.views.obstacle(&pages) {
-            self.unmap_view(&view, request);
-        }
-        let Some(start) = self.state.books.views.gap(&pages) else {
-            return Err(SourceError::OutOfMemory { size_bytes: request.size_bytes });
+        let gap = loop {
+            let views = &mut self.state.books.views;
+            if let Some(gap) = views.gap(&pages) {
+                break gap;
+            }
+            let Some(unused) = views.take_longest_unused() else {
+                return Err(SourceError::OutOfMemory { size_bytes: request.size_bytes });
+            };
+            self.unmap_view(&unused, request);
         };
-        self.map_pages(&pages, start, request)?;
-        Ok(self.state.books.views.insert(pages, start))
+        self.map_pages(&pages, gap.extent.offset, request)?;
+        Ok(self.state.books.views.insert(pages, gap))
     }
 
     /// Maps all of them or none.

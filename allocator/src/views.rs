@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::holes::NONE;
-use crate::layout::{Extent, PIECES_MAX};
+use crate::layout::{BLOCK_BYTES, Extent, Layout, PIECES_MAX};
+use crate::stream::StreamSet;
 
 /// Mappings that views may have together. Linux lets a process have 65,530. When those in use come
 /// near it, blocks are stitched no more.
@@ -21,11 +22,12 @@ pub(crate) struct View {
     pub(crate) pages: Vec<Extent>,
     /// Where the row begins in the range of views.
     pub(crate) offset: usize,
-    size_bytes: usize,
-    /// Live blocks in it.
-    users: usize,
     /// Of its pages.
     fingerprint: u64,
+    /// Its place in the addresses.
+    slot: u32,
+    /// Live blocks in it.
+    users: u32,
     /// The next view with the same fingerprint, or `NONE`.
     namesake: u32,
     /// Of an idle view, the one that was freed before it and the one after, or `NONE`.
@@ -44,8 +46,15 @@ pub(crate) struct Views {
     mapping_count: usize,
     /// Those of views in use.
     used_mapping_count: usize,
-    /// Addresses that no view has.
-    free: Free,
+    /// The range of views: each view is a block there.
+    addresses: Layout,
+}
+
+/// Free addresses, from which a view can be cut.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gap {
+    hole: u32,
+    pub(crate) extent: Extent,
 }
 
 /// The ends of the row of idle views, and the neighbours of a view in it.
@@ -79,35 +88,13 @@ impl Hasher for Spread {
     }
 }
 
-/// Ranges of free addresses that do not touch.
-#[derive(Clone, Debug, Default)]
-struct Free {
-    /// Offset to length.
-    by_offset: BTreeMap<usize, usize>,
-    /// Length and offset.
-    by_size: BTreeSet<(usize, usize)>,
-}
-
-impl Free {
-    fn put(&mut self, offset: usize, size_bytes: usize) {
-        self.by_offset.insert(offset, size_bytes);
-        self.by_size.insert((size_bytes, offset));
-    }
-
-    fn take(&mut self, offset: usize) -> Option<usize> {
-        let size_bytes = self.by_offset.remove(&offset)?;
-        self.by_size.remove(&(size_bytes, offset));
-        Some(size_bytes)
-    }
-}
-
 impl Views {
     /// No view in an address range of `range_bytes`.
-    pub(crate) fn new(range_bytes: usize) -> Views {
-        let mut free = Free::default();
-        if range_bytes > 0 {
-            free.put(0, range_bytes);
-        }
+    pub(crate) fn new(range_bytes: usize, page_bytes: usize) -> Views {
+        let mut addresses = Layout::new(page_bytes);
+        // A block behind the range makes it a hole: no view may lie beyond its end.
+        let end = Extent { offset: range_bytes, size_bytes: BLOCK_BYTES };
+        addresses.insert_on_top(end, StreamSet::EMPTY, 0);
         Views {
             views: Vec::new(),
             vacant: Vec::new(),
@@ -115,7 +102,7 @@ impl Views {
             idle: [NONE; 2],
             mapping_count: 0,
             used_mapping_count: 0,
-            free,
+            addresses,
         }
     }
 
@@ -161,30 +148,27 @@ impl Views {
         None
     }
 
-    /// An idle view that has to go before one of `pages` can be made; `None` if there is room, or
-    /// if nothing more can go.
-    pub(crate) fn obstacle(&mut self, pages: &[Extent]) -> Option<View> {
-        let has_mappings = self.mapping_count + pages.len() <= MAPPINGS_MAX;
-        if has_mappings && self.gap(pages).is_some() {
+    /// Free addresses for a row of pages: the smallest range that holds it, the lowest on ties.
+    /// `None` if there is none, or if there would be too many mappings.
+    pub(crate) fn gap(&self, pages: &[Extent]) -> Option<Gap> {
+        if self.mapping_count + pages.len() > MAPPINGS_MAX {
             return None;
         }
+        let size_bytes = pages.iter().map(|run| run.size_bytes).sum();
+        let (hole, extent) = self.addresses.own_hole(size_bytes, StreamSet::EMPTY)?;
+        Some(Gap { hole, extent })
+    }
+
+    /// The longest unused view, which goes to make room; `None` if all are in use.
+    pub(crate) fn take_longest_unused(&mut self) -> Option<View> {
         let [earliest, _] = self.idle;
         (earliest != NONE).then(|| self.take_out(earliest))
     }
 
-    /// The smallest free range of addresses that holds a row of pages, the lowest on ties.
-    pub(crate) fn gap(&self, pages: &[Extent]) -> Option<usize> {
-        let size_bytes: usize = pages.iter().map(|run| run.size_bytes).sum();
-        self.free.by_size.range((size_bytes, 0)..).next().map(|&(_, at)| at)
-    }
-
-    /// Enters a row of pages, mapped at `offset`, which came from [`gap`](Self::gap).
-    pub(crate) fn insert(&mut self, pages: Vec<Extent>, offset: usize) -> u32 {
-        let size_bytes = pages.iter().map(|run| run.size_bytes).sum();
-        let free_bytes = self.free.take(offset).expect("the start of free addresses");
-        if free_bytes > size_bytes {
-            self.free.put(offset + size_bytes, free_bytes - size_bytes);
-        }
+    /// Enters a row of pages, mapped in the last gap found for it.
+    pub(crate) fn insert(&mut self, pages: Vec<Extent>, gap: Gap) -> u32 {
+        let (offset, slot) =
+            (gap.extent.offset, self.addresses.insert_in_hole(gap.hole, gap.extent));
         self.mapping_count += pages.len();
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.views.push(None);
@@ -193,7 +177,7 @@ impl Views {
         let fingerprint = fingerprint(pages.iter().copied());
         let namesake = self.by_pages.insert(fingerprint, index).unwrap_or(NONE);
         let idle = [NONE; 2];
-        let view = View { pages, offset, size_bytes, users: 0, fingerprint, namesake, idle };
+        let view = View { pages, offset, fingerprint, slot, users: 0, namesake, idle };
         self.views[index as usize] = Some(view);
         self.lay_idle(index, EARLIER);
         index
@@ -267,18 +251,7 @@ impl Views {
         let view = self.views[index as usize].take().expect("a view that is mapped");
         self.vacant.push(index);
         self.mapping_count -= view.pages.len();
-        let (mut offset, mut size_bytes) = (view.offset, view.size_bytes);
-        if let Some(after_bytes) = self.free.take(offset + size_bytes) {
-            size_bytes += after_bytes;
-        }
-        if let Some((&before, &before_bytes)) = self.free.by_offset.range(..offset).next_back()
-            && before + before_bytes == offset
-        {
-            self.free.take(before);
-            offset = before;
-            size_bytes += before_bytes;
-        }
-        self.free.put(offset, size_bytes);
+        self.addresses.remove(view.slot, 0);
         view
     }
 
@@ -303,31 +276,30 @@ impl Views {
     /// If views overlap, or a counter is not what a recount gives. `users` are the live blocks in
     /// each view.
     pub(crate) fn check(&self, users: &BTreeMap<u32, usize>) {
-        let mut ranges: Vec<(usize, usize)> =
-            self.free.by_offset.iter().map(|(&at, &size_bytes)| (at, size_bytes)).collect();
-        let indexed: BTreeSet<(usize, usize)> =
-            ranges.iter().map(|&(at, size)| (size, at)).collect();
-        assert_eq!(indexed, self.free.by_size, "free addresses by size");
-        let (mut mapping_count, mut used_mapping_count) = (0, 0);
+        let (mut mapping_count, mut used_mapping_count, mut view_count) = (0, 0, 0);
         let idle: BTreeSet<u32> = self.idle().collect();
         assert_eq!(idle.len(), self.idle().count(), "a view is idle twice");
         for (index, view) in self.views.iter().enumerate() {
             let Some(view) = view else { continue };
             let index = index as u32;
             let size_bytes = view.pages.iter().map(|run| run.size_bytes).sum();
-            assert_eq!(size_bytes, view.size_bytes, "size of {view:?}");
-            ranges.push((view.offset, size_bytes));
+            let extent = Extent { offset: view.offset, size_bytes };
+            let is_there = self.addresses.pieces(view.slot).eq([extent]);
+            assert!(is_there, "{view:?} lies elsewhere");
+            view_count += 1;
             mapping_count += view.pages.len();
-            assert_eq!(view.users, users.get(&index).copied().unwrap_or(0), "users of {view:?}");
+            let user_count = users.get(&index).copied().unwrap_or(0);
+            assert_eq!(view.users as usize, user_count, "users of {view:?}");
             assert_eq!(self.find(view.pages.iter().copied()), Some(index), "{view:?} is not found");
             used_mapping_count += if view.users > 0 { view.pages.len() } else { 0 };
             assert_eq!(idle.contains(&index), view.users == 0, "{view:?} is idle or not");
         }
         assert_eq!(mapping_count, self.mapping_count, "mappings");
         assert_eq!(used_mapping_count, self.used_mapping_count, "mappings in use");
-        ranges.sort_unstable();
-        let is_tiled = ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 == pair[1].0);
-        assert!(is_tiled, "views and free addresses do not tile their range");
+        self.addresses.check();
+        // Beside the views, the block behind their range.
+        let taken_count = self.addresses.live().count();
+        assert_eq!(taken_count, view_count + 1, "addresses that no view has are taken");
     }
 }
 
@@ -351,7 +323,7 @@ mod tests {
         let rows = [vec![run(0, 2)], vec![run(0, 1), run(forgets, 2)]];
         let [first, second] = rows.each_ref().map(|row| fingerprint(row.iter().copied()));
         assert_eq!(first, second, "the test has lost its pair");
-        let mut views = Views::new(100 * PAGE);
+        let mut views = Views::new(100 * PAGE, PAGE);
         let find = |views: &Views, row: &[Extent]| views.find(row.iter().copied());
         let indices = rows.clone().map(|row| {
             let at = views.gap(&row).unwrap();

@@ -19,17 +19,16 @@ impl Layout {
     /// Where a block would go; `None` if the arithmetic overflows. May merge holes.
     #[inline]
     pub(crate) fn place(&mut self, want: &Want) -> Option<Place> {
-        if let Some((slot, extent)) = self.own_hole(want.size_bytes, want.stream) {
+        if let Some((slot, extent)) = self.own_hole(want.size_bytes, StreamSet::of(want.stream)) {
             return Some(Place { spot: Spot::Hole { slot, extent }, waits: StreamSet::EMPTY });
         }
         self.place_elsewhere(want)
     }
 
-    /// The start of the best fit among the holes that only `stream` used: a place that needs no
-    /// wait, and the one that `place` prefers.
+    /// The start of the best fit among the holes that just the stream `own` used: a place that
+    /// needs no wait, and the one that `place` prefers.
     #[inline]
-    pub(crate) fn own_hole(&self, size_bytes: usize, stream: Stream) -> Option<(u32, Extent)> {
-        let own = StreamSet::of(stream);
+    pub(crate) fn own_hole(&self, size_bytes: usize, own: StreamSet) -> Option<(u32, Extent)> {
         let (_, holes) = self.holes.iter().find(|(set, _)| *set == own)?;
         let slot = holes.best_fit(&self.nodes, size_bytes)?;
         Some((slot, Extent { offset: self.nodes[slot as usize].extent.offset, size_bytes }))
