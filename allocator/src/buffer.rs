@@ -86,12 +86,12 @@ impl Buffer {
     /// Whether the block consists of pieces of memory that lie apart. It has one address all the
     /// same.
     pub fn is_stitched(&self) -> bool {
-        self.granted.is_stitched
+        self.granted.is_stitched()
     }
 
     /// What the block is for.
     pub fn category(&self) -> Category {
-        self.granted.category
+        self.granted.category()
     }
 
     /// The address as the device sees it.
@@ -141,7 +141,7 @@ impl Buffer {
     pub fn hand_over(&self, to: Stream) -> Result<(), AllocError> {
         let granted = self.granted;
         let request = Request {
-            category: granted.category,
+            category: granted.category(),
             size_bytes: 0,
             stream: to,
             site: Location::caller(),
@@ -153,7 +153,7 @@ impl Buffer {
     fn place(&self) -> (&Segment, usize) {
         let segments = &self.allocator.core().segments;
         let range = match &segments.views {
-            Some(views) if self.granted.is_stitched => views,
+            Some(views) if self.granted.is_stitched() => views,
             _ => &segments.memory,
         };
         (range, self.granted.range_offset)
@@ -217,7 +217,7 @@ impl Drop for Buffer {
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Buffer")
-            .field("category", &self.granted.category)
+            .field("category", &self.granted.category())
             .field("offset", &self.granted.offset)
             .field("size_bytes", &self.size_bytes)
             .finish_non_exhaustive()

@@ -209,15 +209,20 @@ impl CachingAllocator {
         request: &Request,
         injected: bool,
     ) -> Result<Buffer, AllocError> {
-        let granted = engine.allocate(request, injected);
-        let granted = granted.map(|granted| self.hand_out(&mut engine, request, granted));
-        drop(engine);
-        let buffer = granted.or_else(|refusal| {
-            self.climb(request, refusal, |engine| {
-                let granted = engine.allocate(request, false)?;
-                Ok(self.hand_out(engine, request, granted))
-            })
-        })?;
+        let buffer = match engine.allocate(request, injected) {
+            Ok(granted) => {
+                let buffer = self.hand_out(&mut engine, request, granted);
+                drop(engine);
+                buffer
+            }
+            Err(refusal) => {
+                drop(engine);
+                self.climb(request, refusal, |engine| {
+                    let granted = engine.allocate(request, false)?;
+                    Ok(self.hand_out(engine, request, granted))
+                })?
+            }
+        };
         Ok(if self.core().is_checked { checked::hand_out(buffer) } else { buffer })
     }
 

@@ -83,13 +83,17 @@ impl Drop for Core {
 }
 
 /// A block as its owner remembers it.
+///
+/// What could be a `bool` or an enum is a number: a value that it never has would mark the empty
+/// `Option` of a buffer, and a buffer that moves would be copied around that mark, in parts that
+/// have to wait for the writes before. Without one, the mark is the handle, a word of its own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Granted {
     pub(crate) offset: usize,
     /// Where it lies in its address range: the range of views if it is stitched, else the memory.
     pub(crate) range_offset: usize,
-    pub(crate) is_stitched: bool,
-    pub(crate) category: Category,
+    is_stitched: u8,
+    category: u8,
     pub(crate) slot: u32,
     pub(crate) serial: u64,
 }
@@ -98,8 +102,16 @@ impl Granted {
     /// A block in one piece.
     #[inline(always)]
     pub(crate) fn whole(offset: usize, slot: u32, serial: u64, request: &Request) -> Granted {
-        let category = request.category;
-        Granted { offset, range_offset: offset, is_stitched: false, category, slot, serial }
+        let category = request.category as u8;
+        Granted { offset, range_offset: offset, is_stitched: 0, category, slot, serial }
+    }
+
+    pub(crate) fn is_stitched(&self) -> bool {
+        self.is_stitched != 0
+    }
+
+    pub(crate) fn category(&self) -> Category {
+        Category::ALL[usize::from(self.category)]
     }
 }
 
@@ -215,7 +227,7 @@ impl Engine<'_> {
             return Ok(granted);
         }
         let range_offset = self.enter_view(place, view, request, serial);
-        Ok(Granted { range_offset, is_stitched: true, ..granted })
+        Ok(Granted { range_offset, is_stitched: 1, ..granted })
     }
 
     #[inline]

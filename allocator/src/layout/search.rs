@@ -61,17 +61,18 @@ impl Layout {
 
     #[cold]
     fn place_elsewhere(&mut self, want: &Want) -> Option<Place> {
-        if self.holes.iter().filter(|(_, holes)| holes.len() > 0).count() > 1 {
+        let list_count = self.holes.iter().filter(|(_, holes)| holes.len() > 0).count();
+        if list_count > 1 {
             if let Some(place) = self.any_hole(want) {
                 return Some(place);
             }
             self.merge_across_streams();
         }
-        if let Some(place) = self.any_hole(want) {
-            return Some(place);
-        }
-        if let Some(place) = self.stitched(want) {
-            return Some(place);
+        if list_count > 0 {
+            let place = self.any_hole(want).or_else(|| self.stitched(want));
+            if place.is_some() {
+                return place;
+            }
         }
         let extent = Extent { offset: self.top(), size_bytes: want.size_bytes };
         extent.offset.checked_add(extent.size_bytes)?;
