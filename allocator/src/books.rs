@@ -125,29 +125,27 @@ impl Books {
     /// Up to `size_bytes` of free committed pages, the highest first, none of them in `except`.
     pub(crate) fn spare_pages(&self, size_bytes: usize, except: &[Extent]) -> Vec<Extent> {
         let page_bytes = self.statistics.page_bytes;
-        let mut spare = self.pages.beyond(self.page_ceil(self.layout.top()));
-        let holes = self.layout.page_holes();
-        spare.splice(0..0, holes.into_iter().flat_map(|hole| self.pages.committed_in(hole)));
-        let mut missing_bytes = size_bytes;
-        let mut taken: Vec<Extent> = Vec::new();
-        for run in spare.into_iter().rev() {
-            let mut end = run.end();
-            while end > run.offset && missing_bytes > 0 {
-                let page = Extent { offset: end - page_bytes, size_bytes: page_bytes };
-                end = page.offset;
-                let is_wanted =
-                    except.iter().any(|e| e.offset < page.end() && page.offset < e.end());
-                if is_wanted {
-                    continue;
+        let top = self.page_ceil(self.layout.top());
+        let beyond = Extent { offset: top, size_bytes: usize::MAX - top };
+        let free = std::iter::once(beyond).chain(self.layout.page_holes());
+        let mut missing_bytes = self.page_ceil(size_bytes);
+        let mut taken = Vec::new();
+        for mut run in free.flat_map(|hole| self.pages.committed_down(hole)) {
+            while run.size_bytes > 0 && missing_bytes > 0 {
+                let (start, end) = (run.offset, run.end());
+                let meets = |wanted: &&Extent| wanted.offset < end && start < wanted.end();
+                let wanted = except.iter().filter(meets).max_by_key(|wanted| wanted.offset);
+                let from = wanted.map_or(start, |wanted| self.page_ceil(wanted.end()).min(end));
+                let spare_bytes = missing_bytes.min(end - from);
+                if spare_bytes > 0 {
+                    taken.push(Extent { offset: end - spare_bytes, size_bytes: spare_bytes });
+                    missing_bytes -= spare_bytes;
                 }
-                missing_bytes = missing_bytes.saturating_sub(page_bytes);
-                match taken.last_mut() {
-                    Some(last) if last.offset == page.end() => {
-                        last.offset = page.offset;
-                        last.size_bytes += page_bytes;
-                    }
-                    _ => taken.push(page),
-                }
+                let below = wanted.map_or(start, |wanted| wanted.offset / page_bytes * page_bytes);
+                run.size_bytes = below.saturating_sub(start);
+            }
+            if missing_bytes == 0 {
+                break;
             }
         }
         taken
@@ -169,14 +167,13 @@ impl Books {
         let shared_bytes = page_end - self.layout.top();
         let beyond_bytes = shared_bytes + room_bytes.min(self.limit_bytes - page_end);
         // A hole may begin in a page that is paid for already.
-        let in_hole = |hole: &Extent| {
+        let in_hole = |hole: Extent| {
             let shared_bytes = (page_bytes - hole.offset % page_bytes) % page_bytes;
             let end_bytes = hole.end() % page_bytes;
             let whole_bytes = hole.size_bytes.saturating_sub(shared_bytes + end_bytes);
             if whole_bytes <= room_bytes { hole.size_bytes } else { shared_bytes + room_bytes }
         };
-        let holes = self.layout.page_holes();
-        let mut candidates: Vec<usize> = holes.iter().map(in_hole).collect();
+        let mut candidates: Vec<usize> = self.layout.page_holes().map(in_hole).collect();
         candidates.extend([beyond_bytes, room_bytes, self.layout.largest_hole_bytes()]);
         candidates.sort_unstable();
         let could_be_had = |&size_bytes: &usize| {

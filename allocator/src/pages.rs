@@ -34,36 +34,45 @@ impl Pages {
 
     /// The pages that an extent needs and that are not committed, in order.
     pub(crate) fn missing_in(&self, extent: Extent) -> Vec<Extent> {
-        self.within(extent, &self.missing_below(extent))
+        let start = extent.offset / self.page_bytes * self.page_bytes;
+        let end = extent.end().next_multiple_of(self.page_bytes);
+        let before = self.missing.range(..start).next_back();
+        let gaps = before.into_iter().chain(self.missing.range(start..end));
+        let gaps = gaps.map(|(&gap, &gap_end)| (gap, gap_end)).chain([(self.end, usize::MAX)]);
+        let clipped = gaps.map(|(gap, gap_end)| (gap.max(start), gap_end.min(end)));
+        let clipped = clipped.filter(|(from, to)| from < to);
+        clipped.map(|(from, to)| Extent { offset: from, size_bytes: to - from }).collect()
     }
 
-    /// The committed pages that lie wholly inside an extent, in order.
-    pub(crate) fn committed_in(&self, extent: Extent) -> Vec<Extent> {
+    /// The committed pages that lie wholly inside an extent, the highest run first.
+    pub(crate) fn committed_down(&self, extent: Extent) -> impl Iterator<Item = Extent> {
         let start = extent.offset.next_multiple_of(self.page_bytes);
-        let end = (extent.end() / self.page_bytes * self.page_bytes).min(self.end);
-        let mut committed = Vec::new();
-        let mut at = start;
-        for (missing, missing_end) in self.missing_between(start, end) {
-            if missing > at {
-                committed.push(Extent { offset: at, size_bytes: missing - at });
+        let mut end = (extent.end() / self.page_bytes * self.page_bytes).min(self.end);
+        let mut gaps = self.missing.range(..end).rev();
+        std::iter::from_fn(move || {
+            while start < end {
+                let (gap, gap_end) = gaps.next().map_or((start, start), |(&at, &to)| (at, to));
+                let offset = gap_end.clamp(start, end);
+                let run = Extent { offset, size_bytes: end - offset };
+                end = gap;
+                if run.size_bytes > 0 {
+                    return Some(run);
+                }
             }
-            at = at.max(missing_end);
-        }
-        if end > at {
-            committed.push(Extent { offset: at, size_bytes: end - at });
-        }
-        committed
+            None
+        })
+    }
+
+    /// [`committed_down`](Self::committed_down) in order.
+    pub(crate) fn committed_in(&self, extent: Extent) -> Vec<Extent> {
+        let mut runs: Vec<Extent> = self.committed_down(extent).collect();
+        runs.reverse();
+        runs
     }
 
     /// Every run of committed pages, in order.
     pub(crate) fn all(&self) -> Vec<Extent> {
-        self.beyond(0)
-    }
-
-    /// Committed pages at or beyond `top`.
-    pub(crate) fn beyond(&self, top: usize) -> Vec<Extent> {
-        let size_bytes = self.end.saturating_sub(top);
-        self.committed_in(Extent { offset: top, size_bytes })
+        self.committed_in(Extent { offset: 0, size_bytes: self.end })
     }
 
     /// Enters whole pages that are committed from now on.
@@ -108,33 +117,6 @@ impl Pages {
         }
         self.missing.insert(start, end);
         self.missing_bytes += end - start;
-    }
-
-    fn missing_between(&self, start: usize, end: usize) -> impl Iterator<Item = (usize, usize)> {
-        let before = self.missing.range(..start).next_back();
-        let before = before.filter(|&(_, &missing_end)| missing_end > start);
-        before
-            .into_iter()
-            .chain(self.missing.range(start..end.max(start)))
-            .map(|(&missing, &missing_end)| (missing, missing_end))
-    }
-
-    fn missing_below(&self, extent: Extent) -> Vec<(usize, usize)> {
-        let start = extent.offset / self.page_bytes * self.page_bytes;
-        let mut missing: Vec<_> = self.missing_between(start, extent.end()).collect();
-        let end = extent.end().next_multiple_of(self.page_bytes);
-        if end > self.end {
-            missing.push((self.end, end));
-        }
-        missing
-    }
-
-    fn within(&self, extent: Extent, runs: &[(usize, usize)]) -> Vec<Extent> {
-        let start = extent.offset / self.page_bytes * self.page_bytes;
-        let end = extent.end().next_multiple_of(self.page_bytes);
-        let clipped = runs.iter().map(|&(from, to)| (from.max(start), to.min(end)));
-        let clipped = clipped.filter(|(from, to)| from < to);
-        clipped.map(|(from, to)| Extent { offset: from, size_bytes: to - from }).collect()
     }
 
     /// # Panics

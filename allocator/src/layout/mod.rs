@@ -140,23 +140,33 @@ impl Layout {
         self.holes.iter().map(|(_, holes)| holes.largest_bytes(&self.nodes)).max().unwrap_or(0)
     }
 
-    /// What no block takes below the top, by address, where it is at least a page long: holes, and
-    /// rows of holes of different streams.
-    pub(crate) fn page_holes(&self) -> Vec<Extent> {
-        let mut rows: Vec<Extent> = Vec::new();
-        for (_, node) in self.nodes() {
-            if node.kind != Kind::Hole {
-                continue;
+    /// What no block takes below the top, from there down, where it is at least a page long: holes,
+    /// and rows of holes of different streams.
+    pub(crate) fn page_holes(&self) -> impl Iterator<Item = Extent> {
+        let mut slot = self.last;
+        let rows = std::iter::from_fn(move || {
+            let mut row = self.hole_down_from(&mut slot)?;
+            while let Some(before) = self.nodes.get(slot as usize)
+                && before.kind == Kind::Hole
+            {
+                row.offset = before.extent.offset;
+                row.size_bytes += before.extent.size_bytes;
+                slot = before.previous;
             }
-            match rows.last_mut() {
-                Some(row) if row.end() == node.extent.offset => {
-                    row.size_bytes += node.extent.size_bytes;
-                }
-                _ => rows.push(node.extent),
+            Some(row)
+        });
+        rows.filter(|row| row.size_bytes >= self.page_bytes)
+    }
+
+    /// The next hole from the one in `slot` down; `slot` is then the node before it.
+    fn hole_down_from(&self, slot: &mut u32) -> Option<Extent> {
+        while let Some(node) = self.nodes.get(*slot as usize) {
+            *slot = node.previous;
+            if node.kind == Kind::Hole {
+                return Some(node.extent);
             }
         }
-        rows.retain(|row| row.size_bytes >= self.page_bytes);
-        rows
+        None
     }
 
     /// Blocks, pieces and holes in address order.
