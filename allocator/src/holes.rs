@@ -1,7 +1,7 @@
 //! The holes of a layout, in the order of best fit: by size, then by address.
 //!
-//! A bin holds the holes of similar size: every size has its own up to 128 KiB, then a power of two
-//! has 128, and the last bin has all that is longer. A bitmap names the bins that are not empty, so
+//! A bin holds the holes of similar size: every size has its own up to 256 KiB, then a power of two
+//! has 256, and the last bin has all that is longer. A bitmap names the bins that are not empty, so
 //! that the search goes to the right bin at once, and a bin is a treap (Seidel and Aragon 1996)
 //! whose links lie in the nodes: nothing is allocated once the vectors have grown, and a bin of
 //! thousands is no worse than logarithmic.
@@ -11,11 +11,11 @@ use crate::layout::{BLOCK_BYTES, Extent, Node};
 /// Ends a path in a treap.
 pub(crate) const NONE: u32 = u32::MAX;
 
-const STEP_BITS: usize = 7;
+const STEP_BITS: usize = 8;
 const BINS_PER_POWER: usize = 1 << STEP_BITS;
 /// Sizes in blocks below this have a bin each.
 const EXACT_BINS: usize = 2 * BINS_PER_POWER;
-/// As many as a bitmap of one word names in words: they tell sizes apart up to 2^47 bytes.
+/// As many as a bitmap of one word names in words: they tell sizes apart up to 4 GiB.
 const BIN_COUNT: usize = 64 * WORD_COUNT;
 const WORD_COUNT: usize = 64;
 const _: () = assert!(BIN_COUNT > EXACT_BINS);
