@@ -6,7 +6,7 @@ use std::panic::Location;
 use crate::category::{ByCategory, Category};
 use crate::checked::{Checks, GUARD_BYTES};
 use crate::holes::NONE;
-use crate::layout::{Extent, Layout, Live, Place, Want, active_bytes};
+use crate::layout::{Extent, Layout, Live, Place, Want, active_bytes, page_floor};
 use crate::live::BlockInfo;
 use crate::pages::Pages;
 use crate::statistics::Statistics;
@@ -101,7 +101,9 @@ impl Books {
     /// Rounded up to a page; saturates at a value that no address range reaches.
     #[inline]
     pub(crate) fn page_ceil(&self, bytes: usize) -> usize {
-        bytes.checked_next_multiple_of(self.statistics.page_bytes).unwrap_or(usize::MAX)
+        let page_bytes = self.statistics.page_bytes;
+        let end = bytes.checked_add(page_bytes - 1);
+        end.map_or(usize::MAX, |end| page_floor(end, page_bytes))
     }
 
     /// What would be reserved with nothing cached and a block at a place: the least that any cache
@@ -141,7 +143,7 @@ impl Books {
                     taken.push(Extent { offset: end - spare_bytes, size_bytes: spare_bytes });
                     missing_bytes -= spare_bytes;
                 }
-                let below = wanted.map_or(start, |wanted| wanted.offset / page_bytes * page_bytes);
+                let below = wanted.map_or(start, |wanted| page_floor(wanted.offset, page_bytes));
                 run.size_bytes = below.saturating_sub(start);
             }
             if missing_bytes == 0 {

@@ -5,7 +5,7 @@ use crate::engine::Engine;
 use crate::history::Action;
 use crate::layout::{Extent, Place};
 use crate::source::{Mapping, PageRange, SourceError};
-use crate::views::{View, whole_pages};
+use crate::views::View;
 
 impl Engine<'_> {
     /// The view of a stitched place, mapped now if no earlier block left it.
@@ -18,7 +18,7 @@ impl Engine<'_> {
         request: &Request,
     ) -> Result<u32, SourceError> {
         let page_bytes = self.state.books.statistics.page_bytes;
-        let row = place.extents().map(|piece| whole_pages(piece, page_bytes));
+        let row = place.extents().map(|piece| piece.pages_around(page_bytes));
         if let Some(view) = self.state.books.views.find(row.clone()) {
             return Ok(view);
         }

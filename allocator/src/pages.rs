@@ -34,8 +34,8 @@ impl Pages {
 
     /// The pages that an extent needs and that are not committed, in order.
     pub(crate) fn missing_in(&self, extent: Extent) -> Vec<Extent> {
-        let start = extent.offset / self.page_bytes * self.page_bytes;
-        let end = extent.end().next_multiple_of(self.page_bytes);
+        let pages = extent.pages_around(self.page_bytes);
+        let (start, end) = (pages.offset, pages.end());
         let before = self.missing.range(..start).next_back();
         let gaps = before.into_iter().chain(self.missing.range(start..end));
         let gaps = gaps.map(|(&gap, &gap_end)| (gap, gap_end)).chain([(self.end, usize::MAX)]);
@@ -46,8 +46,8 @@ impl Pages {
 
     /// The committed pages that lie wholly inside an extent, the highest run first.
     pub(crate) fn committed_down(&self, extent: Extent) -> impl Iterator<Item = Extent> {
-        let start = extent.offset.next_multiple_of(self.page_bytes);
-        let mut end = (extent.end() / self.page_bytes * self.page_bytes).min(self.end);
+        let pages = extent.pages_inside(self.page_bytes);
+        let (start, mut end) = (pages.offset, pages.end().min(self.end));
         let mut gaps = self.missing.range(..end).rev();
         std::iter::from_fn(move || {
             while start < end {

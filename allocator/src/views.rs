@@ -303,13 +303,6 @@ impl Views {
     }
 }
 
-/// The whole pages that a piece of a block lies on.
-#[inline]
-pub(crate) fn whole_pages(piece: Extent, page_bytes: usize) -> Extent {
-    let offset = piece.offset & !(page_bytes - 1);
-    Extent { offset, size_bytes: piece.end().next_multiple_of(page_bytes) - offset }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

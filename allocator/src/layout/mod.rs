@@ -51,6 +51,30 @@ impl Extent {
     pub(crate) fn end(self) -> usize {
         self.offset + self.size_bytes
     }
+
+    /// The pages that it lies on.
+    pub(crate) fn pages_around(self, page_bytes: usize) -> Extent {
+        let offset = page_floor(self.offset, page_bytes);
+        Extent { offset, size_bytes: page_ceil(self.end(), page_bytes) - offset }
+    }
+
+    /// The whole pages inside; none has any offset.
+    pub(crate) fn pages_inside(self, page_bytes: usize) -> Extent {
+        let offset = page_ceil(self.offset, page_bytes);
+        let end = page_floor(self.end(), page_bytes);
+        Extent { offset, size_bytes: end.saturating_sub(offset) }
+    }
+}
+
+/// The end of the last whole page below an offset. A page is a power of two, which only we know:
+/// the compiler would divide, and that takes longer than all else that asks for a page.
+pub(crate) fn page_floor(offset: usize, page_bytes: usize) -> usize {
+    offset & !(page_bytes - 1)
+}
+
+/// The start of the first page that does not begin below an offset.
+pub(crate) fn page_ceil(offset: usize, page_bytes: usize) -> usize {
+    page_floor(offset + (page_bytes - 1), page_bytes)
 }
 
 /// The blocks of an arena; a page is a power of two. Nodes sit in a slab and are linked in address

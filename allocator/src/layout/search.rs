@@ -191,12 +191,9 @@ impl Layout {
         firsts.min_by_key(|slot| self.nodes[*slot as usize].key())
     }
 
-    /// The whole pages in a hole; none has any offset.
+    /// The whole pages in a hole.
     fn pages_inside(&self, slot: u32) -> Extent {
-        let hole = self.nodes[slot as usize].extent;
-        let offset = hole.offset.next_multiple_of(self.page_bytes);
-        let end = hole.end() >> self.page_shift << self.page_shift;
-        Extent { offset, size_bytes: end.saturating_sub(offset) }
+        self.nodes[slot as usize].extent.pages_inside(self.page_bytes)
     }
 
     /// Bytes of the pages in which live blocks lie: the least that has to be committed.
