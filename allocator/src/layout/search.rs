@@ -115,7 +115,7 @@ impl Layout {
             return None;
         }
         let mut missing_bytes = want.size_bytes;
-        let mut parts = Vec::with_capacity(4);
+        let mut parts = Vec::with_capacity(8);
         let mut waits = StreamSet::EMPTY;
         let mut next = self.next_largest(Key::MAX);
         while let Some(largest) = next
