@@ -16,7 +16,7 @@ use super::tile::{Geometry, TAP_COUNT_MAX, fill, tap_offsets};
 use super::units::{Role, Unit, Units};
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::pool::Pool;
-use crate::cpu::simd::{LANE_COUNT_MAX, SimdFloat};
+use crate::cpu::simd::SimdFloat;
 use crate::dtype::{Element, convert_slice};
 
 /// y = conv(x, w) + b.
@@ -139,6 +139,7 @@ fn output_unit<E: Element, T: SimdFloat>(
     let w = &w[unit.first_channel * k_len(geometry)..][..channels * k_len(geometry)];
     let b = &b[unit.first_channel..][..channels];
     let (width, out_len) = (geometry.out_size[1], geometry.out_plane_len());
+    let taps_len = geometry.tap_count();
     for first_row in (0..geometry.out_size[0]).step_by(tiling.row_count) {
         let row_count = tiling.row_count.min(geometry.out_size[0] - first_row);
         let mut product = |first_channel, y: &mut [T], out_len, first_pixel| {
@@ -146,23 +147,21 @@ fn output_unit<E: Element, T: SimdFloat>(
             let from = source_channels(geometry, unit.first_image, unit.group, first_channel);
             let source = &source[from..][..channel_count * geometry.in_plane_len()];
             fill(geometry, &tiling, source, first_row, tile);
-            for first_tap in (0..geometry.tap_count()).step_by(TAP_COUNT_MAX) {
-                let (offsets, tap_count) = tap_offsets(geometry, &tiling, first_tap);
-                let is_first = first_channel == 0 && first_tap == 0;
+            for first_tap in (0..channel_count * taps_len).step_by(TAP_COUNT_MAX) {
+                let (offsets, tap_count) = tap_offsets(geometry, &tiling, channel_count, first_tap);
+                let first_k = first_channel * taps_len + first_tap;
                 T::dispatch(OutputTile {
                     w,
                     k_len: k_len(geometry),
-                    first_k: first_channel * geometry.tap_count() + first_tap,
-                    taps_len: geometry.tap_count(),
-                    tile: &tile[..channel_count * tiling.plane_len + LANE_COUNT_MAX],
-                    plane_len: tiling.plane_len,
+                    first_k,
+                    tile,
                     offsets: &offsets[..tap_count],
                     b,
                     y: &mut *y,
                     out_len,
                     first_pixel,
                     pixel_count: row_count * width,
-                    start: if is_first { Start::Overwrite } else { Start::Accumulate },
+                    start: if first_k == 0 { Start::Overwrite } else { Start::Accumulate },
                 });
             }
         };

@@ -112,12 +112,11 @@ pub(super) struct OutputTile<'a, T> {
     pub(super) w: &'a [T],
     /// Weights of one output channel.
     pub(super) k_len: usize,
+    /// The first weight that `offsets` are for.
     pub(super) first_k: usize,
-    /// Weights from one source channel to the next.
-    pub(super) taps_len: usize,
     pub(super) tile: &'a [T],
-    pub(super) plane_len: usize,
-    pub(super) offsets: &'a [usize],
+    /// Where the taps begin in the tile.
+    pub(super) offsets: &'a [u32],
     pub(super) b: &'a [T],
     pub(super) y: &'a mut [T],
     /// Values from one output channel to the next.
@@ -209,23 +208,18 @@ impl<T: SimdFloat> OutputTile<'_, T> {
                 }
             }
         }
-        let planes = (self.tile.len() - LANE_COUNT_MAX) / self.plane_len;
-        let w = &self.w[channel * self.k_len..][..ROWS * self.k_len];
-        for plane in 0..planes {
-            let tile = &self.tile[plane * self.plane_len + pixel..];
-            let w = &w[(self.first_k + plane * self.taps_len) * ROWS..];
-            let w = w.as_chunks::<ROWS>().0;
-            for (w, &offset) in w.iter().zip(self.offsets) {
-                let x = &tile[offset..][..COLS * lanes];
-                let mut vectors = [simd.splat(T::ZERO); COLS];
+        let tile = &self.tile[pixel..];
+        let w = &self.w[channel * self.k_len + self.first_k * ROWS..];
+        for (w, &offset) in w.as_chunks::<ROWS>().0.iter().zip(self.offsets) {
+            let x = &tile[offset as usize..][..COLS * lanes];
+            let mut vectors = [simd.splat(T::ZERO); COLS];
+            for col in 0..COLS {
+                vectors[col] = simd.load(&x[col * lanes..]);
+            }
+            for row in 0..ROWS {
+                let weight = simd.splat(w[row]);
                 for col in 0..COLS {
-                    vectors[col] = simd.load(&x[col * lanes..]);
-                }
-                for row in 0..ROWS {
-                    let weight = simd.splat(w[row]);
-                    for col in 0..COLS {
-                        sums[row][col] = simd.mul_add(weight, vectors[col], sums[row][col]);
-                    }
+                    sums[row][col] = simd.mul_add(weight, vectors[col], sums[row][col]);
                 }
             }
         }

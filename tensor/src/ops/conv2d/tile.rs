@@ -23,8 +23,8 @@ const TILE_LEN_MAX: usize = 32 * 1024;
 /// tile are copied once more for each tile, so rather than low ones it takes fewer channels.
 const PIXELS_ENOUGH: usize = 256;
 
-/// Taps whose offsets are held at once; larger kernels take several passes.
-pub(super) const TAP_COUNT_MAX: usize = 64;
+/// Taps, of all channels together, whose offsets are held at once; more take several passes.
+pub(super) const TAP_COUNT_MAX: usize = 1024;
 
 /// A convolution as the tile sees it: one group, source and destination of any role.
 #[derive(Clone, Copy, Debug)]
@@ -151,23 +151,34 @@ impl Tiling {
     }
 }
 
-/// The offsets of taps `first..` of a tile, and how many they are.
+/// Where the taps `first..` of `channel_count` channels begin in a tile, channel by channel, and
+/// how many they are. One list for all channels, so that the innermost loop is long: where it began
+/// anew for each channel, 3x3 kernels took 5 % more.
 pub(super) fn tap_offsets(
     geometry: &Geometry,
     tiling: &Tiling,
+    channel_count: usize,
     first: usize,
-) -> ([usize; TAP_COUNT_MAX], usize) {
-    let count = (geometry.tap_count() - first).min(TAP_COUNT_MAX);
-    let phase_rows = geometry.phase_rows(tiling.row_count);
-    let stride = geometry.stride[0];
+) -> ([u32; TAP_COUNT_MAX], usize) {
+    let taps = geometry.tap_count();
+    let count = (channel_count * taps - first).min(TAP_COUNT_MAX);
     let mut offsets = [0; TAP_COUNT_MAX];
-    for (index, offset) in offsets[..count].iter_mut().enumerate() {
-        let (kh, kw) = ((first + index) / geometry.kernel[1], (first + index) % geometry.kernel[1]);
-        let row = kh * geometry.dilation[0];
-        let rows = (kw * stride + row % stride) * phase_rows + row / stride;
-        *offset = rows * geometry.out_size[1];
+    for index in 0..count {
+        offsets[index] = match index.checked_sub(taps) {
+            Some(same_tap) => offsets[same_tap] + tiling.plane_len as u32,
+            None => tap_offset(geometry, tiling, first + index) as u32,
+        };
     }
     (offsets, count)
+}
+
+fn tap_offset(geometry: &Geometry, tiling: &Tiling, index: usize) -> usize {
+    let (channel, tap) = (index / geometry.tap_count(), index % geometry.tap_count());
+    let (kh, kw) = (tap / geometry.kernel[1], tap % geometry.kernel[1]);
+    let (stride, phase_rows) = (geometry.stride[0], geometry.phase_rows(tiling.row_count));
+    let row = kh * geometry.dilation[0];
+    let rows = (kw * stride + row % stride) * phase_rows + row / stride;
+    channel * tiling.plane_len + rows * geometry.out_size[1]
 }
 
 /// Fills the tile of output rows `first_row..` from `source`, the planes of its channels.

@@ -90,8 +90,9 @@ fn weight_unit<E: Element, T: SimdFloat>(
                     let tile = &mut tile[image * tiling.image_len..][..tiling.image_len];
                     fill(geometry, &tiling, x, first_row, tile);
                 }
-                for first_tap in (0..taps_len).step_by(TAP_COUNT_MAX) {
-                    let (offsets, tap_count) = tap_offsets(geometry, &tiling, first_tap);
+                for first_tap in (0..channel_count * taps_len).step_by(TAP_COUNT_MAX) {
+                    let (offsets, tap_count) =
+                        tap_offsets(geometry, &tiling, channel_count, first_tap);
                     T::dispatch(WeightTile {
                         dy: &*turned,
                         channels,
@@ -99,12 +100,9 @@ fn weight_unit<E: Element, T: SimdFloat>(
                         image_count,
                         tile: &*tile,
                         image_len: tiling.image_len,
-                        plane_len: tiling.plane_len,
-                        plane_count: channel_count,
                         offsets: &offsets[..tap_count],
                         dw: &mut *dw,
                         first_k: first_channel * taps_len + first_tap,
-                        taps_len,
                     });
                 }
             }

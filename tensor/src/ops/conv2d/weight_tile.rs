@@ -52,14 +52,12 @@ pub(super) struct WeightTile<'a, T> {
     pub(super) tile: &'a [T],
     /// Elements of the tile from one image to the next.
     pub(super) image_len: usize,
-    pub(super) plane_len: usize,
-    pub(super) plane_count: usize,
-    pub(super) offsets: &'a [usize],
+    /// Where the taps begin in the tile.
+    pub(super) offsets: &'a [u32],
     /// Rows of padded channels, one for each of K.
     pub(super) dw: &'a mut [T],
+    /// The row of dw that the first of `offsets` is for.
     pub(super) first_k: usize,
-    /// Rows of dw from one source channel to the next.
-    pub(super) taps_len: usize,
 }
 
 impl<T: SimdFloat> SimdKernel<T> for WeightTile<'_, T> {
@@ -90,7 +88,7 @@ impl<T: SimdFloat> WeightTile<'_, T> {
         simd: S,
         channel: usize,
     ) -> usize {
-        let row_count = self.plane_count * self.offsets.len();
+        let row_count = self.offsets.len();
         let mut row = 0;
         while row + ROWS <= row_count {
             self.block::<S, ROWS, COLS>(simd, row, channel);
@@ -118,25 +116,20 @@ impl<T: SimdFloat> WeightTile<'_, T> {
         channel: usize,
     ) {
         let (lanes, padded) = (S::LANE_COUNT, padded_channels(self.channels));
-        let tap_count = self.offsets.len();
-        let mut starts = [0; ROWS];
-        let mut results = [0; ROWS];
-        for row in 0..ROWS {
-            let (plane, tap) = ((first_row + row) / tap_count, (first_row + row) % tap_count);
-            starts[row] = plane * self.plane_len + self.offsets[tap];
-            results[row] = (self.first_k + plane * self.taps_len + tap) * padded + channel;
-        }
+        let offsets = &self.offsets[first_row..][..ROWS];
+        let first_result = (self.first_k + first_row) * padded + channel;
         let mut sums = [[simd.splat(T::ZERO); COLS]; ROWS];
         for row in 0..ROWS {
             for col in 0..COLS {
-                sums[row][col] = simd.load(&self.dw[results[row] + col * lanes..]);
+                sums[row][col] = simd.load(&self.dw[first_result + row * padded + col * lanes..]);
             }
         }
         for image in 0..self.image_count {
             let dy = &self.dy[image * self.pixel_count * padded..][..self.pixel_count * padded];
             let mut x: [&[T]; ROWS] = [&[]; ROWS];
             for row in 0..ROWS {
-                x[row] = &self.tile[image * self.image_len + starts[row]..][..self.pixel_count];
+                let start = image * self.image_len + offsets[row] as usize;
+                x[row] = &self.tile[start..][..self.pixel_count];
             }
             for pixel in 0..self.pixel_count {
                 let dy = &dy[pixel * padded + channel..][..COLS * lanes];
@@ -154,7 +147,10 @@ impl<T: SimdFloat> WeightTile<'_, T> {
         }
         for row in 0..ROWS {
             for col in 0..COLS {
-                simd.store(sums[row][col], &mut self.dw[results[row] + col * lanes..]);
+                simd.store(
+                    sums[row][col],
+                    &mut self.dw[first_result + row * padded + col * lanes..],
+                );
             }
         }
     }
