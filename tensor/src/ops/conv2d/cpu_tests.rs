@@ -138,10 +138,11 @@ fn layers_of_usual_networks_agree_with_the_definition() {
 
 #[test]
 fn work_larger_than_a_tile_agrees_with_the_definition() {
-    // Rows, then channels, then taps do not fit at once.
+    // Rows, then channels, then taps of all channels, then those of one do not fit at once.
     check_against_definition::<f32>(&square(1, [24, 2], 64, 3), 2);
     check_against_definition::<f32>(&square(1, [600, 2], 21, 3), 2);
-    check_against_definition::<f32>(&square(2, [2, 3], 12, 9), 2);
+    check_against_definition::<f32>(&square(2, [40, 3], 4, 9), 2);
+    check_against_definition::<f32>(&square(1, [2, 3], 4, 33), 2);
 }
 
 #[test]

@@ -116,7 +116,7 @@ pub(super) struct OutputTile<'a, T> {
     pub(super) first_k: usize,
     pub(super) tile: &'a [T],
     /// Where the taps begin in the tile.
-    pub(super) offsets: &'a [u32],
+    pub(super) offsets: &'a [usize],
     pub(super) b: &'a [T],
     pub(super) y: &'a mut [T],
     /// Values from one output channel to the next.
@@ -211,7 +211,7 @@ impl<T: SimdFloat> OutputTile<'_, T> {
         let tile = &self.tile[pixel..];
         let w = &self.w[channel * self.k_len + self.first_k * ROWS..];
         for (w, &offset) in w.as_chunks::<ROWS>().0.iter().zip(self.offsets) {
-            let x = &tile[offset as usize..][..COLS * lanes];
+            let x = &tile[offset..][..COLS * lanes];
             let mut vectors = [simd.splat(T::ZERO); COLS];
             for col in 0..COLS {
                 vectors[col] = simd.load(&x[col * lanes..]);

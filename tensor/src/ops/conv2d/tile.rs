@@ -159,14 +159,14 @@ pub(super) fn tap_offsets(
     tiling: &Tiling,
     channel_count: usize,
     first: usize,
-) -> ([u32; TAP_COUNT_MAX], usize) {
+) -> ([usize; TAP_COUNT_MAX], usize) {
     let taps = geometry.tap_count();
     let count = (channel_count * taps - first).min(TAP_COUNT_MAX);
     let mut offsets = [0; TAP_COUNT_MAX];
     for index in 0..count {
         offsets[index] = match index.checked_sub(taps) {
-            Some(same_tap) => offsets[same_tap] + tiling.plane_len as u32,
-            None => tap_offset(geometry, tiling, first + index) as u32,
+            Some(same_tap) => offsets[same_tap] + tiling.plane_len,
+            None => tap_offset(geometry, tiling, first + index),
         };
     }
     (offsets, count)

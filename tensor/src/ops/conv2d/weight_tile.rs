@@ -53,7 +53,7 @@ pub(super) struct WeightTile<'a, T> {
     /// Elements of the tile from one image to the next.
     pub(super) image_len: usize,
     /// Where the taps begin in the tile.
-    pub(super) offsets: &'a [u32],
+    pub(super) offsets: &'a [usize],
     /// Rows of padded channels, one for each of K.
     pub(super) dw: &'a mut [T],
     /// The row of dw that the first of `offsets` is for.
@@ -128,7 +128,7 @@ impl<T: SimdFloat> WeightTile<'_, T> {
             let dy = &self.dy[image * self.pixel_count * padded..][..self.pixel_count * padded];
             let mut x: [&[T]; ROWS] = [&[]; ROWS];
             for row in 0..ROWS {
-                let start = image * self.image_len + offsets[row] as usize;
+                let start = image * self.image_len + offsets[row];
                 x[row] = &self.tile[start..][..self.pixel_count];
             }
             for pixel in 0..self.pixel_count {
