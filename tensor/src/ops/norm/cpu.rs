@@ -1,6 +1,8 @@
 //! Rows of `channels / groups` channels of `inner` elements each, normalised in the cache: the
 //! statistics in two passes (mean, then squared distances from it), with sums carried in f64.
 
+use std::ops::Range;
+
 use super::piece::{PIECE_LEN, Wide, moments, pieces};
 use super::{Center, Norm};
 use crate::Element;
@@ -12,6 +14,11 @@ use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
 
 /// Elements of a task.
 const CHUNK_LEN: usize = 1 << 14;
+
+/// Rows that are normalised together, if they have no more elements: those stay in the L1 cache.
+const ROWS_TOGETHER_MAX: usize = 4;
+const TOGETHER_LEN: usize = 1 << 12;
+
 impl Norm {
     pub(super) fn rows_per_task(&self) -> usize {
         (CHUNK_LEN / self.row_len().max(1)).max(1)
@@ -33,12 +40,16 @@ struct Forward<'a, E: Stored> {
 impl<E: Stored> SimdKernel<E::Lane> for Forward<'_, E> {
     #[inline(always)]
     fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
+        let rows = 0..self.rstd.len();
+        if self.norm.inner > 1 {
+            rows.for_each(|row| self.row_of_channels::<64>(row));
+            return;
+        }
         let mut wide = Wide::new();
-        for row in 0..self.rstd.len() {
-            match self.norm.inner {
-                1 => self.row_of_elements(simd, row, &mut wide),
-                _ => self.row_of_channels::<64>(row),
-            }
+        let together = (TOGETHER_LEN / self.norm.row_len().max(1)).clamp(1, ROWS_TOGETHER_MAX);
+        for first in rows.clone().step_by(together) {
+            let rows = first..rows.end.min(first + together);
+            self.rows_of_elements(simd, rows, &mut wide);
         }
     }
 }
@@ -56,30 +67,75 @@ impl<E: Stored> Forward<'_, E> {
         [mean, rstd]
     }
 
-    /// Each element has a weight.
+    /// Each element has a weight. The roots and quotients of one row are computed while another
+    /// is summed.
     #[inline(always)]
-    fn row_of_elements<S: Simd<E::Lane>>(&mut self, simd: S, row: usize, wide: &mut Wide<E::Lane>) {
-        let zero = <E::Lane as crate::Float>::ZERO;
+    fn rows_of_elements<S: Simd<E::Lane>>(
+        &mut self,
+        simd: S,
+        rows: Range<usize>,
+        wide: &mut Wide<E::Lane>,
+    ) {
+        let mut near = [<E::Lane as crate::Float>::ZERO; ROWS_TOGETHER_MAX];
+        if self.norm.center == Center::Mean {
+            for row in rows.clone() {
+                near[row - rows.start] = self.mean_of_elements(simd, row, wide);
+            }
+        }
+        for row in rows.clone() {
+            self.keep_moments(simd, row, near[row - rows.start], wide);
+        }
+        for row in rows {
+            self.normalize(simd, row, wide);
+        }
+    }
+
+    /// The mean of a row but for rounding.
+    #[inline(always)]
+    fn mean_of_elements<S: Simd<E::Lane>>(
+        &self,
+        simd: S,
+        row: usize,
+        wide: &mut Wide<E::Lane>,
+    ) -> E::Lane {
         let len = self.norm.row_len();
         let x = &self.x[row * len..][..len];
-        let mut shift = zero;
-        if self.norm.center == Center::Mean {
-            let mut sum = 0.0;
-            for places in pieces(len) {
-                sum += moments(simd, wide.x(&x[places]), zero)[0];
-            }
-            shift = E::Lane::from_f64(sum / len as f64);
+        let mut sum = 0.0;
+        for places in pieces(len) {
+            sum += moments(simd, wide.x(&x[places]), <E::Lane as crate::Float>::ZERO)[0];
         }
+        E::Lane::from_f64(sum / len as f64)
+    }
+
+    /// Stores the statistics of a row, from the distances to what is near its mean.
+    #[inline(always)]
+    fn keep_moments<S: Simd<E::Lane>>(
+        &mut self,
+        simd: S,
+        row: usize,
+        near: E::Lane,
+        wide: &mut Wide<E::Lane>,
+    ) {
+        let len = self.norm.row_len();
+        let x = &self.x[row * len..][..len];
         let (mut rest, mut squares) = (0.0, 0.0);
         for places in pieces(len) {
-            let found = moments(simd, wide.x(&x[places]), shift);
+            let found = moments(simd, wide.x(&x[places]), near);
             (rest, squares) = (rest + found[0], squares + found[1]);
         }
         let (mean, variance) = match self.norm.center {
-            Center::Mean => corrected(shift, [rest, squares], len),
+            Center::Mean => corrected(near, [rest, squares], len),
             Center::Zero => (0.0, squares / len as f64),
         };
-        let [mean, rstd] = self.keep(row, mean, variance);
+        self.keep(row, mean, variance);
+    }
+
+    #[inline(always)]
+    fn normalize<S: Simd<E::Lane>>(&mut self, simd: S, row: usize, wide: &mut Wide<E::Lane>) {
+        let zero = <E::Lane as crate::Float>::ZERO;
+        let len = self.norm.row_len();
+        let x = &self.x[row * len..][..len];
+        let scale = [self.mean.as_ref().map_or(zero, |means| means[row]), self.rstd[row]];
         let channels = self.norm.channels_of_row(self.first_row + row);
         let weight = self.weight.map(|weight| &weight[channels.clone()]);
         let bias = self.bias.map(|bias| &bias[channels]);
@@ -88,12 +144,12 @@ impl<E: Stored> Forward<'_, E> {
             let piece = wide.operands(x, [weight, bias], places.clone());
             let y = &mut y[places];
             if is_exact::<E, E::Lane>() {
-                piece.normalized(simd, [mean, rstd], bytemuck::cast_slice_mut(y));
+                piece.normalized(simd, scale, bytemuck::cast_slice_mut(y));
                 continue;
             }
             let mut lanes = [zero; PIECE_LEN];
             let lanes = &mut lanes[..y.len()];
-            piece.normalized(simd, [mean, rstd], lanes);
+            piece.normalized(simd, scale, lanes);
             E::Lane::cast_slice(lanes, y);
         }
     }
