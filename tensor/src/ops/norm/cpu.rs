@@ -42,7 +42,10 @@ impl<E: Stored> SimdKernel<E::Lane> for Forward<'_, E> {
     fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
         let rows = 0..self.rstd.len();
         if self.norm.inner > 1 {
-            rows.for_each(|row| self.row_of_channels::<64>(row));
+            // Not `for_each`: its closure would be compiled for any processor.
+            for row in rows {
+                self.row_of_channels::<64>(row);
+            }
             return;
         }
         let mut wide = Wide::new();
