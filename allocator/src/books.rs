@@ -62,10 +62,10 @@ impl Books {
     ) -> Books {
         Books {
             layout: Layout::new(page_bytes),
-            views: Views::new(view_range_bytes.unwrap_or(0), page_bytes),
+            views: Views::new(page_floor(view_range_bytes.unwrap_or(0), page_bytes), page_bytes),
             waits: Waits::default(),
             pages: Pages::new(page_bytes),
-            limit_bytes: limit_bytes / page_bytes * page_bytes,
+            limit_bytes: page_floor(limit_bytes, page_bytes),
             stitches: view_range_bytes.is_some(),
             charges: BTreeMap::new(),
             statistics: Statistics { capacity_bytes, page_bytes, ..Statistics::default() },
@@ -88,13 +88,13 @@ impl Books {
 
     /// Where a block of `size_bytes` for `stream` would go.
     #[inline]
-    pub(crate) fn place(&mut self, size_bytes: usize, stream: Stream) -> Option<Place> {
+    pub(crate) fn place(&self, size_bytes: usize, stream: Stream) -> Option<Place> {
         let stitches = self.stitches && self.views.has_room();
         self.layout.place(&Want { size_bytes, stream, waits: &self.waits, stitches })
     }
 
     /// [`place`](Self::place) on a source that shows no page at a second address.
-    pub(crate) fn place_whole(&mut self, size_bytes: usize, stream: Stream) -> Option<Place> {
+    pub(crate) fn place_whole(&self, size_bytes: usize, stream: Stream) -> Option<Place> {
         self.layout.place(&Want { size_bytes, stream, waits: &self.waits, stitches: false })
     }
 
@@ -161,7 +161,7 @@ impl Books {
 
     /// A large block that a request on the default stream could still get, with nothing cached: the
     /// largest of those that fill a hole, the pages that the capacity leaves, or the top.
-    pub(crate) fn largest_free_bytes(&mut self) -> usize {
+    pub(crate) fn largest_free_bytes(&self) -> usize {
         let Statistics { capacity_bytes, page_bytes, charged, .. } = self.statistics;
         let pages = capacity_bytes.saturating_sub(charged.current_bytes) / page_bytes * page_bytes;
         let room_bytes = pages.saturating_sub(self.layout.touched_bytes());
@@ -227,7 +227,7 @@ impl Books {
     /// Makes a place a live block, in `view` if it is stitched. Returns its slot and serial.
     pub(crate) fn insert(
         &mut self,
-        place: &Place,
+        place: &mut Place,
         size_bytes: usize,
         view: u32,
         request: &Request,

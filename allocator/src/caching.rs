@@ -344,7 +344,7 @@ impl CachingAllocator {
     }
 
     /// Makes the nth request from now fail, past the allocator's own retries, as out of memory.
-    /// Requests are `allocate`, `allocate_in` and everything that grows a charge.
+    /// Requests are `allocate`, `allocate_in`, `allocate_on` and everything that grows a charge.
     pub fn inject_fault(&self, fault: Fault) {
         self.core().lock().state.fault = Some(fault);
     }

@@ -332,7 +332,8 @@ mod tests {
         }));
         for size_bytes in sizes {
             let bin = bin_of(size_bytes);
-            assert!(bin >= last || size_bytes < 5000 * 512, "{size_bytes}");
+            assert!(bin >= last, "{size_bytes}");
+            assert!(bin > last || size_bytes > 256 << 10, "{size_bytes} has no bin of its own");
             last = bin;
         }
         assert!(bin_of(usize::MAX) < BIN_COUNT);
@@ -347,12 +348,14 @@ mod tests {
         #[test]
         fn agrees_with_an_ordered_set(
             ops in prop::collection::vec((0..3_u8, 1..400_usize, 0..60_u32), 1..300),
+            // Up to 76 MiB, and up to 76 GiB: the largest share the last bin.
+            grain_bytes in prop_oneof![Just(512_usize), Just(512 << 10)],
         ) {
             let (mut holes, mut nodes) = (Holes::new(), nodes());
             let mut set: BTreeSet<(usize, usize, u32)> = BTreeSet::new();
             for (op, blocks, slot) in ops {
                 let offset = slot as usize * 1024;
-                let size_bytes = blocks * blocks * 512;
+                let size_bytes = blocks * blocks * grain_bytes;
                 let listed = set.iter().find(|hole| hole.2 == slot).copied();
                 match (op, listed) {
                     (0, None) => {

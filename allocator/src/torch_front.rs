@@ -14,7 +14,7 @@ use crate::engine::{Engine, Granted, Refusal};
 use crate::error::AllocError;
 use crate::history::{Action, Record};
 use crate::holes::NONE;
-use crate::layout::{Live, Want, active_bytes};
+use crate::layout::{Live, active_bytes};
 use crate::stream::{Stream, StreamSet};
 use crate::torch::{
     BlockState, REQUEST_BYTES_END, SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES, SegmentSource, StreamId,
@@ -225,10 +225,8 @@ struct Driver<'a, 'b> {
 impl SegmentSource for Driver<'_, '_> {
     fn reserve(&mut self, size_bytes: u64) -> Option<u64> {
         let size_bytes = usize::try_from(size_bytes).ok()?;
-        let books = &mut self.engine.state.books;
         let stream = Stream::DEFAULT;
-        let want = Want { size_bytes, stream, waits: &books.waits, stitches: false };
-        let place = books.layout.place(&want)?;
+        let mut place = self.engine.state.books.place_whole(size_bytes, stream)?;
         if let Err(refusal) = self.engine.commit_for(&place, self.request) {
             if let Refusal::Final(error) = refusal {
                 self.failure = Some(error);
@@ -246,7 +244,7 @@ impl SegmentSource for Driver<'_, '_> {
             view: NONE,
         };
         let books = &mut self.engine.state.books;
-        let slot = books.layout.insert(&place, &live, books.current_event());
+        let slot = books.layout.insert(&mut place, &live, books.current_event());
         self.segments.insert(place.offset(), slot);
         Some(place.offset() as u64)
     }

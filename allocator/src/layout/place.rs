@@ -6,11 +6,14 @@ use crate::holes::NONE;
 use crate::stream::{Marks, StreamSet};
 
 /// Where a request would go.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) spot: Spot,
     /// Streams to wait for first.
     pub(crate) waits: StreamSet,
+    /// The layout that it is in, if holes had to be merged to find it: a request that fails after
+    /// all leaves its layout as it was.
+    pub(super) merged: Option<Box<Layout>>,
 }
 
 /// The kinds of place.
@@ -33,6 +36,10 @@ pub(crate) struct Part {
 }
 
 impl Place {
+    pub(super) fn new(spot: Spot, waits: StreamSet) -> Place {
+        Place { spot, waits, merged: None }
+    }
+
     /// The end of what it takes. Of a stitched place only its last piece can move the top.
     pub(crate) fn end(&self) -> usize {
         match &self.spot {
@@ -61,7 +68,10 @@ impl Place {
 
 impl Layout {
     /// Makes a place, found since the last change, a live block after an event. Returns its slot.
-    pub(crate) fn insert(&mut self, place: &Place, live: &Live, event: u64) -> u32 {
+    pub(crate) fn insert(&mut self, place: &mut Place, live: &Live, event: u64) -> u32 {
+        if let Some(merged) = place.merged.take() {
+            *self = *merged;
+        }
         let slot = match &place.spot {
             Spot::Hole { slot, extent } => self.insert_in_hole(*slot, *extent),
             Spot::Top(extent) => {
@@ -256,8 +266,19 @@ impl Layout {
         }
     }
 
-    /// Neighbours become one hole that all their streams used.
-    pub(super) fn merge_across_streams(&mut self) {
+    /// This layout with neighbouring holes as one that all their streams used; `None` if no two
+    /// touch.
+    pub(super) fn merged_across_streams(&self) -> Option<Box<Layout>> {
+        let holes = self.nodes().map(|(_, node)| node.kind == Kind::Hole);
+        let touch = holes.clone().zip(holes.skip(1)).any(|pair| pair == (true, true));
+        touch.then(|| {
+            let mut merged = Box::new(self.clone());
+            merged.merge_across_streams();
+            merged
+        })
+    }
+
+    fn merge_across_streams(&mut self) {
         let mut slot = self.first;
         while let Some(node) = self.nodes.get(slot as usize) {
             let next = node.next;

@@ -1,7 +1,7 @@
 //! Where a request would go, and what that would cost in pages.
 
 use super::place::{Part, Place, Spot};
-use super::{Extent, Kind, Layout, PIECES_MAX};
+use super::{Extent, Kind, Layout, PIECES_MAX, page_floor};
 use crate::holes::{Key, NONE, key, size_of_key};
 use crate::stream::{Stream, StreamSet, Waits};
 
@@ -16,17 +16,17 @@ pub(crate) struct Want<'a> {
 }
 
 impl Layout {
-    /// Where a block would go; `None` if the arithmetic overflows. May merge holes.
+    /// Where a block would go; `None` if the arithmetic overflows.
     #[inline]
-    pub(crate) fn place(&mut self, want: &Want) -> Option<Place> {
+    pub(crate) fn place(&self, want: &Want) -> Option<Place> {
         if let Some((slot, extent)) = self.own_hole(want.size_bytes, StreamSet::of(want.stream)) {
-            return Some(Place { spot: Spot::Hole { slot, extent }, waits: StreamSet::EMPTY });
+            return Some(Place::new(Spot::Hole { slot, extent }, StreamSet::EMPTY));
         }
         self.place_elsewhere(want)
     }
 
-    /// The start of the best fit among the holes that just the stream `own` used: a place that
-    /// needs no wait, and the one that `place` prefers.
+    /// The start of the best fit among the holes that the streams `own`, all of them and no other,
+    /// used. Of a stream's own holes it is the place that `place` prefers, as it needs no wait.
     #[inline]
     pub(crate) fn own_hole(&self, size_bytes: usize, own: StreamSet) -> Option<(u32, Extent)> {
         let (_, holes) = self.holes.iter().find(|(set, _)| *set == own)?;
@@ -60,23 +60,30 @@ impl Layout {
     }
 
     #[cold]
-    fn place_elsewhere(&mut self, want: &Want) -> Option<Place> {
+    fn place_elsewhere(&self, want: &Want) -> Option<Place> {
         let list_count = self.holes.iter().filter(|(_, holes)| holes.len() > 0).count();
-        if list_count > 1 {
-            if let Some(place) = self.any_hole(want) {
-                return Some(place);
-            }
-            self.merge_across_streams();
+        if list_count > 0
+            && let Some(place) = self.any_hole(want)
+        {
+            return Some(place);
         }
-        if list_count > 0 {
-            let place = self.any_hole(want).or_else(|| self.stitched(want));
-            if place.is_some() {
-                return place;
-            }
+        if list_count > 1
+            && let Some(merged) = self.merged_across_streams()
+        {
+            let place = merged.any_hole(want).or_else(|| merged.stitched_or_top(want))?;
+            return Some(Place { merged: Some(merged), ..place });
+        }
+        self.stitched_or_top(want)
+    }
+
+    fn stitched_or_top(&self, want: &Want) -> Option<Place> {
+        let stitched = self.stitched(want);
+        if stitched.is_some() {
+            return stitched;
         }
         let extent = Extent { offset: self.top(), size_bytes: want.size_bytes };
         extent.offset.checked_add(extent.size_bytes)?;
-        Some(Place { spot: Spot::Top(extent), waits: self.waits_beyond(want) })
+        Some(Place::new(Spot::Top(extent), self.waits_beyond(want)))
     }
 
     /// Of the best fits of all sets of streams: one that needs no wait first, then the smallest,
@@ -90,7 +97,7 @@ impl Layout {
         });
         let (_, _, offset, slot, waits) = candidates.min()?;
         let extent = Extent { offset, size_bytes: want.size_bytes };
-        Some(Place { spot: Spot::Hole { slot, extent }, waits })
+        Some(Place::new(Spot::Hole { slot, extent }, waits))
     }
 
     fn waits_for(&self, want: &Want, slot: u32) -> StreamSet {
@@ -143,12 +150,12 @@ impl Layout {
             waits = waits.union(self.waits_beyond(want));
             // From the next page on: with the free part of the last one as a first piece, recorded
             // traces needed 1 % more, because such a piece leaves odd holes behind.
-            let offset = self.top().checked_next_multiple_of(page_bytes)?;
+            let offset = page_floor(self.top().checked_add(page_bytes - 1)?, page_bytes);
             offset.checked_add(missing_bytes)?;
             let extent = Extent { offset, size_bytes: missing_bytes };
             parts.push(Part { hole: NONE, extent });
         }
-        Some(Place { spot: Spot::Stitched(parts), waits })
+        Some(Place::new(Spot::Stitched(parts), waits))
     }
 
     /// Of the holes of a page or more, the largest one that comes after what has the key `last`, by
@@ -204,12 +211,13 @@ impl Layout {
 
     /// What that would be with a block at a place.
     pub(crate) fn touched_bytes_with(&self, place: &Place) -> usize {
+        let layout = place.merged.as_deref().unwrap_or(self);
         let new_pages = |extent: Extent, hole: u32| {
-            let (previous, next) = match self.nodes.get(hole as usize) {
+            let (previous, next) = match layout.nodes.get(hole as usize) {
                 Some(node) => (node.previous, node.next),
-                None => (self.last, NONE),
+                None => (layout.last, NONE),
             };
-            self.own_pages(extent, previous, next)
+            layout.own_pages(extent, previous, next)
         };
         let new_pages: usize = match &place.spot {
             Spot::Hole { slot, extent } => new_pages(*extent, *slot),

@@ -1,8 +1,8 @@
 use std::ops::Range;
 
 use lowtide_allocator::{
-    Action, Buffer, CachingAllocator, Category, EarlyReuse, Fence, HostSource, SimSource,
-    SimStreams, Stream,
+    Action, Buffer, CachingAllocator, Category, EarlyReuse, Fault, Fence, HostSource, Repeat,
+    SimSource, SimStreams, Stream,
 };
 use proptest::prelude::*;
 
@@ -219,6 +219,32 @@ proptest! {
         }
         prop_assert_eq!(silent.waits(), noisy.waits());
         prop_assert_eq!(silent.memory.statistics(), noisy.memory.statistics());
+    }
+
+    #[test]
+    fn failed_requests_leave_later_ones_their_places(
+        program in stream_program(),
+        failing in prop::collection::vec((0..5_usize, 0..3_u8), 150),
+    ) {
+        let (mut calm, mut troubled) = (StreamWorld::new(), StreamWorld::new());
+        for (op, (on, way)) in program.into_iter().zip(failing) {
+            let memory = &troubled.memory;
+            let allocate = |size_bytes| {
+                memory.allocate_on(stream(on), Category::Other, size_bytes).map(drop)
+            };
+            let failed = match way {
+                0 => allocate(2 * PLENTY),
+                1 => memory.charge(Category::Other, 2 * PLENTY).map(drop),
+                _ => {
+                    memory.inject_fault(Fault { nth: 1, repeat: Repeat::Once });
+                    allocate(8 * PAGE_BYTES)
+                }
+            };
+            prop_assert!(failed.is_err());
+            prop_assert_eq!(calm.step(op), troubled.step(op));
+            troubled.memory.check_invariants();
+        }
+        prop_assert_eq!(calm.waits(), troubled.waits());
     }
 
     #[test]
