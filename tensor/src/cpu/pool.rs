@@ -22,6 +22,9 @@ const SPINS_BEFORE_PARK: u32 = if cfg!(lowtide_loom) { 1 } else { 4_000 };
 /// How often the caller looks for the last worker before it starts to yield its core.
 const SPINS_BEFORE_YIELD: u32 = if cfg!(lowtide_loom) { 1 } else { 2_000 };
 
+/// Shares that a job is cut into, at most; more threads share them.
+const SHARES_MAX: usize = if cfg!(lowtide_loom) { 2 } else { 16 };
+
 /// Layout of `Shared::state`: the low bits count the workers inside the job, then one bit says
 /// that workers may still enter, one that the pool is closing; the rest counts jobs.
 const ACTIVE_MASK: u64 = (1 << 16) - 1;
@@ -47,11 +50,21 @@ struct Shared {
     wake: Condvar,
 }
 
+/// The chunks of a job lie in shares of neighbours, one for each thread, which helps with the
+/// others when its own is done. So a thread meets the same part of a tensor in kernel after kernel,
+/// as long as none is late, and finds it in its own cache.
 struct Job<'a> {
     task: &'a (dyn Fn(usize) + Sync),
-    chunk_count: usize,
-    next: AtomicUsize,
+    shares: [Share; SHARES_MAX],
+    share_count: usize,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// Chunks that are handed out in order, on a cache line of its own.
+#[repr(align(64))]
+struct Share {
+    next: AtomicUsize,
+    end: usize,
 }
 
 impl Pool {
@@ -72,7 +85,7 @@ impl Pool {
                 let shared = Arc::clone(&shared);
                 thread::Builder::new()
                     .name(format!("lowtide-cpu-{index}"))
-                    .spawn(move || shared.work())
+                    .spawn(move || shared.work(index + 1))
                     .ok()
             })
             .collect();
@@ -96,15 +109,17 @@ impl Pool {
             (0..chunk_count).for_each(task);
             return;
         }
-        let job = Job { task, chunk_count, next: AtomicUsize::new(0), panic: Mutex::new(None) };
+        let job = Job::new(task, chunk_count, self.threads());
         self.shared.publish(&job);
-        job.take_part();
+        job.take_part(0);
         self.shared.retire();
         self.busy.store(false, Ordering::Release);
-        let Job { next, panic, .. } = job;
-        // Under loom this also fails if some thread's last look at the job is not behind us.
-        let handed_out = next.into_inner();
-        debug_assert!(handed_out >= chunk_count, "{handed_out} of {chunk_count} chunks");
+        let Job { shares, panic, .. } = job;
+        for Share { next, end } in shares {
+            // Under loom this also fails if some thread's last look at the job is not behind us.
+            let next = next.into_inner();
+            debug_assert!(next >= end, "chunk {next} of those below {end} was not handed out");
+        }
         if let Some(payload) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
             resume_unwind(payload);
         }
@@ -122,21 +137,39 @@ impl Drop for Pool {
     }
 }
 
-impl Job<'_> {
-    fn take_part(&self) {
+impl<'a> Job<'a> {
+    fn new(task: &'a (dyn Fn(usize) + Sync), chunk_count: usize, threads: usize) -> Job<'a> {
+        let share_count = threads.clamp(1, SHARES_MAX);
+        let start_of = |share: usize| chunk_count * share.min(share_count) / share_count;
+        let shares = std::array::from_fn(|share| Share {
+            next: AtomicUsize::new(start_of(share)),
+            end: start_of(share + 1),
+        });
+        Job { task, shares, share_count, panic: Mutex::new(None) }
+    }
+
+    /// Runs chunks until none is left, those of the thread's own share first.
+    fn take_part(&self, thread: usize) {
+        let shares = &self.shares[..self.share_count];
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            loop {
-                let index = self.next.fetch_add(1, Ordering::Relaxed);
-                if index >= self.chunk_count {
-                    break;
+            for turn in 0..shares.len() {
+                let share = &shares[(thread + turn) % shares.len()];
+                while let Some(index) = share.take() {
+                    (self.task)(index);
                 }
-                (self.task)(index);
             }
         }));
         if let Err(payload) = outcome {
-            self.next.store(self.chunk_count, Ordering::Relaxed);
+            shares.iter().for_each(|share| share.next.store(share.end, Ordering::Relaxed));
             self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
         }
+    }
+}
+
+impl Share {
+    fn take(&self) -> Option<usize> {
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        (index < self.end).then_some(index)
     }
 }
 
@@ -173,8 +206,8 @@ impl Shared {
         }
     }
 
-    /// The life of a worker: enter each job once, at most.
-    fn work(&self) {
+    /// The life of a worker: enter each job once, at most. The caller of a job is thread 0.
+    fn work(&self, thread: usize) {
         let mut last_epoch = 0;
         loop {
             let Some(seen) = self.await_job(last_epoch) else { return };
@@ -188,7 +221,7 @@ impl Shared {
             // with OPEN set, so `publish` had stored the pointer before; 2. it counted this thread,
             // and `run` keeps the job on its stack until `retire` has seen that count at zero.
             let job: &Job<'_> = unsafe { &*self.job.load(Ordering::Relaxed) };
-            job.take_part();
+            job.take_part(thread);
             self.state.fetch_sub(1, Ordering::Release);
         }
     }
