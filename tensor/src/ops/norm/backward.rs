@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::Norm;
+use super::cpu::ROWS_TOGETHER_MAX;
 use super::piece::{PIECE_LEN, Wide, pieces};
 use crate::Element;
 use crate::cpu::Cpu;
@@ -20,6 +21,13 @@ pub(super) struct Cut {
     rows_per_task: usize,
     /// Partial sums of each parameter's gradient.
     partials: usize,
+}
+
+impl Norm {
+    /// Whether neighbouring rows have the same channels, whose partial sums they share.
+    fn rows_share_sums(&self) -> bool {
+        self.groups == 1 && self.samples > PARTIALS_MAX
+    }
 }
 
 impl Cut {
@@ -59,17 +67,24 @@ impl<E: Stored> SimdKernel<E::Lane> for Backward<'_, E> {
         if let Some(partials) = &mut self.partials {
             partials.fill(<E::Lane as crate::Float>::ZERO);
         }
-        let mut wide = Wide::new();
-        for row in 0..self.rstd.len() {
-            match self.norm.inner {
-                1 => self.row_of_elements(simd, row, &mut wide),
-                _ => self.row_of_channels::<64>(row),
+        let rows = 0..self.rstd.len();
+        if self.norm.inner > 1 {
+            // Not `for_each`: its closure would be compiled for any processor.
+            for row in rows {
+                self.row_of_channels::<64>(row);
             }
+            return;
+        }
+        let mut wide = Wide::new();
+        let together = self.norm.rows_together();
+        for first in rows.clone().step_by(together) {
+            let rows = first..rows.end.min(first + together);
+            self.rows_of_elements(simd, rows, &mut wide);
         }
     }
 }
 
-impl<E: Stored> Backward<'_, E> {
+impl<'a, E: Stored> Backward<'a, E> {
     /// Of the partial sums, those of the channels of a row: `Σ dy·x̂`, then `Σ dy`.
     #[inline(always)]
     fn sums_of(
@@ -84,26 +99,74 @@ impl<E: Stored> Backward<'_, E> {
         [Some(first..first + per_row), Some(first + per_row..first + 2 * per_row)]
     }
 
-    /// `dx = rstd · (dy·w - mean(dy·w) - x̂ · mean(dy·w·x̂))` where each element has a weight.
+    /// `dx = rstd · (dy·w - mean(dy·w) - x̂ · mean(dy·w·x̂))` where each element has a weight. The
+    /// means of one row are rounded and spread while another is summed.
     #[inline(always)]
-    fn row_of_elements<S: Simd<E::Lane>>(&mut self, simd: S, row: usize, wide: &mut Wide<E::Lane>) {
+    fn rows_of_elements<S: Simd<E::Lane>>(
+        &mut self,
+        simd: S,
+        rows: Range<usize>,
+        wide: &mut Wide<E::Lane>,
+    ) {
+        let mut scales = [[<E::Lane as crate::Float>::ZERO; 4]; ROWS_TOGETHER_MAX];
+        for row in rows.clone() {
+            scales[row - rows.start] = self.scale_of(simd, row, wide);
+        }
+        // Rows that are widened, or have weights or sums of their own, go one by one.
+        let are_alike = is_exact::<E, E::Lane>() && self.norm.rows_share_sums();
+        if are_alike && rows.len() == ROWS_TOGETHER_MAX {
+            return self.gradients(simd, rows.start, &scales, wide);
+        }
+        for row in rows.clone() {
+            self.gradients(simd, row, &[scales[row - rows.start]], wide);
+        }
+    }
+
+    /// What the gradient of a row is made with: `[mean, rstd, mean(dy·w), mean(dy·w·x̂)]`.
+    #[inline(always)]
+    fn scale_of<S: Simd<E::Lane>>(
+        &self,
+        simd: S,
+        row: usize,
+        wide: &mut Wide<E::Lane>,
+    ) -> [E::Lane; 4] {
         let norm = self.norm;
         let len = norm.row_len();
         let (dy, x) = (&self.dy[row * len..][..len], &self.x[row * len..][..len]);
         let mean = self.mean.map_or(<E::Lane as crate::Float>::ZERO, |mean| mean[row]);
         let rstd = self.rstd[row];
-        let channels = norm.channels_of_row(self.first_row + row);
-        let weight = self.weight.map(|weight| &weight[channels]);
-        let [dw, db] = Self::sums_of(norm, &mut self.partials, row);
+        let weight = self.weight_of(row);
         let mut totals = [0.0; 2];
         for places in pieces(len) {
-            let piece = wide.operands(x, [weight, Some(dy)], places);
-            let sums = piece.products(simd, [mean, rstd]);
+            let weight = weight.map(|weight| &weight[places.clone()]);
+            let dy = Some(&dy[places.clone()]);
+            let piece = wide.operands(places.len(), &x[places], [weight, dy]);
+            let sums = piece.products(simd, mean);
             totals = [totals[0] + sums[0], totals[1] + sums[1]];
         }
+        totals[1] *= rstd.to_f64();
         let [sum, product] = norm.center.means(totals, len).map(E::Lane::from_f64);
-        let dx = &mut self.dx[row * len..][..len];
-        let scale = [mean, rstd, sum, product];
+        [mean, rstd, sum, product]
+    }
+
+    #[inline(always)]
+    fn weight_of(&self, row: usize) -> Option<&'a [E]> {
+        let channels = self.norm.channels_of_row(self.first_row + row);
+        self.weight.map(|weight| &weight[channels])
+    }
+
+    /// Writes dx of `ROWS` rows from `first` on and adds to the sums of their channels.
+    #[inline(always)]
+    fn gradients<S: Simd<E::Lane>, const ROWS: usize>(
+        &mut self,
+        simd: S,
+        first: usize,
+        scales: &[[E::Lane; 4]; ROWS],
+        wide: &mut Wide<E::Lane>,
+    ) {
+        let len = self.norm.row_len();
+        let weight = self.weight_of(first);
+        let [dw, db] = Self::sums_of(self.norm, &mut self.partials, first);
         for places in pieces(len) {
             let mut parameters = match (&mut self.partials, &dw, &db) {
                 (Some(partials), Some(dw), Some(db)) => {
@@ -113,15 +176,19 @@ impl<E: Stored> Backward<'_, E> {
                 }
                 _ => None,
             };
-            let piece = wide.operands(x, [weight, Some(dy)], places.clone());
-            let dx = &mut dx[places];
+            let all = first * len + places.start..(first + ROWS - 1) * len + places.end;
+            let weight = weight.map(|weight| &weight[places.clone()]);
+            let dy = Some(&self.dy[all.clone()]);
+            let piece = wide.operands(places.len(), &self.x[all.clone()], [weight, dy]);
+            let dx = &mut self.dx[all];
             if is_exact::<E, E::Lane>() {
-                piece.gradients(scale, bytemuck::cast_slice_mut(dx), &mut parameters);
+                let dx = bytemuck::cast_slice_mut(dx);
+                piece.gradients(simd, len, scales, dx, &mut parameters);
                 continue;
             }
             let mut lanes = [<E::Lane as crate::Float>::ZERO; PIECE_LEN];
             let lanes = &mut lanes[..dx.len()];
-            piece.gradients(scale, lanes, &mut parameters);
+            piece.gradients(simd, len, scales, lanes, &mut parameters);
             E::Lane::cast_slice(lanes, dx);
         }
     }
@@ -260,21 +327,38 @@ pub(super) fn backward<E: Stored>(
     // Partial sums lie as [partials, groups, 2, channels of a group].
     for (which, to) in [dweight, dbias].into_iter().enumerate() {
         for (group, to) in to.chunks_exact_mut(per_row.max(1)).enumerate() {
-            add_up(partials, 2 * norm.channels, (group * 2 + which) * per_row, to);
+            let (row_len, first) = (2 * norm.channels, (group * 2 + which) * per_row);
+            E::Lane::dispatch(AddUp { rows: partials, row_len, first, to });
         }
     }
 }
 
-/// `to[i] = Σ of rows[first + i]` over rows of `row_len`, a tile at a time to read along the rows.
-fn add_up<E: Stored>(rows: &[E::Lane], row_len: usize, first: usize, to: &mut [E]) {
-    const TILE_LEN: usize = 64;
-    for (tile, to) in to.chunks_mut(TILE_LEN).enumerate() {
-        let first = first + tile * TILE_LEN;
-        let mut totals = [0.0; TILE_LEN];
-        for row in rows.chunks_exact(row_len) {
-            let row = &row[first..first + to.len()];
-            totals.iter_mut().zip(row).for_each(|(total, x)| *total += x.to_f64());
+/// `to[i] = Σ of rows[first + i]` over rows of `row_len`.
+struct AddUp<'a, E: Stored> {
+    rows: &'a [E::Lane],
+    row_len: usize,
+    first: usize,
+    to: &'a mut [E],
+}
+
+impl<E: Stored> SimdKernel<E::Lane> for AddUp<'_, E> {
+    /// A tile at a time, to read along the rows.
+    #[inline(always)]
+    fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(self, _: S) {
+        const TILE_LEN: usize = 64;
+        for (tile, to) in self.to.chunks_mut(TILE_LEN).enumerate() {
+            let first = self.first + tile * TILE_LEN;
+            let mut totals = [0.0; TILE_LEN];
+            let totals = &mut totals[..to.len()];
+            for row in self.rows.chunks_exact(self.row_len) {
+                let row = &row[first..first + totals.len()];
+                for (total, x) in totals.iter_mut().zip(row) {
+                    *total += x.to_f64();
+                }
+            }
+            for (to, total) in to.iter_mut().zip(totals) {
+                *to = E::Lane::from_f64(*total).cast();
+            }
         }
-        to.iter_mut().zip(totals).for_each(|(to, total)| *to = E::Lane::from_f64(total).cast());
     }
 }

@@ -15,13 +15,17 @@ use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
 /// Elements of a task.
 const CHUNK_LEN: usize = 1 << 14;
 
-/// Rows that are normalised together, if they have no more elements: those stay in the L1 cache.
-const ROWS_TOGETHER_MAX: usize = 4;
+/// Rows that are worked on together, if they have no more elements: those stay in the L1 cache.
+pub(super) const ROWS_TOGETHER_MAX: usize = 4;
 const TOGETHER_LEN: usize = 1 << 12;
 
 impl Norm {
     pub(super) fn rows_per_task(&self) -> usize {
         (CHUNK_LEN / self.row_len().max(1)).max(1)
+    }
+
+    pub(super) fn rows_together(&self) -> usize {
+        (TOGETHER_LEN / self.row_len().max(1)).clamp(1, ROWS_TOGETHER_MAX)
     }
 }
 
@@ -49,7 +53,7 @@ impl<E: Stored> SimdKernel<E::Lane> for Forward<'_, E> {
             return;
         }
         let mut wide = Wide::new();
-        let together = (TOGETHER_LEN / self.norm.row_len().max(1)).clamp(1, ROWS_TOGETHER_MAX);
+        let together = self.norm.rows_together();
         for first in rows.clone().step_by(together) {
             let rows = first..rows.end.min(first + together);
             self.rows_of_elements(simd, rows, &mut wide);
@@ -144,7 +148,8 @@ impl<E: Stored> Forward<'_, E> {
         let bias = self.bias.map(|bias| &bias[channels]);
         let y = &mut self.y[row * len..][..len];
         for places in pieces(len) {
-            let piece = wide.operands(x, [weight, bias], places.clone());
+            let [weight, bias] = [weight, bias].map(|all| all.map(|all| &all[places.clone()]));
+            let piece = wide.operands(places.len(), &x[places.clone()], [weight, bias]);
             let y = &mut y[places];
             if is_exact::<E, E::Lane>() {
                 piece.normalized(simd, scale, bytemuck::cast_slice_mut(y));
