@@ -144,7 +144,7 @@ fn output_unit<E: Element, T: SimdFloat>(
         let row_count = tiling.row_count.min(geometry.out_size[0] - first_row);
         let mut product = |first_channel, y: &mut [T], out_len, first_pixel| {
             let channel_count = tiling.channel_count.min(geometry.in_channels - first_channel);
-            let from = source_channels(geometry, unit.first_image, unit.group, first_channel);
+            let from = source_channels(geometry, unit.images.start, unit.group, first_channel);
             let source = &source[from..][..channel_count * geometry.in_plane_len()];
             fill(geometry, &tiling, source, first_row, tile);
             for first_tap in (0..channel_count * taps_len).step_by(TAP_COUNT_MAX) {

@@ -1,6 +1,8 @@
 //! How the work of a convolution is cut: a function of its shape and of nothing else, so that
 //! neither the results nor the workspace depend on the number of threads.
 
+use std::ops::Range;
+
 use super::tile::{Geometry, Tiling};
 use super::weight_tile::padded_channels;
 
@@ -26,10 +28,9 @@ pub(super) struct Units {
     pub(super) parts: usize,
     /// Output channels of a unit.
     pub(super) channels: usize,
-    /// Cuts of the batch.
+    /// Images, and into how many parts they are cut.
+    batch: usize,
     pub(super) batch_parts: usize,
-    /// Images of a cut; the last may have fewer, or none.
-    pub(super) images: usize,
     pub(super) count: usize,
     pub(super) per_task: usize,
     pub(super) tiling: Tiling,
@@ -50,13 +51,12 @@ pub(super) enum Role {
 }
 
 /// One of the [`Units`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Unit {
     pub(super) group: usize,
     /// Its first output channel, counted over all groups.
     pub(super) first_channel: usize,
-    pub(super) first_image: usize,
-    pub(super) image_count: usize,
+    pub(super) images: Range<usize>,
 }
 
 impl Units {
@@ -84,7 +84,6 @@ impl Units {
         let count = batch_parts * groups * parts;
         let per_task = count.div_ceil(TASK_COUNT_MAX).max(1);
         let channels = geometry.out_channels / parts;
-        let images = geometry.batch.div_ceil(batch_parts.max(1));
         let turned = match role {
             Role::Output => 0,
             Role::HalfOutput => channels,
@@ -93,7 +92,10 @@ impl Units {
         let tiling = Tiling::new(geometry, turned);
         let images_per_tile = match role {
             Role::Output | Role::HalfOutput => 1,
-            Role::Weight => PIXELS_WANTED.div_ceil(geometry.out_plane_len().max(1)).min(images),
+            Role::Weight => {
+                let images_max = geometry.batch.div_ceil(batch_parts.max(1));
+                PIXELS_WANTED.div_ceil(geometry.out_plane_len().max(1)).min(images_max)
+            }
         }
         .max(1);
         let pixel_count = images_per_tile * tiling.row_count * geometry.out_size[1];
@@ -102,8 +104,8 @@ impl Units {
             groups,
             parts,
             channels,
+            batch: geometry.batch,
             batch_parts,
-            images,
             count,
             per_task,
             tiling,
@@ -119,11 +121,12 @@ impl Units {
     pub(super) fn at(&self, index: usize) -> Unit {
         let (batch_part, block) =
             (index / (self.groups * self.parts), index % (self.groups * self.parts));
+        // As equal as can be, so that all threads end at the same time.
+        let image = |part: usize| part * self.batch / self.batch_parts;
         Unit {
             group: block / self.parts,
             first_channel: block * self.channels,
-            first_image: batch_part * self.images,
-            image_count: self.images,
+            images: image(batch_part)..image(batch_part + 1),
         }
     }
 }

@@ -4,10 +4,10 @@ use super::cpu::source_channels;
 use super::shape::Conv2dShape;
 use super::tile::{Geometry, TAP_COUNT_MAX, fill, tap_offsets};
 use super::units::{Unit, Units};
-use super::weight_tile::{TurnPixels, WeightTile, padded_channels};
+use super::weight_tile::{TurnPixels, TurnWeights, WeightTile, padded_channels};
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::pool::Pool;
-use crate::cpu::simd::SimdFloat;
+use crate::cpu::simd::{LANE_COUNT_MAX, SimdFloat};
 use crate::dtype::Element;
 
 /// dw, summed over the batch.
@@ -42,7 +42,7 @@ pub(super) fn backward_weight<E: Element, T: SimdFloat>(
     );
     let (total, others) = partials.split_at_mut(units.count / units.batch_parts * unit_len);
     add_partials(pool, total, others);
-    turn_weights(total, k_len, units.channels, dw);
+    turn_weights(pool, total, k_len, units.channels, dw);
 }
 
 /// Elements of scratch that [`backward_weight`] needs.
@@ -66,10 +66,9 @@ fn weight_unit<E: Element, T: SimdFloat>(
     let (tile, turned) = scratch.split_at_mut(tiling.len(images_per_tile));
     let (taps_len, out_len) = (geometry.tap_count(), geometry.out_plane_len());
     let out_channels = geometry.groups * geometry.out_channels;
-    let image_end = (unit.first_image + unit.image_count).min(geometry.batch);
     dw.fill(T::ZERO);
-    for first_image in (unit.first_image..image_end).step_by(images_per_tile) {
-        let image_count = images_per_tile.min(image_end - first_image);
+    for first_image in unit.images.clone().step_by(images_per_tile) {
+        let image_count = images_per_tile.min(unit.images.end - first_image);
         for first_row in (0..geometry.out_size[0]).step_by(tiling.row_count) {
             let row_count = tiling.row_count.min(geometry.out_size[0] - first_row);
             let pixel_count = row_count * geometry.out_size[1];
@@ -124,17 +123,18 @@ fn add_partials<T: SimdFloat>(pool: &Pool, total: &mut [T], others: &[T]) {
 
 /// From the units' `[K, O]` with O padded to the `[O, K]` of dw.
 fn turn_weights<E: Element, T: SimdFloat>(
+    pool: &Pool,
     units: &[T],
     k_len: usize,
     channels: usize,
     dw: &mut [E],
 ) {
     let padded = padded_channels(channels);
-    let units = units.chunks_exact(k_len * padded);
-    for (unit, dw) in units.zip(dw.chunks_exact_mut(k_len * channels)) {
-        for (channel, dw) in dw.chunks_exact_mut(k_len).enumerate() {
-            let column = unit[channel..].iter().step_by(padded);
-            dw.iter_mut().zip(column).for_each(|(dw, sum)| *dw = sum.cast());
-        }
-    }
+    // A vector of channels is a task if they are whole vectors, else a unit.
+    let task_channels = if channels == padded { LANE_COUNT_MAX } else { channels };
+    for_each_chunk(pool, dw, task_channels * k_len, |task, dw| {
+        let channel = task * task_channels;
+        let sums = &units[channel / channels * k_len * padded + channel % channels..];
+        T::dispatch(TurnWeights { sums, padded, k_len, dw });
+    });
 }

@@ -42,6 +42,23 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for TurnPixels<'_, E, T> {
     }
 }
 
+/// Sums`[K, O]`, in rows of `padded`, to dw`[O, K]`.
+pub(super) struct TurnWeights<'a, E, T> {
+    pub(super) sums: &'a [T],
+    pub(super) padded: usize,
+    pub(super) k_len: usize,
+    pub(super) dw: &'a mut [E],
+}
+
+impl<E: Element, T: SimdFloat> SimdKernel<T> for TurnWeights<'_, E, T> {
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
+        let TurnWeights { sums, padded, k_len, dw } = self;
+        let size = [k_len, dw.len() / k_len];
+        turn_rows(simd, (sums, padded), size, (dw, k_len), |sum| sum, T::cast);
+    }
+}
+
 /// dw`[K, O]` += Σ over images of tile`[K, P]` · dy`[P, O]`.
 pub(super) struct WeightTile<'a, T> {
     /// For each image, `pixel_count` rows of padded channels.
