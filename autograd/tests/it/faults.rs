@@ -60,7 +60,6 @@ fn check_every_request(repeat: Repeat) -> Outcome {
     let device = cpu();
     let memory = device.allocator();
     let model = Model::new(&device);
-    // The first run also charges for matrix products, which stays.
     let expected = gradient_bits(model.step()?);
     let start = memory.request_count();
     drop(model.step()?);

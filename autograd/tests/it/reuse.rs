@@ -187,7 +187,6 @@ fn reuse_changes_no_bit() -> Outcome {
     assert_eq!(reusing.1.len(), 3);
     assert!(reusing.1.iter().flatten().any(|&bits| bits != 0), "a gradient flows");
     assert_eq!(reusing, copying);
-    // The first run also charges for matrix products.
     assert!(reusing_count < copying_count, "{reusing_count} requests, {copying_count} with clones");
     Ok(())
 }

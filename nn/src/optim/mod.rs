@@ -65,8 +65,7 @@ pub trait Optimizer {
 
     /// Bytes of state and scratch for these parameters, as the allocator counts them (multiples
     /// of 512), when all that are not frozen have a gradient. State is kept from the first update
-    /// on; scratch only lives in one. Packing space of matrix products belongs to the device and
-    /// is not in it.
+    /// on; scratch only lives in one.
     fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory;
 
     /// This optimizer with its state's stand-ins on a simulated device; see

@@ -16,7 +16,7 @@ const README: &str = include_str!("../../src/models/README.md");
 /// Sequences, and tokens of each.
 const BATCH: [usize; 2] = [4, 1024];
 
-/// A machine like many; its caches decide what matrix products pack.
+/// A machine like many; attention's scratch goes by its threads.
 const SPEC: SimSpec = SimSpec {
     kind: DeviceKind::Cpu,
     capacity_bytes: 64 << 30,

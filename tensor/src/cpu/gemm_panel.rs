@@ -254,7 +254,6 @@ impl<T: Gemm> Panel<'_, T> {
                         Matrix { data, row_stride: 1, col_stride: R }
                     };
                     let at = y.at(y_at, i, j);
-                    let bias = if p == 0 { bias } else { &[] };
                     let place = Place { at, rows: R.min(m - i), cols, start, bias };
                     match width / S::LANE_COUNT {
                         1 => self.tile::<S, R, 1>(simd, depth, a, sliver, place),

@@ -8,6 +8,7 @@ use std::cell::Cell;
 use proptest::prelude::*;
 
 use super::*;
+use crate::cpu::simd::on_every_instruction_set;
 
 /// Small integers, so that every order of summation gives the same bits.
 fn values<T: Gemm>(len: usize, seed: usize) -> Vec<T> {
@@ -81,6 +82,22 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn product_agrees_with_the_definition_on_every_instruction_set(
+        size in [len(), len(), len()],
+        turned in [any::<bool>(), any::<bool>(), any::<bool>()],
+    ) {
+        let pool = Pool::new(1);
+        on_every_instruction_set(|| {
+            check_product::<f32>(&pool, size, turned, 0, Start::Overwrite);
+            check_product::<f64>(&pool, size, turned, 0, Start::Overwrite);
+        });
+    }
+}
+
 #[test]
 fn long_sums_agree_with_the_definition() {
     let pool = Pool::new(2);
@@ -104,7 +121,13 @@ fn rows_that_share_a_set_of_the_cache_agree_with_the_definition() {
 
 #[test]
 fn thread_count_does_not_change_a_bit() {
-    let size @ [m, k, n] = [200, 700, 300];
+    check_any_thread_count([200, 700, 300]);
+    // More rows than a panel has, which are cut by the number of threads.
+    check_any_thread_count([800, 1024, 40]);
+}
+
+fn check_any_thread_count(size: [usize; 3]) {
+    let [m, k, n] = size;
     let noise = |len: usize, seed: u32| -> Vec<f32> {
         (0..len as u32).map(|i| ((i ^ seed).wrapping_mul(2_654_435_761) >> 9) as f32).collect()
     };

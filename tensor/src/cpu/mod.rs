@@ -1,7 +1,7 @@
 //! The processor as a device: threads, vectors and matrix products, with no policy.
 //!
-//! Every kernel cuts its work into chunks that are a function of the shape alone, so the bits of a
-//! result do not depend on how many threads computed it.
+//! The bits of a result do not depend on how many threads computed it: a kernel cuts its work into
+//! chunks that are a function of the shape alone, or, like products, so that no sum depends on it.
 
 mod batch;
 pub(crate) mod chunk;

@@ -1,8 +1,8 @@
-//! The innermost loop of small matrix products and of attention: a panel, `COLS` vectors wide, of
+//! The innermost loops of matrix products and of attention: a panel, `COLS` vectors wide, of
 //! c`[M, W]` = or += a`[M, K]` · b`[K, W]`.
 //!
 //! b's rows lie one after the other, so they are loaded as vectors; a is read number by number and
-//! may lie in any way. Nothing is packed here and no memory is taken.
+//! may lie in any way. Products pack what lies otherwise first (`packing.rs`), attention nothing.
 
 use super::gemm::Matrix;
 use super::simd::{LANE_COUNT_MAX, Simd, SimdFloat};

@@ -58,7 +58,8 @@ pub(crate) trait Simd<T>: Copy + Fused {
 /// A loop nest to be compiled for every instruction set. Its methods must be `#[inline(always)]`,
 /// or the vectors end up in functions that may not use their instructions.
 pub(crate) trait SimdKernel<T> {
-    /// Runs it. `ROWS` × `COLS` accumulators of the product kernels fit the register file.
+    /// Runs it. `ROWS` × `COLS` accumulators and their operands fit the register file; who needs
+    /// other numbers goes by `REGISTER_COUNT`.
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S);
 }
 
@@ -142,14 +143,42 @@ impl Fused for Avx512 {
 #[cfg(target_arch = "x86_64")]
 impl Avx2 {
     fn detect() -> Option<Self> {
-        (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")).then_some(Self(()))
+        let has = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        (has && is_allowed(256)).then_some(Self(()))
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 impl Avx512 {
     fn detect() -> Option<Self> {
-        is_x86_feature_detected!("avx512f").then_some(Self(()))
+        (is_x86_feature_detected!("avx512f") && is_allowed(512)).then_some(Self(()))
+    }
+}
+
+/// Whether vectors of so many bits may be used: always, but in a test of narrower ones.
+#[cfg(all(target_arch = "x86_64", not(test)))]
+#[inline(always)]
+fn is_allowed(_bits: usize) -> bool {
+    true
+}
+
+#[cfg(all(target_arch = "x86_64", test))]
+fn is_allowed(bits: usize) -> bool {
+    bits <= WIDEST_BITS.get()
+}
+
+#[cfg(test)]
+thread_local! {
+    static WIDEST_BITS: std::cell::Cell<usize> = const { std::cell::Cell::new(usize::MAX) };
+}
+
+/// Runs a test with each instruction set of this processor. Only this thread is narrowed: a pool
+/// has to have no other.
+#[cfg(test)]
+pub(crate) fn on_every_instruction_set(test: impl Fn()) {
+    for bits in [128, 256, usize::MAX] {
+        WIDEST_BITS.set(bits);
+        test();
     }
 }
 
@@ -373,6 +402,27 @@ simd_float!(f32, f64);
 mod tests {
     use super::*;
 
+    /// An instruction set that is narrowed away is not used, so the tests run with each.
+    #[test]
+    fn narrowing_takes_instruction_sets_away() {
+        struct Lanes<'a>(&'a mut Vec<usize>);
+        impl SimdKernel<f32> for Lanes<'_> {
+            fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, _: S) {
+                self.0.push(S::LANE_COUNT);
+            }
+        }
+        let seen = std::cell::RefCell::new(Vec::new());
+        on_every_instruction_set(|| f32::dispatch(Lanes(&mut seen.borrow_mut())));
+        let seen = seen.into_inner();
+        assert_eq!((seen.len(), seen[0]), (3, 4), "{seen:?}");
+        assert!(seen.is_sorted(), "{seen:?}");
+        #[cfg(target_arch = "x86_64")]
+        {
+            let wide = is_x86_feature_detected!("avx512f");
+            assert!(!wide || seen == [4, 8, 16], "{seen:?}");
+        }
+    }
+
     /// y += a·x.
     struct Axpy<'a, T>(T, &'a [T], &'a mut [T]);
 
@@ -387,26 +437,19 @@ mod tests {
         }
     }
 
-    fn check_axpy<T: SimdFloat>(run: impl Fn(Axpy<'_, T>)) {
+    fn check_axpy<T: SimdFloat>() {
         let x: Vec<T> = (0..32).map(|i| T::from_f64(f64::from(i))).collect();
         let mut y = vec![T::ONE; 32];
-        run(Axpy(T::from_f64(3.0), &x, &mut y));
+        T::dispatch(Axpy(T::from_f64(3.0), &x, &mut y));
         assert!((0..32).all(|i| y[i] == T::from_f64(3.0 * i as f64 + 1.0)), "{y:?}");
     }
 
     #[test]
     fn every_instruction_set_computes_the_same() {
-        check_axpy::<f32>(|kernel| f32::dispatch(kernel));
-        check_axpy::<f64>(|kernel| f64::dispatch(kernel));
-        check_axpy::<f32>(|kernel| kernel.run::<_, 4, 2>(Portable));
-        check_axpy::<f64>(|kernel| kernel.run::<_, 4, 2>(Portable));
-        #[cfg(target_arch = "x86_64")]
-        if let Some(simd) = Avx2::detect() {
-            // SAFETY: needs AVX2 and FMA, which `simd` proves.
-            check_axpy::<f32>(|kernel| unsafe { run_avx2(kernel, simd) });
-            // SAFETY: needs AVX2 and FMA, which `simd` proves.
-            check_axpy::<f64>(|kernel| unsafe { run_avx2(kernel, simd) });
-        }
+        on_every_instruction_set(|| {
+            check_axpy::<f32>();
+            check_axpy::<f64>();
+        });
     }
 
     /// A square of numbers that are all different becomes the one with rows for columns.
@@ -430,14 +473,10 @@ mod tests {
 
     #[test]
     fn every_instruction_set_turns_a_square() {
-        f32::dispatch(Turn);
-        f64::dispatch(Turn);
-        SimdKernel::<f32>::run::<_, 4, 2>(Turn, Portable);
-        #[cfg(target_arch = "x86_64")]
-        if let Some(simd) = Avx2::detect() {
-            // SAFETY: needs AVX2 and FMA, which `simd` proves.
-            unsafe { run_avx2::<f32, _>(Turn, simd) };
-        }
+        on_every_instruction_set(|| {
+            f32::dispatch(Turn);
+            f64::dispatch(Turn);
+        });
     }
 
     /// Thirds have a sum in every order, and rounded it tells the orders apart.
@@ -461,16 +500,9 @@ mod tests {
 
     #[test]
     fn every_instruction_set_adds_lanes_up_in_the_same_order() {
-        f32::dispatch(AddUp);
-        f64::dispatch(AddUp);
-        SimdKernel::<f32>::run::<_, 4, 2>(AddUp, Portable);
-        SimdKernel::<f64>::run::<_, 4, 2>(AddUp, Portable);
-        #[cfg(target_arch = "x86_64")]
-        if let Some(simd) = Avx2::detect() {
-            // SAFETY: needs AVX2 and FMA, which `simd` proves.
-            unsafe { run_avx2::<f32, _>(AddUp, simd) };
-            // SAFETY: needs AVX2 and FMA, which `simd` proves.
-            unsafe { run_avx2::<f64, _>(AddUp, simd) };
-        }
+        on_every_instruction_set(|| {
+            f32::dispatch(AddUp);
+            f64::dispatch(AddUp);
+        });
     }
 }

@@ -243,7 +243,7 @@ struct Evaluation<'a, T> {
 impl<T: Element> Evaluation<'_, T> {
     /// Elements `from..` of a contiguous destination.
     fn contiguous<O: Element>(&self, from: usize, chunk: &mut [O]) {
-        if self.in_place(from, chunk).is_some() {
+        if self.without_copies(from, chunk).is_some() {
             return;
         }
         let mut scratch = [[T::default(); TILE_LEN]; SOURCE_COUNT_MAX + 1];
@@ -276,9 +276,9 @@ impl<T: Element> Evaluation<'_, T> {
         }
     }
 
-    /// All of a contiguous destination, if it and all sources can be used where they lie: without
-    /// the calls for each tile, which memory waits for.
-    fn in_place<O: Element>(&self, from: usize, chunk: &mut [O]) -> Option<()> {
+    /// A whole chunk of a contiguous destination, if it and all sources can be used where they lie:
+    /// without the calls for each tile, which memory waits for.
+    fn without_copies<O: Element>(&self, from: usize, chunk: &mut [O]) -> Option<()> {
         if self.is_uncached || self.mode == Mode::Update {
             return None;
         }

@@ -448,12 +448,16 @@ fn formula_gives_an_element_the_same_in_a_run_of_any_length() {
     const LEN: usize = 40_000;
     let x = laid_out(&Array::pattern(&[LEN], 1), Style::Contiguous, DType::F32);
     let y = laid_out(&Array::pattern(&[LEN], 2), Style::Contiguous, DType::F32);
-    let ops: [fn(&Tensor, &Tensor) -> Result<Tensor>; 6] = [
+    let ops: [fn(&Tensor, &Tensor) -> Result<Tensor>; 7] = [
         |x, y| x.pow(y),
         |x, _| x.pow_scalar(1.7),
         |x, y| x.lerp(y, 0.3),
         |x, y| x.gelu_backward(y),
         |x, y| Tensor::full(shared(), [], DType::F32, 0.5)?.pair_loss_backward(x, y, LOGITS),
+        |x, y| {
+            let dy = Tensor::full(shared(), [], DType::F32, 0.5)?;
+            dy.pair_loss_weighted_backward(x, y, LOGITS, Some(y))
+        },
         |x, y| {
             let mut sum = x.mul_scalar(1.0)?;
             sum.add_(y)?;

@@ -6,7 +6,7 @@ use super::cpu::{backward_input, backward_input_workspace_len, forward, forward_
 use super::shape::Conv2dShape;
 use super::weight::{backward_weight, backward_weight_workspace_len};
 use crate::cpu::pool::Pool;
-use crate::cpu::simd::SimdFloat;
+use crate::cpu::simd::{SimdFloat, on_every_instruction_set};
 
 /// Calls `visit(x index, w index, y index)` for every product in the definition.
 fn each_product(shape: &Conv2dShape, mut visit: impl FnMut(usize, usize, usize)) {
@@ -133,16 +133,25 @@ fn layers_of_usual_networks_agree_with_the_definition() {
     ] {
         check_against_definition::<f32>(&shape, 3);
         check_against_definition::<f64>(&shape, 3);
+        on_every_instruction_set(|| {
+            check_against_definition::<f32>(&shape, 1);
+            check_against_definition::<f64>(&shape, 1);
+        });
     }
 }
 
 #[test]
 fn work_larger_than_a_tile_agrees_with_the_definition() {
     // Rows, then channels, then taps of all channels, then those of one do not fit at once.
-    check_against_definition::<f32>(&square(1, [24, 2], 64, 3), 2);
-    check_against_definition::<f32>(&square(1, [600, 2], 21, 3), 2);
-    check_against_definition::<f32>(&square(2, [40, 3], 4, 9), 2);
-    check_against_definition::<f32>(&square(1, [2, 3], 4, 33), 2);
+    for shape in [
+        square(1, [24, 2], 64, 3),
+        square(1, [600, 2], 21, 3),
+        square(2, [40, 3], 4, 9),
+        square(1, [2, 3], 4, 33),
+    ] {
+        check_against_definition::<f32>(&shape, 2);
+        on_every_instruction_set(|| check_against_definition::<f32>(&shape, 1));
+    }
 }
 
 #[test]

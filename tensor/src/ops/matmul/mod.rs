@@ -226,7 +226,6 @@ impl Tensor {
     pub fn matmul_add_(&mut self, a: &Tensor, b: &Tensor) -> Result<()> {
         let op = "matmul_add";
         let (Factors { a, b, .. }, y, plan) = self.addition(op, a, b)?;
-        self.device().check_launch(op, &[&a, &b], &[&y])?;
         let kernel = MatMul { op, plan, dtype: a.dtype(), start: Start::Accumulate };
         self.device().launch(kernel, &[&a, &b], &[&y])
     }
