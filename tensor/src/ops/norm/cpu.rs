@@ -92,8 +92,13 @@ impl<E: Stored> Forward<'_, E> {
         for row in rows.clone() {
             self.keep_moments(simd, row, near[row - rows.start], wide);
         }
+        // Rows that are widened, or have weights of their own, go one by one.
+        let are_alike = is_exact::<E, E::Lane>() && self.norm.groups == 1;
+        if are_alike && rows.len() == ROWS_TOGETHER_MAX {
+            return self.normalize::<S, ROWS_TOGETHER_MAX>(simd, rows.start, wide);
+        }
         for row in rows {
-            self.normalize(simd, row, wide);
+            self.normalize::<S, 1>(simd, row, wide);
         }
     }
 
@@ -137,27 +142,36 @@ impl<E: Stored> Forward<'_, E> {
         self.keep(row, mean, variance);
     }
 
+    /// Writes y of `ROWS` rows from `first` on.
     #[inline(always)]
-    fn normalize<S: Simd<E::Lane>>(&mut self, simd: S, row: usize, wide: &mut Wide<E::Lane>) {
+    fn normalize<S: Simd<E::Lane>, const ROWS: usize>(
+        &mut self,
+        simd: S,
+        first: usize,
+        wide: &mut Wide<E::Lane>,
+    ) {
         let zero = <E::Lane as crate::Float>::ZERO;
         let len = self.norm.row_len();
-        let x = &self.x[row * len..][..len];
-        let scale = [self.mean.as_ref().map_or(zero, |means| means[row]), self.rstd[row]];
-        let channels = self.norm.channels_of_row(self.first_row + row);
+        let mut scales = [[zero; 2]; ROWS];
+        for (row, scale) in scales.iter_mut().enumerate() {
+            let mean = self.mean.as_ref().map_or(zero, |means| means[first + row]);
+            *scale = [mean, self.rstd[first + row]];
+        }
+        let channels = self.norm.channels_of_row(self.first_row + first);
         let weight = self.weight.map(|weight| &weight[channels.clone()]);
         let bias = self.bias.map(|bias| &bias[channels]);
-        let y = &mut self.y[row * len..][..len];
         for places in pieces(len) {
-            let [weight, bias] = [weight, bias].map(|all| all.map(|all| &all[places.clone()]));
-            let piece = wide.operands(places.len(), &x[places.clone()], [weight, bias]);
-            let y = &mut y[places];
+            let all = first * len + places.start..(first + ROWS - 1) * len + places.end;
+            let parameters = [weight, bias].map(|all| all.map(|all| &all[places.clone()]));
+            let piece = wide.operands(places.len(), &self.x[all.clone()], parameters);
+            let y = &mut self.y[all];
             if is_exact::<E, E::Lane>() {
-                piece.normalized(simd, scale, bytemuck::cast_slice_mut(y));
+                piece.normalized(simd, len, &scales, bytemuck::cast_slice_mut(y));
                 continue;
             }
             let mut lanes = [zero; PIECE_LEN];
             let lanes = &mut lanes[..y.len()];
-            piece.normalized(simd, scale, lanes);
+            piece.normalized(simd, len, &scales, lanes);
             E::Lane::cast_slice(lanes, y);
         }
     }

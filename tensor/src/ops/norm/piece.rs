@@ -31,7 +31,7 @@ pub(super) struct Wide<T> {
 
 /// The operands of a piece of a row, or of several rows that lie at a distance.
 pub(super) struct Piece<'a, T> {
-    /// dy, or the bias.
+    /// dy, or the bias; that one is as long as the piece.
     other: &'a [T],
     x: &'a [T],
     /// As long as the piece.
@@ -168,20 +168,33 @@ impl<T: Math> Piece<'_, T> {
         sums.totals(simd)
     }
 
-    /// `y = (x - mean) · rstd · w + b`.
+    /// `y = (x - mean) · rstd · w + b` of `ROWS` rows, `stride` apart, with a scale `[mean, rstd]`
+    /// each; w and b are read once for all rows.
     #[inline(always)]
-    pub(super) fn normalized<S: Simd<T>>(&self, simd: S, [mean, rstd]: [T; 2], y: &mut [T]) {
-        let Piece { other: b, x, weight: w } = self;
+    pub(super) fn normalized<S: Simd<T>, const ROWS: usize>(
+        &self,
+        simd: S,
+        stride: usize,
+        scales: &[[T; 2]; ROWS],
+        y: &mut [T],
+    ) {
+        let Piece { other: bias, x, weight } = self;
         let (one, zero) = (simd.splat(T::ONE), simd.splat(T::ZERO));
-        let (less, scale) = (simd.splat(-mean), simd.splat(rstd));
-        let whole = y.len() - y.len() % S::LANE_COUNT;
+        let whole = weight.len() - weight.len() % S::LANE_COUNT;
         for at in (0..whole).step_by(S::LANE_COUNT) {
-            let distance = simd.mul_add(simd.load(&x[at..]), one, less);
-            let hat = simd.mul_add(distance, scale, zero);
-            simd.store(simd.mul_add(hat, simd.load(&w[at..]), simd.load(&b[at..])), &mut y[at..]);
+            let (w, b) = (simd.load(&weight[at..]), simd.load(&bias[at..]));
+            for (row, &[mean, rstd]) in scales.iter().enumerate() {
+                let at = row * stride + at;
+                let distance = simd.mul_add(simd.load(&x[at..]), one, simd.splat(-mean));
+                let hat = simd.mul_add(distance, simd.splat(rstd), zero);
+                simd.store(simd.mul_add(hat, w, b), &mut y[at..]);
+            }
         }
-        for at in whole..y.len() {
-            y[at] = (x[at] - mean) * rstd * w[at] + b[at];
+        for at in whole..weight.len() {
+            for (row, &[mean, rstd]) in scales.iter().enumerate() {
+                let x = x[row * stride + at];
+                y[row * stride + at] = (x - mean) * rstd * weight[at] + bias[at];
+            }
         }
     }
 
