@@ -74,7 +74,8 @@ pub(crate) fn page_floor(offset: usize, page_bytes: usize) -> usize {
     offset & !(page_bytes - 1)
 }
 
-/// The start of the first page that does not begin below the end of an address range.
+/// The start of the first page that does not begin below an offset. Those lie in an address range,
+/// which ends long before their type does.
 fn page_ceil(offset: usize, page_bytes: usize) -> usize {
     page_floor(offset + (page_bytes - 1), page_bytes)
 }

@@ -1,7 +1,8 @@
 //! Elementwise evaluation in tiles: every operand, however it lies and whatever its type, is
 //! brought tile by tile into a contiguous slice of the type that the formula computes in. A formula
 //! is therefore one loop over plain slices, compiled once per computing type, not once per
-//! combination of element types and layouts.
+//! combination of element types and layouts. Operands that are such slices already are used where
+//! they lie, a chunk at a time.
 //!
 //! Dimensions are walked in the order of the destination's memory, so that one which is a permuted
 //! view is written like a contiguous one.
