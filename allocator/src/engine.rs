@@ -178,21 +178,18 @@ impl Engine<'_> {
         }
         let books = &self.state.books;
         let size_bytes = books.block_bytes(request.size_bytes);
-        let place = size_bytes.and_then(|bytes| books.place(bytes, request.stream));
-        let (size_bytes, place) = match (size_bytes, place) {
-            (Some(size_bytes), Some(place)) if !injected => (size_bytes, place),
-            (_, place) => {
-                let needed_bytes = books.needed_bytes(place.as_ref());
-                return Err(self.shortage(needed_bytes, injected, request));
-            }
+        let mut place = size_bytes.and_then(|bytes| books.place(bytes, request.stream));
+        let (Some(size_bytes), Some(place), false) = (size_bytes, place.as_mut(), injected) else {
+            let needed_bytes = books.needed_bytes(place.as_ref());
+            return Err(self.shortage(needed_bytes, injected, request));
         };
         if !self.state.books.pages.reach(place.end()) {
-            self.commit_for(&place, request)?;
+            self.commit_for(place, request)?;
         }
         if !matches!(place.spot, Spot::Stitched(_)) {
             return self.enter(place, size_bytes, NONE, request);
         }
-        match self.map_view(&place, request) {
+        match self.map_view(place, request) {
             Ok(view) => self.enter(place, size_bytes, view, request),
             Err(_) => self.allocate_whole(size_bytes, request),
         }
@@ -202,12 +199,12 @@ impl Engine<'_> {
     /// without.
     #[cold]
     fn allocate_whole(&mut self, size_bytes: usize, request: &Request) -> Result<Granted, Refusal> {
-        let place = self.state.books.place_whole(size_bytes, request.stream);
-        let Some(place) = place else {
+        let mut place = self.state.books.place_whole(size_bytes, request.stream);
+        let Some(place) = place.as_mut() else {
             return Err(self.shortage(usize::MAX, false, request));
         };
         if !self.state.books.pages.reach(place.end()) {
-            self.commit_for(&place, request)?;
+            self.commit_for(place, request)?;
         }
         self.enter(place, size_bytes, NONE, request)
     }
@@ -215,7 +212,7 @@ impl Engine<'_> {
     /// Makes a place that has its pages a live block, once its stream waits for whom it must.
     fn enter(
         &mut self,
-        mut place: Place,
+        place: &mut Place,
         size_bytes: usize,
         view: u32,
         request: &Request,
@@ -223,13 +220,13 @@ impl Engine<'_> {
         if place.waits != StreamSet::EMPTY {
             self.wait_for(place.waits, request)?;
         }
-        let (slot, serial) = self.state.books.insert(&mut place, size_bytes, view, request);
+        let (slot, serial) = self.state.books.insert(place, size_bytes, view, request);
         self.record(Action::Allocate, request, place.offset(), size_bytes, serial);
         let granted = Granted::whole(place.offset(), slot, serial, request);
         if view == NONE {
             return Ok(granted);
         }
-        let range_offset = self.enter_view(&place, view, request, serial);
+        let range_offset = self.enter_view(place, view, request, serial);
         Ok(Granted { range_offset, is_stitched: 1, ..granted })
     }
 
