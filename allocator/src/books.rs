@@ -163,10 +163,14 @@ impl Books {
     /// largest of those that fill a hole, the pages that the capacity leaves, or the top.
     pub(crate) fn largest_free_bytes(&self) -> usize {
         let Statistics { capacity_bytes, page_bytes, charged, .. } = self.statistics;
+        // Merged once: to place each candidate would merge a copy again.
+        let merged = self.layout.merged_across_streams();
+        let layout = merged.as_deref().unwrap_or(&self.layout);
+        let stitches = self.stitches && self.views.has_room();
         let pages = capacity_bytes.saturating_sub(charged.current_bytes) / page_bytes * page_bytes;
-        let room_bytes = pages.saturating_sub(self.layout.touched_bytes());
-        let page_end = self.page_ceil(self.layout.top());
-        let shared_bytes = page_end - self.layout.top();
+        let room_bytes = pages.saturating_sub(layout.touched_bytes());
+        let page_end = self.page_ceil(layout.top());
+        let shared_bytes = page_end - layout.top();
         let beyond_bytes = shared_bytes + room_bytes.min(self.limit_bytes - page_end);
         // A hole may begin in a page that is paid for already.
         let in_hole = |hole: Extent| {
@@ -175,15 +179,17 @@ impl Books {
             let whole_bytes = hole.size_bytes.saturating_sub(shared_bytes + end_bytes);
             if whole_bytes <= room_bytes { hole.size_bytes } else { shared_bytes + room_bytes }
         };
-        let mut candidates: Vec<usize> = self.layout.page_holes().map(in_hole).collect();
-        candidates.extend([beyond_bytes, room_bytes, self.layout.largest_hole_bytes()]);
+        let mut candidates: Vec<usize> = layout.page_holes().map(in_hole).collect();
+        candidates.extend([beyond_bytes, room_bytes, layout.largest_hole_bytes()]);
         candidates.sort_unstable();
         let could_be_had = |&size_bytes: &usize| {
-            let place = self.place(size_bytes, Stream::DEFAULT);
+            let stream = Stream::DEFAULT;
+            let place = layout.place(&Want { size_bytes, stream, waits: &self.waits, stitches });
             place.is_some_and(|place| {
-                let is_free = self.layout.touched_bytes_with(&place) == self.layout.touched_bytes();
-                let fits = is_free || self.fits(self.needed_bytes(Some(&place)));
-                fits && place.end() <= self.limit_bytes
+                let touched_bytes = layout.touched_bytes_with(&place);
+                let is_free = touched_bytes == layout.touched_bytes();
+                let needed_bytes = touched_bytes.saturating_add(charged.current_bytes);
+                (is_free || self.fits(needed_bytes)) && place.end() <= self.limit_bytes
             })
         };
         candidates.into_iter().rev().filter(|&bytes| bytes > 0).find(could_be_had).unwrap_or(0)

@@ -268,7 +268,7 @@ impl Layout {
 
     /// This layout with neighbouring holes as one that all their streams used; `None` if no two
     /// touch.
-    pub(super) fn merged_across_streams(&self) -> Option<Box<Layout>> {
+    pub(crate) fn merged_across_streams(&self) -> Option<Box<Layout>> {
         let holes = self.nodes().map(|(_, node)| node.kind == Kind::Hole);
         let touch = holes.clone().zip(holes.skip(1)).any(|pair| pair == (true, true));
         touch.then(|| {
