@@ -30,6 +30,9 @@ pub(crate) trait Simd<T>: Copy + Fused {
     const REGISTER_COUNT: usize;
     /// The same value in each lane.
     fn splat(self, value: T) -> Self::Vector;
+    /// Runs a kernel as a function of its own: in a large one, a loop that fills the registers is
+    /// likely to keep some of them in memory.
+    fn call(self, kernel: impl SimdKernel<T>);
     /// The first `LANE_COUNT` values of a slice that has at least as many.
     fn load(self, from: &[T]) -> Self::Vector;
     /// Overwrites the first `LANE_COUNT` values of a slice that has at least as many.
@@ -40,6 +43,16 @@ pub(crate) trait Simd<T>: Copy + Fused {
     fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
     /// All lanes added up: the second half to the first, until one is left.
     fn sum(self, vector: Self::Vector) -> T;
+    /// Fetches the place of a value into the second-level cache ahead of its use.
+    #[inline(always)]
+    fn fetch(self, _from: &T) {}
+    /// The [`sum`](Self::sum) of each vector.
+    #[inline(always)]
+    fn sum_each(self, vectors: &[Self::Vector], to: &mut [T]) {
+        for (to, &vector) in to.iter_mut().zip(vectors) {
+            *to = self.sum(vector);
+        }
+    }
     /// Turns a square of `LANE_COUNT` rows: row `r` of `from` starts at `r * from_stride` and
     /// becomes column `r` of `to`, whose rows are written in their order.
     #[inline(always)]
@@ -88,6 +101,10 @@ macro_rules! portable {
                 [value; 4]
             }
             #[inline(always)]
+            fn call(self, kernel: impl SimdKernel<$float>) {
+                kernel.run::<_, 4, 2>(self);
+            }
+            #[inline(always)]
             fn load(self, from: &[$float]) -> Self::Vector {
                 [from[0], from[1], from[2], from[3]]
             }
@@ -125,7 +142,8 @@ portable!(f32, f64);
 #[derive(Clone, Copy)]
 struct Avx2(());
 
-/// AVX-512F; made only by [`Avx512::detect`].
+/// AVX-512F and VL; made only by [`Avx512::detect`]. Without VL the compiler puts what has a narrow
+/// part into the first sixteen registers, and the rest into memory.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 struct Avx512(());
@@ -151,7 +169,8 @@ impl Avx2 {
 #[cfg(target_arch = "x86_64")]
 impl Avx512 {
     fn detect() -> Option<Self> {
-        (is_x86_feature_detected!("avx512f") && is_allowed(512)).then_some(Self(()))
+        let has = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl");
+        (has && is_allowed(512)).then_some(Self(()))
     }
 }
 
@@ -184,9 +203,10 @@ pub(crate) fn on_every_instruction_set(test: impl Fn()) {
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! x86 {
-    ($($set:ty, $float:ty, $vector:ty, $lanes:literal of $registers:literal,
+    ($($set:ty, $float:ty, $vector:ty, $lanes:literal of $registers:literal, $run:ident,
        $splat:ident, $load:ident, $store:ident,
-       $add:ident, $mul_add:ident, $sum:ident $(, $transpose:ident)?;)*) => {$(
+       $add:ident, $mul_add:ident, $sum:ident
+       $(, $transpose:ident $(, $sum_each:ident)?)?;)*) => {$(
         impl Simd<$float> for $set {
             type Vector = $vector;
             const LANE_COUNT: usize = $lanes;
@@ -195,6 +215,11 @@ macro_rules! x86 {
             fn splat(self, value: $float) -> Self::Vector {
                 // SAFETY: needs the instruction set, which `self` proves.
                 unsafe { $splat(value) }
+            }
+            #[inline(always)]
+            fn call(self, kernel: impl SimdKernel<$float>) {
+                // SAFETY: needs the instruction set, which `self` proves.
+                unsafe { $run(kernel, self) }
             }
             #[inline(always)]
             fn load(self, from: &[$float]) -> Self::Vector {
@@ -223,6 +248,11 @@ macro_rules! x86 {
                 // SAFETY: needs the instruction set, which `self` proves.
                 unsafe { $sum(vector) }
             }
+            #[inline(always)]
+            fn fetch(self, from: &$float) {
+                // SAFETY: every x86-64 processor has it, and a reference is a valid address.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(from).cast()) }
+            }
             $(
                 #[inline(always)]
                 fn transpose(
@@ -235,19 +265,26 @@ macro_rules! x86 {
                     // SAFETY: needs the instruction set, which `self` proves.
                     unsafe { $transpose(self, from, from_stride, to, to_stride) }
                 }
+                $(
+                    #[inline(always)]
+                    fn sum_each(self, vectors: &[Self::Vector], to: &mut [$float]) {
+                        // SAFETY: needs the instruction set, which `self` proves.
+                        unsafe { $sum_each(self, vectors, to) }
+                    }
+                )?
             )?
         }
     )*};
 }
 #[cfg(target_arch = "x86_64")]
 x86! {
-    Avx2, f32, __m256, 8 of 16, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps,
+    Avx2, f32, __m256, 8 of 16, run_avx2, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps,
         _mm256_add_ps, _mm256_fmadd_ps, sum_8, transpose_8x8;
-    Avx2, f64, __m256d, 4 of 16, _mm256_set1_pd, _mm256_loadu_pd, _mm256_storeu_pd,
+    Avx2, f64, __m256d, 4 of 16, run_avx2, _mm256_set1_pd, _mm256_loadu_pd, _mm256_storeu_pd,
         _mm256_add_pd, _mm256_fmadd_pd, sum_4;
-    Avx512, f32, __m512, 16 of 32, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps,
-        _mm512_add_ps, _mm512_fmadd_ps, sum_16, transpose_16x16;
-    Avx512, f64, __m512d, 8 of 32, _mm512_set1_pd, _mm512_loadu_pd, _mm512_storeu_pd,
+    Avx512, f32, __m512, 16 of 32, run_avx512, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps,
+        _mm512_add_ps, _mm512_fmadd_ps, sum_16, transpose_16x16, sum_each_16;
+    Avx512, f64, __m512d, 8 of 32, run_avx512, _mm512_set1_pd, _mm512_loadu_pd, _mm512_storeu_pd,
         _mm512_add_pd, _mm512_fmadd_pd, sum_8_wide;
 }
 
@@ -270,7 +307,7 @@ fn sum_4(lanes: __m256d) -> f64 {
 
 #[cfg(target_arch = "x86_64")]
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512vl")]
 fn sum_16(lanes: __m512) -> f32 {
     let after = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(lanes)));
     sum_8(_mm256_add_ps(_mm512_castps512_ps256(lanes), after))
@@ -278,10 +315,47 @@ fn sum_16(lanes: __m512) -> f32 {
 
 #[cfg(target_arch = "x86_64")]
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512vl")]
 fn sum_8_wide(lanes: __m512d) -> f64 {
     let after = _mm512_extractf64x4_pd::<1>(lanes);
     sum_4(_mm256_add_pd(_mm512_castpd512_pd256(lanes), after))
+}
+
+/// Sixteen at a time: halves of two vectors are added up in one, then quarters and so on, so that
+/// the lanes of a vector meet in the order of [`sum_16`]. A call, because the loop before it would
+/// have to do with the registers that this leaves.
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512vl")]
+fn sum_each_16(simd: Avx512, vectors: &[__m512], to: &mut [f32]) {
+    assert_eq!(vectors.len(), to.len());
+    for first in (0..vectors.len()).step_by(16) {
+        let count = (vectors.len() - first).min(16);
+        let mut v = [simd.splat(0.0f32); 16];
+        v[..count].copy_from_slice(&vectors[first..][..count]);
+        for i in 0..8 {
+            let [a, b] = [v[2 * i], v[2 * i + 1]];
+            let before = _mm512_shuffle_f32x4::<0x44>(a, b);
+            v[i] = _mm512_add_ps(before, _mm512_shuffle_f32x4::<0xEE>(a, b));
+        }
+        for i in 0..4 {
+            let [a, b] = [v[2 * i], v[2 * i + 1]];
+            let even = _mm512_shuffle_f32x4::<0x88>(a, b);
+            v[i] = _mm512_add_ps(even, _mm512_shuffle_f32x4::<0xDD>(a, b));
+        }
+        for i in 0..2 {
+            let [a, b] = [v[2 * i], v[2 * i + 1]];
+            let before = _mm512_shuffle_ps::<0x44>(a, b);
+            v[i] = _mm512_add_ps(before, _mm512_shuffle_ps::<0xEE>(a, b));
+        }
+        let even = _mm512_shuffle_ps::<0x88>(v[0], v[1]);
+        let all = _mm512_add_ps(even, _mm512_shuffle_ps::<0xDD>(v[0], v[1]));
+        // Every fourth is the sum of one of the first four vectors, and so on.
+        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        let mut sums = [0.0f32; 16];
+        simd.store(_mm512_permutexvar_ps(order, all), &mut sums);
+        to[first..][..count].copy_from_slice(&sums[..count]);
+    }
 }
 
 /// Turns 8 rows of 8: pairs, then fours, then halves change places.
@@ -318,7 +392,7 @@ fn transpose_8x8(simd: Avx2, from: &[f32], from_stride: usize, to: &mut [f32], t
 /// Turns 16 rows of 16: pairs, fours, then quarters change places, twice.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512vl")]
 fn transpose_16x16(
     simd: Avx512,
     from: &[f32],
@@ -362,6 +436,7 @@ fn transpose_16x16(
 /// Compiles `kernel` with AVX2 and FMA: 16 registers, 6×2 accumulators and their operands.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
+#[inline(never)]
 fn run_avx2<T, K: SimdKernel<T>>(kernel: K, simd: Avx2)
 where
     Avx2: Simd<T>,
@@ -369,9 +444,10 @@ where
     kernel.run::<_, 6, 2>(simd);
 }
 
-/// Compiles `kernel` with AVX-512F: 32 registers, 8×2 accumulators and their operands.
+/// Compiles `kernel` with AVX-512F and VL: 32 registers, 8×2 accumulators and their operands.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512vl")]
+#[inline(never)]
 fn run_avx512<T, K: SimdKernel<T>>(kernel: K, simd: Avx512)
 where
     Avx512: Simd<T>,
@@ -385,7 +461,7 @@ macro_rules! simd_float {
             fn dispatch<K: SimdKernel<Self>>(kernel: K) {
                 #[cfg(target_arch = "x86_64")]
                 if let Some(simd) = Avx512::detect() {
-                    // SAFETY: needs AVX-512F, which `simd` proves.
+                    // SAFETY: needs AVX-512F and VL, which `simd` proves.
                     return unsafe { run_avx512(kernel, simd) };
                 } else if let Some(simd) = Avx2::detect() {
                     // SAFETY: needs AVX2 and FMA, which `simd` proves.
@@ -418,8 +494,8 @@ mod tests {
         assert!(seen.is_sorted(), "{seen:?}");
         #[cfg(target_arch = "x86_64")]
         {
-            let wide = is_x86_feature_detected!("avx512f");
-            assert!(!wide || seen == [4, 8, 16], "{seen:?}");
+            let is_wide = is_x86_feature_detected!("avx512vl");
+            assert!(!is_wide || seen == [4, 8, 16], "{seen:?}");
         }
     }
 
@@ -449,6 +525,38 @@ mod tests {
         on_every_instruction_set(|| {
             check_axpy::<f32>();
             check_axpy::<f64>();
+        });
+    }
+
+    /// So many vectors of numbers whose sum depends on the order.
+    struct SumEach(usize);
+
+    impl<T: Float> SimdKernel<T> for SumEach {
+        #[inline(always)]
+        fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
+            let mut vectors = [simd.splat(T::ZERO); 40];
+            for (i, vector) in vectors.iter_mut().enumerate() {
+                let lanes = std::array::from_fn::<_, LANE_COUNT_MAX, _>(|lane| {
+                    T::from_f64(1.0 / (i * LANE_COUNT_MAX + lane + 1) as f64)
+                });
+                *vector = simd.load(&lanes);
+            }
+            let mut sums = [T::ZERO; 40];
+            simd.sum_each(&vectors[..self.0], &mut sums[..self.0]);
+            for (i, &sum) in sums.iter().enumerate() {
+                let expected = if i < self.0 { simd.sum(vectors[i]) } else { T::ZERO };
+                assert_eq!(sum, expected, "{i} of {}", self.0);
+            }
+        }
+    }
+
+    #[test]
+    fn sums_of_many_vectors_are_those_of_each() {
+        on_every_instruction_set(|| {
+            for count in [0, 1, 3, 12, 16, 24, 40] {
+                f32::dispatch(SumEach(count));
+                f64::dispatch(SumEach(count));
+            }
         });
     }
 

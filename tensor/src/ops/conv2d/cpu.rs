@@ -62,7 +62,7 @@ pub(super) fn backward_input_workspace_len<E: Element, T: SimdFloat>(shape: &Con
     workspace_len::<E, T>(&Geometry::backward_input(shape))
 }
 
-fn is_same<E: Element, T: Element>() -> bool {
+pub(super) fn is_same<E: Element, T: Element>() -> bool {
     TypeId::of::<E>() == TypeId::of::<T>()
 }
 

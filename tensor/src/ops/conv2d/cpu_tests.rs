@@ -70,7 +70,7 @@ fn check_against_definition<T: SimdFloat>(shape: &Conv2dShape, threads: usize) {
     backward_input(&pool, shape, &dy, &w, None, &mut dx, &mut workspace);
     assert_eq!(dx, dx_expected, "dx of {shape:?}");
     let mut dw = scratch(shape.w_len());
-    let mut workspace = scratch(backward_weight_workspace_len(shape));
+    let mut workspace = scratch(backward_weight_workspace_len::<T, T>(shape));
     backward_weight(&pool, shape, &dy, &x, &mut dw, &mut workspace);
     assert_eq!(dw, dw_expected, "dw of {shape:?}");
 }
@@ -125,6 +125,8 @@ proptest! {
 fn layers_of_usual_networks_agree_with_the_definition() {
     for shape in [
         square(17, [1, 16], 8, 3),
+        square(2, [3, 20], 19, 3),
+        square(5, [3, 16], 16, 3),
         square(3, [16, 32], 8, 3),
         square(2, [3, 8], 33, 5),
         square(1, [32, 64], 7, 1),
@@ -147,6 +149,9 @@ fn work_larger_than_a_tile_agrees_with_the_definition() {
         square(1, [24, 2], 64, 3),
         square(1, [600, 2], 21, 3),
         square(2, [40, 3], 4, 9),
+        // Several runs of pixels, and more images than a tile of them holds.
+        square(1, [3, 8], 64, 3),
+        square(9, [70, 2], 12, 3),
         square(1, [2, 3], 4, 33),
     ] {
         check_against_definition::<f32>(&shape, 2);
@@ -154,9 +159,33 @@ fn work_larger_than_a_tile_agrees_with_the_definition() {
     }
 }
 
+/// What lies beside a row in memory is multiplied by nothing, not by zeros.
+#[test]
+fn infinite_channel_leaves_the_gradients_of_others_finite() {
+    for (channels, side) in [([3, 5], 9), ([40, 16], 5)] {
+        let shape = square(2, channels, side, 3);
+        let mut x = values::<f32>(shape.x_len(), 1);
+        for image in x.chunks_exact_mut(channels[0] * side * side) {
+            image[side * side..][..side * side].fill(f32::INFINITY);
+        }
+        let dy = values::<f32>(shape.y_len(), 4);
+        let (mut dw, len) = (vec![0.0; shape.w_len()], shape.w_len() / channels[1]);
+        let mut workspace = vec![f32::NAN; backward_weight_workspace_len::<f32, f32>(&shape)];
+        backward_weight(&Pool::new(1), &shape, &dy, &x, &mut dw, &mut workspace);
+        for (k, dw) in dw.iter().enumerate() {
+            assert_eq!(dw.is_finite(), k % len / 9 != 1, "{k} of {shape:?}");
+        }
+    }
+}
+
 #[test]
 fn thread_count_does_not_change_a_bit() {
-    let shape = square(19, [5, 24], 9, 3);
+    for shape in [square(19, [5, 24], 9, 3), square(19, [15, 24], 7, 3)] {
+        check_thread_counts(&shape);
+    }
+}
+
+fn check_thread_counts(shape: &Conv2dShape) {
     let noise = |len: usize, seed: u32| -> Vec<f32> {
         (0..len as u32).map(|i| ((i ^ seed).wrapping_mul(2_654_435_761) >> 8) as f32).collect()
     };
@@ -164,16 +193,16 @@ fn thread_count_does_not_change_a_bit() {
     let results = [1, 2, 5].map(|threads| {
         let pool = Pool::new(threads);
         let mut workspace = vec![
-            0.0;
-            forward_workspace_len::<f32, f32>(&shape)
-                .max(backward_input_workspace_len::<f32, f32>(&shape))
-                .max(backward_weight_workspace_len(&shape))
+            0.0_f32;
+            forward_workspace_len::<f32, f32>(shape)
+                .max(backward_input_workspace_len::<f32, f32>(shape))
+                .max(backward_weight_workspace_len::<f32, f32>(shape))
         ];
         let (mut y, mut dx) = (vec![0.0; dy.len()], vec![0.0; x.len()]);
         let mut dw = vec![0.0; w.len()];
-        forward(&pool, &shape, &x, &w, None, &mut y, &mut workspace);
-        backward_input(&pool, &shape, &dy, &w, None, &mut dx, &mut workspace);
-        backward_weight(&pool, &shape, &dy, &x, &mut dw, &mut workspace);
+        forward(&pool, shape, &x, &w, None, &mut y, &mut workspace);
+        backward_input(&pool, shape, &dy, &w, None, &mut dx, &mut workspace);
+        backward_weight(&pool, shape, &dy, &x, &mut dw, &mut workspace);
         (y, dx, dw)
     });
     assert_eq!(results[0], results[1]);

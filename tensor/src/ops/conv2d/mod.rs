@@ -14,7 +14,8 @@ mod tile;
 mod transposed;
 mod units;
 mod weight;
-mod weight_tile;
+mod weight_by_channel;
+mod weight_by_pixel;
 
 use std::fmt::{self, Display};
 
@@ -157,7 +158,7 @@ impl Conv2d {
         for_each_float!(self.dtype, E as T => match self.product {
             Product::Forward => cpu::forward_workspace_len::<E, T>(&self.shape),
             Product::BackwardInput => cpu::backward_input_workspace_len::<E, T>(&self.shape),
-            Product::BackwardWeight => weight::backward_weight_workspace_len(&self.shape),
+            Product::BackwardWeight => weight::backward_weight_workspace_len::<E, T>(&self.shape),
         }, else unreachable!("checked to be a float"))
     }
 

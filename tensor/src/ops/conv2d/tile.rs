@@ -21,7 +21,7 @@ const TILE_LEN_MAX: usize = 32 * 1024;
 
 /// Outputs that a tile has if the image does, however many channels there are: the rows around a
 /// tile are copied once more for each tile, so rather than low ones it takes fewer channels.
-const PIXELS_ENOUGH: usize = 256;
+pub(super) const PIXELS_ENOUGH: usize = 256;
 
 /// Taps, of all channels together, whose offsets are held at once; more take several passes.
 pub(super) const TAP_COUNT_MAX: usize = 1024;
@@ -124,8 +124,9 @@ pub(super) struct Tiling {
 }
 
 impl Tiling {
-    /// Tiles that share the cache with `pixel_len` further elements per output pixel.
-    pub(super) fn new(geometry: &Geometry, pixel_len: usize) -> Self {
+    /// Tiles of `pixels_enough` outputs that share the cache with `pixel_len` further elements per
+    /// output.
+    pub(super) fn new(geometry: &Geometry, pixel_len: usize, pixels_enough: usize) -> Self {
         let (height, channels) = (geometry.out_size[0].max(1), geometry.in_channels.max(1));
         let fits = |rows: usize| {
             let pixels_len = rows * geometry.out_size[1] * pixel_len;
@@ -134,7 +135,7 @@ impl Tiling {
         let mut row_count = height;
         while row_count > 1 && !fits(row_count) {
             let halved = row_count.div_ceil(2);
-            if halved * geometry.out_size[1] < PIXELS_ENOUGH {
+            if halved * geometry.out_size[1] < pixels_enough {
                 break;
             }
             row_count = halved;
@@ -143,6 +144,11 @@ impl Tiling {
         let channels_max = (TILE_LEN_MAX / plane_len.max(1)).clamp(1, channels);
         let channel_count = channels.div_ceil(channels.div_ceil(channels_max));
         Self { row_count, channel_count, plane_len, image_len: channel_count * plane_len }
+    }
+
+    /// Images that the tile of one could grow to; at least 1.
+    pub(super) fn images_that_fit(&self) -> usize {
+        (TILE_LEN_MAX / self.image_len.max(1)).max(1)
     }
 
     /// Elements of a tile of `image_count` images, with the slack that whole vectors need.

@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 
-use super::tile::{Geometry, Tiling};
-use super::weight_tile::padded_channels;
+use super::tile::{Geometry, PIXELS_ENOUGH, Tiling};
+use super::weight_by_channel::padded_channels;
+use super::weight_by_pixel::RUN_LEN;
 
 /// Tasks a convolution is cut into, at most: the workspace grows with it, and results must not
 /// depend on the thread count, so it cannot be that.
@@ -13,8 +14,9 @@ pub(super) const TASK_COUNT_MAX: usize = 16;
 /// Output channels worth a task of their own when there are few images.
 const PART_CHANNELS_MIN: usize = 16;
 
-/// Pixels that a block of dw sums before it goes back to memory; small images are taken together.
-const PIXELS_WANTED: usize = 64;
+/// Pixels that a block of dw sums before it goes back to memory, if channels are its lanes; small
+/// images are taken together.
+const BLOCK_PIXELS: usize = 64;
 
 /// Elements that the partial sums of dw may take together if one copy of dw does not need more.
 const PARTIALS_LEN_MAX: usize = 512 * 1024;
@@ -46,8 +48,12 @@ pub(super) enum Role {
     Output,
     /// Pixels of a half type: their sums, in the type computed in, need a place of their own.
     HalfOutput,
-    /// Weights, from pixels: these need dy turned around, a second tile.
-    Weight,
+    /// Weights, from pixels, with channels for lanes: these need dy turned around, a second tile.
+    WeightByChannel,
+    /// Weights with pixels for lanes, which take dy as it lies.
+    WeightByPixel,
+    /// The same of a half type, whose dy has to be converted first.
+    HalfWeightByPixel,
 }
 
 /// One of the [`Units`].
@@ -66,12 +72,12 @@ impl Units {
     }
 
     /// Units of several images, whose sums are added up afterwards.
-    pub(super) fn of_weight(geometry: &Geometry) -> Self {
+    pub(super) fn of_weight(geometry: &Geometry, role: Role) -> Self {
         let dw_len =
             geometry.groups * geometry.out_channels * geometry.in_channels * geometry.tap_count();
         let copies_max = (PARTIALS_LEN_MAX / dw_len.max(1)).clamp(1, TASK_COUNT_MAX);
         let batch_parts = geometry.batch.clamp(1, copies_max);
-        Self::new(geometry, batch_parts, Role::Weight)
+        Self::new(geometry, batch_parts, role)
     }
 
     fn new(geometry: &Geometry, batch_parts: usize, role: Role) -> Self {
@@ -84,22 +90,28 @@ impl Units {
         let count = batch_parts * groups * parts;
         let per_task = count.div_ceil(TASK_COUNT_MAX).max(1);
         let channels = geometry.out_channels / parts;
-        let turned = match role {
-            Role::Output => 0,
-            Role::HalfOutput => channels,
-            Role::Weight => padded_channels(channels),
+        // Elements of scratch for each pixel, beside its tile.
+        let pixel_len = match role {
+            Role::Output | Role::WeightByPixel => 0,
+            Role::HalfOutput | Role::HalfWeightByPixel => channels,
+            Role::WeightByChannel => padded_channels(channels),
         };
-        let tiling = Tiling::new(geometry, turned);
-        let images_per_tile = match role {
-            Role::Output | Role::HalfOutput => 1,
-            Role::Weight => {
-                let images_max = geometry.batch.div_ceil(batch_parts.max(1));
-                PIXELS_WANTED.div_ceil(geometry.out_plane_len().max(1)).min(images_max)
+        let images_for = |pixels: usize| {
+            let images_max = geometry.batch.div_ceil(batch_parts.max(1));
+            pixels.div_ceil(geometry.out_plane_len().max(1)).min(images_max).max(1)
+        };
+        let (tiling, images_per_tile) = match role {
+            Role::Output | Role::HalfOutput => (Tiling::new(geometry, pixel_len, PIXELS_ENOUGH), 1),
+            Role::WeightByChannel => {
+                (Tiling::new(geometry, pixel_len, PIXELS_ENOUGH), images_for(BLOCK_PIXELS))
             }
-        }
-        .max(1);
+            Role::WeightByPixel | Role::HalfWeightByPixel => {
+                let tiling = Tiling::new(geometry, pixel_len, RUN_LEN);
+                (tiling, images_for(RUN_LEN).min(tiling.images_that_fit()))
+            }
+        };
         let pixel_count = images_per_tile * tiling.row_count * geometry.out_size[1];
-        let scratch_len = tiling.len(images_per_tile) + pixel_count * turned;
+        let scratch_len = tiling.len(images_per_tile) + pixel_count * pixel_len;
         Self {
             groups,
             parts,

@@ -1,14 +1,61 @@
 //! The gradient for w: dw`[O, K]` = Σ over images of dy`[O, P]` · tile`[K, P]`ᵀ, overwritten.
 
-use super::cpu::source_channels;
+use super::cpu::{is_same, source_channels};
 use super::shape::Conv2dShape;
 use super::tile::{Geometry, TAP_COUNT_MAX, fill, tap_offsets};
-use super::units::{Unit, Units};
-use super::weight_tile::{TurnPixels, TurnWeights, WeightTile, padded_channels};
+use super::units::{Role, Unit, Units};
+use super::weight_by_channel::{ChannelTile, TurnPixels, TurnWeights, padded_channels};
+use super::weight_by_pixel::{PixelTile, Rows};
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{LANE_COUNT_MAX, SimdFloat};
-use crate::dtype::Element;
+use crate::dtype::{Element, convert_slice};
+
+/// What the lanes of a vector stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lanes {
+    /// Output channels: dy has to be turned for them to lie side by side.
+    Channels,
+    /// Pixels, which do; the lanes of each sum are added up at its end.
+    Pixels,
+}
+
+impl Lanes {
+    /// Turning pays where many taps use what was turned, and no lane is left over.
+    fn of(geometry: &Geometry) -> Lanes {
+        const TAPS_MIN: usize = 96;
+        const CHANNELS_MIN: usize = 8;
+        const PIXELS_MIN: usize = 64;
+        let turning_pays = k_len(geometry) > TAPS_MIN && geometry.out_channels >= CHANNELS_MIN;
+        if turning_pays || geometry.out_plane_len() < PIXELS_MIN {
+            Lanes::Channels
+        } else {
+            Lanes::Pixels
+        }
+    }
+
+    fn units<E: Element, T: SimdFloat>(self, geometry: &Geometry) -> Units {
+        let role = match self {
+            Lanes::Channels => Role::WeightByChannel,
+            Lanes::Pixels if is_same::<E, T>() => Role::WeightByPixel,
+            Lanes::Pixels => Role::HalfWeightByPixel,
+        };
+        Units::of_weight(geometry, role)
+    }
+
+    /// Elements of the sums of one unit: `[K, O]` with O padded, or `[O, K]`.
+    fn unit_len(self, geometry: &Geometry, units: &Units) -> usize {
+        let channels = match self {
+            Lanes::Channels => padded_channels(units.channels),
+            Lanes::Pixels => units.channels,
+        };
+        k_len(geometry) * channels
+    }
+}
+
+fn k_len(geometry: &Geometry) -> usize {
+    geometry.in_channels * geometry.tap_count()
+}
 
 /// dw, summed over the batch.
 pub(super) fn backward_weight<E: Element, T: SimdFloat>(
@@ -20,14 +67,15 @@ pub(super) fn backward_weight<E: Element, T: SimdFloat>(
     workspace: &mut [T],
 ) {
     assert_eq!([x.len(), dw.len(), dy.len()], [shape.x_len(), shape.w_len(), shape.y_len()]);
-    let geometry = Geometry::forward(shape);
-    let units = Units::of_weight(&geometry);
     if x.is_empty() || dy.is_empty() || dw.is_empty() {
         dw.fill(E::default());
         return;
     }
-    let k_len = geometry.in_channels * geometry.tap_count();
-    let unit_len = k_len * padded_channels(units.channels);
+    let geometry = Geometry::forward(shape);
+    let lanes = Lanes::of(&geometry);
+    let units = lanes.units::<E, T>(&geometry);
+    let unit_len = lanes.unit_len(&geometry, &units);
+    let product = Product { geometry, lanes, units, dy, x };
     let (partials, scratch) = workspace.split_at_mut(units.count * unit_len);
     for_each_chunk2(
         pool,
@@ -35,76 +83,165 @@ pub(super) fn backward_weight<E: Element, T: SimdFloat>(
         Chunked::new(scratch, units.scratch_len),
         |task, partials, scratch| {
             for (index, dw) in partials.chunks_exact_mut(unit_len).enumerate() {
-                let unit = units.at(task * units.per_task + index);
-                weight_unit(&geometry, &units, unit, dy, x, dw, scratch);
+                product.unit(&units.at(task * units.per_task + index), dw, scratch);
             }
         },
     );
     let (total, others) = partials.split_at_mut(units.count / units.batch_parts * unit_len);
     add_partials(pool, total, others);
-    turn_weights(pool, total, k_len, units.channels, dw);
+    match lanes {
+        Lanes::Channels => turn_weights(pool, total, k_len(&geometry), units.channels, dw),
+        Lanes::Pixels => convert_slice(total, dw),
+    }
 }
 
 /// Elements of scratch that [`backward_weight`] needs.
-pub(super) fn backward_weight_workspace_len(shape: &Conv2dShape) -> usize {
-    let units = Units::of_weight(&Geometry::forward(shape));
-    let k_len = shape.in_channels / shape.groups * shape.kernel[0] * shape.kernel[1];
-    units.count * k_len * padded_channels(units.channels) + units.workspace_len()
+pub(super) fn backward_weight_workspace_len<E: Element, T: SimdFloat>(
+    shape: &Conv2dShape,
+) -> usize {
+    let geometry = Geometry::forward(shape);
+    let lanes = Lanes::of(&geometry);
+    let units = lanes.units::<E, T>(&geometry);
+    units.count * lanes.unit_len(&geometry, &units) + units.workspace_len()
 }
 
-/// dw`[K, O]` of one unit, overwritten with the sum over its images.
-fn weight_unit<E: Element, T: SimdFloat>(
-    geometry: &Geometry,
-    units: &Units,
-    unit: Unit,
-    dy: &[E],
-    x: &[E],
-    dw: &mut [T],
-    scratch: &mut [T],
-) {
-    let Units { tiling, channels, images_per_tile, .. } = *units;
-    let (tile, turned) = scratch.split_at_mut(tiling.len(images_per_tile));
-    let (taps_len, out_len) = (geometry.tap_count(), geometry.out_plane_len());
-    let out_channels = geometry.groups * geometry.out_channels;
-    dw.fill(T::ZERO);
-    for first_image in unit.images.clone().step_by(images_per_tile) {
-        let image_count = images_per_tile.min(unit.images.end - first_image);
-        for first_row in (0..geometry.out_size[0]).step_by(tiling.row_count) {
-            let row_count = tiling.row_count.min(geometry.out_size[0] - first_row);
-            let pixel_count = row_count * geometry.out_size[1];
-            let turned_len = pixel_count * padded_channels(channels);
-            for image in 0..image_count {
-                let at = ((first_image + image) * out_channels + unit.first_channel) * out_len;
-                let skip = first_row * geometry.out_size[1];
-                let dy = &dy[at..][..channels * out_len];
-                let turned = &mut turned[image * turned_len..][..turned_len];
-                T::dispatch(TurnPixels { dy, out_len, skip, pixel_count, turned });
+/// The operands, and how they are cut.
+struct Product<'a, E> {
+    geometry: Geometry,
+    lanes: Lanes,
+    units: Units,
+    dy: &'a [E],
+    x: &'a [E],
+}
+
+/// What a tile covers: some rows of a few images.
+struct Piece {
+    /// The unit's, and so is every channel below.
+    group: usize,
+    first_channel: usize,
+    first_image: usize,
+    image_count: usize,
+    first_row: usize,
+    pixel_count: usize,
+}
+
+impl<E: Element> Product<'_, E> {
+    /// dw of one unit, overwritten with the sum over its images.
+    fn unit<T: SimdFloat>(&self, unit: &Unit, dw: &mut [T], scratch: &mut [T]) {
+        let Units { tiling, images_per_tile, .. } = self.units;
+        let [height, width] = self.geometry.out_size;
+        let (tile, prepared) = scratch.split_at_mut(tiling.len(images_per_tile));
+        dw.fill(T::ZERO);
+        for first_image in unit.images.clone().step_by(images_per_tile) {
+            for first_row in (0..height).step_by(tiling.row_count) {
+                let piece = Piece {
+                    group: unit.group,
+                    first_channel: unit.first_channel,
+                    first_image,
+                    image_count: images_per_tile.min(unit.images.end - first_image),
+                    first_row,
+                    pixel_count: tiling.row_count.min(height - first_row) * width,
+                };
+                self.prepare(&piece, prepared);
+                self.add_piece(&piece, prepared, tile, dw);
             }
-            for first_channel in (0..geometry.in_channels).step_by(tiling.channel_count) {
-                let channel_count = tiling.channel_count.min(geometry.in_channels - first_channel);
-                for image in 0..image_count {
-                    let at =
-                        source_channels(geometry, first_image + image, unit.group, first_channel);
-                    let x = &x[at..][..channel_count * geometry.in_plane_len()];
-                    let tile = &mut tile[image * tiling.image_len..][..tiling.image_len];
-                    fill(geometry, &tiling, x, first_row, tile);
+        }
+    }
+
+    /// Turns the rows of dy if channels are the lanes, or converts them if they are of a half type.
+    fn prepare<T: SimdFloat>(&self, piece: &Piece, prepared: &mut [T]) {
+        let (channels, pixel_count) = (self.units.channels, piece.pixel_count);
+        let out_len = self.geometry.out_plane_len();
+        let skip = piece.first_row * self.geometry.out_size[1];
+        for image in 0..piece.image_count {
+            let dy = &self.dy[self.dy_start(piece, image)..][..channels * out_len];
+            match self.lanes {
+                Lanes::Channels => {
+                    let turned_len = pixel_count * padded_channels(channels);
+                    let turned = &mut prepared[image * turned_len..][..turned_len];
+                    T::dispatch(TurnPixels { dy, out_len, skip, pixel_count, turned });
                 }
-                for first_tap in (0..channel_count * taps_len).step_by(TAP_COUNT_MAX) {
-                    let (offsets, tap_count) =
-                        tap_offsets(geometry, &tiling, channel_count, first_tap);
-                    T::dispatch(WeightTile {
-                        dy: &*turned,
+                Lanes::Pixels if is_same::<E, T>() => {}
+                Lanes::Pixels => {
+                    let to = &mut prepared[image * channels * pixel_count..];
+                    let rows = dy.chunks_exact(out_len).zip(to.chunks_exact_mut(pixel_count));
+                    rows.for_each(|(dy, to)| convert_slice(&dy[skip..][..pixel_count], to));
+                }
+            }
+        }
+    }
+
+    /// Where the unit's channels of an image of the piece begin in dy.
+    fn dy_start(&self, piece: &Piece, image: usize) -> usize {
+        let out_channels = self.geometry.groups * self.geometry.out_channels;
+        let channel = (piece.first_image + image) * out_channels + piece.first_channel;
+        channel * self.geometry.out_plane_len()
+    }
+
+    /// Adds the products of a piece, whose dy is prepared, to dw.
+    fn add_piece<T: SimdFloat>(&self, piece: &Piece, prepared: &[T], tile: &mut [T], dw: &mut [T]) {
+        let Product { geometry, units, x, .. } = self;
+        let &Piece { image_count, pixel_count, .. } = piece;
+        let &Units { tiling, channels, .. } = units;
+        let image_len = tiling.image_len;
+        let taps_len = geometry.tap_count();
+        for first_channel in (0..geometry.in_channels).step_by(tiling.channel_count) {
+            let channel_count = tiling.channel_count.min(geometry.in_channels - first_channel);
+            for image in 0..image_count {
+                let image_at = piece.first_image + image;
+                let at = source_channels(geometry, image_at, piece.group, first_channel);
+                let x = &x[at..][..channel_count * geometry.in_plane_len()];
+                let tile = &mut tile[image * image_len..][..image_len];
+                fill(geometry, &tiling, x, piece.first_row, tile);
+            }
+            for first_tap in (0..channel_count * taps_len).step_by(TAP_COUNT_MAX) {
+                let (offsets, tap_count) = tap_offsets(geometry, &tiling, channel_count, first_tap);
+                let (tile, offsets) = (&*tile, &offsets[..tap_count]);
+                let first_k = first_channel * taps_len + first_tap;
+                match self.lanes {
+                    Lanes::Channels => T::dispatch(ChannelTile {
+                        dy: prepared,
                         channels,
                         pixel_count,
                         image_count,
-                        tile: &*tile,
-                        image_len: tiling.image_len,
-                        offsets: &offsets[..tap_count],
+                        tile,
+                        image_len,
+                        offsets,
                         dw: &mut *dw,
-                        first_k: first_channel * taps_len + first_tap,
-                    });
+                        first_k,
+                    }),
+                    Lanes::Pixels => PixelTile {
+                        dy: self.rows(piece, prepared),
+                        channels,
+                        pixel_count,
+                        image_count,
+                        tile,
+                        image_len,
+                        offsets,
+                        dw: &mut *dw,
+                        k_len: k_len(geometry),
+                        first_k,
+                    }
+                    .add(),
                 }
             }
+        }
+    }
+
+    /// The rows of dy, one for each channel and image, where they lie or were converted to.
+    fn rows<'a, T: SimdFloat>(&'a self, piece: &Piece, prepared: &'a [T]) -> Rows<'a, T> {
+        let (geometry, channels) = (&self.geometry, self.units.channels);
+        if is_same::<E, T>() {
+            let skip = piece.first_row * geometry.out_size[1];
+            let out_len = geometry.out_plane_len();
+            Rows {
+                elements: bytemuck::cast_slice(&self.dy[self.dy_start(piece, 0) + skip..]),
+                row_step: out_len,
+                image_step: geometry.groups * geometry.out_channels * out_len,
+            }
+        } else {
+            let row_step = piece.pixel_count;
+            Rows { elements: prepared, row_step, image_step: channels * row_step }
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The inner loops of the gradient for w: a tile times dy, vectors over output channels.
+//! The inner loops of the gradient for w with channels for lanes: a tile times dy, vectors over
+//! output channels.
 //!
 //! dy arrives channel by channel; it is turned to `[P, O]` first, which costs a copy of dy and
 //! saves adding up the lanes of every sum. Results are kept as `[K, O]` until the whole
@@ -60,7 +61,7 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for TurnWeights<'_, E, T> {
 }
 
 /// dw`[K, O]` += Σ over images of tile`[K, P]` · dy`[P, O]`.
-pub(super) struct WeightTile<'a, T> {
+pub(super) struct ChannelTile<'a, T> {
     /// For each image, `pixel_count` rows of padded channels.
     pub(super) dy: &'a [T],
     pub(super) channels: usize,
@@ -77,7 +78,7 @@ pub(super) struct WeightTile<'a, T> {
     pub(super) first_k: usize,
 }
 
-impl<T: SimdFloat> SimdKernel<T> for WeightTile<'_, T> {
+impl<T: SimdFloat> SimdKernel<T> for ChannelTile<'_, T> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
         let lanes = S::LANE_COUNT;
@@ -97,7 +98,7 @@ impl<T: SimdFloat> SimdKernel<T> for WeightTile<'_, T> {
     }
 }
 
-impl<T: SimdFloat> WeightTile<'_, T> {
+impl<T: SimdFloat> ChannelTile<'_, T> {
     /// COLS vectors of output channels, for all of K. Returns COLS.
     #[inline(always)]
     fn column<S: Simd<T>, const ROWS: usize, const COLS: usize>(

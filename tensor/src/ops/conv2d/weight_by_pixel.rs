@@ -1,0 +1,253 @@
+//! The inner loops of the gradient for w with pixels for lanes: they lie side by side in dy and in
+//! a tile, so that neither has to be turned. The lanes of a sum are added up at its end.
+
+#![expect(
+    clippy::needless_range_loop,
+    reason = "blocks of registers are indexed by row and column throughout"
+)]
+
+use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdFloat, SimdKernel};
+
+/// Pixels that are summed before their lanes are added up: eight rows of dy of this length stay in
+/// the first-level cache while all taps pass.
+pub(super) const RUN_LEN: usize = 1024;
+
+/// Taps of a block of registers.
+const BLOCK_TAPS: usize = 3;
+
+/// A few images of rows of pixels, a row for each output channel.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a, T> {
+    pub(super) elements: &'a [T],
+    /// Elements from one row to the next.
+    pub(super) row_step: usize,
+    /// Elements from one image to the next.
+    pub(super) image_step: usize,
+}
+
+/// dw`[O, K]` += Σ over images of dy`[O, P]` · tile`[K, P]`ᵀ.
+pub(super) struct PixelTile<'a, T> {
+    pub(super) dy: Rows<'a, T>,
+    pub(super) channels: usize,
+    pub(super) pixel_count: usize,
+    pub(super) image_count: usize,
+    pub(super) tile: &'a [T],
+    /// Elements of the tile from one image to the next.
+    pub(super) image_len: usize,
+    /// Where the taps begin in the tile.
+    pub(super) offsets: &'a [usize],
+    /// Rows of `k_len`.
+    pub(super) dw: &'a mut [T],
+    pub(super) k_len: usize,
+    /// The column of dw that the first of `offsets` is for.
+    pub(super) first_k: usize,
+}
+
+/// Pixels that are whole vectors of any instruction set.
+type Step<T> = [T; LANE_COUNT_MAX];
+
+/// Vectors of a step: no instruction set has fewer than four lanes.
+const PARTS_MAX: usize = LANE_COUNT_MAX / 4;
+
+/// Where a block of registers is in the product.
+#[derive(Clone, Copy)]
+struct At {
+    first_pixel: usize,
+    /// At most `RUN_LEN`.
+    pixel_count: usize,
+    channel: usize,
+    tap: usize,
+}
+
+impl<T: SimdFloat> PixelTile<'_, T> {
+    /// Adds the products to dw.
+    pub(super) fn add(mut self) {
+        let whole = self.pixel_count / LANE_COUNT_MAX * LANE_COUNT_MAX;
+        if whole < self.pixel_count {
+            self.add_rest(whole);
+            self.pixel_count = whole;
+        }
+        T::dispatch(self);
+    }
+
+    /// The pixels that are no whole step, one by one.
+    fn add_rest(&mut self, first_pixel: usize) {
+        let pixel_count = self.pixel_count - first_pixel;
+        for channel in 0..self.channels {
+            for tap in 0..self.offsets.len() {
+                let at = At { first_pixel, pixel_count, channel, tap };
+                let mut sum = T::ZERO;
+                for image in 0..self.image_count {
+                    let pairs = self.dy_row(image, at, 0).iter().zip(self.x_row(image, at, 0));
+                    pairs.for_each(|(&dy, &x)| sum += dy * x);
+                }
+                self.dw[channel * self.k_len + self.first_k + tap] += sum;
+            }
+        }
+    }
+}
+
+impl<T: SimdFloat> SimdKernel<T> for PixelTile<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
+        for first_pixel in (0..self.pixel_count).step_by(RUN_LEN) {
+            let pixel_count = RUN_LEN.min(self.pixel_count - first_pixel);
+            let at = At { first_pixel, pixel_count, channel: 0, tap: 0 };
+            // With three taps and all vectors of a step, sums take 24 registers of 32, 12 of 16.
+            match S::REGISTER_COUNT / 4 * S::LANE_COUNT / LANE_COUNT_MAX {
+                8.. => self.pass::<S, 8>(simd, at),
+                4.. => self.pass::<S, 4>(simd, at),
+                2.. => self.pass::<S, 2>(simd, at),
+                _ => self.pass::<S, 1>(simd, at),
+            }
+        }
+    }
+}
+
+impl<T: SimdFloat> PixelTile<'_, T> {
+    /// All of dw over a run, O rows at a time.
+    #[inline(always)]
+    fn pass<S: Simd<T>, const O: usize>(&mut self, simd: S, mut at: At) {
+        while at.channel + O <= self.channels {
+            self.rows::<S, O>(simd, &mut at);
+        }
+        while O > 4 && at.channel + 4 <= self.channels {
+            self.rows::<S, 4>(simd, &mut at);
+        }
+        while at.channel < self.channels {
+            self.rows::<S, 1>(simd, &mut at);
+        }
+    }
+
+    #[inline(always)]
+    fn rows<S: Simd<T>, const O: usize>(&mut self, simd: S, at: &mut At) {
+        at.tap = 0;
+        while at.tap + BLOCK_TAPS <= self.offsets.len() {
+            self.block::<S, O, BLOCK_TAPS>(simd, *at);
+            at.tap += BLOCK_TAPS;
+        }
+        while at.tap < self.offsets.len() {
+            self.block::<S, O, 1>(simd, *at);
+            at.tap += 1;
+        }
+        at.channel += O;
+    }
+
+    /// O rows and K columns of dw.
+    #[inline(always)]
+    fn block<S: Simd<T>, const O: usize, const K: usize>(&mut self, simd: S, at: At) {
+        let mut sums = [[[T::ZERO; LANE_COUNT_MAX]; K]; O];
+        for image in 0..self.image_count {
+            simd.call(Block { product: self, at, image, sums: &mut sums });
+        }
+        let mut vectors = [[simd.splat(T::ZERO); K]; O];
+        for o in 0..O {
+            for k in 0..K {
+                vectors[o][k] = add_parts(simd, &sums[o][k]);
+            }
+        }
+        let mut found = [[T::ZERO; K]; O];
+        simd.sum_each(vectors.as_flattened(), found.as_flattened_mut());
+        for o in 0..O {
+            let dw = &mut self.dw[(at.channel + o) * self.k_len + self.first_k + at.tap..][..K];
+            for k in 0..K {
+                dw[k] += found[o][k];
+            }
+        }
+    }
+
+    /// The pixels that a tap meets in an image.
+    #[inline(always)]
+    fn x_row(&self, image: usize, at: At, k: usize) -> &[T] {
+        let start = image * self.image_len + self.offsets[at.tap + k] + at.first_pixel;
+        &self.tile[start..][..at.pixel_count]
+    }
+
+    #[inline(always)]
+    fn dy_row(&self, image: usize, at: At, o: usize) -> &[T] {
+        &self.dy.elements[self.dy_start(image, at, o)..][..at.pixel_count]
+    }
+
+    #[inline(always)]
+    fn dy_start(&self, image: usize, at: At, o: usize) -> usize {
+        image * self.dy.image_step + (at.channel + o) * self.dy.row_step + at.first_pixel
+    }
+}
+
+/// The vectors of a step added up: the last half to the first, as the lanes within a vector.
+#[inline(always)]
+fn add_parts<T: SimdFloat, S: Simd<T>>(simd: S, step: &Step<T>) -> S::Vector {
+    let lanes = S::LANE_COUNT;
+    match LANE_COUNT_MAX / lanes {
+        1 => simd.load(step),
+        2 => simd.add(simd.load(step), simd.load(&step[lanes..])),
+        _ => {
+            let even = simd.add(simd.load(step), simd.load(&step[2 * lanes..]));
+            let odd = simd.add(simd.load(&step[lanes..]), simd.load(&step[3 * lanes..]));
+            simd.add(even, odd)
+        }
+    }
+}
+
+/// The products of one image for O rows and K columns of dw, added to sums of which each lane of a
+/// step has its own: results do not depend on the instruction set.
+struct Block<'a, 'b, T, const O: usize, const K: usize> {
+    product: &'a PixelTile<'b, T>,
+    at: At,
+    image: usize,
+    sums: &'a mut [[Step<T>; K]; O],
+}
+
+impl<T: SimdFloat, const O: usize, const K: usize> SimdKernel<T> for Block<'_, '_, T, O, K> {
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
+        let Block { product, at, image, sums: all } = self;
+        let (lanes, parts) = (S::LANE_COUNT, LANE_COUNT_MAX / S::LANE_COUNT);
+        let step_count = at.pixel_count / LANE_COUNT_MAX;
+        // Slices of arrays, all of one length: else each load would be checked, and the sums
+        // moved from register to register around the checks.
+        let mut x: [&[Step<T>]; K] = [&[]; K];
+        let mut dy: [&[Step<T>]; O] = [&[]; O];
+        for k in 0..K {
+            x[k] = &product.x_row(image, at, k).as_chunks().0[..step_count];
+        }
+        for o in 0..O {
+            dy[o] = &product.dy_row(image, at, o).as_chunks().0[..step_count];
+        }
+        // Every group of taps fetches one of the rows that come next.
+        let is_asked = at.tap < O * BLOCK_TAPS;
+        let start = product.dy_start(image, at, O + at.tap / BLOCK_TAPS);
+        let next = product.dy.elements.get(start..start + at.pixel_count).filter(|_| is_asked);
+        let next = next.map_or(dy[0], |next| &next.as_chunks().0[..step_count]);
+        let mut sums = [[[simd.splat(T::ZERO); K]; O]; PARTS_MAX];
+        for part in 0..parts {
+            for o in 0..O {
+                for k in 0..K {
+                    sums[part][o][k] = simd.load(&all[o][k][part * lanes..]);
+                }
+            }
+        }
+        for step in 0..step_count {
+            simd.fetch(&next[step][0]);
+            for part in 0..parts {
+                let mut vectors = [simd.splat(T::ZERO); K];
+                for k in 0..K {
+                    vectors[k] = simd.load(&x[k][step][part * lanes..]);
+                }
+                for o in 0..O {
+                    let dy = simd.load(&dy[o][step][part * lanes..]);
+                    for k in 0..K {
+                        sums[part][o][k] = simd.mul_add(dy, vectors[k], sums[part][o][k]);
+                    }
+                }
+            }
+        }
+        for part in 0..parts {
+            for o in 0..O {
+                for k in 0..K {
+                    simd.store(sums[part][o][k], &mut all[o][k][part * lanes..]);
+                }
+            }
+        }
+    }
+}
