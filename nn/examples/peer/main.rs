@@ -6,6 +6,7 @@
 //!
 //! All start from the same numbers, so that equal losses show equal work.
 
+mod cases;
 mod measure;
 mod ops;
 
@@ -18,6 +19,9 @@ use lowtide_nn::{
 use lowtide_tensor::{Conv2dGeometry, CpuOptions, Device, RandomKey, Tensor};
 
 use measure::{Workload, X, Y, integers, measure, uniform};
+
+/// What the reports call this program.
+const PEER: &str = "lowtide";
 
 const ADD_LEN: usize = 1 << 24;
 const ADD_GB: Option<(&str, f64)> = Some(("gb_per_s", 12.0 * ADD_LEN as f64 / 1e9));
@@ -64,22 +68,22 @@ fn main() -> Result<()> {
         "w4-gpt" => train_gpt(&device, workload, threads),
         "w5-matmul" => {
             let [a, b] = two(&device, [1024, 1024])?;
-            measure(workload, threads, || a.matmul(&b).map(|_| 0.0))?;
+            measure(PEER, workload, threads, || a.matmul(&b).map(|_| 0.0))?;
             Ok(())
         }
         "w5-add" => {
             let [a, b] = two(&device, [ADD_LEN])?;
-            measure(workload, threads, || a.add(&b).map(|_| 0.0))?;
+            measure(PEER, workload, threads, || a.add(&b).map(|_| 0.0))?;
             Ok(())
         }
         "w5-softmax" => {
             let [a, _] = two(&device, SOFTMAX_SHAPE)?;
-            measure(workload, threads, || a.softmax(1).map(|_| 0.0))?;
+            measure(PEER, workload, threads, || a.softmax(1).map(|_| 0.0))?;
             Ok(())
         }
         _ => {
             let [mut a, b] = two(&device, [ADD_LEN])?;
-            measure(workload, threads, || a.add_(&b).map(|()| 0.0))?;
+            measure(PEER, workload, threads, || a.add_(&b).map(|()| 0.0))?;
             Ok(())
         }
     }
@@ -87,7 +91,7 @@ fn main() -> Result<()> {
 
 fn usage() -> ! {
     let steps = WORKLOADS.iter().map(|workload| workload.name);
-    let names: Vec<_> = steps.chain(ops::names()).collect();
+    let names: Vec<_> = steps.chain(cases::names()).collect();
     eprintln!("usage: peer WORKLOAD THREADS, WORKLOAD one of {}", names.join(", "));
     std::process::exit(2);
 }
@@ -145,7 +149,7 @@ fn train_gpt(device: &Device, workload: &Workload, threads: usize) -> Result<()>
     let x = Tensor::from_slice(device, [workload.batch, shape.context], &tokens)?;
     let labels = Tensor::from_slice(device, [next.len()], &next)?;
     let mut optimizer = Adam::new(AdamOptions::adamw())?;
-    measure(workload, threads, || {
+    measure(PEER, workload, threads, || {
         let attempt = Attempt::new();
         let pass = Pass::train(KEY, &attempt);
         let logits = model.forward(&pass, pass.constant(x.clone()))?.flatten(0..2)?;
@@ -172,7 +176,7 @@ fn train<const N: usize>(
     let labels = integers(Y, workload.batch, 10);
     let labels = Tensor::from_slice(device, [workload.batch], &labels)?;
     drop(values);
-    measure(workload, threads, || {
+    measure(PEER, workload, threads, || {
         let attempt = Attempt::new();
         let pass = Pass::train(KEY, &attempt);
         let logits = model.forward(&pass, pass.constant(x.clone()))?;

@@ -58,17 +58,31 @@ fn processor_s() -> [f64; 2] {
 
 /// Runs `step`, which returns the loss, and prints the line of JSON that the peers' report reads.
 pub(crate) fn measure<E>(
+    peer: &str,
     workload: &Workload,
     threads: usize,
     mut step: impl FnMut() -> Result<f32, E>,
+) -> Result<(), E> {
+    measure_prepared(peer, workload, threads, || Ok(()), |()| step())
+}
+
+/// As [`measure`], with what is made before each step and dropped after it, both untimed: the
+/// forward pass that a backward one consumes. Memory and busy cores count it.
+pub(crate) fn measure_prepared<P, E>(
+    peer: &str,
+    workload: &Workload,
+    threads: usize,
+    mut prepare: impl FnMut() -> Result<P, E>,
+    mut step: impl FnMut(&mut P) -> Result<f32, E>,
 ) -> Result<(), E> {
     // The peak counts from here; where that is not possible, from the start.
     let _ = fs::write("/proc/self/clear_refs", "5");
     let base_mb = status_mb("VmRSS");
     let mut losses = Vec::new();
     let mut timed = |losses: &mut Vec<f32>| -> Result<f64, E> {
+        let mut prepared = prepare()?;
         let start = Instant::now();
-        losses.push(step()?);
+        losses.push(step(&mut prepared)?);
         Ok(start.elapsed().as_secs_f64() * 1e3)
     };
     let first_ms = timed(&mut losses)?;
@@ -90,7 +104,7 @@ pub(crate) fn measure<E>(
         }
     };
     println!(
-        "{{\"peer\":\"lowtide\",\"workload\":\"{}\",\"batch\":{},\"threads\":{threads},\
+        "{{\"peer\":\"{peer}\",\"workload\":\"{}\",\"batch\":{},\"threads\":{threads},\
          \"steps\":{steps},\"median_step_ms\":{median_ms:.3},\"min_step_ms\":{:.3},\
          \"max_step_ms\":{:.3},\"first_step_ms\":{first_ms:.1},{rate},\"peak_rss_mb\":{:.1},\
          \"base_rss_mb\":{base_mb:.1},\"cores_busy\":{:.2},\"others_busy\":{:.2},\

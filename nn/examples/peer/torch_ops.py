@@ -1,4 +1,4 @@
-"""The operations of ops.rs in PyTorch on the CPU, timed the same way:
+"""The operations of cases.rs in PyTorch on the CPU, timed the same way:
 
 torch_ops.py WORKLOAD THREADS [--mode eager|tuned|compile]
 
