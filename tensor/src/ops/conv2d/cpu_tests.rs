@@ -1,5 +1,7 @@
 //! The convolution kernels against the definition, over generated shapes.
 
+use std::cell::RefCell;
+
 use proptest::prelude::*;
 
 use super::cpu::{backward_input, backward_input_workspace_len, forward, forward_workspace_len};
@@ -181,30 +183,44 @@ fn infinite_channel_leaves_the_gradients_of_others_finite() {
 #[test]
 fn thread_count_does_not_change_a_bit() {
     for shape in [square(19, [5, 24], 9, 3), square(19, [15, 24], 7, 3)] {
-        check_thread_counts(&shape);
+        let results = [1, 2, 5].map(|threads| products_of_noise::<f32>(&shape, threads));
+        assert_eq!(results[0], results[1]);
+        assert_eq!(results[0], results[2]);
     }
 }
 
-fn check_thread_counts(shape: &Conv2dShape) {
-    let noise = |len: usize, seed: u32| -> Vec<f32> {
-        (0..len as u32).map(|i| ((i ^ seed).wrapping_mul(2_654_435_761) >> 8) as f32).collect()
+/// y, dx and dw of numbers whose sums depend on the order.
+fn products_of_noise<T: SimdFloat>(shape: &Conv2dShape, threads: usize) -> [Vec<T>; 3] {
+    let noise = |len: usize, seed: u32| -> Vec<T> {
+        let bits = (0..len as u32).map(|i| (i ^ seed).wrapping_mul(2_654_435_761));
+        bits.map(|bits| T::from_f64(f64::from(bits).sqrt())).collect()
     };
     let (x, w, dy) = (noise(shape.x_len(), 1), noise(shape.w_len(), 2), noise(shape.y_len(), 3));
-    let results = [1, 2, 5].map(|threads| {
-        let pool = Pool::new(threads);
-        let mut workspace = vec![
-            0.0_f32;
-            forward_workspace_len::<f32, f32>(shape)
-                .max(backward_input_workspace_len::<f32, f32>(shape))
-                .max(backward_weight_workspace_len::<f32, f32>(shape))
-        ];
-        let (mut y, mut dx) = (vec![0.0; dy.len()], vec![0.0; x.len()]);
-        let mut dw = vec![0.0; w.len()];
-        forward(&pool, shape, &x, &w, None, &mut y, &mut workspace);
-        backward_input(&pool, shape, &dy, &w, None, &mut dx, &mut workspace);
-        backward_weight(&pool, shape, &dy, &x, &mut dw, &mut workspace);
-        (y, dx, dw)
-    });
-    assert_eq!(results[0], results[1]);
-    assert_eq!(results[0], results[2]);
+    let pool = Pool::new(threads);
+    let len = forward_workspace_len::<T, T>(shape)
+        .max(backward_input_workspace_len::<T, T>(shape))
+        .max(backward_weight_workspace_len::<T, T>(shape));
+    let mut workspace = vec![T::ZERO; len];
+    let mut products = [dy.len(), x.len(), w.len()].map(|len| vec![T::ZERO; len]);
+    let [y, dx, dw] = &mut products;
+    forward(&pool, shape, &x, &w, None, y, &mut workspace);
+    backward_input(&pool, shape, &dy, &w, None, dx, &mut workspace);
+    backward_weight(&pool, shape, &dy, &x, dw, &mut workspace);
+    products
+}
+
+/// AVX2 and AVX-512 add the same products in the same order.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn fused_instruction_sets_give_the_same_bits() {
+    for shape in [square(3, [3, 21], 19, 3), square(3, [15, 24], 7, 3), square(2, [12, 3], 17, 5)] {
+        let seen = RefCell::new(Vec::new());
+        on_every_instruction_set(|| {
+            let products =
+                (products_of_noise::<f32>(&shape, 1), products_of_noise::<f64>(&shape, 1));
+            seen.borrow_mut().push(products);
+        });
+        let seen = seen.into_inner();
+        assert!(seen[1] == seen[2], "{shape:?}");
+    }
 }
