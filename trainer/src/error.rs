@@ -118,7 +118,7 @@ pub enum Knob {
     Budget(usize),
     /// An optimizer without state; changes the training.
     StatelessOptimizer {
-        /// The peak with it.
+        /// The peak of the smallest plan with it.
         needed_bytes: usize,
     },
 }

@@ -91,7 +91,8 @@ pub(crate) fn find<T: Task, O: Optimizer>(
     // is what the planner would take.
     let least = rejected.iter().min_by_key(|(_, peak_bytes)| peak_bytes);
     let &(micro_batch, needed_bytes) = least.expect("a batch has at least one part");
-    let knobs = knobs(cast, acts, needed_bytes, micro_batch, splitting, budget_bytes)?;
+    let tried: Vec<usize> = rejected.iter().map(|&(size, _)| size).collect();
+    let knobs = knobs(cast, acts, &tried, needed_bytes, splitting, budget_bytes)?;
     Err(Box::new(DoesNotFit { budget_bytes, needed_bytes, micro_batch, step: None, knobs }).into())
 }
 
@@ -100,14 +101,14 @@ pub(crate) fn find<T: Task, O: Optimizer>(
 fn knobs<T: Task, O: Optimizer>(
     cast: &Cast<'_, T, O>,
     acts: &[Act<'_>],
+    tried: &[usize],
     needed_bytes: usize,
-    micro_batch: usize,
     splitting: Splitting,
     budget_bytes: usize,
 ) -> Result<Vec<Knob>> {
     let mut knobs = Vec::new();
     if splitting == Splitting::Forbidden && !cast.task.couples_samples() {
-        let sizes = part_sizes(micro_batch).into_iter().skip(1);
+        let sizes = tried.iter().flat_map(|&whole| part_sizes(whole).into_iter().skip(1));
         for size in sizes {
             if cast.rehearse(acts, size)?.peak_bytes <= budget_bytes {
                 knobs.push(Knob::MicroBatch(size));
@@ -119,9 +120,11 @@ fn knobs<T: Task, O: Optimizer>(
     let stateless = Sgd::new(SgdOptions::new(cast.optimizer.learning_rate()))?;
     let &Cast { device, task, scaler, clip_norm, .. } = cast;
     let with_sgd = Cast { device, task, optimizer: &stateless, scaler, clip_norm };
-    let peak_bytes = with_sgd.rehearse(acts, micro_batch)?.peak_bytes;
-    if peak_bytes <= budget_bytes {
-        knobs.push(Knob::StatelessOptimizer { needed_bytes: peak_bytes });
+    // Of all sizes: which one needs least is not the same with and without state.
+    let peaks = tried.iter().map(|&size| Ok(with_sgd.rehearse(acts, size)?.peak_bytes));
+    let least_bytes = peaks.collect::<Result<Vec<usize>>>()?.into_iter().min();
+    if let Some(needed_bytes) = least_bytes.filter(|&bytes| bytes <= budget_bytes) {
+        knobs.push(Knob::StatelessOptimizer { needed_bytes });
     }
     Ok(knobs)
 }

@@ -6,7 +6,7 @@ use lowtide_tensor::{
 };
 use proptest::prelude::*;
 
-use crate::common::{all_floats, assert_rounded, sample, shared, styles};
+use crate::common::{Style, all_floats, assert_rounded, sample, shared, styles};
 use crate::naive::{self, Array};
 
 /// A geometry with shapes of x and w that go with it.
@@ -47,6 +47,21 @@ proptest! {
         let (dy, dy_twin) = sample(y.shape(), styles[3], dtype, 4);
         let [dx, dw] = naive::conv2d_backward(&dy_twin, &x_twin, &w_twin, geometry);
         assert_rounded(&dy.conv2d_backward_input(&w, *x.shape(), geometry).unwrap(), &dx);
+        assert_rounded(&dy.conv2d_backward_weight(&x, *w.shape(), geometry).unwrap(), &dw);
+    }
+
+    /// Its sums run over pixels: the generated shapes are seldom large enough.
+    #[test]
+    fn gradient_for_few_channels_of_large_images_follows_the_definition(
+        (batch, channels, outs) in (1..=3usize, 1..=3usize, 1..=9usize),
+        size in [9..=14usize, 9..=14usize],
+        dtype in all_floats(),
+    ) {
+        let geometry = Conv2dGeometry { padding: [1, 1], ..Default::default() };
+        let (x, x_twin) = sample(&[batch, channels, size[0], size[1]], Style::Contiguous, dtype, 1);
+        let (w, w_twin) = sample(&[outs, channels, 3, 3], Style::Contiguous, dtype, 2);
+        let (dy, dy_twin) = sample(&[batch, outs, size[0], size[1]], Style::Contiguous, dtype, 3);
+        let [_, dw] = naive::conv2d_backward(&dy_twin, &x_twin, &w_twin, geometry);
         assert_rounded(&dy.conv2d_backward_weight(&x, *w.shape(), geometry).unwrap(), &dw);
     }
 
@@ -136,7 +151,7 @@ proptest! {
 #[test]
 fn winners_may_lie_anywhere() {
     let geometry = Pool2dGeometry::square(2);
-    let (x, x_twin) = sample(&[1, 2, 4, 6], crate::common::Style::Contiguous, DType::F32, 1);
+    let (x, x_twin) = sample(&[1, 2, 4, 6], Style::Contiguous, DType::F32, 1);
     let (y, winners) = x.max_pool2d(geometry).unwrap();
     let turned = winners.transpose(2, 3).unwrap().copied().unwrap().transpose(2, 3).unwrap();
     assert!(!turned.layout().is_contiguous());
