@@ -195,36 +195,17 @@ impl Books {
         candidates.into_iter().rev().filter(|&bytes| bytes > 0).find(could_be_had).unwrap_or(0)
     }
 
-    /// Makes a block live where that has no effect on anything but the layout, in a hole or at the
-    /// top, and where `place` would find the same. Returns its slot, offset and serial.
+    /// The place at the top and whom to wait for there, if `place` would find it where there is no
+    /// own hole. May say no where the answer is yes.
     #[inline]
-    pub(crate) fn insert_ready(
-        &mut self,
-        size_bytes: usize,
-        request: &Request,
-    ) -> Option<(u32, usize, u64)> {
-        let stream = request.stream;
-        if let Some((hole, extent)) = self.layout.own_hole(size_bytes, StreamSet::of(stream)) {
-            if !self.pages.reach(extent.end()) {
-                return None;
-            }
-            let slot = self.layout.insert_in_hole(hole, extent);
-            return Some((slot, extent.offset, self.enter_live(slot, size_bytes, request)));
-        }
+    pub(crate) fn own_top(&self, size_bytes: usize, stream: Stream) -> Option<(Extent, StreamSet)> {
         let stitches = self.stitches && self.views.has_room();
-        let want = Want { size_bytes, stream, waits: &self.waits, stitches };
-        let extent = self.layout.own_top(&want)?;
-        if !self.pages.reach(extent.end()) {
-            return None;
-        }
-        let users = StreamSet::of(stream);
-        let slot = self.layout.insert_on_top(extent, users, self.current_event());
-        Some((slot, extent.offset, self.enter_live(slot, size_bytes, request)))
+        self.layout.own_top(&Want { size_bytes, stream, waits: &self.waits, stitches })
     }
 
     /// Counts and describes the block that was just put into a slot. Returns its serial.
     #[inline]
-    fn enter_live(&mut self, slot: u32, size_bytes: usize, request: &Request) -> u64 {
+    pub(crate) fn enter_live(&mut self, slot: u32, size_bytes: usize, request: &Request) -> u64 {
         let live = self.note_block(size_bytes, request);
         self.layout.describe(slot, &live);
         live.serial

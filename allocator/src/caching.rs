@@ -191,7 +191,7 @@ impl CachingAllocator {
         let mut engine = self.core().lock();
         let injected = engine.admit(&request)?;
         let is_plain = !injected && !self.core().is_checked;
-        if is_plain && let Some(granted) = engine.allocate_ready(&request) {
+        if is_plain && let Some(granted) = engine.allocate_ready(&request)? {
             return Ok(self.hand_out(&mut engine, &request, granted));
         }
         self.allocate_slowly(engine, &request, injected)

@@ -152,18 +152,52 @@ impl Engine<'_> {
     }
 
     /// The way of almost every request of a steady state: a hole of its own stream, or the top, on
-    /// committed pages. Nobody waits and the source does not move.
+    /// committed pages. `None` is for a request that has to go another way.
     #[inline]
-    pub(crate) fn allocate_ready(&mut self, request: &Request) -> Option<Granted> {
+    pub(crate) fn allocate_ready(
+        &mut self,
+        request: &Request,
+    ) -> Result<Option<Granted>, SourceError> {
         if self.state.torch.is_some() {
-            return None;
+            return Ok(None);
         }
         let request = &Request { stream: self.ordered(request.stream), ..*request };
         let books = &mut self.state.books;
-        let size_bytes = books.block_bytes(request.size_bytes)?;
-        let (slot, offset, serial) = books.insert_ready(size_bytes, request)?;
+        let Some(size_bytes) = books.block_bytes(request.size_bytes) else { return Ok(None) };
+        let own = StreamSet::of(request.stream);
+        let found = match books.layout.own_hole(size_bytes, own) {
+            Some((hole, extent)) if books.pages.reach(extent.end()) => {
+                Some((books.layout.insert_in_hole(hole, extent), extent))
+            }
+            Some(_) => None,
+            None => self.insert_on_ready_top(size_bytes, request)?,
+        };
+        let Some((slot, Extent { offset, size_bytes })) = found else { return Ok(None) };
+        let serial = self.state.books.enter_live(slot, size_bytes, request);
         self.record(Action::Allocate, request, offset, size_bytes, serial);
-        Some(Granted::whole(offset, slot, serial, request))
+        Ok(Some(Granted::whole(offset, slot, serial, request)))
+    }
+
+    /// Takes the top where there is no own hole. Returns the slot of what it took, to be entered.
+    #[inline(always)]
+    fn insert_on_ready_top(
+        &mut self,
+        size_bytes: usize,
+        request: &Request,
+    ) -> Result<Option<(u32, Extent)>, SourceError> {
+        let books = &self.state.books;
+        let Some((extent, waits)) = books.own_top(size_bytes, request.stream) else {
+            return Ok(None);
+        };
+        if !books.pages.reach(extent.end()) {
+            return Ok(None);
+        }
+        if waits != StreamSet::EMPTY {
+            self.wait_in_order(waits, request)?;
+        }
+        let books = &mut self.state.books;
+        let (users, event) = (StreamSet::of(request.stream), books.current_event());
+        Ok(Some((books.layout.insert_on_top(extent, users, event), extent)))
     }
 
     /// The way of every request, which may have to wait, or the source to move.

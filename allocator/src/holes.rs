@@ -23,6 +23,8 @@ const _: () = assert!(BIN_COUNT > EXACT_BINS);
 /// The child of a node whose holes come before it, and the one whose holes come after.
 const BEFORE: usize = 0;
 const AFTER: usize = 1;
+/// The parent.
+const ABOVE: usize = 2;
 
 /// Holes that the same streams used. Size, offset and links of each are in its node.
 #[derive(Clone, Debug)]
@@ -120,7 +122,7 @@ impl Holes {
     #[inline]
     pub(crate) fn insert(&mut self, nodes: &mut [Node], slot: u32) {
         let node = &mut nodes[slot as usize];
-        node.links = [NONE; 2];
+        node.links = [NONE; 3];
         let bin = bin_of(node.extent.size_bytes);
         self.len += 1;
         if self.roots[bin] == NONE {
@@ -151,23 +153,23 @@ impl Holes {
             let (end, end_side) = ends[part];
             nodes[end as usize].links[end_side] = at;
             ends[part] = (at, towards);
-            at = nodes[at as usize].links[towards];
+            let node = &mut nodes[at as usize];
+            node.links[ABOVE] = end;
+            at = node.links[towards];
         }
         for (end, end_side) in ends {
             nodes[end as usize].links[end_side] = NONE;
         }
     }
 
-    /// Strikes a hole off, which is still as it was when it was entered.
-    ///
-    /// # Panics
-    /// If the hole is not listed.
+    /// Strikes off a hole that is listed and still as it was when it was entered.
     #[inline]
     pub(crate) fn remove(&mut self, nodes: &mut [Node], slot: u32) {
+        debug_assert!(self.contains(nodes, slot), "the hole in slot {slot} is not listed");
         let node = &nodes[slot as usize];
         let bin = bin_of(node.extent.size_bytes);
         self.len -= 1;
-        if self.roots[bin] == slot && node.links == [NONE; 2] {
+        if node.is_alone() {
             self.roots[bin] = NONE;
             self.occupied[bin / 64] &= !(1 << (bin % 64));
             if self.occupied[bin / 64] == 0 {
@@ -180,15 +182,11 @@ impl Holes {
 
     /// Strikes a hole off a bin that has others: what hangs below it is joined in its place.
     fn remove_from_others(&mut self, nodes: &mut [Node], bin: usize, slot: u32) {
-        let key = nodes[slot as usize].key();
-        let (mut parent, mut side, mut at) = (NONE, BEFORE, self.roots[bin]);
-        while at != slot {
-            assert!(at != NONE, "the hole in slot {slot} is not listed");
-            let node = &nodes[at as usize];
-            (parent, side) = (at, node.side_of(key));
-            at = node.links[side];
-        }
-        let [mut before, mut after] = nodes[slot as usize].links;
+        let [mut before, mut after, mut parent] = nodes[slot as usize].links;
+        let mut side = match nodes.get(parent as usize) {
+            Some(above) => usize::from(above.links[AFTER] == slot),
+            None => BEFORE,
+        };
         while before != NONE && after != NONE {
             let (upper, next_side) =
                 if priority(before) > priority(after) { (before, AFTER) } else { (after, BEFORE) };
@@ -208,21 +206,20 @@ impl Holes {
     #[inline]
     fn hang(&mut self, nodes: &mut [Node], bin: usize, (parent, side): (u32, usize), at: u32) {
         match nodes.get_mut(parent as usize) {
-            Some(parent) => parent.links[side] = at,
+            Some(above) => above.links[side] = at,
             None => self.roots[bin] = at,
+        }
+        if let Some(node) = nodes.get_mut(at as usize) {
+            node.links[ABOVE] = parent;
         }
     }
 
-    /// Changes size and offset of a hole.
-    ///
-    /// # Panics
-    /// If it is not listed.
+    /// Changes size and offset of a hole that is listed.
     #[inline]
     pub(crate) fn resize(&mut self, nodes: &mut [Node], slot: u32, to: Extent) {
         let node = &mut nodes[slot as usize];
         let bin = bin_of(node.extent.size_bytes);
-        let is_alone = self.roots[bin] == slot && node.links == [NONE; 2];
-        if is_alone && bin_of(to.size_bytes) == bin {
+        if node.is_alone() && bin_of(to.size_bytes) == bin {
             node.extent = to;
         } else {
             self.remove(nodes, slot);
@@ -285,6 +282,12 @@ impl Node {
     #[inline]
     pub(crate) fn key(&self) -> Key {
         key(self.extent.size_bytes, self.extent.offset)
+    }
+
+    /// Of a listed hole: whether its bin has no other.
+    #[inline]
+    fn is_alone(&self) -> bool {
+        self.links == [NONE; 3]
     }
 
     /// On which side of this node a key lies.

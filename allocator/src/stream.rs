@@ -154,16 +154,18 @@ impl Waits {
         let mut left = others.minus(covered(waiter, others));
         let mut chosen = StreamSet::EMPTY;
         while left != StreamSet::EMPTY {
-            // The one that stands for most, the first on ties. None stands for more than are left.
+            // The one that stands for most, the latest on ties. None stands for more than are left:
+            // where streams take turns, the latest has waited for all others.
             let (mut best, mut best_stands_for) = (waiter, StreamSet::EMPTY);
-            for on in left.iter() {
+            let mut untried = left;
+            while best_stands_for != left
+                && let Some(on) = latest(untried, &since)
+            {
                 let stands_for = covered(on, left).with(on);
                 if stands_for.len() > best_stands_for.len() {
                     (best, best_stands_for) = (on, stands_for);
                 }
-                if stands_for == left {
-                    break;
-                }
+                untried = untried.without(on);
             }
             chosen = chosen.with(best);
             left = left.minus(best_stands_for);
@@ -187,4 +189,9 @@ impl Waits {
         }
         row[on.index()] = event;
     }
+}
+
+/// The stream with the highest event, the first one on ties.
+fn latest(streams: StreamSet, since: impl Fn(Stream) -> u64) -> Option<Stream> {
+    streams.iter().reduce(|latest, on| if since(on) > since(latest) { on } else { latest })
 }

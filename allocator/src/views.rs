@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::holes::NONE;
-use crate::layout::{BLOCK_BYTES, Extent, Layout, PIECES_MAX};
+use crate::layout::{BLOCK_BYTES, Extent, Kind, Layout, Node, PIECES_MAX};
 use crate::stream::StreamSet;
 
 /// Mappings that views may have together. Linux lets a process have 65,530. When those in use come
@@ -298,7 +298,8 @@ impl Views {
         assert_eq!(used_mapping_count, self.used_mapping_count, "mappings in use");
         self.addresses.check();
         // Beside the views, the block behind their range.
-        let taken_count = self.addresses.live().count();
+        let is_taken = |(_, node): &(u32, &Node)| node.kind == Kind::Block;
+        let taken_count = self.addresses.nodes().filter(is_taken).count();
         assert_eq!(taken_count, view_count + 1, "addresses that no view has are taken");
     }
 }

@@ -4,10 +4,10 @@
 //! live block. Beyond it lies the wilderness, which has no end here. A request goes into the
 //! smallest hole that holds it, the lowest one on ties. If there is none and the source can map
 //! pages at a second address, it is *stitched*: it takes the whole free pages of the largest holes,
-//! then as many as it still needs of the smallest hole that has them, and what is missing even so
-//! from the top. Else it goes to the top. So the place depends on the live blocks, on who used the
-//! holes, and on the size of a page, and on nothing that is cached. (The addresses of views are a
-//! layout too, with a view for a block.)
+//! the highest on ties, then as many as it still needs of the smallest hole that has them, and what
+//! is missing even so from the top. Else it goes to the top. So the place depends on the live
+//! blocks, on who used the holes, and on the size of a page, and on nothing that is cached. (The
+//! addresses of views are a layout too, with a view for a block.)
 //!
 //! Cutting the last piece from the largest hole left, too, shattered what was large: RMM's random
 //! blocks of up to 256 MiB had 12.4 pieces each instead of 6.8 (20,000 operations, 2026-11-21).

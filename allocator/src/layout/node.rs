@@ -54,28 +54,29 @@ pub(crate) struct Node {
     pub(crate) extent: Extent,
     pub(super) previous: u32,
     pub(super) next: u32,
-    /// Of a hole, what hangs below it in its bin. Of a piece, the next one or `NONE`, and then the
-    /// view of its block, if it is the first one, or the first one.
-    pub(crate) links: [u32; 2],
+    /// Of a hole, what hangs below it in its bin on either side, and what it hangs below itself. Of
+    /// a piece, the next one or `NONE`, and then the view of its block, if it is the first one, or
+    /// the first one. Of a block, last, what is not asked for of the whole block: less than blocks
+    /// are rounded up by.
+    pub(crate) links: [u32; 3],
     /// Of a hole, who may still work on it, by which it is listed; of a block, who has used it.
     pub(super) streams: StreamSet,
     /// Of a hole, the event at which its last owner gave it back; of a block, its serial.
     pub(super) number: u64,
     /// Of a block, as are the fields below.
     pub(super) site: &'static Location<'static>,
-    /// What is not asked for of the whole block: less than the blocks are rounded up by.
-    pub(super) slack_bytes: u32,
     pub(super) category: Category,
     pub(super) stream: Stream,
-    pub(super) kind: Kind,
+    pub(crate) kind: Kind,
 }
 
 const _: () = assert!(size_of::<Node>() == 64);
 
-/// The places of the links of a piece.
+/// The places of the links of a piece and of a block.
 pub(super) const NEXT_PIECE: usize = 0;
 pub(super) const VIEW: usize = 1;
 pub(super) const FIRST_PIECE: usize = 1;
+const SLACK_BYTES: usize = 2;
 
 impl Node {
     /// A hole that nobody used, has no neighbours and is not listed.
@@ -85,11 +86,10 @@ impl Node {
             extent,
             previous: NONE,
             next: NONE,
-            links: [NONE; 2],
+            links: [NONE; 3],
             streams: StreamSet::EMPTY,
             number: 0,
             site: Location::caller(),
-            slack_bytes: 0,
             category: Category::Other,
             stream: Stream::DEFAULT,
             kind: Kind::Hole,
@@ -101,8 +101,8 @@ impl Node {
     #[inline(always)]
     pub(super) fn describe(&mut self, live: &Live) {
         let slack_bytes = live.size_bytes - live.requested_bytes;
-        self.slack_bytes = slack_bytes as u32;
-        debug_assert_eq!(self.slack_bytes as usize, slack_bytes, "{live:?}");
+        self.links[SLACK_BYTES] = slack_bytes as u32;
+        debug_assert!(slack_bytes < u32::MAX as usize, "{live:?}");
         self.streams = live.users;
         self.number = live.serial;
         self.site = live.site;
@@ -130,7 +130,7 @@ impl Node {
     #[inline]
     pub(super) fn live(&self, size_bytes: usize) -> Live {
         Live {
-            requested_bytes: size_bytes - self.slack_bytes as usize,
+            requested_bytes: size_bytes - self.links[SLACK_BYTES] as usize,
             size_bytes,
             category: self.category,
             stream: self.stream,

@@ -2,7 +2,7 @@
 
 use super::place::{Part, Place, Spot};
 use super::{Extent, Kind, Layout, PIECES_MAX, page_floor};
-use crate::holes::{Key, NONE, key, size_of_key};
+use crate::holes::{Key, NONE, key};
 use crate::stream::{Stream, StreamSet, Waits};
 
 /// Who asks, and what the source can do.
@@ -34,11 +34,11 @@ impl Layout {
         Some((slot, Extent { offset: self.nodes[slot as usize].extent.offset, size_bytes }))
     }
 
-    /// The place at the top, if `place` would find it where there is no own hole, and nobody has to
-    /// be waited for. May say no where the answer is yes.
+    /// The place at the top and whom to wait for there, if `place` would find it where there is no
+    /// own hole. May say no where the answer is yes.
     #[inline]
-    pub(crate) fn own_top(&self, want: &Want) -> Option<Extent> {
-        let &Want { size_bytes, stream, waits, stitches } = want;
+    pub(crate) fn own_top(&self, want: &Want) -> Option<(Extent, StreamSet)> {
+        let &Want { size_bytes, stream, stitches, .. } = want;
         let own = StreamSet::of(stream);
         let stitched_bytes =
             if stitches && size_bytes >= self.page_bytes { self.page_bytes } else { usize::MAX };
@@ -48,15 +48,9 @@ impl Layout {
                 return None;
             }
         }
-        let (top, others) = (self.top(), self.beyond.without(stream));
-        if top < self.used_end && others != StreamSet::EMPTY {
-            let since = |on: Stream| self.beyond_since[on.index()];
-            if waits.covered(stream, others, since) != others {
-                return None;
-            }
-        }
-        top.checked_add(size_bytes)?;
-        Some(Extent { offset: top, size_bytes })
+        let offset = self.top();
+        offset.checked_add(size_bytes)?;
+        Some((Extent { offset, size_bytes }, self.waits_beyond(want)))
     }
 
     #[cold]
@@ -104,6 +98,7 @@ impl Layout {
         want.waits.missing(want.stream, self.nodes[slot as usize].marks())
     }
 
+    #[inline]
     fn waits_beyond(&self, want: &Want) -> StreamSet {
         if self.top() >= self.used_end {
             return StreamSet::EMPTY;
@@ -158,27 +153,18 @@ impl Layout {
         Some(Place::new(Spot::Stitched(parts), waits))
     }
 
-    /// Of the holes of a page or more, the largest one that comes after what has the key `last`, by
-    /// size down and by offset up. Nothing has `Key::MAX`.
-    fn next_largest(&self, last: Key) -> Option<u32> {
-        let size_of = |slot: u32| self.nodes[slot as usize].extent.size_bytes;
-        let last_bytes = size_of_key(last);
-        let beside = last.checked_add(1).and_then(|from| self.first_hole(from));
-        if beside.is_some_and(|slot| size_of(slot) == last_bytes) {
-            return beside;
-        }
-        let below = self
-            .holes
-            .iter()
-            .filter_map(|(_, holes)| holes.last_below(&self.nodes, key(last_bytes, 0)));
-        let size_bytes = below.map(size_of).max()?;
-        if size_bytes < self.page_bytes { None } else { self.first_hole(key(size_bytes, 0)) }
+    /// The largest hole whose key is below `below`, the highest one on ties, if it has a page.
+    fn next_largest(&self, below: Key) -> Option<u32> {
+        let lasts = self.holes.iter().filter_map(|(_, holes)| holes.last_below(&self.nodes, below));
+        let largest = lasts.max_by_key(|slot| self.nodes[*slot as usize].key())?;
+        let size_bytes = self.nodes[largest as usize].extent.size_bytes;
+        (size_bytes >= self.page_bytes).then_some(largest)
     }
 
     /// The whole pages of the smallest hole that has enough of them, the lowest one on ties, among
-    /// those smaller than a hole that has enough; else that hole's.
+    /// those before a hole that has enough; else that hole's.
     fn smallest_run(&self, size_bytes: usize, enough: (u32, Extent)) -> (u32, Extent) {
-        let end = key(self.nodes[enough.0 as usize].extent.size_bytes, 0);
+        let end = self.nodes[enough.0 as usize].key();
         let mut from = key(size_bytes.max(self.page_bytes), 0);
         while let Some(slot) = self.first_hole(from)
             && self.nodes[slot as usize].key() < end
@@ -234,14 +220,30 @@ impl Layout {
     pub(super) fn own_pages(&self, extent: Extent, previous: u32, next: u32) -> usize {
         let first = extent.offset >> self.page_shift;
         let last = (extent.end() - 1) >> self.page_shift;
-        let shares_first = self.is_live_from(previous, first << self.page_shift);
-        let shares_last = self.is_live_below(next, (last + 1).saturating_mul(self.page_bytes));
-        let shared = if first == last {
-            usize::from(shares_first || shares_last)
+        let (start, end) = (first << self.page_shift, (last + 1).saturating_mul(self.page_bytes));
+        let (shares_first, shares_last) = if self.holes.len() > 1 {
+            (self.is_live_from(previous, start), self.is_live_below(next, end))
         } else {
-            usize::from(shares_first) + usize::from(shares_last)
+            // Holes do not touch: what is beside one is live, and need not be looked at.
+            (self.live_end_before(previous) > start, self.live_start_after(next) < end)
         };
-        last + 1 - first - shared
+        let is_counted_twice = first == last && shares_first && shares_last;
+        let page_count = last + 1 - first + usize::from(is_counted_twice);
+        page_count - usize::from(shares_first) - usize::from(shares_last)
+    }
+
+    /// Where the live bytes end that the node in `slot` has or follows, if holes do not touch.
+    #[inline]
+    fn live_end_before(&self, slot: u32) -> usize {
+        let Some(node) = self.nodes.get(slot as usize) else { return 0 };
+        if node.kind == Kind::Hole { node.extent.offset } else { node.extent.end() }
+    }
+
+    /// Where the live bytes start that the node in `slot` has or precedes, if holes do not touch.
+    #[inline]
+    fn live_start_after(&self, slot: u32) -> usize {
+        let Some(node) = self.nodes.get(slot as usize) else { return usize::MAX };
+        if node.kind == Kind::Hole { node.extent.end() } else { node.extent.offset }
     }
 
     /// Whether a live byte lies at or beyond `offset`, in the node in `slot` or before it.

@@ -93,7 +93,7 @@ impl Naive {
         if size_bytes < PAGE_BYTES || left.is_empty() {
             return None;
         }
-        left.sort_by_key(|&(offset, bytes)| (usize::MAX - bytes, offset));
+        left.sort_by_key(|&(offset, bytes)| std::cmp::Reverse((bytes, offset)));
         let (mut missing, mut pieces) = (size_bytes, Vec::new());
         while missing > 0 && !left.is_empty() {
             let has_enough = |index: &usize| run(&left[*index]).1 >= missing;

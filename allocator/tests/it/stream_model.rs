@@ -102,8 +102,10 @@ impl Naive {
                 let known = left.iter().filter(|&(&on, &since)| !self.missing(by, on, since));
                 known.map(|(&on, _)| on).collect()
             };
-            let by_worth = |&by: &usize| (stands_for(by).len(), std::cmp::Reverse(by));
-            let best = left.keys().copied().max_by_key(by_worth).unwrap();
+            let by_worth =
+                |&(by, since): &(usize, u64)| (stands_for(by).len(), since, std::cmp::Reverse(by));
+            let users = left.iter().map(|(&by, &since)| (by, since));
+            let (best, _) = users.max_by_key(by_worth).unwrap();
             let gone = stands_for(best);
             chosen.insert(best);
             left.retain(|on, _| !gone.contains(on));
@@ -175,7 +177,7 @@ impl Naive {
         if len < PAGE || left.is_empty() {
             return None;
         }
-        left.sort_by_key(|hole| (usize::MAX - hole.len, hole.start));
+        left.sort_by_key(|hole| std::cmp::Reverse((hole.len, hole.start)));
         let (mut runs, mut waits, mut missing) = (Vec::new(), BTreeSet::new(), len);
         while missing > 0 && !left.is_empty() {
             // All of the largest while it is too little, then the smallest that has enough.
