@@ -224,7 +224,8 @@ impl Layout {
         let (shares_first, shares_last) = if self.holes.len() > 1 {
             (self.is_live_from(previous, start), self.is_live_below(next, end))
         } else {
-            // Holes do not touch: what is beside one is live, and need not be looked at.
+            // All holes were used by the same streams, so no two touch: what is beside one is live
+            // and need not be looked at.
             (self.live_end_before(previous) > start, self.live_start_after(next) < end)
         };
         let is_counted_twice = first == last && shares_first && shares_last;
