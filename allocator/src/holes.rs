@@ -162,14 +162,17 @@ impl Holes {
         }
     }
 
-    /// Strikes off a hole that is listed and still as it was when it was entered.
+    /// Strikes a hole off, which is still as it was when it was entered.
+    ///
+    /// # Panics
+    /// If the hole is not listed.
     #[inline]
     pub(crate) fn remove(&mut self, nodes: &mut [Node], slot: u32) {
-        debug_assert!(self.contains(nodes, slot), "the hole in slot {slot} is not listed");
         let node = &nodes[slot as usize];
         let bin = bin_of(node.extent.size_bytes);
         self.len -= 1;
         if node.is_alone() {
+            assert_eq!(self.roots[bin], slot, "the hole is not listed");
             self.roots[bin] = NONE;
             self.occupied[bin / 64] &= !(1 << (bin % 64));
             if self.occupied[bin / 64] == 0 {
@@ -183,10 +186,14 @@ impl Holes {
     /// Strikes a hole off a bin that has others: what hangs below it is joined in its place.
     fn remove_from_others(&mut self, nodes: &mut [Node], bin: usize, slot: u32) {
         let [mut before, mut after, mut parent] = nodes[slot as usize].links;
-        let mut side = match nodes.get(parent as usize) {
-            Some(above) => usize::from(above.links[AFTER] == slot),
-            None => BEFORE,
+        let (mut side, hung) = match nodes.get(parent as usize) {
+            Some(above) => {
+                let side = usize::from(above.links[AFTER] == slot);
+                (side, above.links[side])
+            }
+            None => (BEFORE, self.roots[bin]),
         };
+        assert_eq!(hung, slot, "the hole is not listed");
         while before != NONE && after != NONE {
             let (upper, next_side) =
                 if priority(before) > priority(after) { (before, AFTER) } else { (after, BEFORE) };
@@ -214,12 +221,16 @@ impl Holes {
         }
     }
 
-    /// Changes size and offset of a hole that is listed.
+    /// Changes size and offset of a hole.
+    ///
+    /// # Panics
+    /// If it is not listed.
     #[inline]
     pub(crate) fn resize(&mut self, nodes: &mut [Node], slot: u32, to: Extent) {
         let node = &mut nodes[slot as usize];
         let bin = bin_of(node.extent.size_bytes);
         if node.is_alone() && bin_of(to.size_bytes) == bin {
+            assert_eq!(self.roots[bin], slot, "the hole is not listed");
             node.extent = to;
         } else {
             self.remove(nodes, slot);

@@ -183,24 +183,28 @@ fn torch_rules_refuse_pages_that_two_segments_would_share() {
 
 #[test]
 fn wait_that_fails_is_an_error_of_the_source_and_no_block() {
-    let streams = SimStreams::new();
-    let faulty = FaultSource::new(source().streams(&streams));
-    let memory = CachingAllocator::new(faulty.clone()).unwrap();
-    let other = Stream::new(1).unwrap();
-    let used = memory.allocate(512).unwrap();
-    let _wall = memory.allocate_on(other, Category::Other, 512).unwrap();
-    streams.launch(Stream::DEFAULT, &[&used]).unwrap();
-    drop(used);
-    let before = in_use(&memory);
-    faulty.inject(Fault { nth: 1, repeat: Repeat::Once });
-    let error = memory.allocate_on(other, Category::Other, 512).unwrap_err();
-    assert!(matches!(error, AllocError::Source(SourceError::OutOfMemory { .. })), "{error}");
-    assert_eq!((in_use(&memory), memory.statistics().waits), (before, 0));
-    memory.check_invariants();
-    // The wait is still owed.
-    let block = memory.allocate_on(other, Category::Other, 512).unwrap();
-    streams.launch(other, &[&block]).unwrap();
-    assert_eq!((block.offset(), memory.statistics().waits), (0, 1));
+    // In a hole of another stream, and at the top.
+    for in_hole in [true, false] {
+        let streams = SimStreams::new();
+        let faulty = FaultSource::new(source().streams(&streams));
+        let memory = CachingAllocator::new(faulty.clone()).unwrap();
+        let other = Stream::new(1).unwrap();
+        let used = memory.allocate(512).unwrap();
+        let _wall = in_hole.then(|| memory.allocate_on(other, Category::Other, 512).unwrap());
+        streams.launch(Stream::DEFAULT, &[&used]).unwrap();
+        drop(used);
+        let before = in_use(&memory);
+        faulty.inject(Fault { nth: 1, repeat: Repeat::Once });
+        let error = memory.allocate_on(other, Category::Other, 512).unwrap_err();
+        let is_told = matches!(error, AllocError::Source(SourceError::OutOfMemory { .. }));
+        assert!(is_told, "{error}");
+        assert_eq!((in_use(&memory), memory.statistics().waits), (before, 0));
+        memory.check_invariants();
+        // The wait is still owed.
+        let block = memory.allocate_on(other, Category::Other, 512).unwrap();
+        streams.launch(other, &[&block]).unwrap();
+        assert_eq!((block.offset(), memory.statistics().waits), (0, 1));
+    }
 }
 
 #[test]

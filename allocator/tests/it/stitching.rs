@@ -192,9 +192,13 @@ fn block_that_no_hole_holds_takes_pages_of_several() {
     // What was written through the second address is there at the first.
     let bytes = block.as_slice().unwrap().to_vec();
     drop(block);
-    let low = memory.allocate(2 * HOST_PAGE_BYTES).unwrap();
-    assert_eq!((low.offset(), low.is_stitched()), (0, false));
-    assert_eq!(low.as_slice().unwrap()[..HOST_PAGE_BYTES], bytes[2 * HOST_PAGE_BYTES..]);
+    let holes = [0, 1, 2].map(|_| memory.allocate(2 * HOST_PAGE_BYTES).unwrap());
+    assert!(holes[0].offset() == 0 && holes.iter().all(|hole| !hole.is_stitched()));
+    let pages = pieces.iter().zip(bytes.chunks_exact(HOST_PAGE_BYTES));
+    for ((piece, page), hole) in pages.zip(holes.iter().rev()) {
+        let there = &hole.as_slice().unwrap()[piece.start - hole.offset()..][..HOST_PAGE_BYTES];
+        assert_eq!(there, page);
+    }
     check_contents(&walls);
 }
 
