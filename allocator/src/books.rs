@@ -1,10 +1,12 @@
 //! The whole state that decides: blocks, committed pages, charges, counters. No memory, no I/O.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::panic::Location;
 
 use crate::category::{ByCategory, Category};
 use crate::checked::{Checks, GUARD_BYTES};
+use crate::error::Tried;
 use crate::holes::NONE;
 use crate::layout::{Extent, Layout, Live, Place, Want, active_bytes, page_floor};
 use crate::live::BlockInfo;
@@ -86,16 +88,27 @@ impl Books {
         }
     }
 
-    /// Where a block of `size_bytes` for `stream` would go.
+    /// Where a block of `size_bytes` for `stream` would go. Adds what it looks at to `tried`.
     #[inline]
-    pub(crate) fn place(&self, size_bytes: usize, stream: Stream) -> Option<Place> {
+    pub(crate) fn place(
+        &self,
+        size_bytes: usize,
+        stream: Stream,
+        tried: &Cell<Tried>,
+    ) -> Option<Place> {
         let stitches = self.stitches && self.views.has_room();
-        self.layout.place(&Want { size_bytes, stream, waits: &self.waits, stitches })
+        self.layout.place(&Want { size_bytes, stream, waits: &self.waits, stitches, tried })
     }
 
     /// [`place`](Self::place) on a source that shows no page at a second address.
-    pub(crate) fn place_whole(&self, size_bytes: usize, stream: Stream) -> Option<Place> {
-        self.layout.place(&Want { size_bytes, stream, waits: &self.waits, stitches: false })
+    pub(crate) fn place_whole(
+        &self,
+        size_bytes: usize,
+        stream: Stream,
+        tried: &Cell<Tried>,
+    ) -> Option<Place> {
+        let waits = &self.waits;
+        self.layout.place(&Want { size_bytes, stream, waits, stitches: false, tried })
     }
 
     /// Rounded up to a page; saturates at a value that no address range reaches.
@@ -183,8 +196,8 @@ impl Books {
         candidates.extend([beyond_bytes, room_bytes, layout.largest_hole_bytes()]);
         candidates.sort_unstable();
         let could_be_had = |&size_bytes: &usize| {
-            let stream = Stream::DEFAULT;
-            let place = layout.place(&Want { size_bytes, stream, waits: &self.waits, stitches });
+            let (stream, waits, tried) = (Stream::DEFAULT, &self.waits, &Cell::default());
+            let place = layout.place(&Want { size_bytes, stream, waits, stitches, tried });
             place.is_some_and(|place| {
                 let touched_bytes = layout.touched_bytes_with(&place);
                 let is_free = touched_bytes == layout.touched_bytes();
@@ -200,7 +213,8 @@ impl Books {
     #[inline]
     pub(crate) fn own_top(&self, size_bytes: usize, stream: Stream) -> Option<(Extent, StreamSet)> {
         let stitches = self.stitches && self.views.has_room();
-        self.layout.own_top(&Want { size_bytes, stream, waits: &self.waits, stitches })
+        let tried = &Cell::default();
+        self.layout.own_top(&Want { size_bytes, stream, waits: &self.waits, stitches, tried })
     }
 
     /// Counts and describes the block that was just put into a slot. Returns its serial.

@@ -9,7 +9,7 @@ use crate::buffer::Buffer;
 use crate::category::Category;
 use crate::checked::{self, Checks};
 use crate::engine::{Core, Engine, Granted, Refusal, Segments, State};
-use crate::error::AllocError;
+use crate::error::{AllocError, Rung};
 use crate::fault::Fault;
 use crate::history::History;
 use crate::layout::BLOCK_BYTES;
@@ -239,20 +239,22 @@ impl CachingAllocator {
             Refusal::Final(error) => return Err(error),
             Refusal::Short(shortage) => shortage,
         };
-        let mut asked = false;
         if !shortage.injected {
             let round = self.shared.reclaimers.round();
             for reclaimer in round.reclaimers() {
-                asked = true;
+                let tried = shortage.tried.with(Rung::Reclaim);
                 reclaimer.reclaim(request.size_bytes);
                 match search(&mut self.core().lock()) {
                     Ok(granted) => return Ok(granted),
                     Err(Refusal::Final(error)) => return Err(error),
-                    Err(Refusal::Short(still)) => shortage = still,
+                    Err(Refusal::Short(still)) => {
+                        shortage = still;
+                        shortage.tried = tried.and(still.tried);
+                    }
                 }
             }
         }
-        Err(self.core().lock().give_up(request, shortage, asked))
+        Err(self.core().lock().give_up(request, shortage))
     }
 
     /// What is enqueued on `waiter` from now on starts after all that was enqueued on `on` so far.

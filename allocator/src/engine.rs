@@ -1,11 +1,12 @@
 //! The effects: every call of the source, and the order in which state and source change.
 
+use std::cell::Cell;
 use std::panic::Location;
 
 use crate::books::{Books, Request};
 use crate::buffer::Keeper;
 use crate::category::Category;
-use crate::error::{AllocError, OutOfMemory, Rung};
+use crate::error::{AllocError, OutOfMemory, Rung, Tried};
 use crate::fault::Fault;
 use crate::history::{Action, Record, Ring};
 use crate::holes::NONE;
@@ -129,6 +130,8 @@ pub(crate) struct Shortage {
     needed_bytes: usize,
     /// Nobody can help against a fault that was asked for.
     pub(crate) injected: bool,
+    /// What has been tried so far.
+    pub(crate) tried: Tried,
 }
 
 /// The locked state with the source at hand.
@@ -210,35 +213,42 @@ impl Engine<'_> {
         if self.state.torch.is_some() && !injected {
             return self.allocate_by_torch(request);
         }
-        let books = &self.state.books;
+        if injected {
+            return Err(self.shortage(0, true, Tried::default(), request));
+        }
+        let (books, tried) = (&self.state.books, Cell::default());
         let size_bytes = books.block_bytes(request.size_bytes);
-        let mut place = size_bytes.and_then(|bytes| books.place(bytes, request.stream));
-        let (Some(size_bytes), Some(place), false) = (size_bytes, place.as_mut(), injected) else {
-            let needed_bytes = books.needed_bytes(place.as_ref());
-            return Err(self.shortage(needed_bytes, injected, request));
+        let mut place = size_bytes.and_then(|bytes| books.place(bytes, request.stream, &tried));
+        let (Some(size_bytes), Some(place)) = (size_bytes, place.as_mut()) else {
+            return Err(self.shortage(usize::MAX, false, tried.get(), request));
         };
         if !self.state.books.pages.reach(place.end()) {
-            self.commit_for(place, request)?;
+            self.commit_for(place, tried.get(), request)?;
         }
         if !matches!(place.spot, Spot::Stitched(_)) {
             return self.enter(place, size_bytes, NONE, request);
         }
         match self.map_view(place, request) {
             Ok(view) => self.enter(place, size_bytes, view, request),
-            Err(_) => self.allocate_whole(size_bytes, request),
+            Err(_) => self.allocate_whole(size_bytes, &tried, request),
         }
     }
 
     /// The way of a request whose pages the source could not show at a second address: it does
     /// without.
     #[cold]
-    fn allocate_whole(&mut self, size_bytes: usize, request: &Request) -> Result<Granted, Refusal> {
-        let mut place = self.state.books.place_whole(size_bytes, request.stream);
+    fn allocate_whole(
+        &mut self,
+        size_bytes: usize,
+        tried: &Cell<Tried>,
+        request: &Request,
+    ) -> Result<Granted, Refusal> {
+        let mut place = self.state.books.place_whole(size_bytes, request.stream, tried);
         let Some(place) = place.as_mut() else {
-            return Err(self.shortage(usize::MAX, false, request));
+            return Err(self.shortage(usize::MAX, false, tried.get(), request));
         };
         if !self.state.books.pages.reach(place.end()) {
-            self.commit_for(place, request)?;
+            self.commit_for(place, tried.get(), request)?;
         }
         self.enter(place, size_bytes, NONE, request)
     }
@@ -330,7 +340,7 @@ impl Engine<'_> {
         if growth_bytes > 0 {
             let needed_bytes = self.state.books.needed_bytes_to_charge(growth_bytes);
             if injected || !self.state.books.fits(needed_bytes) {
-                return Err(self.shortage(needed_bytes, injected, request));
+                return Err(self.shortage(needed_bytes, injected, Tried::default(), request));
             }
         }
         self.pay(growth_bytes, &[], request);
@@ -385,12 +395,7 @@ impl Engine<'_> {
     }
 
     /// The books of a request that nothing could help.
-    pub(crate) fn give_up(
-        &mut self,
-        request: &Request,
-        shortage: Shortage,
-        reclaimed: bool,
-    ) -> AllocError {
+    pub(crate) fn give_up(&mut self, request: &Request, shortage: Shortage) -> AllocError {
         self.state.books.statistics.ooms += 1;
         let Statistics { capacity_bytes, reserved, .. } = self.state.books.statistics;
         let left_bytes = capacity_bytes.saturating_sub(reserved.current_bytes);
@@ -401,14 +406,6 @@ impl Engine<'_> {
             None => books.largest_free_bytes(),
         };
         let statistics = &books.statistics;
-        let rungs = [
-            (Rung::Search, true),
-            (Rung::OtherStreams, self.has_streams),
-            (Rung::Stitch, self.segments.views.is_some()),
-            (Rung::Trim, true),
-            (Rung::Reclaim, reclaimed),
-        ];
-        let tried = rungs.into_iter().filter(|rung| rung.1).map(|rung| rung.0).collect();
         AllocError::OutOfMemory(Box::new(OutOfMemory {
             requested_bytes: request.size_bytes,
             capacity_bytes: statistics.capacity_bytes,
@@ -422,7 +419,7 @@ impl Engine<'_> {
             site: request.site,
             missing_bytes: shortage.needed_bytes.saturating_sub(statistics.capacity_bytes),
             request_index: books.request_count,
-            tried,
+            tried: shortage.tried.to_vec(),
             injected: shortage.injected,
         }))
     }
@@ -445,11 +442,16 @@ impl Engine<'_> {
     /// Commits the pages that a place lacks. Growth is paid with free pages first, always: what is
     /// reserved only rises when none is left, so that the peak cannot be undercut.
     #[cold]
-    pub(crate) fn commit_for(&mut self, place: &Place, request: &Request) -> Result<(), Refusal> {
+    pub(crate) fn commit_for(
+        &mut self,
+        place: &Place,
+        tried: Tried,
+        request: &Request,
+    ) -> Result<(), Refusal> {
         let books = &self.state.books;
         let needed_bytes = books.needed_bytes(Some(place));
         if place.end() > books.limit_bytes {
-            return Err(self.shortage(needed_bytes, false, request));
+            return Err(self.shortage(needed_bytes, false, tried, request));
         }
         let extents: Vec<Extent> = place.extents().collect();
         let missing = |extent: &Extent| books.pages.missing_in(*extent);
@@ -458,7 +460,7 @@ impl Engine<'_> {
             return Ok(());
         }
         if !books.fits(needed_bytes) {
-            return Err(self.shortage(needed_bytes, false, request));
+            return Err(self.shortage(needed_bytes, false, tried, request));
         }
         let missing_bytes = missing.iter().map(|run| run.size_bytes).sum();
         self.pay(missing_bytes, &extents, request);
@@ -472,7 +474,8 @@ impl Engine<'_> {
             match self.commit(run, request) {
                 Ok(()) => {}
                 Err(SourceError::OutOfMemory { .. }) => {
-                    return Err(Refusal::Short(Shortage { needed_bytes, injected: false }));
+                    let tried = tried.with(Rung::Trim);
+                    return Err(Refusal::Short(Shortage { needed_bytes, injected: false, tried }));
                 }
                 Err(error) => return Err(Refusal::Final(AllocError::Source(error))),
             }
@@ -512,16 +515,18 @@ impl Engine<'_> {
         &mut self,
         needed_bytes: usize,
         injected: bool,
+        tried: Tried,
         request: &Request,
     ) -> Refusal {
         self.state.books.statistics.retries += 1;
         self.trim(request.category, request.site);
-        Refusal::Short(Shortage { needed_bytes, injected })
+        Refusal::Short(Shortage { needed_bytes, injected, tried: tried.with(Rung::Trim) })
     }
 
     /// Memory is short, and the torch rules have released what they could.
     pub(crate) fn short_of(&self, needed_bytes: usize) -> Refusal {
-        Refusal::Short(Shortage { needed_bytes, injected: false })
+        let tried = Tried::default().with(Rung::Search).with(Rung::Trim);
+        Refusal::Short(Shortage { needed_bytes, injected: false, tried })
     }
 
     #[inline]

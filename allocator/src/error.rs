@@ -49,13 +49,13 @@ impl AllocError {
 /// What was tried before a request failed, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rung {
-    /// Looked for a hole that the request's own stream used last, and for room at the top.
+    /// Looked for a free block that the request's own stream used last, and for room at the top.
     Search,
-    /// Looked at the holes of other streams, to be had for a wait, alone and merged.
+    /// Looked at free blocks of other streams, which can be had for a wait, alone and merged.
     OtherStreams,
-    /// Looked at whole pages of all holes together.
+    /// Looked for a place made of whole free pages that lie apart.
     Stitch,
-    /// Gave every cached page beyond the last block back to the source and looked again.
+    /// Gave every free page back to the source; the request did not fit without a cache either.
     Trim,
     /// Asked the registered reclaimers in their order, and looked again after each.
     Reclaim,
@@ -70,6 +70,31 @@ impl fmt::Display for Rung {
             Rung::Trim => "trim",
             Rung::Reclaim => "reclaim",
         })
+    }
+}
+
+/// The rungs that a request has climbed so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tried(u8);
+
+impl Tried {
+    /// In the order in which a request climbs them.
+    const RUNGS: [Rung; 5] =
+        [Rung::Search, Rung::OtherStreams, Rung::Stitch, Rung::Trim, Rung::Reclaim];
+
+    #[must_use]
+    pub(crate) fn with(self, rung: Rung) -> Tried {
+        Tried(self.0 | 1 << rung as u8)
+    }
+
+    #[must_use]
+    pub(crate) fn and(self, other: Tried) -> Tried {
+        Tried(self.0 | other.0)
+    }
+
+    pub(crate) fn to_vec(self) -> Vec<Rung> {
+        let is_climbed = |&rung: &Rung| self == self.with(rung);
+        Self::RUNGS.into_iter().filter(is_climbed).collect()
     }
 }
 
@@ -101,7 +126,8 @@ pub struct OutOfMemory {
     pub missing_bytes: usize,
     /// Which request this was, counted from 1.
     pub request_index: u64,
-    /// The rungs climbed.
+    /// What was tried, and nothing else: an injected failure is not searched for, a charge needs no
+    /// place, a request smaller than a page is never made of several.
     pub tried: Vec<Rung>,
     /// Whether [`inject_fault`](crate::CachingAllocator::inject_fault) made it fail.
     pub injected: bool,

@@ -6,12 +6,13 @@
 //! stream wait for them when it is freed, and is free at once. Expandable segments need a source of
 //! pages and are not used live; recorded ones replay (see [`trace`](crate::trace)).
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use crate::books::Request;
 use crate::category::Category;
 use crate::engine::{Engine, Granted, Refusal};
-use crate::error::AllocError;
+use crate::error::{AllocError, Tried};
 use crate::history::{Action, Record};
 use crate::holes::NONE;
 use crate::layout::{Live, active_bytes};
@@ -138,7 +139,7 @@ impl Engine<'_> {
     #[cold]
     pub(crate) fn allocate_by_torch(&mut self, request: &Request) -> Result<Granted, Refusal> {
         let Some(size_bytes) = active_bytes(request.size_bytes) else {
-            return Err(self.shortage(usize::MAX, false, request));
+            return Err(self.shortage(usize::MAX, false, Tried::default(), request));
         };
         let mut torch = self.state.torch.take().expect("the torch policy is in force");
         // PyTorch gives no block for nothing; here a block of nothing is a block.
@@ -226,8 +227,9 @@ impl SegmentSource for Driver<'_, '_> {
     fn reserve(&mut self, size_bytes: u64) -> Option<u64> {
         let size_bytes = usize::try_from(size_bytes).ok()?;
         let stream = Stream::DEFAULT;
-        let mut place = self.engine.state.books.place_whole(size_bytes, stream)?;
-        if let Err(refusal) = self.engine.commit_for(&place, self.request) {
+        let tried = Cell::default();
+        let mut place = self.engine.state.books.place_whole(size_bytes, stream, &tried)?;
+        if let Err(refusal) = self.engine.commit_for(&place, tried.get(), self.request) {
             if let Refusal::Final(error) = refusal {
                 self.failure = Some(error);
             }

@@ -1,7 +1,10 @@
 //! Where a request would go, and what that would cost in pages.
 
+use std::cell::Cell;
+
 use super::place::{Part, Place, Spot};
 use super::{Extent, Kind, Layout, PIECES_MAX, page_floor};
+use crate::error::{Rung, Tried};
 use crate::holes::{Key, NONE, key};
 use crate::stream::{Stream, StreamSet, Waits};
 
@@ -13,6 +16,14 @@ pub(crate) struct Want<'a> {
     pub(crate) waits: &'a Waits,
     /// Whether the source can show pages at a second address.
     pub(crate) stitches: bool,
+    /// What the search has looked at, for the error that a request without a place ends in.
+    pub(crate) tried: &'a Cell<Tried>,
+}
+
+impl Want<'_> {
+    fn note(&self, rung: Rung) {
+        self.tried.set(self.tried.get().with(rung));
+    }
 }
 
 impl Layout {
@@ -55,6 +66,11 @@ impl Layout {
 
     #[cold]
     fn place_elsewhere(&self, want: &Want) -> Option<Place> {
+        want.note(Rung::Search);
+        let own = StreamSet::of(want.stream);
+        if self.holes.iter().any(|(set, holes)| *set != own && holes.len() > 0) {
+            want.note(Rung::OtherStreams);
+        }
         let list_count = self.holes.iter().filter(|(_, holes)| holes.len() > 0).count();
         if list_count > 0
             && let Some(place) = self.any_hole(want)
@@ -116,6 +132,7 @@ impl Layout {
         if !want.stitches || want.size_bytes < page_bytes {
             return None;
         }
+        want.note(Rung::Stitch);
         let mut missing_bytes = want.size_bytes;
         let mut parts = Vec::with_capacity(8);
         let mut waits = StreamSet::EMPTY;

@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex};
 
 use lowtide_allocator::{
     Buffer, CachingAllocator, Category, Fault, HostSource, OutOfMemory, Registration, Repeat, Rung,
-    SimSource,
+    SimSource, SimStreams, Stream,
 };
 
 use crate::common::PAGE_BYTES;
@@ -74,6 +74,35 @@ fn lower_priorities_come_first_and_equals_as_they_registered() {
     assert_eq!(log.take(), ["first", "second", "third", "fourth", "fifth"]);
     drop(registrations);
     memory.check_invariants();
+}
+
+#[test]
+fn ledger_names_only_the_rungs_that_were_climbed() {
+    use Rung::{OtherStreams, Search, Stitch, Trim};
+    let memory = small();
+    let tried = |size_bytes| ledger(&memory, size_bytes).tried;
+    assert_eq!(tried(usize::MAX), [Trim], "no block is that large: there is nothing to look for");
+    assert_eq!(tried(5 * PAGE_BYTES), [Search, Stitch, Trim]);
+    let charge = memory.charge(Category::Other, 5 * PAGE_BYTES).unwrap_err();
+    assert_eq!(charge.out_of_memory().unwrap().tried, [Trim], "a charge needs no place");
+    let full = memory.allocate(4 * PAGE_BYTES).unwrap();
+    assert_eq!(tried(512), [Search, Trim], "less than a page is never made of several");
+    drop(full);
+
+    let source = SimSource::with_capacity(4 * PAGE_BYTES).page_bytes(PAGE_BYTES);
+    let source = source.streams(&SimStreams::new());
+    let memory = CachingAllocator::new(source).unwrap();
+    let on = |stream, pages| memory.allocate_on(stream, Category::Other, pages * PAGE_BYTES);
+    let [one, two] = [1, 2].map(|index| Stream::new(index).unwrap());
+    let (low, _wall) = (on(one, 1).unwrap(), on(one, 1).unwrap());
+    let tried_by = |stream| on(stream, 4).unwrap_err().out_of_memory().unwrap().tried.clone();
+    assert_eq!(tried_by(two), [Search, Stitch, Trim], "no other stream has left anything");
+    drop(low);
+    assert_eq!(tried_by(one), [Search, Stitch, Trim], "what is left is the stream's own");
+    assert_eq!(tried_by(two), [Search, OtherStreams, Stitch, Trim]);
+    let fault = Fault { nth: 1, repeat: Repeat::Once };
+    memory.inject_fault(fault);
+    assert_eq!(tried_by(two), [Trim], "an injected failure is not searched for");
 }
 
 #[test]
