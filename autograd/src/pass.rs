@@ -4,10 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::panic::Location;
 use std::rc::Rc;
 
-use lowtide_tensor::{DType, RandomKey, Tensor};
+use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
 use crate::anomaly::{Anomalies, Anomaly};
 use crate::attempt::PassNumber;
+use crate::foreign::{Border, Foreign, Role};
 use crate::journal::{Journal, Replay};
 use crate::offload::Store;
 use crate::random::Draws;
@@ -58,6 +59,8 @@ pub(crate) struct Settings {
     first_sample: u64,
     anomalies: Option<Rc<Anomalies>>,
     casts: Option<Rc<dyn CastPolicy>>,
+    /// Looks for tensors of other devices.
+    border: Option<Border>,
     /// Of this pass in its attempt.
     number: PassNumber,
 }
@@ -120,6 +123,14 @@ impl Pass {
         self
     }
 
+    /// This pass on `device`, from here on: [`Pass::foreign`] names the first tensor that the pass
+    /// got from another one. An operation that mixes devices fails all the same.
+    #[must_use]
+    pub fn with_device(self, device: &Device) -> Self {
+        self.0.settings.borrow_mut().border = Some(Border::new(device));
+        self
+    }
+
     /// This pass over the samples of the logical batch from `index` on, where an earlier one has
     /// those before.
     #[must_use]
@@ -154,6 +165,19 @@ impl Pass {
     /// NaN before one with infinities, which are often meant.
     pub fn anomaly(&self) -> Option<Anomaly> {
         self.0.settings.borrow().anomalies.as_ref().and_then(|anomalies| anomalies.first())
+    }
+
+    /// The first tensor that this pass got from another device than the one it was
+    /// [given](Pass::with_device).
+    pub fn foreign(&self) -> Option<Foreign> {
+        self.0.settings.borrow().border.as_ref().and_then(Border::first)
+    }
+
+    #[track_caller]
+    fn check_device(&self, role: Role, value: &Tensor) {
+        if let Some(border) = &self.0.settings.borrow().border {
+            border.check(role, value, || self.path(), Location::caller());
+        }
     }
 
     pub(crate) fn number(&self) -> PassNumber {
@@ -208,7 +232,9 @@ impl Pass {
     }
 
     /// A value that needs no gradient.
+    #[track_caller]
     pub fn constant(&self, value: Tensor) -> Var {
+        self.check_device(Role::Value, &value);
         Var::new(value, None, self.clone())
     }
 
@@ -218,6 +244,7 @@ impl Pass {
     /// `Consumed` after backward; `Modified` in a recomputation, when it was written meanwhile.
     #[track_caller]
     pub fn leaf(&self, leaf: LeafId, value: &Tensor) -> Result<Var> {
+        self.check_device(Role::Parameter, value);
         let node = self.on_tape("leaf", |tape| tape.leaf(leaf))?;
         if let Some(replay) = &self.0.replay {
             replay.check_leaf(leaf, value)?;
@@ -234,12 +261,15 @@ impl Pass {
     /// `Consumed` after backward.
     #[track_caller]
     pub fn input(&self, value: Tensor) -> Result<Var> {
+        self.check_device(Role::Value, &value);
         let node = self.on_tape("input", Tape::source)?;
         Ok(Var::new(value, node, self.clone()))
     }
 
     /// A buffer as this attempt has it: what its passes made of it so far, or else `stored`.
+    #[track_caller]
     pub fn buffer(&self, buffer: BufferId, stored: &Tensor) -> Tensor {
+        self.check_device(Role::Buffer, stored);
         let replayed = self.0.replay.as_ref().and_then(|replay| replay.next_buffer());
         let attempt = self.0.attempt.borrow();
         let current = || attempt.as_ref().and_then(|attempt| attempt.buffer(buffer));
@@ -343,6 +373,7 @@ impl Pass {
 impl Settings {
     fn new(training: bool, key: RandomKey) -> Self {
         let number = PassNumber::default();
-        Settings { training, key, first_sample: 0, anomalies: None, casts: None, number }
+        let (anomalies, casts, border) = (None, None, None);
+        Settings { training, key, first_sample: 0, anomalies, casts, border, number }
     }
 }

@@ -57,6 +57,7 @@ impl Buffer {
     }
 
     /// The value as the attempt of `pass` has it.
+    #[track_caller]
     pub fn current(&self, pass: &Pass) -> Tensor {
         pass.buffer(self.id, &self.value)
     }
