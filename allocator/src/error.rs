@@ -134,6 +134,16 @@ pub struct OutOfMemory {
 }
 
 impl OutOfMemory {
+    /// What failed and how much is missing, without the rest of the ledger.
+    pub fn headline(&self) -> String {
+        let OutOfMemory { category, site, .. } = self;
+        let injected = if self.injected { " (injected)" } else { "" };
+        let [requested, missing] = [self.requested_bytes, self.missing_bytes].map(Bytes);
+        format!(
+            "out of memory{injected}: {requested} of {category} asked by {site}, {missing} missing"
+        )
+    }
+
     /// The whole ledger, a line for each item, with exact bytes.
     pub fn ledger(&self) -> String {
         use fmt::Write as _;
@@ -171,15 +181,10 @@ impl OutOfMemory {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let injected = if self.injected { " (injected)" } else { "" };
         write!(
             f,
-            "out of memory{injected}: {} of {} asked by {}, {} missing; \
-             {} of {} reserved ({} allocated, {} charged, {} cached), largest free {}",
-            Bytes(self.requested_bytes),
-            self.category,
-            self.site,
-            Bytes(self.missing_bytes),
+            "{}; {} of {} reserved ({} allocated, {} charged, {} cached), largest free {}",
+            self.headline(),
             Bytes(self.reserved_bytes),
             Bytes(self.capacity_bytes),
             Bytes(self.allocated_bytes),

@@ -5,8 +5,8 @@ use std::panic::Location;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lowtide_allocator::OutOfMemory;
-use lowtide_autograd::AutogradError;
+use lowtide_allocator::{Category, OutOfMemory};
+use lowtide_autograd::{AutogradError, Foreign, Role};
 use lowtide_data::DataError;
 use lowtide_nn::NnError;
 use lowtide_tensor::TensorError;
@@ -27,6 +27,14 @@ pub enum TrainError {
     /// No way of running this training fits in the memory there is.
     #[error(transparent)]
     DoesNotFit(#[from] Box<DoesNotFit>),
+    /// The task computed with a tensor that does not belong to the device of this call.
+    #[error("{source}: {foreign} {}", origin(foreign))]
+    Foreign {
+        /// The tensor.
+        foreign: Box<Foreign>,
+        /// What came of it.
+        source: Box<TrainError>,
+    },
     /// A step that was rolled back left blocks behind: a handle to one of its tensors outlives it.
     #[error("step {step} was rolled back, but {} at {site} is still held", blocks(*count))]
     LeftOver {
@@ -64,6 +72,22 @@ pub enum TrainError {
     },
 }
 
+/// Where a tensor comes from that the pass should not have got.
+fn origin(foreign: &Foreign) -> &'static str {
+    if foreign.device.is_simulated() {
+        return "belongs to a rehearsal: a task also runs on a simulated device, and must not keep a \
+                tensor from one call for the next";
+    }
+    match foreign.role {
+        Role::Parameter => "is none of those that the model's `visit` names",
+        Role::Buffer => "is none of those that the model's `visit_buffers` names",
+        Role::Value => {
+            "was not made in this call: a task also runs on a simulated device, so what it keeps \
+             has to be a buffer of the model"
+        }
+    }
+}
+
 fn blocks(count: usize) -> String {
     match count {
         1 => "a block allocated".to_owned(),
@@ -84,7 +108,39 @@ impl From<TensorError> for TrainError {
 }
 
 impl TrainError {
-    /// The out-of-memory ledger, if that is what this is.
+    /// This error, or what explains it: a tensor of another device that the pass got.
+    pub(crate) fn because_of(self, foreign: Option<Foreign>) -> TrainError {
+        match foreign.map(Box::new) {
+            Some(foreign) if self.out_of_memory().is_none() => {
+                TrainError::Foreign { foreign, source: Box::new(self) }
+            }
+            _ => self,
+        }
+    }
+
+    /// The error and its causes in one line, unless a cause is part of the text already.
+    pub(crate) fn one_line(&self) -> String {
+        let mut line = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let text = error.to_string();
+            if !line.contains(&text) {
+                line = format!("{line}: {text}");
+            }
+            cause = error.source();
+        }
+        line.lines().collect::<Vec<_>>().join(" ")
+    }
+
+    /// The ledger of the failed allocation that this is or that led to it.
+    pub fn ledger(&self) -> Option<&OutOfMemory> {
+        match self {
+            TrainError::DoesNotFit(error) => error.ledger.as_deref(),
+            _ => self.out_of_memory(),
+        }
+    }
+
+    /// The out-of-memory ledger, if this is a failed allocation, which a retry may serve.
     pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
         match self {
             TrainError::Nn(error) => error.out_of_memory(),
@@ -102,8 +158,12 @@ pub struct DoesNotFit {
     pub needed_bytes: usize,
     /// The micro-batch of that plan.
     pub micro_batch: usize,
+    /// The peak of each category under that plan, at whatever moment it was reached.
+    pub category_peaks: Vec<(Category, usize)>,
     /// The step that could not be completed; absent before the first one.
     pub step: Option<u64>,
+    /// The allocation that failed in that step.
+    pub ledger: Option<Box<OutOfMemory>>,
     /// What would make it fit, the cheapest first.
     pub knobs: Vec<Knob>,
 }
@@ -140,7 +200,7 @@ impl fmt::Display for DoesNotFit {
         let DoesNotFit { budget_bytes, needed_bytes, micro_batch, .. } = *self;
         let (needed, budget) =
             (format_bytes(needed_bytes as u64), format_bytes(budget_bytes as u64));
-        write!(f, "a micro-batch of {micro_batch} needs {needed} ({needed_bytes} bytes), ")?;
+        write!(f, "micro-batches of {micro_batch} need least, {needed} ({needed_bytes} bytes), ")?;
         write!(f, "{missing} bytes more than the {budget} there are; cheapest: ")?;
         for (index, knob) in self.knobs.iter().enumerate() {
             let separator = if index > 0 { ", or " } else { "" };

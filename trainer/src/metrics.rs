@@ -5,7 +5,9 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use serde_json::Value;
 
+use crate::json::ledger_json;
 use crate::observer::{EpochReport, Flow, Observer, Recovery, StepReport};
 use crate::{Result, TrainError};
 
@@ -17,7 +19,7 @@ pub struct Metrics {
 }
 
 #[derive(Serialize)]
-struct StepLine<'a> {
+struct StepLine {
     step: u64,
     epoch: u64,
     loss: f64,
@@ -25,14 +27,15 @@ struct StepLine<'a> {
     batch: usize,
     micro_batch: usize,
     skipped: bool,
-    retries: Vec<RetryLine<'a>>,
+    retries: Vec<RetryLine>,
     reserved_peak_bytes: usize,
     seconds: f64,
 }
 
 #[derive(Serialize)]
-struct RetryLine<'a> {
-    reason: &'a str,
+struct RetryLine {
+    reason: String,
+    ledger: Value,
     recovery: String,
 }
 
@@ -73,7 +76,8 @@ impl Metrics {
 impl Observer for Metrics {
     fn on_step(&mut self, report: &StepReport) -> Result<Flow> {
         let retries = report.retries.iter().map(|retry| RetryLine {
-            reason: &retry.reason,
+            reason: retry.failure.to_string(),
+            ledger: ledger_json(&retry.failure),
             recovery: match retry.recovery {
                 Recovery::SamePlan => "same plan".to_owned(),
                 Recovery::SmallerMicroBatch { micro_batch } => {

@@ -1,5 +1,7 @@
 //! What a run tells the outside, and how the outside can end it.
 
+use lowtide_allocator::OutOfMemory;
+
 use crate::Result;
 use crate::plan::Plan;
 use crate::task::Score;
@@ -53,8 +55,8 @@ pub struct StepReport {
 /// An attempt that was rolled back, and how the step went on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retry {
-    /// The failed allocation, in one line.
-    pub reason: String,
+    /// The failed allocation.
+    pub failure: Box<OutOfMemory>,
     /// The rung of the recovery ladder that followed.
     pub recovery: Recovery,
 }

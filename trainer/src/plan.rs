@@ -79,21 +79,32 @@ pub(crate) fn find<T: Task, O: Optimizer>(
         Splitting::Forbidden => vec![batch_size],
     };
     let in_range = |&size: &usize| size <= micro_batch_max || splitting == Splitting::Forbidden;
-    let mut rejected = Vec::new();
+    let (mut rejected, mut candidates) = (Vec::new(), Vec::new());
     for micro_batch in sizes.into_iter().filter(in_range) {
         let forecast = cast.rehearse(acts, micro_batch)?;
         if forecast.peak_bytes <= budget_bytes {
             return Ok(Plan { batch_size, micro_batch, budget_bytes, forecast, rejected });
         }
         rejected.push((micro_batch, forecast.peak_bytes));
+        candidates.push((micro_batch, forecast));
     }
     // Not always the smallest: a second part needs a second set of gradients. On ties the largest
     // is what the planner would take.
-    let least = rejected.iter().min_by_key(|(_, peak_bytes)| peak_bytes);
-    let &(micro_batch, needed_bytes) = least.expect("a batch has at least one part");
+    let least = candidates.into_iter().min_by_key(|(_, forecast)| forecast.peak_bytes);
+    let (micro_batch, least) = least.expect("a batch has at least one part");
+    let (needed_bytes, category_peaks) = (least.peak_bytes, least.category_peaks);
     let tried: Vec<usize> = rejected.iter().map(|&(size, _)| size).collect();
     let knobs = knobs(cast, acts, &tried, needed_bytes, splitting, budget_bytes)?;
-    Err(Box::new(DoesNotFit { budget_bytes, needed_bytes, micro_batch, step: None, knobs }).into())
+    Err(Box::new(DoesNotFit {
+        budget_bytes,
+        needed_bytes,
+        micro_batch,
+        category_peaks,
+        step: None,
+        ledger: None,
+        knobs,
+    })
+    .into())
 }
 
 /// What would make it fit. Splitting changes nothing but rounding, more memory nothing at all, and

@@ -59,8 +59,8 @@ impl Observer for Progress {
                     format!("on with micro-batches of {micro_batch}")
                 }
             };
-            // The ledger that follows is in the metrics and in the report.
-            let what = retry.reason.split(';').next().unwrap_or_default();
+            // The whole ledger is in the metrics and in the report.
+            let what = retry.failure.headline();
             self.say(&format!("step {}: {what}; rolled back, {then}", report.step));
         }
         self.losses = (self.losses.0 + report.loss, self.losses.1 + 1);

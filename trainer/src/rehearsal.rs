@@ -8,7 +8,7 @@ use lowtide_tensor::{Assumption, Device, RandomKey};
 
 use crate::evaluation::score_parts;
 use crate::step::Step;
-use crate::{Result, Task};
+use crate::{Result, Task, TrainError};
 
 /// What is to be rehearsed, in the order in which a run does it.
 #[derive(Clone, Copy)]
@@ -55,11 +55,17 @@ impl<T: Task, O: Optimizer> Cast<'_, T, O> {
         allocator.trim();
         allocator.reset_peaks();
         let mut task = self.task.clone();
-        task.parameters().visit_tensors(&mut |name, tensor| {
-            let twin = tensor.twin(&device);
-            *tensor = twin.unwrap_or_else(|| panic!("{name} is not on the run's device"));
+        let mut elsewhere = None;
+        task.parameters().visit_tensors(&mut |name, tensor| match tensor.twin(&device) {
+            Some(twin) => *tensor = twin,
+            None => _ = elsewhere.get_or_insert_with(|| (name.to_owned(), tensor.clone())),
         });
-        let mut optimizer = self.optimizer.twin(&device).expect("its state is on the run's device");
+        if let Some((name, tensor)) = elsewhere {
+            return Err(self.elsewhere(&name, &format!("{:?}", tensor.device())));
+        }
+        let Some(mut optimizer) = self.optimizer.twin(&device) else {
+            return Err(self.elsewhere("the state of the optimizer", "another device"));
+        };
         let mut scaler = self.scaler.clone();
         for act in acts {
             match act {
@@ -80,6 +86,15 @@ impl<T: Task, O: Optimizer> Cast<'_, T, O> {
             }
         }
         Ok(Forecast::new(&allocator.statistics(), &device))
+    }
+
+    fn elsewhere(&self, name: &str, found: &str) -> TrainError {
+        let problem = format!(
+            "is on {found}, the trainer computes on {:?}; a clone of a device's handle is the same \
+             device, a second handle from `Device::cpu` is another one",
+            self.device
+        );
+        TrainError::Setting { place: name.to_owned(), problem }
     }
 }
 

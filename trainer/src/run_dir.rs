@@ -1,12 +1,18 @@
-//! The folder that a run leaves behind. Files are written beside their place and renamed, so an
-//! earlier run's files stay whole until they are replaced.
+//! The folder that a run leaves behind. Files are written beside their place and renamed, and those
+//! of a finished run replace an earlier run's all together.
+//!
+//! Publishing has one moment that decides: the folder with the new files gets the name `.complete`.
+//! A process that ends before it leaves the earlier run as it was; one that ends after it leaves
+//! the moving of the files to whoever opens the run's folder next.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::new_file::NewFile;
+use crate::run_lock::RunLock;
 use crate::{Result, TrainError};
 
 /// The folder of one run.
@@ -52,8 +58,11 @@ impl RunDir {
     /// # Errors
     /// `File`.
     pub fn create(path: &Path) -> Result<Self> {
-        fs::create_dir_all(path)
-            .map_err(|source| TrainError::File { path: path.to_owned(), source })?;
+        fs::create_dir_all(path).map_err(|error| {
+            let is_file = error.kind() == io::ErrorKind::AlreadyExists;
+            let source = if is_file { io::ErrorKind::NotADirectory.into() } else { error };
+            TrainError::File { path: path.to_owned(), source }
+        })?;
         Ok(RunDir(path.to_owned()))
     }
 
@@ -75,16 +84,21 @@ impl RunDir {
         unreachable!("four billion runs")
     }
 
-    /// A folder that is already there.
+    /// A folder that is already there. Ends a publication that was cut off in it.
     ///
     /// # Errors
-    /// `File` when it is not.
+    /// `File` when it is not, or when the files of a finished run cannot be moved to their places.
     pub fn open(path: &Path) -> Result<Self> {
         let file = |source| TrainError::File { path: path.to_owned(), source };
         if !fs::metadata(path).map_err(file)?.is_dir() {
             return Err(file(io::ErrorKind::NotADirectory.into()));
         }
-        Ok(RunDir(path.to_owned()))
+        let run_dir = RunDir(path.to_owned());
+        if run_dir.complete().is_dir() {
+            let _lock = RunLock::wait(path)?;
+            run_dir.end_publication()?;
+        }
+        Ok(run_dir)
     }
 
     /// The folder.
@@ -117,28 +131,147 @@ impl RunDir {
         self.0.join("recipe.toml")
     }
 
+    /// The files of a run. The summary comes last: where it is, the others are.
+    pub(crate) fn files(&self) -> [PathBuf; 5] {
+        [self.model(), self.metrics(), self.report(), self.recipe(), self.summary()]
+    }
+
+    /// Moves the rest of the files of a finished run to their places. The caller has the lock.
+    pub(crate) fn end_publication(&self) -> Result<()> {
+        self.move_complete(&mut |from, to| fs::rename(from, to))
+    }
+
+    /// Makes the files in `partial`, a folder inside this one, those of the run, in place of an
+    /// earlier run's. The caller has the lock.
+    ///
+    /// # Errors
+    /// `File`. Everything is as before unless `partial` has become the folder `.complete`: then
+    /// this run has replaced the earlier one, and [`RunDir::open`] moves the rest of its files.
+    pub(crate) fn publish(&self, partial: &Path) -> Result<()> {
+        self.publish_by(partial, &mut |from, to| fs::rename(from, to))
+    }
+
+    fn publish_by(&self, partial: &Path, rename: &mut Rename<'_>) -> Result<()> {
+        let partial = RunDir(partial.to_owned());
+        // On disk before the name that says so.
+        partial.files().iter().try_for_each(|file| sync(file))?;
+        sync(partial.path())?;
+        let complete = self.complete();
+        rename(partial.path(), &complete)
+            .map_err(|source| TrainError::File { path: complete, source })?;
+        sync(self.path())?;
+        self.move_complete(rename)
+    }
+
+    /// Where the files of a finished run are until they are all at their places.
+    fn complete(&self) -> PathBuf {
+        self.0.join(".complete")
+    }
+
+    /// Moves the files of a finished run to their places, those that are not there yet.
+    fn move_complete(&self, rename: &mut Rename<'_>) -> Result<()> {
+        let complete = RunDir(self.complete());
+        if !complete.path().is_dir() {
+            return Ok(());
+        }
+        let file = |path: &Path| {
+            let path = path.to_owned();
+            move |source| TrainError::File { path, source }
+        };
+        // Without a summary the folder does not look like a finished run while files are missing.
+        if complete.summary().exists() {
+            unless_gone(fs::remove_file(self.summary())).map_err(file(&self.summary()))?;
+        }
+        for (from, to) in complete.files().iter().zip(self.files()) {
+            unless_gone(rename(from, &to)).map_err(file(&to))?;
+        }
+        sync(self.path())?;
+        unless_gone(fs::remove_dir(complete.path())).map_err(file(complete.path()))
+    }
+
     /// Writes `text` to `path`, beside it first.
     ///
     /// # Errors
     /// `File`; what was at `path` is untouched.
     pub fn write(path: &Path, text: &str) -> Result<()> {
-        let file = |source| TrainError::File { path: path.to_owned(), source };
-        let folder = path.parent().expect("a file in a run folder");
-        let mut beside = beside().tempfile_in(folder).map_err(file)?;
-        beside.write_all(text.as_bytes()).map_err(file)?;
-        beside.as_file().sync_all().map_err(file)?;
-        beside.persist(path).map_err(|error| file(error.error))?;
-        Ok(())
+        let mut new = NewFile::create(path)?;
+        let written = new.file().write_all(text.as_bytes());
+        written.map_err(|source| TrainError::File { path: path.to_owned(), source })?;
+        new.publish()
     }
 }
 
-/// Makes files that are as readable as any other file of the user, which temporary ones are not.
-fn beside() -> tempfile::Builder<'static, 'static> {
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(0o666));
+/// What moves a file or folder, over one that is there.
+type Rename<'a> = dyn FnMut(&Path, &Path) -> io::Result<()> + 'a;
+
+/// Something that is not there any more is as good as moved or removed.
+fn unless_gone(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
     }
-    builder
+}
+
+/// Waits until a file, or the names in a folder, are on disk. Where a folder cannot be opened as a
+/// file (Windows), its names are left to the system.
+fn sync(path: &Path) -> Result<()> {
+    if cfg!(not(unix)) && path.is_dir() {
+        return Ok(());
+    }
+    File::open(path)
+        .and_then(|file| file.sync_all())
+        .map_err(|source| TrainError::File { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder with the files of a run, each with `word` in it.
+    fn write_run(folder: &RunDir, word: &str) {
+        for file in folder.files() {
+            fs::write(file, word).expect("a folder");
+        }
+    }
+
+    fn read_run(folder: &RunDir) -> Vec<String> {
+        let read = |file| fs::read_to_string(file).unwrap_or_else(|error| error.to_string());
+        folder.files().into_iter().map(read).collect()
+    }
+
+    /// A run in place of an earlier one, cut off before the `nth` rename of its publication.
+    fn publish_up_to(nth: usize) -> (tempfile::TempDir, RunDir, usize) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run_dir = RunDir::create(folder.path()).expect("a folder");
+        write_run(&run_dir, "earlier");
+        let partial = RunDir::create(&folder.path().join(".partial")).expect("a folder");
+        write_run(&partial, "new");
+        let mut renames = 0;
+        let published = run_dir.publish_by(partial.path(), &mut |from, to| {
+            renames += 1;
+            if renames > nth { Err(io::ErrorKind::Other.into()) } else { fs::rename(from, to) }
+        });
+        assert_eq!(published.is_ok(), renames <= nth, "{published:?}");
+        (folder, run_dir, renames)
+    }
+
+    #[test]
+    fn publication_cut_off_at_any_rename_leaves_the_earlier_run_or_the_new_one() {
+        let (.., renames) = publish_up_to(usize::MAX);
+        assert_eq!(renames, 6);
+        for nth in 0..=renames {
+            let (_folder, run_dir, _) = publish_up_to(nth);
+            let has_summary = run_dir.summary().exists();
+            let before = read_run(&run_dir);
+            let opened = RunDir::open(run_dir.path()).expect("it ends the publication");
+            let files = read_run(&opened);
+            let expected = if nth == 0 { "earlier" } else { "new" };
+            assert_eq!(files, [expected; 5], "rename {nth}");
+            // A reader who does not know of publications sees no summary unless all is there.
+            assert!(!has_summary || before == files, "rename {nth}: {before:?}");
+            let again = RunDir::open(run_dir.path()).expect("nothing is left to do");
+            assert_eq!(read_run(&again), files);
+            assert!(!run_dir.complete().exists() && !run_dir.path().join(".lock").exists());
+        }
+    }
 }

@@ -104,8 +104,10 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
             (self.on_phase)("forward");
             let first_sample = part.start as u64;
             let pass = Pass::train(self.key, attempt).with_first_sample(first_sample);
+            let pass = pass.with_device(self.device);
             let scope = self.device.category(Category::Activation);
-            let loss = self.task.loss(&pass, self.device, &batch.slice(part))?;
+            let loss = self.task.loss(&pass, self.device, &batch.slice(part));
+            let loss = loss.map_err(|error| error.because_of(pass.foreign()))?;
             drop(scope);
             loss_sum.add_(&loss.sum.value().to_dtype(DType::F64)?)?;
             (self.on_phase)("backward");

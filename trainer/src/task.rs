@@ -66,7 +66,8 @@ impl Score {
 }
 
 /// Images to classes by cross-entropy: fields `images` `[B, C, H, W]` of f32 and `labels` `[B]` of
-/// i64. A negative label does not count.
+/// i64. A label of -100 does not count, as in PyTorch; any other that names no class is an error of
+/// the step.
 #[derive(Clone, Debug)]
 pub struct Classification<M> {
     model: M,

@@ -153,8 +153,11 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
     /// by rehearsing them on a simulated device: the largest micro-batch that fits.
     ///
     /// # Errors
-    /// `DoesNotFit` with the missing bytes and what would help; errors of the data or the model.
+    /// `DoesNotFit` with the missing bytes and what would help; `Setting` for data without a batch;
+    /// errors of the data or the model.
     pub fn plan(&mut self, train: &Loader, test: &Loader, epochs: u64) -> Result<Plan> {
+        check_not_empty("training", train)?;
+        check_not_empty("test", test)?;
         let examples = [first_batch(train)?, first_batch(test)?];
         let [train_example, test_example] = examples.each_ref().map(|batch| batch.as_ref());
         let acts = acts(train, train_example, test, test_example, epochs);
@@ -214,6 +217,8 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         epochs: u64,
         observers: &mut [&mut dyn Observer],
     ) -> Result<Score> {
+        check_not_empty("training", train)?;
+        check_not_empty("test", test)?;
         let plan = match &self.plan {
             Some(plan) => plan.clone(),
             None => self.plan(train, test, epochs)?,
@@ -346,7 +351,7 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         retry_count: usize,
     ) -> Result<Retry> {
         let Some(ledger) = failure.out_of_memory() else { return Err(failure) };
-        let reason = ledger.to_string();
+        let ledger = Box::new(ledger.clone());
         self.device.allocator().trim();
         let capacity_bytes = self.device.allocator().capacity_bytes();
         let acts = [Act::Step(*batch)];
@@ -355,7 +360,7 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
             Ok(forecast.peak_bytes <= capacity_bytes)
         };
         if retry_count == 0 && fits()? {
-            return Ok(Retry { reason, recovery: Recovery::SamePlan });
+            return Ok(Retry { failure: ledger, recovery: Recovery::SamePlan });
         }
         let (len, now) = (batch.len(), self.micro_batch.min(batch.len()));
         // What fits by rehearsal and failed all the same is not tried again.
@@ -364,14 +369,14 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         match smaller {
             Ok(plan) if plan.micro_batch < now => {
                 self.micro_batch = plan.micro_batch;
-                let micro_batch = plan.micro_batch;
-                Ok(Retry { reason, recovery: Recovery::SmallerMicroBatch { micro_batch } })
+                let recovery = Recovery::SmallerMicroBatch { micro_batch: plan.micro_batch };
+                Ok(Retry { failure: ledger, recovery })
             }
             // It should fit, and has failed all the same: nothing is left to try.
             Ok(_) => Err(failure),
             Err(TrainError::DoesNotFit(error)) => {
-                let step = Some(self.step + 1);
-                Err(Box::new(DoesNotFit { step, ..*error }).into())
+                let (step, ledger) = (Some(self.step + 1), Some(ledger));
+                Err(Box::new(DoesNotFit { step, ledger, ..*error }).into())
             }
             Err(error) => Err(error),
         }
@@ -424,6 +429,24 @@ fn ask(
         }
     }
     Ok(flow)
+}
+
+/// # Errors
+/// `Setting` when there is not one batch: nothing would be learned, and every mean would be NaN.
+fn check_not_empty(name: &str, loader: &Loader) -> Result<()> {
+    if loader.batches_per_epoch() > 0 {
+        return Ok(());
+    }
+    let (len, options) = (loader.dataset().len(), loader.options());
+    let problem = if len > 0 && options.drop_last {
+        format!(
+            "{len} samples are less than a batch of {}, and drop_last is set",
+            options.batch_size
+        )
+    } else {
+        "there is no sample".to_owned()
+    };
+    Err(TrainError::Setting { place: format!("{name} data"), problem })
 }
 
 fn first_batch(loader: &Loader) -> Result<Option<Batch>> {

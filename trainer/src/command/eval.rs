@@ -17,7 +17,7 @@ pub(super) struct EvalArgs {
     device: DeviceArgs,
     /// Prints one JSON object instead of words.
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 pub(super) fn run(arguments: &EvalArgs) -> Result<()> {

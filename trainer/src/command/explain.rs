@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::Result;
-use crate::command::{recording, say};
+use crate::command::recording::{self, Output, Target};
+use crate::command::say;
 
 #[derive(Args)]
 pub(super) struct ExplainArgs {
@@ -14,20 +15,22 @@ pub(super) struct ExplainArgs {
     /// The device to explain; the one with the longest trace if absent.
     #[arg(long, allow_negative_numbers = true)]
     device: Option<usize>,
-    /// Also writes FILE: .html, .pickle for PyTorch's tools, or lines of JSON.
-    #[arg(long, value_name = "FILE")]
-    write: Vec<PathBuf>,
+    /// Also writes FILE: .html, .pickle for PyTorch's tools, or .jsonl.
+    #[arg(long, value_name = "FILE", value_parser = Target::parser())]
+    write: Vec<Target>,
 }
 
 pub(super) fn run(arguments: &ExplainArgs) -> Result<()> {
-    let recorded = recording::read(&arguments.file, arguments.device)?;
     // Files first: a mistake in a name is told alone.
-    for path in &arguments.write {
-        recording::write(path, &recorded.recording)?;
+    let outputs: Result<Vec<Output>> = arguments.write.iter().map(Output::open).collect();
+    let outputs = outputs?;
+    let recorded = recording::read(&arguments.file, arguments.device)?;
+    for output in outputs {
+        output.write(&recorded.recording)?;
     }
     say(recorded.recording.explain().to_string().trim_end())?;
-    for path in &arguments.write {
-        say(&format!("written: {}", path.display()))?;
+    for target in &arguments.write {
+        say(&format!("written: {}", target.path().display()))?;
     }
     Ok(())
 }

@@ -4,6 +4,7 @@
 
 mod eval;
 mod explain;
+mod failure;
 mod interrupt;
 mod plan;
 mod recording;
@@ -13,16 +14,17 @@ mod train;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::builder::RangedU64ValueParser;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 #[cfg(feature = "cuda")]
 use lowtide_tensor::cuda::CudaOptions;
 use lowtide_tensor::{CpuOptions, Device, SimSpec};
 
+use crate::command::failure::complain;
 use crate::human::parse_bytes;
 use crate::recipe::{BATCH_SIZE_MAX, EPOCHS_MAX, Recipe};
 use crate::{Result, TrainError};
@@ -55,15 +57,16 @@ struct RecipeArgs {
     /// A recipe (TOML); every key has a default.
     recipe: Option<PathBuf>,
     /// Times through the training data.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=EPOCHS_MAX))]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    #[arg(value_parser = |text: &str| parse_count(text, 1..=EPOCHS_MAX))]
     epochs: Option<u64>,
     /// Samples of a logical batch, whatever fits on the device at once.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    #[arg(value_parser = RangedU64ValueParser::<usize>::new().range(1..=BATCH_SIZE_MAX))]
-    batch_size: Option<usize>,
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    #[arg(value_parser = |text: &str| parse_count(text, 1..=BATCH_SIZE_MAX))]
+    batch_size: Option<u64>,
     /// Seed of initial values and of the order of the data.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    #[arg(value_parser = |text: &str| parse_count(text, 0..=u64::MAX))]
     seed: Option<u64>,
 }
 
@@ -72,7 +75,8 @@ impl RecipeArgs {
         let mut recipe = self.recipe.as_deref().map_or(Ok(Recipe::default()), Recipe::load)?;
         let train = &mut recipe.train;
         train.epochs = self.epochs.unwrap_or(train.epochs);
-        train.batch_size = self.batch_size.unwrap_or(train.batch_size);
+        // No larger than `BATCH_SIZE_MAX`.
+        train.batch_size = self.batch_size.map_or(train.batch_size, |size| size as usize);
         train.seed = self.seed.unwrap_or(train.seed);
         Ok(recipe)
     }
@@ -85,7 +89,7 @@ struct DeviceArgs {
     #[arg(long, value_name = "WHERE", default_value = "cpu", value_parser = parse_place)]
     device: Place,
     /// The most memory to reserve, such as 6MiB; all that the device has if absent.
-    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
+    #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
     #[arg(value_parser = parse_budget)]
     budget: Option<usize>,
 }
@@ -142,6 +146,12 @@ fn parse_place(text: &str) -> std::result::Result<Place, String> {
     index.map(Place::Cuda).ok_or_else(|| "expected cpu, cuda or cuda:N".to_owned())
 }
 
+fn parse_count(text: &str, range: RangeInclusive<u64>) -> std::result::Result<u64, String> {
+    let count = text.parse().ok().filter(|count| range.contains(count));
+    let (min, max) = (range.start(), range.end());
+    count.ok_or_else(|| format!("expected a whole number from {min} to {max}"))
+}
+
 fn parse_budget(text: &str) -> std::result::Result<usize, String> {
     let bytes = parse_bytes(text).map_err(|error| error.to_string())?;
     if bytes == 0 {
@@ -156,52 +166,25 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    let done = match &cli.command {
-        Command::Train(arguments) => train::run(arguments),
-        Command::Plan(arguments) => plan::run(arguments),
-        Command::Eval(arguments) => eval::run(arguments),
-        Command::Explain(arguments) => explain::run(arguments),
-        Command::Replay(arguments) => replay::run(arguments),
+    let (done, json) = match &cli.command {
+        Command::Train(arguments) => (train::run(arguments), arguments.json),
+        Command::Plan(arguments) => (plan::run(arguments), arguments.json),
+        Command::Eval(arguments) => (eval::run(arguments), arguments.json),
+        Command::Explain(arguments) => (explain::run(arguments), false),
+        Command::Replay(arguments) => (replay::run(arguments), arguments.json),
     };
-    done.map_or_else(|error| complain(&one_line(&error), exit_code(&error)), |()| ExitCode::SUCCESS)
-}
-
-fn complain(line: &str, code: u8) -> ExitCode {
-    // Nobody is left to tell when standard error is closed.
-    drop(writeln!(io::stderr(), "lowtide: {line}"));
-    ExitCode::from(code)
-}
-
-fn exit_code(error: &TrainError) -> u8 {
-    let out_of_memory = error.out_of_memory().is_some();
-    if out_of_memory || matches!(error, TrainError::DoesNotFit(_)) { 2 } else { 1 }
-}
-
-/// The error and its causes, unless a cause is part of the text already.
-fn one_line(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let text = error.to_string();
-        if !line.contains(&text) {
-            line = format!("{line}: {text}");
-        }
-        cause = error.source();
-    }
-    line.lines().collect::<Vec<_>>().join(" ")
+    done.map_or_else(|error| failure::tell(&error, json), |()| ExitCode::SUCCESS)
 }
 
 /// Help goes to standard output; a mistake is one line without the usage that clap appends.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         let printed = say(error.to_string().trim_end());
-        return printed.map_or_else(|error| complain(&one_line(&error), 1), |()| ExitCode::SUCCESS);
+        return printed.map_or_else(|error| failure::tell(&error, false), |()| ExitCode::SUCCESS);
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return complain(
-            "a command is missing: train, plan, eval, explain or replay (see lowtide --help)",
-            1,
-        );
+        complain("a command is missing: train, plan, eval, explain or replay (see lowtide --help)");
+        return ExitCode::FAILURE;
     }
     let text = error.to_string();
     let mistake = text.lines().take_while(|line| !line.starts_with("Usage:"));
@@ -209,7 +192,8 @@ fn usage(error: &clap::Error) -> ExitCode {
         mistake.map(str::trim).filter(|line| !line.is_empty() && !line.contains("--help"));
     let mistake = mistake.collect::<Vec<_>>().join(" ").replace(" tip: ", "; ");
     let mistake = mistake.strip_prefix("error: ").unwrap_or(&mistake);
-    complain(&format!("{mistake} (see lowtide --help)"), 1)
+    complain(&format!("{mistake} (see lowtide --help)"));
+    ExitCode::FAILURE
 }
 
 /// Writes a line to standard output. A reader that has gone, such as `head`, has seen enough.

@@ -2,9 +2,11 @@
 
 use clap::Args;
 use lowtide_allocator::Category;
+use serde_json::{Value, json};
 
-use crate::command::{DeviceArgs, RecipeArgs, say};
+use crate::command::{DeviceArgs, RecipeArgs, failure, say};
 use crate::human::format_bytes;
+use crate::json::categories_json;
 use crate::plan::Plan;
 use crate::recipe::Recipe;
 use crate::{Forecast, Result};
@@ -15,6 +17,9 @@ pub(super) struct PlanArgs {
     recipe: RecipeArgs,
     #[command(flatten)]
     device: DeviceArgs,
+    /// Prints the plan, or why there is none, as one JSON object.
+    #[arg(long)]
+    pub(super) json: bool,
 }
 
 /// What a rehearsal of a recipe found.
@@ -25,41 +30,76 @@ pub(super) struct Found {
 
 pub(super) fn run(arguments: &PlanArgs) -> Result<()> {
     let recipe = arguments.recipe.load()?;
-    let Found { plan, survey } = find(&recipe, &arguments.device)?;
-    let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
-    say(&format!("budget          {}", exact(plan.budget_bytes)))?;
-    say(&format!("batch           {} samples", plan.batch_size))?;
-    say(&format!("plan            micro-batches of {}", plan.micro_batch))?;
-    say(&format!("predicted peak  {}", exact(plan.predicted_peak_bytes())))?;
-    say("")?;
-    say("peak of each category (not at the same moment)")?;
-    for (category, peak_bytes) in &plan.forecast.category_peaks {
-        if *peak_bytes > 0 || *category == Category::Parameter {
-            say(&format!("  {:<16}{}", category.to_string(), exact(*peak_bytes)))?;
-        }
-    }
-    say("")?;
-    say("micro-batch   peak                        time, relative to one part")?;
-    let whole = survey.first().map_or(1.0, |(_, forecast)| forecast.seconds);
-    for (micro_batch, forecast) in &survey {
-        let mark = if *micro_batch == plan.micro_batch {
-            "  <- plan"
-        } else if forecast.peak_bytes > plan.budget_bytes {
-            "  over the budget"
-        } else {
-            ""
-        };
-        let (peak, time) = (exact(forecast.peak_bytes), forecast.seconds / whole);
-        say(&format!("{micro_batch:<13} {peak:<27} {time:.2}{mark}"))?;
-    }
-    if !plan.forecast.assumptions.is_empty() {
+    let found = find(&recipe, &arguments.device)?;
+    if arguments.json { say(&found.to_json().to_string()) } else { found.tell() }
+}
+
+impl Found {
+    fn tell(&self) -> Result<()> {
+        let Found { plan, survey } = self;
+        let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
+        say(&format!("budget          {}", exact(plan.budget_bytes)))?;
+        say(&format!("batch           {} samples", plan.batch_size))?;
+        say(&format!("plan            micro-batches of {}", plan.micro_batch))?;
+        say(&format!("predicted peak  {}", exact(plan.predicted_peak_bytes())))?;
         say("")?;
-        say("assumed, because a rehearsal computes no values:")?;
-        for assumption in &plan.forecast.assumptions {
-            say(&format!("  {} at {}", assumption.value, assumption.site))?;
+        say("peak of each category (not at the same moment)")?;
+        for &(category, peak_bytes) in &plan.forecast.category_peaks {
+            if peak_bytes > 0 || category == Category::Parameter {
+                say(failure::row(category, peak_bytes).trim_end())?;
+            }
         }
+        say("")?;
+        say("micro-batch   peak                        time, relative to one part")?;
+        for (micro_batch, forecast) in survey {
+            let mark = if *micro_batch == plan.micro_batch {
+                "  <- plan"
+            } else if forecast.peak_bytes > plan.budget_bytes {
+                "  over the budget"
+            } else {
+                ""
+            };
+            let (peak, time) = (exact(forecast.peak_bytes), self.relative_time(forecast));
+            say(&format!("{micro_batch:<13} {peak:<27} {time:.2}{mark}"))?;
+        }
+        if !plan.forecast.assumptions.is_empty() {
+            say("")?;
+            say("assumed, because a rehearsal computes no values:")?;
+            for assumption in &plan.forecast.assumptions {
+                say(&format!("  {} at {}", assumption.value, assumption.site))?;
+            }
+        }
+        Ok(())
     }
-    Ok(())
+
+    fn to_json(&self) -> Value {
+        let Found { plan, survey } = self;
+        let survey = survey.iter().map(|(micro_batch, forecast)| {
+            json!({
+                "micro_batch": micro_batch,
+                "peak_bytes": forecast.peak_bytes,
+                "relative_time": self.relative_time(forecast),
+            })
+        });
+        let assumptions = plan.forecast.assumptions.iter().map(
+            |assumption| json!({ "value": assumption.value, "site": assumption.site.to_string() }),
+        );
+        json!({
+            "budget_bytes": plan.budget_bytes,
+            "batch_size": plan.batch_size,
+            "micro_batch": plan.micro_batch,
+            "predicted_peak_bytes": plan.predicted_peak_bytes(),
+            "peak_bytes_by_category": categories_json(plan.forecast.category_peaks.iter().copied()),
+            "survey": survey.collect::<Vec<_>>(),
+            "assumptions": assumptions.collect::<Vec<_>>(),
+        })
+    }
+
+    /// The estimated time of a forecast, with the largest micro-batch as 1.
+    fn relative_time(&self, forecast: &Forecast) -> f64 {
+        let whole = self.survey.first().map_or(1.0, |(_, forecast)| forecast.seconds);
+        forecast.seconds / whole
+    }
 }
 
 /// Rehearses `recipe` on a simulated device with the budget of `device`.

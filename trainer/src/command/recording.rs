@@ -1,11 +1,13 @@
 //! Files of recorded allocations: reading any kind, writing any kind.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Write};
-use std::path::Path;
+use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use lowtide_allocator::trace::{ExportError, Limits, Recording, Replay, Snapshot, read_snapshot};
 
+use crate::new_file::NewFile;
 use crate::{Result, TrainError};
 
 /// What was read.
@@ -40,27 +42,80 @@ pub(super) fn read(path: &Path, device: Option<usize>) -> Result<Recorded> {
     Ok(Recorded { device, recording, snapshot: Some(snapshot) })
 }
 
-/// Writes beside `path` and renames: as a page for a browser if it ends in `html`, for PyTorch's
-/// tools if in `pickle`, else as lines of JSON that lose nothing.
-pub(super) fn write(path: &Path, recording: &Recording) -> Result<()> {
-    let failed = |source: io::Error| TrainError::File { path: path.to_owned(), source };
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let beside = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")));
-    let mut beside = beside.map_err(failed)?;
-    let mut file = BufWriter::new(beside.as_file_mut());
-    let written = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("html") => recording.write_timeline(&mut file),
-        Some("pickle" | "pkl") => match recording.write_pickle(&mut file) {
-            Err(ExportError::Io(error)) => Err(error),
-            Err(error) => return Err(unusable(path, error.to_string())),
-            Ok(()) => Ok(()),
-        },
-        _ => recording.write_json_lines(&mut file),
-    };
-    written.and_then(|()| file.flush()).map_err(failed)?;
-    drop(file);
-    beside.persist(path).map_err(|error| failed(error.error))?;
-    Ok(())
+/// The name of a file to write a recording to, and the format that its suffix says.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    path: PathBuf,
+    format: Format,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Format {
+    /// A page for a browser.
+    Html,
+    /// A memory snapshot for PyTorch's tools.
+    Pickle,
+    /// Lines of JSON, the only format that loses nothing.
+    JsonLines,
+}
+
+impl Target {
+    /// Reads an argument; to be used as `value_parser = Target::parser()`.
+    pub(super) fn parser() -> impl TypedValueParser<Value = Target> {
+        PathBufValueParser::new().try_map(|path| {
+            let format = match path.extension().and_then(|suffix| suffix.to_str()) {
+                Some("html") => Format::Html,
+                Some("pickle" | "pkl") => Format::Pickle,
+                Some("jsonl") => Format::JsonLines,
+                _ => return Err("the name must end in .html, .pickle, .pkl or .jsonl"),
+            };
+            Ok(Target { path, format })
+        })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// A file that a recording will be written to. It is opened before the work that is recorded, so
+/// that a name that cannot be written to is known before hours are spent.
+pub(super) struct Output {
+    file: NewFile,
+    format: Format,
+}
+
+impl Output {
+    /// Makes a temporary file beside `target`, which itself is untouched until
+    /// [`Output::write`]. Dropped before that, nothing is left.
+    ///
+    /// # Errors
+    /// `File`.
+    pub(super) fn open(target: &Target) -> Result<Output> {
+        Ok(Output { file: NewFile::create(&target.path)?, format: target.format })
+    }
+
+    /// Writes `recording` and puts the file in its place.
+    ///
+    /// # Errors
+    /// `File`; `Setting` if the recording cannot be told in this format.
+    pub(super) fn write(mut self, recording: &Recording) -> Result<()> {
+        let path = self.file.path().to_owned();
+        let mut file = BufWriter::new(self.file.file());
+        let written = match self.format {
+            Format::Html => recording.write_timeline(&mut file),
+            Format::Pickle => match recording.write_pickle(&mut file) {
+                Err(ExportError::Io(error)) => Err(error),
+                Err(error) => return Err(unusable(&path, error.to_string())),
+                Ok(()) => Ok(()),
+            },
+            Format::JsonLines => recording.write_json_lines(&mut file),
+        };
+        let written = written.and_then(|()| file.flush());
+        drop(file);
+        written.map_err(|source| TrainError::File { path, source })?;
+        self.file.publish()
+    }
 }
 
 pub(super) fn unusable(path: &Path, problem: String) -> TrainError {

@@ -35,7 +35,7 @@ pub(super) struct ReplayArgs {
     device: Option<usize>,
     /// Print one JSON object.
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

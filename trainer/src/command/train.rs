@@ -6,10 +6,12 @@ use std::time::Instant;
 
 use clap::Args;
 use lowtide_allocator::{Fault, Repeat};
+use lowtide_data::Loader;
 
 use crate::command::interrupt::Interrupt;
+use crate::command::recording::{Output, Target};
 use crate::command::staging::Staging;
-use crate::command::{DeviceArgs, RecipeArgs, plan, recording, say};
+use crate::command::{DeviceArgs, RecipeArgs, parse_count, plan, say};
 use crate::human::format_bytes;
 use crate::observer::{EpochReport, Flow, Observer, StepReport};
 use crate::plan::Plan;
@@ -27,12 +29,15 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// A drill: lets the N-th device allocation of the training fail once.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    #[arg(value_parser = |text: &str| parse_count(text, 1..=u64::MAX))]
     fault_at: Option<u64>,
-    /// Writes the allocator's last events to FILE: .html, .pickle or JSON lines.
-    #[arg(long, value_name = "FILE")]
-    trace: Option<PathBuf>,
+    /// Writes the allocator's last events to FILE: .html, .pickle or .jsonl.
+    #[arg(long, value_name = "FILE", value_parser = Target::parser())]
+    trace: Option<Target>,
+    /// Prints the summary, or what kept the run from ending, as one JSON object.
+    #[arg(long)]
+    pub(super) json: bool,
 }
 
 pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
@@ -48,98 +53,116 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     };
     let plan = trainer.plan(&train, &test, recipe.train.epochs)?;
 
+    // Everything that will be written is opened before the first step.
     let staging = Staging::new(arguments.out.as_deref())?;
+    let trace = arguments.trace.as_ref().map(Output::open).transpose()?;
     let interrupt = Interrupt::listen()?;
-    let worked = work(arguments, &recipe, &mut trainer, &plan, staging.partial(), &interrupt);
-    let traced = match &arguments.trace {
-        Some(path) => recording::write(path, &device.allocator().recording()),
-        None => Ok(()),
-    };
-    match worked {
-        Ok(summary) => {
-            traced?;
-            let run_dir = staging.publish()?;
-            if interrupt.came() {
-                say("interrupted: everything up to the last step is in the run folder")?;
-            }
-            conclude(&summary, &plan, &run_dir, arguments)
+    let run = Run { arguments, recipe: &recipe, plan: &plan, files: staging.partial() };
+    let worked = run.work(&mut trainer, (&train, &test), &interrupt);
+    // The model is at its place before anything else is tried.
+    let published = worked.and_then(|summary| Ok((summary, staging.publish()?)));
+    if published.is_err() {
+        rescue(&mut trainer, staging);
+    }
+    let traced = trace.map_or(Ok(()), |trace| trace.write(&device.allocator().recording()));
+    let (summary, run_dir) = published?;
+    if arguments.json {
+        say(&summary_json(&summary, &run_dir))?;
+    } else {
+        if interrupt.came() {
+            say("interrupted: everything up to the last step is in the run folder")?;
         }
-        Err(error) => {
-            rescue(&mut trainer, staging);
-            Err(error)
+        conclude(&summary, &plan, &run_dir, arguments)?;
+    }
+    traced
+}
+
+/// What a run is told before its first step.
+struct Run<'a> {
+    arguments: &'a TrainArgs,
+    recipe: &'a Recipe,
+    plan: &'a Plan,
+    /// Where the files of the run are written.
+    files: &'a RunDir,
+}
+
+impl Run<'_> {
+    /// Trains, and writes the files of the run.
+    fn work(
+        &self,
+        trainer: &mut RecipeTrainer,
+        (train, test): (&Loader, &Loader),
+        mut interrupt: &Interrupt,
+    ) -> Result<Summary> {
+        let &Run { arguments, recipe, plan, files } = self;
+        let device = trainer.device().clone();
+        let mut metrics = Metrics::create(&files.metrics())?;
+        RunDir::write(&files.recipe(), &recipe.to_toml())?;
+        // Shows before the first step that there is room for what the last one leaves.
+        lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?;
+
+        let mut curves = Curves::default();
+        let mut timeline = Timeline::new(&device);
+        let mut progress = Progress::new();
+        if let Some(nth) = arguments.fault_at {
+            device.allocator().inject_fault(Fault { nth, repeat: Repeat::Once });
         }
+        let requests_before = device.allocator().request_count();
+        let started = Instant::now();
+        let score = trainer.fit(
+            train,
+            test,
+            recipe.train.epochs,
+            &mut [&mut progress, &mut metrics, &mut curves, &mut timeline, &mut interrupt],
+        )?;
+        let seconds = started.elapsed().as_secs_f64();
+        let allocations = device.allocator().request_count() - requests_before;
+        lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?;
+
+        let statistics = device.allocator().statistics();
+        let summary = Summary {
+            test_accuracy: score.accuracy(),
+            test_loss: score.loss(),
+            train_loss_last: curves.report.loss.last().map_or(f64::NAN, |&(_, loss)| loss),
+            steps: trainer.steps(),
+            epochs: curves.report.accuracy.len() as u64,
+            batch_size: plan.batch_size,
+            micro_batch: trainer.micro_batch(),
+            budget_bytes: statistics.capacity_bytes,
+            predicted_peak_bytes: plan.predicted_peak_bytes(),
+            measured_peak_bytes: statistics.reserved.peak_bytes,
+            retried_steps: trainer.retried_steps(),
+            allocations,
+            seconds,
+            final_state_hash: format!("{:016x}", trainer.state_hash()?),
+        };
+        curves.report.memory = timeline.to_memory_timeline();
+        let computer = arguments.device.describe(&device);
+        let report = curves.finish(recipe, &summary, trainer, &computer);
+        RunDir::write(&files.report(), &report.to_html())?;
+        let json = serde_json::to_string_pretty(&summary).expect("a summary has only plain values");
+        RunDir::write(&files.summary(), &(json + "\n"))?;
+        Ok(summary)
     }
 }
 
-/// Trains, and writes the files of the run to `files`.
-fn work(
-    arguments: &TrainArgs,
-    recipe: &Recipe,
-    trainer: &mut RecipeTrainer,
-    plan: &Plan,
-    files: &RunDir,
-    mut interrupt: &Interrupt,
-) -> Result<Summary> {
-    let device = trainer.device().clone();
-    let (train, test) = recipe.loaders()?;
-    let mut metrics = Metrics::create(&files.metrics())?;
-    RunDir::write(&files.recipe(), &recipe.to_toml())?;
-    // Shows before the first step that there is room for what the last one leaves.
-    lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?;
-
-    let mut curves = Curves::default();
-    let mut timeline = Timeline::new(&device);
-    let mut progress = Progress::new();
-    if let Some(nth) = arguments.fault_at {
-        device.allocator().inject_fault(Fault { nth, repeat: Repeat::Once });
-    }
-    let requests_before = device.allocator().request_count();
-    let started = Instant::now();
-    let score = trainer.fit(
-        &train,
-        &test,
-        recipe.train.epochs,
-        &mut [&mut progress, &mut metrics, &mut curves, &mut timeline, &mut interrupt],
-    )?;
-    let seconds = started.elapsed().as_secs_f64();
-    let allocations = device.allocator().request_count() - requests_before;
-    lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?;
-
-    let statistics = device.allocator().statistics();
-    let summary = Summary {
-        test_accuracy: score.accuracy(),
-        test_loss: score.loss(),
-        train_loss_last: curves.report.loss.last().map_or(f64::NAN, |&(_, loss)| loss),
-        steps: trainer.steps(),
-        epochs: curves.report.accuracy.len() as u64,
-        batch_size: plan.batch_size,
-        micro_batch: trainer.micro_batch(),
-        budget_bytes: statistics.capacity_bytes,
-        predicted_peak_bytes: plan.predicted_peak_bytes(),
-        measured_peak_bytes: statistics.reserved.peak_bytes,
-        retried_steps: trainer.retried_steps(),
-        allocations,
-        seconds,
-        final_state_hash: format!("{:016x}", trainer.state_hash()?),
-    };
-    curves.report.memory = timeline.to_memory_timeline();
-    let computer = arguments.device.describe(&device);
-    let report = curves.finish(recipe, &summary, trainer, &computer);
-    RunDir::write(&files.report(), &report.to_html())?;
-    let json = serde_json::to_string_pretty(&summary).expect("a summary has only plain values");
-    RunDir::write(&files.summary(), &(json + "\n"))?;
-    Ok(summary)
+/// The summary in one line, with the folder of the run.
+fn summary_json(summary: &Summary, run_dir: &RunDir) -> String {
+    let mut json = serde_json::to_value(summary).expect("a summary has only plain values");
+    json["run_dir"] = run_dir.path().display().to_string().into();
+    json.to_string()
 }
 
 /// Saves what the committed steps of a failed run have learned, if it is whole. The run's error is
 /// the one to report, so one in here only means that nothing is kept.
 fn rescue(trainer: &mut RecipeTrainer, staging: Staging) {
     let steps = trainer.steps();
-    let model = staging.partial().model();
-    if steps == 0
-        || trainer.is_torn()
-        || lowtide_nn::save(trainer.task_mut().parameters(), &model).is_err()
-    {
+    if steps == 0 || trainer.is_torn() {
+        return;
+    }
+    let mut save = || lowtide_nn::save(trainer.task_mut().parameters(), &staging.partial().model());
+    // On a full disk the model needs the room of everything else.
+    if save().is_err() && (staging.make_room().is_err() || save().is_err()) {
         return;
     }
     if let Ok(kept) = staging.keep_unfinished() {
@@ -187,7 +210,7 @@ impl Observer for Curves {
     fn on_step(&mut self, step: &StepReport) -> Result<Flow> {
         let report = &mut self.report;
         report.loss.push((step.step, step.loss));
-        report.retries.extend(step.retries.iter().map(|r| (step.step, r.reason.clone())));
+        report.retries.extend(step.retries.iter().map(|r| (step.step, r.failure.to_string())));
         // The short last batch of an epoch says nothing about the plan.
         let holds = report.micro_batch.last().is_some_and(|&(_, size)| size == step.micro_batch);
         if !holds && step.micro_batch < step.batch || report.micro_batch.is_empty() {

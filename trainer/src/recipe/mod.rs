@@ -5,6 +5,7 @@ mod optimizer;
 mod schedule;
 
 use std::fs;
+use std::io::Read;
 use std::path::Path;
 
 use lowtide_data::{Digits, Loader, LoaderOptions, Sequential};
@@ -122,6 +123,21 @@ impl Default for TrainRecipe {
     }
 }
 
+/// More than any recipe has; a device such as `/dev/zero` never ends.
+const RECIPE_BYTES_MAX: u64 = 1 << 20;
+
+fn read(path: &Path) -> Result<String> {
+    let mut text = String::new();
+    let read = fs::File::open(path)
+        .and_then(|file| file.take(RECIPE_BYTES_MAX + 1).read_to_string(&mut text));
+    if text.len() as u64 > RECIPE_BYTES_MAX {
+        let problem = format!("is no recipe: it has more than {RECIPE_BYTES_MAX} bytes");
+        return Err(TrainError::Setting { place: path.display().to_string(), problem });
+    }
+    read.map_err(|source| TrainError::File { path: path.to_owned(), source })?;
+    Ok(text)
+}
+
 /// A trainer of a recipe.
 pub type RecipeTrainer = Trainer<Classification<SimpleCnn>, AnyOptimizer>;
 
@@ -131,8 +147,7 @@ impl Recipe {
     /// # Errors
     /// `File` when it cannot be read; `Setting` with the line for anything that is not a recipe.
     pub fn load(path: &Path) -> Result<Self> {
-        let text = fs::read_to_string(path)
-            .map_err(|source| TrainError::File { path: path.to_owned(), source })?;
+        let text = read(path)?;
         let place = |line| place(path, &text, line);
         let recipe: Recipe = toml::from_str(&text).map_err(|error| {
             let line = error.span().map(|span| line_of_error(&text, span.start, error.message()));

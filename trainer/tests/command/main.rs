@@ -4,6 +4,7 @@ mod cuda;
 mod disk;
 mod eval;
 mod faults;
+mod json;
 mod memory;
 mod mistakes;
 mod output;
@@ -11,6 +12,8 @@ mod place;
 #[cfg(feature = "pretend")]
 #[path = "../pretend/mod.rs"]
 mod pretend;
+mod publish;
 mod readme;
 mod replay;
+mod trace_files;
 mod train;

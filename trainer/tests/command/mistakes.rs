@@ -40,7 +40,8 @@ fn unknown_words_on_the_command_line_are_named() {
 fn numbers_out_of_range_on_the_command_line_are_named() {
     for flag in ["--epochs", "--batch-size", "--seed", "--fault-at"] {
         for value in ["-1", "x", "1.5", "99999999999999999999"] {
-            check(&format!("train {flag} {value}"), &[flag, &format!("'{value}'")]);
+            let words = [flag, &format!("'{value}'"), "expected a whole number from"];
+            check(&format!("train {flag} {value}"), &words);
         }
     }
     for flag in ["--epochs", "--batch-size", "--fault-at"] {
@@ -51,11 +52,14 @@ fn numbers_out_of_range_on_the_command_line_are_named() {
 
 #[test]
 fn budgets_that_are_none_are_named() {
-    for budget in ["6M", "abc", "-1", "0", "0GiB", "1.5", "99999999999GiB", "16EiB", "6,5MiB"] {
+    for budget in
+        ["6M", "abc", "-1", "-5MiB", "0", "0GiB", "1.5", "99999999999GiB", "16EiB", "6,5MiB"]
+    {
         check(&format!("train --budget {budget}"), &["--budget", budget]);
         check(&format!("plan --budget {budget}"), &["--budget", budget]);
     }
     check("train --budget 6M", &["MiB"]);
+    check("plan --budget -5MiB", &["'-5MiB'", "write a number and a unit, such as 6MiB"]);
 }
 
 #[test]
@@ -66,6 +70,8 @@ fn recipes_that_cannot_be_read_are_named() {
     place.run("train folder").check_refused(1, &["folder", "directory"]);
     place.run("train folder/none/none.toml").check_refused(1, &["folder/none/none.toml"]);
     check_recipe(b"[train]\nepochs = \xff\n", &["recipe.toml", "UTF-8"]);
+    #[cfg(unix)]
+    place.run("train /dev/zero").check_refused(1, &["/dev/zero", "is no recipe"]);
 }
 
 #[cfg(unix)]

@@ -66,8 +66,9 @@ fn check_reports(calm: &[StepReport], stormy: &[StepReport], retried: u64, place
         let expected: &[_] = if b.step == retried { &[Recovery::SamePlan] } else { &[] };
         assert_eq!(recoveries, expected, "{place}");
         for retry in &b.retries {
-            assert!(retry.reason.contains("out of memory (injected)"), "{}", retry.reason);
-            assert!(!retry.reason.contains('\n'), "{}", retry.reason);
+            assert!(retry.failure.injected, "{:?}", retry.failure);
+            let line = retry.failure.to_string();
+            assert!(line.contains("out of memory (injected)") && !line.contains('\n'), "{line}");
         }
     }
 }

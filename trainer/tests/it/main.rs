@@ -5,6 +5,7 @@ mod buffers;
 mod clip;
 mod common;
 mod coupled;
+mod devices;
 mod faults;
 mod files;
 mod leftovers;

@@ -113,3 +113,35 @@ fn message_is_one_line_with_the_missing_bytes_and_the_cheapest_knob() {
     assert!(text.contains(&format!("{} bytes more", error.missing_bytes())), "{text}");
     assert!(text.contains(&format!("cheapest: --budget {}B", error.needed_bytes)), "{text}");
 }
+
+#[test]
+fn data_without_a_batch_is_an_error_that_says_why() {
+    let run = Run::default();
+    let (train, test) = run.loaders();
+    let fit = |train: &_, test: &_| {
+        let device = run.device(None);
+        let error = run.trainer(&device).fit(train, test, 1, &mut []).expect_err("no batch");
+        error.to_string()
+    };
+    let empty = labelled(&[], 2);
+    assert_eq!(fit(&empty, &test), "training data: there is no sample");
+    assert_eq!(fit(&train, &empty), "test data: there is no sample");
+    let (short, _) = Run { train_len: 95, drop_last: true, ..run }.loaders();
+    let why = "training data: 95 samples are less than a batch of 96, and drop_last is set";
+    assert_eq!(fit(&short, &test), why);
+}
+
+#[test]
+fn failed_step_tells_the_allocation_that_failed_and_what_is_needed() {
+    let batch = first_batch(&labelled(&[0; 2], 2));
+    let device = Run::default().device(None);
+    let mut trainer = many_outputs(&device);
+    trainer.step(&batch).expect("memory");
+    device.allocator().set_capacity(1000);
+    let error = does_not_fit(trainer.step(&batch));
+    let ledger = error.ledger.expect("an allocation failed");
+    assert_eq!((ledger.capacity_bytes, ledger.injected), (1000, false));
+    assert!(ledger.missing_bytes > 0 && !ledger.tried.is_empty(), "{ledger:?}");
+    let peaks: usize = error.category_peaks.iter().map(|(_, bytes)| bytes).sum();
+    assert!(peaks >= error.needed_bytes / 2, "{:?}", error.category_peaks);
+}

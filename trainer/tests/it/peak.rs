@@ -54,7 +54,7 @@ fn predicted_peak_is_the_measured_one_when_the_short_batch_is_dropped() {
 
 #[test]
 fn predicted_peak_is_the_measured_one_without_a_full_batch_to_train_on() {
-    let run = Run { train_len: 30, batch_size: 40, drop_last: true, ..Run::default() };
+    let run = Run { train_len: 30, batch_size: 40, ..Run::default() };
     check(run, None);
 }
 

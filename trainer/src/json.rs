@@ -1,0 +1,70 @@
+//! Errors as JSON, for whoever reads them with a program.
+
+use lowtide_allocator::{Category, OutOfMemory};
+use serde_json::{Map, Value, json};
+
+use crate::TrainError;
+use crate::error::{DoesNotFit, Knob};
+
+/// `{"error": LINE, "does_not_fit": {..}, "out_of_memory": {..}}`, each part where there is one.
+pub(crate) fn error_json(error: &TrainError) -> Value {
+    let does_not_fit = match error {
+        TrainError::DoesNotFit(error) => Some(does_not_fit_json(error)),
+        _ => None,
+    };
+    json!({
+        "error": error.one_line(),
+        "does_not_fit": does_not_fit,
+        "out_of_memory": error.ledger().map(ledger_json),
+    })
+}
+
+fn does_not_fit_json(error: &DoesNotFit) -> Value {
+    json!({
+        "budget_bytes": error.budget_bytes,
+        "needed_bytes": error.needed_bytes,
+        "missing_bytes": error.missing_bytes(),
+        "micro_batch": error.micro_batch,
+        "peak_bytes_by_category": categories_json(error.category_peaks.iter().copied()),
+        "step": error.step,
+        "knobs": error.knobs.iter().map(knob_json).collect::<Vec<_>>(),
+    })
+}
+
+fn knob_json(knob: &Knob) -> Value {
+    let (kind, value) = match *knob {
+        Knob::MicroBatch(len) => ("micro_batch", json!({ "samples": len })),
+        Knob::Budget(bytes) => ("budget", json!({ "needed_bytes": bytes })),
+        Knob::StatelessOptimizer { needed_bytes } => {
+            ("stateless_optimizer", json!({ "needed_bytes": needed_bytes }))
+        }
+    };
+    json!({ "kind": kind, "text": knob.to_string(), "value": value })
+}
+
+/// The books of a failed allocation, under the names of [`OutOfMemory`].
+pub(crate) fn ledger_json(ledger: &OutOfMemory) -> Value {
+    let by_category = ledger.by_category.iter().map(|(category, &bytes)| (category, bytes));
+    json!({
+        "requested_bytes": ledger.requested_bytes,
+        "missing_bytes": ledger.missing_bytes,
+        "largest_free_bytes": ledger.largest_free_bytes,
+        "capacity_bytes": ledger.capacity_bytes,
+        "reserved_bytes": ledger.reserved_bytes,
+        "allocated_bytes": ledger.allocated_bytes,
+        "charged_bytes": ledger.charged_bytes,
+        "cached_bytes": ledger.cached_bytes,
+        "bytes_by_category": categories_json(by_category),
+        "category": ledger.category.to_string(),
+        "site": ledger.site.to_string(),
+        "request_index": ledger.request_index,
+        "tried": ledger.tried.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "injected": ledger.injected,
+    })
+}
+
+/// An object with a key for each category.
+pub(crate) fn categories_json(bytes: impl IntoIterator<Item = (Category, usize)>) -> Value {
+    let members = bytes.into_iter().map(|(category, bytes)| (category.to_string(), bytes.into()));
+    Value::Object(members.collect::<Map<String, Value>>())
+}

@@ -1,0 +1,60 @@
+//! A file that is written beside its place and renamed when it is whole, so that what was there
+//! before stays until then.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+use crate::{Result, TrainError};
+
+/// A file to be at `path` after [`NewFile::publish`]; dropped before, it leaves nothing.
+///
+/// It is as readable as any other new file of the user, and its errors name `path`, never the
+/// temporary file beside it.
+pub(crate) struct NewFile {
+    path: PathBuf,
+    beside: NamedTempFile,
+}
+
+impl NewFile {
+    /// # Errors
+    /// `File` if `path` is a folder, or no file can be made in the folder it is in.
+    pub(crate) fn create(path: &Path) -> Result<Self> {
+        let failed = |source| TrainError::File { path: path.to_owned(), source };
+        if path.is_dir() {
+            return Err(failed(io::ErrorKind::IsADirectory.into()));
+        }
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let open = |beside: &Path| File::options().write(true).create_new(true).open(beside);
+        // With a way of opening of its own, the builder neither takes away the permissions of
+        // others nor puts the temporary name into an error.
+        let beside = tempfile::Builder::new()
+            .prefix(".lowtide-")
+            .make_in(folder.unwrap_or(Path::new(".")), open)
+            .map_err(failed)?;
+        Ok(NewFile { path: path.to_owned(), beside })
+    }
+
+    /// Where the file will be.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file to write to.
+    pub(crate) fn file(&mut self) -> &mut File {
+        self.beside.as_file_mut()
+    }
+
+    /// Puts the file in its place.
+    ///
+    /// # Errors
+    /// `File`; what was there is untouched.
+    pub(crate) fn publish(self) -> Result<()> {
+        let NewFile { path, beside } = self;
+        let published = beside.as_file().sync_all();
+        let published = published.and_then(|()| beside.persist(&path).map_err(|e| e.error));
+        published.map(drop).map_err(|source| TrainError::File { path, source })
+    }
+}
