@@ -71,7 +71,7 @@ impl Border {
         if *value.device() == self.device {
             return;
         }
-        let (shape, device) = (value.shape().clone(), value.device().clone());
+        let (shape, device) = (*value.shape(), value.device().clone());
         let foreign = || Foreign { role, shape, device, path: path(), site };
         self.first.borrow_mut().get_or_insert_with(foreign);
     }

@@ -8,6 +8,7 @@ use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
 use crate::anomaly::{Anomalies, Anomaly};
 use crate::attempt::PassNumber;
+use crate::coupling::Coupling;
 use crate::foreign::{Border, Foreign, Role};
 use crate::journal::{Journal, Replay};
 use crate::offload::Store;
@@ -61,6 +62,8 @@ pub(crate) struct Settings {
     casts: Option<Rc<dyn CastPolicy>>,
     /// Looks for tensors of other devices.
     border: Option<Border>,
+    /// The first place where samples were coupled, also in a segment.
+    coupling: Rc<RefCell<Option<Coupling>>>,
     /// Of this pass in its attempt.
     number: PassNumber,
 }
@@ -171,6 +174,20 @@ impl Pass {
     /// [given](Pass::with_device).
     pub fn foreign(&self) -> Option<Foreign> {
         self.0.settings.borrow().border.as_ref().and_then(Border::first)
+    }
+
+    /// Says that results from here on depend on several samples of the batch together, so that a
+    /// part of the batch gives others than the whole. [`Var::batch_norm`] says so itself; a loss
+    /// that compares samples has to.
+    #[track_caller]
+    pub fn couple_samples(&self) {
+        let here = || Coupling { path: self.path(), site: Location::caller() };
+        self.0.settings.borrow().coupling.borrow_mut().get_or_insert_with(here);
+    }
+
+    /// The first place where samples were coupled, if any.
+    pub fn coupling(&self) -> Option<Coupling> {
+        self.0.settings.borrow().coupling.borrow().clone()
     }
 
     #[track_caller]
@@ -373,7 +390,7 @@ impl Pass {
 impl Settings {
     fn new(training: bool, key: RandomKey) -> Self {
         let number = PassNumber::default();
-        let (anomalies, casts, border) = (None, None, None);
-        Settings { training, key, first_sample: 0, anomalies, casts, border, number }
+        let (anomalies, casts, border, coupling) = (None, None, None, Rc::default());
+        Settings { training, key, first_sample: 0, anomalies, casts, border, coupling, number }
     }
 }

@@ -154,7 +154,9 @@ impl MultiHeadAttention {
     fn attention_options(&self, pass: &Pass) -> AttentionOptions {
         let MultiHeadOptions { causal, dropout: probability, .. } = self.options;
         let drops = pass.is_training() && probability > 0.0;
-        let dropout = drops.then(|| AttentionDropout { key: pass.draw(), probability });
+        let first_sample = pass.first_sample();
+        let dropout =
+            drops.then(|| AttentionDropout { key: pass.draw(), probability, first_sample });
         AttentionOptions { causal, dropout, ..Default::default() }
     }
 
@@ -192,11 +194,5 @@ impl Module for MultiHeadAttention {
     /// `input: [B, T, D] → [B, T, D]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         self.forward_masked(pass, input, None)
-    }
-
-    /// Dropped weights are counted from the first sample of the pass, wherever in the logical
-    /// batch that is.
-    fn couples_samples(&self) -> bool {
-        self.options.dropout > 0.0
     }
 }

@@ -115,10 +115,6 @@ macro_rules! batch_norms {
             fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
                 self.0.forward($op, $ranks, pass, input)
             }
-
-            fn couples_samples(&self) -> bool {
-                true
-            }
         }
     )*};
 }

@@ -33,12 +33,6 @@ pub trait Module: Parameters {
     /// # Errors
     /// Shapes that do not fit, `OutOfMemory`.
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var>;
-
-    /// Whether a sample's output depends on the other samples of the batch in training mode, as
-    /// with batch normalisation. Such a model's batches are never split.
-    fn couples_samples(&self) -> bool {
-        false
-    }
 }
 
 /// Shows the parameters of a submodule under `prefix.`; what containers are made of.

@@ -64,10 +64,6 @@ impl<B: Module + Clone + 'static> Segment<B> {
     pub(crate) fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         self.run(pass, [input], |block, pass, [input]| block.forward(pass, input))
     }
-
-    pub(crate) fn couples_samples(&self) -> bool {
-        self.block.couples_samples()
-    }
 }
 
 /// The parameters of blocks under `{prefix}0.`, `{prefix}1.`, and so on.

@@ -62,8 +62,4 @@ impl Module for Sequential {
             pass.within(&index.to_string(), || layer.forward(pass, x))
         })
     }
-
-    fn couples_samples(&self) -> bool {
-        self.layers.iter().any(|layer| layer.couples_samples())
-    }
 }

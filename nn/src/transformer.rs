@@ -209,10 +209,6 @@ impl Module for TransformerEncoderLayer {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         self.forward_masked(pass, input, None)
     }
-
-    fn couples_samples(&self) -> bool {
-        self.self_attn.couples_samples()
-    }
 }
 
 /// Attention of a sequence to itself, then to another one, then two linear layers,
@@ -278,13 +274,7 @@ impl TransformerDecoderLayer {
     }
 }
 
-impl TransformerDecoderLayer {
-    /// Whether a sample's output depends on the others of the batch in training; see
-    /// [`Module::couples_samples`].
-    pub fn couples_samples(&self) -> bool {
-        self.self_attn.couples_samples() || self.multihead_attn.couples_samples()
-    }
-}
+impl TransformerDecoderLayer {}
 
 impl Parameters for TransformerDecoderLayer {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {

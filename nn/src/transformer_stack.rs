@@ -88,19 +88,9 @@ impl Module for TransformerEncoder {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         self.forward_masked(pass, input, None)
     }
-
-    fn couples_samples(&self) -> bool {
-        self.layers.iter().any(Segment::couples_samples)
-    }
 }
 
 impl TransformerDecoder {
-    /// Whether a sample's output depends on the others of the batch in training; see
-    /// [`Module::couples_samples`].
-    pub fn couples_samples(&self) -> bool {
-        self.layers.iter().any(|layer| layer.block().couples_samples())
-    }
-
     /// All layers on `input` with `memory`; see [`TransformerDecoderLayer::decode`].
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use lowtide_allocator::{Category, OutOfMemory};
-use lowtide_autograd::{AutogradError, Foreign, Role};
+use lowtide_autograd::{AutogradError, Coupling, Foreign, Role};
 use lowtide_data::DataError;
 use lowtide_nn::NnError;
 use lowtide_tensor::TensorError;
@@ -75,8 +75,8 @@ pub enum TrainError {
 /// Where a tensor comes from that the pass should not have got.
 fn origin(foreign: &Foreign) -> &'static str {
     if foreign.device.is_simulated() {
-        return "belongs to a rehearsal: a task also runs on a simulated device, and must not keep a \
-                tensor from one call for the next";
+        return "belongs to a rehearsal: a task also runs on a simulated device, and must not keep \
+                a tensor from one call for the next";
     }
     match foreign.role {
         Role::Parameter => "is none of those that the model's `visit` names",
@@ -160,6 +160,8 @@ pub struct DoesNotFit {
     pub micro_batch: usize,
     /// The peak of each category under that plan, at whatever moment it was reached.
     pub category_peaks: Vec<(Category, usize)>,
+    /// Where the samples of a batch are coupled, which is why it may not be split.
+    pub coupling: Option<Coupling>,
     /// The step that could not be completed; absent before the first one.
     pub step: Option<u64>,
     /// The allocation that failed in that step.
@@ -205,6 +207,9 @@ impl fmt::Display for DoesNotFit {
         for (index, knob) in self.knobs.iter().enumerate() {
             let separator = if index > 0 { ", or " } else { "" };
             write!(f, "{separator}{knob}")?;
+        }
+        if let Some(coupling) = &self.coupling {
+            write!(f, "; no smaller parts: samples are coupled in {coupling}")?;
         }
         Ok(())
     }

@@ -26,6 +26,7 @@ fn does_not_fit_json(error: &DoesNotFit) -> Value {
         "missing_bytes": error.missing_bytes(),
         "micro_batch": error.micro_batch,
         "peak_bytes_by_category": categories_json(error.category_peaks.iter().copied()),
+        "coupled_in": error.coupling.as_ref().map(ToString::to_string),
         "step": error.step,
         "knobs": error.knobs.iter().map(knob_json).collect::<Vec<_>>(),
     })

@@ -62,7 +62,8 @@ pub(crate) enum Splitting {
 }
 
 /// Finds the largest part of `batch_size`, at most `micro_batch_max`, whose rehearsal stays
-/// within `budget_bytes`; where splitting is forbidden, the whole or nothing.
+/// within `budget_bytes`; where splitting is forbidden, or the rehearsal shows that samples are
+/// coupled, the whole or nothing.
 ///
 /// # Errors
 /// `DoesNotFit` when none does.
@@ -82,6 +83,12 @@ pub(crate) fn find<T: Task, O: Optimizer>(
     let (mut rejected, mut candidates) = (Vec::new(), Vec::new());
     for micro_batch in sizes.into_iter().filter(in_range) {
         let forecast = cast.rehearse(acts, micro_batch)?;
+        if forecast.coupling.is_some() && micro_batch < batch_size {
+            if candidates.is_empty() {
+                candidates.push((batch_size, cast.rehearse(acts, batch_size)?));
+            }
+            break;
+        }
         if forecast.peak_bytes <= budget_bytes {
             return Ok(Plan { batch_size, micro_batch, budget_bytes, forecast, rejected });
         }
@@ -92,14 +99,17 @@ pub(crate) fn find<T: Task, O: Optimizer>(
     // is what the planner would take.
     let least = candidates.into_iter().min_by_key(|(_, forecast)| forecast.peak_bytes);
     let (micro_batch, least) = least.expect("a batch has at least one part");
-    let (needed_bytes, category_peaks) = (least.peak_bytes, least.category_peaks);
+    let Forecast { peak_bytes: needed_bytes, category_peaks, coupling, .. } = least;
     let tried: Vec<usize> = rejected.iter().map(|&(size, _)| size).collect();
-    let knobs = knobs(cast, acts, &tried, needed_bytes, splitting, budget_bytes)?;
+    // Parts would help, if they were allowed.
+    let can_split = splitting == Splitting::Forbidden && coupling.is_none();
+    let knobs = knobs(cast, acts, &tried, needed_bytes, can_split, budget_bytes)?;
     Err(Box::new(DoesNotFit {
         budget_bytes,
         needed_bytes,
         micro_batch,
         category_peaks,
+        coupling,
         step: None,
         ledger: None,
         knobs,
@@ -114,11 +124,11 @@ fn knobs<T: Task, O: Optimizer>(
     acts: &[Act<'_>],
     tried: &[usize],
     needed_bytes: usize,
-    splitting: Splitting,
+    can_split: bool,
     budget_bytes: usize,
 ) -> Result<Vec<Knob>> {
     let mut knobs = Vec::new();
-    if splitting == Splitting::Forbidden && !cast.task.couples_samples() {
+    if can_split {
         let sizes = tried.iter().flat_map(|&whole| part_sizes(whole).into_iter().skip(1));
         for size in sizes {
             if cast.rehearse(acts, size)?.peak_bytes <= budget_bytes {

@@ -2,6 +2,7 @@
 
 use lowtide_allocator::{Category, Statistics};
 use lowtide_amp::LossScaler;
+use lowtide_autograd::Coupling;
 use lowtide_data::BatchView;
 use lowtide_nn::optim::Optimizer;
 use lowtide_tensor::{Assumption, Device, RandomKey};
@@ -28,6 +29,8 @@ pub struct Forecast {
     pub category_peaks: Vec<(Category, usize)>,
     /// Roofline time of all acts on the device's nominal rates: for comparing plans.
     pub seconds: f64,
+    /// Where the samples of a batch are coupled: such a batch is never split.
+    pub coupling: Option<Coupling>,
     /// Values that the code went on with in place of computed ones.
     pub assumptions: Vec<Assumption>,
 }
@@ -67,6 +70,7 @@ impl<T: Task, O: Optimizer> Cast<'_, T, O> {
             return Err(self.elsewhere("the state of the optimizer", "another device"));
         };
         let mut scaler = self.scaler.clone();
+        let mut coupling = None;
         for act in acts {
             match act {
                 Act::Step(batch) => {
@@ -80,12 +84,13 @@ impl<T: Task, O: Optimizer> Cast<'_, T, O> {
                         clip_norm: self.clip_norm,
                         on_phase: &mut |_| {},
                     };
-                    step.run(batch, micro_batch)?;
+                    let outcome = step.run(batch, micro_batch)?;
+                    coupling = coupling.or(outcome.coupling);
                 }
                 Act::Evaluate(batch) => drop(score_parts(&task, &device, batch, micro_batch)?),
             }
         }
-        Ok(Forecast::new(&allocator.statistics(), &device))
+        Ok(Forecast { coupling, ..Forecast::new(&allocator.statistics(), &device) })
     }
 
     fn elsewhere(&self, name: &str, found: &str) -> TrainError {
@@ -105,6 +110,7 @@ impl Forecast {
             peak_bytes: statistics.reserved.peak_bytes,
             category_peaks: Category::ALL.map(peak_of).to_vec(),
             seconds: device.simulated_seconds(),
+            coupling: None,
             assumptions: device.assumptions(),
         }
     }

@@ -41,8 +41,10 @@ impl RunLock {
         let path = folder.join(".lock");
         let failed = |source| TrainError::File { path: path.clone(), source };
         loop {
-            let options = File::options().create(true).read(true).write(true).open(&path);
-            let mut file = options.map_err(failed)?;
+            // Not truncated: it tells whose it is.
+            let mut options = File::options();
+            options.create(true).truncate(false).read(true).write(true);
+            let mut file = options.open(&path).map_err(failed)?;
             match attempt(&mut file)? {
                 Err(error) if error.kind() != ErrorKind::Unsupported => return Err(failed(error)),
                 _ => {}

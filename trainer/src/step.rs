@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use lowtide_allocator::Category;
 use lowtide_amp::LossScaler;
-use lowtide_autograd::{Attempt, Gradients, Pass};
+use lowtide_autograd::{Attempt, Coupling, Gradients, Pass};
 use lowtide_data::BatchView;
 use lowtide_nn::optim::{Optimizer, clip_norm};
 use lowtide_nn::{check_buffers, commit_buffers};
@@ -34,13 +34,15 @@ pub(crate) struct Step<'a, T, O> {
 }
 
 /// What a step did.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct StepOutcome {
     /// Mean loss over the targets of the logical batch, before the update.
     pub(crate) loss: f64,
     /// Whether the update was left out because a scaled gradient overflowed. Buffers then keep
     /// their values too (in PyTorch they move), so that a skipped step changes only the scale.
     pub(crate) skipped: bool,
+    /// Where the samples of the batch were coupled, if they were.
+    pub(crate) coupling: Option<Coupling>,
 }
 
 /// The parts of a batch of `len`, each of `micro_batch` samples but perhaps the last.
@@ -60,7 +62,7 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
 
         // COMPUTE
         let attempt = Attempt::new();
-        let loss_sum = self.compute(&attempt, batch, micro_batch, count)?;
+        let (loss_sum, coupling) = self.compute(&attempt, batch, micro_batch, count)?;
         let loss = loss_sum.item_assuming(0.0f64)? / count;
         drop(loss_sum);
 
@@ -69,7 +71,7 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
         let (mut gradients, buffers) = attempt.into_parts();
         if self.found_infinite(&mut gradients)? {
             self.scaler.update(true);
-            return Ok(StepOutcome { loss, skipped: true });
+            return Ok(StepOutcome { loss, skipped: true, coupling });
         }
         if let Some(norm_max) = self.clip_norm {
             clip_norm(self.device, &mut gradients, norm_max)?;
@@ -85,18 +87,19 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
         committed
             .map_err(|source| TrainError::Torn { step: self.number, source: Arc::new(source) })?;
         self.scaler.update(false);
-        Ok(StepOutcome { loss, skipped: false })
+        Ok(StepOutcome { loss, skipped: false, coupling })
     }
 
     /// Adds the gradients of the mean loss to `attempt`, one micro-batch after the other; the sum
-    /// of the losses.
+    /// of the losses, and where samples were coupled.
     fn compute(
         &mut self,
         attempt: &Attempt,
         batch: &BatchView<'_>,
         micro_batch: usize,
         count: f64,
-    ) -> Result<Tensor> {
+    ) -> Result<(Tensor, Option<Coupling>)> {
+        let mut coupling = None;
         let mut loss_sum = Tensor::zeros(self.device, [], DType::F64)?;
         // A batch in which nothing counts has no gradient, rather than one of 0 / 0.
         let seed = if count > 0.0 { f64::from(self.scaler.scale()) / count } else { 0.0 };
@@ -110,10 +113,11 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
             let loss = loss.map_err(|error| error.because_of(pass.foreign()))?;
             drop(scope);
             loss_sum.add_(&loss.sum.value().to_dtype(DType::F64)?)?;
+            coupling = coupling.or_else(|| pass.coupling());
             (self.on_phase)("backward");
             pass.backward_seeded(loss.sum, seed)?;
         }
-        Ok(loss_sum)
+        Ok((loss_sum, coupling))
     }
 
     /// Undoes the loss scale; whether a gradient overflowed. Without scaling nothing can be

@@ -9,12 +9,15 @@ use lowtide_tensor::{DType, Device, Tensor};
 use crate::{Result, TrainError};
 
 /// A model together with what it should learn. Clones share their parameters.
+///
+/// The planner runs a task on a simulated device too, with the tensors of [`Task::parameters`]
+/// exchanged for simulated ones: it makes the same allocations and has no values to read (see
+/// `Tensor::item_assuming`). So a task uses the device that it is given, and keeps no tensor from
+/// one call for the next but in parameters and buffers. What couples the samples of a batch says so
+/// to the pass ([`Pass::couple_samples`]), and the batch is never split.
 pub trait Task: Clone {
     /// The model's parameters.
     fn parameters(&mut self) -> &mut dyn Parameters;
-
-    /// Whether a sample's result depends on its batch; such a batch is never split.
-    fn couples_samples(&self) -> bool;
 
     /// How many targets of `batch` count (or the sum of their weights): what the loss of the
     /// whole batch is divided by, known before the first micro-batch.
@@ -91,10 +94,6 @@ impl<M: Module + Clone> Classification<M> {
 impl<M: Module + Clone> Task for Classification<M> {
     fn parameters(&mut self) -> &mut dyn Parameters {
         &mut self.model
-    }
-
-    fn couples_samples(&self) -> bool {
-        self.model.couples_samples()
     }
 
     fn count(&self, batch: &BatchView<'_>) -> Result<f64> {

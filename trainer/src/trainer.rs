@@ -192,15 +192,21 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         let examples = [first_batch(train)?, first_batch(test)?];
         let [train_example, test_example] = examples.each_ref().map(|batch| batch.as_ref());
         let acts = acts(train, train_example, test, test_example, epochs);
-        let mut sizes = vec![train_example.map_or(1, Batch::len)];
-        while self.splitting() == Splitting::Allowed && sizes[sizes.len() - 1] > 1 {
-            sizes.push(sizes[sizes.len() - 1].div_ceil(2));
+        let whole = train_example.map_or(1, Batch::len);
+        let mut survey = vec![(whole, self.cast().rehearse(&acts, whole)?)];
+        if self.splitting() == Splitting::Forbidden || survey[0].1.coupling.is_some() {
+            return Ok(survey);
         }
-        sizes.extend(self.plan.is_some().then_some(self.micro_batch));
+        let halves =
+            std::iter::successors(Some(whole), |&size| (size > 1).then(|| size.div_ceil(2)));
+        let mut sizes: Vec<usize> = halves.skip(1).collect();
+        sizes.extend(self.plan.is_some().then_some(self.micro_batch).filter(|&size| size < whole));
         sizes.sort_by(|a, b| b.cmp(a));
         sizes.dedup();
-        let forecast = |size| Ok((size, self.cast().rehearse(&acts, size)?));
-        sizes.into_iter().map(forecast).collect()
+        for size in sizes {
+            survey.push((size, self.cast().rehearse(&acts, size)?));
+        }
+        Ok(survey)
     }
 
     /// Plans, then trains for `epochs` epochs of `train`, evaluating `test` after each; the last
@@ -410,8 +416,9 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
     }
 
     fn splitting(&self) -> Splitting {
+        let is_coupled = self.plan.as_ref().is_some_and(|plan| plan.forecast.coupling.is_some());
         match self.options.micro_batches {
-            MicroBatches::AsNeeded if !self.task.couples_samples() => Splitting::Allowed,
+            MicroBatches::AsNeeded if !is_coupled => Splitting::Allowed,
             _ => Splitting::Forbidden,
         }
     }

@@ -38,7 +38,8 @@ fn normalize(
 
 impl Var {
     /// Mean 0 and variance 1 of each channel over the batch, then scale and shift, and the
-    /// statistics of the batch, which carry no gradient; see [`Tensor::batch_norm`].
+    /// statistics of the batch, which carry no gradient; see [`Tensor::batch_norm`]. It couples the
+    /// samples of the pass.
     #[track_caller]
     pub fn batch_norm(
         self,
@@ -46,6 +47,7 @@ impl Var {
         bias: Option<Var>,
         eps: f64,
     ) -> Result<(Var, [Tensor; 2])> {
+        self.pass().couple_samples();
         let mut statistics = None;
         let inputs = [Some(self), weight, bias];
         let y = normalize(("batch_norm", Statistics::Batch), inputs, eps, |x, [weight, bias]| {

@@ -116,7 +116,9 @@ impl Block {
     fn forward(&self, pass: &Pass, input: Var, tables: Option<&RotaryTables>) -> Result<Var> {
         let (heads, probability) = (self.heads, self.dropout);
         let drops = pass.is_training() && probability > 0.0;
-        let dropout = drops.then(|| AttentionDropout { key: pass.draw(), probability });
+        let first_sample = pass.first_sample();
+        let dropout =
+            drops.then(|| AttentionDropout { key: pass.draw(), probability, first_sample });
         let causal = Causal::UpperLeft;
         let options = AttentionOptions { causal, dropout, ..Default::default() };
         let mut packed = self.qkv.forward(pass, self.ln1.forward(pass, input.clone())?)?;
@@ -299,11 +301,5 @@ impl Module for Gpt {
             Some(head) => head.forward(pass, x),
             None => Ok(x.linear(self.tok.table(pass)?, None)?),
         }
-    }
-
-    /// Dropped weights of attention are counted from the first sample of the pass, wherever in
-    /// the logical batch that is.
-    fn couples_samples(&self) -> bool {
-        self.dropout > 0.0
     }
 }

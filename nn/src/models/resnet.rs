@@ -170,10 +170,6 @@ impl Module for Block {
         // Added to the branch, whose buffer nothing else needs.
         Ok(x.add(past)?.relu()?)
     }
-
-    fn couples_samples(&self) -> bool {
-        true
-    }
 }
 
 /// An image classifier, `torchvision.models.resnet18` and its siblings.
@@ -247,9 +243,5 @@ impl Module for ResNet {
             .try_fold(x, |x, (name, layer)| forward_blocks(name, layer, pass, x))?;
         let x = AdaptiveAvgPool2d([1, 1]).forward(pass, x)?;
         self.fc.forward(pass, x.flatten(1..4)?)
-    }
-
-    fn couples_samples(&self) -> bool {
-        true
     }
 }

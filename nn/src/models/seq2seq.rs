@@ -136,12 +136,6 @@ impl Seq2Seq {
             pass.within("transformer.decoder", || self.decoder.decode(pass, x, memory, masks))?;
         self.generator.forward(pass, x)
     }
-
-    /// Whether a sample's output depends on the others of the batch in training; see
-    /// [`Module::couples_samples`].
-    pub fn couples_samples(&self) -> bool {
-        self.encoder.couples_samples() || self.decoder.couples_samples()
-    }
 }
 
 impl Parameters for Seq2Seq {

@@ -73,10 +73,6 @@ impl Module for DoubleConv {
             Ok(norm.forward(pass, conv.forward(pass, x)?)?.relu()?)
         })
     }
-
-    fn couples_samples(&self) -> bool {
-        true
-    }
 }
 
 /// Twice the size by a transposed convolution, beside what was there on the way down, through
@@ -212,9 +208,5 @@ impl Module for UNet {
             x = up.run(pass, [x, other], |up, pass, [x, other]| up.forward(pass, x, other))?;
         }
         self.outc.forward(pass, x)
-    }
-
-    fn couples_samples(&self) -> bool {
-        true
     }
 }

@@ -122,10 +122,6 @@ impl Module for Block {
         let y = self.down.forward(pass, drop("mlp.2", y)?)?;
         Ok(drop("mlp.4", y)?.add(x)?)
     }
-
-    fn couples_samples(&self) -> bool {
-        self.self_attention.couples_samples()
-    }
 }
 
 /// An image classifier, `torchvision.models.vit_b_16` and its siblings.
@@ -212,9 +208,5 @@ impl Module for ViT {
         let x = forward_blocks(BLOCKS, &self.blocks, pass, x)?;
         let x = self.ln.forward(pass, x)?.select(1, 0)?;
         self.head.forward(pass, x)
-    }
-
-    fn couples_samples(&self) -> bool {
-        self.blocks.iter().any(Segment::couples_samples)
     }
 }

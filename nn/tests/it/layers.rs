@@ -3,8 +3,8 @@
 use lowtide_autograd::{Attempt, AutogradError, Pass, check};
 use lowtide_nn::models::SimpleCnn;
 use lowtide_nn::{
-    Conv2d, Flatten, Linear, MaxPool2d, Module, NnError, Parameter, Parameters, ReLU, Result,
-    Sequential,
+    Conv2d, Flatten, Linear, MaxPool2d, Module, MultiHeadAttention, MultiHeadOptions, NnError,
+    Parameter, Parameters, ReLU, Result, Sequential,
 };
 use lowtide_tensor::{Conv2dGeometry, Device, Tensor, TensorError};
 
@@ -211,29 +211,6 @@ fn a_chain_is_its_layers_one_after_the_other() -> Outcome {
     Ok(())
 }
 
-/// A module that says it couples samples, as batch normalisation would.
-#[derive(Clone)]
-struct Coupled;
-
-impl Parameters for Coupled {}
-
-impl Module for Coupled {
-    fn forward(&self, _: &Pass, input: lowtide_autograd::Var) -> Result<lowtide_autograd::Var> {
-        Ok(input)
-    }
-
-    fn couples_samples(&self) -> bool {
-        true
-    }
-}
-
-#[test]
-fn a_chain_couples_samples_if_a_layer_does() {
-    assert!(!Sequential::new().then(ReLU).couples_samples());
-    let inner = Sequential::new().then(ReLU).then(Coupled);
-    assert!(Sequential::new().then(Flatten).then(inner).couples_samples());
-}
-
 #[test]
 fn a_layer_trains_the_parameters_it_was_given() -> Outcome {
     let device = cpu();
@@ -251,13 +228,53 @@ fn a_layer_trains_the_parameters_it_was_given() -> Outcome {
     Ok(())
 }
 
+/// The samples of `x` in training, all at once or one after the other.
+fn in_training(module: &dyn Module, x: &Tensor, part: usize) -> Result<(Vec<f32>, bool)> {
+    let (attempt, mut values, mut couples) = (Attempt::new(), Vec::new(), false);
+    for first in (0..x.shape()[0]).step_by(part) {
+        let pass = Pass::train(KEY, &attempt).with_first_sample(first as u64);
+        let y = module.forward(&pass, pass.constant(x.narrow(0, first, part)?))?;
+        values.extend(y.value().to_vec::<f32>()?);
+        couples |= pass.coupling().is_some();
+    }
+    Ok((values, couples))
+}
+
 #[test]
-fn only_normalisation_over_the_batch_couples_samples() -> Outcome {
+fn samples_alone_give_what_they_give_together_unless_the_pass_calls_them_coupled() -> Outcome {
     let device = cpu();
-    for Layer { kind, mut module, .. } in all(&device)? {
+    let mut seen = [0; 2];
+    for Layer { kind, mut module, input: shape, .. } in all(&device)? {
+        let x = input(&device, &shape).to_dtype(lowtide_tensor::DType::F32)?;
+        let (together, couples) = in_training(&*module, &x, shape[0])?;
         let mut buffers = 0;
         module.visit_buffers(&mut |_, _| buffers += 1);
-        assert_eq!(module.couples_samples(), buffers > 0, "{kind}");
+        assert_eq!(couples, buffers > 0, "{kind}: only normalisation over the batch couples");
+        seen[usize::from(couples)] += 1;
+        // In the list it goes over the first axis, which is not that of samples then.
+        if !couples && kind != "Softmin" {
+            let (alone, _) = in_training(&*module, &x, 1)?;
+            let differs = |(a, b): (&f32, &f32)| (a - b).abs() > 1e-5 * b.abs().max(1.0);
+            assert!(!alone.iter().zip(&together).any(differs), "{kind}: {alone:?} {together:?}");
+        }
     }
+    assert!(seen[0] > 30 && seen[1] > 2, "{seen:?}");
+    Ok(())
+}
+
+#[test]
+fn dropout_in_attention_is_that_of_the_sample_in_the_logical_batch() -> Outcome {
+    let device = cpu();
+    let options = MultiHeadOptions { dropout: 0.5, ..MultiHeadOptions::new(4, 2) };
+    let attention = MultiHeadAttention::new(&device, KEY, options)?;
+    let x = f32s(&device, "x", [4, 5, 4]);
+    let (together, couples) = in_training(&attention, &x, 4)?;
+    assert!(!couples);
+    let (alone, _) = in_training(&attention, &x, 1)?;
+    let differs = |(a, b): (&f32, &f32)| (a - b).abs() > 1e-5;
+    assert!(!alone.iter().zip(&together).any(differs), "{alone:?} {together:?}");
+    let pass = Pass::eval();
+    let kept = attention.forward(&pass, pass.constant(x))?;
+    assert_ne!(kept.value().to_vec::<f32>()?, together, "nothing was dropped");
     Ok(())
 }

@@ -27,11 +27,12 @@ fn causal_bias(dims: &[usize], causal: Causal) -> Array {
 }
 
 fn kept(dims: &[usize], dropout: Option<AttentionDropout>) -> Array {
-    let Some(AttentionDropout { key, probability }) = dropout else {
+    let Some(AttentionDropout { key, probability, first_sample }) = dropout else {
         return Array::from_fn(dims, |_| 1.0);
     };
     Array::from_fn(dims, |at| {
-        let row = (at[0] * dims[1] + at[1]) * dims[2] + at[2];
+        let sample = first_sample as usize + at[0];
+        let row = (sample * dims[1] + at[1]) * dims[2] + at[2];
         let words = key.block((row * dims[3].div_ceil(4) + at[3] / 4) as u64);
         let unit = f64::from(words[at[3] % 4]) / 2f64.powi(32);
         if unit < probability { 0.0 } else { 1.0 / (1.0 - probability) }
@@ -107,7 +108,9 @@ proptest! {
         let (mask, bias) = mask(kind, &dims, ones, dtype);
         let bias = bias.zip(&causal_bias(&dims, causal), &dims, |a, b| a + b);
         let key = RandomKey::new(9);
-        let dropout = probability.map(|probability| AttentionDropout { key, probability });
+        let first_sample = 3 * batch as u64;
+        let dropout =
+            probability.map(|probability| AttentionDropout { key, probability, first_sample });
         let options = AttentionOptions { causal, scale, dropout };
         let scale = scale.unwrap_or(1.0 / (dim as f64).sqrt());
 

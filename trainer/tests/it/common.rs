@@ -253,16 +253,15 @@ impl Task for Probe {
         self.inner.parameters()
     }
 
-    fn couples_samples(&self) -> bool {
-        self.couples_samples
-    }
-
     fn count(&self, batch: &BatchView<'_>) -> Result<f64> {
         self.count.map_or_else(|| self.inner.count(batch), Ok)
     }
 
     fn loss(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Loss> {
         (self.deed)(&mut self.inner.clone(), device)?;
+        if self.couples_samples {
+            pass.couple_samples();
+        }
         self.inner.loss(pass, device, part)
     }
 

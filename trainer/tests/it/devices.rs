@@ -58,10 +58,6 @@ impl Module for Forgetful {
         let x = pass.within("head", || self.head.forward(pass, x))?;
         Ok(x.mul(self.scale.var(pass)?)?)
     }
-
-    fn couples_samples(&self) -> bool {
-        true
-    }
 }
 
 #[track_caller]
@@ -101,10 +97,6 @@ struct Caching {
 impl Task for Caching {
     fn parameters(&mut self) -> &mut dyn Parameters {
         self.task.parameters()
-    }
-
-    fn couples_samples(&self) -> bool {
-        false
     }
 
     fn count(&self, batch: &BatchView<'_>) -> Result<f64> {

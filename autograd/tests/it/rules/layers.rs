@@ -156,7 +156,7 @@ fn mask(device: &Device, shape: &[usize]) -> lowtide_tensor::Result<[Tensor; 2]>
 
 fn attention(cases: &mut Cases) {
     let plain = AttentionOptions::default();
-    let dropout = AttentionDropout { key: RandomKey::new(6), probability: 0.3 };
+    let dropout = AttentionDropout { key: RandomKey::new(6), probability: 0.3, first_sample: 2 };
     let options = [
         plain,
         AttentionOptions { causal: Causal::UpperLeft, ..plain },

@@ -160,11 +160,13 @@ impl<E: Element> Problem<'_, E> {
             Rows::Keys => [width.min(queries - i), row_count],
             Rows::Queries => [row_count, width.min(keys - j)],
         };
+        let sample = dropout.first_sample + heads.b as u64;
+        let head = sample * self.sizes.heads as u64 + heads.h as u64;
         for query in 0..query_count {
-            let row = (heads.b * self.sizes.heads + heads.h) * queries + i + query;
+            let row = head * queries as u64 + (i + query) as u64;
             for first in (0..key_count).step_by(4) {
-                let block = row * keys.div_ceil(4) + (j + first) / 4;
-                let words = dropout.key.block(block as u64);
+                let block = row * keys.div_ceil(4) as u64 + ((j + first) / 4) as u64;
+                let words = dropout.key.block(block);
                 for (key, word) in (first..key_count).zip(words) {
                     let at = match rows {
                         Rows::Keys => key * width + query,

@@ -34,11 +34,14 @@ pub enum Causal {
 /// Weights that are set to 0 at random, the others scaled up so that the mean stays.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionDropout {
-    /// The weight of query `i` (counted over batch, heads and queries) and key `j` is decided by
+    /// The weight of query `i` (counted over samples, heads and queries) and key `j` is decided by
     /// word `j % 4` of block `i * ceil(S / 4) + j / 4` of the key's stream.
     pub key: RandomKey,
     /// Of a weight becoming 0, to 32 bits.
     pub probability: f64,
+    /// The number of the first sample of q, from which the samples are counted: a part of a batch
+    /// drops what the whole batch would.
+    pub first_sample: u64,
 }
 
 /// How [`Tensor::attention`] weighs.
