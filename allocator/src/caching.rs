@@ -18,7 +18,7 @@ use crate::policy::Policy;
 use crate::reclaim::{Reclaim, Reclaimers, Registration};
 use crate::scope::{CategoryScope, Charge, Seal};
 use crate::simulation::Simulation;
-use crate::source::{MemorySource, Segment};
+use crate::source::{MemorySource, Segment, SourceError};
 use crate::statistics::Statistics;
 use crate::stream::Stream;
 use crate::sync::{AtomicU8, Ordering};
@@ -123,12 +123,13 @@ impl CachingAllocator {
         let memory = source.reserve(range_bytes)?;
         assert_eq!(memory.address() % BLOCK_BYTES as u64, 0, "{memory:?} is not aligned");
         let views = match source.virtual_memory().map(|pages| pages.reserve_views(range_bytes)) {
-            None => None,
             Some(Ok(views)) => Some(views),
-            Some(Err(error)) => {
+            Some(Err(error @ SourceError::DeviceFault { .. })) => {
                 source.release(&memory);
                 return Err(error.into());
             }
+            // Without addresses for views, blocks are not stitched.
+            None | Some(Err(_)) => None,
         };
         let view_range_bytes = views.as_ref().map(Segment::size_bytes);
         let limit_bytes = memory.size_bytes();

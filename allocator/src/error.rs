@@ -32,7 +32,7 @@ pub enum AllocError {
         page_bytes: usize,
     },
     /// The source failed for another reason than a lack of memory.
-    #[error("the memory source failed")]
+    #[error("the memory source failed: {0}")]
     Source(#[from] SourceError),
 }
 

@@ -57,9 +57,9 @@ pub use co_tenant::{CoTenantSource, Tenancy};
 pub use error::{AllocError, OutOfMemory, Rung};
 pub use fault::{Fault, FaultSource, Repeat};
 pub use history::{Action, History, Moment, Record};
-pub use host::HostSource;
 #[cfg(target_os = "linux")]
 pub use host::SystemLock;
+pub use host::{HostSource, LimitOrigin, MemoryLimit, available_bytes};
 pub use layout::BLOCK_BYTES;
 pub use limit::LimitSource;
 pub use live::BlockInfo;

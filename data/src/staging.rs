@@ -5,7 +5,7 @@
 
 use crate::DataError;
 use crossbeam_channel::{Receiver, Sender, bounded};
-use lowtide_allocator::{AllocError, Buffer, CachingAllocator, Category, HostSource};
+use lowtide_allocator::{AllocError, Buffer, CachingAllocator, Category, HostSource, MemorySource};
 
 #[derive(Debug)]
 pub(crate) struct Ring {
@@ -19,7 +19,13 @@ impl Ring {
     /// Allocates all of `slots` buffers now; there will never be another.
     pub(crate) fn new(slots: usize, slot_bytes: usize) -> Result<Self, DataError> {
         let staging = |source: AllocError| DataError::Staging { source };
-        let memory = CachingAllocator::new(HostSource::system()).map_err(staging)?;
+        let page_bytes = HostSource::with_capacity(0).page_bytes();
+        // A slot is a multiple of 512 bytes, as every block is.
+        let slot_bytes_max = slot_bytes.max(1).checked_next_multiple_of(512);
+        let ring_bytes = slot_bytes_max.and_then(|bytes| bytes.checked_mul(slots));
+        let ring_bytes = ring_bytes.and_then(|bytes| bytes.checked_next_multiple_of(page_bytes));
+        let source = HostSource::with_capacity(ring_bytes.unwrap_or(usize::MAX));
+        let memory = CachingAllocator::new(source).map_err(staging)?;
         let (home, free) = bounded(slots);
         for _ in 0..slots {
             let buffer = memory.allocate_in(Category::Input, slot_bytes).map_err(staging)?;

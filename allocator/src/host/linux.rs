@@ -52,6 +52,24 @@ impl Range {
         self.len
     }
 
+    /// Puts pages behind a part of a memory range now, not when it is first touched.
+    ///
+    /// # Errors
+    /// `OutOfMemory` where the system can say so. Nothing has changed.
+    pub(super) fn populate(&self, offset: usize, size_bytes: usize) -> Result<(), SourceError> {
+        let start = self.at(offset, size_bytes);
+        // SAFETY: 1. the range lies inside the mapping. 2. Populating changes no byte.
+        let populated = unsafe { mm::madvise(start, size_bytes, Advice::LinuxPopulateWrite) };
+        match populated {
+            // Kernels before 5.14 do not know the advice: there the pages come on first touch.
+            Ok(()) | Err(Errno::INVAL) => Ok(()),
+            Err(_) => {
+                self.give_back(offset, size_bytes);
+                Err(SourceError::OutOfMemory { size_bytes })
+            }
+        }
+    }
+
     /// Gives pages of a memory range to the system, wherever they are shown.
     pub(super) fn give_back(&self, offset: usize, size_bytes: usize) {
         let start = self.at(offset, size_bytes);

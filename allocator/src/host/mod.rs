@@ -17,9 +17,11 @@
 mod linux;
 #[cfg(not(target_os = "linux"))]
 mod portable;
+mod system;
 
 use std::any::Any;
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 
 #[cfg(target_os = "linux")]
 use linux::Range;
@@ -27,6 +29,8 @@ use linux::Range;
 pub use linux::SystemLock;
 #[cfg(not(target_os = "linux"))]
 use portable::Range;
+use system::{Group, System, address_space};
+pub use system::{LimitOrigin, MemoryLimit, available_bytes};
 
 #[cfg(target_os = "linux")]
 use crate::locked::LockedSource;
@@ -40,8 +44,8 @@ const PAGE_BYTES: usize = 64 << 10;
 /// Two of these fit into the 47 bits of address that a process has on the narrowest machines.
 const SEGMENT_BYTES_MAX: usize = 1 << 45;
 
-/// Stands in where the machine does not tell its memory: the system's own refusal is the limit.
-const UNKNOWN_PHYSICAL_BYTES: usize = 1 << 40;
+/// Addresses for views, whatever the capacity: room for pages that are shown in several places.
+const VIEW_BYTES_MIN: usize = 1 << 36;
 
 // SAFETY: 1. the pointer is only an address into a mapping that its segment's owner keeps alive on
 // whatever thread. 2. Memory behind it is reached through `Buffer`, which hands out references
@@ -91,10 +95,10 @@ impl HostSource {
         HostSource { capacity_bytes: bytes }
     }
 
-    /// As much as the machine has. Where it does not say (outside Linux), the limit is 1 TiB and
-    /// the system's own.
+    /// As much as the system lets this process take, see [`MemoryLimit`]. Where it does not say
+    /// (outside Linux), the limit is 1 TiB and the system's own.
     pub fn system() -> HostSource {
-        HostSource { capacity_bytes: physical_bytes() }
+        HostSource { capacity_bytes: MemoryLimit::of_this_process().bytes }
     }
 
     /// The same memory, locked by the operating system: what is committed is never swapped out.
@@ -117,8 +121,7 @@ impl MemorySource for HostSource {
     }
 
     fn reserve(&self, size_bytes: usize) -> Result<Segment, SourceError> {
-        let size_bytes = size_bytes.max(physical_bytes()).min(SEGMENT_BYTES_MAX);
-        let range = Range::memory(size_bytes.next_multiple_of(PAGE_BYTES))?;
+        let range = reserve_some(size_bytes)?;
         let (pointer, len) = (range.pointer(), range.len());
         // SAFETY: 1. the mapping is readable, writable and zero-filled on first use, all of it, so
         // committed ranges are. 2. `range` unmaps on drop, and is the owner. 3. Nobody else has the
@@ -130,9 +133,15 @@ impl MemorySource for HostSource {
         // The mapping goes with the segment that owns it: no caller of this can free it early.
     }
 
-    fn commit(&self, _segment: &Segment, _pages: &PageRange) -> Result<(), SourceError> {
-        // The system puts pages behind the range on first touch.
-        Ok(())
+    fn commit(&self, segment: &Segment, pages: &PageRange) -> Result<(), SourceError> {
+        assert!(pages.is_of(segment), "{pages:?} are pages of another segment than {segment:?}");
+        // The system puts pages behind the range on first touch, and cannot refuse then: it ends a
+        // process of a control group that is full. So there the pages are asked for now.
+        if limiting_groups().is_empty() {
+            return Ok(());
+        }
+        check_room(pages.size_bytes())?;
+        segment.range().populate(pages.offset(), pages.size_bytes())
     }
 
     fn decommit(&self, segment: &Segment, pages: &PageRange) {
@@ -150,8 +159,12 @@ impl MemorySource for HostSource {
 impl VirtualMemory for HostSource {
     fn reserve_views(&self, capacity_bytes: usize) -> Result<Segment, SourceError> {
         // Room for every page in a few views at once, and for what idle views leave between.
-        let size_bytes = capacity_bytes.saturating_mul(4).clamp(1 << 36, SEGMENT_BYTES_MAX);
-        let range = Range::views(size_bytes.next_multiple_of(PAGE_BYTES))?;
+        let size_bytes = capacity_bytes.saturating_mul(4).clamp(VIEW_BYTES_MIN, SEGMENT_BYTES_MAX);
+        let size_bytes = size_bytes.next_multiple_of(PAGE_BYTES);
+        if address_quota().is_some_and(|quota_bytes| size_bytes > quota_bytes) {
+            return Err(SourceError::OutOfMemory { size_bytes });
+        }
+        let range = Range::views(size_bytes)?;
         let (pointer, len) = (range.pointer(), range.len());
         // SAFETY: 1. what is mapped in the range are pages of a memory range, readable, writable
         // and initialised. 2. `range` unmaps on drop, and is the owner. 3. Nobody else has the
@@ -177,13 +190,41 @@ impl VirtualMemory for HostSource {
     }
 }
 
-/// Physical memory of the machine.
-fn physical_bytes() -> usize {
-    std::fs::read_to_string("/proc/meminfo")
-        .ok()
-        .and_then(|text| {
-            let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-            line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()
-        })
-        .map_or(UNKNOWN_PHYSICAL_BYTES, |kib| kib << 10)
+/// Addresses for at least `size_bytes`. More is room for a capacity that is raised and for blocks
+/// that lie apart: as much as the machine has memory, but no more than a quarter of what a limit
+/// on addresses leaves, and where the system refuses that (as it may when it is set to promise no
+/// more memory than it has), what is needed.
+fn reserve_some(size_bytes: usize) -> Result<Range, SourceError> {
+    let wanted_bytes = address_quota().unwrap_or_else(|| System::here().physical_bytes());
+    let size_bytes = size_bytes.min(SEGMENT_BYTES_MAX).next_multiple_of(PAGE_BYTES);
+    let wanted_bytes = wanted_bytes.min(SEGMENT_BYTES_MAX) / PAGE_BYTES * PAGE_BYTES;
+    if wanted_bytes > size_bytes
+        && let Ok(range) = Range::memory(wanted_bytes)
+    {
+        return Ok(range);
+    }
+    Range::memory(size_bytes)
+}
+
+/// Where addresses are limited, as many as one allocator may take without need: a quarter of those
+/// that are left.
+fn address_quota() -> Option<usize> {
+    let (used_bytes, limit_bytes) = address_space()?;
+    Some(limit_bytes.saturating_sub(used_bytes) / 4)
+}
+
+/// The control groups that limit this process, as they were when it was first asked.
+fn limiting_groups() -> &'static [Group] {
+    static GROUPS: OnceLock<Vec<Group>> = OnceLock::new();
+    GROUPS.get_or_init(|| System::here().groups())
+}
+
+/// # Errors
+/// `OutOfMemory` if `size_bytes` more would fill a control group, but for a little that the process
+/// needs beside.
+fn check_room(size_bytes: usize) -> Result<(), SourceError> {
+    const LEFT_BYTES: usize = 8 << 20;
+    let is_enough = |room_bytes: usize| room_bytes >= size_bytes.saturating_add(LEFT_BYTES);
+    let mut rooms = limiting_groups().iter().filter_map(Group::room_bytes);
+    if rooms.all(is_enough) { Ok(()) } else { Err(SourceError::OutOfMemory { size_bytes }) }
 }

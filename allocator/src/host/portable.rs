@@ -30,6 +30,11 @@ impl Range {
         self.0.len()
     }
 
+    /// Pages come when they are touched.
+    pub(super) fn populate(&self, _offset: usize, _size_bytes: usize) -> Result<(), SourceError> {
+        Ok(())
+    }
+
     /// Gives pages to the system, where it takes the advice.
     #[cfg(unix)]
     pub(super) fn give_back(&self, offset: usize, size_bytes: usize) {

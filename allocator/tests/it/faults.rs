@@ -121,12 +121,29 @@ fn source_that_fails_forever_makes_requests_fail_and_nothing_else() {
 
 #[test]
 fn reservation_that_fails_is_an_error_of_the_source() {
-    for nth in 1..=2 {
-        let faulty = FaultSource::new(source());
-        faulty.inject(Fault { nth, repeat: Repeat::Once });
-        let error = CachingAllocator::new(faulty.clone()).unwrap_err();
-        assert!(matches!(error, AllocError::Source(SourceError::OutOfMemory { .. })), "{error}");
-        assert_eq!(faulty.call_count(), nth);
+    let faulty = FaultSource::new(source());
+    faulty.inject(Fault { nth: 1, repeat: Repeat::Once });
+    let error = CachingAllocator::new(faulty.clone()).unwrap_err();
+    assert!(matches!(error, AllocError::Source(SourceError::OutOfMemory { .. })), "{error}");
+    assert!(error.to_string().contains("bytes left"), "the cause is told: {error}");
+    assert_eq!(faulty.call_count(), 1);
+}
+
+#[test]
+fn allocator_without_addresses_for_views_stitches_nothing_and_neither_does_its_simulation() {
+    let faulty = FaultSource::new(SimSource::with_capacity(4 * PAGE_BYTES).page_bytes(PAGE_BYTES));
+    faulty.inject(Fault { nth: 2, repeat: Repeat::Once });
+    let memory = CachingAllocator::new(faulty.clone()).expect("it does without");
+    assert_eq!(faulty.call_count(), 2);
+    let page = || memory.allocate(PAGE_BYTES).unwrap();
+    let (low, _wall) = (page(), page());
+    drop(low);
+    let simulation = memory.simulate();
+    for memory in [&memory, simulation.allocator()] {
+        let two = memory.allocate(2 * PAGE_BYTES).unwrap();
+        assert!(!two.is_stitched());
+        let error = memory.allocate(2 * PAGE_BYTES).unwrap_err();
+        assert_eq!(error.out_of_memory().unwrap().tried, [Rung::Search, Rung::Trim]);
     }
 }
 
