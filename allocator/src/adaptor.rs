@@ -200,6 +200,10 @@ impl<A: Adaptor> MemorySource for A {
         self.give_back(call, &mut || self.inner().decommit(segment, pages));
     }
 
+    fn outside_bytes(&self) -> usize {
+        self.inner().outside_bytes()
+    }
+
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         self.pages().is_some().then_some(self)
     }

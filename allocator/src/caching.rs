@@ -9,7 +9,7 @@ use crate::buffer::Buffer;
 use crate::category::Category;
 use crate::checked::{self, Checks};
 use crate::engine::{Core, Engine, Granted, Refusal, Segments, State};
-use crate::error::{AllocError, Rung};
+use crate::error::{AllocError, Rung, Tried};
 use crate::fault::Fault;
 use crate::history::History;
 use crate::layout::BLOCK_BYTES;
@@ -192,8 +192,12 @@ impl CachingAllocator {
         let mut engine = self.core().lock();
         let injected = engine.admit(&request)?;
         let is_plain = !injected && !self.core().is_checked;
-        if is_plain && let Some(granted) = engine.allocate_ready(&request)? {
-            return Ok(self.hand_out(&mut engine, &request, granted));
+        if is_plain {
+            match engine.allocate_ready(&request) {
+                Ok(Some(granted)) => return Ok(self.hand_out(&mut engine, &request, granted)),
+                Ok(None) => {}
+                Err(error) => return Err(engine.wait_failed(error, &request)),
+            }
         }
         self.allocate_slowly(engine, &request, injected)
     }
@@ -332,6 +336,15 @@ impl CachingAllocator {
     #[track_caller]
     pub fn trim(&self) -> usize {
         self.core().lock().trim(Category::Other, Location::caller())
+    }
+
+    /// The error of a call for which the driver had no memory, although [`trim`](Self::trim) gave it
+    /// all there was: out of memory, with the books of now.
+    #[track_caller]
+    pub fn refused_outside(&self, call: &'static str) -> AllocError {
+        let (category, site) = (self.current_category(), Location::caller());
+        let request = Request { category, size_bytes: 0, stream: self.shared.stream, site };
+        self.core().lock().refused_outside(call, Tried::default().with(Rung::Trim), &request)
     }
 
     /// The budget.

@@ -320,7 +320,8 @@ impl Engine<'_> {
     }
 
     fn wait_for_users(&mut self, users: StreamSet, request: &Request) -> Result<(), AllocError> {
-        Ok(self.wait_in_order(users.without(request.stream), request)?)
+        let waited = self.wait_in_order(users.without(request.stream), request);
+        waited.map_err(|error| self.wait_failed(error, request))
     }
 
     /// Makes the request's stream wait for another.
@@ -408,6 +409,8 @@ impl Engine<'_> {
         let statistics = &books.statistics;
         AllocError::OutOfMemory(Box::new(OutOfMemory {
             requested_bytes: request.size_bytes,
+            refused_call: None,
+            outside_bytes: self.source.outside_bytes(),
             capacity_bytes: statistics.capacity_bytes,
             reserved_bytes: statistics.reserved.current_bytes,
             allocated_bytes: statistics.allocated.current_bytes,
@@ -422,6 +425,34 @@ impl Engine<'_> {
             tried: shortage.tried.to_vec(),
             injected: shortage.injected,
         }))
+    }
+
+    /// The books when the driver had no memory for a call, which is none of the allocator's.
+    #[cold]
+    pub(crate) fn refused_outside(
+        &mut self,
+        call: &'static str,
+        tried: Tried,
+        request: &Request,
+    ) -> AllocError {
+        let shortage = Shortage { needed_bytes: 0, injected: false, tried };
+        let mut error = self.give_up(request, shortage);
+        if let AllocError::OutOfMemory(ledger) = &mut error {
+            ledger.refused_call = Some(call);
+        }
+        error
+    }
+
+    /// What a wait that failed is to who asked for memory.
+    #[cold]
+    pub(crate) fn wait_failed(&mut self, error: SourceError, request: &Request) -> AllocError {
+        match error {
+            SourceError::OutOfMemory { .. } => {
+                let request = &Request { size_bytes: 0, ..*request };
+                self.refused_outside("a wait of one stream for another", Tried::default(), request)
+            }
+            error => AllocError::Source(error),
+        }
     }
 
     /// Streams of a source that has no order to keep are all the same to the policy.
@@ -494,7 +525,7 @@ impl Engine<'_> {
 
     pub(crate) fn wait_for(&mut self, waits: StreamSet, request: &Request) -> Result<(), Refusal> {
         let waited = self.wait_in_order(waits, request);
-        waited.map_err(|error| Refusal::Final(AllocError::Source(error)))
+        waited.map_err(|error| Refusal::Final(self.wait_failed(error, request)))
     }
 
     fn wait_in_order(&mut self, waits: StreamSet, request: &Request) -> Result<(), SourceError> {

@@ -101,8 +101,14 @@ impl Tried {
 /// The books at the moment when a request failed, after everything in `tried`.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct OutOfMemory {
-    /// What the caller asked for.
+    /// What the caller asked for; 0 where the driver was refused memory for itself.
     pub requested_bytes: usize,
+    /// The call for which the driver had no memory, outside the allocator, so that nobody knows
+    /// how much it needed; `None` if a request to the allocator failed.
+    pub refused_call: Option<&'static str>,
+    /// What of the device is neither free nor the allocator's: see
+    /// [`MemorySource::outside_bytes`](crate::MemorySource::outside_bytes).
+    pub outside_bytes: usize,
     /// The budget.
     pub capacity_bytes: usize,
     /// `allocated + charged + cached`.
@@ -138,6 +144,9 @@ impl OutOfMemory {
     pub fn headline(&self) -> String {
         let OutOfMemory { category, site, .. } = self;
         let injected = if self.injected { " (injected)" } else { "" };
+        if let Some(call) = self.refused_call {
+            return format!("out of memory: the driver has none for {call}, called by {site}");
+        }
         let [requested, missing] = [self.requested_bytes, self.missing_bytes].map(Bytes);
         format!(
             "out of memory{injected}: {requested} of {category} asked by {site}, {missing} missing"
@@ -168,6 +177,9 @@ impl OutOfMemory {
         for (category, &bytes) in self.by_category.iter().filter(|&(_, &bytes)| bytes > 0) {
             row(&format!("    {category}"), bytes);
         }
+        if self.outside_bytes > 0 {
+            row("outside", self.outside_bytes);
+        }
         let tried: Vec<_> = self.tried.iter().map(Rung::to_string).collect();
         let injected = if self.injected { ", injected" } else { "" };
         text + &format!(
@@ -192,6 +204,9 @@ impl fmt::Display for OutOfMemory {
             Bytes(self.cached_bytes),
             Bytes(self.largest_free_bytes),
         )?;
+        if self.outside_bytes > 0 {
+            write!(f, ", {} outside the allocator", Bytes(self.outside_bytes))?;
+        }
         let most = self.by_category.iter().max_by_key(|&(_, &bytes)| bytes);
         match most.filter(|&(_, &bytes)| bytes > 0) {
             Some((category, &bytes)) => write!(f, ", most in {category} ({})", Bytes(bytes)),

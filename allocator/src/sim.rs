@@ -23,6 +23,7 @@ const PAGE_BYTES: usize = 64 << 10;
 pub struct SimSource {
     capacity_bytes: usize,
     page_bytes: usize,
+    outside_bytes: usize,
     maps_pages: bool,
     next_address: AtomicU64,
     streams: Option<SimStreams>,
@@ -34,6 +35,7 @@ impl SimSource {
         SimSource {
             capacity_bytes: bytes,
             page_bytes: PAGE_BYTES,
+            outside_bytes: 0,
             maps_pages: true,
             next_address: AtomicU64::new(SEGMENT_BYTES as u64),
             streams: None,
@@ -44,6 +46,13 @@ impl SimSource {
     #[must_use]
     pub fn page_bytes(mut self, bytes: usize) -> SimSource {
         self.page_bytes = bytes;
+        self
+    }
+
+    /// Sets what the device has beside the capacity, for errors to say.
+    #[must_use]
+    pub fn outside_bytes(mut self, bytes: usize) -> SimSource {
+        self.outside_bytes = bytes;
         self
     }
 
@@ -69,6 +78,10 @@ impl MemorySource for SimSource {
 
     fn page_bytes(&self) -> usize {
         self.page_bytes
+    }
+
+    fn outside_bytes(&self) -> usize {
+        self.outside_bytes
     }
 
     fn reserve(&self, size_bytes: usize) -> Result<Segment, SourceError> {

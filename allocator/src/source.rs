@@ -43,6 +43,12 @@ pub trait MemorySource: Send + Sync {
     /// enqueued on a stream may still use them; the source waits for that first.
     fn decommit(&self, segment: &Segment, pages: &PageRange);
 
+    /// Bytes of the device that are neither free nor this source's: what its driver, libraries
+    /// and other programs have. Asked when a request failed, for the error to say.
+    fn outside_bytes(&self) -> usize {
+        0
+    }
+
     /// How to show pages at a second address; `None` if the source cannot. Asked once.
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         None

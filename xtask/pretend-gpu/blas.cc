@@ -9,7 +9,14 @@ namespace pretend {
 namespace {
 
 // Values of `cublasStatus_t`.
-enum Status : int { DONE = 0, NOT_READY = 1, INVALID = 7, EXECUTION_FAILED = 13, UNSUPPORTED = 15 };
+enum Status : int {
+  DONE = 0,
+  NOT_READY = 1,
+  ALLOC_FAILED = 3,
+  INVALID = 7,
+  EXECUTION_FAILED = 13,
+  UNSUPPORTED = 15,
+};
 
 const int R_32F = 0, COMPUTE_32F = 68, COMPUTE_32F_FAST_TF32 = 77;
 
@@ -131,25 +138,41 @@ void multiply(State& s, const Work& work) {
 
 using namespace pretend;
 
+// A lack of memory has another code here than in the driver.
+#define ENTER_BLAS(function)                               \
+  pretend::Guard guard(function, pretend::Guard::NOTHING); \
+  pretend::State& s = guard.state;                         \
+  (void)s;                                                 \
+  if (guard.is_over) return guard.code == OUT_OF_MEMORY ? ALLOC_FAILED : guard.code
+
 #define NEEDS_PART(part, name, kind)                          \
   BlasPart* part = part_of(s, name, BlasPart::kind);          \
   if (part == nullptr) return INVALID
 
+extern "C" __attribute__((visibility("default"))) size_t cublasLtGetVersion() { return 120800; }
+
+// Of the name that the library has beside the driver.
+extern "C" __attribute__((visibility("default"))) size_t cublasLtGetCudartVersion() {
+  return 12080;
+}
+
 ENTRY cublasLtCreate(uint64_t* handle) {
-  ENTER_LIBRARY("cublasLtCreate");
+  ENTER_BLAS("cublasLtCreate");
   if (!has_context(s)) return NOT_READY;
+  Device& device = s.devices[current() - 1];
+  if (used_bytes(s, device) + s.load_bytes > device.capacity_bytes) return ALLOC_FAILED;
   BlasPart part;
   part.kind = BlasPart::HANDLE;
   return create(s, handle, part);
 }
 
 ENTRY cublasLtDestroy(uint64_t handle) {
-  ENTER_LIBRARY("cublasLtDestroy");
+  ENTER_BLAS("cublasLtDestroy");
   return destroy(s, handle, BlasPart::HANDLE);
 }
 
 ENTRY cublasLtMatmulDescCreate(uint64_t* name, int compute, int scale) {
-  ENTER_LIBRARY("cublasLtMatmulDescCreate");
+  ENTER_BLAS("cublasLtMatmulDescCreate");
   if (scale != R_32F || (compute != COMPUTE_32F && compute != COMPUTE_32F_FAST_TF32)) {
     return UNSUPPORTED;
   }
@@ -160,7 +183,7 @@ ENTRY cublasLtMatmulDescCreate(uint64_t* name, int compute, int scale) {
 }
 
 ENTRY cublasLtMatmulDescSetAttribute(uint64_t name, int attribute, const void* value, size_t size) {
-  ENTER_LIBRARY("cublasLtMatmulDescSetAttribute");
+  ENTER_BLAS("cublasLtMatmulDescSetAttribute");
   NEEDS_PART(part, name, OPERATION);
   const int TRANSPOSE_A = 3, TRANSPOSE_B = 4;
   if (attribute != TRANSPOSE_A && attribute != TRANSPOSE_B) return UNSUPPORTED;
@@ -168,13 +191,13 @@ ENTRY cublasLtMatmulDescSetAttribute(uint64_t name, int attribute, const void* v
 }
 
 ENTRY cublasLtMatmulDescDestroy(uint64_t name) {
-  ENTER_LIBRARY("cublasLtMatmulDescDestroy");
+  ENTER_BLAS("cublasLtMatmulDescDestroy");
   return destroy(s, name, BlasPart::OPERATION);
 }
 
 ENTRY cublasLtMatrixLayoutCreate(uint64_t* name, int type, uint64_t rows, uint64_t columns,
                                  int64_t leading) {
-  ENTER_LIBRARY("cublasLtMatrixLayoutCreate");
+  ENTER_BLAS("cublasLtMatrixLayoutCreate");
   if (type != R_32F) return UNSUPPORTED;
   BlasPart part;
   part.kind = BlasPart::LAYOUT;
@@ -186,7 +209,7 @@ ENTRY cublasLtMatrixLayoutCreate(uint64_t* name, int type, uint64_t rows, uint64
 
 ENTRY cublasLtMatrixLayoutSetAttribute(uint64_t name, int attribute, const void* value,
                                        size_t size) {
-  ENTER_LIBRARY("cublasLtMatrixLayoutSetAttribute");
+  ENTER_BLAS("cublasLtMatrixLayoutSetAttribute");
   NEEDS_PART(part, name, LAYOUT);
   const int BATCH_COUNT = 5, BATCH_STRIDE = 6;
   if (attribute == BATCH_COUNT) return set(part->batch, value, size);
@@ -195,12 +218,12 @@ ENTRY cublasLtMatrixLayoutSetAttribute(uint64_t name, int attribute, const void*
 }
 
 ENTRY cublasLtMatrixLayoutDestroy(uint64_t name) {
-  ENTER_LIBRARY("cublasLtMatrixLayoutDestroy");
+  ENTER_BLAS("cublasLtMatrixLayoutDestroy");
   return destroy(s, name, BlasPart::LAYOUT);
 }
 
 ENTRY cublasLtMatmulPreferenceCreate(uint64_t* name) {
-  ENTER_LIBRARY("cublasLtMatmulPreferenceCreate");
+  ENTER_BLAS("cublasLtMatmulPreferenceCreate");
   BlasPart part;
   part.kind = BlasPart::PREFERENCE;
   return create(s, name, part);
@@ -208,7 +231,7 @@ ENTRY cublasLtMatmulPreferenceCreate(uint64_t* name) {
 
 ENTRY cublasLtMatmulPreferenceSetAttribute(uint64_t name, int attribute, const void* value,
                                            size_t size) {
-  ENTER_LIBRARY("cublasLtMatmulPreferenceSetAttribute");
+  ENTER_BLAS("cublasLtMatmulPreferenceSetAttribute");
   NEEDS_PART(part, name, PREFERENCE);
   const int WORKSPACE_BYTES = 1, ALIGNMENT_A = 5, ALIGNMENT_D = 8;
   if (attribute == WORKSPACE_BYTES) return set(part->workspace_bytes, value, size);
@@ -217,14 +240,14 @@ ENTRY cublasLtMatmulPreferenceSetAttribute(uint64_t name, int attribute, const v
 }
 
 ENTRY cublasLtMatmulPreferenceDestroy(uint64_t name) {
-  ENTER_LIBRARY("cublasLtMatmulPreferenceDestroy");
+  ENTER_BLAS("cublasLtMatmulPreferenceDestroy");
   return destroy(s, name, BlasPart::PREFERENCE);
 }
 
 ENTRY cublasLtMatmulAlgoGetHeuristic(uint64_t handle, uint64_t op_name, uint64_t a_name,
                                      uint64_t b_name, uint64_t c_name, uint64_t y_name,
                                      uint64_t wish_name, int wanted, Choice* choice, int* count) {
-  ENTER_LIBRARY("cublasLtMatmulAlgoGetHeuristic");
+  ENTER_BLAS("cublasLtMatmulAlgoGetHeuristic");
   NEEDS_PART(own, handle, HANDLE);
   NEEDS_PART(op, op_name, OPERATION);
   NEEDS_PART(a, a_name, LAYOUT);
@@ -248,7 +271,7 @@ ENTRY cublasLtMatmul(uint64_t handle, uint64_t op_name, const float* alpha, uint
                      uint64_t a_name, uint64_t b, uint64_t b_name, const float* beta, uint64_t c,
                      uint64_t c_name, uint64_t y, uint64_t y_name, const uint64_t* algorithm,
                      uint64_t workspace, size_t workspace_bytes, uint64_t stream) {
-  ENTER_LIBRARY("cublasLtMatmul");
+  ENTER_BLAS("cublasLtMatmul");
   if (s.lost != SUCCESS || !has_context(s)) return EXECUTION_FAILED;
   NEEDS_PART(own, handle, HANDLE);
   NEEDS_PART(op, op_name, OPERATION);

@@ -78,6 +78,10 @@ Guard::Guard(const char* function, Needs needs) : state(the_state()), lock_(the_
 
 size_t used_bytes(const State& state, const Device& device) {
   size_t context_bytes = device.retained > 0 ? state.context_bytes : 0;
+  size_t loaded = state.modules.size();
+  for (auto& [name, part] : state.blas_parts) loaded += part.kind == BlasPart::HANDLE;
+  // Nothing is loaded on any device but the first.
+  if (&device == &state.devices.front()) context_bytes += loaded * state.load_bytes;
   return device.used_count * state.page_bytes + device.taken_bytes + context_bytes;
 }
 
@@ -108,7 +112,7 @@ ENTRY cuInit(unsigned flags) {
 
 ENTRY cuDriverGetVersion(int* version) {
   ENTER("cuDriverGetVersion");
-  *version = 13000;
+  *version = s.driver_version;
   return SUCCESS;
 }
 
@@ -254,6 +258,16 @@ CONTROL void pretend_fail(const char* function, int code, uint64_t nth, int is_f
 CONTROL void pretend_capability(uint64_t capability) {
   std::unique_lock<std::recursive_mutex> lock(the_lock());
   the_state().capability = static_cast<int>(capability);
+}
+
+CONTROL void pretend_driver_version(uint64_t version) {
+  std::unique_lock<std::recursive_mutex> lock(the_lock());
+  the_state().driver_version = static_cast<int>(version);
+}
+
+CONTROL void pretend_load_bytes(uint64_t size_bytes) {
+  std::unique_lock<std::recursive_mutex> lock(the_lock());
+  the_state().load_bytes = size_bytes;
 }
 
 CONTROL void pretend_schedule(uint64_t seed) {

@@ -221,6 +221,8 @@ ENTRY cuModuleLoadDataEx(uint64_t* module, const void* image, unsigned count, in
   // Code for one architecture is for no other, and for no device that does not name its own.
   std::string own = CODE_MARK + ("sm_" + std::to_string(s.capability)) + "\n";
   if (ptx.rfind(CODE_MARK, 0) == 0 && ptx.rfind(own, 0) != 0) return NO_BINARY_FOR_GPU;
+  Device& device = s.devices[current() - 1];
+  if (used_bytes(s, device) + s.load_bytes > device.capacity_bytes) return OUT_OF_MEMORY;
   Module read;
   int code = read_image(ptx, read, log);
   if (code != SUCCESS) {

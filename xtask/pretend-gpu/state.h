@@ -172,6 +172,8 @@ struct State {
   int lost = SUCCESS;  // what every call returns once a device is lost
   size_t page_bytes = 2 << 20;
   size_t context_bytes = 0;
+  size_t load_bytes = 0;  // what each module and each handle of cuBLASLt takes of a device
+  int driver_version = 13000;
   int capability = 0;  // 10 times the major number and the minor one; 0 is not told
   std::vector<Device> devices;
   std::map<uint64_t, Range> ranges;

@@ -4,24 +4,33 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::CUstream;
+use libloading::Library;
 
 use super::blas_error::BlasError;
 use super::blas_plan::{Call, Key, Plan};
 use super::device::CudaDevice;
+use super::driver::Driver;
 use super::libraries::{self, MissingLibrary};
 use super::streams::CudaStreams;
 use super::table::table;
 use crate::buffer::Buffer;
 use crate::stream::Stream;
 
+/// What the library is called, by the CUDA version that it is the first of. The last name is that
+/// of an installation for developers, of any version.
 #[cfg(windows)]
-const NAMES: [&str; 2] = ["cublasLt64_13.dll", "cublasLt64_12.dll"];
+const NAMES: [(&str, usize); 2] = [("cublasLt64_13.dll", 13_000), ("cublasLt64_12.dll", 12_000)];
 #[cfg(not(windows))]
-const NAMES: [&str; 4] =
-    ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11", "libcublasLt.so"];
+const NAMES: [(&str, usize); 4] = [
+    ("libcublasLt.so.13", 13_000),
+    ("libcublasLt.so.12", 12_000),
+    ("libcublasLt.so.11", 11_000),
+    ("libcublasLt.so", 0),
+];
 
 /// Plans that are kept. A training has a few for each layer; a program that makes up shapes without
 /// end starts again.
@@ -166,6 +175,8 @@ pub struct Blas {
 struct Shared {
     call: Call,
     handle: Handle,
+    version: usize,
+    path: PathBuf,
     plans: Mutex<Plans>,
 }
 
@@ -185,25 +196,36 @@ struct Plans {
 }
 
 impl Blas {
-    /// A workspace that kernels of every generation can do with: what NVIDIA recommends before
-    /// Hopper (cuBLAS documentation, `cublasSetWorkspace`). Fixed, so that plans and peaks are the
-    /// same on a simulated device.
-    pub const WORKSPACE_BYTES: usize = 4 << 20;
-
-    /// The library that goes with a device's driver.
+    /// The library that goes with a device's driver: of the same major version of CUDA or an
+    /// earlier one.
     ///
     /// The library keeps some memory of the device outside any budget, beside the context's.
     ///
     /// # Errors
-    /// `Missing` where there is none; or it does not start.
+    /// `Missing` where there is none, `NewerThanDriver` where there is only a later one; or it does
+    /// not start.
     pub fn of(device: &CudaDevice) -> Result<Blas, BlasError> {
-        let (library, path) = libraries::load(device.driver().libraries(), &NAMES)?;
+        let driver_version = device.driver().version()?;
+        let serves = |version: usize| version / 1000 <= driver_version / 1000;
+        let names = NAMES.map(|(name, version)| serves(version).then_some(name));
+        let names: Vec<&'static str> = names.into_iter().flatten().collect();
+        let (library, path) = match libraries::load(device.driver().libraries(), &names) {
+            Ok(found) => found,
+            Err(missing) => return Err(newer_or(missing, device.driver(), driver_version)),
+        };
         // SAFETY: 1. a library with these names is cuBLASLt: that is what the search, or whoever
         // named the folder, promises, and each function has had its type since CUDA 11. 2. It is
         // never closed: it is forgotten below.
         let table = unsafe { BlasTable::load(&library) };
-        let table = table.map_err(|symbol| MissingLibrary::MissingSymbol { path, symbol })?;
+        let missing_symbol = |symbol| MissingLibrary::MissingSymbol { path: path.clone(), symbol };
+        let table = table.map_err(missing_symbol)?;
+        let [version, cuda_version] = ["cublasLtGetVersion\0", "cublasLtGetCudartVersion\0"]
+            .map(|symbol| number_of(&library, symbol));
         std::mem::forget(library);
+        if !serves(cuda_version) {
+            let version = cuda_version;
+            return Err(BlasError::NewerThanDriver { path, version, driver_version });
+        }
         let call = Call::new(device, table);
         let mut handle = std::ptr::null_mut();
         call.make("cublasLtCreate", |table| {
@@ -211,7 +233,7 @@ impl Blas {
             unsafe { (table.create)(&mut handle) }
         })?;
         let (handle, plans) = (Handle(handle), Mutex::default());
-        Ok(Blas { shared: Arc::new(Shared { call, handle, plans }) })
+        Ok(Blas { shared: Arc::new(Shared { call, handle, version, path, plans }) })
     }
 
     /// Enqueues a product on a stream of the device. The first of its kind is planned, which takes
@@ -285,6 +307,23 @@ impl Blas {
         self.shared.call.device()
     }
 
+    /// The library's version as it numbers itself; 0 if it does not.
+    pub fn version(&self) -> usize {
+        self.shared.version
+    }
+
+    /// The library's file, or its name where the system's loader found it.
+    pub fn path(&self) -> &Path {
+        &self.shared.path
+    }
+
+    /// The products that are planned, each with the library's description of the kernel that it
+    /// chose. Equal descriptions of one version are the same kernel.
+    pub fn choices(&self) -> Vec<(Product, [u64; 8])> {
+        let plans = self.lock();
+        plans.by_key.iter().map(|(key, plan)| (*key.product(), plan.words())).collect()
+    }
+
     /// How many plans were made and found again so far.
     pub fn plan_counts(&self) -> PlanCounts {
         self.lock().counts
@@ -344,6 +383,29 @@ impl Drop for Shared {
 impl fmt::Debug for Blas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Blas").field("device", self.device()).finish_non_exhaustive()
+    }
+}
+
+/// A number that the library tells of itself; 0 if it has no such function.
+fn number_of(library: &Library, symbol: &str) -> usize {
+    // SAFETY: in every version that has it, the function takes nothing and returns a size.
+    match unsafe { library.get::<unsafe extern "C" fn() -> usize>(symbol) } {
+        // SAFETY: as above; the library is open.
+        Ok(tell) => unsafe { tell() },
+        Err(_) => 0,
+    }
+}
+
+/// That there is only a later library than the driver serves, if one of them lies in a folder; else
+/// what the search said.
+fn newer_or(missing: MissingLibrary, driver: &Driver, driver_version: usize) -> BlasError {
+    let is_later = |version: usize| version / 1000 > driver_version / 1000;
+    let mut later = NAMES.iter().filter(|(_, version)| is_later(*version));
+    let found =
+        later.find_map(|&(name, version)| Some((driver.libraries().find(&[name])?, version)));
+    match found {
+        Some((path, version)) => BlasError::NewerThanDriver { path, version, driver_version },
+        None => missing.into(),
     }
 }
 

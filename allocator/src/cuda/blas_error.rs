@@ -1,5 +1,7 @@
 //! What can go wrong between a program and cuBLASLt.
 
+use std::path::PathBuf;
+
 use thiserror::Error;
 
 use super::error::CudaError;
@@ -12,6 +14,16 @@ pub enum BlasError {
     /// cuBLASLt is not on this machine, or cannot be used.
     #[error("no cuBLASLt: {0}")]
     Missing(#[from] MissingLibrary),
+    /// It is of a later version of CUDA than the driver, which may not serve it.
+    #[error("cuBLASLt {path:?} is of CUDA {version}, the driver of CUDA {driver_version}")]
+    NewerThanDriver {
+        /// The library.
+        path: PathBuf,
+        /// 1000 times the major number and 10 times the minor one.
+        version: usize,
+        /// Likewise.
+        driver_version: usize,
+    },
     /// It has no way to do this product within the workspace; one's own kernel has to.
     #[error("cuBLASLt has no way to do this product in {workspace_bytes} bytes of workspace")]
     NoPlan {
@@ -51,10 +63,10 @@ pub enum BlasError {
 
 /// `cublasStatus_t` (cuBLAS documentation, section "cublasStatus_t").
 const NAMES: [(i32, &str); 10] = [
-    (1, "CUBLAS_STATUS_NOT_INITIALIZED"),
+    (NOT_INITIALIZED, "CUBLAS_STATUS_NOT_INITIALIZED"),
     (ALLOC_FAILED, "CUBLAS_STATUS_ALLOC_FAILED"),
-    (7, "CUBLAS_STATUS_INVALID_VALUE"),
-    (8, "CUBLAS_STATUS_ARCH_MISMATCH"),
+    (INVALID_VALUE, "CUBLAS_STATUS_INVALID_VALUE"),
+    (ARCH_MISMATCH, "CUBLAS_STATUS_ARCH_MISMATCH"),
     (11, "CUBLAS_STATUS_MAPPING_ERROR"),
     (EXECUTION_FAILED, "CUBLAS_STATUS_EXECUTION_FAILED"),
     (INTERNAL_ERROR, "CUBLAS_STATUS_INTERNAL_ERROR"),
@@ -63,19 +75,40 @@ const NAMES: [(i32, &str); 10] = [
     (0, "CUBLAS_STATUS_SUCCESS"),
 ];
 
+const NOT_INITIALIZED: i32 = 1;
 const ALLOC_FAILED: i32 = 3;
+const INVALID_VALUE: i32 = 7;
+const ARCH_MISMATCH: i32 = 8;
 const EXECUTION_FAILED: i32 = 13;
 const INTERNAL_ERROR: i32 = 14;
 const NOT_SUPPORTED: i32 = 15;
 
 impl BlasError {
-    /// Whether one's own kernel can do what the library cannot: it is not there, or has no plan.
+    /// Whether one's own kernel can do what the library cannot: the library cannot be used at all,
+    /// has no plan for the product, or takes it for a wrong one.
     pub fn is_unsupported(&self) -> bool {
         match self {
-            BlasError::Missing(_) | BlasError::NoPlan { .. } | BlasError::Layout { .. } => true,
-            BlasError::Call { code, .. } => *code == NOT_SUPPORTED,
+            BlasError::NoPlan { .. } | BlasError::Layout { .. } => true,
+            BlasError::Call { code, .. } => {
+                matches!(*code, NOT_SUPPORTED | INVALID_VALUE) || self.is_unusable()
+            }
+            _ => self.is_unusable(),
+        }
+    }
+
+    /// Whether the library can do no product here: it is missing, of another version than the
+    /// driver, not started, or not for this device.
+    pub fn is_unusable(&self) -> bool {
+        match self {
+            BlasError::Missing(_) | BlasError::NewerThanDriver { .. } => true,
+            BlasError::Call { code, .. } => matches!(*code, NOT_INITIALIZED | ARCH_MISMATCH),
             _ => false,
         }
+    }
+
+    /// Whether the library says that it does not do such a product.
+    pub(super) fn is_of_product(&self) -> bool {
+        matches!(self, BlasError::Call { code: NOT_SUPPORTED, .. })
     }
 
     /// Whether there was no memory for the library's own state: less of it, or later, may do.

@@ -40,6 +40,10 @@ impl Key {
         let alignment = |address: u64| 1 << address.trailing_zeros().min(ALIGNMENT_BITS_MAX);
         Key { product: *product, alignments: addresses.map(alignment), workspace_bytes }
     }
+
+    pub(super) fn product(&self) -> &Product {
+        &self.product
+    }
 }
 
 /// How the library is called.
@@ -248,7 +252,7 @@ impl Plan {
                 )
             }
         });
-        chosen.map_err(|error| if error.is_unsupported() { no_plan.clone() } else { error })?;
+        chosen.map_err(|error| if error.is_of_product() { no_plan.clone() } else { error })?;
         if count < 1 || choice.state != 0 || choice.workspace_bytes > key.workspace_bytes {
             return Err(no_plan);
         }
@@ -265,5 +269,10 @@ impl Plan {
 
     pub(super) fn algorithm(&self) -> *const [u64; 8] {
         &raw const self.algorithm
+    }
+
+    /// The same as numbers, to compare.
+    pub(super) fn words(&self) -> [u64; 8] {
+        self.algorithm
     }
 }

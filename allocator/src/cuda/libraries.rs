@@ -5,6 +5,7 @@ use std::error::Error as _;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use libloading::Library;
 use thiserror::Error;
@@ -25,9 +26,13 @@ impl Libraries {
     /// The folders of [`VARIABLE`](Self::VARIABLE), then those of the `nvidia-*` wheels in the
     /// Python environment that is active (`VIRTUAL_ENV`, else `CONDA_PREFIX`); without one, where
     /// `pip` installs for a user (`PYTHONUSERBASE`, else `~/.local`) and for all (`/usr/local`).
+    /// Where the variable is not set, the interpreter that `python3` is comes before these: it says
+    /// itself where its packages are.
     pub fn from_environment() -> Libraries {
         let named = env::var_os(Libraries::VARIABLE);
-        Libraries::from_values(named, &python_prefixes(|name| env::var_os(name)))
+        let packages = if named.is_some() { Vec::new() } else { packages_of("python3") };
+        let prefixes = python_prefixes(|name| env::var_os(name));
+        Libraries::from_values(named, &packages, &prefixes)
     }
 
     /// These folders and no others.
@@ -47,11 +52,22 @@ impl Libraries {
         paths.into_iter().find(|path| path.exists())
     }
 
-    fn from_values(named: Option<OsString>, pythons: &[PathBuf]) -> Libraries {
+    fn from_values(
+        named: Option<OsString>,
+        packages: &[PathBuf],
+        prefixes: &[PathBuf],
+    ) -> Libraries {
         let named = named.map(|value| env::split_paths(&value).collect::<Vec<_>>());
         let named = named.unwrap_or_default().into_iter().filter(|path| path.is_absolute());
-        let wheels = pythons.iter().flat_map(|prefix| wheel_folders(prefix));
-        Libraries { folders: named.chain(wheels).collect() }
+        let prefixed = prefixes.iter().flat_map(|prefix| package_folders(prefix));
+        let packages = packages.iter().cloned().chain(prefixed);
+        let mut folders: Vec<PathBuf> = Vec::new();
+        for folder in named.chain(packages.flat_map(|folder| wheel_folders(&folder))) {
+            if !folders.contains(&folder) {
+                folders.push(folder);
+            }
+        }
+        Libraries { folders }
     }
 }
 
@@ -142,17 +158,33 @@ fn python_prefixes(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> 
     of_user.into_iter().chain([PathBuf::from("/usr/local")]).collect()
 }
 
-/// `lib/python3.x/site-packages/nvidia/*/lib`, sorted: `cu13` with CUDA 13, one folder for each
-/// library with CUDA 12. Debian calls its own `dist-packages`.
-fn wheel_folders(prefix: &Path) -> Vec<PathBuf> {
+/// What an interpreter prints of where its packages are, one folder a line.
+const ASK_PACKAGES: &str =
+    "import site; print(*site.getsitepackages(), site.getusersitepackages(), sep='\\n')";
+
+/// Where an interpreter's packages are; nothing where it does not start.
+fn packages_of(interpreter: &str) -> Vec<PathBuf> {
+    let mut command = Command::new(interpreter);
+    command.args(["-c", ASK_PACKAGES]).stdin(Stdio::null()).stderr(Stdio::null());
+    let Ok(output) = command.output() else { return Vec::new() };
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().map(PathBuf::from).filter(|path| path.is_absolute()).collect()
+}
+
+/// `lib/python3.x/site-packages` of a prefix. Debian calls its own `dist-packages`.
+fn package_folders(prefix: &Path) -> Vec<PathBuf> {
     let pythons = entries(&prefix.join("lib")).into_iter().filter(|path| {
         path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python"))
     });
-    let packages = pythons.flat_map(|python| {
-        let folders = ["site-packages", "dist-packages"].map(|name| python.join(name));
-        folders.into_iter().flat_map(|folder| entries(&folder.join("nvidia")))
-    });
-    packages.map(|package| package.join("lib")).filter(|folder| folder.is_dir()).collect()
+    let names = ["site-packages", "dist-packages"];
+    pythons.flat_map(|python| names.map(|name| python.join(name))).collect()
+}
+
+/// `nvidia/*/lib` below where packages are, sorted: `cu13` with CUDA 13, one folder for each
+/// library with CUDA 12.
+fn wheel_folders(packages: &Path) -> Vec<PathBuf> {
+    let wheels = entries(&packages.join("nvidia")).into_iter();
+    wheels.map(|package| package.join("lib")).filter(|folder| folder.is_dir()).collect()
 }
 
 /// What a folder holds, sorted; nothing where it cannot be read.
@@ -177,14 +209,32 @@ mod tests {
         fs::write(packages.join("cu13/lib/libnvrtc.so.13"), "").unwrap();
         let [one, two] = ["one", "two"].map(|name| prefix.join(name));
         let named = env::join_paths([&one, Path::new("relative"), &two]).unwrap();
-        let libraries = Libraries::from_values(Some(named), std::slice::from_ref(&prefix));
+        let own = prefix.join("lib/python3.12/site-packages");
+        let libraries = Libraries::from_values(Some(named), &[own], std::slice::from_ref(&prefix));
         let wheels = ["cu13/lib", "cudnn/lib"].map(|folder| packages.join(folder));
         assert_eq!(libraries.folders(), [one, two, wheels[0].clone(), wheels[1].clone()]);
         let found = libraries.find(&["libnvrtc.so", "libnvrtc.so.13"]);
         assert_eq!(found, Some(wheels[0].join("libnvrtc.so.13")));
         assert_eq!(libraries.find(&["libcuda.so.1"]), None);
-        assert_eq!(Libraries::from_values(None, &[]), Libraries::default());
+        assert_eq!(Libraries::from_values(None, &[], &[]), Libraries::default());
         fs::remove_dir_all(prefix).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn interpreter_says_where_its_packages_are() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = env::temp_dir().join(format!("lowtide-interpreter-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let python = folder.join("python3");
+        fs::write(&python, "#!/bin/sh\ntest \"$1\" = -c && printf '/opt/a\\nnot one\\n/b\\n'\n")
+            .unwrap();
+        fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
+        let found = packages_of(&python.to_string_lossy());
+        assert_eq!(found, [Path::new("/opt/a"), Path::new("/b")]);
+        assert_eq!(packages_of("/no/such/interpreter"), [Path::new(""); 0]);
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

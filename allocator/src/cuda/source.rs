@@ -215,6 +215,10 @@ impl MemorySource for CudaSource {
         self.page_bytes
     }
 
+    fn outside_bytes(&self) -> usize {
+        self.report().map_or(0, |report| report.outside_bytes)
+    }
+
     fn reserve(&self, size_bytes: usize) -> Result<Segment, SourceError> {
         self.reserve_range(size_bytes.max(self.total_bytes))
     }

@@ -199,7 +199,7 @@ fn torch_rules_refuse_pages_that_two_segments_would_share() {
 }
 
 #[test]
-fn wait_that_fails_is_an_error_of_the_source_and_no_block() {
+fn wait_that_fails_is_out_of_memory_outside_the_allocator_and_no_block() {
     // In a hole of another stream, and at the top.
     for in_hole in [true, false] {
         let streams = SimStreams::new();
@@ -213,8 +213,10 @@ fn wait_that_fails_is_an_error_of_the_source_and_no_block() {
         let before = in_use(&memory);
         faulty.inject(Fault { nth: 1, repeat: Repeat::Once });
         let error = memory.allocate_on(other, Category::Other, 512).unwrap_err();
-        let is_told = matches!(error, AllocError::Source(SourceError::OutOfMemory { .. }));
-        assert!(is_told, "{error}");
+        let ledger = error.out_of_memory().expect("recoverable");
+        assert_eq!(ledger.refused_call, Some("a wait of one stream for another"));
+        assert_eq!((ledger.requested_bytes, ledger.missing_bytes), (0, 0));
+        assert!(ledger.tried.is_empty(), "{:?}", ledger.tried);
         assert_eq!((in_use(&memory), memory.statistics().waits), (before, 0));
         memory.check_invariants();
         // The wait is still owed.

@@ -34,6 +34,8 @@ pub struct Pretend {
     calls: unsafe extern "C" fn(*const c_char) -> u64,
     fail: unsafe extern "C" fn(*const c_char, c_int, u64, c_int),
     capability: unsafe extern "C" fn(u64),
+    driver_version: unsafe extern "C" fn(u64),
+    load_bytes: unsafe extern "C" fn(u64),
     schedule: unsafe extern "C" fn(u64),
     threads: unsafe extern "C" fn(u64),
     complaint: unsafe extern "C" fn(*mut c_char, usize),
@@ -61,6 +63,10 @@ impl Pretend {
             fail: *unsafe { library.get(b"pretend_fail\0") }.ok()?,
             // SAFETY: only the pretend driver has a function of this name, and this type.
             capability: *unsafe { library.get(b"pretend_capability\0") }.ok()?,
+            // SAFETY: only the pretend driver has a function of this name, and this type.
+            driver_version: *unsafe { library.get(b"pretend_driver_version\0") }.ok()?,
+            // SAFETY: only the pretend driver has a function of this name, and this type.
+            load_bytes: *unsafe { library.get(b"pretend_load_bytes\0") }.ok()?,
             // SAFETY: only the pretend driver has a function of this name, and this type.
             schedule: *unsafe { library.get(b"pretend_schedule\0") }.ok()?,
             // SAFETY: only the pretend driver has a function of this name, and this type.
@@ -111,6 +117,20 @@ impl Pretend {
         let Architecture { major, minor } = architecture;
         // SAFETY: the function takes a number.
         unsafe { (self.capability)(u64::from(10 * major + minor)) }
+    }
+
+    /// The driver says until the reset that it is of this version of CUDA: 1000 times the major
+    /// number and 10 times the minor one. Before, it is of 13.0; its cuBLASLt is of 12.8.
+    pub fn driver_version(&self, version: usize) {
+        // SAFETY: the function takes a number.
+        unsafe { (self.driver_version)(version as u64) }
+    }
+
+    /// Each module and each handle of cuBLASLt takes so much of the first device, until the reset.
+    /// Nothing may be loaded yet.
+    pub fn load_bytes(&self, size_bytes: usize) {
+        // SAFETY: the function takes a number.
+        unsafe { (self.load_bytes)(size_bytes as u64) }
     }
 
     /// Work runs in an order that the seed draws; with 0, each stream as late as may be, and the
