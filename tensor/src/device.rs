@@ -24,6 +24,15 @@ use crate::{Cost, TensorError};
 /// run on the default one.
 pub(crate) const COPIES: Stream = Stream::new(1).expect("there are 64");
 
+/// Pages of host memory on every system.
+const HOST_PAGE_BYTES: usize = 64 << 10;
+
+/// Pages of NVIDIA devices: what the driver says of all there are today.
+const CUDA_PAGE_BYTES: usize = 2 << 20;
+
+/// What is taken for granted outside the allocator of an NVIDIA device that is not there.
+const CUDA_OUTSIDE_BYTES: usize = 768 << 20;
+
 /// A cheap handle to a device; all handles of one device share its allocator.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
@@ -66,6 +75,11 @@ pub struct SimSpec {
     pub kind: DeviceKind,
     /// Memory of the device.
     pub capacity_bytes: usize,
+    /// What of it is not for tensors: on an NVIDIA device the context, kernels, libraries, and a
+    /// reserve for what these load later.
+    pub outside_bytes: usize,
+    /// In what steps memory is reserved, which decides the peak: a power of two, at least 512.
+    pub page_bytes: usize,
     /// Threads that compute; decides the workspace of attention.
     pub threads: usize,
     /// Arithmetic rate for the roofline time, operations per second.
@@ -82,17 +96,23 @@ impl SimSpec {
         SimSpec {
             kind: DeviceKind::Cpu,
             capacity_bytes,
+            outside_bytes: 0,
+            page_bytes: HOST_PAGE_BYTES,
             threads,
             flops_per_second: 40e9 * threads as f64,
             bytes_per_second: 10e9,
         }
     }
 
-    /// A device like an NVIDIA H100 (SXM), with the rates of its data sheet for f32: 67 Tflop/s,
-    /// 3.35 TB/s.
+    /// A device like an NVIDIA H100 (SXM): pages of 2 MiB, as every device of today has, and the
+    /// rates of its data sheet for f32: 67 Tflop/s, 3.35 TB/s. What lies outside is an assumption:
+    /// 512 MiB of context, kernels and libraries, and 256 MiB of reserve; less on a device of less
+    /// than 12 GiB.
     pub fn like_cuda(capacity_bytes: usize) -> Self {
         SimSpec {
             kind: DeviceKind::Cuda,
+            outside_bytes: CUDA_OUTSIDE_BYTES.min(capacity_bytes / 16),
+            page_bytes: CUDA_PAGE_BYTES,
             threads: 1,
             flops_per_second: 67e12,
             bytes_per_second: 3.35e12,
@@ -209,8 +229,8 @@ impl Device {
     /// `Cuda` when the driver refuses.
     #[cfg(feature = "cuda")]
     pub fn cuda_on(device: &CudaDevice, options: CudaOptions) -> Result<Self, TensorError> {
-        let (cuda, source) = Cuda::on(device, options)?;
-        Ok(Self::new(CachingAllocator::new(source)?, Backend::Cuda(cuda)))
+        let (cuda, allocator) = Cuda::on(device, options)?;
+        Ok(Self::new(allocator, Backend::Cuda(cuda)))
     }
 
     /// A simulated device: same code, same allocations, no memory.
@@ -218,7 +238,10 @@ impl Device {
     /// # Errors
     /// None today; the signature is that of the other devices.
     pub fn sim(spec: SimSpec) -> Result<Self, TensorError> {
-        let mut source = SimSource::with_capacity(spec.capacity_bytes);
+        let inside_bytes = spec.capacity_bytes.saturating_sub(spec.outside_bytes);
+        let mut source = SimSource::with_capacity(inside_bytes)
+            .page_bytes(spec.page_bytes)
+            .outside_bytes(spec.outside_bytes);
         if spec.kind == DeviceKind::Cuda {
             source = source.streams(&SimStreams::new());
         }
@@ -236,17 +259,33 @@ impl Device {
     pub fn simulate(&self) -> Device {
         let simulation = self.0.allocator.simulate();
         let allocator = simulation.allocator().clone();
-        let spec = match &self.0.backend {
-            Backend::Sim(sim) => sim.spec,
-            Backend::Cpu(cpu) => SimSpec {
-                threads: cpu.threads(),
-                ..SimSpec::like_this_machine(allocator.capacity_bytes())
-            },
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => SimSpec::like_cuda(allocator.capacity_bytes()),
-        };
-        let backend = Backend::Sim(Sim::new(spec, Some(simulation)));
+        let backend = Backend::Sim(Sim::new(self.spec(), Some(simulation)));
         Device(Arc::new(Inner { allocator, backend }))
+    }
+
+    /// What [`Device::sim`] needs for a device like this one, with nothing on it yet.
+    pub fn spec(&self) -> SimSpec {
+        let statistics = self.0.allocator.statistics();
+        let like = match self.backend() {
+            Backend::Sim(sim) => return sim.spec,
+            Backend::Cpu(_) => SimSpec::like_this_machine,
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => SimSpec::like_cuda,
+        };
+        let (threads, outside_bytes) = (self.threads(), self.outside_bytes());
+        let capacity_bytes = statistics.capacity_bytes.saturating_add(outside_bytes);
+        let page_bytes = statistics.page_bytes;
+        SimSpec { threads, outside_bytes, page_bytes, ..like(capacity_bytes) }
+    }
+
+    /// What of the device's memory is not for tensors: see [`SimSpec::outside_bytes`].
+    pub fn outside_bytes(&self) -> usize {
+        match self.backend() {
+            Backend::Sim(sim) => sim.spec.outside_bytes,
+            Backend::Cpu(_) => 0,
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.outside_bytes(),
+        }
     }
 
     /// The allocator that all of this device's tensors come from.
@@ -309,9 +348,22 @@ impl Device {
     #[track_caller]
     pub(crate) fn order_copies(&self) -> Result<(), TensorError> {
         if self.copies_beside() {
-            self.0.allocator.wait(COPIES, Stream::DEFAULT)?;
+            self.retried(|| Ok(self.0.allocator.wait(COPIES, Stream::DEFAULT)?))?;
         }
         Ok(())
+    }
+
+    /// Makes a call of the driver; see [`Cuda::retried`]. Other devices have none that could be
+    /// short of memory.
+    pub(crate) fn retried<T>(
+        &self,
+        mut call: impl FnMut() -> Result<T, TensorError>,
+    ) -> Result<T, TensorError> {
+        match self.backend() {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.retried(call),
+            _ => call(),
+        }
     }
 
     pub(crate) fn backend(&self) -> &Backend {

@@ -3,6 +3,8 @@
 use std::panic::Location;
 
 #[cfg(feature = "cuda")]
+use lowtide_allocator::SourceError;
+#[cfg(feature = "cuda")]
 use lowtide_allocator::cuda::{BlasError, CudaError, KernelError};
 use lowtide_allocator::{AllocError, OutOfMemory};
 use thiserror::Error;
@@ -127,6 +129,40 @@ impl TensorError {
     pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
         match self {
             TensorError::Alloc(AllocError::OutOfMemory(ledger)) => Some(ledger),
+            _ => None,
+        }
+    }
+
+    /// Names the caller of an operation where the driver had no memory for one of its calls.
+    pub(crate) fn called_by(mut self, site: &'static Location<'static>) -> TensorError {
+        if let TensorError::Alloc(AllocError::OutOfMemory(ledger)) = &mut self
+            && ledger.refused_call.is_some()
+        {
+            ledger.site = site;
+        }
+        self
+    }
+
+    /// The call for which the driver had no memory, if that is what this is.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn refused_call(&self) -> Option<&'static str> {
+        let of_driver = |error: &CudaError| match error {
+            CudaError::Call { call, .. } if error.is_out_of_memory() => Some(*call),
+            _ => None,
+        };
+        match self {
+            TensorError::Alloc(AllocError::OutOfMemory(ledger)) => ledger.refused_call,
+            TensorError::Alloc(AllocError::Source(SourceError::OutOfMemory { .. })) => {
+                Some("page-locked memory of the host")
+            }
+            TensorError::Cuda(error) => of_driver(error),
+            TensorError::Launch(error) => error.cause().and_then(of_driver),
+            TensorError::Product(BlasError::Driver(error)) => of_driver(error),
+            TensorError::Product(error @ BlasError::Call { call, .. })
+                if error.is_out_of_memory() =>
+            {
+                Some(*call)
+            }
             _ => None,
         }
     }

@@ -3,6 +3,8 @@
 use std::panic::Location;
 use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 
+#[cfg(feature = "cuda")]
+use crate::DeviceKind;
 use crate::cpu::Cpu;
 use crate::cpu::tiles::Order;
 #[cfg(feature = "cuda")]
@@ -40,10 +42,23 @@ pub trait Kernel: Sized {
     /// tensor that existed before the operation.
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<(), TensorError>;
 
-    /// Enqueues the same on an NVIDIA device, without waiting for it.
+    /// Whether an NVIDIA device has a kernel for these operands. [`Device::launch`] asks before it
+    /// calls [`Kernel::cuda`]. A simulated NVIDIA device asks as well, so that a plan fails where
+    /// its run would.
     ///
     /// # Errors
-    /// `NoKernel` when there is none for these operands, and what the driver reports.
+    /// `NoKernel` when there is none.
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<(), TensorError> {
+        let _ = operands;
+        Err(TensorError::NoKernel { op: self.name(), device: "cuda" })
+    }
+
+    /// Enqueues the same on an NVIDIA device, without waiting for it. The operands have passed
+    /// [`Kernel::check_cuda`].
+    ///
+    /// # Errors
+    /// What the driver reports; `NoKernel` where only the libraries of this machine decide.
     #[cfg(feature = "cuda")]
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<(), TensorError> {
         let _ = (cuda, operands);
@@ -223,6 +238,10 @@ impl Device {
         self.check_launch(kernel.name(), reads, writes)?;
         let outcome = match self.backend() {
             Backend::Sim(sim) => {
+                #[cfg(feature = "cuda")]
+                if self.kind() == DeviceKind::Cuda {
+                    kernel.check_cuda(&CudaOperands { reads, writes })?;
+                }
                 await_copies(reads, writes)?;
                 sim.advance(kernel.cost());
                 Ok(())
@@ -234,13 +253,15 @@ impl Device {
             }
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => {
+                let operands = CudaOperands { reads, writes };
+                kernel.check_cuda(&operands)?;
                 let _guards = lock(reads, writes);
-                await_copies(reads, writes)?;
-                kernel.cuda(cuda, &CudaOperands { reads, writes })
+                cuda.retried(|| await_copies(reads, writes))?;
+                kernel.cuda(cuda, &operands)
             }
         };
         // A kernel that fails has not written, so that what is in place stays as it was.
-        outcome?;
+        outcome.map_err(|error| error.called_by(site))?;
         for tensor in writes {
             tensor.storage().note_write(site);
         }

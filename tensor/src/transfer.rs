@@ -34,6 +34,11 @@ impl Kernel for Upload<'_> {
     }
 
     #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         cuda.write_new(&operands.write(0), self.bytes)
     }
@@ -53,6 +58,11 @@ impl Kernel for Overwrite<'_> {
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         self.0.cpu(cpu, operands)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
     }
 
     #[cfg(feature = "cuda")]
@@ -97,6 +107,11 @@ impl<T: Element> Kernel for Download<'_, T> {
     fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let view = operands.read::<T>(0);
         gather(view.data(), view.layout(), self.values);
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
         Ok(())
     }
 

@@ -20,6 +20,8 @@ const BATCH: [usize; 2] = [4, 1024];
 const SPEC: SimSpec = SimSpec {
     kind: DeviceKind::Cpu,
     capacity_bytes: 64 << 30,
+    outside_bytes: 0,
+    page_bytes: 64 << 10,
     threads: 8,
     flops_per_second: 3e11,
     bytes_per_second: 5e10,

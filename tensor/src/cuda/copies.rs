@@ -83,20 +83,23 @@ impl Copies {
         take_error(&mut bad_label).map_or(Ok(values), Err)
     }
 
-    /// Lets `launch` tell a kernel where to say which label is bad.
+    /// Lets `launch` tell a kernel where to say which label is bad. There is room for one.
     pub(super) fn with_bad_label(
         &self,
         launch: impl FnOnce(Argument<'_>) -> Result<()>,
     ) -> Result<()> {
+        let bad_label = locked(&self.bad_label);
+        launch(Argument::WritePinned(bad_label.as_ref().expect("it was reserved")))
+    }
+
+    /// Makes room for a bad label, if there is none yet.
+    pub(super) fn reserve_bad_label(&self) -> Result<()> {
         let mut bad_label = locked(&self.bad_label);
-        let record = match &mut *bad_label {
-            Some(record) => record,
-            none => {
-                let cache = self.page_locked(size_of::<BadLabel>())?;
-                none.insert(cache.allocate(Stream::DEFAULT, size_of::<BadLabel>())?)
-            }
-        };
-        launch(Argument::WritePinned(record))
+        if bad_label.is_none() {
+            let cache = self.page_locked(size_of::<BadLabel>())?;
+            *bad_label = Some(cache.allocate(Stream::DEFAULT, size_of::<BadLabel>())?);
+        }
+        Ok(())
     }
 
     /// What a copy of that many bytes passes through.

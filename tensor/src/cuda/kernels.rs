@@ -27,7 +27,10 @@ pub(crate) struct Image {
 const OPTIONS: [&str; 1] = ["--std=c++17"];
 
 macro_rules! images {
-    ($($image:ident = $name:literal;)*) => {$(
+    ($($image:ident = $name:literal;)*) => {
+        /// All of them.
+        const IMAGES: &[Image] = &[$($image),*];
+        $(
         pub(crate) const $image: Image = Image {
             name: $name,
             source: concat!(
@@ -36,7 +39,8 @@ macro_rules! images {
             ),
             ptx: include_str!(concat!("kernels/ptx/", $name, ".ptx")),
         };
-    )*};
+        )*
+    };
 }
 
 images! {
@@ -84,17 +88,25 @@ impl Loaded {
         if let Some(function) = state.functions.get(kernel.name) {
             return Ok(function.clone());
         }
-        let module = match state.modules.get(image.name) {
-            Some(module) => module.clone(),
-            None => {
-                let module = self.load(image)?;
-                state.modules.insert(image.name, module.clone());
-                module
-            }
-        };
-        let function = module.function(kernel)?;
+        let function = self.module(&mut state, image)?.function(kernel)?;
         state.functions.insert(kernel.name, function.clone());
         Ok(function)
+    }
+
+    /// Loads all images that can be loaded, so that what they take of the device is known before
+    /// the rest is given away. An image that fails is loaded when a kernel of it is first launched.
+    pub(super) fn load_all(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        IMAGES.iter().for_each(|image| drop(self.module(&mut state, *image)));
+    }
+
+    fn module(&self, state: &mut State, image: Image) -> Result<Module, KernelError> {
+        if let Some(module) = state.modules.get(image.name) {
+            return Ok(module.clone());
+        }
+        let module = self.load(image)?;
+        state.modules.insert(image.name, module.clone());
+        Ok(module)
     }
 
     /// Code of an image that was compiled for the device. What stands in its way (a compiler that

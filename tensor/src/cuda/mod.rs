@@ -8,29 +8,39 @@
 
 mod copies;
 pub(crate) mod kernels;
+mod library;
 mod operands;
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::Pod;
-use lowtide_allocator::Stream;
 pub use lowtide_allocator::cuda::Precision;
 use lowtide_allocator::cuda::{
-    Argument, Blas, CompileError, CudaDevice, CudaSource, CudaStreams, Grid, Kernel, KernelCompiler,
+    Argument, Blas, BlasError, CompileError, CudaDevice, CudaSource, CudaStreams, DeviceMemory,
+    Grid, Kernel, KernelCompiler, Product,
 };
+use lowtide_allocator::{CachingAllocator, MemorySource, Stream};
 
 use crate::device::Backend;
-use crate::{Device, Result};
+use crate::{DType, Device, Result, TensorError};
 use copies::Copies;
 use kernels::{Image, Loaded};
+use library::Library;
+pub use library::{ProductCounts, ProductsBy};
 pub use operands::{CudaOperands, Place};
+
+/// Kept free on a device beside what was taken when it was opened: libraries load kernels when
+/// these are first used, and the driver grows what it has for launches.
+const RESERVE_BYTES_MAX: usize = 256 << 20;
+
+/// Of a small device, only this part of what is free is kept.
+const RESERVE_PART: usize = 64;
 
 /// How much of a device, and how it computes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CudaOptions {
-    /// The device behaves and reports as one with this much memory; all that is free on it now if
-    /// absent.
+    /// The device behaves and reports as one with this much memory for tensors. Absent, or more
+    /// than there is: all that is free once kernels and libraries are loaded, but for a reserve.
     pub budget_bytes: Option<usize>,
     /// What multiplies matrices.
     pub products: Products,
@@ -52,14 +62,26 @@ impl Default for Products {
     }
 }
 
+/// `Ok` if `dtype` is f32, which is all that most kernels of this crate are for.
+///
+/// # Errors
+/// `NoKernel`.
+pub(crate) fn check_f32(op: &'static str, dtype: DType) -> Result<()> {
+    match dtype {
+        DType::F32 => Ok(()),
+        _ => Err(TensorError::NoKernel { op, device: "cuda" }),
+    }
+}
+
 /// What kernels are enqueued with.
 pub struct Cuda {
     streams: CudaStreams,
     copies: Copies,
     loaded: Loaded,
-    products: Products,
-    /// Absent before it is first asked for; then what was found.
-    blas: Mutex<Option<Option<Blas>>>,
+    library: Library,
+    /// Of the device, for what it caches when the driver needs memory.
+    memory: CachingAllocator,
+    outside_bytes: usize,
 }
 
 impl Cuda {
@@ -67,14 +89,46 @@ impl Cuda {
     pub(crate) fn on(
         device: &CudaDevice,
         CudaOptions { budget_bytes, products }: CudaOptions,
-    ) -> Result<(Cuda, Arc<CudaSource>)> {
+    ) -> Result<(Cuda, CachingAllocator)> {
         let streams = CudaStreams::new(device);
-        let source = match budget_bytes {
-            Some(budget_bytes) => CudaSource::with_capacity(&streams, budget_bytes)?,
-            None => CudaSource::new(&streams)?,
-        };
         let (copies, loaded) = (Copies::new(&streams), Loaded::new(device));
-        Ok((Cuda { streams, copies, loaded, products, blas: Mutex::default() }, Arc::new(source)))
+        let library = Library::new(device, products);
+        // First what takes memory outside the allocator. What fails now is tried again when it is
+        // first used, and the error is told then.
+        loaded.load_all();
+        drop(library.open());
+        let DeviceMemory { total_bytes, free_bytes } = device.memory()?;
+        let free_bytes = free_bytes - RESERVE_BYTES_MAX.min(free_bytes / RESERVE_PART);
+        let mut source = CudaSource::with_capacity(&streams, free_bytes)?;
+        let most_bytes = free_bytes / source.page_bytes() * source.page_bytes();
+        let budget_bytes = budget_bytes.map_or(most_bytes, |bytes| bytes.min(most_bytes));
+        source = CudaSource::with_capacity(&streams, budget_bytes)?;
+        let memory = CachingAllocator::new(source)?;
+        let outside_bytes = total_bytes - most_bytes;
+        let allocator = memory.clone();
+        Ok((Cuda { streams, copies, loaded, library, memory, outside_bytes }, allocator))
+    }
+
+    /// What of the device's memory is not for tensors: what was taken when the device was opened,
+    /// by its context, kernels, libraries and other programs, and the reserve.
+    pub fn outside_bytes(&self) -> usize {
+        self.outside_bytes
+    }
+
+    /// Makes a call of the driver, and makes it again if the driver had no memory for it, once the
+    /// allocator has given its cache back. A call that is refused has enqueued nothing.
+    ///
+    /// # Errors
+    /// Out of memory that names the call, where the cache did not help; else that of the call.
+    pub(crate) fn retried<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
+        match call() {
+            Err(error) if error.refused_call().is_some() => drop(self.memory.trim()),
+            done => return done,
+        }
+        call().map_err(|error| match error.refused_call() {
+            Some(refused) => self.memory.refused_outside(refused).into(),
+            None => error,
+        })
     }
 
     /// The device.
@@ -91,27 +145,54 @@ impl Cuda {
         self.loaded.compiler()
     }
 
+    /// What multiplies matrices here.
+    pub fn products(&self) -> ProductsBy {
+        self.library.by()
+    }
+
+    /// How many launches the library and the kernel of this crate have done so far.
+    pub fn product_counts(&self) -> ProductCounts {
+        self.library.counts()
+    }
+
+    /// The products that cuBLASLt has planned, with its description of the kernel for each.
+    pub fn library_choices(&self) -> Vec<(Product, [u64; 8])> {
+        self.library.choices()
+    }
+
     /// The library of matrix products and how precise they are; `None` where the kernel of this
     /// crate does them.
     ///
     /// # Errors
-    /// The library is there and does not start.
+    /// The library failed for a reason that may pass, such as a lack of memory.
     pub(crate) fn blas(&self) -> Result<Option<(Blas, Precision)>> {
-        let Products::Library(precision) = self.products else { return Ok(None) };
-        // It is written whole, so a poisoned lock is taken over.
-        let mut blas = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = match &*blas {
-            Some(found) => found.clone(),
-            None => {
-                let found = match Blas::of(self.device()) {
-                    Ok(found) => Some(found),
-                    Err(error) if error.is_unsupported() => None,
-                    Err(error) => return Err(error.into()),
-                };
-                blas.insert(found).clone()
+        self.retried(|| self.library.open())
+    }
+
+    /// Enqueues a launch of a product by the library; false if it cannot do the product.
+    ///
+    /// # Errors
+    /// The driver failed.
+    pub(crate) fn by_library(
+        &self,
+        mut enqueue: impl FnMut() -> Result<(), BlasError>,
+    ) -> Result<bool> {
+        self.retried(|| match enqueue() {
+            Ok(()) => {
+                self.library.count_library();
+                Ok(true)
             }
-        };
-        Ok(found.map(|blas| (blas, precision)))
+            Err(error) if error.is_unsupported() => {
+                self.library.refused(&error);
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        })
+    }
+
+    /// Counts a launch of a product by the kernel of this crate.
+    pub(crate) fn count_own_product(&self) {
+        self.library.count_own();
     }
 
     /// The streams of the device, of which all but copies from and to the host is on the default
@@ -122,8 +203,7 @@ impl Cuda {
 
     /// Loads a kernel of this crate, so that a later launch has nothing to load.
     pub(crate) fn reserve(&self, image: Image, kernel: &Kernel) -> Result<()> {
-        self.loaded.function(image, kernel)?;
-        Ok(())
+        self.retried(|| Ok(drop(self.loaded.function(image, kernel)?)))
     }
 
     /// Enqueues a kernel of this crate, whose source says what it does with its arguments.
@@ -135,37 +215,43 @@ impl Cuda {
         grid: Grid,
         arguments: &[Argument<'_>],
     ) -> Result<()> {
-        let function = self.loaded.function(image, kernel)?;
-        // SAFETY: 1. the declarations of this crate are those of its own images, which tests load.
-        // 2. Operations give the bytes that their layouts cover, which the kernels stay inside:
-        // tests run each of them on a device that watches every access.
-        Ok(unsafe { self.streams.launch(Stream::DEFAULT, &function, grid, arguments) }?)
+        self.retried(|| {
+            let function = self.loaded.function(image, kernel)?;
+            // SAFETY: 1. the declarations of this crate are those of its own images, which tests
+            // load. 2. Operations give the bytes that their layouts cover, which the kernels stay
+            // inside: tests run each of them on a device that watches every access.
+            Ok(unsafe { self.streams.launch(Stream::DEFAULT, &function, grid, arguments) }?)
+        })
     }
 
     /// Sets every byte of `range` of a place's block.
     pub(crate) fn fill(&self, place: &Place<'_>, range: Range<usize>, value: u8) -> Result<()> {
-        Ok(self.streams.fill(Stream::DEFAULT, place.block(), range, value)?)
+        let fill =
+            || Ok(self.streams.fill(Stream::DEFAULT, place.block(), range.clone(), value)?);
+        self.retried(fill)
     }
 
     /// Copies the bytes of one place to those of another, which has as many.
     pub(crate) fn copy(&self, from: &Place<'_>, to: &Place<'_>) -> Result<()> {
-        let (from, to) = ((from.block(), from.bytes()), (to.block(), to.bytes()));
-        Ok(self.streams.copy(Stream::DEFAULT, from, to)?)
+        self.retried(|| {
+            let (from, to) = ((from.block(), from.bytes()), (to.block(), to.bytes()));
+            Ok(self.streams.copy(Stream::DEFAULT, from, to)?)
+        })
     }
 
     /// The elements from the first to the last one of a place, when all work before is done.
     pub(crate) fn read<T: Pod>(&self, place: &Place<'_>) -> Result<Vec<T>> {
-        self.copies.download(place)
+        self.retried(|| self.copies.download(place))
     }
 
     /// Overwrites what is from the first to the last element of a place.
     pub(crate) fn write(&self, place: &Place<'_>, bytes: &[u8]) -> Result<()> {
-        self.copies.overwrite(bytes, place)
+        self.retried(|| self.copies.overwrite(bytes, place))
     }
 
     /// [`Cuda::write`] to memory that was allocated for copies, and that nobody has used since.
     pub(crate) fn write_new(&self, place: &Place<'_>, bytes: &[u8]) -> Result<()> {
-        self.copies.upload(bytes, place.block(), place.bytes().start)
+        self.retried(|| self.copies.upload(bytes, place.block(), place.bytes().start))
     }
 
     /// Lets `launch` tell a kernel where to say which label is bad; who reads a value next is told.
@@ -173,6 +259,7 @@ impl Cuda {
         &self,
         launch: impl FnOnce(Argument<'_>) -> Result<()>,
     ) -> Result<()> {
+        self.retried(|| self.copies.reserve_bad_label())?;
         self.copies.with_bad_label(launch)
     }
 }

@@ -139,7 +139,8 @@ fn update_that_was_reserved_loads_nothing() {
     let before = loads();
     reserve_updates(&device).unwrap();
     let reserved = loads();
-    assert!(reserved[0] > before[0] && reserved[1] > before[1], "{before:?} {reserved:?}");
+    // The modules were loaded with the device.
+    assert!(reserved[0] == before[0] && reserved[1] > before[1], "{before:?} {reserved:?}");
     p.update_(&g, std::array::from_mut(&mut m), [], DESCENT, Rounding::Nearest).unwrap();
     p.update_(&g, &mut [m, v], [], MOMENTS, Rounding::Nearest).unwrap();
     assert_eq!(loads(), reserved);

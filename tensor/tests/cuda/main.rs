@@ -12,5 +12,6 @@ mod max_pool2d;
 mod products;
 mod random;
 mod reduce;
+mod shortage;
 mod simulation;
 mod storage;

@@ -1,6 +1,7 @@
 use lowtide_allocator::Repeat;
-use lowtide_tensor::cuda::{CudaOptions, Products};
-use lowtide_tensor::{Result, Tensor, TensorError};
+use lowtide_allocator::cuda::{CudaDevice, Driver, Libraries};
+use lowtide_tensor::cuda::{CudaOptions, ProductCounts, Products, ProductsBy};
+use lowtide_tensor::{Device, Result, Tensor, TensorError};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -127,6 +128,74 @@ fn types_without_a_kernel_say_so_and_nothing_is_written() {
     let other = on(&device, &Tensor::ones(&cpu(), [2, 2], lowtide_tensor::DType::F64).unwrap());
     assert!(y.matmul_add_(&other, &other).is_err());
     assert_eq!(x.to_vec::<f64>().unwrap(), [1.0; 4]);
+}
+
+/// Folders with the pretend driver and no cuBLASLt. The driver is the one that is loaded: the same
+/// file by another name.
+fn folder_without_library(gpu: &Gpu) -> std::path::PathBuf {
+    let from = gpu.driver.path().parent().unwrap();
+    let to = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("without-library");
+    let _ = std::fs::remove_dir_all(&to);
+    std::fs::create_dir_all(&to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let name = entry.unwrap().file_name();
+        if !name.to_string_lossy().starts_with("libcublasLt") {
+            std::fs::hard_link(from.join(&name), to.join(&name)).unwrap();
+        }
+    }
+    to
+}
+
+fn are_near(a: &[f32], b: &[f32]) -> bool {
+    a.iter().zip(b).all(|(a, b)| (a - b).abs() <= TOLERANCE as f32)
+}
+
+/// A product and who did it, on a new device.
+fn product_on(driver: &Driver) -> (Vec<f32>, ProductsBy, ProductCounts) {
+    let device = CudaDevice::of(driver, 0).unwrap();
+    let device = Device::cuda_on(&device, CudaOptions::default()).unwrap();
+    let x = on(&device, &noise(&cpu(), "x", &[7, 9], [-1.0, 1.0]));
+    let y = x.matmul(&x.transpose(0, 1).unwrap()).unwrap();
+    let again = x.matmul(&x.transpose(0, 1).unwrap()).unwrap().to_vec::<f32>().unwrap();
+    let y = y.to_vec::<f32>().unwrap();
+    assert!(are_near(&y, &again), "{y:?}, not {again:?}");
+    let cuda = device.as_cuda().unwrap();
+    (y, cuda.products(), cuda.product_counts())
+}
+
+#[test]
+fn who_multiplies_is_told_and_a_library_that_cannot_be_used_is_done_without() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    let (y, by, counts) = product_on(&gpu.driver);
+    assert!(by.to_string().starts_with("cuBLASLt 120800 in f32"), "{by}");
+    assert_eq!(counts, ProductCounts { library: 2, own: 0 });
+    let check = |driver: &Driver, what: &str| {
+        let (own, by, counts) = product_on(driver);
+        let ProductsBy::OwnInstead(error) = &by else { panic!("{what}: {by}") };
+        assert!(error.to_string().contains(what), "{error}, not {what}");
+        assert_eq!(counts, ProductCounts { library: 0, own: 2 }, "{what}");
+        assert!(are_near(&own, &y), "{what}");
+    };
+    let without = Libraries::in_folders([folder_without_library(&gpu)]);
+    check(&Driver::open(&without).unwrap(), "looked for libcublasLt.so.13");
+    gpu.pretend.driver_version(11_080);
+    check(&gpu.driver, "is of CUDA 12000, the driver of CUDA 11080");
+    gpu.pretend.driver_version(13_000);
+    for (call, code, name) in [
+        ("cublasLtCreate", 1, "NOT_INITIALIZED"),
+        ("cublasLtCreate", 8, "ARCH_MISMATCH"),
+        ("cublasLtMatmulAlgoGetHeuristic", 8, "ARCH_MISMATCH"),
+        ("cublasLtMatmul", 1, "NOT_INITIALIZED"),
+    ] {
+        // Once: a library that is of no use is not asked a second time.
+        gpu.pretend.fail(call, code, 1, Repeat::Once);
+        check(&gpu.driver, name);
+    }
+    // `CUBLAS_STATUS_INVALID_VALUE` is about one product.
+    gpu.pretend.fail("cublasLtMatmul", 7, 1, Repeat::Once);
+    let (_, by, counts) = product_on(&gpu.driver);
+    assert!(matches!(by, ProductsBy::Library { .. }), "{by}");
+    assert_eq!(counts, ProductCounts { library: 1, own: 1 });
 }
 
 #[test]

@@ -99,6 +99,39 @@ fn simulation_of_a_device_takes_the_same_memory_in_the_same_order() {
 }
 
 #[test]
+fn what_has_no_kernel_fails_on_a_simulated_device_as_on_a_real_one() {
+    let Some(gpu) = Gpu::take() else { return };
+    let real = gpu.device();
+    let errors = [real.simulate(), Device::sim(real.spec()).unwrap(), real].map(|device| {
+        let of = |dtype| Tensor::zeros(&device, [4, 4], dtype).unwrap();
+        let (x, half, wide, whole) =
+            (of(DType::F32), of(DType::F16), of(DType::F64), of(DType::I64));
+        let found = [
+            x.exp().err(),
+            half.exp().err(),
+            x.tan().err(),
+            wide.add(&wide).err(),
+            wide.exp().err(),
+            x.softmax(1).err(),
+            wide.to_dtype(DType::F16).err(),
+            whole.to_dtype(DType::F32).err(),
+            wide.matmul(&wide).err(),
+            wide.sum(&[0]).err(),
+            wide.argmax().err(),
+            Tensor::cat(&[&x, &x], 0).err(),
+            x.matmul(&x).err(),
+            x.sum(&[0]).err(),
+        ];
+        found.map(|error| error.map_or("none".to_owned(), |error| error.to_string()))
+    });
+    let [simulated, planned, real] = errors;
+    assert_eq!(simulated, real);
+    assert_eq!(planned, real);
+    let refused = real.iter().filter(|text| text.ends_with(": has no kernel for cuda")).count();
+    assert_eq!(refused, 10, "{real:?}");
+}
+
+#[test]
 fn device_like_cuda_asks_for_the_same_memory_as_one() {
     let Some(gpu) = Gpu::take() else { return };
     let spec = SimSpec::like_cuda(64 << 20);

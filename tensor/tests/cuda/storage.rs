@@ -109,8 +109,7 @@ fn driver_that_refuses_a_copy_or_a_launch_is_a_typed_error_and_nothing_is_left()
     let before = device.allocator().live_blocks();
     /// `CUDA_ERROR_UNKNOWN`.
     const UNKNOWN: i32 = 999;
-    let calls = ["cuModuleLoadDataEx", "cuModuleGetFunction", "cuLaunchKernel"];
-    for call in calls {
+    for call in ["cuModuleGetFunction", "cuLaunchKernel"] {
         gpu.pretend.fail(call, UNKNOWN, 1, Repeat::Once);
         let error = x.exp().unwrap_err();
         assert!(matches!(error, TensorError::Launch(_)), "{call}: {error}");

@@ -19,11 +19,19 @@ const TILE_THREADS: u32 = 256;
 /// Blocks of a grid in its second and third direction.
 const BLOCKS_MAX: usize = 65_535;
 
+/// `Ok` if the kernels, which are of f32 and count in 32 bits, can do the product.
+pub(super) fn check(conv: &Conv2d) -> Result<()> {
+    grid_of(conv).map(drop)
+}
+
+fn grid_of(conv: &Conv2d) -> Result<Grid> {
+    let grid = grid(&conv.shape, conv.product).filter(|_| conv.dtype == DType::F32);
+    grid.ok_or(TensorError::NoKernel { op: conv.op, device: "cuda" })
+}
+
 /// Enqueues a product of f32.
 pub(super) fn run(conv: &Conv2d, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let no_kernel = TensorError::NoKernel { op: conv.op, device: "cuda" };
-    let grid = grid(&conv.shape, conv.product).filter(|_| conv.dtype == DType::F32);
-    let grid = grid.ok_or(no_kernel)?;
+    let grid = grid_of(conv)?;
     use Parameter::{Read, Write};
     let (name, parameters): (_, &[_]) = match conv.product {
         Product::Forward => ("conv2d_f32", &[Write, Read, Read, Read, CONV]),

@@ -257,6 +257,11 @@ impl Kernel for Conv2d {
     }
 
     #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        cuda::check(self)
+    }
+
+    #[cfg(feature = "cuda")]
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         cuda::run(&self, cuda, operands)
     }

@@ -3,10 +3,10 @@
 use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 
 use super::Positions;
+use crate::Result;
 use crate::cpu::lines::Blocks;
 use crate::cuda::kernels::CROSS_ENTROPY;
 use crate::cuda::{Cuda, CudaOperands};
-use crate::{DType, Result, TensorError};
 
 /// `struct Targets`.
 const TARGETS: Parameter = Parameter::Words(4);
@@ -31,13 +31,6 @@ impl Positions {
         [classes, self.ignore_index.cast_unsigned(), positions, inner]
     }
 
-    fn check_f32(&self) -> Result<()> {
-        match self.dtype {
-            DType::F32 => Ok(()),
-            _ => Err(TensorError::NoKernel { op: self.name, device: "cuda" }),
-        }
-    }
-
     fn weight<'a>(&self, operands: &CudaOperands<'a>) -> Argument<'a> {
         match self.has_weight {
             true => operands.read(operands.read_count() - 1).to_read(),
@@ -48,7 +41,6 @@ impl Positions {
 
 /// Enqueues the loss of f32. What it finds about the labels is told to who reads a value.
 pub(super) fn forward(of: &Positions, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    of.check_f32()?;
     use Parameter::{F32, Read, Write};
     let [labels, x] = [0, 1].map(|index| operands.read(index));
     let [sum, count, lse, loss, weight] = [0, 1, 2, 3, 4].map(|index| operands.write(index));
@@ -78,7 +70,6 @@ pub(super) fn forward(of: &Positions, cuda: &Cuda, operands: &CudaOperands<'_>) 
 /// Enqueues the gradient of f32. Forward has read the labels; what has become of them since is for
 /// the kernel to tell, by NaN.
 pub(super) fn backward(of: &Positions, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    of.check_f32()?;
     use Parameter::{F32, Read, Write};
     let kernel = Signature {
         name: "cross_entropy_backward_f32",

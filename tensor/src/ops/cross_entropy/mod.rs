@@ -16,7 +16,7 @@ mod soft;
 use crate::cpu::Cpu;
 use crate::cpu::lines::{Blocks, Stored, for_stored};
 #[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
+use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::ops::norm::statistics_dtype;
 use crate::{
     Cost, DType, Device, DeviceKind, Element, Kernel, Operands, Result, Shape, Tensor, TensorError,
@@ -168,6 +168,11 @@ impl Kernel for Forward {
     }
 
     #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        check_f32(self.name(), self.0.dtype)
+    }
+
+    #[cfg(feature = "cuda")]
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         cuda::forward(&self.0, cuda, operands)
     }
@@ -197,6 +202,11 @@ impl Kernel for Backward {
             cpu::backward(cpu.pool(), &targets, x, lse, dy[0], dx);
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        check_f32(self.name(), self.0.dtype)
     }
 
     #[cfg(feature = "cuda")]

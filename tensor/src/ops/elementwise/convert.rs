@@ -38,6 +38,11 @@ impl Kernel for Copy {
     }
 
     #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        cuda::copy_kernel(self).map(drop)
+    }
+
+    #[cfg(feature = "cuda")]
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         cuda::copy(&self, cuda, operands)
     }
@@ -65,6 +70,11 @@ impl Kernel for Fill {
             let out = operands.write::<T>(0);
             evaluate::<T, T>(cpu, out, &order, Mode::Overwrite, &[&value], None);
         });
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
         Ok(())
     }
 

@@ -5,7 +5,9 @@ use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
 use super::Elementwise;
 use super::convert::{Copy, Fill};
 use super::op::{Float, Gradient, Number, Op};
-use crate::cuda::kernels::{CAST, ELEMENTWISE, FILL, WALK_OF_1, WALK_OF_2, WALK_OF_3, grid, walk};
+use crate::cuda::kernels::{
+    CAST, ELEMENTWISE, FILL, Image, WALK_OF_1, WALK_OF_2, WALK_OF_3, grid, walk,
+};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::for_each_dtype;
 use crate::layout::Layout;
@@ -40,6 +42,27 @@ pub(super) fn fill(op: &Fill, cuda: &Cuda, operands: &CudaOperands<'_>) -> Resul
     cuda.launch(FILL, &kernel, grid(shape.element_count()), &arguments)
 }
 
+/// The kernel that copies or converts, and its image.
+pub(super) fn copy_kernel(op: &Copy) -> Result<(Image, &'static str)> {
+    use DType::{BF16, F16, F32, F64};
+    let name = match (op.from, op.to) {
+        (from, to) if from == to => {
+            let names = ["copy_1", "copy_2", "copy_4", "copy_8"];
+            return Ok((FILL, names[to.size_bytes().ilog2() as usize]));
+        }
+        (F32, F16) => Some("cast_f32_f16"),
+        (F32, BF16) => Some("cast_f32_bf16"),
+        (F16, F32) => Some("cast_f16_f32"),
+        (F16, BF16) => Some("cast_f16_bf16"),
+        (BF16, F32) => Some("cast_bf16_f32"),
+        (BF16, F16) => Some("cast_bf16_f16"),
+        (F32, F64) => Some("cast_f32_f64"),
+        (F64, F32) => Some("cast_f64_f32"),
+        _ => None,
+    };
+    Ok((CAST, or_no_kernel(name, op.name())?))
+}
+
 /// As the bytes are, or rounded to another float type.
 pub(super) fn copy(op: &Copy, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let (from, to) = (operands.read(0), operands.write(0));
@@ -48,26 +71,9 @@ pub(super) fn copy(op: &Copy, cuda: &Cuda, operands: &CudaOperands<'_>) -> Resul
     if is_same && source.is_contiguous() && to.layout().is_contiguous() && source.shape() == shape {
         return cuda.copy(&from, &to);
     }
-    use DType::{BF16, F16, F32, F64};
-    let (image, name) = match (op.from, op.to) {
-        _ if is_same => {
-            let names = ["copy_1", "copy_2", "copy_4", "copy_8"];
-            (FILL, Some(names[op.to.size_bytes().ilog2() as usize]))
-        }
-        (F32, F16) => (CAST, Some("cast_f32_f16")),
-        (F32, BF16) => (CAST, Some("cast_f32_bf16")),
-        (F16, F32) => (CAST, Some("cast_f16_f32")),
-        (F16, BF16) => (CAST, Some("cast_f16_bf16")),
-        (BF16, F32) => (CAST, Some("cast_bf16_f32")),
-        (BF16, F16) => (CAST, Some("cast_bf16_f16")),
-        (F32, F64) => (CAST, Some("cast_f32_f64")),
-        (F64, F32) => (CAST, Some("cast_f64_f32")),
-        _ => (CAST, None),
-    };
-    let kernel = Signature {
-        name: or_no_kernel(name, op.name())?,
-        parameters: &[Parameter::Write, Parameter::Read, WALK_OF_2],
-    };
+    let (image, name) = copy_kernel(op)?;
+    let parameters = &[Parameter::Write, Parameter::Read, WALK_OF_2];
+    let kernel = Signature { name, parameters };
     let source = source.expand(*shape).expect("the operation checked the shapes");
     let walk = walk(shape, [to.layout(), &source]);
     let arguments = [to.to_write(), from.to_read(), Argument::Words(&walk)];
@@ -75,7 +81,7 @@ pub(super) fn copy(op: &Copy, cuda: &Cuda, operands: &CudaOperands<'_>) -> Resul
 }
 
 /// A formula's number in `elementwise.cu`, and its scalars.
-struct Formula {
+pub(super) struct Formula {
     number: u32,
     scalars: [f64; 2],
 }
@@ -87,10 +93,35 @@ impl Formula {
     }
 }
 
+/// The kernels over one source or two, by the type that they compute in.
+#[derive(Clone, Copy)]
+pub(super) enum Family {
+    UnaryF32,
+    BinaryF32,
+    BinaryF64,
+}
+
+/// The kernel of a formula that is launched with so many operands to read.
+pub(super) fn kernel_of(op: &Elementwise, read_count: usize) -> Result<(Family, Formula)> {
+    let scalar_count = usize::from(op.scalar.is_some());
+    // In place, the destination is the first source.
+    let is_in_place = read_count + scalar_count < op.op.source_count();
+    let source_count = read_count + usize::from(is_in_place);
+    let found = match (op.dtype, op.result, source_count) {
+        (DType::F32, DType::F32, 1) => unary(op.op, op.scalar).map(|f| (Family::UnaryF32, f)),
+        _ if scalar_count > 0 => None,
+        (DType::F32, DType::F32, 2) => binary(op.op).map(|f| (Family::BinaryF32, f)),
+        (DType::F64, DType::F64, 2) => {
+            binary(op.op).filter(Formula::is_arithmetic).map(|f| (Family::BinaryF64, f))
+        }
+        _ => None,
+    };
+    or_no_kernel(found, op.name)
+}
+
 /// Enqueues a formula of f32, or arithmetic of f64.
 pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let [is_f32, is_f64] =
-        [DType::F32, DType::F64].map(|dtype| op.dtype == dtype && op.result == dtype);
+    let (family, formula) = kernel_of(op, operands.read_count())?;
     let to = operands.write(0);
     let shape = *to.layout().shape();
     let mut sources: Vec<_> = (0..operands.read_count()).map(|i| operands.read(i)).collect();
@@ -104,9 +135,8 @@ pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>
     let is_plain = to.layout().is_contiguous() && layouts.iter().all(Layout::is_contiguous);
     let (len, grid) = (Argument::U64(shape.element_count() as u64), grid(shape.element_count()));
     use Parameter::{F32, F64, Read, U32, U64, Write};
-    match (&*sources, &*layouts) {
-        ([x], [layout]) if is_f32 => {
-            let formula = or_no_kernel(unary(op.op, op.scalar), op.name)?;
+    match (family, &*sources, &*layouts) {
+        (Family::UnaryF32, [x], [layout]) => {
             let [p, q] = formula.scalars.map(|scalar| Argument::F32(scalar as f32));
             let (y, x, number) = (to.to_write(), x.to_read(), Argument::U32(formula.number));
             if is_plain {
@@ -120,8 +150,7 @@ pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>
             let arguments = [y, x, number, p, q, Argument::Words(&walk)];
             cuda.launch(ELEMENTWISE, &kernel, grid, &arguments)
         }
-        ([a, b], [a_layout, b_layout]) if is_f32 && op.scalar.is_none() => {
-            let formula = or_no_kernel(binary(op.op), op.name)?;
+        (Family::BinaryF32, [a, b], [a_layout, b_layout]) => {
             let (number, p) = (Argument::U32(formula.number), formula.scalars[0] as f32);
             let (y, a, b) = (to.to_write(), a.to_read(), b.to_read());
             if is_plain {
@@ -136,8 +165,7 @@ pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>
             let arguments = [y, a, b, number, Argument::F32(p), Argument::Words(&walk)];
             cuda.launch(ELEMENTWISE, &kernel, grid, &arguments)
         }
-        ([a, b], [a_layout, b_layout]) if is_f64 && op.scalar.is_none() => {
-            let formula = or_no_kernel(binary(op.op).filter(Formula::is_arithmetic), op.name)?;
+        (Family::BinaryF64, [a, b], [a_layout, b_layout]) => {
             let walk = walk(&shape, [to.layout(), a_layout, b_layout]);
             let parameters = &[Write, Read, Read, U32, F64, WALK_OF_3];
             let kernel = Signature { name: "binary_f64_walk", parameters };
@@ -146,7 +174,7 @@ pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>
             let arguments = [y, a, b, number, p, Argument::Words(&walk)];
             cuda.launch(ELEMENTWISE, &kernel, grid, &arguments)
         }
-        _ => Err(TensorError::NoKernel { op: op.name, device: "cuda" }),
+        _ => unreachable!("a formula has the sources that its kernel was found by"),
     }
 }
 

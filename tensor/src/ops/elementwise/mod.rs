@@ -58,6 +58,11 @@ impl Kernel for Elementwise {
     }
 
     #[cfg(feature = "cuda")]
+    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::kernel_of(self, operands.read_count()).map(drop)
+    }
+
+    #[cfg(feature = "cuda")]
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         cuda::formula(&self, cuda, operands)
     }

@@ -3,21 +3,13 @@
 use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 
 use super::{AddSquares, PARTIALS_MAX, ScaleAndCheck};
+use crate::Result;
 use crate::cuda::kernels::{FINITE, WALK_OF_1, grid, walk};
 use crate::cuda::{Cuda, CudaOperands};
-use crate::{DType, Kernel, Result, TensorError};
 use Parameter::{F32, Read, U64, Write};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
-
-/// `Ok` if there is a kernel that scales and checks the tensor.
-pub(super) fn check(op: &ScaleAndCheck) -> Result<()> {
-    match op.dtype {
-        DType::F32 => Ok(()),
-        _ => Err(TensorError::NoKernel { op: op.name(), device: "cuda" }),
-    }
-}
 
 /// Enqueues the scaling and the check of one tensor of f32.
 pub(super) fn scale_and_check(
@@ -25,7 +17,6 @@ pub(super) fn scale_and_check(
     cuda: &Cuda,
     operands: &CudaOperands<'_>,
 ) -> Result<()> {
-    check(op)?;
     let [found, x] = [operands.write(0), operands.write(1)];
     let walk = walk(x.layout().shape(), [x.layout()]);
     let kernel =
@@ -37,9 +28,6 @@ pub(super) fn scale_and_check(
 
 /// Enqueues the sum of squares of one tensor of f32, by way of partial sums.
 pub(super) fn add_squares(op: &AddSquares, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    if op.dtype != DType::F32 {
-        return Err(TensorError::NoKernel { op: op.name(), device: "cuda" });
-    }
     let (x, [sum, partials]) = (operands.read(0), [operands.write(0), operands.write(1)]);
     let blocks = op.len.div_ceil(THREADS as usize).min(PARTIALS_MAX) as u32;
     let kernel = Signature { name: "squares_f32", parameters: &[Write, Read, U64] };

@@ -6,7 +6,7 @@ mod cuda;
 
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
+use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::dtype::{for_each_dtype, for_float};
 use crate::layout::Nest;
 use crate::{Cost, DType, Device, DeviceKind, Kernel, Operands, Result, Tensor, TensorError};
@@ -47,6 +47,11 @@ impl Kernel for ScaleAndCheck {
     }
 
     #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        check_f32(self.name(), self.dtype)
+    }
+
+    #[cfg(feature = "cuda")]
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         cuda::scale_and_check(&self, cuda, operands)
     }
@@ -78,6 +83,11 @@ impl Kernel for AddSquares {
             sum[0] += cpu::sum_of_squares(cpu, operands.read::<T>(0).slice());
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        check_f32(self.name(), self.dtype)
     }
 
     #[cfg(feature = "cuda")]
@@ -119,8 +129,8 @@ pub fn scale_and_check_finite<'a>(
         check_any_float(op, tensor)?;
         device.check_launch(op, &[], &[&flag, tensor])?;
         #[cfg(feature = "cuda")]
-        if device.as_cuda().is_some() {
-            cuda::check(&kernel(tensor))?;
+        if device.kind() == DeviceKind::Cuda {
+            check_f32(op, tensor.dtype())?;
         }
     }
     for tensor in tensors {

@@ -9,7 +9,7 @@ use lowtide_allocator::cuda::{
 use super::{Batch, MatMul, Plan, Start};
 use crate::cuda::kernels::{FILL, MATMUL, WALK_OF_2, grid, walk};
 use crate::cuda::{Cuda, CudaOperands, Place};
-use crate::{DType, Result, TensorError};
+use crate::{Result, TensorError};
 
 /// Rows and columns of the tile that a block computes, and its threads.
 const TILE: usize = 64;
@@ -21,9 +21,6 @@ const BLOCKS_MAX: usize = 65_535;
 /// Enqueues a product of f32: each launch by the library where it can do it, else by the tiles.
 pub(super) fn product(op: &MatMul, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let no_kernel = || TensorError::NoKernel { op: op.op, device: "cuda" };
-    if [op.dtype, operands.write(0).dtype()] != [DType::F32; 2] {
-        return Err(no_kernel());
-    }
     let library = cuda.blas()?;
     let mut launches = Launches::new(op, cuda, operands);
     let has_tiles = launches.fit_tiles();
@@ -37,17 +34,18 @@ pub(super) fn product(op: &MatMul, cuda: &Cuda, operands: &CudaOperands<'_>) -> 
     }
     for index in 0..launches.outer.len() {
         let offsets = launches.outer.offsets(index);
-        if let Some((blas, precision)) = &library {
-            match launches.by_library(blas, *precision, offsets) {
-                Err(error) if error.is_unsupported() && has_tiles => {}
-                Err(error) if error.is_unsupported() => return Err(no_kernel()),
-                done => {
-                    done?;
-                    continue;
-                }
+        let is_done = match &library {
+            Some((blas, precision)) => {
+                cuda.by_library(|| launches.by_library(blas, *precision, offsets))?
             }
+            None => false,
+        };
+        if !is_done && !has_tiles {
+            return Err(no_kernel());
         }
-        launches.by_tiles(offsets)?;
+        if !is_done {
+            launches.by_tiles(offsets)?;
+        }
     }
     Ok(())
 }
@@ -148,6 +146,7 @@ impl<'a> Launches<'a> {
             let y = self.operands.write(0).to_write_from(y);
             let arguments = [y, a, b, bias, adds, Argument::Words(&words)];
             self.cuda.launch(MATMUL, &kernel, grid, &arguments)?;
+            self.cuda.count_own_product();
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use crate::cpu::Cpu;
 use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::panel::Start;
 #[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
+use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::dtype::{for_float, for_half};
 use crate::layout::{Layout, RANK_MAX};
 use crate::{Cost, DType, Element, Kernel, Operands, Result, Shape, Tensor, TensorError, ViewMut};
@@ -85,6 +85,12 @@ impl Kernel for MatMul {
             false => self.run::<f32, E, E>(cpu, operands),
         }));
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<()> {
+        check_f32(self.op, self.dtype)?;
+        check_f32(self.op, operands.write(0).dtype())
     }
 
     #[cfg(feature = "cuda")]

@@ -4,16 +4,15 @@ use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
 
 use super::cpu::MaxPool2dShape;
 use super::{Backward, Forward};
+use crate::Result;
 use crate::cuda::kernels::{MAX_POOL2D, grid};
 use crate::cuda::{Cuda, CudaOperands};
-use crate::{DType, Result, TensorError};
 
 /// `struct Pool`.
 const POOL: Parameter = Parameter::Words(13);
 
 /// Enqueues the maxima of f32.
 pub(super) fn forward(op: &Forward, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    check_dtype(op.op, op.dtype)?;
     use Parameter::{Read, Write};
     let kernel = Signature { name: "max_pool2d_f32", parameters: &[Write, Write, Read, POOL] };
     let (y, winners, x) = (operands.write(0), operands.write(1), operands.read(0));
@@ -24,7 +23,6 @@ pub(super) fn forward(op: &Forward, cuda: &Cuda, operands: &CudaOperands<'_>) ->
 
 /// Enqueues the gradient of f32.
 pub(super) fn backward(op: &Backward, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    check_dtype(op.op, op.dtype)?;
     use Parameter::{Read, Write};
     let parameters = &[Write, Read, Read, POOL];
     let kernel = Signature { name: "max_pool2d_backward_f32", parameters };
@@ -32,13 +30,6 @@ pub(super) fn backward(op: &Backward, cuda: &Cuda, operands: &CudaOperands<'_>) 
     let words = words(&op.shape);
     let arguments = [dx.to_write(), dy.to_read(), winners.to_read(), Argument::Words(&words)];
     cuda.launch(MAX_POOL2D, &kernel, grid(op.shape.x_len()), &arguments)
-}
-
-fn check_dtype(op: &'static str, dtype: DType) -> Result<()> {
-    match dtype {
-        DType::F32 => Ok(()),
-        _ => Err(TensorError::NoKernel { op, device: "cuda" }),
-    }
 }
 
 /// `struct Pool`.

@@ -10,7 +10,7 @@ mod one;
 
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
+use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::dtype::{for_each_dtype, for_each_float};
 use crate::ops::avg_pool2d::SizeRounding;
 use crate::ops::windows::{check_image, pair_shape, with_size};
@@ -94,6 +94,11 @@ impl Kernel for Forward {
     }
 
     #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        check_f32(self.op, self.dtype)
+    }
+
+    #[cfg(feature = "cuda")]
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         cuda::forward(&self, cuda, operands)
     }
@@ -121,6 +126,11 @@ impl Kernel for Backward {
             cpu::backward::<E, T>(cpu.pool(), &self.shape, dy, winners, dx);
         }, else unreachable!("checked to be a float"));
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        check_f32(self.op, self.dtype)
     }
 
     #[cfg(feature = "cuda")]

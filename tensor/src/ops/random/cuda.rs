@@ -3,16 +3,13 @@
 use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
 
 use super::{Distribution, Random};
+use crate::Result;
 use crate::cuda::kernels::{RANDOM, WALK_OF_1, grid, walk};
 use crate::cuda::{Cuda, CudaOperands};
-use crate::{DType, Kernel, Result, TensorError};
 use Parameter::{F64, U32, Words, Write};
 
 /// Enqueues the numbers of a tensor of f32.
 pub(super) fn random(op: &Random, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    if op.dtype != DType::F32 {
-        return Err(TensorError::NoKernel { op: op.name(), device: "cuda" });
-    }
     let (number, p, q) = match op.distribution {
         Distribution::Uniform { low, high } => (0, low, high - low),
         Distribution::Normal { mean, deviation } => (1, mean, deviation),

@@ -8,7 +8,7 @@ mod cuda;
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Mode, Order, evaluate};
 #[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
+use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::dtype::for_each_dtype;
 use crate::{Cost, DType, Device, Kernel, Operands, RandomKey, Result, Tensor, TensorError};
 
@@ -53,6 +53,11 @@ impl Kernel for Random {
             evaluate::<T, T>(cpu, out, &order, Mode::Overwrite, &[&numbers], None);
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        check_f32(self.name(), self.dtype)
     }
 
     #[cfg(feature = "cuda")]

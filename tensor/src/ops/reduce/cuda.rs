@@ -92,19 +92,23 @@ impl Launches {
     }
 }
 
+/// `Ok` if there are kernels for a reduction, which they are for f32.
+pub(super) fn check(op: &Reduce) -> Result<()> {
+    finish_name(op).map(drop)
+}
+
+fn finish_name(op: &Reduce) -> Result<&'static str> {
+    match (op.dtype, op.reduction.result(op.dtype)) {
+        (DType::F32, DType::F32) => Ok("finish_f32"),
+        (DType::F32, DType::I64) => Ok("finish_i64"),
+        (DType::F32, DType::Bool) => Ok("finish_bool"),
+        _ => Err(TensorError::NoKernel { op: op.name, device: "cuda" }),
+    }
+}
+
 /// Enqueues a reduction of f32.
 pub(super) fn reduce(op: &Reduce, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let x = operands.read(0);
-    let result = op.reduction.result(op.dtype);
-    let finish_name = match result {
-        DType::F32 => "finish_f32",
-        DType::I64 => "finish_i64",
-        DType::Bool => "finish_bool",
-        _ => return Err(TensorError::NoKernel { op: op.name, device: "cuda" }),
-    };
-    if op.dtype != DType::F32 {
-        return Err(TensorError::NoKernel { op: op.name, device: "cuda" });
-    }
+    let (x, finish_name) = (operands.read(0), finish_name(op)?);
     let plan = Plan::new(x.layout(), op.kept_rank);
     let launches = Launches::new(&plan);
     let [y, partials, centers] = [0, 1, 2].map(|index| operands.write(index));
@@ -144,9 +148,6 @@ pub(super) fn reduce(op: &Reduce, cuda: &Cuda, operands: &CudaOperands<'_>) -> R
 
 /// Enqueues a search for the largest or smallest f32.
 pub(super) fn extreme(op: &Extreme, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    if op.dtype != DType::F32 {
-        return Err(TensorError::NoKernel { op: op.name, device: "cuda" });
-    }
     let x = operands.read(0);
     let [positions, values, places] = [0, 1, 2].map(|index| operands.write(index));
     let launches = Launches::new(&Plan::new(x.layout(), op.kept_rank));

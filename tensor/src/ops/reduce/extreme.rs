@@ -5,7 +5,7 @@ use super::plan::{Along, Block, Plan};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 #[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
+use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::dtype::for_each_dtype;
 use crate::ops::elementwise::Arithmetic;
 use crate::{Cost, DType, Element, Kernel, Operands, Result};
@@ -120,6 +120,11 @@ impl Kernel for Extreme {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         for_each_dtype!(self.dtype, E => self.run::<E>(cpu, operands));
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        check_f32(self.name, self.dtype)
     }
 
     #[cfg(feature = "cuda")]

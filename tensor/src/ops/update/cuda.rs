@@ -45,7 +45,6 @@ pub(super) fn update<F, const STATES: usize, const SCALARS: usize>(
 where
     F: UpdateFormula<STATES, SCALARS>,
 {
-    check(op)?;
     let formulas = op.items.iter().filter_map(|item| Some((item.len, item.formula.known()?)));
     for (index, (item_len, formula)) in formulas.enumerate() {
         let state = |k: usize| operands.write(index * (1 + STATES) + k).to_write();

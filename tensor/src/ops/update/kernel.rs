@@ -120,6 +120,12 @@ where
         for_update!(self.form.dtypes, self.run(cpu, operands));
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        super::cuda::check(self)
+    }
+
     #[cfg(feature = "cuda")]
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         super::cuda::update(&self, cuda, operands)

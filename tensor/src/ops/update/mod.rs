@@ -208,7 +208,7 @@ where
     check_apart(op, &batches)?;
     let kernels: Vec<_> = batches.iter().map(|batch| batch.kernel(updates)).collect();
     #[cfg(feature = "cuda")]
-    if device.as_cuda().is_some() {
+    if device.kind() == crate::DeviceKind::Cuda {
         kernels.iter().try_for_each(cuda::check)?;
     }
     let mut launches = batches.iter().zip(kernels);

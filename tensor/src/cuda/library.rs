@@ -1,0 +1,162 @@
+//! What multiplies matrices on a device: cuBLASLt, or the kernel of this crate where the library is
+//! missing or fails.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use lowtide_allocator::cuda::{Blas, BlasError, CudaDevice, Precision, Product};
+
+use super::Products;
+use crate::Result;
+
+/// What multiplies matrices on a device, as found there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProductsBy {
+    /// cuBLASLt. A product that it refuses is done by the kernel of this crate.
+    Library {
+        /// As the library numbers itself.
+        version: usize,
+        /// Its file, or its name where the system's loader found it.
+        path: PathBuf,
+        /// How factors are multiplied.
+        precision: Precision,
+    },
+    /// The kernel of this crate, as was asked for.
+    Own,
+    /// The kernel of this crate, because the library cannot be used.
+    OwnInstead(BlasError),
+}
+
+impl fmt::Display for ProductsBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ProductsBy::Library { version, precision, .. } => {
+                let precision = match precision {
+                    Precision::F32 => "f32",
+                    Precision::Tf32 => "tf32",
+                };
+                write!(f, "cuBLASLt {version} in {precision}")
+            }
+            ProductsBy::Own => f.write_str("lowtide's own kernel"),
+            ProductsBy::OwnInstead(error) => write!(f, "lowtide's own kernel ({error})"),
+        }
+    }
+}
+
+/// How many launches each has done so far. A product may take several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProductCounts {
+    /// By cuBLASLt.
+    pub library: u64,
+    /// By the kernel of this crate.
+    pub own: u64,
+}
+
+/// The library of one device, looked for when it is first needed.
+pub(super) struct Library {
+    device: CudaDevice,
+    products: Products,
+    /// Absent before the library was looked for.
+    found: Mutex<Option<Result<Blas, BlasError>>>,
+    has_told: AtomicBool,
+    by_library: AtomicU64,
+    by_own: AtomicU64,
+}
+
+impl Library {
+    pub(super) fn new(device: &CudaDevice, products: Products) -> Library {
+        Library {
+            device: device.clone(),
+            products,
+            found: Mutex::default(),
+            has_told: AtomicBool::new(false),
+            by_library: AtomicU64::new(0),
+            by_own: AtomicU64::new(0),
+        }
+    }
+
+    /// The library and how precise products are; `None` where the kernel of this crate does them.
+    ///
+    /// # Errors
+    /// The library failed for a reason that may pass, such as a lack of memory.
+    pub(super) fn open(&self) -> Result<Option<(Blas, Precision)>> {
+        let Products::Library(precision) = self.products else { return Ok(None) };
+        let mut found = self.found();
+        let opened = match &*found {
+            Some(opened) => opened.clone(),
+            None => {
+                let opened = Blas::of(&self.device);
+                if let Err(error) = &opened {
+                    if !error.is_unusable() {
+                        return Err(error.clone().into());
+                    }
+                    self.tell(error);
+                }
+                found.insert(opened).clone()
+            }
+        };
+        Ok(opened.ok().map(|blas| (blas, precision)))
+    }
+
+    /// Notes that the library refused a product, which the kernel of this crate then does. A
+    /// library that is of no use on this device is not asked again.
+    pub(super) fn refused(&self, error: &BlasError) {
+        // That it has no plan for an unusual shape is nothing to tell.
+        if matches!(error, BlasError::Call { .. }) {
+            self.tell(error);
+        }
+        if error.is_unusable() {
+            *self.found() = Some(Err(error.clone()));
+        }
+    }
+
+    pub(super) fn count_library(&self) {
+        self.by_library.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_own(&self) {
+        self.by_own.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn counts(&self) -> ProductCounts {
+        let [library, own] =
+            [&self.by_library, &self.by_own].map(|count| count.load(Ordering::Relaxed));
+        ProductCounts { library, own }
+    }
+
+    pub(super) fn by(&self) -> ProductsBy {
+        let Products::Library(precision) = self.products else { return ProductsBy::Own };
+        match self.open() {
+            Ok(Some((blas, _))) => {
+                let (version, path) = (blas.version(), blas.path().to_path_buf());
+                ProductsBy::Library { version, path, precision }
+            }
+            _ => match &*self.found() {
+                Some(Err(error)) => ProductsBy::OwnInstead(error.clone()),
+                _ => ProductsBy::Own,
+            },
+        }
+    }
+
+    /// The products so far with the library's description of the kernel that it chose for each.
+    pub(super) fn choices(&self) -> Vec<(Product, [u64; 8])> {
+        match &*self.found() {
+            Some(Ok(blas)) => blas.choices(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Says once for each device, on standard error, that the library does not do what was asked.
+    fn tell(&self, error: &BlasError) {
+        if !self.has_told.swap(true, Ordering::Relaxed) {
+            eprintln!("lowtide: matrix products by lowtide's own kernel: {error}");
+        }
+    }
+
+    // It is written whole, so a poisoned lock is taken over.
+    fn found(&self) -> MutexGuard<'_, Option<Result<Blas, BlasError>>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
