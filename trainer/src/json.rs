@@ -50,6 +50,8 @@ pub(crate) fn ledger_json(ledger: &OutOfMemory) -> Value {
         "requested_bytes": ledger.requested_bytes,
         "missing_bytes": ledger.missing_bytes,
         "largest_free_bytes": ledger.largest_free_bytes,
+        "outside_bytes": ledger.outside_bytes,
+        "refused_call": ledger.refused_call,
         "capacity_bytes": ledger.capacity_bytes,
         "reserved_bytes": ledger.reserved_bytes,
         "allocated_bytes": ledger.allocated_bytes,

@@ -38,6 +38,13 @@ pub struct Summary {
     pub micro_batch: usize,
     /// The limit on reserved bytes; the machine's memory if none was given.
     pub budget_bytes: usize,
+    /// What of an NVIDIA device's memory is not for tensors: its context, kernels, libraries, other
+    /// programs, and a reserve. 0 on a processor.
+    #[serde(default)]
+    pub outside_bytes: usize,
+    /// What multiplied matrices, on an NVIDIA device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub products: Option<String>,
     /// The peak of reserved bytes that the rehearsal showed.
     pub predicted_peak_bytes: usize,
     /// The peak of reserved bytes of the run.

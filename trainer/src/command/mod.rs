@@ -119,13 +119,34 @@ impl DeviceArgs {
         }
     }
 
-    /// A simulated device of the same kind, so large that any model can be built on it.
-    fn open_simulated(&self) -> Result<Device> {
+    /// A simulated device of the same kind, so large that any model can be built on it, and the
+    /// budget to plan for. A device is asked only where no budget says what it has.
+    fn open_simulated(&self) -> Result<(Device, usize)> {
         const CAPACITY_BYTES: usize = 1 << 50;
-        Ok(Device::sim(match self.device {
-            Place::Cpu => SimSpec::like_this_machine(CAPACITY_BYTES),
-            Place::Cuda(_) => SimSpec::like_cuda(CAPACITY_BYTES),
-        })?)
+        let (spec, budget_bytes) = match (self.budget, self.device) {
+            (Some(budget_bytes), Place::Cpu) => {
+                (SimSpec::like_this_machine(CAPACITY_BYTES), budget_bytes)
+            }
+            #[cfg(feature = "cuda")]
+            (Some(budget_bytes), Place::Cuda(_)) => {
+                (SimSpec::like_cuda(CAPACITY_BYTES), budget_bytes)
+            }
+            _ => {
+                let device = self.open().map_err(|error| self.without_device(error))?;
+                (device.spec(), device.allocator().capacity_bytes())
+            }
+        };
+        let sim = Device::sim(SimSpec { capacity_bytes: CAPACITY_BYTES, ..spec })?;
+        Ok((sim, budget_bytes))
+    }
+
+    /// The error of a plan for a device that cannot be asked what memory it has.
+    fn without_device(&self, error: TrainError) -> TrainError {
+        if self.device == Place::Cpu || cfg!(not(feature = "cuda")) {
+            return error;
+        }
+        let problem = format!("say how much memory to plan for, no device can be asked: {error}");
+        TrainError::Setting { place: "--budget".to_owned(), problem }
     }
 
     /// What computes, in words.
@@ -134,6 +155,16 @@ impl DeviceArgs {
             Place::Cpu => format!("{} threads", device.threads()),
             Place::Cuda(index) => format!("NVIDIA device {index}"),
         }
+    }
+
+    /// What multiplies matrices on an NVIDIA device, in words.
+    fn products(device: &Device) -> Option<String> {
+        #[cfg(feature = "cuda")]
+        if let Some(cuda) = device.as_cuda() {
+            return Some(cuda.products().to_string());
+        }
+        let _ = device;
+        None
     }
 }
 

@@ -25,6 +25,10 @@ pub(super) struct PlanArgs {
 /// What a rehearsal of a recipe found.
 pub(super) struct Found {
     plan: Plan,
+    /// What of the device's memory is not for tensors.
+    outside_bytes: usize,
+    /// Whether that is no measurement.
+    is_assumed: bool,
     survey: Vec<(usize, Forecast)>,
 }
 
@@ -36,9 +40,14 @@ pub(super) fn run(arguments: &PlanArgs) -> Result<()> {
 
 impl Found {
     fn tell(&self) -> Result<()> {
-        let Found { plan, survey } = self;
+        let &Found { ref plan, ref survey, outside_bytes, is_assumed } = self;
         let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
         say(&format!("budget          {}", exact(plan.budget_bytes)))?;
+        if outside_bytes > 0 {
+            let assumed = if is_assumed { ", assumed" } else { "" };
+            let outside = exact(outside_bytes);
+            say(&format!("outside         {outside} of the device beside the budget{assumed}"))?;
+        }
         say(&format!("batch           {} samples", plan.batch_size))?;
         say(&format!("plan            micro-batches of {}", plan.micro_batch))?;
         say(&format!("predicted peak  {}", exact(plan.predicted_peak_bytes())))?;
@@ -73,7 +82,7 @@ impl Found {
     }
 
     fn to_json(&self) -> Value {
-        let Found { plan, survey } = self;
+        let Found { plan, survey, outside_bytes, .. } = self;
         let survey = survey.iter().map(|(micro_batch, forecast)| {
             json!({
                 "micro_batch": micro_batch,
@@ -86,6 +95,7 @@ impl Found {
         );
         json!({
             "budget_bytes": plan.budget_bytes,
+            "outside_bytes": outside_bytes,
             "batch_size": plan.batch_size,
             "micro_batch": plan.micro_batch,
             "predicted_peak_bytes": plan.predicted_peak_bytes(),
@@ -107,15 +117,12 @@ impl Found {
 /// # Errors
 /// `DoesNotFit`; anything that keeps the recipe from being built.
 pub(super) fn find(recipe: &Recipe, device: &DeviceArgs) -> Result<Found> {
-    let sim = device.open_simulated()?;
+    let (sim, budget_bytes) = device.open_simulated()?;
     let (train, test) = recipe.loaders()?;
     let mut trainer = recipe.trainer(&sim)?;
-    let budget_bytes = match device.budget {
-        Some(budget_bytes) => budget_bytes,
-        None => device.open()?.allocator().capacity_bytes(),
-    };
     sim.allocator().set_capacity(budget_bytes);
     let plan = trainer.plan(&train, &test, recipe.train.epochs)?;
     let survey = trainer.survey(&train, &test, recipe.train.epochs)?;
-    Ok(Found { plan, survey })
+    let (outside_bytes, is_assumed) = (sim.outside_bytes(), device.budget.is_some());
+    Ok(Found { plan, outside_bytes, is_assumed, survey })
 }

@@ -129,6 +129,8 @@ impl Run<'_> {
             batch_size: plan.batch_size,
             micro_batch: trainer.micro_batch(),
             budget_bytes: statistics.capacity_bytes,
+            outside_bytes: device.outside_bytes(),
+            products: DeviceArgs::products(&device),
             predicted_peak_bytes: plan.predicted_peak_bytes(),
             measured_peak_bytes: statistics.reserved.peak_bytes,
             retried_steps: trainer.retried_steps(),
@@ -182,6 +184,12 @@ fn conclude(summary: &Summary, plan: &Plan, run_dir: &RunDir, arguments: &TrainA
     say(&format!("micro-batch      {} of {}", summary.micro_batch, plan.batch_size))?;
     let given = if arguments.device.budget.is_some() { "" } else { ", all there is" };
     say(&format!("budget           {}{given}", bytes(summary.budget_bytes)))?;
+    if summary.outside_bytes > 0 {
+        say(&format!("outside          {} beside the budget", bytes(summary.outside_bytes)))?;
+    }
+    if let Some(products) = &summary.products {
+        say(&format!("products         by {products}"))?;
+    }
     say(&format!("predicted peak   {}", bytes(summary.predicted_peak_bytes)))?;
     say(&format!("measured peak    {}", bytes(summary.measured_peak_bytes)))?;
     say(&format!("retried steps    {}", summary.retried_steps))?;
@@ -249,7 +257,11 @@ impl Curves {
             ("Predicted peak", bytes(summary.predicted_peak_bytes)),
             ("Measured peak", bytes(summary.measured_peak_bytes)),
         ];
-        let facts = facts.map(|(name, value)| (name.to_owned(), value)).to_vec();
+        let mut facts = facts.map(|(name, value)| (name.to_owned(), value)).to_vec();
+        if summary.outside_bytes > 0 {
+            facts.push(("Outside the allocator".to_owned(), bytes(summary.outside_bytes)));
+        }
+        facts.extend(summary.products.clone().map(|by| ("Matrix products".to_owned(), by)));
         Report { title: "SimpleCNN on handwritten digits".to_owned(), facts, ..self.report }
     }
 }

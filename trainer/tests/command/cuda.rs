@@ -25,10 +25,14 @@ fn missing_driver_explains_itself_in_one_line_and_leaves_nothing() {
 }
 
 #[test]
-fn training_for_a_device_is_planned_without_one() {
+#[cfg(feature = "cuda")]
+fn plan_without_a_driver_asks_for_the_memory_to_plan_for() {
     let place = Place::new();
-    let words = place.run("plan --device cuda --budget 16MiB").check_done();
-    assert!(words.contains("predicted peak"), "{words}");
+    let Some(outcome) = without_driver(&place, "plan --device cuda") else { return };
+    outcome.check_refused(1, &["--budget: say how much memory to plan for", "no CUDA driver"]);
+    let arguments = "plan --device cuda --budget 16MiB";
+    let planned = without_driver(&place, arguments);
+    assert!(planned.is_none_or(|outcome| outcome.code == Some(0)), "{arguments}");
 }
 
 #[test]
@@ -76,7 +80,52 @@ mod on_the_pretend_device {
         assert_eq!(found["predicted_peak_bytes"], found["measured_peak_bytes"]);
         assert_eq!(found["retried_steps"], 0);
         let page = String::from_utf8(place.read("there/report.html")).expect("UTF-8");
-        assert!(page.contains("NVIDIA device 0"), "the page does not say what computed");
+        for fact in ["NVIDIA device 0", "Outside the allocator", "cuBLASLt 120800 in f32"] {
+            assert!(page.contains(fact), "the page does not say `{fact}`");
+        }
+        // What the pretend device has: it charges nothing for its context.
+        let outside_bytes = found["outside_bytes"].as_u64().expect("a number");
+        assert_eq!(outside_bytes + found["budget_bytes"].as_u64().expect("a number"), 64 << 20);
+        assert!(outside_bytes >= 2 << 20, "{found}");
+    }
+
+    #[test]
+    fn missing_library_is_told_once_and_the_run_goes_on() {
+        let place = Place::new();
+        let Some(folder) = DRIVER.folder() else { return };
+        let without = place.path("without");
+        std::fs::create_dir(&without).expect("a folder");
+        for entry in std::fs::read_dir(folder).expect("readable") {
+            let entry = entry.expect("readable");
+            if !entry.file_name().to_string_lossy().starts_with("libcublasLt") {
+                std::fs::copy(entry.path(), without.join(entry.file_name())).expect("room");
+            }
+        }
+        let mut command = place.command("train --epochs 1 --device cuda --out own");
+        let outcome = Outcome::of(command.env("LOWTIDE_CUDA_LIBS", without));
+        let told = "lowtide: matrix products by lowtide's own kernel: no cuBLASLt";
+        let lines = outcome.stderr.lines().filter(|line| line.starts_with(told)).count();
+        assert_eq!(lines, 1, "{}", outcome.stderr);
+        let words = outcome.check_done();
+        assert!(words.contains("products         by lowtide's own kernel (no cuBLASLt"), "{words}");
+        let summary = place.json("own/summary.json");
+        let products = summary["products"].as_str().expect("text");
+        assert!(products.starts_with("lowtide's own kernel"), "{products}");
+    }
+
+    #[test]
+    fn plan_without_a_device_says_what_the_run_on_one_takes() {
+        let place = Place::new();
+        for budget in ["5MiB", "16MiB"] {
+            let arguments = format!("--epochs 1 --device cuda --budget {budget}");
+            let words = place.run(&format!("plan {arguments}")).check_done();
+            let Some(found) = train(&place, &arguments, "there") else { return };
+            let micro_batch = format!("micro-batches of {}\n", found["micro_batch"]);
+            let peak = format!("({} bytes)\n", found["measured_peak_bytes"]);
+            let lines: Vec<&str> = words.lines().take(5).collect();
+            let text = lines.join("\n") + "\n";
+            assert!(text.contains(&micro_batch) && text.contains(&peak), "{text} not {found}");
+        }
     }
 
     #[test]

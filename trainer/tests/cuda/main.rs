@@ -4,8 +4,10 @@
 #[path = "../it/common.rs"]
 mod common;
 mod gpu;
+mod planned;
 #[path = "../pretend/mod.rs"]
 mod pretend;
+mod shortage;
 
 use std::cell::{Cell, RefCell};
 
