@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lowtide_tensor::{DType, Tensor};
+use lowtide_tensor::{DType, Shape, Tensor};
 
-use crate::Result;
+use crate::tape::Site;
+use crate::{AutogradError, LeafFault, Result};
 
 /// The identity of a value that gradients are collected for, such as a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,6 +48,8 @@ pub struct Attempt(Rc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     gradients: RefCell<Gradients>,
+    /// What each leaf was in this step.
+    leaves: RefCell<BTreeMap<LeafId, (Shape, DType)>>,
     /// The pass that each gradient of a half type is from, as long as it is one.
     half_from: RefCell<BTreeMap<LeafId, PassNumber>>,
     passes: Cell<u64>,
@@ -65,14 +68,25 @@ impl Attempt {
         PassNumber(self.0.passes.get())
     }
 
+    /// `Ok` unless `leaf` had another shape or type before in this step: its gradients would be
+    /// added by broadcasting.
+    pub(crate) fn check_leaf(&self, leaf: LeafId, value: &Tensor, site: Site) -> Result<()> {
+        let second = (*value.shape(), value.dtype());
+        let first = *self.0.leaves.borrow_mut().entry(leaf).or_insert(second);
+        let fault = LeafFault::Changed { first, second };
+        if first == second { Ok(()) } else { Err(AutogradError::Leaf { op: "leaf", site, fault }) }
+    }
+
     /// Takes the gradients out; passes that still run start anew. The buffer updates stay with
     /// the other handles.
     pub fn into_gradients(self) -> Gradients {
+        self.0.leaves.take();
         self.0.gradients.take()
     }
 
     /// Takes both halves out; passes that still run start anew.
     pub fn into_parts(self) -> (Gradients, BufferUpdates) {
+        self.0.leaves.take();
         (self.0.gradients.take(), self.0.buffers.take())
     }
 

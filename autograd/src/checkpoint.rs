@@ -28,8 +28,8 @@ pub enum SavedPolicy {
     Offload(Offload),
 }
 
-/// Computes a segment: only from its inputs, leaves, and the pass that it is given, so that a
-/// second run does the same.
+/// Computes a segment: only from its inputs, leaves, the pass that it is given, and captured
+/// tensors that nobody writes meanwhile, so that a second run does the same.
 type Function = dyn Fn(&Pass, Vec<Var>) -> Result<Vec<Var>>;
 
 impl Pass {
@@ -132,6 +132,7 @@ impl Pass {
         if outputs.iter().any(|output| !output.pass().is(&shadow)) {
             return Err(AutogradError::Passes { op: name, site });
         }
+        again.journal.borrow_mut().end_first_run();
         self.0.draws.go_on_from(&shadow.0.draws);
         self.close(again, edges, outputs)
     }
@@ -149,7 +150,7 @@ impl Pass {
             let again = Again { outputs: outputs.iter().map(like).collect(), ..again };
             let (name, site) = ("checkpoint", again.site);
             let rule = AnyRule::Segment(Box::new(again), outputs.len());
-            node = self.record_always(Op { name, site, rule, inputs })?;
+            node = self.record_always(Op { name, site, rule, inputs, likes: Vec::new() })?;
         }
         let ours = |(output, var): (usize, Var)| {
             let (value, inside) = var.into_parts();
@@ -233,6 +234,7 @@ impl Segment for Again {
             return Ok(Vec::new());
         };
         let again = *self;
+        let replay = Rc::new(Replay::new(again.journal, again.site));
         let pass = Pass(Rc::new(Inner {
             mode: Mode::Record(RefCell::new(Some(Tape::default()))),
             settings: RefCell::new(again.settings),
@@ -240,7 +242,7 @@ impl Segment for Again {
             draws: again.draws,
             paused: Cell::new(0),
             journal: None,
-            replay: Some(Rc::new(Replay::new(again.journal, again.site))),
+            replay: Some(Rc::clone(&replay)),
             store: RefCell::default(),
             stores: RefCell::default(),
         }));
@@ -262,7 +264,9 @@ impl Segment for Again {
         let input_count = vars.len();
         let outputs = {
             let _scope = device.category(Category::Activation);
-            (again.function)(&pass, vars)?
+            let outputs = (again.function)(&pass, vars);
+            replay.check_others()?;
+            outputs?
         };
         let seeds = seeds(outputs, &again.outputs, dys)?;
 

@@ -5,7 +5,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use lowtide_allocator::OutOfMemory;
-use lowtide_tensor::{Shape, TensorError};
+use lowtide_tensor::{DType, Shape, TensorError};
 
 use crate::Anomaly;
 
@@ -50,6 +50,26 @@ pub enum AutogradError {
         /// Where it was called.
         site: &'static Location<'static>,
     },
+    /// The rule of an operation gave other gradients than its inputs need.
+    #[error("{op} at {site}: its rule {fault}")]
+    Rule {
+        /// The operation.
+        op: &'static str,
+        /// Where it was called.
+        site: &'static Location<'static>,
+        /// What is wrong with the gradients.
+        fault: RuleFault,
+    },
+    /// A gradient cannot be collected for such a value.
+    #[error("{op} at {site}: {fault}")]
+    Leaf {
+        /// `leaf` or `input`.
+        op: &'static str,
+        /// Where it was called.
+        site: &'static Location<'static>,
+        /// What is wrong with the value.
+        fault: LeafFault,
+    },
     /// Backward starts from one number.
     #[error("backward: the loss has shape {shape}, not one element")]
     NotScalar {
@@ -65,6 +85,66 @@ pub enum AutogradError {
     /// A segment that was recomputed failed with an error that is not this crate's.
     #[error(transparent)]
     Segment(Arc<dyn Error + Send + Sync>),
+}
+
+/// What a rule did wrong. Inputs are counted from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RuleFault {
+    /// It gave too few gradients, or too many.
+    #[error("gave {found} gradients for {expected} inputs")]
+    Count {
+        /// How many it gave.
+        found: usize,
+        /// How many inputs the operation has.
+        expected: usize,
+    },
+    /// It gave `None` for an input that needs a gradient.
+    #[error("gave input {input} no gradient, though it needs one")]
+    Missing {
+        /// The input.
+        input: usize,
+    },
+    /// A gradient has not the shape of its input.
+    #[error("gave input {input} of shape {expected} a gradient of shape {found}")]
+    Shape {
+        /// The input.
+        input: usize,
+        /// The shape of the gradient.
+        found: Shape,
+        /// The shape of the input.
+        expected: Shape,
+    },
+    /// A gradient has not the element type of its input.
+    #[error("gave input {input} of type {expected} a gradient of type {found}")]
+    DType {
+        /// The input.
+        input: usize,
+        /// The type of the gradient.
+        found: DType,
+        /// The type of the input.
+        expected: DType,
+    },
+}
+
+/// Why no gradient can be collected for a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LeafFault {
+    /// Only floats have gradients.
+    #[error("a value of type {dtype} has no gradient")]
+    Integers {
+        /// The type of the value.
+        dtype: DType,
+    },
+    /// One identity was given to two different values in one step.
+    #[error("one identity stands for {} {} and for {} {}", first.1, first.0, second.1, second.0)]
+    Changed {
+        /// The earlier value.
+        first: (Shape, DType),
+        /// This one.
+        second: (Shape, DType),
+    },
 }
 
 impl AutogradError {

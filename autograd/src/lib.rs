@@ -26,7 +26,7 @@ pub use attempt::{Attempt, BufferId, BufferUpdates, Gradients, LeafId};
 pub use cast::CastPolicy;
 pub use checkpoint::SavedPolicy;
 pub use coupling::Coupling;
-pub use error::AutogradError;
+pub use error::{AutogradError, LeafFault, RuleFault};
 pub use foreign::{Foreign, Role};
 pub use offload::Offload;
 pub use pass::Pass;

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::panic::Location;
 use std::rc::Rc;
 
-use lowtide_tensor::{DType, Device, RandomKey, Tensor};
+use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor};
 
 use crate::anomaly::{Anomalies, Anomaly};
 use crate::attempt::PassNumber;
@@ -16,7 +16,7 @@ use crate::random::Draws;
 use crate::rule::AnyRule;
 use crate::saved::Saver;
 use crate::tape::{Edge, Hook, Op, Site, Tape};
-use crate::{Attempt, AutogradError, BufferId, CastPolicy, LeafId, Result, Var};
+use crate::{Attempt, AutogradError, BufferId, CastPolicy, LeafFault, LeafId, Result, Var};
 
 /// One walk through a model: whether it records, whether it trains, its random key, and the
 /// [`Attempt`] that its gradients and buffer updates go to. A cheap shared handle that stays on
@@ -248,21 +248,28 @@ impl Pass {
         section()
     }
 
-    /// A value that needs no gradient.
+    /// A value that needs no gradient. A segment may capture it, but the tensor must not be written
+    /// between its runs: `Modified`.
     #[track_caller]
     pub fn constant(&self, value: Tensor) -> Var {
         self.check_device(Role::Value, &value);
+        self.note_use(&value);
         Var::new(value, None, self.clone())
     }
 
     /// A value whose gradient is collected under `leaf`.
     ///
     /// # Errors
-    /// `Consumed` after backward; `Modified` in a recomputation, when it was written meanwhile.
+    /// `Consumed` after backward; `Leaf` for integers, and for a value of another shape or type than
+    /// `leaf` had before in this step; `Modified` in a recomputation, when it was written meanwhile.
     #[track_caller]
     pub fn leaf(&self, leaf: LeafId, value: &Tensor) -> Result<Var> {
         self.check_device(Role::Parameter, value);
         let node = self.on_tape("leaf", |tape| tape.leaf(leaf))?;
+        check_float("leaf", value, Location::caller())?;
+        if let (true, Some(attempt)) = (self.is_recording(), &*self.0.attempt.borrow()) {
+            attempt.check_leaf(leaf, value, Location::caller())?;
+        }
         if let Some(replay) = &self.0.replay {
             replay.check_leaf(leaf, value)?;
         }
@@ -275,11 +282,13 @@ impl Pass {
     /// A value that has no leaf, but whose gradient [`Pass::gradients`] can be asked for.
     ///
     /// # Errors
-    /// `Consumed` after backward.
+    /// `Consumed` after backward, `Leaf` for integers.
     #[track_caller]
     pub fn input(&self, value: Tensor) -> Result<Var> {
         self.check_device(Role::Value, &value);
         let node = self.on_tape("input", Tape::source)?;
+        check_float("input", &value, Location::caller())?;
+        self.note_use(&value);
         Ok(Var::new(value, node, self.clone()))
     }
 
@@ -318,10 +327,18 @@ impl Pass {
     /// What keeps tensors for an operation on inputs from `nodes`.
     pub(crate) fn saver(&self, op: &'static str, site: Site, nodes: &[Option<Edge>]) -> Saver {
         let recorded = matches!(self.0.mode, Mode::Record(_)) && self.is_recording();
-        if recorded && nodes.iter().any(Option::is_some) {
-            return Saver::recording(op, site, self.0.store.borrow().clone());
+        let is_needed = recorded && nodes.iter().any(Option::is_some);
+        Saver::new(self.clone(), op, site, is_needed)
+    }
+
+    /// Notes that an operation uses `value`, if this pass is a run of a segment.
+    pub(crate) fn note_use(&self, value: &Tensor) {
+        if let Some(replay) = &self.0.replay {
+            replay.use_other(value);
         }
-        Saver::idle(op, site)
+        if let Some(journal) = &self.0.journal {
+            journal.borrow_mut().note_other(value);
+        }
     }
 
     /// Records an operation, if one of its inputs leads to a leaf; its node.
@@ -329,13 +346,13 @@ impl Pass {
         &self,
         name: &'static str,
         site: Site,
-        inputs: Vec<Option<Edge>>,
+        (inputs, likes): (Vec<Option<Edge>>, Vec<(Shape, DType)>),
         rule: AnyRule,
     ) -> Result<Option<Edge>> {
         if !inputs.iter().any(Option::is_some) {
             return Ok(None);
         }
-        self.record_always(Op { name, site, rule, inputs })
+        self.record_always(Op { name, site, rule, inputs, likes })
     }
 
     /// Records an operation.
@@ -385,6 +402,13 @@ impl Pass {
     pub(crate) fn is(&self, other: &Pass) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
+}
+
+/// `Ok` if `value` can have a gradient.
+fn check_float(op: &'static str, value: &Tensor, site: Site) -> Result<()> {
+    let dtype = value.dtype();
+    let fault = LeafFault::Integers { dtype };
+    if dtype.is_float() { Ok(()) } else { Err(AutogradError::Leaf { op, site, fault }) }
 }
 
 impl Settings {

@@ -4,29 +4,23 @@ use std::rc::Rc;
 
 use lowtide_tensor::{Shape, Tensor};
 
-use crate::offload::{Parked, Store};
+use crate::offload::Parked;
 use crate::tape::Site;
-use crate::{AutogradError, Result};
+use crate::{AutogradError, Pass, Result};
 
 /// Keeps tensors for the backward of one operation, as the pass's policy says.
 pub struct Saver {
+    pass: Pass,
     op: &'static str,
     site: Site,
     /// Whether the operation is recorded, and its rule may run.
     is_needed: bool,
-    /// Where the tensors go instead of staying; absent where they stay.
-    store: Option<Rc<Store>>,
 }
 
 impl Saver {
-    /// For an operation that is not recorded.
-    pub(crate) fn idle(op: &'static str, site: Site) -> Self {
-        Saver { op, site, is_needed: false, store: None }
-    }
-
-    /// For a recorded operation.
-    pub(crate) fn recording(op: &'static str, site: Site, store: Option<Rc<Store>>) -> Self {
-        Saver { op, site, is_needed: true, store }
+    /// For an operation of `pass`.
+    pub(crate) fn new(pass: Pass, op: &'static str, site: Site, is_needed: bool) -> Self {
+        Saver { pass, op, site, is_needed }
     }
 
     /// Whether the rule may run: what only a rule needs is not worth computing otherwise.
@@ -36,7 +30,11 @@ impl Saver {
 
     /// Keeps `tensor` (its storage, not a copy), an input or an output of the operation.
     pub fn keep(&self, tensor: &Tensor) -> Saved {
-        let parked = self.store.as_ref().and_then(|store| store.park(tensor));
+        self.pass.note_use(tensor);
+        // Where the tensors go instead of staying; absent where they stay.
+        let store = self.pass.0.store.borrow();
+        let store = store.as_ref().filter(|_| self.is_needed);
+        let parked = store.and_then(|store| store.park(tensor));
         let content = match parked {
             Some(parked) => Content::Parked { parked, shape: *tensor.shape() },
             None => Content::Here(tensor.clone()),

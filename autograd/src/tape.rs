@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::panic::Location;
 
-use lowtide_tensor::{Tensor, TensorError};
+use lowtide_tensor::{DType, Shape, Tensor, TensorError};
 
 use crate::anomaly::{self, Phase};
 use crate::attempt::PassNumber;
 use crate::rule::{AnyRule, Needs, Segment, Slot};
-use crate::{Attempt, AutogradError, LeafId, Result};
+use crate::{Attempt, AutogradError, LeafId, Result, RuleFault};
 
 /// Where an operation was called, for errors.
 pub(crate) type Site = &'static Location<'static>;
@@ -35,6 +35,8 @@ pub(crate) struct Op {
     pub(crate) site: Site,
     pub(crate) rule: AnyRule,
     pub(crate) inputs: Vec<Option<Edge>>,
+    /// Shape and type of each input, which its gradient has to have; segments check their own.
+    pub(crate) likes: Vec<(Shape, DType)>,
 }
 
 #[derive(Default)]
@@ -168,7 +170,7 @@ impl<'a> Walk<'a> {
     }
 
     fn op(&mut self, op: Op, dys: Vec<Option<Tensor>>) -> Result<()> {
-        let Op { name, site, rule, inputs } = op;
+        let Op { name, site, rule, inputs, likes } = op;
         let needs = Needs::new(inputs.iter().map(|input| self.needs(*input)));
         let needs = needs.with_leaves(self.attempt.is_some());
         let strict = matches!(rule, AnyRule::One(_));
@@ -180,11 +182,22 @@ impl<'a> Walk<'a> {
             AnyRule::Many(rule, _) => rule.backward(dys, needs)?,
             AnyRule::Segment(rule, _) => return self.segment(rule, dys, &inputs, needs),
         };
-        assert_eq!(gradients.len(), inputs.len(), "{name}: one gradient per input");
+        let wrong = |fault| AutogradError::Rule { op: name, site, fault };
+        if gradients.len() != inputs.len() {
+            let (found, expected) = (gradients.len(), inputs.len());
+            return Err(wrong(RuleFault::Count { found, expected }));
+        }
+        // All are checked before the first one is added.
+        for (index, (&input, dx)) in inputs.iter().zip(&gradients).enumerate() {
+            match dx {
+                _ if !self.needs(input) => {}
+                Some(dx) => check_gradient(index, dx, likes[index]).map_err(wrong)?,
+                None if strict => return Err(wrong(RuleFault::Missing { input: index })),
+                None => {}
+            }
+        }
         for (input, dx) in inputs.into_iter().zip(gradients) {
-            let Some(edge) = input.filter(|_| self.needs(input)) else { continue };
-            let Some(dx) = dx else {
-                assert!(!strict, "{name}: a rule gives every gradient that is needed");
+            let (Some(edge), Some(dx)) = (input.filter(|_| self.needs(input)), dx) else {
                 continue;
             };
             if self.looks_for_anomalies {
@@ -247,12 +260,27 @@ impl<'a> Walk<'a> {
     }
 }
 
+/// `Ok` if a rule's gradient is as input number `input`.
+fn check_gradient(
+    input: usize,
+    dx: &Tensor,
+    (shape, dtype): (Shape, DType),
+) -> Result<(), RuleFault> {
+    if *dx.shape() != shape {
+        return Err(RuleFault::Shape { input, found: *dx.shape(), expected: shape });
+    }
+    if dx.dtype() != dtype {
+        return Err(RuleFault::DType { input, found: dx.dtype(), expected: dtype });
+    }
+    Ok(())
+}
+
 /// `Ok` if `tensor` is as its counterpart.
 pub(crate) fn check_like(
     op: &'static str,
     tensor: &Tensor,
-    shape: lowtide_tensor::Shape,
-    dtype: lowtide_tensor::DType,
+    shape: Shape,
+    dtype: DType,
 ) -> Result<(), AutogradError> {
     if *tensor.shape() != shape {
         return Err(TensorError::Shape { op, left: *tensor.shape(), right: shape }.into());

@@ -3,7 +3,7 @@
 
 use std::panic::Location;
 
-use lowtide_tensor::{Shape, Tensor};
+use lowtide_tensor::{DType, Shape, Tensor};
 
 use crate::rule::AnyRule;
 use crate::saved::Saver;
@@ -112,9 +112,10 @@ impl Var {
     ) -> Result<Var> {
         let operands = Operands::new(op, inputs)?;
         let (pass, nodes, site) = (operands.pass, operands.nodes, operands.site);
+        let likes = likes(&operands.values);
         let (value, rule) = forward(operands.values, &pass.saver(op, site, &nodes))?;
         pass.note(op, site, std::slice::from_ref(&value))?;
-        let node = pass.record(op, site, nodes, AnyRule::One(Box::new(rule)))?;
+        let node = pass.record(op, site, (nodes, likes), AnyRule::One(Box::new(rule)))?;
         pass.settle()?;
         Ok(Var { value, node, pass })
     }
@@ -134,10 +135,11 @@ impl Var {
     ) -> Result<Vec<Var>> {
         let operands = Operands::new(op, inputs)?;
         let (pass, nodes, site) = (operands.pass, operands.nodes, operands.site);
+        let likes = likes(&operands.values);
         let (values, rule) = forward(operands.values, &pass.saver(op, site, &nodes))?;
         pass.note(op, site, &values)?;
         let rule = AnyRule::Many(Box::new(rule), values.len());
-        let node = pass.record(op, site, nodes, rule)?;
+        let node = pass.record(op, site, (nodes, likes), rule)?;
         pass.settle()?;
         let output = |(output, value)| {
             let node = node.map(|edge| Edge { output, ..edge });
@@ -161,6 +163,11 @@ impl Var {
         }
         Ok(self.pass.constant(forward(self.value)?))
     }
+}
+
+/// The shape and type of each value.
+fn likes(values: &[Tensor]) -> Vec<(Shape, DType)> {
+    values.iter().map(|value| (*value.shape(), value.dtype())).collect()
 }
 
 /// The inputs of an operation, checked and in the types that the pass wants them in.

@@ -17,6 +17,7 @@ mod storage;
 mod tensor;
 mod transfer;
 mod views;
+mod watch;
 
 pub use cpu::Cpu;
 pub use device::{Assumption, CpuOptions, Device, DeviceKind, SimSpec};
@@ -53,6 +54,7 @@ pub use ops::update::{
 pub use ops::upsample2d::{Corners, Interpolation, Resize};
 pub use random::RandomKey;
 pub use tensor::Tensor;
+pub use watch::StorageWatch;
 
 /// The result of a tensor operation.
 pub type Result<T, E = TensorError> = std::result::Result<T, E>;

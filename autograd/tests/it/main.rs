@@ -9,6 +9,7 @@ mod errors;
 mod faults;
 mod graphs;
 mod memory;
+mod misuse;
 mod offload;
 mod outputs;
 mod random;

@@ -1,0 +1,40 @@
+//! Noticing writes to a tensor without keeping its memory.
+
+use std::sync::{Arc, Weak};
+
+use crate::Tensor;
+use crate::storage::Storage;
+
+/// Notices in-place writes to the storage of a tensor, which may be freed meanwhile.
+#[derive(Clone)]
+pub struct StorageWatch {
+    storage: Weak<Storage>,
+    version: u64,
+}
+
+impl Tensor {
+    /// A watch over this tensor's storage from now on. It keeps the storage from nothing: neither
+    /// from being freed nor from being reused in place.
+    pub fn watch(&self) -> StorageWatch {
+        StorageWatch { storage: Arc::downgrade(self.storage()), version: self.version() }
+    }
+}
+
+impl StorageWatch {
+    /// Whether `tensor` has the storage that is watched.
+    pub fn is_of(&self, tensor: &Tensor) -> bool {
+        std::ptr::eq(self.storage.as_ptr(), Arc::as_ptr(tensor.storage()))
+    }
+
+    /// Whether the storage was written since the watch began. False once it is freed.
+    pub fn is_written(&self) -> bool {
+        self.storage.upgrade().is_some_and(|storage| storage.version() != self.version)
+    }
+
+    /// The watch from now on, if the storage still exists.
+    #[must_use]
+    pub fn renewed(self) -> Option<StorageWatch> {
+        let version = self.storage.upgrade()?.version();
+        Some(StorageWatch { version, ..self })
+    }
+}
