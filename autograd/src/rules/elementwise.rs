@@ -2,7 +2,7 @@
 
 use lowtide_tensor::Tensor;
 
-use crate::rules::{reuse, unbroadcast, when};
+use crate::rules::{over, reuse, times, unbroadcast, when};
 use crate::{Needs, Result, Var};
 
 #[expect(clippy::should_implement_trait, reason = "an operator could not return an error")]
@@ -69,19 +69,16 @@ impl Var {
         Var::apply("div", [self, other], |[a, b], save| {
             let (a_shape, y) = (*a.shape(), a.div(&b)?);
             let (saved_b, saved_y) = (save.keep(&b), save.keep(&y));
-            // da = dy / b, db = -dy · y / b
+            // da = dy / b, db = -dy · (y / b). Not (dy / b) · y: dy / b is infinite for the smallest
+            // b, and y may be 0.
             let rule = move |dy: Tensor, needs: Needs| {
                 let (b, y) = (saved_b.unpack()?, saved_y.unpack()?);
-                let mut quotient = dy.div(&b)?;
-                let da = when(needs.input(0), || unbroadcast(&quotient, a_shape))?;
                 let db = when(needs.input(1), || {
-                    if da.as_ref().is_some_and(|da| da.shares_storage(&quotient)) {
-                        quotient = quotient.mul(&y)?;
-                    } else {
-                        quotient.mul_(&y)?;
-                    }
-                    Ok(unbroadcast(&quotient, *b.shape())?.neg()?)
+                    let slope = y.div(&b)?;
+                    drop(y);
+                    Ok(unbroadcast(&times(slope, &dy)?, *b.shape())?.neg()?)
                 })?;
+                let da = when(needs.input(0), || unbroadcast(&over(dy, &b)?, a_shape))?;
                 Ok(vec![da, db])
             };
             Ok((y, rule))

@@ -2,11 +2,8 @@
 
 use lowtide_tensor::Tensor;
 
-use crate::rules::{from_input, from_output, reuse, times};
+use crate::rules::{from_input, from_output, reuse};
 use crate::{Result, Var};
-
-/// α · scale and scale of SELU: Klambauer et al., "Self-normalizing neural networks" (2017).
-const SELU: [f64; 2] = [1.7580993408473766, 1.0507009873554805];
 
 /// A gradient of `dy` and what was saved.
 type Gradient = fn(&Tensor, &Tensor) -> lowtide_tensor::Result<Tensor>;
@@ -15,14 +12,6 @@ type GradientInPlace = fn(&mut Tensor, &Tensor) -> lowtide_tensor::Result<()>;
 /// The gradient through an activation, of `of`: its input or its output.
 fn through(dy: Tensor, of: &Tensor, in_place: GradientInPlace, fresh: Gradient) -> Result<Tensor> {
     reuse(dy, |dy| in_place(dy, of), |dy| fresh(dy, of))
-}
-
-/// The gradient through `scale · x` where that is positive and `alpha · (eˣ - 1)` elsewhere, with
-/// alpha ≥ 0: `dy · (y + alpha)` there. From the output, so that the input can be reused.
-fn through_exponential(dy: Tensor, y: &Tensor, alpha: f64, scale: f64) -> Result<Tensor> {
-    let mut slope = y.add_scalar(alpha)?;
-    slope.masked_fill_(&y.gt_scalar(0.0)?, scale)?;
-    times(dy, &slope)
 }
 
 impl Var {
@@ -55,27 +44,21 @@ impl Var {
     /// `self` where it is positive, `alpha · (e^self - 1)` elsewhere.
     #[track_caller]
     pub fn elu(self, alpha: f64) -> Result<Var> {
-        let op = "elu";
-        // dx = dy where x > 0, else dy · alpha · eˣ = dy · (y + alpha)
-        if alpha < 0.0 {
-            let rule = move |dy: Tensor, x: Tensor| {
-                let in_place = |dy: &mut Tensor| dy.elu_backward_(&x, alpha);
-                reuse(dy, in_place, |dy| dy.elu_backward(&x, alpha))
-            };
-            return from_input(op, self, move |x| x.elu(alpha), rule);
-        }
-        let in_place = move |x: &mut Tensor| x.elu_(alpha);
-        let rule = move |dy: Tensor, y: Tensor| through_exponential(dy, &y, alpha, 1.0);
-        from_output(op, self, in_place, move |x| x.elu(alpha), rule)
+        // dx = dy where x > 0, else dy · alpha · eˣ. That is also dy · (y + alpha), but y has lost
+        // the digits of eˣ where it is close to -alpha.
+        let rule = move |dy: Tensor, x: Tensor| {
+            let in_place = |dy: &mut Tensor| dy.elu_backward_(&x, alpha);
+            reuse(dy, in_place, |dy| dy.elu_backward(&x, alpha))
+        };
+        from_input("elu", self, move |x| x.elu(alpha), rule)
     }
 
     /// `1.0507 · elu(self)` with `alpha` 1.6733; see [`Tensor::selu`].
     #[track_caller]
     pub fn selu(self) -> Result<Var> {
-        let [alpha, scale] = SELU;
-        // dx = dy · scale where x > 0, else dy · (y + alpha · scale)
-        from_output("selu", self, Tensor::selu_, Tensor::selu, move |dy, y| {
-            through_exponential(dy, &y, alpha, scale)
+        // dx = dy · scale where x > 0, else dy · alpha · scale · eˣ
+        from_input("selu", self, Tensor::selu, |dy, x| {
+            through(dy, &x, Tensor::selu_backward_, Tensor::selu_backward)
         })
     }
 

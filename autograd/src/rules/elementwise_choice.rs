@@ -22,28 +22,34 @@ fn passes_where(
     })
 }
 
-/// The larger or the smaller of both; `first` tells where that is `a` alone.
+/// A comparison of two tensors.
+type Test = fn(&Tensor, &Tensor) -> lowtide_tensor::Result<Tensor>;
+
+/// The larger or the smaller of both; the `tests` tell where `a` and where `b` may be chosen, which
+/// is both where they are equal, and neither where one is a NaN.
 #[track_caller]
 fn either(
     op: &'static str,
     inputs: [Var; 2],
     choose: impl FnOnce(&Tensor, &Tensor) -> lowtide_tensor::Result<Tensor>,
-    first: impl FnOnce(&Tensor, &Tensor) -> lowtide_tensor::Result<Tensor>,
+    tests: [Test; 2],
 ) -> Result<Var> {
     Var::apply(op, inputs, |[a, b], save| {
         let (a_shape, b_shape, y) = (*a.shape(), *b.shape(), choose(&a, &b)?);
-        let first = when_recorded(save, || first(&a, &b))?;
-        let equal = when_recorded(save, || a.eq(&b))?;
-        // da = dy where a is chosen, dy / 2 where both are equal; db the same for b
+        let [is_a, is_b] = tests.map(|test| when_recorded(save, || test(&a, &b)));
+        let (is_a, is_b) = (is_a?, is_b?);
+        // da = 0 where b alone is chosen, dy / 2 where both are equal, dy where a is chosen or one
+        // is a NaN, as in PyTorch; db the same for b
         let rule = move |dy: Tensor, needs: Needs| {
-            let (first, equal) = (unpack(first)?, unpack(equal)?);
+            let (is_a, is_b) = (unpack(is_a)?, unpack(is_b)?);
+            let equal = is_a.logical_and(&is_b)?;
             let half = equal.where_cond(&dy.mul_scalar(0.5)?, &dy)?;
-            let da = when(needs.input(0), || {
-                let others = first.logical_or(&equal)?.logical_not()?;
-                unbroadcast(&half.masked_fill(&others, 0.0)?, a_shape)
-            })?;
-            let db =
-                when(needs.input(1), || unbroadcast(&half.masked_fill(&first, 0.0)?, b_shape))?;
+            let part = |is_other: &Tensor, shape| {
+                let other_alone = is_other.logical_xor(&equal)?;
+                unbroadcast(&half.masked_fill(&other_alone, 0.0)?, shape)
+            };
+            let da = when(needs.input(0), || part(&is_b, a_shape))?;
+            let db = when(needs.input(1), || part(&is_a, b_shape))?;
             Ok(vec![da, db])
         };
         Ok((y, rule))
@@ -58,44 +64,46 @@ impl Var {
         from_input("abs", self, Tensor::abs, |dy, x| times(dy, &x.sign()?))
     }
 
-    /// Not below `low` and not above `high`, either of which may be infinite.
+    /// Not below `low` and not above `high`, either of which may be infinite. The gradient of a
+    /// number exactly at an end is 0, as in PyTorch 2.15.
     #[track_caller]
     pub fn clamp(self, low: f64, high: f64) -> Result<Var> {
-        // dx = dy where low ≤ x ≤ high, else 0
+        // dx = dy where low < x < high, else 0
         passes_where(
             "clamp",
             self,
             |x| x.clamp(low, high),
-            |x| x.ge_scalar(low)?.logical_and(&x.le_scalar(high)?),
+            |x| x.gt_scalar(low)?.logical_and(&x.lt_scalar(high)?),
         )
     }
 
-    /// The larger of `self` and `value`.
+    /// The larger of `self` and `value`; the gradient is that of [`Var::clamp`].
     #[track_caller]
     pub fn maximum_scalar(self, value: f64) -> Result<Var> {
-        // dx = dy where x ≥ value, else 0
+        // dx = dy where x > value, else 0
         let op = "maximum_scalar";
-        passes_where(op, self, |x| x.maximum_scalar(value), |x| x.ge_scalar(value))
+        passes_where(op, self, |x| x.maximum_scalar(value), |x| x.gt_scalar(value))
     }
 
-    /// The smaller of `self` and `value`.
+    /// The smaller of `self` and `value`; the gradient is that of [`Var::clamp`].
     #[track_caller]
     pub fn minimum_scalar(self, value: f64) -> Result<Var> {
-        // dx = dy where x ≤ value, else 0
+        // dx = dy where x < value, else 0
         let op = "minimum_scalar";
-        passes_where(op, self, |x| x.minimum_scalar(value), |x| x.le_scalar(value))
+        passes_where(op, self, |x| x.minimum_scalar(value), |x| x.lt_scalar(value))
     }
 
-    /// The larger of both, broadcast; equal ones share the gradient.
+    /// The larger of both, broadcast; equal ones share the gradient, and where one is a NaN both get
+    /// all of it.
     #[track_caller]
     pub fn maximum(self, other: Var) -> Result<Var> {
-        either("maximum", [self, other], Tensor::maximum, Tensor::gt)
+        either("maximum", [self, other], Tensor::maximum, [Tensor::ge, Tensor::le])
     }
 
-    /// The smaller of both, broadcast; equal ones share the gradient.
+    /// The smaller of both, broadcast; gradients as of [`Var::maximum`].
     #[track_caller]
     pub fn minimum(self, other: Var) -> Result<Var> {
-        either("minimum", [self, other], Tensor::minimum, Tensor::lt)
+        either("minimum", [self, other], Tensor::minimum, [Tensor::le, Tensor::ge])
     }
 
     /// `self` where `mask` is true and `other` elsewhere, all three broadcast; see

@@ -12,6 +12,7 @@ mod memory;
 mod misuse;
 mod offload;
 mod outputs;
+mod pytorch;
 mod random;
 mod reuse;
 mod rules;

@@ -1,0 +1,92 @@
+//! Gradients where a function bends, and beyond the range of the type: the numbers of PyTorch 2.15 on
+//! the CPU, each for dy = 1.
+
+use lowtide_autograd::{Result, Var};
+use lowtide_tensor::Tensor;
+
+use crate::common::{Outcome, cpu, gradients_of};
+
+const NAN: f64 = f64::NAN;
+
+/// The gradients of `Σ f(x)` at `inputs`, in f64.
+fn gradients(inputs: &[&[f64]], f: impl FnOnce(Vec<Var>) -> Result<Var>) -> Result<Vec<Vec<f64>>> {
+    let device = cpu();
+    let inputs = inputs.iter().map(|x| Tensor::from_slice(&device, [x.len()], x));
+    let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
+    let (leaves, found) = gradients_of(&inputs.iter().collect::<Vec<_>>(), |_, x| f(x)?.sum_all())?;
+    leaves.into_iter().map(|leaf| Ok(found.get(leaf).expect("it has one").to_vec()?)).collect()
+}
+
+#[test]
+fn no_gradient_passes_a_number_at_the_end_of_a_range() -> Outcome {
+    let x: &[f64] = &[-2.0, -1.0, 0.0, 1.0, 2.0, NAN];
+    let of = |f: fn(Var) -> Result<Var>| gradients(&[x], |mut x| f(x.remove(0)));
+    // x.clamp(-1, 1), x.clamp(min=-1), x.clamp(max=1), and x.clamp(1, -1) where the ends are wrong
+    let [both, low, high, none] = [
+        of(|x| x.clamp(-1.0, 1.0))?,
+        of(|x| x.maximum_scalar(-1.0))?,
+        of(|x| x.minimum_scalar(1.0))?,
+        of(|x| x.clamp(1.0, -1.0))?,
+    ];
+    assert_eq!(both[0], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]);
+    assert_eq!(low[0], [0.0, 0.0, 1.0, 1.0, 1.0, 0.0]);
+    assert_eq!(high[0], [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]);
+    assert_eq!(none[0], [0.0; 6]);
+    Ok(())
+}
+
+#[test]
+fn a_nan_on_either_side_of_maximum_lets_both_gradients_through() -> Outcome {
+    let (a, b): (&[f64], &[f64]) =
+        (&[0.0, 1.0, 2.0, NAN, 1.0, NAN], &[1.0, 1.0, 1.0, 1.0, NAN, NAN]);
+    let pair = |mut x: Vec<Var>| (x.remove(0), x.remove(0));
+    // torch.maximum(a, b) and torch.minimum(a, b)
+    let larger = gradients(&[a, b], |x| {
+        let (a, b) = pair(x);
+        a.maximum(b)
+    })?;
+    assert_eq!(larger[0], [0.0, 0.5, 1.0, 1.0, 1.0, 1.0]);
+    assert_eq!(larger[1], [1.0, 0.5, 0.0, 1.0, 1.0, 1.0]);
+    let smaller = gradients(&[a, b], |x| {
+        let (a, b) = pair(x);
+        a.minimum(b)
+    })?;
+    assert_eq!(smaller[0], [1.0, 0.5, 0.0, 1.0, 1.0, 1.0]);
+    assert_eq!(smaller[1], [0.0, 0.5, 1.0, 1.0, 1.0, 1.0]);
+    Ok(())
+}
+
+#[test]
+fn elu_and_selu_keep_the_digits_of_gradients_far_below_zero() -> Outcome {
+    let x: [f32; 6] = [-1.0, -10.0, -20.0, -30.0, -50.0, 1.0];
+    let device = cpu();
+    let x = Tensor::from_slice(&device, [x.len()], &x)?;
+    let of = |f: fn(Var) -> Result<Var>| -> Result<Vec<f32>> {
+        let (leaves, found) = gradients_of(&[&x], |_, mut x| f(x.remove(0))?.sum_all())?;
+        Ok(found.get(leaves[0]).expect("it has one").to_vec()?)
+    };
+    let near = |found: Vec<f32>, expected: [f32; 6]| {
+        let is_near = |(a, b): (&f32, &f32)| (a - b).abs() <= 4.0 * f32::EPSILON * b.abs();
+        assert!(found.iter().zip(&expected).all(is_near), "{found:?}, not {expected:?}");
+    };
+    // F.elu(x, alpha=2) and F.selu(x)
+    let elu = [0.735_758_9, 9.079_986e-5, 4.122_307_2e-9, 1.871_524_6e-13, 3.857_499_7e-22, 1.0];
+    near(of(|x| x.elu(2.0))?, elu);
+    let selu =
+        [0.646_768_6, 7.981_758_7e-5, 3.623_712_8e-9, 1.645_163_1e-13, 3.390_933_8e-22, 1.050_701];
+    near(of(|x| x.selu())?, selu);
+    Ok(())
+}
+
+#[test]
+fn the_gradient_of_a_tiny_divisor_is_not_nan() -> Outcome {
+    let quotient = |mut x: Vec<Var>| {
+        let (a, b) = (x.remove(0), x.remove(0));
+        a.div(b)
+    };
+    // a / b
+    let found = gradients(&[&[0.0, 1.0, 6.0], &[1e-310, 1e-310, 3.0]], quotient)?;
+    assert_eq!(found[0], [f64::INFINITY, f64::INFINITY, 1.0 / 3.0]);
+    assert_eq!(found[1], [0.0, f64::NEG_INFINITY, -2.0 / 3.0]);
+    Ok(())
+}
