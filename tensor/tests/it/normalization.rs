@@ -272,6 +272,45 @@ proptest! {
     }
 }
 
+/// The squares are beyond f32. PyTorch 2.15 gives 0, or NaN for short rows.
+#[test]
+fn rows_of_huge_numbers_are_normalised() {
+    for len in [3, 4, 40, 700] {
+        for scale in [1e20_f32, 1e37] {
+            let values: Vec<f32> = (0..4 * len).map(|at| (at % 5) as f32 * scale).collect();
+            let x = Tensor::from_slice(shared(), [4, len], &values).unwrap();
+            let wide = x.to_dtype(DType::F64).unwrap();
+            let near = |found: &Tensor, expected: &Tensor| {
+                let (found, expected) = (download(found).values, download(expected).values);
+                let is_near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-5 * (1.0 + b.abs());
+                assert!(found.iter().zip(&expected).all(is_near), "{found:?} {expected:?}");
+            };
+            let of = |x: &Tensor| x.layer_norm(1, None, None, EPS).unwrap();
+            let (found, expected) = (of(&x), of(&wide));
+            near(&found.y, &expected.y);
+            let ones = Tensor::ones(shared(), [4, len], DType::F32).unwrap();
+            let mean = found.mean.unwrap();
+            let gradients = ones.layer_norm_backward(&x, &mean, &found.rstd, None).unwrap();
+            assert!(download(&gradients.dx).values.iter().all(|dx| dx.is_finite()));
+
+            let of = |x: &Tensor| x.rms_norm(1, None, EPS).unwrap().y;
+            near(&of(&x), &of(&wide));
+            let of = |x: &Tensor| {
+                let x = x.reshape([2, 2, len]).unwrap();
+                x.group_norm(1, None, None, EPS).unwrap().y
+            };
+            near(&of(&x), &of(&wide));
+        }
+    }
+}
+
+#[test]
+fn rows_with_infinities_stay_nan() {
+    let x = Tensor::from_slice(shared(), [1, 3], &[1.0_f32, f32::INFINITY, 2.0]).unwrap();
+    let y = x.layer_norm(1, None, None, EPS).unwrap().y;
+    assert!(download(&y).values.iter().all(|y| y.is_nan()));
+}
+
 #[test]
 fn running_statistics_move_by_the_momentum() {
     let vector = |values: &[f32]| Tensor::from_slice(shared(), [2], values).unwrap();

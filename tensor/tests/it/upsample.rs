@@ -23,6 +23,12 @@ fn weights(
     let last = (in_len - 1) as f64;
     let row = |at: usize| {
         let mut row = vec![0.0; in_len];
+        // PyTorch takes no notice of the factor there.
+        let is_doubled = mode == Interpolation::Nearest && out_len == 2 * in_len;
+        if out_len == in_len || is_doubled {
+            row[at * in_len / out_len] = 1.0;
+            return row;
+        }
         let place = match mode {
             Interpolation::Nearest => {
                 // In f32, as PyTorch does: the place decides between two pixels.
@@ -101,6 +107,45 @@ fn same_size_is_the_same_image() {
     for mode in MODES {
         for size in [Resize::To([5, 7]), Resize::By([1.0, 1.0])] {
             assert_rounded(&x.upsample2d(size, mode).unwrap(), &x_twin);
+        }
+    }
+}
+
+/// `F.interpolate(x, scale_factor=(1, factor), mode=mode)` of PyTorch 2.15 for x = 0, 1, .. in one
+/// row, and x's gradient for dy = 1, 2, ..
+#[test]
+fn a_side_that_keeps_its_length_or_doubles_is_copied_whatever_the_factor_as_in_pytorch() {
+    let bilinear = Interpolation::Bilinear(Corners::Centers);
+    let (same, ones) = (vec![0.0, 1.0, 2.0, 3.0, 4.0], vec![1.0, 2.0, 3.0, 4.0, 5.0]);
+    let twice = vec![0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0];
+    let cases = [
+        (Interpolation::Nearest, 5, 1.15, same.clone(), ones.clone()),
+        (bilinear, 5, 1.15, same, ones),
+        (Interpolation::Nearest, 4, 2.2, twice, vec![3.0, 7.0, 11.0, 15.0]),
+        // Neither: pixels lie at the factor.
+        (
+            Interpolation::Nearest,
+            3,
+            2.9,
+            vec![0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 2.0, 2.0],
+            vec![6.0, 15.0, 15.0],
+        ),
+    ];
+    for (mode, len, factor, expected, expected_dx) in cases {
+        for dtype in [DType::F32, DType::F64, DType::BF16] {
+            let row = |values: Vec<f64>| {
+                let shape = [1, 1, 1, values.len()];
+                let x = Tensor::from_slice(shared(), shape, &values).unwrap();
+                x.to_dtype(dtype).unwrap()
+            };
+            let values = |x: Tensor| x.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
+            let x = row((0..len).map(f64::from).collect());
+            let size = Resize::By([1.0, factor]);
+            let y = x.upsample2d(size, mode).unwrap();
+            let dy = row((1..=y.element_count()).map(|at| at as f64).collect());
+            let dx = dy.upsample2d_backward(*x.shape(), size, mode).unwrap();
+            assert_eq!(values(y), expected, "{mode:?} of {dtype} by {factor}");
+            assert_eq!(values(dx), expected_dx, "{mode:?} of {dtype} by {factor}");
         }
     }
 }

@@ -65,6 +65,11 @@ impl<E: Stored> Forward<'_, E> {
     /// Stores the statistics of a row; gives those that it is normalised by.
     #[inline(always)]
     fn keep(&mut self, row: usize, mean: f64, variance: f64) -> [E::Lane; 2] {
+        let (mut mean, mut variance) = (mean, variance);
+        if !variance.is_finite() {
+            let len = self.norm.row_len();
+            (mean, variance) = wide_moments(&self.x[row * len..][..len], self.norm.center);
+        }
         let mean = E::Lane::from_f64(mean);
         let rstd = E::Lane::from_f64(1.0 / (variance + self.norm.eps).sqrt());
         if let Some(means) = &mut self.mean {
@@ -227,6 +232,21 @@ pub(super) fn affine<E: Element, T: Math, const W: usize>(
 fn corrected<T: Math>(near: T, sums: [f64; 2], len: usize) -> (f64, f64) {
     let [rest, square] = sums.map(|sum| sum / len as f64);
     (near.to_f64() + rest, square - rest * rest)
+}
+
+/// The mean and the variance of a row whose squares are beyond the type that rows are summed in, all
+/// in f64, element by element.
+#[cold]
+#[inline(never)]
+fn wide_moments<E: Element>(x: &[E], center: Center) -> (f64, f64) {
+    let len = x.len() as f64;
+    let mean = match center {
+        Center::Mean => x.iter().map(|x| x.to_f64()).sum::<f64>() / len,
+        Center::Zero => 0.0,
+    };
+    let distances = x.iter().map(|x| x.to_f64() - mean);
+    let squares = distances.map(|distance| distance * distance).sum::<f64>();
+    (mean, squares / len)
 }
 
 /// The mean, and the mean squared distance from it.

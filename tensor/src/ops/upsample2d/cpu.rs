@@ -53,9 +53,23 @@ impl Line {
         }
     }
 
-    /// `nearest_neighbor_compute_source_index` (in f32 for every type) and
-    /// `compute_source_index_and_lambda` of PyTorch's UpSample.h.
+    /// The input that output `at` equals whatever the factor is: one of a side that keeps its
+    /// length, or is doubled by `Nearest`. So in PyTorch's UpSample.h.
+    fn copied(&self, at: usize) -> Option<usize> {
+        let is_doubled = self.out_len == 2 * self.in_len;
+        match self.interpolation {
+            _ if self.out_len == self.in_len => Some(at),
+            Interpolation::Nearest if is_doubled => Some(at / 2),
+            _ => None,
+        }
+    }
+
+    /// `nearest_idx` (in f32 for every type) and `compute_source_index_and_lambda` of PyTorch's
+    /// UpSample.h.
     fn taps<T: Float>(&self, at: usize) -> Taps<T> {
+        if let Some(low) = self.copied(at) {
+            return Taps { low, high: low, weights: [T::ONE, T::ZERO] };
+        }
         let last = self.in_len - 1;
         let half = T::from_f64(0.5);
         let place = T::from_f64(at as f64);

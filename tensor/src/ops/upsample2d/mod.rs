@@ -16,14 +16,18 @@ pub enum Resize {
     /// Rows and columns.
     To([usize; 2]),
     /// Multiples of the input's, rounded down; pixels then lie at exactly these factors, as in
-    /// PyTorch with `scale_factor`.
+    /// PyTorch with `scale_factor`. A side that keeps its length is copied whatever its factor is,
+    /// and so is one that [`Interpolation::Nearest`] makes twice as long.
     By([f64; 2]),
 }
 
 /// Where a pixel of the result takes its value from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interpolation {
-    /// The pixel ⌊i · H / H'⌋, as PyTorch's `nearest`.
+    /// The pixel ⌊i · H / H'⌋, as PyTorch's `nearest`, computed in f32 for every element type. On
+    /// the CPU, PyTorch 2.15 takes other pixels for results whose sides add up to more than 128,
+    /// where a side doubles by a factor that is not 2, or the elements are f64; its gradients are
+    /// those of the pixels that are taken here.
     Nearest,
     /// The four pixels around it, weighted by distance.
     Bilinear(Corners),
