@@ -1,7 +1,7 @@
 //! Functions of one value without parameters, and softmax, as modules.
 
-use lowtide_autograd::{Needs, Pass, Var};
-use lowtide_tensor::{Tensor, TensorError};
+use lowtide_autograd::{AutogradError, Needs, Pass, Var};
+use lowtide_tensor::{Axis, Tensor, TensorError};
 
 use crate::{Module, Parameters, Result};
 
@@ -162,9 +162,9 @@ impl Module for Softshrink {
 }
 
 /// The first half along a dimension times the sigmoid of the second, `torch.nn.GLU` (Dauphin et
-/// al. 2017).
+/// al. 2017); a negative number counts from the last dimension, also in the layers below.
 #[derive(Clone, Copy, Debug)]
-pub struct GLU(pub usize);
+pub struct GLU(pub isize);
 
 impl Parameters for GLU {}
 
@@ -175,7 +175,8 @@ impl Module for GLU {
     /// # Errors
     /// `Index` for a dimension that is not there, `Shape` for an odd one, `OutOfMemory`.
     fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
-        let axis = self.0;
+        let axis = Axis::from(self.0).index("glu", input.shape().len());
+        let axis = axis.map_err(AutogradError::from)?;
         Ok(Var::apply("glu", [input], |[x], save| {
             let [value, gate] = halves(&x, axis)?;
             let (y, saved) = (value.mul(&gate.sigmoid()?)?, save.keep(&x));
@@ -202,9 +203,7 @@ impl Module for GLU {
 /// The first and the second half of `x` along a dimension.
 fn halves(x: &Tensor, axis: usize) -> lowtide_autograd::Result<[Tensor; 2]> {
     let (op, shape) = ("glu", *x.shape());
-    let Some(&len) = shape.get(axis) else {
-        return Err(TensorError::Index { op, index: axis, len: shape.len() }.into());
-    };
+    let len = shape[axis];
     if !len.is_multiple_of(2) {
         return Err(TensorError::Shape { op, left: shape, right: [2].into() }.into());
     }
@@ -213,7 +212,7 @@ fn halves(x: &Tensor, axis: usize) -> lowtide_autograd::Result<[Tensor; 2]> {
 
 /// `exp(x) / Σ exp(x)` along a dimension, `torch.nn.Softmax`.
 #[derive(Clone, Copy, Debug)]
-pub struct Softmax(pub usize);
+pub struct Softmax(pub isize);
 
 impl Parameters for Softmax {}
 
@@ -225,7 +224,7 @@ impl Module for Softmax {
 
 /// [`Softmax`] of `-x`, `torch.nn.Softmin`.
 #[derive(Clone, Copy, Debug)]
-pub struct Softmin(pub usize);
+pub struct Softmin(pub isize);
 
 impl Parameters for Softmin {}
 
@@ -237,7 +236,7 @@ impl Module for Softmin {
 
 /// `x - ln Σ exp(x)` along a dimension, `torch.nn.LogSoftmax`.
 #[derive(Clone, Copy, Debug)]
-pub struct LogSoftmax(pub usize);
+pub struct LogSoftmax(pub isize);
 
 impl Parameters for LogSoftmax {}
 

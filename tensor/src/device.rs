@@ -3,7 +3,7 @@
 //! NVIDIA devices.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Debug};
+use std::fmt::{self, Debug, Display};
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -339,6 +339,17 @@ impl Device {
         }
     }
 
+    /// What errors call it.
+    pub(crate) fn label(&self) -> DeviceLabel {
+        let name = match self.backend() {
+            Backend::Cpu(_) => "cpu",
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => "cuda",
+            Backend::Sim(_) => "sim",
+        };
+        DeviceLabel { name, capacity_bytes: self.0.allocator.capacity_bytes() }
+    }
+
     /// Whether copies from and to the host run beside what computes.
     pub(crate) fn copies_beside(&self) -> bool {
         self.kind() == DeviceKind::Cuda
@@ -371,6 +382,21 @@ impl Device {
     }
 }
 
+/// What a device is called in errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceLabel {
+    /// `cpu`, `cuda` or `sim`.
+    pub name: &'static str,
+    /// What its allocator may hand out.
+    pub capacity_bytes: usize,
+}
+
+impl Display for DeviceLabel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({} bytes)", self.name, self.capacity_bytes)
+    }
+}
+
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -381,12 +407,7 @@ impl Eq for Device {}
 
 impl Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.backend() {
-            Backend::Cpu(_) => "cpu",
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => "cuda",
-            Backend::Sim(_) => "sim",
-        };
-        write!(f, "Device({kind}, {} bytes)", self.0.allocator.capacity_bytes())
+        let DeviceLabel { name, capacity_bytes } = self.label();
+        write!(f, "Device({name}, {capacity_bytes} bytes)")
     }
 }

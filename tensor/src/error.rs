@@ -9,7 +9,7 @@ use lowtide_allocator::cuda::{BlasError, CudaError, KernelError};
 use lowtide_allocator::{AllocError, OutOfMemory};
 use thiserror::Error;
 
-use crate::{DType, Shape};
+use crate::{DType, Device, DeviceLabel, Shape};
 
 /// An error of a tensor operation. The operands are as they were before the call.
 #[derive(Clone, Debug, Error)]
@@ -44,8 +44,8 @@ pub enum TensorError {
         /// The operation.
         op: &'static str,
         /// The index asked for.
-        index: usize,
-        /// The valid range is `0..len`.
+        index: isize,
+        /// The valid range is `0..len`, and for dimensions also `-len..0`.
         len: usize,
     },
     /// A label is neither a class nor the one to ignore.
@@ -67,10 +67,14 @@ pub enum TensorError {
         op: &'static str,
     },
     /// The operands live on different devices.
-    #[error("{op}: the operands are on different devices")]
+    #[error("{op}: the operands are on different devices, {left} and {right}{}", hint(left, right))]
     Device {
         /// The operation.
         op: &'static str,
+        /// The device of one operand, or that of the call.
+        left: DeviceLabel,
+        /// The device of another operand.
+        right: DeviceLabel,
     },
     /// Source and destination share memory, or the destination repeats elements.
     #[error("{op} at {site}: the destination overlaps a source or itself")]
@@ -124,7 +128,26 @@ pub enum TensorError {
     },
 }
 
+/// What to do about two devices that look like one.
+fn hint(left: &DeviceLabel, right: &DeviceLabel) -> &'static str {
+    match (left.name, right.name) {
+        ("cpu", "cpu") => "; every Device::cpu is a device of its own: make one and clone it",
+        _ => "",
+    }
+}
+
 impl TensorError {
+    /// `Index` of a position.
+    pub(crate) fn index(op: &'static str, index: usize, len: usize) -> Self {
+        // What was a negative number of type i64 is one again.
+        TensorError::Index { op, index: index as isize, len }
+    }
+
+    /// `Device` of two tensors.
+    pub fn devices(op: &'static str, left: &Device, right: &Device) -> Self {
+        TensorError::Device { op, left: left.label(), right: right.label() }
+    }
+
     /// The out-of-memory ledger, if that is what this is.
     pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
         match self {

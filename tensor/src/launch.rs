@@ -277,8 +277,8 @@ impl Device {
         writes: &[&Tensor],
     ) -> Result<(), TensorError> {
         let site = Location::caller();
-        if reads.iter().chain(writes).any(|tensor| tensor.device() != self) {
-            return Err(TensorError::Device { op });
+        if let Some(other) = reads.iter().chain(writes).find(|tensor| tensor.device() != self) {
+            return Err(TensorError::devices(op, self, other.device()));
         }
         if writes.iter().any(|write| write.storage().is_frozen()) {
             return Err(TensorError::Frozen { op, site });

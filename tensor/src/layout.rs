@@ -3,7 +3,7 @@
 use std::fmt::{Debug, Display};
 use std::ops::{Deref, Range};
 
-use crate::TensorError;
+use crate::{Axis, TensorError};
 
 /// The largest number of dimensions a tensor can have.
 pub const RANK_MAX: usize = 8;
@@ -317,9 +317,24 @@ impl Layout {
 pub(crate) fn check_axis(
     op: &'static str,
     shape: &Shape,
-    axis: usize,
+    axis: impl Into<Axis>,
 ) -> Result<usize, TensorError> {
-    check_index(op, axis, shape.len())
+    axis.into().index(op, shape.len())
+}
+
+/// `axes` as indices, if each is one of a tensor of this shape and none is named twice.
+pub(crate) fn check_axes(
+    op: &'static str,
+    shape: &Shape,
+    axes: &[impl Into<Axis> + Copy],
+) -> Result<Vec<usize>, TensorError> {
+    let axes = axes.iter().map(|&axis| check_axis(op, shape, axis));
+    let axes: Vec<usize> = axes.collect::<Result<_, _>>()?;
+    if (1..axes.len()).any(|at| axes[..at].contains(&axes[at])) {
+        let right = Shape::from(&axes[..axes.len().min(RANK_MAX)]);
+        return Err(TensorError::Shape { op, left: *shape, right });
+    }
+    Ok(axes)
 }
 
 /// `index` itself if it is below `len`.
@@ -328,7 +343,7 @@ pub(crate) fn check_index(
     index: usize,
     len: usize,
 ) -> Result<usize, TensorError> {
-    if index < len { Ok(index) } else { Err(TensorError::Index { op, index, len }) }
+    if index < len { Ok(index) } else { Err(TensorError::index(op, index, len)) }
 }
 
 /// Visits the elements of `N` layouts of one shape together, row by row, without recursion.

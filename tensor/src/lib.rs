@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
+mod axis;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -19,8 +20,9 @@ mod transfer;
 mod views;
 mod watch;
 
+pub use axis::Axis;
 pub use cpu::Cpu;
-pub use device::{Assumption, CpuOptions, Device, DeviceKind, SimSpec};
+pub use device::{Assumption, CpuOptions, Device, DeviceKind, DeviceLabel, SimSpec};
 pub use dtype::{Bool, DType, Element, Float, Value};
 pub use error::TensorError;
 pub use half::{bf16, f16};

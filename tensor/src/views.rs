@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::layout::{RANK_MAX, Shape, check_axis, check_index};
-use crate::{Result, Tensor, TensorError};
+use crate::layout::{RANK_MAX, Shape, check_axes, check_axis, check_index};
+use crate::{Axis, Result, Tensor, TensorError};
 
 impl Tensor {
     /// The same elements in row-major order under another shape; copies where no strides over the
@@ -52,8 +52,9 @@ impl Tensor {
     ///
     /// # Errors
     /// `Index`.
-    pub fn transpose(&self, a: usize, b: usize) -> Result<Tensor> {
-        check_axis("transpose", self.shape(), a.max(b))?;
+    pub fn transpose(&self, a: impl Into<Axis>, b: impl Into<Axis>) -> Result<Tensor> {
+        let a = check_axis("transpose", self.shape(), a)?;
+        let b = check_axis("transpose", self.shape(), b)?;
         Ok(self.with_layout(self.layout().transpose(a, b)))
     }
 
@@ -76,8 +77,9 @@ impl Tensor {
     ///
     /// # Errors
     /// `Index`.
-    pub fn movedim(&self, from: usize, to: usize) -> Result<Tensor> {
-        check_axis("movedim", self.shape(), from.max(to))?;
+    pub fn movedim(&self, from: impl Into<Axis>, to: impl Into<Axis>) -> Result<Tensor> {
+        let from = check_axis("movedim", self.shape(), from)?;
+        let to = check_axis("movedim", self.shape(), to)?;
         let mut axes: Vec<usize> = (0..self.shape().len()).filter(|&axis| axis != from).collect();
         axes.insert(to, from);
         Ok(self.with_layout(self.layout().permute(&axes)))
@@ -87,31 +89,31 @@ impl Tensor {
     ///
     /// # Errors
     /// `Index` for one that does not exist, `Shape` when one is missing or repeated.
-    pub fn permute(&self, axes: &[usize]) -> Result<Tensor> {
+    pub fn permute(&self, axes: &[impl Into<Axis> + Copy]) -> Result<Tensor> {
         let op = "permute";
-        axes.iter().try_for_each(|&axis| check_axis(op, self.shape(), axis).map(drop))?;
-        let repeated = (1..axes.len()).any(|at| axes[..at].contains(&axes[at]));
-        if repeated || axes.len() != self.shape().len() {
-            let right = Shape::from(&axes[..axes.len().min(RANK_MAX)]);
+        let axes = check_axes(op, self.shape(), axes)?;
+        if axes.len() != self.shape().len() {
+            let right = Shape::from(&axes[..]);
             return Err(TensorError::Shape { op, left: *self.shape(), right });
         }
-        Ok(self.with_layout(self.layout().permute(axes)))
+        Ok(self.with_layout(self.layout().permute(&axes)))
     }
 
     /// The `len` positions from `start` along `axis`.
     ///
     /// # Errors
     /// `Index`.
-    pub fn narrow(&self, axis: usize, start: usize, len: usize) -> Result<Tensor> {
+    pub fn narrow(&self, axis: impl Into<Axis>, start: usize, len: usize) -> Result<Tensor> {
+        let axis = check_axis("narrow", self.shape(), axis)?;
         self.window("narrow", axis, start, len)
     }
 
     /// [`Tensor::narrow`] on behalf of `op`.
     fn window(&self, op: &'static str, axis: usize, start: usize, len: usize) -> Result<Tensor> {
-        let available = self.shape()[check_axis(op, self.shape(), axis)?];
+        let available = self.shape()[axis];
         if start > available || len > available - start {
-            let index = start.saturating_add(len);
-            return Err(TensorError::Index { op, index, len: available });
+            let index = start.saturating_add(len).min(isize::MAX as usize);
+            return Err(TensorError::index(op, index, available));
         }
         Ok(self.with_layout(self.layout().narrow(axis, start, len)))
     }
@@ -120,7 +122,13 @@ impl Tensor {
     ///
     /// # Errors
     /// `Index`, `Shape` for a step of 0.
-    pub fn slice(&self, axis: usize, positions: Range<usize>, step: usize) -> Result<Tensor> {
+    pub fn slice(
+        &self,
+        axis: impl Into<Axis>,
+        positions: Range<usize>,
+        step: usize,
+    ) -> Result<Tensor> {
+        let axis = check_axis("slice", self.shape(), axis)?;
         let (op, Range { start, end }) = ("slice", positions);
         let len = end.saturating_sub(start);
         let window = self.window(op, axis, start, len)?;
@@ -136,9 +144,10 @@ impl Tensor {
     ///
     /// # Errors
     /// `Index`, `Shape` for a length of 0 where there are positions.
-    pub fn split(&self, axis: usize, len: usize) -> Result<Vec<Tensor>> {
+    pub fn split(&self, axis: impl Into<Axis>, len: usize) -> Result<Vec<Tensor>> {
+        let axis = check_axis("split", self.shape(), axis)?;
         let op = "split";
-        let available = self.shape()[check_axis(op, self.shape(), axis)?];
+        let available = self.shape()[axis];
         if len == 0 && available > 0 {
             let right = self.shape().with(axis, 0);
             return Err(TensorError::Shape { op, left: *self.shape(), right });
@@ -151,12 +160,13 @@ impl Tensor {
     ///
     /// # Errors
     /// `Index` when they do not add up.
-    pub fn split_with_sizes(&self, axis: usize, lens: &[usize]) -> Result<Vec<Tensor>> {
+    pub fn split_with_sizes(&self, axis: impl Into<Axis>, lens: &[usize]) -> Result<Vec<Tensor>> {
+        let axis = check_axis("split_with_sizes", self.shape(), axis)?;
         let op = "split_with_sizes";
-        let available = self.shape()[check_axis(op, self.shape(), axis)?];
+        let available = self.shape()[axis];
         let total = lens.iter().fold(0usize, |total, &len| total.saturating_add(len));
         if total != available {
-            return Err(TensorError::Index { op, index: total, len: available });
+            return Err(TensorError::index(op, total, available));
         }
         let mut start = 0;
         let part = |&len: &usize| {
@@ -171,9 +181,10 @@ impl Tensor {
     ///
     /// # Errors
     /// `Index`, also for a count of 0.
-    pub fn chunk(&self, axis: usize, count: usize) -> Result<Vec<Tensor>> {
+    pub fn chunk(&self, axis: impl Into<Axis>, count: usize) -> Result<Vec<Tensor>> {
+        let axis = check_axis("chunk", self.shape(), axis)?;
         let op = "chunk";
-        let available = self.shape()[check_axis(op, self.shape(), axis)?];
+        let available = self.shape()[axis];
         check_index(op, 0, count)?;
         if available == 0 {
             return Ok(vec![self.clone(); count]);
@@ -186,9 +197,15 @@ impl Tensor {
     ///
     /// # Errors
     /// `Index`, `Shape` when both are one dimension.
-    pub fn diagonal(&self, offset: isize, a: usize, b: usize) -> Result<Tensor> {
+    pub fn diagonal(
+        &self,
+        offset: isize,
+        a: impl Into<Axis>,
+        b: impl Into<Axis>,
+    ) -> Result<Tensor> {
+        let a = check_axis("diagonal", self.shape(), a)?;
+        let b = check_axis("diagonal", self.shape(), b)?;
         let op = "diagonal";
-        check_axis(op, self.shape(), a.max(b))?;
         if a == b {
             let right = Shape::from([a, b]);
             return Err(TensorError::Shape { op, left: *self.shape(), right });
@@ -213,9 +230,10 @@ impl Tensor {
     /// # Errors
     /// `Index` (also when there are [`RANK_MAX`] dimensions already), `Shape` for a step of 0, a
     /// window that does not fit, or more elements than can be counted.
-    pub fn unfold(&self, axis: usize, len: usize, step: usize) -> Result<Tensor> {
+    pub fn unfold(&self, axis: impl Into<Axis>, len: usize, step: usize) -> Result<Tensor> {
+        let axis = check_axis("unfold", self.shape(), axis)?;
         let op = "unfold";
-        let available = self.shape()[check_axis(op, self.shape(), axis)?];
+        let available = self.shape()[axis];
         check_index(op, self.shape().len(), RANK_MAX)?;
         let fits = len <= available && step > 0;
         let layout = fits.then(|| self.layout().unfold(axis, len, step)).flatten();
@@ -228,19 +246,20 @@ impl Tensor {
     ///
     /// # Errors
     /// `Index`.
-    pub fn select(&self, axis: usize, index: usize) -> Result<Tensor> {
+    pub fn select(&self, axis: impl Into<Axis>, index: usize) -> Result<Tensor> {
+        let axis = check_axis("select", self.shape(), axis)?;
         let op = "select";
-        check_index(op, index, self.shape()[check_axis(op, self.shape(), axis)?])?;
+        check_index(op, index, self.shape()[axis])?;
         Ok(self.with_layout(self.layout().select(axis, index)))
     }
 
-    /// A new dimension of length 1 before `axis`.
+    /// A new dimension of length 1, which is then number `axis`: -1 makes a new last one.
     ///
     /// # Errors
     /// `Index`, also when there are [`RANK_MAX`] dimensions already.
-    pub fn unsqueeze(&self, axis: usize) -> Result<Tensor> {
+    pub fn unsqueeze(&self, axis: impl Into<Axis>) -> Result<Tensor> {
         let op = "unsqueeze";
-        check_index(op, axis, self.shape().len() + 1)?;
+        let axis = axis.into().index(op, self.shape().len() + 1)?;
         check_index(op, self.shape().len(), RANK_MAX)?;
         Ok(self.with_layout(self.layout().unsqueeze(axis)))
     }
@@ -249,9 +268,10 @@ impl Tensor {
     ///
     /// # Errors
     /// `Index`, `Shape`.
-    pub fn squeeze(&self, axis: usize) -> Result<Tensor> {
+    pub fn squeeze(&self, axis: impl Into<Axis>) -> Result<Tensor> {
+        let axis = check_axis("squeeze", self.shape(), axis)?;
         let op = "squeeze";
-        if self.shape()[check_axis(op, self.shape(), axis)?] != 1 {
+        if self.shape()[axis] != 1 {
             let right = self.shape().with(axis, 1);
             return Err(TensorError::Shape { op, left: *self.shape(), right });
         }

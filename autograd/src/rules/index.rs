@@ -1,7 +1,7 @@
 //! Rules of the operations that take and place elements by index. Indices are of type i64 and have
 //! no gradient; they are all that is saved.
 
-use lowtide_tensor::{DType, Shape, Tensor};
+use lowtide_tensor::{Axis, DType, Shape, Tensor};
 
 use crate::rules::{placed, reuse, unbroadcast, when};
 use crate::{Needs, Result, Var};
@@ -67,7 +67,8 @@ fn selected(
 impl Var {
     /// `y[i, j, k] = self[i, index[i, j, k], k]` for axis 1; see [`Tensor::gather`].
     #[track_caller]
-    pub fn gather(self, axis: usize, index: &Tensor) -> Result<Var> {
+    pub fn gather(self, axis: impl Into<Axis>, index: &Tensor) -> Result<Var> {
+        let axis = self.axis("gather", axis)?;
         Var::apply("gather", [self], |[x], save| {
             let (x_shape, y) = (*x.shape(), x.gather(axis, index)?);
             let saved = save.keep(index);
@@ -85,7 +86,8 @@ impl Var {
 
     /// The positions `index` along `axis`; see [`Tensor::index_select`].
     #[track_caller]
-    pub fn index_select(self, axis: usize, index: &Tensor) -> Result<Var> {
+    pub fn index_select(self, axis: impl Into<Axis>, index: &Tensor) -> Result<Var> {
+        let axis = self.axis("index_select", axis)?;
         Var::apply("index_select", [self], |[x], save| {
             let (x_shape, y) = (*x.shape(), x.index_select(axis, index)?);
             let saved = save.keep(index);
@@ -104,7 +106,8 @@ impl Var {
     /// `self` with `source` at the places of `index`; see [`Tensor::scatter`]. What a later index
     /// overwrites has gradient 0.
     #[track_caller]
-    pub fn scatter(self, axis: usize, index: &Tensor, source: Var) -> Result<Var> {
+    pub fn scatter(self, axis: impl Into<Axis>, index: &Tensor, source: Var) -> Result<Var> {
+        let axis = self.axis("scatter", axis)?;
         Var::apply("scatter", [self, source], |[x, source], save| {
             let source_shape = *source.shape();
             let put = |x| {
@@ -134,7 +137,8 @@ impl Var {
 
     /// `self` with `source` added at the places of `index`; see [`Tensor::scatter_add`].
     #[track_caller]
-    pub fn scatter_add(self, axis: usize, index: &Tensor, source: Var) -> Result<Var> {
+    pub fn scatter_add(self, axis: impl Into<Axis>, index: &Tensor, source: Var) -> Result<Var> {
+        let axis = self.axis("scatter_add", axis)?;
         Var::apply("scatter_add", [self, source], |[x, source], save| {
             let (source_shape, y) = (*source.shape(), x.scatter_add(axis, index, &source)?);
             let saved = save.keep(index);
@@ -152,7 +156,8 @@ impl Var {
     /// `self` with the slices of `source` added at the positions `index` along `axis`; see
     /// [`Tensor::index_add`].
     #[track_caller]
-    pub fn index_add(self, axis: usize, index: &Tensor, source: Var) -> Result<Var> {
+    pub fn index_add(self, axis: impl Into<Axis>, index: &Tensor, source: Var) -> Result<Var> {
+        let axis = self.axis("index_add", axis)?;
         Var::apply("index_add", [self, source], |[x, source], save| {
             let (y, saved) = (x.index_add(axis, index, &source)?, save.keep(index));
             // dx = dy, dsource = the slices of dy at these positions
@@ -167,7 +172,8 @@ impl Var {
     /// `self` with the slices of `source` in the place of those at the positions `index` along
     /// `axis`; see [`Tensor::index_copy`]. What a later index overwrites has gradient 0.
     #[track_caller]
-    pub fn index_copy(self, axis: usize, index: &Tensor, source: Var) -> Result<Var> {
+    pub fn index_copy(self, axis: impl Into<Axis>, index: &Tensor, source: Var) -> Result<Var> {
+        let axis = self.axis("index_copy", axis)?;
         Var::apply("index_copy", [self, source], |[x, source], save| {
             let source_shape = *source.shape();
             let in_place = |x: &mut Tensor| x.index_copy_(axis, index, &source);

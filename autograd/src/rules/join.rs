@@ -1,6 +1,6 @@
 //! Rules of what puts tensors together, repeats them and moves their elements.
 
-use lowtide_tensor::{PadMode, Tensor, TensorError};
+use lowtide_tensor::{Axis, PadMode, Tensor, TensorError};
 
 use crate::rules::{reuse, when};
 use crate::{Needs, Result, Var};
@@ -42,8 +42,9 @@ enum Lie {
 impl Var {
     /// The values one after the other along `axis`; see [`Tensor::cat`].
     #[track_caller]
-    pub fn cat(inputs: Vec<Var>, axis: usize) -> Result<Var> {
+    pub fn cat(inputs: Vec<Var>, axis: impl Into<Axis>) -> Result<Var> {
         of_many("cat", inputs, |inputs| {
+            let axis = axis.into().index("cat", inputs[0].shape().len())?;
             let y = Tensor::cat(inputs, axis)?;
             let lens: Vec<usize> = inputs.iter().map(|x| x.shape()[axis]).collect();
             // dx of each input = its part of dy
@@ -59,10 +60,11 @@ impl Var {
         })
     }
 
-    /// The values along a new dimension before `axis`; see [`Tensor::stack`].
+    /// The values along a new dimension, which is then number `axis`; see [`Tensor::stack`].
     #[track_caller]
-    pub fn stack(inputs: Vec<Var>, axis: usize) -> Result<Var> {
+    pub fn stack(inputs: Vec<Var>, axis: impl Into<Axis>) -> Result<Var> {
         of_many("stack", inputs, |inputs| {
+            let axis = axis.into().index("stack", inputs[0].shape().len() + 1)?;
             let (count, y) = (inputs.len(), Tensor::stack(inputs, axis)?);
             // dx of each input = its slice of dy
             let rule = move |dy: Tensor, needs: Needs| {
@@ -98,7 +100,8 @@ impl Var {
 
     /// Each position along `axis` `times` times in a row; see [`Tensor::repeat_interleave`].
     #[track_caller]
-    pub fn repeat_interleave(self, axis: usize, times: usize) -> Result<Var> {
+    pub fn repeat_interleave(self, axis: impl Into<Axis>, times: usize) -> Result<Var> {
+        let axis = self.axis("repeat_interleave", axis)?;
         Var::apply("repeat_interleave", [self], |[x], _| {
             let y = x.repeat_interleave(axis, times)?;
             let len = x.shape()[axis];
@@ -126,7 +129,8 @@ impl Var {
 
     /// The positions along `axes` in reverse order; see [`Tensor::flip`].
     #[track_caller]
-    pub fn flip(self, axes: &[usize]) -> Result<Var> {
+    pub fn flip(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
+        let axes = &self.axes("flip", axes)?;
         let axes = axes.to_vec();
         Var::apply("flip", [self], |[x], _| {
             let y = x.flip(&axes)?;
@@ -137,7 +141,8 @@ impl Var {
 
     /// The positions along `axis` moved by `shift` in a circle; see [`Tensor::roll`].
     #[track_caller]
-    pub fn roll(self, axis: usize, shift: isize) -> Result<Var> {
+    pub fn roll(self, axis: impl Into<Axis>, shift: isize) -> Result<Var> {
+        let axis = self.axis("roll", axis)?;
         Var::apply("roll", [self], |[x], _| {
             let y = x.roll(axis, shift)?;
             // Within the dimension: the smallest isize has no opposite.

@@ -26,7 +26,7 @@ mod view;
 mod view_parts;
 mod windows;
 
-use lowtide_tensor::{Shape, Tensor};
+use lowtide_tensor::{Axis, Shape, Tensor};
 
 use crate::{Needs, Result, Saved, Saver, Var};
 
@@ -51,6 +51,18 @@ fn reuse(
         return Ok(x);
     }
     Ok(fresh(&x)?)
+}
+
+impl Var {
+    /// `axis` counted from the first dimension.
+    fn axis(&self, op: &'static str, axis: impl Into<Axis>) -> Result<usize> {
+        Ok(axis.into().index(op, self.shape().len())?)
+    }
+
+    /// Each of `axes` counted from the first dimension.
+    fn axes(&self, op: &'static str, axes: &[impl Into<Axis> + Copy]) -> Result<Vec<usize>> {
+        axes.iter().map(|&axis| self.axis(op, axis)).collect()
+    }
 }
 
 /// The shape of `x` with `axes` of length 1.

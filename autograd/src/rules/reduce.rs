@@ -1,6 +1,6 @@
 //! Rules of the reductions that add up or multiply: the gradient is spread over what was reduced.
 
-use lowtide_tensor::{Shape, Tensor};
+use lowtide_tensor::{Axis, Shape, Tensor};
 
 use crate::rules::{kept, reuse};
 use crate::{Needs, Result, Var};
@@ -159,14 +159,16 @@ impl Var {
 
     /// The sums over `axes`; see [`Tensor::sum`].
     #[track_caller]
-    pub fn sum(self, axes: &[usize]) -> Result<Var> {
+    pub fn sum(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
+        let axes = &self.axes("sum", axes)?;
         // dx[.., r, ..] = dy[..] for every r
         even("sum", self, axes, |x| x.sum(axes), |_| 1.0)
     }
 
     /// [`Var::sum`] with the dimensions kept.
     #[track_caller]
-    pub fn sum_keep(self, axes: &[usize]) -> Result<Var> {
+    pub fn sum_keep(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
+        let axes = &self.axes("sum_keep", axes)?;
         even("sum", self, axes, |x| x.sum_keep(axes), |_| 1.0)
     }
 
@@ -179,14 +181,16 @@ impl Var {
 
     /// The means over `axes`; see [`Tensor::mean`].
     #[track_caller]
-    pub fn mean(self, axes: &[usize]) -> Result<Var> {
+    pub fn mean(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
+        let axes = &self.axes("mean", axes)?;
         // dx[.., r, ..] = dy[..] / n for every r
         even("mean", self, axes, |x| x.mean(axes), |count| count as f64)
     }
 
     /// [`Var::mean`] with the dimensions kept.
     #[track_caller]
-    pub fn mean_keep(self, axes: &[usize]) -> Result<Var> {
+    pub fn mean_keep(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
+        let axes = &self.axes("mean_keep", axes)?;
         even("mean", self, axes, |x| x.mean_keep(axes), |count| count as f64)
     }
 
@@ -199,50 +203,58 @@ impl Var {
 
     /// The variances over `axes`; see [`Tensor::var`].
     #[track_caller]
-    pub fn var(self, axes: &[usize], correction: f64) -> Result<Var> {
+    pub fn var(self, axes: &[impl Into<Axis> + Copy], correction: f64) -> Result<Var> {
+        let axes = &self.axes("var", axes)?;
         variance(self, axes, correction, |x| x.var(axes, correction))
     }
 
     /// [`Var::var`] with the dimensions kept.
     #[track_caller]
-    pub fn var_keep(self, axes: &[usize], correction: f64) -> Result<Var> {
+    pub fn var_keep(self, axes: &[impl Into<Axis> + Copy], correction: f64) -> Result<Var> {
+        let axes = &self.axes("var_keep", axes)?;
         variance(self, axes, correction, |x| x.var_keep(axes, correction))
     }
 
     /// The standard deviations over `axes`, see [`Tensor::std`]; the gradient of one that is 0
     /// is 0.
     #[track_caller]
-    pub fn std(self, axes: &[usize], correction: f64) -> Result<Var> {
+    pub fn std(self, axes: &[impl Into<Axis> + Copy], correction: f64) -> Result<Var> {
+        let axes = &self.axes("std", axes)?;
         deviation(self, axes, correction, |x| x.std(axes, correction))
     }
 
     /// [`Var::std`] with the dimensions kept.
     #[track_caller]
-    pub fn std_keep(self, axes: &[usize], correction: f64) -> Result<Var> {
+    pub fn std_keep(self, axes: &[impl Into<Axis> + Copy], correction: f64) -> Result<Var> {
+        let axes = &self.axes("std_keep", axes)?;
         deviation(self, axes, correction, |x| x.std_keep(axes, correction))
     }
 
     /// The products over `axes`; see [`Tensor::prod`].
     #[track_caller]
-    pub fn prod(self, axes: &[usize]) -> Result<Var> {
+    pub fn prod(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
+        let axes = &self.axes("prod", axes)?;
         product(self, axes, |x| x.prod(axes))
     }
 
     /// [`Var::prod`] with the dimensions kept.
     #[track_caller]
-    pub fn prod_keep(self, axes: &[usize]) -> Result<Var> {
+    pub fn prod_keep(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
+        let axes = &self.axes("prod_keep", axes)?;
         product(self, axes, |x| x.prod_keep(axes))
     }
 
     /// `ln Σ e^self` over `axes`; see [`Tensor::logsumexp`].
     #[track_caller]
-    pub fn logsumexp(self, axes: &[usize]) -> Result<Var> {
+    pub fn logsumexp(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
+        let axes = &self.axes("logsumexp", axes)?;
         log_sum(self, axes, |x| x.logsumexp(axes))
     }
 
     /// [`Var::logsumexp`] with the dimensions kept.
     #[track_caller]
-    pub fn logsumexp_keep(self, axes: &[usize]) -> Result<Var> {
+    pub fn logsumexp_keep(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
+        let axes = &self.axes("logsumexp_keep", axes)?;
         log_sum(self, axes, |x| x.logsumexp_keep(axes))
     }
 }

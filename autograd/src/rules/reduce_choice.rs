@@ -1,7 +1,7 @@
 //! Rules of the reductions that choose: extremes, norms, sorting. What is saved of a choice is
 //! where it came from.
 
-use lowtide_tensor::{SortOrder, Tensor};
+use lowtide_tensor::{Axis, SortOrder, Tensor};
 
 use crate::rules::{kept, unpack, when_recorded};
 use crate::{Needs, Result, Var};
@@ -116,77 +116,89 @@ fn norm_slope(x: &Tensor, y: &Tensor, axes: &[usize], order: f64) -> Result<Tens
 impl Var {
     /// The largest values over `axes`, see [`Tensor::amax`]; equal ones share the gradient.
     #[track_caller]
-    pub fn amax(self, axes: &[usize]) -> Result<Var> {
+    pub fn amax(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
+        let axes = &self.axes("amax", axes)?;
         extreme("amax", self, axes, |x| x.amax(axes))
     }
 
     /// [`Var::amax`] with the dimensions kept, of length 1.
     #[track_caller]
-    pub fn amax_keep(self, axes: &[usize]) -> Result<Var> {
+    pub fn amax_keep(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
+        let axes = &self.axes("amax_keep", axes)?;
         extreme("amax", self, axes, |x| x.amax_keep(axes))
     }
 
     /// The smallest values over `axes`, see [`Tensor::amin`]; equal ones share the gradient.
     #[track_caller]
-    pub fn amin(self, axes: &[usize]) -> Result<Var> {
+    pub fn amin(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
+        let axes = &self.axes("amin", axes)?;
         extreme("amin", self, axes, |x| x.amin(axes))
     }
 
     /// [`Var::amin`] with the dimensions kept, of length 1.
     #[track_caller]
-    pub fn amin_keep(self, axes: &[usize]) -> Result<Var> {
+    pub fn amin_keep(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
+        let axes = &self.axes("amin_keep", axes)?;
         extreme("amin", self, axes, |x| x.amin_keep(axes))
     }
 
     /// The largest values along `axis`, and their positions, see [`Tensor::max`]; the gradient
     /// goes to the position alone.
     #[track_caller]
-    pub fn max(self, axis: usize) -> Result<(Var, Tensor)> {
+    pub fn max(self, axis: impl Into<Axis>) -> Result<(Var, Tensor)> {
+        let axis = self.axis("max", axis)?;
         placed("max", self, axis, |x| x.max(axis))
     }
 
     /// [`Var::max`] with the dimension kept, of length 1.
     #[track_caller]
-    pub fn max_keep(self, axis: usize) -> Result<(Var, Tensor)> {
+    pub fn max_keep(self, axis: impl Into<Axis>) -> Result<(Var, Tensor)> {
+        let axis = self.axis("max_keep", axis)?;
         placed("max", self, axis, |x| x.max_keep(axis))
     }
 
     /// The smallest values along `axis`, and their positions, see [`Tensor::min`]; the gradient
     /// goes to the position alone.
     #[track_caller]
-    pub fn min(self, axis: usize) -> Result<(Var, Tensor)> {
+    pub fn min(self, axis: impl Into<Axis>) -> Result<(Var, Tensor)> {
+        let axis = self.axis("min", axis)?;
         placed("min", self, axis, |x| x.min(axis))
     }
 
     /// [`Var::min`] with the dimension kept, of length 1.
     #[track_caller]
-    pub fn min_keep(self, axis: usize) -> Result<(Var, Tensor)> {
+    pub fn min_keep(self, axis: impl Into<Axis>) -> Result<(Var, Tensor)> {
+        let axis = self.axis("min_keep", axis)?;
         placed("min", self, axis, |x| x.min_keep(axis))
     }
 
     /// The values along `axis` in order, and where they came from; see [`Tensor::sort`].
     #[track_caller]
-    pub fn sort(self, axis: usize, order: SortOrder) -> Result<(Var, Tensor)> {
+    pub fn sort(self, axis: impl Into<Axis>, order: SortOrder) -> Result<(Var, Tensor)> {
+        let axis = self.axis("sort", axis)?;
         placed("sort", self, axis, |x| x.sort(axis, order))
     }
 
     /// The first `k` values along `axis` in order, and where they came from; see
     /// [`Tensor::topk`].
     #[track_caller]
-    pub fn topk(self, k: usize, axis: usize, order: SortOrder) -> Result<(Var, Tensor)> {
+    pub fn topk(self, k: usize, axis: impl Into<Axis>, order: SortOrder) -> Result<(Var, Tensor)> {
+        let axis = self.axis("topk", axis)?;
         placed("topk", self, axis, |x| x.topk(k, axis, order))
     }
 
     /// `(Σ |self|^order)^(1/order)` over `axes`, see [`Tensor::norm`]. Its gradient is 0 where
     /// that is 0; equal largest or smallest ones share it.
     #[track_caller]
-    pub fn norm(self, axes: &[usize], order: f64) -> Result<Var> {
+    pub fn norm(self, axes: &[impl Into<Axis> + Copy], order: f64) -> Result<Var> {
+        let axes = &self.axes("norm", axes)?;
         powers(self, axes, order, |x| x.norm(axes, order))
     }
 
     /// [`Var::norm`] with the dimensions kept, of length 1.
     #[track_caller]
-    pub fn norm_keep(self, axes: &[usize], order: f64) -> Result<Var> {
+    pub fn norm_keep(self, axes: &[impl Into<Axis> + Copy], order: f64) -> Result<Var> {
+        let axes = &self.axes("norm_keep", axes)?;
         powers(self, axes, order, |x| x.norm_keep(axes, order))
     }
 }

@@ -1,6 +1,6 @@
 //! Rules of the scans: what came in at a position has gone into all later ones.
 
-use lowtide_tensor::Tensor;
+use lowtide_tensor::{Axis, Tensor};
 
 use crate::{Needs, Result, Var};
 
@@ -26,7 +26,8 @@ fn cumprod_gradient(dy: &Tensor, x: &Tensor, y: &Tensor, axis: usize) -> Result<
 impl Var {
     /// The sums up to each position along `axis`; see [`Tensor::cumsum`].
     #[track_caller]
-    pub fn cumsum(self, axis: usize) -> Result<Var> {
+    pub fn cumsum(self, axis: impl Into<Axis>) -> Result<Var> {
+        let axis = self.axis("cumsum", axis)?;
         Var::apply("cumsum", [self], |[x], _| {
             // dx[i] = Σ dy[t] over t ≥ i
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.cumsum_backward(axis)?)]);
@@ -36,7 +37,8 @@ impl Var {
 
     /// The products up to each position along `axis`; see [`Tensor::cumprod`].
     #[track_caller]
-    pub fn cumprod(self, axis: usize) -> Result<Var> {
+    pub fn cumprod(self, axis: impl Into<Axis>) -> Result<Var> {
+        let axis = self.axis("cumprod", axis)?;
         Var::apply("cumprod", [self], |[x], save| {
             let y = x.cumprod(axis)?;
             let saved = [&x, &y].map(|x| save.keep(x));

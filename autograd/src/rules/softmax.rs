@@ -1,12 +1,16 @@
 //! Rules of softmax and its logarithm.
 
+use lowtide_tensor::Axis;
+
 use crate::rules::{from_output, reuse};
 use crate::{Result, Var};
 
 impl Var {
     /// `exp(x) / Σ exp(x)` along `axis`; see [`lowtide_tensor::Tensor::softmax`].
     #[track_caller]
-    pub fn softmax(self, axis: usize) -> Result<Var> {
+    pub fn softmax(self, axis: impl Into<Axis>) -> Result<Var> {
+        // A number without dimensions is a row.
+        let axis = axis.into().index("softmax", self.shape().len().max(1))?;
         // dx = y · (dy - Σ dy·y)
         from_output(
             "softmax",
@@ -21,7 +25,9 @@ impl Var {
 
     /// `x - ln Σ exp(x)` along `axis`; see [`lowtide_tensor::Tensor::log_softmax`].
     #[track_caller]
-    pub fn log_softmax(self, axis: usize) -> Result<Var> {
+    pub fn log_softmax(self, axis: impl Into<Axis>) -> Result<Var> {
+        // A number without dimensions is a row.
+        let axis = axis.into().index("log_softmax", self.shape().len().max(1))?;
         // dx = dy - exp(y) · Σ dy
         from_output(
             "log_softmax",

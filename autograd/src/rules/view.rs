@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lowtide_tensor::{Shape, Tensor};
+use lowtide_tensor::{Axis, Shape, Tensor};
 
 use crate::rules::placed;
 use crate::{Needs, Result, Var};
@@ -45,7 +45,9 @@ impl Var {
 
     /// Dimensions `a` and `b` exchanged.
     #[track_caller]
-    pub fn transpose(self, a: usize, b: usize) -> Result<Var> {
+    pub fn transpose(self, a: impl Into<Axis>, b: impl Into<Axis>) -> Result<Var> {
+        let a = self.axis("transpose", a)?;
+        let b = self.axis("transpose", b)?;
         Var::apply("transpose", [self], |[x], _| {
             // dx = dyᵀ
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.transpose(a, b)?)]);
@@ -64,7 +66,9 @@ impl Var {
 
     /// Dimension `from` moved to place `to`; the others keep their order.
     #[track_caller]
-    pub fn movedim(self, from: usize, to: usize) -> Result<Var> {
+    pub fn movedim(self, from: impl Into<Axis>, to: impl Into<Axis>) -> Result<Var> {
+        let from = self.axis("movedim", from)?;
+        let to = self.axis("movedim", to)?;
         Var::apply("movedim", [self], |[x], _| {
             // dx = dy with the dimension moved back
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.movedim(to, from)?)]);
@@ -74,7 +78,8 @@ impl Var {
 
     /// The dimensions in the order `axes`.
     #[track_caller]
-    pub fn permute(self, axes: &[usize]) -> Result<Var> {
+    pub fn permute(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
+        let axes = &self.axes("permute", axes)?;
         let axes = axes.to_vec();
         Var::apply("permute", [self], |[x], _| {
             let y = x.permute(&axes)?;
@@ -90,7 +95,8 @@ impl Var {
 
     /// The `len` positions from `start` along `axis`.
     #[track_caller]
-    pub fn narrow(self, axis: usize, start: usize, len: usize) -> Result<Var> {
+    pub fn narrow(self, axis: impl Into<Axis>, start: usize, len: usize) -> Result<Var> {
+        let axis = self.axis("narrow", axis)?;
         Var::apply("narrow", [self], |[x], _| {
             let x_shape = *x.shape();
             // dx = dy inside the range, 0 outside
@@ -103,7 +109,8 @@ impl Var {
 
     /// Position `index` along `axis`, without that dimension.
     #[track_caller]
-    pub fn select(self, axis: usize, index: usize) -> Result<Var> {
+    pub fn select(self, axis: impl Into<Axis>, index: usize) -> Result<Var> {
+        let axis = self.axis("select", axis)?;
         Var::apply("select", [self], |[x], _| {
             let (x_shape, y) = (*x.shape(), x.select(axis, index)?);
             // dx = dy at the position, 0 elsewhere
@@ -114,9 +121,10 @@ impl Var {
         })
     }
 
-    /// A new dimension of length 1 before `axis`.
+    /// A new dimension of length 1, which is then number `axis`.
     #[track_caller]
-    pub fn unsqueeze(self, axis: usize) -> Result<Var> {
+    pub fn unsqueeze(self, axis: impl Into<Axis>) -> Result<Var> {
+        let axis = axis.into().index("unsqueeze", self.shape().len() + 1)?;
         Var::apply("unsqueeze", [self], |[x], _| {
             // dx = dy without the dimension
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.squeeze(axis)?)]);
@@ -126,7 +134,8 @@ impl Var {
 
     /// Without dimension `axis`, which must have length 1.
     #[track_caller]
-    pub fn squeeze(self, axis: usize) -> Result<Var> {
+    pub fn squeeze(self, axis: impl Into<Axis>) -> Result<Var> {
+        let axis = self.axis("squeeze", axis)?;
         Var::apply("squeeze", [self], |[x], _| {
             // dx = dy with the dimension
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.unsqueeze(axis)?)]);

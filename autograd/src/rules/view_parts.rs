@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lowtide_tensor::{DType, Shape, Tensor};
+use lowtide_tensor::{Axis, DType, Shape, Tensor};
 
 use crate::rules::placed;
 use crate::{Needs, Result, Var};
@@ -77,7 +77,8 @@ fn fold(dy: &Tensor, x: Shape, axis: usize, len: usize, step: usize) -> Result<T
 impl Var {
     /// Every `step`-th of `positions` along `axis`; see [`Tensor::slice`].
     #[track_caller]
-    pub fn slice(self, axis: usize, positions: Range<usize>, step: usize) -> Result<Var> {
+    pub fn slice(self, axis: impl Into<Axis>, positions: Range<usize>, step: usize) -> Result<Var> {
+        let axis = self.axis("slice", axis)?;
         Var::apply("slice", [self], |[x], _| {
             let (x_shape, y) = (*x.shape(), x.slice(axis, positions.clone(), step)?);
             // dx = dy at these positions, 0 elsewhere
@@ -90,13 +91,15 @@ impl Var {
 
     /// Parts of `len` positions along `axis`, the last one perhaps shorter; see [`Tensor::split`].
     #[track_caller]
-    pub fn split(self, axis: usize, len: usize) -> Result<Vec<Var>> {
+    pub fn split(self, axis: impl Into<Axis>, len: usize) -> Result<Vec<Var>> {
+        let axis = self.axis("split", axis)?;
         parts("split", self, axis, |x| x.split(axis, len))
     }
 
     /// Parts of the given lengths along `axis`; see [`Tensor::split_with_sizes`].
     #[track_caller]
-    pub fn split_with_sizes(self, axis: usize, lens: &[usize]) -> Result<Vec<Var>> {
+    pub fn split_with_sizes(self, axis: impl Into<Axis>, lens: &[usize]) -> Result<Vec<Var>> {
+        let axis = self.axis("split_with_sizes", axis)?;
         if lens.is_empty() {
             self.value().split_with_sizes(axis, lens)?;
             return Ok(Vec::new());
@@ -106,14 +109,17 @@ impl Var {
 
     /// At most `count` parts of equal length along `axis`; see [`Tensor::chunk`].
     #[track_caller]
-    pub fn chunk(self, axis: usize, count: usize) -> Result<Vec<Var>> {
+    pub fn chunk(self, axis: impl Into<Axis>, count: usize) -> Result<Vec<Var>> {
+        let axis = self.axis("chunk", axis)?;
         parts("chunk", self, axis, |x| x.chunk(axis, count))
     }
 
     /// The elements whose position along `b` is that along `a` plus `offset`; see
     /// [`Tensor::diagonal`].
     #[track_caller]
-    pub fn diagonal(self, offset: isize, a: usize, b: usize) -> Result<Var> {
+    pub fn diagonal(self, offset: isize, a: impl Into<Axis>, b: impl Into<Axis>) -> Result<Var> {
+        let a = self.axis("diagonal", a)?;
+        let b = self.axis("diagonal", b)?;
         Var::apply("diagonal", [self], |[x], _| {
             let (x_shape, y) = (*x.shape(), x.diagonal(offset, a, b)?);
             // dx = dy on the diagonal, 0 elsewhere
@@ -127,7 +133,8 @@ impl Var {
     /// Windows of `len` positions along `axis`, `step` apart, each as a last dimension; see
     /// [`Tensor::unfold`].
     #[track_caller]
-    pub fn unfold(self, axis: usize, len: usize, step: usize) -> Result<Var> {
+    pub fn unfold(self, axis: impl Into<Axis>, len: usize, step: usize) -> Result<Var> {
+        let axis = self.axis("unfold", axis)?;
         Var::apply("unfold", [self], |[x], _| {
             let (x_shape, y) = (*x.shape(), x.unfold(axis, len, step)?);
             // dx[.., p, ..] = Σ dy[.., i, .., k] over the windows i and places k with

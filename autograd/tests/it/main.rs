@@ -1,6 +1,7 @@
 //! Laws of the record and its backward walk, one module per subject.
 
 mod anomalies;
+mod axes;
 mod casts;
 mod checker;
 mod common;

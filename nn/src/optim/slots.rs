@@ -105,7 +105,8 @@ pub(super) fn take_states(
             return wrong(WeightsProblem::Type { found, expected });
         }
         if found.device() != parameter.device() {
-            return Err(TensorError::Device { op: "set_state" }.into());
+            let (left, right) = (found.device(), parameter.device());
+            return Err(TensorError::devices("set_state", left, right).into());
         }
         if !found.layout().is_contiguous() {
             return Err(TensorError::Strided { op: "set_state" }.into());

@@ -271,7 +271,7 @@ fn indices_out_of_range_are_named_and_nothing_is_written() {
         fn check<T>(outcome: Result<T>, name: &str, bad: i64) {
             match outcome.err() {
                 Some(TensorError::Index { op, index, len: 3 }) => {
-                    assert_eq!((op, index), (name, bad as usize));
+                    assert_eq!((op, index as i64), (name, bad));
                 }
                 other => panic!("{name}: {other:?}"),
             }

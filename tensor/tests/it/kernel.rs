@@ -75,7 +75,7 @@ fn users_kernel_reports_errors_and_meets_the_checks() {
     let launch = |y: &Tensor| device.launch(Lerp { t: 0.5, len: 1 }, &[&a, &b], &[y]);
     assert!(matches!(launch(&a), Err(TensorError::Overlap { op: "lerp", .. })));
     let error = lerp(&a, &operands(&sim(1))[0], 0.5).unwrap_err();
-    assert!(matches!(error, TensorError::Device { op: "lerp" }));
+    assert!(matches!(error, TensorError::Device { op: "lerp", .. }));
 }
 
 /// Writes 1 to each destination.

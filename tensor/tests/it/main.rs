@@ -2,6 +2,7 @@
 
 mod accuracy;
 mod attention;
+mod axes;
 mod common;
 mod convert;
 mod division;

@@ -5,7 +5,7 @@ mod cpu;
 use crate::cpu::Cpu;
 use crate::dtype::for_each_dtype;
 use crate::layout::{RANK_MAX, Shape, check_axis, check_index};
-use crate::{Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
+use crate::{Axis, Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
 use cpu::Part;
 
 struct Cat {
@@ -43,11 +43,14 @@ impl Tensor {
     /// `Index` for no tensors at all or a dimension that does not exist, `Shape`, `DType`,
     /// `Device`, `OutOfMemory`.
     #[track_caller]
-    pub fn cat(tensors: &[&Tensor], axis: usize) -> Result<Tensor> {
+    pub fn cat(tensors: &[&Tensor], axis: impl Into<Axis>) -> Result<Tensor> {
+        check_index("cat", 0, tensors.len())?;
+        let axis = check_axis("cat", tensors[0].shape(), axis)?;
         Self::joined("cat", tensors, axis)
     }
 
-    /// The tensors, which have one type and shape, along a new dimension before `axis`.
+    /// The tensors, which have one type and shape, along a new dimension, which is then number
+    /// `axis`.
     ///
     /// # Shapes
     /// `n × [A, B] → [A, n, B]` for axis 1.
@@ -56,11 +59,11 @@ impl Tensor {
     /// `Index` for no tensors at all, a dimension that does not exist or when there are
     /// [`RANK_MAX`] dimensions already, `Shape`, `DType`, `Device`, `OutOfMemory`.
     #[track_caller]
-    pub fn stack(tensors: &[&Tensor], axis: usize) -> Result<Tensor> {
+    pub fn stack(tensors: &[&Tensor], axis: impl Into<Axis>) -> Result<Tensor> {
         let op = "stack";
         check_index(op, 0, tensors.len())?;
         let shape = *tensors[0].shape();
-        check_index(op, axis, shape.len() + 1)?;
+        let axis = axis.into().index(op, shape.len() + 1)?;
         check_index(op, shape.len(), RANK_MAX)?;
         tensors.iter().try_for_each(|tensor| tensor.check_shape(op, shape))?;
         let slices: Vec<Tensor> =
@@ -70,9 +73,7 @@ impl Tensor {
 
     #[track_caller]
     fn joined(op: &'static str, tensors: &[&Tensor], axis: usize) -> Result<Tensor> {
-        check_index(op, 0, tensors.len())?;
         let first = tensors[0];
-        check_axis(op, first.shape(), axis)?;
         let mut axis_len = 0usize;
         for tensor in tensors {
             first.check_dtype(op, tensor)?;

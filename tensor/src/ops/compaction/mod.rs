@@ -100,11 +100,7 @@ impl Tensor {
         let count = match self.device().backend() {
             Backend::Sim(sim) => {
                 if assumed > self.shape()[0] {
-                    return Err(TensorError::Index {
-                        op,
-                        index: assumed,
-                        len: self.shape()[0] + 1,
-                    });
+                    return Err(TensorError::index(op, assumed, self.shape()[0] + 1));
                 }
                 sim.assume(assumed as f64, Location::caller());
                 assumed

@@ -42,7 +42,7 @@ pub(super) fn check(cpu: &Cpu, op: &'static str, index: View<'_, i64>, len: usiz
     if at < count {
         nest.rows(at, at + 1, |row| {
             let index = data[row.starts[0]] as usize;
-            outcome = Err(TensorError::Index { op, index, len });
+            outcome = Err(TensorError::index(op, index, len));
         });
     }
     outcome

@@ -9,7 +9,7 @@ mod scatter;
 use crate::cpu::Cpu;
 use crate::dtype::for_each_dtype;
 use crate::layout::{RANK_MAX, Shape, check_axis, check_index};
-use crate::{Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
+use crate::{Axis, Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
 use cpu::Follow;
 
 /// y from the elements of x at the indices; see [`Follow`].
@@ -115,9 +115,9 @@ impl Tensor {
     /// `Index` for a dimension that does not exist or an index out of range, `Shape`, `DType`
     /// unless indices are i64, `Device`, `OutOfMemory`.
     #[track_caller]
-    pub fn gather(&self, axis: usize, index: &Tensor) -> Result<Tensor> {
+    pub fn gather(&self, axis: impl Into<Axis>, index: &Tensor) -> Result<Tensor> {
+        let axis = check_axis("gather", self.shape(), axis)?;
         let op = "gather";
-        check_axis(op, self.shape(), axis)?;
         index.check_indices(op, None)?;
         self.check_inside(op, axis, index.shape())?;
         let mut places = strides(self.layout().strides());
@@ -152,9 +152,9 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::gather`].
     #[track_caller]
-    pub fn index_select(&self, axis: usize, index: &Tensor) -> Result<Tensor> {
+    pub fn index_select(&self, axis: impl Into<Axis>, index: &Tensor) -> Result<Tensor> {
+        let axis = check_axis("index_select", self.shape(), axis)?;
         let op = "index_select";
-        check_axis(op, self.shape(), axis)?;
         index.check_indices(op, Some(1))?;
         let (mut index_strides, mut places) = ([0; RANK_MAX], strides(self.layout().strides()));
         (index_strides[axis], places[axis]) = (index.layout().strides()[0], 0);

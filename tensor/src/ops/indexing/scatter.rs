@@ -5,7 +5,7 @@ use super::strides;
 use crate::cpu::Cpu;
 use crate::dtype::for_each_dtype;
 use crate::layout::{RANK_MAX, check_axis};
-use crate::{Cost, DType, Element, Kernel, Operands, Result, Tensor, TensorError};
+use crate::{Axis, Cost, DType, Element, Kernel, Operands, Result, Tensor, TensorError};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arrival {
@@ -116,7 +116,6 @@ impl Tensor {
         index: &Tensor,
         source: &Tensor,
     ) -> Result<Tensor> {
-        check_axis(op, self.shape(), axis)?;
         index.check_indices(op, None)?;
         self.check_inside(op, axis, index.shape())?;
         let (left, right) = (*source.shape(), *index.shape());
@@ -134,7 +133,6 @@ impl Tensor {
         index: &Tensor,
         source: &Tensor,
     ) -> Result<()> {
-        check_axis(op, self.shape(), axis)?;
         index.check_indices(op, Some(1))?;
         let (left, right) = (*source.shape(), self.shape().with(axis, index.element_count()));
         if left == right { Ok(()) } else { Err(TensorError::Shape { op, left, right }) }
@@ -175,7 +173,13 @@ impl Tensor {
     /// `Index` for a dimension that does not exist or an index out of range, `Shape`, `DType`
     /// unless indices are i64 and the others of one type, `Device`, `Frozen`, `Overlap`.
     #[track_caller]
-    pub fn scatter_(&mut self, axis: usize, index: &Tensor, source: &Tensor) -> Result<()> {
+    pub fn scatter_(
+        &mut self,
+        axis: impl Into<Axis>,
+        index: &Tensor,
+        source: &Tensor,
+    ) -> Result<()> {
+        let axis = check_axis("scatter", self.shape(), axis)?;
         let op = "scatter";
         let source = self.check_scatter(op, axis, index, source)?;
         self.arrive(op, Arrival::Replace, axis, index, &source)
@@ -186,7 +190,13 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::scatter_`], and `OutOfMemory`.
     #[track_caller]
-    pub fn scatter(&self, axis: usize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
+    pub fn scatter(
+        &self,
+        axis: impl Into<Axis>,
+        index: &Tensor,
+        source: &Tensor,
+    ) -> Result<Tensor> {
+        let axis = check_axis("scatter", self.shape(), axis)?;
         let op = "scatter";
         let source = self.check_scatter(op, axis, index, source)?;
         let y = self.copied()?;
@@ -204,7 +214,13 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::scatter_`], and `DType` for truth values.
     #[track_caller]
-    pub fn scatter_add_(&mut self, axis: usize, index: &Tensor, source: &Tensor) -> Result<()> {
+    pub fn scatter_add_(
+        &mut self,
+        axis: impl Into<Axis>,
+        index: &Tensor,
+        source: &Tensor,
+    ) -> Result<()> {
+        let axis = check_axis("scatter_add", self.shape(), axis)?;
         let op = "scatter_add";
         let source = self.check_scatter(op, axis, index, source)?;
         self.check_dtype(op, &source)?;
@@ -216,7 +232,13 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::scatter_add_`], and `OutOfMemory`.
     #[track_caller]
-    pub fn scatter_add(&self, axis: usize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
+    pub fn scatter_add(
+        &self,
+        axis: impl Into<Axis>,
+        index: &Tensor,
+        source: &Tensor,
+    ) -> Result<Tensor> {
+        let axis = check_axis("scatter_add", self.shape(), axis)?;
         let op = "scatter_add";
         let source = self.check_scatter(op, axis, index, source)?;
         self.check_dtype(op, &source)?;
@@ -234,7 +256,13 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::scatter_add_`].
     #[track_caller]
-    pub fn index_add_(&mut self, axis: usize, index: &Tensor, source: &Tensor) -> Result<()> {
+    pub fn index_add_(
+        &mut self,
+        axis: impl Into<Axis>,
+        index: &Tensor,
+        source: &Tensor,
+    ) -> Result<()> {
+        let axis = check_axis("index_add", self.shape(), axis)?;
         let op = "index_add";
         self.check_slices(op, axis, index, source)?;
         self.check_dtype(op, source)?;
@@ -246,7 +274,13 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::index_add_`], and `OutOfMemory`.
     #[track_caller]
-    pub fn index_add(&self, axis: usize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
+    pub fn index_add(
+        &self,
+        axis: impl Into<Axis>,
+        index: &Tensor,
+        source: &Tensor,
+    ) -> Result<Tensor> {
+        let axis = check_axis("index_add", self.shape(), axis)?;
         let op = "index_add";
         self.check_slices(op, axis, index, source)?;
         self.check_dtype(op, source)?;
@@ -263,7 +297,13 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::scatter_`].
     #[track_caller]
-    pub fn index_copy_(&mut self, axis: usize, index: &Tensor, source: &Tensor) -> Result<()> {
+    pub fn index_copy_(
+        &mut self,
+        axis: impl Into<Axis>,
+        index: &Tensor,
+        source: &Tensor,
+    ) -> Result<()> {
+        let axis = check_axis("index_copy", self.shape(), axis)?;
         let op = "index_copy";
         self.check_slices(op, axis, index, source)?;
         self.arrive(op, Arrival::Replace, axis, index, source)
@@ -274,7 +314,13 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::index_copy_`], and `OutOfMemory`.
     #[track_caller]
-    pub fn index_copy(&self, axis: usize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
+    pub fn index_copy(
+        &self,
+        axis: impl Into<Axis>,
+        index: &Tensor,
+        source: &Tensor,
+    ) -> Result<Tensor> {
+        let axis = check_axis("index_copy", self.shape(), axis)?;
         let op = "index_copy";
         self.check_slices(op, axis, index, source)?;
         let y = self.copied()?;

@@ -170,7 +170,7 @@ impl Norm {
         x.check_any_float(name)?;
         let Some(kept) = x.shape().len().checked_sub(axis_count) else {
             let len = x.shape().len() + 1;
-            return Err(TensorError::Index { op: name, index: axis_count, len });
+            return Err(TensorError::index(name, axis_count, len));
         };
         let (samples, channels) = (&x.shape()[..kept], &x.shape()[kept..]);
         let norm = Norm {

@@ -5,8 +5,8 @@ mod cpu;
 
 use crate::cpu::Cpu;
 use crate::dtype::for_each_dtype;
-use crate::layout::check_axis;
-use crate::{Cost, DType, Element, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use crate::layout::{check_axes, check_axis};
+use crate::{Axis, Cost, DType, Element, Kernel, Operands, Result, Shape, Tensor, TensorError};
 use cpu::{Dimension, Edge, Map};
 
 /// What [`Tensor::pad`] puts around a tensor, under the names of PyTorch's `F.pad`.
@@ -82,17 +82,10 @@ impl Tensor {
     /// # Errors
     /// `Index`, `Shape` when one is named twice, `OutOfMemory`.
     #[track_caller]
-    pub fn flip(&self, axes: &[usize]) -> Result<Tensor> {
+    pub fn flip(&self, axes: &[impl Into<Axis> + Copy]) -> Result<Tensor> {
         let op = "flip";
         let mut plan = self.unmoved();
-        for &axis in axes {
-            let (_, map) = &mut plan[check_axis(op, self.shape(), axis)?];
-            if *map == Map::Flip {
-                let right = self.shape().with(axis, 1);
-                return Err(TensorError::Shape { op, left: *self.shape(), right });
-            }
-            *map = Map::Flip;
-        }
+        check_axes(op, self.shape(), axes)?.into_iter().for_each(|axis| plan[axis].1 = Map::Flip);
         self.rearrange(op, &plan, 0.0)
     }
 
@@ -102,10 +95,11 @@ impl Tensor {
     /// # Errors
     /// `Index`, `OutOfMemory`.
     #[track_caller]
-    pub fn roll(&self, axis: usize, shift: isize) -> Result<Tensor> {
+    pub fn roll(&self, axis: impl Into<Axis>, shift: isize) -> Result<Tensor> {
+        let axis = check_axis("roll", self.shape(), axis)?;
         let op = "roll";
         let mut plan = self.unmoved();
-        let (len, map) = &mut plan[check_axis(op, self.shape(), axis)?];
+        let (len, map) = &mut plan[axis];
         // No dimension is longer than isize::MAX, except of elements that share their memory.
         let back = shift.unsigned_abs() % (*len).max(1);
         let start = if shift > 0 && back > 0 { *len - back } else { back };
@@ -122,11 +116,8 @@ impl Tensor {
     pub fn repeat(&self, times: &[usize]) -> Result<Tensor> {
         let mut x = self.clone();
         while x.shape().len() < times.len() {
-            x = x.unsqueeze(0).map_err(|_| TensorError::Index {
-                op: "repeat",
-                index: times.len(),
-                len: crate::RANK_MAX + 1,
-            })?;
+            let too_many = TensorError::index("repeat", times.len(), crate::RANK_MAX + 1);
+            x = x.unsqueeze(0).map_err(|_| too_many)?;
         }
         let mut plan = x.unmoved();
         let missing = plan.len() - times.len();
@@ -141,10 +132,11 @@ impl Tensor {
     /// # Errors
     /// `Index`, `OutOfMemory`.
     #[track_caller]
-    pub fn repeat_interleave(&self, axis: usize, times: usize) -> Result<Tensor> {
+    pub fn repeat_interleave(&self, axis: impl Into<Axis>, times: usize) -> Result<Tensor> {
+        let axis = check_axis("repeat_interleave", self.shape(), axis)?;
         let op = "repeat_interleave";
         let mut plan = self.unmoved();
-        let (len, map) = &mut plan[check_axis(op, self.shape(), axis)?];
+        let (len, map) = &mut plan[axis];
         (*len, *map) = (len.saturating_mul(times), Map::Interleave { times });
         self.rearrange(op, &plan, 0.0)
     }

@@ -17,8 +17,8 @@ use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::for_each_dtype;
-use crate::layout::{Layout, check_axis};
-use crate::{Cost, DType, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use crate::layout::{Layout, check_axes};
+use crate::{Axis, Cost, DType, Kernel, Operands, Result, Shape, Tensor, TensorError};
 use cpu::{Center, Finish};
 use extreme::{Best, End};
 use fold::{Fold, Lane, Reducible};
@@ -177,8 +177,7 @@ struct Arranged {
 }
 
 impl Arranged {
-    fn new(op: &'static str, x: &Tensor, axes: &[usize], reduced: Reduced) -> Result<Self> {
-        axes.iter().try_for_each(|&axis| check_axis(op, x.shape(), axis).map(drop))?;
+    fn new(x: &Tensor, axes: &[usize], reduced: Reduced) -> Result<Self> {
         let is_reduced = |axis: &usize| axes.contains(axis);
         let (last, kept): (Vec<usize>, Vec<usize>) = (0..x.shape().len()).partition(is_reduced);
         let shape = match reduced {
@@ -221,8 +220,12 @@ macro_rules! reductions {
         /// # Errors
         /// Those of [`Tensor::sum`].
         #[track_caller]
-        pub fn $name(&self, axes: &[usize] $(, $number: f64)?) -> Result<Tensor> {
-            self.reduce(stringify!($name), axes, Reduced::Dropped, $op)
+        pub fn $name(
+            &self,
+            axes: &[impl Into<Axis> + Copy] $(, $number: f64)?
+        ) -> Result<Tensor> {
+            let axes = check_axes(stringify!($name), self.shape(), axes)?;
+            self.reduce(stringify!($name), &axes, Reduced::Dropped, $op)
         }
 
         #[doc = concat!("[`Tensor::", stringify!($name), "`] with the dimensions `axes` kept, of")]
@@ -231,8 +234,12 @@ macro_rules! reductions {
         /// # Errors
         /// Those of [`Tensor::sum`].
         #[track_caller]
-        pub fn $keep(&self, axes: &[usize] $(, $number: f64)?) -> Result<Tensor> {
-            self.reduce(stringify!($name), axes, Reduced::Kept, $op)
+        pub fn $keep(
+            &self,
+            axes: &[impl Into<Axis> + Copy] $(, $number: f64)?
+        ) -> Result<Tensor> {
+            let axes = check_axes(stringify!($name), self.shape(), axes)?;
+            self.reduce(stringify!($name), &axes, Reduced::Kept, $op)
         }
     };
 }
@@ -243,17 +250,19 @@ impl Tensor {
     ///
     /// # Errors
     /// `Index` for a dimension that does not exist, or an empty one where there is no result for
-    /// nothing; `DType` when the reduction is not defined for it; `OutOfMemory`. So for all
-    /// reductions.
+    /// nothing; `Shape` for one that is named twice; `DType` when the reduction is not defined for
+    /// it; `OutOfMemory`. So for all reductions.
     #[track_caller]
-    pub fn sum(&self, axes: &[usize]) -> Result<Tensor> {
-        self.reduce("sum", axes, Reduced::Dropped, Reduction::Sum)
+    pub fn sum(&self, axes: &[impl Into<Axis> + Copy]) -> Result<Tensor> {
+        let axes = check_axes("sum", self.shape(), axes)?;
+        self.reduce("sum", &axes, Reduced::Dropped, Reduction::Sum)
     }
 
     /// [`Tensor::sum`] with the dimensions `axes` kept, of length 1; errors as [`Tensor::sum`].
     #[track_caller]
-    pub fn sum_keep(&self, axes: &[usize]) -> Result<Tensor> {
-        self.reduce("sum", axes, Reduced::Kept, Reduction::Sum)
+    pub fn sum_keep(&self, axes: &[impl Into<Axis> + Copy]) -> Result<Tensor> {
+        let axes = check_axes("sum", self.shape(), axes)?;
+        self.reduce("sum", &axes, Reduced::Kept, Reduction::Sum)
     }
 
     /// The sum of all elements, without dimensions; errors as [`Tensor::sum`].
@@ -305,7 +314,7 @@ impl Tensor {
         if reduction.is_of_floats() && !dtype.is_float() {
             return Err(TensorError::DType { op, left: dtype, right: DType::F32 });
         }
-        let arranged = Arranged::new(op, self, axes, reduced)?;
+        let arranged = Arranged::new(self, axes, reduced)?;
         if !reduction.takes_none() {
             arranged.check_choice(op)?;
         }

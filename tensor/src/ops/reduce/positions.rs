@@ -2,7 +2,8 @@
 
 use super::extreme::{End, Extreme};
 use super::{Arranged, Reduced, accumulator};
-use crate::{DType, Result, Tensor};
+use crate::layout::check_axis;
+use crate::{Axis, DType, Result, Tensor};
 
 /// Positions of the largest and the smallest. The first one of equals; NaN counts as the largest
 /// and as the smallest. Any element type.
@@ -13,37 +14,41 @@ impl Tensor {
     /// `Index` for a dimension that does not exist or is empty, `OutOfMemory`. So for all of these.
     #[track_caller]
     pub fn argmax(&self) -> Result<Tensor> {
-        self.argmax_axis(self.shape().len().wrapping_sub(1))
+        self.argmax_axis(-1)
     }
 
     /// The position of the smallest element along the last dimension; errors as
     /// [`Tensor::argmax`].
     #[track_caller]
     pub fn argmin(&self) -> Result<Tensor> {
-        self.argmin_axis(self.shape().len().wrapping_sub(1))
+        self.argmin_axis(-1)
     }
 
     /// The position of the largest element along `axis`, as i64; errors as [`Tensor::argmax`].
     #[track_caller]
-    pub fn argmax_axis(&self, axis: usize) -> Result<Tensor> {
+    pub fn argmax_axis(&self, axis: impl Into<Axis>) -> Result<Tensor> {
+        let axis = check_axis("argmax", self.shape(), axis)?;
         self.position("argmax", End::Largest, &[axis], Reduced::Dropped)
     }
 
     /// [`Tensor::argmax_axis`] with `axis` kept, of length 1; errors as [`Tensor::argmax`].
     #[track_caller]
-    pub fn argmax_keep(&self, axis: usize) -> Result<Tensor> {
+    pub fn argmax_keep(&self, axis: impl Into<Axis>) -> Result<Tensor> {
+        let axis = check_axis("argmax", self.shape(), axis)?;
         self.position("argmax", End::Largest, &[axis], Reduced::Kept)
     }
 
     /// The position of the smallest element along `axis`, as i64; errors as [`Tensor::argmax`].
     #[track_caller]
-    pub fn argmin_axis(&self, axis: usize) -> Result<Tensor> {
+    pub fn argmin_axis(&self, axis: impl Into<Axis>) -> Result<Tensor> {
+        let axis = check_axis("argmin", self.shape(), axis)?;
         self.position("argmin", End::Smallest, &[axis], Reduced::Dropped)
     }
 
     /// [`Tensor::argmin_axis`] with `axis` kept, of length 1; errors as [`Tensor::argmax`].
     #[track_caller]
-    pub fn argmin_keep(&self, axis: usize) -> Result<Tensor> {
+    pub fn argmin_keep(&self, axis: impl Into<Axis>) -> Result<Tensor> {
+        let axis = check_axis("argmin", self.shape(), axis)?;
         self.position("argmin", End::Smallest, &[axis], Reduced::Kept)
     }
 
@@ -65,26 +70,30 @@ impl Tensor {
 
     /// The largest values along `axis`, and their positions as i64; errors as [`Tensor::argmax`].
     #[track_caller]
-    pub fn max(&self, axis: usize) -> Result<(Tensor, Tensor)> {
+    pub fn max(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
+        let axis = check_axis("max", self.shape(), axis)?;
         self.value_and_position("max", End::Largest, axis, Reduced::Dropped)
     }
 
     /// [`Tensor::max`] with `axis` kept, of length 1; errors as [`Tensor::argmax`].
     #[track_caller]
-    pub fn max_keep(&self, axis: usize) -> Result<(Tensor, Tensor)> {
+    pub fn max_keep(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
+        let axis = check_axis("max", self.shape(), axis)?;
         self.value_and_position("max", End::Largest, axis, Reduced::Kept)
     }
 
     /// The smallest values along `axis`, and their positions as i64; errors as
     /// [`Tensor::argmax`].
     #[track_caller]
-    pub fn min(&self, axis: usize) -> Result<(Tensor, Tensor)> {
+    pub fn min(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
+        let axis = check_axis("min", self.shape(), axis)?;
         self.value_and_position("min", End::Smallest, axis, Reduced::Dropped)
     }
 
     /// [`Tensor::min`] with `axis` kept, of length 1; errors as [`Tensor::argmax`].
     #[track_caller]
-    pub fn min_keep(&self, axis: usize) -> Result<(Tensor, Tensor)> {
+    pub fn min_keep(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
+        let axis = check_axis("min", self.shape(), axis)?;
         self.value_and_position("min", End::Smallest, axis, Reduced::Kept)
     }
 
@@ -96,7 +105,7 @@ impl Tensor {
         axes: &[usize],
         reduced: Reduced,
     ) -> Result<Tensor> {
-        let arranged = Arranged::new(op, self, axes, reduced)?;
+        let arranged = Arranged::new(self, axes, reduced)?;
         arranged.check_choice(op)?;
         let positions = Tensor::empty(self.device(), arranged.shape, DType::I64)?;
         arranged.find(op, end, &positions, None)?;
@@ -111,7 +120,7 @@ impl Tensor {
         axis: usize,
         reduced: Reduced,
     ) -> Result<(Tensor, Tensor)> {
-        let arranged = Arranged::new(op, self, &[axis], reduced)?;
+        let arranged = Arranged::new(self, &[axis], reduced)?;
         arranged.check_choice(op)?;
         let values = Tensor::empty(self.device(), arranged.shape, self.dtype())?;
         let positions = Tensor::empty(self.device(), arranged.shape, DType::I64)?;

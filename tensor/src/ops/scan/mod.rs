@@ -7,7 +7,7 @@ use crate::cpu::tiles::{Order, Source};
 use crate::dtype::for_each_dtype;
 use crate::layout::check_axis;
 use crate::ops::elementwise::{Arithmetic, source};
-use crate::{Cost, DType, Kernel, Operands, Result, Tensor};
+use crate::{Axis, Cost, DType, Kernel, Operands, Result, Tensor};
 use cpu::{Direction, Extent, Running};
 
 /// `y[t] = Σ x[..=t]` or its kin; the destinations are y and the running values.
@@ -59,21 +59,24 @@ impl Tensor {
     /// # Errors
     /// `Index`, `OutOfMemory`.
     #[track_caller]
-    pub fn cumsum(&self, axis: usize) -> Result<Tensor> {
+    pub fn cumsum(&self, axis: impl Into<Axis>) -> Result<Tensor> {
+        let axis = check_axis("cumsum", self.shape(), axis)?;
         self.scan("cumsum", axis, Running::Sum, Direction::Forwards)
     }
 
     /// The gradient through [`Tensor::cumsum`] along `axis` for `dy = self`: the sums of the
     /// elements from each on; errors as [`Tensor::cumsum`].
     #[track_caller]
-    pub fn cumsum_backward(&self, axis: usize) -> Result<Tensor> {
+    pub fn cumsum_backward(&self, axis: impl Into<Axis>) -> Result<Tensor> {
+        let axis = check_axis("cumsum_backward", self.shape(), axis)?;
         self.scan("cumsum_backward", axis, Running::Sum, Direction::Backwards)
     }
 
     /// The products of the elements up to each along `axis`, else as [`Tensor::cumsum`]. One
     /// thread per position of the dimensions before `axis`.
     #[track_caller]
-    pub fn cumprod(&self, axis: usize) -> Result<Tensor> {
+    pub fn cumprod(&self, axis: impl Into<Axis>) -> Result<Tensor> {
+        let axis = check_axis("cumprod", self.shape(), axis)?;
         self.scan("cumprod", axis, Running::Product, Direction::Forwards)
     }
 
@@ -85,7 +88,6 @@ impl Tensor {
         running: Running,
         direction: Direction,
     ) -> Result<Tensor> {
-        check_axis(name, self.shape(), axis)?;
         let (device, dtype) = (self.device(), self.dtype());
         let extent = Extent::new(self.shape(), axis, running);
         let (result, wide) =

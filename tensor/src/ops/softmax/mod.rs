@@ -7,8 +7,7 @@ mod cpu;
 
 use crate::cpu::Cpu;
 use crate::cpu::lines::{Blocks, for_stored};
-use crate::layout::check_axis;
-use crate::{Cost, Kernel, Operands, Result, Tensor};
+use crate::{Axis, Cost, Kernel, Operands, Result, Tensor};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
@@ -50,10 +49,6 @@ struct Rows {
 impl Rows {
     fn of(softmax: Softmax, to: &Tensor, axis: usize) -> Result<Self> {
         to.check_any_float(softmax.name)?;
-        // One element without dimensions is a row, as in PyTorch.
-        if !(axis == 0 && to.shape().is_empty()) {
-            check_axis(softmax.name, to.shape(), axis)?;
-        }
         let blocks = Blocks::of(to.shape(), axis);
         Ok(Rows { softmax, blocks, axis, size_bytes: to.size_bytes(), dtype: to.dtype() })
     }
@@ -96,6 +91,11 @@ impl Kernel for Rows {
 }
 
 impl Tensor {
+    /// `axis` as an index. One element without dimensions is a row, as in PyTorch.
+    fn row_axis(&self, op: &'static str, axis: impl Into<Axis>) -> Result<usize> {
+        axis.into().index(op, self.shape().len().max(1))
+    }
+
     #[track_caller]
     fn softmax_with(&self, softmax: Softmax, axis: usize) -> Result<Tensor> {
         let kernel = Rows::of(softmax, self, axis)?;
@@ -141,7 +141,8 @@ impl Tensor {
     /// `Index` for a dimension that does not exist, `DType` unless float, `OutOfMemory`. So for all
     /// of this family.
     #[track_caller]
-    pub fn softmax(&self, axis: usize) -> Result<Tensor> {
+    pub fn softmax(&self, axis: impl Into<Axis>) -> Result<Tensor> {
+        let axis = self.row_axis("softmax", axis)?;
         self.softmax_with(Softmax::new("softmax"), axis)
     }
 
@@ -151,7 +152,8 @@ impl Tensor {
     /// `Index`, `DType`, `Frozen`, `Overlap` (on an expanded view). So for all of this family in
     /// place.
     #[track_caller]
-    pub fn softmax_(&mut self, axis: usize) -> Result<()> {
+    pub fn softmax_(&mut self, axis: impl Into<Axis>) -> Result<()> {
+        let axis = self.row_axis("softmax", axis)?;
         let kernel = Rows::of(Softmax::new("softmax"), self, axis)?;
         self.device().launch(kernel, &[], &[self])
     }
@@ -161,7 +163,8 @@ impl Tensor {
     /// # Errors
     /// Those of [`Tensor::softmax`].
     #[track_caller]
-    pub fn log_softmax(&self, axis: usize) -> Result<Tensor> {
+    pub fn log_softmax(&self, axis: impl Into<Axis>) -> Result<Tensor> {
+        let axis = self.row_axis("log_softmax", axis)?;
         self.softmax_with(Softmax::new("log_softmax").log(), axis)
     }
 
@@ -170,7 +173,8 @@ impl Tensor {
     /// # Errors
     /// Those of [`Tensor::softmax_`].
     #[track_caller]
-    pub fn log_softmax_(&mut self, axis: usize) -> Result<()> {
+    pub fn log_softmax_(&mut self, axis: impl Into<Axis>) -> Result<()> {
+        let axis = self.row_axis("log_softmax", axis)?;
         let kernel = Rows::of(Softmax::new("log_softmax").log(), self, axis)?;
         self.device().launch(kernel, &[], &[self])
     }
@@ -181,7 +185,8 @@ impl Tensor {
     /// # Errors
     /// `Shape` unless y has the shape of dy, and those of [`Tensor::softmax`].
     #[track_caller]
-    pub fn softmax_backward(&self, y: &Tensor, axis: usize) -> Result<Tensor> {
+    pub fn softmax_backward(&self, y: &Tensor, axis: impl Into<Axis>) -> Result<Tensor> {
+        let axis = self.row_axis("softmax_backward", axis)?;
         self.softmax_backward_with(Softmax::new("softmax_backward").backward(), y, axis)
     }
 
@@ -190,7 +195,8 @@ impl Tensor {
     /// # Errors
     /// `Shape`, and those of [`Tensor::softmax_`].
     #[track_caller]
-    pub fn softmax_backward_(&mut self, y: &Tensor, axis: usize) -> Result<()> {
+    pub fn softmax_backward_(&mut self, y: &Tensor, axis: impl Into<Axis>) -> Result<()> {
+        let axis = self.row_axis("softmax_backward", axis)?;
         self.softmax_backward_in_place(Softmax::new("softmax_backward").backward(), y, axis)
     }
 
@@ -200,7 +206,8 @@ impl Tensor {
     /// # Errors
     /// Those of [`Tensor::softmax_backward`].
     #[track_caller]
-    pub fn log_softmax_backward(&self, y: &Tensor, axis: usize) -> Result<Tensor> {
+    pub fn log_softmax_backward(&self, y: &Tensor, axis: impl Into<Axis>) -> Result<Tensor> {
+        let axis = self.row_axis("log_softmax_backward", axis)?;
         self.softmax_backward_with(Softmax::new("log_softmax_backward").log().backward(), y, axis)
     }
 
@@ -209,7 +216,8 @@ impl Tensor {
     /// # Errors
     /// Those of [`Tensor::softmax_backward_`].
     #[track_caller]
-    pub fn log_softmax_backward_(&mut self, y: &Tensor, axis: usize) -> Result<()> {
+    pub fn log_softmax_backward_(&mut self, y: &Tensor, axis: impl Into<Axis>) -> Result<()> {
+        let axis = self.row_axis("log_softmax_backward", axis)?;
         let softmax = Softmax::new("log_softmax_backward").log().backward();
         self.softmax_backward_in_place(softmax, y, axis)
     }

@@ -6,7 +6,7 @@ mod key;
 use crate::cpu::Cpu;
 use crate::dtype::for_each_dtype;
 use crate::layout::check_axis;
-use crate::{Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
+use crate::{Axis, Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
 
 /// The order of a sort. NaN counts as larger than every number; 0 and -0 are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,17 +59,19 @@ impl Tensor {
     /// # Errors
     /// `Index`, `OutOfMemory`.
     #[track_caller]
-    pub fn sort(&self, axis: usize, order: SortOrder) -> Result<(Tensor, Tensor)> {
-        let len = self.shape()[check_axis("sort", self.shape(), axis)?];
+    pub fn sort(&self, axis: impl Into<Axis>, order: SortOrder) -> Result<(Tensor, Tensor)> {
+        let axis = check_axis("sort", self.shape(), axis)?;
+        let len = self.shape()[axis];
         self.sorted("sort", axis, len, order)
     }
 
     /// Where the elements along `axis` in this order come from, as i64; errors as
     /// [`Tensor::sort`].
     #[track_caller]
-    pub fn argsort(&self, axis: usize, order: SortOrder) -> Result<Tensor> {
+    pub fn argsort(&self, axis: impl Into<Axis>, order: SortOrder) -> Result<Tensor> {
+        let axis = check_axis("argsort", self.shape(), axis)?;
         let op = "argsort";
-        let len = self.shape()[check_axis(op, self.shape(), axis)?];
+        let len = self.shape()[axis];
         let x = self.transpose(axis, self.shape().len() - 1)?;
         let positions = Tensor::empty(self.device(), *x.shape(), DType::I64)?;
         sort_rows(op, &x, (order, len), &positions, None)?;
@@ -82,11 +84,17 @@ impl Tensor {
     /// # Errors
     /// `Index` for a dimension that does not exist or has fewer than `k` elements, `OutOfMemory`.
     #[track_caller]
-    pub fn topk(&self, k: usize, axis: usize, order: SortOrder) -> Result<(Tensor, Tensor)> {
+    pub fn topk(
+        &self,
+        k: usize,
+        axis: impl Into<Axis>,
+        order: SortOrder,
+    ) -> Result<(Tensor, Tensor)> {
+        let axis = check_axis("topk", self.shape(), axis)?;
         let op = "topk";
-        let len = self.shape()[check_axis(op, self.shape(), axis)?];
+        let len = self.shape()[axis];
         if k > len {
-            return Err(TensorError::Index { op, index: k, len });
+            return Err(TensorError::index(op, k, len));
         }
         self.sorted(op, axis, k, order)
     }

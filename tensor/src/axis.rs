@@ -1,0 +1,50 @@
+//! Which dimension is meant: counted from the first one on, or back from the last one.
+
+use crate::TensorError;
+
+/// A dimension: 0 is the first one, and -1 the last one. Operations take `impl Into<Axis>`, so plain
+/// numbers of type `usize`, `isize` and `i32` will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Axis {
+    /// So many dimensions come before it.
+    FromFirst(usize),
+    /// So many dimensions come from it on; not 0.
+    FromLast(usize),
+}
+
+impl From<usize> for Axis {
+    fn from(axis: usize) -> Self {
+        Axis::FromFirst(axis)
+    }
+}
+
+impl From<isize> for Axis {
+    fn from(axis: isize) -> Self {
+        let count = axis.unsigned_abs();
+        if axis < 0 { Axis::FromLast(count) } else { Axis::FromFirst(count) }
+    }
+}
+
+impl From<i32> for Axis {
+    fn from(axis: i32) -> Self {
+        Axis::from(axis as isize)
+    }
+}
+
+impl Axis {
+    /// How many of `rank` dimensions come before it.
+    ///
+    /// # Errors
+    /// `Index` where there is no such dimension.
+    pub fn index(self, op: &'static str, rank: usize) -> Result<usize, TensorError> {
+        match self {
+            Axis::FromFirst(index) if index < rank => Ok(index),
+            Axis::FromLast(count) if (1..=rank).contains(&count) => Ok(rank - count),
+            Axis::FromFirst(index) => Err(TensorError::index(op, index, rank)),
+            Axis::FromLast(count) => {
+                let index = 0isize.saturating_sub_unsigned(count);
+                Err(TensorError::Index { op, index, len: rank })
+            }
+        }
+    }
+}
