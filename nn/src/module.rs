@@ -1,7 +1,10 @@
 //! What every layer and every model is.
 
+use std::collections::BTreeMap;
+
+use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, Var};
-use lowtide_tensor::Tensor;
+use lowtide_tensor::{DType, Tensor, TensorError};
 
 use crate::{Buffer, Parameter, Result};
 
@@ -24,6 +27,59 @@ pub trait Parameters {
         self.visit(&mut |name, parameter| visitor(name, parameter.value_mut()));
         self.visit_buffers(&mut |name, buffer| visitor(name, buffer.value_mut()));
     }
+
+    /// Gives every parameter the float type `dtype`, right after the module was made: layers are made
+    /// in f32. Buffers of floats, such as running statistics, become f64 for f64 and f32 for all other
+    /// types. Identities stay. Handles that were cloned before keep the old values.
+    ///
+    /// # Errors
+    /// `DType` unless a float type, `OutOfMemory`; then nothing was changed.
+    fn set_dtype(&mut self, dtype: DType) -> Result<()> {
+        let statistics = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let (mut parameters, mut buffers) = (BTreeMap::new(), BTreeMap::new());
+        let mut outcome = Ok(());
+        self.visit(&mut |_, parameter| {
+            keep(&mut parameters, parameter.id(), &mut outcome, || {
+                in_dtype(parameter.value(), dtype)
+            })
+        });
+        self.visit_buffers(&mut |_, buffer| {
+            keep(&mut buffers, buffer.id(), &mut outcome, || in_dtype(buffer.value(), statistics))
+        });
+        outcome?;
+        self.visit(&mut |_, parameter| {
+            *parameter.value_mut() = parameters[&parameter.id()].clone()
+        });
+        self.visit_buffers(&mut |_, buffer| *buffer.value_mut() = buffers[&buffer.id()].clone());
+        Ok(())
+    }
+}
+
+/// Adds what `convert` gives under `id`, which may stand in several places; the first error stays.
+fn keep<K: Ord>(
+    converted: &mut BTreeMap<K, Tensor>,
+    id: K,
+    outcome: &mut Result<()>,
+    convert: impl FnOnce() -> Result<Tensor>,
+) {
+    if outcome.is_err() || converted.contains_key(&id) {
+        return;
+    }
+    match convert() {
+        Ok(value) => drop(converted.insert(id, value)),
+        Err(error) => *outcome = Err(error),
+    }
+}
+
+/// `value` as it is stored in `dtype`; integers stay what they are.
+fn in_dtype(value: &Tensor, dtype: DType) -> Result<Tensor> {
+    if !dtype.is_float() {
+        let op = "set_dtype";
+        return Err(TensorError::DType { op, left: dtype, right: DType::F32 }.into());
+    }
+    let _scope = value.device().category(Category::Parameter);
+    let is_same = !value.dtype().is_float() || value.dtype() == dtype;
+    Ok(if is_same { value.clone() } else { value.to_dtype(dtype)? })
 }
 
 /// A function of one value with parameters.

@@ -6,7 +6,7 @@ use lowtide_nn::optim::{
     LambOptions, Lion, LionOptions, Momentum, Muon, MuonOptions, Optimizer, RmsProp,
     RmsPropOptions, Sgd, SgdOptions, Spread,
 };
-use lowtide_nn::{Buffer, Module, Parameter, Parameters, Result};
+use lowtide_nn::{Module, Parameter, Parameters, Result};
 use lowtide_tensor::{CpuOptions, Device, RandomKey, Tensor};
 
 pub(crate) type Outcome = std::result::Result<(), Box<dyn Error>>;
@@ -106,18 +106,9 @@ pub(crate) fn state_bits(optimizer: &mut dyn Optimizer) -> Vec<Vec<u64>> {
     all
 }
 
-/// Replaces every parameter and every buffer of floats by one of f64 with the same values.
+/// Gives every parameter and every buffer of floats the type f64.
 pub(crate) fn widen(model: &mut dyn Parameters) {
-    model.visit_buffers(&mut |_, buffer| {
-        if buffer.value().dtype().is_float() {
-            let wide = buffer.value().to_dtype(lowtide_tensor::DType::F64).expect("memory");
-            *buffer = Buffer::new(wide);
-        }
-    });
-    model.visit(&mut |_, parameter| {
-        let wide = parameter.value().to_dtype(lowtide_tensor::DType::F64).expect("memory");
-        *parameter = Parameter::new(wide);
-    });
+    model.set_dtype(lowtide_tensor::DType::F64).expect("memory");
 }
 
 /// `Σ y · weight` of the module's output, with weights that depend on its shape only.

@@ -4,6 +4,7 @@ mod average;
 mod buffers;
 mod chunked_head;
 mod common;
+mod dtypes;
 mod gpt2_memory;
 mod init;
 mod layer_list;

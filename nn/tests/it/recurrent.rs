@@ -2,8 +2,7 @@
 
 use lowtide_autograd::{Attempt, AutogradError, Pass, Var, check};
 use lowtide_nn::{
-    Directions, Gru, Lstm, LstmState, Module, NnError, Parameter, Parameters, RecurrentOptions,
-    Result,
+    Directions, Gru, Lstm, LstmState, Module, NnError, Parameters, RecurrentOptions, Result,
 };
 use lowtide_tensor::{DType, Tensor, TensorError};
 
@@ -174,9 +173,7 @@ fn half_types_give_what_f32_does_within_their_rounding() -> Outcome {
     let device = cpu();
     let x = f64s(&device, "x", [2, 3, 3]);
     let run = |dtype: DType, model: &mut dyn Module| -> Result<[Vec<f64>; 2]> {
-        model.visit(&mut |_, parameter| {
-            *parameter = Parameter::new(parameter.value().to_dtype(dtype).expect("memory"));
-        });
+        model.set_dtype(dtype)?;
         let attempt = Attempt::new();
         let pass = Pass::train(KEY, &attempt);
         let y = model.forward(&pass, pass.constant(x.to_dtype(dtype)?))?;
