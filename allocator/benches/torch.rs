@@ -4,9 +4,9 @@
 //! A C++ model of PyTorch's own structures (`std::set`, blocks on the heap) takes 117 to 156 ns for
 //! each on traces like these.
 
+use std::fs;
 use std::path::Path;
 use std::time::Duration;
-use std::{env, fs};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use lowtide_allocator::torch::{
@@ -138,19 +138,15 @@ fn steady_step(criterion: &mut Criterion) {
 
 /// The replay times the policy alone, and prints the median of its runs.
 fn recorded_traces(_criterion: &mut Criterion) {
-    let folder = env::var_os("LOWTIDE_TRACES").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces"),
-        Into::into,
-    );
-    let Ok(entries) = fs::read_dir(&folder) else {
-        println!("torch/replay: no traces in {}", folder.display());
-        return;
-    };
-    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-        let Ok(file) = fs::File::open(&path) else { continue };
-        let Ok(snapshot) = read_snapshot(std::io::BufReader::new(file), Limits::default()) else {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/traces");
+    for entry in fs::read_dir(&folder).expect("a folder of this crate") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_none_or(|suffix| suffix != "xz") {
             continue;
-        };
+        }
+        let file = fs::File::open(&path).expect("a file of this crate");
+        let snapshot = read_snapshot(std::io::BufReader::new(file), Limits::default());
+        let snapshot = snapshot.expect("a snapshot");
         let device = Replay::busiest_device(&snapshot);
         let report = Replay::new(&snapshot, device).and_then(|mut replay| replay.run());
         let report = report.expect("a trace that can be replayed");

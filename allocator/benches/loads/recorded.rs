@@ -1,27 +1,21 @@
-//! Loads that PyTorch has recorded: memory snapshots that lie beside the repository.
+//! Loads that PyTorch has recorded: the memory snapshots in `tests/fixtures/traces`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io::BufReader;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use lowtide_allocator::torch::{BlockState, StreamId};
 use lowtide_allocator::trace::{Action, Limits, Replay, Snapshot, read_snapshot};
 
 use crate::load::{Load, Script};
 
-/// The loads; none, with a word, where there are no snapshots.
+/// A load of each snapshot.
 pub(crate) fn loads() -> Vec<Load> {
-    let folder = std::env::var_os("LOWTIDE_TRACES").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces"),
-        PathBuf::from,
-    );
-    let Ok(entries) = fs::read_dir(&folder) else {
-        println!("skipped: allocator/trace_*: no traces in {}", folder.display());
-        return Vec::new();
-    };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/traces");
+    let entries = fs::read_dir(&folder).expect("a folder of this crate");
     let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
-    paths.retain(|path| path.to_string_lossy().contains(".pickle"));
+    paths.retain(|path| path.extension().is_some_and(|suffix| suffix == "xz"));
     paths.sort();
     paths.iter().map(|path| load(path)).collect()
 }

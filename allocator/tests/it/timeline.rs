@@ -1,10 +1,8 @@
 //! The page holds the recording and nothing that a stranger could have slipped in.
 
-use std::fs::{self, File};
-use std::io::{self, BufReader, Write};
-use std::path::Path;
+use std::io::{self, Write};
 
-use lowtide_allocator::trace::{EventKind, Limits, Recording, Replay, Site, read_snapshot};
+use lowtide_allocator::trace::{EventKind, Recording, Replay, Site};
 use proptest::prelude::*;
 
 use crate::synthetic::{self, Lived, charges_at, lives, one_event, reserved_at, training};
@@ -181,15 +179,7 @@ proptest! {
 #[test]
 fn page_of_a_training_run_and_of_real_traces_holds_what_was_recorded() {
     check_data(&training(3000));
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces");
-    let folder = std::env::var_os("LOWTIDE_TRACES").map_or(folder, Into::into);
-    let Ok(entries) = fs::read_dir(&folder) else {
-        println!("skipped: real traces on a page: none in {}", folder.display());
-        return;
-    };
-    for entry in entries {
-        let file = BufReader::new(File::open(entry.expect("an entry").path()).expect("a trace"));
-        let snapshot = read_snapshot(file, Limits::default()).expect("a snapshot");
+    for (_, snapshot) in crate::traces::pytorch_snapshots() {
         let device = Replay::busiest_device(&snapshot);
         check_data(&Recording::from_snapshot(&snapshot, device).expect("a recording"));
     }

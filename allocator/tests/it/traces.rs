@@ -13,25 +13,21 @@ use lowtide_allocator::{Policy, torch::TorchSettings};
 use crate::exports::pickle;
 use crate::{json_lines, viewer};
 
-fn read(path: &Path) -> Snapshot {
-    let file = BufReader::new(File::open(path).expect("the trace"));
-    read_snapshot(file, Limits::default()).unwrap_or_else(|error| panic!("{path:?}: {error}"))
-}
-
-/// Traces of PyTorch that are not part of the repository; none, with a word, if they are not there.
-fn shared_traces(law: &str) -> Vec<PathBuf> {
-    let folder = std::env::var_os("LOWTIDE_TRACES").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces"),
-        PathBuf::from,
-    );
-    let Ok(entries) = fs::read_dir(&folder) else {
-        println!("skipped: {law}: no traces in {}", folder.display());
-        return Vec::new();
-    };
+/// The snapshots of PyTorch in `tests/fixtures/traces`, by name.
+pub(crate) fn pytorch_snapshots() -> Vec<(String, Snapshot)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/traces");
+    let entries = fs::read_dir(&folder).expect("a folder of this crate");
     let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
-    paths.retain(|path| path.to_string_lossy().contains(".pickle"));
+    paths.retain(|path| path.extension().is_some_and(|suffix| suffix == "xz"));
     paths.sort();
-    paths
+    assert_eq!(paths.len(), 3, "{paths:?}");
+    let read = |path: &PathBuf| {
+        let file = BufReader::new(File::open(path).expect("a file of this crate"));
+        let snapshot = read_snapshot(file, Limits::default());
+        let name = path.file_name().expect("a file").to_string_lossy().into_owned();
+        (name, snapshot.unwrap_or_else(|error| panic!("{path:?}: {error}")))
+    };
+    paths.iter().map(read).collect()
 }
 
 fn replay(snapshot: &Snapshot) -> ReplayReport {
@@ -41,11 +37,10 @@ fn replay(snapshot: &Snapshot) -> ReplayReport {
 
 #[test]
 fn recorded_traces_replay_exactly_from_wherever_they_begin() {
-    for path in shared_traces("recorded_traces_replay_exactly_from_wherever_they_begin") {
-        let whole = read(&path);
+    for (name, whole) in pytorch_snapshots() {
         let device = Replay::busiest_device(&whole);
         let report = replay(&whole);
-        println!("{}: {report:?}", path.display());
+        println!("{name}: {report:?}");
         assert!(report.addresses_total > 0);
         assert!(report.peak_active_bytes <= report.peak_block_bytes);
         assert!(report.peak_block_bytes <= report.peak_reserved_bytes);
@@ -115,8 +110,7 @@ pub(crate) fn check_formats(first: &Snapshot, device: usize) -> Recording {
 
 #[test]
 fn recorded_traces_survive_every_format() {
-    for path in shared_traces("recorded_traces_survive_every_format") {
-        let snapshot = read(&path);
+    for (_, snapshot) in pytorch_snapshots() {
         let device = Replay::busiest_device(&snapshot);
         let recording = check_formats(&snapshot, device);
         assert!(recording.events.iter().filter(|event| event.site.is_some()).count() > 1000);
@@ -129,12 +123,11 @@ fn recorded_traces_survive_every_format() {
 
 #[test]
 fn pages_reserve_at_most_two_percent_more_than_is_in_use() {
-    for path in shared_traces("pages_reserve_at_most_two_percent_more_than_is_in_use") {
-        let snapshot = read(&path);
+    for (name, snapshot) in pytorch_snapshots() {
         let device = Replay::busiest_device(&snapshot);
         let recording = Recording::from_snapshot(&snapshot, device).expect("a recording");
         let report = recording.rerun(&RerunOptions::default()).expect("a rerun");
-        println!("{}: {report:?}", path.display());
+        println!("{name}: {report:?}");
         assert_eq!(report.failure, None);
         let (active, reserved) = (report.peak_active_bytes, report.peak_reserved_bytes);
         assert!(active > 0 && reserved * 100 <= active * 102, "{reserved} of {active}");
