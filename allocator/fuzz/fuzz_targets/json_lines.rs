@@ -7,8 +7,7 @@ use libfuzzer_sys::fuzz_target;
 use lowtide_allocator::trace::{Limits, Recording, Snapshot};
 
 fuzz_target!(|bytes: &[u8]| {
-    let limits = Limits { json_bytes: 1 << 20, line_bytes: 1 << 16, ..Limits::default() };
-    let Ok(recording) = Recording::read_json_lines(bytes, limits) else { return };
+    let Ok(recording) = Recording::read_json_lines(bytes, Limits::default()) else { return };
     recording.check().expect("what was read holds its laws");
     let mut lines = Vec::new();
     recording.write_json_lines(&mut lines).expect("memory is writable");

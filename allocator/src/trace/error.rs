@@ -71,6 +71,12 @@ pub enum TraceProblem {
         /// What there is too much of.
         what: &'static str,
     },
+    /// The compressed data stand for more than a snapshot's would.
+    #[error("more than {limit} bytes for each compressed one: decompress the file first")]
+    Expansion {
+        /// How many there may be.
+        limit: usize,
+    },
     /// The compressed data end before the stream does.
     #[error("the compressed file ends in the middle")]
     Cut,
@@ -121,9 +127,12 @@ pub enum PickleProblem {
     /// Containers in containers, too deep.
     #[error("nested too deep")]
     Depth,
-    /// So many values in so few bytes that no writer of snapshots would make them.
-    #[error("too many values for so few bytes")]
-    Memory,
+    /// Its values take more memory than a file of its size may, or any file.
+    #[error("its values take more than {limit_bytes} bytes of memory")]
+    Memory {
+        /// What it may take.
+        limit_bytes: usize,
+    },
 }
 
 /// Why lines are not a trace of this crate.

@@ -8,15 +8,15 @@
 use std::collections::HashMap;
 
 use super::error::{TraceError, TraceProblem};
+use super::memory::Memory;
 use super::pickle::{Document, Kind, Value};
 use super::recording::Site;
 use super::snapshot::{RECORD_KEYS_MAX, Record, wrong_type};
 
 /// Names of C++ templates can be longer than anybody reads.
 const TEXT_BYTES_MAX: usize = 512;
-/// Bytes of text in sites for each byte of pickle: a pickle can name one text many times.
-const TEXT_PER_BYTE: usize = 8;
-const TEXT_SLACK_BYTES: usize = 64 << 10;
+/// What an entry of a hash map takes at most beside its key and value: maps double.
+const ENTRY_BYTES: usize = 48;
 
 /// Files of PyTorch and of the interpreter.
 const FOREIGN_FILES: [&str; 6] =
@@ -45,19 +45,16 @@ pub(super) struct Sites<'a> {
     /// Stacks are shared, and so are the frames in them.
     of_stack: HashMap<usize, Option<u32>>,
     rank_of_frame: HashMap<usize, Rank>,
-    text_left_bytes: usize,
 }
 
 impl<'a> Sites<'a> {
-    pub(super) fn new(document: &'a Document<'a>, pickle_bytes: usize) -> Self {
-        let text_left_bytes = pickle_bytes.saturating_mul(TEXT_PER_BYTE) + TEXT_SLACK_BYTES;
+    pub(super) fn new(document: &'a Document<'a>) -> Self {
         Sites {
             document,
             sites: Vec::new(),
             numbers: HashMap::new(),
             of_stack: HashMap::new(),
             rank_of_frame: HashMap::new(),
-            text_left_bytes,
         }
     }
 
@@ -66,7 +63,11 @@ impl<'a> Sites<'a> {
     }
 
     /// The number of the site of a stack.
-    pub(super) fn innermost(&mut self, frames: Option<Value>) -> Result<Option<u32>, TraceError> {
+    pub(super) fn innermost(
+        &mut self,
+        frames: Option<Value>,
+        memory: &mut Memory,
+    ) -> Result<Option<u32>, TraceError> {
         let Some(frames) = frames.filter(|value| value.kind != Kind::None) else {
             return Ok(None);
         };
@@ -78,7 +79,7 @@ impl<'a> Sites<'a> {
         }
         let mut best: Option<(Rank, Value)> = None;
         for &frame in self.document.items(index) {
-            let rank = self.rank(frame)?;
+            let rank = self.rank(frame, memory)?;
             if best.is_none_or(|(best, _)| rank < best) {
                 best = Some((rank, frame));
             }
@@ -88,8 +89,9 @@ impl<'a> Sites<'a> {
         }
         let site = match best {
             None | Some((Rank::Recorder, _)) => None,
-            Some((_, frame)) => Some(self.intern(frame)?),
+            Some((_, frame)) => Some(self.intern(frame, memory)?),
         };
+        spend(memory, ENTRY_BYTES, frames)?;
         self.of_stack.insert(index, site);
         Ok(site)
     }
@@ -107,7 +109,7 @@ impl<'a> Sites<'a> {
         Ok((index, Record { document, offset, items }))
     }
 
-    fn rank(&mut self, frame: Value) -> Result<Rank, TraceError> {
+    fn rank(&mut self, frame: Value, memory: &mut Memory) -> Result<Rank, TraceError> {
         let (index, record) = self.record(frame)?;
         if let Some(&rank) = self.rank_of_frame.get(&index) {
             return Ok(rank);
@@ -128,6 +130,7 @@ impl<'a> Sites<'a> {
         } else {
             Rank::NoLine
         };
+        spend(memory, ENTRY_BYTES, frame)?;
         self.rank_of_frame.insert(index, rank);
         Ok(rank)
     }
@@ -143,7 +146,7 @@ impl<'a> Sites<'a> {
         }
     }
 
-    fn intern(&mut self, frame: Value) -> Result<u32, TraceError> {
+    fn intern(&mut self, frame: Value, memory: &mut Memory) -> Result<u32, TraceError> {
         let (_, record) = self.record(frame)?;
         let site = Site {
             file: self.text(&record, "filename").to_owned(),
@@ -153,18 +156,18 @@ impl<'a> Sites<'a> {
         if let Some(&number) = self.numbers.get(&site) {
             return Ok(number);
         }
-        let text_bytes = 2 * (site.file.len() + site.function.len());
-        let left = self.text_left_bytes.checked_sub(text_bytes);
-        let too_much = |limit: usize| {
-            let what = "bytes of text in frames";
-            TraceError::new(frame.offset, TraceProblem::Limit { limit: limit as u64, what })
-        };
-        self.text_left_bytes = left.ok_or_else(|| too_much(self.text_left_bytes))?;
+        // Both the list and the map have the text, and either may double.
+        let site_bytes = 2 * size_of::<Site>() + site.file.len() + site.function.len();
+        spend(memory, 2 * site_bytes + ENTRY_BYTES, frame)?;
         let number = self.sites.len() as u32;
         self.numbers.insert(site.clone(), number);
         self.sites.push(site);
         Ok(number)
     }
+}
+
+fn spend(memory: &mut Memory, bytes: usize, value: Value) -> Result<(), TraceError> {
+    memory.spend(bytes).map_err(|problem| TraceError::new(value.offset, problem.into()))
 }
 
 fn line(record: &Record<'_>) -> u32 {

@@ -3,8 +3,8 @@
 //! A [`Snapshot`] is what `torch.cuda.memory._dump_snapshot` writes: the segments and blocks of a
 //! moment, and what happened up to it. The file is a pickle; here it is read by a machine that
 //! knows numbers, strings, lists, tuples and dictionaries and nothing else, so that a file from a
-//! stranger can do no more than be refused. Memory is proportional to the file, errors carry the
-//! byte offset.
+//! stranger can do no more than be refused. Memory is proportional to the file as it lies on the
+//! disk, and within [`Limits`]; errors carry the byte offset.
 //!
 //! A [`Recording`] is the same in a neutral form, whoever recorded it. It comes
 //! [from a snapshot](Recording::from_snapshot), goes [to one](Recording::write_pickle) for
@@ -29,6 +29,7 @@ mod import;
 mod json;
 mod lanes;
 mod laws;
+mod memory;
 mod offers;
 mod pass;
 pub mod pickle;
@@ -51,7 +52,7 @@ pub use explain::{
     Unfreed, Waits,
 };
 pub use export::ExportError;
-pub use file::{Limits, read_snapshot};
+pub use file::{Limits, PICKLE_PER_XZ_BYTE, read_snapshot};
 pub use laws::{RecordingError, RecordingPart, RecordingProblem};
 pub use recording::{
     EventKind, Piece, RecordedBlock, RecordedRange, Recording, SegmentKind, Site, TraceEvent,

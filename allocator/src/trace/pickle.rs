@@ -1,23 +1,20 @@
 //! A pickle machine for plain data: numbers, text, lists, tuples, dictionaries.
 //!
 //! Everything else is refused. Values lie in one arena and refer to each other by number, so
-//! neither reading nor dropping them recurses, and memory is bounded by [`MEMORY_PER_BYTE`]. A
-//! container that was put into another one may not change any more, which is why there are no
-//! cycles.
+//! neither reading nor dropping them recurses, and memory is bounded by [`MEMORY_PER_BYTE`] and an
+//! absolute limit. A container that was put into another one may not change any more, which is why
+//! there are no cycles.
 
 use super::error::PickleProblem as Problem;
 use super::error::{TraceError, TraceProblem};
+use super::file::Limits;
+use super::memory::Memory;
 
 pub use super::error::PickleProblem;
+pub use super::memory::MEMORY_PER_BYTE;
 
 /// Containers in containers in containers.
 const DEPTH_MAX: u8 = 64;
-/// Bytes of memory that a byte of pickle may ask for, apart from the growth of vectors. Snapshots
-/// of PyTorch ask for 5 to 10.
-pub const MEMORY_PER_BYTE: usize = 32;
-/// Small pickles may ask for this much more.
-const MEMORY_SLACK_BYTES: usize = 64 << 10;
-
 /// A value and where it was made, or recalled from the memo.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Value {
@@ -83,12 +80,17 @@ pub struct Document<'a> {
 }
 
 impl<'a> Document<'a> {
-    /// Reads a pickle of protocol 2 to 5.
+    /// Reads a pickle of protocol 2 to 5 within the memory of [`Limits::default`].
     ///
     /// # Errors
-    /// If it is malformed, or says more than plain data does.
+    /// If it is malformed, says more than plain data does, or takes too much memory.
     pub fn read(bytes: &'a [u8]) -> Result<Self, TraceError> {
-        let mut machine = Machine::new(bytes);
+        let mut memory = Memory::of(bytes.len(), Limits::default().memory_bytes);
+        Document::read_within(bytes, &mut memory)
+    }
+
+    pub(super) fn read_within(bytes: &'a [u8], memory: &mut Memory) -> Result<Self, TraceError> {
+        let mut machine = Machine::new(bytes, memory);
         loop {
             let offset = machine.at;
             let fail = |problem| TraceError::new(offset, TraceProblem::Pickle(problem));
@@ -116,7 +118,7 @@ impl<'a> Document<'a> {
     }
 }
 
-struct Machine<'a> {
+struct Machine<'a, 'm> {
     bytes: &'a [u8],
     /// The next byte.
     at: usize,
@@ -128,14 +130,13 @@ struct Machine<'a> {
     memo: Vec<Option<Value>>,
     containers: Vec<Container>,
     texts: Vec<&'a str>,
-    /// What values and containers may still take.
-    memory_left_bytes: usize,
+    memory: &'m mut Memory,
 }
 
 type Step<T = ()> = Result<T, Problem>;
 
-impl<'a> Machine<'a> {
-    fn new(bytes: &'a [u8]) -> Self {
+impl<'a, 'm> Machine<'a, 'm> {
+    fn new(bytes: &'a [u8], memory: &'m mut Memory) -> Self {
         Machine {
             bytes,
             at: 0,
@@ -145,7 +146,7 @@ impl<'a> Machine<'a> {
             memo: Vec::new(),
             containers: Vec::new(),
             texts: Vec::new(),
-            memory_left_bytes: bytes.len().saturating_mul(MEMORY_PER_BYTE) + MEMORY_SLACK_BYTES,
+            memory,
         }
     }
 
@@ -235,21 +236,11 @@ impl<'a> Machine<'a> {
     }
 
     fn push(&mut self, kind: Kind) -> Step {
-        self.spend(size_of::<Value>())?;
-        self.stack.push(Value { offset: self.offset, kind });
-        Ok(())
-    }
-
-    fn spend(&mut self, bytes: usize) -> Step {
-        let left = self.memory_left_bytes.checked_sub(bytes);
-        self.memory_left_bytes = left.ok_or(Problem::Memory)?;
-        Ok(())
+        self.memory.push(&mut self.stack, Value { offset: self.offset, kind })
     }
 
     fn mark(&mut self) -> Step {
-        self.spend(size_of::<usize>())?;
-        self.marks.push(self.stack.len());
-        Ok(())
+        self.memory.push(&mut self.marks, self.stack.len())
     }
 
     /// The lowest height that instructions may reach down to.
@@ -293,15 +284,14 @@ impl<'a> Machine<'a> {
     fn text(&mut self, len: usize) -> Step {
         let bytes = self.take(len)?;
         let text = std::str::from_utf8(bytes).map_err(|_| Problem::Text)?;
-        self.spend(size_of::<&str>())?;
-        self.texts.push(text);
+        self.memory.push(&mut self.texts, text)?;
         self.push(Kind::Text(self.texts.len() - 1))
     }
 
     /// Makes a container of the topmost values.
     fn push_container(&mut self, kind: fn(usize) -> Kind, count: usize) -> Step {
-        self.spend(size_of::<Container>())?;
-        self.containers.push(Container { items: Vec::new(), is_sealed: false, depth: 1 });
+        let container = Container { items: Vec::new(), is_sealed: false, depth: 1 };
+        self.memory.push(&mut self.containers, container)?;
         let index = self.containers.len() - 1;
         let is_dict = matches!(kind(index), Kind::Dict(_));
         self.fill(index, count, is_dict)?;
@@ -361,6 +351,7 @@ impl<'a> Machine<'a> {
         if container.depth > DEPTH_MAX {
             return Err(Problem::Depth);
         }
+        self.memory.reserve(&mut container.items, count)?;
         container.items.extend(self.stack.drain(from..));
         Ok(())
     }
@@ -373,7 +364,7 @@ impl<'a> Machine<'a> {
             return Err(Problem::Memo(index as u64));
         }
         if let Some(missing) = (index + 1).checked_sub(self.memo.len()) {
-            self.spend(missing * size_of::<Option<Value>>())?;
+            self.memory.reserve(&mut self.memo, missing)?;
             self.memo.resize(index + 1, None);
         }
         self.memo[index] = Some(top);

@@ -1,7 +1,9 @@
 //! The snapshot in a pickle: segments, events and settings.
 
-use super::error::{TraceError, TraceProblem};
+use super::error::{PickleProblem, TraceError, TraceProblem};
+use super::file::Limits;
 use super::frames::Sites;
+use super::memory::Memory;
 use super::pickle::{Document, Kind, Value};
 use super::recording::Site;
 use crate::category::Category;
@@ -9,6 +11,10 @@ use crate::torch::{BlockLayout, BlockState, Pool, SegmentLayout, StreamId, Torch
 
 /// A record has about a dozen keys; more would make each look-up a walk.
 pub(super) const RECORD_KEYS_MAX: usize = 64;
+/// What each event and block takes later, as a part of a recording and of its explanation.
+const RECORD_BYTES: usize = 512;
+/// A failed request keeps the text of its site in an explanation.
+const FAILURE_BYTES: usize = 2048;
 
 /// A memory snapshot of PyTorch.
 #[derive(Clone, Debug, PartialEq)]
@@ -109,28 +115,38 @@ impl Action {
 }
 
 impl Snapshot {
-    /// Reads the bytes of a pickle. Unknown keys are ignored.
+    /// Reads the bytes of a pickle within the memory of [`Limits::default`]. Unknown keys are
+    /// ignored.
     ///
     /// # Errors
-    /// If it is malformed, or is not a snapshot.
+    /// If it is malformed, is not a snapshot, or takes too much memory.
     pub fn from_pickle(bytes: &[u8]) -> Result<Snapshot, TraceError> {
-        let document = Document::read(bytes)?;
-        // Every record takes bytes, unless lists name the same one over and over.
-        let sites = Sites::new(&document, bytes.len());
-        let mut reader = Reader { document: &document, records_left: bytes.len(), sites };
+        let memory = Memory::of(bytes.len(), Limits::default().memory_bytes);
+        Snapshot::from_pickle_within(bytes, memory)
+    }
+
+    pub(super) fn from_pickle_within(
+        bytes: &[u8],
+        mut memory: Memory,
+    ) -> Result<Snapshot, TraceError> {
+        let document = Document::read_within(bytes, &mut memory)?;
+        let sites = Sites::new(&document);
+        let mut reader = Reader { document: &document, memory, sites };
         let root = reader.record("snapshot", document.root)?;
         let mut segments = Vec::new();
-        for &segment in reader.list("segments", root.get("segments")?)? {
-            segments.push(reader.segment(segment)?);
+        for &value in reader.list("segments", root.get("segments")?)? {
+            let segment = reader.segment(value)?;
+            reader.push(&mut segments, segment, value)?;
         }
         segments.sort_by_key(|segment| (segment.device, segment.layout.address));
         let mut device_traces = Vec::new();
         for &trace in reader.list("device_traces", root.get("device_traces")?)? {
             let mut events = Vec::new();
-            for &event in reader.list("device_traces", trace)? {
-                events.push(reader.event(event)?);
+            for &value in reader.list("device_traces", trace)? {
+                let event = reader.event(value)?;
+                reader.push(&mut events, event, value)?;
             }
-            device_traces.push(events);
+            reader.push(&mut device_traces, events, trace)?;
         }
         let settings = match root.find("allocator_settings") {
             Some(settings) => reader.settings(settings)?,
@@ -190,7 +206,7 @@ impl Record<'_> {
 
 struct Reader<'a> {
     document: &'a Document<'a>,
-    records_left: usize,
+    memory: Memory,
     sites: Sites<'a>,
 }
 
@@ -200,15 +216,23 @@ impl<'a> Reader<'a> {
             return Err(wrong_type(key, "a dictionary", value));
         };
         let items = self.document.items(index);
-        let limit = |limit: usize, what| {
-            TraceError::new(value.offset, TraceProblem::Limit { limit: limit as u64, what })
-        };
         if items.len() > 2 * RECORD_KEYS_MAX {
-            return Err(limit(RECORD_KEYS_MAX, "keys in a record"));
+            let limit = RECORD_KEYS_MAX as u64;
+            let problem = TraceProblem::Limit { limit, what: "keys in a record" };
+            return Err(TraceError::new(value.offset, problem));
         }
-        let left = self.records_left.checked_sub(1);
-        self.records_left = left.ok_or_else(|| limit(0, "records than bytes"))?;
+        // Lists can name one record many times, each time for a byte or two.
+        self.spend(RECORD_BYTES, value)?;
         Ok(Record { document: self.document, offset: value.offset, items })
+    }
+
+    fn spend(&mut self, bytes: usize, value: Value) -> Result<(), TraceError> {
+        self.memory.spend(bytes).map_err(|problem| too_much(value, problem))
+    }
+
+    /// Appends what `value` says.
+    fn push<T>(&mut self, vec: &mut Vec<T>, item: T, value: Value) -> Result<(), TraceError> {
+        self.memory.push(vec, item).map_err(|problem| too_much(value, problem))
     }
 
     fn list(&self, key: &'static str, value: Value) -> Result<&'a [Value], TraceError> {
@@ -229,11 +253,11 @@ impl<'a> Reader<'a> {
         };
         let (mut blocks, mut block_sites) = (Vec::new(), Vec::new());
         let mut at = address;
-        for &block in self.list("blocks", record.get("blocks")?)? {
-            let (block, site) = self.block(block, at)?;
+        for &value in self.list("blocks", record.get("blocks")?)? {
+            let (block, site) = self.block(value, at)?;
             at = at.saturating_add(block.size_bytes);
-            blocks.push(block);
-            block_sites.push(site);
+            self.push(&mut blocks, block, value)?;
+            self.push(&mut block_sites, site, value)?;
         }
         let end = address.checked_add(size_bytes).filter(|&end| end == at && size_bytes > 0);
         if end.is_none() {
@@ -283,7 +307,7 @@ impl<'a> Reader<'a> {
         }
         let site = match state {
             BlockState::Free => None,
-            _ => self.sites.innermost(record.find("frames"))?,
+            _ => self.sites.innermost(record.find("frames"), &mut self.memory)?,
         };
         Ok((BlockLayout { address, size_bytes, requested_bytes, state }, site))
     }
@@ -303,6 +327,9 @@ impl<'a> Reader<'a> {
         let record = self.record("event", value)?;
         let (text, offset) = record.text("action")?;
         let action = Action::parse(text).ok_or_else(|| wrong_value("action", text, offset))?;
+        if action == Action::Oom {
+            self.spend(FAILURE_BYTES, value)?;
+        }
         let address = if action.has_address() { record.size("addr")? } else { 0 };
         let size_bytes =
             if action.has_address() { record.size("size")? } else { record.size_or_0("size")? };
@@ -321,7 +348,7 @@ impl<'a> Reader<'a> {
             },
             time_us: record.size_or_0("time_us")?,
             category,
-            site: self.sites.innermost(record.find("frames"))?,
+            site: self.sites.innermost(record.find("frames"), &mut self.memory)?,
         })
     }
 
@@ -376,6 +403,10 @@ impl<'a> Reader<'a> {
         }
         Ok(divisions)
     }
+}
+
+fn too_much(value: Value, problem: PickleProblem) -> TraceError {
+    TraceError::new(value.offset, problem.into())
 }
 
 /// Ours have our names; PyTorch's profiler has two more, and `unknown`.
