@@ -1,9 +1,11 @@
 use lowtide_allocator::torch::{SegmentSource, StreamId, TorchPolicy, TorchSettings};
-use lowtide_allocator::trace::{EventKind, Recording, RerunOptions};
+use lowtide_allocator::trace::{EventKind, Recording, RerunFailure, RerunOptions};
 use lowtide_allocator::{CachingAllocator, Category, Policy, SimSource};
 use proptest::prelude::*;
 
 use crate::common::{Op, PAGE_BYTES, PLENTY, World, program};
+use crate::expandable_naive::Naive;
+use crate::shelf::PagedShelf;
 
 /// Adds up the bytes that a recording says are live, and checks that it contradicts itself nowhere.
 fn recount(recording: &Recording) -> (u64, u64) {
@@ -114,6 +116,62 @@ proptest! {
             expected.sort_unstable();
             prop_assert_eq!(placed, expected);
         }
+    }
+}
+
+/// What the naive twin of the rules reserves at most, by the events of a snapshot of one stream.
+fn naive_peak_bytes(recording: &Recording, settings: &TorchSettings) -> u64 {
+    let mut naive = Naive::new(settings.clone(), PagedShelf::new(1 << 40));
+    let mut addresses = std::collections::HashMap::new();
+    for block in &recording.start {
+        let address = naive.allocate(block.requested_bytes, StreamId(0));
+        addresses.insert(block.id, address.expect("room"));
+    }
+    let mut peak_bytes = naive.reserved();
+    for event in &recording.events {
+        match event.kind {
+            EventKind::Allocate { id } => {
+                let address = naive.allocate(event.requested_bytes, StreamId(0));
+                addresses.insert(id, address.expect("room"));
+            }
+            EventKind::Free { id } => {
+                naive.free(addresses.remove(&id).expect("live"));
+            }
+            _ => {}
+        }
+        peak_bytes = peak_bytes.max(naive.reserved());
+    }
+    peak_bytes
+}
+
+#[test]
+fn expandable_segments_reserve_what_their_naive_twin_does() {
+    for (name, snapshot) in crate::traces::pytorch_snapshots() {
+        let recording = Recording::from_snapshot(&snapshot, 0).expect("a recording");
+        let settings = TorchSettings { expandable_segments: true, ..TorchSettings::default() };
+        let policy = Policy::Torch(settings.clone());
+        let options = RerunOptions { policy: policy.clone(), ..RerunOptions::default() };
+        let report = recording.rerun(&options).expect("a rerun");
+        let whole = Policy::Torch(TorchSettings::default());
+        let whole = recording.rerun(&RerunOptions { policy: whole, ..options.clone() });
+        let whole = whole.expect("a rerun");
+        println!("{name}: {} of {}", report.peak_reserved_bytes, whole.peak_reserved_bytes);
+        assert_eq!(report.peak_reserved_bytes, naive_peak_bytes(&recording, &settings), "{name}");
+        assert_eq!(report.peak_active_bytes, whole.peak_active_bytes, "{name}");
+        assert!(report.peak_reserved_bytes < whole.peak_reserved_bytes, "{name}");
+        assert_eq!(report.failure, None, "{name}");
+
+        let least_bytes = recording.least_capacity_bytes(&policy).expect("a rerun");
+        let within = |bytes| RerunOptions { capacity_bytes: Some(bytes), ..options.clone() };
+        let served = |bytes| recording.rerun(&within(bytes)).expect("a rerun").failure;
+        assert!(least_bytes <= report.peak_reserved_bytes, "{name}");
+        assert_eq!(served(least_bytes), None, "{name}");
+        let failure = served(least_bytes - (2 << 20)).expect("too little");
+        // With what it lacked, the request that failed is served, and with a byte less it is not.
+        let enough = least_bytes - (2 << 20) + failure.missing_bytes;
+        let event = |failure: Option<RerunFailure>| failure.and_then(|failure| failure.event);
+        assert!(event(served(enough)).is_none_or(|event| Some(event) > failure.event), "{name}");
+        assert_eq!(event(served(enough - 1)), failure.event, "{name}");
     }
 }
 

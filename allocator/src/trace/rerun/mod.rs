@@ -1,11 +1,12 @@
 //! Serves the requests of a recording again: by any policy, within any capacity.
 
+mod expandable;
+
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use super::recording::{EventKind, RecordedBlock, Recording};
 use crate::buffer::Buffer;
 use crate::caching::CachingAllocator;
 use crate::category::Category;
@@ -16,6 +17,7 @@ use crate::sim::SimSource;
 use crate::sim_streams::SimStreams;
 use crate::stream::Stream;
 use crate::torch::StreamId;
+use crate::trace::recording::{EventKind, RecordedBlock, Recording};
 
 /// Pages of GPUs, for recordings that do not say.
 const PAGE_BYTES: usize = 2 << 20;
@@ -258,6 +260,11 @@ impl Program {
     }
 
     fn run(&self, options: &RerunOptions) -> Result<(RerunReport, Duration), RerunError> {
+        if let Policy::Torch(settings) = &options.policy
+            && settings.expandable_segments
+        {
+            return Ok(self.run_expandable(settings, options.capacity_bytes));
+        }
         let capacity_bytes = match options.capacity_bytes {
             Some(capacity_bytes) => bytes(capacity_bytes)?,
             None => isize::MAX as usize,
