@@ -16,8 +16,10 @@ pub struct Timeline {
     /// Live bytes before the first of `records`.
     start: ByCategory<u64>,
     reserved_at_start: u64,
-    /// Allocator events before the first step.
+    /// Allocator events before the first step, auxiliary ones included.
     first_event: u64,
+    /// The number of the first of `records` in a recording of this moment.
+    first_number: u64,
     /// Allocator events before each phase.
     phases: Vec<(u64, String)>,
     records: Vec<Record>,
@@ -32,6 +34,7 @@ impl Timeline {
             start: ByCategory::from_fn(|_| 0),
             reserved_at_start: 0,
             first_event: 0,
+            first_number: 0,
             phases: Vec::new(),
             records: Vec::new(),
             steps_seen: 0,
@@ -40,8 +43,11 @@ impl Timeline {
 
     fn collect(&mut self) {
         let history = self.device.allocator().history();
-        let in_run = |record: &&Record| record.sequence >= self.first_event;
-        self.records = history.records().iter().filter(in_run).copied().collect();
+        let is_event = |record: &&Record| !is_auxiliary(record.action);
+        let events: Vec<Record> = history.records().iter().filter(is_event).copied().collect();
+        let before = events.partition_point(|record| record.sequence < self.first_event);
+        self.first_number = before as u64;
+        self.records = events[before..].to_vec();
         // Back from now: the ring may have overwritten the oldest records of very long steps.
         let statistics = self.device.allocator().statistics();
         self.start =
@@ -63,6 +69,7 @@ impl Timeline {
             budget_bytes: Some(statistics.capacity_bytes as u64),
             peak_bytes: statistics.reserved.peak_bytes as u64,
             caption: format!("the first {} of the run", steps(self.steps_seen)),
+            first_event: self.first_number,
             ..Default::default()
         };
         for record in &self.records {
@@ -72,8 +79,7 @@ impl Timeline {
             timeline.events.push(Category::ALL.iter().map(|&category| live[category]).collect());
             timeline.reserved.push(reserved);
         }
-        let first = self.records.first().map_or(self.first_event, |record| record.sequence);
-        let index = |event: u64| event.saturating_sub(first) as usize;
+        let index = |event| self.records.partition_point(|record| record.sequence < event);
         timeline.phases =
             self.phases.iter().map(|(event, name)| (index(*event), name.clone())).collect();
         timeline
@@ -92,6 +98,11 @@ fn changes(record: &Record) -> (i64, i64) {
         Action::Discharge => (-size, -size),
         Action::Piece | Action::Map | Action::Unmap | Action::Wait | Action::OutOfMemory => (0, 0),
     }
+}
+
+/// Whether a record belongs to another one, so that recordings do not count it as an event.
+fn is_auxiliary(action: Action) -> bool {
+    matches!(action, Action::Piece | Action::Map | Action::Unmap | Action::Wait)
 }
 
 /// Wraps on the way back to the start, where the order of the changes is not that of time.

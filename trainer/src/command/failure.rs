@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use lowtide_allocator::Category;
 
 use crate::TrainError;
-use crate::command::say;
+use crate::command::{DOES_NOT_FIT, say};
 use crate::error::DoesNotFit;
 use crate::human::format_bytes;
 use crate::json::error_json;
@@ -33,7 +33,7 @@ pub(super) fn complain(line: &str) {
 
 fn code(error: &TrainError) -> u8 {
     let out_of_memory = error.out_of_memory().is_some();
-    if out_of_memory || matches!(error, TrainError::DoesNotFit(_)) { 2 } else { 1 }
+    if out_of_memory || matches!(error, TrainError::DoesNotFit(_)) { DOES_NOT_FIT } else { 1 }
 }
 
 /// The ledger of the failed allocation, and what the smallest plan would need; empty for an error

@@ -1,6 +1,7 @@
 //! The `lowtide` command: arguments, exit codes, and one line for every mistake.
 //!
-//! Exit codes: 0 done; 2 the training does not fit the memory; 1 anything else.
+//! Exit codes: 0 done; 2 the training does not fit the memory, or a replayed trace the capacity;
+//! 1 anything else.
 
 mod eval;
 mod explain;
@@ -191,6 +192,9 @@ fn parse_budget(text: &str) -> std::result::Result<usize, String> {
     usize::try_from(bytes).map_err(|_| format!("{text} is more than this machine can address"))
 }
 
+/// The exit code of what does not fit the memory.
+const DOES_NOT_FIT: u8 = 2;
+
 /// Runs the command with these arguments, the program's name first.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match Cli::try_parse_from(arguments) {
@@ -202,7 +206,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Plan(arguments) => (plan::run(arguments), arguments.json),
         Command::Eval(arguments) => (eval::run(arguments), arguments.json),
         Command::Explain(arguments) => (explain::run(arguments), false),
-        Command::Replay(arguments) => (replay::run(arguments), arguments.json),
+        Command::Replay(arguments) => match replay::run(arguments) {
+            Ok(false) => return ExitCode::from(DOES_NOT_FIT),
+            served => (served.map(drop), arguments.json),
+        },
     };
     done.map_or_else(|error| failure::tell(&error, json), |()| ExitCode::SUCCESS)
 }

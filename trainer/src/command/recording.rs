@@ -5,7 +5,10 @@ use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
-use lowtide_allocator::trace::{ExportError, Limits, Recording, Replay, Snapshot, read_snapshot};
+use lowtide_allocator::trace::pickle::PickleProblem;
+use lowtide_allocator::trace::{
+    ExportError, Limits, Recording, Replay, Snapshot, TraceError, TraceProblem, read_snapshot,
+};
 
 use crate::new_file::NewFile;
 use crate::{Result, TrainError};
@@ -18,6 +21,16 @@ pub(super) struct Recorded {
     pub(super) snapshot: Option<Snapshot>,
 }
 
+/// What every command that reads a recording takes.
+const EXPECTED: &str = "expected a memory snapshot of PyTorch (.pickle, .pickle.xz) or a trace of \
+                        lowtide in JSON lines (.jsonl)";
+/// What the first line of a trace of lowtide says.
+const FORMAT: &[u8] = b"lowtide-trace";
+/// The first byte of every pickle since protocol 2.
+const PICKLE_MAGIC: u8 = 0x80;
+/// The first byte of an xz file.
+const XZ_MAGIC: u8 = 0xfd;
+
 /// Reads a memory snapshot of PyTorch, plain or compressed with xz, or a trace of lowtide.
 pub(super) fn read(path: &Path, device: Option<usize>) -> Result<Recorded> {
     let file =
@@ -25,21 +38,43 @@ pub(super) fn read(path: &Path, device: Option<usize>) -> Result<Recorded> {
     let mut file = BufReader::new(file);
     let head =
         file.fill_buf().map_err(|source| TrainError::File { path: path.to_owned(), source })?;
-    // A pickle begins with its protocol, an xz file with its magic number, JSON with a brace.
-    if head.first() == Some(&b'{') {
-        if let Some(device) = device.filter(|&device| device != 0) {
-            return Err(unusable(path, format!("it has no device {device}, only device 0")));
+    match head.first() {
+        Some(b'{') => {
+            if let Some(device) = device.filter(|&device| device != 0) {
+                return Err(unusable(path, format!("it has no device {device}, only device 0")));
+            }
+            let is_trace = head.windows(FORMAT.len()).any(|part| part == FORMAT);
+            let recording = Recording::read_json_lines(file, Limits::default())
+                .map_err(|error| unreadable(path, &error, is_trace))?;
+            Ok(Recorded { device: 0, recording, snapshot: None })
         }
-        let recording = Recording::read_json_lines(file, Limits::default())
-            .map_err(|error| unusable(path, error.to_string()))?;
-        return Ok(Recorded { device: 0, recording, snapshot: None });
+        Some(&(PICKLE_MAGIC | XZ_MAGIC)) => {
+            let snapshot = read_snapshot(file, Limits::default())
+                .map_err(|error| unreadable(path, &error, is_snapshot(&error)))?;
+            let device = device.unwrap_or_else(|| Replay::busiest_device(&snapshot));
+            let recording = Recording::from_snapshot(&snapshot, device)
+                .map_err(|error| unusable(path, error.to_string()))?;
+            Ok(Recorded { device, recording, snapshot: Some(snapshot) })
+        }
+        Some(_) => Err(unusable(path, format!("not a trace: {EXPECTED}"))),
+        None => Err(unusable(path, format!("the file is empty: {EXPECTED}"))),
     }
-    let snapshot = read_snapshot(file, Limits::default())
-        .map_err(|error| unusable(path, error.to_string()))?;
-    let device = device.unwrap_or_else(|| Replay::busiest_device(&snapshot));
-    let recording = Recording::from_snapshot(&snapshot, device)
-        .map_err(|error| unusable(path, error.to_string()))?;
-    Ok(Recorded { device, recording, snapshot: Some(snapshot) })
+}
+
+/// Whether the file may well be a snapshot, one that is damaged or too large.
+fn is_snapshot(error: &TraceError) -> bool {
+    match &error.problem {
+        TraceProblem::Pickle(problem) => {
+            !matches!(problem, PickleProblem::Protocol | PickleProblem::Opcode(_))
+        }
+        TraceProblem::Type { .. } | TraceProblem::Missing { .. } | TraceProblem::Io(_) => false,
+        _ => true,
+    }
+}
+
+fn unreadable(path: &Path, error: &TraceError, is_trace: bool) -> TrainError {
+    let problem = if is_trace { error.to_string() } else { format!("{error}; {EXPECTED}") };
+    unusable(path, problem)
 }
 
 /// The name of a file to write a recording to, and the format that its suffix says.

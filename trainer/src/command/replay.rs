@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use lowtide_allocator::Policy;
 use lowtide_allocator::torch::TorchSettings;
-use lowtide_allocator::trace::{Replay, ReplayReport, RerunFailure, RerunOptions, RerunReport};
+use lowtide_allocator::trace::{
+    Action, Replay, ReplayReport, RerunFailure, RerunOptions, RerunReport,
+};
 use serde_json::{Map, Value, json};
 
 use crate::Result;
@@ -66,7 +68,8 @@ struct Outcome {
     no_comparison: Option<String>,
 }
 
-pub(super) fn run(arguments: &ReplayArgs) -> Result<()> {
+/// Serves the recording and prints how it went; whether every request was served.
+pub(super) fn run(arguments: &ReplayArgs) -> Result<bool> {
     let recorded = recording::read(&arguments.file, arguments.device)?;
     let kinds = match arguments.policy {
         Some(kind) => vec![kind],
@@ -75,15 +78,18 @@ pub(super) fn run(arguments: &ReplayArgs) -> Result<()> {
     let outcomes: Result<Vec<Outcome>> =
         kinds.into_iter().map(|kind| serve(arguments, &recorded, kind)).collect();
     let outcomes = outcomes?;
+    let is_served = outcomes.iter().all(|outcome| outcome.report.failure.is_none());
     if !arguments.json {
-        return in_words(&recorded, arguments, &outcomes);
+        in_words(&recorded, arguments, &outcomes)?;
+        return Ok(is_served);
     }
     let mut all: Map<String, Value> = Map::new();
     for outcome in &outcomes {
         all.insert(outcome.kind.name().to_owned(), in_json(&recorded, arguments, outcome));
     }
     let single = (arguments.policy.is_some()).then(|| all.values().next().cloned()).flatten();
-    say(&single.unwrap_or(Value::Object(all)).to_string())
+    say(&single.unwrap_or(Value::Object(all)).to_string())?;
+    Ok(is_served)
 }
 
 fn serve(arguments: &ReplayArgs, recorded: &Recorded, kind: PolicyKind) -> Result<Outcome> {
@@ -118,11 +124,18 @@ fn serve(arguments: &ReplayArgs, recorded: &Recorded, kind: PolicyKind) -> Resul
 
 /// Without a limit: what the recorded device held decides nothing here.
 fn torch_settings(arguments: &ReplayArgs, recorded: &Recorded) -> Result<TorchSettings> {
-    let recorded = recorded.snapshot.as_ref().map(|snapshot| snapshot.settings.clone());
-    let settings = match &arguments.torch_conf {
-        Some(text) => TorchSettings::parse(text)
+    let settings = match (&arguments.torch_conf, &recorded.snapshot) {
+        (Some(text), _) => TorchSettings::parse(text)
             .map_err(|error| unusable(Path::new("--torch-conf"), error.to_string()))?,
-        None => recorded.unwrap_or_default(),
+        (None, Some(snapshot)) => {
+            // Old snapshots do not tell the setting, but their events do.
+            let mut events = snapshot.device_traces[recorded.device].iter();
+            let maps = events.any(|event| event.action == Action::SegmentMap);
+            let settings = snapshot.settings.clone();
+            let expandable_segments = settings.expandable_segments || maps;
+            TorchSettings { expandable_segments, ..settings }
+        }
+        (None, None) => TorchSettings::default(),
     };
     Ok(TorchSettings { limit_bytes: None, ..settings })
 }
@@ -224,9 +237,11 @@ fn in_words(recorded: &Recorded, arguments: &ReplayArgs, outcomes: &[Outcome]) -
         }
         Some(RerunFailure { event: None, .. }) => "not what is there at the start".to_owned(),
     });
-    for (name, values) in rows {
-        let values: Vec<String> = values.iter().map(|value| format!("{value:<24}")).collect();
-        say(format!("{name:<22}{}", values.join("")).trim_end())?;
+    let width = |column: usize| rows.iter().map(|(_, values)| values[column].len()).max();
+    let widths: Vec<usize> = (0..outcomes.len()).filter_map(width).collect();
+    for (name, values) in &rows {
+        let cells = values.iter().zip(&widths).map(|(value, width)| format!("  {value:<width$}"));
+        say(format!("{name:<20}{}", cells.collect::<String>()).trim_end())?;
     }
     if !arguments.least && outcomes.iter().any(|outcome| outcome.report.failure.is_some()) {
         say("note: missing is what one request lacks; --least finds what serves them all")?;

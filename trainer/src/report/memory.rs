@@ -57,7 +57,7 @@ fn timeline(memory: &MemoryTimeline) -> String {
         "<figure data-kind=\"memory\">\n{keys}{strip}{plot}<p class=\"axis\">{axis}</p>\n\
          {table}{data}</figure>\n",
         keys = picture.keys(),
-        strip = phase_strip(memory, picture.x),
+        strip = picture.phase_strip(),
         plot = picture.plot().to_html(),
         axis = picture.axis_name(),
         table = picture.table(),
@@ -92,12 +92,6 @@ fn stack_order(memory: &MemoryTimeline) -> Vec<usize> {
     let mut order: Vec<usize> = (0..memory.categories.len()).filter(used).collect();
     order.sort_by_cached_key(|&category| motion(category));
     order
-}
-
-fn phase_strip(memory: &MemoryTimeline, x: Scale) -> String {
-    let starts: Vec<(f64, String)> =
-        memory.phases.iter().map(|(event, name)| (*event as f64, name.clone())).collect();
-    strip("phase", x, &starts)
 }
 
 /// One column of the picture: one event, or the fullest of several.
@@ -147,10 +141,21 @@ impl<'a> Picture<'a> {
             columns,
             order: stack_order(memory),
             fullest,
-            x: Scale::new(0.0, len as f64),
+            x: Scale::new(memory.first_event as f64, memory.first_event as f64 + len as f64),
             y: Scale::new(0.0, 1.06 * high as f64),
             draws_budget,
         }
+    }
+
+    /// The number of an event, as recordings count them.
+    fn number(&self, event: usize) -> u64 {
+        self.memory.first_event + event as u64
+    }
+
+    fn phase_strip(&self) -> String {
+        let start = |(event, name): &(usize, String)| (self.number(*event) as f64, name.clone());
+        let starts: Vec<(f64, String)> = self.memory.phases.iter().map(start).collect();
+        strip("phase", self.x, &starts)
     }
 
     fn plot(&self) -> Plot<'a> {
@@ -177,7 +182,7 @@ impl<'a> Picture<'a> {
     /// The heights as a line in steps, column by column.
     fn steps(&self, heights_bytes: impl Iterator<Item = u64>) -> String {
         let xs: Vec<i64> =
-            self.columns.iter().map(|column| self.x.x(column.start as f64)).collect();
+            self.columns.iter().map(|column| self.x.x(self.number(column.start) as f64)).collect();
         let ys: Vec<i64> = heights_bytes.map(|bytes| self.y.y(bytes as f64)).collect();
         step_path(&xs, &ys)
     }
@@ -202,7 +207,7 @@ impl<'a> Picture<'a> {
     fn phase_lines(&self) -> String {
         let inside = |event: &usize| (1..self.memory.events.len()).contains(event);
         let starts = self.memory.phases.iter().map(|(event, _)| *event).filter(inside);
-        let xs: Vec<i64> = starts.map(|event| self.x.x(event as f64)).collect();
+        let xs: Vec<i64> = starts.map(|event| self.x.x(self.number(event) as f64)).collect();
         if xs.is_empty() || xs.len() > PHASE_LINES_MAX {
             return String::new();
         }
@@ -283,7 +288,7 @@ impl<'a> Picture<'a> {
         let begun = |(start, _): &&(usize, String)| *start <= self.fullest;
         let phase = self.memory.phases.iter().rev().find(begun);
         let phase = phase.map_or(String::new(), |(_, name)| format!(", {name}"));
-        format!("Fullest: event {}{phase}", grouped(self.fullest as u64))
+        format!("Fullest: event {}{phase}", grouped(self.number(self.fullest)))
     }
 
     /// What the script shows: by column its event, the rows of the table, and the reserved bytes.
@@ -296,9 +301,9 @@ impl<'a> Picture<'a> {
             json!(self.order.iter().rev().map(bytes).collect::<Vec<_>>())
         };
         json!({
-            "low": 0, "high": self.memory.events.len(),
-            "x": by_column(&|column| json!(column.start)),
-            "event": by_column(&|column| json!(column.fullest)),
+            "low": self.number(0), "high": self.number(self.memory.events.len()),
+            "x": by_column(&|column| json!(self.number(column.start))),
+            "event": by_column(&|column| json!(self.number(column.fullest))),
             "live": by_column(&rows),
             "reserved": by_column(&|column| json!(reserved(self.memory, column.fullest))),
             "phases": self.column_phases(),

@@ -41,6 +41,8 @@ pub struct MemoryTimeline {
     /// Names of the categories. The first seven have colours of their own. The picture stacks them
     /// from the steadiest upwards and leaves out those that never hold a byte.
     pub categories: Vec<String>,
+    /// The number of the first of `events`, as a recording of the allocator counts them.
+    pub first_event: u64,
     /// Per event, the live bytes of each category after it.
     pub events: Vec<Vec<u64>>,
     /// Per event, the bytes reserved from the device after it.

@@ -21,6 +21,7 @@ fn example(event_count: usize) -> Report {
         memory: MemoryTimeline {
             categories: ["parameter", "activation", "workspace"].map(String::from).to_vec(),
             reserved: vec![4 * MIB; event_count],
+            first_event: 0,
             events,
             budget_bytes: Some(6 * MIB),
             peak_bytes: 4 * MIB,

@@ -39,7 +39,7 @@ fn damaged_snapshot_is_named_with_the_byte() {
         .run("replay cut --policy torch")
         .check_refused(1, &["cut", "byte 88", "ends in the middle"]);
     place.write("text", "no pickle");
-    place.run("replay text --policy torch").check_refused(1, &["text", "byte 0"]);
+    place.run("replay text --policy torch").check_refused(1, &["text: not a trace", "expected"]);
     place.run("replay nothing --policy torch").check_refused(1, &["nothing", "No such file"]);
 }
 
@@ -63,8 +63,96 @@ fn both_policies_stand_side_by_side() {
     let within = place.run(&format!("replay snapshot --policy pages --capacity {least}B --json"));
     assert!(within.check_done().contains("\"failure\":null"));
     let short = place.run(&format!("replay snapshot --policy pages --capacity {}B", least - 1));
-    let words = short.check_done();
-    assert!(words.contains("1 B missing"), "{words}");
+    assert_eq!(short.code, Some(2), "{short:?}");
+    assert!(short.stdout.contains("1 B missing"), "{short:?}");
+}
+
+#[test]
+fn trace_that_is_not_served_exits_with_2_after_the_whole_table() {
+    let place = Place::new();
+    fs::copy(SNAPSHOT, place.path("snapshot")).expect("the allocator's fixture");
+    let outcome = place.run("replay snapshot --capacity 100MiB");
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(2), ""), "{outcome:?}");
+    let words = outcome.stdout;
+    // The longest cells have two spaces between them, as all have.
+    let served = words.lines().find(|line| line.starts_with("served")).expect("a row");
+    let cells: Vec<&str> = served.split("  ").map(str::trim).filter(|c| !c.is_empty()).collect();
+    assert_eq!(cells.len(), 3, "{served}");
+    assert!(cells[1..].iter().all(|cell| cell.starts_with("up to event")), "{served}");
+    assert!(cells[1..].iter().all(|cell| cell.matches("missing").count() == 1), "{served}");
+    assert!(words.contains("note: missing is what one request lacks"), "{words}");
+    for arguments in ["--json", "--json --policy torch", "--policy pages", "--policy pages --least"]
+    {
+        let outcome = place.run(&format!("replay snapshot --capacity 100MiB {arguments}"));
+        assert_eq!(outcome.code, Some(2), "{arguments}: {outcome:?}");
+        let is_json = serde_json::from_str::<serde_json::Value>(&outcome.stdout).is_ok();
+        assert_eq!(is_json, arguments.contains("--json"), "{outcome:?}");
+    }
+}
+
+#[test]
+fn expandable_segments_are_replayed_by_their_own_rules() {
+    let place = Place::new();
+    let trace = "fixtures/traces/gpt2_medium_ctx1024_inference.pickle.xz";
+    let trace = std::path::Path::new(SNAPSHOT).ancestors().nth(2).expect("a folder").join(trace);
+    fs::copy(trace, place.path("snapshot")).expect("the allocator's fixture");
+    let reserved = |conf: &str| {
+        let arguments = format!("replay snapshot --policy torch --json --torch-conf {conf}");
+        let json = place.run(&arguments).check_done();
+        let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        json["peak_reserved_bytes"].as_u64().expect("a number")
+    };
+    assert_eq!(reserved("expandable_segments:False"), 3_196_059_648);
+    // As the naive twin of the rules says in the allocator's tests.
+    assert_eq!(reserved("expandable_segments:True"), 2_898_264_064);
+}
+
+#[test]
+fn report_and_explanation_of_one_run_number_events_alike() {
+    for budget in ["", "--budget 6MiB", "--budget 3MiB"] {
+        let place = Place::new();
+        place.run(&format!("train --epochs 1 --out run --trace t.jsonl {budget}")).check_done();
+        let report = String::from_utf8(place.read("run/report.html")).expect("UTF-8");
+        let (_, fullest) = report.split_once("Fullest: event ").expect("a caption");
+        let (fullest, _) = fullest.split_once(',').expect("a phase");
+        let words = place.run("explain t.jsonl").check_done();
+        assert!(words.contains(&format!("in use after event {fullest} ")), "{fullest}: {words}");
+    }
+}
+
+#[test]
+fn file_that_is_no_trace_is_told_what_was_expected() {
+    let place = Place::new();
+    let mut random = 1u32;
+    let random: Vec<u8> = std::iter::repeat_with(|| {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (random >> 24) as u8
+    })
+    .take(4096)
+    .collect();
+    let with_head = |head: &[u8]| [head, &random].concat();
+    let cases: [(&str, Vec<u8>); 13] = [
+        ("page.html", b"<!DOCTYPE html><p>no trace".to_vec()),
+        ("image.png", with_head(b"\x89PNG\r\n\x1a\n")),
+        ("model.safetensors", with_head(b"\x40\0\0\0\0\0\0\0{\"w\":{}}")),
+        ("random", random.clone()),
+        ("random.pickle", with_head(b"\x80")),
+        ("random.pickle.xz", with_head(b"\xfd")),
+        ("random.xz", with_head(b"\xfd7zXZ\0")),
+        ("a.json", b"{\"a\":1}".to_vec()),
+        ("lines.json", b"{\"a\":1}\n{\"b\":2}\n".to_vec()),
+        ("metrics.jsonl", b"{\"step\":1,\"loss\":2.5}\n".to_vec()),
+        ("words.pickle", b"\x80\x04}\x8c\x03een\x8c\x03ones.".to_vec()),
+        ("list.pickle", b"\x80\x04].".to_vec()),
+        ("empty", Vec::new()),
+    ];
+    for (name, bytes) in cases {
+        place.write(name, bytes);
+        for command in ["explain", "replay"] {
+            let words = [name, "expected", "PyTorch (.pickle, .pickle.xz)", "JSON lines (.jsonl)"];
+            place.run(&format!("{command} {name}")).check_refused(1, &words);
+        }
+    }
 }
 
 #[test]
