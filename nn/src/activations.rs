@@ -73,7 +73,7 @@ impl Module for LeakyReLU {
     }
 }
 
-/// `clamp(x, low, high)` whose gradient is 0 from the ends on, unlike that of [`Var::clamp`].
+/// `clamp(x, low, high)` whose gradient passes a NaN, unlike that of [`Var::clamp`].
 fn between(x: Var, [low, high]: [f64; 2]) -> lowtide_autograd::Result<Var> {
     Var::apply("hardtanh", [x], |[mut x], save| {
         if x.is_reusable() {
@@ -156,8 +156,10 @@ impl Parameters for Softshrink {}
 
 impl Module for Softshrink {
     fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
-        let near = input.clone().clamp(-self.0, self.0)?;
-        Ok(input.sub(near)?)
+        // dx = 0 where |x| is at most this, also where it is exactly this, and dy elsewhere
+        let is_near = input.value().abs()?.le_scalar(self.0)?;
+        let near = input.clone().detach().clamp(-self.0, self.0)?;
+        Ok(input.sub(near)?.masked_fill(&is_near, 0.0)?)
     }
 }
 
