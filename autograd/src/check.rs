@@ -106,7 +106,7 @@ pub fn gradients_within(
             Ok(pass.constant(value))
         };
         let vars = inputs.iter().enumerate().map(move_one);
-        let vars = vars.collect::<lowtide_tensor::Result<Vec<_>>>()?;
+        let vars = vars.collect::<lowtide_tensor::TensorResult<Vec<_>>>()?;
         Ok(weighted_sum(f(&pass, vars)?)?.value().item::<f64>()?)
     };
     for (input, leaf) in leaves.iter().enumerate() {

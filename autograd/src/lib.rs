@@ -34,5 +34,9 @@ pub use rule::{InputGradients, Needs, Rule, RuleMany};
 pub use saved::{Saved, Saver};
 pub use var::Var;
 
-/// The result of an autograd operation.
-pub type Result<T, E = AutogradError> = std::result::Result<T, E>;
+/// The result of an autograd operation. It is not called `Result`, so that all crates of the
+/// workspace can be imported by glob together.
+pub type AutogradResult<T, E = AutogradError> = std::result::Result<T, E>;
+
+// The name inside of this crate.
+pub(crate) use AutogradResult as Result;

@@ -74,7 +74,7 @@ impl Module for LeakyReLU {
 }
 
 /// `clamp(x, low, high)` whose gradient passes a NaN, unlike that of [`Var::clamp`].
-fn between(x: Var, [low, high]: [f64; 2]) -> lowtide_autograd::Result<Var> {
+fn between(x: Var, [low, high]: [f64; 2]) -> lowtide_autograd::AutogradResult<Var> {
     Var::apply("hardtanh", [x], |[mut x], save| {
         if x.is_reusable() {
             x.clamp_(low, high)?;
@@ -203,7 +203,7 @@ impl Module for GLU {
 }
 
 /// The first and the second half of `x` along a dimension.
-fn halves(x: &Tensor, axis: usize) -> lowtide_autograd::Result<[Tensor; 2]> {
+fn halves(x: &Tensor, axis: usize) -> lowtide_autograd::AutogradResult<[Tensor; 2]> {
     let (op, shape) = ("glu", *x.shape());
     let len = shape[axis];
     if !len.is_multiple_of(2) {

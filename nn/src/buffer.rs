@@ -99,7 +99,7 @@ pub fn check_buffers(model: &mut dyn Parameters, updates: &BufferUpdates) -> Res
     Ok(result?)
 }
 
-fn check_fits(buffer: &Tensor, value: &Tensor) -> lowtide_tensor::Result<()> {
+fn check_fits(buffer: &Tensor, value: &Tensor) -> lowtide_tensor::TensorResult<()> {
     let op = "commit_buffers";
     if buffer.shape() != value.shape() {
         let (left, right) = (*buffer.shape(), *value.shape());

@@ -49,7 +49,7 @@ pub(crate) fn cross_attention(
 }
 
 /// The view `[B, H, T, D]` of `[B, T, H · D]`.
-fn by_heads(x: &Tensor, heads: usize) -> lowtide_tensor::Result<Tensor> {
+fn by_heads(x: &Tensor, heads: usize) -> lowtide_tensor::TensorResult<Tensor> {
     let left = *x.shape();
     let mismatch = TensorError::Shape { op: "cross_attention", left, right: Shape::new(&[heads]) };
     let &[batch, len, width] = &*left else { return Err(mismatch) };
@@ -60,7 +60,7 @@ fn by_heads(x: &Tensor, heads: usize) -> lowtide_tensor::Result<Tensor> {
 }
 
 /// The views `[B, G, S, D]` of keys and values.
-fn keys_and_values(memory: &Tensor, groups: usize) -> lowtide_tensor::Result<[Tensor; 2]> {
+fn keys_and_values(memory: &Tensor, groups: usize) -> lowtide_tensor::TensorResult<[Tensor; 2]> {
     let all = by_heads(memory, 2 * groups)?;
     Ok([all.narrow(1, 0, groups)?, all.narrow(1, groups, groups)?])
 }

@@ -300,7 +300,7 @@ impl<F: FnOnce(&mut [f64])> Kernel for Fill<F> {
         Cost { flops: 10.0 * len, bytes: (16 + self.dtype.size_bytes()) as f64 * len }
     }
 
-    fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> lowtide_tensor::Result<()> {
+    fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> lowtide_tensor::TensorResult<()> {
         fn store<T: Element>(operands: &mut Operands<'_>, values: &[f64]) {
             for (to, &value) in operands.write::<T>(0).slice().iter_mut().zip(values) {
                 *to = T::from_f64(value);

@@ -80,5 +80,9 @@ pub use transformer::{
 pub use transformer_stack::{TransformerDecoder, TransformerEncoder};
 pub use upsample::Upsample;
 
-/// The result of an operation of this crate.
-pub type Result<T, E = NnError> = std::result::Result<T, E>;
+/// The result of an operation of this crate. It is not called `Result`, so that all crates of the
+/// workspace can be imported by glob together.
+pub type NnResult<T, E = NnError> = std::result::Result<T, E>;
+
+// The name inside of this crate.
+pub(crate) use NnResult as Result;

@@ -63,7 +63,7 @@ impl Module for PReLU {
 }
 
 /// `a: [C]` as it broadcasts to `[B, C, ..]` of so many dimensions.
-fn along_channels(a: &Tensor, rank: usize) -> lowtide_tensor::Result<Tensor> {
+fn along_channels(a: &Tensor, rank: usize) -> lowtide_tensor::TensorResult<Tensor> {
     let mut dims = vec![1; rank.max(1)];
     let axis = 1.min(dims.len() - 1);
     dims[axis] = a.element_count();

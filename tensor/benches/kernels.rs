@@ -106,7 +106,7 @@ fn functions(criterion: &mut Criterion) {
     let (x, x_values) = tensor(&device, &[ELEMENTS], 1);
     let throughput = Throughput::Elements(ELEMENTS as u64);
     let gelu = |x: f32| 0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2));
-    type Function = fn(&Tensor) -> lowtide_tensor::Result<Tensor>;
+    type Function = fn(&Tensor) -> lowtide_tensor::TensorResult<Tensor>;
     type Naive = fn(f32) -> f32;
     let cases: [(&str, Function, Naive); 6] = [
         ("exp", Tensor::exp, f32::exp),

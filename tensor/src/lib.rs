@@ -58,5 +58,9 @@ pub use random::RandomKey;
 pub use tensor::Tensor;
 pub use watch::StorageWatch;
 
-/// The result of a tensor operation.
-pub type Result<T, E = TensorError> = std::result::Result<T, E>;
+/// The result of a tensor operation. It is not called `Result`, so that all crates of the
+/// workspace can be imported by glob together.
+pub type TensorResult<T, E = TensorError> = std::result::Result<T, E>;
+
+// The name inside of this crate.
+pub(crate) use TensorResult as Result;

@@ -10,7 +10,7 @@ fn normalize(
     (op, statistics): (&'static str, Statistics),
     [x, weight, bias]: [Option<Var>; 3],
     eps: f64,
-    forward: impl FnOnce(&Tensor, [Option<&Tensor>; 2]) -> lowtide_tensor::Result<BatchNorm>,
+    forward: impl FnOnce(&Tensor, [Option<&Tensor>; 2]) -> lowtide_tensor::TensorResult<BatchNorm>,
 ) -> Result<Var> {
     let has = [weight.is_some(), bias.is_some()];
     let inputs = [x, weight, bias].into_iter().flatten().collect();

@@ -6,8 +6,8 @@ use crate::rules::{from_input, from_output, reuse};
 use crate::{Result, Var};
 
 /// A gradient of `dy` and what was saved.
-type Gradient = fn(&Tensor, &Tensor) -> lowtide_tensor::Result<Tensor>;
-type GradientInPlace = fn(&mut Tensor, &Tensor) -> lowtide_tensor::Result<()>;
+type Gradient = fn(&Tensor, &Tensor) -> lowtide_tensor::TensorResult<Tensor>;
+type GradientInPlace = fn(&mut Tensor, &Tensor) -> lowtide_tensor::TensorResult<()>;
 
 /// The gradient through an activation, of `of`: its input or its output.
 fn through(dy: Tensor, of: &Tensor, in_place: GradientInPlace, fresh: Gradient) -> Result<Tensor> {

@@ -10,8 +10,8 @@ use crate::{Needs, Result, Var};
 fn passes_where(
     op: &'static str,
     x: Var,
-    choose: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
-    mask: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+    choose: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
+    mask: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
 ) -> Result<Var> {
     Var::apply(op, [x], |[x], save| {
         let y = choose(&x)?;
@@ -23,7 +23,7 @@ fn passes_where(
 }
 
 /// A comparison of two tensors.
-type Test = fn(&Tensor, &Tensor) -> lowtide_tensor::Result<Tensor>;
+type Test = fn(&Tensor, &Tensor) -> lowtide_tensor::TensorResult<Tensor>;
 
 /// The larger or the smaller of both; the `tests` tell where `a` and where `b` may be chosen, which
 /// is both where they are equal, and neither where one is a NaN.
@@ -31,7 +31,7 @@ type Test = fn(&Tensor, &Tensor) -> lowtide_tensor::Result<Tensor>;
 fn either(
     op: &'static str,
     inputs: [Var; 2],
-    choose: impl FnOnce(&Tensor, &Tensor) -> lowtide_tensor::Result<Tensor>,
+    choose: impl FnOnce(&Tensor, &Tensor) -> lowtide_tensor::TensorResult<Tensor>,
     tests: [Test; 2],
 ) -> Result<Var> {
     Var::apply(op, inputs, |[a, b], save| {

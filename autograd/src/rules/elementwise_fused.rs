@@ -16,7 +16,7 @@ fn whole_quotient(
     op: &'static str,
     a: Var,
     b: Var,
-    forward: impl FnOnce(&Tensor, &Tensor) -> lowtide_tensor::Result<Tensor>,
+    forward: impl FnOnce(&Tensor, &Tensor) -> lowtide_tensor::TensorResult<Tensor>,
 ) -> Result<Var> {
     Var::apply(op, [a, b], |[a, b], _| {
         let (shapes, y) = ([*a.shape(), *b.shape()], forward(&a, &b)?);

@@ -7,7 +7,7 @@ use crate::rules::{placed, reuse, unbroadcast, when};
 use crate::{Needs, Result, Var};
 
 /// `[0, shape)`: the corner of a tensor in which `shape` lies.
-fn corner(x: &Tensor, shape: Shape) -> lowtide_tensor::Result<Tensor> {
+fn corner(x: &Tensor, shape: Shape) -> lowtide_tensor::TensorResult<Tensor> {
     (0..shape.len()).try_fold(x.clone(), |part, axis| part.narrow(axis, 0, shape[axis]))
 }
 
@@ -49,7 +49,7 @@ fn spread_over(mask: &Tensor, y: Shape, dy: &Tensor) -> Result<Tensor> {
 fn selected(
     x: Var,
     mask: &Tensor,
-    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
 ) -> Result<Var> {
     Var::apply("masked_select", [x], |[x], save| {
         let (x_shape, y) = (*x.shape(), forward(&x)?);

@@ -49,7 +49,7 @@ fn product(
     op: &'static str,
     a: Var,
     b: Var,
-    forward: impl FnOnce(&Tensor, &Tensor) -> lowtide_tensor::Result<Tensor>,
+    forward: impl FnOnce(&Tensor, &Tensor) -> lowtide_tensor::TensorResult<Tensor>,
 ) -> Result<Var> {
     Var::apply(op, [a, b], |[a, b], save| {
         let y = forward(&a, &b)?;

@@ -43,8 +43,8 @@ fn unbroadcast(dy: &Tensor, shape: Shape) -> Result<Tensor> {
 /// `change` on `x` itself if nobody else sees it, else what `fresh` makes of it.
 fn reuse(
     mut x: Tensor,
-    change: impl FnOnce(&mut Tensor) -> lowtide_tensor::Result<()>,
-    fresh: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+    change: impl FnOnce(&mut Tensor) -> lowtide_tensor::TensorResult<()>,
+    fresh: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
 ) -> Result<Tensor> {
     if x.is_reusable() {
         change(&mut x)?;
@@ -75,7 +75,7 @@ fn kept(x: Shape, axes: &[usize]) -> Shape {
 /// What only the rule of one operation needs, computed where there will be one.
 fn when_recorded(
     save: &Saver,
-    compute: impl FnOnce() -> lowtide_tensor::Result<Tensor>,
+    compute: impl FnOnce() -> lowtide_tensor::TensorResult<Tensor>,
 ) -> Result<Option<Saved>> {
     if !save.is_needed() {
         return Ok(None);
@@ -91,7 +91,7 @@ fn unpack(saved: Option<Saved>) -> Result<Tensor> {
 fn placed(
     dy: &Tensor,
     x: Shape,
-    part: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+    part: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
 ) -> Result<Tensor> {
     let dx = Tensor::zeros(dy.device(), x, dy.dtype())?;
     part(&dx)?.copy_(dy)?;
@@ -113,7 +113,7 @@ fn over(dy: Tensor, divisor: &Tensor) -> Result<Tensor> {
 fn from_input(
     op: &'static str,
     x: Var,
-    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
     backward: impl FnOnce(Tensor, Tensor) -> Result<Tensor> + 'static,
 ) -> Result<Var> {
     Var::apply(op, [x], |[x], save| {
@@ -128,8 +128,8 @@ fn from_input(
 fn from_output(
     op: &'static str,
     x: Var,
-    in_place: impl FnOnce(&mut Tensor) -> lowtide_tensor::Result<()>,
-    fresh: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+    in_place: impl FnOnce(&mut Tensor) -> lowtide_tensor::TensorResult<()>,
+    fresh: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
     backward: impl FnOnce(Tensor, Tensor) -> Result<Tensor> + 'static,
 ) -> Result<Var> {
     Var::apply(op, [x], |[x], save| {
@@ -144,7 +144,7 @@ fn from_output(
 fn zero_gradient(
     op: &'static str,
     x: Var,
-    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
 ) -> Result<Var> {
     Var::apply(op, [x], |[x], _| {
         // dx = 0

@@ -21,13 +21,13 @@ fn normalize(
     op: &'static str,
     [x, weight, bias]: [Option<Var>; 3],
     sample_axes: Vec<usize>,
-    forward: impl FnOnce(&Tensor, [Option<&Tensor>; 2]) -> lowtide_tensor::Result<Normalized>,
+    forward: impl FnOnce(&Tensor, [Option<&Tensor>; 2]) -> lowtide_tensor::TensorResult<Normalized>,
     backward: impl FnOnce(
         &Tensor,
         &Tensor,
         &Statistics,
         Option<&Tensor>,
-    ) -> lowtide_tensor::Result<NormalizedBackward>
+    ) -> lowtide_tensor::TensorResult<NormalizedBackward>
     + 'static,
 ) -> Result<Var> {
     let has = [weight.is_some(), bias.is_some()];

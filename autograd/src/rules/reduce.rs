@@ -16,7 +16,7 @@ fn even(
     op: &'static str,
     x: Var,
     axes: &[usize],
-    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
     divisor: fn(usize) -> f64,
 ) -> Result<Var> {
     Var::apply(op, [x], |[x], _| {
@@ -49,7 +49,7 @@ fn variance(
     x: Var,
     axes: &[usize],
     correction: f64,
-    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
 ) -> Result<Var> {
     let axes = axes.to_vec();
     Var::apply("var", [x], |[x], save| {
@@ -70,7 +70,7 @@ fn deviation(
     x: Var,
     axes: &[usize],
     correction: f64,
-    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
 ) -> Result<Var> {
     let axes = axes.to_vec();
     Var::apply("std", [x], |[x], save| {
@@ -95,7 +95,7 @@ fn deviation(
 fn product(
     x: Var,
     axes: &[usize],
-    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
 ) -> Result<Var> {
     let axes = axes.to_vec();
     Var::apply("prod", [x], |[x], save| {
@@ -121,7 +121,7 @@ fn product(
 fn log_sum(
     x: Var,
     axes: &[usize],
-    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
 ) -> Result<Var> {
     let axes = axes.to_vec();
     Var::apply("logsumexp", [x], |[x], save| {

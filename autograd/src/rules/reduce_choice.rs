@@ -12,7 +12,7 @@ fn extreme(
     op: &'static str,
     x: Var,
     axes: &[usize],
-    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
 ) -> Result<Var> {
     let axes = axes.to_vec();
     Var::apply(op, [x], |[x], save| {
@@ -36,7 +36,7 @@ fn placed(
     op: &'static str,
     x: Var,
     axis: usize,
-    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<(Tensor, Tensor)>,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<(Tensor, Tensor)>,
 ) -> Result<(Var, Tensor)> {
     let mut places = None;
     let y = Var::apply(op, [x], |[x], save| {
@@ -64,7 +64,7 @@ fn powers(
     x: Var,
     axes: &[usize],
     order: f64,
-    forward: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Tensor>,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
 ) -> Result<Var> {
     let axes = axes.to_vec();
     Var::apply("norm", [x], |[x], save| {

@@ -13,7 +13,7 @@ fn parts(
     op: &'static str,
     x: Var,
     axis: usize,
-    split: impl FnOnce(&Tensor) -> lowtide_tensor::Result<Vec<Tensor>>,
+    split: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Vec<Tensor>>,
 ) -> Result<Vec<Var>> {
     Var::apply_many(op, vec![x], |values, _| {
         let (x_shape, ys) = (*values[0].shape(), split(&values[0])?);

@@ -1,6 +1,6 @@
 //! Where a value that is not finite comes from.
 
-use lowtide_autograd::{AutogradError, LeafId, Pass, Phase, Result, Var};
+use lowtide_autograd::{AutogradError, AutogradResult as Result, LeafId, Pass, Phase, Var};
 use lowtide_tensor::Tensor;
 
 use crate::common::{Outcome, cpu, recording};

@@ -1,6 +1,6 @@
 //! Dimensions counted back from the last one: the values and gradients of those counted from the first.
 
-use lowtide_autograd::{AutogradError, Result, Var};
+use lowtide_autograd::{AutogradError, AutogradResult as Result, Var};
 use lowtide_tensor::{Axis, SortOrder, Tensor};
 
 use crate::common::{Outcome, bits, cpu, gradients_of, tensor};

@@ -1,6 +1,6 @@
 //! Operations in the types that a policy says.
 
-use lowtide_autograd::{Attempt, CastPolicy, LeafId, Pass, Result};
+use lowtide_autograd::{Attempt, AutogradResult as Result, CastPolicy, LeafId, Pass};
 use lowtide_tensor::{DType, RandomKey, Tensor};
 
 use crate::common::{Outcome, cpu, tensor};

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use lowtide_autograd::check::{self, CheckError, Tolerance};
-use lowtide_autograd::{AutogradError, Needs, Result, Var};
+use lowtide_autograd::{AutogradError, AutogradResult as Result, Needs, Var};
 use lowtide_tensor::{Device, Tensor, TensorError};
 
 use crate::common::{Outcome, cpu, values};

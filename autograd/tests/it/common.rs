@@ -36,8 +36,8 @@ pub(crate) fn recording() -> (Pass, Attempt) {
 /// The gradients at `inputs` of the number that `f` returns, and their identities.
 pub(crate) fn gradients_of(
     inputs: &[&Tensor],
-    f: impl FnOnce(&Pass, Vec<Var>) -> lowtide_autograd::Result<Var>,
-) -> lowtide_autograd::Result<(Vec<LeafId>, Gradients)> {
+    f: impl FnOnce(&Pass, Vec<Var>) -> lowtide_autograd::AutogradResult<Var>,
+) -> lowtide_autograd::AutogradResult<(Vec<LeafId>, Gradients)> {
     let (pass, attempt) = recording();
     let leaves: Vec<LeafId> = inputs.iter().map(|_| LeafId::new()).collect();
     let vars = leaves.iter().zip(inputs).map(|(&leaf, input)| pass.leaf(leaf, input));

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use lowtide_autograd::{LeafId, Result, Var};
+use lowtide_autograd::{AutogradResult as Result, LeafId, Var};
 use lowtide_tensor::{DType, Device, SortOrder, Tensor};
 
 use crate::common::{Outcome, cpu, recording};
@@ -67,8 +67,8 @@ const WITHOUT_RULE: [(&str, &[&str]); 5] = [
     ("is a gradient itself", &["linear_cross_entropy_gradients"]),
 ];
 
-type Unary = fn(&Tensor) -> lowtide_tensor::Result<Tensor>;
-type Binary = fn(&Tensor, &Tensor) -> lowtide_tensor::Result<Tensor>;
+type Unary = fn(&Tensor) -> lowtide_tensor::TensorResult<Tensor>;
+type Binary = fn(&Tensor, &Tensor) -> lowtide_tensor::TensorResult<Tensor>;
 
 /// Operations whose results are truth values, counts or places, which have no gradient.
 const OF_ONE: [(&str, Unary); 25] = [
@@ -204,7 +204,7 @@ fn gradients(
     pass.backward(y.mul(pass.constant(weights))?.sum_all()?)?;
     let found = attempt.into_gradients();
     let gradient = |leaf: &LeafId| found.get(*leaf).map(Tensor::to_vec::<f64>).transpose();
-    Ok((needs, leaves.iter().map(gradient).collect::<lowtide_tensor::Result<_>>()?))
+    Ok((needs, leaves.iter().map(gradient).collect::<lowtide_tensor::TensorResult<_>>()?))
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Every request of a step fails once: the step is an error, and nothing is left of it.
 
 use lowtide_allocator::{Fault, Repeat};
-use lowtide_autograd::{Attempt, LeafId, Pass, Result, Var};
+use lowtide_autograd::{Attempt, AutogradResult as Result, LeafId, Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, Pool2dGeometry, RandomKey, Tensor};
 
 use crate::common::{Outcome, bits, cpu, tensor};

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use lowtide_autograd::{Attempt, LeafId, Needs, Pass, Result, Var, check};
+use lowtide_autograd::{Attempt, AutogradResult as Result, LeafId, Needs, Pass, Var, check};
 use lowtide_tensor::{DType, RandomKey, Tensor};
 
 use crate::common::{Outcome, bits, cpu, gradients_of, recording, tensor, values};
@@ -250,13 +250,13 @@ fn a_rule_is_told_which_inputs_need_a_gradient() -> Outcome {
 fn gradients_come_in_the_order_of_their_leaves_and_are_taken_once() -> Outcome {
     let device = cpu();
     let inputs = [1.0_f32, 2.0, 3.0].map(|x| Tensor::from_slice(&device, [1], &[x]));
-    let inputs = inputs.into_iter().collect::<lowtide_tensor::Result<Vec<_>>>()?;
+    let inputs = inputs.into_iter().collect::<lowtide_tensor::TensorResult<Vec<_>>>()?;
     let (leaves, mut gradients) = gradients_of(&inputs.iter().collect::<Vec<_>>(), |_, vars| {
         let scaled = vars.into_iter().zip([1.0, 2.0, 3.0]).rev().map(|(x, i)| x.mul_scalar(i));
         scaled.reduce(|a, b| a?.add(b?)).expect("three")
     })?;
     let values = gradients.iter().map(Tensor::item::<f32>);
-    assert_eq!(values.collect::<lowtide_tensor::Result<Vec<_>>>()?, [1.0, 2.0, 3.0]);
+    assert_eq!(values.collect::<lowtide_tensor::TensorResult<Vec<_>>>()?, [1.0, 2.0, 3.0]);
     assert_eq!(gradients.remove(leaves[1]).unwrap().item::<f32>()?, 2.0);
     assert!(gradients.remove(leaves[1]).is_none());
     assert_eq!((gradients.len(), gradients.is_empty()), (2, false));

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use lowtide_allocator::{BLOCK_BYTES, Category};
-use lowtide_autograd::{LeafId, Needs, Pass, Result, Var};
+use lowtide_autograd::{AutogradResult as Result, LeafId, Needs, Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, Pool2dGeometry, RandomKey, Tensor};
 
 use crate::common::{BLOCK_LEN, Outcome, cpu, live_bytes, recording, tensor};

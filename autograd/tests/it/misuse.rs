@@ -3,7 +3,8 @@
 use std::panic::Location;
 
 use lowtide_autograd::{
-    Attempt, AutogradError, InputGradients, LeafFault, LeafId, Needs, Pass, Result, RuleFault, Var,
+    Attempt, AutogradError, AutogradResult as Result, InputGradients, LeafFault, LeafId, Needs,
+    Pass, RuleFault, Var,
 };
 use lowtide_tensor::{DType, RandomKey, Tensor};
 

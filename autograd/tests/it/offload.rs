@@ -1,7 +1,9 @@
 //! Saved tensors in another device's memory: which go, when, and what that leaves on the device.
 
 use lowtide_allocator::BLOCK_BYTES;
-use lowtide_autograd::{Attempt, AutogradError, LeafId, Offload, Pass, Result, SavedPolicy, Var};
+use lowtide_autograd::{
+    Attempt, AutogradError, AutogradResult as Result, LeafId, Offload, Pass, SavedPolicy, Var,
+};
 use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, SimSpec, Tensor};
 
 use crate::common::{BLOCK_LEN, Outcome, bits, cpu, live_bytes, recording, tensor};

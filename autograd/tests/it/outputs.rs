@@ -3,7 +3,9 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use lowtide_autograd::{Attempt, AutogradError, LeafId, Needs, Pass, Result, Var};
+use lowtide_autograd::{
+    Attempt, AutogradError, AutogradResult as Result, LeafId, Needs, Pass, Var,
+};
 use lowtide_tensor::{Device, RandomKey, Tensor, TensorError};
 
 use crate::common::{Outcome, bits, cpu, gradients_of, live_bytes, recording, tensor};

@@ -1,7 +1,7 @@
 //! Gradients where a function bends, and beyond the range of the type: the numbers of PyTorch 2.15 on
 //! the CPU, each for dy = 1.
 
-use lowtide_autograd::{Result, Var};
+use lowtide_autograd::{AutogradResult as Result, Var};
 use lowtide_tensor::Tensor;
 
 use crate::common::{Outcome, cpu, gradients_of};

@@ -1,7 +1,7 @@
 //! A buffer is reused exactly when its last handle is moved in and no rule needs it, and that
 //! never changes a bit.
 
-use lowtide_autograd::{LeafId, Pass, Result, Var};
+use lowtide_autograd::{AutogradResult as Result, LeafId, Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, RandomKey, Tensor};
 
 use crate::common::{Outcome, bits, cpu, recording, tensor};

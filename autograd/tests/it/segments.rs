@@ -5,7 +5,8 @@ use std::rc::Rc;
 
 use lowtide_allocator::{BLOCK_BYTES, Fault, Repeat};
 use lowtide_autograd::{
-    Attempt, AutogradError, BufferId, LeafId, Offload, Pass, Result, SavedPolicy, Var,
+    Attempt, AutogradError, AutogradResult as Result, BufferId, LeafId, Offload, Pass, SavedPolicy,
+    Var,
 };
 use lowtide_tensor::{Device, RandomKey, Tensor, TensorError};
 

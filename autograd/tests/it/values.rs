@@ -1,7 +1,7 @@
 //! Gradients at the points where differences say nothing: kinks, ties, poles. The expected ones
 //! are PyTorch's.
 
-use lowtide_autograd::{LeafId, Pass, Result, Var};
+use lowtide_autograd::{AutogradResult as Result, LeafId, Pass, Var};
 use lowtide_tensor::{Device, SortOrder, Tensor};
 
 use crate::common::{BLOCK_LEN, Outcome, cpu, gradients_of, live_bytes, recording, tensor};
@@ -17,7 +17,7 @@ fn gradients<const N: usize>(
     Ok(leaves
         .iter()
         .map(|leaf| gradients.get(*leaf).expect("it has influence").to_vec::<f64>())
-        .collect::<lowtide_tensor::Result<Vec<_>>>()?
+        .collect::<lowtide_tensor::TensorResult<Vec<_>>>()?
         .try_into()
         .expect("one each"))
 }

@@ -14,7 +14,8 @@ use lowtide_autograd::{Attempt, Pass};
 use lowtide_nn::models::{Gpt, GptShape};
 use lowtide_nn::optim::{Adam, AdamOptions, Optimizer, Sgd, SgdOptions};
 use lowtide_nn::{
-    Conv2d, Flatten, Linear, MaxPool2d, Module, Parameters, ReLU, Result, Sequential, cross_entropy,
+    Conv2d, Flatten, Linear, MaxPool2d, Module, NnResult as Result, Parameters, ReLU, Sequential,
+    cross_entropy,
 };
 use lowtide_tensor::{Conv2dGeometry, CpuOptions, Device, RandomKey, Tensor};
 

@@ -1,7 +1,8 @@
 //! The single operations of `cases.rs` in lowtide.
 
 use lowtide_tensor::{
-    AttentionOptions, Causal, Conv2dGeometry, Device, Pool2dGeometry, Result, Tensor,
+    AttentionOptions, Causal, Conv2dGeometry, Device, Pool2dGeometry, Tensor,
+    TensorResult as Result,
 };
 
 use crate::cases::{Op, Part, find};

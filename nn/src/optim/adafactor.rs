@@ -113,7 +113,7 @@ impl UpdateRule for AdafactorOptions {
         Ok(Vec::new())
     }
 
-    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::Result<()> {
+    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
         for Job { states, scratch, .. } in &mut *jobs {
             let mut pairs = states.iter_mut().zip(&scratch[2..]);
             pairs.try_for_each(|(state, new)| state.copy_(new))?;

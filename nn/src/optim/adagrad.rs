@@ -64,7 +64,7 @@ impl UpdateRule for AdagradOptions {
         vec![StateSpec::like_parameter("sum")]
     }
 
-    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::Result<()> {
+    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
         update_jobs::<_, 1, 0>(jobs, |job| self.formula(job.at))
     }
 }

@@ -77,7 +77,7 @@ impl UpdateRule for AdamOptions {
         vec![StateSpec::like_parameter("exp_avg"), StateSpec::like_parameter("exp_avg_sq")]
     }
 
-    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::Result<()> {
+    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
         update_jobs::<_, 2, 0>(jobs, |job| self.formula(job.at))
     }
 }

@@ -73,7 +73,7 @@ impl UpdateRule for LambOptions {
         Ok(Vec::new())
     }
 
-    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::Result<()> {
+    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
         update_jobs::<_, 2, 2>(jobs, |job| self.formula(job.at))
     }
 }

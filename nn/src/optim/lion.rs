@@ -51,7 +51,7 @@ impl UpdateRule for LionOptions {
         vec![StateSpec::like_parameter("exp_avg")]
     }
 
-    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::Result<()> {
+    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
         update_jobs::<_, 1, 0>(jobs, |job| self.formula(job.at))
     }
 }

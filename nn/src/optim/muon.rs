@@ -139,7 +139,7 @@ impl UpdateRule for MuonOptions {
             return Ok(Vec::new());
         };
         let shared = lens.into_iter().map(|(dtype, len)| Tensor::empty(&device, [len], dtype));
-        let shared = shared.collect::<lowtide_tensor::Result<Vec<_>>>()?;
+        let shared = shared.collect::<lowtide_tensor::TensorResult<Vec<_>>>()?;
         for job in &mut matrices {
             job.own_gradient()?;
             let direction = Direction { momentum: self.momentum, kind: self.momentum_kind };
@@ -150,7 +150,7 @@ impl UpdateRule for MuonOptions {
         Ok(shared)
     }
 
-    fn commit(&self, jobs: &mut [Job], shared: &mut [Tensor]) -> lowtide_tensor::Result<()> {
+    fn commit(&self, jobs: &mut [Job], shared: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
         // Those that Muon takes first, so that each rule has its own run of jobs.
         jobs.sort_by_key(|job| !self.is_orthogonal(&job.parameter));
         let count = jobs.partition_point(|job| self.is_orthogonal(&job.parameter));
@@ -176,7 +176,7 @@ impl MuonOptions {
     }
 
     /// Updates the momentum and makes the gradient the direction with singular values near 1.
-    fn orthogonalize(&self, job: &mut Job, shared: &[Tensor]) -> lowtide_tensor::Result<()> {
+    fn orthogonalize(&self, job: &mut Job, shared: &[Tensor]) -> lowtide_tensor::TensorResult<()> {
         let Job { gradient, states, scratch, .. } = job;
         let momentum = &mut states[0];
         momentum.lerp_(gradient, 1.0 - self.momentum)?;
@@ -230,7 +230,7 @@ fn shared_lens<'a>(matrices: impl Iterator<Item = &'a Tensor>) -> Vec<(DType, us
 }
 
 /// `x`, the gradient, with its shorter dimension first; another one of its shape; and two squares.
-fn workspace(gradient: &Tensor, shared: &[Tensor]) -> lowtide_tensor::Result<[Tensor; 4]> {
+fn workspace(gradient: &Tensor, shared: &[Tensor]) -> lowtide_tensor::TensorResult<[Tensor; 4]> {
     let is_tall = gradient.shape()[0] > gradient.shape()[1];
     let x = if is_tall { gradient.transpose(0, 1)? } else { gradient.clone() };
     let (short, long) = (x.shape()[0], x.shape()[1]);

@@ -82,7 +82,7 @@ impl UpdateRule for RmsPropOptions {
         names.map(StateSpec::like_parameter).collect()
     }
 
-    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::Result<()> {
+    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
         let formula = |job: &Job| Formula { rate: job.at.learning_rate, options: *self };
         match (self.spread, self.momentum != 0.0) {
             (Spread::MeanSquare, false) => update_jobs::<_, 1, 0>(jobs, formula),

@@ -54,7 +54,7 @@ pub trait UpdateRule: Clone + Debug {
     ///
     /// # Errors
     /// None, when the operands are writable and the device does what it is told.
-    fn commit(&self, jobs: &mut [Job], scratch: &mut [Tensor]) -> lowtide_tensor::Result<()>;
+    fn commit(&self, jobs: &mut [Job], scratch: &mut [Tensor]) -> lowtide_tensor::TensorResult<()>;
 }
 
 /// The update of one parameter, with everything that it needs at hand.
@@ -137,13 +137,13 @@ impl StateSpec {
 impl Job {
     /// `Ok` if everything that the job will write may be written.
     #[track_caller]
-    pub(super) fn check_writable(&self, op: &'static str) -> lowtide_tensor::Result<()> {
+    pub(super) fn check_writable(&self, op: &'static str) -> lowtide_tensor::TensorResult<()> {
         let mut written = [&self.parameter].into_iter().chain(&self.states);
         written.try_for_each(|tensor| tensor.check_writable(op))
     }
 
     /// `Ok` if the device has a kernel for the update: of f32 alone where not all have one.
-    pub(super) fn check_kernel<R: UpdateRule>(&self) -> lowtide_tensor::Result<()> {
+    pub(super) fn check_kernel<R: UpdateRule>(&self) -> lowtide_tensor::TensorResult<()> {
         let Job { parameter, gradient, states, .. } = self;
         let mut operands = [parameter, gradient].into_iter().chain(states);
         let is_plain = |x: &Tensor| x.dtype() == DType::F32 && x.layout().is_contiguous();
@@ -154,7 +154,7 @@ impl Job {
     }
 
     /// Makes the gradient one of the parameter's computing type that nobody else sees.
-    pub(super) fn own_gradient(&mut self) -> lowtide_tensor::Result<()> {
+    pub(super) fn own_gradient(&mut self) -> lowtide_tensor::TensorResult<()> {
         let dtype = wide_dtype(&self.parameter);
         if self.gradient.dtype() != dtype {
             self.gradient = self.gradient.to_dtype(dtype)?;
@@ -177,7 +177,7 @@ impl Job {
 pub(super) fn update_jobs<F, const STATES: usize, const SCALARS: usize>(
     jobs: &mut [Job],
     formula: impl Fn(&Job) -> F,
-) -> lowtide_tensor::Result<()>
+) -> lowtide_tensor::TensorResult<()>
 where
     F: UpdateFormula<STATES, SCALARS>,
 {

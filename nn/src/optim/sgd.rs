@@ -83,7 +83,7 @@ impl UpdateRule for SgdOptions {
         momentum.map(StateSpec::like_parameter).into_iter().collect()
     }
 
-    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::Result<()> {
+    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
         match self.momentum == 0.0 {
             true => update_jobs::<_, 0, 0>(jobs, |job| self.formula(job.at)),
             false => update_jobs::<_, 1, 0>(jobs, |job| self.formula(job.at)),

@@ -31,7 +31,7 @@ impl Slots {
         let device = parameter.device();
         let _scope = device.category(Category::OptimizerState);
         let zeros = kinds.iter().map(|kind| Tensor::zeros(device, kind.shape, kind.dtype));
-        Ok((zeros.collect::<lowtide_tensor::Result<_>>()?, true))
+        Ok((zeros.collect::<lowtide_tensor::TensorResult<_>>()?, true))
     }
 
     /// Makes `states` the parameter's.

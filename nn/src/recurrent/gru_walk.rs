@@ -14,7 +14,7 @@ use super::stack::{Direction, product_over_positions};
 use crate::Result;
 
 /// The views of the thirds of `gates: [.., 3H]` along its last dimension.
-fn thirds(gates: &Tensor) -> lowtide_tensor::Result<[Tensor; 3]> {
+fn thirds(gates: &Tensor) -> lowtide_tensor::TensorResult<[Tensor; 3]> {
     let axis = gates.shape().len() - 1;
     let len = gates.shape()[axis] / 3;
     let part = |index| gates.narrow(axis, index * len, len);
@@ -36,7 +36,7 @@ fn forward(
     gates: Tensor,
     [weight, bias, h]: [&Tensor; 3],
     direction: Direction,
-) -> lowtide_tensor::Result<States> {
+) -> lowtide_tensor::TensorResult<States> {
     let (device, dtype) = (gates.device().clone(), gates.dtype());
     let [batch, len, hidden] = [gates.shape()[0], gates.shape()[1], weight.shape()[1]];
     let states = || Tensor::empty(&device, [batch, len, hidden], dtype);
@@ -71,7 +71,7 @@ fn backward(
     dy: Option<&Tensor>,
     mut dh: Tensor,
     direction: Direction,
-) -> lowtide_tensor::Result<Tensor> {
+) -> lowtide_tensor::TensorResult<Tensor> {
     let (len, hidden) = (gates.shape()[1], weight.shape()[1]);
     let [weight_rz, weight_n] =
         [weight.narrow(0, 0, 2 * hidden)?, weight.narrow(0, 2 * hidden, hidden)?];
@@ -116,7 +116,7 @@ fn of_recurrence(
     h: &Tensor,
     direction: Direction,
     needs: Needs,
-) -> lowtide_tensor::Result<[Option<Tensor>; 2]> {
+) -> lowtide_tensor::TensorResult<[Option<Tensor>; 2]> {
     let hidden = u.shape()[2];
     let rz = gates.narrow(2, 0, 2 * hidden)?;
     let mut gradients = [None, None];

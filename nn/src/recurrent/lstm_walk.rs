@@ -14,7 +14,7 @@ use super::stack::{Direction, product_over_positions};
 use crate::Result;
 
 /// The views of the quarters of `gates: [.., 4H]` along its last dimension.
-fn quarters(gates: &Tensor) -> lowtide_tensor::Result<[Tensor; 4]> {
+fn quarters(gates: &Tensor) -> lowtide_tensor::TensorResult<[Tensor; 4]> {
     let axis = gates.shape().len() - 1;
     let len = gates.shape()[axis] / 4;
     let part = |index| gates.narrow(axis, index * len, len);
@@ -37,7 +37,7 @@ fn forward(
     mut gates: Tensor,
     [weight, bias, h, c]: [&Tensor; 4],
     direction: Direction,
-) -> lowtide_tensor::Result<States> {
+) -> lowtide_tensor::TensorResult<States> {
     let (device, dtype) = (gates.device().clone(), gates.dtype());
     let [batch, len, hidden] = [gates.shape()[0], gates.shape()[1], weight.shape()[1]];
     let all_c = Tensor::empty(&device, [len, batch, hidden], dtype)?;
@@ -73,7 +73,7 @@ fn backward(
     dy: Option<&Tensor>,
     [mut dh, mut dc]: [Tensor; 2],
     direction: Direction,
-) -> lowtide_tensor::Result<[Tensor; 2]> {
+) -> lowtide_tensor::TensorResult<[Tensor; 2]> {
     let len = gates.shape()[1];
     let mut previous = direction.positions(len).rev().skip(1);
     for at in direction.positions(len).rev() {

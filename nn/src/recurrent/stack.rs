@@ -187,7 +187,7 @@ impl Direction {
         self,
         y: &Tensor,
         start: &Tensor,
-    ) -> lowtide_tensor::Result<Tensor> {
+    ) -> lowtide_tensor::TensorResult<Tensor> {
         let (start, len) = (start.unsqueeze(1)?, y.shape()[1]);
         match self {
             Direction::Forward => Tensor::cat(&[&start, &y.narrow(1, 0, len - 1)?], 1),
@@ -197,7 +197,10 @@ impl Direction {
 }
 
 /// `Σ x[b, t, :]ᵀ · y[b, t, :]` over the batch and the positions.
-pub(super) fn product_over_positions(x: &Tensor, y: &Tensor) -> lowtide_tensor::Result<Tensor> {
+pub(super) fn product_over_positions(
+    x: &Tensor,
+    y: &Tensor,
+) -> lowtide_tensor::TensorResult<Tensor> {
     let rows = |x: &Tensor| x.reshape([x.shape()[0] * x.shape()[1], x.shape()[2]]);
     rows(x)?.transpose(0, 1)?.matmul(&rows(y)?)
 }

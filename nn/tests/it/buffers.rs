@@ -9,7 +9,7 @@ use lowtide_tensor::{DType, Device, Tensor};
 
 use crate::common::{KEY, Outcome, cpu, f32s};
 
-fn buffers(model: &mut dyn Parameters) -> lowtide_tensor::Result<Vec<(String, Vec<f64>)>> {
+fn buffers(model: &mut dyn Parameters) -> lowtide_tensor::TensorResult<Vec<(String, Vec<f64>)>> {
     let mut all = Vec::new();
     model.visit_buffers(&mut |name, buffer| {
         let values = buffer.value().to_dtype(DType::F64).and_then(|wide| wide.to_vec::<f64>());
@@ -24,7 +24,7 @@ fn close(found: &[f64], expected: &[f64]) {
 }
 
 /// Two channels of four samples: means 2 and 0, unbiased variances 20/3 and 2/3.
-fn batch(device: &Device) -> lowtide_tensor::Result<Tensor> {
+fn batch(device: &Device) -> lowtide_tensor::TensorResult<Tensor> {
     Tensor::from_slice(device, [4, 2], &[-1.0_f32, 1.0, 1.0, -1.0, 3.0, 0.0, 5.0, 0.0])
 }
 
@@ -35,7 +35,7 @@ fn running_statistics_move_once_for_each_pass_of_an_attempt_that_is_committed() 
     let start = buffers(&mut model)?;
     let names: Vec<&str> = start.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["1.running_mean", "1.running_var", "1.num_batches_tracked"]);
-    let run = |model: &Sequential, attempt: &Attempt| -> lowtide_nn::Result<()> {
+    let run = |model: &Sequential, attempt: &Attempt| -> lowtide_nn::NnResult<()> {
         let pass = Pass::train(KEY, attempt);
         let y = model.forward(&pass, pass.constant(batch(&device)?))?;
         Ok(pass.backward(y.sum_all()?)?)
@@ -66,7 +66,7 @@ fn a_step_of_an_optimizer_commits_buffers_and_checks_them_first() -> Outcome {
         .then(Linear::new(&device, KEY, 2, 2)?)
         .then(BatchNorm1d::new(&device, 2)?);
     let mut sgd = Sgd::new(SgdOptions::new(0.1))?;
-    let attempt = || -> lowtide_nn::Result<Attempt> {
+    let attempt = || -> lowtide_nn::NnResult<Attempt> {
         let attempt = Attempt::new();
         let pass = Pass::train(KEY, &attempt);
         let y = model.forward(&pass, pass.constant(batch(&device)?))?;
@@ -109,7 +109,7 @@ fn a_batch_in_parts_loses_the_elements_that_the_whole_does() -> Outcome {
     let device = cpu();
     let model = Sequential::new().then(Dropout::new(0.5)?).then(Dropout::new(0.25)?);
     let x = f32s(&device, "x", [6, 10]);
-    let run = |start: usize, len: usize| -> lowtide_nn::Result<Vec<f32>> {
+    let run = |start: usize, len: usize| -> lowtide_nn::NnResult<Vec<f32>> {
         let pass = Pass::no_grad(KEY).with_first_sample(start as u64);
         let y = model.forward(&pass, pass.constant(x.narrow(0, start, len)?))?;
         Ok(y.value().to_vec::<f32>()?)

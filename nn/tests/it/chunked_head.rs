@@ -3,8 +3,8 @@
 use lowtide_autograd::{Attempt, AutogradError, Pass};
 use lowtide_nn::models::Gpt;
 use lowtide_nn::{
-    CrossEntropyOptions, LinearCrossEntropyOptions, Module, NnError, Parameters, Result,
-    cross_entropy_with, linear_cross_entropy,
+    CrossEntropyOptions, LinearCrossEntropyOptions, Module, NnError, NnResult as Result,
+    Parameters, cross_entropy_with, linear_cross_entropy,
 };
 use lowtide_tensor::{DType, Device, SimSpec, Tensor, TensorError};
 

@@ -6,7 +6,7 @@ use lowtide_nn::optim::{
     LambOptions, Lion, LionOptions, Momentum, Muon, MuonOptions, Optimizer, RmsProp,
     RmsPropOptions, Sgd, SgdOptions, Spread,
 };
-use lowtide_nn::{Module, Parameter, Parameters, Result};
+use lowtide_nn::{Module, NnResult as Result, Parameter, Parameters};
 use lowtide_tensor::{CpuOptions, Device, RandomKey, Tensor};
 
 pub(crate) type Outcome = std::result::Result<(), Box<dyn Error>>;

@@ -3,7 +3,8 @@
 use lowtide_autograd::{Attempt, Pass, Var};
 use lowtide_nn::models::{Gpt, GptShape, SimpleCnn};
 use lowtide_nn::{
-    BatchNorm2d, Embedding, Linear, Module, NnError, Parameter, Parameters, Result, load, save,
+    BatchNorm2d, Embedding, Linear, Module, NnError, NnResult as Result, Parameter, Parameters,
+    load, save,
 };
 use lowtide_tensor::{DType, Device, Tensor};
 

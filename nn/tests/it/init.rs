@@ -2,7 +2,7 @@
 
 use lowtide_nn::init::{self, Fan, Nonlinearity, default_bound};
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
-use lowtide_nn::{Conv2d, Linear, NnError, Parameters, Result};
+use lowtide_nn::{Conv2d, Linear, NnError, NnResult as Result, Parameters};
 use lowtide_tensor::{Conv2dGeometry, DType, Device, RandomKey, Tensor};
 
 use crate::common::{KEY, Outcome, all_bits, cpu, f64s};
@@ -127,7 +127,7 @@ fn blank<const N: usize>(shape: [usize; N], dtype: DType) -> Tensor {
 fn glorots_and_hes_deviations_are_pytorchs() -> Outcome {
     // 60 inputs and 200 outputs times a window of 6.
     let shape = [200, 60, 2, 3];
-    type Case = (&'static str, f64, fn(&mut Tensor) -> lowtide_nn::Result<()>);
+    type Case = (&'static str, f64, fn(&mut Tensor) -> lowtide_nn::NnResult<()>);
     let cases: [Case; 5] = [
         ("xavier uniform", 1.5 * (2.0 / 1560.0_f64).sqrt(), |w| init::xavier_uniform_(w, KEY, 1.5)),
         ("xavier normal", (2.0 / 1560.0_f64).sqrt(), |w| init::xavier_normal_(w, KEY, 1.0)),

@@ -10,7 +10,7 @@ use lowtide_nn::{
     Conv2d, ConvTranspose2d, Directions, Dropout, ELU, Flatten, GELU, GLU, GroupNorm, Gru,
     Hardshrink, Hardsigmoid, Hardswish, Hardtanh, HiddenActivation, LayerNorm, LeakyReLU, Linear,
     LogSigmoid, LogSoftmax, Lstm, MaxPool1d, MaxPool2d, Mish, Module, MultiHeadAttention,
-    MultiHeadOptions, NormPlace, PReLU, ReLU, ReLU6, RecurrentOptions, Result, RmsNorm,
+    MultiHeadOptions, NnResult as Result, NormPlace, PReLU, ReLU, ReLU6, RecurrentOptions, RmsNorm,
     RotaryEmbedding, RotaryPairs, SELU, Sequential, SiLU, Sigmoid, Softmax, Softmin, Softplus,
     Softshrink, Softsign, Tanh, TanhGELU, Tanhshrink, Threshold, TransformerEncoder,
     TransformerEncoderLayer, TransformerOptions, Upsample,

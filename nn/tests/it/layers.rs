@@ -4,7 +4,7 @@ use lowtide_autograd::{Attempt, AutogradError, Pass, check};
 use lowtide_nn::models::SimpleCnn;
 use lowtide_nn::{
     Conv2d, Flatten, Linear, MaxPool2d, Module, MultiHeadAttention, MultiHeadOptions, NnError,
-    Parameter, Parameters, ReLU, Result, Sequential,
+    NnResult as Result, Parameter, Parameters, ReLU, Sequential,
 };
 use lowtide_tensor::{Conv2dGeometry, Device, Tensor, TensorError};
 
@@ -41,7 +41,7 @@ enum Lies {
     Broadcast,
 }
 
-fn lying(device: &Device, shape: &[usize], lies: Lies) -> lowtide_tensor::Result<Tensor> {
+fn lying(device: &Device, shape: &[usize], lies: Lies) -> lowtide_tensor::TensorResult<Tensor> {
     let (x, rank) = (input(device, shape), shape.len());
     match lies {
         Lies::Contiguous => Ok(x),

@@ -9,7 +9,7 @@ use crate::zoo::{Trained, ZOO};
 
 const STEPS: u64 = 1000;
 
-fn step(case: &mut dyn Trained, optimizer: &mut Sgd, index: u64) -> lowtide_nn::Result<()> {
+fn step(case: &mut dyn Trained, optimizer: &mut Sgd, index: u64) -> lowtide_nn::NnResult<()> {
     let attempt = Attempt::new();
     let pass = Pass::train(KEY.step(index), &attempt);
     let loss = case.loss(&pass)?;
@@ -26,7 +26,7 @@ fn live(device: &Device) -> (u64, usize) {
 
 fn check(
     device: &Device,
-    build: impl Fn(&Device) -> lowtide_nn::Result<Box<dyn Trained>>,
+    build: impl Fn(&Device) -> lowtide_nn::NnResult<Box<dyn Trained>>,
     steps: u64,
     name: &str,
 ) -> Outcome {

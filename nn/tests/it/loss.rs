@@ -2,7 +2,7 @@
 
 use lowtide_autograd::{Attempt, AutogradError, LeafId, Pass};
 use lowtide_nn::{
-    CrossEntropyOptions, NllOptions, NnError, Result, cosine_embedding, cross_entropy,
+    CrossEntropyOptions, NllOptions, NnError, NnResult as Result, cosine_embedding, cross_entropy,
     cross_entropy_with, dice, nll,
 };
 use lowtide_tensor::{DType, Device, Tensor, TensorError};

@@ -5,6 +5,7 @@ mod buffers;
 mod chunked_head;
 mod common;
 mod dtypes;
+mod globs;
 mod gpt2_memory;
 mod init;
 mod layer_list;

@@ -32,7 +32,7 @@ fn parameters_have_their_names_in_the_order_of_creation() -> Outcome {
 fn a_position_sees_none_that_come_later() -> Outcome {
     let device = cpu();
     let model = Gpt::new(&device, KEY, SHAPE)?;
-    let run = |tokens: [i64; 4]| -> lowtide_nn::Result<Vec<f32>> {
+    let run = |tokens: [i64; 4]| -> lowtide_nn::NnResult<Vec<f32>> {
         let pass = Pass::eval();
         let tokens = Tensor::from_slice(&device, [1, 4], &tokens)?;
         Ok(model.forward(&pass, pass.constant(tokens))?.value().to_vec::<f32>()?)

@@ -6,7 +6,7 @@ use lowtide_allocator::{Fault, Repeat};
 use lowtide_nn::optim::{
     Adam, AdamOptions, Lamb, LambOptions, Optimizer, Sgd, SgdOptions, load_state, save_state,
 };
-use lowtide_nn::{NnError, Parameter, Parameters, Result, WeightsProblem};
+use lowtide_nn::{NnError, NnResult as Result, Parameter, Parameters, WeightsProblem};
 use lowtide_tensor::{DType, Device, Tensor};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use lowtide_nn::Result;
+use lowtide_nn::NnResult as Result;
 use lowtide_nn::optim::{
     Adafactor, AdafactorOptions, Adagrad, AdagradOptions, Adam, AdamOptions, Lamb, LambOptions,
     Lion, LionOptions, Momentum, Muon, MuonOptions, Optimizer, RmsProp, RmsPropOptions, Sgd,

@@ -5,7 +5,7 @@ use lowtide_nn::optim::{
     Adagrad, AdagradOptions, Adam, AdamOptions, Lion, LionOptions, Momentum, Optimizer, RmsProp,
     RmsPropOptions, Sgd, SgdOptions, Spread, WeightDecay,
 };
-use lowtide_nn::{NnError, Parameters, Result};
+use lowtide_nn::{NnError, NnResult as Result, Parameters};
 use lowtide_tensor::Tensor;
 
 use crate::common::{

@@ -14,7 +14,7 @@ use crate::common::{KEY, Outcome, all_bits, cpu, f32s, names, optimizers};
 
 const SHAPE: SimpleCnnShape = SimpleCnnShape { image: [1, 6, 6], channels: 3, classes: 4 };
 
-fn sequential(device: &Device) -> lowtide_nn::Result<Sequential> {
+fn sequential(device: &Device) -> lowtide_nn::NnResult<Sequential> {
     let geometry = Conv2dGeometry::default();
     let inner = Sequential::new().then(ReLU).then(Linear::new(device, KEY, 4, 4)?);
     Ok(Sequential::new()
@@ -91,7 +91,7 @@ fn step(
     model: &mut impl Module,
     optimizer: &mut impl Optimizer,
     device: &Device,
-) -> lowtide_nn::Result<()> {
+) -> lowtide_nn::NnResult<()> {
     let attempt = Attempt::new();
     let pass = Pass::train(KEY, &attempt);
     let x = pass.constant(Tensor::from_slice(device, [2, 1, 6, 6], &[0.5_f32; 72])?);

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use lowtide_autograd::{Attempt, LeafId, Pass, Var};
 use lowtide_nn::{
     CrossEntropyOptions, ELU, GELU, GLU, Hardshrink, Hardsigmoid, Hardswish, Hardtanh, LeakyReLU,
-    LogSigmoid, LogSoftmax, Loss, Mish, Module, NllOptions, PReLU, ReLU, ReLU6, Result, SELU, SiLU,
-    Sigmoid, Softmax, Softmin, Softplus, Softshrink, Softsign, Tanh, TanhGELU, Tanhshrink,
-    Threshold, bce, bce_with_logits, cosine_embedding, cross_entropy, cross_entropy_with, huber,
-    kl_divergence, l1, mse, nll, smooth_l1, soft_cross_entropy,
+    LogSigmoid, LogSoftmax, Loss, Mish, Module, NllOptions, NnResult as Result, PReLU, ReLU, ReLU6,
+    SELU, SiLU, Sigmoid, Softmax, Softmin, Softplus, Softshrink, Softsign, Tanh, TanhGELU,
+    Tanhshrink, Threshold, bce, bce_with_logits, cosine_embedding, cross_entropy,
+    cross_entropy_with, huber, kl_divergence, l1, mse, nll, smooth_l1, soft_cross_entropy,
 };
 use lowtide_tensor::{Device, Tensor};
 
@@ -118,7 +118,7 @@ struct Inputs {
 }
 
 /// Those of `make_layers.py`.
-fn inputs(device: &Device) -> lowtide_tensor::Result<Inputs> {
+fn inputs(device: &Device) -> lowtide_tensor::TensorResult<Inputs> {
     let (x, mut t) = (pattern(7, 31), pattern(11, 29));
     t[0] = x[0];
     t[6] = x[6] + 1.0;

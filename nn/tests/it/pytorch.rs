@@ -45,12 +45,12 @@ impl Fixture {
 /// PyTorch's name for a parameter of `model`, whose own may be a position.
 type Rename = fn(&str) -> String;
 
-fn simple_cnn(device: &Device) -> lowtide_nn::Result<(Box<dyn Module>, Rename)> {
+fn simple_cnn(device: &Device) -> lowtide_nn::NnResult<(Box<dyn Module>, Rename)> {
     let shape = SimpleCnnShape { image: [1, 8, 8], channels: 4, classes: 10 };
     Ok((Box::new(SimpleCnn::new(device, KEY, shape)?), |name| name.to_owned()))
 }
 
-fn sequential(device: &Device) -> lowtide_nn::Result<(Box<dyn Module>, Rename)> {
+fn sequential(device: &Device) -> lowtide_nn::NnResult<(Box<dyn Module>, Rename)> {
     let geometry = Conv2dGeometry { padding: [1, 1], ..Default::default() };
     let model = Sequential::new()
         .then(Conv2d::new(device, KEY.op("0"), [1, 4], [3, 3], geometry)?)
@@ -61,7 +61,7 @@ fn sequential(device: &Device) -> lowtide_nn::Result<(Box<dyn Module>, Rename)> 
     Ok((Box::new(model), |name| name.replace("0.", "conv.").replace("4.", "linear.")))
 }
 
-fn images(device: &Device) -> lowtide_tensor::Result<Tensor> {
+fn images(device: &Device) -> lowtide_tensor::TensorResult<Tensor> {
     let pixel = |n: usize, i: usize| ((31 * n + 7 * i) % 17) as f32 / 16.0;
     let pixels: Vec<f32> = (0..16 * 64).map(|at| pixel(at / 64, at % 64)).collect();
     Tensor::from_slice(device, [16, 1, 8, 8], &pixels)
@@ -82,7 +82,7 @@ fn load(model: &mut dyn Parameters, rename: Rename, fixture: &Fixture) {
     });
 }
 
-fn check_run<O: Optimizer>(run: &str, new: impl Fn() -> lowtide_nn::Result<O>) -> Outcome {
+fn check_run<O: Optimizer>(run: &str, new: impl Fn() -> lowtide_nn::NnResult<O>) -> Outcome {
     let fixture = Fixture::read();
     for build in [simple_cnn, sequential] {
         let (device, mut optimizer) = (cpu(), new()?);

@@ -2,7 +2,8 @@
 
 use lowtide_autograd::{Attempt, AutogradError, Pass, Var, check};
 use lowtide_nn::{
-    Directions, Gru, Lstm, LstmState, Module, NnError, Parameters, RecurrentOptions, Result,
+    Directions, Gru, Lstm, LstmState, Module, NnError, NnResult as Result, Parameters,
+    RecurrentOptions,
 };
 use lowtide_tensor::{DType, Tensor, TensorError};
 
@@ -182,7 +183,8 @@ fn half_types_give_what_f32_does_within_their_rounding() -> Outcome {
         let values = wide(y.value())?;
         pass.backward(y.sum_all()?)?;
         let gradients = attempt.into_gradients();
-        let gradients = gradients.iter().map(wide).collect::<lowtide_tensor::Result<Vec<_>>>()?;
+        let gradients =
+            gradients.iter().map(wide).collect::<lowtide_tensor::TensorResult<Vec<_>>>()?;
         Ok([values, gradients.concat()])
     };
     let models: [Box<dyn Module>; 2] = [

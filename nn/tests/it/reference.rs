@@ -4,7 +4,7 @@ use lowtide_nn::models::{
     DeepCnn, DeepCnnShape, Gpt, GptShape, LstmModel, LstmModelShape, Mlp, ResNet, ResNetShape,
     Seq2Seq, Seq2SeqShape, SimpleCnn, SimpleCnnShape, UNet, UNetShape, ViT, ViTShape,
 };
-use lowtide_nn::{Parameters, Result, TransformerOptions};
+use lowtide_nn::{NnResult as Result, Parameters, TransformerOptions};
 use lowtide_tensor::{Device, Shape, SimSpec};
 
 use crate::common::{KEY, Outcome};

@@ -3,8 +3,9 @@
 use lowtide_autograd::{Attempt, Pass};
 use lowtide_nn::models::Gpt;
 use lowtide_nn::{
-    Module, MultiHeadAttention, MultiHeadOptions, NnError, Parameters, Result, RotaryEmbedding,
-    RotaryPairs, TransformerDecoderLayer, TransformerEncoderLayer, TransformerOptions,
+    Module, MultiHeadAttention, MultiHeadOptions, NnError, NnResult as Result, Parameters,
+    RotaryEmbedding, RotaryPairs, TransformerDecoderLayer, TransformerEncoderLayer,
+    TransformerOptions,
 };
 use lowtide_tensor::{Causal, DType, Device, Tensor};
 

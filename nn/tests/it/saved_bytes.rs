@@ -9,9 +9,9 @@ use lowtide_nn::{
     AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, BatchNorm2d, Conv1d, Conv2d,
     ConvTranspose2d, Dropout, ELU, Embedding, Flatten, GELU, GLU, GroupNorm, Gru, Hardshrink,
     Hardsigmoid, Hardswish, Hardtanh, LayerNorm, LeakyReLU, Linear, LogSigmoid, LogSoftmax, Lstm,
-    MaxPool1d, MaxPool2d, Mish, Module, MultiHeadAttention, MultiHeadOptions, PReLU, Parameter,
-    Parameters, ReLU, ReLU6, RecurrentOptions, Result, RmsNorm, SELU, SiLU, Sigmoid, Softmax,
-    Softmin, Softplus, Softshrink, Softsign, Tanh, TanhGELU, Tanhshrink, Threshold,
+    MaxPool1d, MaxPool2d, Mish, Module, MultiHeadAttention, MultiHeadOptions, NnResult as Result,
+    PReLU, Parameter, Parameters, ReLU, ReLU6, RecurrentOptions, RmsNorm, SELU, SiLU, Sigmoid,
+    Softmax, Softmin, Softplus, Softshrink, Softsign, Tanh, TanhGELU, Tanhshrink, Threshold,
     TransformerDecoderLayer, TransformerEncoderLayer, TransformerOptions, Upsample, cross_entropy,
     kl_divergence, mse,
 };

@@ -1,7 +1,9 @@
 //! Blocks of models whose saved tensors are kept, recomputed or offloaded.
 
 use lowtide_autograd::{Attempt, Offload, Pass, SavedPolicy};
-use lowtide_nn::{BatchNorm2d, Conv2d, Dropout, Module, NnError, ReLU, Result, Sequential};
+use lowtide_nn::{
+    BatchNorm2d, Conv2d, Dropout, Module, NnError, NnResult as Result, ReLU, Sequential,
+};
 use lowtide_tensor::{Conv2dGeometry, DType, Device};
 
 use crate::common::{KEY, Outcome, cpu};

@@ -9,7 +9,7 @@ use lowtide_nn::optim::{
     Momentum, Muon, MuonOptions, Optimizer, RateScale, RmsProp, RmsPropOptions, Sgd, SgdOptions,
     Spread, WeightDecay,
 };
-use lowtide_nn::{Parameter, Result};
+use lowtide_nn::{NnResult as Result, Parameter};
 use lowtide_tensor::{DType, Tensor};
 use safetensors::SafeTensors;
 

@@ -4,7 +4,7 @@
 use lowtide_allocator::{BLOCK_BYTES, Category, Fault, Repeat};
 use lowtide_autograd::{AutogradError, Gradients};
 use lowtide_nn::optim::{Optimizer, OptimizerMemory};
-use lowtide_nn::{NnError, Parameter, Result};
+use lowtide_nn::{NnError, NnResult as Result, Parameter};
 use lowtide_tensor::{Device, Tensor, TensorError};
 
 use crate::common::{
@@ -185,7 +185,8 @@ fn memory_tells_what_an_update_takes() -> Outcome {
         let sizes = [&[1][..], &[129], &[0], &[33, 17], &[]];
         let parameters =
             sizes.map(|shape| Tensor::zeros(&device, shape, lowtide_tensor::DType::F32));
-        let parameters = parameters.into_iter().collect::<lowtide_tensor::Result<Vec<_>>>()?;
+        let parameters =
+            parameters.into_iter().collect::<lowtide_tensor::TensorResult<Vec<_>>>()?;
         let mut model = List(parameters.into_iter().map(Parameter::new).collect());
         let OptimizerMemory { state_bytes, scratch_bytes } = optimizer.memory(&mut model);
 

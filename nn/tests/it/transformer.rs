@@ -2,8 +2,9 @@
 
 use lowtide_autograd::{Attempt, Pass, Var, check};
 use lowtide_nn::{
-    HiddenActivation, Module, MultiHeadAttention, MultiHeadOptions, NnError, NormPlace, Parameters,
-    Result, TransformerDecoderLayer, TransformerEncoderLayer, TransformerOptions, key_padding_mask,
+    HiddenActivation, Module, MultiHeadAttention, MultiHeadOptions, NnError, NnResult as Result,
+    NormPlace, Parameters, TransformerDecoderLayer, TransformerEncoderLayer, TransformerOptions,
+    key_padding_mask,
 };
 use lowtide_tensor::{Causal, Device, Tensor, TensorError};
 

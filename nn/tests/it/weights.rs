@@ -124,7 +124,7 @@ fn special_values_and_other_types_survive() -> Outcome {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("model");
     let odd = [f64::NAN, -0.0, f64::INFINITY, f64::MIN_POSITIVE / 2.0, f64::MAX];
-    let new = |values: &[f64]| -> lowtide_tensor::Result<Pair> {
+    let new = |values: &[f64]| -> lowtide_tensor::TensorResult<Pair> {
         let empty = Tensor::from_slice::<f32>(&device, [0, 3], &[])?;
         Ok(Pair([Tensor::from_slice(&device, [5], values)?, empty].map(Parameter::new)))
     };

@@ -7,8 +7,8 @@ use lowtide_nn::models::{
     ResNetShape, Seq2Seq, Seq2SeqShape, SimpleCnn, SimpleCnnShape, UNet, UNetShape, ViT, ViTShape,
 };
 use lowtide_nn::{
-    Directions, Gru, HiddenActivation, Lstm, LstmState, Module, NormPlace, Parameters,
-    RecurrentOptions, Result, RotaryEmbedding, RotaryPairs, Segments, TransformerOptions,
+    Directions, Gru, HiddenActivation, Lstm, LstmState, Module, NnResult as Result, NormPlace,
+    Parameters, RecurrentOptions, RotaryEmbedding, RotaryPairs, Segments, TransformerOptions,
     cross_entropy, mse,
 };
 use lowtide_tensor::{Device, Tensor};

@@ -1,5 +1,5 @@
 use lowtide_allocator::{Action, Category};
-use lowtide_tensor::{DType, Device, Result, Tensor};
+use lowtide_tensor::{DType, Device, Tensor, TensorResult as Result};
 
 use crate::storage::cpu;
 

@@ -30,14 +30,14 @@ fn convs() -> impl Strategy<Value = Conv> {
 }
 
 /// The result of a product of tensors on their device.
-type Product<'a> = &'a dyn Fn(&[Tensor]) -> lowtide_tensor::Result<Tensor>;
+type Product<'a> = &'a dyn Fn(&[Tensor]) -> lowtide_tensor::TensorResult<Tensor>;
 
 /// Whether a product of f32 is the same on both devices, also of operands that do not lie in order.
 /// Each device rounds the `terms` that it adds up by half a unit of the last place of the sum of
 /// their sizes, which is the product of the operands without their signs.
 fn same(device: &Device, name: &str, product: Product<'_>, operands: &[Tensor], terms: usize) {
     let there = |turned: bool| -> Vec<Tensor> {
-        let turn = |x: &Tensor| -> lowtide_tensor::Result<Tensor> {
+        let turn = |x: &Tensor| -> lowtide_tensor::TensorResult<Tensor> {
             let last = x.shape().len() - 1;
             on(device, &x.transpose(0, last)?).transpose(0, last)
         };
@@ -137,7 +137,7 @@ fn convolution_that_the_driver_refuses_is_a_typed_error_and_leaves_nothing() {
     let geometry = Conv2dGeometry::default();
     let y = x.conv2d(&w, None, geometry).unwrap();
     let before = device.allocator().live_blocks();
-    let products: [&dyn Fn() -> lowtide_tensor::Result<Tensor>; 3] = [
+    let products: [&dyn Fn() -> lowtide_tensor::TensorResult<Tensor>; 3] = [
         &|| x.conv2d(&w, None, geometry),
         &|| y.conv2d_backward_input(&w, *x.shape(), geometry),
         &|| y.conv2d_backward_weight(&x, *w.shape(), geometry),

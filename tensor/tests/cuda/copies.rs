@@ -1,5 +1,5 @@
 use lowtide_allocator::Repeat;
-use lowtide_tensor::{DType, Device, Result, Tensor};
+use lowtide_tensor::{DType, Device, Tensor, TensorResult as Result};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 

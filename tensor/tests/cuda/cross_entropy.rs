@@ -1,5 +1,7 @@
 use lowtide_allocator::Repeat;
-use lowtide_tensor::{CrossEntropy, DType, Device, Labelling, Result, Tensor, TensorError};
+use lowtide_tensor::{
+    CrossEntropy, DType, Device, Labelling, Tensor, TensorError, TensorResult as Result,
+};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 

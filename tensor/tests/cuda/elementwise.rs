@@ -1,4 +1,4 @@
-use lowtide_tensor::{DType, Device, RandomKey, Result, Tensor};
+use lowtide_tensor::{DType, Device, RandomKey, Tensor, TensorResult as Result};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 

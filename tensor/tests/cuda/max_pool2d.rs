@@ -1,6 +1,7 @@
 use lowtide_allocator::Repeat;
 use lowtide_tensor::{
-    DType, Device, MaxPool, Pool2dGeometry, Result, SizeRounding, Tensor, TensorError,
+    DType, Device, MaxPool, Pool2dGeometry, SizeRounding, Tensor, TensorError,
+    TensorResult as Result,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};

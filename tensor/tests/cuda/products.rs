@@ -1,7 +1,7 @@
 use lowtide_allocator::Repeat;
 use lowtide_allocator::cuda::{CudaDevice, Driver, Libraries};
 use lowtide_tensor::cuda::{CudaOptions, ProductCounts, Products, ProductsBy};
-use lowtide_tensor::{Device, Result, Tensor, TensorError};
+use lowtide_tensor::{Device, Tensor, TensorError, TensorResult as Result};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 

@@ -1,4 +1,4 @@
-use lowtide_tensor::{Result, Tensor};
+use lowtide_tensor::{Tensor, TensorResult as Result};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 

@@ -2,7 +2,7 @@
 
 use lowtide_allocator::Repeat;
 use lowtide_tensor::cuda::{CudaOptions, Products};
-use lowtide_tensor::{DType, Device, Result, Tensor, TensorError};
+use lowtide_tensor::{DType, Device, Tensor, TensorError, TensorResult as Result};
 
 use crate::elementwise::noise;
 use crate::gpu::Gpu;

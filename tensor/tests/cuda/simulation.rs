@@ -1,6 +1,7 @@
 use lowtide_allocator::{Action, Category};
 use lowtide_tensor::{
-    Conv2dGeometry, DType, Device, DeviceKind, Labelling, Pool2dGeometry, Result, SimSpec, Tensor,
+    Conv2dGeometry, DType, Device, DeviceKind, Labelling, Pool2dGeometry, SimSpec, Tensor,
+    TensorResult as Result,
 };
 
 use crate::elementwise::noise;

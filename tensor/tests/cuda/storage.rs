@@ -1,6 +1,6 @@
 use lowtide_allocator::Repeat;
 use lowtide_tensor::cuda::CudaOptions;
-use lowtide_tensor::{CpuOptions, DType, Device, Result, Tensor, TensorError};
+use lowtide_tensor::{CpuOptions, DType, Device, Tensor, TensorError, TensorResult as Result};
 
 use crate::gpu::Gpu;
 

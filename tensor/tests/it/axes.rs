@@ -1,7 +1,8 @@
 //! Dimensions counted back from the last one.
 
 use lowtide_tensor::{
-    Axis, CpuOptions, DType, Device, Result, SimSpec, SortOrder, Tensor, TensorError,
+    Axis, CpuOptions, DType, Device, SimSpec, SortOrder, Tensor, TensorError,
+    TensorResult as Result,
 };
 
 use crate::common::{download, shared};

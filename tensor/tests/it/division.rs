@@ -1,6 +1,6 @@
 //! Division of integers: rounding, wrapping, and the error for 0.
 
-use lowtide_tensor::{DType, Result, Tensor, TensorError};
+use lowtide_tensor::{DType, Tensor, TensorError, TensorResult as Result};
 use proptest::prelude::*;
 
 use crate::common::{broadcast_shapes, download, sample, shared, styles, upload};

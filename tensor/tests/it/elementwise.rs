@@ -1,6 +1,8 @@
 //! Each element on its own: formulas, broadcasting, in place.
 
-use lowtide_tensor::{CpuOptions, DType, Device, Element, PairLoss, Result, Tensor};
+use lowtide_tensor::{
+    CpuOptions, DType, Device, Element, PairLoss, Tensor, TensorResult as Result,
+};
 use proptest::prelude::*;
 
 use crate::common::{

@@ -2,8 +2,8 @@
 
 use lowtide_allocator::{AllocError, Fault, Repeat};
 use lowtide_tensor::{
-    Conv2dGeometry, DType, PadMode, Pool2dGeometry, RANK_MAX, RandomKey, Result, Tensor,
-    TensorError,
+    Conv2dGeometry, DType, PadMode, Pool2dGeometry, RANK_MAX, RandomKey, Tensor, TensorError,
+    TensorResult as Result,
 };
 
 use crate::common::{cpu, shared, sim};

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use lowtide_tensor::{DType, Result, Tensor};
+use lowtide_tensor::{DType, Tensor, TensorResult as Result};
 use safetensors::SafeTensors;
 
 use crate::common::{download, epsilon, file_dtype, shared};

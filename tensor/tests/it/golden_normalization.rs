@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use lowtide_tensor::{
-    DType, Labelling, Normalized, NormalizedBackward, PairLoss, Result, Statistics, Tensor,
+    DType, Labelling, Normalized, NormalizedBackward, PairLoss, Statistics, Tensor,
+    TensorResult as Result,
 };
 
 use crate::common::{download, shared};

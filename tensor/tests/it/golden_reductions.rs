@@ -1,7 +1,7 @@
 //! Reductions, scans, sorting, division and gradients at the corners, against PyTorch's values in
 //! `tests/fixtures/reductions.safetensors`.
 
-use lowtide_tensor::{DType, Result, SortOrder, Tensor};
+use lowtide_tensor::{DType, SortOrder, Tensor, TensorResult as Result};
 
 use crate::common::download;
 use crate::golden::{differences, fixture};

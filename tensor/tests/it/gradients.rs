@@ -1,6 +1,6 @@
 //! Gradients through activations against finite differences of the activations.
 
-use lowtide_tensor::{DType, Result, Tensor};
+use lowtide_tensor::{DType, Tensor, TensorResult as Result};
 use proptest::prelude::*;
 
 use crate::common::{

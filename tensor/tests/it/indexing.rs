@@ -1,6 +1,6 @@
 //! Elements chosen by indices, and elements sent to where indices say.
 
-use lowtide_tensor::{DType, Result, Tensor, TensorError, bf16};
+use lowtide_tensor::{DType, Tensor, TensorError, TensorResult as Result, bf16};
 use proptest::prelude::*;
 
 use crate::common::{

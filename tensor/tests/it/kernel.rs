@@ -1,6 +1,8 @@
 //! An operation that a user adds outside the crate.
 
-use lowtide_tensor::{Cost, Cpu, DType, Device, Kernel, Operands, Result, Tensor, TensorError};
+use lowtide_tensor::{
+    Cost, Cpu, DType, Device, Kernel, Operands, Tensor, TensorError, TensorResult as Result,
+};
 
 use proptest::prelude::*;
 

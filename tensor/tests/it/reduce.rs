@@ -1,6 +1,6 @@
 //! Reductions over any dimensions, and positions of the largest and the smallest.
 
-use lowtide_tensor::{DType, Result, Tensor};
+use lowtide_tensor::{DType, Tensor, TensorResult as Result};
 use proptest::prelude::*;
 
 use crate::common::{

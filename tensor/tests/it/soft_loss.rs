@@ -150,11 +150,11 @@ fn class_without_target_may_have_any_logit() {
 fn mistakes_of_soft_losses_are_named() {
     let zeros = |dims: &[usize], dtype| Tensor::zeros(shared(), dims, dtype).unwrap();
     let (mut x, default) = (zeros(&[2, 3], DType::F32), Labelling::default());
-    let shape = |outcome: lowtide_tensor::Result<Tensor>, name: &str| match outcome {
+    let shape = |outcome: lowtide_tensor::TensorResult<Tensor>, name: &str| match outcome {
         Err(TensorError::Shape { op, .. }) => assert_eq!(op, name),
         other => panic!("{other:?}"),
     };
-    let dtype = |outcome: lowtide_tensor::Result<Tensor>, name: &str| match outcome {
+    let dtype = |outcome: lowtide_tensor::TensorResult<Tensor>, name: &str| match outcome {
         Err(TensorError::DType { op, .. }) => assert_eq!(op, name),
         other => panic!("{other:?}"),
     };

@@ -50,7 +50,7 @@ impl Optimizer for AnyOptimizer {
         &mut self,
         parameters: &mut dyn Parameters,
         gradients: Gradients,
-    ) -> lowtide_nn::Result<Update<'_>> {
+    ) -> lowtide_nn::NnResult<Update<'_>> {
         for_any!(self, optimizer => optimizer.prepare(parameters, gradients))
     }
 
@@ -87,7 +87,7 @@ impl Optimizer for AnyOptimizer {
         })
     }
 
-    fn state(&self, parameters: &mut dyn Parameters) -> lowtide_nn::Result<OptimizerState> {
+    fn state(&self, parameters: &mut dyn Parameters) -> lowtide_nn::NnResult<OptimizerState> {
         for_any!(self, optimizer => optimizer.state(parameters))
     }
 
@@ -95,7 +95,7 @@ impl Optimizer for AnyOptimizer {
         &mut self,
         parameters: &mut dyn Parameters,
         state: OptimizerState,
-    ) -> lowtide_nn::Result<()> {
+    ) -> lowtide_nn::NnResult<()> {
         for_any!(self, optimizer => optimizer.set_state(parameters, state))
     }
 }

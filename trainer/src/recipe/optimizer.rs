@@ -251,8 +251,11 @@ impl Default for MuonRecipe {
 
 impl OptimizerRecipe {
     /// The optimizer with `schedule`, without state yet.
-    pub(super) fn build(&self, schedule: Schedule) -> lowtide_nn::Result<AnyOptimizer> {
-        fn new<R: UpdateRule>(rule: R, schedule: Schedule) -> lowtide_nn::Result<PerParameter<R>> {
+    pub(super) fn build(&self, schedule: Schedule) -> lowtide_nn::NnResult<AnyOptimizer> {
+        fn new<R: UpdateRule>(
+            rule: R,
+            schedule: Schedule,
+        ) -> lowtide_nn::NnResult<PerParameter<R>> {
             PerParameter::new(rule)?.with_schedule(schedule)
         }
         Ok(match self {

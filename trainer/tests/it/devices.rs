@@ -51,7 +51,7 @@ impl Parameters for Forgetful {
 }
 
 impl Module for Forgetful {
-    fn forward(&self, pass: &Pass, input: Var) -> lowtide_nn::Result<Var> {
+    fn forward(&self, pass: &Pass, input: Var) -> lowtide_nn::NnResult<Var> {
         let x = pass.within("norm", || self.norm.forward(pass, input))?;
         let batch = x.value().shape()[0];
         let x = x.reshape([batch, 64])?;

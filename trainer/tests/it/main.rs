@@ -8,6 +8,7 @@ mod coupled;
 mod devices;
 mod faults;
 mod files;
+mod globs;
 mod leftovers;
 mod loss_scale;
 mod misfit;

@@ -1,4 +1,4 @@
-use lowtide_autograd::{Result, Var};
+use lowtide_autograd::{AutogradResult as Result, Var};
 use lowtide_tensor::{Device, Tensor};
 
 use super::{AROUND_ZERO, Cases, NEGATIVE, POSITIVE, pair};
@@ -125,7 +125,7 @@ pub(super) fn functions(cases: &mut Cases) {
 }
 
 /// Where a number of its own is positive, under `shape`.
-fn mask(device: &Device, shape: &[usize]) -> lowtide_tensor::Result<Tensor> {
+fn mask(device: &Device, shape: &[usize]) -> lowtide_tensor::TensorResult<Tensor> {
     let numbers = values("mask", shape.iter().product(), -1.0, 1.0);
     Tensor::from_slice(device, shape, &numbers)?.gt_scalar(0.0)
 }

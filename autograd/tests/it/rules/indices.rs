@@ -1,9 +1,9 @@
-use lowtide_autograd::Result;
+use lowtide_autograd::AutogradResult as Result;
 use lowtide_tensor::{Device, Tensor};
 
 use super::{AROUND_ZERO, Cases, pair};
 
-fn index(device: &Device, shape: &[usize], values: &[i64]) -> lowtide_tensor::Result<Tensor> {
+fn index(device: &Device, shape: &[usize], values: &[i64]) -> lowtide_tensor::TensorResult<Tensor> {
     Tensor::from_slice(device, shape, values)
 }
 

@@ -1,4 +1,4 @@
-use lowtide_autograd::{Pass, Result, Var};
+use lowtide_autograd::{AutogradResult as Result, Pass, Var};
 use lowtide_tensor::{
     AttentionDropout, AttentionOptions, Causal, Device, Dropout, RandomKey, RotaryPairs, Tensor,
 };
@@ -148,7 +148,7 @@ fn rotary(cases: &mut Cases) {
 }
 
 /// Every other key hidden, or a number for each, under `shape`.
-fn mask(device: &Device, shape: &[usize]) -> lowtide_tensor::Result<[Tensor; 2]> {
+fn mask(device: &Device, shape: &[usize]) -> lowtide_tensor::TensorResult<[Tensor; 2]> {
     let numbers = values("mask", shape.iter().product(), -1.0, 1.0);
     let added = Tensor::from_slice(device, shape, &numbers)?;
     Ok([added.gt_scalar(0.0)?, added])

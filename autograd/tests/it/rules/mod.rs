@@ -11,7 +11,7 @@ mod windows;
 use std::collections::BTreeSet;
 
 use lowtide_autograd::check::{self, Tolerance};
-use lowtide_autograd::{Pass, Result, Var};
+use lowtide_autograd::{AutogradResult as Result, Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, DType, Device, Pool2dGeometry, Tensor};
 
 use crate::common::{Outcome, cpu, gradients_of, values};
@@ -237,7 +237,7 @@ fn input(
     shape: &[usize],
     values: &[f64],
     lies: Lies,
-) -> lowtide_tensor::Result<Tensor> {
+) -> lowtide_tensor::TensorResult<Tensor> {
     let contiguous = Tensor::from_slice(device, shape, values)?;
     let rank = shape.len();
     match lies {
@@ -265,7 +265,7 @@ fn check_all(lies: Lies) -> Outcome {
             .iter()
             .enumerate()
             .map(|(at, shape)| input(&device, shape, &case.values(index, at), lies));
-        let inputs = inputs.collect::<lowtide_tensor::Result<Vec<_>>>()?;
+        let inputs = inputs.collect::<lowtide_tensor::TensorResult<Vec<_>>>()?;
         if let Err(error) = check::gradients_within(*tolerance, function, &inputs) {
             wrong.push(format!("{rule} of {shapes:?}, {lies:?}: {error}"));
         }
@@ -319,7 +319,7 @@ fn gradients_at(case: &Case, inputs: &[Tensor]) -> Result<Vec<Vec<f64>>> {
         y.clone().mul(y)?.mul_scalar(0.5)?.sum_all()
     })?;
     let gradient = |leaf| gradients.get(leaf).expect("every input has one").to_vec::<f64>();
-    Ok(leaves.into_iter().map(gradient).collect::<lowtide_tensor::Result<_>>()?)
+    Ok(leaves.into_iter().map(gradient).collect::<lowtide_tensor::TensorResult<_>>()?)
 }
 
 /// Each input in turn is one slice, seen as often as the dimension is long.
@@ -335,7 +335,7 @@ fn rules_agree_with_differences_on_broadcast_inputs() -> Outcome {
             (0..shapes.len()).flat_map(|at| (0..shapes[at].len()).map(move |axis| (at, axis)));
         for (at, axis) in places.filter(|&(at, axis)| shapes[at][axis] > 1) {
             let mut inputs: Vec<Tensor> =
-                (0..shapes.len()).map(plain).collect::<lowtide_tensor::Result<_>>()?;
+                (0..shapes.len()).map(plain).collect::<lowtide_tensor::TensorResult<_>>()?;
             let slice = inputs[at].narrow(axis, 0, 1)?;
             inputs[at] = slice.expand(&shapes[at][..])?;
             let found = gradients_at(case, &inputs)?;

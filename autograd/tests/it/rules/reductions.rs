@@ -1,4 +1,4 @@
-use lowtide_autograd::{Result, Var};
+use lowtide_autograd::{AutogradResult as Result, Var};
 use lowtide_tensor::SortOrder;
 
 use super::{AROUND_ZERO, Cases, NEGATIVE, POSITIVE};

@@ -4,7 +4,7 @@ mod table;
 
 use std::collections::BTreeSet;
 
-use lowtide_autograd::{Attempt, Pass, Result};
+use lowtide_autograd::{Attempt, AutogradResult as Result, Pass};
 use lowtide_tensor::{DType, RandomKey, Tensor};
 
 use self::table::{Beside, Row, table};

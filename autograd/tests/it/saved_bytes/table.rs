@@ -1,4 +1,4 @@
-use lowtide_autograd::{Result, Var};
+use lowtide_autograd::{AutogradResult as Result, Var};
 use lowtide_tensor::{
     AttentionOptions, AvgPool, Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry,
     ConvTranspose2dGeometry, Corners, DType, Device, Dropout, Interpolation, Labelling,
@@ -25,7 +25,7 @@ pub(super) struct Beside {
 }
 
 impl Beside {
-    pub(super) fn new(device: &Device) -> lowtide_tensor::Result<Self> {
+    pub(super) fn new(device: &Device) -> lowtide_tensor::TensorResult<Self> {
         let numbers = |of: fn(i64) -> i64, len: i64| -> Vec<i64> { (0..len).map(of).collect() };
         let truths: Vec<bool> = (0..6400).map(|i| i % 3 == 0).collect();
         Ok(Beside {

@@ -1,4 +1,4 @@
-use lowtide_tensor::{AttentionOptions, Causal, Result, RotaryPairs, Tensor};
+use lowtide_tensor::{AttentionOptions, Causal, RotaryPairs, Tensor, TensorResult as Result};
 
 use super::{Inputs, Op, both, in_place, out};
 

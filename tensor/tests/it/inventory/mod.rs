@@ -14,7 +14,7 @@ mod scans;
 mod views;
 mod windows;
 
-use lowtide_tensor::{DType, Device, Result, Tensor};
+use lowtide_tensor::{DType, Device, Tensor, TensorResult as Result};
 
 use crate::common::upload;
 use crate::naive::Array;

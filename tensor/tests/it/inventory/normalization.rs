@@ -1,5 +1,5 @@
 use lowtide_tensor::{
-    Dropout, Normalized, NormalizedBackward, RandomKey, Result, Statistics, Tensor,
+    Dropout, Normalized, NormalizedBackward, RandomKey, Statistics, Tensor, TensorResult as Result,
 };
 
 use super::{Op, both, in_place, out};
