@@ -1,16 +1,22 @@
 //! What an NVIDIA device does under lowtide, as lines of JSON: `cargo run --release -p
-//! lowtide-tensor --features cuda --example gpu_figures [MATMUL_SIZE] [COPY_MIB]`.
+//! lowtide-tensor --features cuda --example gpu_figures [--small] [SECTION...]`. The sections are
+//! `versions`, `copies`, `memory_calls`, `launches`, `products` and `kernels`; all of them if none
+//! is named.
 //!
-//! A figure is the median of some runs; what cannot be measured is a line that says why. `cargo
-//! xtask gpu-bundle` carries this to a machine with a device, beside the same in PyTorch.
+//! A figure is the median of some runs; what cannot be measured is a line that says why. A line is
+//! printed when its figure is known. `cargo xtask gpu-bundle` carries this to a machine with a
+//! device, beside the same in PyTorch.
+
+#[path = "gpu_figures/kernels.rs"]
+mod kernels;
 
 use std::error::Error;
 use std::time::Instant;
 
 use lowtide_allocator::cuda::{CudaDevice, CudaHostSource, CudaSource, CudaStreams};
 use lowtide_allocator::{CachingAllocator, PinnedCache, Stream};
-use lowtide_tensor::cuda::{CudaOptions, Precision, Products};
-use lowtide_tensor::{DType, Device, Tensor};
+use lowtide_tensor::cuda::{CudaOptions, Precision, Products, ProductsBy};
+use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -20,19 +26,59 @@ const RUNS: usize = 9;
 
 const MIB: usize = 1 << 20;
 
+/// Launches between two waits, so that the wait is short beside them.
+const LAUNCHES: usize = 1000;
+
+const SECTIONS: [&str; 6] =
+    ["versions", "copies", "memory_calls", "launches", "products", "kernels"];
+
+/// How large what is measured is.
+struct Sizes {
+    /// Rows and columns of products.
+    product: usize,
+    copy_bytes: usize,
+    launches: usize,
+    /// Elements that kernels work on.
+    kernels: [usize; 3],
+}
+
 fn main() {
-    let mut arguments = std::env::args().skip(1).map(|argument| argument.parse::<usize>());
-    let mut argument = |default| arguments.next().and_then(Result::ok).unwrap_or(default);
-    let (size, copy_bytes) = (argument(4096), argument(256) * MIB);
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let sizes = match arguments.iter().any(|argument| argument == "--small") {
+        true => Sizes { product: 64, copy_bytes: 4 * MIB, launches: 20, kernels: [64, 256, 1024] },
+        false => Sizes {
+            product: 4096,
+            copy_bytes: 256 * MIB,
+            launches: LAUNCHES,
+            kernels: [1 << 14, 1 << 20, 1 << 26],
+        },
+    };
     let device = match CudaDevice::open(0) {
         Ok(device) => device,
         Err(error) => return refused("device", &error.to_string()),
     };
-    report("device", describe(&device));
-    report("matmul", matmul(&device, size));
-    refused("matmul_tf32", "products are of whole f32");
-    report("copy", copies(&device, copy_bytes));
-    report("memory_calls", [2 * MIB, copy_bytes].iter().try_for_each(|&n| commits(&device, n)));
+    let named: Vec<&str> =
+        SECTIONS.into_iter().filter(|name| arguments.iter().any(|other| other == name)).collect();
+    let sections = if named.is_empty() { SECTIONS.to_vec() } else { named };
+    for section in sections {
+        let outcome = match section {
+            "versions" => describe(&device),
+            "copies" => copies(&device, sizes.copy_bytes),
+            "memory_calls" => [1, 16, 256].iter().try_for_each(|pages| {
+                let size_bytes = pages * 2 * MIB;
+                if size_bytes > sizes.copy_bytes * 2 {
+                    Ok(())
+                } else {
+                    commits(&device, size_bytes)
+                }
+            }),
+            "launches" => launches(&device, sizes.launches),
+            "products" => products(&device, sizes.product),
+            _ => copy_rate(&device, sizes.copy_bytes)
+                .and_then(|rate| kernels::measure(&device, &sizes, rate)),
+        };
+        report(section, outcome);
+    }
 }
 
 /// A section that could not be measured to its end says why.
@@ -52,6 +98,15 @@ fn said(name: &str, text: &str) {
 
 fn figure(name: &str, unit: &str, value: f64) {
     println!("{{\"name\": {}, \"unit\": {}, \"value\": {value:e}}}", quoted(name), quoted(unit));
+}
+
+/// Seconds beside those that nothing can be faster than.
+fn figure_beside(name: &str, seconds: f64, floor_seconds: f64) {
+    let name = quoted(name);
+    println!(
+        "{{\"name\": {name}, \"unit\": \"seconds\", \"value\": {seconds:e}, \
+         \"floor\": {floor_seconds:e}}}"
+    );
 }
 
 /// A string of JSON.
@@ -94,32 +149,47 @@ fn describe(device: &CudaDevice) -> Outcome<()> {
         None => "none".to_owned(),
     };
     said("kernels", &kernels);
+    if let Some(cuda) = tensors.as_cuda() {
+        said("products", &cuda.products().to_string());
+    }
+    figure("outside_the_allocator", "bytes", tensors.outside_bytes() as f64);
+    figure("capacity", "bytes", tensors.allocator().capacity_bytes() as f64);
     Ok(())
 }
 
-/// Square products, by the library in both precisions and by the kernel of this crate; results are
-/// checked before: rows of ones times a constant.
-fn matmul(device: &CudaDevice, size: usize) -> Outcome<()> {
+/// Square products, by the library in both precisions and by the kernel of this crate. A figure has
+/// the name of what did the product: where the library did not, there is none of it.
+fn products(device: &CudaDevice, size: usize) -> Outcome<()> {
     for (name, products) in [
         ("f32", Products::Library(Precision::F32)),
         ("tf32", Products::Library(Precision::Tf32)),
         ("own_f32", Products::Own),
     ] {
-        matmul_by(device, size, name, products)?;
+        let name = format!("matmul_{name}_{size}");
+        match product_seconds(device, size, products) {
+            Ok(seconds) => {
+                figure(&name, "seconds", seconds);
+                let operations = 2.0 * (size as f64).powi(3);
+                figure(&format!("{name}_rate"), "FLOP/s", operations / seconds);
+            }
+            Err(error) => refused(&name, &error.to_string()),
+        }
     }
     Ok(())
 }
 
-fn matmul_by(device: &CudaDevice, size: usize, name: &str, products: Products) -> Outcome<()> {
+fn product_seconds(device: &CudaDevice, size: usize, products: Products) -> Outcome<f64> {
     let tensors = Device::cuda_on(device, CudaOptions { products, ..CudaOptions::default() })?;
+    // Results are checked before: rows of ones times a constant.
     let a = Tensor::full(&tensors, [size, size], DType::F32, 1.0)?;
     let b = Tensor::full(&tensors, [size, size], DType::F32, 0.5)?;
-    let y = a.matmul(&b)?;
-    let corner: Vec<f32> = y.narrow(0, size - 1, 1)?.to_vec()?;
+    let corner: Vec<f32> = a.matmul(&b)?.narrow(0, size - 1, 1)?.to_vec()?;
     if corner.iter().any(|&value| value != size as f32 * 0.5) {
         return Err(format!("a product of {size} terms is {}", corner[0]).into());
     }
-    drop(y);
+    let (mut a, mut b) = (a, b);
+    a.normal_(RandomKey::new(1), 0.0, 1.0)?;
+    b.normal_(RandomKey::new(2), 0.0, 1.0)?;
     // One product is too short beside the wait for it.
     const PRODUCTS: usize = 8;
     let seconds = median(|| {
@@ -131,14 +201,80 @@ fn matmul_by(device: &CudaDevice, size: usize, name: &str, products: Products) -
         device.synchronize()?;
         Ok(started.elapsed().as_secs_f64() / PRODUCTS as f64)
     })?;
-    figure(&format!("matmul_{name}_{size}"), "seconds", seconds);
-    let operations = 2.0 * (size as f64).powi(3);
-    figure(&format!("matmul_{name}_{size}_rate"), "FLOP/s", operations / seconds);
-    Ok(())
+    let cuda = tensors.as_cuda().ok_or("no NVIDIA device")?;
+    let own = cuda.product_counts().own;
+    if products != Products::Own && own > 0 {
+        return Err(match cuda.products() {
+            ProductsBy::OwnInstead(error) => error.to_string().into(),
+            _ => format!("cuBLASLt refused {own} of the products").into(),
+        });
+    }
+    for (product, words) in cuda.library_choices() {
+        let words: Vec<String> = words.iter().map(|word| format!("{word:x}")).collect();
+        let (by, words) = (cuda.products(), words.join(" "));
+        said(
+            "product_choice",
+            &format!("{}x{}x{}: {by}: {words}", product.m, product.n, product.k),
+        );
+    }
+    Ok(seconds)
 }
 
-/// Between page-locked memory of the host and the device.
+/// What a launch costs the host, and the device when many wait for it; and what calls of the driver
+/// cost that have nothing to do.
+fn launches(device: &CudaDevice, count: usize) -> Outcome<()> {
+    let tensors = Device::cuda_on(device, CudaOptions::default())?;
+    let mut x = Tensor::zeros(&tensors, [32], DType::F32)?;
+    let mut on_host = Vec::new();
+    let seconds = median(|| {
+        device.synchronize()?;
+        let started = Instant::now();
+        for _ in 0..count {
+            // A value whose bytes differ takes a kernel.
+            x.fill_(1.5)?;
+        }
+        on_host.push(started.elapsed().as_secs_f64() / count as f64);
+        device.synchronize()?;
+        Ok(started.elapsed().as_secs_f64() / count as f64)
+    })?;
+    on_host.sort_by(f64::total_cmp);
+    figure("launch_on_the_host", "seconds", on_host[on_host.len() / 2]);
+    figure("launch_in_a_row", "seconds", seconds);
+    let call = |name: &str, work: &dyn Fn() -> Outcome<()>| -> Outcome<()> {
+        let seconds = median(|| {
+            let started = Instant::now();
+            (0..count).try_for_each(|_| work())?;
+            Ok(started.elapsed().as_secs_f64() / count as f64)
+        })?;
+        figure(name, "seconds", seconds);
+        Ok(())
+    };
+    call("cuCtxSynchronize_idle", &|| Ok(device.synchronize()?))?;
+    call("cuMemGetInfo", &|| Ok(device.memory().map(drop)?))?;
+    let value = Tensor::zeros(&tensors, [1], DType::F32)?;
+    call("read_of_one_value", &|| Ok(value.to_vec::<f32>().map(drop)?))
+}
+
+/// Bytes a second of a copy within the device, each counted when it is read and when it is written.
+fn copy_rate(device: &CudaDevice, size_bytes: usize) -> Outcome<f64> {
+    let tensors = Device::cuda_on(device, CudaOptions::default())?;
+    let len = size_bytes / size_of::<f32>();
+    let mut x = Tensor::zeros(&tensors, [len], DType::F32)?;
+    x.normal_(RandomKey::new(3), 0.0, 1.0)?;
+    let mut y = x.copied()?;
+    let seconds = median(|| {
+        device.synchronize()?;
+        let started = Instant::now();
+        y.copy_(&x)?;
+        device.synchronize()?;
+        Ok(started.elapsed().as_secs_f64())
+    })?;
+    Ok(2.0 * size_bytes as f64 / seconds)
+}
+
+/// Within the device, and between it and page-locked memory of the host.
 fn copies(device: &CudaDevice, size_bytes: usize) -> Outcome<()> {
+    figure("copy_within_device", "bytes/s", copy_rate(device, size_bytes)?);
     let streams = CudaStreams::new(device);
     let memory = CachingAllocator::new(CudaSource::new(&streams)?)?;
     let host = CudaHostSource::with_capacity(device, size_bytes);

@@ -45,7 +45,7 @@ struct Inner {
 pub(crate) enum Backend {
     Cpu(Cpu),
     #[cfg(feature = "cuda")]
-    Cuda(Cuda),
+    Cuda(Box<Cuda>),
     Sim(Sim),
 }
 
@@ -230,7 +230,7 @@ impl Device {
     #[cfg(feature = "cuda")]
     pub fn cuda_on(device: &CudaDevice, options: CudaOptions) -> Result<Self, TensorError> {
         let (cuda, allocator) = Cuda::on(device, options)?;
-        Ok(Self::new(allocator, Backend::Cuda(cuda)))
+        Ok(Self::new(allocator, Backend::Cuda(Box::new(cuda))))
     }
 
     /// A simulated device: same code, same allocations, no memory.

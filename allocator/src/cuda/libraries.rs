@@ -233,7 +233,7 @@ mod tests {
         fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
         let found = packages_of(&python.to_string_lossy());
         assert_eq!(found, [Path::new("/opt/a"), Path::new("/b")]);
-        assert_eq!(packages_of("/no/such/interpreter"), [Path::new(""); 0]);
+        assert!(packages_of("/no/such/interpreter").is_empty());
         fs::remove_dir_all(folder).unwrap();
     }
 

@@ -203,7 +203,10 @@ impl Cuda {
 
     /// Loads a kernel of this crate, so that a later launch has nothing to load.
     pub(crate) fn reserve(&self, image: Image, kernel: &Kernel) -> Result<()> {
-        self.retried(|| Ok(drop(self.loaded.function(image, kernel)?)))
+        self.retried(|| {
+            self.loaded.function(image, kernel)?;
+            Ok(())
+        })
     }
 
     /// Enqueues a kernel of this crate, whose source says what it does with its arguments.

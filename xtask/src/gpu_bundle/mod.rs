@@ -4,13 +4,18 @@
 //! ```text
 //! cargo xtask gpu-bundle && tar -C target -czf gpu-bundle.tar.gz gpu-bundle
 //! # on the machine with the device: a driver, Python 3.8 and, for the comparison, torch
-//! tar -xzf gpu-bundle.tar.gz && LOWTIDE_PYTHON=python3 sh gpu-bundle/run.sh
+//! tar -xzf gpu-bundle.tar.gz
+//! for part in tests kernels models torch; do sh gpu-bundle/run.sh $part --out results; done
 //! ```
 //!
-//! Within 8 minutes `results.json` has everything and `results.md` a table of it: the tests that
-//! can do with any driver, the main job by `lowtide train --device cuda`, and figures beside the
-//! same in PyTorch. What cannot be done is a line that says why; without a device every section is
-//! one. The exit code is 1 if a test failed or a program broke, 2 without Python, else 0.
+//! Each of the four takes less than ten minutes: `tests` has versions, the tests that can do with
+//! any driver, compute-sanitizer and cuDNN's description of the device; `kernels` every kernel
+//! against its floor, launches, calls of the driver and copies; `models` trainings by `lowtide train
+//! --device cuda` and their longest kernels; `torch` the same in PyTorch. What is found is on disk
+//! at once, so a part that is cut short keeps what it has: `results.json` has everything and
+//! `results.md` a table of it. Results of parts that were brought into one folder become one by
+//! `run.sh table --out FOLDER`. What cannot be done is a line that says why; without a device every
+//! section is one. The exit code is 1 if a test failed or a program broke, 2 without Python, else 0.
 //!
 //! The tests are the binaries that `cargo xtask test` runs, those of every target called
 //! [`TARGET`]: with `LOWTIDE_TEST_DRIVER=system` they take the driver of the machine, and those
@@ -36,9 +41,11 @@ const MESSAGES: &str = "--message-format=json-render-diagnostics";
 pub const BYTES_MAX: u64 = 50_000_000;
 
 /// What is no binary: name, text.
-const SCRIPTS: [(&str, &str); 3] = [
+const SCRIPTS: [(&str, &str); 5] = [
     ("run.sh", include_str!("run.sh")),
     ("run.py", include_str!("run.py")),
+    ("table.py", include_str!("table.py")),
+    ("cudnn_device.py", include_str!("cudnn_device.py")),
     ("torch_figures.py", include_str!("torch_figures.py")),
 ];
 

@@ -1,67 +1,162 @@
 """Runs the tests and the measurements of a bundle, and writes what they say.
 
-Sections run one after the other, each within what is left of the time. What a section cannot do is
-one line that says why, in the output and in the results. The exit code is 0 if no test failed and
-no section broke; a machine without a device breaks nothing.
+There are four commands, each within ten minutes: `tests` (versions, tests, compute-sanitizer,
+cuDNN's description of the device), `kernels` (every kernel against its floor, launches, calls of the
+driver, copies), `models` (trainings, their steps and peaks, and their longest kernels) and `torch`
+(the same in PyTorch: eager, compiled, compiled with graphs). Without a name all of them run.
+
+What a command finds is in results-COMMAND.json as soon as it is known; results.json and results.md
+have all that is in the folder. What cannot be done is one line that says why. The exit code is 0 if
+no test failed and no program broke; a machine without a device breaks nothing.
 """
 
 import argparse
+import csv
 import datetime
+import importlib.util
 import json
 import os
 import pathlib
 import platform
+import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
+from table import readable_table
+
 HERE = pathlib.Path(__file__).resolve().parent
-LIMIT_SECONDS = 480
-# Sections in the order they run: seconds that one may take.
-TESTS_SECONDS = 100
-TRAIN_SECONDS = 90
-FIGURES_SECONDS = 90
-TORCH_SECONDS = 120
+COMMANDS = ("tests", "kernels", "models", "torch")
+# Of one command, with what it needs to start and to write.
+LIMIT_SECONDS = 560
 
 RESULT = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed")
-FAILED = re.compile(r"^test (\S+) \.\.\. FAILED", re.MULTILINE)
+TEST = re.compile(r"^test (\S+) \.\.\. ?(.*)")
 MISSING = re.compile(r"no CUDA driver: .*[^)]")
-SKIPPED = re.compile(r"^skipped: ([^:]+(?:::[^:]+)*): (.*)", re.MULTILINE)
+SKIPPED = re.compile(r"skipped: ([^:]+(?:::[^:]+)*): (.*)")
+METRICS = "gpu__time_duration.sum,launch__registers_per_thread"
 
 
 def parse():
     parser = argparse.ArgumentParser(prog="run.sh", description=__doc__.split("\n\n")[0])
+    parser.add_argument("commands", nargs="*", metavar="COMMAND", help=", ".join(COMMANDS))
     parser.add_argument("--small", action="store_true", help="small sizes, for a pretend device")
-    parser.add_argument("--epochs", type=int, default=10, help="of the main job")
+    parser.add_argument("--epochs", type=int, default=10, help="of the trainings")
+    parser.add_argument("--seconds", type=float, default=LIMIT_SECONDS, help="for each command")
     parser.add_argument("--out", type=pathlib.Path, default=HERE, help="folder of the results")
-    return parser.parse_args()
+    options = parser.parse_args()
+    wrong = [name for name in options.commands if name not in (*COMMANDS, "table")]
+    if wrong:
+        parser.error(f"no command {wrong[0]}: there are {', '.join(COMMANDS)} and table")
+    return options
 
 
-def run(command, seconds, **more):
-    """What a command printed, and how it ended: its exit code, or a sentence."""
+class Report:
+    """What one command found so far, on disk soon after it is known."""
+
+    def __init__(self, out, command):
+        self.out, self.path = out, out / f"results-{command}.json"
+        self.data = {"command": command, "machine": machine(), "sections": {}, "lines": {}}
+        self.told = {}
+
+    def section(self, name):
+        return self.data["sections"].setdefault(name, {})
+
+    def say(self, name, line):
+        # Why there is no device is a long line: it is read once.
+        reason = MISSING.search(line)
+        if reason and self.told.setdefault(reason[0], name) != name:
+            line = line.replace(reason[0], f"no CUDA driver, see {self.told[reason[0]]}")
+        self.data["lines"][name] = line
+        print(f"{name}: {line}", flush=True)
+        self.write()
+
+    def grew(self):
+        replace(self.path, json.dumps(self.data, indent=1) + "\n")
+
+    def write(self):
+        self.grew()
+        write_table(self.out)
+
+    def is_broken(self):
+        sections = self.data["sections"].values()
+        return any("broken" in section or section.get("failed") for section in sections)
+
+
+def replace(path, text):
+    fresh = path.with_name(path.name + ".fresh")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)
+
+
+def write_table(out):
+    found = [out / f"results-{command}.json" for command in COMMANDS]
+    results = {}
+    for path in found:
+        if path.exists():
+            data = json.loads(path.read_text(encoding="utf-8"))
+            results[data["command"]] = data
+    replace(out / "results.json", json.dumps(results, indent=1) + "\n")
+    replace(out / "results.md", readable_table(results))
+
+
+def stream(command, seconds, on_line, **more):
+    """Gives each line that a program prints to `on_line` when it comes; how it ended: 0, or a
+    sentence. A program that takes too long is ended, and so is all that it started."""
     if seconds < 1:
-        return "", "no time was left for it"
-    try:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=seconds, **more
-        )
-    except subprocess.TimeoutExpired as late:
-        return (late.stdout or b"").decode(errors="replace"), f"it took over {seconds:.0f} s"
-    except OSError as error:
-        return "", f"it does not start: {error}"
-    text = done.stdout.decode(errors="replace")
-    errors = done.stderr.decode(errors="replace").strip()
-    sys.stderr.write(errors + "\n" if errors and done.returncode else "")
-    last = errors.splitlines()[-1] if errors else ""
-    return text, 0 if done.returncode == 0 else f"exit code {done.returncode}: {last}"
+        return "no time was left for it"
+    with tempfile.TemporaryFile() as errors:
+        try:
+            started = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True, **more
+            )
+        except OSError as error:
+            return f"it does not start: {error}"
+        end, lines = time.monotonic() + seconds, queue.Queue()
+
+        def read():
+            for line in started.stdout:
+                lines.put(line.decode(errors="replace").rstrip("\n"))
+            lines.put(None)
+
+        threading.Thread(target=read, daemon=True).start()
+        is_late = False
+        try:
+            while True:
+                line = lines.get(timeout=max(0.0, end - time.monotonic()))
+                if line is None:
+                    break
+                on_line(line)
+            started.wait(timeout=max(1.0, end - time.monotonic()))
+        except (queue.Empty, subprocess.TimeoutExpired):
+            is_late = True
+        finally:
+            if started.poll() is None:
+                os.killpg(started.pid, signal.SIGKILL)
+                started.wait()
+        errors.seek(0)
+        said = errors.read().decode(errors="replace").strip()
+    if is_late:
+        return f"it took over {seconds:.0f} s"
+    sys.stderr.write(said + "\n" if said and started.returncode else "")
+    last = said.splitlines()[-1] if said else ""
+    return 0 if started.returncode == 0 else f"exit code {started.returncode}: {last}"
+
+
+def output_of(command, seconds):
+    lines = []
+    end = stream(command, seconds, lines.append)
+    return "\n".join(lines), end
 
 
 def machine():
     query = "name,driver_version,memory.total"
-    gpu, end = run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], 20)
+    gpu, end = output_of(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], 20)
     commit = HERE / "commit.txt"
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -69,40 +164,161 @@ def machine():
         "host": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cores": os.cpu_count(),
         "gpu": gpu.strip().splitlines()[0] if end == 0 and gpu.strip() else "none by nvidia-smi",
+        "python": sys.executable,
     }
 
 
-def tests(binary, out, seconds):
+def libraries():
+    """Where this interpreter's packages have NVIDIA's libraries."""
+    import site
+
+    packages = [*site.getsitepackages(), site.getusersitepackages()]
+    folders = [path for home in packages for path in pathlib.Path(home).glob("nvidia/*/lib")]
+    return [str(folder) for folder in sorted(folders)]
+
+
+def figures(report, name, command, seconds):
+    """What a program prints as lines of JSON, kept as they come."""
+    section = report.section(name)
+    lines = section.setdefault("figures", [])
+
+    def on_line(line):
+        if line.startswith("{"):
+            lines.append(json.loads(line))
+            report.grew()
+
+    end = stream(command, seconds, on_line)
+    if end == 0 and not lines:
+        end = "it printed no line of JSON"
+    count = sum("value" in line for line in lines)
+    refusals = [f"{line['name']}: {line['refused']}" for line in lines if "refused" in line]
+    line = f"{count} figures" + "".join(f"; {refusal}" for refusal in refusals[:4])
+    if len(refusals) > 4:
+        line += f"; and {len(refusals) - 4} more refusals"
+    if end != 0:
+        section["broken"] = end
+        line = f"broke: {end}; {line}"
+    report.say(name, line)
+
+
+def tests(report, binary, left):
     """One test binary on the machine's own driver."""
-    # One at a time: a device is taken by one test after the other anyhow.
-    command = [str(binary), "--test-threads=1", "--show-output"]
+    section = report.section(f"tests {binary.name}")
+    section.update(passed=0, failed=0, skipped=0, skips={}, failures=[])
+    log, now = [], None
+
+    def on_line(line):
+        nonlocal now
+        log.append(line)
+        skip = SKIPPED.search(line)
+        begun = TEST.match(line)
+        now = begun[1] if begun else now
+        word = line.split()[-1] if line else ""
+        if skip:
+            section["skips"][skip[1]] = skip[2]
+            section["skipped"] = len(section["skips"])
+        elif now and word in ("ok", "FAILED"):
+            if word == "FAILED":
+                section["failures"].append(now)
+                section["failed"] += 1
+            elif now not in section["skips"] and now.split("::")[-1] not in section["skips"]:
+                section["passed"] += 1
+            section["last"], now = now, None
+            report.grew()
+        counts = RESULT.search(line)
+        if counts:
+            section["is_whole"] = True
+            section["passed"] = int(counts[1]) - section["skipped"]
+            section["failed"] = int(counts[2])
+
     environment = dict(os.environ, LOWTIDE_TEST_DRIVER="system")
     environment["LOWTIDE_TEST_WORKSPACE"] = str(HERE / "workspace")
-    text, end = run(command, seconds, env=environment)
-    skips = dict(SKIPPED.findall(text))
-    counts = RESULT.search(text)
-    outcome = {"skipped": len(skips), "skips": skips, "failures": FAILED.findall(text)}
-    if counts is None:
-        outcome["broken"] = str(end)
-        return outcome, f"broke: {end}"
-    passed, failed = int(counts[1]) - len(skips), int(counts[2])
-    outcome.update(passed=passed, failed=failed)
-    if failed:
-        (out / f"{binary.name}.log").write_text(text)
-    line = f"{passed} passed, {failed} failed, {len(skips)} skipped"
+    # One at a time: a device is taken by one test after the other anyhow.
+    command = [str(binary), "--test-threads=1", "--nocapture"]
+    end = stream(command, left, on_line, env=environment)
+    passed, failed, skipped = (section[key] for key in ("passed", "failed", "skipped"))
+    line = f"{passed} passed, {failed} failed, {skipped} skipped"
+    if not section.pop("is_whole", False):
+        section["broken"] = str(end)
+        line = f"broke: {end}" + (f"; {line}" if passed + failed else "")
+    if failed or "broken" in section:
+        (report.out / f"{binary.name}.log").write_text("\n".join(log[-5000:]) + "\n")
     # Said once: why there is no device.
-    why = [reason for reason in skips.values() if reason.startswith("no CUDA")]
-    return outcome, line + (f" ({why[0]})" if why else "")
+    why = [reason for reason in section["skips"].values() if reason.startswith("no CUDA")]
+    report.say(f"tests {binary.name}", line + (f" ({why[0]})" if why else ""))
 
 
-def train(epochs, seconds):
-    """The main job by the command, on the device."""
+def sanitizer(report, tool, seconds):
+    """The tests of tensors, those that are quick, under one tool of compute-sanitizer."""
+    name = f"sanitizer {tool}"
+    section = report.section(name)
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        section["refused"] = "no compute-sanitizer on the PATH"
+        return report.say(name, f"skipped: {section['refused']}")
+    errors = []
+
+    def on_line(line):
+        if line.startswith("=========") and "ERROR SUMMARY" in line:
+            section["summary"] = line.strip("= ")
+        elif line.startswith("========= ") and len(errors) < 50:
+            errors.append(line)
+
+    environment = dict(os.environ, LOWTIDE_TEST_DRIVER="system")
+    environment["LOWTIDE_TEST_WORKSPACE"] = str(HERE / "workspace")
+    command = [program, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20"]
+    command += [str(HERE / "tests/tensor-cuda"), "--test-threads=1", "reduce", "conv2d", "random"]
+    end = stream(command, seconds, on_line, env=environment)
+    section.update(end=str(end), lines=errors)
+    if end != 0 and "exit code 9" in str(end):
+        section["broken"] = section.get("summary", end)
+    report.say(name, section.get("summary", f"no summary: {end}"))
+
+
+def versions(report, left):
+    figures(report, "versions", [str(HERE / "bin/gpu_figures"), "versions"], min(90, left()))
+    for tool in ("compute-sanitizer", "ncu", "nvcc"):
+        path = shutil.which(tool)
+        text, end = output_of([tool, "--version"], 20) if path else ("", "")
+        last = text.strip().splitlines()[-1] if text.strip() else str(end)
+        report.say(tool, f"{last} ({path})" if path else "not on the PATH")
+    has_torch = importlib.util.find_spec("torch") is not None
+    if has_torch:
+        import importlib.metadata as metadata
+
+        report.say("python", f"{sys.executable} with torch {metadata.version('torch')}")
+    else:
+        report.say("python", f"{sys.executable} has no torch")
+
+
+def run_tests(report, options, left):
+    versions(report, left)
+    for binary in sorted((HERE / "tests").iterdir()):
+        if os.access(binary, os.X_OK):
+            tests(report, binary, min(130, left()))
+    for tool in ("memcheck", "racecheck"):
+        sanitizer(report, tool, min(60, left()))
+    command = [sys.executable, str(HERE / "cudnn_device.py")]
+    figures(report, "cudnn", command, min(40, left()))
+
+
+def run_kernels(report, options, left):
+    small = ["--small"] if options.small else []
+    program = str(HERE / "bin/gpu_figures")
+    for section in ("versions", "copies", "memory_calls", "launches", "products", "kernels"):
+        figures(report, section, [program, *small, section], left())
+
+
+def train(report, name, arguments, seconds):
+    """A training by the command, on the device."""
+    section = report.section(name)
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "run"
-        command = [str(HERE / "bin/lowtide"), "train", "--device", "cuda"]
-        text, end = run(command + ["--epochs", str(epochs), "--out", str(out)], seconds)
+        command = [str(HERE / "bin/lowtide"), "train", "--device", "cuda", *arguments]
+        _, end = output_of([*command, "--out", str(out)], seconds)
         if end != 0:
-            return {"refused": end}, f"refused: {end}"
+            section["refused"] = end
+            return report.say(name, f"refused: {end}")
         summary = json.loads((out / "summary.json").read_text())
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     # The first epoch loads kernels; whole batches alone are compared.
@@ -111,103 +327,80 @@ def train(epochs, seconds):
     times = sorted(line["seconds"] for line in steps)
     if times:
         summary["step_seconds"] = times[len(times) // 2]
+    section.update(summary)
     predicted, measured = summary["predicted_peak_bytes"], summary["measured_peak_bytes"]
     same = "the" if predicted == measured else "NOT the"
-    line = f"{len(lines)} lines of metrics, measured peak {measured} bytes, {same} predicted one"
-    return summary, line
+    if predicted != measured:
+        section["broken"] = "the peak is not the predicted one"
+    report.say(name, f"{len(lines)} lines of metrics, peak {measured} bytes, {same} predicted one")
 
 
-def figures(command, seconds):
-    """What a program prints as lines of JSON."""
-    text, end = run(command, seconds)
-    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    outcome = {"figures": lines}
-    if end == 0 and not lines:
-        end = "it printed no line of JSON"
-    if end != 0:
-        outcome["broken"] = end
-        return outcome, f"broke: {end}"
-    refusals = [f"{line['name']}: {line['refused']}" for line in lines if "refused" in line]
-    count = sum("value" in line for line in lines)
-    return outcome, f"{count} figures" + "".join(f"; {refusal}" for refusal in refusals)
+def profile(report, epochs, seconds):
+    """The ten kernels of the main job that take longest, by Nsight Compute."""
+    section = report.section("ncu")
+    program = shutil.which("ncu")
+    if program is None:
+        section["refused"] = "no ncu on the PATH"
+        return report.say("ncu", f"skipped: {section['refused']}")
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        command = [program, "--csv", "--page", "raw", "--metrics", METRICS, "--clock-control", "none"]
+        command += ["--launch-skip", "100", "--launch-count", "200", str(HERE / "bin/lowtide")]
+        command += ["train", "--device", "cuda", "--epochs", str(epochs), "--out", f"{folder}/run"]
+        end = stream(command, seconds, lambda line: rows.append(line) if line[:1] == '"' else None)
+    sums = {}
+    for row in csv.DictReader(rows):
+        try:
+            taken = float(row["gpu__time_duration.sum"].replace(",", ""))
+        except (KeyError, TypeError, ValueError):
+            continue  # The row of units.
+        kernel = sums.setdefault(row.get("Kernel Name", "?"), {"launches": 0, "time": 0.0})
+        kernel["launches"] += 1
+        kernel["time"] += taken
+        kernel["registers"] = row.get("launch__registers_per_thread")
+    longest = sorted(sums.items(), key=lambda item: -item[1]["time"])[:10]
+    section.update(end=str(end), longest=[{"kernel": name, **about} for name, about in longest])
+    if not longest:
+        return report.say("ncu", f"no kernel was measured: {end}")
+    report.say("ncu", f"{len(sums)} kernels, the longest {longest[0][0]}")
 
 
-def values(section):
-    return {f["name"]: (f["value"], f["unit"]) for f in section["figures"] if "value" in f}
+def run_models(report, options, left):
+    epochs = str(2 if options.small else options.epochs)
+    train(report, "train", ["--epochs", epochs], min(150, left()))
+    train(report, "train in 5 MiB", ["--epochs", epochs, "--budget", "5MiB"], min(150, left()))
+    if not options.small:
+        recipe = HERE / "wide.toml"
+        recipe.write_text("[model]\nchannels = 512\n", encoding="utf-8")
+        train(report, "train 512 channels", [str(recipe), "--epochs", "3"], min(150, left()))
+    profile(report, 1, min(150, left()))
 
 
-def readable(value, unit):
-    if unit == "seconds":
-        return f"{value * 1e3:.3f} ms" if value >= 1e-4 else f"{value * 1e6:.3f} µs"
-    scale, prefix = (1e12, "T") if value >= 1e12 else (1e9, "G") if value >= 1e9 else (1e6, "M")
-    return f"{value / scale:.2f} {prefix}{'B' if unit.startswith('bytes') else unit[:4]}" + (
-        "/s" if unit.endswith("/s") else ""
-    )
-
-
-def table(results):
-    """The results for people."""
-    about = results["machine"]
-    lines = ["# lowtide on a device, beside PyTorch", "", f"GPU: {about['gpu']}.", ""]
-    lines += [f"{about['date']}, commit {about['commit']}, {about['host']}.", ""]
-    lines += ["| section | outcome |", "| --- | --- |"]
-    lines += [f"| {name} | {line} |" for name, line in results["lines"].items()]
-    ours, torch = values(results["figures"]), values(results["torch"])
-    trained = results["train"]
-    if "measured_peak_bytes" in trained:
-        ours["train_peak"] = (trained["measured_peak_bytes"], "bytes")
-    if "step_seconds" in trained:
-        ours["train_step"] = (trained["step_seconds"], "seconds")
-    names = list(dict.fromkeys([*ours, *torch]))
-    if names:
-        lines += ["", "| figure | lowtide | PyTorch |", "| --- | ---: | ---: |"]
-    for name in names:
-        both = [readable(*side[name]) if name in side else "" for side in (ours, torch)]
-        lines.append(f"| {name} | {both[0]} | {both[1]} |")
-    texts = [f for s in ("figures", "torch") for f in results[s]["figures"] if "text" in f]
-    lines += ["", *(f"- {f['name']}: {f['text']}" for f in texts)]
-    return "\n".join(lines).rstrip() + "\n"
+def run_torch(report, options, left):
+    small = ["--small"] if options.small else []
+    figures(report, "torch", [sys.executable, str(HERE / "torch_figures.py"), *small], left())
 
 
 def main():
     options = parse()
-    end = time.monotonic() + LIMIT_SECONDS
-    left = lambda most: min(most, end - time.monotonic())
     options.out.mkdir(parents=True, exist_ok=True)
-    results = {"machine": machine(), "tests": {}, "lines": {}}
-    told = {}
-
-    def say(name, line):
-        # Why there is no device is a long line: it is read once.
-        reason = MISSING.search(line)
-        if reason and told.setdefault(reason[0], name) != name:
-            line = line.replace(reason[0], f"no CUDA driver, see {told[reason[0]]}")
-        results["lines"][name] = line
-        print(f"{name}: {line}", flush=True)
-
-    say("machine", results["machine"]["gpu"])
-    for binary in sorted((HERE / "tests").iterdir()):
-        if os.access(binary, os.X_OK):
-            outcome, line = tests(binary, options.out, left(TESTS_SECONDS))
-            results["tests"][binary.name] = outcome
-            say(f"tests {binary.name}", line)
-    epochs = 2 if options.small else options.epochs
-    results["train"], line = train(epochs, left(TRAIN_SECONDS))
-    say("train", line)
-    sizes = ["64", "4"] if options.small else []
-    ours = [str(HERE / "bin/gpu_figures"), *sizes]
-    results["figures"], line = figures(ours, left(FIGURES_SECONDS))
-    say("figures", line)
-    torch = [sys.executable, str(HERE / "torch_figures.py"), *sizes]
-    results["torch"], line = figures(torch, left(TORCH_SECONDS))
-    say("torch", line)
-
-    (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    (options.out / "results.md").write_text(table(results), encoding="utf-8")
+    if options.commands == ["table"]:
+        write_table(options.out)
+        return 0
+    if "LOWTIDE_CUDA_LIBS" not in os.environ and libraries():
+        os.environ["LOWTIDE_CUDA_LIBS"] = os.pathsep.join(libraries())
+    is_broken = False
+    for command in options.commands or COMMANDS:
+        end = time.monotonic() + options.seconds
+        report = Report(options.out, command)
+        report.say("machine", report.data["machine"]["gpu"])
+        run = globals()[f"run_{command}"]
+        run(report, options, lambda: end - time.monotonic())
+        report.write()
+        is_broken |= report.is_broken()
     print(f"written: {options.out / 'results.json'}, {options.out / 'results.md'}")
-    sections = [*results["tests"].values(), results["figures"], results["torch"]]
-    is_broken = any("broken" in section or section.get("failed") for section in sections)
     return 1 if is_broken else 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

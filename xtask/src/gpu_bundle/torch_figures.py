@@ -1,6 +1,9 @@
 """What PyTorch does on the same device, as lines of JSON under the names of lowtide's figures.
 
-torch_figures.py [MATMUL_SIZE] [COPY_MIB]
+torch_figures.py [--small]
+
+The main job is trained eagerly, compiled, and compiled with graphs. A line is printed when its
+figure is known, so that what is cut short keeps what it has.
 """
 
 import ctypes
@@ -45,7 +48,7 @@ def timed(work):
     return time.perf_counter() - started
 
 
-def train():
+def train(mode=None, epochs=EPOCHS):
     """The main job of lowtide: convolution 3x3 with 64 channels, ReLU, max pool 2x2, linear, on
     images of 8x8, in batches of 256, with Adam. The loss is read after each step, as lowtide
     does. The images are noise: they change neither memory nor time."""
@@ -56,25 +59,27 @@ def train():
         nn.Linear(64 * 4 * 4, 10),
     ).cuda()  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    forward = model if mode is None else torch.compile(model, mode=mode)
+    suffix = "" if mode is None else "_compiled" if mode == "default" else "_compiled_with_graphs"
     images = torch.randn(TRAINING_SAMPLES, 1, 8, 8)
     labels = torch.randint(10, (TRAINING_SAMPLES,))
     torch.cuda.reset_peak_memory_stats()
     seconds = []
-    for epoch in range(EPOCHS):
+    for epoch in range(epochs):
         for start in range(0, TRAINING_SAMPLES, BATCH):
             started = time.perf_counter()
             x = images[start : start + BATCH].cuda()
             y = labels[start : start + BATCH].cuda()
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
+            loss = nn.functional.cross_entropy(forward(x), y)
             loss.backward()
             optimizer.step()
             loss.item()
             if epoch > 0:
                 seconds.append(time.perf_counter() - started)
-    figure("train_step", "seconds", statistics.median(seconds))
-    figure("train_peak", "bytes", torch.cuda.max_memory_reserved())
-    figure("train_peak_allocated", "bytes", torch.cuda.max_memory_allocated())
+    figure(f"train{suffix}_step", "seconds", statistics.median(seconds))
+    figure(f"train{suffix}_peak", "bytes", torch.cuda.max_memory_reserved())
+    figure(f"train{suffix}_peak_allocated", "bytes", torch.cuda.max_memory_allocated())
 
 
 def matmul(size):
@@ -147,9 +152,7 @@ def memory_calls(size_bytes):
 
 
 def main():
-    sizes = [int(argument) for argument in sys.argv[1:]]
-    size, copy_bytes = (sizes + [4096, 256][len(sizes) :])[:2]
-    copy_bytes *= MIB
+    size, copy_bytes = (64, 4 * MIB) if "--small" in sys.argv else (4096, 256 * MIB)
     said("torch", f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}")
     if not torch.cuda.is_available():
         return refused("device", "PyTorch finds no CUDA device")
@@ -159,11 +162,14 @@ def main():
         "matmul": lambda: matmul(size),
         "copy": lambda: copies(copy_bytes),
         "memory_calls": lambda: [memory_calls(n) for n in (2 * MIB, copy_bytes)],
+        # Last: compiling takes a minute or more.
+        "train_compiled": lambda: train("default"),
+        "train_compiled_with_graphs": lambda: train("reduce-overhead"),
     }
     for name, section in sections.items():
         try:
             section()
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001: the compiler raises what it likes
             refused(name, error)
 
 

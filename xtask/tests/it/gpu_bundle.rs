@@ -43,7 +43,7 @@ text
 fn bundle(test: &str, lowtide: &str, figures: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gpu_bundle");
-    for name in ["run.sh", "run.py"] {
+    for name in ["run.sh", "run.py", "table.py", "cudnn_device.py"] {
         fs::copy(scripts.join(name), folder.path().join(name)).expect("a script");
     }
     fs::write(
@@ -55,22 +55,32 @@ fn bundle(test: &str, lowtide: &str, figures: &str) -> tempfile::TempDir {
     for (name, script) in
         [("tests/tensor-cuda", test), ("bin/lowtide", lowtide), ("bin/gpu_figures", figures)]
     {
-        let path = folder.path().join(name);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("a file");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("executable");
+        script_at(&folder.path().join(name), script);
     }
     folder
 }
 
-/// What `run.sh` printed, and the results; `None`, said aloud, without Python.
-fn run(folder: &Path) -> Option<(Output, Value, String)> {
+fn script_at(path: &Path, script: &str) {
+    fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+    fs::write(path, format!("#!/bin/sh\n{script}\n")).expect("a file");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("executable");
+}
+
+/// `run.sh` of a bundle, with small sizes; `None`, said aloud, without Python.
+fn command(folder: &Path, arguments: &[&str]) -> Option<Command> {
     if !Command::new("python3").arg("--version").output().is_ok_and(|o| o.status.success()) {
         println!("skipped: run.sh of a bundle: python3 does not start here");
         return None;
     }
     let mut command = Command::new("sh");
-    let output = command.arg(folder.join("run.sh")).arg("--small").output().expect("a shell");
+    command.arg(folder.join("run.sh")).arg("--small").args(arguments);
+    command.env_remove("LOWTIDE_CUDA_LIBS").env("LOWTIDE_PYTHON", "python3");
+    Some(command)
+}
+
+/// What `run.sh` printed, and the results.
+fn run(folder: &Path, arguments: &[&str]) -> Option<(Output, Value, String)> {
+    let output = command(folder, arguments)?.output().expect("a shell");
     let read = |name| {
         fs::read_to_string(folder.join(name)).unwrap_or_else(|error| {
             panic!("{name}: {error}: {}", String::from_utf8_lossy(&output.stderr))
@@ -81,64 +91,163 @@ fn run(folder: &Path) -> Option<(Output, Value, String)> {
     Some((output, results, table))
 }
 
-const SKIPS: &str = "echo 'test a ... ok'; echo 'skipped: storage::a: no CUDA driver: none'; \
+fn assert_lines(output: &Output, lines: &[&str]) {
+    let text = String::from_utf8_lossy(&output.stdout);
+    for line in lines {
+        assert!(text.lines().any(|other| other == *line), "{line} in:\n{text}");
+    }
+}
+
+const SKIPS: &str = "echo 'test storage::a ... skipped: storage::a: no CUDA driver: none'; echo ok; \
                      echo 'test result: ok. 1 passed; 0 failed; 0 ignored'";
 
 #[test]
 fn machine_without_a_device_is_told_in_lines_and_breaks_nothing() {
     let refused = "echo 'lowtide: no CUDA driver: none' >&2; exit 1";
     let folder = bundle(SKIPS, refused, "echo '{\"name\": \"device\", \"refused\": \"none\"}'");
-    let Some((output, results, table)) = run(folder.path()) else { return };
+    let Some((output, results, table)) = run(folder.path(), &[]) else { return };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    for line in [
-        "tests tensor-cuda: 0 passed, 0 failed, 1 skipped (no CUDA driver: none)",
-        "train: refused: exit code 1: lowtide: no CUDA driver, see tests tensor-cuda",
-        "figures: 0 figures; device: none",
-        "torch: 1 figures",
-    ] {
-        assert!(text.lines().any(|other| other == line), "{line} in:\n{text}");
-    }
-    assert_eq!(results["tests"]["tensor-cuda"]["skips"]["storage::a"], "no CUDA driver: none");
-    assert_eq!(results["train"]["refused"], "exit code 1: lowtide: no CUDA driver: none");
-    assert_eq!(results["machine"]["commit"], "abc");
+    assert_lines(
+        &output,
+        &[
+            "tests tensor-cuda: 0 passed, 0 failed, 1 skipped (no CUDA driver: none)",
+            "train: refused: exit code 1: lowtide: no CUDA driver: none",
+            "products: 0 figures; device: none",
+            "torch: 1 figures",
+        ],
+    );
+    let tests = &results["tests"]["sections"]["tests tensor-cuda"];
+    assert_eq!(tests["skips"]["storage::a"], "no CUDA driver: none");
+    let trained = &results["models"]["sections"]["train"];
+    assert_eq!(trained["refused"], "exit code 1: lowtide: no CUDA driver: none");
+    assert_eq!(results["tests"]["machine"]["commit"], "abc");
     assert!(table.contains("| a |  | 2.50 TFLOP/s |"), "{table}");
 }
 
+/// `lowtide train` that writes a run of four steps.
+const TRAINS: &str = "for last; do :; done; mkdir -p \"$last\"; cd \"$last\"; \
+    echo '{\"predicted_peak_bytes\": 5, \"measured_peak_bytes\": 5, \"batch_size\": 4}' \
+    > summary.json; \
+    for s in 9 1 2 3; do echo \"{\\\"epoch\\\": $((1 + (s != 9))), \\\"batch\\\": 4, \
+    \\\"seconds\\\": 0.00$s}\"; done > metrics.jsonl";
+
 #[test]
 fn figures_of_a_device_are_collected() {
-    let passes = "echo 'test result: ok. 7 passed; 0 failed; 0 ignored'; \
-                  test \"$LOWTIDE_TEST_DRIVER\" = system && test -n \"$LOWTIDE_TEST_WORKSPACE\"";
-    let trains = "for last; do :; done; mkdir -p \"$last\"; cd \"$last\"; \
-        echo '{\"predicted_peak_bytes\": 5, \"measured_peak_bytes\": 5, \"batch_size\": 4}' \
-        > summary.json; \
-        for s in 9 1 2 3; do echo \"{\\\"epoch\\\": $((1 + (s != 9))), \\\"batch\\\": 4, \
-        \\\"seconds\\\": 0.00$s}\"; done > metrics.jsonl";
-    let figures = "test \"$1 $2\" = '64 4' && \
-                   echo '{\"name\": \"a\", \"value\": 1e12, \"unit\": \"FLOP/s\"}'";
-    let folder = bundle(passes, trains, figures);
-    let Some((output, results, table)) = run(folder.path()) else { return };
+    let passes = "test \"$LOWTIDE_TEST_DRIVER\" = system && test -n \"$LOWTIDE_TEST_WORKSPACE\" \
+                  && echo 'test result: ok. 7 passed; 0 failed; 0 ignored'";
+    let figures = "case \"$*\" in \
+        '--small products') echo '{\"name\": \"a\", \"value\": 1e12, \"unit\": \"FLOP/s\"}';; \
+        '--small kernels') echo '{\"name\": \"relu_f32_64\", \"value\": 2e-3, \
+            \"floor\": 1e-3, \"unit\": \"seconds\"}';; \
+        *) echo '{\"name\": \"products\", \"text\": \"cuBLASLt 1\"}';; esac";
+    let folder = bundle(passes, TRAINS, figures);
+    let Some((output, results, table)) = run(folder.path(), &[]) else { return };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(results["tests"]["tensor-cuda"]["passed"], 7);
-    assert_eq!(results["train"]["step_seconds"], 0.002, "the median after the first epoch");
+    assert_eq!(results["tests"]["sections"]["tests tensor-cuda"]["passed"], 7);
+    let trained = &results["models"]["sections"]["train"];
+    assert_eq!(trained["step_seconds"], 0.002, "the median after the first epoch");
     assert!(table.contains("| a | 1.00 TFLOP/s | 2.50 TFLOP/s |"), "{table}");
     assert!(table.contains("| train_step | 2.000 ms |  |"), "{table}");
+    assert!(table.contains("| relu_f32_64 | 2.000 ms | 1.000 ms | 50 % |"), "{table}");
+    assert!(table.contains("- products: cuBLASLt 1"), "{table}");
 }
 
 #[test]
 fn test_that_fails_or_a_program_that_breaks_is_told_by_the_exit_code() {
     let fails = "echo 'test storage::b ... FAILED'; \
                  echo 'test result: FAILED. 1 passed; 1 failed; 0 ignored'; exit 101";
-    let silent = "exit 0";
-    for (test, figures) in [(fails, silent), ("exit 3", silent), (SKIPS, "exit 3"), (SKIPS, silent)]
-    {
+    let figures = "echo '{\"name\": \"a\", \"text\": \"b\"}'";
+    for (test, figures) in [(fails, figures), ("exit 3", figures), (SKIPS, "exit 3")] {
         let folder = bundle(test, "exit 1", figures);
-        let Some((output, results, _)) = run(folder.path()) else { return };
+        let Some((output, results, _)) = run(folder.path(), &["tests"]) else { return };
         assert_eq!(output.status.code(), Some(1), "{test} {figures}");
         if test == fails {
-            assert_eq!(results["tests"]["tensor-cuda"]["failures"][0], "storage::b");
+            let tests = &results["tests"]["sections"]["tests tensor-cuda"];
+            assert_eq!(tests["failures"][0], "storage::b");
             let log = fs::read_to_string(folder.path().join("tensor-cuda.log"));
             assert!(log.expect("the log is kept").contains("FAILED"));
         }
     }
+}
+
+#[test]
+fn section_that_runs_out_of_time_keeps_what_it_has() {
+    let test =
+        "echo 'test a ... ok'; echo 'test b ... FAILED'; echo 'test c ... '; exec sleep 1000";
+    // A figure and a half.
+    let figures = "echo '{\"name\": \"a\", \"value\": 1e12, \"unit\": \"FLOP/s\"}'; \
+                   printf '{\"name\": '; exec sleep 1000";
+    let folder = bundle(test, "exit 1", figures);
+    let limit = ["--seconds", "3"];
+    let arguments = [&["tests", "kernels"], &limit[..]].concat();
+    let Some((output, results, table)) = run(folder.path(), &arguments) else { return };
+    assert_eq!(output.status.code(), Some(1));
+    let kernels = &results["kernels"]["sections"]["versions"];
+    assert_eq!(kernels["figures"][0]["name"], "a", "{results}");
+    assert!(kernels["broken"].as_str().is_some_and(|text| text.starts_with("it took over")));
+    let late = &results["kernels"]["sections"]["kernels"]["broken"];
+    assert_eq!(late, "no time was left for it");
+    assert!(table.contains("1.00 TFLOP/s"), "{table}");
+    // The tests had no time after the versions; with time they keep what they have, too.
+    let folder = bundle(test, "exit 1", "echo '{\"name\": \"a\", \"text\": \"b\"}'");
+    let Some((_, results, _)) = run(folder.path(), &[&["tests"], &limit[..]].concat()) else {
+        return;
+    };
+    let tests = &results["tests"]["sections"]["tests tensor-cuda"];
+    assert_eq!([&tests["passed"], &tests["failed"]], [1, 1], "{results}");
+    assert_eq!([&tests["failures"][0], &tests["last"]], ["b", "b"]);
+}
+
+#[test]
+fn results_are_on_disk_when_everything_is_killed() {
+    // The shell replaces itself by the interpreter, which is then the program's parent.
+    let figures = "test \"$2\" != versions && kill -9 $PPID; \
+                   echo '{\"name\": \"a\", \"value\": 1e12, \"unit\": \"FLOP/s\"}'";
+    let folder = bundle(SKIPS, "exit 1", figures);
+    let Some(mut command) = command(folder.path(), &["kernels"]) else { return };
+    assert!(!command.output().expect("a shell").status.success());
+    let text = fs::read_to_string(folder.path().join("results-kernels.json")).expect("results");
+    let results: Value = serde_json::from_str(&text).expect("whole");
+    assert_eq!(results["sections"]["versions"]["figures"][0]["name"], "a");
+    // Parts that were brought into one folder are one table.
+    let Some((_, results, table)) = run(folder.path(), &["table"]) else { return };
+    assert_eq!(results["kernels"]["machine"]["commit"], "abc");
+    assert!(table.contains("## kernels"), "{table}");
+}
+
+#[test]
+fn what_is_missing_is_named_and_libraries_are_those_of_the_interpreter_with_torch() {
+    let figures =
+        "echo \"{\\\"name\\\": \\\"products\\\", \\\"text\\\": \\\"$LOWTIDE_CUDA_LIBS\\\"}\"";
+    let folder = bundle(SKIPS, "exit 1", figures);
+    let Some(mut command) = command(folder.path(), &["tests"]) else { return };
+    // `python3` has no torch; `python` says that it has, and is the real one otherwise.
+    let bin = folder.path().join("path");
+    let real = Command::new("sh").args(["-c", "command -v python3"]).output().expect("a shell");
+    let real = String::from_utf8_lossy(&real.stdout).trim().to_owned();
+    script_at(&bin.join("python3"), "exit 1");
+    let used = folder.path().join("used");
+    let python = format!("test \"$1\" = -c && exit 0\n: > {}\nexec {real} \"$@\"", used.display());
+    script_at(&bin.join("python"), &python);
+    let base = folder.path().join("base");
+    let ask = ["-c", "import site; print(site.getusersitepackages())"];
+    let packages = Command::new(&real).args(ask).env("PYTHONUSERBASE", &base).output();
+    let packages = String::from_utf8_lossy(&packages.expect("python").stdout).trim().to_owned();
+    let libraries = Path::new(&packages).join("nvidia/cu13/lib");
+    fs::create_dir_all(&libraries).expect("a folder");
+    command.env_remove("LOWTIDE_PYTHON").env("PYTHONUSERBASE", &base);
+    command.env("PATH", format!("{}:/usr/bin:/bin", bin.display()));
+    let output = command.output().expect("a shell");
+    assert!(used.exists(), "{}", String::from_utf8_lossy(&output.stdout));
+    let text = fs::read_to_string(folder.path().join("results.json")).expect("results");
+    let results: Value = serde_json::from_str(&text).expect("results are JSON");
+    let sections = &results["tests"]["sections"];
+    let found = sections["versions"]["figures"][0]["text"].as_str().expect("a text");
+    assert!(found.contains(&*libraries.to_string_lossy()), "{found}");
+    assert_eq!(sections["sanitizer memcheck"]["refused"], "no compute-sanitizer on the PATH");
+    let lines = &results["tests"]["lines"];
+    assert_eq!(lines["compute-sanitizer"], "not on the PATH");
+    assert!(lines["python"].as_str().is_some_and(|line| line.ends_with("has no torch")), "{lines}");
+    let refused = &sections["cudnn"]["figures"][0]["refused"];
+    assert!(refused.as_str().is_some_and(|text| text.contains("torch")), "{refused}");
 }

@@ -8,10 +8,10 @@
 use std::env;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::{Library, LibraryError, Pretend, Watch};
-use crate::cuda::{Driver, Libraries};
+use crate::cuda::{CudaDevice, Driver, Libraries};
 
 /// Which driver tests run on that can do with any: `system`, or the pretend one.
 const DRIVER: &str = "LOWTIDE_TEST_DRIVER";
@@ -54,7 +54,10 @@ impl TestDriver<'_> {
         }
         let one_by_one = one_by_one();
         match Driver::open(&Libraries::from_environment()) {
-            Ok(driver) => Some(self.start(driver, one_by_one)),
+            Ok(driver) => {
+                hold_context(&driver);
+                Some(self.start(driver, one_by_one))
+            }
             Err(error) => skip(&error.to_string()),
         }
     }
@@ -188,6 +191,15 @@ impl Deref for Controls {
 /// Whether kernels run under the compiler's address sanitizer.
 pub fn is_sanitized() -> bool {
     env::var_os(SANITIZER).is_some_and(|sanitizer| sanitizer == "address")
+}
+
+/// Keeps the context of a real driver's first device for the life of the process: to make and to
+/// drop one takes a fraction of a second, and each test would.
+fn hold_context(driver: &Driver) {
+    static HELD: OnceLock<Option<CudaDevice>> = OnceLock::new();
+    if Pretend::of(driver).is_none() {
+        HELD.get_or_init(|| CudaDevice::of(driver, 0).ok());
+    }
 }
 
 fn is_on_system() -> bool {

@@ -1,0 +1,273 @@
+//! Every kernel of this crate at three sizes and in each type that it has, beside its floor: the
+//! longer of its arithmetic at the data sheet's rate and its bytes at the rate of a copy.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use lowtide_allocator::cuda::CudaDevice;
+use lowtide_tensor::cuda::{CudaOptions, Products};
+use lowtide_tensor::{
+    AdamUpdate, Conv2dGeometry, DType, Device, Pool2dGeometry, RandomKey, Result, Rounding,
+    SgdUpdate, SimSpec, Tensor, TensorError, scale_and_check_finite, squared_norm,
+};
+
+use crate::{Outcome, Sizes, figure_beside, median, refused};
+
+/// A run of an operation whose operands are at hand.
+type Run = Box<dyn FnMut() -> Result<()>>;
+
+/// What is measured: its name, and how operands of about so many elements are made.
+struct Case {
+    name: &'static str,
+    make: fn(&Device, DType, usize) -> Result<Run>,
+}
+
+const CASES: &[Case] = &[
+    Case { name: "fill", make: |d, t, n| in_place(row(d, t, n)?, |x| x.fill_(1.5)) },
+    Case { name: "copy_turned", make: copy_turned },
+    Case { name: "to_f16", make: |d, t, n| cast(d, t, DType::F16, n) },
+    Case { name: "to_bf16", make: |d, t, n| cast(d, t, DType::BF16, n) },
+    Case { name: "to_f32", make: |d, t, n| cast(d, t, DType::F32, n) },
+    Case { name: "to_f64", make: |d, t, n| cast(d, t, DType::F64, n) },
+    Case { name: "relu", make: |d, t, n| of(row(d, t, n)?, |x| x.relu()) },
+    Case { name: "gelu", make: |d, t, n| of(row(d, t, n)?, |x| x.gelu()) },
+    Case { name: "add", make: |d, t, n| of(row(d, t, n)?, |x| x.add(x)) },
+    Case { name: "add_row", make: add_row },
+    Case { name: "sum_all", make: |d, t, n| of(row(d, t, n)?, |x| x.sum_all()) },
+    Case { name: "sum_rows", make: |d, t, n| of(square(d, t, n)?, |x| x.sum(&[1])) },
+    Case { name: "sum_columns", make: |d, t, n| of(square(d, t, n)?, |x| x.sum(&[0])) },
+    Case { name: "argmax", make: |d, t, n| of(row(d, t, n)?, |x| x.argmax()) },
+    Case { name: "normal", make: |d, t, n| in_place(row(d, t, n)?, |x| x.normal_(KEY, 0.0, 1.0)) },
+    Case {
+        name: "squared_norm",
+        make: |d, t, n| of(row(d, t, n)?, |x| squared_norm(x.device(), [x])),
+    },
+    Case { name: "scale_and_check", make: scale_and_check },
+    Case { name: "sgd", make: sgd },
+    Case { name: "adam", make: adam },
+    Case {
+        name: "max_pool2d",
+        make: |d, t, n| of(images(d, t, n)?, |x| Ok(x.max_pool2d(POOL)?.0)),
+    },
+    Case { name: "max_pool2d_backward", make: max_pool2d_backward },
+    Case { name: "cross_entropy", make: cross_entropy },
+    Case { name: "cross_entropy_backward", make: cross_entropy_backward },
+    Case {
+        name: "conv2d",
+        make: |d, t, n| convolution(d, t, n, |x, w, _| x.conv2d(w, None, SAME)),
+    },
+    Case {
+        name: "conv2d_backward_input",
+        make: |d, t, n| {
+            convolution(d, t, n, |x, w, y| y.conv2d_backward_input(w, *x.shape(), SAME))
+        },
+    },
+    Case {
+        name: "conv2d_backward_weight",
+        make: |d, t, n| {
+            convolution(d, t, n, |x, w, y| y.conv2d_backward_weight(x, *w.shape(), SAME))
+        },
+    },
+    Case { name: "matmul_own", make: |d, t, n| of(square(d, t, n)?, |x| x.matmul(x)) },
+];
+
+const KEY: RandomKey = RandomKey::new(7);
+const POOL: Pool2dGeometry = Pool2dGeometry { kernel: [2, 2], stride: [2, 2], padding: [0, 0] };
+const SAME: Conv2dGeometry =
+    Conv2dGeometry { stride: [1, 1], padding: [1, 1], dilation: [1, 1], groups: 1 };
+
+/// Channels of images, and classes of logits.
+const CHANNELS: usize = 64;
+
+/// Measures all of them, the smallest sizes first. `copy_rate` is what a copy reaches, in bytes a
+/// second, each byte counted when it is read and when it is written.
+pub(crate) fn measure(device: &CudaDevice, sizes: &Sizes, copy_rate: f64) -> Outcome<()> {
+    let options = CudaOptions { products: Products::Own, ..CudaOptions::default() };
+    let real = Device::cuda_on(device, options)?;
+    let spec = SimSpec { bytes_per_second: copy_rate, ..SimSpec::like_cuda(1 << 50) };
+    let mut without = Vec::new();
+    for Case { name, make } in CASES {
+        for dtype in DType::ALL {
+            for len in sizes.kernels {
+                let name = format!("{name}_{dtype}_{len}");
+                match floor_seconds(spec, *make, dtype, len) {
+                    Ok(floor_seconds) => match seconds(device, &real, *make, dtype, len) {
+                        Ok(seconds) => figure_beside(&name, seconds, floor_seconds),
+                        Err(error) => refused(&name, &error.to_string()),
+                    },
+                    Err(TensorError::NoKernel { .. } | TensorError::DType { .. }) => {
+                        without.push(name);
+                        break;
+                    }
+                    Err(error) => refused(&name, &error.to_string()),
+                }
+            }
+        }
+    }
+    crate::said("kernels_without", &format!("{} pairs of operation and type", without.len()));
+    Ok(())
+}
+
+/// What one run would take at the best rates, by the cost that its kernels say they have.
+fn floor_seconds(
+    spec: SimSpec,
+    make: fn(&Device, DType, usize) -> Result<Run>,
+    dtype: DType,
+    len: usize,
+) -> Result<f64> {
+    let device = Device::sim(spec)?;
+    let mut run = make(&device, dtype, len)?;
+    let before = device.simulated_seconds();
+    run()?;
+    Ok(device.simulated_seconds() - before)
+}
+
+/// The median of some runs, each of so many launches that the wait for them is short beside them.
+fn seconds(
+    device: &CudaDevice,
+    on: &Device,
+    make: fn(&Device, DType, usize) -> Result<Run>,
+    dtype: DType,
+    len: usize,
+) -> Outcome<f64> {
+    let mut run = make(on, dtype, len)?;
+    run()?;
+    device.synchronize()?;
+    let started = Instant::now();
+    run()?;
+    device.synchronize()?;
+    let once = started.elapsed().as_secs_f64();
+    let count = (2e-3 / once.max(1e-6)).clamp(1.0, 200.0) as usize;
+    median(|| {
+        device.synchronize()?;
+        let started = Instant::now();
+        for _ in 0..count {
+            run()?;
+        }
+        device.synchronize()?;
+        Ok(started.elapsed().as_secs_f64() / count as f64)
+    })
+}
+
+/// Random numbers, where the device can draw them in this type: zeros can be faster than data.
+fn noise(device: &Device, dtype: DType, dims: &[usize]) -> Result<Tensor> {
+    let mut x = Tensor::zeros(device, dims, DType::F32)?;
+    x.normal_(KEY, 0.0, 1.0)?;
+    match x.to_dtype(dtype) {
+        Err(TensorError::NoKernel { .. }) => {
+            let mut x = Tensor::zeros(device, dims, dtype)?;
+            x.fill_(1.0)?;
+            Ok(x)
+        }
+        cast => cast,
+    }
+}
+
+fn row(device: &Device, dtype: DType, len: usize) -> Result<Tensor> {
+    noise(device, dtype, &[len])
+}
+
+/// About so many elements in a square.
+fn square(device: &Device, dtype: DType, len: usize) -> Result<Tensor> {
+    noise(device, dtype, &[len.isqrt(); 2])
+}
+
+/// Images of 16x16 and 64 channels.
+fn images(device: &Device, dtype: DType, len: usize) -> Result<Tensor> {
+    noise(device, dtype, &[(len / (CHANNELS * 256)).max(1), CHANNELS, 16, 16])
+}
+
+fn of(x: Tensor, op: impl Fn(&Tensor) -> Result<Tensor> + 'static) -> Result<Run> {
+    Ok(Box::new(move || {
+        black_box(op(&x)?);
+        Ok(())
+    }))
+}
+
+fn in_place(mut x: Tensor, op: impl Fn(&mut Tensor) -> Result<()> + 'static) -> Result<Run> {
+    Ok(Box::new(move || op(&mut x)))
+}
+
+fn cast(device: &Device, from: DType, to: DType, len: usize) -> Result<Run> {
+    if from == to {
+        return Err(TensorError::DType { op: "cast", left: from, right: to });
+    }
+    of(row(device, from, len)?, move |x| x.to_dtype(to))
+}
+
+fn copy_turned(device: &Device, dtype: DType, len: usize) -> Result<Run> {
+    of(square(device, dtype, len)?.transpose(0, 1)?, Tensor::contiguous)
+}
+
+fn add_row(device: &Device, dtype: DType, len: usize) -> Result<Run> {
+    let x = square(device, dtype, len)?;
+    let row = x.select(0, 0)?.contiguous()?;
+    of(x, move |x| x.add(&row))
+}
+
+fn scale_and_check(device: &Device, dtype: DType, len: usize) -> Result<Run> {
+    in_place(row(device, dtype, len)?, |x| {
+        let device = x.device().clone();
+        scale_and_check_finite(&device, [x], 0.5).map(drop)
+    })
+}
+
+fn sgd(device: &Device, dtype: DType, len: usize) -> Result<Run> {
+    let of = || row(device, dtype, len);
+    let (mut p, g, mut states) = (of()?, of()?, [of()?]);
+    let formula = SgdUpdate { weight_decay: 0.1, keep: 0.5, take: 0.5, along_g: 0.1, along_m: 0.1 };
+    Ok(Box::new(move || p.update_(&g, &mut states, [], formula, Rounding::Nearest)))
+}
+
+fn adam(device: &Device, dtype: DType, len: usize) -> Result<Run> {
+    let of = || row(device, dtype, len);
+    let state = || Tensor::zeros(device, [len], dtype);
+    let (mut p, g, mut states) = (of()?, of()?, [state()?, state()?]);
+    let formula = AdamUpdate {
+        betas: [0.9, 0.99],
+        coupled: 0.0,
+        keep: 0.5,
+        rate: 0.1,
+        root_scale: 1.0,
+        eps: 1e-3,
+    };
+    Ok(Box::new(move || p.update_(&g, &mut states, [], formula, Rounding::Nearest)))
+}
+
+fn max_pool2d_backward(device: &Device, dtype: DType, len: usize) -> Result<Run> {
+    let x = images(device, dtype, len)?;
+    let (y, winners) = x.max_pool2d(POOL)?;
+    let shape = *x.shape();
+    of(y, move |dy| dy.max_pool2d_backward(&winners, shape, POOL))
+}
+
+/// Logits of 64 classes, and labels.
+fn logits(device: &Device, dtype: DType, len: usize) -> Result<(Tensor, Tensor)> {
+    let rows = (len / CHANNELS).max(1);
+    let x = noise(device, dtype, &[rows, CHANNELS])?;
+    Ok((x, Tensor::zeros(device, [rows], DType::I64)?))
+}
+
+fn cross_entropy(device: &Device, dtype: DType, len: usize) -> Result<Run> {
+    let (x, labels) = logits(device, dtype, len)?;
+    of(x, move |x| Ok(x.cross_entropy(&labels, -100)?.sum))
+}
+
+fn cross_entropy_backward(device: &Device, dtype: DType, len: usize) -> Result<Run> {
+    let (x, labels) = logits(device, dtype, len)?;
+    let loss = x.cross_entropy(&labels, -100)?;
+    of(x, move |x| loss.sum.cross_entropy_backward(x, &labels, &loss.log_sum_exp, -100))
+}
+
+/// A product of `[images, 64, 16, 16]` and 64 filters of 3x3.
+fn convolution(
+    device: &Device,
+    dtype: DType,
+    len: usize,
+    op: fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>,
+) -> Result<Run> {
+    let x = images(device, dtype, len)?;
+    let w = noise(device, dtype, &[CHANNELS, CHANNELS, 3, 3])?;
+    let y = x.copied()?;
+    of(x, move |x| op(x, &w, &y))
+}
