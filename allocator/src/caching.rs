@@ -338,8 +338,8 @@ impl CachingAllocator {
         self.core().lock().trim(Category::Other, Location::caller())
     }
 
-    /// The error of a call for which the driver had no memory, although [`trim`](Self::trim) gave it
-    /// all there was: out of memory, with the books of now.
+    /// The error of a call for which the driver had no memory, although [`trim`](Self::trim) gave
+    /// it all there was: out of memory, with the books of now.
     #[track_caller]
     pub fn refused_outside(&self, call: &'static str) -> AllocError {
         let (category, site) = (self.current_category(), Location::caller());
@@ -350,6 +350,12 @@ impl CachingAllocator {
     /// The budget.
     pub fn capacity_bytes(&self) -> usize {
         self.core().lock().state.books.statistics.capacity_bytes
+    }
+
+    /// Whether blocks may be stitched of pages that lie apart, because the system can show them at
+    /// a second address: it decides where blocks lie.
+    pub fn maps_pages(&self) -> bool {
+        self.core().segments.views.is_some()
     }
 
     /// Changes the budget. It may fall below what is reserved: the cache goes, live blocks stay,

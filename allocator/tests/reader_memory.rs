@@ -28,24 +28,28 @@ fn count(bytes: isize) {
 // SAFETY: every method hands its arguments on to `System` as they are, so what the caller promised
 // of them holds there; counting touches two cells of the thread and allocates nothing.
 unsafe impl GlobalAlloc for Counting {
+    // SAFETY: the same promises that `System::alloc` asks of its caller.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
         // SAFETY: the caller's layout, as it is.
         unsafe { System.alloc(layout) }
     }
 
+    // SAFETY: the same promises that `System::dealloc` asks of its caller.
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
         // SAFETY: the pointer came from `System` with this layout, see `alloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 
+    // SAFETY: the same promises that `System::alloc_zeroed` asks of its caller.
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
         // SAFETY: the caller's layout, as it is.
         unsafe { System.alloc_zeroed(layout) }
     }
 
+    // SAFETY: the same promises that `System::realloc` asks of its caller.
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size_bytes: usize) -> *mut u8 {
         count(size_bytes as isize - layout.size() as isize);
         // SAFETY: the pointer came from `System` with this layout, see `alloc`.

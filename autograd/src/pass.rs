@@ -260,8 +260,9 @@ impl Pass {
     /// A value whose gradient is collected under `leaf`.
     ///
     /// # Errors
-    /// `Consumed` after backward; `Leaf` for integers, and for a value of another shape or type than
-    /// `leaf` had before in this step; `Modified` in a recomputation, when it was written meanwhile.
+    /// `Consumed` after backward; `Leaf` for integers, and for a value of another shape or type
+    /// than `leaf` had before in this step; `Modified` in a recomputation, when it was written
+    /// meanwhile.
     #[track_caller]
     pub fn leaf(&self, leaf: LeafId, value: &Tensor) -> Result<Var> {
         self.check_device(Role::Parameter, value);

@@ -28,9 +28,9 @@ pub trait Parameters {
         self.visit_buffers(&mut |name, buffer| visitor(name, buffer.value_mut()));
     }
 
-    /// Gives every parameter the float type `dtype`, right after the module was made: layers are made
-    /// in f32. Buffers of floats, such as running statistics, become f64 for f64 and f32 for all other
-    /// types. Identities stay. Handles that were cloned before keep the old values.
+    /// Gives every parameter the float type `dtype`, right after the module was made: layers are
+    /// made in f32. Buffers of floats, such as running statistics, become f64 for f64 and f32 for
+    /// all other types. Identities stay. Handles that were cloned before keep the old values.
     ///
     /// # Errors
     /// `DType` unless a float type, `OutOfMemory`; then nothing was changed.

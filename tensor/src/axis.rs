@@ -2,8 +2,8 @@
 
 use crate::TensorError;
 
-/// A dimension: 0 is the first one, and -1 the last one. Operations take `impl Into<Axis>`, so plain
-/// numbers of type `usize`, `isize` and `i32` will do.
+/// A dimension: 0 is the first one, and -1 the last one. Operations take `impl Into<Axis>`, so
+/// plain numbers of type `usize`, `isize` and `i32` will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
     /// So many dimensions come before it.

@@ -80,6 +80,8 @@ pub struct SimSpec {
     pub outside_bytes: usize,
     /// In what steps memory is reserved, which decides the peak: a power of two, at least 512.
     pub page_bytes: usize,
+    /// Whether pages can be shown at a second address: see [`CachingAllocator::maps_pages`].
+    pub maps_pages: bool,
     /// Threads that compute; decides the workspace of attention.
     pub threads: usize,
     /// Arithmetic rate for the roofline time, operations per second.
@@ -98,6 +100,7 @@ impl SimSpec {
             capacity_bytes,
             outside_bytes: 0,
             page_bytes: HOST_PAGE_BYTES,
+            maps_pages: cfg!(target_os = "linux"),
             threads,
             flops_per_second: 40e9 * threads as f64,
             bytes_per_second: 10e9,
@@ -113,6 +116,7 @@ impl SimSpec {
             kind: DeviceKind::Cuda,
             outside_bytes: CUDA_OUTSIDE_BYTES.min(capacity_bytes / 16),
             page_bytes: CUDA_PAGE_BYTES,
+            maps_pages: true,
             threads: 1,
             flops_per_second: 67e12,
             bytes_per_second: 3.35e12,
@@ -245,6 +249,9 @@ impl Device {
         if spec.kind == DeviceKind::Cuda {
             source = source.streams(&SimStreams::new());
         }
+        if !spec.maps_pages {
+            source = source.without_virtual_memory();
+        }
         let allocator = CachingAllocator::new(source)?;
         Ok(Self::new(allocator, Backend::Sim(Sim::new(spec, None))))
     }
@@ -274,8 +281,8 @@ impl Device {
         };
         let (threads, outside_bytes) = (self.threads(), self.outside_bytes());
         let capacity_bytes = statistics.capacity_bytes.saturating_add(outside_bytes);
-        let page_bytes = statistics.page_bytes;
-        SimSpec { threads, outside_bytes, page_bytes, ..like(capacity_bytes) }
+        let (page_bytes, maps_pages) = (statistics.page_bytes, self.allocator().maps_pages());
+        SimSpec { threads, outside_bytes, page_bytes, maps_pages, ..like(capacity_bytes) }
     }
 
     /// What of the device's memory is not for tensors: see [`SimSpec::outside_bytes`].

@@ -57,7 +57,7 @@ impl Metrics {
         partial.push(".partial");
         let (path, partial) = (path.to_owned(), PathBuf::from(partial));
         let file = File::create(&partial);
-        let file = file.map_err(|source| TrainError::File { path: partial.clone(), source })?;
+        let file = file.map_err(|source| TrainError::File { path: path.clone(), source })?;
         Ok(Metrics { path, partial, file: BufWriter::new(file) })
     }
 
@@ -69,7 +69,7 @@ impl Metrics {
     }
 
     fn check(&self, result: std::io::Result<()>) -> Result<()> {
-        result.map_err(|source| TrainError::File { path: self.partial.clone(), source })
+        result.map_err(|source| TrainError::File { path: self.path.clone(), source })
     }
 }
 

@@ -38,6 +38,9 @@ pub struct Summary {
     pub micro_batch: usize,
     /// The limit on reserved bytes; the machine's memory if none was given.
     pub budget_bytes: usize,
+    /// What the budget is: `--budget`, or what limits the memory; empty in runs of older versions.
+    #[serde(default)]
+    pub budget_from: String,
     /// What of an NVIDIA device's memory is not for tensors: its context, kernels, libraries, other
     /// programs, and a reserve. 0 on a processor.
     #[serde(default)]

@@ -69,8 +69,8 @@ impl Var {
         Var::apply("div", [self, other], |[a, b], save| {
             let (a_shape, y) = (*a.shape(), a.div(&b)?);
             let (saved_b, saved_y) = (save.keep(&b), save.keep(&y));
-            // da = dy / b, db = -dy · (y / b). Not (dy / b) · y: dy / b is infinite for the smallest
-            // b, and y may be 0.
+            // da = dy / b, db = -dy · (y / b). Not (dy / b) · y: dy / b is infinite for the
+            // smallest b, and y may be 0.
             let rule = move |dy: Tensor, needs: Needs| {
                 let (b, y) = (saved_b.unpack()?, saved_y.unpack()?);
                 let db = when(needs.input(1), || {

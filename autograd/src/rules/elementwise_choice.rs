@@ -93,8 +93,8 @@ impl Var {
         passes_where(op, self, |x| x.minimum_scalar(value), |x| x.lt_scalar(value))
     }
 
-    /// The larger of both, broadcast; equal ones share the gradient, and where one is a NaN both get
-    /// all of it.
+    /// The larger of both, broadcast; equal ones share the gradient, and where one is a NaN both
+    /// get all of it.
     #[track_caller]
     pub fn maximum(self, other: Var) -> Result<Var> {
         either("maximum", [self, other], Tensor::maximum, [Tensor::ge, Tensor::le])

@@ -2,7 +2,7 @@
 
 use lowtide_tensor::{
     AvgPool, Conv1dGeometry, ConvTranspose1dGeometry, ConvTranspose2dGeometry, Interpolation,
-    MaxPool, Pool1dGeometry, Pool2dGeometry, Resize, Shape, Tensor,
+    MaxPool, Pool1dGeometry, Pool2dGeometry, Resize, Shape, Tensor, TensorResult,
 };
 
 use crate::rules::when;
@@ -11,11 +11,11 @@ use crate::{Needs, Result, Var};
 /// A convolution and its gradients, each a method of [`Tensor`].
 struct Convolution<G> {
     op: &'static str,
-    forward: fn(&Tensor, &Tensor, Option<&Tensor>, G) -> lowtide_tensor::TensorResult<Tensor>,
+    forward: fn(&Tensor, &Tensor, Option<&Tensor>, G) -> TensorResult<Tensor>,
     /// From dy, w and the shape of x.
-    input: fn(&Tensor, &Tensor, Shape, G) -> lowtide_tensor::TensorResult<Tensor>,
+    input: fn(&Tensor, &Tensor, Shape, G) -> TensorResult<Tensor>,
     /// From dy, x and the shape of w.
-    weight: fn(&Tensor, &Tensor, Shape, G) -> lowtide_tensor::TensorResult<Tensor>,
+    weight: fn(&Tensor, &Tensor, Shape, G) -> TensorResult<Tensor>,
 }
 
 impl<G: Copy + 'static> Convolution<G> {
@@ -52,8 +52,8 @@ impl<G: Copy + 'static> Convolution<G> {
 fn linear(
     op: &'static str,
     x: Var,
-    forward: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
-    backward: impl FnOnce(&Tensor, Shape) -> lowtide_tensor::TensorResult<Tensor> + 'static,
+    forward: impl FnOnce(&Tensor) -> TensorResult<Tensor>,
+    backward: impl FnOnce(&Tensor, Shape) -> TensorResult<Tensor> + 'static,
 ) -> Result<Var> {
     Var::apply(op, [x], |[x], _| {
         let x_shape = *x.shape();
@@ -67,8 +67,8 @@ fn linear(
 fn largest(
     op: &'static str,
     x: Var,
-    forward: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<(Tensor, Tensor)>,
-    backward: impl FnOnce(&Tensor, &Tensor, Shape) -> lowtide_tensor::TensorResult<Tensor> + 'static,
+    forward: impl FnOnce(&Tensor) -> TensorResult<(Tensor, Tensor)>,
+    backward: impl FnOnce(&Tensor, &Tensor, Shape) -> TensorResult<Tensor> + 'static,
 ) -> Result<Var> {
     Var::apply(op, [x], |[x], save| {
         let (x_shape, (y, winners)) = (*x.shape(), forward(&x)?);

@@ -1,4 +1,5 @@
-//! Dimensions counted back from the last one: the values and gradients of those counted from the first.
+//! Dimensions counted back from the last one: the values and gradients of those counted from the
+//! first.
 
 use lowtide_autograd::{AutogradError, AutogradResult as Result, Var};
 use lowtide_tensor::{Axis, SortOrder, Tensor};
@@ -49,7 +50,7 @@ fn a_negative_dimension_has_the_gradient_of_the_one_it_is() -> Outcome {
         }
         let outside = Axis::from(-1 - rank as isize);
         let error = gradients_of(&[&x], |_, mut x| call(x.remove(0), outside)?.sum_all());
-        let error = error.err().expect("there are not so many");
+        let error = error.expect_err("there are not so many");
         assert!(matches!(error, AutogradError::Tensor(_)), "{error}");
     }
     Ok(())

@@ -7,8 +7,8 @@ use std::time::Instant;
 use lowtide_allocator::cuda::CudaDevice;
 use lowtide_tensor::cuda::{CudaOptions, Products};
 use lowtide_tensor::{
-    AdamUpdate, Conv2dGeometry, DType, Device, Pool2dGeometry, RandomKey, Result, Rounding,
-    SgdUpdate, SimSpec, Tensor, TensorError, scale_and_check_finite, squared_norm,
+    AdamUpdate, Conv2dGeometry, DType, Device, Pool2dGeometry, RandomKey, Rounding, SgdUpdate,
+    SimSpec, Tensor, TensorError, TensorResult as Result, scale_and_check_finite, squared_norm,
 };
 
 use crate::{Outcome, Sizes, figure_beside, median, refused};

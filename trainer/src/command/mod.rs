@@ -3,6 +3,7 @@
 //! Exit codes: 0 done; 2 the training does not fit the memory, or a replayed trace the capacity;
 //! 1 anything else.
 
+mod device;
 mod eval;
 mod explain;
 mod failure;
@@ -21,12 +22,9 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
-#[cfg(feature = "cuda")]
-use lowtide_tensor::cuda::CudaOptions;
-use lowtide_tensor::{CpuOptions, Device, SimSpec};
 
+use crate::command::device::DeviceArgs;
 use crate::command::failure::complain;
-use crate::human::parse_bytes;
 use crate::recipe::{BATCH_SIZE_MAX, EPOCHS_MAX, Recipe};
 use crate::{Result, TrainError};
 
@@ -83,113 +81,10 @@ impl RecipeArgs {
     }
 }
 
-/// Where to compute.
-#[derive(Args)]
-struct DeviceArgs {
-    /// What computes: cpu, cuda or cuda:N.
-    #[arg(long, value_name = "WHERE", default_value = "cpu", value_parser = parse_place)]
-    device: Place,
-    /// The most memory to reserve, such as 6MiB; all that the device has if absent.
-    #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
-    #[arg(value_parser = parse_budget)]
-    budget: Option<usize>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// The processor of this machine.
-    Cpu,
-    /// The NVIDIA device of this number.
-    Cuda(usize),
-}
-
-impl DeviceArgs {
-    fn open(&self) -> Result<Device> {
-        let budget_bytes = self.budget;
-        match self.device {
-            Place::Cpu => Ok(Device::cpu(CpuOptions { budget_bytes, ..Default::default() })?),
-            #[cfg(feature = "cuda")]
-            Place::Cuda(index) => {
-                Ok(Device::cuda(index, CudaOptions { budget_bytes, ..Default::default() })?)
-            }
-            #[cfg(not(feature = "cuda"))]
-            Place::Cuda(_) => Err(TrainError::Setting {
-                place: "--device".to_owned(),
-                problem: "this lowtide was built without the feature `cuda`".to_owned(),
-            }),
-        }
-    }
-
-    /// A simulated device of the same kind, so large that any model can be built on it, and the
-    /// budget to plan for. A device is asked only where no budget says what it has.
-    fn open_simulated(&self) -> Result<(Device, usize)> {
-        const CAPACITY_BYTES: usize = 1 << 50;
-        let (spec, budget_bytes) = match (self.budget, self.device) {
-            (Some(budget_bytes), Place::Cpu) => {
-                (SimSpec::like_this_machine(CAPACITY_BYTES), budget_bytes)
-            }
-            #[cfg(feature = "cuda")]
-            (Some(budget_bytes), Place::Cuda(_)) => {
-                (SimSpec::like_cuda(CAPACITY_BYTES), budget_bytes)
-            }
-            _ => {
-                let device = self.open().map_err(|error| self.without_device(error))?;
-                (device.spec(), device.allocator().capacity_bytes())
-            }
-        };
-        let sim = Device::sim(SimSpec { capacity_bytes: CAPACITY_BYTES, ..spec })?;
-        Ok((sim, budget_bytes))
-    }
-
-    /// The error of a plan for a device that cannot be asked what memory it has.
-    fn without_device(&self, error: TrainError) -> TrainError {
-        if self.device == Place::Cpu || cfg!(not(feature = "cuda")) {
-            return error;
-        }
-        let problem = format!("say how much memory to plan for, no device can be asked: {error}");
-        TrainError::Setting { place: "--budget".to_owned(), problem }
-    }
-
-    /// What computes, in words.
-    fn describe(&self, device: &Device) -> String {
-        match self.device {
-            Place::Cpu => format!("{} threads", device.threads()),
-            Place::Cuda(index) => format!("NVIDIA device {index}"),
-        }
-    }
-
-    /// What multiplies matrices on an NVIDIA device, in words.
-    fn products(device: &Device) -> Option<String> {
-        #[cfg(feature = "cuda")]
-        if let Some(cuda) = device.as_cuda() {
-            return Some(cuda.products().to_string());
-        }
-        let _ = device;
-        None
-    }
-}
-
-fn parse_place(text: &str) -> std::result::Result<Place, String> {
-    let index = match text {
-        "cpu" => return Ok(Place::Cpu),
-        "cuda" => return Ok(Place::Cuda(0)),
-        _ => text.strip_prefix("cuda:").and_then(|index| index.parse().ok()),
-    };
-    index.map(Place::Cuda).ok_or_else(|| "expected cpu, cuda or cuda:N".to_owned())
-}
-
 fn parse_count(text: &str, range: RangeInclusive<u64>) -> std::result::Result<u64, String> {
     let count = text.parse().ok().filter(|count| range.contains(count));
     let (min, max) = (range.start(), range.end());
     count.ok_or_else(|| format!("expected a whole number from {min} to {max}"))
-}
-
-fn parse_budget(text: &str) -> std::result::Result<usize, String> {
-    let bytes = parse_bytes(text).map_err(|error| error.to_string())?;
-    if bytes == 0 {
-        return Err("a budget of 0 holds nothing".to_owned());
-    }
-    usize::try_from(bytes).map_err(|_| format!("{text} is more than this machine can address"))
 }
 
 /// The exit code of what does not fit the memory.

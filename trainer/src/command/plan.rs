@@ -35,14 +35,19 @@ pub(super) struct Found {
 pub(super) fn run(arguments: &PlanArgs) -> Result<()> {
     let recipe = arguments.recipe.load()?;
     let found = find(&recipe, &arguments.device)?;
-    if arguments.json { say(&found.to_json().to_string()) } else { found.tell() }
+    arguments.device.doubt(found.plan.predicted_peak_bytes());
+    if arguments.json {
+        say(&found.to_json(&arguments.device).to_string())
+    } else {
+        found.tell(&arguments.device)
+    }
 }
 
 impl Found {
-    fn tell(&self) -> Result<()> {
+    fn tell(&self, device: &DeviceArgs) -> Result<()> {
         let &Found { ref plan, ref survey, outside_bytes, is_assumed } = self;
         let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
-        say(&format!("budget          {}", exact(plan.budget_bytes)))?;
+        say(&format!("budget          {}", device.tell_budget(plan.budget_bytes)))?;
         if outside_bytes > 0 {
             let assumed = if is_assumed { ", assumed" } else { "" };
             let outside = exact(outside_bytes);
@@ -81,7 +86,7 @@ impl Found {
         Ok(())
     }
 
-    fn to_json(&self) -> Value {
+    fn to_json(&self, device: &DeviceArgs) -> Value {
         let Found { plan, survey, outside_bytes, .. } = self;
         let survey = survey.iter().map(|(micro_batch, forecast)| {
             json!({
@@ -95,6 +100,7 @@ impl Found {
         );
         json!({
             "budget_bytes": plan.budget_bytes,
+            "budget_from": device.budget_origin(),
             "outside_bytes": outside_bytes,
             "batch_size": plan.batch_size,
             "micro_batch": plan.micro_batch,

@@ -11,8 +11,9 @@ use lowtide_allocator::trace::{
 use serde_json::{Map, Value, json};
 
 use crate::Result;
+use crate::command::device::parse_budget;
 use crate::command::recording::{self, Recorded, unusable};
-use crate::command::{parse_budget, say};
+use crate::command::say;
 use crate::human::format_bytes;
 
 #[derive(Args)]

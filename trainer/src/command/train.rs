@@ -53,16 +53,18 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     };
     let plan = trainer.plan(&train, &test, recipe.train.epochs)?;
 
+    arguments.device.doubt(plan.predicted_peak_bytes());
+
     // Everything that will be written is opened before the first step.
-    let staging = Staging::new(arguments.out.as_deref())?;
     let trace = arguments.trace.as_ref().map(Output::open).transpose()?;
+    let staging = Staging::new(arguments.out.as_deref())?;
     let interrupt = Interrupt::listen()?;
     let run = Run { arguments, recipe: &recipe, plan: &plan, files: staging.partial() };
     let worked = run.work(&mut trainer, (&train, &test), &interrupt);
     // The model is at its place before anything else is tried.
     let published = worked.and_then(|summary| Ok((summary, staging.publish()?)));
     if published.is_err() {
-        rescue(&mut trainer, staging);
+        rescue(&mut trainer, &recipe, staging);
     }
     let traced = trace.map_or(Ok(()), |trace| trace.write(&device.allocator().recording()));
     let (summary, run_dir) = published?;
@@ -129,6 +131,7 @@ impl Run<'_> {
             batch_size: plan.batch_size,
             micro_batch: trainer.micro_batch(),
             budget_bytes: statistics.capacity_bytes,
+            budget_from: arguments.device.budget_origin(),
             outside_bytes: device.outside_bytes(),
             products: DeviceArgs::products(&device),
             predicted_peak_bytes: plan.predicted_peak_bytes(),
@@ -157,12 +160,16 @@ fn summary_json(summary: &Summary, run_dir: &RunDir) -> String {
 
 /// Saves what the committed steps of a failed run have learned, if it is whole. The run's error is
 /// the one to report, so one in here only means that nothing is kept.
-fn rescue(trainer: &mut RecipeTrainer, staging: Staging) {
+fn rescue(trainer: &mut RecipeTrainer, recipe: &Recipe, staging: Staging) {
     let steps = trainer.steps();
     if steps == 0 || trainer.is_torn() {
         return;
     }
-    let mut save = || lowtide_nn::save(trainer.task_mut().parameters(), &staging.partial().model());
+    let files = staging.partial();
+    let mut save = || -> Result<()> {
+        RunDir::write(&files.recipe(), &recipe.to_toml())?;
+        Ok(lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?)
+    };
     // On a full disk the model needs the room of everything else.
     if save().is_err() && (staging.make_room().is_err() || save().is_err()) {
         return;
@@ -182,8 +189,7 @@ fn conclude(summary: &Summary, plan: &Plan, run_dir: &RunDir, arguments: &TrainA
     say(&format!("test accuracy    {test_accuracy:.4}"))?;
     say(&format!("train loss       {train_loss_last:.6} in the last step"))?;
     say(&format!("micro-batch      {} of {}", summary.micro_batch, plan.batch_size))?;
-    let given = if arguments.device.budget.is_some() { "" } else { ", all there is" };
-    say(&format!("budget           {}{given}", bytes(summary.budget_bytes)))?;
+    say(&format!("budget           {}", arguments.device.tell_budget(summary.budget_bytes)))?;
     if summary.outside_bytes > 0 {
         say(&format!("outside          {} beside the budget", bytes(summary.outside_bytes)))?;
     }

@@ -65,22 +65,52 @@ fn full_disk_leaves_the_earlier_run_whole() {
         echo "$code"
     "#;
     let place = Place::new();
-    std::fs::create_dir(place.path("disk")).expect("a folder");
-    let own_mounts = |script: &str| {
-        let mut shell = Command::new("unshare");
-        shell.args(["-rm", "sh", "-c", script, env!("CARGO_BIN_EXE_lowtide")]);
-        shell.current_dir(place.path(".")).output()
-    };
-    let probe = own_mounts("mount -t tmpfs -o size=512k none disk");
-    if !probe.is_ok_and(|output| output.status.success()) {
+    let Some(output) = with_own_mounts(&place, SCRIPT) else {
         return skip("full disk", "this user may not mount a file system");
-    }
-    let output = own_mounts(SCRIPT).expect("it started a moment ago");
-    assert!(output.status.success(), "{output:?}");
-    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "1");
+    };
+    assert_eq!(output, "1");
     let complaint = String::from_utf8(place.read("complaint")).expect("UTF-8");
     let line = complaint.lines().next_back().expect("a line");
     assert!(line.starts_with("lowtide: disk/run/") && line.contains("No space left"), "{line}");
     let names = String::from_utf8(place.read("names")).expect("UTF-8");
     assert_eq!(names.lines().collect::<Vec<_>>(), FILES);
+}
+
+#[test]
+fn metrics_that_fill_the_disk_do_not_cost_what_was_learned() {
+    // What fills the disk goes first: the model needs its room.
+    const SCRIPT: &str = r#"
+        set -e
+        mount -t tmpfs -o size=96k none disk
+        code=0
+        "$0" train small.toml --epochs 100000 --out disk/run >words 2>complaint || code=$?
+        "$0" eval disk/run/unfinished >evaluated
+        ls -A disk/run/unfinished >names
+        echo "$code"
+    "#;
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    let Some(output) = with_own_mounts(&place, SCRIPT) else {
+        return skip("metrics that fill the disk", "this user may not mount a file system");
+    };
+    assert_eq!(output, "1");
+    let complaint = String::from_utf8(place.read("complaint")).expect("UTF-8");
+    let line = complaint.lines().next_back().expect("a line");
+    assert!(line.contains("metrics.jsonl") && line.contains("No space left"), "{line}");
+    assert!(complaint.contains("is kept in disk/run/unfinished"), "{complaint}");
+}
+
+/// What a shell script prints that may mount file systems; the first is for a folder `disk`. `None`
+/// if this user may mount none.
+fn with_own_mounts(place: &Place, script: &str) -> Option<String> {
+    std::fs::create_dir(place.path("disk")).expect("a folder");
+    let run = |script: &str| {
+        let mut shell = Command::new("unshare");
+        shell.args(["-rm", "sh", "-c", script, env!("CARGO_BIN_EXE_lowtide")]);
+        shell.current_dir(place.path(".")).output().ok()
+    };
+    run("mount -t tmpfs -o size=512k none disk").filter(|output| output.status.success())?;
+    let output = run(script).expect("it started a moment ago");
+    assert!(output.status.success(), "{output:?}");
+    Some(String::from_utf8(output.stdout).expect("UTF-8").trim().to_owned())
 }

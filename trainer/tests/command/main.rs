@@ -5,6 +5,7 @@ mod disk;
 mod eval;
 mod faults;
 mod json;
+mod limits;
 mod memory;
 mod mistakes;
 mod output;

@@ -99,5 +99,6 @@ fn trace_that_cannot_be_written_is_told_before_the_first_step() {
     let refused = place.run("train small.toml --out run --trace none/such/t.jsonl");
     let line = refused.check_refused(1, &["none/such/t.jsonl", "No such file"]);
     assert!(!line.contains(".tmp"), "{line}");
+    place.run("train small.toml --trace none/such/t.jsonl").check_refused(1, &["No such file"]);
     assert_eq!(place.list("."), ["small.toml"]);
 }

@@ -98,7 +98,8 @@ fn assert_lines(output: &Output, lines: &[&str]) {
     }
 }
 
-const SKIPS: &str = "echo 'test storage::a ... skipped: storage::a: no CUDA driver: none'; echo ok; \
+const SKIPS: &str = "echo 'test storage::a ... skipped: storage::a: no CUDA driver: none'; \
+                     echo ok; \
                      echo 'test result: ok. 1 passed; 0 failed; 0 ignored'";
 
 #[test]

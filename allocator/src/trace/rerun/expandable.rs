@@ -171,8 +171,8 @@ impl Run {
         }
     }
 
-    /// The capacity that the request that failed lacked: found by trying, as what it needs depends on
-    /// the free memory before the end of its range.
+    /// The capacity that the request that failed lacked: found by trying, as what it needs depends
+    /// on the free memory before the end of its range.
     fn missing_bytes(&self, requested_bytes: u64, stream: StreamId) -> u64 {
         let fits = |more_bytes: u64| {
             let (mut rules, mut device) = (self.rules.clone(), self.device.clone());

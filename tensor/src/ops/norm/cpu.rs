@@ -234,8 +234,8 @@ fn corrected<T: Math>(near: T, sums: [f64; 2], len: usize) -> (f64, f64) {
     (near.to_f64() + rest, square - rest * rest)
 }
 
-/// The mean and the variance of a row whose squares are beyond the type that rows are summed in, all
-/// in f64, element by element.
+/// The mean and the variance of a row whose squares are beyond the type that rows are summed in,
+/// all in f64, element by element.
 #[cold]
 #[inline(never)]
 fn wide_moments<E: Element>(x: &[E], center: Center) -> (f64, f64) {

@@ -1,0 +1,153 @@
+//! `--device` and `--budget`: where to compute, and within what memory.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use lowtide_allocator::{MemoryLimit, available_bytes};
+#[cfg(feature = "cuda")]
+use lowtide_tensor::cuda::CudaOptions;
+use lowtide_tensor::{CpuOptions, Device, SimSpec};
+
+use crate::human::{format_bytes, parse_bytes};
+use crate::{Result, TrainError};
+
+/// Where to compute.
+#[derive(Args)]
+pub(super) struct DeviceArgs {
+    /// What computes: cpu, cuda or cuda:N.
+    #[arg(long, value_name = "WHERE", default_value = "cpu", value_parser = parse_place)]
+    pub(super) device: Place,
+    /// The most memory to reserve, such as 6MiB; what the system allows if absent.
+    #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
+    #[arg(value_parser = parse_budget)]
+    pub(super) budget: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The processor of this machine.
+    Cpu,
+    /// The NVIDIA device of this number.
+    Cuda(usize),
+}
+
+impl DeviceArgs {
+    pub(super) fn open(&self) -> Result<Device> {
+        let budget_bytes = self.budget;
+        match self.device {
+            Place::Cpu => Ok(Device::cpu(CpuOptions { budget_bytes, ..Default::default() })?),
+            #[cfg(feature = "cuda")]
+            Place::Cuda(index) => {
+                Ok(Device::cuda(index, CudaOptions { budget_bytes, ..Default::default() })?)
+            }
+            #[cfg(not(feature = "cuda"))]
+            Place::Cuda(_) => Err(TrainError::Setting {
+                place: "--device".to_owned(),
+                problem: "this lowtide was built without the feature `cuda`".to_owned(),
+            }),
+        }
+    }
+
+    /// A simulated device of the same kind, so large that any model can be built on it, and the
+    /// budget to plan for. A CUDA device is asked only where no budget says what it has.
+    pub(super) fn open_simulated(&self) -> Result<(Device, usize)> {
+        const CAPACITY_BYTES: usize = 1 << 50;
+        let (spec, budget_bytes) = match (self.budget, self.device) {
+            // This machine may have no addresses for so much, as it need not to plan for another.
+            (Some(budget_bytes), Place::Cpu) => match self.open() {
+                Ok(device) => (device.spec(), budget_bytes),
+                Err(_) => (SimSpec::like_this_machine(CAPACITY_BYTES), budget_bytes),
+            },
+            #[cfg(feature = "cuda")]
+            (Some(budget_bytes), Place::Cuda(_)) => {
+                (SimSpec::like_cuda(CAPACITY_BYTES), budget_bytes)
+            }
+            _ => {
+                let device = self.open().map_err(|error| self.without_device(error))?;
+                (device.spec(), device.allocator().capacity_bytes())
+            }
+        };
+        let sim = Device::sim(SimSpec { capacity_bytes: CAPACITY_BYTES, ..spec })?;
+        Ok((sim, budget_bytes))
+    }
+
+    /// What the budget is, in words.
+    pub(super) fn budget_origin(&self) -> String {
+        match (self.budget, self.device) {
+            (Some(_), _) => "--budget".to_owned(),
+            (None, Place::Cpu) => MemoryLimit::of_this_process().origin.to_string(),
+            (None, Place::Cuda(_)) => "what the device has free, less a reserve".to_owned(),
+        }
+    }
+
+    /// The budget and what it is, for people.
+    pub(super) fn tell_budget(&self, budget_bytes: usize) -> String {
+        let bytes = format!("{} ({budget_bytes} bytes)", format_bytes(budget_bytes as u64));
+        match self.budget {
+            Some(_) => bytes,
+            None => format!("{bytes}: {}", self.budget_origin()),
+        }
+    }
+
+    /// Notes on standard error that a given budget, or else the predicted peak, is more memory than
+    /// the processor's machine has left.
+    pub(super) fn doubt(&self, predicted_peak_bytes: usize) {
+        let (name, bytes) = match self.budget {
+            Some(budget_bytes) => ("budget", budget_bytes),
+            None => ("predicted peak", predicted_peak_bytes),
+        };
+        if let (Place::Cpu, Some(left_bytes)) = (self.device, available_bytes())
+            && bytes > left_bytes
+        {
+            let [bytes, left] = [bytes, left_bytes].map(|bytes| format_bytes(bytes as u64));
+            let line = format!(
+                "lowtide: note: the {name} of {bytes} is more than the {left} available now"
+            );
+            drop(writeln!(io::stderr(), "{line}"));
+        }
+    }
+
+    /// The error of a plan for a device that cannot be asked what memory it has.
+    fn without_device(&self, error: TrainError) -> TrainError {
+        if self.device == Place::Cpu || cfg!(not(feature = "cuda")) {
+            return error;
+        }
+        let problem = format!("say how much memory to plan for, no device can be asked: {error}");
+        TrainError::Setting { place: "--budget".to_owned(), problem }
+    }
+
+    /// What computes, in words.
+    pub(super) fn describe(&self, device: &Device) -> String {
+        match self.device {
+            Place::Cpu => format!("{} threads", device.threads()),
+            Place::Cuda(index) => format!("NVIDIA device {index}"),
+        }
+    }
+
+    /// What multiplies matrices on an NVIDIA device, in words.
+    pub(super) fn products(device: &Device) -> Option<String> {
+        #[cfg(feature = "cuda")]
+        if let Some(cuda) = device.as_cuda() {
+            return Some(cuda.products().to_string());
+        }
+        let _ = device;
+        None
+    }
+}
+
+fn parse_place(text: &str) -> std::result::Result<Place, String> {
+    let index = match text {
+        "cpu" => return Ok(Place::Cpu),
+        "cuda" => return Ok(Place::Cuda(0)),
+        _ => text.strip_prefix("cuda:").and_then(|index| index.parse().ok()),
+    };
+    index.map(Place::Cuda).ok_or_else(|| "expected cpu, cuda or cuda:N".to_owned())
+}
+
+pub(super) fn parse_budget(text: &str) -> std::result::Result<usize, String> {
+    let bytes = parse_bytes(text).map_err(|error| error.to_string())?;
+    if bytes == 0 {
+        return Err("a budget of 0 holds nothing".to_owned());
+    }
+    usize::try_from(bytes).map_err(|_| format!("{text} is more than this machine can address"))
+}

@@ -1,0 +1,135 @@
+//! Limits of the operating system: on addresses, and of control groups.
+
+#![cfg(target_os = "linux")]
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::place::{Outcome, Place, bytes_of, skip};
+use crate::train::SMALL;
+
+/// `lowtide` in a shell that does `first` before.
+fn after(place: &Place, first: &str, arguments: &str) -> Outcome {
+    let script = format!("{first} && exec \"$0\" {arguments}");
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(script).arg(env!("CARGO_BIN_EXE_lowtide")).current_dir(place.path("."));
+    Outcome::of(&mut shell)
+}
+
+#[test]
+fn everything_runs_within_a_limit_on_addresses_and_as_planned() {
+    let place = Place::new();
+    for (kib, budget) in [(4_000_000, "6MiB"), (4_000_000, "1GiB"), (60_000_000, "6MiB")] {
+        let limit = format!("ulimit -v {kib}");
+        let arguments = format!("--epochs 2 --budget {budget}");
+        let plan = after(&place, &limit, &format!("plan {arguments}")).check_done();
+        after(&place, &limit, &format!("train {arguments} --out run")).check_done();
+        let summary = place.json("run/summary.json");
+        assert_eq!(summary["predicted_peak_bytes"], bytes_of(&plan, "predicted peak"), "{kib}");
+        assert_eq!(summary["predicted_peak_bytes"], summary["measured_peak_bytes"], "{kib}");
+        after(&place, &limit, "eval run").check_done();
+    }
+}
+
+#[test]
+fn budget_that_is_not_given_is_what_a_limit_on_addresses_leaves() {
+    let place = Place::new();
+    let plan = after(&place, "ulimit -v 4000000", "plan").check_done();
+    let budget = bytes_of(&plan, "budget");
+    assert!((1 << 30..2 << 30).contains(&budget), "{plan}");
+    assert!(plan.contains("half of what ulimit -v leaves"), "{plan}");
+    let json = after(&place, "ulimit -v 4000000", "plan --json").check_done();
+    assert!(json.contains("\"budget_from\":\"half of what ulimit -v leaves\""), "{json}");
+    after(&place, "ulimit -v 4000000", "train --epochs 1 --out run").check_done();
+}
+
+/// A control group for one test, which takes it away again.
+struct Group(PathBuf);
+
+impl Group {
+    /// With this limit on memory, and without swap; `None` where this user may make none.
+    fn new(name: &str, limit_bytes: usize) -> Option<Group> {
+        let folder = format!("lowtide-test-{}-{name}", std::process::id());
+        let [v2, v1] = ["/sys/fs/cgroup", "/sys/fs/cgroup/memory"].map(PathBuf::from);
+        let is_v2 = v2.join("cgroup.controllers").exists();
+        let (base, limit) = if is_v2 { (v2, "memory.max") } else { (v1, "memory.limit_in_bytes") };
+        let group = Group(base.join(folder));
+        fs::create_dir(&group.0).ok()?;
+        fs::write(group.0.join(limit), limit_bytes.to_string()).ok()?;
+        let swap = if is_v2 { ("memory.swap.max", 0) } else { ("memory.swappiness", 0) };
+        // Not every system has swap to forbid.
+        drop(fs::write(group.0.join(swap.0), swap.1.to_string()));
+        Some(group)
+    }
+
+    fn join(&self) -> String {
+        format!("echo $$ >{}", self.0.join("cgroup.procs").display())
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        drop(fs::remove_dir(&self.0));
+    }
+}
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn default_budget_fits_a_control_group_and_the_run_is_not_killed() {
+    let place = Place::new();
+    for (size_mib, runs) in [(160, 7), (224, 7), (384, 6)] {
+        let Some(group) = Group::new("default", size_mib * MIB) else {
+            return skip("control group", "this user may make none with a limit on memory");
+        };
+        // As much as fits there, and more in a whole batch.
+        let channels = size_mib * 16;
+        place.write("wide.toml", format!("[model]\nchannels = {channels}\n"));
+        let plan = after(&place, &group.join(), "plan wide.toml --epochs 1").check_done();
+        let budget = bytes_of(&plan, "budget") as usize;
+        assert!(budget < size_mib * MIB && budget >= size_mib * MIB / 2, "{plan}");
+        assert!(plan.contains("what its control group allows"), "{plan}");
+        for run in 0..runs {
+            let arguments = format!("train wide.toml --epochs 1 --seed {run} --out run");
+            after(&place, &group.join(), &arguments).check_done();
+            let summary = place.json("run/summary.json");
+            let peak = summary["measured_peak_bytes"].as_u64().expect("a number") as usize;
+            assert_eq!(summary["predicted_peak_bytes"], peak, "{summary}");
+            assert!(peak <= budget && peak > budget / 3, "{summary}");
+        }
+    }
+}
+
+#[test]
+fn budget_beyond_a_control_group_ends_in_a_typed_error_or_smaller_parts() {
+    let place = Place::new();
+    let Some(group) = Group::new("beyond", 200 * MIB) else {
+        return skip("budget beyond a control group", "this user may make no group");
+    };
+    place.write("wide.toml", "[model]\nchannels = 4096\n");
+    let arguments = "train wide.toml --epochs 1 --budget 4GiB --out run";
+    let outcome = after(&place, &group.join(), arguments);
+    assert!(outcome.stderr.contains("more than"), "the budget is doubted: {outcome:?}");
+    match outcome.code {
+        Some(0) => {
+            let summary = place.json("run/summary.json");
+            assert!(summary["retried_steps"].as_u64() > Some(0), "{summary}");
+        }
+        _ => outcome.check_failed(2, &["out of memory"]),
+    }
+}
+
+#[test]
+fn budget_beyond_what_is_available_is_doubted_and_others_are_not() {
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    let plan = place.run("plan small.toml --budget 900TiB");
+    assert!(plan.stderr.contains("note: ") && plan.stderr.contains("more than"), "{plan:?}");
+    plan.check_done();
+    for budget in ["", "--budget 6MiB"] {
+        let plan = place.run(&format!("plan small.toml {budget}"));
+        assert_eq!(plan.stderr, "");
+        plan.check_done();
+    }
+}
