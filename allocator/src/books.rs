@@ -10,6 +10,7 @@ use crate::error::Tried;
 use crate::holes::NONE;
 use crate::layout::{Extent, Layout, Live, Place, Want, active_bytes, page_floor};
 use crate::live::BlockInfo;
+use crate::origin::{ModulePath, Origin};
 use crate::pages::Pages;
 use crate::statistics::Statistics;
 use crate::stream::{Stream, StreamSet, Waits};
@@ -22,6 +23,23 @@ pub(crate) struct Request {
     pub(crate) size_bytes: usize,
     pub(crate) stream: Stream,
     pub(crate) site: &'static Location<'static>,
+    pub(crate) module: Option<ModulePath>,
+}
+
+impl Request {
+    /// A request of this thread: its origin is the current one, and `site` counts if that names no
+    /// other.
+    #[inline]
+    pub(crate) fn new(
+        category: Category,
+        size_bytes: usize,
+        stream: Stream,
+        site: &'static Location<'static>,
+    ) -> Request {
+        let origin = Origin::current();
+        let (module, site) = (origin.module, origin.site.unwrap_or(site));
+        Request { category, size_bytes, stream, site, module }
+    }
 }
 
 /// Bytes that a charge holds.
@@ -248,7 +266,7 @@ impl Books {
     /// Counts a block that is about to be live somewhere.
     #[inline]
     pub(crate) fn note_block(&mut self, size_bytes: usize, request: &Request) -> Live {
-        let Request { category, size_bytes: requested_bytes, stream, site } = *request;
+        let Request { category, size_bytes: requested_bytes, stream, site, module } = *request;
         self.statistics.requested.add(requested_bytes);
         self.statistics.allocated.add(size_bytes);
         self.statistics.by_category[category].add(size_bytes);
@@ -260,6 +278,7 @@ impl Books {
             stream,
             users: StreamSet::of(stream),
             site,
+            module,
             serial: self.take_serial(),
             view: NONE,
         }

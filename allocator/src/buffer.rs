@@ -15,6 +15,7 @@ use crate::checked;
 use crate::engine::{Granted, State};
 use crate::error::AllocError;
 use crate::layout::active_bytes;
+use crate::origin::{ModulePath, Origin};
 use crate::source::Segment;
 use crate::stream::Stream;
 
@@ -125,6 +126,17 @@ impl Buffer {
         self.granted.serial
     }
 
+    /// The module and the site that the block counts for.
+    pub fn origin(&self) -> Origin {
+        self.allocator.core().lock().origin(self.granted.slot)
+    }
+
+    /// Makes the block one of `module`: for memory that a model is made of, which has no name
+    /// before the model is whole.
+    pub fn set_module(&self, module: ModulePath) {
+        self.allocator.core().lock().set_module(self.granted.slot, module);
+    }
+
     /// Notes that work enqueued on `stream` uses the block: whoever gets the memory next waits for
     /// that work too. The block's own stream needs no note.
     pub fn record_use(&self, stream: Stream) {
@@ -140,12 +152,7 @@ impl Buffer {
     #[track_caller]
     pub fn hand_over(&self, to: Stream) -> Result<(), AllocError> {
         let granted = self.granted;
-        let request = Request {
-            category: granted.category(),
-            size_bytes: 0,
-            stream: to,
-            site: Location::caller(),
-        };
+        let request = Request::new(granted.category(), 0, to, Location::caller());
         self.allocator.core().lock().hand_over(granted.slot, &request)
     }
 

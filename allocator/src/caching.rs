@@ -188,7 +188,7 @@ impl CachingAllocator {
         category: Category,
         size_bytes: usize,
     ) -> Result<Buffer, AllocError> {
-        let request = Request { category, size_bytes, stream, site: Location::caller() };
+        let request = Request::new(category, size_bytes, stream, Location::caller());
         let mut engine = self.core().lock();
         let injected = engine.admit(&request)?;
         let is_plain = !injected && !self.core().is_checked;
@@ -270,7 +270,7 @@ impl CachingAllocator {
     #[track_caller]
     pub fn wait(&self, waiter: Stream, on: Stream) -> Result<(), AllocError> {
         let (category, site) = (self.current_category(), Location::caller());
-        let request = Request { category, size_bytes: 0, stream: waiter, site };
+        let request = Request::new(category, 0, waiter, site);
         self.core().lock().wait(on, &request)
     }
 
@@ -343,7 +343,7 @@ impl CachingAllocator {
     #[track_caller]
     pub fn refused_outside(&self, call: &'static str) -> AllocError {
         let (category, site) = (self.current_category(), Location::caller());
-        let request = Request { category, size_bytes: 0, stream: self.shared.stream, site };
+        let request = Request::new(category, 0, self.shared.stream, site);
         self.core().lock().refused_outside(call, Tried::default().with(Rung::Trim), &request)
     }
 
@@ -405,7 +405,7 @@ impl CachingAllocator {
         size_bytes: usize,
         site: &'static Location<'static>,
     ) -> Result<u64, AllocError> {
-        let request = Request { category, size_bytes, stream: Stream::DEFAULT, site };
+        let request = Request::new(category, size_bytes, Stream::DEFAULT, site);
         let charged = {
             let mut engine = self.core().lock();
             // A growth of nothing is no request.

@@ -12,6 +12,7 @@ use crate::history::{Action, Record, Ring};
 use crate::holes::NONE;
 use crate::layout::{Extent, Place, Spot};
 use crate::lock::{Lock, Locked};
+use crate::origin::{ModulePath, Origin};
 use crate::source::{MemorySource, PageRange, Segment, SourceError};
 use crate::statistics::Statistics;
 use crate::stream::{Stream, StreamSet};
@@ -293,6 +294,23 @@ impl Engine<'_> {
         self.settle(live.category, live.site);
     }
 
+    /// What a live block counts for.
+    pub(crate) fn origin(&self, slot: u32) -> Origin {
+        let live = match &self.state.torch {
+            Some(torch) => torch.block(slot).1,
+            None => self.state.books.layout.block(slot),
+        };
+        Origin { module: live.module, site: Some(live.site) }
+    }
+
+    /// Says which module a live block belongs to.
+    pub(crate) fn set_module(&mut self, slot: u32, module: ModulePath) {
+        match &mut self.state.torch {
+            Some(torch) => torch.block_mut(slot).1.module = Some(module),
+            None => self.state.books.layout.set_module(slot, module),
+        }
+    }
+
     /// Notes that a stream works on a block that is not its own.
     pub(crate) fn record_use(&mut self, slot: u32, stream: Stream) {
         let stream = self.ordered(stream);
@@ -358,7 +376,7 @@ impl Engine<'_> {
         let entry = self.state.books.close_charge(serial);
         let (category, size_bytes) = (entry.category, entry.size_bytes);
         if size_bytes > 0 {
-            let request = Request { category, size_bytes, stream: Stream::DEFAULT, site };
+            let request = Request::new(category, size_bytes, Stream::DEFAULT, site);
             self.record(Action::Discharge, &request, 0, size_bytes, serial);
         }
         self.settle(category, site);
@@ -372,7 +390,7 @@ impl Engine<'_> {
     /// Gives every free page back. Returns their bytes.
     pub(crate) fn trim(&mut self, category: Category, site: &'static Location<'static>) -> usize {
         let size_bytes = self.state.books.free_page_bytes();
-        let request = Request { category, size_bytes, stream: Stream::DEFAULT, site };
+        let request = Request::new(category, size_bytes, Stream::DEFAULT, site);
         let released_bytes = self.empty_torch_cache(&request);
         self.pay(size_bytes, &[], &request);
         released_bytes + size_bytes
@@ -401,6 +419,7 @@ impl Engine<'_> {
         let Statistics { capacity_bytes, reserved, .. } = self.state.books.statistics;
         let left_bytes = capacity_bytes.saturating_sub(reserved.current_bytes);
         self.record(Action::OutOfMemory, request, left_bytes, request.size_bytes, 0);
+        let by_module = self.state.by_module();
         let State { books, torch, .. } = &mut *self.state;
         let largest_free_bytes = match torch {
             Some(torch) => torch.largest_free_bytes(left_bytes),
@@ -420,6 +439,8 @@ impl Engine<'_> {
             by_category: books.by_category_bytes(),
             category: request.category,
             site: request.site,
+            module: request.module,
+            by_module,
             missing_bytes: shortage.needed_bytes.saturating_sub(statistics.capacity_bytes),
             request_index: books.request_count,
             tried: shortage.tried.to_vec(),
@@ -569,7 +590,7 @@ impl Engine<'_> {
         size_bytes: usize,
         serial: u64,
     ) {
-        let Request { category, size_bytes: requested_bytes, stream, site } = *request;
+        let Request { category, size_bytes: requested_bytes, stream, site, module } = *request;
         self.state.history.push(Record {
             sequence: 0,
             action,
@@ -580,6 +601,7 @@ impl Engine<'_> {
             requested_bytes,
             serial,
             site,
+            module,
         });
     }
 }

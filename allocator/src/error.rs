@@ -6,6 +6,8 @@ use std::panic::Location;
 use thiserror::Error;
 
 use crate::category::{ByCategory, Category};
+use crate::modules::ModuleShare;
+use crate::origin::ModulePath;
 use crate::source::SourceError;
 
 /// Why a request failed. The live blocks, charges and counters of what is in use are as before;
@@ -98,6 +100,9 @@ impl Tried {
     }
 }
 
+/// The ledger lists so many modules.
+const MODULE_ROWS: usize = 5;
+
 /// The books at the moment when a request failed, after everything in `tried`.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct OutOfMemory {
@@ -127,6 +132,10 @@ pub struct OutOfMemory {
     pub category: Category,
     /// Who asked.
     pub site: &'static Location<'static>,
+    /// The module that asked; `None` outside of every model.
+    pub module: Option<ModulePath>,
+    /// Live bytes by module, most first.
+    pub by_module: Vec<ModuleShare>,
     /// With this much more capacity the request would have passed. 0 if the failure was injected,
     /// or if the source ran out below its capacity.
     pub missing_bytes: usize,
@@ -143,13 +152,15 @@ impl OutOfMemory {
     /// What failed and how much is missing, without the rest of the ledger.
     pub fn headline(&self) -> String {
         let OutOfMemory { category, site, .. } = self;
+        let module = self.module.map_or_else(String::new, |module| format!(" in {module}"));
         let injected = if self.injected { " (injected)" } else { "" };
         if let Some(call) = self.refused_call {
             return format!("out of memory: the driver has none for {call}, called by {site}");
         }
         let [requested, missing] = [self.requested_bytes, self.missing_bytes].map(Bytes);
         format!(
-            "out of memory{injected}: {requested} of {category} asked by {site}, {missing} missing"
+            "out of memory{injected}: {requested} of {category} asked by {site}{module}, \
+             {missing} missing"
         )
     }
 
@@ -179,6 +190,10 @@ impl OutOfMemory {
         }
         if self.outside_bytes > 0 {
             row("outside", self.outside_bytes);
+        }
+        for share in self.by_module.iter().filter(|share| share.module.is_some()).take(MODULE_ROWS)
+        {
+            row(&format!("    in {}", share.name()), share.bytes as usize);
         }
         let tried: Vec<_> = self.tried.iter().map(Rung::to_string).collect();
         let injected = if self.injected { ", injected" } else { "" };

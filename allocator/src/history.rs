@@ -6,9 +6,10 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::category::Category;
 use crate::layout::Live;
+use crate::origin::ModulePath;
 use crate::stream::Stream;
 
-/// Records kept; older ones are overwritten. 131,072 of 64 bytes are 8 MiB.
+/// Records kept; older ones are overwritten. 131,072 of 56 bytes are 7 MiB.
 pub(crate) const RING_RECORDS: usize = 1 << 17;
 
 /// Every so many records the time is taken: a clock costs more than a record.
@@ -64,7 +65,11 @@ pub struct Record {
     pub serial: u64,
     /// Who asked.
     pub site: &'static Location<'static>,
+    /// The module that ran; `None` outside of every model.
+    pub module: Option<ModulePath>,
 }
+
+const _: () = assert!(size_of::<Record>() == 56);
 
 impl Record {
     /// Something that happened to a live block; the sequence comes from the ring.
@@ -80,6 +85,7 @@ impl Record {
             requested_bytes: live.requested_bytes,
             serial: live.serial,
             site: live.site,
+            module: live.module,
         }
     }
 }

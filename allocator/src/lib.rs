@@ -26,6 +26,8 @@ mod locked;
 mod mapping;
 #[cfg(all(test, lowtide_loom))]
 mod models;
+mod modules;
+mod origin;
 mod pages;
 mod pinned;
 mod policy;
@@ -64,6 +66,8 @@ pub use layout::BLOCK_BYTES;
 pub use limit::LimitSource;
 pub use live::BlockInfo;
 pub use locked::{LockedSource, PageLock};
+pub use modules::ModuleShare;
+pub use origin::{ModulePath, Origin, OriginScope};
 pub use pinned::{PinnedBuffer, PinnedCache};
 pub use policy::Policy;
 pub use reclaim::{Reclaim, Registration};

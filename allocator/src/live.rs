@@ -5,6 +5,8 @@ use std::panic::Location;
 use crate::category::Category;
 use crate::engine::State;
 use crate::layout::{Extent, Live};
+use crate::modules::{ModuleShare, shares};
+use crate::origin::ModulePath;
 use crate::stream::Stream;
 
 /// A live block, for naming what is left over.
@@ -22,6 +24,8 @@ pub struct BlockInfo {
     pub stream: Stream,
     /// Who asked.
     pub site: &'static Location<'static>,
+    /// The module that it belongs to; `None` if it was made outside of every model.
+    pub module: Option<ModulePath>,
     /// Counts up with every block and charge.
     pub serial: u64,
 }
@@ -35,6 +39,7 @@ impl BlockInfo {
             category: live.category,
             stream: live.stream,
             site: live.site,
+            module: live.module,
             serial: live.serial,
         }
     }
@@ -54,6 +59,11 @@ impl State {
 
     pub(crate) fn live_blocks(&self) -> Vec<BlockInfo> {
         self.live().iter().map(|(offset, live)| BlockInfo::of(*offset, live)).collect()
+    }
+
+    /// Live bytes by module, most first.
+    pub(crate) fn by_module(&self) -> Vec<ModuleShare> {
+        shares(self.live().iter().map(|(_, live)| (live.module, live.size_bytes as u64)))
     }
 
     /// 64-bit FNV-1a (Fowler, Noll, Vo; RFC 9923) over category, offset and size of every live

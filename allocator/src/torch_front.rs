@@ -57,7 +57,7 @@ impl TorchFront {
         self.blocks[slot as usize].as_ref().expect("a live block")
     }
 
-    fn block_mut(&mut self, slot: u32) -> &mut (usize, Live) {
+    pub(crate) fn block_mut(&mut self, slot: u32) -> &mut (usize, Live) {
         self.blocks[slot as usize].as_mut().expect("a live block")
     }
 
@@ -174,6 +174,7 @@ impl Engine<'_> {
             size_bytes: live.requested_bytes,
             stream: live.stream,
             site: live.site,
+            module: live.module,
         };
         self.state.history.push(Record::of_block(Action::Free, offset, &live));
         self.state.books.forget_block(&live);
@@ -242,6 +243,7 @@ impl SegmentSource for Driver<'_, '_> {
             stream,
             users: StreamSet::of(stream),
             site: self.request.site,
+            module: None,
             serial: 0,
             view: NONE,
         };

@@ -40,6 +40,7 @@ impl Pass {
             anomalies.check_loss(site, &value)?;
         }
         let _scope = value.device().category(Category::Gradient);
+        let _origin = self.origin(site).enter();
         let seed = Tensor::full(value.device(), *value.shape(), value.dtype(), seed)?;
         drop(value);
         let mut walk = self.walk(tape, attempt.as_ref(), []);
@@ -57,6 +58,7 @@ impl Pass {
         let site = Location::caller();
         let seeds = self.seeds(outputs, site)?;
         let (tape, attempt) = self.take_record(site)?;
+        let _origin = self.origin(site).enter();
         self.run(self.walk(tape, attempt.as_ref(), []), seeds).map(drop)
     }
 
@@ -78,6 +80,7 @@ impl Pass {
         let (tape, _) = self.take_record(site)?;
         let edges: Vec<Option<Edge>> = inputs.iter().map(Var::node).collect();
         let walk = self.walk(tape, None, edges.iter().flatten().copied());
+        let _origin = self.origin(site).enter();
         let found = self.run(walk, seeds)?;
         let gradient = |edge: Option<Edge>| edge.and_then(|edge| found.get(&edge)?.clone());
         Ok(edges.into_iter().map(gradient).collect())

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::panic::Location;
 use std::rc::Rc;
 
-use lowtide_allocator::Category;
+use lowtide_allocator::{Category, Origin};
 use lowtide_tensor::{DType, Shape, Tensor, TensorError};
 
 use crate::journal::{Journal, Replay};
@@ -150,6 +150,7 @@ impl Pass {
             let again = Again { outputs: outputs.iter().map(like).collect(), ..again };
             let (name, site) = ("checkpoint", again.site);
             let rule = AnyRule::Segment(Box::new(again), outputs.len());
+            let _origin = self.origin(site).enter();
             node = self.record_always(Op { name, site, rule, inputs, likes: Vec::new() })?;
         }
         let ours = |(output, var): (usize, Var)| {
@@ -264,6 +265,8 @@ impl Segment for Again {
         let input_count = vars.len();
         let outputs = {
             let _scope = device.category(Category::Activation);
+            let module = Some(pass.0.draws.module());
+            let _origin = Origin { module, site: None }.enter();
             let outputs = (again.function)(&pass, vars);
             replay.check_others()?;
             outputs?

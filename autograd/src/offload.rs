@@ -133,6 +133,8 @@ impl Parked {
             return Ok(false);
         }
         let (device, category) = (tensor.device().clone(), tensor.category());
+        // Both copies count for what the tensor counts for, whichever operation moves them.
+        let _origin = tensor.origin().enter();
         let copy = transfer(tensor, host, category)?;
         *place = Place::Host { copy, device, category };
         Ok(true)
@@ -142,6 +144,7 @@ impl Parked {
     fn come_back(&self) -> Result<()> {
         let mut place = self.place.borrow_mut();
         if let Place::Host { copy, device, category } = &*place {
+            let _origin = copy.origin().enter();
             let tensor = transfer(copy, device, *category)?;
             let version = tensor.version();
             *place = Place::Back { tensor, version };

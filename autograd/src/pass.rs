@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::panic::Location;
 use std::rc::Rc;
 
+use lowtide_allocator::Origin;
 use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor};
 
 use crate::anomaly::{Anomalies, Anomaly};
@@ -231,7 +232,12 @@ impl Pass {
 
     /// The names of the modules that this point is inside of, `layers.0`.
     pub fn path(&self) -> String {
-        self.0.draws.path()
+        self.0.draws.module().path().to_owned()
+    }
+
+    /// What memory counts for that is asked for here, on behalf of the line `site`.
+    pub(crate) fn origin(&self, site: Site) -> Origin {
+        Origin { module: Some(self.0.draws.module()), site: Some(site) }
     }
 
     /// Runs `section` without recording: its values need no gradient.
@@ -392,11 +398,13 @@ impl Pass {
         op: &'static str,
         push: impl FnOnce(&mut Tape) -> Edge,
     ) -> Result<Option<Edge>> {
-        self.check_open(op, Location::caller())?;
+        let site = Location::caller();
+        self.check_open(op, site)?;
         if !self.is_recording() {
             return Ok(None);
         }
         let Mode::Record(tape) = &self.0.mode else { return Ok(Some(SHADOW)) };
+        let _origin = self.origin(site).enter();
         Ok(tape.borrow_mut().as_mut().map(push))
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::panic::Location;
 
+use lowtide_allocator::Origin;
 use lowtide_tensor::{DType, Shape, Tensor, TensorError};
 
 use crate::anomaly::{self, Phase};
@@ -23,7 +24,13 @@ pub(crate) struct Edge {
 /// Looks at a gradient on its way and may replace it.
 pub(crate) type Hook = Box<dyn FnOnce(Tensor) -> Result<Tensor>>;
 
-enum Node {
+struct Node {
+    /// Where it was recorded: what its rule makes counts for it.
+    origin: Origin,
+    kind: Kind,
+}
+
+enum Kind {
     /// A value that is no operation's and has no leaf; its gradient can be asked for.
     Source,
     Leaf(LeafId),
@@ -47,19 +54,19 @@ pub(crate) struct Tape {
 
 impl Tape {
     pub(crate) fn leaf(&mut self, leaf: LeafId) -> Edge {
-        self.push(Node::Leaf(leaf))
+        self.push(Kind::Leaf(leaf))
     }
 
     pub(crate) fn source(&mut self) -> Edge {
-        self.push(Node::Source)
+        self.push(Kind::Source)
     }
 
     pub(crate) fn op(&mut self, op: Op) -> Edge {
-        self.push(Node::Op(op))
+        self.push(Kind::Op(op))
     }
 
-    fn push(&mut self, node: Node) -> Edge {
-        self.nodes.push(node);
+    fn push(&mut self, kind: Kind) -> Edge {
+        self.nodes.push(Node { origin: Origin::current(), kind });
         Edge { node: self.nodes.len() - 1, output: 0 }
     }
 
@@ -72,7 +79,7 @@ impl Tape {
         let mut needed = vec![false; self.nodes.len()];
         wanted.iter().for_each(|edge| needed[edge.node] = true);
         for (index, node) in self.nodes.iter().enumerate() {
-            let Node::Op(op) = node else { continue };
+            let Kind::Op(op) = &node.kind else { continue };
             let leads = op.inputs.iter().flatten().any(|edge| needed[edge.node]);
             needed[index] |= leads;
         }
@@ -134,22 +141,23 @@ impl<'a> Walk<'a> {
         while let Some((&Edge { node: index, .. }, _)) = self.pending.last_key_value() {
             self.tape.nodes.truncate(index + 1);
             let node = self.tape.nodes.pop().expect("gradients belong to nodes");
-            let output_count = match &node {
-                Node::Op(op) => op.rule.output_count(),
-                Node::Leaf(_) | Node::Source => 1,
+            let _origin = node.origin.enter();
+            let output_count = match &node.kind {
+                Kind::Op(op) => op.rule.output_count(),
+                Kind::Leaf(_) | Kind::Source => 1,
             };
             let mut dys = Vec::with_capacity(output_count);
             for output in 0..output_count {
                 dys.push(self.arrived(Edge { node: index, output })?);
             }
-            match node {
-                Node::Source => {}
-                Node::Leaf(leaf) => {
+            match node.kind {
+                Kind::Source => {}
+                Kind::Leaf(leaf) => {
                     if let (Some((attempt, pass)), Some(dy)) = (self.attempt, dys.pop().flatten()) {
                         attempt.accumulate(pass, leaf, dy)?;
                     }
                 }
-                Node::Op(op) => self.op(op, dys)?,
+                Kind::Op(op) => self.op(op, dys)?,
             }
         }
         Ok(self.wanted)
@@ -247,7 +255,7 @@ impl<'a> Walk<'a> {
 
     /// The leaf at `edge`, if contributions go to the attempt without a stop.
     fn direct_leaf(&self, edge: Edge) -> Option<LeafId> {
-        let Node::Leaf(leaf) = &self.tape.nodes[edge.node] else { return None };
+        let Kind::Leaf(leaf) = &self.tape.nodes[edge.node].kind else { return None };
         let stops = self.wanted.contains_key(&edge) || self.tape.hooks.contains_key(&edge);
         (!stops && self.attempt.is_some()).then_some(*leaf)
     }

@@ -113,6 +113,7 @@ impl Var {
         let operands = Operands::new(op, inputs)?;
         let (pass, nodes, site) = (operands.pass, operands.nodes, operands.site);
         let likes = likes(&operands.values);
+        let _origin = pass.origin(site).enter();
         let (value, rule) = forward(operands.values, &pass.saver(op, site, &nodes))?;
         pass.note(op, site, std::slice::from_ref(&value))?;
         let node = pass.record(op, site, (nodes, likes), AnyRule::One(Box::new(rule)))?;
@@ -136,6 +137,7 @@ impl Var {
         let operands = Operands::new(op, inputs)?;
         let (pass, nodes, site) = (operands.pass, operands.nodes, operands.site);
         let likes = likes(&operands.values);
+        let _origin = pass.origin(site).enter();
         let (values, rule) = forward(operands.values, &pass.saver(op, site, &nodes))?;
         pass.note(op, site, &values)?;
         let rule = AnyRule::Many(Box::new(rule), values.len());
@@ -158,9 +160,11 @@ impl Var {
         op: &'static str,
         forward: impl FnOnce(Tensor) -> Result<Tensor>,
     ) -> Result<Var> {
+        let site = Location::caller();
         if self.needs_gradient() {
-            return Err(AutogradError::NoRule { op, site: Location::caller() });
+            return Err(AutogradError::NoRule { op, site });
         }
+        let _origin = self.pass.origin(site).enter();
         Ok(self.pass.constant(forward(self.value)?))
     }
 }

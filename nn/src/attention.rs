@@ -12,7 +12,7 @@ use lowtide_tensor::{
 };
 
 use crate::cross_attention::cross_attention;
-use crate::module::visit_under;
+use crate::module::{forward_in, visit_under};
 use crate::optim::check_option;
 use crate::{Linear, Module, Parameter, Parameters, Result, RotaryEmbedding, init};
 
@@ -161,7 +161,7 @@ impl MultiHeadAttention {
     }
 
     fn project(&self, pass: &Pass, y: Var) -> Result<Var> {
-        self.out_proj.forward(pass, y)
+        forward_in(pass, "out_proj", &self.out_proj, y)
     }
 }
 

@@ -91,6 +91,11 @@ pub trait Module: Parameters {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var>;
 }
 
+/// [`Module::forward`] of the submodule `name`: memory and random numbers are its own.
+pub(crate) fn forward_in(pass: &Pass, name: &str, module: &impl Module, x: Var) -> Result<Var> {
+    pass.within(name, || module.forward(pass, x))
+}
+
 /// Shows the parameters of a submodule under `prefix.`; what containers are made of.
 pub(crate) fn visit_under(
     prefix: &str,

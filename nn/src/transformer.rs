@@ -8,7 +8,7 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Causal, Device, RandomKey, Tensor};
 
-use crate::module::visit_under;
+use crate::module::{forward_in, visit_under};
 use crate::{
     Dropout, LayerNorm, Linear, Module, MultiHeadAttention, MultiHeadOptions, Parameter,
     Parameters, Result, RotaryEmbedding,
@@ -96,19 +96,19 @@ impl TransformerOptions {
 fn residual(
     pass: &Pass,
     x: Var,
-    (norm, place): (&LayerNorm, NormPlace),
+    (norm, norm_name, place): (&LayerNorm, &str, NormPlace),
     (dropout, name): (&Dropout, &str),
     branch: impl FnOnce(Var) -> Result<Var>,
 ) -> Result<Var> {
     let input = match place {
         NormPlace::After => x.clone(),
-        NormPlace::Before => norm.forward(pass, x.clone())?,
+        NormPlace::Before => forward_in(pass, norm_name, norm, x.clone())?,
     };
     let y = branch(input)?;
     // Added to the branch, whose buffer nothing else needs.
     let sum = pass.within(name, || dropout.forward(pass, y))?.add(x)?;
     match place {
-        NormPlace::After => norm.forward(pass, sum),
+        NormPlace::After => forward_in(pass, norm_name, norm, sum),
         NormPlace::Before => Ok(sum),
     }
 }
@@ -134,13 +134,13 @@ impl FeedForward {
     }
 
     fn forward(&self, pass: &Pass, x: Var) -> Result<Var> {
-        let x = self.linear1.forward(pass, x)?;
+        let x = forward_in(pass, "linear1", &self.linear1, x)?;
         let x = match self.activation {
             HiddenActivation::Relu => x.relu()?,
             HiddenActivation::Gelu => x.gelu()?,
         };
         let x = pass.within("dropout", || self.dropout.forward(pass, x))?;
-        self.linear2.forward(pass, x)
+        forward_in(pass, "linear2", &self.linear2, x)
     }
 
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
@@ -185,10 +185,10 @@ impl TransformerEncoderLayer {
     /// `Shape`, `DType`, `OutOfMemory`.
     pub fn forward_masked(&self, pass: &Pass, input: Var, mask: Option<&Tensor>) -> Result<Var> {
         let (dropout, place) = (&self.dropout, self.place);
-        let x = residual(pass, input, (&self.norm1, place), (dropout, "dropout1"), |x| {
+        let x = residual(pass, input, (&self.norm1, "norm1", place), (dropout, "dropout1"), |x| {
             pass.within("self_attn", || self.self_attn.forward_masked(pass, x, mask))
         })?;
-        residual(pass, x, (&self.norm2, place), (dropout, "dropout2"), |x| {
+        residual(pass, x, (&self.norm2, "norm2", place), (dropout, "dropout2"), |x| {
             self.feed_forward.forward(pass, x)
         })
     }
@@ -260,15 +260,15 @@ impl TransformerDecoderLayer {
         [mask, memory_mask]: [Option<&Tensor>; 2],
     ) -> Result<Var> {
         let (dropout, place) = (&self.dropout, self.place);
-        let x = residual(pass, input, (&self.norm1, place), (dropout, "dropout1"), |x| {
+        let x = residual(pass, input, (&self.norm1, "norm1", place), (dropout, "dropout1"), |x| {
             pass.within("self_attn", || self.self_attn.forward_masked(pass, x, mask))
         })?;
-        let x = residual(pass, x, (&self.norm2, place), (dropout, "dropout2"), |x| {
+        let x = residual(pass, x, (&self.norm2, "norm2", place), (dropout, "dropout2"), |x| {
             pass.within("multihead_attn", || {
                 self.multihead_attn.attend(pass, x, memory, memory_mask)
             })
         })?;
-        residual(pass, x, (&self.norm3, place), (dropout, "dropout3"), |x| {
+        residual(pass, x, (&self.norm3, "norm3", place), (dropout, "dropout3"), |x| {
             self.feed_forward.forward(pass, x)
         })
     }

@@ -5,7 +5,7 @@
 use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{Device, RandomKey, Tensor};
 
-use crate::module::visit_under;
+use crate::module::{forward_in, visit_under};
 use crate::segment::{Segment, visit_block_policies, visit_blocks};
 use crate::{
     LayerNorm, Module, Parameter, Parameters, Result, Segments, TransformerDecoderLayer,
@@ -78,7 +78,7 @@ impl TransformerEncoder {
                 })
             })
         })?;
-        self.norm.forward(pass, x)
+        forward_in(pass, "norm", &self.norm, x)
     }
 }
 
@@ -110,6 +110,6 @@ impl TransformerDecoder {
                 })
             })
         })?;
-        self.norm.forward(pass, x)
+        forward_in(pass, "norm", &self.norm, x)
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::{self, Debug};
 use std::panic::Location;
 use std::sync::Arc;
 
-use lowtide_allocator::{Category, Stream};
+use lowtide_allocator::{Category, ModulePath, Origin, Stream};
 
 use crate::device::{Backend, COPIES};
 use crate::dtype::for_each_dtype;
@@ -203,6 +203,17 @@ impl Tensor {
     /// What the bytes of the storage count as.
     pub fn category(&self) -> Category {
         self.storage.buffer().category()
+    }
+
+    /// The module and the site that the bytes of the storage count for.
+    pub fn origin(&self) -> Origin {
+        self.storage.buffer().origin()
+    }
+
+    /// Makes the bytes of the storage count for `module`: see
+    /// [`Buffer::set_module`](lowtide_allocator::Buffer::set_module).
+    pub fn set_module(&self, module: ModulePath) {
+        self.storage.buffer().set_module(module);
     }
 
     /// Whether both share one storage.

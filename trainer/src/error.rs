@@ -5,7 +5,7 @@ use std::panic::Location;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lowtide_allocator::{Category, OutOfMemory};
+use lowtide_allocator::{Category, ModulePath, OutOfMemory};
 use lowtide_autograd::{AutogradError, Coupling, Foreign, Role};
 use lowtide_data::DataError;
 use lowtide_nn::NnError;
@@ -36,7 +36,11 @@ pub enum TrainError {
         source: Box<TrainError>,
     },
     /// A step that was rolled back left blocks behind: a handle to one of its tensors outlives it.
-    #[error("step {step} was rolled back, but {} at {site} is still held", blocks(*count))]
+    #[error(
+        "step {step} was rolled back, but {} at {site}{} is still held",
+        blocks(*count),
+        in_module(*module)
+    )]
     LeftOver {
         /// The step, counted from 1.
         step: u64,
@@ -44,6 +48,8 @@ pub enum TrainError {
         count: usize,
         /// Where the last of them was allocated.
         site: &'static Location<'static>,
+        /// The module that it belongs to.
+        module: Option<ModulePath>,
     },
     /// The device failed while a step was written: some parameters are those after it, some those
     /// before. No step comes after it.
@@ -86,6 +92,10 @@ fn origin(foreign: &Foreign) -> &'static str {
              has to be a buffer of the model"
         }
     }
+}
+
+fn in_module(module: Option<ModulePath>) -> String {
+    module.map_or_else(String::new, |module| format!(" in {module}"))
 }
 
 fn blocks(count: usize) -> String {

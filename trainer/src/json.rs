@@ -1,6 +1,6 @@
 //! Errors as JSON, for whoever reads them with a program.
 
-use lowtide_allocator::{Category, OutOfMemory};
+use lowtide_allocator::{Category, ModuleShare, OutOfMemory};
 use serde_json::{Map, Value, json};
 
 use crate::TrainError;
@@ -60,10 +60,21 @@ pub(crate) fn ledger_json(ledger: &OutOfMemory) -> Value {
         "bytes_by_category": categories_json(by_category),
         "category": ledger.category.to_string(),
         "site": ledger.site.to_string(),
+        "module": ledger.module.map(|module| module.to_string()),
+        "bytes_by_module": modules_json(&ledger.by_module),
         "request_index": ledger.request_index,
         "tried": ledger.tried.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "injected": ledger.injected,
     })
+}
+
+/// A list, most bytes first.
+pub(crate) fn modules_json(shares: &[ModuleShare]) -> Value {
+    let share = |share: &ModuleShare| {
+        let ModuleShare { blocks, bytes, .. } = share;
+        json!({ "module": share.name(), "blocks": blocks, "bytes": bytes })
+    };
+    shares.iter().map(share).collect()
 }
 
 /// An object with a key for each category.

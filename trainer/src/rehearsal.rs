@@ -1,6 +1,6 @@
 //! Rehearsals: the real training code on a simulated device, to know its peak before it runs.
 
-use lowtide_allocator::{Category, Statistics};
+use lowtide_allocator::{Category, ModuleShare, Statistics};
 use lowtide_amp::LossScaler;
 use lowtide_autograd::Coupling;
 use lowtide_data::BatchView;
@@ -27,6 +27,9 @@ pub struct Forecast {
     pub peak_bytes: usize,
     /// The peak of each category, at whatever moment it was reached.
     pub category_peaks: Vec<(Category, usize)>,
+    /// The live blocks by module at the moment when the most was in use, most bytes first: exact,
+    /// unless the rehearsal was longer than the allocator's history.
+    pub modules_at_peak: Vec<ModuleShare>,
     /// Roofline time of all acts on the device's nominal rates: for comparing plans.
     pub seconds: f64,
     /// Where the samples of a batch are coupled: such a batch is never split.
@@ -109,6 +112,7 @@ impl Forecast {
         Forecast {
             peak_bytes: statistics.reserved.peak_bytes,
             category_peaks: Category::ALL.map(peak_of).to_vec(),
+            modules_at_peak: device.allocator().capture().modules_at_peak(0),
             seconds: device.simulated_seconds(),
             coupling: None,
             assumptions: device.assumptions(),

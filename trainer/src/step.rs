@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use lowtide_allocator::Category;
+use lowtide_allocator::{Category, ModulePath, Origin};
 use lowtide_amp::LossScaler;
 use lowtide_autograd::{Attempt, Coupling, Gradients, Pass};
 use lowtide_data::BatchView;
@@ -109,9 +109,10 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
             let pass = Pass::train(self.key, attempt).with_first_sample(first_sample);
             let pass = pass.with_device(self.device);
             let scope = self.device.category(Category::Activation);
+            let origin = Origin { module: Some(ModulePath::ROOT), site: None }.enter();
             let loss = self.task.loss(&pass, self.device, &batch.slice(part));
             let loss = loss.map_err(|error| error.because_of(pass.foreign()))?;
-            drop(scope);
+            drop((origin, scope));
             loss_sum.add_(&loss.sum.value().to_dtype(DType::F64)?)?;
             coupling = coupling.or_else(|| pass.coupling());
             (self.on_phase)("backward");

@@ -1,6 +1,6 @@
 //! The memory timeline of the first steps, from the allocator's history.
 
-use lowtide_allocator::{Action, ByCategory, Category, Record};
+use lowtide_allocator::{Action, ByCategory, Category, ModuleShare, Record};
 use lowtide_tensor::Device;
 
 use crate::Result;
@@ -23,6 +23,8 @@ pub struct Timeline {
     /// Allocator events before each phase.
     phases: Vec<(u64, String)>,
     records: Vec<Record>,
+    /// At the fullest of `records`.
+    modules: Vec<ModuleShare>,
     steps_seen: u64,
 }
 
@@ -37,19 +39,21 @@ impl Timeline {
             first_number: 0,
             phases: Vec::new(),
             records: Vec::new(),
+            modules: Vec::new(),
             steps_seen: 0,
         }
     }
 
     fn collect(&mut self) {
-        let history = self.device.allocator().history();
+        let capture = self.device.allocator().capture();
+        let history = capture.history();
         let is_event = |record: &&Record| !is_auxiliary(record.action);
         let events: Vec<Record> = history.records().iter().filter(is_event).copied().collect();
         let before = events.partition_point(|record| record.sequence < self.first_event);
         self.first_number = before as u64;
         self.records = events[before..].to_vec();
         // Back from now: the ring may have overwritten the oldest records of very long steps.
-        let statistics = self.device.allocator().statistics();
+        let statistics = capture.statistics();
         self.start =
             ByCategory::from_fn(|category| statistics.by_category[category].current_bytes as u64);
         self.reserved_at_start = statistics.reserved.current_bytes as u64;
@@ -58,6 +62,7 @@ impl Timeline {
             self.start[record.category] = plus(self.start[record.category], -live);
             self.reserved_at_start = plus(self.reserved_at_start, -reserved);
         }
+        self.modules = capture.modules_at_peak(self.first_event);
     }
 
     /// The timeline so far, for the report.
@@ -68,6 +73,7 @@ impl Timeline {
             categories: Category::ALL.iter().map(|category| category.to_string()).collect(),
             budget_bytes: Some(statistics.capacity_bytes as u64),
             peak_bytes: statistics.reserved.peak_bytes as u64,
+            modules: self.modules.iter().map(|share| (share.name(), share.bytes)).collect(),
             caption: format!("the first {} of the run", steps(self.steps_seen)),
             first_event: self.first_number,
             ..Default::default()

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use lowtide_allocator::ModulePath;
 use lowtide_amp::LossScaler;
 use lowtide_data::{Batch, BatchView, Loader};
 use lowtide_nn::NnError;
@@ -76,7 +77,11 @@ pub struct Trainer<T, O> {
 
 impl<T: Task, O: Optimizer> Trainer<T, O> {
     /// A trainer before its first step. The task's parameters are on `device`.
-    pub fn new(device: &Device, task: T, optimizer: O, options: Options) -> Self {
+    pub fn new(device: &Device, mut task: T, optimizer: O, options: Options) -> Self {
+        // Only now do they have names: reports and errors say whose memory is whose.
+        task.parameters().visit_tensors(&mut |name, tensor| {
+            tensor.set_module(ModulePath::of_parameter(name));
+        });
         let (device, scaler) = (device.clone(), options.scaler.clone());
         Trainer {
             device,
@@ -340,7 +345,12 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         let mut left_over = allocator.live_blocks();
         left_over.retain(|block| !blocks_at_begin.contains(block));
         Err(match left_over.last() {
-            Some(last) => TrainError::LeftOver { step, count: left_over.len(), site: last.site },
+            Some(last) => TrainError::LeftOver {
+                step,
+                count: left_over.len(),
+                site: last.site,
+                module: last.module,
+            },
             None => failure,
         })
     }

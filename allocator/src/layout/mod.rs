@@ -24,6 +24,7 @@ mod place;
 mod search;
 
 use crate::holes::{Holes, NONE};
+use crate::origin::ModulePath;
 use crate::stream::{Marks, Stream, StreamSet};
 
 pub(crate) use node::{Kind, Live, Node};
@@ -147,6 +148,11 @@ impl Layout {
         let node = &mut self.nodes[slot as usize];
         assert!(matches!(node.kind, Kind::Block | Kind::First), "slot {slot} is no block");
         &mut node.streams
+    }
+
+    /// Says which module the block in `slot` belongs to.
+    pub(crate) fn set_module(&mut self, slot: u32, module: ModulePath) {
+        self.nodes[slot as usize].set_module(module);
     }
 
     /// Offset of the block in `slot`, or of its first piece.

@@ -2,9 +2,11 @@
 
 use std::panic::Location;
 
-use super::Extent;
+use super::{BLOCK_BYTES, Extent};
 use crate::category::Category;
+use crate::checked::GUARD_BYTES;
 use crate::holes::NONE;
+use crate::origin::ModulePath;
 use crate::stream::{Marks, Stream, StreamSet};
 
 /// What is known of a live block beside its place.
@@ -19,6 +21,8 @@ pub(crate) struct Live {
     /// Who has used it.
     pub(crate) users: StreamSet,
     pub(crate) site: &'static Location<'static>,
+    /// Whose module it is.
+    pub(crate) module: Option<ModulePath>,
     /// Never given twice, so that a slot used again is not mistaken for the same block.
     pub(crate) serial: u64,
     /// Where the whole block is mapped, if it has pieces; else `NONE`.
@@ -56,8 +60,7 @@ pub(crate) struct Node {
     pub(super) next: u32,
     /// Of a hole, what hangs below it in its bin on either side, and what it hangs below itself. Of
     /// a piece, the next one or `NONE`, and then the view of its block, if it is the first one, or
-    /// the first one. Of a block, last, what is not asked for of the whole block: less than blocks
-    /// are rounded up by.
+    /// the first one. Of a block, last, the module and what is not asked for of the whole block.
     pub(crate) links: [u32; 3],
     /// Of a hole, who may still work on it, by which it is listed; of a block, who has used it.
     pub(super) streams: StreamSet,
@@ -76,7 +79,13 @@ const _: () = assert!(size_of::<Node>() == 64);
 pub(super) const NEXT_PIECE: usize = 0;
 pub(super) const VIEW: usize = 1;
 pub(super) const FIRST_PIECE: usize = 1;
-const SLACK_BYTES: usize = 2;
+/// What is not asked for in the low bits, the module in those above.
+const SLACK_AND_MODULE: usize = 2;
+
+/// Blocks are rounded up by less, also with the guard bytes of a checked allocator.
+const SLACK_BITS: u32 = 10;
+const _: () = assert!(SLACK_BITS + ModulePath::BITS == u32::BITS);
+const _: () = assert!(BLOCK_BYTES + GUARD_BYTES < 1 << SLACK_BITS);
 
 impl Node {
     /// A hole that nobody used, has no neighbours and is not listed.
@@ -101,13 +110,22 @@ impl Node {
     #[inline(always)]
     pub(super) fn describe(&mut self, live: &Live) {
         let slack_bytes = live.size_bytes - live.requested_bytes;
-        self.links[SLACK_BYTES] = slack_bytes as u32;
-        debug_assert!(slack_bytes < u32::MAX as usize, "{live:?}");
+        debug_assert!(slack_bytes < 1 << SLACK_BITS, "{live:?}");
+        let module = ModulePath::to_bits(live.module);
+        self.links[SLACK_AND_MODULE] = module << SLACK_BITS | slack_bytes as u32;
         self.streams = live.users;
         self.number = live.serial;
         self.site = live.site;
         self.category = live.category;
         self.stream = live.stream;
+    }
+
+    /// Says which module the block belongs to that this is, or is the first piece of.
+    pub(super) fn set_module(&mut self, module: ModulePath) {
+        debug_assert!(matches!(self.kind, Kind::Block | Kind::First), "{self:?}");
+        let bits = ModulePath::to_bits(Some(module)) << SLACK_BITS;
+        let link = &mut self.links[SLACK_AND_MODULE];
+        *link = bits | *link & ((1 << SLACK_BITS) - 1);
     }
 
     /// Of a hole: who may still work on it.
@@ -129,13 +147,16 @@ impl Node {
     /// What a block of `size_bytes` is, of which this is the first piece or all.
     #[inline]
     pub(super) fn live(&self, size_bytes: usize) -> Live {
+        let packed = self.links[SLACK_AND_MODULE];
+        let slack_bytes = packed & ((1 << SLACK_BITS) - 1);
         Live {
-            requested_bytes: size_bytes - self.links[SLACK_BYTES] as usize,
+            requested_bytes: size_bytes - slack_bytes as usize,
             size_bytes,
             category: self.category,
             stream: self.stream,
             users: self.streams,
             site: self.site,
+            module: ModulePath::from_bits(packed >> SLACK_BITS),
             serial: self.number,
             view: if self.kind == Kind::First { self.links[VIEW] } else { NONE },
         }

@@ -10,6 +10,7 @@ use crate::caching::CachingAllocator;
 use crate::category::{ByCategory, Category};
 use crate::history::{Action, History, Moment, Record};
 use crate::layout::{Extent, Live};
+use crate::origin::ModulePath;
 use crate::statistics::Statistics;
 use crate::torch::StreamId;
 
@@ -73,6 +74,11 @@ impl CachingAllocator {
 }
 
 impl Capture {
+    /// The blocks that were live at that moment.
+    pub(crate) fn live_records(&self) -> impl Iterator<Item = &Record> {
+        self.blocks.iter().map(|(record, _)| record)
+    }
+
     /// The counters at that moment.
     pub fn statistics(&self) -> &Statistics {
         &self.statistics
@@ -89,7 +95,7 @@ impl Capture {
         // Pieces belong to the record before them, and that one is gone.
         let lost = records.iter().take_while(|record| record.action == Action::Piece).count();
         let records = &records[lost..];
-        let mut sites = Sites::default();
+        let mut sites = Sites::new(self.live_records().chain(of(records, Action::Free)));
         let mut recording = Recording {
             policy: if self.is_torch { "torch" } else { "pages" }.to_owned(),
             capacity_bytes: self.statistics.capacity_bytes as u64,
@@ -131,7 +137,7 @@ impl Capture {
             address: if has_address { self.address + record.offset as u64 } else { 0 },
             stream: StreamId(record.stream.index() as u64),
             category: Some(record.category),
-            site: Some(sites.index(record.site)),
+            site: Some(sites.index(record)),
         }
     }
 
@@ -143,7 +149,7 @@ impl Capture {
             requested_bytes: record.requested_bytes as u64,
             stream: StreamId(record.stream.index() as u64),
             category: Some(record.category),
-            site: Some(sites.index(record.site)),
+            site: Some(sites.index(record)),
         }
     }
 
@@ -252,28 +258,41 @@ fn kind(record: &Record) -> Option<EventKind> {
     })
 }
 
-/// Each site once. They are few and static, so their addresses tell them apart; equal ones of
-/// different code generation units are merged by what they say.
-#[derive(Default)]
+/// Each line and module once. Lines are few and static, so their addresses tell them apart; equal
+/// ones of different code generation units are merged by what they say.
 struct Sites {
     list: Vec<Site>,
-    by_address: HashMap<*const Location<'static>, u32>,
-    by_name: HashMap<(&'static str, u32, u32), u32>,
+    by_address: HashMap<(*const Location<'static>, Option<ModulePath>), u32>,
+    by_name: HashMap<(&'static str, u32, u32, Option<ModulePath>), u32>,
+    /// By serial, for blocks of a module; some are told theirs after they were allocated.
+    modules: HashMap<u64, ModulePath>,
 }
 
 impl Sites {
-    fn index(&mut self, site: &'static Location<'static>) -> u32 {
-        if let Some(&index) = self.by_address.get(&std::ptr::from_ref(site)) {
+    /// `last` are the last records of blocks.
+    fn new<'a>(last: impl Iterator<Item = &'a Record>) -> Sites {
+        let modules = last.filter_map(|record| Some((record.serial, record.module?))).collect();
+        let (list, by_address, by_name) = (Vec::new(), HashMap::new(), HashMap::new());
+        Sites { list, by_address, by_name, modules }
+    }
+
+    fn index(&mut self, record: &Record) -> u32 {
+        let site = record.site;
+        let is_of_block = matches!(record.action, Action::Allocate | Action::Free);
+        let named = self.modules.get(&record.serial).filter(|_| is_of_block);
+        let module = named.copied().or(record.module);
+        if let Some(&index) = self.by_address.get(&(std::ptr::from_ref(site), module)) {
             return index;
         }
         let list = &mut self.list;
-        let name = (site.file(), site.line(), site.column());
+        let name = (site.file(), site.line(), site.column(), module);
         let index = *self.by_name.entry(name).or_insert_with(|| {
             let (file, line) = (site.file().to_owned(), site.line());
-            list.push(Site { file, line, function: String::new() });
-            u32::try_from(list.len() - 1).expect("fewer sites than lines of code")
+            let module = module.map_or_else(String::new, |module| module.to_string());
+            list.push(Site { file, line, module, ..Site::default() });
+            u32::try_from(list.len() - 1).expect("fewer sites than events")
         });
-        self.by_address.insert(std::ptr::from_ref(site), index);
+        self.by_address.insert((std::ptr::from_ref(site), module), index);
         index
     }
 }

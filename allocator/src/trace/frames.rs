@@ -149,6 +149,7 @@ impl<'a> Sites<'a> {
     fn intern(&mut self, frame: Value, memory: &mut Memory) -> Result<u32, TraceError> {
         let (_, record) = self.record(frame)?;
         let site = Site {
+            module: String::new(),
             file: self.text(&record, "filename").to_owned(),
             line: line(&record),
             function: self.text(&record, "name").to_owned(),

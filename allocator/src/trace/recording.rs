@@ -58,7 +58,8 @@ impl Default for SegmentKind {
     }
 }
 
-/// A line of source code.
+/// A line of source code, and the module of a model on whose behalf it ran: the same line in two
+/// modules is two sites.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Site {
     /// The file as the compiler or the interpreter names it.
@@ -67,6 +68,8 @@ pub struct Site {
     pub line: u32,
     /// The function, where it is known.
     pub function: String,
+    /// The module of the model that ran, `(root)` for the model itself; empty where nobody said.
+    pub module: String,
 }
 
 /// A live block.

@@ -256,6 +256,16 @@ impl Site {
     /// the end and of a function the beginning, if there is room for it; the function alone where
     /// the place is not known.
     pub(super) fn shown(&self, len_max: usize) -> String {
+        if self.module.is_empty() {
+            return self.line_shown(len_max);
+        }
+        // At most half of the room: the line says more than a long path.
+        let module = head(&printable(&self.module, usize::MAX), len_max.div_ceil(2));
+        let room = len_max.saturating_sub(module.chars().count() + 1);
+        if room == 0 { module } else { format!("{module} {}", self.line_shown(room)) }
+    }
+
+    fn line_shown(&self, len_max: usize) -> String {
         let is_nowhere = self.line == 0 && matches!(self.file.as_str(), "" | "??");
         if is_nowhere && !self.function.is_empty() {
             return head(&printable(&self.function, usize::MAX), len_max);

@@ -160,7 +160,12 @@ proptest! {
         recording.policy.clone_from(&odd);
         for (index, site) in recording.sites.iter_mut().enumerate() {
             let file = if index % 2 == 0 { &name } else { &odd };
-            *site = Site { file: file.clone(), line: u32::MAX, function: odd.clone() };
+            *site = Site {
+                module: odd.clone(),
+                file: file.clone(),
+                line: u32::MAX,
+                function: odd.clone(),
+            };
         }
         for event in &mut recording.events {
             event.size_bytes = event.size_bytes.saturating_add(bytes);
@@ -175,7 +180,7 @@ fn function_without_a_place_is_the_site() {
     let mut recording = training(4000);
     let function = format!("at::detail::{}", "empty".repeat(30));
     for site in &mut recording.sites {
-        *site = Site { file: "??".into(), line: 0, function: function.clone() };
+        *site = Site { file: "??".into(), line: 0, function: function.clone(), ..Site::default() };
     }
     let text = check_text(&recording);
     assert!(text.contains("  at::detail::emptyempty") && text.contains("…\n"), "{text}");

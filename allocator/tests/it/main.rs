@@ -14,6 +14,7 @@ mod host;
 mod json_lines;
 mod memory_viz;
 mod model;
+mod origins;
 mod pickle;
 mod pinned;
 mod reclaim;

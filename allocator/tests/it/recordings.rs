@@ -293,6 +293,7 @@ impl World {
                 file: file.to_owned(),
                 line,
                 function: function.to_owned(),
+                ..Site::default()
             })
             .to_vec();
         recording.start = self.live.iter().map(|live| live.block.clone()).collect();

@@ -40,6 +40,7 @@ impl Recorder {
             file: file.into(),
             line,
             function: function.into(),
+            ..Site::default()
         };
         let recording = Recording {
             policy: "pages".into(),
@@ -238,7 +239,7 @@ pub(crate) fn recording() -> impl Strategy<Value = Recording> {
             };
             for line in 0..5 {
                 let (file, function) = (format!("file {line}"), String::new());
-                recording.sites.push(Site { file, line, function });
+                recording.sites.push(Site { file, line, function, ..Site::default() });
             }
             if has_charges {
                 recording.start_charges = vec![(Category::Workspace, 3000), (Category::Input, 10)];

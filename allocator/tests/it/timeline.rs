@@ -213,7 +213,7 @@ fn with_names(names: &[&str]) -> Recording {
     let mut recording = training(200);
     recording.policy = names[0].into();
     for (site, name) in recording.sites.iter_mut().zip(names.iter().cycle()) {
-        *site = Site { file: (*name).into(), line: 7, function: (*name).into() };
+        *site = Site { file: (*name).into(), line: 7, function: (*name).into(), ..Site::default() };
     }
     recording
 }

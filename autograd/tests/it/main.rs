@@ -12,6 +12,7 @@ mod graphs;
 mod memory;
 mod misuse;
 mod offload;
+mod origins;
 mod outputs;
 mod pytorch;
 mod random;

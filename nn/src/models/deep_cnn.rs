@@ -5,7 +5,7 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, RandomKey};
 
-use crate::module::visit_under;
+use crate::module::{forward_in, visit_under};
 use crate::{Conv2d, Linear, MaxPool2d, Module, Parameter, Parameters, Result};
 
 /// What images a [`DeepCnn`] takes, and how large it is.
@@ -48,12 +48,16 @@ impl DeepCnn {
     }
 }
 
+/// The names of the convolutions, and that of the linear layer.
+const CONVS: [&str; 3] = ["0", "3", "6"];
+const LINEAR: &str = "10";
+
 impl Parameters for DeepCnn {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        for (name, conv) in ["0", "3", "6"].into_iter().zip(&mut self.convs) {
+        for (name, conv) in CONVS.into_iter().zip(&mut self.convs) {
             visit_under(name, conv, visitor);
         }
-        visit_under("10", &mut self.linear, visitor);
+        visit_under(LINEAR, &mut self.linear, visitor);
     }
 }
 
@@ -61,9 +65,9 @@ impl Module for DeepCnn {
     /// # Shapes
     /// `input: [B, C, H, W] → [B, L]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        let x = self.convs.iter().try_fold(input, |x, conv| {
-            MaxPool2d::square(2).forward(pass, conv.forward(pass, x)?.relu()?)
+        let x = CONVS.into_iter().zip(&self.convs).try_fold(input, |x, (name, conv)| {
+            MaxPool2d::square(2).forward(pass, forward_in(pass, name, conv, x)?.relu()?)
         })?;
-        self.linear.forward(pass, x.flatten(1..4)?)
+        forward_in(pass, LINEAR, &self.linear, x.flatten(1..4)?)
     }
 }

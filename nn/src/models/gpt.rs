@@ -7,7 +7,7 @@
 use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{AttentionDropout, AttentionOptions, Causal, Device, RandomKey, Tensor};
 
-use crate::module::visit_under;
+use crate::module::{forward_in, visit_under};
 use crate::optim::check_option;
 use crate::segment::{Segment, visit_block_policies, visit_blocks};
 use crate::{
@@ -121,15 +121,17 @@ impl Block {
             drops.then(|| AttentionDropout { key: pass.draw(), probability, first_sample });
         let causal = Causal::UpperLeft;
         let options = AttentionOptions { causal, dropout, ..Default::default() };
-        let mut packed = self.qkv.forward(pass, self.ln1.forward(pass, input.clone())?)?;
+        let mut packed = forward_in(pass, "ln1", &self.ln1, input.clone())?;
+        packed = forward_in(pass, "qkv", &self.qkv, packed)?;
         if let Some(tables) = tables {
             packed = tables.turn_heads(packed, [2 * heads, 3 * heads])?;
         }
         let seen = packed.self_attention([heads, heads], None, options)?;
         // Added to the branch, whose buffer nothing else needs.
-        let x = self.drop("proj", pass, self.proj.forward(pass, seen)?)?.add(input)?;
-        let hidden = self.up.forward(pass, self.ln2.forward(pass, x.clone())?)?.gelu()?;
-        Ok(self.drop("down", pass, self.down.forward(pass, hidden)?)?.add(x)?)
+        let x = self.drop("proj", pass, forward_in(pass, "proj", &self.proj, seen)?)?.add(input)?;
+        let hidden = forward_in(pass, "ln2", &self.ln2, x.clone())?;
+        let hidden = forward_in(pass, "up", &self.up, hidden)?.gelu()?;
+        Ok(self.drop("down", pass, forward_in(pass, "down", &self.down, hidden)?)?.add(x)?)
     }
 }
 
@@ -245,7 +247,7 @@ impl Gpt {
             Positions::Learned(table) => Some(table.table(pass)?.narrow(0, 0, len)?), // [T, D]
             Positions::Rotary(..) => None,
         };
-        let mut x = self.tok.forward(pass, tokens)?;
+        let mut x = forward_in(pass, "tok", &self.tok, tokens)?;
         if let Some(positions) = positions {
             x = x.add(positions)?;
         }
@@ -264,7 +266,7 @@ impl Gpt {
                     .run(pass, [x], move |block, pass, [x]| block.forward(pass, x, tables.as_ref()))
             })?;
         }
-        self.norm.forward(pass, x)
+        forward_in(pass, "norm", &self.norm, x)
     }
 
     /// The cross-entropy of [`Module::forward`] with the tokens that follow, by
@@ -298,7 +300,7 @@ impl Module for Gpt {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         let x = self.features(pass, input)?;
         match &self.head {
-            Some(head) => head.forward(pass, x),
+            Some(head) => forward_in(pass, "head", head, x),
             None => Ok(x.linear(self.tok.table(pass)?, None)?),
         }
     }

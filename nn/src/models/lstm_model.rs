@@ -6,7 +6,7 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey};
 
-use crate::module::visit_under;
+use crate::module::{forward_in, visit_under};
 use crate::{
     Dropout, Embedding, Linear, Lstm, LstmState, Module, Parameter, Parameters, RecurrentOptions,
     Result,
@@ -90,11 +90,11 @@ impl LstmModel {
         input: Var,
         start: Option<LstmState>,
     ) -> Result<(Var, LstmState)> {
-        let x = self.encoder.forward(pass, input)?;
+        let x = forward_in(pass, "encoder", &self.encoder, input)?;
         let x = pass.within("drop", || self.dropout.forward(pass, x))?;
         let (y, end) = pass.within("rnn", || self.rnn.run(pass, x, start))?;
         let y = pass.within("drop", || self.dropout.forward(pass, y))?;
-        Ok((self.decoder.forward(pass, y)?, end))
+        Ok((forward_in(pass, "decoder", &self.decoder, y)?, end))
     }
 }
 

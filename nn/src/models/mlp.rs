@@ -3,7 +3,7 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey};
 
-use crate::module::visit_under;
+use crate::module::{forward_in, visit_under};
 use crate::{Linear, Module, Parameter, Parameters, Result};
 
 /// A perceptron of several layers: `torch.nn.Sequential` of linear layers with ReLU in between, so
@@ -41,7 +41,7 @@ impl Module for Mlp {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         self.layers.iter().enumerate().try_fold(input, |x, (index, layer)| {
             let x = if index > 0 { x.relu()? } else { x };
-            layer.forward(pass, x)
+            forward_in(pass, &(2 * index).to_string(), layer, x)
         })
     }
 }

@@ -7,7 +7,7 @@ use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, Pool2dGeometry, RandomKey};
 
 use crate::init::{self, Fan, Nonlinearity};
-use crate::module::{visit_buffers_under, visit_under};
+use crate::module::{forward_in, visit_buffers_under, visit_under};
 use crate::segment::{
     Segment, forward_blocks, visit_block_buffers, visit_block_policies, visit_blocks,
 };
@@ -87,8 +87,8 @@ impl ConvNorm {
         Ok(ConvNorm { conv, norm: BatchNorm2d::new(device, ends[1])? })
     }
 
-    fn forward(&self, pass: &Pass, x: Var) -> Result<Var> {
-        self.norm.forward(pass, self.conv.forward(pass, x)?)
+    fn forward(&self, [conv, norm]: [&str; 2], pass: &Pass, x: Var) -> Result<Var> {
+        forward_in(pass, norm, &self.norm, forward_in(pass, conv, &self.conv, x)?)
     }
 
     fn visit(&mut self, [conv, norm]: [&str; 2], visitor: &mut dyn FnMut(&str, &mut Parameter)) {
@@ -161,10 +161,10 @@ impl Module for Block {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         let mut x = input.clone();
         for (index, conv) in self.convs.iter().enumerate() {
-            x = conv.forward(pass, if index > 0 { x.relu()? } else { x })?;
+            x = conv.forward(NAMES[index], pass, if index > 0 { x.relu()? } else { x })?;
         }
         let past = match &self.downsample {
-            Some(downsample) => downsample.forward(pass, input)?,
+            Some(downsample) => downsample.forward(DOWNSAMPLE, pass, input)?,
             None => input,
         };
         // Added to the branch, whose buffer nothing else needs.
@@ -234,7 +234,7 @@ impl Module for ResNet {
     /// # Shapes
     /// `input: [B, 3, H, W] → [B, L]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        let x = self.stem.forward(pass, input)?.relu()?; // [B, W, H/2, W/2]
+        let x = self.stem.forward(NAMES[0], pass, input)?.relu()?; // [B, W, H/2, W/2]
         let window = Pool2dGeometry { kernel: [3, 3], stride: [2, 2], padding: [1, 1] };
         let x = MaxPool2d(window).forward(pass, x)?;
         let x = LAYERS
@@ -242,6 +242,6 @@ impl Module for ResNet {
             .zip(&self.layers)
             .try_fold(x, |x, (name, layer)| forward_blocks(name, layer, pass, x))?;
         let x = AdaptiveAvgPool2d([1, 1]).forward(pass, x)?;
-        self.fc.forward(pass, x.flatten(1..4)?)
+        forward_in(pass, "fc", &self.fc, x.flatten(1..4)?)
     }
 }

@@ -6,7 +6,7 @@ use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{Causal, DType, Device, RandomKey, Tensor, TensorError};
 
-use crate::module::visit_under;
+use crate::module::{forward_in, visit_under};
 use crate::{
     Buffer, Dropout, Embedding, Linear, Module, Parameter, Parameters, Result, Segments,
     TransformerDecoder, TransformerEncoder, TransformerOptions, init, key_padding_mask,
@@ -62,7 +62,8 @@ impl Positions {
             let right = *all.shape();
             return Err(TensorError::Shape { op: "seq2seq", left, right }.into());
         };
-        let x = table.forward(pass, pass.constant(tokens.clone()))?.mul_scalar(self.scale)?;
+        let x = forward_in(pass, "embedding", table, pass.constant(tokens.clone()))?
+            .mul_scalar(self.scale)?;
         let positions = all.narrow(0, 0, len)?.transpose(0, 1)?.to_dtype(x.value().dtype())?;
         self.dropout.forward(pass, x.add(pass.constant(positions))?)
     }
@@ -134,7 +135,7 @@ impl Seq2Seq {
         let masks = [target_mask.as_ref(), source_mask.as_ref()];
         let x =
             pass.within("transformer.decoder", || self.decoder.decode(pass, x, memory, masks))?;
-        self.generator.forward(pass, x)
+        forward_in(pass, "generator", &self.generator, x)
     }
 }
 

@@ -5,7 +5,7 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, RandomKey};
 
-use crate::module::visit_under;
+use crate::module::{forward_in, visit_under};
 use crate::{Conv2d, Linear, MaxPool2d, Module, Parameter, Parameters, Result};
 
 /// What images a [`SimpleCnn`] takes, and how wide it is.
@@ -52,8 +52,8 @@ impl Module for SimpleCnn {
     /// # Shapes
     /// `input: [B, C, H, W] → [B, L]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        let x = self.conv.forward(pass, input)?.relu()?; // [B, K, H, W], in one buffer
+        let x = forward_in(pass, "conv", &self.conv, input)?.relu()?; // [B, K, H, W], in one buffer
         let x = MaxPool2d::square(2).forward(pass, x)?; // [B, K, H/2, W/2]
-        self.linear.forward(pass, x.flatten(1..4)?)
+        forward_in(pass, "linear", &self.linear, x.flatten(1..4)?)
     }
 }

@@ -6,7 +6,7 @@
 use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{Conv2dGeometry, ConvTranspose2dGeometry, Device, PadMode, RandomKey};
 
-use crate::module::{visit_buffers_under, visit_under};
+use crate::module::{forward_in, visit_buffers_under, visit_under};
 use crate::segment::{Segment, visit_block_policies};
 use crate::{
     BatchNorm2d, Buffer, Conv2d, ConvTranspose2d, MaxPool2d, Module, Parameter, Parameters, Result,
@@ -50,27 +50,33 @@ impl DoubleConv {
     }
 }
 
+/// The names of the convolutions and normalisations of a [`DoubleConv`].
+const LAYERS: [[&str; 2]; 2] =
+    [["double_conv.0", "double_conv.1"], ["double_conv.3", "double_conv.4"]];
+
 impl Parameters for DoubleConv {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
         let [first, second] = &mut self.convs;
         let [first_norm, second_norm] = &mut self.norms;
-        visit_under("double_conv.0", first, visitor);
-        visit_under("double_conv.1", first_norm, visitor);
-        visit_under("double_conv.3", second, visitor);
-        visit_under("double_conv.4", second_norm, visitor);
+        visit_under(LAYERS[0][0], first, visitor);
+        visit_under(LAYERS[0][1], first_norm, visitor);
+        visit_under(LAYERS[1][0], second, visitor);
+        visit_under(LAYERS[1][1], second_norm, visitor);
     }
 
     fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
         let [first, second] = &mut self.norms;
-        visit_buffers_under("double_conv.1", first, visitor);
-        visit_buffers_under("double_conv.4", second, visitor);
+        visit_buffers_under(LAYERS[0][1], first, visitor);
+        visit_buffers_under(LAYERS[1][1], second, visitor);
     }
 }
 
 impl Module for DoubleConv {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        self.convs.iter().zip(&self.norms).try_fold(input, |x, (conv, norm)| {
-            Ok(norm.forward(pass, conv.forward(pass, x)?)?.relu()?)
+        let mut layers = LAYERS.into_iter().zip(self.convs.iter().zip(&self.norms));
+        layers.try_fold(input, |x, ([conv_name, norm_name], (conv, norm))| {
+            let x = forward_in(pass, conv_name, conv, x)?;
+            Ok(forward_in(pass, norm_name, norm, x)?.relu()?)
         })
     }
 }
@@ -95,14 +101,14 @@ impl Up {
 
     /// `x` from below, `beside` from the way down, of twice the size or one pixel more.
     fn forward(&self, pass: &Pass, x: Var, beside: Var) -> Result<Var> {
-        let mut x = self.up.forward(pass, x)?;
+        let mut x = forward_in(pass, "up", &self.up, x)?;
         let missing = |axis: usize| beside.shape()[axis].saturating_sub(x.shape()[axis]);
         let around = |missing: usize| [missing / 2, missing - missing / 2];
         let padding = [around(missing(2)), around(missing(3))];
         if padding != [[0; 2]; 2] {
             x = x.pad(&padding, PadMode::Constant(0.0))?;
         }
-        self.conv.forward(pass, Var::cat(vec![beside, x], 1)?)
+        forward_in(pass, "conv", &self.conv, Var::cat(vec![beside, x], 1)?)
     }
 }
 
@@ -195,18 +201,22 @@ impl Module for UNet {
     /// # Shapes
     /// `input: [B, C, H, W] → [B, L, H, W]`, H and W at least 16
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        let mut x = self.inc.forward(pass, input)?;
+        let mut x = pass.within("inc", || self.inc.forward(pass, input))?;
         let mut beside = Vec::with_capacity(HALVINGS);
-        for down in &self.downs {
+        for (index, down) in self.downs.iter().enumerate() {
             beside.push(x.clone());
-            x = down.run(pass, [x], |convs, pass, [x]| {
-                convs.forward(pass, MaxPool2d::square(2).forward(pass, x)?)
+            x = pass.within(&format!("down{}.maxpool_conv.1", index + 1), || {
+                down.run(pass, [x], |convs, pass, [x]| {
+                    convs.forward(pass, MaxPool2d::square(2).forward(pass, x)?)
+                })
             })?;
         }
-        for up in &self.ups {
+        for (index, up) in self.ups.iter().enumerate() {
             let other = beside.pop().expect("as many ways up as down");
-            x = up.run(pass, [x, other], |up, pass, [x, other]| up.forward(pass, x, other))?;
+            x = pass.within(&format!("up{}", index + 1), || {
+                up.run(pass, [x, other], |up, pass, [x, other]| up.forward(pass, x, other))
+            })?;
         }
-        self.outc.forward(pass, x)
+        forward_in(pass, "outc.conv", &self.outc, x)
     }
 }

@@ -7,7 +7,7 @@ use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{Conv2dGeometry, DType, Device, RandomKey, Tensor};
 
-use crate::module::visit_under;
+use crate::module::{forward_in, visit_under};
 use crate::segment::{Segment, forward_blocks, visit_block_policies, visit_blocks};
 use crate::{
     Conv2d, Dropout, LayerNorm, Linear, Module, MultiHeadAttention, MultiHeadOptions, Parameter,
@@ -114,12 +114,13 @@ impl Parameters for Block {
 impl Module for Block {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         let drop = |name: &str, x| pass.within(name, || self.dropout.forward(pass, x));
-        let x = self.ln_1.forward(pass, input.clone())?;
-        let x = pass.within("self_attention", || self.self_attention.forward(pass, x))?;
+        let x = forward_in(pass, "ln_1", &self.ln_1, input.clone())?;
+        let x = forward_in(pass, "self_attention", &self.self_attention, x)?;
         // Added to the branch, whose buffer nothing else needs.
         let x = drop("dropout", x)?.add(input)?;
-        let y = self.up.forward(pass, self.ln_2.forward(pass, x.clone())?)?.gelu()?;
-        let y = self.down.forward(pass, drop("mlp.2", y)?)?;
+        let y = forward_in(pass, "ln_2", &self.ln_2, x.clone())?;
+        let y = forward_in(pass, "mlp.0", &self.up, y)?.gelu()?;
+        let y = forward_in(pass, "mlp.3", &self.down, drop("mlp.2", y)?)?;
         Ok(drop("mlp.4", y)?.add(x)?)
     }
 }
@@ -200,13 +201,14 @@ impl Module for ViT {
     /// `input: [B, 3, S, S] → [B, L]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         let batch = input.shape().first().copied().unwrap_or_default();
-        let patches = self.conv_proj.forward(pass, input)?.flatten(2..4)?.transpose(1, 2)?;
+        let patches = forward_in(pass, "conv_proj", &self.conv_proj, input)?;
+        let patches = patches.flatten(2..4)?.transpose(1, 2)?;
         let width = patches.shape()[2];
         let token = self.class_token.var(pass)?.expand([batch, 1, width])?;
         let x = Var::cat(vec![token, patches], 1)?.add(self.pos_embedding.var(pass)?)?;
         let x = pass.within("encoder.dropout", || self.dropout.forward(pass, x))?;
         let x = forward_blocks(BLOCKS, &self.blocks, pass, x)?;
-        let x = self.ln.forward(pass, x)?.select(1, 0)?;
-        self.head.forward(pass, x)
+        let x = forward_in(pass, "encoder.ln", &self.ln, x)?.select(1, 0)?;
+        forward_in(pass, "heads.head", &self.head, x)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lowtide_allocator::Category;
+use lowtide_allocator::{Category, Origin};
 use lowtide_autograd::LeafId;
 use lowtide_tensor::{DType, Device, Shape, Tensor, TensorError};
 
@@ -30,6 +30,7 @@ impl Slots {
         }
         let device = parameter.device();
         let _scope = device.category(Category::OptimizerState);
+        let _origin = Origin { module: parameter.origin().module, site: None }.enter();
         let zeros = kinds.iter().map(|kind| Tensor::zeros(device, kind.shape, kind.dtype));
         Ok((zeros.collect::<lowtide_tensor::TensorResult<_>>()?, true))
     }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::command::{DeviceArgs, RecipeArgs, failure, say};
 use crate::human::format_bytes;
-use crate::json::categories_json;
+use crate::json::{categories_json, modules_json};
 use crate::plan::Plan;
 use crate::recipe::Recipe;
 use crate::{Forecast, Result};
@@ -21,6 +21,9 @@ pub(super) struct PlanArgs {
     #[arg(long)]
     pub(super) json: bool,
 }
+
+/// How many modules a plan lists.
+const MODULES_SHOWN: usize = 8;
 
 /// What a rehearsal of a recipe found.
 pub(super) struct Found {
@@ -63,6 +66,7 @@ impl Found {
                 say(failure::row(category, peak_bytes).trim_end())?;
             }
         }
+        self.tell_modules()?;
         say("")?;
         say("micro-batch   peak                        time, relative to one part")?;
         for (micro_batch, forecast) in survey {
@@ -82,6 +86,16 @@ impl Found {
             for assumption in &plan.forecast.assumptions {
                 say(&format!("  {} at {}", assumption.value, assumption.site))?;
             }
+        }
+        Ok(())
+    }
+
+    fn tell_modules(&self) -> Result<()> {
+        say("")?;
+        say("largest modules when the most is in use")?;
+        for share in self.plan.forecast.modules_at_peak.iter().take(MODULES_SHOWN) {
+            let size = format!("{} ({} bytes)", format_bytes(share.bytes), share.bytes);
+            say(&format!("  {:<30}  {size}", share.name()))?;
         }
         Ok(())
     }
@@ -106,6 +120,7 @@ impl Found {
             "micro_batch": plan.micro_batch,
             "predicted_peak_bytes": plan.predicted_peak_bytes(),
             "peak_bytes_by_category": categories_json(plan.forecast.category_peaks.iter().copied()),
+            "modules_at_peak": modules_json(&plan.forecast.modules_at_peak),
             "survey": survey.collect::<Vec<_>>(),
             "assumptions": assumptions.collect::<Vec<_>>(),
         })

@@ -13,6 +13,9 @@ const COLOURS: usize = 8;
 /// named.
 const BUDGET_ROOM_MAX: u64 = 3;
 
+/// Modules with a row of their own.
+const MODULE_ROWS_MAX: usize = 12;
+
 /// More lines than this would be a curtain.
 const PHASE_LINES_MAX: usize = 60;
 
@@ -55,13 +58,36 @@ fn timeline(memory: &MemoryTimeline) -> String {
     let picture = Picture::new(memory);
     format!(
         "<figure data-kind=\"memory\">\n{keys}{strip}{plot}<p class=\"axis\">{axis}</p>\n\
-         {table}{data}</figure>\n",
+         {table}{modules}{data}</figure>\n",
         keys = picture.keys(),
         strip = picture.phase_strip(),
         plot = picture.plot().to_html(),
         axis = picture.axis_name(),
         table = picture.table(),
+        modules = modules(memory),
         data = json_island(&picture.data()),
+    )
+}
+
+/// The largest modules at the fullest event, and the others together.
+fn modules(memory: &MemoryTimeline) -> String {
+    if memory.modules.is_empty() {
+        return String::new();
+    }
+    let (shown, others) = memory.modules.split_at(memory.modules.len().min(MODULE_ROWS_MAX));
+    let mut rows: Vec<(String, u64)> = shown.to_vec();
+    if !others.is_empty() {
+        let bytes = others.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
+        rows.push((format!("{} others", others.len()), bytes));
+    }
+    let row = |(name, bytes): &(String, u64)| {
+        let (name, bytes) = (escape(name), format_bytes(*bytes));
+        format!("<tr><th>{name}</th><td class=\"number\">{bytes}</td></tr>\n")
+    };
+    let rows: String = rows.iter().map(row).collect();
+    format!(
+        "<table class=\"modules\">\n<caption>By module, at the fullest event</caption>\n\
+         <tbody>\n{rows}</tbody>\n</table>\n"
     )
 }
 

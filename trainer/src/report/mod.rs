@@ -53,6 +53,8 @@ pub struct MemoryTimeline {
     pub peak_bytes: u64,
     /// Index of the event with which a phase (forward, backward, optimizer) begins, in order.
     pub phases: Vec<(usize, String)>,
+    /// Live bytes by module after the fullest event, most first.
+    pub modules: Vec<(String, u64)>,
     /// Which part of the run the events cover.
     pub caption: String,
 }

@@ -26,6 +26,7 @@ fn example(event_count: usize) -> Report {
             budget_bytes: Some(6 * MIB),
             peak_bytes: 4 * MIB,
             phases: vec![(0, String::from("forward")), (event_count / 2, String::from("backward"))],
+            modules: (0..20).map(|index| (format!("<layers>.{index}"), MIB - index)).collect(),
             caption: String::from("Step 40"),
         },
     }

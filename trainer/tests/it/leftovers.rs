@@ -50,7 +50,7 @@ fn tensor_kept_beyond_a_rolled_back_attempt_is_named_by_its_site() {
         let before = Tensor::zeros(&device, [1000], DType::F32).expect("memory");
         let (_, error) = step_with_fault(&run, &device, leaky);
         assert_eq!(kept.borrow().len(), 1);
-        let TrainError::LeftOver { step, count, site } = error else { panic!("{error}") };
+        let TrainError::LeftOver { step, count, site, .. } = error else { panic!("{error}") };
         assert_eq!((step, count), (1, 1), "{category}");
         assert_eq!((site.file(), site.line()), (WHERE, line), "{category}");
         drop(before);

@@ -12,6 +12,7 @@ mod globs;
 mod leftovers;
 mod loss_scale;
 mod misfit;
+mod modules;
 mod observers;
 mod peak;
 mod pressure;

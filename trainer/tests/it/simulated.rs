@@ -25,6 +25,7 @@ fn plan_on_a_simulated_device_is_that_of_the_cpu_to_the_byte() {
                 assert_eq!(plan.rejected, real.rejected);
                 assert_eq!(plan.forecast.peak_bytes, real.forecast.peak_bytes);
                 assert_eq!(plan.forecast.category_peaks, real.forecast.category_peaks);
+                assert_eq!(plan.forecast.modules_at_peak, real.forecast.modules_at_peak);
             }
         }
     }

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::holes::largest_hole_bytes;
+use super::modules::by_module;
 use super::{
     CategoryShare, Churn, Explanation, Failure, Group, Moment, Peak, SiteShare, Transient, Unfreed,
     Waits, advice,
@@ -13,7 +14,7 @@ use crate::trace::recording::{EventKind, Recording, Site};
 use crate::trace::walk::{BANDS, Levels, Life, Lives, NEVER, band};
 
 /// The longest list in an explanation.
-const LIST_LEN_MAX: usize = 10;
+pub(super) const LIST_LEN_MAX: usize = 10;
 
 impl Recording {
     /// Counts where the memory went. Takes a few passes over the events.
@@ -111,6 +112,7 @@ fn peak(lives: &Lives, tops: &Tops) -> Peak {
         waiting_bytes: tops.levels.waiting_bytes,
         by_category: by_category(&live, &tops.levels.charged_by_band),
         by_site: by_site.into_iter().map(share).collect(),
+        by_module: by_module(lives.recording, &live),
         site_count,
     }
 }

@@ -8,6 +8,7 @@
 mod advice;
 mod count;
 mod holes;
+mod modules;
 mod page;
 mod text;
 
@@ -97,6 +98,17 @@ pub struct SiteShare {
     pub bytes: u64,
 }
 
+/// What a module of the model has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModuleBytes {
+    /// Its path, `(root)` for the model itself; empty for what is no module's.
+    pub module: String,
+    /// Its blocks.
+    pub blocks: u64,
+    /// What they take.
+    pub bytes: u64,
+}
+
 /// The moment at which the most was in use.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Peak {
@@ -122,6 +134,8 @@ pub struct Peak {
     pub by_category: Vec<CategoryShare>,
     /// Blocks, most bytes first, at most ten.
     pub by_site: Vec<SiteShare>,
+    /// Blocks, most bytes first, at most ten; empty where nobody said what modules are.
+    pub by_module: Vec<ModuleBytes>,
     /// How many sites had live blocks.
     pub site_count: u64,
 }

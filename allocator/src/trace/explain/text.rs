@@ -7,6 +7,7 @@ use super::page::{Page, counted, duration, grouped};
 use super::{CategoryShare, Explanation, Group, Peak};
 use crate::category::Category;
 use crate::error::Bytes;
+use crate::trace::recording::Site;
 use crate::trace::walk::printable;
 
 /// Of the bars behind the categories.
@@ -24,6 +25,7 @@ impl fmt::Display for Explanation {
         page.blank()?;
         self.fmt_peak(&mut page)?;
         self.fmt_categories(&mut page)?;
+        self.fmt_modules(&mut page)?;
         self.fmt_sites(&mut page)?;
         self.fmt_blocks(&mut page)?;
         self.fmt_unfreed(&mut page)?;
@@ -172,6 +174,26 @@ impl Explanation {
                 share.blocks,
             );
             page.site(&figures, share.site.as_ref())?;
+        }
+        Ok(())
+    }
+
+    fn fmt_modules(&self, page: &mut Page) -> fmt::Result {
+        let Peak { by_module, in_use_bytes, .. } = &self.peak;
+        if by_module.is_empty() {
+            return Ok(());
+        }
+        page.heading("By module at the peak")?;
+        for share in by_module {
+            let figures = format!(
+                "{:>12} {:>7} {:>6} x  ",
+                Bytes(share.bytes).to_string(),
+                percent(share.bytes, *in_use_bytes),
+                share.blocks,
+            );
+            let name = if share.module.is_empty() { "(none)" } else { &share.module };
+            let named = Site { function: name.to_owned(), ..Site::default() };
+            page.site(&figures, Some(&named))?;
         }
         Ok(())
     }

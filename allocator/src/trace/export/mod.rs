@@ -49,6 +49,9 @@ pub enum ExportError {
     },
 }
 
+/// The file of a frame that is a module of the model, not a line.
+const MODULE_FILE: &str = "(module)";
+
 impl Recording {
     /// Writes a pickle of protocol 2 in one piece. The recording has to hold its laws (see
     /// [`check`](Recording::check)), or a viewer will stumble over it.
@@ -132,7 +135,7 @@ impl<'a> Export<'a> {
         pickle.end_dict();
     }
 
-    /// A stack of one frame, or of none.
+    /// A stack of the line and, outside of it, the module; or of nothing.
     fn frames(&mut self, site: Option<u32>) {
         let sites = &self.recording.sites;
         let Some((index, site)) = site.and_then(|site| Some((site, sites.get(site as usize)?)))
@@ -151,16 +154,24 @@ impl<'a> Export<'a> {
         }
         let mut list = self.pickle.begin_list();
         self.pickle.item(&mut list);
-        self.pickle.begin_dict();
-        self.pickle.word(Word::Name);
-        self.text(&site.function);
-        self.pickle.word(Word::Filename);
-        self.text(&site.file);
-        self.pickle.word(Word::Line);
-        self.pickle.number(site.line.into());
-        self.pickle.end_dict();
+        self.frame(&site.function, &site.file, site.line);
+        if !site.module.is_empty() {
+            self.pickle.item(&mut list);
+            self.frame(&site.module, MODULE_FILE, 0);
+        }
         self.pickle.end_list(&list);
         self.stacks[index as usize] = Some(self.pickle.memorise());
+    }
+
+    fn frame(&mut self, name: &'a str, file: &'a str, line: u32) {
+        self.pickle.begin_dict();
+        self.pickle.word(Word::Name);
+        self.text(name);
+        self.pickle.word(Word::Filename);
+        self.text(file);
+        self.pickle.word(Word::Line);
+        self.pickle.number(line.into());
+        self.pickle.end_dict();
     }
 
     fn text(&mut self, text: &'a str) {

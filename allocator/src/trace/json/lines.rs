@@ -42,6 +42,8 @@ pub(super) enum Line<'a> {
         line: u32,
         #[serde(borrow)]
         function: Cow<'a, str>,
+        #[serde(borrow, default, skip_serializing_if = "is_empty")]
+        module: Cow<'a, str>,
     },
     Piece {
         id: u64,
@@ -160,8 +162,9 @@ impl<'a> Header<'a> {
 
 impl<'a> Line<'a> {
     pub(super) fn of_site(site: &'a Site) -> Self {
-        let Site { file, line, function } = site;
-        Line::Site { file: file.into(), line: *line, function: function.into() }
+        let Site { file, line, function, module } = site;
+        let (file, function, module) = (file.into(), function.into(), module.into());
+        Line::Site { file, line: *line, function, module }
     }
 
     pub(super) fn of_piece(id: u64, piece: &Piece) -> Self {
@@ -274,6 +277,10 @@ pub(super) fn pool_name(pool: Pool) -> &'static str {
         Pool::Small => "small",
         Pool::Large => "large",
     }
+}
+
+fn is_empty(text: &str) -> bool {
+    text.is_empty()
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

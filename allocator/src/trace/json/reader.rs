@@ -125,12 +125,13 @@ type Problem = TraceProblem;
 impl Reader {
     fn take(&mut self, line: Line<'_>) -> Result<(), Problem> {
         match line {
-            Line::Site { file, line, function } => {
+            Line::Site { file, line, function, module } => {
                 self.enter(Section::Sites, "a site")?;
                 self.counts.sites += 1;
                 self.laws.add_site();
                 let (file, function) = (file.into_owned(), function.into_owned());
-                self.recording.sites.push(Site { file, line, function });
+                let module = module.into_owned();
+                self.recording.sites.push(Site { file, line, function, module });
                 Ok(())
             }
             Line::Piece { id, address, size_bytes } => {

@@ -1,0 +1,194 @@
+//! Where a request comes from: the module of the model, and the line that it counts for.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::num::NonZeroU32;
+use std::panic::Location;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// How many paths a process tells apart; a block keeps its path in 22 bits, 0 stands for none.
+const PATHS_MAX: usize = (1 << ModulePath::BITS) - 1;
+
+/// The path of a module inside of its model, such as `blocks.3.attention`.
+///
+/// It is a number that stands for the text, the same one in all threads, so a block can keep it.
+/// A process tells 4 million paths apart; a new path beyond them counts as the module around it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ModulePath(NonZeroU32);
+
+impl ModulePath {
+    /// The model itself.
+    pub const ROOT: ModulePath = ModulePath(NonZeroU32::MIN);
+
+    /// Bits of the number.
+    pub(crate) const BITS: u32 = 22;
+
+    /// The module with this path: names with dots between them; the model itself for `""`.
+    pub fn new(path: &str) -> ModulePath {
+        table().enter(path).unwrap_or(ModulePath::ROOT)
+    }
+
+    /// The module `name` inside of this one.
+    #[must_use]
+    pub fn join(self, name: &str) -> ModulePath {
+        let mut table = table();
+        if let Some(&known) = table.entry(self).children.get(name) {
+            return known;
+        }
+        let parent = table.entry(self).path;
+        let path = if parent.is_empty() { name.to_owned() } else { format!("{parent}.{name}") };
+        let Some(child) = table.enter(&path) else { return self };
+        table.entries[self.index()].children.insert(name.to_owned(), child);
+        child
+    }
+
+    /// The names with dots between them; `""` for the model itself.
+    pub fn path(self) -> &'static str {
+        table().entry(self).path
+    }
+
+    /// The module that owns the parameter of this name, which is the last part of it.
+    pub fn of_parameter(name: &str) -> ModulePath {
+        ModulePath::new(name.rsplit_once('.').map_or("", |(module, _)| module))
+    }
+
+    fn index(self) -> usize {
+        self.0.get() as usize - 1
+    }
+
+    /// A number below `1 << BITS`, 0 for no module.
+    #[inline]
+    pub(crate) fn to_bits(module: Option<ModulePath>) -> u32 {
+        module.map_or(0, |module| module.0.get())
+    }
+
+    /// What [`to_bits`](Self::to_bits) got.
+    #[inline]
+    pub(crate) fn from_bits(bits: u32) -> Option<ModulePath> {
+        NonZeroU32::new(bits).map(ModulePath)
+    }
+}
+
+/// The path, `(root)` for the model itself.
+impl fmt::Display for ModulePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.path() {
+            "" => f.pad("(root)"),
+            path => f.pad(path),
+        }
+    }
+}
+
+impl fmt::Debug for ModulePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ModulePath({self})")
+    }
+}
+
+/// Every path that the process has named. They are never forgotten: blocks keep only the number.
+struct Table {
+    entries: Vec<Entry>,
+    by_path: BTreeMap<&'static str, ModulePath>,
+}
+
+struct Entry {
+    path: &'static str,
+    /// By their last name, so that going into a module builds no text.
+    children: BTreeMap<String, ModulePath>,
+}
+
+static TABLE: Mutex<Table> = Mutex::new(Table { entries: Vec::new(), by_path: BTreeMap::new() });
+
+fn table() -> MutexGuard<'static, Table> {
+    let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    if table.entries.is_empty() {
+        table.enter("");
+    }
+    table
+}
+
+impl Table {
+    fn entry(&self, module: ModulePath) -> &Entry {
+        &self.entries[module.index()]
+    }
+
+    /// `None` for a new path in a full table.
+    fn enter(&mut self, path: &str) -> Option<ModulePath> {
+        if let Some(&known) = self.by_path.get(path) {
+            return Some(known);
+        }
+        let number = u32::try_from(self.entries.len() + 1).ok()?;
+        if number as usize > PATHS_MAX {
+            return None;
+        }
+        let module = ModulePath(NonZeroU32::new(number)?);
+        let path: &'static str = Box::leak(path.into());
+        self.entries.push(Entry { path, children: BTreeMap::new() });
+        self.by_path.insert(path, module);
+        Some(module)
+    }
+}
+
+/// What requests of this thread count for.
+///
+/// It belongs to the thread, not to an allocator: a model may use several, and what a loader
+/// allocates on a thread of its own is no module's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The module that runs; `None` outside of every model.
+    pub module: Option<ModulePath>,
+    /// The line to name in place of the one that calls the allocator.
+    pub site: Option<&'static Location<'static>>,
+}
+
+thread_local! {
+    static CURRENT: Cell<Origin> = const { Cell::new(Origin { module: None, site: None }) };
+}
+
+impl Origin {
+    /// That of the next request of this thread.
+    #[inline]
+    pub fn current() -> Origin {
+        CURRENT.get()
+    }
+
+    /// Makes this the current one until the scope is dropped.
+    #[inline]
+    pub fn enter(self) -> OriginScope {
+        OriginScope { previous: CURRENT.replace(self), _on_this_thread: PhantomData }
+    }
+}
+
+/// While it lives, requests of the thread have its [`Origin`]; then the one before it.
+#[must_use = "the origin ends with the scope"]
+#[derive(Debug)]
+pub struct OriginScope {
+    previous: Origin,
+    _on_this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for OriginScope {
+    fn drop(&mut self) {
+        CURRENT.set(self.previous);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_has_one_number_however_it_is_reached() {
+        let block = ModulePath::ROOT.join("blocks").join("3").join("attention");
+        assert_eq!(block, ModulePath::new("blocks.3.attention"));
+        assert_eq!(block, ModulePath::ROOT.join("blocks.3").join("attention"));
+        assert_eq!(block, ModulePath::of_parameter("blocks.3.attention.weight"));
+        assert_eq!(ModulePath::of_parameter("weight"), ModulePath::ROOT);
+        assert_eq!(block.to_string(), "blocks.3.attention");
+        assert_eq!((ModulePath::ROOT.path(), ModulePath::ROOT.to_string()), ("", "(root)".into()));
+        assert_eq!(ModulePath::from_bits(ModulePath::to_bits(Some(block))), Some(block));
+        assert_eq!(ModulePath::from_bits(ModulePath::to_bits(None)), None);
+    }
+}
