@@ -1,9 +1,10 @@
 //! From the stacks in a pickle to the one line of each that says most.
 //!
-//! A stack goes from the allocator outwards: a dozen frames of PyTorch, then those of the program.
-//! A [`Site`] is the innermost frame of the program; failing that the innermost frame whose line is
-//! known, an installed package's before PyTorch's own; failing that the innermost that is not about
-//! taking the stack.
+//! A stack goes from the allocator outwards: a dozen native frames of PyTorch, then those of the
+//! program, with frames of the interpreter between them. A [`Site`] is the innermost frame of best
+//! [`Rank`]: a line of the program before one of a package and one of PyTorch, Python before native
+//! code. A thread of the autograd engine runs no Python: there it is the node of the graph, such as
+//! `MulBackward0::apply`.
 
 use std::collections::HashMap;
 
@@ -27,14 +28,80 @@ const PACKAGE_FOLDERS: [&str; 2] = ["site-packages/", "dist-packages/"];
 const RECORDER_FUNCTIONS: [&str; 4] =
     ["unwind", "CapturedTraceback", "gather_with_cpp", "CUDACachingAllocator"];
 
+/// Native code of the interpreter and of the start of a process or thread.
+const INTERPRETER_FILES: [&str; 4] = ["/Python/", "/Objects/", "/Modules/", "/Programs/"];
+const INTERPRETER_FUNCTIONS: [&str; 7] =
+    ["_Py", "Py", "cfunction_", "method_", "__libc_", "_start", "start_thread"];
+/// How files of native code end.
+const NATIVE_SUFFIXES: [&str; 9] =
+    [".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp", ".inl"];
+
+/// Whether a file is native code, or none is named, as for code without debug information.
+pub(super) fn is_native(file: &str) -> bool {
+    matches!(file, "" | "??") || NATIVE_SUFFIXES.iter().any(|suffix| file.ends_with(suffix))
+}
+
+/// Whether a native function runs in backward passes only: a node of the autograd graph, or the
+/// engine that adds gradients up. `Function<T>::apply` is the forward pass of a node in C++.
+pub(super) fn is_backward(function: &str) -> bool {
+    function.contains("torch::autograd::")
+        && (function.contains("::apply(") || function.contains("Engine::evaluate_function"))
+        && !function.contains("autograd::Function<")
+}
+
 /// How much a frame says; less is more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
+    /// A line of the program in Python, or of one of PyTorch's optimizers: it says more than the
+    /// line of the program that calls it.
     Program,
+    /// A line of an installed package.
     Package,
+    /// A line of PyTorch's or the interpreter's own Python.
     Library,
-    NoLine,
+    /// A node of the autograd graph.
+    Node,
+    /// A line of the program in another language.
+    NativeProgram,
+    /// An operator of PyTorch.
+    Operator,
+    /// Other native code.
+    Native,
+    /// What runs every program.
+    Interpreter,
+    /// What takes the stack, or is the allocator.
     Recorder,
+}
+
+impl Rank {
+    fn of(function: &str, file: &str, line: u32) -> Rank {
+        let is_in = |parts: &[&str]| parts.iter().any(|part| file.contains(part));
+        if line > 0 && !is_native(file) {
+            return if file.contains("/torch/optim/") {
+                Rank::Program
+            } else if is_in(&FOREIGN_FILES) {
+                Rank::Library
+            } else if is_in(&PACKAGE_FOLDERS) {
+                Rank::Package
+            } else {
+                Rank::Program
+            };
+        }
+        let is_interpreter = INTERPRETER_FUNCTIONS.iter().any(|head| function.starts_with(head));
+        if RECORDER_FUNCTIONS.iter().any(|part| function.contains(part)) {
+            Rank::Recorder
+        } else if is_backward(function) {
+            Rank::Node
+        } else if is_interpreter || is_in(&INTERPRETER_FILES) {
+            Rank::Interpreter
+        } else if line > 0 && !is_in(&FOREIGN_FILES) && !is_in(&PACKAGE_FOLDERS) {
+            Rank::NativeProgram
+        } else if function.starts_with("at::_ops::") {
+            Rank::Operator
+        } else {
+            Rank::Native
+        }
+    }
 }
 
 /// Sites by number, each once.
@@ -88,7 +155,7 @@ impl<'a> Sites<'a> {
             }
         }
         let site = match best {
-            None | Some((Rank::Recorder, _)) => None,
+            None | Some((Rank::Recorder | Rank::Interpreter, _)) => None,
             Some((_, frame)) => Some(self.intern(frame, memory)?),
         };
         spend(memory, ENTRY_BYTES, frames)?;
@@ -115,21 +182,7 @@ impl<'a> Sites<'a> {
             return Ok(rank);
         }
         let file = self.text(&record, "filename");
-        let is_in = |parts: &[&str]| parts.iter().any(|part| file.contains(part));
-        let function = self.text(&record, "name");
-        let rank = if line(&record) > 0 {
-            if is_in(&FOREIGN_FILES) {
-                Rank::Library
-            } else if is_in(&PACKAGE_FOLDERS) {
-                Rank::Package
-            } else {
-                Rank::Program
-            }
-        } else if RECORDER_FUNCTIONS.iter().any(|part| function.contains(part)) {
-            Rank::Recorder
-        } else {
-            Rank::NoLine
-        };
+        let rank = Rank::of(self.text(&record, "name"), file, line(&record));
         spend(memory, ENTRY_BYTES, frame)?;
         self.rank_of_frame.insert(index, rank);
         Ok(rank)

@@ -48,8 +48,8 @@ mod walk;
 pub use capture::Capture;
 pub use error::{JsonProblem, TraceError, TraceProblem};
 pub use explain::{
-    Advice, CategoryShare, Churn, Explanation, Failure, Group, ModuleBytes, Moment, Peak,
-    SiteShare, Transient, Unfreed, Waits,
+    Advice, CategoryShare, Churn, Explanation, Failure, Group, ModuleBytes, Moment, Peak, Phase,
+    PhaseShare, SiteShare, Transient, Unfreed, Waits,
 };
 pub use export::ExportError;
 pub use file::{Limits, PICKLE_PER_XZ_BYTE, read_snapshot};

@@ -330,7 +330,12 @@ fn advice_is_given_from_its_bound_on() {
     assert_eq!(rounded(950), [Advice::Rounding { rounding_bytes: 50, live_bytes: 1000 }]);
     let reserved = |reserved_bytes| advice_of(&[(Parameter, 1000, 1000)], reserved_bytes);
     assert_eq!(reserved(1099), []);
-    let advice = Advice::Reserved { reserved_bytes: 1100, in_use_bytes: 1000, paged_bytes: 1000 };
+    let advice = Advice::Reserved {
+        reserved_bytes: 1100,
+        in_use_bytes: 1000,
+        pages_bytes: None,
+        expandable_bytes: None,
+    };
     let text = advice.to_string();
     assert_eq!(reserved(1100), [advice]);
     assert!(text.starts_with("1.1 KiB were reserved at most, 1.10 x the 1000 B"));

@@ -8,6 +8,7 @@ mod early_reuse;
 mod expandable_model;
 mod expandable_naive;
 mod explain;
+mod explain_traces;
 mod exports;
 mod faults;
 mod host;

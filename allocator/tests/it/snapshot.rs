@@ -341,6 +341,28 @@ fn site_is_the_innermost_line_of_the_program() {
     check(&[], None);
     let long = "x".repeat(255);
     check(&[("f", &long, 1)], Some(("f", &long, 1)));
+
+    // Frames of the interpreter, with lines where its debug information is installed.
+    let eval = ("_PyEval_EvalFrameDefault", "/usr/src/python3.12/Python/ceval.c", 57);
+    let call = ("cfunction_vectorcall", "/usr/src/python3.12/Objects/methodobject.c", 4);
+    let operator = ("at::_ops::mul_Tensor::call(at::Tensor const&)", "??", 0);
+    check(&[gather, empty, eval, module, call, forward, eval, main], Some(forward));
+    check(&[gather, empty, eval, module, call], Some(module));
+    check(&[gather, empty, operator, eval, call], Some(operator));
+    check(&[gather, eval, call], None);
+    // A thread of the autograd engine.
+    let node = "torch::autograd::generated::MulBackward0::apply(std::vector<at::Tensor>&&)";
+    let node = (node, "??", 0);
+    let engine = ("torch::autograd::Engine::evaluate_function(int)", "??", 0);
+    let thread = ("execute_native_thread_routine", "libstdc++-v3/src/thread.cc", 104);
+    check(&[gather, empty, operator, node, engine, thread], Some(node));
+    check(&[gather, empty, operator, engine, thread], Some(engine));
+    // A program in C++, and an optimizer of PyTorch that a program calls.
+    let native_main = ("main", "/src/train.cpp", 9);
+    check(&[gather, empty, operator, native_main], Some(native_main));
+    let adam = ("_init_group", "lib/site-packages/torch/optim/adam.py", 7);
+    check(&[gather, empty, adam, module, main], Some(adam));
+    check(&[gather, empty, forward, adam, main], Some(forward));
 }
 
 #[test]

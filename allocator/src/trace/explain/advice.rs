@@ -3,10 +3,12 @@
 use std::fmt;
 
 use super::page::grouped;
-use super::{Explanation, Failure};
+use super::{Explanation, Failure, Phase, PhaseShare};
 use crate::category::Category;
 use crate::error::Bytes;
-use crate::trace::recording::Site;
+use crate::policy::Policy;
+use crate::torch::TorchSettings;
+use crate::trace::recording::{Recording, Site};
 
 /// Of the peak, in thousandths: below this a category is not worth a word.
 const ACTIVATION_PERMILLE: u64 = 400;
@@ -65,8 +67,18 @@ pub enum Advice {
         reserved_bytes: u64,
         /// The most that was in use.
         in_use_bytes: u64,
-        /// The latter in whole pages.
-        paged_bytes: u64,
+        /// What a replay of the same requests reserves at most on this crate's own policy; `None`
+        /// if that is the recorded one, it is not less, or the recording cannot be replayed.
+        pages_bytes: Option<u64>,
+        /// The same for PyTorch with expandable segments; `None` also if the recording has them.
+        expandable_bytes: Option<u64>,
+    },
+    /// No category was recorded, but the sites tell what part of the step asked.
+    Phases {
+        /// Blocks at the peak, by phase.
+        by_phase: Vec<PhaseShare>,
+        /// What is in use in all.
+        in_use_bytes: u64,
     },
     /// Rounding takes much.
     Rounding {
@@ -99,7 +111,7 @@ pub enum Advice {
 }
 
 /// All that the numbers carry, in the order of [`Advice`].
-pub(super) fn advise(told: &Explanation) -> Vec<Advice> {
+pub(super) fn advise(told: &Explanation, recording: &Recording) -> Vec<Advice> {
     let mut advice = failures(told);
     // Blocks of unknown sites have nothing in common.
     let growing = told.unfreed_by_site.iter().filter(|unfreed| unfreed.is_growing());
@@ -120,7 +132,13 @@ pub(super) fn advise(told: &Explanation) -> Vec<Advice> {
             None => UNKNOWN_PERMILLE,
             Some(_) => continue,
         };
-        if is_at_least(share.bytes, bound, in_use_bytes) {
+        if !is_at_least(share.bytes, bound, in_use_bytes) {
+            continue;
+        }
+        if share.category.is_none() && !peak.by_phase.is_empty() {
+            let by_phase = peak.by_phase.clone();
+            advice.push(Advice::Phases { by_phase, in_use_bytes });
+        } else {
             let (category, bytes) = (share.category, share.bytes);
             advice.push(Advice::Category { category, bytes, in_use_bytes });
         }
@@ -129,7 +147,7 @@ pub(super) fn advise(told: &Explanation) -> Vec<Advice> {
     let paged_bytes = in_use_bytes.checked_next_multiple_of(page_bytes).unwrap_or(in_use_bytes);
     let reserved_bytes = told.reserved_peak_bytes;
     if paged_bytes > 0 && is_at_least(reserved_bytes, RESERVED_PERMILLE, paged_bytes) {
-        advice.push(Advice::Reserved { reserved_bytes, in_use_bytes, paged_bytes });
+        advice.push(reserved(recording, reserved_bytes, in_use_bytes));
     }
     let (rounding_bytes, live_bytes) = (peak.rounding_bytes(), peak.live_bytes);
     if is_at_least(rounding_bytes, ROUNDING_PERMILLE, live_bytes) {
@@ -148,6 +166,27 @@ pub(super) fn advise(told: &Explanation) -> Vec<Advice> {
         advice.push(Advice::Full { reserved_bytes, capacity_bytes });
     }
     advice
+}
+
+/// Serves the recording of another policy again, to say what would have been reserved.
+fn reserved(recording: &Recording, reserved_bytes: u64, in_use_bytes: u64) -> Advice {
+    let replayed = |policy| {
+        let bytes = recording.peak_reserved_bytes_by(policy);
+        bytes.filter(|&bytes| bytes < reserved_bytes)
+    };
+    let is_own = recording.policy == "pages";
+    let is_expandable = recording.segment_kinds.values().any(|kind| kind.is_expandable);
+    let settings = TorchSettings { expandable_segments: true, ..TorchSettings::default() };
+    Advice::Reserved {
+        reserved_bytes,
+        in_use_bytes,
+        pages_bytes: if is_own { None } else { replayed(Policy::Pages) },
+        expandable_bytes: if is_own || is_expandable {
+            None
+        } else {
+            replayed(Policy::Torch(settings))
+        },
+    }
 }
 
 fn failures(told: &Explanation) -> Vec<Advice> {
@@ -207,15 +246,8 @@ impl fmt::Display for Advice {
                 let share = percent(*bytes, *in_use_bytes);
                 fmt_category(*category, *bytes, &share, f)
             }
-            Advice::Reserved { reserved_bytes, in_use_bytes, paged_bytes } => write!(
-                f,
-                "{} were reserved at most, {} x the {} that were in use at most. Without holes \
-                 and cache {} would do; a replay on another policy tells how close it comes.",
-                Bytes(*reserved_bytes),
-                ratio(*reserved_bytes, *in_use_bytes),
-                Bytes(*in_use_bytes),
-                Bytes(*paged_bytes),
-            ),
+            Advice::Reserved { .. } => self.fmt_reserved(f),
+            Advice::Phases { by_phase, in_use_bytes } => fmt_phases(by_phase, *in_use_bytes, f),
             Advice::Rounding { rounding_bytes, live_bytes } => write!(
                 f,
                 "Rounding takes {} of the live bytes at the peak ({}): fewer and larger blocks \
@@ -243,6 +275,53 @@ impl fmt::Display for Advice {
             ),
         }
     }
+}
+
+impl Advice {
+    fn fmt_reserved(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Advice::Reserved { reserved_bytes, in_use_bytes, pages_bytes, expandable_bytes } = self
+        else {
+            return Ok(());
+        };
+        write!(
+            f,
+            "{} were reserved at most, {} x the {} that were in use at most: the rest are holes \
+             and cache.",
+            Bytes(*reserved_bytes),
+            ratio(*reserved_bytes, *in_use_bytes),
+            Bytes(*in_use_bytes),
+        )?;
+        let by_expandable = expandable_bytes.map(|bytes| ("PyTorch's expandable segments", bytes));
+        let by_pages = pages_bytes.map(|bytes| ("the policy pages", bytes));
+        for (name, bytes) in [by_expandable, by_pages].into_iter().flatten() {
+            write!(f, " Replayed with {name}, it is {}.", Bytes(bytes))?;
+        }
+        Ok(())
+    }
+}
+
+fn fmt_phases(
+    by_phase: &[PhaseShare],
+    in_use_bytes: u64,
+    f: &mut fmt::Formatter<'_>,
+) -> fmt::Result {
+    write!(f, "No category was recorded. By the stacks, of the peak were allocated in")?;
+    for (index, share) in by_phase.iter().enumerate() {
+        let comma = if index > 0 { "," } else { "" };
+        let place = match share.phase {
+            Phase::Forward => "forward passes or setup",
+            Phase::Backward => "backward passes",
+            Phase::Optimizer => "the optimizer",
+            Phase::Unknown => "code that is not known",
+        };
+        write!(f, "{comma} {place} {}", percent(share.bytes, in_use_bytes))?;
+    }
+    write!(f, ".")?;
+    let forward = by_phase.iter().find(|share| share.phase == Phase::Forward);
+    if forward.is_some_and(|share| is_at_least(share.bytes, ACTIVATION_PERMILLE, in_use_bytes)) {
+        write!(f, " Smaller micro-batches or checkpointing lower what forward passes keep.")?;
+    }
+    Ok(())
 }
 
 /// With two digits after the point, 0 of nothing.

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use super::holes::largest_hole_bytes;
 use super::modules::by_module;
 use super::{
-    CategoryShare, Churn, Explanation, Failure, Group, Moment, Peak, SiteShare, Transient, Unfreed,
-    Waits, advice,
+    CategoryShare, Churn, Explanation, Failure, Group, Moment, Peak, Phase, PhaseShare, SiteShare,
+    Transient, Unfreed, Waits, advice,
 };
 use crate::category::Category;
 use crate::trace::recording::{EventKind, Recording, Site};
@@ -48,7 +48,7 @@ impl Recording {
             waits: waits(&lives, tops.waiting_bytes_max),
             advice: Vec::new(),
         };
-        explanation.advice = advice::advise(&explanation);
+        explanation.advice = advice::advise(&explanation, self);
         explanation
     }
 }
@@ -111,10 +111,27 @@ fn peak(lives: &Lives, tops: &Tops) -> Peak {
         cached_bytes: tops.levels.reserved_bytes.saturating_sub(tops.levels.in_use_bytes()),
         waiting_bytes: tops.levels.waiting_bytes,
         by_category: by_category(&live, &tops.levels.charged_by_band),
+        by_phase: by_phase(lives.recording, &live),
         by_site: by_site.into_iter().map(share).collect(),
         by_module: by_module(lives.recording, &live),
         site_count,
     }
+}
+
+fn by_phase(recording: &Recording, lives: &[&Life]) -> Vec<PhaseShare> {
+    let mut groups = Phase::ALL.map(|phase| PhaseShare { phase, blocks: 0, bytes: 0 });
+    for life in lives {
+        if life.category.is_some() {
+            return Vec::new();
+        }
+        let site = life.site.and_then(|site| recording.sites.get(site as usize));
+        let share = &mut groups[Phase::of(site) as usize];
+        share.blocks += 1;
+        share.bytes = share.bytes.saturating_add(life.size_bytes);
+    }
+    let shares: Vec<PhaseShare> = groups.into_iter().filter(|share| share.blocks > 0).collect();
+    let tells = shares.iter().any(|share| share.phase != Phase::Unknown);
+    if tells { shares } else { Vec::new() }
 }
 
 impl Group {

@@ -10,9 +10,11 @@ mod count;
 mod holes;
 mod modules;
 mod page;
+mod phases;
 mod text;
 
 pub use self::advice::Advice;
+pub use self::phases::{Phase, PhaseShare};
 use super::recording::Site;
 use crate::category::Category;
 
@@ -132,6 +134,9 @@ pub struct Peak {
     pub waiting_bytes: u64,
     /// Blocks and charges, in the order of [`Category::ALL`], the unknown last; none is empty.
     pub by_category: Vec<CategoryShare>,
+    /// Blocks by what their sites tell of the training step, in the order of [`Phase`]; empty where
+    /// a category was recorded, or no site tells anything.
+    pub by_phase: Vec<PhaseShare>,
     /// Blocks, most bytes first, at most ten.
     pub by_site: Vec<SiteShare>,
     /// Blocks, most bytes first, at most ten; empty where nobody said what modules are.

@@ -2,10 +2,13 @@
 
 use std::fmt;
 
+use super::advice::percent;
 use crate::error::Bytes;
 use crate::trace::recording::Site;
 
 const COLUMNS: usize = 80;
+/// Of the bars behind shares.
+const BAR_COLUMNS: u64 = 30;
 
 /// Writes lines that fit.
 pub(super) struct Page<'a, 'f> {
@@ -23,6 +26,16 @@ impl Page<'_, '_> {
 
     pub(super) fn row(&mut self, name: &str, bytes: u64, more: &str) -> fmt::Result {
         self.item(&format!("  {name:<15} {:>12}  ", Bytes(bytes).to_string()), more)
+    }
+
+    /// A part of a whole, with a bar as long.
+    pub(super) fn share(&mut self, name: &str, bytes: u64, whole_bytes: u64) -> fmt::Result {
+        let part = u128::from(bytes) * u128::from(BAR_COLUMNS);
+        // A sum that saturated is smaller than its parts.
+        let len = part.div_ceil(u128::from(whole_bytes.max(1)));
+        let bar = "#".repeat(len.min(u128::from(BAR_COLUMNS)) as usize);
+        let (size, share) = (Bytes(bytes).to_string(), percent(bytes, whole_bytes));
+        self.line(&format!("  {name:<15} {size:>12} {share:>7}  {bar}"))
     }
 
     pub(super) fn site(&mut self, figures: &str, site: Option<&Site>) -> fmt::Result {

@@ -10,8 +10,6 @@ use crate::error::Bytes;
 use crate::trace::recording::Site;
 use crate::trace::walk::printable;
 
-/// Of the bars behind the categories.
-const BAR_COLUMNS: u64 = 30;
 /// What is listed of sites that never freed, of large blocks and of failures.
 const LINES: usize = 5;
 
@@ -26,6 +24,7 @@ impl fmt::Display for Explanation {
         self.fmt_peak(&mut page)?;
         self.fmt_categories(&mut page)?;
         self.fmt_modules(&mut page)?;
+        self.fmt_phases(&mut page)?;
         self.fmt_sites(&mut page)?;
         self.fmt_blocks(&mut page)?;
         self.fmt_unfreed(&mut page)?;
@@ -79,10 +78,14 @@ impl Explanation {
             0 => "not known".into(),
             bytes => Bytes(bytes).to_string(),
         };
+        // A recording without times has 0 for each.
+        let within = match self.duration_us {
+            0 => String::new(),
+            us => format!(" in {}", duration(us)),
+        };
         format!(
-            "{} in {}; policy {}, capacity {capacity}.",
+            "{}{within}; policy {}, capacity {capacity}.",
             counted(self.events, "event"),
-            duration(self.duration_us),
             printable(policy, 40),
         )
     }
@@ -144,16 +147,19 @@ impl Explanation {
         }
         page.heading("By category at the peak")?;
         for share in by_category {
-            let part = u128::from(share.bytes) * u128::from(BAR_COLUMNS);
-            // A sum that saturated is smaller than its parts.
-            let len = part.div_ceil(u128::from((*in_use_bytes).max(1)));
-            let bar = "#".repeat(len.min(u128::from(BAR_COLUMNS)) as usize);
-            page.line(&format!(
-                "  {:<15} {:>12} {:>7}  {bar}",
-                name(share.category),
-                Bytes(share.bytes).to_string(),
-                percent(share.bytes, *in_use_bytes),
-            ))?;
+            page.share(name(share.category), share.bytes, *in_use_bytes)?;
+        }
+        Ok(())
+    }
+
+    fn fmt_phases(&self, page: &mut Page) -> fmt::Result {
+        let Peak { by_phase, in_use_bytes, .. } = &self.peak;
+        if by_phase.is_empty() {
+            return Ok(());
+        }
+        page.heading("By phase at the peak, inferred from the stacks")?;
+        for share in by_phase {
+            page.share(&share.phase.to_string(), share.bytes, *in_use_bytes)?;
         }
         Ok(())
     }

@@ -134,6 +134,14 @@ impl Recording {
         Ok(report)
     }
 
+    /// What the requests of the recording reserve at most without a limit; `None` if they cannot
+    /// be served.
+    pub(super) fn peak_reserved_bytes_by(&self, policy: Policy) -> Option<u64> {
+        let options = RerunOptions { policy, ..RerunOptions::default() };
+        let (report, _) = Program::compile(self, &options).ok()?.run(&options).ok()?;
+        report.failure.is_none().then_some(report.peak_reserved_bytes)
+    }
+
     /// The least capacity, in whole pages and charges, within which every request is served, found
     /// by bisection between what is in use at the peak and what is reserved without a limit.
     ///
