@@ -10,7 +10,8 @@ use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSli
 use lowtide_allocator::cuda::{CudaDevice, CudaSource, CudaStreams};
 use lowtide_allocator::{Buffer, CachingAllocator, Category, Stream};
 
-/// A block as cudarc sees it: copies, fills and kernels take it like a `CudaSlice`.
+/// A block as cudarc sees it: its copies and fills take it as they take a `CudaSlice`. Its
+/// `LaunchArgs::arg` does not: a kernel gets the address, `let x = block.address()` and `arg(&x)`.
 struct Floats {
     block: Buffer,
     queue: Arc<CudaStream>,
