@@ -1,4 +1,5 @@
 //! Sources over sources: one hook for what may fail, one for what may not, and the forwarding.
+#![allow(unsafe_code, reason = "an adaptor maps what the source below maps")]
 
 use std::sync::Arc;
 
@@ -45,6 +46,10 @@ pub trait Adaptor: Send + Sync {
     ///
     /// # Errors
     /// That of `upstream`, or the adaptor's own. Nothing has changed then, above and below.
+    ///
+    /// # Panics
+    /// The allocator panics if this returns `Ok` although no call of `upstream` succeeded, or if it
+    /// calls `upstream` again after a success.
     fn attempt(&self, call: SourceCall, upstream: &mut Upstream<'_>) -> Result<(), SourceError> {
         let _ = call;
         upstream()
@@ -179,7 +184,7 @@ impl<A: Adaptor> MemorySource for A {
 
     fn reserve(&self, size_bytes: usize) -> Result<Segment, SourceError> {
         let call = SourceCall::Reserve { size_bytes };
-        reserved(self, call, || self.inner().reserve(size_bytes))
+        attempted(self, call, || self.inner().reserve(size_bytes))
     }
 
     fn release(&self, segment: &Segment) {
@@ -191,7 +196,7 @@ impl<A: Adaptor> MemorySource for A {
     fn commit(&self, segment: &Segment, pages: &PageRange) -> Result<(), SourceError> {
         let (offset, size_bytes) = (pages.offset(), pages.size_bytes());
         let call = SourceCall::Commit { segment: segment.address(), offset, size_bytes };
-        self.attempt(call, &mut || self.inner().commit(segment, pages))
+        attempted(self, call, || self.inner().commit(segment, pages))
     }
 
     fn decommit(&self, segment: &Segment, pages: &PageRange) {
@@ -213,10 +218,14 @@ impl<A: Adaptor> MemorySource for A {
     }
 }
 
-impl<A: Adaptor> VirtualMemory for A {
+// SAFETY: 1. `map` returns what `map` of the source below returned: `attempted` takes no answer of
+// the adaptor for it. The source below keeps the obligations, and panics if `pages` names another
+// source than the one that reserved the range. 2. The adaptor's own code does not see the mapping.
+// 3. The range of views is that of the source below.
+unsafe impl<A: Adaptor> VirtualMemory for A {
     fn reserve_views(&self, capacity_bytes: usize) -> Result<Segment, SourceError> {
         let call = SourceCall::ReserveViews { capacity_bytes };
-        reserved(self, call, || pages_below(self).reserve_views(capacity_bytes))
+        attempted(self, call, || pages_below(self).reserve_views(capacity_bytes))
     }
 
     fn map(
@@ -228,7 +237,7 @@ impl<A: Adaptor> VirtualMemory for A {
         let (offset, view_offset) = (mapping.pages().offset(), mapping.view_offset());
         let size_bytes = mapping.pages().size_bytes();
         let call = SourceCall::Map { offset, view_offset, size_bytes };
-        self.attempt(call, &mut || pages_below(self).map(segment, views, mapping))
+        attempted(self, call, || pages_below(self).map(segment, views, mapping))
     }
 
     fn unmap(&self, views: &Segment, mapping: &Mapping) {
@@ -242,11 +251,11 @@ impl<A: Adaptor> VirtualMemory for A {
 impl<A: Adaptor> Fence for A {
     fn wait(&self, waiter: Stream, on: Stream) -> Result<(), SourceError> {
         let call = SourceCall::Wait { waiter, on };
-        self.attempt(call, &mut || fence_below(self).wait(waiter, on))
+        attempted(self, call, || fence_below(self).wait(waiter, on))
     }
 
     fn wait_host(&self, on: Stream) -> Result<(), SourceError> {
-        self.attempt(SourceCall::WaitHost { on }, &mut || fence_below(self).wait_host(on))
+        attempted(self, SourceCall::WaitHost { on }, || fence_below(self).wait_host(on))
     }
 }
 
@@ -258,16 +267,21 @@ fn fence_below<A: Adaptor>(adaptor: &A) -> &dyn Fence {
     adaptor.inner().fence().expect("the source below had it when it was asked")
 }
 
-/// An attempt whose result is a segment.
-fn reserved<A: Adaptor>(
+/// Makes a call of the source below through the adaptor. The result is that of the call: an `Ok`
+/// of the adaptor, which is safe code, proves nothing about memory.
+///
+/// # Panics
+/// If the adaptor makes the call again after a success, or returns `Ok` without a success.
+fn attempted<A: Adaptor, T>(
     adaptor: &A,
     call: SourceCall,
-    mut reserve: impl FnMut() -> Result<Segment, SourceError>,
-) -> Result<Segment, SourceError> {
-    let mut segment = None;
+    mut upstream: impl FnMut() -> Result<T, SourceError>,
+) -> Result<T, SourceError> {
+    let mut result = None;
     adaptor.attempt(call, &mut || {
-        segment = Some(reserve()?);
+        assert!(result.is_none(), "{call:?} is made again although it succeeded");
+        result = Some(upstream()?);
         Ok(())
     })?;
-    Ok(segment.expect("an attempt that succeeds made its call"))
+    Ok(result.unwrap_or_else(|| panic!("the adaptor answered {call:?} without making the call")))
 }

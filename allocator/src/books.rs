@@ -12,6 +12,7 @@ use crate::layout::{Extent, Layout, Live, Place, Want, active_bytes, page_floor}
 use crate::live::BlockInfo;
 use crate::origin::{ModulePath, Origin};
 use crate::pages::Pages;
+use crate::source::Segment;
 use crate::statistics::Statistics;
 use crate::stream::{Stream, StreamSet, Waits};
 use crate::views::Views;
@@ -73,20 +74,22 @@ pub(crate) struct Books {
 }
 
 impl Books {
-    /// Nothing is live. Views take addresses from a range of `view_range_bytes`, if there is one.
+    /// Nothing is live. Blocks are stitched if there is a range of `views`.
     pub(crate) fn new(
         capacity_bytes: usize,
         page_bytes: usize,
         limit_bytes: usize,
-        view_range_bytes: Option<usize>,
+        views: Option<&Segment>,
     ) -> Books {
+        let range_bytes = page_floor(views.map_or(0, Segment::size_bytes), page_bytes);
+        let mappings_max = views.map_or(0, Segment::mappings_max);
         Books {
             layout: Layout::new(page_bytes),
-            views: Views::new(page_floor(view_range_bytes.unwrap_or(0), page_bytes), page_bytes),
+            views: Views::new(range_bytes, mappings_max, page_bytes),
             waits: Waits::default(),
             pages: Pages::new(page_bytes),
             limit_bytes: page_floor(limit_bytes, page_bytes),
-            stitches: view_range_bytes.is_some(),
+            stitches: views.is_some(),
             charges: BTreeMap::new(),
             statistics: Statistics { capacity_bytes, page_bytes, ..Statistics::default() },
             checks: None,

@@ -169,8 +169,9 @@ impl Buffer {
     /// The bytes, where the processor can reach them.
     pub fn as_slice(&self) -> Option<&[u8]> {
         let pointer = self.as_ptr()?;
-        // SAFETY: 1. a segment with a host pointer promises that committed bytes, and pages mapped
-        // in views, are initialised and readable, and the block's are while it is live. 2. Live
+        // SAFETY: 1. all bytes of a memory segment with a host pointer are initialised and readable
+        // (`Segment::with_host_pointer`). So are those of a view once `VirtualMemory::map` returned
+        // `Ok`, and the view of a stitched block stays mapped while the block is live. 2. Live
         // blocks are disjoint (`Layout`), so whatever address they are reached by, the only way to
         // write these bytes is `&mut self`. 3. `self.allocator` keeps the segment.
         Some(unsafe { std::slice::from_raw_parts(pointer.as_ptr(), self.size_bytes) })

@@ -18,7 +18,7 @@ use crate::policy::Policy;
 use crate::reclaim::{Reclaim, Reclaimers, Registration};
 use crate::scope::{CategoryScope, Charge, Seal};
 use crate::simulation::Simulation;
-use crate::source::{MemorySource, Segment, SourceError};
+use crate::source::{MemorySource, SourceError};
 use crate::statistics::Statistics;
 use crate::stream::Stream;
 use crate::sync::{AtomicU8, Ordering};
@@ -122,6 +122,7 @@ impl CachingAllocator {
         let range_bytes = range_bytes.unwrap_or(capacity_bytes);
         let memory = source.reserve(range_bytes)?;
         assert_eq!(memory.address() % BLOCK_BYTES as u64, 0, "{memory:?} is not aligned");
+        assert!(memory.can_be_memory(), "{memory:?} is a range of views");
         let views = match source.virtual_memory().map(|pages| pages.reserve_views(range_bytes)) {
             Some(Ok(views)) => Some(views),
             Some(Err(error @ SourceError::DeviceFault { .. })) => {
@@ -131,9 +132,8 @@ impl CachingAllocator {
             // Without addresses for views, blocks are not stitched.
             None | Some(Err(_)) => None,
         };
-        let view_range_bytes = views.as_ref().map(Segment::size_bytes);
         let limit_bytes = memory.size_bytes();
-        let mut books = Books::new(capacity_bytes, page_bytes, limit_bytes, view_range_bytes);
+        let mut books = Books::new(capacity_bytes, page_bytes, limit_bytes, views.as_ref());
         books.checks = checks;
         let segments = Segments { memory, views };
         let torch = match policy {

@@ -1,12 +1,18 @@
 //! The seam to whatever has memory: a device, the operating system, or a simulation.
+#![allow(unsafe_code, reason = "declares the trait whose implementors map memory")]
 
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
 
 use crate::stream::Fence;
+
+/// Mappings that the views of an allocator may have together, unless its source allows fewer. Linux
+/// lets a process have 65,530.
+pub(crate) const MAPPINGS_MAX: usize = 1 << 14;
 
 /// Where memory comes from.
 ///
@@ -33,7 +39,7 @@ pub trait MemorySource: Send + Sync {
     fn release(&self, segment: &Segment);
 
     /// Puts memory behind whole pages that have none. What the memory holds is the source's
-    /// business; it must be readable and writable.
+    /// business; the device must be able to read and write it.
     ///
     /// # Errors
     /// The source has no memory, or failed. Nothing has changed.
@@ -65,7 +71,39 @@ pub trait MemorySource: Send + Sync {
 ///
 /// A page may be shown in many places at once. The allocator sees to it that live blocks share no
 /// byte, whatever address they are reached by.
-pub trait VirtualMemory: Send + Sync {
+///
+/// Most sources need not implement this trait: an [`Adaptor`](crate::Adaptor) has it where the
+/// source below has it, and [`MemorySource::virtual_memory`] may hand out that of another source.
+///
+/// # Safety
+/// Once [`map`](Self::map) returned `Ok`, the allocator makes references to the bytes that are
+/// shown in a range of views, where the processor can read it. So for such a range:
+/// 1. `map` returns `Ok` only if the pages of `segment` are now shown in `views` at the place that
+///    the mapping names, whatever was shown there before. They stay there until the mapping is
+///    unmapped or another one is mapped to the same place. `map` panics or fails if a range belongs
+///    to another source.
+/// 2. `map` and `unmap` change no other place. They use a [`Mapping`] only during the call.
+/// 3. [`reserve_views`](Self::reserve_views) returns a range made with
+///    [`Segment::views_with_host_pointer`].
+///
+/// ```compile_fail,E0200
+/// use lowtide_allocator::{Mapping, Segment, SourceError, VirtualMemory};
+///
+/// struct MapsNothing;
+///
+/// impl VirtualMemory for MapsNothing {
+///     fn reserve_views(&self, _: usize) -> Result<Segment, SourceError> {
+///         Err(SourceError::OutOfMemory { size_bytes: 0 })
+///     }
+///
+///     fn map(&self, _: &Segment, _: &Segment, _: &Mapping) -> Result<(), SourceError> {
+///         Ok(())
+///     }
+///
+///     fn unmap(&self, _: &Segment, _: &Mapping) {}
+/// }
+/// ```
+pub unsafe trait VirtualMemory: Send + Sync {
     /// Reserves the address range that views lie in, with nothing mapped. It starts at a multiple
     /// of the page and should be several times `capacity_bytes` long.
     ///
@@ -91,15 +129,15 @@ pub trait VirtualMemory: Send + Sync {
 /// that is what makes it safe to take their memory away.
 #[derive(Debug)]
 pub struct PageRange {
-    /// Of the segment, by which a source knows its own.
-    address: u64,
+    /// The number of the segment.
+    segment: u64,
     offset: usize,
     size_bytes: usize,
 }
 
 impl PageRange {
     pub(crate) fn new(segment: &Segment, offset: usize, size_bytes: usize) -> PageRange {
-        PageRange { address: segment.address, offset, size_bytes }
+        PageRange { segment: segment.number, offset, size_bytes }
     }
 
     /// Where they begin in the segment.
@@ -114,7 +152,7 @@ impl PageRange {
 
     /// Whether they are pages of this segment.
     pub fn is_of(&self, segment: &Segment) -> bool {
-        self.address == segment.address
+        self.segment == segment.number
     }
 }
 
@@ -125,14 +163,14 @@ impl PageRange {
 #[derive(Debug)]
 pub struct Mapping {
     pages: PageRange,
-    /// Of the range of views.
-    view_address: u64,
+    /// The number of the range of views.
+    views: u64,
     view_offset: usize,
 }
 
 impl Mapping {
     pub(crate) fn new(pages: PageRange, views: &Segment, view_offset: usize) -> Mapping {
-        Mapping { pages, view_address: views.address, view_offset }
+        Mapping { pages, views: views.number, view_offset }
     }
 
     /// What is shown.
@@ -147,12 +185,15 @@ impl Mapping {
 
     /// Whether they are shown in this range.
     pub fn is_in(&self, views: &Segment) -> bool {
-        self.view_address == views.address
+        self.views == views.number
     }
 }
 
 /// A reserved address range, owned by the allocator that asked for it.
 pub struct Segment {
+    /// No other segment of the process ever has it. The address is not enough: anybody can make an
+    /// [`opaque`](Self::opaque) segment with the address of another one.
+    number: u64,
     address: u64,
     size_bytes: usize,
     pub(crate) host: Option<HostRange>,
@@ -162,6 +203,16 @@ pub struct Segment {
 pub(crate) struct HostRange {
     pub(crate) pointer: HostPointer,
     pub(crate) owner: Box<dyn Any + Send + Sync>,
+    pub(crate) kind: HostKind,
+}
+
+/// What of a host range the processor may read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HostKind {
+    /// All of it, at any time.
+    Memory,
+    /// What is mapped, in at most so many mappings.
+    Views { mappings_max: usize },
 }
 
 /// Start of a host segment; `host.rs` argues why it may cross threads.
@@ -171,7 +222,9 @@ pub(crate) struct HostPointer(pub(crate) NonNull<u8>);
 impl Segment {
     /// A range that the processor cannot read: a device's memory, or nothing at all.
     pub fn opaque(address: u64, size_bytes: usize) -> Segment {
-        Segment { address, size_bytes, host: None }
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Segment { number, address, size_bytes, host: None }
     }
 
     /// The address of offset 0, as the device sees it.
@@ -182,6 +235,20 @@ impl Segment {
     /// Length of the range.
     pub fn size_bytes(&self) -> usize {
         self.size_bytes
+    }
+
+    /// Whether blocks may lie anywhere in it. The processor can read a range of views only where
+    /// something is mapped.
+    pub(crate) fn can_be_memory(&self) -> bool {
+        self.host.as_ref().is_none_or(|host| host.kind == HostKind::Memory)
+    }
+
+    /// The mappings that there may be in this range of views at once.
+    pub(crate) fn mappings_max(&self) -> usize {
+        match self.host.as_ref().map(|host| host.kind) {
+            Some(HostKind::Views { mappings_max }) => mappings_max.min(MAPPINGS_MAX),
+            _ => MAPPINGS_MAX,
+        }
     }
 
     /// The pointer to offset 0, where the processor can read the segment.
@@ -209,6 +276,13 @@ pub enum SourceError {
     OutOfMemory {
         /// Bytes asked for.
         size_bytes: usize,
+    },
+    /// The allocators of the process have taken their part of the mappings that the system allows
+    /// (`vm.max_map_count` on Linux).
+    #[error("no mappings are left for allocators, of {limit_count} that the process may have")]
+    MappingLimit {
+        /// The limit for all mappings of the process.
+        limit_count: usize,
     },
     /// The system locks no more memory for this process: `RLIMIT_MEMLOCK` (`ulimit -l`), or the
     /// memory of its control group.

@@ -11,10 +11,6 @@ use crate::holes::NONE;
 use crate::layout::{BLOCK_BYTES, Extent, Kind, Layout, Node, PIECES_MAX};
 use crate::stream::StreamSet;
 
-/// Mappings that views may have together. Linux lets a process have 65,530. When those in use come
-/// near it, blocks are stitched no more.
-const MAPPINGS_MAX: usize = 1 << 14;
-
 /// A row of pages of the arena and where it is mapped.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
@@ -44,6 +40,9 @@ pub(crate) struct Views {
     /// The first and the last one to be freed of the idle views, or `NONE`.
     idle: [u32; 2],
     mapping_count: usize,
+    /// The limit of `mapping_count`. When the mappings of views in use come near it, blocks are
+    /// stitched no more. Fixed when the allocator is made, and the same in a simulation.
+    mappings_max: usize,
     /// Those of views in use.
     used_mapping_count: usize,
     /// The range of views: each view is a block there.
@@ -89,8 +88,8 @@ impl Hasher for Spread {
 }
 
 impl Views {
-    /// No view in an address range of `range_bytes`.
-    pub(crate) fn new(range_bytes: usize, page_bytes: usize) -> Views {
+    /// No view in an address range of `range_bytes`, and at most `mappings_max` pieces of views.
+    pub(crate) fn new(range_bytes: usize, mappings_max: usize, page_bytes: usize) -> Views {
         let mut addresses = Layout::new(page_bytes);
         // A block behind the range makes it a hole: no view may lie beyond its end.
         let end = Extent { offset: range_bytes, size_bytes: BLOCK_BYTES };
@@ -101,6 +100,7 @@ impl Views {
             by_pages: HashMap::default(),
             idle: [NONE; 2],
             mapping_count: 0,
+            mappings_max,
             used_mapping_count: 0,
             addresses,
         }
@@ -110,7 +110,7 @@ impl Views {
     /// and after they go, so that what is cached has no say.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
-        self.used_mapping_count + PIECES_MAX <= MAPPINGS_MAX
+        self.used_mapping_count + PIECES_MAX <= self.mappings_max
     }
 
     /// The view of these pages, if it is mapped.
@@ -151,7 +151,7 @@ impl Views {
     /// Free addresses for a row of pages: the smallest range that holds it, the lowest on ties.
     /// `None` if there is none, or if there would be too many mappings.
     pub(crate) fn gap(&self, pages: &[Extent]) -> Option<Gap> {
-        if self.mapping_count + pages.len() > MAPPINGS_MAX {
+        if self.mapping_count + pages.len() > self.mappings_max {
             return None;
         }
         let size_bytes = pages.iter().map(|run| run.size_bytes).sum();
@@ -317,7 +317,7 @@ mod tests {
         let rows = [vec![run(0, 2)], vec![run(0, 1), run(forgets, 2)]];
         let [first, second] = rows.each_ref().map(|row| fingerprint(row.iter().copied()));
         assert_eq!(first, second, "the test has lost its pair");
-        let mut views = Views::new(100 * PAGE, PAGE);
+        let mut views = Views::new(100 * PAGE, 1000, PAGE);
         let find = |views: &Views, row: &[Extent]| views.find(row.iter().copied());
         let indices = rows.clone().map(|row| {
             let at = views.gap(&row).unwrap();

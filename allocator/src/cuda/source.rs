@@ -271,7 +271,9 @@ impl MemorySource for CudaSource {
     }
 }
 
-impl VirtualMemory for CudaSource {
+// SAFETY: the processor reads no range of this source, which are all opaque, and `map` refuses one
+// that it could read.
+unsafe impl VirtualMemory for CudaSource {
     fn reserve_views(&self, capacity_bytes: usize) -> Result<Segment, SourceError> {
         // Room for every page in a few views at once, and for what idle views leave between.
         self.reserve_range(capacity_bytes.max(self.total_bytes).saturating_mul(4))
@@ -285,6 +287,7 @@ impl VirtualMemory for CudaSource {
     ) -> Result<(), SourceError> {
         let pages = mapping.pages();
         assert!(pages.is_of(segment) && mapping.is_in(views), "{mapping:?} is of other segments");
+        assert!(views.host_pointer().is_none(), "{views:?} is not the device's");
         let (size_bytes, view_offset) = (pages.size_bytes(), mapping.view_offset());
         let view_address = views.address();
         let mut state = self.lock();

@@ -15,6 +15,8 @@
 
 #[cfg(target_os = "linux")]
 mod linux;
+#[cfg(target_os = "linux")]
+mod mappings;
 #[cfg(not(target_os = "linux"))]
 mod portable;
 mod system;
@@ -27,6 +29,8 @@ use std::sync::OnceLock;
 use linux::Range;
 #[cfg(target_os = "linux")]
 pub use linux::SystemLock;
+#[cfg(target_os = "linux")]
+use mappings::Share;
 #[cfg(not(target_os = "linux"))]
 use portable::Range;
 use system::{Group, System, address_space};
@@ -34,7 +38,9 @@ pub use system::{LimitOrigin, MemoryLimit, available_bytes};
 
 #[cfg(target_os = "linux")]
 use crate::locked::LockedSource;
-use crate::source::{HostPointer, HostRange, MemorySource, PageRange, Segment, SourceError};
+use crate::source::{
+    HostKind, HostPointer, HostRange, MemorySource, PageRange, Segment, SourceError,
+};
 #[cfg(target_os = "linux")]
 use crate::source::{Mapping, VirtualMemory};
 
@@ -45,6 +51,7 @@ const PAGE_BYTES: usize = 64 << 10;
 const SEGMENT_BYTES_MAX: usize = 1 << 45;
 
 /// Addresses for views, whatever the capacity: room for pages that are shown in several places.
+#[cfg(target_os = "linux")]
 const VIEW_BYTES_MIN: usize = 1 << 36;
 
 // SAFETY: 1. the pointer is only an address into a mapping that its segment's owner keeps alive on
@@ -58,17 +65,46 @@ impl Segment {
     /// A range that the processor can read and write.
     ///
     /// # Safety
-    /// Until `owner` is dropped, every byte of a committed range, and of a mapped part of a range
-    /// of views, is initialised and may be read and written through `pointer`, by nobody but the
-    /// allocator that gets this segment; and the source takes memory away and remaps views only as
-    /// a [`PageRange`] or a [`Mapping`] of the same segments says.
+    /// From now on and until `owner` is dropped:
+    /// 1. Every byte of the range is initialised and may be read and written through `pointer`,
+    ///    whether it was committed or not. [`MemorySource::commit`] is safe to implement, so an
+    ///    answer of `Ok` proves nothing.
+    /// 2. Only the allocator that gets this segment reads or writes the range.
+    /// 3. The source takes memory away only where a [`PageRange`] of this segment allows it, and
+    ///    changes no byte outside that range.
     pub unsafe fn with_host_pointer(
         pointer: NonNull<u8>,
         size_bytes: usize,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Segment {
+        Segment::of_host(pointer, size_bytes, owner, HostKind::Memory)
+    }
+
+    /// A range of views that the processor can read and write where something is mapped, in at most
+    /// `mappings_max` mappings at once.
+    ///
+    /// # Safety
+    /// Until `owner` is dropped:
+    /// 1. Only the allocator that gets this segment reads or writes the range.
+    /// 2. Only a [`VirtualMemory::map`](crate::VirtualMemory::map) that keeps its obligations maps
+    ///    something there. What it maps is initialised and may be read and written.
+    pub unsafe fn views_with_host_pointer(
+        pointer: NonNull<u8>,
+        size_bytes: usize,
+        mappings_max: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Segment {
+        Segment::of_host(pointer, size_bytes, owner, HostKind::Views { mappings_max })
+    }
+
+    fn of_host(
+        pointer: NonNull<u8>,
+        size_bytes: usize,
+        owner: Box<dyn Any + Send + Sync>,
+        kind: HostKind,
+    ) -> Segment {
         let mut segment = Segment::opaque(pointer.as_ptr() as u64, size_bytes);
-        segment.host = Some(HostRange { pointer: HostPointer(pointer), owner });
+        segment.host = Some(HostRange { pointer: HostPointer(pointer), owner, kind });
         segment
     }
 
@@ -77,6 +113,22 @@ impl Segment {
         let host = self.host.as_ref().expect("a segment of a host source");
         host.owner.downcast_ref().expect("a segment of a host source")
     }
+
+    /// The addresses of a range of views of a host source.
+    #[cfg(target_os = "linux")]
+    fn views(&self) -> &Range {
+        let host = self.host.as_ref().expect("views of a host source");
+        let views: &HostViews = host.owner.downcast_ref().expect("views of a host source");
+        &views.range
+    }
+}
+
+/// What a range of views owns. Fields are dropped in this order: the addresses are unmapped before
+/// another allocator can take the share of mappings.
+#[cfg(target_os = "linux")]
+struct HostViews {
+    range: Range,
+    _share: Share,
 }
 
 /// System memory with a capacity.
@@ -87,18 +139,27 @@ impl Segment {
 #[derive(Clone, Copy, Debug)]
 pub struct HostSource {
     capacity_bytes: usize,
+    maps_pages: bool,
 }
 
 impl HostSource {
     /// At most `bytes` at once.
     pub fn with_capacity(bytes: usize) -> HostSource {
-        HostSource { capacity_bytes: bytes }
+        HostSource { capacity_bytes: bytes, maps_pages: cfg!(target_os = "linux") }
     }
 
     /// As much as the system lets this process take, see [`MemoryLimit`]. Where it does not say
     /// (outside Linux), the limit is 1 TiB and the system's own.
     pub fn system() -> HostSource {
-        HostSource { capacity_bytes: MemoryLimit::of_this_process().bytes }
+        HostSource::with_capacity(MemoryLimit::of_this_process().bytes)
+    }
+
+    /// Takes away the ability to show pages at a second address, and with it the addresses and the
+    /// mappings that it takes: for memory that is allocated once and whole.
+    #[must_use]
+    pub fn without_virtual_memory(mut self) -> HostSource {
+        self.maps_pages = false;
+        self
     }
 
     /// The same memory, locked by the operating system: what is committed is never swapped out.
@@ -123,9 +184,9 @@ impl MemorySource for HostSource {
     fn reserve(&self, size_bytes: usize) -> Result<Segment, SourceError> {
         let range = reserve_some(size_bytes)?;
         let (pointer, len) = (range.pointer(), range.len());
-        // SAFETY: 1. the mapping is readable, writable and zero-filled on first use, all of it, so
-        // committed ranges are. 2. `range` unmaps on drop, and is the owner. 3. Nobody else has the
-        // address. 4. `decommit` takes only pages that a `PageRange` of this segment names.
+        // SAFETY: 1. all of the mapping is readable, writable and zero-filled on first use, until
+        // `range` unmaps it on drop, and `range` is the owner. 2. The address is not given to
+        // anything else. 3. `decommit` takes only whole pages that a `PageRange` of it names.
         Ok(unsafe { Segment::with_host_pointer(pointer, len, Box::new(range)) })
     }
 
@@ -134,7 +195,7 @@ impl MemorySource for HostSource {
     }
 
     fn commit(&self, segment: &Segment, pages: &PageRange) -> Result<(), SourceError> {
-        assert!(pages.is_of(segment), "{pages:?} are pages of another segment than {segment:?}");
+        assert_whole_pages(pages, segment);
         // The system puts pages behind the range on first touch, and cannot refuse then: it ends a
         // process of a control group that is full. So there the pages are asked for now.
         if limiting_groups().is_empty() {
@@ -145,18 +206,22 @@ impl MemorySource for HostSource {
     }
 
     fn decommit(&self, segment: &Segment, pages: &PageRange) {
-        assert!(pages.is_of(segment), "{pages:?} are pages of another segment than {segment:?}");
+        assert_whole_pages(pages, segment);
         segment.range().give_back(pages.offset(), pages.size_bytes());
     }
 
     #[cfg(target_os = "linux")]
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
-        Some(self)
+        self.maps_pages.then_some(self)
     }
 }
 
+// SAFETY: 1. `map` shows the pages with one system call that replaces what is there, or fails. It
+// downcasts both segments to types of this module, so it panics for those of another source. 2.
+// `map` and `unmap` change only the pages that the mapping names. They check that these are whole
+// pages of the system. 3. `reserve_views` uses `views_with_host_pointer`.
 #[cfg(target_os = "linux")]
-impl VirtualMemory for HostSource {
+unsafe impl VirtualMemory for HostSource {
     fn reserve_views(&self, capacity_bytes: usize) -> Result<Segment, SourceError> {
         // Room for every page in a few views at once, and for what idle views leave between.
         let size_bytes = capacity_bytes.saturating_mul(4).clamp(VIEW_BYTES_MIN, SEGMENT_BYTES_MAX);
@@ -164,12 +229,14 @@ impl VirtualMemory for HostSource {
         if address_quota().is_some_and(|quota_bytes| size_bytes > quota_bytes) {
             return Err(SourceError::OutOfMemory { size_bytes });
         }
+        let share = Share::take()?;
         let range = Range::views(size_bytes)?;
-        let (pointer, len) = (range.pointer(), range.len());
-        // SAFETY: 1. what is mapped in the range are pages of a memory range, readable, writable
-        // and initialised. 2. `range` unmaps on drop, and is the owner. 3. Nobody else has the
-        // address. 4. `map` and `unmap` touch only what a `Mapping` names.
-        Ok(unsafe { Segment::with_host_pointer(pointer, len, Box::new(range)) })
+        let (pointer, len, mappings_max) = (range.pointer(), range.len(), share.mapping_count());
+        let owner = Box::new(HostViews { range, _share: share });
+        // SAFETY: 1. the address is not given to anything else, and `owner` unmaps the range on
+        // drop. 2. Only `map` below maps something there: pages of a memory range, which are
+        // readable, writable and initialised.
+        Ok(unsafe { Segment::views_with_host_pointer(pointer, len, mappings_max, owner) })
     }
 
     fn map(
@@ -179,15 +246,37 @@ impl VirtualMemory for HostSource {
         mapping: &Mapping,
     ) -> Result<(), SourceError> {
         let pages = mapping.pages();
-        assert!(pages.is_of(segment) && mapping.is_in(views), "{mapping:?} is of other segments");
-        let view = views.range();
+        assert_whole_pages(pages, segment);
+        assert_whole_view(mapping, views);
+        let view = views.views();
         view.show(segment.range(), pages.offset(), mapping.view_offset(), pages.size_bytes())
     }
 
     fn unmap(&self, views: &Segment, mapping: &Mapping) {
-        assert!(mapping.is_in(views), "{mapping:?} is of other segments");
-        views.range().hide(mapping.view_offset(), mapping.pages().size_bytes());
+        assert_whole_view(mapping, views);
+        views.views().hide(mapping.view_offset(), mapping.pages().size_bytes());
     }
+}
+
+/// # Panics
+/// If these are not whole pages of the segment. The system rounds a length up, so a part of a page
+/// would change the bytes of another block.
+fn assert_whole_pages(pages: &PageRange, segment: &Segment) {
+    assert!(pages.is_of(segment), "{pages:?} are pages of another segment than {segment:?}");
+    assert!(is_whole(pages.offset(), pages.size_bytes()), "{pages:?} are parts of pages");
+}
+
+/// # Panics
+/// If the mapping does not lie at whole pages of this range of views, see [`assert_whole_pages`].
+#[cfg(target_os = "linux")]
+fn assert_whole_view(mapping: &Mapping, views: &Segment) {
+    assert!(mapping.is_in(views), "{mapping:?} is of another range than {views:?}");
+    let is_whole = is_whole(mapping.view_offset(), mapping.pages().size_bytes());
+    assert!(is_whole, "{mapping:?} shows parts of pages");
+}
+
+fn is_whole(offset: usize, size_bytes: usize) -> bool {
+    offset.is_multiple_of(PAGE_BYTES) && size_bytes.is_multiple_of(PAGE_BYTES)
 }
 
 /// Addresses for at least `size_bytes`. More is room for a capacity that is raised and for blocks

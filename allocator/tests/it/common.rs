@@ -1,3 +1,5 @@
+use std::process::Command;
+
 use lowtide_allocator::torch::StreamId;
 use lowtide_allocator::trace::{Action, RecordedEvent};
 use lowtide_allocator::{
@@ -8,6 +10,24 @@ use proptest::prelude::*;
 pub(crate) const PAGE_BYTES: usize = 4096;
 /// No program here comes near it.
 pub(crate) const PLENTY: usize = 1 << 40;
+
+/// Set in the process that runs the body of a test, so that a crash fails one test.
+const CHILD: &str = "LOWTIDE_TEST_CHILD";
+
+/// Runs `body`, which is all of the test `name`, in a process that runs nothing else.
+pub(crate) fn in_a_process_of_its_own(name: &str, body: impl FnOnce()) {
+    if std::env::var_os(CHILD).is_some() {
+        return body();
+    }
+    let output = Command::new(std::env::current_exe().expect("a test runs from a file"))
+        .args([name, "--exact", "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .expect("a process");
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    let is_passed = output.status.success() && text.contains("1 passed");
+    assert!(is_passed, "{}: {text}", output.status);
+}
 
 /// One step of a random program. Indices are taken modulo what is live.
 #[derive(Clone, Copy, Debug)]

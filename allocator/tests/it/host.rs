@@ -6,6 +6,8 @@ use lowtide_allocator::{
     SourceError,
 };
 
+use crate::common::in_a_process_of_its_own;
+
 #[test]
 fn new_memory_is_zero_and_aligned() {
     let memory = CachingAllocator::new(HostSource::with_capacity(1 << 20)).unwrap();
@@ -162,4 +164,97 @@ fn pages_of_another_segment_cannot_be_taken_away() {
         "the host source asserts it"
     );
     memory.check_invariants();
+}
+
+const HOST_PAGE_BYTES: usize = 64 << 10;
+
+/// Pages of which every other one is free.
+fn with_holes(memory: &CachingAllocator, page_count: usize) -> Vec<Buffer> {
+    let page = |_| memory.allocate(HOST_PAGE_BYTES).unwrap();
+    let pages: Vec<Buffer> = (0..page_count).map(page).collect();
+    pages.into_iter().skip(1).step_by(2).collect()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn mappings_of_four_and_of_eight_allocators_leave_some_for_threads() {
+    let name = "host::mappings_of_four_and_of_eight_allocators_leave_some_for_threads";
+    in_a_process_of_its_own(name, || {
+        let mut memories = Vec::new();
+        let mut kept = Vec::new();
+        for _ in 0..2 {
+            for _ in 0..4 {
+                let memory = CachingAllocator::new(HostSource::with_capacity(1 << 30)).unwrap();
+                kept.extend(many_views(&memory));
+                memories.push(memory);
+            }
+            let mapping_count = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+            println!("{mapping_count} mappings of {} allocators", memories.len());
+            let threads: Vec<_> = (0..64)
+                .map(|_| thread::Builder::new().spawn(thread::park).expect("a thread"))
+                .collect();
+            for thread in threads {
+                thread.thread().unpark();
+                thread.join().unwrap();
+            }
+        }
+    });
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn source_without_virtual_memory_stitches_nothing_and_takes_no_mappings() {
+    let name = "host::source_without_virtual_memory_stitches_nothing_and_takes_no_mappings";
+    in_a_process_of_its_own(name, || {
+        let make = || HostSource::with_capacity(1 << 30);
+        let plain: Vec<CachingAllocator> = (0..100)
+            .map(|_| CachingAllocator::new(make().without_virtual_memory()).unwrap())
+            .collect();
+        let _kept = with_holes(&plain[0], 8);
+        assert!(!plain[0].allocate(2 * HOST_PAGE_BYTES).unwrap().is_stitched());
+        assert!(plain.iter().all(|memory| !memory.maps_pages()));
+        assert!(CachingAllocator::new(make()).unwrap().maps_pages());
+    });
+}
+
+/// Stitches blocks whose views have more mappings than an allocator may have.
+fn many_views(memory: &CachingAllocator) -> Vec<Buffer> {
+    let mut kept = with_holes(memory, 260);
+    // Other holes in each round, so that no view is found again.
+    for _ in 0..3 {
+        for page_count in 2..126 {
+            drop(memory.allocate(page_count * HOST_PAGE_BYTES).unwrap());
+        }
+        kept.push(memory.allocate(HOST_PAGE_BYTES).unwrap());
+    }
+    assert!(memory.statistics().stitches > 0);
+    kept
+}
+
+#[test]
+fn simulation_knows_how_many_mappings_its_allocator_has() {
+    let name = "host::simulation_knows_how_many_mappings_its_allocator_has";
+    in_a_process_of_its_own(name, || {
+        // The later ones have few mappings, the last ones perhaps none.
+        let mut stitches = Vec::new();
+        let mut memories = Vec::new();
+        for index in 0..48 {
+            let memory = CachingAllocator::new(HostSource::with_capacity(1 << 30)).unwrap();
+            memories.push(memory.clone());
+            if index % 8 != 1 && index != 47 {
+                continue;
+            }
+            let _kept = with_holes(&memory, 1202);
+            let simulation = memory.simulate();
+            let places = [&memory, simulation.allocator()].map(|memory| {
+                let blocks: Vec<Buffer> =
+                    (0..6).map(|_| memory.allocate(100 * HOST_PAGE_BYTES).unwrap()).collect();
+                let place = |block: &Buffer| (block.offset(), block.is_stitched());
+                blocks.iter().map(place).collect::<Vec<_>>()
+            });
+            assert_eq!(places[0], places[1], "allocator {index}");
+            stitches.push(places[0].iter().filter(|place| place.1).count());
+        }
+        println!("stitched blocks of six: {stitches:?}");
+    });
 }

@@ -39,5 +39,6 @@ mod torch_model;
 mod torch_named;
 mod torch_settings;
 mod traces;
+mod trust;
 mod viewer;
 mod watch;

@@ -1,0 +1,103 @@
+//! The mappings of a process, which its allocators share.
+//!
+//! Linux limits the mappings of a process (`vm.max_map_count`, 65,530 by default). A process that
+//! has reached the limit cannot even start a thread. So a quarter is left to the rest of the
+//! process, and each allocator takes a fixed share of the others when it is made. A share never
+//! changes: other allocators have no influence on where an allocator places its blocks, and a
+//! simulation copies the share.
+
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use crate::source::{MAPPINGS_MAX, SourceError};
+
+/// The default of Linux, for a system that does not say its limit.
+const LIMIT_COUNT: usize = 65_530;
+
+/// The share of an allocator if another one has a full share. It is enough for a step that stitches
+/// a few large blocks.
+const SMALL_SHARE: usize = 512;
+
+/// The mappings of one range of views, given back on drop.
+#[derive(Debug)]
+pub(super) struct Share {
+    mapping_count: usize,
+}
+
+/// The mappings for the views of all allocators.
+struct Pool {
+    limit_count: usize,
+    left_count: Mutex<usize>,
+}
+
+impl Share {
+    /// A full share or, if that were more than half of what is left, a small one.
+    ///
+    /// # Errors
+    /// There is neither.
+    pub(super) fn take() -> Result<Share, SourceError> {
+        let pool = Pool::of_this_process();
+        let taken = pool.change(|left_count| {
+            let mapping_count = share_of(*left_count)?;
+            *left_count -= system_count(mapping_count);
+            Some(Share { mapping_count })
+        });
+        taken.ok_or(SourceError::MappingLimit { limit_count: pool.limit_count })
+    }
+
+    /// How many pieces all views together may have.
+    pub(super) fn mapping_count(&self) -> usize {
+        self.mapping_count
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let returned_count = system_count(self.mapping_count);
+        Pool::of_this_process().change(|left_count| *left_count += returned_count);
+    }
+}
+
+impl Pool {
+    fn of_this_process() -> &'static Pool {
+        static POOL: OnceLock<Pool> = OnceLock::new();
+        POOL.get_or_init(|| {
+            let text = std::fs::read_to_string("/proc/sys/vm/max_map_count");
+            let limit_count = text.ok().and_then(|text| text.trim().parse().ok());
+            let limit_count: usize = limit_count.unwrap_or(LIMIT_COUNT);
+            Pool { limit_count, left_count: Mutex::new(limit_count - limit_count / 4) }
+        })
+    }
+
+    fn change<R>(&self, work: impl FnOnce(&mut usize) -> R) -> R {
+        work(&mut self.left_count.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn share_of(left_count: usize) -> Option<usize> {
+    [MAPPINGS_MAX, SMALL_SHARE].into_iter().find(|&share| system_count(share) <= left_count / 2)
+}
+
+/// How many mappings the system counts for so many pieces of views. A view has at least two
+/// pieces, and the gap behind it is a mapping as well. Two more are the memory and the gap before
+/// all views.
+fn system_count(mapping_count: usize) -> usize {
+    mapping_count + mapping_count / 2 + 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_leave_a_quarter_and_the_first_is_a_full_one() {
+        let mut left_count = LIMIT_COUNT - LIMIT_COUNT / 4;
+        let mut shares = Vec::new();
+        while let Some(share) = share_of(left_count) {
+            left_count -= system_count(share);
+            shares.push(share);
+        }
+        assert_eq!(shares[0], MAPPINGS_MAX);
+        assert!(shares[1..].iter().all(|&share| share == SMALL_SHARE), "{shares:?}");
+        assert!(shares.len() > 16, "{} allocators stitch", shares.len());
+    }
+}
