@@ -25,6 +25,8 @@ impl Ring {
         let ring_bytes = slot_bytes_max.and_then(|bytes| bytes.checked_mul(slots));
         let ring_bytes = ring_bytes.and_then(|bytes| bytes.checked_next_multiple_of(page_bytes));
         let source = HostSource::with_capacity(ring_bytes.unwrap_or(usize::MAX));
+        // Slots are allocated once. Views would take mappings from the allocators of devices.
+        let source = source.without_virtual_memory();
         let memory = CachingAllocator::new(source).map_err(staging)?;
         let (home, free) = bounded(slots);
         for _ in 0..slots {
