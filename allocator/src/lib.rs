@@ -1,6 +1,14 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("lowtide needs a target of 64 bits: it reserves terabytes of addresses");
+#[cfg(not(unix))]
+compile_error!(
+    "lowtide needs Unix: it reserves far more addresses than it uses, and Windows takes memory for \
+     all of them"
+);
+
 mod adaptor;
 mod arenas;
 mod books;

@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 
 use crate::source::SourceError;
 
@@ -36,9 +36,7 @@ impl Range {
     }
 
     /// Gives pages to the system, where it takes the advice.
-    #[cfg(unix)]
     pub(super) fn give_back(&self, offset: usize, size_bytes: usize) {
-        use memmap2::UncheckedAdvice;
         // SAFETY: 1. the range lies inside the mapping (which is checked) and no live block in it:
         // the `PageRange` that the caller got says so. So no reference sees its bytes change. 2. It
         // stays mapped, and bytes read later are initialised (zero or what they were).
@@ -46,8 +44,4 @@ impl Range {
             unsafe { self.0.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, size_bytes) };
         debug_assert!(result.is_ok(), "madvise({offset}, {size_bytes}): {result:?}");
     }
-
-    /// There is no advice to give: the pages stay, and are used again.
-    #[cfg(not(unix))]
-    pub(super) fn give_back(&self, _offset: usize, _size_bytes: usize) {}
 }
