@@ -1,6 +1,6 @@
 //! How good the model is, in parts that fit.
 
-use lowtide_allocator::Category;
+use lowtide_allocator::{Category, ModulePath, Origin};
 use lowtide_data::{BatchView, Loader};
 use lowtide_tensor::Device;
 
@@ -16,6 +16,7 @@ pub(crate) fn score_parts(
     micro_batch: usize,
 ) -> Result<Score> {
     let _scope = device.category(Category::Activation);
+    let _model = Origin { module: Some(ModulePath::ROOT), site: None }.enter();
     let mut total = Score::default();
     for part in micro_batches(batch.len(), micro_batch) {
         total.add(task.score(device, &batch.slice(part))?);

@@ -243,10 +243,14 @@ impl Gpt {
     /// `tokens: [B, T] → [B, T, D]`
     fn features(&self, pass: &Pass, tokens: Var) -> Result<Var> {
         let len = tokens.shape().last().copied().unwrap_or_default();
-        let positions = match &self.pos {
-            Positions::Learned(table) => Some(table.table(pass)?.narrow(0, 0, len)?), // [T, D]
-            Positions::Rotary(..) => None,
-        };
+        let positions =
+            match &self.pos {
+                // [T, D]
+                Positions::Learned(table) => Some(pass.within("pos", || -> Result<Var> {
+                    Ok(table.table(pass)?.narrow(0, 0, len)?)
+                })?),
+                Positions::Rotary(..) => None,
+            };
         let mut x = forward_in(pass, "tok", &self.tok, tokens)?;
         if let Some(positions) = positions {
             x = x.add(positions)?;

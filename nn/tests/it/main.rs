@@ -18,6 +18,7 @@ mod optimizer_files;
 mod optimizer_options;
 mod optimizer_runs;
 mod optimizers;
+mod origins;
 mod parameters;
 mod parity;
 mod pytorch;
