@@ -10,10 +10,9 @@
 //!
 //! Each of the four takes less than ten minutes: `tests` has versions, the tests that can do with
 //! any driver, compute-sanitizer and cuDNN's description of the device; `kernels` every kernel
-//! against its floor, launches, calls of the driver and copies; `models` trainings by `lowtide
-//! train
-//! --device cuda` and their longest kernels; `torch` the same in PyTorch. What is found is on disk
-//! at once, so a part that is cut short keeps what it has: `results.json` has everything and
+//! against its floor, launches, calls of the driver and copies; `models` trainings by lowtide on
+//! the device and their longest kernels; `torch` the same in PyTorch. What is found is on disk at
+//! once, so a part that is cut short keeps what it has: `results.json` has everything and
 //! `results.md` a table of it. Results of parts that were brought into one folder become one by
 //! `run.sh table --out FOLDER`. What cannot be done is a line that says why; without a device every
 //! section is one. The exit code is 1 if a test failed or a program broke, 2 without Python, else
