@@ -48,6 +48,10 @@ pub struct Summary {
     /// What multiplied matrices, on an NVIDIA device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub products: Option<String>,
+    /// The kernel that cuBLASLt chose for each product, on an NVIDIA device: the sizes, and eight
+    /// words that describe the kernel to the library.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub product_kernels: Vec<String>,
     /// The peak of reserved bytes that the rehearsal showed.
     pub predicted_peak_bytes: usize,
     /// The peak of reserved bytes of the run.

@@ -3,6 +3,8 @@
 use std::io::{self, Write};
 
 use clap::Args;
+#[cfg(feature = "cuda")]
+use lowtide_allocator::cuda::Product;
 use lowtide_allocator::{MemoryLimit, available_bytes};
 #[cfg(feature = "cuda")]
 use lowtide_tensor::cuda::CudaOptions;
@@ -48,10 +50,11 @@ impl DeviceArgs {
         }
     }
 
-    /// A simulated device of the same kind, so large that any model can be built on it, and the
-    /// budget to plan for. A CUDA device is asked only where no budget says what it has.
-    pub(super) fn open_simulated(&self) -> Result<(Device, usize)> {
+    /// A simulated device of the same kind, so large that any model can be built on it. A CUDA
+    /// device is asked only where no budget says what it has.
+    pub(super) fn open_simulated(&self) -> Result<Simulated> {
         const CAPACITY_BYTES: usize = 1 << 50;
+        let mut products = None;
         let (spec, budget_bytes) = match (self.budget, self.device) {
             // This machine may have no addresses for so much, as it need not to plan for another.
             (Some(budget_bytes), Place::Cpu) => match self.open() {
@@ -64,11 +67,12 @@ impl DeviceArgs {
             }
             _ => {
                 let device = self.open().map_err(|error| self.without_device(error))?;
+                products = DeviceArgs::products(&device);
                 (device.spec(), device.allocator().capacity_bytes())
             }
         };
-        let sim = Device::sim(SimSpec { capacity_bytes: CAPACITY_BYTES, ..spec })?;
-        Ok((sim, budget_bytes))
+        let device = Device::sim(SimSpec { capacity_bytes: CAPACITY_BYTES, ..spec })?;
+        Ok(Simulated { device, budget_bytes, products })
     }
 
     /// What the budget is, in words.
@@ -133,6 +137,29 @@ impl DeviceArgs {
         let _ = device;
         None
     }
+
+    /// The kernel that cuBLASLt chose for each product so far, by its own description.
+    pub(super) fn product_kernels(device: &Device) -> Vec<String> {
+        #[cfg(feature = "cuda")]
+        if let Some(cuda) = device.as_cuda() {
+            let choices = cuda.library_choices().into_iter().map(|(product, words)| {
+                let Product { batch, m, n, k, .. } = product;
+                let words = words.map(|word| format!("{word:016x}"));
+                format!("{batch} of {m} x {k} by {k} x {n}: {}", words.join(" "))
+            });
+            return choices.collect();
+        }
+        let _ = device;
+        Vec::new()
+    }
+}
+
+/// What to plan on and for.
+pub(super) struct Simulated {
+    pub(super) device: Device,
+    pub(super) budget_bytes: usize,
+    /// What will multiply matrices, where an NVIDIA device was asked.
+    pub(super) products: Option<String>,
 }
 
 fn parse_place(text: &str) -> std::result::Result<Place, String> {

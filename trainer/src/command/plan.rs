@@ -4,6 +4,7 @@ use clap::Args;
 use lowtide_allocator::Category;
 use serde_json::{Value, json};
 
+use crate::command::device::Simulated;
 use crate::command::{DeviceArgs, RecipeArgs, failure, say};
 use crate::human::format_bytes;
 use crate::json::{categories_json, modules_json};
@@ -32,6 +33,8 @@ pub(super) struct Found {
     outside_bytes: usize,
     /// Whether that is no measurement.
     is_assumed: bool,
+    /// What will multiply matrices, where an NVIDIA device was asked.
+    products: Option<String>,
     survey: Vec<(usize, Forecast)>,
 }
 
@@ -48,13 +51,16 @@ pub(super) fn run(arguments: &PlanArgs) -> Result<()> {
 
 impl Found {
     fn tell(&self, device: &DeviceArgs) -> Result<()> {
-        let &Found { ref plan, ref survey, outside_bytes, is_assumed } = self;
+        let &Found { ref plan, ref survey, ref products, outside_bytes, is_assumed } = self;
         let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
         say(&format!("budget          {}", device.tell_budget(plan.budget_bytes)))?;
         if outside_bytes > 0 {
             let assumed = if is_assumed { ", assumed" } else { "" };
             let outside = exact(outside_bytes);
             say(&format!("outside         {outside} of the device beside the budget{assumed}"))?;
+        }
+        if let Some(products) = products {
+            say(&format!("products        by {products}"))?;
         }
         say(&format!("batch           {} samples", plan.batch_size))?;
         say(&format!("plan            micro-batches of {}", plan.micro_batch))?;
@@ -101,7 +107,7 @@ impl Found {
     }
 
     fn to_json(&self, device: &DeviceArgs) -> Value {
-        let Found { plan, survey, outside_bytes, .. } = self;
+        let Found { plan, survey, products, outside_bytes, .. } = self;
         let survey = survey.iter().map(|(micro_batch, forecast)| {
             json!({
                 "micro_batch": micro_batch,
@@ -116,6 +122,7 @@ impl Found {
             "budget_bytes": plan.budget_bytes,
             "budget_from": device.budget_origin(),
             "outside_bytes": outside_bytes,
+            "products": products,
             "batch_size": plan.batch_size,
             "micro_batch": plan.micro_batch,
             "predicted_peak_bytes": plan.predicted_peak_bytes(),
@@ -138,12 +145,12 @@ impl Found {
 /// # Errors
 /// `DoesNotFit`; anything that keeps the recipe from being built.
 pub(super) fn find(recipe: &Recipe, device: &DeviceArgs) -> Result<Found> {
-    let (sim, budget_bytes) = device.open_simulated()?;
+    let Simulated { device: sim, budget_bytes, products } = device.open_simulated()?;
     let (train, test) = recipe.loaders()?;
     let mut trainer = recipe.trainer(&sim)?;
     sim.allocator().set_capacity(budget_bytes);
     let plan = trainer.plan(&train, &test, recipe.train.epochs)?;
     let survey = trainer.survey(&train, &test, recipe.train.epochs)?;
     let (outside_bytes, is_assumed) = (sim.outside_bytes(), device.budget.is_some());
-    Ok(Found { plan, outside_bytes, is_assumed, survey })
+    Ok(Found { plan, outside_bytes, is_assumed, products, survey })
 }

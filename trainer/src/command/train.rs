@@ -134,6 +134,7 @@ impl Run<'_> {
             budget_from: arguments.device.budget_origin(),
             outside_bytes: device.outside_bytes(),
             products: DeviceArgs::products(&device),
+            product_kernels: DeviceArgs::product_kernels(&device),
             predicted_peak_bytes: plan.predicted_peak_bytes(),
             measured_peak_bytes: statistics.reserved.peak_bytes,
             retried_steps: trainer.retried_steps(),

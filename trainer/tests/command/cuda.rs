@@ -87,6 +87,20 @@ mod on_the_pretend_device {
         let outside_bytes = found["outside_bytes"].as_u64().expect("a number");
         assert_eq!(outside_bytes + found["budget_bytes"].as_u64().expect("a number"), 64 << 20);
         assert!(outside_bytes >= 2 << 20, "{found}");
+        let kernels = found["product_kernels"].as_array().expect("a list");
+        let is_linear = |kernel: &Value| kernel.as_str().is_some_and(|text| text.contains(" x "));
+        assert!(!kernels.is_empty() && kernels.iter().all(is_linear), "{found}");
+    }
+
+    #[test]
+    fn plan_on_a_device_says_what_multiplies_and_what_lies_outside() {
+        let place = Place::new();
+        let Some(folder) = DRIVER.folder() else { return };
+        let mut command = place.command("plan --epochs 1 --device cuda");
+        let plan = Outcome::of(command.env("LOWTIDE_CUDA_LIBS", folder)).check_done();
+        assert!(plan.contains("products        by cuBLASLt 120800 in f32\n"), "{plan}");
+        assert!(plan.contains("outside  ") && !plan.contains("assumed\n"), "{plan}");
+        assert!(plan.contains("what the device has free, less a reserve"), "{plan}");
     }
 
     #[test]
