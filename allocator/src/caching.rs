@@ -352,10 +352,10 @@ impl CachingAllocator {
         self.core().lock().state.books.statistics.capacity_bytes
     }
 
-    /// Whether blocks may be stitched of pages that lie apart, because the system can show them at
-    /// a second address: it decides where blocks lie.
-    pub fn maps_pages(&self) -> bool {
-        self.core().segments.views.is_some()
+    /// How many mappings there may be at once that show pages at a second address, which blocks
+    /// are stitched by: it decides where blocks lie. 0 where the source has none.
+    pub fn mappings_max(&self) -> usize {
+        self.core().lock().state.books.views.mappings_max()
     }
 
     /// Changes the budget. It may fall below what is reserved: the cache goes, live blocks stay,

@@ -4,7 +4,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sim_streams::SimStreams;
-use crate::source::{Mapping, MemorySource, PageRange, Segment, SourceError, VirtualMemory};
+use crate::source::{
+    MAPPINGS_MAX, Mapping, MemorySource, PageRange, Segment, SourceError, VirtualMemory,
+};
 use crate::stream::Fence;
 
 /// Segments lie this far apart, and are at least this long: room for any capacity.
@@ -25,7 +27,7 @@ pub struct SimSource {
     capacity_bytes: usize,
     page_bytes: usize,
     outside_bytes: usize,
-    maps_pages: bool,
+    mappings_max: usize,
     next_address: AtomicU64,
     streams: Option<SimStreams>,
 }
@@ -37,7 +39,7 @@ impl SimSource {
             capacity_bytes: bytes,
             page_bytes: PAGE_BYTES,
             outside_bytes: 0,
-            maps_pages: true,
+            mappings_max: MAPPINGS_MAX,
             next_address: AtomicU64::new(SEGMENT_BYTES as u64),
             streams: None,
         }
@@ -66,8 +68,15 @@ impl SimSource {
 
     /// Takes away the ability to show pages at a second address.
     #[must_use]
-    pub fn without_virtual_memory(mut self) -> SimSource {
-        self.maps_pages = false;
+    pub fn without_virtual_memory(self) -> SimSource {
+        self.mappings_max(0)
+    }
+
+    /// Sets how many mappings show pages at a second address at once; with 0 nothing can. 16,384
+    /// unless it is set, and at most.
+    #[must_use]
+    pub fn mappings_max(mut self, count: usize) -> SimSource {
+        self.mappings_max = count;
         self
     }
 }
@@ -101,7 +110,7 @@ impl MemorySource for SimSource {
     fn decommit(&self, _segment: &Segment, _pages: &PageRange) {}
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
-        self.maps_pages.then_some(self)
+        (self.mappings_max > 0).then_some(self)
     }
 
     fn fence(&self) -> Option<&dyn Fence> {
@@ -113,7 +122,7 @@ impl MemorySource for SimSource {
 // that it could read.
 unsafe impl VirtualMemory for SimSource {
     fn reserve_views(&self, _capacity_bytes: usize) -> Result<Segment, SourceError> {
-        self.reserve(SEGMENT_BYTES)
+        Ok(self.reserve(SEGMENT_BYTES)?.with_mappings_max(self.mappings_max))
     }
 
     fn map(&self, _: &Segment, views: &Segment, _: &Mapping) -> Result<(), SourceError> {

@@ -196,6 +196,8 @@ pub struct Segment {
     number: u64,
     address: u64,
     size_bytes: usize,
+    /// Of a range of views: the mappings that there may be in it at once.
+    mappings_max: usize,
     pub(crate) host: Option<HostRange>,
 }
 
@@ -211,8 +213,8 @@ pub(crate) struct HostRange {
 pub(crate) enum HostKind {
     /// All of it, at any time.
     Memory,
-    /// What is mapped, in at most so many mappings.
-    Views { mappings_max: usize },
+    /// What is mapped.
+    Views,
 }
 
 /// Start of a host segment; `host.rs` argues why it may cross threads.
@@ -224,7 +226,7 @@ impl Segment {
     pub fn opaque(address: u64, size_bytes: usize) -> Segment {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Segment { number, address, size_bytes, host: None }
+        Segment { number, address, size_bytes, mappings_max: MAPPINGS_MAX, host: None }
     }
 
     /// The address of offset 0, as the device sees it.
@@ -245,10 +247,13 @@ impl Segment {
 
     /// The mappings that there may be in this range of views at once.
     pub(crate) fn mappings_max(&self) -> usize {
-        match self.host.as_ref().map(|host| host.kind) {
-            Some(HostKind::Views { mappings_max }) => mappings_max.min(MAPPINGS_MAX),
-            _ => MAPPINGS_MAX,
-        }
+        self.mappings_max
+    }
+
+    /// Sets that, to [`MAPPINGS_MAX`] at most.
+    pub(crate) fn with_mappings_max(mut self, count: usize) -> Segment {
+        self.mappings_max = count.min(MAPPINGS_MAX);
+        self
     }
 
     /// The pointer to offset 0, where the processor can read the segment.

@@ -106,6 +106,11 @@ impl Views {
         }
     }
 
+    /// The mappings that there may be at once.
+    pub(crate) fn mappings_max(&self) -> usize {
+        self.mappings_max
+    }
+
     /// Whether there are mappings for one more view, once all idle ones went. Says the same before
     /// and after they go, so that what is cached has no say.
     #[inline]

@@ -30,6 +30,9 @@ const HOST_PAGE_BYTES: usize = 64 << 10;
 /// Pages of NVIDIA devices: what the driver says of all there are today.
 const CUDA_PAGE_BYTES: usize = 2 << 20;
 
+/// What the allocator of a real device has, but for the second one of a process and later ones.
+const MAPPINGS_MAX: usize = 1 << 14;
+
 /// What is taken for granted outside the allocator of an NVIDIA device that is not there.
 const CUDA_OUTSIDE_BYTES: usize = 768 << 20;
 
@@ -80,8 +83,8 @@ pub struct SimSpec {
     pub outside_bytes: usize,
     /// In what steps memory is reserved, which decides the peak: a power of two, at least 512.
     pub page_bytes: usize,
-    /// Whether pages can be shown at a second address: see [`CachingAllocator::maps_pages`].
-    pub maps_pages: bool,
+    /// How many mappings show pages at a second address: see [`CachingAllocator::mappings_max`].
+    pub mappings_max: usize,
     /// Threads that compute; decides the workspace of attention.
     pub threads: usize,
     /// Arithmetic rate for the roofline time, operations per second.
@@ -100,7 +103,7 @@ impl SimSpec {
             capacity_bytes,
             outside_bytes: 0,
             page_bytes: HOST_PAGE_BYTES,
-            maps_pages: cfg!(target_os = "linux"),
+            mappings_max: if cfg!(target_os = "linux") { MAPPINGS_MAX } else { 0 },
             threads,
             flops_per_second: 40e9 * threads as f64,
             bytes_per_second: 10e9,
@@ -116,7 +119,7 @@ impl SimSpec {
             kind: DeviceKind::Cuda,
             outside_bytes: CUDA_OUTSIDE_BYTES.min(capacity_bytes / 16),
             page_bytes: CUDA_PAGE_BYTES,
-            maps_pages: true,
+            mappings_max: MAPPINGS_MAX,
             threads: 1,
             flops_per_second: 67e12,
             bytes_per_second: 3.35e12,
@@ -245,12 +248,10 @@ impl Device {
         let inside_bytes = spec.capacity_bytes.saturating_sub(spec.outside_bytes);
         let mut source = SimSource::with_capacity(inside_bytes)
             .page_bytes(spec.page_bytes)
+            .mappings_max(spec.mappings_max)
             .outside_bytes(spec.outside_bytes);
         if spec.kind == DeviceKind::Cuda {
             source = source.streams(&SimStreams::new());
-        }
-        if !spec.maps_pages {
-            source = source.without_virtual_memory();
         }
         let allocator = CachingAllocator::new(source)?;
         Ok(Self::new(allocator, Backend::Sim(Sim::new(spec, None))))
@@ -281,8 +282,8 @@ impl Device {
         };
         let (threads, outside_bytes) = (self.threads(), self.outside_bytes());
         let capacity_bytes = statistics.capacity_bytes.saturating_add(outside_bytes);
-        let (page_bytes, maps_pages) = (statistics.page_bytes, self.allocator().maps_pages());
-        SimSpec { threads, outside_bytes, page_bytes, maps_pages, ..like(capacity_bytes) }
+        let (page_bytes, mappings_max) = (statistics.page_bytes, self.allocator().mappings_max());
+        SimSpec { threads, outside_bytes, page_bytes, mappings_max, ..like(capacity_bytes) }
     }
 
     /// What of the device's memory is not for tensors: see [`SimSpec::outside_bytes`].

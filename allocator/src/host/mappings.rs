@@ -17,6 +17,9 @@ const LIMIT_COUNT: usize = 65_530;
 /// a few large blocks.
 const SMALL_SHARE: usize = 512;
 
+/// So many small shares are left when a full one is taken.
+const SMALL_SHARES_MIN: usize = 16;
+
 /// The mappings of one range of views, given back on drop.
 #[derive(Debug)]
 pub(super) struct Share {
@@ -30,7 +33,7 @@ struct Pool {
 }
 
 impl Share {
-    /// A full share or, if that were more than half of what is left, a small one.
+    /// A full share if enough is left for small ones then, else a small one.
     ///
     /// # Errors
     /// There is neither.
@@ -74,7 +77,11 @@ impl Pool {
 }
 
 fn share_of(left_count: usize) -> Option<usize> {
-    [MAPPINGS_MAX, SMALL_SHARE].into_iter().find(|&share| system_count(share) <= left_count / 2)
+    let small_count = system_count(SMALL_SHARE);
+    if system_count(MAPPINGS_MAX) + SMALL_SHARES_MIN * small_count <= left_count {
+        return Some(MAPPINGS_MAX);
+    }
+    (small_count <= left_count).then_some(SMALL_SHARE)
 }
 
 /// How many mappings the system counts for so many pieces of views. A view has at least two
@@ -98,6 +105,6 @@ mod tests {
         }
         assert_eq!(shares[0], MAPPINGS_MAX);
         assert!(shares[1..].iter().all(|&share| share == SMALL_SHARE), "{shares:?}");
-        assert!(shares.len() > 16, "{} allocators stitch", shares.len());
+        assert_eq!(shares.len(), 32, "as the README says");
     }
 }

@@ -94,7 +94,8 @@ impl Segment {
         mappings_max: usize,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Segment {
-        Segment::of_host(pointer, size_bytes, owner, HostKind::Views { mappings_max })
+        Segment::of_host(pointer, size_bytes, owner, HostKind::Views)
+            .with_mappings_max(mappings_max)
     }
 
     fn of_host(

@@ -212,8 +212,8 @@ fn source_without_virtual_memory_stitches_nothing_and_takes_no_mappings() {
             .collect();
         let _kept = with_holes(&plain[0], 8);
         assert!(!plain[0].allocate(2 * HOST_PAGE_BYTES).unwrap().is_stitched());
-        assert!(plain.iter().all(|memory| !memory.maps_pages()));
-        assert!(CachingAllocator::new(make()).unwrap().maps_pages());
+        assert!(plain.iter().all(|memory| memory.mappings_max() == 0));
+        assert!(CachingAllocator::new(make()).unwrap().mappings_max() > 0);
     });
 }
 
@@ -257,4 +257,14 @@ fn simulation_knows_how_many_mappings_its_allocator_has() {
         }
         println!("stitched blocks of six: {stitches:?}");
     });
+}
+
+#[test]
+fn simulation_of_another_allocator_stitches_with_as_few_mappings() {
+    // Like the second host allocator of a process, which has a small share of the mappings.
+    const COUNT: usize = 64;
+    let memory =
+        CachingAllocator::new(SimSource::with_capacity(1 << 30).mappings_max(COUNT)).unwrap();
+    assert_eq!(memory.mappings_max(), COUNT);
+    assert_eq!(memory.simulate().allocator().mappings_max(), COUNT);
 }

@@ -23,7 +23,7 @@ const SPEC: SimSpec = SimSpec {
     capacity_bytes: 64 << 30,
     outside_bytes: 0,
     page_bytes: 64 << 10,
-    maps_pages: true,
+    mappings_max: 1 << 14,
     threads: 8,
     flops_per_second: 3e11,
     bytes_per_second: 5e10,
