@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::fmt::{self, Display};
 use std::panic::Location;
 
+use lowtide_allocator::{ModulePath, Origin};
 use lowtide_tensor::{DType, Tensor};
 
 use crate::tape::Site;
@@ -25,6 +26,8 @@ pub struct Anomaly {
     pub op: &'static str,
     /// Where it was called.
     pub site: &'static Location<'static>,
+    /// The module that called it.
+    pub module: Option<ModulePath>,
     /// Whether its result or its gradient.
     pub phase: Phase,
     /// Whether a NaN is among the values; otherwise there are only infinities.
@@ -38,7 +41,9 @@ impl Display for Anomaly {
             Phase::Backward => "the gradient",
         };
         let kind = if self.has_nan { "NaN" } else { "infinite" };
-        write!(f, "{} at {}: {what} is {kind}", self.op, self.site)
+        let module = self.module.filter(|module| !module.path().is_empty());
+        let module = module.map_or_else(String::new, |module| format!(" in {module}"));
+        write!(f, "{} at {}{module}: {what} is {kind}", self.op, self.site)
     }
 }
 
@@ -83,7 +88,7 @@ fn find(op: &'static str, site: Site, phase: Phase, tensor: &Tensor) -> Result<O
         return Ok(None);
     }
     let has_nan = any(&tensor.is_nan()?)? > 0.0;
-    Ok(Some(Anomaly { op, site, phase, has_nan }))
+    Ok(Some(Anomaly { op, site, module: Origin::current().module, phase, has_nan }))
 }
 
 /// How many are true. A simulated device has none.

@@ -13,6 +13,7 @@ use lowtide_tensor::TensorError;
 use thiserror::Error;
 
 use crate::human::format_bytes;
+use crate::not_finite::NotFinite;
 
 /// An error of a training run.
 #[derive(Debug, Error)]
@@ -60,6 +61,10 @@ pub enum TrainError {
         /// What the device reported.
         source: Arc<NnError>,
     },
+    /// The loss or a gradient is not finite, so the step was not committed; or too many steps in a
+    /// row were skipped because of that.
+    #[error(transparent)]
+    NotFinite(#[from] Box<NotFinite>),
     /// A file of the run could not be read or written.
     #[error("{}: {source}", path.display())]
     File {

@@ -5,16 +5,23 @@ use serde_json::{Map, Value, json};
 
 use crate::TrainError;
 use crate::error::{DoesNotFit, Knob};
+use crate::not_finite::NotFinite;
 
-/// `{"error": LINE, "does_not_fit": {..}, "out_of_memory": {..}}`, each part where there is one.
+/// `{"error": LINE, "does_not_fit": {..}, "not_finite": {..}, "out_of_memory": {..}}`, each part
+/// where there is one.
 pub(crate) fn error_json(error: &TrainError) -> Value {
     let does_not_fit = match error {
         TrainError::DoesNotFit(error) => Some(does_not_fit_json(error)),
         _ => None,
     };
+    let not_finite = match error {
+        TrainError::NotFinite(error) => Some(not_finite_json(error)),
+        _ => None,
+    };
     json!({
         "error": error.one_line(),
         "does_not_fit": does_not_fit,
+        "not_finite": not_finite,
         "out_of_memory": error.ledger().map(ledger_json),
     })
 }
@@ -29,6 +36,14 @@ fn does_not_fit_json(error: &DoesNotFit) -> Value {
         "coupled_in": error.coupling.as_ref().map(ToString::to_string),
         "step": error.step,
         "knobs": error.knobs.iter().map(knob_json).collect::<Vec<_>>(),
+    })
+}
+
+fn not_finite_json(error: &NotFinite) -> Value {
+    json!({
+        "step": error.step,
+        "samples": error.samples,
+        "began_at": error.anomaly.as_ref().map(ToString::to_string),
     })
 }
 

@@ -21,9 +21,11 @@ pub enum Flow {
 pub struct RunStart {
     /// How it will run.
     pub plan: Plan,
-    /// Steps of the whole run.
+    /// Steps that the training had before.
+    pub steps_before: u64,
+    /// Steps to come.
     pub step_count: u64,
-    /// Epochs of the whole run.
+    /// The number of the last epoch, counted from 1 over the whole training.
     pub epoch_count: u64,
 }
 
@@ -42,7 +44,7 @@ pub struct StepReport {
     pub batch: usize,
     /// Samples on the device at once.
     pub micro_batch: usize,
-    /// Whether the update was left out because a scaled gradient overflowed.
+    /// Whether the update was left out because the loss or a gradient was not finite.
     pub skipped: bool,
     /// The attempts that were rolled back, in order.
     pub retries: Vec<Retry>,

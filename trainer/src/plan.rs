@@ -139,8 +139,8 @@ fn knobs<T: Task, O: Optimizer>(
     }
     knobs.push(Knob::Budget(needed_bytes));
     let stateless = Sgd::new(SgdOptions::new(cast.optimizer.learning_rate()))?;
-    let &Cast { device, task, scaler, clip_norm, .. } = cast;
-    let with_sgd = Cast { device, task, optimizer: &stateless, scaler, clip_norm };
+    let &Cast { device, task, scaler, clip_norm, non_finite, .. } = cast;
+    let with_sgd = Cast { device, task, optimizer: &stateless, scaler, clip_norm, non_finite };
     // Of all sizes: which one needs least is not the same with and without state.
     let peaks = tried.iter().map(|&size| Ok(with_sgd.rehearse(acts, size)?.peak_bytes));
     let least_bytes = peaks.collect::<Result<Vec<usize>>>()?.into_iter().min();

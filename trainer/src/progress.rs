@@ -6,12 +6,16 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::Result;
+use crate::human::format_bytes;
 use crate::observer::{EpochReport, Flow, Observer, Recovery, RunStart, StepReport};
 
 /// Shows progress on standard error.
 pub struct Progress {
     bar: Option<ProgressBar>,
     epoch_count: u64,
+    steps_before: u64,
+    /// The plan's peak, until a step took more.
+    predicted_peak_bytes: Option<usize>,
     /// Losses of the epoch's steps: their sum and how many.
     losses: (f64, u64),
 }
@@ -21,7 +25,8 @@ impl Progress {
     #[expect(clippy::new_without_default, reason = "it looks at the terminal")]
     pub fn new() -> Self {
         let bar = io::stderr().is_terminal().then(|| ProgressBar::no_length().with_style(style()));
-        Progress { bar, epoch_count: 0, losses: (0.0, 0) }
+        let (epoch_count, steps_before, predicted_peak_bytes) = (0, 0, None);
+        Progress { bar, epoch_count, steps_before, predicted_peak_bytes, losses: (0.0, 0) }
     }
 
     fn say(&self, line: &str) {
@@ -42,7 +47,8 @@ fn style() -> ProgressStyle {
 
 impl Observer for Progress {
     fn on_start(&mut self, start: &RunStart) -> Result<()> {
-        self.epoch_count = start.epoch_count;
+        (self.epoch_count, self.steps_before) = (start.epoch_count, start.steps_before);
+        self.predicted_peak_bytes = Some(start.plan.predicted_peak_bytes());
         self.say(&format!("plan: {}", start.plan));
         if let Some(bar) = &self.bar {
             bar.set_length(start.step_count);
@@ -63,10 +69,22 @@ impl Observer for Progress {
             let what = retry.failure.headline();
             self.say(&format!("step {}: {what}; rolled back, {then}", report.step));
         }
+        if report.skipped {
+            self.say(&format!("step {}: skipped, it was not finite", report.step));
+        }
+        let peak_bytes = report.reserved_peak_bytes;
+        if let Some(predicted) = self.predicted_peak_bytes.take_if(|plan| *plan < peak_bytes) {
+            let [peak, predicted] = [peak_bytes, predicted].map(|bytes| format_bytes(bytes as u64));
+            self.say(&format!(
+                "note: step {} has a peak of {peak}, the plan {predicted}: the batch is not like \
+                 the first one",
+                report.step
+            ));
+        }
         self.losses = (self.losses.0 + report.loss, self.losses.1 + 1);
         if let Some(bar) = &self.bar {
             bar.set_message(format!("loss {:.4}", report.loss));
-            bar.set_position(report.step);
+            bar.set_position(report.step - self.steps_before);
         }
         Ok(Flow::Continue)
     }

@@ -8,6 +8,7 @@ use lowtide_nn::optim::Optimizer;
 use lowtide_tensor::{Assumption, Device, RandomKey};
 
 use crate::evaluation::score_parts;
+use crate::options::NonFinite;
 use crate::step::Step;
 use crate::{Result, Task, TrainError};
 
@@ -45,6 +46,7 @@ pub(crate) struct Cast<'a, T, O> {
     pub(crate) optimizer: &'a O,
     pub(crate) scaler: &'a LossScaler,
     pub(crate) clip_norm: Option<f64>,
+    pub(crate) non_finite: NonFinite,
 }
 
 impl<T: Task, O: Optimizer> Cast<'_, T, O> {
@@ -85,6 +87,7 @@ impl<T: Task, O: Optimizer> Cast<'_, T, O> {
                         number: 1,
                         key: RandomKey::new(0),
                         clip_norm: self.clip_norm,
+                        non_finite: self.non_finite,
                         on_phase: &mut |_| {},
                     };
                     let outcome = step.run(batch, micro_batch)?;

@@ -15,6 +15,8 @@ use lowtide_nn::optim::{Optimizer, clip_norm};
 use lowtide_nn::{check_buffers, commit_buffers};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor, scale_and_check_finite};
 
+use crate::not_finite::{NotFinite, NotFiniteWhat};
+use crate::options::NonFinite;
 use crate::{Result, Task, TrainError};
 
 /// Everything that a step reads and, at its end, writes.
@@ -29,6 +31,8 @@ pub(crate) struct Step<'a, T, O> {
     pub(crate) key: RandomKey,
     /// Gradients longer than this together are shortened to it.
     pub(crate) clip_norm: Option<f64>,
+    /// Whether a loss and gradients that are not finite may be committed.
+    pub(crate) non_finite: NonFinite,
     /// Called when a phase begins: `forward`, `backward`, `optimizer`.
     pub(crate) on_phase: &'a mut dyn FnMut(&'static str),
 }
@@ -38,8 +42,9 @@ pub(crate) struct Step<'a, T, O> {
 pub(crate) struct StepOutcome {
     /// Mean loss over the targets of the logical batch, before the update.
     pub(crate) loss: f64,
-    /// Whether the update was left out because a scaled gradient overflowed. Buffers then keep
-    /// their values too (in PyTorch they move), so that a skipped step changes only the scale.
+    /// Whether the update was left out because a gradient, or the loss, was not finite. Buffers
+    /// then keep their values too (in PyTorch they move), so that a skipped step changes only the
+    /// scale.
     pub(crate) skipped: bool,
     /// Where the samples of the batch were coupled, if they were.
     pub(crate) coupling: Option<Coupling>,
@@ -69,7 +74,11 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
         // PREPARE
         (self.on_phase)("optimizer");
         let (mut gradients, buffers) = attempt.into_parts();
-        if self.found_infinite(&mut gradients)? {
+        if let Some(what) = self.non_finite(loss, count, &mut gradients)? {
+            if !self.scaler.is_enabled() && self.non_finite == NonFinite::Stop {
+                let (step, samples, anomaly) = (self.number, Vec::new(), None);
+                return Err(Box::new(NotFinite { step, what, loss, samples, anomaly }).into());
+            }
             self.scaler.update(true);
             return Ok(StepOutcome { loss, skipped: true, coupling });
         }
@@ -121,15 +130,26 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
         Ok((loss_sum, coupling))
     }
 
-    /// Undoes the loss scale; whether a gradient overflowed. Without scaling nothing can be
-    /// undone and, as in PyTorch, nothing is looked for.
-    fn found_infinite(&self, gradients: &mut Gradients) -> Result<bool> {
-        if !self.scaler.is_enabled() {
-            return Ok(false);
+    /// Undoes the loss scale; what may not be committed, if anything. A scaled gradient that
+    /// overflowed is always looked for, everything else unless it is to be ignored.
+    fn non_finite(
+        &self,
+        loss: f64,
+        count: f64,
+        gradients: &mut Gradients,
+    ) -> Result<Option<NotFiniteWhat>> {
+        if !self.scaler.is_enabled() && self.non_finite == NonFinite::Ignore {
+            return Ok(None);
         }
-        let inverse = f64::from(self.scaler.inverse_scale());
+        // Without a target the mean is 0 / 0, and there is nothing to learn.
+        let is_loss_finite = loss.is_finite() || count == 0.0;
+        if !is_loss_finite && self.non_finite != NonFinite::Ignore {
+            return Ok(Some(NotFiniteWhat::Loss));
+        }
+        let scaled = self.scaler.is_enabled();
+        let inverse = if scaled { f64::from(self.scaler.inverse_scale()) } else { 1.0 };
         let flag = scale_and_check_finite(self.device, gradients.iter_mut(), inverse)?;
-        Ok(flag.item_assuming(0.0f32)? > 0.0)
+        Ok((flag.item_assuming(0.0f32)? > 0.0).then_some(NotFiniteWhat::Gradient))
     }
 }
 

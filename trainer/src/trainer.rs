@@ -5,14 +5,16 @@ use std::time::Instant;
 
 use lowtide_allocator::ModulePath;
 use lowtide_amp::LossScaler;
-use lowtide_data::{Batch, BatchView, Loader};
+use lowtide_data::{Batch, BatchView, Epoch, Loader, LoaderState};
 use lowtide_nn::NnError;
 use lowtide_nn::optim::Optimizer;
 use lowtide_tensor::{Device, RandomKey};
 
-use crate::error::DoesNotFit;
 use crate::evaluation::evaluate;
-use crate::observer::{EpochReport, Flow, Observer, Recovery, Retry, RunStart, StepReport};
+use crate::not_finite::{NotFinite, NotFiniteWhat};
+use crate::observer::{EpochReport, Flow, Observer, RunStart, StepReport};
+use crate::options::{MicroBatches, NonFinite, Options};
+use crate::outline::{PlannedFor, acts, check_not_empty, first_batch};
 use crate::plan::{self, Plan, Splitting};
 use crate::rehearsal::{Act, Cast, Forecast};
 use crate::state_hash::StateHasher;
@@ -20,59 +22,42 @@ use crate::step::{Step, StepOutcome};
 use crate::task::Score;
 use crate::{Result, Task, TrainError};
 
-/// Clean steps after which a plan that had to shrink is tried at full size again.
-const CLEAN_STEPS_TO_GROW: u64 = 8;
-
-/// What a [`Trainer`] leaves open.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Seed of everything random in a step.
-    pub seed: u64,
-    /// Gradients longer than this together are shortened to it, before the update.
-    pub clip_norm: Option<f64>,
-    /// Dynamic loss scaling; disabled for f32.
-    pub scaler: LossScaler,
-    /// Whether the plan and the recovery may split batches.
-    pub micro_batches: MicroBatches,
-}
-
-/// Whether batches may be split.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum MicroBatches {
-    /// Split where memory asks for it: the same numbers up to the order of float additions.
-    #[default]
-    AsNeeded,
-    /// Never split: the same bits, or an error.
-    Never,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            seed: 0,
-            clip_norm: None,
-            scaler: LossScaler::disabled(),
-            micro_batches: MicroBatches::AsNeeded,
-        }
-    }
-}
+/// Skipped steps in a row after which no loss scale is small enough: halved so often, the largest
+/// scale is 1.
+const SCALED_SKIPS_MAX: u64 = 50;
 
 /// Trains a task with an optimizer on a device, one transaction per logical batch.
 pub struct Trainer<T, O> {
-    device: Device,
-    task: T,
-    optimizer: O,
+    pub(crate) device: Device,
+    pub(crate) task: T,
+    pub(crate) optimizer: O,
     options: Options,
     scaler: LossScaler,
-    /// Set by the first plan.
-    plan: Option<Plan>,
+    /// Set by the first plan, with what it is for; for single steps that is nothing.
+    pub(crate) plan: Option<(Plan, Option<PlannedFor>)>,
     /// At most the plan's; smaller after a recovery.
-    micro_batch: usize,
-    step: u64,
-    clean_steps: u64,
+    pub(crate) micro_batch: usize,
+    pub(crate) step: u64,
+    /// Epochs finished.
+    epoch: u64,
+    /// Where the next epoch goes on, if a part of it is done.
+    in_epoch: Option<LoaderState>,
+    pub(crate) clean_steps: u64,
+    skipped_in_a_row: u64,
     retried_steps: u64,
     /// The step that was cut off while it was written.
     torn: Option<(u64, Arc<NnError>)>,
+}
+
+/// Where a training is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    /// Steps committed or skipped.
+    pub step: u64,
+    /// Epochs finished.
+    pub epoch: u64,
+    /// Batches of the next epoch that are done.
+    pub batch: usize,
 }
 
 impl<T: Task, O: Optimizer> Trainer<T, O> {
@@ -92,7 +77,10 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
             plan: None,
             micro_batch: 0,
             step: 0,
+            epoch: 0,
+            in_epoch: None,
             clean_steps: 0,
+            skipped_in_a_row: 0,
             retried_steps: 0,
             torn: None,
         }
@@ -111,6 +99,32 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
     /// The task, for instance to save its parameters.
     pub fn task_mut(&mut self) -> &mut T {
         &mut self.task
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self) -> &O {
+        &self.optimizer
+    }
+
+    /// The optimizer, for instance to set its learning rate.
+    pub fn optimizer_mut(&mut self) -> &mut O {
+        &mut self.optimizer
+    }
+
+    /// The loss scaler, as it is now.
+    pub fn scaler(&self) -> &LossScaler {
+        &self.scaler
+    }
+
+    /// Where the training is: [`Trainer::fit`] goes on from there.
+    pub fn position(&self) -> Position {
+        let batch = self.in_epoch.map_or(0, |state| state.batch);
+        Position { step: self.step, epoch: self.epoch, batch }
+    }
+
+    /// The plan, once there is one.
+    pub fn current_plan(&self) -> Option<&Plan> {
+        self.plan.as_ref().map(|(plan, _)| plan)
     }
 
     /// Steps committed so far.
@@ -166,10 +180,16 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         let examples = [first_batch(train)?, first_batch(test)?];
         let [train_example, test_example] = examples.each_ref().map(|batch| batch.as_ref());
         let acts = acts(train, train_example, test, test_example, epochs);
-        self.plan_acts(&acts, train_example.map_or(1, Batch::len))
+        let planned_for = PlannedFor::new(&self.device, train, test, epochs);
+        self.plan_acts(&acts, train_example.map_or(1, Batch::len), Some(planned_for))
     }
 
-    fn plan_acts(&mut self, acts: &[Act<'_>], batch_size: usize) -> Result<Plan> {
+    fn plan_acts(
+        &mut self,
+        acts: &[Act<'_>],
+        batch_size: usize,
+        planned_for: Option<PlannedFor>,
+    ) -> Result<Plan> {
         let plan = plan::find(
             &self.cast(),
             acts,
@@ -179,7 +199,7 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
             self.device.allocator().capacity_bytes(),
         )?;
         self.micro_batch = plan.micro_batch;
-        self.plan = Some(plan.clone());
+        self.plan = Some((plan.clone(), planned_for));
         Ok(plan)
     }
 
@@ -214,13 +234,16 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         Ok(survey)
     }
 
-    /// Plans, then trains for `epochs` epochs of `train`, evaluating `test` after each; the last
-    /// score.
+    /// Trains for `epochs` epochs of `train` from where the training is, evaluating `test` after
+    /// each; the last score. `fit` of one epoch and then of another is `fit` of two. Where an epoch
+    /// was left in its middle, its rest is the first of them, unless `train` is another loader.
+    /// Makes a plan where there is none for these shapes, batches and this capacity.
     ///
     /// # Errors
     /// `DoesNotFit` before the first step, or when memory was taken away in mid-run and no smaller
-    /// plan fits what is left; errors of data, model and observers. Committed steps stay. `Torn` if
-    /// the device failed while a step was written, and ever after.
+    /// plan fits what is left; `NotFinite`; errors of data, model and observers. Committed steps
+    /// stay, and the next call goes on after them. `Torn` if the device failed while a step was
+    /// written, and ever after.
     pub fn fit(
         &mut self,
         train: &Loader,
@@ -231,23 +254,41 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         check_not_empty("training", train)?;
         check_not_empty("test", test)?;
         let plan = match &self.plan {
-            Some(plan) => plan.clone(),
-            None => self.plan(train, test, epochs)?,
+            Some((plan, Some(planned_for)))
+                if *planned_for == PlannedFor::new(&self.device, train, test, epochs) =>
+            {
+                plan.clone()
+            }
+            _ => self.plan(train, test, epochs)?,
         };
-        let step_count = epochs * train.batches_per_epoch() as u64;
-        let start = RunStart { plan, step_count, epoch_count: epochs };
+        let last_epoch = self.epoch + epochs;
+        let in_epoch = |state| train.resume(state).ok();
+        let mut rest = self.in_epoch.take().and_then(in_epoch);
+        let done = rest.as_ref().map_or(0, |epoch| epoch.state().batch);
+        let batches = epochs * train.batches_per_epoch() as u64;
+        let start = RunStart {
+            plan,
+            steps_before: self.step,
+            step_count: batches.saturating_sub(done as u64),
+            epoch_count: last_epoch,
+        };
+        self.in_epoch = rest.as_ref().map(Epoch::state);
         observers.iter_mut().try_for_each(|observer| observer.on_start(&start))?;
         let mut score = Score::default();
-        'run: for epoch in 1..=epochs {
-            for batch in train.epoch(epoch - 1) {
-                let report = self.train_step(&batch?, epoch, observers)?;
+        'run: while self.epoch < last_epoch {
+            let number = self.epoch + 1;
+            for batch in rest.take().unwrap_or_else(|| train.epoch(self.epoch)) {
+                let batch = batch?;
+                let report = self.train_step(&batch, number, observers)?;
+                self.in_epoch = Some(batch.state_after());
                 if ask(observers, |observer| observer.on_step(&report))? == Flow::Stop {
                     score = evaluate(&self.task, &self.device, test, self.micro_batch)?;
                     break 'run;
                 }
             }
             score = evaluate(&self.task, &self.device, test, self.micro_batch)?;
-            let report = EpochReport { epoch, step: self.step, test: score };
+            (self.epoch, self.in_epoch) = (number, None);
+            let report = EpochReport { epoch: number, step: self.step, test: score };
             if ask(observers, |observer| observer.on_epoch(&report))? == Flow::Stop {
                 break;
             }
@@ -256,16 +297,16 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         Ok(score)
     }
 
-    /// One step on `batch`, for loops of one's own. Without a plan it makes one for two such steps,
-    /// the first of which allocates the optimizer's state.
+    /// One step on `batch`, for loops of one's own. Without a plan for as many samples it makes one
+    /// for two such steps, the first of which allocates the optimizer's state.
     ///
     /// # Errors
     /// Those of [`Trainer::fit`]; nothing has changed then, unless it is `Torn`.
     pub fn step(&mut self, batch: &Batch) -> Result<StepReport> {
-        if self.plan.is_none() {
-            self.plan_acts(&[Act::Step(batch.view()); 2], batch.len())?;
+        if self.current_plan().is_none_or(|plan| plan.batch_size < batch.len()) {
+            self.plan_acts(&[Act::Step(batch.view()); 2], batch.len(), None)?;
         }
-        self.train_step(batch, 1, &mut [])
+        self.train_step(batch, self.epoch + 1, &mut [])
     }
 
     /// One logical batch: attempts until one commits, then the bookkeeping of a new step.
@@ -282,6 +323,10 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         let outcome = loop {
             match self.attempt(&batch.view(), observers) {
                 Ok(outcome) => break outcome,
+                Err(TrainError::NotFinite(error)) => {
+                    self.micro_batch = micro_batch;
+                    return Err(self.explained(*error, &batch.view()));
+                }
                 Err(error) => match self.recover(error, &batch.view(), retries.len()) {
                     Ok(retry) => retries.push(retry),
                     Err(error) => {
@@ -291,6 +336,7 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
                 },
             }
         };
+        self.count_skips(&outcome, &batch.view())?;
         self.step += 1;
         self.retried_steps += u64::from(!retries.is_empty());
         let report = StepReport {
@@ -307,6 +353,38 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         };
         self.grow_back(&batch.view(), report.retries.is_empty());
         Ok(report)
+    }
+
+    /// # Errors
+    /// `NotFinite` when too many steps in a row were skipped.
+    fn count_skips(&mut self, outcome: &StepOutcome, batch: &BatchView<'_>) -> Result<()> {
+        if !outcome.skipped {
+            self.skipped_in_a_row = 0;
+            return Ok(());
+        }
+        self.skipped_in_a_row += 1;
+        let skipped = self.skipped_in_a_row;
+        let (skips_max, what) = match self.options.non_finite {
+            _ if self.scaler.is_enabled() => {
+                (SCALED_SKIPS_MAX, NotFiniteWhat::ScaledGradients { skipped })
+            }
+            NonFinite::Skip(skips_max) => (skips_max, NotFiniteWhat::Skipped { skipped }),
+            NonFinite::Stop | NonFinite::Ignore => return Ok(()),
+        };
+        if skipped <= skips_max {
+            return Ok(());
+        }
+        self.skipped_in_a_row = 0;
+        let (step, samples, anomaly) = (self.step + 1, Vec::new(), None);
+        let error = NotFinite { step, what, loss: outcome.loss, samples, anomaly };
+        Err(self.explained(error, batch))
+    }
+
+    /// The error with what a second look at the batch finds.
+    fn explained(&mut self, mut error: NotFinite, batch: &BatchView<'_>) -> TrainError {
+        let key = RandomKey::new(self.options.seed).step(error.step);
+        error.explain(&self.task, &self.device, key, batch, self.micro_batch);
+        Box::new(error).into()
     }
 
     /// One attempt at a step. On an error everything is as it was, which the live blocks have to
@@ -329,6 +407,7 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
             number: step,
             key: RandomKey::new(self.options.seed).step(step),
             clip_norm: self.options.clip_norm,
+            non_finite: self.options.non_finite,
             on_phase: &mut |phase| {
                 observers.iter_mut().for_each(|observer| observer.on_phase(step, phase));
             },
@@ -355,78 +434,19 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         })
     }
 
-    /// The recovery ladder: E1, the same plan without caches, if a rehearsal from the device's
-    /// present state fits what is there; M1, the largest smaller micro-batch that does.
-    ///
-    /// # Errors
-    /// `failure` itself unless it is out of memory; `DoesNotFit` at the end of the ladder.
-    fn recover(
-        &mut self,
-        failure: TrainError,
-        batch: &BatchView<'_>,
-        retry_count: usize,
-    ) -> Result<Retry> {
-        let Some(ledger) = failure.out_of_memory() else { return Err(failure) };
-        let ledger = Box::new(ledger.clone());
-        self.device.allocator().trim();
-        let capacity_bytes = self.device.allocator().capacity_bytes();
-        let acts = [Act::Step(*batch)];
-        let fits = || -> Result<bool> {
-            let forecast = self.cast().rehearse(&acts, self.micro_batch)?;
-            Ok(forecast.peak_bytes <= capacity_bytes)
-        };
-        if retry_count == 0 && fits()? {
-            return Ok(Retry { failure: ledger, recovery: Recovery::SamePlan });
-        }
-        let (len, now) = (batch.len(), self.micro_batch.min(batch.len()));
-        // What fits by rehearsal and failed all the same is not tried again.
-        let max = if retry_count == 0 { now } else { (now - 1).max(1) };
-        let smaller = plan::find(&self.cast(), &acts, len, max, self.splitting(), capacity_bytes);
-        match smaller {
-            Ok(plan) if plan.micro_batch < now => {
-                self.micro_batch = plan.micro_batch;
-                let recovery = Recovery::SmallerMicroBatch { micro_batch: plan.micro_batch };
-                Ok(Retry { failure: ledger, recovery })
-            }
-            // It should fit, and has failed all the same: nothing is left to try.
-            Ok(_) => Err(failure),
-            Err(TrainError::DoesNotFit(error)) => {
-                let (step, ledger) = (Some(self.step + 1), Some(ledger));
-                Err(Box::new(DoesNotFit { step, ledger, ..*error }).into())
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Returns to the planned micro-batch after a few clean steps, if it fits again.
-    fn grow_back(&mut self, batch: &BatchView<'_>, clean: bool) {
-        self.clean_steps = if clean { self.clean_steps + 1 } else { 0 };
-        let planned = self.plan.as_ref().map_or(0, |plan| plan.micro_batch);
-        // A short batch says nothing about parts longer than itself.
-        let larger = planned.min(batch.len());
-        if self.clean_steps < CLEAN_STEPS_TO_GROW || larger <= self.micro_batch {
-            return;
-        }
-        self.clean_steps = 0;
-        let capacity_bytes = self.device.allocator().capacity_bytes();
-        let forecast = self.cast().rehearse(&[Act::Step(*batch)], larger);
-        if forecast.is_ok_and(|forecast| forecast.peak_bytes <= capacity_bytes) {
-            self.micro_batch = larger;
-        }
-    }
-
-    fn cast(&self) -> Cast<'_, T, O> {
+    pub(crate) fn cast(&self) -> Cast<'_, T, O> {
         Cast {
             device: &self.device,
             task: &self.task,
             optimizer: &self.optimizer,
             scaler: &self.scaler,
             clip_norm: self.options.clip_norm,
+            non_finite: self.options.non_finite,
         }
     }
 
-    fn splitting(&self) -> Splitting {
-        let is_coupled = self.plan.as_ref().is_some_and(|plan| plan.forecast.coupling.is_some());
+    pub(crate) fn splitting(&self) -> Splitting {
+        let is_coupled = self.current_plan().is_some_and(|plan| plan.forecast.coupling.is_some());
         match self.options.micro_batches {
             MicroBatches::AsNeeded if !is_coupled => Splitting::Allowed,
             _ => Splitting::Forbidden,
@@ -446,58 +466,4 @@ fn ask(
         }
     }
     Ok(flow)
-}
-
-/// # Errors
-/// `Setting` when there is not one batch: nothing would be learned, and every mean would be NaN.
-fn check_not_empty(name: &str, loader: &Loader) -> Result<()> {
-    if loader.batches_per_epoch() > 0 {
-        return Ok(());
-    }
-    let (len, options) = (loader.dataset().len(), loader.options());
-    let problem = if len > 0 && options.drop_last {
-        format!(
-            "{len} samples are less than a batch of {}, and drop_last is set",
-            options.batch_size
-        )
-    } else {
-        "there is no sample".to_owned()
-    };
-    Err(TrainError::Setting { place: format!("{name} data"), problem })
-}
-
-fn first_batch(loader: &Loader) -> Result<Option<Batch>> {
-    Ok(loader.epoch(0).next().transpose()?)
-}
-
-/// A run in short: every kind of step and evaluation that it will contain, in its order, with
-/// repetitions left out. Placement is a function of the live blocks, so a repetition changes
-/// nothing.
-fn acts<'a>(
-    train: &Loader,
-    train_example: Option<&'a Batch>,
-    test: &Loader,
-    test_example: Option<&'a Batch>,
-    epochs: u64,
-) -> Vec<Act<'a>> {
-    let mut acts = Vec::new();
-    for _ in 0..epochs.min(2) {
-        acts.extend(parts(train, train_example).into_iter().map(Act::Step));
-        acts.extend(parts(test, test_example).into_iter().map(Act::Evaluate));
-    }
-    acts
-}
-
-/// The batches of an epoch without repetition: up to two full ones and the short last one.
-fn parts<'a>(loader: &Loader, example: Option<&'a Batch>) -> Vec<BatchView<'a>> {
-    let Some(example) = example else { return Vec::new() };
-    let (count, full) = (loader.batches_per_epoch(), example.len());
-    let tail = loader.dataset().len() % full;
-    let has_tail = tail > 0 && !loader.options().drop_last;
-    let full_count = count - usize::from(has_tail);
-    let mut parts = vec![example.view(); full_count.min(2)];
-    if has_tail {
-        parts.push(example.slice(0..tail));
-    }
-    parts
 }

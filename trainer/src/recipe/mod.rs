@@ -21,7 +21,7 @@ pub use optimizer::{
 };
 pub use schedule::{ScheduleRecipe, WarmUpRecipe};
 
-use crate::{Classification, MicroBatches, Options, Result, TrainError, Trainer};
+use crate::{Classification, MicroBatches, NonFinite, Options, Result, TrainError, Trainer};
 
 /// So many that the steps of a run can be counted.
 pub(crate) const EPOCHS_MAX: u64 = 1 << 32;
@@ -102,6 +102,8 @@ pub struct TrainRecipe {
     pub clip_norm: Option<f64>,
     /// Whether batches may be split where memory asks for it.
     pub split_batches: bool,
+    /// What becomes of a step that is not finite: "stop", { skip = 10 } in a row, "ignore".
+    pub non_finite: NonFinite,
 }
 
 impl Default for DataRecipe {
@@ -119,7 +121,14 @@ impl Default for ModelRecipe {
 impl Default for TrainRecipe {
     fn default() -> Self {
         let (epochs, batch_size, seed) = (60, 256, 0);
-        TrainRecipe { epochs, batch_size, seed, clip_norm: None, split_batches: true }
+        TrainRecipe {
+            epochs,
+            batch_size,
+            seed,
+            clip_norm: None,
+            split_batches: true,
+            non_finite: NonFinite::Stop,
+        }
     }
 }
 
@@ -273,6 +282,7 @@ impl Recipe {
                 true => MicroBatches::AsNeeded,
                 false => MicroBatches::Never,
             },
+            non_finite: self.train.non_finite,
             ..Default::default()
         };
         Ok(Trainer::new(device, self.task(device)?, optimizer, options))

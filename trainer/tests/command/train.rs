@@ -150,3 +150,27 @@ fn interrupted_run_ends_in_good_order_and_keeps_what_it_has() {
     assert!(over == steps / 6 || steps.is_multiple_of(6) && over + 1 == steps / 6, "{summary}");
     place.run("eval run").check_done();
 }
+
+#[test]
+fn run_that_is_not_finite_ends_at_once_and_leaves_the_earlier_run() {
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    place.train("small.toml --epochs 1", "run");
+    let earlier = place.files("run");
+    let optimizer = "[optimizer]\nkind = \"adam\"\nlearning_rate = 1e30\n";
+    place.write("wild.toml", format!("{SMALL}{optimizer}"));
+    let wild = place.run("train wild.toml --epochs 3 --out run --json");
+    let answer: serde_json::Value = serde_json::from_str(&wild.stdout).expect("JSON");
+    assert_eq!(answer["not_finite"]["step"], 2, "{answer}");
+    let layer = answer["not_finite"]["began_at"].as_str().expect("found");
+    assert!(layer.contains(" at nn/src/") && layer.ends_with("the result is NaN"), "{layer}");
+    wild.check_failed(1, &["step 2 was not committed", "the loss is"]);
+    assert_eq!(place.files("run"), earlier);
+
+    place.write("skip.toml", format!("{SMALL}{optimizer}[train]\nnon_finite = {{ skip = 2 }}\n"));
+    let skipped = place.run("train skip.toml --epochs 3 --out run");
+    assert!(skipped.stderr.contains("step 3: skipped, it was not finite"), "{skipped:?}");
+    skipped.check_failed(1, &["step 4 was not committed", "3 steps in a row"]);
+    place.write("ignore.toml", format!("{SMALL}{optimizer}[train]\nnon_finite = \"ignore\"\n"));
+    place.run("train ignore.toml --epochs 3 --out other").check_done();
+}

@@ -35,7 +35,7 @@ impl Diary {
 
 impl Observer for Diary {
     fn on_start(&mut self, start: &RunStart) -> Result<()> {
-        let RunStart { step_count, epoch_count, plan } = start;
+        let RunStart { steps_before: _, step_count, epoch_count, plan } = start;
         let call = format!("start {step_count} {epoch_count} {}", plan.micro_batch);
         self.note(call).map(drop)
     }

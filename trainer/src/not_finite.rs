@@ -1,0 +1,128 @@
+//! Steps whose loss or gradients are not finite: the error, and the search for where it began.
+
+use std::fmt;
+
+use lowtide_allocator::Category;
+use lowtide_autograd::{Anomaly, Attempt, AutogradError, Pass};
+use lowtide_data::BatchView;
+use lowtide_nn::NnError;
+use lowtide_tensor::{DType, Device, RandomKey};
+use thiserror::Error;
+
+use crate::step::micro_batches;
+use crate::{Result, Task, TrainError};
+
+/// A step that was not committed, because what it computed is not finite. Everything is as before
+/// the step.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub struct NotFinite {
+    /// The step, counted from 1.
+    pub step: u64,
+    /// What is not finite.
+    pub what: NotFiniteWhat,
+    /// Mean loss of the logical batch.
+    pub loss: f64,
+    /// Samples whose loss is not finite by itself, as indices of the data set; empty where no
+    /// single one is to blame.
+    pub samples: Vec<usize>,
+    /// The operation that made the first such value from finite ones, if it was found.
+    pub anomaly: Option<Anomaly>,
+}
+
+/// What of a step is not finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NotFiniteWhat {
+    /// The loss.
+    Loss,
+    /// A gradient; the loss is finite.
+    Gradient,
+    /// The scaled gradients of so many steps in a row: no loss scale is small enough.
+    ScaledGradients {
+        /// Steps skipped in a row.
+        skipped: u64,
+    },
+    /// The loss or gradients of more steps in a row than may be skipped.
+    Skipped {
+        /// Steps skipped in a row.
+        skipped: u64,
+    },
+}
+
+impl fmt::Display for NotFinite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NotFinite { step, what, loss, samples, anomaly } = self;
+        write!(f, "step {step} was not committed: ")?;
+        match what {
+            NotFiniteWhat::Loss => write!(f, "the loss is {loss}")?,
+            NotFiniteWhat::Gradient => write!(f, "a gradient is not finite")?,
+            NotFiniteWhat::ScaledGradients { skipped } => write!(
+                f,
+                "{skipped} steps in a row had gradients that are not finite, at any loss scale"
+            )?,
+            NotFiniteWhat::Skipped { skipped } => {
+                write!(f, "{skipped} steps in a row were not finite and skipped")?;
+            }
+        }
+        match samples.as_slice() {
+            [] => {}
+            [sample] => write!(f, "; so is that of sample {sample} alone")?,
+            [first, more @ ..] => {
+                write!(f, "; so is that of sample {first} alone, and of {} more", more.len())?;
+            }
+        }
+        anomaly.as_ref().map_or(Ok(()), |anomaly| write!(f, "; {anomaly}"))
+    }
+}
+
+impl NotFinite {
+    /// Adds which samples are to blame, and the operation that began it, as far as they are found
+    /// by computing `batch` again with a look at every value.
+    pub(crate) fn explain(
+        &mut self,
+        task: &impl Task,
+        device: &Device,
+        key: RandomKey,
+        batch: &BatchView<'_>,
+        micro_batch: usize,
+    ) {
+        let _scope = device.category(Category::Activation);
+        for part in micro_batches(batch.len(), micro_batch) {
+            let attempt = Attempt::new();
+            let pass = Pass::train(key, &attempt).with_first_sample(part.start as u64);
+            let pass = pass.with_device(device).with_anomaly_detection();
+            let computed = task.loss(&pass, device, &batch.slice(part)).and_then(|loss| {
+                pass.backward(loss.sum)?;
+                Ok(())
+            });
+            if let Err(TrainError::Nn(NnError::Autograd(AutogradError::NonFinite(anomaly)))) =
+                computed
+            {
+                self.anomaly = Some(anomaly);
+                break;
+            }
+        }
+        if self.what == NotFiniteWhat::Loss {
+            let is_bad = |&index: &usize| {
+                let loss = loss_of(task, device, key, batch, index);
+                // What cannot be computed alone is not to blame.
+                loss.is_ok_and(|loss| !loss.is_finite())
+            };
+            let bad = (0..batch.len()).filter(is_bad);
+            self.samples = bad.map(|index| batch.sample_indices()[index]).collect();
+        }
+    }
+}
+
+/// The loss of one sample of a batch, alone.
+fn loss_of(
+    task: &impl Task,
+    device: &Device,
+    key: RandomKey,
+    batch: &BatchView<'_>,
+    index: usize,
+) -> Result<f64> {
+    let pass = Pass::no_grad(key).with_first_sample(index as u64).with_device(device);
+    let loss = task.loss(&pass, device, &batch.slice(index..index + 1))?;
+    Ok(loss.sum.value().to_dtype(DType::F64)?.item::<f64>()?)
+}

@@ -1,0 +1,56 @@
+//! What a trainer leaves open.
+
+use lowtide_amp::LossScaler;
+use serde::{Deserialize, Serialize};
+
+/// What a [`Trainer`](crate::Trainer) leaves open.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Seed of everything random in a step.
+    pub seed: u64,
+    /// Gradients longer than this together are shortened to it, before the update.
+    pub clip_norm: Option<f64>,
+    /// Dynamic loss scaling; disabled for f32.
+    pub scaler: LossScaler,
+    /// Whether the plan and the recovery may split batches.
+    pub micro_batches: MicroBatches,
+    /// What becomes of a step whose loss or gradients are not finite.
+    pub non_finite: NonFinite,
+}
+
+/// What becomes of a step whose loss or gradients are infinite or NaN. Where losses are scaled, a
+/// gradient that overflows is skipped in any case, up to 50 times in a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NonFinite {
+    /// The run ends with [`TrainError::NotFinite`](crate::TrainError::NotFinite); nothing of the
+    /// step is written.
+    #[default]
+    Stop,
+    /// The step is left out, at most so many times in a row.
+    Skip(u64),
+    /// Nothing is looked at, as in PyTorch: the model may be lost without a word.
+    Ignore,
+}
+
+/// Whether batches may be split.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MicroBatches {
+    /// Split where memory asks for it: the same numbers up to the order of float additions.
+    #[default]
+    AsNeeded,
+    /// Never split: the same bits, or an error.
+    Never,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            seed: 0,
+            clip_norm: None,
+            scaler: LossScaler::disabled(),
+            micro_batches: MicroBatches::AsNeeded,
+            non_finite: NonFinite::Stop,
+        }
+    }
+}

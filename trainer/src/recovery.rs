@@ -1,0 +1,76 @@
+//! What follows a failed allocation: the ladder down, and the way back up.
+
+use lowtide_data::BatchView;
+use lowtide_nn::optim::Optimizer;
+
+use crate::error::DoesNotFit;
+use crate::observer::{Recovery, Retry};
+use crate::plan;
+use crate::rehearsal::Act;
+use crate::trainer::Trainer;
+use crate::{Result, Task, TrainError};
+
+/// Clean steps after which a plan that had to shrink is tried at full size again.
+const CLEAN_STEPS_TO_GROW: u64 = 8;
+
+impl<T: Task, O: Optimizer> Trainer<T, O> {
+    /// The recovery ladder: E1, the same plan without caches, if a rehearsal from the device's
+    /// present state fits what is there; M1, the largest smaller micro-batch that does.
+    ///
+    /// # Errors
+    /// `failure` itself unless it is out of memory; `DoesNotFit` at the end of the ladder.
+    pub(crate) fn recover(
+        &mut self,
+        failure: TrainError,
+        batch: &BatchView<'_>,
+        retry_count: usize,
+    ) -> Result<Retry> {
+        let Some(ledger) = failure.out_of_memory() else { return Err(failure) };
+        let ledger = Box::new(ledger.clone());
+        self.device.allocator().trim();
+        let capacity_bytes = self.device.allocator().capacity_bytes();
+        let acts = [Act::Step(*batch)];
+        let fits = || -> Result<bool> {
+            let forecast = self.cast().rehearse(&acts, self.micro_batch)?;
+            Ok(forecast.peak_bytes <= capacity_bytes)
+        };
+        if retry_count == 0 && fits()? {
+            return Ok(Retry { failure: ledger, recovery: Recovery::SamePlan });
+        }
+        let (len, now) = (batch.len(), self.micro_batch.min(batch.len()));
+        // What fits by rehearsal and failed all the same is not tried again.
+        let max = if retry_count == 0 { now } else { (now - 1).max(1) };
+        let smaller = plan::find(&self.cast(), &acts, len, max, self.splitting(), capacity_bytes);
+        match smaller {
+            Ok(plan) if plan.micro_batch < now => {
+                self.micro_batch = plan.micro_batch;
+                let recovery = Recovery::SmallerMicroBatch { micro_batch: plan.micro_batch };
+                Ok(Retry { failure: ledger, recovery })
+            }
+            // It should fit, and has failed all the same: nothing is left to try.
+            Ok(_) => Err(failure),
+            Err(TrainError::DoesNotFit(error)) => {
+                let (step, ledger) = (Some(self.step + 1), Some(ledger));
+                Err(Box::new(DoesNotFit { step, ledger, ..*error }).into())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns to the planned micro-batch after a few clean steps, if it fits again.
+    pub(crate) fn grow_back(&mut self, batch: &BatchView<'_>, clean: bool) {
+        self.clean_steps = if clean { self.clean_steps + 1 } else { 0 };
+        let planned = self.current_plan().map_or(0, |plan| plan.micro_batch);
+        // A short batch says nothing about parts longer than itself.
+        let larger = planned.min(batch.len());
+        if self.clean_steps < CLEAN_STEPS_TO_GROW || larger <= self.micro_batch {
+            return;
+        }
+        self.clean_steps = 0;
+        let capacity_bytes = self.device.allocator().capacity_bytes();
+        let forecast = self.cast().rehearse(&[Act::Step(*batch)], larger);
+        if forecast.is_ok_and(|forecast| forecast.peak_bytes <= capacity_bytes) {
+            self.micro_batch = larger;
+        }
+    }
+}
