@@ -68,13 +68,13 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
         // COMPUTE
         let attempt = Attempt::new();
         let (loss_sum, coupling) = self.compute(&attempt, batch, micro_batch, count)?;
-        let loss = loss_sum.item_assuming(0.0f64)? / count;
-        drop(loss_sum);
+        let (mut gradients, buffers) = attempt.into_parts();
+        let (loss_sum, not_finite) = self.read(&loss_sum, &mut gradients)?;
+        let loss = loss_sum / count;
 
         // PREPARE
         (self.on_phase)("optimizer");
-        let (mut gradients, buffers) = attempt.into_parts();
-        if let Some(what) = self.non_finite(loss, count, &mut gradients)? {
+        if let Some(what) = not_finite {
             if !self.scaler.is_enabled() && self.non_finite == NonFinite::Stop {
                 let (step, samples, anomaly) = (self.number, Vec::new(), None);
                 return Err(Box::new(NotFinite { step, what, loss, samples, anomaly }).into());
@@ -130,26 +130,36 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
         Ok((loss_sum, coupling))
     }
 
-    /// Undoes the loss scale; what may not be committed, if anything. A scaled gradient that
-    /// overflowed is always looked for, everything else unless it is to be ignored.
-    fn non_finite(
+    /// Undoes the loss scale and waits for the device, once: the sum of the losses, and what may
+    /// not be committed. A scaled gradient that overflowed is always looked for, everything else
+    /// unless it is to be ignored.
+    fn read(
         &self,
-        loss: f64,
-        count: f64,
+        loss_sum: &Tensor,
         gradients: &mut Gradients,
-    ) -> Result<Option<NotFiniteWhat>> {
-        if !self.scaler.is_enabled() && self.non_finite == NonFinite::Ignore {
-            return Ok(None);
+    ) -> Result<(f64, Option<NotFiniteWhat>)> {
+        let (is_scaled, is_ignored) =
+            (self.scaler.is_enabled(), self.non_finite == NonFinite::Ignore);
+        if is_ignored && !is_scaled {
+            return Ok((loss_sum.item_assuming(0.0f64)?, None));
         }
-        // Without a target the mean is 0 / 0, and there is nothing to learn.
-        let is_loss_finite = loss.is_finite() || count == 0.0;
-        if !is_loss_finite && self.non_finite != NonFinite::Ignore {
-            return Ok(Some(NotFiniteWhat::Loss));
+        let inverse = if is_scaled { f64::from(self.scaler.inverse_scale()) } else { 1.0 };
+        let mut flag = scale_and_check_finite(self.device, gradients.iter_mut(), inverse)?;
+        // 0 or infinite: added to the loss, one number tells of both.
+        flag.mul_scalar_(1e30)?;
+        flag.mul_scalar_(1e30)?;
+        let mut both = flag.to_dtype(DType::F64)?.reshape([])?;
+        both.add_(loss_sum)?;
+        let both = both.item_assuming(0.0f64)?;
+        if both.is_finite() {
+            return Ok((both, None));
         }
-        let scaled = self.scaler.is_enabled();
-        let inverse = if scaled { f64::from(self.scaler.inverse_scale()) } else { 1.0 };
-        let flag = scale_and_check_finite(self.device, gradients.iter_mut(), inverse)?;
-        Ok((flag.item_assuming(0.0f32)? > 0.0).then_some(NotFiniteWhat::Gradient))
+        let loss_sum = loss_sum.item_assuming(0.0f64)?;
+        if !loss_sum.is_finite() && !is_ignored {
+            return Ok((loss_sum, Some(NotFiniteWhat::Loss)));
+        }
+        let has_overflowed = flag.item_assuming(0.0f32)? > 0.0;
+        Ok((loss_sum, has_overflowed.then_some(NotFiniteWhat::Gradient)))
     }
 }
 
