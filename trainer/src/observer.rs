@@ -125,3 +125,28 @@ pub trait Observer {
         Ok(())
     }
 }
+
+/// One that may be absent.
+impl<T: Observer> Observer for Option<T> {
+    fn on_start(&mut self, start: &RunStart) -> Result<()> {
+        self.as_mut().map_or(Ok(()), |observer| observer.on_start(start))
+    }
+
+    fn on_phase(&mut self, step: u64, phase: &'static str) {
+        if let Some(observer) = self {
+            observer.on_phase(step, phase);
+        }
+    }
+
+    fn on_step(&mut self, report: &StepReport) -> Result<Flow> {
+        self.as_mut().map_or(Ok(Flow::Continue), |observer| observer.on_step(report))
+    }
+
+    fn on_epoch(&mut self, report: &EpochReport) -> Result<Flow> {
+        self.as_mut().map_or(Ok(Flow::Continue), |observer| observer.on_epoch(report))
+    }
+
+    fn on_end(&mut self) -> Result<()> {
+        self.as_mut().map_or(Ok(()), Observer::on_end)
+    }
+}

@@ -10,6 +10,7 @@ use lowtide_allocator::{MemoryLimit, available_bytes};
 use lowtide_tensor::cuda::CudaOptions;
 use lowtide_tensor::{CpuOptions, Device, SimSpec};
 
+use crate::command::parse_count;
 use crate::human::{format_bytes, parse_bytes};
 use crate::{Result, TrainError};
 
@@ -23,7 +24,14 @@ pub(super) struct DeviceArgs {
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
     #[arg(value_parser = parse_budget)]
     pub(super) budget: Option<usize>,
+    /// Threads that compute on the processor; one per core if absent.
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    #[arg(value_parser = |text: &str| parse_count(text, 1..=THREADS_MAX))]
+    threads: Option<u64>,
 }
+
+/// More than any machine has processors.
+const THREADS_MAX: u64 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
@@ -37,7 +45,11 @@ impl DeviceArgs {
     pub(super) fn open(&self) -> Result<Device> {
         let budget_bytes = self.budget;
         match self.device {
-            Place::Cpu => Ok(Device::cpu(CpuOptions { budget_bytes, ..Default::default() })?),
+            // No more than `THREADS_MAX`.
+            Place::Cpu => {
+                let threads = self.threads.map(|threads| threads as usize);
+                Ok(Device::cpu(CpuOptions { budget_bytes, threads })?)
+            }
             #[cfg(feature = "cuda")]
             Place::Cuda(index) => {
                 Ok(Device::cuda(index, CudaOptions { budget_bytes, ..Default::default() })?)

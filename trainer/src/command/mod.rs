@@ -67,11 +67,14 @@ struct RecipeArgs {
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 0..=u64::MAX))]
     seed: Option<u64>,
+    /// Sets a key of the recipe, such as optimizer.kind=lion; repeatable.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
 }
 
 impl RecipeArgs {
     fn load(&self) -> Result<Recipe> {
-        let mut recipe = self.recipe.as_deref().map_or(Ok(Recipe::default()), Recipe::load)?;
+        let mut recipe = Recipe::load_with(self.recipe.as_deref(), &self.set)?;
         let train = &mut recipe.train;
         train.epochs = self.epochs.unwrap_or(train.epochs);
         // No larger than `BATCH_SIZE_MAX`.

@@ -35,6 +35,9 @@ pub(super) struct TrainArgs {
     /// Writes the allocator's last events to FILE: .html, .pickle or .jsonl.
     #[arg(long, value_name = "FILE", value_parser = Target::parser())]
     trace: Option<Target>,
+    /// Shows no progress.
+    #[arg(long)]
+    quiet: bool,
     /// Prints the summary, or what kept the run from ending, as one JSON object.
     #[arg(long)]
     pub(super) json: bool,
@@ -105,7 +108,7 @@ impl Run<'_> {
 
         let mut curves = Curves::default();
         let mut timeline = Timeline::new(&device);
-        let mut progress = Progress::new();
+        let mut progress = (!arguments.quiet).then(Progress::new);
         if let Some(nth) = arguments.fault_at {
             device.allocator().inject_fault(Fault { nth, repeat: Repeat::Once });
         }

@@ -2,6 +2,7 @@
 
 mod any;
 mod optimizer;
+mod overrides;
 mod schedule;
 
 use std::fs;

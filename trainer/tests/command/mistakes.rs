@@ -164,3 +164,19 @@ fn run_folder_without_permission_is_named() {
     refused("locked").check_refused(1, &["locked", "Permission denied"]);
     refused("locked/run").check_refused(1, &["locked/run", "Permission denied"]);
 }
+
+#[test]
+fn keys_that_cannot_be_set_are_named() {
+    for (set, words) in [
+        ("epochs", &["--set epochs", "TABLE.KEY=VALUE"][..]),
+        ("train.epochs", &["--set train.epochs", "TABLE.KEY=VALUE"]),
+        ("train.epoch=3", &["--set train.epoch=3", "unknown field `epoch`", "epochs"]),
+        ("trains.epochs=3", &["--set trains.epochs=3", "unknown field `trains`", "train"]),
+        ("train.epochs=0", &["--set train.epochs=0", "must be 1 to"]),
+        ("optimizer.kind=adamant", &["--set optimizer.kind=adamant", "adamant", "adam"]),
+        ("optimizer.betas=[0.9,1.5]", &["--set", "1.5"]),
+    ] {
+        check(&format!("train --set {set}"), words);
+        check(&format!("plan --set {set}"), words);
+    }
+}

@@ -174,3 +174,38 @@ fn run_that_is_not_finite_ends_at_once_and_leaves_the_earlier_run() {
     place.write("ignore.toml", format!("{SMALL}{optimizer}[train]\nnon_finite = \"ignore\"\n"));
     place.run("train ignore.toml --epochs 3 --out other").check_done();
 }
+
+#[test]
+fn keys_set_on_the_command_line_are_those_of_a_file() {
+    let place = Place::new();
+    let optimizer = "[optimizer]\nkind = \"sgd\"\nlearning_rate = 0.1\nmomentum = 0.5\n";
+    place.write("both.toml", format!("{SMALL}{optimizer}[train]\nepochs = 2\n"));
+    place.write("part.toml", format!("{SMALL}{optimizer}"));
+    let whole = place.train("both.toml", "whole");
+    let sets = "--set optimizer.momentum=0.5 --set train.epochs=2";
+    place.write("part.toml", format!("{SMALL}[optimizer]\nkind = \"sgd\"\nlearning_rate = 0.1\n"));
+    let set = place.train(&format!("part.toml {sets}"), "set");
+    assert_eq!(set["final_state_hash"], whole["final_state_hash"]);
+    assert_eq!(place.read("set/recipe.toml"), place.read("whole/recipe.toml"));
+
+    // Without a file the rest of a table is the default; a kind begins anew.
+    place.train("--set model.channels=4 --set optimizer.learning_rate=0.02 --epochs 1", "small");
+    let recipe = String::from_utf8(place.read("small/recipe.toml")).expect("UTF-8");
+    assert!(recipe.contains("channels = 4\n") && recipe.contains("learning_rate = 0.02\n"));
+    place.train("--set model.channels=4 --set optimizer.kind=lion --epochs 1", "lion");
+}
+
+#[test]
+fn quiet_run_says_nothing_on_its_way_and_has_the_same_bits_with_other_threads() {
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    let loud = place.run("train small.toml --epochs 2 --out loud");
+    assert!(loud.stderr.contains("epoch 2/2"), "{loud:?}");
+    let quiet = place.run("train small.toml --epochs 2 --out quiet --quiet --threads 3");
+    assert_eq!(quiet.stderr, "");
+    assert!(quiet.check_done().contains("state hash"));
+    let hash = |out: &str| place.json(&format!("{out}/summary.json"))["final_state_hash"].clone();
+    assert_eq!(hash("loud"), hash("quiet"));
+    let page = String::from_utf8(place.read("quiet/report.html")).expect("UTF-8");
+    assert!(page.contains("on 3 threads"), "the report says how many computed");
+}

@@ -1,0 +1,61 @@
+//! Keys of a recipe that are set elsewhere than in its file.
+
+use std::path::Path;
+
+use toml::{Table, Value};
+
+use crate::recipe::{Recipe, read};
+use crate::{Result, TrainError};
+
+impl Recipe {
+    /// The recipe at `path`, or the default one, with keys set in order: `TABLE.KEY=VALUE`, the
+    /// value as in TOML or a plain word.
+    ///
+    /// # Errors
+    /// Those of [`Recipe::load`]; `Setting` that names the first one which cannot be.
+    pub fn load_with(path: Option<&Path>, sets: &[String]) -> Result<Recipe> {
+        // The file by itself: its mistakes are told with their lines.
+        let mut recipe = path.map_or(Ok(Recipe::default()), Recipe::load)?;
+        let mut table = match path {
+            Some(path) => read(path)?.parse().expect("it is a recipe"),
+            None => Table::new(),
+        };
+        for set in sets {
+            let wrong = |problem: String| TrainError::Setting {
+                place: format!("--set {set}"),
+                problem: problem.lines().collect::<Vec<_>>().join(" "),
+            };
+            put(&mut table, set).map_err(wrong)?;
+            recipe = table
+                .clone()
+                .try_into()
+                .map_err(|error: toml::de::Error| wrong(error.message().to_owned()))?;
+            recipe.check().map_err(|error| wrong(error.to_string()))?;
+        }
+        Ok(recipe)
+    }
+}
+
+/// Sets one key. A table that is not there begins as the default recipe's, unless it becomes one of
+/// another kind.
+fn put(table: &mut Table, set: &str) -> std::result::Result<(), String> {
+    let expected = "expected TABLE.KEY=VALUE, such as train.epochs=3";
+    let (path, value) = set.split_once('=').ok_or(expected)?;
+    let (section, key) = path.trim().split_once('.').ok_or(expected)?;
+    let value = value.trim();
+    let parsed = format!("value = {value}").parse::<Table>();
+    let value = match parsed.ok().and_then(|mut table| table.remove("value")) {
+        Some(value) => value,
+        None => Value::String(value.to_owned()),
+    };
+    if !table.contains_key(section) {
+        let defaults: Table = Recipe::default().to_toml().parse().expect("it was just written");
+        let default = defaults.get(section).filter(|_| key != "kind").cloned();
+        table.insert(section.to_owned(), default.unwrap_or_else(|| Value::Table(Table::new())));
+    }
+    let Some(section) = table.get_mut(section).and_then(Value::as_table_mut) else {
+        return Err(format!("{section} is no table of a recipe"));
+    };
+    section.insert(key.to_owned(), value);
+    Ok(())
+}
