@@ -73,6 +73,14 @@ pub enum TrainError {
         /// Why.
         source: std::io::Error,
     },
+    /// A checkpoint is damaged, or of another training.
+    #[error("{}: {problem}", path.display())]
+    Checkpoint {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A recipe, summary or option does not say what it should.
     #[error("{place}: {problem}")]
     Setting {

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod checkpoint;
 pub mod command;
 mod error;
 mod evaluation;

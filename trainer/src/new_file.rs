@@ -58,3 +58,14 @@ impl NewFile {
         published.map(drop).map_err(|source| TrainError::File { path, source })
     }
 }
+
+/// Waits until a file, or the names in a folder, are on disk. Where a folder cannot be opened as a
+/// file (Windows), its names are left to the system.
+pub(crate) fn sync(path: &Path) -> Result<()> {
+    if cfg!(not(unix)) && path.is_dir() {
+        return Ok(());
+    }
+    File::open(path)
+        .and_then(|file| file.sync_all())
+        .map_err(|source| TrainError::File { path: path.to_owned(), source })
+}

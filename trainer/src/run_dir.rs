@@ -5,13 +5,13 @@
 //! A process that ends before it leaves the earlier run as it was; one that ends after it leaves
 //! the moving of the files to whoever opens the run's folder next.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::new_file::NewFile;
+use crate::new_file::{NewFile, sync};
 use crate::run_lock::RunLock;
 use crate::{Result, TrainError};
 
@@ -224,17 +224,6 @@ fn unless_gone(result: io::Result<()>) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,
     }
-}
-
-/// Waits until a file, or the names in a folder, are on disk. Where a folder cannot be opened as a
-/// file (Windows), its names are left to the system.
-fn sync(path: &Path) -> Result<()> {
-    if cfg!(not(unix)) && path.is_dir() {
-        return Ok(());
-    }
-    File::open(path)
-        .and_then(|file| file.sync_all())
-        .map_err(|source| TrainError::File { path: path.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -31,20 +31,20 @@ pub struct Trainer<T, O> {
     pub(crate) device: Device,
     pub(crate) task: T,
     pub(crate) optimizer: O,
-    options: Options,
-    scaler: LossScaler,
+    pub(crate) options: Options,
+    pub(crate) scaler: LossScaler,
     /// Set by the first plan, with what it is for; for single steps that is nothing.
     pub(crate) plan: Option<(Plan, Option<PlannedFor>)>,
     /// At most the plan's; smaller after a recovery.
     pub(crate) micro_batch: usize,
     pub(crate) step: u64,
     /// Epochs finished.
-    epoch: u64,
+    pub(crate) epoch: u64,
     /// Where the next epoch goes on, if a part of it is done.
-    in_epoch: Option<LoaderState>,
+    pub(crate) in_epoch: Option<LoaderState>,
     pub(crate) clean_steps: u64,
-    skipped_in_a_row: u64,
-    retried_steps: u64,
+    pub(crate) skipped_in_a_row: u64,
+    pub(crate) retried_steps: u64,
     /// The step that was cut off while it was written.
     torn: Option<(u64, Arc<NnError>)>,
 }
@@ -387,6 +387,13 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         Box::new(error).into()
     }
 
+    /// # Errors
+    /// `Torn` after a step that was cut off.
+    pub(crate) fn check_whole(&self) -> Result<()> {
+        let torn = |(step, source)| Err(TrainError::Torn { step, source });
+        self.torn.clone().map_or(Ok(()), torn)
+    }
+
     /// One attempt at a step. On an error everything is as it was, which the live blocks have to
     /// confirm, unless it is torn.
     fn attempt(
@@ -394,9 +401,7 @@ impl<T: Task, O: Optimizer> Trainer<T, O> {
         batch: &BatchView<'_>,
         observers: &mut [&mut dyn Observer],
     ) -> Result<StepOutcome> {
-        if let Some((step, source)) = self.torn.clone() {
-            return Err(TrainError::Torn { step, source });
-        }
+        self.check_whole()?;
         let allocator = self.device.allocator();
         let (blocks_at_begin, step) = (allocator.live_blocks(), self.step + 1);
         let transaction = Step {

@@ -11,12 +11,12 @@ use crate::common::{Kind, Outcome, Run, first_batch, noise, reassociation};
 
 /// What stands between convolution and pooling.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Middle {
+pub(crate) enum Middle {
     BatchNorm,
     Dropout,
 }
 
-type Net = Classification<Sequential>;
+pub(crate) type Net = Classification<Sequential>;
 
 fn net(device: &Device, run: &Run, middle: Middle) -> Net {
     let key = RandomKey::new(run.seed);
@@ -32,7 +32,7 @@ fn net(device: &Device, run: &Run, middle: Middle) -> Net {
     Classification::new(end.then(Dropout::new(0.1).expect("in range")).then(linear))
 }
 
-fn trainer(device: &Device, run: &Run, middle: Middle) -> Trainer<Net, AnyOptimizer> {
+pub(crate) fn trainer(device: &Device, run: &Run, middle: Middle) -> Trainer<Net, AnyOptimizer> {
     let options = Options { seed: run.seed, ..Options::default() };
     Trainer::new(device, net(device, run, middle), run.kind.build(0.01), options)
 }

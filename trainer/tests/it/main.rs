@@ -2,6 +2,7 @@
 
 mod blank_labels;
 mod buffers;
+mod checkpoints;
 mod clip;
 mod common;
 mod coupled;

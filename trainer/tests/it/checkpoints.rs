@@ -1,0 +1,183 @@
+//! A training that was saved goes on as if it had never stopped, or not at all.
+
+use std::fs;
+use std::path::Path;
+
+use lowtide_amp::{LossScaler, LossScalerOptions};
+use lowtide_nn::optim::Optimizer;
+use lowtide_trainer::{Flow, Observer, Options, Result, StepReport, Task, TrainError, Trainer};
+
+use crate::buffers::{self, Middle};
+use crate::common::{KINDS, Kind, Run};
+
+const FILES: [&str; 3] = ["checkpoint.json", "model.safetensors", "optimizer.safetensors"];
+
+/// Two epochs of three steps, the last of each on a short batch.
+fn run() -> Run {
+    Run { channels: 4, train_len: 40, test_len: 8, batch_size: 16, epochs: 2, ..Run::default() }
+}
+
+/// Stops after a step.
+struct StopAfter(u64);
+
+impl Observer for StopAfter {
+    fn on_step(&mut self, report: &StepReport) -> Result<Flow> {
+        Ok(if report.step == self.0 { Flow::Stop } else { Flow::Continue })
+    }
+}
+
+/// Trains to the end of the second epoch, saved and resumed by another trainer after each step.
+fn in_pieces<T: Task, O: Optimizer>(
+    run: &Run,
+    folder: &Path,
+    new: impl Fn(&Run) -> Trainer<T, O>,
+) -> u64 {
+    let mut trainer = new(run);
+    for step in 1..=6 {
+        // The number of threads and of workers is of no account.
+        let (threads, workers) = (1 + step as usize % 3, step as usize % 2);
+        let (train, test) = Run { workers, ..*run }.loaders();
+        let epochs = run.epochs - trainer.position().epoch;
+        let mut stop = StopAfter(step);
+        trainer.fit(&train, &test, epochs, &mut [&mut stop]).expect("fits");
+        assert_eq!(trainer.steps(), step);
+        let path = folder.join(format!("step-{step}"));
+        trainer.save(&path).expect("room");
+        let mut next = new(&Run { threads, ..*run });
+        next.load(&path).expect("whole");
+        assert_eq!(next.position(), trainer.position());
+        assert_eq!(next.state_hash().expect("cpu"), trainer.state_hash().expect("cpu"));
+        trainer = next;
+    }
+    trainer.state_hash().expect("cpu")
+}
+
+#[test]
+fn resumed_after_any_step_is_never_stopped() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for kind in KINDS {
+        let run = Run { kind, ..run() };
+        let whole = run.fit(None).state_hash;
+        let path = folder.path().join(format!("{kind:?}"));
+        assert_eq!(in_pieces(&run, &path, |run| run.trainer(&run.device(None))), whole, "{kind:?}");
+    }
+    for middle in [Middle::BatchNorm, Middle::Dropout] {
+        let run = run();
+        let new = |run: &Run| buffers::trainer(&run.device(None), run, middle);
+        let device = run.device(None);
+        let mut calm = buffers::trainer(&device, &run, middle);
+        let whole = run.fit_trainer(&device, &mut calm, |_, _| {}).expect("fits").state_hash;
+        let path = folder.path().join(format!("{middle:?}"));
+        assert_eq!(in_pieces(&run, &path, new), whole, "{middle:?}");
+    }
+    // Clipped, and scaled with a scale that grows at every second step and overflows on the way.
+    let options = || {
+        let scale = LossScalerOptions {
+            initial_scale: 2f32.powi(120),
+            growth_interval: 2,
+            ..LossScalerOptions::default()
+        };
+        let scaler = LossScaler::new(scale).expect("in range");
+        Options { clip_norm: Some(0.1), scaler, ..Options::default() }
+    };
+    let run = run();
+    let whole = run.fit_with(None, options(), |_, _| {}).state_hash;
+    let new = |run: &Run| run.trainer_with(&run.device(None), options());
+    assert_eq!(in_pieces(&run, &folder.path().join("scaled"), new), whole);
+}
+
+/// A trainer after two steps, and its checkpoint.
+fn saved(folder: &Path) -> (Trainer<crate::common::Cnn, impl Optimizer + use<>>, Run) {
+    let run = run();
+    let mut trainer = run.trainer(&run.device(None));
+    let (train, test) = run.loaders();
+    trainer.fit(&train, &test, 1, &mut [&mut StopAfter(2)]).expect("fits");
+    trainer.save(&folder.join("saved")).expect("room");
+    (trainer, run)
+}
+
+/// The checkpoint is refused, and the trainer as before.
+#[track_caller]
+fn check_refused(run: &Run, path: &Path, what: &str) -> String {
+    let mut trainer = run.trainer(&run.device(None));
+    let (train, test) = run.loaders();
+    trainer.fit(&train, &test, 1, &mut [&mut StopAfter(1)]).expect("fits");
+    let (hash, position) = (trainer.state_hash().expect("cpu"), trainer.position());
+    let error = trainer.load(path).expect_err(what);
+    assert_eq!(trainer.state_hash().expect("cpu"), hash, "{what}");
+    assert_eq!(trainer.position(), position, "{what}");
+    error.to_string()
+}
+
+#[test]
+fn one_flipped_bit_anywhere_is_refused_by_the_name_of_the_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut trainer, _) = saved(folder.path());
+    let path = folder.path().join("saved");
+    let hash = trainer.state_hash().expect("cpu");
+    for name in FILES {
+        let file = path.join(name);
+        let whole = fs::read(&file).expect("there");
+        let bits = whole.len() * 8;
+        // All of the header; of the tensors every 13th, which meets every bit of a byte.
+        let stride = if name == FILES[0] { 1 } else { 13 };
+        for bit in (0..bits).step_by(stride) {
+            let mut bytes = whole.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            fs::write(&file, &bytes).expect("writable");
+            match trainer.load(&path) {
+                Err(TrainError::Checkpoint { path, .. }) => assert_eq!(path, file, "bit {bit}"),
+                other => panic!("bit {bit} of {name}: {other:?}"),
+            }
+        }
+        for len in [0, 1, whole.len() / 2, whole.len() - 1] {
+            fs::write(&file, &whole[..len]).expect("writable");
+            assert!(trainer.load(&path).is_err(), "{len} bytes of {name}");
+        }
+        fs::remove_file(&file).expect("there");
+        let error = trainer.load(&path).expect_err("a file is missing").to_string();
+        assert!(error.contains(name) && error.contains("No such file"), "{error}");
+        fs::write(&file, &whole).expect("writable");
+    }
+    trainer.load(&path).expect("whole again");
+    assert_eq!(trainer.state_hash().expect("cpu"), hash);
+}
+
+#[test]
+fn checkpoint_of_another_training_is_refused_and_changes_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (_, run) = saved(folder.path());
+    let path = folder.path().join("saved");
+    let seed = check_refused(&Run { seed: 8, ..run }, &path, "another seed");
+    assert!(seed.contains("its seed is 7, that of the options 8"), "{seed}");
+    let wider = check_refused(&Run { channels: 5, ..run }, &path, "another model");
+    assert!(wider.contains("conv.weight"), "{wider}");
+    let plain = check_refused(&Run { kind: Kind::Plain, ..run }, &path, "another optimizer");
+    assert!(plain.contains("state."), "{plain}");
+}
+
+#[test]
+fn checkpoint_is_never_written_over_and_a_failed_one_leaves_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut trainer, _) = saved(folder.path());
+    let again = trainer.save(&folder.path().join("saved")).expect_err("it is there").to_string();
+    assert!(again.contains("saved"), "{again}");
+    fs::write(folder.path().join("file"), "mine").expect("writable");
+    assert!(trainer.save(&folder.path().join("file/inside")).is_err());
+    // What a process that was killed has left is in nobody's way.
+    fs::create_dir(folder.path().join(".next.partial")).expect("writable");
+    fs::write(folder.path().join(".next.partial/model.safetensors"), "half").expect("writable");
+    trainer.save(&folder.path().join("next")).expect("room");
+    let mut names: Vec<_> = fs::read_dir(folder.path())
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
+        .collect();
+    names.sort();
+    assert_eq!(names, ["file", "next", "saved"]);
+    let mut files: Vec<_> = fs::read_dir(folder.path().join("next"))
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
+        .collect();
+    files.sort();
+    assert_eq!(files, FILES);
+}
