@@ -6,9 +6,9 @@ use std::panic::Location;
 use thiserror::Error;
 
 use crate::category::{ByCategory, Category};
-use crate::modules::ModuleShare;
 use crate::origin::ModulePath;
 use crate::source::SourceError;
+use crate::statistics::ModuleShare;
 
 /// Why a request failed. The live blocks, charges and counters of what is in use are as before;
 /// what was cached may have gone back to the source.

@@ -1,6 +1,10 @@
 //! Counters: current, peak, total.
 
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
 use crate::category::ByCategory;
+use crate::origin::ModulePath;
 
 /// One quantity over time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,4 +93,35 @@ impl Statistics {
             [&mut self.requested, &mut self.allocated, &mut self.reserved, &mut self.charged];
         whole.into_iter().chain(self.by_category.values_mut())
     }
+}
+
+/// The live blocks of a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModuleShare {
+    /// `None` for what was made outside of every model.
+    pub module: Option<ModulePath>,
+    /// Its blocks.
+    pub blocks: u64,
+    /// What they take.
+    pub bytes: u64,
+}
+
+impl ModuleShare {
+    /// The module's path, `(root)` for the model itself, `(none)` for what is no module's.
+    pub fn name(&self) -> String {
+        self.module.map_or_else(|| "(none)".to_owned(), |module| module.to_string())
+    }
+}
+
+/// Blocks and bytes by module, most bytes first, and of equals by name.
+pub(crate) fn shares(blocks: impl Iterator<Item = (Option<ModulePath>, u64)>) -> Vec<ModuleShare> {
+    let mut by_module: HashMap<Option<ModulePath>, ModuleShare> = HashMap::new();
+    for (module, size_bytes) in blocks {
+        let share = by_module.entry(module).or_insert(ModuleShare { module, blocks: 0, bytes: 0 });
+        share.blocks += 1;
+        share.bytes += size_bytes;
+    }
+    let mut shares: Vec<ModuleShare> = by_module.into_values().collect();
+    shares.sort_by_cached_key(|share| (Reverse(share.bytes), share.name()));
+    shares
 }

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use crate::source::SourceError;
-
 /// A queue of work on a device. Work on one stream runs in the order in which it was enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stream(u8);
@@ -30,24 +28,6 @@ impl fmt::Display for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "stream {}", self.0)
     }
-}
-
-/// How a device keeps work on different streams in order.
-pub trait Fence: Send + Sync {
-    /// What is enqueued on `waiter` from now on starts after all that was enqueued on `on` so far.
-    /// Enqueues; the caller does not wait.
-    ///
-    /// # Errors
-    /// The device failed. Nothing may be assumed about the order then.
-    fn wait(&self, waiter: Stream, on: Stream) -> Result<(), SourceError>;
-
-    /// The calling thread waits until all that was enqueued on `on` so far is done. It stalls the
-    /// host, so it is for page-locked blocks, which the host itself is about to write, and for the
-    /// last rungs before a request fails.
-    ///
-    /// # Errors
-    /// The device failed. Nothing may be assumed about what is done then.
-    fn wait_host(&self, on: Stream) -> Result<(), SourceError>;
 }
 
 /// A set of streams.

@@ -17,7 +17,7 @@ use super::driver::Driver;
 use super::libraries::{self, MissingLibrary};
 use super::streams::CudaStreams;
 use super::table::table;
-use crate::buffer::Buffer;
+use crate::caching::buffer::Buffer;
 use crate::stream::Stream;
 
 /// What the library is called, by the CUDA version that it is the first of. The last name is that

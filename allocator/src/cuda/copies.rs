@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::error::CudaError;
 use super::streams::CudaStreams;
-use crate::buffer::Buffer;
-use crate::pinned::PinnedBuffer;
+use crate::caching::buffer::Buffer;
+use crate::caching::pinned::PinnedBuffer;
 use crate::stream::Stream;
 
 /// Work on the bytes of blocks, enqueued on a stream.

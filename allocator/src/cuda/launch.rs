@@ -8,8 +8,8 @@ use super::kernel_error::KernelError;
 use super::module::Function;
 use super::streams::CudaStreams;
 use super::table::Extent;
-use crate::buffer::Buffer;
-use crate::pinned::PinnedBuffer;
+use crate::caching::buffer::Buffer;
+use crate::caching::pinned::PinnedBuffer;
 use crate::stream::Stream;
 
 /// A kernel as its source declares it.

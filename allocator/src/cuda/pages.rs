@@ -27,7 +27,8 @@ impl CudaDevice {
                 unsafe { (table.granularity)(&mut page_bytes, &properties, kind as u32) }
             })?;
         }
-        let is_page = page_bytes.is_power_of_two() && page_bytes >= crate::layout::BLOCK_BYTES;
+        let is_page =
+            page_bytes.is_power_of_two() && page_bytes >= crate::arena::layout::BLOCK_BYTES;
         is_page.then_some(page_bytes).ok_or(CudaError::NoVirtualMemory { index: self.index() })
     }
 

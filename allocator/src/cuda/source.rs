@@ -11,8 +11,8 @@ use super::device::CudaDevice;
 use super::error::CudaError;
 use super::streams::CudaStreams;
 use super::table::Handle;
+use crate::source::fence::Fence;
 use crate::source::{Mapping, MemorySource, PageRange, Segment, SourceError, VirtualMemory};
-use crate::stream::Fence;
 
 /// Memory of an NVIDIA device.
 ///

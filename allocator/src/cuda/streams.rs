@@ -12,7 +12,8 @@ use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags};
 use super::device::{Context, CudaDevice};
 use super::error::CudaError;
 use crate::source::SourceError;
-use crate::stream::{Fence, Stream};
+use crate::source::fence::Fence;
+use crate::stream::Stream;
 
 /// The queues that stand behind the [`Stream`]s of one device. Clones are handles to the same ones.
 ///

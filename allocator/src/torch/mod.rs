@@ -24,6 +24,7 @@ mod error;
 mod expand;
 mod heap;
 mod layout;
+pub(crate) mod named;
 mod parse;
 mod policy;
 mod reclaim;

@@ -4,7 +4,7 @@ use std::io;
 
 use thiserror::Error;
 
-use super::laws::RecordingProblem;
+use super::recording::validate::RecordingProblem;
 use crate::torch::SettingsError;
 
 /// A trace that could not be read.

@@ -19,45 +19,28 @@
 //! again; one that comes after somebody else did so does, and can find a block that became free, or
 //! the one behind an oversize block. And nothing tells how long an expandable segment is.
 
-mod capture;
 mod error;
 mod explain;
-mod export;
-mod file;
-mod frames;
-mod import;
-mod json;
-mod lanes;
-mod laws;
-mod memory;
-mod offers;
-mod pass;
-pub mod pickle;
-mod program;
-mod ranges;
-mod recording;
-mod replay;
-mod report;
+mod lifetimes;
+pub(crate) mod pytorch;
+pub(crate) mod recording;
 mod rerun;
-mod snapshot;
-mod spans;
-mod start;
 mod timeline;
-mod walk;
 
-pub use capture::Capture;
 pub use error::{JsonProblem, TraceError, TraceProblem};
 pub use explain::{
     Advice, CategoryShare, Churn, Explanation, Failure, Group, ModuleBytes, Moment, Peak, Phase,
     PhaseShare, SiteShare, Transient, Unfreed, Waits,
 };
-pub use export::ExportError;
-pub use file::{Limits, PICKLE_PER_XZ_BYTE, read_snapshot};
-pub use laws::{RecordingError, RecordingPart, RecordingProblem};
+pub use pytorch::export::ExportError;
+pub use pytorch::file::{Limits, PICKLE_PER_XZ_BYTE, read_snapshot};
+pub use pytorch::pickle;
+pub use pytorch::replay::report::ReplayReport;
+pub use pytorch::replay::{Replay, ReplayError};
+pub use pytorch::snapshot::{Action, RecordedEvent, RecordedSegment, Snapshot};
+pub use recording::capture::Capture;
+pub use recording::validate::{RecordingError, RecordingPart, RecordingProblem};
 pub use recording::{
     EventKind, Piece, RecordedBlock, RecordedRange, Recording, SegmentKind, Site, TraceEvent,
 };
-pub use replay::{Replay, ReplayError};
-pub use report::ReplayReport;
 pub use rerun::{RerunError, RerunFailure, RerunOptions, RerunReport};
-pub use snapshot::{Action, RecordedEvent, RecordedSegment, Snapshot};

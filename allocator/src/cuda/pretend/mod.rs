@@ -99,16 +99,16 @@ impl Pretend {
 
     /// The nth call from now of a function, or of any if the name is empty, returns `code` and does
     /// nothing; so do all later ones if it is repeated forever. An `nth` of 0 ends it.
-    pub fn fail(&self, function: &str, code: i32, nth: u64, repeat: crate::Repeat) {
+    pub fn fail(&self, function: &str, code: i32, nth: u64, repeat: crate::fault::Repeat) {
         let name = text(function);
-        let is_forever = c_int::from(repeat == crate::Repeat::Forever);
+        let is_forever = c_int::from(repeat == crate::fault::Repeat::Forever);
         // SAFETY: the function reads a string that ends with a zero, and numbers.
         unsafe { (self.fail)(name.as_ptr(), code, nth, is_forever) }
     }
 
     /// The nth call from now of a function does nothing and says that it did.
     pub fn lose(&self, function: &str, nth: u64) {
-        self.fail(function, 0, nth, crate::Repeat::Once);
+        self.fail(function, 0, nth, crate::fault::Repeat::Once);
     }
 
     /// The devices say that they are of this architecture until the reset; before, they say none,

@@ -10,8 +10,8 @@ use super::{
     Transient, Unfreed, Waits, advice,
 };
 use crate::category::Category;
+use crate::trace::lifetimes::{BANDS, Levels, Life, Lives, NEVER, band};
 use crate::trace::recording::{EventKind, Recording, Site};
-use crate::trace::walk::{BANDS, Levels, Life, Lives, NEVER, band};
 
 /// The longest list in an explanation.
 pub(super) const LIST_LEN_MAX: usize = 10;

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::trace::lifetimes::Lives;
 use crate::trace::recording::EventKind;
-use crate::trace::walk::Lives;
 
 /// `None` if the events after the moment do not lead to the recorded end.
 pub(super) fn largest_hole_bytes(lives: &Lives, moment: usize) -> Option<u64> {

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use super::ModuleBytes;
 use super::count::LIST_LEN_MAX;
+use crate::trace::lifetimes::Life;
 use crate::trace::recording::Recording;
-use crate::trace::walk::Life;
 
 /// Blocks and bytes by module, most bytes first; nothing if no block has a module.
 pub(super) fn by_module(recording: &Recording, lives: &[&Life]) -> Vec<ModuleBytes> {

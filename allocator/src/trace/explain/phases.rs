@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use crate::trace::frames::{is_backward, is_native};
+use crate::trace::pytorch::frames::{is_backward, is_native};
 use crate::trace::recording::Site;
 
 /// The part of a training step that asked for a block, as far as its site tells.

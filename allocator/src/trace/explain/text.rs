@@ -7,8 +7,8 @@ use super::page::{Page, counted, duration, grouped};
 use super::{CategoryShare, Explanation, Group, Peak};
 use crate::category::Category;
 use crate::error::Bytes;
+use crate::trace::lifetimes::printable;
 use crate::trace::recording::Site;
-use crate::trace::walk::printable;
 
 /// What is listed of sites that never freed, of large blocks and of failures.
 const LINES: usize = 5;

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::{Op, Program, RerunFailure, RerunReport};
+use crate::arena::layout::active_bytes;
 use crate::category::Category;
-use crate::layout::active_bytes;
 use crate::stream::Stream;
 use crate::torch::{AddressRange, PageSource, SegmentSource, StreamId, TorchPolicy, TorchSettings};
 

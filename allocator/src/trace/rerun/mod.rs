@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use crate::buffer::Buffer;
 use crate::caching::CachingAllocator;
+use crate::caching::buffer::Buffer;
+use crate::caching::history::Action;
+use crate::caching::policy::Policy;
+use crate::caching::scope::Charge;
 use crate::category::Category;
 use crate::error::AllocError;
-use crate::policy::Policy;
-use crate::scope::Charge;
-use crate::sim::SimSource;
-use crate::sim_streams::SimStreams;
+use crate::source::sim::SimSource;
+use crate::source::sim_streams::SimStreams;
 use crate::stream::Stream;
 use crate::torch::StreamId;
 use crate::trace::recording::{EventKind, RecordedBlock, Recording};
@@ -319,9 +320,10 @@ impl Program {
         let as_recorded = |(offset, recorded): &(&Option<u64>, &u64)| **offset == Some(**recorded);
         let equal = placed.iter().zip(&self.offsets[first..]).filter(as_recorded).count();
         let given = run.memory.history();
-        let given = given.records().iter().filter(|record| {
-            record.sequence >= events_before && record.action == crate::Action::Commit
-        });
+        let given = given
+            .records()
+            .iter()
+            .filter(|record| record.sequence >= events_before && record.action == Action::Commit);
         let sizes = given.map(|record| record.size_bytes as u64);
         let live = run.buffers.iter().enumerate().filter(|(_, buffer)| buffer.is_some());
         RerunReport {

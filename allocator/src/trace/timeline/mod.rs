@@ -11,8 +11,8 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use self::columns::Column;
+use super::lifetimes::{BANDS, Lives, NEVER, band, band_name, printable};
 use super::recording::{EventKind, Recording};
-use super::walk::{BANDS, Lives, NEVER, band, band_name, printable};
 use crate::torch::StreamId;
 
 const PAGE: &str = include_str!("page.html");

@@ -1,0 +1,44 @@
+//! A live block as it is shown to users.
+
+use std::panic::Location;
+
+use crate::arena::layout::Live;
+use crate::category::Category;
+use crate::origin::ModulePath;
+use crate::stream::Stream;
+
+/// A live block, for naming what is left over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockInfo {
+    /// Offset, of its first piece if it is stitched.
+    pub offset: usize,
+    /// Active bytes: what it takes.
+    pub size_bytes: usize,
+    /// What was asked for.
+    pub requested_bytes: usize,
+    /// What it is for.
+    pub category: Category,
+    /// Whose it is.
+    pub stream: Stream,
+    /// Who asked.
+    pub site: &'static Location<'static>,
+    /// The module that it belongs to; `None` if it was made outside of every model.
+    pub module: Option<ModulePath>,
+    /// Counts up with every block and charge.
+    pub serial: u64,
+}
+
+impl BlockInfo {
+    pub(crate) fn of(offset: usize, live: &Live) -> BlockInfo {
+        BlockInfo {
+            offset,
+            size_bytes: live.size_bytes,
+            requested_bytes: live.requested_bytes,
+            category: live.category,
+            stream: live.stream,
+            site: live.site,
+            module: live.module,
+            serial: live.serial,
+        }
+    }
+}

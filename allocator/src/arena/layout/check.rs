@@ -1,0 +1,64 @@
+//! The laws of a layout, checked against a recount.
+
+use super::node::FIRST_PIECE;
+use super::{BLOCK_BYTES, Kind, Layout};
+use crate::arena::free_list::NONE;
+use crate::stream::StreamSet;
+
+impl Layout {
+    /// # Panics
+    /// If blocks and holes do not tile the range up to the top, if two holes of the same streams
+    /// touch, if pieces are not a block's, or if the index of holes is not the holes.
+    pub(crate) fn check(&self) {
+        let (mut end, mut count, mut hole_count) = (0, 0, 0);
+        // Pages with live bytes, and the first page that no node so far could have counted.
+        let (mut touched_pages, mut next_page) = (0, 0);
+        let mut before: Option<StreamSet> = None;
+        let (mut slot, mut previous) = (self.first, NONE);
+        while let Some(node) = self.nodes.get(slot as usize) {
+            assert_eq!(node.extent.offset, end, "gap or overlap before {}", node.extent.offset);
+            assert_eq!(node.previous, previous, "broken link at {end}");
+            assert!(node.extent.size_bytes > 0, "empty node at {end}");
+            assert_eq!(node.extent.size_bytes % BLOCK_BYTES, 0, "odd size at {end}");
+            let mut marked = None;
+            if node.kind != Kind::Hole {
+                let first = next_page.max(node.extent.offset / self.page_bytes);
+                next_page = node.extent.end().div_ceil(self.page_bytes);
+                touched_pages += next_page - first;
+            }
+            match node.kind {
+                Kind::Hole => {
+                    let marks = node.marks();
+                    assert!(before != Some(marks.streams), "two holes meet at {end}");
+                    let (_, holes) = &self.holes[self.list_of(marks.streams)];
+                    let listed = holes.contains(&self.nodes, slot);
+                    assert!(listed, "hole at {end} is not listed");
+                    hole_count += 1;
+                    marked = Some(marks.streams);
+                }
+                Kind::Block => {}
+                Kind::First => {
+                    assert!(self.block(slot).is_stitched(), "the block at {end} has no view");
+                }
+                Kind::Piece => {
+                    let first = node.links[FIRST_PIECE];
+                    assert_eq!(self.nodes[first as usize].kind, Kind::First, "block of {end}");
+                    let offset = node.extent.offset;
+                    let is_known = self.pieces(first).any(|piece| piece.offset == offset);
+                    assert!(is_known, "piece at {end} is nobody's");
+                }
+            }
+            before = marked;
+            end = node.extent.end();
+            count += 1;
+            previous = slot;
+            slot = node.next;
+        }
+        assert_eq!(touched_pages, self.touched_pages, "touched pages");
+        assert!(before.is_none(), "a hole touches the top at {end}");
+        assert_eq!(previous, self.last, "the list ends early");
+        let listed_count: usize = self.holes.iter().map(|(_, holes)| holes.len()).sum();
+        assert_eq!(hole_count, listed_count, "more holes listed than there are");
+        assert_eq!(count + self.vacant.len(), self.nodes.len(), "lost slots");
+    }
+}

@@ -1,0 +1,296 @@
+//! Where a request would go, and what that would cost in pages.
+
+use std::cell::Cell;
+
+use super::place::{Part, Place, Spot};
+use super::{Extent, Kind, Layout, PIECES_MAX, page_floor};
+use crate::arena::free_list::{Key, NONE, key};
+use crate::error::{Rung, Tried};
+use crate::stream::{Stream, StreamSet, Waits};
+
+/// Who asks, and what the source can do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Want<'a> {
+    pub(crate) size_bytes: usize,
+    pub(crate) stream: Stream,
+    pub(crate) waits: &'a Waits,
+    /// Whether the source can show pages at a second address.
+    pub(crate) stitches: bool,
+    /// What the search has looked at, for the error that a request without a place ends in.
+    pub(crate) tried: &'a Cell<Tried>,
+}
+
+impl Want<'_> {
+    fn note(&self, rung: Rung) {
+        self.tried.set(self.tried.get().with(rung));
+    }
+}
+
+impl Layout {
+    /// Where a block would go; `None` if the arithmetic overflows.
+    #[inline]
+    pub(crate) fn place(&self, want: &Want) -> Option<Place> {
+        if let Some((slot, extent)) = self.own_hole(want.size_bytes, StreamSet::of(want.stream)) {
+            return Some(Place::new(Spot::Hole { slot, extent }, StreamSet::EMPTY));
+        }
+        self.place_elsewhere(want)
+    }
+
+    /// The start of the best fit among the holes that the streams `own`, all of them and no other,
+    /// used. Of a stream's own holes it is the place that `place` prefers, as it needs no wait.
+    #[inline]
+    pub(crate) fn own_hole(&self, size_bytes: usize, own: StreamSet) -> Option<(u32, Extent)> {
+        let (_, holes) = self.holes.iter().find(|(set, _)| *set == own)?;
+        let slot = holes.best_fit(&self.nodes, size_bytes)?;
+        Some((slot, Extent { offset: self.nodes[slot as usize].extent.offset, size_bytes }))
+    }
+
+    /// The place at the top and whom to wait for there, if `place` would find it where there is no
+    /// own hole. May say no where the answer is yes.
+    #[inline]
+    pub(crate) fn own_top(&self, want: &Want) -> Option<(Extent, StreamSet)> {
+        let &Want { size_bytes, stream, stitches, .. } = want;
+        let own = StreamSet::of(stream);
+        let stitched_bytes =
+            if stitches && size_bytes >= self.page_bytes { self.page_bytes } else { usize::MAX };
+        for (set, holes) in &self.holes {
+            let is_empty = holes.len() == 0;
+            if !is_empty && (*set != own || holes.may_hold(stitched_bytes)) {
+                return None;
+            }
+        }
+        let offset = self.top();
+        offset.checked_add(size_bytes)?;
+        Some((Extent { offset, size_bytes }, self.waits_beyond(want)))
+    }
+
+    #[cold]
+    fn place_elsewhere(&self, want: &Want) -> Option<Place> {
+        want.note(Rung::Search);
+        let own = StreamSet::of(want.stream);
+        if self.holes.iter().any(|(set, holes)| *set != own && holes.len() > 0) {
+            want.note(Rung::OtherStreams);
+        }
+        let list_count = self.holes.iter().filter(|(_, holes)| holes.len() > 0).count();
+        if list_count > 0
+            && let Some(place) = self.any_hole(want)
+        {
+            return Some(place);
+        }
+        if list_count > 1
+            && let Some(merged) = self.merged_across_streams()
+        {
+            let place = merged.any_hole(want).or_else(|| merged.stitched_or_top(want))?;
+            return Some(Place { merged: Some(merged), ..place });
+        }
+        self.stitched_or_top(want)
+    }
+
+    fn stitched_or_top(&self, want: &Want) -> Option<Place> {
+        let stitched = self.stitched(want);
+        if stitched.is_some() {
+            return stitched;
+        }
+        let extent = Extent { offset: self.top(), size_bytes: want.size_bytes };
+        extent.offset.checked_add(extent.size_bytes)?;
+        Some(Place::new(Spot::Top(extent), self.waits_beyond(want)))
+    }
+
+    /// Of the best fits of all sets of streams: one that needs no wait first, then the smallest,
+    /// then the lowest.
+    fn any_hole(&self, want: &Want) -> Option<Place> {
+        let candidates = self.holes.iter().filter_map(|(_, holes)| {
+            let slot = holes.best_fit(&self.nodes, want.size_bytes)?;
+            let Extent { offset, size_bytes } = self.nodes[slot as usize].extent;
+            let waits = self.waits_for(want, slot);
+            Some((waits != StreamSet::EMPTY, size_bytes, offset, slot, waits))
+        });
+        let (_, _, offset, slot, waits) = candidates.min()?;
+        let extent = Extent { offset, size_bytes: want.size_bytes };
+        Some(Place::new(Spot::Hole { slot, extent }, waits))
+    }
+
+    fn waits_for(&self, want: &Want, slot: u32) -> StreamSet {
+        want.waits.missing(want.stream, self.nodes[slot as usize].marks())
+    }
+
+    #[inline]
+    fn waits_beyond(&self, want: &Want) -> StreamSet {
+        if self.top() >= self.used_end {
+            return StreamSet::EMPTY;
+        }
+        let others = self.beyond.without(want.stream);
+        if others == StreamSet::EMPTY {
+            return others;
+        }
+        want.waits.fewest(want.stream, others, |on| self.beyond_since[on.index()])
+    }
+
+    /// Pieces for a request that no hole holds: whole pages of holes, and the top for the rest.
+    fn stitched(&self, want: &Want) -> Option<Place> {
+        let page_bytes = self.page_bytes;
+        if !want.stitches || want.size_bytes < page_bytes {
+            return None;
+        }
+        want.note(Rung::Stitch);
+        let mut missing_bytes = want.size_bytes;
+        let mut parts = Vec::with_capacity(8);
+        let mut waits = StreamSet::EMPTY;
+        let mut next = self.next_largest(Key::MAX);
+        while let Some(largest) = next
+            && missing_bytes > 0
+            && parts.len() < PIECES_MAX - 2
+        {
+            let run = self.pages_inside(largest);
+            let (hole, run) = if run.size_bytes < missing_bytes {
+                next = self.next_largest(self.nodes[largest as usize].key());
+                (largest, run)
+            } else {
+                self.smallest_run(missing_bytes, (largest, run))
+            };
+            if run.size_bytes > 0 {
+                let size_bytes = run.size_bytes.min(missing_bytes);
+                parts.push(Part { hole, extent: Extent { size_bytes, ..run } });
+                waits = waits.union(self.waits_for(want, hole));
+                missing_bytes -= size_bytes;
+            }
+        }
+        if parts.is_empty() {
+            return None;
+        }
+        if missing_bytes > 0 {
+            waits = waits.union(self.waits_beyond(want));
+            // From the next page on: with the free part of the last one as a first piece, recorded
+            // traces needed 1 % more, because such a piece leaves odd holes behind.
+            let offset = page_floor(self.top().checked_add(page_bytes - 1)?, page_bytes);
+            offset.checked_add(missing_bytes)?;
+            let extent = Extent { offset, size_bytes: missing_bytes };
+            parts.push(Part { hole: NONE, extent });
+        }
+        Some(Place::new(Spot::Stitched(parts), waits))
+    }
+
+    /// The largest hole whose key is below `below`, the highest one on ties, if it has a page.
+    fn next_largest(&self, below: Key) -> Option<u32> {
+        let lasts = self.holes.iter().filter_map(|(_, holes)| holes.last_below(&self.nodes, below));
+        let largest = lasts.max_by_key(|slot| self.nodes[*slot as usize].key())?;
+        let size_bytes = self.nodes[largest as usize].extent.size_bytes;
+        (size_bytes >= self.page_bytes).then_some(largest)
+    }
+
+    /// The whole pages of the smallest hole that has enough of them, the lowest one on ties, among
+    /// those before a hole that has enough; else that hole's.
+    fn smallest_run(&self, size_bytes: usize, enough: (u32, Extent)) -> (u32, Extent) {
+        let end = self.nodes[enough.0 as usize].key();
+        let mut from = key(size_bytes.max(self.page_bytes), 0);
+        while let Some(slot) = self.first_hole(from)
+            && self.nodes[slot as usize].key() < end
+        {
+            let run = self.pages_inside(slot);
+            if run.size_bytes >= size_bytes {
+                return (slot, run);
+            }
+            from = self.nodes[slot as usize].key() + 1;
+        }
+        enough
+    }
+
+    /// The first hole in the order of size and offset that does not come before `from`.
+    fn first_hole(&self, from: Key) -> Option<u32> {
+        let firsts = self.holes.iter().filter_map(|(_, holes)| holes.first_from(&self.nodes, from));
+        firsts.min_by_key(|slot| self.nodes[*slot as usize].key())
+    }
+
+    /// The whole pages in a hole.
+    fn pages_inside(&self, slot: u32) -> Extent {
+        self.nodes[slot as usize].extent.pages_inside(self.page_bytes)
+    }
+
+    /// Bytes of the pages in which live blocks lie: the least that has to be committed.
+    #[inline]
+    pub(crate) fn touched_bytes(&self) -> usize {
+        self.touched_pages * self.page_bytes
+    }
+
+    /// What that would be with a block at a place.
+    pub(crate) fn touched_bytes_with(&self, place: &Place) -> usize {
+        let layout = place.merged.as_deref().unwrap_or(self);
+        let new_pages = |extent: Extent, hole: u32| {
+            let (previous, next) = match layout.nodes.get(hole as usize) {
+                Some(node) => (node.previous, node.next),
+                None => (layout.last, NONE),
+            };
+            layout.own_pages(extent, previous, next)
+        };
+        let new_pages: usize = match &place.spot {
+            Spot::Hole { slot, extent } => new_pages(*extent, *slot),
+            Spot::Top(extent) => new_pages(*extent, NONE),
+            Spot::Stitched(parts) => {
+                parts.iter().map(|part| new_pages(part.extent, part.hole)).sum()
+            }
+        };
+        self.touched_pages.saturating_add(new_pages).saturating_mul(self.page_bytes)
+    }
+
+    /// Pages of an extent in which no other live block has bytes; the nodes beside it are given.
+    #[inline]
+    pub(super) fn own_pages(&self, extent: Extent, previous: u32, next: u32) -> usize {
+        let first = extent.offset >> self.page_shift;
+        let last = (extent.end() - 1) >> self.page_shift;
+        let (start, end) = (first << self.page_shift, (last + 1).saturating_mul(self.page_bytes));
+        let (shares_first, shares_last) = if self.holes.len() > 1 {
+            (self.is_live_from(previous, start), self.is_live_below(next, end))
+        } else {
+            // All holes were used by the same streams, so no two touch: what is beside one is live
+            // and need not be looked at.
+            (self.live_end_before(previous) > start, self.live_start_after(next) < end)
+        };
+        let is_counted_twice = first == last && shares_first && shares_last;
+        let page_count = last + 1 - first + usize::from(is_counted_twice);
+        page_count - usize::from(shares_first) - usize::from(shares_last)
+    }
+
+    /// Where the live bytes end that the node in `slot` has or follows, if holes do not touch.
+    #[inline]
+    fn live_end_before(&self, slot: u32) -> usize {
+        let Some(node) = self.nodes.get(slot as usize) else { return 0 };
+        if node.kind == Kind::Hole { node.extent.offset } else { node.extent.end() }
+    }
+
+    /// Where the live bytes start that the node in `slot` has or precedes, if holes do not touch.
+    #[inline]
+    fn live_start_after(&self, slot: u32) -> usize {
+        let Some(node) = self.nodes.get(slot as usize) else { return usize::MAX };
+        if node.kind == Kind::Hole { node.extent.end() } else { node.extent.offset }
+    }
+
+    /// Whether a live byte lies at or beyond `offset`, in the node in `slot` or before it.
+    #[inline]
+    fn is_live_from(&self, mut slot: u32, offset: usize) -> bool {
+        while let Some(node) = self.nodes.get(slot as usize) {
+            if node.extent.end() <= offset {
+                return false;
+            }
+            if node.kind != Kind::Hole {
+                return true;
+            }
+            slot = node.previous;
+        }
+        false
+    }
+
+    /// Whether a live byte lies below `end`, in the node in `slot` or after it.
+    #[inline]
+    fn is_live_below(&self, mut slot: u32, end: usize) -> bool {
+        while let Some(node) = self.nodes.get(slot as usize) {
+            if node.extent.offset >= end {
+                return false;
+            }
+            if node.kind != Kind::Hole {
+                return true;
+            }
+            slot = node.next;
+        }
+        false
+    }
+}

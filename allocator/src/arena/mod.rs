@@ -1,0 +1,10 @@
+//! Where blocks lie: free list, pages, views and what is counted. Decides; touches no memory, takes
+//! no lock, calls no source.
+
+pub(crate) mod block_info;
+pub(crate) mod free_list;
+pub(crate) mod freed;
+pub(crate) mod layout;
+pub(crate) mod pages;
+pub(crate) mod state;
+pub(crate) mod views;

@@ -1,0 +1,344 @@
+//! Second addresses of pages: where a stitched block lies in one piece.
+//!
+//! A view is a row of pages, mapped one after the other. It stays mapped when its block is freed,
+//! and the next block on the same pages finds it: a step that repeats maps nothing. Idle views go
+//! when their pages do, or the longest unused ones when there are too many.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::arena::free_list::NONE;
+use crate::arena::layout::{BLOCK_BYTES, Extent, Kind, Layout, Node, PIECES_MAX};
+use crate::stream::StreamSet;
+
+/// A row of pages of the arena and where it is mapped.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    /// Whole pages, in order.
+    pub(crate) pages: Vec<Extent>,
+    /// Where the row begins in the range of views.
+    pub(crate) offset: usize,
+    /// Of its pages.
+    fingerprint: u64,
+    /// Its place in the addresses.
+    slot: u32,
+    /// Live blocks in it.
+    users: u32,
+    /// The next view with the same fingerprint, or `NONE`.
+    namesake: u32,
+    /// Of an idle view, the one that was freed before it and the one after, or `NONE`.
+    idle: [u32; 2],
+}
+
+/// All views of an allocator.
+#[derive(Clone, Debug)]
+pub(crate) struct Views {
+    views: Vec<Option<View>>,
+    vacant: Vec<u32>,
+    /// The first view of each fingerprint. Never walked, so its order has no say.
+    by_pages: HashMap<u64, u32, BuildHasherDefault<Spread>>,
+    /// The first and the last one to be freed of the idle views, or `NONE`.
+    idle: [u32; 2],
+    mapping_count: usize,
+    /// The limit of `mapping_count`. When the mappings of views in use come near it, blocks are
+    /// stitched no more. Fixed when the allocator is made, and the same in a simulation.
+    mappings_max: usize,
+    /// Those of views in use.
+    used_mapping_count: usize,
+    /// The range of views: each view is a block there.
+    addresses: Layout,
+}
+
+/// Free addresses, from which a view can be cut.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gap {
+    hole: u32,
+    pub(crate) extent: Extent,
+}
+
+/// The ends of the row of idle views, and the neighbours of a view in it.
+const EARLIER: usize = 0;
+const LATER: usize = 1;
+
+/// Multiplicative hashing (Knuth, "Sorting and Searching", 6.4), a round for each number.
+fn fingerprint(pages: impl Iterator<Item = Extent>) -> u64 {
+    let numbers = pages.flat_map(|run| [run.offset as u64, run.size_bytes as u64]);
+    numbers.fold(0, |hash, number| {
+        let product = (hash ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        product ^ (product >> 32)
+    })
+}
+
+/// A fingerprint is a hash already.
+#[derive(Clone, Copy, Debug, Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _bytes: &[u8]) {
+        unreachable!("fingerprints are numbers");
+    }
+
+    fn write_u64(&mut self, fingerprint: u64) {
+        self.0 = fingerprint;
+    }
+}
+
+impl Views {
+    /// No view in an address range of `range_bytes`, and at most `mappings_max` pieces of views.
+    pub(crate) fn new(range_bytes: usize, mappings_max: usize, page_bytes: usize) -> Views {
+        let mut addresses = Layout::new(page_bytes);
+        // A block behind the range makes it a hole: no view may lie beyond its end.
+        let end = Extent { offset: range_bytes, size_bytes: BLOCK_BYTES };
+        addresses.insert_on_top(end, StreamSet::EMPTY, 0);
+        Views {
+            views: Vec::new(),
+            vacant: Vec::new(),
+            by_pages: HashMap::default(),
+            idle: [NONE; 2],
+            mapping_count: 0,
+            mappings_max,
+            used_mapping_count: 0,
+            addresses,
+        }
+    }
+
+    /// The mappings that there may be at once.
+    pub(crate) fn mappings_max(&self) -> usize {
+        self.mappings_max
+    }
+
+    /// Whether there are mappings for one more view, once all idle ones went. Says the same before
+    /// and after they go, so that what is cached has no say.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.used_mapping_count + PIECES_MAX <= self.mappings_max
+    }
+
+    /// The view of these pages, if it is mapped.
+    pub(crate) fn find(&self, pages: impl Iterator<Item = Extent> + Clone) -> Option<u32> {
+        let mut index = self.by_pages.get(&fingerprint(pages.clone())).copied().unwrap_or(NONE);
+        while index != NONE {
+            let view = self.get(index);
+            if view.pages.iter().copied().eq(pages.clone()) {
+                return Some(index);
+            }
+            index = view.namesake;
+        }
+        None
+    }
+
+    pub(crate) fn get(&self, index: u32) -> &View {
+        self.views[index as usize].as_ref().expect("a view that is mapped")
+    }
+
+    fn get_mut(&mut self, index: u32) -> &mut View {
+        self.views[index as usize].as_mut().expect("a view that is mapped")
+    }
+
+    /// Offset in memory of the byte that is shown at an offset in the range of views.
+    pub(crate) fn page_offset(&self, view_offset: usize) -> Option<usize> {
+        for view in self.views.iter().flatten() {
+            let mut at = view.offset;
+            for run in &view.pages {
+                if (at..at + run.size_bytes).contains(&view_offset) {
+                    return Some(run.offset + view_offset - at);
+                }
+                at += run.size_bytes;
+            }
+        }
+        None
+    }
+
+    /// Free addresses for a row of pages: the smallest range that holds it, the lowest on ties.
+    /// `None` if there is none, or if there would be too many mappings.
+    pub(crate) fn gap(&self, pages: &[Extent]) -> Option<Gap> {
+        if self.mapping_count + pages.len() > self.mappings_max {
+            return None;
+        }
+        let size_bytes = pages.iter().map(|run| run.size_bytes).sum();
+        let (hole, extent) = self.addresses.own_hole(size_bytes, StreamSet::EMPTY)?;
+        Some(Gap { hole, extent })
+    }
+
+    /// The longest unused view, which goes to make room; `None` if all are in use.
+    pub(crate) fn take_longest_unused(&mut self) -> Option<View> {
+        let [earliest, _] = self.idle;
+        (earliest != NONE).then(|| self.take_out(earliest))
+    }
+
+    /// Enters a row of pages, mapped in the last gap found for it.
+    pub(crate) fn insert(&mut self, pages: Vec<Extent>, gap: Gap) -> u32 {
+        let (offset, slot) =
+            (gap.extent.offset, self.addresses.insert_in_hole(gap.hole, gap.extent));
+        self.mapping_count += pages.len();
+        let index = self.vacant.pop().unwrap_or_else(|| {
+            self.views.push(None);
+            u32::try_from(self.views.len() - 1).expect("fewer views than mappings")
+        });
+        let fingerprint = fingerprint(pages.iter().copied());
+        let namesake = self.by_pages.insert(fingerprint, index).unwrap_or(NONE);
+        let idle = [NONE; 2];
+        let view = View { pages, offset, fingerprint, slot, users: 0, namesake, idle };
+        self.views[index as usize] = Some(view);
+        self.lay_idle(index, EARLIER);
+        index
+    }
+
+    /// A block lies in it from now on.
+    pub(crate) fn enter(&mut self, index: u32) {
+        let view = self.get_mut(index);
+        view.users += 1;
+        if view.users == 1 {
+            self.used_mapping_count += self.get(index).pages.len();
+            self.take_from_idle(index);
+        }
+    }
+
+    /// A block left it.
+    pub(crate) fn leave(&mut self, index: u32) {
+        let view = self.get_mut(index);
+        view.users -= 1;
+        if view.users == 0 {
+            self.used_mapping_count -= self.get(index).pages.len();
+            self.lay_idle(index, LATER);
+        }
+    }
+
+    /// Puts a view at an end of the row of idle ones.
+    fn lay_idle(&mut self, index: u32, end: usize) {
+        let neighbour = std::mem::replace(&mut self.idle[end], index);
+        let view = self.get_mut(index);
+        (view.idle[end], view.idle[1 - end]) = (NONE, neighbour);
+        match neighbour {
+            NONE => self.idle[1 - end] = index,
+            _ => self.get_mut(neighbour).idle[end] = index,
+        }
+    }
+
+    fn take_from_idle(&mut self, index: u32) {
+        let neighbours = self.get(index).idle;
+        for side in [EARLIER, LATER] {
+            match neighbours[side] {
+                NONE => self.idle[side] = neighbours[1 - side],
+                neighbour => self.get_mut(neighbour).idle[1 - side] = neighbours[1 - side],
+            }
+        }
+    }
+
+    /// Idle views, the longest unused ones first.
+    fn idle(&self) -> impl Iterator<Item = u32> {
+        let mut at = self.idle[EARLIER];
+        std::iter::from_fn(move || {
+            let index = (at != NONE).then_some(at)?;
+            at = self.get(index).idle[LATER];
+            Some(index)
+        })
+    }
+
+    /// Takes out the views that show pages of a run, in which no live block is.
+    pub(crate) fn take_showing(&mut self, run: Extent) -> Vec<View> {
+        let shows = |index: &u32| {
+            let pages = &self.get(*index).pages;
+            pages.iter().any(|own| own.offset < run.end() && run.offset < own.end())
+        };
+        let gone: Vec<u32> = self.idle().filter(shows).collect();
+        gone.into_iter().map(|index| self.take_out(index)).collect()
+    }
+
+    fn take_out(&mut self, index: u32) -> View {
+        assert_eq!(self.get(index).users, 0, "a view in use is not taken out");
+        self.take_from_idle(index);
+        self.forget_pages(index);
+        let view = self.views[index as usize].take().expect("a view that is mapped");
+        self.vacant.push(index);
+        self.mapping_count -= view.pages.len();
+        self.addresses.remove(view.slot, 0);
+        view
+    }
+
+    /// A view is found by its pages no more.
+    fn forget_pages(&mut self, index: u32) {
+        let &View { fingerprint, namesake, .. } = self.get(index);
+        let first = self.by_pages[&fingerprint];
+        if first != index {
+            let mut before = first;
+            while self.get(before).namesake != index {
+                before = self.get(before).namesake;
+            }
+            self.get_mut(before).namesake = namesake;
+        } else if namesake == NONE {
+            self.by_pages.remove(&fingerprint);
+        } else {
+            self.by_pages.insert(fingerprint, namesake);
+        }
+    }
+
+    /// # Panics
+    /// If views overlap, or a counter is not what a recount gives. `users` are the live blocks in
+    /// each view.
+    pub(crate) fn check(&self, users: &BTreeMap<u32, usize>) {
+        let (mut mapping_count, mut used_mapping_count, mut view_count) = (0, 0, 0);
+        let idle: BTreeSet<u32> = self.idle().collect();
+        assert_eq!(idle.len(), self.idle().count(), "a view is idle twice");
+        for (index, view) in self.views.iter().enumerate() {
+            let Some(view) = view else { continue };
+            let index = index as u32;
+            let size_bytes = view.pages.iter().map(|run| run.size_bytes).sum();
+            let extent = Extent { offset: view.offset, size_bytes };
+            let is_there = self.addresses.pieces(view.slot).eq([extent]);
+            assert!(is_there, "{view:?} lies elsewhere");
+            view_count += 1;
+            mapping_count += view.pages.len();
+            let user_count = users.get(&index).copied().unwrap_or(0);
+            assert_eq!(view.users as usize, user_count, "users of {view:?}");
+            assert_eq!(self.find(view.pages.iter().copied()), Some(index), "{view:?} is not found");
+            used_mapping_count += if view.users > 0 { view.pages.len() } else { 0 };
+            assert_eq!(idle.contains(&index), view.users == 0, "{view:?} is idle or not");
+        }
+        assert_eq!(mapping_count, self.mapping_count, "mappings");
+        assert_eq!(used_mapping_count, self.used_mapping_count, "mappings in use");
+        self.addresses.check();
+        // Beside the views, the block behind their range.
+        let is_taken = |(_, node): &(u32, &Node)| node.kind == Kind::Block;
+        let taken_count = self.addresses.nodes().filter(is_taken).count();
+        assert_eq!(taken_count, view_count + 1, "addresses that no view has are taken");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_one_fingerprint_are_told_apart() {
+        const PAGE: usize = 4096;
+        let run = |offset, page_count| Extent { offset, size_bytes: page_count * PAGE };
+        // A number that is the fingerprint of what comes before it makes that be forgotten.
+        let forgets = fingerprint(std::iter::once(run(0, 1))) as usize;
+        let rows = [vec![run(0, 2)], vec![run(0, 1), run(forgets, 2)]];
+        let [first, second] = rows.each_ref().map(|row| fingerprint(row.iter().copied()));
+        assert_eq!(first, second, "the test has lost its pair");
+        let mut views = Views::new(100 * PAGE, 1000, PAGE);
+        let find = |views: &Views, row: &[Extent]| views.find(row.iter().copied());
+        let indices = rows.clone().map(|row| {
+            let at = views.gap(&row).unwrap();
+            views.insert(row, at)
+        });
+        assert_ne!(indices[0], indices[1]);
+        for (row, index) in rows.iter().zip(indices) {
+            assert_eq!(find(&views, row), Some(index));
+        }
+        views.check(&BTreeMap::new());
+        for (taken, left) in [(0, 1), (1, 0)] {
+            let mut views = views.clone();
+            views.take_out(indices[taken]);
+            assert_eq!(find(&views, &rows[taken]), None);
+            assert_eq!(find(&views, &rows[left]), Some(indices[left]));
+            views.check(&BTreeMap::new());
+        }
+    }
+}

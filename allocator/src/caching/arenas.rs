@@ -1,0 +1,160 @@
+//! Allocators of independent threads over one budget.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::caching::reclaim::Registration;
+use crate::caching::{CachingAllocator, Shared};
+use crate::error::AllocError;
+use crate::source::MemorySource;
+use crate::source::limit::LimitSource;
+use crate::stream::Stream;
+
+/// Opens allocators that share the budget of one source, and no lock.
+///
+/// Each is for a thread, or a group of threads, that has nothing to do with the others: a data
+/// loader beside a training step ([`open`](Self::open)), or threads that feed a stream each
+/// ([`on`](Self::on)). Placement in one does not depend on what the others do. When one is short of
+/// memory, the caches of the others are trimmed, in the order in which they were opened, until the
+/// budget has what is missing; what is live stays.
+///
+/// # Why a stream is no shard of one allocator
+/// Inside one allocator a free block of one stream is there for every other, behind a wait, and
+/// merges with its neighbours whosever they were. That is why its peak cannot be undercut, and why
+/// each request and free reads and changes what all streams share. Shards that serve a stream from
+/// what it freed itself would take a lock of their own, but then memory that is cached in one of
+/// them has a say in where others are placed, and the place depends on which thread came first. So
+/// the choice is the caller's: streams that one thread feeds in turn share an allocator and need
+/// the least memory; threads that feed a stream each take an arena each, run without a common lock,
+/// and keep what they cached until somebody is short of it.
+///
+/// Whether a request fails does depend on the others, and a simulation of one arena knows nothing
+/// of them: give allocators that must be reproducible a source of their own.
+///
+/// # Examples
+/// ```
+/// use lowtide_allocator::{Arenas, SimSource};
+///
+/// let arenas = Arenas::new(SimSource::with_capacity(1 << 20), 1 << 20);
+/// let (first, second) = (arenas.open()?, arenas.open()?);
+/// drop(first.allocate(1 << 20)?); // cached by the first
+/// let block = second.allocate(1 << 20)?; // and trimmed for the second
+/// assert_eq!(first.statistics().reserved.current_bytes, 0);
+/// # Ok::<(), lowtide_allocator::AllocError>(())
+/// ```
+pub struct Arenas<S> {
+    source: LimitSource<S>,
+    members: Arc<Mutex<Vec<Member>>>,
+    by_stream: Mutex<BTreeMap<Stream, CachingAllocator>>,
+}
+
+/// Weak, so that an arena goes with its last handle.
+struct Member {
+    arena: Weak<Shared>,
+    _asked: Registration,
+}
+
+impl<S: MemorySource + 'static> Arenas<S> {
+    /// Arenas that together commit at most `bytes` of `source`.
+    pub fn new(source: S, bytes: usize) -> Arenas<S> {
+        let (source, by_stream) = (LimitSource::new(source, bytes), Mutex::default());
+        Arenas { source, members: Arc::default(), by_stream }
+    }
+
+    /// A new arena, which may use all that the others leave.
+    ///
+    /// # Errors
+    /// The source has no such address ranges.
+    pub fn open(&self) -> Result<CachingAllocator, AllocError> {
+        self.open_on(Stream::DEFAULT)
+    }
+
+    /// The arena of a stream, opened when it is first asked for: its blocks are the stream's unless
+    /// one says otherwise, and it takes no lock of another's. It lives as long as this does, so a
+    /// thread may keep a handle or ask again.
+    ///
+    /// # Errors
+    /// The source has no such address ranges.
+    ///
+    /// # Examples
+    /// ```
+    /// use lowtide_allocator::{Arenas, SimSource, SimStreams, Stream};
+    ///
+    /// let source = SimSource::with_capacity(1 << 30).streams(&SimStreams::new());
+    /// let arenas = Arenas::new(source, 1 << 30);
+    /// std::thread::scope(|scope| {
+    ///     for stream in (1..=2).filter_map(Stream::new) {
+    ///         let memory = arenas.on(stream)?;
+    ///         scope.spawn(move || assert_eq!(memory.stream(), stream));
+    ///     }
+    ///     Ok::<(), lowtide_allocator::AllocError>(())
+    /// })?;
+    /// # Ok::<(), lowtide_allocator::AllocError>(())
+    /// ```
+    pub fn on(&self, stream: Stream) -> Result<CachingAllocator, AllocError> {
+        let mut by_stream = locked(&self.by_stream);
+        if let Some(arena) = by_stream.get(&stream) {
+            return Ok(arena.clone());
+        }
+        let arena = self.open_on(stream)?;
+        by_stream.insert(stream, arena.clone());
+        Ok(arena)
+    }
+
+    fn open_on(&self, stream: Stream) -> Result<CachingAllocator, AllocError> {
+        let arena = CachingAllocator::on_stream(self.source.clone(), stream)?;
+        let (source, members) = (self.source.clone(), Arc::clone(&self.members));
+        let asking = Arc::downgrade(arena.shared());
+        let page_bytes = source.page_bytes();
+        // Behind every other reclaimer: the caches of others are theirs.
+        let asked = arena.on_shortage(i32::MAX, move |missing_bytes: usize| {
+            // A block can share its first and its last page.
+            let pages_bytes = missing_bytes.saturating_add(2 * page_bytes);
+            let mut trimmed_bytes = 0;
+            for other in others(&members, &asking) {
+                if source.left_bytes() >= pages_bytes {
+                    break;
+                }
+                trimmed_bytes += other.trim();
+            }
+            trimmed_bytes
+        });
+        let mut members = locked(&self.members);
+        members.retain(|member| member.arena.strong_count() > 0);
+        members.push(Member { arena: Arc::downgrade(arena.shared()), _asked: asked });
+        drop(members);
+        Ok(arena)
+    }
+
+    /// What all arenas together have committed.
+    pub fn used_bytes(&self) -> usize {
+        self.source.used_bytes()
+    }
+
+    /// The most that they ever had committed at once.
+    pub fn used_bytes_peak(&self) -> usize {
+        self.source.used_bytes_peak()
+    }
+}
+
+/// The arenas that live, but the one that asks. The list's lock is free again when they are
+/// trimmed, or dropped.
+fn others(members: &Mutex<Vec<Member>>, asking: &Weak<Shared>) -> Vec<CachingAllocator> {
+    let members = locked(members);
+    let others = members.iter().filter(|member| !member.arena.ptr_eq(asking));
+    others.filter_map(|member| member.arena.upgrade()).map(CachingAllocator::of).collect()
+}
+
+fn locked<T>(guarded: &Mutex<T>) -> MutexGuard<'_, T> {
+    guarded.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<S: MemorySource> fmt::Debug for Arenas<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arenas")
+            .field("used_bytes", &self.source.used_bytes())
+            .field("left_bytes", &self.source.left_bytes())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,233 @@
+//! A live block with an owner.
+#![allow(unsafe_code, reason = "turns a block's bytes into slices")]
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::panic::Location;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::arena::layout::active_bytes;
+use crate::arena::state::Request;
+use crate::caching::checked;
+use crate::caching::engine::{Granted, State};
+use crate::caching::{CachingAllocator, Shared};
+use crate::category::Category;
+use crate::error::AllocError;
+use crate::origin::{ModulePath, Origin};
+use crate::source::Segment;
+use crate::stream::Stream;
+
+/// A block of memory. Dropping it returns the block to the cache; the memory stays valid for as
+/// long as the buffer lives, even if it is the last that is left of its allocator.
+pub struct Buffer {
+    /// Not counted, and so never dropped: see [`Keeper`].
+    allocator: ManuallyDrop<CachingAllocator>,
+    size_bytes: usize,
+    granted: Granted,
+}
+
+/// The handle that all buffers of an allocator have together: it is among the allocator's own state
+/// for as long as there are buffers. So the block that is last dropped keeps the allocator, and
+/// none of those before pays for a count of its own.
+#[derive(Default)]
+pub(crate) struct Keeper {
+    handle: Option<Arc<Shared>>,
+    buffer_count: usize,
+}
+
+impl Keeper {
+    #[inline]
+    fn enter(&mut self, handle: &Arc<Shared>) {
+        if self.buffer_count == 0 {
+            self.handle = Some(Arc::clone(handle));
+        }
+        self.buffer_count += 1;
+    }
+
+    /// The handle, with the last buffer. It must be dropped without the lock.
+    #[inline]
+    #[must_use = "the last handle goes when the lock is free"]
+    pub(crate) fn leave(&mut self) -> Option<Arc<Shared>> {
+        self.buffer_count -= 1;
+        if self.buffer_count == 0 { self.handle.take() } else { None }
+    }
+}
+
+impl Buffer {
+    /// `state` is that of `allocator`, which granted the block.
+    #[inline(always)]
+    pub(crate) fn new(
+        state: &mut State,
+        allocator: &CachingAllocator,
+        size_bytes: usize,
+        granted: Granted,
+    ) -> Buffer {
+        state.keeper.enter(allocator.shared());
+        // SAFETY: the pointer comes from an `Arc`, which the keeper holds until this buffer, too,
+        // left; no later than then the copy is used, and it is never dropped, so the count is that
+        // of the handles that are.
+        let handle = unsafe { Arc::from_raw(Arc::as_ptr(allocator.shared())) };
+        let allocator = ManuallyDrop::new(CachingAllocator::of(handle));
+        Buffer { allocator, size_bytes, granted }
+    }
+
+    /// Bytes asked for.
+    pub fn size_bytes(&self) -> usize {
+        self.size_bytes
+    }
+
+    /// Offset in the allocator's memory, a multiple of 512; that of the first piece if the block is
+    /// stitched. The same program gets the same offsets everywhere.
+    pub fn offset(&self) -> usize {
+        self.granted.offset
+    }
+
+    /// Whether the block consists of pieces of memory that lie apart. It has one address all the
+    /// same.
+    pub fn is_stitched(&self) -> bool {
+        self.granted.is_stitched()
+    }
+
+    /// What the block is for.
+    pub fn category(&self) -> Category {
+        self.granted.category()
+    }
+
+    /// The address as the device sees it.
+    pub fn address(&self) -> u64 {
+        let (segment, offset) = self.place();
+        segment.address() + offset as u64
+    }
+
+    /// The first byte, where the processor can reach it; `None` on a source with nothing behind
+    /// its addresses. Reads of memory that was never written yield whatever was there before.
+    pub fn as_ptr(&self) -> Option<NonNull<u8>> {
+        let (segment, offset) = self.place();
+        let base = segment.host_pointer()?;
+        // SAFETY: the block ends inside its segment, so the offset stays in the same mapping.
+        Some(unsafe { base.add(offset) })
+    }
+
+    /// Where the block lies in the allocator's memory, in order: one range, or those of its pieces.
+    pub fn pieces(&self) -> Vec<Range<usize>> {
+        if !self.is_stitched() && !self.allocator.core().is_checked {
+            let end = self.granted.offset + active_bytes(self.size_bytes).unwrap_or(0);
+            return std::iter::once(self.granted.offset..end).collect();
+        }
+        let engine = self.allocator.core().lock();
+        let pieces = engine.state.books.layout.pieces(self.granted.slot);
+        pieces.map(|piece| piece.offset..piece.end()).collect()
+    }
+
+    /// The number of the block: no other block or charge of its allocator ever has it.
+    pub fn serial(&self) -> u64 {
+        self.granted.serial
+    }
+
+    /// The module and the site that the block counts for.
+    pub fn origin(&self) -> Origin {
+        self.allocator.core().lock().origin(self.granted.slot)
+    }
+
+    /// Makes the block one of `module`: for memory that a model is made of, which has no name
+    /// before the model is whole.
+    pub fn set_module(&self, module: ModulePath) {
+        self.allocator.core().lock().set_module(self.granted.slot, module);
+    }
+
+    /// Notes that work enqueued on `stream` uses the block: whoever gets the memory next waits for
+    /// that work too. The block's own stream needs no note.
+    pub fn record_use(&self, stream: Stream) {
+        self.allocator.core().lock().record_use(self.granted.slot, stream);
+    }
+
+    /// Makes `to` wait for all streams that the block is for, or that
+    /// [`record_use`](Self::record_use) named. It then stands for them: the block is its own, and
+    /// who gets the memory next waits for it alone.
+    ///
+    /// # Errors
+    /// A failure of the source; the block is then still everybody's.
+    #[track_caller]
+    pub fn hand_over(&self, to: Stream) -> Result<(), AllocError> {
+        let granted = self.granted;
+        let request = Request::new(granted.category(), 0, to, Location::caller());
+        self.allocator.core().lock().hand_over(granted.slot, &request)
+    }
+
+    /// The address range that the block lies in, and where.
+    fn place(&self) -> (&Segment, usize) {
+        let segments = &self.allocator.core().segments;
+        let range = match &segments.views {
+            Some(views) if self.granted.is_stitched() => views,
+            _ => &segments.memory,
+        };
+        (range, self.granted.range_offset)
+    }
+
+    /// The bytes, where the processor can reach them.
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        let pointer = self.as_ptr()?;
+        // SAFETY: 1. all bytes of a memory segment with a host pointer are initialised and readable
+        // (`Segment::with_host_pointer`). So are those of a view once `VirtualMemory::map` returned
+        // `Ok`, and the view of a stitched block stays mapped while the block is live. 2. Live
+        // blocks are disjoint (`Layout`), so whatever address they are reached by, the only way to
+        // write these bytes is `&mut self`. 3. `self.allocator` keeps the segment.
+        Some(unsafe { std::slice::from_raw_parts(pointer.as_ptr(), self.size_bytes) })
+    }
+
+    /// The bytes, to be written, where the processor can reach them.
+    pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
+        let pointer = self.as_ptr()?;
+        // SAFETY: as in `as_slice`, and `&mut self` excludes every other slice of this block.
+        Some(unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), self.size_bytes) })
+    }
+
+    /// Where the block comes from.
+    pub fn allocator(&self) -> &CachingAllocator {
+        &self.allocator
+    }
+
+    /// Does `work` with all of the block, what lies behind the bytes asked for too; `None` where
+    /// the processor cannot reach it. `block_bytes` is the length of the block.
+    pub(crate) fn with_block<R>(
+        &mut self,
+        block_bytes: usize,
+        work: impl FnOnce(&mut [u8]) -> R,
+    ) -> Option<R> {
+        let requested_bytes = std::mem::replace(&mut self.size_bytes, block_bytes);
+        let result = self.as_mut_slice().map(work);
+        self.size_bytes = requested_bytes;
+        result
+    }
+
+    pub(crate) fn granted(&self) -> Granted {
+        self.granted
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.allocator.core().is_checked {
+            return checked::take_back(self);
+        }
+        let last = {
+            let mut engine = self.allocator.core().lock();
+            engine.free(self.granted.slot);
+            engine.state.keeper.leave()
+        };
+        // From here on another thread may have dropped the last buffer, and the allocator with it.
+        drop(last);
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer")
+            .field("category", &self.granted.category())
+            .field("offset", &self.granted.offset)
+            .field("size_bytes", &self.size_bytes)
+            .finish_non_exhaustive()
+    }
+}

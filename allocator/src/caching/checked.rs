@@ -1,0 +1,180 @@
+//! Checked mode: guard bytes behind blocks, a pattern in freed memory, and whose an address is.
+//!
+//! For bugs in code that reaches memory by its address: kernels, C libraries, `unsafe` of one's
+//! own. A broken law is a bug that was found, so it is a panic, with the sites of all blocks in
+//! question; safe code cannot cause one.
+
+use std::backtrace::Backtrace;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::arena::block_info::BlockInfo;
+use crate::arena::freed::{FreedBlock, freed_in};
+use crate::arena::layout::Extent;
+use crate::caching::CachingAllocator;
+use crate::caching::buffer::Buffer;
+
+/// In pairs of bytes, so that a value read from it is a NaN in f16, bf16, f32 and f64, and a
+/// negative integer: what was never written shows in the results.
+const FREED: [u8; 2] = 0xfffd_u16.to_le_bytes();
+const GUARD: [u8; 2] = 0xfff9_u16.to_le_bytes();
+
+/// Whose an address is; see [`CachingAllocator::owner_of`].
+#[derive(Clone, Debug)]
+pub enum Owner {
+    /// A live block.
+    Live(BlockInfo),
+    /// The bytes behind what the owner of a live block asked for.
+    Guard(BlockInfo),
+    /// Nobody's: the block that was there last. Only in checked mode.
+    Freed(Arc<FreedBlock>),
+}
+
+/// A law that somebody broke.
+enum Violation {
+    GuardBroken { block: BlockInfo, index: usize, next: Option<BlockInfo> },
+    WriteAfterFree { freed: Arc<FreedBlock>, index: usize, found_by: BlockInfo },
+}
+
+impl CachingAllocator {
+    /// Whose the byte at an address is: that of a live block or, in checked mode, of the last one
+    /// that was freed there. `None` if it is neither in this allocator's memory nor in its views,
+    /// or has no owner that is known. In time linear in the blocks.
+    ///
+    /// A simulation answers for its own addresses, which are not those of the original.
+    pub fn owner_of(&self, address: u64) -> Option<Owner> {
+        let segments = &self.core().segments;
+        let within = |start: u64, size_bytes: usize| {
+            let offset = usize::try_from(address.checked_sub(start)?).ok()?;
+            (offset < size_bytes).then_some(offset)
+        };
+        let engine = self.core().lock();
+        let books = &engine.state.books;
+        let memory = within(segments.memory.address(), segments.memory.size_bytes());
+        let offset = memory.or_else(|| {
+            let views = segments.views.as_ref()?;
+            books.views.page_offset(within(views.address(), views.size_bytes())?)
+        })?;
+        for (slot, _) in books.layout.live() {
+            let mut before_bytes = 0;
+            for piece in books.layout.pieces(slot) {
+                if (piece.offset..piece.end()).contains(&offset) {
+                    let (block, index) =
+                        (books.block_info(slot), before_bytes + offset - piece.offset);
+                    let is_guard = index >= block.requested_bytes;
+                    return Some(if is_guard { Owner::Guard(block) } else { Owner::Live(block) });
+                }
+                before_bytes += piece.size_bytes;
+            }
+        }
+        books.checks.as_ref()?.last_at(offset).map(Owner::Freed)
+    }
+}
+
+/// Checks that nobody wrote to a new block while it was nobody's, and sets its guard.
+///
+/// # Panics
+/// If somebody did.
+#[cold]
+pub(crate) fn hand_out(mut buffer: Buffer) -> Buffer {
+    let allocator = buffer.allocator().clone();
+    let (block, freed) = {
+        let mut engine = allocator.core().lock();
+        let books = &mut engine.state.books;
+        let slot = buffer.granted().slot;
+        (books.block_info(slot), freed_in(books, slot))
+    };
+    if allocator.core().has_streams {
+        return buffer;
+    }
+    let violation = buffer.with_block(block.size_bytes, |bytes| {
+        let written = freed.iter().find_map(|(at, freed)| {
+            let index = first_other(&bytes[*at..at + freed.size_bytes], FREED)?;
+            Some((freed.index + index, Arc::clone(&freed.block)))
+        });
+        fill(&mut bytes[block.requested_bytes..], block.requested_bytes, GUARD);
+        let (index, freed) = written?;
+        Some(Violation::WriteAfterFree { freed, index, found_by: block })
+    });
+    raise(violation.flatten());
+    buffer
+}
+
+/// Checks the guard of a block, and gives it back with the pattern of freed memory.
+///
+/// # Panics
+/// If somebody wrote to the guard. The block is free then.
+#[cold]
+pub(crate) fn take_back(buffer: &mut Buffer) {
+    let allocator = buffer.allocator().clone();
+    let slot = buffer.granted().slot;
+    let block = allocator.core().lock().state.books.block_info(slot);
+    let mut broken = None;
+    if !allocator.core().has_streams {
+        let end = block.requested_bytes;
+        let first = buffer.with_block(block.size_bytes, |bytes| {
+            let shifted = if end.is_multiple_of(2) { GUARD } else { [GUARD[1], GUARD[0]] };
+            let first = first_other(&bytes[end..], shifted);
+            fill(bytes, 0, FREED);
+            first
+        });
+        broken = first.flatten();
+    }
+    let freed_at = Backtrace::capture();
+    let mut engine = allocator.core().lock();
+    let event = engine.state.history.event_count();
+    let books = &mut engine.state.books;
+    let next = broken.and_then(|_| books.block_after(slot));
+    let pieces: Vec<Extent> = books.layout.pieces(slot).collect();
+    if let Some(checks) = &mut books.checks {
+        checks.note(&pieces, &Arc::new(FreedBlock { block, event, freed_at }));
+    }
+    engine.free(slot);
+    let last = engine.state.keeper.leave();
+    drop(engine);
+    drop(last);
+    raise(broken.map(|index| Violation::GuardBroken { block, index, next }));
+}
+
+/// Fills bytes that begin at `index` of a block with a pattern that begins with the block.
+fn fill(bytes: &mut [u8], index: usize, pattern: [u8; 2]) {
+    for (byte, index) in bytes.iter_mut().zip(index..) {
+        *byte = pattern[index % 2];
+    }
+}
+
+/// The first byte that a pattern, which begins here, does not have.
+fn first_other(bytes: &[u8], pattern: [u8; 2]) -> Option<usize> {
+    bytes.iter().zip(pattern.iter().cycle()).position(|(byte, expected)| byte != expected)
+}
+
+fn raise(violation: Option<Violation>) {
+    if let Some(violation) = violation
+        && !std::thread::panicking()
+    {
+        panic!("{violation}");
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Violation::GuardBroken { block, index, next } => {
+                let BlockInfo { serial, requested_bytes, site, .. } = block;
+                write!(f, "somebody wrote {index} bytes behind the {requested_bytes} of block ")?;
+                write!(f, "{serial}, allocated at {site}")?;
+                let Some(next) = next else { return Ok(()) };
+                write!(f, ", or below block {}, allocated at {}", next.serial, next.site)
+            }
+            Violation::WriteAfterFree { freed, index, found_by } => {
+                let BlockInfo { serial, site, .. } = freed.block;
+                write!(
+                    f,
+                    "somebody wrote to byte {index} of block {serial}, allocated at {site}, "
+                )?;
+                write!(f, "after it was freed (event {}); found by the allocation ", freed.event)?;
+                write!(f, "at {}; freed at: {}", found_by.site, freed.freed_at)
+            }
+        }
+    }
+}

@@ -1,0 +1,479 @@
+//! The front: handles, requests, and views of the books.
+
+pub(crate) mod arenas;
+pub(crate) mod buffer;
+mod check;
+pub(crate) mod checked;
+pub(crate) mod engine;
+pub(crate) mod history;
+pub(crate) mod live;
+mod mapping;
+#[cfg(all(test, lowtide_loom))]
+mod models;
+pub(crate) mod pinned;
+pub(crate) mod policy;
+pub(crate) mod reclaim;
+pub(crate) mod scope;
+mod sim_streams;
+pub(crate) mod simulation;
+pub(crate) mod torch;
+pub(crate) mod watch;
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+
+use crate::arena::block_info::BlockInfo;
+use crate::arena::freed::Checks;
+use crate::arena::layout::BLOCK_BYTES;
+use crate::arena::state::{Books, Request};
+use crate::caching::buffer::Buffer;
+use crate::caching::engine::{Core, Engine, Granted, Refusal, Segments, State};
+use crate::caching::history::History;
+use crate::caching::policy::Policy;
+use crate::caching::reclaim::{Reclaim, Reclaimers, Registration};
+use crate::caching::scope::{CategoryScope, Charge, Seal};
+use crate::caching::simulation::Simulation;
+use crate::caching::torch::TorchFront;
+use crate::category::Category;
+use crate::error::{AllocError, Rung, Tried};
+use crate::fault::Fault;
+use crate::lock::sync::{AtomicU8, Ordering};
+use crate::source::{MemorySource, SourceError};
+use crate::statistics::Statistics;
+use crate::stream::Stream;
+
+/// A caching allocator within a budget. Clones are handles to the same one.
+///
+/// Offsets are a function of the requests and frees alone, so whoever wants them reproducible lets
+/// a single thread allocate and free; any thread may.
+#[derive(Clone)]
+pub struct CachingAllocator {
+    shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    core: Core,
+    /// Of who names no stream.
+    stream: Stream,
+    category: AtomicU8,
+    reclaimers: Reclaimers,
+}
+
+impl CachingAllocator {
+    /// An allocator over all of a source. Reserves address ranges and no memory.
+    ///
+    /// # Errors
+    /// The source has no such address ranges.
+    ///
+    /// # Panics
+    /// If the page size is not a power of two of at least 512, or an address not a multiple of it.
+    pub fn new(source: impl MemorySource + 'static) -> Result<CachingAllocator, AllocError> {
+        CachingAllocator::with_policy(source, Policy::Pages)
+    }
+
+    /// [`new`](Self::new), with a choice of placement rules.
+    ///
+    /// # Errors
+    /// The source has no such address ranges, or pages that two segments of PyTorch's rules would
+    /// share: of more than 2 MiB, unless `large_segment_bytes` asks for less.
+    ///
+    /// # Panics
+    /// If the page size is not a power of two of at least 512, or an address not a multiple of it.
+    pub fn with_policy(
+        source: impl MemorySource + 'static,
+        policy: Policy,
+    ) -> Result<CachingAllocator, AllocError> {
+        CachingAllocator::over(source, policy, None, Stream::DEFAULT)
+    }
+
+    /// [`new`](Self::new), for somebody whose work is on one stream.
+    pub(crate) fn on_stream(
+        source: impl MemorySource + 'static,
+        stream: Stream,
+    ) -> Result<CachingAllocator, AllocError> {
+        CachingAllocator::over(source, Policy::Pages, None, stream)
+    }
+
+    /// An allocator that looks for bugs of those who use memory by its address.
+    ///
+    /// - Each block has at least 64 guard bytes behind it, up to its end. They are verified when it
+    ///   is dropped. A write below a block hits the guard of the one before.
+    /// - Memory that is freed gets a pattern, pairs of bytes that are a NaN in every float type,
+    ///   which is verified when the memory is handed out again.
+    /// - [`owner_of`](Self::owner_of) knows freed blocks too.
+    ///
+    /// Guards and patterns need memory that the host can write, and work that is done when the call
+    /// that starts it returns: on a source with a fence, or without host memory, only `owner_of` is
+    /// left. Blocks are larger by their guards, so their places are not those of an unchecked
+    /// allocator, and more is reserved; [`simulate`](Self::simulate) copies the mode, so what it
+    /// predicts is still what happens.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    ///
+    /// # Panics
+    /// As [`new`](Self::new); and whoever allocates or drops a block later, if a guard or freed
+    /// memory was written to: that is a bug in somebody's unsafe code.
+    pub fn checked(source: impl MemorySource + 'static) -> Result<CachingAllocator, AllocError> {
+        CachingAllocator::over(source, Policy::Pages, Some(Box::default()), Stream::DEFAULT)
+    }
+
+    fn over(
+        source: impl MemorySource + 'static,
+        policy: Policy,
+        checks: Option<Box<Checks>>,
+        stream: Stream,
+    ) -> Result<CachingAllocator, AllocError> {
+        let (capacity_bytes, page_bytes) = (source.capacity_bytes(), source.page_bytes());
+        assert!(
+            page_bytes.is_power_of_two() && page_bytes >= BLOCK_BYTES,
+            "{page_bytes} is no page size"
+        );
+        // A segment that is released gives whole pages back, after the source waited for all work
+        // on them. What it shared with a neighbour would stay, and nobody would wait.
+        if let Policy::Torch(settings) = &policy
+            && !settings.fill_pages(page_bytes as u64)
+        {
+            return Err(AllocError::PageShared { page_bytes });
+        }
+        let range_bytes = capacity_bytes.checked_next_multiple_of(page_bytes);
+        let range_bytes = range_bytes.unwrap_or(capacity_bytes);
+        let memory = source.reserve(range_bytes)?;
+        assert_eq!(memory.address() % BLOCK_BYTES as u64, 0, "{memory:?} is not aligned");
+        assert!(memory.can_be_memory(), "{memory:?} is a range of views");
+        let views = match source.virtual_memory().map(|pages| pages.reserve_views(range_bytes)) {
+            Some(Ok(views)) => Some(views),
+            Some(Err(error @ SourceError::DeviceFault { .. })) => {
+                source.release(&memory);
+                return Err(error.into());
+            }
+            // Without addresses for views, blocks are not stitched.
+            None | Some(Err(_)) => None,
+        };
+        let limit_bytes = memory.size_bytes();
+        let mut books = Books::new(capacity_bytes, page_bytes, limit_bytes, views.as_ref());
+        books.checks = checks;
+        let segments = Segments { memory, views };
+        let torch = match policy {
+            Policy::Pages => None,
+            Policy::Torch(settings) => Some(TorchFront::new(settings)),
+        };
+        let core = Core::new(Box::new(source), segments, books, torch);
+        Ok(CachingAllocator::assemble(core, Category::Other, stream))
+    }
+
+    pub(crate) fn assemble(core: Core, category: Category, stream: Stream) -> CachingAllocator {
+        let (category, reclaimers) = (AtomicU8::new(category as u8), Reclaimers::default());
+        CachingAllocator { shared: Arc::new(Shared { core, stream, category, reclaimers }) }
+    }
+
+    /// The stream of those who name none: the default one, but for the
+    /// [arena of another](crate::Arenas::on).
+    pub fn stream(&self) -> Stream {
+        self.shared.stream
+    }
+
+    /// A block for the current scope's category, on the allocator's [`stream`](Self::stream).
+    ///
+    /// # Errors
+    /// As [`allocate_on`](Self::allocate_on).
+    #[track_caller]
+    pub fn allocate(&self, size_bytes: usize) -> Result<Buffer, AllocError> {
+        self.allocate_on(self.shared.stream, self.current_category(), size_bytes)
+    }
+
+    /// A block on the allocator's [`stream`](Self::stream).
+    ///
+    /// # Errors
+    /// As [`allocate_on`](Self::allocate_on).
+    #[track_caller]
+    pub fn allocate_in(&self, category: Category, size_bytes: usize) -> Result<Buffer, AllocError> {
+        self.allocate_on(self.shared.stream, category, size_bytes)
+    }
+
+    /// A block of at least `size_bytes`, at a multiple of 512 bytes. A block of nothing is a block.
+    ///
+    /// # Streams
+    /// Work that is enqueued on `stream` from now on may use the block at once. Where it was used
+    /// by other streams before, `stream` was made to wait for them.
+    ///
+    /// # Errors
+    /// Out of memory, sealed, or a failure of the source; nothing but the cache has changed.
+    #[track_caller]
+    pub fn allocate_on(
+        &self,
+        stream: Stream,
+        category: Category,
+        size_bytes: usize,
+    ) -> Result<Buffer, AllocError> {
+        let request = Request::new(category, size_bytes, stream, Location::caller());
+        let mut engine = self.core().lock();
+        let injected = engine.admit(&request)?;
+        let is_plain = !injected && !self.core().is_checked;
+        if is_plain {
+            match engine.allocate_ready(&request) {
+                Ok(Some(granted)) => return Ok(self.hand_out(&mut engine, &request, granted)),
+                Ok(None) => {}
+                Err(error) => return Err(engine.wait_failed(error, &request)),
+            }
+        }
+        self.allocate_slowly(engine, &request, injected)
+    }
+
+    #[inline(always)]
+    fn hand_out(&self, engine: &mut Engine<'_>, request: &Request, granted: Granted) -> Buffer {
+        Buffer::new(&mut engine.state, self, request.size_bytes, granted)
+    }
+
+    #[cold]
+    fn allocate_slowly(
+        &self,
+        mut engine: Engine<'_>,
+        request: &Request,
+        injected: bool,
+    ) -> Result<Buffer, AllocError> {
+        let buffer = match engine.allocate(request, injected) {
+            Ok(granted) => {
+                let buffer = self.hand_out(&mut engine, request, granted);
+                drop(engine);
+                buffer
+            }
+            Err(refusal) => {
+                drop(engine);
+                self.climb(request, refusal, |engine| {
+                    let granted = engine.allocate(request, false)?;
+                    Ok(self.hand_out(engine, request, granted))
+                })?
+            }
+        };
+        Ok(if self.core().is_checked { checked::hand_out(buffer) } else { buffer })
+    }
+
+    /// The last rung: reclaimers in their order, and a search after each. They run without the
+    /// lock, so they may free what they hold.
+    #[cold]
+    fn climb<T>(
+        &self,
+        request: &Request,
+        refusal: Refusal,
+        search: impl Fn(&mut Engine<'_>) -> Result<T, Refusal>,
+    ) -> Result<T, AllocError> {
+        let mut shortage = match refusal {
+            Refusal::Final(error) => return Err(error),
+            Refusal::Short(shortage) => shortage,
+        };
+        if !shortage.injected {
+            let round = self.shared.reclaimers.round();
+            for reclaimer in round.reclaimers() {
+                let tried = shortage.tried.with(Rung::Reclaim);
+                reclaimer.reclaim(request.size_bytes);
+                match search(&mut self.core().lock()) {
+                    Ok(granted) => return Ok(granted),
+                    Err(Refusal::Final(error)) => return Err(error),
+                    Err(Refusal::Short(still)) => {
+                        shortage = still;
+                        shortage.tried = tried.and(still.tried);
+                    }
+                }
+            }
+        }
+        Err(self.core().lock().give_up(request, shortage))
+    }
+
+    /// What is enqueued on `waiter` from now on starts after all that was enqueued on `on` so far.
+    /// Memory that was given back before needs no second wait.
+    ///
+    /// # Errors
+    /// A failure of the source.
+    #[track_caller]
+    pub fn wait(&self, waiter: Stream, on: Stream) -> Result<(), AllocError> {
+        let (category, site) = (self.current_category(), Location::caller());
+        let request = Request::new(category, 0, waiter, site);
+        self.core().lock().wait(on, &request)
+    }
+
+    /// Registers somebody who can give memory back when it is short. Lower priorities are asked
+    /// first, and among equals whoever came first; until the guard is dropped.
+    pub fn on_shortage(&self, priority: i32, reclaimer: impl Reclaim + 'static) -> Registration {
+        self.shared.reclaimers.register(priority, Arc::new(reclaimer))
+    }
+
+    /// Makes `category` the current one until the scope is dropped. There is one current category
+    /// per allocator, not per thread: scopes belong on the thread that runs the step.
+    pub fn category(&self, category: Category) -> CategoryScope {
+        let previous = self.replace_category(category);
+        CategoryScope::new(self.clone(), previous)
+    }
+
+    /// What [`allocate`](Self::allocate) uses; [`Category::Other`] outside every scope.
+    pub fn current_category(&self) -> Category {
+        Category::ALL[usize::from(self.shared.category.load(Ordering::Relaxed))]
+    }
+
+    /// Counts bytes against the budget that something else takes.
+    ///
+    /// # Errors
+    /// Out of memory or sealed; a charge of nothing is neither.
+    #[track_caller]
+    pub fn charge(&self, category: Category, size_bytes: usize) -> Result<Charge, AllocError> {
+        let site = Location::caller();
+        let serial = self.grow_charge(None, category, size_bytes, site)?;
+        Ok(Charge::new(self.clone(), category, size_bytes, serial, site))
+    }
+
+    /// The counters now.
+    pub fn statistics(&self) -> Statistics {
+        let state = self.core().lock().state;
+        state.watches.whole(&state.books.statistics)
+    }
+
+    /// Every peak becomes the current value.
+    pub fn reset_peaks(&self) {
+        let mut engine = self.core().lock();
+        let State { books, watches, .. } = &mut *engine.state;
+        watches.reset_peaks(&mut books.statistics);
+    }
+
+    /// A hash of the live blocks: offset, size and category, and nothing else. Stable across runs
+    /// and machines.
+    pub fn layout_hash(&self) -> u64 {
+        self.core().lock().state.layout_hash()
+    }
+
+    /// The live blocks in address order.
+    pub fn live_blocks(&self) -> Vec<BlockInfo> {
+        self.core().lock().state.live_blocks()
+    }
+
+    /// Refuses every request until the guard, and all others like it, are dropped.
+    pub fn seal(&self) -> Seal {
+        Seal::new(self.clone())
+    }
+
+    /// Gives every page under no live block back to the source. Returns their bytes.
+    #[track_caller]
+    pub fn trim(&self) -> usize {
+        self.core().lock().trim(Category::Other, Location::caller())
+    }
+
+    /// The error of a call for which the driver had no memory, although [`trim`](Self::trim) gave
+    /// it all there was: out of memory, with the books of now.
+    #[track_caller]
+    pub fn refused_outside(&self, call: &'static str) -> AllocError {
+        let (category, site) = (self.current_category(), Location::caller());
+        let request = Request::new(category, 0, self.shared.stream, site);
+        self.core().lock().refused_outside(call, Tried::default().with(Rung::Trim), &request)
+    }
+
+    /// The budget.
+    pub fn capacity_bytes(&self) -> usize {
+        self.core().lock().state.books.statistics.capacity_bytes
+    }
+
+    /// How many mappings there may be at once that show pages at a second address, which blocks
+    /// are stitched by: it decides where blocks lie. 0 where the source has none.
+    pub fn mappings_max(&self) -> usize {
+        self.core().lock().state.books.views.mappings_max()
+    }
+
+    /// Changes the budget. It may fall below what is reserved: the cache goes, live blocks stay,
+    /// nothing is cached until they fit again, and growth fails until then.
+    #[track_caller]
+    pub fn set_capacity(&self, bytes: usize) {
+        self.core().lock().set_capacity(bytes, Location::caller());
+    }
+
+    /// Makes the nth request from now fail, past the allocator's own retries, as out of memory.
+    /// Requests are `allocate`, `allocate_in`, `allocate_on` and everything that grows a charge.
+    pub fn inject_fault(&self, fault: Fault) {
+        self.core().lock().state.fault = Some(fault);
+    }
+
+    /// No injected fault strikes any more.
+    pub fn clear_fault(&self) {
+        self.core().lock().state.fault = None;
+    }
+
+    /// Requests so far, failed ones too, except those refused by a seal.
+    pub fn request_count(&self) -> u64 {
+        self.core().lock().state.books.request_count
+    }
+
+    /// Events so far: the sequence number of the next [`Record`](crate::Record).
+    pub fn event_count(&self) -> u64 {
+        self.core().lock().state.history.event_count()
+    }
+
+    /// The last 131,072 events.
+    pub fn history(&self) -> History {
+        self.core().lock().state.history.snapshot()
+    }
+
+    /// The same allocator on a device that is not there, in the state that this one has now:
+    /// blocks, committed pages, charges, counters with their peaks, capacity and the current
+    /// category. Not faults, seals and history.
+    pub fn simulate(&self) -> Simulation {
+        Simulation::new(self)
+    }
+
+    pub(crate) fn grow_charge(
+        &self,
+        serial: Option<u64>,
+        category: Category,
+        size_bytes: usize,
+        site: &'static Location<'static>,
+    ) -> Result<u64, AllocError> {
+        let request = Request::new(category, size_bytes, Stream::DEFAULT, site);
+        let charged = {
+            let mut engine = self.core().lock();
+            // A growth of nothing is no request.
+            let injected = size_bytes > 0 && engine.admit(&request)?;
+            engine.charge(serial, &request, injected)
+        };
+        match charged {
+            Ok(serial) => Ok(serial),
+            Err(refusal) => {
+                self.climb(&request, refusal, |engine| engine.charge(serial, &request, false))
+            }
+        }
+    }
+
+    pub(crate) fn replace_category(&self, category: Category) -> Category {
+        let previous = self.shared.category.swap(category as u8, Ordering::Relaxed);
+        Category::ALL[usize::from(previous)]
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.shared.core
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// A handle to what [`shared`](Self::shared) gave.
+    pub(crate) fn of(shared: Arc<Shared>) -> CachingAllocator {
+        CachingAllocator { shared }
+    }
+}
+
+impl fmt::Debug for CachingAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let statistics = self.statistics();
+        f.debug_struct("CachingAllocator")
+            .field("capacity_bytes", &statistics.capacity_bytes)
+            .field("reserved_bytes", &statistics.reserved.current_bytes)
+            .field("allocated_bytes", &statistics.allocated.current_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Handles and blocks cross threads.
+const _: () = {
+    const fn is_send_and_sync<T: Send + Sync>() {}
+    is_send_and_sync::<CachingAllocator>();
+    is_send_and_sync::<Buffer>();
+    is_send_and_sync::<Simulation>();
+    is_send_and_sync::<Charge>();
+};

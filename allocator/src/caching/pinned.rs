@@ -1,0 +1,319 @@
+//! Page-locked host memory, handed out again only when the device is done with it.
+//!
+//! A copy between host and device runs by itself only if the host's side is page-locked, and it
+//! may still run when the block that it reads is dropped. So a dropped block that streams use is
+//! *pending*: it goes back to the cache when the host has waited for them. It does so as late as
+//! possible, when the cache has nothing else and may not grow, so a capacity of two batches is a
+//! ring of two. When that is follows from the requests alone: nothing asks whether the device has
+//! got somewhere.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::caching::CachingAllocator;
+use crate::caching::buffer::Buffer;
+use crate::caching::reclaim::Registration;
+use crate::category::Category;
+use crate::error::AllocError;
+use crate::source::fence::Fence;
+use crate::source::{MemorySource, SourceError};
+use crate::statistics::{Counter, Statistics};
+use crate::stream::{Stream, StreamSet};
+use crate::torch::named::{Names, named};
+
+/// A cache of page-locked blocks. Clones are handles to the same one.
+///
+/// # Streams
+/// A block is for a stream, and for those that [`record_use`](PinnedBuffer::record_use) names. When
+/// it is handed out again the host has waited for all of them, so it may be written at once.
+///
+/// # Examples
+/// ```
+/// use lowtide_allocator::{PinnedCache, SimSource, SimStreams, Stream};
+///
+/// let streams = SimStreams::new();
+/// let cache = PinnedCache::new(SimSource::with_capacity(2 << 20), streams.clone())?;
+/// let copies = Stream::new(1).expect("there are 64");
+/// for _ in 0..10 {
+///     let batch = cache.allocate(copies, 1 << 20)?;
+///     streams.touch(&[batch.block()])?; // the host writes
+///     streams.launch(copies, &[batch.block()])?; // the device reads
+/// }
+/// assert_eq!(cache.wait_count(), 4);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct PinnedCache {
+    allocator: CachingAllocator,
+    shared: Arc<Shared>,
+    _asked: Arc<Registration>,
+}
+
+struct Shared {
+    fence: Box<dyn Fence>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Dropped, in this order.
+    pending: Vec<Pending>,
+    /// Blocks dropped so far.
+    dropped: u64,
+    waits: u64,
+    /// Of a wait inside the ladder, which has no other way to tell.
+    failure: Option<SourceError>,
+}
+
+/// A dropped block.
+struct Pending {
+    buffer: Buffer,
+    /// Who may still use it.
+    users: StreamSet,
+    /// How many were dropped before.
+    number: u64,
+}
+
+/// Blocks that a device may still reach although nobody can wait for it any more: they stay until
+/// the process ends, here where a leak checker and a debugger find them.
+static ABANDONED: Mutex<Vec<Pending>> = Mutex::new(Vec::new());
+
+/// A page-locked block. Dropping it makes it pending.
+pub struct PinnedBuffer {
+    /// `None` only while it is dropped.
+    buffer: Option<Buffer>,
+    users: StreamSet,
+    shared: Arc<Shared>,
+}
+
+impl PinnedCache {
+    /// A cache over a source of page-locked memory, for the streams of `fence`.
+    ///
+    /// The source has a host pointer and needs no fence of its own: a
+    /// [`LockedSource`](crate::LockedSource) over [`HostSource`](crate::HostSource), with the
+    /// operating system's lock where that is enough, and the driver's registration where the device
+    /// wants to know the pages.
+    ///
+    /// # Errors
+    /// The source has no such address ranges.
+    pub fn new(
+        source: impl MemorySource + 'static,
+        fence: impl Fence + 'static,
+    ) -> Result<PinnedCache, AllocError> {
+        let allocator = CachingAllocator::new(source)?;
+        let shared = Arc::new(Shared { fence: Box::new(fence), state: Mutex::default() });
+        // Weak: pending blocks keep the allocator, and the allocator keeps its reclaimers.
+        let pending = Arc::downgrade(&shared);
+        // First of all reclaimers: what is waited for is not needed by anybody.
+        let asked = allocator.on_shortage(i32::MIN, move |_: usize| {
+            let Some(shared) = pending.upgrade() else { return 0 };
+            match shared.wait_for_all() {
+                Ok(freed_bytes) => freed_bytes,
+                Err(error) => {
+                    shared.lock().failure = Some(error);
+                    0
+                }
+            }
+        });
+        Ok(PinnedCache { allocator, shared, _asked: Arc::new(asked) })
+    }
+
+    /// A block that the host may write at once, for work on `stream`.
+    ///
+    /// # Errors
+    /// Out of memory, with nothing pending; a lock that the system refuses; a wait that failed.
+    /// What was pending may have gone back to the cache.
+    #[track_caller]
+    pub fn allocate(&self, stream: Stream, size_bytes: usize) -> Result<PinnedBuffer, AllocError> {
+        let mut allocated = self.allocator.allocate_in(Category::Input, size_bytes);
+        // A source that refuses is not short of its capacity, so nobody was asked yet.
+        if let Err(AllocError::Source(_)) = allocated
+            && self.synchronize()? > 0
+        {
+            allocated = self.allocator.allocate_in(Category::Input, size_bytes);
+        }
+        let failure = self.shared.lock().failure.take();
+        let buffer = match (allocated, failure) {
+            (Err(_), Some(failure)) => return Err(failure.into()),
+            (allocated, _) => Some(allocated?),
+        };
+        Ok(PinnedBuffer { buffer, users: StreamSet::of(stream), shared: Arc::clone(&self.shared) })
+    }
+
+    /// Waits for the streams of everything that is pending. Returns the bytes that went back to the
+    /// cache.
+    ///
+    /// # Errors
+    /// A wait failed; what it was for is still pending.
+    pub fn synchronize(&self) -> Result<usize, AllocError> {
+        Ok(self.shared.wait_for_all()?)
+    }
+
+    /// The allocator below, for its statistics, history, budget and `trim`. It counts pending
+    /// blocks as live.
+    pub fn allocator(&self) -> &CachingAllocator {
+        &self.allocator
+    }
+
+    /// Does `wait`, in which the host waits for all that was enqueued on `stream` before, for
+    /// reasons of its own; blocks that were dropped before need no wait of theirs.
+    ///
+    /// # Errors
+    /// Those of `wait`; nothing is taken to be done then.
+    pub fn while_waiting<R, E>(
+        &self,
+        stream: Stream,
+        wait: impl FnOnce() -> Result<R, E>,
+    ) -> Result<R, E> {
+        let end = self.shared.lock().dropped;
+        let waited = wait()?;
+        self.shared.take_back(self.shared.lock(), stream, end);
+        Ok(waited)
+    }
+
+    /// Dropped blocks that streams may still use.
+    pub fn pending_count(&self) -> usize {
+        self.shared.lock().pending.len()
+    }
+
+    /// Waits of the host for a stream.
+    pub fn wait_count(&self) -> u64 {
+        self.shared.lock().waits
+    }
+
+    /// The counters as `torch.cuda.host_memory_stats` names them.
+    ///
+    /// `allocated_bytes` is what is page-locked, `active_bytes` and `active_requests` are blocks
+    /// with an owner or pending ones, as there. Left out are `allocations`, `num_host_alloc` and
+    /// `num_host_free`, which count blocks that the system was asked for (here it is asked for
+    /// pages), the `peak` of `active_requests`, and the times: nothing here reads a clock.
+    pub fn torch_named(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let Statistics { allocations, frees, allocated, reserved, .. } =
+            self.allocator.statistics();
+        let requests = [
+            ("active_requests.current", allocations - frees),
+            ("active_requests.allocated", allocations),
+            ("active_requests.freed", frees),
+        ];
+        let bytes: [(Names, Counter); 2] = [(ALLOCATED, reserved), (ACTIVE, allocated)];
+        let bytes = bytes.into_iter().flat_map(|(names, counter)| named(names, counter));
+        requests.into_iter().chain(bytes)
+    }
+}
+
+const ALLOCATED: Names = [
+    "allocated_bytes.current",
+    "allocated_bytes.peak",
+    "allocated_bytes.allocated",
+    "allocated_bytes.freed",
+];
+const ACTIVE: Names =
+    ["active_bytes.current", "active_bytes.peak", "active_bytes.allocated", "active_bytes.freed"];
+
+impl Shared {
+    /// Waits once for each stream with pending blocks, in the order in which they were dropped,
+    /// and frees what nobody uses any more. Returns its bytes.
+    fn wait_for_all(&self) -> Result<usize, SourceError> {
+        let mut freed_bytes = 0;
+        loop {
+            let mut state = self.lock();
+            let next = state.pending.iter().find_map(|pending| pending.users.iter().next());
+            let Some(stream) = next else { break };
+            // Under the lock: what is dropped meanwhile is not covered by this wait.
+            self.fence.wait_host(stream)?;
+            state.waits += 1;
+            freed_bytes += self.take_back(state, stream, u64::MAX);
+        }
+        Ok(freed_bytes)
+    }
+
+    /// Frees what nobody but `stream` used of the blocks before number `end`. Returns its bytes.
+    fn take_back(&self, mut state: MutexGuard<'_, State>, stream: Stream, end: u64) -> usize {
+        for pending in state.pending.iter_mut().filter(|pending| pending.number < end) {
+            pending.users = pending.users.without(stream);
+        }
+        let is_done = |pending: &mut Pending| pending.users == StreamSet::EMPTY;
+        let done: Vec<_> = state.pending.extract_if(.., is_done).collect();
+        // With no lock held: a drop takes the allocator's.
+        drop(state);
+        done.iter().map(|pending| pending.buffer.size_bytes()).sum()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The memory goes with the last block: the device must be done with it. A wait may tell of
+        // the failure of other work, so there are two.
+        if self.wait_for_all().is_err() && self.wait_for_all().is_err() {
+            let pending = std::mem::take(&mut self.lock().pending);
+            ABANDONED.lock().unwrap_or_else(PoisonError::into_inner).extend(pending);
+        }
+    }
+}
+
+impl PinnedBuffer {
+    /// Notes that work enqueued on `stream` uses the block, beside the stream that it is for.
+    pub fn record_use(&mut self, stream: Stream) {
+        self.users = self.users.union(StreamSet::of(stream));
+    }
+
+    /// Makes the host wait until no stream works on the block, so that it may be touched again.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn wait(&self) -> Result<(), SourceError> {
+        self.users.iter().try_for_each(|stream| self.shared.fence.wait_host(stream))
+    }
+
+    /// The bytes. Not to be read while the device writes them: see [`wait`](Self::wait).
+    ///
+    /// # Panics
+    /// If the processor cannot reach the source's memory.
+    pub fn as_slice(&self) -> &[u8] {
+        self.block().as_slice().expect("page-locked memory is the host's")
+    }
+
+    /// The bytes, to be written. Not while the device reads them: see [`wait`](Self::wait).
+    ///
+    /// # Panics
+    /// If the processor cannot reach the source's memory.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        let buffer = self.buffer.as_mut().expect("a buffer that is not dropped");
+        buffer.as_mut_slice().expect("page-locked memory is the host's")
+    }
+
+    /// The block, for its address and size.
+    pub fn block(&self) -> &Buffer {
+        self.buffer.as_ref().expect("a buffer that is not dropped")
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            let mut state = self.shared.lock();
+            let (users, number) = (self.users, state.dropped);
+            state.dropped += 1;
+            state.pending.push(Pending { buffer, users, number });
+        }
+    }
+}
+
+impl fmt::Debug for PinnedBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedBuffer").field("block", self.block()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for PinnedCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedCache")
+            .field("allocator", &self.allocator)
+            .field("pending_count", &self.pending_count())
+            .finish_non_exhaustive()
+    }
+}

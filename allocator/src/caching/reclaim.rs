@@ -1,0 +1,116 @@
+//! Who gives memory back when it is short.
+
+use std::fmt;
+use std::sync::{Arc, PoisonError, Weak};
+
+use crate::lock::sync::thread::{self, ThreadId};
+use crate::lock::sync::{Mutex, MutexGuard};
+
+/// Somebody who holds memory that is dear but not needed: a cache of compiled kernels, a pool of
+/// staging buffers, another allocator on the same device.
+pub trait Reclaim: Send + Sync {
+    /// Frees what can be spared, ideally `missing_bytes` or more. Returns the bytes given back, for
+    /// the record: the allocator looks for itself whether the request fits now. It is called on the
+    /// thread that asked for memory, with no lock of the allocator held, and must not allocate from
+    /// it: a request of its own that is short asks nobody.
+    fn reclaim(&self, missing_bytes: usize) -> usize;
+}
+
+impl<F: Fn(usize) -> usize + Send + Sync> Reclaim for F {
+    fn reclaim(&self, missing_bytes: usize) -> usize {
+        self(missing_bytes)
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Reclaimers {
+    list: Arc<Mutex<List>>,
+}
+
+#[derive(Default)]
+struct List {
+    next: u64,
+    /// By priority, then in the order of registration.
+    entries: Vec<(i32, u64, Arc<dyn Reclaim>)>,
+    /// Threads on which reclaimers are being asked.
+    asking: Vec<ThreadId>,
+}
+
+impl Reclaimers {
+    pub(crate) fn register(&self, priority: i32, reclaimer: Arc<dyn Reclaim>) -> Registration {
+        let mut list = locked(&self.list);
+        let id = list.next;
+        list.next += 1;
+        list.entries.push((priority, id, reclaimer));
+        list.entries.sort_by_key(|&(priority, id, _)| (priority, id));
+        Registration { list: Arc::downgrade(&self.list), id }
+    }
+
+    /// Whom to ask. A copy of the list, so that a reclaimer may register and unregister.
+    pub(crate) fn round(&self) -> Round<'_> {
+        let thread = thread::current().id();
+        let mut list = locked(&self.list);
+        let reclaimers = if list.asking.contains(&thread) {
+            Vec::new()
+        } else {
+            list.entries.iter().map(|(.., reclaimer)| Arc::clone(reclaimer)).collect()
+        };
+        list.asking.push(thread);
+        Round { list: &self.list, thread, reclaimers }
+    }
+}
+
+/// While it lives, reclaimers are asked on its thread; one that allocates does not ask itself.
+pub(crate) struct Round<'a> {
+    list: &'a Mutex<List>,
+    thread: ThreadId,
+    reclaimers: Vec<Arc<dyn Reclaim>>,
+}
+
+impl Round<'_> {
+    /// In the order in which they are to be asked.
+    pub(crate) fn reclaimers(&self) -> &[Arc<dyn Reclaim>] {
+        &self.reclaimers
+    }
+}
+
+impl Drop for Round<'_> {
+    fn drop(&mut self) {
+        let mut list = locked(self.list);
+        if let Some(at) = list.asking.iter().rposition(|thread| *thread == self.thread) {
+            list.asking.remove(at);
+        }
+    }
+}
+
+/// While it lives, its reclaimer is asked.
+#[must_use = "the registration ends with the guard"]
+pub struct Registration {
+    list: Weak<Mutex<List>>,
+    id: u64,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if let Some(list) = self.list.upgrade() {
+            let gone = {
+                let mut list = locked(&list);
+                let at = list.entries.iter().position(|&(_, id, _)| id == self.id);
+                at.map(|at| list.entries.remove(at))
+            };
+            // Its own drop may come back here: the lock is free by now.
+            drop(gone);
+        }
+    }
+}
+
+impl fmt::Debug for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registration").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+// The list is whole at every unlock, so a poisoned lock is taken over.
+fn locked(list: &Mutex<List>) -> MutexGuard<'_, List> {
+    list.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,35 @@
+//! Work of simulated streams on blocks.
+
+use std::sync::{Arc, Weak};
+
+use crate::caching::buffer::Buffer;
+use crate::source::sim_streams::{EarlyReuse, SimStreams, UsedBlock};
+use crate::stream::Stream;
+
+impl SimStreams {
+    /// A kernel on `stream` that uses `buffers`.
+    ///
+    /// # Errors
+    /// A buffer lies where earlier work on another block need not be done.
+    pub fn launch(&self, stream: Stream, buffers: &[&Buffer]) -> Result<(), EarlyReuse> {
+        self.launch_on(stream, used_by(buffers))
+    }
+
+    /// The host reads or writes `buffers`.
+    ///
+    /// # Errors
+    /// Work on the bytes need not be done: the host has not waited for its stream.
+    pub fn touch(&self, buffers: &[&Buffer]) -> Result<(), EarlyReuse> {
+        self.touch_by_host(used_by(buffers))
+    }
+}
+
+/// Before the clocks are locked: an allocator locks itself first and then the clocks.
+fn used_by(buffers: &[&Buffer]) -> Vec<UsedBlock> {
+    let used = |buffer: &&Buffer| {
+        let shared = Arc::downgrade(buffer.allocator().shared());
+        let owner: Weak<dyn Send + Sync> = shared;
+        UsedBlock { serial: buffer.serial(), owner, pieces: buffer.pieces() }
+    };
+    buffers.iter().map(used).collect()
+}

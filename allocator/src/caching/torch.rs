@@ -1,0 +1,262 @@
+//! PyTorch's placement under the allocator's front.
+//!
+//! [`TorchPolicy`] decides; its segments are blocks of the arena, which stands for the driver: a
+//! segment is committed when it is reserved and given back when it is released. What PyTorch does
+//! by polling events is done here in program order: a block that other streams used makes its own
+//! stream wait for them when it is freed, and is free at once. Expandable segments need a source of
+//! pages and are not used live; recorded ones replay (see [`trace`](crate::trace)).
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use crate::arena::free_list::NONE;
+use crate::arena::layout::{Live, active_bytes};
+use crate::arena::state::Request;
+use crate::caching::engine::{Engine, Granted, Refusal};
+use crate::caching::history::{Action, Record};
+use crate::category::Category;
+use crate::error::{AllocError, Tried};
+use crate::stream::{Stream, StreamSet};
+use crate::torch::{
+    BlockState, REQUEST_BYTES_END, SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES, SegmentSource, StreamId,
+    TorchPolicy, TorchSettings,
+};
+
+/// PyTorch's rules and what the front has to know of each block.
+#[derive(Clone, Debug)]
+pub(crate) struct TorchFront {
+    rules: TorchPolicy,
+    blocks: Vec<Option<(usize, Live)>>,
+    vacant: Vec<u32>,
+    /// Segments by offset, with their slots in the arena's layout.
+    segments: BTreeMap<usize, u32>,
+    /// Blocks whose owners are gone, and which nobody may have again: their own stream could not be
+    /// made to wait for those who used them.
+    stranded_count: usize,
+}
+
+impl TorchFront {
+    pub(crate) fn new(settings: TorchSettings) -> TorchFront {
+        TorchFront {
+            rules: TorchPolicy::new(settings),
+            blocks: Vec::new(),
+            vacant: Vec::new(),
+            segments: BTreeMap::new(),
+            stranded_count: 0,
+        }
+    }
+
+    /// Live blocks with their offsets, by address.
+    pub(crate) fn live(&self) -> Vec<(usize, Live)> {
+        let mut live: Vec<(usize, Live)> = self.blocks.iter().flatten().copied().collect();
+        live.sort_unstable_by_key(|&(offset, _)| offset);
+        live
+    }
+
+    pub(crate) fn block(&self, slot: u32) -> &(usize, Live) {
+        self.blocks[slot as usize].as_ref().expect("a live block")
+    }
+
+    pub(crate) fn block_mut(&mut self, slot: u32) -> &mut (usize, Live) {
+        self.blocks[slot as usize].as_mut().expect("a live block")
+    }
+
+    /// Bytes of segments.
+    pub(crate) fn reserved_bytes(&self) -> usize {
+        self.rules.reserved_bytes() as usize
+    }
+
+    /// # Panics
+    /// If the rules, the front and the arena do not agree.
+    pub(crate) fn check(&self, arena_bytes: usize) {
+        self.rules.check_invariants();
+        assert_eq!(self.reserved_bytes(), arena_bytes, "segments and arena");
+        let block_count = self.live().len() + self.stranded_count;
+        let rules_count = self.rules.live_blocks().count();
+        assert_eq!(rules_count, block_count, "blocks of the rules and the front");
+    }
+
+    /// Bytes of segments with one more for a request that none of them has room for.
+    fn needed_bytes(&self, requested_bytes: u64) -> usize {
+        if requested_bytes >= REQUEST_BYTES_END {
+            return usize::MAX;
+        }
+        let settings = self.rules.settings();
+        let segment_bytes = settings.segment_bytes(settings.round(requested_bytes));
+        self.reserved_bytes().saturating_add(segment_bytes as usize)
+    }
+
+    /// A large block that the default stream could still get with `room_bytes` more of segments:
+    /// the largest of those that fill a cached block, a segment of the room, or a small one.
+    pub(crate) fn largest_free_bytes(&self, room_bytes: usize) -> usize {
+        let room_bytes = (room_bytes as u64).min(REQUEST_BYTES_END - 1);
+        let segments = self.rules.segments();
+        let own = segments.iter().filter(|segment| segment.stream == StreamId(0));
+        let blocks = own.flat_map(|segment| &segment.blocks);
+        let free = blocks.filter(|block| block.state == BlockState::Free);
+        let mut candidates: Vec<u64> = free.map(|block| block.size_bytes).collect();
+        let whole_bytes = room_bytes / SMALL_SEGMENT_BYTES * SMALL_SEGMENT_BYTES;
+        candidates.extend([room_bytes, whole_bytes, SMALL_BYTES_MAX]);
+        candidates.sort_unstable();
+        let could_be_had = |&size_bytes: &u64| {
+            let placed =
+                self.rules.clone().allocate(size_bytes, StreamId(0), &mut Room(room_bytes));
+            matches!(placed, Ok(Some(_)))
+        };
+        candidates.into_iter().rev().find(could_be_had).unwrap_or(0) as usize
+    }
+
+    fn enter(&mut self, offset: usize, live: Live) -> u32 {
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            self.blocks.push(None);
+            u32::try_from(self.blocks.len() - 1).expect("fewer than 2^32 blocks")
+        });
+        self.blocks[slot as usize] = Some((offset, live));
+        slot
+    }
+}
+
+/// Room for segments, at addresses that no arena reaches.
+struct Room(u64);
+
+impl SegmentSource for Room {
+    fn reserve(&mut self, size_bytes: u64) -> Option<u64> {
+        self.0 = self.0.checked_sub(size_bytes)?;
+        Some(u64::MAX / 2 + self.0)
+    }
+
+    fn release(&mut self, _address: u64, size_bytes: u64) {
+        self.0 += size_bytes;
+    }
+}
+
+fn stream_id(stream: Stream) -> StreamId {
+    StreamId(stream.index() as u64)
+}
+
+impl Engine<'_> {
+    /// A block by PyTorch's rules.
+    #[cold]
+    pub(crate) fn allocate_by_torch(&mut self, request: &Request) -> Result<Granted, Refusal> {
+        let Some(size_bytes) = active_bytes(request.size_bytes) else {
+            return Err(self.shortage(usize::MAX, false, Tried::default(), request));
+        };
+        let mut torch = self.state.torch.take().expect("the torch policy is in force");
+        // PyTorch gives no block for nothing; here a block of nothing is a block.
+        let requested_bytes = request.size_bytes.max(1) as u64;
+        let segments = &mut torch.segments;
+        let mut driver = Driver { engine: self, segments, request, failure: None };
+        let placed = torch.rules.place(requested_bytes, stream_id(request.stream), &mut driver);
+        let failure = driver.failure;
+        let Ok(Some(placement)) = placed else {
+            let needed_bytes = torch.needed_bytes(requested_bytes);
+            let charged_bytes = self.state.books.statistics.charged.current_bytes;
+            self.state.torch = Some(torch);
+            let needed_bytes = needed_bytes.saturating_add(charged_bytes);
+            return Err(failure.map_or_else(|| self.short_of(needed_bytes), Refusal::Final));
+        };
+        let offset = placement.address as usize;
+        let live = self.state.books.note_block(size_bytes, request);
+        let slot = torch.enter(offset, live);
+        self.state.torch = Some(torch);
+        self.record(Action::Allocate, request, offset, size_bytes, live.serial);
+        Ok(Granted::whole(offset, slot, live.serial, request))
+    }
+
+    #[cold]
+    pub(crate) fn free_by_torch(&mut self, slot: u32) {
+        let mut torch = self.state.torch.take().expect("the torch policy is in force");
+        let (offset, live) = *torch.block(slot);
+        torch.blocks[slot as usize] = None;
+        torch.vacant.push(slot);
+        let request = Request {
+            category: live.category,
+            size_bytes: live.requested_bytes,
+            stream: live.stream,
+            site: live.site,
+            module: live.module,
+        };
+        self.state.history.push(Record::of_block(Action::Free, offset, &live));
+        self.state.books.forget_block(&live);
+        let others = live.users.without(live.stream);
+        if self.wait_for(others, &request).is_ok() {
+            let freed = torch.rules.free(offset as u64);
+            debug_assert!(freed.is_ok(), "the block at {offset} is not the rules'");
+        } else {
+            // A drop cannot fail, and memory that is out of order cannot be reused.
+            torch.stranded_count += 1;
+        }
+        self.state.torch = Some(torch);
+        self.settle(live.category, live.site);
+    }
+
+    #[cold]
+    pub(crate) fn record_use_by_torch(&mut self, slot: u32, stream: Stream) {
+        let torch = self.state.torch.as_mut().expect("the torch policy is in force");
+        let (_, live) = torch.block_mut(slot);
+        live.users = live.users.union(StreamSet::of(stream));
+    }
+
+    pub(crate) fn torch_users(&mut self, slot: u32) -> StreamSet {
+        let torch = self.state.torch.as_mut().expect("the torch policy is in force");
+        torch.block_mut(slot).1.users
+    }
+
+    /// Releases every segment that is free.
+    pub(crate) fn empty_torch_cache(&mut self, request: &Request) -> usize {
+        let Some(mut torch) = self.state.torch.take() else { return 0 };
+        let before_bytes = torch.reserved_bytes();
+        let segments = &mut torch.segments;
+        let mut driver = Driver { engine: self, segments, request, failure: None };
+        torch.rules.empty_cache(&mut driver);
+        let released_bytes = before_bytes - torch.reserved_bytes();
+        self.state.torch = Some(torch);
+        released_bytes
+    }
+}
+
+/// The arena as the driver that PyTorch's rules ask for segments.
+struct Driver<'a, 'b> {
+    engine: &'a mut Engine<'b>,
+    segments: &'a mut BTreeMap<usize, u32>,
+    request: &'a Request,
+    /// What the source failed with, other than a lack of memory.
+    failure: Option<AllocError>,
+}
+
+impl SegmentSource for Driver<'_, '_> {
+    fn reserve(&mut self, size_bytes: u64) -> Option<u64> {
+        let size_bytes = usize::try_from(size_bytes).ok()?;
+        let stream = Stream::DEFAULT;
+        let tried = Cell::default();
+        let mut place = self.engine.state.books.place_whole(size_bytes, stream, &tried)?;
+        if let Err(refusal) = self.engine.commit_for(&place, tried.get(), self.request) {
+            if let Refusal::Final(error) = refusal {
+                self.failure = Some(error);
+            }
+            return None;
+        }
+        let live = Live {
+            requested_bytes: size_bytes,
+            size_bytes,
+            category: Category::Other,
+            stream,
+            users: StreamSet::of(stream),
+            site: self.request.site,
+            module: None,
+            serial: 0,
+            view: NONE,
+        };
+        let books = &mut self.engine.state.books;
+        let slot = books.layout.insert(&mut place, &live, books.current_event());
+        self.segments.insert(place.offset(), slot);
+        Some(place.offset() as u64)
+    }
+
+    fn release(&mut self, address: u64, _size_bytes: u64) {
+        let slot = self.segments.remove(&(address as usize)).expect("a segment of the rules");
+        let books = &mut self.engine.state.books;
+        books.layout.remove(slot, books.current_event());
+        self.engine.pay(usize::MAX, &[], self.request);
+    }
+}

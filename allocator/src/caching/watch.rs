@@ -1,0 +1,231 @@
+//! Nested scopes that report what happened in them, and what they left over.
+//!
+//! Nothing is counted for them while they are open: a peak is the largest of the peaks between the
+//! moments at which a watch opened or closed. So a request costs the same with and without.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::panic::Location;
+
+use crate::arena::block_info::BlockInfo;
+use crate::caching::CachingAllocator;
+use crate::caching::engine::State;
+use crate::category::{ByCategory, Category};
+use crate::statistics::Statistics;
+
+/// An open scope; see [`CachingAllocator::watch`].
+#[must_use = "the report comes from `finish`"]
+#[derive(Debug)]
+pub struct Watch {
+    allocator: CachingAllocator,
+    name: String,
+    id: u64,
+    start: Statistics,
+    /// Blocks of the scope have larger ones.
+    serial: u64,
+}
+
+/// What happened between the start and the end of a [`Watch`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchReport {
+    /// Of the watch.
+    pub name: String,
+    /// Allocations that succeeded.
+    pub allocations: u64,
+    /// Their active bytes.
+    pub allocated_bytes: usize,
+    /// Active bytes of blocks that were freed, those from before too.
+    pub freed_bytes: usize,
+    /// The most bytes of live blocks at once, those from before too.
+    pub allocated_bytes_peak: usize,
+    /// The most bytes reserved at once.
+    pub reserved_bytes_peak: usize,
+    /// By how much allocated and charged bytes are more than before.
+    pub net_bytes: ByCategory<isize>,
+    /// Blocks that were allocated inside and are still live, in address order.
+    pub left_over: Vec<BlockInfo>,
+}
+
+impl CachingAllocator {
+    /// Watches what is allocated until [`finish`](Watch::finish), on all threads.
+    ///
+    /// Watches nest, and may even overlap: each has its own peaks, and those of
+    /// [`statistics`](Self::statistics) are what they would be without.
+    /// [`reset_peaks`](Self::reset_peaks) is for the statistics and does not touch open watches. On
+    /// a simulation a watch reports what it will report on the device.
+    ///
+    /// # Examples
+    /// ```
+    /// use lowtide_allocator::{CachingAllocator, SimSource};
+    ///
+    /// let memory = CachingAllocator::new(SimSource::with_capacity(1 << 30))?;
+    /// let watch = memory.watch("step");
+    /// let forgotten = memory.allocate(1 << 20)?;
+    /// drop(memory.allocate(3 << 20)?);
+    /// let report = watch.finish();
+    /// assert_eq!(report.allocated_bytes_peak, 4 << 20);
+    /// assert_eq!(report.left_over[0].serial, forgotten.serial());
+    /// println!("{report}");
+    /// # Ok::<(), lowtide_allocator::AllocError>(())
+    /// ```
+    pub fn watch(&self, name: impl Into<String>) -> Watch {
+        let mut engine = self.core().lock();
+        let State { books, watches, .. } = &mut *engine.state;
+        let start = books.statistics;
+        let id = watches.open(&mut books.statistics);
+        let serial = books.last_serial();
+        drop(engine);
+        Watch { allocator: self.clone(), name: name.into(), id, start, serial }
+    }
+}
+
+impl Watch {
+    /// Ends the scope and says what happened in it, in time linear in the live blocks.
+    pub fn finish(mut self) -> WatchReport {
+        let name = std::mem::take(&mut self.name);
+        let mut engine = self.allocator.core().lock();
+        let mut left_over = engine.state.live_blocks();
+        left_over.retain(|block| block.serial > self.serial);
+        let State { books, watches, .. } = &mut *engine.state;
+        watches.fold(&mut books.statistics);
+        let peaks = watches.of(self.id);
+        let (start, end) = (&self.start, &books.statistics);
+        let allocated_bytes = end.allocated.total_bytes - start.allocated.total_bytes;
+        // Both are at most what a machine has, so the difference has a sign to spare.
+        let net = |category: Category| {
+            let current = |statistics: &Statistics| statistics.by_category[category].current_bytes;
+            current(end) as isize - current(start) as isize
+        };
+        WatchReport {
+            name,
+            allocations: end.allocations - start.allocations,
+            allocated_bytes,
+            freed_bytes: start.allocated.current_bytes + allocated_bytes
+                - end.allocated.current_bytes,
+            allocated_bytes_peak: peaks.allocated_bytes,
+            reserved_bytes_peak: peaks.reserved_bytes,
+            net_bytes: ByCategory::from_fn(net),
+            left_over,
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut engine = self.allocator.core().lock();
+        let State { books, watches, .. } = &mut *engine.state;
+        watches.close(self.id, &mut books.statistics);
+    }
+}
+
+/// The peaks of open watches, and those that the counters had to forget for them.
+#[derive(Debug, Default)]
+pub(crate) struct Watches {
+    last_id: u64,
+    /// Up to the last fold, for the statistics; `None` while no watch is open, and the counters
+    /// themselves have the peaks.
+    outer: Option<Box<Statistics>>,
+    open: BTreeMap<u64, Peaks>,
+}
+
+/// The peaks of a watch up to the last fold.
+#[derive(Clone, Copy, Debug, Default)]
+struct Peaks {
+    allocated_bytes: usize,
+    reserved_bytes: usize,
+}
+
+impl Watches {
+    fn open(&mut self, counters: &mut Statistics) -> u64 {
+        self.outer.get_or_insert_with(|| Box::new(*counters));
+        self.fold(counters);
+        let allocated_bytes = counters.allocated.current_bytes;
+        let reserved_bytes = counters.reserved.current_bytes;
+        self.last_id += 1;
+        self.open.insert(self.last_id, Peaks { allocated_bytes, reserved_bytes });
+        self.last_id
+    }
+
+    /// Notes the peaks since the last fold everywhere, and lets the counters begin again.
+    fn fold(&mut self, counters: &mut Statistics) {
+        for peaks in self.open.values_mut() {
+            peaks.allocated_bytes = peaks.allocated_bytes.max(counters.allocated.peak_bytes);
+            peaks.reserved_bytes = peaks.reserved_bytes.max(counters.reserved.peak_bytes);
+        }
+        if let Some(outer) = &mut self.outer {
+            outer.raise_peaks_to(counters);
+            counters.reset_peaks();
+        }
+    }
+
+    fn of(&self, id: u64) -> Peaks {
+        self.open[&id]
+    }
+
+    fn close(&mut self, id: u64, counters: &mut Statistics) {
+        self.fold(counters);
+        self.open.remove(&id);
+        if self.open.is_empty()
+            && let Some(outer) = self.outer.take()
+        {
+            counters.raise_peaks_to(&outer);
+        }
+    }
+
+    /// The counters with the peaks that they had to forget.
+    pub(crate) fn whole(&self, counters: &Statistics) -> Statistics {
+        let mut whole = *counters;
+        if let Some(outer) = &self.outer {
+            whole.raise_peaks_to(outer);
+        }
+        whole
+    }
+
+    /// The peaks of the statistics become the current values; those of watches stay.
+    pub(crate) fn reset_peaks(&mut self, counters: &mut Statistics) {
+        self.fold(counters);
+        counters.reset_peaks();
+        if let Some(outer) = &mut self.outer {
+            **outer = *counters;
+        }
+    }
+}
+
+impl WatchReport {
+    /// Bytes and blocks that are left over by who asked for them, most bytes first.
+    pub fn by_site(&self) -> Vec<(&'static Location<'static>, usize, usize)> {
+        let mut sites: BTreeMap<&'static Location<'static>, (usize, usize)> = BTreeMap::new();
+        for block in &self.left_over {
+            let (bytes, count) = sites.entry(block.site).or_default();
+            *bytes += block.size_bytes;
+            *count += 1;
+        }
+        let mut rows: Vec<_> =
+            sites.into_iter().map(|(site, (bytes, count))| (site, bytes, count)).collect();
+        // Stable, so equal sites stay in the order of the source.
+        rows.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes));
+        rows
+    }
+}
+
+impl fmt::Display for WatchReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let WatchReport { name, allocations, allocated_bytes, freed_bytes, .. } = self;
+        writeln!(
+            f,
+            "{name}: {allocations} allocations of {allocated_bytes} B, {freed_bytes} B freed"
+        )?;
+        writeln!(
+            f,
+            "  peak {} B allocated, {} B reserved",
+            self.allocated_bytes_peak, self.reserved_bytes_peak
+        )?;
+        for (category, &bytes) in self.net_bytes.iter().filter(|&(_, &bytes)| bytes != 0) {
+            writeln!(f, "  {category:<16}{bytes:>+16} B")?;
+        }
+        for (site, bytes, count) in self.by_site() {
+            writeln!(f, "  left over {bytes} B in {count} of {site}")?;
+        }
+        Ok(())
+    }
+}

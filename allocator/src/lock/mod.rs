@@ -1,0 +1,120 @@
+//! The lock of an allocator.
+//!
+//! What happens under it takes some ten nanoseconds, so taking it must cost little: one atomic
+//! exchange takes it and a plain store gives it back, where a lock that wakes its waiters needs a
+//! second exchange to find out whether there are any. In return those who wait have to look again
+//! and again. They do so less and less often, which also leaves the owner's cache lines alone, and
+//! sleep at last: a source may take milliseconds. A panic gives the lock back and poisons nothing.
+
+#![allow(unsafe_code, reason = "a lock hands out the one reference to what it guards")]
+
+pub(crate) mod sync;
+
+use std::cell::UnsafeCell;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+use crate::lock::sync::{AtomicBool, Ordering, relax};
+
+/// A value for one thread at a time.
+pub(crate) struct Lock<T> {
+    taken: Alone,
+    value: UnsafeCell<T>,
+    /// Under loom, finds two owners at once.
+    #[cfg(lowtide_loom)]
+    owner: loom::cell::UnsafeCell<()>,
+}
+
+/// The flag that waiters read shares no cache line, nor the pair that is fetched with it, with what
+/// the owner works on.
+#[repr(align(128))]
+struct Alone(AtomicBool);
+
+// SAFETY: the value is reached through `Locked` alone, and at most one exists: `taken` goes from
+// false to true for one thread, and back when its `Locked` is dropped. Acquire and release order
+// what they do with the value. So the value moves between threads, and is never shared: `Send` is
+// enough.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+/// The lock is held until this is dropped.
+pub(crate) struct Locked<'a, T> {
+    lock: &'a Lock<T>,
+    /// It is as good as this: what may be shared or sent of the one may be of the other.
+    value: PhantomData<&'a mut T>,
+    #[cfg(lowtide_loom)]
+    owner: Option<loom::cell::MutPtr<()>>,
+}
+
+impl<T> Lock<T> {
+    pub(crate) fn new(value: T) -> Lock<T> {
+        Lock {
+            taken: Alone(AtomicBool::new(false)),
+            value: UnsafeCell::new(value),
+            #[cfg(lowtide_loom)]
+            owner: loom::cell::UnsafeCell::new(()),
+        }
+    }
+
+    /// Waits until nobody else has it. A thread that has it already waits for ever.
+    #[inline]
+    pub(crate) fn lock(&self) -> Locked<'_, T> {
+        if !self.try_take() {
+            self.wait();
+        }
+        Locked {
+            lock: self,
+            value: PhantomData,
+            #[cfg(lowtide_loom)]
+            owner: Some(self.owner.get_mut()),
+        }
+    }
+
+    #[inline]
+    fn try_take(&self) -> bool {
+        let exchanged =
+            self.taken.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
+        exchanged.is_ok()
+    }
+
+    #[cold]
+    fn wait(&self) {
+        let mut round = 0;
+        while self.looks_taken() || !self.try_take() {
+            relax(round);
+            round += 1;
+        }
+    }
+
+    /// A look that takes the flag's cache line from nobody. A model may show it the same old value
+    /// for ever, so there everybody tries.
+    fn looks_taken(&self) -> bool {
+        !cfg!(lowtide_loom) && self.taken.0.load(Ordering::Relaxed)
+    }
+}
+
+impl<T> Deref for Locked<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this thread has the lock, and `&self` excludes `deref_mut`.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for Locked<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this thread has the lock, and `&mut self` excludes every other reference.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for Locked<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        #[cfg(lowtide_loom)]
+        drop(self.owner.take());
+        self.lock.taken.0.store(false, Ordering::Release);
+    }
+}

@@ -1,0 +1,149 @@
+//! A budget over a source, for one allocator or shared by several.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::source::adaptor::{Adaptor, SourceCall, Upstream};
+use crate::source::{MemorySource, SourceError};
+
+/// A limit on what is committed of a source, over everyone who holds a clone.
+///
+/// Every clone is a source of its own over the same memory and the same budget. So threads that
+/// have nothing to do with each other get an allocator each, over a clone each: they share one
+/// atomic count, and take no lock together. [`Arenas`](crate::Arenas) does that.
+///
+/// What is charged to an allocator counts in its own budget only: the source does not see it.
+#[derive(Debug)]
+pub struct LimitSource<S> {
+    inner: Arc<S>,
+    budget: Arc<Budget>,
+    /// Of this clone.
+    committed: Committed,
+}
+
+#[derive(Debug)]
+struct Budget {
+    limit_bytes: usize,
+    used_bytes: AtomicUsize,
+    used_bytes_peak: AtomicUsize,
+}
+
+impl<S: MemorySource> LimitSource<S> {
+    /// At most `bytes` of `inner` at once.
+    pub fn new(inner: S, bytes: usize) -> LimitSource<S> {
+        let limit_bytes = bytes.min(inner.capacity_bytes());
+        let budget = Budget {
+            limit_bytes,
+            used_bytes: AtomicUsize::new(0),
+            used_bytes_peak: AtomicUsize::new(0),
+        };
+        let committed = Committed::default();
+        LimitSource { inner: Arc::new(inner), budget: Arc::new(budget), committed }
+    }
+
+    /// What all clones together have committed.
+    pub fn used_bytes(&self) -> usize {
+        self.budget.used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The most that they ever had committed together.
+    pub fn used_bytes_peak(&self) -> usize {
+        self.budget.used_bytes_peak.load(Ordering::Relaxed)
+    }
+
+    /// What they could still commit.
+    pub fn left_bytes(&self) -> usize {
+        self.budget.limit_bytes - self.used_bytes()
+    }
+}
+
+impl Budget {
+    /// Takes bytes out of the budget, if it has them. Returns what is used then.
+    fn take(&self, bytes: usize) -> Option<usize> {
+        // Only the sum matters, no other memory hangs on it: relaxed is enough.
+        let taken =
+            self.used_bytes.try_update(Ordering::Relaxed, Ordering::Relaxed, |used_bytes| {
+                used_bytes.checked_add(bytes).filter(|&sum| sum <= self.limit_bytes)
+            });
+        taken.ok().map(|before_bytes| before_bytes + bytes)
+    }
+
+    fn give(&self, bytes: usize) {
+        self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl<S> Clone for LimitSource<S> {
+    fn clone(&self) -> LimitSource<S> {
+        let committed = Committed::default();
+        LimitSource { inner: Arc::clone(&self.inner), budget: Arc::clone(&self.budget), committed }
+    }
+}
+
+impl<S: MemorySource> Adaptor for LimitSource<S> {
+    type Inner = S;
+
+    fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    fn limit_bytes(&self) -> usize {
+        self.budget.limit_bytes
+    }
+
+    fn attempt(&self, call: SourceCall, upstream: &mut Upstream<'_>) -> Result<(), SourceError> {
+        let SourceCall::Commit { segment, size_bytes, .. } = call else { return upstream() };
+        let Some(used_bytes) = self.budget.take(size_bytes) else {
+            return Err(SourceError::OutOfMemory { size_bytes });
+        };
+        if let Err(error) = upstream() {
+            self.budget.give(size_bytes);
+            return Err(error);
+        }
+        // Whoever makes a sum the highest saw it above. What the source refused is in none.
+        self.budget.used_bytes_peak.fetch_max(used_bytes, Ordering::Relaxed);
+        self.committed.add(segment, size_bytes);
+        Ok(())
+    }
+
+    fn give_back(&self, call: SourceCall, upstream: &mut dyn FnMut()) {
+        upstream();
+        self.budget.give(self.committed.note(call));
+    }
+}
+
+/// Committed bytes by segment, for adaptors that count them: a segment may be released with pages
+/// still committed.
+#[derive(Debug, Default)]
+pub(crate) struct Committed {
+    by_segment: Mutex<BTreeMap<u64, usize>>,
+}
+
+impl Committed {
+    pub(crate) fn add(&self, segment: u64, size_bytes: usize) {
+        self.lock(|by_segment| *by_segment.entry(segment).or_default() += size_bytes);
+    }
+
+    /// Counts a call that gives something back. Returns the bytes.
+    pub(crate) fn note(&self, call: SourceCall) -> usize {
+        match call {
+            SourceCall::Decommit { segment, size_bytes, .. } => {
+                self.lock(|by_segment| {
+                    let left_bytes = by_segment.get_mut(&segment).expect("committed before");
+                    *left_bytes -= size_bytes;
+                });
+                size_bytes
+            }
+            SourceCall::Release { segment, .. } => {
+                self.lock(|by_segment| by_segment.remove(&segment)).unwrap_or(0)
+            }
+            _ => 0,
+        }
+    }
+
+    // One change for each lock, so a poisoned one is whole.
+    fn lock<R>(&self, work: impl FnOnce(&mut BTreeMap<u64, usize>) -> R) -> R {
+        work(&mut self.by_segment.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

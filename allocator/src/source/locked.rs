@@ -1,0 +1,100 @@
+//! Pages that stay where they are: the seam to whatever locks host memory.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use crate::source::adaptor::{Adaptor, SourceCall, Upstream};
+use crate::source::{MemorySource, SourceError, VirtualMemory};
+
+/// Locks host pages for a device or in memory: `mlock`, or the driver's registration
+/// (`cuMemHostRegister`).
+///
+/// Ranges are whole pages of the source, at their host address, and do not overlap.
+pub trait PageLock: Send + Sync {
+    /// Locks pages that are not locked.
+    ///
+    /// # Errors
+    /// The system or the driver refuses. Nothing is locked then.
+    fn lock(&self, address: u64, size_bytes: usize) -> Result<(), SourceError>;
+
+    /// Unlocks pages that are locked: perhaps a part of what was locked in one call, never parts of
+    /// two calls.
+    fn unlock(&self, address: u64, size_bytes: usize);
+}
+
+/// An adaptor over a source of host memory that locks what is committed.
+///
+/// It shows no pages at a second address: a lock belongs to the address that it was taken for.
+#[derive(Debug)]
+pub struct LockedSource<S, L> {
+    inner: S,
+    lock: L,
+    /// By address: the end of what one call locked and is still locked.
+    locked: Mutex<BTreeMap<u64, u64>>,
+}
+
+impl<S: MemorySource, L: PageLock> LockedSource<S, L> {
+    /// `inner` is a source whose segments the processor can read.
+    pub fn new(inner: S, lock: L) -> LockedSource<S, L> {
+        LockedSource { inner, lock, locked: Mutex::default() }
+    }
+
+    /// Unlocks a range of addresses, a call for each lock that it meets.
+    fn unlock(&self, address: u64, end: u64) {
+        let mut locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
+        let meets = locked.range(..end).filter(|&(_, &locked_end)| locked_end > address);
+        let met: Vec<(u64, u64)> = meets.map(|(&start, &end)| (start, end)).collect();
+        for (start, locked_end) in met {
+            locked.remove(&start);
+            if start < address {
+                locked.insert(start, address);
+            }
+            if end < locked_end {
+                locked.insert(end, locked_end);
+            }
+            let (from, to) = (start.max(address), locked_end.min(end));
+            self.lock.unlock(from, (to - from) as usize);
+        }
+    }
+}
+
+impl<S: MemorySource, L: PageLock> Adaptor for LockedSource<S, L> {
+    type Inner = S;
+
+    fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    fn attempt(&self, call: SourceCall, upstream: &mut Upstream<'_>) -> Result<(), SourceError> {
+        let SourceCall::Commit { segment, offset, size_bytes } = call else { return upstream() };
+        let address = segment + offset as u64;
+        // First, because it can be undone; host memory has its addresses before it is committed.
+        self.lock.lock(address, size_bytes)?;
+        if let Err(error) = upstream() {
+            self.lock.unlock(address, size_bytes);
+            return Err(error);
+        }
+        let mut locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
+        locked.insert(address, address + size_bytes as u64);
+        Ok(())
+    }
+
+    fn give_back(&self, call: SourceCall, upstream: &mut dyn FnMut()) {
+        // Before the memory goes: the system takes no page back that is locked.
+        match call {
+            SourceCall::Decommit { segment, offset, size_bytes } => {
+                let address = segment + offset as u64;
+                self.unlock(address, address + size_bytes as u64);
+            }
+            SourceCall::Release { segment, size_bytes } => {
+                self.unlock(segment, segment + size_bytes as u64);
+            }
+            _ => {}
+        }
+        upstream();
+    }
+
+    fn pages(&self) -> Option<&dyn VirtualMemory> {
+        None
+    }
+}

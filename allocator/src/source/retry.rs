@@ -1,0 +1,73 @@
+//! Somebody to ask when a source fails.
+
+use crate::source::adaptor::{Adaptor, SourceCall, Upstream};
+use crate::source::{MemorySource, SourceError};
+
+/// What to do about a failed call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnFailure {
+    /// Call again, because something has changed.
+    Retry,
+    /// Hand the failure on.
+    GiveUp,
+}
+
+/// A call that has just failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What was asked.
+    pub call: SourceCall,
+    /// How often it has failed by now, from 1 on.
+    pub attempts: u32,
+    /// How it failed.
+    pub error: SourceError,
+}
+
+/// An adaptor that asks a callback about every failure of the source below, and calls again for as
+/// long as it says so, up to a bound.
+///
+/// The callback runs under the lock of the allocator: it can make room in the source (end a
+/// neighbour on the device, wait for one), but must not call the allocator. What an allocator could
+/// give back itself belongs into [`on_shortage`](crate::CachingAllocator::on_shortage).
+#[derive(Debug)]
+pub struct RetrySource<S, F> {
+    inner: S,
+    attempts_max: u32,
+    on_failure: F,
+}
+
+impl<S, F> RetrySource<S, F>
+where
+    S: MemorySource,
+    F: Fn(&Failure) -> OnFailure + Send + Sync,
+{
+    /// A call is made at most `attempts_max` times, and at least once.
+    pub fn new(inner: S, attempts_max: u32, on_failure: F) -> RetrySource<S, F> {
+        RetrySource { inner, attempts_max, on_failure }
+    }
+}
+
+impl<S, F> Adaptor for RetrySource<S, F>
+where
+    S: MemorySource,
+    F: Fn(&Failure) -> OnFailure + Send + Sync,
+{
+    type Inner = S;
+
+    fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    fn attempt(&self, call: SourceCall, upstream: &mut Upstream<'_>) -> Result<(), SourceError> {
+        let mut attempts = 0;
+        loop {
+            let Err(error) = upstream() else { return Ok(()) };
+            attempts += 1;
+            let failure = Failure { call, attempts, error };
+            let is_last = attempts >= self.attempts_max;
+            if is_last || (self.on_failure)(&failure) == OnFailure::GiveUp {
+                return Err(failure.error);
+            }
+        }
+    }
+}

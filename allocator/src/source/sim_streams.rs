@@ -1,0 +1,278 @@
+//! Streams of a simulated device, with clocks that prove that no memory is reused early.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+
+use thiserror::Error;
+
+use crate::lock::{Lock, Locked};
+use crate::source::SourceError;
+use crate::source::fence::Fence;
+use crate::stream::Stream;
+
+/// Streams of a [`SimSource`](crate::SimSource). Clones are handles to the same ones.
+///
+/// Every stream has a vector clock (Fidge 1988, Mattern 1989): how much of each stream's work is
+/// done before what it does next. [`launch`](Self::launch) stands for a kernel and remembers who
+/// used which bytes; if the work of an earlier owner of the same bytes need not be done by then,
+/// a real device would mix the two up, and the launch is an error.
+///
+/// The host has a clock too: what it does is done when it returns, a launch comes after all that
+/// the host has seen, and [`touch`](Self::touch) stands for a read or a write by the host, which
+/// must have waited for every stream that may still work on the same bytes.
+#[derive(Clone)]
+pub struct SimStreams {
+    clocks: Arc<Lock<Clocks>>,
+}
+
+/// A block that work uses.
+pub(crate) struct UsedBlock {
+    pub(crate) serial: u64,
+    /// The allocator's shared part, which tells allocators apart.
+    pub(crate) owner: Weak<dyn Send + Sync>,
+    /// Its ranges of the allocator's memory.
+    pub(crate) pieces: Vec<Range<usize>>,
+}
+
+/// Memory was given to somebody while its last owner's work could still be running.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub struct EarlyReuse {
+    /// Whose launch came too early; `None` if the host touched the bytes.
+    pub stream: Option<Stream>,
+    /// The block that it was for.
+    pub serial: u64,
+    /// The first byte in question.
+    pub offset: usize,
+    /// Who may not be done.
+    pub running_on: Stream,
+    /// With which block.
+    pub previous_serial: u64,
+}
+
+impl fmt::Display for EarlyReuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.stream {
+            Some(stream) => write!(f, "{stream} uses ")?,
+            None => f.write_str("the host touches ")?,
+        }
+        let EarlyReuse { serial, offset, running_on, previous_serial, .. } = self;
+        write!(f, "byte {offset} of block {serial} while {running_on} may still ")?;
+        write!(f, "work on block {previous_serial} there")
+    }
+}
+
+type Clock = [u64; Stream::COUNT];
+
+/// A byte of an allocator's memory: several allocators may use the same streams.
+type Place = (usize, usize);
+
+#[derive(Default)]
+struct Clocks {
+    /// By stream, how many launches of every stream happen before its next one.
+    known: Vec<Clock>,
+    /// How many launches of every stream the host has waited for.
+    host: Option<Box<Clock>>,
+    /// Allocators by their number in a [`Place`]. Held weakly: no other can have the same address
+    /// meanwhile.
+    owners: Vec<Weak<dyn Send + Sync>>,
+    /// Start of a range of bytes to its last owner.
+    uses: BTreeMap<Place, Uses>,
+}
+
+impl fmt::Debug for SimStreams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let clocks = self.lock();
+        f.debug_struct("SimStreams")
+            .field("known", &clocks.known)
+            .field("uses", &clocks.uses)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Default for SimStreams {
+    fn default() -> SimStreams {
+        SimStreams { clocks: Arc::new(Lock::new(Clocks::default())) }
+    }
+}
+
+/// The launches that used a range on behalf of its last owner.
+#[derive(Clone, Debug)]
+struct Uses {
+    end: usize,
+    serial: u64,
+    /// The last launch of each stream, by the stream's count.
+    launches: Vec<(Stream, u64)>,
+}
+
+impl SimStreams {
+    /// Streams on which nothing happened yet.
+    pub fn new() -> SimStreams {
+        SimStreams::default()
+    }
+
+    /// A kernel on `stream` that uses blocks.
+    ///
+    /// # Errors
+    /// A block lies where earlier work on another one need not be done.
+    pub(crate) fn launch_on(&self, stream: Stream, used: Vec<UsedBlock>) -> Result<(), EarlyReuse> {
+        let mut clocks = self.lock();
+        let host = clocks.host.clone();
+        let clock = clocks.clock(stream);
+        if let Some(host) = host {
+            join(clock, &host[..]);
+        }
+        clock[stream.index()] += 1;
+        let now = clock[stream.index()];
+        for UsedBlock { serial, owner, pieces } in used {
+            let owner = clocks.number_of(owner);
+            for piece in pieces {
+                clocks.take(stream, serial, (owner, piece.start)..(owner, piece.end), now)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The host reads or writes blocks.
+    ///
+    /// # Errors
+    /// Work on the bytes need not be done: the host has not waited for its stream.
+    pub(crate) fn touch_by_host(&self, used: Vec<UsedBlock>) -> Result<(), EarlyReuse> {
+        let mut clocks = self.lock();
+        for UsedBlock { serial, owner, pieces } in used {
+            let owner = clocks.number_of(owner);
+            for piece in pieces {
+                clocks.check_host(serial, (owner, piece.start)..(owner, piece.end))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> Locked<'_, Clocks> {
+        self.clocks.lock()
+    }
+}
+
+impl Fence for SimStreams {
+    fn wait(&self, waiter: Stream, on: Stream) -> Result<(), SourceError> {
+        let mut clocks = self.lock();
+        clocks.know(waiter.max(on));
+        let pair = [waiter.index(), on.index()];
+        // A stream has always waited for itself.
+        let met = clocks.known.len();
+        if let Ok([own, other]) = clocks.known.get_disjoint_mut(pair) {
+            // Streams that nobody met have launched nothing.
+            join(&mut own[..met], &other[..met]);
+        }
+        Ok(())
+    }
+
+    fn wait_host(&self, on: Stream) -> Result<(), SourceError> {
+        let mut clocks = self.lock();
+        let other = *clocks.clock(on);
+        let host = clocks.host.get_or_insert_with(|| Box::new([0; Stream::COUNT]));
+        join(&mut host[..], &other);
+        Ok(())
+    }
+}
+
+impl Clocks {
+    fn clock(&mut self, stream: Stream) -> &mut Clock {
+        self.know(stream);
+        &mut self.known[stream.index()]
+    }
+
+    /// A stream that was not met before has a clock now, as have those before it.
+    fn know(&mut self, stream: Stream) {
+        if self.known.len() <= stream.index() {
+            self.known.resize(stream.index() + 1, [0; Stream::COUNT]);
+        }
+    }
+
+    fn number_of(&mut self, owner: Weak<dyn Send + Sync>) -> usize {
+        let known =
+            self.owners.iter().position(|known| std::ptr::addr_eq(known.as_ptr(), owner.as_ptr()));
+        known.unwrap_or_else(|| {
+            self.owners.push(owner);
+            self.owners.len() - 1
+        })
+    }
+
+    /// The host uses a range of a block.
+    fn check_host(&mut self, serial: u64, range: Range<Place>) -> Result<(), EarlyReuse> {
+        self.split_at(range.start);
+        self.split_at(range.end);
+        let host = self.host.as_deref().unwrap_or(&[0; Stream::COUNT]);
+        for (&(_, offset), uses) in self.uses.range(range) {
+            if let Some(running_on) = uses.running(host) {
+                let previous_serial = uses.serial;
+                let stream = None;
+                return Err(EarlyReuse { stream, serial, offset, running_on, previous_serial });
+            }
+        }
+        Ok(())
+    }
+
+    /// A launch uses a range for a block.
+    fn take(
+        &mut self,
+        stream: Stream,
+        serial: u64,
+        range: Range<Place>,
+        now: u64,
+    ) -> Result<(), EarlyReuse> {
+        let known = *self.clock(stream);
+        self.split_at(range.start);
+        self.split_at(range.end);
+        let mut launches = vec![(stream, now)];
+        let mut same_owner = Vec::new();
+        for (&(_, offset), uses) in self.uses.range(range.clone()) {
+            if uses.serial == serial {
+                same_owner.extend(uses.launches.iter().copied());
+                continue;
+            }
+            if let Some(running_on) = uses.running(&known) {
+                let (stream, previous_serial) = (Some(stream), uses.serial);
+                return Err(EarlyReuse { stream, serial, offset, running_on, previous_serial });
+            }
+        }
+        launches.extend(same_owner.into_iter().filter(|&(on, _)| on != stream));
+        launches.sort_unstable();
+        // Only the last launch of a stream counts: those before it are done earlier.
+        launches.reverse();
+        launches.dedup_by_key(|(on, _)| *on);
+        let inside: Vec<Place> = self.uses.range(range.clone()).map(|(&place, _)| place).collect();
+        for place in inside {
+            self.uses.remove(&place);
+        }
+        let end = range.end.1;
+        self.uses.insert(range.start, Uses { end, serial, launches });
+        Ok(())
+    }
+
+    /// Makes a place a border of the ranges.
+    fn split_at(&mut self, (owner, offset): Place) {
+        let before = self.uses.range_mut((owner, 0)..(owner, offset)).next_back();
+        let Some((_, uses)) = before else { return };
+        if uses.end > offset {
+            let rest = uses.clone();
+            uses.end = offset;
+            self.uses.insert((owner, offset), rest);
+        }
+    }
+}
+
+impl Uses {
+    /// A stream whose launches need not be done for somebody who knows that much.
+    fn running(&self, known: &Clock) -> Option<Stream> {
+        let running = self.launches.iter().find(|(on, count)| known[on.index()] < *count);
+        running.map(|&(on, _)| on)
+    }
+}
+
+fn join(clock: &mut [u64], other: &[u64]) {
+    for (own, other) in clock.iter_mut().zip(other) {
+        *own = (*own).max(*other);
+    }
+}
