@@ -21,7 +21,9 @@ mod origin;
 mod source;
 mod statistics;
 mod stream;
+#[cfg(feature = "torch")]
 pub mod torch;
+#[cfg(feature = "trace")]
 pub mod trace;
 
 pub use arena::block_info::BlockInfo;
@@ -52,8 +54,11 @@ pub use source::locked::{LockedSource, PageLock};
 pub use source::retry::{Failure, OnFailure, RetrySource};
 pub use source::sim::SimSource;
 pub use source::sim_streams::{EarlyReuse, SimStreams};
+#[cfg(feature = "testing")]
 pub use source::testing::co_tenant::{CoTenantSource, Tenancy};
+#[cfg(feature = "testing")]
 pub use source::testing::fault::FaultSource;
+#[cfg(feature = "testing")]
 pub use source::testing::recording::{CallRecord, RecordingSource};
 pub use source::{Mapping, MemorySource, PageRange, Segment, SourceError, VirtualMemory};
 pub use statistics::{Counter, ModuleShare, Statistics};

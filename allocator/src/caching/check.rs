@@ -20,7 +20,7 @@ impl CachingAllocator {
         let (mut requested_bytes, mut allocated_bytes, mut live_count) = (0, 0, 0);
         let mut by_category = ByCategory::<usize>::default();
         let mut views: BTreeMap<u32, usize> = BTreeMap::new();
-        books.layout.check();
+        engine.state.rules.check(books);
         for (_, live) in engine.state.live() {
             assert!(live.requested_bytes <= live.size_bytes, "block {} is short", live.serial);
             live_count += 1;
@@ -32,9 +32,6 @@ impl CachingAllocator {
             }
         }
         books.views.check(&views);
-        if let Some(torch) = &engine.state.torch {
-            torch.check(books.layout.live().map(|(_, live)| live.size_bytes).sum());
-        }
         books.pages.check();
         if let Some(checks) = &books.checks {
             checks.check(books);

@@ -3,11 +3,11 @@
 use crate::arena::layout::{Extent, Place};
 use crate::arena::state::Request;
 use crate::arena::views::View;
-use crate::caching::engine::Engine;
+use crate::caching::effects::Effects;
 use crate::caching::history::Action;
 use crate::source::{Mapping, PageRange, SourceError};
 
-impl Engine<'_> {
+impl Effects<'_> {
     /// The view of a stitched place, mapped now if no earlier block left it.
     ///
     /// # Errors
@@ -17,14 +17,14 @@ impl Engine<'_> {
         place: &Place,
         request: &Request,
     ) -> Result<u32, SourceError> {
-        let page_bytes = self.state.books.statistics.page_bytes;
+        let page_bytes = self.books.statistics.page_bytes;
         let row = place.extents().map(|piece| piece.pages_around(page_bytes));
-        if let Some(view) = self.state.books.views.find(row.clone()) {
+        if let Some(view) = self.books.views.find(row.clone()) {
             return Ok(view);
         }
         let pages: Vec<Extent> = row.collect();
         let gap = loop {
-            let views = &mut self.state.books.views;
+            let views = &mut self.books.views;
             if let Some(gap) = views.gap(&pages) {
                 break gap;
             }
@@ -34,7 +34,7 @@ impl Engine<'_> {
             self.unmap_view(&unused, request);
         };
         self.map_pages(&pages, gap.extent.offset, request)?;
-        Ok(self.state.books.views.insert(pages, gap))
+        Ok(self.books.views.insert(pages, gap))
     }
 
     /// Maps all of them or none.
@@ -50,7 +50,7 @@ impl Engine<'_> {
         for (index, run) in pages.iter().enumerate() {
             let shown = PageRange::new(&self.segments.memory, run.offset, run.size_bytes);
             let mapping = Mapping::new(shown, views, view_offset);
-            self.state.books.statistics.source_calls += 1;
+            self.books.statistics.source_calls += 1;
             if let Err(error) = source.map(&self.segments.memory, views, &mapping) {
                 self.unmap_pages(&pages[..index], start, request);
                 return Err(error);
@@ -72,7 +72,7 @@ impl Engine<'_> {
         for run in pages {
             let shown = PageRange::new(&self.segments.memory, run.offset, run.size_bytes);
             let mapping = Mapping::new(shown, views, view_offset);
-            self.state.books.statistics.source_calls += 1;
+            self.books.statistics.source_calls += 1;
             source.unmap(views, &mapping);
             self.record(Action::Unmap, request, run.offset, run.size_bytes, 0);
             view_offset += run.size_bytes;
@@ -87,10 +87,10 @@ impl Engine<'_> {
         request: &Request,
         serial: u64,
     ) -> usize {
-        self.state.books.statistics.stitches += 1;
+        self.books.statistics.stitches += 1;
         for piece in place.extents() {
             self.record(Action::Piece, request, piece.offset, piece.size_bytes, serial);
         }
-        self.state.books.views.get(view).offset
+        self.books.views.get(view).offset
     }
 }

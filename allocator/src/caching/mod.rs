@@ -4,19 +4,24 @@ pub(crate) mod arenas;
 pub(crate) mod buffer;
 mod check;
 pub(crate) mod checked;
+pub(crate) mod effects;
 pub(crate) mod engine;
 pub(crate) mod history;
-pub(crate) mod live;
 mod mapping;
 #[cfg(all(test, lowtide_loom))]
 mod models;
+mod pages;
 pub(crate) mod pinned;
 pub(crate) mod policy;
 pub(crate) mod reclaim;
+pub(crate) mod rules;
 pub(crate) mod scope;
+pub(crate) mod shortage;
 mod sim_streams;
 pub(crate) mod simulation;
+#[cfg(feature = "torch")]
 pub(crate) mod torch;
+mod torch_named;
 pub(crate) mod watch;
 
 use std::fmt;
@@ -28,12 +33,15 @@ use crate::arena::freed::Checks;
 use crate::arena::layout::BLOCK_BYTES;
 use crate::arena::state::{Books, Request};
 use crate::caching::buffer::Buffer;
-use crate::caching::engine::{Core, Engine, Granted, Refusal, Segments, State};
+use crate::caching::engine::{Core, Engine, Granted, Segments, State};
 use crate::caching::history::History;
 use crate::caching::policy::Policy;
 use crate::caching::reclaim::{Reclaim, Reclaimers, Registration};
+use crate::caching::rules::Rules;
 use crate::caching::scope::{CategoryScope, Charge, Seal};
+use crate::caching::shortage::{Refusal, Shortage};
 use crate::caching::simulation::Simulation;
+#[cfg(feature = "torch")]
 use crate::caching::torch::TorchFront;
 use crate::category::Category;
 use crate::error::{AllocError, Rung, Tried};
@@ -130,6 +138,7 @@ impl CachingAllocator {
             page_bytes.is_power_of_two() && page_bytes >= BLOCK_BYTES,
             "{page_bytes} is no page size"
         );
+        #[cfg(feature = "torch")]
         // A segment that is released gives whole pages back, after the source waited for all work
         // on them. What it shared with a neighbour would stay, and nobody would wait.
         if let Policy::Torch(settings) = &policy
@@ -155,11 +164,12 @@ impl CachingAllocator {
         let mut books = Books::new(capacity_bytes, page_bytes, limit_bytes, views.as_ref());
         books.checks = checks;
         let segments = Segments { memory, views };
-        let torch = match policy {
-            Policy::Pages => None,
-            Policy::Torch(settings) => Some(TorchFront::new(settings)),
+        let rules = match policy {
+            Policy::Pages => Rules::Pages,
+            #[cfg(feature = "torch")]
+            Policy::Torch(settings) => Rules::Torch(Box::new(TorchFront::new(settings))),
         };
-        let core = Core::new(Box::new(source), segments, books, torch);
+        let core = Core::new(Box::new(source), segments, books, rules);
         Ok(CachingAllocator::assemble(core, Category::Other, stream))
     }
 
@@ -259,26 +269,31 @@ impl CachingAllocator {
         refusal: Refusal,
         search: impl Fn(&mut Engine<'_>) -> Result<T, Refusal>,
     ) -> Result<T, AllocError> {
-        let mut shortage = match refusal {
-            Refusal::Final(error) => return Err(error),
-            Refusal::Short(shortage) => shortage,
-        };
+        let mut shortage = self.shortage_of(refusal, request)?;
         if !shortage.injected {
             let round = self.shared.reclaimers.round();
             for reclaimer in round.reclaimers() {
                 let tried = shortage.tried.with(Rung::Reclaim);
                 reclaimer.reclaim(request.size_bytes);
-                match search(&mut self.core().lock()) {
+                // The search holds the lock to its end, and no longer.
+                let found = search(&mut self.core().lock());
+                match found {
                     Ok(granted) => return Ok(granted),
-                    Err(Refusal::Final(error)) => return Err(error),
-                    Err(Refusal::Short(still)) => {
-                        shortage = still;
-                        shortage.tried = tried.and(still.tried);
-                    }
+                    Err(refusal) => shortage = self.shortage_of(refusal, request)?,
                 }
+                shortage.tried = tried.and(shortage.tried);
             }
         }
         Err(self.core().lock().give_up(request, shortage))
+    }
+
+    /// What is short; an error if memory is not what was refused for.
+    fn shortage_of(&self, refusal: Refusal, request: &Request) -> Result<Shortage, AllocError> {
+        match refusal {
+            Refusal::Short(shortage) => Ok(shortage),
+            Refusal::Final(error) => Err(error),
+            Refusal::Wait(error) => Err(self.core().lock().wait_failed(error, request)),
+        }
     }
 
     /// What is enqueued on `waiter` from now on starts after all that was enqueued on `on` so far.

@@ -13,13 +13,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::caching::CachingAllocator;
 use crate::caching::buffer::Buffer;
 use crate::caching::reclaim::Registration;
+use crate::caching::torch_named::{Names, named};
 use crate::category::Category;
 use crate::error::AllocError;
 use crate::source::fence::Fence;
 use crate::source::{MemorySource, SourceError};
 use crate::statistics::{Counter, Statistics};
 use crate::stream::{Stream, StreamSet};
-use crate::torch::named::{Names, named};
 
 /// A cache of page-locked blocks. Clones are handles to the same one.
 ///

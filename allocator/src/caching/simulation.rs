@@ -24,12 +24,12 @@ pub struct Simulation {
 
 impl Simulation {
     pub(crate) fn new(original: &CachingAllocator) -> Simulation {
-        let (books, torch, orphans) = {
+        let (books, rules, orphans) = {
             let engine = original.core().lock();
             let state = &engine.state;
             let mut books = state.books.clone();
             books.statistics = state.watches.whole(&books.statistics);
-            (books, state.torch.clone(), orphans_of(state))
+            (books, state.rules.clone(), orphans_of(state))
         };
         let statistics = &books.statistics;
         let mut source =
@@ -47,7 +47,7 @@ impl Simulation {
             views.expect("an address range that exists elsewhere fits here")
         });
         let segments = Segments { memory, views };
-        let core = Core::new(Box::new(source), segments, books, torch);
+        let core = Core::new(Box::new(source), segments, books, rules);
         Simulation {
             allocator: CachingAllocator::assemble(
                 core,

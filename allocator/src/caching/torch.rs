@@ -12,10 +12,12 @@ use std::collections::BTreeMap;
 use crate::arena::free_list::NONE;
 use crate::arena::layout::{Live, active_bytes};
 use crate::arena::state::Request;
-use crate::caching::engine::{Engine, Granted, Refusal};
+use crate::caching::effects::Effects;
+use crate::caching::engine::Granted;
 use crate::caching::history::{Action, Record};
+use crate::caching::shortage::{Refusal, Shortage};
 use crate::category::Category;
-use crate::error::{AllocError, Tried};
+use crate::error::{Rung, Tried};
 use crate::stream::{Stream, StreamSet};
 use crate::torch::{
     BlockState, REQUEST_BYTES_END, SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES, SegmentSource, StreamId,
@@ -134,41 +136,45 @@ fn stream_id(stream: Stream) -> StreamId {
     StreamId(stream.index() as u64)
 }
 
-impl Engine<'_> {
+impl TorchFront {
     /// A block by PyTorch's rules.
     #[cold]
-    pub(crate) fn allocate_by_torch(&mut self, request: &Request) -> Result<Granted, Refusal> {
+    pub(crate) fn allocate(
+        &mut self,
+        effects: &mut Effects<'_>,
+        request: &Request,
+    ) -> Result<Granted, Refusal> {
         let Some(size_bytes) = active_bytes(request.size_bytes) else {
-            return Err(self.shortage(usize::MAX, false, Tried::default(), request));
+            self.empty_cache(effects, request);
+            return Err(effects.shortage(usize::MAX, Tried::default(), request));
         };
-        let mut torch = self.state.torch.take().expect("the torch policy is in force");
         // PyTorch gives no block for nothing; here a block of nothing is a block.
         let requested_bytes = request.size_bytes.max(1) as u64;
-        let segments = &mut torch.segments;
-        let mut driver = Driver { engine: self, segments, request, failure: None };
-        let placed = torch.rules.place(requested_bytes, stream_id(request.stream), &mut driver);
+        let segments = &mut self.segments;
+        let mut driver = Driver { effects, segments, request, failure: None };
+        let placed = self.rules.place(requested_bytes, stream_id(request.stream), &mut driver);
         let failure = driver.failure;
         let Ok(Some(placement)) = placed else {
-            let needed_bytes = torch.needed_bytes(requested_bytes);
-            let charged_bytes = self.state.books.statistics.charged.current_bytes;
-            self.state.torch = Some(torch);
-            let needed_bytes = needed_bytes.saturating_add(charged_bytes);
-            return Err(failure.map_or_else(|| self.short_of(needed_bytes), Refusal::Final));
+            let charged_bytes = effects.books.statistics.charged.current_bytes;
+            let needed_bytes = self.needed_bytes(requested_bytes).saturating_add(charged_bytes);
+            // The rules have released what they could.
+            let tried = Tried::default().with(Rung::Search).with(Rung::Trim);
+            let short = Shortage { needed_bytes, injected: false, tried };
+            return Err(failure.unwrap_or(Refusal::Short(short)));
         };
         let offset = placement.address as usize;
-        let live = self.state.books.note_block(size_bytes, request);
-        let slot = torch.enter(offset, live);
-        self.state.torch = Some(torch);
-        self.record(Action::Allocate, request, offset, size_bytes, live.serial);
+        let live = effects.books.note_block(size_bytes, request);
+        let slot = self.enter(offset, live);
+        effects.record(Action::Allocate, request, offset, size_bytes, live.serial);
         Ok(Granted::whole(offset, slot, live.serial, request))
     }
 
+    /// Frees the block in a slot. Returns what it was.
     #[cold]
-    pub(crate) fn free_by_torch(&mut self, slot: u32) {
-        let mut torch = self.state.torch.take().expect("the torch policy is in force");
-        let (offset, live) = *torch.block(slot);
-        torch.blocks[slot as usize] = None;
-        torch.vacant.push(slot);
+    pub(crate) fn free(&mut self, effects: &mut Effects<'_>, slot: u32) -> Live {
+        let (offset, live) = *self.block(slot);
+        self.blocks[slot as usize] = None;
+        self.vacant.push(slot);
         let request = Request {
             category: live.category,
             size_bytes: live.requested_bytes,
@@ -176,52 +182,36 @@ impl Engine<'_> {
             site: live.site,
             module: live.module,
         };
-        self.state.history.push(Record::of_block(Action::Free, offset, &live));
-        self.state.books.forget_block(&live);
+        effects.history.push(Record::of_block(Action::Free, offset, &live));
+        effects.books.forget_block(&live);
         let others = live.users.without(live.stream);
-        if self.wait_for(others, &request).is_ok() {
-            let freed = torch.rules.free(offset as u64);
+        if effects.wait_in_order(others, &request).is_ok() {
+            let freed = self.rules.free(offset as u64);
             debug_assert!(freed.is_ok(), "the block at {offset} is not the rules'");
         } else {
             // A drop cannot fail, and memory that is out of order cannot be reused.
-            torch.stranded_count += 1;
+            self.stranded_count += 1;
         }
-        self.state.torch = Some(torch);
-        self.settle(live.category, live.site);
+        live
     }
 
-    #[cold]
-    pub(crate) fn record_use_by_torch(&mut self, slot: u32, stream: Stream) {
-        let torch = self.state.torch.as_mut().expect("the torch policy is in force");
-        let (_, live) = torch.block_mut(slot);
-        live.users = live.users.union(StreamSet::of(stream));
-    }
-
-    pub(crate) fn torch_users(&mut self, slot: u32) -> StreamSet {
-        let torch = self.state.torch.as_mut().expect("the torch policy is in force");
-        torch.block_mut(slot).1.users
-    }
-
-    /// Releases every segment that is free.
-    pub(crate) fn empty_torch_cache(&mut self, request: &Request) -> usize {
-        let Some(mut torch) = self.state.torch.take() else { return 0 };
-        let before_bytes = torch.reserved_bytes();
-        let segments = &mut torch.segments;
-        let mut driver = Driver { engine: self, segments, request, failure: None };
-        torch.rules.empty_cache(&mut driver);
-        let released_bytes = before_bytes - torch.reserved_bytes();
-        self.state.torch = Some(torch);
-        released_bytes
+    /// Releases every segment that is free. Returns their bytes.
+    pub(crate) fn empty_cache(&mut self, effects: &mut Effects<'_>, request: &Request) -> usize {
+        let before_bytes = self.reserved_bytes();
+        let segments = &mut self.segments;
+        let mut driver = Driver { effects, segments, request, failure: None };
+        self.rules.empty_cache(&mut driver);
+        before_bytes - self.reserved_bytes()
     }
 }
 
 /// The arena as the driver that PyTorch's rules ask for segments.
 struct Driver<'a, 'b> {
-    engine: &'a mut Engine<'b>,
+    effects: &'a mut Effects<'b>,
     segments: &'a mut BTreeMap<usize, u32>,
     request: &'a Request,
     /// What the source failed with, other than a lack of memory.
-    failure: Option<AllocError>,
+    failure: Option<Refusal>,
 }
 
 impl SegmentSource for Driver<'_, '_> {
@@ -229,12 +219,14 @@ impl SegmentSource for Driver<'_, '_> {
         let size_bytes = usize::try_from(size_bytes).ok()?;
         let stream = Stream::DEFAULT;
         let tried = Cell::default();
-        let mut place = self.engine.state.books.place_whole(size_bytes, stream, &tried)?;
-        if let Err(refusal) = self.engine.commit_for(&place, tried.get(), self.request) {
-            if let Refusal::Final(error) = refusal {
-                self.failure = Some(error);
+        let mut place = self.effects.books.place_whole(size_bytes, stream, &tried)?;
+        match self.effects.commit_for(&place, tried.get(), self.request) {
+            Ok(()) => {}
+            Err(Refusal::Short(_)) => return None,
+            Err(refusal) => {
+                self.failure = Some(refusal);
+                return None;
             }
-            return None;
         }
         let live = Live {
             requested_bytes: size_bytes,
@@ -247,7 +239,7 @@ impl SegmentSource for Driver<'_, '_> {
             serial: 0,
             view: NONE,
         };
-        let books = &mut self.engine.state.books;
+        let books = &mut *self.effects.books;
         let slot = books.layout.insert(&mut place, &live, books.current_event());
         self.segments.insert(place.offset(), slot);
         Some(place.offset() as u64)
@@ -255,8 +247,8 @@ impl SegmentSource for Driver<'_, '_> {
 
     fn release(&mut self, address: u64, _size_bytes: u64) {
         let slot = self.segments.remove(&(address as usize)).expect("a segment of the rules");
-        let books = &mut self.engine.state.books;
+        let books = &mut *self.effects.books;
         books.layout.remove(slot, books.current_event());
-        self.engine.pay(usize::MAX, &[], self.request);
+        self.effects.pay(usize::MAX, &[], self.request);
     }
 }

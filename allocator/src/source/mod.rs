@@ -10,6 +10,7 @@ pub(crate) mod locked;
 pub(crate) mod retry;
 pub(crate) mod sim;
 pub(crate) mod sim_streams;
+#[cfg(feature = "testing")]
 pub(crate) mod testing;
 
 use std::any::Any;

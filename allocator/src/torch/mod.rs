@@ -24,7 +24,6 @@ mod error;
 mod expand;
 mod heap;
 mod layout;
-pub(crate) mod named;
 mod parse;
 mod policy;
 mod reclaim;

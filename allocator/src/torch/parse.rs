@@ -73,6 +73,7 @@ impl TorchSettings {
     }
 
     /// [`parse`](Self::parse) for what a PyTorch of any age has taken: unknown keys are ignored.
+    #[cfg(feature = "trace")]
     pub(crate) fn parse_recorded(text: &str) -> Result<TorchSettings, SettingsError> {
         read(text, Unknown::Skip)
     }

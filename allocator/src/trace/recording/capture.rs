@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::panic::Location;
 
-use crate::arena::layout::{Extent, Live};
+use crate::arena::layout::Extent;
 use crate::caching::CachingAllocator;
 use crate::caching::history::{Action, History, Moment, Record};
+use crate::caching::rules::Rules;
 use crate::category::{ByCategory, Category};
 use crate::origin::ModulePath;
 use crate::statistics::Statistics;
@@ -42,23 +43,13 @@ impl CachingAllocator {
         for entry in books.charges.values() {
             charges[entry.category] += entry.size_bytes;
         }
-        let record = |offset, live: &Live| Record::of_block(Action::Allocate, offset, live);
-        let blocks = match &engine.state.torch {
-            Some(torch) => {
-                torch.live().iter().map(|(at, b)| (record(*at, b), Vec::new())).collect()
-            }
-            None => {
-                let layout = &books.layout;
-                let block = |(slot, live): (u32, Live)| {
-                    let pieces = layout.pieces(slot).filter(|_| live.is_stitched()).collect();
-                    (record(layout.offset(slot), &live), pieces)
-                };
-                layout.live().map(block).collect()
-            }
-        };
+        let live = engine.state.live_with_pieces().into_iter();
+        let blocks = live.map(|(offset, live, pieces)| {
+            (Record::of_block(Action::Allocate, offset, &live), pieces)
+        });
         Capture {
-            blocks,
-            is_torch: engine.state.torch.is_some(),
+            blocks: blocks.collect(),
+            is_torch: matches!(engine.state.rules, Rules::Torch(_)),
             charges,
             committed: books.pages.all(),
             address: core.segments.memory.address(),

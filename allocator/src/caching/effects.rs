@@ -1,0 +1,156 @@
+//! The effects: every call of the source, and the order in which state and source change.
+
+use crate::arena::layout::{Extent, Place};
+use crate::arena::state::{Books, Request};
+use crate::caching::engine::Segments;
+use crate::caching::history::{Action, Record, Ring};
+use crate::caching::shortage::{Refusal, Shortage};
+use crate::error::{AllocError, Rung, Tried};
+use crate::source::{MemorySource, PageRange, SourceError};
+use crate::stream::StreamSet;
+
+/// The arena, the source and the history, for whichever rules place a block. What is done to the
+/// source is done to the arena's state at once, and written down.
+pub(crate) struct Effects<'a> {
+    pub(crate) source: &'a dyn MemorySource,
+    pub(crate) segments: &'a Segments,
+    pub(crate) books: &'a mut Books,
+    pub(crate) history: &'a mut Ring,
+}
+
+impl Effects<'_> {
+    /// Commits the pages that a place lacks. Growth is paid with free pages first, always: what is
+    /// reserved only rises when none is left, so that the peak cannot be undercut.
+    #[cold]
+    pub(crate) fn commit_for(
+        &mut self,
+        place: &Place,
+        tried: Tried,
+        request: &Request,
+    ) -> Result<(), Refusal> {
+        let books = &self.books;
+        let needed_bytes = books.needed_bytes(Some(place));
+        if place.end() > books.limit_bytes {
+            return Err(self.shortage(needed_bytes, tried, request));
+        }
+        let extents: Vec<Extent> = place.extents().collect();
+        let missing = |extent: &Extent| books.pages.missing_in(*extent);
+        let missing: Vec<Extent> = extents.iter().flat_map(missing).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        if !books.fits(needed_bytes) {
+            return Err(self.shortage(needed_bytes, tried, request));
+        }
+        let missing_bytes = missing.iter().map(|run| run.size_bytes).sum();
+        self.pay(missing_bytes, &extents, request);
+        for run in missing {
+            if self.commit(run, request).is_ok() {
+                continue;
+            }
+            // The source has less than its capacity: somebody else uses it too.
+            self.books.statistics.retries += 1;
+            self.pay(usize::MAX, &extents, request);
+            match self.commit(run, request) {
+                Ok(()) => {}
+                Err(SourceError::OutOfMemory { .. }) => {
+                    let tried = tried.with(Rung::Trim);
+                    return Err(Refusal::Short(Shortage { needed_bytes, injected: false, tried }));
+                }
+                Err(error) => return Err(Refusal::Final(AllocError::Source(error))),
+            }
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, run: Extent, request: &Request) -> Result<(), SourceError> {
+        let segment = &self.segments.memory;
+        self.books.statistics.source_calls += 1;
+        self.source.commit(segment, &PageRange::new(segment, run.offset, run.size_bytes))?;
+        self.books.add_pages(run);
+        self.record(Action::Commit, request, run.offset, run.size_bytes, 0);
+        Ok(())
+    }
+
+    /// Gives every free page back. Returns their bytes.
+    pub(crate) fn trim(&mut self, request: &Request) -> usize {
+        let size_bytes = self.books.free_page_bytes();
+        self.pay(size_bytes, &[], request);
+        size_bytes
+    }
+
+    /// Gives up to `size_bytes` of free pages back, none that a block is about to take.
+    pub(crate) fn pay(&mut self, size_bytes: usize, except: &[Extent], request: &Request) {
+        if size_bytes == 0 || self.books.free_page_bytes() == 0 {
+            return;
+        }
+        for run in self.books.spare_pages(size_bytes, except) {
+            for view in self.books.views.take_showing(run) {
+                self.unmap_view(&view, request);
+            }
+            self.books.remove_pages(run);
+            self.books.statistics.source_calls += 1;
+            self.record(Action::Decommit, request, run.offset, run.size_bytes, 0);
+            let segment = &self.segments.memory;
+            self.source.decommit(segment, &PageRange::new(segment, run.offset, run.size_bytes));
+        }
+    }
+
+    /// Gives the cache back before memory is said to be short. The second search needs no code:
+    /// `needed_bytes` already counts nothing that is cached.
+    #[cold]
+    pub(crate) fn shortage(
+        &mut self,
+        needed_bytes: usize,
+        tried: Tried,
+        request: &Request,
+    ) -> Refusal {
+        self.books.statistics.retries += 1;
+        self.trim(request);
+        Refusal::Short(Shortage { needed_bytes, injected: false, tried: tried.with(Rung::Trim) })
+    }
+
+    pub(crate) fn wait_for(&mut self, waits: StreamSet, request: &Request) -> Result<(), Refusal> {
+        self.wait_in_order(waits, request).map_err(Refusal::Wait)
+    }
+
+    /// Makes the request's stream wait for others, where the source keeps streams in order.
+    pub(crate) fn wait_in_order(
+        &mut self,
+        waits: StreamSet,
+        request: &Request,
+    ) -> Result<(), SourceError> {
+        let Some(fence) = self.source.fence() else { return Ok(()) };
+        for on in waits.iter() {
+            fence.wait(request.stream, on)?;
+            self.books.statistics.waits += 1;
+            self.books.note_wait(request.stream, on);
+            self.record(Action::Wait, request, on.index(), 0, 0);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn record(
+        &mut self,
+        action: Action,
+        request: &Request,
+        offset: usize,
+        size_bytes: usize,
+        serial: u64,
+    ) {
+        let Request { category, size_bytes: requested_bytes, stream, site, module } = *request;
+        self.history.push(Record {
+            sequence: 0,
+            action,
+            category,
+            stream,
+            offset,
+            size_bytes,
+            requested_bytes,
+            serial,
+            site,
+            module,
+        });
+    }
+}

@@ -1,0 +1,139 @@
+//! The arena's own rules: any block in any hole, by pages, and stitched from several where none is
+//! large enough.
+
+use std::cell::Cell;
+
+use crate::arena::free_list::NONE;
+use crate::arena::layout::{Extent, Live, Place, Spot};
+use crate::arena::state::Request;
+use crate::caching::effects::Effects;
+use crate::caching::engine::Granted;
+use crate::caching::history::{Action, Record};
+use crate::caching::shortage::Refusal;
+use crate::error::Tried;
+use crate::source::SourceError;
+use crate::stream::StreamSet;
+
+impl Effects<'_> {
+    /// The way of almost every request of a steady state: a hole of its own stream, or the top, on
+    /// committed pages. `None` is for a request that has to go another way.
+    #[inline]
+    pub(crate) fn allocate_ready(
+        &mut self,
+        request: &Request,
+    ) -> Result<Option<Granted>, SourceError> {
+        let books = &mut *self.books;
+        let Some(size_bytes) = books.block_bytes(request.size_bytes) else { return Ok(None) };
+        let own = StreamSet::of(request.stream);
+        let found = match books.layout.own_hole(size_bytes, own) {
+            Some((hole, extent)) if books.pages.reach(extent.end()) => {
+                Some((books.layout.insert_in_hole(hole, extent), extent))
+            }
+            Some(_) => None,
+            None => self.insert_on_ready_top(size_bytes, request)?,
+        };
+        let Some((slot, Extent { offset, size_bytes })) = found else { return Ok(None) };
+        let serial = self.books.enter_live(slot, size_bytes, request);
+        self.record(Action::Allocate, request, offset, size_bytes, serial);
+        Ok(Some(Granted::whole(offset, slot, serial, request)))
+    }
+
+    /// Takes the top where there is no own hole. Returns the slot of what it took, to be entered.
+    #[inline(always)]
+    fn insert_on_ready_top(
+        &mut self,
+        size_bytes: usize,
+        request: &Request,
+    ) -> Result<Option<(u32, Extent)>, SourceError> {
+        let books = &*self.books;
+        let Some((extent, waits)) = books.own_top(size_bytes, request.stream) else {
+            return Ok(None);
+        };
+        if !books.pages.reach(extent.end()) {
+            return Ok(None);
+        }
+        if waits != StreamSet::EMPTY {
+            self.wait_in_order(waits, request)?;
+        }
+        let books = &mut *self.books;
+        let (users, event) = (StreamSet::of(request.stream), books.current_event());
+        Ok(Some((books.layout.insert_on_top(extent, users, event), extent)))
+    }
+
+    /// The way of every request, which may have to wait, or the source to move.
+    pub(crate) fn allocate_in_pages(&mut self, request: &Request) -> Result<Granted, Refusal> {
+        let (books, tried) = (&*self.books, Cell::default());
+        let size_bytes = books.block_bytes(request.size_bytes);
+        let mut place = size_bytes.and_then(|bytes| books.place(bytes, request.stream, &tried));
+        let (Some(size_bytes), Some(place)) = (size_bytes, place.as_mut()) else {
+            return Err(self.shortage(usize::MAX, tried.get(), request));
+        };
+        if !self.books.pages.reach(place.end()) {
+            self.commit_for(place, tried.get(), request)?;
+        }
+        if !matches!(place.spot, Spot::Stitched(_)) {
+            return self.enter(place, size_bytes, NONE, request);
+        }
+        match self.map_view(place, request) {
+            Ok(view) => self.enter(place, size_bytes, view, request),
+            Err(_) => self.allocate_whole(size_bytes, &tried, request),
+        }
+    }
+
+    /// The way of a request whose pages the source could not show at a second address: it does
+    /// without.
+    #[cold]
+    fn allocate_whole(
+        &mut self,
+        size_bytes: usize,
+        tried: &Cell<Tried>,
+        request: &Request,
+    ) -> Result<Granted, Refusal> {
+        let mut place = self.books.place_whole(size_bytes, request.stream, tried);
+        let Some(place) = place.as_mut() else {
+            return Err(self.shortage(usize::MAX, tried.get(), request));
+        };
+        if !self.books.pages.reach(place.end()) {
+            self.commit_for(place, tried.get(), request)?;
+        }
+        self.enter(place, size_bytes, NONE, request)
+    }
+
+    /// Makes a place that has its pages a live block, once its stream waits for whom it must.
+    fn enter(
+        &mut self,
+        place: &mut Place,
+        size_bytes: usize,
+        view: u32,
+        request: &Request,
+    ) -> Result<Granted, Refusal> {
+        if place.waits != StreamSet::EMPTY {
+            self.wait_for(place.waits, request)?;
+        }
+        let (slot, serial) = self.books.insert(place, size_bytes, view, request);
+        self.record(Action::Allocate, request, place.offset(), size_bytes, serial);
+        let granted = Granted::whole(place.offset(), slot, serial, request);
+        if view == NONE {
+            return Ok(granted);
+        }
+        let range_offset = self.enter_view(place, view, request, serial);
+        Ok(granted.stitched_at(range_offset))
+    }
+
+    /// Frees the block in a slot. Returns what it was.
+    #[inline]
+    pub(crate) fn free_in_pages(&mut self, slot: u32) -> Live {
+        let Effects { books, history, .. } = self;
+        let offset = books.layout.offset(slot);
+        let live = books.layout.block(slot);
+        let record = Record::of_block(Action::Free, offset, &live);
+        history.push(record);
+        if live.is_stitched() {
+            for Extent { offset, size_bytes } in books.layout.pieces(slot) {
+                history.push(Record { action: Action::Piece, offset, size_bytes, ..record });
+            }
+        }
+        books.remove(slot, &live);
+        live
+    }
+}

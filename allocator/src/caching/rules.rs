@@ -1,0 +1,220 @@
+//! Whose rules place blocks, and the one place where that is asked.
+
+use crate::arena::block_info::BlockInfo;
+use crate::arena::layout::{Extent, Live};
+use crate::arena::state::{Books, Request};
+use crate::caching::effects::Effects;
+use crate::caching::engine::{Granted, State};
+use crate::caching::shortage::Refusal;
+#[cfg(feature = "torch")]
+use crate::caching::torch::TorchFront;
+use crate::origin::ModulePath;
+use crate::source::SourceError;
+use crate::statistics::{ModuleShare, shares};
+use crate::stream::{Stream, StreamSet};
+
+/// Whose rules place blocks. The state that decides is here and in [`Books`]; what is decided is
+/// done by [`Effects`].
+#[derive(Clone, Debug)]
+pub(crate) enum Rules {
+    /// The arena's own.
+    Pages,
+    /// PyTorch's, over segments of the arena.
+    #[cfg(feature = "torch")]
+    Torch(Box<TorchFront>),
+}
+
+impl Rules {
+    /// The way of almost every request of a steady state. `None` is for a request that has to go
+    /// another way.
+    #[inline]
+    pub(crate) fn allocate_ready(
+        &mut self,
+        effects: &mut Effects<'_>,
+        request: &Request,
+    ) -> Result<Option<Granted>, SourceError> {
+        match self {
+            Rules::Pages => effects.allocate_ready(request),
+            #[cfg(feature = "torch")]
+            Rules::Torch(_) => Ok(None),
+        }
+    }
+
+    /// The way of every request, which may have to wait, or the source to move.
+    pub(crate) fn allocate(
+        &mut self,
+        effects: &mut Effects<'_>,
+        request: &Request,
+    ) -> Result<Granted, Refusal> {
+        match self {
+            Rules::Pages => effects.allocate_in_pages(request),
+            #[cfg(feature = "torch")]
+            Rules::Torch(torch) => torch.allocate(effects, request),
+        }
+    }
+
+    /// Frees the block in a slot. Returns what it was.
+    #[inline]
+    pub(crate) fn free(&mut self, effects: &mut Effects<'_>, slot: u32) -> Live {
+        match self {
+            Rules::Pages => effects.free_in_pages(slot),
+            #[cfg(feature = "torch")]
+            Rules::Torch(torch) => torch.free(effects, slot),
+        }
+    }
+
+    /// Gives what the rules themselves cache back to the arena. Returns the bytes.
+    pub(crate) fn empty_cache(&mut self, effects: &mut Effects<'_>, request: &Request) -> usize {
+        match self {
+            Rules::Pages => {
+                // What the arena caches are its free pages, and those are not the rules'.
+                let _ = (effects, request);
+                0
+            }
+            #[cfg(feature = "torch")]
+            Rules::Torch(torch) => torch.empty_cache(effects, request),
+        }
+    }
+
+    /// The block in a slot.
+    pub(crate) fn block(&self, books: &Books, slot: u32) -> Live {
+        match self {
+            Rules::Pages => books.layout.block(slot),
+            #[cfg(feature = "torch")]
+            Rules::Torch(torch) => torch.block(slot).1,
+        }
+    }
+
+    /// Says which module a live block belongs to.
+    pub(crate) fn set_module(&mut self, books: &mut Books, slot: u32, module: ModulePath) {
+        match self {
+            Rules::Pages => books.layout.set_module(slot, module),
+            #[cfg(feature = "torch")]
+            Rules::Torch(torch) => torch.block_mut(slot).1.module = Some(module),
+        }
+    }
+
+    /// The streams that work on a live block.
+    pub(crate) fn users_mut<'a>(
+        &'a mut self,
+        books: &'a mut Books,
+        slot: u32,
+    ) -> &'a mut StreamSet {
+        match self {
+            Rules::Pages => books.layout.users_mut(slot),
+            #[cfg(feature = "torch")]
+            Rules::Torch(torch) => &mut torch.block_mut(slot).1.users,
+        }
+    }
+
+    /// The streams that work on a block once only `stream` uses it and has waited for the others.
+    /// PyTorch's rules go by the stream that asked first, so there it stays one of them.
+    pub(crate) fn users_after_transfer(&self, users: StreamSet, stream: Stream) -> StreamSet {
+        match self {
+            Rules::Pages => {
+                let _ = users;
+                StreamSet::of(stream)
+            }
+            #[cfg(feature = "torch")]
+            Rules::Torch(_) => users.with(stream),
+        }
+    }
+
+    /// # Panics
+    /// If what the rules remember does not fit the arena.
+    pub(crate) fn check(&self, books: &Books) {
+        match self {
+            Rules::Pages => books.layout.check(),
+            #[cfg(feature = "torch")]
+            Rules::Torch(torch) => {
+                books.layout.check();
+                torch.check(books.layout.live().map(|(_, live)| live.size_bytes).sum());
+            }
+        }
+    }
+}
+
+impl State {
+    /// Live blocks with the offset of each, or of its first piece, by address.
+    pub(crate) fn live(&self) -> Vec<(usize, Live)> {
+        match &self.rules {
+            Rules::Pages => {
+                let layout = &self.books.layout;
+                layout.live().map(|(slot, live)| (layout.offset(slot), live)).collect()
+            }
+            #[cfg(feature = "torch")]
+            Rules::Torch(torch) => torch.live(),
+        }
+    }
+
+    /// Live blocks with their offset and, if they are stitched, their pieces; by address.
+    #[cfg(feature = "trace")]
+    pub(crate) fn live_with_pieces(&self) -> Vec<(usize, Live, Vec<Extent>)> {
+        match &self.rules {
+            Rules::Pages => {
+                let layout = &self.books.layout;
+                let block = |(slot, live): (u32, Live)| {
+                    let pieces = layout.pieces(slot).filter(|_| live.is_stitched()).collect();
+                    (layout.offset(slot), live, pieces)
+                };
+                layout.live().map(block).collect()
+            }
+            Rules::Torch(torch) => {
+                torch.live().into_iter().map(|(at, live)| (at, live, Vec::new())).collect()
+            }
+        }
+    }
+
+    /// The parts of live blocks, by address.
+    fn live_extents(&self) -> Vec<(Extent, Live)> {
+        match &self.rules {
+            Rules::Pages => self.books.layout.live_extents().collect(),
+            #[cfg(feature = "torch")]
+            Rules::Torch(torch) => {
+                let whole = |(offset, live): (usize, Live)| {
+                    (Extent { offset, size_bytes: live.size_bytes }, live)
+                };
+                torch.live().into_iter().map(whole).collect()
+            }
+        }
+    }
+
+    /// A large block that the default stream could still get with `left_bytes` not reserved yet.
+    pub(crate) fn largest_free_bytes(&self, left_bytes: usize) -> usize {
+        match &self.rules {
+            Rules::Pages => {
+                // It knows the capacity itself, and that nothing cached has to stay.
+                let _ = left_bytes;
+                self.books.largest_free_bytes()
+            }
+            #[cfg(feature = "torch")]
+            Rules::Torch(torch) => torch.largest_free_bytes(left_bytes),
+        }
+    }
+
+    pub(crate) fn live_blocks(&self) -> Vec<BlockInfo> {
+        self.live().iter().map(|(offset, live)| BlockInfo::of(*offset, live)).collect()
+    }
+
+    /// Live bytes by module, most first.
+    pub(crate) fn by_module(&self) -> Vec<ModuleShare> {
+        shares(self.live().iter().map(|(_, live)| (live.module, live.size_bytes as u64)))
+    }
+
+    /// 64-bit FNV-1a (Fowler, Noll, Vo; RFC 9923) over category, offset and size of every live
+    /// block, or piece of one, in address order.
+    pub(crate) fn layout_hash(&self) -> u64 {
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        let mut absorb = |bytes: &[u8]| {
+            for &byte in bytes {
+                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+            }
+        };
+        for (extent, live) in self.live_extents() {
+            absorb(&[live.category as u8]);
+            absorb(&(extent.offset as u64).to_le_bytes());
+            absorb(&(extent.size_bytes as u64).to_le_bytes());
+        }
+        hash
+    }
+}

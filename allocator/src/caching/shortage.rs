@@ -1,0 +1,104 @@
+//! What is said when memory is short: to the caller's next rung, and in the end to the user.
+
+use crate::arena::state::Request;
+use crate::caching::engine::Engine;
+use crate::caching::history::Action;
+use crate::error::{AllocError, OutOfMemory, Rung, Tried};
+use crate::source::SourceError;
+use crate::statistics::Statistics;
+
+/// Why a request could not be served, for now or for good.
+pub(crate) enum Refusal {
+    /// There is too little memory; reclaimers may help.
+    Short(Shortage),
+    /// The source failed.
+    Final(AllocError),
+    /// The source could not make one stream wait for another.
+    Wait(SourceError),
+}
+
+/// How much is missing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shortage {
+    pub(crate) needed_bytes: usize,
+    /// Nobody can help against a fault that was asked for.
+    pub(crate) injected: bool,
+    /// What has been tried so far.
+    pub(crate) tried: Tried,
+}
+
+impl Engine<'_> {
+    /// Gives the cache back before memory is said to be short.
+    #[cold]
+    pub(crate) fn shortage(
+        &mut self,
+        needed_bytes: usize,
+        injected: bool,
+        request: &Request,
+    ) -> Refusal {
+        self.state.books.statistics.retries += 1;
+        self.trim(request.category, request.site);
+        let tried = Tried::default().with(Rung::Trim);
+        Refusal::Short(Shortage { needed_bytes, injected, tried })
+    }
+
+    /// The books of a request that nothing could help.
+    pub(crate) fn give_up(&mut self, request: &Request, shortage: Shortage) -> AllocError {
+        self.state.books.statistics.ooms += 1;
+        let Statistics { capacity_bytes, reserved, .. } = self.state.books.statistics;
+        let left_bytes = capacity_bytes.saturating_sub(reserved.current_bytes);
+        self.effects().record(Action::OutOfMemory, request, left_bytes, request.size_bytes, 0);
+        let by_module = self.state.by_module();
+        let largest_free_bytes = self.state.largest_free_bytes(left_bytes);
+        let books = &self.state.books;
+        let statistics = &books.statistics;
+        AllocError::OutOfMemory(Box::new(OutOfMemory {
+            requested_bytes: request.size_bytes,
+            refused_call: None,
+            outside_bytes: self.source.outside_bytes(),
+            capacity_bytes: statistics.capacity_bytes,
+            reserved_bytes: statistics.reserved.current_bytes,
+            allocated_bytes: statistics.allocated.current_bytes,
+            charged_bytes: statistics.charged.current_bytes,
+            cached_bytes: statistics.cached_bytes(),
+            largest_free_bytes,
+            by_category: books.by_category_bytes(),
+            category: request.category,
+            site: request.site,
+            module: request.module,
+            by_module,
+            missing_bytes: shortage.needed_bytes.saturating_sub(statistics.capacity_bytes),
+            request_index: books.request_count,
+            tried: shortage.tried.to_vec(),
+            injected: shortage.injected,
+        }))
+    }
+
+    /// The books when the driver had no memory for a call, which is none of the allocator's.
+    #[cold]
+    pub(crate) fn refused_outside(
+        &mut self,
+        call: &'static str,
+        tried: Tried,
+        request: &Request,
+    ) -> AllocError {
+        let shortage = Shortage { needed_bytes: 0, injected: false, tried };
+        let mut error = self.give_up(request, shortage);
+        if let AllocError::OutOfMemory(ledger) = &mut error {
+            ledger.refused_call = Some(call);
+        }
+        error
+    }
+
+    /// What a wait that failed is to who asked for memory.
+    #[cold]
+    pub(crate) fn wait_failed(&mut self, error: SourceError, request: &Request) -> AllocError {
+        match error {
+            SourceError::OutOfMemory { .. } => {
+                let request = &Request { size_bytes: 0, ..*request };
+                self.refused_outside("a wait of one stream for another", Tried::default(), request)
+            }
+            error => AllocError::Source(error),
+        }
+    }
+}
