@@ -4,7 +4,8 @@ use lowtide_allocator::Category;
 use lowtide_autograd::{BufferId, BufferUpdates, Pass};
 use lowtide_tensor::{DType, Device, Shape, Tensor};
 
-use crate::{Parameters, Result};
+use crate::error::Result;
+use crate::module::Parameters;
 
 /// A shared handle to what a layer keeps from step to step beside its parameters, such as running
 /// statistics. Passes read it as their attempt has it, and [`commit_buffers`] writes it.

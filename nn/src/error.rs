@@ -127,3 +127,9 @@ impl NnError {
         }
     }
 }
+
+/// The result of an operation of this crate. It is not called `Result`, so that all crates of the
+/// workspace can be imported by glob together.
+pub type NnResult<T, E = NnError> = std::result::Result<T, E>;
+
+pub(crate) use NnResult as Result;

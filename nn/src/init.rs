@@ -12,7 +12,7 @@ use lowtide_tensor::{
     Cost, Cpu, DType, Element, Kernel, Operands, RandomKey, Tensor, TensorError, bf16, f16,
 };
 
-use crate::Result;
+use crate::error::Result;
 use crate::optim::check_option;
 
 /// The bound of the uniform distribution that PyTorch's linear and convolution layers start

@@ -6,7 +6,9 @@ use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{DType, Tensor, TensorError};
 
-use crate::{Buffer, Parameter, Result};
+use crate::buffer::Buffer;
+use crate::error::Result;
+use crate::parameter::Parameter;
 
 /// Anything that owns parameters.
 pub trait Parameters {

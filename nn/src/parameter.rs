@@ -7,7 +7,7 @@ use lowtide_allocator::Category;
 use lowtide_autograd::{LeafId, Pass, Var};
 use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor};
 
-use crate::Result;
+use crate::error::Result;
 
 /// A cheap shared handle to a trainable tensor: clones see the same values and the same
 /// gradient.

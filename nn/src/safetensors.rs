@@ -9,7 +9,8 @@ use lowtide_tensor::{DType, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
 use crate::error::WeightsProblem;
-use crate::{NnError, Parameters, Result};
+use crate::error::{NnError, Result};
+use crate::module::Parameters;
 
 /// Writes every parameter and every buffer of `model` to `path`: beside it first, then renamed, so
 /// that a file of that name is always whole.

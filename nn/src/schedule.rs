@@ -6,7 +6,7 @@
 
 use std::f64::consts::PI;
 
-use crate::Result;
+use crate::error::Result;
 use crate::optim::check_option;
 
 /// The learning rate as a function of the step; `base` is the optimizer's own.

@@ -2,8 +2,11 @@
 
 use lowtide_autograd::{Pass, SavedPolicy, Var};
 
+use crate::buffer::Buffer;
+use crate::error::{NnError, Result};
+use crate::module::{Module, Parameters};
 use crate::module::{visit_buffers_under, visit_under};
-use crate::{Buffer, Module, NnError, Parameter, Parameters, Result};
+use crate::parameter::Parameter;
 
 /// A model whose blocks can be told one by one what to do with the tensors that they save. The
 /// results have the same bits whatever they are told.

@@ -5,8 +5,13 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, RandomKey};
 
+use crate::error::Result;
+use crate::layers::conv2d::Conv2d;
+use crate::layers::linear::Linear;
+use crate::layers::pool::MaxPool2d;
+use crate::module::{Module, Parameters};
 use crate::module::{forward_in, visit_under};
-use crate::{Conv2d, Linear, MaxPool2d, Module, Parameter, Parameters, Result};
+use crate::parameter::Parameter;
 
 /// What images a [`DeepCnn`] takes, and how large it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,13 +7,19 @@
 use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{AttentionDropout, AttentionOptions, Causal, Device, RandomKey, Tensor};
 
+use crate::error::Result;
+use crate::layers::dropout::Dropout;
+use crate::layers::embedding::Embedding;
+use crate::layers::linear::Linear;
+use crate::layers::norm::LayerNorm;
+use crate::layers::rotary::{RotaryEmbedding, RotaryTables};
+use crate::loss::{LinearCrossEntropyOptions, Loss, linear_cross_entropy};
+use crate::module::{Module, Parameters};
 use crate::module::{forward_in, visit_under};
 use crate::optim::check_option;
+use crate::parameter::Parameter;
+use crate::segment::Segments;
 use crate::segment::{Segment, visit_block_policies, visit_blocks};
-use crate::{
-    Dropout, Embedding, LayerNorm, Linear, LinearCrossEntropyOptions, Loss, Module, Parameter,
-    Parameters, Result, RotaryEmbedding, RotaryTables, Segments, linear_cross_entropy,
-};
 
 /// How large a [`Gpt`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

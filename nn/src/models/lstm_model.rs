@@ -6,11 +6,14 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey};
 
+use crate::error::Result;
+use crate::layers::dropout::Dropout;
+use crate::layers::embedding::Embedding;
+use crate::layers::linear::Linear;
+use crate::layers::recurrent::{Lstm, LstmState, RecurrentOptions};
+use crate::module::{Module, Parameters};
 use crate::module::{forward_in, visit_under};
-use crate::{
-    Dropout, Embedding, Linear, Lstm, LstmState, Module, Parameter, Parameters, RecurrentOptions,
-    Result,
-};
+use crate::parameter::Parameter;
 
 /// How large an [`LstmModel`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -3,8 +3,11 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey};
 
+use crate::error::Result;
+use crate::layers::linear::Linear;
+use crate::module::{Module, Parameters};
 use crate::module::{forward_in, visit_under};
-use crate::{Linear, Module, Parameter, Parameters, Result};
+use crate::parameter::Parameter;
 
 /// A perceptron of several layers: `torch.nn.Sequential` of linear layers with ReLU in between, so
 /// that the layers are called `0`, `2`, `4` and so on. 784-512-512-10 has 669,706 parameters.

@@ -6,14 +6,19 @@
 use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, Pool2dGeometry, RandomKey};
 
+use crate::buffer::Buffer;
+use crate::error::Result;
 use crate::init::{self, Fan, Nonlinearity};
+use crate::layers::batch_norm::BatchNorm2d;
+use crate::layers::conv2d::Conv2d;
+use crate::layers::linear::Linear;
+use crate::layers::pool::{AdaptiveAvgPool2d, MaxPool2d};
+use crate::module::{Module, Parameters};
 use crate::module::{forward_in, visit_buffers_under, visit_under};
+use crate::parameter::Parameter;
+use crate::segment::Segments;
 use crate::segment::{
     Segment, forward_blocks, visit_block_buffers, visit_block_policies, visit_blocks,
-};
-use crate::{
-    AdaptiveAvgPool2d, BatchNorm2d, Buffer, Conv2d, Linear, MaxPool2d, Module, Parameter,
-    Parameters, Result, Segments,
 };
 
 /// What a block of a [`ResNet`] consists of.

@@ -6,11 +6,19 @@ use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{Causal, DType, Device, RandomKey, Tensor, TensorError};
 
+use crate::buffer::Buffer;
+use crate::error::Result;
+use crate::init;
+use crate::layers::attention::key_padding_mask;
+use crate::layers::dropout::Dropout;
+use crate::layers::embedding::Embedding;
+use crate::layers::linear::Linear;
+use crate::layers::transformer::TransformerOptions;
+use crate::layers::transformer_stack::{TransformerDecoder, TransformerEncoder};
+use crate::module::{Module, Parameters};
 use crate::module::{forward_in, visit_under};
-use crate::{
-    Buffer, Dropout, Embedding, Linear, Module, Parameter, Parameters, Result, Segments,
-    TransformerDecoder, TransformerEncoder, TransformerOptions, init, key_padding_mask,
-};
+use crate::parameter::Parameter;
+use crate::segment::Segments;
 
 /// How large a [`Seq2Seq`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]

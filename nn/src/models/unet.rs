@@ -6,12 +6,17 @@
 use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{Conv2dGeometry, ConvTranspose2dGeometry, Device, PadMode, RandomKey};
 
+use crate::buffer::Buffer;
+use crate::error::Result;
+use crate::layers::batch_norm::BatchNorm2d;
+use crate::layers::conv_transpose2d::ConvTranspose2d;
+use crate::layers::conv2d::Conv2d;
+use crate::layers::pool::MaxPool2d;
+use crate::module::{Module, Parameters};
 use crate::module::{forward_in, visit_buffers_under, visit_under};
+use crate::parameter::Parameter;
+use crate::segment::Segments;
 use crate::segment::{Segment, visit_block_policies};
-use crate::{
-    BatchNorm2d, Buffer, Conv2d, ConvTranspose2d, MaxPool2d, Module, Parameter, Parameters, Result,
-    Segments,
-};
 
 /// How large a [`UNet`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

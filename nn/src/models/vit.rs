@@ -7,12 +7,18 @@ use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{Conv2dGeometry, DType, Device, RandomKey, Tensor};
 
+use crate::error::Result;
+use crate::init;
+use crate::layers::attention::{MultiHeadAttention, MultiHeadOptions};
+use crate::layers::conv2d::Conv2d;
+use crate::layers::dropout::Dropout;
+use crate::layers::linear::Linear;
+use crate::layers::norm::LayerNorm;
+use crate::module::{Module, Parameters};
 use crate::module::{forward_in, visit_under};
+use crate::parameter::Parameter;
+use crate::segment::Segments;
 use crate::segment::{Segment, forward_blocks, visit_block_policies, visit_blocks};
-use crate::{
-    Conv2d, Dropout, LayerNorm, Linear, Module, MultiHeadAttention, MultiHeadOptions, Parameter,
-    Parameters, Result, Segments, init,
-};
 
 /// How large a [`ViT`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]

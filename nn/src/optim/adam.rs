@@ -2,7 +2,7 @@
 
 use lowtide_tensor::{AdamUpdate, Tensor};
 
-use crate::Result;
+use crate::error::Result;
 use crate::optim::rule::update_jobs;
 use crate::optim::{
     Job, PerParameter, StateSpec, UpdateRule, UpdateStep, check_betas, check_not_negative,

@@ -9,11 +9,13 @@ use lowtide_tensor::{
     DType, Device, Float, Rounding, Tensor, TensorUpdate, UpdateFormula, update_all_,
 };
 
+use crate::error::{NnError, Result, WeightsProblem};
+use crate::module::Parameters;
 use crate::optim::slots::{StateKind, block_bytes, take_states, wide_dtype};
 use crate::optim::{
     Optimizer, OptimizerMemory, OptimizerState, StateSpec, Update, check_option, visit_once,
 };
-use crate::{NnError, Parameter, Parameters, Result, WeightsProblem};
+use crate::parameter::Parameter;
 
 /// The operation's name, as errors show it.
 const NAME: &str = "average";

@@ -3,7 +3,7 @@
 use lowtide_autograd::Gradients;
 use lowtide_tensor::{Device, squared_norm};
 
-use crate::Result;
+use crate::error::Result;
 use crate::optim::check_option;
 
 /// PyTorch's guard against division by zero.

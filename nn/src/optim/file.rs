@@ -9,9 +9,10 @@ use lowtide_tensor::{Device, RANK_MAX, Shape, Tensor};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 
+use crate::error::{NnError, Result, WeightsProblem};
+use crate::module::Parameters;
 use crate::optim::{Optimizer, OptimizerState};
 use crate::safetensors::{Entry, dtype_of_file, write};
-use crate::{NnError, Parameters, Result, WeightsProblem};
 
 /// Before a parameter's name, as in PyTorch's `state_dict` of an optimizer by name.
 const PREFIX: &str = "state.";

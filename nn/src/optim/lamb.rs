@@ -3,7 +3,7 @@
 
 use lowtide_tensor::{Float, NormFormula, StateRange, Tensor, UpdateFormula};
 
-use crate::Result;
+use crate::error::Result;
 use crate::optim::adam::bias_correction;
 use crate::optim::rule::update_jobs;
 use crate::optim::slots::{block_bytes, wide_dtype};

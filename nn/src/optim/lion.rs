@@ -3,7 +3,7 @@
 
 use lowtide_tensor::{Float, Tensor, UpdateFormula};
 
-use crate::Result;
+use crate::error::Result;
 use crate::optim::rule::update_jobs;
 use crate::optim::{
     Job, PerParameter, StateSpec, UpdateRule, UpdateStep, check_betas, check_not_negative,

@@ -21,7 +21,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use lowtide_autograd::{Attempt, Gradients};
 use lowtide_tensor::{Device, Tensor};
 
-use crate::{NnError, Parameter, Parameters, Result, check_buffers, commit_buffers};
+use crate::buffer::{check_buffers, commit_buffers};
+use crate::error::{NnError, Result};
+use crate::module::Parameters;
+use crate::parameter::Parameter;
 
 pub use adafactor::{Adafactor, AdafactorOptions};
 pub use adagrad::{Adagrad, AdagradOptions};

@@ -2,7 +2,7 @@
 
 use lowtide_tensor::{DType, Float, NormFormula, Tensor, UpdateFormula};
 
-use crate::Result;
+use crate::error::Result;
 use crate::optim::rule::update_jobs;
 use crate::optim::slots::{block_bytes, wide_dtype};
 use crate::optim::{

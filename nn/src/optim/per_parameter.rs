@@ -7,12 +7,14 @@ use std::mem;
 use lowtide_autograd::{Gradients, LeafId};
 use lowtide_tensor::{DType, Device, RandomKey, Rounding, Tensor, reserve_updates};
 
+use crate::error::{NnError, Result, WeightsProblem};
+use crate::module::Parameters;
 use crate::optim::slots::{Slots, StateKind, take_states, wide_dtype};
 use crate::optim::{
     Job, Optimizer, OptimizerMemory, OptimizerState, Scratch, StateShape, Update, UpdateRule,
     UpdateStep, check_option, visit_once,
 };
-use crate::{NnError, Parameters, Result, Schedule, WeightsProblem};
+use crate::schedule::Schedule;
 
 /// Smaller parameters are few bytes, and biases and norms need the precision.
 const QUANTIZED_LEN_MIN: usize = 4096;

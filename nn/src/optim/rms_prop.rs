@@ -2,7 +2,7 @@
 
 use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
 
-use crate::Result;
+use crate::error::Result;
 use crate::optim::rule::update_jobs;
 use crate::optim::{Job, PerParameter, StateSpec, UpdateRule, check_not_negative};
 

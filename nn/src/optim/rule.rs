@@ -8,7 +8,7 @@ use lowtide_tensor::{
     update_all_,
 };
 
-use crate::Result;
+use crate::error::Result;
 use crate::optim::slots::wide_dtype;
 
 /// What a [`crate::optim::PerParameter`] optimizer does to each of its parameters.

@@ -6,8 +6,8 @@ use lowtide_allocator::{Category, Origin};
 use lowtide_autograd::LeafId;
 use lowtide_tensor::{DType, Device, Shape, Tensor, TensorError};
 
+use crate::error::{NnError, Result, WeightsProblem};
 use crate::optim::{StateShape, StateSpec};
-use crate::{NnError, Result, WeightsProblem};
 
 /// The allocator rounds every request up to a multiple of this.
 const BLOCK_BYTES: usize = 512;

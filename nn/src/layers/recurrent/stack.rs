@@ -3,8 +3,12 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey, Shape, Tensor, TensorError};
 
+use crate::error::Result;
+use crate::init;
+use crate::layers::dropout::Dropout;
+use crate::module::Module;
 use crate::optim::check_option;
-use crate::{Dropout, Module, Parameter, Result, init};
+use crate::parameter::Parameter;
 
 /// Which ways a recurrent layer walks along a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

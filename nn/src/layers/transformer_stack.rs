@@ -5,12 +5,16 @@
 use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{Device, RandomKey, Tensor};
 
-use crate::module::{forward_in, visit_under};
-use crate::segment::{Segment, visit_block_policies, visit_blocks};
-use crate::{
-    LayerNorm, Module, Parameter, Parameters, Result, Segments, TransformerDecoderLayer,
-    TransformerEncoderLayer, TransformerOptions,
+use crate::error::Result;
+use crate::layers::norm::LayerNorm;
+use crate::layers::transformer::{
+    TransformerDecoderLayer, TransformerEncoderLayer, TransformerOptions,
 };
+use crate::module::{Module, Parameters};
+use crate::module::{forward_in, visit_under};
+use crate::parameter::Parameter;
+use crate::segment::Segments;
+use crate::segment::{Segment, visit_block_policies, visit_blocks};
 
 macro_rules! stacks {
     ($($(#[$doc:meta])* $name:ident of $layer:ident;)*) => {$(

@@ -3,7 +3,8 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Interpolation, Resize};
 
-use crate::{Module, Parameters, Result};
+use crate::error::Result;
+use crate::module::{Module, Parameters};
 
 /// Images in another size, `torch.nn.Upsample` in two dimensions.
 #[derive(Clone, Copy, Debug)]

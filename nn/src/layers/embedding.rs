@@ -4,7 +4,9 @@ use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
-use crate::{Module, Parameter, Parameters, Result};
+use crate::error::Result;
+use crate::module::{Module, Parameters};
+use crate::parameter::Parameter;
 
 /// A learned vector for each index, `torch.nn.Embedding`.
 #[derive(Clone, Debug)]

@@ -2,8 +2,9 @@
 
 use lowtide_autograd::{Pass, Var};
 
+use crate::error::Result;
+use crate::module::{Module, Parameters};
 use crate::optim::check_option;
-use crate::{Module, Parameters, Result};
 
 /// Takes out elements in training and scales the others up, `torch.nn.Dropout`. Which ones is a
 /// function of the pass's key, the module's path and the sample's place in the logical batch, so

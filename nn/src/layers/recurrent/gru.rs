@@ -5,7 +5,9 @@ use lowtide_tensor::{Device, RandomKey};
 
 use super::gru_walk::gru_walk;
 use super::stack::{RecurrentOptions, Stack, start_of};
-use crate::{Module, Parameter, Parameters, Result};
+use crate::error::Result;
+use crate::module::{Module, Parameters};
+use crate::parameter::Parameter;
 
 /// Gates of a cell: reset, update and new.
 const GATES: usize = 3;

@@ -3,7 +3,10 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey};
 
-use crate::{Module, Parameter, Parameters, Result, init};
+use crate::error::Result;
+use crate::init;
+use crate::module::{Module, Parameters};
+use crate::parameter::Parameter;
 
 /// A fully connected layer, `torch.nn.Linear`.
 #[derive(Clone, Debug)]

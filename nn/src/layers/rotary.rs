@@ -10,8 +10,9 @@ use lowtide_tensor::{DType, Device, Tensor};
 
 pub use lowtide_tensor::RotaryPairs;
 
+use crate::error::Result;
+use crate::module::{Module, Parameters};
 use crate::optim::check_option;
-use crate::{Module, Parameters, Result};
 
 /// Turns pair `i` of a row at position `t`, counted from 0, by `t · base^(-2i / R)`. The layers of
 /// attention turn each of their heads by it; as a layer by itself it turns the rows of its input.

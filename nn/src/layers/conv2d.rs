@@ -1,23 +1,25 @@
-//! Two-dimensional transposed convolution; x: [B, I, H, W], W: [I, O / groups, KH, KW],
+//! Two-dimensional cross-correlation; x: [B, I, H, W], W: [O, I / groups, KH, KW],
 //! y: [B, O, H', W'].
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_tensor::{ConvTranspose2dGeometry, Device, RandomKey};
+use lowtide_tensor::{Conv2dGeometry, Device, RandomKey};
 
-use crate::{Module, Parameter, Parameters, Result, init};
+use crate::error::Result;
+use crate::init;
+use crate::module::{Module, Parameters};
+use crate::parameter::Parameter;
 
-/// A transposed convolution layer, `torch.nn.ConvTranspose2d`.
+/// A convolution layer, `torch.nn.Conv2d`.
 #[derive(Clone, Debug)]
-pub struct ConvTranspose2d {
+pub struct Conv2d {
     weight: Parameter,
     bias: Option<Parameter>,
-    geometry: ConvTranspose2dGeometry,
+    geometry: Conv2dGeometry,
 }
 
-impl ConvTranspose2d {
+impl Conv2d {
     /// A layer from `inputs` to `outputs` channels with a kernel of (height, width) and a bias
-    /// per output channel. As in PyTorch, the bound of the initial values counts the second
-    /// dimension of the weight as inputs.
+    /// per output channel.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -26,15 +28,15 @@ impl ConvTranspose2d {
         key: RandomKey,
         [inputs, outputs]: [usize; 2],
         kernel: [usize; 2],
-        geometry: ConvTranspose2dGeometry,
+        geometry: Conv2dGeometry,
     ) -> Result<Self> {
         let layer = Self::without_bias(device, key, [inputs, outputs], kernel, geometry)?;
         let bound = init::default_bound(layer.weight.value().shape()[1..].iter().product());
         let bias = Parameter::uniform(device, key.op("bias"), [outputs], bound)?;
-        Ok(ConvTranspose2d { bias: Some(bias), ..layer })
+        Ok(Conv2d { bias: Some(bias), ..layer })
     }
 
-    /// [`ConvTranspose2d::new`] without a bias.
+    /// [`Conv2d::new`] without a bias.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -43,16 +45,17 @@ impl ConvTranspose2d {
         key: RandomKey,
         [inputs, outputs]: [usize; 2],
         kernel: [usize; 2],
-        geometry: ConvTranspose2dGeometry,
+        geometry: Conv2dGeometry,
     ) -> Result<Self> {
-        let shape = [inputs, outputs / geometry.groups.max(1), kernel[0], kernel[1]];
-        let bound = init::default_bound(shape[1..].iter().product());
+        let taps = inputs / geometry.groups.max(1) * kernel[0] * kernel[1];
+        let shape = [outputs, inputs / geometry.groups.max(1), kernel[0], kernel[1]];
+        let bound = init::default_bound(taps);
         let weight = Parameter::uniform(device, key.op("weight"), shape, bound)?;
-        Ok(ConvTranspose2d { weight, bias: None, geometry })
+        Ok(Conv2d { weight, bias: None, geometry })
     }
 }
 
-impl Parameters for ConvTranspose2d {
+impl Parameters for Conv2d {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
         visitor("weight", &mut self.weight);
         if let Some(bias) = &mut self.bias {
@@ -61,11 +64,11 @@ impl Parameters for ConvTranspose2d {
     }
 }
 
-impl Module for ConvTranspose2d {
+impl Module for Conv2d {
     /// # Shapes
     /// `input: [B, I, H, W] → [B, O, H', W']`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
-        Ok(input.conv_transpose2d(self.weight.var(pass)?, bias, self.geometry)?)
+        Ok(input.conv2d(self.weight.var(pass)?, bias, self.geometry)?)
     }
 }

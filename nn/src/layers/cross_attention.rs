@@ -3,7 +3,7 @@
 use lowtide_autograd::{Needs, Saved, Var};
 use lowtide_tensor::{Attention, AttentionOptions, Shape, Tensor, TensorError};
 
-use crate::Result;
+use crate::error::Result;
 
 /// Queries `q` meet the keys and values of `memory`, which stand one after the other for each
 /// position. Beside the operands, y and one number for each query are kept.

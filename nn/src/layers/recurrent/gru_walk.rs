@@ -11,7 +11,7 @@ use lowtide_autograd::{Needs, Saved, Var};
 use lowtide_tensor::Tensor;
 
 use super::stack::{Direction, product_over_positions};
-use crate::Result;
+use crate::error::Result;
 
 /// The views of the thirds of `gates: [.., 3H]` along its last dimension.
 fn thirds(gates: &Tensor) -> lowtide_tensor::TensorResult<[Tensor; 3]> {

@@ -3,9 +3,10 @@
 use lowtide_autograd::Var;
 use lowtide_tensor::{Shape, Tensor, TensorError};
 
+use crate::error::Result;
+use crate::loss::Loss;
 use crate::loss::counted;
 use crate::optim::check_option;
-use crate::{Loss, Result};
 
 /// How [`nll`] reads labels; PyTorch's defaults.
 #[derive(Clone, Copy, Debug)]

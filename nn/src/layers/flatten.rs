@@ -2,7 +2,8 @@
 
 use lowtide_autograd::{Pass, Var};
 
-use crate::{Module, Parameters, Result};
+use crate::error::Result;
+use crate::module::{Module, Parameters};
 
 /// `[B, ..] → [B, product of ..]`, without a copy.
 #[derive(Clone, Copy, Debug, Default)]

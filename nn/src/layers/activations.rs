@@ -3,7 +3,8 @@
 use lowtide_autograd::{AutogradError, Needs, Pass, Var};
 use lowtide_tensor::{Axis, Tensor, TensorError};
 
-use crate::{Module, Parameters, Result};
+use crate::error::Result;
+use crate::module::{Module, Parameters};
 
 macro_rules! activations {
     ($($(#[$doc:meta])* $name:ident($input:ident) $forward:expr;)*) => {$(
@@ -24,6 +25,8 @@ macro_rules! activations {
 activations! {
     /// `x · Φ(x)` with the error function, `torch.nn.GELU`.
     GELU(x) x.gelu();
+    /// The rectifier `max(x, 0)`, in place where the buffer is free to reuse; `torch.nn.ReLU`.
+    ReLU(x) x.relu();
     /// `x / (1 + exp(-x))`, `torch.nn.SiLU`.
     SiLU(x) x.silu();
     /// The hyperbolic tangent, `torch.nn.Tanh`.

@@ -8,11 +8,15 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Causal, Device, RandomKey, Tensor};
 
+use crate::error::Result;
+use crate::layers::attention::{MultiHeadAttention, MultiHeadOptions};
+use crate::layers::dropout::Dropout;
+use crate::layers::linear::Linear;
+use crate::layers::norm::LayerNorm;
+use crate::layers::rotary::RotaryEmbedding;
+use crate::module::{Module, Parameters};
 use crate::module::{forward_in, visit_under};
-use crate::{
-    Dropout, LayerNorm, Linear, Module, MultiHeadAttention, MultiHeadOptions, Parameter,
-    Parameters, Result, RotaryEmbedding,
-};
+use crate::parameter::Parameter;
 
 /// Where a layer normalises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

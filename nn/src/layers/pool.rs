@@ -1,9 +1,64 @@
-//! Pooling by means, and over a fixed number of windows; x: [B, C, H, W], y: [B, C, H', W'].
+//! Pooling of sequences [B, C, L] and of images [B, C, H, W].
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_tensor::{AvgPool, Pool2dGeometry};
+use lowtide_tensor::{AvgPool, Pool1dGeometry, Pool2dGeometry};
 
-use crate::{Module, Parameters, Result};
+use crate::error::Result;
+use crate::module::{Module, Parameters};
+
+/// The largest value in each window, `torch.nn.MaxPool1d`.
+#[derive(Clone, Copy, Debug)]
+pub struct MaxPool1d(pub Pool1dGeometry);
+
+impl Parameters for MaxPool1d {}
+
+impl Module for MaxPool1d {
+    /// # Shapes
+    /// `input: [B, C, L] → [B, C, L']`
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        Ok(input.max_pool1d(self.0)?)
+    }
+}
+
+/// The mean of each window, `torch.nn.AvgPool1d`.
+#[derive(Clone, Copy, Debug)]
+pub struct AvgPool1d {
+    /// The windows.
+    pub window: Pool1dGeometry,
+    /// What stands at the edges; the default is PyTorch's.
+    pub options: AvgPool,
+}
+
+impl Parameters for AvgPool1d {}
+
+impl Module for AvgPool1d {
+    /// # Shapes
+    /// `input: [B, C, L] → [B, C, L']`
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        Ok(input.avg_pool1d(self.window, self.options)?)
+    }
+}
+
+/// Max pooling, `torch.nn.MaxPool2d`.
+#[derive(Clone, Copy, Debug)]
+pub struct MaxPool2d(pub Pool2dGeometry);
+
+impl MaxPool2d {
+    /// Square windows of `kernel` side by side.
+    pub fn square(kernel: usize) -> Self {
+        MaxPool2d(Pool2dGeometry::square(kernel))
+    }
+}
+
+impl Parameters for MaxPool2d {}
+
+impl Module for MaxPool2d {
+    /// # Shapes
+    /// `input: [B, C, H, W] → [B, C, H', W']`
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        Ok(input.max_pool2d(self.0)?)
+    }
+}
 
 /// The mean of each window, `torch.nn.AvgPool2d`.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,9 @@ use lowtide_tensor::{Device, RandomKey};
 
 use super::lstm_walk::lstm_walk;
 use super::stack::{RecurrentOptions, Stack, start_of};
-use crate::{Module, Parameter, Parameters, Result};
+use crate::error::Result;
+use crate::module::{Module, Parameters};
+use crate::parameter::Parameter;
 
 /// Gates of a cell: input, forget, cell and output.
 const GATES: usize = 4;

@@ -11,7 +11,7 @@ use lowtide_autograd::{Needs, Saved, Var};
 use lowtide_tensor::Tensor;
 
 use super::stack::{Direction, product_over_positions};
-use crate::Result;
+use crate::error::Result;
 
 /// The views of the quarters of `gates: [.., 4H]` along its last dimension.
 fn quarters(gates: &Tensor) -> lowtide_tensor::TensorResult<[Tensor; 4]> {

@@ -3,7 +3,10 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv1dGeometry, Device, RandomKey};
 
-use crate::{Module, Parameter, Parameters, Result, init};
+use crate::error::Result;
+use crate::init;
+use crate::module::{Module, Parameters};
+use crate::parameter::Parameter;
 
 /// A convolution layer, `torch.nn.Conv1d`.
 #[derive(Clone, Debug)]

@@ -1,11 +1,13 @@
 //! Losses as (sum, count): whoever splits a batch divides once, by the count of the whole.
 
+pub(crate) mod compositions;
+
 use lowtide_autograd::Var;
 use lowtide_tensor::{Labelling, Tensor, TensorError};
 
 pub use lowtide_tensor::{LinearCrossEntropyOptions, PairLoss};
 
-use crate::Result;
+use crate::error::Result;
 use crate::optim::check_option;
 
 /// A loss summed over a batch, and over how much it was summed.

@@ -7,7 +7,9 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{DType, Device, TensorError};
 
 use crate::buffer::Buffer;
-use crate::{Module, Parameter, Parameters, Result};
+use crate::error::Result;
+use crate::module::{Module, Parameters};
+use crate::parameter::Parameter;
 
 /// What both ranks have in common.
 #[derive(Clone, Debug)]

@@ -5,7 +5,9 @@
 use lowtide_autograd::{Needs, Pass, Var};
 use lowtide_tensor::{Device, Tensor};
 
-use crate::{Module, Parameter, Parameters, Result};
+use crate::error::Result;
+use crate::module::{Module, Parameters};
+use crate::parameter::Parameter;
 
 /// `x`, and `a · x` up to 0, `torch.nn.PReLU`.
 #[derive(Clone, Debug)]

@@ -3,7 +3,9 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::Device;
 
-use crate::{Module, Parameter, Parameters, Result};
+use crate::error::Result;
+use crate::module::{Module, Parameters};
+use crate::parameter::Parameter;
 
 /// PyTorch's addend to the variance.
 const EPS: f64 = 1e-5;

@@ -11,10 +11,15 @@ use lowtide_tensor::{
     TensorError,
 };
 
-use crate::cross_attention::cross_attention;
+use crate::error::Result;
+use crate::init;
+use crate::layers::cross_attention::cross_attention;
+use crate::layers::linear::Linear;
+use crate::layers::rotary::RotaryEmbedding;
+use crate::module::{Module, Parameters};
 use crate::module::{forward_in, visit_under};
 use crate::optim::check_option;
-use crate::{Linear, Module, Parameter, Parameters, Result, RotaryEmbedding, init};
+use crate::parameter::Parameter;
 
 /// How a [`MultiHeadAttention`] is built.
 #[derive(Clone, Copy, Debug, PartialEq)]

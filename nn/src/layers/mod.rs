@@ -1,0 +1,26 @@
+//! Layers: one file for each kind.
+//!
+//! A layer is a struct that owns its parameters and the layers inside it, names them in
+//! [`Parameters`](crate::Parameters), and computes in [`Module::forward`](crate::Module::forward).
+//! A new one is a file here, a line below and a line of re-exports in `lib.rs`.
+
+pub(crate) mod activations;
+pub(crate) mod attention;
+pub(crate) mod batch_norm;
+pub(crate) mod conv1d;
+pub(crate) mod conv2d;
+pub(crate) mod conv_transpose2d;
+pub(crate) mod cross_attention;
+pub(crate) mod dropout;
+pub(crate) mod embedding;
+pub(crate) mod flatten;
+pub(crate) mod linear;
+pub(crate) mod norm;
+pub(crate) mod pool;
+pub(crate) mod prelu;
+pub(crate) mod recurrent;
+pub(crate) mod rotary;
+pub(crate) mod sequential;
+pub(crate) mod transformer;
+pub(crate) mod transformer_stack;
+pub(crate) mod upsample;
