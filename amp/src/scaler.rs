@@ -1,6 +1,6 @@
 //! The loss scaler: five numbers and the rule by which an update moves two of them.
 
-use crate::AmpError;
+use crate::error::AmpError;
 use serde::{Deserialize, Serialize};
 
 /// Settings of a [`LossScaler`]; the defaults are those of PyTorch's `GradScaler`.

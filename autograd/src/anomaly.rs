@@ -7,8 +7,8 @@ use std::panic::Location;
 use lowtide_allocator::{ModulePath, Origin};
 use lowtide_tensor::{DType, Tensor};
 
+use crate::error::{AutogradError, Result};
 use crate::tape::Site;
-use crate::{AutogradError, Result};
 
 /// When a value appeared that is not finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use lowtide_tensor::{DType, Shape, Tensor};
 
+use crate::error::{AutogradError, LeafFault, Result};
 use crate::tape::Site;
-use crate::{AutogradError, LeafFault, Result};
 
 /// The identity of a value that gradients are collected for, such as a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

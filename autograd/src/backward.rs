@@ -6,9 +6,12 @@ use std::panic::Location;
 use lowtide_allocator::Category;
 use lowtide_tensor::Tensor;
 
+use crate::attempt::Attempt;
+use crate::error::{AutogradError, Result};
 use crate::pass::Mode;
+use crate::pass::Pass;
 use crate::tape::{Edge, Site, Tape, Walk, check_like};
-use crate::{Attempt, AutogradError, Pass, Result, Var};
+use crate::var::Var;
 
 impl Pass {
     /// Walks back from `loss`, seeded with 1: adds d loss / d leaf to the attempt for each leaf

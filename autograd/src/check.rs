@@ -3,7 +3,10 @@
 use lowtide_tensor::{DType, RandomKey, Tensor};
 use thiserror::Error;
 
-use crate::{Attempt, AutogradError, LeafId, Pass, Var};
+use crate::attempt::{Attempt, LeafId};
+use crate::error::AutogradError;
+use crate::pass::Pass;
+use crate::var::Var;
 
 /// How far values are moved, and how far derivatives may differ; the defaults of
 /// `torch.autograd.gradcheck`.
@@ -70,7 +73,7 @@ impl From<lowtide_tensor::TensorError> for CheckError {
 /// # Errors
 /// The first element that differs, or what `f` returns.
 pub fn gradients(
-    f: impl Fn(&Pass, Vec<Var>) -> crate::Result<Var>,
+    f: impl Fn(&Pass, Vec<Var>) -> crate::error::Result<Var>,
     inputs: &[Tensor],
 ) -> Result<(), CheckError> {
     gradients_within(Tolerance::default(), f, inputs)
@@ -82,7 +85,7 @@ pub fn gradients(
 /// Those of [`gradients`].
 pub fn gradients_within(
     tolerance: Tolerance,
-    f: impl Fn(&Pass, Vec<Var>) -> crate::Result<Var>,
+    f: impl Fn(&Pass, Vec<Var>) -> crate::error::Result<Var>,
     inputs: &[Tensor],
 ) -> Result<(), CheckError> {
     let key = RandomKey::new(1);
@@ -90,7 +93,7 @@ pub fn gradients_within(
     let pass = Pass::train(key, &attempt);
     let leaves: Vec<LeafId> = inputs.iter().map(|_| LeafId::new()).collect();
     let vars = leaves.iter().zip(inputs).map(|(&leaf, input)| pass.leaf(leaf, input));
-    let loss = weighted_sum(f(&pass, vars.collect::<crate::Result<_>>()?)?)?;
+    let loss = weighted_sum(f(&pass, vars.collect::<crate::error::Result<_>>()?)?)?;
     pass.backward(loss)?;
     let gradients = attempt.into_gradients();
 
@@ -131,7 +134,7 @@ pub fn gradients_within(
 }
 
 /// `Σ y · weight` with weights from `[0.5, 1.5)` that are the same in every call.
-fn weighted_sum(y: Var) -> crate::Result<Var> {
+fn weighted_sum(y: Var) -> crate::error::Result<Var> {
     let mut weights = Tensor::empty(y.value().device(), *y.shape(), DType::F64)?;
     weights.uniform_(RandomKey::new(2).op("weights"), 0.5, 1.5)?;
     let weights = y.pass().constant(weights);

@@ -8,13 +8,18 @@ use std::rc::Rc;
 use lowtide_allocator::{Category, Origin};
 use lowtide_tensor::{DType, Shape, Tensor, TensorError};
 
+use crate::attempt::Attempt;
+use crate::error::{AutogradError, Result};
 use crate::journal::{Journal, Replay};
+use crate::offload::Offload;
 use crate::offload::Store;
+use crate::pass::Pass;
 use crate::pass::{Inner, Mode, Settings};
 use crate::random::Draws;
 use crate::rule::{AnyRule, Needs, Segment, Slot};
+use crate::saved::Saved;
 use crate::tape::{Edge, Op, Site, Tape, check_like};
-use crate::{Attempt, AutogradError, Offload, Pass, Result, Saved, Var};
+use crate::var::Var;
 
 /// What becomes of the tensors that a segment saves for backward. The results have the same bits
 /// with each.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use lowtide_allocator::OutOfMemory;
 use lowtide_tensor::{DType, Shape, TensorError};
 
-use crate::Anomaly;
+use crate::anomaly::Anomaly;
 
 /// An error of a recorded operation or of a backward pass.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -162,3 +162,9 @@ impl AutogradError {
         }
     }
 }
+
+/// The result of an autograd operation. It is not called `Result`, so that all crates of the
+/// workspace can be imported by glob together.
+pub type AutogradResult<T, E = AutogradError> = std::result::Result<T, E>;
+
+pub(crate) use AutogradResult as Result;

@@ -5,8 +5,9 @@ use std::rc::Rc;
 
 use lowtide_tensor::{StorageWatch, Tensor};
 
+use crate::attempt::LeafId;
+use crate::error::{AutogradError, Result};
 use crate::tape::Site;
-use crate::{AutogradError, LeafId, Result};
 
 /// The reads of a segment, in order.
 #[derive(Default)]

@@ -26,17 +26,10 @@ pub use attempt::{Attempt, BufferId, BufferUpdates, Gradients, LeafId};
 pub use cast::CastPolicy;
 pub use checkpoint::SavedPolicy;
 pub use coupling::Coupling;
-pub use error::{AutogradError, LeafFault, RuleFault};
+pub use error::{AutogradError, AutogradResult, LeafFault, RuleFault};
 pub use foreign::{Foreign, Role};
 pub use offload::Offload;
 pub use pass::Pass;
 pub use rule::{InputGradients, Needs, Rule, RuleMany};
 pub use saved::{Saved, Saver};
 pub use var::Var;
-
-/// The result of an autograd operation. It is not called `Result`, so that all crates of the
-/// workspace can be imported by glob together.
-pub type AutogradResult<T, E = AutogradError> = std::result::Result<T, E>;
-
-// The name inside of this crate.
-pub(crate) use AutogradResult as Result;

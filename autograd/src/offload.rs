@@ -7,8 +7,8 @@ use std::rc::{Rc, Weak};
 use lowtide_allocator::Category;
 use lowtide_tensor::{Device, Tensor};
 
+use crate::error::{AutogradError, Result};
 use crate::transfer::transfer;
-use crate::{AutogradError, Result};
 
 /// Where the saved tensors of a segment go, and which.
 ///

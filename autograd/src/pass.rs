@@ -9,7 +9,10 @@ use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor};
 
 use crate::anomaly::{Anomalies, Anomaly};
 use crate::attempt::PassNumber;
+use crate::attempt::{Attempt, BufferId, LeafId};
+use crate::cast::CastPolicy;
 use crate::coupling::Coupling;
+use crate::error::{AutogradError, LeafFault, Result};
 use crate::foreign::{Border, Foreign, Role};
 use crate::journal::{Journal, Replay};
 use crate::offload::Store;
@@ -17,7 +20,7 @@ use crate::random::Draws;
 use crate::rule::AnyRule;
 use crate::saved::Saver;
 use crate::tape::{Edge, Hook, Op, Site, Tape};
-use crate::{Attempt, AutogradError, BufferId, CastPolicy, LeafFault, LeafId, Result, Var};
+use crate::var::Var;
 
 /// One walk through a model: whether it records, whether it trains, its random key, and the
 /// [`Attempt`] that its gradients and buffer updates go to. A cheap shared handle that stays on

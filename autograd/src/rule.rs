@@ -2,7 +2,8 @@
 
 use lowtide_tensor::Tensor;
 
-use crate::{LeafId, Result};
+use crate::attempt::LeafId;
+use crate::error::Result;
 
 /// Which of an operation's inputs need a gradient, in the order they were given.
 #[derive(Clone, Copy, Debug)]

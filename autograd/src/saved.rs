@@ -4,9 +4,10 @@ use std::rc::Rc;
 
 use lowtide_tensor::{Shape, Tensor};
 
+use crate::error::{AutogradError, Result};
 use crate::offload::Parked;
+use crate::pass::Pass;
 use crate::tape::Site;
-use crate::{AutogradError, Pass, Result};
 
 /// Keeps tensors for the backward of one operation, as the pass's policy says.
 pub struct Saver {

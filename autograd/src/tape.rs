@@ -8,8 +8,9 @@ use lowtide_tensor::{DType, Shape, Tensor, TensorError};
 
 use crate::anomaly::{self, Phase};
 use crate::attempt::PassNumber;
+use crate::attempt::{Attempt, LeafId};
+use crate::error::{AutogradError, Result, RuleFault};
 use crate::rule::{AnyRule, Needs, Segment, Slot};
-use crate::{Attempt, AutogradError, LeafId, Result, RuleFault};
 
 /// Where an operation was called, for errors.
 pub(crate) type Site = &'static Location<'static>;

@@ -5,7 +5,7 @@ use lowtide_tensor::{
     Bool, Cost, Cpu, DType, Device, Element, Kernel, Operands, Tensor, TensorError, bf16, f16,
 };
 
-use crate::Result;
+use crate::error::Result;
 
 /// A contiguous copy of the contiguous `source` on `device`.
 ///

@@ -5,10 +5,12 @@ use std::panic::Location;
 
 use lowtide_tensor::{DType, Shape, Tensor};
 
+use crate::error::{AutogradError, Result};
+use crate::pass::Pass;
 use crate::rule::AnyRule;
+use crate::rule::{Rule, RuleMany};
 use crate::saved::Saver;
 use crate::tape::{Edge, Site};
-use crate::{AutogradError, Pass, Result, Rule, RuleMany};
 
 /// A tensor and where it comes from in its [`Pass`]. Keeping one for a second use is an explicit
 /// `clone`, which costs the in-place shortcut but no memory.

@@ -1,9 +1,10 @@
 //! A batch: named fields of a staging buffer, readable whole or in slices.
 
+use crate::element::{Element, ElementType};
 use crate::epoch::Plan;
 use crate::layout::Place;
 use crate::staging::Staging;
-use crate::{Element, ElementType, LoaderState};
+use crate::state::LoaderState;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! The dataset trait and the slot that a sample is written into.
 
+use crate::element::{Element, Field};
 use crate::layout::Layout;
-use crate::{Element, Field};
 use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

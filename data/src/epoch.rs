@@ -4,11 +4,13 @@
 //! next batch to hand out is always the first in the window, and if the window is empty then every
 //! buffer is held outside: the one case in which waiting could be for ever.
 
+use crate::batch::Batch;
+use crate::error::DataError;
 use crate::layout::Layout;
 use crate::loader::Shared;
 use crate::pool::{Job, Pool, Reply, build};
 use crate::staging::Staging;
-use crate::{Batch, DataError, LoaderState};
+use crate::state::LoaderState;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::collections::VecDeque;
 use std::fmt;

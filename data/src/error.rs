@@ -1,6 +1,6 @@
 //! Errors of loading, each with the place where it happened.
 
-use crate::SampleError;
+use crate::dataset::SampleError;
 use lowtide_allocator::AllocError;
 
 /// What can go wrong between a dataset and a batch.

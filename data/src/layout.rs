@@ -3,7 +3,7 @@
 //! Fields one after the other, each a contiguous `[rows, ...]` array that starts at a multiple of
 //! `FIELD_ALIGN_BYTES`.
 
-use crate::Field;
+use crate::element::Field;
 use std::ops::Range;
 
 /// Alignment of every field: a cache line, and the widest vector register.

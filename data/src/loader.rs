@@ -1,10 +1,13 @@
 //! The loader: a dataset, an order, a ring of staging buffers and the threads that fill them.
 
+use crate::dataset::Dataset;
 use crate::epoch::{Epoch, Plan};
+use crate::error::DataError;
 use crate::layout::Layout;
 use crate::pool::Pool;
+use crate::sampler::{Sampler, Shuffled};
 use crate::staging::Ring;
-use crate::{DataError, Dataset, LoaderState, Sampler, Shuffled};
+use crate::state::LoaderState;
 use std::fmt;
 use std::sync::Arc;
 

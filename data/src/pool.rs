@@ -1,8 +1,9 @@
 //! Building a batch, on the consumer's thread or on a worker's: the same function on both.
 
+use crate::dataset::{Dataset, SampleSlot};
 use crate::epoch::Plan;
+use crate::error::{DataError, IndexOutOfRange};
 use crate::staging::Staging;
-use crate::{DataError, Dataset, IndexOutOfRange, SampleSlot};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -3,7 +3,7 @@
 //! A buffer is at any moment in the ring, in a job, in a reply or in a batch. Wherever it is
 //! dropped, it goes back to the ring; a ring that is gone itself lets it go to the allocator.
 
-use crate::DataError;
+use crate::error::DataError;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use lowtide_allocator::{AllocError, Buffer, CachingAllocator, Category, HostSource, MemorySource};
 

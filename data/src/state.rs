@@ -1,6 +1,6 @@
 //! The position of a loader, in five integers.
 
-use crate::DataError;
+use crate::error::DataError;
 use serde::{Deserialize, Serialize};
 
 /// The next batch that a loader would give: what a checkpoint keeps of the data.

@@ -1,6 +1,8 @@
 //! A part of a dataset.
 
-use crate::{Dataset, Field, IndexOutOfRange, SampleError, SampleSlot};
+use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::element::Field;
+use crate::error::IndexOutOfRange;
 use std::sync::Arc;
 
 /// Those samples of a dataset whose indexes are listed, in the order of the list.

@@ -1,6 +1,6 @@
 //! Which dimension is meant: counted from the first one on, or back from the last one.
 
-use crate::TensorError;
+use crate::error::TensorError;
 
 /// A dimension: 0 is the first one, and -1 the last one. Operations take `impl Into<Axis>`, so
 /// plain numbers of type `usize`, `isize` and `i32` will do.

@@ -17,8 +17,9 @@ use lowtide_allocator::{
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOptions};
+use crate::error::TensorError;
+use crate::launch::Cost;
 use crate::storage::Storage;
-use crate::{Cost, TensorError};
 
 /// The stream on which an NVIDIA device, or a simulated one, copies from and to the host; kernels
 /// run on the default one.

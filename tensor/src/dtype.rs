@@ -343,11 +343,11 @@ float!(f64, f32);
 macro_rules! for_float {
     ($dtype:expr, $T:ident => $body:expr, else $otherwise:expr) => {
         match $dtype {
-            $crate::DType::F64 => {
+            $crate::dtype::DType::F64 => {
                 type $T = f64;
                 $body
             }
-            $crate::DType::F32 => {
+            $crate::dtype::DType::F32 => {
                 type $T = f32;
                 $body
             }
@@ -366,7 +366,7 @@ macro_rules! for_each_float {
     (@match $dtype:expr, $E:ident $T:ident => $body:expr, $otherwise:expr;
         $($name:ident $element:ty => $computed:ty),*) => {
         match $dtype {
-            $($crate::DType::$name => {
+            $($crate::dtype::DType::$name => {
                 type $E = $element;
                 type $T = $computed;
                 $body
@@ -381,11 +381,11 @@ macro_rules! for_each_dtype {
     ($dtype:expr, $T:ident => $body:expr) => {
         for_each_dtype!(@match $dtype, $T => $body;
             F64 f64, F32 f32, F16 half::f16, BF16 half::bf16,
-            I64 i64, I32 i32, U8 u8, Bool $crate::Bool)
+            I64 i64, I32 i32, U8 u8, Bool $crate::dtype::Bool)
     };
     (@match $dtype:expr, $T:ident => $body:expr; $($name:ident $type:ty),*) => {
         match $dtype {$(
-            $crate::DType::$name => {
+            $crate::dtype::DType::$name => {
                 type $T = $type;
                 $body
             }
@@ -397,11 +397,11 @@ macro_rules! for_each_dtype {
 macro_rules! for_half {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
-            $crate::DType::F16 => {
+            $crate::dtype::DType::F16 => {
                 type $T = half::f16;
                 $body
             }
-            $crate::DType::BF16 => {
+            $crate::dtype::DType::BF16 => {
                 type $T = half::bf16;
                 $body
             }

@@ -9,7 +9,9 @@ use lowtide_allocator::cuda::{BlasError, CudaError, KernelError};
 use lowtide_allocator::{AllocError, OutOfMemory};
 use thiserror::Error;
 
-use crate::{DType, Device, DeviceLabel, Shape};
+use crate::device::{Device, DeviceLabel};
+use crate::dtype::DType;
+use crate::layout::Shape;
 
 /// An error of a tensor operation. The operands are as they were before the call.
 #[derive(Clone, Debug, Error)]
@@ -190,3 +192,9 @@ impl TensorError {
         }
     }
 }
+
+/// The result of a tensor operation. It is not called `Result`, so that all crates of the
+/// workspace can be imported by glob together.
+pub type TensorResult<T, E = TensorError> = std::result::Result<T, E>;
+
+pub(crate) use TensorResult as Result;

@@ -3,16 +3,19 @@
 use std::panic::Location;
 use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 
-#[cfg(feature = "cuda")]
-use crate::DeviceKind;
 use crate::cpu::Cpu;
 use crate::cpu::tiles::Order;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::device::Backend;
+use crate::device::Device;
+#[cfg(feature = "cuda")]
+use crate::device::DeviceKind;
+use crate::dtype::{DType, Element};
+use crate::error::TensorError;
 use crate::layout::Layout;
 use crate::storage::Storage;
-use crate::{DType, Device, Element, Tensor, TensorError};
+use crate::tensor::Tensor;
 
 /// What a kernel does to the machine, for the simulated device's roofline time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -3,7 +3,8 @@
 use std::fmt::{Debug, Display};
 use std::ops::{Deref, Range};
 
-use crate::{Axis, TensorError};
+use crate::axis::Axis;
+use crate::error::TensorError;
 
 /// The largest number of dimensions a tensor can have.
 pub const RANK_MAX: usize = 8;

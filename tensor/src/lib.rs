@@ -24,7 +24,7 @@ pub use axis::Axis;
 pub use cpu::Cpu;
 pub use device::{Assumption, CpuOptions, Device, DeviceKind, DeviceLabel, SimSpec};
 pub use dtype::{Bool, DType, Element, Float, Value};
-pub use error::TensorError;
+pub use error::{TensorError, TensorResult};
 pub use half::{bf16, f16};
 pub use launch::{Cost, Kernel, Operands, View, ViewMut};
 pub use layout::{Layout, RANK_MAX, Shape};
@@ -57,10 +57,3 @@ pub use ops::upsample2d::{Corners, Interpolation, Resize};
 pub use random::RandomKey;
 pub use tensor::Tensor;
 pub use watch::StorageWatch;
-
-/// The result of a tensor operation. It is not called `Result`, so that all crates of the
-/// workspace can be imported by glob together.
-pub type TensorResult<T, E = TensorError> = std::result::Result<T, E>;
-
-// The name inside of this crate.
-pub(crate) use TensorResult as Result;

@@ -6,7 +6,11 @@ use std::io::{self, Read, Write};
 
 use thiserror::Error;
 
-use crate::{DType, Device, Shape, Tensor, TensorError};
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::TensorError;
+use crate::layout::Shape;
+use crate::tensor::Tensor;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 /// The array starts at a multiple of this.
@@ -129,7 +133,7 @@ pub fn write(tensor: &Tensor, mut writer: impl Write) -> Result<(), NpyError> {
 
 fn checked_shape(dims: &[usize]) -> Option<Shape> {
     dims.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim))?;
-    (dims.len() <= crate::RANK_MAX).then(|| Shape::new(dims))
+    (dims.len() <= crate::layout::RANK_MAX).then(|| Shape::new(dims))
 }
 
 const DESCRS: [(&str, DType); 7] = [

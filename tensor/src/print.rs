@@ -4,7 +4,9 @@
 use std::fmt::{self, Display, Write};
 
 use crate::dtype::for_each_dtype;
-use crate::{DType, Element, Result, Tensor};
+use crate::dtype::{DType, Element};
+use crate::error::Result;
+use crate::tensor::Tensor;
 
 const PRECISION: usize = 4;
 /// More elements than this are summarised.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use lowtide_allocator::{AllocError, Buffer, Stream};
 
-use crate::Device;
+use crate::device::Device;
 
 /// One allocation that tensors share views of.
 pub(crate) struct Storage {

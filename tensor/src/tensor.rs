@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use lowtide_allocator::{Category, ModulePath, Origin, Stream};
 
+use crate::device::Device;
 use crate::device::{Backend, COPIES};
 use crate::dtype::for_each_dtype;
+use crate::dtype::{DType, Element, Value};
+use crate::error::{Result, TensorError};
 use crate::layout::{Layout, Shape};
 use crate::storage::Storage;
 use crate::transfer::{Download, Overwrite, Upload};
-use crate::{DType, Device, Element, Result, TensorError, Value};
 
 /// An n-dimensional array on a [`Device`].
 ///

@@ -4,8 +4,10 @@ use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::for_each_dtype;
+use crate::dtype::{DType, Element};
+use crate::error::Result;
+use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::{Layout, Nest};
-use crate::{Cost, DType, Element, Kernel, Operands, Result};
 
 /// To new memory, all of it.
 pub(crate) struct Upload<'a> {

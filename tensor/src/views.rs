@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use crate::axis::Axis;
+use crate::error::{Result, TensorError};
 use crate::layout::{RANK_MAX, Shape, check_axes, check_axis, check_index};
-use crate::{Axis, Result, Tensor, TensorError};
+use crate::tensor::Tensor;
 
 impl Tensor {
     /// The same elements in row-major order under another shape; copies where no strides over the

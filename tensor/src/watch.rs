@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::Tensor;
 use crate::storage::Storage;
+use crate::tensor::Tensor;
 
 /// Notices in-place writes to the storage of a tensor, which may be freed meanwhile.
 #[derive(Clone)]

@@ -14,9 +14,11 @@ use lowtide_nn::optim::{Optimizer, load_state, save_state};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::error::{Result, TrainError};
 use crate::new_file::sync;
+use crate::run_dir::RunDir;
+use crate::task::Task;
 use crate::trainer::Trainer;
-use crate::{Result, RunDir, Task, TrainError};
 
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";

@@ -249,3 +249,6 @@ impl fmt::Display for Knob {
         }
     }
 }
+
+/// The result of an operation of this crate.
+pub type Result<T, E = TrainError> = std::result::Result<T, E>;

@@ -4,9 +4,10 @@ use lowtide_allocator::{Category, ModulePath, Origin};
 use lowtide_data::{BatchView, Loader};
 use lowtide_tensor::Device;
 
+use crate::error::{Result, TrainError};
 use crate::step::micro_batches;
 use crate::task::Score;
-use crate::{Result, Task, TrainError};
+use crate::task::Task;
 
 /// The score of a batch, `micro_batch` samples at a time.
 pub(crate) fn score_parts(

@@ -3,7 +3,7 @@
 use lowtide_allocator::{Category, ModuleShare, OutOfMemory};
 use serde_json::{Map, Value, json};
 
-use crate::TrainError;
+use crate::error::TrainError;
 use crate::error::{DoesNotFit, Knob};
 use crate::not_finite::NotFinite;
 

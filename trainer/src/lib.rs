@@ -27,7 +27,7 @@ mod task;
 mod timeline;
 mod trainer;
 
-pub use error::{DoesNotFit, Knob, TrainError};
+pub use error::{DoesNotFit, Knob, Result, TrainError};
 pub use evaluation::evaluate;
 pub use metrics::Metrics;
 pub use not_finite::{NotFinite, NotFiniteWhat};
@@ -40,6 +40,3 @@ pub use run_dir::{RunDir, Summary};
 pub use task::{Classification, Score, Task, field, upload};
 pub use timeline::Timeline;
 pub use trainer::{Position, Trainer};
-
-/// The result of an operation of this crate.
-pub type Result<T, E = TrainError> = std::result::Result<T, E>;

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::error::{Result, TrainError};
 use crate::json::ledger_json;
 use crate::observer::{EpochReport, Flow, Observer, Recovery, StepReport};
-use crate::{Result, TrainError};
 
 /// Writes `metrics.jsonl`, beside its place until the run ends.
 pub struct Metrics {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
-use crate::{Result, TrainError};
+use crate::error::{Result, TrainError};
 
 /// A file to be at `path` after [`NewFile::publish`]; dropped before, it leaves nothing.
 ///

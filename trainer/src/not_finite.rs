@@ -9,8 +9,9 @@ use lowtide_nn::NnError;
 use lowtide_tensor::{DType, Device, RandomKey};
 use thiserror::Error;
 
+use crate::error::{Result, TrainError};
 use crate::step::micro_batches;
-use crate::{Result, Task, TrainError};
+use crate::task::Task;
 
 /// A step that was not committed, because what it computed is not finite. Everything is as before
 /// the step.

@@ -2,7 +2,7 @@
 
 use lowtide_allocator::OutOfMemory;
 
-use crate::Result;
+use crate::error::Result;
 use crate::plan::Plan;
 use crate::task::Score;
 

@@ -3,8 +3,8 @@
 use lowtide_data::{Batch, BatchView, Field, Loader};
 use lowtide_tensor::Device;
 
+use crate::error::{Result, TrainError};
 use crate::rehearsal::Act;
-use crate::{Result, TrainError};
 
 /// What of a run decides its plan.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,10 +4,11 @@ use std::fmt;
 
 use lowtide_nn::optim::{Optimizer, Sgd, SgdOptions};
 
+use crate::error::Result;
 use crate::error::{DoesNotFit, Knob};
 use crate::human::format_bytes;
 use crate::rehearsal::{Act, Cast, Forecast};
-use crate::{Result, Task};
+use crate::task::Task;
 
 /// How a training will run.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::Result;
+use crate::error::Result;
 use crate::human::format_bytes;
 use crate::observer::{EpochReport, Flow, Observer, Recovery, RunStart, StepReport};
 

@@ -4,11 +4,12 @@ use lowtide_data::BatchView;
 use lowtide_nn::optim::Optimizer;
 
 use crate::error::DoesNotFit;
+use crate::error::{Result, TrainError};
 use crate::observer::{Recovery, Retry};
 use crate::plan;
 use crate::rehearsal::Act;
+use crate::task::Task;
 use crate::trainer::Trainer;
-use crate::{Result, Task, TrainError};
 
 /// Clean steps after which a plan that had to shrink is tried at full size again.
 const CLEAN_STEPS_TO_GROW: u64 = 8;

@@ -7,10 +7,11 @@ use lowtide_data::BatchView;
 use lowtide_nn::optim::Optimizer;
 use lowtide_tensor::{Assumption, Device, RandomKey};
 
+use crate::error::{Result, TrainError};
 use crate::evaluation::score_parts;
 use crate::options::NonFinite;
 use crate::step::Step;
-use crate::{Result, Task, TrainError};
+use crate::task::Task;
 
 /// What is to be rehearsed, in the order in which a run does it.
 #[derive(Clone, Copy)]

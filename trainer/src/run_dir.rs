@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Result, TrainError};
 use crate::new_file::{NewFile, sync};
 use crate::run_lock::RunLock;
-use crate::{Result, TrainError};
 
 /// The folder of one run.
 #[derive(Clone, Debug)]

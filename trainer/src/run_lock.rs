@@ -4,7 +4,7 @@ use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-use crate::{Result, TrainError};
+use crate::error::{Result, TrainError};
 
 /// A lock on the file `.lock` in a run's folder, which the system takes back from a process that
 /// ends, however it ends. On a file system without locks it keeps nobody out.

@@ -3,7 +3,7 @@
 use lowtide_tensor::Tensor;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::Result;
+use crate::error::Result;
 
 /// XXH3 (Yann Collet) over names, shapes and bytes.
 #[derive(Default)]

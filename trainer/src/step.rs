@@ -15,9 +15,10 @@ use lowtide_nn::optim::{Optimizer, clip_norm};
 use lowtide_nn::{check_buffers, commit_buffers};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor, scale_and_check_finite};
 
+use crate::error::{Result, TrainError};
 use crate::not_finite::{NotFinite, NotFiniteWhat};
 use crate::options::NonFinite;
-use crate::{Result, Task, TrainError};
+use crate::task::Task;
 
 /// Everything that a step reads and, at its end, writes.
 pub(crate) struct Step<'a, T, O> {

@@ -6,7 +6,7 @@ use lowtide_data::{BatchView, ElementType, FieldView};
 use lowtide_nn::{Loss, Module, Parameters, cross_entropy};
 use lowtide_tensor::{DType, Device, Tensor};
 
-use crate::{Result, TrainError};
+use crate::error::{Result, TrainError};
 
 /// A model together with what it should learn. Clones share their parameters.
 ///

@@ -3,7 +3,7 @@
 use lowtide_allocator::{Action, ByCategory, Category, ModuleShare, Record};
 use lowtide_tensor::Device;
 
-use crate::Result;
+use crate::error::Result;
 use crate::observer::{Flow, Observer, RunStart, StepReport};
 use crate::report::MemoryTimeline;
 

@@ -10,6 +10,7 @@ use lowtide_nn::NnError;
 use lowtide_nn::optim::Optimizer;
 use lowtide_tensor::{Device, RandomKey};
 
+use crate::error::{Result, TrainError};
 use crate::evaluation::evaluate;
 use crate::not_finite::{NotFinite, NotFiniteWhat};
 use crate::observer::{EpochReport, Flow, Observer, RunStart, StepReport};
@@ -20,7 +21,7 @@ use crate::rehearsal::{Act, Cast, Forecast};
 use crate::state_hash::StateHasher;
 use crate::step::{Step, StepOutcome};
 use crate::task::Score;
-use crate::{Result, Task, TrainError};
+use crate::task::Task;
 
 /// Skipped steps in a row after which no loss scale is small enough: halved so often, the largest
 /// scale is 1.

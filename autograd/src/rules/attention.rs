@@ -2,8 +2,11 @@
 
 use lowtide_tensor::{Attention, AttentionOptions, RotaryPairs, Shape, Tensor, TensorError};
 
+use crate::error::Result;
+use crate::rule::Needs;
 use crate::rules::reuse;
-use crate::{Needs, Result, Saved, Var};
+use crate::saved::Saved;
+use crate::var::Var;
 
 impl Var {
     /// `softmax(scale · q kᵀ + mask) v` for each head, for `self = q`; see [`Tensor::attention`].

@@ -2,7 +2,10 @@
 
 use lowtide_tensor::{BatchNorm, BatchNormBackward, Statistics, Tensor};
 
-use crate::{Needs, Result, Saved, Var};
+use crate::error::Result;
+use crate::rule::Needs;
+use crate::saved::Saved;
+use crate::var::Var;
 
 /// The operation and its kind; `forward` gives y with the mean and the variance that were used.
 #[track_caller]

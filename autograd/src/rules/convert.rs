@@ -2,7 +2,9 @@
 
 use lowtide_tensor::{DType, Tensor};
 
-use crate::{Needs, Result, Var};
+use crate::error::Result;
+use crate::rule::Needs;
+use crate::var::Var;
 
 impl Var {
     /// The same values as another float type, or this value if it has that type; see

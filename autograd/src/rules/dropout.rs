@@ -2,8 +2,10 @@
 
 use lowtide_tensor::{Dropout, Tensor};
 
+use crate::error::Result;
+use crate::rule::Needs;
 use crate::rules::reuse;
-use crate::{Needs, Result, Var};
+use crate::var::Var;
 
 impl Var {
     /// Takes out elements at random and scales the others up; see [`Tensor::dropout`]. Nothing but

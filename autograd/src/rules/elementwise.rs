@@ -2,8 +2,10 @@
 
 use lowtide_tensor::Tensor;
 
+use crate::error::Result;
+use crate::rule::Needs;
 use crate::rules::{over, reuse, times, unbroadcast, when};
-use crate::{Needs, Result, Var};
+use crate::var::Var;
 
 #[expect(clippy::should_implement_trait, reason = "an operator could not return an error")]
 impl Var {

@@ -2,8 +2,9 @@
 
 use lowtide_tensor::Tensor;
 
+use crate::error::Result;
 use crate::rules::{from_input, from_output, reuse};
-use crate::{Result, Var};
+use crate::var::Var;
 
 /// A gradient of `dy` and what was saved.
 type Gradient = fn(&Tensor, &Tensor) -> lowtide_tensor::TensorResult<Tensor>;

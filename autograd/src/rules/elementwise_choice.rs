@@ -2,8 +2,10 @@
 
 use lowtide_tensor::Tensor;
 
+use crate::error::Result;
+use crate::rule::Needs;
 use crate::rules::{from_input, times, unbroadcast, unpack, when, when_recorded};
-use crate::{Needs, Result, Var};
+use crate::var::Var;
 
 /// `choose(x)`, whose gradient passes where `mask(x)` is true.
 #[track_caller]

@@ -2,8 +2,10 @@
 
 use lowtide_tensor::Tensor;
 
+use crate::error::Result;
+use crate::rule::Needs;
 use crate::rules::{reuse, unbroadcast, when, zero_gradient};
-use crate::{Needs, Result, Var};
+use crate::var::Var;
 
 /// `factor · dy`.
 fn scaled(dy: &Tensor, factor: f64) -> Result<Tensor> {

@@ -5,8 +5,10 @@ use std::f64::consts::{FRAC_2_SQRT_PI, LN_2, LN_10};
 
 use lowtide_tensor::Tensor;
 
+use crate::error::Result;
+use crate::rule::Needs;
 use crate::rules::{from_input, from_output, over, reuse, times, unbroadcast, when, zero_gradient};
-use crate::{Needs, Result, Var};
+use crate::var::Var;
 
 /// `1 / √(1 - x²)`.
 fn circle_slope(x: &Tensor) -> Result<Tensor> {

@@ -2,7 +2,9 @@
 
 use lowtide_tensor::Tensor;
 
-use crate::{Needs, Result, Var};
+use crate::error::Result;
+use crate::rule::Needs;
+use crate::var::Var;
 
 impl Var {
     /// The rows `index` of the table `self`; see [`Tensor::embedding`]. The gradient is as large as

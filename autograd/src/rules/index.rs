@@ -3,8 +3,10 @@
 
 use lowtide_tensor::{Axis, DType, Shape, Tensor};
 
+use crate::error::Result;
+use crate::rule::Needs;
 use crate::rules::{placed, reuse, unbroadcast, when};
-use crate::{Needs, Result, Var};
+use crate::var::Var;
 
 /// `[0, shape)`: the corner of a tensor in which `shape` lies.
 fn corner(x: &Tensor, shape: Shape) -> lowtide_tensor::TensorResult<Tensor> {

@@ -2,12 +2,14 @@
 
 use lowtide_tensor::{Axis, PadMode, Tensor, TensorError};
 
+use crate::error::Result;
+use crate::rule::Needs;
 use crate::rules::{reuse, when};
-use crate::{Needs, Result, Var};
+use crate::var::Var;
 
 /// [`Var::apply_to`], or the error of the tensor operation without inputs.
 #[track_caller]
-fn of_many<R: crate::Rule + 'static>(
+fn of_many<R: crate::rule::Rule + 'static>(
     op: &'static str,
     inputs: Vec<Var>,
     forward: impl FnOnce(&[&Tensor]) -> Result<(Tensor, R)>,

@@ -4,7 +4,10 @@ use lowtide_tensor::{Labelling, LinearCrossEntropyOptions, PairLoss, Tensor};
 
 use crate::rules::when;
 
-use crate::{Needs, Result, Saved, Var};
+use crate::error::Result;
+use crate::rule::Needs;
+use crate::saved::Saved;
+use crate::var::Var;
 
 /// The gradient of the logits: over them where nothing else needs them, so that there is never a
 /// second tensor of their size.

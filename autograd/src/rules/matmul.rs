@@ -2,8 +2,10 @@
 
 use lowtide_tensor::Tensor;
 
+use crate::error::Result;
+use crate::rule::Needs;
 use crate::rules::{unbroadcast, when};
-use crate::{Needs, Result, Var};
+use crate::var::Var;
 
 /// `x` as the matrices `[.., rows, columns]` that a product takes it for: a vector stands for a row
 /// on the left (`axis` 0) and for a column on the right (`axis` 1).

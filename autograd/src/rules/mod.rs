@@ -28,7 +28,10 @@ mod windows;
 
 use lowtide_tensor::{Axis, Shape, Tensor};
 
-use crate::{Needs, Result, Saved, Saver, Var};
+use crate::error::Result;
+use crate::rule::Needs;
+use crate::saved::{Saved, Saver};
+use crate::var::Var;
 
 /// `compute` if the gradient is needed.
 fn when(needed: bool, compute: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {

@@ -2,8 +2,10 @@
 
 use lowtide_tensor::{Conv2dGeometry, Pool2dGeometry, Tensor};
 
+use crate::error::Result;
+use crate::rule::Needs;
 use crate::rules::when;
-use crate::{Needs, Result, Var};
+use crate::var::Var;
 
 impl Var {
     /// The convolution of `self = x` with `w`, plus `b`; see [`Tensor::conv2d`].

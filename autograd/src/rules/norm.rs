@@ -5,8 +5,11 @@
 
 use lowtide_tensor::{Normalized, NormalizedBackward, Tensor};
 
+use crate::error::Result;
+use crate::rule::Needs;
 use crate::rules::when;
-use crate::{Needs, Result, Saved, Var};
+use crate::saved::Saved;
+use crate::var::Var;
 
 /// The statistics of a forward pass.
 struct Statistics {

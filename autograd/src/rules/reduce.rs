@@ -2,8 +2,10 @@
 
 use lowtide_tensor::{Axis, Shape, Tensor};
 
+use crate::error::Result;
+use crate::rule::Needs;
 use crate::rules::{kept, reuse};
-use crate::{Needs, Result, Var};
+use crate::var::Var;
 
 /// How many elements of `x` become one.
 fn reduced_count(x: Shape, axes: &[usize]) -> usize {

@@ -3,8 +3,10 @@
 
 use lowtide_tensor::{Axis, SortOrder, Tensor};
 
+use crate::error::Result;
+use crate::rule::Needs;
 use crate::rules::{kept, unpack, when_recorded};
-use crate::{Needs, Result, Var};
+use crate::var::Var;
 
 /// A reduction to the largest or the smallest; those that are equal to it share the gradient.
 #[track_caller]

@@ -2,7 +2,9 @@
 
 use lowtide_tensor::{Axis, Tensor};
 
-use crate::{Needs, Result, Var};
+use crate::error::Result;
+use crate::rule::Needs;
+use crate::var::Var;
 
 /// `dx[i] = Σ dy[t] · ∏ x[j]` over `t ≥ i` and `j ≤ t` but `j ≠ i`.
 ///

@@ -2,8 +2,9 @@
 
 use lowtide_tensor::Axis;
 
+use crate::error::Result;
 use crate::rules::{from_output, reuse};
-use crate::{Result, Var};
+use crate::var::Var;
 
 impl Var {
     /// `exp(x) / Σ exp(x)` along `axis`; see [`lowtide_tensor::Tensor::softmax`].

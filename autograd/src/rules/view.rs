@@ -4,8 +4,10 @@ use std::ops::Range;
 
 use lowtide_tensor::{Axis, Shape, Tensor};
 
+use crate::error::Result;
+use crate::rule::Needs;
 use crate::rules::placed;
-use crate::{Needs, Result, Var};
+use crate::var::Var;
 
 impl Var {
     /// The same elements under another shape; see [`Tensor::reshape`].

@@ -4,8 +4,10 @@ use std::ops::Range;
 
 use lowtide_tensor::{Axis, DType, Shape, Tensor};
 
+use crate::error::Result;
+use crate::rule::Needs;
 use crate::rules::placed;
-use crate::{Needs, Result, Var};
+use crate::var::Var;
 
 /// `x` in parts along `axis`, one after the other.
 #[track_caller]

@@ -5,8 +5,10 @@ use lowtide_tensor::{
     MaxPool, Pool1dGeometry, Pool2dGeometry, Resize, Shape, Tensor, TensorResult,
 };
 
+use crate::error::Result;
+use crate::rule::Needs;
 use crate::rules::when;
-use crate::{Needs, Result, Var};
+use crate::var::Var;
 
 /// A convolution and its gradients, each a method of [`Tensor`].
 struct Convolution<G> {

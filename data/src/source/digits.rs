@@ -1,8 +1,11 @@
 //! The handwritten digits that ship with the crate.
 
-use crate::{
-    DataError, Dataset, Field, InMemory, SampleError, SampleSlot, Sampler, Shuffled, Subset,
-};
+use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::element::Field;
+use crate::error::DataError;
+use crate::sampler::{Sampler, Shuffled};
+use crate::source::InMemory;
+use crate::subset::Subset;
 use flate2::read::GzDecoder;
 use std::io::{self, Read};
 use std::sync::Arc;

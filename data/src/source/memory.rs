@@ -1,6 +1,8 @@
 //! A dataset made of vectors.
 
-use crate::{DataError, Dataset, Element, Field, SampleError, SampleSlot};
+use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::element::{Element, Field};
+use crate::error::DataError;
 
 /// Samples held in memory, one vector per field.
 ///

@@ -72,7 +72,8 @@ struct Block {
 impl Block {
     fn new(device: &Device, key: RandomKey, shape: &ViTShape) -> Result<Self> {
         let &ViTShape { width, heads, hidden, dropout, .. } = shape;
-        let norm = || Ok::<_, crate::NnError>(LayerNorm::new(device, &[width])?.with_eps(EPS));
+        let norm =
+            || Ok::<_, crate::error::NnError>(LayerNorm::new(device, &[width])?.with_eps(EPS));
         let attention = MultiHeadOptions { dropout, ..MultiHeadOptions::new(width, heads) };
         let linear = |name: &str, inputs, outputs| {
             let mut layer = Linear::new(device, key.op(name), inputs, outputs)?;
@@ -80,7 +81,7 @@ impl Block {
                 "weight" => init::xavier_uniform_(value, key.op("mlp").op(name), 1.0),
                 _ => Ok(value.normal_(key.op("mlp").op(name), 0.0, 1e-6)?),
             })?;
-            Ok::<_, crate::NnError>(layer)
+            Ok::<_, crate::error::NnError>(layer)
         };
         Ok(Block {
             ln_1: norm()?,

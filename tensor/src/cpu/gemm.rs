@@ -16,7 +16,7 @@ use super::panel::Start;
 use super::pool::Pool;
 use super::simd::{LANE_COUNT_MAX, SimdFloat};
 use super::tiles::same_type;
-use crate::Element;
+use crate::dtype::Element;
 
 /// Multiplications that are worth a task: smaller products share one.
 const TASK_PRODUCT: usize = 64 * 64 * 64;

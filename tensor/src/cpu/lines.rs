@@ -9,8 +9,9 @@ use std::ops::Range;
 
 use super::math::Math;
 use super::simd::{Fused, Simd, SimdFloat, SimdKernel};
+use crate::dtype::Element;
 use crate::layout::{Nest, Shape};
-use crate::{Element, bf16, f16};
+use half::{bf16, f16};
 
 /// A float as it is stored, and the type in which kernels compute with it.
 pub(crate) trait Stored: Element {
@@ -38,7 +39,7 @@ macro_rules! for_stored {
     };
     (@match $dtype:expr, $E:ident => $body:expr; $($name:ident $type:ty),*) => {
         match $dtype {
-            $($crate::DType::$name => {
+            $($crate::dtype::DType::$name => {
                 type $E = $type;
                 $body
             })*
@@ -310,7 +311,7 @@ impl<T: Math, const N: usize, const W: usize> Sums<T, N, W> {
 /// Where the rows along `axis` of `N` operands of one shape start, however they lie, in row-major
 /// order of the other dimensions: calls `visit(starts)`.
 pub(crate) fn each_strided_row<const N: usize>(
-    layouts: [&crate::Layout; N],
+    layouts: [&crate::layout::Layout; N],
     axis: usize,
     mut visit: impl FnMut([usize; N]),
 ) {

@@ -15,7 +15,7 @@ use super::coefficients::{
     ATAN, COS, ERF, ERF_OVER, ERF_UNDER, ERFC, EXP, LOG, POW_EXP2, POW_LOG2, SIN, TANH,
 };
 use super::simd::Fused;
-use crate::Float;
+use crate::dtype::Float;
 
 /// A float with the elementary functions; `F` says how to multiply and add.
 pub(crate) trait Math: Float {

@@ -12,7 +12,7 @@ use std::any::TypeId;
 use super::Cpu;
 use super::chunk::for_each_chunk;
 use super::uncached;
-use crate::Element;
+use crate::dtype::Element;
 use crate::launch::{View, ViewMut};
 use crate::layout::{Layout, Nest, RANK_MAX};
 

@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code, reason = "these stores take a pointer")]
 
-use crate::Element;
+use crate::dtype::Element;
 
 /// Copies `from` to `to` past the caches, where the processor can. [`fence`] has to follow on the
 /// same thread before another one reads.

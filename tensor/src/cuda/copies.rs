@@ -9,7 +9,7 @@ use lowtide_allocator::{AllocError, Buffer, PinnedBuffer, PinnedCache, SourceErr
 
 use super::Place;
 use crate::device::COPIES;
-use crate::{Result, TensorError};
+use crate::error::{Result, TensorError};
 
 /// Page-locked memory that copies pass through: at least this much, twice the largest of them, and
 /// no more than that. Larger ones go in parts, each of half of it.

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use lowtide_allocator::cuda::{Blas, BlasError, CudaDevice, Precision, Product};
 
 use super::Products;
-use crate::Result;
+use crate::error::Result;
 
 /// What multiplies matrices on a device, as found there.
 #[derive(Clone, Debug, PartialEq, Eq)]

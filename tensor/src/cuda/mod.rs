@@ -22,7 +22,9 @@ use lowtide_allocator::cuda::{
 use lowtide_allocator::{CachingAllocator, MemorySource, Stream};
 
 use crate::device::Backend;
-use crate::{DType, Device, Result, TensorError};
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Result, TensorError};
 use copies::Copies;
 use kernels::{Image, Loaded};
 use library::Library;

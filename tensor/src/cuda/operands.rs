@@ -5,8 +5,9 @@ use std::ops::Range;
 use lowtide_allocator::Buffer;
 use lowtide_allocator::cuda::Argument;
 
+use crate::dtype::DType;
 use crate::layout::Layout;
-use crate::{DType, Tensor};
+use crate::tensor::Tensor;
 
 /// The operands of a kernel, locked while it is enqueued, in the order in which they were given to
 /// [`Device::launch`](crate::Device::launch).

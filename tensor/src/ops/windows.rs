@@ -7,8 +7,10 @@ use std::ops::Range;
 
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::pool::Pool;
+use crate::error::{Result, TensorError};
+use crate::layout::Shape;
 use crate::ops::avg_pool2d::SizeRounding;
-use crate::{Result, Shape, Tensor, TensorError};
+use crate::tensor::Tensor;
 
 /// Elements of the destination of a task, at least.
 const CHUNK_LEN: usize = 8 * 1024;

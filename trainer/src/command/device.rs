@@ -11,8 +11,8 @@ use lowtide_tensor::cuda::CudaOptions;
 use lowtide_tensor::{CpuOptions, Device, SimSpec};
 
 use crate::command::parse_count;
+use crate::error::{Result, TrainError};
 use crate::human::{format_bytes, parse_bytes};
-use crate::{Result, TrainError};
 
 /// Where to compute.
 #[derive(Args)]

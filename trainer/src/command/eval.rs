@@ -6,8 +6,11 @@ use clap::Args;
 use lowtide_tensor::Device;
 
 use crate::command::{DeviceArgs, say};
+use crate::error::Result;
+use crate::evaluation::evaluate;
 use crate::recipe::Recipe;
-use crate::{Result, RunDir, Task, evaluate};
+use crate::run_dir::RunDir;
+use crate::task::Task;
 
 #[derive(Args)]
 pub(super) struct EvalArgs {

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::Result;
 use crate::command::recording::{self, Output, Target};
 use crate::command::say;
+use crate::error::Result;
 
 #[derive(Args)]
 pub(super) struct ExplainArgs {

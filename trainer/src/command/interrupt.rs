@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::error::{Result, TrainError};
 use crate::observer::{Flow, Observer, StepReport};
-use crate::{Result, TrainError};
 
 /// Stops the run after the first interrupt.
 pub(super) struct Interrupt {

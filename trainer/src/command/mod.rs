@@ -25,8 +25,8 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::command::device::DeviceArgs;
 use crate::command::failure::complain;
+use crate::error::{Result, TrainError};
 use crate::recipe::{BATCH_SIZE_MAX, EPOCHS_MAX, Recipe};
-use crate::{Result, TrainError};
 
 /// Trains neural networks inside a memory budget.
 #[derive(Parser)]

@@ -6,11 +6,12 @@ use serde_json::{Value, json};
 
 use crate::command::device::Simulated;
 use crate::command::{DeviceArgs, RecipeArgs, failure, say};
+use crate::error::Result;
 use crate::human::format_bytes;
 use crate::json::{categories_json, modules_json};
 use crate::plan::Plan;
 use crate::recipe::Recipe;
-use crate::{Forecast, Result};
+use crate::rehearsal::Forecast;
 
 #[derive(Args)]
 pub(super) struct PlanArgs {

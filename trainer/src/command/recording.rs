@@ -10,8 +10,8 @@ use lowtide_allocator::trace::{
     ExportError, Limits, Recording, Replay, Snapshot, TraceError, TraceProblem, read_snapshot,
 };
 
+use crate::error::{Result, TrainError};
 use crate::new_file::NewFile;
-use crate::{Result, TrainError};
 
 /// What was read.
 pub(super) struct Recorded {

@@ -10,10 +10,10 @@ use lowtide_allocator::trace::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::Result;
 use crate::command::device::parse_budget;
 use crate::command::recording::{self, Recorded, unusable};
 use crate::command::say;
+use crate::error::Result;
 use crate::human::format_bytes;
 
 #[derive(Args)]

@@ -5,8 +5,9 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
+use crate::error::{Result, TrainError};
+use crate::run_dir::RunDir;
 use crate::run_lock::RunLock;
-use crate::{Result, RunDir, TrainError};
 
 /// The folder `.partial` in a run's folder; gone, with all that is in it, when this is dropped.
 pub(super) struct Staging {

@@ -12,12 +12,17 @@ use crate::command::interrupt::Interrupt;
 use crate::command::recording::{Output, Target};
 use crate::command::staging::Staging;
 use crate::command::{DeviceArgs, RecipeArgs, parse_count, plan, say};
+use crate::error::Result;
 use crate::human::format_bytes;
+use crate::metrics::Metrics;
 use crate::observer::{EpochReport, Flow, Observer, StepReport};
 use crate::plan::Plan;
+use crate::progress::Progress;
 use crate::recipe::{Recipe, RecipeTrainer};
 use crate::report::Report;
-use crate::{Metrics, Progress, Result, RunDir, Summary, Task, Timeline};
+use crate::run_dir::{RunDir, Summary};
+use crate::task::Task;
+use crate::timeline::Timeline;
 
 #[derive(Args)]
 pub(super) struct TrainArgs {

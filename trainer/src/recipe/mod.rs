@@ -22,7 +22,10 @@ pub use optimizer::{
 };
 pub use schedule::{ScheduleRecipe, WarmUpRecipe};
 
-use crate::{Classification, MicroBatches, NonFinite, Options, Result, TrainError, Trainer};
+use crate::error::{Result, TrainError};
+use crate::options::{MicroBatches, NonFinite, Options};
+use crate::task::Classification;
+use crate::trainer::Trainer;
 
 /// So many that the steps of a run can be counted.
 pub(crate) const EPOCHS_MAX: u64 = 1 << 32;

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
+use crate::error::{Result, TrainError};
 use crate::recipe::{Recipe, read};
-use crate::{Result, TrainError};
 
 impl Recipe {
     /// The recipe at `path`, or the default one, with keys set in order: `TABLE.KEY=VALUE`, the

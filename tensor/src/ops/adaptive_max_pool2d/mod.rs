@@ -4,10 +4,14 @@
 
 use crate::cpu::Cpu;
 use crate::cpu::pool::Pool;
+use crate::dtype::{DType, Element};
 use crate::dtype::{Float, for_each_dtype, for_each_float};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
+use crate::layout::Shape;
 use crate::ops::max_pool2d::exceeds;
 use crate::ops::windows::{Axis, check_image, for_each_row, for_each_row2, pair_shape, with_size};
-use crate::{Cost, DType, Element, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use crate::tensor::Tensor;
 
 #[derive(Clone, Copy)]
 enum Direction {

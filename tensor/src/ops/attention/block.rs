@@ -5,8 +5,8 @@ use crate::cpu::gemm::{Gemm, Matrix};
 use crate::cpu::math::Math;
 use crate::cpu::simd::Simd;
 use crate::cpu::turn::turn_rows;
+use crate::dtype::{Bool, Element};
 use crate::launch::View;
-use crate::{Bool, Element};
 
 /// Queries of a task, and keys that meet them at once.
 pub(super) const BLOCK: usize = 64;

@@ -6,12 +6,12 @@
 
 use super::block::{BLOCK, Compute, Problem, Rows, Sizes, block, turned};
 use super::heads_of;
-use crate::Element;
 use crate::cpu::chunk::{Blocks, Chunked, for_each_part_with_scratch};
 use crate::cpu::panel::{PANEL_WIDTH_MAX, Start, panel_product};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdKernel};
 use crate::cpu::turn::turn_rows;
+use crate::dtype::Element;
 
 /// Tasks that scratch is shared out to.
 pub(super) fn task_count(sizes: &Sizes) -> usize {

@@ -13,9 +13,15 @@ mod forward;
 use std::fmt::{self, Display};
 
 use crate::cpu::Cpu;
+use crate::device::Device;
+use crate::dtype::DType;
 use crate::dtype::{for_float, for_half};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
+use crate::layout::Shape;
 use crate::ops::matmul::compute_dtype;
-use crate::{Cost, DType, Device, Kernel, Operands, RandomKey, Result, Shape, Tensor, TensorError};
+use crate::random::RandomKey;
+use crate::tensor::Tensor;
 use block::{Heads, Mask, Problem, Sizes, Source};
 
 /// Which keys a query may see by its place.
@@ -188,7 +194,7 @@ impl Launch {
         Tensor::workspace(like.device(), len, compute_dtype(self.dtype))
     }
 
-    fn problem<'a, E: crate::Element>(
+    fn problem<'a, E: crate::dtype::Element>(
         &self,
         operands: &Operands<'a>,
         mask: Option<usize>,

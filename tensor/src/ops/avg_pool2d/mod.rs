@@ -5,10 +5,14 @@
 mod cpu;
 
 use crate::cpu::Cpu;
+use crate::dtype::DType;
 use crate::dtype::for_each_float;
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
+use crate::layout::Shape;
 use crate::ops::max_pool2d::{Pool1dGeometry, Pool2dGeometry};
 use crate::ops::windows::{Axis, Kind, check_image, pair_shape, window_count, with_size};
-use crate::{Cost, DType, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use crate::tensor::Tensor;
 use cpu::Means;
 
 /// What the sum of a window is divided by.

@@ -6,9 +6,9 @@ use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk};
 use crate::cpu::lines::{Stored, load, store};
 use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
+use crate::dtype::{Element, Float};
 use crate::ops::norm::backward::products;
 use crate::ops::norm::cpu::mean_and_variance;
-use crate::{Element, Float};
 
 /// Elements of a task.
 const CHUNK_LEN: usize = 1 << 14;

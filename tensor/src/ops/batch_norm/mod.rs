@@ -15,8 +15,12 @@ mod cpu;
 
 use crate::cpu::Cpu;
 use crate::cpu::lines::{Stored, for_stored};
+use crate::dtype::{DType, Element};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
+use crate::layout::Shape;
 use crate::ops::norm::statistics_dtype;
-use crate::{Cost, DType, Element, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use crate::tensor::Tensor;
 
 /// What [`Tensor::batch_norm`] computes.
 #[derive(Clone, Debug)]

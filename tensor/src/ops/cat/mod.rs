@@ -2,10 +2,14 @@
 
 mod cpu;
 
+use crate::axis::Axis;
 use crate::cpu::Cpu;
+use crate::dtype::DType;
 use crate::dtype::for_each_dtype;
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::{RANK_MAX, Shape, check_axis, check_index};
-use crate::{Axis, Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
+use crate::tensor::Tensor;
 use cpu::Part;
 
 struct Cat {

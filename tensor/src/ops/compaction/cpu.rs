@@ -1,8 +1,8 @@
 //! What a mask keeps, packed together in row-major order.
 
-use crate::Element;
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
+use crate::dtype::Element;
 use crate::layout::Nest;
 
 /// Elements of the mask per chunk.

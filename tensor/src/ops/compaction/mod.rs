@@ -10,9 +10,12 @@ use std::panic::Location;
 
 use crate::cpu::Cpu;
 use crate::device::Backend;
+use crate::dtype::DType;
 use crate::dtype::for_each_dtype;
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::{Layout, Nest, Shape};
-use crate::{Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
+use crate::tensor::Tensor;
 use cpu::Mask;
 
 /// Packs the elements of the second operand where the first one is true.
@@ -32,7 +35,7 @@ impl Kernel for MaskedSelect<'_> {
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        let mask = operands.read::<crate::Bool>(0);
+        let mask = operands.read::<crate::dtype::Bool>(0);
         for_each_dtype!(self.dtype, T => {
             let x = operands.read::<T>(1);
             let nest = Nest::new(

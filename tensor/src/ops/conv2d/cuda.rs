@@ -7,7 +7,8 @@ use super::shape::Conv2dShape;
 use super::{Conv2d, Product};
 use crate::cuda::kernels::CONV2D;
 use crate::cuda::{Cuda, CudaOperands};
-use crate::{DType, Result, TensorError};
+use crate::dtype::DType;
+use crate::error::{Result, TensorError};
 
 /// `struct Conv`.
 const CONV: Parameter = Parameter::Words(16);

@@ -22,8 +22,13 @@ use std::fmt::{self, Display};
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
+use crate::device::DeviceKind;
+use crate::dtype::DType;
 use crate::dtype::for_each_float;
-use crate::{Cost, DType, DeviceKind, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
+use crate::layout::Shape;
+use crate::tensor::Tensor;
 pub use one::{Conv1dGeometry, ConvTranspose1dGeometry};
 use shape::Conv2dShape;
 pub use transposed::ConvTranspose2dGeometry;

@@ -1,8 +1,10 @@
 //! Convolutions of sequences, as of images one row high: `[B, C, L]` is `[B, C, 1, L]` for nothing.
 
 use super::{Conv2d, Conv2dGeometry, ConvTranspose2dGeometry, transposed};
+use crate::error::{Result, TensorError};
+use crate::layout::Shape;
 use crate::ops::windows::image_of_sequence;
-use crate::{Result, Shape, Tensor, TensorError};
+use crate::tensor::Tensor;
 
 /// How a convolution walks over sequences; PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

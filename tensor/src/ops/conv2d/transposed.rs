@@ -2,7 +2,9 @@
 //! own. Its gradients are the other two products of the same convolution, whose x is this y.
 
 use super::{Conv2d, Conv2dGeometry, Conv2dShape, Product};
-use crate::{Result, Shape, Tensor, TensorError};
+use crate::error::{Result, TensorError};
+use crate::layout::Shape;
+use crate::tensor::Tensor;
 
 /// How a transposed convolution walks, (height, width): the numbers of the convolution whose
 /// gradient it is; PyTorch's defaults.

@@ -12,7 +12,7 @@ use crate::cpu::lines::{AllLines, Blocks, Lanes, Lines, LinesKernel, Stored, loa
 use crate::cpu::math::Math;
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Fused, SimdFloat};
-use crate::{Element, Float};
+use crate::dtype::{Element, Float};
 
 /// What the labels say, for each position.
 #[derive(Clone, Copy)]

@@ -3,10 +3,10 @@
 use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 
 use super::Positions;
-use crate::Result;
 use crate::cpu::lines::Blocks;
 use crate::cuda::kernels::CROSS_ENTROPY;
 use crate::cuda::{Cuda, CudaOperands};
+use crate::error::Result;
 
 /// `struct Targets`.
 const TARGETS: Parameter = Parameter::Words(4);

@@ -17,10 +17,13 @@ use crate::cpu::Cpu;
 use crate::cpu::lines::{Blocks, Stored, for_stored};
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands, check_f32};
+use crate::device::{Device, DeviceKind};
+use crate::dtype::{DType, Element};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
+use crate::layout::Shape;
 use crate::ops::norm::statistics_dtype;
-use crate::{
-    Cost, DType, Device, DeviceKind, Element, Kernel, Operands, Result, Shape, Tensor, TensorError,
-};
+use crate::tensor::Tensor;
 
 /// What [`Tensor::cross_entropy`] computes.
 #[derive(Clone, Debug)]

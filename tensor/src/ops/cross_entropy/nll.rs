@@ -7,9 +7,13 @@ use super::cpu::Targets;
 use super::{Labelling, Positions};
 use crate::cpu::Cpu;
 use crate::cpu::lines::{Stored, each_strided_row, for_stored};
+use crate::dtype::{Element, Float};
+use crate::error::{Result, TensorError};
 use crate::launch::View;
+use crate::launch::{Cost, Kernel, Operands};
+use crate::layout::Shape;
 use crate::ops::norm::statistics_dtype;
-use crate::{Cost, Element, Float, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use crate::tensor::Tensor;
 
 /// Reads labels, x and perhaps the weight.
 struct Forward(Positions);
@@ -136,7 +140,7 @@ impl Tensor {
     pub fn nll_loss_backward(
         &self,
         x_shape: Shape,
-        x_dtype: crate::DType,
+        x_dtype: crate::dtype::DType,
         labels: &Tensor,
         ignore_index: i64,
         weight: Option<&Tensor>,

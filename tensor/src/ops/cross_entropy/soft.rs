@@ -16,8 +16,11 @@ use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::lines::{AllLines, Blocks, Lines, LinesKernel, Stored, for_stored, load, store};
 use crate::cpu::math::Math;
 use crate::cpu::simd::{Fused, SimdFloat};
+use crate::dtype::{DType, Element, Float};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
 use crate::ops::norm::statistics_dtype;
-use crate::{Cost, DType, Element, Float, Kernel, Operands, Result, Tensor, TensorError};
+use crate::tensor::Tensor;
 
 /// What both kernels know. They read the target first and the weight last.
 #[derive(Clone, Copy)]

@@ -4,7 +4,8 @@ use super::Dropout;
 use crate::cpu::lines::Stored;
 use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
 use crate::cpu::tiles::Source;
-use crate::{Float, RandomKey};
+use crate::dtype::Float;
+use crate::random::RandomKey;
 
 const BLOCKS: usize = 16;
 

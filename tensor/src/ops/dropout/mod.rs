@@ -10,7 +10,10 @@ mod cpu;
 use crate::cpu::Cpu;
 use crate::cpu::lines::{Stored, for_stored};
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
-use crate::{Cost, Kernel, Operands, RandomKey, Result, Tensor};
+use crate::error::Result;
+use crate::launch::{Cost, Kernel, Operands};
+use crate::random::RandomKey;
+use crate::tensor::Tensor;
 
 /// Which elements [`Tensor::dropout`] takes out.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,7 +29,7 @@ pub struct Dropout {
 
 struct Drop {
     dropout: Dropout,
-    dtype: crate::DType,
+    dtype: crate::dtype::DType,
     len: usize,
 }
 

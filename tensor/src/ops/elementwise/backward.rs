@@ -1,7 +1,8 @@
 //! The methods of the gradients through activations: `dy.gelu_backward(&x)` and its kin.
 
 use super::op::{Gradient, Op};
-use crate::{Result, Tensor};
+use crate::error::Result;
+use crate::tensor::Tensor;
 
 /// Gradients of `dy = self` and one tensor, each with its form in place.
 macro_rules! gradients {

@@ -8,7 +8,10 @@ use crate::cpu::tiles::{Constant, Mode, evaluate};
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::for_each_dtype;
-use crate::{Cost, DType, Element, Kernel, Operands, Result, Tensor, TensorError};
+use crate::dtype::{DType, Element};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
+use crate::tensor::Tensor;
 
 /// Converts or copies `len` elements.
 pub(super) struct Copy {

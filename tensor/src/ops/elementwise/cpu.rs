@@ -6,7 +6,8 @@ use super::pow::pow;
 use crate::cpu::functions::Functions;
 use crate::cpu::math::Math;
 use crate::cpu::simd::{Fused, Simd, SimdFloat, SimdKernel};
-use crate::{Element, dtype};
+use crate::dtype;
+use crate::dtype::Element;
 
 /// A type that formulas compute in: f64, f32 (for the half types too) and i64 (for all integers
 /// and truth values; its lower bits are what arithmetic in the narrower type wraps to).

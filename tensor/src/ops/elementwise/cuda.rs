@@ -10,8 +10,10 @@ use crate::cuda::kernels::{
 };
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::for_each_dtype;
+use crate::dtype::{DType, Element};
+use crate::error::{Result, TensorError};
+use crate::launch::Kernel;
 use crate::layout::Layout;
-use crate::{DType, Element, Kernel, Result, TensorError};
 
 /// `None` where there is no kernel, as the error that says so.
 fn or_no_kernel<T>(kernel: Option<T>, op: &'static str) -> Result<T> {

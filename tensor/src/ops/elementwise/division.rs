@@ -5,8 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::op::Op;
 use crate::cpu::Cpu;
 use crate::dtype::for_each_dtype;
+use crate::dtype::{DType, Element};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::Nest;
-use crate::{Cost, DType, Element, Kernel, Operands, Result, Tensor, TensorError};
+use crate::tensor::Tensor;
 
 /// `Ok` unless `op` divides integers and a divisor, the last of the operands, is 0.
 #[track_caller]

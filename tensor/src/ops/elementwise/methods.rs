@@ -1,7 +1,8 @@
 //! The methods of the elementwise family. Most are one entry of a list, with all its forms.
 
 use super::op::{Float, Number, Op, Test};
-use crate::{Result, Tensor};
+use crate::error::Result;
+use crate::tensor::Tensor;
 
 /// Methods of one operand, each with its form in place where it has one.
 macro_rules! unary {

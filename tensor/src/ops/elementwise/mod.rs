@@ -18,7 +18,10 @@ use crate::cpu::tiles::{Constant, Formula, Mode, Order, Source, Strided, evaluat
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::for_each_dtype;
-use crate::{Cost, DType, Element, Kernel, Operands, Result, Tensor, TensorError};
+use crate::dtype::{DType, Element};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
+use crate::tensor::Tensor;
 pub(crate) use cpu::Arithmetic;
 use cpu::Lane;
 use op::{Domain, Op};
@@ -131,7 +134,7 @@ impl Op {
 }
 
 /// The shape that all broadcast to.
-fn broadcast(name: &'static str, tensors: &[&Tensor]) -> Result<crate::Shape> {
+fn broadcast(name: &'static str, tensors: &[&Tensor]) -> Result<crate::layout::Shape> {
     let first = *tensors[0].shape();
     tensors[1..].iter().try_fold(first, |left, tensor| {
         let right = *tensor.shape();

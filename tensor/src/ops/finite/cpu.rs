@@ -3,7 +3,7 @@
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
 use crate::cpu::tiles::TILE_LEN;
-use crate::{Element, Float};
+use crate::dtype::{Element, Float};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const CHUNK_LEN: usize = 1 << 14;

@@ -3,9 +3,9 @@
 use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 
 use super::{AddSquares, PARTIALS_MAX, ScaleAndCheck};
-use crate::Result;
 use crate::cuda::kernels::{FINITE, WALK_OF_1, grid, walk};
 use crate::cuda::{Cuda, CudaOperands};
+use crate::error::Result;
 use Parameter::{F32, Read, U64, Write};
 
 /// Threads of a block.

@@ -7,9 +7,13 @@ mod cuda;
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands, check_f32};
+use crate::device::{Device, DeviceKind};
+use crate::dtype::DType;
 use crate::dtype::{for_each_dtype, for_float};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::Nest;
-use crate::{Cost, DType, Device, DeviceKind, Kernel, Operands, Result, Tensor, TensorError};
+use crate::tensor::Tensor;
 
 /// Scales one tensor in place and raises `flag` to 1 if an element is infinite or NaN.
 struct ScaleAndCheck {

@@ -6,9 +6,10 @@ use half::{bf16, f16};
 
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
+use crate::dtype::Element;
+use crate::error::{Result, TensorError};
 use crate::launch::{View, ViewMut};
 use crate::layout::{Nest, RANK_MAX, Shape};
-use crate::{Element, Result, TensorError};
 
 /// Elements per chunk: large enough to hide the fork, small enough for the L2 cache.
 const CHUNK_LEN: usize = 1 << 14;

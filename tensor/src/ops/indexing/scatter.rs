@@ -2,10 +2,14 @@
 
 use super::cpu::{self, Arrivals, Combine};
 use super::strides;
+use crate::axis::Axis;
 use crate::cpu::Cpu;
 use crate::dtype::for_each_dtype;
+use crate::dtype::{DType, Element};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::{RANK_MAX, check_axis};
-use crate::{Axis, Cost, DType, Element, Kernel, Operands, Result, Tensor, TensorError};
+use crate::tensor::Tensor;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arrival {

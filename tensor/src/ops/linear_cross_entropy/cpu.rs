@@ -8,7 +8,8 @@ use crate::cpu::math::Math;
 use crate::cpu::panel::Start;
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdKernel};
-use crate::{Element, Operands, View};
+use crate::dtype::Element;
+use crate::launch::{Operands, View};
 
 /// Logits of a task.
 const TASK_LEN: usize = 1 << 14;

@@ -7,9 +7,12 @@
 mod cpu;
 
 use crate::cpu::Cpu;
+use crate::dtype::DType;
 use crate::dtype::{for_float, for_half};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
 use crate::ops::matmul::compute_dtype;
-use crate::{Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
+use crate::tensor::Tensor;
 
 /// What [`Tensor::linear_cross_entropy`] counts, and how.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -9,7 +9,7 @@ use lowtide_allocator::cuda::{
 use super::{Batch, MatMul, Plan, Start};
 use crate::cuda::kernels::{FILL, MATMUL, WALK_OF_2, grid, walk};
 use crate::cuda::{Cuda, CudaOperands, Place};
-use crate::{Result, TensorError};
+use crate::error::{Result, TensorError};
 
 /// Rows and columns of the tile that a block computes, and its threads.
 const TILE: usize = 64;

@@ -11,9 +11,13 @@ use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::panel::Start;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands, check_f32};
+use crate::dtype::{DType, Element};
 use crate::dtype::{for_float, for_half};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands, ViewMut};
+use crate::layout::Shape;
 use crate::layout::{Layout, RANK_MAX};
-use crate::{Cost, DType, Element, Kernel, Operands, Result, Shape, Tensor, TensorError, ViewMut};
+use crate::tensor::Tensor;
 
 /// How the operands of a product lie, every dimension but the last two in the batch.
 struct Plan {

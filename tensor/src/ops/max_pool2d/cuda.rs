@@ -4,9 +4,9 @@ use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
 
 use super::cpu::MaxPool2dShape;
 use super::{Backward, Forward};
-use crate::Result;
 use crate::cuda::kernels::{MAX_POOL2D, grid};
 use crate::cuda::{Cuda, CudaOperands};
+use crate::error::Result;
 
 /// `struct Pool`.
 const POOL: Parameter = Parameter::Words(13);

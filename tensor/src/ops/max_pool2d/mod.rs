@@ -11,10 +11,14 @@ mod one;
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands, check_f32};
+use crate::dtype::DType;
 use crate::dtype::{for_each_dtype, for_each_float};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
+use crate::layout::Shape;
 use crate::ops::avg_pool2d::SizeRounding;
 use crate::ops::windows::{check_image, pair_shape, with_size};
-use crate::{Cost, DType, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use crate::tensor::Tensor;
 use cpu::MaxPool2dShape;
 pub(crate) use cpu::exceeds;
 pub use one::Pool1dGeometry;

@@ -1,8 +1,10 @@
 //! Pooling of sequences, as of images one row high.
 
 use super::{MaxPool, Pool2dGeometry, backward, forward};
+use crate::error::{Result, TensorError};
+use crate::layout::Shape;
 use crate::ops::windows::image_of_sequence;
-use crate::{Result, Shape, Tensor, TensorError};
+use crate::tensor::Tensor;
 
 /// Windows of a pooling over sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

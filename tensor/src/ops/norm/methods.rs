@@ -2,7 +2,9 @@
 
 use super::backward::Cut;
 use super::{Backward, Center, Forward, Norm, statistics_dtype};
-use crate::{Result, Shape, Tensor, TensorError};
+use crate::error::{Result, TensorError};
+use crate::layout::Shape;
+use crate::tensor::Tensor;
 
 /// What a normalisation computes.
 #[derive(Clone, Debug)]

@@ -15,7 +15,11 @@ mod piece;
 
 use crate::cpu::Cpu;
 use crate::cpu::lines::{Stored, for_stored};
-use crate::{Cost, DType, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use crate::dtype::DType;
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
+use crate::layout::Shape;
+use crate::tensor::Tensor;
 
 pub use methods::{Normalized, NormalizedBackward};
 

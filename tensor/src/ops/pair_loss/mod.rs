@@ -8,8 +8,11 @@ mod cpu;
 use crate::cpu::Cpu;
 use crate::cpu::lines::{Stored, for_stored};
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
+use crate::dtype::DType;
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
 use crate::ops::norm::statistics_dtype;
-use crate::{Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
+use crate::tensor::Tensor;
 
 /// A loss f of an element x and its target t.
 #[derive(Clone, Copy, Debug, PartialEq)]

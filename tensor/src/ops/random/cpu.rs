@@ -2,7 +2,8 @@
 
 use super::Distribution;
 use crate::cpu::tiles::Source;
-use crate::{Element, RandomKey};
+use crate::dtype::Element;
+use crate::random::RandomKey;
 
 /// 2^-32.
 const WORD: f64 = 1.0 / (1u64 << 32) as f64;

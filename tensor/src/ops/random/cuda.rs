@@ -3,9 +3,9 @@
 use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
 
 use super::{Distribution, Random};
-use crate::Result;
 use crate::cuda::kernels::{RANDOM, WALK_OF_1, grid, walk};
 use crate::cuda::{Cuda, CudaOperands};
+use crate::error::Result;
 use Parameter::{F64, U32, Words, Write};
 
 /// Enqueues the numbers of a tensor of f32.

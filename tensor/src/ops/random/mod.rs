@@ -9,8 +9,13 @@ use crate::cpu::Cpu;
 use crate::cpu::tiles::{Mode, Order, evaluate};
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands, check_f32};
+use crate::device::Device;
+use crate::dtype::DType;
 use crate::dtype::for_each_dtype;
-use crate::{Cost, DType, Device, Kernel, Operands, RandomKey, Result, Tensor, TensorError};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
+use crate::random::RandomKey;
+use crate::tensor::Tensor;
 
 /// What the words of the stream become.
 #[derive(Clone, Copy, Debug)]

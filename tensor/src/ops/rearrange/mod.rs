@@ -3,10 +3,15 @@
 
 mod cpu;
 
+use crate::axis::Axis;
 use crate::cpu::Cpu;
 use crate::dtype::for_each_dtype;
+use crate::dtype::{DType, Element};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
+use crate::layout::Shape;
 use crate::layout::{check_axes, check_axis};
-use crate::{Axis, Cost, DType, Element, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use crate::tensor::Tensor;
 use cpu::{Dimension, Edge, Map};
 
 /// What [`Tensor::pad`] puts around a tensor, under the names of PyTorch's `F.pad`.
@@ -116,7 +121,7 @@ impl Tensor {
     pub fn repeat(&self, times: &[usize]) -> Result<Tensor> {
         let mut x = self.clone();
         while x.shape().len() < times.len() {
-            let too_many = TensorError::index("repeat", times.len(), crate::RANK_MAX + 1);
+            let too_many = TensorError::index("repeat", times.len(), crate::layout::RANK_MAX + 1);
             x = x.unsqueeze(0).map_err(|_| too_many)?;
         }
         let mut plan = x.unmoved();

@@ -2,9 +2,9 @@
 
 use super::fold::{Accumulator, Fold, Lane, Reducible};
 use super::plan::Plan;
-use crate::Element;
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
+use crate::dtype::Element;
 use crate::launch::View;
 
 /// Outputs that a task finishes.

@@ -9,7 +9,8 @@ use super::fold::Fold;
 use super::plan::Plan;
 use crate::cuda::kernels::{REDUCE, WALK_OF_1, grid, walk_of};
 use crate::cuda::{Cuda, CudaOperands};
-use crate::{DType, Result, TensorError};
+use crate::dtype::DType;
+use crate::error::{Result, TensorError};
 use Parameter::{F64, Read, U32, U64, Words, Write};
 
 /// Threads of a block that takes a part of an output.

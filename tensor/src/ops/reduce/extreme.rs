@@ -7,8 +7,10 @@ use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::dtype::for_each_dtype;
+use crate::dtype::{DType, Element};
+use crate::error::Result;
+use crate::launch::{Cost, Kernel, Operands};
 use crate::ops::elementwise::Arithmetic;
-use crate::{Cost, DType, Element, Kernel, Operands, Result};
 
 /// Which end of the order is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,9 @@
 use super::plan::{Along, Block};
 use crate::cpu::math::Math;
 use crate::cpu::simd::{Fused, Simd, SimdFloat, SimdKernel};
+use crate::dtype::{Bool, Element};
 use crate::ops::elementwise::Arithmetic;
-use crate::{Bool, Element, bf16, f16};
+use half::{bf16, f16};
 
 /// What is accumulated of the elements x of an output; `c` is the output's center.
 #[derive(Clone, Copy, Debug, PartialEq)]

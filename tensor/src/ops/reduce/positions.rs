@@ -2,8 +2,11 @@
 
 use super::extreme::{End, Extreme};
 use super::{Arranged, Reduced, accumulator};
+use crate::axis::Axis;
+use crate::dtype::DType;
+use crate::error::Result;
 use crate::layout::check_axis;
-use crate::{Axis, DType, Result, Tensor};
+use crate::tensor::Tensor;
 
 /// Positions of the largest and the smallest. The first one of equals; NaN counts as the largest
 /// and as the smallest. Any element type.

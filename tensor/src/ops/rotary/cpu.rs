@@ -2,9 +2,10 @@
 
 use super::RotaryPairs;
 use crate::cpu::Cpu;
+use crate::dtype::Element;
 use crate::launch::ViewMut;
 use crate::layout::Nest;
-use crate::{Element, Shape};
+use crate::layout::Shape;
 
 /// Elements of a task.
 const CHUNK_LEN: usize = 1 << 14;

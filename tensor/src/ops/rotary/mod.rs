@@ -6,8 +6,11 @@
 mod cpu;
 
 use crate::cpu::Cpu;
+use crate::dtype::DType;
 use crate::dtype::for_each_dtype;
-use crate::{Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
+use crate::tensor::Tensor;
 
 /// Which elements of a row are a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

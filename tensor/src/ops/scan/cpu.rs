@@ -2,10 +2,10 @@
 //! chunks before, the results. A chunk is contiguous in y.
 
 use super::Scan;
-use crate::Element;
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::tiles::{Source, TILE_LEN};
+use crate::dtype::Element;
 use crate::layout::Shape;
 use crate::ops::elementwise::Arithmetic;
 

@@ -2,12 +2,16 @@
 
 mod cpu;
 
+use crate::axis::Axis;
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Order, Source};
+use crate::dtype::DType;
 use crate::dtype::for_each_dtype;
+use crate::error::Result;
+use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::check_axis;
 use crate::ops::elementwise::{Arithmetic, source};
-use crate::{Axis, Cost, DType, Kernel, Operands, Result, Tensor};
+use crate::tensor::Tensor;
 use cpu::{Direction, Extent, Running};
 
 /// `y[t] = Σ x[..=t]` or its kin; the destinations are y and the running values.

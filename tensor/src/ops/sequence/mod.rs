@@ -4,8 +4,13 @@ use std::ops::Range;
 
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Generated, Mode, Order, evaluate};
+use crate::device::Device;
 use crate::dtype::for_each_dtype;
-use crate::{Cost, DType, Device, Element, Kernel, Operands, Result, Shape, Tensor};
+use crate::dtype::{DType, Element};
+use crate::error::Result;
+use crate::launch::{Cost, Kernel, Operands};
+use crate::layout::Shape;
+use crate::tensor::Tensor;
 
 /// What element `i` is.
 #[derive(Clone, Copy, Debug)]

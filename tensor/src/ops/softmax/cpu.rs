@@ -8,8 +8,8 @@ use crate::cpu::lines::{
 };
 use crate::cpu::math::Math;
 use crate::cpu::simd::{Fused, SimdFloat};
+use crate::dtype::{Element, Float};
 use crate::launch::{View, ViewMut};
-use crate::{Element, Float};
 
 /// The rows or slabs of one task.
 struct Task<'a, E> {

@@ -5,9 +5,12 @@
 
 mod cpu;
 
+use crate::axis::Axis;
 use crate::cpu::Cpu;
 use crate::cpu::lines::{Blocks, for_stored};
-use crate::{Axis, Cost, Kernel, Operands, Result, Tensor};
+use crate::error::Result;
+use crate::launch::{Cost, Kernel, Operands};
+use crate::tensor::Tensor;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
@@ -43,7 +46,7 @@ struct Rows {
     blocks: Blocks,
     axis: usize,
     size_bytes: usize,
-    dtype: crate::DType,
+    dtype: crate::dtype::DType,
 }
 
 impl Rows {

@@ -3,9 +3,9 @@
 
 use super::SortOrder;
 use super::key::Sortable;
-use crate::DType;
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
+use crate::dtype::DType;
 use crate::launch::View;
 use crate::layout::Nest;
 

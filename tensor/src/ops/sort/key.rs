@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::{Bool, Element};
+use crate::dtype::{Bool, Element};
 
 /// An element with a key: `a` comes before `b` exactly where `a.key() < b.key()`.
 pub(super) trait Sortable: Element {

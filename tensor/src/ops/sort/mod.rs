@@ -3,10 +3,14 @@
 mod cpu;
 mod key;
 
+use crate::axis::Axis;
 use crate::cpu::Cpu;
+use crate::dtype::DType;
 use crate::dtype::for_each_dtype;
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::check_axis;
-use crate::{Axis, Cost, DType, Kernel, Operands, Result, Tensor, TensorError};
+use crate::tensor::Tensor;
 
 /// The order of a sort. NaN counts as larger than every number; 0 and -0 are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

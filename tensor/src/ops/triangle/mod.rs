@@ -3,7 +3,11 @@
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
 use crate::dtype::for_each_dtype;
-use crate::{Cost, DType, Element, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use crate::dtype::{DType, Element};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
+use crate::layout::Shape;
+use crate::tensor::Tensor;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Side {

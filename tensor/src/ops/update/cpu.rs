@@ -10,7 +10,8 @@ use super::{NormFormula, Rounding, UpdateFormula};
 use crate::cpu::chunk::{Chunked, Cut, Joined, for_each_chunk, for_each_joined_part};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
-use crate::{Element, RandomKey};
+use crate::dtype::Element;
+use crate::random::RandomKey;
 
 /// Elements of a task: enough to outweigh handing it out, and all of a small layer.
 const CHUNK_LEN: usize = 8 * 1024;

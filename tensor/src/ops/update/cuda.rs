@@ -6,7 +6,8 @@ use super::kernel::{Item, Update};
 use super::{AdamUpdate, KnownFormula, SgdUpdate, UpdateFormula};
 use crate::cuda::kernels::{UPDATE, grid};
 use crate::cuda::{Cuda, CudaOperands};
-use crate::{DType, Result, TensorError};
+use crate::dtype::DType;
+use crate::error::{Result, TensorError};
 use Parameter::{Floats, Read, U64, Write};
 
 const SGD: Signature =

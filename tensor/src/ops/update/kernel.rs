@@ -6,8 +6,10 @@ use super::{Form, Rounding, STATES_MAX, UpdateFormula, cpu, for_update};
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
+use crate::dtype::{DType, Element};
+use crate::error::Result;
+use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::{Layout, Nest};
-use crate::{Cost, DType, Element, Kernel, Operands, Result};
 
 /// Reads gradient and scalars, writes parameter and states, item by item.
 pub(super) struct Update<F, const STATES: usize, const SCALARS: usize> {

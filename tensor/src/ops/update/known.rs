@@ -2,7 +2,7 @@
 //! `cuda/kernels/update.cu`.
 
 use super::{StateRange, UpdateFormula};
-use crate::Float;
+use crate::dtype::Float;
 
 /// A formula that NVIDIA devices have a kernel for.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -10,9 +10,14 @@ mod quantized;
 
 use std::panic::Location;
 
+use crate::device::Device;
+use crate::dtype::{DType, Float};
+use crate::error::{Result, TensorError};
 use crate::launch::overlap;
+use crate::layout::Shape;
 use crate::ops::matmul::compute_dtype;
-use crate::{DType, Device, Float, RandomKey, Result, Shape, Tensor, TensorError};
+use crate::random::RandomKey;
+use crate::tensor::Tensor;
 
 use kernel::{Item, Update};
 pub use known::{AdamUpdate, KnownFormula, SgdUpdate};
@@ -208,7 +213,7 @@ where
     check_apart(op, &batches)?;
     let kernels: Vec<_> = batches.iter().map(|batch| batch.kernel(updates)).collect();
     #[cfg(feature = "cuda")]
-    if device.kind() == crate::DeviceKind::Cuda {
+    if device.kind() == crate::device::DeviceKind::Cuda {
         kernels.iter().try_for_each(cuda::check)?;
     }
     let mut launches = batches.iter().zip(kernels);

@@ -4,9 +4,12 @@ use half::{bf16, f16};
 
 use super::{Form, StateRange, cpu, for_update};
 use crate::cpu::Cpu;
+use crate::dtype::{DType, Element, Float};
+use crate::error::Result;
+use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::{Layout, Nest};
 use crate::ops::matmul::compute_dtype;
-use crate::{Cost, DType, Element, Float, Kernel, Operands, Result, Tensor};
+use crate::tensor::Tensor;
 
 /// Values of each element whose norms an optimizer has to know before it updates any, such as the
 /// step itself; [`Tensor::update_norms`] takes them in one pass, and nothing is stored.

@@ -5,9 +5,13 @@
 mod cpu;
 
 use crate::cpu::Cpu;
+use crate::dtype::DType;
 use crate::dtype::for_each_float;
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, Operands};
+use crate::layout::Shape;
 use crate::ops::windows::{check_image, pair_shape, with_size};
-use crate::{Cost, DType, Kernel, Operands, Result, Shape, Tensor, TensorError};
+use crate::tensor::Tensor;
 use cpu::Line;
 
 /// The size of the result, (height, width).
