@@ -6,11 +6,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::caching::CachingAllocator;
+use crate::caching::buffer::Buffer;
+use crate::category::Category;
 use crate::lock::sync::{Mutex, thread};
-use crate::{
-    Buffer, CachingAllocator, Category, MemorySource, PageRange, Segment, SimSource, SimStreams,
-    SourceError, Stream, VirtualMemory,
-};
+use crate::source::sim::SimSource;
+use crate::source::sim_streams::SimStreams;
+use crate::source::{MemorySource, PageRange, Segment, SourceError, VirtualMemory};
+use crate::stream::Stream;
 
 const PAGE_BYTES: usize = 4096;
 

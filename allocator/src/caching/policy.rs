@@ -7,10 +7,7 @@ use crate::torch::TorchSettings;
 #[derive(Clone, Debug, Default, PartialEq)]
 #[cfg_attr(
     feature = "torch",
-    allow(
-        clippy::large_enum_variant,
-        reason = "there is one for each allocator, and it is moved once"
-    )
+    allow(clippy::large_enum_variant, reason = "one for each allocator, and it is moved once")
 )]
 pub enum Policy {
     /// This crate's own: one range, best fit, whole free pages stitched together. Needs the least

@@ -114,8 +114,9 @@ pub struct Check {
 }
 
 /// Every check, in the order they run.
-pub const CHECKS: [Check; 8] = [
+pub const CHECKS: [Check; 9] = [
     Check { name: "imports follow the graph", run: imports::check },
+    Check { name: "imports name the module", run: rust::check_root_imports },
     Check { name: "files say what they are", run: rust::check_headers },
     Check { name: "unsafe code has its argument", run: unsafety::check },
     Check { name: "markdown links lead somewhere", run: markdown::check_links },

@@ -1,4 +1,5 @@
-//! Rust sources line by line: the first line, the length, and what must not be left behind.
+//! Rust sources line by line: the first line, the length, where imports come from, and what must
+//! not be left behind.
 
 use super::source::Source;
 use super::{Finding, Tree};
@@ -59,6 +60,55 @@ pub fn check_leftovers(tree: &Tree) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Imports of a type from the crate's root, `use crate::Name`, outside of `lib.rs` and `main.rs`.
+/// The module that a type is in says which floor of the crate a file stands on; the root hides it.
+pub fn check_root_imports(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (file, text) in tree.with_extension("rs") {
+        let is_root = file.path.ends_with("/lib.rs") || file.path.ends_with("/main.rs");
+        if is_root || !file.path.contains("/src/") {
+            continue;
+        }
+        let mut group_depth = 0;
+        for (index, line) in Source::parse(text).lines.iter().enumerate() {
+            let mut rest = line.code.as_str();
+            if group_depth == 0 {
+                let Some(at) = rest.find("crate::") else { continue };
+                rest = &rest[at + "crate::".len()..];
+                if !rest.starts_with('{') {
+                    if rest.starts_with(char::is_uppercase) {
+                        findings.push(Finding::at(file, index, ROOT_IMPORT));
+                    }
+                    continue;
+                }
+            }
+            if names_of_root(rest, &mut group_depth) {
+                findings.push(Finding::at(file, index, ROOT_IMPORT));
+            }
+        }
+    }
+    findings
+}
+
+const ROOT_IMPORT: &str = "imported from the crate's root; name the module that it is in";
+
+/// Whether a line of `crate::{..}` names a type of the root. Keeps track of the braces.
+fn names_of_root(line: &str, depth: &mut usize) -> bool {
+    let mut before = ',';
+    let mut found = false;
+    for c in line.chars() {
+        match c {
+            '{' => *depth += 1,
+            '}' => *depth = depth.saturating_sub(1),
+            _ => found |= *depth == 1 && c.is_uppercase() && matches!(before, '{' | ','),
+        }
+        if !c.is_whitespace() {
+            before = c;
+        }
+    }
+    found
 }
 
 /// True if `word` stands in `code` and is not the end of a longer name.

@@ -243,3 +243,21 @@ let is_unsafe = 1;
 ";
     check(unsafety::check, &[("a.rs", text)], &[]);
 }
+
+#[test]
+fn type_that_is_imported_from_the_root_of_its_crate_is_found() {
+    let bad = "//! x\nuse crate::Tensor;\nuse crate::{layout::Shape, Tensor};\nuse crate::{\n    \
+        dtype::{DType, Element},\n    Tensor,\n};\nfn f() -> crate::Result<()> {}\n";
+    check(
+        rust::check_root_imports,
+        &[("tensor/src/a.rs", bad), ("tensor/src/lib.rs", bad), ("tensor/tests/it/a.rs", bad)],
+        &["tensor/src/a.rs:2", "tensor/src/a.rs:3", "tensor/src/a.rs:6", "tensor/src/a.rs:8"],
+    );
+}
+
+#[test]
+fn imports_of_modules_and_of_what_is_in_them_are_fine() {
+    let good = "//! See [`Tensor`](crate::Tensor).\nuse crate::layout::Shape;\n\
+        use crate::{layout, tensor::Tensor};\nuse crate::dtype::{DType, Element};\n";
+    check(rust::check_root_imports, &[("tensor/src/a.rs", good)], &[]);
+}
