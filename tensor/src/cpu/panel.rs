@@ -5,7 +5,7 @@
 //! may lie in any way. Products pack what lies otherwise first (`packing.rs`), attention nothing.
 
 use super::gemm::Matrix;
-use super::simd::{LANE_COUNT_MAX, Simd, SimdFloat};
+use super::simd::{LANE_COUNT_MAX, Simd, SimdFloat, SimdKernel};
 
 /// No panel is wider: two vectors of the longest kind.
 pub(crate) const PANEL_WIDTH_MAX: usize = 2 * LANE_COUNT_MAX;
@@ -19,33 +19,42 @@ pub(crate) enum Start {
     Accumulate,
 }
 
-/// c = or += a · b. Row `i` of c starts at `i * c_stride`; rows of b are `COLS` vectors long.
-#[inline(always)]
-pub(crate) fn panel_product<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COLS: usize>(
-    simd: S,
-    [m, k]: [usize; 2],
-    a: Matrix<'_, T>,
-    b: &[T],
-    start: Start,
-    c: &mut [T],
-    c_stride: usize,
-) {
-    let whole = m - m % ROWS;
-    for i in (0..whole).step_by(ROWS) {
-        rows::<T, S, ROWS, COLS>(simd, [i, k], a, b, start, c, c_stride);
-    }
-    // One row at a time, every step would wait for the sums of the step before.
-    let mut i = whole;
-    while i + 4 <= m {
-        rows::<T, S, 4, COLS>(simd, [i, k], a, b, start, c, c_stride);
-        i += 4;
-    }
-    if i + 2 <= m {
-        rows::<T, S, 2, COLS>(simd, [i, k], a, b, start, c, c_stride);
-        i += 2;
-    }
-    if i < m {
-        rows::<T, S, 1, COLS>(simd, [i, k], a, b, start, c, c_stride);
+/// c = or += a · b. Rows of b are as long as a panel is wide.
+///
+/// Meant for [`Simd::call`], as a function of its own: attention is compiled for each stored type,
+/// its products only for the type that they are computed in.
+pub(crate) struct PanelProduct<'a, T> {
+    /// Rows of a and c, and columns of a.
+    pub(crate) size: [usize; 2],
+    pub(crate) a: Matrix<'a, T>,
+    pub(crate) b: &'a [T],
+    pub(crate) start: Start,
+    /// Row `i` starts at `i * c_stride`.
+    pub(crate) c: &'a mut [T],
+    pub(crate) c_stride: usize,
+}
+
+impl<T: SimdFloat> SimdKernel<T> for PanelProduct<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
+        let PanelProduct { size: [m, k], a, b, start, c, c_stride } = self;
+        let whole = m - m % ROWS;
+        for i in (0..whole).step_by(ROWS) {
+            rows::<T, S, ROWS, COLS>(simd, [i, k], a, b, start, c, c_stride);
+        }
+        // One row at a time, every step would wait for the sums of the step before.
+        let mut i = whole;
+        while i + 4 <= m {
+            rows::<T, S, 4, COLS>(simd, [i, k], a, b, start, c, c_stride);
+            i += 4;
+        }
+        if i + 2 <= m {
+            rows::<T, S, 2, COLS>(simd, [i, k], a, b, start, c, c_stride);
+            i += 2;
+        }
+        if i < m {
+            rows::<T, S, 1, COLS>(simd, [i, k], a, b, start, c, c_stride);
+        }
     }
 }
 

@@ -90,6 +90,14 @@ impl Fused for Portable {
     const IS_FUSED: bool = cfg!(target_arch = "aarch64");
 }
 
+#[inline(never)]
+fn run_portable<T, K: SimdKernel<T>>(kernel: K, simd: Portable)
+where
+    Portable: Simd<T>,
+{
+    kernel.run::<_, 4, 2>(simd);
+}
+
 macro_rules! portable {
     ($($float:ty),*) => {$(
         impl Simd<$float> for Portable {
@@ -102,7 +110,7 @@ macro_rules! portable {
             }
             #[inline(always)]
             fn call(self, kernel: impl SimdKernel<$float>) {
-                kernel.run::<_, 4, 2>(self);
+                run_portable(kernel, self);
             }
             #[inline(always)]
             fn load(self, from: &[$float]) -> Self::Vector {
@@ -467,7 +475,7 @@ macro_rules! simd_float {
                     // SAFETY: needs AVX2 and FMA, which `simd` proves.
                     return unsafe { run_avx2(kernel, simd) };
                 }
-                kernel.run::<_, 4, 2>(Portable);
+                run_portable(kernel, Portable);
             }
         }
     )*};

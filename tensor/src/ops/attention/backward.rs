@@ -9,7 +9,7 @@ use super::block::{
 use super::heads_of;
 use crate::cpu::chunk::{Blocks, Chunked, for_each_part_with_scratch};
 use crate::cpu::gemm::Matrix;
-use crate::cpu::panel::{PANEL_WIDTH_MAX, Start, panel_product};
+use crate::cpu::panel::{PANEL_WIDTH_MAX, PanelProduct, Start};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::Element;
@@ -142,7 +142,7 @@ impl<E: Element, T: Compute> SimdKernel<T> for Keys<'_, E, T> {
             dv.fill(T::ZERO);
             for head in 0..shared {
                 for i in (0..queries).step_by(BLOCK) {
-                    self.meet::<S, ROWS, COLS>(simd, [first_row, head], [i, j]);
+                    self.meet::<S, COLS>(simd, [first_row, head], [i, j]);
                 }
             }
             let Scratch { dk, dv, .. } = &self.scratch;
@@ -183,7 +183,7 @@ impl<E: Element, T: Compute> Keys<'_, E, T> {
     /// The block of queries from `i` on of the `head`-th head that shares these keys, and the block
     /// of keys from `j` on.
     #[inline(always)]
-    fn meet<S: Simd<T>, const ROWS: usize, const COLS: usize>(
+    fn meet<S: Simd<T>, const COLS: usize>(
         &mut self,
         simd: S,
         [first_row, head]: [usize; 2],
@@ -221,10 +221,10 @@ impl<E: Element, T: Compute> Keys<'_, E, T> {
             let lanes = width.min(key_count - panel * width);
             let part = |x: usize| panel * x * width..(panel + 1) * x * width;
             let (over, add) = (Start::Overwrite, Start::Accumulate);
-            let size = [count, dim];
-            panel_product::<T, S, ROWS, COLS>(simd, size, q, &k[part(dim)], over, p, width);
-            let size = [count, v_dim];
-            panel_product::<T, S, ROWS, COLS>(simd, size, dy, &v[part(v_dim)], over, ds, width);
+            let (size, b) = ([count, dim], &k[part(dim)]);
+            simd.call(PanelProduct { size, a: q, b, start: over, c: p, c_stride: width });
+            let (size, b) = ([count, v_dim], &v[part(v_dim)]);
+            simd.call(PanelProduct { size, a: dy, b, start: over, c: ds, c_stride: width });
             problem.add_mask(heads, Rows::Queries, [i, first], width, p);
             for (row, p) in p.chunks_exact_mut(width).enumerate() {
                 let visible = problem.visible(i + row).saturating_sub(first).min(lanes);
@@ -253,17 +253,17 @@ impl<E: Element, T: Compute> Keys<'_, E, T> {
             if is_dropped {
                 p.iter_mut().zip(&*kept).for_each(|(p, &kept)| *p *= kept);
             }
-            let (size, dv) = ([v_dim, count], &mut dv[part(v_dim)]);
-            panel_product::<T, S, ROWS, COLS>(simd, size, dy.transposed(), p, add, dv, width);
-            let (size, dk) = ([dim, count], &mut dk[part(dim)]);
-            panel_product::<T, S, ROWS, COLS>(simd, size, q.transposed(), ds, add, dk, width);
+            let (size, a, c) = ([v_dim, count], dy.transposed(), &mut dv[part(v_dim)]);
+            simd.call(PanelProduct { size, a, b: p, start: add, c, c_stride: width });
+            let (size, a, c) = ([dim, count], q.transposed(), &mut dk[part(dim)]);
+            simd.call(PanelProduct { size, a, b: ds, start: add, c, c_stride: width });
         }
         let ds = Matrix { data: ds_rows, row_stride: BLOCK, col_stride: 1 };
         for (panel, col) in (0..dim).step_by(width).enumerate() {
-            let k = &k_rows[panel * BLOCK * width..][..key_count * width];
-            let dq = &mut dq[own * padded(dim) + col..];
-            let (size, add) = ([count, key_count], Start::Accumulate);
-            panel_product::<T, S, ROWS, COLS>(simd, size, ds, k, add, dq, padded(dim));
+            let b = &k_rows[panel * BLOCK * width..][..key_count * width];
+            let c = &mut dq[own * padded(dim) + col..];
+            let (size, start) = ([count, key_count], Start::Accumulate);
+            simd.call(PanelProduct { size, a: ds, b, start, c, c_stride: padded(dim) });
         }
     }
 }

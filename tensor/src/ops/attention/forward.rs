@@ -7,7 +7,7 @@
 use super::block::{BLOCK, Compute, Problem, Rows, Sizes, block, turned};
 use super::heads_of;
 use crate::cpu::chunk::{Blocks, Chunked, for_each_part_with_scratch};
-use crate::cpu::panel::{PANEL_WIDTH_MAX, Start, panel_product};
+use crate::cpu::panel::{PANEL_WIDTH_MAX, PanelProduct, Start};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdKernel};
 use crate::cpu::turn::turn_rows;
@@ -94,15 +94,14 @@ impl<E: Element, T: Compute> SimdKernel<T> for Queries<'_, E, T> {
                 }
                 let scores = &mut scores[..key_count * width];
                 let q = &q_turned[panel * dim * width..][..dim * width];
-                panel_product::<T, S, ROWS, COLS>(
-                    simd,
-                    [key_count, dim],
-                    k,
-                    q,
-                    Start::Overwrite,
-                    scores,
-                    width,
-                );
+                simd.call(PanelProduct {
+                    size: [key_count, dim],
+                    a: k,
+                    b: q,
+                    start: Start::Overwrite,
+                    c: scores,
+                    c_stride: width,
+                });
                 problem.add_mask(heads, Rows::Keys, [i, j], width, scores);
                 if problem.visible(i) < j + key_count {
                     hide(problem, [i, j], width, scores);
@@ -110,15 +109,14 @@ impl<E: Element, T: Compute> SimdKernel<T> for Queries<'_, E, T> {
                 let sums = &mut sums[panel * v_dim * width..][..v_dim * width];
                 state[panel].meet::<S>(width, scores, sums);
                 problem.multiply_dropout(heads, Rows::Keys, [i, j], width, scores);
-                panel_product::<T, S, ROWS, COLS>(
-                    simd,
-                    [v_dim, key_count],
-                    v,
-                    scores,
-                    Start::Accumulate,
-                    sums,
-                    width,
-                );
+                simd.call(PanelProduct {
+                    size: [v_dim, key_count],
+                    a: v,
+                    b: scores,
+                    start: Start::Accumulate,
+                    c: sums,
+                    c_stride: width,
+                });
             }
         }
         for (panel, lse) in lse.chunks_mut(width).enumerate() {
