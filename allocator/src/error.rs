@@ -103,12 +103,12 @@ impl Tried {
 /// The ledger lists so many modules.
 const MODULE_ROWS: usize = 5;
 
-/// The books at the moment when a request failed, after everything in `tried`.
+/// The counters at the moment when a request failed, after everything in `tried`.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct OutOfMemory {
     /// What the caller asked for; 0 where the driver was refused memory for itself.
     pub requested_bytes: usize,
-    /// The call for which the driver had no memory, outside the allocator, so that nobody knows
+    /// The call for which the driver had no memory, outside the allocator, so that it is not known
     /// how much it needed; `None` if a request to the allocator failed.
     pub refused_call: Option<&'static str>,
     /// What of the device is neither free nor the allocator's: see

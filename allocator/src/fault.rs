@@ -20,7 +20,7 @@ pub struct Fault {
 
 impl Fault {
     /// Counts one event of an armed fault down, and says whether it fails.
-    pub(crate) fn strike(armed: &mut Option<Fault>) -> bool {
+    pub(crate) fn fires(armed: &mut Option<Fault>) -> bool {
         let Some(fault) = armed else { return false };
         if fault.nth > 1 {
             fault.nth -= 1;

@@ -45,7 +45,7 @@ pub struct Statistics {
     pub allocated: Counter,
     /// Committed plus charged bytes: what the capacity limits.
     pub reserved: Counter,
-    /// Bytes that somebody takes behind the allocator's back.
+    /// Bytes of others, charged against the budget.
     pub charged: Counter,
     /// Allocated and charged bytes by category.
     pub by_category: ByCategory<Counter>,

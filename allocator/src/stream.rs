@@ -76,32 +76,32 @@ impl StreamSet {
     }
 }
 
-/// Who may still work on memory that nobody owns, and since when.
+/// Which streams may still work on free memory, and since when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Marks {
+pub(crate) struct LastUse {
     pub(crate) streams: StreamSet,
     /// Event at which the last owner gave it back.
     pub(crate) since: u64,
 }
 
-impl Marks {
+impl LastUse {
     #[inline]
-    pub(crate) fn union(self, other: Marks) -> Marks {
-        Marks { streams: self.streams.union(other.streams), since: self.since.max(other.since) }
+    pub(crate) fn union(self, other: LastUse) -> LastUse {
+        LastUse { streams: self.streams.union(other.streams), since: self.since.max(other.since) }
     }
 }
 
 /// For each stream, up to which event it has waited for each other one, be it by way of a third.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Waits {
+pub(crate) struct StreamOrder {
     /// Row of the waiter, one entry for each stream; short rows mean 0.
     until: Vec<Vec<u64>>,
 }
 
-impl Waits {
+impl StreamOrder {
     /// The streams that `waiter` has to wait for before it may use what is marked so.
     #[inline]
-    pub(crate) fn missing(&self, waiter: Stream, marks: Marks) -> StreamSet {
+    pub(crate) fn missing(&self, waiter: Stream, marks: LastUse) -> StreamSet {
         let others = marks.streams.without(waiter);
         if others == StreamSet::EMPTY {
             return others;
@@ -109,7 +109,8 @@ impl Waits {
         self.fewest(waiter, others, |_| marks.since)
     }
 
-    /// Those of `of` whose work up to their events `since` is waited for by whoever waits for `by`.
+    /// Those of `of` whose work up to their events `since` is waited for by a stream that waits for
+    /// `by`.
     #[inline]
     pub(crate) fn covered(
         &self,

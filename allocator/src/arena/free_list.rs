@@ -26,9 +26,9 @@ const AFTER: usize = 1;
 /// The parent.
 const ABOVE: usize = 2;
 
-/// Holes that the same streams used. Size, offset and links of each are in its node.
+/// FreeList that the same streams used. Size, offset and links of each are in its node.
 #[derive(Clone, Debug)]
-pub(crate) struct Holes {
+pub(crate) struct FreeList {
     roots: Box<[u32; BIN_COUNT]>,
     occupied: [u64; WORD_COUNT],
     /// One bit for each word of `occupied`.
@@ -45,10 +45,10 @@ pub(crate) fn key(size_bytes: usize, offset: usize) -> Key {
     (size_bytes as u128) << 64 | offset as u128
 }
 
-impl Holes {
-    pub(crate) fn new() -> Holes {
+impl FreeList {
+    pub(crate) fn new() -> FreeList {
         let roots = Box::new([NONE; BIN_COUNT]);
-        Holes { roots, occupied: [0; WORD_COUNT], summary: 0, len: 0 }
+        FreeList { roots, occupied: [0; WORD_COUNT], summary: 0, len: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -365,7 +365,7 @@ mod tests {
             // Up to 76 MiB, and up to 76 GiB: the largest share the last bin.
             grain_bytes in prop_oneof![Just(512_usize), Just(512 << 10)],
         ) {
-            let (mut holes, mut nodes) = (Holes::new(), nodes());
+            let (mut holes, mut nodes) = (FreeList::new(), nodes());
             let mut set: BTreeSet<(usize, usize, u32)> = BTreeSet::new();
             for (op, blocks, slot) in ops {
                 let offset = slot as usize * 1024;

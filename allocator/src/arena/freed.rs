@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::arena::block_info::BlockInfo;
 use crate::arena::layout::Extent;
-use crate::arena::state::Books;
+use crate::arena::state::ArenaState;
 
 /// At least so many bytes behind what was asked for belong to the guard; with the rest of the last
 /// 512 it is up to 575.
@@ -82,13 +82,13 @@ impl Checks {
 
     /// # Panics
     /// If a freed range lies in a live block, or two of them overlap.
-    pub(crate) fn check(&self, books: &Books) {
+    pub(crate) fn check(&self, arena: &ArenaState) {
         let mut end = 0;
         for (&offset, freed) in &self.freed {
             assert!(offset >= end, "freed ranges overlap at {offset}");
             end = offset + freed.size_bytes;
         }
-        for (extent, live) in books.layout.live_extents() {
+        for (extent, live) in arena.layout.live_extents() {
             let freed = self.freed.range(..extent.end()).next_back();
             let is_clear = freed.is_none_or(|(at, freed)| at + freed.size_bytes <= extent.offset);
             assert!(is_clear, "block {} is noted as freed", live.serial);
@@ -102,9 +102,9 @@ impl Checks {
 }
 
 /// What lies in the block in a slot, by its place in the block.
-pub(crate) fn freed_in(books: &mut Books, slot: u32) -> Vec<(usize, Freed)> {
-    let pieces: Vec<Extent> = books.layout.pieces(slot).collect();
-    let Some(checks) = &mut books.checks else { return Vec::new() };
+pub(crate) fn freed_in(arena: &mut ArenaState, slot: u32) -> Vec<(usize, Freed)> {
+    let pieces: Vec<Extent> = arena.layout.pieces(slot).collect();
+    let Some(checks) = &mut arena.checks else { return Vec::new() };
     let mut freed = Vec::new();
     let mut before_bytes = 0;
     for piece in pieces {

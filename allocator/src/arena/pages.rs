@@ -12,7 +12,7 @@ pub(crate) struct Pages {
     page_bytes: usize,
     /// Nothing is committed from here on.
     end: usize,
-    /// Holes in what is committed: start to end, never touching each other or `end`.
+    /// FreeList in what is committed: start to end, never touching each other or `end`.
     missing: BTreeMap<usize, usize>,
     missing_bytes: usize,
 }

@@ -7,7 +7,7 @@ use std::panic::Location;
 use crate::arena::block_info::BlockInfo;
 use crate::arena::free_list::NONE;
 use crate::arena::freed::{Checks, GUARD_BYTES};
-use crate::arena::layout::{Extent, Layout, Live, Place, Want, active_bytes, page_floor};
+use crate::arena::layout::{Extent, Layout, Live, PlaceQuery, Placement, active_bytes, page_floor};
 use crate::arena::pages::Pages;
 use crate::arena::views::Views;
 use crate::category::{ByCategory, Category};
@@ -15,7 +15,7 @@ use crate::error::Tried;
 use crate::origin::{ModulePath, Origin};
 use crate::source::Segment;
 use crate::statistics::Statistics;
-use crate::stream::{Stream, StreamSet, Waits};
+use crate::stream::{Stream, StreamOrder, StreamSet};
 
 /// Who asks for what.
 #[derive(Clone, Copy, Debug)]
@@ -52,10 +52,10 @@ pub(crate) struct ChargeEntry {
 
 /// Everything that a simulation has to copy to take the same decisions.
 #[derive(Clone, Debug)]
-pub(crate) struct Books {
+pub(crate) struct ArenaState {
     pub(crate) layout: Layout,
     pub(crate) views: Views,
-    pub(crate) waits: Waits,
+    pub(crate) waits: StreamOrder,
     /// Committed pages: all that live blocks lie on, and those that are cached.
     pub(crate) pages: Pages,
     /// End of the address range, a multiple of the page.
@@ -73,20 +73,20 @@ pub(crate) struct Books {
     next_event: u64,
 }
 
-impl Books {
+impl ArenaState {
     /// Nothing is live. Blocks are stitched if there is a range of `views`.
     pub(crate) fn new(
         capacity_bytes: usize,
         page_bytes: usize,
         limit_bytes: usize,
         views: Option<&Segment>,
-    ) -> Books {
+    ) -> ArenaState {
         let range_bytes = page_floor(views.map_or(0, Segment::size_bytes), page_bytes);
         let mappings_max = views.map_or(0, Segment::mappings_max);
-        Books {
+        ArenaState {
             layout: Layout::new(page_bytes),
             views: Views::new(range_bytes, mappings_max, page_bytes),
-            waits: Waits::default(),
+            waits: StreamOrder::default(),
             pages: Pages::new(page_bytes),
             limit_bytes: page_floor(limit_bytes, page_bytes),
             stitches: views.is_some(),
@@ -116,9 +116,9 @@ impl Books {
         size_bytes: usize,
         stream: Stream,
         tried: &Cell<Tried>,
-    ) -> Option<Place> {
+    ) -> Option<Placement> {
         let stitches = self.stitches && self.views.has_room();
-        self.layout.place(&Want { size_bytes, stream, waits: &self.waits, stitches, tried })
+        self.layout.place(&PlaceQuery { size_bytes, stream, waits: &self.waits, stitches, tried })
     }
 
     /// [`place`](Self::place) on a source that shows no page at a second address.
@@ -127,9 +127,9 @@ impl Books {
         size_bytes: usize,
         stream: Stream,
         tried: &Cell<Tried>,
-    ) -> Option<Place> {
+    ) -> Option<Placement> {
         let waits = &self.waits;
-        self.layout.place(&Want { size_bytes, stream, waits, stitches: false, tried })
+        self.layout.place(&PlaceQuery { size_bytes, stream, waits, stitches: false, tried })
     }
 
     /// Rounded up to a page; saturates at a value that no address range reaches.
@@ -142,7 +142,7 @@ impl Books {
 
     /// What would be reserved with nothing cached and a block at a place: the least that any cache
     /// could do with. No place is one that overflowed.
-    pub(crate) fn needed_bytes(&self, place: Option<&Place>) -> usize {
+    pub(crate) fn needed_bytes(&self, place: Option<&Placement>) -> usize {
         let own = place.map_or(usize::MAX, |place| self.layout.touched_bytes_with(place));
         own.saturating_add(self.statistics.charged.current_bytes)
     }
@@ -206,7 +206,7 @@ impl Books {
         let page_end = self.page_ceil(layout.top());
         let shared_bytes = page_end - layout.top();
         let beyond_bytes = shared_bytes + room_bytes.min(self.limit_bytes - page_end);
-        // A hole may begin in a page that is paid for already.
+        // A hole may begin in a page that a block below has already.
         let in_hole = |hole: Extent| {
             let shared_bytes = (page_bytes - hole.offset % page_bytes) % page_bytes;
             let end_bytes = hole.end() % page_bytes;
@@ -218,7 +218,7 @@ impl Books {
         candidates.sort_unstable();
         let could_be_had = |&size_bytes: &usize| {
             let (stream, waits, tried) = (Stream::DEFAULT, &self.waits, &Cell::default());
-            let place = layout.place(&Want { size_bytes, stream, waits, stitches, tried });
+            let place = layout.place(&PlaceQuery { size_bytes, stream, waits, stitches, tried });
             place.is_some_and(|place| {
                 let touched_bytes = layout.touched_bytes_with(&place);
                 let is_free = touched_bytes == layout.touched_bytes();
@@ -235,7 +235,7 @@ impl Books {
     pub(crate) fn own_top(&self, size_bytes: usize, stream: Stream) -> Option<(Extent, StreamSet)> {
         let stitches = self.stitches && self.views.has_room();
         let tried = &Cell::default();
-        self.layout.own_top(&Want { size_bytes, stream, waits: &self.waits, stitches, tried })
+        self.layout.own_top(&PlaceQuery { size_bytes, stream, waits: &self.waits, stitches, tried })
     }
 
     /// Counts and describes the block that was just put into a slot. Returns its serial.
@@ -249,7 +249,7 @@ impl Books {
     /// Makes a place a live block, in `view` if it is stitched. Returns its slot and serial.
     pub(crate) fn insert(
         &mut self,
-        place: &mut Place,
+        place: &mut Placement,
         size_bytes: usize,
         view: u32,
         request: &Request,

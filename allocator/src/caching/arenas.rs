@@ -27,7 +27,7 @@ use crate::stream::Stream;
 /// them has a say in where others are placed, and the place depends on which thread came first. So
 /// the choice is the caller's: streams that one thread feeds in turn share an allocator and need
 /// the least memory; threads that feed a stream each take an arena each, run without a common lock,
-/// and keep what they cached until somebody is short of it.
+/// and keep what they cached until another arena is short of it.
 ///
 /// Whether a request fails does depend on the others, and a simulation of one arena knows nothing
 /// of them: give allocators that must be reproducible a source of their own.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::arena::layout::active_bytes;
 use crate::arena::state::Request;
 use crate::caching::checked;
-use crate::caching::engine::{Granted, State};
+use crate::caching::locked::{BlockRef, State};
 use crate::caching::{CachingAllocator, Shared};
 use crate::category::Category;
 use crate::error::AllocError;
@@ -22,22 +22,21 @@ use crate::stream::Stream;
 /// A block of memory. Dropping it returns the block to the cache; the memory stays valid for as
 /// long as the buffer lives, even if it is the last that is left of its allocator.
 pub struct Buffer {
-    /// Not counted, and so never dropped: see [`Keeper`].
+    /// Not counted, and so never dropped: see [`LastBuffer`].
     allocator: ManuallyDrop<CachingAllocator>,
     size_bytes: usize,
-    granted: Granted,
+    block: BlockRef,
 }
 
-/// The handle that all buffers of an allocator have together: it is among the allocator's own state
-/// for as long as there are buffers. So the block that is last dropped keeps the allocator, and
-/// none of those before pays for a count of its own.
+/// One counted handle for all buffers of an allocator together, kept in its state while there are
+/// buffers. So the last buffer keeps the allocator alive, and no other pays for a count of its own.
 #[derive(Default)]
-pub(crate) struct Keeper {
+pub(crate) struct LastBuffer {
     handle: Option<Arc<Shared>>,
     buffer_count: usize,
 }
 
-impl Keeper {
+impl LastBuffer {
     #[inline]
     fn enter(&mut self, handle: &Arc<Shared>) {
         if self.buffer_count == 0 {
@@ -56,21 +55,21 @@ impl Keeper {
 }
 
 impl Buffer {
-    /// `state` is that of `allocator`, which granted the block.
+    /// `state` is that of `allocator`, which the block was allocated from.
     #[inline(always)]
     pub(crate) fn new(
         state: &mut State,
         allocator: &CachingAllocator,
         size_bytes: usize,
-        granted: Granted,
+        block: BlockRef,
     ) -> Buffer {
-        state.keeper.enter(allocator.shared());
-        // SAFETY: the pointer comes from an `Arc`, which the keeper holds until this buffer, too,
-        // left; no later than then the copy is used, and it is never dropped, so the count is that
-        // of the handles that are.
-        let handle = unsafe { Arc::from_raw(Arc::as_ptr(allocator.shared())) };
-        let allocator = ManuallyDrop::new(CachingAllocator::of(handle));
-        Buffer { allocator, size_bytes, granted }
+        state.last_buffer.enter(allocator.shared());
+        // SAFETY: the pointer comes from an `Arc`, which `LastBuffer` holds until this buffer, too,
+        // has left; the copy is not used after that, and it is never dropped, so the count stays
+        // that of the handles that are.
+        let shared = unsafe { Arc::from_raw(Arc::as_ptr(allocator.shared())) };
+        let allocator = ManuallyDrop::new(CachingAllocator::of(shared));
+        Buffer { allocator, size_bytes, block }
     }
 
     /// Bytes asked for.
@@ -81,18 +80,18 @@ impl Buffer {
     /// Offset in the allocator's memory, a multiple of 512; that of the first piece if the block is
     /// stitched. The same program gets the same offsets everywhere.
     pub fn offset(&self) -> usize {
-        self.granted.offset
+        self.block.offset
     }
 
     /// Whether the block consists of pieces of memory that lie apart. It has one address all the
     /// same.
     pub fn is_stitched(&self) -> bool {
-        self.granted.is_stitched()
+        self.block.is_stitched()
     }
 
     /// What the block is for.
     pub fn category(&self) -> Category {
-        self.granted.category()
+        self.block.category()
     }
 
     /// The address as the device sees it.
@@ -113,34 +112,34 @@ impl Buffer {
     /// Where the block lies in the allocator's memory, in order: one range, or those of its pieces.
     pub fn pieces(&self) -> Vec<Range<usize>> {
         if !self.is_stitched() && !self.allocator.core().is_checked {
-            let end = self.granted.offset + active_bytes(self.size_bytes).unwrap_or(0);
-            return std::iter::once(self.granted.offset..end).collect();
+            let end = self.block.offset + active_bytes(self.size_bytes).unwrap_or(0);
+            return std::iter::once(self.block.offset..end).collect();
         }
-        let engine = self.allocator.core().lock();
-        let pieces = engine.state.books.layout.pieces(self.granted.slot);
+        let locked = self.allocator.core().lock();
+        let pieces = locked.state.arena.layout.pieces(self.block.slot);
         pieces.map(|piece| piece.offset..piece.end()).collect()
     }
 
     /// The number of the block: no other block or charge of its allocator ever has it.
     pub fn serial(&self) -> u64 {
-        self.granted.serial
+        self.block.serial
     }
 
     /// The module and the site that the block counts for.
     pub fn origin(&self) -> Origin {
-        self.allocator.core().lock().origin(self.granted.slot)
+        self.allocator.core().lock().origin(self.block.slot)
     }
 
     /// Makes the block one of `module`: for memory that a model is made of, which has no name
     /// before the model is whole.
     pub fn set_module(&self, module: ModulePath) {
-        self.allocator.core().lock().set_module(self.granted.slot, module);
+        self.allocator.core().lock().set_module(self.block.slot, module);
     }
 
-    /// Notes that work enqueued on `stream` uses the block: whoever gets the memory next waits for
+    /// Notes that work enqueued on `stream` uses the block: the next owner of the memory waits for
     /// that work too. The block's own stream needs no note.
     pub fn record_use(&self, stream: Stream) {
-        self.allocator.core().lock().record_use(self.granted.slot, stream);
+        self.allocator.core().lock().record_use(self.block.slot, stream);
     }
 
     /// Makes `to` wait for all streams that the block is for, or that
@@ -150,20 +149,20 @@ impl Buffer {
     /// # Errors
     /// A failure of the source; the block is then still everybody's.
     #[track_caller]
-    pub fn hand_over(&self, to: Stream) -> Result<(), AllocError> {
-        let granted = self.granted;
-        let request = Request::new(granted.category(), 0, to, Location::caller());
-        self.allocator.core().lock().hand_over(granted.slot, &request)
+    pub fn transfer_to(&self, to: Stream) -> Result<(), AllocError> {
+        let block = self.block;
+        let request = Request::new(block.category(), 0, to, Location::caller());
+        self.allocator.core().lock().transfer_to(block.slot, &request)
     }
 
     /// The address range that the block lies in, and where.
     fn place(&self) -> (&Segment, usize) {
         let segments = &self.allocator.core().segments;
         let range = match &segments.views {
-            Some(views) if self.granted.is_stitched() => views,
+            Some(views) if self.block.is_stitched() => views,
             _ => &segments.memory,
         };
-        (range, self.granted.range_offset)
+        (range, self.block.range_offset)
     }
 
     /// The bytes, where the processor can reach them.
@@ -202,8 +201,8 @@ impl Buffer {
         result
     }
 
-    pub(crate) fn granted(&self) -> Granted {
-        self.granted
+    pub(crate) fn block(&self) -> BlockRef {
+        self.block
     }
 }
 
@@ -213,9 +212,9 @@ impl Drop for Buffer {
             return checked::take_back(self);
         }
         let last = {
-            let mut engine = self.allocator.core().lock();
-            engine.free(self.granted.slot);
-            engine.state.keeper.leave()
+            let mut locked = self.allocator.core().lock();
+            locked.free(self.block.slot);
+            locked.state.last_buffer.leave()
         };
         // From here on another thread may have dropped the last buffer, and the allocator with it.
         drop(last);
@@ -225,8 +224,8 @@ impl Drop for Buffer {
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Buffer")
-            .field("category", &self.granted.category())
-            .field("offset", &self.granted.offset)
+            .field("category", &self.block.category())
+            .field("offset", &self.block.offset)
             .field("size_bytes", &self.size_bytes)
             .finish_non_exhaustive()
     }

@@ -14,14 +14,14 @@ impl CachingAllocator {
     /// charged bytes, or something is cached beyond the capacity. Each is a bug of this crate.
     pub fn check_invariants(&self) {
         let core = self.core();
-        let engine = core.lock();
-        let books = &engine.state.books;
-        let statistics = &books.statistics;
+        let locked = core.lock();
+        let arena = &locked.state.arena;
+        let statistics = &arena.statistics;
         let (mut requested_bytes, mut allocated_bytes, mut live_count) = (0, 0, 0);
         let mut by_category = ByCategory::<usize>::default();
         let mut views: BTreeMap<u32, usize> = BTreeMap::new();
-        engine.state.rules.check(books);
-        for (_, live) in engine.state.live() {
+        locked.state.rules.check(arena);
+        for (_, live) in locked.state.live() {
             assert!(live.requested_bytes <= live.size_bytes, "block {} is short", live.serial);
             live_count += 1;
             requested_bytes += live.requested_bytes;
@@ -31,18 +31,18 @@ impl CachingAllocator {
                 *views.entry(live.view).or_default() += 1;
             }
         }
-        books.views.check(&views);
-        books.pages.check();
-        if let Some(checks) = &books.checks {
-            checks.check(books);
+        arena.views.check(&views);
+        arena.pages.check();
+        if let Some(checks) = &arena.checks {
+            checks.check(arena);
         }
-        let committed_bytes = books.pages.committed_bytes();
-        for (extent, _) in books.layout.live_extents() {
-            let missing = books.pages.missing_in(extent);
+        let committed_bytes = arena.pages.committed_bytes();
+        for (extent, _) in arena.layout.live_extents() {
+            let missing = arena.pages.missing_in(extent);
             assert!(missing.is_empty(), "a block at {} has no pages", extent.offset);
         }
-        let charged_bytes: usize = books.charges.values().map(|entry| entry.size_bytes).sum();
-        for entry in books.charges.values() {
+        let charged_bytes: usize = arena.charges.values().map(|entry| entry.size_bytes).sum();
+        for entry in arena.charges.values() {
             by_category[entry.category] += entry.size_bytes;
         }
         let reserved_bytes = statistics.reserved.current_bytes;
@@ -50,12 +50,12 @@ impl CachingAllocator {
         assert_eq!(statistics.requested.current_bytes, requested_bytes, "requested");
         assert_eq!(statistics.allocated.current_bytes, allocated_bytes, "allocated");
         assert_eq!(statistics.charged.current_bytes, charged_bytes, "charged");
-        assert_eq!(books.by_category_bytes(), by_category, "by category");
+        assert_eq!(arena.by_category_bytes(), by_category, "by category");
         assert_eq!(reserved_bytes, committed_bytes + charged_bytes, "reserved");
         assert!(
-            reserved_bytes <= statistics.capacity_bytes || books.free_page_bytes() == 0,
+            reserved_bytes <= statistics.capacity_bytes || arena.free_page_bytes() == 0,
             "{} bytes are cached beyond the capacity of {}",
-            books.free_page_bytes(),
+            arena.free_page_bytes(),
             statistics.capacity_bytes,
         );
     }

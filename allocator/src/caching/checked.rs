@@ -26,11 +26,11 @@ pub enum Owner {
     Live(BlockInfo),
     /// The bytes behind what the owner of a live block asked for.
     Guard(BlockInfo),
-    /// Nobody's: the block that was there last. Only in checked mode.
+    /// Free: the block that was there last. Only in checked mode.
     Freed(Arc<FreedBlock>),
 }
 
-/// A law that somebody broke.
+/// A rule that unsafe code broke.
 enum Violation {
     GuardBroken { block: BlockInfo, index: usize, next: Option<BlockInfo> },
     WriteAfterFree { freed: Arc<FreedBlock>, index: usize, found_by: BlockInfo },
@@ -48,41 +48,41 @@ impl CachingAllocator {
             let offset = usize::try_from(address.checked_sub(start)?).ok()?;
             (offset < size_bytes).then_some(offset)
         };
-        let engine = self.core().lock();
-        let books = &engine.state.books;
+        let locked = self.core().lock();
+        let arena = &locked.state.arena;
         let memory = within(segments.memory.address(), segments.memory.size_bytes());
         let offset = memory.or_else(|| {
             let views = segments.views.as_ref()?;
-            books.views.page_offset(within(views.address(), views.size_bytes())?)
+            arena.views.page_offset(within(views.address(), views.size_bytes())?)
         })?;
-        for (slot, _) in books.layout.live() {
+        for (slot, _) in arena.layout.live() {
             let mut before_bytes = 0;
-            for piece in books.layout.pieces(slot) {
+            for piece in arena.layout.pieces(slot) {
                 if (piece.offset..piece.end()).contains(&offset) {
                     let (block, index) =
-                        (books.block_info(slot), before_bytes + offset - piece.offset);
+                        (arena.block_info(slot), before_bytes + offset - piece.offset);
                     let is_guard = index >= block.requested_bytes;
                     return Some(if is_guard { Owner::Guard(block) } else { Owner::Live(block) });
                 }
                 before_bytes += piece.size_bytes;
             }
         }
-        books.checks.as_ref()?.last_at(offset).map(Owner::Freed)
+        arena.checks.as_ref()?.last_at(offset).map(Owner::Freed)
     }
 }
 
-/// Checks that nobody wrote to a new block while it was nobody's, and sets its guard.
+/// Checks that a new block was not written to while it was free, and sets its guard.
 ///
 /// # Panics
-/// If somebody did.
+/// If it was.
 #[cold]
-pub(crate) fn hand_out(mut buffer: Buffer) -> Buffer {
+pub(crate) fn set_guard(mut buffer: Buffer) -> Buffer {
     let allocator = buffer.allocator().clone();
     let (block, freed) = {
-        let mut engine = allocator.core().lock();
-        let books = &mut engine.state.books;
-        let slot = buffer.granted().slot;
-        (books.block_info(slot), freed_in(books, slot))
+        let mut locked = allocator.core().lock();
+        let arena = &mut locked.state.arena;
+        let slot = buffer.block().slot;
+        (arena.block_info(slot), freed_in(arena, slot))
     };
     if allocator.core().has_streams {
         return buffer;
@@ -103,12 +103,12 @@ pub(crate) fn hand_out(mut buffer: Buffer) -> Buffer {
 /// Checks the guard of a block, and gives it back with the pattern of freed memory.
 ///
 /// # Panics
-/// If somebody wrote to the guard. The block is free then.
+/// If the guard was written to. The block is free then.
 #[cold]
 pub(crate) fn take_back(buffer: &mut Buffer) {
     let allocator = buffer.allocator().clone();
-    let slot = buffer.granted().slot;
-    let block = allocator.core().lock().state.books.block_info(slot);
+    let slot = buffer.block().slot;
+    let block = allocator.core().lock().state.arena.block_info(slot);
     let mut broken = None;
     if !allocator.core().has_streams {
         let end = block.requested_bytes;
@@ -121,17 +121,17 @@ pub(crate) fn take_back(buffer: &mut Buffer) {
         broken = first.flatten();
     }
     let freed_at = Backtrace::capture();
-    let mut engine = allocator.core().lock();
-    let event = engine.state.history.event_count();
-    let books = &mut engine.state.books;
-    let next = broken.and_then(|_| books.block_after(slot));
-    let pieces: Vec<Extent> = books.layout.pieces(slot).collect();
-    if let Some(checks) = &mut books.checks {
+    let mut locked = allocator.core().lock();
+    let event = locked.state.history.event_count();
+    let arena = &mut locked.state.arena;
+    let next = broken.and_then(|_| arena.block_after(slot));
+    let pieces: Vec<Extent> = arena.layout.pieces(slot).collect();
+    if let Some(checks) = &mut arena.checks {
         checks.note(&pieces, &Arc::new(FreedBlock { block, event, freed_at }));
     }
-    engine.free(slot);
-    let last = engine.state.keeper.leave();
-    drop(engine);
+    locked.free(slot);
+    let last = locked.state.last_buffer.leave();
+    drop(locked);
     drop(last);
     raise(broken.map(|index| Violation::GuardBroken { block, index, next }));
 }

@@ -1,9 +1,9 @@
 //! The effects: every call of the source, and the order in which state and source change.
 
-use crate::arena::layout::{Extent, Place};
-use crate::arena::state::{Books, Request};
-use crate::caching::engine::Segments;
+use crate::arena::layout::{Extent, Placement};
+use crate::arena::state::{ArenaState, Request};
 use crate::caching::history::{Action, Record, Ring};
+use crate::caching::locked::Segments;
 use crate::caching::shortage::{Refusal, Shortage};
 use crate::error::{AllocError, Rung, Tried};
 use crate::source::{MemorySource, PageRange, SourceError};
@@ -14,43 +14,43 @@ use crate::stream::StreamSet;
 pub(crate) struct Effects<'a> {
     pub(crate) source: &'a dyn MemorySource,
     pub(crate) segments: &'a Segments,
-    pub(crate) books: &'a mut Books,
+    pub(crate) arena: &'a mut ArenaState,
     pub(crate) history: &'a mut Ring,
 }
 
 impl Effects<'_> {
-    /// Commits the pages that a place lacks. Growth is paid with free pages first, always: what is
+    /// Commits the pages that a place lacks. Free pages go back before anything grows, always: what is
     /// reserved only rises when none is left, so that the peak cannot be undercut.
     #[cold]
     pub(crate) fn commit_for(
         &mut self,
-        place: &Place,
+        place: &Placement,
         tried: Tried,
         request: &Request,
     ) -> Result<(), Refusal> {
-        let books = &self.books;
-        let needed_bytes = books.needed_bytes(Some(place));
-        if place.end() > books.limit_bytes {
+        let arena = &self.arena;
+        let needed_bytes = arena.needed_bytes(Some(place));
+        if place.end() > arena.limit_bytes {
             return Err(self.shortage(needed_bytes, tried, request));
         }
         let extents: Vec<Extent> = place.extents().collect();
-        let missing = |extent: &Extent| books.pages.missing_in(*extent);
+        let missing = |extent: &Extent| arena.pages.missing_in(*extent);
         let missing: Vec<Extent> = extents.iter().flat_map(missing).collect();
         if missing.is_empty() {
             return Ok(());
         }
-        if !books.fits(needed_bytes) {
+        if !arena.fits(needed_bytes) {
             return Err(self.shortage(needed_bytes, tried, request));
         }
         let missing_bytes = missing.iter().map(|run| run.size_bytes).sum();
-        self.pay(missing_bytes, &extents, request);
+        self.release_cached(missing_bytes, &extents, request);
         for run in missing {
             if self.commit(run, request).is_ok() {
                 continue;
             }
-            // The source has less than its capacity: somebody else uses it too.
-            self.books.statistics.retries += 1;
-            self.pay(usize::MAX, &extents, request);
+            // The source has less than its capacity: another program uses it too.
+            self.arena.statistics.retries += 1;
+            self.release_cached(usize::MAX, &extents, request);
             match self.commit(run, request) {
                 Ok(()) => {}
                 Err(SourceError::OutOfMemory { .. }) => {
@@ -65,31 +65,36 @@ impl Effects<'_> {
 
     fn commit(&mut self, run: Extent, request: &Request) -> Result<(), SourceError> {
         let segment = &self.segments.memory;
-        self.books.statistics.source_calls += 1;
+        self.arena.statistics.source_calls += 1;
         self.source.commit(segment, &PageRange::new(segment, run.offset, run.size_bytes))?;
-        self.books.add_pages(run);
+        self.arena.add_pages(run);
         self.record(Action::Commit, request, run.offset, run.size_bytes, 0);
         Ok(())
     }
 
     /// Gives every free page back. Returns their bytes.
     pub(crate) fn trim(&mut self, request: &Request) -> usize {
-        let size_bytes = self.books.free_page_bytes();
-        self.pay(size_bytes, &[], request);
+        let size_bytes = self.arena.free_page_bytes();
+        self.release_cached(size_bytes, &[], request);
         size_bytes
     }
 
     /// Gives up to `size_bytes` of free pages back, none that a block is about to take.
-    pub(crate) fn pay(&mut self, size_bytes: usize, except: &[Extent], request: &Request) {
-        if size_bytes == 0 || self.books.free_page_bytes() == 0 {
+    pub(crate) fn release_cached(
+        &mut self,
+        size_bytes: usize,
+        except: &[Extent],
+        request: &Request,
+    ) {
+        if size_bytes == 0 || self.arena.free_page_bytes() == 0 {
             return;
         }
-        for run in self.books.spare_pages(size_bytes, except) {
-            for view in self.books.views.take_showing(run) {
+        for run in self.arena.spare_pages(size_bytes, except) {
+            for view in self.arena.views.take_showing(run) {
                 self.unmap_view(&view, request);
             }
-            self.books.remove_pages(run);
-            self.books.statistics.source_calls += 1;
+            self.arena.remove_pages(run);
+            self.arena.statistics.source_calls += 1;
             self.record(Action::Decommit, request, run.offset, run.size_bytes, 0);
             let segment = &self.segments.memory;
             self.source.decommit(segment, &PageRange::new(segment, run.offset, run.size_bytes));
@@ -105,7 +110,7 @@ impl Effects<'_> {
         tried: Tried,
         request: &Request,
     ) -> Refusal {
-        self.books.statistics.retries += 1;
+        self.arena.statistics.retries += 1;
         self.trim(request);
         Refusal::Short(Shortage { needed_bytes, injected: false, tried: tried.with(Rung::Trim) })
     }
@@ -123,8 +128,8 @@ impl Effects<'_> {
         let Some(fence) = self.source.fence() else { return Ok(()) };
         for on in waits.iter() {
             fence.wait(request.stream, on)?;
-            self.books.statistics.waits += 1;
-            self.books.note_wait(request.stream, on);
+            self.arena.statistics.waits += 1;
+            self.arena.note_wait(request.stream, on);
             self.record(Action::Wait, request, on.index(), 0, 0);
         }
         Ok(())

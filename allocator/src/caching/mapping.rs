@@ -1,6 +1,6 @@
 //! The effects on views: pages are mapped at a second address, and unmapped.
 
-use crate::arena::layout::{Extent, Place};
+use crate::arena::layout::{Extent, Placement};
 use crate::arena::state::Request;
 use crate::arena::views::View;
 use crate::caching::effects::Effects;
@@ -14,17 +14,17 @@ impl Effects<'_> {
     /// There are no addresses for it, or the source failed; nothing is mapped then.
     pub(crate) fn map_view(
         &mut self,
-        place: &Place,
+        place: &Placement,
         request: &Request,
     ) -> Result<u32, SourceError> {
-        let page_bytes = self.books.statistics.page_bytes;
+        let page_bytes = self.arena.statistics.page_bytes;
         let row = place.extents().map(|piece| piece.pages_around(page_bytes));
-        if let Some(view) = self.books.views.find(row.clone()) {
+        if let Some(view) = self.arena.views.find(row.clone()) {
             return Ok(view);
         }
         let pages: Vec<Extent> = row.collect();
         let gap = loop {
-            let views = &mut self.books.views;
+            let views = &mut self.arena.views;
             if let Some(gap) = views.gap(&pages) {
                 break gap;
             }
@@ -34,7 +34,7 @@ impl Effects<'_> {
             self.unmap_view(&unused, request);
         };
         self.map_pages(&pages, gap.extent.offset, request)?;
-        Ok(self.books.views.insert(pages, gap))
+        Ok(self.arena.views.insert(pages, gap))
     }
 
     /// Maps all of them or none.
@@ -50,7 +50,7 @@ impl Effects<'_> {
         for (index, run) in pages.iter().enumerate() {
             let shown = PageRange::new(&self.segments.memory, run.offset, run.size_bytes);
             let mapping = Mapping::new(shown, views, view_offset);
-            self.books.statistics.source_calls += 1;
+            self.arena.statistics.source_calls += 1;
             if let Err(error) = source.map(&self.segments.memory, views, &mapping) {
                 self.unmap_pages(&pages[..index], start, request);
                 return Err(error);
@@ -72,7 +72,7 @@ impl Effects<'_> {
         for run in pages {
             let shown = PageRange::new(&self.segments.memory, run.offset, run.size_bytes);
             let mapping = Mapping::new(shown, views, view_offset);
-            self.books.statistics.source_calls += 1;
+            self.arena.statistics.source_calls += 1;
             source.unmap(views, &mapping);
             self.record(Action::Unmap, request, run.offset, run.size_bytes, 0);
             view_offset += run.size_bytes;
@@ -82,15 +82,15 @@ impl Effects<'_> {
     /// Records the pieces of a stitched block. Returns where it lies in the range of views.
     pub(crate) fn enter_view(
         &mut self,
-        place: &Place,
+        place: &Placement,
         view: u32,
         request: &Request,
         serial: u64,
     ) -> usize {
-        self.books.statistics.stitches += 1;
+        self.arena.statistics.stitches += 1;
         for piece in place.extents() {
             self.record(Action::Piece, request, piece.offset, piece.size_bytes, serial);
         }
-        self.books.views.get(view).offset
+        self.arena.views.get(view).offset
     }
 }

@@ -1,12 +1,12 @@
-//! The front: handles, requests, and views of the books.
+//! The front: handles, requests, and views of the arena.
 
 pub(crate) mod arenas;
 pub(crate) mod buffer;
 mod check;
 pub(crate) mod checked;
 pub(crate) mod effects;
-pub(crate) mod engine;
 pub(crate) mod history;
+pub(crate) mod locked;
 mod mapping;
 #[cfg(all(test, lowtide_loom))]
 mod models;
@@ -31,10 +31,10 @@ use std::sync::Arc;
 use crate::arena::block_info::BlockInfo;
 use crate::arena::freed::Checks;
 use crate::arena::layout::BLOCK_BYTES;
-use crate::arena::state::{Books, Request};
+use crate::arena::state::{ArenaState, Request};
 use crate::caching::buffer::Buffer;
-use crate::caching::engine::{Core, Engine, Granted, Segments, State};
 use crate::caching::history::History;
+use crate::caching::locked::{BlockRef, Core, LockedAllocator, Segments, State};
 use crate::caching::policy::Policy;
 use crate::caching::reclaim::{Reclaim, Reclaimers, Registration};
 use crate::caching::rules::Rules;
@@ -53,7 +53,7 @@ use crate::stream::Stream;
 
 /// A caching allocator within a budget. Clones are handles to the same one.
 ///
-/// Offsets are a function of the requests and frees alone, so whoever wants them reproducible lets
+/// Offsets are a function of the requests and frees alone, so to have them reproducible, let
 /// a single thread allocate and free; any thread may.
 #[derive(Clone)]
 pub struct CachingAllocator {
@@ -95,7 +95,7 @@ impl CachingAllocator {
         CachingAllocator::over(source, policy, None, Stream::DEFAULT)
     }
 
-    /// [`new`](Self::new), for somebody whose work is on one stream.
+    /// [`new`](Self::new), for a program whose work is on one stream.
     pub(crate) fn on_stream(
         source: impl MemorySource + 'static,
         stream: Stream,
@@ -122,7 +122,7 @@ impl CachingAllocator {
     ///
     /// # Panics
     /// As [`new`](Self::new); and whoever allocates or drops a block later, if a guard or freed
-    /// memory was written to: that is a bug in somebody's unsafe code.
+    /// memory was written to: that is a bug in some unsafe code.
     pub fn checked(source: impl MemorySource + 'static) -> Result<CachingAllocator, AllocError> {
         CachingAllocator::over(source, Policy::Pages, Some(Box::default()), Stream::DEFAULT)
     }
@@ -140,7 +140,7 @@ impl CachingAllocator {
         );
         #[cfg(feature = "torch")]
         // A segment that is released gives whole pages back, after the source waited for all work
-        // on them. What it shared with a neighbour would stay, and nobody would wait.
+        // on them. What it shared with a neighbour would stay, and no stream would wait.
         if let Policy::Torch(settings) = &policy
             && !settings.fill_pages(page_bytes as u64)
         {
@@ -161,15 +161,15 @@ impl CachingAllocator {
             None | Some(Err(_)) => None,
         };
         let limit_bytes = memory.size_bytes();
-        let mut books = Books::new(capacity_bytes, page_bytes, limit_bytes, views.as_ref());
-        books.checks = checks;
+        let mut arena = ArenaState::new(capacity_bytes, page_bytes, limit_bytes, views.as_ref());
+        arena.checks = checks;
         let segments = Segments { memory, views };
         let rules = match policy {
             Policy::Pages => Rules::Pages,
             #[cfg(feature = "torch")]
             Policy::Torch(settings) => Rules::Torch(Box::new(TorchFront::new(settings))),
         };
-        let core = Core::new(Box::new(source), segments, books, rules);
+        let core = Core::new(Box::new(source), segments, arena, rules);
         Ok(CachingAllocator::assemble(core, Category::Other, stream))
     }
 
@@ -218,56 +218,61 @@ impl CachingAllocator {
         size_bytes: usize,
     ) -> Result<Buffer, AllocError> {
         let request = Request::new(category, size_bytes, stream, Location::caller());
-        let mut engine = self.core().lock();
-        let injected = engine.admit(&request)?;
+        let mut locked = self.core().lock();
+        let injected = locked.admit(&request)?;
         let is_plain = !injected && !self.core().is_checked;
         if is_plain {
-            match engine.allocate_ready(&request) {
-                Ok(Some(granted)) => return Ok(self.hand_out(&mut engine, &request, granted)),
+            match locked.allocate_ready(&request) {
+                Ok(Some(block)) => return Ok(self.buffer_of(&mut locked, &request, block)),
                 Ok(None) => {}
-                Err(error) => return Err(engine.wait_failed(error, &request)),
+                Err(error) => return Err(locked.wait_failed(error, &request)),
             }
         }
-        self.allocate_slowly(engine, &request, injected)
+        self.allocate_slowly(locked, &request, injected)
     }
 
     #[inline(always)]
-    fn hand_out(&self, engine: &mut Engine<'_>, request: &Request, granted: Granted) -> Buffer {
-        Buffer::new(&mut engine.state, self, request.size_bytes, granted)
+    fn buffer_of(
+        &self,
+        locked: &mut LockedAllocator<'_>,
+        request: &Request,
+        block: BlockRef,
+    ) -> Buffer {
+        Buffer::new(&mut locked.state, self, request.size_bytes, block)
     }
 
     #[cold]
     fn allocate_slowly(
         &self,
-        mut engine: Engine<'_>,
+        mut locked: LockedAllocator<'_>,
         request: &Request,
         injected: bool,
     ) -> Result<Buffer, AllocError> {
-        let buffer = match engine.allocate(request, injected) {
-            Ok(granted) => {
-                let buffer = self.hand_out(&mut engine, request, granted);
-                drop(engine);
+        let buffer = match locked.allocate(request, injected) {
+            Ok(block) => {
+                let buffer = self.buffer_of(&mut locked, request, block);
+                drop(locked);
                 buffer
             }
             Err(refusal) => {
-                drop(engine);
-                self.climb(request, refusal, |engine| {
-                    let granted = engine.allocate(request, false)?;
-                    Ok(self.hand_out(engine, request, granted))
+                drop(locked);
+                self.reclaim_and_retry(request, refusal, |locked| {
+                    let block = locked.allocate(request, false)?;
+                    Ok(self.buffer_of(locked, request, block))
                 })?
             }
         };
-        Ok(if self.core().is_checked { checked::hand_out(buffer) } else { buffer })
+        Ok(if self.core().is_checked { checked::set_guard(buffer) } else { buffer })
     }
 
     /// The last rung: reclaimers in their order, and a search after each. They run without the
     /// lock, so they may free what they hold.
     #[cold]
-    fn climb<T>(
+    fn reclaim_and_retry<T>(
         &self,
         request: &Request,
         refusal: Refusal,
-        search: impl Fn(&mut Engine<'_>) -> Result<T, Refusal>,
+        search: impl Fn(&mut LockedAllocator<'_>) -> Result<T, Refusal>,
     ) -> Result<T, AllocError> {
         let mut shortage = self.shortage_of(refusal, request)?;
         if !shortage.injected {
@@ -278,13 +283,13 @@ impl CachingAllocator {
                 // The search holds the lock to its end, and no longer.
                 let found = search(&mut self.core().lock());
                 match found {
-                    Ok(granted) => return Ok(granted),
+                    Ok(found) => return Ok(found),
                     Err(refusal) => shortage = self.shortage_of(refusal, request)?,
                 }
                 shortage.tried = tried.and(shortage.tried);
             }
         }
-        Err(self.core().lock().give_up(request, shortage))
+        Err(self.core().lock().out_of_memory(request, shortage))
     }
 
     /// What is short; an error if memory is not what was refused for.
@@ -308,8 +313,8 @@ impl CachingAllocator {
         self.core().lock().wait(on, &request)
     }
 
-    /// Registers somebody who can give memory back when it is short. Lower priorities are asked
-    /// first, and among equals whoever came first; until the guard is dropped.
+    /// Registers a holder of memory who can give it back when it is short. Lower priorities are
+    /// asked first, and among equals those registered first; until the guard is dropped.
     pub fn on_shortage(&self, priority: i32, reclaimer: impl Reclaim + 'static) -> Registration {
         self.shared.reclaimers.register(priority, Arc::new(reclaimer))
     }
@@ -340,14 +345,14 @@ impl CachingAllocator {
     /// The counters now.
     pub fn statistics(&self) -> Statistics {
         let state = self.core().lock().state;
-        state.watches.whole(&state.books.statistics)
+        state.watches.whole(&state.arena.statistics)
     }
 
     /// Every peak becomes the current value.
     pub fn reset_peaks(&self) {
-        let mut engine = self.core().lock();
-        let State { books, watches, .. } = &mut *engine.state;
-        watches.reset_peaks(&mut books.statistics);
+        let mut locked = self.core().lock();
+        let State { arena, watches, .. } = &mut *locked.state;
+        watches.reset_peaks(&mut arena.statistics);
     }
 
     /// A hash of the live blocks: offset, size and category, and nothing else. Stable across runs
@@ -373,7 +378,7 @@ impl CachingAllocator {
     }
 
     /// The error of a call for which the driver had no memory, although [`trim`](Self::trim) gave
-    /// it all there was: out of memory, with the books of now.
+    /// it all there was: out of memory, with the arena of now.
     #[track_caller]
     pub fn refused_outside(&self, call: &'static str) -> AllocError {
         let (category, site) = (self.current_category(), Location::caller());
@@ -383,13 +388,13 @@ impl CachingAllocator {
 
     /// The budget.
     pub fn capacity_bytes(&self) -> usize {
-        self.core().lock().state.books.statistics.capacity_bytes
+        self.core().lock().state.arena.statistics.capacity_bytes
     }
 
     /// How many mappings there may be at once that show pages at a second address, which blocks
     /// are stitched by: it decides where blocks lie. 0 where the source has none.
     pub fn mappings_max(&self) -> usize {
-        self.core().lock().state.books.views.mappings_max()
+        self.core().lock().state.arena.views.mappings_max()
     }
 
     /// Changes the budget. It may fall below what is reserved: the cache goes, live blocks stay,
@@ -412,7 +417,7 @@ impl CachingAllocator {
 
     /// Requests so far, failed ones too, except those refused by a seal.
     pub fn request_count(&self) -> u64 {
-        self.core().lock().state.books.request_count
+        self.core().lock().state.arena.request_count
     }
 
     /// Events so far: the sequence number of the next [`Record`](crate::Record).
@@ -441,16 +446,16 @@ impl CachingAllocator {
     ) -> Result<u64, AllocError> {
         let request = Request::new(category, size_bytes, Stream::DEFAULT, site);
         let charged = {
-            let mut engine = self.core().lock();
+            let mut locked = self.core().lock();
             // A growth of nothing is no request.
-            let injected = size_bytes > 0 && engine.admit(&request)?;
-            engine.charge(serial, &request, injected)
+            let injected = size_bytes > 0 && locked.admit(&request)?;
+            locked.charge(serial, &request, injected)
         };
         match charged {
             Ok(serial) => Ok(serial),
-            Err(refusal) => {
-                self.climb(&request, refusal, |engine| engine.charge(serial, &request, false))
-            }
+            Err(refusal) => self.reclaim_and_retry(&request, refusal, |locked| {
+                locked.charge(serial, &request, false)
+            }),
         }
     }
 

@@ -4,11 +4,11 @@
 use std::cell::Cell;
 
 use crate::arena::free_list::NONE;
-use crate::arena::layout::{Extent, Live, Place, Spot};
+use crate::arena::layout::{Extent, Live, Placement, Position};
 use crate::arena::state::Request;
 use crate::caching::effects::Effects;
-use crate::caching::engine::Granted;
 use crate::caching::history::{Action, Record};
+use crate::caching::locked::BlockRef;
 use crate::caching::shortage::Refusal;
 use crate::error::Tried;
 use crate::source::SourceError;
@@ -21,21 +21,21 @@ impl Effects<'_> {
     pub(crate) fn allocate_ready(
         &mut self,
         request: &Request,
-    ) -> Result<Option<Granted>, SourceError> {
-        let books = &mut *self.books;
-        let Some(size_bytes) = books.block_bytes(request.size_bytes) else { return Ok(None) };
+    ) -> Result<Option<BlockRef>, SourceError> {
+        let arena = &mut *self.arena;
+        let Some(size_bytes) = arena.block_bytes(request.size_bytes) else { return Ok(None) };
         let own = StreamSet::of(request.stream);
-        let found = match books.layout.own_hole(size_bytes, own) {
-            Some((hole, extent)) if books.pages.reach(extent.end()) => {
-                Some((books.layout.insert_in_hole(hole, extent), extent))
+        let found = match arena.layout.own_hole(size_bytes, own) {
+            Some((hole, extent)) if arena.pages.reach(extent.end()) => {
+                Some((arena.layout.insert_in_hole(hole, extent), extent))
             }
             Some(_) => None,
             None => self.insert_on_ready_top(size_bytes, request)?,
         };
         let Some((slot, Extent { offset, size_bytes })) = found else { return Ok(None) };
-        let serial = self.books.enter_live(slot, size_bytes, request);
+        let serial = self.arena.enter_live(slot, size_bytes, request);
         self.record(Action::Allocate, request, offset, size_bytes, serial);
-        Ok(Some(Granted::whole(offset, slot, serial, request)))
+        Ok(Some(BlockRef::whole(offset, slot, serial, request)))
     }
 
     /// Takes the top where there is no own hole. Returns the slot of what it took, to be entered.
@@ -45,33 +45,33 @@ impl Effects<'_> {
         size_bytes: usize,
         request: &Request,
     ) -> Result<Option<(u32, Extent)>, SourceError> {
-        let books = &*self.books;
-        let Some((extent, waits)) = books.own_top(size_bytes, request.stream) else {
+        let arena = &*self.arena;
+        let Some((extent, waits)) = arena.own_top(size_bytes, request.stream) else {
             return Ok(None);
         };
-        if !books.pages.reach(extent.end()) {
+        if !arena.pages.reach(extent.end()) {
             return Ok(None);
         }
         if waits != StreamSet::EMPTY {
             self.wait_in_order(waits, request)?;
         }
-        let books = &mut *self.books;
-        let (users, event) = (StreamSet::of(request.stream), books.current_event());
-        Ok(Some((books.layout.insert_on_top(extent, users, event), extent)))
+        let arena = &mut *self.arena;
+        let (users, event) = (StreamSet::of(request.stream), arena.current_event());
+        Ok(Some((arena.layout.insert_on_top(extent, users, event), extent)))
     }
 
     /// The way of every request, which may have to wait, or the source to move.
-    pub(crate) fn allocate_in_pages(&mut self, request: &Request) -> Result<Granted, Refusal> {
-        let (books, tried) = (&*self.books, Cell::default());
-        let size_bytes = books.block_bytes(request.size_bytes);
-        let mut place = size_bytes.and_then(|bytes| books.place(bytes, request.stream, &tried));
+    pub(crate) fn allocate_in_pages(&mut self, request: &Request) -> Result<BlockRef, Refusal> {
+        let (arena, tried) = (&*self.arena, Cell::default());
+        let size_bytes = arena.block_bytes(request.size_bytes);
+        let mut place = size_bytes.and_then(|bytes| arena.place(bytes, request.stream, &tried));
         let (Some(size_bytes), Some(place)) = (size_bytes, place.as_mut()) else {
             return Err(self.shortage(usize::MAX, tried.get(), request));
         };
-        if !self.books.pages.reach(place.end()) {
+        if !self.arena.pages.reach(place.end()) {
             self.commit_for(place, tried.get(), request)?;
         }
-        if !matches!(place.spot, Spot::Stitched(_)) {
+        if !matches!(place.position, Position::Stitched(_)) {
             return self.enter(place, size_bytes, NONE, request);
         }
         match self.map_view(place, request) {
@@ -88,12 +88,12 @@ impl Effects<'_> {
         size_bytes: usize,
         tried: &Cell<Tried>,
         request: &Request,
-    ) -> Result<Granted, Refusal> {
-        let mut place = self.books.place_whole(size_bytes, request.stream, tried);
+    ) -> Result<BlockRef, Refusal> {
+        let mut place = self.arena.place_whole(size_bytes, request.stream, tried);
         let Some(place) = place.as_mut() else {
             return Err(self.shortage(usize::MAX, tried.get(), request));
         };
-        if !self.books.pages.reach(place.end()) {
+        if !self.arena.pages.reach(place.end()) {
             self.commit_for(place, tried.get(), request)?;
         }
         self.enter(place, size_bytes, NONE, request)
@@ -102,38 +102,38 @@ impl Effects<'_> {
     /// Makes a place that has its pages a live block, once its stream waits for whom it must.
     fn enter(
         &mut self,
-        place: &mut Place,
+        place: &mut Placement,
         size_bytes: usize,
         view: u32,
         request: &Request,
-    ) -> Result<Granted, Refusal> {
+    ) -> Result<BlockRef, Refusal> {
         if place.waits != StreamSet::EMPTY {
             self.wait_for(place.waits, request)?;
         }
-        let (slot, serial) = self.books.insert(place, size_bytes, view, request);
+        let (slot, serial) = self.arena.insert(place, size_bytes, view, request);
         self.record(Action::Allocate, request, place.offset(), size_bytes, serial);
-        let granted = Granted::whole(place.offset(), slot, serial, request);
+        let block = BlockRef::whole(place.offset(), slot, serial, request);
         if view == NONE {
-            return Ok(granted);
+            return Ok(block);
         }
         let range_offset = self.enter_view(place, view, request, serial);
-        Ok(granted.stitched_at(range_offset))
+        Ok(block.stitched_at(range_offset))
     }
 
     /// Frees the block in a slot. Returns what it was.
     #[inline]
     pub(crate) fn free_in_pages(&mut self, slot: u32) -> Live {
-        let Effects { books, history, .. } = self;
-        let offset = books.layout.offset(slot);
-        let live = books.layout.block(slot);
+        let Effects { arena, history, .. } = self;
+        let offset = arena.layout.offset(slot);
+        let live = arena.layout.block(slot);
         let record = Record::of_block(Action::Free, offset, &live);
         history.push(record);
         if live.is_stitched() {
-            for Extent { offset, size_bytes } in books.layout.pieces(slot) {
+            for Extent { offset, size_bytes } in arena.layout.pieces(slot) {
                 history.push(Record { action: Action::Piece, offset, size_bytes, ..record });
             }
         }
-        books.remove(slot, &live);
+        arena.remove(slot, &live);
         live
     }
 }

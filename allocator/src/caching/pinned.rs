@@ -74,7 +74,7 @@ struct Pending {
     number: u64,
 }
 
-/// Blocks that a device may still reach although nobody can wait for it any more: they stay until
+/// Blocks that a device may still reach although it cannot be waited for any more: they stay until
 /// the process ends, here where a leak checker and a debugger find them.
 static ABANDONED: Mutex<Vec<Pending>> = Mutex::new(Vec::new());
 
@@ -104,7 +104,7 @@ impl PinnedCache {
         let shared = Arc::new(Shared { fence: Box::new(fence), state: Mutex::default() });
         // Weak: pending blocks keep the allocator, and the allocator keeps its reclaimers.
         let pending = Arc::downgrade(&shared);
-        // First of all reclaimers: what is waited for is not needed by anybody.
+        // First of all reclaimers: what is waited for is not needed any more.
         let asked = allocator.on_shortage(i32::MIN, move |_: usize| {
             let Some(shared) = pending.upgrade() else { return 0 };
             match shared.wait_for_all() {
@@ -126,7 +126,7 @@ impl PinnedCache {
     #[track_caller]
     pub fn allocate(&self, stream: Stream, size_bytes: usize) -> Result<PinnedBuffer, AllocError> {
         let mut allocated = self.allocator.allocate_in(Category::Input, size_bytes);
-        // A source that refuses is not short of its capacity, so nobody was asked yet.
+        // A source that refuses is not short of its capacity, so no reclaimer was asked yet.
         if let Err(AllocError::Source(_)) = allocated
             && self.synchronize()? > 0
         {
@@ -212,7 +212,7 @@ const ACTIVE: Names =
 
 impl Shared {
     /// Waits once for each stream with pending blocks, in the order in which they were dropped,
-    /// and frees what nobody uses any more. Returns its bytes.
+    /// and frees what is not used any more. Returns its bytes.
     fn wait_for_all(&self) -> Result<usize, SourceError> {
         let mut freed_bytes = 0;
         loop {
@@ -227,7 +227,7 @@ impl Shared {
         Ok(freed_bytes)
     }
 
-    /// Frees what nobody but `stream` used of the blocks before number `end`. Returns its bytes.
+    /// Frees what no stream but `stream` used of the blocks before number `end`. Returns its bytes.
     fn take_back(&self, mut state: MutexGuard<'_, State>, stream: Stream, end: u64) -> usize {
         for pending in state.pending.iter_mut().filter(|pending| pending.number < end) {
             pending.users = pending.users.without(stream);

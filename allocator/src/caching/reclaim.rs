@@ -6,13 +6,13 @@ use std::sync::{Arc, PoisonError, Weak};
 use crate::lock::sync::thread::{self, ThreadId};
 use crate::lock::sync::{Mutex, MutexGuard};
 
-/// Somebody who holds memory that is dear but not needed: a cache of compiled kernels, a pool of
+/// A holder of memory that is useful but not needed: a cache of compiled kernels, a pool of
 /// staging buffers, another allocator on the same device.
 pub trait Reclaim: Send + Sync {
     /// Frees what can be spared, ideally `missing_bytes` or more. Returns the bytes given back, for
     /// the record: the allocator looks for itself whether the request fits now. It is called on the
     /// thread that asked for memory, with no lock of the allocator held, and must not allocate from
-    /// it: a request of its own that is short asks nobody.
+    /// it: a request of its own that is short asks no reclaimer.
     fn reclaim(&self, missing_bytes: usize) -> usize;
 }
 

@@ -2,9 +2,9 @@
 
 use crate::arena::block_info::BlockInfo;
 use crate::arena::layout::{Extent, Live};
-use crate::arena::state::{Books, Request};
+use crate::arena::state::{ArenaState, Request};
 use crate::caching::effects::Effects;
-use crate::caching::engine::{Granted, State};
+use crate::caching::locked::{BlockRef, State};
 use crate::caching::shortage::Refusal;
 #[cfg(feature = "torch")]
 use crate::caching::torch::TorchFront;
@@ -13,8 +13,8 @@ use crate::source::SourceError;
 use crate::statistics::{ModuleShare, shares};
 use crate::stream::{Stream, StreamSet};
 
-/// Whose rules place blocks. The state that decides is here and in [`Books`]; what is decided is
-/// done by [`Effects`].
+/// Whose rules place blocks. The state that decides is here and in [`ArenaState`]; what is decided
+/// is done by [`Effects`].
 #[derive(Clone, Debug)]
 pub(crate) enum Rules {
     /// The arena's own.
@@ -32,7 +32,7 @@ impl Rules {
         &mut self,
         effects: &mut Effects<'_>,
         request: &Request,
-    ) -> Result<Option<Granted>, SourceError> {
+    ) -> Result<Option<BlockRef>, SourceError> {
         match self {
             Rules::Pages => effects.allocate_ready(request),
             #[cfg(feature = "torch")]
@@ -45,7 +45,7 @@ impl Rules {
         &mut self,
         effects: &mut Effects<'_>,
         request: &Request,
-    ) -> Result<Granted, Refusal> {
+    ) -> Result<BlockRef, Refusal> {
         match self {
             Rules::Pages => effects.allocate_in_pages(request),
             #[cfg(feature = "torch")]
@@ -77,18 +77,18 @@ impl Rules {
     }
 
     /// The block in a slot.
-    pub(crate) fn block(&self, books: &Books, slot: u32) -> Live {
+    pub(crate) fn block(&self, arena: &ArenaState, slot: u32) -> Live {
         match self {
-            Rules::Pages => books.layout.block(slot),
+            Rules::Pages => arena.layout.block(slot),
             #[cfg(feature = "torch")]
             Rules::Torch(torch) => torch.block(slot).1,
         }
     }
 
     /// Says which module a live block belongs to.
-    pub(crate) fn set_module(&mut self, books: &mut Books, slot: u32, module: ModulePath) {
+    pub(crate) fn set_module(&mut self, arena: &mut ArenaState, slot: u32, module: ModulePath) {
         match self {
-            Rules::Pages => books.layout.set_module(slot, module),
+            Rules::Pages => arena.layout.set_module(slot, module),
             #[cfg(feature = "torch")]
             Rules::Torch(torch) => torch.block_mut(slot).1.module = Some(module),
         }
@@ -97,11 +97,11 @@ impl Rules {
     /// The streams that work on a live block.
     pub(crate) fn users_mut<'a>(
         &'a mut self,
-        books: &'a mut Books,
+        arena: &'a mut ArenaState,
         slot: u32,
     ) -> &'a mut StreamSet {
         match self {
-            Rules::Pages => books.layout.users_mut(slot),
+            Rules::Pages => arena.layout.users_mut(slot),
             #[cfg(feature = "torch")]
             Rules::Torch(torch) => &mut torch.block_mut(slot).1.users,
         }
@@ -122,13 +122,13 @@ impl Rules {
 
     /// # Panics
     /// If what the rules remember does not fit the arena.
-    pub(crate) fn check(&self, books: &Books) {
+    pub(crate) fn check(&self, arena: &ArenaState) {
         match self {
-            Rules::Pages => books.layout.check(),
+            Rules::Pages => arena.layout.check(),
             #[cfg(feature = "torch")]
             Rules::Torch(torch) => {
-                books.layout.check();
-                torch.check(books.layout.live().map(|(_, live)| live.size_bytes).sum());
+                arena.layout.check();
+                torch.check(arena.layout.live().map(|(_, live)| live.size_bytes).sum());
             }
         }
     }
@@ -139,7 +139,7 @@ impl State {
     pub(crate) fn live(&self) -> Vec<(usize, Live)> {
         match &self.rules {
             Rules::Pages => {
-                let layout = &self.books.layout;
+                let layout = &self.arena.layout;
                 layout.live().map(|(slot, live)| (layout.offset(slot), live)).collect()
             }
             #[cfg(feature = "torch")]
@@ -152,7 +152,7 @@ impl State {
     pub(crate) fn live_with_pieces(&self) -> Vec<(usize, Live, Vec<Extent>)> {
         match &self.rules {
             Rules::Pages => {
-                let layout = &self.books.layout;
+                let layout = &self.arena.layout;
                 let block = |(slot, live): (u32, Live)| {
                     let pieces = layout.pieces(slot).filter(|_| live.is_stitched()).collect();
                     (layout.offset(slot), live, pieces)
@@ -168,7 +168,7 @@ impl State {
     /// The parts of live blocks, by address.
     fn live_extents(&self) -> Vec<(Extent, Live)> {
         match &self.rules {
-            Rules::Pages => self.books.layout.live_extents().collect(),
+            Rules::Pages => self.arena.layout.live_extents().collect(),
             #[cfg(feature = "torch")]
             Rules::Torch(torch) => {
                 let whole = |(offset, live): (usize, Live)| {
@@ -185,7 +185,7 @@ impl State {
             Rules::Pages => {
                 // It knows the capacity itself, and that nothing cached has to stay.
                 let _ = left_bytes;
-                self.books.largest_free_bytes()
+                self.arena.largest_free_bytes()
             }
             #[cfg(feature = "torch")]
             Rules::Torch(torch) => torch.largest_free_bytes(left_bytes),

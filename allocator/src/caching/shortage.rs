@@ -1,8 +1,8 @@
 //! What is said when memory is short: to the caller's next rung, and in the end to the user.
 
 use crate::arena::state::Request;
-use crate::caching::engine::Engine;
 use crate::caching::history::Action;
+use crate::caching::locked::LockedAllocator;
 use crate::error::{AllocError, OutOfMemory, Rung, Tried};
 use crate::source::SourceError;
 use crate::statistics::Statistics;
@@ -21,13 +21,13 @@ pub(crate) enum Refusal {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shortage {
     pub(crate) needed_bytes: usize,
-    /// Nobody can help against a fault that was asked for.
+    /// No rung helps against a fault that was asked for.
     pub(crate) injected: bool,
     /// What has been tried so far.
     pub(crate) tried: Tried,
 }
 
-impl Engine<'_> {
+impl LockedAllocator<'_> {
     /// Gives the cache back before memory is said to be short.
     #[cold]
     pub(crate) fn shortage(
@@ -36,22 +36,22 @@ impl Engine<'_> {
         injected: bool,
         request: &Request,
     ) -> Refusal {
-        self.state.books.statistics.retries += 1;
+        self.state.arena.statistics.retries += 1;
         self.trim(request.category, request.site);
         let tried = Tried::default().with(Rung::Trim);
         Refusal::Short(Shortage { needed_bytes, injected, tried })
     }
 
-    /// The books of a request that nothing could help.
-    pub(crate) fn give_up(&mut self, request: &Request, shortage: Shortage) -> AllocError {
-        self.state.books.statistics.ooms += 1;
-        let Statistics { capacity_bytes, reserved, .. } = self.state.books.statistics;
+    /// The arena of a request that nothing could help.
+    pub(crate) fn out_of_memory(&mut self, request: &Request, shortage: Shortage) -> AllocError {
+        self.state.arena.statistics.ooms += 1;
+        let Statistics { capacity_bytes, reserved, .. } = self.state.arena.statistics;
         let left_bytes = capacity_bytes.saturating_sub(reserved.current_bytes);
         self.effects().record(Action::OutOfMemory, request, left_bytes, request.size_bytes, 0);
         let by_module = self.state.by_module();
         let largest_free_bytes = self.state.largest_free_bytes(left_bytes);
-        let books = &self.state.books;
-        let statistics = &books.statistics;
+        let arena = &self.state.arena;
+        let statistics = &arena.statistics;
         AllocError::OutOfMemory(Box::new(OutOfMemory {
             requested_bytes: request.size_bytes,
             refused_call: None,
@@ -62,19 +62,19 @@ impl Engine<'_> {
             charged_bytes: statistics.charged.current_bytes,
             cached_bytes: statistics.cached_bytes(),
             largest_free_bytes,
-            by_category: books.by_category_bytes(),
+            by_category: arena.by_category_bytes(),
             category: request.category,
             site: request.site,
             module: request.module,
             by_module,
             missing_bytes: shortage.needed_bytes.saturating_sub(statistics.capacity_bytes),
-            request_index: books.request_count,
+            request_index: arena.request_count,
             tried: shortage.tried.to_vec(),
             injected: shortage.injected,
         }))
     }
 
-    /// The books when the driver had no memory for a call, which is none of the allocator's.
+    /// The arena when the driver had no memory for a call, which is none of the allocator's.
     #[cold]
     pub(crate) fn refused_outside(
         &mut self,
@@ -83,7 +83,7 @@ impl Engine<'_> {
         request: &Request,
     ) -> AllocError {
         let shortage = Shortage { needed_bytes: 0, injected: false, tried };
-        let mut error = self.give_up(request, shortage);
+        let mut error = self.out_of_memory(request, shortage);
         if let AllocError::OutOfMemory(ledger) = &mut error {
             ledger.refused_call = Some(call);
         }

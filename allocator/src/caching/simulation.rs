@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::caching::buffer::Buffer;
-use crate::caching::engine::{Core, Segments, State};
+use crate::caching::locked::{Core, Segments, State};
 use crate::caching::scope::Charge;
 use crate::caching::{CachingAllocator, Shared};
 use crate::source::MemorySource;
@@ -12,26 +12,26 @@ use crate::source::sim::SimSource;
 use crate::source::sim_streams::SimStreams;
 
 /// An allocator that takes the decisions the original would take, from the same state on. What
-/// was live then is live here too, until its twin is adopted and dropped.
+/// was live then is live here too, until its copy is adopted and dropped.
 #[derive(Debug)]
 pub struct Simulation {
     allocator: CachingAllocator,
     /// Whose blocks may be adopted. Weak: a simulation keeps no real memory.
     original: Weak<Shared>,
-    /// Serials of the blocks and charges that nobody has adopted.
+    /// Serials of the blocks and charges that were not adopted yet.
     orphans: Mutex<BTreeSet<u64>>,
 }
 
 impl Simulation {
     pub(crate) fn new(original: &CachingAllocator) -> Simulation {
-        let (books, rules, orphans) = {
-            let engine = original.core().lock();
-            let state = &engine.state;
-            let mut books = state.books.clone();
-            books.statistics = state.watches.whole(&books.statistics);
-            (books, state.rules.clone(), orphans_of(state))
+        let (arena, rules, orphans) = {
+            let locked = original.core().lock();
+            let state = &locked.state;
+            let mut arena = state.arena.clone();
+            arena.statistics = state.watches.whole(&arena.statistics);
+            (arena, state.rules.clone(), orphans_of(state))
         };
-        let statistics = &books.statistics;
+        let statistics = &arena.statistics;
         let mut source =
             SimSource::with_capacity(statistics.capacity_bytes).page_bytes(statistics.page_bytes);
         if original.core().segments.views.is_none() {
@@ -40,14 +40,14 @@ impl Simulation {
         if original.core().has_streams {
             source = source.streams(&SimStreams::new());
         }
-        let memory = source.reserve(books.limit_bytes);
+        let memory = source.reserve(arena.limit_bytes);
         let memory = memory.expect("an address range that exists elsewhere fits here");
         let views = original.core().segments.views.as_ref().map(|views| {
             let views = source.reserve(views.size_bytes());
             views.expect("an address range that exists elsewhere fits here")
         });
         let segments = Segments { memory, views };
-        let core = Core::new(Box::new(source), segments, books, rules);
+        let core = Core::new(Box::new(source), segments, arena, rules);
         Simulation {
             allocator: CachingAllocator::assemble(
                 core,
@@ -64,21 +64,21 @@ impl Simulation {
         &self.allocator
     }
 
-    /// The twin of a block of the original: dropping it frees the block here. `None` if it was
+    /// The copy of a block of the original: dropping it frees the block here. `None` if it was
     /// adopted before, or was not live when the simulation was made.
     pub fn adopt(&self, real: &Buffer) -> Option<Buffer> {
-        let granted = real.granted();
-        self.claim(real.allocator(), granted.serial)?;
+        let block = real.block();
+        self.claim(real.allocator(), block.serial)?;
         let size_bytes = real.size_bytes();
-        let mut engine = self.allocator.core().lock();
-        Some(Buffer::new(&mut engine.state, &self.allocator, size_bytes, granted))
+        let mut locked = self.allocator.core().lock();
+        Some(Buffer::new(&mut locked.state, &self.allocator, size_bytes, block))
     }
 
-    /// The twin of a charge of the original, with the bytes it had when the simulation was made.
+    /// The copy of a charge of the original, with the bytes it had when the simulation was made.
     /// `None` as for [`adopt`](Self::adopt).
     pub fn adopt_charge(&self, real: &Charge) -> Option<Charge> {
         self.claim(real.allocator(), real.serial)?;
-        let entry = self.allocator.core().lock().state.books.charges[&real.serial];
+        let entry = self.allocator.core().lock().state.arena.charges[&real.serial];
         let allocator = self.allocator.clone();
         Some(Charge::new(allocator, entry.category, entry.size_bytes, real.serial, real.site()))
     }
@@ -92,5 +92,5 @@ impl Simulation {
 
 fn orphans_of(state: &State) -> BTreeSet<u64> {
     let blocks = state.live().into_iter().map(|(_, live)| live.serial);
-    blocks.chain(state.books.charges.keys().copied()).collect()
+    blocks.chain(state.arena.charges.keys().copied()).collect()
 }

@@ -13,8 +13,8 @@ use crate::arena::free_list::NONE;
 use crate::arena::layout::{Live, active_bytes};
 use crate::arena::state::Request;
 use crate::caching::effects::Effects;
-use crate::caching::engine::Granted;
 use crate::caching::history::{Action, Record};
+use crate::caching::locked::BlockRef;
 use crate::caching::shortage::{Refusal, Shortage};
 use crate::category::Category;
 use crate::error::{Rung, Tried};
@@ -32,7 +32,7 @@ pub(crate) struct TorchFront {
     vacant: Vec<u32>,
     /// Segments by offset, with their slots in the arena's layout.
     segments: BTreeMap<usize, u32>,
-    /// Blocks whose owners are gone, and which nobody may have again: their own stream could not be
+    /// Blocks whose owners are gone, and which may not be used again: their own stream could not be
     /// made to wait for those who used them.
     stranded_count: usize,
 }
@@ -143,7 +143,7 @@ impl TorchFront {
         &mut self,
         effects: &mut Effects<'_>,
         request: &Request,
-    ) -> Result<Granted, Refusal> {
+    ) -> Result<BlockRef, Refusal> {
         let Some(size_bytes) = active_bytes(request.size_bytes) else {
             self.empty_cache(effects, request);
             return Err(effects.shortage(usize::MAX, Tried::default(), request));
@@ -155,7 +155,7 @@ impl TorchFront {
         let placed = self.rules.place(requested_bytes, stream_id(request.stream), &mut driver);
         let failure = driver.failure;
         let Ok(Some(placement)) = placed else {
-            let charged_bytes = effects.books.statistics.charged.current_bytes;
+            let charged_bytes = effects.arena.statistics.charged.current_bytes;
             let needed_bytes = self.needed_bytes(requested_bytes).saturating_add(charged_bytes);
             // The rules have released what they could.
             let tried = Tried::default().with(Rung::Search).with(Rung::Trim);
@@ -163,10 +163,10 @@ impl TorchFront {
             return Err(failure.unwrap_or(Refusal::Short(short)));
         };
         let offset = placement.address as usize;
-        let live = effects.books.note_block(size_bytes, request);
+        let live = effects.arena.note_block(size_bytes, request);
         let slot = self.enter(offset, live);
         effects.record(Action::Allocate, request, offset, size_bytes, live.serial);
-        Ok(Granted::whole(offset, slot, live.serial, request))
+        Ok(BlockRef::whole(offset, slot, live.serial, request))
     }
 
     /// Frees the block in a slot. Returns what it was.
@@ -183,7 +183,7 @@ impl TorchFront {
             module: live.module,
         };
         effects.history.push(Record::of_block(Action::Free, offset, &live));
-        effects.books.forget_block(&live);
+        effects.arena.forget_block(&live);
         let others = live.users.without(live.stream);
         if effects.wait_in_order(others, &request).is_ok() {
             let freed = self.rules.free(offset as u64);
@@ -219,7 +219,7 @@ impl SegmentSource for Driver<'_, '_> {
         let size_bytes = usize::try_from(size_bytes).ok()?;
         let stream = Stream::DEFAULT;
         let tried = Cell::default();
-        let mut place = self.effects.books.place_whole(size_bytes, stream, &tried)?;
+        let mut place = self.effects.arena.place_whole(size_bytes, stream, &tried)?;
         match self.effects.commit_for(&place, tried.get(), self.request) {
             Ok(()) => {}
             Err(Refusal::Short(_)) => return None,
@@ -239,16 +239,16 @@ impl SegmentSource for Driver<'_, '_> {
             serial: 0,
             view: NONE,
         };
-        let books = &mut *self.effects.books;
-        let slot = books.layout.insert(&mut place, &live, books.current_event());
+        let arena = &mut *self.effects.arena;
+        let slot = arena.layout.insert(&mut place, &live, arena.current_event());
         self.segments.insert(place.offset(), slot);
         Some(place.offset() as u64)
     }
 
     fn release(&mut self, address: u64, _size_bytes: u64) {
         let slot = self.segments.remove(&(address as usize)).expect("a segment of the rules");
-        let books = &mut *self.effects.books;
-        books.layout.remove(slot, books.current_event());
-        self.effects.pay(usize::MAX, &[], self.request);
+        let arena = &mut *self.effects.arena;
+        arena.layout.remove(slot, arena.current_event());
+        self.effects.release_cached(usize::MAX, &[], self.request);
     }
 }

@@ -9,7 +9,7 @@ use std::panic::Location;
 
 use crate::arena::block_info::BlockInfo;
 use crate::caching::CachingAllocator;
-use crate::caching::engine::State;
+use crate::caching::locked::State;
 use crate::category::{ByCategory, Category};
 use crate::statistics::Statistics;
 
@@ -69,12 +69,12 @@ impl CachingAllocator {
     /// # Ok::<(), lowtide_allocator::AllocError>(())
     /// ```
     pub fn watch(&self, name: impl Into<String>) -> Watch {
-        let mut engine = self.core().lock();
-        let State { books, watches, .. } = &mut *engine.state;
-        let start = books.statistics;
-        let id = watches.open(&mut books.statistics);
-        let serial = books.last_serial();
-        drop(engine);
+        let mut locked = self.core().lock();
+        let State { arena, watches, .. } = &mut *locked.state;
+        let start = arena.statistics;
+        let id = watches.open(&mut arena.statistics);
+        let serial = arena.last_serial();
+        drop(locked);
         Watch { allocator: self.clone(), name: name.into(), id, start, serial }
     }
 }
@@ -83,13 +83,13 @@ impl Watch {
     /// Ends the scope and says what happened in it, in time linear in the live blocks.
     pub fn finish(mut self) -> WatchReport {
         let name = std::mem::take(&mut self.name);
-        let mut engine = self.allocator.core().lock();
-        let mut left_over = engine.state.live_blocks();
+        let mut locked = self.allocator.core().lock();
+        let mut left_over = locked.state.live_blocks();
         left_over.retain(|block| block.serial > self.serial);
-        let State { books, watches, .. } = &mut *engine.state;
-        watches.fold(&mut books.statistics);
+        let State { arena, watches, .. } = &mut *locked.state;
+        watches.fold(&mut arena.statistics);
         let peaks = watches.of(self.id);
-        let (start, end) = (&self.start, &books.statistics);
+        let (start, end) = (&self.start, &arena.statistics);
         let allocated_bytes = end.allocated.total_bytes - start.allocated.total_bytes;
         // Both are at most what a machine has, so the difference has a sign to spare.
         let net = |category: Category| {
@@ -112,9 +112,9 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        let mut engine = self.allocator.core().lock();
-        let State { books, watches, .. } = &mut *engine.state;
-        watches.close(self.id, &mut books.statistics);
+        let mut locked = self.allocator.core().lock();
+        let State { arena, watches, .. } = &mut *locked.state;
+        watches.close(self.id, &mut arena.statistics);
     }
 }
 

@@ -213,9 +213,9 @@ impl Blas {
             Ok(found) => found,
             Err(missing) => return Err(newer_or(missing, device.driver(), driver_version)),
         };
-        // SAFETY: 1. a library with these names is cuBLASLt: that is what the search, or whoever
-        // named the folder, promises, and each function has had its type since CUDA 11. 2. It is
-        // never closed: it is forgotten below.
+        // SAFETY: 1. a library with these names is cuBLASLt: that is what the search, or the one
+        // who named the folder, promises, and each function has had its type since CUDA 11. 2. It
+        // is never closed: it is forgotten below.
         let table = unsafe { BlasTable::load(&library) };
         let missing_symbol = |symbol| MissingLibrary::MissingSymbol { path: path.clone(), symbol };
         let table = table.map_err(missing_symbol)?;

@@ -76,7 +76,7 @@ impl Call {
         BlasError::check(name, code)
     }
 
-    /// Makes a call that gives something back, a second time where it fails; there is nobody to
+    /// Makes a call that gives something back, a second time where it fails; there is no caller to
     /// tell if that does, too.
     pub(super) fn give_back(&self, name: &'static str, mut work: impl FnMut(&BlasTable) -> c_int) {
         let _ = self.make(name, &mut work).or_else(|_| self.make(name, work));

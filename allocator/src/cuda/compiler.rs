@@ -174,9 +174,9 @@ impl Compiler {
             keep_builtins_of(folder);
         }
         let (library, path) = libraries::load(libraries, names)?;
-        // SAFETY: 1. a library with these names is NVRTC: that is what the search, or whoever named
-        // the folder, promises, and each function has had its type since CUDA 11.1. 2. It is never
-        // closed: it is forgotten below.
+        // SAFETY: 1. a library with these names is NVRTC: that is what the search, or the one who
+        // named the folder, promises, and each function has had its type since CUDA 11.1. 2. It is
+        // never closed: it is forgotten below.
         let table = unsafe { Nvrtc::load(&library) };
         let table =
             table.map_err(|symbol| MissingLibrary::MissingSymbol { path: path.clone(), symbol })?;

@@ -42,7 +42,7 @@ unsafe impl Sync for Context {}
 pub struct DeviceMemory {
     /// All of it.
     pub total_bytes: usize,
-    /// What nobody has.
+    /// What is free.
     pub free_bytes: usize,
 }
 
@@ -145,7 +145,8 @@ impl CudaDevice {
         Ok(DeviceMemory { total_bytes, free_bytes })
     }
 
-    /// The calling thread waits until all work on the device is done, whoever enqueued it.
+    /// The calling thread waits until all work on the device is done, by whichever code it was
+    /// enqueued.
     ///
     /// # Errors
     /// Work failed, or the driver refused.

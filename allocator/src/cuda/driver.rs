@@ -40,7 +40,7 @@ impl Driver {
     pub fn open(libraries: &Libraries) -> Result<Driver, CudaError> {
         let (library, path) = load(libraries)?;
         // SAFETY: 1. a library with these names is a CUDA driver: that is what the search, or
-        // whoever named the folder, promises, and each function has had its type since CUDA 11.
+        // the one who named the folder, promises, and each function has had its type since CUDA 11.
         // 2. It is never closed: it is forgotten below as soon as it is known to be used.
         let table = unsafe { Table::load(&library) };
         let table =

@@ -12,7 +12,7 @@ use crate::stream::Stream;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// There is no driver on this machine, or it is where nobody looks.
+    /// There is no driver on this machine, or in a folder that is not searched.
     #[error(
         "no CUDA driver: looked for {} in {} and by the system's loader ({loader_message}); \
          LOWTIDE_CUDA_LIBS can name more folders",

@@ -49,7 +49,7 @@ impl MemorySource for CudaHostSource {
         let locked = locked.map_err(|error| error.of_source(size_bytes))?;
         let pointer = locked.pointer;
         // SAFETY: 1. all of it is readable, writable and initialised. 2. `locked` frees it on drop
-        // and is the owner. 3. Nobody else has the address. 4. Commits and decommits do nothing.
+        // and is the owner. 3. No one else has the address. 4. Commits and decommits do nothing.
         Ok(unsafe { Segment::with_host_pointer(pointer, size_bytes, Box::new(locked)) })
     }
 
@@ -70,8 +70,8 @@ struct Locked {
     pointer: NonNull<u8>,
 }
 
-// SAFETY: the value is an address that nobody changes; what lies there is reached through `Buffer`
-// under the usual borrow rules, and the driver frees it from any thread.
+// SAFETY: the value is an address that is never changed; what lies there is reached through
+// `Buffer` under the usual borrow rules, and the driver frees it from any thread.
 unsafe impl Send for Locked {}
 // SAFETY: nothing can be done with a shared `Locked`.
 unsafe impl Sync for Locked {}
@@ -85,7 +85,7 @@ impl Locked {
         })?;
         let pointer = NonNull::new(pointer.cast::<u8>());
         let pointer = pointer.expect("a driver that succeeds gives an address");
-        // SAFETY: the driver gave that many writable bytes, which nobody else has.
+        // SAFETY: the driver gave that many writable bytes, which have no other owner.
         unsafe { pointer.write_bytes(0, size_bytes) };
         Ok(Locked { device: device.clone(), pointer })
     }
@@ -93,7 +93,7 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // Memory that the driver keeps stays locked; there is nobody to tell.
+        // Memory that the driver keeps stays locked; there is no caller to tell.
         let _ = self.device.give_back("cuMemFreeHost", |table| {
             // SAFETY: the memory is this value's own, and segments drop it when the last buffer is
             // gone, which a pinned cache holds until no copy uses it.

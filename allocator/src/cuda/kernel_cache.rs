@@ -160,8 +160,8 @@ fn code_of(file: &[u8], key: u128) -> Option<Vec<u8>> {
     (file == file_of(code, key)).then(|| code.to_vec())
 }
 
-/// Writes a file beside its place and renames it: nobody sees a part of it. Without a place for it,
-/// nothing is kept.
+/// Writes a file beside its place and renames it: no reader sees a part of it. Without a place for
+/// it, nothing is kept.
 fn keep(path: &Path, bytes: &[u8]) {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);

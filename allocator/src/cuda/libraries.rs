@@ -75,7 +75,7 @@ impl Libraries {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum MissingLibrary {
-    /// It is not on this machine, or it is where nobody looks.
+    /// It is not on this machine, or in a folder that is not searched.
     #[error(
         "looked for {} in {} and by the system's loader ({loader_message})",
         names.join(", "),

@@ -32,7 +32,7 @@ pub struct CudaSource {
 pub struct MemoryReport {
     /// What the device has.
     pub total_bytes: usize,
-    /// What nobody has.
+    /// What is free.
     pub free_bytes: usize,
     /// What this source has put behind addresses.
     pub committed_bytes: usize,
@@ -327,7 +327,7 @@ unsafe impl VirtualMemory for CudaSource {
 
 impl Drop for CudaSource {
     fn drop(&mut self) {
-        // Allocators release their segments; this is for whoever reserved by hand.
+        // Allocators release their segments; this is for ranges reserved by hand.
         let mut state = self.lock();
         let addresses: Vec<u64> = state.ranges.keys().copied().collect();
         for address in addresses {

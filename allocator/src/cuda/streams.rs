@@ -18,7 +18,7 @@ use crate::stream::Stream;
 /// The queues that stand behind the [`Stream`]s of one device. Clones are handles to the same ones.
 ///
 /// A queue is made when its stream is first used; it does not wait for the driver's default stream.
-/// A queue that somebody else made can be [adopted](Self::adopt) before.
+/// A queue that was made elsewhere can be [adopted](Self::adopt) before.
 #[derive(Clone)]
 pub struct CudaStreams {
     shared: Arc<Shared>,
@@ -176,7 +176,7 @@ impl Shared {
         Ok(queue)
     }
 
-    /// A device that does not let go of an event keeps a few bytes; there is nobody to tell.
+    /// A device that does not let go of an event keeps a few bytes; there is no caller to tell.
     fn destroy_event(&self, event: CUevent) {
         let _ = self.device.give_back("cuEventDestroy", |table| {
             // SAFETY: the event is this value's own and not used again; the driver frees it when

@@ -55,7 +55,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Waits until nobody else has it. A thread that has it already waits for ever.
+    /// Waits until no other thread has it. A thread that has it already waits for ever.
     #[inline]
     pub(crate) fn lock(&self) -> Locked<'_, T> {
         if !self.try_take() {
@@ -85,7 +85,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// A look that takes the flag's cache line from nobody. A model may show it the same old value
+    /// A look that leaves the flag's cache line where it is. A model may show it the same old value
     /// for ever, so there everybody tries.
     fn looks_taken(&self) -> bool {
         !cfg!(lowtide_loom) && self.taken.0.load(Ordering::Relaxed)

@@ -28,7 +28,7 @@ const YIELD_ROUNDS: u32 = 8;
 #[cfg(not(lowtide_loom))]
 const SLEEP_DOUBLINGS_MAX: u32 = 10;
 
-/// Passes the time between two looks at something that somebody else has to do.
+/// Passes the time between two looks at what another thread has to do.
 #[cfg(not(lowtide_loom))]
 pub(crate) fn relax(round: u32) {
     if round < SPIN_ROUNDS {

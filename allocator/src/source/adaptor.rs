@@ -9,7 +9,7 @@ use crate::stream::Stream;
 
 /// A source that changes what another one does.
 ///
-/// Whoever implements it is a [`MemorySource`], a [`VirtualMemory`] where the source below has one,
+/// An implementor is a [`MemorySource`], a [`VirtualMemory`] where the source below has one,
 /// and a [`Fence`] where the source below has one: all calls are forwarded, those that can fail
 /// through [`attempt`](Self::attempt), the others through [`give_back`](Self::give_back). So an
 /// adaptor is what it adds, and adaptors stack in any order.
@@ -26,7 +26,7 @@ use crate::stream::Stream;
 /// let neighbour = Tenancy { from_call: 3, wanted_bytes: 1 << 19 };
 /// let log = RecordingSource::new(CoTenantSource::new(limited, [neighbour]));
 /// let memory = CachingAllocator::new(log.clone())?;
-/// assert!(memory.allocate(1 << 20).is_err(), "half of it is somebody else's by then");
+/// assert!(memory.allocate(1 << 20).is_err(), "half of it is taken by then");
 /// assert!(log.take().iter().any(|record| record.outcome.is_err()));
 /// # Ok::<(), lowtide_allocator::AllocError>(())
 /// ```

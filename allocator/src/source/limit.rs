@@ -101,7 +101,7 @@ impl<S: MemorySource> Adaptor for LimitSource<S> {
             self.budget.give(size_bytes);
             return Err(error);
         }
-        // Whoever makes a sum the highest saw it above. What the source refused is in none.
+        // The thread that makes a sum the highest saw it above. What the source refused is in none.
         self.budget.used_bytes_peak.fetch_max(used_bytes, Ordering::Relaxed);
         self.committed.add(segment, size_bytes);
         Ok(())

@@ -203,7 +203,7 @@ impl Mapping {
 
 /// A reserved address range, owned by the allocator that asked for it.
 pub struct Segment {
-    /// No other segment of the process ever has it. The address is not enough: anybody can make an
+    /// No other segment of the process ever has it. The address is not enough: any code can make an
     /// [`opaque`](Self::opaque) segment with the address of another one.
     number: u64,
     address: u64,
@@ -213,7 +213,7 @@ pub struct Segment {
     pub(crate) host: Option<HostRange>,
 }
 
-/// Memory that the processor can read, and whoever keeps it mapped.
+/// Memory that the processor can read, and what keeps it mapped.
 pub(crate) struct HostRange {
     pub(crate) pointer: HostPointer,
     pub(crate) owner: Box<dyn Any + Send + Sync>,

@@ -1,4 +1,4 @@
-//! Somebody to ask when a source fails.
+//! A function to ask when a source fails.
 
 use crate::source::adaptor::{Adaptor, SourceCall, Upstream};
 use crate::source::{MemorySource, SourceError};

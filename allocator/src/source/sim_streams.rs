@@ -36,7 +36,7 @@ pub(crate) struct UsedBlock {
     pub(crate) pieces: Vec<Range<usize>>,
 }
 
-/// Memory was given to somebody while its last owner's work could still be running.
+/// Memory got a new owner while work of its last one could still be running.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct EarlyReuse {
     /// Whose launch came too early; `None` if the host touched the bytes.
@@ -162,7 +162,7 @@ impl Fence for SimStreams {
         // A stream has always waited for itself.
         let met = clocks.known.len();
         if let Ok([own, other]) = clocks.known.get_disjoint_mut(pair) {
-            // Streams that nobody met have launched nothing.
+            // Streams that were never used have launched nothing.
             join(&mut own[..met], &other[..met]);
         }
         Ok(())
@@ -264,7 +264,7 @@ impl Clocks {
 }
 
 impl Uses {
-    /// A stream whose launches need not be done for somebody who knows that much.
+    /// A stream whose launches need not be done for a stream with this clock.
     fn running(&self, known: &Clock) -> Option<Stream> {
         let running = self.launches.iter().find(|(on, count)| known[on.index()] < *count);
         running.map(|&(on, _)| on)

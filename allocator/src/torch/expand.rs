@@ -7,7 +7,7 @@ use super::block::AddressRange;
 #[cfg(feature = "trace")]
 use super::error::TorchError;
 use super::heap::{Backing, Block, Heap, Slot};
-use super::policy::{TorchPolicy, Want};
+use super::policy::{Request, TorchPolicy};
 use super::source::{PageSource, SegmentSource};
 
 impl Heap {
@@ -20,7 +20,7 @@ impl Heap {
     }
 
     /// The lowest free or unmapped block from which on there is room without memory in it.
-    fn lowest_room(&self, want: &Want) -> Option<Slot> {
+    fn lowest_room(&self, want: &Request) -> Option<Slot> {
         let of_stream = (want.stream, 0)..=(want.stream, u64::MAX);
         for &slot in self.unmapped(want.pool).range(of_stream).map(|(_, slot)| slot) {
             let prev = self.block(slot).prev.filter(|&prev| self.block(prev).is_free());
@@ -114,7 +114,7 @@ impl TorchPolicy {
     /// where there are no addresses left. What was mapped before a refusal stays, and is free.
     pub(super) fn expand(
         &mut self,
-        want: &Want,
+        want: &Request,
         source: &mut (impl SegmentSource + ?Sized),
     ) -> Option<Slot> {
         let pages = source.pages()?;
@@ -134,7 +134,7 @@ impl TorchPolicy {
         Some(slot)
     }
 
-    fn reserve_range(&mut self, want: &Want, pages: &mut dyn PageSource) -> Option<Slot> {
+    fn reserve_range(&mut self, want: &Request, pages: &mut dyn PageSource) -> Option<Slot> {
         let page_bytes = self.settings.page_bytes(want.pool);
         let range = pages.reserve_range(page_bytes, want.stream)?;
         let is_paged = range.size_bytes > 0 && range.size_bytes.is_multiple_of(page_bytes);

@@ -47,7 +47,7 @@ pub enum SettingsProblem {
         /// The values that the key takes.
         expected: &'static str,
     },
-    /// `backend:cudaMallocAsync`: the driver places the blocks, by rules that nobody published.
+    /// `backend:cudaMallocAsync`: the driver places the blocks, by rules that are not published.
     #[error("the backend {value} leaves placement to the driver")]
     Backend {
         /// The backend.

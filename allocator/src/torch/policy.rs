@@ -50,7 +50,7 @@ pub struct Placement {
 
 /// What is looked for.
 #[derive(Clone, Copy)]
-pub(super) struct Want {
+pub(super) struct Request {
     pub(super) size_bytes: u64,
     pub(super) stream: StreamId,
     pub(super) pool: Pool,
@@ -156,7 +156,7 @@ impl TorchPolicy {
         let segment_bytes = self.settings.segment_bytes(size_bytes);
         let pool = settings::pool(size_bytes);
         let is_expandable = self.settings.expandable_segments && source.pages().is_some();
-        let want = Want { size_bytes, stream, pool, is_expandable, segment_bytes };
+        let want = Request { size_bytes, stream, pool, is_expandable, segment_bytes };
         let slot = self.best_fit(&want).or_else(|| self.grow(&want, source));
         let Some(slot) = slot else {
             self.counters.failures += 1;
@@ -192,7 +192,7 @@ impl TorchPolicy {
         Ok(Some(Placement { address, size_bytes, source_calls: noted.calls }))
     }
 
-    fn best_fit(&mut self, want: &Want) -> Option<Slot> {
+    fn best_fit(&mut self, want: &Request) -> Option<Slot> {
         if self.settings.collect_above_bytes().is_some() {
             self.heap.searches[want.pool as usize] += 1;
         }
@@ -223,7 +223,7 @@ impl TorchPolicy {
         Some(slot)
     }
 
-    fn grow(&mut self, want: &Want, source: &mut (impl SegmentSource + ?Sized)) -> Option<Slot> {
+    fn grow(&mut self, want: &Request, source: &mut (impl SegmentSource + ?Sized)) -> Option<Slot> {
         self.collect_garbage(source);
         if let Some(slot) = self.reserve(want, source) {
             return Some(slot);
@@ -238,7 +238,11 @@ impl TorchPolicy {
         self.reserve(want, source)
     }
 
-    fn reserve(&mut self, want: &Want, source: &mut (impl SegmentSource + ?Sized)) -> Option<Slot> {
+    fn reserve(
+        &mut self,
+        want: &Request,
+        source: &mut (impl SegmentSource + ?Sized),
+    ) -> Option<Slot> {
         // Of what expandable segments need, too, the limit sees a whole segment.
         let after_bytes = self.heap.reserved_bytes + want.segment_bytes;
         if self.settings.limit_bytes.is_some_and(|limit_bytes| after_bytes > limit_bytes) {
@@ -252,7 +256,7 @@ impl TorchPolicy {
         Some(self.heap.add_segment(address, want.segment_bytes, want.stream, want.pool))
     }
 
-    fn hand_out(&mut self, slot: Slot, want: &Want, requested_bytes: u64) -> u64 {
+    fn hand_out(&mut self, slot: Slot, want: &Request, requested_bytes: u64) -> u64 {
         let remainder_bytes = self.heap.block(slot).size_bytes - want.size_bytes;
         if self.settings.splits(want, remainder_bytes) {
             let rest = self.heap.split(slot, want.size_bytes);
@@ -303,7 +307,7 @@ impl TorchPolicy {
     }
 
     /// The owner gives a block back, but it stays active until
-    /// [`complete_free`](Self::complete_free), whoever used it.
+    /// [`complete_free`](Self::complete_free), whichever streams used it.
     ///
     /// # Errors
     /// `NotThere`.

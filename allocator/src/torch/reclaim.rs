@@ -3,7 +3,7 @@
 use super::block::{BlockState, Pool};
 use super::error::TorchError;
 use super::heap::{Backing, Slot};
-use super::policy::{TorchPolicy, Want};
+use super::policy::{Request, TorchPolicy};
 use super::source::SegmentSource;
 
 impl TorchPolicy {
@@ -102,7 +102,7 @@ impl TorchPolicy {
     /// do, PyTorch looks at none above it.
     pub(super) fn release_oversize(
         &mut self,
-        want: &Want,
+        want: &Request,
         source: &mut (impl SegmentSource + ?Sized),
     ) -> bool {
         let Some(max_split_bytes) = self.settings.max_split_bytes else { return false };

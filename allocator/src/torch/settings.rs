@@ -1,7 +1,7 @@
 //! Sizes: how requests are rounded and how large segments are.
 
 use super::block::Pool;
-use super::policy::Want;
+use super::policy::Request;
 
 const KIB: u64 = 1 << 10;
 pub(super) const MIB: u64 = 1 << 20;
@@ -129,7 +129,7 @@ impl TorchSettings {
 
     /// Whether what a request would leave of a block becomes a block of its own. With expandable
     /// segments PyTorch splits every block like those of the small pool, wherever it lies.
-    pub(super) fn splits(&self, want: &Want, remainder_bytes: u64) -> bool {
+    pub(super) fn splits(&self, want: &Request, remainder_bytes: u64) -> bool {
         if want.pool == Pool::Small || want.is_expandable {
             remainder_bytes >= BLOCK_BYTES_MIN
         } else {

@@ -1,7 +1,7 @@
 //! Every block's life, and the levels after every event of a recording.
 //!
 //! A *moment* is the time between two events: moment 0 is before the first one, moment `m` after
-//! event `m - 1`. Whatever a file says, nothing here panics: a free of a block that nobody
+//! event `m - 1`. Whatever a file says, nothing here panics: a free of a block that no event
 //! allocated is passed over, an id that is given twice ends the older block, sums saturate.
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use super::recording::{EventKind, RecordedBlock, Recording, Site};
 use crate::category::Category;
 use crate::torch::StreamId;
 
-/// The categories, and what nobody gave one.
+/// The categories, and what has none.
 pub(super) const BANDS: usize = Category::ALL.len() + 1;
 /// No life ends here.
 pub(super) const NEVER: usize = usize::MAX;

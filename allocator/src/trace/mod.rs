@@ -6,7 +6,7 @@
 //! stranger can do no more than be refused. Memory is proportional to the file as it lies on the
 //! disk, and within [`Limits`]; errors carry the byte offset.
 //!
-//! A [`Recording`] is the same in a neutral form, whoever recorded it. It comes
+//! A [`Recording`] is the same in a neutral form, whichever program recorded it. It comes
 //! [from a snapshot](Recording::from_snapshot), goes [to one](Recording::write_pickle) for
 //! PyTorch's tools and viewer, and is kept without loss as
 //! [lines of JSON](Recording::write_json_lines). [`Recording::explain`] says where its memory went,

@@ -151,7 +151,7 @@ fn is_right(gpu: &Gpu, program: &[Op], fault: FenceFault, notes_uses: bool) -> b
                     continue;
                 };
                 (*owner, *held) = (stream(to), value);
-                block.hand_over(*owner).unwrap();
+                block.transfer_to(*owner).unwrap();
                 streams.fill(*owner, block, 0..block.size_bytes(), value).unwrap();
             }
             Op::Free(index) => {
@@ -246,7 +246,7 @@ fn decisions(memory: &CachingAllocator, program: &[Op]) -> (Vec<Vec<Range<usize>
             }
             Op::HandOver(index, to) => {
                 let block = live.get(pick(index)).into_iter();
-                block.for_each(|block| block.hand_over(stream(to)).unwrap());
+                block.for_each(|block| block.transfer_to(stream(to)).unwrap());
             }
             Op::Free(index) if !live.is_empty() => drop(live.swap_remove(pick(index))),
             Op::Free(_) => {}

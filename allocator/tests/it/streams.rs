@@ -431,8 +431,8 @@ fn block_that_is_handed_over_is_its_new_streams_alone() {
     let block = memory.allocate_on(copies, Category::Input, PAGE_BYTES).unwrap();
     let offset = block.offset();
     streams.launch(copies, &[&block]).unwrap();
-    block.hand_over(compute).unwrap();
-    block.hand_over(compute).unwrap();
+    block.transfer_to(compute).unwrap();
+    block.transfer_to(compute).unwrap();
     assert_eq!(world.waits(), [(0, 1)], "once");
     streams.launch(compute, &[&block]).unwrap();
     drop(block);

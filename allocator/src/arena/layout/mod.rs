@@ -23,13 +23,13 @@ mod node;
 mod place;
 mod search;
 
-use crate::arena::free_list::{Holes, NONE};
+use crate::arena::free_list::{FreeList, NONE};
 use crate::origin::ModulePath;
-use crate::stream::{Marks, Stream, StreamSet};
+use crate::stream::{LastUse, Stream, StreamSet};
 
 pub(crate) use node::{Kind, Live, Node};
-pub(crate) use place::{Place, Spot};
-pub(crate) use search::Want;
+pub(crate) use place::{Placement, Position};
+pub(crate) use search::PlaceQuery;
 
 use node::FIRST_PIECE;
 
@@ -93,8 +93,8 @@ pub(crate) struct Layout {
     vacant: Vec<u32>,
     first: u32,
     last: u32,
-    /// Holes by who used them. There are few sets, and mostly one.
-    holes: Vec<(StreamSet, Holes)>,
+    /// FreeList by who used them. There are few sets, and mostly one.
+    holes: Vec<(StreamSet, FreeList)>,
     /// Who may still work beyond the top, below `used_end`.
     beyond: StreamSet,
     /// By stream, the last event at which it gave memory there back: with one for all, a stream
@@ -234,8 +234,8 @@ impl Layout {
 
     /// Makes the node in `slot` a hole, and enters it.
     #[inline]
-    fn list(&mut self, slot: u32, marks: Marks) {
-        let Marks { streams, since } = marks;
+    fn list(&mut self, slot: u32, marks: LastUse) {
+        let LastUse { streams, since } = marks;
         let index = self.holes.iter().position(|(set, _)| *set == streams);
         let index = index.unwrap_or_else(|| self.list_for(streams));
         let node = &mut self.nodes[slot as usize];
@@ -249,7 +249,7 @@ impl Layout {
     fn list_for(&mut self, streams: StreamSet) -> usize {
         let vacant = self.holes.iter().position(|(_, holes)| holes.len() == 0);
         let index = vacant.unwrap_or_else(|| {
-            self.holes.push((streams, Holes::new()));
+            self.holes.push((streams, FreeList::new()));
             self.holes.len() - 1
         });
         self.holes[index].0 = streams;

@@ -7,7 +7,7 @@ use crate::arena::free_list::NONE;
 use crate::arena::freed::GUARD_BYTES;
 use crate::category::Category;
 use crate::origin::ModulePath;
-use crate::stream::{Marks, Stream, StreamSet};
+use crate::stream::{LastUse, Stream, StreamSet};
 
 /// What is known of a live block beside its place.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,7 @@ impl Live {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
-    /// Nobody's.
+    /// Free: part of a hole.
     Hole,
     /// A block in one piece.
     Block,
@@ -88,7 +88,7 @@ const _: () = assert!(SLACK_BITS + ModulePath::BITS == u32::BITS);
 const _: () = assert!(BLOCK_BYTES + GUARD_BYTES < 1 << SLACK_BITS);
 
 impl Node {
-    /// A hole that nobody used, has no neighbours and is not listed.
+    /// A hole that was never used, has no neighbours and is not listed.
     #[inline]
     pub(crate) fn hole(extent: Extent) -> Node {
         Node {
@@ -130,9 +130,9 @@ impl Node {
 
     /// Of a hole: who may still work on it.
     #[inline]
-    pub(super) fn marks(&self) -> Marks {
+    pub(super) fn marks(&self) -> LastUse {
         debug_assert_eq!(self.kind, Kind::Hole, "{self:?}");
-        Marks { streams: self.streams, since: self.number }
+        LastUse { streams: self.streams, since: self.number }
     }
 
     /// The next piece of the same block, or `NONE`.

@@ -3,12 +3,12 @@
 use super::node::{FIRST_PIECE, NEXT_PIECE, VIEW};
 use super::{Extent, Kind, Layout, Live, Node};
 use crate::arena::free_list::NONE;
-use crate::stream::{Marks, StreamSet};
+use crate::stream::{LastUse, StreamSet};
 
 /// Where a request would go.
 #[derive(Debug)]
-pub(crate) struct Place {
-    pub(crate) spot: Spot,
+pub(crate) struct Placement {
+    pub(crate) position: Position,
     /// Streams to wait for first.
     pub(crate) waits: StreamSet,
     /// The layout that it is in, if holes had to be merged to find it: a request that fails after
@@ -18,7 +18,7 @@ pub(crate) struct Place {
 
 /// The kinds of place.
 #[derive(Clone, Debug)]
-pub(crate) enum Spot {
+pub(crate) enum Position {
     /// The start of a hole.
     Hole { slot: u32, extent: Extent },
     /// The top.
@@ -35,50 +35,52 @@ pub(crate) struct Part {
     pub(crate) extent: Extent,
 }
 
-impl Place {
-    pub(super) fn new(spot: Spot, waits: StreamSet) -> Place {
-        Place { spot, waits, merged: None }
+impl Placement {
+    pub(super) fn new(position: Position, waits: StreamSet) -> Placement {
+        Placement { position, waits, merged: None }
     }
 
     /// The end of what it takes. Of a stitched place only its last piece can move the top.
     pub(crate) fn end(&self) -> usize {
-        match &self.spot {
-            Spot::Hole { extent, .. } | Spot::Top(extent) => extent.end(),
-            Spot::Stitched(parts) => parts.iter().map(|part| part.extent.end()).max().unwrap_or(0),
+        match &self.position {
+            Position::Hole { extent, .. } | Position::Top(extent) => extent.end(),
+            Position::Stitched(parts) => {
+                parts.iter().map(|part| part.extent.end()).max().unwrap_or(0)
+            }
         }
     }
 
     /// What it takes, in order.
     pub(crate) fn extents(&self) -> impl Iterator<Item = Extent> + Clone {
-        let (single, parts) = match &self.spot {
-            Spot::Hole { extent, .. } | Spot::Top(extent) => (Some(*extent), &[][..]),
-            Spot::Stitched(parts) => (None, &parts[..]),
+        let (single, parts) = match &self.position {
+            Position::Hole { extent, .. } | Position::Top(extent) => (Some(*extent), &[][..]),
+            Position::Stitched(parts) => (None, &parts[..]),
         };
         single.into_iter().chain(parts.iter().map(|part| part.extent))
     }
 
     /// Where it begins.
     pub(crate) fn offset(&self) -> usize {
-        match &self.spot {
-            Spot::Hole { extent, .. } | Spot::Top(extent) => extent.offset,
-            Spot::Stitched(parts) => parts[0].extent.offset,
+        match &self.position {
+            Position::Hole { extent, .. } | Position::Top(extent) => extent.offset,
+            Position::Stitched(parts) => parts[0].extent.offset,
         }
     }
 }
 
 impl Layout {
     /// Makes a place, found since the last change, a live block after an event. Returns its slot.
-    pub(crate) fn insert(&mut self, place: &mut Place, live: &Live, event: u64) -> u32 {
+    pub(crate) fn insert(&mut self, place: &mut Placement, live: &Live, event: u64) -> u32 {
         if let Some(merged) = place.merged.take() {
             *self = *merged;
         }
-        let slot = match &place.spot {
-            Spot::Hole { slot, extent } => self.insert_in_hole(*slot, *extent),
-            Spot::Top(extent) => {
+        let slot = match &place.position {
+            Position::Hole { slot, extent } => self.insert_in_hole(*slot, *extent),
+            Position::Top(extent) => {
                 debug_assert_eq!(extent.offset, self.top(), "the place is older than the layout");
                 self.insert_on_top(*extent, live.users, event)
             }
-            Spot::Stitched(parts) => return self.insert_stitched(parts, live, event),
+            Position::Stitched(parts) => return self.insert_stitched(parts, live, event),
         };
         self.describe(slot, live);
         slot
@@ -126,9 +128,10 @@ impl Layout {
     fn put_on_top(&mut self, extent: Extent, kind: Kind, users: StreamSet, event: u64) -> u32 {
         let gap = Extent { offset: self.top(), size_bytes: extent.offset - self.top() };
         if gap.size_bytes > 0 {
-            // The block has waited for whoever was there: to wait for its users is enough.
+            // The block has waited for the streams that were there: to wait for its users is
+            // enough.
             let slot = self.link_after(self.last, gap, Kind::Hole);
-            self.list(slot, Marks { streams: users, since: event });
+            self.list(slot, LastUse { streams: users, since: event });
         }
         self.touched_pages += self.own_pages(extent, self.last, NONE);
         self.link_after(self.last, extent, kind)
@@ -181,7 +184,7 @@ impl Layout {
     pub(crate) fn remove(&mut self, slot: u32, event: u64) {
         let node = &self.nodes[slot as usize];
         assert!(matches!(node.kind, Kind::Block | Kind::First), "slot {slot} is no block");
-        let marks = Marks { streams: node.streams, since: event };
+        let marks = LastUse { streams: node.streams, since: event };
         let mut next_piece = node.next_piece();
         self.vacate(slot, marks);
         while next_piece != NONE {
@@ -193,7 +196,7 @@ impl Layout {
         }
     }
 
-    fn vacate(&mut self, slot: u32, marks: Marks) {
+    fn vacate(&mut self, slot: u32, marks: LastUse) {
         let Node { extent, previous, next, .. } = self.nodes[slot as usize];
         self.touched_pages -= self.own_pages(extent, previous, next);
         if next == NONE {
@@ -225,7 +228,7 @@ impl Layout {
 
     /// Adds the length of what begins at `extent` to the hole in `slot`, which was as it is told.
     #[inline]
-    fn widen(&mut self, slot: u32, extent: Extent, hole: Extent, marks: Marks) {
+    fn widen(&mut self, slot: u32, extent: Extent, hole: Extent, marks: LastUse) {
         let node = &mut self.nodes[slot as usize];
         debug_assert_eq!(node.streams, marks.streams, "{node:?}");
         node.number = node.number.max(marks.since);
@@ -235,7 +238,7 @@ impl Layout {
 
     /// The hole in `slot`, if there is one that the same streams used.
     #[inline]
-    fn mergeable(&self, slot: u32, marks: Marks) -> Option<Extent> {
+    fn mergeable(&self, slot: u32, marks: LastUse) -> Option<Extent> {
         let node = self.nodes.get(slot as usize)?;
         let is_alike = node.kind == Kind::Hole && node.streams == marks.streams;
         is_alike.then_some(node.extent)
@@ -243,7 +246,7 @@ impl Layout {
 
     /// The last node goes: it becomes wilderness, and whatever hole is the last then.
     #[inline]
-    fn sink(&mut self, slot: u32, marks: Marks) {
+    fn sink(&mut self, slot: u32, marks: LastUse) {
         self.used_end = self.used_end.max(self.nodes[slot as usize].extent.end());
         self.give_beyond(marks);
         self.unlink(slot);
@@ -258,7 +261,7 @@ impl Layout {
     }
 
     #[inline]
-    fn give_beyond(&mut self, marks: Marks) {
+    fn give_beyond(&mut self, marks: LastUse) {
         self.beyond = self.beyond.union(marks.streams);
         for on in marks.streams.iter() {
             let since = &mut self.beyond_since[on.index()];

@@ -2,25 +2,25 @@
 
 use std::cell::Cell;
 
-use super::place::{Part, Place, Spot};
+use super::place::{Part, Placement, Position};
 use super::{Extent, Kind, Layout, PIECES_MAX, page_floor};
 use crate::arena::free_list::{Key, NONE, key};
 use crate::error::{Rung, Tried};
-use crate::stream::{Stream, StreamSet, Waits};
+use crate::stream::{Stream, StreamOrder, StreamSet};
 
 /// Who asks, and what the source can do.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Want<'a> {
+pub(crate) struct PlaceQuery<'a> {
     pub(crate) size_bytes: usize,
     pub(crate) stream: Stream,
-    pub(crate) waits: &'a Waits,
+    pub(crate) waits: &'a StreamOrder,
     /// Whether the source can show pages at a second address.
     pub(crate) stitches: bool,
     /// What the search has looked at, for the error that a request without a place ends in.
     pub(crate) tried: &'a Cell<Tried>,
 }
 
-impl Want<'_> {
+impl PlaceQuery<'_> {
     fn note(&self, rung: Rung) {
         self.tried.set(self.tried.get().with(rung));
     }
@@ -29,11 +29,11 @@ impl Want<'_> {
 impl Layout {
     /// Where a block would go; `None` if the arithmetic overflows.
     #[inline]
-    pub(crate) fn place(&self, want: &Want) -> Option<Place> {
-        if let Some((slot, extent)) = self.own_hole(want.size_bytes, StreamSet::of(want.stream)) {
-            return Some(Place::new(Spot::Hole { slot, extent }, StreamSet::EMPTY));
+    pub(crate) fn place(&self, query: &PlaceQuery) -> Option<Placement> {
+        if let Some((slot, extent)) = self.own_hole(query.size_bytes, StreamSet::of(query.stream)) {
+            return Some(Placement::new(Position::Hole { slot, extent }, StreamSet::EMPTY));
         }
-        self.place_elsewhere(want)
+        self.place_elsewhere(query)
     }
 
     /// The start of the best fit among the holes that the streams `own`, all of them and no other,
@@ -48,8 +48,8 @@ impl Layout {
     /// The place at the top and whom to wait for there, if `place` would find it where there is no
     /// own hole. May say no where the answer is yes.
     #[inline]
-    pub(crate) fn own_top(&self, want: &Want) -> Option<(Extent, StreamSet)> {
-        let &Want { size_bytes, stream, stitches, .. } = want;
+    pub(crate) fn own_top(&self, query: &PlaceQuery) -> Option<(Extent, StreamSet)> {
+        let &PlaceQuery { size_bytes, stream, stitches, .. } = query;
         let own = StreamSet::of(stream);
         let stitched_bytes =
             if stitches && size_bytes >= self.page_bytes { self.page_bytes } else { usize::MAX };
@@ -61,79 +61,79 @@ impl Layout {
         }
         let offset = self.top();
         offset.checked_add(size_bytes)?;
-        Some((Extent { offset, size_bytes }, self.waits_beyond(want)))
+        Some((Extent { offset, size_bytes }, self.waits_beyond(query)))
     }
 
     #[cold]
-    fn place_elsewhere(&self, want: &Want) -> Option<Place> {
-        want.note(Rung::Search);
-        let own = StreamSet::of(want.stream);
+    fn place_elsewhere(&self, query: &PlaceQuery) -> Option<Placement> {
+        query.note(Rung::Search);
+        let own = StreamSet::of(query.stream);
         if self.holes.iter().any(|(set, holes)| *set != own && holes.len() > 0) {
-            want.note(Rung::OtherStreams);
+            query.note(Rung::OtherStreams);
         }
         let list_count = self.holes.iter().filter(|(_, holes)| holes.len() > 0).count();
         if list_count > 0
-            && let Some(place) = self.any_hole(want)
+            && let Some(place) = self.any_hole(query)
         {
             return Some(place);
         }
         if list_count > 1
             && let Some(merged) = self.merged_across_streams()
         {
-            let place = merged.any_hole(want).or_else(|| merged.stitched_or_top(want))?;
-            return Some(Place { merged: Some(merged), ..place });
+            let place = merged.any_hole(query).or_else(|| merged.stitched_or_top(query))?;
+            return Some(Placement { merged: Some(merged), ..place });
         }
-        self.stitched_or_top(want)
+        self.stitched_or_top(query)
     }
 
-    fn stitched_or_top(&self, want: &Want) -> Option<Place> {
-        let stitched = self.stitched(want);
+    fn stitched_or_top(&self, query: &PlaceQuery) -> Option<Placement> {
+        let stitched = self.stitched(query);
         if stitched.is_some() {
             return stitched;
         }
-        let extent = Extent { offset: self.top(), size_bytes: want.size_bytes };
+        let extent = Extent { offset: self.top(), size_bytes: query.size_bytes };
         extent.offset.checked_add(extent.size_bytes)?;
-        Some(Place::new(Spot::Top(extent), self.waits_beyond(want)))
+        Some(Placement::new(Position::Top(extent), self.waits_beyond(query)))
     }
 
     /// Of the best fits of all sets of streams: one that needs no wait first, then the smallest,
     /// then the lowest.
-    fn any_hole(&self, want: &Want) -> Option<Place> {
+    fn any_hole(&self, query: &PlaceQuery) -> Option<Placement> {
         let candidates = self.holes.iter().filter_map(|(_, holes)| {
-            let slot = holes.best_fit(&self.nodes, want.size_bytes)?;
+            let slot = holes.best_fit(&self.nodes, query.size_bytes)?;
             let Extent { offset, size_bytes } = self.nodes[slot as usize].extent;
-            let waits = self.waits_for(want, slot);
+            let waits = self.waits_for(query, slot);
             Some((waits != StreamSet::EMPTY, size_bytes, offset, slot, waits))
         });
         let (_, _, offset, slot, waits) = candidates.min()?;
-        let extent = Extent { offset, size_bytes: want.size_bytes };
-        Some(Place::new(Spot::Hole { slot, extent }, waits))
+        let extent = Extent { offset, size_bytes: query.size_bytes };
+        Some(Placement::new(Position::Hole { slot, extent }, waits))
     }
 
-    fn waits_for(&self, want: &Want, slot: u32) -> StreamSet {
-        want.waits.missing(want.stream, self.nodes[slot as usize].marks())
+    fn waits_for(&self, query: &PlaceQuery, slot: u32) -> StreamSet {
+        query.waits.missing(query.stream, self.nodes[slot as usize].marks())
     }
 
     #[inline]
-    fn waits_beyond(&self, want: &Want) -> StreamSet {
+    fn waits_beyond(&self, query: &PlaceQuery) -> StreamSet {
         if self.top() >= self.used_end {
             return StreamSet::EMPTY;
         }
-        let others = self.beyond.without(want.stream);
+        let others = self.beyond.without(query.stream);
         if others == StreamSet::EMPTY {
             return others;
         }
-        want.waits.fewest(want.stream, others, |on| self.beyond_since[on.index()])
+        query.waits.fewest(query.stream, others, |on| self.beyond_since[on.index()])
     }
 
     /// Pieces for a request that no hole holds: whole pages of holes, and the top for the rest.
-    fn stitched(&self, want: &Want) -> Option<Place> {
+    fn stitched(&self, query: &PlaceQuery) -> Option<Placement> {
         let page_bytes = self.page_bytes;
-        if !want.stitches || want.size_bytes < page_bytes {
+        if !query.stitches || query.size_bytes < page_bytes {
             return None;
         }
-        want.note(Rung::Stitch);
-        let mut missing_bytes = want.size_bytes;
+        query.note(Rung::Stitch);
+        let mut missing_bytes = query.size_bytes;
         let mut parts = Vec::with_capacity(8);
         let mut waits = StreamSet::EMPTY;
         let mut next = self.next_largest(Key::MAX);
@@ -151,7 +151,7 @@ impl Layout {
             if run.size_bytes > 0 {
                 let size_bytes = run.size_bytes.min(missing_bytes);
                 parts.push(Part { hole, extent: Extent { size_bytes, ..run } });
-                waits = waits.union(self.waits_for(want, hole));
+                waits = waits.union(self.waits_for(query, hole));
                 missing_bytes -= size_bytes;
             }
         }
@@ -159,7 +159,7 @@ impl Layout {
             return None;
         }
         if missing_bytes > 0 {
-            waits = waits.union(self.waits_beyond(want));
+            waits = waits.union(self.waits_beyond(query));
             // From the next page on: with the free part of the last one as a first piece, recorded
             // traces needed 1 % more, because such a piece leaves odd holes behind.
             let offset = page_floor(self.top().checked_add(page_bytes - 1)?, page_bytes);
@@ -167,7 +167,7 @@ impl Layout {
             let extent = Extent { offset, size_bytes: missing_bytes };
             parts.push(Part { hole: NONE, extent });
         }
-        Some(Place::new(Spot::Stitched(parts), waits))
+        Some(Placement::new(Position::Stitched(parts), waits))
     }
 
     /// The largest hole whose key is below `below`, the highest one on ties, if it has a page.
@@ -213,7 +213,7 @@ impl Layout {
     }
 
     /// What that would be with a block at a place.
-    pub(crate) fn touched_bytes_with(&self, place: &Place) -> usize {
+    pub(crate) fn touched_bytes_with(&self, place: &Placement) -> usize {
         let layout = place.merged.as_deref().unwrap_or(self);
         let new_pages = |extent: Extent, hole: u32| {
             let (previous, next) = match layout.nodes.get(hole as usize) {
@@ -222,10 +222,10 @@ impl Layout {
             };
             layout.own_pages(extent, previous, next)
         };
-        let new_pages: usize = match &place.spot {
-            Spot::Hole { slot, extent } => new_pages(*extent, *slot),
-            Spot::Top(extent) => new_pages(*extent, NONE),
-            Spot::Stitched(parts) => {
+        let new_pages: usize = match &place.position {
+            Position::Hole { slot, extent } => new_pages(*extent, *slot),
+            Position::Top(extent) => new_pages(*extent, NONE),
+            Position::Stitched(parts) => {
                 parts.iter().map(|part| new_pages(part.extent, part.hole)).sum()
             }
         };

@@ -240,7 +240,7 @@ impl Build {
         command.args(WARNINGS).args(flags).args(KERNEL_WARNINGS).args(["-c", "-I"]);
         command.arg(&self.include).arg(&file);
         self.make(command, &file, &object)?;
-        // It is of no use any more, and not in anybody's way.
+        // It is of no use any more, and does no harm.
         let _ = fs::remove_file(&file);
         Ok(object)
     }
@@ -285,8 +285,8 @@ impl Build {
     }
 }
 
-/// Gives a file another name, unless somebody was first: a library that a process has loaded has
-/// to stay the file that it was, or its other names would be of a second one.
+/// Gives a file another name, unless another process was first: a library that a process has loaded
+/// has to stay the file that it was, or its other names would be of a second one.
 fn link_unless_there(from: &Path, into: &Path) -> io::Result<()> {
     match fs::hard_link(from, into) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -294,7 +294,7 @@ fn link_unless_there(from: &Path, into: &Path) -> io::Result<()> {
     }
 }
 
-/// A name beside a file's own that nobody else has: neither a process nor a thread.
+/// A name beside a file's own that no other has: neither a process nor a thread.
 fn fresh_for(into: &Path) -> PathBuf {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let name = into.file_name().unwrap_or_default().to_string_lossy();

@@ -86,7 +86,7 @@ impl Pretend {
     /// Forgets everything, and starts again with two devices of that capacity, page and context.
     /// Nothing may hold on to the devices from before.
     pub fn reset(&self, capacity_bytes: usize, page_bytes: usize, context_bytes: usize) {
-        // SAFETY: the function takes numbers; what it unmaps nobody holds, as the caller knows.
+        // SAFETY: the function takes numbers; what it unmaps has no owner, as the caller knows.
         unsafe { (self.reset)(capacity_bytes as u64, page_bytes as u64, context_bytes as u64) }
     }
 
@@ -160,13 +160,13 @@ impl Pretend {
         (!text.is_empty()).then(|| text.into_owned())
     }
 
-    /// Somebody else has this much of the first device.
+    /// Another program has this much of the first device.
     pub fn take(&self, bytes: usize) {
         // SAFETY: the function takes a number.
         unsafe { (self.take)(bytes as u64) }
     }
 
-    /// What nobody gave back, and how many of it: all that [`Pretend::live`] counts but bytes.
+    /// What was not given back, and how many of it: all that [`Pretend::live`] counts but bytes.
     pub fn left(&self) -> Vec<(&'static str, u64)> {
         let kinds = [
             "handles", "mappings", "ranges", "host", "streams", "events", "contexts", "modules",

@@ -17,7 +17,7 @@ pub(super) struct Range {
     len: usize,
 }
 
-// SAFETY: the range is an address and a length that nobody changes; what lies there is reached
+// SAFETY: the range is an address and a length that are never changed; what lies there is reached
 // through `Buffer` under the usual borrow rules.
 unsafe impl Send for Range {}
 // SAFETY: every method is a system call on a part of the range that its caller vouches for, and the
@@ -77,7 +77,7 @@ impl Range {
         // `PageRange` says so. So no reference sees its bytes change. 2. It stays mapped and reads
         // as zero.
         let result = unsafe { mm::madvise(start, size_bytes, Advice::LinuxRemove) };
-        // The system may refuse for pages that somebody locked in memory: they stay resident,
+        // The system may refuse for pages that are locked in memory: they stay resident,
         // which costs memory but breaks nothing.
         debug_assert!(result.is_ok(), "madvise({offset}, {size_bytes}): {result:?}");
     }

@@ -56,7 +56,7 @@ impl MemoryLimit {
     }
 }
 
-/// Memory that this process could get now without taking it from somebody: what the machine says is
+/// Memory that this process could get now without taking it from another: what the machine says is
 /// available, and what is left in its control groups. `None` where the system does not say.
 pub fn available_bytes() -> Option<usize> {
     System::here().available_bytes()

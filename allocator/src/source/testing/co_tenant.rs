@@ -1,4 +1,4 @@
-//! Somebody else on the same device, from a script.
+//! Another program on the same device, from a script.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,7 +18,7 @@ pub struct Tenancy {
 /// An adaptor that takes memory away at scripted calls, as another process on the same device does.
 /// The capacity stays what it was, so the allocator learns of it by the failure of a commit.
 ///
-/// The co-tenant takes what it wants or, like anybody, what is left. It never fails and never
+/// The co-tenant takes what it wants or, if that is less, what is left. It never fails and never
 /// waits, so a run is a function of the script and of the allocator's requests.
 #[derive(Debug)]
 pub struct CoTenantSource<S> {

@@ -62,7 +62,7 @@ impl<S: MemorySource> Adaptor for FaultSource<S> {
     fn attempt(&self, call: SourceCall, upstream: &mut Upstream<'_>) -> Result<(), SourceError> {
         let fails = self.lock(|state| {
             state.calls += 1;
-            Fault::strike(&mut state.armed)
+            Fault::fires(&mut state.armed)
         });
         if fails {
             let size_bytes = call.requested_bytes();

@@ -10,7 +10,7 @@ use crate::source::{MemorySource, SourceError};
 const CALLS_MAX: usize = 1 << 16;
 
 /// An adaptor that remembers the last 65,536 calls, and how those that can fail ended. Clones share
-/// the source and the log, so whoever wants to read it keeps one.
+/// the source and the log, so keep one to read it.
 #[derive(Debug)]
 pub struct RecordingSource<S> {
     inner: Arc<S>,

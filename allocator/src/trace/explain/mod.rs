@@ -81,7 +81,7 @@ pub struct Group {
 /// What a category has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CategoryShare {
-    /// `None` where nobody said.
+    /// `None` where it is not recorded.
     pub category: Option<Category>,
     /// Its blocks.
     pub blocks: u64,
@@ -139,7 +139,7 @@ pub struct Peak {
     pub by_phase: Vec<PhaseShare>,
     /// Blocks, most bytes first, at most ten.
     pub by_site: Vec<SiteShare>,
-    /// Blocks, most bytes first, at most ten; empty where nobody said what modules are.
+    /// Blocks, most bytes first, at most ten; empty where no modules are recorded.
     pub by_module: Vec<ModuleBytes>,
     /// How many sites had live blocks.
     pub site_count: u64,
@@ -169,7 +169,7 @@ pub struct Transient {
     pub freed_event: u64,
 }
 
-/// A request that failed, and the books at that moment.
+/// A request that failed, and the counters at that moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Which event.

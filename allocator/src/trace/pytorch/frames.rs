@@ -14,7 +14,7 @@ use super::snapshot::{RECORD_KEYS_MAX, Record, wrong_type};
 use crate::trace::error::{TraceError, TraceProblem};
 use crate::trace::recording::Site;
 
-/// Names of C++ templates can be longer than anybody reads.
+/// Names of C++ templates can be too long to read.
 const TEXT_BYTES_MAX: usize = 512;
 /// What an entry of a hash map takes at most beside its key and value: maps double.
 const ENTRY_BYTES: usize = 48;
@@ -22,7 +22,7 @@ const ENTRY_BYTES: usize = 48;
 /// Files of PyTorch and of the interpreter.
 const FOREIGN_FILES: [&str; 6] =
     ["/torch/", "c10/", "aten/", "torch/csrc/", "<frozen", "/contextlib.py"];
-/// Where packages are installed: theirs is not what anybody wants to read first.
+/// Where packages are installed: the user's own frames are to be read first.
 const PACKAGE_FOLDERS: [&str; 2] = ["site-packages/", "dist-packages/"];
 /// Functions that take the stack, or are the allocator.
 const RECORDER_FUNCTIONS: [&str; 4] =
@@ -45,7 +45,8 @@ pub(crate) fn is_native(file: &str) -> bool {
 /// engine that adds gradients up. `Function<T>::apply` is the forward pass of a node in C++.
 pub(crate) fn is_backward(function: &str) -> bool {
     function.contains("torch::autograd::")
-        && (function.contains("::apply(") || function.contains("Engine::evaluate_function"))
+        && (function.contains("::apply(")
+            || function.contains("LockedAllocator::evaluate_function"))
         && !function.contains("autograd::Function<")
 }
 

@@ -15,7 +15,7 @@ use crate::trace::recording::{
     EventKind, Piece, RecordedBlock, RecordedRange, Recording, Site, TraceEvent,
 };
 
-/// A moment of an allocator: its books and its history, copied and not yet made sense of.
+/// A moment of an allocator: its arena and its history, copied and not yet made sense of.
 ///
 /// Taking one costs as much as copying the records, 64 bytes or so each; everything else happens in
 /// [`to_recording`](Self::to_recording), without the allocator's lock.
@@ -37,24 +37,24 @@ impl CachingAllocator {
     /// Everything that is needed to explain, draw, export or replay what happened.
     pub fn capture(&self) -> Capture {
         let core = self.core();
-        let engine = core.lock();
-        let books = &engine.state.books;
+        let locked = core.lock();
+        let arena = &locked.state.arena;
         let mut charges = ByCategory::<usize>::default();
-        for entry in books.charges.values() {
+        for entry in arena.charges.values() {
             charges[entry.category] += entry.size_bytes;
         }
-        let live = engine.state.live_with_pieces().into_iter();
+        let live = locked.state.live_with_pieces().into_iter();
         let blocks = live.map(|(offset, live, pieces)| {
             (Record::of_block(Action::Allocate, offset, &live), pieces)
         });
         Capture {
             blocks: blocks.collect(),
-            is_torch: matches!(engine.state.rules, Rules::Torch(_)),
+            is_torch: matches!(locked.state.rules, Rules::Torch(_)),
             charges,
-            committed: books.pages.all(),
+            committed: arena.pages.all(),
             address: core.segments.memory.address(),
-            statistics: books.statistics,
-            history: engine.state.history.snapshot(),
+            statistics: arena.statistics,
+            history: locked.state.history.snapshot(),
         }
     }
 

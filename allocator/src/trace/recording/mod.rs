@@ -1,4 +1,4 @@
-//! A stretch of an allocator's life in one form, whoever recorded it: this crate or PyTorch.
+//! A stretch of an allocator's life in one form, recorded by this crate or by PyTorch.
 //!
 //! It holds the live blocks before the first event, every event, and the segments after the last
 //! one. Whatever is drawn, exported, explained or replayed starts from here.
@@ -74,7 +74,8 @@ pub struct Site {
     pub line: u32,
     /// The function, where it is known.
     pub function: String,
-    /// The module of the model that ran, `(root)` for the model itself; empty where nobody said.
+    /// The module of the model that ran, `(root)` for the model itself; empty where none is
+    /// recorded.
     pub module: String,
 }
 
@@ -91,7 +92,7 @@ pub struct RecordedBlock {
     pub requested_bytes: u64,
     /// Whose it is.
     pub stream: StreamId,
-    /// `None` where nobody said.
+    /// `None` where it is not recorded.
     pub category: Option<Category>,
     /// Index into [`Recording::sites`]; `None` if it is not known.
     pub site: Option<u32>,
@@ -136,7 +137,7 @@ pub struct TraceEvent {
     pub address: u64,
     /// On whose behalf.
     pub stream: StreamId,
-    /// `None` where nobody said.
+    /// `None` where it is not recorded.
     pub category: Option<Category>,
     /// Index into [`Recording::sites`]; `None` if it is not known.
     pub site: Option<u32>,
@@ -164,7 +165,7 @@ pub enum EventKind {
     Reserve,
     /// The source took memory back.
     Release,
-    /// Somebody else's bytes count from now on.
+    /// Bytes of something else (a charge) count from now on.
     Charge,
     /// They no longer do.
     Discharge,

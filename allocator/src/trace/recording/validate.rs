@@ -170,7 +170,7 @@ pub(crate) struct Laws {
     places: Spans<u64>,
     pieces: HashMap<u64, Vec<Piece>>,
     last_piece: Option<u64>,
-    /// By [`Category::index`]; the last is of nobody.
+    /// By [`Category::index`]; the last is of those without one.
     charged_bytes: [u64; Category::ALL.len() + 1],
     categories_seen: [bool; Category::ALL.len()],
     reserved_bytes: u64,

@@ -68,7 +68,7 @@ impl<'a> Segments<'a> {
         }
     }
 
-    /// Marks what cannot be told in whole segments.
+    /// LastUse what cannot be told in whole segments.
     fn find_expandable(&mut self, recording: &Recording) -> Result<(), ExportError> {
         let mut held = Spans::default();
         for segment in &recording.end {

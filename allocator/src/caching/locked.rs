@@ -2,8 +2,8 @@
 
 use std::panic::Location;
 
-use crate::arena::state::{Books, Request};
-use crate::caching::buffer::Keeper;
+use crate::arena::state::{ArenaState, Request};
+use crate::caching::buffer::LastBuffer;
 use crate::caching::effects::Effects;
 use crate::caching::history::{Action, Ring};
 use crate::caching::rules::Rules;
@@ -23,7 +23,7 @@ pub(crate) struct Core {
     /// Whether the source keeps streams in order.
     pub(crate) has_streams: bool,
     pub(crate) segments: Segments,
-    /// Whether the books have checks, readable without the lock.
+    /// Whether the arena have checks, readable without the lock.
     pub(crate) is_checked: bool,
     state: Lock<State>,
 }
@@ -38,27 +38,27 @@ pub(crate) struct Segments {
 
 /// Everything behind the lock.
 pub(crate) struct State {
-    pub(crate) books: Books,
+    pub(crate) arena: ArenaState,
     pub(crate) rules: Rules,
     pub(crate) history: Ring,
     pub(crate) fault: Option<Fault>,
     pub(crate) seals: usize,
     pub(crate) watches: Watches,
-    pub(crate) keeper: Keeper,
+    pub(crate) last_buffer: LastBuffer,
 }
 
 impl Core {
     pub(crate) fn new(
         source: Box<dyn MemorySource>,
         segments: Segments,
-        books: Books,
+        arena: ArenaState,
         rules: Rules,
     ) -> Core {
         let watches = Watches::default();
         let history = Ring::new();
-        let keeper = Keeper::default();
-        let state = State { books, rules, history, fault: None, seals: 0, watches, keeper };
-        let is_checked = state.books.checks.is_some();
+        let last_buffer = LastBuffer::default();
+        let state = State { arena, rules, history, fault: None, seals: 0, watches, last_buffer };
+        let is_checked = state.arena.checks.is_some();
         let has_streams = source.fence().is_some();
         Core { source, has_streams, segments, is_checked, state: Lock::new(state) }
     }
@@ -66,9 +66,14 @@ impl Core {
     /// The lock outlives a panic: state only changes where nothing can panic between two changes
     /// that belong together, so a source that panics leaves it whole.
     #[inline]
-    pub(crate) fn lock(&self) -> Engine<'_> {
+    pub(crate) fn lock(&self) -> LockedAllocator<'_> {
         let Core { source, has_streams, segments, state, .. } = self;
-        Engine { source: &**source, has_streams: *has_streams, segments, state: state.lock() }
+        LockedAllocator {
+            source: &**source,
+            has_streams: *has_streams,
+            segments,
+            state: state.lock(),
+        }
     }
 }
 
@@ -87,7 +92,7 @@ impl Drop for Core {
 /// `Option` of a buffer, and a buffer that moves would be copied around that mark, in parts that
 /// have to wait for the writes before. Without one, the mark is the handle, a word of its own.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Granted {
+pub(crate) struct BlockRef {
     pub(crate) offset: usize,
     /// Where it lies in its address range: the range of views if it is stitched, else the memory.
     pub(crate) range_offset: usize,
@@ -97,17 +102,17 @@ pub(crate) struct Granted {
     pub(crate) serial: u64,
 }
 
-impl Granted {
+impl BlockRef {
     /// A block in one piece.
     #[inline(always)]
-    pub(crate) fn whole(offset: usize, slot: u32, serial: u64, request: &Request) -> Granted {
+    pub(crate) fn whole(offset: usize, slot: u32, serial: u64, request: &Request) -> BlockRef {
         let category = request.category as u8;
-        Granted { offset, range_offset: offset, is_stitched: 0, category, slot, serial }
+        BlockRef { offset, range_offset: offset, is_stitched: 0, category, slot, serial }
     }
 
     /// The same block, shown in one piece at a place in the range of views.
-    pub(crate) fn stitched_at(self, range_offset: usize) -> Granted {
-        Granted { range_offset, is_stitched: 1, ..self }
+    pub(crate) fn stitched_at(self, range_offset: usize) -> BlockRef {
+        BlockRef { range_offset, is_stitched: 1, ..self }
     }
 
     pub(crate) fn is_stitched(&self) -> bool {
@@ -120,14 +125,14 @@ impl Granted {
 }
 
 /// The locked state with the source at hand.
-pub(crate) struct Engine<'a> {
+pub(crate) struct LockedAllocator<'a> {
     pub(crate) source: &'a dyn MemorySource,
     has_streams: bool,
     pub(crate) segments: &'a Segments,
     pub(crate) state: Locked<'a, State>,
 }
 
-impl Engine<'_> {
+impl LockedAllocator<'_> {
     /// Counts a request, unless the allocator is sealed. Returns whether a fault strikes it.
     #[inline]
     pub(crate) fn admit(&mut self, request: &Request) -> Result<bool, AllocError> {
@@ -135,15 +140,15 @@ impl Engine<'_> {
             let Request { site, size_bytes: requested_bytes, .. } = *request;
             return Err(AllocError::Sealed { site, requested_bytes });
         }
-        self.state.books.request_count += 1;
-        Ok(Fault::strike(&mut self.state.fault))
+        self.state.arena.request_count += 1;
+        Ok(Fault::fires(&mut self.state.fault))
     }
 
     /// The rules, and what carries out their decisions.
     #[inline(always)]
     fn parts(&mut self) -> (&mut Rules, Effects<'_>) {
-        let State { books, rules, history, .. } = &mut *self.state;
-        (rules, Effects { source: self.source, segments: self.segments, books, history })
+        let State { arena, rules, history, .. } = &mut *self.state;
+        (rules, Effects { source: self.source, segments: self.segments, arena, history })
     }
 
     #[inline(always)]
@@ -157,7 +162,7 @@ impl Engine<'_> {
     pub(crate) fn allocate_ready(
         &mut self,
         request: &Request,
-    ) -> Result<Option<Granted>, SourceError> {
+    ) -> Result<Option<BlockRef>, SourceError> {
         let request = &Request { stream: self.ordered(request.stream), ..*request };
         let (rules, mut effects) = self.parts();
         rules.allocate_ready(&mut effects, request)
@@ -168,7 +173,7 @@ impl Engine<'_> {
         &mut self,
         request: &Request,
         injected: bool,
-    ) -> Result<Granted, Refusal> {
+    ) -> Result<BlockRef, Refusal> {
         let request = &Request { stream: self.ordered(request.stream), ..*request };
         if injected {
             return Err(self.shortage(0, true, request));
@@ -181,38 +186,38 @@ impl Engine<'_> {
     pub(crate) fn free(&mut self, slot: u32) {
         let (rules, mut effects) = self.parts();
         let live = rules.free(&mut effects, slot);
-        self.settle(live.category, live.site);
+        self.enforce_capacity(live.category, live.site);
     }
 
     /// What a live block counts for.
     pub(crate) fn origin(&self, slot: u32) -> Origin {
-        let live = self.state.rules.block(&self.state.books, slot);
+        let live = self.state.rules.block(&self.state.arena, slot);
         Origin { module: live.module, site: Some(live.site) }
     }
 
     /// Says which module a live block belongs to.
     pub(crate) fn set_module(&mut self, slot: u32, module: ModulePath) {
         let (rules, effects) = self.parts();
-        rules.set_module(effects.books, slot, module);
+        rules.set_module(effects.arena, slot, module);
     }
 
     /// Notes that a stream works on a block that is not its own.
     pub(crate) fn record_use(&mut self, slot: u32, stream: Stream) {
         let stream = self.ordered(stream);
         let (rules, effects) = self.parts();
-        let users = rules.users_mut(effects.books, slot);
+        let users = rules.users_mut(effects.arena, slot);
         *users = users.with(stream);
     }
 
     /// Makes the request's stream wait for all that work on a block, and its only one.
-    pub(crate) fn hand_over(&mut self, slot: u32, request: &Request) -> Result<(), AllocError> {
+    pub(crate) fn transfer_to(&mut self, slot: u32, request: &Request) -> Result<(), AllocError> {
         let request = &Request { stream: self.ordered(request.stream), ..*request };
         let (rules, effects) = self.parts();
-        let users = *rules.users_mut(effects.books, slot);
+        let users = *rules.users_mut(effects.arena, slot);
         self.wait_for_users(users, request)?;
         let (rules, effects) = self.parts();
         let users = rules.users_after_transfer(users, request.stream);
-        *rules.users_mut(effects.books, slot) = users;
+        *rules.users_mut(effects.arena, slot) = users;
         Ok(())
     }
 
@@ -236,15 +241,15 @@ impl Engine<'_> {
     ) -> Result<u64, Refusal> {
         let growth_bytes = request.size_bytes;
         if growth_bytes > 0 {
-            let needed_bytes = self.state.books.needed_bytes_to_charge(growth_bytes);
-            if injected || !self.state.books.fits(needed_bytes) {
+            let needed_bytes = self.state.arena.needed_bytes_to_charge(growth_bytes);
+            if injected || !self.state.arena.fits(needed_bytes) {
                 return Err(self.shortage(needed_bytes, injected, request));
             }
         }
-        self.effects().pay(growth_bytes, &[], request);
-        let books = &mut self.state.books;
-        let serial = serial.unwrap_or_else(|| books.open_charge(request.category));
-        books.raise_charge(serial, growth_bytes);
+        self.effects().release_cached(growth_bytes, &[], request);
+        let arena = &mut self.state.arena;
+        let serial = serial.unwrap_or_else(|| arena.open_charge(request.category));
+        arena.raise_charge(serial, growth_bytes);
         if growth_bytes > 0 {
             self.effects().record(Action::Charge, request, 0, growth_bytes, serial);
         }
@@ -252,27 +257,27 @@ impl Engine<'_> {
     }
 
     pub(crate) fn discharge(&mut self, serial: u64, site: &'static Location<'static>) {
-        let entry = self.state.books.close_charge(serial);
+        let entry = self.state.arena.close_charge(serial);
         let (category, size_bytes) = (entry.category, entry.size_bytes);
         if size_bytes > 0 {
             let request = Request::new(category, size_bytes, Stream::DEFAULT, site);
             self.effects().record(Action::Discharge, &request, 0, size_bytes, serial);
         }
-        self.settle(category, site);
+        self.enforce_capacity(category, site);
     }
 
     pub(crate) fn set_capacity(&mut self, bytes: usize, site: &'static Location<'static>) {
-        self.state.books.statistics.capacity_bytes = bytes;
-        self.settle(Category::Other, site);
+        self.state.arena.statistics.capacity_bytes = bytes;
+        self.enforce_capacity(Category::Other, site);
     }
 
     /// Gives every free page back. Returns their bytes.
     pub(crate) fn trim(&mut self, category: Category, site: &'static Location<'static>) -> usize {
-        let size_bytes = self.state.books.free_page_bytes();
+        let size_bytes = self.state.arena.free_page_bytes();
         let request = Request::new(category, size_bytes, Stream::DEFAULT, site);
         let (rules, mut effects) = self.parts();
         let released_bytes = rules.empty_cache(&mut effects, &request);
-        effects.pay(size_bytes, &[], &request);
+        effects.release_cached(size_bytes, &[], &request);
         released_bytes + size_bytes
     }
 
@@ -284,8 +289,12 @@ impl Engine<'_> {
 
     /// No free page is cached while more is reserved than the capacity allows.
     #[inline]
-    pub(crate) fn settle(&mut self, category: Category, site: &'static Location<'static>) {
-        let statistics = &self.state.books.statistics;
+    pub(crate) fn enforce_capacity(
+        &mut self,
+        category: Category,
+        site: &'static Location<'static>,
+    ) {
+        let statistics = &self.state.arena.statistics;
         if statistics.reserved.current_bytes > statistics.capacity_bytes {
             self.trim(category, site);
         }
