@@ -82,7 +82,7 @@ impl Storage {
     #[track_caller]
     pub(crate) fn await_copy(&self) -> Result<(), AllocError> {
         if self.is_arriving() {
-            self.buffer.hand_over(Stream::DEFAULT)?;
+            self.buffer.transfer_to(Stream::DEFAULT)?;
             self.set_arriving(false);
         }
         Ok(())

@@ -19,8 +19,8 @@ pub(crate) struct Effects<'a> {
 }
 
 impl Effects<'_> {
-    /// Commits the pages that a place lacks. Free pages go back before anything grows, always: what is
-    /// reserved only rises when none is left, so that the peak cannot be undercut.
+    /// Commits the pages that a place lacks. Free pages go back before anything grows, always: what
+    /// is reserved only rises when none is left, so that the peak cannot be undercut.
     #[cold]
     pub(crate) fn commit_for(
         &mut self,
