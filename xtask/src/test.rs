@@ -165,6 +165,17 @@ pub fn plan(options: &Options, package: Option<&str>) -> Plan {
             .needs(Needs::Subcommand("clippy")),
         );
     }
+    if package.is_none_or(|name| name == "lowtide-allocator") {
+        // As another project has it: without features, which tests and other crates switch on.
+        plan.sections.push(
+            Section::new(
+                "clippy of the allocator alone",
+                "clippy -p lowtide-allocator --lib -- -D warnings",
+                Counting::Status,
+            )
+            .needs(Needs::Subcommand("clippy")),
+        );
+    }
     if package.is_none() {
         // All at once: a crate alone cannot be packaged before those it imports are published.
         plan.sections.push(Section::new(

@@ -212,8 +212,8 @@ fn activations(device: &Device) -> Result<Vec<Layer>> {
 #[test]
 fn the_list_names_every_layer() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let mut written = BTreeSet::new();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    for folder in [source.clone(), source.join("recurrent")] {
+    let layers = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/layers");
+    for folder in [layers.clone(), layers.join("recurrent")] {
         for entry in std::fs::read_dir(folder)? {
             let path = entry?.path();
             if path.extension().is_none_or(|extension| extension != "rs") {

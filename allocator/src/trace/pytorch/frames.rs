@@ -46,7 +46,7 @@ pub(crate) fn is_native(file: &str) -> bool {
 pub(crate) fn is_backward(function: &str) -> bool {
     function.contains("torch::autograd::")
         && (function.contains("::apply(")
-            || function.contains("LockedAllocator::evaluate_function"))
+            || function.contains("Engine::evaluate_function"))
         && !function.contains("autograd::Function<")
 }
 

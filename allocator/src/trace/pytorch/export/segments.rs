@@ -68,7 +68,7 @@ impl<'a> Segments<'a> {
         }
     }
 
-    /// LastUse what cannot be told in whole segments.
+    /// Marks what cannot be told in whole segments.
     fn find_expandable(&mut self, recording: &Recording) -> Result<(), ExportError> {
         let mut held = Spans::default();
         for segment in &recording.end {
