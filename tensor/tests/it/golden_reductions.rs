@@ -13,7 +13,7 @@ const UP: SortOrder = SortOrder::Ascending;
 const DOWN: SortOrder = SortOrder::Descending;
 
 /// Over `x`, and how many roundings are between.
-const OVER_ROWS: [(&str, Function, f64); 29] = [
+const OVER_ROWS: &[(&str, Function, f64)] = &[
     ("sum", |x| x.sum(&[1]), 2.0),
     ("prod", |x| x.prod(&[1]), 4.0),
     ("amax", |x| x.amax(&[1]), 0.0),
@@ -45,7 +45,7 @@ const OVER_ROWS: [(&str, Function, f64); 29] = [
     ("norm_inf", |x| x.norm(&[1], f64::INFINITY), 0.0),
 ];
 
-const FUNCTIONS: [(&str, Function); 13] = [
+const FUNCTIONS: &[(&str, Function)] = &[
     ("asin", Tensor::asin),
     ("acos", Tensor::acos),
     ("sinh", Tensor::sinh),
@@ -61,14 +61,14 @@ const FUNCTIONS: [(&str, Function); 13] = [
     ("logsigmoid", Tensor::logsigmoid),
 ];
 
-const PAIRS: [(&str, Pair); 4] = [
+const PAIRS: &[(&str, Pair)] = &[
     ("atan2", Tensor::atan2),
     ("div_floor", Tensor::div_floor),
     ("div_trunc", Tensor::div_trunc),
     ("remainder", Tensor::remainder),
 ];
 
-const GRADIENTS: [(&str, Pair); 14] = [
+const GRADIENTS: &[(&str, Pair)] = &[
     ("sigmoid_backward", Tensor::sigmoid_backward),
     ("tanh_backward", Tensor::tanh_backward),
     ("gelu_backward", Tensor::gelu_backward),
@@ -92,7 +92,7 @@ fn reductions_scans_and_sorting_agree_with_pytorch() {
     for dtype in DType::ALL {
         let Some(x) = fixture.get(&format!("x.{dtype}")) else { continue };
         let mut checked = 0;
-        for (name, function, roundings) in OVER_ROWS {
+        for &(name, function, roundings) in OVER_ROWS {
             let Some(expected) = fixture.get(&format!("{name}.{dtype}")) else { continue };
             checked += 1;
             let found = function(x).unwrap();
@@ -119,7 +119,7 @@ fn more_functions_agree_with_pytorch() {
     let mut wrong = Vec::new();
     for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
         let x = &fixture[&format!("v.{dtype}")];
-        for (name, function) in FUNCTIONS {
+        for &(name, function) in FUNCTIONS {
             let expected = &fixture[&format!("{name}.{dtype}")];
             for (at, found, expected) in differences(&function(x).unwrap(), expected, 8.0) {
                 let x = download(x).values[at];
@@ -139,7 +139,7 @@ fn more_pairs_agree_with_pytorch() {
     let fixture = fixture("reductions");
     let mut wrong = Vec::new();
     for dtype in DType::ALL {
-        for (name, pair) in PAIRS {
+        for &(name, pair) in PAIRS {
             let Some(expected) = fixture.get(&format!("{name}.{dtype}")) else { continue };
             let [a, b] = ["a", "b"].map(|name| &fixture[&format!("{name}.{dtype}")]);
             for (at, found, expected) in differences(&pair(a, b).unwrap(), expected, 4.0) {
@@ -162,7 +162,7 @@ fn gradients_agree_with_pytorch() {
     let mut wrong = Vec::new();
     for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
         let [dy, x] = ["dy", "g"].map(|name| &fixture[&format!("{name}.{dtype}")]);
-        for (name, gradient) in GRADIENTS {
+        for &(name, gradient) in GRADIENTS {
             // PyTorch multiplies by a sixth of f32's digits.
             if (name, dtype) == ("hardsigmoid_backward", DType::F64) {
                 continue;

@@ -36,7 +36,7 @@ fn sigmoid(x: f64) -> f64 {
 
 type Gradient = (&'static str, Pair, InPlace, Of, fn(f64) -> f64);
 
-const GRADIENTS: [Gradient; 15] = gradients! {
+const GRADIENTS: &[Gradient] = &gradients! {
     relu_backward relu_backward_ Y () = |x| x.max(0.0);
     sigmoid_backward sigmoid_backward_ Y () = sigmoid;
     tanh_backward tanh_backward_ Y () = f64::tanh;

@@ -4,7 +4,8 @@ use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
 
 use super::Elementwise;
 use super::convert::{Copy, Fill};
-use super::op::{Float, Gradient, Number, Op};
+use super::op::{Formula, Op};
+use super::table::{Float, Number};
 use crate::cuda::kernels::{
     CAST, ELEMENTWISE, FILL, Image, WALK_OF_1, WALK_OF_2, WALK_OF_3, grid, walk,
 };
@@ -83,12 +84,12 @@ pub(super) fn copy(op: &Copy, cuda: &Cuda, operands: &CudaOperands<'_>) -> Resul
 }
 
 /// A formula's number in `elementwise.cu`, and its scalars.
-pub(super) struct Formula {
+pub(super) struct KernelFormula {
     number: u32,
     scalars: [f64; 2],
 }
 
-impl Formula {
+impl KernelFormula {
     /// Of addition, subtraction, multiplication and division, which f64 has a kernel for.
     fn is_arithmetic(&self) -> bool {
         self.number < 4
@@ -104,17 +105,18 @@ pub(super) enum Family {
 }
 
 /// The kernel of a formula that is launched with so many operands to read.
-pub(super) fn kernel_of(op: &Elementwise, read_count: usize) -> Result<(Family, Formula)> {
+pub(super) fn kernel_of(op: &Elementwise, read_count: usize) -> Result<(Family, KernelFormula)> {
     let scalar_count = usize::from(op.scalar.is_some());
     // In place, the destination is the first source.
     let is_in_place = read_count + scalar_count < op.op.source_count();
     let source_count = read_count + usize::from(is_in_place);
+    let formula = |scalar| kernel_formula(op.op, scalar);
     let found = match (op.dtype, op.result, source_count) {
-        (DType::F32, DType::F32, 1) => unary(op.op, op.scalar).map(|f| (Family::UnaryF32, f)),
+        (DType::F32, DType::F32, 1) => formula(op.scalar).map(|f| (Family::UnaryF32, f)),
         _ if scalar_count > 0 => None,
-        (DType::F32, DType::F32, 2) => binary(op.op).map(|f| (Family::BinaryF32, f)),
+        (DType::F32, DType::F32, 2) => formula(None).map(|f| (Family::BinaryF32, f)),
         (DType::F64, DType::F64, 2) => {
-            binary(op.op).filter(Formula::is_arithmetic).map(|f| (Family::BinaryF64, f))
+            formula(None).filter(KernelFormula::is_arithmetic).map(|f| (Family::BinaryF64, f))
         }
         _ => None,
     };
@@ -180,68 +182,73 @@ pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>
     }
 }
 
-/// `enum Unary` of `elementwise.cu`.
-fn unary(op: Op, scalar: Option<f64>) -> Option<Formula> {
-    use {Float as F, Number as N};
-    let (number, p, q) = match (op, scalar) {
-        (Op::Number(N::Abs), None) => (0, 0.0, 0.0),
-        (Op::Number(N::Neg), None) => (1, 0.0, 0.0),
-        (Op::Number(N::Sign), None) => (2, 0.0, 0.0),
-        (Op::Number(N::Relu), None) => (3, 0.0, 0.0),
-        (Op::Number(N::Clamp(low, high)), None) => (4, low, high),
-        (Op::Float(F::Exp), None) => (5, 0.0, 0.0),
-        (Op::Float(F::Expm1), None) => (6, 0.0, 0.0),
-        (Op::Float(F::Log), None) => (7, 0.0, 0.0),
-        (Op::Float(F::Log1p), None) => (8, 0.0, 0.0),
-        (Op::Float(F::Sqrt), None) => (9, 0.0, 0.0),
-        (Op::Float(F::Rsqrt), None) => (10, 0.0, 0.0),
-        (Op::Float(F::Reciprocal), None) => (11, 0.0, 0.0),
-        (Op::Float(F::Sin), None) => (12, 0.0, 0.0),
-        (Op::Float(F::Cos), None) => (13, 0.0, 0.0),
-        (Op::Float(F::Tanh), None) => (14, 0.0, 0.0),
-        (Op::Float(F::Erf), None) => (15, 0.0, 0.0),
-        (Op::Float(F::Sigmoid), None) => (16, 0.0, 0.0),
-        (Op::Float(F::LeakyRelu(slope)), None) => (17, slope, 0.0),
-        (Op::Float(F::Elu(alpha)), None) => (18, alpha, 0.0),
-        (Op::Float(F::Gelu), None) => (19, 0.0, 0.0),
-        (Op::Float(F::GeluTanh), None) => (20, 0.0, 0.0),
-        (Op::Float(F::Silu), None) => (21, 0.0, 0.0),
-        (Op::Float(F::Softplus { beta, threshold }), None) => (22, beta, threshold),
-        (Op::Float(F::Floor), None) => (23, 0.0, 0.0),
-        (Op::Float(F::Ceil), None) => (24, 0.0, 0.0),
-        (Op::Float(F::Round), None) => (25, 0.0, 0.0),
-        (Op::Float(F::Trunc), None) => (26, 0.0, 0.0),
-        (Op::Float(F::PowScalar(exponent)), None) => (27, exponent, 0.0),
-        (Op::Number(N::Add), Some(scalar)) => (28, scalar, 0.0),
-        (Op::Number(N::Sub), Some(scalar)) => (28, -scalar, 0.0),
-        (Op::Number(N::Mul), Some(scalar)) => (29, scalar, 0.0),
-        (Op::Float(F::Div), Some(scalar)) => (30, scalar, 0.0),
-        _ => return None,
-    };
-    Some(Formula { number, scalars: [p, q] })
+/// The place of a name in its enum in `elementwise.cu`: how formulas are told apart there. For
+/// constants: the compiler looks, and a name that is not there is its error.
+pub(super) const fn kernel_number(name: &str) -> u32 {
+    let (text, name) =
+        (include_str!("../../cuda/kernels/elementwise.cu").as_bytes(), name.as_bytes());
+    let (mut at, mut number, mut is_in_enum) = (0, 0, false);
+    while at < text.len() {
+        match text[at] {
+            b'{' if !is_in_enum => (is_in_enum, number) = (true, 0),
+            b'}' => is_in_enum = false,
+            b'/' => {
+                while text[at] != b'\n' {
+                    at += 1;
+                }
+            }
+            b'A'..=b'Z' if is_in_enum => {
+                let start = at;
+                while is_of_name(text[at]) {
+                    at += 1;
+                }
+                if is_same(text, start, at, name) {
+                    return number;
+                }
+                number += 1;
+                continue;
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    panic!("elementwise.cu has no such formula")
 }
 
-/// `enum Binary` of `elementwise.cu`.
-fn binary(op: Op) -> Option<Formula> {
-    use {Float as F, Gradient as G, Number as N};
-    let (number, p) = match op {
-        Op::Number(N::Add) => (0, 1.0),
-        Op::Number(N::AddScaled(scale)) => (0, scale),
-        Op::Number(N::Sub) => (1, 0.0),
-        Op::Number(N::Mul) => (2, 0.0),
-        Op::Float(F::Div) => (3, 0.0),
-        Op::Number(N::Maximum) => (4, 0.0),
-        Op::Number(N::Minimum) => (5, 0.0),
-        Op::Float(F::Pow) => (6, 0.0),
-        Op::Float(F::Lerp(weight)) => (7, weight),
-        Op::Gradient(G::Relu) => (8, 0.0),
-        Op::Gradient(G::Sigmoid) => (9, 0.0),
-        Op::Gradient(G::Tanh) => (10, 0.0),
-        Op::Gradient(G::Gelu) => (11, 0.0),
-        Op::Gradient(G::GeluTanh) => (12, 0.0),
-        Op::Gradient(G::Silu) => (13, 0.0),
-        Op::Gradient(G::LeakyRelu(slope)) => (14, slope),
-        _ => return None,
+const fn is_of_name(byte: u8) -> bool {
+    byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_'
+}
+
+const fn is_same(text: &[u8], start: usize, end: usize, name: &[u8]) -> bool {
+    let mut index = 0;
+    while index < name.len() && start + index < end && text[start + index] == name[index] {
+        index += 1;
+    }
+    index == name.len() && start + index == end
+}
+
+/// The number of a formula in `elementwise.cu`, and its scalars there.
+fn kernel_formula(op: Op, scalar: Option<f64>) -> Option<KernelFormula> {
+    let Op { formula, scalars } = op;
+    let (number, scalars) = match (formula, scalar) {
+        (Formula::Number(Number::Add), None) => (const { kernel_number("ADD_SCALED") }, [1.0, 0.0]),
+        (Formula::Number(Number::Add), Some(scalar)) => {
+            (const { kernel_number("ADD_SCALAR") }, [scalar, 0.0])
+        }
+        (Formula::Number(Number::Sub), Some(scalar)) => {
+            (const { kernel_number("ADD_SCALAR") }, [-scalar, 0.0])
+        }
+        (Formula::Number(Number::Mul), Some(scalar)) => {
+            (const { kernel_number("MUL_SCALAR") }, [scalar, 0.0])
+        }
+        (Formula::Float(Float::Div), Some(scalar)) => {
+            (const { kernel_number("DIV_SCALAR") }, [scalar, 0.0])
+        }
+        (_, Some(_)) => return None,
+        (Formula::Number(formula), None) => (formula.kernel_number()?, scalars),
+        (Formula::Float(formula), None) => (formula.kernel_number()?, scalars),
+        (Formula::Gradient(formula), None) => (formula.kernel_number()?, scalars),
+        (Formula::Test(formula), None) => (formula.kernel_number()?, scalars),
     };
-    Some(Formula { number, scalars: [p, 0.0] })
+    Some(KernelFormula { number, scalars })
 }

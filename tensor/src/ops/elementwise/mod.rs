@@ -1,17 +1,19 @@
 //! Operations on each element, with broadcasting and in place: `y[i] = f(x[i], ..)`.
 //!
-//! A new formula is a name in `op.rs`, its loop in `cpu.rs` and its methods in `methods.rs`.
+//! A new formula is an entry of `table.rs`; methods of several operands are in `methods.rs`.
 
-mod backward;
+#[macro_use]
+mod stamp;
 mod convert;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod division;
-mod gradient;
 mod methods;
 mod op;
+mod parts;
 mod pow;
+mod table;
 
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Constant, Formula, Mode, Order, Source, Strided, evaluate};
@@ -82,7 +84,7 @@ impl Elementwise {
         sources.extend(constant.as_ref().map(|constant| constant as &dyn Source<T>));
         let mode = match self.op {
             _ if sources.len() == self.op.source_count() => Mode::Overwrite,
-            Op::Number(_) => Mode::UpdateInPlace,
+            Op { formula: op::Formula::Number(_), .. } => Mode::UpdateInPlace,
             _ => Mode::Update,
         };
         let op = self.op;
@@ -122,15 +124,6 @@ impl Op {
         }
         Err(TensorError::DType { op: name, left: dtype, right: DType::F64 })
     }
-
-    /// The scalars inside the formula.
-    fn parameters(&self) -> Vec<f64> {
-        match *self {
-            Op::Number(op::Number::Clamp(low, high)) => vec![low, high],
-            Op::Number(op::Number::AddScaled(c) | op::Number::AddCMul(c)) => vec![c],
-            _ => Vec::new(),
-        }
-    }
 }
 
 /// The shape that all broadcast to.
@@ -151,17 +144,13 @@ impl Tensor {
         inputs: &[&Tensor],
         scalar: Option<f64>,
     ) -> Result<Tensor> {
-        let is_mask = |index: usize| match op {
-            Op::Number(op::Number::Where) => index == 0,
-            Op::Number(op::Number::MaskedFill) => index == 1,
-            _ => false,
-        };
-        let value = inputs[usize::from(is_mask(0))];
-        check_operands(name, op, value, inputs, scalar, is_mask)?;
+        let value = inputs[usize::from(op.is_mask(0))];
+        check_operands(name, op, value, inputs, scalar, |index| op.is_mask(index))?;
         let shape = broadcast(name, inputs)?;
         let dtype = value.dtype();
         division::check(name, op, dtype, inputs, scalar)?;
-        let result = if matches!(op, Op::Test(_)) { DType::Bool } else { dtype };
+        let is_test = matches!(op.formula, op::Formula::Test(_));
+        let result = if is_test { DType::Bool } else { dtype };
         let y = Tensor::empty(value.device(), shape, result)?;
         let kernel = Elementwise { name, op, dtype, result, scalar, len: shape.element_count() };
         launch(kernel, inputs, &y)?;
@@ -177,8 +166,8 @@ impl Tensor {
         others: &[&Tensor],
         scalar: Option<f64>,
     ) -> Result<()> {
-        let is_mask = |index: usize| op == Op::Number(op::Number::MaskedFill) && index == 0;
-        check_operands(name, op, self, others, scalar, is_mask)?;
+        // This tensor is the first operand.
+        check_operands(name, op, self, others, scalar, |index| op.is_mask(index + 1))?;
         let left = *self.shape();
         for other in others {
             let right = *other.shape();
@@ -214,9 +203,8 @@ fn check_operands(
             return Err(TensorError::DType { op: name, left, right });
         }
     }
-    let mut scalars = op.parameters();
-    scalars.extend(scalar);
-    op.check(name, value.dtype(), &scalars)
+    let [p, q] = op.scalars;
+    op.check(name, value.dtype(), &[p, q, scalar.unwrap_or(0.0)])
 }
 
 /// Runs `kernel` over `inputs`, stretched to the shape of `y`.
