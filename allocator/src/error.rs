@@ -21,9 +21,9 @@ pub enum AllocError {
     /// Something asked for memory in a section that promised not to.
     #[error("{requested_bytes} bytes asked by {site} while the allocator is sealed")]
     Sealed {
-        /// Who asked.
+        /// The line that asked for it.
         site: &'static Location<'static>,
-        /// How much.
+        /// Bytes that were asked for.
         requested_bytes: usize,
     },
     /// PyTorch's rules reserve and release whole segments, and two of them would share a page of
@@ -130,7 +130,7 @@ pub struct OutOfMemory {
     pub by_category: ByCategory<usize>,
     /// What the request was for.
     pub category: Category,
-    /// Who asked.
+    /// The line that asked for it.
     pub site: &'static Location<'static>,
     /// The module that asked; `None` outside of every model.
     pub module: Option<ModulePath>,

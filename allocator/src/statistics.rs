@@ -9,7 +9,7 @@ use crate::origin::ModulePath;
 /// One quantity over time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counter {
-    /// Now.
+    /// The value now.
     pub current_bytes: usize,
     /// The most since the start or the last
     /// [`reset_peaks`](crate::CachingAllocator::reset_peaks).

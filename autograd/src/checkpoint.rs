@@ -34,7 +34,7 @@ pub enum SavedPolicy {
 }
 
 /// Computes a segment: only from its inputs, leaves, the pass that it is given, and captured
-/// tensors that nobody writes meanwhile, so that a second run does the same.
+/// tensors that are not written meanwhile, so that a second run does the same.
 type Function = dyn Fn(&Pass, Vec<Var>) -> Result<Vec<Var>>;
 
 impl Pass {

@@ -12,7 +12,7 @@ use crate::transfer::transfer;
 
 /// Where the saved tensors of a segment go, and which.
 ///
-/// A tensor moves as soon as nothing but the record holds it. One that somebody else holds as well
+/// A tensor moves as soon as nothing but the record holds it. One that is held elsewhere as well
 /// (a leaf, a parameter, a batch, a value that is still used) stays, because moving it would free
 /// nothing; so does a frozen one and one that is not contiguous.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +35,7 @@ impl Offload {
 /// The tensors of one pass that went, or may go, to one place.
 pub(crate) struct Store {
     pub(crate) options: Offload,
-    /// Still on the device; they go when nobody else holds them.
+    /// Still on the device; they go when nothing else holds them.
     waiting: RefCell<Vec<Weak<Parked>>>,
     /// On the host, in the order in which they went; backward comes by in the opposite one.
     gone: RefCell<Vec<Weak<Parked>>>,
@@ -124,7 +124,7 @@ impl Parked {
             && *version == tensor.version()
     }
 
-    /// Moves the tensor to `host` if nobody else holds it; whether it is there now.
+    /// Moves the tensor to `host` if nothing else holds it; whether it is there now.
     #[track_caller]
     fn go(&self, host: &Device) -> Result<bool> {
         let mut place = self.place.borrow_mut();

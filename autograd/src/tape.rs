@@ -122,7 +122,7 @@ impl<'a> Walk<'a> {
         Walk { looks_for_anomalies, ..self }
     }
 
-    /// Adds `dy` to what has arrived for `edge`, in place where nobody else sees it.
+    /// Adds `dy` to what has arrived for `edge`, in place where nothing else holds it.
     pub(crate) fn add(&mut self, edge: Edge, dy: Tensor) -> Result<()> {
         let sum = match self.pending.remove(&edge) {
             None => dy,

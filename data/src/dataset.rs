@@ -72,7 +72,7 @@ impl<'a> SampleSlot<'a> {
         Self { layout, row, staging, cancelled }
     }
 
-    /// Whether the epoch was dropped, so that nobody will read the sample: a slow `write` may ask
+    /// Whether the epoch was dropped, so that the sample will not be read: a slow `write` may ask
     /// now and then, and return early with anything.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {

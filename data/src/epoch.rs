@@ -24,7 +24,7 @@ pub(crate) struct Plan {
     pub(crate) layout: Arc<Layout>,
     /// The state after the last batch.
     pub(crate) end: LoaderState,
-    /// Set once, when nobody will take another batch.
+    /// Set once, when no other batch will be taken.
     pub(crate) cancelled: AtomicBool,
     order: Vec<usize>,
 }

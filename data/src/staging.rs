@@ -36,7 +36,7 @@ impl Ring {
         Ok(Self { free, home, slots, slot_bytes })
     }
 
-    /// A buffer that nobody uses, if there is one.
+    /// A free buffer, if there is one.
     pub(crate) fn take(&self) -> Option<Staging> {
         let buffer = self.free.try_recv().ok()?;
         Some(Staging { buffer: Some(buffer), home: self.home.clone() })

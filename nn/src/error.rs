@@ -50,7 +50,7 @@ pub enum NnError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// What the system, or the format, says of it.
         source: std::io::Error,
     },
     /// A weights file is not a safetensors file.
@@ -58,7 +58,7 @@ pub enum NnError {
     Format {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// What the system, or the format, says of it.
         source: safetensors::SafeTensorError,
     },
     /// A weights file does not hold what the model has under this name.

@@ -15,7 +15,7 @@ use crate::tensor::Tensor;
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 /// The array starts at a multiple of this.
 const ALIGN_BYTES: usize = 64;
-/// Nobody's header is longer; a damaged length must not become an allocation.
+/// No header is longer; a damaged length must not become an allocation.
 const HEADER_BYTES_MAX: usize = 1 << 16;
 
 /// Why a file could not be read or written.

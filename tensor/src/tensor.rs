@@ -126,7 +126,7 @@ impl Tensor {
     ///
     /// # Streams
     /// An NVIDIA device copies beside what it computes: the copy waits for work on the memory that
-    /// it goes to, if that was somebody else's before, and the first operation on the tensor waits
+    /// it goes to, if that was another's before, and the first operation on the tensor waits
     /// for the copy. The bytes are used up when this returns.
     #[track_caller]
     pub fn from_bytes(
@@ -224,7 +224,7 @@ impl Tensor {
     }
 
     /// Whether this handle is the only one to its storage and an operation that consumes it may
-    /// therefore write its result there: contiguous, not frozen, nobody else looking.
+    /// therefore write its result there: contiguous, not frozen, held by nothing else.
     pub fn is_reusable(&self) -> bool {
         Arc::strong_count(&self.storage) == 1
             && self.layout.is_contiguous()

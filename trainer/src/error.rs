@@ -70,7 +70,7 @@ pub enum TrainError {
     File {
         /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// What the system says of it.
         source: std::io::Error,
     },
     /// A checkpoint is damaged, or of another training.

@@ -1,4 +1,4 @@
-//! Errors as JSON, for whoever reads them with a program.
+//! Errors as JSON, for programs that read them.
 
 use lowtide_allocator::{Category, ModuleShare, OutOfMemory};
 use serde_json::{Map, Value, json};

@@ -3,7 +3,7 @@
 //!
 //! Publishing has one moment that decides: the folder with the new files gets the name `.complete`.
 //! A process that ends before it leaves the earlier run as it was; one that ends after it leaves
-//! the moving of the files to whoever opens the run's folder next.
+//! the moving of the files to the process that opens the run's folder next.
 
 use std::fs;
 use std::io::{self, Write};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Result, TrainError};
 
 /// A lock on the file `.lock` in a run's folder, which the system takes back from a process that
-/// ends, however it ends. On a file system without locks it keeps nobody out.
+/// ends, however it ends. On a file system without locks it keeps no process out.
 pub(crate) struct RunLock {
     path: PathBuf,
     file: File,
@@ -49,8 +49,8 @@ impl RunLock {
                 Err(error) if error.kind() != ErrorKind::Unsupported => return Err(failed(error)),
                 _ => {}
             }
-            // A run that ends removes its file. Whoever opened that one before has locked a file
-            // that nobody else will find.
+            // A run that ends removes its file. A process that opened it before has locked a file
+            // that no other will find.
             if is_at(&file, &path) {
                 // For the message of a run that is kept out; the lock holds without it.
                 drop(file.set_len(0).and_then(|()| write!(file, "{}", std::process::id())));

@@ -20,7 +20,7 @@ pub struct BlockInfo {
     pub category: Category,
     /// Whose it is.
     pub stream: Stream,
-    /// Who asked.
+    /// The line that asked for it.
     pub site: &'static Location<'static>,
     /// The module that it belongs to; `None` if it was made outside of every model.
     pub module: Option<ModulePath>,

@@ -63,7 +63,7 @@ pub struct Record {
     pub requested_bytes: usize,
     /// Of the block or charge; 0 where there is none.
     pub serial: u64,
-    /// Who asked.
+    /// The line that asked for it.
     pub site: &'static Location<'static>,
     /// The module that ran; `None` outside of every model.
     pub module: Option<ModulePath>,

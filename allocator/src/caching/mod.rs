@@ -121,8 +121,8 @@ impl CachingAllocator {
     /// As [`new`](Self::new).
     ///
     /// # Panics
-    /// As [`new`](Self::new); and whoever allocates or drops a block later, if a guard or freed
-    /// memory was written to: that is a bug in some unsafe code.
+    /// As [`new`](Self::new); and the call that allocates or drops a block later, if a guard or
+    /// freed memory was written to: that is a bug in some unsafe code.
     pub fn checked(source: impl MemorySource + 'static) -> Result<CachingAllocator, AllocError> {
         CachingAllocator::over(source, Policy::Pages, Some(Box::default()), Stream::DEFAULT)
     }

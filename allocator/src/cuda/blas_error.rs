@@ -21,7 +21,7 @@ pub enum BlasError {
         path: PathBuf,
         /// 1000 times the major number and 10 times the minor one.
         version: usize,
-        /// Likewise.
+        /// The version that the driver serves, in the same form.
         driver_version: usize,
     },
     /// It has no way to do this product within the workspace; one's own kernel has to.

@@ -101,7 +101,7 @@ pub enum CompileError {
         path: PathBuf,
         /// 1000 times the major number and 10 times the minor one.
         version: usize,
-        /// Likewise.
+        /// The version that the driver serves, in the same form.
         driver_version: usize,
     },
     /// The device does not say what it is, as the pretend device.

@@ -30,7 +30,7 @@ pub enum CudaError {
     /// A file is called like the driver and cannot be loaded.
     #[error("{path:?} cannot be loaded: {loader_message}")]
     BadLibrary {
-        /// Which.
+        /// The file of the library.
         path: PathBuf,
         /// What the system's loader said.
         loader_message: String,
@@ -54,21 +54,21 @@ pub enum CudaError {
     /// The device has no virtual memory management, or a page size that is none.
     #[error("CUDA device {index} cannot map memory in pages")]
     NoVirtualMemory {
-        /// Which.
+        /// The number of the device.
         index: usize,
     },
     /// The stream has a queue already, or the queue is of another device.
     #[error("{stream} has a queue already, or the queue is of another device")]
     StreamTaken {
-        /// Which.
+        /// The stream in question.
         stream: Stream,
     },
     /// Bytes that are not inside a block of this device.
     #[error("{size_bytes} bytes at {address:#x} are no memory of this device's allocators")]
     NotOfDevice {
-        /// Where.
+        /// The address of the first byte.
         address: u64,
-        /// How many.
+        /// Length in bytes.
         size_bytes: usize,
     },
     /// The driver refused a call.

@@ -34,7 +34,7 @@ pub enum KernelError {
     /// The kernel takes something else than it was declared to.
     #[error("kernel {kernel} takes something else than declared from parameter {index} on")]
     OtherParameters {
-        /// Which.
+        /// The name of the kernel.
         kernel: &'static str,
         /// The first parameter that differs, from 0.
         index: usize,
@@ -42,9 +42,9 @@ pub enum KernelError {
     /// An argument of a launch is of another kind than the parameter, too many, or missing.
     #[error("argument {index} of kernel {kernel} is not what it takes: {}", taken(*expected))]
     WrongArgument {
-        /// Which.
+        /// The name of the kernel.
         kernel: &'static str,
-        /// From 0.
+        /// Index of the argument, from 0.
         index: usize,
         /// What the kernel takes there; `None` if it takes fewer.
         expected: Option<Parameter>,
@@ -52,15 +52,15 @@ pub enum KernelError {
     /// The kernel was loaded on another device than the streams are of.
     #[error("kernel {kernel} was loaded on another device")]
     OtherDevice {
-        /// Which.
+        /// The name of the kernel.
         kernel: &'static str,
     },
     /// The driver refused, or an argument is no memory of the device.
     #[error("kernel {kernel} was not launched: {cause}")]
     Call {
-        /// Which.
+        /// The name of the kernel.
         kernel: &'static str,
-        /// Why.
+        /// What the system says of it.
         #[source]
         cause: CudaError,
     },

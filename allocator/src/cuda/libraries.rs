@@ -92,7 +92,7 @@ pub enum MissingLibrary {
     /// A file has its name and cannot be loaded.
     #[error("{path:?} cannot be loaded: {loader_message}")]
     Unusable {
-        /// Which.
+        /// The file of the library.
         path: PathBuf,
         /// What the system's loader said.
         loader_message: String,

@@ -82,7 +82,7 @@ pub enum SourceCall {
     },
     /// [`MemorySource::release`].
     Release {
-        /// Which.
+        /// The number of the segment.
         segment: u64,
         /// Its length.
         size_bytes: usize,
@@ -91,18 +91,18 @@ pub enum SourceCall {
     Commit {
         /// Of which segment.
         segment: u64,
-        /// Where.
+        /// The offset of the first byte.
         offset: usize,
-        /// How much.
+        /// Length in bytes.
         size_bytes: usize,
     },
     /// [`MemorySource::decommit`].
     Decommit {
         /// Of which segment.
         segment: u64,
-        /// Where.
+        /// The offset of the first byte.
         offset: usize,
-        /// How much.
+        /// Length in bytes.
         size_bytes: usize,
     },
     /// [`VirtualMemory::reserve_views`].
@@ -116,7 +116,7 @@ pub enum SourceCall {
         offset: usize,
         /// Where they are shown in the range of views.
         view_offset: usize,
-        /// How much.
+        /// Length in bytes.
         size_bytes: usize,
     },
     /// [`VirtualMemory::unmap`].
@@ -125,19 +125,19 @@ pub enum SourceCall {
         offset: usize,
         /// Where they were shown in the range of views.
         view_offset: usize,
-        /// How much.
+        /// Length in bytes.
         size_bytes: usize,
     },
     /// [`Fence::wait`].
     Wait {
-        /// Who waits.
+        /// The stream that waits.
         waiter: Stream,
-        /// For whom.
+        /// The stream that is waited for.
         on: Stream,
     },
     /// [`Fence::wait_host`].
     WaitHost {
-        /// For whom.
+        /// The stream that is waited for.
         on: Stream,
     },
 }

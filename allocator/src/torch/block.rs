@@ -42,7 +42,7 @@ pub struct BlockLayout {
 pub struct AddressRange {
     /// The first one.
     pub address: u64,
-    /// How many.
+    /// Length in bytes.
     pub size_bytes: u64,
 }
 

@@ -60,7 +60,7 @@ pub enum SourceCall {
     Synchronize,
     /// It had no room for a segment, or for pages, of so many bytes.
     Refuse {
-        /// How many.
+        /// Length in bytes.
         size_bytes: u64,
     },
 }

@@ -16,7 +16,7 @@
 //! [`TorchPolicy`](crate::torch::TorchPolicy) and compares each address, each segment and the final
 //! blocks with the recorded ones. Two things a trace does not tell, and a replay can miss. A
 //! request that found nothing, waited for streams and released memory does not search the cache
-//! again; one that comes after somebody else did so does, and can find a block that became free, or
+//! again; one that comes after another did so does, and can find a block that became free, or
 //! the one behind an oversize block. And nothing tells how long an expandable segment is.
 
 mod error;

@@ -130,7 +130,7 @@ impl Var {
     }
 }
 
-/// `x` itself if nobody else sees it, else a copy.
+/// `x` itself if nothing else holds it, else a copy.
 fn owned(x: Tensor) -> Result<Tensor> {
     reuse(x, |_| Ok(()), Tensor::copied)
 }

@@ -43,7 +43,7 @@ fn unbroadcast(dy: &Tensor, shape: Shape) -> Result<Tensor> {
     Ok(dy.sum_to(shape)?)
 }
 
-/// `change` on `x` itself if nobody else sees it, else what `fresh` makes of it.
+/// `change` on `x` itself if nothing else holds it, else what `fresh` makes of it.
 fn reuse(
     mut x: Tensor,
     change: impl FnOnce(&mut Tensor) -> lowtide_tensor::TensorResult<()>,

@@ -1,4 +1,4 @@
-//! Losses as (sum, count): whoever splits a batch divides once, by the count of the whole.
+//! Losses as (sum, count): a batch that is split is divided once, by the count of the whole.
 
 pub(crate) mod compositions;
 

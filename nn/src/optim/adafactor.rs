@@ -195,7 +195,7 @@ trait Lerped: Sized {
 }
 
 impl Lerped for Tensor {
-    /// [`Tensor::lerp_`] of a tensor that nobody else has.
+    /// [`Tensor::lerp_`] of a tensor that nothing else holds.
     fn lerped(mut self, end: &Tensor, weight: f64) -> Result<Self> {
         self.lerp_(end, weight)?;
         Ok(self)

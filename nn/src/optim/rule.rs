@@ -33,7 +33,7 @@ pub trait UpdateRule: Clone + Debug {
     fn states(&self, parameter: &Tensor) -> Vec<StateSpec>;
 
     /// What [`UpdateRule::prepare`] takes for these parameters, when their gradients have their
-    /// types and belong to nobody else.
+    /// types and have no other owner.
     fn scratch(&self, parameters: &[&Tensor]) -> Scratch {
         let _ = parameters;
         Scratch::default()
@@ -153,7 +153,7 @@ impl Job {
         Err(TensorError::NoKernel { op: R::NAME, device: "cuda" })
     }
 
-    /// Makes the gradient one of the parameter's computing type that nobody else sees.
+    /// Makes the gradient one of the parameter's computing type that nothing else holds.
     pub(super) fn own_gradient(&mut self) -> lowtide_tensor::TensorResult<()> {
         let dtype = wide_dtype(&self.parameter);
         if self.gradient.dtype() != dtype {

@@ -177,7 +177,8 @@ impl Shared {
     fn publish(&self, job: &Job<'_>) {
         let job: *const Job<'_> = job;
         self.job.store(job.cast_mut().cast(), Ordering::Relaxed);
-        // The release half hands the job to whoever enters by an acquiring exchange of `state`.
+        // The release half hands the job to the thread that enters by an acquiring exchange of
+        // `state`.
         self.state.fetch_add(EPOCH + OPEN, Ordering::AcqRel);
         self.wake_sleepers();
     }

@@ -254,7 +254,7 @@ impl Cuda {
         self.retried(|| self.copies.overwrite(bytes, place))
     }
 
-    /// [`Cuda::write`] to memory that was allocated for copies, and that nobody has used since.
+    /// [`Cuda::write`] to memory that was allocated for copies, and that was not used since.
     pub(crate) fn write_new(&self, place: &Place<'_>, bytes: &[u8]) -> Result<()> {
         self.retried(|| self.copies.upload(bytes, place.block(), place.bytes().start))
     }

@@ -27,7 +27,7 @@ pub(super) fn tell(error: &TrainError, json: bool) -> ExitCode {
 
 /// Writes a mistake's one line.
 pub(super) fn complain(line: &str) {
-    // Nobody is left to tell when standard error is closed.
+    // There is no reader when standard error is closed.
     drop(writeln!(io::stderr(), "lowtide: {line}"));
 }
 

@@ -82,7 +82,7 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // What cannot be removed is in nobody's way.
+        // What cannot be removed does no harm.
         drop(fs::remove_dir_all(self.partial.path()));
         drop(self.lock.take());
         if self.is_new {

@@ -157,7 +157,7 @@ fn compile(
     known: Option<&Table>,
     found: &mut Table,
 ) -> Result<bool, String> {
-    // Kernels that tests are about are nobody's in a run.
+    // Kernels that tests are about belong to no run.
     let is_product = unit.folder == Path::new(FOLDERS[0]);
     for architecture in REAL.iter().filter(|_| is_product) {
         let mut table = Table::default();

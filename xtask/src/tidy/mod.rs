@@ -114,13 +114,14 @@ pub struct Check {
 }
 
 /// Every check, in the order they run.
-pub const CHECKS: [Check; 9] = [
+pub const CHECKS: [Check; 10] = [
     Check { name: "imports follow the graph", run: imports::check },
     Check { name: "imports name the module", run: rust::check_root_imports },
     Check { name: "files say what they are", run: rust::check_headers },
     Check { name: "unsafe code has its argument", run: unsafety::check },
     Check { name: "markdown links lead somewhere", run: markdown::check_links },
     Check { name: "lines fit", run: rust::check_line_lengths },
+    Check { name: "comments say who and what", run: rust::check_words },
     Check { name: "crate READMEs are short", run: markdown::check_readme_lengths },
     Check { name: "nothing is left to do", run: rust::check_leftovers },
     Check { name: "no machine paths", run: paths::check },

@@ -1,5 +1,5 @@
-//! Rust sources line by line: the first line, the length, where imports come from, and what must
-//! not be left behind.
+//! Rust sources line by line: the first line, the length, where imports come from, words of
+//! comments, and what must not be left behind.
 
 use super::source::Source;
 use super::{Finding, Tree};
@@ -109,6 +109,52 @@ fn names_of_root(line: &str, depth: &mut usize) -> bool {
         }
     }
     found
+}
+
+/// Comments with a pronoun for a person that the code does not have, and those that are no more
+/// than a question word.
+pub fn check_words(tree: &Tree) -> Vec<Finding> {
+    const NO_ONE: [&str; 4] = ["somebody", "nobody", "anybody", "whoever"];
+    const NOTHING: [&str; 11] = [
+        "it",
+        "how",
+        "where",
+        "which",
+        "why",
+        "when",
+        "likewise",
+        "how much",
+        "how many",
+        "who asked",
+        "for whom",
+    ];
+    let mut findings = Vec::new();
+    for (file, text) in tree.with_extension("rs") {
+        if !file.path.contains("/src/") {
+            continue;
+        }
+        let source = Source::parse(text);
+        for (index, line) in source.lines.iter().enumerate() {
+            let comment = line.comment.to_lowercase();
+            for word in NO_ONE {
+                if contains_word(&comment, word) {
+                    let message = format!("`{word}`: say which thread, stream, owner or reader");
+                    findings.push(Finding::at(file, index, message));
+                }
+            }
+            let is_alone = |at: Option<usize>| {
+                at.and_then(|at| source.lines.get(at)).is_none_or(|line| !line.has_comment)
+            };
+            let sentence = comment.trim().trim_end_matches('.');
+            if NOTHING.contains(&sentence)
+                && is_alone(index.checked_sub(1))
+                && is_alone(Some(index + 1))
+            {
+                findings.push(Finding::at(file, index, "the comment says nothing"));
+            }
+        }
+    }
+    findings
 }
 
 /// True if `word` stands in `code` and is not the end of a longer name.

@@ -261,3 +261,14 @@ fn imports_of_modules_and_of_what_is_in_them_are_fine() {
         use crate::{layout, tensor::Tensor};\nuse crate::dtype::{DType, Element};\n";
     check(rust::check_root_imports, &[("tensor/src/a.rs", good)], &[]);
 }
+
+#[test]
+fn comments_that_say_neither_who_nor_what_are_found() {
+    let bad = "//! x\n/// Of nobody.\nstruct A {\n    /// Where.\n    a: u8,\n    /// Where\n    \
+        /// it lies.\n    b: u8,\n}\n// Whoever comes.\nconst C: &str = \"nobody\";\n";
+    check(
+        rust::check_words,
+        &[("tensor/src/a.rs", bad), ("tensor/tests/it/a.rs", bad)],
+        &["tensor/src/a.rs:2", "tensor/src/a.rs:4", "tensor/src/a.rs:10"],
+    );
+}

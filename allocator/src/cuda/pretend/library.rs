@@ -49,9 +49,9 @@ pub enum LibraryError {
     /// A file is not there, or cannot be written.
     #[error("{path:?}: {cause}")]
     File {
-        /// Which.
+        /// The file of the library.
         path: PathBuf,
-        /// Why.
+        /// What the system says of it.
         #[source]
         cause: io::Error,
     },
@@ -60,7 +60,7 @@ pub enum LibraryError {
     NoCompiler {
         /// What was started.
         compiler: String,
-        /// Why.
+        /// What the system says of it.
         #[source]
         cause: io::Error,
     },

@@ -45,7 +45,7 @@ pub enum Advice {
     },
     /// Blocks of a site are allocated all the time and never freed.
     Growth {
-        /// Where.
+        /// The line that asked for it.
         site: Site,
         /// How many blocks.
         blocks: u64,
@@ -89,7 +89,7 @@ pub enum Advice {
     },
     /// At the peak much only waits for other streams.
     Waiting {
-        /// How much.
+        /// Bytes that wait for another stream.
         waiting_bytes: u64,
         /// What is in use in all.
         in_use_bytes: u64,
@@ -98,7 +98,7 @@ pub enum Advice {
     SourceCalls {
         /// In the last quarter of the events.
         last_quarter: u64,
-        /// In all.
+        /// In all events.
         all: u64,
     },
     /// Hardly anything of the capacity is left.

@@ -72,7 +72,7 @@ pub struct Moment {
 /// Some blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Group {
-    /// How many.
+    /// The number of blocks.
     pub blocks: u64,
     /// How much they take.
     pub bytes: u64,
@@ -114,7 +114,7 @@ pub struct ModuleBytes {
 /// The moment at which the most was in use.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Peak {
-    /// When.
+    /// The moment of the peak.
     pub moment: Moment,
     /// `live + charged`.
     pub in_use_bytes: u64,
@@ -157,9 +157,9 @@ impl Peak {
 pub struct Transient {
     /// What they were for.
     pub category: Option<Category>,
-    /// Who asked.
+    /// The line that asked for it.
     pub site: Option<Site>,
-    /// How many.
+    /// The number of blocks.
     pub blocks: u64,
     /// What the largest of them took.
     pub size_bytes: u64,
@@ -178,7 +178,7 @@ pub struct Failure {
     pub requested_bytes: u64,
     /// What the request was for.
     pub category: Option<Category>,
-    /// Who asked.
+    /// The line that asked for it.
     pub site: Option<Site>,
     /// What the device still had.
     pub free_bytes: u64,

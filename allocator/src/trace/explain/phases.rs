@@ -61,7 +61,7 @@ impl fmt::Display for Phase {
 /// What a phase asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhaseShare {
-    /// Which.
+    /// The phase of a step.
     pub phase: Phase,
     /// Its blocks.
     pub blocks: u64,

@@ -45,8 +45,7 @@ pub(crate) fn is_native(file: &str) -> bool {
 /// engine that adds gradients up. `Function<T>::apply` is the forward pass of a node in C++.
 pub(crate) fn is_backward(function: &str) -> bool {
     function.contains("torch::autograd::")
-        && (function.contains("::apply(")
-            || function.contains("Engine::evaluate_function"))
+        && (function.contains("::apply(") || function.contains("Engine::evaluate_function"))
         && !function.contains("autograd::Function<")
 }
 

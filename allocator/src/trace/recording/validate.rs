@@ -21,7 +21,7 @@ use crate::trace::recording::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{part} {index}: {problem}")]
 pub struct RecordingError {
-    /// Where.
+    /// The part of the recording.
     pub part: RecordingPart,
     /// Which one of these, from 0.
     pub index: u64,
@@ -95,7 +95,7 @@ pub enum RecordingProblem {
     /// More bytes go than there were.
     #[error("{what} fall below nothing, or exceed all bounds")]
     Balance {
-        /// Of what.
+        /// The kind of bytes.
         what: &'static str,
     },
     /// The end is not what the events lead to.

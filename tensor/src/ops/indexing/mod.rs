@@ -20,7 +20,7 @@ use cpu::Follow;
 struct Gather {
     name: &'static str,
     dtype: DType,
-    /// Of y.
+    /// The shape of y.
     shape: Shape,
     index_strides: [usize; RANK_MAX],
     strides: [usize; RANK_MAX],

@@ -2,7 +2,7 @@
 //! number of threads. Floats are accumulated in f64, integers and truth values in i64.
 //!
 //! Every reduction names the dimensions that it runs over, which the result no longer has; its
-//! twin that ends in `_keep` leaves them with length 1. Nothing is copied first, however the input
+//! form that ends in `_keep` leaves them with length 1. Nothing is copied first, however the input
 //! lies.
 
 mod cpu;

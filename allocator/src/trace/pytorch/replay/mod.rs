@@ -45,7 +45,7 @@ pub enum ReplayError {
         event: u64,
         /// Its address.
         address: u64,
-        /// How.
+        /// What is wrong with it.
         problem: &'static str,
     },
     /// A block or segment that cannot be where it is said to be.

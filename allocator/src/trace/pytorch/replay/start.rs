@@ -84,8 +84,8 @@ impl Start {
         Ok(start)
     }
 
-    /// Undoes `events`, whoever recorded them: pages need not be such that a policy could have
-    /// asked for them, and may come to a segment that is not expandable. Nothing is guessed of
+    /// Undoes `events`, by whichever allocator recorded: pages need not be such that a policy could
+    /// have asked for them, and may come to a segment that is not expandable. Nothing is guessed of
     /// their pools and ranges; all count as of the large one.
     pub(crate) fn for_import(
         segments: &[&RecordedSegment],
