@@ -5,6 +5,7 @@ use std::panic::Location;
 
 use thiserror::Error;
 
+use crate::bytes::Bytes;
 use crate::category::{ByCategory, Category};
 use crate::origin::ModulePath;
 use crate::source::SourceError;
@@ -227,20 +228,5 @@ impl fmt::Display for OutOfMemory {
             Some((category, &bytes)) => write!(f, ", most in {category} ({})", Bytes(bytes)),
             None => Ok(()),
         }
-    }
-}
-
-/// A byte count for people; exact below one KiB.
-pub(crate) struct Bytes<T>(pub(crate) T);
-
-impl<T: Copy + TryInto<u64>> fmt::Display for Bytes<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = self.0.try_into().unwrap_or(u64::MAX);
-        if bytes < 1 << 10 {
-            return write!(f, "{bytes} B");
-        }
-        let power = (bytes.ilog2() / 10).min(4);
-        let unit = ["KiB", "MiB", "GiB", "TiB"][power as usize - 1];
-        write!(f, "{:.1} {unit}", bytes as f64 / (1_u64 << (10 * power)) as f64)
     }
 }

@@ -10,6 +10,7 @@ compile_error!(
 );
 
 mod arena;
+mod bytes;
 mod caching;
 mod category;
 #[cfg(feature = "cuda")]
@@ -29,6 +30,7 @@ pub mod trace;
 pub use arena::block_info::BlockInfo;
 pub use arena::freed::FreedBlock;
 pub use arena::layout::BLOCK_BYTES;
+pub use bytes::Bytes;
 pub use caching::CachingAllocator;
 pub use caching::arenas::Arenas;
 pub use caching::buffer::Buffer;

@@ -18,7 +18,6 @@ mod rule;
 mod rules;
 mod saved;
 mod tape;
-mod transfer;
 mod var;
 
 pub use anomaly::{Anomaly, Phase};

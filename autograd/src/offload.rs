@@ -8,7 +8,6 @@ use lowtide_allocator::Category;
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{AutogradError, Result};
-use crate::transfer::transfer;
 
 /// Where the saved tensors of a segment go, and which.
 ///
@@ -135,7 +134,7 @@ impl Parked {
         let (device, category) = (tensor.device().clone(), tensor.category());
         // Both copies count for what the tensor counts for, whichever operation moves them.
         let _origin = tensor.origin().enter();
-        let copy = transfer(tensor, host, category)?;
+        let copy = tensor.to_device(host, category)?;
         *place = Place::Host { copy, device, category };
         Ok(true)
     }
@@ -145,7 +144,7 @@ impl Parked {
         let mut place = self.place.borrow_mut();
         if let Place::Host { copy, device, category } = &*place {
             let _origin = copy.origin().enter();
-            let tensor = transfer(copy, device, *category)?;
+            let tensor = copy.to_device(device, *category)?;
             let version = tensor.version();
             *place = Place::Back { tensor, version };
         }

@@ -1,13 +1,17 @@
-//! Bytes of the host to a tensor and back.
+//! Bytes of the host to a tensor and back, and tensors from one device to another.
+
+use lowtide_allocator::Category;
 
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
+use crate::device::Device;
 use crate::dtype::for_each_dtype;
 use crate::dtype::{DType, Element};
 use crate::error::Result;
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::{Layout, Nest};
+use crate::tensor::Tensor;
 
 /// To new memory, all of it.
 pub(crate) struct Upload<'a> {
@@ -122,6 +126,76 @@ impl<T: Element> Kernel for Download<'_, T> {
         let from = operands.read(0);
         gather(&cuda.read(&from)?, from.layout(), self.values);
         Ok(())
+    }
+}
+
+/// To a tensor of another device.
+struct Send<'a> {
+    to: &'a Tensor,
+}
+
+impl Send<'_> {
+    const NAME: &'static str = "to_device";
+
+    fn write<T: Element>(&self, elements: &[T]) -> Result<()> {
+        let bytes = bytemuck::cast_slice(elements);
+        let upload = Upload { op: Send::NAME, bytes, dtype: T::DTYPE };
+        self.to.device().launch(Overwrite(upload), &[], &[self.to])
+    }
+}
+
+impl Kernel for Send<'_> {
+    fn name(&self) -> &'static str {
+        Send::NAME
+    }
+
+    fn cost(&self) -> Cost {
+        Cost { flops: 0.0, bytes: self.to.size_bytes() as f64 }
+    }
+
+    fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        for_each_dtype!(self.to.dtype(), T => {
+            let from = operands.read::<T>(0);
+            if from.layout().is_contiguous() {
+                return self.write(from.slice());
+            }
+            let mut elements = Vec::with_capacity(self.to.element_count());
+            gather(from.data(), from.layout(), &mut elements);
+            self.write::<T>(&elements)
+        })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let from = operands.read(0);
+        for_each_dtype!(self.to.dtype(), T => {
+            let data = cuda.read::<T>(&from)?;
+            if from.layout().is_contiguous() {
+                return self.write(&data);
+            }
+            let mut elements = Vec::with_capacity(self.to.element_count());
+            gather(&data, from.layout(), &mut elements);
+            self.write::<T>(&elements)
+        })
+    }
+}
+
+impl Tensor {
+    /// A contiguous copy on `device`, which counts for `category` there. Between two NVIDIA devices
+    /// the elements go through memory of the host.
+    ///
+    /// # Errors
+    /// `OutOfMemory` of `device`; of an NVIDIA device what it reports, also of work before.
+    #[track_caller]
+    pub fn to_device(&self, device: &Device, category: Category) -> Result<Tensor> {
+        let copy = Tensor::empty_in(device, category, *self.shape(), self.dtype())?;
+        self.device().launch(Send { to: &copy }, &[self], &[])?;
+        Ok(copy)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Byte counts as people write and read them: `6 MiB`, `24GiB`, `512KB`.
 
+use lowtide_allocator::Bytes;
+
 /// Why a text is not a byte count.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -34,24 +36,7 @@ pub enum ParseBytesError {
 
 /// Writes a byte count in binary units: exact below 1 KiB and at whole units, else one decimal.
 pub fn format_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let mut unit_index = bytes.ilog2() as usize / 10;
-    if bytes.is_multiple_of(1 << (10 * unit_index)) {
-        return format!("{} {}", bytes >> (10 * unit_index), UNITS[unit_index - 1]);
-    }
-    let tenths = |unit_index: usize| {
-        let unit = 1u128 << (10 * unit_index);
-        (u128::from(bytes) * 10 + unit / 2) / unit
-    };
-    // 1023.96 MiB rounds to 1024.0 MiB, which reads better as 1.0 GiB.
-    if tenths(unit_index) >= 10240 && unit_index < UNITS.len() {
-        unit_index += 1;
-    }
-    let tenths = tenths(unit_index);
-    format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit_index - 1])
+    Bytes(bytes).to_string()
 }
 
 /// Reads a byte count: `4096`, `4096B`, `6MiB`, `1.5 GiB`, `512KB` (1 KB is 1000 bytes).

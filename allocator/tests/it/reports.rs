@@ -26,9 +26,9 @@ fn out_of_memory_tells_the_whole_story() {
 
     let shown = error.to_string();
     let expected = format!(
-        "out of memory: 20.0 KiB of activation asked by {}, 100 B missing; 20.1 KiB of 40.0 KiB \
-         reserved (20.0 KiB allocated, 100 B charged, 0 B cached), largest free 16.0 KiB, \
-         most in parameter (20.0 KiB)",
+        "out of memory: 20 KiB of activation asked by {}, 100 B missing; 20.1 KiB of 40 KiB \
+         reserved (20 KiB allocated, 100 B charged, 0 B cached), largest free 16 KiB, \
+         most in parameter (20 KiB)",
         ledger.site,
     );
     assert_eq!(shown, expected);

@@ -1,5 +1,5 @@
-use lowtide_allocator::Repeat;
-use lowtide_tensor::{DType, Device, Tensor, TensorResult as Result};
+use lowtide_allocator::{Category, Fault, Repeat};
+use lowtide_tensor::{CpuOptions, DType, Device, Tensor, TensorResult as Result};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -322,4 +322,39 @@ fn simulation_makes_the_same_uploads_and_waits() {
     let (real, sim) = (run(x), run(twin));
     assert!(real.0.waits > 6, "{}", real.0.waits);
     assert_eq!(sim, real);
+}
+
+#[test]
+fn tensor_goes_to_another_device_and_comes_back_with_its_bits() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    let (device, host) = (gpu.device(), Device::cpu(CpuOptions::default()).unwrap());
+    in_every_schedule(&gpu, || {
+        let values: Vec<f32> = (0..LEN).map(|i| (i as f32 - 300.0) / 7.0).collect();
+        let x = Tensor::from_slice(&host, [20, 30], &values).unwrap();
+        let y = x.to_device(&device, Category::Activation).unwrap().exp().unwrap();
+        // Rows and columns change places: the copy is contiguous again.
+        let z = y.transpose(0, 1).unwrap().to_device(&host, Category::Other).unwrap();
+        let expected = x.exp().unwrap().transpose(0, 1).unwrap().to_vec::<f32>().unwrap();
+        let found = z.to_vec::<f32>().unwrap();
+        assert!(z.layout().is_contiguous());
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!((found - expected).abs() <= 4.0 * f32::EPSILON * expected.abs());
+        }
+        let back = y.to_device(&host, Category::Other).unwrap();
+        assert_eq!(back.to_vec::<f32>().unwrap(), y.to_vec::<f32>().unwrap());
+    });
+}
+
+#[test]
+fn tensor_without_room_on_the_other_device_stays_and_nothing_is_left() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    let (device, host) = (gpu.device(), Device::cpu(CpuOptions::default()).unwrap());
+    let x = upload(&device, 3.0);
+    let allocated = |device: &Device| device.allocator().statistics().allocated.current_bytes;
+    let before = allocated(&host);
+    host.allocator().inject_fault(Fault { nth: 1, repeat: Repeat::Once });
+    let error = x.to_device(&host, Category::Other).unwrap_err();
+    assert!(error.out_of_memory().is_some(), "{error}");
+    assert_eq!(allocated(&host), before);
+    assert_eq!(x.to_vec::<f32>().unwrap(), [3.0; LEN]);
 }

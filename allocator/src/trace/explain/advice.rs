@@ -4,9 +4,9 @@ use std::fmt;
 
 use super::page::grouped;
 use super::{Explanation, Failure, Phase, PhaseShare};
+use crate::bytes::Bytes;
 use crate::caching::policy::Policy;
 use crate::category::Category;
-use crate::error::Bytes;
 use crate::torch::TorchSettings;
 use crate::trace::recording::{Recording, Site};
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::advice::percent;
-use crate::error::Bytes;
+use crate::bytes::Bytes;
 use crate::trace::recording::Site;
 
 const COLUMNS: usize = 80;

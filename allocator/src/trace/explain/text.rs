@@ -5,8 +5,8 @@ use std::fmt;
 use super::advice::{percent, ratio};
 use super::page::{Page, counted, duration, grouped};
 use super::{CategoryShare, Explanation, Group, Peak};
+use crate::bytes::Bytes;
 use crate::category::Category;
-use crate::error::Bytes;
 use crate::trace::lifetimes::printable;
 use crate::trace::recording::Site;
 
