@@ -1,6 +1,24 @@
 //! Two-dimensional convolution (cross-correlation) and its two backwards.
 //!
 //! x: [B, I, H, W], w: [O, I / groups, KH, KW], b: [O], y: [B, O, H', W'].
+//!
+//! Words of the loops on the processor:
+//!
+//! - tap: one (kh, kw) of the kernel, for one channel of the source; K of them meet an output.
+//! - pixel: one (h, w) of an output plane; P of them.
+//! - tile (`tile.rs`): the part of the source that some rows of outputs read, copied so that each
+//!   tap is one contiguous run of pixels. Of dw, a tile holds rows of several images.
+//! - spread: for dx, the zeros that a stride puts between the rows and columns of dy.
+//! - unit, task (`units.rs`): units are the equal parts of the result, each of some output channels
+//!   of some images; a task is some units that share scratch memory, and is what a thread takes.
+//! - role: which of y, dx or dw a unit computes, for whole or half types.
+//! - part: a cut of a group's output channels, or of the batch for dw, whose partial sums are added
+//!   up in order afterwards.
+//! - piece (`weight.rs`): the rows of a few images that one tile of dw covers.
+//! - run (`weight_by_pixel.rs`): so many pixels that rows of dy stay in the first-level cache.
+//! - block (`output_tile.rs`): output channels whose sums are in registers at once.
+//! - lanes: what the elements of a vector are, pixels or output channels (`weight_by_channel.rs`).
+//! - turn: to transpose, of pixels and channels; turned around: the kernel read backwards, for dx.
 
 mod cpu;
 #[cfg(test)]
