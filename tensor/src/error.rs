@@ -5,10 +5,13 @@ use std::panic::Location;
 #[cfg(feature = "cuda")]
 use lowtide_allocator::SourceError;
 #[cfg(feature = "cuda")]
-use lowtide_allocator::cuda::{BlasError, CudaError, KernelError};
+use lowtide_allocator::cuda::{CudaError, KernelError};
+
 use lowtide_allocator::{AllocError, OutOfMemory};
 use thiserror::Error;
 
+#[cfg(feature = "cuda")]
+use crate::cuda::gate::BlasError;
 use crate::device::{Device, DeviceLabel};
 use crate::dtype::DType;
 use crate::layout::Shape;

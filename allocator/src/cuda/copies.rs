@@ -160,12 +160,11 @@ impl CudaStreams {
         })
     }
 
-    /// Where bytes of a block are.
-    pub(super) fn place(
-        &self,
-        block: &Buffer,
-        range: Range<usize>,
-    ) -> Result<(u64, usize), CudaError> {
+    /// Address and length of bytes of a block.
+    ///
+    /// # Errors
+    /// `NotOfDevice`: they are not inside the block, or it is not of this device.
+    pub fn place(&self, block: &Buffer, range: Range<usize>) -> Result<(u64, usize), CudaError> {
         let address = block.address().saturating_add(range.start as u64);
         let size_bytes = range.end.saturating_sub(range.start);
         let is_inside = range.start <= range.end && range.end <= block.size_bytes();

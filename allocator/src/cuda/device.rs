@@ -196,6 +196,20 @@ impl CudaDevice {
         driver.check(name, code)
     }
 
+    /// Runs `work` with the device's context current, and puts back what was current before: for
+    /// libraries that compute on the device.
+    ///
+    /// # Errors
+    /// The driver refused; `work` has not run then.
+    pub fn with_context<R>(&self, work: impl FnOnce() -> R) -> Result<R, CudaError> {
+        let mut result = None;
+        self.call("cuCtxPushCurrent", |_| {
+            result = Some(work());
+            0
+        })?;
+        Ok(result.expect("the work has run"))
+    }
+
     /// Makes a call that gives something back, a second time where it fails.
     ///
     /// Such a call may report the failure of earlier work instead of its own (so the driver's
@@ -228,6 +242,15 @@ impl CudaDevice {
         self.shared.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// The same device, by the same driver.
+impl PartialEq for CudaDevice {
+    fn eq(&self, other: &CudaDevice) -> bool {
+        self.context() == other.context()
+    }
+}
+
+impl Eq for CudaDevice {}
 
 impl Drop for Shared {
     fn drop(&mut self) {

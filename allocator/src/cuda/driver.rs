@@ -8,7 +8,7 @@ use std::sync::Arc;
 use libloading::Library;
 
 use super::error::CudaError;
-use super::libraries::{self, Libraries, MissingLibrary};
+use super::libraries::{Libraries, MissingLibrary};
 use super::table::Table;
 
 #[cfg(windows)]
@@ -121,7 +121,7 @@ impl fmt::Debug for Driver {
 }
 
 fn load(libraries: &Libraries) -> Result<(Library, PathBuf), CudaError> {
-    libraries::load(libraries, &NAMES).map_err(|missing| match missing {
+    libraries.load(&NAMES).map_err(|missing| match missing {
         MissingLibrary::NotFound { names, folders, loader_message } => {
             CudaError::NoLibrary { names, folders, loader_message }
         }

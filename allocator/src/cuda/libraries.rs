@@ -52,6 +52,47 @@ impl Libraries {
         paths.into_iter().find(|path| path.exists())
     }
 
+    /// The first library with one of these names, and where it is: by its path, where it lies in
+    /// one of the folders, whatever it is; else as the system's loader finds it.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unusable`.
+    pub fn load(&self, names: &[&'static str]) -> Result<(Library, PathBuf), MissingLibrary> {
+        if let Some(path) = self.find(names) {
+            return match Libraries::open(&path) {
+                Ok(library) => Ok((library, path)),
+                Err(loader_message) => Err(MissingLibrary::Unusable { path, loader_message }),
+            };
+        }
+        let mut loader_message = String::new();
+        for name in names {
+            match Libraries::open(Path::new(name)) {
+                Ok(library) => return Ok((library, PathBuf::from(name))),
+                Err(message) => loader_message = message,
+            }
+        }
+        let folders = self.folders.clone();
+        Err(MissingLibrary::NotFound { names: names.to_vec(), folders, loader_message })
+    }
+
+    /// Loads a library of CUDA, or says what the system's loader says about it.
+    ///
+    /// # Errors
+    /// The loader's message.
+    pub fn open(path: &Path) -> Result<Library, String> {
+        // SAFETY: loading runs the library's own initialisation. It is one of CUDA's that the user
+        // installed or named, which is made to be loaded so.
+        let opened = unsafe { Library::new(path) };
+        // What the loader said is the cause of an error that only says who said it.
+        opened
+            .map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
+    }
+
+    /// The files of a folder, in the order of their names; none where there is no such folder.
+    pub fn entries(folder: &Path) -> Vec<PathBuf> {
+        entries(folder)
+    }
+
     fn from_values(
         named: Option<OsString>,
         packages: &[PathBuf],
@@ -105,38 +146,6 @@ pub enum MissingLibrary {
         /// The function.
         symbol: &'static str,
     },
-}
-
-/// The first library with one of these names, and where it is: by its path, where it lies in one of
-/// the folders, whatever it is; else as the system's loader finds it.
-pub(super) fn load(
-    libraries: &Libraries,
-    names: &[&'static str],
-) -> Result<(Library, PathBuf), MissingLibrary> {
-    if let Some(path) = libraries.find(names) {
-        return match open(&path) {
-            Ok(library) => Ok((library, path)),
-            Err(loader_message) => Err(MissingLibrary::Unusable { path, loader_message }),
-        };
-    }
-    let mut loader_message = String::new();
-    for name in names {
-        match open(Path::new(name)) {
-            Ok(library) => return Ok((library, PathBuf::from(name))),
-            Err(message) => loader_message = message,
-        }
-    }
-    let folders = libraries.folders().to_vec();
-    Err(MissingLibrary::NotFound { names: names.to_vec(), folders, loader_message })
-}
-
-/// Loads a library, or says what the system's loader says about it.
-pub(super) fn open(path: &Path) -> Result<Library, String> {
-    // SAFETY: loading runs the library's own initialisation. It is one of CUDA's that the user
-    // installed or named, which is made to be loaded so.
-    let opened = unsafe { Library::new(path) };
-    // What the loader said is the cause of an error that only says who said it.
-    opened.map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
 }
 
 /// Folders for a message.

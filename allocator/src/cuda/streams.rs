@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::ffi::c_uint;
+use std::ffi::{c_uint, c_void};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -99,6 +99,15 @@ impl CudaStreams {
     /// may be used without their lock: enqueueing is the driver's to keep apart.
     pub(super) fn queue(&self, stream: Stream) -> Result<CUstream, CudaError> {
         Ok(self.shared.lane(&mut self.shared.lock(), stream)?.queue())
+    }
+
+    /// The driver's queue behind a stream, a `CUstream`, for libraries that enqueue work there. It
+    /// lives as long as these streams.
+    ///
+    /// # Errors
+    /// The driver makes no queue.
+    pub fn queue_pointer(&self, stream: Stream) -> Result<*mut c_void, CudaError> {
+        Ok(self.queue(stream)?.cast())
     }
 
     fn order(&self, waiter: Stream, on: Stream) -> Result<(), CudaError> {

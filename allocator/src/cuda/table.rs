@@ -15,17 +15,24 @@ use cudarc::driver::sys::{
 /// Physical memory of a device.
 pub(super) type Handle = c_ulonglong;
 
-/// Stamps a table and its loader from two lists: what every such library has, and what some have.
-macro_rules! table {
+/// Stamps a table of functions of a C library and its loader from two lists: what every such
+/// library has, and what some have. Every function returns a code.
+///
+/// Names are as in the library's documentation; loading is unsafe, as the types are not checked.
+#[macro_export]
+macro_rules! function_table {
     (
         $table:ident:
         all have { $($name:ident = $symbol:literal ($($argument:ty),*);)* }
         some have { $($extra:ident = $extra_symbol:literal ($($extra_argument:ty),*);)* }
     ) => {
         /// One function pointer for each entry point.
-        pub(super) struct $table {
-            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
-            $(pub(super) $extra: Option<unsafe extern "C" fn($($extra_argument),*) -> c_int>,)*
+        pub(crate) struct $table {
+            $(pub(crate) $name: unsafe extern "C" fn($($argument),*) -> ::std::ffi::c_int,)*
+            $(
+                pub(crate) $extra:
+                    Option<unsafe extern "C" fn($($extra_argument),*) -> ::std::ffi::c_int>,
+            )*
         }
 
         impl $table {
@@ -35,8 +42,8 @@ macro_rules! table {
             /// # Safety
             /// The library is the one that the list is of, so that its functions have these types,
             /// and is never closed.
-            pub(super) unsafe fn load(
-                library: &libloading::Library,
+            pub(crate) unsafe fn load(
+                library: &$crate::cuda::Library,
             ) -> Result<$table, &'static str> {
                 Ok($table {
                     $($name: {
@@ -56,9 +63,7 @@ macro_rules! table {
     };
 }
 
-pub(super) use table;
-
-table! {
+function_table! {
     Table:
     all have {
         init = "cuInit" (c_uint);

@@ -1,8 +1,8 @@
 use std::ops::Deref;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use lowtide_allocator::cuda::pretend::{Order, Pretend, TestDriver, Turn, Watch};
+use lowtide_allocator::cuda::pretend::{Order, TestDriver, Turn, Watch};
 use lowtide_allocator::cuda::{CudaDevice, CudaSource, CudaStreams};
 use lowtide_allocator::{CachingAllocator, Stream};
 
@@ -14,13 +14,10 @@ pub(crate) const CONTEXT_BYTES: usize = 3 * PAGE_BYTES;
 /// The device of a test that names no size.
 pub(crate) const DEVICE_BYTES: usize = 32 << 20;
 
-/// The kernels of tensors, from this package's folder.
-pub(crate) const KERNELS: &str = "../tensor/src/cuda/kernels";
-
 const DRIVER: TestDriver<'_> = TestDriver {
     package: env!("CARGO_MANIFEST_DIR"),
     scratch: env!("CARGO_TARGET_TMPDIR"),
-    kernels: &["tests/cuda/kernels", KERNELS],
+    kernels: &["tests/cuda/kernels"],
     watch: Watch::Accesses,
     capacity_bytes: DEVICE_BYTES,
     page_bytes: PAGE_BYTES,
@@ -71,11 +68,6 @@ impl Gpu {
         }
     }
 
-    /// What is wrong with the kernel that lost the device, where it can be known.
-    pub(crate) fn complaint(&self) -> Option<String> {
-        self.pretend.get().and_then(Pretend::complaint)
-    }
-
     /// What nobody gave back, and how many.
     pub(crate) fn left(&self) -> Vec<(&'static str, u64)> {
         self.pretend.left()
@@ -103,9 +95,4 @@ pub(crate) fn source(streams: &CudaStreams) -> Arc<CudaSource> {
 
 pub(crate) fn stream(index: usize) -> Stream {
     Stream::new(index).unwrap()
-}
-
-/// The folder of this package.
-pub(crate) fn package() -> PathBuf {
-    DRIVER.package_folder()
 }

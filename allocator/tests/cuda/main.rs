@@ -1,11 +1,9 @@
 //! Laws of CUDA sources, on the pretend driver; some of them on any, see `gpu`.
 
-mod blas;
 mod bounds;
 #[expect(dead_code, reason = "some of what the other tests need")]
 #[path = "../it/common.rs"]
 mod common;
-mod compiler;
 mod device;
 mod early_reuse;
 #[expect(dead_code, reason = "its `main` is for people")]
@@ -16,4 +14,3 @@ mod gpu;
 mod launches;
 mod pinned;
 mod source;
-mod twins;

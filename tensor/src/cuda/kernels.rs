@@ -7,11 +7,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use lowtide_allocator::cuda::{
-    CompileError, CudaDevice, Function, Grid, Kernel, KernelCache, KernelCompiler, KernelError,
-    Module, Parameter, Program,
-};
+use lowtide_allocator::cuda::{CudaDevice, Function, Grid, Kernel, KernelError, Module, Parameter};
 
+use crate::cuda::gate::{CompileError, KernelCache, KernelCompiler, Program};
 use crate::layout::{Layout, Nest, RANK_MAX, Shape};
 
 /// A file of kernels: its name, its source, and its code for every device since compute capability

@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use lowtide_allocator::cuda::{Blas, BlasError, CudaDevice, Precision, Product};
+use lowtide_allocator::cuda::CudaDevice;
 
 use super::Products;
+use super::gate::{Blas, BlasError, Precision, Product};
 use crate::error::Result;
 
 /// What multiplies matrices on a device, as found there.

@@ -7,6 +7,7 @@
 //! What kernels find wrong with values, a label that is no class, is told to who reads next.
 
 mod copies;
+pub mod gate;
 pub(crate) mod kernels;
 mod library;
 mod operands;
@@ -14,10 +15,8 @@ mod operands;
 use std::ops::Range;
 
 use bytemuck::Pod;
-pub use lowtide_allocator::cuda::Precision;
 use lowtide_allocator::cuda::{
-    Argument, Blas, BlasError, CompileError, CudaDevice, CudaSource, CudaStreams, DeviceMemory,
-    Grid, Kernel, KernelCompiler, Product,
+    Argument, CudaDevice, CudaSource, CudaStreams, DeviceMemory, Grid, Kernel,
 };
 use lowtide_allocator::{CachingAllocator, MemorySource, Stream};
 
@@ -26,6 +25,8 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Result, TensorError};
 use copies::Copies;
+pub use gate::Precision;
+use gate::{Blas, BlasError, CompileError, KernelCompiler, Product};
 use kernels::{Image, Loaded};
 use library::Library;
 pub use library::{ProductCounts, ProductsBy};

@@ -3,7 +3,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use lowtide_allocator::Repeat;
-use lowtide_allocator::cuda::{Architecture, CompileError, KernelCache};
+use lowtide_allocator::cuda::Architecture;
+use lowtide_tensor::cuda::gate::{CompileError, KernelCache};
 use lowtide_tensor::{DType, Device, Tensor};
 
 use crate::gpu::Gpu;

@@ -1,16 +1,28 @@
 use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use lowtide_allocator::cuda::CudaDevice;
-use lowtide_allocator::cuda::pretend::{Order, TestDriver, Turn, Watch};
+use lowtide_allocator::CachingAllocator;
+use lowtide_allocator::cuda::pretend::{Order, Pretend, TestDriver, Turn, Watch};
+use lowtide_allocator::cuda::{CudaDevice, CudaSource, CudaStreams};
 use lowtide_tensor::Device;
 use lowtide_tensor::cuda::CudaOptions;
 
 const PAGE_BYTES: usize = 2 << 20;
 
+/// The kernels of this crate.
+pub(crate) const KERNELS: &str = "src/cuda/kernels";
+
+/// Those of the allocator's tests: small ones, and ones with faults.
+pub(crate) const BASICS: &str = "../allocator/tests/cuda/kernels";
+
+/// More than any program needs.
+const PLENTY_BYTES: usize = 1 << 40;
+
 const DRIVER: TestDriver<'_> = TestDriver {
     package: env!("CARGO_MANIFEST_DIR"),
     scratch: env!("CARGO_TARGET_TMPDIR"),
-    kernels: &["src/cuda/kernels"],
+    kernels: &[KERNELS, BASICS],
     watch: Watch::Accesses,
     capacity_bytes: 64 << 20,
     page_bytes: PAGE_BYTES,
@@ -39,6 +51,45 @@ impl Gpu {
         DRIVER.pretend().map(Gpu)
     }
 
+    /// One whose kernels have every access watched.
+    pub(crate) fn watched() -> Option<Gpu> {
+        DRIVER.watched().map(Gpu)
+    }
+
+    /// A driver with the kernels of this folder alone.
+    pub(crate) fn with_kernels(folder: &Path, watch: Watch) -> Option<Gpu> {
+        let kernels = &[folder.to_str().expect("a path in UTF-8")];
+        TestDriver { kernels, watch, ..DRIVER }.pretend().map(Gpu)
+    }
+
+    /// The order of threads, where it can be chosen.
+    pub(crate) fn order(&self, order: Order) {
+        if let Some(pretend) = self.pretend.get() {
+            pretend.threads(order);
+        }
+    }
+
+    /// What is wrong with the kernel that lost the device, where it can be known.
+    pub(crate) fn complaint(&self) -> Option<String> {
+        self.pretend.get().and_then(Pretend::complaint)
+    }
+
+    /// The device without tensors, its queues, and an allocator of its memory.
+    pub(crate) fn cuda_device(&self) -> CudaDevice {
+        CudaDevice::of(&self.driver, 0).unwrap()
+    }
+
+    pub(crate) fn streams(&self) -> CudaStreams {
+        CudaStreams::new(&self.cuda_device())
+    }
+
+    pub(crate) fn memory(&self) -> (CudaStreams, CachingAllocator) {
+        let streams = self.streams();
+        let source = Arc::new(CudaSource::with_capacity(&streams, PLENTY_BYTES).unwrap());
+        let memory = CachingAllocator::new(source).unwrap();
+        (streams, memory)
+    }
+
     pub(crate) fn device(&self) -> Device {
         self.device_within(None)
     }
@@ -48,7 +99,7 @@ impl Gpu {
     }
 
     pub(crate) fn device_with(&self, options: CudaOptions) -> Device {
-        Device::cuda_on(&CudaDevice::of(&self.driver, 0).unwrap(), options).unwrap()
+        Device::cuda_on(&self.cuda_device(), options).unwrap()
     }
 
     /// Runs `test` with the threads of each block in three orders; in its own on a real device.
@@ -59,4 +110,9 @@ impl Gpu {
             test();
         }
     }
+}
+
+/// The folder of this package.
+pub(crate) fn package() -> PathBuf {
+    DRIVER.package_folder()
 }

@@ -1,7 +1,9 @@
 //! Tensors on the pretend device, or on any, next to the same on the processor; see `gpu`.
 
 mod alike;
+mod blas;
 mod compiled;
+mod compiler;
 mod conv2d;
 mod copies;
 mod cross_entropy;
@@ -15,3 +17,4 @@ mod reduce;
 mod shortage;
 mod simulation;
 mod storage;
+mod twins;

@@ -3,11 +3,11 @@
 use std::io::{self, Write};
 
 use clap::Args;
-#[cfg(feature = "cuda")]
-use lowtide_allocator::cuda::Product;
 use lowtide_allocator::{MemoryLimit, available_bytes};
 #[cfg(feature = "cuda")]
 use lowtide_tensor::cuda::CudaOptions;
+#[cfg(feature = "cuda")]
+use lowtide_tensor::cuda::gate::Product;
 use lowtide_tensor::{CpuOptions, Device, SimSpec};
 
 use crate::command::parse_count;

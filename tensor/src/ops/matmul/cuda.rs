@@ -1,12 +1,12 @@
 //! Products on NVIDIA devices: by cuBLASLt, or by the tiled kernels of `cuda/kernels/matmul.cu`.
 
 use lowtide_allocator::Stream;
-use lowtide_allocator::cuda::{
-    Argument, Blas, BlasError, Grid, Kernel as Signature, MatrixLayout, Order, Parameter,
-    Precision, Product, ProductOperands, Start as BlasStart,
-};
+use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 
 use super::{Batch, MatMul, Plan, Start};
+use crate::cuda::gate::{
+    Blas, BlasError, MatrixLayout, Order, Precision, Product, ProductOperands, Start as BlasStart,
+};
 use crate::cuda::kernels::{FILL, MATMUL, WALK_OF_2, grid, walk};
 use crate::cuda::{Cuda, CudaOperands, Place};
 use crate::error::{Result, TensorError};

@@ -7,18 +7,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::CUstream;
-use libloading::Library;
+use lowtide_allocator::cuda::{
+    CudaDevice, CudaError, CudaStreams, Driver, Library, MissingLibrary,
+};
+use lowtide_allocator::{Buffer, Stream, function_table};
 
 use super::blas_error::BlasError;
 use super::blas_plan::{Call, Key, Plan};
-use super::device::CudaDevice;
-use super::driver::Driver;
-use super::libraries::{self, MissingLibrary};
-use super::streams::CudaStreams;
-use super::table::table;
-use crate::caching::buffer::Buffer;
-use crate::stream::Stream;
 
 /// What the library is called, by the CUDA version that it is the first of. The last name is that
 /// of an installation for developers, of any version.
@@ -36,7 +31,7 @@ const NAMES: [(&str, usize); 4] = [
 /// end starts again.
 const PLANS_MAX: usize = 1024;
 
-table! {
+function_table! {
     BlasTable:
     all have {
         create = "cublasLtCreate" (*mut *mut c_void);
@@ -59,7 +54,7 @@ table! {
         multiply = "cublasLtMatmul" (
             *mut c_void, *mut c_void, *const c_void, *const c_void, *mut c_void, *const c_void,
             *mut c_void, *const c_void, *const c_void, *mut c_void, *mut c_void, *mut c_void,
-            *const [u64; 8], *mut c_void, usize, CUstream
+            *const [u64; 8], *mut c_void, usize, *mut c_void
         );
     }
     some have {}
@@ -209,7 +204,7 @@ impl Blas {
         let serves = |version: usize| version / 1000 <= driver_version / 1000;
         let names = NAMES.map(|(name, version)| serves(version).then_some(name));
         let names: Vec<&'static str> = names.into_iter().flatten().collect();
-        let (library, path) = match libraries::load(device.driver().libraries(), &names) {
+        let (library, path) = match device.driver().libraries().load(&names) {
             Ok(found) => found,
             Err(missing) => return Err(newer_or(missing, device.driver(), driver_version)),
         };
@@ -266,7 +261,7 @@ impl Blas {
         fits("a", product.a, [batch, m, k], a_len)?;
         fits("b", product.b, [batch, k, n], b_len)?;
         let plan = self.plan(&Key::new(product, [y, a, b], workspace_bytes))?;
-        let queue = streams.queue(stream)?;
+        let queue = streams.queue_pointer(stream)?;
         let (one, zero) = (1.0_f32, 0.0_f32);
         let beta =
             if product.start == Start::Accumulate { &raw const one } else { &raw const zero };
@@ -340,10 +335,10 @@ impl Blas {
             *found = streams.place(block, range.clone())?;
         }
         let (address, size_bytes) = found[0];
-        let is_of_device = streams.device().context() == self.device().context();
+        let is_of_device = streams.device() == self.device();
         let is_aligned = found.iter().all(|(address, _)| address.is_multiple_of(4));
         if !is_of_device || !is_aligned || !found[3].0.is_multiple_of(256) {
-            return Err(super::CudaError::NotOfDevice { address, size_bytes }.into());
+            return Err(CudaError::NotOfDevice { address, size_bytes }.into());
         }
         Ok(found)
     }

@@ -8,7 +8,7 @@ use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::compiler::{CompileError, Compiler, Program};
-use super::device::{Architecture, CudaDevice};
+use lowtide_allocator::cuda::{Architecture, CudaDevice};
 
 /// What every file begins with. Other formats of later versions begin with something else.
 const MARK: &[u8; 16] = b"lowtide kernel 1";

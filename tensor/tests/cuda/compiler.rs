@@ -1,13 +1,38 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use lowtide_allocator::Repeat;
 use lowtide_allocator::cuda::{
-    Architecture, CompileError, Compiler, KernelCache, KernelCompiler, Libraries, Module, Program,
+    Architecture, Argument, CudaStreams, Function, Grid, Kernel, Libraries, Module, Parameter,
+};
+use lowtide_allocator::{CachingAllocator, Repeat, Stream};
+use lowtide_tensor::cuda::gate::{CompileError, Compiler, KernelCache, KernelCompiler, Program};
+
+use crate::gpu::{BASICS, Gpu, KERNELS, package};
+
+const ADD: Kernel = Kernel {
+    name: "add",
+    parameters: &[Parameter::Write, Parameter::Read, Parameter::Read, Parameter::U64],
 };
 
-use crate::gpu::{Gpu, KERNELS, package};
-use crate::launches::{ADD, check_sum};
+/// The kernel `ADD` adds numbers to themselves.
+fn check_sum(streams: &CudaStreams, memory: &CachingAllocator, add: &Function, len: usize) {
+    let (values, bytes): (Vec<f32>, _) = ((0..len).map(|i| i as f32).collect(), 0..4 * len);
+    let (x, y) = (memory.allocate(4 * len).unwrap(), memory.allocate(4 * len).unwrap());
+    streams.upload(Stream::DEFAULT, bytemuck::cast_slice(&values), (&x, bytes.clone())).unwrap();
+    let arguments = [
+        Argument::write(&y, bytes.clone()),
+        Argument::read(&x, bytes.clone()),
+        Argument::read(&x, bytes.clone()),
+        Argument::U64(len as u64),
+    ];
+    // SAFETY: 1. the kernel takes these arguments and reads and writes `len` of each. 2. Nothing
+    // else uses the blocks. 3. No block is page-locked.
+    unsafe { streams.launch(Stream::DEFAULT, add, Grid::row(3, 128), &arguments) }.unwrap();
+    let mut doubled = vec![0.0_f32; len];
+    let to = bytemuck::cast_slice_mut(&mut doubled);
+    streams.download(Stream::DEFAULT, (&y, bytes), to).unwrap();
+    assert!(values.iter().zip(&doubled).all(|(value, doubled)| value + value == *doubled));
+}
 
 const SM_80: Architecture = Architecture { major: 8, minor: 0 };
 const SM_90: Architecture = Architecture { major: 9, minor: 0 };
@@ -39,7 +64,7 @@ fn programs(folder: &Path) -> Vec<(String, String)> {
 }
 
 fn own_kernels() -> Vec<(String, String)> {
-    programs(&package().join("tests/cuda/kernels"))
+    programs(&package().join(BASICS))
 }
 
 fn program<'a>((name, source): &'a (String, String)) -> Program<'a> {
@@ -49,11 +74,11 @@ fn program<'a>((name, source): &'a (String, String)) -> Program<'a> {
 #[test]
 fn device_without_an_architecture_is_compiled_nothing_for() {
     let Some(gpu) = Gpu::pretend() else { return };
-    assert_eq!(gpu.device().architecture(), Ok(None));
-    let none = KernelCompiler::of(&gpu.device(), KernelCache::nowhere());
+    assert_eq!(gpu.cuda_device().architecture(), Ok(None));
+    let none = KernelCompiler::of(&gpu.cuda_device(), KernelCache::nowhere());
     assert!(matches!(none, Err(CompileError::NoArchitecture)), "{none:?}");
     gpu.pretend.architecture(SM_90);
-    assert_eq!(gpu.device().architecture(), Ok(Some(SM_90)));
+    assert_eq!(gpu.cuda_device().architecture(), Ok(Some(SM_90)));
     assert_eq!(SM_90.to_string(), "sm_90");
 }
 
@@ -143,7 +168,7 @@ fn what_the_compiler_says_is_in_the_error() {
 fn every_call_that_fails_is_an_error_and_leaves_nothing() {
     let Some(gpu) = Gpu::pretend() else { return };
     gpu.pretend.architecture(SM_80);
-    let device = gpu.device();
+    let device = gpu.cuda_device();
     let kernels = own_kernels();
     let compile = || -> Result<(), CompileError> {
         let compiler = KernelCompiler::of(&device, KernelCache::nowhere())?;
@@ -201,7 +226,7 @@ fn every_kernel_compiles_with_the_real_compiler() {
         }
     };
     let root = package();
-    let kernels = [root.join("tests/cuda/kernels"), root.join(KERNELS)];
+    let kernels = [root.join(BASICS), root.join(KERNELS)];
     let cache = KernelCache::in_folder(folder("real"));
     for kernel in kernels.iter().filter(|folder| folder.is_dir()).flat_map(|of| programs(of)) {
         for architecture in [SM_80, SM_90] {

@@ -1,8 +1,8 @@
-use lowtide_allocator::cuda::{
-    Blas, BlasError, CudaError, CudaStreams, Libraries, MatrixLayout, Order, PlanCounts, Precision,
-    Product, ProductOperands, Start,
-};
+use lowtide_allocator::cuda::{CudaError, CudaStreams, Libraries};
 use lowtide_allocator::{Buffer, CachingAllocator, Repeat, Stream};
+use lowtide_tensor::cuda::gate::{
+    Blas, BlasError, MatrixLayout, Order, PlanCounts, Precision, Product, ProductOperands, Start,
+};
 use proptest::prelude::*;
 
 use crate::gpu::Gpu;

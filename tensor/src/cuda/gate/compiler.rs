@@ -7,11 +7,8 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::device::Architecture;
-use super::driver::Driver;
-use super::error::CudaError;
-use super::libraries::{self, Libraries, MissingLibrary};
-use super::table::table;
+use lowtide_allocator::cuda::{Architecture, CudaError, Driver, Libraries, MissingLibrary};
+use lowtide_allocator::function_table;
 
 /// What the library is called, by the CUDA version that it is the first of. The last name is that
 /// of an installation for developers, of any version.
@@ -31,7 +28,7 @@ const BUILTINS: &str = "libnvrtc-builtins.so";
 /// Later versions of CUDA may make code that this driver does not load.
 const VERSIONS_OF_A_MAJOR: usize = 1000;
 
-table! {
+function_table! {
     Nvrtc:
     all have {
         version = "nvrtcVersion" (*mut c_int, *mut c_int);
@@ -57,7 +54,8 @@ table! {
 ///
 /// # Examples
 /// ```no_run
-/// use lowtide_allocator::cuda::{Architecture, Compiler, Libraries, Program};
+/// use lowtide_allocator::cuda::{Architecture, Libraries};
+/// use lowtide_tensor::cuda::gate::{Compiler, Program};
 ///
 /// let compiler = Compiler::open(&Libraries::from_environment())?;
 /// let source = "extern \"C\" __global__ void nothing() {}";
@@ -173,7 +171,7 @@ impl Compiler {
         if let Some(folder) = libraries.find(names).as_deref().and_then(Path::parent) {
             keep_builtins_of(folder);
         }
-        let (library, path) = libraries::load(libraries, names)?;
+        let (library, path) = libraries.load(names)?;
         // SAFETY: 1. a library with these names is NVRTC: that is what the search, or the one who
         // named the folder, promises, and each function has had its type since CUDA 11.1. 2. It is
         // never closed: it is forgotten below.
@@ -199,7 +197,8 @@ impl Compiler {
         self.loaded.version
     }
 
-    /// Code for just this architecture, a cubin, as [`Module::load`](super::Module::load) takes it.
+    /// Code for just this architecture, a cubin, as
+    /// [`Module::load`](lowtide_allocator::cuda::Module::load) takes it.
     ///
     /// # Errors
     /// `Refused` with what the compiler says, where the source is wrong; `UnknownArchitecture`; or
@@ -317,11 +316,11 @@ impl Drop for Job<'_> {
 
 /// Loads what the compiler asks the system's loader for, where that would not look for it.
 fn keep_builtins_of(folder: &Path) {
-    for path in libraries::entries(folder) {
+    for path in Libraries::entries(folder) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         // Without it, compiling says what is missing.
         if name.starts_with(BUILTINS)
-            && let Ok(library) = libraries::open(&path)
+            && let Ok(library) = Libraries::open(&path)
         {
             std::mem::forget(library);
         }

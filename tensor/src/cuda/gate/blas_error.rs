@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use super::error::CudaError;
-use super::libraries::MissingLibrary;
+use lowtide_allocator::cuda::{CudaError, MissingLibrary};
 
 /// Why a product was not enqueued. Nothing was then.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

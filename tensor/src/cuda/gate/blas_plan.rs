@@ -6,9 +6,10 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
+use lowtide_allocator::cuda::CudaDevice;
+
 use super::blas::{BlasTable, Choice, MatrixLayout, Order, Precision, Product};
 use super::blas_error::BlasError;
-use super::device::CudaDevice;
 
 // Values of the library's header `cublasLt.h`.
 const COMPUTE_32F: c_int = 68;
@@ -68,11 +69,7 @@ impl Call {
         name: &'static str,
         work: impl FnOnce(&BlasTable) -> c_int,
     ) -> Result<(), BlasError> {
-        let mut code = 0;
-        self.device.call(name, |_| {
-            code = work(&self.table);
-            0
-        })?;
+        let code = self.device.with_context(|| work(&self.table))?;
         BlasError::check(name, code)
     }
 

@@ -1,0 +1,20 @@
+//! The libraries that compute on NVIDIA devices: cuBLASLt multiplies, NVRTC compiles kernels.
+//!
+//! Each is found and loaded at run time, through [`Libraries`], and may be missing. The driver
+//! itself, memory, streams, modules and launches are the allocator's: [`lowtide_allocator::cuda`].
+#![expect(unsafe_code, reason = "calls functions of C libraries")]
+
+mod blas;
+mod blas_error;
+mod blas_plan;
+mod compiler;
+mod kernel_cache;
+
+pub use blas::{
+    Blas, MatrixLayout, Order, Place, PlanCounts, Precision, Product, ProductOperands, Start,
+};
+pub use blas_error::BlasError;
+pub use compiler::{CompileError, Compiler, Program};
+pub use kernel_cache::{KernelCache, KernelCompiler};
+#[cfg(doc)]
+use lowtide_allocator::cuda::Libraries;
