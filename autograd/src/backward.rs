@@ -8,8 +8,7 @@ use lowtide_tensor::Tensor;
 
 use crate::attempt::Attempt;
 use crate::error::{AutogradError, Result};
-use crate::pass::Mode;
-use crate::pass::Pass;
+use crate::pass::{Mode, Pass};
 use crate::tape::{Edge, Site, Tape, Walk, check_like};
 use crate::var::Var;
 

@@ -8,8 +8,7 @@ use lowtide_allocator::Origin;
 use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor};
 
 use crate::anomaly::{Anomalies, Anomaly};
-use crate::attempt::PassNumber;
-use crate::attempt::{Attempt, BufferId, LeafId};
+use crate::attempt::{Attempt, BufferId, LeafId, PassNumber};
 use crate::cast::CastPolicy;
 use crate::coupling::Coupling;
 use crate::error::{AutogradError, LeafFault, Result};

@@ -7,8 +7,7 @@ use lowtide_allocator::Origin;
 use lowtide_tensor::{DType, Shape, Tensor, TensorError};
 
 use crate::anomaly::{self, Phase};
-use crate::attempt::PassNumber;
-use crate::attempt::{Attempt, LeafId};
+use crate::attempt::{Attempt, LeafId, PassNumber};
 use crate::error::{AutogradError, Result, RuleFault};
 use crate::rule::{AnyRule, Needs, Segment, Slot};
 

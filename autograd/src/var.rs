@@ -7,8 +7,7 @@ use lowtide_tensor::{DType, Shape, Tensor};
 
 use crate::error::{AutogradError, Result};
 use crate::pass::Pass;
-use crate::rule::AnyRule;
-use crate::rule::{Rule, RuleMany};
+use crate::rule::{AnyRule, Rule, RuleMany};
 use crate::saved::Saver;
 use crate::tape::{Edge, Site};
 

@@ -8,8 +8,7 @@ use std::path::Path;
 use lowtide_tensor::{DType, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
-use crate::error::WeightsProblem;
-use crate::error::{NnError, Result};
+use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
 
 /// Writes every parameter and every buffer of `model` to `path`: beside it first, then renamed, so

@@ -4,8 +4,7 @@ use lowtide_autograd::{Pass, SavedPolicy, Var};
 
 use crate::buffer::Buffer;
 use crate::error::{NnError, Result};
-use crate::module::{Module, Parameters};
-use crate::module::{visit_buffers_under, visit_under};
+use crate::module::{Module, Parameters, visit_buffers_under, visit_under};
 use crate::parameter::Parameter;
 
 /// A model whose blocks can be told one by one what to do with the tensors that they save. The

@@ -57,7 +57,7 @@ impl DType {
     }
 
     /// The type that kernels compute in: this one, or f32 for the half types.
-    pub(crate) const fn computed(self) -> DType {
+    pub const fn computed(self) -> DType {
         match self {
             DType::F16 | DType::BF16 => DType::F32,
             other => other,
@@ -176,7 +176,7 @@ macro_rules! half_element {
             fn from_f32_slice(from: &[f32], to: &mut [Self]) { to.convert_from_f32_slice(from) }
             fn cast_slice<T: Element>(from: &[Self], to: &mut [T]) {
                 assert_eq!(from.len(), to.len());
-                if TypeId::of::<T>() == TypeId::of::<f32>() {
+                if is_same_type::<T, f32>() {
                     from.convert_to_f32_slice(bytemuck::cast_slice_mut(to));
                 } else {
                     to.iter_mut().zip(from).for_each(|(to, from)| *to = from.cast());
@@ -338,40 +338,26 @@ macro_rules! float {
 }
 float!(f64, f32);
 
-/// Runs `$body` with `$T` standing for the type that `$dtype` names, if that is one that kernels
-/// compute in (f64 or f32); `$otherwise` for the rest.
-macro_rules! for_float {
-    ($dtype:expr, $T:ident => $body:expr, else $otherwise:expr) => {
-        match $dtype {
-            $crate::dtype::DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            $crate::dtype::DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            _ => $otherwise,
-        }
-    };
-}
-
-/// Runs `$body` with `$E` standing for the float type that `$dtype` names and `$T` for the one that
-/// kernels compute it in, [`DType::computed`]; `$otherwise` for other types.
+/// Runs `$body` with `$E` standing for the float type that `$dtype` names and, if it is wanted,
+/// `$T` for the one that kernels compute it in, [`DType::computed`]. The type was checked to be a
+/// float.
 macro_rules! for_each_float {
-    ($dtype:expr, $E:ident as $T:ident => $body:expr, else $otherwise:expr) => {
-        for_each_float!(@match $dtype, $E $T => $body, $otherwise;
-            F64 f64 => f64, F32 f32 => f32, F16 half::f16 => f32, BF16 half::bf16 => f32)
+    ($dtype:expr, $E:ident => $body:expr) => {
+        for_each_float!(@match $dtype, $body;
+            F64 { $E = f64 }, F32 { $E = f32 }, F16 { $E = half::f16 }, BF16 { $E = half::bf16 })
     };
-    (@match $dtype:expr, $E:ident $T:ident => $body:expr, $otherwise:expr;
-        $($name:ident $element:ty => $computed:ty),*) => {
+    ($dtype:expr, $E:ident as $T:ident => $body:expr) => {
+        for_each_float!(@match $dtype, $body;
+            F64 { $E = f64, $T = f64 }, F32 { $E = f32, $T = f32 },
+            F16 { $E = half::f16, $T = f32 }, BF16 { $E = half::bf16, $T = f32 })
+    };
+    (@match $dtype:expr, $body:expr; $($name:ident { $($alias:ident = $type:ty),+ }),*) => {
         match $dtype {
             $($crate::dtype::DType::$name => {
-                type $E = $element;
-                type $T = $computed;
+                $(type $alias = $type;)+
                 $body
             })*
-            _ => $otherwise,
+            _ => unreachable!("checked to be a float"),
         }
     };
 }
@@ -393,28 +379,29 @@ macro_rules! for_each_dtype {
     };
 }
 
-/// Runs `$body` with `$T` standing for the half type that `$dtype` names.
-macro_rules! for_half {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            $crate::dtype::DType::F16 => {
-                type $T = half::f16;
-                $body
-            }
-            $crate::dtype::DType::BF16 => {
-                type $T = half::bf16;
-                $body
-            }
-            _ => unreachable!("checked to be a float"),
-        }
-    };
+pub(crate) use {for_each_dtype, for_each_float};
+
+/// Whether both are one type.
+#[inline(always)]
+pub(crate) fn is_same_type<A: 'static, B: 'static>() -> bool {
+    TypeId::of::<A>() == TypeId::of::<B>()
 }
 
-pub(crate) use {for_each_dtype, for_each_float, for_float, for_half};
+/// `slice` itself, if `E` and `T` are one type.
+#[inline(always)]
+pub(crate) fn same_type<E: Element, T: Element>(slice: &[E]) -> Option<&[T]> {
+    is_same_type::<E, T>().then(|| bytemuck::cast_slice(slice))
+}
+
+/// [`same_type`] of a slice to write to.
+#[inline(always)]
+pub(crate) fn same_type_mut<E: Element, T: Element>(slice: &mut [E]) -> Option<&mut [T]> {
+    is_same_type::<E, T>().then(|| bytemuck::cast_slice_mut(slice))
+}
 
 /// [`Element::cast_slice`], a plain copy where both types are the same.
 pub(crate) fn convert_slice<E: Element, T: Element>(from: &[E], to: &mut [T]) {
-    if TypeId::of::<E>() == TypeId::of::<T>() {
+    if is_same_type::<E, T>() {
         to.copy_from_slice(bytemuck::cast_slice(from));
     } else {
         E::cast_slice(from, to);

@@ -7,10 +7,9 @@ use crate::cpu::Cpu;
 use crate::cpu::tiles::Order;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::Backend;
-use crate::device::Device;
 #[cfg(feature = "cuda")]
 use crate::device::DeviceKind;
+use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element};
 use crate::error::TensorError;
 use crate::layout::Layout;

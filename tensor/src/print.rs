@@ -3,8 +3,7 @@
 
 use std::fmt::{self, Display, Write};
 
-use crate::dtype::for_each_dtype;
-use crate::dtype::{DType, Element};
+use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
 use crate::tensor::Tensor;
 

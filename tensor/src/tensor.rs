@@ -6,10 +6,8 @@ use std::sync::Arc;
 
 use lowtide_allocator::{Category, ModulePath, Origin, Stream};
 
-use crate::device::Device;
-use crate::device::{Backend, COPIES};
-use crate::dtype::for_each_dtype;
-use crate::dtype::{DType, Element, Value};
+use crate::device::{Backend, COPIES, Device};
+use crate::dtype::{DType, Element, Value, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::layout::{Layout, Shape};
 use crate::storage::Storage;

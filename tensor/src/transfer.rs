@@ -6,8 +6,7 @@ use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::device::Device;
-use crate::dtype::for_each_dtype;
-use crate::dtype::{DType, Element};
+use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::{Layout, Nest};

@@ -6,8 +6,7 @@ use lowtide_tensor::Device;
 
 use crate::error::{Result, TrainError};
 use crate::step::micro_batches;
-use crate::task::Score;
-use crate::task::Task;
+use crate::task::{Score, Task};
 
 /// The score of a batch, `micro_batch` samples at a time.
 pub(crate) fn score_parts(

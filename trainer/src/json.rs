@@ -3,8 +3,7 @@
 use lowtide_allocator::{Category, ModuleShare, OutOfMemory};
 use serde_json::{Map, Value, json};
 
-use crate::error::TrainError;
-use crate::error::{DoesNotFit, Knob};
+use crate::error::{DoesNotFit, Knob, TrainError};
 use crate::not_finite::NotFinite;
 
 /// `{"error": LINE, "does_not_fit": {..}, "not_finite": {..}, "out_of_memory": {..}}`, each part

@@ -4,8 +4,7 @@ use std::fmt;
 
 use lowtide_nn::optim::{Optimizer, Sgd, SgdOptions};
 
-use crate::error::Result;
-use crate::error::{DoesNotFit, Knob};
+use crate::error::{DoesNotFit, Knob, Result};
 use crate::human::format_bytes;
 use crate::rehearsal::{Act, Cast, Forecast};
 use crate::task::Task;

@@ -3,8 +3,7 @@
 use lowtide_data::BatchView;
 use lowtide_nn::optim::Optimizer;
 
-use crate::error::DoesNotFit;
-use crate::error::{Result, TrainError};
+use crate::error::{DoesNotFit, Result, TrainError};
 use crate::observer::{Recovery, Retry};
 use crate::plan;
 use crate::rehearsal::Act;

@@ -20,8 +20,7 @@ use crate::plan::{self, Plan, Splitting};
 use crate::rehearsal::{Act, Cast, Forecast};
 use crate::state_hash::StateHasher;
 use crate::step::{Step, StepOutcome};
-use crate::task::Score;
-use crate::task::Task;
+use crate::task::{Score, Task};
 
 /// Skipped steps in a row after which no loss scale is small enough: halved so often, the largest
 /// scale is 1.

@@ -10,9 +10,8 @@ use std::sync::Arc;
 
 use crate::arena::layout::active_bytes;
 use crate::arena::state::Request;
-use crate::caching::checked;
 use crate::caching::locked::{BlockRef, State};
-use crate::caching::{CachingAllocator, Shared};
+use crate::caching::{CachingAllocator, Shared, checked};
 use crate::category::Category;
 use crate::error::AllocError;
 use crate::origin::{ModulePath, Origin};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lowtide_tensor::{Axis, DType, Shape, Tensor};
+use lowtide_tensor::{Axis, Shape, Tensor};
 
 use crate::error::Result;
 use crate::rule::Needs;
@@ -56,7 +56,7 @@ fn fold(dy: &Tensor, x: Shape, axis: usize, len: usize, step: usize) -> Result<T
     if step >= len {
         return placed(dy, x, |dx| dx.unfold(axis, len, step));
     }
-    let wide = if dy.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let wide = dy.dtype().computed();
     let dx = Tensor::zeros(dy.device(), x, wide)?;
     let last = x.len();
     let count = dy.shape()[axis];

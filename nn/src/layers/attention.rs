@@ -16,8 +16,7 @@ use crate::init;
 use crate::layers::cross_attention::cross_attention;
 use crate::layers::linear::Linear;
 use crate::layers::rotary::RotaryEmbedding;
-use crate::module::{Module, Parameters};
-use crate::module::{forward_in, visit_under};
+use crate::module::{Module, Parameters, forward_in, visit_under};
 use crate::optim::check_option;
 use crate::parameter::Parameter;
 

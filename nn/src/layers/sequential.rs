@@ -4,8 +4,7 @@ use lowtide_autograd::{Pass, Var};
 
 use crate::buffer::Buffer;
 use crate::error::Result;
-use crate::module::{Module, Parameters};
-use crate::module::{visit_buffers_under, visit_under};
+use crate::module::{Module, Parameters, visit_buffers_under, visit_under};
 use crate::parameter::Parameter;
 
 /// A chain of modules; parameters are named by position (`0.weight`).

@@ -14,8 +14,7 @@ use crate::layers::dropout::Dropout;
 use crate::layers::linear::Linear;
 use crate::layers::norm::LayerNorm;
 use crate::layers::rotary::RotaryEmbedding;
-use crate::module::{Module, Parameters};
-use crate::module::{forward_in, visit_under};
+use crate::module::{Module, Parameters, forward_in, visit_under};
 use crate::parameter::Parameter;
 
 /// Where a layer normalises.

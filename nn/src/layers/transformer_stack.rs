@@ -10,11 +10,9 @@ use crate::layers::norm::LayerNorm;
 use crate::layers::transformer::{
     TransformerDecoderLayer, TransformerEncoderLayer, TransformerOptions,
 };
-use crate::module::{Module, Parameters};
-use crate::module::{forward_in, visit_under};
+use crate::module::{Module, Parameters, forward_in, visit_under};
 use crate::parameter::Parameter;
-use crate::segment::Segments;
-use crate::segment::{Segment, visit_block_policies, visit_blocks};
+use crate::segment::{Segment, Segments, visit_block_policies, visit_blocks};
 
 macro_rules! stacks {
     ($($(#[$doc:meta])* $name:ident of $layer:ident;)*) => {$(

@@ -4,8 +4,7 @@ use lowtide_autograd::Var;
 use lowtide_tensor::{Shape, Tensor, TensorError};
 
 use crate::error::Result;
-use crate::loss::Loss;
-use crate::loss::counted;
+use crate::loss::{Loss, counted};
 use crate::optim::check_option;
 
 /// How [`nll`] reads labels; PyTorch's defaults.

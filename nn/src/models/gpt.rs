@@ -14,12 +14,10 @@ use crate::layers::linear::Linear;
 use crate::layers::norm::LayerNorm;
 use crate::layers::rotary::{RotaryEmbedding, RotaryTables};
 use crate::loss::{LinearCrossEntropyOptions, Loss, linear_cross_entropy};
-use crate::module::{Module, Parameters};
-use crate::module::{forward_in, visit_under};
+use crate::module::{Module, Parameters, forward_in, visit_under};
 use crate::optim::check_option;
 use crate::parameter::Parameter;
-use crate::segment::Segments;
-use crate::segment::{Segment, visit_block_policies, visit_blocks};
+use crate::segment::{Segment, Segments, visit_block_policies, visit_blocks};
 
 /// How large a [`Gpt`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

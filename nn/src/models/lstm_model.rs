@@ -11,8 +11,7 @@ use crate::layers::dropout::Dropout;
 use crate::layers::embedding::Embedding;
 use crate::layers::linear::Linear;
 use crate::layers::recurrent::{Lstm, LstmState, RecurrentOptions};
-use crate::module::{Module, Parameters};
-use crate::module::{forward_in, visit_under};
+use crate::module::{Module, Parameters, forward_in, visit_under};
 use crate::parameter::Parameter;
 
 /// How large an [`LstmModel`] is.

@@ -5,8 +5,7 @@ use lowtide_tensor::{Device, RandomKey};
 
 use crate::error::Result;
 use crate::layers::linear::Linear;
-use crate::module::{Module, Parameters};
-use crate::module::{forward_in, visit_under};
+use crate::module::{Module, Parameters, forward_in, visit_under};
 use crate::parameter::Parameter;
 
 /// A perceptron of several layers: `torch.nn.Sequential` of linear layers with ReLU in between, so

@@ -13,12 +13,10 @@ use crate::layers::batch_norm::BatchNorm2d;
 use crate::layers::conv2d::Conv2d;
 use crate::layers::linear::Linear;
 use crate::layers::pool::{AdaptiveAvgPool2d, MaxPool2d};
-use crate::module::{Module, Parameters};
-use crate::module::{forward_in, visit_buffers_under, visit_under};
+use crate::module::{Module, Parameters, forward_in, visit_buffers_under, visit_under};
 use crate::parameter::Parameter;
-use crate::segment::Segments;
 use crate::segment::{
-    Segment, forward_blocks, visit_block_buffers, visit_block_policies, visit_blocks,
+    Segment, Segments, forward_blocks, visit_block_buffers, visit_block_policies, visit_blocks,
 };
 
 /// What a block of a [`ResNet`] consists of.

@@ -15,8 +15,7 @@ use crate::layers::embedding::Embedding;
 use crate::layers::linear::Linear;
 use crate::layers::transformer::TransformerOptions;
 use crate::layers::transformer_stack::{TransformerDecoder, TransformerEncoder};
-use crate::module::{Module, Parameters};
-use crate::module::{forward_in, visit_under};
+use crate::module::{Module, Parameters, forward_in, visit_under};
 use crate::parameter::Parameter;
 use crate::segment::Segments;
 

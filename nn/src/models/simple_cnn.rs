@@ -9,8 +9,7 @@ use crate::error::Result;
 use crate::layers::conv2d::Conv2d;
 use crate::layers::linear::Linear;
 use crate::layers::pool::MaxPool2d;
-use crate::module::{Module, Parameters};
-use crate::module::{forward_in, visit_under};
+use crate::module::{Module, Parameters, forward_in, visit_under};
 use crate::parameter::Parameter;
 
 /// What images a [`SimpleCnn`] takes, and how wide it is.

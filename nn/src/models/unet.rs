@@ -12,11 +12,9 @@ use crate::layers::batch_norm::BatchNorm2d;
 use crate::layers::conv_transpose2d::ConvTranspose2d;
 use crate::layers::conv2d::Conv2d;
 use crate::layers::pool::MaxPool2d;
-use crate::module::{Module, Parameters};
-use crate::module::{forward_in, visit_buffers_under, visit_under};
+use crate::module::{Module, Parameters, forward_in, visit_buffers_under, visit_under};
 use crate::parameter::Parameter;
-use crate::segment::Segments;
-use crate::segment::{Segment, visit_block_policies};
+use crate::segment::{Segment, Segments, visit_block_policies};
 
 /// How large a [`UNet`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

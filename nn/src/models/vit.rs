@@ -14,11 +14,9 @@ use crate::layers::conv2d::Conv2d;
 use crate::layers::dropout::Dropout;
 use crate::layers::linear::Linear;
 use crate::layers::norm::LayerNorm;
-use crate::module::{Module, Parameters};
-use crate::module::{forward_in, visit_under};
+use crate::module::{Module, Parameters, forward_in, visit_under};
 use crate::parameter::Parameter;
-use crate::segment::Segments;
-use crate::segment::{Segment, forward_blocks, visit_block_policies, visit_blocks};
+use crate::segment::{Segment, Segments, forward_blocks, visit_block_policies, visit_blocks};
 
 /// How large a [`ViT`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,7 +7,6 @@
 
 #![allow(unsafe_code, reason = "tasks share y")]
 
-use std::any::TypeId;
 use std::marker::PhantomData;
 
 pub(crate) use super::batch::Batch;
@@ -15,8 +14,7 @@ use super::gemm_panel::{Grid, Panels};
 use super::panel::Start;
 use super::pool::Pool;
 use super::simd::{LANE_COUNT_MAX, SimdFloat};
-use super::tiles::same_type;
-use crate::dtype::Element;
+use crate::dtype::{Element, is_same_type, same_type};
 
 /// Multiplications that are worth a task: smaller products share one.
 const TASK_PRODUCT: usize = 64 * 64 * 64;
@@ -317,8 +315,7 @@ impl<'a, T: Element> Destination<'a, T> {
 
     /// The same place, if its elements are of type `U`.
     fn cast<U: Element>(&self) -> Option<Destination<'a, U>> {
-        let is_same = TypeId::of::<T>() == TypeId::of::<U>();
-        is_same.then(|| Destination {
+        is_same_type::<T, U>().then(|| Destination {
             start: self.start.cast(),
             strides: self.strides,
             y: PhantomData,

@@ -4,12 +4,11 @@
 //! of one row and its lanes are added up at the end; elsewhere the lanes are neighbouring columns,
 //! each a reduction of its own. Both read memory in order, and a kernel is written once for both.
 
-use std::any::TypeId;
 use std::ops::Range;
 
 use super::math::Math;
 use super::simd::{Fused, Simd, SimdFloat, SimdKernel};
-use crate::dtype::Element;
+use crate::dtype::{Element, is_same_type};
 use crate::layout::{Nest, Shape};
 use half::{bf16, f16};
 
@@ -32,33 +31,10 @@ impl Stored for bf16 {
     type Lane = f32;
 }
 
-/// Runs `$body` with `$E` standing for the float that `$dtype` names.
-macro_rules! for_stored {
-    ($dtype:expr, $E:ident => $body:expr) => {
-        for_stored!(@match $dtype, $E => $body; F64 f64, F32 f32, F16 half::f16, BF16 half::bf16)
-    };
-    (@match $dtype:expr, $E:ident => $body:expr; $($name:ident $type:ty),*) => {
-        match $dtype {
-            $($crate::dtype::DType::$name => {
-                type $E = $type;
-                $body
-            })*
-            _ => unreachable!("checked to be a float"),
-        }
-    };
-}
-pub(crate) use for_stored;
-
-/// Whether both are one type, so that what is computed can be stored without rounding.
-#[inline(always)]
-pub(crate) fn is_exact<E: Element, T: Element>() -> bool {
-    TypeId::of::<E>() == TypeId::of::<T>()
-}
-
 /// `from`, padded to a whole line, in the type to compute in.
 #[inline(always)]
 pub(crate) fn load<E: Element, T: Element, const W: usize>(from: &[E], pad: T, to: &mut [T; W]) {
-    if is_exact::<E, T>() {
+    if is_same_type::<E, T>() {
         let from: &[T] = bytemuck::cast_slice(from);
         // A copy of known length is a few instructions, the other one a call.
         if let Ok(from) = <&[T; W]>::try_from(from) {
@@ -77,7 +53,7 @@ pub(crate) fn load<E: Element, T: Element, const W: usize>(from: &[E], pad: T, t
 /// The first lanes of `line`, as many as `to` has room for.
 #[inline(always)]
 pub(crate) fn store<E: Element, T: Element, const W: usize>(line: &[T; W], to: &mut [E]) {
-    if is_exact::<E, T>() {
+    if is_same_type::<E, T>() {
         let to: &mut [T] = bytemuck::cast_slice_mut(to);
         if let Ok(to) = <&mut [T; W]>::try_from(&mut *to) {
             *to = *line;

@@ -7,12 +7,10 @@
 //! Dimensions are walked in the order of the destination's memory, so that one which is a permuted
 //! view is written like a contiguous one.
 
-use std::any::TypeId;
-
 use super::Cpu;
 use super::chunk::for_each_chunk;
 use super::uncached;
-use crate::dtype::Element;
+use crate::dtype::{Element, same_type, same_type_mut};
 use crate::launch::{View, ViewMut};
 use crate::layout::{Layout, Nest, RANK_MAX};
 
@@ -125,15 +123,6 @@ impl<T: Element, E: Element> Source<T> for Strided<'_, E> {
         }
         Some(&same_type::<E, T>(self.data)?[from..from + len])
     }
-}
-
-/// `slice` itself, if `E` and `T` are one type.
-pub(crate) fn same_type<E: Element, T: Element>(slice: &[E]) -> Option<&[T]> {
-    (TypeId::of::<E>() == TypeId::of::<T>()).then(|| bytemuck::cast_slice(slice))
-}
-
-fn same_type_mut<E: Element, T: Element>(slice: &mut [E]) -> Option<&mut [T]> {
-    (TypeId::of::<E>() == TypeId::of::<T>()).then(|| bytemuck::cast_slice_mut(slice))
 }
 
 /// Elements `from..` of `nest` over `data`, whose first element is number `base` of the nest's.

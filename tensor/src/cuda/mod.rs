@@ -20,8 +20,7 @@ use lowtide_allocator::cuda::{
 };
 use lowtide_allocator::{CachingAllocator, MemorySource, Stream};
 
-use crate::device::Backend;
-use crate::device::Device;
+use crate::device::{Backend, Device};
 use crate::dtype::DType;
 use crate::error::{Result, TensorError};
 use copies::Copies;

@@ -6,8 +6,7 @@ use std::process::ExitCode;
 use lowtide_allocator::Category;
 
 use crate::command::{DOES_NOT_FIT, say};
-use crate::error::DoesNotFit;
-use crate::error::TrainError;
+use crate::error::{DoesNotFit, TrainError};
 use crate::human::format_bytes;
 use crate::json::error_json;
 

@@ -7,8 +7,7 @@
 
 use super::file::Limits;
 use super::memory::Memory;
-use crate::trace::error::PickleProblem as Problem;
-use crate::trace::error::{TraceError, TraceProblem};
+use crate::trace::error::{PickleProblem as Problem, TraceError, TraceProblem};
 
 pub use super::memory::MEMORY_PER_BYTE;
 pub use crate::trace::error::PickleProblem;

@@ -4,8 +4,7 @@
 
 use crate::cpu::Cpu;
 use crate::cpu::pool::Pool;
-use crate::dtype::{DType, Element};
-use crate::dtype::{Float, for_each_dtype, for_each_float};
+use crate::dtype::{DType, Element, Float, for_each_dtype, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::Shape;
@@ -115,7 +114,7 @@ impl Kernel for AdaptiveMaxPool2d {
             Direction::Backward => for_each_float!(self.dtype, E as T => {
                 let (dy, winners) = (operands.read::<E>(0).slice(), operands.read(1).slice());
                 self.backward::<E, T>(pool, dy, winners, operands.write::<E>(0).slice());
-            }, else unreachable!("checked to be a float")),
+            }),
         }
         Ok(())
     }

@@ -14,12 +14,10 @@ use std::fmt::{self, Display};
 
 use crate::cpu::Cpu;
 use crate::device::Device;
-use crate::dtype::DType;
-use crate::dtype::{for_float, for_half};
+use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::Shape;
-use crate::ops::matmul::compute_dtype;
 use crate::random::RandomKey;
 use crate::tensor::Tensor;
 use block::{Heads, Mask, Problem, Sizes, Source};
@@ -93,7 +91,7 @@ impl AttentionWorkspace {
         if !dtype.is_float() {
             return Err(TensorError::DType { op, left: dtype, right: DType::F32 });
         }
-        let computed = compute_dtype(dtype);
+        let computed = dtype.computed();
         let is_half = dtype != computed;
         let bytes = |tasks, len| workspace_len(device, tasks, len) * computed.size_bytes();
         Ok(AttentionWorkspace {
@@ -191,7 +189,7 @@ impl Launch {
     /// See [`workspace_len`].
     fn workspace(&self, like: &Tensor, tasks: usize, len: usize) -> Result<Tensor> {
         let len = workspace_len(like.device(), tasks, len);
-        Tensor::workspace(like.device(), len, compute_dtype(self.dtype))
+        Tensor::workspace(like.device(), len, self.dtype.computed())
     }
 
     fn problem<'a, E: crate::dtype::Element>(
@@ -225,17 +223,12 @@ impl Kernel for Forward {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let mask = (operands.read_count() > 3).then_some(3);
         let pool = cpu.pool();
-        for_float!(self.0.dtype, T => {
-            let problem = self.0.problem::<T>(operands, mask);
-            let y = operands.write::<T>(0).slice();
-            let [lse, scratch] = [1, 2].map(|index| operands.write::<T>(index).slice());
-            forward::forward(pool, &problem, y, lse, scratch);
-        }, else for_half!(self.0.dtype, E => {
+        for_each_float!(self.0.dtype, E as T => {
             let problem = self.0.problem::<E>(operands, mask);
             let y = operands.write::<E>(0).slice();
-            let [lse, scratch] = [1, 2].map(|index| operands.write::<f32>(index).slice());
+            let [lse, scratch] = [1, 2].map(|index| operands.write::<T>(index).slice());
             forward::forward(pool, &problem, y, lse, scratch);
-        }));
+        });
         Ok(())
     }
 }
@@ -254,21 +247,14 @@ impl Kernel for Backward {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let mask = (operands.read_count() > 6).then_some(6);
         let pool = cpu.pool();
-        for_float!(self.0.dtype, T => {
-            let problem = self.0.problem::<T>(operands, mask);
-            let [y, dy] = [3, 4].map(|index| Source::new(operands.read::<T>(index)));
-            let lse = operands.read::<T>(5).slice();
-            let [dq, dk, dv, scratch] =
-                [0, 1, 2, 3].map(|index| operands.write::<T>(index).slice());
-            backward::backward(pool, &problem, [y, dy], lse, [dq, dk, dv], scratch);
-        }, else for_half!(self.0.dtype, E => {
+        for_each_float!(self.0.dtype, E as T => {
             let problem = self.0.problem::<E>(operands, mask);
             let [y, dy] = [3, 4].map(|index| Source::new(operands.read::<E>(index)));
-            let lse = operands.read::<f32>(5).slice();
+            let lse = operands.read::<T>(5).slice();
             let [dq, dk, dv] = [0, 1, 2].map(|index| operands.write::<E>(index).slice());
-            let scratch = operands.write::<f32>(3).slice();
+            let scratch = operands.write::<T>(3).slice();
             backward::backward(pool, &problem, [y, dy], lse, [dq, dk, dv], scratch);
-        }));
+        });
         Ok(())
     }
 }
@@ -301,7 +287,7 @@ impl Tensor {
         let Sizes { batch, heads, queries, v_dim, .. } = launch.sizes;
         let device = self.device();
         let y = Tensor::empty(device, [batch, heads, queries, v_dim], self.dtype())?;
-        let lse_dtype = compute_dtype(self.dtype());
+        let lse_dtype = self.dtype().computed();
         let log_sum_exp = Tensor::empty(device, [batch, heads, queries], lse_dtype)?;
         let is_half = self.dtype() != lse_dtype;
         let len = forward::scratch_len(&launch.sizes, is_half);
@@ -338,7 +324,7 @@ impl Tensor {
             tensor.check_dtype(op, q)?;
         }
         log_sum_exp.check_shape(op, [batch, heads, queries])?;
-        let lse_dtype = compute_dtype(q.dtype());
+        let lse_dtype = q.dtype().computed();
         if log_sum_exp.dtype() != lse_dtype {
             return Err(TensorError::DType { op, left: log_sum_exp.dtype(), right: lse_dtype });
         }

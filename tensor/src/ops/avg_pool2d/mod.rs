@@ -5,8 +5,7 @@
 mod cpu;
 
 use crate::cpu::Cpu;
-use crate::dtype::DType;
-use crate::dtype::for_each_float;
+use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::Shape;
@@ -112,7 +111,7 @@ impl Kernel for AvgPool2d {
                 Direction::Forward => cpu::forward::<E, T>(cpu.pool(), &self.shape, from, to),
                 Direction::Backward => cpu::backward::<E, T>(cpu.pool(), &self.shape, from, to),
             }
-        }, else unreachable!("checked to be a float"));
+        });
         Ok(())
     }
 }

@@ -14,12 +14,11 @@
 mod cpu;
 
 use crate::cpu::Cpu;
-use crate::cpu::lines::{Stored, for_stored};
-use crate::dtype::{DType, Element};
+use crate::cpu::lines::Stored;
+use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::Shape;
-use crate::ops::norm::statistics_dtype;
 use crate::tensor::Tensor;
 
 /// What [`Tensor::batch_norm`] computes.
@@ -84,7 +83,7 @@ impl Channels {
     fn check(&self, statistics: &Tensor) -> Result<()> {
         let op = self.name;
         statistics.check_shape(op, [self.channels])?;
-        let (left, right) = (statistics.dtype(), statistics_dtype(self.dtype));
+        let (left, right) = (statistics.dtype(), self.dtype.computed());
         if left == right { Ok(()) } else { Err(TensorError::DType { op, left, right }) }
     }
 
@@ -126,7 +125,7 @@ impl Kernel for Forward {
         let [has_weight, has_bias] = self.has;
         let bias_at = 1 + usize::from(has_weight);
         let fixed_at = bias_at + usize::from(has_bias);
-        for_stored!(shape.dtype, E => {
+        for_each_float!(shape.dtype, E => {
             type T = <E as Stored>::Lane;
             let x = operands.read::<E>(0).slice();
             let weight = has_weight.then(|| operands.read::<E>(1).slice());
@@ -190,7 +189,7 @@ impl Kernel for Backward {
         let shape = &self.shape;
         let channels = shape.channels;
         let count = (shape.samples * shape.inner) as f64;
-        for_stored!(shape.dtype, E => {
+        for_each_float!(shape.dtype, E => {
             type T = <E as Stored>::Lane;
             let [dy, x] = [0, 1].map(|index| operands.read::<E>(index).slice());
             let [mean, variance] = [2, 3].map(|index| operands.read::<T>(index).slice());
@@ -245,7 +244,7 @@ impl Kernel for Update {
     }
 
     fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        for_stored!(self.dtype, E => {
+        for_each_float!(self.dtype, E => {
             for (index, factor) in [1.0, self.correction].into_iter().enumerate() {
                 let batch = operands.read::<E>(index).slice();
                 for (running, batch) in operands.write::<E>(index).slice().iter_mut().zip(batch) {
@@ -284,7 +283,7 @@ impl Tensor {
         shape.check_parameter(self, weight)?;
         shape.check_parameter(self, bias)?;
         let (x, weight, bias) = (self.contiguous()?, contiguous(weight)?, contiguous(bias)?);
-        let (device, dtype) = (self.device(), statistics_dtype(self.dtype()));
+        let (device, dtype) = (self.device(), self.dtype().computed());
         let y = Tensor::empty(device, *self.shape(), self.dtype())?;
         let mean = Tensor::empty(device, [shape.channels], dtype)?;
         let variance = Tensor::empty(device, [shape.channels], dtype)?;
@@ -320,8 +319,7 @@ impl Tensor {
         let (mean, variance) = (mean.contiguous()?, variance.contiguous()?);
         let device = self.device();
         let y = Tensor::empty(device, *self.shape(), self.dtype())?;
-        let coefficients =
-            Tensor::workspace(device, 4 * shape.channels, statistics_dtype(self.dtype()))?;
+        let coefficients = Tensor::workspace(device, 4 * shape.channels, self.dtype().computed())?;
         let has = [weight.is_some(), bias.is_some()];
         let reads: Vec<&Tensor> =
             [&x].into_iter().chain(&weight).chain(&bias).chain([&mean, &variance]).collect();
@@ -356,7 +354,7 @@ impl Tensor {
         let dx = Tensor::empty(device, *x.shape(), dtype)?;
         let dweight = Tensor::empty(device, [channels], dtype)?;
         let dbias = Tensor::empty(device, [channels], dtype)?;
-        let coefficients = Tensor::workspace(device, 4 * channels, statistics_dtype(dtype))?;
+        let coefficients = Tensor::workspace(device, 4 * channels, dtype.computed())?;
         let partials_len = cpu::partials_len(&shape).max(2 * channels);
         let partials = Tensor::workspace(device, partials_len, DType::F64)?;
         let reads: Vec<&Tensor> = [&dy, &x, &mean, &variance].into_iter().chain(&weight).collect();

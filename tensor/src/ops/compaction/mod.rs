@@ -10,8 +10,7 @@ use std::panic::Location;
 
 use crate::cpu::Cpu;
 use crate::device::Backend;
-use crate::dtype::DType;
-use crate::dtype::for_each_dtype;
+use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::{Layout, Nest, Shape};

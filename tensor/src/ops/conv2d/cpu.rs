@@ -8,8 +8,6 @@
 //! - gradient for x: the same with dy for x and the kernel turned around; dx is overwritten.
 //! - gradient for w: see `weight.rs`.
 
-use std::any::TypeId;
-
 use super::output_tile::{OutputTile, PackWeights, Start, WeightOrder};
 use super::shape::Conv2dShape;
 use super::tile::{Geometry, TAP_COUNT_MAX, fill, tap_offsets};
@@ -17,7 +15,7 @@ use super::units::{Role, Unit, Units};
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::SimdFloat;
-use crate::dtype::{Element, convert_slice};
+use crate::dtype::{Element, convert_slice, is_same_type};
 
 /// y = conv(x, w) + b.
 pub(super) fn forward<E: Element, T: SimdFloat>(
@@ -62,12 +60,8 @@ pub(super) fn backward_input_workspace_len<E: Element, T: SimdFloat>(shape: &Con
     workspace_len::<E, T>(&Geometry::backward_input(shape))
 }
 
-pub(super) fn is_same<E: Element, T: Element>() -> bool {
-    TypeId::of::<E>() == TypeId::of::<T>()
-}
-
 fn output_units<E: Element, T: SimdFloat>(geometry: &Geometry) -> Units {
-    let role = if is_same::<E, T>() { Role::Output } else { Role::HalfOutput };
+    let role = if is_same_type::<E, T>() { Role::Output } else { Role::HalfOutput };
     Units::of_output(geometry, role)
 }
 
@@ -167,7 +161,7 @@ fn output_unit<E: Element, T: SimdFloat>(
         };
         let first_channels = (0..geometry.in_channels).step_by(tiling.channel_count);
         let (first_pixel, pixel_count) = (first_row * width, row_count * width);
-        if is_same::<E, T>() {
+        if is_same_type::<E, T>() {
             let y = bytemuck::cast_slice_mut(y);
             first_channels.for_each(|channel| product(channel, y, out_len, first_pixel));
             continue;

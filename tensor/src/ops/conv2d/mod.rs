@@ -41,8 +41,7 @@ use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::device::DeviceKind;
-use crate::dtype::DType;
-use crate::dtype::for_each_float;
+use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::Shape;
@@ -182,7 +181,7 @@ impl Conv2d {
             Product::Forward => cpu::forward_workspace_len::<E, T>(&self.shape),
             Product::BackwardInput => cpu::backward_input_workspace_len::<E, T>(&self.shape),
             Product::BackwardWeight => weight::backward_weight_workspace_len::<E, T>(&self.shape),
-        }, else unreachable!("checked to be a float"))
+        })
     }
 
     #[track_caller]
@@ -275,7 +274,7 @@ impl Kernel for Conv2d {
                     weight::backward_weight(pool, shape, a, b, y, scratch);
                 }
             }
-        }, else unreachable!("checked to be a float"));
+        });
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The gradient for w: dw`[O, K]` = Σ over images of dy`[O, P]` · tile`[K, P]`ᵀ, overwritten.
 
-use super::cpu::{is_same, source_channels};
+use super::cpu::source_channels;
 use super::shape::Conv2dShape;
 use super::tile::{Geometry, TAP_COUNT_MAX, fill, tap_offsets};
 use super::units::{Role, Unit, Units};
@@ -9,7 +9,7 @@ use super::weight_by_pixel::{PixelTile, Rows};
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{LANE_COUNT_MAX, SimdFloat};
-use crate::dtype::{Element, convert_slice};
+use crate::dtype::{Element, convert_slice, is_same_type};
 
 /// What the lanes of a vector stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Lanes {
     fn units<E: Element, T: SimdFloat>(self, geometry: &Geometry) -> Units {
         let role = match self {
             Lanes::Channels => Role::WeightByChannel,
-            Lanes::Pixels if is_same::<E, T>() => Role::WeightByPixel,
+            Lanes::Pixels if is_same_type::<E, T>() => Role::WeightByPixel,
             Lanes::Pixels => Role::HalfWeightByPixel,
         };
         Units::of_weight(geometry, role)
@@ -161,7 +161,7 @@ impl<E: Element> Product<'_, E> {
                     let turned = &mut prepared[image * turned_len..][..turned_len];
                     T::dispatch(TurnPixels { dy, out_len, skip, pixel_count, turned });
                 }
-                Lanes::Pixels if is_same::<E, T>() => {}
+                Lanes::Pixels if is_same_type::<E, T>() => {}
                 Lanes::Pixels => {
                     let to = &mut prepared[image * channels * pixel_count..];
                     let rows = dy.chunks_exact(out_len).zip(to.chunks_exact_mut(pixel_count));
@@ -231,7 +231,7 @@ impl<E: Element> Product<'_, E> {
     /// The rows of dy, one for each channel and image, where they lie or were converted to.
     fn rows<'a, T: SimdFloat>(&'a self, piece: &Piece, prepared: &'a [T]) -> Rows<'a, T> {
         let (geometry, channels) = (&self.geometry, self.units.channels);
-        if is_same::<E, T>() {
+        if is_same_type::<E, T>() {
             let skip = piece.first_row * geometry.out_size[1];
             let out_len = geometry.out_plane_len();
             Rows {

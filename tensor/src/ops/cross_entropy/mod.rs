@@ -14,15 +14,14 @@ mod nll;
 mod soft;
 
 use crate::cpu::Cpu;
-use crate::cpu::lines::{Blocks, Stored, for_stored};
+use crate::cpu::lines::{Blocks, Stored};
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::device::{Device, DeviceKind};
-use crate::dtype::{DType, Element};
+use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::Shape;
-use crate::ops::norm::statistics_dtype;
 use crate::tensor::Tensor;
 
 /// What [`Tensor::cross_entropy`] computes.
@@ -157,7 +156,7 @@ impl Kernel for Forward {
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        for_stored!(self.0.dtype, E => {
+        for_each_float!(self.0.dtype, E => {
             type T = <E as Stored>::Lane;
             let targets = self.0.targets::<E>(operands);
             let x = operands.read::<E>(1).slice();
@@ -195,7 +194,7 @@ impl Kernel for Backward {
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let has_x = operands.read_count() - usize::from(self.0.has_weight) == 4;
-        for_stored!(self.0.dtype, E => {
+        for_each_float!(self.0.dtype, E => {
             type T = <E as Stored>::Lane;
             let targets = self.0.targets::<E>(operands);
             targets.check().map_err(|position| self.0.bad_label(position, targets.labels))?;
@@ -248,7 +247,7 @@ impl Tensor {
         labelling: &Labelling<'_>,
     ) -> Result<CrossEntropy> {
         let kernel = Positions::of("cross_entropy", self, labels, labelling)?;
-        let (device, dtype) = (self.device(), statistics_dtype(self.dtype()));
+        let (device, dtype) = (self.device(), self.dtype().computed());
         let (x, labels) = (self.contiguous()?, labels.contiguous()?);
         let weight = labelling.weight.map(Tensor::contiguous).transpose()?;
         let sum = Tensor::empty(device, [], dtype)?;
@@ -338,7 +337,7 @@ impl Tensor {
 
     /// `Ok` if `self` is a gradient of the sum, and `log_sum_exp` what forward returned for x.
     fn check_gradient_of(&self, op: &'static str, log_sum_exp: &Tensor, x: &Tensor) -> Result<()> {
-        let right = statistics_dtype(x.dtype());
+        let right = x.dtype().computed();
         self.check_shape(op, [])?;
         log_sum_exp.check_shape(op, x.shape().without(1))?;
         for tensor in [self, log_sum_exp] {

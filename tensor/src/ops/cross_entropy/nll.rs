@@ -6,13 +6,11 @@
 use super::cpu::Targets;
 use super::{Labelling, Positions};
 use crate::cpu::Cpu;
-use crate::cpu::lines::{Stored, each_strided_row, for_stored};
-use crate::dtype::{Element, Float};
+use crate::cpu::lines::{Stored, each_strided_row};
+use crate::dtype::{Element, Float, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::View;
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, Operands, View};
 use crate::layout::Shape;
-use crate::ops::norm::statistics_dtype;
 use crate::tensor::Tensor;
 
 /// Reads labels, x and perhaps the weight.
@@ -30,7 +28,7 @@ impl Kernel for Forward {
     }
 
     fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        for_stored!(self.0.dtype, E => {
+        for_each_float!(self.0.dtype, E => {
             type T = <E as Stored>::Lane;
             let targets = self.0.targets::<E>(operands);
             targets.check().map_err(|position| self.0.bad_label(position, targets.labels))?;
@@ -72,7 +70,7 @@ impl Kernel for Backward {
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        for_stored!(self.0.dtype, E => {
+        for_each_float!(self.0.dtype, E => {
             type T = <E as Stored>::Lane;
             let targets = self.0.targets::<E>(operands);
             targets.check().map_err(|position| self.0.bad_label(position, targets.labels))?;
@@ -120,7 +118,7 @@ impl Tensor {
     ) -> Result<(Tensor, Tensor)> {
         let labelling = Labelling { ignore_index, smoothing: 0.0, weight };
         let kernel = Positions::of("nll_loss", self, labels, &labelling)?;
-        let (device, dtype) = (self.device(), statistics_dtype(self.dtype()));
+        let (device, dtype) = (self.device(), self.dtype().computed());
         let labels = labels.contiguous()?;
         let weight = weight.map(Tensor::contiguous).transpose()?;
         let sum = Tensor::empty(device, [], dtype)?;
@@ -149,7 +147,7 @@ impl Tensor {
         let labelling = Labelling { ignore_index, smoothing: 0.0, weight };
         let kernel = Positions::of_shape(op, (x_shape, x_dtype), labels, &labelling)?;
         self.check_shape(op, [])?;
-        let right = statistics_dtype(x_dtype);
+        let right = x_dtype.computed();
         if self.dtype() != right {
             return Err(TensorError::DType { op, left: self.dtype(), right });
         }

@@ -13,13 +13,12 @@ use super::cpu::{exponentials, log_sum_exp, position, weights};
 use super::{CrossEntropy, Labelling};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
-use crate::cpu::lines::{AllLines, Blocks, Lines, LinesKernel, Stored, for_stored, load, store};
+use crate::cpu::lines::{AllLines, Blocks, Lines, LinesKernel, Stored, load, store};
 use crate::cpu::math::Math;
 use crate::cpu::simd::{Fused, SimdFloat};
-use crate::dtype::{DType, Element, Float};
+use crate::dtype::{DType, Element, Float, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
-use crate::ops::norm::statistics_dtype;
 use crate::tensor::Tensor;
 
 /// What both kernels know. They read the target first and the weight last.
@@ -204,7 +203,7 @@ impl Kernel for ForwardKernel {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let blocks = self.0.blocks;
         let outer = blocks.outer_per_task();
-        for_stored!(self.0.dtype, E => {
+        for_each_float!(self.0.dtype, E => {
             type T = <E as Stored>::Lane;
             let (targets, x) = (self.0.targets::<E>(operands), operands.read::<E>(1).slice());
             let [sum, count, lse] = [0, 1, 2].map(|index| operands.write::<T>(index).slice());
@@ -241,7 +240,7 @@ impl Kernel for BackwardKernel {
         let blocks = self.0.blocks;
         let outer = blocks.outer_per_task();
         let chunk_len = outer * blocks.len * blocks.inner;
-        for_stored!(self.0.dtype, E => {
+        for_each_float!(self.0.dtype, E => {
             type T = <E as Stored>::Lane;
             let targets = self.0.targets::<E>(operands);
             let [lse, dy] = [1, 2].map(|index| operands.read::<T>(index).slice());
@@ -276,7 +275,7 @@ impl Tensor {
         labelling: &Labelling<'_>,
     ) -> Result<CrossEntropy> {
         let soft = Soft::of("soft_cross_entropy", self, target, labelling)?;
-        let (device, dtype) = (self.device(), statistics_dtype(self.dtype()));
+        let (device, dtype) = (self.device(), self.dtype().computed());
         let (x, target) = (self.contiguous()?, target.contiguous()?);
         let weight = labelling.weight.map(Tensor::contiguous).transpose()?;
         let sum = Tensor::empty(device, [], dtype)?;

@@ -8,8 +8,9 @@
 mod cpu;
 
 use crate::cpu::Cpu;
-use crate::cpu::lines::{Stored, for_stored};
+use crate::cpu::lines::Stored;
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
+use crate::dtype::for_each_float;
 use crate::error::Result;
 use crate::launch::{Cost, Kernel, Operands};
 use crate::random::RandomKey;
@@ -44,7 +45,7 @@ impl Kernel for Drop {
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        for_stored!(self.dtype, E => {
+        for_each_float!(self.dtype, E => {
             type T = <E as Stored>::Lane;
             let order = Order::row_major();
             let factors = cpu::Factors::new(self.dropout);

@@ -10,8 +10,7 @@ use crate::cuda::kernels::{
     CAST, ELEMENTWISE, FILL, Image, WALK_OF_1, WALK_OF_2, WALK_OF_3, grid, walk,
 };
 use crate::cuda::{Cuda, CudaOperands};
-use crate::dtype::for_each_dtype;
-use crate::dtype::{DType, Element};
+use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::Kernel;
 use crate::layout::Layout;

@@ -19,8 +19,7 @@ use crate::cpu::Cpu;
 use crate::cpu::tiles::{Constant, Formula, Mode, Order, Source, Strided, evaluate};
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::dtype::for_each_dtype;
-use crate::dtype::{DType, Element};
+use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::tensor::Tensor;

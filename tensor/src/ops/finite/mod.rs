@@ -8,8 +8,7 @@ use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::device::{Device, DeviceKind};
-use crate::dtype::DType;
-use crate::dtype::{for_each_dtype, for_float};
+use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::Nest;
@@ -39,9 +38,16 @@ impl Kernel for ScaleAndCheck {
             let nest = Nest::new(x.layout().shape(), [x.layout().strides()]);
             nest.runs(self.len, |[at], len| {
                 let run = &mut x.data()[at..][..len];
-                let is_finite = for_float!(self.dtype, T => {
-                    cpu::scale_and_check(cpu, bytemuck::cast_slice_mut(run), self.scale as T)
-                }, else cpu::scale_and_check_half(cpu, run, self.scale as f32));
+                let is_finite = match self.dtype {
+                    DType::F64 => {
+                        cpu::scale_and_check::<f64>(cpu, bytemuck::cast_slice_mut(run), self.scale)
+                    }
+                    DType::F32 => {
+                        let scale = self.scale as f32;
+                        cpu::scale_and_check::<f32>(cpu, bytemuck::cast_slice_mut(run), scale)
+                    }
+                    _ => cpu::scale_and_check_half(cpu, run, self.scale as f32),
+                };
                 if !is_finite {
                     flag[0] = 1.0;
                 }

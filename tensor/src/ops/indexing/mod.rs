@@ -8,8 +8,7 @@ mod scatter;
 
 use crate::axis::Axis;
 use crate::cpu::Cpu;
-use crate::dtype::DType;
-use crate::dtype::for_each_dtype;
+use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::{RANK_MAX, Shape, check_axis, check_index};

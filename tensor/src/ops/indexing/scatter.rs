@@ -4,8 +4,7 @@ use super::cpu::{self, Arrivals, Combine};
 use super::strides;
 use crate::axis::Axis;
 use crate::cpu::Cpu;
-use crate::dtype::for_each_dtype;
-use crate::dtype::{DType, Element};
+use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::{RANK_MAX, check_axis};
@@ -161,7 +160,7 @@ impl Tensor {
         index: &Tensor,
         len: usize,
     ) -> Result<Tensor> {
-        let dtype = if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let dtype = self.dtype().computed();
         let sums = Tensor::zeros(self.device(), self.shape().with(axis, len), dtype)?;
         sums.arrive(op, Arrival::Add, axis, index, self)?;
         Ok(sums)

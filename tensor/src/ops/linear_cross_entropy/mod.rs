@@ -7,11 +7,9 @@
 mod cpu;
 
 use crate::cpu::Cpu;
-use crate::dtype::DType;
-use crate::dtype::{for_float, for_half};
+use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
-use crate::ops::matmul::compute_dtype;
 use crate::tensor::Tensor;
 
 /// What [`Tensor::linear_cross_entropy`] counts, and how.
@@ -47,7 +45,7 @@ pub fn linear_cross_entropy_workspace_bytes(
     dtype: DType,
 ) -> usize {
     let chunk = cpu::chunk_rows(rows, dim, classes);
-    chunk.saturating_mul(classes + 1).saturating_mul(compute_dtype(dtype).size_bytes())
+    chunk.saturating_mul(classes + 1).saturating_mul(dtype.computed().size_bytes())
 }
 
 struct LinearCrossEntropyKernel {
@@ -78,11 +76,10 @@ impl Kernel for LinearCrossEntropyKernel {
         let (op, classes) = (self.name(), self.sizes.classes);
         let is_wide = self.has_gradients && operands.write_dtype(4) != self.dtype;
         let labels = operands.read::<i64>(2).slice();
-        let outcome = for_float!(self.dtype, T => cpu::run::<T, T, T>(cpu, &self, operands),
-        else for_half!(self.dtype, E => match is_wide {
-            true => cpu::run::<f32, E, f32>(cpu, &self, operands),
-            false => cpu::run::<f32, E, E>(cpu, &self, operands),
-        }));
+        let outcome = for_each_float!(self.dtype, E as T => match is_wide {
+            true => cpu::run::<T, E, T>(cpu, &self, operands),
+            false => cpu::run::<T, E, E>(cpu, &self, operands),
+        });
         outcome.map_err(|position| {
             let (label, class_count) = (labels[position], classes);
             TensorError::Label { op, position, label, class_count }
@@ -123,7 +120,7 @@ impl LinearCrossEntropyKernel {
     /// Allocates the logits of one chunk and the losses of its rows.
     fn workspace(&self, like: &Tensor) -> Result<[Tensor; 2]> {
         let cpu::Sizes { rows, dim, classes } = self.sizes;
-        let (device, dtype) = (like.device(), compute_dtype(self.dtype));
+        let (device, dtype) = (like.device(), self.dtype.computed());
         let chunk = cpu::chunk_rows(rows, dim, classes);
         Ok([
             Tensor::workspace(device, chunk * classes, dtype)?,
@@ -155,7 +152,7 @@ impl Tensor {
     ) -> Result<LinearCrossEntropy> {
         let op = "linear_cross_entropy";
         let kernel = LinearCrossEntropyKernel::new(op, [self, w, labels], b, options)?;
-        let (device, dtype) = (self.device(), compute_dtype(self.dtype()));
+        let (device, dtype) = (self.device(), self.dtype().computed());
         let (labels, b) = (labels.contiguous()?, b.map(Tensor::contiguous).transpose()?);
         let sum = Tensor::empty(device, [], dtype)?;
         let count = Tensor::empty(device, [], dtype)?;
@@ -190,7 +187,7 @@ impl Tensor {
         let op = "linear_cross_entropy_gradients";
         let mut kernel = LinearCrossEntropyKernel::new(op, [self, w, labels], b, options)?;
         kernel.has_gradients = true;
-        let (device, dtype) = (self.device(), compute_dtype(self.dtype()));
+        let (device, dtype) = (self.device(), self.dtype().computed());
         dy.check_shape(op, [])?;
         if dy.dtype() != dtype {
             return Err(TensorError::DType { op, left: dy.dtype(), right: dtype });

@@ -11,12 +11,10 @@ use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::panel::Start;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands, check_f32};
-use crate::dtype::{DType, Element};
-use crate::dtype::{for_float, for_half};
+use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands, ViewMut};
-use crate::layout::Shape;
-use crate::layout::{Layout, RANK_MAX};
+use crate::layout::{Layout, RANK_MAX, Shape};
 use crate::tensor::Tensor;
 
 /// How the operands of a product lie, every dimension but the last two in the batch.
@@ -56,11 +54,6 @@ impl Plan {
     }
 }
 
-/// The type that products of `dtype` are computed in.
-pub(crate) fn compute_dtype(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
-}
-
 /// y = or += a·b, or y = a·b + bias with the bias row added to every row.
 struct MatMul {
     op: &'static str,
@@ -83,11 +76,10 @@ impl Kernel for MatMul {
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let is_wide = operands.write_dtype(0) != self.dtype;
-        for_float!(self.dtype, T => self.run::<T, T, T>(cpu, operands),
-        else for_half!(self.dtype, E => match is_wide {
-            true => self.run::<f32, E, f32>(cpu, operands),
-            false => self.run::<f32, E, E>(cpu, operands),
-        }));
+        for_each_float!(self.dtype, E as T => match is_wide {
+            true => self.run::<T, E, T>(cpu, operands),
+            false => self.run::<T, E, E>(cpu, operands),
+        });
         Ok(())
     }
 

@@ -11,8 +11,7 @@ mod one;
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands, check_f32};
-use crate::dtype::DType;
-use crate::dtype::{for_each_dtype, for_each_float};
+use crate::dtype::{DType, for_each_dtype, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::Shape;
@@ -128,7 +127,7 @@ impl Kernel for Backward {
             let (dy, winners) = (operands.read::<E>(0).slice(), operands.read::<u8>(1).slice());
             let dx = operands.write::<E>(0).slice();
             cpu::backward::<E, T>(cpu.pool(), &self.shape, dy, winners, dx);
-        }, else unreachable!("checked to be a float"));
+        });
         Ok(())
     }
 

@@ -7,10 +7,10 @@ use super::cpu::ROWS_TOGETHER_MAX;
 use super::piece::{PIECE_LEN, Wide, pieces};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
-use crate::cpu::lines::{Lines, Stored, Sums, is_exact, load, store};
+use crate::cpu::lines::{Lines, Stored, Sums, load, store};
 use crate::cpu::math::Math;
 use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
-use crate::dtype::Element;
+use crate::dtype::{Element, is_same_type};
 
 /// Samples up to which each has partial sums of its own; more share as many.
 const PARTIALS_MAX: usize = 64;
@@ -113,7 +113,7 @@ impl<'a, E: Stored> Backward<'a, E> {
             scales[row - rows.start] = self.scale_of(simd, row, wide);
         }
         // Rows that are widened, or have weights or sums of their own, go one by one.
-        let are_alike = is_exact::<E, E::Lane>() && self.norm.rows_share_sums();
+        let are_alike = is_same_type::<E, E::Lane>() && self.norm.rows_share_sums();
         if are_alike && rows.len() == ROWS_TOGETHER_MAX {
             return self.gradients(simd, rows.start, &scales, wide);
         }
@@ -181,7 +181,7 @@ impl<'a, E: Stored> Backward<'a, E> {
             let dy = Some(&self.dy[all.clone()]);
             let piece = wide.operands(places.len(), &self.x[all.clone()], [weight, dy]);
             let dx = &mut self.dx[all];
-            if is_exact::<E, E::Lane>() {
+            if is_same_type::<E, E::Lane>() {
                 let dx = bytemuck::cast_slice_mut(dx);
                 piece.gradients(simd, len, scales, dx, &mut parameters);
                 continue;

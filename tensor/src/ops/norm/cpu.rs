@@ -7,10 +7,10 @@ use super::piece::{PIECE_LEN, Wide, moments, pieces};
 use super::{Center, Norm};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk2, for_each_chunk3};
-use crate::cpu::lines::{Lines, Stored, Sums, is_exact, load, store};
+use crate::cpu::lines::{Lines, Stored, Sums, load, store};
 use crate::cpu::math::Math;
 use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
-use crate::dtype::Element;
+use crate::dtype::{Element, is_same_type};
 
 /// Elements of a task.
 const CHUNK_LEN: usize = 1 << 14;
@@ -98,7 +98,7 @@ impl<E: Stored> Forward<'_, E> {
             self.keep_moments(simd, row, near[row - rows.start], wide);
         }
         // Rows that are widened, or have weights of their own, go one by one.
-        let are_alike = is_exact::<E, E::Lane>() && self.norm.groups == 1;
+        let are_alike = is_same_type::<E, E::Lane>() && self.norm.groups == 1;
         if are_alike && rows.len() == ROWS_TOGETHER_MAX {
             return self.normalize::<S, ROWS_TOGETHER_MAX>(simd, rows.start, wide);
         }
@@ -170,7 +170,7 @@ impl<E: Stored> Forward<'_, E> {
             let parameters = [weight, bias].map(|all| all.map(|all| &all[places.clone()]));
             let piece = wide.operands(places.len(), &self.x[all.clone()], parameters);
             let y = &mut self.y[all];
-            if is_exact::<E, E::Lane>() {
+            if is_same_type::<E, E::Lane>() {
                 piece.normalized(simd, len, &scales, bytemuck::cast_slice_mut(y));
                 continue;
             }

@@ -1,7 +1,7 @@
 //! Layer, root mean square and group normalisation as methods.
 
 use super::backward::Cut;
-use super::{Backward, Center, Forward, Norm, statistics_dtype};
+use super::{Backward, Center, Forward, Norm};
 use crate::error::{Result, TensorError};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
@@ -44,8 +44,7 @@ impl Tensor {
         let [weight, bias] = [weight, bias].map(|parameter| parameter.map(Tensor::contiguous));
         let (weight, bias) = (weight.transpose()?, bias.transpose()?);
         let y = Tensor::empty(self.device(), *self.shape(), self.dtype())?;
-        let statistics =
-            || Tensor::empty(self.device(), statistics_shape, statistics_dtype(self.dtype()));
+        let statistics = || Tensor::empty(self.device(), statistics_shape, self.dtype().computed());
         let rstd = statistics()?;
         let mean = (norm.center == Center::Mean).then(statistics).transpose()?;
         let has = [weight.is_some(), bias.is_some()];
@@ -92,7 +91,7 @@ impl Tensor {
         let dweight = Tensor::empty(device, parameter_shape, dtype)?;
         let dbias = Tensor::empty(device, parameter_shape, dtype)?;
         let scratch_len = Cut::of(&norm).workspace_len(&norm);
-        let scratch = Tensor::workspace(device, scratch_len, statistics_dtype(dtype))?;
+        let scratch = Tensor::workspace(device, scratch_len, dtype.computed())?;
         device.launch(kernel, &reads, &[&dx, &dweight, &dbias, &scratch])?;
         Ok(NormalizedBackward { dx, parameters: Some([dweight, dbias]) })
     }
@@ -235,6 +234,6 @@ fn trailing_backward(
 
 fn check_statistics(op: &'static str, x: &Tensor, statistics: &Tensor, shape: Shape) -> Result<()> {
     statistics.check_shape(op, shape)?;
-    let (left, right) = (statistics.dtype(), statistics_dtype(x.dtype()));
+    let (left, right) = (statistics.dtype(), x.dtype().computed());
     if left == right { Ok(()) } else { Err(TensorError::DType { op, left, right }) }
 }

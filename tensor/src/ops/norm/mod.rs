@@ -14,8 +14,8 @@ mod methods;
 mod piece;
 
 use crate::cpu::Cpu;
-use crate::cpu::lines::{Stored, for_stored};
-use crate::dtype::DType;
+use crate::cpu::lines::Stored;
+use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::Shape;
@@ -74,11 +74,6 @@ impl Norm {
     }
 }
 
-/// The type that statistics of tensors of `dtype` have: that in which kernels compute.
-pub(crate) fn statistics_dtype(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
-}
-
 /// Reads x, and weight and bias if given; writes y, rstd, and the mean unless rows have none.
 struct Forward {
     norm: Norm,
@@ -97,7 +92,7 @@ impl Kernel for Forward {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let norm = &self.norm;
         let [has_weight, has_bias] = self.has;
-        for_stored!(norm.dtype, E => {
+        for_each_float!(norm.dtype, E => {
             type T = <E as Stored>::Lane;
             let x = operands.read::<E>(0).slice();
             let weight = has_weight.then(|| operands.read::<E>(1).slice());
@@ -136,7 +131,7 @@ impl Kernel for Backward {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let norm = &self.norm;
         let has_mean = norm.center == Center::Mean;
-        for_stored!(norm.dtype, E => {
+        for_each_float!(norm.dtype, E => {
             type T = <E as Stored>::Lane;
             let [dy, x] = [0, 1].map(|index| operands.read::<E>(index).slice());
             let rstd = operands.read::<T>(2).slice();

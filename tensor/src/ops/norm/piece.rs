@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use crate::cpu::lines::{Stored, is_exact};
+use crate::cpu::lines::Stored;
 use crate::cpu::math::Math;
 use crate::cpu::simd::Simd;
+use crate::dtype::is_same_type;
 
 /// Elements of a row that are looked at together: all operands of them stay in the L1 cache.
 pub(super) const PIECE_LEN: usize = 512;
@@ -73,7 +74,7 @@ impl<T: Math> Wide<T> {
 /// Elements in the type to compute in: where they lie, if they are of that type.
 #[inline(always)]
 fn lanes<'a, E: Stored>(from: &'a [E], wide: &'a mut [E::Lane; PIECE_LEN]) -> &'a [E::Lane] {
-    if is_exact::<E, E::Lane>() {
+    if is_same_type::<E, E::Lane>() {
         return bytemuck::cast_slice(from);
     }
     let wide = &mut wide[..from.len()];

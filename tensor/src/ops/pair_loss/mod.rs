@@ -6,12 +6,11 @@
 mod cpu;
 
 use crate::cpu::Cpu;
-use crate::cpu::lines::{Stored, for_stored};
+use crate::cpu::lines::Stored;
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
-use crate::dtype::DType;
+use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
-use crate::ops::norm::statistics_dtype;
 use crate::tensor::Tensor;
 
 /// A loss f of an element x and its target t.
@@ -65,7 +64,7 @@ impl Kernel for Sum {
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let order = Order::row_major();
-        for_stored!(self.dtype, E => {
+        for_each_float!(self.dtype, E => {
             type T = <E as Stored>::Lane;
             let sources: Vec<Strided<'_, E>> = (0..operands.read_count())
                 .map(|index| Strided::new(operands.read::<E>(index), &order))
@@ -98,7 +97,7 @@ impl Kernel for Gradient {
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let (loss, order) = (self.loss, operands.write_order(0));
-        for_stored!(self.dtype, E => {
+        for_each_float!(self.dtype, E => {
             type T = <E as Stored>::Lane;
             let seed = operands.read::<T>(0).slice()[0];
             let sources: Vec<Strided<'_, E>> = (1..operands.read_count())
@@ -160,7 +159,7 @@ impl Tensor {
         let reads = operands("pair_loss", self, &[Some(target), positive_weight])?;
         let reads: Vec<&Tensor> = reads.iter().collect();
         let (len, dtype) = (self.element_count(), self.dtype());
-        let sum = Tensor::empty(self.device(), [], statistics_dtype(dtype))?;
+        let sum = Tensor::empty(self.device(), [], dtype.computed())?;
         let partials = Tensor::workspace(self.device(), cpu::partial_count(len), DType::F64)?;
         self.device().launch(Sum { loss, dtype, len }, &reads, &[&sum, &partials])?;
         Ok(sum)
@@ -195,7 +194,7 @@ impl Tensor {
         let op = "pair_loss_backward";
         let operands = operands(op, x, &[Some(target), positive_weight])?;
         self.check_shape(op, [])?;
-        let (left, right) = (self.dtype(), statistics_dtype(x.dtype()));
+        let (left, right) = (self.dtype(), x.dtype().computed());
         if left != right {
             return Err(TensorError::DType { op, left, right });
         }

@@ -10,8 +10,7 @@ use crate::cpu::tiles::{Mode, Order, evaluate};
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::device::Device;
-use crate::dtype::DType;
-use crate::dtype::for_each_dtype;
+use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::random::RandomKey;

@@ -5,12 +5,10 @@ mod cpu;
 
 use crate::axis::Axis;
 use crate::cpu::Cpu;
-use crate::dtype::for_each_dtype;
-use crate::dtype::{DType, Element};
+use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
-use crate::layout::Shape;
-use crate::layout::{check_axes, check_axis};
+use crate::layout::{Shape, check_axes, check_axis};
 use crate::tensor::Tensor;
 use cpu::{Dimension, Edge, Map};
 

@@ -6,8 +6,7 @@ use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands, check_f32};
-use crate::dtype::for_each_dtype;
-use crate::dtype::{DType, Element};
+use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
 use crate::launch::{Cost, Kernel, Operands};
 use crate::ops::elementwise::Arithmetic;

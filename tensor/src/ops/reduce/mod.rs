@@ -17,12 +17,10 @@ use crate::axis::Axis;
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::dtype::DType;
-use crate::dtype::for_each_dtype;
+use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
-use crate::layout::Shape;
-use crate::layout::{Layout, check_axes};
+use crate::layout::{Layout, Shape, check_axes};
 use crate::tensor::Tensor;
 use cpu::{Center, Finish};
 use extreme::{Best, End};

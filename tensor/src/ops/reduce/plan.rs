@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
-use crate::cpu::tiles::{TILE_LEN, same_type};
-use crate::dtype::Element;
+use crate::cpu::tiles::TILE_LEN;
+use crate::dtype::{Element, same_type};
 use crate::layout::{Layout, Nest, Shape};
 
 /// Elements of a task: enough to outweigh handing it out, few enough to balance.

@@ -4,8 +4,7 @@ use super::RotaryPairs;
 use crate::cpu::Cpu;
 use crate::dtype::Element;
 use crate::launch::ViewMut;
-use crate::layout::Nest;
-use crate::layout::Shape;
+use crate::layout::{Nest, Shape};
 
 /// Elements of a task.
 const CHUNK_LEN: usize = 1 << 14;

@@ -6,8 +6,7 @@
 mod cpu;
 
 use crate::cpu::Cpu;
-use crate::dtype::DType;
-use crate::dtype::for_each_dtype;
+use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::tensor::Tensor;

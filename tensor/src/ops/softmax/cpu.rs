@@ -4,11 +4,11 @@ use super::{Direction, Softmax};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
 use crate::cpu::lines::{
-    AllLines, Blocks, Lines, LinesKernel, Stored, each_strided_row, is_exact, load, store,
+    AllLines, Blocks, Lines, LinesKernel, Stored, each_strided_row, load, store,
 };
 use crate::cpu::math::Math;
 use crate::cpu::simd::{Fused, SimdFloat};
-use crate::dtype::{Element, Float};
+use crate::dtype::{Element, Float, is_same_type};
 use crate::launch::{View, ViewMut};
 
 /// The rows or slabs of one task.
@@ -73,14 +73,14 @@ fn forward<E: Element, T: Math, F: Fused, const W: usize>(
             sum[lane] += line[lane];
         }
         // A half type would round here already, so its exponentials are computed again.
-        if is_exact::<E, T>() {
+        if is_same_type::<E, T>() {
             store(&line, &mut to[places]);
         }
     }
     lines.fold(&mut sum, |a, b| a + b);
     let scale = sum.map(|sum| T::ONE / sum);
     for places in lines.places() {
-        if is_exact::<E, T>() {
+        if is_same_type::<E, T>() {
             load(&to[places.clone()], T::ZERO, &mut line);
         } else {
             load(&x.unwrap_or(to)[places.clone()], T::ZERO, &mut line);

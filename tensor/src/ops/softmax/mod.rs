@@ -7,7 +7,8 @@ mod cpu;
 
 use crate::axis::Axis;
 use crate::cpu::Cpu;
-use crate::cpu::lines::{Blocks, for_stored};
+use crate::cpu::lines::Blocks;
+use crate::dtype::for_each_float;
 use crate::error::Result;
 use crate::launch::{Cost, Kernel, Operands};
 use crate::tensor::Tensor;
@@ -77,7 +78,7 @@ impl Kernel for Rows {
         }
         let y_count = usize::from(self.softmax.direction == Direction::Backward);
         let source_count = operands.read_count() - y_count;
-        for_stored!(self.dtype, E => {
+        for_each_float!(self.dtype, E => {
             let y = (y_count == 1).then(|| operands.read::<E>(source_count));
             let to = operands.write::<E>(0);
             let y_is_contiguous = y.is_none_or(|y| y.layout().is_contiguous());

@@ -5,8 +5,7 @@ mod key;
 
 use crate::axis::Axis;
 use crate::cpu::Cpu;
-use crate::dtype::DType;
-use crate::dtype::for_each_dtype;
+use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::check_axis;

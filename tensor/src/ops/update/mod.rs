@@ -15,7 +15,6 @@ use crate::dtype::{DType, Float};
 use crate::error::{Result, TensorError};
 use crate::launch::overlap;
 use crate::layout::Shape;
-use crate::ops::matmul::compute_dtype;
 use crate::random::RandomKey;
 use crate::tensor::Tensor;
 
@@ -114,7 +113,7 @@ impl Form {
         if !dtype.is_float() {
             return Err(mismatch(dtype, DType::F32));
         }
-        let wide = compute_dtype(dtype);
+        let wide = dtype.computed();
         let is_narrower = dtype == DType::F32 && gradient.dtype().size_bytes() == 2;
         if gradient.dtype() != dtype && gradient.dtype() != wide && !is_narrower {
             return Err(mismatch(gradient.dtype(), dtype));
@@ -147,7 +146,7 @@ impl Form {
     }
 
     fn state_dtype(&self) -> DType {
-        if self.quantized { DType::U8 } else { compute_dtype(self.dtypes[0]) }
+        if self.quantized { DType::U8 } else { self.dtypes[0].computed() }
     }
 }
 

@@ -8,7 +8,6 @@ use crate::dtype::{DType, Element, Float};
 use crate::error::Result;
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::{Layout, Nest};
-use crate::ops::matmul::compute_dtype;
 use crate::tensor::Tensor;
 
 /// Values of each element whose norms an optimizer has to know before it updates any, such as the
@@ -118,7 +117,7 @@ impl Tensor {
     ) -> Result<Tensor> {
         const { assert!(STATES + 2 <= READS_MAX, "too many states") };
         let form = Form::of(formula_name(&formula), self, gradient, states, &[])?;
-        let norms = Tensor::empty(self.device(), [NORMS], compute_dtype(self.dtype()))?;
+        let norms = Tensor::empty(self.device(), [NORMS], self.dtype().computed())?;
         let kernel = Norms { formula, form, len: self.element_count() };
         let reads: Vec<&Tensor> = [self, gradient].into_iter().chain(states).collect();
         self.device().launch(kernel, &reads, &[&norms])?;
