@@ -1,7 +1,9 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
+#![cfg_attr(not(feature = "command"), allow(dead_code, reason = "what only the command uses"))]
 
 mod checkpoint;
+#[cfg(feature = "command")]
 pub mod command;
 mod error;
 mod evaluation;
@@ -14,6 +16,8 @@ mod observer;
 mod options;
 mod outline;
 mod plan;
+pub mod prelude;
+#[cfg(feature = "progress")]
 mod progress;
 pub mod recipe;
 mod recovery;
@@ -27,6 +31,14 @@ mod task;
 mod timeline;
 mod trainer;
 
+// What a training is made of, for programs that depend on this crate alone.
+pub use lowtide_allocator as allocator;
+pub use lowtide_amp as amp;
+pub use lowtide_autograd as autograd;
+pub use lowtide_data as data;
+pub use lowtide_nn as nn;
+pub use lowtide_tensor as tensor;
+
 pub use error::{DoesNotFit, Knob, Result, TrainError};
 pub use evaluation::evaluate;
 pub use metrics::Metrics;
@@ -34,6 +46,7 @@ pub use not_finite::{NotFinite, NotFiniteWhat};
 pub use observer::{EpochReport, Flow, Observer, Recovery, Retry, RunStart, StepReport};
 pub use options::{MicroBatches, NonFinite, Options};
 pub use plan::Plan;
+#[cfg(feature = "progress")]
 pub use progress::Progress;
 pub use rehearsal::Forecast;
 pub use run_dir::{RunDir, Summary};

@@ -18,6 +18,7 @@ mod modules;
 mod non_finite;
 mod observers;
 mod peak;
+mod prelude;
 mod pressure;
 mod recipe;
 mod same_bits;

@@ -1,0 +1,16 @@
+//! What most programs that train use, to be imported at once: `use lowtide_trainer::prelude::*`.
+//!
+//! Layers, models and optimizers are in [`crate::nn`], samplers and datasets in [`crate::data`].
+
+pub use lowtide_autograd::{Pass, Var};
+pub use lowtide_data::{Dataset, Loader, LoaderOptions};
+pub use lowtide_nn::{Module, Parameter, Parameters};
+pub use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, SimSpec, Tensor};
+
+pub use crate::error::TrainError;
+pub use crate::observer::{EpochReport, Flow, Observer, StepReport};
+pub use crate::options::{MicroBatches, NonFinite, Options};
+#[cfg(feature = "progress")]
+pub use crate::progress::Progress;
+pub use crate::task::{Classification, Score, Task};
+pub use crate::trainer::Trainer;
