@@ -31,7 +31,7 @@ pub use layout::{Layout, RANK_MAX, Shape};
 pub use ops::attention::{
     Attention, AttentionDropout, AttentionOptions, AttentionWorkspace, Causal,
 };
-pub use ops::avg_pool2d::{AvgPool, Divisor, SizeRounding};
+pub use ops::avg_pool2d::{AvgPool, Divisor};
 pub use ops::batch_norm::{BatchNorm, BatchNormBackward, Statistics};
 pub use ops::conv2d::{
     Conv1dGeometry, Conv2dGeometry, Conv2dWorkspace, ConvTranspose1dGeometry,
@@ -54,6 +54,7 @@ pub use ops::update::{
     UpdateFormula, reserve_updates, update_all_,
 };
 pub use ops::upsample2d::{Corners, Interpolation, Resize};
+pub use ops::windows::SizeRounding;
 pub use random::RandomKey;
 pub use tensor::Tensor;
 pub use watch::StorageWatch;

@@ -35,8 +35,9 @@ pub use explain::{
 pub use pytorch::export::ExportError;
 pub use pytorch::file::{Limits, PICKLE_PER_XZ_BYTE, read_snapshot};
 pub use pytorch::pickle;
+pub use pytorch::replay::Replay;
+pub use pytorch::replay::error::ReplayError;
 pub use pytorch::replay::report::ReplayReport;
-pub use pytorch::replay::{Replay, ReplayError};
 pub use pytorch::snapshot::{Action, RecordedEvent, RecordedSegment, Snapshot};
 pub use recording::capture::Capture;
 pub use recording::validate::{RecordingError, RecordingPart, RecordingProblem};

@@ -9,8 +9,17 @@ use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::pool::Pool;
 use crate::error::{Result, TensorError};
 use crate::layout::Shape;
-use crate::ops::avg_pool2d::SizeRounding;
 use crate::tensor::Tensor;
+
+/// How many windows there are where the last one does not fit whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SizeRounding {
+    /// Without it: PyTorch's default.
+    #[default]
+    Down,
+    /// With it, unless it would start in the padding on the right (`ceil_mode`).
+    Up,
+}
 
 /// Elements of the destination of a task, at least.
 const CHUNK_LEN: usize = 8 * 1024;

@@ -8,8 +8,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use super::replay::error::ReplayError;
 use super::replay::start::Start;
-use super::replay::{BlockSizes, Replay, ReplayError};
+use super::replay::{BlockSizes, Replay};
 use super::snapshot::{Action, RecordedEvent, RecordedSegment, Snapshot};
 use crate::torch::{BlockLayout, BlockState, SegmentLayout};
 use crate::trace::recording::{

@@ -10,7 +10,9 @@ use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::Shape;
 use crate::ops::max_pool2d::{Pool1dGeometry, Pool2dGeometry};
-use crate::ops::windows::{Axis, Kind, check_image, pair_shape, window_count, with_size};
+use crate::ops::windows::{
+    Axis, Kind, SizeRounding, check_image, pair_shape, window_count, with_size,
+};
 use crate::tensor::Tensor;
 use cpu::Means;
 
@@ -22,16 +24,6 @@ pub enum Divisor {
     Window,
     /// The places inside the input.
     Inside,
-}
-
-/// How many windows there are where the last one does not fit whole.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SizeRounding {
-    /// Without it: PyTorch's default.
-    #[default]
-    Down,
-    /// With it, unless it would start in the padding on the right (`ceil_mode`).
-    Up,
 }
 
 /// The choices of a pooling by means.

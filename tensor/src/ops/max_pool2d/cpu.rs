@@ -239,7 +239,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::ops::avg_pool2d::SizeRounding;
+    use crate::ops::windows::SizeRounding;
 
     /// The definition, with the flat index of each maximum.
     fn naive<T: Float>(shape: &MaxPool2dShape, x: &[T]) -> Vec<(T, usize)> {

@@ -1,5 +1,6 @@
 //! Runs a recorded trace through the policy and compares.
 
+pub(crate) mod error;
 pub(crate) mod lanes;
 pub(crate) mod offers;
 pub(crate) mod pass;
@@ -11,56 +12,19 @@ pub(crate) mod start;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use thiserror::Error;
-
-use super::replay::lanes::Lanes;
-use super::replay::offers::Offers;
-use super::replay::pass::Pass;
-use super::replay::program::Program;
-use super::replay::report::ReplayReport;
-use super::replay::start::Start;
+use self::error::ReplayError;
+use self::lanes::Lanes;
+use self::offers::Offers;
+use self::pass::Pass;
+use self::program::Program;
+use self::report::ReplayReport;
+use self::start::Start;
 use super::snapshot::{Action, RecordedEvent, Snapshot};
-use crate::torch::{LayoutError, SegmentLayout, TorchPolicy, TorchSettings};
+use crate::torch::{SegmentLayout, TorchPolicy, TorchSettings};
 
 /// Restarts with another guess at a block that the trace leaves open.
 const GUESSES_MAX: usize = 64;
 const TIMED_RUNS: usize = 5;
-/// Where segments lie that the recording has not; above the addresses of any device.
-pub(super) const MADE_UP_ADDRESS: u64 = 1 << 62;
-
-/// Why a snapshot cannot be replayed.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum ReplayError {
-    /// The snapshot says nothing of the device.
-    #[error("no trace of device {device}")]
-    NoTrace {
-        /// The device.
-        device: usize,
-    },
-    /// The events do not lead to the state at the end.
-    #[error("event {event} ({address:#x}) contradicts what follows: {problem}")]
-    Inconsistent {
-        /// Index in the trace.
-        event: u64,
-        /// Its address.
-        address: u64,
-        /// What is wrong with it.
-        problem: &'static str,
-    },
-    /// A block or segment that cannot be where it is said to be.
-    #[error("what is recorded at {address:#x} cannot be there")]
-    Impossible {
-        /// The block or segment.
-        address: u64,
-    },
-}
-
-impl From<LayoutError> for ReplayError {
-    fn from(LayoutError { address }: LayoutError) -> Self {
-        ReplayError::Impossible { address }
-    }
-}
 
 /// A trace of one device, from its reconstructed start to its recorded end.
 #[derive(Debug)]

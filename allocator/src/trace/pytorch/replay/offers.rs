@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::ranges::Era;
 use crate::torch::{AddressRange, PageSource, RangeLayout, SegmentSource, StreamId, TorchPolicy};
-use crate::trace::pytorch::replay::MADE_UP_ADDRESS;
+use crate::trace::pytorch::replay::error::MADE_UP_ADDRESS;
 
 /// Hands out the recorded segments, ranges and pages; where the policy asks for others, made-up
 /// ones.

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use crate::torch::{AddressRange, Pool, SMALL_BYTES_MAX, StreamId, TorchSettings};
-use crate::trace::pytorch::replay::{MADE_UP_ADDRESS, ReplayError};
+use crate::trace::pytorch::replay::error::{MADE_UP_ADDRESS, ReplayError};
 use crate::trace::pytorch::snapshot::{Action, RecordedEvent};
 
 /// Addresses behind the last page of a range, if nothing is there: more than any device has.

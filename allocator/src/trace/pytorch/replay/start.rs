@@ -15,7 +15,7 @@ use crate::torch::{
     AddressRange, BlockLayout, BlockState, Pool, RangeLayout, SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES,
     SegmentLayout, StreamId, TorchSettings,
 };
-use crate::trace::pytorch::replay::{MADE_UP_ADDRESS, ReplayError};
+use crate::trace::pytorch::replay::error::{MADE_UP_ADDRESS, ReplayError};
 use crate::trace::pytorch::snapshot::{Action, RecordedEvent, RecordedSegment};
 use crate::trace::recording::spans::Spans;
 
