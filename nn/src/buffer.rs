@@ -52,11 +52,6 @@ impl Buffer {
         &mut self.value
     }
 
-    /// The same buffer with its stand-in on a simulated device; see [`Tensor::twin`].
-    pub fn twin(&self, sim: &Device) -> Option<Buffer> {
-        Some(Buffer { id: self.id, value: self.value.twin(sim)? })
-    }
-
     /// The value as the attempt of `pass` has it.
     #[track_caller]
     pub fn current(&self, pass: &Pass) -> Tensor {

@@ -93,9 +93,4 @@ impl Parameter {
     pub fn is_frozen(&self) -> bool {
         self.frozen.load(Ordering::Relaxed)
     }
-
-    /// The same parameter with its stand-in on a simulated device; see [`Tensor::twin`].
-    pub fn twin(&self, sim: &Device) -> Option<Parameter> {
-        Some(Parameter { value: self.value.twin(sim)?, ..self.clone() })
-    }
 }

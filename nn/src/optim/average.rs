@@ -5,15 +5,14 @@ use std::mem;
 
 use lowtide_allocator::Category;
 use lowtide_autograd::{Gradients, LeafId};
-use lowtide_tensor::{
-    DType, Device, Float, Rounding, Tensor, TensorUpdate, UpdateFormula, update_all_,
-};
+use lowtide_tensor::{DType, Float, Rounding, Tensor, TensorUpdate, UpdateFormula, update_all_};
 
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
 use crate::optim::slots::{StateKind, block_bytes, take_states, wide_dtype};
 use crate::optim::{
-    Optimizer, OptimizerMemory, OptimizerState, StateSpec, Update, check_option, visit_once,
+    Optimizer, OptimizerMemory, OptimizerState, Scheduled, StateSpec, Stateful, Update,
+    check_option, visit_once,
 };
 use crate::parameter::Parameter;
 
@@ -142,9 +141,12 @@ impl<O: Optimizer> Optimizer for Averaged<O> {
 
     fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {
         self.optimizer.visit_state(visitor);
-        self.averages.values_mut().for_each(visitor);
+        self.averages.values_mut().for_each(&mut *visitor);
+        self.swapped.iter_mut().flat_map(BTreeMap::values_mut).for_each(visitor);
     }
+}
 
+impl<O: Scheduled> Scheduled for Averaged<O> {
     fn steps(&self) -> u64 {
         self.optimizer.steps()
     }
@@ -156,7 +158,9 @@ impl<O: Optimizer> Optimizer for Averaged<O> {
     fn set_learning_rate(&mut self, learning_rate: f64) {
         self.optimizer.set_learning_rate(learning_rate);
     }
+}
 
+impl<O: Stateful + Clone + 'static> Stateful for Averaged<O> {
     fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory {
         let mut memory = self.optimizer.memory(parameters);
         visit_once(parameters, &mut |_, parameter| {
@@ -166,19 +170,6 @@ impl<O: Optimizer> Optimizer for Averaged<O> {
             }
         });
         memory
-    }
-
-    fn twin(&self, sim: &Device) -> Option<Self> {
-        let twins = |tensors: &BTreeMap<LeafId, Tensor>| {
-            let twin = |(&id, tensor): (&LeafId, &Tensor)| Some((id, tensor.twin(sim)?));
-            tensors.iter().map(twin).collect::<Option<BTreeMap<_, _>>>()
-        };
-        let swapped = match &self.swapped {
-            Some(kept) => Some(twins(kept)?),
-            None => None,
-        };
-        let (optimizer, averages) = (self.optimizer.twin(sim)?, twins(&self.averages)?);
-        Some(Averaged { optimizer, decay: self.decay, averages, swapped })
     }
 
     fn state(&self, parameters: &mut dyn Parameters) -> Result<OptimizerState> {
@@ -223,6 +214,10 @@ impl<O: Optimizer> Optimizer for Averaged<O> {
         self.optimizer.set_state(parameters, state)?;
         self.averages = averages;
         Ok(())
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Stateful> {
+        Box::new(self.clone())
     }
 }
 

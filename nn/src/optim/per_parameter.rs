@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::mem;
 
 use lowtide_autograd::{Gradients, LeafId};
-use lowtide_tensor::{DType, Device, RandomKey, Rounding, Tensor, reserve_updates};
+use lowtide_tensor::{DType, RandomKey, Rounding, Tensor, reserve_updates};
 
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
 use crate::optim::slots::{Slots, StateKind, take_states, wide_dtype};
 use crate::optim::{
-    Job, Optimizer, OptimizerMemory, OptimizerState, Scratch, StateShape, Update, UpdateRule,
-    UpdateStep, check_option, visit_once,
+    Job, Optimizer, OptimizerMemory, OptimizerState, Scheduled, Scratch, StateShape, Stateful,
+    Update, UpdateRule, UpdateStep, check_option, visit_once,
 };
 use crate::schedule::Schedule;
 
@@ -75,7 +75,7 @@ impl<R: UpdateRule> PerParameter<R> {
     }
 
     /// Lets the learning rate follow `schedule` from update to update. It is a function of
-    /// [`Optimizer::steps`], so that a step that is rolled back or left out does not move it, and
+    /// [`Scheduled::steps`], so that a step that is rolled back or left out does not move it, and
     /// an optimizer that was loaded goes on where it was.
     ///
     /// # Errors
@@ -200,7 +200,9 @@ impl<R: UpdateRule> Optimizer for PerParameter<R> {
     fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {
         self.slots.visit(visitor);
     }
+}
 
+impl<R: UpdateRule> Scheduled for PerParameter<R> {
     fn steps(&self) -> u64 {
         self.steps
     }
@@ -212,7 +214,9 @@ impl<R: UpdateRule> Optimizer for PerParameter<R> {
     fn set_learning_rate(&mut self, learning_rate: f64) {
         self.learning_rate = learning_rate;
     }
+}
 
+impl<R: UpdateRule> Stateful for PerParameter<R> {
     fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory {
         let mut state_bytes = 0;
         let mut by_group: Vec<Vec<Tensor>> = self.groups.iter().map(|_| Vec::new()).collect();
@@ -231,10 +235,6 @@ impl<R: UpdateRule> Optimizer for PerParameter<R> {
         let scratch = self.groups.iter().zip(&by_group).map(scratch);
         let scratch = scratch.fold(Scratch::default(), Scratch::then);
         OptimizerMemory { state_bytes, scratch_bytes: scratch.peak_bytes }
-    }
-
-    fn twin(&self, sim: &Device) -> Option<Self> {
-        Some(PerParameter { slots: self.slots.twin(sim)?, ..self.clone() })
     }
 
     fn state(&self, parameters: &mut dyn Parameters) -> Result<OptimizerState> {
@@ -269,6 +269,10 @@ impl<R: UpdateRule> Optimizer for PerParameter<R> {
         check_option("learning_rate", learning_rate, "0..", |x| x >= 0.0)?;
         (self.slots, self.steps, self.learning_rate) = (slots, steps, learning_rate);
         Ok(())
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Stateful> {
+        Box::new(self.clone())
     }
 }
 

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::optim::slots::wide_dtype;
 
 /// What a [`crate::optim::PerParameter`] optimizer does to each of its parameters.
-pub trait UpdateRule: Clone + Debug {
+pub trait UpdateRule: Clone + Debug + 'static {
     /// The optimizer's name, as errors show it.
     const NAME: &'static str;
 

@@ -2,15 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use lowtide_allocator::{Category, Origin};
+use lowtide_allocator::{BLOCK_BYTES, Category, Origin};
 use lowtide_autograd::LeafId;
-use lowtide_tensor::{DType, Device, Shape, Tensor, TensorError};
+use lowtide_tensor::{DType, Shape, Tensor, TensorError};
 
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::optim::{StateShape, StateSpec};
-
-/// The allocator rounds every request up to a multiple of this.
-const BLOCK_BYTES: usize = 512;
 
 /// Tensors for each parameter that was ever updated.
 #[derive(Clone, Debug, Default)]
@@ -42,14 +39,6 @@ impl Slots {
 
     pub(super) fn visit(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {
         self.0.values_mut().flatten().for_each(visitor);
-    }
-
-    pub(super) fn twin(&self, sim: &Device) -> Option<Self> {
-        let twin = |(&id, state): (&LeafId, &Vec<Tensor>)| {
-            let twins: Option<Vec<Tensor>> = state.iter().map(|tensor| tensor.twin(sim)).collect();
-            Some((id, twins?))
-        };
-        self.0.iter().map(twin).collect::<Option<_>>().map(Slots)
     }
 }
 

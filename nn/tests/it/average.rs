@@ -2,7 +2,7 @@
 
 use lowtide_allocator::{BLOCK_BYTES, Category, Fault, Repeat};
 use lowtide_autograd::Gradients;
-use lowtide_nn::optim::{Adam, AdamOptions, Averaged, Optimizer, Sgd, SgdOptions};
+use lowtide_nn::optim::{Adam, AdamOptions, Averaged, Optimizer, Sgd, SgdOptions, Stateful};
 use lowtide_nn::{NnError, NnResult as Result, Parameter, Parameters};
 use lowtide_tensor::{DType, Device, Tensor};
 

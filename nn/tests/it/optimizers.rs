@@ -3,7 +3,7 @@
 use lowtide_autograd::Attempt;
 use lowtide_nn::optim::{
     Adagrad, AdagradOptions, Adam, AdamOptions, Lion, LionOptions, Momentum, Optimizer, RmsProp,
-    RmsPropOptions, Sgd, SgdOptions, Spread, WeightDecay,
+    RmsPropOptions, Scheduled, Sgd, SgdOptions, Spread, Stateful, WeightDecay,
 };
 use lowtide_nn::{NnError, NnResult as Result, Parameters};
 use lowtide_tensor::Tensor;
@@ -83,7 +83,7 @@ fn naive_lion(options: LionOptions) -> Twin {
 /// Five steps with other gradients and another learning rate in each.
 fn check_against(
     name: &str,
-    optimizer: &mut dyn Optimizer,
+    optimizer: &mut dyn Stateful,
     mut twin: impl FnMut() -> Twin,
 ) -> Result<()> {
     let device = cpu();

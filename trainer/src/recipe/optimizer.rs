@@ -1,13 +1,11 @@
 //! Optimizers of a recipe.
 
-use lowtide_nn::Schedule;
 use lowtide_nn::optim::{
     AdafactorOptions, AdagradOptions, AdamOptions, LambOptions, LionOptions, Momentum, MuonOptions,
-    PerParameter, RateScale, RmsPropOptions, SgdOptions, Spread, UpdateRule, WeightDecay,
+    PerParameter, RateScale, RmsPropOptions, SgdOptions, Spread, Stateful, UpdateRule, WeightDecay,
 };
+use lowtide_nn::{NnResult, Schedule};
 use serde::{Deserialize, Serialize};
-
-use super::AnyOptimizer;
 
 /// The optimizer; keys that its kind has no use for are an error.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -251,53 +249,43 @@ impl Default for MuonRecipe {
 
 impl OptimizerRecipe {
     /// The optimizer with `schedule`, without state yet.
-    pub(super) fn build(&self, schedule: Schedule) -> lowtide_nn::NnResult<AnyOptimizer> {
-        fn new<R: UpdateRule>(
-            rule: R,
-            schedule: Schedule,
-        ) -> lowtide_nn::NnResult<PerParameter<R>> {
-            PerParameter::new(rule)?.with_schedule(schedule)
+    pub(super) fn build(&self, schedule: Schedule) -> NnResult<Box<dyn Stateful>> {
+        fn new<R: UpdateRule>(rule: R, schedule: Schedule) -> NnResult<Box<dyn Stateful>> {
+            Ok(Box::new(PerParameter::new(rule)?.with_schedule(schedule)?))
         }
-        Ok(match self {
-            OptimizerRecipe::Adam(recipe) => {
-                AnyOptimizer::Adam(new(recipe.options(AdamOptions::default()), schedule)?)
-            }
-            OptimizerRecipe::Adamw(recipe) => {
-                AnyOptimizer::Adam(new(recipe.options(AdamOptions::adamw()), schedule)?)
-            }
-            OptimizerRecipe::Sgd(recipe) => AnyOptimizer::Sgd(new(recipe.options(), schedule)?),
-            OptimizerRecipe::RmsProp(recipe) => {
-                AnyOptimizer::RmsProp(new(recipe.options(), schedule)?)
-            }
-            &OptimizerRecipe::Adagrad(AdagradRecipe {
-                learning_rate,
-                learning_rate_decay,
-                weight_decay,
-                initial_sum,
-                eps,
-            }) => {
-                let options = AdagradOptions {
-                    learning_rate,
-                    learning_rate_decay,
-                    weight_decay,
-                    initial_sum,
-                    eps,
-                };
-                AnyOptimizer::Adagrad(new(options, schedule)?)
-            }
-            &OptimizerRecipe::Lion(LionRecipe { learning_rate, betas, weight_decay }) => {
-                let options = LionOptions { learning_rate, betas, weight_decay };
-                AnyOptimizer::Lion(new(options, schedule)?)
-            }
-            &OptimizerRecipe::Lamb(LambRecipe { learning_rate, betas, eps, weight_decay }) => {
-                let options = LambOptions { learning_rate, betas, eps, weight_decay };
-                AnyOptimizer::Lamb(new(options, schedule)?)
-            }
-            OptimizerRecipe::Adafactor(recipe) => {
-                AnyOptimizer::Adafactor(new(recipe.options(), schedule)?)
-            }
-            OptimizerRecipe::Muon(recipe) => AnyOptimizer::Muon(new(recipe.options(), schedule)?),
-        })
+        match self {
+            OptimizerRecipe::Adam(recipe) => new(recipe.options(AdamOptions::default()), schedule),
+            OptimizerRecipe::Adamw(recipe) => new(recipe.options(AdamOptions::adamw()), schedule),
+            OptimizerRecipe::Sgd(recipe) => new(recipe.options(), schedule),
+            OptimizerRecipe::RmsProp(recipe) => new(recipe.options(), schedule),
+            OptimizerRecipe::Adagrad(recipe) => new(recipe.options(), schedule),
+            OptimizerRecipe::Lion(recipe) => new(recipe.options(), schedule),
+            OptimizerRecipe::Lamb(recipe) => new(recipe.options(), schedule),
+            OptimizerRecipe::Adafactor(recipe) => new(recipe.options(), schedule),
+            OptimizerRecipe::Muon(recipe) => new(recipe.options(), schedule),
+        }
+    }
+}
+
+impl AdagradRecipe {
+    fn options(&self) -> AdagradOptions {
+        let &AdagradRecipe { learning_rate, learning_rate_decay, weight_decay, initial_sum, eps } =
+            self;
+        AdagradOptions { learning_rate, learning_rate_decay, weight_decay, initial_sum, eps }
+    }
+}
+
+impl LionRecipe {
+    fn options(&self) -> LionOptions {
+        let &LionRecipe { learning_rate, betas, weight_decay } = self;
+        LionOptions { learning_rate, betas, weight_decay }
+    }
+}
+
+impl LambRecipe {
+    fn options(&self) -> LambOptions {
+        let &LambRecipe { learning_rate, betas, eps, weight_decay } = self;
+        LambOptions { learning_rate, betas, eps, weight_decay }
     }
 }
 
