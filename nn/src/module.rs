@@ -97,21 +97,3 @@ pub trait Module: Parameters {
 pub(crate) fn forward_in(pass: &Pass, name: &str, module: &impl Module, x: Var) -> Result<Var> {
     pass.within(name, || module.forward(pass, x))
 }
-
-/// Shows the parameters of a submodule under `prefix.`; what containers are made of.
-pub(crate) fn visit_under(
-    prefix: &str,
-    module: &mut (impl Parameters + ?Sized),
-    visitor: &mut dyn FnMut(&str, &mut Parameter),
-) {
-    module.visit(&mut |name, parameter| visitor(&format!("{prefix}.{name}"), parameter));
-}
-
-/// The same for buffers.
-pub(crate) fn visit_buffers_under(
-    prefix: &str,
-    module: &mut (impl Parameters + ?Sized),
-    visitor: &mut dyn FnMut(&str, &mut Buffer),
-) {
-    module.visit_buffers(&mut |name, buffer| visitor(&format!("{prefix}.{name}"), buffer));
-}

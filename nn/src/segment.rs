@@ -5,7 +5,6 @@ use lowtide_autograd::{Pass, SavedPolicy, Var};
 use crate::buffer::Buffer;
 use crate::error::{NnError, Result};
 use crate::module::{Module, Parameters};
-use crate::module::{visit_buffers_under, visit_under};
 use crate::parameter::Parameter;
 
 /// A model whose blocks can be told one by one what to do with the tensors that they save. The
@@ -69,25 +68,13 @@ impl<B: Module + Clone + 'static> Segment<B> {
     }
 }
 
-/// The parameters of blocks under `{prefix}0.`, `{prefix}1.`, and so on.
-pub(crate) fn visit_blocks<B: Parameters>(
-    prefix: &str,
-    blocks: &mut [Segment<B>],
-    visitor: &mut dyn FnMut(&str, &mut Parameter),
-) {
-    for (index, segment) in blocks.iter_mut().enumerate() {
-        visit_under(&format!("{prefix}{index}"), &mut segment.block, visitor);
+impl<B: Parameters> Parameters for Segment<B> {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.block.visit(visitor);
     }
-}
 
-/// The same for buffers.
-pub(crate) fn visit_block_buffers<B: Parameters>(
-    prefix: &str,
-    blocks: &mut [Segment<B>],
-    visitor: &mut dyn FnMut(&str, &mut Buffer),
-) {
-    for (index, segment) in blocks.iter_mut().enumerate() {
-        visit_buffers_under(&format!("{prefix}{index}"), &mut segment.block, visitor);
+    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        self.block.visit_buffers(visitor);
     }
 }
 

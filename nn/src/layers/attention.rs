@@ -12,12 +12,12 @@ use lowtide_tensor::{
 };
 
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::init;
 use crate::layers::cross_attention::cross_attention;
 use crate::layers::linear::Linear;
 use crate::layers::rotary::RotaryEmbedding;
-use crate::module::{Module, Parameters};
-use crate::module::{forward_in, visit_under};
+use crate::module::{Module, Parameters, forward_in};
 use crate::optim::check_option;
 use crate::parameter::Parameter;
 
@@ -186,13 +186,7 @@ pub fn key_padding_mask(padding: &Tensor) -> Result<Tensor> {
     Ok(padding.logical_not()?.reshape([batch, 1, 1, len])?)
 }
 
-impl Parameters for MultiHeadAttention {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visitor("in_proj_weight", &mut self.in_proj_weight);
-        visitor("in_proj_bias", &mut self.in_proj_bias);
-        visit_under("out_proj", &mut self.out_proj, visitor);
-    }
-}
+parameters!(MultiHeadAttention { in_proj_weight, in_proj_bias, out_proj });
 
 impl Module for MultiHeadAttention {
     /// # Shapes

@@ -8,7 +8,8 @@ use lowtide_tensor::{DType, Device, TensorError};
 
 use crate::buffer::Buffer;
 use crate::error::Result;
-use crate::module::{Module, Parameters};
+use crate::fields::parameters;
+use crate::module::Module;
 use crate::parameter::Parameter;
 
 /// What both ranks have in common.
@@ -64,6 +65,8 @@ impl BatchNorm {
     }
 }
 
+parameters!(BatchNorm { weight, bias, running_mean, running_var, num_batches_tracked });
+
 macro_rules! batch_norms {
     ($($(#[$doc:meta])* $name:ident, $op:literal, $ranks:expr, $shape:literal;)*) => {$(
         $(#[$doc])*
@@ -98,18 +101,7 @@ macro_rules! batch_norms {
             }
         }
 
-        impl Parameters for $name {
-            fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-                visitor("weight", &mut self.0.weight);
-                visitor("bias", &mut self.0.bias);
-            }
-
-            fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-                visitor("running_mean", &mut self.0.running_mean);
-                visitor("running_var", &mut self.0.running_var);
-                visitor("num_batches_tracked", &mut self.0.num_batches_tracked);
-            }
-        }
+        parameters!($name { 0 as "" });
 
         impl Module for $name {
             /// # Shapes

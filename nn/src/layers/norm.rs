@@ -4,7 +4,8 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::Device;
 
 use crate::error::Result;
-use crate::module::{Module, Parameters};
+use crate::fields::parameters;
+use crate::module::Module;
 use crate::parameter::Parameter;
 
 /// PyTorch's addend to the variance.
@@ -44,11 +45,7 @@ impl LayerNorm {
     }
 }
 
-impl Parameters for LayerNorm {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_both(&mut self.weight, self.bias.as_mut(), visitor);
-    }
-}
+parameters!(LayerNorm { weight, bias });
 
 impl Module for LayerNorm {
     /// # Shapes
@@ -85,11 +82,7 @@ impl RmsNorm {
     }
 }
 
-impl Parameters for RmsNorm {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visitor("weight", &mut self.weight);
-    }
-}
+parameters!(RmsNorm { weight });
 
 impl Module for RmsNorm {
     /// # Shapes
@@ -127,11 +120,7 @@ impl GroupNorm {
     }
 }
 
-impl Parameters for GroupNorm {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_both(&mut self.weight, Some(&mut self.bias), visitor);
-    }
-}
+parameters!(GroupNorm { weight, bias });
 
 impl Module for GroupNorm {
     /// # Shapes
@@ -139,16 +128,5 @@ impl Module for GroupNorm {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         let (weight, bias) = (self.weight.var(pass)?, self.bias.var(pass)?);
         Ok(input.group_norm(self.groups, Some(weight), Some(bias), self.eps)?)
-    }
-}
-
-fn visit_both(
-    weight: &mut Parameter,
-    bias: Option<&mut Parameter>,
-    visitor: &mut dyn FnMut(&str, &mut Parameter),
-) {
-    visitor("weight", weight);
-    if let Some(bias) = bias {
-        visitor("bias", bias);
     }
 }

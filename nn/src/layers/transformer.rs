@@ -9,14 +9,13 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Causal, Device, RandomKey, Tensor};
 
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::layers::attention::{MultiHeadAttention, MultiHeadOptions};
 use crate::layers::dropout::Dropout;
 use crate::layers::linear::Linear;
 use crate::layers::norm::LayerNorm;
 use crate::layers::rotary::RotaryEmbedding;
-use crate::module::{Module, Parameters};
-use crate::module::{forward_in, visit_under};
-use crate::parameter::Parameter;
+use crate::module::{Module, forward_in};
 
 /// Where a layer normalises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -146,12 +145,9 @@ impl FeedForward {
         let x = pass.within("dropout", || self.dropout.forward(pass, x))?;
         forward_in(pass, "linear2", &self.linear2, x)
     }
-
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("linear1", &mut self.linear1, visitor);
-        visit_under("linear2", &mut self.linear2, visitor);
-    }
 }
+
+parameters!(FeedForward { linear1, linear2 });
 
 /// Attention of a sequence to itself, then two linear layers, `torch.nn.TransformerEncoderLayer`
 /// with `batch_first=True`.
@@ -198,14 +194,7 @@ impl TransformerEncoderLayer {
     }
 }
 
-impl Parameters for TransformerEncoderLayer {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("self_attn", &mut self.self_attn, visitor);
-        self.feed_forward.visit(visitor);
-        visit_under("norm1", &mut self.norm1, visitor);
-        visit_under("norm2", &mut self.norm2, visitor);
-    }
-}
+parameters!(TransformerEncoderLayer { self_attn, feed_forward as "", norm1, norm2 });
 
 impl Module for TransformerEncoderLayer {
     /// # Shapes
@@ -280,13 +269,11 @@ impl TransformerDecoderLayer {
 
 impl TransformerDecoderLayer {}
 
-impl Parameters for TransformerDecoderLayer {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("self_attn", &mut self.self_attn, visitor);
-        visit_under("multihead_attn", &mut self.multihead_attn, visitor);
-        self.feed_forward.visit(visitor);
-        visit_under("norm1", &mut self.norm1, visitor);
-        visit_under("norm2", &mut self.norm2, visitor);
-        visit_under("norm3", &mut self.norm3, visitor);
-    }
-}
+parameters!(TransformerDecoderLayer {
+    self_attn,
+    multihead_attn,
+    feed_forward as "",
+    norm1,
+    norm2,
+    norm3,
+});

@@ -8,18 +8,17 @@ use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{AttentionDropout, AttentionOptions, Causal, Device, RandomKey, Tensor};
 
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::layers::dropout::Dropout;
 use crate::layers::embedding::Embedding;
 use crate::layers::linear::Linear;
 use crate::layers::norm::LayerNorm;
 use crate::layers::rotary::{RotaryEmbedding, RotaryTables};
 use crate::loss::{LinearCrossEntropyOptions, Loss, linear_cross_entropy};
-use crate::module::{Module, Parameters};
-use crate::module::{forward_in, visit_under};
+use crate::module::{Module, Parameters, forward_in};
 use crate::optim::check_option;
 use crate::parameter::Parameter;
-use crate::segment::Segments;
-use crate::segment::{Segment, visit_block_policies, visit_blocks};
+use crate::segment::{Segment, Segments, visit_block_policies};
 
 /// How large a [`Gpt`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,16 +104,7 @@ impl Block {
     }
 }
 
-impl Parameters for Block {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("ln1", &mut self.ln1, visitor);
-        visit_under("qkv", &mut self.qkv, visitor);
-        visit_under("proj", &mut self.proj, visitor);
-        visit_under("ln2", &mut self.ln2, visitor);
-        visit_under("up", &mut self.up, visitor);
-        visit_under("down", &mut self.down, visitor);
-    }
-}
+parameters!(Block { ln1, qkv, proj, ln2, up, down });
 
 impl Block {
     /// # Shapes
@@ -222,16 +212,12 @@ impl Gpt {
     }
 }
 
-impl Parameters for Gpt {
+parameters!(Gpt { tok, pos, blocks as "blocks.", norm, head });
+
+impl Parameters for Positions {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("tok", &mut self.tok, visitor);
-        if let Positions::Learned(table) = &mut self.pos {
-            visit_under("pos", table, visitor);
-        }
-        visit_blocks("blocks.", &mut self.blocks, visitor);
-        visit_under("norm", &mut self.norm, visitor);
-        if let Some(head) = &mut self.head {
-            visit_under("head", head, visitor);
+        if let Positions::Learned(table) = self {
+            table.visit(visitor);
         }
     }
 }

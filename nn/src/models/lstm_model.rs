@@ -7,13 +7,12 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey};
 
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::layers::dropout::Dropout;
 use crate::layers::embedding::Embedding;
 use crate::layers::linear::Linear;
 use crate::layers::recurrent::{Lstm, LstmState, RecurrentOptions};
-use crate::module::{Module, Parameters};
-use crate::module::{forward_in, visit_under};
-use crate::parameter::Parameter;
+use crate::module::{Module, Parameters, forward_in};
 
 /// How large an [`LstmModel`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -101,13 +100,7 @@ impl LstmModel {
     }
 }
 
-impl Parameters for LstmModel {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("encoder", &mut self.encoder, visitor);
-        visit_under("rnn", &mut self.rnn, visitor);
-        visit_under("decoder", &mut self.decoder, visitor);
-    }
-}
+parameters!(LstmModel { encoder, rnn, decoder });
 
 impl Module for LstmModel {
     /// # Shapes

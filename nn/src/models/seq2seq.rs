@@ -8,6 +8,7 @@ use lowtide_tensor::{Causal, DType, Device, RandomKey, Tensor, TensorError};
 
 use crate::buffer::Buffer;
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::init;
 use crate::layers::attention::key_padding_mask;
 use crate::layers::dropout::Dropout;
@@ -15,9 +16,7 @@ use crate::layers::embedding::Embedding;
 use crate::layers::linear::Linear;
 use crate::layers::transformer::TransformerOptions;
 use crate::layers::transformer_stack::{TransformerDecoder, TransformerEncoder};
-use crate::module::{Module, Parameters};
-use crate::module::{forward_in, visit_under};
-use crate::parameter::Parameter;
+use crate::module::{Module, Parameters, forward_in};
 use crate::segment::Segments;
 
 /// How large a [`Seq2Seq`] is.
@@ -147,19 +146,16 @@ impl Seq2Seq {
     }
 }
 
-impl Parameters for Seq2Seq {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("transformer.encoder", &mut self.encoder, visitor);
-        visit_under("transformer.decoder", &mut self.decoder, visitor);
-        visit_under("generator", &mut self.generator, visitor);
-        visit_under("src_tok_emb.embedding", &mut self.source, visitor);
-        visit_under("tgt_tok_emb.embedding", &mut self.target, visitor);
-    }
+parameters!(Positions { table as "pos_embedding" });
 
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        visitor("positional_encoding.pos_embedding", &mut self.positions.table);
-    }
-}
+parameters!(Seq2Seq {
+    encoder as "transformer.encoder",
+    decoder as "transformer.decoder",
+    generator,
+    source as "src_tok_emb.embedding",
+    target as "tgt_tok_emb.embedding",
+    positions as "positional_encoding",
+});
 
 impl Segments for Seq2Seq {
     fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {

@@ -6,8 +6,8 @@ use lowtide_tensor::{Device, RandomKey};
 use super::lstm_walk::lstm_walk;
 use super::stack::{RecurrentOptions, Stack, start_of};
 use crate::error::Result;
-use crate::module::{Module, Parameters};
-use crate::parameter::Parameter;
+use crate::fields::parameters;
+use crate::module::Module;
 
 /// Gates of a cell: input, forget, cell and output.
 const GATES: usize = 4;
@@ -68,11 +68,7 @@ impl Lstm {
     }
 }
 
-impl Parameters for Lstm {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.0.visit(visitor);
-    }
-}
+parameters!(Lstm { 0 as "" });
 
 impl Module for Lstm {
     /// # Shapes

@@ -6,7 +6,7 @@ use lowtide_tensor::{Device, RandomKey, Shape, Tensor, TensorError};
 use crate::error::Result;
 use crate::init;
 use crate::layers::dropout::Dropout;
-use crate::module::Module;
+use crate::module::{Module, Parameters};
 use crate::optim::check_option;
 use crate::parameter::Parameter;
 
@@ -114,16 +114,6 @@ impl Stack {
         Ok(Stack { options, cells, dropout: Dropout::new(dropout)? })
     }
 
-    pub(super) fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        for cell in &mut self.cells {
-            let Cell { weight_ih, weight_hh, bias_ih, bias_hh, suffix } = cell;
-            visitor(&format!("weight_ih{suffix}"), weight_ih);
-            visitor(&format!("weight_hh{suffix}"), weight_hh);
-            visitor(&format!("bias_ih{suffix}"), bias_ih);
-            visitor(&format!("bias_hh{suffix}"), bias_hh);
-        }
-    }
-
     /// All layers on `input: [B, T, I]`. `walk` runs one cell, whose index among all cells it gets,
     /// along its direction, and returns the outputs `[B, T, H]`.
     pub(super) fn forward(
@@ -223,4 +213,16 @@ pub(super) fn start_of(
     let value = like.value();
     let shape = [value.shape()[0], hidden];
     Ok(pass.constant(Tensor::zeros(value.device(), shape, value.dtype())?))
+}
+
+impl Parameters for Stack {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        for cell in &mut self.cells {
+            let Cell { weight_ih, weight_hh, bias_ih, bias_hh, suffix } = cell;
+            visitor(&format!("weight_ih{suffix}"), weight_ih);
+            visitor(&format!("weight_hh{suffix}"), weight_hh);
+            visitor(&format!("bias_ih{suffix}"), bias_ih);
+            visitor(&format!("bias_hh{suffix}"), bias_hh);
+        }
+    }
 }
