@@ -2,6 +2,8 @@
 //! as its rows' and its columns'.
 
 use lowtide_tensor::{DType, Float, NormFormula, Shape, Tensor, UpdateFormula};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::rule::update_jobs;
@@ -12,6 +14,7 @@ use crate::optim::{
 
 /// PyTorch's options and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct AdafactorOptions {
     /// The largest step size: the step is relative to the parameter's root mean square, and from
     /// step `1 / learning_rate²` on it shrinks with the root of the step.
@@ -19,6 +22,7 @@ pub struct AdafactorOptions {
     /// `t` to the power of this is how much of a new square is taken in step `t`; not above 0.
     pub beta2_decay: f64,
     /// Keeps quotients finite; the machine epsilon of the parameter's type if absent.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub eps: Option<f64>,
     /// The root mean square that a smaller parameter is taken to have.
     pub scale_min: f64,

@@ -1,6 +1,8 @@
 //! Adagrad (Duchi, Hazan & Singer 2011), `torch.optim.Adagrad`.
 
 use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::rule::update_jobs;
@@ -8,6 +10,7 @@ use crate::optim::{Job, PerParameter, StateSpec, UpdateRule, UpdateStep, check_n
 
 /// PyTorch's options and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct AdagradOptions {
     /// Step size.
     pub learning_rate: f64,

@@ -1,6 +1,8 @@
 //! Adam (Kingma & Ba 2015) and AdamW (Loshchilov & Hutter 2019), as `torch.optim`.
 
 use lowtide_tensor::{AdamUpdate, Tensor};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::rule::update_jobs;
@@ -10,6 +12,7 @@ use crate::optim::{
 
 /// PyTorch's options and defaults for Adam.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct AdamOptions {
     /// Step size.
     pub learning_rate: f64,
@@ -41,6 +44,7 @@ impl AdamOptions {
 
 /// Where weight decay acts.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "kebab-case"))]
 pub enum WeightDecay {
     /// Added to the gradient: Adam.
     Coupled(f64),

@@ -2,6 +2,8 @@
 //! minutes", algorithm 2 with the identity as its φ.
 
 use lowtide_tensor::{Float, NormFormula, StateRange, Tensor, UpdateFormula};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::adam::bias_correction;
@@ -13,6 +15,7 @@ use crate::optim::{
 
 /// The paper's options, with its weight decay and epsilon as defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct LambOptions {
     /// Step size.
     pub learning_rate: f64,

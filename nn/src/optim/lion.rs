@@ -2,6 +2,8 @@
 //! algorithms", with the defaults of its reference implementation.
 
 use lowtide_tensor::{Float, Tensor, UpdateFormula};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::rule::update_jobs;
@@ -11,6 +13,7 @@ use crate::optim::{
 
 /// Options and defaults of the paper's implementation.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct LionOptions {
     /// Step size: every element moves by it.
     pub learning_rate: f64,

@@ -1,6 +1,8 @@
 //! Muon (Jordan et al. 2024), `torch.optim.Muon`, for matrices; AdamW for the rest.
 
 use lowtide_tensor::{DType, Float, NormFormula, Tensor, UpdateFormula};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::rule::update_jobs;
@@ -12,6 +14,7 @@ use crate::optim::{
 
 /// PyTorch's options and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct MuonOptions {
     /// Step size of matrices.
     pub learning_rate: f64,
@@ -20,6 +23,7 @@ pub struct MuonOptions {
     /// How much of the last direction is kept.
     pub momentum: f64,
     /// Where the gradient is taken.
+    #[cfg_attr(feature = "serde", serde(rename = "nesterov"))]
     pub momentum_kind: Momentum,
     /// `a`, `b` and `c` of the Newton-Schulz iteration.
     pub coefficients: [f64; 3],
@@ -37,12 +41,14 @@ pub struct MuonOptions {
 
 /// How Muon's step size depends on the shape `[A, B]` of a matrix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "kebab-case"))]
 pub enum RateScale {
     /// `√max(1, A / B)`, as in Jordan's own.
     #[default]
     Original,
     /// `0.2 √max(A, B)`, which makes updates as large as AdamW's, so that its step sizes fit (Liu
     /// et al. 2025).
+    #[cfg_attr(feature = "serde", serde(rename = "match-rms-adamw"))]
     MatchRmsAdamW,
     /// `√(A / B)` (Bernstein 2025).
     SpectralUnclamped,
@@ -50,6 +56,7 @@ pub enum RateScale {
 
 /// Whether Muon takes the matrices among the parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Matrices {
     /// It does.
     #[default]

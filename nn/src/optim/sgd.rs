@@ -1,6 +1,8 @@
 //! Stochastic gradient descent with momentum, `torch.optim.SGD`.
 
 use lowtide_tensor::{SgdUpdate, Tensor};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::rule::update_jobs;
@@ -10,6 +12,8 @@ use crate::optim::{
 
 /// PyTorch's options and defaults; the learning rate has none there.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields, default = "SgdOptions::of_file"))]
 pub struct SgdOptions {
     /// Step size.
     pub learning_rate: f64,
@@ -20,11 +24,13 @@ pub struct SgdOptions {
     /// Pull towards 0, added to the gradient.
     pub weight_decay: f64,
     /// Where the gradient is taken.
+    #[cfg_attr(feature = "serde", serde(rename = "nesterov"))]
     pub momentum_kind: Momentum,
 }
 
 /// How momentum enters a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(from = "bool", into = "bool"))]
 pub enum Momentum {
     /// The step is the momentum.
     #[default]
@@ -33,7 +39,28 @@ pub enum Momentum {
     Nesterov,
 }
 
+/// From whether it is Nesterov's.
+#[cfg(feature = "serde")]
+impl From<bool> for Momentum {
+    fn from(nesterov: bool) -> Self {
+        if nesterov { Momentum::Nesterov } else { Momentum::Classical }
+    }
+}
+
+#[cfg(feature = "serde")]
+impl From<Momentum> for bool {
+    fn from(kind: Momentum) -> Self {
+        kind == Momentum::Nesterov
+    }
+}
+
 impl SgdOptions {
+    /// What a file means that leaves keys out: momentum of 0.9.
+    #[cfg(feature = "serde")]
+    fn of_file() -> Self {
+        SgdOptions { momentum: 0.9, ..SgdOptions::new(0.05) }
+    }
+
     /// Plain gradient descent.
     pub fn new(learning_rate: f64) -> Self {
         SgdOptions {

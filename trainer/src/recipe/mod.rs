@@ -15,10 +15,7 @@ use lowtide_nn::{NnError, Schedule};
 use lowtide_tensor::{Device, RandomKey};
 use serde::{Deserialize, Serialize};
 
-pub use optimizer::{
-    AdafactorRecipe, AdagradRecipe, AdamRecipe, LambRecipe, LionRecipe, MuonRecipe,
-    OptimizerRecipe, RateScaleRecipe, RmsPropRecipe, SgdRecipe,
-};
+pub use optimizer::{AdamRecipe, MuonRecipe, OptimizerRecipe};
 pub use schedule::{ScheduleRecipe, WarmUpRecipe};
 
 use crate::error::{Result, TrainError};

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use lowtide_nn::optim::{Momentum, SgdOptions};
 use lowtide_trainer::TrainError;
 use lowtide_trainer::recipe::{OptimizerRecipe, Recipe};
 
@@ -56,7 +57,8 @@ fn every_optimizer_round_trips() {
     }
     assert!(matches!(&seen[0].optimizer, OptimizerRecipe::Adam(adam) if adam.betas == [0.8, 0.99]));
     assert!(matches!(&seen[1].optimizer, OptimizerRecipe::Adamw(adam) if adam.eps == 1e-6));
-    assert!(matches!(&seen[2].optimizer, OptimizerRecipe::Sgd(sgd) if sgd.nesterov));
+    let is_nesterov = |sgd: &SgdOptions| sgd.momentum_kind == Momentum::Nesterov;
+    assert!(matches!(&seen[2].optimizer, OptimizerRecipe::Sgd(sgd) if is_nesterov(sgd)));
 }
 
 #[test]
