@@ -1,4 +1,4 @@
-//! What every layer and every model is.
+//! The traits of every layer and every model.
 
 use std::collections::BTreeMap;
 

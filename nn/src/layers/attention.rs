@@ -24,23 +24,23 @@ use crate::parameter::Parameter;
 /// How a [`MultiHeadAttention`] is built.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MultiHeadOptions {
-    /// Numbers for each position; a multiple of the heads.
+    /// Features of each position; a multiple of the heads.
     pub width: usize,
     /// Heads of queries.
     pub heads: usize,
     /// Heads of keys and values, a divisor of the heads of queries; as many as those by default.
     pub groups: usize,
-    /// Which positions a position sees.
+    /// Which positions a position attends to.
     pub causal: Causal,
-    /// Of a weight being taken out in training.
+    /// Dropout probability of the attention weights.
     pub dropout: f64,
-    /// Turns the queries and keys of each head by their positions, both counted from 0. Nothing
-    /// more is kept for backward than two tables of `T · R / 2` numbers.
+    /// Rotates the queries and keys of each head by their positions, both counted from 0. Only two
+    /// tables of `T · R / 2` numbers are saved for backward in addition.
     pub rotary: Option<RotaryEmbedding>,
 }
 
 impl MultiHeadOptions {
-    /// Every position sees all, every head has keys of its own, and positions do not count.
+    /// Every position attends to all, every head has keys of its own, and there is no rotation.
     pub fn new(width: usize, heads: usize) -> Self {
         MultiHeadOptions {
             width,
@@ -70,7 +70,7 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// `Option` unless the groups divide the heads, the heads the width, the dropout is in `[0, 1)`
-    /// and heads of this width can be turned; `OutOfMemory`.
+    /// and heads of this width can be rotated; `OutOfMemory`.
     pub fn new(device: &Device, key: RandomKey, options: MultiHeadOptions) -> Result<Self> {
         let MultiHeadOptions { width, heads, groups, dropout, rotary, .. } = options;
         let divides = |part: usize, whole: usize| part > 0 && whole.is_multiple_of(part);
@@ -101,8 +101,8 @@ impl MultiHeadAttention {
         })
     }
 
-    /// [`Module::forward`] where `mask` says which keys a query sees, besides what the options say
-    /// about their places: true for those that it does, or numbers that are added to the scores.
+    /// [`Module::forward`] with a mask of the keys that a query attends to, beside the causal
+    /// mask of the options: true where it does, or numbers that are added to the scores.
     ///
     /// # Shapes
     /// `input: [B, T, D] → [B, T, D]`; the mask broadcasts to `[B, heads, T, T]`
@@ -118,7 +118,7 @@ impl MultiHeadAttention {
         self.project(pass, y)
     }
 
-    /// Queries of `input` meet keys and values of `memory`; the mask as in
+    /// Attention of the queries of `input` to keys and values of `memory`; the mask as in
     /// [`MultiHeadAttention::forward_masked`].
     ///
     /// # Shapes
@@ -148,7 +148,7 @@ impl MultiHeadAttention {
         self.project(pass, y)
     }
 
-    /// The first `turned` of `heads` parts of each position by its angles.
+    /// The first `turned` of `heads` parts of each position, rotated by its angles.
     fn turn(&self, x: Var, counts: [usize; 2]) -> Result<Var> {
         match self.options.rotary {
             Some(rotary) => rotary.turn_heads(x, counts),
@@ -170,8 +170,8 @@ impl MultiHeadAttention {
     }
 }
 
-/// The mask of attention for sequences in which some positions only fill up: true where `padding`
-/// is false, for all heads and queries.
+/// The attention mask of padded sequences: true where `padding` is false, for all heads and
+/// queries.
 ///
 /// # Shapes
 /// `padding: [B, S]` of truth values `→ [B, 1, 1, S]`

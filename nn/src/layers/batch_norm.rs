@@ -12,7 +12,7 @@ use crate::fields::parameters;
 use crate::module::Module;
 use crate::parameter::Parameter;
 
-/// What both ranks have in common.
+/// Batch normalisation for inputs of any rank.
 #[derive(Clone, Debug)]
 struct BatchNorm {
     weight: Parameter,
@@ -52,7 +52,7 @@ impl BatchNorm {
         let batches = self.num_batches_tracked.current(pass);
         let count = left.element_count() / left[1].max(1);
         let (y, [batch_mean, batch_variance]) = input.batch_norm(weight, bias, self.eps)?;
-        // What the first run made of the buffers counts.
+        // A recomputed segment updates the buffers only in its first run.
         if !pass.is_recomputing() {
             (mean, variance) = (mean.copied()?, variance.copied()?);
             let batch = [&batch_mean, &batch_variance];
@@ -86,14 +86,14 @@ macro_rules! batch_norms {
                 Ok($name(BatchNorm::new(device, channels)?))
             }
 
-            /// This layer with another addend to the variance.
+            /// This layer with another `eps`, which is added to the variance.
             #[must_use]
             pub fn with_eps(mut self, eps: f64) -> Self {
                 self.0.eps = eps;
                 self
             }
 
-            /// This layer with another share of the batch in the running statistics.
+            /// This layer with another momentum of the running statistics: the share of the batch.
             #[must_use]
             pub fn with_momentum(mut self, momentum: f64) -> Self {
                 self.0.momentum = momentum;

@@ -26,7 +26,7 @@ impl Embedding {
         Ok(Embedding { weight: Parameter::new(weight) })
     }
 
-    /// Numbers of each vector.
+    /// Features of each vector.
     pub fn width(&self) -> usize {
         self.weight.value().shape()[1]
     }

@@ -38,7 +38,7 @@ impl LayerNorm {
         Ok(LayerNorm { weight: Parameter::full(device, shape, 1.0)?, bias: None, eps: EPS })
     }
 
-    /// This layer with another addend to the variance.
+    /// This layer with another `eps`, which is added to the variance.
     #[must_use]
     pub fn with_eps(self, eps: f64) -> Self {
         LayerNorm { eps, ..self }
@@ -75,7 +75,7 @@ impl RmsNorm {
         Ok(RmsNorm { weight, eps: f64::from(f32::EPSILON) })
     }
 
-    /// This layer with another addend to the mean square.
+    /// This layer with another `eps`, which is added to the mean square.
     #[must_use]
     pub fn with_eps(self, eps: f64) -> Self {
         RmsNorm { eps, ..self }
@@ -113,7 +113,7 @@ impl GroupNorm {
         Ok(GroupNorm { weight: of(1.0)?, bias: of(0.0)?, groups, eps: EPS })
     }
 
-    /// This layer with another addend to the variance.
+    /// This layer with another `eps`, which is added to the variance.
     #[must_use]
     pub fn with_eps(self, eps: f64) -> Self {
         GroupNorm { eps, ..self }

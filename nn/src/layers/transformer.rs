@@ -40,30 +40,29 @@ pub enum HiddenActivation {
 /// How the layers of a transformer are built.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TransformerOptions {
-    /// Numbers for each position; a multiple of the heads.
+    /// Features of each position; a multiple of the heads.
     pub width: usize,
-    /// Heads of attention.
+    /// Attention heads.
     pub heads: usize,
-    /// Numbers between the two linear layers.
+    /// Hidden features between the two linear layers.
     pub hidden: usize,
-    /// Of an element being taken out in training: of attention's weights, of the hidden numbers
-    /// and of each branch.
+    /// Dropout probability of the attention weights, of the hidden features and of each branch.
     pub dropout: f64,
     /// The function between the two linear layers.
     pub activation: HiddenActivation,
     /// Where a layer normalises.
     pub norm: NormPlace,
-    /// Addend to the variance in normalisation.
+    /// Added to the variance in normalisation.
     pub eps: f64,
-    /// Which positions a position sees in attention to its own sequence.
+    /// Which positions a position attends to in self-attention.
     pub causal: Causal,
-    /// Turns queries and keys by their positions in attention to the own sequence.
+    /// Rotates queries and keys by their positions in self-attention.
     pub rotary: Option<RotaryEmbedding>,
 }
 
 impl TransformerOptions {
-    /// PyTorch's defaults: 2048 hidden numbers, dropout 0.1, ReLU, normalisation after the sums.
-    /// Every position sees all.
+    /// PyTorch's defaults: 2048 hidden features, dropout 0.1, ReLU, normalisation after the sums.
+    /// Every position attends to all.
     pub fn new(width: usize, heads: usize) -> Self {
         TransformerOptions {
             width,
@@ -78,13 +77,13 @@ impl TransformerOptions {
         }
     }
 
-    /// Of attention to the own sequence.
+    /// The options of self-attention.
     fn self_attention(&self) -> MultiHeadOptions {
         let &TransformerOptions { causal, rotary, .. } = self;
         MultiHeadOptions { causal, rotary, ..self.cross_attention() }
     }
 
-    /// Of attention to another sequence, whose positions are other ones.
+    /// The options of cross-attention, which has no rotation and no causal mask.
     fn cross_attention(&self) -> MultiHeadOptions {
         let plain = MultiHeadOptions::new(self.width, self.heads);
         MultiHeadOptions { dropout: self.dropout, ..plain }
@@ -149,7 +148,7 @@ impl FeedForward {
 
 parameters!(FeedForward { linear1, linear2 });
 
-/// Attention of a sequence to itself, then two linear layers, `torch.nn.TransformerEncoderLayer`
+/// Self-attention, then two linear layers, `torch.nn.TransformerEncoderLayer`
 /// with `batch_first=True`.
 #[derive(Clone, Debug)]
 pub struct TransformerEncoderLayer {
@@ -204,7 +203,7 @@ impl Module for TransformerEncoderLayer {
     }
 }
 
-/// Attention of a sequence to itself, then to another one, then two linear layers,
+/// Self-attention, then cross-attention, then two linear layers,
 /// `torch.nn.TransformerDecoderLayer` with `batch_first=True`.
 #[derive(Clone, Debug)]
 pub struct TransformerDecoderLayer {
@@ -219,7 +218,7 @@ pub struct TransformerDecoderLayer {
 }
 
 impl TransformerDecoderLayer {
-    /// A layer initialised from `key`; in the other sequence every position is seen.
+    /// A layer initialised from `key`; its cross-attention has no causal mask.
     ///
     /// # Errors
     /// Those of [`TransformerEncoderLayer::new`].
@@ -237,8 +236,8 @@ impl TransformerDecoderLayer {
         })
     }
 
-    /// The layer on `input` with `memory`, the encoder's output. The masks are those of attention
-    /// to the own sequence and to the memory, as [`MultiHeadAttention::attend`] takes them.
+    /// The layer on `input` with `memory`, the encoder's output. The masks are those of
+    /// self-attention and of cross-attention, as [`MultiHeadAttention::attend`] takes them.
     ///
     /// # Shapes
     /// `input: [B, T, D]`, `memory: [B, S, D] → [B, T, D]`

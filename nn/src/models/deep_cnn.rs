@@ -19,7 +19,7 @@ pub struct DeepCnnShape {
     pub image: [usize; 3],
     /// Channels of the three convolutions.
     pub channels: [usize; 3],
-    /// Classes.
+    /// Number of classes.
     pub classes: usize,
 }
 

@@ -1,6 +1,6 @@
 //! A decoder of text: pre-norm blocks of causal attention and a GELU layer, with learned positions.
 //! Radford et al., "Language models are unsupervised multitask learners" (2019), with the exact
-//! GELU. Instead of learning positions it may turn queries and keys by them.
+//! GELU. Instead of learned positions it may have rotary embeddings.
 //!
 //! `B` batch, `T` positions, `D` width, `V` vocabulary.
 
@@ -23,15 +23,15 @@ use crate::segment::{Segment, Segments, visit_block_policies};
 /// How large a [`Gpt`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GptShape {
-    /// Different tokens.
+    /// Tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Positions at most.
+    /// Positions at most: the context length.
     pub context: usize,
-    /// Numbers for each position; a multiple of the heads.
+    /// Features of each position; a multiple of the heads.
     pub width: usize,
-    /// Heads of attention.
+    /// Attention heads.
     pub heads: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: usize,
 }
 
@@ -62,12 +62,12 @@ struct Block {
     dropout: f64,
 }
 
-/// What tells positions apart.
+/// How positions are encoded.
 #[derive(Clone, Debug)]
 enum Positions {
-    /// Rows that are added to those of the tokens.
+    /// A table of learned embeddings, which are added to those of the tokens.
     Learned(Embedding),
-    /// Angles in every block, for heads of so many numbers.
+    /// Rotary embeddings in every block, for heads of so many features.
     Rotary(RotaryEmbedding, usize),
 }
 
@@ -181,11 +181,11 @@ impl Gpt {
         Ok(model)
     }
 
-    /// This model without its table of positions: every block turns its queries and keys instead,
-    /// and sequences may have any length.
+    /// This model with rotary embeddings instead of its table of positions: sequences may have any
+    /// length.
     ///
     /// # Errors
-    /// `Option` unless heads of this width can be turned.
+    /// `Option` unless heads of this width can be rotated.
     pub fn with_rotary(mut self, rotary: RotaryEmbedding) -> Result<Self> {
         let width = match (&self.pos, self.blocks.first()) {
             (&Positions::Rotary(_, width), _) => width,
@@ -197,8 +197,8 @@ impl Gpt {
         Ok(self)
     }
 
-    /// This model with elements taken out in training: of the sum of the tables, of the weights of
-    /// attention and of each branch.
+    /// This model with dropout of the sum of the embeddings, of the attention weights and of each
+    /// branch.
     ///
     /// # Errors
     /// `Option` outside `[0, 1)`.
@@ -229,7 +229,7 @@ impl Segments for Gpt {
 }
 
 impl Gpt {
-    /// What the output layer reads.
+    /// The input of the output layer.
     ///
     /// # Shapes
     /// `tokens: [B, T] → [B, T, D]`
@@ -266,8 +266,8 @@ impl Gpt {
     }
 
     /// The cross-entropy of [`Module::forward`] with the tokens that follow, by
-    /// [`linear_cross_entropy`]: the logits, the largest tensor of a step, are never there as a
-    /// whole.
+    /// [`linear_cross_entropy`]: the logits, the largest tensor of a step, are never materialised
+    /// as a whole.
     ///
     /// # Shapes
     /// `tokens: [B, T]` of i64, `labels: [B, T]` of i64

@@ -17,16 +17,15 @@ use crate::module::{Module, Parameters, forward_in};
 /// How large an [`LstmModel`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LstmModelShape {
-    /// Different tokens.
+    /// Tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Numbers for each token.
+    /// Features of each token.
     pub width: usize,
-    /// Numbers of a state.
+    /// Features of the hidden state.
     pub hidden: usize,
-    /// Layers on top of each other.
+    /// Number of layers.
     pub layers: usize,
-    /// Of an element being taken out in training: after the table, between layers, and before the
-    /// output layer.
+    /// Dropout probability: after the table, between layers, and before the output layer.
     pub dropout: f64,
 }
 

@@ -18,7 +18,7 @@ use crate::module::{Module, Parameters, forward_in};
 use crate::parameter::Parameter;
 use crate::segment::{Segment, Segments, forward_blocks, visit_block_policies};
 
-/// What a block of a [`ResNet`] consists of.
+/// The kind of the blocks of a [`ResNet`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResNetBlock {
     /// Two convolutions 3x3.
@@ -39,13 +39,13 @@ impl ResNetBlock {
 /// How large a [`ResNet`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResNetShape {
-    /// What its blocks are.
+    /// The kind of its blocks.
     pub block: ResNetBlock,
     /// Blocks in each of the four layers.
     pub blocks: [usize; 4],
     /// Channels of the first layer; each further one has twice as many.
     pub width: usize,
-    /// Classes.
+    /// Number of classes.
     pub classes: usize,
 }
 
@@ -113,7 +113,7 @@ impl Field<[&str; 2]> for ConvNorm {
 const NAMES: [[&str; 2]; 3] = [["conv1", "bn1"], ["conv2", "bn2"], ["conv3", "bn3"]];
 const DOWNSAMPLE: [&str; 2] = ["downsample.0", "downsample.1"];
 
-/// Convolutions beside a way past them, which has a convolution of its own where the shape changes.
+/// Convolutions with a shortcut, which has a convolution of its own where the shape changes.
 #[derive(Clone, Debug)]
 struct Block {
     convs: Vec<ConvNorm>,

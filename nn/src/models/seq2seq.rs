@@ -22,9 +22,9 @@ use crate::segment::Segments;
 /// How large a [`Seq2Seq`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Seq2SeqShape {
-    /// Different tokens of the source.
+    /// Tokens in the vocabulary of the source.
     pub source_vocabulary: usize,
-    /// Different tokens of the target.
+    /// Tokens in the vocabulary of the target.
     pub target_vocabulary: usize,
     /// Positions at most, of either sequence.
     pub context: usize,
@@ -77,8 +77,8 @@ impl Positions {
 }
 
 /// An encoder and a decoder with tables of tokens, under the names of PyTorch's tutorial on
-/// translation (`Seq2SeqTransformer`). With 512 numbers, 8 heads, 512 hidden numbers, 3 layers each
-/// and vocabularies of 19,214 and 10,837 tokens it has 33,570,389 parameters.
+/// translation (`Seq2SeqTransformer`). With 512 features, 8 heads, 512 hidden features, 3 layers
+/// each and vocabularies of 19,214 and 10,837 tokens it has 33,570,389 parameters.
 #[derive(Clone, Debug)]
 pub struct Seq2Seq {
     encoder: TransformerEncoder,
@@ -117,8 +117,8 @@ impl Seq2Seq {
         Ok(model)
     }
 
-    /// The logits of each next token of `target`. `padding` is true where source and target only
-    /// fill up; nothing is seen there.
+    /// The logits of each next token of `target`. `padding` is true where source and target are
+    /// padded; no position attends to those.
     ///
     /// # Shapes
     /// `source: [B, S]`, `target: [B, T]` of i64 `→ [B, T, V]`; `padding: [B, S], [B, T]` of truth

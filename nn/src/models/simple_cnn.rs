@@ -19,7 +19,7 @@ pub struct SimpleCnnShape {
     pub image: [usize; 3],
     /// Channels of the convolution.
     pub channels: usize,
-    /// Classes.
+    /// Number of classes.
     pub classes: usize,
 }
 

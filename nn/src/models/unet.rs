@@ -72,8 +72,8 @@ impl Module for DoubleConv {
     }
 }
 
-/// Twice the size by a transposed convolution, beside what was there on the way down, through
-/// two convolutions.
+/// A transposed convolution to twice the size, concatenation with the features of the same size on
+/// the way down, and two convolutions.
 #[derive(Clone, Debug)]
 struct Up {
     up: ConvTranspose2d,
@@ -90,7 +90,7 @@ impl Up {
         })
     }
 
-    /// `x` from below, `beside` from the way down, of twice the size or one pixel more.
+    /// `x` from the level below, `beside` from the way down, of twice the size or one pixel more.
     fn forward(&self, pass: &Pass, x: Var, beside: Var) -> Result<Var> {
         let mut x = forward_in(pass, "up", &self.up, x)?;
         let missing = |axis: usize| beside.shape()[axis].saturating_sub(x.shape()[axis]);

@@ -26,17 +26,17 @@ pub struct ViTShape {
     pub image: usize,
     /// Height and width of a patch.
     pub patch: usize,
-    /// Numbers for each patch; a multiple of the heads.
+    /// Features of each patch; a multiple of the heads.
     pub width: usize,
-    /// Heads of attention.
+    /// Attention heads.
     pub heads: usize,
-    /// Numbers between the two linear layers of a block.
+    /// Hidden features between the two linear layers of a block.
     pub hidden: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: usize,
-    /// Classes.
+    /// Number of classes.
     pub classes: usize,
-    /// Of an element being taken out in training, in attention as elsewhere.
+    /// Dropout probability, in attention as elsewhere.
     pub dropout: f64,
 }
 

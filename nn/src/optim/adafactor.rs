@@ -28,7 +28,7 @@ pub struct AdafactorOptions {
     pub scale_min: f64,
     /// An update of a larger root mean square is scaled down to it.
     pub clip: f64,
-    /// Pull of the weights towards 0, beside the gradient.
+    /// Decoupled weight decay.
     pub weight_decay: f64,
 }
 
@@ -199,7 +199,7 @@ trait Lerped: Sized {
 }
 
 impl Lerped for Tensor {
-    /// [`Tensor::lerp_`] of a tensor that nothing else holds.
+    /// [`Tensor::lerp_`] of an unshared tensor.
     fn lerped(mut self, end: &Tensor, weight: f64) -> Result<Self> {
         self.lerp_(end, weight)?;
         Ok(self)

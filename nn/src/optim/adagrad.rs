@@ -12,15 +12,15 @@ use crate::optim::{Job, PerParameter, StateSpec, UpdateRule, UpdateStep, check_n
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct AdagradOptions {
-    /// Step size.
+    /// Learning rate.
     pub learning_rate: f64,
     /// By how much the step size shrinks: over `1 + decay · (t - 1)` in step `t`.
     pub learning_rate_decay: f64,
-    /// Pull towards 0, added to the gradient.
+    /// Weight decay, added to the gradient.
     pub weight_decay: f64,
     /// Where the sum of squares starts.
     pub initial_sum: f64,
-    /// Keeps the quotient finite.
+    /// Added to the divisor, so that it is never 0.
     pub eps: f64,
 }
 

@@ -1,4 +1,4 @@
-//! An average of the weights over time, kept beside an optimizer.
+//! An exponential moving average of the weights, kept beside an optimizer.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -18,7 +18,7 @@ use crate::parameter::Parameter;
 
 /// The operation's name, as errors show it.
 const NAME: &str = "average";
-/// What a parameter's average is called among its states.
+/// The name of the average among the states of a parameter.
 const SUFFIX: &str = "ema";
 
 /// An optimizer that also keeps an exponential moving average of the parameters, in f32 or f64:
@@ -43,12 +43,12 @@ impl<O: Optimizer> Averaged<O> {
         Ok(Averaged { optimizer, decay, averages: BTreeMap::new(), swapped: None })
     }
 
-    /// The optimizer.
+    /// The optimizer below.
     pub fn optimizer(&self) -> &O {
         &self.optimizer
     }
 
-    /// Whether the parameters have the values of their average.
+    /// Whether the parameters hold their averages, between two calls of [`Averaged::swap`].
     pub fn is_swapped(&self) -> bool {
         self.swapped.is_some()
     }

@@ -17,13 +17,13 @@ use crate::optim::{
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct LambOptions {
-    /// Step size.
+    /// Learning rate.
     pub learning_rate: f64,
-    /// How much of the last mean and of the last mean square is kept.
+    /// Decay rates of the means of the gradient and of its square.
     pub betas: [f64; 2],
-    /// Keeps the quotient finite.
+    /// Added to the divisor, so that it is never 0.
     pub eps: f64,
-    /// Pull of the weights towards 0, beside the gradient.
+    /// Decoupled weight decay.
     pub weight_decay: f64,
 }
 
@@ -33,7 +33,7 @@ impl Default for LambOptions {
     }
 }
 
-/// LAMB, whose step is as long as the parameter wants it:
+/// LAMB, which scales each update by the ratio of the parameter's norm to the update's:
 ///
 /// ```text
 /// m = β₁ m + (1 - β₁) g,  v = β₂ v + (1 - β₂) g²

@@ -15,11 +15,11 @@ use crate::optim::{
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct LionOptions {
-    /// Step size: every element moves by it.
+    /// Learning rate: every element moves by it.
     pub learning_rate: f64,
     /// How much momentum is in the direction, and how much of it is kept.
     pub betas: [f64; 2],
-    /// Pull of the weights towards 0, beside the gradient.
+    /// Decoupled weight decay.
     pub weight_decay: f64,
 }
 

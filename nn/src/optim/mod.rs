@@ -110,23 +110,23 @@ pub trait Stateful: Scheduled {
     fn boxed_clone(&self) -> Box<dyn Stateful>;
 }
 
-/// What an optimizer remembers of its updates.
+/// The state of an optimizer, apart from its options.
 #[derive(Clone, Debug)]
 pub struct OptimizerState {
     /// Updates so far.
     pub steps: u64,
     /// The step size, before a schedule of the optimizer's own.
     pub learning_rate: f64,
-    /// By name.
+    /// The state tensors by name.
     pub tensors: BTreeMap<String, Tensor>,
 }
 
-/// What an optimizer needs beside parameters and gradients.
+/// The memory of an optimizer beside parameters and gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OptimizerMemory {
     /// Kept between updates.
     pub state_bytes: usize,
-    /// Taken and given back within one update.
+    /// Allocated and freed within one update.
     pub scratch_bytes: usize,
 }
 
@@ -161,7 +161,7 @@ pub(crate) fn check_option(
     if valid(value) { Ok(()) } else { Err(NnError::Option { name, value, range }) }
 }
 
-/// Shows each parameter once, also where it stands in several places of a model.
+/// Shows each parameter once, also a parameter that several layers of a model share.
 fn visit_once(parameters: &mut dyn Parameters, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
     let mut seen = BTreeSet::new();
     parameters.visit(&mut |name, parameter| {
@@ -176,7 +176,7 @@ pub(crate) fn check_not_negative(options: &[(&'static str, f64)]) -> Result<()> 
     options.iter().try_for_each(|&(name, value)| check_option(name, value, "0..", |x| x >= 0.0))
 }
 
-/// `Ok` if means of these weights forget.
+/// `Ok` if both decay rates are from 0 to below 1.
 pub(crate) fn check_betas(betas: [f64; 2]) -> Result<()> {
     let check = |beta| check_option("beta", beta, "0..1", |x| (0.0..1.0).contains(&x));
     betas.into_iter().try_for_each(check)

@@ -1,5 +1,4 @@
-//! The optimizer of everything that updates each parameter by itself: rules for names, states,
-//! numbers of steps.
+//! The optimizer around an update rule: parameter groups, state tensors, steps and learning rate.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -16,13 +15,13 @@ use crate::optim::{
 };
 use crate::schedule::Schedule;
 
-/// Smaller parameters are few bytes, and biases and norms need the precision.
+/// Smaller parameters save little memory in 8 bits, and biases and norms need the precision.
 const QUANTIZED_LEN_MIN: usize = 4096;
 
-/// An optimizer made of one rule, or of several for parameters of different names.
+/// An optimizer that updates each parameter by a rule; parameter groups have rules of their own.
 #[derive(Clone, Debug)]
 pub struct PerParameter<R> {
-    /// The first is for all that no pattern names.
+    /// The first is for all parameters that match no other pattern.
     groups: Vec<Group<R>>,
     /// The first group's, before the schedule.
     learning_rate: f64,
@@ -35,7 +34,7 @@ pub struct PerParameter<R> {
 
 #[derive(Clone, Debug)]
 struct Group<R> {
-    /// What names have to look like; `*` stands for anything.
+    /// Pattern of the parameters' names; `*` matches anything.
     pattern: String,
     rule: R,
     /// The group's learning rate over the first group's.
@@ -60,9 +59,9 @@ impl<R: UpdateRule> PerParameter<R> {
         })
     }
 
-    /// Other options for the parameters whose names look like `pattern`, in which `*` stands for
-    /// anything (`*.bias`). The first pattern given counts. A learning rate that differs keeps its
-    /// ratio when a schedule moves the first one.
+    /// Adds a parameter group: other options for the parameters whose names match `pattern`, in
+    /// which `*` matches anything (`*.bias`). The first pattern that matches counts. The ratio of
+    /// the group's learning rate to the first one stays when a schedule changes the latter.
     ///
     /// # Errors
     /// `Option` for a value out of range.
@@ -85,7 +84,7 @@ impl<R: UpdateRule> PerParameter<R> {
         Ok(PerParameter { schedule, ..self })
     }
 
-    /// Rounds new parameters of bf16 up or down at random; see [`Rounding::Stochastic`].
+    /// Rounds updated parameters of bf16 stochastically; see [`Rounding::Stochastic`].
     #[must_use]
     pub fn with_stochastic_rounding(self, key: RandomKey) -> Self {
         PerParameter { stochastic: Some(key), ..self }
@@ -93,13 +92,13 @@ impl<R: UpdateRule> PerParameter<R> {
 
     /// Keeps the states of parameters with 4,096 elements and more in 8 bits: a little over a
     /// quarter of the memory (Dettmers et al. 2022, whose threshold this is). Parameters of f64
-    /// keep theirs, and so do states that have not the shape of their parameter.
+    /// keep theirs, and so do states whose shape is not their parameter's.
     #[must_use]
     pub fn with_8bit_states(self) -> Self {
         PerParameter { quantized: true, ..self }
     }
 
-    /// How the states of the parameter called `name` are stored.
+    /// Names, shapes and types of the states of the parameter called `name`.
     fn state_kinds(&self, name: &str, parameter: &Tensor) -> Vec<StateKind> {
         let specs = self.groups[self.group(name)].rule.states(parameter);
         let quantized = self.quantized
@@ -276,7 +275,7 @@ impl<R: UpdateRule> Stateful for PerParameter<R> {
     }
 }
 
-/// Whether `name` is `pattern` with something in the place of each `*`.
+/// Whether `name` matches `pattern`, in which `*` matches any text.
 fn is_like(name: &str, pattern: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return name == pattern };
     let Some(mut name) = name.strip_prefix(head) else { return false };

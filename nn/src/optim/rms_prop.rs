@@ -12,15 +12,15 @@ use crate::optim::{Job, PerParameter, StateSpec, UpdateRule, check_not_negative}
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct RmsPropOptions {
-    /// Step size.
+    /// Learning rate.
     pub learning_rate: f64,
-    /// How much of the last mean square is kept, `α`.
+    /// Decay rate of the mean square, `α`.
     pub smoothing: f64,
-    /// Keeps the quotient finite.
+    /// Added to the divisor, so that it is never 0.
     pub eps: f64,
-    /// Pull towards 0, added to the gradient.
+    /// Weight decay, added to the gradient.
     pub weight_decay: f64,
-    /// How much of the last direction is kept; 0 needs no state.
+    /// Momentum; 0 needs no state.
     pub momentum: f64,
     /// What the gradient is divided by.
     #[cfg_attr(feature = "serde", serde(rename = "centered"))]

@@ -9,13 +9,13 @@ use lowtide_tensor::{DType, Shape, Tensor, TensorError};
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::optim::{StateShape, StateSpec};
 
-/// Tensors for each parameter that was ever updated.
+/// The state tensors of each parameter that was updated before.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slots(pub(super) BTreeMap<LeafId, Vec<Tensor>>);
 
 impl Slots {
-    /// The states of a parameter, or new ones of zeros that belong to the caller until
-    /// [`Slots::keep`], and whether they are new.
+    /// The states of a parameter, or new zeros that are only stored by [`Slots::keep`]; and whether
+    /// they are new.
     pub(super) fn states(
         &self,
         id: LeafId,
@@ -32,7 +32,7 @@ impl Slots {
         Ok((zeros.collect::<lowtide_tensor::TensorResult<_>>()?, true))
     }
 
-    /// Makes `states` the parameter's.
+    /// Stores the states of a parameter.
     pub(super) fn keep(&mut self, id: LeafId, states: Vec<Tensor>) {
         self.0.insert(id, states);
     }
@@ -42,7 +42,7 @@ impl Slots {
     }
 }
 
-/// How a state is stored.
+/// The name, shape and type of a state tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StateKind {
     pub(super) name: &'static str,
@@ -51,7 +51,7 @@ pub(super) struct StateKind {
 }
 
 impl StateKind {
-    /// How the state of `parameter` is stored that `spec` asks for, in 8 bits if `quantized`.
+    /// The name, shape and type of a state of `parameter` by its `spec`, in 8 bits if `quantized`.
     pub(super) fn new(spec: &StateSpec, parameter: &Tensor, quantized: bool) -> Self {
         let (shape, dtype) = match spec.shape {
             StateShape::Own(shape) => (shape, wide_dtype(parameter)),
@@ -116,7 +116,7 @@ pub(super) fn block_bytes(len: usize, dtype: DType) -> usize {
     (len * dtype.size_bytes()).max(1).next_multiple_of(BLOCK_BYTES)
 }
 
-/// The type of states: half types have f32.
+/// The type of a parameter's states: f32 for half types, else the parameter's own.
 pub(super) fn wide_dtype(parameter: &Tensor) -> DType {
     match parameter.dtype() {
         DType::F16 | DType::BF16 => DType::F32,

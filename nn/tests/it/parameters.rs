@@ -102,7 +102,7 @@ fn step(
 }
 
 #[test]
-fn a_twin_makes_the_same_allocations_and_touches_nothing_real() -> Outcome {
+fn a_simulated_copy_makes_the_same_allocations_and_touches_nothing_real() -> Outcome {
     use lowtide_nn::optim::{Adam, AdamOptions};
     let device = cpu();
     let mut model = SimpleCnn::new(&device, KEY, SHAPE)?;
@@ -110,23 +110,23 @@ fn a_twin_makes_the_same_allocations_and_touches_nothing_real() -> Outcome {
     // From the start, and in mid-run with state.
     for _ in 0..2 {
         let sim = device.simulate();
-        let mut twin = model.clone();
-        twin.visit(&mut |name, parameter| {
+        let mut copy = model.clone();
+        copy.visit(&mut |name, parameter| {
             let of_sim = parameter.value().twin(&sim);
-            let of_sim = of_sim.unwrap_or_else(|| panic!("{name} has a twin"));
+            let of_sim = of_sim.unwrap_or_else(|| panic!("{name} has a copy"));
             assert_eq!(of_sim.device(), &sim, "{name}");
             *parameter.value_mut() = of_sim;
         });
-        let mut twin_optimizer = optimizer.clone();
-        twin_optimizer.visit_state(&mut |state| {
+        let mut optimizer_copy = optimizer.clone();
+        optimizer_copy.visit_state(&mut |state| {
             *state = state.twin(&sim).expect("it is on this device");
         });
-        assert_eq!(twin_optimizer.steps(), optimizer.steps());
+        assert_eq!(optimizer_copy.steps(), optimizer.steps());
         assert_eq!(sim.allocator().layout_hash(), device.allocator().layout_hash());
 
         let before = all_bits(&mut model);
         let real_before = device.allocator().statistics();
-        step(&mut twin, &mut twin_optimizer, &sim)?;
+        step(&mut copy, &mut optimizer_copy, &sim)?;
         assert_eq!(all_bits(&mut model), before);
         assert_eq!(device.allocator().statistics(), real_before);
 
@@ -139,7 +139,7 @@ fn a_twin_makes_the_same_allocations_and_touches_nothing_real() -> Outcome {
 }
 
 #[test]
-fn a_device_that_does_not_simulate_this_one_has_no_twins() -> Outcome {
+fn a_device_that_does_not_simulate_this_one_has_no_copies() -> Outcome {
     let device = cpu();
     let parameter = Parameter::new(f32s(&device, "p", [2]));
     let strangers = [Device::sim(SimSpec::like_this_machine(1 << 20))?, cpu(), cpu().simulate()];
@@ -150,13 +150,13 @@ fn a_device_that_does_not_simulate_this_one_has_no_twins() -> Outcome {
 }
 
 #[test]
-fn an_optimizer_without_state_has_a_twin_anywhere() -> Outcome {
+fn an_optimizer_without_state_has_a_copy_anywhere() -> Outcome {
     use lowtide_nn::optim::{Sgd, SgdOptions};
     let options = SgdOptions { momentum: 0.5, ..SgdOptions::new(0.1) };
     let optimizer = Sgd::new(options)?;
-    let mut twin = optimizer.clone();
-    twin.visit_state(&mut |state| panic!("{state:?} has to be found"));
-    assert_eq!(twin.learning_rate(), 0.1);
+    let mut copy = optimizer.clone();
+    copy.visit_state(&mut |state| panic!("{state:?} has to be found"));
+    assert_eq!(copy.learning_rate(), 0.1);
     for (name, optimizer) in optimizers() {
         assert_eq!(optimizer.steps(), 0, "{name}");
     }

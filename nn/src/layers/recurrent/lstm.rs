@@ -13,7 +13,7 @@ use crate::module::Module;
 const GATES: usize = 4;
 
 /// Layers of LSTM cells; `weight_ih_l0` holds the input, forget, cell and output gates one after
-/// the other. Backward keeps six numbers for each number of a state and position, the output among
+/// the other. Six numbers are saved for backward for each element of the output, which is one of
 /// them, and the input.
 #[derive(Clone, Debug)]
 pub struct Lstm(Stack);
@@ -21,9 +21,9 @@ pub struct Lstm(Stack);
 /// The states of all cells: layer by layer, and forward before backward.
 #[derive(Clone)]
 pub struct LstmState {
-    /// What the layers give out, `[L · S, B, H]`.
+    /// The hidden states h, `[L · S, B, H]`.
     pub h: Var,
-    /// What the cells keep to themselves, `[L · S, B, H]`.
+    /// The cell states c, `[L · S, B, H]`.
     pub c: Var,
 }
 

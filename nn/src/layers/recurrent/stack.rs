@@ -1,4 +1,4 @@
-//! What the recurrent layers have in common: their parameters, and layers on layers of them.
+//! The stack of cells that all recurrent layers share: parameters, layers and directions.
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey, Shape, Tensor, TensorError};
@@ -10,7 +10,7 @@ use crate::module::{Module, Parameters};
 use crate::optim::check_option;
 use crate::parameter::Parameter;
 
-/// Which ways a recurrent layer walks along a sequence.
+/// The directions in which a recurrent layer reads a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Directions {
     /// From the first position to the last.
@@ -32,15 +32,15 @@ impl Directions {
 /// How a recurrent layer is built.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecurrentOptions {
-    /// Numbers for each position of the input.
+    /// Features of each position of the input.
     pub inputs: usize,
-    /// Numbers of a state.
+    /// Features of the hidden state.
     pub hidden: usize,
-    /// Layers on top of each other.
+    /// Number of layers.
     pub layers: usize,
-    /// Of an element between two layers being taken out in training.
+    /// Dropout probability between two layers.
     pub dropout: f64,
-    /// Which ways each layer walks.
+    /// The directions of each layer.
     pub directions: Directions,
 }
 
