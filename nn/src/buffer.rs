@@ -37,24 +37,19 @@ impl Buffer {
         Buffer { id: BufferId::new(), value }
     }
 
-    /// What its updates are found by.
+    /// The identity: the key of its updates.
     pub fn id(&self) -> BufferId {
         self.id
     }
 
-    /// The tensor.
+    /// The tensor with its values.
     pub fn value(&self) -> &Tensor {
         &self.value
     }
 
-    /// The tensor, to write.
+    /// The tensor with its values, to write or to replace.
     pub fn value_mut(&mut self) -> &mut Tensor {
         &mut self.value
-    }
-
-    /// The same buffer with its stand-in on a simulated device; see [`Tensor::twin`].
-    pub fn twin(&self, sim: &Device) -> Option<Buffer> {
-        Some(Buffer { id: self.id, value: self.value.twin(sim)? })
     }
 
     /// The value as the attempt of `pass` has it.
@@ -63,13 +58,13 @@ impl Buffer {
         pass.buffer(self.id, &self.value)
     }
 
-    /// Makes `value` what is to become of this buffer when the attempt is committed.
+    /// Sets the value that this buffer gets when the attempt is committed.
     pub fn update(&self, pass: &Pass, value: Tensor) {
         pass.update_buffer(self.id, value);
     }
 }
 
-/// Writes what the passes of an attempt made of the buffers of `model`, in place. Allocates
+/// Writes the buffers of `model` as the passes of an attempt updated them, in place. Allocates
 /// nothing.
 ///
 /// # Errors
@@ -85,7 +80,7 @@ pub fn commit_buffers(model: &mut dyn Parameters, updates: &BufferUpdates) -> Re
     Ok(result?)
 }
 
-/// `Ok` if [`commit_buffers`] will be.
+/// `Ok` if [`commit_buffers`] will succeed.
 ///
 /// # Errors
 /// Those of [`commit_buffers`].

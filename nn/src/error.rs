@@ -17,7 +17,7 @@ pub enum NnError {
     /// A gradient does not have its parameter's shape or type.
     #[error("{name}: the gradient is {found}, the parameter {expected}")]
     Gradient {
-        /// The parameter.
+        /// Name of the parameter.
         name: String,
         /// Shape of the gradient.
         found: Shape,
@@ -27,9 +27,9 @@ pub enum NnError {
     /// A state is not what the optimizer keeps under this name.
     #[error("{name}: {problem}")]
     State {
-        /// The state.
+        /// Name of the state tensor.
         name: String,
-        /// What differs.
+        /// How the file or state differs from what was expected.
         problem: WeightsProblem,
     },
     /// The parameters have the values of their average.
@@ -38,37 +38,37 @@ pub enum NnError {
     /// An option is out of its range.
     #[error("{name} = {value} is not in {range}")]
     Option {
-        /// The option.
+        /// Name of the option.
         name: &'static str,
-        /// Its value.
+        /// The value that was given.
         value: f64,
-        /// What would be accepted.
+        /// The range of accepted values.
         range: &'static str,
     },
     /// A weights file could not be read or written.
     #[error("{}: {source}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system, or the format, says of it.
+        /// The error of the file system.
         source: std::io::Error,
     },
     /// A weights file is not a safetensors file.
     #[error("{}: {source}", path.display())]
     Format {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system, or the format, says of it.
+        /// The error of the parser.
         source: safetensors::SafeTensorError,
     },
     /// A weights file does not hold what the model has under this name.
     #[error("{}: {name}: {problem}", path.display())]
     Weights {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The parameter.
+        /// Name of the parameter or buffer.
         name: String,
-        /// What differs.
+        /// How the file or state differs from what was expected.
         problem: WeightsProblem,
     },
 }
@@ -83,10 +83,10 @@ pub enum WeightsProblem {
     /// The file has it, the model does not.
     #[error("not known to this model")]
     Unknown,
-    /// A count of updates that is none, or not that of the other parameters.
+    /// A count of updates that is no count, or differs from that of the other parameters.
     #[error("not the count of updates that the other parameters had")]
     Steps,
-    /// Another shape.
+    /// The shapes differ.
     #[error("shape {found:?} in the file, {expected} in the model")]
     Shape {
         /// Shape in the file.
@@ -94,7 +94,7 @@ pub enum WeightsProblem {
         /// Shape in the model.
         expected: Shape,
     },
-    /// Another element type.
+    /// The element types differ.
     #[error("element type {found} in the file, {expected} in the model")]
     Type {
         /// Type in the file.
@@ -111,7 +111,7 @@ impl From<TensorError> for NnError {
 }
 
 impl NnError {
-    /// This error as one that a segment of a pass can return.
+    /// This error as the error type of `autograd`, for a segment of a pass.
     pub fn into_autograd(self) -> AutogradError {
         match self {
             NnError::Autograd(error) => error,
@@ -119,7 +119,7 @@ impl NnError {
         }
     }
 
-    /// The out-of-memory ledger, if that is what this is.
+    /// The out-of-memory ledger, if this is an out-of-memory error.
     pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
         match self {
             NnError::Autograd(error) => error.out_of_memory(),

@@ -22,17 +22,17 @@ pub fn default_bound(fan_in: usize) -> f64 {
     1.0 / (fan_in.max(1) as f64).sqrt()
 }
 
-/// Which way the variance is kept.
+/// Which variance the initial weights preserve: that of values or of gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fan {
-    /// That of the values, forward.
+    /// That of the values in forward.
     #[default]
     In,
-    /// That of the gradients, backward.
+    /// That of the gradients in backward.
     Out,
 }
 
-/// What follows a layer, for the factor by which its weights are larger (`calculate_gain`).
+/// The activation after a layer, which decides the gain of its weights (`calculate_gain`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Nonlinearity {
@@ -40,16 +40,16 @@ pub enum Nonlinearity {
     Linear,
     /// The hyperbolic tangent.
     Tanh,
-    /// ReLU.
+    /// `max(x, 0)`.
     Relu,
     /// Leaky ReLU with its slope.
     LeakyRelu(f64),
-    /// SELU.
+    /// See [`crate::SELU`].
     Selu,
 }
 
 impl Nonlinearity {
-    /// The factor on the standard deviation.
+    /// The gain: the factor on the standard deviation.
     pub fn gain(self) -> f64 {
         match self {
             Nonlinearity::Linear => 1.0,

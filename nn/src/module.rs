@@ -1,4 +1,4 @@
-//! What every layer and every model is.
+//! The traits of every layer and every model.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ pub trait Parameters {
     /// # Errors
     /// `DType` unless a float type, `OutOfMemory`; then nothing was changed.
     fn set_dtype(&mut self, dtype: DType) -> Result<()> {
-        let statistics = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let statistics = dtype.computed();
         let (mut parameters, mut buffers) = (BTreeMap::new(), BTreeMap::new());
         let mut outcome = Ok(());
         self.visit(&mut |_, parameter| {
@@ -96,22 +96,4 @@ pub trait Module: Parameters {
 /// [`Module::forward`] of the submodule `name`: memory and random numbers are its own.
 pub(crate) fn forward_in(pass: &Pass, name: &str, module: &impl Module, x: Var) -> Result<Var> {
     pass.within(name, || module.forward(pass, x))
-}
-
-/// Shows the parameters of a submodule under `prefix.`; what containers are made of.
-pub(crate) fn visit_under(
-    prefix: &str,
-    module: &mut (impl Parameters + ?Sized),
-    visitor: &mut dyn FnMut(&str, &mut Parameter),
-) {
-    module.visit(&mut |name, parameter| visitor(&format!("{prefix}.{name}"), parameter));
-}
-
-/// The same for buffers.
-pub(crate) fn visit_buffers_under(
-    prefix: &str,
-    module: &mut (impl Parameters + ?Sized),
-    visitor: &mut dyn FnMut(&str, &mut Buffer),
-) {
-    module.visit_buffers(&mut |name, buffer| visitor(&format!("{prefix}.{name}"), buffer));
 }

@@ -51,17 +51,17 @@ impl Parameter {
         Parameter { id: LeafId::new(), value, frozen: Arc::default() }
     }
 
-    /// What its gradient is found by.
+    /// The identity: the key of its gradient and of its optimizer state.
     pub fn id(&self) -> LeafId {
         self.id
     }
 
-    /// The tensor.
+    /// The tensor with its values.
     pub fn value(&self) -> &Tensor {
         &self.value
     }
 
-    /// The tensor, to write.
+    /// The tensor with its values, to write or to replace.
     pub fn value_mut(&mut self) -> &mut Tensor {
         &mut self.value
     }
@@ -78,13 +78,13 @@ impl Parameter {
         Ok(pass.leaf(self.id, &self.value)?)
     }
 
-    /// Excludes it from training, all handles of it: no gradient, no optimizer state, and nothing
-    /// is kept for backward on its behalf (`requires_grad_(False)` in PyTorch).
+    /// Excludes it from training, through all its handles: it has no gradient, no optimizer state,
+    /// and nothing is saved for backward on its account (`requires_grad_(False)` in PyTorch).
     pub fn freeze(&self) {
         self.frozen.store(true, Ordering::Relaxed);
     }
 
-    /// Trains it again.
+    /// Includes it in training again.
     pub fn unfreeze(&self) {
         self.frozen.store(false, Ordering::Relaxed);
     }
@@ -92,10 +92,5 @@ impl Parameter {
     /// Whether it is excluded from training.
     pub fn is_frozen(&self) -> bool {
         self.frozen.load(Ordering::Relaxed)
-    }
-
-    /// The same parameter with its stand-in on a simulated device; see [`Tensor::twin`].
-    pub fn twin(&self, sim: &Device) -> Option<Parameter> {
-        Some(Parameter { value: self.value.twin(sim)?, ..self.clone() })
     }
 }

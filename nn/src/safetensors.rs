@@ -29,7 +29,7 @@ pub fn save(model: &mut dyn Parameters, path: &Path) -> Result<()> {
     write(&entries?, None, path)
 }
 
-/// A tensor as a file has it.
+/// A tensor in the form of the file: type, shape and bytes.
 pub(crate) struct Entry {
     pub(crate) dtype: Dtype,
     pub(crate) dims: Vec<usize>,

@@ -22,7 +22,7 @@ pub enum Schedule {
         from: f64,
         /// Factor from step `steps` on.
         to: f64,
-        /// Steps between.
+        /// Steps from the first factor to the last.
         steps: u64,
     },
     /// Half a cosine from `base` to `floor` over `steps`, then `floor` (`CosineAnnealingLR` up to
@@ -215,11 +215,11 @@ pub struct PlateauOptions {
     pub better: Better,
     /// What the rate is multiplied by, above 0 and below 1.
     pub factor: f64,
-    /// Observations without an improvement that are borne.
+    /// Observations without an improvement that are tolerated.
     pub patience: u64,
     /// The share by which a metric must be better to count.
     pub threshold: f64,
-    /// Observations after a fall that do not count.
+    /// Observations after a reduction that do not count.
     pub cooldown: u64,
     /// The rate never falls below.
     pub floor: f64,
@@ -228,10 +228,10 @@ pub struct PlateauOptions {
 /// Which way a metric improves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Better {
-    /// A loss.
+    /// Lower values are better, as of a loss.
     #[default]
     Lower,
-    /// An accuracy.
+    /// Higher values are better, as of an accuracy.
     Higher,
 }
 

@@ -4,14 +4,14 @@ use lowtide_autograd::{Pass, SavedPolicy, Var};
 
 use crate::buffer::Buffer;
 use crate::error::{NnError, Result};
-use crate::module::{Module, Parameters, visit_buffers_under, visit_under};
+use crate::module::{Module, Parameters};
 use crate::parameter::Parameter;
 
-/// A model whose blocks can be told one by one what to do with the tensors that they save. The
-/// results have the same bits whatever they are told.
+/// A model whose blocks have policies for the tensors that they save for backward. The results
+/// have the same bits under every policy.
 pub trait Segments {
-    /// Shows the policy of every block, in the order in which they run. `None` saves as what
-    /// surrounds the block does.
+    /// Shows the policy of every block, in the order in which they run. `None` is the policy of the
+    /// segment around the block.
     fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>));
 
     /// Gives all blocks one policy.
@@ -44,7 +44,7 @@ impl<B: Clone + 'static> Segment<B> {
         &mut self.policy
     }
 
-    /// `run` of the block and `inputs` under the policy.
+    /// `run(block, inputs)` under the policy.
     pub(crate) fn run<const N: usize>(
         &self,
         pass: &Pass,
@@ -68,29 +68,17 @@ impl<B: Module + Clone + 'static> Segment<B> {
     }
 }
 
-/// The parameters of blocks under `{prefix}0.`, `{prefix}1.`, and so on.
-pub(crate) fn visit_blocks<B: Parameters>(
-    prefix: &str,
-    blocks: &mut [Segment<B>],
-    visitor: &mut dyn FnMut(&str, &mut Parameter),
-) {
-    for (index, segment) in blocks.iter_mut().enumerate() {
-        visit_under(&format!("{prefix}{index}"), &mut segment.block, visitor);
+impl<B: Parameters> Parameters for Segment<B> {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.block.visit(visitor);
+    }
+
+    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        self.block.visit_buffers(visitor);
     }
 }
 
-/// The same for buffers.
-pub(crate) fn visit_block_buffers<B: Parameters>(
-    prefix: &str,
-    blocks: &mut [Segment<B>],
-    visitor: &mut dyn FnMut(&str, &mut Buffer),
-) {
-    for (index, segment) in blocks.iter_mut().enumerate() {
-        visit_buffers_under(&format!("{prefix}{index}"), &mut segment.block, visitor);
-    }
-}
-
-/// The policies of blocks.
+/// Shows the policy of every block.
 pub(crate) fn visit_block_policies<B>(
     blocks: &mut [Segment<B>],
     visitor: &mut dyn FnMut(&mut Option<SavedPolicy>),
@@ -98,7 +86,7 @@ pub(crate) fn visit_block_policies<B>(
     blocks.iter_mut().for_each(|segment| visitor(&mut segment.policy));
 }
 
-/// One block after the other, each inside of `{prefix}INDEX`.
+/// The blocks one after the other; the path of each is `{prefix}{index}`.
 pub(crate) fn forward_blocks<B: Module + Clone + 'static>(
     prefix: &str,
     blocks: &[Segment<B>],

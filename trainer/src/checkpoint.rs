@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use lowtide_amp::{LossScaler, LossScalerState};
 use lowtide_data::LoaderState;
-use lowtide_nn::optim::{Optimizer, load_state, save_state};
+use lowtide_nn::optim::{Stateful, load_state, save_state};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -66,7 +66,7 @@ fn checksum(bytes: &[u8]) -> String {
     format!("{:016x}", xxh3_64(bytes))
 }
 
-impl<T: Task, O: Optimizer> Trainer<T, O> {
+impl<T: Task, O: Stateful + Clone> Trainer<T, O> {
     /// Writes a checkpoint: the folder `path`, which must not be there. It is made beside its
     /// place, on disk with all its files, and then renamed: a folder of that name is whole.
     ///

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use lowtide_nn::optim::{Optimizer, Sgd, SgdOptions};
+use lowtide_nn::optim::{Scheduled, Sgd, SgdOptions};
 
 use crate::error::{DoesNotFit, Knob, Result};
 use crate::human::format_bytes;
@@ -67,7 +67,7 @@ pub(crate) enum Splitting {
 ///
 /// # Errors
 /// `DoesNotFit` when none does.
-pub(crate) fn find<T: Task, O: Optimizer>(
+pub(crate) fn find<T: Task, O: Scheduled + Clone>(
     cast: &Cast<'_, T, O>,
     acts: &[Act<'_>],
     batch_size: usize,
@@ -119,7 +119,7 @@ pub(crate) fn find<T: Task, O: Optimizer>(
 
 /// What would make it fit. Splitting changes nothing but rounding, more memory nothing at all, and
 /// another optimizer changes the training: the cheapest is the first that helps.
-fn knobs<T: Task, O: Optimizer>(
+fn knobs<T: Task, O: Scheduled + Clone>(
     cast: &Cast<'_, T, O>,
     acts: &[Act<'_>],
     tried: &[usize],

@@ -50,7 +50,7 @@ pub(crate) struct Cast<'a, T, O> {
     pub(crate) non_finite: NonFinite,
 }
 
-impl<T: Task, O: Optimizer> Cast<'_, T, O> {
+impl<T: Task, O: Optimizer + Clone> Cast<'_, T, O> {
     /// Runs `acts` with micro-batches of `micro_batch` on a simulated copy of the device as it is
     /// now, cache dropped, without a limit on its memory. The peak is what a run needs: with that
     /// much capacity it passes, with one byte less it does not (see the allocator's laws).
@@ -63,18 +63,23 @@ impl<T: Task, O: Optimizer> Cast<'_, T, O> {
         allocator.set_capacity(usize::MAX);
         allocator.trim();
         allocator.reset_peaks();
-        let mut task = self.task.clone();
+        let (mut task, mut optimizer) = (self.task.clone(), self.optimizer.clone());
         let mut elsewhere = None;
         task.parameters().visit_tensors(&mut |name, tensor| match tensor.twin(&device) {
-            Some(twin) => *tensor = twin,
+            Some(simulated) => *tensor = simulated,
             None => _ = elsewhere.get_or_insert_with(|| (name.to_owned(), tensor.clone())),
         });
         if let Some((name, tensor)) = elsewhere {
             return Err(self.elsewhere(&name, &format!("{:?}", tensor.device())));
         }
-        let Some(mut optimizer) = self.optimizer.twin(&device) else {
+        let mut is_elsewhere = false;
+        optimizer.visit_state(&mut |tensor| match tensor.twin(&device) {
+            Some(simulated) => *tensor = simulated,
+            None => is_elsewhere = true,
+        });
+        if is_elsewhere {
             return Err(self.elsewhere("the state of the optimizer", "another device"));
-        };
+        }
         let mut scaler = self.scaler.clone();
         let mut coupling = None;
         for act in acts {

@@ -7,7 +7,7 @@ use lowtide_allocator::ModulePath;
 use lowtide_amp::LossScaler;
 use lowtide_data::{Batch, BatchView, Epoch, Loader, LoaderState};
 use lowtide_nn::NnError;
-use lowtide_nn::optim::Optimizer;
+use lowtide_nn::optim::Scheduled;
 use lowtide_tensor::{Device, RandomKey};
 
 use crate::error::{Result, TrainError};
@@ -60,7 +60,7 @@ pub struct Position {
     pub batch: usize,
 }
 
-impl<T: Task, O: Optimizer> Trainer<T, O> {
+impl<T: Task, O: Scheduled + Clone> Trainer<T, O> {
     /// A trainer before its first step. The task's parameters are on `device`.
     pub fn new(device: &Device, mut task: T, optimizer: O, options: Options) -> Self {
         // Only now do they have names: reports and errors say whose memory is whose.

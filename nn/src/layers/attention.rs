@@ -12,34 +12,35 @@ use lowtide_tensor::{
 };
 
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::init;
 use crate::layers::cross_attention::cross_attention;
 use crate::layers::linear::Linear;
 use crate::layers::rotary::RotaryEmbedding;
-use crate::module::{Module, Parameters, forward_in, visit_under};
+use crate::module::{Module, Parameters, forward_in};
 use crate::optim::check_option;
 use crate::parameter::Parameter;
 
 /// How a [`MultiHeadAttention`] is built.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MultiHeadOptions {
-    /// Numbers for each position; a multiple of the heads.
+    /// Features of each position; a multiple of the heads.
     pub width: usize,
     /// Heads of queries.
     pub heads: usize,
     /// Heads of keys and values, a divisor of the heads of queries; as many as those by default.
     pub groups: usize,
-    /// Which positions a position sees.
+    /// Which positions a position attends to.
     pub causal: Causal,
-    /// Of a weight being taken out in training.
+    /// Dropout probability of the attention weights.
     pub dropout: f64,
-    /// Turns the queries and keys of each head by their positions, both counted from 0. Nothing
-    /// more is kept for backward than two tables of `T · R / 2` numbers.
+    /// Rotates the queries and keys of each head by their positions, both counted from 0. Only two
+    /// tables of `T · R / 2` numbers are saved for backward in addition.
     pub rotary: Option<RotaryEmbedding>,
 }
 
 impl MultiHeadOptions {
-    /// Every position sees all, every head has keys of its own, and positions do not count.
+    /// Every position attends to all, every head has keys of its own, and there is no rotation.
     pub fn new(width: usize, heads: usize) -> Self {
         MultiHeadOptions {
             width,
@@ -69,7 +70,7 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// `Option` unless the groups divide the heads, the heads the width, the dropout is in `[0, 1)`
-    /// and heads of this width can be turned; `OutOfMemory`.
+    /// and heads of this width can be rotated; `OutOfMemory`.
     pub fn new(device: &Device, key: RandomKey, options: MultiHeadOptions) -> Result<Self> {
         let MultiHeadOptions { width, heads, groups, dropout, rotary, .. } = options;
         let divides = |part: usize, whole: usize| part > 0 && whole.is_multiple_of(part);
@@ -100,8 +101,8 @@ impl MultiHeadAttention {
         })
     }
 
-    /// [`Module::forward`] where `mask` says which keys a query sees, besides what the options say
-    /// about their places: true for those that it does, or numbers that are added to the scores.
+    /// [`Module::forward`] with a mask of the keys that a query attends to, beside the causal
+    /// mask of the options: true where it does, or numbers that are added to the scores.
     ///
     /// # Shapes
     /// `input: [B, T, D] → [B, T, D]`; the mask broadcasts to `[B, heads, T, T]`
@@ -117,7 +118,7 @@ impl MultiHeadAttention {
         self.project(pass, y)
     }
 
-    /// Queries of `input` meet keys and values of `memory`; the mask as in
+    /// Attention of the queries of `input` to keys and values of `memory`; the mask as in
     /// [`MultiHeadAttention::forward_masked`].
     ///
     /// # Shapes
@@ -147,7 +148,7 @@ impl MultiHeadAttention {
         self.project(pass, y)
     }
 
-    /// The first `turned` of `heads` parts of each position by its angles.
+    /// The first `turned` of `heads` parts of each position, rotated by its angles.
     fn turn(&self, x: Var, counts: [usize; 2]) -> Result<Var> {
         match self.options.rotary {
             Some(rotary) => rotary.turn_heads(x, counts),
@@ -169,8 +170,8 @@ impl MultiHeadAttention {
     }
 }
 
-/// The mask of attention for sequences in which some positions only fill up: true where `padding`
-/// is false, for all heads and queries.
+/// The attention mask of padded sequences: true where `padding` is false, for all heads and
+/// queries.
 ///
 /// # Shapes
 /// `padding: [B, S]` of truth values `→ [B, 1, 1, S]`
@@ -185,13 +186,7 @@ pub fn key_padding_mask(padding: &Tensor) -> Result<Tensor> {
     Ok(padding.logical_not()?.reshape([batch, 1, 1, len])?)
 }
 
-impl Parameters for MultiHeadAttention {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visitor("in_proj_weight", &mut self.in_proj_weight);
-        visitor("in_proj_bias", &mut self.in_proj_bias);
-        visit_under("out_proj", &mut self.out_proj, visitor);
-    }
-}
+parameters!(MultiHeadAttention { in_proj_weight, in_proj_bias, out_proj });
 
 impl Module for MultiHeadAttention {
     /// # Shapes

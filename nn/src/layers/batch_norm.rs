@@ -8,10 +8,11 @@ use lowtide_tensor::{DType, Device, TensorError};
 
 use crate::buffer::Buffer;
 use crate::error::Result;
-use crate::module::{Module, Parameters};
+use crate::fields::parameters;
+use crate::module::Module;
 use crate::parameter::Parameter;
 
-/// What both ranks have in common.
+/// Batch normalisation for inputs of any rank.
 #[derive(Clone, Debug)]
 struct BatchNorm {
     weight: Parameter,
@@ -51,7 +52,7 @@ impl BatchNorm {
         let batches = self.num_batches_tracked.current(pass);
         let count = left.element_count() / left[1].max(1);
         let (y, [batch_mean, batch_variance]) = input.batch_norm(weight, bias, self.eps)?;
-        // What the first run made of the buffers counts.
+        // A recomputed segment updates the buffers only in its first run.
         if !pass.is_recomputing() {
             (mean, variance) = (mean.copied()?, variance.copied()?);
             let batch = [&batch_mean, &batch_variance];
@@ -63,6 +64,8 @@ impl BatchNorm {
         Ok(y)
     }
 }
+
+parameters!(BatchNorm { weight, bias, running_mean, running_var, num_batches_tracked });
 
 macro_rules! batch_norms {
     ($($(#[$doc:meta])* $name:ident, $op:literal, $ranks:expr, $shape:literal;)*) => {$(
@@ -83,14 +86,14 @@ macro_rules! batch_norms {
                 Ok($name(BatchNorm::new(device, channels)?))
             }
 
-            /// This layer with another addend to the variance.
+            /// This layer with another `eps`, which is added to the variance.
             #[must_use]
             pub fn with_eps(mut self, eps: f64) -> Self {
                 self.0.eps = eps;
                 self
             }
 
-            /// This layer with another share of the batch in the running statistics.
+            /// This layer with another momentum of the running statistics: the share of the batch.
             #[must_use]
             pub fn with_momentum(mut self, momentum: f64) -> Self {
                 self.0.momentum = momentum;
@@ -98,18 +101,7 @@ macro_rules! batch_norms {
             }
         }
 
-        impl Parameters for $name {
-            fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-                visitor("weight", &mut self.0.weight);
-                visitor("bias", &mut self.0.bias);
-            }
-
-            fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-                visitor("running_mean", &mut self.0.running_mean);
-                visitor("running_var", &mut self.0.running_var);
-                visitor("num_batches_tracked", &mut self.0.num_batches_tracked);
-            }
-        }
+        parameters!($name { 0 as "" });
 
         impl Module for $name {
             /// # Shapes

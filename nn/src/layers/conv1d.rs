@@ -4,8 +4,9 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv1dGeometry, Device, RandomKey};
 
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::init;
-use crate::module::{Module, Parameters};
+use crate::module::Module;
 use crate::parameter::Parameter;
 
 /// A convolution layer, `torch.nn.Conv1d`.
@@ -54,14 +55,7 @@ impl Conv1d {
     }
 }
 
-impl Parameters for Conv1d {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visitor("weight", &mut self.weight);
-        if let Some(bias) = &mut self.bias {
-            visitor("bias", bias);
-        }
-    }
-}
+parameters!(Conv1d { weight, bias });
 
 impl Module for Conv1d {
     /// # Shapes

@@ -5,8 +5,9 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, RandomKey};
 
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::init;
-use crate::module::{Module, Parameters};
+use crate::module::Module;
 use crate::parameter::Parameter;
 
 /// A convolution layer, `torch.nn.Conv2d`.
@@ -55,14 +56,7 @@ impl Conv2d {
     }
 }
 
-impl Parameters for Conv2d {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visitor("weight", &mut self.weight);
-        if let Some(bias) = &mut self.bias {
-            visitor("bias", bias);
-        }
-    }
-}
+parameters!(Conv2d { weight, bias });
 
 impl Module for Conv2d {
     /// # Shapes

@@ -5,8 +5,9 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{ConvTranspose2dGeometry, Device, RandomKey};
 
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::init;
-use crate::module::{Module, Parameters};
+use crate::module::Module;
 use crate::parameter::Parameter;
 
 /// A transposed convolution layer, `torch.nn.ConvTranspose2d`.
@@ -55,14 +56,7 @@ impl ConvTranspose2d {
     }
 }
 
-impl Parameters for ConvTranspose2d {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visitor("weight", &mut self.weight);
-        if let Some(bias) = &mut self.bias {
-            visitor("bias", bias);
-        }
-    }
-}
+parameters!(ConvTranspose2d { weight, bias });
 
 impl Module for ConvTranspose2d {
     /// # Shapes

@@ -5,8 +5,8 @@ use lowtide_tensor::{Attention, AttentionOptions, Shape, Tensor, TensorError};
 
 use crate::error::Result;
 
-/// Queries `q` meet the keys and values of `memory`, which stand one after the other for each
-/// position. Beside the operands, y and one number for each query are kept.
+/// Attention of the queries `q` to the keys and values of `memory`, which are side by side in each
+/// position. Beside the operands, y and one number for each query are saved for backward.
 ///
 /// # Shapes
 /// `q: [B, T, heads · D]`, `memory: [B, S, 2 · groups · D] → [B, T, heads · D]`

@@ -1,4 +1,4 @@
-//! Elements taken out at random while training.
+//! Dropout: elements set to 0 at random in training.
 
 use lowtide_autograd::{Pass, Var};
 
@@ -6,16 +6,16 @@ use crate::error::Result;
 use crate::module::{Module, Parameters};
 use crate::optim::check_option;
 
-/// Takes out elements in training and scales the others up, `torch.nn.Dropout`. Which ones is a
+/// Sets elements to 0 in training and scales the others up, `torch.nn.Dropout`. The mask is a
 /// function of the pass's key, the module's path and the sample's place in the logical batch, so
-/// that a batch in parts loses the same elements.
+/// that micro-batches have the same mask as the whole batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
     probability: f64,
 }
 
 impl Dropout {
-    /// Of an element being taken out; PyTorch's default is 0.5.
+    /// A layer with this probability of an element being set to 0; PyTorch's default is 0.5.
     ///
     /// # Errors
     /// `Option` outside `[0, 1]`.

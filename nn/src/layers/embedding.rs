@@ -5,7 +5,8 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
 use crate::error::Result;
-use crate::module::{Module, Parameters};
+use crate::fields::parameters;
+use crate::module::Module;
 use crate::parameter::Parameter;
 
 /// A learned vector for each index, `torch.nn.Embedding`.
@@ -25,7 +26,7 @@ impl Embedding {
         Ok(Embedding { weight: Parameter::new(weight) })
     }
 
-    /// Numbers of each vector.
+    /// Features of each vector.
     pub fn width(&self) -> usize {
         self.weight.value().shape()[1]
     }
@@ -39,11 +40,7 @@ impl Embedding {
     }
 }
 
-impl Parameters for Embedding {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visitor("weight", &mut self.weight);
-    }
-}
+parameters!(Embedding { weight });
 
 impl Module for Embedding {
     /// # Shapes

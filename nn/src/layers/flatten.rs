@@ -1,4 +1,4 @@
-//! Everything after the first dimension in one.
+//! Flattening of all dimensions but the first.
 
 use lowtide_autograd::{Pass, Var};
 

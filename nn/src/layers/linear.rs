@@ -4,8 +4,9 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey};
 
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::init;
-use crate::module::{Module, Parameters};
+use crate::module::Module;
 use crate::parameter::Parameter;
 
 /// A fully connected layer, `torch.nn.Linear`.
@@ -52,14 +53,7 @@ impl Linear {
     }
 }
 
-impl Parameters for Linear {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visitor("weight", &mut self.weight);
-        if let Some(bias) = &mut self.bias {
-            visitor("bias", bias);
-        }
-    }
-}
+parameters!(Linear { weight, bias });
 
 impl Module for Linear {
     /// # Shapes

@@ -1,7 +1,7 @@
 //! Layers: one file for each kind.
 //!
-//! A layer is a struct that owns its parameters and the layers inside it, names them in
-//! [`Parameters`](crate::Parameters), and computes in [`Module::forward`](crate::Module::forward).
+//! A layer is a struct that owns its parameters and the layers inside it, lists them in
+//! `parameters!`, and computes in [`Module::forward`](crate::Module::forward).
 //! A new one is a file here, a line below and a line of re-exports in `lib.rs`.
 
 pub(crate) mod activations;

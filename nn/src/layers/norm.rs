@@ -4,7 +4,8 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::Device;
 
 use crate::error::Result;
-use crate::module::{Module, Parameters};
+use crate::fields::parameters;
+use crate::module::Module;
 use crate::parameter::Parameter;
 
 /// PyTorch's addend to the variance.
@@ -37,18 +38,14 @@ impl LayerNorm {
         Ok(LayerNorm { weight: Parameter::full(device, shape, 1.0)?, bias: None, eps: EPS })
     }
 
-    /// This layer with another addend to the variance.
+    /// This layer with another `eps`, which is added to the variance.
     #[must_use]
     pub fn with_eps(self, eps: f64) -> Self {
         LayerNorm { eps, ..self }
     }
 }
 
-impl Parameters for LayerNorm {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_both(&mut self.weight, self.bias.as_mut(), visitor);
-    }
-}
+parameters!(LayerNorm { weight, bias });
 
 impl Module for LayerNorm {
     /// # Shapes
@@ -78,18 +75,14 @@ impl RmsNorm {
         Ok(RmsNorm { weight, eps: f64::from(f32::EPSILON) })
     }
 
-    /// This layer with another addend to the mean square.
+    /// This layer with another `eps`, which is added to the mean square.
     #[must_use]
     pub fn with_eps(self, eps: f64) -> Self {
         RmsNorm { eps, ..self }
     }
 }
 
-impl Parameters for RmsNorm {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visitor("weight", &mut self.weight);
-    }
-}
+parameters!(RmsNorm { weight });
 
 impl Module for RmsNorm {
     /// # Shapes
@@ -120,18 +113,14 @@ impl GroupNorm {
         Ok(GroupNorm { weight: of(1.0)?, bias: of(0.0)?, groups, eps: EPS })
     }
 
-    /// This layer with another addend to the variance.
+    /// This layer with another `eps`, which is added to the variance.
     #[must_use]
     pub fn with_eps(self, eps: f64) -> Self {
         GroupNorm { eps, ..self }
     }
 }
 
-impl Parameters for GroupNorm {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_both(&mut self.weight, Some(&mut self.bias), visitor);
-    }
-}
+parameters!(GroupNorm { weight, bias });
 
 impl Module for GroupNorm {
     /// # Shapes
@@ -139,16 +128,5 @@ impl Module for GroupNorm {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         let (weight, bias) = (self.weight.var(pass)?, self.bias.var(pass)?);
         Ok(input.group_norm(self.groups, Some(weight), Some(bias), self.eps)?)
-    }
-}
-
-fn visit_both(
-    weight: &mut Parameter,
-    bias: Option<&mut Parameter>,
-    visitor: &mut dyn FnMut(&str, &mut Parameter),
-) {
-    visitor("weight", weight);
-    if let Some(bias) = bias {
-        visitor("bias", bias);
     }
 }

@@ -23,9 +23,9 @@ impl Module for MaxPool1d {
 /// The mean of each window, `torch.nn.AvgPool1d`.
 #[derive(Clone, Copy, Debug)]
 pub struct AvgPool1d {
-    /// The windows.
+    /// Size and stride of the windows.
     pub window: Pool1dGeometry,
-    /// What stands at the edges; the default is PyTorch's.
+    /// How the edges are padded and counted; the default is PyTorch's.
     pub options: AvgPool,
 }
 
@@ -63,9 +63,9 @@ impl Module for MaxPool2d {
 /// The mean of each window, `torch.nn.AvgPool2d`.
 #[derive(Clone, Copy, Debug)]
 pub struct AvgPool2d {
-    /// The windows.
+    /// Size and stride of the windows.
     pub window: Pool2dGeometry,
-    /// What stands at the edges; the default is PyTorch's.
+    /// How the edges are padded and counted; the default is PyTorch's.
     pub options: AvgPool,
 }
 

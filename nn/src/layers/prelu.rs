@@ -6,7 +6,8 @@ use lowtide_autograd::{Needs, Pass, Var};
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::Result;
-use crate::module::{Module, Parameters};
+use crate::fields::parameters;
+use crate::module::Module;
 use crate::parameter::Parameter;
 
 /// `x`, and `a · x` up to 0, `torch.nn.PReLU`.
@@ -25,11 +26,7 @@ impl PReLU {
     }
 }
 
-impl Parameters for PReLU {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visitor("weight", &mut self.weight);
-    }
-}
+parameters!(PReLU { weight });
 
 impl Module for PReLU {
     /// # Shapes

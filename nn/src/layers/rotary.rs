@@ -1,9 +1,9 @@
-//! Positions as angles that queries and keys are turned by: a score depends on how far two
-//! positions are apart, and there is nothing to learn.
+//! Rotary position embeddings: queries and keys are rotated by their positions, so that a score
+//! depends on the distance of two positions, and there is nothing to learn.
 //!
 //! Su et al., "RoFormer: enhanced transformer with rotary position embedding" (2021).
 //!
-//! `B` batch, `T` positions, `H` heads, `D` numbers of a head, of which `R` are turned.
+//! `B` batch, `T` positions, `H` heads, `D` features of a head, of which `R` are rotated.
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{DType, Device, Tensor};
@@ -14,29 +14,29 @@ use crate::error::Result;
 use crate::module::{Module, Parameters};
 use crate::optim::check_option;
 
-/// Turns pair `i` of a row at position `t`, counted from 0, by `t · base^(-2i / R)`. The layers of
-/// attention turn each of their heads by it; as a layer by itself it turns the rows of its input.
+/// Rotates pair `i` of a row at position `t`, counted from 0, by `t · base^(-2i / R)`. Attention
+/// layers rotate each of their heads; as a layer by itself it rotates the rows of its input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RotaryEmbedding {
-    /// How fast the angles of later pairs fall.
+    /// The base of the angles: the larger, the slower later pairs rotate.
     pub base: f64,
     /// Which numbers are a pair. Weights of models that were trained under one convention are not
     /// those of the other.
     pub pairs: RotaryPairs,
-    /// How many numbers of a head are turned, from the first on; all of them where absent.
+    /// How many features of a head are rotated, from the first on; all of them if absent.
     pub turned: Option<usize>,
 }
 
 impl RotaryEmbedding {
-    /// All numbers of a head, with a base of 10,000.
+    /// Rotates all features of a head, with a base of 10,000.
     pub fn new(pairs: RotaryPairs) -> Self {
         RotaryEmbedding { base: 10_000.0, pairs, turned: None }
     }
 
-    /// `Ok` if heads of `width` numbers can be turned.
+    /// `Ok` if heads of `width` features can be rotated.
     ///
     /// # Errors
-    /// `Option` unless the base is positive and the turned numbers are even and at most `width`.
+    /// `Option` unless the base is positive and the rotated features are even and at most `width`.
     pub fn check(&self, width: usize) -> Result<()> {
         check_option("base", self.base, "above 0", |base| base > 0.0 && base.is_finite())?;
         let turned = self.turned.unwrap_or(width);
@@ -45,7 +45,7 @@ impl RotaryEmbedding {
         })
     }
 
-    /// The cosines and sines of positions `0..len` for heads of `width` numbers, computed in f64
+    /// The cosines and sines of positions `0..len` for heads of `width` features, computed in f64
     /// and rounded to `dtype`.
     ///
     /// # Errors
@@ -68,7 +68,7 @@ impl RotaryEmbedding {
         Ok(RotaryTables { cos, sin, pairs: self.pairs })
     }
 
-    /// Turns the first `turned` of `heads` parts of each position.
+    /// Rotates the first `turned` of `heads` parts of each position.
     pub(crate) fn turn_heads(&self, x: Var, counts: [usize; 2]) -> Result<Var> {
         let shape = *x.shape();
         // Other ranks are an error of the operation, which names both shapes.
@@ -102,7 +102,7 @@ pub struct RotaryTables {
 }
 
 impl RotaryTables {
-    /// Every row turned by the angles of its position.
+    /// Every row rotated by the angles of its position.
     ///
     /// # Shapes
     /// `x: [.., T, D] → [.., T, D]`, T and D those of the tables
@@ -113,7 +113,7 @@ impl RotaryTables {
         Ok(x.rotary(&self.cos, &self.sin, self.pairs)?)
     }
 
-    /// The first `turned` of `heads` parts of each position turned by its angles: the queries and
+    /// The first `turned` of `heads` parts of each position rotated by its angles: the queries and
     /// keys of a tensor that holds the values as well.
     ///
     /// # Shapes

@@ -4,7 +4,8 @@ use lowtide_autograd::{Pass, Var};
 
 use crate::buffer::Buffer;
 use crate::error::Result;
-use crate::module::{Module, Parameters, visit_buffers_under, visit_under};
+use crate::fields::Field;
+use crate::module::{Module, Parameters};
 use crate::parameter::Parameter;
 
 /// A chain of modules; parameters are named by position (`0.weight`).
@@ -47,13 +48,13 @@ impl Clone for Sequential {
 impl Parameters for Sequential {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
         for (index, layer) in self.layers.iter_mut().enumerate() {
-            visit_under(&index.to_string(), &mut **layer, visitor);
+            layer.visit_as(&index.to_string(), visitor);
         }
     }
 
     fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
         for (index, layer) in self.layers.iter_mut().enumerate() {
-            visit_buffers_under(&index.to_string(), &mut **layer, visitor);
+            layer.visit_buffers_as(&index.to_string(), visitor);
         }
     }
 }

@@ -9,13 +9,13 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Causal, Device, RandomKey, Tensor};
 
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::layers::attention::{MultiHeadAttention, MultiHeadOptions};
 use crate::layers::dropout::Dropout;
 use crate::layers::linear::Linear;
 use crate::layers::norm::LayerNorm;
 use crate::layers::rotary::RotaryEmbedding;
-use crate::module::{Module, Parameters, forward_in, visit_under};
-use crate::parameter::Parameter;
+use crate::module::{Module, forward_in};
 
 /// Where a layer normalises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,30 +40,29 @@ pub enum HiddenActivation {
 /// How the layers of a transformer are built.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TransformerOptions {
-    /// Numbers for each position; a multiple of the heads.
+    /// Features of each position; a multiple of the heads.
     pub width: usize,
-    /// Heads of attention.
+    /// Attention heads.
     pub heads: usize,
-    /// Numbers between the two linear layers.
+    /// Hidden features between the two linear layers.
     pub hidden: usize,
-    /// Of an element being taken out in training: of attention's weights, of the hidden numbers
-    /// and of each branch.
+    /// Dropout probability of the attention weights, of the hidden features and of each branch.
     pub dropout: f64,
     /// The function between the two linear layers.
     pub activation: HiddenActivation,
     /// Where a layer normalises.
     pub norm: NormPlace,
-    /// Addend to the variance in normalisation.
+    /// Added to the variance in normalisation.
     pub eps: f64,
-    /// Which positions a position sees in attention to its own sequence.
+    /// Which positions a position attends to in self-attention.
     pub causal: Causal,
-    /// Turns queries and keys by their positions in attention to the own sequence.
+    /// Rotates queries and keys by their positions in self-attention.
     pub rotary: Option<RotaryEmbedding>,
 }
 
 impl TransformerOptions {
-    /// PyTorch's defaults: 2048 hidden numbers, dropout 0.1, ReLU, normalisation after the sums.
-    /// Every position sees all.
+    /// PyTorch's defaults: 2048 hidden features, dropout 0.1, ReLU, normalisation after the sums.
+    /// Every position attends to all.
     pub fn new(width: usize, heads: usize) -> Self {
         TransformerOptions {
             width,
@@ -78,13 +77,13 @@ impl TransformerOptions {
         }
     }
 
-    /// Of attention to the own sequence.
+    /// The options of self-attention.
     fn self_attention(&self) -> MultiHeadOptions {
         let &TransformerOptions { causal, rotary, .. } = self;
         MultiHeadOptions { causal, rotary, ..self.cross_attention() }
     }
 
-    /// Of attention to another sequence, whose positions are other ones.
+    /// The options of cross-attention, which has no rotation and no causal mask.
     fn cross_attention(&self) -> MultiHeadOptions {
         let plain = MultiHeadOptions::new(self.width, self.heads);
         MultiHeadOptions { dropout: self.dropout, ..plain }
@@ -145,14 +144,11 @@ impl FeedForward {
         let x = pass.within("dropout", || self.dropout.forward(pass, x))?;
         forward_in(pass, "linear2", &self.linear2, x)
     }
-
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("linear1", &mut self.linear1, visitor);
-        visit_under("linear2", &mut self.linear2, visitor);
-    }
 }
 
-/// Attention of a sequence to itself, then two linear layers, `torch.nn.TransformerEncoderLayer`
+parameters!(FeedForward { linear1, linear2 });
+
+/// Self-attention, then two linear layers, `torch.nn.TransformerEncoderLayer`
 /// with `batch_first=True`.
 #[derive(Clone, Debug)]
 pub struct TransformerEncoderLayer {
@@ -197,14 +193,7 @@ impl TransformerEncoderLayer {
     }
 }
 
-impl Parameters for TransformerEncoderLayer {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("self_attn", &mut self.self_attn, visitor);
-        self.feed_forward.visit(visitor);
-        visit_under("norm1", &mut self.norm1, visitor);
-        visit_under("norm2", &mut self.norm2, visitor);
-    }
-}
+parameters!(TransformerEncoderLayer { self_attn, feed_forward as "", norm1, norm2 });
 
 impl Module for TransformerEncoderLayer {
     /// # Shapes
@@ -214,7 +203,7 @@ impl Module for TransformerEncoderLayer {
     }
 }
 
-/// Attention of a sequence to itself, then to another one, then two linear layers,
+/// Self-attention, then cross-attention, then two linear layers,
 /// `torch.nn.TransformerDecoderLayer` with `batch_first=True`.
 #[derive(Clone, Debug)]
 pub struct TransformerDecoderLayer {
@@ -229,7 +218,7 @@ pub struct TransformerDecoderLayer {
 }
 
 impl TransformerDecoderLayer {
-    /// A layer initialised from `key`; in the other sequence every position is seen.
+    /// A layer initialised from `key`; its cross-attention has no causal mask.
     ///
     /// # Errors
     /// Those of [`TransformerEncoderLayer::new`].
@@ -247,8 +236,8 @@ impl TransformerDecoderLayer {
         })
     }
 
-    /// The layer on `input` with `memory`, the encoder's output. The masks are those of attention
-    /// to the own sequence and to the memory, as [`MultiHeadAttention::attend`] takes them.
+    /// The layer on `input` with `memory`, the encoder's output. The masks are those of
+    /// self-attention and of cross-attention, as [`MultiHeadAttention::attend`] takes them.
     ///
     /// # Shapes
     /// `input: [B, T, D]`, `memory: [B, S, D] → [B, T, D]`
@@ -279,13 +268,11 @@ impl TransformerDecoderLayer {
 
 impl TransformerDecoderLayer {}
 
-impl Parameters for TransformerDecoderLayer {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("self_attn", &mut self.self_attn, visitor);
-        visit_under("multihead_attn", &mut self.multihead_attn, visitor);
-        self.feed_forward.visit(visitor);
-        visit_under("norm1", &mut self.norm1, visitor);
-        visit_under("norm2", &mut self.norm2, visitor);
-        visit_under("norm3", &mut self.norm3, visitor);
-    }
-}
+parameters!(TransformerDecoderLayer {
+    self_attn,
+    multihead_attn,
+    feed_forward as "",
+    norm1,
+    norm2,
+    norm3,
+});

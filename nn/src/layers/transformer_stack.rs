@@ -6,13 +6,13 @@ use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{Device, RandomKey, Tensor};
 
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::layers::norm::LayerNorm;
 use crate::layers::transformer::{
     TransformerDecoderLayer, TransformerEncoderLayer, TransformerOptions,
 };
-use crate::module::{Module, Parameters, forward_in, visit_under};
-use crate::parameter::Parameter;
-use crate::segment::{Segment, Segments, visit_block_policies, visit_blocks};
+use crate::module::{Module, forward_in};
+use crate::segment::{Segment, Segments, visit_block_policies};
 
 macro_rules! stacks {
     ($($(#[$doc:meta])* $name:ident of $layer:ident;)*) => {$(
@@ -43,12 +43,7 @@ macro_rules! stacks {
             }
         }
 
-        impl Parameters for $name {
-            fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-                visit_blocks("layers.", &mut self.layers, visitor);
-                visit_under("norm", &mut self.norm, visitor);
-            }
-        }
+        parameters!($name { layers as "layers.", norm });
 
         impl Segments for $name {
             fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {

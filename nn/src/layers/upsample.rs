@@ -11,7 +11,7 @@ use crate::module::{Module, Parameters};
 pub struct Upsample {
     /// The size of the result.
     pub size: Resize,
-    /// Where its pixels come from.
+    /// How pixels are interpolated.
     pub interpolation: Interpolation,
 }
 

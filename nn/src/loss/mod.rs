@@ -1,4 +1,4 @@
-//! Losses as (sum, count): a batch that is split is divided once, by the count of the whole.
+//! Losses as (sum, count): a batch in micro-batches is divided once, by the count of the whole.
 
 pub(crate) mod compositions;
 
@@ -10,12 +10,12 @@ pub use lowtide_tensor::{LinearCrossEntropyOptions, PairLoss};
 use crate::error::Result;
 use crate::optim::check_option;
 
-/// A loss summed over a batch, and over how much it was summed.
+/// A loss summed over the targets of a batch, and the number of those targets.
 #[derive(Clone)]
 pub struct Loss {
     /// The sum over all targets that count.
     pub sum: Var,
-    /// How many there were (or the sum of their weights), as one element on the device.
+    /// The number of these targets (or the sum of their weights), as one element on the device.
     pub count: Tensor,
 }
 
@@ -96,8 +96,8 @@ pub fn soft_cross_entropy(
 }
 
 /// [`cross_entropy`] of `input · weightᵀ + bias`, the output layer of a classifier, chunk by chunk:
-/// the logits are never there as a whole, and nothing but the operands is kept. Backward computes
-/// them a second time. Worth it where there are many classes, as in a language model.
+/// the logits are never materialised as a whole, and only the operands are saved; backward
+/// recomputes the logits. Worth it for many classes, as in a language model.
 ///
 /// # Shapes
 /// `input: [.., D]`, `weight: [C, D]`, `bias: [C]`, `labels: [..]` of i64
@@ -127,7 +127,7 @@ pub fn linear_cross_entropy(
 /// `(x - t)²`, summed, `torch.nn.MSELoss`; see [`pair_loss`].
 ///
 /// # Errors
-/// Those of [`pair_loss`]; so for all of these.
+/// Those of [`pair_loss`].
 pub fn mse(input: Var, target: &Tensor) -> Result<Loss> {
     pair_loss(input, target, PairLoss::SquaredError)
 }

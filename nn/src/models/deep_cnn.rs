@@ -6,11 +6,11 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, RandomKey};
 
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::layers::conv2d::Conv2d;
 use crate::layers::linear::Linear;
 use crate::layers::pool::MaxPool2d;
-use crate::module::{Module, Parameters, forward_in, visit_under};
-use crate::parameter::Parameter;
+use crate::module::{Module, forward_in};
 
 /// What images a [`DeepCnn`] takes, and how large it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct DeepCnnShape {
     pub image: [usize; 3],
     /// Channels of the three convolutions.
     pub channels: [usize; 3],
-    /// Classes.
+    /// Number of classes.
     pub classes: usize,
 }
 
@@ -33,7 +33,7 @@ impl DeepCnnShape {
 /// `torch.nn.Sequential`, whose layers with parameters are `0`, `3`, `6` and `10`.
 #[derive(Clone, Debug)]
 pub struct DeepCnn {
-    convs: [Conv2d; 3],
+    convs: Vec<Conv2d>,
     linear: Linear,
 }
 
@@ -46,7 +46,7 @@ impl DeepCnn {
         let DeepCnnShape { image: [inputs, height, width], channels: [a, b, c], classes } = shape;
         let geometry = Conv2dGeometry { padding: [1, 1], ..Default::default() };
         let conv = |name, ends| Conv2d::new(device, key.op(name), ends, [3, 3], geometry);
-        let convs = [conv("0", [inputs, a])?, conv("3", [a, b])?, conv("6", [b, c])?];
+        let convs = vec![conv("0", [inputs, a])?, conv("3", [a, b])?, conv("6", [b, c])?];
         let features = c * (height / 2 / 2 / 2) * (width / 2 / 2 / 2);
         Ok(DeepCnn { convs, linear: Linear::new(device, key.op("10"), features, classes)? })
     }
@@ -56,14 +56,7 @@ impl DeepCnn {
 const CONVS: [&str; 3] = ["0", "3", "6"];
 const LINEAR: &str = "10";
 
-impl Parameters for DeepCnn {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        for (name, conv) in CONVS.into_iter().zip(&mut self.convs) {
-            visit_under(name, conv, visitor);
-        }
-        visit_under(LINEAR, &mut self.linear, visitor);
-    }
-}
+parameters!(DeepCnn { convs as CONVS, linear as LINEAR });
 
 impl Module for DeepCnn {
     /// # Shapes

@@ -1,6 +1,6 @@
 //! A decoder of text: pre-norm blocks of causal attention and a GELU layer, with learned positions.
 //! Radford et al., "Language models are unsupervised multitask learners" (2019), with the exact
-//! GELU. Instead of learning positions it may turn queries and keys by them.
+//! GELU. Instead of learned positions it may have rotary embeddings.
 //!
 //! `B` batch, `T` positions, `D` width, `V` vocabulary.
 
@@ -8,29 +8,30 @@ use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{AttentionDropout, AttentionOptions, Causal, Device, RandomKey, Tensor};
 
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::layers::dropout::Dropout;
 use crate::layers::embedding::Embedding;
 use crate::layers::linear::Linear;
 use crate::layers::norm::LayerNorm;
 use crate::layers::rotary::{RotaryEmbedding, RotaryTables};
 use crate::loss::{LinearCrossEntropyOptions, Loss, linear_cross_entropy};
-use crate::module::{Module, Parameters, forward_in, visit_under};
+use crate::module::{Module, Parameters, forward_in};
 use crate::optim::check_option;
 use crate::parameter::Parameter;
-use crate::segment::{Segment, Segments, visit_block_policies, visit_blocks};
+use crate::segment::{Segment, Segments, visit_block_policies};
 
 /// How large a [`Gpt`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GptShape {
-    /// Different tokens.
+    /// Tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Positions at most.
+    /// Positions at most: the context length.
     pub context: usize,
-    /// Numbers for each position; a multiple of the heads.
+    /// Features of each position; a multiple of the heads.
     pub width: usize,
-    /// Heads of attention.
+    /// Attention heads.
     pub heads: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: usize,
 }
 
@@ -61,12 +62,12 @@ struct Block {
     dropout: f64,
 }
 
-/// What tells positions apart.
+/// How positions are encoded.
 #[derive(Clone, Debug)]
 enum Positions {
-    /// Rows that are added to those of the tokens.
+    /// A table of learned embeddings, which are added to those of the tokens.
     Learned(Embedding),
-    /// Angles in every block, for heads of so many numbers.
+    /// Rotary embeddings in every block, for heads of so many features.
     Rotary(RotaryEmbedding, usize),
 }
 
@@ -103,16 +104,7 @@ impl Block {
     }
 }
 
-impl Parameters for Block {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("ln1", &mut self.ln1, visitor);
-        visit_under("qkv", &mut self.qkv, visitor);
-        visit_under("proj", &mut self.proj, visitor);
-        visit_under("ln2", &mut self.ln2, visitor);
-        visit_under("up", &mut self.up, visitor);
-        visit_under("down", &mut self.down, visitor);
-    }
-}
+parameters!(Block { ln1, qkv, proj, ln2, up, down });
 
 impl Block {
     /// # Shapes
@@ -189,11 +181,11 @@ impl Gpt {
         Ok(model)
     }
 
-    /// This model without its table of positions: every block turns its queries and keys instead,
-    /// and sequences may have any length.
+    /// This model with rotary embeddings instead of its table of positions: sequences may have any
+    /// length.
     ///
     /// # Errors
-    /// `Option` unless heads of this width can be turned.
+    /// `Option` unless heads of this width can be rotated.
     pub fn with_rotary(mut self, rotary: RotaryEmbedding) -> Result<Self> {
         let width = match (&self.pos, self.blocks.first()) {
             (&Positions::Rotary(_, width), _) => width,
@@ -205,8 +197,8 @@ impl Gpt {
         Ok(self)
     }
 
-    /// This model with elements taken out in training: of the sum of the tables, of the weights of
-    /// attention and of each branch.
+    /// This model with dropout of the sum of the embeddings, of the attention weights and of each
+    /// branch.
     ///
     /// # Errors
     /// `Option` outside `[0, 1)`.
@@ -220,16 +212,12 @@ impl Gpt {
     }
 }
 
-impl Parameters for Gpt {
+parameters!(Gpt { tok, pos, blocks as "blocks.", norm, head });
+
+impl Parameters for Positions {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("tok", &mut self.tok, visitor);
-        if let Positions::Learned(table) = &mut self.pos {
-            visit_under("pos", table, visitor);
-        }
-        visit_blocks("blocks.", &mut self.blocks, visitor);
-        visit_under("norm", &mut self.norm, visitor);
-        if let Some(head) = &mut self.head {
-            visit_under("head", head, visitor);
+        if let Positions::Learned(table) = self {
+            table.visit(visitor);
         }
     }
 }
@@ -241,7 +229,7 @@ impl Segments for Gpt {
 }
 
 impl Gpt {
-    /// What the output layer reads.
+    /// The input of the output layer.
     ///
     /// # Shapes
     /// `tokens: [B, T] → [B, T, D]`
@@ -278,8 +266,8 @@ impl Gpt {
     }
 
     /// The cross-entropy of [`Module::forward`] with the tokens that follow, by
-    /// [`linear_cross_entropy`]: the logits, the largest tensor of a step, are never there as a
-    /// whole.
+    /// [`linear_cross_entropy`]: the logits, the largest tensor of a step, are never materialised
+    /// as a whole.
     ///
     /// # Shapes
     /// `tokens: [B, T]` of i64, `labels: [B, T]` of i64

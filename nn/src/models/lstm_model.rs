@@ -7,26 +7,25 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey};
 
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::layers::dropout::Dropout;
 use crate::layers::embedding::Embedding;
 use crate::layers::linear::Linear;
 use crate::layers::recurrent::{Lstm, LstmState, RecurrentOptions};
-use crate::module::{Module, Parameters, forward_in, visit_under};
-use crate::parameter::Parameter;
+use crate::module::{Module, Parameters, forward_in};
 
 /// How large an [`LstmModel`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LstmModelShape {
-    /// Different tokens.
+    /// Tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Numbers for each token.
+    /// Features of each token.
     pub width: usize,
-    /// Numbers of a state.
+    /// Features of the hidden state.
     pub hidden: usize,
-    /// Layers on top of each other.
+    /// Number of layers.
     pub layers: usize,
-    /// Of an element being taken out in training: after the table, between layers, and before the
-    /// output layer.
+    /// Dropout probability: after the table, between layers, and before the output layer.
     pub dropout: f64,
 }
 
@@ -100,13 +99,7 @@ impl LstmModel {
     }
 }
 
-impl Parameters for LstmModel {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("encoder", &mut self.encoder, visitor);
-        visit_under("rnn", &mut self.rnn, visitor);
-        visit_under("decoder", &mut self.decoder, visitor);
-    }
-}
+parameters!(LstmModel { encoder, rnn, decoder });
 
 impl Module for LstmModel {
     /// # Shapes

@@ -4,8 +4,9 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey};
 
 use crate::error::Result;
+use crate::fields::Field;
 use crate::layers::linear::Linear;
-use crate::module::{Module, Parameters, forward_in, visit_under};
+use crate::module::{Module, Parameters, forward_in};
 use crate::parameter::Parameter;
 
 /// A perceptron of several layers: `torch.nn.Sequential` of linear layers with ReLU in between, so
@@ -32,7 +33,7 @@ impl Mlp {
 impl Parameters for Mlp {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
         for (index, layer) in self.layers.iter_mut().enumerate() {
-            visit_under(&(2 * index).to_string(), layer, visitor);
+            layer.visit_as(&(2 * index).to_string(), visitor);
         }
     }
 }

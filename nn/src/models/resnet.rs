@@ -8,18 +8,17 @@ use lowtide_tensor::{Conv2dGeometry, Device, Pool2dGeometry, RandomKey};
 
 use crate::buffer::Buffer;
 use crate::error::Result;
+use crate::fields::{Field, parameters};
 use crate::init::{self, Fan, Nonlinearity};
 use crate::layers::batch_norm::BatchNorm2d;
 use crate::layers::conv2d::Conv2d;
 use crate::layers::linear::Linear;
 use crate::layers::pool::{AdaptiveAvgPool2d, MaxPool2d};
-use crate::module::{Module, Parameters, forward_in, visit_buffers_under, visit_under};
+use crate::module::{Module, Parameters, forward_in};
 use crate::parameter::Parameter;
-use crate::segment::{
-    Segment, Segments, forward_blocks, visit_block_buffers, visit_block_policies, visit_blocks,
-};
+use crate::segment::{Segment, Segments, forward_blocks, visit_block_policies};
 
-/// What a block of a [`ResNet`] consists of.
+/// The kind of the blocks of a [`ResNet`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResNetBlock {
     /// Two convolutions 3x3.
@@ -40,13 +39,13 @@ impl ResNetBlock {
 /// How large a [`ResNet`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResNetShape {
-    /// What its blocks are.
+    /// The kind of its blocks.
     pub block: ResNetBlock,
     /// Blocks in each of the four layers.
     pub blocks: [usize; 4],
     /// Channels of the first layer; each further one has twice as many.
     pub width: usize,
-    /// Classes.
+    /// Number of classes.
     pub classes: usize,
 }
 
@@ -93,10 +92,20 @@ impl ConvNorm {
     fn forward(&self, [conv, norm]: [&str; 2], pass: &Pass, x: Var) -> Result<Var> {
         forward_in(pass, norm, &self.norm, forward_in(pass, conv, &self.conv, x)?)
     }
+}
 
-    fn visit(&mut self, [conv, norm]: [&str; 2], visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under(conv, &mut self.conv, visitor);
-        visit_under(norm, &mut self.norm, visitor);
+impl Field<[&str; 2]> for ConvNorm {
+    fn visit_as(&mut self, [conv, norm]: [&str; 2], visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.conv.visit_as(conv, visitor);
+        self.norm.visit_as(norm, visitor);
+    }
+
+    fn visit_buffers_as(
+        &mut self,
+        [_, norm]: [&str; 2],
+        visitor: &mut dyn FnMut(&str, &mut Buffer),
+    ) {
+        self.norm.visit_buffers_as(norm, visitor);
     }
 }
 
@@ -104,7 +113,7 @@ impl ConvNorm {
 const NAMES: [[&str; 2]; 3] = [["conv1", "bn1"], ["conv2", "bn2"], ["conv3", "bn3"]];
 const DOWNSAMPLE: [&str; 2] = ["downsample.0", "downsample.1"];
 
-/// Convolutions beside a way past them, which has a convolution of its own where the shape changes.
+/// Convolutions with a shortcut, which has a convolution of its own where the shape changes.
 #[derive(Clone, Debug)]
 struct Block {
     convs: Vec<ConvNorm>,
@@ -140,25 +149,7 @@ impl Block {
     }
 }
 
-impl Parameters for Block {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        for (names, conv) in NAMES.into_iter().zip(&mut self.convs) {
-            conv.visit(names, visitor);
-        }
-        if let Some(downsample) = &mut self.downsample {
-            downsample.visit(DOWNSAMPLE, visitor);
-        }
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        for ([_, name], conv) in NAMES.into_iter().zip(&mut self.convs) {
-            visit_buffers_under(name, &mut conv.norm, visitor);
-        }
-        if let Some(downsample) = &mut self.downsample {
-            visit_buffers_under(DOWNSAMPLE[1], &mut downsample.norm, visitor);
-        }
-    }
-}
+parameters!(Block { convs as NAMES, downsample as DOWNSAMPLE });
 
 impl Module for Block {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
@@ -179,7 +170,7 @@ impl Module for Block {
 #[derive(Clone, Debug)]
 pub struct ResNet {
     stem: ConvNorm,
-    layers: [Vec<Segment<Block>>; 4],
+    layers: Vec<Vec<Segment<Block>>>,
     fc: Linear,
 }
 
@@ -194,7 +185,7 @@ impl ResNet {
         let ResNetShape { block, blocks, width, classes } = shape;
         let stem = ConvNorm::new(device, key.op("conv1"), [3, width], (7, 2))?;
         let mut inputs = width;
-        let mut layer = |index: usize| {
+        let layer = |index: usize| {
             let width = width << index;
             let block = |at: usize| {
                 let stride = if index > 0 && at == 0 { 2 } else { 1 };
@@ -205,27 +196,12 @@ impl ResNet {
             };
             (0..blocks[index]).map(block).collect::<Result<Vec<_>>>()
         };
-        let layers = [layer(0)?, layer(1)?, layer(2)?, layer(3)?];
+        let layers = (0..LAYERS.len()).map(layer).collect::<Result<_>>()?;
         Ok(ResNet { stem, layers, fc: Linear::new(device, key.op("fc"), inputs, classes)? })
     }
 }
 
-impl Parameters for ResNet {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.stem.visit(NAMES[0], visitor);
-        for (name, layer) in LAYERS.into_iter().zip(&mut self.layers) {
-            visit_blocks(name, layer, visitor);
-        }
-        visit_under("fc", &mut self.fc, visitor);
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        visit_buffers_under(NAMES[0][1], &mut self.stem.norm, visitor);
-        for (name, layer) in LAYERS.into_iter().zip(&mut self.layers) {
-            visit_block_buffers(name, layer, visitor);
-        }
-    }
-}
+parameters!(ResNet { stem as NAMES[0], layers as LAYERS, fc });
 
 impl Segments for ResNet {
     fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {

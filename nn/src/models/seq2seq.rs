@@ -8,6 +8,7 @@ use lowtide_tensor::{Causal, DType, Device, RandomKey, Tensor, TensorError};
 
 use crate::buffer::Buffer;
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::init;
 use crate::layers::attention::key_padding_mask;
 use crate::layers::dropout::Dropout;
@@ -15,16 +16,15 @@ use crate::layers::embedding::Embedding;
 use crate::layers::linear::Linear;
 use crate::layers::transformer::TransformerOptions;
 use crate::layers::transformer_stack::{TransformerDecoder, TransformerEncoder};
-use crate::module::{Module, Parameters, forward_in, visit_under};
-use crate::parameter::Parameter;
+use crate::module::{Module, Parameters, forward_in};
 use crate::segment::Segments;
 
 /// How large a [`Seq2Seq`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Seq2SeqShape {
-    /// Different tokens of the source.
+    /// Tokens in the vocabulary of the source.
     pub source_vocabulary: usize,
-    /// Different tokens of the target.
+    /// Tokens in the vocabulary of the target.
     pub target_vocabulary: usize,
     /// Positions at most, of either sequence.
     pub context: usize,
@@ -77,8 +77,8 @@ impl Positions {
 }
 
 /// An encoder and a decoder with tables of tokens, under the names of PyTorch's tutorial on
-/// translation (`Seq2SeqTransformer`). With 512 numbers, 8 heads, 512 hidden numbers, 3 layers each
-/// and vocabularies of 19,214 and 10,837 tokens it has 33,570,389 parameters.
+/// translation (`Seq2SeqTransformer`). With 512 features, 8 heads, 512 hidden features, 3 layers
+/// each and vocabularies of 19,214 and 10,837 tokens it has 33,570,389 parameters.
 #[derive(Clone, Debug)]
 pub struct Seq2Seq {
     encoder: TransformerEncoder,
@@ -117,8 +117,8 @@ impl Seq2Seq {
         Ok(model)
     }
 
-    /// The logits of each next token of `target`. `padding` is true where source and target only
-    /// fill up; nothing is seen there.
+    /// The logits of each next token of `target`. `padding` is true where source and target are
+    /// padded; no position attends to those.
     ///
     /// # Shapes
     /// `source: [B, S]`, `target: [B, T]` of i64 `→ [B, T, V]`; `padding: [B, S], [B, T]` of truth
@@ -146,19 +146,16 @@ impl Seq2Seq {
     }
 }
 
-impl Parameters for Seq2Seq {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("transformer.encoder", &mut self.encoder, visitor);
-        visit_under("transformer.decoder", &mut self.decoder, visitor);
-        visit_under("generator", &mut self.generator, visitor);
-        visit_under("src_tok_emb.embedding", &mut self.source, visitor);
-        visit_under("tgt_tok_emb.embedding", &mut self.target, visitor);
-    }
+parameters!(Positions { table as "pos_embedding" });
 
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        visitor("positional_encoding.pos_embedding", &mut self.positions.table);
-    }
-}
+parameters!(Seq2Seq {
+    encoder as "transformer.encoder",
+    decoder as "transformer.decoder",
+    generator,
+    source as "src_tok_emb.embedding",
+    target as "tgt_tok_emb.embedding",
+    positions as "positional_encoding",
+});
 
 impl Segments for Seq2Seq {
     fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {

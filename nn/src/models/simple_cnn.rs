@@ -6,11 +6,11 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, RandomKey};
 
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::layers::conv2d::Conv2d;
 use crate::layers::linear::Linear;
 use crate::layers::pool::MaxPool2d;
-use crate::module::{Module, Parameters, forward_in, visit_under};
-use crate::parameter::Parameter;
+use crate::module::{Module, forward_in};
 
 /// What images a [`SimpleCnn`] takes, and how wide it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct SimpleCnnShape {
     pub image: [usize; 3],
     /// Channels of the convolution.
     pub channels: usize,
-    /// Classes.
+    /// Number of classes.
     pub classes: usize,
 }
 
@@ -45,12 +45,7 @@ impl SimpleCnn {
     }
 }
 
-impl Parameters for SimpleCnn {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("conv", &mut self.conv, visitor);
-        visit_under("linear", &mut self.linear, visitor);
-    }
-}
+parameters!(SimpleCnn { conv, linear });
 
 impl Module for SimpleCnn {
     /// # Shapes

@@ -6,14 +6,13 @@
 use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{Conv2dGeometry, ConvTranspose2dGeometry, Device, PadMode, RandomKey};
 
-use crate::buffer::Buffer;
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::layers::batch_norm::BatchNorm2d;
 use crate::layers::conv_transpose2d::ConvTranspose2d;
 use crate::layers::conv2d::Conv2d;
 use crate::layers::pool::MaxPool2d;
-use crate::module::{Module, Parameters, forward_in, visit_buffers_under, visit_under};
-use crate::parameter::Parameter;
+use crate::module::{Module, forward_in};
 use crate::segment::{Segment, Segments, visit_block_policies};
 
 /// How large a [`UNet`] is.
@@ -35,8 +34,10 @@ impl UNetShape {
 /// Twice a convolution 3x3, batch normalisation and ReLU.
 #[derive(Clone, Debug)]
 struct DoubleConv {
-    convs: [Conv2d; 2],
-    norms: [BatchNorm2d; 2],
+    conv1: Conv2d,
+    norm1: BatchNorm2d,
+    conv2: Conv2d,
+    norm2: BatchNorm2d,
 }
 
 impl DoubleConv {
@@ -47,45 +48,32 @@ impl DoubleConv {
         };
         let norm = || BatchNorm2d::new(device, outputs);
         Ok(DoubleConv {
-            convs: [conv("double_conv.0", inputs)?, conv("double_conv.3", outputs)?],
-            norms: [norm()?, norm()?],
+            conv1: conv("double_conv.0", inputs)?,
+            norm1: norm()?,
+            conv2: conv("double_conv.3", outputs)?,
+            norm2: norm()?,
         })
     }
 }
 
-/// The names of the convolutions and normalisations of a [`DoubleConv`].
-const LAYERS: [[&str; 2]; 2] =
-    [["double_conv.0", "double_conv.1"], ["double_conv.3", "double_conv.4"]];
-
-impl Parameters for DoubleConv {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        let [first, second] = &mut self.convs;
-        let [first_norm, second_norm] = &mut self.norms;
-        visit_under(LAYERS[0][0], first, visitor);
-        visit_under(LAYERS[0][1], first_norm, visitor);
-        visit_under(LAYERS[1][0], second, visitor);
-        visit_under(LAYERS[1][1], second_norm, visitor);
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        let [first, second] = &mut self.norms;
-        visit_buffers_under(LAYERS[0][1], first, visitor);
-        visit_buffers_under(LAYERS[1][1], second, visitor);
-    }
-}
+parameters!(DoubleConv {
+    conv1 as "double_conv.0",
+    norm1 as "double_conv.1",
+    conv2 as "double_conv.3",
+    norm2 as "double_conv.4",
+});
 
 impl Module for DoubleConv {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        let mut layers = LAYERS.into_iter().zip(self.convs.iter().zip(&self.norms));
-        layers.try_fold(input, |x, ([conv_name, norm_name], (conv, norm))| {
-            let x = forward_in(pass, conv_name, conv, x)?;
-            Ok(forward_in(pass, norm_name, norm, x)?.relu()?)
-        })
+        let x = forward_in(pass, "double_conv.0", &self.conv1, input)?;
+        let x = forward_in(pass, "double_conv.1", &self.norm1, x)?.relu()?;
+        let x = forward_in(pass, "double_conv.3", &self.conv2, x)?;
+        Ok(forward_in(pass, "double_conv.4", &self.norm2, x)?.relu()?)
     }
 }
 
-/// Twice the size by a transposed convolution, beside what was there on the way down, through
-/// two convolutions.
+/// A transposed convolution to twice the size, concatenation with the features of the same size on
+/// the way down, and two convolutions.
 #[derive(Clone, Debug)]
 struct Up {
     up: ConvTranspose2d,
@@ -102,7 +90,7 @@ impl Up {
         })
     }
 
-    /// `x` from below, `beside` from the way down, of twice the size or one pixel more.
+    /// `x` from the level below, `beside` from the way down, of twice the size or one pixel more.
     fn forward(&self, pass: &Pass, x: Var, beside: Var) -> Result<Var> {
         let mut x = forward_in(pass, "up", &self.up, x)?;
         let missing = |axis: usize| beside.shape()[axis].saturating_sub(x.shape()[axis]);
@@ -115,16 +103,7 @@ impl Up {
     }
 }
 
-impl Parameters for Up {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("up", &mut self.up, visitor);
-        visit_under("conv", &mut self.conv, visitor);
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        visit_buffers_under("conv", &mut self.conv, visitor);
-    }
-}
+parameters!(Up { up, conv });
 
 /// A network that halves the size of an image four times and doubles it as often, under the names
 /// of the widespread implementation `milesial/Pytorch-UNet` on PyTorch Hub (`unet_carvana`).
@@ -139,6 +118,15 @@ pub struct UNet {
 /// How often the size is halved.
 const HALVINGS: usize = 4;
 
+/// The names of the blocks on the way down, and on the way up.
+const DOWNS: [&str; HALVINGS] = [
+    "down1.maxpool_conv.1",
+    "down2.maxpool_conv.1",
+    "down3.maxpool_conv.1",
+    "down4.maxpool_conv.1",
+];
+const UPS: [&str; HALVINGS] = ["up1", "up2", "up3", "up4"];
+
 impl UNet {
     /// A network of `shape`, initialised from `key`.
     ///
@@ -147,12 +135,12 @@ impl UNet {
     pub fn new(device: &Device, key: RandomKey, shape: UNetShape) -> Result<Self> {
         let UNetShape { channels, width, classes } = shape;
         let down = |index: usize| {
-            let key = key.op(&format!("down{}.maxpool_conv.1", index + 1));
+            let key = key.op(DOWNS[index]);
             let ends = [width << index, width << (index + 1)];
             Ok(Segment::new(DoubleConv::new(device, key, ends)?))
         };
         let up = |index: usize| {
-            let key = key.op(&format!("up{}", index + 1));
+            let key = key.op(UPS[index]);
             let level = HALVINGS - index;
             let ends = [width << level, width << (level - 1)];
             Ok(Segment::new(Up::new(device, key, ends)?))
@@ -168,29 +156,7 @@ impl UNet {
     }
 }
 
-impl Parameters for UNet {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("inc", self.inc.block_mut(), visitor);
-        for (index, down) in self.downs.iter_mut().enumerate() {
-            visit_under(&format!("down{}.maxpool_conv.1", index + 1), down.block_mut(), visitor);
-        }
-        for (index, up) in self.ups.iter_mut().enumerate() {
-            visit_under(&format!("up{}", index + 1), up.block_mut(), visitor);
-        }
-        visit_under("outc.conv", &mut self.outc, visitor);
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        visit_buffers_under("inc", self.inc.block_mut(), visitor);
-        for (index, down) in self.downs.iter_mut().enumerate() {
-            let name = format!("down{}.maxpool_conv.1", index + 1);
-            visit_buffers_under(&name, down.block_mut(), visitor);
-        }
-        for (index, up) in self.ups.iter_mut().enumerate() {
-            visit_buffers_under(&format!("up{}", index + 1), up.block_mut(), visitor);
-        }
-    }
-}
+parameters!(UNet { inc, downs as DOWNS, ups as UPS, outc as "outc.conv" });
 
 impl Segments for UNet {
     fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
@@ -206,17 +172,17 @@ impl Module for UNet {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         let mut x = pass.within("inc", || self.inc.forward(pass, input))?;
         let mut beside = Vec::with_capacity(HALVINGS);
-        for (index, down) in self.downs.iter().enumerate() {
+        for (name, down) in DOWNS.into_iter().zip(&self.downs) {
             beside.push(x.clone());
-            x = pass.within(&format!("down{}.maxpool_conv.1", index + 1), || {
+            x = pass.within(name, || {
                 down.run(pass, [x], |convs, pass, [x]| {
                     convs.forward(pass, MaxPool2d::square(2).forward(pass, x)?)
                 })
             })?;
         }
-        for (index, up) in self.ups.iter().enumerate() {
+        for (name, up) in UPS.into_iter().zip(&self.ups) {
             let other = beside.pop().expect("as many ways up as down");
-            x = pass.within(&format!("up{}", index + 1), || {
+            x = pass.within(name, || {
                 up.run(pass, [x, other], |up, pass, [x, other]| up.forward(pass, x, other))
             })?;
         }

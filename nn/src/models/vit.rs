@@ -8,15 +8,16 @@ use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{Conv2dGeometry, DType, Device, RandomKey, Tensor};
 
 use crate::error::Result;
+use crate::fields::parameters;
 use crate::init;
 use crate::layers::attention::{MultiHeadAttention, MultiHeadOptions};
 use crate::layers::conv2d::Conv2d;
 use crate::layers::dropout::Dropout;
 use crate::layers::linear::Linear;
 use crate::layers::norm::LayerNorm;
-use crate::module::{Module, Parameters, forward_in, visit_under};
+use crate::module::{Module, Parameters, forward_in};
 use crate::parameter::Parameter;
-use crate::segment::{Segment, Segments, forward_blocks, visit_block_policies, visit_blocks};
+use crate::segment::{Segment, Segments, forward_blocks, visit_block_policies};
 
 /// How large a [`ViT`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,17 +26,17 @@ pub struct ViTShape {
     pub image: usize,
     /// Height and width of a patch.
     pub patch: usize,
-    /// Numbers for each patch; a multiple of the heads.
+    /// Features of each patch; a multiple of the heads.
     pub width: usize,
-    /// Heads of attention.
+    /// Attention heads.
     pub heads: usize,
-    /// Numbers between the two linear layers of a block.
+    /// Hidden features between the two linear layers of a block.
     pub hidden: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: usize,
-    /// Classes.
+    /// Number of classes.
     pub classes: usize,
-    /// Of an element being taken out in training, in attention as elsewhere.
+    /// Dropout probability, in attention as elsewhere.
     pub dropout: f64,
 }
 
@@ -106,15 +107,7 @@ fn fill(
     result
 }
 
-impl Parameters for Block {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visit_under("ln_1", &mut self.ln_1, visitor);
-        visit_under("self_attention", &mut self.self_attention, visitor);
-        visit_under("ln_2", &mut self.ln_2, visitor);
-        visit_under("mlp.0", &mut self.up, visitor);
-        visit_under("mlp.3", &mut self.down, visitor);
-    }
-}
+parameters!(Block { ln_1, self_attention, ln_2, up as "mlp.0", down as "mlp.3" });
 
 impl Module for Block {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
@@ -184,16 +177,14 @@ impl ViT {
     }
 }
 
-impl Parameters for ViT {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visitor("class_token", &mut self.class_token);
-        visit_under("conv_proj", &mut self.conv_proj, visitor);
-        visitor("encoder.pos_embedding", &mut self.pos_embedding);
-        visit_blocks(BLOCKS, &mut self.blocks, visitor);
-        visit_under("encoder.ln", &mut self.ln, visitor);
-        visit_under("heads.head", &mut self.head, visitor);
-    }
-}
+parameters!(ViT {
+    class_token,
+    conv_proj,
+    pos_embedding as "encoder.pos_embedding",
+    blocks as BLOCKS,
+    ln as "encoder.ln",
+    head as "heads.head",
+});
 
 impl Segments for ViT {
     fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {

@@ -2,16 +2,19 @@
 //! as its rows' and its columns'.
 
 use lowtide_tensor::{DType, Float, NormFormula, Shape, Tensor, UpdateFormula};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::rule::update_jobs;
-use crate::optim::slots::{block_bytes, wide_dtype};
+use crate::optim::slots::block_bytes;
 use crate::optim::{
     Job, PerParameter, Scratch, StateSpec, UpdateRule, UpdateStep, check_not_negative, check_option,
 };
 
 /// PyTorch's options and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct AdafactorOptions {
     /// The largest step size: the step is relative to the parameter's root mean square, and from
     /// step `1 / learning_rate²` on it shrinks with the root of the step.
@@ -19,12 +22,13 @@ pub struct AdafactorOptions {
     /// `t` to the power of this is how much of a new square is taken in step `t`; not above 0.
     pub beta2_decay: f64,
     /// Keeps quotients finite; the machine epsilon of the parameter's type if absent.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub eps: Option<f64>,
     /// The root mean square that a smaller parameter is taken to have.
     pub scale_min: f64,
     /// An update of a larger root mean square is scaled down to it.
     pub clip: f64,
-    /// Pull of the weights towards 0, beside the gradient.
+    /// Decoupled weight decay.
     pub weight_decay: f64,
 }
 
@@ -81,7 +85,7 @@ impl UpdateRule for AdafactorOptions {
 
     fn scratch(&self, parameters: &[&Tensor]) -> Scratch {
         let of_one = |parameter: &&Tensor| {
-            let (len, dtype) = (parameter.element_count(), wide_dtype(parameter));
+            let (len, dtype) = (parameter.element_count(), parameter.dtype().computed());
             let full_bytes = block_bytes(len, dtype);
             let is_half = dtype != parameter.dtype();
             let norms_bytes = block_bytes(2, dtype);
@@ -195,7 +199,7 @@ trait Lerped: Sized {
 }
 
 impl Lerped for Tensor {
-    /// [`Tensor::lerp_`] of a tensor that nothing else holds.
+    /// [`Tensor::lerp_`] of an unshared tensor.
     fn lerped(mut self, end: &Tensor, weight: f64) -> Result<Self> {
         self.lerp_(end, weight)?;
         Ok(self)

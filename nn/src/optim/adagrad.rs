@@ -1,6 +1,8 @@
 //! Adagrad (Duchi, Hazan & Singer 2011), `torch.optim.Adagrad`.
 
 use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::rule::update_jobs;
@@ -8,16 +10,17 @@ use crate::optim::{Job, PerParameter, StateSpec, UpdateRule, UpdateStep, check_n
 
 /// PyTorch's options and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct AdagradOptions {
-    /// Step size.
+    /// Learning rate.
     pub learning_rate: f64,
     /// By how much the step size shrinks: over `1 + decay · (t - 1)` in step `t`.
     pub learning_rate_decay: f64,
-    /// Pull towards 0, added to the gradient.
+    /// Weight decay, added to the gradient.
     pub weight_decay: f64,
     /// Where the sum of squares starts.
     pub initial_sum: f64,
-    /// Keeps the quotient finite.
+    /// Added to the divisor, so that it is never 0.
     pub eps: f64,
 }
 

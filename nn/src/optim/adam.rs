@@ -1,6 +1,8 @@
 //! Adam (Kingma & Ba 2015) and AdamW (Loshchilov & Hutter 2019), as `torch.optim`.
 
 use lowtide_tensor::{AdamUpdate, Tensor};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::rule::update_jobs;
@@ -10,14 +12,15 @@ use crate::optim::{
 
 /// PyTorch's options and defaults for Adam.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct AdamOptions {
-    /// Step size.
+    /// Learning rate.
     pub learning_rate: f64,
-    /// How much of the last mean and of the last mean square is kept.
+    /// Decay rates of the means of the gradient and of its square.
     pub betas: [f64; 2],
-    /// Keeps the quotient finite.
+    /// Added to the divisor, so that it is never 0.
     pub eps: f64,
-    /// Pull towards 0, and where it acts: coupled is Adam, decoupled AdamW.
+    /// Weight decay, and where it acts: coupled is Adam, decoupled AdamW.
     pub weight_decay: WeightDecay,
 }
 
@@ -41,6 +44,7 @@ impl AdamOptions {
 
 /// Where weight decay acts.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "kebab-case"))]
 pub enum WeightDecay {
     /// Added to the gradient: Adam.
     Coupled(f64),
@@ -100,7 +104,7 @@ impl AdamOptions {
     }
 }
 
-/// How much of a mean that started at 0 is there after `number` steps: `1 - βᵗ`.
+/// Adam's correction of a mean that starts at 0, after `number` steps: `1 - βᵗ`.
 pub(super) fn bias_correction(beta: f64, number: u64) -> f64 {
     // The power of a step count beyond 2^31 is 0 to any float.
     1.0 - beta.powi(i32::try_from(number).unwrap_or(i32::MAX))

@@ -1,25 +1,24 @@
-//! An average of the weights over time, kept beside an optimizer.
+//! An exponential moving average of the weights, kept beside an optimizer.
 
 use std::collections::BTreeMap;
 use std::mem;
 
 use lowtide_allocator::Category;
 use lowtide_autograd::{Gradients, LeafId};
-use lowtide_tensor::{
-    DType, Device, Float, Rounding, Tensor, TensorUpdate, UpdateFormula, update_all_,
-};
+use lowtide_tensor::{DType, Float, Rounding, Tensor, TensorUpdate, UpdateFormula, update_all_};
 
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
-use crate::optim::slots::{StateKind, block_bytes, take_states, wide_dtype};
+use crate::optim::slots::{StateKind, block_bytes, take_states};
 use crate::optim::{
-    Optimizer, OptimizerMemory, OptimizerState, StateSpec, Update, check_option, visit_once,
+    Optimizer, OptimizerMemory, OptimizerState, Scheduled, StateSpec, Stateful, Update,
+    check_option, visit_once,
 };
 use crate::parameter::Parameter;
 
 /// The operation's name, as errors show it.
 const NAME: &str = "average";
-/// What a parameter's average is called among its states.
+/// The name of the average among the states of a parameter.
 const SUFFIX: &str = "ema";
 
 /// An optimizer that also keeps an exponential moving average of the parameters, in f32 or f64:
@@ -44,12 +43,12 @@ impl<O: Optimizer> Averaged<O> {
         Ok(Averaged { optimizer, decay, averages: BTreeMap::new(), swapped: None })
     }
 
-    /// The optimizer.
+    /// The optimizer below.
     pub fn optimizer(&self) -> &O {
         &self.optimizer
     }
 
-    /// Whether the parameters have the values of their average.
+    /// Whether the parameters hold their averages, between two calls of [`Averaged::swap`].
     pub fn is_swapped(&self) -> bool {
         self.swapped.is_some()
     }
@@ -72,7 +71,7 @@ impl<O: Optimizer> Averaged<O> {
             value.check_writable("swap")?;
             average.check_writable("swap")?;
         }
-        let is_wide = |value: &Tensor| value.dtype() == wide_dtype(value);
+        let is_wide = |value: &Tensor| value.dtype() == value.dtype().computed();
         let spare = |dtype: DType| -> Result<Option<Tensor>> {
             let values = all.iter().map(|(_, value, _)| value);
             let largest = values.filter(|value| value.dtype() == dtype).map(Tensor::element_count);
@@ -142,9 +141,12 @@ impl<O: Optimizer> Optimizer for Averaged<O> {
 
     fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {
         self.optimizer.visit_state(visitor);
-        self.averages.values_mut().for_each(visitor);
+        self.averages.values_mut().for_each(&mut *visitor);
+        self.swapped.iter_mut().flat_map(BTreeMap::values_mut).for_each(visitor);
     }
+}
 
+impl<O: Scheduled> Scheduled for Averaged<O> {
     fn steps(&self) -> u64 {
         self.optimizer.steps()
     }
@@ -156,29 +158,18 @@ impl<O: Optimizer> Optimizer for Averaged<O> {
     fn set_learning_rate(&mut self, learning_rate: f64) {
         self.optimizer.set_learning_rate(learning_rate);
     }
+}
 
+impl<O: Stateful + Clone + 'static> Stateful for Averaged<O> {
     fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory {
         let mut memory = self.optimizer.memory(parameters);
         visit_once(parameters, &mut |_, parameter| {
             if !parameter.is_frozen() {
                 let value = parameter.value();
-                memory.state_bytes += block_bytes(value.element_count(), wide_dtype(value));
+                memory.state_bytes += block_bytes(value.element_count(), value.dtype().computed());
             }
         });
         memory
-    }
-
-    fn twin(&self, sim: &Device) -> Option<Self> {
-        let twins = |tensors: &BTreeMap<LeafId, Tensor>| {
-            let twin = |(&id, tensor): (&LeafId, &Tensor)| Some((id, tensor.twin(sim)?));
-            tensors.iter().map(twin).collect::<Option<BTreeMap<_, _>>>()
-        };
-        let swapped = match &self.swapped {
-            Some(kept) => Some(twins(kept)?),
-            None => None,
-        };
-        let (optimizer, averages) = (self.optimizer.twin(sim)?, twins(&self.averages)?);
-        Some(Averaged { optimizer, decay: self.decay, averages, swapped })
     }
 
     fn state(&self, parameters: &mut dyn Parameters) -> Result<OptimizerState> {
@@ -224,6 +215,10 @@ impl<O: Optimizer> Optimizer for Averaged<O> {
         self.averages = averages;
         Ok(())
     }
+
+    fn boxed_clone(&self) -> Box<dyn Stateful> {
+        Box::new(self.clone())
+    }
 }
 
 fn key(parameter: &str) -> String {
@@ -246,7 +241,7 @@ impl Job {
         }
         let device = value.device().clone();
         let _scope = device.category(Category::OptimizerState);
-        let average = Tensor::zeros(&device, *value.shape(), wide_dtype(&value))?;
+        let average = Tensor::zeros(&device, *value.shape(), value.dtype().computed())?;
         Ok(Job { id, value, average, take: 1.0 })
     }
 

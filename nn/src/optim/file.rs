@@ -11,7 +11,7 @@ use safetensors::tensor::{Dtype, TensorView};
 
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
-use crate::optim::{Optimizer, OptimizerState};
+use crate::optim::{OptimizerState, Stateful};
 use crate::safetensors::{Entry, dtype_of_file, write};
 
 /// Before a parameter's name, as in PyTorch's `state_dict` of an optimizer by name.
@@ -31,7 +31,7 @@ const LEARNING_RATE: &str = "learning_rate";
 /// # Errors
 /// `File`, `Format`, `Swapped`; a file that was there before is untouched.
 pub fn save_state(
-    optimizer: &dyn Optimizer,
+    optimizer: &dyn Stateful,
     parameters: &mut dyn Parameters,
     path: &Path,
 ) -> Result<()> {
@@ -61,7 +61,7 @@ pub fn save_state(
 /// the name of the first tensor that does not fit parameters and options; the optimizer is then as
 /// before.
 pub fn load_state(
-    optimizer: &mut dyn Optimizer,
+    optimizer: &mut dyn Stateful,
     parameters: &mut dyn Parameters,
     path: &Path,
 ) -> Result<()> {

@@ -2,25 +2,28 @@
 //! minutes", algorithm 2 with the identity as its φ.
 
 use lowtide_tensor::{Float, NormFormula, StateRange, Tensor, UpdateFormula};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::adam::bias_correction;
 use crate::optim::rule::update_jobs;
-use crate::optim::slots::{block_bytes, wide_dtype};
+use crate::optim::slots::block_bytes;
 use crate::optim::{
     Job, PerParameter, Scratch, StateSpec, UpdateRule, UpdateStep, check_betas, check_not_negative,
 };
 
 /// The paper's options, with its weight decay and epsilon as defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct LambOptions {
-    /// Step size.
+    /// Learning rate.
     pub learning_rate: f64,
-    /// How much of the last mean and of the last mean square is kept.
+    /// Decay rates of the means of the gradient and of its square.
     pub betas: [f64; 2],
-    /// Keeps the quotient finite.
+    /// Added to the divisor, so that it is never 0.
     pub eps: f64,
-    /// Pull of the weights towards 0, beside the gradient.
+    /// Decoupled weight decay.
     pub weight_decay: f64,
 }
 
@@ -30,7 +33,7 @@ impl Default for LambOptions {
     }
 }
 
-/// LAMB, whose step is as long as the parameter wants it:
+/// LAMB, which scales each update by the ratio of the parameter's norm to the update's:
 ///
 /// ```text
 /// m = β₁ m + (1 - β₁) g,  v = β₂ v + (1 - β₂) g²
@@ -59,7 +62,7 @@ impl UpdateRule for LambOptions {
     }
 
     fn scratch(&self, parameters: &[&Tensor]) -> Scratch {
-        let norms = |parameter| block_bytes(2, wide_dtype(parameter));
+        let norms = |parameter: &Tensor| block_bytes(2, parameter.dtype().computed());
         let held_bytes = parameters.iter().copied().map(norms).sum();
         Scratch { held_bytes, peak_bytes: held_bytes }
     }

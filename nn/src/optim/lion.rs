@@ -2,6 +2,8 @@
 //! algorithms", with the defaults of its reference implementation.
 
 use lowtide_tensor::{Float, Tensor, UpdateFormula};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::rule::update_jobs;
@@ -11,12 +13,13 @@ use crate::optim::{
 
 /// Options and defaults of the paper's implementation.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct LionOptions {
-    /// Step size: every element moves by it.
+    /// Learning rate: every element moves by it.
     pub learning_rate: f64,
     /// How much momentum is in the direction, and how much of it is kept.
     pub betas: [f64; 2],
-    /// Pull of the weights towards 0, beside the gradient.
+    /// Decoupled weight decay.
     pub weight_decay: f64,
 }
 

@@ -5,6 +5,7 @@ mod adafactor;
 mod adagrad;
 mod adam;
 mod average;
+mod boxed;
 mod clip;
 mod file;
 mod lamb;
@@ -17,9 +18,10 @@ mod sgd;
 mod slots;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 
 use lowtide_autograd::{Attempt, Gradients};
-use lowtide_tensor::{Device, Tensor};
+use lowtide_tensor::Tensor;
 
 use crate::buffer::{check_buffers, commit_buffers};
 use crate::error::{NnError, Result};
@@ -40,8 +42,8 @@ pub use rms_prop::{RmsProp, RmsPropOptions, Spread};
 pub use rule::{Job, Scratch, StateShape, StateSpec, UpdateRule, UpdateStep};
 pub use sgd::{Momentum, Sgd, SgdOptions};
 
-/// One update of all parameters from one set of gradients.
-pub trait Optimizer {
+/// Updates the parameters of a model from gradients.
+pub trait Optimizer: Debug {
     /// Checks every gradient and allocates whatever state is missing. Parameters without a
     /// gradient are left alone, as in PyTorch. Nothing changes before [`Update::commit`];
     /// dropping the update instead leaves everything as it was.
@@ -54,41 +56,8 @@ pub trait Optimizer {
         gradients: Gradients,
     ) -> Result<Update<'_>>;
 
-    /// Shows the state tensors in a fixed order; to freeze, hash or store them.
+    /// Shows every tensor of the state in a fixed order: to freeze, hash or replace them.
     fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor));
-
-    /// Updates so far.
-    fn steps(&self) -> u64;
-
-    /// The step size of the next update.
-    fn learning_rate(&self) -> f64;
-
-    /// Sets the step size of the next update; schedules call it.
-    fn set_learning_rate(&mut self, learning_rate: f64);
-
-    /// Bytes of state and scratch for these parameters, as the allocator counts them (multiples
-    /// of 512), when all that are not frozen have a gradient. State is kept from the first update
-    /// on; scratch only lives in one.
-    fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory;
-
-    /// This optimizer with its state's stand-ins on a simulated device; see
-    /// [`lowtide_tensor::Tensor::twin`]. `None` when the device does not simulate its tensors'.
-    fn twin(&self, sim: &Device) -> Option<Self>
-    where
-        Self: Sized;
-
-    /// The state by name, as handles: `{parameter}.{state}` with PyTorch's names for states.
-    ///
-    /// # Errors
-    /// `Swapped`.
-    fn state(&self, parameters: &mut dyn Parameters) -> Result<OptimizerState>;
-
-    /// Goes on from `state`, whose tensors become this optimizer's.
-    ///
-    /// # Errors
-    /// `State` with the tensor's name when it does not fit parameters and options, `Swapped`; the
-    /// optimizer is then as before.
-    fn set_state(&mut self, parameters: &mut dyn Parameters, state: OptimizerState) -> Result<()>;
 
     /// `prepare` and `commit`: one update from the gradients of `attempt`, which is used up, so
     /// that there is nothing to set to zero. Buffers are written as well.
@@ -104,23 +73,60 @@ pub trait Optimizer {
     }
 }
 
-/// What an optimizer remembers of its updates.
+/// An optimizer with a learning rate that changes from update to update.
+pub trait Scheduled: Optimizer {
+    /// The number of updates so far.
+    fn steps(&self) -> u64;
+
+    /// The learning rate of the next update.
+    fn learning_rate(&self) -> f64;
+
+    /// Sets the learning rate, for instance to what a [`crate::Plateau`] says; where the optimizer
+    /// has a [`crate::Schedule`], the schedule's `base`.
+    fn set_learning_rate(&mut self, learning_rate: f64);
+}
+
+/// An optimizer whose state can be stored, restored and cloned behind a box.
+pub trait Stateful: Scheduled {
+    /// Bytes of state and scratch for these parameters, as the allocator counts them (multiples
+    /// of 512), when all that are not frozen have a gradient. State is kept from the first update
+    /// on; scratch only lives in one.
+    fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory;
+
+    /// The state by name, as handles: `{parameter}.{state}` with PyTorch's names for states.
+    ///
+    /// # Errors
+    /// `Swapped`.
+    fn state(&self, parameters: &mut dyn Parameters) -> Result<OptimizerState>;
+
+    /// Replaces the state by `state`, whose tensors become this optimizer's.
+    ///
+    /// # Errors
+    /// `State` with the tensor's name when it does not fit parameters and options, `Swapped`; the
+    /// optimizer is then as before.
+    fn set_state(&mut self, parameters: &mut dyn Parameters, state: OptimizerState) -> Result<()>;
+
+    /// A clone behind a box, so that a `Box<dyn Stateful>` can be cloned.
+    fn boxed_clone(&self) -> Box<dyn Stateful>;
+}
+
+/// The state of an optimizer, apart from its options.
 #[derive(Clone, Debug)]
 pub struct OptimizerState {
     /// Updates so far.
     pub steps: u64,
     /// The step size, before a schedule of the optimizer's own.
     pub learning_rate: f64,
-    /// By name.
+    /// The state tensors by name.
     pub tensors: BTreeMap<String, Tensor>,
 }
 
-/// What an optimizer needs beside parameters and gradients.
+/// The memory of an optimizer beside parameters and gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OptimizerMemory {
     /// Kept between updates.
     pub state_bytes: usize,
-    /// Taken and given back within one update.
+    /// Allocated and freed within one update.
     pub scratch_bytes: usize,
 }
 
@@ -155,7 +161,7 @@ pub(crate) fn check_option(
     if valid(value) { Ok(()) } else { Err(NnError::Option { name, value, range }) }
 }
 
-/// Shows each parameter once, also where it stands in several places of a model.
+/// Shows each parameter once, also a parameter that several layers of a model share.
 fn visit_once(parameters: &mut dyn Parameters, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
     let mut seen = BTreeSet::new();
     parameters.visit(&mut |name, parameter| {
@@ -170,7 +176,7 @@ pub(crate) fn check_not_negative(options: &[(&'static str, f64)]) -> Result<()> 
     options.iter().try_for_each(|&(name, value)| check_option(name, value, "0..", |x| x >= 0.0))
 }
 
-/// `Ok` if means of these weights forget.
+/// `Ok` if both decay rates are from 0 to below 1.
 pub(crate) fn check_betas(betas: [f64; 2]) -> Result<()> {
     let check = |beta| check_option("beta", beta, "0..1", |x| (0.0..1.0).contains(&x));
     betas.into_iter().try_for_each(check)

@@ -1,10 +1,12 @@
 //! Muon (Jordan et al. 2024), `torch.optim.Muon`, for matrices; AdamW for the rest.
 
 use lowtide_tensor::{DType, Float, NormFormula, Tensor, UpdateFormula};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::rule::update_jobs;
-use crate::optim::slots::{block_bytes, wide_dtype};
+use crate::optim::slots::block_bytes;
 use crate::optim::{
     AdamOptions, Job, Momentum, PerParameter, Scratch, StateSpec, UpdateRule, UpdateStep,
     check_not_negative, check_option,
@@ -12,14 +14,16 @@ use crate::optim::{
 
 /// PyTorch's options and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct MuonOptions {
-    /// Step size of matrices.
+    /// Learning rate of matrices.
     pub learning_rate: f64,
-    /// Pull of matrices towards 0, beside the gradient.
+    /// Decoupled weight decay of matrices.
     pub weight_decay: f64,
-    /// How much of the last direction is kept.
+    /// Momentum.
     pub momentum: f64,
     /// Where the gradient is taken.
+    #[cfg_attr(feature = "serde", serde(rename = "nesterov"))]
     pub momentum_kind: Momentum,
     /// `a`, `b` and `c` of the Newton-Schulz iteration.
     pub coefficients: [f64; 3],
@@ -27,35 +31,38 @@ pub struct MuonOptions {
     pub eps: f64,
     /// Newton-Schulz iterations.
     pub iterations: usize,
-    /// How the step size depends on a matrix' shape.
+    /// How the learning rate depends on a matrix' shape.
     pub rate_scale: RateScale,
     /// Which matrices are made orthogonal.
     pub matrices: Matrices,
-    /// What is done to everything else. Its learning rate keeps its ratio to the one above.
+    /// AdamW's options for all other parameters. The ratio of the two learning rates stays.
     pub others: AdamOptions,
 }
 
-/// How Muon's step size depends on the shape `[A, B]` of a matrix.
+/// How Muon's learning rate depends on the shape `[A, B]` of a matrix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "kebab-case"))]
 pub enum RateScale {
     /// `√max(1, A / B)`, as in Jordan's own.
     #[default]
     Original,
-    /// `0.2 √max(A, B)`, which makes updates as large as AdamW's, so that its step sizes fit (Liu
-    /// et al. 2025).
+    /// `0.2 √max(A, B)`, which makes updates as large as AdamW's, so that its learning rates fit
+    /// (Liu et al. 2025).
+    #[cfg_attr(feature = "serde", serde(rename = "match-rms-adamw"))]
     MatchRmsAdamW,
     /// `√(A / B)` (Bernstein 2025).
     SpectralUnclamped,
 }
 
-/// Whether Muon takes the matrices among the parameters.
+/// Whether Muon's rule is applied to the matrices among the parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Matrices {
-    /// It does.
+    /// Matrices are updated by Muon.
     #[default]
     Orthogonal,
-    /// They are updated like the others: for a group of embeddings and output layers, which Muon
-    /// is not meant for.
+    /// Matrices are updated by AdamW like all else: for a group of embeddings and output layers,
+    /// which Muon is not meant for.
     LikeOthers,
 }
 
@@ -120,7 +127,7 @@ impl UpdateRule for MuonOptions {
     fn scratch(&self, parameters: &[&Tensor]) -> Scratch {
         let matrices = || parameters.iter().copied().filter(|matrix| self.is_orthogonal(matrix));
         let own = |matrix: &Tensor| {
-            let dtype = wide_dtype(matrix);
+            let dtype = matrix.dtype().computed();
             let is_half = dtype != matrix.dtype();
             let wide_bytes = if is_half { block_bytes(matrix.element_count(), dtype) } else { 0 };
             wide_bytes + block_bytes(1, dtype)

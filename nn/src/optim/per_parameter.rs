@@ -1,28 +1,27 @@
-//! The optimizer of everything that updates each parameter by itself: rules for names, states,
-//! numbers of steps.
+//! The optimizer around an update rule: parameter groups, state tensors, steps and learning rate.
 
 use std::collections::BTreeMap;
 use std::mem;
 
 use lowtide_autograd::{Gradients, LeafId};
-use lowtide_tensor::{DType, Device, RandomKey, Rounding, Tensor, reserve_updates};
+use lowtide_tensor::{DType, RandomKey, Rounding, Tensor, reserve_updates};
 
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
-use crate::optim::slots::{Slots, StateKind, take_states, wide_dtype};
+use crate::optim::slots::{Slots, StateKind, take_states};
 use crate::optim::{
-    Job, Optimizer, OptimizerMemory, OptimizerState, Scratch, StateShape, Update, UpdateRule,
-    UpdateStep, check_option, visit_once,
+    Job, Optimizer, OptimizerMemory, OptimizerState, Scheduled, Scratch, StateShape, Stateful,
+    Update, UpdateRule, UpdateStep, check_option, visit_once,
 };
 use crate::schedule::Schedule;
 
-/// Smaller parameters are few bytes, and biases and norms need the precision.
+/// Smaller parameters save little memory in 8 bits, and biases and norms need the precision.
 const QUANTIZED_LEN_MIN: usize = 4096;
 
-/// An optimizer made of one rule, or of several for parameters of different names.
+/// An optimizer that updates each parameter by a rule; parameter groups have rules of their own.
 #[derive(Clone, Debug)]
 pub struct PerParameter<R> {
-    /// The first is for all that no pattern names.
+    /// The first is for all parameters that match no other pattern.
     groups: Vec<Group<R>>,
     /// The first group's, before the schedule.
     learning_rate: f64,
@@ -35,7 +34,7 @@ pub struct PerParameter<R> {
 
 #[derive(Clone, Debug)]
 struct Group<R> {
-    /// What names have to look like; `*` stands for anything.
+    /// Pattern of the parameters' names; `*` matches anything.
     pattern: String,
     rule: R,
     /// The group's learning rate over the first group's.
@@ -60,9 +59,9 @@ impl<R: UpdateRule> PerParameter<R> {
         })
     }
 
-    /// Other options for the parameters whose names look like `pattern`, in which `*` stands for
-    /// anything (`*.bias`). The first pattern given counts. A learning rate that differs keeps its
-    /// ratio when a schedule moves the first one.
+    /// Adds a parameter group: other options for the parameters whose names match `pattern`, in
+    /// which `*` matches anything (`*.bias`). The first pattern that matches counts. The ratio of
+    /// the group's learning rate to the first one stays when a schedule changes the latter.
     ///
     /// # Errors
     /// `Option` for a value out of range.
@@ -75,7 +74,7 @@ impl<R: UpdateRule> PerParameter<R> {
     }
 
     /// Lets the learning rate follow `schedule` from update to update. It is a function of
-    /// [`Optimizer::steps`], so that a step that is rolled back or left out does not move it, and
+    /// [`Scheduled::steps`], so that a step that is rolled back or left out does not move it, and
     /// an optimizer that was loaded goes on where it was.
     ///
     /// # Errors
@@ -85,7 +84,7 @@ impl<R: UpdateRule> PerParameter<R> {
         Ok(PerParameter { schedule, ..self })
     }
 
-    /// Rounds new parameters of bf16 up or down at random; see [`Rounding::Stochastic`].
+    /// Rounds updated parameters of bf16 stochastically; see [`Rounding::Stochastic`].
     #[must_use]
     pub fn with_stochastic_rounding(self, key: RandomKey) -> Self {
         PerParameter { stochastic: Some(key), ..self }
@@ -93,13 +92,13 @@ impl<R: UpdateRule> PerParameter<R> {
 
     /// Keeps the states of parameters with 4,096 elements and more in 8 bits: a little over a
     /// quarter of the memory (Dettmers et al. 2022, whose threshold this is). Parameters of f64
-    /// keep theirs, and so do states that have not the shape of their parameter.
+    /// keep theirs, and so do states whose shape is not their parameter's.
     #[must_use]
     pub fn with_8bit_states(self) -> Self {
         PerParameter { quantized: true, ..self }
     }
 
-    /// How the states of the parameter called `name` are stored.
+    /// Names, shapes and types of the states of the parameter called `name`.
     fn state_kinds(&self, name: &str, parameter: &Tensor) -> Vec<StateKind> {
         let specs = self.groups[self.group(name)].rule.states(parameter);
         let quantized = self.quantized
@@ -158,7 +157,7 @@ impl<R: UpdateRule> PerParameter<R> {
         at: UpdateStep,
     ) -> Result<Job> {
         let (found, expected) = (*gradient.shape(), *parameter.shape());
-        let fits = [parameter.dtype(), wide_dtype(parameter)].contains(&gradient.dtype());
+        let fits = [parameter.dtype(), parameter.dtype().computed()].contains(&gradient.dtype());
         if found != expected || !fits {
             return Err(NnError::Gradient { name: name.to_owned(), found, expected });
         }
@@ -200,7 +199,9 @@ impl<R: UpdateRule> Optimizer for PerParameter<R> {
     fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {
         self.slots.visit(visitor);
     }
+}
 
+impl<R: UpdateRule> Scheduled for PerParameter<R> {
     fn steps(&self) -> u64 {
         self.steps
     }
@@ -212,7 +213,9 @@ impl<R: UpdateRule> Optimizer for PerParameter<R> {
     fn set_learning_rate(&mut self, learning_rate: f64) {
         self.learning_rate = learning_rate;
     }
+}
 
+impl<R: UpdateRule> Stateful for PerParameter<R> {
     fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory {
         let mut state_bytes = 0;
         let mut by_group: Vec<Vec<Tensor>> = self.groups.iter().map(|_| Vec::new()).collect();
@@ -231,10 +234,6 @@ impl<R: UpdateRule> Optimizer for PerParameter<R> {
         let scratch = self.groups.iter().zip(&by_group).map(scratch);
         let scratch = scratch.fold(Scratch::default(), Scratch::then);
         OptimizerMemory { state_bytes, scratch_bytes: scratch.peak_bytes }
-    }
-
-    fn twin(&self, sim: &Device) -> Option<Self> {
-        Some(PerParameter { slots: self.slots.twin(sim)?, ..self.clone() })
     }
 
     fn state(&self, parameters: &mut dyn Parameters) -> Result<OptimizerState> {
@@ -270,9 +269,13 @@ impl<R: UpdateRule> Optimizer for PerParameter<R> {
         (self.slots, self.steps, self.learning_rate) = (slots, steps, learning_rate);
         Ok(())
     }
+
+    fn boxed_clone(&self) -> Box<dyn Stateful> {
+        Box::new(self.clone())
+    }
 }
 
-/// Whether `name` is `pattern` with something in the place of each `*`.
+/// Whether `name` matches `pattern`, in which `*` matches any text.
 fn is_like(name: &str, pattern: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return name == pattern };
     let Some(mut name) = name.strip_prefix(head) else { return false };

@@ -1,6 +1,8 @@
 //! RMSprop (Hinton 2012, lecture 6e; centered: Graves 2013), `torch.optim.RMSprop`.
 
 use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::rule::update_jobs;
@@ -8,29 +10,47 @@ use crate::optim::{Job, PerParameter, StateSpec, UpdateRule, check_not_negative}
 
 /// PyTorch's options and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct RmsPropOptions {
-    /// Step size.
+    /// Learning rate.
     pub learning_rate: f64,
-    /// How much of the last mean square is kept, `α`.
+    /// Decay rate of the mean square, `α`.
     pub smoothing: f64,
-    /// Keeps the quotient finite.
+    /// Added to the divisor, so that it is never 0.
     pub eps: f64,
-    /// Pull towards 0, added to the gradient.
+    /// Weight decay, added to the gradient.
     pub weight_decay: f64,
-    /// How much of the last direction is kept; 0 needs no state.
+    /// Momentum; 0 needs no state.
     pub momentum: f64,
     /// What the gradient is divided by.
+    #[cfg_attr(feature = "serde", serde(rename = "centered"))]
     pub spread: Spread,
 }
 
 /// The measure of a gradient's size over time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(from = "bool", into = "bool"))]
 pub enum Spread {
     /// The root of the mean square.
     #[default]
     MeanSquare,
     /// The root of the variance, `centered` in PyTorch; needs one state more.
     Variance,
+}
+
+/// From whether it is centered.
+#[cfg(feature = "serde")]
+impl From<bool> for Spread {
+    fn from(centered: bool) -> Self {
+        if centered { Spread::Variance } else { Spread::MeanSquare }
+    }
+}
+
+#[cfg(feature = "serde")]
+impl From<Spread> for bool {
+    fn from(spread: Spread) -> Self {
+        spread == Spread::Variance
+    }
 }
 
 impl Default for RmsPropOptions {

@@ -1,4 +1,5 @@
-//! What an optimizer does to a parameter, apart from keeping its states and its numbers.
+//! The rule by which an optimizer updates a parameter; [`crate::optim::PerParameter`] keeps the
+//! state for it.
 
 use std::fmt::Debug;
 
@@ -9,10 +10,9 @@ use lowtide_tensor::{
 };
 
 use crate::error::Result;
-use crate::optim::slots::wide_dtype;
 
-/// What a [`crate::optim::PerParameter`] optimizer does to each of its parameters.
-pub trait UpdateRule: Clone + Debug {
+/// The rule by which a [`crate::optim::PerParameter`] optimizer updates each of its parameters.
+pub trait UpdateRule: Clone + Debug + 'static {
     /// The optimizer's name, as errors show it.
     const NAME: &'static str;
 
@@ -26,14 +26,14 @@ pub trait UpdateRule: Clone + Debug {
     /// `Option`.
     fn check(&self) -> Result<()>;
 
-    /// The step size to begin with; afterwards it comes with [`UpdateStep`].
+    /// The initial learning rate; that of an update comes with [`UpdateStep`].
     fn learning_rate(&self) -> f64;
 
-    /// What is kept for a parameter between updates.
+    /// The state tensors that are kept for a parameter between updates.
     fn states(&self, parameter: &Tensor) -> Vec<StateSpec>;
 
-    /// What [`UpdateRule::prepare`] takes for these parameters, when their gradients have their
-    /// types and have no other owner.
+    /// The memory that [`UpdateRule::prepare`] allocates for these parameters, when their gradients
+    /// have their types and are not shared.
     fn scratch(&self, parameters: &[&Tensor]) -> Scratch {
         let _ = parameters;
         Scratch::default()
@@ -53,45 +53,45 @@ pub trait UpdateRule: Clone + Debug {
     /// Writes parameters and states in place and allocates nothing.
     ///
     /// # Errors
-    /// None, when the operands are writable and the device does what it is told.
+    /// None, as long as the operands are writable and the device does not fail.
     fn commit(&self, jobs: &mut [Job], scratch: &mut [Tensor]) -> lowtide_tensor::TensorResult<()>;
 }
 
-/// The update of one parameter, with everything that it needs at hand.
+/// The update of one parameter, with all its operands.
 #[derive(Debug)]
 pub struct Job {
     pub(super) id: LeafId,
-    /// What is trained.
+    /// The parameter's values.
     pub parameter: Tensor,
-    /// Its gradient.
+    /// The parameter's gradient.
     pub gradient: Tensor,
     /// As [`UpdateRule::states`] has them; new ones are zeros.
     pub states: Vec<Tensor>,
-    /// What [`UpdateRule::prepare`] made for this parameter.
+    /// Tensors that [`UpdateRule::prepare`] made for this parameter.
     pub scratch: Vec<Tensor>,
-    /// The numbers of the step.
+    /// The number of the update, its learning rate and its rounding.
     pub at: UpdateStep,
 }
 
-/// The numbers of an update.
+/// The number of an update, its learning rate and its rounding.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateStep {
     /// The number of the update, from 1 on.
     pub number: u64,
     /// Whether it is this parameter's first: its states are all zeros.
     pub is_first: bool,
-    /// The step size.
+    /// The learning rate.
     pub learning_rate: f64,
     /// How the parameter is rounded to its type.
     pub rounding: Rounding,
 }
 
-/// A tensor that is kept for a parameter: f64 beside f64, else f32.
+/// A state tensor of a parameter: f64 for parameters of f64, else f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateSpec {
     /// PyTorch's name in the optimizer's `state_dict`, where it has one.
     pub name: &'static str,
-    /// Its shape.
+    /// Shape of the state.
     pub shape: StateShape,
 }
 
@@ -100,7 +100,7 @@ pub struct StateSpec {
 pub enum StateShape {
     /// The parameter's, element for element; may be kept in 8 bits, if all states of it are so.
     Parameter,
-    /// One of its own, never in 8 bits.
+    /// A shape of its own, never in 8 bits.
     Own(Shape),
 }
 
@@ -114,7 +114,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Of one after the other.
+    /// The scratch of one rule and then of `next`, which both hold until the commit.
     #[must_use]
     pub fn then(self, next: Scratch) -> Scratch {
         Scratch {
@@ -153,9 +153,9 @@ impl Job {
         Err(TensorError::NoKernel { op: R::NAME, device: "cuda" })
     }
 
-    /// Makes the gradient one of the parameter's computing type that nothing else holds.
+    /// Makes the gradient an unshared tensor of the type that the parameter is computed in.
     pub(super) fn own_gradient(&mut self) -> lowtide_tensor::TensorResult<()> {
-        let dtype = wide_dtype(&self.parameter);
+        let dtype = self.parameter.dtype().computed();
         if self.gradient.dtype() != dtype {
             self.gradient = self.gradient.to_dtype(dtype)?;
         } else if !self.gradient.is_reusable() {
@@ -164,7 +164,7 @@ impl Job {
         Ok(())
     }
 
-    /// The states of a rule that keeps `N`.
+    /// The states, `N` of them.
     ///
     /// # Panics
     /// With another number of them: a bug in the rule.

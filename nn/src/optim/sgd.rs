@@ -1,6 +1,8 @@
 //! Stochastic gradient descent with momentum, `torch.optim.SGD`.
 
 use lowtide_tensor::{SgdUpdate, Tensor};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::rule::update_jobs;
@@ -8,23 +10,28 @@ use crate::optim::{
     Job, PerParameter, StateSpec, UpdateRule, UpdateStep, check_not_negative, check_option,
 };
 
-/// PyTorch's options and defaults; the learning rate has none there.
+/// PyTorch's options and defaults; the learning rate has none there. In a file (feature `serde`)
+/// that leaves out keys, the momentum is 0.9 and the learning rate 0.05.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields, default = "SgdOptions::of_file"))]
 pub struct SgdOptions {
-    /// Step size.
+    /// Learning rate.
     pub learning_rate: f64,
-    /// How much of the last direction is kept; 0 needs no state.
+    /// Momentum; 0 needs no state.
     pub momentum: f64,
-    /// How much of the gradient does not enter the momentum.
+    /// The share of the gradient that does not enter the momentum.
     pub dampening: f64,
-    /// Pull towards 0, added to the gradient.
+    /// Weight decay, added to the gradient.
     pub weight_decay: f64,
     /// Where the gradient is taken.
+    #[cfg_attr(feature = "serde", serde(rename = "nesterov"))]
     pub momentum_kind: Momentum,
 }
 
 /// How momentum enters a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(from = "bool", into = "bool"))]
 pub enum Momentum {
     /// The step is the momentum.
     #[default]
@@ -33,7 +40,28 @@ pub enum Momentum {
     Nesterov,
 }
 
+/// From whether it is Nesterov's.
+#[cfg(feature = "serde")]
+impl From<bool> for Momentum {
+    fn from(nesterov: bool) -> Self {
+        if nesterov { Momentum::Nesterov } else { Momentum::Classical }
+    }
+}
+
+#[cfg(feature = "serde")]
+impl From<Momentum> for bool {
+    fn from(kind: Momentum) -> Self {
+        kind == Momentum::Nesterov
+    }
+}
+
 impl SgdOptions {
+    /// The options of a file without keys.
+    #[cfg(feature = "serde")]
+    fn of_file() -> Self {
+        SgdOptions { momentum: 0.9, ..SgdOptions::new(0.05) }
+    }
+
     /// Plain gradient descent.
     pub fn new(learning_rate: f64) -> Self {
         SgdOptions {

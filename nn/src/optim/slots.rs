@@ -2,23 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use lowtide_allocator::{Category, Origin};
+use lowtide_allocator::{BLOCK_BYTES, Category, Origin};
 use lowtide_autograd::LeafId;
-use lowtide_tensor::{DType, Device, Shape, Tensor, TensorError};
+use lowtide_tensor::{DType, Shape, Tensor, TensorError};
 
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::optim::{StateShape, StateSpec};
 
-/// The allocator rounds every request up to a multiple of this.
-const BLOCK_BYTES: usize = 512;
-
-/// Tensors for each parameter that was ever updated.
+/// The state tensors of each parameter that was updated before.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slots(pub(super) BTreeMap<LeafId, Vec<Tensor>>);
 
 impl Slots {
-    /// The states of a parameter, or new ones of zeros that belong to the caller until
-    /// [`Slots::keep`], and whether they are new.
+    /// The states of a parameter, or new zeros that are only stored by [`Slots::keep`]; and whether
+    /// they are new.
     pub(super) fn states(
         &self,
         id: LeafId,
@@ -35,7 +32,7 @@ impl Slots {
         Ok((zeros.collect::<lowtide_tensor::TensorResult<_>>()?, true))
     }
 
-    /// Makes `states` the parameter's.
+    /// Stores the states of a parameter.
     pub(super) fn keep(&mut self, id: LeafId, states: Vec<Tensor>) {
         self.0.insert(id, states);
     }
@@ -43,17 +40,9 @@ impl Slots {
     pub(super) fn visit(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {
         self.0.values_mut().flatten().for_each(visitor);
     }
-
-    pub(super) fn twin(&self, sim: &Device) -> Option<Self> {
-        let twin = |(&id, state): (&LeafId, &Vec<Tensor>)| {
-            let twins: Option<Vec<Tensor>> = state.iter().map(|tensor| tensor.twin(sim)).collect();
-            Some((id, twins?))
-        };
-        self.0.iter().map(twin).collect::<Option<_>>().map(Slots)
-    }
 }
 
-/// How a state is stored.
+/// The name, shape and type of a state tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StateKind {
     pub(super) name: &'static str,
@@ -62,14 +51,14 @@ pub(super) struct StateKind {
 }
 
 impl StateKind {
-    /// How the state of `parameter` is stored that `spec` asks for, in 8 bits if `quantized`.
+    /// The name, shape and type of a state of `parameter` by its `spec`, in 8 bits if `quantized`.
     pub(super) fn new(spec: &StateSpec, parameter: &Tensor, quantized: bool) -> Self {
         let (shape, dtype) = match spec.shape {
-            StateShape::Own(shape) => (shape, wide_dtype(parameter)),
+            StateShape::Own(shape) => (shape, parameter.dtype().computed()),
             StateShape::Parameter if quantized => {
                 (Tensor::quantized_state_shape(parameter.element_count()), DType::U8)
             }
-            StateShape::Parameter => (*parameter.shape(), wide_dtype(parameter)),
+            StateShape::Parameter => (*parameter.shape(), parameter.dtype().computed()),
         };
         StateKind { name: spec.name, shape, dtype }
     }
@@ -125,12 +114,4 @@ pub(super) fn take_states(
 /// The bytes of a tensor as the allocator counts them.
 pub(super) fn block_bytes(len: usize, dtype: DType) -> usize {
     (len * dtype.size_bytes()).max(1).next_multiple_of(BLOCK_BYTES)
-}
-
-/// The type of states: half types have f32.
-pub(super) fn wide_dtype(parameter: &Tensor) -> DType {
-    match parameter.dtype() {
-        DType::F16 | DType::BF16 => DType::F32,
-        dtype => dtype,
-    }
 }

@@ -2,7 +2,7 @@
 
 use lowtide_allocator::{BLOCK_BYTES, Category, Fault, Repeat};
 use lowtide_autograd::Gradients;
-use lowtide_nn::optim::{Adam, AdamOptions, Averaged, Optimizer, Sgd, SgdOptions};
+use lowtide_nn::optim::{Adam, AdamOptions, Averaged, Optimizer, Sgd, SgdOptions, Stateful};
 use lowtide_nn::{NnError, NnResult as Result, Parameter, Parameters};
 use lowtide_tensor::{DType, Device, Tensor};
 
@@ -23,19 +23,19 @@ fn average_follows_the_weights_by_its_formula() -> Outcome {
     let mut model = Pair::new(&device);
     let decay = 0.7;
     let mut optimizer = Averaged::new(Sgd::new(SgdOptions::new(0.1))?, decay)?;
-    let mut twin: Option<Vec<f64>> = None;
+    let mut naive: Option<Vec<f64>> = None;
     for name in ["g1", "g2", "g3", "g4"] {
         step(&mut optimizer, &mut model, name)?;
         let values = model.0[1].value().to_vec::<f64>()?;
         // PyTorch's AveragedModel starts with a copy.
-        let last = twin.take().unwrap_or_else(|| values.clone());
+        let last = naive.take().unwrap_or_else(|| values.clone());
         let next = last.iter().zip(&values).map(|(a, p)| decay * a + (1.0 - decay) * p);
         let next: Vec<f64> = next.collect();
         let found = optimizer.state(&mut model)?.tensors["b.ema"].to_vec::<f64>()?;
         for (found, expected) in found.iter().zip(&next) {
             assert!((found - expected).abs() < 1e-15, "{name}: {found} {expected}");
         }
-        twin = Some(next);
+        naive = Some(next);
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use lowtide_autograd::{Attempt, Gradients, Pass, Var};
 use lowtide_nn::optim::{
     Adafactor, AdafactorOptions, Adagrad, AdagradOptions, Adam, AdamOptions, Averaged, Lamb,
     LambOptions, Lion, LionOptions, Momentum, Muon, MuonOptions, Optimizer, RmsProp,
-    RmsPropOptions, Sgd, SgdOptions, Spread,
+    RmsPropOptions, Sgd, SgdOptions, Spread, Stateful,
 };
 use lowtide_nn::{Module, NnResult as Result, Parameter, Parameters};
 use lowtide_tensor::{CpuOptions, Device, RandomKey, Tensor};
@@ -120,7 +120,7 @@ pub(crate) fn weighted_sum(model: &dyn Module, pass: &Pass, x: Tensor) -> Result
 }
 
 /// One of each kind of optimizer, by name, with all its options in use.
-pub(crate) fn optimizers() -> Vec<(&'static str, Box<dyn Optimizer>)> {
+pub(crate) fn optimizers() -> Vec<(&'static str, Box<dyn Stateful>)> {
     let plain = SgdOptions { weight_decay: 0.1, ..SgdOptions::new(0.1) };
     let momentum = SgdOptions { momentum: 0.9, dampening: 0.2, ..plain };
     let nesterov = SgdOptions { dampening: 0.0, momentum_kind: Momentum::Nesterov, ..momentum };

@@ -18,6 +18,8 @@ mod optimizer_files;
 mod optimizer_options;
 mod optimizer_runs;
 mod optimizers;
+#[cfg(feature = "serde")]
+mod option_files;
 mod origins;
 mod parameters;
 mod parity;

@@ -4,7 +4,7 @@ use std::error::Error;
 
 use lowtide_autograd::Gradients;
 use lowtide_nn::Parameter;
-use lowtide_nn::optim::{Adam, AdamOptions, Optimizer, Sgd, SgdOptions};
+use lowtide_nn::optim::{Adam, AdamOptions, Optimizer, Sgd, SgdOptions, Stateful};
 use lowtide_tensor::{DType, RandomKey, Tensor};
 
 use crate::common::{Outcome, Pair, cpu, f64s, values};
@@ -34,7 +34,7 @@ fn steps_too_small_for_bf16_are_lost_but_for_stochastic_rounding() -> Outcome {
 
 /// `½ Σ (p - goal)²` by an optimizer, from 0; the mean distance at the end, and the state's bytes.
 fn descend(
-    mut optimizer: impl Optimizer,
+    mut optimizer: impl Stateful,
     steps: usize,
 ) -> std::result::Result<[f64; 2], Box<dyn Error>> {
     let (device, len) = (cpu(), 10_000);

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_nn::optim::{
-    Adam, AdamOptions, Lamb, LambOptions, Optimizer, Sgd, SgdOptions, load_state, save_state,
+    Adam, AdamOptions, Lamb, LambOptions, Optimizer, Scheduled, Sgd, SgdOptions, load_state,
+    save_state,
 };
 use lowtide_nn::{NnError, NnResult as Result, Parameter, Parameters, WeightsProblem};
 use lowtide_tensor::{DType, Device, Tensor};

@@ -2,7 +2,9 @@
 
 use lowtide_allocator::Category;
 use lowtide_autograd::{Attempt, Gradients, Pass};
-use lowtide_nn::optim::{Adam, AdamOptions, Optimizer, Sgd, SgdOptions, clip_norm, clip_value};
+use lowtide_nn::optim::{
+    Adam, AdamOptions, Optimizer, Scheduled, Sgd, SgdOptions, Stateful, clip_norm, clip_value,
+};
 use lowtide_nn::{Linear, Module, NnError, Parameters, Schedule, Sequential};
 use lowtide_tensor::{DType, Tensor};
 

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use lowtide_nn::NnResult as Result;
 use lowtide_nn::optim::{
     Adafactor, AdafactorOptions, Adagrad, AdagradOptions, Adam, AdamOptions, Lamb, LambOptions,
-    Lion, LionOptions, Momentum, Muon, MuonOptions, Optimizer, RmsProp, RmsPropOptions, Sgd,
-    SgdOptions, WeightDecay,
+    Lion, LionOptions, Momentum, Muon, MuonOptions, RmsProp, RmsPropOptions, Sgd, SgdOptions,
+    Stateful, WeightDecay,
 };
 use lowtide_tensor::DType;
 
@@ -16,9 +16,9 @@ use crate::zoo::{ZOO, fill};
 
 const RUNS: &str = include_str!("../fixtures/optimizer_runs.txt");
 
-type Build = fn(f64) -> Result<Box<dyn Optimizer>>;
+type Build = fn(f64) -> Result<Box<dyn Stateful>>;
 
-fn boxed<O: Optimizer + 'static>(optimizer: Result<O>) -> Result<Box<dyn Optimizer>> {
+fn boxed<O: Stateful + 'static>(optimizer: Result<O>) -> Result<Box<dyn Stateful>> {
     Ok(Box::new(optimizer?))
 }
 

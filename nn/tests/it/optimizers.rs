@@ -3,7 +3,7 @@
 use lowtide_autograd::Attempt;
 use lowtide_nn::optim::{
     Adagrad, AdagradOptions, Adam, AdamOptions, Lion, LionOptions, Momentum, Optimizer, RmsProp,
-    RmsPropOptions, Sgd, SgdOptions, Spread, WeightDecay,
+    RmsPropOptions, Scheduled, Sgd, SgdOptions, Spread, Stateful, WeightDecay,
 };
 use lowtide_nn::{NnError, NnResult as Result, Parameters};
 use lowtide_tensor::Tensor;
@@ -15,9 +15,9 @@ use crate::common::{
 const STEPS: usize = 5;
 
 /// One number's update by the formulas of PyTorch's documentation: (p, g, t, lr) to p.
-type Twin = Box<dyn FnMut(f64, f64, usize, f64) -> f64>;
+type Naive = Box<dyn FnMut(f64, f64, usize, f64) -> f64>;
 
-fn naive_sgd(options: SgdOptions) -> Twin {
+fn naive_sgd(options: SgdOptions) -> Naive {
     let SgdOptions { momentum, dampening, weight_decay, momentum_kind, .. } = options;
     let mut m = 0.0;
     Box::new(move |p, g, t, lr| {
@@ -30,7 +30,7 @@ fn naive_sgd(options: SgdOptions) -> Twin {
     })
 }
 
-fn naive_adam(options: AdamOptions) -> Twin {
+fn naive_adam(options: AdamOptions) -> Naive {
     let AdamOptions { betas: [beta1, beta2], eps, weight_decay, .. } = options;
     let (mut m, mut v) = (0.0, 0.0);
     Box::new(move |mut p, mut g, t, lr| {
@@ -46,7 +46,7 @@ fn naive_adam(options: AdamOptions) -> Twin {
     })
 }
 
-fn naive_rms_prop(options: RmsPropOptions) -> Twin {
+fn naive_rms_prop(options: RmsPropOptions) -> Naive {
     let RmsPropOptions { smoothing, eps, weight_decay, momentum, spread, .. } = options;
     let (mut v, mut a, mut m) = (0.0, 0.0, 0.0);
     Box::new(move |p, g, _, lr| {
@@ -60,7 +60,7 @@ fn naive_rms_prop(options: RmsPropOptions) -> Twin {
     })
 }
 
-fn naive_adagrad(options: AdagradOptions) -> Twin {
+fn naive_adagrad(options: AdagradOptions) -> Naive {
     let AdagradOptions { learning_rate_decay, weight_decay, initial_sum, eps, .. } = options;
     let mut s: f64 = initial_sum;
     Box::new(move |p, g, t, lr| {
@@ -70,7 +70,7 @@ fn naive_adagrad(options: AdagradOptions) -> Twin {
     })
 }
 
-fn naive_lion(options: LionOptions) -> Twin {
+fn naive_lion(options: LionOptions) -> Naive {
     let LionOptions { betas: [beta1, beta2], weight_decay, .. } = options;
     let mut m = 0.0;
     Box::new(move |p, g, _, lr| {
@@ -83,15 +83,15 @@ fn naive_lion(options: LionOptions) -> Twin {
 /// Five steps with other gradients and another learning rate in each.
 fn check_against(
     name: &str,
-    optimizer: &mut dyn Optimizer,
-    mut twin: impl FnMut() -> Twin,
+    optimizer: &mut dyn Stateful,
+    mut naive: impl FnMut() -> Naive,
 ) -> Result<()> {
     let device = cpu();
     let mut model = Pair::new(&device);
-    let mut twins: Vec<Vec<(f64, Twin)>> = Vec::new();
+    let mut formulas: Vec<Vec<(f64, Naive)>> = Vec::new();
     for parameter in &model.0 {
         let start = parameter.value().to_vec::<f64>()?;
-        twins.push(start.into_iter().map(|p| (p, twin())).collect());
+        formulas.push(start.into_iter().map(|p| (p, naive())).collect());
     }
     for t in 1..=STEPS {
         let lr = 0.1 / t as f64;
@@ -103,10 +103,12 @@ fn check_against(
         optimizer.prepare(&mut model, gradients)?.commit()?;
         assert_eq!(optimizer.steps(), t as u64);
 
-        for ((parameter, gradient), twins) in model.0.iter().zip([a, b]).zip(&mut twins) {
+        for ((parameter, gradient), formulas) in model.0.iter().zip([a, b]).zip(&mut formulas) {
             let found = parameter.value().to_vec::<f64>()?;
-            for ((found, g), (p, twin)) in found.iter().zip(gradient.to_vec::<f64>()?).zip(twins) {
-                *p = twin(*p, g, t, lr);
+            for ((found, g), (p, formula)) in
+                found.iter().zip(gradient.to_vec::<f64>()?).zip(formulas)
+            {
+                *p = formula(*p, g, t, lr);
                 // A handful of roundings a step; Adam's quotient of a small g is relative to 1.
                 let allowed = 64.0 * t as f64 * f64::EPSILON;
                 assert!((found - *p).abs() <= allowed, "{name}, step {t}: {found}, formula {p}");

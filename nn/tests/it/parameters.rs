@@ -3,7 +3,7 @@
 use lowtide_allocator::Category;
 use lowtide_autograd::{Attempt, Pass};
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
-use lowtide_nn::optim::Optimizer;
+use lowtide_nn::optim::{Optimizer, Scheduled};
 use lowtide_nn::{
     Conv2d, Flatten, Linear, MaxPool2d, Module, Parameter, Parameters, ReLU, Sequential,
     cross_entropy,
@@ -102,7 +102,7 @@ fn step(
 }
 
 #[test]
-fn a_twin_makes_the_same_allocations_and_touches_nothing_real() -> Outcome {
+fn a_simulated_copy_makes_the_same_allocations_and_touches_nothing_real() -> Outcome {
     use lowtide_nn::optim::{Adam, AdamOptions};
     let device = cpu();
     let mut model = SimpleCnn::new(&device, KEY, SHAPE)?;
@@ -110,20 +110,23 @@ fn a_twin_makes_the_same_allocations_and_touches_nothing_real() -> Outcome {
     // From the start, and in mid-run with state.
     for _ in 0..2 {
         let sim = device.simulate();
-        let mut twin = model.clone();
-        twin.visit(&mut |name, parameter| {
-            let of_sim = parameter.twin(&sim).unwrap_or_else(|| panic!("{name} has a twin"));
-            assert_eq!(of_sim.id(), parameter.id(), "{name}");
-            assert_eq!(of_sim.value().device(), &sim, "{name}");
-            *parameter = of_sim;
+        let mut copy = model.clone();
+        copy.visit(&mut |name, parameter| {
+            let of_sim = parameter.value().twin(&sim);
+            let of_sim = of_sim.unwrap_or_else(|| panic!("{name} has a copy"));
+            assert_eq!(of_sim.device(), &sim, "{name}");
+            *parameter.value_mut() = of_sim;
         });
-        let mut twin_optimizer = optimizer.twin(&sim).expect("its state is on this device");
-        assert_eq!(twin_optimizer.steps(), optimizer.steps());
+        let mut optimizer_copy = optimizer.clone();
+        optimizer_copy.visit_state(&mut |state| {
+            *state = state.twin(&sim).expect("it is on this device");
+        });
+        assert_eq!(optimizer_copy.steps(), optimizer.steps());
         assert_eq!(sim.allocator().layout_hash(), device.allocator().layout_hash());
 
         let before = all_bits(&mut model);
         let real_before = device.allocator().statistics();
-        step(&mut twin, &mut twin_optimizer, &sim)?;
+        step(&mut copy, &mut optimizer_copy, &sim)?;
         assert_eq!(all_bits(&mut model), before);
         assert_eq!(device.allocator().statistics(), real_before);
 
@@ -136,23 +139,24 @@ fn a_twin_makes_the_same_allocations_and_touches_nothing_real() -> Outcome {
 }
 
 #[test]
-fn a_device_that_does_not_simulate_this_one_has_no_twins() -> Outcome {
+fn a_device_that_does_not_simulate_this_one_has_no_copies() -> Outcome {
     let device = cpu();
     let parameter = Parameter::new(f32s(&device, "p", [2]));
     let strangers = [Device::sim(SimSpec::like_this_machine(1 << 20))?, cpu(), cpu().simulate()];
     for stranger in strangers {
-        assert!(parameter.twin(&stranger).is_none(), "{stranger:?}");
+        assert!(parameter.value().twin(&stranger).is_none(), "{stranger:?}");
     }
     Ok(())
 }
 
 #[test]
-fn an_optimizer_without_state_has_a_twin_anywhere() -> Outcome {
+fn an_optimizer_without_state_has_a_copy_anywhere() -> Outcome {
     use lowtide_nn::optim::{Sgd, SgdOptions};
     let options = SgdOptions { momentum: 0.5, ..SgdOptions::new(0.1) };
     let optimizer = Sgd::new(options)?;
-    let twin = optimizer.twin(&cpu().simulate()).expect("nothing to find");
-    assert_eq!(twin.learning_rate(), 0.1);
+    let mut copy = optimizer.clone();
+    copy.visit_state(&mut |state| panic!("{state:?} has to be found"));
+    assert_eq!(copy.learning_rate(), 0.1);
     for (name, optimizer) in optimizers() {
         assert_eq!(optimizer.steps(), 0, "{name}");
     }

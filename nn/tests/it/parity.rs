@@ -75,7 +75,7 @@ fn activations_have_pytorchs_values_and_slopes_where_they_bend() -> Outcome {
     let x = Tensor::from_slice(&device, [x.len()], &x)?;
     for (name, mut module) in activations(&device)? {
         widen(&mut *module);
-        // Of a value that is somebody else's, and of one whose buffer is free.
+        // Of a value whose buffer is shared, and of one whose buffer is not.
         for is_free in [false, true] {
             let (attempt, leaf) = (Attempt::new(), LeafId::new());
             let pass = Pass::train(KEY, &attempt);

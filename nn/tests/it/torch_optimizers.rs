@@ -7,7 +7,7 @@ use lowtide_autograd::Gradients;
 use lowtide_nn::optim::{
     Adafactor, AdafactorOptions, Adagrad, AdagradOptions, Adam, AdamOptions, Lamb, LambOptions,
     Momentum, Muon, MuonOptions, Optimizer, RateScale, RmsProp, RmsPropOptions, Sgd, SgdOptions,
-    Spread, WeightDecay,
+    Spread, Stateful, WeightDecay,
 };
 use lowtide_nn::{NnResult as Result, Parameter};
 use lowtide_tensor::{DType, Tensor};
@@ -18,7 +18,7 @@ use crate::common::{Named, Outcome, cpu, values};
 const STEPS: usize = 5;
 
 /// The optimizers of `make_optimizers.py`.
-fn cases() -> Result<Vec<(&'static str, Box<dyn Optimizer>)>> {
+fn cases() -> Result<Vec<(&'static str, Box<dyn Stateful>)>> {
     let sgd = SgdOptions { momentum: 0.9, ..SgdOptions::new(0.1) };
     let dampened = SgdOptions { dampening: 0.2, weight_decay: 0.1, ..sgd };
     let nesterov = SgdOptions { momentum_kind: Momentum::Nesterov, ..sgd };
@@ -129,7 +129,7 @@ fn parameters_and_states_are_pytorchs_after_five_updates() -> Outcome {
 
 /// The parameters after three updates, computed in `dtype` with gradients of `gradient_dtype`.
 fn narrow_run(
-    optimizer: &mut dyn Optimizer,
+    optimizer: &mut dyn Stateful,
     dtype: DType,
     gradient_dtype: DType,
 ) -> std::result::Result<Vec<f64>, Box<dyn std::error::Error>> {

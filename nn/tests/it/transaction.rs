@@ -3,7 +3,7 @@
 
 use lowtide_allocator::{BLOCK_BYTES, Category, Fault, Repeat};
 use lowtide_autograd::{AutogradError, Gradients};
-use lowtide_nn::optim::{Optimizer, OptimizerMemory};
+use lowtide_nn::optim::{Optimizer, OptimizerMemory, Stateful};
 use lowtide_nn::{NnError, NnResult as Result, Parameter};
 use lowtide_tensor::{Device, Tensor, TensorError};
 
@@ -19,7 +19,7 @@ fn gradients(device: &Device, model: &Pair) -> Result<Gradients> {
 /// Everything that an update may change.
 type State = (Vec<(String, Vec<u64>)>, Vec<Vec<u64>>, u64, Vec<u64>);
 
-fn state(model: &mut Pair, optimizer: &mut dyn Optimizer) -> State {
+fn state(model: &mut Pair, optimizer: &mut dyn Stateful) -> State {
     let versions = model.0.iter().map(|parameter| parameter.value().version()).collect();
     (all_bits(model), state_bits(optimizer), optimizer.steps(), versions)
 }

@@ -1,6 +1,5 @@
 //! Recipes: what to train, on what, and how, as a TOML file. Everything has a default.
 
-mod any;
 mod optimizer;
 mod overrides;
 mod schedule;
@@ -11,15 +10,12 @@ use std::path::Path;
 
 use lowtide_data::{Digits, Loader, LoaderOptions, Sequential};
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
+use lowtide_nn::optim::Stateful;
 use lowtide_nn::{NnError, Schedule};
 use lowtide_tensor::{Device, RandomKey};
 use serde::{Deserialize, Serialize};
 
-pub use any::AnyOptimizer;
-pub use optimizer::{
-    AdafactorRecipe, AdagradRecipe, AdamRecipe, LambRecipe, LionRecipe, MuonRecipe,
-    OptimizerRecipe, RateScaleRecipe, RmsPropRecipe, SgdRecipe,
-};
+pub use optimizer::{AdamRecipe, MuonRecipe, OptimizerRecipe};
 pub use schedule::{ScheduleRecipe, WarmUpRecipe};
 
 use crate::error::{Result, TrainError};
@@ -152,7 +148,7 @@ fn read(path: &Path) -> Result<String> {
 }
 
 /// A trainer of a recipe.
-pub type RecipeTrainer = Trainer<Classification<SimpleCnn>, AnyOptimizer>;
+pub type RecipeTrainer = Trainer<Classification<SimpleCnn>, Box<dyn Stateful>>;
 
 impl Recipe {
     /// Reads a recipe and checks its numbers.
@@ -264,7 +260,7 @@ impl Recipe {
     ///
     /// # Errors
     /// `Option` for a number out of its range.
-    pub fn optimizer(&self) -> Result<AnyOptimizer> {
+    pub fn optimizer(&self) -> Result<Box<dyn Stateful>> {
         Ok(self.optimizer.build(self.schedule())?)
     }
 

@@ -3,7 +3,6 @@
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_nn::optim::{Lion, LionOptions};
 use lowtide_tensor::{Device, RandomKey, SimSpec};
-use lowtide_trainer::recipe::AnyOptimizer;
 use lowtide_trainer::{Classification, Options, Result, TrainError, Trainer};
 
 use crate::common::{Kind, Run};
@@ -58,7 +57,7 @@ fn plan_of_what_has_no_kernel_fails_as_its_run_would() {
         let model = SimpleCnn::new(&device, RandomKey::new(1), shape).expect("memory");
         let lion = Lion::new(LionOptions::default()).expect("in range");
         let task = Classification::new(model);
-        let mut trainer = Trainer::new(&device, task, AnyOptimizer::Lion(lion), Options::default());
+        let mut trainer = Trainer::new(&device, task, lion, Options::default());
         let planned = trainer.plan(&train, &test, 1).unwrap_err().to_string();
         (planned, device.is_simulated())
     });

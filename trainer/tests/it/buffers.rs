@@ -2,9 +2,9 @@
 
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_amp::{LossScaler, LossScalerOptions};
+use lowtide_nn::optim::Stateful;
 use lowtide_nn::{BatchNorm2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU, Sequential};
 use lowtide_tensor::{Conv2dGeometry, Device, RandomKey};
-use lowtide_trainer::recipe::AnyOptimizer;
 use lowtide_trainer::{Classification, Options, Task, Trainer};
 
 use crate::common::{Kind, Outcome, Run, first_batch, noise, reassociation};
@@ -32,7 +32,11 @@ fn net(device: &Device, run: &Run, middle: Middle) -> Net {
     Classification::new(end.then(Dropout::new(0.1).expect("in range")).then(linear))
 }
 
-pub(crate) fn trainer(device: &Device, run: &Run, middle: Middle) -> Trainer<Net, AnyOptimizer> {
+pub(crate) fn trainer(
+    device: &Device,
+    run: &Run,
+    middle: Middle,
+) -> Trainer<Net, Box<dyn Stateful>> {
     let options = Options { seed: run.seed, ..Options::default() };
     Trainer::new(device, net(device, run, middle), run.kind.build(0.01), options)
 }
@@ -150,7 +154,7 @@ fn coupled_batches_stay_whole_and_random_ones_lose_the_same_elements_in_parts() 
     // Steps so small that an error of one does not grow in the next.
     let run = Run { epochs: 2, ..Run::default() };
     let coupled = run.device(None);
-    let plan = |trainer: &mut Trainer<Net, AnyOptimizer>| {
+    let plan = |trainer: &mut Trainer<Net, Box<dyn Stateful>>| {
         let (train, test) = run.loaders();
         trainer.plan(&train, &test, run.epochs)
     };

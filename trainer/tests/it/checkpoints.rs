@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use lowtide_amp::{LossScaler, LossScalerOptions};
-use lowtide_nn::optim::Optimizer;
+use lowtide_nn::optim::Stateful;
 use lowtide_trainer::{Flow, Observer, Options, Result, StepReport, Task, TrainError, Trainer};
 
 use crate::buffers::{self, Middle};
@@ -27,7 +27,7 @@ impl Observer for StopAfter {
 }
 
 /// Trains to the end of the second epoch, saved and resumed by another trainer after each step.
-fn in_pieces<T: Task, O: Optimizer>(
+fn in_pieces<T: Task, O: Stateful + Clone>(
     run: &Run,
     folder: &Path,
     new: impl Fn(&Run) -> Trainer<T, O>,
@@ -87,7 +87,7 @@ fn resumed_after_any_step_is_never_stopped() {
 }
 
 /// A trainer after two steps, and its checkpoint.
-fn saved(folder: &Path) -> (Trainer<crate::common::Cnn, impl Optimizer + use<>>, Run) {
+fn saved(folder: &Path) -> (Trainer<crate::common::Cnn, impl Stateful + Clone + use<>>, Run) {
     let run = run();
     let mut trainer = run.trainer(&run.device(None));
     let (train, test) = run.loaders();

@@ -8,10 +8,9 @@ use lowtide_data::{
     Batch, BatchView, Digits, InMemory, Loader, LoaderOptions, Sequential, Shuffled, Subset,
 };
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
-use lowtide_nn::optim::{Adam, AdamOptions, Optimizer, Sgd, SgdOptions};
+use lowtide_nn::optim::{Adam, AdamOptions, Scheduled, Sgd, SgdOptions, Stateful};
 use lowtide_nn::{Loss, Parameters};
 use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, Tensor};
-use lowtide_trainer::recipe::AnyOptimizer;
 use lowtide_trainer::{
     Classification, DoesNotFit, Flow, Observer, Options, Plan, Result, Score, StepReport, Task,
     TrainError, Trainer,
@@ -37,13 +36,13 @@ impl Kind {
         }
     }
 
-    pub(crate) fn build(self, learning_rate: f64) -> AnyOptimizer {
+    pub(crate) fn build(self, learning_rate: f64) -> Box<dyn Stateful> {
         let sgd = |momentum| SgdOptions { momentum, ..SgdOptions::new(learning_rate) };
         let adam = AdamOptions { learning_rate, ..Default::default() };
         match self {
-            Kind::Adam => AnyOptimizer::Adam(Adam::new(adam).expect("in range")),
-            Kind::Momentum => AnyOptimizer::Sgd(Sgd::new(sgd(0.9)).expect("in range")),
-            Kind::Plain => AnyOptimizer::Sgd(Sgd::new(sgd(0.0)).expect("in range")),
+            Kind::Adam => Box::new(Adam::new(adam).expect("in range")),
+            Kind::Momentum => Box::new(Sgd::new(sgd(0.9)).expect("in range")),
+            Kind::Plain => Box::new(Sgd::new(sgd(0.0)).expect("in range")),
         }
     }
 }
@@ -114,7 +113,7 @@ impl Run {
         (train.expect("valid options"), test.expect("valid options"))
     }
 
-    pub(crate) fn trainer(&self, device: &Device) -> Trainer<Cnn, AnyOptimizer> {
+    pub(crate) fn trainer(&self, device: &Device) -> Trainer<Cnn, Box<dyn Stateful>> {
         self.trainer_with(device, Options::default())
     }
 
@@ -122,7 +121,7 @@ impl Run {
         &self,
         device: &Device,
         options: Options,
-    ) -> Trainer<Cnn, AnyOptimizer> {
+    ) -> Trainer<Cnn, Box<dyn Stateful>> {
         let task = cnn(device, self.channels, self.seed);
         let options = Options { seed: self.seed, ..options };
         let optimizer = self.kind.build(self.kind.learning_rate());
@@ -167,7 +166,7 @@ impl Run {
         outcome.unwrap_or_else(|error| panic!("{self:?} within {budget_bytes:?}: {error}"))
     }
 
-    pub(crate) fn fit_trainer<T: Task, O: Optimizer>(
+    pub(crate) fn fit_trainer<T: Task, O: Scheduled + Clone>(
         &self,
         device: &Device,
         trainer: &mut Trainer<T, O>,

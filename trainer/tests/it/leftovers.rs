@@ -7,9 +7,8 @@ use std::rc::Rc;
 use lowtide_allocator::{Category, Fault, Repeat};
 use lowtide_autograd::AutogradError;
 use lowtide_nn::NnError;
-use lowtide_nn::optim::Optimizer;
+use lowtide_nn::optim::{Optimizer, Stateful};
 use lowtide_tensor::{DType, Device, Tensor, TensorError};
-use lowtide_trainer::recipe::AnyOptimizer;
 use lowtide_trainer::{Options, Task, TrainError, Trainer};
 
 use crate::common::{Cnn, Kind, Probe, Run, cnn, first_batch};
@@ -21,7 +20,7 @@ fn step_with_fault(
     run: &Run,
     device: &Device,
     task: Probe,
-) -> (Trainer<Probe, AnyOptimizer>, TrainError) {
+) -> (Trainer<Probe, Box<dyn Stateful>>, TrainError) {
     let mut trainer = Trainer::new(device, task, Kind::Adam.build(0.01), Options::default());
     let (train, test) = run.loaders();
     trainer.plan(&train, &test, 1).expect("fits");
@@ -176,7 +175,7 @@ fn state_hash_sees_every_parameter_to_the_bit() {
     assert_eq!(names.len(), 4);
     let mut seen = vec![hash];
     for name in &names {
-        let flip = |trainer: &mut Trainer<Cnn, AnyOptimizer>| {
+        let flip = |trainer: &mut Trainer<Cnn, Box<dyn Stateful>>| {
             trainer.task_mut().parameters().visit(&mut |here, parameter| {
                 if here == name {
                     flip_bit(parameter.value_mut());

@@ -1,8 +1,8 @@
 //! Nothing fits: said before the first step, with the exact number of missing bytes.
 
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
+use lowtide_nn::optim::Stateful;
 use lowtide_tensor::{Device, RandomKey};
-use lowtide_trainer::recipe::AnyOptimizer;
 use lowtide_trainer::{Classification, Knob, MicroBatches, Options, Trainer};
 
 use crate::common::{Cnn, KINDS, Kind, Run, does_not_fit, first_batch, labelled};
@@ -24,7 +24,7 @@ fn missing_bytes_are_exactly_what_is_missing() {
 }
 
 /// A layer of many outputs: a second part of a batch of two needs a second set of gradients.
-fn many_outputs(device: &Device) -> Trainer<Cnn, AnyOptimizer> {
+fn many_outputs(device: &Device) -> Trainer<Cnn, Box<dyn Stateful>> {
     let shape = SimpleCnnShape { image: [1, 8, 8], channels: 64, classes: 500 };
     let model = SimpleCnn::new(device, RandomKey::new(0), shape).expect("memory");
     let task = Classification::new(model);

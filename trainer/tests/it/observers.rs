@@ -4,7 +4,6 @@ use std::path::Path;
 
 use lowtide_nn::Schedule;
 use lowtide_nn::optim::{Sgd, SgdOptions};
-use lowtide_trainer::recipe::AnyOptimizer;
 use lowtide_trainer::{
     EpochReport, Flow, Metrics, Observer, Options, Result, RunStart, StepReport, TrainError,
     Trainer,
@@ -247,8 +246,7 @@ fn report_of_a_step_has_the_learning_rate_that_it_was_made_with() {
     let sgd = Sgd::new(SgdOptions::new(0.5)).expect("in range");
     let halving = sgd.with_schedule(Schedule::Step { every: 1, factor: 0.5 }).expect("in range");
     let task = cnn(&device, run.channels, run.seed);
-    let optimizer = AnyOptimizer::Sgd(halving);
-    let mut trainer = Trainer::new(&device, task, optimizer, Options::default());
+    let mut trainer = Trainer::new(&device, task, halving, Options::default());
     let outcome = run.fit_trainer(&device, &mut trainer, |_, _| {}).expect("memory");
     let rates: Vec<f64> = outcome.reports.iter().map(|report| report.learning_rate).collect();
     assert_eq!(rates, [0.5, 0.25]);

@@ -6,8 +6,8 @@ use lowtide_tensor::{Device, RandomKey};
 use super::gru_walk::gru_walk;
 use super::stack::{RecurrentOptions, Stack, start_of};
 use crate::error::Result;
-use crate::module::{Module, Parameters};
-use crate::parameter::Parameter;
+use crate::fields::parameters;
+use crate::module::Module;
 
 /// Gates of a cell: reset, update and new.
 const GATES: usize = 3;
@@ -48,11 +48,7 @@ impl Gru {
     }
 }
 
-impl Parameters for Gru {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.0.visit(visitor);
-    }
-}
+parameters!(Gru { 0 as "" });
 
 impl Module for Gru {
     /// # Shapes

@@ -6,14 +6,14 @@ use lowtide_tensor::{Device, RandomKey};
 use super::lstm_walk::lstm_walk;
 use super::stack::{RecurrentOptions, Stack, start_of};
 use crate::error::Result;
-use crate::module::{Module, Parameters};
-use crate::parameter::Parameter;
+use crate::fields::parameters;
+use crate::module::Module;
 
 /// Gates of a cell: input, forget, cell and output.
 const GATES: usize = 4;
 
 /// Layers of LSTM cells; `weight_ih_l0` holds the input, forget, cell and output gates one after
-/// the other. Backward keeps six numbers for each number of a state and position, the output among
+/// the other. Six numbers are saved for backward for each element of the output, which is one of
 /// them, and the input.
 #[derive(Clone, Debug)]
 pub struct Lstm(Stack);
@@ -21,9 +21,9 @@ pub struct Lstm(Stack);
 /// The states of all cells: layer by layer, and forward before backward.
 #[derive(Clone)]
 pub struct LstmState {
-    /// What the layers give out, `[L · S, B, H]`.
+    /// The hidden states h, `[L · S, B, H]`.
     pub h: Var,
-    /// What the cells keep to themselves, `[L · S, B, H]`.
+    /// The cell states c, `[L · S, B, H]`.
     pub c: Var,
 }
 
@@ -68,11 +68,7 @@ impl Lstm {
     }
 }
 
-impl Parameters for Lstm {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.0.visit(visitor);
-    }
-}
+parameters!(Lstm { 0 as "" });
 
 impl Module for Lstm {
     /// # Shapes

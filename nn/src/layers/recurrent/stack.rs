@@ -1,4 +1,4 @@
-//! What the recurrent layers have in common: their parameters, and layers on layers of them.
+//! The stack of cells that all recurrent layers share: parameters, layers and directions.
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey, Shape, Tensor, TensorError};
@@ -6,11 +6,11 @@ use lowtide_tensor::{Device, RandomKey, Shape, Tensor, TensorError};
 use crate::error::Result;
 use crate::init;
 use crate::layers::dropout::Dropout;
-use crate::module::Module;
+use crate::module::{Module, Parameters};
 use crate::optim::check_option;
 use crate::parameter::Parameter;
 
-/// Which ways a recurrent layer walks along a sequence.
+/// The directions in which a recurrent layer reads a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Directions {
     /// From the first position to the last.
@@ -32,15 +32,15 @@ impl Directions {
 /// How a recurrent layer is built.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecurrentOptions {
-    /// Numbers for each position of the input.
+    /// Features of each position of the input.
     pub inputs: usize,
-    /// Numbers of a state.
+    /// Features of the hidden state.
     pub hidden: usize,
-    /// Layers on top of each other.
+    /// Number of layers.
     pub layers: usize,
-    /// Of an element between two layers being taken out in training.
+    /// Dropout probability between two layers.
     pub dropout: f64,
-    /// Which ways each layer walks.
+    /// The directions of each layer.
     pub directions: Directions,
 }
 
@@ -112,16 +112,6 @@ impl Stack {
         };
         let cells = (0..layers * directions.count()).map(cell).collect::<Result<_>>()?;
         Ok(Stack { options, cells, dropout: Dropout::new(dropout)? })
-    }
-
-    pub(super) fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        for cell in &mut self.cells {
-            let Cell { weight_ih, weight_hh, bias_ih, bias_hh, suffix } = cell;
-            visitor(&format!("weight_ih{suffix}"), weight_ih);
-            visitor(&format!("weight_hh{suffix}"), weight_hh);
-            visitor(&format!("bias_ih{suffix}"), bias_ih);
-            visitor(&format!("bias_hh{suffix}"), bias_hh);
-        }
     }
 
     /// All layers on `input: [B, T, I]`. `walk` runs one cell, whose index among all cells it gets,
@@ -223,4 +213,16 @@ pub(super) fn start_of(
     let value = like.value();
     let shape = [value.shape()[0], hidden];
     Ok(pass.constant(Tensor::zeros(value.device(), shape, value.dtype())?))
+}
+
+impl Parameters for Stack {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        for cell in &mut self.cells {
+            let Cell { weight_ih, weight_hh, bias_ih, bias_hh, suffix } = cell;
+            visitor(&format!("weight_ih{suffix}"), weight_ih);
+            visitor(&format!("weight_hh{suffix}"), weight_hh);
+            visitor(&format!("bias_ih{suffix}"), bias_ih);
+            visitor(&format!("bias_hh{suffix}"), bias_hh);
+        }
+    }
 }

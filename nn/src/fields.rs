@@ -1,0 +1,120 @@
+//! From a list of a module's fields to its [`Parameters`].
+
+use crate::buffer::Buffer;
+use crate::module::Parameters;
+use crate::parameter::Parameter;
+
+/// Implements [`Parameters`] for a module from its fields in the order of PyTorch's `state_dict`:
+/// `parameters!(Block { norm, up as "mlp.0", convs as NAMES })`. A field is called what it is
+/// called in Rust, unless a name follows; `""` gives the names below it without a prefix.
+macro_rules! parameters {
+    ($module:ty { $($field:tt $(as $name:expr)?),* $(,)? }) => {
+        impl $crate::module::Parameters for $module {
+            fn visit(
+                &mut self,
+                visitor: &mut dyn FnMut(&str, &mut $crate::parameter::Parameter),
+            ) {
+                use $crate::fields::{Field, parameters};
+                $(self.$field.visit_as(parameters!(@name $field $($name)?), visitor);)*
+            }
+
+            fn visit_buffers(
+                &mut self,
+                visitor: &mut dyn FnMut(&str, &mut $crate::buffer::Buffer),
+            ) {
+                use $crate::fields::{Field, parameters};
+                $(self.$field.visit_buffers_as(parameters!(@name $field $($name)?), visitor);)*
+            }
+        }
+    };
+    (@name $field:tt) => { stringify!($field) };
+    (@name $field:tt $name:expr) => { $name };
+}
+
+pub(crate) use parameters;
+
+/// What a module can have as a field, with `N` for its name: one string, or one for each part.
+pub(crate) trait Field<N> {
+    /// Shows its parameters under `name`.
+    fn visit_as(&mut self, name: N, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        let _ = (name, visitor);
+    }
+
+    /// Shows its buffers under `name`.
+    fn visit_buffers_as(&mut self, name: N, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        let _ = (name, visitor);
+    }
+}
+
+impl Field<&str> for Parameter {
+    fn visit_as(&mut self, name: &str, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        visitor(name, self);
+    }
+}
+
+impl Field<&str> for Buffer {
+    fn visit_buffers_as(&mut self, name: &str, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        visitor(name, self);
+    }
+}
+
+/// Its own names below `name` and a dot.
+impl<M: Parameters + ?Sized> Field<&str> for M {
+    fn visit_as(&mut self, name: &str, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        match name {
+            "" => self.visit(visitor),
+            _ => self.visit(&mut |own, parameter| visitor(&format!("{name}.{own}"), parameter)),
+        }
+    }
+
+    fn visit_buffers_as(&mut self, name: &str, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        match name {
+            "" => self.visit_buffers(visitor),
+            _ => self.visit_buffers(&mut |own, buffer| visitor(&format!("{name}.{own}"), buffer)),
+        }
+    }
+}
+
+impl<N, F: Field<N>> Field<N> for Option<F> {
+    fn visit_as(&mut self, name: N, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        if let Some(field) = self {
+            field.visit_as(name, visitor);
+        }
+    }
+
+    fn visit_buffers_as(&mut self, name: N, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        if let Some(field) = self {
+            field.visit_buffers_as(name, visitor);
+        }
+    }
+}
+
+/// Each element under `{name}0`, `{name}1` and so on.
+impl<F: for<'a> Field<&'a str>> Field<&str> for Vec<F> {
+    fn visit_as(&mut self, name: &str, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        for (index, field) in self.iter_mut().enumerate() {
+            field.visit_as(&format!("{name}{index}"), visitor);
+        }
+    }
+
+    fn visit_buffers_as(&mut self, name: &str, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        for (index, field) in self.iter_mut().enumerate() {
+            field.visit_buffers_as(&format!("{name}{index}"), visitor);
+        }
+    }
+}
+
+/// Each element under its own name.
+impl<N, F: Field<N>, const COUNT: usize> Field<[N; COUNT]> for Vec<F> {
+    fn visit_as(&mut self, names: [N; COUNT], visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        for (name, field) in names.into_iter().zip(self) {
+            field.visit_as(name, visitor);
+        }
+    }
+
+    fn visit_buffers_as(&mut self, names: [N; COUNT], visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        for (name, field) in names.into_iter().zip(self) {
+            field.visit_buffers_as(name, visitor);
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! A boxed optimizer is one, for code that chooses its kind at run time.
+
+use lowtide_autograd::Gradients;
+use lowtide_tensor::Tensor;
+
+use crate::error::Result;
+use crate::module::Parameters;
+use crate::optim::{Optimizer, OptimizerMemory, OptimizerState, Scheduled, Stateful, Update};
+
+impl Clone for Box<dyn Stateful> {
+    fn clone(&self) -> Self {
+        (**self).boxed_clone()
+    }
+}
+
+impl Optimizer for Box<dyn Stateful> {
+    fn prepare(
+        &mut self,
+        parameters: &mut dyn Parameters,
+        gradients: Gradients,
+    ) -> Result<Update<'_>> {
+        (**self).prepare(parameters, gradients)
+    }
+
+    fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {
+        (**self).visit_state(visitor);
+    }
+}
+
+impl Scheduled for Box<dyn Stateful> {
+    fn steps(&self) -> u64 {
+        (**self).steps()
+    }
+
+    fn learning_rate(&self) -> f64 {
+        (**self).learning_rate()
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        (**self).set_learning_rate(learning_rate);
+    }
+}
+
+impl Stateful for Box<dyn Stateful> {
+    fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory {
+        (**self).memory(parameters)
+    }
+
+    fn state(&self, parameters: &mut dyn Parameters) -> Result<OptimizerState> {
+        (**self).state(parameters)
+    }
+
+    fn set_state(&mut self, parameters: &mut dyn Parameters, state: OptimizerState) -> Result<()> {
+        (**self).set_state(parameters, state)
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Stateful> {
+        (**self).boxed_clone()
+    }
+}

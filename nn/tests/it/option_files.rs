@@ -1,0 +1,43 @@
+//! Options of optimizers to files and back.
+
+use std::fmt::Debug;
+
+use lowtide_nn::optim::{
+    AdafactorOptions, AdagradOptions, AdamOptions, LambOptions, LionOptions, Momentum, MuonOptions,
+    RateScale, RmsPropOptions, SgdOptions, Spread,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+fn check_round_trip<O: Serialize + DeserializeOwned + PartialEq + Debug>(options: O) {
+    let text = serde_json::to_string(&options).expect("plain values");
+    assert_eq!(serde_json::from_str::<O>(&text).expect(&text), options);
+    let unknown = text.replacen('{', "{\"unheard_of\":1,", 1);
+    let error = serde_json::from_str::<O>(&unknown).expect_err("an unknown key").to_string();
+    assert!(error.contains("unheard_of"), "{error}");
+}
+
+#[test]
+fn options_round_trip_and_refuse_unknown_keys() {
+    check_round_trip(AdafactorOptions { eps: Some(1e-6), ..Default::default() });
+    check_round_trip(AdafactorOptions::default());
+    check_round_trip(AdagradOptions { initial_sum: 0.5, ..Default::default() });
+    check_round_trip(AdamOptions::adamw());
+    check_round_trip(LambOptions { eps: 1e-3, ..Default::default() });
+    check_round_trip(LionOptions { betas: [0.5, 0.75], ..Default::default() });
+    let rate_scale = RateScale::MatchRmsAdamW;
+    let momentum_kind = Momentum::Classical;
+    check_round_trip(MuonOptions { rate_scale, momentum_kind, ..Default::default() });
+    check_round_trip(RmsPropOptions { spread: Spread::Variance, ..Default::default() });
+    check_round_trip(SgdOptions { momentum_kind: Momentum::Nesterov, ..SgdOptions::new(0.5) });
+}
+
+#[test]
+fn keys_that_are_absent_have_defaults() {
+    assert_eq!(
+        serde_json::from_str::<AdamOptions>("{}").expect("defaults"),
+        AdamOptions::default()
+    );
+    let nesterov = serde_json::from_str::<SgdOptions>("{\"nesterov\": true}").expect("defaults");
+    assert_eq!((nesterov.momentum, nesterov.momentum_kind), (0.9, Momentum::Nesterov));
+}
