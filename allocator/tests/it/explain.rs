@@ -198,12 +198,12 @@ fn training_run_is_explained() {
     assert_eq!(told.unfreed_by_site[0], *metrics);
     for part in [
         "By category at the peak",
-        "There from the beginning to the end\n  176 MiB in 12 blocks: parameter",
+        "There from the beginning to the end\n  176.0 MiB in 12 blocks: parameter",
         "Out of memory: 1 time",
         "calls of the source, by quarters 13, 0, 0, 0; the last one at event 461.",
         "frees waited for other streams, up to 8 MiB at once.",
         "Activations are 4",
-        "8-bit state\n    would take about 264 MiB less",
+        "8-bit state\n    would take about 264.0 MiB less",
         "in 15 blocks from src/train/metrics.rs:19 Metrics::push were\n    allocated in every",
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
