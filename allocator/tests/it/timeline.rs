@@ -273,7 +273,7 @@ fn summary_says_what_the_page_shows() {
     assert!(head.contains("1,234 events were lost"));
     let event = explanation.peak.moment.event.expect("a peak after an event");
     assert!(head.contains(&format!("in use after event {event} ")), "{head}");
-    assert!(head.contains("Failed requests: 1; the first asked for 2.0\u{a0}GiB"), "{head}");
+    assert!(head.contains("Failed requests: 1; the first asked for 2\u{a0}GiB"), "{head}");
 }
 
 #[test]

@@ -7,10 +7,11 @@ use crate::rules::{from_input, from_output, reuse};
 use crate::var::Var;
 
 /// Stamps the rule of an activation from its methods in [`Tensor`]: `of input` saves what it was
-/// given, `of output` what it gave, and then it runs in place if the buffer is free to reuse.
+/// given, `of output` what it gave: then it runs in place, by the method behind `or`, if the buffer
+/// is free to reuse.
 macro_rules! activations {
     ($($(#[$doc:meta])+
-        $name:ident $(, $in_place:ident)? ($($p:ident),*) of $saved:ident:
+        pub fn $name:ident($($p:ident),*) of $saved:ident $(or $in_place:ident)?:
         $gradient:ident, $gradient_in_place:ident;
     )*) => {
         impl Var {$(
@@ -37,57 +38,57 @@ macro_rules! activations {
 activations! {
     /// `max(self, 0)`, in place if the buffer is free to reuse; `relu'(0) = 0`.
     // dx = dy where y > 0, else 0
-    relu, relu_ () of output: relu_backward, relu_backward_;
+    pub fn relu() of output or relu_: relu_backward, relu_backward_;
 
     /// `1 / (1 + e^-self)`.
     // dx = dy · y · (1 - y)
-    sigmoid, sigmoid_ () of output: sigmoid_backward, sigmoid_backward_;
+    pub fn sigmoid() of output or sigmoid_: sigmoid_backward, sigmoid_backward_;
 
     /// `self` where it is positive, `alpha · (e^self - 1)` elsewhere.
     // dx = dy where x > 0, else dy · alpha · eˣ. That is also dy · (y + alpha), but y has lost the
     // digits of eˣ where it is close to -alpha.
-    elu(alpha) of input: elu_backward, elu_backward_;
+    pub fn elu(alpha) of input: elu_backward, elu_backward_;
 
     /// `1.0507 · elu(self)` with `alpha` 1.6733; see [`Tensor::selu`].
     // dx = dy · scale where x > 0, else dy · alpha · scale · eˣ
-    selu() of input: selu_backward, selu_backward_;
+    pub fn selu() of input: selu_backward, selu_backward_;
 
     /// `self / (1 + e^-self)`.
     // dx = dy · s · (1 + x · (1 - s)) with s = sigmoid x
-    silu() of input: silu_backward, silu_backward_;
+    pub fn silu() of input: silu_backward, silu_backward_;
 
     /// `ln(1 + e^(beta·self)) / beta`, and `self` where `beta·self` is above `threshold`.
     // dx = dy · sigmoid(beta · x), and dy above the threshold
-    softplus(beta, threshold) of input: softplus_backward, softplus_backward_;
+    pub fn softplus(beta, threshold) of input: softplus_backward, softplus_backward_;
 
     /// `self/2 · (1 + erf(self/√2))`.
     // dx = dy · (Φ(x) + x · φ(x)), Φ(x) = (1 + erf(x/√2)) / 2, φ(x) = e^(-x²/2) / √(2π)
-    gelu() of input: gelu_backward, gelu_backward_;
+    pub fn gelu() of input: gelu_backward, gelu_backward_;
 
     /// `self/2 · (1 + tanh(√(2/π) · (self + 0.044715·self³)))`.
     // With k = √(2/π), u = k (x + 0.044715 x³), t = tanh u:
     // dx = dy · ((1 + t) + x · (1 - t²) · k (1 + 3 · 0.044715 x²)) / 2
-    gelu_tanh() of input: gelu_tanh_backward, gelu_tanh_backward_;
+    pub fn gelu_tanh() of input: gelu_tanh_backward, gelu_tanh_backward_;
 
     /// `self · tanh(ln(1 + e^self))`.
     // dx = dy · (t + x · sigmoid(x) · (1 - t²)) with t = tanh(ln(1 + eˣ))
-    mish() of input: mish_backward, mish_backward_;
+    pub fn mish() of input: mish_backward, mish_backward_;
 
     /// `self · min(max(self + 3, 0), 6) / 6`.
     // dx = dy · (x / 3 + 1 / 2) for -3 ≤ x ≤ 3, 0 below and dy above
-    hardswish() of input: hardswish_backward, hardswish_backward_;
+    pub fn hardswish() of input: hardswish_backward, hardswish_backward_;
 
     /// `min(max(self + 3, 0), 6) / 6`.
     // dx = dy / 6 for -3 < x < 3, else 0
-    hardsigmoid() of input: hardsigmoid_backward, hardsigmoid_backward_;
+    pub fn hardsigmoid() of input: hardsigmoid_backward, hardsigmoid_backward_;
 
     /// `self / (1 + |self|)`.
     // dx = dy / (1 + |x|)²
-    softsign() of input: softsign_backward, softsign_backward_;
+    pub fn softsign() of input: softsign_backward, softsign_backward_;
 
     /// `ln(1 / (1 + e^-self))`, exact for large `|self|`.
     // dx = dy · sigmoid(-x)
-    logsigmoid() of input: logsigmoid_backward, logsigmoid_backward_;
+    pub fn logsigmoid() of input: logsigmoid_backward, logsigmoid_backward_;
 }
 
 impl Var {

@@ -131,7 +131,7 @@ fn declared() -> BTreeSet<String> {
         for function in text.split("pub fn ").skip(1).filter(|name| !name.starts_with('$')) {
             let signature = function.split('{').next().unwrap_or_default();
             let entry = signature.split(['=', '(', '<']).next().unwrap_or_default();
-            if entry.contains(',') || signature.contains(" = Op::") {
+            if entry.contains(',') || signature.contains(" = Test::") {
                 names.extend(entry.split(',').map(|name| name.trim().to_owned()));
             } else if signature.contains("-> Result<") {
                 names.extend(signature.split(['(', '<']).next().map(str::to_owned));

@@ -199,15 +199,6 @@ fn inventory_lists_every_public_operation() {
             }
         }
     }
-    // The table of formulas: `fn exp, exp_:` and `=> tanh_backward, tanh_backward_ (dy, y)`.
-    let table = std::fs::read_to_string(source.join("ops/elementwise/table.rs")).unwrap();
-    for line in table.lines().map(str::trim).filter(|line| !line.starts_with("//")) {
-        let methods = line.strip_prefix("fn ").and_then(|line| line.strip_suffix(':'));
-        let gradient = line.strip_prefix("=> ").and_then(|line| line.split(" (").next());
-        for names in methods.iter().chain(&gradient) {
-            declared.extend(names.split(", ").map(str::to_owned));
-        }
-    }
     let no_kernels = [
         "empty",
         "empty_in",

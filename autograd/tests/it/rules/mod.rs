@@ -378,8 +378,10 @@ fn the_list_names_every_rule() {
     assert_eq!(declared, SOURCES.map(|(module, _)| module).into(), "modules of rules");
 
     let name = |line: &'static str| line.trim_start().strip_prefix("pub fn ")?.split('(').next();
-    let written: BTreeSet<&str> =
-        SOURCES.iter().flat_map(|(_, source)| source.lines().filter_map(name)).collect();
+    // A macro's own `pub fn $name` is none.
+    let is_name = |name: &&str| !name.starts_with('$');
+    let lines = SOURCES.iter().flat_map(|(_, source)| source.lines());
+    let written: BTreeSet<&str> = lines.filter_map(name).filter(is_name).collect();
     let listed: BTreeSet<&str> = all().iter().map(|case| case.rule).collect();
     assert_eq!(listed, written);
 }

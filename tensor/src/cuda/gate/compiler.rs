@@ -61,7 +61,7 @@ function_table! {
 /// let source = "extern \"C\" __global__ void nothing() {}";
 /// let program = Program { name: "nothing", source, options: &[] };
 /// let cubin = compiler.compile(&program, Architecture { major: 9, minor: 0 })?;
-/// # Ok::<(), lowtide_allocator::cuda::CompileError>(())
+/// # Ok::<(), lowtide_tensor::cuda::gate::CompileError>(())
 /// ```
 #[derive(Clone)]
 pub struct Compiler {

@@ -84,10 +84,10 @@ macro_rules! gradient_method {
 /// The table itself.
 macro_rules! formulas {
     ($($class:ident, $loop:ident, [$($bound:tt)+], $way:ident { $(
-        $($(#[$doc:meta])+ fn $method:ident, $in_place:ident:)?
+        $($(#[$doc:meta])+ pub fn $method:ident, $in_place:ident =)?
         $name:ident $([$($p:ident),+])? ($($x:ident),+)
           $cost:literal $([$kernel:ident])? { $($y:tt)+ }
-        $(=> $g:ident, $g_in_place:ident ($dy:ident, $of:ident $(; $($gp:ident),+)?)
+        $(=> pub fn $g:ident, $g_in_place:ident = ($dy:ident, $of:ident $(; $($gp:ident),+)?)
           $g_cost:literal $([$g_kernel:ident])? { $($dx:tt)+ })?
     )* })*) => {
         $(

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! /// What its methods say, if they have the formula's operand alone.
-//! fn method, method_in_place:
+//! pub fn method, method_in_place =
 //! Name[scalars](operands) operations [NAME] { y }
-//!     => method, method_in_place (dy, x or y; scalars) operations [NAME] { dx }
+//!     => pub fn method, method_in_place = (dy, x or y; scalars) operations [NAME] { dx }
 //! ```
 //!
 //! Operations are those for each element, for the simulated time: the instructions of the f32
@@ -28,23 +28,23 @@ formulas! {
     // Floats and integers, which wrap. Choices are of any type.
     Number, number, [Arithmetic], update {
         /// Without its sign. The smallest integer has none without and stays.
-        fn abs, abs_:
+        pub fn abs, abs_ =
         Abs(x) 1.0 [ABS] { x.magnitude() }
         /// `-x`. Integers wrap.
-        fn neg, neg_:
+        pub fn neg, neg_ =
         Neg(x) 1.0 [NEG] { x.times(T::ZERO.minus(T::ONE)) }
         /// 1, -1 or, for 0 and NaN, 0.
-        fn sign, sign_:
+        pub fn sign, sign_ =
         Sign(x) 1.0 [SIGN] { T::of(x > T::ZERO).minus(T::of(x < T::ZERO)) }
         /// `max(x, 0)`; NaN stays NaN.
-        fn relu, relu_:
+        pub fn relu, relu_ =
         // -0 stays, and a NaN lets its gradient through, as in PyTorch.
         Relu(x) 1.0 [RELU] { if x < T::ZERO { T::ZERO } else { x } }
-            => relu_backward, relu_backward_ (dy, y) 2.0 [D_RELU] {
+            => pub fn relu_backward, relu_backward_ = (dy, y) 2.0 [D_RELU] {
                 if y <= constant(0.0) { constant(0.0) } else { dy }
             }
         /// Not below `low` and not above `high`, either of which may be infinite; `high` wins.
-        fn clamp, clamp_:
+        pub fn clamp, clamp_ =
         Clamp[low, high](x) 1.0 [CLAMP] { x.larger(low).smaller(high) }
         Add(a, b) 1.0 { a.plus(b) }
         AddScaled[scale](a, b) 1.0 [ADD_SCALED] { a.plus(scale.times(b)) }
@@ -62,88 +62,88 @@ formulas! {
 
     Float, float, [Functions + Arithmetic], write {
         /// `e^x`.
-        fn exp, exp_:
+        pub fn exp, exp_ =
         Exp(x) 20.0 [EXP] { x.exp_in::<F>() }
         /// `e^x - 1`, exact near 0.
-        fn expm1, expm1_:
+        pub fn expm1, expm1_ =
         Expm1(x) 20.0 [EXPM1] { x.expm1_in::<F>() }
         /// The natural logarithm.
-        fn log, log_:
+        pub fn log, log_ =
         Log(x) 20.0 [LOG] { x.log_in::<F>() }
         /// `ln(1 + x)`, exact near 0.
-        fn log1p, log1p_:
+        pub fn log1p, log1p_ =
         Log1p(x) 20.0 [LOG1P] { x.log1p_in::<F>() }
         /// The square root.
-        fn sqrt, sqrt_:
+        pub fn sqrt, sqrt_ =
         Sqrt(x) 4.0 [SQRT] { x.sqrt() }
         /// `1 / √x`.
-        fn rsqrt, rsqrt_:
+        pub fn rsqrt, rsqrt_ =
         Rsqrt(x) 4.0 [RSQRT] { constant::<T>(1.0) / x.sqrt() }
         /// `1 / x`.
-        fn reciprocal, reciprocal_:
+        pub fn reciprocal, reciprocal_ =
         Reciprocal(x) 4.0 [RECIPROCAL] { constant::<T>(1.0) / x }
         /// The sine of an angle in radians.
-        fn sin, sin_:
+        pub fn sin, sin_ =
         Sin(x) 20.0 [SIN] { loop |sources, to| angles(sources, to, T::sin_in::<F>, T::sin_large) }
         /// The cosine of an angle in radians.
-        fn cos, cos_:
+        pub fn cos, cos_ =
         Cos(x) 20.0 [COS] { loop |sources, to| angles(sources, to, T::cos_in::<F>, T::cos_large) }
         /// The tangent of an angle in radians.
-        fn tan, tan_:
+        pub fn tan, tan_ =
         Tan(x) 20.0 { loop |sources, to| angles(sources, to, T::tan_in::<F>, T::tan_large) }
         /// The angle in radians with this tangent, between -π/2 and π/2.
-        fn atan, atan_:
+        pub fn atan, atan_ =
         Atan(x) 20.0 { x.atan_in::<F>() }
         /// The angle in radians with this sine, between -π/2 and π/2; NaN beyond -1 and 1.
-        fn asin, asin_:
+        pub fn asin, asin_ =
         Asin(x) 20.0 { x.asin_in::<F>() }
         /// The angle in radians with this cosine, between 0 and π; NaN beyond -1 and 1.
-        fn acos, acos_:
+        pub fn acos, acos_ =
         Acos(x) 20.0 { x.acos_in::<F>() }
         /// The hyperbolic sine.
-        fn sinh, sinh_:
+        pub fn sinh, sinh_ =
         Sinh(x) 20.0 { x.sinh_in::<F>() }
         /// The hyperbolic cosine.
-        fn cosh, cosh_:
+        pub fn cosh, cosh_ =
         Cosh(x) 20.0 { x.cosh_in::<F>() }
         /// The logarithm to base 2.
-        fn log2, log2_:
+        pub fn log2, log2_ =
         Log2(x) 20.0 { x.log2_in::<F>() }
         /// The logarithm to base 10.
-        fn log10, log10_:
+        pub fn log10, log10_ =
         Log10(x) 20.0 { x.log10_in::<F>() }
         /// `2^x`.
-        fn exp2, exp2_:
+        pub fn exp2, exp2_ =
         Exp2(x) 20.0 { x.exp2_in::<F>() }
         /// The hyperbolic tangent.
-        fn tanh, tanh_:
+        pub fn tanh, tanh_ =
         Tanh(x) 20.0 [TANH] { x.tanh_in::<F>() }
-            => tanh_backward, tanh_backward_ (dy, y) 20.0 [D_TANH] {
+            => pub fn tanh_backward, tanh_backward_ = (dy, y) 20.0 [D_TANH] {
                 dy * (constant::<T>(1.0) - y * y)
             }
         /// The error function, 2/√π · ∫₀ˣ e^(-t²) dt.
-        fn erf, erf_:
+        pub fn erf, erf_ =
         Erf(x) 20.0 [ERF] { x.erf_in::<F>() }
         /// `1 / (1 + e^-x)`.
-        fn sigmoid, sigmoid_:
+        pub fn sigmoid, sigmoid_ =
         Sigmoid(x) 20.0 [SIGMOID] { sigmoid::<T, F>(x) }
-            => sigmoid_backward, sigmoid_backward_ (dy, y) 20.0 [D_SIGMOID] {
+            => pub fn sigmoid_backward, sigmoid_backward_ = (dy, y) 20.0 [D_SIGMOID] {
                 dy * (constant::<T>(1.0) - y) * y
             }
         /// `x / (1 + e^-x)`.
-        fn silu, silu_:
+        pub fn silu, silu_ =
         Silu(x) 20.0 [SILU] { x / (constant::<T>(1.0) + (-x).exp_in::<F>()) }
-            => silu_backward, silu_backward_ (dy, x) 20.0 [D_SILU] {
+            => pub fn silu_backward, silu_backward_ = (dy, x) 20.0 [D_SILU] {
                 let (one, s) = (constant::<T>(1.0), sigmoid::<T, F>(x));
                 dy * s * (one + x * (one - s))
             }
         /// `x/2 · (1 + erf(x/√2))`; in f32 to 3e-7 · |x|, like PyTorch's.
-        fn gelu, gelu_:
+        pub fn gelu, gelu_ =
         Gelu(x) 20.0 [GELU] {
             let scale = constant(std::f64::consts::FRAC_1_SQRT_2);
             constant::<T>(0.5) * x * (constant::<T>(1.0) + (x * scale).erf_fast_in::<F>())
         }
-            => gelu_backward, gelu_backward_ (dy, x) 20.0 [D_GELU] {
+            => pub fn gelu_backward, gelu_backward_ = (dy, x) 20.0 [D_GELU] {
                 let [half, one] = [0.5, 1.0].map(constant::<T>);
                 let scale = constant(std::f64::consts::FRAC_1_SQRT_2);
                 let density = constant((0.5 / std::f64::consts::PI).sqrt());
@@ -151,14 +151,14 @@ formulas! {
                 dy * (below + x * density * (-half * x * x).exp_in::<F>())
             }
         /// `x/2 · (1 + tanh(√(2/π) · (x + 0.044715·x³)))`.
-        fn gelu_tanh, gelu_tanh_:
+        pub fn gelu_tanh, gelu_tanh_ =
         // Hendrycks and Gimpel, "Gaussian error linear units" (2016).
         GeluTanh(x) 20.0 [GELU_TANH] {
             let [half, one, cubic] = [0.5, 1.0, GELU_CUBIC].map(constant::<T>);
             let scale = sqrt_2_over_pi::<T>();
             half * x * (one + (scale * (x + cubic * x * x * x)).tanh_in::<F>())
         }
-            => gelu_tanh_backward, gelu_tanh_backward_ (dy, x) 20.0 [D_GELU_TANH] {
+            => pub fn gelu_tanh_backward, gelu_tanh_backward_ = (dy, x) 20.0 [D_GELU_TANH] {
                 let [half, one] = [0.5, 1.0].map(constant::<T>);
                 let [cubic, slope] = [GELU_CUBIC, 3.0 * GELU_CUBIC].map(constant::<T>);
                 let scale = sqrt_2_over_pi::<T>();
@@ -167,90 +167,90 @@ formulas! {
                 dy * half * (one + tanh + x * (one - tanh * tanh) * inner)
             }
         /// `x · tanh(ln(1 + e^x))`.
-        fn mish, mish_:
+        pub fn mish, mish_ =
         Mish(x) 20.0 { x * tanh_softplus::<T, F>(x) }
-            => mish_backward, mish_backward_ (dy, x) 20.0 {
+            => pub fn mish_backward, mish_backward_ = (dy, x) 20.0 {
                 let tanh = tanh_softplus::<T, F>(x);
                 dy * (tanh + x * sigmoid::<T, F>(x) * (constant::<T>(1.0) - tanh * tanh))
             }
         /// `x · min(max(x + 3, 0), 6) / 6`.
-        fn hardswish, hardswish_:
+        pub fn hardswish, hardswish_ =
         HardSwish(x) 20.0 { x * hard_sigmoid(x) }
-            => hardswish_backward, hardswish_backward_ (dy, x) 20.0 {
+            => pub fn hardswish_backward, hardswish_backward_ = (dy, x) 20.0 {
                 let [zero, half, three] = [0.0, 0.5, 3.0].map(constant::<T>);
                 let dx = dy * (x / three + half);
                 let dx = if x >= three { dy } else { dx };
                 if x <= -three { zero } else { dx }
             }
         /// `min(max(x + 3, 0), 6) / 6`.
-        fn hardsigmoid, hardsigmoid_:
+        pub fn hardsigmoid, hardsigmoid_ =
         HardSigmoid(x) 20.0 { hard_sigmoid(x) }
-            => hardsigmoid_backward, hardsigmoid_backward_ (dy, x) 20.0 {
+            => pub fn hardsigmoid_backward, hardsigmoid_backward_ = (dy, x) 20.0 {
                 let [zero, three, sixth] = [0.0, 3.0, 1.0 / 6.0].map(constant::<T>);
                 if (x > -three) & (x < three) { dy * sixth } else { zero }
             }
         /// `1.0507 · elu(x)` with `alpha` 1.6733, which keep mean and variance of a layer.
-        fn selu, selu_:
+        pub fn selu, selu_ =
         Selu(x) 20.0 {
             let [scale, alpha] = [SELU_SCALE, SELU_SCALE * SELU_ALPHA].map(constant::<T>);
             if x > constant(0.0) { scale * x } else { alpha * x.expm1_in::<F>() }
         }
-            => selu_backward, selu_backward_ (dy, x) 20.0 {
+            => pub fn selu_backward, selu_backward_ = (dy, x) 20.0 {
                 let [scale, alpha] = [SELU_SCALE, SELU_SCALE * SELU_ALPHA].map(constant::<T>);
                 dy * if x > constant(0.0) { scale } else { alpha * x.exp_in::<F>() }
             }
         /// `x / (1 + |x|)`.
-        fn softsign, softsign_:
+        pub fn softsign, softsign_ =
         Softsign(x) 20.0 { x / (constant::<T>(1.0) + Functions::abs(x)) }
-            => softsign_backward, softsign_backward_ (dy, x) 20.0 {
+            => pub fn softsign_backward, softsign_backward_ = (dy, x) 20.0 {
                 let y = constant::<T>(1.0) + Functions::abs(x);
                 dy / (y * y)
             }
         /// `ln(1 / (1 + e^-x))`, exact for large `|x|`.
-        fn logsigmoid, logsigmoid_:
+        pub fn logsigmoid, logsigmoid_ =
         LogSigmoid(x) 20.0 {
             let low = if x > constant(0.0) { constant(0.0) } else { x };
             low - (-Functions::abs(x)).exp_in::<F>().log1p_in::<F>()
         }
-            => logsigmoid_backward, logsigmoid_backward_ (dy, x) 20.0 {
+            => pub fn logsigmoid_backward, logsigmoid_backward_ = (dy, x) 20.0 {
                 dy * sigmoid::<T, F>(-x)
             }
         /// `x` where it is positive, `slope · x` elsewhere.
-        fn leaky_relu, leaky_relu_:
+        pub fn leaky_relu, leaky_relu_ =
         LeakyRelu[slope](x) 2.0 [LEAKY_RELU] { if x > constant(0.0) { x } else { x * slope } }
-            => leaky_relu_backward, leaky_relu_backward_ (dy, x; slope) 2.0 [D_LEAKY_RELU] {
+            => pub fn leaky_relu_backward, leaky_relu_backward_ = (dy, x; slope) 2.0 [D_LEAKY_RELU] {
                 if x > constant(0.0) { dy } else { dy * slope }
             }
         /// `x` where it is positive, `alpha · (e^x - 1)` elsewhere.
-        fn elu, elu_:
+        pub fn elu, elu_ =
         Elu[alpha](x) 20.0 [ELU] { if x > constant(0.0) { x } else { alpha * x.expm1_in::<F>() } }
-            => elu_backward, elu_backward_ (dy, x; alpha) 20.0 {
+            => pub fn elu_backward, elu_backward_ = (dy, x; alpha) 20.0 {
                 if x > constant(0.0) { dy } else { dy * alpha * x.exp_in::<F>() }
             }
         /// `ln(1 + e^(beta·x)) / beta`, and `x` where `beta·x` is above `threshold`.
-        fn softplus, softplus_:
+        pub fn softplus, softplus_ =
         Softplus[beta, threshold](x) 20.0 [SOFTPLUS] {
             let y = (x * beta).exp_in::<F>().log1p_in::<F>() / beta;
             if x * beta > threshold { x } else { y }
         }
-            => softplus_backward, softplus_backward_ (dy, x; beta, threshold) 20.0 {
+            => pub fn softplus_backward, softplus_backward_ = (dy, x; beta, threshold) 20.0 {
                 let slope = dy * sigmoid::<T, F>(x * beta);
                 if x * beta > threshold { dy } else { slope }
             }
         /// The largest whole number that is not above `x`.
-        fn floor, floor_:
+        pub fn floor, floor_ =
         Floor(x) 1.0 [FLOOR] { x.floor() }
         /// The smallest whole number that is not below `x`.
-        fn ceil, ceil_:
+        pub fn ceil, ceil_ =
         Ceil(x) 1.0 [CEIL] { x.ceil() }
         /// The nearest whole number, of two equally near ones the even one.
-        fn round, round_:
+        pub fn round, round_ =
         Round(x) 1.0 [ROUND] { x.round_even() }
         /// Without the digits after the point.
-        fn trunc, trunc_:
+        pub fn trunc, trunc_ =
         Trunc(x) 1.0 [TRUNC] { x.trunc() }
         /// `self^exponent`, by products and roots for small exponents. Floats only.
-        fn pow_scalar, pow_scalar_:
+        pub fn pow_scalar, pow_scalar_ =
         PowScalar[exponent](x) 50.0 [POW_SCALAR] {
             loop |sources, to| pow::<T, F>(sources, Some(exponent), to)
         }
@@ -264,7 +264,7 @@ formulas! {
     // Every type; the result is a truth value.
     Test, test, [Arithmetic], write {
         /// Where the element is 0.
-        fn logical_not, logical_not_:
+        pub fn logical_not, logical_not_ =
         Not(x) 1.0 { T::of(!x.is_true()) }
         IsFinite(x) 1.0 { T::of(!(x.is_nan() | x.is_infinite())) }
         IsInf(x) 1.0 { T::of(x.is_infinite()) }
