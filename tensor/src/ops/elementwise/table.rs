@@ -218,7 +218,8 @@ formulas! {
         /// `x` where it is positive, `slope · x` elsewhere.
         pub fn leaky_relu, leaky_relu_ =
         LeakyRelu[slope](x) 2.0 [LEAKY_RELU] { if x > constant(0.0) { x } else { x * slope } }
-            => pub fn leaky_relu_backward, leaky_relu_backward_ = (dy, x; slope) 2.0 [D_LEAKY_RELU] {
+            => pub fn leaky_relu_backward, leaky_relu_backward_ = (dy, x; slope) 2.0
+            [D_LEAKY_RELU] {
                 if x > constant(0.0) { dy } else { dy * slope }
             }
         /// `x` where it is positive, `alpha · (e^x - 1)` elsewhere.
