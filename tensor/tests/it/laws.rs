@@ -186,6 +186,8 @@ fn inventory_lists_every_public_operation() {
     let mut declared = BTreeSet::new();
     for file in &files {
         let text = std::fs::read_to_string(file).unwrap();
+        let code: Vec<_> = text.lines().filter(|line| !line.trim().starts_with("//")).collect();
+        let text = code.join("\n");
         // What a macro declares is in the list that it is given: `pub fn exp, exp_ = ...;`.
         for function in text.split("pub fn ").skip(1).filter(|name| !name.starts_with('$')) {
             let signature = function.split('{').next().unwrap_or_default();
