@@ -9,10 +9,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use lowtide_allocator::Policy;
 use lowtide_allocator::torch::{
     AddressRange, PageSource, SegmentSource, StreamId, TorchPolicy, TorchSettings,
 };
-use lowtide_allocator::trace::{Limits, Replay, read_snapshot};
+use lowtide_allocator::trace::{Limits, Recording, Replay, RerunOptions, read_snapshot};
 
 const MIB: u64 = 1 << 20;
 const OPERATIONS: usize = 10_000;
@@ -136,7 +137,7 @@ fn steady_step(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The replay times the policy alone, and prints the median of its runs.
+/// Through the allocator's front: the median of several runs.
 fn recorded_traces(_criterion: &mut Criterion) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/traces");
     for entry in fs::read_dir(&folder).expect("a folder of this crate") {
@@ -148,11 +149,12 @@ fn recorded_traces(_criterion: &mut Criterion) {
         let snapshot = read_snapshot(std::io::BufReader::new(file), Limits::default());
         let snapshot = snapshot.expect("a snapshot");
         let device = Replay::busiest_device(&snapshot);
-        let report = Replay::new(&snapshot, device).and_then(|mut replay| replay.run());
-        let report = report.expect("a trace that can be replayed");
-        assert!(report.is_exact());
+        let recording = Recording::from_snapshot(&snapshot, device).expect("a trace of a device");
+        let settings = TorchSettings { limit_bytes: None, ..snapshot.settings.clone() };
+        let options = RerunOptions { policy: Policy::Torch(settings), ..RerunOptions::default() };
+        let report = recording.rerun(&options).expect("sizes that this machine has");
         let name = path.file_name().unwrap_or_default().display();
-        println!("torch/replay/{name}: {:.1} ns for each request or free", report.ns_per_op);
+        println!("torch/rerun/{name}: {:.1} ns for each request or free", report.ns_per_op);
     }
 }
 

@@ -13,6 +13,7 @@ mod module;
 mod pages;
 #[cfg(feature = "pretend")]
 pub mod pretend;
+mod ptx;
 mod source;
 mod streams;
 mod table;
@@ -26,5 +27,6 @@ pub use launch::{Argument, Grid, Kernel, Parameter};
 pub use libloading::Library;
 pub use libraries::{Libraries, MissingLibrary};
 pub use module::{Function, FunctionNeeds, Module};
+pub use ptx::PtxArchive;
 pub use source::{CudaSource, MemoryReport};
 pub use streams::CudaStreams;

@@ -1,16 +1,17 @@
 use std::path::Path;
+use std::sync::LazyLock;
 
 use lowtide_allocator::cuda::pretend::{Order, Watch};
 use lowtide_allocator::cuda::{
     Argument, CudaDevice, CudaError, CudaStreams, Function, Grid, Kernel, KernelError, Module,
-    Parameter,
+    Parameter, PtxArchive,
 };
 use lowtide_allocator::{Buffer, CachingAllocator, Fence, Repeat, Stream};
 
 use crate::gpu::{Gpu, stream};
 
-const BASICS: &str = include_str!("kernels/ptx/basics.ptx");
-const PLANTED: &str = include_str!("kernels/ptx/planted.ptx");
+static KERNELS: LazyLock<PtxArchive> =
+    LazyLock::new(|| PtxArchive::read(include_bytes!("kernels/kernels.ptx.xz")).unwrap());
 
 pub(crate) const ADD: Kernel = Kernel {
     name: "add",
@@ -52,11 +53,11 @@ pub(crate) const ORDERS: [Order; 4] =
     [Order::Forwards, Order::Backwards, Order::Drawn(1), Order::Drawn(20_260)];
 
 pub(crate) fn basics(device: &CudaDevice) -> Module {
-    Module::load(device, "basics", BASICS.as_bytes()).unwrap()
+    Module::load(device, "basics", KERNELS.get("basics").unwrap().as_bytes()).unwrap()
 }
 
 pub(crate) fn planted(device: &CudaDevice) -> Module {
-    Module::load(device, "planted", PLANTED.as_bytes()).unwrap()
+    Module::load(device, "planted", KERNELS.get("planted").unwrap().as_bytes()).unwrap()
 }
 
 /// Launches a kernel of these tests, which stays in what it is given or is watched not to.
@@ -412,7 +413,8 @@ fn threads_that_do_not_keep_apart_are_found_out_in_every_order() {
 fn every_driver_call_of_a_launch_may_fail_and_nothing_is_left() {
     let Some(gpu) = Gpu::pretend() else { return };
     let go = |streams: &CudaStreams, memory: &CachingAllocator| -> Result<(), KernelError> {
-        let module = Module::load(streams.device(), "basics", BASICS.as_bytes())?;
+        let module =
+            Module::load(streams.device(), "basics", KERNELS.get("basics").unwrap().as_bytes())?;
         let function = module.function(&PLACE)?;
         function.needs()?;
         function.allow_shared_bytes(1 << 10)?;

@@ -1,58 +1,66 @@
 //! The kernels of this crate by name, loaded on a device when they are first launched.
 //!
-//! Their sources are in `kernels/`, and what NVRTC made of them in `kernels/ptx/`; both are kept
-//! equal by `cargo xtask kernels`. Where the NVRTC of this machine serves the device, it compiles
-//! the source for just its architecture; else the driver makes its code of the PTX.
+//! Each file is beside its operation; `common.cu` stands before it. What NVRTC made of all of them is
+//! in `kernels.ptx.xz`, which `cargo xtask kernels` keeps equal to the sources. Where the NVRTC of
+//! this machine serves the device, it compiles the source for just its architecture; else the driver
+//! makes its code of the PTX.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 
-use lowtide_allocator::cuda::{CudaDevice, Function, Grid, Kernel, KernelError, Module, Parameter};
+use lowtide_allocator::cuda::{
+    CudaDevice, Function, Grid, Kernel, KernelError, Module, Parameter, PtxArchive,
+};
 
 use crate::cuda::gate::{CompileError, KernelCache, KernelCompiler, Program};
 use crate::layout::{Layout, Nest, RANK_MAX, Shape};
 
-/// A file of kernels: its name, its source, and its code for every device since compute capability
-/// 8.0.
+/// A file of kernels.
 #[derive(Clone, Copy)]
 pub(crate) struct Image {
     name: &'static str,
     source: &'static str,
-    ptx: &'static str,
 }
 
 /// As `cargo xtask kernels` compiles.
 const OPTIONS: [&str; 1] = ["--std=c++17"];
 
 macro_rules! images {
-    ($($image:ident = $name:literal;)*) => {
+    ($($image:ident = $operation:literal / $name:literal;)*) => {
         /// All of them.
         const IMAGES: &[Image] = &[$($image),*];
         $(
         pub(crate) const $image: Image = Image {
             name: $name,
             source: concat!(
-                include_str!("kernels/common.cu"),
-                include_str!(concat!("kernels/", $name, ".cu"))
+                include_str!("common.cu"),
+                include_str!(concat!("../ops/", $operation, "/", $name, ".cu"))
             ),
-            ptx: include_str!(concat!("kernels/ptx/", $name, ".ptx")),
         };
         )*
     };
 }
 
 images! {
-    CAST = "cast";
-    CONV2D = "conv2d";
-    CROSS_ENTROPY = "cross_entropy";
-    ELEMENTWISE = "elementwise";
-    FILL = "fill";
-    FINITE = "finite";
-    MATMUL = "matmul";
-    MAX_POOL2D = "max_pool2d";
-    RANDOM = "random";
-    REDUCE = "reduce";
-    UPDATE = "update";
+    CAST = "elementwise" / "cast";
+    CONV2D = "conv2d" / "conv2d";
+    CROSS_ENTROPY = "cross_entropy" / "cross_entropy";
+    ELEMENTWISE = "elementwise" / "elementwise";
+    FILL = "elementwise" / "fill";
+    FINITE = "finite" / "finite";
+    MATMUL = "matmul" / "matmul";
+    MAX_POOL2D = "max_pool2d" / "max_pool2d";
+    RANDOM = "random" / "random";
+    REDUCE = "reduce" / "reduce";
+    UPDATE = "update" / "update";
+}
+
+/// Code of a file of kernels for every device since compute capability 8.0.
+fn ptx(image: Image) -> &'static str {
+    static ARCHIVE: LazyLock<PtxArchive> = LazyLock::new(|| {
+        PtxArchive::read(include_bytes!("kernels.ptx.xz")).expect("a part of the program")
+    });
+    ARCHIVE.get(image.name).expect("it has every file")
 }
 
 /// What has been loaded on a device.
@@ -111,7 +119,7 @@ impl Loaded {
     /// does not take the source, a driver that does not take its code) does not stand in the way of
     /// the PTX, which does the same.
     fn load(&self, image: Image) -> Result<Module, KernelError> {
-        let Image { name, source, ptx } = image;
+        let Image { name, source } = image;
         let program = Program { name, source, options: &OPTIONS };
         if let Some(code) = self.compiler().ok().and_then(|compiler| compiler.cubin(&program).ok())
         {
@@ -120,7 +128,7 @@ impl Loaded {
                 loaded => return loaded,
             }
         }
-        Module::load(&self.device, name, ptx.as_bytes())
+        Module::load(&self.device, name, ptx(image).as_bytes())
     }
 }
 

@@ -1,6 +1,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use lowtide_allocator::cuda::pretend::KernelFile;
 use lowtide_allocator::cuda::{
     Architecture, Argument, CudaStreams, Function, Grid, Kernel, Libraries, Module, Parameter,
 };
@@ -50,17 +51,8 @@ fn folder(name: &str) -> PathBuf {
 
 /// The kernels of a folder as they are compiled: names, and sources with what is common to them.
 fn programs(folder: &Path) -> Vec<(String, String)> {
-    let common = fs::read_to_string(folder.join("common.cu")).unwrap_or_default();
-    let mut programs = Vec::new();
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        if path.extension().is_some_and(|extension| extension == "cu") && name != "common" {
-            programs.push((name, format!("{common}{}", fs::read_to_string(&path).unwrap())));
-        }
-    }
-    programs.sort();
-    programs
+    let files = KernelFile::all_below(folder).unwrap();
+    files.into_iter().map(|file| (file.name.clone(), file.whole_source())).collect()
 }
 
 fn own_kernels() -> Vec<(String, String)> {

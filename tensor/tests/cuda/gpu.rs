@@ -11,7 +11,7 @@ use lowtide_tensor::cuda::CudaOptions;
 const PAGE_BYTES: usize = 2 << 20;
 
 /// The kernels of this crate.
-pub(crate) const KERNELS: &str = "src/cuda/kernels";
+pub(crate) const KERNELS: &str = "src";
 
 /// Those of the allocator's tests: small ones, and ones with faults.
 pub(crate) const BASICS: &str = "../allocator/tests/cuda/kernels";

@@ -180,7 +180,6 @@ fn in_json(recorded: &Recorded, arguments: &ReplayArgs, outcome: &Outcome) -> Va
             ("peak_block_bytes", json!(exact.peak_block_bytes)),
             ("peak_reserved_bytes", json!(exact.peak_reserved_bytes)),
             ("source_calls", json!(exact.source_calls)),
-            ("ns_per_op", json!(exact.ns_per_op)),
             ("inferred_blocks", json!(exact.inferred_blocks)),
             ("first_difference", json!(exact.first_difference)),
         ] {

@@ -7,7 +7,7 @@ const PAGE_BYTES: usize = 2 << 20;
 pub(crate) const DRIVER: TestDriver<'_> = TestDriver {
     package: env!("CARGO_MANIFEST_DIR"),
     scratch: env!("CARGO_TARGET_TMPDIR"),
-    kernels: &["../tensor/src/cuda/kernels"],
+    kernels: &["../tensor/src"],
     // The tests of tensors watch the accesses.
     watch: Watch::Barriers,
     capacity_bytes: 64 << 20,

@@ -30,7 +30,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::{test, workspace};
+use crate::{kernels, test, workspace};
 
 /// Test binaries that run on a device.
 pub const TARGET: &str = "cuda";
@@ -49,9 +49,6 @@ const SCRIPTS: [(&str, &str); 5] = [
     ("cudnn_device.py", include_str!("cudnn_device.py")),
     ("torch_figures.py", include_str!("torch_figures.py")),
 ];
-
-/// Folders that tests read kernels from.
-const KERNELS: [&str; 2] = ["tensor/src/cuda/kernels", "allocator/tests/cuda/kernels"];
 
 /// A program that cargo built.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,8 +97,9 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
         put(&folder.join(name), text.as_bytes())?;
     }
     make_executable(&folder.join("run.sh"))?;
-    for kernels in KERNELS {
-        copy_tree(&root.join(kernels), &folder.join("workspace").join(kernels))?;
+    // What tests read kernels from.
+    for set in kernels::KERNELS {
+        copy_kernels(&root.join(set.folder), &folder.join("workspace").join(set.folder))?;
     }
     put(&folder.join("commit.txt"), commit(root).as_bytes())?;
     let size_bytes = size_of_tree(&folder)?;
@@ -195,13 +193,13 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
-fn copy_tree(from: &Path, to: &Path) -> Result<(), String> {
-    create(to)?;
+fn copy_kernels(from: &Path, to: &Path) -> Result<(), String> {
     for path in entries(from)? {
         let into = to.join(path.file_name().unwrap_or_default());
         if path.is_dir() {
-            copy_tree(&path, &into)?;
-        } else {
+            copy_kernels(&path, &into)?;
+        } else if path.extension().is_some_and(|extension| extension == "cu" || extension == "xz") {
+            create(to)?;
             fs::copy(&path, &into).map_err(|error| at(&path, &error))?;
         }
     }

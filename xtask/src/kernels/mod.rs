@@ -1,16 +1,19 @@
 //! `cargo xtask kernels`: compiles every kernel with NVRTC from PyPI, without a device.
 //!
-//! The PTX that is checked in beside the sources has to be what the compiler makes of them, nothing
+//! The PTX that is checked in, compressed, has to be what the compiler makes of the sources, nothing
 //! may spill, and no kernel may need more registers or shared memory than `needs.txt` says.
 
+mod archive;
 pub mod needs;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::tally::Counts;
 use crate::workspace;
+use archive::{compressed, read_archive};
 use needs::{Need, Table};
 
 /// PTX of this version is 8.0, which drivers since 525 load.
@@ -22,8 +25,25 @@ const VIRTUAL: &str = "compute_80";
 /// What registers are counted for.
 const REAL: [&str; 2] = ["sm_80", "sm_90"];
 
-/// Folders of kernels. What is in `common.cu` stands before each of them.
-const FOLDERS: [&str; 2] = ["tensor/src/cuda/kernels", "allocator/tests/cuda/kernels"];
+/// The kernels below a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelSet {
+    /// Its files end with `.cu`. What is in `common.cu` stands before each of them.
+    pub folder: &'static str,
+    /// The PTX of all of them, in the form that `lowtide_allocator::cuda::PtxArchive` reads.
+    pub archive: &'static str,
+}
+
+/// Those of operations, and those that tests are about.
+pub const KERNELS: [KernelSet; 2] = [
+    KernelSet { folder: "tensor/src", archive: "tensor/src/cuda/kernels.ptx.xz" },
+    KernelSet {
+        folder: "allocator/tests/cuda/kernels",
+        archive: "allocator/tests/cuda/kernels/kernels.ptx.xz",
+    },
+];
+
+const NEEDS: &str = "tensor/src/cuda/needs.txt";
 
 const COMMON: &str = "common.cu";
 
@@ -41,44 +61,60 @@ const SEEDS: std::ops::Range<usize> = 0..8;
 /// One file of kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
-    /// The folder, below the root.
-    pub folder: PathBuf,
     /// The file's name without its ending.
     pub name: String,
     /// What the compiler gets: the common source and the file's.
     pub source: String,
 }
 
-impl Unit {
-    /// The file of its PTX, below the root.
-    pub fn ptx_path(&self) -> PathBuf {
-        self.folder.join("ptx").join(format!("{}.ptx", self.name))
-    }
-}
-
-/// Every file of kernels, in the order of the folders and their names.
-///
-/// # Errors
-/// One line about a folder or a file that cannot be read.
-pub fn units(root: &Path) -> Result<Vec<Unit>, String> {
-    let mut units = Vec::new();
-    for folder in FOLDERS.map(PathBuf::from) {
+impl KernelSet {
+    /// Every file of kernels, in the order of their names.
+    ///
+    /// # Errors
+    /// One line about a folder or a file that cannot be read.
+    pub fn units(&self, root: &Path) -> Result<Vec<Unit>, String> {
         let read = |path: &Path| {
             fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
         };
-        let Ok(entries) = fs::read_dir(root.join(&folder)) else { continue };
-        let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        let (mut paths, mut common) = (files_below(&root.join(self.folder))?, String::new());
         paths.retain(|path| path.extension().is_some_and(|extension| extension == "cu"));
-        paths.sort();
-        let common = root.join(&folder).join(COMMON);
-        let common_text = if common.exists() { read(&common)? } else { String::new() };
-        for path in paths.iter().filter(|path| **path != common) {
-            let source = format!("{common_text}{}", read(path)?);
+        if let Some(at) = paths.iter().position(|path| path.ends_with(COMMON)) {
+            common = read(&paths.remove(at))?;
+        }
+        let unit = |path: &PathBuf| {
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            units.push(Unit { folder: folder.clone(), name, source });
+            Ok(Unit { name, source: format!("{common}{}", read(path)?) })
+        };
+        let mut units = paths.iter().map(unit).collect::<Result<Vec<_>, String>>()?;
+        units.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(units)
+    }
+
+    /// The PTX that is checked in, by the names of the files; nothing where none is.
+    ///
+    /// # Errors
+    /// One line about an archive that cannot be read.
+    pub fn ptx(&self, root: &Path) -> Result<BTreeMap<String, String>, String> {
+        let path = root.join(self.archive);
+        if !path.exists() {
+            return Ok(BTreeMap::new());
+        }
+        let texts = fs::read(&path).and_then(|bytes| read_archive(&bytes));
+        texts.map_err(|error| format!("{}: {error}", path.display()))
+    }
+}
+
+fn files_below(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let entries = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let mut files = Vec::new();
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if path.is_dir() {
+            files.extend(files_below(&path)?);
+        } else {
+            files.push(path);
         }
     }
-    Ok(units)
+    Ok(files)
 }
 
 /// FNV-1a of 64 bits, by its definition (Fowler, Noll, Vo).
@@ -115,21 +151,33 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
         [only] if only == "--write" => true,
         [other, ..] => return Err(format!("kernels does not understand `{other}`")),
     };
-    let units = units(root)?;
     let mut counts = Counts::default();
     match install(root) {
         Ok(compiler) => {
-            let table_path = root.join(FOLDERS[0]).join("needs.txt");
+            let table_path = root.join(NEEDS);
             let known = Table::parse(&fs::read_to_string(&table_path).unwrap_or_default())?;
             let mut found = Table::default();
-            let limits = (!writes).then_some(&known);
-            for unit in &units {
-                counts.add(Counts::one(compile(root, &compiler, unit, limits, &mut found)?));
+            // Kernels that tests are about belong to no run.
+            for unit in &KERNELS[0].units(root)? {
+                let limits = (!writes).then_some(&known);
+                found.rows.extend(needs_of(&compiler, unit, limits)?);
+            }
+            for set in &KERNELS {
+                let units = set.units(root)?;
+                if writes {
+                    write_ptx(root, &compiler, set, &units)?;
+                    continue;
+                }
+                let checked_in = set.ptx(root)?;
+                for unit in &units {
+                    let ptx = checked_in.get(&unit.name).map_or("", String::as_str);
+                    counts.add(Counts::one(is_made_again(&compiler, unit, ptx)?));
+                }
             }
             print!("{}", found.report());
             counts.add(Counts::one(found.spills().is_empty()));
             if writes {
-                write(&table_path, &found.text())?;
+                write(&table_path, found.text().as_bytes())?;
             } else {
                 let growth = found.growth_over(&known);
                 growth.iter().for_each(|line| println!("{line}"));
@@ -138,9 +186,12 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
         }
         Err(reason) => {
             counts.add(Counts::skipped("a fresh compile of the kernels", reason));
-            for unit in &units {
-                let ptx = fs::read_to_string(root.join(unit.ptx_path())).unwrap_or_default();
-                counts.add(Counts::one(is_of_source(&ptx, &unit.source)));
+            for set in &KERNELS {
+                let checked_in = set.ptx(root)?;
+                for unit in set.units(root)? {
+                    let ptx = checked_in.get(&unit.name).map_or("", String::as_str);
+                    counts.add(Counts::one(is_of_source(ptx, &unit.source)));
+                }
             }
         }
     }
@@ -149,17 +200,10 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     Ok(counts.failed == 0)
 }
 
-/// Compiles a file for every architecture. Whether its PTX is as checked in, or is now.
-fn compile(
-    root: &Path,
-    compiler: &Compiler,
-    unit: &Unit,
-    known: Option<&Table>,
-    found: &mut Table,
-) -> Result<bool, String> {
-    // Kernels that tests are about belong to no run.
-    let is_product = unit.folder == Path::new(FOLDERS[0]);
-    for architecture in REAL.iter().filter(|_| is_product) {
+/// What the kernels of a file need of each architecture, at best of [`SEEDS`] runs.
+fn needs_of(compiler: &Compiler, unit: &Unit, known: Option<&Table>) -> Result<Vec<Need>, String> {
+    let mut rows = Vec::new();
+    for architecture in REAL {
         let mut table = Table::default();
         for seed in SEEDS {
             table.rows = Need::of_log(&compiler.run(unit, architecture, seed)?, architecture);
@@ -167,25 +211,37 @@ fn compile(
                 break;
             }
         }
-        found.rows.extend(table.rows);
+        rows.extend(table.rows);
     }
-    let path = root.join(unit.ptx_path());
-    let fresh =
-        |seed| Ok::<_, String>(checked_in(&compiler.run(unit, VIRTUAL, seed)?, &unit.source));
-    if known.is_none() {
-        let drawn = SEEDS.map(fresh).collect::<Result<Vec<_>, _>>()?;
-        write(&path, most_frequent(&drawn))?;
-        return Ok(true);
-    }
-    let old = fs::read_to_string(&path).unwrap_or_default();
-    for seed in SEEDS.take_while(|_| is_of_source(&old, &unit.source)) {
-        if fresh(seed)? == old {
+    Ok(rows)
+}
+
+/// Whether the compiler makes this PTX of a file, in one of [`SEEDS`] runs.
+fn is_made_again(compiler: &Compiler, unit: &Unit, ptx: &str) -> Result<bool, String> {
+    for seed in SEEDS.take_while(|_| is_of_source(ptx, &unit.source)) {
+        if checked_in(&compiler.run(unit, VIRTUAL, seed)?, &unit.source) == ptx {
             return Ok(true);
         }
     }
-    let path = unit.ptx_path();
-    println!("{}: not what {PACKAGE} makes of its source; see --write", path.display());
+    println!("{}.cu: its PTX is not what {PACKAGE} makes of it; see --write", unit.name);
     Ok(false)
+}
+
+/// Makes the PTX of a set anew.
+fn write_ptx(
+    root: &Path,
+    compiler: &Compiler,
+    set: &KernelSet,
+    units: &[Unit],
+) -> Result<(), String> {
+    let mut texts = BTreeMap::new();
+    for unit in units {
+        let fresh = |seed| Ok(checked_in(&compiler.run(unit, VIRTUAL, seed)?, &unit.source));
+        let drawn = SEEDS.map(fresh).collect::<Result<Vec<_>, String>>()?;
+        texts.insert(unit.name.clone(), most_frequent(&drawn).to_owned());
+    }
+    let bytes = compressed(&texts).map_err(|error| format!("{}: {error}", set.archive))?;
+    write(&root.join(set.archive), &bytes)
 }
 
 /// The text that occurs most often, the first of them on ties.
@@ -194,9 +250,9 @@ fn most_frequent(texts: &[String]) -> &str {
     texts.iter().rev().max_by_key(count).map_or("", String::as_str)
 }
 
-fn write(path: &Path, text: &str) -> Result<(), String> {
+fn write(path: &Path, contents: &[u8]) -> Result<(), String> {
     let folder = path.parent().unwrap_or(Path::new("."));
-    let written = fs::create_dir_all(folder).and_then(|()| fs::write(path, text));
+    let written = fs::create_dir_all(folder).and_then(|()| fs::write(path, contents));
     written.map_err(|error| format!("{}: {error}", path.display()))
 }
 
@@ -211,7 +267,7 @@ fn install(root: &Path) -> Result<Compiler, String> {
     let folder = root.join("target/nvrtc");
     let package = folder.join(PACKAGE.replace("==", "-"));
     let script = folder.join("nvrtc.py");
-    write(&script, COMPILER)?;
+    write(&script, COMPILER.as_bytes())?;
     if !package.join("nvidia").is_dir() {
         println!("installs {PACKAGE} below target");
         // A folder of its own until it is complete.

@@ -1,8 +1,7 @@
-use std::fs;
 use std::path::Path;
 
 use xtask::kernels::needs::{Need, Table};
-use xtask::kernels::{checked_in, is_of_source, units};
+use xtask::kernels::{KERNELS, checked_in, is_of_source};
 
 /// As NVRTC 12.0 says it.
 const LOG: &str = "\
@@ -60,10 +59,12 @@ fn checked_in_ptx_leaves_out_what_nothing_uses_and_knows_its_source() {
 #[test]
 fn ptx_of_every_kernel_is_of_its_source() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let units = units(&root).unwrap();
-    assert!(!units.is_empty());
-    for unit in units {
-        let ptx = fs::read_to_string(root.join(unit.ptx_path())).unwrap_or_default();
-        assert!(is_of_source(&ptx, &unit.source), "{}: see `cargo xtask kernels`", unit.name);
+    for set in KERNELS {
+        let (units, ptx) = (set.units(&root).unwrap(), set.ptx(&root).unwrap());
+        assert!(units.iter().map(|unit| &unit.name).eq(ptx.keys()), "{}", set.archive);
+        for unit in units {
+            let ptx = &ptx[&unit.name];
+            assert!(is_of_source(ptx, &unit.source), "{}: see `cargo xtask kernels`", unit.name);
+        }
     }
 }

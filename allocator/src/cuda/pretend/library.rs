@@ -10,6 +10,8 @@ use std::{env, fs, io};
 
 use thiserror::Error;
 
+use crate::cuda::ptx::PtxArchive;
+
 /// How closely kernels are watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
@@ -32,8 +34,7 @@ pub enum Watch {
 pub struct Library<'a> {
     /// The folder with the driver's sources, `xtask/pretend-gpu`.
     pub sources: &'a Path,
-    /// Folders of kernels: each `NAME.cu` whose compiled `ptx/NAME.ptx` is there, too. The latter
-    /// has the names of the kernels. What is in `common.cu` stands before each of them.
+    /// Folders of kernels, see [`KernelFile::all_below`].
     pub kernels: &'a [&'a Path],
     /// How the kernels are compiled.
     pub watch: Watch,
@@ -128,7 +129,8 @@ impl Library<'_> {
         for name in ["executor", "access"] {
             library.push(build.object(name, &sources.file(name), &sources.headers, flags)?);
         }
-        for Kernels { name, text, .. } in &sources.kernels {
+        for kernels in &sources.kernels {
+            let (name, text) = (&kernels.name, &kernels.on_processor());
             library.push(build.object(name, text, &sources.headers, kernel_flags)?);
         }
         let all: Vec<&PathBuf> = driver.iter().chain(&library).collect();
@@ -137,7 +139,7 @@ impl Library<'_> {
         // cudarc asks for `libcuda.so`: by this name it finds what is loaded already.
         build.link(&driver, flags, "libcuda.so", &folder.join("libcuda.so.1"))?;
         build.link(&library, flags, "kernels.so", &folder.join("kernels.so"))?;
-        for Kernels { name, ptx, .. } in &sources.kernels {
+        for KernelFile { name, ptx, .. } in &sources.kernels {
             Build::put(&folder.join(format!("{name}.ptx")), |fresh| fs::write(fresh, ptx))?;
         }
         // One file, so that all names are of one library: the compiler's code is for this driver.
@@ -154,15 +156,76 @@ impl Library<'_> {
 struct Sources {
     files: BTreeMap<String, String>,
     headers: String,
-    kernels: Vec<Kernels>,
+    kernels: Vec<KernelFile>,
 }
 
-/// One file of kernels.
-struct Kernels {
-    name: String,
-    /// For the processor.
-    text: String,
-    ptx: String,
+/// A file of kernels, with what was made of it.
+#[derive(Clone, Debug)]
+pub struct KernelFile {
+    /// The file's name without its ending.
+    pub name: String,
+    /// Where it is.
+    pub path: PathBuf,
+    /// What stands before it.
+    pub common: String,
+    /// What is in it.
+    pub source: String,
+    /// What NVRTC made of both: it has the names of the kernels, and what they take.
+    pub ptx: String,
+}
+
+impl KernelFile {
+    /// Every `NAME.cu` in a folder and those below it, in the order of their names. Above or beside
+    /// them is one [`PtxArchive`] of all, and there may be one `common.cu`, which stands before
+    /// each of them.
+    ///
+    /// # Errors
+    /// `File` for one that cannot be read, or of which the archive has no PTX.
+    pub fn all_below(folder: &Path) -> Result<Vec<KernelFile>, LibraryError> {
+        let (mut paths, mut common, mut archive) = (Vec::new(), String::new(), None);
+        for path in files_below(folder)? {
+            match path.file_name().and_then(OsStr::to_str).unwrap_or_default() {
+                COMMON => common = read(&path)?,
+                PtxArchive::FILE_NAME => {
+                    let bytes = fs::read(&path).and_then(|bytes| PtxArchive::read(&bytes));
+                    archive = Some(bytes.map_err(|cause| of_file(&path, cause))?);
+                }
+                _ if parts(&path).1 == "cu" => paths.push(path),
+                _ => {}
+            }
+        }
+        paths.sort_by(|a, b| parts(a).0.cmp(parts(b).0));
+        let file = |path: PathBuf| {
+            let (name, common) = (parts(&path).0.to_owned(), common.clone());
+            let ptx = archive.as_ref().and_then(|archive| archive.get(&name)).map(str::to_owned);
+            let ptx = ptx.ok_or_else(|| {
+                let cause = format!("{} has no PTX of it", PtxArchive::FILE_NAME);
+                of_file(&path, io::Error::new(io::ErrorKind::NotFound, cause))
+            })?;
+            Ok(KernelFile { name, common, source: read(&path)?, ptx, path })
+        };
+        paths.into_iter().map(file).collect()
+    }
+
+    /// As it is compiled for a device.
+    pub fn whole_source(&self) -> String {
+        format!("{}{}", self.common, self.source)
+    }
+
+    /// As the C++ compiler takes it. Nothing of one file is seen by another.
+    fn on_processor(&self) -> String {
+        let KernelFile { path, common, source, ptx, .. } = self;
+        let path = path.display();
+        let mut text = format!(
+            "#include \"cuda.h\"\nnamespace {{\n#line 1 \"{COMMON}\"\n{common}\n#line 1 \
+             \"{path}\"\n{source}\n}}\n"
+        );
+        for entry in ptx.split(".entry").skip(1) {
+            let name = entry.trim_start().split(|c: char| c.is_whitespace() || c == '(').next();
+            text += &format!("PRETEND_KERNEL({})\n", name.unwrap_or_default());
+        }
+        text
+    }
 }
 
 impl Sources {
@@ -178,17 +241,7 @@ impl Sources {
             }
         }
         for folder in library.kernels {
-            let common = folder.join(COMMON);
-            let common = if common.exists() { read(&common)? } else { String::new() };
-            for path in entries(folder)? {
-                let (stem, extension) = parts(&path);
-                let ptx = folder.join("ptx").join(format!("{stem}.ptx"));
-                if extension == "cu" && ptx.exists() {
-                    let (name, ptx) = (stem.to_owned(), read(&ptx)?);
-                    let text = on_processor(&path, &common, &read(&path)?, &ptx);
-                    sources.kernels.push(Kernels { name, text, ptx });
-                }
-            }
+            sources.kernels.extend(KernelFile::all_below(folder)?);
         }
         Ok(sources)
     }
@@ -196,20 +249,6 @@ impl Sources {
     fn file(&self, name: &str) -> String {
         self.files.get(name).cloned().unwrap_or_default()
     }
-}
-
-/// Kernels as the C++ compiler takes them. Nothing of one file is seen by another.
-fn on_processor(path: &Path, common: &str, source: &str, ptx: &str) -> String {
-    let path = path.display();
-    let mut text = format!(
-        "#include \"cuda.h\"\nnamespace {{\n#line 1 \"{COMMON}\"\n{common}\n#line 1 \"{path}\"\n\
-         {source}\n}}\n"
-    );
-    for entry in ptx.split(".entry").skip(1) {
-        let name = entry.trim_start().split(|c: char| c.is_whitespace() || c == '(').next();
-        text += &format!("PRETEND_KERNEL({})\n", name.unwrap_or_default());
-    }
-    text
 }
 
 struct Build {
@@ -326,6 +365,19 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, LibraryError> {
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.sort();
     Ok(paths)
+}
+
+/// The files of a folder and of those in it.
+fn files_below(folder: &Path) -> Result<Vec<PathBuf>, LibraryError> {
+    let mut files = Vec::new();
+    for path in entries(folder)? {
+        if path.is_dir() {
+            files.extend(files_below(&path)?);
+        } else {
+            files.push(path);
+        }
+    }
+    Ok(files)
 }
 
 fn read(path: &Path) -> Result<String, LibraryError> {

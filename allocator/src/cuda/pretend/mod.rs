@@ -12,7 +12,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
 
 pub use harness::{Controls, TestDriver, Turn, is_sanitized};
-pub use library::{Library, LibraryError, Watch};
+pub use library::{KernelFile, Library, LibraryError, Watch};
 
 use super::device::Architecture;
 use super::driver::Driver;

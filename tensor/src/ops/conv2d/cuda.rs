@@ -1,5 +1,5 @@
 //! The three products on NVIDIA devices: implicit matrix products in tiles, which take no scratch.
-//! See `cuda/kernels/conv2d.cu`.
+//! See `conv2d.cu`.
 
 use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 

@@ -1,4 +1,4 @@
-//! Both directions on NVIDIA devices, see `cuda/kernels/cross_entropy.cu`.
+//! Both directions on NVIDIA devices, see `cross_entropy.cu`.
 
 use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 

@@ -1,4 +1,4 @@
-//! The formulas on NVIDIA devices: which kernel of `cuda/kernels` does each, with which numbers.
+//! The formulas on NVIDIA devices: which kernel does each, with which numbers.
 
 use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
 
@@ -184,8 +184,7 @@ pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>
 /// The place of a name in its enum in `elementwise.cu`: how formulas are told apart there. For
 /// constants: the compiler looks, and a name that is not there is its error.
 pub(super) const fn kernel_number(name: &str) -> u32 {
-    let (text, name) =
-        (include_str!("../../cuda/kernels/elementwise.cu").as_bytes(), name.as_bytes());
+    let (text, name) = (include_str!("elementwise.cu").as_bytes(), name.as_bytes());
     let (mut at, mut number, mut is_in_enum) = (0, 0, false);
     while at < text.len() {
         match text[at] {

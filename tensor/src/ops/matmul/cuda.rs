@@ -1,4 +1,4 @@
-//! Products on NVIDIA devices: by cuBLASLt, or by the tiled kernels of `cuda/kernels/matmul.cu`.
+//! Products on NVIDIA devices: by cuBLASLt, or by the tiled kernels of `matmul.cu`.
 
 use lowtide_allocator::Stream;
 use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};

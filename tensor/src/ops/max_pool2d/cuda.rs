@@ -1,4 +1,4 @@
-//! Both directions on NVIDIA devices, without scratch. See `cuda/kernels/max_pool2d.cu`.
+//! Both directions on NVIDIA devices, without scratch. See `max_pool2d.cu`.
 
 use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
 

@@ -1,5 +1,5 @@
 //! The formulas that NVIDIA devices have kernels for, with the constants of a step; see
-//! `cuda/kernels/update.cu`.
+//! `update.cu`.
 
 use super::{StateRange, UpdateFormula};
 use crate::dtype::Float;

@@ -2,10 +2,9 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 
-use lowtide_allocator::cuda::pretend::Order;
+use lowtide_allocator::cuda::pretend::{KernelFile, Order};
 use lowtide_allocator::cuda::{
     Argument, CudaStreams, Function, Grid, Kernel, KernelError, Module, Parameter,
 };
@@ -31,7 +30,7 @@ pub(super) struct Lab {
     modules: RefCell<BTreeMap<String, Module>>,
     pub(super) memory: CachingAllocator,
     pub(super) streams: CudaStreams,
-    folder: PathBuf,
+    files: Vec<KernelFile>,
     pub(super) gpu: Gpu,
 }
 
@@ -55,13 +54,12 @@ impl Values {
 
 impl Lab {
     pub(super) fn open() -> Option<Lab> {
-        let folder = package().join(KERNELS);
-        Gpu::take().map(|gpu| Lab::of(gpu, folder))
+        Gpu::take().map(|gpu| Lab::of(gpu, &package().join(KERNELS)))
     }
 
-    fn of(gpu: Gpu, folder: PathBuf) -> Lab {
-        let (streams, memory) = gpu.memory();
-        Lab { modules: RefCell::default(), memory, streams, folder, gpu }
+    fn of(gpu: Gpu, folder: &Path) -> Lab {
+        let ((streams, memory), files) = (gpu.memory(), KernelFile::all_below(folder).unwrap());
+        Lab { modules: RefCell::default(), memory, streams, files, gpu }
     }
 
     pub(super) fn bytes(&self, bytes: &[u8]) -> Values {
@@ -122,8 +120,8 @@ impl Lab {
     fn function(&self, file: &str, kernel: Kernel) -> Function {
         let mut modules = self.modules.borrow_mut();
         let module = modules.entry(file.to_owned()).or_insert_with(|| {
-            let ptx = fs::read(self.folder.join(format!("ptx/{file}.ptx"))).unwrap();
-            Module::load(self.streams.device(), "kernels", &ptx).unwrap()
+            let ptx = &self.files.iter().find(|kernels| kernels.name == file).unwrap().ptx;
+            Module::load(self.streams.device(), "kernels", ptx.as_bytes()).unwrap()
         });
         module.function(&kernel).unwrap()
     }

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use lowtide_allocator::cuda::pretend::{Watch, is_sanitized};
-use lowtide_allocator::cuda::{Argument, Grid, Kernel};
+use lowtide_allocator::cuda::pretend::{KernelFile, Watch, is_sanitized};
+use lowtide_allocator::cuda::{Argument, Grid, Kernel, PtxArchive};
 
 use super::{F32, F64, Lab, ORDERS, Read, U32, U64, Words, Write, noise, walk};
 use crate::gpu::{Gpu, KERNELS};
@@ -13,11 +13,13 @@ use crate::gpu::{Gpu, KERNELS};
 fn planted(name: &str, file: &str, change: impl Fn(&str, String) -> String) -> PathBuf {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join(KERNELS);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("planted").join(name);
-    fs::create_dir_all(folder.join("ptx")).unwrap();
-    let ptx = format!("ptx/{file}.ptx");
-    fs::copy(from.join(&ptx), folder.join(&ptx)).unwrap();
-    for source in ["common.cu", &format!("{file}.cu")] {
-        let text = fs::read_to_string(from.join(source)).unwrap();
+    fs::create_dir_all(&folder).unwrap();
+    let archive = PtxArchive::FILE_NAME;
+    fs::copy(from.join("cuda").join(archive), folder.join(archive)).unwrap();
+    let kernels = KernelFile::all_below(&from).unwrap();
+    let kernels = kernels.into_iter().find(|kernels| kernels.name == file).unwrap();
+    let sources = [("common.cu", kernels.common), (&format!("{file}.cu"), kernels.source)];
+    for (source, text) in sources {
         fs::write(folder.join(source), change(source, text)).unwrap();
     }
     folder
@@ -27,7 +29,7 @@ fn planted(name: &str, file: &str, change: impl Fn(&str, String) -> String) -> P
 fn complaints(folder: &Path, work: impl Fn(&Lab)) -> Option<Vec<Option<String>>> {
     let mut complaints = Vec::new();
     for order in ORDERS {
-        let lab = Lab::of(Gpu::with_kernels(folder, Watch::Accesses)?, folder.to_path_buf());
+        let lab = Lab::of(Gpu::with_kernels(folder, Watch::Accesses)?, folder);
         lab.gpu.pretend.threads(order);
         work(&lab);
         let result = lab.streams.device().synchronize();
@@ -81,7 +83,7 @@ const BARRIER: &str = "__syncthreads();";
 fn each_barrier_that_is_removed_from_a_kernel_is_missed() {
     let Some(_) = Gpu::watched() else { return };
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let Ok(common) = fs::read_to_string(root.join(KERNELS).join("common.cu")) else {
+    let Ok(common) = fs::read_to_string(root.join(KERNELS).join("cuda/common.cu")) else {
         println!("skipped: removed barriers: the kernels are no part of this package");
         return;
     };

@@ -4,19 +4,16 @@ pub(crate) mod error;
 pub(crate) mod lanes;
 pub(crate) mod offers;
 pub(crate) mod pass;
-pub(crate) mod program;
 pub(crate) mod ranges;
 pub(crate) mod report;
 pub(crate) mod start;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use self::error::ReplayError;
 use self::lanes::Lanes;
 use self::offers::Offers;
 use self::pass::Pass;
-use self::program::Program;
 use self::report::ReplayReport;
 use self::start::Start;
 use super::snapshot::{Action, RecordedEvent, Snapshot};
@@ -24,7 +21,6 @@ use crate::torch::{SegmentLayout, TorchPolicy, TorchSettings};
 
 /// Restarts with another guess at a block that the trace leaves open.
 const GUESSES_MAX: usize = 64;
-const TIMED_RUNS: usize = 5;
 
 /// A trace of one device, from its reconstructed start to its recorded end.
 #[derive(Debug)]
@@ -69,15 +65,12 @@ impl Replay {
         Ok(Replay { settings, events, end, start })
     }
 
-    /// Runs every event, compares, and measures the time of the policy alone.
+    /// Runs every event and compares.
     ///
     /// # Errors
     /// If the reconstructed start has blocks that overlap.
     pub fn run(&mut self) -> Result<ReplayReport, ReplayError> {
-        let mut report = self.settle()?.report;
-        let (runs, ops) = self.time()?;
-        report.set_time(runs, ops);
-        Ok(report)
+        Ok(self.settle()?.report)
     }
 
     /// What every block takes, if the policy does what is recorded.
@@ -132,17 +125,6 @@ impl Replay {
         let segments = segments.iter().map(|segment| (segment.address, segment.size_bytes));
         let ranges = ranges.iter().map(|layout| (layout.range.address, layout.range.size_bytes));
         Ok((policy, Offers::new(segments.chain(ranges).collect(), self.start.eras_to_come())))
-    }
-
-    /// Several timed runs, and the operations in each.
-    fn time(&self) -> Result<(Vec<Duration>, usize), ReplayError> {
-        let program = Program::compile(&self.events);
-        let mut runs = Vec::new();
-        for _ in 0..TIMED_RUNS {
-            let (policy, offers) = self.restored()?;
-            runs.push(program.run(policy, offers));
-        }
-        Ok((runs, program.len()))
     }
 }
 

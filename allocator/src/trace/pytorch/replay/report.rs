@@ -1,7 +1,5 @@
 //! What a replay found.
 
-use std::time::Duration;
-
 /// How a replayed policy compares with the recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReplayReport {
@@ -26,8 +24,6 @@ pub struct ReplayReport {
     pub peak_reserved_bytes: u64,
     /// Segments that the policy asked of the source, or gave back to it, during the trace.
     pub source_calls: u64,
-    /// Time for one request or free, placement only: the median of several runs.
-    pub ns_per_op: f64,
     /// Blocks at the start whose size the trace leaves open, within 1 MiB: the sizes that agree
     /// with the rest of the trace were taken.
     pub inferred_blocks: u64,
@@ -41,11 +37,5 @@ impl ReplayReport {
         self.addresses_equal == self.addresses_total
             && self.segments_equal == self.segments_total
             && self.final_blocks_equal
-    }
-
-    pub(crate) fn set_time(&mut self, mut runs: Vec<Duration>, ops: usize) {
-        runs.sort_unstable();
-        let median = runs.get(runs.len() / 2).copied().unwrap_or_default();
-        self.ns_per_op = if ops == 0 { 0.0 } else { median.as_nanos() as f64 / ops as f64 };
     }
 }
