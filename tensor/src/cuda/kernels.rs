@@ -1,9 +1,9 @@
 //! The kernels of this crate by name, loaded on a device when they are first launched.
 //!
-//! Each file is beside its operation; `common.cu` stands before it. What NVRTC made of all of them is
-//! in `kernels.ptx.xz`, which `cargo xtask kernels` keeps equal to the sources. Where the NVRTC of
-//! this machine serves the device, it compiles the source for just its architecture; else the driver
-//! makes its code of the PTX.
+//! Each file is beside its operation; `common.cu` stands before it. What NVRTC made of all of them
+//! is in `kernels.ptx.xz`, which `cargo xtask kernels` keeps equal to the sources. Where the NVRTC
+//! of this machine serves the device, it compiles the source for just its architecture; else the
+//! driver makes its code of the PTX.
 
 use std::collections::BTreeMap;
 use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};

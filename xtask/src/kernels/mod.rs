@@ -1,7 +1,7 @@
 //! `cargo xtask kernels`: compiles every kernel with NVRTC from PyPI, without a device.
 //!
-//! The PTX that is checked in, compressed, has to be what the compiler makes of the sources, nothing
-//! may spill, and no kernel may need more registers or shared memory than `needs.txt` says.
+//! The PTX that is checked in, compressed, has to be what the compiler makes of the sources,
+//! nothing may spill, and no kernel may need more registers or shared memory than `needs.txt` says.
 
 mod archive;
 pub mod needs;
