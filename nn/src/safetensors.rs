@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use lowtide_tensor::{DType, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
@@ -17,6 +17,14 @@ use crate::module::Parameters;
 /// # Errors
 /// `File`; a file that was there before is untouched.
 pub fn save(model: &mut dyn Parameters, path: &Path) -> Result<()> {
+    write_file(path, &to_safetensors(model)?)
+}
+
+/// Every parameter and every buffer of `model`, as the contents of a file of [`save`].
+///
+/// # Errors
+/// What the device says of a copy; `ValueUnavailable` on a simulated one.
+pub fn to_safetensors(model: &mut dyn Parameters) -> Result<Vec<u8>> {
     let mut entries = Ok(BTreeMap::new());
     model.visit_tensors(&mut |name, value| {
         if let Ok(kept) = &mut entries {
@@ -26,7 +34,7 @@ pub fn save(model: &mut dyn Parameters, path: &Path) -> Result<()> {
             }
         }
     });
-    write(&entries?, None, path)
+    serialized(&entries?, None)
 }
 
 /// A tensor in the form of the file: type, shape and bytes.
@@ -45,19 +53,22 @@ impl Entry {
     }
 }
 
-/// Writes `entries` and `metadata` as [`save`] does.
-pub(crate) fn write(
+/// `entries` and `metadata` as the contents of a file.
+pub(crate) fn serialized(
     entries: &BTreeMap<String, Entry>,
     metadata: Option<HashMap<String, String>>,
-    path: &Path,
-) -> Result<()> {
-    let format = |source| NnError::Format { path: path.to_owned(), source };
+) -> Result<Vec<u8>> {
+    let format = |source| NnError::Format { path: PathBuf::new(), source };
     let views = entries.iter().map(|(name, Entry { dtype, dims, bytes })| {
         Ok((name.as_str(), TensorView::new(*dtype, dims.clone(), bytes).map_err(format)?))
     });
     let views = views.collect::<Result<BTreeMap<_, _>>>()?;
-    let bytes = safetensors::serialize(views, metadata).map_err(format)?;
-    write_beside(path, &bytes).map_err(|source| NnError::File { path: path.to_owned(), source })
+    safetensors::serialize(views, metadata).map_err(format)
+}
+
+/// Writes the contents of a file beside its place first.
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    write_beside(path, bytes).map_err(|source| NnError::File { path: path.to_owned(), source })
 }
 
 fn file_dtype(dtype: DType) -> Dtype {

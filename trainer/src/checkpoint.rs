@@ -4,19 +4,19 @@
 //! and `checkpoint.json` with the numbers, and with the length and the XXH3 of the other two.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use lowtide_amp::{LossScaler, LossScalerState};
 use lowtide_data::LoaderState;
-use lowtide_nn::optim::{Stateful, load_state, save_state};
+use lowtide_nn::optim::{Stateful, load_state, state_to_safetensors};
+use lowtide_nn::to_safetensors;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Result, TrainError};
 use crate::new_file::sync;
-use crate::run_dir::RunDir;
 use crate::task::Task;
 use crate::trainer::Trainer;
 
@@ -45,7 +45,69 @@ struct Content {
     scaler: Option<LossScalerState>,
     skipped_in_a_row: u64,
     retried_steps: u64,
+    /// What was trained, for programs that know recipes; it has no say in what is loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    recipe: Option<String>,
     files: BTreeMap<String, Fingerprint>,
+}
+
+/// A training at one moment, in memory: what a checkpoint has on disk. It does not change when the
+/// training goes on, so that it can be written by another thread.
+#[derive(Clone)]
+pub struct Snapshot {
+    content: Content,
+    files: [(&'static str, Vec<u8>); 2],
+}
+
+impl Snapshot {
+    /// Steps committed or skipped.
+    pub fn step(&self) -> u64 {
+        self.content.step
+    }
+
+    /// The same with what was trained, as [`saved_recipe`] will find it.
+    #[must_use]
+    pub fn with_recipe(mut self, recipe: &str) -> Snapshot {
+        self.content.recipe = Some(recipe.to_owned());
+        self
+    }
+
+    /// Writes a checkpoint: the folder `path`, which must not be there. It is made beside its
+    /// place, on disk with all its files, and then renamed: a folder of that name is whole.
+    ///
+    /// # Errors
+    /// `File` if something could not be written, or `path` is there already: nothing is left then.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let file = |source| TrainError::File { path: path.to_owned(), source };
+        if path.symlink_metadata().is_ok() {
+            return Err(file(ErrorKind::AlreadyExists.into()));
+        }
+        let beside = beside(path).ok_or_else(|| file(ErrorKind::InvalidFilename.into()))?;
+        // What a process that was killed has left there is of no use.
+        remove(&beside).map_err(file)?;
+        let written = self.write_files(&beside).map_err(file).and_then(|()| {
+            fs::rename(&beside, path).map_err(file)?;
+            sync(folder_of(path))
+        });
+        if written.is_err() {
+            // The first error is the one to report.
+            drop(remove(&beside));
+        }
+        written
+    }
+
+    fn write_files(&self, folder: &Path) -> io::Result<()> {
+        fs::create_dir_all(folder)?;
+        let content = &self.content;
+        let header = json(&Header { checksum: checksum(&json(content)), content: content.clone() });
+        let files = self.files.iter().map(|(name, bytes)| (*name, bytes.as_slice()));
+        for (name, bytes) in files.chain([(HEADER, header.as_slice())]) {
+            let mut file = File::create(folder.join(name))?;
+            file.write_all(bytes)?;
+            file.sync_all()?;
+        }
+        File::open(folder)?.sync_all()
+    }
 }
 
 /// What a file has to be.
@@ -66,42 +128,26 @@ fn checksum(bytes: &[u8]) -> String {
     format!("{:016x}", xxh3_64(bytes))
 }
 
-impl<T: Task, O: Stateful + Clone> Trainer<T, O> {
-    /// Writes a checkpoint: the folder `path`, which must not be there. It is made beside its
-    /// place, on disk with all its files, and then renamed: a folder of that name is whole.
+impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
+    /// Writes a checkpoint, [`Trainer::snapshot`] and [`Snapshot::write`].
     ///
     /// # Errors
-    /// `File` if something could not be written, or `path` is there already: nothing is left then.
-    /// `Torn` after a step that was cut off.
+    /// Those of the two.
     pub fn save(&mut self, path: &Path) -> Result<()> {
-        self.check_whole()?;
-        let file = |source| TrainError::File { path: path.to_owned(), source };
-        if path.symlink_metadata().is_ok() {
-            return Err(file(ErrorKind::AlreadyExists.into()));
-        }
-        let beside = beside(path).ok_or_else(|| file(ErrorKind::InvalidFilename.into()))?;
-        // What a process that was killed has left there is of no use.
-        remove(&beside).map_err(file)?;
-        fs::create_dir_all(&beside).map_err(file)?;
-        let written = self.write_checkpoint(&beside).and_then(|()| {
-            fs::rename(&beside, path).map_err(file)?;
-            sync(folder_of(path))
-        });
-        if written.is_err() {
-            // The first error is the one to report.
-            drop(remove(&beside));
-        }
-        written
+        self.snapshot()?.write(path)
     }
 
-    fn write_checkpoint(&mut self, folder: &Path) -> Result<()> {
-        let [model, optimizer] = [MODEL, OPTIMIZER].map(|name| folder.join(name));
-        lowtide_nn::save(self.task.parameters(), &model)?;
-        save_state(&self.optimizer, self.task.parameters(), &optimizer)?;
-        let mut files = BTreeMap::new();
-        for (name, path) in [(MODEL, model), (OPTIMIZER, optimizer)] {
-            files.insert(name.to_owned(), Fingerprint::of(&read(&path)?));
-        }
+    /// The training as it is now, copied into memory of the process.
+    ///
+    /// # Errors
+    /// `Torn` after a step that was cut off; what the device says of a copy.
+    pub fn snapshot(&mut self) -> Result<Snapshot> {
+        self.check_whole()?;
+        let model = to_safetensors(self.task.parameters())?;
+        let optimizer = state_to_safetensors(&self.optimizer, self.task.parameters())?;
+        let files = [(MODEL, model), (OPTIMIZER, optimizer)];
+        let fingerprint =
+            |(name, bytes): &(&str, Vec<u8>)| ((*name).to_owned(), Fingerprint::of(bytes));
         let content = Content {
             format: "lowtide-checkpoint".to_owned(),
             version: 1,
@@ -112,12 +158,22 @@ impl<T: Task, O: Stateful + Clone> Trainer<T, O> {
             scaler: self.scaler.state(),
             skipped_in_a_row: self.skipped_in_a_row,
             retried_steps: self.retried_steps,
-            files,
+            recipe: None,
+            files: files.iter().map(fingerprint).collect(),
         };
-        let header = Header { checksum: checksum(&json(&content)), content };
-        let text = String::from_utf8(json(&header)).expect("JSON is UTF-8");
-        RunDir::write(&folder.join(HEADER), &text)?;
-        sync(folder)
+        Ok(Snapshot { content, files })
+    }
+
+    /// Bytes that a snapshot takes when the optimizer has its state: the tensors, and room for
+    /// their names.
+    pub(crate) fn snapshot_bytes(&mut self) -> usize {
+        const NAME_BYTES: usize = 512;
+        let (mut bytes, mut tensors) = (0, 0);
+        self.task.parameters().visit_tensors(&mut |_, tensor| {
+            (bytes, tensors) = (bytes + tensor.size_bytes(), tensors + 1);
+        });
+        let memory = self.optimizer.memory(self.task.parameters());
+        bytes + memory.state_bytes + tensors * NAME_BYTES
     }
 
     /// Goes back, or on, to a checkpoint: model, optimizer, loss scaler, counters and the place in
@@ -167,6 +223,15 @@ impl<T: Task, O: Stateful + Clone> Trainer<T, O> {
         self.plan = None;
         Ok(())
     }
+}
+
+/// The recipe that a checkpoint was saved with, if it was, and the steps done.
+///
+/// # Errors
+/// `Checkpoint` or `File` for a header that is damaged or not there.
+pub fn saved_recipe(checkpoint: &Path) -> Result<(Option<String>, u64)> {
+    let content = read_header(&checkpoint.join(HEADER))?;
+    Ok((content.recipe, content.step))
 }
 
 /// The folder that a checkpoint is made in.

@@ -2,15 +2,17 @@
 
 use lowtide_allocator::{Category, ModulePath, Origin};
 use lowtide_data::{BatchView, Loader};
+use lowtide_nn::optim::Stateful;
 use lowtide_tensor::Device;
 
 use crate::error::{Result, TrainError};
+use crate::score::Score;
 use crate::step::micro_batches;
-use crate::task::{Score, Task};
+use crate::task::Task;
 
 /// The score of a batch, `micro_batch` samples at a time.
 pub(crate) fn score_parts(
-    task: &impl Task,
+    task: &(impl Task + ?Sized),
     device: &Device,
     batch: &BatchView<'_>,
     micro_batch: usize,
@@ -33,7 +35,7 @@ pub(crate) fn score_parts(
 /// # Panics
 /// If `micro_batch` is 0.
 pub fn evaluate(
-    task: &impl Task,
+    task: &(impl Task + ?Sized),
     device: &Device,
     loader: &Loader,
     micro_batch: usize,
@@ -46,6 +48,21 @@ pub fn evaluate(
         })?);
     }
     Ok(total)
+}
+
+/// Evaluates by the averages that an optimizer keeps of the parameters, if it does; afterwards the
+/// parameters are as before.
+pub(crate) fn with_averages<T: Task>(
+    task: &mut T,
+    optimizer: &mut impl Stateful,
+    score: impl FnOnce(&T) -> Result<Score>,
+) -> Result<Score> {
+    let is_swapped = optimizer.swap_averages(task.parameters())?;
+    let scored = score(task);
+    if is_swapped {
+        optimizer.swap_averages(task.parameters())?;
+    }
+    scored
 }
 
 fn with_retries(

@@ -7,12 +7,14 @@ mod checkpoint;
 pub mod command;
 mod error;
 mod evaluation;
+mod fit;
 pub mod human;
 mod json;
 mod metrics;
 mod new_file;
 mod not_finite;
 mod observer;
+pub mod observers;
 mod options;
 mod outline;
 mod plan;
@@ -25,6 +27,7 @@ mod rehearsal;
 pub mod report;
 mod run_dir;
 mod run_lock;
+mod score;
 mod state_hash;
 mod step;
 mod task;
@@ -39,17 +42,25 @@ pub use lowtide_data as data;
 pub use lowtide_nn as nn;
 pub use lowtide_tensor as tensor;
 
+pub use checkpoint::{Snapshot, saved_recipe};
 pub use error::{DoesNotFit, Knob, Result, TrainError};
 pub use evaluation::evaluate;
 pub use metrics::Metrics;
 pub use not_finite::{NotFinite, NotFiniteWhat};
-pub use observer::{EpochReport, Flow, Observer, Recovery, Retry, RunStart, StepReport};
+pub use observer::{
+    EvaluationReport, Flow, Observer, Recovery, Retry, RunStart, StepReport, Training,
+};
 pub use options::{MicroBatches, NonFinite, Options};
+pub use outline::{Every, Fit};
 pub use plan::Plan;
 #[cfg(feature = "progress")]
 pub use progress::Progress;
 pub use rehearsal::Forecast;
 pub use run_dir::{RunDir, Summary};
-pub use task::{Classification, Score, Task, field, upload};
+pub use score::{Metric, Ratio, Score};
+pub use task::{
+    Classification, CloneTask, FnTask, LanguageModel, Regression, Segmentation, Task, TokenModel,
+    Translation, field, upload, upload_as, values,
+};
 pub use timeline::Timeline;
 pub use trainer::{Position, Trainer};

@@ -1,7 +1,8 @@
-//! Metrics as JSON lines: one object per step and per epoch.
+//! Metrics as JSON lines: one object per step and per evaluation.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -9,7 +10,8 @@ use serde_json::Value;
 
 use crate::error::{Result, TrainError};
 use crate::json::ledger_json;
-use crate::observer::{EpochReport, Flow, Observer, Recovery, StepReport};
+use crate::observer::{EvaluationReport, Flow, Observer, Recovery, StepReport, Training};
+use crate::score::Score;
 
 /// Writes `metrics.jsonl`, beside its place until the run ends.
 pub struct Metrics {
@@ -24,6 +26,8 @@ struct StepLine {
     epoch: u64,
     loss: f64,
     learning_rate: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gradient_norm: Option<f64>,
     batch: usize,
     micro_batch: usize,
     skipped: bool,
@@ -40,11 +44,34 @@ struct RetryLine {
 }
 
 #[derive(Serialize)]
-struct EpochLine {
+struct EvaluationLine {
     epoch: u64,
     step: u64,
-    test_loss: f64,
-    test_accuracy: f64,
+    seconds: f64,
+    #[serde(flatten)]
+    values: BTreeMap<String, f64>,
+}
+
+/// The key of a metric of a set: `test_accuracy`, `valid_top_5_accuracy`.
+pub(crate) fn metric_key(set: &str, metric: &str) -> String {
+    let of_word = |c: char| if c.is_alphanumeric() { c } else { '_' };
+    format!("{set}_{metric}").chars().map(of_word).collect()
+}
+
+/// The values of an evaluation by their keys.
+pub(crate) fn metric_values(scores: &[(String, Score)]) -> BTreeMap<String, f64> {
+    let of_set = |(set, score): &(String, Score)| {
+        let values = score.values().map(|(metric, value)| (metric_key(set, metric), value));
+        values.collect::<Vec<_>>()
+    };
+    scores.iter().flat_map(of_set).collect()
+}
+
+/// Where the file of a run that is not done is.
+pub(crate) fn partial_of(path: &Path) -> PathBuf {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    PathBuf::from(partial)
 }
 
 impl Metrics {
@@ -53,18 +80,51 @@ impl Metrics {
     /// # Errors
     /// `File`.
     pub fn create(path: &Path) -> Result<Self> {
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".partial");
-        let (path, partial) = (path.to_owned(), PathBuf::from(partial));
+        let (path, partial) = (path.to_owned(), partial_of(path));
         let file = File::create(&partial);
         let file = file.map_err(|source| TrainError::File { path: path.clone(), source })?;
+        Ok(Metrics { path, partial, file: BufWriter::new(file) })
+    }
+
+    /// A file that goes on after the lines of up to `step` steps of another, `before`, which may be
+    /// missing, or what a run that was cut off has left for `path`.
+    ///
+    /// # Errors
+    /// `File`.
+    pub fn go_on(path: &Path, before: &Path, step: u64) -> Result<Self> {
+        let (path, partial) = (path.to_owned(), partial_of(path));
+        let open = || {
+            if before != partial && before.exists() {
+                fs::copy(before, &partial)?;
+            }
+            let mut file = File::options()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&partial)?;
+            let mut text = String::new();
+            file.read_to_string(&mut text)?;
+            // The last line of a run that was killed may be cut off.
+            let step_of = |line: &str| serde_json::from_str::<Value>(line).ok()?["step"].as_u64();
+            let is_kept = |line: &&str| {
+                line.ends_with('\n') && step_of(line).is_some_and(|line_step| line_step <= step)
+            };
+            let kept: usize = text.split_inclusive('\n').take_while(is_kept).map(str::len).sum();
+            file.set_len(kept as u64)?;
+            file.seek(SeekFrom::Start(kept as u64))?;
+            Ok(file)
+        };
+        let file = open().map_err(|source| TrainError::File { path: path.clone(), source })?;
         Ok(Metrics { path, partial, file: BufWriter::new(file) })
     }
 
     fn write(&mut self, line: &impl Serialize) -> Result<()> {
         let written = serde_json::to_writer(&mut self.file, line)
             .map_err(std::io::Error::from)
-            .and_then(|()| self.file.write_all(b"\n"));
+            .and_then(|()| self.file.write_all(b"\n"))
+            // A run that is killed has told everything up to its last step.
+            .and_then(|()| self.file.flush());
         self.check(written)
     }
 
@@ -74,7 +134,7 @@ impl Metrics {
 }
 
 impl Observer for Metrics {
-    fn on_step(&mut self, report: &StepReport) -> Result<Flow> {
+    fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
         let retries = report.retries.iter().map(|retry| RetryLine {
             reason: retry.failure.to_string(),
             ledger: ledger_json(&retry.failure),
@@ -90,6 +150,7 @@ impl Observer for Metrics {
             epoch: report.epoch,
             loss: report.loss,
             learning_rate: report.learning_rate,
+            gradient_norm: report.gradient_norm,
             batch: report.batch,
             micro_batch: report.micro_batch,
             skipped: report.skipped,
@@ -100,19 +161,14 @@ impl Observer for Metrics {
         Ok(Flow::Continue)
     }
 
-    fn on_epoch(&mut self, report: &EpochReport) -> Result<Flow> {
-        self.write(&EpochLine {
-            epoch: report.epoch,
-            step: report.step,
-            test_loss: report.test.loss(),
-            test_accuracy: report.test.accuracy(),
-        })?;
-        let flushed = self.file.flush();
-        self.check(flushed)?;
+    fn on_evaluation(&mut self, report: &EvaluationReport, _: &mut dyn Training) -> Result<Flow> {
+        let &EvaluationReport { epoch, step, seconds, .. } = report;
+        let values = metric_values(&report.scores);
+        self.write(&EvaluationLine { epoch, step, seconds, values })?;
         Ok(Flow::Continue)
     }
 
-    fn on_end(&mut self) -> Result<()> {
+    fn on_end(&mut self, _: &mut dyn Training) -> Result<()> {
         let done = self.file.flush().and_then(|()| fs::rename(&self.partial, &self.path));
         self.check(done)
     }

@@ -1,10 +1,16 @@
 //! What a run tells the outside, and how the outside can end it.
 
 use lowtide_allocator::OutOfMemory;
+use lowtide_data::Loader;
+use lowtide_nn::Parameters;
+use lowtide_nn::optim::Stateful;
+use lowtide_tensor::Device;
 
+use crate::checkpoint::Snapshot;
 use crate::error::Result;
 use crate::plan::Plan;
-use crate::task::Score;
+use crate::score::Score;
+use crate::trainer::Position;
 
 /// Whether a run goes on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,6 +33,8 @@ pub struct RunStart {
     pub step_count: u64,
     /// The number of the last epoch, counted from 1 over the whole training.
     pub epoch_count: u64,
+    /// Names of the sets that are evaluated.
+    pub sets: Vec<String>,
 }
 
 /// A published step.
@@ -40,6 +48,9 @@ pub struct StepReport {
     pub loss: f64,
     /// Step size of the update.
     pub learning_rate: f64,
+    /// Length of the gradient of the mean loss, before it was clipped, where it is known: see
+    /// [`Options::gradient_norm`](crate::Options::gradient_norm).
+    pub gradient_norm: Option<f64>,
     /// Samples of the logical batch.
     pub batch: usize,
     /// Samples on the device at once.
@@ -52,6 +63,8 @@ pub struct StepReport {
     pub reserved_peak_bytes: usize,
     /// Wall time of the step, with its retries.
     pub seconds: f64,
+    /// Whether an evaluation follows, unless an observer ends the run here.
+    pub is_evaluated: bool,
 }
 
 /// An attempt that was rolled back, and how the step went on.
@@ -77,24 +90,69 @@ pub enum Recovery {
     },
 }
 
-/// A finished epoch.
-#[derive(Clone, Copy, Debug)]
-pub struct EpochReport {
-    /// Counted from 1.
+/// An evaluation, of one set or several.
+#[derive(Clone, Debug)]
+pub struct EvaluationReport {
+    /// The epoch that it ends or lies in, counted from 1.
     pub epoch: u64,
+    /// Whether it ends the epoch.
+    pub ends_epoch: bool,
     /// Steps so far.
     pub step: u64,
-    /// Score on the test data.
-    pub test: Score,
+    /// Each set's name and score, in the order in which they were given.
+    pub scores: Vec<(String, Score)>,
+    /// Wall time of the evaluation.
+    pub seconds: f64,
 }
 
-/// Someone who is told. Every method may be left out.
+impl EvaluationReport {
+    /// A value by the names of its set and metric (`loss` is one), such as `("test", "accuracy")`.
+    pub fn value(&self, set: &str, metric: &str) -> Option<f64> {
+        let (_, score) = self.scores.iter().find(|(name, _)| name == set)?;
+        score.value(metric)
+    }
+}
+
+/// A training between two steps, as observers see it: they may look at all of it, save it, and set
+/// the learning rate.
+pub trait Training {
+    /// Where the training is.
+    fn position(&self) -> Position;
+
+    /// Where it computes; its allocator tells of the memory.
+    fn device(&self) -> &Device;
+
+    /// How it runs.
+    fn current_plan(&self) -> Option<&Plan>;
+
+    /// The model's parameters and buffers.
+    fn parameters(&mut self) -> &mut dyn Parameters;
+
+    /// The optimizer, for instance to set its learning rate.
+    fn optimizer(&mut self) -> &mut dyn Stateful;
+
+    /// The score of everything in `loader`, by the averages of the parameters if there are any.
+    ///
+    /// # Errors
+    /// Those of an evaluation.
+    fn evaluate(&mut self, loader: &Loader) -> Result<Score>;
+
+    /// Everything that the next step depends on, to be written as a checkpoint, now or by another
+    /// thread: see [`Trainer::snapshot`](crate::Trainer::snapshot).
+    ///
+    /// # Errors
+    /// Those of [`Trainer::snapshot`](crate::Trainer::snapshot).
+    fn snapshot(&mut self) -> Result<Snapshot>;
+}
+
+/// Someone who is told, and may act between two steps. Every method may be left out. Memory of the
+/// device that an observer takes is not in the plan.
 pub trait Observer {
     /// Before the first step.
     ///
     /// # Errors
     /// Ends the run.
-    fn on_start(&mut self, _start: &RunStart) -> Result<()> {
+    fn on_start(&mut self, _start: &RunStart, _training: &mut dyn Training) -> Result<()> {
         Ok(())
     }
 
@@ -105,15 +163,19 @@ pub trait Observer {
     ///
     /// # Errors
     /// Ends the run; the step stays committed.
-    fn on_step(&mut self, _report: &StepReport) -> Result<Flow> {
+    fn on_step(&mut self, _report: &StepReport, _training: &mut dyn Training) -> Result<Flow> {
         Ok(Flow::Continue)
     }
 
-    /// After an epoch has been evaluated.
+    /// After an evaluation.
     ///
     /// # Errors
     /// Ends the run.
-    fn on_epoch(&mut self, _report: &EpochReport) -> Result<Flow> {
+    fn on_evaluation(
+        &mut self,
+        _report: &EvaluationReport,
+        _training: &mut dyn Training,
+    ) -> Result<Flow> {
         Ok(Flow::Continue)
     }
 
@@ -121,15 +183,15 @@ pub trait Observer {
     ///
     /// # Errors
     /// Ends the run with this error.
-    fn on_end(&mut self) -> Result<()> {
+    fn on_end(&mut self, _training: &mut dyn Training) -> Result<()> {
         Ok(())
     }
 }
 
 /// One that may be absent.
 impl<T: Observer> Observer for Option<T> {
-    fn on_start(&mut self, start: &RunStart) -> Result<()> {
-        self.as_mut().map_or(Ok(()), |observer| observer.on_start(start))
+    fn on_start(&mut self, start: &RunStart, training: &mut dyn Training) -> Result<()> {
+        self.as_mut().map_or(Ok(()), |observer| observer.on_start(start, training))
     }
 
     fn on_phase(&mut self, step: u64, phase: &'static str) {
@@ -138,15 +200,21 @@ impl<T: Observer> Observer for Option<T> {
         }
     }
 
-    fn on_step(&mut self, report: &StepReport) -> Result<Flow> {
-        self.as_mut().map_or(Ok(Flow::Continue), |observer| observer.on_step(report))
+    fn on_step(&mut self, report: &StepReport, training: &mut dyn Training) -> Result<Flow> {
+        let observer = self.as_mut();
+        observer.map_or(Ok(Flow::Continue), |observer| observer.on_step(report, training))
     }
 
-    fn on_epoch(&mut self, report: &EpochReport) -> Result<Flow> {
-        self.as_mut().map_or(Ok(Flow::Continue), |observer| observer.on_epoch(report))
+    fn on_evaluation(
+        &mut self,
+        report: &EvaluationReport,
+        training: &mut dyn Training,
+    ) -> Result<Flow> {
+        let observer = self.as_mut();
+        observer.map_or(Ok(Flow::Continue), |observer| observer.on_evaluation(report, training))
     }
 
-    fn on_end(&mut self) -> Result<()> {
-        self.as_mut().map_or(Ok(()), Observer::on_end)
+    fn on_end(&mut self, training: &mut dyn Training) -> Result<()> {
+        self.as_mut().map_or(Ok(()), |observer| observer.on_end(training))
     }
 }

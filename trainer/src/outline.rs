@@ -6,11 +6,94 @@ use lowtide_tensor::Device;
 use crate::error::{Result, TrainError};
 use crate::rehearsal::Act;
 
+/// What a run is: the data, how long, and what is evaluated when.
+///
+/// ```no_run
+/// # fn loaders() -> [lowtide_data::Loader; 3] { unimplemented!() }
+/// use lowtide_trainer::{Every, Fit};
+///
+/// let [train, valid, test] = loaders();
+/// let fit = Fit::new(&train).steps(10_000).evaluate("valid", &valid).evaluate("test", &test);
+/// let fit = fit.every(Every::Steps(500));
+/// ```
+#[derive(Clone)]
+pub struct Fit<'a> {
+    pub(crate) train: &'a Loader,
+    pub(crate) sets: Vec<(String, &'a Loader)>,
+    pub(crate) length: Length,
+    pub(crate) every: Every,
+}
+
+/// How long a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Length {
+    Epochs(u64),
+    Steps(u64),
+}
+
+/// How often something is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Every {
+    /// After so many epochs, counted over the whole training.
+    Epochs(u64),
+    /// After so many steps, counted over the whole training.
+    Steps(u64),
+}
+
+impl<'a> Fit<'a> {
+    /// One epoch of `train`, and no evaluation.
+    pub fn new(train: &'a Loader) -> Self {
+        Fit { train, sets: Vec::new(), length: Length::Epochs(1), every: Every::Epochs(1) }
+    }
+
+    /// So many epochs more; the rest of one that was left in its middle is the first of them.
+    #[must_use]
+    pub fn epochs(mut self, epochs: u64) -> Self {
+        self.length = Length::Epochs(epochs);
+        self
+    }
+
+    /// So many steps more.
+    #[must_use]
+    pub fn steps(mut self, steps: u64) -> Self {
+        self.length = Length::Steps(steps);
+        self
+    }
+
+    /// One more set to be evaluated, under this name.
+    #[must_use]
+    pub fn evaluate(mut self, name: impl Into<String>, set: &'a Loader) -> Self {
+        self.sets.push((name.into(), set));
+        self
+    }
+
+    /// When the sets are evaluated; after each epoch, if this is not said. In any case they are
+    /// after the last step. An interval of 0 means only then.
+    #[must_use]
+    pub fn every(mut self, every: Every) -> Self {
+        self.every = every;
+        self
+    }
+
+    /// # Errors
+    /// `Setting` for a run of no step, or a set without a batch.
+    pub(crate) fn check(&self) -> Result<()> {
+        if matches!(self.length, Length::Epochs(0) | Length::Steps(0)) {
+            return Err(TrainError::Setting {
+                place: "run".to_owned(),
+                problem: "has no step".to_owned(),
+            });
+        }
+        check_not_empty("training", self.train)?;
+        self.sets.iter().try_for_each(|(name, set)| check_not_empty(name, set))
+    }
+}
+
 /// What of a run decides its plan.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PlannedFor {
     train: Shapes,
-    test: Shapes,
+    sets: Vec<Shapes>,
     has_second_epoch: bool,
     capacity_bytes: usize,
 }
@@ -25,13 +108,22 @@ struct Shapes {
 }
 
 impl PlannedFor {
-    pub(crate) fn new(device: &Device, train: &Loader, test: &Loader, epochs: u64) -> PlannedFor {
+    pub(crate) fn new(device: &Device, fit: &Fit<'_>) -> PlannedFor {
         PlannedFor {
-            train: Shapes::of(train),
-            test: Shapes::of(test),
-            has_second_epoch: epochs > 1,
+            train: Shapes::of(fit.train),
+            sets: fit.sets.iter().map(|(_, set)| Shapes::of(set)).collect(),
+            has_second_epoch: epochs_at_most(fit) > 1,
             capacity_bytes: device.allocator().capacity_bytes(),
         }
+    }
+}
+
+/// Epochs that a run touches, if it begins with one.
+fn epochs_at_most(fit: &Fit<'_>) -> u64 {
+    match fit.length {
+        Length::Epochs(epochs) => epochs,
+        // It may begin in the middle of an epoch.
+        Length::Steps(steps) => 1 + steps.div_ceil(fit.train.batches_per_epoch().max(1) as u64),
     }
 }
 
@@ -45,7 +137,7 @@ impl Shapes {
 
 /// # Errors
 /// `Setting` when there is not one batch: nothing would be learned, and every mean would be NaN.
-pub(crate) fn check_not_empty(name: &str, loader: &Loader) -> Result<()> {
+fn check_not_empty(name: &str, loader: &Loader) -> Result<()> {
     if loader.batches_per_epoch() > 0 {
         return Ok(());
     }
@@ -61,26 +153,40 @@ pub(crate) fn check_not_empty(name: &str, loader: &Loader) -> Result<()> {
     Err(TrainError::Setting { place: format!("{name} data"), problem })
 }
 
-pub(crate) fn first_batch(loader: &Loader) -> Result<Option<Batch>> {
-    Ok(loader.epoch(0).next().transpose()?)
+/// The first batch of each loader of a run, to be rehearsed with.
+pub(crate) struct Examples {
+    train: Option<Batch>,
+    sets: Vec<Option<Batch>>,
 }
 
-/// A run in short: every kind of step and evaluation that it will contain, in its order, with
-/// repetitions left out. Placement is a function of the live blocks, so a repetition changes
-/// nothing.
-pub(crate) fn acts<'a>(
-    train: &Loader,
-    train_example: Option<&'a Batch>,
-    test: &Loader,
-    test_example: Option<&'a Batch>,
-    epochs: u64,
-) -> Vec<Act<'a>> {
-    let mut acts = Vec::new();
-    for _ in 0..epochs.min(2) {
-        acts.extend(parts(train, train_example).into_iter().map(Act::Step));
-        acts.extend(parts(test, test_example).into_iter().map(Act::Evaluate));
+impl Examples {
+    /// # Errors
+    /// `Setting` for a set without a batch; errors of the data.
+    pub(crate) fn of(fit: &Fit<'_>) -> Result<Examples> {
+        fit.check()?;
+        let first = |loader: &Loader| loader.epoch(0).next().transpose();
+        let sets = fit.sets.iter().map(|(_, set)| first(set)).collect::<Result<_, _>>()?;
+        Ok(Examples { train: first(fit.train)?, sets })
     }
-    acts
+
+    /// Samples of a batch.
+    pub(crate) fn batch_size(&self) -> usize {
+        self.train.as_ref().map_or(1, Batch::len)
+    }
+
+    /// A run in short: every kind of step and evaluation that it will contain, in the order of an
+    /// epoch, with repetitions left out. Placement is a function of the live blocks, so neither a
+    /// repetition nor an evaluation between two steps changes anything.
+    pub(crate) fn acts(&self, fit: &Fit<'_>) -> Vec<Act<'_>> {
+        let mut acts = Vec::new();
+        for _ in 0..epochs_at_most(fit).min(2) {
+            acts.extend(parts(fit.train, self.train.as_ref()).into_iter().map(Act::Step));
+            for ((_, set), example) in fit.sets.iter().zip(&self.sets) {
+                acts.extend(parts(set, example.as_ref()).into_iter().map(Act::Evaluate));
+            }
+        }
+        acts
+    }
 }
 
 /// The batches of an epoch without repetition: up to two full ones and the short last one.

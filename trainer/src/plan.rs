@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use lowtide_nn::optim::{Scheduled, Sgd, SgdOptions};
+use lowtide_nn::optim::{Sgd, SgdOptions, Stateful};
 
 use crate::error::{DoesNotFit, Knob, Result};
 use crate::human::format_bytes;
@@ -18,6 +18,9 @@ pub struct Plan {
     pub micro_batch: usize,
     /// The memory there is.
     pub budget_bytes: usize,
+    /// Bytes of the copy that checkpoints are written from while the run goes on; 0 where the run
+    /// waits for them, or the copy is not in the device's memory.
+    pub checkpoint_copy_bytes: usize,
     /// What the rehearsal of this plan showed.
     pub forecast: Forecast,
     /// Larger micro-batches that were rehearsed and do not fit, with their peaks.
@@ -67,7 +70,7 @@ pub(crate) enum Splitting {
 ///
 /// # Errors
 /// `DoesNotFit` when none does.
-pub(crate) fn find<T: Task, O: Scheduled + Clone>(
+pub(crate) fn find<T: Task + Clone, O: Stateful + Clone>(
     cast: &Cast<'_, T, O>,
     acts: &[Act<'_>],
     batch_size: usize,
@@ -90,7 +93,15 @@ pub(crate) fn find<T: Task, O: Scheduled + Clone>(
             break;
         }
         if forecast.peak_bytes <= budget_bytes {
-            return Ok(Plan { batch_size, micro_batch, budget_bytes, forecast, rejected });
+            let checkpoint_copy_bytes = cast.held_bytes;
+            return Ok(Plan {
+                batch_size,
+                micro_batch,
+                budget_bytes,
+                checkpoint_copy_bytes,
+                forecast,
+                rejected,
+            });
         }
         rejected.push((micro_batch, forecast.peak_bytes));
         candidates.push((micro_batch, forecast));
@@ -119,7 +130,7 @@ pub(crate) fn find<T: Task, O: Scheduled + Clone>(
 
 /// What would make it fit. Splitting changes nothing but rounding, more memory nothing at all, and
 /// another optimizer changes the training: the cheapest is the first that helps.
-fn knobs<T: Task, O: Scheduled + Clone>(
+fn knobs<T: Task + Clone, O: Stateful + Clone>(
     cast: &Cast<'_, T, O>,
     acts: &[Act<'_>],
     tried: &[usize],
@@ -139,8 +150,8 @@ fn knobs<T: Task, O: Scheduled + Clone>(
     }
     knobs.push(Knob::Budget(needed_bytes));
     let stateless = Sgd::new(SgdOptions::new(cast.optimizer.learning_rate()))?;
-    let &Cast { device, task, scaler, clip_norm, non_finite, .. } = cast;
-    let with_sgd = Cast { device, task, optimizer: &stateless, scaler, clip_norm, non_finite };
+    let &Cast { device, task, scaler, options, held_bytes, .. } = cast;
+    let with_sgd = Cast { device, task, optimizer: &stateless, scaler, options, held_bytes };
     // Of all sizes: which one needs least is not the same with and without state.
     let peaks = tried.iter().map(|&size| Ok(with_sgd.rehearse(acts, size)?.peak_bytes));
     let least_bytes = peaks.collect::<Result<Vec<usize>>>()?.into_iter().min();

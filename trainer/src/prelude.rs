@@ -8,9 +8,11 @@ pub use lowtide_nn::{Module, Parameter, Parameters};
 pub use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, SimSpec, Tensor};
 
 pub use crate::error::TrainError;
-pub use crate::observer::{EpochReport, Flow, Observer, StepReport};
+pub use crate::observer::{EvaluationReport, Flow, Observer, StepReport, Training};
 pub use crate::options::{MicroBatches, NonFinite, Options};
+pub use crate::outline::{Every, Fit};
 #[cfg(feature = "progress")]
 pub use crate::progress::Progress;
-pub use crate::task::{Classification, Score, Task};
+pub use crate::score::{Metric, Score};
+pub use crate::task::{Classification, FnTask, LanguageModel, Regression, Segmentation, Task};
 pub use crate::trainer::Trainer;

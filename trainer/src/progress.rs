@@ -1,4 +1,4 @@
-//! Progress on the terminal: a bar, or a plain line per epoch where there is none.
+//! Progress on the terminal: a bar, or a plain line per evaluation where there is none.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::error::Result;
 use crate::human::format_bytes;
-use crate::observer::{EpochReport, Flow, Observer, Recovery, RunStart, StepReport};
+use crate::observer::{EvaluationReport, Flow, Observer, Recovery, RunStart, StepReport, Training};
 
 /// Shows progress on standard error.
 pub struct Progress {
@@ -16,7 +16,7 @@ pub struct Progress {
     steps_before: u64,
     /// The plan's peak, until a step took more.
     predicted_peak_bytes: Option<usize>,
-    /// Losses of the epoch's steps: their sum and how many.
+    /// Losses of the steps since the last evaluation: their sum and how many.
     losses: (f64, u64),
 }
 
@@ -46,7 +46,7 @@ fn style() -> ProgressStyle {
 }
 
 impl Observer for Progress {
-    fn on_start(&mut self, start: &RunStart) -> Result<()> {
+    fn on_start(&mut self, start: &RunStart, _: &mut dyn Training) -> Result<()> {
         (self.epoch_count, self.steps_before) = (start.epoch_count, start.steps_before);
         self.predicted_peak_bytes = Some(start.plan.predicted_peak_bytes());
         self.say(&format!("plan: {}", start.plan));
@@ -57,7 +57,7 @@ impl Observer for Progress {
         Ok(())
     }
 
-    fn on_step(&mut self, report: &StepReport) -> Result<Flow> {
+    fn on_step(&mut self, report: &StepReport, training: &mut dyn Training) -> Result<Flow> {
         for retry in &report.retries {
             let then = match retry.recovery {
                 Recovery::SamePlan => "again with the same plan".to_owned(),
@@ -83,27 +83,38 @@ impl Observer for Progress {
         }
         self.losses = (self.losses.0 + report.loss, self.losses.1 + 1);
         if let Some(bar) = &self.bar {
-            bar.set_message(format!("loss {:.4}", report.loss));
+            let rate = report.batch as f64 / report.seconds;
+            let statistics = training.device().allocator().statistics();
+            let [held, budget] = [statistics.reserved.current_bytes, statistics.capacity_bytes]
+                .map(|bytes| format_bytes(bytes as u64));
+            let loss = report.loss;
+            bar.set_message(format!("loss {loss:.4}  {rate:.0} samples/s  {held} of {budget}"));
             bar.set_position(report.step - self.steps_before);
         }
         Ok(Flow::Continue)
     }
 
-    fn on_epoch(&mut self, report: &EpochReport) -> Result<Flow> {
-        let accuracy = report.test.accuracy();
+    fn on_evaluation(&mut self, report: &EvaluationReport, _: &mut dyn Training) -> Result<Flow> {
         let (sum, count) = std::mem::take(&mut self.losses);
-        let line = format!(
-            "epoch {}/{}: train loss {:.4}, test loss {:.4}, test accuracy {accuracy:.4}",
-            report.epoch,
-            self.epoch_count,
-            sum / count as f64,
-            report.test.loss(),
-        );
+        let mut line = format!("epoch {}/{}", report.epoch, self.epoch_count);
+        if !report.ends_epoch {
+            line += &format!(", step {}", report.step);
+        }
+        line += &format!(": train loss {:.4}", sum / count as f64);
+        for (set, score) in &report.scores {
+            line += &format!(", {set} loss {:.4}", score.loss());
+            for metric in score.metrics() {
+                line += &format!(", {set} {} {:.4}", metric.name(), metric.value());
+                if !metric.unit().is_empty() {
+                    line += &format!(" {}", metric.unit());
+                }
+            }
+        }
         self.say(&line);
         Ok(Flow::Continue)
     }
 
-    fn on_end(&mut self) -> Result<()> {
+    fn on_end(&mut self, _: &mut dyn Training) -> Result<()> {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }

@@ -1,7 +1,7 @@
 //! What follows a failed allocation: the ladder down, and the way back up.
 
 use lowtide_data::BatchView;
-use lowtide_nn::optim::Scheduled;
+use lowtide_nn::optim::Stateful;
 
 use crate::error::{DoesNotFit, Result, TrainError};
 use crate::observer::{Recovery, Retry};
@@ -13,7 +13,7 @@ use crate::trainer::Trainer;
 /// Clean steps after which a plan that had to shrink is tried at full size again.
 const CLEAN_STEPS_TO_GROW: u64 = 8;
 
-impl<T: Task, O: Scheduled + Clone> Trainer<T, O> {
+impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// The recovery ladder: E1, the same plan without caches, if a rehearsal from the device's
     /// present state fits what is there; M1, the largest smaller micro-batch that does.
     ///

@@ -4,12 +4,12 @@ use lowtide_allocator::{Category, ModuleShare, Statistics};
 use lowtide_amp::LossScaler;
 use lowtide_autograd::Coupling;
 use lowtide_data::BatchView;
-use lowtide_nn::optim::Optimizer;
-use lowtide_tensor::{Assumption, Device, RandomKey};
+use lowtide_nn::optim::Stateful;
+use lowtide_tensor::{Assumption, Device, RandomKey, TensorError};
 
 use crate::error::{Result, TrainError};
-use crate::evaluation::score_parts;
-use crate::options::NonFinite;
+use crate::evaluation::{score_parts, with_averages};
+use crate::options::Options;
 use crate::step::Step;
 use crate::task::Task;
 
@@ -46,11 +46,12 @@ pub(crate) struct Cast<'a, T, O> {
     pub(crate) task: &'a T,
     pub(crate) optimizer: &'a O,
     pub(crate) scaler: &'a LossScaler,
-    pub(crate) clip_norm: Option<f64>,
-    pub(crate) non_finite: NonFinite,
+    pub(crate) options: &'a Options,
+    /// What is held all the while beside the model, in [`Category::Other`].
+    pub(crate) held_bytes: usize,
 }
 
-impl<T: Task, O: Optimizer + Clone> Cast<'_, T, O> {
+impl<T: Task + Clone, O: Stateful + Clone> Cast<'_, T, O> {
     /// Runs `acts` with micro-batches of `micro_batch` on a simulated copy of the device as it is
     /// now, cache dropped, without a limit on its memory. The peak is what a run needs: with that
     /// much capacity it passes, with one byte less it does not (see the allocator's laws).
@@ -80,6 +81,8 @@ impl<T: Task, O: Optimizer + Clone> Cast<'_, T, O> {
         if is_elsewhere {
             return Err(self.elsewhere("the state of the optimizer", "another device"));
         }
+        let held = allocator.charge(Category::Other, self.held_bytes);
+        let _held = held.map_err(TensorError::from)?;
         let mut scaler = self.scaler.clone();
         let mut coupling = None;
         for act in acts {
@@ -92,14 +95,17 @@ impl<T: Task, O: Optimizer + Clone> Cast<'_, T, O> {
                         scaler: &mut scaler,
                         number: 1,
                         key: RandomKey::new(0),
-                        clip_norm: self.clip_norm,
-                        non_finite: self.non_finite,
+                        options: self.options,
                         on_phase: &mut |_| {},
                     };
                     let outcome = step.run(batch, micro_batch)?;
                     coupling = coupling.or(outcome.coupling);
                 }
-                Act::Evaluate(batch) => drop(score_parts(&task, &device, batch, micro_batch)?),
+                Act::Evaluate(batch) => {
+                    with_averages(&mut task, &mut optimizer, |task| {
+                        score_parts(task, &device, batch, micro_batch)
+                    })?;
+                }
             }
         }
         Ok(Forecast { coupling, ..Forecast::new(&allocator.statistics(), &device) })

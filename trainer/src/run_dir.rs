@@ -5,6 +5,7 @@
 //! A process that ends before it leaves the earlier run as it was; one that ends after it leaves
 //! the moving of the files to the process that opens the run's folder next.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -22,10 +23,10 @@ pub struct RunDir(PathBuf);
 /// What a run came to; `summary.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Fraction of the test samples predicted right, after the last epoch.
-    pub test_accuracy: f64,
-    /// Mean loss of the test samples, after the last epoch.
-    pub test_loss: f64,
+    /// The values of the last evaluation, under the names of set and metric: `test_loss`,
+    /// `test_accuracy`. `None` is not a number.
+    #[serde(flatten)]
+    pub values: BTreeMap<String, Option<f64>>,
     /// Mean loss of the last logical batch, before its update.
     pub train_loss_last: f64,
     /// Steps committed.
@@ -145,6 +146,21 @@ impl RunDir {
         self.0.join("recipe.toml")
     }
 
+    /// The checkpoints, `step-N` each.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.0.join("checkpoints")
+    }
+
+    /// The files of the run that is not done yet.
+    pub(crate) fn partial(&self) -> RunDir {
+        RunDir(self.0.join(".partial"))
+    }
+
+    /// What a run that failed has learned.
+    pub(crate) fn unfinished(&self) -> RunDir {
+        RunDir(self.0.join("unfinished"))
+    }
+
     /// The files of a run. The summary comes last: where it is, the others are.
     pub(crate) fn files(&self) -> [PathBuf; 5] {
         [self.model(), self.metrics(), self.report(), self.recipe(), self.summary()]
@@ -195,6 +211,12 @@ impl RunDir {
         // Without a summary the folder does not look like a finished run while files are missing.
         if complete.summary().exists() {
             unless_gone(fs::remove_file(self.summary())).map_err(file(&self.summary()))?;
+        }
+        if complete.summary().exists() {
+            // Those of the earlier run say nothing of this one.
+            let (from, to) = (complete.checkpoints(), self.checkpoints());
+            unless_gone(fs::remove_dir_all(&to)).map_err(file(&to))?;
+            unless_gone(fs::rename(from, &to)).map_err(file(&to))?;
         }
         for (from, to) in complete.files().iter().zip(self.files()) {
             unless_gone(rename(from, &to)).map_err(file(&to))?;

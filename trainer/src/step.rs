@@ -9,15 +9,15 @@ use std::sync::Arc;
 
 use lowtide_allocator::{Category, ModulePath, Origin};
 use lowtide_amp::LossScaler;
-use lowtide_autograd::{Attempt, Coupling, Gradients, Pass};
+use lowtide_autograd::{Attempt, Coupling, Gradients, Pass, Var};
 use lowtide_data::BatchView;
 use lowtide_nn::optim::{Optimizer, clip_norm};
-use lowtide_nn::{check_buffers, commit_buffers};
+use lowtide_nn::{Loss, check_buffers, commit_buffers};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor, scale_and_check_finite};
 
 use crate::error::{Result, TrainError};
 use crate::not_finite::{NotFinite, NotFiniteWhat};
-use crate::options::NonFinite;
+use crate::options::{NonFinite, Options};
 use crate::task::Task;
 
 /// Everything that a step reads and, at its end, writes.
@@ -30,10 +30,8 @@ pub(crate) struct Step<'a, T, O> {
     pub(crate) number: u64,
     /// The run's key at this step.
     pub(crate) key: RandomKey,
-    /// Gradients longer than this together are shortened to it.
-    pub(crate) clip_norm: Option<f64>,
-    /// Whether a loss and gradients that are not finite may be committed.
-    pub(crate) non_finite: NonFinite,
+    /// How gradients are clipped, and what becomes of those that are not finite.
+    pub(crate) options: &'a Options,
     /// Called when a phase begins: `forward`, `backward`, `optimizer`.
     pub(crate) on_phase: &'a mut dyn FnMut(&'static str),
 }
@@ -43,6 +41,8 @@ pub(crate) struct Step<'a, T, O> {
 pub(crate) struct StepOutcome {
     /// Mean loss over the targets of the logical batch, before the update.
     pub(crate) loss: f64,
+    /// Length of the gradient, before it was clipped, if that was computed.
+    pub(crate) gradient_norm: Option<f64>,
     /// Whether the update was left out because a gradient, or the loss, was not finite. Buffers
     /// then keep their values too (in PyTorch they move), so that a skipped step changes only the
     /// scale.
@@ -63,12 +63,14 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
     /// Anything before COMMIT; everything is then as it was at BEGIN. `Torn` in COMMIT.
     pub(crate) fn run(mut self, batch: &BatchView<'_>, micro_batch: usize) -> Result<StepOutcome> {
         // BEGIN
-        let count = self.task.count(batch)?;
+        let counts = self.task.counts(batch)?;
+        // A batch in which nothing counts has no gradient, rather than one of 0 / 0.
+        let count = counts.iter().copied().find(|&count| count > 0.0).unwrap_or(0.0);
         let frozen = Frozen::new(self.task, self.optimizer);
 
         // COMPUTE
         let attempt = Attempt::new();
-        let (loss_sum, coupling) = self.compute(&attempt, batch, micro_batch, count)?;
+        let (loss_sum, coupling) = self.compute(&attempt, batch, micro_batch, &counts, count)?;
         let (mut gradients, buffers) = attempt.into_parts();
         let (loss_sum, not_finite) = self.read(&loss_sum, &mut gradients)?;
         let loss = loss_sum / count;
@@ -76,16 +78,18 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
         // PREPARE
         (self.on_phase)("optimizer");
         if let Some(what) = not_finite {
-            if !self.scaler.is_enabled() && self.non_finite == NonFinite::Stop {
+            if !self.scaler.is_enabled() && self.options.non_finite == NonFinite::Stop {
                 let (step, samples, anomaly) = (self.number, Vec::new(), None);
                 return Err(Box::new(NotFinite { step, what, loss, samples, anomaly }).into());
             }
             self.scaler.update(true);
-            return Ok(StepOutcome { loss, skipped: true, coupling });
+            return Ok(StepOutcome { loss, gradient_norm: None, skipped: true, coupling });
         }
-        if let Some(norm_max) = self.clip_norm {
-            clip_norm(self.device, &mut gradients, norm_max)?;
-        }
+        // Nothing is longer than an infinite norm.
+        let measured = self.options.gradient_norm.then_some(f64::INFINITY);
+        let norm_max = self.options.clip_norm.or(measured);
+        let gradient_norm =
+            norm_max.map(|max| clip_norm(self.device, &mut gradients, max)).transpose()?;
         let update = self.optimizer.prepare(self.task.parameters(), gradients)?;
         drop(frozen);
         check_buffers(self.task.parameters(), &buffers)?;
@@ -97,21 +101,21 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
         committed
             .map_err(|source| TrainError::Torn { step: self.number, source: Arc::new(source) })?;
         self.scaler.update(false);
-        Ok(StepOutcome { loss, skipped: false, coupling })
+        Ok(StepOutcome { loss, gradient_norm, skipped: false, coupling })
     }
 
     /// Adds the gradients of the mean loss to `attempt`, one micro-batch after the other; the sum
-    /// of the losses, and where samples were coupled.
+    /// of the losses, to be divided by `count`, and where samples were coupled.
     fn compute(
         &mut self,
         attempt: &Attempt,
         batch: &BatchView<'_>,
         micro_batch: usize,
+        counts: &[f64],
         count: f64,
     ) -> Result<(Tensor, Option<Coupling>)> {
         let mut coupling = None;
         let mut loss_sum = Tensor::zeros(self.device, [], DType::F64)?;
-        // A batch in which nothing counts has no gradient, rather than one of 0 / 0.
         let seed = if count > 0.0 { f64::from(self.scaler.scale()) / count } else { 0.0 };
         for part in micro_batches(batch.len(), micro_batch) {
             (self.on_phase)("forward");
@@ -120,13 +124,14 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
             let pass = pass.with_device(self.device);
             let scope = self.device.category(Category::Activation);
             let origin = Origin { module: Some(ModulePath::ROOT), site: None }.enter();
-            let loss = self.task.loss(&pass, self.device, &batch.slice(part));
-            let loss = loss.map_err(|error| error.because_of(pass.foreign()))?;
+            let losses = self.task.losses(&pass, self.device, &batch.slice(part));
+            let losses = losses.map_err(|error| error.because_of(pass.foreign()))?;
+            let loss = joined(losses, counts, count)?;
             drop((origin, scope));
-            loss_sum.add_(&loss.sum.value().to_dtype(DType::F64)?)?;
+            loss_sum.add_(&loss.value().to_dtype(DType::F64)?)?;
             coupling = coupling.or_else(|| pass.coupling());
             (self.on_phase)("backward");
-            pass.backward_seeded(loss.sum, seed)?;
+            pass.backward_seeded(loss, seed)?;
         }
         Ok((loss_sum, coupling))
     }
@@ -140,7 +145,7 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
         gradients: &mut Gradients,
     ) -> Result<(f64, Option<NotFiniteWhat>)> {
         let (is_scaled, is_ignored) =
-            (self.scaler.is_enabled(), self.non_finite == NonFinite::Ignore);
+            (self.scaler.is_enabled(), self.options.non_finite == NonFinite::Ignore);
         if is_ignored && !is_scaled {
             return Ok((loss_sum.item_assuming(0.0f64)?, None));
         }
@@ -162,6 +167,34 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
         let has_overflowed = flag.item_assuming(0.0f32)? > 0.0;
         Ok((loss_sum, has_overflowed.then_some(NotFiniteWhat::Gradient)))
     }
+}
+
+/// The terms of a loss as one sum that is to be divided by `count`, while each term has a count of
+/// its own: those that have none add nothing.
+fn joined(terms: Vec<Loss>, counts: &[f64], count: f64) -> Result<Var> {
+    if terms.is_empty() || terms.len() != counts.len() {
+        return Err(TrainError::Setting {
+            place: "task".to_owned(),
+            problem: format!(
+                "has {} terms of the loss and {} counts of them",
+                terms.len(),
+                counts.len()
+            ),
+        });
+    }
+    let mut sum: Option<Var> = None;
+    for (term, &own) in terms.into_iter().zip(counts) {
+        let term = match own {
+            own if own == count => term.sum,
+            own if own > 0.0 => term.sum.mul_scalar(count / own)?,
+            _ => term.sum.mul_scalar(0.0)?,
+        };
+        sum = Some(match sum {
+            Some(sum) => sum.add(term)?,
+            None => term,
+        });
+    }
+    Ok(sum.expect("one term or more"))
 }
 
 /// Keeps parameters, buffers and optimizer state from being written until it is dropped.

@@ -4,7 +4,7 @@ use lowtide_allocator::{Action, ByCategory, Category, ModuleShare, Record};
 use lowtide_tensor::Device;
 
 use crate::error::Result;
-use crate::observer::{Flow, Observer, RunStart, StepReport};
+use crate::observer::{Flow, Observer, RunStart, StepReport, Training};
 use crate::report::MemoryTimeline;
 
 /// Steps shown: the first, in which optimizer state appears, and one like all that follow.
@@ -121,7 +121,7 @@ fn steps(count: u64) -> String {
 }
 
 impl Observer for Timeline {
-    fn on_start(&mut self, _: &RunStart) -> Result<()> {
+    fn on_start(&mut self, _: &RunStart, _: &mut dyn Training) -> Result<()> {
         self.first_event = self.device.allocator().event_count();
         Ok(())
     }
@@ -132,7 +132,7 @@ impl Observer for Timeline {
         }
     }
 
-    fn on_step(&mut self, report: &StepReport) -> Result<Flow> {
+    fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
         if report.step <= STEPS_SHOWN {
             self.steps_seen = report.step;
             self.collect();

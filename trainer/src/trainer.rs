@@ -1,26 +1,25 @@
-//! The loop, in the order in which time passes.
+//! A training: its parts, and one step of it.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use lowtide_allocator::ModulePath;
 use lowtide_amp::LossScaler;
-use lowtide_data::{Batch, BatchView, Epoch, Loader, LoaderState};
+use lowtide_data::{Batch, BatchView, Loader, LoaderState};
 use lowtide_nn::NnError;
-use lowtide_nn::optim::Scheduled;
-use lowtide_tensor::{Device, RandomKey};
+use lowtide_nn::optim::Stateful;
+use lowtide_tensor::{Device, DeviceKind, RandomKey};
 
 use crate::error::{Result, TrainError};
-use crate::evaluation::evaluate;
 use crate::not_finite::{NotFinite, NotFiniteWhat};
-use crate::observer::{EpochReport, Flow, Observer, RunStart, StepReport};
+use crate::observer::{Observer, StepReport};
 use crate::options::{MicroBatches, NonFinite, Options};
-use crate::outline::{PlannedFor, acts, check_not_empty, first_batch};
+use crate::outline::{Examples, Fit, PlannedFor};
 use crate::plan::{self, Plan, Splitting};
 use crate::rehearsal::{Act, Cast, Forecast};
 use crate::state_hash::StateHasher;
 use crate::step::{Step, StepOutcome};
-use crate::task::{Score, Task};
+use crate::task::Task;
 
 /// Skipped steps in a row after which no loss scale is small enough: halved so often, the largest
 /// scale is 1.
@@ -60,7 +59,7 @@ pub struct Position {
     pub batch: usize,
 }
 
-impl<T: Task, O: Scheduled + Clone> Trainer<T, O> {
+impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// A trainer before its first step. The task's parameters are on `device`.
     pub fn new(device: &Device, mut task: T, optimizer: O, options: Options) -> Self {
         // Only now do they have names: reports and errors say whose memory is whose.
@@ -175,13 +174,17 @@ impl<T: Task, O: Scheduled + Clone> Trainer<T, O> {
     /// `DoesNotFit` with the missing bytes and what would help; `Setting` for data without a batch;
     /// errors of the data or the model.
     pub fn plan(&mut self, train: &Loader, test: &Loader, epochs: u64) -> Result<Plan> {
-        check_not_empty("training", train)?;
-        check_not_empty("test", test)?;
-        let examples = [first_batch(train)?, first_batch(test)?];
-        let [train_example, test_example] = examples.each_ref().map(|batch| batch.as_ref());
-        let acts = acts(train, train_example, test, test_example, epochs);
-        let planned_for = PlannedFor::new(&self.device, train, test, epochs);
-        self.plan_acts(&acts, train_example.map_or(1, Batch::len), Some(planned_for))
+        self.plan_for(&Fit::new(train).evaluate("test", test).epochs(epochs))
+    }
+
+    /// [`Trainer::plan`] for [`Trainer::run`].
+    ///
+    /// # Errors
+    /// Those of [`Trainer::plan`].
+    pub fn plan_for(&mut self, fit: &Fit<'_>) -> Result<Plan> {
+        let examples = Examples::of(fit)?;
+        let planned_for = PlannedFor::new(&self.device, fit);
+        self.plan_acts(&examples.acts(fit), examples.batch_size(), Some(planned_for))
     }
 
     fn plan_acts(
@@ -190,34 +193,34 @@ impl<T: Task, O: Scheduled + Clone> Trainer<T, O> {
         batch_size: usize,
         planned_for: Option<PlannedFor>,
     ) -> Result<Plan> {
-        let plan = plan::find(
-            &self.cast(),
-            acts,
-            batch_size,
-            batch_size,
-            self.splitting(),
-            self.device.allocator().capacity_bytes(),
-        )?;
+        let capacity_bytes = self.device.allocator().capacity_bytes();
+        let find = |cast: &Cast<'_, T, O>, splitting| {
+            plan::find(cast, acts, batch_size, batch_size, splitting, capacity_bytes)
+        };
+        let splitting = self.splitting();
+        let mut plan = find(&self.cast(), splitting)?;
+        let is_on_host = self.device.kind() == DeviceKind::Cpu;
+        // The copy of a training on another device is in the memory of the process.
+        if self.options.background_checkpoints && planned_for.is_some() && is_on_host {
+            let held_bytes = self.snapshot_bytes();
+            let with_copy = find(&Cast { held_bytes, ..self.cast() }, splitting);
+            if let Some(better) = with_copy.ok().filter(|p| p.micro_batch == plan.micro_batch) {
+                plan = better;
+            }
+        }
         self.micro_batch = plan.micro_batch;
         self.plan = Some((plan.clone(), planned_for));
         Ok(plan)
     }
 
-    /// What the run of [`Trainer::plan`] would need with the whole batch at once, with halves,
-    /// quarters and so on: pairs of micro-batch and forecast.
+    /// What a run would need with the whole batch at once, with halves, quarters and so on: pairs
+    /// of micro-batch and forecast.
     ///
     /// # Errors
     /// Errors of the data or the model.
-    pub fn survey(
-        &self,
-        train: &Loader,
-        test: &Loader,
-        epochs: u64,
-    ) -> Result<Vec<(usize, Forecast)>> {
-        let examples = [first_batch(train)?, first_batch(test)?];
-        let [train_example, test_example] = examples.each_ref().map(|batch| batch.as_ref());
-        let acts = acts(train, train_example, test, test_example, epochs);
-        let whole = train_example.map_or(1, Batch::len);
+    pub fn survey(&self, fit: &Fit<'_>) -> Result<Vec<(usize, Forecast)>> {
+        let examples = Examples::of(fit)?;
+        let (acts, whole) = (examples.acts(fit), examples.batch_size());
         let mut survey = vec![(whole, self.cast().rehearse(&acts, whole)?)];
         if self.splitting() == Splitting::Forbidden || survey[0].1.coupling.is_some() {
             return Ok(survey);
@@ -234,69 +237,6 @@ impl<T: Task, O: Scheduled + Clone> Trainer<T, O> {
         Ok(survey)
     }
 
-    /// Trains for `epochs` epochs of `train` from where the training is, evaluating `test` after
-    /// each; the last score. `fit` of one epoch and then of another is `fit` of two. Where an epoch
-    /// was left in its middle, its rest is the first of them, unless `train` is another loader.
-    /// Makes a plan where there is none for these shapes, batches and this capacity.
-    ///
-    /// # Errors
-    /// `DoesNotFit` before the first step, or when memory was taken away in mid-run and no smaller
-    /// plan fits what is left; `NotFinite`; errors of data, model and observers. Committed steps
-    /// stay, and the next call goes on after them. `Torn` if the device failed while a step was
-    /// written, and ever after.
-    pub fn fit(
-        &mut self,
-        train: &Loader,
-        test: &Loader,
-        epochs: u64,
-        observers: &mut [&mut dyn Observer],
-    ) -> Result<Score> {
-        check_not_empty("training", train)?;
-        check_not_empty("test", test)?;
-        let plan = match &self.plan {
-            Some((plan, Some(planned_for)))
-                if *planned_for == PlannedFor::new(&self.device, train, test, epochs) =>
-            {
-                plan.clone()
-            }
-            _ => self.plan(train, test, epochs)?,
-        };
-        let last_epoch = self.epoch + epochs;
-        let in_epoch = |state| train.resume(state).ok();
-        let mut rest = self.in_epoch.take().and_then(in_epoch);
-        let done = rest.as_ref().map_or(0, |epoch| epoch.state().batch);
-        let batches = epochs * train.batches_per_epoch() as u64;
-        let start = RunStart {
-            plan,
-            steps_before: self.step,
-            step_count: batches.saturating_sub(done as u64),
-            epoch_count: last_epoch,
-        };
-        self.in_epoch = rest.as_ref().map(Epoch::state);
-        observers.iter_mut().try_for_each(|observer| observer.on_start(&start))?;
-        let mut score = Score::default();
-        'run: while self.epoch < last_epoch {
-            let number = self.epoch + 1;
-            for batch in rest.take().unwrap_or_else(|| train.epoch(self.epoch)) {
-                let batch = batch?;
-                let report = self.train_step(&batch, number, observers)?;
-                self.in_epoch = Some(batch.state_after());
-                if ask(observers, |observer| observer.on_step(&report))? == Flow::Stop {
-                    score = evaluate(&self.task, &self.device, test, self.micro_batch)?;
-                    break 'run;
-                }
-            }
-            score = evaluate(&self.task, &self.device, test, self.micro_batch)?;
-            (self.epoch, self.in_epoch) = (number, None);
-            let report = EpochReport { epoch: number, step: self.step, test: score };
-            if ask(observers, |observer| observer.on_epoch(&report))? == Flow::Stop {
-                break;
-            }
-        }
-        observers.iter_mut().try_for_each(|observer| observer.on_end())?;
-        Ok(score)
-    }
-
     /// One step on `batch`, for loops of one's own. Without a plan for as many samples it makes one
     /// for two such steps, the first of which allocates the optimizer's state.
     ///
@@ -310,7 +250,7 @@ impl<T: Task, O: Scheduled + Clone> Trainer<T, O> {
     }
 
     /// One logical batch: attempts until one commits, then the bookkeeping of a new step.
-    fn train_step(
+    pub(crate) fn train_step(
         &mut self,
         batch: &Batch,
         epoch: u64,
@@ -344,11 +284,13 @@ impl<T: Task, O: Scheduled + Clone> Trainer<T, O> {
             epoch,
             loss: outcome.loss,
             learning_rate,
+            gradient_norm: outcome.gradient_norm,
             batch: batch.len(),
             micro_batch: self.micro_batch.min(batch.len()),
             skipped: outcome.skipped,
             reserved_peak_bytes: self.device.allocator().statistics().reserved.peak_bytes,
             seconds: started.elapsed().as_secs_f64(),
+            is_evaluated: false,
             retries,
         };
         self.grow_back(&batch.view(), report.retries.is_empty());
@@ -411,8 +353,7 @@ impl<T: Task, O: Scheduled + Clone> Trainer<T, O> {
             scaler: &mut self.scaler,
             number: step,
             key: RandomKey::new(self.options.seed).step(step),
-            clip_norm: self.options.clip_norm,
-            non_finite: self.options.non_finite,
+            options: &self.options,
             on_phase: &mut |phase| {
                 observers.iter_mut().for_each(|observer| observer.on_phase(step, phase));
             },
@@ -445,8 +386,8 @@ impl<T: Task, O: Scheduled + Clone> Trainer<T, O> {
             task: &self.task,
             optimizer: &self.optimizer,
             scaler: &self.scaler,
-            clip_norm: self.options.clip_norm,
-            non_finite: self.options.non_finite,
+            options: &self.options,
+            held_bytes: 0,
         }
     }
 
@@ -457,18 +398,4 @@ impl<T: Task, O: Scheduled + Clone> Trainer<T, O> {
             _ => Splitting::Forbidden,
         }
     }
-}
-
-/// Asks every observer, also after one wants to stop.
-fn ask(
-    observers: &mut [&mut dyn Observer],
-    mut question: impl FnMut(&mut dyn Observer) -> Result<Flow>,
-) -> Result<Flow> {
-    let mut flow = Flow::Continue;
-    for observer in observers {
-        if question(&mut **observer)? == Flow::Stop {
-            flow = Flow::Stop;
-        }
-    }
-    Ok(flow)
 }

@@ -216,6 +216,10 @@ impl<O: Stateful + Clone + 'static> Stateful for Averaged<O> {
         Ok(())
     }
 
+    fn swap_averages(&mut self, parameters: &mut dyn Parameters) -> Result<bool> {
+        self.swap(parameters).map(|()| true)
+    }
+
     fn boxed_clone(&self) -> Box<dyn Stateful> {
         Box::new(self.clone())
     }

@@ -54,6 +54,10 @@ impl Stateful for Box<dyn Stateful> {
         (**self).set_state(parameters, state)
     }
 
+    fn swap_averages(&mut self, parameters: &mut dyn Parameters) -> Result<bool> {
+        (**self).swap_averages(parameters)
+    }
+
     fn boxed_clone(&self) -> Box<dyn Stateful> {
         (**self).boxed_clone()
     }

@@ -12,7 +12,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
 use crate::optim::{OptimizerState, Stateful};
-use crate::safetensors::{Entry, dtype_of_file, write};
+use crate::safetensors::{Entry, dtype_of_file, serialized, write_file};
 
 /// Before a parameter's name, as in PyTorch's `state_dict` of an optimizer by name.
 const PREFIX: &str = "state.";
@@ -35,6 +35,17 @@ pub fn save_state(
     parameters: &mut dyn Parameters,
     path: &Path,
 ) -> Result<()> {
+    write_file(path, &state_to_safetensors(optimizer, parameters)?)
+}
+
+/// The state of `optimizer`, as the contents of a file of [`save_state`].
+///
+/// # Errors
+/// `Swapped`; what the device says of a copy.
+pub fn state_to_safetensors(
+    optimizer: &dyn Stateful,
+    parameters: &mut dyn Parameters,
+) -> Result<Vec<u8>> {
     let OptimizerState { steps, learning_rate, tensors } = optimizer.state(parameters)?;
     let mut entries = BTreeMap::new();
     parameters.visit(&mut |name, _| {
@@ -50,7 +61,7 @@ pub fn save_state(
     }
     let metadata = [(STEPS, steps.to_string()), (LEARNING_RATE, learning_rate.to_string())];
     let metadata = metadata.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    write(&entries, Some(metadata), path)
+    serialized(&entries, Some(metadata))
 }
 
 /// Reads the state of `optimizer` from `path`. In a file without metadata, such as one made from

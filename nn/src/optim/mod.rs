@@ -33,7 +33,7 @@ pub use adagrad::{Adagrad, AdagradOptions};
 pub use adam::{Adam, AdamOptions, WeightDecay};
 pub use average::Averaged;
 pub use clip::{clip_norm, clip_value};
-pub use file::{load_state, save_state};
+pub use file::{load_state, save_state, state_to_safetensors};
 pub use lamb::{Lamb, LambOptions};
 pub use lion::{Lion, LionOptions};
 pub use muon::{Matrices, Muon, MuonOptions, RateScale};
@@ -105,6 +105,15 @@ pub trait Stateful: Scheduled {
     /// `State` with the tensor's name when it does not fit parameters and options, `Swapped`; the
     /// optimizer is then as before.
     fn set_state(&mut self, parameters: &mut dyn Parameters, state: OptimizerState) -> Result<()>;
+
+    /// Exchanges the parameters' values and their averages, if the optimizer keeps some, and whether
+    /// it does: see [`Averaged::swap`].
+    ///
+    /// # Errors
+    /// Those of [`Averaged::swap`].
+    fn swap_averages(&mut self, _parameters: &mut dyn Parameters) -> Result<bool> {
+        Ok(false)
+    }
 
     /// A clone behind a box, so that a `Box<dyn Stateful>` can be cloned.
     fn boxed_clone(&self) -> Box<dyn Stateful>;

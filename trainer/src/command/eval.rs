@@ -8,6 +8,7 @@ use lowtide_tensor::Device;
 use crate::command::{DeviceArgs, say};
 use crate::error::Result;
 use crate::evaluation::evaluate;
+use crate::metrics::metric_values;
 use crate::recipe::Recipe;
 use crate::run_dir::RunDir;
 use crate::task::Task;
@@ -31,14 +32,14 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<()> {
     lowtide_nn::load(task.parameters(), &run_dir.model())?;
     let (_, test) = recipe.loaders()?;
     let score = evaluate(&task, &device, &test, recipe.train.batch_size)?;
-    let (accuracy, loss) = (score.accuracy(), score.loss());
+    let (count, scores) = (score.count, [("test".to_owned(), score)]);
     if arguments.json {
-        let numbers = serde_json::json!({
-            "test_accuracy": accuracy, "test_loss": loss, "samples": score.count as u64,
-        });
+        let mut numbers = serde_json::json!(metric_values(&scores));
+        numbers["samples"] = (count as u64).into();
         return say(&numbers.to_string());
     }
-    say(&format!("test accuracy    {accuracy:.4}"))?;
-    say(&format!("test loss        {loss:.6}"))?;
-    say(&format!("samples          {}", score.count))
+    for (name, value) in metric_values(&scores) {
+        say(&format!("{:<16} {value:.6}", name.replace('_', " ")))?;
+    }
+    say(&format!("{:<16} {count}", "samples"))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Result, TrainError};
-use crate::observer::{Flow, Observer, StepReport};
+use crate::observer::{Flow, Observer, StepReport, Training};
 
 /// Stops the run after the first interrupt.
 pub(super) struct Interrupt {
@@ -37,7 +37,7 @@ impl Interrupt {
 }
 
 impl Observer for &Interrupt {
-    fn on_step(&mut self, _: &StepReport) -> Result<Flow> {
+    fn on_step(&mut self, _: &StepReport, _: &mut dyn Training) -> Result<Flow> {
         Ok(if self.came() { Flow::Stop } else { Flow::Continue })
     }
 }

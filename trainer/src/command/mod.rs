@@ -17,12 +17,13 @@ mod train;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
+use crate::checkpoint::saved_recipe;
 use crate::command::device::DeviceArgs;
 use crate::command::failure::complain;
 use crate::error::{Result, TrainError};
@@ -74,7 +75,20 @@ struct RecipeArgs {
 
 impl RecipeArgs {
     fn load(&self) -> Result<Recipe> {
-        let mut recipe = Recipe::load_with(self.recipe.as_deref(), &self.set)?;
+        self.changed(Recipe::load_with(self.recipe.as_deref(), &self.set)?)
+    }
+
+    /// The recipe that a checkpoint was saved with, and the changes to it.
+    fn load_saved(&self, checkpoint: &Path) -> Result<Recipe> {
+        let (saved, _) = saved_recipe(checkpoint)?;
+        let saved = saved.ok_or_else(|| TrainError::Setting {
+            place: checkpoint.display().to_string(),
+            problem: "does not say of what recipe it is".to_owned(),
+        })?;
+        self.changed(Recipe::parse_with(&saved, checkpoint, &self.set)?)
+    }
+
+    fn changed(&self, mut recipe: Recipe) -> Result<Recipe> {
         let train = &mut recipe.train;
         train.epochs = self.epochs.unwrap_or(train.epochs);
         // No larger than `BATCH_SIZE_MAX`.

@@ -150,8 +150,9 @@ pub(super) fn find(recipe: &Recipe, device: &DeviceArgs) -> Result<Found> {
     let (train, test) = recipe.loaders()?;
     let mut trainer = recipe.trainer(&sim)?;
     sim.allocator().set_capacity(budget_bytes);
-    let plan = trainer.plan(&train, &test, recipe.train.epochs)?;
-    let survey = trainer.survey(&train, &test, recipe.train.epochs)?;
+    let fit = recipe.fit(&train, &test);
+    let plan = trainer.plan_for(&fit)?;
+    let survey = trainer.survey(&fit)?;
     let (outside_bytes, is_assumed) = (sim.outside_bytes(), device.budget.is_some());
     Ok(Found { plan, outside_bytes, is_assumed, products, survey })
 }

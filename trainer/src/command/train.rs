@@ -1,7 +1,8 @@
 //! `lowtide train`.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Instant;
 
 use clap::Args;
@@ -10,12 +11,14 @@ use lowtide_data::Loader;
 
 use crate::command::interrupt::Interrupt;
 use crate::command::recording::{Output, Target};
-use crate::command::staging::Staging;
+use crate::command::staging::{Origin, Staging};
 use crate::command::{DeviceArgs, RecipeArgs, parse_count, plan, say};
-use crate::error::Result;
+use crate::error::{Result, TrainError};
 use crate::human::format_bytes;
-use crate::metrics::Metrics;
-use crate::observer::{EpochReport, Flow, Observer, StepReport};
+use crate::metrics::{Metrics, metric_values};
+use crate::observer::{EvaluationReport, Flow, Observer, StepReport, Training};
+use crate::observers::{CheckpointEvery, Checkpoints, Watched};
+use crate::outline::Fit;
 use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::recipe::{Recipe, RecipeTrainer};
@@ -23,6 +26,7 @@ use crate::report::Report;
 use crate::run_dir::{RunDir, Summary};
 use crate::task::Task;
 use crate::timeline::Timeline;
+use crate::trainer::Position;
 
 #[derive(Args)]
 pub(super) struct TrainArgs {
@@ -33,6 +37,17 @@ pub(super) struct TrainArgs {
     /// Folder of the run; runs/NAME-N if absent. An earlier run there is replaced.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Goes on with the run in DIR after its last checkpoint, or with the checkpoint DIR; what is
+    /// given beside it is changed, --epochs counts from the beginning.
+    #[arg(long, value_name = "DIR", conflicts_with = "recipe")]
+    resume: Option<PathBuf>,
+    /// Writes a checkpoint every so many steps, epochs or minutes: 500steps, 1epoch, 10min.
+    #[arg(long, value_name = "INTERVAL", value_parser = CheckpointEvery::from_str)]
+    checkpoint_every: Option<CheckpointEvery>,
+    /// Checkpoints that are kept: so many last ones, and the best.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(value_parser = |text: &str| parse_count(text, 1..=10_000))]
+    keep: u64,
     /// A drill: lets the N-th device allocation of the training fail once.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=u64::MAX))]
@@ -49,7 +64,15 @@ pub(super) struct TrainArgs {
 }
 
 pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
-    let recipe = arguments.recipe.load()?;
+    let origin = arguments.resume.as_deref().map(Origin::find).transpose()?;
+    let mut recipe = match &origin {
+        Some(origin) => {
+            arguments.recipe.load_saved(&origin.checkpoint).map_err(|e| offer(origin, e))?
+        }
+        None => arguments.recipe.load()?,
+    };
+    let every = arguments.checkpoint_every.or(recipe.train.checkpoint_every);
+    recipe.train.checkpoint_every = every;
     let (train, test) = recipe.loaders()?;
     let device = arguments.device.open()?;
     let mut trainer = match recipe.trainer(&device) {
@@ -59,16 +82,25 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
         }
         built => built?,
     };
-    let plan = trainer.plan(&train, &test, recipe.train.epochs)?;
+    if let Some(origin) = &origin {
+        trainer.load(&origin.checkpoint).map_err(|error| offer(origin, error))?;
+    }
+    let fit = rest_of(&recipe, &train, &test, trainer.position())?;
+    let plan = trainer.plan_for(&fit)?;
 
     arguments.device.doubt(plan.predicted_peak_bytes());
 
     // Everything that will be written is opened before the first step.
     let trace = arguments.trace.as_ref().map(Output::open).transpose()?;
-    let staging = Staging::new(arguments.out.as_deref())?;
+    let out = arguments.out.as_deref();
+    let staging = match &origin {
+        Some(origin) => Staging::resume(&origin.run_dir, out)?,
+        None => Staging::new(out, recipe.name())?,
+    };
     let interrupt = Interrupt::listen()?;
-    let run = Run { arguments, recipe: &recipe, plan: &plan, files: staging.partial() };
-    let worked = run.work(&mut trainer, (&train, &test), &interrupt);
+    let metrics = origin.as_ref().map(|origin| origin.metrics.as_path());
+    let run = Run { arguments, recipe: &recipe, plan: &plan, files: staging.partial(), metrics };
+    let worked = run.work(&mut trainer, &fit, &interrupt);
     // The model is at its place before anything else is tried.
     let published = worked.and_then(|summary| Ok((summary, staging.publish()?)));
     if published.is_err() {
@@ -94,6 +126,8 @@ struct Run<'a> {
     plan: &'a Plan,
     /// Where the files of the run are written.
     files: &'a RunDir,
+    /// What the run that this one goes on with has told of its steps.
+    metrics: Option<&'a Path>,
 }
 
 impl Run<'_> {
@@ -101,13 +135,26 @@ impl Run<'_> {
     fn work(
         &self,
         trainer: &mut RecipeTrainer,
-        (train, test): (&Loader, &Loader),
+        fit: &Fit<'_>,
         mut interrupt: &Interrupt,
     ) -> Result<Summary> {
-        let &Run { arguments, recipe, plan, files } = self;
+        let &Run { arguments, recipe, plan, files, metrics } = self;
         let device = trainer.device().clone();
-        let mut metrics = Metrics::create(&files.metrics())?;
-        RunDir::write(&files.recipe(), &recipe.to_toml())?;
+        let mut metrics = match metrics {
+            Some(before) => Metrics::go_on(&files.metrics(), before, trainer.steps())?,
+            None => Metrics::create(&files.metrics())?,
+        };
+        let text = recipe.to_toml();
+        RunDir::write(&files.recipe(), &text)?;
+        let every = recipe.train.checkpoint_every;
+        // Without an interval there is one at most, after an interrupt.
+        let never = CheckpointEvery::Steps(u64::MAX);
+        let mut checkpoints = Checkpoints::new(&files.checkpoints(), every.unwrap_or(never))
+            .keep_last(arguments.keep as usize)
+            .with_recipe(&text);
+        if every.is_some() {
+            checkpoints = checkpoints.keep_best(Watched::new("test", "loss"));
+        }
         // Shows before the first step that there is room for what the last one leaves.
         lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?;
 
@@ -119,20 +166,26 @@ impl Run<'_> {
         }
         let requests_before = device.allocator().request_count();
         let started = Instant::now();
-        let score = trainer.fit(
-            train,
-            test,
-            recipe.train.epochs,
-            &mut [&mut progress, &mut metrics, &mut curves, &mut timeline, &mut interrupt],
-        )?;
+        let mut observers: [&mut dyn Observer; 6] = [
+            &mut progress,
+            &mut metrics,
+            &mut curves,
+            &mut timeline,
+            &mut checkpoints,
+            &mut interrupt,
+        ];
+        let score = trainer.run(fit, &mut observers)?;
+        if every.is_some() || interrupt.came() {
+            checkpoints.write_now(trainer)?;
+        }
         let seconds = started.elapsed().as_secs_f64();
+        let values = metric_values(&[("test".to_owned(), score)]);
         let allocations = device.allocator().request_count() - requests_before;
         lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?;
 
         let statistics = device.allocator().statistics();
         let summary = Summary {
-            test_accuracy: score.accuracy(),
-            test_loss: score.loss(),
+            values: values.into_iter().map(|(name, value)| (name, Some(value))).collect(),
             train_loss_last: curves.report.loss.last().map_or(f64::NAN, |&(_, loss)| loss),
             steps: trainer.steps(),
             epochs: curves.report.accuracy.len() as u64,
@@ -157,6 +210,43 @@ impl Run<'_> {
         let json = serde_json::to_string_pretty(&summary).expect("a summary has only plain values");
         RunDir::write(&files.summary(), &(json + "\n"))?;
         Ok(summary)
+    }
+}
+
+/// What is left of a recipe's run at this place of it.
+///
+/// # Errors
+/// `Setting` if nothing is.
+fn rest_of<'a>(
+    recipe: &Recipe,
+    train: &'a Loader,
+    test: &'a Loader,
+    position: Position,
+) -> Result<Fit<'a>> {
+    let epochs = recipe.train.epochs;
+    if position.epoch >= epochs {
+        return Err(TrainError::Setting {
+            place: "--resume".to_owned(),
+            problem: format!(
+                "the run has its {epochs} epochs; --epochs {} adds one to them",
+                position.epoch + 1
+            ),
+        });
+    }
+    Ok(recipe.fit(train, test).epochs(epochs - position.epoch))
+}
+
+/// The error of a checkpoint that cannot be gone on with, and what can.
+fn offer(origin: &Origin, error: TrainError) -> TrainError {
+    match (error, &origin.before) {
+        (TrainError::Checkpoint { path, problem }, Some(before)) => TrainError::Checkpoint {
+            path,
+            problem: format!(
+                "{problem}; `lowtide train --resume {}` goes on after the one before",
+                before.display()
+            ),
+        },
+        (error, _) => error,
     }
 }
 
@@ -193,9 +283,12 @@ fn rescue(trainer: &mut RecipeTrainer, recipe: &Recipe, staging: Staging) {
 /// The run in plain words.
 fn conclude(summary: &Summary, plan: &Plan, run_dir: &RunDir, arguments: &TrainArgs) -> Result<()> {
     let bytes = |count: usize| format!("{} ({count} bytes)", format_bytes(count as u64));
-    let Summary { epochs, steps, seconds, test_accuracy, train_loss_last, .. } = summary;
+    let Summary { epochs, steps, seconds, values, train_loss_last, .. } = summary;
     say(&format!("trained          {epochs} epochs, {steps} steps, in {seconds:.1} s"))?;
-    say(&format!("test accuracy    {test_accuracy:.4}"))?;
+    for (name, value) in values {
+        let value = value.unwrap_or(f64::NAN);
+        say(&format!("{:<16} {value:.4}", name.replace('_', " ")))?;
+    }
     say(&format!("train loss       {train_loss_last:.6} in the last step"))?;
     say(&format!("micro-batch      {} of {}", summary.micro_batch, plan.batch_size))?;
     say(&format!("budget           {}", arguments.device.tell_budget(summary.budget_bytes)))?;
@@ -230,7 +323,7 @@ struct Curves {
 }
 
 impl Observer for Curves {
-    fn on_step(&mut self, step: &StepReport) -> Result<Flow> {
+    fn on_step(&mut self, step: &StepReport, _: &mut dyn Training) -> Result<Flow> {
         let report = &mut self.report;
         report.loss.push((step.step, step.loss));
         report.retries.extend(step.retries.iter().map(|r| (step.step, r.failure.to_string())));
@@ -242,8 +335,9 @@ impl Observer for Curves {
         Ok(Flow::Continue)
     }
 
-    fn on_epoch(&mut self, epoch: &EpochReport) -> Result<Flow> {
-        self.report.accuracy.push((epoch.step, epoch.test.accuracy()));
+    fn on_evaluation(&mut self, report: &EvaluationReport, _: &mut dyn Training) -> Result<Flow> {
+        let accuracy = report.value("test", "accuracy").unwrap_or(f64::NAN);
+        self.report.accuracy.push((report.step, accuracy));
         Ok(Flow::Continue)
     }
 }
@@ -257,9 +351,13 @@ impl Curves {
         computer: &str,
     ) -> Report {
         let bytes = |count: usize| format!("{} ({count} bytes)", format_bytes(count as u64));
+        let value = |name: &str| {
+            let value = summary.values.get(name).copied().flatten();
+            format!("{:.4}", value.unwrap_or(f64::NAN))
+        };
         let facts = [
-            ("Test accuracy", format!("{:.4}", summary.test_accuracy)),
-            ("Test loss", format!("{:.6}", summary.test_loss)),
+            ("Test accuracy", value("test_accuracy")),
+            ("Test loss", value("test_loss")),
             ("Last train loss", format!("{:.6}", summary.train_loss_last)),
             ("Epochs", summary.epochs.to_string()),
             ("Steps", summary.steps.to_string()),

@@ -19,7 +19,9 @@ pub use optimizer::{AdamRecipe, MuonRecipe, OptimizerRecipe};
 pub use schedule::{ScheduleRecipe, WarmUpRecipe};
 
 use crate::error::{Result, TrainError};
+use crate::observers::CheckpointEvery;
 use crate::options::{MicroBatches, NonFinite, Options};
+use crate::outline::Fit;
 use crate::task::Classification;
 use crate::trainer::Trainer;
 
@@ -102,6 +104,9 @@ pub struct TrainRecipe {
     pub clip_norm: Option<f64>,
     /// Whether batches may be split where memory asks for it.
     pub split_batches: bool,
+    /// How often a checkpoint is written: "500steps", "1epoch", "10min".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_every: Option<CheckpointEvery>,
     /// What becomes of a step that is not finite: "stop", { skip = 10 } in a row, "ignore".
     pub non_finite: NonFinite,
 }
@@ -127,6 +132,7 @@ impl Default for TrainRecipe {
             seed,
             clip_norm: None,
             split_batches: true,
+            checkpoint_every: None,
             non_finite: NonFinite::Stop,
         }
     }
@@ -156,10 +162,17 @@ impl Recipe {
     /// # Errors
     /// `File` when it cannot be read; `Setting` with the line for anything that is not a recipe.
     pub fn load(path: &Path) -> Result<Self> {
-        let text = read(path)?;
-        let place = |line| place(path, &text, line);
-        let recipe: Recipe = toml::from_str(&text).map_err(|error| {
-            let line = error.span().map(|span| line_of_error(&text, span.start, error.message()));
+        Recipe::parse(&read(path)?, path)
+    }
+
+    /// The recipe in a text; `path` is what errors call it.
+    ///
+    /// # Errors
+    /// Those of [`Recipe::load`], without `File`.
+    pub fn parse(text: &str, path: &Path) -> Result<Self> {
+        let place = |line| place(path, text, line);
+        let recipe: Recipe = toml::from_str(text).map_err(|error| {
+            let line = error.span().map(|span| line_of_error(text, span.start, error.message()));
             // Some of the parser's messages go on over several lines, or speak of Rust's types.
             let problem = error.message().lines().collect::<Vec<_>>().join(" ");
             let problem = problem.replace("expected usize", "expected u64");
@@ -168,7 +181,7 @@ impl Recipe {
             TrainError::Setting { place: place(line), problem }
         })?;
         recipe.check().map_err(|error| match error {
-            TrainError::Setting { place: name, problem } => match line_of_name(&text, &name) {
+            TrainError::Setting { place: name, problem } => match line_of_name(text, &name) {
                 Some(line) => TrainError::Setting { place: place(Some(line)), problem },
                 None => {
                     TrainError::Setting { place: format!("{}, {name}", path.display()), problem }
@@ -245,6 +258,17 @@ impl Recipe {
         Ok((Loader::new(train, options)?, Loader::with_sampler(test, Sequential, in_order)?))
     }
 
+    /// A short name, for folders of runs.
+    pub fn name(&self) -> &'static str {
+        let DataKind::Digits = self.data.kind;
+        "digits"
+    }
+
+    /// What a run of it is.
+    pub fn fit<'a>(&self, train: &'a Loader, test: &'a Loader) -> Fit<'a> {
+        Fit::new(train).evaluate("test", test).epochs(self.train.epochs)
+    }
+
     /// The model with its initial values.
     ///
     /// # Errors
@@ -283,6 +307,7 @@ impl Recipe {
                 false => MicroBatches::Never,
             },
             non_finite: self.train.non_finite,
+            background_checkpoints: self.train.checkpoint_every.is_some(),
             ..Default::default()
         };
         Ok(Trainer::new(device, self.task(device)?, optimizer, options))

@@ -14,12 +14,20 @@ impl Recipe {
     /// # Errors
     /// Those of [`Recipe::load`]; `Setting` that names the first one which cannot be.
     pub fn load_with(path: Option<&Path>, sets: &[String]) -> Result<Recipe> {
-        // The file by itself: its mistakes are told with their lines.
-        let mut recipe = path.map_or(Ok(Recipe::default()), Recipe::load)?;
-        let mut table = match path {
-            Some(path) => read(path)?.parse().expect("it is a recipe"),
-            None => Table::new(),
-        };
+        match path {
+            Some(path) => Recipe::parse_with(&read(path)?, path, sets),
+            None => Recipe::parse_with("", Path::new("recipe"), sets),
+        }
+    }
+
+    /// [`Recipe::load_with`] of a text; `path` is what errors call it.
+    ///
+    /// # Errors
+    /// Those of [`Recipe::load_with`], without `File`.
+    pub fn parse_with(text: &str, path: &Path, sets: &[String]) -> Result<Recipe> {
+        // The text by itself: its mistakes are told with their lines.
+        let mut recipe = Recipe::parse(text, path)?;
+        let mut table: Table = text.parse().expect("it is a recipe");
         for set in sets {
             let wrong = |problem: String| TrainError::Setting {
                 place: format!("--set {set}"),

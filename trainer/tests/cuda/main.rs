@@ -17,7 +17,7 @@ use lowtide_nn::NnError;
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_tensor::{Device, RandomKey};
 use lowtide_trainer::{
-    Classification, Flow, Observer, Options, Result, StepReport, TrainError, Trainer,
+    Classification, Flow, Observer, Options, Result, StepReport, TrainError, Trainer, Training,
 };
 
 use crate::common::{KINDS, Kind, Outcome, Run, does_not_fit, labelled, values, versions};
@@ -234,7 +234,7 @@ impl Observer for Cut<'_> {
 struct Stop;
 
 impl Observer for Stop {
-    fn on_step(&mut self, _: &StepReport) -> Result<Flow> {
+    fn on_step(&mut self, _: &StepReport, _: &mut dyn Training) -> Result<Flow> {
         Ok(Flow::Stop)
     }
 }

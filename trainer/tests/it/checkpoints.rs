@@ -5,7 +5,9 @@ use std::path::Path;
 
 use lowtide_amp::{LossScaler, LossScalerOptions};
 use lowtide_nn::optim::Stateful;
-use lowtide_trainer::{Flow, Observer, Options, Result, StepReport, Task, TrainError, Trainer};
+use lowtide_trainer::{
+    Flow, Observer, Options, Result, StepReport, Task, TrainError, Trainer, Training,
+};
 
 use crate::buffers::{self, Middle};
 use crate::common::{KINDS, Kind, Run};
@@ -21,13 +23,13 @@ fn run() -> Run {
 struct StopAfter(u64);
 
 impl Observer for StopAfter {
-    fn on_step(&mut self, report: &StepReport) -> Result<Flow> {
+    fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
         Ok(if report.step == self.0 { Flow::Stop } else { Flow::Continue })
     }
 }
 
 /// Trains to the end of the second epoch, saved and resumed by another trainer after each step.
-fn in_pieces<T: Task, O: Stateful + Clone>(
+fn in_pieces<T: Task + Clone, O: Stateful + Clone>(
     run: &Run,
     folder: &Path,
     new: impl Fn(&Run) -> Trainer<T, O>,

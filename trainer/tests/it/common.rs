@@ -8,12 +8,12 @@ use lowtide_data::{
     Batch, BatchView, Digits, InMemory, Loader, LoaderOptions, Sequential, Shuffled, Subset,
 };
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
-use lowtide_nn::optim::{Adam, AdamOptions, Scheduled, Sgd, SgdOptions, Stateful};
+use lowtide_nn::optim::{Adam, AdamOptions, Sgd, SgdOptions, Stateful};
 use lowtide_nn::{Loss, Parameters};
 use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, Tensor};
 use lowtide_trainer::{
     Classification, DoesNotFit, Flow, Observer, Options, Plan, Result, Score, StepReport, Task,
-    TrainError, Trainer,
+    TrainError, Trainer, Training,
 };
 
 /// The optimizers that differ in memory: two tensors of state per parameter, one, none.
@@ -166,7 +166,7 @@ impl Run {
         outcome.unwrap_or_else(|error| panic!("{self:?} within {budget_bytes:?}: {error}"))
     }
 
-    pub(crate) fn fit_trainer<T: Task, O: Scheduled + Clone>(
+    pub(crate) fn fit_trainer<T: Task + Clone, O: Stateful + Clone>(
         &self,
         device: &Device,
         trainer: &mut Trainer<T, O>,
@@ -216,7 +216,7 @@ struct Watch<'a, F> {
 }
 
 impl<F: FnMut(&Device, u64)> Observer for Watch<'_, F> {
-    fn on_step(&mut self, report: &StepReport) -> Result<Flow> {
+    fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
         self.reports.push(report.clone());
         (self.on_step)(self.device, report.step);
         Ok(Flow::Continue)
@@ -287,6 +287,11 @@ pub(crate) fn naive_gradient(mut task: Cnn, device: &Device, batch: &Batch) -> V
 
 pub(crate) fn first_batch(loader: &Loader) -> Batch {
     loader.epoch(0).next().expect("one").expect("readable")
+}
+
+/// How many samples a score counts as right.
+pub(crate) fn hits(score: &Score) -> f64 {
+    (score.accuracy() * score.count).round()
 }
 
 /// Every parameter's values, one after the other.

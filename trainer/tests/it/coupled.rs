@@ -1,7 +1,7 @@
 //! Batches whose samples belong together, and those whose owner says so, are never split.
 
 use lowtide_allocator::{Fault, Repeat};
-use lowtide_trainer::{Knob, MicroBatches, Options, Trainer};
+use lowtide_trainer::{Fit, Knob, MicroBatches, Options, Trainer};
 
 use crate::common::{Kind, Probe, Run, cnn, does_not_fit};
 
@@ -19,7 +19,13 @@ fn check_never_split(couples_samples: bool, micro_batches: MicroBatches) {
     let plan = trainer(&device).plan(&train, &test, 1).expect("fits");
     assert_eq!(plan.micro_batch, run.batch_size);
     let peak_bytes = plan.predicted_peak_bytes();
-    assert_eq!(trainer(&device).survey(&train, &test, 1).expect("rehearsed").len(), 1);
+    assert_eq!(
+        trainer(&device)
+            .survey(&Fit::new(&train).evaluate("test", &test).epochs(1))
+            .expect("rehearsed")
+            .len(),
+        1
+    );
 
     // By the plan.
     let device = run.device(Some(peak_bytes - 1));

@@ -69,7 +69,7 @@ fn check(result: Result<impl std::fmt::Debug>, words: &[&str]) {
     }
 }
 
-fn train(task: impl Task, device: &Device) -> Result<()> {
+fn train(task: impl Task + Clone, device: &Device) -> Result<()> {
     let (train, test) = Run::default().loaders();
     let mut trainer = Trainer::new(device, task, Kind::Plain.build(0.1), Options::default());
     trainer.fit(&train, &test, 1, &mut []).map(drop)

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use lowtide_allocator::{Fault, Repeat};
-use lowtide_trainer::{Observer, Options, Recovery, Result, StepReport};
+use lowtide_trainer::{Observer, Options, Recovery, Result, StepReport, Training};
 
 use crate::common::{Outcome, Run, values, versions};
 
@@ -161,7 +161,11 @@ fn run_goes_on_where_it_was_once_memory_is_back() {
 fn evaluation_without_memory_is_an_error_that_changes_nothing() {
     struct Cut<'a>(&'a lowtide_tensor::Device, u64);
     impl Observer for Cut<'_> {
-        fn on_step(&mut self, report: &StepReport) -> Result<lowtide_trainer::Flow> {
+        fn on_step(
+            &mut self,
+            report: &StepReport,
+            _: &mut dyn Training,
+        ) -> Result<lowtide_trainer::Flow> {
             if report.step == 2 {
                 let fault = Fault { nth: self.1, repeat: Repeat::Forever };
                 self.0.allocator().inject_fault(fault);

@@ -1,6 +1,6 @@
 //! `fit` goes on from where the training is, with a plan for what it is given.
 
-use lowtide_trainer::{Flow, Observer, Position, Result, StepReport};
+use lowtide_trainer::{Flow, Observer, Position, Result, StepReport, Training};
 
 use crate::common::{KINDS, Run, labelled};
 
@@ -33,7 +33,7 @@ struct Stop {
 }
 
 impl Observer for Stop {
-    fn on_step(&mut self, report: &StepReport) -> Result<Flow> {
+    fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
         self.epochs.push(report.epoch);
         Ok(if report.step == self.after { Flow::Stop } else { Flow::Continue })
     }

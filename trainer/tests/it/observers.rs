@@ -5,8 +5,8 @@ use std::path::Path;
 use lowtide_nn::Schedule;
 use lowtide_nn::optim::{Sgd, SgdOptions};
 use lowtide_trainer::{
-    EpochReport, Flow, Metrics, Observer, Options, Result, RunStart, StepReport, TrainError,
-    Trainer,
+    EvaluationReport, Flow, Metrics, Observer, Options, Result, RunStart, StepReport, TrainError,
+    Trainer, Training,
 };
 
 use crate::common::{Run, cnn, labelled};
@@ -33,8 +33,8 @@ impl Diary {
 }
 
 impl Observer for Diary {
-    fn on_start(&mut self, start: &RunStart) -> Result<()> {
-        let RunStart { steps_before: _, step_count, epoch_count, plan } = start;
+    fn on_start(&mut self, start: &RunStart, _: &mut dyn Training) -> Result<()> {
+        let RunStart { step_count, epoch_count, plan, .. } = start;
         let call = format!("start {step_count} {epoch_count} {}", plan.micro_batch);
         self.note(call).map(drop)
     }
@@ -43,15 +43,15 @@ impl Observer for Diary {
         self.calls.push(format!("{phase} {step}"));
     }
 
-    fn on_step(&mut self, report: &StepReport) -> Result<Flow> {
+    fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
         self.note(format!("step {} of epoch {}", report.step, report.epoch))
     }
 
-    fn on_epoch(&mut self, report: &EpochReport) -> Result<Flow> {
+    fn on_evaluation(&mut self, report: &EvaluationReport, _: &mut dyn Training) -> Result<Flow> {
         self.note(format!("epoch {} after {}", report.epoch, report.step))
     }
 
-    fn on_end(&mut self) -> Result<()> {
+    fn on_end(&mut self, _: &mut dyn Training) -> Result<()> {
         self.note("end".into()).map(drop)
     }
 }
@@ -191,7 +191,7 @@ fn metrics_have_a_line_for_every_step_and_epoch() {
 fn metrics_appear_under_their_name_only_when_the_run_has_ended() {
     struct Looks<'a>(&'a Path, Vec<bool>);
     impl Observer for Looks<'_> {
-        fn on_epoch(&mut self, _: &EpochReport) -> Result<Flow> {
+        fn on_evaluation(&mut self, _: &EvaluationReport, _: &mut dyn Training) -> Result<Flow> {
             self.1.push(self.0.exists());
             Ok(Flow::Continue)
         }

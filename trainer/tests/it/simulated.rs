@@ -1,7 +1,7 @@
 //! Plans on a simulated device, and what their seconds are good for.
 
 use lowtide_tensor::{Device, SimSpec};
-use lowtide_trainer::TrainError;
+use lowtide_trainer::{Fit, TrainError};
 
 use crate::common::{KINDS, Kind, Run, does_not_fit};
 
@@ -71,7 +71,10 @@ fn finer_parts_never_cost_less_time() {
         let run = Run { kind, train_len: 200, epochs: 2, ..Run::default() };
         let device = run.device(None);
         let (train, test) = run.loaders();
-        let survey = run.trainer(&device).survey(&train, &test, 2).expect("rehearsed");
+        let survey = run
+            .trainer(&device)
+            .survey(&Fit::new(&train).evaluate("test", &test).epochs(2))
+            .expect("rehearsed");
         let sizes: Vec<usize> = survey.iter().map(|(size, _)| *size).collect();
         assert_eq!(sizes, [96, 48, 24, 12, 6, 3, 2, 1]);
         for pair in survey.windows(2) {
@@ -92,7 +95,7 @@ fn rehearsal_leaves_the_device_and_the_model_alone() {
     let before = (device.allocator().statistics(), device.allocator().request_count());
     let hash = trainer.state_hash().expect("cpu");
     trainer.plan(&train, &test, 3).expect("fits");
-    trainer.survey(&train, &test, 3).expect("rehearsed");
+    trainer.survey(&Fit::new(&train).evaluate("test", &test).epochs(3)).expect("rehearsed");
     assert_eq!((device.allocator().statistics(), device.allocator().request_count()), before);
     assert_eq!(trainer.state_hash().expect("cpu"), hash);
 }

@@ -3,7 +3,9 @@
 use lowtide_allocator::{Action, Category, Fault, Repeat};
 use lowtide_tensor::{DType, Device, Tensor};
 use lowtide_trainer::report::MemoryTimeline;
-use lowtide_trainer::{Flow, Observer, Options, Result, RunStart, StepReport, Timeline, Trainer};
+use lowtide_trainer::{
+    Flow, Observer, Options, Result, RunStart, StepReport, Timeline, Trainer, Training,
+};
 
 use crate::common::{Kind, Probe, Run, cnn};
 
@@ -23,7 +25,7 @@ impl Truth<'_> {
 }
 
 impl Observer for Truth<'_> {
-    fn on_start(&mut self, _: &RunStart) -> Result<()> {
+    fn on_start(&mut self, _: &RunStart, _: &mut dyn Training) -> Result<()> {
         self.device.allocator().reset_peaks();
         Ok(())
     }
@@ -34,7 +36,7 @@ impl Observer for Truth<'_> {
         }
     }
 
-    fn on_step(&mut self, report: &StepReport) -> Result<Flow> {
+    fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
         self.after_step.push(self.now());
         Ok(if report.step == 2 { Flow::Stop } else { Flow::Continue })
     }

@@ -1,0 +1,202 @@
+//! The loop, in the order in which time passes.
+
+use std::time::Instant;
+
+use lowtide_allocator::Category;
+use lowtide_data::{Epoch, Loader};
+use lowtide_nn::Parameters;
+use lowtide_nn::optim::Stateful;
+use lowtide_tensor::{Device, TensorError};
+
+use crate::checkpoint::Snapshot;
+use crate::error::Result;
+use crate::evaluation::{evaluate, with_averages};
+use crate::observer::{EvaluationReport, Flow, Observer, RunStart, Training};
+use crate::outline::{Every, Fit, Length, PlannedFor};
+use crate::plan::Plan;
+use crate::score::Score;
+use crate::task::Task;
+use crate::trainer::{Position, Trainer};
+
+impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
+    /// Trains for `epochs` epochs of `train` from where the training is, evaluating `test` after
+    /// each; the last score: [`Trainer::run`] with the usual choices.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::run`].
+    pub fn fit(
+        &mut self,
+        train: &Loader,
+        test: &Loader,
+        epochs: u64,
+        observers: &mut [&mut dyn Observer],
+    ) -> Result<Score> {
+        self.run(&Fit::new(train).evaluate("test", test).epochs(epochs), observers)
+    }
+
+    /// Trains from where the training is; the last score of the first set that is evaluated. A run
+    /// of one epoch and then of another is a run of two. Where an epoch was left in its middle, the
+    /// run goes on with its rest, unless `fit` has another loader. Makes a plan where there is none
+    /// for these shapes, batches and this capacity.
+    ///
+    /// # Errors
+    /// `DoesNotFit` before the first step, or when memory was taken away in mid-run and no smaller
+    /// plan fits what is left; `NotFinite`; errors of data, model and observers. Committed steps
+    /// stay, and the next call goes on after them. `Torn` if the device failed while a step was
+    /// written, and ever after.
+    pub fn run(&mut self, fit: &Fit<'_>, observers: &mut [&mut dyn Observer]) -> Result<Score> {
+        fit.check()?;
+        let planned_for = PlannedFor::new(&self.device, fit);
+        let is_planned =
+            matches!(&self.plan, Some((_, Some(made_for))) if *made_for == planned_for);
+        let plan = match &self.plan {
+            Some((plan, _)) if is_planned => plan.clone(),
+            _ => self.plan_for(fit)?,
+        };
+        // What checkpoints are written from while the run goes on.
+        let allocator = self.device.allocator().clone();
+        let _copy = match plan.checkpoint_copy_bytes {
+            0 => None,
+            bytes => Some(allocator.charge(Category::Other, bytes).map_err(TensorError::from)?),
+        };
+        let in_epoch = |state| fit.train.resume(state).ok();
+        let mut rest = self.in_epoch.take().and_then(in_epoch);
+        let end = End::of(fit, self.position_of(rest.as_ref()));
+        self.in_epoch = rest.as_ref().map(Epoch::state);
+        let sets = fit.sets.iter().map(|(name, _)| name.clone()).collect();
+        let start = RunStart {
+            plan,
+            steps_before: self.step,
+            step_count: end.step - self.step,
+            epoch_count: end.epoch,
+            sets,
+        };
+        observers.iter_mut().try_for_each(|observer| observer.on_start(&start, &mut *self))?;
+        let mut score = Score::default();
+        'run: while self.step < end.step {
+            let number = self.epoch + 1;
+            for batch in rest.take().unwrap_or_else(|| fit.train.epoch(self.epoch)) {
+                let batch = batch?;
+                let mut report = self.train_step(&batch, number, observers)?;
+                let ends_epoch = batch.index() + 1 == fit.train.batches_per_epoch();
+                self.in_epoch = (!ends_epoch).then(|| batch.state_after());
+                self.epoch += u64::from(ends_epoch);
+                let is_due = match fit.every {
+                    Every::Epochs(every) => ends_epoch && is_multiple(self.epoch, every),
+                    Every::Steps(every) => is_multiple(self.step, every),
+                };
+                report.is_evaluated = is_due || self.step == end.step;
+                let wants_to_stop =
+                    ask(observers, |observer| observer.on_step(&report, &mut *self))? == Flow::Stop;
+                let is_last = wants_to_stop || self.step == end.step;
+                if is_last || is_due {
+                    let report = self.evaluate_sets(fit, number, ends_epoch)?;
+                    score = report.scores.first().map_or_else(Score::default, |(_, s)| s.clone());
+                    if !wants_to_stop
+                        && ask(observers, |observer| observer.on_evaluation(&report, &mut *self))?
+                            == Flow::Stop
+                    {
+                        break 'run;
+                    }
+                }
+                if is_last {
+                    break 'run;
+                }
+            }
+        }
+        observers.iter_mut().try_for_each(|observer| observer.on_end(&mut *self))?;
+        Ok(score)
+    }
+
+    fn position_of(&self, rest: Option<&Epoch>) -> Position {
+        let batch = rest.map_or(0, |epoch| epoch.state().batch);
+        Position { step: self.step, epoch: self.epoch, batch }
+    }
+
+    fn evaluate_sets(
+        &mut self,
+        fit: &Fit<'_>,
+        epoch: u64,
+        ends_epoch: bool,
+    ) -> Result<EvaluationReport> {
+        let started = Instant::now();
+        let mut scores = Vec::new();
+        for (name, set) in &fit.sets {
+            scores.push((name.clone(), self.evaluate(set)?));
+        }
+        let (step, seconds) = (self.step, started.elapsed().as_secs_f64());
+        Ok(EvaluationReport { epoch, ends_epoch, step, scores, seconds })
+    }
+}
+
+impl<T: Task + Clone, O: Stateful + Clone> Training for Trainer<T, O> {
+    fn position(&self) -> Position {
+        Trainer::position(self)
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn current_plan(&self) -> Option<&Plan> {
+        Trainer::current_plan(self)
+    }
+
+    fn parameters(&mut self) -> &mut dyn Parameters {
+        self.task.parameters()
+    }
+
+    fn optimizer(&mut self) -> &mut dyn Stateful {
+        &mut self.optimizer
+    }
+
+    fn evaluate(&mut self, loader: &Loader) -> Result<Score> {
+        let (device, micro_batch) = (&self.device, self.micro_batch.max(1));
+        with_averages(&mut self.task, &mut self.optimizer, |task| {
+            evaluate(task, device, loader, micro_batch)
+        })
+    }
+
+    fn snapshot(&mut self) -> Result<Snapshot> {
+        Trainer::snapshot(self)
+    }
+}
+
+/// Where a run ends.
+struct End {
+    /// Its last step, counted over the whole training.
+    step: u64,
+    /// The epoch of that, counted from 1.
+    epoch: u64,
+}
+
+impl End {
+    fn of(fit: &Fit<'_>, start: Position) -> End {
+        let batches = fit.train.batches_per_epoch() as u64;
+        let done = start.batch as u64;
+        let steps = match fit.length {
+            Length::Epochs(epochs) => (epochs * batches).saturating_sub(done),
+            Length::Steps(steps) => steps,
+        };
+        End { step: start.step + steps, epoch: start.epoch + (done + steps).div_ceil(batches) }
+    }
+}
+
+/// Whether something that is done every so often is due; 0 is never.
+fn is_multiple(count: u64, every: u64) -> bool {
+    every > 0 && count.is_multiple_of(every)
+}
+
+/// Asks every observer, also after one wants to stop.
+fn ask(
+    observers: &mut [&mut dyn Observer],
+    mut question: impl FnMut(&mut dyn Observer) -> Result<Flow>,
+) -> Result<Flow> {
+    let mut flow = Flow::Continue;
+    for observer in observers {
+        if question(&mut **observer)? == Flow::Stop {
+            flow = Flow::Stop;
+        }
+    }
+    Ok(flow)
+}

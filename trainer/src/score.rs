@@ -1,0 +1,235 @@
+//! How well a model does: sums over samples, under their names.
+
+use std::borrow::Cow;
+
+use lowtide_nn::Better;
+
+/// Sums over evaluated samples. Those of parts add up to those of the whole, so that a score does
+/// not depend on how its samples were cut into batches.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Score {
+    /// Sum of the losses.
+    pub loss_sum: f64,
+    /// How many targets counted (or the sum of their weights).
+    pub count: f64,
+    metrics: Vec<Metric>,
+}
+
+impl Score {
+    /// A score of nothing but the loss.
+    pub fn new(loss_sum: f64, count: f64) -> Score {
+        Score { loss_sum, count, metrics: Vec::new() }
+    }
+
+    /// The same with a metric, in place of one of the same name.
+    #[must_use]
+    pub fn with(mut self, metric: Metric) -> Score {
+        match self.metrics.iter_mut().find(|other| other.name == metric.name) {
+            Some(other) => *other = metric,
+            None => self.metrics.push(metric),
+        }
+        self
+    }
+
+    /// Loss per target; NaN without targets.
+    pub fn loss(&self) -> f64 {
+        self.loss_sum / self.count
+    }
+
+    /// The metrics beside the loss, in the order in which the task names them.
+    pub fn metrics(&self) -> &[Metric] {
+        &self.metrics
+    }
+
+    /// The value of the metric of this name, or of `loss`; `None` if there is none.
+    pub fn value(&self, name: &str) -> Option<f64> {
+        let metric = self.metrics.iter().find(|metric| metric.name == name);
+        metric.map(Metric::value).or_else(|| (name == "loss").then(|| self.loss()))
+    }
+
+    /// The fraction of predictions that are right, of tasks that have it: `value("accuracy")`, NaN
+    /// without targets or without such a metric.
+    pub fn accuracy(&self) -> f64 {
+        self.value("accuracy").unwrap_or(f64::NAN)
+    }
+
+    /// The names of all values with the values, the loss first.
+    pub fn values(&self) -> impl Iterator<Item = (&str, f64)> {
+        let metrics = self.metrics.iter().map(|metric| (metric.name(), metric.value()));
+        std::iter::once(("loss", self.loss())).chain(metrics)
+    }
+
+    /// Adds the score of other samples.
+    pub fn add(&mut self, other: Score) {
+        self.loss_sum += other.loss_sum;
+        self.count += other.count;
+        for metric in other.metrics {
+            match self.metrics.iter_mut().find(|own| own.name == metric.name) {
+                Some(own) => own.add(&metric),
+                None => self.metrics.push(metric),
+            }
+        }
+    }
+}
+
+/// A value that is made of sums: one ratio, or the mean of several (one for each class).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Metric {
+    name: Cow<'static, str>,
+    unit: &'static str,
+    better: Better,
+    form: Form,
+    ratios: Vec<Ratio>,
+}
+
+/// A sum over a sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Ratio {
+    /// What is divided.
+    pub part: f64,
+    /// What it is divided by.
+    pub whole: f64,
+}
+
+/// What is made of the mean of the ratios.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Mean,
+    Root,
+    Exponential,
+}
+
+impl Metric {
+    /// The part of `whole` that is right, from 0 to 1: an accuracy, a recall.
+    pub fn fraction(name: impl Into<Cow<'static, str>>, part: f64, whole: f64) -> Metric {
+        Metric::fractions(name, vec![Ratio { part, whole }])
+    }
+
+    /// The mean of several fractions, those that are 0 / 0 left out: the mean over classes of
+    /// intersections over unions, or of F1 = 2 · hits / (predicted + actual).
+    pub fn fractions(name: impl Into<Cow<'static, str>>, ratios: Vec<Ratio>) -> Metric {
+        let (name, form) = (name.into(), Form::Mean);
+        Metric { name, unit: "", better: Better::Higher, form, ratios }
+    }
+
+    /// A sum of errors over their count, in a unit: a mean absolute error.
+    pub fn mean_error(
+        name: impl Into<Cow<'static, str>>,
+        unit: &'static str,
+        sum: f64,
+        count: f64,
+    ) -> Metric {
+        let (name, ratios) = (name.into(), vec![Ratio { part: sum, whole: count }]);
+        Metric { name, unit, better: Better::Lower, form: Form::Mean, ratios }
+    }
+
+    /// The root of a sum of squares over their count, in a unit.
+    pub fn root_mean_square(
+        name: impl Into<Cow<'static, str>>,
+        unit: &'static str,
+        squares: f64,
+        count: f64,
+    ) -> Metric {
+        Metric { form: Form::Root, ..Metric::mean_error(name, unit, squares, count) }
+    }
+
+    /// `exp(loss_sum / count)`, of a loss in nats.
+    pub fn perplexity(loss_sum: f64, count: f64) -> Metric {
+        Metric { form: Form::Exponential, ..Metric::mean_error("perplexity", "", loss_sum, count) }
+    }
+
+    /// The other direction: a fraction of mistakes, an error that is a gain.
+    #[must_use]
+    pub fn better(mut self, better: Better) -> Metric {
+        self.better = better;
+        self
+    }
+
+    /// What it is called: in progress, metrics and report.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The unit of its value; empty for a plain number.
+    pub fn unit(&self) -> &'static str {
+        self.unit
+    }
+
+    /// Whether a higher value is a better one.
+    pub fn is_better_when(&self) -> Better {
+        self.better
+    }
+
+    /// The value; NaN without targets.
+    pub fn value(&self) -> f64 {
+        let counting = self.ratios.iter().filter(|ratio| ratio.whole != 0.0);
+        let (sum, count) = counting
+            .fold((0.0, 0.0), |(sum, count), ratio| (sum + ratio.part / ratio.whole, count + 1.0));
+        let mean: f64 = sum / count;
+        match self.form {
+            Form::Mean => mean,
+            Form::Root => mean.sqrt(),
+            Form::Exponential => mean.exp(),
+        }
+    }
+
+    fn add(&mut self, other: &Metric) {
+        if self.ratios.len() < other.ratios.len() {
+            self.ratios.resize(other.ratios.len(), Ratio::default());
+        }
+        for (own, other) in self.ratios.iter_mut().zip(&other.ratios) {
+            own.part += other.part;
+            own.whole += other.whole;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ratios(pairs: &[(f64, f64)]) -> Vec<Ratio> {
+        pairs.iter().map(|&(part, whole)| Ratio { part, whole }).collect()
+    }
+
+    #[test]
+    fn parts_add_up_to_the_whole_under_their_names() {
+        let part = |hits: f64, count: f64| {
+            Score::new(2.0 * count, count)
+                .with(Metric::fraction("accuracy", hits, count))
+                .with(Metric::root_mean_square("error", "m", 9.0 * count, count))
+        };
+        let mut whole = Score::default();
+        whole.add(part(1.0, 4.0));
+        whole.add(part(5.0, 6.0));
+        assert_eq!(whole.accuracy(), 0.6);
+        assert_eq!(
+            (whole.loss(), whole.value("loss"), whole.value("error")),
+            (2.0, Some(2.0), Some(3.0))
+        );
+        assert_eq!(whole.value("recall"), None);
+        let names: Vec<&str> = whole.values().map(|(name, _)| name).collect();
+        assert_eq!(names, ["loss", "accuracy", "error"]);
+    }
+
+    #[test]
+    fn classes_without_targets_are_left_out_of_the_mean() {
+        let mut iou =
+            Score::new(0.0, 1.0).with(Metric::fractions("iou", ratios(&[(1.0, 2.0), (0.0, 0.0)])));
+        assert_eq!(iou.value("iou"), Some(0.5));
+        iou.add(
+            Score::new(0.0, 1.0)
+                .with(Metric::fractions("iou", ratios(&[(1.0, 2.0), (0.0, 0.0), (1.0, 1.0)]))),
+        );
+        assert_eq!(iou.value("iou"), Some(0.75));
+    }
+
+    #[test]
+    fn nothing_to_count_is_not_a_number() {
+        let none = Score::default().with(Metric::perplexity(0.0, 0.0));
+        assert!(none.loss().is_nan() && none.accuracy().is_nan());
+        assert!(none.value("perplexity").is_some_and(f64::is_nan));
+        let some = Metric::perplexity(2.0 * 3.0_f64.ln(), 2.0);
+        assert!((some.value() - 3.0).abs() < 1e-12);
+    }
+}

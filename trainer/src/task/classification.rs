@@ -1,0 +1,85 @@
+//! Images to classes.
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_data::BatchView;
+use lowtide_nn::{Loss, Module, Parameters, cross_entropy};
+use lowtide_tensor::{DType, Device, SortOrder, Tensor};
+
+use crate::error::{Result, TrainError};
+use crate::score::{Metric, Score};
+use crate::task::{
+    Task, field, float_type, labels_that_count, right_ones, sum_of, upload, upload_as, values,
+    values_of,
+};
+
+/// Images to classes by cross-entropy: fields `images` `[B, ..]` (floats, or bytes, which become
+/// values from 0 to 1) and `labels` `[B]` of i64. A label of -100 does not count, as in PyTorch; any
+/// other that names no class is an error of the step. Scored by `accuracy`, and by `top-k accuracy`
+/// if [`Classification::with_top`] says so.
+#[derive(Clone, Debug)]
+pub struct Classification<M> {
+    model: M,
+    dtype: DType,
+    top: Option<usize>,
+}
+
+impl<M: Module + Clone> Classification<M> {
+    /// The task of training `model`, which returns logits [B, classes]. Images become the type of
+    /// its parameters.
+    pub fn new(mut model: M) -> Self {
+        let dtype = float_type(&mut model);
+        Classification { model, dtype, top: None }
+    }
+
+    /// The same, scored by the `k` most likely classes, too.
+    #[must_use]
+    pub fn with_top(mut self, k: usize) -> Self {
+        self.top = Some(k);
+        self
+    }
+
+    /// The model.
+    pub fn model(&self) -> &M {
+        &self.model
+    }
+
+    fn logits(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<(Var, Tensor)> {
+        let images = upload_as(device, field(part, "images")?, self.dtype)?;
+        let labels = upload(device, field(part, "labels")?)?;
+        Ok((self.model.forward(pass, pass.constant(images))?, labels))
+    }
+}
+
+impl<M: Module + Clone + 'static> Task for Classification<M> {
+    fn parameters(&mut self) -> &mut dyn Parameters {
+        &mut self.model
+    }
+
+    fn count(&self, batch: &BatchView<'_>) -> Result<f64> {
+        Ok(labels_that_count(values(batch, "labels")?))
+    }
+
+    fn loss(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Loss> {
+        let (logits, labels) = self.logits(pass, device, part)?;
+        Ok(cross_entropy(logits, &labels)?)
+    }
+
+    fn score(&self, device: &Device, part: &BatchView<'_>) -> Result<Score> {
+        let pass = Pass::eval();
+        let (logits, labels) = self.logits(&pass, device, part)?;
+        let predicted = logits.value().argmax()?;
+        let top =
+            |k| Ok::<_, TrainError>((k, logits.value().topk(k, -1, SortOrder::Descending)?.1));
+        let top = self.top.map(top).transpose()?;
+        let loss = cross_entropy(logits, &labels)?;
+        let (here, count) = (values::<i64>(part, "labels")?, self.count(part)?);
+        let hits = right_ones(&predicted, here)?;
+        let score =
+            Score::new(sum_of(&loss)?, count).with(Metric::fraction("accuracy", hits, count));
+        let Some((k, classes)) = top else { return Ok(score) };
+        let classes = values_of::<i64>(&classes)?;
+        let rows = classes.chunks(k.max(1)).zip(here);
+        let hits = rows.filter(|(classes, label)| classes.contains(label)).count() as f64;
+        Ok(score.with(Metric::fraction(format!("top-{k} accuracy"), hits, count)))
+    }
+}

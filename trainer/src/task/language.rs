@@ -1,0 +1,98 @@
+//! Tokens to the tokens that follow.
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_data::BatchView;
+use lowtide_nn::models::{Gpt, LstmModel};
+use lowtide_nn::{LinearCrossEntropyOptions, Loss, Module, Parameters, cross_entropy};
+use lowtide_tensor::{Device, Tensor};
+
+use crate::error::{Result, TrainError};
+use crate::score::{Metric, Score};
+use crate::task::{IGNORED_LABEL, Task, field, sum_of, upload, values};
+
+/// Tokens to the tokens that follow, by cross-entropy: the field `tokens` `[B, T + 1]` of i64. The
+/// first T of a row are read, and the last T are to be predicted, unless they are -100. Scored by
+/// `perplexity`.
+#[derive(Clone, Debug)]
+pub struct LanguageModel<M> {
+    model: M,
+}
+
+/// A model that predicts the next token at each position.
+pub trait TokenModel: Parameters {
+    /// The loss of predicting `labels` `[B, T]` from `tokens` `[B, T]`, both of i64.
+    ///
+    /// # Errors
+    /// Those of the model and of cross-entropy.
+    fn token_loss(&self, pass: &Pass, tokens: Var, labels: &Tensor) -> Result<Loss>;
+}
+
+impl TokenModel for Gpt {
+    /// In chunks: the logits, the largest tensor of a step, are never there as a whole.
+    fn token_loss(&self, pass: &Pass, tokens: Var, labels: &Tensor) -> Result<Loss> {
+        Ok(self.loss(pass, tokens, labels, LinearCrossEntropyOptions::default())?)
+    }
+}
+
+impl TokenModel for LstmModel {
+    fn token_loss(&self, pass: &Pass, tokens: Var, labels: &Tensor) -> Result<Loss> {
+        // [B, T, V]
+        let logits = self.forward(pass, tokens)?;
+        let [count, classes] = [labels.element_count(), logits.shape()[2]];
+        Ok(cross_entropy(logits.reshape([count, classes])?, &labels.reshape([count])?)?)
+    }
+}
+
+impl<M: TokenModel + Clone> LanguageModel<M> {
+    /// The task of training `model`.
+    pub fn new(model: M) -> Self {
+        LanguageModel { model }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &M {
+        &self.model
+    }
+
+    fn loss_of(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Loss> {
+        let tokens = upload(device, field(part, "tokens")?)?;
+        let len = row_len(part)? - 1;
+        let [inputs, labels] = [0, 1].map(|start| tokens.narrow(1, start, len));
+        let (inputs, labels) = (inputs?.contiguous()?, labels?.contiguous()?);
+        self.model.token_loss(pass, pass.constant(inputs), &labels)
+    }
+}
+
+/// Tokens of a row.
+fn row_len(batch: &BatchView<'_>) -> Result<usize> {
+    match field(batch, "tokens")?.sample_shape() {
+        &[len] if len > 1 => Ok(len),
+        shape => Err(TrainError::Setting {
+            place: "field \"tokens\"".to_owned(),
+            problem: format!("has samples of the shape {shape:?}, not rows of two tokens or more"),
+        }),
+    }
+}
+
+impl<M: TokenModel + Clone + 'static> Task for LanguageModel<M> {
+    fn parameters(&mut self) -> &mut dyn Parameters {
+        &mut self.model
+    }
+
+    fn count(&self, batch: &BatchView<'_>) -> Result<f64> {
+        let rows = values::<i64>(batch, "tokens")?.chunks(row_len(batch)?);
+        let counting =
+            |row: &[i64]| row[1..].iter().filter(|&&label| label != IGNORED_LABEL).count();
+        Ok(rows.map(counting).sum::<usize>() as f64)
+    }
+
+    fn loss(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Loss> {
+        self.loss_of(pass, device, part)
+    }
+
+    fn score(&self, device: &Device, part: &BatchView<'_>) -> Result<Score> {
+        let (sum, count) =
+            (sum_of(&self.loss_of(&Pass::eval(), device, part)?)?, self.count(part)?);
+        Ok(Score::new(sum, count).with(Metric::perplexity(sum, count)))
+    }
+}

@@ -1,0 +1,94 @@
+//! Sequences to sequences.
+
+use lowtide_autograd::Pass;
+use lowtide_data::BatchView;
+use lowtide_nn::models::Seq2Seq;
+use lowtide_nn::{CrossEntropyOptions, Loss, Parameters, cross_entropy_with};
+use lowtide_tensor::{Device, Tensor};
+
+use crate::error::Result;
+use crate::score::{Metric, Score};
+use crate::task::{Task, field, right_ones, sum_of, upload, values};
+
+/// Sequences to sequences by cross-entropy: fields `source` `[B, S]` and `target` `[B, T + 1]` of
+/// i64, padded with the token `padding`. The first T tokens of a target are read, and the last T
+/// are to be predicted where they are no padding. Scored by `perplexity`, and by the `accuracy` of
+/// the tokens.
+#[derive(Clone, Debug)]
+pub struct Translation {
+    model: Seq2Seq,
+    padding: i64,
+}
+
+impl Translation {
+    /// The task of training `model`.
+    pub fn new(model: Seq2Seq, padding: i64) -> Self {
+        Translation { model, padding }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Seq2Seq {
+        &self.model
+    }
+
+    /// The loss, and the tokens that are the most likely.
+    fn loss_of(
+        &self,
+        pass: &Pass,
+        device: &Device,
+        part: &BatchView<'_>,
+        wants_tokens: bool,
+    ) -> Result<(Loss, Option<Tensor>)> {
+        let source = upload(device, field(part, "source")?)?;
+        let target = upload(device, field(part, "target")?)?;
+        let len = target.shape()[1] - 1;
+        let inputs = target.narrow(1, 0, len)?.contiguous()?;
+        let count = part.len() * len;
+        let labels = target.narrow(1, 1, len)?.contiguous()?.reshape([count])?;
+        let padding = self.padding as f64;
+        let masks = [source.eq_scalar(padding)?, inputs.eq_scalar(padding)?];
+        let [source_mask, input_mask] = &masks;
+        let masks = [Some(source_mask), Some(input_mask)];
+        let logits = self.model.logits(pass, [&source, &inputs], masks)?;
+        let classes = logits.shape()[2];
+        let logits = logits.reshape([count, classes])?;
+        let tokens = wants_tokens.then(|| logits.value().argmax()).transpose()?;
+        let options = CrossEntropyOptions { ignore_index: self.padding, ..Default::default() };
+        Ok((cross_entropy_with(logits, &labels, options)?, tokens))
+    }
+
+    /// The tokens to be predicted, of each row.
+    fn labels(batch: &BatchView<'_>) -> Result<Vec<i64>> {
+        let len = field(batch, "target")?.sample_shape().first().copied().unwrap_or(1).max(1);
+        let rows = values::<i64>(batch, "target")?.chunks(len);
+        Ok(rows.flat_map(|row| row[1..].iter().copied()).collect())
+    }
+}
+
+impl Task for Translation {
+    fn parameters(&mut self) -> &mut dyn Parameters {
+        &mut self.model
+    }
+
+    fn count(&self, batch: &BatchView<'_>) -> Result<f64> {
+        let labels = Self::labels(batch)?.into_iter();
+        Ok(labels.filter(|&label| label != self.padding).count() as f64)
+    }
+
+    fn loss(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Loss> {
+        Ok(self.loss_of(pass, device, part, false)?.0)
+    }
+
+    fn score(&self, device: &Device, part: &BatchView<'_>) -> Result<Score> {
+        let (loss, tokens) = self.loss_of(&Pass::eval(), device, part, true)?;
+        let (sum, count) = (sum_of(&loss)?, self.count(part)?);
+        // No prediction is the label of a place that does not count.
+        let mut labels = Self::labels(part)?;
+        let padding = self.padding;
+        labels.iter_mut().filter(|label| **label == padding).for_each(|label| *label = -1);
+        let hits = tokens.map_or(Ok(0.0), |tokens| right_ones(&tokens, &labels))?;
+        Ok(Score::new(sum, count)
+            .with(Metric::perplexity(sum, count))
+            .with(Metric::fraction("accuracy", hits, count)))
+    }
+}
