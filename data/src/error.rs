@@ -64,6 +64,14 @@ pub enum DataError {
         /// Elements given.
         actual: usize,
     },
+    /// A file cannot be read, or is not what it should be.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What the system says of it, or what is wrong with it.
+        source: std::io::Error,
+    },
     /// The operating system refused a thread, or a file cannot be read.
     #[error("{what} failed")]
     Io {

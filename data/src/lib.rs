@@ -22,6 +22,6 @@ pub use epoch::Epoch;
 pub use error::{DataError, IndexOutOfRange};
 pub use loader::{Loader, LoaderOptions};
 pub use sampler::{Sampler, Sequential, Shuffled};
-pub use source::{Digits, InMemory};
+pub use source::{Digits, Images, InMemory, Random, Text};
 pub use state::LoaderState;
 pub use subset::Subset;

@@ -4,7 +4,7 @@ use crate::dataset::{Dataset, SampleError, SampleSlot};
 use crate::element::Field;
 use crate::error::DataError;
 use crate::sampler::{Sampler, Shuffled};
-use crate::source::InMemory;
+use crate::source::{Images, InMemory};
 use crate::subset::Subset;
 use flate2::read::GzDecoder;
 use std::io::{self, Read};
@@ -60,6 +60,25 @@ impl Digits {
             Subset::new(self.clone(), indices).expect("the order holds the dataset's own indexes")
         };
         (part(train), part(test))
+    }
+}
+
+impl Digits {
+    /// The same digits as [`Images`], to be resized or to have their pixels labelled.
+    ///
+    /// # Errors
+    /// [`DataError::Io`] if the embedded file is damaged.
+    pub fn images() -> Result<(Subset<Images>, Subset<Images>), DataError> {
+        let digits = Self::load()?;
+        let (train, test) = digits.split();
+        let (pixels, labels) = decode(FILE)
+            .map_err(|source| DataError::Io { what: "decoding the embedded digits", source })?;
+        let pixels = pixels.iter().map(|pixel| (pixel * f32::from(PIXEL_MAX)) as u8).collect();
+        let images = Images::new(pixels, [1, 8, 8], PIXEL_MAX, labels)?;
+        let part = |indices: &[usize]| {
+            Subset::new(images.clone(), indices).expect("the order holds the dataset's own indexes")
+        };
+        Ok((part(train.indices()), part(test.indices())))
     }
 }
 

@@ -1,0 +1,50 @@
+//! Samples of noise, to plan and to measure with.
+
+use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::element::{ElementType, Field};
+use rand_chacha::ChaCha8Rng;
+use rand_core::{Rng, SeedableRng};
+
+/// Samples without a meaning: numbers from 0 to 1 in float fields, whole numbers below a bound in
+/// the others. A sample is a function of its index.
+#[derive(Debug, Clone)]
+pub struct Random {
+    len: usize,
+    fields: Vec<Field>,
+    /// Whole numbers are below this.
+    bound: u64,
+}
+
+impl Random {
+    /// `len` samples of these fields; whole numbers are below `bound`, at least 1.
+    #[must_use]
+    pub fn new(len: usize, fields: Vec<Field>, bound: u64) -> Self {
+        Self { len, fields, bound: bound.max(1) }
+    }
+}
+
+impl Dataset for Random {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
+        let mut generator = ChaCha8Rng::seed_from_u64(index as u64);
+        // The upper 24 bits, which f32 holds.
+        let mut unit = || (generator.next_u32() >> 8) as f32 / (1 << 24) as f32;
+        let below = |unit: f32| (f64::from(unit) * self.bound as f64) as i64;
+        for (place, field) in self.fields.iter().enumerate() {
+            match field.element {
+                ElementType::F32 => slot.values::<f32>(place).fill_with(&mut unit),
+                ElementType::F64 => slot.values::<f64>(place).fill_with(|| f64::from(unit())),
+                ElementType::I64 => slot.values::<i64>(place).fill_with(|| below(unit())),
+                ElementType::U8 => slot.values::<u8>(place).fill_with(|| (unit() * 256.0) as u8),
+            }
+        }
+        Ok(())
+    }
+}
