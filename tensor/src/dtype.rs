@@ -93,6 +93,10 @@ pub trait Element:
 {
     /// The run-time name of this type.
     const DTYPE: DType;
+    /// 0, or false.
+    const ZERO: Self;
+    /// 1, or true.
+    const ONE: Self;
     /// This type's value for a float.
     fn from_f64(value: f64) -> Self;
     /// This type's value for a float.
@@ -126,6 +130,8 @@ macro_rules! element {
     ($($type:ident => $dtype:ident, $from_wide:ident as $wide:ty;)*) => {$(
         impl Element for $type {
             const DTYPE: DType = DType::$dtype;
+            const ZERO: Self = 0 as $type;
+            const ONE: Self = 1 as $type;
             #[inline(always)]
             fn from_f64(value: f64) -> Self { element!(@float $type, value) }
             #[inline(always)]
@@ -163,6 +169,8 @@ macro_rules! half_element {
     ($($type:ty => $dtype:ident),*) => {$(
         impl Element for $type {
             const DTYPE: DType = DType::$dtype;
+            const ZERO: Self = <$type>::ZERO;
+            const ONE: Self = <$type>::ONE;
             #[inline(always)]
             fn from_f64(value: f64) -> Self { <$type>::from_f32(value as f32) }
             #[inline(always)]
@@ -234,6 +242,8 @@ impl Display for Bool {
 
 impl Element for Bool {
     const DTYPE: DType = DType::Bool;
+    const ZERO: Self = Bool(0);
+    const ONE: Self = Bool(1);
     #[inline(always)]
     fn from_f64(value: f64) -> Self {
         Bool::from(value != 0.0)
@@ -297,10 +307,6 @@ pub trait Float:
     + std::ops::AddAssign
     + std::ops::MulAssign
 {
-    /// 0.
-    const ZERO: Self;
-    /// 1.
-    const ONE: Self;
     /// -∞, where a maximum starts.
     const NEG_INFINITY: Self;
     /// e to the power of this value.
@@ -318,8 +324,6 @@ pub trait Float:
 macro_rules! float {
     ($($type:ty),*) => {$(
         impl Float for $type {
-            const ZERO: Self = 0.0;
-            const ONE: Self = 1.0;
             const NEG_INFINITY: Self = <$type>::NEG_INFINITY;
             #[inline(always)]
             fn exp(self) -> Self { <$type>::exp(self) }

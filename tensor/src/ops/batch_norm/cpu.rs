@@ -6,7 +6,7 @@ use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk};
 use crate::cpu::lines::{Stored, load, store};
 use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
-use crate::dtype::{Element, Float};
+use crate::dtype::Element;
 use crate::ops::norm::backward::products;
 use crate::ops::norm::cpu::mean_and_variance;
 
@@ -79,7 +79,7 @@ impl<E: Stored> SimdKernel<E::Lane> for Part<'_, E> {
 impl<E: Stored> Part<'_, E> {
     #[inline(always)]
     fn rows<const W: usize>(self) {
-        let (inner, one) = (self.inner, <E::Lane as Float>::ONE);
+        let (inner, one) = (self.inner, E::Lane::ONE);
         let channels = self.to.len() / 2;
         self.to.fill(0.0);
         for row in 0..self.x.len() / inner {
@@ -108,7 +108,7 @@ impl<E: Stored> Part<'_, E> {
     /// One element of each channel and sample: whole samples, neighbouring channels in lanes.
     #[inline(always)]
     fn columns<const W: usize>(self) {
-        let zero = <E::Lane as Float>::ZERO;
+        let zero = E::Lane::ZERO;
         let channels = self.channel_count;
         let count = self.x.len() / channels;
         let (mut line, mut dy_line) = ([zero; W], [zero; W]);
@@ -290,7 +290,7 @@ fn apply_row<E: Stored, const W: usize>(
     x: &[E],
     y: &mut [E],
 ) {
-    let zero = <E::Lane as Float>::ZERO;
+    let zero = E::Lane::ZERO;
     let channels = affine.coefficients.len() / 4;
     let of = |which: usize| &affine.coefficients[which * channels..][..channels];
     let mut lines = [[zero; W]; 4];

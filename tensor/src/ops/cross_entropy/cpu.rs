@@ -44,7 +44,7 @@ impl<'a, E: Stored> Targets<'a, E> {
 
     #[inline(always)]
     pub(super) fn weight_of(&self, class: usize) -> E::Lane {
-        self.weight.map_or(<E::Lane as Float>::ONE, |weight| weight[class].cast())
+        self.weight.map_or(E::Lane::ONE, |weight| weight[class].cast())
     }
 
     /// W of the module's formula.
@@ -88,7 +88,7 @@ pub(super) fn weights<E: Stored, const W: usize>(
     class: &mut usize,
     len: usize,
 ) -> [E::Lane; W] {
-    let (zero, one) = (<E::Lane as Float>::ZERO, <E::Lane as Float>::ONE);
+    let (zero, one) = (E::Lane::ZERO, E::Lane::ONE);
     let (mut line, first) = ([zero; W], *class);
     match (lines.lanes, weight) {
         (Lanes::Columns, _) => line = [weight.map_or(one, |weight| weight[first].cast()); W],
@@ -105,7 +105,7 @@ pub(super) fn exponentials<E: Stored, F: Fused, const W: usize>(
     lines: &Lines,
     x: &[E],
 ) -> ([E::Lane; W], [E::Lane; W]) {
-    let (zero, low) = (<E::Lane as Float>::ZERO, <E::Lane as Float>::NEG_INFINITY);
+    let (zero, low) = (E::Lane::ZERO, E::Lane::NEG_INFINITY);
     let (mut line, mut max, mut sum) = ([zero; W], [low; W], [zero; W]);
     for places in lines.places() {
         load(&x[places], low, &mut line);
@@ -153,7 +153,7 @@ impl<E: Stored> LinesKernel<E::Lane> for Forward<'_, E> {
 
     #[inline(always)]
     fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines) {
-        let (zero, targets) = (<E::Lane as Float>::ZERO, &self.targets);
+        let (zero, targets) = (E::Lane::ZERO, &self.targets);
         let mut line = [zero; W];
         let (max, sum) = exponentials::<E, F, W>(lines, self.x);
         // Σ w · (x - max).
@@ -247,7 +247,7 @@ impl<E: Stored> LinesKernel<E::Lane> for Backward<'_, E> {
 
     #[inline(always)]
     fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines) {
-        let (zero, targets) = (<E::Lane as Float>::ZERO, &self.targets);
+        let (zero, targets) = (E::Lane::ZERO, &self.targets);
         let position = targets.position(lines);
         let classes = targets.class_count() as f64;
         let [keep, spread] =

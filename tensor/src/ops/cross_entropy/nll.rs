@@ -7,7 +7,7 @@ use super::cpu::Targets;
 use super::{Labelling, Positions};
 use crate::cpu::Cpu;
 use crate::cpu::lines::{Stored, each_strided_row};
-use crate::dtype::{Element, Float, for_each_float};
+use crate::dtype::{Element, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands, View};
 use crate::layout::Shape;
@@ -93,7 +93,7 @@ fn scatter<E: Stored>(targets: &Targets<'_, E>, dy: E::Lane, dx: &mut [E]) {
     for position in 0..targets.labels.len() {
         if let Ok(Some(label)) = targets.label(position) {
             let row = position / inner * targets.class_count() + label;
-            let value = <E::Lane as Float>::ZERO - dy * targets.weight_of(label);
+            let value = E::Lane::ZERO - dy * targets.weight_of(label);
             dx[row * inner + position % inner] = value.cast();
         }
     }

@@ -95,8 +95,8 @@ impl<'a, E: Stored> Targets<'a, E> {
         let [keep, spread] =
             [1.0 - self.smoothing, self.smoothing / classes].map(E::Lane::from_f64);
         let weights = weights::<E, W>(self.weight, lines, class, places.len());
-        let mut line = [<E::Lane as Float>::ZERO; W];
-        load(&self.target[places], <E::Lane as Float>::ZERO, &mut line);
+        let mut line = [E::Lane::ZERO; W];
+        load(&self.target[places], E::Lane::ZERO, &mut line);
         for lane in 0..W {
             line[lane] = weights[lane] * (keep * line[lane] + spread);
         }
@@ -118,7 +118,7 @@ impl<E: Stored> LinesKernel<E::Lane> for Forward<'_, E> {
 
     #[inline(always)]
     fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines) {
-        let zero = <E::Lane as Float>::ZERO;
+        let zero = E::Lane::ZERO;
         let (max, powers) = exponentials::<E, F, W>(lines, self.x);
         // Σ t' and Σ t' · (x - max).
         let (mut line, mut total, mut product) = ([zero; W], [zero; W], [zero; W]);
@@ -159,7 +159,7 @@ impl<E: Stored> LinesKernel<E::Lane> for Backward<'_, E> {
 
     #[inline(always)]
     fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines) {
-        let zero = <E::Lane as Float>::ZERO;
+        let zero = E::Lane::ZERO;
         let position = position(self.targets.blocks, lines);
         let (mut line, mut lse, mut total) = ([zero; W], [zero; W], [zero; W]);
         let mut class = 0;

@@ -67,8 +67,6 @@ impl Fused for Integers {
 
 /// What floats and integers have in common; integers wrap.
 pub(crate) trait Arithmetic: Element {
-    const ZERO: Self;
-    const ONE: Self;
     fn plus(self, other: Self) -> Self;
     fn minus(self, other: Self) -> Self;
     fn times(self, other: Self) -> Self;
@@ -105,8 +103,6 @@ pub(crate) trait Arithmetic: Element {
 macro_rules! float_arithmetic {
     ($($type:ty),*) => {$(
         impl Arithmetic for $type {
-            const ZERO: Self = 0.0;
-            const ONE: Self = 1.0;
             #[inline(always)]
             fn plus(self, other: Self) -> Self { self + other }
             #[inline(always)]
@@ -145,8 +141,6 @@ macro_rules! float_arithmetic {
 float_arithmetic!(f32, f64);
 
 impl Arithmetic for i64 {
-    const ZERO: Self = 0;
-    const ONE: Self = 1;
     #[inline(always)]
     fn plus(self, other: Self) -> Self {
         self.wrapping_add(other)

@@ -36,7 +36,7 @@ pub(super) fn tanh_softplus<T: Math, F: Fused>(x: T) -> T {
 #[inline(always)]
 pub(super) fn hard_sigmoid<T: Math + Arithmetic>(x: T) -> T {
     let [three, six] = [3.0, 6.0].map(T::from_f64);
-    (x + three).larger(<T as Arithmetic>::ZERO).smaller(six) / six
+    (x + three).larger(T::ZERO).smaller(six) / six
 }
 
 /// A function of angles: in one loop, and then the few that are too large for it one by one.

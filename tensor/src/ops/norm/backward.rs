@@ -65,7 +65,7 @@ impl<E: Stored> SimdKernel<E::Lane> for Backward<'_, E> {
     #[inline(always)]
     fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
         if let Some(partials) = &mut self.partials {
-            partials.fill(<E::Lane as crate::dtype::Float>::ZERO);
+            partials.fill(E::Lane::ZERO);
         }
         let rows = 0..self.rstd.len();
         if self.norm.inner > 1 {
@@ -108,7 +108,7 @@ impl<'a, E: Stored> Backward<'a, E> {
         rows: Range<usize>,
         wide: &mut Wide<E::Lane>,
     ) {
-        let mut scales = [[<E::Lane as crate::dtype::Float>::ZERO; 4]; ROWS_TOGETHER_MAX];
+        let mut scales = [[E::Lane::ZERO; 4]; ROWS_TOGETHER_MAX];
         for row in rows.clone() {
             scales[row - rows.start] = self.scale_of(simd, row, wide);
         }
@@ -133,7 +133,7 @@ impl<'a, E: Stored> Backward<'a, E> {
         let norm = self.norm;
         let len = norm.row_len();
         let (dy, x) = (&self.dy[row * len..][..len], &self.x[row * len..][..len]);
-        let mean = self.mean.map_or(<E::Lane as crate::dtype::Float>::ZERO, |mean| mean[row]);
+        let mean = self.mean.map_or(E::Lane::ZERO, |mean| mean[row]);
         let rstd = self.rstd[row];
         let weight = self.weight_of(row);
         let mut totals = [0.0; 2];
@@ -186,7 +186,7 @@ impl<'a, E: Stored> Backward<'a, E> {
                 piece.gradients(simd, len, scales, dx, &mut parameters);
                 continue;
             }
-            let mut lanes = [<E::Lane as crate::dtype::Float>::ZERO; PIECE_LEN];
+            let mut lanes = [E::Lane::ZERO; PIECE_LEN];
             let lanes = &mut lanes[..dx.len()];
             piece.gradients(simd, len, scales, lanes, &mut parameters);
             E::Lane::cast_slice(lanes, dx);
@@ -197,8 +197,8 @@ impl<'a, E: Stored> Backward<'a, E> {
     #[inline(always)]
     fn row_of_channels<const W: usize>(&mut self, row: usize) {
         let norm = self.norm;
-        let zero = <E::Lane as crate::dtype::Float>::ZERO;
-        let one = <E::Lane as crate::dtype::Float>::ONE;
+        let zero = E::Lane::ZERO;
+        let one = E::Lane::ONE;
         let len = norm.row_len();
         let (dy, x) = (&self.dy[row * len..][..len], &self.x[row * len..][..len]);
         let mean = self.mean.map_or(zero, |mean| mean[row]);

@@ -88,7 +88,7 @@ impl<E: Stored> Forward<'_, E> {
         rows: Range<usize>,
         wide: &mut Wide<E::Lane>,
     ) {
-        let mut near = [<E::Lane as crate::dtype::Float>::ZERO; ROWS_TOGETHER_MAX];
+        let mut near = [E::Lane::ZERO; ROWS_TOGETHER_MAX];
         if self.norm.center == Center::Mean {
             for row in rows.clone() {
                 near[row - rows.start] = self.mean_of_elements(simd, row, wide);
@@ -119,7 +119,7 @@ impl<E: Stored> Forward<'_, E> {
         let x = &self.x[row * len..][..len];
         let mut sum = 0.0;
         for places in pieces(len) {
-            sum += moments(simd, wide.x(&x[places]), <E::Lane as crate::dtype::Float>::ZERO)[0];
+            sum += moments(simd, wide.x(&x[places]), E::Lane::ZERO)[0];
         }
         E::Lane::from_f64(sum / len as f64)
     }
@@ -155,7 +155,7 @@ impl<E: Stored> Forward<'_, E> {
         first: usize,
         wide: &mut Wide<E::Lane>,
     ) {
-        let zero = <E::Lane as crate::dtype::Float>::ZERO;
+        let zero = E::Lane::ZERO;
         let len = self.norm.row_len();
         let mut scales = [[zero; 2]; ROWS];
         for (row, scale) in scales.iter_mut().enumerate() {
@@ -185,7 +185,7 @@ impl<E: Stored> Forward<'_, E> {
     #[inline(always)]
     fn row_of_channels<const W: usize>(&mut self, row: usize) {
         let norm = self.norm;
-        let (len, one) = (norm.row_len(), <E::Lane as crate::dtype::Float>::ONE);
+        let (len, one) = (norm.row_len(), E::Lane::ONE);
         let x = &self.x[row * len..][..len];
         let (mean, variance) = match norm.center {
             Center::Mean => mean_and_variance::<E, E::Lane, W>(x),
@@ -195,8 +195,7 @@ impl<E: Stored> Forward<'_, E> {
         let y = &mut self.y[row * len..][..len];
         for (index, channel) in norm.channels_of_row(self.first_row + row).enumerate() {
             let scale = self.weight.map_or(one, |weight| weight[channel].cast()) * rstd;
-            let shift =
-                self.bias.map_or(<E::Lane as crate::dtype::Float>::ZERO, |b| b[channel].cast());
+            let shift = self.bias.map_or(E::Lane::ZERO, |b| b[channel].cast());
             let first = index * norm.inner;
             affine::<E, E::Lane, W>(
                 &x[first..][..norm.inner],
