@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::lines::{AllLines, Blocks, Lanes, Lines, LinesKernel, Stored, load, store};
-use crate::cpu::math::Math;
+use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
-use crate::cpu::simd::{Fused, SimdFloat};
+use crate::cpu::simd::Fused;
 use crate::dtype::{Element, Float};
 
 /// What the labels say, for each position.

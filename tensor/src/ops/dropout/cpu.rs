@@ -2,7 +2,8 @@
 
 use super::Dropout;
 use crate::cpu::lines::Stored;
-use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::{Simd, SimdKernel};
 use crate::cpu::tiles::Source;
 use crate::dtype::Float;
 use crate::random::RandomKey;

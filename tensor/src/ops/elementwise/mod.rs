@@ -23,7 +23,6 @@ use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::tensor::Tensor;
-pub(crate) use cpu::Arithmetic;
 use cpu::Lane;
 use op::{Domain, Op};
 

@@ -8,8 +8,8 @@ use super::piece::{PIECE_LEN, Wide, pieces};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::lines::{Lines, Stored, Sums, load, store};
-use crate::cpu::math::Math;
-use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::{Element, is_same_type};
 
 /// Samples up to which each has partial sums of its own; more share as many.
@@ -233,7 +233,7 @@ impl<'a, E: Stored> Backward<'a, E> {
 
 /// `Σ dy` and `Σ dy·x̂` with `x̂ = (x - mean) · rstd`.
 #[inline(always)]
-pub(crate) fn products<E: Element, T: Math, const W: usize>(
+pub(crate) fn products<E: Element, T: SimdFloat, const W: usize>(
     dy: &[E],
     x: &[E],
     [mean, rstd]: [T; 2],
@@ -254,7 +254,7 @@ pub(crate) fn products<E: Element, T: Math, const W: usize>(
 
 /// `dx = rstd · (dy·w - sum - x̂ · product)`.
 #[inline(always)]
-pub(super) fn gradient<E: Element, T: Math, const W: usize>(
+pub(super) fn gradient<E: Element, T: SimdFloat, const W: usize>(
     dy: &[E],
     x: &[E],
     [mean, rstd, weight, sum, product]: [T; 5],

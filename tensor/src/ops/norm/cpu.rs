@@ -8,8 +8,8 @@ use super::{Center, Norm};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk2, for_each_chunk3};
 use crate::cpu::lines::{Lines, Stored, Sums, load, store};
-use crate::cpu::math::Math;
-use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::{Element, is_same_type};
 
 /// Elements of a task.
@@ -208,7 +208,7 @@ impl<E: Stored> Forward<'_, E> {
 
 /// `y = (x - mean) · scale + shift`.
 #[inline(always)]
-pub(super) fn affine<E: Element, T: Math, const W: usize>(
+pub(super) fn affine<E: Element, T: SimdFloat, const W: usize>(
     x: &[E],
     [mean, scale, shift]: [T; 3],
     y: &mut [E],
@@ -229,7 +229,7 @@ pub(super) fn affine<E: Element, T: Math, const W: usize>(
 /// again: Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983), equation
 /// 1.7.
 #[inline(always)]
-fn corrected<T: Math>(near: T, sums: [f64; 2], len: usize) -> (f64, f64) {
+fn corrected<T: SimdFloat>(near: T, sums: [f64; 2], len: usize) -> (f64, f64) {
     let [rest, square] = sums.map(|sum| sum / len as f64);
     (near.to_f64() + rest, square - rest * rest)
 }
@@ -251,7 +251,7 @@ fn wide_moments<E: Element>(x: &[E], center: Center) -> (f64, f64) {
 
 /// The mean, and the mean squared distance from it.
 #[inline(always)]
-pub(crate) fn mean_and_variance<E: Element, T: Math, const W: usize>(x: &[E]) -> (f64, f64) {
+pub(crate) fn mean_and_variance<E: Element, T: SimdFloat, const W: usize>(x: &[E]) -> (f64, f64) {
     let mut line = [T::ZERO; W];
     let mut sums = Sums::<T, 1, W>::new();
     for places in Lines::row::<W>(0, x.len()).places() {
@@ -278,7 +278,7 @@ pub(crate) fn mean_and_variance<E: Element, T: Math, const W: usize>(x: &[E]) ->
 
 /// The mean of the squares.
 #[inline(always)]
-fn square_mean<E: Element, T: Math, const W: usize>(x: &[E]) -> f64 {
+fn square_mean<E: Element, T: SimdFloat, const W: usize>(x: &[E]) -> f64 {
     let mut line = [T::ZERO; W];
     let mut sums = Sums::<T, 1, W>::new();
     for places in Lines::row::<W>(0, x.len()).places() {

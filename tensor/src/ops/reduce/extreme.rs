@@ -3,13 +3,13 @@
 use super::fold::{Accumulator, Fold, Lane, Reducible};
 use super::plan::{Along, Block, Plan};
 use crate::cpu::Cpu;
+use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
 use crate::launch::{Cost, Kernel, Operands};
-use crate::ops::elementwise::Arithmetic;
 
 /// Which end of the order is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

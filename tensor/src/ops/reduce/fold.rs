@@ -2,10 +2,10 @@
 //! truth values in i64, which wraps.
 
 use super::plan::{Along, Block};
-use crate::cpu::math::Math;
-use crate::cpu::simd::{Fused, Simd, SimdFloat, SimdKernel};
+use crate::cpu::arithmetic::Arithmetic;
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::{Fused, Simd, SimdKernel};
 use crate::dtype::{Bool, Element};
-use crate::ops::elementwise::Arithmetic;
 use half::{bf16, f16};
 
 /// What is accumulated of the elements x of an output; `c` is the output's center.
@@ -178,7 +178,7 @@ fn fold_numbers<L: Arithmetic, A: Accumulator>(fold: Fold, block: Block<'_, L>, 
 }
 
 #[inline(always)]
-fn fold_floats<L: Math + Arithmetic, F: Fused>(
+fn fold_floats<L: SimdFloat, F: Fused>(
     fold: Fold,
     block: Block<'_, L>,
     sums: &mut [f64],

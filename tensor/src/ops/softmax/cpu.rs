@@ -6,8 +6,8 @@ use crate::cpu::chunk::for_each_chunk;
 use crate::cpu::lines::{
     AllLines, Blocks, Lines, LinesKernel, Stored, each_strided_row, load, store,
 };
-use crate::cpu::math::Math;
-use crate::cpu::simd::{Fused, SimdFloat};
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::Fused;
 use crate::dtype::{Element, Float, is_same_type};
 use crate::launch::{View, ViewMut};
 
@@ -43,7 +43,7 @@ impl<E: Stored> LinesKernel<E::Lane> for Task<'_, E> {
 /// The largest of each reduction. Not finite when an ∞ or a NaN is there, or only -∞; then
 /// the differences below are NaN, and so is the whole reduction, as in PyTorch.
 #[inline(always)]
-fn maxima<E: Element, T: Math, const W: usize>(lines: &Lines, x: &[E]) -> [T; W] {
+fn maxima<E: Element, T: SimdFloat, const W: usize>(lines: &Lines, x: &[E]) -> [T; W] {
     let mut line = [T::ZERO; W];
     let mut max = [T::NEG_INFINITY; W];
     for places in lines.places() {
@@ -58,7 +58,7 @@ fn maxima<E: Element, T: Math, const W: usize>(lines: &Lines, x: &[E]) -> [T; W]
 
 /// `y = exp(x - max) / Σ exp(x - max)`.
 #[inline(always)]
-fn forward<E: Element, T: Math, F: Fused, const W: usize>(
+fn forward<E: Element, T: SimdFloat, F: Fused, const W: usize>(
     lines: &Lines,
     x: Option<&[E]>,
     to: &mut [E],
@@ -97,7 +97,7 @@ fn forward<E: Element, T: Math, F: Fused, const W: usize>(
 
 /// `y = (x - max) - ln Σ exp(x - max)`.
 #[inline(always)]
-fn forward_log<E: Element, T: Math, F: Fused, const W: usize>(
+fn forward_log<E: Element, T: SimdFloat, F: Fused, const W: usize>(
     lines: &Lines,
     x: Option<&[E]>,
     to: &mut [E],
@@ -124,7 +124,7 @@ fn forward_log<E: Element, T: Math, F: Fused, const W: usize>(
 
 /// `dx = y · (dy - Σ dy·y)`.
 #[inline(always)]
-fn backward<E: Element, T: Math, const W: usize>(
+fn backward<E: Element, T: SimdFloat, const W: usize>(
     lines: &Lines,
     dy: Option<&[E]>,
     y: &[E],
@@ -152,7 +152,7 @@ fn backward<E: Element, T: Math, const W: usize>(
 
 /// `dx = dy - exp(y) · Σ dy`.
 #[inline(always)]
-fn backward_log<E: Element, T: Math, F: Fused, const W: usize>(
+fn backward_log<E: Element, T: SimdFloat, F: Fused, const W: usize>(
     lines: &Lines,
     dy: Option<&[E]>,
     y: &[E],
