@@ -10,26 +10,6 @@ use super::math::SimdFloat;
 use super::simd::{Fused, Simd, SimdKernel};
 use crate::dtype::{Element, is_same_type};
 use crate::layout::{Nest, Shape};
-use half::{bf16, f16};
-
-/// A float as it is stored, and the type in which kernels compute with it.
-pub(crate) trait Stored: Element {
-    /// f32 for the half types, else the type itself.
-    type Lane: SimdFloat;
-}
-
-impl Stored for f64 {
-    type Lane = f64;
-}
-impl Stored for f32 {
-    type Lane = f32;
-}
-impl Stored for f16 {
-    type Lane = f32;
-}
-impl Stored for bf16 {
-    type Lane = f32;
-}
 
 /// `from`, padded to a whole line, in the type to compute in.
 #[inline(always)]

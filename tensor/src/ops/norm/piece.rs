@@ -2,10 +2,9 @@
 
 use std::ops::Range;
 
-use crate::cpu::lines::Stored;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Simd;
-use crate::dtype::is_same_type;
+use crate::dtype::{Element, is_same_type};
 
 /// Elements of a row that are looked at together: all operands of them stay in the L1 cache.
 pub(super) const PIECE_LEN: usize = 512;
@@ -47,12 +46,12 @@ impl<T: SimdFloat> Wide<T> {
     }
 
     #[inline(always)]
-    pub(super) fn x<'a, E: Stored<Lane = T>>(&'a mut self, x: &'a [E]) -> &'a [T] {
+    pub(super) fn x<'a, E: Element<Compute = T>>(&'a mut self, x: &'a [E]) -> &'a [T] {
         lanes(x, &mut self.x)
     }
 
     #[inline(always)]
-    pub(super) fn operands<'a, E: Stored<Lane = T>>(
+    pub(super) fn operands<'a, E: Element<Compute = T>>(
         &'a mut self,
         len: usize,
         x: &'a [E],
@@ -73,8 +72,11 @@ impl<T: SimdFloat> Wide<T> {
 
 /// Elements in the type to compute in: where they lie, if they are of that type.
 #[inline(always)]
-fn lanes<'a, E: Stored>(from: &'a [E], wide: &'a mut [E::Lane; PIECE_LEN]) -> &'a [E::Lane] {
-    if is_same_type::<E, E::Lane>() {
+fn lanes<'a, E: Element<Compute: SimdFloat>>(
+    from: &'a [E],
+    wide: &'a mut [E::Compute; PIECE_LEN],
+) -> &'a [E::Compute] {
+    if is_same_type::<E, E::Compute>() {
         return bytemuck::cast_slice(from);
     }
     let wide = &mut wide[..from.len()];
