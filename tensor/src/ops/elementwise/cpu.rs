@@ -1,17 +1,9 @@
-//! Formulas as loops over tiles, and the arithmetic that floats and integers have in common.
+//! Formulas as loops over tiles.
 
 use super::op::{Formula, Op};
 use super::table::{float, gradient, number, test};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{Fused, Simd, SimdKernel};
-use crate::dtype::Element;
-
-/// A type that formulas compute in: f64, f32 (for the half types too) and i64 (for all integers
-/// and truth values; its lower bits are what arithmetic in the narrower type wraps to).
-pub(super) trait Lane: Element {
-    /// `to[i] = op(sources[..][i])`.
-    fn apply(op: Op, sources: &[&[Self]], to: &mut [Self]);
-}
 
 /// A formula and its tile, to be compiled for every instruction set.
 struct Apply<'a, T> {
@@ -33,27 +25,19 @@ impl<T: SimdFloat> SimdKernel<T> for Apply<'_, T> {
     }
 }
 
-impl Lane for f32 {
-    fn apply(op: Op, sources: &[&[f32]], to: &mut [f32]) {
-        f32::dispatch(Apply { op, sources, to });
-    }
+/// `to[i] = op(sources[..][i])` in f64 or f32.
+pub(super) fn apply_to_floats<T: SimdFloat>(op: Op, sources: &[&[T]], to: &mut [T]) {
+    T::dispatch(Apply { op, sources, to });
 }
 
-impl Lane for f64 {
-    fn apply(op: Op, sources: &[&[f64]], to: &mut [f64]) {
-        f64::dispatch(Apply { op, sources, to });
-    }
-}
-
-impl Lane for i64 {
-    fn apply(op: Op, sources: &[&[i64]], to: &mut [i64]) {
-        let Op { formula, scalars } = op;
-        match formula {
-            Formula::Number(formula) => number::<_, Integers>(formula, scalars, sources, to),
-            Formula::Test(formula) => test::<_, Integers>(formula, scalars, sources, to),
-            Formula::Float(_) | Formula::Gradient(_) => {
-                unreachable!("{formula:?} was checked to be of floats")
-            }
+/// The same in i64, whose lower bits are what arithmetic in the narrower type wraps to.
+pub(super) fn apply_to_integers(op: Op, sources: &[&[i64]], to: &mut [i64]) {
+    let Op { formula, scalars } = op;
+    match formula {
+        Formula::Number(formula) => number::<_, Integers>(formula, scalars, sources, to),
+        Formula::Test(formula) => test::<_, Integers>(formula, scalars, sources, to),
+        Formula::Float(_) | Formula::Gradient(_) => {
+            unreachable!("{formula:?} was checked to be of floats")
         }
     }
 }
