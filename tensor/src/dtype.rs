@@ -1,4 +1,10 @@
 //! The number types a tensor can hold, and what the kernels need to know of each.
+//!
+//! An [`Element`] is a type that lies in memory, [`Element::Compute`] the one that kernels compute
+//! it in, and formulas that users add are of any [`Float`]. On the processor (`cpu/`), `Arithmetic`
+//! is what the types that are computed in have in common, f64, f32 and i64, and `SimdFloat` is all
+//! that kernels need of the first two. A few operations add rules of their own, as for the keys of
+//! a sort.
 
 use std::any::TypeId;
 use std::fmt::{Debug, Display};
