@@ -1,4 +1,10 @@
 //! The number types a tensor can hold, and what the kernels need to know of each.
+//!
+//! An [`Element`] is a type that lies in memory, [`Element::Compute`] the one that kernels compute
+//! it in, and formulas that users add are of any [`Float`]. On the processor (`cpu/`), `Arithmetic`
+//! is what the types that are computed in have in common, f64, f32 and i64, and `SimdFloat` is all
+//! that kernels need of the first two. A few operations add rules of their own, as for the keys of
+//! a sort.
 
 use std::any::TypeId;
 use std::fmt::{Debug, Display};
@@ -56,7 +62,8 @@ impl DType {
         matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
     }
 
-    /// The type that kernels compute in: this one, or f32 for the half types.
+    /// The type that kernels compute floats in, [`Element::Compute`]: this one, or f32 for the half
+    /// types. Integers and truth values, whose results are stored as they are, keep their own.
     pub const fn computed(self) -> DType {
         match self {
             DType::F16 | DType::BF16 => DType::F32,
@@ -93,6 +100,13 @@ pub trait Element:
 {
     /// The run-time name of this type.
     const DTYPE: DType;
+    /// The type that kernels compute it in: f32 for the half types, i64 for integers and truth
+    /// values, whose lower bits are what arithmetic in the narrower type wraps to.
+    type Compute: Element;
+    /// 0, or false.
+    const ZERO: Self;
+    /// 1, or true.
+    const ONE: Self;
     /// This type's value for a float.
     fn from_f64(value: f64) -> Self;
     /// This type's value for a float.
@@ -126,6 +140,9 @@ macro_rules! element {
     ($($type:ident => $dtype:ident, $from_wide:ident as $wide:ty;)*) => {$(
         impl Element for $type {
             const DTYPE: DType = DType::$dtype;
+            type Compute = $wide;
+            const ZERO: Self = 0 as $type;
+            const ONE: Self = 1 as $type;
             #[inline(always)]
             fn from_f64(value: f64) -> Self { element!(@float $type, value) }
             #[inline(always)]
@@ -163,6 +180,9 @@ macro_rules! half_element {
     ($($type:ty => $dtype:ident),*) => {$(
         impl Element for $type {
             const DTYPE: DType = DType::$dtype;
+            type Compute = f32;
+            const ZERO: Self = <$type>::ZERO;
+            const ONE: Self = <$type>::ONE;
             #[inline(always)]
             fn from_f64(value: f64) -> Self { <$type>::from_f32(value as f32) }
             #[inline(always)]
@@ -234,6 +254,9 @@ impl Display for Bool {
 
 impl Element for Bool {
     const DTYPE: DType = DType::Bool;
+    type Compute = i64;
+    const ZERO: Self = Bool(0);
+    const ONE: Self = Bool(1);
     #[inline(always)]
     fn from_f64(value: f64) -> Self {
         Bool::from(value != 0.0)
@@ -297,10 +320,6 @@ pub trait Float:
     + std::ops::AddAssign
     + std::ops::MulAssign
 {
-    /// 0.
-    const ZERO: Self;
-    /// 1.
-    const ONE: Self;
     /// -∞, where a maximum starts.
     const NEG_INFINITY: Self;
     /// e to the power of this value.
@@ -318,8 +337,6 @@ pub trait Float:
 macro_rules! float {
     ($($type:ty),*) => {$(
         impl Float for $type {
-            const ZERO: Self = 0.0;
-            const ONE: Self = 1.0;
             const NEG_INFINITY: Self = <$type>::NEG_INFINITY;
             #[inline(always)]
             fn exp(self) -> Self { <$type>::exp(self) }
@@ -339,22 +356,22 @@ macro_rules! float {
 float!(f64, f32);
 
 /// Runs `$body` with `$E` standing for the float type that `$dtype` names and, if it is wanted,
-/// `$T` for the one that kernels compute it in, [`DType::computed`]. The type was checked to be a
-/// float.
+/// `$T` for its [`Element::Compute`]. The type was checked to be a float.
 macro_rules! for_each_float {
-    ($dtype:expr, $E:ident => $body:expr) => {
-        for_each_float!(@match $dtype, $body;
-            F64 { $E = f64 }, F32 { $E = f32 }, F16 { $E = half::f16 }, BF16 { $E = half::bf16 })
-    };
     ($dtype:expr, $E:ident as $T:ident => $body:expr) => {
-        for_each_float!(@match $dtype, $body;
-            F64 { $E = f64, $T = f64 }, F32 { $E = f32, $T = f32 },
-            F16 { $E = half::f16, $T = f32 }, BF16 { $E = half::bf16, $T = f32 })
+        for_each_float!($dtype, $E => {
+            type $T = <$E as $crate::dtype::Element>::Compute;
+            $body
+        })
     };
-    (@match $dtype:expr, $body:expr; $($name:ident { $($alias:ident = $type:ty),+ }),*) => {
+    ($dtype:expr, $E:ident => $body:expr) => {
+        for_each_float!(@match $dtype, $E => $body;
+            F64 f64, F32 f32, F16 half::f16, BF16 half::bf16)
+    };
+    (@match $dtype:expr, $E:ident => $body:expr; $($name:ident $type:ty),*) => {
         match $dtype {
             $($crate::dtype::DType::$name => {
-                $(type $alias = $type;)+
+                type $E = $type;
                 $body
             })*
             _ => unreachable!("checked to be a float"),
@@ -405,5 +422,19 @@ pub(crate) fn convert_slice<E: Element, T: Element>(from: &[E], to: &mut [T]) {
         to.copy_from_slice(bytemuck::cast_slice(from));
     } else {
         E::cast_slice(from, to);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_are_computed_in_what_their_dtype_says() {
+        for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_float()) {
+            for_each_float!(dtype, E as T => {
+                assert_eq!((E::DTYPE, T::DTYPE), (dtype, dtype.computed()));
+            });
+        }
     }
 }

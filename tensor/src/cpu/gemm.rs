@@ -11,18 +11,14 @@ use std::marker::PhantomData;
 
 pub(crate) use super::batch::Batch;
 use super::gemm_panel::{Grid, Panels};
+use super::math::SimdFloat;
 use super::panel::Start;
 use super::pool::Pool;
-use super::simd::{LANE_COUNT_MAX, SimdFloat};
+use super::simd::LANE_COUNT_MAX;
 use crate::dtype::{Element, is_same_type, same_type};
 
 /// Multiplications that are worth a task: smaller products share one.
 const TASK_PRODUCT: usize = 64 * 64 * 64;
-
-/// A float that products are computed in.
-pub(crate) trait Gemm: SimdFloat {}
-impl Gemm for f32 {}
-impl Gemm for f64 {}
 
 /// A matrix inside a slice: element (i, j) stands at `i * row_stride + j * col_stride`.
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +76,7 @@ const CONVERTED_DEPTH: usize = 128;
 /// # Panics
 /// If a matrix does not fit its slice, or y has a zero stride along an axis longer than 1.
 #[cfg(test)]
-pub(crate) fn gemm<T: Gemm>(
+pub(crate) fn gemm<T: SimdFloat>(
     pool: &Pool,
     size: [usize; 3],
     a: Matrix<'_, T>,
@@ -97,7 +93,7 @@ pub(crate) fn gemm<T: Gemm>(
 /// # Panics
 /// If a matrix does not fit its slice, or elements of y share a place.
 #[expect(clippy::too_many_arguments, reason = "the operands of one product")]
-pub(crate) fn gemm_batched<T: Gemm, A: Element, B: Element, Y: Element>(
+pub(crate) fn gemm_batched<T: SimdFloat, A: Element, B: Element, Y: Element>(
     pool: &Pool,
     batch: &Batch,
     [m, k, n]: [usize; 3],
@@ -147,7 +143,7 @@ pub(crate) fn gemm_batched<T: Gemm, A: Element, B: Element, Y: Element>(
 }
 
 /// One panel of y by way of converted copies.
-fn converted_panel<T: Gemm, A: Element, B: Element, Y: Element>(
+fn converted_panel<T: SimdFloat, A: Element, B: Element, Y: Element>(
     [m, k, n]: [usize; 3],
     a: Matrix<'_, A>,
     b: Matrix<'_, B>,
@@ -234,7 +230,7 @@ pub(super) struct Products<'a, T> {
     pub(super) y: Destination<'a, T>,
 }
 
-impl<T: Gemm> Products<'_, T> {
+impl<T: SimdFloat> Products<'_, T> {
     fn run(self, pool: &Pool) {
         let [m, _, n] = self.size;
         let [row_stride, col_stride] = self.y.strides;

@@ -13,7 +13,8 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::gemm::{Gemm, Matrix, Products};
+use super::gemm::{Matrix, Products};
+use super::math::SimdFloat;
 use super::packing::{pack_rows, pack_sliver};
 use super::panel::{Start, add_product};
 use super::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
@@ -75,7 +76,7 @@ pub(super) struct Grid {
 
 impl Grid {
     /// For one of `count` products of `[M, K, N]`, none of them 0, on so many threads.
-    pub(super) fn new<T: Gemm>([m, k, n]: [usize; 3], count: usize, threads: usize) -> Self {
+    pub(super) fn new<T: SimdFloat>([m, k, n]: [usize; 3], count: usize, threads: usize) -> Self {
         let mut grid = Self::single::<T>([m, n]);
         let product = count.saturating_mul(m * n).saturating_mul(k);
         let panels_wanted = threads.min(product / PANEL_PRODUCT);
@@ -97,7 +98,7 @@ impl Grid {
     }
 
     /// One panel, of at most [`panel_rows`].
-    pub(super) fn single<T: Gemm>([m, n]: [usize; 2]) -> Self {
+    pub(super) fn single<T: SimdFloat>([m, n]: [usize; 2]) -> Self {
         let mut tile = [0; 2];
         T::dispatch(TileSize(&mut tile));
         // As equal as can be: of nine rows two tiles of six, not one of eight and one of a row.
@@ -138,7 +139,7 @@ pub(super) struct Panels<'a, T> {
     pub(super) range: Range<usize>,
 }
 
-impl<T: Gemm> SimdKernel<T> for Panels<'_, T> {
+impl<T: SimdFloat> SimdKernel<T> for Panels<'_, T> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
         let mut scratch = Scratch::new();
@@ -177,14 +178,14 @@ impl Scratch {
     }
 
     /// Elements for slivers of a and for one of b, and a vector after each, all 0.
-    fn zeroed<T: Gemm>(&mut self, lens: [usize; 2]) -> [&mut [T]; 2] {
+    fn zeroed<T: SimdFloat>(&mut self, lens: [usize; 2]) -> [&mut [T]; 2] {
         let [block, sliver] = lens.map(|len| len + LANE_COUNT_MAX);
         [prefix(&mut self.block, block), prefix(&mut self.sliver, sliver)]
     }
 }
 
 /// The first `len` elements, made 0.
-fn prefix<T: Gemm, const BYTES: usize>(
+fn prefix<T: SimdFloat, const BYTES: usize>(
     room: &mut MaybeUninit<[u8; BYTES]>,
     len: usize,
 ) -> &mut [T] {
@@ -218,7 +219,7 @@ struct Place<'a, T> {
     bias: &'a [T],
 }
 
-impl<T: Gemm> Panel<'_, T> {
+impl<T: SimdFloat> Panel<'_, T> {
     /// In tiles of `R` rows.
     #[inline(always)]
     fn run<S: Simd<T>, const R: usize>(&self, simd: S, scratch: &mut Scratch) {

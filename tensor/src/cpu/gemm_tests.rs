@@ -8,10 +8,11 @@ use std::cell::Cell;
 use proptest::prelude::*;
 
 use super::*;
+use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::on_every_instruction_set;
 
 /// Small integers, so that every order of summation gives the same bits.
-fn values<T: Gemm>(len: usize, seed: usize) -> Vec<T> {
+fn values<T: SimdFloat>(len: usize, seed: usize) -> Vec<T> {
     (0..len).map(|i| T::from_f64(((i * 5 + seed + i / 7) % 11) as f64 - 5.0)).collect()
 }
 
@@ -20,7 +21,7 @@ fn strides(rows: usize, cols: usize, column_major: bool, gap: usize) -> [usize; 
     if column_major { [1 + gap, rows * (1 + gap)] } else { [cols * (1 + gap), 1 + gap] }
 }
 
-fn check_product<T: Gemm>(
+fn check_product<T: SimdFloat>(
     pool: &Pool,
     [m, k, n]: [usize; 3],
     [a_turned, b_turned, y_turned]: [bool; 3],

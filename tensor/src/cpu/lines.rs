@@ -6,30 +6,10 @@
 
 use std::ops::Range;
 
-use super::math::Math;
-use super::simd::{Fused, Simd, SimdFloat, SimdKernel};
+use super::math::SimdFloat;
+use super::simd::{Fused, Simd, SimdKernel};
 use crate::dtype::{Element, is_same_type};
 use crate::layout::{Nest, Shape};
-use half::{bf16, f16};
-
-/// A float as it is stored, and the type in which kernels compute with it.
-pub(crate) trait Stored: Element {
-    /// f32 for the half types, else the type itself.
-    type Lane: Math + SimdFloat;
-}
-
-impl Stored for f64 {
-    type Lane = f64;
-}
-impl Stored for f32 {
-    type Lane = f32;
-}
-impl Stored for f16 {
-    type Lane = f32;
-}
-impl Stored for bf16 {
-    type Lane = f32;
-}
 
 /// `from`, padded to a whole line, in the type to compute in.
 #[inline(always)]
@@ -252,7 +232,7 @@ pub(crate) struct Sums<T, const N: usize, const W: usize> {
     lines: usize,
 }
 
-impl<T: Math, const N: usize, const W: usize> Sums<T, N, W> {
+impl<T: SimdFloat, const N: usize, const W: usize> Sums<T, N, W> {
     #[inline(always)]
     pub(crate) fn new() -> Self {
         Sums { totals: [0.0; N], lanes: [[T::ZERO; W]; N], lines: 0 }

@@ -3,9 +3,9 @@
 //! The bits of a result do not depend on how many threads computed it: a kernel cuts its work into
 //! chunks that are a function of the shape alone, or, like products, so that no sum depends on it.
 
+pub(crate) mod arithmetic;
 mod batch;
 pub(crate) mod chunk;
-pub(crate) mod functions;
 pub(crate) mod gemm;
 pub(crate) mod lines;
 pub(crate) mod math;
@@ -15,7 +15,6 @@ pub(crate) mod simd;
 pub(crate) mod tiles;
 pub(crate) mod turn;
 
-mod coefficients;
 mod gemm_panel;
 mod handle;
 mod packing;

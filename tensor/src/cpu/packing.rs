@@ -1,6 +1,7 @@
 //! Laying operands of a matrix product out in the order in which they are read.
 
-use super::gemm::{Gemm, Matrix};
+use super::gemm::Matrix;
+use super::math::SimdFloat;
 use super::simd::Simd;
 
 /// A sliver of x, `width` rows of it, column by column: `to[p * width + r]` becomes `x[r, p]`.
@@ -8,7 +9,7 @@ use super::simd::Simd;
 /// x has `rows` rows from there on, which may be fewer; what stands in `to` for the others is any
 /// number. `to` is a vector longer than the sliver, and that much is overwritten too.
 #[inline(always)]
-pub(super) fn pack_sliver<T: Gemm, S: Simd<T>>(
+pub(super) fn pack_sliver<T: SimdFloat, S: Simd<T>>(
     simd: S,
     x: Matrix<'_, T>,
     [rows, depth]: [usize; 2],
@@ -50,7 +51,7 @@ pub(super) fn pack_sliver<T: Gemm, S: Simd<T>>(
 
 /// All slivers of `R` of the `rows` rows of x, one after the other, the last as high as the others.
 #[inline(always)]
-pub(super) fn pack_rows<T: Gemm, S: Simd<T>, const R: usize>(
+pub(super) fn pack_rows<T: SimdFloat, S: Simd<T>, const R: usize>(
     simd: S,
     x: Matrix<'_, T>,
     [rows, depth]: [usize; 2],

@@ -5,7 +5,8 @@
 //! may lie in any way. Products pack what lies otherwise first (`packing.rs`), attention nothing.
 
 use super::gemm::Matrix;
-use super::simd::{LANE_COUNT_MAX, Simd, SimdFloat, SimdKernel};
+use super::math::SimdFloat;
+use super::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 
 /// No panel is wider: two vectors of the longest kind.
 pub(crate) const PANEL_WIDTH_MAX: usize = 2 * LANE_COUNT_MAX;

@@ -1,20 +1,18 @@
 //! Vectors of f32 and f64 in the widest form that the processor has, chosen at run time.
 //!
-//! A kernel is written once against [`Simd`] and compiled for each instruction set;
-//! [`SimdFloat::dispatch`] picks one. Detection is a load of a cached flag.
+//! A kernel is written once against [`Simd`] and compiled for each instruction set; `dispatch` of
+//! [`SimdFloat`](super::math::SimdFloat) picks one. Detection is a load of a cached flag.
 
 #![allow(unsafe_code, reason = "vector instructions and the proof that they exist")]
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-use crate::dtype::Float;
-
 /// No instruction set has more lanes; buffers read by whole vectors keep this much slack.
 pub(crate) const LANE_COUNT_MAX: usize = 16;
 
 /// Whether an instruction set multiplies and adds in one go; what scalar formulas ask, which the
-/// compiler vectorises (see `math.rs`).
+/// compiler vectorises (see `math/`).
 pub(crate) trait Fused {
     /// `mul_add` is an instruction, not a slow library call.
     const IS_FUSED: bool;
@@ -74,12 +72,6 @@ pub(crate) trait SimdKernel<T> {
     /// Runs it. `ROWS` × `COLS` accumulators and their operands fit the register file; who needs
     /// other numbers goes by `REGISTER_COUNT`.
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S);
-}
-
-/// A float with vector instructions.
-pub(crate) trait SimdFloat: Float {
-    /// Runs `kernel` with the best instruction set of this processor.
-    fn dispatch<K: SimdKernel<Self>>(kernel: K);
 }
 
 /// No instruction set in particular: short arrays that the compiler vectorises as it can.
@@ -463,28 +455,29 @@ where
     kernel.run::<_, 8, 2>(simd);
 }
 
-macro_rules! simd_float {
-    ($($float:ty),*) => {$(
-        impl SimdFloat for $float {
-            fn dispatch<K: SimdKernel<Self>>(kernel: K) {
-                #[cfg(target_arch = "x86_64")]
-                if let Some(simd) = Avx512::detect() {
-                    // SAFETY: needs AVX-512F and VL, which `simd` proves.
-                    return unsafe { run_avx512(kernel, simd) };
-                } else if let Some(simd) = Avx2::detect() {
-                    // SAFETY: needs AVX2 and FMA, which `simd` proves.
-                    return unsafe { run_avx2(kernel, simd) };
-                }
-                run_portable(kernel, Portable);
+macro_rules! dispatch {
+    ($($name:ident $float:ty),*) => {$(
+        /// Runs `kernel` with the best instruction set of this processor.
+        pub(super) fn $name<K: SimdKernel<$float>>(kernel: K) {
+            #[cfg(target_arch = "x86_64")]
+            if let Some(simd) = Avx512::detect() {
+                // SAFETY: needs AVX-512F and VL, which `simd` proves.
+                return unsafe { run_avx512(kernel, simd) };
+            } else if let Some(simd) = Avx2::detect() {
+                // SAFETY: needs AVX2 and FMA, which `simd` proves.
+                return unsafe { run_avx2(kernel, simd) };
             }
+            run_portable(kernel, Portable);
         }
     )*};
 }
-simd_float!(f32, f64);
+dispatch!(dispatch_f32 f32, dispatch_f64 f64);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::math::SimdFloat;
+    use crate::dtype::Float;
 
     /// An instruction set that is narrowed away is not used, so the tests run with each.
     #[test]

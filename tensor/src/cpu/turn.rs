@@ -54,7 +54,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::cpu::simd::{SimdFloat, SimdKernel};
+    use crate::cpu::math::SimdFloat;
+    use crate::cpu::simd::SimdKernel;
 
     /// Twice the numbers, turned as f32.
     struct Turn<'a> {

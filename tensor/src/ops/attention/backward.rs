@@ -3,12 +3,11 @@
 //! Scores lie with the keys along the lanes, turned once for each block of keys. All that a head of
 //! k and v touches is its task's own, so nothing is added up between threads.
 
-use super::block::{
-    BLOCK, Compute, Problem, Rows, Sizes, Source, block, panels, turned, turned_back,
-};
+use super::block::{BLOCK, Problem, Rows, Sizes, Source, block, panels, turned, turned_back};
 use super::heads_of;
 use crate::cpu::chunk::{Blocks, Chunked, for_each_part_with_scratch};
 use crate::cpu::gemm::Matrix;
+use crate::cpu::math::SimdFloat;
 use crate::cpu::panel::{PANEL_WIDTH_MAX, PanelProduct, Start};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdKernel};
@@ -82,7 +81,7 @@ fn padded(dim: usize) -> usize {
 }
 
 /// Overwrites dq, dk and dv.
-pub(super) fn backward<E: Element, T: Compute>(
+pub(super) fn backward<E: Element, T: SimdFloat>(
     pool: &Pool,
     problem: &Problem<'_, E>,
     [y, dy]: [Source<'_, E>; 2],
@@ -119,7 +118,7 @@ struct Keys<'a, E, T> {
     scratch: Scratch<'a, T>,
 }
 
-impl<E: Element, T: Compute> SimdKernel<T> for Keys<'_, E, T> {
+impl<E: Element, T: SimdFloat> SimdKernel<T> for Keys<'_, E, T> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
         let problem = self.problem;
@@ -158,7 +157,7 @@ impl<E: Element, T: Compute> SimdKernel<T> for Keys<'_, E, T> {
     }
 }
 
-impl<E: Element, T: Compute> Keys<'_, E, T> {
+impl<E: Element, T: SimdFloat> Keys<'_, E, T> {
     /// Σ dy·y of each query.
     #[inline(always)]
     fn fill_delta(&mut self, first_row: usize) {
@@ -270,7 +269,7 @@ impl<E: Element, T: Compute> Keys<'_, E, T> {
 
 /// Σ a·b, in as many sums as fill a few vectors.
 #[inline(always)]
-fn dot<E: Element, T: Compute>(a: &[E], b: &[E]) -> T {
+fn dot<E: Element, T: SimdFloat>(a: &[E], b: &[E]) -> T {
     const LANE_COUNT: usize = 16;
     let (mut sums, mut total) = ([T::ZERO; LANE_COUNT], T::ZERO);
     let (a, a_rest) = a.as_chunks::<LANE_COUNT>();

@@ -1,8 +1,8 @@
 //! What both directions of attention share: sizes, operands, masks, blocks.
 
 use super::{AttentionOptions, Causal};
-use crate::cpu::gemm::{Gemm, Matrix};
-use crate::cpu::math::Math;
+use crate::cpu::gemm::Matrix;
+use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Simd;
 use crate::cpu::turn::turn_rows;
 use crate::dtype::{Bool, Element};
@@ -10,10 +10,6 @@ use crate::launch::View;
 
 /// Queries of a task, and keys that meet them at once.
 pub(super) const BLOCK: usize = 64;
-
-/// The type that attention computes in.
-pub(super) trait Compute: Gemm + Math {}
-impl<T: Gemm + Math> Compute for T {}
 
 /// B, H, G, T, S, D and E.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +90,7 @@ impl<E: Element> Problem<'_, E> {
     /// `[i, j]`. A row is a key with the queries that follow `i`, or a query with the keys that
     /// follow `j`.
     #[inline(always)]
-    pub(super) fn add_mask<T: Compute>(
+    pub(super) fn add_mask<T: SimdFloat>(
         &self,
         heads: Heads,
         rows: Rows,
@@ -142,7 +138,7 @@ impl<E: Element> Problem<'_, E> {
     }
 
     /// Multiplies weights, in the order of [`Problem::add_mask`], by what dropout makes of them.
-    pub(super) fn multiply_dropout<T: Compute>(
+    pub(super) fn multiply_dropout<T: SimdFloat>(
         &self,
         heads: Heads,
         rows: Rows,
@@ -206,7 +202,7 @@ pub(super) fn block<'a, E: Element, T: Element>(
 /// Rows `first..first + rows` of `x` times `factor`, in panels of `width` rows turned into columns:
 /// `[panels][cols][width]`, 0 where there is no row.
 #[inline(always)]
-pub(super) fn turned<E: Element, T: Compute, S: Simd<T>>(
+pub(super) fn turned<E: Element, T: SimdFloat, S: Simd<T>>(
     simd: S,
     x: Matrix<'_, E>,
     first: usize,
@@ -240,7 +236,7 @@ pub(super) fn turned<E: Element, T: Compute, S: Simd<T>>(
 
 /// Rows of `x` in panels of `width` columns: `[panels][stride][width]`, 0 where there is none.
 #[inline(always)]
-pub(super) fn panels<T: Compute>(
+pub(super) fn panels<T: SimdFloat>(
     x: Matrix<'_, T>,
     [rows, cols]: [usize; 2],
     [stride, width]: [usize; 2],
@@ -266,7 +262,7 @@ pub(super) fn panels<T: Compute>(
 
 /// The inverse of [`turned`]: rows of `cols`, each element times `factor`.
 #[inline(always)]
-pub(super) fn turned_back<T: Compute, E: Element, S: Simd<T>>(
+pub(super) fn turned_back<T: SimdFloat, E: Element, S: Simd<T>>(
     simd: S,
     x: &[T],
     cols: usize,

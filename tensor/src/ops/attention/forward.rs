@@ -4,9 +4,10 @@
 //! score and the sum of a query are vector operations, and only q and y are turned, once for each
 //! block of queries.
 
-use super::block::{BLOCK, Compute, Problem, Rows, Sizes, block, turned};
+use super::block::{BLOCK, Problem, Rows, Sizes, block, turned};
 use super::heads_of;
 use crate::cpu::chunk::{Blocks, Chunked, for_each_part_with_scratch};
+use crate::cpu::math::SimdFloat;
 use crate::cpu::panel::{PANEL_WIDTH_MAX, PanelProduct, Start};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdKernel};
@@ -26,7 +27,7 @@ pub(super) fn scratch_len(sizes: &Sizes, is_converted: bool) -> usize {
 }
 
 /// Overwrites y and lse.
-pub(super) fn forward<E: Element, T: Compute>(
+pub(super) fn forward<E: Element, T: SimdFloat>(
     pool: &Pool,
     problem: &Problem<'_, E>,
     y: &mut [E],
@@ -59,7 +60,7 @@ struct Queries<'a, E, T> {
     scratch: &'a mut [T],
 }
 
-impl<E: Element, T: Compute> SimdKernel<T> for Queries<'_, E, T> {
+impl<E: Element, T: SimdFloat> SimdKernel<T> for Queries<'_, E, T> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
         let Queries { problem, row, first, y, lse, scratch } = self;
@@ -140,7 +141,7 @@ impl<E: Element, T: Compute> SimdKernel<T> for Queries<'_, E, T> {
 
 /// Sets the scores of the keys behind what a query sees to -∞.
 #[inline(always)]
-fn hide<E: Element, T: Compute>(
+fn hide<E: Element, T: SimdFloat>(
     problem: &Problem<'_, E>,
     [i, j]: [usize; 2],
     width: usize,
@@ -161,7 +162,7 @@ struct Running<T> {
     total: [T; PANEL_WIDTH_MAX],
 }
 
-impl<T: Compute> Running<T> {
+impl<T: SimdFloat> Running<T> {
     fn new() -> Self {
         Running { max: [T::NEG_INFINITY; PANEL_WIDTH_MAX], total: [T::ZERO; PANEL_WIDTH_MAX] }
     }

@@ -4,9 +4,10 @@
 use super::Channels;
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk};
-use crate::cpu::lines::{Stored, load, store};
-use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
-use crate::dtype::{Element, Float};
+use crate::cpu::lines::{load, store};
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::{Simd, SimdKernel};
+use crate::dtype::Element;
 use crate::ops::norm::backward::products;
 use crate::ops::norm::cpu::mean_and_variance;
 
@@ -48,15 +49,15 @@ pub(super) fn partials_len(shape: &Channels) -> usize {
 
 /// What is summed over each channel.
 #[derive(Clone, Copy)]
-enum Sums<'a, E: Stored> {
+enum Sums<'a, E: Element> {
     /// The mean, and the squared distances from it.
     Moments,
     /// `Σ dy` and `Σ dy·(x - mean)`, with dy and the means.
-    Products(&'a [E], &'a [E::Lane]),
+    Products(&'a [E], &'a [E::Compute]),
 }
 
 /// The sums over the rows of a task.
-struct Part<'a, E: Stored> {
+struct Part<'a, E: Element> {
     sums: Sums<'a, E>,
     inner: usize,
     channel_count: usize,
@@ -66,9 +67,9 @@ struct Part<'a, E: Stored> {
     to: &'a mut [f64],
 }
 
-impl<E: Stored> SimdKernel<E::Lane> for Part<'_, E> {
+impl<E: Element<Compute: SimdFloat>> SimdKernel<E::Compute> for Part<'_, E> {
     #[inline(always)]
-    fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(self, _: S) {
+    fn run<S: Simd<E::Compute>, const ROWS: usize, const COLS: usize>(self, _: S) {
         match self.inner {
             1 => self.columns::<32>(),
             _ => self.rows::<64>(),
@@ -76,10 +77,10 @@ impl<E: Stored> SimdKernel<E::Lane> for Part<'_, E> {
     }
 }
 
-impl<E: Stored> Part<'_, E> {
+impl<E: Element<Compute: SimdFloat>> Part<'_, E> {
     #[inline(always)]
     fn rows<const W: usize>(self) {
-        let (inner, one) = (self.inner, <E::Lane as Float>::ONE);
+        let (inner, one) = (self.inner, E::Compute::ONE);
         let channels = self.to.len() / 2;
         self.to.fill(0.0);
         for row in 0..self.x.len() / inner {
@@ -87,7 +88,7 @@ impl<E: Stored> Part<'_, E> {
             let to = &mut self.to[row % channels * 2..][..2];
             match self.sums {
                 Sums::Moments => {
-                    let (mean, variance) = mean_and_variance::<E, E::Lane, W>(x);
+                    let (mean, variance) = mean_and_variance::<E, E::Compute, W>(x);
                     let found =
                         Moments { count: inner as f64, mean, squares: variance * inner as f64 };
                     let count = (row / channels * inner) as f64;
@@ -97,7 +98,7 @@ impl<E: Stored> Part<'_, E> {
                 Sums::Products(dy, mean) => {
                     let mean = mean[(self.first_row + row) % self.channel_count];
                     let dy = &dy[row * inner..][..inner];
-                    let [sum, product] = products::<E, E::Lane, W>(dy, x, [mean, one]);
+                    let [sum, product] = products::<E, E::Compute, W>(dy, x, [mean, one]);
                     to[0] += sum;
                     to[1] += product;
                 }
@@ -108,7 +109,7 @@ impl<E: Stored> Part<'_, E> {
     /// One element of each channel and sample: whole samples, neighbouring channels in lanes.
     #[inline(always)]
     fn columns<const W: usize>(self) {
-        let zero = <E::Lane as Float>::ZERO;
+        let zero = E::Compute::ZERO;
         let channels = self.channel_count;
         let count = self.x.len() / channels;
         let (mut line, mut dy_line) = ([zero; W], [zero; W]);
@@ -178,7 +179,7 @@ impl Moments {
     }
 }
 
-fn partial_sums<E: Stored>(
+fn partial_sums<E: Element<Compute: SimdFloat>>(
     cpu: &Cpu,
     shape: &Channels,
     sums: Sums<'_, E>,
@@ -200,16 +201,16 @@ fn partial_sums<E: Stored>(
         };
         let (inner, channel_count) = (shape.inner, shape.channels);
         let (first_row, x) = (index * cut.rows, &x[places]);
-        E::Lane::dispatch(Part { sums, inner, channel_count, first_row, x, to });
+        E::Compute::dispatch(Part { sums, inner, channel_count, first_row, x, to });
     });
 }
 
 /// Overwrites the means and the biased variances.
-pub(super) fn moments<E: Stored>(
+pub(super) fn moments<E: Element<Compute: SimdFloat>>(
     cpu: &Cpu,
     shape: &Channels,
     x: &[E],
-    [mean, variance]: [&mut [E::Lane]; 2],
+    [mean, variance]: [&mut [E::Compute]; 2],
     partials: &mut [f64],
 ) {
     partial_sums(cpu, shape, Sums::Moments, x, partials);
@@ -223,18 +224,18 @@ pub(super) fn moments<E: Stored>(
             let [mean, squares] = [partials[at], partials[at + 1]];
             total.and(Moments { count: count as f64, mean, squares })
         });
-        mean[channel] = E::Lane::from_f64(total.mean);
-        variance[channel] = E::Lane::from_f64(total.squares / total.count);
+        mean[channel] = E::Compute::from_f64(total.mean);
+        variance[channel] = E::Compute::from_f64(total.squares / total.count);
     }
 }
 
 /// Leaves `Σ dy` and `Σ dy·(x - mean)` of each channel in the first `2·channels` of `partials`.
-pub(super) fn gradient_sums<E: Stored>(
+pub(super) fn gradient_sums<E: Element<Compute: SimdFloat>>(
     cpu: &Cpu,
     shape: &Channels,
     dy: &[E],
     x: &[E],
-    mean: &[E::Lane],
+    mean: &[E::Compute],
     partials: &mut [f64],
 ) {
     partial_sums(cpu, shape, Sums::Products(dy, mean), x, partials);
@@ -250,8 +251,8 @@ pub(super) struct Affine<'a, T> {
     pub(super) coefficients: &'a [T],
 }
 
-struct Apply<'a, E: Stored> {
-    affine: &'a Affine<'a, E::Lane>,
+struct Apply<'a, E: Element> {
+    affine: &'a Affine<'a, E::Compute>,
     inner: usize,
     first_row: usize,
     dy: Option<&'a [E]>,
@@ -259,9 +260,9 @@ struct Apply<'a, E: Stored> {
     y: &'a mut [E],
 }
 
-impl<E: Stored> SimdKernel<E::Lane> for Apply<'_, E> {
+impl<E: Element<Compute: SimdFloat>> SimdKernel<E::Compute> for Apply<'_, E> {
     #[inline(always)]
-    fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(self, _: S) {
+    fn run<S: Simd<E::Compute>, const ROWS: usize, const COLS: usize>(self, _: S) {
         let channels = self.affine.coefficients.len() / 4;
         // With one element for each channel, a row is all channels of a sample.
         let len = if self.inner == 1 { channels } else { self.inner };
@@ -283,14 +284,14 @@ impl<E: Stored> SimdKernel<E::Lane> for Apply<'_, E> {
 
 /// A row of one channel, or of all.
 #[inline(always)]
-fn apply_row<E: Stored, const W: usize>(
-    affine: &Affine<'_, E::Lane>,
+fn apply_row<E: Element<Compute: SimdFloat>, const W: usize>(
+    affine: &Affine<'_, E::Compute>,
     channel: Option<usize>,
     dy: Option<&[E]>,
     x: &[E],
     y: &mut [E],
 ) {
-    let zero = <E::Lane as Float>::ZERO;
+    let zero = E::Compute::ZERO;
     let channels = affine.coefficients.len() / 4;
     let of = |which: usize| &affine.coefficients[which * channels..][..channels];
     let mut lines = [[zero; W]; 4];
@@ -325,10 +326,10 @@ fn apply_row<E: Stored, const W: usize>(
 }
 
 /// Overwrites `y`.
-pub(super) fn apply<E: Stored>(
+pub(super) fn apply<E: Element<Compute: SimdFloat>>(
     cpu: &Cpu,
     shape: &Channels,
-    affine: &Affine<'_, E::Lane>,
+    affine: &Affine<'_, E::Compute>,
     dy: Option<&[E]>,
     x: &[E],
     y: &mut [E],
@@ -339,6 +340,6 @@ pub(super) fn apply<E: Stored>(
         let places = index * rows * len..index * rows * len + y.len();
         let (first_row, x) = (index * rows, &x[places.clone()]);
         let dy = dy.map(|dy| &dy[places]);
-        E::Lane::dispatch(Apply { affine, inner: shape.inner, first_row, dy, x, y });
+        E::Compute::dispatch(Apply { affine, inner: shape.inner, first_row, dy, x, y });
     });
 }

@@ -14,7 +14,6 @@
 mod cpu;
 
 use crate::cpu::Cpu;
-use crate::cpu::lines::Stored;
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
@@ -125,8 +124,7 @@ impl Kernel for Forward {
         let [has_weight, has_bias] = self.has;
         let bias_at = 1 + usize::from(has_weight);
         let fixed_at = bias_at + usize::from(has_bias);
-        for_each_float!(shape.dtype, E => {
-            type T = <E as Stored>::Lane;
+        for_each_float!(shape.dtype, E as T => {
             let x = operands.read::<E>(0).slice();
             let weight = has_weight.then(|| operands.read::<E>(1).slice());
             let bias = has_bias.then(|| operands.read::<E>(bias_at).slice());
@@ -189,8 +187,7 @@ impl Kernel for Backward {
         let shape = &self.shape;
         let channels = shape.channels;
         let count = (shape.samples * shape.inner) as f64;
-        for_each_float!(shape.dtype, E => {
-            type T = <E as Stored>::Lane;
+        for_each_float!(shape.dtype, E as T => {
             let [dy, x] = [0, 1].map(|index| operands.read::<E>(index).slice());
             let [mean, variance] = [2, 3].map(|index| operands.read::<T>(index).slice());
             let weight = self.has_weight.then(|| operands.read::<E>(4).slice());

@@ -13,8 +13,8 @@ use super::shape::Conv2dShape;
 use super::tile::{Geometry, TAP_COUNT_MAX, fill, tap_offsets};
 use super::units::{Role, Unit, Units};
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
+use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
-use crate::cpu::simd::SimdFloat;
 use crate::dtype::{Element, convert_slice, is_same_type};
 
 /// y = conv(x, w) + b.

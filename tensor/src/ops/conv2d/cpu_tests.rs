@@ -7,8 +7,9 @@ use proptest::prelude::*;
 use super::cpu::{backward_input, backward_input_workspace_len, forward, forward_workspace_len};
 use super::shape::Conv2dShape;
 use super::weight::{backward_weight, backward_weight_workspace_len};
+use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
-use crate::cpu::simd::{SimdFloat, on_every_instruction_set};
+use crate::cpu::simd::on_every_instruction_set;
 
 /// Calls `visit(x index, w index, y index)` for every product in the definition.
 fn each_product(shape: &Conv2dShape, mut visit: impl FnMut(usize, usize, usize)) {

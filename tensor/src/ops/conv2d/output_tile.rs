@@ -9,7 +9,8 @@
 )]
 
 use super::tile::Geometry;
-use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdFloat, SimdKernel};
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use crate::dtype::Element;
 
 /// Where the weight of output channel o (over all groups), source channel c and tap t stands.

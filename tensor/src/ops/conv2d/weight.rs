@@ -7,8 +7,9 @@ use super::units::{Role, Unit, Units};
 use super::weight_by_channel::{ChannelTile, TurnPixels, TurnWeights, padded_channels};
 use super::weight_by_pixel::{PixelTile, Rows};
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
+use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
-use crate::cpu::simd::{LANE_COUNT_MAX, SimdFloat};
+use crate::cpu::simd::LANE_COUNT_MAX;
 use crate::dtype::{Element, convert_slice, is_same_type};
 
 /// What the lanes of a vector stand for.

@@ -10,7 +10,8 @@
     reason = "blocks of registers are indexed by row and column throughout"
 )]
 
-use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdFloat, SimdKernel};
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use crate::cpu::turn::turn_rows;
 use crate::dtype::Element;
 

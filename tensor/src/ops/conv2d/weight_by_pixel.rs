@@ -6,7 +6,8 @@
     reason = "blocks of registers are indexed by row and column throughout"
 )]
 
-use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdFloat, SimdKernel};
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 
 /// Pixels that are summed before their lanes are added up: eight rows of dy of this length stay in
 /// the first-level cache while all taps pass.

@@ -8,10 +8,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
-use crate::cpu::lines::{AllLines, Blocks, Lanes, Lines, LinesKernel, Stored, load, store};
-use crate::cpu::math::Math;
+use crate::cpu::lines::{AllLines, Blocks, Lanes, Lines, LinesKernel, load, store};
+use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
-use crate::cpu::simd::{Fused, SimdFloat};
+use crate::cpu::simd::Fused;
 use crate::dtype::{Element, Float};
 
 /// What the labels say, for each position.
@@ -24,7 +24,7 @@ pub(super) struct Targets<'a, E> {
     pub(super) weight: Option<&'a [E]>,
 }
 
-impl<'a, E: Stored> Targets<'a, E> {
+impl<'a, E: Element<Compute: SimdFloat>> Targets<'a, E> {
     pub(super) fn class_count(&self) -> usize {
         self.blocks.len
     }
@@ -43,8 +43,8 @@ impl<'a, E: Stored> Targets<'a, E> {
     }
 
     #[inline(always)]
-    pub(super) fn weight_of(&self, class: usize) -> E::Lane {
-        self.weight.map_or(<E::Lane as Float>::ONE, |weight| weight[class].cast())
+    pub(super) fn weight_of(&self, class: usize) -> E::Compute {
+        self.weight.map_or(E::Compute::ONE, |weight| weight[class].cast())
     }
 
     /// W of the module's formula.
@@ -82,13 +82,13 @@ pub(super) fn position(blocks: Blocks, lines: &Lines) -> usize {
 
 /// The weights of the classes of the next line, of `len` elements, from `class` on: 0 beyond them.
 #[inline(always)]
-pub(super) fn weights<E: Stored, const W: usize>(
+pub(super) fn weights<E: Element<Compute: SimdFloat>, const W: usize>(
     weight: Option<&[E]>,
     lines: &Lines,
     class: &mut usize,
     len: usize,
-) -> [E::Lane; W] {
-    let (zero, one) = (<E::Lane as Float>::ZERO, <E::Lane as Float>::ONE);
+) -> [E::Compute; W] {
+    let (zero, one) = (E::Compute::ZERO, E::Compute::ONE);
     let (mut line, first) = ([zero; W], *class);
     match (lines.lanes, weight) {
         (Lanes::Columns, _) => line = [weight.map_or(one, |weight| weight[first].cast()); W],
@@ -101,11 +101,11 @@ pub(super) fn weights<E: Stored, const W: usize>(
 
 /// The largest of each reduction, and `Σ exp(x - max)`.
 #[inline(always)]
-pub(super) fn exponentials<E: Stored, F: Fused, const W: usize>(
+pub(super) fn exponentials<E: Element<Compute: SimdFloat>, F: Fused, const W: usize>(
     lines: &Lines,
     x: &[E],
-) -> ([E::Lane; W], [E::Lane; W]) {
-    let (zero, low) = (<E::Lane as Float>::ZERO, <E::Lane as Float>::NEG_INFINITY);
+) -> ([E::Compute; W], [E::Compute; W]) {
+    let (zero, low) = (E::Compute::ZERO, E::Compute::NEG_INFINITY);
     let (mut line, mut max, mut sum) = ([zero; W], [low; W], [zero; W]);
     for places in lines.places() {
         load(&x[places], low, &mut line);
@@ -136,16 +136,16 @@ pub(super) fn forward_workspace_len(blocks: Blocks) -> usize {
     2 * blocks.outer.div_ceil(blocks.outer_per_task())
 }
 
-struct Forward<'a, E: Stored> {
+struct Forward<'a, E: Element> {
     targets: Targets<'a, E>,
     x: &'a [E],
-    lse: &'a mut [E::Lane],
+    lse: &'a mut [E::Compute],
     /// The sum and the count.
     sums: &'a mut [f64],
     bad_position: &'a mut usize,
 }
 
-impl<E: Stored> LinesKernel<E::Lane> for Forward<'_, E> {
+impl<E: Element<Compute: SimdFloat>> LinesKernel<E::Compute> for Forward<'_, E> {
     fn extent(&self) -> (Blocks, usize) {
         let blocks = self.targets.blocks;
         (blocks, self.lse.len() / blocks.inner)
@@ -153,7 +153,7 @@ impl<E: Stored> LinesKernel<E::Lane> for Forward<'_, E> {
 
     #[inline(always)]
     fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines) {
-        let (zero, targets) = (<E::Lane as Float>::ZERO, &self.targets);
+        let (zero, targets) = (E::Compute::ZERO, &self.targets);
         let mut line = [zero; W];
         let (max, sum) = exponentials::<E, F, W>(lines, self.x);
         // Σ w · (x - max).
@@ -200,11 +200,11 @@ impl<E: Stored> LinesKernel<E::Lane> for Forward<'_, E> {
 ///
 /// # Errors
 /// The first position whose label is neither a class nor the one to ignore.
-pub(super) fn forward<E: Stored>(
+pub(super) fn forward<E: Element<Compute: SimdFloat>>(
     pool: &Pool,
     targets: &Targets<'_, E>,
     x: &[E],
-    lse: &mut [E::Lane],
+    lse: &mut [E::Compute],
     workspace: &mut [f64],
 ) -> Result<[f64; 2], usize> {
     let blocks = targets.blocks;
@@ -219,7 +219,7 @@ pub(super) fn forward<E: Stored>(
         let targets = targets.part(index * outer, lse.len());
         let x = &x[index * x_len..][..lse.len() * blocks.len];
         let mut bad = usize::MAX;
-        E::Lane::dispatch(AllLines(Forward { targets, x, lse, sums, bad_position: &mut bad }));
+        E::Compute::dispatch(AllLines(Forward { targets, x, lse, sums, bad_position: &mut bad }));
         if bad != usize::MAX {
             bad_position.fetch_min(index * chunk_len + bad, Ordering::Relaxed);
         }
@@ -230,16 +230,16 @@ pub(super) fn forward<E: Stored>(
     }
 }
 
-struct Backward<'a, E: Stored> {
+struct Backward<'a, E: Element> {
     targets: Targets<'a, E>,
     /// Nothing if dx holds them.
     x: Option<&'a [E]>,
-    lse: &'a [E::Lane],
-    dloss: E::Lane,
+    lse: &'a [E::Compute],
+    dloss: E::Compute,
     dx: &'a mut [E],
 }
 
-impl<E: Stored> LinesKernel<E::Lane> for Backward<'_, E> {
+impl<E: Element<Compute: SimdFloat>> LinesKernel<E::Compute> for Backward<'_, E> {
     fn extent(&self) -> (Blocks, usize) {
         let blocks = self.targets.blocks;
         (blocks, self.lse.len() / blocks.inner)
@@ -247,13 +247,13 @@ impl<E: Stored> LinesKernel<E::Lane> for Backward<'_, E> {
 
     #[inline(always)]
     fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines) {
-        let (zero, targets) = (<E::Lane as Float>::ZERO, &self.targets);
+        let (zero, targets) = (E::Compute::ZERO, &self.targets);
         let position = targets.position(lines);
         let classes = targets.class_count() as f64;
         let [keep, spread] =
-            [1.0 - targets.smoothing, targets.smoothing / classes].map(E::Lane::from_f64);
+            [1.0 - targets.smoothing, targets.smoothing / classes].map(E::Compute::from_f64);
         let weight_sum = match targets.smoothing > 0.0 {
-            true => E::Lane::from_f64(targets.weight_sum()),
+            true => E::Compute::from_f64(targets.weight_sum()),
             false => zero,
         };
         // Of each lane: lse, the factors of p and of w, whether it counts.
@@ -270,7 +270,7 @@ impl<E: Stored> LinesKernel<E::Lane> for Backward<'_, E> {
             scale[lane] = self.dloss * (keep * weight + spread * weight_sum);
             shift[lane] = self.dloss * spread;
             let place = lines.start + lane + label * targets.blocks.inner;
-            let logit: E::Lane = self.x.unwrap_or(self.dx)[place].cast();
+            let logit: E::Compute = self.x.unwrap_or(self.dx)[place].cast();
             let p = (logit - lse[lane]).exp_in::<F>();
             let rest = self.dloss * keep * weight + shift[lane] * weight;
             at_label[lane] = (place, scale[lane] * p - rest);
@@ -304,12 +304,12 @@ impl<E: Stored> LinesKernel<E::Lane> for Backward<'_, E> {
 
 /// Overwrites `dx`, which holds the logits if `x` is missing; `dloss` is the gradient of the sum.
 /// The labels have been checked.
-pub(super) fn backward<E: Stored>(
+pub(super) fn backward<E: Element<Compute: SimdFloat>>(
     pool: &Pool,
     targets: &Targets<'_, E>,
     x: Option<&[E]>,
-    lse: &[E::Lane],
-    dloss: E::Lane,
+    lse: &[E::Compute],
+    dloss: E::Compute,
     dx: &mut [E],
 ) {
     let blocks = targets.blocks;
@@ -321,6 +321,6 @@ pub(super) fn backward<E: Stored>(
         let targets = targets.part(index * outer, positions);
         let lse = &lse[first..first + positions];
         let x = x.map(|x| &x[index * chunk_len..][..dx.len()]);
-        E::Lane::dispatch(AllLines(Backward { targets, x, lse, dloss, dx }));
+        E::Compute::dispatch(AllLines(Backward { targets, x, lse, dloss, dx }));
     });
 }

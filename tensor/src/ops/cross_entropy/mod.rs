@@ -14,7 +14,7 @@ mod nll;
 mod soft;
 
 use crate::cpu::Cpu;
-use crate::cpu::lines::{Blocks, Stored};
+use crate::cpu::lines::Blocks;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::device::{Device, DeviceKind};
@@ -156,8 +156,7 @@ impl Kernel for Forward {
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        for_each_float!(self.0.dtype, E => {
-            type T = <E as Stored>::Lane;
+        for_each_float!(self.0.dtype, E as T => {
             let targets = self.0.targets::<E>(operands);
             let x = operands.read::<E>(1).slice();
             let [sum, count, lse] = [0, 1, 2].map(|index| operands.write::<T>(index).slice());
@@ -194,8 +193,7 @@ impl Kernel for Backward {
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let has_x = operands.read_count() - usize::from(self.0.has_weight) == 4;
-        for_each_float!(self.0.dtype, E => {
-            type T = <E as Stored>::Lane;
+        for_each_float!(self.0.dtype, E as T => {
             let targets = self.0.targets::<E>(operands);
             targets.check().map_err(|position| self.0.bad_label(position, targets.labels))?;
             let [lse, dy] = [1, 2].map(|index| operands.read::<T>(index).slice());

@@ -6,8 +6,9 @@
 use super::cpu::Targets;
 use super::{Labelling, Positions};
 use crate::cpu::Cpu;
-use crate::cpu::lines::{Stored, each_strided_row};
-use crate::dtype::{Element, Float, for_each_float};
+use crate::cpu::lines::each_strided_row;
+use crate::cpu::math::SimdFloat;
+use crate::dtype::{Element, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands, View};
 use crate::layout::Shape;
@@ -28,8 +29,7 @@ impl Kernel for Forward {
     }
 
     fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        for_each_float!(self.0.dtype, E => {
-            type T = <E as Stored>::Lane;
+        for_each_float!(self.0.dtype, E as T => {
             let targets = self.0.targets::<E>(operands);
             targets.check().map_err(|position| self.0.bad_label(position, targets.labels))?;
             let found = likelihood(&targets, operands.read::<E>(1));
@@ -42,7 +42,10 @@ impl Kernel for Forward {
 }
 
 /// The sum and the count. One thread: it reads one element of each position.
-fn likelihood<E: Stored>(targets: &Targets<'_, E>, x: View<'_, E>) -> [f64; 2] {
+fn likelihood<E: Element<Compute: SimdFloat>>(
+    targets: &Targets<'_, E>,
+    x: View<'_, E>,
+) -> [f64; 2] {
     let (mut sum, mut count, mut position) = (0.0, 0.0, 0);
     let step = x.layout().strides()[1];
     each_strided_row([x.layout()], 1, |[start]| {
@@ -70,8 +73,7 @@ impl Kernel for Backward {
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        for_each_float!(self.0.dtype, E => {
-            type T = <E as Stored>::Lane;
+        for_each_float!(self.0.dtype, E as T => {
             let targets = self.0.targets::<E>(operands);
             targets.check().map_err(|position| self.0.bad_label(position, targets.labels))?;
             let dy = operands.read::<T>(1).slice()[0];
@@ -87,13 +89,13 @@ impl Kernel for Backward {
 }
 
 /// `dx[n, l] = -dy · w[l]`, 0 elsewhere.
-fn scatter<E: Stored>(targets: &Targets<'_, E>, dy: E::Lane, dx: &mut [E]) {
+fn scatter<E: Element<Compute: SimdFloat>>(targets: &Targets<'_, E>, dy: E::Compute, dx: &mut [E]) {
     dx.fill(E::default());
     let inner = targets.blocks.inner;
     for position in 0..targets.labels.len() {
         if let Ok(Some(label)) = targets.label(position) {
             let row = position / inner * targets.class_count() + label;
-            let value = <E::Lane as Float>::ZERO - dy * targets.weight_of(label);
+            let value = E::Compute::ZERO - dy * targets.weight_of(label);
             dx[row * inner + position % inner] = value.cast();
         }
     }

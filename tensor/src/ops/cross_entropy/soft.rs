@@ -13,9 +13,9 @@ use super::cpu::{exponentials, log_sum_exp, position, weights};
 use super::{CrossEntropy, Labelling};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
-use crate::cpu::lines::{AllLines, Blocks, Lines, LinesKernel, Stored, load, store};
-use crate::cpu::math::Math;
-use crate::cpu::simd::{Fused, SimdFloat};
+use crate::cpu::lines::{AllLines, Blocks, Lines, LinesKernel, load, store};
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::Fused;
 use crate::dtype::{DType, Element, Float, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
@@ -76,7 +76,7 @@ struct Targets<'a, E> {
     weight: Option<&'a [E]>,
 }
 
-impl<'a, E: Stored> Targets<'a, E> {
+impl<'a, E: Element<Compute: SimdFloat>> Targets<'a, E> {
     /// The part of the task that starts at row or slab `from`.
     fn part(&self, from: usize, len: usize) -> Self {
         let first = from * self.blocks.len * self.blocks.inner;
@@ -90,13 +90,13 @@ impl<'a, E: Stored> Targets<'a, E> {
         lines: &Lines,
         class: &mut usize,
         places: Range<usize>,
-    ) -> [E::Lane; W] {
+    ) -> [E::Compute; W] {
         let classes = self.blocks.len as f64;
         let [keep, spread] =
-            [1.0 - self.smoothing, self.smoothing / classes].map(E::Lane::from_f64);
+            [1.0 - self.smoothing, self.smoothing / classes].map(E::Compute::from_f64);
         let weights = weights::<E, W>(self.weight, lines, class, places.len());
-        let mut line = [<E::Lane as Float>::ZERO; W];
-        load(&self.target[places], <E::Lane as Float>::ZERO, &mut line);
+        let mut line = [E::Compute::ZERO; W];
+        load(&self.target[places], E::Compute::ZERO, &mut line);
         for lane in 0..W {
             line[lane] = weights[lane] * (keep * line[lane] + spread);
         }
@@ -104,21 +104,21 @@ impl<'a, E: Stored> Targets<'a, E> {
     }
 }
 
-struct Forward<'a, E: Stored> {
+struct Forward<'a, E: Element> {
     targets: Targets<'a, E>,
     x: &'a [E],
-    lse: &'a mut [E::Lane],
+    lse: &'a mut [E::Compute],
     sum: &'a mut f64,
 }
 
-impl<E: Stored> LinesKernel<E::Lane> for Forward<'_, E> {
+impl<E: Element<Compute: SimdFloat>> LinesKernel<E::Compute> for Forward<'_, E> {
     fn extent(&self) -> (Blocks, usize) {
         (self.targets.blocks, self.lse.len() / self.targets.blocks.inner)
     }
 
     #[inline(always)]
     fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines) {
-        let zero = <E::Lane as Float>::ZERO;
+        let zero = E::Compute::ZERO;
         let (max, powers) = exponentials::<E, F, W>(lines, self.x);
         // Σ t' and Σ t' · (x - max).
         let (mut line, mut total, mut product) = ([zero; W], [zero; W], [zero; W]);
@@ -143,23 +143,23 @@ impl<E: Stored> LinesKernel<E::Lane> for Forward<'_, E> {
     }
 }
 
-struct Backward<'a, E: Stored> {
+struct Backward<'a, E: Element> {
     targets: Targets<'a, E>,
     /// Nothing if dx holds them.
     x: Option<&'a [E]>,
-    lse: &'a [E::Lane],
-    dloss: E::Lane,
+    lse: &'a [E::Compute],
+    dloss: E::Compute,
     dx: &'a mut [E],
 }
 
-impl<E: Stored> LinesKernel<E::Lane> for Backward<'_, E> {
+impl<E: Element<Compute: SimdFloat>> LinesKernel<E::Compute> for Backward<'_, E> {
     fn extent(&self) -> (Blocks, usize) {
         (self.targets.blocks, self.lse.len() / self.targets.blocks.inner)
     }
 
     #[inline(always)]
     fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines) {
-        let zero = <E::Lane as Float>::ZERO;
+        let zero = E::Compute::ZERO;
         let position = position(self.targets.blocks, lines);
         let (mut line, mut lse, mut total) = ([zero; W], [zero; W], [zero; W]);
         let mut class = 0;
@@ -203,8 +203,7 @@ impl Kernel for ForwardKernel {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let blocks = self.0.blocks;
         let outer = blocks.outer_per_task();
-        for_each_float!(self.0.dtype, E => {
-            type T = <E as Stored>::Lane;
+        for_each_float!(self.0.dtype, E as T => {
             let (targets, x) = (self.0.targets::<E>(operands), operands.read::<E>(1).slice());
             let [sum, count, lse] = [0, 1, 2].map(|index| operands.write::<T>(index).slice());
             let sums = operands.write::<f64>(3).slice();
@@ -240,8 +239,7 @@ impl Kernel for BackwardKernel {
         let blocks = self.0.blocks;
         let outer = blocks.outer_per_task();
         let chunk_len = outer * blocks.len * blocks.inner;
-        for_each_float!(self.0.dtype, E => {
-            type T = <E as Stored>::Lane;
+        for_each_float!(self.0.dtype, E as T => {
             let targets = self.0.targets::<E>(operands);
             let [lse, dy] = [1, 2].map(|index| operands.read::<T>(index).slice());
             let x = has_x.then(|| operands.read::<E>(3).slice());

@@ -1,8 +1,8 @@
 //! The factors, 16 blocks of the stream at a time.
 
 use super::Dropout;
-use crate::cpu::lines::Stored;
-use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::{Simd, SimdKernel};
 use crate::cpu::tiles::Source;
 use crate::dtype::Float;
 use crate::random::RandomKey;
@@ -60,7 +60,7 @@ impl<T: Float> SimdKernel<T> for Fill<'_, T> {
     }
 }
 
-impl<T: SimdFloat + Stored> Source<T> for Factors {
+impl<T: SimdFloat> Source<T> for Factors {
     fn write(&self, from: usize, to: &mut [T]) {
         T::dispatch(Fill { factors: self, from: self.first.wrapping_add(from as u64), to });
     }

@@ -8,7 +8,6 @@
 mod cpu;
 
 use crate::cpu::Cpu;
-use crate::cpu::lines::Stored;
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
 use crate::dtype::for_each_float;
 use crate::error::Result;
@@ -45,8 +44,7 @@ impl Kernel for Drop {
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        for_each_float!(self.dtype, E => {
-            type T = <E as Stored>::Lane;
+        for_each_float!(self.dtype, E as T => {
             let order = Order::row_major();
             let factors = cpu::Factors::new(self.dropout);
             let x = (operands.read_count() == 1)

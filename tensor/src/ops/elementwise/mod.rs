@@ -23,8 +23,7 @@ use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::tensor::Tensor;
-pub(crate) use cpu::Arithmetic;
-use cpu::Lane;
+use cpu::{apply_to_floats, apply_to_integers};
 use op::{Domain, Op};
 
 /// A formula over `len` elements.
@@ -54,9 +53,13 @@ impl Kernel for Elementwise {
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         match self.dtype {
-            DType::F64 => self.run::<f64>(cpu, operands),
-            DType::F32 | DType::F16 | DType::BF16 => self.run::<f32>(cpu, operands),
-            DType::I64 | DType::I32 | DType::U8 | DType::Bool => self.run::<i64>(cpu, operands),
+            DType::F64 => self.run(cpu, operands, apply_to_floats::<f64>),
+            DType::F32 | DType::F16 | DType::BF16 => {
+                self.run(cpu, operands, apply_to_floats::<f32>);
+            }
+            DType::I64 | DType::I32 | DType::U8 | DType::Bool => {
+                self.run(cpu, operands, apply_to_integers);
+            }
         }
         Ok(())
     }
@@ -73,7 +76,12 @@ impl Kernel for Elementwise {
 }
 
 impl Elementwise {
-    fn run<T: Lane>(&self, cpu: &Cpu, operands: &mut Operands<'_>) {
+    fn run<T: Element>(
+        &self,
+        cpu: &Cpu,
+        operands: &mut Operands<'_>,
+        apply: impl Fn(Op, &[&[T]], &mut [T]) + Sync,
+    ) {
         let constant = self.scalar.map(|value| Constant::new(T::from_f64(value)));
         let order = operands.write_order(0);
         let count = operands.read_count();
@@ -87,7 +95,7 @@ impl Elementwise {
             _ => Mode::Update,
         };
         let op = self.op;
-        let formula: Formula<'_, T> = &move |sources, to| T::apply(op, sources, to);
+        let formula: Formula<'_, T> = &move |sources, to| apply(op, sources, to);
         for_each_dtype!(self.result, O => {
             evaluate(cpu, operands.write::<O>(0), &order, mode, &sources, Some(formula));
         });

@@ -1,7 +1,7 @@
 //! Parts of formulas that several have in common, and those that are more than one formula.
 
-use super::cpu::{Arithmetic, map, zip};
-use crate::cpu::math::Math;
+use super::cpu::{map, zip};
+use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Fused;
 use crate::dtype::Element;
 
@@ -25,7 +25,7 @@ pub(super) const SELU_SCALE: f64 = 1.050_700_987_355_480_5;
 
 /// `tanh(ln(1 + e^x))` as a quotient of powers of e: Misra, "Mish" (2019).
 #[inline(always)]
-pub(super) fn tanh_softplus<T: Math, F: Fused>(x: T) -> T {
+pub(super) fn tanh_softplus<T: SimdFloat, F: Fused>(x: T) -> T {
     let [two, large] = [2.0, 20.0].map(T::from_f64);
     let e = (if x > large { large } else { x }).exp_in::<F>();
     let n = e * (e + two);
@@ -34,14 +34,14 @@ pub(super) fn tanh_softplus<T: Math, F: Fused>(x: T) -> T {
 
 /// `min(max(x + 3, 0), 6) / 6`: Howard et al., "Searching for MobileNetV3" (2019).
 #[inline(always)]
-pub(super) fn hard_sigmoid<T: Math + Arithmetic>(x: T) -> T {
+pub(super) fn hard_sigmoid<T: SimdFloat>(x: T) -> T {
     let [three, six] = [3.0, 6.0].map(T::from_f64);
-    (x + three).larger(<T as Arithmetic>::ZERO).smaller(six) / six
+    (x + three).larger(T::ZERO).smaller(six) / six
 }
 
 /// A function of angles: in one loop, and then the few that are too large for it one by one.
 #[inline(always)]
-pub(super) fn angles<T: Math + Arithmetic>(
+pub(super) fn angles<T: SimdFloat>(
     sources: &[&[T]],
     to: &mut [T],
     f: impl Fn(T) -> T,
@@ -61,14 +61,14 @@ pub(super) fn angles<T: Math + Arithmetic>(
 }
 
 #[inline(always)]
-pub(super) fn sigmoid<T: Math, F: Fused>(x: T) -> T {
+pub(super) fn sigmoid<T: SimdFloat, F: Fused>(x: T) -> T {
     let one = constant::<T>(1.0);
     one / (one + (-x).exp_in::<F>())
 }
 
 /// `a + weight · (b - a)`, from the nearer end, so that weights 0 and 1 give the ends exactly.
 #[inline(always)]
-pub(super) fn lerp<T: Math>(sources: &[&[T]], weight: f64, to: &mut [T]) {
+pub(super) fn lerp<T: SimdFloat>(sources: &[&[T]], weight: f64, to: &mut [T]) {
     let [w, v] = [weight, 1.0 - weight].map(constant::<T>);
     match weight < 0.5 {
         true => zip(sources, to, |a, b| a + w * (b - a)),

@@ -1,19 +1,14 @@
 //! Powers: the exponents that have a shorter way, the vectorised loop, and the special cases.
 
-use super::cpu::{Arithmetic, map, zip};
-use crate::cpu::math::Math;
+use super::cpu::{map, zip};
+use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Fused;
 use crate::cpu::tiles::TILE_LEN;
-use crate::dtype;
 
 /// `to[i] = sources[0][i]^exponent`, or `^sources[1][i]`. Inlined in one place only: there is one
 /// loop here, and its formula must be compiled for the instruction set that it is called from.
 #[inline(always)]
-pub(super) fn pow<T: Math + Arithmetic, F: Fused>(
-    sources: &[&[T]],
-    exponent: Option<f64>,
-    to: &mut [T],
-) {
+pub(super) fn pow<T: SimdFloat, F: Fused>(sources: &[&[T]], exponent: Option<f64>, to: &mut [T]) {
     if exponent.is_some_and(|exponent| short_pow(exponent, sources, to)) {
         return;
     }
@@ -34,19 +29,17 @@ pub(super) fn pow<T: Math + Arithmetic, F: Fused>(
     }
 }
 
-/// Whether this power is beyond [`Math::pow_in`].
+/// Whether this power is beyond [`SimdFloat::pow_in`].
 #[inline(always)]
-fn is_special_pow<T: Math + Arithmetic>(a: T, b: T) -> bool {
-    let is_usual = (a > <T as dtype::Float>::ZERO)
-        & (a.magnitude() < T::INFINITY)
-        & (b.magnitude() < T::INFINITY);
+fn is_special_pow<T: SimdFloat>(a: T, b: T) -> bool {
+    let is_usual = (a > T::ZERO) & (a.magnitude() < T::INFINITY) & (b.magnitude() < T::INFINITY);
     !is_usual
 }
 
 /// The exponents that have a shorter way, as in PyTorch; whether this is one.
 #[inline(always)]
-fn short_pow<T: Math + Arithmetic>(exponent: f64, sources: &[&[T]], to: &mut [T]) -> bool {
-    let one = <T as dtype::Float>::ONE;
+fn short_pow<T: SimdFloat>(exponent: f64, sources: &[&[T]], to: &mut [T]) -> bool {
+    let one = T::ONE;
     if exponent == 0.0 {
         to.fill(one);
     } else if exponent == 1.0 {

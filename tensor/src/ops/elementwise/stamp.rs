@@ -167,7 +167,7 @@ macro_rules! formulas {
 
         /// `to[i] = dx` of `dy = from[0][i]` and the operand or result `from[1][i]`.
         #[inline(always)]
-        pub(super) fn gradient<T: Functions + Arithmetic, F: Fused>(
+        pub(super) fn gradient<T: SimdFloat, F: Fused>(
             formula: Gradient,
             scalars: [f64; 2],
             from: &[&[T]],

@@ -12,14 +12,15 @@
 //! it is defined for. NaN goes through all of them, as in PyTorch. `{ loop |sources, to| .. }` is
 //! for what is more than one formula for all elements; its scalars are still f64.
 
-use super::cpu::{Arithmetic, map, map_or_update, zip, zip_or_update, zip3, zip3_or_update};
+use super::cpu::{map, map_or_update, zip, zip_or_update, zip3, zip3_or_update};
 use super::op::{Formula, Op};
 use super::parts::{
     GELU_CUBIC, SELU_ALPHA, SELU_SCALE, angles, constant, hard_sigmoid, lerp, sigmoid,
     sqrt_2_over_pi, tanh_softplus,
 };
 use super::pow::pow;
-use crate::cpu::functions::Functions;
+use crate::cpu::arithmetic::Arithmetic;
+use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Fused;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -60,7 +61,7 @@ formulas! {
         AddCMul[scale](x, a, b) 1.0 { x.plus(scale.times(a).times(b)) }
     }
 
-    Float, float, [Functions + Arithmetic], write {
+    Float, float, [SimdFloat], write {
         /// `e^x`.
         pub fn exp, exp_ =
         Exp(x) 20.0 [EXP] { x.exp_in::<F>() }
@@ -201,16 +202,16 @@ formulas! {
             }
         /// `x / (1 + |x|)`.
         pub fn softsign, softsign_ =
-        Softsign(x) 20.0 { x / (constant::<T>(1.0) + Functions::abs(x)) }
+        Softsign(x) 20.0 { x / (constant::<T>(1.0) + x.magnitude()) }
             => pub fn softsign_backward, softsign_backward_ = (dy, x) 20.0 {
-                let y = constant::<T>(1.0) + Functions::abs(x);
+                let y = constant::<T>(1.0) + x.magnitude();
                 dy / (y * y)
             }
         /// `ln(1 / (1 + e^-x))`, exact for large `|x|`.
         pub fn logsigmoid, logsigmoid_ =
         LogSigmoid(x) 20.0 {
             let low = if x > constant(0.0) { constant(0.0) } else { x };
-            low - (-Functions::abs(x)).exp_in::<F>().log1p_in::<F>()
+            low - (-x.magnitude()).exp_in::<F>().log1p_in::<F>()
         }
             => pub fn logsigmoid_backward, logsigmoid_backward_ = (dy, x) 20.0 {
                 dy * sigmoid::<T, F>(-x)

@@ -2,11 +2,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use half::{bf16, f16};
-
 use crate::cpu::Cpu;
+use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::chunk::for_each_chunk;
-use crate::dtype::Element;
+use crate::dtype::{Element, is_same_type};
 use crate::error::{Result, TensorError};
 use crate::launch::{View, ViewMut};
 use crate::layout::{Nest, RANK_MAX, Shape};
@@ -93,59 +92,24 @@ pub(super) fn gather<T: Copy + Send + Sync>(
     });
 }
 
-/// Sums of this type that elements of `S` are added to.
-pub(super) trait Combine<S: Copy>: Element {
-    /// `self += from`.
-    fn combine(&mut self, from: S);
+/// `to += from`, in the type that the sums are computed in.
+#[inline(always)]
+pub(super) fn add<S: Element, D: Element<Compute: Arithmetic>>(to: &mut D, from: S) {
+    *to = to.cast::<D::Compute>().plus(from.cast()).cast();
+}
 
-    /// [`Combine::combine`] of each.
-    #[inline]
-    fn combine_row(to: &mut [Self], from: &[S]) {
-        to.iter_mut().zip(from).for_each(|(to, from)| to.combine(*from));
+/// [`add`] of each. Half types that are added up in f32 are converted with vector instructions.
+#[inline]
+pub(super) fn add_row<S: Element, D: Element<Compute: Arithmetic>>(to: &mut [D], from: &[S]) {
+    if is_same_type::<S, D>() {
+        return to.iter_mut().zip(from).for_each(|(to, from)| add(to, *from));
+    }
+    let mut tile = [D::ZERO; 256];
+    for (to, from) in to.chunks_mut(256).zip(from.chunks(256)) {
+        S::cast_slice(from, &mut tile[..from.len()]);
+        to.iter_mut().zip(&tile).for_each(|(to, from)| add(to, *from));
     }
 }
-
-macro_rules! combine {
-    ($($to:ty, $from:ty: |$a:ident, $b:ident| $sum:expr;)*) => {$(
-        impl Combine<$from> for $to {
-            #[inline(always)]
-            fn combine(&mut self, $b: $from) {
-                let $a = *self;
-                *self = $sum;
-            }
-        }
-    )*};
-}
-combine! {
-    f64, f64: |a, b| a + b;
-    f32, f32: |a, b| a + b;
-    f16, f16: |a, b| f16::from_f32(a.to_f32() + b.to_f32());
-    bf16, bf16: |a, b| bf16::from_f32(a.to_f32() + b.to_f32());
-    i64, i64: |a, b| a.wrapping_add(b);
-    i32, i32: |a, b| a.wrapping_add(b);
-    u8, u8: |a, b| a.wrapping_add(b);
-}
-
-/// Half types that are added up in f32, converted with vector instructions.
-macro_rules! combine_wider {
-    ($($from:ty),*) => {$(
-        impl Combine<$from> for f32 {
-            #[inline(always)]
-            fn combine(&mut self, from: $from) {
-                *self += from.to_f32();
-            }
-
-            fn combine_row(to: &mut [f32], from: &[$from]) {
-                let mut tile = [0.0; 256];
-                for (to, from) in to.chunks_mut(256).zip(from.chunks(256)) {
-                    <$from>::cast_slice(from, &mut tile[..from.len()]);
-                    to.iter_mut().zip(&tile).for_each(|(to, from)| *to += from);
-                }
-            }
-        }
-    )*};
-}
-combine_wider!(f16, bf16);
 
 /// What arrives at a destination, each element from the place of its index, in the order along the
 /// axis: where indices repeat, the sums round alike and the last write stays, whatever the number

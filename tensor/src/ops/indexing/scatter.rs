@@ -1,9 +1,10 @@
 //! Elements sent to where indices say: scatter, index_add, index_copy.
 
-use super::cpu::{self, Arrivals, Combine};
+use super::cpu::{self, Arrivals};
 use super::strides;
 use crate::axis::Axis;
 use crate::cpu::Cpu;
+use crate::cpu::arithmetic::Arithmetic;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
@@ -47,21 +48,21 @@ impl Kernel for Scatter {
             }),
             (Arrival::Add, [DType::F16, DType::F32]) => self.add::<half::f16, f32>(cpu, operands),
             (Arrival::Add, [DType::BF16, DType::F32]) => self.add::<half::bf16, f32>(cpu, operands),
-            (Arrival::Add, [DType::F64, _]) => self.add::<f64, f64>(cpu, operands),
-            (Arrival::Add, [DType::F32, _]) => self.add::<f32, f32>(cpu, operands),
-            (Arrival::Add, [DType::F16, _]) => self.add::<half::f16, half::f16>(cpu, operands),
-            (Arrival::Add, [DType::BF16, _]) => self.add::<half::bf16, half::bf16>(cpu, operands),
-            (Arrival::Add, [DType::I64, _]) => self.add::<i64, i64>(cpu, operands),
-            (Arrival::Add, [DType::I32, _]) => self.add::<i32, i32>(cpu, operands),
-            (Arrival::Add, [DType::U8, _]) => self.add::<u8, u8>(cpu, operands),
             (Arrival::Add, [DType::Bool, _]) => unreachable!("checked to be a number"),
+            (Arrival::Add, [dtype, _]) => {
+                for_each_dtype!(dtype, T => self.add::<T, T>(cpu, operands))
+            }
         }
     }
 }
 
 impl Scatter {
-    fn add<S: Element, D: Combine<S>>(&self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        self.run::<S, D>(cpu, operands, D::combine, D::combine_row)
+    fn add<S: Element, D: Element<Compute: Arithmetic>>(
+        &self,
+        cpu: &Cpu,
+        operands: &mut Operands<'_>,
+    ) -> Result<()> {
+        self.run::<S, D>(cpu, operands, cpu::add, cpu::add_row)
     }
 
     fn run<S: Element, D: Element>(

@@ -3,8 +3,8 @@
 use super::{LinearCrossEntropyKernel, LinearCrossEntropyOptions};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk2};
-use crate::cpu::gemm::{Batch, Gemm, Matrix, MatrixMut, gemm_batched};
-use crate::cpu::math::Math;
+use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
+use crate::cpu::math::SimdFloat;
 use crate::cpu::panel::Start;
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdKernel};
@@ -38,7 +38,7 @@ fn matrix<E: Element>(view: View<'_, E>) -> Matrix<'_, E> {
 ///
 /// # Errors
 /// The first row whose label is neither a class nor the ignored one; nothing is written then.
-pub(super) fn run<T: Gemm + Math, E: Element, W: Element>(
+pub(super) fn run<T: SimdFloat, E: Element, W: Element>(
     cpu: &Cpu,
     kernel: &LinearCrossEntropyKernel,
     operands: &mut Operands<'_>,
@@ -105,7 +105,7 @@ pub(super) fn run<T: Gemm + Math, E: Element, W: Element>(
 }
 
 /// `db[v] += Σ` of column v, a tile of columns at a time to read along the rows.
-fn add_columns<T: Gemm, W: Element>(rows: &[T], classes: usize, db: &mut [W], stride: usize) {
+fn add_columns<T: SimdFloat, W: Element>(rows: &[T], classes: usize, db: &mut [W], stride: usize) {
     const TILE_LEN: usize = 64;
     for first in (0..classes).step_by(TILE_LEN) {
         let len = TILE_LEN.min(classes - first);
@@ -129,7 +129,7 @@ struct Chunk<'a, T, E> {
     dy: Option<T>,
 }
 
-impl<T: Gemm + Math, E: Element> Chunk<'_, T, E> {
+impl<T: SimdFloat, E: Element> Chunk<'_, T, E> {
     /// Overwrites the losses, and the logits with their gradients.
     fn run(&self, pool: &Pool, classes: usize, logits: &mut [T], losses: &mut [T]) {
         let rows = (TASK_LEN / classes).max(1);
@@ -159,7 +159,7 @@ struct Row<'a, T, E> {
     loss: &'a mut T,
 }
 
-impl<T: Gemm + Math, E: Element> SimdKernel<T> for Row<'_, T, E> {
+impl<T: SimdFloat, E: Element> SimdKernel<T> for Row<'_, T, E> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
         /// Sums side by side, so that the compiler can make vectors of them.

@@ -8,6 +8,7 @@ mod cuda;
 
 use crate::cpu::Cpu;
 use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
+use crate::cpu::math::SimdFloat;
 use crate::cpu::panel::Start;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands, check_f32};
@@ -97,11 +98,7 @@ impl Kernel for MatMul {
 
 impl MatMul {
     /// Computed in `T` from operands in `E` to a destination in `Y`.
-    fn run<T: crate::cpu::gemm::Gemm, E: Element, Y: Element>(
-        self,
-        cpu: &Cpu,
-        operands: &mut Operands<'_>,
-    ) {
+    fn run<T: SimdFloat, E: Element, Y: Element>(self, cpu: &Cpu, operands: &mut Operands<'_>) {
         let [a, b] = [0, 1].map(|index| operands.read::<E>(index));
         let y: ViewMut<'_, Y> = operands.write(0);
         let Plan { batch, size, strides } = self.plan;

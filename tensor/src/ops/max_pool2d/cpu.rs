@@ -4,8 +4,8 @@
 //! one byte: an eighth of PyTorch's index. Both directions overwrite.
 
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
+use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
-use crate::cpu::simd::SimdFloat;
 use crate::dtype::{Element, Float};
 use crate::ops::windows::{Axis, Kind, for_each_row, window_count};
 

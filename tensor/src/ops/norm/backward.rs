@@ -7,9 +7,9 @@ use super::cpu::ROWS_TOGETHER_MAX;
 use super::piece::{PIECE_LEN, Wide, pieces};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
-use crate::cpu::lines::{Lines, Stored, Sums, load, store};
-use crate::cpu::math::Math;
-use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
+use crate::cpu::lines::{Lines, Sums, load, store};
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::{Element, is_same_type};
 
 /// Samples up to which each has partial sums of its own; more share as many.
@@ -47,25 +47,25 @@ impl Cut {
 }
 
 /// What a task of [`backward`] works on.
-struct Backward<'a, E: Stored> {
+struct Backward<'a, E: Element> {
     norm: &'a Norm,
     first_row: usize,
     dy: &'a [E],
     x: &'a [E],
-    mean: Option<&'a [E::Lane]>,
-    rstd: &'a [E::Lane],
+    mean: Option<&'a [E::Compute]>,
+    rstd: &'a [E::Compute],
     weight: Option<&'a [E]>,
     dx: &'a mut [E],
     /// Partial sums of the parameters' gradients, if there are parameters: pairs of rows of
     /// channels, `Σ dy·x̂` and `Σ dy`.
-    partials: Option<&'a mut [E::Lane]>,
+    partials: Option<&'a mut [E::Compute]>,
 }
 
-impl<E: Stored> SimdKernel<E::Lane> for Backward<'_, E> {
+impl<E: Element<Compute: SimdFloat>> SimdKernel<E::Compute> for Backward<'_, E> {
     #[inline(always)]
-    fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
+    fn run<S: Simd<E::Compute>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
         if let Some(partials) = &mut self.partials {
-            partials.fill(<E::Lane as crate::dtype::Float>::ZERO);
+            partials.fill(E::Compute::ZERO);
         }
         let rows = 0..self.rstd.len();
         if self.norm.inner > 1 {
@@ -84,12 +84,12 @@ impl<E: Stored> SimdKernel<E::Lane> for Backward<'_, E> {
     }
 }
 
-impl<'a, E: Stored> Backward<'a, E> {
+impl<'a, E: Element<Compute: SimdFloat>> Backward<'a, E> {
     /// Of the partial sums, those of the channels of a row: `Σ dy·x̂`, then `Σ dy`.
     #[inline(always)]
     fn sums_of(
         norm: &Norm,
-        partials: &mut Option<&mut [E::Lane]>,
+        partials: &mut Option<&mut [E::Compute]>,
         row: usize,
     ) -> [Option<Range<usize>>; 2] {
         let Some(partials) = partials else { return [None, None] };
@@ -102,18 +102,18 @@ impl<'a, E: Stored> Backward<'a, E> {
     /// `dx = rstd · (dy·w - mean(dy·w) - x̂ · mean(dy·w·x̂))` where each element has a weight. The
     /// means of one row are rounded and spread while another is summed.
     #[inline(always)]
-    fn rows_of_elements<S: Simd<E::Lane>>(
+    fn rows_of_elements<S: Simd<E::Compute>>(
         &mut self,
         simd: S,
         rows: Range<usize>,
-        wide: &mut Wide<E::Lane>,
+        wide: &mut Wide<E::Compute>,
     ) {
-        let mut scales = [[<E::Lane as crate::dtype::Float>::ZERO; 4]; ROWS_TOGETHER_MAX];
+        let mut scales = [[E::Compute::ZERO; 4]; ROWS_TOGETHER_MAX];
         for row in rows.clone() {
             scales[row - rows.start] = self.scale_of(simd, row, wide);
         }
         // Rows that are widened, or have weights or sums of their own, go one by one.
-        let are_alike = is_same_type::<E, E::Lane>() && self.norm.rows_share_sums();
+        let are_alike = is_same_type::<E, E::Compute>() && self.norm.rows_share_sums();
         if are_alike && rows.len() == ROWS_TOGETHER_MAX {
             return self.gradients(simd, rows.start, &scales, wide);
         }
@@ -124,16 +124,16 @@ impl<'a, E: Stored> Backward<'a, E> {
 
     /// What the gradient of a row is made with: `[mean, rstd, mean(dy·w), mean(dy·w·x̂)]`.
     #[inline(always)]
-    fn scale_of<S: Simd<E::Lane>>(
+    fn scale_of<S: Simd<E::Compute>>(
         &self,
         simd: S,
         row: usize,
-        wide: &mut Wide<E::Lane>,
-    ) -> [E::Lane; 4] {
+        wide: &mut Wide<E::Compute>,
+    ) -> [E::Compute; 4] {
         let norm = self.norm;
         let len = norm.row_len();
         let (dy, x) = (&self.dy[row * len..][..len], &self.x[row * len..][..len]);
-        let mean = self.mean.map_or(<E::Lane as crate::dtype::Float>::ZERO, |mean| mean[row]);
+        let mean = self.mean.map_or(E::Compute::ZERO, |mean| mean[row]);
         let rstd = self.rstd[row];
         let weight = self.weight_of(row);
         let mut totals = [0.0; 2];
@@ -145,7 +145,7 @@ impl<'a, E: Stored> Backward<'a, E> {
             totals = [totals[0] + sums[0], totals[1] + sums[1]];
         }
         totals[1] *= rstd.to_f64();
-        let [sum, product] = norm.center.means(totals, len).map(E::Lane::from_f64);
+        let [sum, product] = norm.center.means(totals, len).map(E::Compute::from_f64);
         [mean, rstd, sum, product]
     }
 
@@ -157,12 +157,12 @@ impl<'a, E: Stored> Backward<'a, E> {
 
     /// Writes dx of `ROWS` rows from `first` on and adds to the sums of their channels.
     #[inline(always)]
-    fn gradients<S: Simd<E::Lane>, const ROWS: usize>(
+    fn gradients<S: Simd<E::Compute>, const ROWS: usize>(
         &mut self,
         simd: S,
         first: usize,
-        scales: &[[E::Lane; 4]; ROWS],
-        wide: &mut Wide<E::Lane>,
+        scales: &[[E::Compute; 4]; ROWS],
+        wide: &mut Wide<E::Compute>,
     ) {
         let len = self.norm.row_len();
         let weight = self.weight_of(first);
@@ -181,15 +181,15 @@ impl<'a, E: Stored> Backward<'a, E> {
             let dy = Some(&self.dy[all.clone()]);
             let piece = wide.operands(places.len(), &self.x[all.clone()], [weight, dy]);
             let dx = &mut self.dx[all];
-            if is_same_type::<E, E::Lane>() {
+            if is_same_type::<E, E::Compute>() {
                 let dx = bytemuck::cast_slice_mut(dx);
                 piece.gradients(simd, len, scales, dx, &mut parameters);
                 continue;
             }
-            let mut lanes = [<E::Lane as crate::dtype::Float>::ZERO; PIECE_LEN];
+            let mut lanes = [E::Compute::ZERO; PIECE_LEN];
             let lanes = &mut lanes[..dx.len()];
             piece.gradients(simd, len, scales, lanes, &mut parameters);
-            E::Lane::cast_slice(lanes, dx);
+            E::Compute::cast_slice(lanes, dx);
         }
     }
 
@@ -197,8 +197,8 @@ impl<'a, E: Stored> Backward<'a, E> {
     #[inline(always)]
     fn row_of_channels<const W: usize>(&mut self, row: usize) {
         let norm = self.norm;
-        let zero = <E::Lane as crate::dtype::Float>::ZERO;
-        let one = <E::Lane as crate::dtype::Float>::ONE;
+        let zero = E::Compute::ZERO;
+        let one = E::Compute::ONE;
         let len = norm.row_len();
         let (dy, x) = (&self.dy[row * len..][..len], &self.x[row * len..][..len]);
         let mean = self.mean.map_or(zero, |mean| mean[row]);
@@ -211,29 +211,29 @@ impl<'a, E: Stored> Backward<'a, E> {
         for (index, channel) in channels.clone().enumerate() {
             let places = index * norm.inner..(index + 1) * norm.inner;
             let [sum, product] =
-                products::<E, E::Lane, W>(&dy[places.clone()], &x[places], [mean, rstd]);
-            let weight: E::Lane = weight_of(channel);
+                products::<E, E::Compute, W>(&dy[places.clone()], &x[places], [mean, rstd]);
+            let weight: E::Compute = weight_of(channel);
             totals[0] += weight.to_f64() * sum;
             totals[1] += weight.to_f64() * product;
             if let (Some(partials), Some(dw), Some(db)) = (&mut self.partials, &dw, &db) {
-                partials[dw.start + index] += E::Lane::from_f64(product);
-                partials[db.start + index] += E::Lane::from_f64(sum);
+                partials[dw.start + index] += E::Compute::from_f64(product);
+                partials[db.start + index] += E::Compute::from_f64(sum);
             }
         }
-        let [sum, product] = norm.center.means(totals, len).map(E::Lane::from_f64);
+        let [sum, product] = norm.center.means(totals, len).map(E::Compute::from_f64);
         let dx = &mut self.dx[row * len..][..len];
         for (index, channel) in channels.enumerate() {
             let places = index * norm.inner..(index + 1) * norm.inner;
             let scale = [mean, rstd, weight_of(channel), sum, product];
             let (dy, x) = (&dy[places.clone()], &x[places.clone()]);
-            gradient::<E, E::Lane, W>(dy, x, scale, &mut dx[places]);
+            gradient::<E, E::Compute, W>(dy, x, scale, &mut dx[places]);
         }
     }
 }
 
 /// `Σ dy` and `Σ dy·x̂` with `x̂ = (x - mean) · rstd`.
 #[inline(always)]
-pub(crate) fn products<E: Element, T: Math, const W: usize>(
+pub(crate) fn products<E: Element, T: SimdFloat, const W: usize>(
     dy: &[E],
     x: &[E],
     [mean, rstd]: [T; 2],
@@ -254,7 +254,7 @@ pub(crate) fn products<E: Element, T: Math, const W: usize>(
 
 /// `dx = rstd · (dy·w - sum - x̂ · product)`.
 #[inline(always)]
-pub(super) fn gradient<E: Element, T: Math, const W: usize>(
+pub(super) fn gradient<E: Element, T: SimdFloat, const W: usize>(
     dy: &[E],
     x: &[E],
     [mean, rstd, weight, sum, product]: [T; 5],
@@ -274,31 +274,31 @@ pub(super) fn gradient<E: Element, T: Math, const W: usize>(
 }
 
 /// The operands of [`backward`] that are read.
-pub(super) struct Reads<'a, E: Stored> {
+pub(super) struct Reads<'a, E: Element> {
     pub(super) dy: &'a [E],
     pub(super) x: &'a [E],
-    pub(super) mean: Option<&'a [E::Lane]>,
-    pub(super) rstd: &'a [E::Lane],
+    pub(super) mean: Option<&'a [E::Compute]>,
+    pub(super) rstd: &'a [E::Compute],
     pub(super) weight: Option<&'a [E]>,
 }
 
 /// Overwrites dx and, if given, the gradients of weight and bias; `partials` is scratch for those.
-pub(super) fn backward<E: Stored>(
+pub(super) fn backward<E: Element<Compute: SimdFloat>>(
     cpu: &Cpu,
     norm: &Norm,
     reads: &Reads<'_, E>,
     dx: &mut [E],
     parameters: Option<[&mut [E]; 2]>,
-    partials: &mut [E::Lane],
+    partials: &mut [E::Compute],
 ) {
     let cut = Cut::of(norm);
     let rows = cut.rows_per_task;
     let task_len = rows * norm.row_len();
-    let task = |index: usize, dx: &mut [E], partials: Option<&mut [E::Lane]>| {
+    let task = |index: usize, dx: &mut [E], partials: Option<&mut [E::Compute]>| {
         let places = index * task_len..index * task_len + dx.len();
         let first_row = index * rows;
         let rows = first_row..first_row + dx.len() / norm.row_len();
-        E::Lane::dispatch(Backward {
+        E::Compute::dispatch(Backward {
             norm,
             first_row,
             dy: &reads.dy[places.clone()],
@@ -328,23 +328,23 @@ pub(super) fn backward<E: Stored>(
     for (which, to) in [dweight, dbias].into_iter().enumerate() {
         for (group, to) in to.chunks_exact_mut(per_row.max(1)).enumerate() {
             let (row_len, first) = (2 * norm.channels, (group * 2 + which) * per_row);
-            E::Lane::dispatch(AddUp { rows: partials, row_len, first, to });
+            E::Compute::dispatch(AddUp { rows: partials, row_len, first, to });
         }
     }
 }
 
 /// `to[i] = Σ of rows[first + i]` over rows of `row_len`.
-struct AddUp<'a, E: Stored> {
-    rows: &'a [E::Lane],
+struct AddUp<'a, E: Element> {
+    rows: &'a [E::Compute],
     row_len: usize,
     first: usize,
     to: &'a mut [E],
 }
 
-impl<E: Stored> SimdKernel<E::Lane> for AddUp<'_, E> {
+impl<E: Element<Compute: SimdFloat>> SimdKernel<E::Compute> for AddUp<'_, E> {
     /// A tile at a time, to read along the rows.
     #[inline(always)]
-    fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(self, _: S) {
+    fn run<S: Simd<E::Compute>, const ROWS: usize, const COLS: usize>(self, _: S) {
         const TILE_LEN: usize = 64;
         for (tile, to) in self.to.chunks_mut(TILE_LEN).enumerate() {
             let first = self.first + tile * TILE_LEN;
@@ -357,7 +357,7 @@ impl<E: Stored> SimdKernel<E::Lane> for AddUp<'_, E> {
                 }
             }
             for (to, total) in to.iter_mut().zip(totals) {
-                *to = E::Lane::from_f64(*total).cast();
+                *to = E::Compute::from_f64(*total).cast();
             }
         }
     }

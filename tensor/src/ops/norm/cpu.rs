@@ -7,9 +7,9 @@ use super::piece::{PIECE_LEN, Wide, moments, pieces};
 use super::{Center, Norm};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk2, for_each_chunk3};
-use crate::cpu::lines::{Lines, Stored, Sums, load, store};
-use crate::cpu::math::Math;
-use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
+use crate::cpu::lines::{Lines, Sums, load, store};
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::{Element, is_same_type};
 
 /// Elements of a task.
@@ -30,20 +30,20 @@ impl Norm {
 }
 
 /// What a task of [`forward`] works on.
-struct Forward<'a, E: Stored> {
+struct Forward<'a, E: Element> {
     norm: &'a Norm,
     first_row: usize,
     x: &'a [E],
     weight: Option<&'a [E]>,
     bias: Option<&'a [E]>,
     y: &'a mut [E],
-    mean: Option<&'a mut [E::Lane]>,
-    rstd: &'a mut [E::Lane],
+    mean: Option<&'a mut [E::Compute]>,
+    rstd: &'a mut [E::Compute],
 }
 
-impl<E: Stored> SimdKernel<E::Lane> for Forward<'_, E> {
+impl<E: Element<Compute: SimdFloat>> SimdKernel<E::Compute> for Forward<'_, E> {
     #[inline(always)]
-    fn run<S: Simd<E::Lane>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
+    fn run<S: Simd<E::Compute>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
         let rows = 0..self.rstd.len();
         if self.norm.inner > 1 {
             // Not `for_each`: its closure would be compiled for any processor.
@@ -61,17 +61,17 @@ impl<E: Stored> SimdKernel<E::Lane> for Forward<'_, E> {
     }
 }
 
-impl<E: Stored> Forward<'_, E> {
+impl<E: Element<Compute: SimdFloat>> Forward<'_, E> {
     /// Stores the statistics of a row; gives those that it is normalised by.
     #[inline(always)]
-    fn keep(&mut self, row: usize, mean: f64, variance: f64) -> [E::Lane; 2] {
+    fn keep(&mut self, row: usize, mean: f64, variance: f64) -> [E::Compute; 2] {
         let (mut mean, mut variance) = (mean, variance);
         if !variance.is_finite() {
             let len = self.norm.row_len();
             (mean, variance) = wide_moments(&self.x[row * len..][..len], self.norm.center);
         }
-        let mean = E::Lane::from_f64(mean);
-        let rstd = E::Lane::from_f64(1.0 / (variance + self.norm.eps).sqrt());
+        let mean = E::Compute::from_f64(mean);
+        let rstd = E::Compute::from_f64(1.0 / (variance + self.norm.eps).sqrt());
         if let Some(means) = &mut self.mean {
             means[row] = mean;
         }
@@ -82,13 +82,13 @@ impl<E: Stored> Forward<'_, E> {
     /// Each element has a weight. The roots and quotients of one row are computed while another
     /// is summed.
     #[inline(always)]
-    fn rows_of_elements<S: Simd<E::Lane>>(
+    fn rows_of_elements<S: Simd<E::Compute>>(
         &mut self,
         simd: S,
         rows: Range<usize>,
-        wide: &mut Wide<E::Lane>,
+        wide: &mut Wide<E::Compute>,
     ) {
-        let mut near = [<E::Lane as crate::dtype::Float>::ZERO; ROWS_TOGETHER_MAX];
+        let mut near = [E::Compute::ZERO; ROWS_TOGETHER_MAX];
         if self.norm.center == Center::Mean {
             for row in rows.clone() {
                 near[row - rows.start] = self.mean_of_elements(simd, row, wide);
@@ -98,7 +98,7 @@ impl<E: Stored> Forward<'_, E> {
             self.keep_moments(simd, row, near[row - rows.start], wide);
         }
         // Rows that are widened, or have weights of their own, go one by one.
-        let are_alike = is_same_type::<E, E::Lane>() && self.norm.groups == 1;
+        let are_alike = is_same_type::<E, E::Compute>() && self.norm.groups == 1;
         if are_alike && rows.len() == ROWS_TOGETHER_MAX {
             return self.normalize::<S, ROWS_TOGETHER_MAX>(simd, rows.start, wide);
         }
@@ -109,29 +109,29 @@ impl<E: Stored> Forward<'_, E> {
 
     /// The mean of a row but for rounding.
     #[inline(always)]
-    fn mean_of_elements<S: Simd<E::Lane>>(
+    fn mean_of_elements<S: Simd<E::Compute>>(
         &self,
         simd: S,
         row: usize,
-        wide: &mut Wide<E::Lane>,
-    ) -> E::Lane {
+        wide: &mut Wide<E::Compute>,
+    ) -> E::Compute {
         let len = self.norm.row_len();
         let x = &self.x[row * len..][..len];
         let mut sum = 0.0;
         for places in pieces(len) {
-            sum += moments(simd, wide.x(&x[places]), <E::Lane as crate::dtype::Float>::ZERO)[0];
+            sum += moments(simd, wide.x(&x[places]), E::Compute::ZERO)[0];
         }
-        E::Lane::from_f64(sum / len as f64)
+        E::Compute::from_f64(sum / len as f64)
     }
 
     /// Stores the statistics of a row, from the distances to what is near its mean.
     #[inline(always)]
-    fn keep_moments<S: Simd<E::Lane>>(
+    fn keep_moments<S: Simd<E::Compute>>(
         &mut self,
         simd: S,
         row: usize,
-        near: E::Lane,
-        wide: &mut Wide<E::Lane>,
+        near: E::Compute,
+        wide: &mut Wide<E::Compute>,
     ) {
         let len = self.norm.row_len();
         let x = &self.x[row * len..][..len];
@@ -149,13 +149,13 @@ impl<E: Stored> Forward<'_, E> {
 
     /// Writes y of `ROWS` rows from `first` on.
     #[inline(always)]
-    fn normalize<S: Simd<E::Lane>, const ROWS: usize>(
+    fn normalize<S: Simd<E::Compute>, const ROWS: usize>(
         &mut self,
         simd: S,
         first: usize,
-        wide: &mut Wide<E::Lane>,
+        wide: &mut Wide<E::Compute>,
     ) {
-        let zero = <E::Lane as crate::dtype::Float>::ZERO;
+        let zero = E::Compute::ZERO;
         let len = self.norm.row_len();
         let mut scales = [[zero; 2]; ROWS];
         for (row, scale) in scales.iter_mut().enumerate() {
@@ -170,14 +170,14 @@ impl<E: Stored> Forward<'_, E> {
             let parameters = [weight, bias].map(|all| all.map(|all| &all[places.clone()]));
             let piece = wide.operands(places.len(), &self.x[all.clone()], parameters);
             let y = &mut self.y[all];
-            if is_same_type::<E, E::Lane>() {
+            if is_same_type::<E, E::Compute>() {
                 piece.normalized(simd, len, &scales, bytemuck::cast_slice_mut(y));
                 continue;
             }
             let mut lanes = [zero; PIECE_LEN];
             let lanes = &mut lanes[..y.len()];
             piece.normalized(simd, len, &scales, lanes);
-            E::Lane::cast_slice(lanes, y);
+            E::Compute::cast_slice(lanes, y);
         }
     }
 
@@ -185,20 +185,19 @@ impl<E: Stored> Forward<'_, E> {
     #[inline(always)]
     fn row_of_channels<const W: usize>(&mut self, row: usize) {
         let norm = self.norm;
-        let (len, one) = (norm.row_len(), <E::Lane as crate::dtype::Float>::ONE);
+        let (len, one) = (norm.row_len(), E::Compute::ONE);
         let x = &self.x[row * len..][..len];
         let (mean, variance) = match norm.center {
-            Center::Mean => mean_and_variance::<E, E::Lane, W>(x),
-            Center::Zero => (0.0, square_mean::<E, E::Lane, W>(x)),
+            Center::Mean => mean_and_variance::<E, E::Compute, W>(x),
+            Center::Zero => (0.0, square_mean::<E, E::Compute, W>(x)),
         };
         let [mean, rstd] = self.keep(row, mean, variance);
         let y = &mut self.y[row * len..][..len];
         for (index, channel) in norm.channels_of_row(self.first_row + row).enumerate() {
             let scale = self.weight.map_or(one, |weight| weight[channel].cast()) * rstd;
-            let shift =
-                self.bias.map_or(<E::Lane as crate::dtype::Float>::ZERO, |b| b[channel].cast());
+            let shift = self.bias.map_or(E::Compute::ZERO, |b| b[channel].cast());
             let first = index * norm.inner;
-            affine::<E, E::Lane, W>(
+            affine::<E, E::Compute, W>(
                 &x[first..][..norm.inner],
                 [mean, scale, shift],
                 &mut y[first..][..norm.inner],
@@ -209,7 +208,7 @@ impl<E: Stored> Forward<'_, E> {
 
 /// `y = (x - mean) · scale + shift`.
 #[inline(always)]
-pub(super) fn affine<E: Element, T: Math, const W: usize>(
+pub(super) fn affine<E: Element, T: SimdFloat, const W: usize>(
     x: &[E],
     [mean, scale, shift]: [T; 3],
     y: &mut [E],
@@ -230,7 +229,7 @@ pub(super) fn affine<E: Element, T: Math, const W: usize>(
 /// again: Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983), equation
 /// 1.7.
 #[inline(always)]
-fn corrected<T: Math>(near: T, sums: [f64; 2], len: usize) -> (f64, f64) {
+fn corrected<T: SimdFloat>(near: T, sums: [f64; 2], len: usize) -> (f64, f64) {
     let [rest, square] = sums.map(|sum| sum / len as f64);
     (near.to_f64() + rest, square - rest * rest)
 }
@@ -252,7 +251,7 @@ fn wide_moments<E: Element>(x: &[E], center: Center) -> (f64, f64) {
 
 /// The mean, and the mean squared distance from it.
 #[inline(always)]
-pub(crate) fn mean_and_variance<E: Element, T: Math, const W: usize>(x: &[E]) -> (f64, f64) {
+pub(crate) fn mean_and_variance<E: Element, T: SimdFloat, const W: usize>(x: &[E]) -> (f64, f64) {
     let mut line = [T::ZERO; W];
     let mut sums = Sums::<T, 1, W>::new();
     for places in Lines::row::<W>(0, x.len()).places() {
@@ -279,7 +278,7 @@ pub(crate) fn mean_and_variance<E: Element, T: Math, const W: usize>(x: &[E]) ->
 
 /// The mean of the squares.
 #[inline(always)]
-fn square_mean<E: Element, T: Math, const W: usize>(x: &[E]) -> f64 {
+fn square_mean<E: Element, T: SimdFloat, const W: usize>(x: &[E]) -> f64 {
     let mut line = [T::ZERO; W];
     let mut sums = Sums::<T, 1, W>::new();
     for places in Lines::row::<W>(0, x.len()).places() {
@@ -295,23 +294,24 @@ fn square_mean<E: Element, T: Math, const W: usize>(x: &[E]) -> f64 {
 
 /// Overwrites y, the means (unless rows are not centred) and the reciprocal deviations.
 #[expect(clippy::too_many_arguments, reason = "operands and results of one operation")]
-pub(super) fn forward<E: Stored>(
+pub(super) fn forward<E: Element<Compute: SimdFloat>>(
     cpu: &Cpu,
     norm: &Norm,
     x: &[E],
     weight: Option<&[E]>,
     bias: Option<&[E]>,
     y: &mut [E],
-    mean: Option<&mut [E::Lane]>,
-    rstd: &mut [E::Lane],
+    mean: Option<&mut [E::Compute]>,
+    rstd: &mut [E::Compute],
 ) {
     let rows_per_task = norm.rows_per_task();
     let task_len = rows_per_task * norm.row_len();
-    let task = |index: usize, y: &mut [E], rstd: &mut [E::Lane], mean: Option<&mut [E::Lane]>| {
-        let x = &x[index * task_len..][..y.len()];
-        let first_row = index * rows_per_task;
-        E::Lane::dispatch(Forward { norm, first_row, x, weight, bias, y, mean, rstd });
-    };
+    let task =
+        |index: usize, y: &mut [E], rstd: &mut [E::Compute], mean: Option<&mut [E::Compute]>| {
+            let x = &x[index * task_len..][..y.len()];
+            let first_row = index * rows_per_task;
+            E::Compute::dispatch(Forward { norm, first_row, x, weight, bias, y, mean, rstd });
+        };
     let (y, rstd) = (Chunked::new(y, task_len), Chunked::new(rstd, rows_per_task));
     match mean {
         Some(mean) => for_each_chunk3(

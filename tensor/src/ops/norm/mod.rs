@@ -14,7 +14,6 @@ mod methods;
 mod piece;
 
 use crate::cpu::Cpu;
-use crate::cpu::lines::Stored;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
@@ -92,8 +91,7 @@ impl Kernel for Forward {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let norm = &self.norm;
         let [has_weight, has_bias] = self.has;
-        for_each_float!(norm.dtype, E => {
-            type T = <E as Stored>::Lane;
+        for_each_float!(norm.dtype, E as T => {
             let x = operands.read::<E>(0).slice();
             let weight = has_weight.then(|| operands.read::<E>(1).slice());
             let bias = has_bias.then(|| operands.read::<E>(1 + usize::from(has_weight)).slice());
@@ -131,8 +129,7 @@ impl Kernel for Backward {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let norm = &self.norm;
         let has_mean = norm.center == Center::Mean;
-        for_each_float!(norm.dtype, E => {
-            type T = <E as Stored>::Lane;
+        for_each_float!(norm.dtype, E as T => {
             let [dy, x] = [0, 1].map(|index| operands.read::<E>(index).slice());
             let rstd = operands.read::<T>(2).slice();
             let mean = has_mean.then(|| operands.read::<T>(3).slice());

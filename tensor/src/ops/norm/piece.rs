@@ -2,10 +2,9 @@
 
 use std::ops::Range;
 
-use crate::cpu::lines::Stored;
-use crate::cpu::math::Math;
+use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Simd;
-use crate::dtype::is_same_type;
+use crate::dtype::{Element, is_same_type};
 
 /// Elements of a row that are looked at together: all operands of them stay in the L1 cache.
 pub(super) const PIECE_LEN: usize = 512;
@@ -39,7 +38,7 @@ pub(super) struct Piece<'a, T> {
     weight: &'a [T],
 }
 
-impl<T: Math> Wide<T> {
+impl<T: SimdFloat> Wide<T> {
     #[inline(always)]
     pub(super) fn new() -> Self {
         let zeros = [T::ZERO; PIECE_LEN];
@@ -47,12 +46,12 @@ impl<T: Math> Wide<T> {
     }
 
     #[inline(always)]
-    pub(super) fn x<'a, E: Stored<Lane = T>>(&'a mut self, x: &'a [E]) -> &'a [T] {
+    pub(super) fn x<'a, E: Element<Compute = T>>(&'a mut self, x: &'a [E]) -> &'a [T] {
         lanes(x, &mut self.x)
     }
 
     #[inline(always)]
-    pub(super) fn operands<'a, E: Stored<Lane = T>>(
+    pub(super) fn operands<'a, E: Element<Compute = T>>(
         &'a mut self,
         len: usize,
         x: &'a [E],
@@ -73,8 +72,11 @@ impl<T: Math> Wide<T> {
 
 /// Elements in the type to compute in: where they lie, if they are of that type.
 #[inline(always)]
-fn lanes<'a, E: Stored>(from: &'a [E], wide: &'a mut [E::Lane; PIECE_LEN]) -> &'a [E::Lane] {
-    if is_same_type::<E, E::Lane>() {
+fn lanes<'a, E: Element<Compute: SimdFloat>>(
+    from: &'a [E],
+    wide: &'a mut [E::Compute; PIECE_LEN],
+) -> &'a [E::Compute] {
+    if is_same_type::<E, E::Compute>() {
         return bytemuck::cast_slice(from);
     }
     let wide = &mut wide[..from.len()];
@@ -87,14 +89,14 @@ struct PieceSums<V, const N: usize>([[V; SUM_VECTORS_MAX]; N]);
 
 impl<V: Copy, const N: usize> PieceSums<V, N> {
     #[inline(always)]
-    fn new<T: Math, S: Simd<T, Vector = V>>(simd: S) -> Self {
+    fn new<T: SimdFloat, S: Simd<T, Vector = V>>(simd: S) -> Self {
         PieceSums([[simd.splat(T::ZERO); SUM_VECTORS_MAX]; N])
     }
 
     /// Lane `i` and the one half of them behind it first, until one is left.
     // Not from memory, lane by lane: the compiler made hundreds of instructions of that.
     #[inline(always)]
-    fn totals<T: Math, S: Simd<T, Vector = V>>(mut self, simd: S) -> [f64; N] {
+    fn totals<T: SimdFloat, S: Simd<T, Vector = V>>(mut self, simd: S) -> [f64; N] {
         let mut totals = [0.0; N];
         for (total, sums) in totals.iter_mut().zip(&mut self.0) {
             let mut count = SUM_LANES / S::LANE_COUNT;
@@ -120,7 +122,7 @@ fn last_line<T: Copy>(x: &[T], at: usize, pad: T) -> [T; SUM_LANES] {
 
 /// `Σ (x - shift)` and `Σ (x - shift)²` of a piece.
 #[inline(always)]
-pub(super) fn moments<T: Math, S: Simd<T>>(simd: S, x: &[T], shift: T) -> [f64; 2] {
+pub(super) fn moments<T: SimdFloat, S: Simd<T>>(simd: S, x: &[T], shift: T) -> [f64; 2] {
     let mut sums = PieceSums::<S::Vector, 2>::new(simd);
     let whole = x.len() - x.len() % SUM_LANES;
     for at in (0..whole).step_by(SUM_LANES) {
@@ -133,7 +135,7 @@ pub(super) fn moments<T: Math, S: Simd<T>>(simd: S, x: &[T], shift: T) -> [f64; 
 }
 
 #[inline(always)]
-fn add_moments<T: Math, S: Simd<T>>(
+fn add_moments<T: SimdFloat, S: Simd<T>>(
     simd: S,
     line: &[T],
     shift: T,
@@ -148,7 +150,7 @@ fn add_moments<T: Math, S: Simd<T>>(
     }
 }
 
-impl<T: Math> Piece<'_, T> {
+impl<T: SimdFloat> Piece<'_, T> {
     /// `Σ dy·w` and `Σ dy·w·(x - mean)`.
     #[inline(always)]
     pub(super) fn products<S: Simd<T>>(&self, simd: S, mean: T) -> [f64; 2] {
@@ -251,7 +253,7 @@ impl<T: Math> Piece<'_, T> {
 }
 
 #[inline(always)]
-fn add_products<T: Math, S: Simd<T>>(
+fn add_products<T: SimdFloat, S: Simd<T>>(
     simd: S,
     [dy, x, weight]: [&[T]; 3],
     mean: T,

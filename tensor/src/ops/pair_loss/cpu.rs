@@ -4,8 +4,8 @@ use super::PairLoss;
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
 use crate::cpu::lines::fold;
-use crate::cpu::math::Math;
-use crate::cpu::simd::{Fused, Simd, SimdFloat, SimdKernel};
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::{Fused, Simd, SimdKernel};
 use crate::cpu::tiles::{SOURCE_COUNT_MAX, Source, TILE_LEN};
 
 /// Elements that one task adds up.
@@ -33,7 +33,7 @@ struct Apply<'a, T> {
     to: &'a mut [T],
 }
 
-impl<T: Math> SimdKernel<T> for Apply<'_, T> {
+impl<T: SimdFloat> SimdKernel<T> for Apply<'_, T> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
         let Apply { part, loss, sources, to } = self;
@@ -45,12 +45,7 @@ impl<T: Math> SimdKernel<T> for Apply<'_, T> {
 }
 
 /// `to = part(sources)`, whose sources are x, t and perhaps a weight.
-pub(super) fn apply<T: Math + SimdFloat>(
-    part: Part<T>,
-    loss: PairLoss,
-    sources: &[&[T]],
-    to: &mut [T],
-) {
+pub(super) fn apply<T: SimdFloat>(part: Part<T>, loss: PairLoss, sources: &[&[T]], to: &mut [T]) {
     T::dispatch(Apply { part, loss, sources, to });
 }
 
@@ -64,7 +59,7 @@ fn zip<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T) -> T) {
 
 /// With the weight, or 1.
 #[inline(always)]
-fn zip_weighted<T: Math>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T, T) -> T) {
+fn zip_weighted<T: SimdFloat>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T, T) -> T) {
     // One loop for both: a formula that is called twice is not inlined, and then not vectorised.
     let ones = [T::ONE; TILE_LEN];
     for (tile, to) in to.chunks_mut(TILE_LEN).enumerate() {
@@ -78,19 +73,19 @@ fn zip_weighted<T: Math>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T, T) -> 
 }
 
 #[inline(always)]
-fn magnitude<T: Math>(x: T) -> T {
+fn magnitude<T: SimdFloat>(x: T) -> T {
     if x < T::ZERO { -x } else { x }
 }
 
 /// 0 has none, and NaN keeps itself.
 #[inline(always)]
-fn sign<T: Math>(x: T) -> T {
+fn sign<T: SimdFloat>(x: T) -> T {
     let y = if x > T::ZERO { T::ONE } else { x };
     if x < T::ZERO { -T::ONE } else { y }
 }
 
 #[inline(always)]
-fn value<T: Math, F: Fused>(loss: PairLoss, sources: &[&[T]], to: &mut [T]) {
+fn value<T: SimdFloat, F: Fused>(loss: PairLoss, sources: &[&[T]], to: &mut [T]) {
     let (zero, one, half) = (T::ZERO, T::ONE, T::from_f64(0.5));
     match loss {
         PairLoss::SquaredError => zip(sources, to, |x, t| (x - t) * (x - t)),
@@ -129,7 +124,7 @@ fn value<T: Math, F: Fused>(loss: PairLoss, sources: &[&[T]], to: &mut [T]) {
 }
 
 #[inline(always)]
-fn gradient<T: Math, F: Fused>(loss: PairLoss, sources: &[&[T]], seed: T, to: &mut [T]) {
+fn gradient<T: SimdFloat, F: Fused>(loss: PairLoss, sources: &[&[T]], seed: T, to: &mut [T]) {
     let one = T::ONE;
     match loss {
         PairLoss::SquaredError => {
@@ -165,7 +160,7 @@ fn gradient<T: Math, F: Fused>(loss: PairLoss, sources: &[&[T]], seed: T, to: &m
 }
 
 /// `Σ loss`, in lanes for a tile and in f64 from there on.
-pub(super) fn sum<T: Math + SimdFloat>(
+pub(super) fn sum<T: SimdFloat>(
     cpu: &Cpu,
     loss: PairLoss,
     sources: &[&dyn Source<T>],
@@ -196,7 +191,7 @@ pub(super) fn sum<T: Math + SimdFloat>(
     T::from_f64(partials.iter().sum())
 }
 
-fn lane_sum<T: Math>(values: &[T]) -> f64 {
+fn lane_sum<T: SimdFloat>(values: &[T]) -> f64 {
     let mut lanes = [T::ZERO; LANES];
     for line in values.chunks(LANES) {
         lanes.iter_mut().zip(line).for_each(|(lane, &x)| *lane += x);

@@ -6,7 +6,6 @@
 mod cpu;
 
 use crate::cpu::Cpu;
-use crate::cpu::lines::Stored;
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
@@ -64,8 +63,7 @@ impl Kernel for Sum {
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let order = Order::row_major();
-        for_each_float!(self.dtype, E => {
-            type T = <E as Stored>::Lane;
+        for_each_float!(self.dtype, E as T => {
             let sources: Vec<Strided<'_, E>> = (0..operands.read_count())
                 .map(|index| Strided::new(operands.read::<E>(index), &order))
                 .collect();
@@ -97,8 +95,7 @@ impl Kernel for Gradient {
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let (loss, order) = (self.loss, operands.write_order(0));
-        for_each_float!(self.dtype, E => {
-            type T = <E as Stored>::Lane;
+        for_each_float!(self.dtype, E as T => {
             let seed = operands.read::<T>(0).slice()[0];
             let sources: Vec<Strided<'_, E>> = (1..operands.read_count())
                 .map(|index| Strided::new(operands.read::<E>(index), &order))

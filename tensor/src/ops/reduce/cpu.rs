@@ -1,9 +1,11 @@
 //! Reductions in one or two passes over fixed chunks of outputs and of the reduced range.
 
-use super::fold::{Accumulator, Fold, Lane, Reducible};
+use super::fold::{Fold, Folding, Reducible};
 use super::plan::Plan;
 use crate::cpu::Cpu;
+use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::chunk::for_each_chunk;
+use crate::cpu::math::SimdFloat;
 use crate::dtype::Element;
 use crate::launch::View;
 
@@ -50,34 +52,33 @@ pub(super) enum Center {
 }
 
 /// The partial results of `fold`, as [`Plan::pieces`] lays them out.
-pub(super) fn fold<E: Reducible>(
+pub(super) fn fold<E: Element<Compute = T>, T: Reducible>(
     cpu: &Cpu,
     plan: &Plan,
     fold: Fold,
     x: View<'_, E>,
-    partials: &mut [<E::Lane as Lane>::Acc],
-    centers: &[<E::Lane as Lane>::Acc],
+    partials: &mut [T::Accumulator],
+    centers: &[T::Accumulator],
 ) {
     let mut tasks = plan.pieces(partials);
     for_each_chunk(cpu.pool(), &mut tasks, 1, |index, task| {
         let sums = &mut *task[0];
-        sums.fill(Accumulator::start(fold));
+        sums.fill(fold.start());
         let (outputs, reduced) = plan.task(index);
         let centers = centers.get(outputs.clone()).unwrap_or_default();
-        plan.walk::<E, E::Lane>(x.data(), (outputs, reduced), |block| {
-            E::Lane::fold(fold, block, sums, centers);
+        plan.walk::<E, T>(x.data(), (outputs, reduced), |block| {
+            T::Registers::dispatch(Folding { fold, block, sums, centers });
         });
     });
 }
 
 /// The merged partial results of output `k`.
-fn merged<A: Accumulator>(plan: &Plan, fold: Fold, partials: &[A], k: usize) -> A {
-    (1..plan.parts())
-        .fold(partials[k], |a, part| A::merge(fold, a, partials[part * plan.outputs + k]))
+fn merged<A: Arithmetic>(plan: &Plan, fold: Fold, partials: &[A], k: usize) -> A {
+    (1..plan.parts()).fold(partials[k], |a, part| fold.merge(a, partials[part * plan.outputs + k]))
 }
 
 /// The centers from the partial results of their pass.
-pub(super) fn centers<A: Accumulator>(
+pub(super) fn centers<A: Arithmetic>(
     cpu: &Cpu,
     plan: &Plan,
     center: Center,
@@ -104,7 +105,7 @@ impl Center {
 }
 
 /// The results from the partial results.
-pub(super) fn finish<A: Accumulator, O: Element>(
+pub(super) fn finish<A: Arithmetic, O: Element>(
     cpu: &Cpu,
     plan: &Plan,
     (fold, finish): (Fold, Finish),

@@ -1,15 +1,17 @@
 //! The positions of the largest or the smallest, and their values.
 
-use super::fold::{Accumulator, Fold, Lane, Reducible};
+use super::fold::{Fold, Reducible};
 use super::plan::{Along, Block, Plan};
 use crate::cpu::Cpu;
+use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::{Simd, SimdKernel};
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
 use crate::launch::{Cost, Kernel, Operands};
-use crate::ops::elementwise::Arithmetic;
 
 /// Which end of the order is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,29 +39,38 @@ pub(super) struct Best<'a, A> {
     pub(super) positions: &'a mut [i64],
 }
 
-/// Takes the elements of `block`, which come after those already seen, into the best.
-#[inline(always)]
-pub(super) fn improve<L: Lane>(end: End, block: Block<'_, L>, best: Best<'_, L::Acc>) {
-    let Best { values, positions } = best;
-    if block.along == Along::Rows {
-        for k in 0..block.count {
-            let (run, output) = (block.run(k), block.output + k);
-            if let Some((at, value)) = first_better::<L>(end, run, values[output]) {
-                values[output] = value;
-                positions[output] = (block.reduced + at) as i64;
+/// Elements of `block`, which come after those already seen, that are taken into the best; to be
+/// compiled for every instruction set.
+struct Improving<'a, T: Reducible> {
+    end: End,
+    block: Block<'a, T>,
+    best: Best<'a, T::Accumulator>,
+}
+
+impl<T: Reducible> SimdKernel<T::Registers> for Improving<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd<T::Registers>, const ROWS: usize, const COLS: usize>(self, _: S) {
+        let Improving { end, block, best: Best { values, positions } } = self;
+        if block.along == Along::Rows {
+            for k in 0..block.count {
+                let (run, output) = (block.run(k), block.output + k);
+                if let Some((at, value)) = first_better::<T>(end, run, values[output]) {
+                    values[output] = value;
+                    positions[output] = (block.reduced + at) as i64;
+                }
             }
+            return;
         }
-        return;
-    }
-    let values = &mut values[block.outputs()];
-    let positions = &mut positions[block.outputs()];
-    for index in 0..block.count {
-        let (line, at) = (block.run(index), (block.reduced + index) as i64);
-        for k in 0..values.len() {
-            let x: L::Acc = line[k].cast();
-            let is_better = end.is_better(x, values[k]);
-            values[k] = if is_better { x } else { values[k] };
-            positions[k] = if is_better { at } else { positions[k] };
+        let values = &mut values[block.outputs()];
+        let positions = &mut positions[block.outputs()];
+        for index in 0..block.count {
+            let (line, at) = (block.run(index), (block.reduced + index) as i64);
+            for k in 0..values.len() {
+                let x: T::Accumulator = line[k].cast();
+                let is_better = end.is_better(x, values[k]);
+                values[k] = if is_better { x } else { values[k] };
+                positions[k] = if is_better { at } else { positions[k] };
+            }
         }
     }
 }
@@ -67,9 +78,13 @@ pub(super) fn improve<L: Lane>(end: End, block: Block<'_, L>, best: Best<'_, L::
 /// The best of `run` and its first position, if it is better than `best`. First the value, which
 /// vectorises; then where it is, which is rarely asked for in a long row.
 #[inline(always)]
-fn first_better<L: Lane>(end: End, run: &[L], best: L::Acc) -> Option<(usize, L::Acc)> {
+fn first_better<T: Reducible>(
+    end: End,
+    run: &[T],
+    best: T::Accumulator,
+) -> Option<(usize, T::Accumulator)> {
     const LANE_COUNT: usize = 32;
-    let better = |a: L, b: L| if end == End::Largest { a.larger(b) } else { a.smaller(b) };
+    let better = |a: T, b: T| if end == End::Largest { a.larger(b) } else { a.smaller(b) };
     let &first = run.first()?;
     let mut value = first;
     let whole = run.len() / LANE_COUNT * LANE_COUNT;
@@ -90,10 +105,10 @@ fn first_better<L: Lane>(end: End, run: &[L], best: L::Acc) -> Option<(usize, L:
     for &x in &run[whole..] {
         value = better(value, x);
     }
-    if !end.is_better(value.cast::<L::Acc>(), best) {
+    if !end.is_better(value.cast::<T::Accumulator>(), best) {
         return None;
     }
-    let is_it = |x: L| (x == value) | (x.is_nan() & value.is_nan());
+    let is_it = |x: T| (x == value) | (x.is_nan() & value.is_nan());
     let at = (0..run.len()).find(|&i| is_it(run[i]))?;
     Some((at, value.cast()))
 }
@@ -119,7 +134,7 @@ impl Kernel for Extreme {
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        for_each_dtype!(self.dtype, E => self.run::<E>(cpu, operands));
+        for_each_dtype!(self.dtype, E => self.run::<E, _>(cpu, operands));
         Ok(())
     }
 
@@ -135,10 +150,10 @@ impl Kernel for Extreme {
 }
 
 impl Extreme {
-    fn run<E: Reducible>(&self, cpu: &Cpu, operands: &mut Operands<'_>) {
+    fn run<E: Element<Compute = T>, T: Reducible>(&self, cpu: &Cpu, operands: &mut Operands<'_>) {
         let x = operands.read::<E>(0);
         let positions = operands.write::<i64>(0).slice();
-        let values = operands.write::<<E::Lane as Lane>::Acc>(1).slice();
+        let values = operands.write::<T::Accumulator>(1).slice();
         let places = operands.write::<i64>(2).slice();
         let plan = Plan::new(x.layout(), self.kept_rank);
         let mut tasks: Vec<Best<'_, _>> = plan
@@ -150,10 +165,11 @@ impl Extreme {
         for_each_chunk(cpu.pool(), &mut tasks, 1, |index, task| {
             let Best { values, positions } = &mut task[0];
             let (outputs, reduced) = plan.task(index);
-            values.fill(Accumulator::start(self.end.fold()));
+            values.fill(self.end.fold().start());
             positions.fill(reduced.start as i64);
-            plan.walk::<E, E::Lane>(x.data(), (outputs, reduced), |block| {
-                E::Lane::improve(self.end, block, Best { values, positions });
+            plan.walk::<E, T>(x.data(), (outputs, reduced), |block| {
+                let best = Best { values, positions };
+                T::Registers::dispatch(Improving { end: self.end, block, best });
             });
         });
         drop(tasks);

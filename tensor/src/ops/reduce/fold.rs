@@ -2,11 +2,9 @@
 //! truth values in i64, which wraps.
 
 use super::plan::{Along, Block};
-use crate::cpu::math::Math;
-use crate::cpu::simd::{Fused, Simd, SimdFloat, SimdKernel};
-use crate::dtype::{Bool, Element};
-use crate::ops::elementwise::Arithmetic;
-use half::{bf16, f16};
+use crate::cpu::arithmetic::Arithmetic;
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::{Fused, Simd, SimdKernel};
 
 /// What is accumulated of the elements x of an output; `c` is the output's center.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,23 +36,22 @@ pub(super) enum Fold {
     ExpSum,
 }
 
-/// What partial results are kept in: f64 or i64.
-pub(super) trait Accumulator: Arithmetic {
+impl Fold {
     /// The result for no elements.
     #[inline(always)]
-    fn start(fold: Fold) -> Self {
-        match fold {
-            Fold::Prod => Self::ONE,
-            Fold::Max => Self::from_f64(f64::NEG_INFINITY),
-            Fold::Min | Fold::AbsMin => Self::from_f64(f64::INFINITY),
-            _ => Self::ZERO,
+    pub(super) fn start<A: Arithmetic>(self) -> A {
+        match self {
+            Fold::Prod => A::ONE,
+            Fold::Max => A::from_f64(f64::NEG_INFINITY),
+            Fold::Min | Fold::AbsMin => A::from_f64(f64::INFINITY),
+            _ => A::ZERO,
         }
     }
 
     /// The result for the elements of both.
     #[inline(always)]
-    fn merge(fold: Fold, a: Self, b: Self) -> Self {
-        match fold {
+    pub(super) fn merge<A: Arithmetic>(self, a: A, b: A) -> A {
+        match self {
             Fold::Prod => a.times(b),
             Fold::Max | Fold::AbsMax => a.larger(b),
             Fold::Min | Fold::AbsMin => a.smaller(b),
@@ -63,110 +60,60 @@ pub(super) trait Accumulator: Arithmetic {
     }
 }
 
-impl Accumulator for f64 {}
-impl Accumulator for i64 {}
-
-/// An element type and the one that folds compute in.
-pub(super) trait Reducible: Element {
-    type Lane: Lane;
-}
-
-macro_rules! reducible {
-    ($($type:ty => $lane:ty),*) => {$( impl Reducible for $type { type Lane = $lane; } )*};
-}
-reducible!(
-    f64 => f64, f32 => f32, f16 => f32, bf16 => f32,
-    i64 => i64, i32 => i64, u8 => i64, Bool => i64
-);
-
 /// A type that folds compute in.
-pub(super) trait Lane: Arithmetic {
-    type Acc: Accumulator;
+pub(super) trait Reducible: Arithmetic {
+    /// What partial results are kept in: f64 or i64.
+    type Accumulator: Arithmetic;
+    /// The float whose instruction sets the loops are compiled for.
+    type Registers: SimdFloat;
 
-    /// Takes the elements of `block` into the accumulators of its outputs.
-    fn fold(fold: Fold, block: Block<'_, Self>, sums: &mut [Self::Acc], centers: &[Self::Acc]);
-
-    /// Takes the elements of `block` into the best of its outputs and their positions.
-    fn improve(end: super::End, block: Block<'_, Self>, best: super::Best<'_, Self::Acc>);
+    /// Takes the elements of `block` into the accumulators of its outputs. To be
+    /// `#[inline(always)]`.
+    fn fold<F: Fused>(folding: Folding<'_, Self>);
 }
 
 /// A fold of one block, to be compiled for every instruction set.
-struct Folding<'a, L: Lane> {
-    fold: Fold,
-    block: Block<'a, L>,
-    sums: &'a mut [L::Acc],
-    centers: &'a [L::Acc],
+pub(super) struct Folding<'a, T: Reducible> {
+    pub(super) fold: Fold,
+    pub(super) block: Block<'a, T>,
+    pub(super) sums: &'a mut [T::Accumulator],
+    pub(super) centers: &'a [T::Accumulator],
 }
 
-/// [`Lane::improve`], to be compiled for every instruction set.
-struct Improving<'a, L: Lane> {
-    end: super::End,
-    block: Block<'a, L>,
-    best: super::Best<'a, L::Acc>,
+impl<T: Reducible> SimdKernel<T::Registers> for Folding<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd<T::Registers>, const ROWS: usize, const COLS: usize>(self, _: S) {
+        T::fold::<S>(self);
+    }
 }
 
-macro_rules! float_lanes {
-    ($($lane:ty),*) => {$(
-        impl Lane for $lane {
-            type Acc = f64;
-
-            fn fold(fold: Fold, block: Block<'_, Self>, sums: &mut [f64], centers: &[f64]) {
-                <$lane>::dispatch(Folding { fold, block, sums, centers });
-            }
-
-            fn improve(end: super::End, block: Block<'_, Self>, best: super::Best<'_, f64>) {
-                <$lane>::dispatch(Improving { end, block, best });
-            }
-        }
-
-        impl SimdKernel<$lane> for Folding<'_, $lane> {
+macro_rules! reducible_floats {
+    ($($float:ty),*) => {$(
+        impl Reducible for $float {
+            type Accumulator = f64;
+            type Registers = $float;
             #[inline(always)]
-            fn run<S: Simd<$lane>, const ROWS: usize, const COLS: usize>(self, _: S) {
-                let Folding { fold, block, sums, centers } = self;
-                fold_floats::<$lane, S>(fold, block, sums, centers);
-            }
-        }
-
-        impl SimdKernel<$lane> for Improving<'_, $lane> {
-            #[inline(always)]
-            fn run<S: Simd<$lane>, const ROWS: usize, const COLS: usize>(self, _: S) {
-                super::extreme::improve(self.end, self.block, self.best);
+            fn fold<F: Fused>(Folding { fold, block, sums, centers }: Folding<'_, Self>) {
+                fold_floats::<$float, F>(fold, block, sums, centers);
             }
         }
     )*};
 }
-float_lanes!(f32, f64);
+reducible_floats!(f32, f64);
 
-impl Lane for i64 {
-    type Acc = i64;
-
-    fn fold(fold: Fold, block: Block<'_, i64>, sums: &mut [i64], centers: &[i64]) {
-        f64::dispatch(Folding { fold, block, sums, centers });
-    }
-
-    fn improve(end: super::End, block: Block<'_, i64>, best: super::Best<'_, i64>) {
-        f64::dispatch(Improving { end, block, best });
-    }
-}
-
-// The instruction sets are those of f64, whose registers hold an i64 too.
-impl SimdKernel<f64> for Folding<'_, i64> {
+impl Reducible for i64 {
+    type Accumulator = i64;
+    // They hold an i64 too.
+    type Registers = f64;
     #[inline(always)]
-    fn run<S: Simd<f64>, const ROWS: usize, const COLS: usize>(self, _: S) {
-        fold_numbers(self.fold, self.block, self.sums);
-    }
-}
-
-impl SimdKernel<f64> for Improving<'_, i64> {
-    #[inline(always)]
-    fn run<S: Simd<f64>, const ROWS: usize, const COLS: usize>(self, _: S) {
-        super::extreme::improve(self.end, self.block, self.best);
+    fn fold<F: Fused>(Folding { fold, block, sums, .. }: Folding<'_, Self>) {
+        fold_numbers(fold, block, sums);
     }
 }
 
 #[inline(always)]
-fn fold_numbers<L: Arithmetic, A: Accumulator>(fold: Fold, block: Block<'_, L>, sums: &mut [A]) {
-    let start = A::start(fold);
+fn fold_numbers<T: Arithmetic, A: Arithmetic>(fold: Fold, block: Block<'_, T>, sums: &mut [A]) {
+    let start = fold.start();
     match fold {
         Fold::Sum => each(block, sums, start, |a, x, _| a.plus(x.cast()), A::plus),
         Fold::Prod => each(block, sums, start, |a, x, _| a.times(x.cast()), A::times),
@@ -178,15 +125,15 @@ fn fold_numbers<L: Arithmetic, A: Accumulator>(fold: Fold, block: Block<'_, L>, 
 }
 
 #[inline(always)]
-fn fold_floats<L: Math + Arithmetic, F: Fused>(
+fn fold_floats<T: SimdFloat, F: Fused>(
     fold: Fold,
-    block: Block<'_, L>,
+    block: Block<'_, T>,
     sums: &mut [f64],
     centers: &[f64],
 ) {
     type A = f64;
-    let start = A::start(fold);
-    let wide = |x: L| x.cast::<A>();
+    let start = fold.start();
+    let wide = |x: T| x.cast::<A>();
     match fold {
         Fold::AbsSum => each(block, sums, start, |a, x, _| a + wide(x).abs(), A::plus),
         Fold::AbsMax => each(block, sums, start, |a, x, _| a.larger(wide(x).abs()), A::larger),
@@ -196,14 +143,14 @@ fn fold_floats<L: Math + Arithmetic, F: Fused>(
             each(block, sums, start, |a, x, _| a + wide(x).abs().powf(p), A::plus);
         }
         Fold::SquaredDistance => {
-            let square = |a: A, x: L, k: usize| {
+            let square = |a: A, x: T, k: usize| {
                 let d = wide(x) - centers[k];
                 a + d * d
             };
             each(block, sums, start, square, A::plus);
         }
         Fold::ExpSum => {
-            let exp = |a: A, x: L, k: usize| a + wide((x - L::from_f64(centers[k])).exp_in::<F>());
+            let exp = |a: A, x: T, k: usize| a + wide((x - T::from_f64(centers[k])).exp_in::<F>());
             each(block, sums, start, exp, A::plus);
         }
         _ => fold_numbers(fold, block, sums),
@@ -217,11 +164,11 @@ const LINE_COUNT: usize = 4;
 
 /// `sums[k] = f(sums[k], x, k)` for every element x of output k.
 #[inline(always)]
-fn each<L: Copy, A: Copy>(
-    block: Block<'_, L>,
+fn each<T: Copy, A: Copy>(
+    block: Block<'_, T>,
     sums: &mut [A],
     start: A,
-    f: impl Fn(A, L, usize) -> A,
+    f: impl Fn(A, T, usize) -> A,
     merge: impl Fn(A, A) -> A,
 ) {
     let first = block.output;
@@ -251,12 +198,12 @@ fn each<L: Copy, A: Copy>(
 }
 
 #[inline(always)]
-fn row<L: Copy, A: Copy>(
-    run: &[L],
+fn row<T: Copy, A: Copy>(
+    run: &[T],
     output: usize,
     mut sum: A,
     start: A,
-    f: &impl Fn(A, L, usize) -> A,
+    f: &impl Fn(A, T, usize) -> A,
     merge: &impl Fn(A, A) -> A,
 ) -> A {
     let whole = run.len() / LANE_COUNT * LANE_COUNT;

@@ -17,14 +17,13 @@ use crate::axis::Axis;
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::dtype::{DType, for_each_dtype};
+use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::{Layout, Shape, check_axes};
 use crate::tensor::Tensor;
 use cpu::{Center, Finish};
-use extreme::{Best, End};
-use fold::{Fold, Lane, Reducible};
+use fold::{Fold, Reducible};
 use plan::Plan;
 
 /// The reductions by name.
@@ -129,7 +128,7 @@ impl Kernel for Reduce {
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        for_each_dtype!(self.dtype, E => self.run::<E>(cpu, operands));
+        for_each_dtype!(self.dtype, E => self.run::<E, _>(cpu, operands));
         Ok(())
     }
 
@@ -145,10 +144,10 @@ impl Kernel for Reduce {
 }
 
 impl Reduce {
-    fn run<E: Reducible>(&self, cpu: &Cpu, operands: &mut Operands<'_>) {
+    fn run<E: Element<Compute = T>, T: Reducible>(&self, cpu: &Cpu, operands: &mut Operands<'_>) {
         let x = operands.read::<E>(0);
-        let partials = operands.write::<<E::Lane as Lane>::Acc>(1).slice();
-        let centers = operands.write::<<E::Lane as Lane>::Acc>(2).slice();
+        let partials = operands.write::<T::Accumulator>(1).slice();
+        let centers = operands.write::<T::Accumulator>(2).slice();
         let plan = Plan::new(x.layout(), self.kept_rank);
         if let Some(center) = self.reduction.center() {
             cpu::fold(cpu, &plan, center.fold(), x, partials, &[]);

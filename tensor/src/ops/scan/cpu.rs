@@ -3,11 +3,11 @@
 
 use super::Scan;
 use crate::cpu::Cpu;
+use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::tiles::{Source, TILE_LEN};
 use crate::dtype::Element;
 use crate::layout::Shape;
-use crate::ops::elementwise::Arithmetic;
 
 /// Elements of a chunk.
 const CHUNK_LEN: usize = 1 << 16;

@@ -4,12 +4,13 @@ mod cpu;
 
 use crate::axis::Axis;
 use crate::cpu::Cpu;
+use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::tiles::{Order, Source};
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::Result;
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::check_axis;
-use crate::ops::elementwise::{Arithmetic, source};
+use crate::ops::elementwise::source;
 use crate::tensor::Tensor;
 use cpu::{Direction, Extent, Running};
 

@@ -3,11 +3,9 @@
 use super::{Direction, Softmax};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
-use crate::cpu::lines::{
-    AllLines, Blocks, Lines, LinesKernel, Stored, each_strided_row, load, store,
-};
-use crate::cpu::math::Math;
-use crate::cpu::simd::{Fused, SimdFloat};
+use crate::cpu::lines::{AllLines, Blocks, Lines, LinesKernel, each_strided_row, load, store};
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::Fused;
 use crate::dtype::{Element, Float, is_same_type};
 use crate::launch::{View, ViewMut};
 
@@ -23,7 +21,7 @@ struct Task<'a, E> {
     to: &'a mut [E],
 }
 
-impl<E: Stored> LinesKernel<E::Lane> for Task<'_, E> {
+impl<E: Element<Compute: SimdFloat>> LinesKernel<E::Compute> for Task<'_, E> {
     fn extent(&self) -> (Blocks, usize) {
         (self.blocks, self.outer)
     }
@@ -32,10 +30,12 @@ impl<E: Stored> LinesKernel<E::Lane> for Task<'_, E> {
     fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines) {
         let (source, y, to) = (self.source, self.y, &mut *self.to);
         match (self.softmax.direction, self.softmax.is_log) {
-            (Direction::Forward, false) => forward::<E, E::Lane, F, W>(lines, source, to),
-            (Direction::Forward, true) => forward_log::<E, E::Lane, F, W>(lines, source, to),
-            (Direction::Backward, false) => backward::<E, E::Lane, W>(lines, source, y, to),
-            (Direction::Backward, true) => backward_log::<E, E::Lane, F, W>(lines, source, y, to),
+            (Direction::Forward, false) => forward::<E, E::Compute, F, W>(lines, source, to),
+            (Direction::Forward, true) => forward_log::<E, E::Compute, F, W>(lines, source, to),
+            (Direction::Backward, false) => backward::<E, E::Compute, W>(lines, source, y, to),
+            (Direction::Backward, true) => {
+                backward_log::<E, E::Compute, F, W>(lines, source, y, to)
+            }
         }
     }
 }
@@ -43,7 +43,7 @@ impl<E: Stored> LinesKernel<E::Lane> for Task<'_, E> {
 /// The largest of each reduction. Not finite when an ∞ or a NaN is there, or only -∞; then
 /// the differences below are NaN, and so is the whole reduction, as in PyTorch.
 #[inline(always)]
-fn maxima<E: Element, T: Math, const W: usize>(lines: &Lines, x: &[E]) -> [T; W] {
+fn maxima<E: Element, T: SimdFloat, const W: usize>(lines: &Lines, x: &[E]) -> [T; W] {
     let mut line = [T::ZERO; W];
     let mut max = [T::NEG_INFINITY; W];
     for places in lines.places() {
@@ -58,7 +58,7 @@ fn maxima<E: Element, T: Math, const W: usize>(lines: &Lines, x: &[E]) -> [T; W]
 
 /// `y = exp(x - max) / Σ exp(x - max)`.
 #[inline(always)]
-fn forward<E: Element, T: Math, F: Fused, const W: usize>(
+fn forward<E: Element, T: SimdFloat, F: Fused, const W: usize>(
     lines: &Lines,
     x: Option<&[E]>,
     to: &mut [E],
@@ -97,7 +97,7 @@ fn forward<E: Element, T: Math, F: Fused, const W: usize>(
 
 /// `y = (x - max) - ln Σ exp(x - max)`.
 #[inline(always)]
-fn forward_log<E: Element, T: Math, F: Fused, const W: usize>(
+fn forward_log<E: Element, T: SimdFloat, F: Fused, const W: usize>(
     lines: &Lines,
     x: Option<&[E]>,
     to: &mut [E],
@@ -124,7 +124,7 @@ fn forward_log<E: Element, T: Math, F: Fused, const W: usize>(
 
 /// `dx = y · (dy - Σ dy·y)`.
 #[inline(always)]
-fn backward<E: Element, T: Math, const W: usize>(
+fn backward<E: Element, T: SimdFloat, const W: usize>(
     lines: &Lines,
     dy: Option<&[E]>,
     y: &[E],
@@ -152,7 +152,7 @@ fn backward<E: Element, T: Math, const W: usize>(
 
 /// `dx = dy - exp(y) · Σ dy`.
 #[inline(always)]
-fn backward_log<E: Element, T: Math, F: Fused, const W: usize>(
+fn backward_log<E: Element, T: SimdFloat, F: Fused, const W: usize>(
     lines: &Lines,
     dy: Option<&[E]>,
     y: &[E],
@@ -178,7 +178,7 @@ fn backward_log<E: Element, T: Math, F: Fused, const W: usize>(
 }
 
 /// All operands contiguous; `source` is missing if the destination holds it.
-pub(super) fn contiguous<E: Stored>(
+pub(super) fn contiguous<E: Element<Compute: SimdFloat>>(
     cpu: &Cpu,
     softmax: Softmax,
     blocks: Blocks,
@@ -193,12 +193,12 @@ pub(super) fn contiguous<E: Stored>(
         let outer = to.len() / outer_len;
         let source = source.map(|source| &source[places.clone()]);
         let y = y.map(|y| &y[places]).unwrap_or_default();
-        E::Lane::dispatch(AllLines(Task { softmax, blocks, outer, source, y, to }));
+        E::Compute::dispatch(AllLines(Task { softmax, blocks, outer, source, y, to }));
     });
 }
 
 /// Any layouts, in place, on the calling thread, an element at a time.
-pub(super) fn strided<E: Stored>(
+pub(super) fn strided<E: Element<Compute: SimdFloat>>(
     softmax: Softmax,
     axis: usize,
     y: Option<View<'_, E>>,
@@ -211,8 +211,8 @@ pub(super) fn strided<E: Stored>(
     let y_step = y_layout.strides()[axis];
     let data = to.data();
     each_strided_row([&layout, &y_layout], axis, |[start, y_start]| {
-        let y_at = |i: usize| y_data[y_start + i * y_step].cast::<E::Lane>();
-        let at = |data: &[E], i: usize| data[start + i * step].cast::<E::Lane>();
+        let y_at = |i: usize| y_data[y_start + i * y_step].cast::<E::Compute>();
+        let at = |data: &[E], i: usize| data[start + i * step].cast::<E::Compute>();
         let (a, b) = coefficients(softmax, len, |i| at(data, i), y_at);
         for i in 0..len {
             let x = at(data, i);

@@ -8,8 +8,9 @@ use half::bf16;
 use super::quantized::{BLOCK_BYTES, BLOCK_LEN, CodeMap};
 use super::{NormFormula, Rounding, UpdateFormula};
 use crate::cpu::chunk::{Chunked, Cut, Joined, for_each_chunk, for_each_joined_part};
+use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
-use crate::cpu::simd::{Simd, SimdFloat, SimdKernel};
+use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::Element;
 use crate::random::RandomKey;
 
@@ -22,11 +23,6 @@ const TILE_LEN: usize = BLOCK_LEN;
 const PART_COUNT: usize = 64;
 /// Sums that a part's elements take turns in.
 const LANE_COUNT: usize = 8;
-
-/// The types that updates compute in.
-pub(super) trait Wide: SimdFloat + 'static {}
-impl Wide for f32 {}
-impl Wide for f64 {}
 
 /// What is the same for all elements of a contiguous run.
 pub(super) struct Run<'a, F, G, T, const SCALARS: usize> {
@@ -50,7 +46,7 @@ pub(super) fn update<F, P, G, T, const STATES: usize, const SCALARS: usize>(
     F: UpdateFormula<STATES, SCALARS>,
     P: Element,
     G: Element,
-    T: Wide,
+    T: SimdFloat,
 {
     let types = [TypeId::of::<P>(), TypeId::of::<G>()];
     let is_direct = types == [TypeId::of::<T>(); 2];
@@ -76,7 +72,7 @@ pub(super) fn update_quantized<F, P, G, T, const STATES: usize, const SCALARS: u
     F: UpdateFormula<STATES, SCALARS>,
     P: Element,
     G: Element,
-    T: Wide,
+    T: SimdFloat,
 {
     let joined = cut(written, CHUNK_LEN / BLOCK_LEN * BLOCK_BYTES);
     for_each_joined_part(pool, joined, |run, chunk, (parameter, states)| {
@@ -117,7 +113,7 @@ where
     Joined::new(written.into_iter().map(cut).collect())
 }
 
-impl<F, G: Element, T: Wide, const SCALARS: usize> Run<'_, F, G, T, SCALARS> {
+impl<F, G: Element, T: SimdFloat, const SCALARS: usize> Run<'_, F, G, T, SCALARS> {
     /// The elements from `at` of the run on where nothing has to be converted, as in most models.
     fn direct<const STATES: usize>(
         &self,
@@ -178,7 +174,7 @@ pub(super) struct NormRun<'a, F, P, G> {
 
 impl<F: Copy + Sync, P: Element, G: Element> NormRun<'_, F, P, G> {
     /// `Σ value²` of each of the formula's values.
-    pub(super) fn squares<T: Wide, const STATES: usize, const NORMS: usize>(
+    pub(super) fn squares<T: SimdFloat, const STATES: usize, const NORMS: usize>(
         &self,
         pool: &Pool,
         states: [&[T]; STATES],
@@ -192,7 +188,7 @@ impl<F: Copy + Sync, P: Element, G: Element> NormRun<'_, F, P, G> {
     }
 
     /// [`NormRun::squares`] with states of 8 bits.
-    pub(super) fn squares_quantized<T: Wide, const STATES: usize, const NORMS: usize>(
+    pub(super) fn squares_quantized<T: SimdFloat, const STATES: usize, const NORMS: usize>(
         &self,
         pool: &Pool,
         states: [&[u8]; STATES],
@@ -232,7 +228,7 @@ impl<F: Copy + Sync, P: Element, G: Element> NormRun<'_, F, P, G> {
         std::array::from_fn(|k| parts.iter().map(|sums| sums[k]).sum())
     }
 
-    fn tile<T: Wide, const STATES: usize, const NORMS: usize>(
+    fn tile<T: SimdFloat, const STATES: usize, const NORMS: usize>(
         &self,
         at: usize,
         len: usize,
@@ -257,7 +253,7 @@ struct NormTile<'a, F, T, const STATES: usize, const NORMS: usize> {
     sums: &'a mut [f64; NORMS],
 }
 
-impl<F, T: Wide, const STATES: usize, const NORMS: usize> SimdKernel<T>
+impl<F, T: SimdFloat, const STATES: usize, const NORMS: usize> SimdKernel<T>
     for NormTile<'_, F, T, STATES, NORMS>
 where
     F: NormFormula<STATES, NORMS>,
@@ -302,7 +298,7 @@ struct Tile<'a, F, T, const STATES: usize, const SCALARS: usize> {
     states: [&'a mut [T]; STATES],
 }
 
-impl<F, T: Wide, const STATES: usize, const SCALARS: usize> SimdKernel<T>
+impl<F, T: SimdFloat, const STATES: usize, const SCALARS: usize> SimdKernel<T>
     for Tile<'_, F, T, STATES, SCALARS>
 where
     F: UpdateFormula<STATES, SCALARS>,

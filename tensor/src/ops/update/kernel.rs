@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use super::{Form, Rounding, STATES_MAX, UpdateFormula, cpu, for_update};
 use crate::cpu::Cpu;
+use crate::cpu::math::SimdFloat;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element};
@@ -33,7 +34,7 @@ where
     /// More would be more destinations than a launch can have.
     pub(super) const ITEMS_MAX: usize = u64::BITS as usize / (1 + STATES);
 
-    fn run<P: Element, G: Element, T: cpu::Wide>(&self, cpu: &Cpu, operands: &mut Operands<'_>) {
+    fn run<P: Element, G: Element, T: SimdFloat>(&self, cpu: &Cpu, operands: &mut Operands<'_>) {
         if !self.form.is_contiguous {
             self.run_strided::<P, G, T>(cpu, operands);
         } else if self.form.quantized {
@@ -46,7 +47,7 @@ where
     }
 
     /// The operands of contiguous items, with states in `X`.
-    fn parts<'a, P: Element, G: Element, T: cpu::Wide, X: Element>(
+    fn parts<'a, P: Element, G: Element, T: SimdFloat, X: Element>(
         &self,
         operands: &mut Operands<'a>,
     ) -> Parts<'a, F, P, G, T, X, STATES, SCALARS> {
@@ -66,7 +67,7 @@ where
     }
 
     /// [`Update::run`] for the one item of the launch, run by run of what lies side by side.
-    fn run_strided<P: Element, G: Element, T: cpu::Wide>(
+    fn run_strided<P: Element, G: Element, T: SimdFloat>(
         &self,
         cpu: &Cpu,
         operands: &mut Operands<'_>,

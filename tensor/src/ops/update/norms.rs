@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use super::{Form, StateRange, cpu, for_update};
 use crate::cpu::Cpu;
+use crate::cpu::math::SimdFloat;
 use crate::dtype::{DType, Element, Float};
 use crate::error::Result;
 use crate::launch::{Cost, Kernel, Operands};
@@ -42,7 +43,7 @@ impl<F, const STATES: usize, const NORMS: usize> Norms<F, STATES, NORMS>
 where
     F: NormFormula<STATES, NORMS>,
 {
-    fn run<P: Element, G: Element, T: cpu::Wide>(&self, cpu: &Cpu, operands: &mut Operands<'_>) {
+    fn run<P: Element, G: Element, T: SimdFloat>(&self, cpu: &Cpu, operands: &mut Operands<'_>) {
         let (pool, formula) = (cpu.pool(), self.formula);
         let (parameter, gradient) = (operands.read::<P>(0), operands.read::<G>(1));
         let mut squares = [0.0; NORMS];

@@ -1,4 +1,4 @@
-//! The polynomials of `math.rs`, lowest power first: near-minimax fits of our own, which
+//! The polynomials of `single.rs`, lowest power first: near-minimax fits of our own, which
 //! `tests/fixtures/coefficients.py` makes.
 
 /// (e^r - 1 - r) / r² for |r| ≤ ln 2 / 2.

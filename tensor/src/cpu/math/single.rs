@@ -1,82 +1,23 @@
-//! Functions of one float, written so that the compiler vectorises a loop over them: no branch, no
-//! call. In f32 they are ours; in f64, which is for gradient checks, they are the standard
-//! library's, and `libm`'s erf.
+//! f32: functions of our own.
 //!
-//! Largest errors in f32, in units in the last place, against the f64 functions over a sample of
-//! all f32 (`accuracy.rs` among the tests holds them to it): sin, cos, tan, atan and pow 0.51, log
-//! 0.8, erf 1.0, exp 1.1, tanh 1.3, log1p 1.5, expm1 1.7.
+//! Largest errors, in units in the last place, against the f64 functions over a sample of all f32
+//! (`accuracy.rs` among the tests holds them to it): sin, cos, tan, atan, asin, acos, atan2, pow,
+//! log2, log10 and exp2 0.51, log 0.8, erf 1.0, exp 1.1, tanh 1.3, log1p 1.5, expm1 1.7, sinh and
+//! cosh 3.
 //!
 //! The polynomials are in `coefficients.rs`. The reductions are textbook: Cody and Waite, "Software
 //! Manual for the Elementary Functions" (1980), with their ln 2 in two parts, and π/2 in two parts
 //! of 33 and 53 bits; log1p's correction is Kahan's, as in Goldberg, "What every computer scientist
-//! should know about floating-point arithmetic" (1991), theorem 4.
+//! should know about floating-point arithmetic" (1991), theorem 4. asin and acos are angles of
+//! right triangles, atan2 is its quadrants: Abramowitz and Stegun, "Handbook of Mathematical
+//! Functions" (1964), 4.4; sinh by expm1: Kahan, "Branch cuts for complex elementary functions"
+//! (1987).
 
+use super::SimdFloat;
 use super::coefficients::{
     ATAN, COS, ERF, ERF_OVER, ERF_UNDER, ERFC, EXP, LOG, POW_EXP2, POW_LOG2, SIN, TANH,
 };
-use super::simd::Fused;
-use crate::dtype::Float;
-
-/// A float with the elementary functions; `F` says how to multiply and add.
-pub(crate) trait Math: Float {
-    const INFINITY: Self;
-    /// Beyond this, [`Math::sin_in`] and its kin are wrong; use [`Math::sin_large`] and its kin.
-    const TRIG_MAX: Self;
-    fn exp_in<F: Fused>(self) -> Self;
-    /// 2^x for x up to 127, to 2 units in the last place; 0 below -126.
-    fn exp2_fast_in<F: Fused>(self) -> Self;
-    /// e^x - 1, exact near 0.
-    fn expm1_in<F: Fused>(self) -> Self;
-    fn log_in<F: Fused>(self) -> Self;
-    /// ln(1 + x), exact near 0.
-    fn log1p_in<F: Fused>(self) -> Self;
-    fn sin_in<F: Fused>(self) -> Self;
-    fn cos_in<F: Fused>(self) -> Self;
-    fn tan_in<F: Fused>(self) -> Self;
-    fn atan_in<F: Fused>(self) -> Self;
-    fn tanh_in<F: Fused>(self) -> Self;
-    fn erf_in<F: Fused>(self) -> Self;
-    /// erf in half the time, to 6 units in the last place of 1.
-    fn erf_fast_in<F: Fused>(self) -> Self;
-    /// `self^exponent` for a positive finite base and a finite exponent.
-    fn pow_in<F: Fused>(self, exponent: Self) -> Self;
-    /// Any base and exponent, not vectorised.
-    fn pow_any(self, exponent: Self) -> Self;
-    fn sin_large(self) -> Self;
-    fn cos_large(self) -> Self;
-    fn tan_large(self) -> Self;
-    fn floor(self) -> Self;
-    fn ceil(self) -> Self;
-    fn trunc(self) -> Self;
-    /// To the nearest whole number; to the even one between two.
-    fn round_even(self) -> Self;
-}
-
-/// The functions that are the same call for both types.
-macro_rules! shared {
-    ($float:ty) => {
-        const INFINITY: Self = <$float>::INFINITY;
-        #[inline(always)]
-        fn floor(self) -> Self {
-            <$float>::floor(self)
-        }
-        #[inline(always)]
-        fn ceil(self) -> Self {
-            <$float>::ceil(self)
-        }
-        #[inline(always)]
-        fn trunc(self) -> Self {
-            <$float>::trunc(self)
-        }
-        #[inline(always)]
-        fn round_even(self) -> Self {
-            <$float>::round_ties_even(self)
-        }
-        fn pow_any(self, exponent: Self) -> Self {
-            self.powf(exponent)
-        }
-    };
-}
+use crate::cpu::simd::{Fused, SimdKernel, dispatch_f32};
 
 #[inline(always)]
 fn fused32<F: Fused>(a: f32, b: f32, c: f32) -> f32 {
@@ -157,7 +98,15 @@ fn sin_cos<F: Fused>(r: f64) -> (f64, f64) {
     (sin, cos)
 }
 
-impl Math for f32 {
+/// The logarithm of any f32 from `log`, that of a positive finite one.
+#[inline(always)]
+fn any_log(x: f32, log: f64) -> f32 {
+    let y = if x > 0.0 { log as f32 } else { f32::NAN };
+    let y = if x == f32::INFINITY { x } else { y };
+    if x == 0.0 { f32::NEG_INFINITY } else { y }
+}
+
+impl SimdFloat for f32 {
     // n·PI_2_HIGH is exact up to here.
     const TRIG_MAX: f32 = 1_000_000.0;
 
@@ -278,6 +227,64 @@ impl Math for f32 {
         exp2_of::<F>(f64::from(exponent) * log2_of::<F>(f64::from(self))) as f32
     }
 
+    #[inline(always)]
+    fn asin_in<F: Fused>(self) -> f32 {
+        let x = f64::from(self).abs();
+        (atan_of::<F>(x / ((1.0 - x) * (1.0 + x)).sqrt()) as f32).copysign(self)
+    }
+
+    #[inline(always)]
+    fn acos_in<F: Fused>(self) -> f32 {
+        let x = f64::from(self);
+        (2.0 * atan_of::<F>(((1.0 - x) / (1.0 + x)).sqrt())) as f32
+    }
+
+    #[inline(always)]
+    fn sinh_in<F: Fused>(self) -> f32 {
+        let x = f32::abs(self);
+        let u = x.expm1_in::<F>();
+        // Beyond, e^x overflows before half of it does.
+        let h = (0.5 * x).exp_in::<F>();
+        let y = if x < 88.0 { 0.5 * (u + u / (u + 1.0)) } else { 0.5 * h * h };
+        y.copysign(self)
+    }
+
+    #[inline(always)]
+    fn cosh_in<F: Fused>(self) -> f32 {
+        let x = f32::abs(self);
+        let e = x.exp_in::<F>();
+        let h = (0.5 * x).exp_in::<F>();
+        if x < 88.0 { 0.5 * (e + 1.0 / e) } else { 0.5 * h * h }
+    }
+
+    #[inline(always)]
+    fn log2_in<F: Fused>(self) -> f32 {
+        any_log(self, log2_of::<F>(f64::from(self)))
+    }
+
+    #[inline(always)]
+    fn log10_in<F: Fused>(self) -> f32 {
+        any_log(self, log2_of::<F>(f64::from(self)) * std::f64::consts::LOG10_2)
+    }
+
+    #[inline(always)]
+    fn exp2_in<F: Fused>(self) -> f32 {
+        exp2_of::<F>(f64::from(self)) as f32
+    }
+
+    #[inline(always)]
+    fn atan2_in<F: Fused>(self, x: f32) -> f32 {
+        let (y, signed_x) = (f64::from(self).abs(), f64::from(x));
+        let x = signed_x.abs();
+        let a = atan_of::<F>(y / x);
+        // What the quotient of two zeros or two infinities stands for.
+        let a = if y == x { std::f64::consts::FRAC_PI_4 } else { a };
+        let a = if (y == 0.0) & (x >= 0.0) { 0.0 } else { a };
+        let is_left = signed_x.to_bits() >> 63 != 0;
+        let a = if is_left { std::f64::consts::PI - a } else { a };
+        (a as f32).copysign(self)
+    }
+
     fn sin_large(self) -> f32 {
         f64::from(self).sin() as f32
     }
@@ -290,12 +297,12 @@ impl Math for f32 {
         f64::from(self).tan() as f32
     }
 
-    shared!(f32);
+    shared!(f32, dispatch_f32);
 }
 
 /// The angle of a tangent x ≥ 0 of an f32's digits, to an f32's digits and a few more.
 #[inline(always)]
-pub(super) fn atan_of<F: Fused>(x: f64) -> f64 {
+fn atan_of<F: Fused>(x: f64) -> f64 {
     const TAN_PI_8: f64 = 0.414_213_562_373_095_03;
     const TAN_3PI_8: f64 = 2.414_213_562_373_095;
     let (over, under, base) = (x, 1.0, 0.0);
@@ -315,7 +322,7 @@ pub(super) fn atan_of<F: Fused>(x: f64) -> f64 {
 
 /// The binary logarithm of a positive finite x that an f32 holds.
 #[inline(always)]
-pub(super) fn log2_of<F: Fused>(x: f64) -> f64 {
+fn log2_of<F: Fused>(x: f64) -> f64 {
     let bits = x.to_bits();
     let shift = bits.wrapping_sub(std::f64::consts::FRAC_1_SQRT_2.to_bits());
     // The binary exponent, kept in place: 2^52 counts one.
@@ -329,7 +336,7 @@ pub(super) fn log2_of<F: Fused>(x: f64) -> f64 {
 
 /// 2^x as far as an f32 reaches.
 #[inline(always)]
-pub(super) fn exp2_of<F: Fused>(x: f64) -> f64 {
+fn exp2_of<F: Fused>(x: f64) -> f64 {
     let y = if x > 200.0 { 200.0 } else { x };
     let y = if y < -200.0 { -200.0 } else { y };
     let shifted = y + SHIFT64;
@@ -343,54 +350,6 @@ pub(super) fn exp2_of<F: Fused>(x: f64) -> f64 {
 fn signed_top_bits(x: u64) -> u64 {
     const SIGN: u64 = 1 << 11;
     ((x >> 52) ^ SIGN).wrapping_sub(SIGN)
-}
-
-/// Functions of f64 that are one call.
-macro_rules! standard {
-    ($($name:ident => $call:expr;)*) => {$(
-        #[inline(always)]
-        fn $name<F: Fused>(self) -> f64 {
-            $call(self)
-        }
-    )*};
-}
-
-impl Math for f64 {
-    const TRIG_MAX: f64 = f64::INFINITY;
-
-    standard! {
-        exp_in => f64::exp;
-        exp2_fast_in => f64::exp2;
-        expm1_in => f64::exp_m1;
-        log_in => f64::ln;
-        log1p_in => f64::ln_1p;
-        sin_in => f64::sin;
-        cos_in => f64::cos;
-        tan_in => f64::tan;
-        atan_in => f64::atan;
-        tanh_in => f64::tanh;
-        erf_in => libm::erf;
-        erf_fast_in => libm::erf;
-    }
-
-    #[inline(always)]
-    fn pow_in<F: Fused>(self, exponent: f64) -> f64 {
-        self.powf(exponent)
-    }
-
-    fn sin_large(self) -> f64 {
-        self.sin()
-    }
-
-    fn cos_large(self) -> f64 {
-        self.cos()
-    }
-
-    fn tan_large(self) -> f64 {
-        self.tan()
-    }
-
-    shared!(f64);
 }
 
 #[cfg(test)]
