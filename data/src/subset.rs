@@ -25,6 +25,12 @@ impl<D: Dataset> Subset<D> {
         }
     }
 
+    /// The whole dataset.
+    #[must_use]
+    pub fn dataset(&self) -> &D {
+        &self.dataset
+    }
+
     /// The indexes in the whole dataset.
     #[must_use]
     pub fn indices(&self) -> &[usize] {

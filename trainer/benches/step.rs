@@ -3,7 +3,7 @@
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use lowtide_autograd::{Attempt, Pass};
 use lowtide_data::Loader;
-use lowtide_nn::models::SimpleCnn;
+use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_nn::optim::Optimizer;
 use lowtide_nn::{Module, cross_entropy};
 use lowtide_tensor::{CpuOptions, Device, RandomKey};
@@ -22,7 +22,9 @@ fn epoch(criterion: &mut Criterion) {
     group.throughput(Throughput::Elements(train.dataset().len() as u64));
     group.bench_function("baseline_bare_loop", |bencher| {
         let device = device();
-        let mut task = recipe.task(&device).expect("the model fits");
+        let shape = SimpleCnnShape { image: [1, 8, 8], channels: 64, classes: 10 };
+        let model = SimpleCnn::new(&device, RandomKey::new(0), shape).expect("it fits");
+        let mut task = Classification::new(model);
         let mut optimizer = recipe.optimizer().expect("valid options");
         bencher.iter(|| bare_epoch(&device, &mut task, &mut optimizer, &train));
     });

@@ -90,9 +90,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
                     ask(observers, |observer| observer.on_step(&report, &mut *self))? == Flow::Stop;
                 let is_last = wants_to_stop || self.step == end.step;
                 if is_last || is_due {
+                    let is_told = report.is_evaluated;
                     let report = self.evaluate_sets(fit, number, ends_epoch)?;
                     score = report.scores.first().map_or_else(Score::default, |(_, s)| s.clone());
-                    if !wants_to_stop
+                    if is_told
                         && ask(observers, |observer| observer.on_evaluation(&report, &mut *self))?
                             == Flow::Stop
                     {

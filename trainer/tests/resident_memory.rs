@@ -22,13 +22,13 @@ fn resident_bytes() -> usize {
 #[test]
 fn resident_memory_grows_by_no_more_than_the_measured_peak() {
     use lowtide_tensor::{CpuOptions, Device};
-    use lowtide_trainer::recipe::Recipe;
+    use lowtide_trainer::recipe::{ModelRecipe, Recipe, SimpleCnnRecipe};
 
-    let mut recipe = Recipe::default();
-    recipe.model.channels = 256;
+    let model = ModelRecipe::SimpleCnn(SimpleCnnRecipe { channels: 256 });
+    let mut recipe = Recipe { model, ..Recipe::default() };
     recipe.train.batch_size = 1437;
     recipe.train.epochs = 2;
-    recipe.data.workers = 0;
+    *recipe.data.workers_mut() = 0;
     let (train, test) = recipe.loaders().expect("the digits");
     let device = Device::cpu(CpuOptions { threads: Some(2), ..Default::default() });
     let device = device.expect("address space");

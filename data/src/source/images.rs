@@ -185,13 +185,15 @@ fn read_idx(path: &Path, rank: usize) -> Result<(Vec<usize>, Vec<u8>), DataError
         let is_packed = io::BufRead::fill_buf(&mut file)?.starts_with(&[0x1f, 0x8b]);
         let mut input: Box<dyn Read> =
             if is_packed { Box::new(MultiGzDecoder::new(file)) } else { Box::new(file) };
-        let mut head = vec![0; 4 + 4 * rank];
+        let mut head = [0; 4];
         input.read_exact(&mut head)?;
         if head[..3] != [0, 0, 8] || usize::from(head[3]) != rank {
             return Err(wrong("it is no IDX file of bytes with as many dimensions"));
         }
+        let mut words = vec![0; 4 * rank];
+        input.read_exact(&mut words)?;
         let size = |word: &[u8]| u32::from_be_bytes([word[0], word[1], word[2], word[3]]);
-        let sizes: Vec<usize> = head[4..].chunks(4).map(|word| size(word) as usize).collect();
+        let sizes: Vec<usize> = words.chunks(4).map(|word| size(word) as usize).collect();
         let count = sizes.iter().try_fold(1_u64, |count, &side| count.checked_mul(side as u64));
         let count = count.filter(|&count| count <= PIXELS_MAX);
         let count = count.ok_or_else(|| wrong("its sizes are beyond reason"))?;

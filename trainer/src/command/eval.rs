@@ -39,7 +39,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<()> {
         return say(&numbers.to_string());
     }
     for (name, value) in metric_values(&scores) {
-        say(&format!("{:<16} {value:.6}", name.replace('_', " ")))?;
+        say(&format!("{:<16} {value:.4}", name.replace('_', " ")))?;
     }
     say(&format!("{:<16} {count}", "samples"))
 }

@@ -9,8 +9,10 @@ mod explain;
 mod failure;
 mod interrupt;
 mod plan;
+mod recipes;
 mod recording;
 mod replay;
+mod runs;
 mod staging;
 mod train;
 
@@ -31,7 +33,7 @@ use crate::recipe::{BATCH_SIZE_MAX, EPOCHS_MAX, Recipe};
 
 /// Trains neural networks inside a memory budget.
 #[derive(Parser)]
-#[command(name = "lowtide", version, max_term_width = 100)]
+#[command(name = "lowtide", version, max_term_width = 100, disable_help_subcommand = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -45,16 +47,26 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Evaluates a trained model on its test data.
     Eval(eval::EvalArgs),
+    /// Lists the recipes that ship, or shows one.
+    Recipes(recipes::RecipesArgs),
+    /// Says what is wrong with a recipe, or what it would train.
+    Check(recipes::CheckArgs),
+    /// Lists the runs in a folder.
+    Runs(runs::RunsArgs),
+    /// Compares two runs: recipes, values, time and memory.
+    Compare(runs::CompareArgs),
     /// Says where the memory of a recorded trace went, and what would help.
     Explain(explain::ExplainArgs),
     /// Serves a recorded memory trace again by any policy within any capacity, and compares.
     Replay(replay::ReplayArgs),
+    /// Shows the help of a command, or every key of a recipe.
+    Help(recipes::HelpArgs),
 }
 
 /// What to train, and changes to it.
 #[derive(Args)]
 struct RecipeArgs {
-    /// A recipe (TOML); every key has a default.
+    /// A recipe (TOML), or the name of one that ships; every key has a default.
     recipe: Option<PathBuf>,
     /// Times through the training data.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
@@ -117,6 +129,11 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Train(arguments) => (train::run(arguments), arguments.json),
         Command::Plan(arguments) => (plan::run(arguments), arguments.json),
         Command::Eval(arguments) => (eval::run(arguments), arguments.json),
+        Command::Recipes(arguments) => (recipes::list(arguments), false),
+        Command::Check(arguments) => (recipes::check(arguments), false),
+        Command::Runs(arguments) => (runs::list(arguments), arguments.json),
+        Command::Compare(arguments) => (runs::compare(arguments), arguments.json),
+        Command::Help(arguments) => (recipes::explain(arguments), false),
         Command::Explain(arguments) => (explain::run(arguments), false),
         Command::Replay(arguments) => match replay::run(arguments) {
             Ok(false) => return ExitCode::from(DOES_NOT_FIT),

@@ -141,6 +141,8 @@ pub(super) struct Origin {
     pub(super) before: Option<PathBuf>,
     /// What the run has told of its steps.
     pub(super) metrics: PathBuf,
+    /// Whether the run has ended in good order.
+    pub(super) has_ended: bool,
 }
 
 impl Origin {
@@ -156,7 +158,8 @@ impl Origin {
             let mut found = checkpoints_in(&files.checkpoints())?.into_iter().map(|(_, path)| path);
             if let Some(checkpoint) = found.next() {
                 let (metrics, run_dir) = (metrics_in(files.path()), path.to_owned());
-                return Ok(Origin { run_dir, checkpoint, before: found.next(), metrics });
+                let (before, has_ended) = (found.next(), files.summary().exists());
+                return Ok(Origin { run_dir, checkpoint, before, metrics, has_ended });
             }
         }
         // RUN/checkpoints/step-N, or the same below RUN/.partial.
@@ -164,8 +167,10 @@ impl Origin {
         let mut folders = folders.filter(|folder| !is_inner(folder));
         if let (true, Some(run_dir)) = (crate::saved_recipe(path).is_ok(), folders.next()) {
             let run_dir = run_dir.to_owned();
-            let metrics = metrics_in(path.ancestors().nth(2).unwrap_or(path));
-            return Ok(Origin { run_dir, checkpoint: path.to_owned(), before: None, metrics });
+            let files = path.ancestors().nth(2).unwrap_or(path);
+            let (metrics, checkpoint) = (metrics_in(files), path.to_owned());
+            let has_ended = files.join("summary.json").exists();
+            return Ok(Origin { run_dir, checkpoint, before: None, metrics, has_ended });
         }
         Err(TrainError::Setting {
             place: path.display().to_string(),

@@ -1,5 +1,6 @@
 //! `lowtide train`.
 
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -8,6 +9,7 @@ use std::time::Instant;
 use clap::Args;
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_data::Loader;
+use serde_json::Value;
 
 use crate::command::interrupt::Interrupt;
 use crate::command::recording::{Output, Target};
@@ -15,7 +17,7 @@ use crate::command::staging::{Origin, Staging};
 use crate::command::{DeviceArgs, RecipeArgs, parse_count, plan, say};
 use crate::error::{Result, TrainError};
 use crate::human::format_bytes;
-use crate::metrics::{Metrics, metric_values};
+use crate::metrics::{Metrics, metric_values, partial_of};
 use crate::observer::{EvaluationReport, Flow, Observer, StepReport, Training};
 use crate::observers::{CheckpointEvery, Checkpoints, Watched};
 use crate::outline::Fit;
@@ -85,8 +87,9 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     if let Some(origin) = &origin {
         trainer.load(&origin.checkpoint).map_err(|error| offer(origin, error))?;
     }
-    let fit = rest_of(&recipe, &train, &test, trainer.position())?;
-    let plan = trainer.plan_for(&fit)?;
+    let fit = recipe.fit(&train, &test);
+    let rest = rest_of(&recipe, origin.as_ref(), &fit, trainer.position())?;
+    let plan = trainer.plan_for(rest.as_ref().unwrap_or(&fit))?;
 
     arguments.device.doubt(plan.predicted_peak_bytes());
 
@@ -100,7 +103,7 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     let interrupt = Interrupt::listen()?;
     let metrics = origin.as_ref().map(|origin| origin.metrics.as_path());
     let run = Run { arguments, recipe: &recipe, plan: &plan, files: staging.partial(), metrics };
-    let worked = run.work(&mut trainer, &fit, &interrupt);
+    let worked = run.work(&mut trainer, rest.as_ref(), &test, &interrupt);
     // The model is at its place before anything else is tried.
     let published = worked.and_then(|summary| Ok((summary, staging.publish()?)));
     if published.is_err() {
@@ -135,7 +138,8 @@ impl Run<'_> {
     fn work(
         &self,
         trainer: &mut RecipeTrainer,
-        fit: &Fit<'_>,
+        rest: Option<&Fit<'_>>,
+        test: &Loader,
         mut interrupt: &Interrupt,
     ) -> Result<Summary> {
         let &Run { arguments, recipe, plan, files, metrics } = self;
@@ -159,6 +163,9 @@ impl Run<'_> {
         lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?;
 
         let mut curves = Curves::default();
+        if self.metrics.is_some() {
+            curves.read(&partial_of(&files.metrics()));
+        }
         let mut timeline = Timeline::new(&device);
         let mut progress = (!arguments.quiet).then(Progress::new);
         if let Some(nth) = arguments.fault_at {
@@ -174,7 +181,14 @@ impl Run<'_> {
             &mut checkpoints,
             &mut interrupt,
         ];
-        let score = trainer.run(fit, &mut observers)?;
+        let score = match rest {
+            Some(rest) => trainer.run(rest, &mut observers)?,
+            // All that is missing is the end.
+            None => {
+                observers.iter_mut().try_for_each(|observer| observer.on_end(trainer))?;
+                trainer.evaluate(test)?
+            }
+        };
         if every.is_some() || interrupt.came() {
             checkpoints.write_now(trainer)?;
         }
@@ -188,7 +202,7 @@ impl Run<'_> {
             values: values.into_iter().map(|(name, value)| (name, Some(value))).collect(),
             train_loss_last: curves.report.loss.last().map_or(f64::NAN, |&(_, loss)| loss),
             steps: trainer.steps(),
-            epochs: curves.report.accuracy.len() as u64,
+            epochs: trainer.position().epoch,
             batch_size: plan.batch_size,
             micro_batch: trainer.micro_batch(),
             budget_bytes: statistics.capacity_bytes,
@@ -213,18 +227,22 @@ impl Run<'_> {
     }
 }
 
-/// What is left of a recipe's run at this place of it.
+/// What is left of a run at this place of it; `None` where nothing is, but the run was cut off
+/// before its end.
 ///
 /// # Errors
-/// `Setting` if nothing is.
+/// `Setting` if the run has ended and nothing is to be added.
 fn rest_of<'a>(
     recipe: &Recipe,
-    train: &'a Loader,
-    test: &'a Loader,
+    origin: Option<&Origin>,
+    fit: &Fit<'a>,
     position: Position,
-) -> Result<Fit<'a>> {
+) -> Result<Option<Fit<'a>>> {
     let epochs = recipe.train.epochs;
-    if position.epoch >= epochs {
+    if position.epoch < epochs {
+        return Ok(Some(fit.clone().epochs(epochs - position.epoch)));
+    }
+    if origin.is_some_and(|origin| origin.has_ended) {
         return Err(TrainError::Setting {
             place: "--resume".to_owned(),
             problem: format!(
@@ -233,7 +251,7 @@ fn rest_of<'a>(
             ),
         });
     }
-    Ok(recipe.fit(train, test).epochs(epochs - position.epoch))
+    Ok(None)
 }
 
 /// The error of a checkpoint that cannot be gone on with, and what can.
@@ -343,6 +361,21 @@ impl Observer for Curves {
 }
 
 impl Curves {
+    /// Begins with what a run has told of its steps before it was cut off.
+    fn read(&mut self, metrics: &Path) {
+        let text = fs::read_to_string(metrics).unwrap_or_default();
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        for line in lines {
+            let Some(step) = line["step"].as_u64() else { continue };
+            let value = |name: &str| line[name].as_f64().unwrap_or(f64::NAN);
+            if line.get("loss").is_some() {
+                self.report.loss.push((step, value("loss")));
+            } else {
+                self.report.accuracy.push((step, value("test_accuracy")));
+            }
+        }
+    }
+
     fn finish(
         self,
         recipe: &Recipe,
@@ -375,6 +408,6 @@ impl Curves {
             facts.push(("Outside the allocator".to_owned(), bytes(summary.outside_bytes)));
         }
         facts.extend(summary.products.clone().map(|by| ("Matrix products".to_owned(), by)));
-        Report { title: "SimpleCNN on handwritten digits".to_owned(), facts, ..self.report }
+        Report { title: recipe.title(), facts, ..self.report }
     }
 }

@@ -1,45 +1,63 @@
 //! Recipes: what to train, on what, and how, as a TOML file. Everything has a default.
 
+mod data;
+mod help;
+mod kind;
+mod model;
 mod optimizer;
+mod options;
 mod overrides;
 mod schedule;
+mod shipped;
 
 use std::fs;
 use std::io::Read;
 use std::path::Path;
 
-use lowtide_data::{Digits, Loader, LoaderOptions, Sequential};
-use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
+use lowtide_data::{Loader, LoaderOptions};
 use lowtide_nn::optim::Stateful;
 use lowtide_nn::{NnError, Schedule};
 use lowtide_tensor::{Device, RandomKey};
 use serde::{Deserialize, Serialize};
 
+pub use data::{
+    DataRecipe, DigitsRecipe, MnistRecipe, RandomImagesRecipe, RandomTokensRecipe, Samples,
+    TextRecipe,
+};
+pub use help::help;
+pub use model::{
+    DeepCnnRecipe, GptRecipe, LstmRecipe, MlpRecipe, ModelRecipe, ResNetRecipe, Seq2SeqRecipe,
+    SimpleCnnRecipe, UNetRecipe, ViTRecipe,
+};
 pub use optimizer::{AdamRecipe, MuonRecipe, OptimizerRecipe};
 pub use schedule::{ScheduleRecipe, WarmUpRecipe};
+pub use shipped::{SHIPPED, Shipped};
+
+use options::options;
 
 use crate::error::{Result, TrainError};
 use crate::observers::CheckpointEvery;
 use crate::options::{MicroBatches, NonFinite, Options};
 use crate::outline::Fit;
-use crate::task::Classification;
+use crate::task::Task;
 use crate::trainer::Trainer;
 
 /// So many that the steps of a run can be counted.
 pub(crate) const EPOCHS_MAX: u64 = 1 << 32;
 /// More than any data set that fits on a machine.
 pub(crate) const BATCH_SIZE_MAX: u64 = 1 << 32;
-const CHANNELS_MAX: u64 = 1 << 20;
 /// More than any machine has processors.
-const WORKERS_MAX: u64 = 1024;
+const WORKERS_MAX: usize = 1024;
 
 /// What to train.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Recipe {
-    /// The data.
+    /// The data; digits if its kind is absent.
+    #[serde(deserialize_with = "data::or_digits")]
     pub data: DataRecipe,
-    /// The model.
+    /// The model; a simple CNN if its kind is absent.
+    #[serde(deserialize_with = "model::or_simple_cnn")]
     pub model: ModelRecipe,
     /// The optimizer.
     pub optimizer: OptimizerRecipe,
@@ -51,90 +69,25 @@ pub struct Recipe {
     pub train: TrainRecipe,
 }
 
-/// The data.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct DataRecipe {
-    /// Which data set.
-    pub kind: DataKind,
-    /// Threads that read samples beside the one that trains.
-    pub workers: usize,
-}
-
-/// Which data set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DataKind {
-    /// The handwritten digits that ship with lowtide.
-    #[default]
-    Digits,
-}
-
-/// The model.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ModelRecipe {
-    /// Which model.
-    pub kind: ModelKind,
-    /// Channels of its convolution.
-    pub channels: usize,
-}
-
-/// Which model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ModelKind {
-    /// Convolution 3x3, ReLU, max pool 2x2, linear.
-    #[default]
-    SimpleCnn,
-}
-
-/// The loop.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct TrainRecipe {
-    /// Times through the training data.
-    pub epochs: u64,
-    /// Samples of a logical batch.
-    pub batch_size: usize,
-    /// Seed of initial values and of the order of the data.
-    pub seed: u64,
-    /// Gradients longer than this together are shortened to it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub clip_norm: Option<f64>,
-    /// Whether batches may be split where memory asks for it.
-    pub split_batches: bool,
-    /// How often a checkpoint is written: "500steps", "1epoch", "10min".
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub checkpoint_every: Option<CheckpointEvery>,
-    /// What becomes of a step that is not finite: "stop", { skip = 10 } in a row, "ignore".
-    pub non_finite: NonFinite,
-}
-
-impl Default for DataRecipe {
-    fn default() -> Self {
-        DataRecipe { kind: DataKind::Digits, workers: 1 }
-    }
-}
-
-impl Default for ModelRecipe {
-    fn default() -> Self {
-        ModelRecipe { kind: ModelKind::SimpleCnn, channels: 64 }
-    }
-}
-
-impl Default for TrainRecipe {
-    fn default() -> Self {
-        let (epochs, batch_size, seed) = (60, 256, 0);
-        TrainRecipe {
-            epochs,
-            batch_size,
-            seed,
-            clip_norm: None,
-            split_batches: true,
-            checkpoint_every: None,
-            non_finite: NonFinite::Stop,
-        }
+options! {
+    /// The loop.
+    TrainRecipe {
+        /// Times through the training data.
+        epochs: u64 = 60,
+        /// Samples of a logical batch.
+        batch_size: usize = 256,
+        /// Seed of initial values and of the order of the data.
+        seed: u64 = 0,
+        /// Gradients longer than this together are shortened to it; not at all if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        clip_norm: Option<f64> = None,
+        /// Whether batches may be split where memory asks for it.
+        split_batches: bool = true,
+        /// How often a checkpoint is written: "500steps", "1epoch", "10min"; not at all if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        checkpoint_every: Option<CheckpointEvery> = None,
+        /// What becomes of a step that is not finite: "stop", { skip = 10 } in a row, "ignore".
+        non_finite: NonFinite = NonFinite::Stop,
     }
 }
 
@@ -154,7 +107,7 @@ fn read(path: &Path) -> Result<String> {
 }
 
 /// A trainer of a recipe.
-pub type RecipeTrainer = Trainer<Classification<SimpleCnn>, Box<dyn Stateful>>;
+pub type RecipeTrainer = Trainer<Box<dyn Task>, Box<dyn Stateful>>;
 
 impl Recipe {
     /// Reads a recipe and checks its numbers.
@@ -175,7 +128,8 @@ impl Recipe {
             let line = error.span().map(|span| line_of_error(text, span.start, error.message()));
             // Some of the parser's messages go on over several lines, or speak of Rust's types.
             let problem = error.message().lines().collect::<Vec<_>>().join(" ");
-            let problem = problem.replace("expected usize", "expected u64");
+            let problem =
+                problem.replace("expected usize", "expected u64") + &near(error.message());
             let problem = problem.replace("expected u64", "expected a whole number, 0 or more");
             let problem = problem.replace("expected f64", "expected a number");
             TrainError::Setting { place: place(line), problem }
@@ -208,14 +162,19 @@ impl Recipe {
         let counts = [
             ("train.epochs", self.train.epochs, 1..=EPOCHS_MAX),
             ("train.batch_size", self.train.batch_size as u64, 1..=BATCH_SIZE_MAX),
-            ("model.channels", self.model.channels as u64, 1..=CHANNELS_MAX),
-            ("data.workers", self.data.workers as u64, 0..=WORKERS_MAX),
         ];
-        for (name, count, range) in counts {
+        let of_tables = [self.model.counts(), self.data.counts()].concat();
+        let of_tables = of_tables
+            .into_iter()
+            .map(|(name, count, [min, max])| (name, count as u64, min as u64..=max as u64));
+        for (name, count, range) in counts.into_iter().chain(of_tables) {
             if !range.contains(&count) {
                 let (min, max) = range.into_inner();
                 return wrong(name, format!("must be {min} to {max}"));
             }
+        }
+        if let Some((at, dropout)) = self.model.dropout().filter(|(_, p)| !(0.0..1.0).contains(p)) {
+            return wrong(at, format!("{dropout} is not from 0 up to 1"));
         }
         if let Some(norm) = self.train.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
             return wrong("train.clip_norm", format!("{norm} is not above 0"));
@@ -246,22 +205,23 @@ impl Recipe {
     /// # Errors
     /// Those of the data set.
     pub fn loaders(&self) -> Result<(Loader, Loader)> {
-        let DataKind::Digits = self.data.kind;
-        let (train, test) = Digits::load()?.split();
         let options = LoaderOptions {
             batch_size: self.train.batch_size,
             seed: self.train.seed,
-            workers: self.data.workers,
+            workers: self.data.workers(),
             ..Default::default()
         };
-        let in_order = LoaderOptions { workers: 0, ..options };
-        Ok((Loader::new(train, options)?, Loader::with_sampler(test, Sequential, in_order)?))
+        self.data.open(self.model.wants())?.loaders(options)
     }
 
     /// A short name, for folders of runs.
     pub fn name(&self) -> &'static str {
-        let DataKind::Digits = self.data.kind;
-        "digits"
+        self.data.name()
+    }
+
+    /// What is trained on what, in words.
+    pub fn title(&self) -> String {
+        format!("{} on {}", self.model.name(), self.data.name())
     }
 
     /// What a run of it is.
@@ -269,15 +229,13 @@ impl Recipe {
         Fit::new(train).evaluate("test", test).epochs(self.train.epochs)
     }
 
-    /// The model with its initial values.
+    /// The model with its initial values, and what it is to learn.
     ///
     /// # Errors
-    /// `OutOfMemory`.
-    pub fn task(&self, device: &Device) -> Result<Classification<SimpleCnn>> {
-        let ModelKind::SimpleCnn = self.model.kind;
-        let shape = SimpleCnnShape { image: [1, 8, 8], channels: self.model.channels, classes: 10 };
-        let key = RandomKey::new(self.train.seed);
-        Ok(Classification::new(SimpleCnn::new(device, key, shape)?))
+    /// Those of the data set; `Setting` for a model that is not for such data; `OutOfMemory`.
+    pub fn task(&self, device: &Device) -> Result<Box<dyn Task>> {
+        let samples = self.data.open(self.model.wants())?.samples;
+        self.model.task(device, RandomKey::new(self.train.seed), samples)
     }
 
     /// The optimizer with its schedule, without state yet.
@@ -314,6 +272,19 @@ impl Recipe {
     }
 }
 
+/// What a parser's message about an unknown name suggests, as an addition to it.
+fn near(message: &str) -> String {
+    let is_unknown = message.contains("unknown field `") || message.contains("unknown variant `");
+    let mut names = message.split('`').skip(1).step_by(2);
+    let Some(wrong) = names.next().filter(|_| is_unknown) else { return String::new() };
+    let distance = |name: &str| strsim::damerau_levenshtein(wrong, name);
+    let nearest = names.min_by_key(|name| distance(name));
+    // A third of its letters may be wrong, and two of a short one.
+    let is_near = |name: &&str| distance(name) <= (wrong.chars().count() / 3).max(2);
+    let suggestion = nearest.filter(is_near).map(|name| format!("; did you mean `{name}`?"));
+    suggestion.unwrap_or_default()
+}
+
 /// Where something is in a recipe: the file, the line's number and the line itself.
 fn place(path: &Path, text: &str, line: Option<usize>) -> String {
     let Some(line) = line else { return path.display().to_string() };
@@ -327,7 +298,9 @@ fn place(path: &Path, text: &str, line: Option<usize>) -> String {
 fn line_of_error(text: &str, start: usize, message: &str) -> usize {
     let start = text.floor_char_boundary(start);
     let first = text[..start].matches('\n').count() + 1;
-    let key = message.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
+    let after = |mark| message.strip_prefix(mark).and_then(|rest: &str| rest.split('`').next());
+    let key = after("unknown field `").or_else(|| after("unfit value of `"));
+    let key = key.or_else(|| message.starts_with("unknown variant").then_some("kind"));
     key.and_then(|key| line_of_key(text, first, key)).unwrap_or(first)
 }
 

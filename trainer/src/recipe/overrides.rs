@@ -5,17 +5,21 @@ use std::path::Path;
 use toml::{Table, Value};
 
 use crate::error::{Result, TrainError};
-use crate::recipe::{Recipe, read};
+use crate::recipe::{Recipe, Shipped, read};
 
 impl Recipe {
-    /// The recipe at `path`, or the default one, with keys set in order: `TABLE.KEY=VALUE`, the
+    /// The recipe at `path`, or the shipped one of that name, or the default one, with keys set in order: `TABLE.KEY=VALUE`, the
     /// value as in TOML or a plain word.
     ///
     /// # Errors
     /// Those of [`Recipe::load`]; `Setting` that names the first one which cannot be.
     pub fn load_with(path: Option<&Path>, sets: &[String]) -> Result<Recipe> {
         match path {
-            Some(path) => Recipe::parse_with(&read(path)?, path, sets),
+            // A file of that name comes first.
+            Some(path) => match Shipped::find(path).filter(|_| !path.exists()) {
+                Some(shipped) => Recipe::parse_with(shipped.text, path, sets),
+                None => Recipe::parse_with(&read(path)?, path, sets),
+            },
             None => Recipe::parse_with("", Path::new("recipe"), sets),
         }
     }
@@ -64,6 +68,10 @@ fn put(table: &mut Table, set: &str) -> std::result::Result<(), String> {
     let Some(section) = table.get_mut(section).and_then(Value::as_table_mut) else {
         return Err(format!("{section} is no table of a recipe"));
     };
+    if key == "kind" && section.get(key) != Some(&value) {
+        // Another kind has keys of its own.
+        section.clear();
+    }
     section.insert(key.to_owned(), value);
     Ok(())
 }

@@ -8,21 +8,21 @@ use lowtide_tensor::{Device, Tensor};
 
 use crate::error::Result;
 use crate::score::{Metric, Score};
-use crate::task::{Task, field, right_ones, sum_of, upload, values};
+use crate::task::{IGNORED_LABEL, Task, field, right_ones, sum_of, upload, values};
 
 /// Sequences to sequences by cross-entropy: fields `source` `[B, S]` and `target` `[B, T + 1]` of
-/// i64, padded with the token `padding`. The first T tokens of a target are read, and the last T
+/// i64, padded with one token or not at all. The first T tokens of a target are read, and the last T
 /// are to be predicted where they are no padding. Scored by `perplexity`, and by the `accuracy` of
 /// the tokens.
 #[derive(Clone, Debug)]
 pub struct Translation {
     model: Seq2Seq,
-    padding: i64,
+    padding: Option<i64>,
 }
 
 impl Translation {
-    /// The task of training `model`.
-    pub fn new(model: Seq2Seq, padding: i64) -> Self {
+    /// The task of training `model`; `padding` is the token that rows are filled up with, if any.
+    pub fn new(model: Seq2Seq, padding: Option<i64>) -> Self {
         Translation { model, padding }
     }
 
@@ -45,15 +45,18 @@ impl Translation {
         let inputs = target.narrow(1, 0, len)?.contiguous()?;
         let count = part.len() * len;
         let labels = target.narrow(1, 1, len)?.contiguous()?.reshape([count])?;
-        let padding = self.padding as f64;
-        let masks = [source.eq_scalar(padding)?, inputs.eq_scalar(padding)?];
-        let [source_mask, input_mask] = &masks;
-        let masks = [Some(source_mask), Some(input_mask)];
+        let mask = |tokens: &Tensor| {
+            let padding = self.padding.map(|padding| tokens.eq_scalar(padding as f64));
+            padding.transpose()
+        };
+        let masks = [mask(&source)?, mask(&inputs)?];
+        let masks = [masks[0].as_ref(), masks[1].as_ref()];
         let logits = self.model.logits(pass, [&source, &inputs], masks)?;
         let classes = logits.shape()[2];
         let logits = logits.reshape([count, classes])?;
         let tokens = wants_tokens.then(|| logits.value().argmax()).transpose()?;
-        let options = CrossEntropyOptions { ignore_index: self.padding, ..Default::default() };
+        let ignore_index = self.padding.unwrap_or(IGNORED_LABEL);
+        let options = CrossEntropyOptions { ignore_index, ..Default::default() };
         Ok((cross_entropy_with(logits, &labels, options)?, tokens))
     }
 
@@ -72,7 +75,7 @@ impl Task for Translation {
 
     fn count(&self, batch: &BatchView<'_>) -> Result<f64> {
         let labels = Self::labels(batch)?.into_iter();
-        Ok(labels.filter(|&label| label != self.padding).count() as f64)
+        Ok(labels.filter(|&label| Some(label) != self.padding).count() as f64)
     }
 
     fn loss(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Loss> {
@@ -85,7 +88,7 @@ impl Task for Translation {
         // No prediction is the label of a place that does not count.
         let mut labels = Self::labels(part)?;
         let padding = self.padding;
-        labels.iter_mut().filter(|label| **label == padding).for_each(|label| *label = -1);
+        labels.iter_mut().filter(|label| Some(**label) == padding).for_each(|label| *label = -1);
         let hits = tokens.map_or(Ok(0.0), |tokens| right_ones(&tokens, &labels))?;
         Ok(Score::new(sum, count)
             .with(Metric::perplexity(sum, count))

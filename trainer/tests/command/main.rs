@@ -15,6 +15,8 @@ mod place;
 mod pretend;
 mod publish;
 mod readme;
+mod recipes;
 mod replay;
+mod resume;
 mod trace_files;
 mod train;

@@ -101,7 +101,7 @@ fn recipe_errors_name_the_line_and_the_key() {
     check_recipe("[train]\nepochs = -1\n", &["line 2 (epochs = -1)", "`-1`"]);
     check_recipe("[train]\nclip_norm = \"x\"\n", &["line 2 (clip_norm = \"x\")", "a number"]);
     check_recipe("[train]\nsplit_batches = 1\n", &["line 2 (split_batches = 1)", "boolean"]);
-    check_recipe("[model]\nkind = \"resnet\"\n", &["line 2", "`resnet`", "`simple-cnn`"]);
+    check_recipe("[model]\nkind = \"resent\"\n", &["line 2", "`resent`", "`simple-cnn`"]);
     check_recipe("[data]\nkind = 7\n", &["line 2 (kind = 7)"]);
     check_recipe("[optimizer]\nkind = \"bfgs\"\n", &["`bfgs`", "`adam`", "`sgd`", "`muon`"]);
     check_recipe("[optimizer]\nlearning_rate = 1\n", &["line 1 ([optimizer])", "`kind`"]);

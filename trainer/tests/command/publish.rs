@@ -31,7 +31,7 @@ fn second_run_into_a_folder_is_refused_and_the_first_is_not_disturbed() {
     }
     words.for_each(drop);
     assert!(first.wait().expect("it ends").success());
-    assert_eq!(place.list("run"), FILES);
+    assert_eq!(place.list("run"), [&["checkpoints"], &FILES[..]].concat());
     place.run("eval run").check_done();
     place.train("small.toml --epochs 1", "run");
 }

@@ -139,7 +139,7 @@ fn interrupted_run_ends_in_good_order_and_keeps_what_it_has() {
     child.stdout.take().expect("piped").read_to_string(&mut said).expect("UTF-8");
     assert!(child.wait().expect("it ends").success(), "{said}");
     assert!(said.starts_with("interrupted: "), "{said}");
-    assert_eq!(place.list("run"), FILES);
+    assert_eq!(place.list("run"), [&["checkpoints"], &FILES[..]].concat());
     let summary = place.json("run/summary.json");
     let steps = summary["steps"].as_u64().expect("a number");
     assert!((6..6_000_000).contains(&steps), "{summary}");

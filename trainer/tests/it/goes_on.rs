@@ -50,8 +50,10 @@ fn run_that_was_stopped_anywhere_goes_on_to_the_same_bits() {
         trainer.fit(&train, &test, 3, &mut [&mut stop]).expect("fits");
         let Position { step, epoch, batch } = trainer.position();
         assert_eq!((step, epoch * 3 + batch as u64), (after, after));
-        assert_eq!(epoch, (after - 1) / 3, "an epoch ends with its evaluation");
-        trainer.fit(&train, &test, 3 - epoch, &mut [&mut stop]).expect("fits");
+        assert_eq!(epoch, after / 3, "an epoch ends with its last step");
+        if epoch < 3 {
+            trainer.fit(&train, &test, 3 - epoch, &mut [&mut stop]).expect("fits");
+        }
         assert_eq!(trainer.state_hash().expect("cpu"), whole.state_hash, "after {after}");
         assert_eq!(stop.epochs, [1, 1, 1, 2, 2, 2, 3, 3, 3], "after {after}");
     }

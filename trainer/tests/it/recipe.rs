@@ -4,7 +4,7 @@ use std::fs;
 
 use lowtide_nn::optim::{Momentum, SgdOptions};
 use lowtide_trainer::TrainError;
-use lowtide_trainer::recipe::{OptimizerRecipe, Recipe};
+use lowtide_trainer::recipe::{ModelRecipe, OptimizerRecipe, Recipe, SimpleCnnRecipe};
 
 fn load(text: &str) -> Result<Recipe, TrainError> {
     let file = tempfile::NamedTempFile::new().expect("a folder");
@@ -136,7 +136,8 @@ fn every_setting_round_trips() {
     let text = "[data]\nworkers = 3\n[model]\nchannels = 5\n[train]\nepochs = 2\nbatch_size = 9\n\
                 seed = 11\nclip_norm = 0.5\nsplit_batches = false\n";
     let recipe = load(text).expect("valid");
-    assert_eq!((recipe.data.workers, recipe.model.channels), (3, 5));
+    assert_eq!(recipe.data.workers(), 3);
+    assert_eq!(recipe.model, ModelRecipe::SimpleCnn(SimpleCnnRecipe { channels: 5 }));
     assert_eq!((recipe.train.epochs, recipe.train.batch_size, recipe.train.seed), (2, 9, 11));
     assert_eq!((recipe.train.clip_norm, recipe.train.split_batches), (Some(0.5), false));
     assert_eq!(load(&recipe.to_toml()).expect("complete"), recipe);
@@ -161,8 +162,8 @@ fn wrong_types_are_named() {
 
 #[test]
 fn unknown_choices_are_named() {
-    check_mistake("[model]\nkind = \"resnet\"\n", 2, "resnet");
-    check_mistake("[data]\nkind = \"mnist\"\n", 2, "mnist");
+    check_mistake("[model]\nkind = \"resent\"\n", 2, "resent");
+    check_mistake("[data]\nkind = \"minst\"\n", 2, "minst");
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("recipe.toml");
     fs::write(&path, "[optimizer]\nkind = \"bfgs\"\n").expect("a file");

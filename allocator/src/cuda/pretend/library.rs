@@ -273,7 +273,7 @@ impl Build {
         if object.exists() {
             return Ok(object);
         }
-        let file = self.objects.join(format!("{base}-{}.cc", std::process::id()));
+        let file = fresh_for(&self.objects.join(&base)).with_extension("cc");
         write(&file, source)?;
         let mut command = Command::new(&self.compiler);
         command.args(WARNINGS).args(flags).args(KERNEL_WARNINGS).args(["-c", "-I"]);

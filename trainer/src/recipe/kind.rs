@@ -1,0 +1,31 @@
+//! Tables of a recipe that are one of several kinds.
+
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, Deserializer, Error};
+use toml::{Table, Value};
+
+/// A table whose `kind` has a default. Mistakes name their key.
+pub(super) fn with_default<'de, D, T>(deserializer: D, kind: &str) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: DeserializeOwned,
+{
+    let mut table = Table::deserialize(deserializer)?;
+    table.entry("kind").or_insert_with(|| kind.into());
+    let parse = |table: Table| Value::Table(table).try_into::<T>();
+    parse(table.clone()).map_err(|error| {
+        // The first key that is not taken beside the kind alone.
+        let is_wrong = |key: &&String| {
+            let pair = |key: &str| table.get(key).map(|value| (key.to_owned(), value.clone()));
+            let alone = ["kind", key.as_str()].into_iter().filter_map(pair);
+            parse(alone.collect()).is_err()
+        };
+        let message = error.message();
+        let culprit = table.keys().filter(|key| *key != "kind").find(is_wrong);
+        match culprit.filter(|_| !message.starts_with("unknown") && !message.starts_with("missing"))
+        {
+            Some(key) => D::Error::custom(format!("unfit value of `{key}`: {message}")),
+            None => D::Error::custom(message),
+        }
+    })
+}

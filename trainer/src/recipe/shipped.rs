@@ -1,0 +1,51 @@
+//! Recipes that ship, in the folder `recipes` of this crate.
+
+use std::path::Path;
+
+/// A recipe that ships.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shipped {
+    /// What it is called: `lowtide train NAME`.
+    pub name: &'static str,
+    /// The recipe, with a comment at its top that says what it is.
+    pub text: &'static str,
+}
+
+impl Shipped {
+    /// The recipe of this name.
+    pub fn find(name: &Path) -> Option<Shipped> {
+        SHIPPED.iter().copied().find(|shipped| name == Path::new(shipped.name))
+    }
+
+    /// What it is, in a sentence or two.
+    pub fn about(&self) -> String {
+        let lines = self.text.lines().map_while(|line| line.strip_prefix("# "));
+        lines.collect::<Vec<_>>().join(" ")
+    }
+}
+
+macro_rules! shipped {
+    ($($name:literal)*) => {
+        /// All of them.
+        pub const SHIPPED: &[Shipped] = &[$(Shipped {
+            name: $name,
+            text: include_str!(concat!("../../recipes/", $name, ".toml")),
+        }),*];
+    };
+}
+
+shipped! {
+    "digits"
+    "digits-mlp"
+    "digits-deep-cnn"
+    "digits-resnet"
+    "digits-vit"
+    "digits-unet"
+    "mnist"
+    "text-gpt"
+    "text-lstm"
+    "text-seq2seq"
+    "gpt2-124m"
+    "resnet50"
+    "vit-b16"
+}

@@ -1,0 +1,120 @@
+//! Recipes that ship, the commands that show them, and those that list and compare runs.
+
+use crate::place::Place;
+
+/// Every recipe that ships on data that ships.
+const TRAINED: [(&str, &str, &[&str]); 8] = [
+    ("digits-mlp", "", &["test_accuracy"]),
+    ("digits-deep-cnn", "--set model.channels=[4,4,8]", &["test_accuracy"]),
+    ("digits-resnet", "--set model.width=2 --set data.shape=[3,16,16]", &["test_accuracy"]),
+    ("digits-vit", "--set model.blocks=1 --set model.width=16", &["test_accuracy"]),
+    ("digits-unet", "--set model.width=2", &["test_accuracy", "test_iou"]),
+    ("text-gpt", "--set model.blocks=1 --set model.width=16", &["test_perplexity"]),
+    ("text-lstm", "--set model.hidden=16", &["test_perplexity"]),
+    ("text-seq2seq", "--set model.width=16", &["test_accuracy", "test_perplexity"]),
+];
+
+#[test]
+fn every_recipe_of_data_that_ships_trains_and_names_its_metrics() {
+    for (name, smaller, metrics) in TRAINED {
+        let place = Place::new();
+        let summary = place.train(&format!("{name} --epochs 1 {smaller}"), "run");
+        assert_eq!(summary["predicted_peak_bytes"], summary["measured_peak_bytes"], "{name}");
+        for metric in metrics {
+            let value = summary[metric].as_f64().unwrap_or(f64::NAN);
+            assert!(value.is_finite() && value > 0.0, "{name}: {metric} in {summary}");
+        }
+        let evaluated = place.run("eval run --json").check_done();
+        let evaluated: serde_json::Value = serde_json::from_str(&evaluated).expect("JSON");
+        for metric in metrics {
+            let [a, b] = [&summary, &evaluated].map(|of| of[metric].as_f64().expect("a number"));
+            assert!((a - b).abs() <= 1e-5 * a.abs(), "{name}: {metric} is {a}, evaluated {b}");
+        }
+    }
+}
+
+#[test]
+fn every_recipe_that_ships_is_listed_checked_and_planned() {
+    let place = Place::new();
+    let list = place.run("recipes").check_done();
+    let names: Vec<&str> = list.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(names.len() >= 13, "{list}");
+    for name in names {
+        let text = place.run(&format!("recipes {name}")).check_done();
+        assert!(text.contains("[data]") && text.contains("[model]"), "{text}");
+        if name == "mnist" {
+            let words = ["mnist/train-images-idx3-ubyte", "No such file"];
+            place.run("check mnist").check_refused(1, &words);
+            continue;
+        }
+        let check = place.run(&format!("check {name}")).check_done();
+        assert!(check.contains("parameters") && check.contains("samples"), "{check}");
+    }
+    let check = place.run("check gpt2-124m").check_done();
+    assert!(check.contains("124439808"), "{check}");
+    place.run("recipes none").check_refused(1, &["none", "`lowtide recipes`"]);
+}
+
+#[test]
+fn model_that_is_not_for_the_data_is_refused_with_its_reason() {
+    let place = Place::new();
+    let check = |arguments: &str, words: &[&str]| {
+        place.run(&format!("check {arguments}")).check_refused(1, words);
+    };
+    check("digits --set model.kind=gpt", &["gpt is for tokens"]);
+    check("text-gpt --set model.kind=unet", &["unet is for images"]);
+    check("digits-resnet --set data.shape=[1,32,32]", &["three channels", "data.shape"]);
+    check("digits-resnet --set model.depth=19", &["model.depth", "18, 34 or 50"]);
+    check("digits-vit --set model.heads=5", &["5 does not divide"]);
+    check("digits-unet --set data.shape=[1,8,8]", &["16 divides"]);
+    check("text-gpt --set data.context=100000", &["data.context", "65536"]);
+    check("text-gpt --set data.file=none.txt", &["none.txt", "No such file"]);
+}
+
+#[test]
+fn mistaken_keys_suggest_the_near_one() {
+    let place = Place::new();
+    let check = |text: &str, words: &[&str]| {
+        place.write("wrong.toml", text);
+        place.run("check wrong.toml").check_refused(1, words);
+    };
+    check("[train]\nepcohs = 3\n", &["line 2", "did you mean `epochs`?"]);
+    check("[model]\nkind = \"resent\"\n", &["line 2", "did you mean `resnet`?"]);
+    check("[model]\nkind = \"gpt\"\nhead = 3\n", &["line 3", "did you mean `heads`?"]);
+    check("[model]\nkind = \"gpt\"\nheads = \"two\"\n", &["line 3", "a whole number"]);
+}
+
+#[test]
+fn help_knows_commands_and_every_key_of_a_recipe() {
+    let place = Place::new();
+    let help = place.run("help recipe").check_done();
+    for word in ["[train]", "epochs = 60", "kind = \"seq2seq\"", "checkpoint_every", "betas"] {
+        assert!(help.contains(word), "no {word} in {help}");
+    }
+    assert!(place.run("help").check_done().contains("compare"));
+    assert!(place.run("help train").check_done().contains("--resume"));
+    place.run("help nothing").check_refused(1, &["nothing"]);
+}
+
+#[test]
+fn runs_are_listed_and_compared() {
+    let place = Place::new();
+    assert!(place.run("runs .").check_done().contains("no run in"));
+    place.run("runs none").check_refused(1, &["none", "No such file"]);
+    place.train("digits --epochs 1 --set model.channels=4", "all/run-9");
+    place.train("digits --epochs 1 --set model.channels=5 --seed 3", "all/run-10");
+    let runs = place.run("runs all").check_done();
+    let lines: Vec<&str> = runs.lines().collect();
+    assert_eq!(lines.len(), 3, "{runs}");
+    assert!(lines[1].starts_with("run-9 ") && lines[2].starts_with("run-10 "), "{runs}");
+    assert!(lines[1].contains("simple-cnn on digits") && lines[1].contains("test accuracy 0."));
+    let table = place.run("compare all/run-9 all/run-10").check_done();
+    for word in ["model.channels", "train.seed", "test accuracy", "measured peak bytes"] {
+        assert!(table.contains(word), "no {word} in {table}");
+    }
+    assert!(!table.contains("train.epochs"), "{table}");
+    let json = place.run("compare all/run-9 all/run-10 --json").check_done();
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["recipe"]["model.channels"], serde_json::json!(["4", "5"]));
+    place.run("compare all/run-9 all/none").check_refused(1, &["all/none", "no folder of a run"]);
+}

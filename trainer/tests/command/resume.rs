@@ -1,0 +1,220 @@
+//! Runs that are cut off go on from their checkpoints to the bits of a run that never was.
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use crate::place::{FILES, Place, skip};
+use crate::train::SMALL;
+
+/// 240 steps with everything on: momentum, a schedule, clipping.
+const LONG: &str = "\
+[model]
+channels = 4
+[optimizer]
+kind = \"sgd\"
+learning_rate = 0.05
+momentum = 0.9
+[schedule]
+kind = \"cosine\"
+steps = 240
+[train]
+epochs = 40
+clip_norm = 1.0
+checkpoint_every = \"7steps\"
+";
+
+/// Metrics without what no two runs have in common: the time.
+fn metrics(place: &Place, run: &str) -> Vec<serde_json::Value> {
+    let text = String::from_utf8(place.read(&format!("{run}/metrics.jsonl"))).expect("UTF-8");
+    let line = |line: &str| {
+        let mut line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        line.as_object_mut().expect("an object").remove("seconds");
+        line
+    };
+    text.lines().map(line).collect()
+}
+
+/// The run `cut` is done, with what the run `whole` has.
+#[track_caller]
+fn check_same(place: &Place, what: &str) {
+    let [whole, cut] = ["whole", "cut"].map(|run| place.json(&format!("{run}/summary.json")));
+    assert_eq!(cut["final_state_hash"], whole["final_state_hash"], "{what}");
+    assert_eq!(cut["steps"], whole["steps"], "{what}");
+    assert_eq!(metrics(place, "cut"), metrics(place, "whole"), "{what}");
+    assert_eq!(place.read("cut/model.safetensors"), place.read("whole/model.safetensors"));
+}
+
+#[cfg(unix)]
+#[test]
+fn run_that_is_killed_at_any_instant_goes_on_to_the_same_bits() {
+    let place = Place::new();
+    place.write("long.toml", LONG);
+    place.train("long.toml", "whole");
+    // Many times more in the long tests.
+    let kills = std::env::var("PROPTEST_CASES").map_or(8, |_| 200);
+    let mut resumed = 0;
+    for kill in 0..kills {
+        drop(fs::remove_dir_all(place.path("cut")));
+        let mut child = place.command("train long.toml --out cut --quiet");
+        let mut child =
+            child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+        sleep(Duration::from_millis(40 + (kill * 37) % 400));
+        child.kill().expect("it is there");
+        child.wait().expect("it ends");
+        // It may have been done already, or not have come to a checkpoint.
+        if place.path("cut/.partial/checkpoints").is_dir()
+            && !place.list("cut/.partial/checkpoints").iter().all(|name| name.starts_with('.'))
+        {
+            resumed += 1;
+            place.run("train --resume cut --quiet").check_done();
+            check_same(&place, &format!("killed after {} ms", 40 + (kill * 37) % 400));
+        }
+    }
+    assert!(resumed > kills / 8, "only {resumed} of {kills} runs were cut off after a checkpoint");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn run_that_is_killed_at_any_sync_or_rename_goes_on_to_the_same_bits() {
+    let place = Place::new();
+    let recipe = LONG.replace("epochs = 40", "epochs = 2").replace("7steps", "3steps");
+    place.write("long.toml", recipe);
+    place.train("long.toml", "whole");
+    let (mut cut_off, mut resumed) = (0, 0);
+    for calls in ["rename,renameat,renameat2", "fsync,fdatasync"] {
+        for nth in (1..).step_by(2) {
+            drop(fs::remove_dir_all(place.path("cut")));
+            let mut command = Command::new("strace");
+            let inject = format!("inject={calls}:signal=KILL:when={nth}");
+            command.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={calls}")]);
+            command.args(["-e", &inject, env!("CARGO_BIN_EXE_lowtide"), "train", "long.toml"]);
+            command.args(["--out", "cut", "--quiet"]).current_dir(place.path("."));
+            let Ok(output) = command.stdin(Stdio::null()).output() else {
+                return skip("runs that are killed at a call", "strace does not start");
+            };
+            if output.status.success() {
+                break;
+            }
+            cut_off += 1;
+            let what = format!("{calls} {nth}");
+            let outcome = place.run("train --resume cut --quiet");
+            if outcome.code == Some(0) {
+                resumed += 1;
+                check_same(&place, &what);
+            } else if place.path("cut/summary.json").is_file() {
+                // It had been published.
+                check_same(&place, &what);
+            } else {
+                let line = outcome.check_refused(1, &["cut"]);
+                assert!(
+                    line.contains("no checkpoint") || line.contains("No such"),
+                    "{what}: {line}"
+                );
+            }
+        }
+    }
+    assert!(cut_off >= 10 && resumed >= 4, "{resumed} of {cut_off} went on");
+}
+
+#[cfg(unix)]
+#[test]
+fn run_that_is_asked_to_end_saves_and_goes_on() {
+    let place = Place::new();
+    place.write("long.toml", LONG.replace("checkpoint_every = \"7steps\"\n", ""));
+    place.train("long.toml", "whole");
+    for signal in ["-INT", "-TERM"] {
+        drop(fs::remove_dir_all(place.path("cut")));
+        let mut child = place.command("train long.toml --out cut --quiet");
+        let mut child =
+            child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+        sleep(Duration::from_millis(150));
+        let kill = Command::new("kill").args([signal, &child.id().to_string()]).status();
+        assert!(kill.expect("kill is there").success());
+        assert!(child.wait().expect("it ends").success(), "{signal}");
+        if place.json("cut/summary.json")["steps"] != 240 {
+            assert_eq!(place.list("cut"), [&["checkpoints"], &FILES[..]].concat());
+            place.run("train --resume cut --quiet").check_done();
+        }
+        let [whole, cut] = ["whole", "cut"].map(|run| place.json(&format!("{run}/summary.json")));
+        assert_eq!(cut["final_state_hash"], whole["final_state_hash"], "{signal}");
+    }
+}
+
+#[test]
+fn finished_run_goes_on_for_more_epochs() {
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    place.train("small.toml --epochs 4", "whole");
+    place.train("small.toml --epochs 2 --checkpoint-every 1epoch", "cut");
+    let line = place.run("train --resume cut").check_refused(1, &["2 epochs", "--epochs 3"]);
+    assert!(!line.contains("panicked"));
+    place.run("train --resume cut --epochs 4 --quiet").check_done();
+    let [whole, cut] = ["whole", "cut"].map(|run| place.json(&format!("{run}/summary.json")));
+    assert_eq!(cut["final_state_hash"], whole["final_state_hash"]);
+    // With fewer samples at once the numbers are the same up to the order of additions.
+    place.train("small.toml --epochs 2 --checkpoint-every 1epoch", "again");
+    place.run("train --resume again --epochs 4 --budget 512KiB --quiet").check_done();
+    let again = place.json("again/summary.json");
+    assert!(again["micro_batch"].as_u64() < whole["micro_batch"].as_u64(), "{again}");
+    let [a, b] = [&whole, &again].map(|s| s["test_loss"].as_f64().expect("a number"));
+    assert!((a - b).abs() < 1e-4 * a, "{a} and {b}");
+}
+
+#[test]
+fn damaged_checkpoint_is_refused_by_name_and_the_one_before_offered() {
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    place.train("small.toml --epochs 3", "whole");
+    place.train("small.toml --epochs 3 --checkpoint-every 5steps --keep 2", "run");
+    let names = place.list("run/checkpoints");
+    assert!(names.iter().filter(|name| name.starts_with("step-")).count() >= 2, "{names:?}");
+    let last = names.iter().rfind(|name| name.starts_with("step-")).expect("one").clone();
+    let path = format!("run/checkpoints/{last}/model.safetensors");
+    let mut bytes = place.read(&path);
+    *bytes.last_mut().expect("not empty") ^= 1;
+    place.write(&path, bytes);
+    let words = [last.as_str(), "--resume run/checkpoints/step-", "the one before"];
+    let line = place.run("train --resume run --epochs 4").check_refused(1, &words);
+    let (_, offered) = line.split_once("--resume ").expect("it is offered");
+    let offered = offered.split('`').next().expect("a path").to_owned();
+    place.run(&format!("train --resume {offered} --quiet")).check_done();
+    let [whole, run] = ["whole", "run"].map(|run| place.json(&format!("{run}/summary.json")));
+    assert_eq!(run["final_state_hash"], whole["final_state_hash"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn new_run_does_not_take_the_checkpoints_of_one_that_was_cut_off() {
+    let place = Place::new();
+    place.write("long.toml", LONG.replace("epochs = 40", "epochs = 100000"));
+    let mut child = place.command("train long.toml --out cut --quiet");
+    let mut child = child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    let checkpoints = place.path("cut/.partial/checkpoints/step-00000014");
+    while !checkpoints.is_dir() && child.try_wait().expect("its own").is_none() {
+        sleep(Duration::from_millis(10));
+    }
+    child.kill().expect("it is there");
+    child.wait().expect("it ends");
+    let before = place.list("cut/.partial/checkpoints");
+    place.run("train long.toml --out cut --quiet").check_refused(1, &["cut off", "--resume cut"]);
+    assert_eq!(place.list("cut/.partial/checkpoints"), before);
+    place.run("runs .").check_done();
+    let runs = place.run("runs . --json").check_done();
+    assert!(runs.contains("cut off after step"), "{runs}");
+}
+
+#[test]
+fn what_is_no_checkpoint_or_interval_is_refused() {
+    let place = Place::new();
+    place.run("train --resume nothing").check_refused(1, &["nothing", "No such file"]);
+    place.write("small.toml", SMALL);
+    place.train("small.toml --epochs 1", "run");
+    place.run("train --resume run").check_refused(1, &["run", "no checkpoint"]);
+    for wrong in ["0steps", "5parsecs", "often"] {
+        let outcome = place.run(&format!("train --checkpoint-every {wrong}"));
+        assert_ne!(outcome.code, Some(0), "{outcome:?}");
+        assert!(outcome.stderr.contains(wrong), "{outcome:?}");
+    }
+}
