@@ -10,12 +10,13 @@ pub struct Options {
     pub seed: u64,
     /// Gradients longer than this together are shortened to it, before the update.
     pub clip_norm: Option<f64>,
-    /// Whether the length of the gradient is computed and told to observers where it is not clipped,
-    /// too. It takes a pass over the gradients.
+    /// Whether the length of the gradient is computed and told to observers where it is not
+    /// clipped, too. It takes a pass over the gradients.
     pub gradient_norm: bool,
-    /// Whether checkpoints are to be written while the run goes on, from a copy of the training that
-    /// counts in the plan and in the budget for as long as a run takes. Where the copy does not fit
-    /// beside the largest micro-batch, there is none, and the run waits for each checkpoint.
+    /// Whether checkpoints are to be written while the run goes on, from a copy of the training
+    /// that counts in the plan and in the budget for as long as a run takes. Where the copy does
+    /// not fit beside the largest micro-batch, there is none, and the run waits for each
+    /// checkpoint.
     pub background_checkpoints: bool,
     /// Dynamic loss scaling; disabled for f32.
     pub scaler: LossScaler,

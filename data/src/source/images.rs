@@ -12,8 +12,8 @@ use std::sync::Arc;
 /// More pixels than any file that is read as a whole should have.
 const PIXELS_MAX: u64 = 1 << 36;
 
-/// Images and their labels. Fields: `images`, f32 `[C, H, W]` from 0 to 1, and `labels`, i64 `[]`, or
-/// `[H, W]` after [`Images::with_pixel_labels`]. Clones share their pixels.
+/// Images and their labels. Fields: `images`, f32 `[C, H, W]` from 0 to 1, and `labels`, i64 `[]`,
+/// or `[H, W]` after [`Images::with_pixel_labels`]. Clones share their pixels.
 #[derive(Debug, Clone)]
 pub struct Images {
     pixels: Arc<Vec<u8>>,
@@ -63,8 +63,8 @@ impl Images {
         Ok(images)
     }
 
-    /// The images and labels of two files in the IDX format of MNIST (LeCun, Cortes and Burges, "The
-    /// MNIST database of handwritten digits"), packed by gzip or not.
+    /// The images and labels of two files in the IDX format of MNIST (LeCun, Cortes and Burges,
+    /// "The MNIST database of handwritten digits"), packed by gzip or not.
     ///
     /// # Errors
     /// [`DataError::File`] for a file that cannot be read, is no IDX file of bytes, or ends early;
@@ -211,10 +211,12 @@ fn read_idx(path: &Path, rank: usize) -> Result<(Vec<usize>, Vec<u8>), DataError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Loader, LoaderOptions, Sequential};
+    use crate::batch::Batch;
+    use crate::loader::{Loader, LoaderOptions};
+    use crate::sampler::Sequential;
     use std::fs;
 
-    fn first<D: Dataset + 'static>(dataset: D) -> crate::Batch {
+    fn first<D: Dataset + 'static>(dataset: D) -> Batch {
         let options = LoaderOptions { batch_size: 2, ..Default::default() };
         let loader = Loader::with_sampler(dataset, Sequential, options).expect("options");
         loader.epoch(0).next().expect("a batch").expect("readable")

@@ -140,12 +140,14 @@ impl Dataset for Text {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Loader, LoaderOptions, Sequential};
+    use crate::batch::Batch;
+    use crate::loader::{Loader, LoaderOptions};
+    use crate::sampler::Sequential;
 
     fn rows(text: Text, field: &str) -> Vec<Vec<i64>> {
         let options = LoaderOptions { batch_size: 1, ..Default::default() };
         let loader = Loader::with_sampler(text, Sequential, options).expect("options");
-        let row = |batch: Result<crate::Batch, DataError>| {
+        let row = |batch: Result<Batch, DataError>| {
             let batch = batch.expect("readable");
             batch.field(field).expect("there").values::<i64>().expect("i64").to_vec()
         };

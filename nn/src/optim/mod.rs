@@ -106,8 +106,8 @@ pub trait Stateful: Scheduled {
     /// optimizer is then as before.
     fn set_state(&mut self, parameters: &mut dyn Parameters, state: OptimizerState) -> Result<()>;
 
-    /// Exchanges the parameters' values and their averages, if the optimizer keeps some, and whether
-    /// it does: see [`Averaged::swap`].
+    /// Exchanges the parameters' values and their averages, if the optimizer keeps some, and tells
+    /// whether it does: see [`Averaged::swap`].
     ///
     /// # Errors
     /// Those of [`Averaged::swap`].

@@ -9,6 +9,7 @@ use crate::command::{Cli, RecipeArgs, say};
 use crate::error::{Result, TrainError};
 use crate::human::format_bytes;
 use crate::recipe::{SHIPPED, Shipped, help};
+use crate::task::Task;
 
 #[derive(Args)]
 pub(super) struct RecipesArgs {
@@ -44,7 +45,7 @@ pub(super) fn check(arguments: &CheckArgs) -> Result<()> {
     let device = Device::sim(SimSpec::like_this_machine(usize::MAX >> 1))?;
     let mut trainer = recipe.trainer(&device)?;
     let (mut count, mut bytes) = (0, 0);
-    crate::Task::parameters(trainer.task_mut()).visit(&mut |_, parameter| {
+    Task::parameters(trainer.task_mut()).visit(&mut |_, parameter| {
         count += parameter.value().element_count();
         bytes += parameter.value().size_bytes();
     });

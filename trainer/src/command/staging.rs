@@ -158,7 +158,8 @@ impl Origin {
             let mut found = checkpoints_in(&files.checkpoints())?.into_iter().map(|(_, path)| path);
             if let Some(checkpoint) = found.next() {
                 let (metrics, run_dir) = (metrics_in(files.path()), path.to_owned());
-                let (before, has_ended) = (found.next(), files.summary().exists());
+                let before = found.next();
+                let has_ended = !is_inner(files.path()) && files.summary().exists();
                 return Ok(Origin { run_dir, checkpoint, before, metrics, has_ended });
             }
         }
@@ -169,7 +170,7 @@ impl Origin {
             let run_dir = run_dir.to_owned();
             let files = path.ancestors().nth(2).unwrap_or(path);
             let (metrics, checkpoint) = (metrics_in(files), path.to_owned());
-            let has_ended = files.join("summary.json").exists();
+            let has_ended = !is_inner(files) && files.join("summary.json").exists();
             return Ok(Origin { run_dir, checkpoint, before: None, metrics, has_ended });
         }
         Err(TrainError::Setting {

@@ -1,3 +1,5 @@
+//! Checkpoints that are written while a training goes on.
+
 use std::fmt;
 use std::fs;
 use std::io::{self, Write};
@@ -219,7 +221,8 @@ impl Checkpoints {
     }
 }
 
-/// The checkpoints in a folder with their steps, the last one first. Empty where there is no folder.
+/// The checkpoints in a folder with their steps, the last one first; none where there is no
+/// folder.
 ///
 /// # Errors
 /// `File` if the folder cannot be read.
@@ -285,8 +288,13 @@ impl Observer for Checkpoints {
         let cost = self.best.as_ref().and_then(|watched| watched.cost(report));
         if let Some(cost) = cost.filter(|&cost| cost < self.best_cost) {
             self.begin(training);
-            self.best_cost = cost;
+            // The best one before goes only when this one is there.
+            self.wait();
             let path = self.path_of(training.position().step);
+            if !path.is_dir() {
+                return Ok(Flow::Continue);
+            }
+            self.best_cost = cost;
             let line = format!("{cost:?} {}\n", training.position().step);
             if let Err(error) = RunDir::write(&self.folder.join(BEST), &line) {
                 tell(&path, &error);

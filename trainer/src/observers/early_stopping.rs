@@ -1,3 +1,5 @@
+//! The end of a run that does not become better any more.
+
 use super::Watched;
 use crate::error::Result;
 use crate::observer::{EvaluationReport, Flow, Observer, Training};

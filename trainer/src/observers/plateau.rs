@@ -1,3 +1,5 @@
+//! A learning rate that falls when nothing becomes better.
+
 use lowtide_nn::Plateau;
 
 use super::Watched;

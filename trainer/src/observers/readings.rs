@@ -1,3 +1,5 @@
+//! How fast a run is, and how long its gradients are.
+
 use crate::error::Result;
 use crate::observer::{Flow, Observer, StepReport, Training};
 

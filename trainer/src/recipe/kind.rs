@@ -12,6 +12,9 @@ where
 {
     let mut table = Table::deserialize(deserializer)?;
     table.entry("kind").or_insert_with(|| kind.into());
+    if let Some(other) = table.get("kind").filter(|kind| !kind.is_str()) {
+        return Err(D::Error::custom(format!("unfit value of `kind`: {other} is no name")));
+    }
     let parse = |table: Table| Value::Table(table).try_into::<T>();
     parse(table.clone()).map_err(|error| {
         // The first key that is not taken beside the kind alone.

@@ -6,7 +6,8 @@ pub(super) type Key = (&'static str, &'static str);
 /// Structs with a default and a description for each field.
 macro_rules! options {
     ($($(#[$about:meta])* $name:ident {
-        $($(#[doc = $doc:literal])* $(#[serde($serde:meta)])? $field:ident: $type:ty = $default:expr,)*
+        $($(#[doc = $doc:literal])* $(#[serde($serde:meta)])?
+        $field:ident: $type:ty = $default:expr,)*
     })*) => {$(
         $(#[$about])*
         #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]

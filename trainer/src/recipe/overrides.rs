@@ -8,8 +8,8 @@ use crate::error::{Result, TrainError};
 use crate::recipe::{Recipe, Shipped, read};
 
 impl Recipe {
-    /// The recipe at `path`, or the shipped one of that name, or the default one, with keys set in order: `TABLE.KEY=VALUE`, the
-    /// value as in TOML or a plain word.
+    /// The recipe at `path`, or the shipped one of that name, or the default one, with keys set in
+    /// order: `TABLE.KEY=VALUE`, the value as in TOML or a plain word.
     ///
     /// # Errors
     /// Those of [`Recipe::load`]; `Setting` that names the first one which cannot be.

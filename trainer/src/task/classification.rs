@@ -13,9 +13,9 @@ use crate::task::{
 };
 
 /// Images to classes by cross-entropy: fields `images` `[B, ..]` (floats, or bytes, which become
-/// values from 0 to 1) and `labels` `[B]` of i64. A label of -100 does not count, as in PyTorch; any
-/// other that names no class is an error of the step. Scored by `accuracy`, and by `top-k accuracy`
-/// if [`Classification::with_top`] says so.
+/// values from 0 to 1) and `labels` `[B]` of i64. A label of -100 does not count, as in PyTorch;
+/// any other that names no class is an error of the step. Scored by `accuracy`, and by `top-k
+/// accuracy` if [`Classification::with_top`] says so.
 #[derive(Clone, Debug)]
 pub struct Classification<M> {
     model: M,

@@ -11,9 +11,9 @@ use crate::score::{Metric, Score};
 use crate::task::{IGNORED_LABEL, Task, field, right_ones, sum_of, upload, values};
 
 /// Sequences to sequences by cross-entropy: fields `source` `[B, S]` and `target` `[B, T + 1]` of
-/// i64, padded with one token or not at all. The first T tokens of a target are read, and the last T
-/// are to be predicted where they are no padding. Scored by `perplexity`, and by the `accuracy` of
-/// the tokens.
+/// i64, padded with one token or not at all. The first T tokens of a target are read, and the last
+/// T are to be predicted where they are no padding. Scored by `perplexity`, and by the `accuracy`
+/// of the tokens.
 #[derive(Clone, Debug)]
 pub struct Translation {
     model: Seq2Seq,
