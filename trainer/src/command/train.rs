@@ -334,6 +334,12 @@ fn conclude(summary: &Summary, plan: &Plan, run_dir: &RunDir, arguments: &TrainA
     Ok(())
 }
 
+/// The name of a value as a heading: `test_loss` is "Test loss".
+fn in_words(name: &str) -> String {
+    let mut letters = name.chars().map(|letter| if letter == '_' { ' ' } else { letter });
+    letters.next().into_iter().flat_map(char::to_uppercase).chain(letters).collect()
+}
+
 /// Collects what the report draws.
 #[derive(Default)]
 struct Curves {
@@ -354,8 +360,9 @@ impl Observer for Curves {
     }
 
     fn on_evaluation(&mut self, report: &EvaluationReport, _: &mut dyn Training) -> Result<Flow> {
-        let accuracy = report.value("test", "accuracy").unwrap_or(f64::NAN);
-        self.report.accuracy.push((report.step, accuracy));
+        for (name, value) in metric_values(&report.scores) {
+            self.add(&name, report.step, value);
+        }
         Ok(Flow::Continue)
     }
 }
@@ -367,12 +374,25 @@ impl Curves {
         let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         for line in lines {
             let Some(step) = line["step"].as_u64() else { continue };
-            let value = |name: &str| line[name].as_f64().unwrap_or(f64::NAN);
-            if line.get("loss").is_some() {
-                self.report.loss.push((step, value("loss")));
-            } else {
-                self.report.accuracy.push((step, value("test_accuracy")));
+            if let Some(loss) = line.get("loss") {
+                self.report.loss.push((step, loss.as_f64().unwrap_or(f64::NAN)));
+                continue;
             }
+            for (name, value) in line.as_object().into_iter().flatten() {
+                if !["step", "epoch", "seconds"].contains(&name.as_str()) {
+                    self.add(name, step, value.as_f64().unwrap_or(f64::NAN));
+                }
+            }
+        }
+    }
+
+    /// Adds a value to the curve of its name.
+    fn add(&mut self, name: &str, step: u64, value: f64) {
+        let name = in_words(name);
+        let metrics = &mut self.report.metrics;
+        match metrics.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, points)) => points.push((step, value)),
+            None => metrics.push((name, vec![(step, value)])),
         }
     }
 
@@ -384,13 +404,7 @@ impl Curves {
         computer: &str,
     ) -> Report {
         let bytes = |count: usize| format!("{} ({count} bytes)", format_bytes(count as u64));
-        let value = |name: &str| {
-            let value = summary.values.get(name).copied().flatten();
-            format!("{:.4}", value.unwrap_or(f64::NAN))
-        };
         let facts = [
-            ("Test accuracy", value("test_accuracy")),
-            ("Test loss", value("test_loss")),
             ("Last train loss", format!("{:.6}", summary.train_loss_last)),
             ("Epochs", summary.epochs.to_string()),
             ("Steps", summary.steps.to_string()),
@@ -403,7 +417,12 @@ impl Curves {
             ("Predicted peak", bytes(summary.predicted_peak_bytes)),
             ("Measured peak", bytes(summary.measured_peak_bytes)),
         ];
-        let mut facts = facts.map(|(name, value)| (name.to_owned(), value)).to_vec();
+        let values = summary
+            .values
+            .iter()
+            .map(|(name, value)| (in_words(name), format!("{:.4}", value.unwrap_or(f64::NAN))));
+        let facts = facts.map(|(name, value)| (name.to_owned(), value));
+        let mut facts: Vec<_> = values.chain(facts).collect();
         if summary.outside_bytes > 0 {
             facts.push(("Outside the allocator".to_owned(), bytes(summary.outside_bytes)));
         }

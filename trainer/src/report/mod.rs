@@ -1,4 +1,4 @@
-//! The page a run leaves behind: loss, accuracy and memory as one self-contained HTML file.
+//! The page a run leaves behind: loss, metrics and memory as one self-contained HTML file.
 //!
 //! [`Report::to_html`] is a pure function of the numbers. The page loads nothing: style, script and
 //! pictures are inline, and a content security policy forbids the rest. Without JavaScript the
@@ -23,8 +23,9 @@ pub struct Report {
     pub facts: Vec<(String, String)>,
     /// Step and mean loss of its batch, in order. Values that are not finite leave a gap.
     pub loss: Vec<(u64, f64)>,
-    /// Step at the end of an epoch and test accuracy in `0..=1`, in order.
-    pub accuracy: Vec<(u64, f64)>,
+    /// What was evaluated, by its name: steps done and the value, in order. Values that are not
+    /// finite are left out.
+    pub metrics: Vec<(String, Vec<(u64, f64)>)>,
     /// Steps that were rolled back and tried again, and why, in order.
     pub retries: Vec<(u64, String)>,
     /// Step from which a micro-batch size held, in order.

@@ -14,9 +14,9 @@
       figure.querySelector(".readout").textContent = `step ${grouped(data.x[i])} · ` +
         `loss ${data.raw[i].toFixed(4)} · mean ${data.smooth[i].toFixed(4)}`;
     },
-    accuracy: (figure, data, i) => {
+    metric: (figure, data, i) => {
       figure.querySelector(".readout").textContent =
-        `step ${grouped(data.x[i])} · ${(100 * data.raw[i]).toFixed(2)} %`;
+        `step ${grouped(data.x[i])} · ${data.raw[i].toFixed(4)}`;
     },
     memory: (figure, data, i) => {
       const phase = data.phases.names[data.phases.by_column[i]];

@@ -15,7 +15,7 @@ fn example(event_count: usize) -> Report {
         title: String::from("Digits"),
         facts: vec![(String::from("Device"), String::from("cpu"))],
         loss: (1..=100).map(|step| (step, 2.3 / step as f64)).collect(),
-        accuracy: vec![(50, 0.9), (100, 0.95)],
+        metrics: vec![(String::from("test accuracy"), vec![(50, 0.9), (100, 0.95)])],
         retries: vec![(40, String::from("out of memory"))],
         micro_batch: vec![(1, 64), (40, 32)],
         memory: MemoryTimeline {
@@ -135,7 +135,7 @@ fn missing_data_is_named_and_the_rest_still_shown() {
 fn one_step_is_a_dot() {
     let mut report = example(1);
     report.loss = vec![(1, 2.3)];
-    report.accuracy = vec![(1, 0.1)];
+    report.metrics = vec![(String::from("test <loss>"), vec![(1, 0.1)])];
     report.retries.clear();
     let html = report.to_html();
     check_well_formed(&html);

@@ -1,4 +1,4 @@
-//! Loss, micro-batch, retries and accuracy over steps, on one axis.
+//! Loss, micro-batch, retries and metrics over steps, on one axis.
 
 use serde_json::json;
 
@@ -13,16 +13,18 @@ const RETRY_MARKS_MAX: usize = 400;
 
 pub(super) fn section(report: &Report) -> String {
     let axis = step_axis(report);
-    format!(
-        "<section>\n<h2>Loss</h2>\n{}</section>\n<section>\n<h2>Test accuracy</h2>\n{}</section>\n",
-        loss(report, axis),
-        accuracy(report, axis),
-    )
+    let mut html = format!("<section>\n<h2>Loss</h2>\n{}</section>\n", loss(report, axis));
+    for (name, points) in &report.metrics {
+        let (name, curve) = (escape(name), metric(name, points, axis));
+        html += &format!("<section>\n<h2>{name}</h2>\n{curve}</section>\n");
+    }
+    html
 }
 
-/// Both plots share the axis, so that a dip in one is found above the other.
+/// All plots share the axis, so that a dip in one is found above the others.
 fn step_axis(report: &Report) -> Scale {
-    let points = report.loss.iter().chain(&report.accuracy).map(|(step, _)| *step);
+    let points = report.loss.iter().chain(report.metrics.iter().flat_map(|(_, points)| points));
+    let points = points.map(|(step, _)| *step);
     let retries = report.retries.iter().map(|(step, _)| *step);
     let steps = points.chain(retries);
     let low = steps.clone().min().unwrap_or(0);
@@ -160,33 +162,30 @@ fn retries_table(retries: &[(u64, String)]) -> String {
     )
 }
 
-fn accuracy(report: &Report, axis: Scale) -> String {
+fn metric(name: &str, points: &[(u64, f64)], axis: Scale) -> String {
     let points: Vec<(u64, f64)> =
-        report.accuracy.iter().copied().filter(|(_, accuracy)| accuracy.is_finite()).collect();
+        points.iter().copied().filter(|(_, value)| value.is_finite()).collect();
     let Some((_, last)) = points.last() else {
-        return no_data("No data: no epoch was evaluated.");
+        return no_data("No data: no value was finite.");
     };
-    let values = points.iter().map(|(_, accuracy)| *accuracy);
-    let best = values.clone().fold(f64::NEG_INFINITY, f64::max);
-    let low = values.fold(f64::INFINITY, f64::min);
-    // A round floor with room below the first dot; above half, the upper half says it all.
-    let low = if low > 0.5 { 1.0 - (1.15 * (1.0 - low)).max(0.02) } else { 0.0 };
-    let y = Scale::new(low.max(0.0), best.max(1.0));
-    let percent = Scale::new(100.0 * y.low, 100.0 * y.high);
-    let (ticks, decimals) = percent.ticks(4, 0.0);
-    let place = |(step, accuracy): &(u64, f64)| (axis.x(*step as f64), y.y(*accuracy));
+    let values = points.iter().map(|(_, value)| *value);
+    let (high, low) =
+        (values.clone().fold(f64::NEG_INFINITY, f64::max), values.fold(f64::INFINITY, f64::min));
+    // With some room above and below the outermost dots.
+    let room = (0.08 * (high - low)).max(1e-3 * high.abs()).max(1e-6);
+    let floor = if low >= 0.0 { (low - room).max(0.0) } else { low - room };
+    let y = Scale::new(floor, high + room);
+    let (ticks, decimals) = y.ticks(4, 0.0);
+    let place = |(step, value): &(u64, f64)| (axis.x(*step as f64), y.y(*value));
     // A line of no length with a round cap is a dot that keeps its shape when stretched.
     let dots: String = points.iter().map(place).map(|(x, y)| format!("M{x} {y}h0")).collect();
     let plot = Plot {
         class: "low",
-        alt: format!("Test accuracy after {} epochs, last {:.2} %", points.len(), 100.0 * last),
+        alt: format!("{name} of {} evaluations, last {last:.4}", points.len()),
         x: axis,
         y,
         x_ticks: step_ticks(axis),
-        y_ticks: ticks
-            .into_iter()
-            .map(|tick| (tick / 100.0, format!("{tick:.decimals$} %")))
-            .collect(),
+        y_ticks: ticks.into_iter().map(|tick| (tick, format!("{tick:.decimals$}"))).collect(),
         drawing: format!(
             "<path class=\"thread\" d=\"{}\"/>\n<path class=\"dots\" d=\"{dots}\"/>\n",
             line_path(points.iter().map(place)),
@@ -196,13 +195,13 @@ fn accuracy(report: &Report, axis: Scale) -> String {
     let data = json!({
         "low": axis.low, "high": axis.high,
         "x": points.iter().map(|(step, _)| step).collect::<Vec<_>>(),
-        "raw": points.iter().map(|(_, accuracy)| rounded(*accuracy)).collect::<Vec<_>>(),
+        "raw": points.iter().map(|(_, value)| rounded(*value)).collect::<Vec<_>>(),
     });
-    let summary = format!("last {:.2} % · best {:.2} %", 100.0 * last, 100.0 * best);
+    let summary = format!("last {last:.4} · lowest {low:.4} · highest {high:.4}");
     format!(
-        "<figure data-kind=\"accuracy\">\n<p class=\"legend\">{}</p>\n{}{}<p class=\"axis\">step\
+        "<figure data-kind=\"metric\">\n<p class=\"legend\">{}</p>\n{}{}<p class=\"axis\">step\
          </p>\n{}</figure>\n",
-        key("dot", "end of an epoch"),
+        key("dot", "evaluation"),
         readout(&summary),
         plot.to_html(),
         json_island(&data),
