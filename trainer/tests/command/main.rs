@@ -3,6 +3,7 @@
 mod cuda;
 mod disk;
 mod eval;
+mod examples;
 mod faults;
 mod json;
 mod limits;

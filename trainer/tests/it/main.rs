@@ -22,6 +22,8 @@ mod prelude;
 mod pressure;
 mod recipe;
 mod same_bits;
+mod sets;
 mod simulated;
 mod split;
+mod tasks;
 mod timeline;
