@@ -72,7 +72,9 @@ fn run_that_is_killed_at_any_instant_goes_on_to_the_same_bits() {
             && place.list("cut/.partial/checkpoints").iter().any(is_one)
         {
             resumed += 1;
-            place.run("train --resume cut --quiet").check_done();
+            // As many threads as the first one, or not.
+            let threads = 1 + kill % 2;
+            place.run(&format!("train --resume cut --quiet --threads {threads}")).check_done();
             check_same(&place, &format!("killed after {} ms", 40 + (kill * 37) % 400));
         }
     }

@@ -7,6 +7,7 @@ mod clip;
 mod common;
 mod coupled;
 mod devices;
+mod every_model;
 mod faults;
 mod files;
 mod globs;
