@@ -14,6 +14,10 @@ const RETRY_MARKS_MAX: usize = 400;
 pub(super) fn section(report: &Report) -> String {
     let axis = step_axis(report);
     let mut html = format!("<section>\n<h2>Loss</h2>\n{}</section>\n", loss(report, axis));
+    if report.metrics.is_empty() {
+        let note = no_data("No data: nothing was evaluated.");
+        html += &format!("<section>\n<h2>Evaluation</h2>\n{note}</section>\n");
+    }
     for (name, points) in &report.metrics {
         let (name, curve) = (escape(name), metric(name, points, axis));
         html += &format!("<section>\n<h2>{name}</h2>\n{curve}</section>\n");
