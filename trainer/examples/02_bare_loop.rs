@@ -40,3 +40,8 @@ fn main() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn it_runs() -> Result<()> {
+    main()
+}

@@ -47,3 +47,8 @@ fn main() -> Result<()> {
     assert!(distance < 0.25);
     Ok(())
 }
+
+#[test]
+fn it_runs() -> Result<()> {
+    main()
+}

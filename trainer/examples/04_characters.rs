@@ -11,12 +11,16 @@ use lowtide_tensor::{CpuOptions, Device, RandomKey, Tensor};
 use lowtide_trainer::{LanguageModel, Options, Progress, Result, Trainer};
 
 const CONTEXT: usize = 32;
+const LICENSE: &str = include_str!("../LICENSE-APACHE");
 
 fn main() -> Result<()> {
-    let text = match std::env::args().nth(1) {
-        Some(file) => Text::read(file.as_ref(), CONTEXT)?,
-        None => Text::new(include_str!("../LICENSE-APACHE"), CONTEXT)?,
-    };
+    match std::env::args().nth(1) {
+        Some(file) => train(&Text::read(file.as_ref(), CONTEXT)?),
+        None => train(&Text::new(LICENSE, CONTEXT)?),
+    }
+}
+
+fn train(text: &Text) -> Result<()> {
     let (train, test) = text.split()?;
     let options = LoaderOptions { batch_size: 32, ..Default::default() };
     let train = Loader::new(train, options)?;
@@ -32,7 +36,7 @@ fn main() -> Result<()> {
     let score = trainer.fit(&train, &test, 10, &mut [&mut Progress::new()])?;
 
     println!("perplexity {:.2} of {vocabulary}", score.value("perplexity").unwrap_or(f64::NAN));
-    println!("{}", write(trainer.task().model(), &text, &device, 200)?);
+    println!("{}", write(trainer.task().model(), text, &device, 200)?);
     assert!(score.loss() < (vocabulary as f64).ln());
     Ok(())
 }
@@ -55,4 +59,9 @@ fn write(model: &Gpt, text: &Text, device: &Device, count: u64) -> Result<String
         tokens.push(drawn.unwrap_or(probabilities.len() - 1) as i64);
     }
     Ok(text.decode(&tokens[1..]))
+}
+
+#[test]
+fn it_runs() -> Result<()> {
+    train(&Text::new(LICENSE, CONTEXT)?)
 }

@@ -41,3 +41,8 @@ fn main() -> Result<()> {
     let _ = std::fs::remove_dir_all(folder);
     Ok(())
 }
+
+#[test]
+fn it_runs() -> Result<()> {
+    main()
+}

@@ -3,7 +3,6 @@
 mod cuda;
 mod disk;
 mod eval;
-mod examples;
 mod faults;
 mod json;
 mod limits;
