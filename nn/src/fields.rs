@@ -1,29 +1,58 @@
-//! From a list of a module's fields to its [`Parameters`].
+//! From a list of a module's fields to its [`Parameters`]: what [`parameters!`](crate::parameters)
+//! is made of.
 
-use crate::buffer::Buffer;
-use crate::module::Parameters;
-use crate::parameter::Parameter;
+#[doc(no_inline)]
+pub use crate::buffer::Buffer;
+#[doc(no_inline)]
+pub use crate::module::Parameters;
+#[doc(no_inline)]
+pub use crate::parameter::Parameter;
 
 /// Implements [`Parameters`] for a module from its fields in the order of PyTorch's `state_dict`:
-/// `parameters!(Block { norm, up as "mlp.0", convs as NAMES })`. A field is called what it is
-/// called in Rust, unless a name follows; `""` gives the names below it without a prefix.
+/// `parameters!(Block { norm, up as "mlp.0", convs as NAMES })`. A field is a parameter, a buffer,
+/// a module, or an option or a vector of these. It is called what it is called in Rust, unless a
+/// name follows; `""` gives the names below it without a prefix.
+///
+/// ```
+/// use lowtide_nn::{Linear, Parameter, Parameters, parameters};
+/// use lowtide_tensor::{CpuOptions, Device, RandomKey};
+///
+/// struct Scaled {
+///     linear: Linear,
+///     scale: Parameter,
+/// }
+///
+/// parameters!(Scaled { linear as "fc", scale });
+///
+/// let device = Device::cpu(CpuOptions::default())?;
+/// let linear = Linear::new(&device, RandomKey::new(0), 3, 2)?;
+/// let mut scaled = Scaled { linear, scale: Parameter::full(&device, [2], 1.0)? };
+/// let mut names = Vec::new();
+/// scaled.visit(&mut |name, _| names.push(name.to_owned()));
+/// assert_eq!(names, ["fc.weight", "fc.bias", "scale"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[macro_export]
 macro_rules! parameters {
     ($module:ty { $($field:tt $(as $name:expr)?),* $(,)? }) => {
-        impl $crate::module::Parameters for $module {
+        impl $crate::fields::Parameters for $module {
             fn visit(
                 &mut self,
-                visitor: &mut dyn FnMut(&str, &mut $crate::parameter::Parameter),
+                visitor: &mut dyn FnMut(&str, &mut $crate::fields::Parameter),
             ) {
-                use $crate::fields::{Field, parameters};
-                $(self.$field.visit_as(parameters!(@name $field $($name)?), visitor);)*
+                use $crate::fields::Field;
+                $(self.$field.visit_as($crate::parameters!(@name $field $($name)?), visitor);)*
             }
 
             fn visit_buffers(
                 &mut self,
-                visitor: &mut dyn FnMut(&str, &mut $crate::buffer::Buffer),
+                visitor: &mut dyn FnMut(&str, &mut $crate::fields::Buffer),
             ) {
-                use $crate::fields::{Field, parameters};
-                $(self.$field.visit_buffers_as(parameters!(@name $field $($name)?), visitor);)*
+                use $crate::fields::Field;
+                $(self.$field.visit_buffers_as(
+                    $crate::parameters!(@name $field $($name)?),
+                    visitor,
+                );)*
             }
         }
     };
@@ -34,7 +63,7 @@ macro_rules! parameters {
 pub(crate) use parameters;
 
 /// What a module can have as a field, with `N` for its name: one string, or one for each part.
-pub(crate) trait Field<N> {
+pub trait Field<N> {
     /// Shows its parameters under `name`.
     fn visit_as(&mut self, name: N, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
         let _ = (name, visitor);

@@ -3,7 +3,7 @@
 
 mod buffer;
 mod error;
-mod fields;
+pub mod fields;
 pub mod init;
 mod layers;
 mod loss;
