@@ -25,7 +25,7 @@ mod lifetimes;
 pub(crate) mod pytorch;
 pub(crate) mod recording;
 mod rerun;
-mod timeline;
+pub mod timeline;
 
 pub use error::{JsonProblem, TraceError, TraceProblem};
 pub use explain::{

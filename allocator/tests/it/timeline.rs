@@ -2,9 +2,14 @@
 
 use std::io::{self, Write};
 
+use lowtide_allocator::Category;
+use lowtide_allocator::trace::timeline::{
+    FORMAT_SCRIPT, SCRIPT, STYLE, TimelineMark, TimelineNotes,
+};
 use lowtide_allocator::trace::{EventKind, Recording, Replay, Site};
 use proptest::prelude::*;
 
+use crate::common::{PLENTY, World, program};
 use crate::synthetic::{self, Lived, charges_at, lives, one_event, reserved_at, training};
 
 const NUMBER_MAX: u64 = (1 << 53) - 1;
@@ -20,7 +25,10 @@ struct Data(String);
 
 impl Data {
     fn of(recording: &Recording) -> Data {
-        let page = page(recording);
+        Data::in_page(&page(recording))
+    }
+
+    fn in_page(page: &str) -> Data {
         let head = "<script type=\"application/json\" id=\"recording\">";
         let (_, rest) = page.split_once(head).expect("the data");
         Data(rest.split_once("</script>").expect("its end").0.to_owned())
@@ -182,6 +190,85 @@ fn page_of_a_training_run_and_of_real_traces_holds_what_was_recorded() {
     for (_, snapshot) in crate::traces::pytorch_snapshots() {
         let device = Replay::busiest_device(&snapshot);
         check_data(&Recording::from_snapshot(&snapshot, device).expect("a recording"));
+    }
+}
+
+/// Live bytes by category and reserved bytes after so many events.
+fn levels(recording: &Recording, moment: usize) -> ([u64; 7], u64) {
+    let mut live = [0; 7];
+    for block in lives(recording).iter().filter(|block| block.is_live_at(moment)) {
+        live[block.block.category.expect("recorded") as usize] += block.block.size_bytes;
+    }
+    (live, reserved_at(recording, moment))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn recording_of_the_last_events_has_the_levels_of_the_whole(
+        before in program(), after in program(),
+    ) {
+        let mut world = World::sim(PLENTY);
+        world.run(&before).expect("memory");
+        let first = world.memory.event_count();
+        world.run(&after).expect("memory");
+        let capture = world.memory.capture();
+        let (whole, last) = (capture.to_recording(), capture.recording_since(first));
+        prop_assert_eq!(last.lost_events, 0);
+        let earlier = whole.events.len() - last.events.len();
+        prop_assert_eq!(capture.index_since(0, first), earlier as u64);
+        prop_assert_eq!(capture.index_since(first, u64::MAX), last.events.len() as u64);
+        for moment in 0..=last.events.len() {
+            prop_assert_eq!(levels(&last, moment), levels(&whole, earlier + moment));
+            let charges = charges_at(&last, moment);
+            prop_assert_eq!(charges, charges_at(&whole, earlier + moment));
+        }
+        check_data(&last);
+    }
+}
+
+#[test]
+fn element_for_another_page_holds_the_same_data_and_what_is_known_beyond_it() {
+    let mut recording = training(200);
+    for (site, module) in recording.sites.iter_mut().zip(["", "block1.conv2", "head", "head"]) {
+        site.module = module.into();
+    }
+    let notes = TimelineNotes {
+        planned_peak_bytes: Some(12_345),
+        phases: vec![(0, "forward".into()), (80, "</script>\u{202e}".into())],
+        marks: vec![TimelineMark { event: 7, label: "again".into(), text: "<b>why</b>".into() }],
+    };
+    let element = recording.timeline_element(&notes);
+    let data = Data::in_page(&element);
+    assert_eq!(data.column("size"), Data::of(&recording).column("size"));
+    assert_eq!(data.number("planned"), 12_345);
+    assert_eq!(data.strings("modules")[..3], ["", "block1.conv2", "head"]);
+    assert!(data.after("siteModules").starts_with("[0,1,2,2"), "{}", data.after("siteModules"));
+    let phases = data.after("phases");
+    assert!(phases.starts_with(r#"[[0,"forward"],[80,"\u003c/script\u003e\\u{202e}"]]"#));
+    assert!(data.after("marks").starts_with(r#"[[7,"again","\u003cb\u003ewhy"#));
+    assert_eq!(element.matches("</script>").count(), 1);
+    // The page alone has the same element, without notes.
+    assert_eq!(Data::of(&recording).number("planned"), 0);
+    assert_eq!(element, recording.timeline_element(&notes), "the same again");
+}
+
+#[test]
+fn palette_has_a_colour_for_every_category_in_light_and_dark() {
+    for band in 0..=Category::ALL.len() {
+        assert_eq!(STYLE.matches(&format!("--band-{band}: #")).count(), 2, "band {band}");
+    }
+    // One for each: where a script paints pixels it reads six digits.
+    let colours = STYLE.split("--").filter(|part| part.starts_with("band-"));
+    for colour in colours.filter_map(|part| part.split_once(": ")).map(|(_, value)| value) {
+        let digits = colour.trim_start_matches('#');
+        assert!(digits[..6].chars().all(|digit| digit.is_ascii_hexdigit()), "{colour}");
+    }
+    // What the scripts of a page share is written once.
+    for function in ["formatBytes", "formatTime", "stepFor", "count"] {
+        let definition = format!("function {function}(");
+        assert!(FORMAT_SCRIPT.contains(&definition) && !SCRIPT.contains(&definition), "{function}");
     }
 }
 

@@ -82,7 +82,16 @@ impl Capture {
 
     /// The state before the oldest record that is left, every event since, and the state now.
     pub fn to_recording(&self) -> Recording {
+        self.recording_since(0)
+    }
+
+    /// The same from event `first_event` on, as [`CachingAllocator::event_count`] counts them: the
+    /// state before it, and no word of what came earlier. Of that, only what the history has
+    /// overwritten from `first_event` on counts as lost.
+    pub fn recording_since(&self, first_event: u64) -> Recording {
         let records = self.history.records();
+        let before = records.partition_point(|record| record.sequence < first_event);
+        let records = &records[before..];
         // Pieces belong to the record before them, and that one is gone.
         let lost = records.iter().take_while(|record| record.action == Action::Piece).count();
         let records = &records[lost..];
@@ -91,7 +100,7 @@ impl Capture {
             policy: if self.is_torch { "torch" } else { "pages" }.to_owned(),
             capacity_bytes: self.statistics.capacity_bytes as u64,
             page_bytes: self.statistics.page_bytes as u64,
-            lost_events: self.history.overwritten() + lost as u64,
+            lost_events: self.history.overwritten().saturating_sub(first_event) + lost as u64,
             start: self.start(records, &mut sites),
             start_charges: self.start_charges(records),
             start_reserved_bytes: self.start_reserved_bytes(records),
@@ -107,6 +116,14 @@ impl Capture {
         }
         recording.sites = sites.list;
         recording
+    }
+
+    /// How many events of [`recording_since`](Self::recording_since)`(first_event)` come before
+    /// `event`, which is counted as `first_event` is: records that belong to another one are none.
+    pub fn index_since(&self, first_event: u64, event: u64) -> u64 {
+        let records = self.history.records().iter();
+        let own = records.filter(|record| (first_event..event).contains(&record.sequence));
+        own.filter(|record| kind(record).is_some()).count() as u64
     }
 
     fn event(

@@ -4,7 +4,9 @@ const chart = (() => {
   const r = recording;
   const plot = document.getElementById('plot'), tip = document.getElementById('tip');
   const paint = document.getElementById('paint'), over = document.getElementById('over');
-  const margin = { left: 70, right: 12, top: 22, bottom: 24 };
+  // Above the plot there are labels, and under them the phases, if there are any.
+  const STRIP_HEIGHT = r.file.phases.length > 0 ? 18 : 0;
+  const margin = { left: 70, right: 12, top: 22 + STRIP_HEIGHT, bottom: 24 };
   let axis = 'events', kind = 'stack', hover = null, chosen = r.peak, colours = null;
   let size = null, scaleMax = 1, shown = null;
   const view = { from: 0, to: 1, momentAt, momentBefore };
@@ -62,12 +64,16 @@ const chart = (() => {
   function readColours() {
     const style = getComputedStyle(document.documentElement);
     const value = name => style.getPropertyValue(`--${name}`).trim();
-    const bands = r.file.bands.map((_, k) => value(`band-${k}`));
-    colours = { bands: bands.map(painter.shades), charges: painter.shades(value('charged')),
+    colours = { charges: painter.shades(value('charged')),
       panelPixel: painter.shades(value('panel'))[0],
       siteLightness: Number(value('site-lightness')) };
     colours.sites = painter.siteShades(colours.siteLightness);
-    const names = ['ink', 'faint', 'grid', 'reserved', 'capacity', 'alarm', 'panel', 'focus'];
+    colours.groups = r.group.names.map((_, k) => {
+      const { name, site } = r.group.colour(k);
+      return painter.shades(name ? value(name) : painter.siteColour(site, colours.siteLightness));
+    });
+    const names = ['ink', 'faint', 'grid', 'line', 'reserved', 'capacity', 'planned', 'alarm',
+      'panel', 'focus'];
     for (const name of names) colours[name] = value(name);
   }
 
@@ -97,8 +103,11 @@ const chart = (() => {
       let most = 1;
       const low = momentAt(view.from), high = momentBefore(view.to);
       for (let m = low; m <= high; m++) most = Math.max(most, r.total[m], r.reserved[m]);
-      const { capacity } = r.file;
-      if (capacity > most && capacity <= 1.5 * most) most = capacity;
+      // A line far above everything would flatten the rest: it is left out, and the legend has it.
+      const seen = most;
+      for (const bytes of [r.file.planned, r.file.capacity]) {
+        if (bytes > most && bytes <= 1.5 * seen) most = bytes;
+      }
       scaleMax = most * 1.04;
     }
     const brush = paint.getContext('2d');
@@ -107,14 +116,6 @@ const chart = (() => {
     else painter.stack(image, shown, scaleMax, colours);
     brush.clearRect(0, 0, paint.width, paint.height);
     brush.putImageData(image, margin.left * size.ratio, margin.top * size.ratio);
-  }
-
-  // Steps of 1, 2 or 5 times a power of ten, or powers of two for bytes.
-  function stepFor(span, countMax, isBinary) {
-    const raw = span / countMax;
-    if (isBinary) return 2 ** Math.ceil(Math.log2(Math.max(1, raw)));
-    const power = 10 ** Math.floor(Math.log10(raw));
-    return power * [1, 2, 5, 10].find(factor => factor * power >= raw);
   }
 
   function drawAxes(brush) {
@@ -175,12 +176,47 @@ const chart = (() => {
     }
     brush.lineWidth = 1.5;
     line(brush, points, colours.reserved);
-    const { capacity } = r.file;
-    if (capacity > 0 && capacity <= scaleMax) {
-      line(brush, [[0, capacity], [1, capacity]], colours.capacity, [7, 4]);
-      label(brush, 'capacity', margin.left + 4, Math.max(8, yOf(capacity) - 8), colours.capacity);
-    }
+    const { capacity, planned } = r.file;
+    // Of two lines that are close, the lower one has its label below.
+    const isClose = Math.abs(yOf(planned) - yOf(capacity)) < 18 && capacity <= scaleMax;
+    limit(brush, planned, "plan's peak", colours.planned, [2, 3], isClose ? 9 : -8);
+    limit(brush, capacity, 'budget', colours.capacity, [7, 4], -8);
     brush.lineWidth = 1;
+  }
+
+  function limit(brush, bytes, text, colour, dash, below) {
+    if (bytes <= 0 || bytes > scaleMax) return;
+    line(brush, [[0, bytes], [1, bytes]], colour, dash);
+    const y = Math.max(margin.top + 7, yOf(bytes) + below);
+    label(brush, `${text} ${formatBytes(bytes)}`, margin.left + 4, y, colour);
+  }
+
+  // Phases as a strip above the plot, and where each begins as a line through it.
+  function drawPhases(brush) {
+    const top = margin.top - STRIP_HEIGHT, { phases } = r.file;
+    const last = xOf(endOf(r.moments - 1));
+    let lastX = -1;
+    phases.forEach(([event, name], i) => {
+      const x = Math.max(margin.left, xOf(startOf(event)));
+      const next = i + 1 < phases.length ? xOf(startOf(phases[i + 1][0])) : last;
+      const end = Math.min(margin.left + size.width, next);
+      if (end - x < 0.5) return;
+      brush.fillStyle = i % 2 === 0 ? colours.grid : colours.line;
+      brush.fillRect(x, top, end - x, STRIP_HEIGHT - 4);
+      // More lines than this would be a curtain.
+      if (x - lastX > 6 && x > margin.left) {
+        brush.globalAlpha = 0.35;
+        brush.fillStyle = colours.ink;
+        brush.fillRect(Math.round(x), margin.top - 4, 1, size.height + 4);
+        brush.globalAlpha = 1;
+        lastX = x;
+      }
+      brush.textAlign = 'center';
+      brush.textBaseline = 'middle';
+      brush.fillStyle = colours.ink;
+      const text = [name, name.slice(0, 3)].find(t => brush.measureText(t).width + 6 < end - x);
+      if (text) brush.fillText(text, (x + end) / 2, top + STRIP_HEIGHT / 2 - 1.5);
+    });
   }
 
   function label(brush, text, x, y, colour) {
@@ -212,6 +248,20 @@ const chart = (() => {
         }
       }
     };
+    let lastX = -1;
+    for (const flag of r.flags) {
+      const x = Math.round(xOf(startOf(flag.moment)));
+      // Several in one pixel look like one.
+      if (!isVisible(x) || x === lastX) continue;
+      lastX = x;
+      brush.fillStyle = colours.alarm;
+      brush.fillRect(x, 16, 1, bottom - 16);
+      brush.beginPath();
+      brush.arc(x + 0.5, 14, 4, 0, 7);
+      brush.fill();
+      taken.push([x - 5, x + 5]);
+      labelBeside(flag.labels, x, colours.alarm);
+    }
     const peakX = xOf(middleOf(r.peak));
     if (isVisible(peakX)) {
       const y = kind === 'map' ? margin.top : yOf(r.total[r.peak]);
@@ -225,21 +275,6 @@ const chart = (() => {
       brush.fillRect(Math.round(peakX), 14, 1, Math.max(0, y - 22));
       brush.globalAlpha = 1;
       labelBeside([`peak ${formatBytes(r.total[r.peak])}`], peakX, colours.ink);
-    }
-    let lastX = -1;
-    for (const oom of r.ooms) {
-      const x = Math.round(xOf(startOf(oom.moment)));
-      // Several in one pixel look like one.
-      if (!isVisible(x) || x === lastX) continue;
-      lastX = x;
-      brush.fillStyle = colours.alarm;
-      brush.fillRect(x, margin.top - 4, 1, bottom - margin.top + 4);
-      brush.beginPath();
-      brush.arc(x + 0.5, margin.top - 6, 4, 0, 7);
-      brush.fill();
-      taken.push([x - 5, x + 5]);
-      const asked = formatBytes(oom.size);
-      labelBeside([`out of memory: ${asked}`, asked], x, colours.alarm);
     }
   }
 
@@ -271,6 +306,7 @@ const chart = (() => {
     brush.setTransform(size.ratio, 0, 0, size.ratio, 0, 0);
     brush.clearRect(0, 0, plot.clientWidth, plot.clientHeight);
     drawAxes(brush);
+    if (STRIP_HEIGHT > 0) drawPhases(brush);
     if (kind === 'stack') drawLevels(brush);
     brush.save();
     brush.beginPath();
@@ -317,12 +353,8 @@ const chart = (() => {
   }
 
   function tipLines({ moment, bytes, block }) {
-    const near = r.ooms.find(oom => Math.abs(xOf(startOf(oom.moment)) - hover.x) < 4);
-    if (near) {
-      return [`Out of memory: ${formatBytes(near.size)} asked for`,
-        `${r.file.bands[near.band]}, with ${formatBytes(near.free)} not reserved`,
-        r.siteName(near.site), `event ${count(near.event)}`];
-    }
+    const near = r.flags.find(flag => Math.abs(xOf(startOf(flag.moment)) - hover.x) < 4);
+    if (near) return near.lines;
     if (block >= 0) return tables.blockLines(block, moment);
     if (kind === 'map') return null;
     if (bytes < r.total[moment]) return [`${formatBytes(r.charged[moment])} charged`];
@@ -351,7 +383,12 @@ const chart = (() => {
   return {
     margin, view, zoom, setView, setAxis, redraw,
     showAll: () => setView(...limits()),
-    setKind(name) { kind = name; redraw(); },
+    setKind(name, group) {
+      kind = name;
+      r.setGroup(group);
+      readColours();
+      redraw();
+    },
     setHover(point) { hover = point; request('over'); },
     choose(moment) {
       chosen = Math.max(0, Math.min(r.moments - 1, moment));
@@ -369,6 +406,10 @@ const chart = (() => {
     },
     size: () => size,
     siteColour: site => painter.siteColour(site, colours.siteLightness),
+    groupColour(k) {
+      const { name, site } = r.group.colour(k);
+      return name ? `var(--${name})` : painter.siteColour(site, colours.siteLightness);
+    },
     refresh() { readColours(); redraw(); tables.show(chosen); },
     drawNow() { readColours(); drawPaint(); drawOver(); },
   };

@@ -1,4 +1,3 @@
-'use strict';
 // The recording: columns of numbers become arrays, and lives become levels at every moment.
 // Moment 0 is before the first event, moment m after event m - 1.
 
@@ -73,11 +72,26 @@ const recording = (() => {
   const otherBand = numbers('otherBand', new Uint8Array(otherCount));
   const otherSite = numbers('otherSite', new Float64Array(otherCount));
   const free = numbers('oomFree', new Float64Array(ooms.length));
+  const siteName = index => index === 0 ? 'unknown site' : file.sites[index - 1];
   ooms.forEach((oom, i) => {
-    const other = otherOf[oom.event];
-    Object.assign(oom, { size: otherSize[other], free: free[i], band: otherBand[other],
-      site: otherSite[other] });
+    const other = otherOf[oom.event], asked = formatBytes(otherSize[other]);
+    Object.assign(oom, { labels: [`out of memory: ${asked}`, asked], lines: [
+      `Out of memory: ${asked} asked for`,
+      `${file.bands[otherBand[other]]}, with ${formatBytes(free[i])} not reserved`,
+      siteName(otherSite[other]), `event ${count(oom.event)}`] });
   });
+  // What the program says of a moment. A failed request has one flag, whoever speaks of it.
+  const flags = ooms.slice();
+  for (const [event, label, text] of file.marks) {
+    const oom = ooms.find(other => other.event === event);
+    if (oom) {
+      oom.labels.unshift(`${oom.labels[0]}, ${label}`);
+      oom.lines.push(text);
+    } else {
+      flags.push({ event, moment: event + 1, labels: [label], lines: [label, text] });
+    }
+  }
+  flags.sort((a, b) => a.moment - b.moment);
 
   const from = numbers('from', new Float64Array(blockCount));
   const to = numbers('age', new Float64Array(blockCount));
@@ -101,20 +115,20 @@ const recording = (() => {
   }
 
   const bandCount = file.bands.length;
-  const levels = file.bands.map(() => new Float64Array(moments));
   const charged = new Float64Array(moments), reserved = new Float64Array(moments);
   const total = new Float64Array(moments), liveCount = new Float64Array(moments);
-  const now = new Float64Array(bandCount), charges = new Float64Array(bandCount);
-  let live = startCount, charge = 0, held = file.startReserved, peak = 0, liveMax = startCount;
-  for (let b = 0; b < startCount; b++) now[band[b]] += size[b];
+  const charges = new Float64Array(bandCount);
+  let live = startCount, used = 0, charge = 0, held = file.startReserved;
+  let peak = 0, liveMax = startCount;
+  for (let b = 0; b < startCount; b++) used += size[b];
   for (const [k, amount] of file.startCharges) {
     charges[k] += amount;
     charge += amount;
   }
   for (let m = 0; m < moments; m++) {
     if (m > 0) {
-      if (gone[m] >= 0) { now[band[gone[m]]] -= size[gone[m]]; live--; }
-      if (born[m] >= 0) { now[band[born[m]]] += size[born[m]]; live++; }
+      if (gone[m] >= 0) { used -= size[gone[m]]; live--; }
+      if (born[m] >= 0) { used += size[born[m]]; live++; }
       const what = kind[m - 1], other = otherOf[m - 1];
       const amount = other < 0 ? 0 : otherSize[other];
       if (what === CHARGE || what === DISCHARGE) {
@@ -127,8 +141,7 @@ const recording = (() => {
       if (what === RESERVE || what === CHARGE) held += amount;
       if (what === RELEASE || what === DISCHARGE) held = Math.max(0, held - amount);
     }
-    let sum = charge;
-    for (let k = 0; k < bandCount; k++) { levels[k][m] = now[k]; sum += now[k]; }
+    const sum = used + charge;
     charged[m] = charge;
     reserved[m] = held;
     total[m] = sum;
@@ -136,6 +149,54 @@ const recording = (() => {
     if (live > liveMax) liveMax = live;
     if (sum > total[peak]) peak = m;
   }
+
+  // Blocks in groups, each a colour of the stack: `of` says of every block which one is its.
+  function grouping(names, of, unknown, colour) {
+    const levels = names.map(() => new Float64Array(moments)), now = new Float64Array(names.length);
+    for (let b = 0; b < startCount; b++) now[of[b]] += size[b];
+    for (let m = 0; m < moments; m++) {
+      if (m > 0 && gone[m] >= 0) now[of[gone[m]]] -= size[gone[m]];
+      if (m > 0 && born[m] >= 0) now[of[born[m]]] += size[born[m]];
+      for (let k = 0; k < names.length; k++) levels[k][m] = now[k];
+    }
+    // A recording that knows every category has nothing of the unknown one.
+    const isUsed = levels.map(level => level.some(bytes => bytes > 0));
+    return { names, of, levels, isUsed, count: names.length, unknown, colour };
+  }
+
+  // By category; what has none is coloured by its site.
+  const byCategory = () =>
+    grouping(file.bands, band, bandCount - 1, k => ({ name: `band-${k}` }));
+
+  // By module: those with the most at the peak, the largest lowest, then the others as one, then
+  // what is no module's.
+  const MODULES_MAX = 12;
+  function byModule() {
+    const most = new Float64Array(file.modules.length);
+    const moduleOf = b => site[b] === 0 ? 0 : file.siteModules[site[b] - 1];
+    for (let b = 0; b < blockCount && from[b] <= peak; b++) {
+      if (to[b] > peak) most[moduleOf(b)] += size[b];
+    }
+    const order = Array.from(file.modules.keys()).slice(1);
+    order.sort((a, b) => most[b] - most[a] || a - b);
+    const shown = order.slice(0, order.length > MODULES_MAX + 1 ? MODULES_MAX : order.length);
+    const names = shown.map(index => file.modules[index]), place = new Map();
+    shown.forEach((index, k) => place.set(index, k));
+    if (shown.length < order.length) {
+      for (const index of order.slice(shown.length)) place.set(index, names.length);
+      names.push(`${count(order.length - shown.length)} other modules`);
+    }
+    place.set(0, names.length);
+    names.push('no module');
+    const of = new Uint8Array(blockCount);
+    for (let b = 0; b < blockCount; b++) of[b] = place.get(moduleOf(b));
+    const colour = k => k < shown.length ? { site: k + 1 }
+      : { name: `band-${k === names.length - 1 ? bandCount - 1 : bandCount - 2}` };
+    return grouping(names, of, -1, colour);
+  }
+
+  const made = {}, makers = { category: byCategory, module: byModule };
+  const groups = name => made[name] ||= makers[name]();
 
   // Charged bytes by category are asked for rarely, so they are counted again each time.
   function chargesAt(moment) {
@@ -153,8 +214,16 @@ const recording = (() => {
 
   const verbs = ['allocated', 'given back', 'freed', 'reserved', 'released', 'charged',
     'discharged', 'out of memory: asked for'];
+  function phaseAt(moment) {
+    const begun = file.phases.filter(([event]) => event < moment);
+    return begun.length > 0 ? begun[begun.length - 1][1] : '';
+  }
   function describe(moment) {
     if (moment === 0) return 'before the first event';
+    const phase = phaseAt(moment);
+    return describeEvent(moment) + (phase && `, ${phase}`);
+  }
+  function describeEvent(moment) {
     const event = moment - 1, other = otherOf[event];
     const where = `after event ${count(event)} of ${count(eventCount)}`;
     const b = kind[event] === ALLOCATE ? born[moment] : gone[moment];
@@ -163,45 +232,10 @@ const recording = (() => {
     return `${where} (${verbs[kind[event]]} ${formatBytes(bytes)})`;
   }
 
-  const siteName = index => index === 0 ? 'unknown site' : file.sites[index - 1];
-
   return {
-    file, eventCount, blockCount, moments, kind, times, duration, ooms, from, to, waits, size,
-    requested, stream, band, site, address, born, gone, bandCount, levels, charged, reserved, total,
-    liveCount, liveMax, peak, chargesAt, describe, siteName,
+    file, eventCount, blockCount, moments, kind, times, duration, flags, from, to, waits, size,
+    requested, stream, band, site, address, born, gone, charged, reserved, total, liveCount,
+    liveMax, peak, chargesAt, describe, phaseAt, siteName, group: groups('category'),
+    setGroup(name) { this.group = groups(name); },
   };
 })();
-
-// As the rest of the crate writes them.
-function formatBytes(bytes) {
-  const units = ['KiB', 'MiB', 'GiB', 'TiB'];
-  if (bytes < 1024) return `${bytes} B`;
-  let power = 0;
-  for (bytes /= 1024; bytes >= 1024 && power < 3; power++) bytes /= 1024;
-  return `${bytes.toFixed(1)} ${units[power]}`;
-}
-
-function formatTime(us) {
-  const sign = us < 0 ? '−' : '';
-  us = Math.abs(us);
-  if (us < 1e3) return `${sign}${us.toFixed(0)} µs`;
-  if (us < 1e6) return `${sign}${Number((us / 1e3).toPrecision(4))} ms`;
-  if (us < 6e7) return `${sign}${Number((us / 1e6).toPrecision(4))} s`;
-  return `${sign}${(us / 6e7).toFixed(1)} min`;
-}
-
-// With as many digits as tell two ticks apart.
-function formatTick(us, step) {
-  const units = [['s', 1e6], ['ms', 1e3], ['µs', 1]];
-  const [name, unit] = units.find(([, size]) => Math.abs(us) >= size) || units[2];
-  const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(step / unit) - 1e-9)));
-  return us === 0 ? '0' : `${(us / unit).toFixed(digits)} ${name}`;
-}
-
-function count(number) {
-  return String(number).replace(/\B(?=(\d{3})+$)/g, ',');
-}
-
-function percent(part, whole) {
-  return whole > 0 ? `${(100 * part / whole).toFixed(1)} %` : '';
-}

@@ -3,9 +3,14 @@
 //! The page holds the recording in columns and computes the rest; what it shows first is also
 //! written out as text. Every string from the recording is escaped twice over: unprintable
 //! characters become visible ones, and the data is JSON in which `<`, `>` and `&` are escapes.
+//!
+//! [`Recording::write_timeline`] writes the whole page. A page that shows more than memory, such as
+//! the report of a training, takes the drawing from [`Recording::timeline_element`] and puts it
+//! together with [`STYLE`], [`FORMAT_SCRIPT`] and [`SCRIPT`]: one palette and one drawing for all.
 
 mod columns;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -15,19 +20,60 @@ use super::lifetimes::{BANDS, Lives, NEVER, band, band_name, printable};
 use super::recording::{EventKind, Recording};
 use crate::torch::StreamId;
 
-const PAGE: &str = include_str!("page.html");
-const STYLE: &str = include_str!("page.css");
-/// In the order in which they run.
-const SCRIPTS: [&str; 5] = [
+/// The palette as variables of CSS, light and dark, what every page has (letters, tables, buttons),
+/// and the look of the drawing.
+pub const STYLE: &str = concat!(include_str!("base.css"), include_str!("timeline.css"));
+
+/// Functions that write numbers, for [`SCRIPT`] and for scripts of the page: `formatBytes`,
+/// `formatTime`, `count`, `percent`, and `stepFor` for ticks.
+pub const FORMAT_SCRIPT: &str = include_str!("format.js");
+
+/// What draws the element; it runs once, behind the element and [`FORMAT_SCRIPT`].
+pub const SCRIPT: &str = concat!(
+    "(() => {\n",
     include_str!("data.js"),
     include_str!("paint.js"),
     include_str!("chart.js"),
     include_str!("tables.js"),
     include_str!("page.js"),
-];
+    "})();\n",
+);
+
+/// A content security policy for pages that load nothing: inline style and script, no network.
+pub const POLICY: &str =
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
+
+const PAGE: &str = include_str!("page.html");
+const PAGE_STYLE: &str = include_str!("page.css");
+const ELEMENT: &str = include_str!("element.html");
 /// The largest integer below which the page has every other: its numbers are doubles.
 const NUMBER_MAX: u64 = (1 << 53) - 1;
 const SITE_LEN_MAX: usize = 240;
+
+/// What a program knows of a recording and the allocator does not; drawn over it.
+///
+/// Moments are given as the index of the event that comes next, in [`Recording::events`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TimelineNotes {
+    /// The peak of reserved bytes that was planned for: a line, as the budget is one.
+    pub planned_peak_bytes: Option<u64>,
+    /// Where a phase begins (forward, backward, optimizer), in order; it ends where the next one
+    /// does.
+    pub phases: Vec<(u64, String)>,
+    /// Moments to point at.
+    pub marks: Vec<TimelineMark>,
+}
+
+/// A moment to point at, such as the end of an attempt that was rolled back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TimelineMark {
+    /// Index of the event that it is about. On a failed request there is one flag for both.
+    pub event: u64,
+    /// A few words, beside the flag.
+    pub label: String,
+    /// What there is to say, under the pointer.
+    pub text: String,
+}
 
 impl Recording {
     /// Writes a page for a browser: bytes in use by category over time, the blocks under them, what
@@ -37,20 +83,41 @@ impl Recording {
     /// # Errors
     /// If `out` fails.
     pub fn write_timeline(&self, mut out: impl Write) -> io::Result<()> {
-        let mut rest = PAGE;
-        while let Some((before, after)) = rest.split_once("{{") {
-            out.write_all(before.as_bytes())?;
-            let (name, after) = after.split_once("}}").expect("the page closes its names");
-            match name {
-                "style" => out.write_all(STYLE.as_bytes())?,
-                "summary" => out.write_all(summary(self).as_bytes())?,
-                "recording" => out.write_all(data(self).as_bytes())?,
-                _ => SCRIPTS.iter().try_for_each(|script| out.write_all(script.as_bytes()))?,
-            }
-            rest = after;
-        }
-        out.write_all(rest.as_bytes())
+        let element = element(self, &TimelineNotes::default(), "timeline");
+        filled(PAGE, |name| match name {
+            "policy" => POLICY.to_owned(),
+            "style" => [STYLE, PAGE_STYLE].concat(),
+            "summary" => summary(self),
+            "element" => element.clone(),
+            _ => [FORMAT_SCRIPT, SCRIPT].concat(),
+        })
+        .try_for_each(|part| out.write_all(part.as_bytes()))
     }
+
+    /// The drawing and its data as an element for a page of the caller's own, one to a page. It
+    /// shows itself when [`SCRIPT`] runs.
+    pub fn timeline_element(&self, notes: &TimelineNotes) -> String {
+        element(self, notes, "timeline embedded")
+    }
+}
+
+fn element(recording: &Recording, notes: &TimelineNotes, class: &str) -> String {
+    filled(ELEMENT, |name| match name {
+        "class" => class.to_owned(),
+        _ => data(recording, notes),
+    })
+    .collect()
+}
+
+/// A template in parts, with something in the place of every `{{name}}`.
+fn filled(
+    template: &'static str,
+    fill: impl Fn(&str) -> String,
+) -> impl Iterator<Item = Cow<'static, str>> {
+    template.split("{{").flat_map(move |part| match part.split_once("}}") {
+        None => vec![Cow::Borrowed(part)],
+        Some((name, rest)) => vec![Cow::Owned(fill(name)), Cow::Borrowed(rest)],
+    })
 }
 
 /// The page's text, for those who read rather than look.
@@ -65,7 +132,7 @@ fn summary(recording: &Recording) -> String {
 }
 
 /// One JSON object.
-fn data(recording: &Recording) -> String {
+fn data(recording: &Recording, notes: &TimelineNotes) -> String {
     let lives = Lives::of(recording);
     let mut streams: Vec<StreamId> = lives.lives.iter().map(|life| life.stream).collect();
     streams.sort_unstable();
@@ -77,11 +144,13 @@ fn data(recording: &Recording) -> String {
     let charges: Vec<String> = charges
         .map(|&(category, bytes)| format!("[{},{}]", category.index(), number(bytes)))
         .collect();
+    let (modules, site_modules) = modules(recording);
     let start_us = recording.events.first().map_or(0, |event| event.time_us);
     let mut text = format!(
         "{{\"policy\":{},\"capacity\":{},\"lost\":{},\"startReserved\":{},\"startTime\":{},\
          \"startCharges\":[{}],\"events\":{},\"blocks\":{},\"bands\":{},\"streams\":{},\
-         \"sites\":{}",
+         \"sites\":{},\"modules\":{},\"siteModules\":[{}],\"planned\":{},\"phases\":[{}],\
+         \"marks\":[{}]",
         escaped_json(&printable(&recording.policy, SITE_LEN_MAX)),
         number(recording.capacity_bytes),
         number(recording.lost_events),
@@ -93,6 +162,13 @@ fn data(recording: &Recording) -> String {
         list(&bands),
         list(&stream_names),
         list(&sites),
+        list(&modules),
+        site_modules.join(","),
+        number(notes.planned_peak_bytes.unwrap_or(0)),
+        joined(&notes.phases, |(event, name)| format!("[{},{}]", number(*event), shown(name))),
+        joined(&notes.marks, |TimelineMark { event, label, text }| {
+            format!("[{},{},{}]", number(*event), shown(label), shown(text))
+        }),
     );
     let columns = event_columns(recording, start_us).into_iter();
     for (name, column) in columns.chain(block_columns(&lives, &streams)) {
@@ -164,6 +240,31 @@ fn block_columns(lives: &Lives, streams: &[StreamId]) -> BTreeMap<&'static str, 
     columns
 }
 
+/// The modules that are named, after what is no module's, and of every site the index of its own.
+fn modules(recording: &Recording) -> (Vec<String>, Vec<String>) {
+    let mut indices = BTreeMap::from([("", 0)]);
+    let mut names = vec![String::new()];
+    let sites = recording.sites.iter().map(|site| {
+        let index = *indices.entry(site.module.as_str()).or_insert_with(|| {
+            names.push(printable(&site.module, SITE_LEN_MAX));
+            names.len() - 1
+        });
+        index.to_string()
+    });
+    let sites = sites.collect();
+    (names, sites)
+}
+
+/// A note, as JSON.
+fn shown(text: &str) -> String {
+    escaped_json(&printable(text, usize::MAX))
+}
+
+fn joined<T>(items: &[T], written: impl Fn(&T) -> String) -> String {
+    let items: Vec<String> = items.iter().map(written).collect();
+    items.join(",")
+}
+
 fn number(value: u64) -> u64 {
     value.min(NUMBER_MAX)
 }
@@ -174,7 +275,7 @@ fn list(strings: &[String]) -> String {
 }
 
 /// A string of JSON that is also safe inside a script element of HTML.
-fn escaped_json(string: &str) -> String {
+pub fn escaped_json(string: &str) -> String {
     let mut text = String::from('"');
     for char in string.chars() {
         match char {
@@ -189,7 +290,8 @@ fn escaped_json(string: &str) -> String {
     text + "\""
 }
 
-fn escaped_html(string: &str) -> String {
+/// Text that is safe as content of HTML and in quoted attributes.
+pub fn escaped_html(string: &str) -> String {
     let mut text = String::new();
     for char in string.chars() {
         match char {

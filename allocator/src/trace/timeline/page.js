@@ -1,10 +1,11 @@
-// Buttons, keys, pointers and the fragment of the address: #moment=9&axis=time&view=map, and
+// Buttons, keys, pointers and the fragment of the address: #moment=9&axis=time&view=map (or
+// module), and
 // x and y (0 to 1) for a pointer that is not there.
 
 (() => {
   const r = recording, element = id => document.getElementById(id);
   const plot = element('plot');
-  element('main').hidden = false;
+  element('timeline').hidden = false;
 
   function press(prefix, name, names) {
     for (const other of names) {
@@ -12,22 +13,27 @@
     }
   }
   const setAxis = name => { press('axis', name, ['events', 'time']); chart.setAxis(name); };
-  const setKind = name => { press('view', name, ['stack', 'map']); chart.setKind(name); };
+  function setKind(name) {
+    press('view', name, ['stack', 'module', 'map']);
+    chart.setKind(name === 'map' ? 'map' : 'stack', name === 'module' ? 'module' : 'category');
+  }
 
-  function nextOom() {
-    const next = r.ooms.find(oom => oom.moment > chart.chosen()) || r.ooms[0];
+  function nextFlag() {
+    const next = r.flags.find(flag => flag.moment > chart.chosen()) || r.flags[0];
     if (next) chart.choose(next.moment);
   }
 
   const clicks = {
-    'view-stack': () => setKind('stack'), 'view-map': () => setKind('map'),
+    'view-stack': () => setKind('stack'), 'view-module': () => setKind('module'),
+    'view-map': () => setKind('map'),
     'axis-events': () => setAxis('events'), 'axis-time': () => setAxis('time'),
     'zoom-in': () => chart.zoom(0.5), 'zoom-out': () => chart.zoom(2),
     'zoom-all': () => chart.showAll(),
-    'go-peak': () => chart.choose(r.peak), 'go-oom': nextOom,
+    'go-peak': () => chart.choose(r.peak), 'go-oom': nextFlag,
   };
   for (const [id, act] of Object.entries(clicks)) element(id).addEventListener('click', act);
-  element('go-oom').disabled = r.ooms.length === 0;
+  element('go-oom').disabled = r.flags.length === 0;
+  element('view-module').disabled = r.file.modules.length < 2;
   element('axis-time').disabled = r.duration === 0;
 
   plot.addEventListener('keydown', event => {
@@ -38,7 +44,7 @@
       ArrowRight: () => chart.choose(event.shiftKey ? chart.chosen() + 1 : chart.step(side)),
       Home: () => chart.choose(0), End: () => chart.choose(r.moments - 1),
       '+': () => chart.zoom(0.5), '=': () => chart.zoom(0.5), '-': () => chart.zoom(2),
-      0: () => chart.showAll(), p: () => chart.choose(r.peak), o: nextOom,
+      0: () => chart.showAll(), p: () => chart.choose(r.peak), o: nextFlag,
     };
     if (!Object.hasOwn(keys, event.key)) return;
     keys[event.key]();
@@ -55,7 +61,10 @@
     return x >= left && x < left + width && y >= top && y <= top + height;
   };
 
+  // In a page that holds more than the timeline the wheel is the page's until the plot is chosen.
+  const isEmbedded = element('timeline').classList.contains('embedded');
   plot.addEventListener('wheel', event => {
+    if (isEmbedded && document.activeElement !== plot && !event.ctrlKey) return;
     event.preventDefault();
     const { width } = chart.size(), pixels = event.deltaMode === 1 ? 30 : 1;
     const { from, to } = chart.view, along = event.deltaX * pixels;
@@ -99,7 +108,7 @@
     const wish = new URLSearchParams(location.hash.slice(1));
     const asNumber = name => wish.has(name) ? Number(wish.get(name)) : NaN;
     if (wish.get('axis') === 'time' && r.duration > 0) setAxis('time');
-    if (wish.get('view') === 'map') setKind('map');
+    if (['map', 'module'].includes(wish.get('view'))) setKind(wish.get('view'));
     if (asNumber('to') > asNumber('from')) chart.setView(asNumber('from'), asNumber('to'));
     if (asNumber('moment') >= 0) chart.choose(Math.floor(asNumber('moment')));
     if (asNumber('x') >= 0 && asNumber('y') >= 0) {
@@ -113,8 +122,7 @@
   tables.show(r.peak);
   follow();
   window.addEventListener('hashchange', follow);
-  const ready = performance.now();
-  const footer = element('footer');
+  const ready = performance.now(), footer = element('timeline-footer');
   footer.dataset.readyMs = String(Math.round(ready));
   footer.dataset.scriptMs = String(Math.round(ready - startedAt));
   footer.textContent = `${count(r.eventCount)} events, ${count(r.blockCount)} blocks; ready after `

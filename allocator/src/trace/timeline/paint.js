@@ -4,10 +4,10 @@
 const painter = (() => {
   const r = recording;
   const next = new Int32Array(r.blockCount), before = new Int32Array(r.blockCount);
-  const first = new Int32Array(r.bandCount), last = new Int32Array(r.bandCount);
+  let first, last;
 
   function append(b) {
-    const k = r.band[b], tail = last[k];
+    const k = r.group.of[b], tail = last[k];
     before[b] = tail;
     next[b] = -1;
     if (tail < 0) first[k] = b; else next[tail] = b;
@@ -15,14 +15,16 @@ const painter = (() => {
   }
 
   function unlink(b) {
-    const k = r.band[b];
+    const k = r.group.of[b];
     if (before[b] < 0) first[k] = next[b]; else next[before[b]] = next[b];
     if (next[b] < 0) last[k] = before[b]; else before[next[b]] = before[b];
   }
 
-  // Lists of the live blocks of every category by birth, at one moment after the other.
+  // Lists of the live blocks of every group by birth, at one moment after the other.
   function sweep() {
     let at = -1;
+    first = new Int32Array(r.group.count);
+    last = new Int32Array(r.group.count);
     return moment => {
       if (at < 0) {
         first.fill(-1);
@@ -65,7 +67,7 @@ const painter = (() => {
   }
 
   // Blocks of no known category have a colour of their site's, if that is known.
-  const UNKNOWN = r.bandCount - 1, SITE_COLOURS = 48;
+  const SITE_COLOURS = 48;
   // Hues by the golden angle, so that neighbours differ.
   function siteColour(site, lightness) {
     const hue = site % SITE_COLOURS * 137.508 % 360 / 30;
@@ -79,13 +81,13 @@ const painter = (() => {
   }
   const siteShades = lightness => Array.from({ length: SITE_COLOURS },
     (_, site) => shades(siteColour(site, lightness)));
-  const shadesOf = (b, k, { bands, sites }) =>
-    k === UNKNOWN && r.site[b] > 0 ? sites[r.site[b] % SITE_COLOURS] : bands[k];
+  const shadesOf = (b, k, { groups, sites }) =>
+    k === r.group.unknown && r.site[b] > 0 ? sites[r.site[b] % SITE_COLOURS] : groups[k];
 
   // Halfway between two colours.
   const mixed = (a, b) => (0xff000000 | ((a & 0xfefefe) >>> 1) + ((b & 0xfefefe) >>> 1)) >>> 0;
 
-  // Steps through lists are cheap but not free: beyond this many, only whole categories are drawn.
+  // Steps through lists are cheap but not free: beyond this many, only whole groups are drawn.
   const STEPS_MAX = 2e7;
 
   function stack(image, { columns, lows }, scaleMax, colours) {
@@ -99,8 +101,8 @@ const painter = (() => {
       const fill = (end, colour) => {
         for (; y < end; y++) pixels[(height - 1 - y) * width + x] = colour;
       };
-      for (let k = 0; k < r.bandCount; k++) {
-        const ceiling = bytes + r.levels[k][m];
+      for (let k = 0; k < r.group.count; k++) {
+        const ceiling = bytes + r.group.levels[k][m];
         if (isFine) {
           for (let b = first[k]; b >= 0; b = next[b]) {
             bytes += r.size[b];
@@ -112,7 +114,7 @@ const painter = (() => {
           }
         }
         bytes = ceiling;
-        fill(rise(bytes), colours.bands[k][0]);
+        fill(rise(bytes), colours.groups[k][0]);
       }
       const end = rise(bytes + r.charged[m]);
       for (; y < end; y++) {
@@ -163,7 +165,7 @@ const painter = (() => {
     for (let x = 0; x < width; x += each) {
       go(columns[x]);
       const wide = Math.min(each, width - x);
-      for (let k = 0; k < r.bandCount; k++) {
+      for (let k = 0; k < r.group.count; k++) {
         for (let b = first[k]; b >= 0; b = next[b]) {
           const shade = shadesOf(b, k, colours), body = shade[b & 1];
           const y = row(low[b]), end = Math.max(y + 1, row(low[b] + r.size[b]));
@@ -182,11 +184,11 @@ const painter = (() => {
   // The block at so many bytes from the bottom; -1 if there is none.
   function blockInStack(moment, bytes) {
     let base = 0;
-    for (let k = 0; k < r.bandCount; k++) {
-      const level = r.levels[k][moment];
+    for (let k = 0; k < r.group.count; k++) {
+      const level = r.group.levels[k][moment];
       if (bytes >= base + level) { base += level; continue; }
       for (let b = 0; b < r.blockCount && r.from[b] <= moment; b++) {
-        if (r.band[b] !== k || r.to[b] <= moment) continue;
+        if (r.group.of[b] !== k || r.to[b] <= moment) continue;
         base += r.size[b];
         if (bytes < base) return b;
       }
@@ -206,12 +208,12 @@ const painter = (() => {
     return best;
   }
 
-  // Where a block lies in the stack at moments that rise: on the lower categories, and on what is
-  // older than it in its own.
+  // Where a block lies in the stack at moments that rise: on the lower groups, and on what is older
+  // than it in its own.
   function baseOf(block) {
-    const k = r.band[block], older = [];
+    const { of, levels } = r.group, k = of[block], older = [];
     for (let b = 0; b < block; b++) {
-      if (r.band[b] === k && r.to[b] > r.from[block]) older.push(b);
+      if (of[b] === k && r.to[b] > r.from[block]) older.push(b);
     }
     older.sort((a, b) => r.to[a] - r.to[b]);
     let under = 0, passed = 0;
@@ -221,7 +223,7 @@ const painter = (() => {
         under -= r.size[older[passed]];
       }
       let base = under;
-      for (let lower = 0; lower < k; lower++) base += r.levels[lower][moment];
+      for (let lower = 0; lower < k; lower++) base += levels[lower][moment];
       return base;
     };
   }

@@ -24,17 +24,19 @@ const tables = (() => {
   }
 
   const number = text => ({ text, kind: 'number' });
+  const group = k => ({ text: r.group.names[k], kind: 'band',
+    swatch: { value: chart.groupColour(k) } });
   const band = k => ({ text: r.file.bands[k], kind: 'band', swatch: { colour: `band-${k}` } });
 
   // A site has a colour where blocks have no category.
   const siteCell = (site, isColoured) => ({ text: r.siteName(site), kind: 'site',
     swatch: isColoured && site > 0 && { value: chart.siteColour(site) } });
-  const UNKNOWN = r.bandCount - 1;
+  const UNKNOWN = r.file.bands.length - 1;
 
   function legend(moment, isHovered) {
-    const total = r.total[moment], rows = [];
+    const total = r.total[moment], rows = [], phase = r.phaseAt(moment);
     const where = isHovered ? 'At the pointer' : 'At the chosen moment';
-    element('legend-title').textContent = where;
+    element('legend-title').textContent = where + (phase && `, ${phase}`);
     rows.push(row([
       { text: 'reserved', swatch: { line: true, colour: 'reserved' } },
       number(formatBytes(r.reserved[moment])), number('')]));
@@ -42,18 +44,22 @@ const tables = (() => {
       rows.push(row([{ text: 'charged', swatch: { colour: 'charged' } },
         number(formatBytes(r.charged[moment])), number(percent(r.charged[moment], total))]));
     }
-    for (let k = r.bandCount - 1; k >= 0; k--) {
-      const bytes = r.levels[k][moment];
-      rows.push(row([band(k), number(formatBytes(bytes)), number(percent(bytes, total))]));
+    for (let k = r.group.count - 1; k >= 0; k--) {
+      const bytes = r.group.levels[k][moment];
+      if (!r.group.isUsed[k]) continue;
+      rows.push(row([group(k), number(formatBytes(bytes)), number(percent(bytes, total))]));
     }
     const sum = row([{ text: 'in use' }, number(formatBytes(total)), number('')]);
     sum.className = 'total';
     rows.push(sum);
     const cached = Math.max(0, r.reserved[moment] - total);
     rows.push(row([{ text: 'cached' }, number(formatBytes(cached)), number('')]));
-    if (r.file.capacity > 0) {
-      rows.push(row([{ text: 'capacity', swatch: { line: true, dash: true, colour: 'capacity' } },
-        number(formatBytes(r.file.capacity)), number('')]));
+    for (const [text, bytes, colour] of [["plan's peak", r.file.planned, 'planned'],
+      ['budget', r.file.capacity, 'capacity']]) {
+      if (bytes > 0) {
+        rows.push(row([{ text, swatch: { line: true, dash: true, colour } },
+          number(formatBytes(bytes)), number('')]));
+      }
     }
     rows.push(row([{ text: 'blocks' }, number(count(r.liveCount[moment])), number('')]));
     if (r.charged[moment] > 0) {
@@ -86,6 +92,7 @@ const tables = (() => {
       sum.blocks++;
       sites.set(r.site[b], sum);
     }
+    const isUnknown = live.some(b => r.band[b] === UNKNOWN);
     live.sort((a, b) => r.size[b] - r.size[a] || a - b);
     const blocks = live.slice(0, ROWS).map(b => [
       number(formatBytes(r.size[b])), band(r.band[b]), { text: span(b), kind: 'span' },
@@ -95,7 +102,7 @@ const tables = (() => {
     const order = [...sites].sort((a, b) => b[1].bytes - a[1].bytes || a[0] - b[0]);
     fill('site-rows', order.slice(0, ROWS).map(([site, { bytes, blocks }]) => [
       number(formatBytes(bytes)), number(count(blocks)),
-      number(percent(bytes, r.total[moment])), siteCell(site, r.levels[UNKNOWN][moment] > 0),
+      number(percent(bytes, r.total[moment])), siteCell(site, isUnknown),
     ]), order.length, 'sites');
   }
 
