@@ -56,11 +56,12 @@ pub use plan::Plan;
 #[cfg(feature = "progress")]
 pub use progress::Progress;
 pub use rehearsal::Forecast;
+pub use report::Report;
 pub use run_dir::{RunDir, Summary};
 pub use score::{Metric, Ratio, Score};
 pub use task::{
     Classification, CloneTask, FnTask, LanguageModel, Regression, Segmentation, Task, TokenModel,
     Translation, field, upload, upload_as, values,
 };
-pub use timeline::Timeline;
+pub use timeline::{RecordedStep, Timeline};
 pub use trainer::{Position, Trainer};

@@ -20,8 +20,9 @@ pub struct Metrics {
     file: BufWriter<File>,
 }
 
+/// The line of a step.
 #[derive(Serialize)]
-struct StepLine {
+pub(crate) struct StepLine {
     step: u64,
     epoch: u64,
     loss: f64,
@@ -43,8 +44,9 @@ struct RetryLine {
     recovery: String,
 }
 
+/// The line of an evaluation.
 #[derive(Serialize)]
-struct EvaluationLine {
+pub(crate) struct EvaluationLine {
     epoch: u64,
     step: u64,
     seconds: f64,
@@ -133,19 +135,14 @@ impl Metrics {
     }
 }
 
-impl Observer for Metrics {
-    fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
+impl StepLine {
+    pub(crate) fn new(report: &StepReport) -> Self {
         let retries = report.retries.iter().map(|retry| RetryLine {
             reason: retry.failure.to_string(),
             ledger: ledger_json(&retry.failure),
-            recovery: match retry.recovery {
-                Recovery::SamePlan => "same plan".to_owned(),
-                Recovery::SmallerMicroBatch { micro_batch } => {
-                    format!("micro-batch {micro_batch}")
-                }
-            },
+            recovery: recovery_name(retry.recovery),
         });
-        self.write(&StepLine {
+        StepLine {
             step: report.step,
             epoch: report.epoch,
             loss: report.loss,
@@ -157,14 +154,33 @@ impl Observer for Metrics {
             retries: retries.collect(),
             reserved_peak_bytes: report.reserved_peak_bytes,
             seconds: report.seconds,
-        })?;
+        }
+    }
+}
+
+impl EvaluationLine {
+    pub(crate) fn new(report: &EvaluationReport) -> Self {
+        let &EvaluationReport { epoch, step, seconds, .. } = report;
+        EvaluationLine { epoch, step, seconds, values: metric_values(&report.scores) }
+    }
+}
+
+/// A rung of the ladder, as the metrics and the report name it.
+pub(crate) fn recovery_name(recovery: Recovery) -> String {
+    match recovery {
+        Recovery::SamePlan => "same plan".to_owned(),
+        Recovery::SmallerMicroBatch { micro_batch } => format!("micro-batch {micro_batch}"),
+    }
+}
+
+impl Observer for Metrics {
+    fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
+        self.write(&StepLine::new(report))?;
         Ok(Flow::Continue)
     }
 
     fn on_evaluation(&mut self, report: &EvaluationReport, _: &mut dyn Training) -> Result<Flow> {
-        let &EvaluationReport { epoch, step, seconds, .. } = report;
-        let values = metric_values(&report.scores);
-        self.write(&EvaluationLine { epoch, step, seconds, values })?;
+        self.write(&EvaluationLine::new(report))?;
         Ok(Flow::Continue)
     }
 

@@ -1,31 +1,44 @@
-//! The memory timeline of the first steps, from the allocator's history.
+//! One step of a run as a recording of the allocator, with its phases and its rollbacks.
 
-use lowtide_allocator::{Action, ByCategory, Category, ModuleShare, Record};
+use lowtide_allocator::trace::timeline::{TimelineMark, TimelineNotes};
+use lowtide_allocator::trace::{EventKind, Recording};
 use lowtide_tensor::Device;
 
 use crate::error::Result;
-use crate::observer::{Flow, Observer, RunStart, StepReport, Training};
-use crate::report::MemoryTimeline;
+use crate::metrics::recovery_name;
+use crate::observer::{EvaluationReport, Flow, Observer, Retry, RunStart, StepReport, Training};
 
-/// Steps shown: the first, in which optimizer state appears, and one like all that follow.
-const STEPS_SHOWN: u64 = 2;
+/// Every allocation of one step, for [`Recording::write_timeline`] and its kin.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordedStep {
+    /// The step, counted from 1.
+    pub step: u64,
+    /// How often it was rolled back and tried again.
+    pub retry_count: usize,
+    /// Whether it was committed: if not, the run ended in it.
+    pub is_committed: bool,
+    /// The state before it, and what it did.
+    pub recording: Recording,
+    /// Its phases, why it was rolled back, and the peak that the plan foresaw.
+    pub notes: TimelineNotes,
+}
 
-/// Collects the memory timeline of the first two steps.
+/// Records the memory of the step that says most: the first one that was rolled back and tried
+/// again; if there is none, the second of the run, which is like all that follow (the first makes
+/// the optimizer's state); the first while there is no other.
+///
+/// Costs a copy of the allocator's history at each of these steps, at most three times a run.
 pub struct Timeline {
     device: Device,
-    /// Live bytes before the first of `records`.
-    start: ByCategory<u64>,
-    reserved_at_start: u64,
-    /// Allocator events before the first step, auxiliary ones included.
+    planned_peak_bytes: Option<u64>,
+    /// Allocator events before the step.
     first_event: u64,
-    /// The number of the first of `records` in a recording of this moment.
-    first_number: u64,
-    /// Allocator events before each phase.
-    phases: Vec<(u64, String)>,
-    records: Vec<Record>,
-    /// At the fullest of `records`.
-    modules: Vec<ModuleShare>,
+    /// The step that has begun.
+    step: u64,
+    /// Allocator events before each phase of it.
+    phases: Vec<(u64, &'static str)>,
     steps_seen: u64,
+    recorded: Option<RecordedStep>,
 }
 
 impl Timeline {
@@ -33,110 +46,92 @@ impl Timeline {
     pub fn new(device: &Device) -> Self {
         Timeline {
             device: device.clone(),
-            start: ByCategory::from_fn(|_| 0),
-            reserved_at_start: 0,
+            planned_peak_bytes: None,
             first_event: 0,
-            first_number: 0,
+            step: 0,
             phases: Vec::new(),
-            records: Vec::new(),
-            modules: Vec::new(),
             steps_seen: 0,
+            recorded: None,
         }
     }
 
-    fn collect(&mut self) {
+    /// The step that says most so far; `None` before the first.
+    pub fn recorded(&self) -> Option<&RecordedStep> {
+        self.recorded.as_ref()
+    }
+
+    /// The same, to keep.
+    pub fn into_recorded(self) -> Option<RecordedStep> {
+        self.recorded
+    }
+
+    /// The step that has begun and was not committed, up to now: for a run that ended in it. `None`
+    /// between two steps, and where no request for memory failed in it.
+    pub fn unfinished(&self) -> Option<RecordedStep> {
+        let recorded = (!self.phases.is_empty()).then(|| self.record(self.step, &[]))?;
+        let is_failure = |kind| matches!(kind, EventKind::OutOfMemory { .. });
+        let has_failure = recorded.recording.events.iter().any(|event| is_failure(event.kind));
+        has_failure.then_some(RecordedStep { is_committed: false, ..recorded })
+    }
+
+    fn record(&self, step: u64, retries: &[Retry]) -> RecordedStep {
         let capture = self.device.allocator().capture();
-        let history = capture.history();
-        let is_event = |record: &&Record| !is_auxiliary(record.action);
-        let events: Vec<Record> = history.records().iter().filter(is_event).copied().collect();
-        let before = events.partition_point(|record| record.sequence < self.first_event);
-        self.first_number = before as u64;
-        self.records = events[before..].to_vec();
-        // Back from now: the ring may have overwritten the oldest records of very long steps.
-        let statistics = capture.statistics();
-        self.start =
-            ByCategory::from_fn(|category| statistics.by_category[category].current_bytes as u64);
-        self.reserved_at_start = statistics.reserved.current_bytes as u64;
-        for record in &self.records {
-            let (live, reserved) = changes(record);
-            self.start[record.category] = plus(self.start[record.category], -live);
-            self.reserved_at_start = plus(self.reserved_at_start, -reserved);
-        }
-        self.modules = capture.modules_at_peak(self.first_event);
-    }
-
-    /// The timeline so far, for the report.
-    pub fn to_memory_timeline(&self) -> MemoryTimeline {
-        let statistics = self.device.allocator().statistics();
-        let (mut live, mut reserved) = (self.start, self.reserved_at_start);
-        let mut timeline = MemoryTimeline {
-            categories: Category::ALL.iter().map(|category| category.to_string()).collect(),
-            budget_bytes: Some(statistics.capacity_bytes as u64),
-            peak_bytes: statistics.reserved.peak_bytes as u64,
-            modules: self.modules.iter().map(|share| (share.name(), share.bytes)).collect(),
-            caption: format!("the first {} of the run", steps(self.steps_seen)),
-            first_event: self.first_number,
-            ..Default::default()
+        let recording = capture.recording_since(self.first_event);
+        let phase = |&(event, name): &(u64, &str)| {
+            (capture.index_since(self.first_event, event), name.to_owned())
         };
-        for record in &self.records {
-            let (live_change, reserved_change) = changes(record);
-            live[record.category] = plus(live[record.category], live_change);
-            reserved = plus(reserved, reserved_change);
-            timeline.events.push(Category::ALL.iter().map(|&category| live[category]).collect());
-            timeline.reserved.push(reserved);
-        }
-        let index = |event| self.records.partition_point(|record| record.sequence < event);
-        timeline.phases =
-            self.phases.iter().map(|(event, name)| (index(*event), name.clone())).collect();
-        timeline
+        let notes = TimelineNotes {
+            planned_peak_bytes: self.planned_peak_bytes,
+            phases: self.phases.iter().map(phase).collect(),
+            marks: marks(&recording, retries),
+        };
+        RecordedStep { step, retry_count: retries.len(), is_committed: true, recording, notes }
     }
 }
 
-/// By how many bytes an event changes what is live in its category, and what is reserved.
-fn changes(record: &Record) -> (i64, i64) {
-    let size = record.size_bytes as i64;
-    match record.action {
-        Action::Allocate => (size, 0),
-        Action::Free => (-size, 0),
-        Action::Commit => (0, size),
-        Action::Decommit => (0, -size),
-        Action::Charge => (size, size),
-        Action::Discharge => (-size, -size),
-        Action::Piece | Action::Map | Action::Unmap | Action::Wait | Action::OutOfMemory => (0, 0),
-    }
-}
-
-/// Whether a record belongs to another one, so that recordings do not count it as an event.
-fn is_auxiliary(action: Action) -> bool {
-    matches!(action, Action::Piece | Action::Map | Action::Unmap | Action::Wait)
-}
-
-/// Wraps on the way back to the start, where the order of the changes is not that of time.
-fn plus(bytes: u64, change: i64) -> u64 {
-    bytes.wrapping_add_signed(change)
-}
-
-fn steps(count: u64) -> String {
-    if count == 1 { "step".to_owned() } else { format!("{count} steps") }
+/// A mark on the failed request behind each retry.
+fn marks(recording: &Recording, retries: &[Retry]) -> Vec<TimelineMark> {
+    let mut events = (0..).zip(&recording.events);
+    let mark = |retry: &Retry| {
+        let requested_bytes = retry.failure.requested_bytes as u64;
+        let (event, _) = events.by_ref().find(|(_, event)| {
+            let is_failure = matches!(event.kind, EventKind::OutOfMemory { .. });
+            is_failure && event.size_bytes == requested_bytes
+        })?;
+        let (failure, recovery) = (&retry.failure, recovery_name(retry.recovery));
+        let text = format!("Rolled back, again with {recovery}: {failure}");
+        Some(TimelineMark { event, label: "tried again".to_owned(), text })
+    };
+    retries.iter().filter_map(mark).collect()
 }
 
 impl Observer for Timeline {
-    fn on_start(&mut self, _: &RunStart, _: &mut dyn Training) -> Result<()> {
+    fn on_start(&mut self, start: &RunStart, _: &mut dyn Training) -> Result<()> {
+        self.planned_peak_bytes = Some(start.plan.predicted_peak_bytes() as u64);
         self.first_event = self.device.allocator().event_count();
+        self.phases.clear();
         Ok(())
     }
 
     fn on_phase(&mut self, step: u64, phase: &'static str) {
-        if step <= STEPS_SHOWN {
-            self.phases.push((self.device.allocator().event_count(), phase.to_owned()));
-        }
+        self.step = step;
+        self.phases.push((self.device.allocator().event_count(), phase));
     }
 
     fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
-        if report.step <= STEPS_SHOWN {
-            self.steps_seen = report.step;
-            self.collect();
+        self.steps_seen += 1;
+        let has_retry = self.recorded.as_ref().is_some_and(|step| step.retry_count > 0);
+        if !has_retry && (self.steps_seen <= 2 || !report.retries.is_empty()) {
+            self.recorded = Some(self.record(report.step, &report.retries));
         }
+        self.phases.clear();
+        self.first_event = self.device.allocator().event_count();
+        Ok(Flow::Continue)
+    }
+
+    fn on_evaluation(&mut self, _: &EvaluationReport, _: &mut dyn Training) -> Result<Flow> {
+        // The evaluation was no part of a step.
+        self.first_event = self.device.allocator().event_count();
         Ok(Flow::Continue)
     }
 }

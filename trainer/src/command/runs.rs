@@ -2,16 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::iter;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::command::say;
 use crate::error::{Result, TrainError};
 use crate::human::format_bytes;
 use crate::observers::checkpoints_in;
 use crate::recipe::Recipe;
+use crate::report::{self, About, Row, figures, recipe_differences};
 use crate::run_dir::RunDir;
 
 #[derive(Args)]
@@ -26,10 +28,12 @@ pub(super) struct RunsArgs {
 
 #[derive(Args)]
 pub(super) struct CompareArgs {
-    /// The folder of a run.
-    run: PathBuf,
-    /// The folder of another one.
-    other: PathBuf,
+    /// The folders of the runs.
+    #[arg(required = true, num_args = 2.., value_name = "RUN")]
+    runs: Vec<PathBuf>,
+    /// Writes a page with the curves of all runs over each other to FILE, instead of a table.
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    page: Option<PathBuf>,
     /// Prints one JSON object instead of a table.
     #[arg(long)]
     pub(super) json: bool,
@@ -107,8 +111,8 @@ pub(super) fn list(arguments: &RunsArgs) -> Result<()> {
     if runs.is_empty() {
         return say(&format!("no run in {}", folder.display()));
     }
-    let mut rows =
-        vec![["run", "training", "state", "steps", "time", "peak", "values"].map(str::to_owned)];
+    let titles = ["run", "training", "state", "steps", "time", "peak", "values"];
+    let mut rows = vec![titles.map(str::to_owned).to_vec()];
     for run in &runs {
         let name = run.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let title = run.recipe.as_ref().map_or_else(String::new, Recipe::title);
@@ -119,15 +123,16 @@ pub(super) fn list(arguments: &RunsArgs) -> Result<()> {
         let values = run.values().into_iter();
         let values = values.map(|(name, value)| format!("{} {value:.4}", name.replace('_', " ")));
         let values = values.collect::<Vec<_>>().join(", ");
-        rows.push([name, title, run.state(), steps, time, peak, values]);
+        rows.push(vec![name, title, run.state(), steps, time, peak, values]);
     }
     say_table(&rows)
 }
 
 /// Rows with each column as wide as its widest cell.
-fn say_table<const N: usize>(rows: &[[String; N]]) -> Result<()> {
+fn say_table(rows: &[Vec<String>]) -> Result<()> {
+    let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: Vec<usize> = (0..N).map(|column| width(column).unwrap_or(0)).collect();
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
     for row in rows {
         let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}"));
         say(cells.collect::<Vec<_>>().join("  ").trim_end())?;
@@ -136,76 +141,42 @@ fn say_table<const N: usize>(rows: &[[String; N]]) -> Result<()> {
 }
 
 pub(super) fn compare(arguments: &CompareArgs) -> Result<()> {
-    let read = |path: &Path| {
-        Known::read(path).filter(|run| run.summary.is_some()).ok_or_else(|| TrainError::Setting {
-            place: path.display().to_string(),
-            problem: "is no folder of a run that has ended".to_owned(),
-        })
+    let read = |path: &PathBuf| {
+        let run = report::Run::read(path)?;
+        // As it was called: two folders may have the same name.
+        let title = path.display().to_string();
+        Ok(report::Run { about: About { title, ..run.about }, ..run })
     };
-    let runs = [read(&arguments.run)?, read(&arguments.other)?];
-    let recipes = runs.each_ref().map(|run| {
-        let text = run.recipe.as_ref().map(Recipe::to_toml).unwrap_or_default();
-        flat(&text.parse::<toml::Table>().unwrap_or_default())
-    });
-    let mut keys: Vec<&String> = recipes.iter().flat_map(BTreeMap::keys).collect();
-    keys.sort();
-    keys.dedup();
-    let differing = keys.into_iter().filter(|key| recipes[0].get(*key) != recipes[1].get(*key));
-    let differences: Vec<[String; 3]> = differing
-        .map(|key| {
-            let [one, other] = recipes.each_ref().map(|keys| keys.get(key).cloned());
-            [key.clone(), one.unwrap_or_default(), other.unwrap_or_default()]
-        })
-        .collect();
-    let mut rows = vec![[
-        String::new(),
-        arguments.run.display().to_string(),
-        arguments.other.display().to_string(),
-    ]];
-    rows.extend(differences.iter().cloned());
-    let mut names: Vec<String> = runs.iter().flat_map(|run| run.values().into_keys()).collect();
-    names.sort();
-    names.dedup();
-    let mut numbers: Vec<(String, [Option<f64>; 2])> = Vec::new();
-    for name in names {
-        let values = runs.each_ref().map(|run| run.values().get(&name).copied());
-        numbers.push((name, values));
+    let runs = arguments.runs.iter().map(read).collect::<Result<Vec<_>>>()?;
+    if let Some(page) = &arguments.page {
+        RunDir::write(page, &report::compare(&runs))?;
+        return say(&format!("the comparison is in {}", page.display()));
     }
-    for name in ["train_loss_last", "steps", "seconds", "measured_peak_bytes", "retried_steps"] {
-        numbers.push((name.to_owned(), runs.each_ref().map(|run| run.number(name))));
-    }
+    let (settings, figures) = (recipe_differences(&runs), figures(&runs));
+    let titles = runs.iter().map(|run| run.about.title.clone());
     if arguments.json {
-        let recipe: serde_json::Map<String, Value> =
-            differences.into_iter().map(|[key, one, other]| (key, json!([one, other]))).collect();
-        let values: serde_json::Map<String, Value> =
-            numbers.into_iter().map(|(name, values)| (name, json!(values))).collect();
-        let names = rows[0][1..].to_vec();
-        return say(&json!({ "runs": names, "recipe": recipe, "values": values }).to_string());
+        let by_name = |rows: Vec<Row>| rows.into_iter().map(|(name, values)| (name, json!(values)));
+        let recipe: Map<String, Value> = by_name(settings).collect();
+        let curves: Vec<Map<String, Value>> = runs.iter().map(last_values).collect();
+        let names: Vec<String> = titles.collect();
+        return say(&json!({ "runs": names, "recipe": recipe, "values": curves }).to_string());
     }
-    for (name, values) in numbers {
-        let show = |value: Option<f64>| match value {
-            None => String::new(),
-            Some(bytes) if name.ends_with("_bytes") => format_bytes(bytes as u64),
-            Some(count) if count.fract() == 0.0 => format!("{count}"),
-            Some(value) => format!("{value:.4}"),
-        };
-        let [one, other] = values.map(show);
-        rows.push([name.replace('_', " "), one, other]);
+    let mut rows = vec![iter::once(String::new()).chain(titles).collect::<Vec<_>>()];
+    for (name, values) in settings.into_iter().chain(figures) {
+        let values = values.into_iter().map(Option::unwrap_or_default);
+        rows.push(iter::once(name).chain(values).collect());
     }
     say_table(&rows)
 }
 
-/// The keys of all tables, as `table.key`.
-fn flat(table: &toml::Table) -> BTreeMap<String, String> {
-    let mut keys = BTreeMap::new();
-    for (name, value) in table {
-        match value {
-            toml::Value::Table(inner) => {
-                let inner = flat(inner).into_iter();
-                keys.extend(inner.map(|(key, value)| (format!("{name}.{key}"), value)));
-            }
-            value => drop(keys.insert(name.clone(), value.to_string())),
-        }
-    }
-    keys
+/// The last value of every metric, and of what else the run says of itself in a number.
+fn last_values(run: &report::Run) -> Map<String, Value> {
+    let series = run.curves.series().iter();
+    let last = series.filter_map(|series| Some((series.name.clone(), json!(series.last()?.1))));
+    let own = [
+        ("steps", json!(run.curves.last_step())),
+        ("seconds", json!(run.seconds)),
+        ("retries", json!(run.curves.retries().len())),
+    ];
+    last.chain(own.map(|(name, value)| (name.to_owned(), value))).collect()
 }

@@ -1,6 +1,5 @@
 //! `lowtide train`.
 
-use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -9,7 +8,6 @@ use std::time::Instant;
 use clap::Args;
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_data::Loader;
-use serde_json::Value;
 
 use crate::command::interrupt::Interrupt;
 use crate::command::recording::{Output, Target};
@@ -18,16 +16,15 @@ use crate::command::{DeviceArgs, RecipeArgs, parse_count, plan, say};
 use crate::error::{Result, TrainError};
 use crate::human::format_bytes;
 use crate::metrics::{Metrics, metric_values, partial_of};
-use crate::observer::{EvaluationReport, Flow, Observer, StepReport, Training};
+use crate::observer::{Observer, Training};
 use crate::observers::{CheckpointEvery, Checkpoints, Watched};
 use crate::outline::Fit;
 use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::recipe::{Recipe, RecipeTrainer};
-use crate::report::Report;
+use crate::report::{About, Curves, Report};
 use crate::run_dir::{RunDir, Summary};
 use crate::task::Task;
-use crate::timeline::Timeline;
 use crate::trainer::Position;
 
 #[derive(Args)]
@@ -57,6 +54,9 @@ pub(super) struct TrainArgs {
     /// Writes the allocator's last events to FILE: .html, .pickle or .jsonl.
     #[arg(long, value_name = "FILE", value_parser = Target::parser())]
     trace: Option<Target>,
+    /// Writes the report to FILE too, every few seconds while the run goes on.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// Shows no progress.
     #[arg(long)]
     quiet: bool,
@@ -162,25 +162,20 @@ impl Run<'_> {
         // Shows before the first step that there is room for what the last one leaves.
         lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?;
 
-        let mut curves = Curves::default();
+        let about = About::of_this_process(&recipe.title()).with_recipe(text);
+        let page = arguments.report.clone().unwrap_or_else(|| files.report());
+        let mut report = Report::new(page, about, &device);
         if self.metrics.is_some() {
-            curves.read(&partial_of(&files.metrics()));
+            report.run_mut().curves = Curves::read(&partial_of(&files.metrics()))?;
         }
-        let mut timeline = Timeline::new(&device);
         let mut progress = (!arguments.quiet).then(Progress::new);
         if let Some(nth) = arguments.fault_at {
             device.allocator().inject_fault(Fault { nth, repeat: Repeat::Once });
         }
         let requests_before = device.allocator().request_count();
         let started = Instant::now();
-        let mut observers: [&mut dyn Observer; 6] = [
-            &mut progress,
-            &mut metrics,
-            &mut curves,
-            &mut timeline,
-            &mut checkpoints,
-            &mut interrupt,
-        ];
+        let mut observers: [&mut dyn Observer; 5] =
+            [&mut progress, &mut metrics, &mut report, &mut checkpoints, &mut interrupt];
         let score = match rest {
             Some(rest) => trainer.run(rest, &mut observers)?,
             // All that is missing is the end.
@@ -200,7 +195,7 @@ impl Run<'_> {
         let statistics = device.allocator().statistics();
         let summary = Summary {
             values: values.into_iter().map(|(name, value)| (name, Some(value))).collect(),
-            train_loss_last: curves.report.loss.last().map_or(f64::NAN, |&(_, loss)| loss),
+            train_loss_last: report.run().last("loss").unwrap_or(f64::NAN),
             steps: trainer.steps(),
             epochs: trainer.position().epoch,
             batch_size: plan.batch_size,
@@ -217,10 +212,12 @@ impl Run<'_> {
             seconds,
             final_state_hash: format!("{:016x}", trainer.state_hash()?),
         };
-        curves.report.memory = timeline.to_memory_timeline();
         let computer = arguments.device.describe(&device);
-        let report = curves.finish(recipe, &summary, trainer, &computer);
-        RunDir::write(&files.report(), &report.to_html())?;
+        report.run_mut().facts = facts(recipe, &summary, &computer);
+        report.write()?;
+        if arguments.report.is_some() {
+            RunDir::write(&files.report(), &report.run().to_html())?;
+        }
         let json = serde_json::to_string_pretty(&summary).expect("a summary has only plain values");
         RunDir::write(&files.summary(), &(json + "\n"))?;
         Ok(summary)
@@ -334,99 +331,16 @@ fn conclude(summary: &Summary, plan: &Plan, run_dir: &RunDir, arguments: &TrainA
     Ok(())
 }
 
-/// The name of a value as a heading: `test_loss` is "Test loss".
-fn in_words(name: &str) -> String {
-    let mut letters = name.chars().map(|letter| if letter == '_' { ' ' } else { letter });
-    letters.next().into_iter().flat_map(char::to_uppercase).chain(letters).collect()
-}
-
-/// Collects what the report draws.
-#[derive(Default)]
-struct Curves {
-    report: Report,
-}
-
-impl Observer for Curves {
-    fn on_step(&mut self, step: &StepReport, _: &mut dyn Training) -> Result<Flow> {
-        let report = &mut self.report;
-        report.loss.push((step.step, step.loss));
-        report.retries.extend(step.retries.iter().map(|r| (step.step, r.failure.to_string())));
-        // The short last batch of an epoch says nothing about the plan.
-        let holds = report.micro_batch.last().is_some_and(|&(_, size)| size == step.micro_batch);
-        if !holds && step.micro_batch < step.batch || report.micro_batch.is_empty() {
-            report.micro_batch.push((step.step, step.micro_batch));
-        }
-        Ok(Flow::Continue)
-    }
-
-    fn on_evaluation(&mut self, report: &EvaluationReport, _: &mut dyn Training) -> Result<Flow> {
-        for (name, value) in metric_values(&report.scores) {
-            self.add(&name, report.step, value);
-        }
-        Ok(Flow::Continue)
-    }
-}
-
-impl Curves {
-    /// Begins with what a run has told of its steps before it was cut off.
-    fn read(&mut self, metrics: &Path) {
-        let text = fs::read_to_string(metrics).unwrap_or_default();
-        let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        for line in lines {
-            let Some(step) = line["step"].as_u64() else { continue };
-            if let Some(loss) = line.get("loss") {
-                self.report.loss.push((step, loss.as_f64().unwrap_or(f64::NAN)));
-                continue;
-            }
-            for (name, value) in line.as_object().into_iter().flatten() {
-                if !["step", "epoch", "seconds"].contains(&name.as_str()) {
-                    self.add(name, step, value.as_f64().unwrap_or(f64::NAN));
-                }
-            }
-        }
-    }
-
-    /// Adds a value to the curve of its name.
-    fn add(&mut self, name: &str, step: u64, value: f64) {
-        let name = in_words(name);
-        let metrics = &mut self.report.metrics;
-        match metrics.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, points)) => points.push((step, value)),
-            None => metrics.push((name, vec![(step, value)])),
-        }
-    }
-
-    fn finish(
-        self,
-        recipe: &Recipe,
-        summary: &Summary,
-        trainer: &RecipeTrainer,
-        computer: &str,
-    ) -> Report {
-        let bytes = |count: usize| format!("{} ({count} bytes)", format_bytes(count as u64));
-        let facts = [
-            ("Last train loss", format!("{:.6}", summary.train_loss_last)),
-            ("Epochs", summary.epochs.to_string()),
-            ("Steps", summary.steps.to_string()),
-            ("Seed", recipe.train.seed.to_string()),
-            ("Micro-batch", format!("{} of {}", trainer.micro_batch(), summary.batch_size)),
-            ("Retried steps", summary.retried_steps.to_string()),
-            ("Time", format!("{:.1} s on {computer}", summary.seconds)),
-            ("State hash", summary.final_state_hash.clone()),
-            ("Budget", bytes(summary.budget_bytes)),
-            ("Predicted peak", bytes(summary.predicted_peak_bytes)),
-            ("Measured peak", bytes(summary.measured_peak_bytes)),
-        ];
-        let values = summary
-            .values
-            .iter()
-            .map(|(name, value)| (in_words(name), format!("{:.4}", value.unwrap_or(f64::NAN))));
-        let facts = facts.map(|(name, value)| (name.to_owned(), value));
-        let mut facts: Vec<_> = values.chain(facts).collect();
-        if summary.outside_bytes > 0 {
-            facts.push(("Outside the allocator".to_owned(), bytes(summary.outside_bytes)));
-        }
-        facts.extend(summary.products.clone().map(|by| ("Matrix products".to_owned(), by)));
-        Report { title: recipe.title(), facts, ..self.report }
-    }
+/// What the report says beyond what every run has.
+fn facts(recipe: &Recipe, summary: &Summary, computer: &str) -> Vec<(String, String)> {
+    let bytes = |count: usize| format!("{} ({count} bytes)", format_bytes(count as u64));
+    let outside = (summary.outside_bytes > 0).then(|| bytes(summary.outside_bytes));
+    let facts = [
+        ("Time", Some(format!("{:.1} s on {computer}", summary.seconds))),
+        ("Seed", Some(recipe.train.seed.to_string())),
+        ("State hash", Some(summary.final_state_hash.clone())),
+        ("Outside the allocator", outside),
+        ("Matrix products", summary.products.clone()),
+    ];
+    facts.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }

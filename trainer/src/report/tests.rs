@@ -1,41 +1,107 @@
-//! Laws of the page: well formed, closed to the outside, complete at the extremes, small.
+//! Laws of the pages: well formed, closed to the outside, equal to what was measured, small.
 
-use super::sample::{columns, smooth, thin};
-use super::svg::{Scale, byte_ticks};
-use super::{MemoryTimeline, Report, escape, grouped};
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use lowtide_allocator::trace::timeline::{TimelineMark, TimelineNotes, escaped_html};
+use lowtide_allocator::{Category, ModulePath, Origin};
+use lowtide_tensor::{CpuOptions, DType, Device, Tensor};
+use serde_json::{Value, json};
+
+use super::thin::{POINTS_MAX, thin};
+use super::{About, Curves, Run, Status, compare};
+use crate::error::TrainError;
+use crate::timeline::RecordedStep;
 
 const MIB: u64 = 1 << 20;
+const HOSTILE: &str = "</script><img src=x onerror=\"a\">&'<!--";
 
-/// A run with everything in it: retries, a budget, and `event_count` allocation events.
-fn example(event_count: usize) -> Report {
-    let events: Vec<Vec<u64>> = (0..event_count as u64)
-        .map(|event| vec![MIB, (event * 7919) % (2 * MIB), (event % 3) * 1000])
-        .collect();
-    Report {
-        title: String::from("Digits"),
-        facts: vec![(String::from("Device"), String::from("cpu"))],
-        loss: (1..=100).map(|step| (step, 2.3 / step as f64)).collect(),
-        metrics: vec![(String::from("test accuracy"), vec![(50, 0.9), (100, 0.95)])],
-        retries: vec![(40, String::from("out of memory"))],
-        micro_batch: vec![(1, 64), (40, 32)],
-        memory: MemoryTimeline {
-            categories: ["parameter", "activation", "workspace"].map(String::from).to_vec(),
-            reserved: vec![4 * MIB; event_count],
-            first_event: 0,
-            events,
-            budget_bytes: Some(6 * MIB),
-            peak_bytes: 4 * MIB,
-            phases: vec![(0, String::from("forward")), (event_count / 2, String::from("backward"))],
-            modules: (0..20).map(|index| (format!("<layers>.{index}"), MIB - index)).collect(),
-            caption: String::from("Step 40"),
-        },
+/// Steps with a loss, a retry at step 40 if there are as many, and an epoch every ten.
+fn curves(step_count: u64) -> Curves {
+    let mut curves = Curves::default();
+    for step in 1..=step_count {
+        let retries = match step {
+            40 => json!([{ "reason": "out of memory", "recovery": "same plan", "ledger": {} }]),
+            _ => json!([]),
+        };
+        add(
+            &mut curves,
+            &json!({
+                "step": step, "epoch": 1 + (step - 1) / 10, "loss": 2.3 / step as f64,
+                "learning_rate": 0.1, "batch": 64, "micro_batch": 32, "skipped": step == 7,
+                "retries": retries, "reserved_peak_bytes": 4 * MIB, "seconds": 0.5,
+            }),
+        );
+        if step.is_multiple_of(10) {
+            add(
+                &mut curves,
+                &json!({
+                    "epoch": step / 10, "step": step, "test_loss": 1.0 / step as f64,
+                    "test_accuracy": 0.9,
+                }),
+            );
+        }
     }
+    curves
+}
+
+fn add(curves: &mut Curves, line: &Value) {
+    curves.add(line.as_object().expect("an object"));
+}
+
+/// A few allocations of two modules, with notes.
+fn memory() -> RecordedStep {
+    let options = CpuOptions { budget_bytes: Some(6 * MIB as usize), threads: Some(1) };
+    let device = Device::cpu(options).expect("memory");
+    let first = device.allocator().event_count();
+    let mut kept = Vec::new();
+    for name in ["conv", "linear"] {
+        let module = Some(ModulePath::new(name));
+        let _origin = Origin { module, site: None }.enter();
+        let _scope = device.category(Category::Activation);
+        kept.push(Tensor::empty(&device, [1000], DType::F32).expect("memory"));
+    }
+    let recording = device.allocator().capture().recording_since(first);
+    let notes = TimelineNotes {
+        planned_peak_bytes: Some(5 * MIB),
+        phases: vec![(0, "forward".to_owned()), (1, "backward".to_owned())],
+        marks: vec![TimelineMark { event: 1, label: "again".into(), text: "why".into() }],
+    };
+    RecordedStep { step: 40, retry_count: 1, is_committed: true, recording, notes }
+}
+
+/// A run with everything in it.
+fn example(step_count: u64) -> Run {
+    Run {
+        about: About {
+            title: "Digits".to_owned(),
+            recipe: "[train]\nepochs = 3\n\n[model]\nchannels = 4\n".to_owned(),
+            command: "lowtide train".to_owned(),
+            commit: Some("0123456789ab-dirty".to_owned()),
+            date: "2026-02-28 23:59:59 UTC".to_owned(),
+            machine: "laptop".to_owned(),
+        },
+        status: Status::Finished,
+        steps_planned: step_count,
+        epochs_planned: step_count / 10,
+        seconds: 83.0,
+        curves: curves(step_count),
+        memory: Some(memory()),
+        budget_bytes: Some(6 * MIB),
+        facts: vec![("State hash".to_owned(), "00ff".to_owned())],
+    }
+}
+
+fn running() -> Run {
+    let written = SystemTime::UNIX_EPOCH + Duration::from_secs(951_782_399);
+    Run { status: Status::Running { written }, steps_planned: 500, ..example(120) }
 }
 
 /// Every opened tag is closed in order, every attribute is quoted, and no text is left as markup.
 #[track_caller]
 fn check_well_formed(html: &str) {
-    const VOID: [&str; 2] = ["meta", "!DOCTYPE"];
+    const VOID: [&str; 3] = ["meta", "!DOCTYPE", "input"];
     let mut open: Vec<&str> = Vec::new();
     let mut rest = html;
     while let Some(start) = rest.find('<') {
@@ -62,20 +128,39 @@ fn check_well_formed(html: &str) {
     assert!(open.is_empty(), "left open: {open:?}");
 }
 
-/// The data of the n-th figure, as the script would read it.
+/// What the script of the curves reads.
 #[track_caller]
-fn island(html: &str, index: usize) -> serde_json::Value {
-    let start = "<script type=\"application/json\">";
-    let text = html.split(start).nth(index + 1).expect("a data island");
-    let text = &text[..text.find("</script>").expect("an end")];
+fn island(html: &str) -> Value {
+    let (_, text) = html.split_once("id=\"curves\">").expect("the data");
+    let (text, _) = text.split_once("</script>").expect("an end");
     serde_json::from_str(text).expect("valid JSON")
+}
+
+/// The curve of that place in the chart of that title.
+#[track_caller]
+fn curve(html: &str, title: &str, index: usize) -> Value {
+    let data = island(html);
+    let charts = data["charts"].as_array().expect("a list");
+    let chart = charts.iter().find(|chart| chart["title"] == title).expect("the chart");
+    chart["curves"][index].clone()
+}
+
+fn titles(html: &str) -> Vec<String> {
+    let data = island(html);
+    let charts = data["charts"].as_array().expect("a list").iter();
+    charts.map(|chart| chart["title"].as_str().expect("text").to_owned()).collect()
 }
 
 #[test]
 fn pages_are_well_formed() {
-    check_well_formed(&Report::default().to_html());
-    for event_count in [1, 2, 799, 800, 801, 5000] {
-        check_well_formed(&example(event_count).to_html());
+    check_well_formed(&Run::default().to_html());
+    check_well_formed(&running().to_html());
+    check_well_formed(&Run { status: Status::Failed, ..example(3) }.to_html());
+    for step_count in [1, 2, 999, 1000, 1001, 5000] {
+        check_well_formed(&example(step_count).to_html());
+    }
+    for run_count in [0, 1, 2, 9] {
+        check_well_formed(&compare(&vec![example(50); run_count]));
     }
 }
 
@@ -86,203 +171,349 @@ fn the_check_of_form_finds_a_crossed_tag() {
 }
 
 #[test]
-fn the_page_refers_to_nothing_outside() {
-    let html = example(100).to_html();
-    for reference in ["http", "src=", "href", "url(", "@import", "import(", "fetch(", "<link"] {
+fn pages_refer_to_nothing_outside() {
+    for html in [running().to_html(), compare(&[example(20), example(30)])] {
         // The policy's `http-equiv` is the only place where these letters may stand.
         let html = html.replace("http-equiv", "");
-        assert!(!html.contains(reference), "{reference}");
+        for reference in ["http", "src=", "href", "url(", "@import", "import(", "fetch(", "<link"] {
+            assert!(!html.contains(reference), "{reference}");
+        }
+        assert!(html.contains("default-src 'none'"));
     }
-    assert!(html.contains("default-src 'none'"));
 }
 
 #[test]
 fn text_from_outside_is_never_markup() {
-    let hostile = String::from("</script><img src=x onerror=\"a\">&'");
-    let mut report = example(1000);
-    report.title = hostile.clone();
-    report.facts = vec![(hostile.clone(), hostile.clone())];
-    report.retries = vec![(3, hostile.clone())];
-    report.memory.categories = vec![hostile.clone(); 3];
-    report.memory.phases = vec![(0, hostile.clone()), (500, hostile.clone())];
-    report.memory.caption = hostile.clone();
-    let html = report.to_html();
-    check_well_formed(&html);
-    assert!(!html.contains("<img"));
-    assert!(html.contains(&escape(&hostile)));
-    assert_eq!(island(&html, 2)["phases"]["names"][0], hostile.as_str());
-    assert_eq!(escape("<a b=\"c\">'&"), "&lt;a b=&quot;c&quot;&gt;&#39;&amp;");
-}
-
-#[test]
-fn missing_data_is_named_and_the_rest_still_shown() {
-    let html = Report::default().to_html();
-    assert_eq!(html.matches("class=\"empty\"").count(), 3);
-    assert!(!html.contains("<figure"));
-
-    let mut report = example(10);
-    report.loss.clear();
-    let html = report.to_html();
-    assert_eq!(html.matches("class=\"empty\"").count(), 1);
-    assert_eq!(html.matches("<figure").count(), 2);
-    assert!(html.contains("out of memory"), "retries do not vanish with the loss");
-
-    report.loss = vec![(1, f64::NAN), (2, f64::INFINITY)];
-    assert!(report.to_html().contains("no loss was finite"));
-}
-
-#[test]
-fn one_step_is_a_dot() {
-    let mut report = example(1);
-    report.loss = vec![(1, 2.3)];
-    report.metrics = vec![(String::from("test <loss>"), vec![(1, 0.1)])];
-    report.retries.clear();
-    let html = report.to_html();
-    check_well_formed(&html);
-    assert!(html.contains("<path class=\"smooth\" d=\"M1000 500h0\"/>"), "{html}");
-}
-
-#[test]
-fn losses_that_are_not_finite_are_left_out_and_counted() {
-    let mut report = example(10);
-    report.loss = vec![(1, 2.0), (2, f64::NAN), (3, 1.0), (4, f64::NEG_INFINITY)];
-    let html = report.to_html();
-    assert_eq!(island(&html, 0)["x"], serde_json::json!([1, 3]));
-    assert!(html.contains("2 steps without a finite loss"));
-    assert!(!html.contains("NaN"));
-}
-
-#[test]
-fn a_peak_of_one_event_survives_among_a_hundred_thousand() {
-    for peak_event in [0, 1, 49_999, 77_777, 99_999] {
-        let mut report = example(100_000);
-        report.memory.events[peak_event] = vec![MIB, 9 * MIB, 0];
-        report.memory.reserved[peak_event] = 11 * MIB;
-        let html = report.to_html();
-        let data = island(&html, 2);
-        let column = data["event"]
-            .as_array()
-            .and_then(|events| events.iter().position(|event| *event == peak_event))
-            .expect("the fullest event has a column");
-        // The rows of the script's table are the stack from the top; the steady ones are lowest.
-        assert_eq!(data["live"][column], serde_json::json!([9 * MIB, 0, MIB]));
-        assert_eq!(data["reserved"][column], 11 * MIB);
-        assert!(html.contains(&format!("Fullest: event {}", grouped(peak_event as u64))));
-        assert!(html.contains("<td class=\"number\">9 MiB</td>"));
+    let mut run = example(100);
+    let hostile = || HOSTILE.to_owned();
+    run.about = About {
+        title: hostile(),
+        recipe: hostile(),
+        command: hostile(),
+        commit: Some(hostile()),
+        date: hostile(),
+        machine: hostile(),
+    };
+    run.facts = vec![(hostile(), hostile())];
+    add(
+        &mut run.curves,
+        &json!({ "step": 3, "batch": 1, HOSTILE: 1.5, "retries": [
+        { "reason": HOSTILE, "recovery": HOSTILE }
+    ] }),
+    );
+    add(&mut run.curves, &json!({ "step": 4, "batch": 1, HOSTILE: 2.5 }));
+    let memory = run.memory.as_mut().expect("it has one");
+    memory.notes.phases[0].1 = hostile();
+    memory.notes.marks[0].text = hostile();
+    memory.recording.sites.iter_mut().for_each(|site| site.module = hostile());
+    memory.recording.policy = hostile();
+    for html in [run.to_html(), compare(&[run.clone(), example(10)])] {
+        check_well_formed(&html);
+        assert!(!html.contains("<img") && !html.contains("<!--"));
+        assert!(html.contains(&escaped_html(HOSTILE)));
+        assert!(titles(&html).contains(&hostile()), "the data has it as it is");
     }
 }
 
 #[test]
-fn a_hundred_thousand_events_and_steps_stay_below_a_quarter_mebibyte() {
-    let mut report = example(100_000);
-    report.memory.categories = (0..9).map(|index| format!("category {index}")).collect();
-    let row = |event: u64| (0..9).map(|c| (event * 7919 * (c + 1)) % MIB).collect();
-    report.memory.events = (0..100_000).map(row).collect();
-    report.memory.phases =
-        (0..20_000).map(|index| (5 * index, format!("p{}", index % 3))).collect();
-    report.loss = (0..100_000).map(|step| (step, ((step * 7919) % 1000) as f64)).collect();
-    report.retries = (0..5000).map(|index| (20 * index, String::from("out of memory"))).collect();
-    report.micro_batch = (0..5000).map(|index| (20 * index, 1 + index as usize % 2)).collect();
-    let html = report.to_html();
-    check_well_formed(&html);
-    assert!(html.len() < 256 << 10, "{} bytes", html.len());
-    assert!(html.contains("and 4,980 more"));
-}
-
-#[test]
-fn rows_of_the_wrong_length_count_as_zero_where_they_are_short() {
-    let mut report = example(3);
-    report.memory.events = vec![vec![], vec![5 * MIB], vec![MIB, MIB, MIB, 99 * MIB]];
-    report.memory.reserved = vec![MIB];
-    let html = report.to_html();
-    check_well_formed(&html);
-    assert!(html.contains("Fullest: event 1,"), "bytes beyond the categories are not live");
-    assert_eq!(island(&html, 2)["reserved"], serde_json::json!([MIB, 0, 0]));
-}
-
-#[test]
-fn extreme_byte_counts_do_not_overflow() {
-    let mut report = example(2);
-    report.memory.events = vec![vec![u64::MAX; 3]; 2];
-    report.memory.reserved = vec![u64::MAX; 2];
-    report.memory.peak_bytes = u64::MAX;
-    report.memory.budget_bytes = Some(0);
-    check_well_formed(&report.to_html());
-    report.memory.events = vec![vec![0; 3]; 2];
-    report.memory.reserved = vec![0; 2];
-    check_well_formed(&report.to_html());
-}
-
-#[test]
-fn a_budget_far_above_the_picture_is_named_but_does_not_flatten_it() {
-    let mut report = example(100);
-    assert!(report.to_html().contains("<path class=\"budget\""));
-    report.memory.budget_bytes = Some(24 << 30);
-    let html = report.to_html();
-    assert!(!html.contains("<path class=\"budget\""));
-    assert!(html.contains("budget 24 GiB, above this picture"));
-}
-
-#[test]
-fn columns_partition_the_events() {
-    for len in [0, 1, 2, 799, 800, 801, 1601, 100_000] {
-        let columns = columns(len);
-        assert!(columns.iter().all(|column| !column.is_empty()));
-        assert!(columns.len() <= 800);
-        let events: Vec<usize> = columns.into_iter().flatten().collect();
-        assert_eq!(events, (0..len).collect::<Vec<_>>());
+fn curves_of_the_page_are_those_of_the_metrics() {
+    let run = example(1000);
+    let html = run.to_html();
+    let pairs = [
+        ("Loss", 0, "loss"),
+        ("Loss", 1, "test_loss"),
+        ("Accuracy", 0, "test_accuracy"),
+        ("Learning rate", 0, "learning_rate"),
+        ("Samples per second", 0, "samples_per_second"),
+        ("Reserved peak", 0, "reserved_peak_bytes"),
+    ];
+    for (title, index, name) in pairs {
+        let drawn = curve(&html, title, index);
+        let (steps, values): (Vec<u64>, Vec<f64>) =
+            run.curves.get(name).expect(name).points.iter().copied().unzip();
+        assert_eq!((&drawn["x"], &drawn["mean"]), (&json!(steps), &json!(values)), "{name}");
+        assert_eq!((&drawn["each"], &drawn["low"]), (&json!(1), &json!([])), "{name}");
     }
+    assert_eq!(run.last("samples_per_second"), Some(128.0));
+    assert_eq!(island(&html)["retried"], json!([40]));
+    // What never moves has no chart, but is said.
+    assert_eq!(titles(&html).len(), 5);
+    assert!(html.contains("Batch 64, Micro batch 32, Seconds per step 500 ms"), "constants");
 }
 
 #[test]
-fn thinning_keeps_both_ends_and_both_extremes_of_any_series() {
-    for len in [1, 2, 1000, 54_321] {
-        let mut values: Vec<f64> = (0..len).map(|i| ((i * 7919) % 1009) as f64).collect();
-        values[len / 3] = 1e6;
-        values[2 * len / 3] = if len > 2 { -1e6 } else { 0.0 };
-        let kept = thin(&values);
-        assert!(kept.is_sorted_by(|a, b| a < b));
-        assert_eq!((kept[0], kept[kept.len() - 1]), (0, len - 1));
-        assert!(len < 3 || kept.contains(&(len / 3)) && kept.contains(&(2 * len / 3)));
-        assert!(kept.len() <= 2 * 800 + 2);
+fn metrics_of_a_task_have_charts_without_further_work() {
+    let mut run = example(20);
+    for step in 1..=20 {
+        let of_own = json!({ "step": step, "f1": 0.5 / step as f64, "norms": { "all": step } });
+        add(&mut run.curves, &of_own);
     }
-    assert!(thin(&[]).is_empty());
+    let html = run.to_html();
+    assert_eq!(titles(&html)[5..], ["F1", "Norms.all"]);
+    assert_eq!(curve(&html, "Norms.all", 0)["mean"][19], json!(20.0));
 }
 
 #[test]
-fn the_mean_of_a_straight_line_is_the_line() {
-    let line: Vec<f64> = (0..1000).map(f64::from).collect();
-    for (value, mean) in line.iter().zip(smooth(&line)) {
-        assert!((value - mean).abs() < 1e-9, "{value} {mean}");
+fn every_set_that_is_evaluated_has_a_curve_in_the_chart_of_its_metric() {
+    let mut run = example(20);
+    let valid = json!({ "step": 20, "epoch": 2, "seconds": 3.0, "valid_loss": 0.5 });
+    add(&mut run.curves, &valid);
+    let html = run.to_html();
+    let named = |index| {
+        let curve = curve(&html, "Loss", index);
+        (curve["name"].clone(), curve["colour"].clone())
+    };
+    assert_eq!(named(0), (json!("train"), json!(0)));
+    assert_eq!(named(1), (json!("test"), json!(1)));
+    assert_eq!(named(2), (json!("valid"), json!(2)));
+    assert!(html.contains("<dt>Valid loss</dt><dd>0.5</dd>"));
+    // The time of an evaluation is not that of a step.
+    assert_eq!(run.curves.get("seconds").map(|series| series.points.len()), Some(20));
+    assert_eq!(run.last("evaluation_seconds"), Some(3.0));
+}
+
+#[test]
+fn memory_of_the_page_is_the_recorded_step() {
+    let run = example(100);
+    let memory = run.memory.as_ref().expect("it has one");
+    let html = run.to_html();
+    // What is in the element is the allocator's law; here, that it is this one.
+    assert!(html.contains(&memory.recording.timeline_element(&memory.notes)));
+    assert!(html.contains("<h2>Memory inside step 40</h2>"));
+    assert!(html.contains("rolled back and tried again"));
+    // Without scripts: 4000 bytes each, rounded to 512.
+    assert!(html.contains("<th scope=\"row\">conv</th><td class=\"number\">4 KiB</td>"));
+    assert!(html.contains("<th scope=\"row\">activation</th><td class=\"number\">8 KiB</td>"));
+    let without = Run { memory: None, ..run };
+    assert!(without.to_html().contains("No step was recorded"));
+}
+
+#[test]
+fn page_loads_itself_again_until_the_run_is_over() {
+    let marks = ["location.reload()", "http-equiv=\"refresh\""];
+    let html = running().to_html();
+    assert!(marks.iter().all(|mark| html.contains(mark)));
+    assert!(html.contains("running: step 120 of 500, epoch 12 of 12, written 2000-02-28 23:59:59"));
+    for (status, told) in [
+        (Status::Finished, "stopped after step 120 of 500"),
+        (Status::Failed, "ended by an error after step 120 of 500"),
+    ] {
+        let html = Run { status, ..running() }.to_html();
+        assert!(!marks.iter().any(|mark| html.contains(mark)), "{status:?}");
+        assert!(html.contains(told), "{status:?}");
     }
-    let noisy: Vec<f64> = (0..1000).map(|index| f64::from(index % 2)).collect();
-    assert!(smooth(&noisy)[500] > 0.4 && smooth(&noisy)[500] < 0.6);
+    assert!(example(120).to_html().contains("finished: step 120 of 120, epoch 12 of 12"));
 }
 
 #[test]
-fn ticks_are_round_inside_the_range_and_few() {
-    for (low, high) in [(0.0, 2.4), (-3.0, 5.0), (0.9, 1.0), (1.0, 100_000.0), (1e-6, 3e-6)] {
-        let (ticks, decimals) = Scale::new(low, high).ticks(5, 0.0);
-        assert!((3..=9).contains(&ticks.len()), "{low}..{high}: {ticks:?}");
-        for tick in ticks {
-            assert!(tick >= low - 1e-9 && tick <= high * (1.0 + 1e-9), "{tick}");
-            let written: f64 = format!("{tick:.decimals$}").parse().expect("a number");
-            assert!((written - tick).abs() <= 1e-9 * high, "{tick} is written as {written}");
+fn key_figures_are_text() {
+    let html = example(100).to_html();
+    for text in [
+        "<dt>Last train loss</dt><dd>0.023</dd>",
+        "<dt>Test accuracy</dt><dd>90.00 %</dd>",
+        "<dt>Samples per second</dt><dd>128</dd>",
+        "<dd>6 MiB (6291456 bytes)</dd>",
+        "<dd>1 min 23 s</dd>",
+        "<dd>32 of 64</dd>",
+        "<dd>00ff</dd>",
+        "<dd>0123456789ab-dirty</dd>",
+        "<td class=\"number\">40</td><td>out of memory; again with same plan</td>",
+        "was not finite: step 7.",
+        "epochs = 3",
+    ] {
+        assert!(html.contains(text), "{text}");
+    }
+    let empty = Run::default().to_html();
+    assert!(empty.contains("No step yet") && empty.contains("No step was recorded"));
+}
+
+#[test]
+fn values_that_are_not_finite_are_gaps_and_counted() {
+    let mut run = Run::default();
+    for (step, loss) in [(1, json!(2.0)), (2, json!(null)), (3, json!(1.0))] {
+        add(&mut run.curves, &json!({ "step": step, "batch": 1, "loss": loss }));
+    }
+    let drawn = curve(&run.to_html(), "Loss", 0);
+    assert_eq!((&drawn["mean"], &drawn["gaps"]), (&json!([2.0, null, 1.0]), &json!(1)));
+    assert_eq!(run.last("loss"), Some(1.0));
+}
+
+#[test]
+fn short_last_batch_of_an_epoch_is_no_curve_but_a_smaller_plan_is() {
+    let cut = |sizes: &[u64]| {
+        let mut run = Run::default();
+        for (step, size) in (1..).zip(sizes) {
+            let line = json!({ "step": step, "batch": 64, "micro_batch": size, "loss": 1.0 });
+            add(&mut run.curves, &line);
+        }
+        run.to_html()
+    };
+    let html = cut(&[64, 64, 13, 64, 64, 13]);
+    assert_eq!(titles(&html), ["Loss"]);
+    assert!(html.contains("Micro batch 64 (now and then 13)"));
+    assert_eq!(titles(&cut(&[64, 64, 32, 32])), ["Loss", "Micro batch"]);
+}
+
+#[test]
+fn same_run_gives_the_same_bytes() {
+    let run = example(2000);
+    assert_eq!(run.to_html(), run.to_html());
+    assert_eq!(compare(&[run.clone(), run.clone()]), compare(&[run.clone(), run]));
+}
+
+#[test]
+fn thinning_keeps_every_value_within_its_points() {
+    for len in [0, 1, 2, 1000, 1001, 54_321] {
+        let mut points: Vec<(u64, f64)> =
+            (0..len).map(|i| (i + 1, ((i * 7919) % 1009) as f64)).collect();
+        if len > 1000 {
+            points[len as usize / 3].1 = 1e6;
+            points[len as usize / 2].1 = -1e6;
+            points[7].1 = f64::NAN;
+        }
+        let thinned = thin(&points);
+        assert!(thinned.steps.len() <= POINTS_MAX);
+        assert_eq!(thinned.steps.len(), thinned.means.len());
+        assert_eq!(thinned.gap_count, usize::from(len > 1000));
+        for (index, part) in points.chunks(thinned.each).enumerate() {
+            assert_eq!(thinned.steps[index], part[0].0);
+            if thinned.each == 1 {
+                assert_eq!(thinned.means[index], part[0].1);
+                continue;
+            }
+            let finite: Vec<f64> = part.iter().map(|p| p.1).filter(|v| v.is_finite()).collect();
+            let mean = finite.iter().sum::<f64>() / finite.len() as f64;
+            assert!((thinned.means[index] - mean).abs() <= 1e-6 * mean.abs().max(1.0));
+            for value in finite {
+                assert!(thinned.lows[index] <= value && value <= thinned.highs[index]);
+            }
         }
     }
-    let (ticks, _) = Scale::new(1.0, 3.0).ticks(5, 1.0);
-    assert_eq!(ticks, [1.0, 2.0, 3.0], "steps have no fractions");
-    for high_bytes in [1, 5, 1000, 6 * MIB, 25 << 30, u64::MAX] {
-        let ticks = byte_ticks(high_bytes);
-        assert!((2..=8).contains(&ticks.len()), "{high_bytes}: {ticks:?}");
-        assert!(ticks.iter().all(|tick| *tick <= high_bytes));
-    }
 }
 
 #[test]
-fn thousands_are_set_apart() {
-    let cases = [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")];
-    for (number, text) in cases {
-        assert_eq!(grouped(number), text);
+fn a_hundred_thousand_steps_are_quick_to_load_and_say_that_they_are_thinned() {
+    let mut run = example(1);
+    for step in 2..=100_000_u64 {
+        let noise = ((step * 7919) % 1000) as f64 / 7.0;
+        add(
+            &mut run.curves,
+            &json!({
+                "step": step, "loss": noise, "learning_rate": 1.0 / step as f64, "batch": 64,
+                "micro_batch": 64, "seconds": noise / 3.0 + 0.1, "reserved_peak_bytes": step,
+                "retries": [{ "reason": "out of memory", "recovery": "same plan" }],
+            }),
+        );
     }
+    let html = run.to_html();
+    check_well_formed(&html);
+    assert!(html.len() < 320 << 10, "{} bytes", html.len());
+    assert!(html.contains("the mean of up to 100 steps"));
+    assert!(html.contains("and 99,979 more"));
+}
+
+#[test]
+fn numbers_are_written_for_people() {
+    use super::charts::quantity;
+    let cases = [
+        ("loss", 0.0, "0"),
+        ("loss", 2.345_678_9, "2.34568"),
+        ("loss", 0.000_012_34, "1.2340e-5"),
+        ("loss", -12.5, "-12.5"),
+        ("samples_per_second", 64_014.6, "64,015"),
+        ("steps", 1_234_567.0, "1,234,567"),
+        ("test_accuracy", 0.977_777, "97.78 %"),
+        ("reserved_peak_bytes", 6_291_456.0, "6 MiB"),
+        ("seconds", 0.25, "250 ms"),
+        ("seconds", 83.4, "83.4 s"),
+        ("loss", f64::NAN, "not finite"),
+        ("loss", 1e300, "1.0000e300"),
+    ];
+    for (name, value, text) in cases {
+        assert_eq!(quantity(name, value), text, "{name} {value}");
+    }
+}
+
+/// A folder with these metrics and this recipe.
+fn folder(metrics: &str, recipe: &str) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("run <1>");
+    fs::create_dir(&path).expect("a folder");
+    fs::write(path.join("metrics.jsonl"), metrics).expect("a file");
+    fs::write(path.join("recipe.toml"), recipe).expect("a file");
+    (folder, path)
+}
+
+const LINES: &str = "{\"step\":1,\"epoch\":1,\"loss\":2.5,\"batch\":4,\"seconds\":0.5}\n\
+                     {\"epoch\":1,\"step\":1,\"test_loss\":1.5,\"test_accuracy\":0.25}\n";
+
+#[test]
+fn run_is_read_from_its_folder_as_far_as_it_goes() {
+    let (_keep, path) = folder(LINES, "[train]\nepochs = 1\n");
+    let run = Run::read(&path).expect("a run");
+    assert_eq!((run.about.title.as_str(), run.status), ("run <1>", Status::Finished));
+    assert_eq!((run.last("loss"), run.last("test_accuracy")), (Some(2.5), Some(0.25)));
+    assert_eq!(run.last("samples_per_second"), Some(8.0));
+    assert_eq!(run.about.recipe, "[train]\nepochs = 1\n");
+    check_well_formed(&run.to_html());
+
+    let summary = r#"{"seconds":7.5,"budget_bytes":1024,"final_state_hash":"ab","test_loss":1.5}"#;
+    fs::write(path.join("summary.json"), summary).expect("a file");
+    let run = Run::read(&path).expect("a run");
+    assert_eq!((run.seconds, run.budget_bytes), (7.5, Some(1024)));
+    assert!(run.facts.contains(&("Final state hash".to_owned(), "ab".to_owned())));
+
+    // A run that was killed has its metrics beside their place, the last line perhaps cut off.
+    fs::write(path.join("metrics.jsonl.partial"), format!("{LINES}{{\"step\":2,\"lo"))
+        .expect("one");
+    fs::remove_file(path.join("metrics.jsonl")).expect("it is there");
+    let run = Run::read(&path).expect("a run");
+    assert_eq!((run.status, run.curves.last_step()), (Status::Failed, 1));
+}
+
+#[test]
+fn folder_without_metrics_and_lines_that_are_none_are_errors_that_name_the_place() {
+    let (_keep, path) = folder(&format!("{LINES}[1]\n{LINES}"), "");
+    let error = Run::read(&path).expect_err("a list is no line");
+    assert!(error.to_string().contains("metrics.jsonl:3"), "{error}");
+    fs::remove_file(path.join("metrics.jsonl")).expect("it is there");
+    let error = Run::read(&path).expect_err("no metrics");
+    assert!(matches!(&error, TrainError::File { path, .. } if path.ends_with("metrics.jsonl")));
+}
+
+#[test]
+fn comparison_shows_both_curves_what_differs_and_what_came_of_it() {
+    let mut two = example(50);
+    two.about.title = "Other".to_owned();
+    two.about.recipe = "[train]\nepochs = 5\nseed = 1\n\n[model]\nchannels = 4\n".to_owned();
+    let one = example(30);
+    let html = compare(&[one.clone(), two.clone()]);
+    let drawn = |index| curve(&html, "Loss", index);
+    for (index, run, name) in
+        [(0, &one, "loss"), (1, &one, "test_loss"), (2, &two, "loss"), (3, &two, "test_loss")]
+    {
+        let values: Vec<f64> =
+            run.curves.get(name).expect(name).points.iter().map(|&(_, value)| value).collect();
+        assert_eq!(drawn(index)["mean"], json!(values), "{name}");
+        assert_eq!(drawn(index)["run"], json!(index / 2));
+    }
+    assert_eq!(island(&html)["runs"], json!(["Digits", "Other"]));
+    let (_, differences) = html.split_once("What differs in the recipes").expect("a section");
+    let (differences, _) = differences.split_once("</section>").expect("its end");
+    for row in [
+        "<th scope=\"row\">train.epochs</th><td>3</td><td>5</td>",
+        "<th scope=\"row\">train.seed</th><td class=\"none\">none</td><td>1</td>",
+    ] {
+        assert!(differences.contains(row), "{row}");
+    }
+    assert!(!differences.contains("channels"), "what is the same does not differ");
+    for row in [
+        "<th scope=\"row\">Steps</th><td>30</td><td>50</td>",
+        "<th scope=\"row\">Test loss, best</th><td>0.0333333 at step 30</td>\
+         <td>0.02 at step 50</td>",
+        "<th scope=\"row\">State hash</th><td>00ff</td><td>00ff</td>",
+    ] {
+        assert!(html.contains(row), "{row}");
+    }
+    assert!(compare(&[one.clone(), one]).contains("The recipes are the same."));
 }

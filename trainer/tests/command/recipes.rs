@@ -1,5 +1,7 @@
 //! Recipes that ship, the commands that show them, and those that list and compare runs.
 
+use std::fs;
+
 use crate::place::Place;
 
 /// Every recipe that ships on data that ships.
@@ -109,12 +111,19 @@ fn runs_are_listed_and_compared() {
     assert!(lines[1].starts_with("run-9 ") && lines[2].starts_with("run-10 "), "{runs}");
     assert!(lines[1].contains("simple-cnn on digits") && lines[1].contains("test accuracy 0."));
     let table = place.run("compare all/run-9 all/run-10").check_done();
-    for word in ["model.channels", "train.seed", "test accuracy", "measured peak bytes"] {
+    for word in ["model.channels", "train.seed", "Test accuracy, best", "Measured peak"] {
         assert!(table.contains(word), "no {word} in {table}");
     }
     assert!(!table.contains("train.epochs"), "{table}");
     let json = place.run("compare all/run-9 all/run-10 --json").check_done();
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["recipe"]["model.channels"], serde_json::json!(["4", "5"]));
-    place.run("compare all/run-9 all/none").check_refused(1, &["all/none", "no folder of a run"]);
+    assert_eq!(json["values"][1]["steps"], serde_json::json!(6));
+    place.run("compare all/run-9 all/none").check_refused(1, &["all/none", "No such file"]);
+    place.run("compare all/run-9 all").check_refused(1, &["all/metrics.jsonl", "No such file"]);
+
+    let said = place.run("compare all/run-9 all/run-10 --page both.html").check_done();
+    assert!(said.contains("both.html"), "{said}");
+    let page = fs::read_to_string(place.path("both.html")).expect("a page");
+    assert!(page.contains("all/run-9") && page.contains("model.channels"), "{page}");
 }

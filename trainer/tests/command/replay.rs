@@ -108,15 +108,15 @@ fn expandable_segments_are_replayed_by_their_own_rules() {
 }
 
 #[test]
-fn report_and_explanation_of_one_run_number_events_alike() {
+fn report_and_explanation_of_one_run_have_the_same_peak() {
     for budget in ["", "--budget 6MiB", "--budget 3MiB"] {
         let place = Place::new();
         place.run(&format!("train --epochs 1 --out run --trace t.jsonl {budget}")).check_done();
         let report = String::from_utf8(place.read("run/report.html")).expect("UTF-8");
-        let (_, fullest) = report.split_once("Fullest: event ").expect("a caption");
-        let (fullest, _) = fullest.split_once(',').expect("a phase");
+        let (_, peak) = report.split_once("At the peak ").expect("a note");
+        let (peak, _) = peak.split_once(" are in use").expect("its end");
         let words = place.run("explain t.jsonl").check_done();
-        assert!(words.contains(&format!("in use after event {fullest} ")), "{fullest}: {words}");
+        assert!(words.contains(&format!("Peak: {peak} in use")), "{peak}: {words}");
     }
 }
 

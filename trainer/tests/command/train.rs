@@ -196,6 +196,21 @@ fn keys_set_on_the_command_line_are_those_of_a_file() {
 }
 
 #[test]
+fn report_is_written_where_it_is_asked_for_and_in_the_folder() {
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    place.train("small.toml --epochs 1 --report page.html", "run");
+    let page = String::from_utf8(place.read("page.html")).expect("UTF-8");
+    assert_eq!(page.as_bytes(), place.read("run/report.html"));
+    assert!(page.contains("finished: step 6 of 6, epoch 1 of 1"));
+    assert!(page.contains("channels = 4") && page.contains("small.toml --epochs 1"));
+    assert!(page.contains("State hash") && page.contains(" UTC</dd>"));
+    let words = ["missing/page.html", "No such file"];
+    place.run("train small.toml --out other --report missing/page.html").check_failed(1, &words);
+    assert_eq!(place.list("."), ["page.html", "run", "small.toml"]);
+}
+
+#[test]
 fn quiet_run_says_nothing_on_its_way_and_has_the_same_bits_with_other_threads() {
     let place = Place::new();
     place.write("small.toml", SMALL);

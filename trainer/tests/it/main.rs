@@ -22,6 +22,7 @@ mod peak;
 mod prelude;
 mod pressure;
 mod recipe;
+mod report;
 mod same_bits;
 mod sets;
 mod simulated;
