@@ -18,6 +18,7 @@ mod rule;
 mod rules;
 mod saved;
 mod tape;
+mod turn;
 mod var;
 
 pub use anomaly::{Anomaly, Phase};
@@ -31,4 +32,5 @@ pub use offload::Offload;
 pub use pass::Pass;
 pub use rule::{InputGradients, Needs, Rule, RuleMany};
 pub use saved::{Saved, Saver};
+pub use turn::Turn;
 pub use var::Var;

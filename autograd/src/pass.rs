@@ -19,6 +19,7 @@ use crate::random::Draws;
 use crate::rule::AnyRule;
 use crate::saved::Saver;
 use crate::tape::{Edge, Hook, Op, Site, Tape};
+use crate::turn::Turn;
 use crate::var::Var;
 
 /// One walk through a model: whether it records, whether it trains, its random key, and the
@@ -69,6 +70,8 @@ pub(crate) struct Settings {
     coupling: Rc<RefCell<Option<Coupling>>>,
     /// Of this pass in its attempt.
     number: PassNumber,
+    /// The model that is trained, if not all are.
+    turn: Option<Turn>,
 }
 
 /// The edge that stands for any in a pass that keeps no tape.
@@ -151,6 +154,19 @@ impl Pass {
         self.0.settings.borrow().first_sample
     }
 
+    /// This pass in a turn of one of several models, from here on: the leaves of the others are
+    /// constants.
+    #[must_use]
+    pub fn with_turn(self, turn: Turn) -> Self {
+        self.0.settings.borrow_mut().turn = Some(turn);
+        self
+    }
+
+    /// The turn that this pass is part of, where several models are trained in turn.
+    pub fn turn(&self) -> Option<Turn> {
+        self.0.settings.borrow().turn.clone()
+    }
+
     /// Whether modules should behave as in training.
     pub fn is_training(&self) -> bool {
         self.0.settings.borrow().training
@@ -226,6 +242,23 @@ impl Pass {
         self.0.draws.next(self.key())
     }
 
+    /// Numbers of the standard normal distribution, f32, where the first of the dimensions counts
+    /// samples: a sample's numbers depend on the key of this draw and on its place in the logical
+    /// batch, not on how the batch is split.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; `NoKernel` of the device.
+    #[track_caller]
+    pub fn normal(&self, device: &Device, shape: impl Into<Shape>) -> Result<Tensor> {
+        let key = self.draw();
+        let numbers = Tensor::empty(device, shape, DType::F32)?;
+        for row in 0..numbers.shape().first().copied().unwrap_or(0) {
+            let sample = self.first_sample() + row as u64;
+            numbers.narrow(0, row, 1)?.normal_(key.op(&sample.to_string()), 0.0, 1.0)?;
+        }
+        Ok(numbers)
+    }
+
     /// Runs `inside` as the submodule `name`, so that its random numbers do not depend on what
     /// other modules draw.
     pub fn within<R>(&self, name: &str, inside: impl FnOnce() -> R) -> R {
@@ -265,7 +298,8 @@ impl Pass {
         Var::new(value, None, self.clone())
     }
 
-    /// A value whose gradient is collected under `leaf`.
+    /// A value whose gradient is collected under `leaf`, unless this is another model's
+    /// [`Turn`].
     ///
     /// # Errors
     /// `Consumed` after backward; `Leaf` for integers, and for a value of another shape or type
@@ -274,6 +308,10 @@ impl Pass {
     #[track_caller]
     pub fn leaf(&self, leaf: LeafId, value: &Tensor) -> Result<Var> {
         self.check_device(Role::Parameter, value);
+        if self.0.settings.borrow().turn.as_ref().is_some_and(|turn| !turn.has(leaf)) {
+            self.note_use(value);
+            return Ok(Var::new(value.clone(), None, self.clone()));
+        }
         let node = self.on_tape("leaf", |tape| tape.leaf(leaf))?;
         check_float("leaf", value, Location::caller())?;
         if let (true, Some(attempt)) = (self.is_recording(), &*self.0.attempt.borrow()) {
@@ -426,6 +464,17 @@ impl Settings {
     fn new(training: bool, key: RandomKey) -> Self {
         let number = PassNumber::default();
         let (anomalies, casts, border, coupling) = (None, None, None, Rc::default());
-        Settings { training, key, first_sample: 0, anomalies, casts, border, coupling, number }
+        let turn = None;
+        Settings {
+            training,
+            key,
+            first_sample: 0,
+            anomalies,
+            casts,
+            border,
+            coupling,
+            number,
+            turn,
+        }
     }
 }

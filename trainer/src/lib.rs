@@ -33,6 +33,7 @@ mod step;
 mod task;
 mod timeline;
 mod trainer;
+mod undo;
 
 // What a training is made of, for programs that depend on this crate alone.
 pub use lowtide_allocator as allocator;

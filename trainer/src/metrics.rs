@@ -26,6 +26,8 @@ pub(crate) struct StepLine {
     step: u64,
     epoch: u64,
     loss: f64,
+    #[serde(flatten)]
+    turn_losses: BTreeMap<String, f64>,
     learning_rate: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     gradient_norm: Option<f64>,
@@ -142,10 +144,13 @@ impl StepLine {
             ledger: ledger_json(&retry.failure),
             recovery: recovery_name(retry.recovery),
         });
+        let losses = report.turn_losses.iter();
+        let losses = losses.map(|(model, loss)| (metric_key(model, "loss"), *loss));
         StepLine {
             step: report.step,
             epoch: report.epoch,
             loss: report.loss,
+            turn_losses: losses.collect(),
             learning_rate: report.learning_rate,
             gradient_norm: report.gradient_norm,
             batch: report.batch,

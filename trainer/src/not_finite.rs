@@ -3,14 +3,14 @@
 use std::fmt;
 
 use lowtide_allocator::Category;
-use lowtide_autograd::{Anomaly, Attempt, AutogradError, Pass};
+use lowtide_autograd::{Anomaly, Attempt, AutogradError, Turn};
 use lowtide_data::BatchView;
 use lowtide_nn::NnError;
 use lowtide_tensor::{DType, Device, RandomKey};
 use thiserror::Error;
 
 use crate::error::{Result, TrainError};
-use crate::step::micro_batches;
+use crate::step::{micro_batches, training_pass, turns_of};
 use crate::task::Task;
 
 /// A step that was not committed, because what it computed is not finite. Everything is as before
@@ -81,17 +81,19 @@ impl NotFinite {
     /// by computing `batch` again with a look at every value.
     pub(crate) fn explain(
         &mut self,
-        task: &impl Task,
+        task: &mut impl Task,
         device: &Device,
         key: RandomKey,
         batch: &BatchView<'_>,
         micro_batch: usize,
     ) {
         let _scope = device.category(Category::Activation);
-        for part in micro_batches(batch.len(), micro_batch) {
+        let Ok(turns) = turns_of(task) else { return };
+        let parts = || micro_batches(batch.len(), micro_batch);
+        for (turn, part) in turns.iter().flat_map(|turn| parts().map(move |part| (turn, part))) {
             let attempt = Attempt::new();
-            let pass = Pass::train(key, &attempt).with_first_sample(part.start as u64);
-            let pass = pass.with_device(device).with_anomaly_detection();
+            let pass = training_pass(key, &attempt, turn.as_ref(), part.start, device);
+            let pass = pass.with_anomaly_detection();
             let computed = task.loss(&pass, device, &batch.slice(part)).and_then(|loss| {
                 pass.backward(loss.sum)?;
                 Ok(())
@@ -105,9 +107,11 @@ impl NotFinite {
         }
         if self.what == NotFiniteWhat::Loss {
             let is_bad = |&index: &usize| {
-                let loss = loss_of(task, device, key, batch, index);
-                // What cannot be computed alone is not to blame.
-                loss.is_ok_and(|loss| !loss.is_finite())
+                turns.iter().any(|turn| {
+                    let loss = loss_of(task, device, key, turn.as_ref(), batch, index);
+                    // What cannot be computed alone is not to blame.
+                    loss.is_ok_and(|loss| !loss.is_finite())
+                })
             };
             let bad = (0..batch.len()).filter(is_bad);
             self.samples = bad.map(|index| batch.sample_indices()[index]).collect();
@@ -120,10 +124,11 @@ fn loss_of(
     task: &impl Task,
     device: &Device,
     key: RandomKey,
+    turn: Option<&Turn>,
     batch: &BatchView<'_>,
     index: usize,
 ) -> Result<f64> {
-    let pass = Pass::no_grad(key).with_first_sample(index as u64).with_device(device);
+    let pass = training_pass(key, &Attempt::new(), turn, index, device);
     let loss = task.loss(&pass, device, &batch.slice(index..index + 1))?;
     Ok(loss.sum.value().to_dtype(DType::F64)?.item::<f64>()?)
 }

@@ -44,8 +44,10 @@ pub struct StepReport {
     pub step: u64,
     /// Counted from 1.
     pub epoch: u64,
-    /// Mean loss of the logical batch, before the update.
+    /// Mean loss of the logical batch, before the update; the sum of those of all turns.
     pub loss: f64,
+    /// The loss of each turn by model, where there are [turns](crate::Task::turns).
+    pub turn_losses: Vec<(String, f64)>,
     /// Step size of the update.
     pub learning_rate: f64,
     /// Length of the gradient of the mean loss, before it was clipped, where it is known: see

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use lowtide_nn::optim::{Sgd, SgdOptions, Stateful};
+use lowtide_nn::optim::{ByModel, Sgd, SgdOptions, Stateful};
 
 use crate::error::{DoesNotFit, Knob, Result};
 use crate::human::format_bytes;
@@ -149,7 +149,13 @@ fn knobs<T: Task + Clone, O: Stateful + Clone>(
         }
     }
     knobs.push(Knob::Budget(needed_bytes));
-    let stateless = Sgd::new(SgdOptions::new(cast.optimizer.learning_rate()))?;
+    let sgd = Sgd::new(SgdOptions::new(cast.optimizer.learning_rate()))?;
+    let stateless: Box<dyn Stateful> = match cast.task.turns().as_slice() {
+        [] => Box::new(sgd),
+        models => {
+            Box::new(models.iter().fold(ByModel::new(), |all, model| all.with(model, sgd.clone())))
+        }
+    };
     let &Cast { device, task, scaler, options, held_bytes, .. } = cast;
     let with_sgd = Cast { device, task, optimizer: &stateless, scaler, options, held_bytes };
     // Of all sizes: which one needs least is not the same with and without state.

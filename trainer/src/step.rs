@@ -3,22 +3,26 @@
 //! Nothing that outlives the step is written before COMMIT, and COMMIT cannot run out of memory.
 //! Whatever fails earlier drops the attempt, and with it everything the step has made. Only a
 //! device can fail in COMMIT, which leaves no whole model.
+//!
+//! Where several models are trained in turn, the later ones see the updates of the earlier. Each
+//! turn but the last then keeps copies of what it writes, and a step that fails puts them back.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use lowtide_allocator::{Category, ModulePath, Origin};
 use lowtide_amp::LossScaler;
-use lowtide_autograd::{Attempt, Coupling, Gradients, Pass, Var};
+use lowtide_autograd::{Attempt, Coupling, Gradients, Pass, Turn, Var};
 use lowtide_data::BatchView;
-use lowtide_nn::optim::{Optimizer, clip_norm};
-use lowtide_nn::{Loss, check_buffers, commit_buffers};
+use lowtide_nn::optim::{OneModel, Optimizer, Stateful, clip_norm};
+use lowtide_nn::{Loss, Parameters, check_buffers, commit_buffers};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor, scale_and_check_finite};
 
 use crate::error::{Result, TrainError};
 use crate::not_finite::{NotFinite, NotFiniteWhat};
 use crate::options::{NonFinite, Options};
 use crate::task::Task;
+use crate::undo::Undo;
 
 /// Everything that a step reads and, at its end, writes.
 pub(crate) struct Step<'a, T, O> {
@@ -37,10 +41,12 @@ pub(crate) struct Step<'a, T, O> {
 }
 
 /// What a step did.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct StepOutcome {
-    /// Mean loss over the targets of the logical batch, before the update.
+    /// Mean loss over the targets of the logical batch, before the update; the sum of all turns.
     pub(crate) loss: f64,
+    /// The loss of each turn, by model, if there are turns.
+    pub(crate) turn_losses: Vec<(String, f64)>,
     /// Length of the gradient, before it was clipped, if that was computed.
     pub(crate) gradient_norm: Option<f64>,
     /// Whether the update was left out because a gradient, or the loss, was not finite. Buffers
@@ -51,12 +57,44 @@ pub(crate) struct StepOutcome {
     pub(crate) coupling: Option<Coupling>,
 }
 
+impl StepOutcome {
+    /// Adds a turn.
+    fn add(&mut self, turn: Option<&Turn>, own: TurnOutcome) {
+        self.loss += own.loss;
+        self.turn_losses.extend(turn.map(|turn| (turn.model().to_owned(), own.loss)));
+        self.gradient_norm = match (self.gradient_norm, own.gradient_norm) {
+            (Some(norm), Some(own)) => Some(norm.hypot(own)),
+            (norm, own) => norm.or(own),
+        };
+        self.skipped |= own.skipped;
+        self.coupling = self.coupling.take().or(own.coupling);
+    }
+}
+
+/// What one turn of a step did.
+struct TurnOutcome {
+    loss: f64,
+    gradient_norm: Option<f64>,
+    skipped: bool,
+    coupling: Option<Coupling>,
+}
+
+/// What the turns of a step have in common.
+struct Goal<'a> {
+    batch: &'a BatchView<'a>,
+    micro_batch: usize,
+    /// What each term of the loss is divided by.
+    counts: &'a [f64],
+    /// The first of them that is not 0.
+    count: f64,
+}
+
 /// The parts of a batch of `len`, each of `micro_batch` samples but perhaps the last.
 pub(crate) fn micro_batches(len: usize, micro_batch: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len).step_by(micro_batch).map(move |start| start..len.min(start + micro_batch))
 }
 
-impl<T: Task, O: Optimizer> Step<'_, T, O> {
+impl<T: Task, O: Stateful> Step<'_, T, O> {
     /// Runs the step.
     ///
     /// # Errors
@@ -66,14 +104,45 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
         let counts = self.task.counts(batch)?;
         // A batch in which nothing counts has no gradient, rather than one of 0 / 0.
         let count = counts.iter().copied().find(|&count| count > 0.0).unwrap_or(0.0);
-        let frozen = Frozen::new(self.task, self.optimizer);
+        let goal = Goal { batch, micro_batch, counts: &counts, count };
+        let mut turns = turns_of(self.task)?.into_iter().peekable();
+        let (mut outcome, mut undo) = (StepOutcome::default(), Vec::new());
+        while let Some(turn) = turns.next() {
+            let taken = self.take_turn(&goal, turn.as_ref(), turns.peek().is_none(), &mut undo);
+            match taken {
+                Ok(own) => outcome.add(turn.as_ref(), own),
+                Err(error @ TrainError::Torn { .. }) => return Err(error),
+                Err(error) => {
+                    self.undo(undo)?;
+                    return Err(error);
+                }
+            }
+            if outcome.skipped {
+                self.undo(undo)?;
+                self.scaler.update(true);
+                return Ok(outcome);
+            }
+        }
+        self.scaler.update(false);
+        Ok(outcome)
+    }
 
+    /// COMPUTE, PREPARE and COMMIT of one turn. If others follow, what is about to be written is
+    /// added to `undo` first.
+    fn take_turn(
+        &mut self,
+        goal: &Goal<'_>,
+        turn: Option<&Turn>,
+        is_last: bool,
+        undo: &mut Vec<Undo>,
+    ) -> Result<TurnOutcome> {
         // COMPUTE
+        let frozen = Frozen::new(self.task, self.optimizer);
         let attempt = Attempt::new();
-        let (loss_sum, coupling) = self.compute(&attempt, batch, micro_batch, &counts, count)?;
+        let (loss_sum, coupling) = self.compute(&attempt, goal, turn)?;
         let (mut gradients, buffers) = attempt.into_parts();
         let (loss_sum, not_finite) = self.read(&loss_sum, &mut gradients)?;
-        let loss = loss_sum / count;
+        let loss = loss_sum / goal.count;
 
         // PREPARE
         (self.on_phase)("optimizer");
@@ -82,15 +151,25 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
                 let (step, samples, anomaly) = (self.number, Vec::new(), None);
                 return Err(Box::new(NotFinite { step, what, loss, samples, anomaly }).into());
             }
-            self.scaler.update(true);
-            return Ok(StepOutcome { loss, gradient_norm: None, skipped: true, coupling });
+            return Ok(TurnOutcome { loss, gradient_norm: None, skipped: true, coupling });
         }
         // Nothing is longer than an infinite norm.
         let measured = self.options.gradient_norm.then_some(f64::INFINITY);
         let norm_max = self.options.clip_norm.or(measured);
         let gradient_norm =
             norm_max.map(|max| clip_norm(self.device, &mut gradients, max)).transpose()?;
-        let update = self.optimizer.prepare(self.task.parameters(), gradients)?;
+        let optimizer = optimizer_of(self.optimizer, turn.map(Turn::model))?;
+        if let (Some(turn), false) = (turn, is_last) {
+            let parameters = self.task.parameters();
+            undo.push(Undo::new(self.device, turn, parameters, optimizer, &buffers)?);
+        }
+        let update = match turn {
+            Some(turn) => {
+                let parameters = self.task.parameters();
+                optimizer.prepare(&mut OneModel { parameters, model: turn.model() }, gradients)?
+            }
+            None => optimizer.prepare(self.task.parameters(), gradients)?,
+        };
         drop(frozen);
         check_buffers(self.task.parameters(), &buffers)?;
 
@@ -100,8 +179,23 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
         let committed = committed.and_then(|()| commit_buffers(self.task.parameters(), &buffers));
         committed
             .map_err(|source| TrainError::Torn { step: self.number, source: Arc::new(source) })?;
-        self.scaler.update(false);
-        Ok(StepOutcome { loss, gradient_norm, skipped: false, coupling })
+        Ok(TurnOutcome { loss, gradient_norm, skipped: false, coupling })
+    }
+
+    /// Takes the updates of earlier turns back, the last one first.
+    ///
+    /// # Errors
+    /// `Torn` if the device fails.
+    fn undo(&mut self, updates: Vec<Undo>) -> Result<()> {
+        for update in updates.into_iter().rev() {
+            let optimizer = optimizer_of(self.optimizer, Some(update.model()))?;
+            let undone = update.undo(self.task.parameters(), optimizer);
+            undone.map_err(|source| TrainError::Torn {
+                step: self.number,
+                source: Arc::new(source),
+            })?;
+        }
+        Ok(())
     }
 
     /// Adds the gradients of the mean loss to `attempt`, one micro-batch after the other; the sum
@@ -109,19 +203,16 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
     fn compute(
         &mut self,
         attempt: &Attempt,
-        batch: &BatchView<'_>,
-        micro_batch: usize,
-        counts: &[f64],
-        count: f64,
+        goal: &Goal<'_>,
+        turn: Option<&Turn>,
     ) -> Result<(Tensor, Option<Coupling>)> {
+        let &Goal { batch, micro_batch, counts, count } = goal;
         let mut coupling = None;
         let mut loss_sum = Tensor::zeros(self.device, [], DType::F64)?;
         let seed = if count > 0.0 { f64::from(self.scaler.scale()) / count } else { 0.0 };
         for part in micro_batches(batch.len(), micro_batch) {
             (self.on_phase)("forward");
-            let first_sample = part.start as u64;
-            let pass = Pass::train(self.key, attempt).with_first_sample(first_sample);
-            let pass = pass.with_device(self.device);
+            let pass = training_pass(self.key, attempt, turn, part.start, self.device);
             let scope = self.device.category(Category::Activation);
             let origin = Origin { module: Some(ModulePath::ROOT), site: None }.enter();
             let losses = self.task.losses(&pass, self.device, &batch.slice(part));
@@ -167,6 +258,61 @@ impl<T: Task, O: Optimizer> Step<'_, T, O> {
         let has_overflowed = flag.item_assuming(0.0f32)? > 0.0;
         Ok((loss_sum, has_overflowed.then_some(NotFiniteWhat::Gradient)))
     }
+}
+
+/// The turns of a step; one of no model in particular is one of everything.
+///
+/// # Errors
+/// `Setting` for a model that has no parameter.
+pub(crate) fn turns_of(task: &mut impl Task) -> Result<Vec<Option<Turn>>> {
+    let models = task.turns();
+    if models.is_empty() {
+        return Ok(vec![None]);
+    }
+    let turn = |model: String| {
+        let mut leaves = Vec::new();
+        let mut own = OneModel { parameters: task.parameters(), model: &model };
+        own.visit(&mut |_, parameter| leaves.push(parameter.id()));
+        if leaves.is_empty() {
+            let problem = format!("no parameter's name begins with \"{model}.\"");
+            return Err(TrainError::Setting { place: format!("turn {model:?}"), problem });
+        }
+        Ok(Some(Turn::new(&model, leaves)))
+    };
+    models.into_iter().map(turn).collect()
+}
+
+/// A pass over the samples of the logical batch from `first_sample` on. Each turn has random
+/// numbers of its own.
+pub(crate) fn training_pass(
+    key: RandomKey,
+    attempt: &Attempt,
+    turn: Option<&Turn>,
+    first_sample: usize,
+    device: &Device,
+) -> Pass {
+    let key = turn.map_or(key, |turn| key.op(turn.model()));
+    let pass = Pass::train(key, attempt).with_first_sample(first_sample as u64);
+    let pass = pass.with_device(device);
+    match turn {
+        Some(turn) => pass.with_turn(turn.clone()),
+        None => pass,
+    }
+}
+
+/// The optimizer that updates in a turn of `model`, or everything.
+///
+/// # Errors
+/// `Setting` if the model has none.
+fn optimizer_of<'a>(
+    optimizer: &'a mut dyn Stateful,
+    model: Option<&str>,
+) -> Result<&'a mut dyn Stateful> {
+    let Some(model) = model else { return Ok(optimizer) };
+    optimizer.of_model(model).ok_or_else(|| TrainError::Setting {
+        place: format!("turn {model:?}"),
+        problem: "the model has no optimizer of its own: give each one with `ByModel`".to_owned(),
+    })
 }
 
 /// The terms of a loss as one sum that is to be divided by `count`, while each term has a count of

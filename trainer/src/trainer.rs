@@ -283,6 +283,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             step: self.step,
             epoch,
             loss: outcome.loss,
+            turn_losses: outcome.turn_losses,
             learning_rate,
             gradient_norm: outcome.gradient_norm,
             batch: batch.len(),
@@ -325,7 +326,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// The error with what a second look at the batch finds.
     fn explained(&mut self, mut error: NotFinite, batch: &BatchView<'_>) -> TrainError {
         let key = RandomKey::new(self.options.seed).step(error.step);
-        error.explain(&self.task, &self.device, key, batch, self.micro_batch);
+        error.explain(&mut self.task, &self.device, key, batch, self.micro_batch);
         Box::new(error).into()
     }
 

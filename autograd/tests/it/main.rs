@@ -20,4 +20,5 @@ mod reuse;
 mod rules;
 mod saved_bytes;
 mod segments;
+mod turns;
 mod values;

@@ -58,6 +58,10 @@ impl Stateful for Box<dyn Stateful> {
         (**self).swap_averages(parameters)
     }
 
+    fn of_model(&mut self, model: &str) -> Option<&mut dyn Stateful> {
+        (**self).of_model(model)
+    }
+
     fn boxed_clone(&self) -> Box<dyn Stateful> {
         (**self).boxed_clone()
     }

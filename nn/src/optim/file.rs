@@ -11,7 +11,7 @@ use safetensors::tensor::{Dtype, TensorView};
 
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
-use crate::optim::{OptimizerState, Stateful};
+use crate::optim::{OptimizerState, Pace, Stateful};
 use crate::safetensors::{Entry, dtype_of_file, serialized, write_file};
 
 /// Before a parameter's name, as in PyTorch's `state_dict` of an optimizer by name.
@@ -26,7 +26,7 @@ const LEARNING_RATE: &str = "learning_rate";
 ///
 /// Tensors are called `state.{parameter}.{state}`, with PyTorch's names for states, and
 /// `state.{parameter}.step`, as `torch.distributed.checkpoint.state_dict` flattens them. The
-/// metadata has the exact `steps` and `learning_rate`.
+/// metadata has the exact `steps` and `learning_rate`; of several models, `{model}.steps` too.
 ///
 /// # Errors
 /// `File`, `Format`, `Swapped`; a file that was there before is untouched.
@@ -46,22 +46,28 @@ pub fn state_to_safetensors(
     optimizer: &dyn Stateful,
     parameters: &mut dyn Parameters,
 ) -> Result<Vec<u8>> {
-    let OptimizerState { steps, learning_rate, tensors } = optimizer.state(parameters)?;
+    let state = optimizer.state(parameters)?;
     let mut entries = BTreeMap::new();
     parameters.visit(&mut |name, _| {
         let own = format!("{name}.");
-        if tensors.keys().any(|key| key.starts_with(&own)) {
+        if state.tensors.keys().any(|key| key.starts_with(&own)) {
+            let model = name.split('.').next().and_then(|model| state.models.get(model));
+            let steps = model.map_or(state.steps, |pace| pace.steps);
             let bytes = (steps as f32).to_le_bytes().to_vec();
             let step = Entry { dtype: Dtype::F32, dims: Vec::new(), bytes };
             entries.insert(format!("{PREFIX}{name}{STEP}"), step);
         }
     });
-    for (name, tensor) in &tensors {
+    for (name, tensor) in &state.tensors {
         entries.insert(format!("{PREFIX}{name}"), Entry::of(tensor)?);
     }
-    let metadata = [(STEPS, steps.to_string()), (LEARNING_RATE, learning_rate.to_string())];
-    let metadata = metadata.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    serialized(&entries, Some(metadata))
+    let models = state.models.iter().map(|(model, pace)| (format!("{model}."), *pace));
+    let paces = std::iter::once((String::new(), state.pace())).chain(models);
+    let metadata = paces.flat_map(|(model, Pace { steps, learning_rate })| {
+        [(STEPS, steps.to_string()), (LEARNING_RATE, learning_rate.to_string())]
+            .map(|(name, value)| (format!("{model}{name}"), value))
+    });
+    serialized(&entries, Some(metadata.collect()))
 }
 
 /// Reads the state of `optimizer` from `path`. In a file without metadata, such as one made from
@@ -81,9 +87,18 @@ pub fn load_state(
     let file = SafeTensors::deserialize(&bytes).map_err(format)?;
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(format)?;
     let present = optimizer.state(parameters)?;
-    let number = |name: &str| header.metadata().as_ref()?.get(name)?.parse::<f64>().ok();
-    let exact = header.metadata().as_ref().and_then(|all| all.get(STEPS)?.parse::<u64>().ok());
-    let learning_rate = number(LEARNING_RATE).unwrap_or(present.learning_rate);
+    let text = |name: &str| header.metadata().as_ref()?.get(name);
+    let steps_of = |model: &str| text(&format!("{model}{STEPS}"))?.parse::<u64>().ok();
+    let rate_of = |model: &str| text(&format!("{model}{LEARNING_RATE}"))?.parse::<f64>().ok();
+    let exact = steps_of("");
+    let learning_rate = rate_of("").unwrap_or(present.learning_rate);
+    // A model that the file says nothing of is missed by the optimizer.
+    let models = present.models.keys().filter_map(|model| {
+        let own = format!("{model}.");
+        let pace = Pace { steps: steps_of(&own)?, learning_rate: rate_of(&own)? };
+        Some((model.clone(), pace))
+    });
+    let models: BTreeMap<String, Pace> = models.collect();
 
     let mut device = None;
     parameters.visit(&mut |_, parameter| device = Some(parameter.value().device().clone()));
@@ -111,7 +126,7 @@ pub fn load_state(
         }
     }
     let steps = steps.unwrap_or(0);
-    let state = OptimizerState { steps, learning_rate, tensors };
+    let state = OptimizerState { steps, learning_rate, tensors, models };
     optimizer.set_state(parameters, state).map_err(|error| match error {
         NnError::State { name, problem } => {
             NnError::Weights { path: path.to_owned(), name: format!("{PREFIX}{name}"), problem }

@@ -6,6 +6,7 @@ mod adagrad;
 mod adam;
 mod average;
 mod boxed;
+mod by_model;
 mod clip;
 mod file;
 mod lamb;
@@ -32,6 +33,7 @@ pub use adafactor::{Adafactor, AdafactorOptions};
 pub use adagrad::{Adagrad, AdagradOptions};
 pub use adam::{Adam, AdamOptions, WeightDecay};
 pub use average::Averaged;
+pub use by_model::{ByModel, OneModel};
 pub use clip::{clip_norm, clip_value};
 pub use file::{load_state, save_state, state_to_safetensors};
 pub use lamb::{Lamb, LambOptions};
@@ -115,6 +117,11 @@ pub trait Stateful: Scheduled {
         Ok(false)
     }
 
+    /// The optimizer of one of several models, if this one is made of such: see [`ByModel`].
+    fn of_model(&mut self, _model: &str) -> Option<&mut dyn Stateful> {
+        None
+    }
+
     /// A clone behind a box, so that a `Box<dyn Stateful>` can be cloned.
     fn boxed_clone(&self) -> Box<dyn Stateful>;
 }
@@ -128,6 +135,24 @@ pub struct OptimizerState {
     pub learning_rate: f64,
     /// The state tensors by name.
     pub tensors: BTreeMap<String, Tensor>,
+    /// The updates and step sizes of several models that have each their own: see [`ByModel`].
+    pub models: BTreeMap<String, Pace>,
+}
+
+impl OptimizerState {
+    /// How far it is, and how fast it goes.
+    pub fn pace(&self) -> Pace {
+        Pace { steps: self.steps, learning_rate: self.learning_rate }
+    }
+}
+
+/// What an optimizer's state has beside tensors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pace {
+    /// Updates so far.
+    pub steps: u64,
+    /// The step size, before a schedule of the optimizer's own.
+    pub learning_rate: f64,
 }
 
 /// The memory of an optimizer beside parameters and gradients.

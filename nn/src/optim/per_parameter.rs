@@ -245,11 +245,12 @@ impl<R: UpdateRule> Stateful for PerParameter<R> {
                 tensors.insert(format!("{name}.{}", kind.name), state.clone());
             }
         });
-        Ok(OptimizerState { steps: self.steps, learning_rate: self.learning_rate, tensors })
+        let (steps, learning_rate, models) = (self.steps, self.learning_rate, BTreeMap::new());
+        Ok(OptimizerState { steps, learning_rate, tensors, models })
     }
 
     fn set_state(&mut self, parameters: &mut dyn Parameters, state: OptimizerState) -> Result<()> {
-        let OptimizerState { steps, learning_rate, mut tensors } = state;
+        let OptimizerState { steps, learning_rate, mut tensors, models } = state;
         let mut slots = Slots::default();
         let mut result = Ok(());
         parameters.visit(&mut |name, parameter| {
@@ -262,7 +263,7 @@ impl<R: UpdateRule> Stateful for PerParameter<R> {
             }
         });
         result?;
-        if let Some((name, _)) = tensors.pop_first() {
+        if let Some(name) = tensors.into_keys().chain(models.into_keys()).next() {
             return Err(NnError::State { name, problem: WeightsProblem::Unknown });
         }
         check_option("learning_rate", learning_rate, "0..", |x| x >= 0.0)?;

@@ -2,6 +2,7 @@
 
 mod average;
 mod buffers;
+mod by_model;
 mod chunked_head;
 mod common;
 mod dtypes;

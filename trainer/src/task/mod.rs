@@ -55,6 +55,16 @@ pub trait Task: CloneTask {
     /// Anything; out of memory is recovered from.
     fn score(&self, device: &Device, part: &BatchView<'_>) -> Result<Score>;
 
+    /// The models that are trained in turn within one step, such as `["discriminator",
+    /// "generator"]`, by what their parameters' names begin with. Each turn has a forward and a
+    /// backward pass, whose [`Pass::turn`] says which model is trained, and an update by the
+    /// model's own optimizer of [`ByModel`](lowtide_nn::optim::ByModel); later turns see it. All of
+    /// them are one transaction, with the same batch. Without any (the default) one loss trains
+    /// everything.
+    fn turns(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The counts of a loss of several terms, each of which is divided by its own count of the
     /// whole batch; then [`Task::losses`] gives as many. By default the one of [`Task::count`].
     ///
@@ -106,6 +116,10 @@ impl Task for Box<dyn Task> {
 
     fn score(&self, device: &Device, part: &BatchView<'_>) -> Result<Score> {
         (**self).score(device, part)
+    }
+
+    fn turns(&self) -> Vec<String> {
+        (**self).turns()
     }
 
     fn counts(&self, batch: &BatchView<'_>) -> Result<Vec<f64>> {

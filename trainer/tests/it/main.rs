@@ -29,3 +29,4 @@ mod simulated;
 mod split;
 mod tasks;
 mod timeline;
+mod turns;
