@@ -13,7 +13,13 @@ use crate::json::ledger_json;
 use crate::observer::{EvaluationReport, Flow, Observer, Recovery, StepReport, Training};
 use crate::score::Score;
 
+/// What the lines of `metrics.jsonl` say.
+#[cfg(feature = "command")]
+pub(crate) const METRICS_HELP: &str = include_str!("metrics.md");
+
 /// Writes `metrics.jsonl`, beside its place until the run ends.
+///
+#[doc = include_str!("metrics.md")]
 pub struct Metrics {
     path: PathBuf,
     partial: PathBuf,

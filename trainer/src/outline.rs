@@ -8,13 +8,16 @@ use crate::rehearsal::Act;
 
 /// What a run is: the data, how long, and what is evaluated when.
 ///
-/// ```no_run
-/// # fn loaders() -> [lowtide_data::Loader; 3] { unimplemented!() }
+/// ```
+/// use lowtide_data::{Digits, Loader, LoaderOptions, Sequential};
 /// use lowtide_trainer::{Every, Fit};
 ///
-/// let [train, valid, test] = loaders();
-/// let fit = Fit::new(&train).steps(10_000).evaluate("valid", &valid).evaluate("test", &test);
-/// let fit = fit.every(Every::Steps(500));
+/// let (train, test) = Digits::load()?.split();
+/// let options = LoaderOptions { batch_size: 64, ..Default::default() };
+/// let (train, test) =
+///     (Loader::new(train, options)?, Loader::with_sampler(test, Sequential, options)?);
+/// let fit = Fit::new(&train).steps(10_000).evaluate("test", &test).every(Every::Steps(500));
+/// # Ok::<(), lowtide_data::DataError>(())
 /// ```
 #[derive(Clone)]
 pub struct Fit<'a> {

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::checkpoint::saved_recipe;
 use crate::command::device::DeviceArgs;
@@ -59,7 +59,7 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Serves a recorded memory trace again by any policy within any capacity, and compares.
     Replay(replay::ReplayArgs),
-    /// Shows the help of a command, or every key of a recipe.
+    /// Shows the help of a command, or every key of a recipe or of the metrics.
     Help(recipes::HelpArgs),
 }
 
@@ -150,7 +150,9 @@ fn usage(error: &clap::Error) -> ExitCode {
         return printed.map_or_else(|error| failure::tell(&error, false), |()| ExitCode::SUCCESS);
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        complain("a command is missing: train, plan, eval, explain or replay (see lowtide --help)");
+        let cli = Cli::command();
+        let names: Vec<&str> = cli.get_subcommands().map(clap::Command::get_name).collect();
+        complain(&format!("a command is missing: {} (see lowtide --help)", names.join(", ")));
         return ExitCode::FAILURE;
     }
     let text = error.to_string();

@@ -8,6 +8,7 @@ use lowtide_tensor::{Device, SimSpec};
 use crate::command::{Cli, RecipeArgs, say};
 use crate::error::{Result, TrainError};
 use crate::human::format_bytes;
+use crate::metrics::METRICS_HELP;
 use crate::recipe::{SHIPPED, Shipped, help};
 use crate::task::Task;
 
@@ -63,7 +64,7 @@ pub(super) fn check(arguments: &CheckArgs) -> Result<()> {
 
 #[derive(Args)]
 pub(super) struct HelpArgs {
-    /// A command, or `recipe` for every key of a recipe.
+    /// A command, `recipe` for every key of a recipe, or `metrics` for those of `metrics.jsonl`.
     topic: Option<String>,
 }
 
@@ -71,6 +72,7 @@ pub(super) fn explain(arguments: &HelpArgs) -> Result<()> {
     let mut cli = Cli::command();
     let topic = match arguments.topic.as_deref() {
         Some("recipe") => return say(help().trim_end()),
+        Some("metrics") => return say(METRICS_HELP.trim_end()),
         Some(topic) => topic,
         None => return say(cli.render_help().to_string().trim_end()),
     };
@@ -78,7 +80,7 @@ pub(super) fn explain(arguments: &HelpArgs) -> Result<()> {
     cli.build();
     let command = cli.find_subcommand_mut(topic).ok_or_else(|| TrainError::Setting {
         place: topic.to_owned(),
-        problem: "is neither a command nor `recipe`".to_owned(),
+        problem: "is no command, and neither `recipe` nor `metrics`".to_owned(),
     })?;
     say(command.render_long_help().to_string().trim_end())
 }

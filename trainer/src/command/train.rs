@@ -17,7 +17,7 @@ use crate::error::{Result, TrainError};
 use crate::human::format_bytes;
 use crate::metrics::{Metrics, metric_values, partial_of};
 use crate::observer::{Observer, Training};
-use crate::observers::{CheckpointEvery, Checkpoints, Watched};
+use crate::observers::{CheckpointEvery, Checkpoints, TensorBoard, Watched};
 use crate::outline::Fit;
 use crate::plan::Plan;
 use crate::progress::Progress;
@@ -57,6 +57,9 @@ pub(super) struct TrainArgs {
     /// Writes the report to FILE too, every few seconds while the run goes on.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+    /// Writes every metric to an event file in FOLDER, for TensorBoard.
+    #[arg(long, value_name = "FOLDER")]
+    tensorboard: Option<PathBuf>,
     /// Shows no progress.
     #[arg(long)]
     quiet: bool,
@@ -168,14 +171,21 @@ impl Run<'_> {
         if self.metrics.is_some() {
             report.run_mut().curves = Curves::read(&partial_of(&files.metrics()))?;
         }
+        let mut events = arguments.tensorboard.as_deref().map(TensorBoard::create).transpose()?;
         let mut progress = (!arguments.quiet).then(Progress::new);
         if let Some(nth) = arguments.fault_at {
             device.allocator().inject_fault(Fault { nth, repeat: Repeat::Once });
         }
         let requests_before = device.allocator().request_count();
         let started = Instant::now();
-        let mut observers: [&mut dyn Observer; 5] =
-            [&mut progress, &mut metrics, &mut report, &mut checkpoints, &mut interrupt];
+        let mut observers: [&mut dyn Observer; 6] = [
+            &mut progress,
+            &mut metrics,
+            &mut events,
+            &mut report,
+            &mut checkpoints,
+            &mut interrupt,
+        ];
         let score = match rest {
             Some(rest) => trainer.run(rest, &mut observers)?,
             // All that is missing is the end.

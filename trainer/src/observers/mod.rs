@@ -4,11 +4,13 @@ mod checkpoints;
 mod early_stopping;
 mod plateau;
 mod readings;
+mod tensorboard;
 
 pub use checkpoints::{CheckpointEvery, Checkpoints, checkpoints_in};
 pub use early_stopping::EarlyStopping;
 pub use plateau::ReduceOnPlateau;
 pub use readings::Readings;
+pub use tensorboard::TensorBoard;
 
 use lowtide_nn::Better;
 

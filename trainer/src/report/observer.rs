@@ -27,7 +27,7 @@ const TIME_PARTS: u32 = 50;
 /// ```no_run
 /// # use lowtide_trainer::prelude::*;
 /// # use lowtide_trainer::report::{About, Report};
-/// # fn train<T: Task>(trainer: &mut Trainer<T, lowtide_nn::optim::Sgd>, train: &Loader,
+/// # fn train<T: Task + Clone>(trainer: &mut Trainer<T, lowtide_nn::optim::Sgd>, train: &Loader,
 /// #     test: &Loader, device: &Device) -> lowtide_trainer::Result<()> {
 /// let about = About::of_this_process("Digits");
 /// let mut report = Report::new("report.html", about, device);

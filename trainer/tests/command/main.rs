@@ -18,5 +18,6 @@ mod readme;
 mod recipes;
 mod replay;
 mod resume;
+mod tensorboard;
 mod trace_files;
 mod train;

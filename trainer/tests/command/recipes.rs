@@ -96,6 +96,18 @@ fn help_knows_commands_and_every_key_of_a_recipe() {
     assert!(place.run("help").check_done().contains("compare"));
     assert!(place.run("help train").check_done().contains("--resume"));
     place.run("help nothing").check_refused(1, &["nothing"]);
+
+    let help = place.run("help metrics").check_done();
+    place.train("digits --epochs 1 --set model.channels=4 --fault-at 40", "run");
+    let metrics = fs::read_to_string(place.path("run/metrics.jsonl")).expect("metrics");
+    for line in metrics.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        for key in line.as_object().expect("an object").keys() {
+            let of_set = format!("`{}_", key.split('_').next().unwrap_or_default());
+            let is_named = help.contains(&format!("`{key}`"));
+            assert!(is_named || of_set == "`test_", "no word on {key}");
+        }
+    }
 }
 
 #[test]
