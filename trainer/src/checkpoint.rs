@@ -216,7 +216,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             return Err(error.into());
         }
         self.scaler = scaler;
-        (self.step, self.epoch, self.in_epoch) = (content.step, content.epoch, content.in_epoch);
+        self.step = content.step;
+        (self.epoch, self.in_epoch) = place_of(&content);
         (self.skipped_in_a_row, self.retried_steps) =
             (content.skipped_in_a_row, content.retried_steps);
         // The optimizer's state may be there now where the plan began without one.
@@ -232,6 +233,17 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
 pub fn saved_recipe(checkpoint: &Path) -> Result<(Option<String>, u64)> {
     let content = read_header(&checkpoint.join(HEADER))?;
     Ok((content.recipe, content.step))
+}
+
+/// Epochs finished, and the place in the next one. Early versions took the end of an epoch for a
+/// place in it.
+fn place_of(content: &Content) -> (u64, Option<LoaderState>) {
+    match content.in_epoch {
+        Some(state) if state.batch >= state.sample_count.div_ceil(state.batch_size.max(1)) => {
+            (content.epoch + 1, None)
+        }
+        in_epoch => (content.epoch, in_epoch),
+    }
 }
 
 /// The folder that a checkpoint is made in.

@@ -62,6 +62,11 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let in_epoch = |state| fit.train.resume(state).ok();
         let mut rest = self.in_epoch.take().and_then(in_epoch);
         let end = End::of(fit, self.position_of(rest.as_ref()));
+        let batches = fit.train.batches_per_epoch();
+        if rest.as_ref().is_some_and(|rest| rest.state().batch == batches) {
+            // It was left behind its last batch: by a loader that dropped none, for instance.
+            (self.epoch, rest) = (self.epoch + 1, None);
+        }
         self.in_epoch = rest.as_ref().map(Epoch::state);
         let sets = fit.sets.iter().map(|(name, _)| name.clone()).collect();
         let start = RunStart {
@@ -78,7 +83,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             for batch in rest.take().unwrap_or_else(|| fit.train.epoch(self.epoch)) {
                 let batch = batch?;
                 let mut report = self.train_step(&batch, number, observers)?;
-                let ends_epoch = batch.index() + 1 == fit.train.batches_per_epoch();
+                let ends_epoch = batch.index() + 1 == batches;
                 self.in_epoch = (!ends_epoch).then(|| batch.state_after());
                 self.epoch += u64::from(ends_epoch);
                 let is_due = match fit.every {
@@ -104,6 +109,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
                     break 'run;
                 }
             }
+        }
+        if self.step == start.steps_before {
+            let report = self.evaluate_sets(fit, self.epoch, true)?;
+            score = report.scores.first().map_or_else(Score::default, |(_, s)| s.clone());
         }
         observers.iter_mut().try_for_each(|observer| observer.on_end(&mut *self))?;
         Ok(score)

@@ -6,7 +6,7 @@ use std::path::Path;
 use lowtide_amp::{LossScaler, LossScalerOptions};
 use lowtide_nn::optim::Stateful;
 use lowtide_trainer::{
-    Flow, Observer, Options, Result, StepReport, Task, TrainError, Trainer, Training,
+    Flow, Observer, Options, Position, Result, StepReport, Task, TrainError, Trainer, Training,
 };
 
 use crate::buffers::{self, Middle};
@@ -109,6 +109,55 @@ fn check_refused(run: &Run, path: &Path, what: &str) -> String {
     assert_eq!(trainer.state_hash().expect("cpu"), hash, "{what}");
     assert_eq!(trainer.position(), position, "{what}");
     error.to_string()
+}
+
+#[test]
+fn place_at_the_end_of_an_epoch_goes_on_with_the_next_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = run();
+    let (train, test) = run.loaders();
+    let whole = run.fit(None).state_hash;
+    // Early versions left it to the next run to count an epoch that had ended.
+    let path = folder.path().join("early");
+    let mut first = run.trainer(&run.device(None));
+    first.fit(&train, &test, 2, &mut [&mut StopAfter(3)]).expect("fits");
+    first.save(&path).expect("room");
+    let place = r#"{"epoch":0,"batch":3,"seed":7,"batch_size":16,"sample_count":40}"#;
+    rewrite_header(
+        &path,
+        &[(r#""epoch":1,"in_epoch":null"#, &format!(r#""epoch":0,"in_epoch":{place}"#))],
+    );
+    let mut second = run.trainer(&run.device(None));
+    second.load(&path).expect("whole");
+    assert_eq!(second.position(), Position { step: 3, epoch: 1, batch: 0 });
+    second.fit(&train, &test, 1, &mut []).expect("fits");
+    assert_eq!(second.position(), Position { step: 6, epoch: 2, batch: 0 });
+    assert_eq!(second.state_hash().expect("cpu"), whole);
+
+    // A loader that drops the last batch has none after the second one.
+    let (shorter, _) = Run { drop_last: true, ..run }.loaders();
+    for (epochs, step) in [(1, 2), (2, 4)] {
+        let mut trainer = run.trainer(&run.device(None));
+        trainer.fit(&train, &test, 2, &mut [&mut StopAfter(2)]).expect("fits");
+        let score = trainer.fit(&shorter, &test, epochs, &mut []).expect("fits");
+        assert_eq!(trainer.position(), Position { step, epoch: epochs, batch: 0 });
+        assert_eq!(score, trainer.evaluate(&test).expect("fits"));
+    }
+}
+
+/// Replaces parts of a checkpoint's header, which stays one with the right checksum.
+fn rewrite_header(checkpoint: &Path, changes: &[(&str, &str)]) {
+    let path = checkpoint.join(FILES[0]);
+    let text = fs::read_to_string(&path).expect("there");
+    let (_, content) = text.split_once(r#""content":"#).expect("a header");
+    let mut content = content.strip_suffix('}').expect("an object").to_owned();
+    for (from, to) in changes {
+        assert!(content.contains(from), "no {from} in {content}");
+        content = content.replace(from, to);
+    }
+    let checksum = xxhash_rust::xxh3::xxh3_64(content.as_bytes());
+    let text = format!(r#"{{"checksum":"{checksum:016x}","content":{content}}}"#);
+    fs::write(path, text).expect("writable");
 }
 
 #[test]
