@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use lowtide_amp::{LossScaler, LossScalerState};
 use lowtide_data::LoaderState;
 use lowtide_nn::optim::{Stateful, load_state, state_to_safetensors};
-use lowtide_nn::to_safetensors;
+use lowtide_nn::{Parameters, to_safetensors};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -110,6 +110,16 @@ impl Snapshot {
     }
 }
 
+/// Bytes of a model's tensors, and room for their names in a file.
+pub(crate) fn model_bytes(model: &mut dyn Parameters) -> [usize; 2] {
+    const NAME_BYTES: usize = 512;
+    let (mut bytes, mut tensors) = (0, 0);
+    model.visit_tensors(&mut |_, tensor| {
+        (bytes, tensors) = (bytes + tensor.size_bytes(), tensors + 1);
+    });
+    [bytes, tensors * NAME_BYTES]
+}
+
 /// What a file has to be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -167,13 +177,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Bytes that a snapshot takes when the optimizer has its state: the tensors, and room for
     /// their names.
     pub(crate) fn snapshot_bytes(&mut self) -> usize {
-        const NAME_BYTES: usize = 512;
-        let (mut bytes, mut tensors) = (0, 0);
-        self.task.parameters().visit_tensors(&mut |_, tensor| {
-            (bytes, tensors) = (bytes + tensor.size_bytes(), tensors + 1);
-        });
-        let memory = self.optimizer.memory(self.task.parameters());
-        bytes + memory.state_bytes + tensors * NAME_BYTES
+        let [tensor_bytes, name_bytes] = model_bytes(self.task.parameters());
+        tensor_bytes + name_bytes + self.optimizer.memory(self.task.parameters()).state_bytes
     }
 
     /// Goes back, or on, to a checkpoint: model, optimizer, loss scaler, counters and the place in

@@ -170,6 +170,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Training for Trainer<T, O> {
     fn snapshot(&mut self) -> Result<Snapshot> {
         Trainer::snapshot(self)
     }
+
+    fn snapshot_bytes(&mut self) -> usize {
+        Trainer::snapshot_bytes(self)
+    }
 }
 
 /// Where a run ends.

@@ -25,6 +25,7 @@ pub mod recipe;
 mod recovery;
 mod rehearsal;
 pub mod report;
+mod reserve;
 mod run_dir;
 mod run_lock;
 mod score;

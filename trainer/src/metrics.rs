@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -17,13 +17,18 @@ use crate::score::Score;
 #[cfg(feature = "command")]
 pub(crate) const METRICS_HELP: &str = include_str!("metrics.md");
 
-/// Writes `metrics.jsonl`, beside its place until the run ends.
+/// Writes `metrics.jsonl`, beside its place until the run ends. Lines that cannot be written, as on
+/// a full disk, are lost; that is told on standard error once, and the run goes on.
 ///
 #[doc = include_str!("metrics.md")]
 pub struct Metrics {
     path: PathBuf,
     partial: PathBuf,
-    file: BufWriter<File>,
+    file: File,
+    /// Bytes of whole lines.
+    len_bytes: u64,
+    /// Whether the last line was lost.
+    is_losing: bool,
 }
 
 /// The line of a step.
@@ -93,7 +98,7 @@ impl Metrics {
         let (path, partial) = (path.to_owned(), partial_of(path));
         let file = File::create(&partial);
         let file = file.map_err(|source| TrainError::File { path: path.clone(), source })?;
-        Ok(Metrics { path, partial, file: BufWriter::new(file) })
+        Ok(Metrics { path, partial, file, len_bytes: 0, is_losing: false })
     }
 
     /// A file that goes on after the lines of up to `step` steps of another, `before`, which may be
@@ -121,25 +126,32 @@ impl Metrics {
                 line.ends_with('\n') && step_of(line).is_some_and(|line_step| line_step <= step)
             };
             let kept: usize = text.split_inclusive('\n').take_while(is_kept).map(str::len).sum();
-            file.set_len(kept as u64)?;
-            file.seek(SeekFrom::Start(kept as u64))?;
-            Ok(file)
+            cut(&mut file, kept as u64)?;
+            Ok((file, kept as u64))
         };
-        let file = open().map_err(|source| TrainError::File { path: path.clone(), source })?;
-        Ok(Metrics { path, partial, file: BufWriter::new(file) })
+        let (file, len_bytes) =
+            open().map_err(|source| TrainError::File { path: path.clone(), source })?;
+        Ok(Metrics { path, partial, file, len_bytes, is_losing: false })
     }
 
-    fn write(&mut self, line: &impl Serialize) -> Result<()> {
-        let written = serde_json::to_writer(&mut self.file, line)
-            .map_err(std::io::Error::from)
-            .and_then(|()| self.file.write_all(b"\n"))
-            // A run that is killed has told everything up to its last step.
-            .and_then(|()| self.file.flush());
-        self.check(written)
-    }
-
-    fn check(&self, result: std::io::Result<()>) -> Result<()> {
-        result.map_err(|source| TrainError::File { path: self.path.clone(), source })
+    /// Writes a line, all of it or nothing. A run that is killed has told everything up to its last
+    /// step.
+    fn write(&mut self, step: u64, line: &impl Serialize) {
+        let mut text = serde_json::to_vec(line).expect("plain values");
+        text.push(b'\n');
+        let written = self.file.write_all(&text);
+        if written.is_ok() {
+            self.len_bytes += text.len() as u64;
+        } else {
+            // Where even this fails, the half line is one that readers leave out.
+            drop(cut(&mut self.file, self.len_bytes));
+        }
+        let was_losing = std::mem::replace(&mut self.is_losing, written.is_err());
+        if let (Err(error), false) = (written, was_losing) {
+            let place = self.path.display();
+            let line = format!("note: {place}: from step {step} on, lines are lost: {error}");
+            drop(writeln!(io::stderr(), "{line}"));
+        }
     }
 }
 
@@ -186,17 +198,23 @@ pub(crate) fn recovery_name(recovery: Recovery) -> String {
 
 impl Observer for Metrics {
     fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
-        self.write(&StepLine::new(report))?;
+        self.write(report.step, &StepLine::new(report));
         Ok(Flow::Continue)
     }
 
     fn on_evaluation(&mut self, report: &EvaluationReport, _: &mut dyn Training) -> Result<Flow> {
-        self.write(&EvaluationLine::new(report))?;
+        self.write(report.step, &EvaluationLine::new(report));
         Ok(Flow::Continue)
     }
 
     fn on_end(&mut self, _: &mut dyn Training) -> Result<()> {
-        let done = self.file.flush().and_then(|()| fs::rename(&self.partial, &self.path));
-        self.check(done)
+        fs::rename(&self.partial, &self.path)
+            .map_err(|source| TrainError::File { path: self.path.clone(), source })
     }
+}
+
+/// Ends a file after so many bytes, where the next ones go.
+fn cut(file: &mut File, len_bytes: u64) -> io::Result<()> {
+    file.set_len(len_bytes)?;
+    file.seek(SeekFrom::Start(len_bytes)).map(drop)
 }

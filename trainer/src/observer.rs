@@ -145,6 +145,9 @@ pub trait Training {
     /// # Errors
     /// Those of [`Trainer::snapshot`](crate::Trainer::snapshot).
     fn snapshot(&mut self) -> Result<Snapshot>;
+
+    /// Bytes that a snapshot takes at most, once the optimizer has its state.
+    fn snapshot_bytes(&mut self) -> usize;
 }
 
 /// Someone who is told, and may act between two steps. Every method may be left out. Memory of the

@@ -185,6 +185,8 @@ impl RunDir {
         let partial = RunDir(partial.to_owned());
         // On disk before the name that says so.
         partial.files().iter().try_for_each(|file| sync(file))?;
+        // Also of a run that wrote none: they take the place of an earlier run's.
+        RunDir::create(&partial.checkpoints())?;
         sync(partial.path())?;
         let complete = self.complete();
         rename(partial.path(), &complete)
@@ -212,17 +214,20 @@ impl RunDir {
         if complete.summary().exists() {
             unless_gone(fs::remove_file(self.summary())).map_err(file(&self.summary()))?;
         }
-        if complete.summary().exists() {
+        let (from, to) = (complete.checkpoints(), self.checkpoints());
+        if from.is_dir() {
             // Those of the earlier run say nothing of this one.
-            let (from, to) = (complete.checkpoints(), self.checkpoints());
             unless_gone(fs::remove_dir_all(&to)).map_err(file(&to))?;
-            unless_gone(fs::rename(from, &to)).map_err(file(&to))?;
+            unless_gone(rename(&from, &to)).map_err(file(&to))?;
         }
         for (from, to) in complete.files().iter().zip(self.files()) {
             unless_gone(rename(from, &to)).map_err(file(&to))?;
         }
+        // Fails, as it should, if there are checkpoints.
+        drop(fs::remove_dir(&to));
         sync(self.path())?;
-        unless_gone(fs::remove_dir(complete.path())).map_err(file(complete.path()))
+        // With what a process that was killed has left beside them.
+        unless_gone(fs::remove_dir_all(complete.path())).map_err(file(complete.path()))
     }
 
     /// Writes `text` to `path`, beside it first.
@@ -254,14 +259,19 @@ mod tests {
 
     /// A folder with the files of a run, each with `word` in it.
     fn write_run(folder: &RunDir, word: &str) {
-        for file in folder.files() {
+        for file in folder.files().iter().chain([&checkpoint_of(folder)]) {
+            fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
             fs::write(file, word).expect("a folder");
         }
     }
 
+    fn checkpoint_of(folder: &RunDir) -> PathBuf {
+        folder.checkpoints().join("checkpoint")
+    }
+
     fn read_run(folder: &RunDir) -> Vec<String> {
         let read = |file| fs::read_to_string(file).unwrap_or_else(|error| error.to_string());
-        folder.files().into_iter().map(read).collect()
+        folder.files().into_iter().chain([checkpoint_of(folder)]).map(read).collect()
     }
 
     /// A run in place of an earlier one, cut off before the `nth` rename of its publication.
@@ -271,6 +281,8 @@ mod tests {
         write_run(&run_dir, "earlier");
         let partial = RunDir::create(&folder.path().join(".partial")).expect("a folder");
         write_run(&partial, "new");
+        // As a process leaves it that was killed before it was resumed.
+        fs::write(partial.path().join(".lowtide-1"), "half").expect("a folder");
         let mut renames = 0;
         let published = run_dir.publish_by(partial.path(), &mut |from, to| {
             renames += 1;
@@ -283,7 +295,7 @@ mod tests {
     #[test]
     fn publication_cut_off_at_any_rename_leaves_the_earlier_run_or_the_new_one() {
         let (.., renames) = publish_up_to(usize::MAX);
-        assert_eq!(renames, 6);
+        assert_eq!(renames, 7);
         for nth in 0..=renames {
             let (_folder, run_dir, _) = publish_up_to(nth);
             let has_summary = run_dir.summary().exists();
@@ -291,7 +303,7 @@ mod tests {
             let opened = RunDir::open(run_dir.path()).expect("it ends the publication");
             let files = read_run(&opened);
             let expected = if nth == 0 { "earlier" } else { "new" };
-            assert_eq!(files, [expected; 5], "rename {nth}");
+            assert_eq!(files, [expected; 6], "rename {nth}");
             // A reader who does not know of publications sees no summary unless all is there.
             assert!(!has_summary || before == files, "rename {nth}: {before:?}");
             let again = RunDir::open(run_dir.path()).expect("nothing is left to do");

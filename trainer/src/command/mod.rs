@@ -13,6 +13,7 @@ mod recipes;
 mod recording;
 mod replay;
 mod runs;
+mod saving;
 mod staging;
 mod train;
 

@@ -18,6 +18,8 @@ pub(super) struct Staging {
     partial: RunDir,
     /// Whether the run's folder was not there before.
     is_new: bool,
+    /// Whether it goes on with the run that was there.
+    is_resumed: bool,
     /// Until the folder itself is removed.
     lock: Option<RunLock>,
 }
@@ -48,7 +50,8 @@ impl Staging {
                 ),
             });
         }
-        staging.make_room()?;
+        remove_folder(staging.partial.path())?;
+        RunDir::create(staging.partial.path())?;
         Ok(staging)
     }
 
@@ -61,7 +64,8 @@ impl Staging {
         match out {
             Some(out) if out != run_dir => Staging::new(Some(out), ""),
             _ => {
-                let staging = Staging::lock(RunDir::create(run_dir)?, false)?;
+                let mut staging = Staging::lock(RunDir::create(run_dir)?, false)?;
+                staging.is_resumed = true;
                 RunDir::create(staging.partial.path())?;
                 Ok(staging)
             }
@@ -76,7 +80,7 @@ impl Staging {
             return Err(TrainError::File { path, source: ErrorKind::IsADirectory.into() });
         }
         let partial = run_dir.partial();
-        Ok(Staging { partial, run_dir, is_new, lock: Some(lock) })
+        Ok(Staging { partial, run_dir, is_new, is_resumed: false, lock: Some(lock) })
     }
 
     /// Where the files are to be written.
@@ -84,25 +88,24 @@ impl Staging {
         &self.partial
     }
 
-    /// Removes every file that has been written so far.
-    ///
-    /// # Errors
-    /// `File`.
-    pub(super) fn make_room(&self) -> Result<()> {
-        remove_folder(self.partial.path())?;
-        RunDir::create(self.partial.path()).map(drop)
-    }
-
     /// Keeps the files of a run that failed, in the folder `unfinished` in the run's own, in place
-    /// of those of an earlier failure; that folder.
+    /// of those of an earlier failure; that folder. Checkpoints of the same run stay until there
+    /// are later ones.
     ///
     /// # Errors
     /// `File`.
     pub(super) fn keep_unfinished(self) -> Result<RunDir> {
         let path = self.run_dir.unfinished();
+        let moved = |from: &Path, to: &Path| {
+            fs::rename(from, to).map_err(|source| TrainError::File { path: to.to_owned(), source })
+        };
+        let (earlier, checkpoints) = (path.checkpoints(), self.partial.checkpoints());
+        if self.is_resumed && earlier.is_dir() && checkpoints_in(&checkpoints)?.is_empty() {
+            remove_folder(&checkpoints)?;
+            moved(&earlier, &checkpoints)?;
+        }
         remove_folder(path.path())?;
-        fs::rename(self.partial.path(), path.path())
-            .map_err(|source| TrainError::File { path: path.path().to_owned(), source })?;
+        moved(self.partial.path(), path.path())?;
         RunDir::open(path.path())
     }
 
@@ -112,6 +115,10 @@ impl Staging {
     /// `File`; the earlier run is whole then, or this one is: see [`RunDir::publish`].
     pub(super) fn publish(&self) -> Result<RunDir> {
         self.run_dir.publish(self.partial.path())?;
+        if self.is_resumed {
+            // What it went on from, perhaps; its own checkpoints are later ones.
+            drop(fs::remove_dir_all(self.run_dir.unfinished().path()));
+        }
         Ok(self.run_dir.clone())
     }
 }

@@ -1,6 +1,5 @@
 //! `lowtide train`.
 
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Instant;
@@ -11,6 +10,7 @@ use lowtide_data::Loader;
 
 use crate::command::interrupt::Interrupt;
 use crate::command::recording::{Output, Target};
+use crate::command::saving::{LastFiles, rescue, unless_full};
 use crate::command::staging::{Origin, Staging};
 use crate::command::{DeviceArgs, RecipeArgs, parse_count, plan, say};
 use crate::error::{Result, TrainError};
@@ -24,7 +24,6 @@ use crate::progress::Progress;
 use crate::recipe::{Recipe, RecipeTrainer};
 use crate::report::{About, Curves, Report};
 use crate::run_dir::{RunDir, Summary};
-use crate::task::Task;
 use crate::trainer::Position;
 
 #[derive(Args)]
@@ -162,8 +161,8 @@ impl Run<'_> {
         if every.is_some() {
             checkpoints = checkpoints.keep_best(Watched::new("test", "loss"));
         }
-        // Shows before the first step that there is room for what the last one leaves.
-        lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?;
+        // Before the first step there is room for what the last one leaves.
+        let mut last_files = LastFiles::new(files, trainer)?;
 
         let about = About::of_this_process(&recipe.title()).with_recipe(text);
         let page = arguments.report.clone().unwrap_or_else(|| files.report());
@@ -195,12 +194,13 @@ impl Run<'_> {
             }
         };
         if every.is_some() || interrupt.came() {
-            checkpoints.write_now(trainer)?;
+            let written = checkpoints.write_now(trainer);
+            unless_full("there is no checkpoint of the last step", written)?;
         }
         let seconds = started.elapsed().as_secs_f64();
         let values = metric_values(&[("test".to_owned(), score)]);
         let allocations = device.allocator().request_count() - requests_before;
-        lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?;
+        last_files.save_model(trainer)?;
 
         let statistics = device.allocator().statistics();
         let summary = Summary {
@@ -224,12 +224,14 @@ impl Run<'_> {
         };
         let computer = arguments.device.describe(&device);
         report.run_mut().facts = facts(recipe, &summary, &computer);
-        report.write()?;
+        report.write_if_room()?;
         if arguments.report.is_some() {
-            RunDir::write(&files.report(), &report.run().to_html())?;
+            let written = RunDir::write(&files.report(), &report.run().to_html());
+            unless_full("there is no report beside the model", written)?;
         }
+        last_files.have_report()?;
         let json = serde_json::to_string_pretty(&summary).expect("a summary has only plain values");
-        RunDir::write(&files.summary(), &(json + "\n"))?;
+        last_files.write(|| RunDir::write(&files.summary(), &format!("{json}\n")))?;
         Ok(summary)
     }
 }
@@ -263,16 +265,16 @@ fn rest_of<'a>(
 
 /// The error of a checkpoint that cannot be gone on with, and what can.
 fn offer(origin: &Origin, error: TrainError) -> TrainError {
-    match (error, &origin.before) {
-        (TrainError::Checkpoint { path, problem }, Some(before)) => TrainError::Checkpoint {
-            path,
-            problem: format!(
-                "{problem}; `lowtide train --resume {}` goes on after the one before",
-                before.display()
-            ),
-        },
-        (error, _) => error,
-    }
+    let Some(before) = &origin.before else { return error };
+    let (path, problem) = match error {
+        TrainError::Checkpoint { path, problem } => (path, problem),
+        TrainError::File { path, source } => (path, source.to_string()),
+        error => return error,
+    };
+    let before = before.display();
+    let problem =
+        format!("{problem}; `lowtide train --resume {before}` goes on after the one before");
+    TrainError::Checkpoint { path, problem }
 }
 
 /// The summary in one line, with the folder of the run.
@@ -280,29 +282,6 @@ fn summary_json(summary: &Summary, run_dir: &RunDir) -> String {
     let mut json = serde_json::to_value(summary).expect("a summary has only plain values");
     json["run_dir"] = run_dir.path().display().to_string().into();
     json.to_string()
-}
-
-/// Saves what the committed steps of a failed run have learned, if it is whole. The run's error is
-/// the one to report, so one in here only means that nothing is kept.
-fn rescue(trainer: &mut RecipeTrainer, recipe: &Recipe, staging: Staging) {
-    let steps = trainer.steps();
-    if steps == 0 || trainer.is_torn() {
-        return;
-    }
-    let files = staging.partial();
-    let mut save = || -> Result<()> {
-        RunDir::write(&files.recipe(), &recipe.to_toml())?;
-        Ok(lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?)
-    };
-    // On a full disk the model needs the room of everything else.
-    if save().is_err() && (staging.make_room().is_err() || save().is_err()) {
-        return;
-    }
-    if let Ok(kept) = staging.keep_unfinished() {
-        let place = kept.path().display();
-        let line = format!("lowtide: the model after step {steps} is kept in {place}");
-        drop(writeln!(io::stderr(), "{line}"));
-    }
 }
 
 /// The run in plain words.

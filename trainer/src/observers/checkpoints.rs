@@ -12,9 +12,10 @@ use lowtide_tensor::DeviceKind;
 use serde::{Deserialize, Serialize};
 
 use super::Watched;
-use crate::checkpoint::Snapshot;
+use crate::checkpoint::{Snapshot, model_bytes};
 use crate::error::{Result, TrainError};
 use crate::observer::{EvaluationReport, Flow, Observer, RunStart, StepReport, Training};
+use crate::reserve::Reserve;
 use crate::run_dir::RunDir;
 
 /// Before the number of steps, in the name of a checkpoint's folder.
@@ -22,6 +23,9 @@ const NAME_MARK: &str = "step-";
 
 /// The file that says which one is the best: its cost, and its number of steps.
 const BEST: &str = "best.txt";
+
+/// Bytes of a header, beside the recipe in it.
+const HEADER_BYTES: usize = 4096;
 
 /// How often a checkpoint is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,6 +86,9 @@ impl From<CheckpointEvery> for String {
 
 /// Writes checkpoints into a folder, as `step-00000120`; keeps the last few, and the best one. One
 /// that cannot be written is told on standard error, and the run goes on.
+///
+/// Room for one is set aside when a run begins. On a full disk it is for the first one, so that
+/// there is one, or for [`Checkpoints::write_now`], which comes last.
 pub struct Checkpoints {
     folder: PathBuf,
     every: CheckpointEvery,
@@ -97,8 +104,14 @@ pub struct Checkpoints {
     /// Whether one is to be written after the evaluation of this step.
     is_due: bool,
     /// What is being written: its path, and the thread.
-    writing: Option<(PathBuf, JoinHandle<Result<()>>)>,
+    writing: Option<(PathBuf, JoinHandle<Written>)>,
+    /// Sizes of the files of one, at most.
+    sizes_bytes: Vec<usize>,
+    reserve: Option<Reserve>,
 }
+
+/// Whether a checkpoint was written, and what is left of the reserve that it could take.
+type Written = (Result<()>, Option<Reserve>);
 
 impl Checkpoints {
     /// Checkpoints in `folder`, which is made when the first one is written; the last two are kept.
@@ -116,6 +129,8 @@ impl Checkpoints {
             in_background: false,
             is_due: false,
             writing: None,
+            sizes_bytes: Vec::new(),
+            reserve: None,
         }
     }
 
@@ -148,10 +163,15 @@ impl Checkpoints {
         self.wait();
         let path = self.path_of(training.position().step);
         if !path.exists() {
-            self.snapshot(training)?.write(&path)?;
+            let snapshot = self.snapshot(training)?;
+            Reserve::spend(&mut self.reserve, || snapshot.write(&path))?;
             self.keep(path);
         }
         Ok(())
+    }
+
+    fn set_aside(&self) -> Result<Reserve> {
+        Reserve::take(&self.folder.join(".reserve"), &self.sizes_bytes, "the last checkpoint")
     }
 
     fn snapshot(&self, training: &mut dyn Training) -> Result<Snapshot> {
@@ -184,15 +204,21 @@ impl Checkpoints {
         if path.exists() {
             return;
         }
-        let (place, in_background) = (path.clone(), self.in_background);
-        let begun = self.snapshot(training).and_then(|snapshot| match in_background {
-            true => Ok(Some(thread::spawn(move || snapshot.write(&place)))),
-            false => snapshot.write(&place).map(|()| None),
-        });
-        match begun {
-            Ok(Some(thread)) => self.writing = Some((path, thread)),
-            Ok(None) => self.keep(path),
-            Err(error) => tell(&path, &error),
+        let snapshot = match self.snapshot(training) {
+            Ok(snapshot) => snapshot,
+            Err(error) => return tell(&path, &error),
+        };
+        // With one there, the reserve is for the last one.
+        let mut reserve = if self.last.is_empty() { self.reserve.take() } else { None };
+        let place = path.clone();
+        let write = move || {
+            let written = Reserve::spend(&mut reserve, || snapshot.write(&place));
+            (written, reserve)
+        };
+        if self.in_background {
+            self.writing = Some((path, thread::spawn(write)));
+        } else {
+            self.conclude(path, write());
         }
     }
 
@@ -200,9 +226,20 @@ impl Checkpoints {
     fn wait(&mut self) {
         let Some((path, thread)) = self.writing.take() else { return };
         match thread.join() {
-            Ok(Ok(())) => self.keep(path),
-            Ok(Err(error)) => tell(&path, &error),
+            Ok(written) => self.conclude(path, written),
             Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+
+    fn conclude(&mut self, path: PathBuf, (written, reserve): Written) {
+        self.reserve = self.reserve.take().or(reserve);
+        match written {
+            Ok(()) => self.keep(path),
+            Err(error) => tell(&path, &error),
+        }
+        // One that was spent is set aside again as soon as there is room.
+        if self.reserve.is_none() && !self.sizes_bytes.is_empty() {
+            self.reserve = self.set_aside().ok();
         }
     }
 
@@ -257,6 +294,13 @@ impl Observer for Checkpoints {
             (self.best_cost, self.best_path) = (cost, Some(path));
         }
         self.last = checkpoints_in(&self.folder)?.into_iter().rev().map(|(_, path)| path).collect();
+        let [tensor_bytes, name_bytes] = model_bytes(training.parameters());
+        // An optimizer keeps up to four tensors under the name of each.
+        let state_bytes = training.snapshot_bytes() - tensor_bytes + name_bytes;
+        // As a string in JSON.
+        let header_bytes = HEADER_BYTES + 2 * self.recipe.as_ref().map_or(0, String::len);
+        self.sizes_bytes = vec![tensor_bytes + name_bytes, state_bytes, header_bytes];
+        self.reserve = Some(self.set_aside()?);
         Ok(())
     }
 
@@ -294,11 +338,13 @@ impl Observer for Checkpoints {
             if !path.is_dir() {
                 return Ok(Flow::Continue);
             }
-            self.best_cost = cost;
             let line = format!("{cost:?} {}\n", training.position().step);
             if let Err(error) = RunDir::write(&self.folder.join(BEST), &line) {
+                // The file says so of the one before, which stays.
                 tell(&path, &error);
+                return Ok(Flow::Continue);
             }
+            self.best_cost = cost;
             if let Some(before) = self.best_path.replace(path).filter(|p| !self.last.contains(p)) {
                 drop(fs::remove_dir_all(before));
             }

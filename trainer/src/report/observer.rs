@@ -1,5 +1,6 @@
 //! The observer that writes the page.
 
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -45,6 +46,7 @@ pub struct Report {
     seconds_before: f64,
     /// When the page may be written again.
     due: Instant,
+    is_room_told: bool,
 }
 
 impl Report {
@@ -59,6 +61,7 @@ impl Report {
             started: now,
             seconds_before: 0.0,
             due: now,
+            is_room_told: false,
         }
     }
 
@@ -79,6 +82,23 @@ impl Report {
     /// `File`; what was there is untouched.
     pub fn write(&self) -> Result<()> {
         RunDir::write(&self.path, &self.run.to_html())
+    }
+
+    /// [`Report::write`]; on a full disk the page stays as it was, which is told once.
+    ///
+    /// # Errors
+    /// `File` for any other reason.
+    pub(crate) fn write_if_room(&mut self) -> Result<()> {
+        match self.write() {
+            Err(error) if error.lacks_room() => {
+                if !std::mem::replace(&mut self.is_room_told, true) {
+                    let line = format!("note: the report is not up to date: {error}");
+                    drop(writeln!(io::stderr(), "{line}"));
+                }
+                Ok(())
+            }
+            written => written,
+        }
     }
 
     fn add(&mut self, line: &impl Serialize) {
@@ -151,10 +171,10 @@ impl Observer for Report {
     }
 
     /// # Errors
-    /// `File` if the page cannot be written.
+    /// `File` if the page cannot be written, unless the disk is full, which is only told.
     fn on_end(&mut self, _: &mut dyn Training) -> Result<()> {
         self.update(Status::Finished);
-        self.write()
+        self.write_if_room()
     }
 }
 

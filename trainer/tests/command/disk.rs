@@ -4,7 +4,8 @@
 
 use std::process::Command;
 
-use crate::place::{FILES, Outcome, Place, skip};
+use crate::place::{FILES, Outcome, Place, is_deep, skip};
+use crate::resume::LONG;
 use crate::train::SMALL;
 
 /// `lowtide` in a shell that lets no file grow beyond `size_kib`.
@@ -20,33 +21,46 @@ fn limited(place: &Place, size_kib: u64, arguments: &str) -> Outcome {
 }
 
 #[test]
-fn run_that_cannot_write_leaves_the_earlier_run_whole() {
+fn run_without_room_for_what_it_will_leave_is_refused_before_its_first_step() {
     let place = Place::new();
     place.write("small.toml", SMALL);
     place.train("small.toml --epochs 2", "run");
     let files = place.files("run");
-    let check = |size_kib, epochs, words: &[&str], names: &[&str]| {
-        let arguments = format!("train small.toml --epochs {epochs} --seed 1 --out run");
-        limited(&place, size_kib, &arguments).check_failed(1, words);
+    for size_kib in [0, 1, 2, 4, 8, 12] {
+        let outcome = limited(&place, size_kib, "train small.toml --seed 1 --out run");
+        let line = outcome.check_refused(1, &["run/", "File too large"]);
+        assert!(size_kib == 0 || line.contains("have to be free for the"), "{line}");
         assert_eq!(place.files("run"), files, "{size_kib} KiB");
-        assert_eq!(place.list("run"), names, "{size_kib} KiB");
-    };
-    check(1, 2, &["model.safetensors", "File too large"], &FILES);
-    // In the middle and at the end, what has been learned is kept.
-    let with_unfinished = [&FILES[..], &["unfinished"]].concat();
-    for (epochs, file) in [(40, "metrics.jsonl"), (2, "report.html")] {
-        check(8, epochs, &[file, "File too large"], &with_unfinished);
-        place.run("eval run/unfinished").check_done();
+        assert_eq!(place.list("run"), FILES, "{size_kib} KiB");
     }
-    limited(&place, 1000, "train small.toml --epochs 2 --seed 1 --out run").check_done();
-    assert_ne!(place.files("run"), files);
+    limited(&place, 1, "train --epochs 1 --out new").check_failed(1, &["have to be free"]);
+    assert_eq!(place.list("."), ["run", "small.toml"]);
 }
 
 #[test]
-fn run_that_cannot_write_leaves_no_folder() {
+fn metrics_and_report_are_lost_before_the_model_and_that_is_told_once() {
     let place = Place::new();
-    limited(&place, 1, "train --epochs 1 --out run").check_failed(1, &["model.safetensors"]);
-    assert!(place.list(".").is_empty(), "{:?}", place.list("."));
+    place.write("small.toml", SMALL);
+    let whole = place.train("small.toml --epochs 20", "whole");
+    let arguments = "train small.toml --epochs 20 --quiet --checkpoint-every 1epoch --out run";
+    // Room for a file of the model, but neither for all metrics nor for the report.
+    let outcome = limited(&place, 20, arguments);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let notes: Vec<&str> = outcome.stderr.lines().collect();
+    assert_eq!(notes.len(), 2, "{notes:?}");
+    assert!(notes[0].contains("metrics.jsonl: from step") && notes[0].contains("lines are lost"));
+    assert!(notes[1].starts_with("note: there is no report") && notes[1].contains("too large"));
+    let run = place.json("run/summary.json");
+    assert_eq!(run["final_state_hash"], whole["final_state_hash"]);
+    assert_eq!(place.read("run/model.safetensors"), place.read("whole/model.safetensors"));
+    // Whole lines up to where there was room, and a page that says why there is none.
+    let metrics = String::from_utf8(place.read("run/metrics.jsonl")).expect("UTF-8");
+    assert!(metrics.len() > 10 << 10 && metrics.ends_with("}\n"), "{} bytes", metrics.len());
+    let page = String::from_utf8(place.read("run/report.html")).expect("UTF-8");
+    assert!(page.contains("File too large"), "{page}");
+    assert_eq!(place.list("run/checkpoints").last().expect("one"), "step-00000120");
+    place.run("eval run").check_done();
+    place.run("train --resume run --epochs 21 --quiet").check_done();
 }
 
 #[test]
@@ -77,27 +91,101 @@ fn full_disk_leaves_the_earlier_run_whole() {
 }
 
 #[test]
-fn metrics_that_fill_the_disk_do_not_cost_what_was_learned() {
-    // What fills the disk goes first: the model needs its room.
+fn run_that_has_begun_on_a_disk_of_any_size_ends_with_its_model_and_last_checkpoint() {
+    // The first run's metrics, checkpoints and report fill the disk; the second one goes on where
+    // there is room.
     const SCRIPT: &str = r#"
         set -e
-        mount -t tmpfs -o size=96k none disk
-        code=0
-        "$0" train small.toml --epochs 100000 --out disk/run >words 2>complaint || code=$?
-        "$0" eval disk/run/unfinished >evaluated
-        ls -A disk/run/unfinished >names
-        echo "$code"
+        for size in $(cat sizes); do
+            mount -t tmpfs -o size=${size}k none disk
+            code=0
+            "$0" train small.toml --epochs 20 --checkpoint-every 7steps --quiet --out disk/run \
+                >words 2>complaint || code=$?
+            cp -R disk left-$size
+            cp complaint left-$size/complaint
+            umount disk
+            echo "$code"
+        done
     "#;
     let place = Place::new();
     place.write("small.toml", SMALL);
+    let whole = place.train("small.toml --epochs 20", "whole");
+    let longer = place.train("small.toml --epochs 21", "longer");
+    let sizes: Vec<String> =
+        (40..240).step_by(if is_deep() { 4 } else { 20 }).map(|size| size.to_string()).collect();
+    place.write("sizes", sizes.join(" "));
     let Some(output) = with_own_mounts(&place, SCRIPT) else {
-        return skip("metrics that fill the disk", "this user may not mount a file system");
+        return skip("disks of any size", "this user may not mount a file system");
     };
-    assert_eq!(output, "1");
+    let (mut begun, mut lossy) = (0, 0);
+    for (size, code) in sizes.iter().zip(output.lines()) {
+        let left = format!("left-{size}");
+        let complaint = String::from_utf8(place.read(&format!("{left}/complaint"))).expect("UTF-8");
+        if code == "1" {
+            assert!(complaint.contains("No space left") && complaint.lines().count() == 1);
+            assert_eq!(place.list(&left), ["complaint"], "{size} KiB: {complaint}");
+            assert_eq!(begun, 0, "{size} KiB are too little, and less was not: {complaint}");
+            continue;
+        }
+        assert_eq!(code, "0", "{size} KiB: {complaint}");
+        begun += 1;
+        lossy += usize::from(!complaint.is_empty());
+        let run = place.json(&format!("{left}/run/summary.json"));
+        assert_eq!(run["final_state_hash"], whole["final_state_hash"], "{size} KiB: {complaint}");
+        let model = place.read(&format!("{left}/run/model.safetensors"));
+        assert!(model == place.read("whole/model.safetensors"), "{size} KiB");
+        let names = place.list(&format!("{left}/run/checkpoints"));
+        assert_eq!(names.last().expect("one"), "step-00000120", "{size} KiB: {complaint}");
+        place.run(&format!("train --resume {left}/run --epochs 21 --quiet")).check_done();
+        let run = place.json(&format!("{left}/run/summary.json"));
+        assert_eq!(run["final_state_hash"], longer["final_state_hash"], "{size} KiB");
+    }
+    println!("{begun} of {} runs began, {lossy} of them lost something else", sizes.len());
+    assert!(begun < sizes.len() && lossy > 0 && lossy < begun, "{lossy} of {begun}: {sizes:?}");
+}
+
+#[test]
+fn disk_that_something_else_fills_costs_no_checkpoint_that_is_there() {
+    // To its end the first time; the second time it is killed after it could not write one.
+    const SCRIPT: &str = r#"
+        set -e
+        mount -t tmpfs -o size=1m none disk
+        checkpoints=disk/run/.partial/checkpoints
+        begin() {
+            "$0" train long.toml --quiet --out disk/run >words 2>$1 &
+            until [ -e $checkpoints/step-00000007 ]; do sleep 0.01; done
+            cat /dev/zero >disk/filler 2>full || true
+        }
+        begin complaint
+        wait $!
+        cp -R disk/run ended
+        rm -R disk/run disk/filler
+        begin notes
+        until grep -q "was not written" notes; do sleep 0.01; done
+        kill -KILL $!
+        wait $! || true
+        ls $checkpoints >names
+        rm disk/filler
+        "$0" train --resume disk/run --quiet >words
+        cp -R disk/run resumed
+    "#;
+    let place = Place::new();
+    place.write("long.toml", LONG);
+    place.train("long.toml", "whole");
+    let whole = place.json("whole/summary.json");
+    let Some(_) = with_own_mounts(&place, SCRIPT) else {
+        return skip("disk that something else fills", "this user may not mount a file system");
+    };
+    for run in ["ended", "resumed"] {
+        let summary = place.json(&format!("{run}/summary.json"));
+        assert_eq!(summary["final_state_hash"], whole["final_state_hash"], "{run}");
+        let names = place.list(&format!("{run}/checkpoints"));
+        assert_eq!(names.last().expect("one"), "step-00000240", "{run}: {names:?}");
+    }
     let complaint = String::from_utf8(place.read("complaint")).expect("UTF-8");
-    let line = complaint.lines().next_back().expect("a line");
-    assert!(line.contains("metrics.jsonl") && line.contains("No space left"), "{line}");
-    assert!(complaint.contains("is kept in disk/run/unfinished"), "{complaint}");
+    assert!(complaint.contains("step-") && complaint.contains("No space left"), "{complaint}");
+    let names = String::from_utf8(place.read("names")).expect("UTF-8");
+    assert!(names.contains("step-"), "{names}");
 }
 
 /// What a shell script prints that may mount file systems; the first is for a folder `disk`. `None`

@@ -128,6 +128,11 @@ fn check_complaint(line: &str, words: &[&str]) {
     }
 }
 
+/// Whether tests may take minutes: `cargo xtask test --deep`.
+pub(crate) fn is_deep() -> bool {
+    std::env::var_os("PROPTEST_CASES").is_some()
+}
+
 /// Tells that a test could not be made here.
 pub(crate) fn skip(name: &str, reason: &str) {
     println!("skipped: {name}: {reason}");

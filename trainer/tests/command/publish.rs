@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
-use crate::place::{FILES, Place, skip};
+use crate::place::{FILES, Place};
 use crate::train::SMALL;
 
 #[test]
@@ -50,46 +50,6 @@ fn folder_of_a_killed_run_is_free_again() {
     killed.wait().expect("it ends");
     place.train("small.toml --epochs 1", "run");
     assert_eq!(place.list("run"), FILES);
-}
-
-/// `strace` kills the process before its n-th rename has an effect.
-#[cfg(target_os = "linux")]
-#[test]
-fn run_killed_at_any_rename_leaves_the_earlier_run_or_the_new_one() {
-    use std::process::Command;
-    let place = Place::new();
-    place.write("small.toml", SMALL);
-    place.write("wide.toml", "[model]\nchannels = 6\n");
-    let traced = |nth: u32| {
-        let inject = format!("inject=rename,renameat,renameat2:signal=KILL:when={nth}");
-        let mut command = Command::new("strace");
-        command.args(["-f", "-o", "/dev/null", "-e", &inject]);
-        command.arg(env!("CARGO_BIN_EXE_lowtide"));
-        command.args("train wide.toml --epochs 1 --out run".split(' '));
-        command.current_dir(place.path(".")).stdout(Stdio::null()).stderr(Stdio::null());
-        command.status()
-    };
-    if traced(1_000_000).is_err() {
-        return skip("run killed at any rename", "there is no strace");
-    }
-    let mut killed = 0;
-    for nth in 1.. {
-        place.train("small.toml --epochs 1", "run");
-        let earlier = place.files("run");
-        let ended = traced(nth).expect("it started a moment ago");
-        if ended.success() {
-            break;
-        }
-        killed += 1;
-        let said = place.run("eval run --json").check_done();
-        let now = place.files("run");
-        let is_earlier = now == earlier;
-        assert!(is_earlier || now.iter().zip(&earlier).all(|(a, b)| a != b), "rename {nth}");
-        let score: serde_json::Value = serde_json::from_str(&said).expect("JSON");
-        let summary = place.json("run/summary.json");
-        assert_eq!(score["test_accuracy"], summary["test_accuracy"], "rename {nth}");
-    }
-    assert!(killed >= 6, "only {killed} renames");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A training that was saved goes on as if it had never stopped, or not at all.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
 use lowtide_amp::{LossScaler, LossScalerOptions};
@@ -10,7 +11,7 @@ use lowtide_trainer::{
 };
 
 use crate::buffers::{self, Middle};
-use crate::common::{KINDS, Kind, Run};
+use crate::common::{KINDS, Kind, Run, is_deep};
 
 const FILES: [&str; 3] = ["checkpoint.json", "model.safetensors", "optimizer.safetensors"];
 
@@ -171,16 +172,23 @@ fn one_flipped_bit_anywhere_is_refused_by_the_name_of_the_file() {
         let whole = fs::read(&file).expect("there");
         let bits = whole.len() * 8;
         // All of the header; of the tensors every 13th, which meets every bit of a byte.
-        let stride = if name == FILES[0] { 1 } else { 13 };
+        let stride = if name == FILES[0] || is_deep() { 1 } else { 13 };
+        // In place: to write all of a file anew takes a hundred times as long.
+        let mut damaged = File::options().write(true).open(&file).expect("writable");
+        let mut set = |byte: usize, value: u8| {
+            damaged.seek(SeekFrom::Start(byte as u64)).expect("within the file");
+            damaged.write_all(&[value]).expect("writable");
+        };
         for bit in (0..bits).step_by(stride) {
-            let mut bytes = whole.clone();
-            bytes[bit / 8] ^= 1 << (bit % 8);
-            fs::write(&file, &bytes).expect("writable");
+            let byte = bit / 8;
+            set(byte, whole[byte] ^ (1 << (bit % 8)));
             match trainer.load(&path) {
                 Err(TrainError::Checkpoint { path, .. }) => assert_eq!(path, file, "bit {bit}"),
                 other => panic!("bit {bit} of {name}: {other:?}"),
             }
+            set(byte, whole[byte]);
         }
+        trainer.load(&path).expect("whole again");
         for len in [0, 1, whole.len() / 2, whole.len() - 1] {
             fs::write(&file, &whole[..len]).expect("writable");
             assert!(trainer.load(&path).is_err(), "{len} bytes of {name}");

@@ -24,6 +24,11 @@ pub(crate) enum Kind {
     Plain,
 }
 
+/// Whether tests may take minutes: `cargo xtask test --deep`.
+pub(crate) fn is_deep() -> bool {
+    std::env::var_os("PROPTEST_CASES").is_some()
+}
+
 pub(crate) const KINDS: [Kind; 3] = [Kind::Adam, Kind::Momentum, Kind::Plain];
 
 impl Kind {
