@@ -72,6 +72,18 @@ impl Snapshot {
         self
     }
 
+    /// Sizes of the files that it will be; the numbers in the header may have more digits later.
+    pub(crate) fn sizes_bytes(&self) -> Vec<usize> {
+        const DIGITS_BYTES: usize = 64;
+        let header_bytes = self.header().len() + DIGITS_BYTES;
+        self.files.iter().map(|(_, bytes)| bytes.len()).chain([header_bytes]).collect()
+    }
+
+    fn header(&self) -> Vec<u8> {
+        let content = &self.content;
+        json(&Header { checksum: checksum(&json(content)), content: content.clone() })
+    }
+
     /// Writes a checkpoint: the folder `path`, which must not be there. It is made beside its
     /// place, on disk with all its files, and then renamed: a folder of that name is whole.
     ///
@@ -98,8 +110,7 @@ impl Snapshot {
 
     fn write_files(&self, folder: &Path) -> io::Result<()> {
         fs::create_dir_all(folder)?;
-        let content = &self.content;
-        let header = json(&Header { checksum: checksum(&json(content)), content: content.clone() });
+        let header = self.header();
         let files = self.files.iter().map(|(name, bytes)| (*name, bytes.as_slice()));
         for (name, bytes) in files.chain([(HEADER, header.as_slice())]) {
             let mut file = File::create(folder.join(name))?;

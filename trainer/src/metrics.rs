@@ -17,8 +17,9 @@ use crate::score::Score;
 #[cfg(feature = "command")]
 pub(crate) const METRICS_HELP: &str = include_str!("metrics.md");
 
-/// Writes `metrics.jsonl`, beside its place until the run ends. Lines that cannot be written, as on
-/// a full disk, are lost; that is told on standard error once, and the run goes on.
+/// Writes `metrics.jsonl`, beside its place until the run ends. With a line that cannot be written,
+/// as on a full disk, it ends, and is not begun again, so that it takes no room from a model. That
+/// is told on standard error, and the run goes on.
 ///
 #[doc = include_str!("metrics.md")]
 pub struct Metrics {
@@ -27,8 +28,8 @@ pub struct Metrics {
     file: File,
     /// Bytes of whole lines.
     len_bytes: u64,
-    /// Whether the last line was lost.
-    is_losing: bool,
+    /// Whether a line could not be written.
+    has_ended: bool,
 }
 
 /// The line of a step.
@@ -98,7 +99,7 @@ impl Metrics {
         let (path, partial) = (path.to_owned(), partial_of(path));
         let file = File::create(&partial);
         let file = file.map_err(|source| TrainError::File { path: path.clone(), source })?;
-        Ok(Metrics { path, partial, file, len_bytes: 0, is_losing: false })
+        Ok(Metrics { path, partial, file, len_bytes: 0, has_ended: false })
     }
 
     /// A file that goes on after the lines of up to `step` steps of another, `before`, which may be
@@ -131,27 +132,27 @@ impl Metrics {
         };
         let (file, len_bytes) =
             open().map_err(|source| TrainError::File { path: path.clone(), source })?;
-        Ok(Metrics { path, partial, file, len_bytes, is_losing: false })
+        Ok(Metrics { path, partial, file, len_bytes, has_ended: false })
     }
 
     /// Writes a line, all of it or nothing. A run that is killed has told everything up to its last
     /// step.
     fn write(&mut self, step: u64, line: &impl Serialize) {
+        if self.has_ended {
+            return;
+        }
         let mut text = serde_json::to_vec(line).expect("plain values");
         text.push(b'\n');
-        let written = self.file.write_all(&text);
-        if written.is_ok() {
+        let Err(error) = self.file.write_all(&text) else {
             self.len_bytes += text.len() as u64;
-        } else {
-            // Where even this fails, the half line is one that readers leave out.
-            drop(cut(&mut self.file, self.len_bytes));
-        }
-        let was_losing = std::mem::replace(&mut self.is_losing, written.is_err());
-        if let (Err(error), false) = (written, was_losing) {
-            let place = self.path.display();
-            let line = format!("note: {place}: from step {step} on, lines are lost: {error}");
-            drop(writeln!(io::stderr(), "{line}"));
-        }
+            return;
+        };
+        // Where even this fails, the half line is one that readers leave out.
+        drop(cut(&mut self.file, self.len_bytes));
+        self.has_ended = true;
+        let place = self.path.display();
+        let line = format!("note: {place}: ends before step {step}: {error}");
+        drop(writeln!(io::stderr(), "{line}"));
     }
 }
 

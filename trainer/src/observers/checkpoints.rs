@@ -1,17 +1,14 @@
 //! Checkpoints that are written while a training goes on.
 
-use std::fmt;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lowtide_tensor::DeviceKind;
-use serde::{Deserialize, Serialize};
 
-use super::Watched;
+use super::{CheckpointEvery, Watched};
 use crate::checkpoint::{Snapshot, model_bytes};
 use crate::error::{Result, TrainError};
 use crate::observer::{EvaluationReport, Flow, Observer, RunStart, StepReport, Training};
@@ -24,71 +21,18 @@ const NAME_MARK: &str = "step-";
 /// The file that says which one is the best: its cost, and its number of steps.
 const BEST: &str = "best.txt";
 
+/// The folder of what is set aside, in that of the checkpoints.
+const RESERVE: &str = ".reserve";
+
 /// Bytes of a header, beside the recipe in it.
 const HEADER_BYTES: usize = 4096;
-
-/// How often a checkpoint is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum CheckpointEvery {
-    /// After so many steps, counted over the whole training.
-    Steps(u64),
-    /// After so many epochs, counted over the whole training.
-    Epochs(u64),
-    /// After a step, when so much time has passed since the last one.
-    Time(Duration),
-}
-
-impl FromStr for CheckpointEvery {
-    type Err = String;
-
-    /// `20steps`, `1epoch`, `10min`, `90s`, `2h`; a number alone counts steps.
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let expected = || format!("{text:?} is no interval such as 500steps, 1epoch or 10min");
-        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-        let (count, unit) = text.split_at(digits);
-        let count: u64 = count.parse().ok().filter(|&count| count > 0).ok_or_else(expected)?;
-        let time = |seconds| Ok(CheckpointEvery::Time(Duration::from_secs(count * seconds)));
-        match unit.trim() {
-            "" | "step" | "steps" => Ok(CheckpointEvery::Steps(count)),
-            "epoch" | "epochs" => Ok(CheckpointEvery::Epochs(count)),
-            "s" => time(1),
-            "min" if count < 1 << 40 => time(60),
-            "h" if count < 1 << 40 => time(3600),
-            _ => Err(expected()),
-        }
-    }
-}
-
-impl fmt::Display for CheckpointEvery {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CheckpointEvery::Steps(count) => write!(f, "{count}steps"),
-            CheckpointEvery::Epochs(count) => write!(f, "{count}epochs"),
-            CheckpointEvery::Time(time) => write!(f, "{}s", time.as_secs()),
-        }
-    }
-}
-
-impl TryFrom<String> for CheckpointEvery {
-    type Error = String;
-
-    fn try_from(text: String) -> std::result::Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<CheckpointEvery> for String {
-    fn from(every: CheckpointEvery) -> String {
-        every.to_string()
-    }
-}
 
 /// Writes checkpoints into a folder, as `step-00000120`; keeps the last few, and the best one. One
 /// that cannot be written is told on standard error, and the run goes on.
 ///
-/// Room for one is set aside when a run begins. On a full disk it is for the first one, so that
-/// there is one, or for [`Checkpoints::write_now`], which comes last.
+/// When a run begins, room is set aside for as many as there have to be at once: the last one, the
+/// best one, and the one that is being written. On a disk that is full it is used, and the older
+/// ones of the last few are not kept.
 pub struct Checkpoints {
     folder: PathBuf,
     every: CheckpointEvery,
@@ -107,10 +51,12 @@ pub struct Checkpoints {
     writing: Option<(PathBuf, JoinHandle<Written>)>,
     /// Sizes of the files of one, at most.
     sizes_bytes: Vec<usize>,
-    reserve: Option<Reserve>,
+    /// Checkpoints that have to have a place on the disk: in files, or in reserves.
+    place_count: usize,
+    reserves: Vec<Reserve>,
 }
 
-/// Whether a checkpoint was written, and what is left of the reserve that it could take.
+/// Whether a checkpoint was written, and the reserve for it, if it was not needed.
 type Written = (Result<()>, Option<Reserve>);
 
 impl Checkpoints {
@@ -130,7 +76,8 @@ impl Checkpoints {
             is_due: false,
             writing: None,
             sizes_bytes: Vec::new(),
-            reserve: None,
+            place_count: 0,
+            reserves: Vec::new(),
         }
     }
 
@@ -164,14 +111,26 @@ impl Checkpoints {
         let path = self.path_of(training.position().step);
         if !path.exists() {
             let snapshot = self.snapshot(training)?;
-            Reserve::spend(&mut self.reserve, || snapshot.write(&path))?;
+            let mut reserve = self.reserves.pop();
+            Reserve::spend(&mut reserve, || snapshot.write(&path))?;
             self.keep(path);
         }
         Ok(())
     }
 
-    fn set_aside(&self) -> Result<Reserve> {
-        Reserve::take(&self.folder.join(".reserve"), &self.sizes_bytes, "the last checkpoint")
+    /// Sets aside what is missing of the room that has to be there, and gives back what is too
+    /// much of it.
+    fn set_aside(&mut self) -> Result<()> {
+        let best = self.best_path.iter().filter(|best| !self.last.contains(best));
+        let written = self.last.len() + best.count();
+        // Where none is written, all of it; in any case that of the next one.
+        let count = self.place_count.saturating_sub(written).max(self.place_count.min(1));
+        self.reserves.truncate(count);
+        while self.reserves.len() < count {
+            let path = self.folder.join(RESERVE).join(self.reserves.len().to_string());
+            self.reserves.push(Reserve::take(&path, &self.sizes_bytes, "a checkpoint")?);
+        }
+        Ok(())
     }
 
     fn snapshot(&self, training: &mut dyn Training) -> Result<Snapshot> {
@@ -208,9 +167,9 @@ impl Checkpoints {
             Ok(snapshot) => snapshot,
             Err(error) => return tell(&path, &error),
         };
-        // With one there, the reserve is for the last one.
-        let mut reserve = if self.last.is_empty() { self.reserve.take() } else { None };
-        let place = path.clone();
+        // With what is spent and what is set aside of one size, nothing else grows in between.
+        self.sizes_bytes = snapshot.sizes_bytes();
+        let (mut reserve, place) = (self.reserves.pop(), path.clone());
         let write = move || {
             let written = Reserve::spend(&mut reserve, || snapshot.write(&place));
             (written, reserve)
@@ -232,14 +191,21 @@ impl Checkpoints {
     }
 
     fn conclude(&mut self, path: PathBuf, (written, reserve): Written) {
-        self.reserve = self.reserve.take().or(reserve);
+        self.reserves.extend(reserve);
         match written {
             Ok(()) => self.keep(path),
             Err(error) => tell(&path, &error),
         }
-        // One that was spent is set aside again as soon as there is room.
-        if self.reserve.is_none() && !self.sizes_bytes.is_empty() {
-            self.reserve = self.set_aside().ok();
+        self.refill();
+    }
+
+    /// Sets room aside for the next one, for which the older ones go where there is no other.
+    fn refill(&mut self) {
+        while let Err(error) = self.set_aside()
+            && error.lacks_room()
+            && self.last.len() > 1
+        {
+            self.remove_first(1);
         }
     }
 
@@ -248,8 +214,12 @@ impl Checkpoints {
         if self.last.last() != Some(&path) {
             self.last.push(path);
         }
-        let excess = self.last.len().saturating_sub(self.last_max);
-        for old in self.last.drain(..excess) {
+        self.remove_first(self.last.len().saturating_sub(self.last_max));
+    }
+
+    /// Removes the first ones of those that are kept as the last ones.
+    fn remove_first(&mut self, count: usize) {
+        for old in self.last.drain(..count) {
             if self.best_path.as_ref() != Some(&old) {
                 // One that stays is one too many, no less.
                 drop(fs::remove_dir_all(&old));
@@ -279,8 +249,11 @@ pub fn checkpoints_in(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
 }
 
 fn tell(path: &Path, error: &TrainError) {
-    let line = format!("note: the checkpoint {} was not written: {error}", path.display());
-    drop(writeln!(io::stderr(), "{line}"));
+    note(&format!("the checkpoint {} was not written: {error}", path.display()));
+}
+
+fn note(line: &str) {
+    drop(writeln!(io::stderr(), "note: {line}"));
 }
 
 impl Observer for Checkpoints {
@@ -300,8 +273,15 @@ impl Observer for Checkpoints {
         // As a string in JSON.
         let header_bytes = HEADER_BYTES + 2 * self.recipe.as_ref().map_or(0, String::len);
         self.sizes_bytes = vec![tensor_bytes + name_bytes, state_bytes, header_bytes];
-        self.reserve = Some(self.set_aside()?);
-        Ok(())
+        let end = start.steps_before + start.step_count;
+        let is_only_last = matches!(self.every, CheckpointEvery::Steps(steps) if steps > end);
+        self.place_count = match is_only_last && self.best.is_none() {
+            true => 1,
+            false => 2 + usize::from(self.best.is_some()),
+        };
+        // What a process that was killed has set aside.
+        drop(fs::remove_dir_all(self.folder.join(RESERVE)));
+        self.set_aside()
     }
 
     fn on_step(&mut self, report: &StepReport, training: &mut dyn Training) -> Result<Flow> {
@@ -339,15 +319,19 @@ impl Observer for Checkpoints {
                 return Ok(Flow::Continue);
             }
             let line = format!("{cost:?} {}\n", training.position().step);
-            if let Err(error) = RunDir::write(&self.folder.join(BEST), &line) {
+            let (file, mut reserve) = (self.folder.join(BEST), self.reserves.pop());
+            let marked = Reserve::spend(&mut reserve, || RunDir::write(&file, &line));
+            self.reserves.extend(reserve);
+            if let Err(error) = marked {
                 // The file says so of the one before, which stays.
-                tell(&path, &error);
+                note(&format!("{} is the best one, {error}", path.display()));
                 return Ok(Flow::Continue);
             }
             self.best_cost = cost;
             if let Some(before) = self.best_path.replace(path).filter(|p| !self.last.contains(p)) {
                 drop(fs::remove_dir_all(before));
             }
+            self.refill();
         }
         Ok(Flow::Continue)
     }
@@ -366,5 +350,7 @@ impl Drop for Checkpoints {
         if !thread::panicking() {
             self.wait();
         }
+        self.reserves.clear();
+        drop(fs::remove_dir(self.folder.join(RESERVE)));
     }
 }

@@ -1,12 +1,14 @@
 //! Observers that many trainings want. Each is made of what any observer gets.
 
+mod checkpoint_every;
 mod checkpoints;
 mod early_stopping;
 mod plateau;
 mod readings;
 mod tensorboard;
 
-pub use checkpoints::{CheckpointEvery, Checkpoints, checkpoints_in};
+pub use checkpoint_every::CheckpointEvery;
+pub use checkpoints::{Checkpoints, checkpoints_in};
 pub use early_stopping::EarlyStopping;
 pub use plateau::ReduceOnPlateau;
 pub use readings::Readings;

@@ -2,6 +2,7 @@
 
 mod blank_labels;
 mod buffers;
+mod campaign;
 mod checkpoints;
 mod clip;
 mod common;

@@ -1,0 +1,187 @@
+//! Every allocation of a step fails once, for the reference models with everything on that a step
+//! has: the run ends in the state of one that was never disturbed.
+
+use lowtide_allocator::{Fault, Repeat};
+use lowtide_amp::{LossScaler, LossScalerOptions};
+use lowtide_autograd::{Offload, SavedPolicy};
+use lowtide_data::{Batch, ElementType, Field, Loader, LoaderOptions, Random, Sequential};
+use lowtide_nn::models::{Gpt, GptShape, ResNet, ResNetShape, UNet, UNetShape};
+use lowtide_nn::optim::{Adam, AdamOptions, Averaged, PerParameter};
+use lowtide_nn::{Schedule, Segments};
+use lowtide_tensor::{CpuOptions, Device, RandomKey};
+use lowtide_trainer::{
+    Classification, LanguageModel, Options, Segmentation, StepReport, Task, Trainer,
+};
+
+use crate::common::is_deep;
+
+const KEY: RandomKey = RandomKey::new(5);
+
+/// The state, with averages of the parameters and a group with a rate of its own.
+type Optimizer = Averaged<PerParameter<AdamOptions>>;
+
+fn optimizer() -> Optimizer {
+    let rule = AdamOptions { learning_rate: 0.01, ..AdamOptions::adamw() };
+    let slower = AdamOptions { learning_rate: 0.001, ..rule };
+    let schedule = Schedule::Cosine { steps: 5, floor: 0.0 };
+    let adam = Adam::new(rule).and_then(|adam| adam.with_group("*.bias", slower));
+    let adam = adam.and_then(|adam| adam.with_schedule(schedule)).expect("in range");
+    Averaged::new(adam, 0.9).expect("in range")
+}
+
+/// Clipped, and scaled with a scale that is too large at first and grows with every second step.
+fn options(initial_scale: f32) -> Options {
+    let scale =
+        LossScalerOptions { initial_scale, growth_interval: 2, ..LossScalerOptions::default() };
+    let scaler = LossScaler::new(scale).expect("in range");
+    Options { seed: 3, clip_norm: Some(0.5), scaler, ..Options::default() }
+}
+
+/// Its blocks keep, recompute and offload in turns what they save.
+fn with_policies<M: Segments>(mut model: M, host: &Device) -> M {
+    let offload = SavedPolicy::Offload(Offload { size_bytes_min: 0, ..Offload::to(host) });
+    let policies = [SavedPolicy::Recompute, offload, SavedPolicy::Keep];
+    let mut turns = policies.iter().cycle();
+    model.visit_policies(&mut |policy| *policy = turns.next().cloned());
+    model
+}
+
+fn batches(fields: Vec<Field>, bound: u64) -> Vec<Batch> {
+    // All batches are held at once.
+    let options = LoaderOptions { batch_size: 4, prefetch: 8, ..Default::default() };
+    let loader = Loader::with_sampler(Random::new(16, fields, bound), Sequential, options);
+    loader.expect("valid options").epoch(0).map(|batch| batch.expect("readable")).collect()
+}
+
+fn images(shape: [usize; 3], labels: &[usize]) -> Vec<Batch> {
+    let images = Field::new("images", ElementType::F32, &shape);
+    batches(vec![images, Field::new("labels", ElementType::I64, labels)], 4)
+}
+
+fn cpu() -> Device {
+    Device::cpu(CpuOptions { budget_bytes: None, threads: Some(1) }).expect("address space")
+}
+
+/// A training of a few steps, in one of which an allocation fails.
+struct Campaign<T> {
+    name: &'static str,
+    /// Of the loss, at first.
+    scale: f32,
+    task: Box<dyn Fn(&Device, &Device) -> T>,
+    batches: Vec<Batch>,
+}
+
+/// An allocation that fails: in which step, on which device (that of the training, or that which it
+/// offloads to), and which of those in that step.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    step: usize,
+    device: usize,
+    nth: u64,
+}
+
+/// What a training came to: the state, the layout of the memory, and the losses.
+#[derive(Debug, PartialEq)]
+struct End {
+    state_hash: u64,
+    layout_hash: u64,
+    losses: Vec<u64>,
+    skipped: Vec<bool>,
+}
+
+impl<T: Task + Clone> Campaign<T> {
+    /// Every step; the end, and the allocations of each step on both devices.
+    fn run(&self, fault: Option<Place>) -> (End, Vec<[u64; 2]>) {
+        let devices = [cpu(), cpu()];
+        let task = (self.task)(&devices[0], &devices[1]);
+        let mut trainer = Trainer::new(&devices[0], task, optimizer(), options(self.scale));
+        let count = || devices.each_ref().map(|device| device.allocator().request_count());
+        let (mut reports, mut counts): (Vec<StepReport>, Vec<_>) = (Vec::new(), Vec::new());
+        for (step, batch) in self.batches.iter().enumerate() {
+            let fault = fault.filter(|fault| fault.step == step);
+            if let Some(Place { device, nth, .. }) = fault {
+                devices[device].allocator().inject_fault(Fault { nth, repeat: Repeat::Once });
+            }
+            let before = count();
+            let report = trainer.step(batch);
+            let report = report.unwrap_or_else(|e| panic!("{} with {fault:?}: {e}", self.name));
+            assert_eq!(report.retries.len(), fault.iter().len(), "{} with {fault:?}", self.name);
+            assert!(report.retries.iter().all(|retry| retry.failure.injected), "{fault:?}");
+            let after = count();
+            counts.push([after[0] - before[0], after[1] - before[1]]);
+            reports.push(report);
+        }
+        let end = End {
+            state_hash: trainer.state_hash().expect("cpu"),
+            layout_hash: devices[0].allocator().layout_hash(),
+            losses: reports.iter().map(|report| report.loss.to_bits()).collect(),
+            skipped: reports.iter().map(|report| report.skipped).collect(),
+        };
+        (end, counts)
+    }
+
+    /// Every `stride`-th allocation of all steps fails; how many did.
+    fn check(&self, stride: usize) -> u64 {
+        let (calm, counts) = self.run(None);
+        assert!(calm.skipped.contains(&false), "{}: every step is skipped", self.name);
+        assert_eq!(self.run(None).0, calm, "{} is not deterministic", self.name);
+        assert!(counts[0][1] > 0, "{}: nothing is offloaded", self.name);
+        let places = counts.iter().enumerate().flat_map(|(step, counts)| {
+            counts.iter().enumerate().flat_map(move |(device, &count)| {
+                (1..=count).map(move |nth| Place { step, device, nth })
+            })
+        });
+        let mut faults = 0;
+        for place in places.step_by(stride) {
+            assert_eq!(self.run(Some(place)).0, calm, "{} with {place:?}", self.name);
+            faults += 1;
+        }
+        let allocations: u64 = counts.iter().flatten().sum();
+        let skipped = calm.skipped.iter().filter(|&&skipped| skipped).count();
+        println!(
+            "{}: {faults} faults in {allocations} allocations of {} steps, {skipped} of them skipped",
+            self.name,
+            counts.len()
+        );
+        faults
+    }
+}
+
+#[test]
+fn step_with_everything_on_survives_the_failure_of_any_of_its_allocations() {
+    let resnet = Campaign {
+        name: "ResNet-18",
+        scale: 2f32.powi(127),
+        task: Box::new(|device, host| {
+            let shape = ResNetShape { width: 2, classes: 4, ..ResNetShape::RESNET18 };
+            let model = ResNet::new(device, KEY, shape).expect("memory");
+            Classification::new(with_policies(model, host))
+        }),
+        batches: images([3, 32, 32], &[]),
+    };
+    let gpt = Campaign {
+        name: "GPT",
+        scale: f32::MAX,
+        task: Box::new(|device, host| {
+            let shape = GptShape { vocabulary: 11, context: 8, width: 8, heads: 2, blocks: 3 };
+            let model = Gpt::gpt2(device, KEY, shape).and_then(|gpt| gpt.with_dropout(0.1));
+            LanguageModel::new(with_policies(model.expect("memory"), host))
+        }),
+        batches: batches(vec![Field::new("tokens", ElementType::I64, &[9])], 11),
+    };
+    let unet = Campaign {
+        name: "U-Net",
+        scale: 2f32.powi(127),
+        task: Box::new(|device, host| {
+            let shape = UNetShape { channels: 1, width: 2, classes: 4 };
+            let model = UNet::new(device, KEY, shape).expect("memory");
+            Segmentation::new(with_policies(model, host))
+        }),
+        batches: images([1, 16, 16], &[16, 16]),
+    };
+    // A stride that shares no factor with what a layer does meets every kind of allocation.
+    let stride = if is_deep() { 1 } else { 23 };
+    let faults = resnet.check(stride) + gpt.check(stride) + unet.check(stride);
+    println!("{faults} faults in all");
+    assert!(faults > if is_deep() { 2731 } else { 100 }, "{faults}");
+}
