@@ -4,7 +4,7 @@
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_amp::{LossScaler, LossScalerOptions};
 use lowtide_autograd::{Offload, SavedPolicy};
-use lowtide_data::{Batch, ElementType, Field, Loader, LoaderOptions, Random, Sequential};
+use lowtide_data::{ElementType, Field, Loader, LoaderOptions, Random, Sequential};
 use lowtide_nn::models::{Gpt, GptShape, ResNet, ResNetShape, UNet, UNetShape};
 use lowtide_nn::optim::{Adam, AdamOptions, Averaged, PerParameter};
 use lowtide_nn::{Schedule, Segments};
@@ -46,16 +46,16 @@ fn with_policies<M: Segments>(mut model: M, host: &Device) -> M {
     model
 }
 
-fn batches(fields: Vec<Field>, bound: u64) -> Vec<Batch> {
-    // All batches are held at once.
-    let options = LoaderOptions { batch_size: 4, prefetch: 8, ..Default::default() };
+/// Four batches of four samples.
+fn loader(fields: Vec<Field>, bound: u64) -> Loader {
+    let options = LoaderOptions { batch_size: 4, ..Default::default() };
     let loader = Loader::with_sampler(Random::new(16, fields, bound), Sequential, options);
-    loader.expect("valid options").epoch(0).map(|batch| batch.expect("readable")).collect()
+    loader.expect("valid options")
 }
 
-fn images(shape: [usize; 3], labels: &[usize]) -> Vec<Batch> {
+fn images(shape: [usize; 3], labels: &[usize]) -> Loader {
     let images = Field::new("images", ElementType::F32, &shape);
-    batches(vec![images, Field::new("labels", ElementType::I64, labels)], 4)
+    loader(vec![images, Field::new("labels", ElementType::I64, labels)], 4)
 }
 
 fn cpu() -> Device {
@@ -68,7 +68,7 @@ struct Campaign<T> {
     /// Of the loss, at first.
     scale: f32,
     task: Box<dyn Fn(&Device, &Device) -> T>,
-    batches: Vec<Batch>,
+    loader: Loader,
 }
 
 /// An allocation that fails: in which step, on which device (that of the training, or that which it
@@ -97,13 +97,15 @@ impl<T: Task + Clone> Campaign<T> {
         let mut trainer = Trainer::new(&devices[0], task, optimizer(), options(self.scale));
         let count = || devices.each_ref().map(|device| device.allocator().request_count());
         let (mut reports, mut counts): (Vec<StepReport>, Vec<_>) = (Vec::new(), Vec::new());
-        for (step, batch) in self.batches.iter().enumerate() {
+        // Beforehand: a rehearsal computes on a simulated device, but offloads to a real one.
+        trainer.plan(&self.loader, &self.loader, 1).expect("fits");
+        for (step, batch) in self.loader.epoch(0).enumerate() {
             let fault = fault.filter(|fault| fault.step == step);
             if let Some(Place { device, nth, .. }) = fault {
                 devices[device].allocator().inject_fault(Fault { nth, repeat: Repeat::Once });
             }
             let before = count();
-            let report = trainer.step(batch);
+            let report = trainer.step(&batch.expect("readable"));
             let report = report.unwrap_or_else(|e| panic!("{} with {fault:?}: {e}", self.name));
             assert_eq!(report.retries.len(), fault.iter().len(), "{} with {fault:?}", self.name);
             assert!(report.retries.iter().all(|retry| retry.failure.injected), "{fault:?}");
@@ -157,7 +159,7 @@ fn step_with_everything_on_survives_the_failure_of_any_of_its_allocations() {
             let model = ResNet::new(device, KEY, shape).expect("memory");
             Classification::new(with_policies(model, host))
         }),
-        batches: images([3, 32, 32], &[]),
+        loader: images([3, 32, 32], &[]),
     };
     let gpt = Campaign {
         name: "GPT",
@@ -167,7 +169,7 @@ fn step_with_everything_on_survives_the_failure_of_any_of_its_allocations() {
             let model = Gpt::gpt2(device, KEY, shape).and_then(|gpt| gpt.with_dropout(0.1));
             LanguageModel::new(with_policies(model.expect("memory"), host))
         }),
-        batches: batches(vec![Field::new("tokens", ElementType::I64, &[9])], 11),
+        loader: loader(vec![Field::new("tokens", ElementType::I64, &[9])], 11),
     };
     let unet = Campaign {
         name: "U-Net",
@@ -177,7 +179,7 @@ fn step_with_everything_on_survives_the_failure_of_any_of_its_allocations() {
             let model = UNet::new(device, KEY, shape).expect("memory");
             Segmentation::new(with_policies(model, host))
         }),
-        batches: images([1, 16, 16], &[16, 16]),
+        loader: images([1, 16, 16], &[16, 16]),
     };
     // A stride that shares no factor with what a layer does meets every kind of allocation.
     let stride = if is_deep() { 1 } else { 23 };
