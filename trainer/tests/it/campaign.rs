@@ -67,7 +67,8 @@ struct Campaign<T> {
     name: &'static str,
     /// Of the loss, at first.
     scale: f32,
-    task: Box<dyn Fn(&Device, &Device) -> T>,
+    /// For a device, and one to offload to.
+    task: fn(&Device, &Device) -> T,
     loader: Loader,
 }
 
@@ -141,7 +142,7 @@ impl<T: Task + Clone> Campaign<T> {
         let allocations: u64 = counts.iter().flatten().sum();
         let skipped = calm.skipped.iter().filter(|&&skipped| skipped).count();
         println!(
-            "{}: {faults} faults in {allocations} allocations of {} steps, {skipped} of them skipped",
+            "{}: {faults} faults in {allocations} allocations of {} steps, {skipped} skipped",
             self.name,
             counts.len()
         );
@@ -154,31 +155,31 @@ fn step_with_everything_on_survives_the_failure_of_any_of_its_allocations() {
     let resnet = Campaign {
         name: "ResNet-18",
         scale: 2f32.powi(127),
-        task: Box::new(|device, host| {
+        task: |device, host| {
             let shape = ResNetShape { width: 2, classes: 4, ..ResNetShape::RESNET18 };
             let model = ResNet::new(device, KEY, shape).expect("memory");
             Classification::new(with_policies(model, host))
-        }),
+        },
         loader: images([3, 32, 32], &[]),
     };
     let gpt = Campaign {
         name: "GPT",
         scale: f32::MAX,
-        task: Box::new(|device, host| {
+        task: |device, host| {
             let shape = GptShape { vocabulary: 11, context: 8, width: 8, heads: 2, blocks: 3 };
             let model = Gpt::gpt2(device, KEY, shape).and_then(|gpt| gpt.with_dropout(0.1));
             LanguageModel::new(with_policies(model.expect("memory"), host))
-        }),
+        },
         loader: loader(vec![Field::new("tokens", ElementType::I64, &[9])], 11),
     };
     let unet = Campaign {
         name: "U-Net",
         scale: 2f32.powi(127),
-        task: Box::new(|device, host| {
+        task: |device, host| {
             let shape = UNetShape { channels: 1, width: 2, classes: 4 };
             let model = UNet::new(device, KEY, shape).expect("memory");
             Segmentation::new(with_policies(model, host))
-        }),
+        },
         loader: images([1, 16, 16], &[16, 16]),
     };
     // A stride that shares no factor with what a layer does meets every kind of allocation.

@@ -5,13 +5,15 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
 use lowtide_amp::{LossScaler, LossScalerOptions};
-use lowtide_nn::optim::Stateful;
+use lowtide_nn::optim::{Adam, AdamOptions, Averaged, Stateful};
+use lowtide_trainer::observers::{CheckpointEvery, Checkpoints};
 use lowtide_trainer::{
-    Flow, Observer, Options, Position, Result, StepReport, Task, TrainError, Trainer, Training,
+    Flow, Observer, Options, Position, Result, RunStart, StepReport, Task, TrainError, Trainer,
+    Training,
 };
 
 use crate::buffers::{self, Middle};
-use crate::common::{KINDS, Kind, Run, is_deep};
+use crate::common::{KINDS, Kind, Run, cnn, is_deep};
 
 const FILES: [&str; 3] = ["checkpoint.json", "model.safetensors", "optimizer.safetensors"];
 
@@ -200,6 +202,48 @@ fn one_flipped_bit_anywhere_is_refused_by_the_name_of_the_file() {
     }
     trainer.load(&path).expect("whole again");
     assert_eq!(trainer.state_hash().expect("cpu"), hash);
+}
+
+/// Notes the sizes of the files that are set aside for a checkpoint.
+struct SetAside<'a>(&'a Path, Vec<u64>);
+
+impl Observer for SetAside<'_> {
+    fn on_start(&mut self, _: &RunStart, _: &mut dyn Training) -> Result<()> {
+        let len = |name| fs::metadata(self.0.join(".reserve/0").join(name)).expect("there").len();
+        self.1 = ["2", "0", "1"].map(len).to_vec();
+        Ok(())
+    }
+}
+
+#[test]
+fn what_is_set_aside_is_as_much_as_a_checkpoint_takes() {
+    let adam = Adam::new(AdamOptions::default()).expect("in range");
+    let averaged = Averaged::new(adam, 0.9).expect("in range");
+    let optimizers: [Box<dyn Stateful>; 4] = [
+        Kind::Adam.build(0.1),
+        Kind::Momentum.build(0.1),
+        Kind::Plain.build(0.1),
+        Box::new(averaged),
+    ];
+    for (index, optimizer) in optimizers.into_iter().enumerate() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run = run();
+        let (train, test) = run.loaders();
+        let device = run.device(None);
+        let task = cnn(&device, run.channels, run.seed);
+        let mut trainer = Trainer::new(&device, task, optimizer, Options::default());
+        let mut checkpoints = Checkpoints::new(folder.path(), CheckpointEvery::Steps(1));
+        let mut set_aside = SetAside(folder.path(), Vec::new());
+        trainer.fit(&train, &test, 2, &mut [&mut checkpoints, &mut set_aside]).expect("fits");
+        drop(checkpoints);
+        let len = |name| fs::metadata(folder.path().join("step-00000006").join(name));
+        let written = FILES.map(|name| len(name).expect("there").len());
+        for (set_aside, written) in set_aside.1.iter().zip(&written) {
+            assert!(set_aside >= written, "{index}: {set_aside} for {written}");
+        }
+        // Nothing of it stays.
+        assert!(!folder.path().join(".reserve").exists());
+    }
 }
 
 #[test]
