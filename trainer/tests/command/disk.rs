@@ -49,7 +49,10 @@ fn metrics_and_report_are_lost_before_the_model_and_that_is_told_once() {
     let notes: Vec<&str> = outcome.stderr.lines().collect();
     assert_eq!(notes.len(), 2, "{notes:?}");
     assert!(notes[0].contains("metrics.jsonl: ends before step") && notes[0].contains("too large"));
-    assert!(notes[1].starts_with("note: the report is not up to date") && notes[1].contains("too large"));
+    assert!(
+        notes[1].starts_with("note: the report is not up to date")
+            && notes[1].contains("too large")
+    );
     let run = place.json("run/summary.json");
     assert_eq!(run["final_state_hash"], whole["final_state_hash"]);
     assert_eq!(place.read("run/model.safetensors"), place.read("whole/model.safetensors"));
@@ -112,7 +115,7 @@ fn run_that_has_begun_on_a_disk_of_any_size_ends_with_its_model_and_last_checkpo
     let whole = place.train("small.toml --epochs 20", "whole");
     let longer = place.train("small.toml --epochs 21", "longer");
     let sizes: Vec<String> =
-        (40..240).step_by(if is_deep() { 4 } else { 20 }).map(|size| size.to_string()).collect();
+        (40..480).step_by(if is_deep() { 8 } else { 40 }).map(|size| size.to_string()).collect();
     place.write("sizes", sizes.join(" "));
     let Some(output) = with_own_mounts(&place, SCRIPT) else {
         return skip("disks of any size", "this user may not mount a file system");
