@@ -147,8 +147,8 @@ pub struct FieldView<'a> {
 impl<'a> FieldView<'a> {
     /// Its name.
     #[must_use]
-    pub fn name(&self) -> &'static str {
-        self.place.field.name
+    pub fn name(&self) -> &'a str {
+        &self.place.field.name
     }
 
     /// Type of its elements.
@@ -178,6 +178,7 @@ impl<'a> FieldView<'a> {
     /// The elements of all samples, or `None` if they are not of type `T`.
     #[must_use]
     pub fn values<T: Element>(&self) -> Option<&'a [T]> {
-        (self.element() == T::TYPE).then(|| bytemuck::cast_slice(self.bytes))
+        // The cast cannot fail: a field starts aligned, and the loader has looked at truth values.
+        (self.element() == T::TYPE).then(|| bytemuck::checked::cast_slice(self.bytes))
     }
 }

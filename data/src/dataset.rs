@@ -1,6 +1,7 @@
 //! The dataset trait and the slot that a sample is written into.
 
-use crate::element::{Element, Field};
+use crate::element::{Element, ElementType, Field};
+use crate::error::NotBool;
 use crate::layout::Layout;
 use std::error::Error;
 use std::sync::Arc;
@@ -92,12 +93,29 @@ impl<'a> SampleSlot<'a> {
     /// The elements of field `field_index`, in the order of [`Dataset::fields`].
     ///
     /// # Panics
-    /// If there is no such field, or if its elements are not of type `T`.
+    /// If there is no such field, if its elements are not of type `T`, or if they are to be truth
+    /// values and a byte that was written before is neither 0 nor 1.
     pub fn values<T: Element>(&mut self, field_index: usize) -> &mut [T] {
-        let field = &self.layout.places()[field_index].field;
-        let (name, element) = (field.name, field.element);
-        assert_eq!(element, T::TYPE, "field {name} holds {element}, not {}", T::TYPE);
-        // A field starts aligned and a sample is whole elements, so the cast cannot fail.
-        bytemuck::cast_slice_mut(self.bytes(field_index))
+        let Field { name, element, .. } = &self.layout.places()[field_index].field;
+        assert_eq!(*element, T::TYPE, "field {name} holds {element}, not {}", T::TYPE);
+        // A field starts aligned and a sample is whole elements, so the cast fails only for bytes
+        // that the dataset has written and that are no truth values.
+        bytemuck::checked::cast_slice_mut(self.bytes(field_index))
+    }
+
+    /// What the dataset wrote, once it is done.
+    ///
+    /// # Errors
+    /// [`NotBool`] for a byte of a field of truth values that is none.
+    pub(crate) fn check(&mut self) -> Result<(), NotBool> {
+        for place in self.layout.places() {
+            if place.field.element == ElementType::Bool {
+                let bytes = &self.staging[place.rows(self.row..self.row + 1)];
+                if let Some(&byte) = bytes.iter().find(|&&byte| byte > 1) {
+                    return Err(NotBool { field: Arc::clone(&place.field.name), byte });
+                }
+            }
+        }
+        Ok(())
     }
 }

@@ -1,7 +1,9 @@
 //! Element types and fields: what one sample is made of.
 
-use bytemuck::Pod;
+use bytemuck::{CheckedBitPattern, NoUninit};
+use half::bf16;
 use std::fmt;
+use std::sync::Arc;
 
 /// Type of the elements of a [`Field`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -10,20 +12,33 @@ pub enum ElementType {
     F32,
     /// 8-byte floating point: reference computations.
     F64,
+    /// The upper half of an f32: features in half the memory.
+    Bf16,
     /// 8-byte signed integers: labels, tokens.
     I64,
-    /// Bytes: images that are converted after the upload, masks.
+    /// 4-byte signed integers: tokens in half the memory.
+    I32,
+    /// 2-byte unsigned integers: tokens of vocabularies of up to 65536, as files hold them.
+    U16,
+    /// Bytes: images that are converted after the upload.
     U8,
+    /// Truth values of one byte, 0 or 1: masks. Any other byte is an error of its sample.
+    Bool,
 }
 
 impl ElementType {
+    /// Every type.
+    pub const ALL: [Self; 8] =
+        [Self::F32, Self::F64, Self::Bf16, Self::I64, Self::I32, Self::U16, Self::U8, Self::Bool];
+
     /// Bytes of one element.
     #[must_use]
     pub fn size_bytes(self) -> usize {
         match self {
-            Self::F32 => 4,
             Self::F64 | Self::I64 => 8,
-            Self::U8 => 1,
+            Self::F32 | Self::I32 => 4,
+            Self::Bf16 | Self::U16 => 2,
+            Self::U8 | Self::Bool => 1,
         }
     }
 }
@@ -33,14 +48,18 @@ impl fmt::Display for ElementType {
         f.write_str(match self {
             Self::F32 => "f32",
             Self::F64 => "f64",
+            Self::Bf16 => "bf16",
             Self::I64 => "i64",
+            Self::I32 => "i32",
+            Self::U16 => "u16",
             Self::U8 => "u8",
+            Self::Bool => "bool",
         })
     }
 }
 
-/// A Rust type that is the element of a field. Implemented for `f32`, `f64`, `i64` and `u8` only.
-pub trait Element: Pod + sealed::Sealed {
+/// A Rust type that is the element of a field: one for each [`ElementType`], and no other.
+pub trait Element: CheckedBitPattern + NoUninit + sealed::Sealed {
     /// The type's name at run time.
     const TYPE: ElementType;
 }
@@ -58,13 +77,16 @@ macro_rules! element {
         const _: () = assert!(size_of::<$rust>() == align_of::<$rust>());
     )*};
 }
-element!(f32 => F32, f64 => F64, i64 => I64, u8 => U8);
+element!(
+    f32 => F32, f64 => F64, bf16 => Bf16, i64 => I64, i32 => I32, u16 => U16, u8 => U8, bool => Bool
+);
 
 /// One named part of every sample of a dataset, such as its image or its label.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Field {
     /// Name by which the batch's consumer asks for it; unique in a dataset.
-    pub name: &'static str,
+    pub name: Arc<str>,
     /// Type of its elements.
     pub element: ElementType,
     /// Shape of one sample, without the batch dimension; empty for a scalar.
@@ -74,8 +96,8 @@ pub struct Field {
 impl Field {
     /// A field from its three parts.
     #[must_use]
-    pub fn new(name: &'static str, element: ElementType, shape: &[usize]) -> Self {
-        Self { name, element, shape: shape.to_vec() }
+    pub fn new(name: impl Into<Arc<str>>, element: ElementType, shape: &[usize]) -> Self {
+        Self { name: name.into(), element, shape: shape.to_vec() }
     }
 
     /// Bytes of one sample, or `None` if that overflows.

@@ -2,6 +2,7 @@
 
 use crate::dataset::SampleError;
 use lowtide_allocator::AllocError;
+use std::sync::Arc;
 
 /// What can go wrong between a dataset and a batch.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +59,7 @@ pub enum DataError {
     #[error("field {field} has {actual} elements where the samples need {expected}")]
     FieldLength {
         /// Name of the field.
-        field: &'static str,
+        field: Arc<str>,
         /// Elements needed: samples times elements per sample.
         expected: usize,
         /// Elements given.
@@ -90,4 +91,14 @@ pub struct IndexOutOfRange {
     pub index: usize,
     /// Samples of the dataset.
     pub len: usize,
+}
+
+/// A byte that is no truth value, in a field of them: the cause inside [`DataError::Sample`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("field {field} holds bool, and a byte of it is {byte}")]
+pub struct NotBool {
+    /// Name of the field.
+    pub field: Arc<str>,
+    /// The first such byte.
+    pub byte: u8,
 }

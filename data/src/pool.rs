@@ -96,7 +96,9 @@ pub(crate) fn build(
         // Unwind safety: the half-written slot is not handed out. The dataset may be left in a
         // state of its own making, as after a panic on any thread that shares it.
         match catch_unwind(AssertUnwindSafe(|| dataset.write(index, &mut slot))) {
-            Ok(Ok(())) => {}
+            Ok(Ok(())) => {
+                slot.check().map_err(|source| DataError::Sample { index, source: source.into() })?
+            }
             Ok(Err(source)) => return Err(DataError::Sample { index, source }),
             Err(payload) => {
                 return Err(DataError::Panicked { index, message: message_of(payload) });

@@ -43,7 +43,11 @@ impl Images {
         let expected = shape.iter().try_fold(labels.len(), |count, &side| count.checked_mul(side));
         if expected != Some(pixels.len()) {
             let expected = expected.unwrap_or(usize::MAX);
-            return Err(DataError::FieldLength { field: "images", expected, actual: pixels.len() });
+            return Err(DataError::FieldLength {
+                field: "images".into(),
+                expected,
+                actual: pixels.len(),
+            });
         }
         let classes =
             labels.iter().max().map_or(0, |&label| usize::try_from(label + 1).unwrap_or(0));

@@ -3,6 +3,7 @@
 use crate::dataset::{Dataset, SampleError, SampleSlot};
 use crate::element::{Element, Field};
 use crate::error::DataError;
+use std::sync::Arc;
 
 /// Samples held in memory, one vector per field.
 ///
@@ -38,15 +39,17 @@ impl InMemory {
     /// [`DataError::FieldLength`] if they are not `len` times `shape`.
     pub fn with<T: Element>(
         mut self,
-        name: &'static str,
+        name: impl Into<Arc<str>>,
         shape: &[usize],
         values: Vec<T>,
     ) -> Result<Self, DataError> {
+        let field = Field::new(name, T::TYPE, shape);
         let expected = shape.iter().fold(self.len, |len, &side| len.saturating_mul(side));
         if values.len() != expected {
-            return Err(DataError::FieldLength { field: name, expected, actual: values.len() });
+            let (field, actual) = (field.name, values.len());
+            return Err(DataError::FieldLength { field, expected, actual });
         }
-        self.fields.push(Field::new(name, T::TYPE, shape));
+        self.fields.push(field);
         self.columns.push(bytemuck::cast_slice(&values).to_vec());
         Ok(self)
     }

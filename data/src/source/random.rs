@@ -2,11 +2,16 @@
 
 use crate::dataset::{Dataset, SampleError, SampleSlot};
 use crate::element::{ElementType, Field};
+use half::bf16;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 
+/// Whole numbers that a type cannot hold become its greatest one.
+const I32_MAX: i64 = i32::MAX as i64;
+const U16_MAX: i64 = u16::MAX as i64;
+
 /// Samples without a meaning: numbers from 0 to 1 in float fields, whole numbers below a bound in
-/// the others. A sample is a function of its index.
+/// those of 2, 4 and 8 bytes, bytes of any value, truth values of even odds. A sample is a function of its index.
 #[derive(Debug, Clone)]
 pub struct Random {
     len: usize,
@@ -42,7 +47,17 @@ impl Dataset for Random {
                 ElementType::F32 => slot.values::<f32>(place).fill_with(&mut unit),
                 ElementType::F64 => slot.values::<f64>(place).fill_with(|| f64::from(unit())),
                 ElementType::I64 => slot.values::<i64>(place).fill_with(|| below(unit())),
+                ElementType::Bf16 => {
+                    slot.values::<bf16>(place).fill_with(|| bf16::from_f32(unit()));
+                }
+                ElementType::I32 => {
+                    slot.values::<i32>(place).fill_with(|| below(unit()).min(I32_MAX) as i32);
+                }
+                ElementType::U16 => {
+                    slot.values::<u16>(place).fill_with(|| below(unit()).min(U16_MAX) as u16);
+                }
                 ElementType::U8 => slot.values::<u8>(place).fill_with(|| (unit() * 256.0) as u8),
+                ElementType::Bool => slot.values::<bool>(place).fill_with(|| unit() < 0.5),
             }
         }
         Ok(())

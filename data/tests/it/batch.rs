@@ -2,8 +2,10 @@
 
 use crate::{WORKERS, drain, numbered, options};
 use lowtide_data::{
-    Dataset, ElementType, Field, Loader, LoaderOptions, SampleError, SampleSlot, Sequential,
+    DataError, Dataset, Element, ElementType, Field, InMemory, Loader, LoaderOptions, NotBool,
+    Random, SampleError, SampleSlot, Sequential, bf16,
 };
+use std::error::Error;
 
 #[test]
 fn fields_have_name_type_shape_and_the_values_of_their_samples() {
@@ -140,4 +142,78 @@ fn sample_written_as_the_wrong_type_is_an_error_that_names_both() {
     let loader = Loader::new(dataset, options(1, 0, 0)).unwrap();
     let error = loader.epoch(0).next().unwrap().unwrap_err().to_string();
     assert!(error.contains("field y holds i64, not f64"), "{error}");
+}
+
+#[test]
+fn each_element_type_is_written_and_read_as_its_rust_type_and_as_no_other() {
+    fn check<T: Element + PartialEq + std::fmt::Debug>(values: Vec<T>) {
+        let name = format!("a {}", T::TYPE);
+        let data = InMemory::new(2).with(name.clone(), &[2], values.clone()).unwrap();
+        let loader = Loader::with_sampler(data, Sequential, options(2, 0, 0)).unwrap();
+        let batch = loader.epoch(0).next().unwrap().unwrap();
+        let field = batch.field(&name).unwrap();
+        assert_eq!(field.element(), T::TYPE);
+        assert_eq!(field.values::<T>(), Some(&values[..]));
+        assert_eq!(field.bytes().len(), 4 * T::TYPE.size_bytes());
+        assert_eq!(T::TYPE.size_bytes(), size_of::<T>());
+        assert_eq!(field.values::<u8>().is_some(), T::TYPE == ElementType::U8);
+        assert_eq!(field.values::<bool>().is_some(), T::TYPE == ElementType::Bool);
+    }
+    check(vec![1.5_f32, -2.0, f32::MIN_POSITIVE, f32::INFINITY]);
+    check(vec![1.5_f64, -2.0, f64::MIN_POSITIVE, f64::INFINITY]);
+    check([1.5, -2.0, 0.0, f32::INFINITY].map(bf16::from_f32).to_vec());
+    check(vec![i64::MIN, -1, 0, i64::MAX]);
+    check(vec![i32::MIN, -1, 0, i32::MAX]);
+    check(vec![0_u16, 1, 50_256, u16::MAX]);
+    check(vec![0_u8, 1, 254, u8::MAX]);
+    check(vec![true, false, false, true]);
+}
+
+#[test]
+fn byte_that_is_no_truth_value_is_an_error_of_its_sample() {
+    /// Writes its index as a byte.
+    struct Bytes([Field; 1]);
+    impl Dataset for Bytes {
+        fn len(&self) -> usize {
+            3
+        }
+        fn fields(&self) -> &[Field] {
+            &self.0
+        }
+        fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
+            slot.bytes(0)[1] = index as u8;
+            Ok(())
+        }
+    }
+    let dataset = Bytes([Field::new("mask", ElementType::Bool, &[2])]);
+    let loader = Loader::with_sampler(dataset, Sequential, options(1, 0, 0)).unwrap();
+    let mut epoch = loader.epoch(0);
+    let read = |batch: &lowtide_data::Batch| batch.view().field("mask").unwrap().bytes().to_vec();
+    assert_eq!(read(&epoch.next().unwrap().unwrap()), [0, 0]);
+    assert_eq!(read(&epoch.next().unwrap().unwrap()), [0, 1]);
+    let error = epoch.next().unwrap().unwrap_err();
+    assert!(matches!(error, DataError::Sample { index: 2, .. }), "{error}");
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<NotBool>());
+    assert_eq!(cause, Some(&NotBool { field: "mask".into(), byte: 2 }));
+}
+
+#[test]
+fn noise_of_every_element_type_is_within_its_bounds() {
+    let field = |&element: &ElementType| Field::new(element.to_string(), element, &[50]);
+    let fields: Vec<Field> = ElementType::ALL.iter().map(field).collect();
+    for (bound, i32_bound, u16_bound) in [(7, 7, 7), (u64::MAX, i32::MAX, u16::MAX)] {
+        let noise = Random::new(4, fields.clone(), bound);
+        let loader = Loader::with_sampler(noise, Sequential, options(4, 0, 0)).unwrap();
+        let batch = loader.epoch(0).next().unwrap().unwrap();
+        assert!(batch.fields().all(|field| field.bytes().iter().any(|&byte| byte != 0)));
+        let f32s = batch.field("f32").unwrap().values::<f32>().unwrap();
+        assert!(f32s.iter().all(|value| (0.0..1.0).contains(value)));
+        let bf16s = batch.field("bf16").unwrap().values::<bf16>().unwrap();
+        assert!(bf16s.iter().all(|value| (0.0..=1.0).contains(&value.to_f32())));
+        let i32s = batch.field("i32").unwrap().values::<i32>().unwrap();
+        assert!(i32s.iter().all(|value| (0..=i32_bound).contains(value)));
+        let u16s = batch.field("u16").unwrap().values::<u16>().unwrap();
+        assert!(u16s.iter().all(|value| (0..=u16_bound).contains(value)));
+        assert!(batch.field("bool").unwrap().values::<bool>().is_some());
+    }
 }

@@ -37,13 +37,13 @@ fn numbered(len: usize) -> InMemory {
 struct Seen {
     index: usize,
     samples: Vec<usize>,
-    fields: Vec<(&'static str, Vec<usize>, Vec<u8>)>,
+    fields: Vec<(String, Vec<usize>, Vec<u8>)>,
 }
 
 impl Seen {
     fn of(batch: &Batch) -> Self {
         let field = |field: lowtide_data::FieldView<'_>| {
-            (field.name(), field.shape(), field.bytes().to_vec())
+            (field.name().to_owned(), field.shape(), field.bytes().to_vec())
         };
         Self {
             index: batch.index(),

@@ -161,20 +161,30 @@ fn labels_that_count(labels: &[i64]) -> f64 {
     labels.iter().filter(|&&label| label != IGNORED_LABEL).count() as f64
 }
 
-/// A field's bytes as a tensor of its shape on `device`, attributed to input.
+/// A field's bytes as a tensor of its shape on `device`, attributed to input. Fields of u16, which
+/// no tensor has, become i64, as tokens are.
 ///
 /// # Errors
 /// `OutOfMemory`.
 #[track_caller]
 pub fn upload(device: &Device, field: FieldView<'_>) -> Result<Tensor> {
     let _scope = device.category(Category::Input);
+    let shape = &field.shape()[..];
     let dtype = match field.element() {
         ElementType::F32 => DType::F32,
         ElementType::F64 => DType::F64,
+        ElementType::Bf16 => DType::BF16,
         ElementType::I64 => DType::I64,
-        _ => DType::U8,
+        ElementType::I32 => DType::I32,
+        ElementType::U8 => DType::U8,
+        ElementType::Bool => DType::Bool,
+        ElementType::U16 => {
+            let values = field.values::<u16>().unwrap_or_default();
+            let wide: Vec<i64> = values.iter().map(|&value| i64::from(value)).collect();
+            return Ok(Tensor::from_slice(device, shape, &wide)?);
+        }
     };
-    Ok(Tensor::from_bytes(device, &field.shape()[..], dtype, field.bytes())?)
+    Ok(Tensor::from_bytes(device, shape, dtype, field.bytes())?)
 }
 
 /// A field of numbers as a tensor of the type that a model computes with. Bytes are taken for
