@@ -2,6 +2,8 @@
 
 use crate::element::{Element, ElementType};
 use crate::epoch::Plan;
+use crate::error::DataError;
+use crate::job::{Built, Fault};
 use crate::layout::Place;
 use crate::staging::Staging;
 use crate::state::LoaderState;
@@ -16,11 +18,25 @@ pub struct Batch {
     staging: Staging,
     plan: Arc<Plan>,
     index: usize,
+    indices: Vec<usize>,
+    skipped: Vec<SkippedSample>,
+}
+
+/// A sample that was to be in a [`Batch`] and could not be read.
+#[derive(Debug)]
+pub struct SkippedSample {
+    /// Its index in the dataset.
+    pub index: usize,
+    /// Why it could not.
+    pub error: DataError,
 }
 
 impl Batch {
-    pub(crate) fn new(staging: Staging, plan: Arc<Plan>, index: usize) -> Self {
-        Self { staging, plan, index }
+    pub(crate) fn new(built: Built, plan: Arc<Plan>, index: usize) -> Self {
+        let Built { staging, indices, faults } = built;
+        let skipped = |Fault { index, error, .. }| SkippedSample { index, error };
+        let skipped = faults.into_iter().map(skipped).collect();
+        Self { staging, plan, index, indices, skipped }
     }
 
     /// Number of samples.
@@ -44,7 +60,14 @@ impl Batch {
     /// Index in the dataset of each sample.
     #[must_use]
     pub fn sample_indices(&self) -> &[usize] {
-        self.plan.samples(self.index)
+        &self.indices
+    }
+
+    /// The samples that are missing because they could not be read, in the order in which they were
+    /// to come: none unless [`OnBadSample::Skip`](crate::OnBadSample::Skip) allows it.
+    #[must_use]
+    pub fn skipped(&self) -> &[SkippedSample] {
+        &self.skipped
     }
 
     /// The state from which a loader goes on after this batch: what to save once its step is done.

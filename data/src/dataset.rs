@@ -1,11 +1,11 @@
 //! The dataset trait and the slot that a sample is written into.
 
 use crate::element::{Element, ElementType, Field};
+use crate::epoch::Plan;
 use crate::error::NotBool;
-use crate::layout::Layout;
+use crate::rows::Row;
 use std::error::Error;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A dataset's own error; the loader adds the sample's index.
 pub type SampleError = Box<dyn Error + Send + Sync>;
@@ -53,32 +53,24 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 /// The place of one sample inside a staging buffer: one run of bytes per field.
 #[derive(Debug)]
 pub struct SampleSlot<'a> {
-    layout: &'a Layout,
-    row: usize,
-    staging: &'a mut [u8],
-    cancelled: &'a AtomicBool,
+    row: Row<'a>,
+    plan: &'a Plan,
 }
 
 impl<'a> SampleSlot<'a> {
     /// The zeroed slot of `row`.
-    pub(crate) fn new(
-        layout: &'a Layout,
-        row: usize,
-        staging: &'a mut [u8],
-        cancelled: &'a AtomicBool,
-    ) -> Self {
-        for place in layout.places() {
-            staging[place.rows(row..row + 1)].fill(0);
+    pub(crate) fn new(mut row: Row<'a>, plan: &'a Plan) -> Self {
+        for place_index in 0..row.layout().places().len() {
+            row.bytes(place_index).fill(0);
         }
-        Self { layout, row, staging, cancelled }
+        Self { row, plan }
     }
 
     /// Whether the epoch was dropped, so that the sample will not be read: a slow `write` may ask
     /// now and then, and return early with anything.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
-        // Relaxed is enough: cancelling only saves work, replies carry the synchronisation.
-        self.cancelled.load(Ordering::Relaxed)
+        self.plan.is_cancelled()
     }
 
     /// The bytes of field `field_index`, in the order of [`Dataset::fields`].
@@ -86,8 +78,7 @@ impl<'a> SampleSlot<'a> {
     /// # Panics
     /// If there is no such field.
     pub fn bytes(&mut self, field_index: usize) -> &mut [u8] {
-        let place = &self.layout.places()[field_index];
-        &mut self.staging[place.rows(self.row..self.row + 1)]
+        self.row.bytes(field_index)
     }
 
     /// The elements of field `field_index`, in the order of [`Dataset::fields`].
@@ -96,21 +87,21 @@ impl<'a> SampleSlot<'a> {
     /// If there is no such field, if its elements are not of type `T`, or if they are to be truth
     /// values and a byte that was written before is neither 0 nor 1.
     pub fn values<T: Element>(&mut self, field_index: usize) -> &mut [T] {
-        let Field { name, element, .. } = &self.layout.places()[field_index].field;
+        let Field { name, element, .. } = &self.row.layout().places()[field_index].field;
         assert_eq!(*element, T::TYPE, "field {name} holds {element}, not {}", T::TYPE);
         // A field starts aligned and a sample is whole elements, so the cast fails only for bytes
         // that the dataset has written and that are no truth values.
         bytemuck::checked::cast_slice_mut(self.bytes(field_index))
     }
 
-    /// What the dataset wrote, once it is done.
+    /// Looks at what was written.
     ///
     /// # Errors
     /// [`NotBool`] for a byte of a field of truth values that is none.
-    pub(crate) fn check(&mut self) -> Result<(), NotBool> {
-        for place in self.layout.places() {
+    pub(crate) fn finish(mut self) -> Result<(), NotBool> {
+        for (place_index, place) in self.row.layout().places().iter().enumerate() {
             if place.field.element == ElementType::Bool {
-                let bytes = &self.staging[place.rows(self.row..self.row + 1)];
+                let bytes = self.row.bytes(place_index);
                 if let Some(&byte) = bytes.iter().find(|&&byte| byte > 1) {
                     return Err(NotBool { field: Arc::clone(&place.field.name), byte });
                 }

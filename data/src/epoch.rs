@@ -1,136 +1,154 @@
 //! One pass over the samples: an iterator that hands out batches in order.
-//!
-//! Jobs are submitted in the order of the batches, each with a staging buffer in its hands. So the
-//! next batch to hand out is always the first in the window, and if the window is empty then every
-//! buffer is held outside: the one case in which waiting could be for ever.
 
 use crate::batch::Batch;
 use crate::error::DataError;
+use crate::job::Built;
 use crate::layout::Layout;
 use crate::loader::Shared;
-use crate::pool::{Job, Pool, Reply, build};
-use crate::staging::Staging;
+use crate::sampler::Order;
 use crate::state::LoaderState;
-use crossbeam_channel::{Receiver, Sender, bounded};
-use std::collections::VecDeque;
+use crate::window::Window;
 use std::fmt;
 use std::iter::FusedIterator;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What is known of an epoch before its first sample is read.
-#[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) layout: Arc<Layout>,
     /// The state after the last batch.
     pub(crate) end: LoaderState,
+    /// Samples that may be skipped.
+    pub(crate) skip_max: usize,
+    order: Box<dyn Order>,
+    /// Samples that are visited.
+    len: usize,
     /// Set once, when no other batch will be taken.
-    pub(crate) cancelled: AtomicBool,
-    order: Vec<usize>,
+    cancelled: AtomicBool,
 }
 
 impl Plan {
-    pub(crate) fn new(layout: Arc<Layout>, end: LoaderState, order: Vec<usize>) -> Self {
-        Self { layout, end, cancelled: AtomicBool::new(false), order }
+    pub(crate) fn new(
+        layout: Arc<Layout>,
+        end: LoaderState,
+        skip_max: usize,
+        order: Box<dyn Order>,
+        len: usize,
+    ) -> Self {
+        Self { layout, end, skip_max, order, len, cancelled: AtomicBool::new(false) }
     }
 
     /// The indexes of the samples of `batch`.
-    pub(crate) fn samples(&self, batch: usize) -> &[usize] {
+    pub(crate) fn samples(&self, batch: usize) -> Vec<usize> {
         let start = batch * self.end.batch_size;
-        &self.order[start..self.order.len().min(start.saturating_add(self.end.batch_size))]
+        let end = self.len.min(start.saturating_add(self.end.batch_size));
+        (start..end).map(|position| self.order.sample(position)).collect()
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        // Relaxed is enough: cancelling only saves work, replies carry the synchronisation.
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plan").field("end", &self.end).finish_non_exhaustive()
     }
 }
 
 /// The batches of one epoch, in order; made by [`Loader::epoch`](crate::Loader::epoch).
 ///
 /// With workers, batches are built ahead from the first call of `next` on. After a sample's error
-/// or panic the epoch is over; [`state`](Self::state) still names the batch that failed, so that
-/// it can be tried again with [`Loader::resume`](crate::Loader::resume), and other epochs are not
-/// affected. After [`DataError::StagingExhausted`] the same epoch goes on once a batch is dropped.
+/// or panic, or a timeout, the epoch is over; [`state`](Self::state) still names the batch that
+/// failed, so that it can be tried again with [`Loader::resume`](crate::Loader::resume), and other
+/// epochs are not affected. After [`DataError::StagingExhausted`] the same epoch goes on once a
+/// batch is dropped.
 ///
-/// Dropping it waits for the samples that are being read at that moment, not for whole batches.
+/// Dropping it waits for the samples that are being read at that moment, not for whole batches;
+/// not longer than the loader's timeout, if it has one.
 pub struct Epoch {
     shared: Arc<Shared>,
-    plan: Arc<Plan>,
-    /// Index of the next batch to hand out.
-    next: usize,
-    /// The batches `next..` that were submitted; `None` until the reply has come.
-    window: VecDeque<Option<Result<Staging, DataError>>>,
-    reply: Sender<Reply>,
-    replies: Receiver<Reply>,
+    window: Window,
+    /// The epoch to build ahead once all batches of this one are begun.
+    follower: Option<Window>,
+    /// Samples skipped so far.
+    skipped: usize,
     failed: bool,
 }
 
 impl Epoch {
-    pub(crate) fn new(shared: Arc<Shared>, plan: Plan, next: usize) -> Self {
-        let slots = shared.ring.slots;
-        let (reply, replies) = bounded(slots);
-        let window = VecDeque::with_capacity(slots);
-        Self { shared, plan: Arc::new(plan), next, window, reply, replies, failed: false }
+    pub(crate) fn new(shared: Arc<Shared>, window: Window) -> Self {
+        Self { shared, window, follower: None, skipped: 0, failed: false }
     }
 
     /// The position before the next batch: the batches handed out so far are behind it, those
     /// built ahead are not.
     #[must_use]
     pub fn state(&self) -> LoaderState {
-        LoaderState { batch: self.next, ..self.plan.end }
+        LoaderState { batch: self.window.next, ..self.window.plan.end }
     }
 
     /// Batches that are still to come.
     #[must_use]
     pub fn remaining(&self) -> usize {
-        self.plan.end.batch - self.next
+        self.window.remaining()
+    }
+
+    /// Samples that were left out of the batches so far, as
+    /// [`OnBadSample::Skip`](crate::OnBadSample::Skip) allows.
+    #[must_use]
+    pub fn skipped(&self) -> usize {
+        self.skipped
+    }
+
+    /// Builds the first batches of `epoch` ahead, in buffers that this one no longer needs. They
+    /// are there for [`Loader::epoch`](crate::Loader::epoch) when it is asked for `epoch` next and
+    /// this one has handed out its last batch. Without workers nothing is built ahead.
+    pub fn build_ahead(&mut self, epoch: u64) {
+        self.follower = self.shared.pool.is_some().then(|| self.shared.window(epoch));
     }
 
     /// The next batch, or why there is none.
-    fn build_next(&mut self) -> Result<Staging, DataError> {
-        let shared = Arc::clone(&self.shared);
-        let exhausted = DataError::StagingExhausted { slots: shared.ring.slots };
-        match &shared.pool {
-            None => {
-                let staging = shared.ring.take().ok_or(exhausted)?;
-                build(shared.dataset.as_ref(), &self.plan, self.next, staging)
-            }
-            Some(pool) => {
-                self.submit_ahead(pool);
-                self.receive_first().ok_or(exhausted)?
-            }
+    fn build_next(&mut self) -> Result<Built, DataError> {
+        let timeout = self.shared.options.timeout;
+        self.window.submit(&self.shared);
+        if self.window.is_idle() && self.shared.drop_ahead() {
+            self.window.submit(&self.shared);
         }
+        self.submit_follower();
+        let exhausted = DataError::StagingExhausted { slots: self.shared.ring.slots };
+        let mut built = self.window.receive(timeout).ok_or(exhausted)??;
+        let left = self.shared.options.skip_max() - self.skipped;
+        if built.faults.len() > left {
+            return Err(built.faults.swap_remove(left).error);
+        }
+        if built.indices.is_empty() {
+            return Err(built.faults.swap_remove(0).error);
+        }
+        self.window.next += 1;
+        self.skipped += built.faults.len();
+        Ok(built)
     }
 
-    /// Gives every free staging buffer to the workers.
-    fn submit_ahead(&mut self, pool: &Pool) {
-        while self.window.len() < self.remaining()
-            && let Some(staging) = self.shared.ring.take()
+    fn submit_follower(&mut self) {
+        if let Some(follower) = &mut self.follower
+            && self.window.is_submitted()
         {
-            let (plan, reply) = (Arc::clone(&self.plan), self.reply.clone());
-            let batch = self.next + self.window.len();
-            pool.submit(Job { plan, batch, staging, reply });
-            self.window.push_back(None);
+            follower.submit(&self.shared);
         }
     }
 
-    /// Waits for the first batch of the window; `None` if the window is empty.
-    fn receive_first(&mut self) -> Option<Result<Staging, DataError>> {
-        while self.window.front()?.is_none() {
-            let Reply { batch, built } = self.receive();
-            self.window[batch - self.next] = Some(built);
-        }
-        self.window.pop_front()?
-    }
-
-    fn receive(&self) -> Reply {
-        self.replies.recv().expect("the epoch holds a sender itself")
-    }
-
-    /// Ends the epoch with every staging buffer back in the ring.
     fn stop(&mut self) {
-        self.plan.cancelled.store(true, Ordering::Relaxed);
-        let outstanding = self.window.iter().filter(|built| built.is_none()).count();
-        for _ in 0..outstanding {
-            drop(self.receive());
+        self.shared.stop(&mut self.window);
+        // Taken, so that an epoch that has failed builds nothing ahead.
+        if let Some(mut follower) = self.follower.take() {
+            self.shared.stop(&mut follower);
         }
-        self.window.clear();
     }
 }
 
@@ -139,18 +157,18 @@ impl Iterator for Epoch {
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.failed || self.remaining() == 0 {
+            self.submit_follower();
             return None;
         }
         let built = self.build_next();
-        match &built {
-            Ok(_) => self.next += 1,
-            Err(DataError::StagingExhausted { .. }) => {}
-            Err(_) => {
-                self.failed = true;
-                self.stop();
-            }
+        if let Err(error) = &built
+            && !matches!(error, DataError::StagingExhausted { .. })
+        {
+            self.failed = true;
+            self.stop();
         }
-        Some(built.map(|staging| Batch::new(staging, Arc::clone(&self.plan), self.next - 1)))
+        let plan = &self.window.plan;
+        Some(built.map(|built| Batch::new(built, Arc::clone(plan), self.window.next - 1)))
     }
 
     /// No upper bound while it runs: an exhausted ring adds an error at every call.
@@ -164,6 +182,12 @@ impl FusedIterator for Epoch {}
 
 impl Drop for Epoch {
     fn drop(&mut self) {
+        if !self.failed
+            && self.remaining() == 0
+            && let Some(follower) = self.follower.take()
+        {
+            self.shared.keep_ahead(follower);
+        }
         self.stop();
     }
 }

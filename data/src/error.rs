@@ -3,6 +3,7 @@
 use crate::dataset::SampleError;
 use lowtide_allocator::AllocError;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What can go wrong between a dataset and a batch.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +25,16 @@ pub enum DataError {
         /// The dataset's own error.
         source: SampleError,
     },
+    /// No sample of the batch that is waited for was finished for as long as
+    /// [`LoaderOptions::timeout`](crate::LoaderOptions::timeout): this one hangs, or is not begun
+    /// because others hang.
+    #[error("sample {index} was not loaded within {timeout:?}")]
+    Timeout {
+        /// Index in the dataset of the first sample that is not there.
+        index: usize,
+        /// The option's value.
+        timeout: Duration,
+    },
     /// The dataset panicked while it wrote a sample.
     #[error("loading sample {index} panicked: {message}")]
     Panicked {
@@ -44,6 +55,22 @@ pub enum DataError {
     Staging {
         /// The allocator's error.
         source: AllocError,
+    },
+    /// A weight of a sampler is negative, infinite or not a number.
+    #[error("sample {index} cannot have the weight {weight}")]
+    Weight {
+        /// Index of the sample.
+        index: usize,
+        /// Its refused weight.
+        weight: f64,
+    },
+    /// A sampler was made for another number of samples than the dataset has.
+    #[error("the sampler knows {sampler} samples, the dataset has {dataset}")]
+    SampleCount {
+        /// Samples that the sampler was made for.
+        sampler: usize,
+        /// Samples of the dataset.
+        dataset: usize,
     },
     /// A saved state belongs to another loader.
     #[error("the saved state has {what} {saved}, this loader has {here}")]

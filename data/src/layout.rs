@@ -13,6 +13,8 @@ const _: () = assert!(lowtide_allocator::BLOCK_BYTES.is_multiple_of(FIELD_ALIGN_
 #[derive(Debug)]
 pub(crate) struct Layout {
     places: Vec<Place>,
+    /// Rows that there is room for.
+    pub(crate) rows: usize,
     pub(crate) size_bytes: usize,
 }
 
@@ -34,11 +36,20 @@ impl Layout {
             end_bytes = offset_bytes.checked_add(sample_bytes.checked_mul(rows)?)?;
             places.push(Place { field: field.clone(), sample_bytes, offset_bytes });
         }
-        Some(Self { places, size_bytes: end_bytes })
+        Some(Self { places, rows, size_bytes: end_bytes })
     }
 
     pub(crate) fn places(&self) -> &[Place] {
         &self.places
+    }
+
+    /// Moves these rows, listed in order, to the front of a staging buffer.
+    pub(crate) fn keep_rows(&self, staging: &mut [u8], kept: &[usize]) {
+        for place in &self.places {
+            for (to, &from) in kept.iter().enumerate() {
+                staging.copy_within(place.rows(from..from + 1), place.rows(to..to + 1).start);
+            }
+        }
     }
 }
 

@@ -6,23 +6,30 @@ mod dataset;
 mod element;
 mod epoch;
 mod error;
+mod job;
 mod layout;
 mod loader;
+mod options;
 mod pool;
+mod rows;
 mod sampler;
 mod source;
 mod staging;
 mod state;
 mod subset;
+mod window;
 
-pub use batch::{Batch, BatchView, FieldView};
+pub use batch::{Batch, BatchView, FieldView, SkippedSample};
 pub use dataset::{Dataset, SampleError, SampleSlot};
 pub use element::{Element, ElementType, Field};
 pub use epoch::Epoch;
 pub use error::{DataError, IndexOutOfRange, NotBool};
 pub use half::bf16;
-pub use loader::{Loader, LoaderOptions};
-pub use sampler::{Sampler, Sequential, Shuffled};
+pub use loader::{Loader, LoaderOptions, OnBadSample};
+pub use sampler::{
+    Bucketed, EpochKey, Order, Permuted, Remainder, Sampler, Sequential, Sharded, Shuffled,
+    Weighted,
+};
 pub use source::{Digits, Images, InMemory, Random, Text};
 pub use state::LoaderState;
 pub use subset::Subset;

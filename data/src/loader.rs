@@ -4,33 +4,14 @@ use crate::dataset::Dataset;
 use crate::epoch::{Epoch, Plan};
 use crate::error::DataError;
 use crate::layout::Layout;
+pub use crate::options::{LoaderOptions, OnBadSample};
 use crate::pool::Pool;
-use crate::sampler::{Sampler, Shuffled};
+use crate::sampler::{EpochKey, Sampler, Shuffled};
 use crate::staging::Ring;
 use crate::state::LoaderState;
+use crate::window::Window;
 use std::fmt;
-use std::sync::Arc;
-
-/// Settings of a [`Loader`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LoaderOptions {
-    /// Samples per batch (1).
-    pub batch_size: usize,
-    /// Leave out the last batch if it is not full (false).
-    pub drop_last: bool,
-    /// Seed of the order of all epochs (0).
-    pub seed: u64,
-    /// Threads that read samples; 0 reads them on the thread that asks for the batch (0).
-    pub workers: usize,
-    /// Batches held ready or in use beside the one that each worker builds, at least 1 (2).
-    pub prefetch: usize,
-}
-
-impl Default for LoaderOptions {
-    fn default() -> Self {
-        Self { batch_size: 1, drop_last: false, seed: 0, workers: 0, prefetch: 2 }
-    }
-}
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Turns a dataset into epochs of batches.
 ///
@@ -46,9 +27,13 @@ pub(crate) struct Shared {
     pub(crate) dataset: Arc<dyn Dataset>,
     pub(crate) ring: Ring,
     pub(crate) pool: Option<Pool>,
+    pub(crate) options: LoaderOptions,
     sampler: Box<dyn Sampler>,
     layout: Arc<Layout>,
-    options: LoaderOptions,
+    /// Samples of an epoch.
+    len: usize,
+    /// The beginning of an epoch that was built before it was asked for.
+    ahead: Mutex<Option<Window>>,
 }
 
 impl Loader {
@@ -71,14 +56,11 @@ impl Loader {
         sampler: impl Sampler + 'static,
         options: LoaderOptions,
     ) -> Result<Self, DataError> {
-        let LoaderOptions { batch_size, workers, prefetch, .. } = options;
-        for (option, value) in [("batch_size", batch_size), ("prefetch", prefetch)] {
-            if value == 0 {
-                return Err(DataError::InvalidOption { option, value });
-            }
-        }
-        // A batch larger than the dataset never has more rows than the dataset.
-        let rows = batch_size.min(dataset.len());
+        options.check()?;
+        let LoaderOptions { batch_size, workers, prefetch, timeout, .. } = options;
+        let len = sampler.samples_per_epoch(dataset.len())?;
+        // A batch larger than the epoch never has more rows than the epoch.
+        let rows = batch_size.min(len);
         let layout = Layout::new(dataset.fields(), rows)
             .ok_or(DataError::InvalidOption { option: "batch_size", value: batch_size })?;
         let slots = prefetch
@@ -88,18 +70,34 @@ impl Loader {
         let dataset: Arc<dyn Dataset> = Arc::new(dataset);
         let pool = match workers {
             0 => None,
-            workers => Some(Pool::new(workers, slots, &dataset)?),
+            workers => Some(Pool::new(workers, timeout, &dataset)?),
         };
         let (sampler, layout) = (Box::new(sampler), Arc::new(layout));
-        Ok(Self { shared: Arc::new(Shared { dataset, ring, pool, sampler, layout, options }) })
+        let ahead = Mutex::default();
+        let shared = Shared { dataset, ring, pool, options, sampler, layout, len, ahead };
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     /// The batches of epoch `epoch`, from its first on.
     ///
-    /// The order is laid out here: 8 bytes per sample while the epoch lives.
+    /// Batches of this epoch that were built ahead are used, those of another one thrown away.
     #[must_use]
     pub fn epoch(&self, epoch: u64) -> Epoch {
-        self.start(LoaderState { batch: 0, ..self.end_of(epoch) })
+        self.start(LoaderState { batch: 0, ..self.shared.end_of(epoch) })
+    }
+
+    /// Begins the first batches of `epoch` in the staging buffers that are free, so that they are
+    /// there when [`Loader::epoch`] is asked for it next. For the time between two epochs: while
+    /// one is under way [`Epoch::build_ahead`] leaves it its buffers. Without workers nothing is
+    /// built ahead.
+    pub fn build_ahead(&self, epoch: u64) {
+        if self.shared.pool.is_none() {
+            return;
+        }
+        let begin = || self.shared.window(epoch);
+        let mut window = self.shared.take_ahead(epoch).unwrap_or_else(begin);
+        window.submit(&self.shared);
+        self.shared.keep_ahead(window);
     }
 
     /// The batches that were still to come when `state` was taken, exactly.
@@ -110,15 +108,21 @@ impl Loader {
     /// [`DataError::StateMismatch`] if the state is not of a loader with this seed, batch size and
     /// number of samples, or beyond the end.
     pub fn resume(&self, state: LoaderState) -> Result<Epoch, DataError> {
-        state.check(&self.end_of(state.epoch))?;
+        state.check(&self.shared.end_of(state.epoch))?;
         Ok(self.start(state))
     }
 
     /// Batches of every epoch.
     #[must_use]
     pub fn batches_per_epoch(&self) -> usize {
-        let (len, batch_size) = (self.shared.dataset.len(), self.options().batch_size);
-        if self.options().drop_last { len / batch_size } else { len.div_ceil(batch_size) }
+        self.shared.batches_per_epoch()
+    }
+
+    /// Samples that the order of every epoch has: as many as the dataset's, unless the sampler
+    /// draws fewer or more.
+    #[must_use]
+    pub fn samples_per_epoch(&self) -> usize {
+        self.shared.len
     }
 
     /// The settings.
@@ -139,21 +143,79 @@ impl Loader {
         self.shared.ring.slots * self.shared.ring.slot_bytes
     }
 
+    fn start(&self, state: LoaderState) -> Epoch {
+        let built = if state.batch == 0 { self.shared.take_ahead(state.epoch) } else { None };
+        let mut window = built.unwrap_or_else(|| self.shared.window(state.epoch));
+        window.next = state.batch;
+        Epoch::new(Arc::clone(&self.shared), window)
+    }
+}
+
+impl Shared {
+    /// The state after the last batch of an epoch.
     fn end_of(&self, epoch: u64) -> LoaderState {
         LoaderState {
             epoch,
             batch: self.batches_per_epoch(),
-            seed: self.options().seed,
-            batch_size: self.options().batch_size,
-            sample_count: self.shared.dataset.len(),
+            seed: self.options.seed,
+            batch_size: self.options.batch_size,
+            sample_count: self.dataset.len(),
         }
     }
 
-    fn start(&self, state: LoaderState) -> Epoch {
-        let mut order: Vec<usize> = (0..state.sample_count).collect();
-        self.shared.sampler.arrange(state.seed, state.epoch, &mut order);
-        let plan = Plan::new(Arc::clone(&self.shared.layout), self.end_of(state.epoch), order);
-        Epoch::new(Arc::clone(&self.shared), plan, state.batch)
+    fn batches_per_epoch(&self) -> usize {
+        let LoaderOptions { batch_size, drop_last, .. } = self.options;
+        if drop_last { self.len / batch_size } else { self.len.div_ceil(batch_size) }
+    }
+
+    /// An epoch of which nothing is built.
+    pub(crate) fn window(&self, epoch: u64) -> Window {
+        let LoaderOptions { seed, batch_size, .. } = self.options;
+        let order = self.sampler.order(EpochKey { seed, epoch, batch_size }, self.dataset.len());
+        let (layout, skip_max) = (Arc::clone(&self.layout), self.options.skip_max());
+        let plan = Plan::new(layout, self.end_of(epoch), skip_max, order, self.len);
+        Window::new(Arc::new(plan), 0, self.ring.slots)
+    }
+
+    /// Ends what is being built of an epoch.
+    pub(crate) fn stop(&self, window: &mut Window) {
+        window.stop(self.pool.as_ref(), self.options.timeout);
+    }
+
+    /// Keeps what is being built of an epoch until it is asked for.
+    pub(crate) fn keep_ahead(&self, window: Window) {
+        self.replace_ahead(Some(window));
+    }
+
+    /// What is being built of `epoch`. If that is another one it is stopped, so that its buffers
+    /// are free.
+    fn take_ahead(&self, epoch: u64) -> Option<Window> {
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it = ahead.as_ref().is_some_and(|window| window.plan.end.epoch == epoch);
+        if is_it {
+            return ahead.take();
+        }
+        drop(ahead);
+        self.replace_ahead(None);
+        None
+    }
+
+    /// Gives back the buffers of the epoch that is being built ahead; whether there was one.
+    pub(crate) fn drop_ahead(&self) -> bool {
+        self.replace_ahead(None)
+    }
+
+    fn replace_ahead(&self, window: Option<Window>) -> bool {
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *ahead, window);
+        drop(ahead);
+        before.map(|mut window| self.stop(&mut window)).is_some()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.drop_ahead();
     }
 }
 

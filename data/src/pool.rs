@@ -1,66 +1,92 @@
-//! Building a batch, on the consumer's thread or on a worker's: the same function on both.
+//! Worker threads, which share the samples of the first batch that has any left.
 
-use crate::dataset::{Dataset, SampleSlot};
+use crate::dataset::Dataset;
 use crate::epoch::Plan;
-use crate::error::{DataError, IndexOutOfRange};
-use crate::staging::Staging;
-use crossbeam_channel::{Receiver, Sender, bounded};
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use crate::error::DataError;
+use crate::job::Job;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
-
-/// One batch to build.
-pub(crate) struct Job {
-    pub(crate) plan: Arc<Plan>,
-    pub(crate) batch: usize,
-    pub(crate) staging: Staging,
-    pub(crate) reply: Sender<Reply>,
-}
-
-/// A batch as it was built, or the first error among its samples.
-pub(crate) struct Reply {
-    pub(crate) batch: usize,
-    pub(crate) built: Result<Staging, DataError>,
-}
+use std::time::Duration;
 
 /// Worker threads; dropping the pool joins them.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    /// `None` only while the pool is dropped: closing the channel ends the workers.
-    jobs: Option<Sender<Job>>,
+    queue: Arc<Queue>,
     threads: Vec<JoinHandle<()>>,
+    /// Disconnected once every worker has ended.
+    ended: Receiver<()>,
+    /// How long to wait for a worker that is to end.
+    timeout: Option<Duration>,
+}
+
+/// Batches with samples that no worker has claimed, in the order in which they are wanted.
+#[derive(Debug, Default)]
+struct Queue {
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    jobs: VecDeque<Arc<Job>>,
+    is_closed: bool,
 }
 
 impl Pool {
-    /// Room for `slots` jobs: each carries a staging buffer, so there are never more.
     pub(crate) fn new(
         workers: usize,
-        slots: usize,
+        timeout: Option<Duration>,
         dataset: &Arc<dyn Dataset>,
     ) -> Result<Self, DataError> {
-        let (jobs, queue) = bounded(slots);
-        let mut pool = Self { jobs: Some(jobs), threads: Vec::with_capacity(workers) };
+        let (alive, ended) = bounded(0);
+        let queue = Arc::<Queue>::default();
+        let mut pool = Self { queue, threads: Vec::with_capacity(workers), ended, timeout };
         for worker in 0..workers {
-            let (queue, dataset) = (queue.clone(), Arc::clone(dataset));
+            let (queue, dataset) = (Arc::clone(&pool.queue), Arc::clone(dataset));
+            let alive: Sender<()> = alive.clone();
             let thread = Builder::new()
                 .name(format!("lowtide-data-{worker}"))
-                .spawn(move || work(&queue, dataset.as_ref()))
+                .spawn(move || {
+                    let _alive = alive;
+                    queue.work(dataset.as_ref());
+                })
                 .map_err(|source| DataError::Io { what: "starting a loader thread", source })?;
             pool.threads.push(thread);
         }
         Ok(pool)
     }
 
-    pub(crate) fn submit(&self, job: Job) {
-        let jobs = self.jobs.as_ref().expect("the channel is closed only by drop");
-        assert!(jobs.send(job).is_ok(), "workers end only when the channel is closed");
+    pub(crate) fn submit(&self, job: Arc<Job>) {
+        self.queue.lock().jobs.push_back(job);
+        // All of them: each can take a sample of it.
+        self.queue.wake.notify_all();
+    }
+
+    /// Takes back the batches of an epoch that no worker has begun.
+    pub(crate) fn withdraw(&self, plan: &Arc<Plan>) {
+        let is_of_it = |job: &Arc<Job>| Arc::ptr_eq(&job.plan, plan);
+        let mut queue = self.queue.lock();
+        let jobs = std::mem::take(&mut queue.jobs);
+        let (withdrawn, kept): (VecDeque<_>, _) = jobs.into_iter().partition(is_of_it);
+        queue.jobs = kept;
+        // Unlocked first: the last handle of a job sends its reply.
+        drop(queue);
+        drop(withdrawn);
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.jobs = None;
+        self.queue.lock().is_closed = true;
+        self.queue.wake.notify_all();
+        if let Some(timeout) = self.timeout
+            && self.ended.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout)
+        {
+            // A dataset that hangs keeps its thread, and its own memory, until it returns.
+            self.threads.retain(JoinHandle::is_finished);
+        }
         for thread in self.threads.drain(..) {
             // A worker catches the panics of the dataset, so there is nothing to learn here.
             let _ = thread.join();
@@ -68,57 +94,39 @@ impl Drop for Pool {
     }
 }
 
-fn work(queue: &Receiver<Job>, dataset: &dyn Dataset) {
-    for Job { plan, batch, staging, reply } in queue {
-        let built = build(dataset, &plan, batch, staging);
-        // An epoch takes all replies before it goes, so this send does not fail.
-        let _ = reply.send(Reply { batch, built });
+impl Queue {
+    fn work(&self, dataset: &dyn Dataset) {
+        while let Some(job) = self.first() {
+            while job.write_next(dataset) {}
+            self.remove(&job);
+        }
     }
-}
 
-/// Writes the samples of `batch`, in order, so that the first error is the same on any thread.
-pub(crate) fn build(
-    dataset: &dyn Dataset,
-    plan: &Plan,
-    batch: usize,
-    mut staging: Staging,
-) -> Result<Staging, DataError> {
-    let bytes = staging.bytes_mut();
-    for (row, &index) in plan.samples(batch).iter().enumerate() {
-        if index >= dataset.len() {
-            let source = IndexOutOfRange { index, len: dataset.len() };
-            return Err(DataError::Sample { index, source: source.into() });
-        }
-        let mut slot = SampleSlot::new(&plan.layout, row, bytes, &plan.cancelled);
-        if slot.is_cancelled() {
-            break; // The epoch throws the batch away.
-        }
-        // Unwind safety: the half-written slot is not handed out. The dataset may be left in a
-        // state of its own making, as after a panic on any thread that shares it.
-        match catch_unwind(AssertUnwindSafe(|| dataset.write(index, &mut slot))) {
-            Ok(Ok(())) => {
-                slot.check().map_err(|source| DataError::Sample { index, source: source.into() })?
+    /// Waits for a batch; `None` when there will not be another.
+    fn first(&self) -> Option<Arc<Job>> {
+        let mut state = self.lock();
+        loop {
+            if state.is_closed {
+                return None;
             }
-            Ok(Err(source)) => return Err(DataError::Sample { index, source }),
-            Err(payload) => {
-                return Err(DataError::Panicked { index, message: message_of(payload) });
+            if let Some(job) = state.jobs.front() {
+                return Some(Arc::clone(job));
             }
+            state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
-    Ok(staging)
-}
 
-fn message_of(payload: Box<dyn Any + Send>) -> String {
-    if let Some(text) = payload.downcast_ref::<&str>() {
-        return (*text).to_owned();
+    /// Takes out a batch that has no sample left, unless another worker has done it.
+    fn remove(&self, done: &Arc<Job>) {
+        let mut state = self.lock();
+        let is_first = state.jobs.front().is_some_and(|job| Arc::ptr_eq(job, done));
+        let job = if is_first { state.jobs.pop_front() } else { None };
+        // Unlocked first: see `withdraw`.
+        drop(state);
+        drop(job);
     }
-    match payload.downcast::<String>() {
-        Ok(text) => *text,
-        Err(payload) => {
-            // A payload of the dataset's own type may panic again when it is dropped, which would
-            // end the worker and leave the consumer waiting. Leaked instead.
-            std::mem::forget(payload);
-            "payload is not text".to_owned()
-        }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

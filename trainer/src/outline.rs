@@ -133,7 +133,7 @@ fn epochs_at_most(fit: &Fit<'_>) -> u64 {
 impl Shapes {
     fn of(loader: &Loader) -> Shapes {
         let (dataset, options) = (loader.dataset(), loader.options());
-        let (fields, len) = (dataset.fields().to_vec(), dataset.len());
+        let (fields, len) = (dataset.fields().to_vec(), loader.samples_per_epoch());
         Shapes { fields, len, batch_size: options.batch_size, drop_last: options.drop_last }
     }
 }
@@ -144,7 +144,7 @@ fn check_not_empty(name: &str, loader: &Loader) -> Result<()> {
     if loader.batches_per_epoch() > 0 {
         return Ok(());
     }
-    let (len, options) = (loader.dataset().len(), loader.options());
+    let (len, options) = (loader.samples_per_epoch(), loader.options());
     let problem = if len > 0 && options.drop_last {
         format!(
             "{len} samples are less than a batch of {}, and drop_last is set",
@@ -196,7 +196,7 @@ impl Examples {
 fn parts<'a>(loader: &Loader, example: Option<&'a Batch>) -> Vec<BatchView<'a>> {
     let Some(example) = example else { return Vec::new() };
     let (count, full) = (loader.batches_per_epoch(), example.len());
-    let tail = loader.dataset().len() % full;
+    let tail = loader.samples_per_epoch() % full;
     let has_tail = tail > 0 && !loader.options().drop_last;
     let full_count = count - usize::from(has_tail);
     let mut parts = vec![example.view(); full_count.min(2)];

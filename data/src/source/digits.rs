@@ -3,7 +3,7 @@
 use crate::dataset::{Dataset, SampleError, SampleSlot};
 use crate::element::Field;
 use crate::error::DataError;
-use crate::sampler::{Sampler, Shuffled};
+use crate::sampler::Shuffled;
 use crate::source::{Images, InMemory};
 use crate::subset::Subset;
 use flate2::read::GzDecoder;

@@ -2,8 +2,8 @@
 
 use crate::{Faulty, Seen, Unreadable, WORKERS, Way, numbered, options};
 use lowtide_data::{
-    DataError, Dataset, ElementType, Field, IndexOutOfRange, Loader, LoaderOptions, SampleError,
-    SampleSlot, Sampler, Sequential,
+    DataError, Dataset, ElementType, EpochKey, Field, IndexOutOfRange, Loader, LoaderOptions,
+    Order, SampleError, SampleSlot, Sampler, Sequential,
 };
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -140,8 +140,8 @@ fn first_of_two_faults_is_reported_even_if_the_second_happens_before_it() {
 fn sampler_that_leaves_the_dataset_is_an_error() {
     struct Beyond;
     impl Sampler for Beyond {
-        fn arrange(&self, _seed: u64, _epoch: u64, order: &mut [usize]) {
-            order[1] = order.len();
+        fn order(&self, _key: EpochKey, len: usize) -> Box<dyn Order> {
+            Box::new(vec![0, len, 0])
         }
     }
     let loader = Loader::with_sampler(numbered(3), Beyond, options(3, 0, 0)).unwrap();

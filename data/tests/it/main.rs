@@ -8,6 +8,10 @@ mod order;
 mod props;
 mod resume;
 mod ring;
+mod samplers;
+mod shutdown;
+mod skip;
+mod workers;
 
 use lowtide_data::{
     Batch, DataError, Dataset, Field, InMemory, Loader, LoaderOptions, SampleError, SampleSlot,
@@ -15,7 +19,7 @@ use lowtide_data::{
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The numbers of workers that every law about batches is checked with.
-const WORKERS: [usize; 4] = [0, 1, 2, 4];
+const WORKERS: [usize; 4] = [0, 1, 2, 8];
 
 fn options(batch_size: usize, workers: usize, seed: u64) -> LoaderOptions {
     LoaderOptions { batch_size, workers, seed, ..Default::default() }

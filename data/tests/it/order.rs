@@ -1,7 +1,7 @@
 //! The order of an epoch is a function of seed and epoch alone.
 
 use crate::{WORKERS, numbered, options, samples_of};
-use lowtide_data::{Loader, Sampler, Sequential, Shuffled};
+use lowtide_data::{EpochKey, Loader, Order, Sampler, Sequential, Shuffled};
 
 fn shuffled(len: usize, seed: u64, epoch: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..len).collect();
@@ -76,8 +76,8 @@ fn loader_visits_in_the_order_of_its_sampler_at_any_number_of_workers() {
 fn sampler_may_repeat_samples() {
     struct Last;
     impl Sampler for Last {
-        fn arrange(&self, _seed: u64, _epoch: u64, order: &mut [usize]) {
-            order.fill(order.len() - 1);
+        fn order(&self, _key: EpochKey, len: usize) -> Box<dyn Order> {
+            Box::new(vec![len - 1; len])
         }
     }
     let loader = Loader::with_sampler(numbered(3), Last, options(2, 1, 0)).unwrap();

@@ -1,7 +1,7 @@
 //! Laws over generated sizes, seeds and numbers of workers.
 
 use crate::{Seen, WORKERS, drain, numbered, samples_of};
-use lowtide_data::{Loader, LoaderOptions, Sampler, Shuffled};
+use lowtide_data::{Loader, LoaderOptions, Shuffled};
 use proptest::prelude::*;
 
 fn any_options() -> impl Strategy<Value = LoaderOptions> {
@@ -12,6 +12,7 @@ fn any_options() -> impl Strategy<Value = LoaderOptions> {
             seed,
             workers,
             prefetch,
+            ..Default::default()
         },
     )
 }

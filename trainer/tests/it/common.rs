@@ -111,7 +111,7 @@ impl Run {
             let indices: Vec<usize> = (from..from + len).collect();
             Subset::new(digits(), indices).expect("there are 1797")
         };
-        let options = LoaderOptions { batch_size, drop_last, seed, workers, prefetch: 2 };
+        let options = LoaderOptions { batch_size, drop_last, seed, workers, ..Default::default() };
         let train = Loader::with_sampler(part(0, train_len), Shuffled, options);
         let in_order = LoaderOptions { drop_last: false, workers: 0, ..options };
         let test = Loader::with_sampler(part(train_len, test_len), Sequential, in_order);
