@@ -1,14 +1,18 @@
 //! Loading an epoch: inline (the baseline) against worker threads.
 //!
 //! `digits` copies 264 bytes per sample and shows what the threads cost; `decode` computes every
-//! sample from its index, some microseconds each, and shows what they gain.
+//! sample from its index, some microseconds each, and shows what they gain. `gather` copies 256 bytes
+//! per sample, next to the plain loop that does the same: the difference is what a loader costs.
+//! `first_batch` waits for one batch of 64 samples of 2 ms each.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use lowtide_data::{
-    DataError, Dataset, Digits, ElementType, Field, Loader, LoaderOptions, SampleError, SampleSlot,
+    DataError, Dataset, Digits, ElementType, Field, InMemory, Loader, LoaderOptions, Permuted,
+    SampleError, SampleSlot, Shuffled,
 };
 use std::hint::black_box;
 use std::sync::Arc;
+use std::time::Duration;
 
 const BATCH_SIZE: usize = 64;
 const WORKERS: [usize; 3] = [0, 1, 2];
@@ -74,5 +78,76 @@ fn decode(c: &mut Criterion) {
     group(c, "decode", Arc::new(Decode([Field::new("y", ElementType::I64, &[16])])));
 }
 
-criterion_group!(benches, digits, decode);
+const GATHER_LEN: usize = 1 << 14;
+const GATHER_SIDE: usize = 64;
+
+/// Rows of f32 in a shuffled order, by a loop and by loaders.
+fn gather(c: &mut Criterion) {
+    let mut group = c.benchmark_group("data/gather");
+    group.throughput(Throughput::Elements(GATHER_LEN as u64));
+    let values: Vec<f32> = (0..GATHER_LEN * GATHER_SIDE).map(|n| n as f32).collect();
+    let mut order: Vec<usize> = (0..GATHER_LEN).collect();
+    Shuffled.arrange(0, 0, &mut order);
+    let mut batch = vec![0.0_f32; BATCH_SIZE * GATHER_SIDE];
+    group.bench_function("baseline_loop", |b| {
+        b.iter(|| {
+            for indices in order.chunks(BATCH_SIZE) {
+                for (row, &index) in batch.chunks_exact_mut(GATHER_SIDE).zip(indices) {
+                    row.copy_from_slice(&values[index * GATHER_SIDE..][..GATHER_SIDE]);
+                }
+                black_box(&mut batch);
+            }
+        });
+    });
+    let data = InMemory::new(GATHER_LEN).with("x", &[GATHER_SIDE], values.clone());
+    let data = Arc::new(data.expect("the column has its length"));
+    for workers in WORKERS {
+        let options = LoaderOptions { batch_size: BATCH_SIZE, workers, ..Default::default() };
+        let shuffled = Loader::new(Arc::clone(&data), options);
+        let permuted = Loader::with_sampler(Arc::clone(&data), Permuted, options);
+        for (name, loader) in [("shuffled", shuffled), ("permuted", permuted)] {
+            let loader = loader.expect("the ring is small");
+            group.bench_function(format!("{name}_workers_{workers}"), |b| {
+                b.iter(|| loader.epoch(0).for_each(|batch| drop(black_box(batch))));
+            });
+        }
+    }
+    group.finish();
+}
+
+/// Samples that wait 2 ms, as for a disk.
+struct Waits([Field; 1]);
+
+impl Dataset for Waits {
+    fn len(&self) -> usize {
+        BATCH_SIZE
+    }
+
+    fn fields(&self) -> &[Field] {
+        &self.0
+    }
+
+    fn write(&self, _index: usize, _slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
+        std::thread::sleep(Duration::from_millis(2));
+        Ok(())
+    }
+}
+
+fn first_batch(c: &mut Criterion) {
+    let mut group = c.benchmark_group("data/first_batch");
+    group.sample_size(10).throughput(Throughput::Elements(BATCH_SIZE as u64));
+    for workers in [0, 1, 2, 8] {
+        let options = LoaderOptions { batch_size: BATCH_SIZE, workers, ..Default::default() };
+        let dataset = Waits([Field::new("y", ElementType::I64, &[])]);
+        let loader = Loader::new(dataset, options).expect("the ring is small");
+        let variant =
+            if workers == 0 { "baseline_inline".to_owned() } else { format!("workers_{workers}") };
+        group.bench_function(variant, |b| {
+            b.iter(|| drop(loader.epoch(0).next().expect("a batch").expect("no faults")));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, digits, decode, gather, first_batch);
 criterion_main!(benches);

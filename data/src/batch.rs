@@ -1,6 +1,6 @@
 //! A batch: named fields of a staging buffer, readable whole or in slices.
 
-use crate::element::{Element, ElementType};
+use crate::element::{Collate, Element, ElementType};
 use crate::epoch::Plan;
 use crate::error::DataError;
 use crate::job::{Built, Fault};
@@ -82,7 +82,7 @@ impl Batch {
         self.view().field(name)
     }
 
-    /// All fields, in the order of the dataset.
+    /// All fields, in the order of the dataset, and then lengths and masks of the ragged ones.
     pub fn fields(&self) -> impl Iterator<Item = FieldView<'_>> {
         self.view().fields()
     }
@@ -137,13 +137,15 @@ impl<'a> BatchView<'a> {
         self.fields().find(|field| field.name() == name)
     }
 
-    /// All fields, in the order of the dataset.
+    /// All fields, in the order of the dataset, and then lengths and masks of the ragged ones.
     pub fn fields(&self) -> impl Iterator<Item = FieldView<'a>> + use<'a> {
         let Self { batch, start, end } = *self;
-        batch.plan.layout.places().iter().map(move |place| FieldView {
+        let (layout, staging) = (&batch.plan.layout, batch.staging.bytes());
+        layout.places().iter().map(move |place| FieldView {
             place,
             len: end - start,
-            bytes: &batch.staging.bytes()[place.rows(start..end)],
+            lengths: layout.lengths(place, staging, start..end),
+            bytes: &staging[layout.range(place, staging, start..end)],
         })
     }
 
@@ -164,6 +166,7 @@ impl<'a> BatchView<'a> {
 pub struct FieldView<'a> {
     place: &'a Place,
     len: usize,
+    lengths: Option<&'a [i64]>,
     bytes: &'a [u8],
 }
 
@@ -180,16 +183,41 @@ impl<'a> FieldView<'a> {
         self.place.field.element
     }
 
-    /// Shape of one sample, without the batch dimension.
+    /// Shape of one sample, without the batch dimension; of a ragged field, that of the longest one
+    /// there may be.
     #[must_use]
     pub fn sample_shape(&self) -> &'a [usize] {
         &self.place.field.shape
     }
 
-    /// Shape with the batch dimension first, `[B, ...]`.
+    /// Shape with the batch dimension first, `[B, ...]`; `[sum of lengths, ...]` of a packed field.
     #[must_use]
     pub fn shape(&self) -> Vec<usize> {
-        [&[self.len], self.sample_shape()].concat()
+        match (self.place.field.ragged, self.lengths) {
+            (Some(Collate::Packed), Some(lengths)) => {
+                [&[lengths.iter().sum::<i64>() as usize], &self.sample_shape()[1..]].concat()
+            }
+            _ => [&[self.len], self.sample_shape()].concat(),
+        }
+    }
+
+    /// The length of each sample of a ragged field, `[B]`.
+    #[must_use]
+    pub fn lengths(&self) -> Option<&'a [i64]> {
+        self.lengths
+    }
+
+    /// Where each sample of a packed field begins, in items, and where the last one ends: `[B + 1]`
+    /// numbers from 0 on.
+    #[must_use]
+    pub fn offsets(&self) -> Option<Vec<usize>> {
+        let lengths = self.lengths.filter(|_| self.place.field.ragged == Some(Collate::Packed))?;
+        let mut end = 0;
+        let ends = lengths.iter().map(|&len| {
+            end += len as usize;
+            end
+        });
+        Some(std::iter::once(0).chain(ends).collect())
     }
 
     /// The bytes of all samples, in the machine's byte order.

@@ -2,7 +2,7 @@
 
 use crate::element::{Element, ElementType, Field};
 use crate::epoch::Plan;
-use crate::error::NotBool;
+use crate::error::{NotBool, TooLong};
 use crate::rows::Row;
 use std::error::Error;
 use std::sync::Arc;
@@ -78,6 +78,10 @@ impl<'a> SampleSlot<'a> {
     /// # Panics
     /// If there is no such field.
     pub fn bytes(&mut self, field_index: usize) -> &mut [u8] {
+        let field = self.field(field_index);
+        if field.ragged.is_some() {
+            self.set_len(field_index, field.shape[0]);
+        }
         self.row.bytes(field_index)
     }
 
@@ -87,11 +91,58 @@ impl<'a> SampleSlot<'a> {
     /// If there is no such field, if its elements are not of type `T`, or if they are to be truth
     /// values and a byte that was written before is neither 0 nor 1.
     pub fn values<T: Element>(&mut self, field_index: usize) -> &mut [T] {
-        let Field { name, element, .. } = &self.row.layout().places()[field_index].field;
-        assert_eq!(*element, T::TYPE, "field {name} holds {element}, not {}", T::TYPE);
+        self.assert_holds::<T>(field_index);
         // A field starts aligned and a sample is whole elements, so the cast fails only for bytes
         // that the dataset has written and that are no truth values.
         bytemuck::checked::cast_slice_mut(self.bytes(field_index))
+    }
+
+    /// The elements of a sample of `len` items in the ragged field `field_index`; this is its
+    /// length then. A ragged field that is not asked for has the length 0, and one that is asked
+    /// for by [`values`](Self::values) or [`bytes`](Self::bytes) the greatest.
+    ///
+    /// # Errors
+    /// [`TooLong`] if `len` is more than the field's greatest length.
+    ///
+    /// # Panics
+    /// As [`values`](Self::values), and if the field is not ragged.
+    pub fn ragged<T: Element>(
+        &mut self,
+        field_index: usize,
+        len: usize,
+    ) -> Result<&mut [T], TooLong> {
+        self.assert_holds::<T>(field_index);
+        let field = self.field(field_index);
+        assert!(field.ragged.is_some(), "field {} is not ragged", field.name);
+        if len > field.shape[0] {
+            let name = Arc::clone(&field.name);
+            return Err(TooLong { field: name, len, len_max: field.shape[0] });
+        }
+        self.set_len(field_index, len);
+        let len_bytes = len * self.row.layout().places()[field_index].item_bytes();
+        Ok(bytemuck::checked::cast_slice_mut(&mut self.row.bytes(field_index)[..len_bytes]))
+    }
+
+    fn field(&self, field_index: usize) -> &'a Field {
+        &self.row.layout().places()[field_index].field
+    }
+
+    fn assert_holds<T: Element>(&self, field_index: usize) {
+        let Field { name, element, .. } = self.field(field_index);
+        assert_eq!(*element, T::TYPE, "field {name} holds {element}, not {}", T::TYPE);
+    }
+
+    /// Writes the length and the mask of a ragged field.
+    fn set_len(&mut self, field_index: usize, len: usize) {
+        let place = &self.row.layout().places()[field_index];
+        if let Some(lengths) = place.lengths {
+            self.row.bytes(lengths).copy_from_slice(&(len as i64).to_ne_bytes());
+        }
+        if let Some(mask) = place.mask {
+            let (there, padding) = self.row.bytes(mask).split_at_mut(len);
+            there.fill(1);
+            padding.fill(0);
+        }
     }
 
     /// Looks at what was written.

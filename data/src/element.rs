@@ -89,15 +89,48 @@ pub struct Field {
     pub name: Arc<str>,
     /// Type of its elements.
     pub element: ElementType,
-    /// Shape of one sample, without the batch dimension; empty for a scalar.
+    /// Shape of one sample, without the batch dimension; empty for a scalar. The first side of a
+    /// ragged field is the greatest length that a sample may have.
     pub shape: Vec<usize>,
+    /// How samples of different lengths come into a batch; `None` if they have one shape.
+    pub ragged: Option<Collate>,
+}
+
+/// How the samples of a ragged field, each with a length of its own, lie in a batch.
+///
+/// Beside a ragged field `x` a batch has `x.length`, i64 `[B]`. Staging memory is that of the
+/// greatest length in any case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Collate {
+    /// Each to the greatest length, followed by zeros: `[B, L, ...]`, and beside it `x.mask`, bool
+    /// `[B, L]`, which is true where there is a sample. Every batch has the same bytes, so that its
+    /// memory can be predicted.
+    Padded,
+    /// One after the other without a gap, `[sum of lengths, ...]`, to be cut by
+    /// [`FieldView::offsets`](crate::FieldView::offsets): no work on padding, and memory that
+    /// differs from batch to batch.
+    Packed,
 }
 
 impl Field {
     /// A field from its three parts.
     #[must_use]
     pub fn new(name: impl Into<Arc<str>>, element: ElementType, shape: &[usize]) -> Self {
-        Self { name: name.into(), element, shape: shape.to_vec() }
+        Self { name: name.into(), element, shape: shape.to_vec(), ragged: None }
+    }
+
+    /// A field whose samples have from 0 to `len_max` items of shape `item_shape`, such as a text
+    /// of up to 512 tokens.
+    #[must_use]
+    pub fn ragged(
+        name: impl Into<Arc<str>>,
+        element: ElementType,
+        len_max: usize,
+        item_shape: &[usize],
+        collate: Collate,
+    ) -> Self {
+        let shape = [&[len_max], item_shape].concat();
+        Self { ragged: Some(collate), ..Self::new(name, element, &shape) }
     }
 
     /// Bytes of one sample, or `None` if that overflows.

@@ -75,6 +75,8 @@ pub struct Epoch {
     shared: Arc<Shared>,
     window: Window,
     /// The epoch to build ahead once all batches of this one are begun.
+    ahead: Option<u64>,
+    /// What is built of it.
     follower: Option<Window>,
     /// Samples skipped so far.
     skipped: usize,
@@ -83,7 +85,7 @@ pub struct Epoch {
 
 impl Epoch {
     pub(crate) fn new(shared: Arc<Shared>, window: Window) -> Self {
-        Self { shared, window, follower: None, skipped: 0, failed: false }
+        Self { shared, window, ahead: None, follower: None, skipped: 0, failed: false }
     }
 
     /// The position before the next batch: the batches handed out so far are behind it, those
@@ -110,7 +112,7 @@ impl Epoch {
     /// are there for [`Loader::epoch`](crate::Loader::epoch) when it is asked for `epoch` next and
     /// this one has handed out its last batch. Without workers nothing is built ahead.
     pub fn build_ahead(&mut self, epoch: u64) {
-        self.follower = self.shared.pool.is_some().then(|| self.shared.window(epoch));
+        self.ahead = self.shared.pool.is_some().then_some(epoch);
     }
 
     /// The next batch, or why there is none.
@@ -136,16 +138,21 @@ impl Epoch {
     }
 
     fn submit_follower(&mut self) {
-        if let Some(follower) = &mut self.follower
-            && self.window.is_submitted()
+        if self.failed || !self.window.is_submitted() {
+            return;
+        }
+        if let Some(epoch) = self.ahead.take()
+            && let Some(mut other) = self.follower.replace(self.shared.window(epoch))
         {
+            self.shared.stop(&mut other);
+        }
+        if let Some(follower) = &mut self.follower {
             follower.submit(&self.shared);
         }
     }
 
     fn stop(&mut self) {
         self.shared.stop(&mut self.window);
-        // Taken, so that an epoch that has failed builds nothing ahead.
         if let Some(mut follower) = self.follower.take() {
             self.shared.stop(&mut follower);
         }

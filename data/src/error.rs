@@ -129,3 +129,16 @@ pub struct NotBool {
     /// The first such byte.
     pub byte: u8,
 }
+
+/// A sample of a ragged field that is longer than the field allows: the cause inside
+/// [`DataError::Sample`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("field {field} has {len} items, and at most {len_max} are allowed")]
+pub struct TooLong {
+    /// Name of the field.
+    pub field: Arc<str>,
+    /// Items of the sample.
+    pub len: usize,
+    /// The field's greatest length.
+    pub len_max: usize,
+}

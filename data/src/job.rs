@@ -135,6 +135,9 @@ impl Drop for Job {
             self.plan.layout.keep_rows(staging.bytes_mut(), &kept);
             indices = kept.into_iter().map(|row| indices[row]).collect();
         }
+        if is_of_use {
+            self.plan.layout.pack(staging.bytes_mut(), indices.len());
+        }
         // Never blocks: the channel has room for every buffer. An error says that the epoch has
         // given up on the batch, and the buffer goes back to the ring.
         let built = Built { staging, indices, faults };

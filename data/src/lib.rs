@@ -21,9 +21,9 @@ mod window;
 
 pub use batch::{Batch, BatchView, FieldView, SkippedSample};
 pub use dataset::{Dataset, SampleError, SampleSlot};
-pub use element::{Element, ElementType, Field};
+pub use element::{Collate, Element, ElementType, Field};
 pub use epoch::Epoch;
-pub use error::{DataError, IndexOutOfRange, NotBool};
+pub use error::{DataError, IndexOutOfRange, NotBool, TooLong};
 pub use half::bf16;
 pub use loader::{Loader, LoaderOptions, OnBadSample};
 pub use sampler::{
