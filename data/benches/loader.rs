@@ -1,9 +1,9 @@
 //! Loading an epoch: inline (the baseline) against worker threads.
 //!
 //! `digits` copies 264 bytes per sample and shows what the threads cost; `decode` computes every
-//! sample from its index, some microseconds each, and shows what they gain. `gather` copies 256 bytes
-//! per sample, next to the plain loop that does the same: the difference is what a loader costs.
-//! `first_batch` waits for one batch of 64 samples of 2 ms each.
+//! sample from its index, some microseconds each, and shows what they gain. `gather` copies 256
+//! bytes per sample, next to the plain loop that does the same: the difference is what a loader
+//! costs. `first_batch` waits for one batch of 64 samples of 2 ms each.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use lowtide_data::{

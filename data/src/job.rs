@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A batch to build. Whoever drops the last handle of it sends the reply.
+/// A batch to build. The thread that drops the last handle of it sends the reply.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) plan: Arc<Plan>,

@@ -21,8 +21,8 @@ pub(crate) struct Rows {
     claimed: AtomicUsize,
 }
 
-// SAFETY: 1. `base` points into memory that `staging` owns wherever it is moved to, and `Staging` is
-// `Send`. 2. A shared `Rows` gives access to its bytes through `claim` alone, and no two rows that
+// SAFETY: 1. `base` points into memory that `staging` owns wherever it is moved to, and `Staging`
+// is `Send`. 2. A shared `Rows` gives access to its bytes through `claim` alone, and no two rows that
 // it returns have a byte in common.
 unsafe impl Send for Rows {}
 // SAFETY: as for `Send`; what else is shared is an atomic counter, and numbers that do not change.
@@ -72,7 +72,7 @@ impl<'a> Row<'a> {
         // SAFETY: 1. `range` is within the layout's `size_bytes`, as `index` is below its `rows`,
         // and the buffer has as many (`Rows::new`).
         let first = unsafe { self.rows.base.add(range.start) };
-        // SAFETY: 1. The bytes are initialised, as those of every buffer. 2. Nobody else reaches
+        // SAFETY: 1. The bytes are initialised, as those of every buffer. 2. No other slice has
         // them: ranges of different rows or places are disjoint, each row is claimed once, `Row` is
         // not `Clone`, and `staging` itself is not looked at while a row borrows its `Rows`. 3. The
         // slice borrows this row mutably, so there is one slice of it at a time.

@@ -80,7 +80,12 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let mut score = Score::default();
         'run: while self.step < end.step {
             let number = self.epoch + 1;
-            for batch in rest.take().unwrap_or_else(|| fit.train.epoch(self.epoch)) {
+            let mut epoch = rest.take().unwrap_or_else(|| fit.train.epoch(self.epoch));
+            // Read ahead over the end of the epoch, also while the sets are evaluated.
+            if self.step + (epoch.remaining() as u64) < end.step {
+                epoch.build_ahead(self.epoch + 1);
+            }
+            for batch in epoch {
                 let batch = batch?;
                 let mut report = self.train_step(&batch, number, observers)?;
                 let ends_epoch = batch.index() + 1 == batches;

@@ -9,8 +9,8 @@ use rand_core::Rng;
 /// would be too large. An epoch begins at once and holds 80 bytes.
 ///
 /// A Feistel network on the numbers below the next power of 4, whose round keys are the first
-/// numbers of the ChaCha8 stream of seed and epoch; what falls outside the dataset is put through it
-/// again (J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). Of the
+/// numbers of the ChaCha8 stream of seed and epoch; what falls outside the dataset is put through
+/// it again (J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). Of the
 /// permutations of a large set only a part can come, as with any generator. The order is as fixed
 /// as that of `Shuffled`.
 #[derive(Debug, Clone, Copy, Default)]

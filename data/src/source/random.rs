@@ -11,7 +11,8 @@ const I32_MAX: i64 = i32::MAX as i64;
 const U16_MAX: i64 = u16::MAX as i64;
 
 /// Samples without a meaning: numbers from 0 to 1 in float fields, whole numbers below a bound in
-/// those of 2, 4 and 8 bytes, bytes of any value, truth values of even odds. A sample is a function of its index.
+/// those of 2, 4 and 8 bytes, bytes of any value, truth values of even odds. A sample is a function
+/// of its index.
 #[derive(Debug, Clone)]
 pub struct Random {
     len: usize,

@@ -1,9 +1,9 @@
-//! Tests of PyTorch's `test_dataloader.py` and of torchdata's `StatefulDataLoader`, re-created under
-//! their names: the same intent, our own code.
+//! Tests of PyTorch's `test_dataloader.py` and of torchdata's `StatefulDataLoader`, re-created
+//! under their names: the same intent, our own code.
 //!
-//! Elsewhere: `samplers::test_large_sampler_indices`. Without a counterpart: `test_segfault` (workers
-//! are threads, and a process that crashes has no loader left), `test_pin_memory` (a batch is plain
-//! host memory) and `test_worker_seed_reproducibility`'s seeds of workers (there are none: a sample
+//! Elsewhere: `samplers::test_large_sampler_indices`. Without a counterpart: `test_segfault`
+//! (workers are threads, and a process that crashes has no loader left), `test_pin_memory` (a batch
+//! is plain host memory) and `test_worker_seed_reproducibility`'s seeds of workers (there are none: a sample
 //! is a function of its index; what the test is for is `test_multi_epochs_reproducibility`).
 
 use crate::{Faulty, Seen, Way, drain, numbered, options, samples_of};
