@@ -22,8 +22,8 @@ pub(crate) struct Rows {
 }
 
 // SAFETY: 1. `base` points into memory that `staging` owns wherever it is moved to, and `Staging`
-// is `Send`. 2. A shared `Rows` gives access to its bytes through `claim` alone, and no two rows that
-// it returns have a byte in common.
+// is `Send`. 2. A shared `Rows` gives access to its bytes through `claim` alone, and no two rows
+// that it returns have a byte in common.
 unsafe impl Send for Rows {}
 // SAFETY: as for `Send`; what else is shared is an atomic counter, and numbers that do not change.
 unsafe impl Sync for Rows {}

@@ -3,8 +3,8 @@
 //!
 //! Elsewhere: `samplers::test_large_sampler_indices`. Without a counterpart: `test_segfault`
 //! (workers are threads, and a process that crashes has no loader left), `test_pin_memory` (a batch
-//! is plain host memory) and `test_worker_seed_reproducibility`'s seeds of workers (there are none: a sample
-//! is a function of its index; what the test is for is `test_multi_epochs_reproducibility`).
+//! is plain host memory) and `test_worker_seed_reproducibility` (workers have no seeds: a sample is
+//! a function of its index, and `test_multi_epochs_reproducibility` shows it).
 
 use crate::{Faulty, Seen, Way, drain, numbered, options, samples_of};
 use lowtide_data::{
