@@ -46,6 +46,8 @@ pub(crate) struct StepLine {
     batch: usize,
     micro_batch: usize,
     skipped: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    bad_samples: Vec<usize>,
     retries: Vec<RetryLine>,
     reserved_peak_bytes: usize,
     seconds: f64,
@@ -175,6 +177,7 @@ impl StepLine {
             batch: report.batch,
             micro_batch: report.micro_batch,
             skipped: report.skipped,
+            bad_samples: report.bad_samples.clone(),
             retries: retries.collect(),
             reserved_peak_bytes: report.reserved_peak_bytes,
             seconds: report.seconds,

@@ -59,6 +59,9 @@ pub struct StepReport {
     pub micro_batch: usize,
     /// Whether the update was left out because the loss or a gradient was not finite.
     pub skipped: bool,
+    /// Samples that could not be read and were left out, as indices of the data set: see
+    /// [`OnBadSample`](lowtide_data::OnBadSample).
+    pub bad_samples: Vec<usize>,
     /// The attempts that were rolled back, in order.
     pub retries: Vec<Retry>,
     /// Highest reserved bytes of the run so far.

@@ -292,6 +292,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             reserved_peak_bytes: self.device.allocator().statistics().reserved.peak_bytes,
             seconds: started.elapsed().as_secs_f64(),
             is_evaluated: false,
+            bad_samples: batch.skipped().iter().map(|sample| sample.index).collect(),
             retries,
         };
         self.grow_back(&batch.view(), report.retries.is_empty());

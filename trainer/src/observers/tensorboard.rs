@@ -16,10 +16,12 @@ const FLUSH_EVERY: Duration = Duration::from_secs(5);
 
 /// Writes every number of steps and evaluations to an event file in a folder, where TensorBoard
 /// finds it: `tensorboard --logdir FOLDER`. Tags are `train/loss`, `test/accuracy`,
-/// `memory/reserved_peak_bytes` and so on. A run that goes on adds a file.
+/// `memory/reserved_peak_bytes` and so on. A run that goes on adds a file. What cannot be written,
+/// as on a full disk, ends the file; that is told on standard error, and the run goes on.
 pub struct TensorBoard {
     path: PathBuf,
-    file: BufWriter<File>,
+    /// `None` after an error.
+    file: Option<BufWriter<File>>,
     flushed: Instant,
 }
 
@@ -42,12 +44,12 @@ impl TensorBoard {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(failed(&path, error)),
                 Ok(file) => {
-                    let flushed = Instant::now();
-                    let mut new = TensorBoard { path, file: BufWriter::new(file), flushed };
+                    let mut file = BufWriter::new(file);
                     // Field 3 of an event, in the first record of every file.
-                    new.write(&event(0, |event| text_field(event, 3, "brain.Event:2")))?;
-                    new.flush()?;
-                    return Ok(new);
+                    let head = event(0, |event| text_field(event, 3, "brain.Event:2"));
+                    let written = write_record(&mut file, &head).and_then(|()| file.flush());
+                    written.map_err(|source| failed(&path, source))?;
+                    return Ok(TensorBoard { path, file: Some(file), flushed: Instant::now() });
                 }
             }
         }
@@ -59,28 +61,8 @@ impl TensorBoard {
         &self.path
     }
 
-    fn write(&mut self, record: &[u8]) -> Result<()> {
-        let length = (record.len() as u64).to_le_bytes();
-        let parts: [&[u8]; 4] = [
-            &length,
-            &masked_checksum(&length).to_le_bytes(),
-            record,
-            &masked_checksum(record).to_le_bytes(),
-        ];
-        let written = parts.into_iter().try_for_each(|part| self.file.write_all(part));
-        written.map_err(|source| TrainError::File { path: self.path.clone(), source })
-    }
-
-    fn flush(&mut self) -> Result<()> {
-        self.flushed = Instant::now();
-        self.file.flush().map_err(|source| TrainError::File { path: self.path.clone(), source })
-    }
-
     /// Writes values of one moment under their tags.
-    ///
-    /// # Errors
-    /// `File`.
-    fn write_values(&mut self, step: u64, values: &[(String, f64)]) -> Result<()> {
+    fn write_values(&mut self, step: u64, values: &[(String, f64)]) {
         let record = event(step, |event| {
             // Field 5 is a summary, whose field 1 is a value: tag (1) and number (2).
             let mut summary = Vec::new();
@@ -93,8 +75,23 @@ impl TensorBoard {
             }
             bytes_field(event, 5, &summary);
         });
-        self.write(&record)?;
-        if self.flushed.elapsed() >= FLUSH_EVERY { self.flush() } else { Ok(()) }
+        self.try_to(|file| write_record(file, &record));
+        if self.flushed.elapsed() >= FLUSH_EVERY {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        self.flushed = Instant::now();
+        self.try_to(BufWriter::flush);
+    }
+
+    fn try_to(&mut self, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
+        let Some(Err(error)) = self.file.as_mut().map(write) else { return };
+        // Without another try to write what is left.
+        drop(self.file.take().map(BufWriter::into_parts));
+        let line = format!("note: {}: ends here: {error}", self.path.display());
+        drop(writeln!(io::stderr(), "{line}"));
     }
 }
 
@@ -102,8 +99,9 @@ impl Observer for TensorBoard {
     fn on_start(&mut self, start: &RunStart, _: &mut dyn Training) -> Result<()> {
         let planned = start.plan.predicted_peak_bytes() as f64;
         let tag = "memory/planned_peak_bytes".to_owned();
-        self.write_values(start.steps_before, &[(tag, planned)])?;
-        self.flush()
+        self.write_values(start.steps_before, &[(tag, planned)]);
+        self.flush();
+        Ok(())
     }
 
     fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
@@ -118,7 +116,7 @@ impl Observer for TensorBoard {
         let turns = report.turn_losses.iter();
         values.extend(turns.map(|(model, loss)| (format!("train/{model}_loss"), *loss)));
         values.extend(report.gradient_norm.map(|norm| ("train/gradient_norm".to_owned(), norm)));
-        self.write_values(report.step, &values)?;
+        self.write_values(report.step, &values);
         Ok(Flow::Continue)
     }
 
@@ -128,14 +126,24 @@ impl Observer for TensorBoard {
             score.values().map(move |(name, value)| (set.as_str(), name, value))
         });
         let values: Vec<(String, f64)> = all.map(named).collect();
-        self.write_values(report.step, &values)?;
-        self.flush()?;
+        self.write_values(report.step, &values);
+        self.flush();
         Ok(Flow::Continue)
     }
 
     fn on_end(&mut self, _: &mut dyn Training) -> Result<()> {
-        self.flush()
+        self.flush();
+        Ok(())
     }
+}
+
+/// Writes a record with its length and checksums.
+fn write_record(file: &mut impl Write, record: &[u8]) -> io::Result<()> {
+    let length = (record.len() as u64).to_le_bytes();
+    file.write_all(&length)?;
+    file.write_all(&masked_checksum(&length).to_le_bytes())?;
+    file.write_all(record)?;
+    file.write_all(&masked_checksum(record).to_le_bytes())
 }
 
 /// An event of this moment (field 1) and step (field 2), with what `rest` adds.

@@ -1,4 +1,4 @@
-//! Images to classes.
+//! Images, or whatever else, to classes.
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_data::BatchView;
@@ -20,6 +20,7 @@ use crate::task::{
 pub struct Classification<M> {
     model: M,
     dtype: DType,
+    input: &'static str,
     top: Option<usize>,
 }
 
@@ -28,7 +29,14 @@ impl<M: Module + Clone> Classification<M> {
     /// its parameters.
     pub fn new(mut model: M) -> Self {
         let dtype = float_type(&mut model);
-        Classification { model, dtype, top: None }
+        Classification { model, dtype, input: "images", top: None }
+    }
+
+    /// The same with a field of another name for what is classified.
+    #[must_use]
+    pub fn with_input(mut self, field: &'static str) -> Self {
+        self.input = field;
+        self
     }
 
     /// The same, scored by the `k` most likely classes, too.
@@ -44,7 +52,7 @@ impl<M: Module + Clone> Classification<M> {
     }
 
     fn logits(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<(Var, Tensor)> {
-        let images = upload_as(device, field(part, "images")?, self.dtype)?;
+        let images = upload_as(device, field(part, self.input)?, self.dtype)?;
         let labels = upload(device, field(part, "labels")?)?;
         Ok((self.model.forward(pass, pass.constant(images))?, labels))
     }

@@ -2,14 +2,18 @@
 
 use std::path::Path;
 
+use lowtide_data::{
+    Dataset, Digits, Field, Loader, LoaderOptions, OnBadSample, SampleError, SampleSlot,
+    Sequential, Subset,
+};
 use lowtide_nn::Schedule;
 use lowtide_nn::optim::{Sgd, SgdOptions};
 use lowtide_trainer::{
-    EvaluationReport, Flow, Metrics, Observer, Options, Result, RunStart, StepReport, TrainError,
-    Trainer, Training,
+    EvaluationReport, Fit, Flow, Metrics, Observer, Options, Result, RunStart, StepReport,
+    TrainError, Trainer, Training,
 };
 
-use crate::common::{Run, cnn, labelled};
+use crate::common::{Run, cnn, digits, labelled};
 
 /// Writes down every call, and stops or fails where it is told to.
 #[derive(Default)]
@@ -251,4 +255,41 @@ fn report_of_a_step_has_the_learning_rate_that_it_was_made_with() {
     let rates: Vec<f64> = outcome.reports.iter().map(|report| report.learning_rate).collect();
     assert_eq!(rates, [0.5, 0.25]);
     assert_eq!(outcome.measured_peak_bytes, outcome.plan.predicted_peak_bytes());
+}
+
+#[test]
+fn samples_that_cannot_be_read_are_left_out_and_told() {
+    /// The digits, of which some cannot be read.
+    struct Holes(Digits);
+    impl Dataset for Holes {
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+        fn fields(&self) -> &[Field] {
+            self.0.fields()
+        }
+        fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
+            if [3, 70].contains(&index) {
+                return Err("a hole".into());
+            }
+            self.0.write(index, slot)
+        }
+    }
+    let run = Run::default();
+    let holes = Subset::new(Holes(digits()), (0..96).collect::<Vec<_>>()).expect("there are 1797");
+    let on_bad_sample = OnBadSample::Skip(2);
+    let options = LoaderOptions { batch_size: 48, on_bad_sample, ..Default::default() };
+    let holes = Loader::with_sampler(holes, Sequential, options).expect("valid options");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("metrics.jsonl");
+    let mut metrics = Metrics::create(&path).expect("room");
+    let mut trainer = run.trainer(&run.device(None));
+    let fit = Fit::new(&holes);
+    trainer.run(&fit, &mut [&mut metrics]).expect("two may be missing");
+    let lines = std::fs::read_to_string(&path).expect("metrics");
+    let lines: Vec<serde_json::Value> =
+        lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let told: Vec<_> = lines.iter().map(|line| (&line["batch"], &line["bad_samples"])).collect();
+    assert_eq!(told[0], (&47.into(), &serde_json::json!([3])));
+    assert_eq!(told[1], (&47.into(), &serde_json::json!([70])));
 }
