@@ -25,11 +25,11 @@ pub fn compare(runs: &[Run]) -> String {
 }
 
 /// A row of a comparison: name, and value by run; `None` where a run has none.
-pub(crate) type Row = (String, Vec<Option<String>>);
+pub type Row = (String, Vec<Option<String>>);
 
 /// The settings that are not the same in all runs: name, and value by run; `None` where a run has
 /// none of that name. Recipes that are no TOML differ as a whole.
-pub(crate) fn recipe_differences(runs: &[Run]) -> Vec<Row> {
+pub fn recipe_differences(runs: &[Run]) -> Vec<Row> {
     let recipes: Vec<BTreeMap<String, String>> =
         runs.iter().map(|run| settings(&run.about.recipe)).collect();
     let names: BTreeSet<&String> = recipes.iter().flat_map(BTreeMap::keys).collect();
@@ -60,7 +60,7 @@ fn flatten(name: &str, value: &Value, settings: &mut BTreeMap<String, String>) {
 
 /// What each run came to: name, and value by run. First the last and the best of every curve, then
 /// the runs' own figures.
-pub(crate) fn figures(runs: &[Run]) -> Vec<Row> {
+pub fn figures(runs: &[Run]) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     let mut row = |name: String, value: &dyn Fn(&Run) -> Option<String>| {
         if rows.iter().all(|(known, _)| *known != name) {

@@ -21,8 +21,7 @@ mod tests;
 mod thin;
 
 pub use about::About;
-pub use compare::compare;
-pub(crate) use compare::{Row, figures, recipe_differences};
+pub use compare::{Row, compare, figures, recipe_differences};
 pub use curves::{Curves, Series};
 pub use observer::Report;
 pub use run::{Run, Status};
