@@ -2,7 +2,11 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod gradients;
+mod scale;
 mod scaler;
 
-pub use error::AmpError;
-pub use scaler::{LossScaler, LossScalerOptions, LossScalerState};
+pub use error::{AmpError, GradientError, OrderFault};
+pub use gradients::{ScaledGradients, unscale};
+pub use scale::{LossScalerOptions, LossScalerState};
+pub use scaler::LossScaler;

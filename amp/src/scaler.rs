@@ -1,69 +1,49 @@
-//! The loss scaler: five numbers and the rule by which an update moves two of them.
+//! The loss scaler: the stage of each optimizer in an iteration, around the numbers of
+//! [`LossScalerState`].
 
-use crate::error::AmpError;
-use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
-/// Settings of a [`LossScaler`]; the defaults are those of PyTorch's `GradScaler`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LossScalerOptions {
-    /// Scale of the first step (2^16).
-    pub initial_scale: f32,
-    /// The scale is multiplied by this after `growth_interval` clean updates in a row (2).
-    pub growth_factor: f64,
-    /// The scale is multiplied by this after an update that found an infinity or NaN (0.5).
-    pub backoff_factor: f64,
-    /// Clean updates in a row before the scale grows (2000).
-    pub growth_interval: u32,
-}
+use crate::error::{AmpError, OrderFault};
+use crate::gradients::ScaledGradients;
+use crate::scale::{LossScalerOptions, LossScalerState};
 
-impl Default for LossScalerOptions {
-    fn default() -> Self {
-        Self {
-            initial_scale: 65_536.0,
-            growth_factor: 2.0,
-            backoff_factor: 0.5,
-            growth_interval: 2000,
-        }
-    }
-}
-
-/// All that a checkpoint has to keep of an enabled [`LossScaler`]; the names are PyTorch's.
+/// Multiplies the loss so that half-precision gradients do not vanish, and adapts the factor; the
+/// state machine of PyTorch's `GradScaler`.
 ///
-/// Take it after `update`, between two logical batches.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LossScalerState {
-    /// The current scale.
-    pub scale: f32,
-    /// See [`LossScalerOptions::growth_factor`].
-    pub growth_factor: f64,
-    /// See [`LossScalerOptions::backoff_factor`].
-    pub backoff_factor: f64,
-    /// See [`LossScalerOptions::growth_interval`].
-    pub growth_interval: u32,
-    /// Clean updates since the scale last moved, always below the interval.
-    pub growth_tracker: u32,
-}
-
-/// Multiplies the loss so that half-precision gradients do not vanish, and adapts the factor.
+/// An iteration is a logical batch, however many micro-batches it has. Every loss in it is
+/// multiplied by [`scale`](Self::scale); each optimizer's summed gradients are unscaled once, by
+/// [`unscale`](Self::unscale) if something has to happen to them before the step, such as clipping,
+/// or else by [`step`](Self::step); [`update`](Self::update) ends it. The scale does not move in
+/// between. An iteration that is rolled back puts back a clone from its beginning.
 ///
-/// The order per logical batch, however many micro-batches it has: every loss is multiplied by
-/// [`scale`](Self::scale), the summed gradients once by [`inverse_scale`](Self::inverse_scale),
-/// then [`update`](Self::update) once. The scale does not move in between. A step that is rolled
-/// back puts its clone back; it never calls `update`.
+/// Optimizers are told apart by names; a single one may be `""`.
 ///
 /// # Examples
 /// ```
-/// use lowtide_amp::LossScaler;
+/// use lowtide_amp::{AmpError, LossScaler};
 /// let mut scaler = LossScaler::default();
-/// assert_eq!(scaler.scale(), 65_536.0);
-/// scaler.update(true); // an infinity was found: the step was skipped
+/// let mut dw = [f32::INFINITY, 3.0];
+/// if scaler.step("", &mut [&mut dw[..]][..])? {
+///     // the optimizer's step, which an infinity leaves out
+/// #   unreachable!();
+/// }
+/// scaler.update()?;
 /// assert_eq!(scaler.scale(), 32_768.0);
+/// # Ok::<(), AmpError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct LossScaler {
     /// `None` is a disabled scaler.
     state: Option<LossScalerState>,
+    /// The optimizers whose gradients were unscaled since the last update.
+    optimizers: BTreeMap<String, Unscaled>,
+}
+
+/// An optimizer that is not ready for `unscale` any more.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Unscaled {
+    found_infinite: bool,
+    has_stepped: bool,
 }
 
 impl LossScaler {
@@ -72,39 +52,43 @@ impl LossScaler {
     /// # Errors
     /// The first setting that is out of range.
     pub fn new(options: LossScalerOptions) -> Result<Self, AmpError> {
-        let LossScalerOptions { initial_scale, growth_factor, backoff_factor, growth_interval } =
-            options;
-        if initial_scale == 0.0 {
-            return Err(AmpError::Scale { scale: initial_scale });
-        }
-        Self::from_state(LossScalerState {
-            scale: initial_scale,
-            growth_factor,
-            backoff_factor,
-            growth_interval,
-            growth_tracker: 0,
-        })
+        let state = Some(LossScalerState::first(options)?);
+        Ok(Self { state, optimizers: BTreeMap::new() })
     }
 
-    /// A scaler of scale 1 that never moves, for f32 and bf16: the loop stays the same.
+    /// A scaler of scale 1 that never moves and looks at nothing, for f32 and bf16: the loop stays
+    /// the same.
     #[must_use]
     pub fn disabled() -> Self {
-        Self { state: None }
+        Self { state: None, optimizers: BTreeMap::new() }
     }
 
     /// The scaler that was saved.
     ///
     /// # Errors
-    /// A state that no scaler can have. A scale of 0 is one that a scaler can have: see `update`.
+    /// A state that no scaler can have. A scale of 0 is one that a scaler can have: see
+    /// [`update`](Self::update).
     pub fn from_state(state: LossScalerState) -> Result<Self, AmpError> {
-        check(&state)?;
-        Ok(Self { state: Some(state) })
+        Ok(Self { state: Some(state.checked()?), optimizers: BTreeMap::new() })
     }
 
-    /// What a checkpoint has to keep; `None` if disabled.
+    /// What a checkpoint has to keep; `None` if disabled. Between two iterations: what optimizers
+    /// have done in this one is not part of it.
     #[must_use]
     pub fn state(&self) -> Option<LossScalerState> {
         self.state
+    }
+
+    /// Goes on from what was saved, at the beginning of an iteration. A disabled scaler stays one.
+    ///
+    /// # Errors
+    /// `NoState` for an enabled scaler and the state of a disabled one; a state that no scaler can
+    /// have.
+    pub fn set_state(&mut self, state: Option<LossScalerState>) -> Result<(), AmpError> {
+        if self.is_enabled() {
+            *self = Self::from_state(state.ok_or(AmpError::NoState)?)?;
+        }
+        Ok(())
     }
 
     /// Whether the scale can be other than 1.
@@ -113,7 +97,7 @@ impl LossScaler {
         self.state.is_some()
     }
 
-    /// The factor for every loss of this logical batch.
+    /// The factor for every loss of this iteration.
     #[must_use]
     pub fn scale(&self) -> f32 {
         self.state.map_or(1.0, |state| state.scale)
@@ -131,26 +115,89 @@ impl LossScaler {
         self.state.map_or(0, |state| state.growth_tracker)
     }
 
-    /// Ends a logical batch; `found_infinite` says that a gradient held an infinity or NaN.
+    /// Divides the gradients of `optimizer` by the scale and looks at them, once an iteration;
+    /// whether any is infinite or NaN. Only needed where something happens to them before
+    /// [`step`](Self::step).
     ///
-    /// Products are taken in f64 and rounded to f32, as PyTorch's `_amp_update_scale_` does. There
-    /// is no floor: after enough bad batches in a row the scale passes 1 and at last reaches 0,
-    /// whose inverse is infinite, so that every later batch is found infinite as well.
-    pub fn update(&mut self, found_infinite: bool) {
-        let Some(state) = &mut self.state else { return };
-        if found_infinite {
-            state.scale = (f64::from(state.scale) * state.backoff_factor) as f32;
-            state.growth_tracker = 0;
-            return;
+    /// # Errors
+    /// `Order` the second time and after `step`; what the gradients report. Nothing has changed
+    /// then.
+    pub fn unscale<G: ScaledGradients + ?Sized>(
+        &mut self,
+        optimizer: &str,
+        gradients: &mut G,
+    ) -> Result<bool, G::Error> {
+        if !self.is_enabled() {
+            return Ok(false);
         }
-        state.growth_tracker += 1;
-        if state.growth_tracker == state.growth_interval {
-            let grown = (f64::from(state.scale) * state.growth_factor) as f32;
-            if grown.is_finite() {
-                state.scale = grown;
-            }
-            state.growth_tracker = 0;
+        if let Some(unscaled) = self.optimizers.get(optimizer) {
+            let fault = match unscaled.has_stepped {
+                true => OrderFault::UnscaledAfterStep,
+                false => OrderFault::UnscaledTwice,
+            };
+            return Err(out_of_order(optimizer, fault).into());
         }
+        let found_infinite = gradients.unscale(self.inverse_scale())?;
+        let unscaled = Unscaled { found_infinite, has_stepped: false };
+        self.optimizers.insert(optimizer.to_owned(), unscaled);
+        Ok(found_infinite)
+    }
+
+    /// Whether `optimizer` is to make its step, with these gradients, which are unscaled unless
+    /// they were before. An optimizer whose gradients are not finite is left out; others of the
+    /// iteration are not.
+    ///
+    /// # Errors
+    /// `Order` the second time; what the gradients report. Nothing has changed then.
+    pub fn step<G: ScaledGradients + ?Sized>(
+        &mut self,
+        optimizer: &str,
+        gradients: &mut G,
+    ) -> Result<bool, G::Error> {
+        if !self.is_enabled() {
+            return Ok(true);
+        }
+        if !self.optimizers.contains_key(optimizer) {
+            self.unscale(optimizer, gradients)?;
+        }
+        let unscaled = self.optimizers.get_mut(optimizer).expect("unscaled above or before");
+        if unscaled.has_stepped {
+            return Err(out_of_order(optimizer, OrderFault::SteppedTwice).into());
+        }
+        unscaled.has_stepped = true;
+        Ok(!unscaled.found_infinite)
+    }
+
+    /// Ends an iteration: the scale backs off if the gradients of any optimizer were not finite,
+    /// and grows after enough iterations in a row in which all were. There is no floor: a scale of
+    /// 0 is the end of a long row of backoffs.
+    ///
+    /// # Errors
+    /// `Order` if no gradients were looked at; `TooManySkips`. Nothing has changed then.
+    pub fn update(&mut self) -> Result<(), AmpError> {
+        let Some(state) = self.state else { return Ok(()) };
+        if self.optimizers.is_empty() {
+            return Err(out_of_order("", OrderFault::NothingChecked));
+        }
+        let found_infinite = self.optimizers.values().any(|unscaled| unscaled.found_infinite);
+        self.state = Some(state.updated(found_infinite)?);
+        self.optimizers.clear();
+        Ok(())
+    }
+
+    /// [`update`](Self::update) to a scale of the caller's, whatever was found. The count of clean
+    /// updates goes on.
+    ///
+    /// # Errors
+    /// `Scale` unless it is finite and positive.
+    pub fn update_to(&mut self, scale: f32) -> Result<(), AmpError> {
+        let Some(state) = &mut self.state else { return Ok(()) };
+        if scale == 0.0 {
+            return Err(AmpError::Scale { scale });
+        }
+        *state = LossScalerState { scale, ..*state }.checked()?;
+        self.optimizers.clear();
+        Ok(())
     }
 }
 
@@ -161,23 +208,6 @@ impl Default for LossScaler {
     }
 }
 
-fn check(state: &LossScalerState) -> Result<(), AmpError> {
-    let &LossScalerState { scale, growth_factor, backoff_factor, growth_interval, growth_tracker } =
-        state;
-    if !scale.is_finite() || scale < 0.0 {
-        return Err(AmpError::Scale { scale });
-    }
-    if !growth_factor.is_finite() || growth_factor <= 1.0 {
-        return Err(AmpError::GrowthFactor { growth_factor });
-    }
-    if !(backoff_factor > 0.0 && backoff_factor < 1.0) {
-        return Err(AmpError::BackoffFactor { backoff_factor });
-    }
-    if growth_interval == 0 {
-        return Err(AmpError::GrowthInterval);
-    }
-    if growth_tracker >= growth_interval {
-        return Err(AmpError::GrowthTracker { growth_tracker, growth_interval });
-    }
-    Ok(())
+fn out_of_order(optimizer: &str, fault: OrderFault) -> AmpError {
+    AmpError::Order { optimizer: optimizer.to_owned(), fault }
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use lowtide_allocator::{Category, ModulePath, OutOfMemory};
+use lowtide_amp::{AmpError, GradientError};
 use lowtide_autograd::{AutogradError, Coupling, Foreign, Role};
 use lowtide_data::DataError;
 use lowtide_nn::NnError;
@@ -121,6 +122,24 @@ fn blocks(count: usize) -> String {
 impl From<AutogradError> for TrainError {
     fn from(error: AutogradError) -> Self {
         TrainError::Nn(error.into())
+    }
+}
+
+impl From<AmpError> for TrainError {
+    fn from(error: AmpError) -> Self {
+        TrainError::Setting { place: "loss scaler".to_owned(), problem: error.to_string() }
+    }
+}
+
+impl From<GradientError> for TrainError {
+    fn from(error: GradientError) -> Self {
+        match error {
+            GradientError::Scaler(error) => error.into(),
+            GradientError::Tensor(error) => error.into(),
+            other => {
+                TrainError::Setting { place: "loss scaler".to_owned(), problem: other.to_string() }
+            }
+        }
     }
 }
 

@@ -21,6 +21,7 @@ mod plan;
 pub mod prelude;
 #[cfg(feature = "progress")]
 mod progress;
+mod reading;
 pub mod recipe;
 mod recovery;
 mod rehearsal;

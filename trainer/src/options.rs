@@ -27,7 +27,7 @@ pub struct Options {
 }
 
 /// What becomes of a step whose loss or gradients are infinite or NaN. Where losses are scaled, a
-/// gradient that overflows is skipped in any case, up to 50 times in a row.
+/// gradient that overflows is skipped in any case, as often in a row as the scaler allows (50 times).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NonFinite {

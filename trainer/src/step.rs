@@ -11,16 +11,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use lowtide_allocator::{Category, ModulePath, Origin};
-use lowtide_amp::LossScaler;
+use lowtide_amp::{AmpError, LossScaler};
 use lowtide_autograd::{Attempt, Coupling, Gradients, Pass, Turn, Var};
 use lowtide_data::BatchView;
 use lowtide_nn::optim::{OneModel, Optimizer, Stateful, clip_norm};
 use lowtide_nn::{Loss, Parameters, check_buffers, commit_buffers};
-use lowtide_tensor::{DType, Device, RandomKey, Tensor, scale_and_check_finite};
+use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
 use crate::error::{Result, TrainError};
 use crate::not_finite::{NotFinite, NotFiniteWhat};
 use crate::options::{NonFinite, Options};
+use crate::reading::Reading;
 use crate::task::Task;
 use crate::undo::Undo;
 
@@ -107,24 +108,36 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         let goal = Goal { batch, micro_batch, counts: &counts, count };
         let mut turns = turns_of(self.task)?.into_iter().peekable();
         let (mut outcome, mut undo) = (StepOutcome::default(), Vec::new());
+        let scaler = self.scaler.clone();
         while let Some(turn) = turns.next() {
             let taken = self.take_turn(&goal, turn.as_ref(), turns.peek().is_none(), &mut undo);
             match taken {
                 Ok(own) => outcome.add(turn.as_ref(), own),
                 Err(error @ TrainError::Torn { .. }) => return Err(error),
                 Err(error) => {
+                    *self.scaler = scaler;
                     self.undo(undo)?;
                     return Err(error);
                 }
             }
             if outcome.skipped {
                 self.undo(undo)?;
-                self.scaler.update(true);
-                return Ok(outcome);
+                break;
             }
         }
-        self.scaler.update(false);
+        if let Err(error) = self.scaler.update() {
+            *self.scaler = scaler;
+            return Err(self.without_scale(error, outcome.loss));
+        }
         Ok(outcome)
+    }
+
+    /// The error of a step whose gradients were not finite, once more, at any loss scale.
+    fn without_scale(&self, error: AmpError, loss: f64) -> TrainError {
+        let AmpError::TooManySkips { skipped, .. } = error else { return error.into() };
+        let what = NotFiniteWhat::ScaledGradients { skipped: skipped.into() };
+        let (step, samples, anomaly) = (self.number, Vec::new(), None);
+        Box::new(NotFinite { step, what, loss, samples, anomaly }).into()
     }
 
     /// COMPUTE, PREPARE and COMMIT of one turn. If others follow, what is about to be written is
@@ -141,7 +154,7 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         let attempt = Attempt::new();
         let (loss_sum, coupling) = self.compute(&attempt, goal, turn)?;
         let (mut gradients, buffers) = attempt.into_parts();
-        let (loss_sum, not_finite) = self.read(&loss_sum, &mut gradients)?;
+        let (loss_sum, not_finite) = self.read(turn, &loss_sum, &mut gradients)?;
         let loss = loss_sum / goal.count;
 
         // PREPARE
@@ -231,32 +244,23 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
     /// not be committed. A scaled gradient that overflowed is always looked for, everything else
     /// unless it is to be ignored.
     fn read(
-        &self,
+        &mut self,
+        turn: Option<&Turn>,
         loss_sum: &Tensor,
         gradients: &mut Gradients,
     ) -> Result<(f64, Option<NotFiniteWhat>)> {
-        let (is_scaled, is_ignored) =
-            (self.scaler.is_enabled(), self.options.non_finite == NonFinite::Ignore);
-        if is_ignored && !is_scaled {
+        let is_ignored = self.options.non_finite == NonFinite::Ignore;
+        if is_ignored && !self.scaler.is_enabled() {
             return Ok((loss_sum.item_assuming(0.0f64)?, None));
         }
-        let inverse = if is_scaled { f64::from(self.scaler.inverse_scale()) } else { 1.0 };
-        let mut flag = scale_and_check_finite(self.device, gradients.iter_mut(), inverse)?;
-        // 0 or infinite: added to the loss, one number tells of both.
-        flag.mul_scalar_(1e30)?;
-        flag.mul_scalar_(1e30)?;
-        let mut both = flag.to_dtype(DType::F64)?.reshape([])?;
-        both.add_(loss_sum)?;
-        let both = both.item_assuming(0.0f64)?;
-        if both.is_finite() {
-            return Ok((both, None));
+        let mut reading =
+            Reading { device: self.device, loss_sum, gradients, is_ignored, found: (0.0, None) };
+        if self.scaler.is_enabled() {
+            self.scaler.step(turn.map_or("", Turn::model), &mut reading)?;
+        } else {
+            reading.look()?;
         }
-        let loss_sum = loss_sum.item_assuming(0.0f64)?;
-        if !loss_sum.is_finite() && !is_ignored {
-            return Ok((loss_sum, Some(NotFiniteWhat::Loss)));
-        }
-        let has_overflowed = flag.item_assuming(0.0f32)? > 0.0;
-        Ok((loss_sum, has_overflowed.then_some(NotFiniteWhat::Gradient)))
+        Ok(reading.found)
     }
 }
 

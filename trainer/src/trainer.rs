@@ -21,10 +21,6 @@ use crate::state_hash::StateHasher;
 use crate::step::{Step, StepOutcome};
 use crate::task::Task;
 
-/// Skipped steps in a row after which no loss scale is small enough: halved so often, the largest
-/// scale is 1.
-const SCALED_SKIPS_MAX: u64 = 50;
-
 /// Trains a task with an optimizer on a device, one transaction per logical batch.
 pub struct Trainer<T, O> {
     pub(crate) device: Device,
@@ -308,17 +304,13 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         }
         self.skipped_in_a_row += 1;
         let skipped = self.skipped_in_a_row;
-        let (skips_max, what) = match self.options.non_finite {
-            _ if self.scaler.is_enabled() => {
-                (SCALED_SKIPS_MAX, NotFiniteWhat::ScaledGradients { skipped })
-            }
-            NonFinite::Skip(skips_max) => (skips_max, NotFiniteWhat::Skipped { skipped }),
-            NonFinite::Stop | NonFinite::Ignore => return Ok(()),
-        };
-        if skipped <= skips_max {
+        // A scaler counts for itself.
+        let NonFinite::Skip(skips_max) = self.options.non_finite else { return Ok(()) };
+        if self.scaler.is_enabled() || skipped <= skips_max {
             return Ok(());
         }
         self.skipped_in_a_row = 0;
+        let what = NotFiniteWhat::Skipped { skipped };
         let (step, samples, anomaly) = (self.step + 1, Vec::new(), None);
         let error = NotFinite { step, what, loss: outcome.loss, samples, anomaly };
         Err(self.explained(error, batch))

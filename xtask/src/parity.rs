@@ -15,8 +15,8 @@ use safetensors::{Dtype, SafeTensors};
 use crate::{test, workspace};
 
 /// Where reference values are, and what the names of the tests that read them contain.
-const CRATES: [(&str, &str); 3] =
-    [("tensor", "golden"), ("autograd", "pytorch"), ("nn", "pytorch")];
+const CRATES: [(&str, &str); 4] =
+    [("tensor", "golden"), ("autograd", "pytorch"), ("nn", "pytorch"), ("amp", "pytorch")];
 
 /// How far values may be apart, relative to the larger of their size and 1: processors and
 /// versions of PyTorch differ in the order of sums, and the longest values are those of 20 steps.
@@ -40,7 +40,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
         [folder] if CRATES.iter().any(|(name, _)| name == folder) => Some(folder.as_str()),
         _ => {
             let found = arguments.join(" ");
-            return Err(format!("parity takes tensor, autograd or nn, got `{found}`"));
+            return Err(format!("parity takes tensor, autograd, nn or amp, got `{found}`"));
         }
     };
     let Some(python) = python() else {

@@ -1,19 +1,33 @@
 //! Laws of the loss scaler.
 
+mod attempts;
+mod grad_scaling;
+mod order;
 mod props;
 mod scaler;
 mod state;
+mod trace;
 
-use lowtide_amp::{LossScaler, LossScalerOptions};
+use lowtide_amp::{AmpError, LossScaler, LossScalerOptions, ScaledGradients};
 
-/// What a trainer does with the summed gradients: multiplies them back, says if one is infinite.
-fn unscale(gradients: &mut [f32], scaler: &LossScaler) -> bool {
-    let mut found_infinite = false;
-    for gradient in gradients {
-        found_infinite |= !gradient.is_finite();
-        *gradient *= scaler.inverse_scale();
+/// Gradients of which only that is known.
+struct Known {
+    found_infinite: bool,
+}
+
+impl ScaledGradients for Known {
+    type Error = AmpError;
+
+    fn unscale(&mut self, _: f32) -> Result<bool, AmpError> {
+        Ok(self.found_infinite)
     }
-    found_infinite
+}
+
+/// One iteration of a single optimizer whose gradients are finite, or are not.
+fn iterate(scaler: &mut LossScaler, found_infinite: bool) -> Result<(), AmpError> {
+    let steps = scaler.step("", &mut Known { found_infinite })?;
+    assert_eq!(steps, !found_infinite || !scaler.is_enabled());
+    scaler.update()
 }
 
 fn scaler(initial_scale: f32, growth: f64, backoff: f64, growth_interval: u32) -> LossScaler {
@@ -22,6 +36,7 @@ fn scaler(initial_scale: f32, growth: f64, backoff: f64, growth_interval: u32) -
         growth_factor: growth,
         backoff_factor: backoff,
         growth_interval,
+        skips_max: u32::MAX,
     })
     .expect("the options are in range")
 }

@@ -1,6 +1,6 @@
 //! Random programs against a naive twin that keeps the whole history instead of a counter.
 
-use crate::scaler;
+use crate::{iterate, scaler};
 use lowtide_amp::{LossScaler, LossScalerState};
 use proptest::prelude::*;
 
@@ -38,7 +38,7 @@ proptest! {
     ) {
         let mut scaler = scaler(start, growth, backoff, interval);
         for (step, &found_infinite) in history.iter().enumerate() {
-            scaler.update(found_infinite);
+            iterate(&mut scaler, found_infinite).unwrap();
             let expected =
                 naive_scale(&history[..=step], start, growth, backoff, interval as usize);
             prop_assert_eq!(scaler.scale(), expected);
@@ -55,13 +55,13 @@ proptest! {
         interval in 1_u32..6,
     ) {
         let mut kept = scaler(65_536.0, growth, backoff, interval);
-        before.iter().for_each(|&found_infinite| kept.update(found_infinite));
+        before.iter().for_each(|&found_infinite| iterate(&mut kept, found_infinite).unwrap());
         let text = serde_json::to_string(&kept.state().unwrap()).unwrap();
         let state: LossScalerState = serde_json::from_str(&text).unwrap();
         let mut loaded = LossScaler::from_state(state).unwrap();
         prop_assert_eq!(&loaded, &kept);
-        after.iter().for_each(|&found_infinite| loaded.update(found_infinite));
-        after.iter().for_each(|&found_infinite| kept.update(found_infinite));
+        after.iter().for_each(|&found_infinite| iterate(&mut loaded, found_infinite).unwrap());
+        after.iter().for_each(|&found_infinite| iterate(&mut kept, found_infinite).unwrap());
         prop_assert_eq!(loaded, kept);
     }
 

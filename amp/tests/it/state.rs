@@ -2,19 +2,23 @@
 
 use lowtide_amp::{AmpError, LossScaler, LossScalerOptions, LossScalerState};
 
+use crate::iterate;
+
 const STATE: LossScalerState = LossScalerState {
     scale: 12.0,
     growth_factor: 3.0,
     backoff_factor: 0.25,
     growth_interval: 5,
     growth_tracker: 4,
+    skips_max: 50,
+    skipped_in_a_row: 0,
 };
 
 #[test]
 fn saved_scaler_continues_where_it_was() {
     let mut scaler = LossScaler::from_state(STATE).unwrap();
     assert_eq!(scaler.state(), Some(STATE));
-    scaler.update(false);
+    iterate(&mut scaler, false).unwrap();
     assert_eq!((scaler.scale(), scaler.growth_tracker()), (36.0, 0));
 }
 
@@ -26,6 +30,18 @@ fn state_is_written_under_the_names_of_pytorch() {
         "growth_interval": 5, "growth_tracker": 4,
     });
     assert_eq!(json, expected);
+    // The rest only where it says something.
+    let state = LossScalerState { skips_max: 7, skipped_in_a_row: 2, ..STATE };
+    let json = serde_json::to_value(state).unwrap();
+    assert_eq!((&json["skips_max"], &json["skipped_in_a_row"]), (&7.into(), &2.into()));
+    assert_eq!(serde_json::from_value::<LossScalerState>(json).unwrap(), state);
+}
+
+#[test]
+fn what_pytorch_saved_can_be_read() {
+    let text = r#"{"scale": 12.0, "growth_factor": 3.0, "backoff_factor": 0.25,
+        "growth_interval": 5, "_growth_tracker": 4}"#;
+    assert_eq!(serde_json::from_str::<LossScalerState>(text).unwrap(), STATE);
 }
 
 #[test]

@@ -9,7 +9,7 @@ const ARROWS: [(&str, &[&str]); 8] = [
     ("autograd", &["tensor"]),
     ("nn", &["autograd", "tensor", "allocator"]),
     ("data", &["allocator"]),
-    ("amp", &[]),
+    ("amp", &["autograd", "tensor"]),
     ("trainer", &["nn", "amp", "data", "autograd", "tensor", "allocator"]),
     ("xtask", &[]),
 ];
