@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use lowtide_tensor::{DType, Shape, Tensor};
 
+use crate::cast::Casts;
 use crate::error::{AutogradError, LeafFault, Result};
 use crate::tape::Site;
 
@@ -54,6 +55,7 @@ struct Shared {
     half_from: RefCell<BTreeMap<LeafId, PassNumber>>,
     passes: Cell<u64>,
     buffers: RefCell<BufferUpdates>,
+    casts: RefCell<Casts>,
 }
 
 impl Attempt {
@@ -77,16 +79,31 @@ impl Attempt {
         if first == second { Ok(()) } else { Err(AutogradError::Leaf { op: "leaf", site, fault }) }
     }
 
+    /// `value`, which is that of `leaf`, as `dtype`.
+    #[track_caller]
+    pub(crate) fn cast_leaf(&self, leaf: LeafId, value: &Tensor, dtype: DType) -> Result<Tensor> {
+        self.0.casts.borrow_mut().get(leaf, value, dtype)
+    }
+
+    /// Says that no further pass forward will follow. Under a [`CastPolicy`](crate::CastPolicy)
+    /// the leaves are converted once in a step; from here on a conversion is freed as soon as
+    /// backward has no more use for it.
+    pub fn end_casts(&self) {
+        self.0.casts.borrow_mut().close();
+    }
+
     /// Takes the gradients out; passes that still run start anew. The buffer updates stay with
     /// the other handles.
     pub fn into_gradients(self) -> Gradients {
         self.0.leaves.take();
+        self.0.casts.take();
         self.0.gradients.take()
     }
 
     /// Takes both halves out; passes that still run start anew.
     pub fn into_parts(self) -> (Gradients, BufferUpdates) {
         self.0.leaves.take();
+        self.0.casts.take();
         (self.0.gradients.take(), self.0.buffers.take())
     }
 

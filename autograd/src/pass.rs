@@ -9,7 +9,7 @@ use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor};
 
 use crate::anomaly::{Anomalies, Anomaly};
 use crate::attempt::{Attempt, BufferId, LeafId, PassNumber};
-use crate::cast::CastPolicy;
+use crate::cast::{self, CastPolicy};
 use crate::coupling::Coupling;
 use crate::error::{AutogradError, LeafFault, Result};
 use crate::foreign::{Border, Foreign, Role};
@@ -231,6 +231,15 @@ impl Pass {
         casts.dtype(op, &dtypes)
     }
 
+    /// `value`, which is that of `leaf`, as `dtype`; the same tensor each time in a step.
+    #[track_caller]
+    pub(crate) fn cast_leaf(&self, leaf: LeafId, value: &Tensor, dtype: DType) -> Result<Tensor> {
+        match &*self.0.attempt.borrow() {
+            Some(attempt) => attempt.cast_leaf(leaf, value, dtype),
+            None => cast::convert(value, dtype),
+        }
+    }
+
     /// The key of the whole pass; [`Pass::draw`] makes one for each operation.
     pub fn key(&self) -> RandomKey {
         self.0.settings.borrow().key
@@ -310,7 +319,7 @@ impl Pass {
         self.check_device(Role::Parameter, value);
         if self.0.settings.borrow().turn.as_ref().is_some_and(|turn| !turn.has(leaf)) {
             self.note_use(value);
-            return Ok(Var::new(value.clone(), None, self.clone()));
+            return Ok(Var::new(value.clone(), None, self.clone()).of_leaf(leaf));
         }
         let node = self.on_tape("leaf", |tape| tape.leaf(leaf))?;
         check_float("leaf", value, Location::caller())?;
@@ -323,7 +332,7 @@ impl Pass {
         if let Some(journal) = &self.0.journal {
             journal.borrow_mut().note_leaf(leaf, value);
         }
-        Ok(Var::new(value.clone(), node, self.clone()))
+        Ok(Var::new(value.clone(), node, self.clone()).of_leaf(leaf))
     }
 
     /// A value that has no leaf, but whose gradient [`Pass::gradients`] can be asked for.

@@ -5,6 +5,7 @@ use std::panic::Location;
 
 use lowtide_tensor::{DType, Shape, Tensor};
 
+use crate::attempt::LeafId;
 use crate::error::{AutogradError, Result};
 use crate::pass::Pass;
 use crate::rule::{AnyRule, Rule, RuleMany};
@@ -17,12 +18,22 @@ use crate::tape::{Edge, Site};
 pub struct Var {
     value: Tensor,
     node: Option<Edge>,
+    /// The leaf that this is as it stands, so that its casts are made once.
+    leaf: Option<LeafId>,
     pass: Pass,
 }
 
 impl Var {
     pub(crate) fn new(value: Tensor, node: Option<Edge>, pass: Pass) -> Self {
-        Var { value, node, pass }
+        Var { value, node, leaf: None, pass }
+    }
+
+    pub(crate) fn of_leaf(self, leaf: LeafId) -> Self {
+        Var { leaf: Some(leaf), ..self }
+    }
+
+    pub(crate) fn leaf(&self) -> Option<LeafId> {
+        self.leaf
     }
 
     pub(crate) fn into_parts(self) -> (Tensor, Option<Edge>) {
@@ -119,7 +130,7 @@ impl Var {
         pass.note(op, site, std::slice::from_ref(&value))?;
         let node = pass.record(op, site, (nodes, likes), AnyRule::One(Box::new(rule)))?;
         pass.settle()?;
-        Ok(Var { value, node, pass })
+        Ok(Var::new(value, node, pass))
     }
 
     /// [`Var::apply_to`] for an operation with any number of outputs, one at least.
@@ -146,7 +157,7 @@ impl Var {
         pass.settle()?;
         let output = |(output, value)| {
             let node = node.map(|edge| Edge { output, ..edge });
-            Var { value, node, pass: pass.clone() }
+            Var::new(value, node, pass.clone())
         };
         Ok(values.into_iter().enumerate().map(output).collect())
     }
@@ -198,7 +209,7 @@ impl Operands {
         {
             for input in &mut inputs {
                 if input.value.dtype().is_float() && input.value.dtype() != dtype {
-                    *input = input.clone().to_dtype(dtype)?;
+                    *input = input.clone().cast(dtype)?;
                 }
             }
         }

@@ -1,6 +1,8 @@
-//! Laws of the loss scaler.
+//! Laws of the loss scaler and of autocast.
 
 mod attempts;
+mod autocast;
+mod cast_cache;
 mod grad_scaling;
 mod order;
 mod props;

@@ -1,6 +1,6 @@
 //! The rules of attention and of rotary embedding.
 
-use lowtide_tensor::{Attention, AttentionOptions, RotaryPairs, Shape, Tensor, TensorError};
+use lowtide_tensor::{Attention, AttentionOptions, DType, RotaryPairs, Shape, Tensor, TensorError};
 
 use crate::error::Result;
 use crate::rule::Needs;
@@ -21,6 +21,8 @@ impl Var {
         options: AttentionOptions,
     ) -> Result<Var> {
         Var::apply("attention", [self, k, v], |[q, k, v], save| {
+            let mask = mask.map(|mask| narrowed_like(&q, mask)).transpose()?;
+            let mask = mask.as_ref();
             let Attention { y, log_sum_exp } = q.attention(&k, &v, mask, &options)?;
             let saved = [&q, &k, &v, &y, &log_sum_exp].map(|x| save.keep(x));
             let saved_mask = mask.map(|mask| save.keep(mask));
@@ -53,6 +55,8 @@ impl Var {
     ) -> Result<Var> {
         Var::apply("self_attention", [self], |[packed], save| {
             let packed_shape = *packed.shape();
+            let mask = mask.map(|mask| narrowed_like(&packed, mask)).transpose()?;
+            let mask = mask.as_ref();
             let [q, k, v] = unpacked(&packed, heads, groups)?;
             let Attention { y, log_sum_exp } = q.attention(&k, &v, mask, &options)?;
             let (positions, width) = ([packed_shape[0], packed_shape[1]], y.shape()[3]);
@@ -85,6 +89,7 @@ impl Var {
     #[track_caller]
     pub fn rotary(self, cos: &Tensor, sin: &Tensor, pairs: RotaryPairs) -> Result<Var> {
         Var::apply("rotary", [self], |[x], save| {
+            let (cos, sin) = (&narrowed_like(&x, cos)?, &narrowed_like(&x, sin)?);
             let saved = [cos, sin].map(|table| save.keep(table));
             // dx = dy turned back
             let rule = move |dy: Tensor, _: Needs| {
@@ -114,6 +119,7 @@ impl Var {
         [turned, heads]: [usize; 2],
     ) -> Result<Var> {
         Var::apply("rotary_heads", [self], |[x], save| {
+            let (cos, sin) = (&narrowed_like(&x, cos)?, &narrowed_like(&x, sin)?);
             let saved = [cos, sin].map(|table| save.keep(table));
             // dx = dy turned back, in the same heads
             let rule = move |dy: Tensor, _: Needs| {
@@ -128,6 +134,15 @@ impl Var {
             Ok((y, rule))
         })
     }
+}
+
+/// `table` in the type of `x`, where a cast policy has narrowed that and not the table.
+fn narrowed_like(x: &Tensor, table: &Tensor) -> Result<Tensor> {
+    let is_half = matches!(x.dtype(), DType::F16 | DType::BF16);
+    if is_half && table.dtype() == DType::F32 {
+        return Ok(table.to_dtype(x.dtype())?);
+    }
+    Ok(table.clone())
 }
 
 /// `x` itself if nothing else holds it, else a copy.

@@ -19,10 +19,23 @@ impl Var {
         if !dtype.is_float() {
             return Ok(self.pass().constant(self.value().to_dtype(dtype)?));
         }
+        self.convert(from, |x| Ok(x.to_dtype(dtype)?))
+    }
+
+    /// [`Var::to_dtype`] for a cast policy: a leaf is converted once in a step.
+    #[track_caller]
+    pub(crate) fn cast(self, dtype: DType) -> Result<Var> {
+        let Some(leaf) = self.leaf() else { return self.to_dtype(dtype) };
+        let (from, pass) = (self.value().dtype(), self.pass().clone());
+        self.convert(from, |x| pass.cast_leaf(leaf, x, dtype))
+    }
+
+    #[track_caller]
+    fn convert(self, from: DType, forward: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Var> {
         Var::apply("to_dtype", [self], |[x], _| {
             // dx = dy as the type of x
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.to_dtype(from)?)]);
-            Ok((x.to_dtype(dtype)?, rule))
+            Ok((forward(&x)?, rule))
         })
     }
 }
