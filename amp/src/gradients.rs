@@ -1,4 +1,4 @@
-//! The seam to gradients: whoever's they are, they can be multiplied and looked at.
+//! What the scaler asks of gradients, also those of another library.
 
 use lowtide_autograd::Gradients;
 use lowtide_tensor::{DType, Device, Tensor, scale_and_check_finite};

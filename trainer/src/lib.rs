@@ -18,6 +18,7 @@ pub mod observers;
 mod options;
 mod outline;
 mod plan;
+mod precision;
 pub mod prelude;
 #[cfg(feature = "progress")]
 mod progress;
@@ -56,6 +57,7 @@ pub use observer::{
 pub use options::{MicroBatches, NonFinite, Options};
 pub use outline::{Every, Fit};
 pub use plan::Plan;
+pub use precision::Precision;
 #[cfg(feature = "progress")]
 pub use progress::Progress;
 pub use rehearsal::Forecast;

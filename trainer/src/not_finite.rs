@@ -3,14 +3,15 @@
 use std::fmt;
 
 use lowtide_allocator::Category;
-use lowtide_autograd::{Anomaly, Attempt, AutogradError, Turn};
+use lowtide_autograd::{Anomaly, Attempt, AutogradError, Pass, Turn};
 use lowtide_data::BatchView;
 use lowtide_nn::NnError;
 use lowtide_tensor::{DType, Device, RandomKey};
 use thiserror::Error;
 
 use crate::error::{Result, TrainError};
-use crate::step::{micro_batches, training_pass, turns_of};
+use crate::precision::Precision;
+use crate::step::{micro_batches, training_pass, turns_of, with_precision};
 use crate::task::Task;
 
 /// A step that was not committed, because what it computed is not finite. Everything is as before
@@ -76,24 +77,38 @@ impl fmt::Display for NotFinite {
     }
 }
 
+/// How the second look at a step computes: as the step did.
+pub(crate) struct Look<'a> {
+    pub(crate) device: &'a Device,
+    /// The run's key at this step.
+    pub(crate) key: RandomKey,
+    pub(crate) precision: Precision,
+}
+
+impl Look<'_> {
+    fn pass(&self, attempt: &Attempt, turn: Option<&Turn>, first_sample: usize) -> Pass {
+        let pass = training_pass(self.key, attempt, turn, first_sample, self.device);
+        with_precision(pass, self.precision)
+    }
+}
+
 impl NotFinite {
     /// Adds which samples are to blame, and the operation that began it, as far as they are found
     /// by computing `batch` again with a look at every value.
     pub(crate) fn explain(
         &mut self,
         task: &mut impl Task,
-        device: &Device,
-        key: RandomKey,
+        look: &Look<'_>,
         batch: &BatchView<'_>,
         micro_batch: usize,
     ) {
+        let &Look { device, .. } = look;
         let _scope = device.category(Category::Activation);
         let Ok(turns) = turns_of(task) else { return };
         let parts = || micro_batches(batch.len(), micro_batch);
         for (turn, part) in turns.iter().flat_map(|turn| parts().map(move |part| (turn, part))) {
             let attempt = Attempt::new();
-            let pass = training_pass(key, &attempt, turn.as_ref(), part.start, device);
-            let pass = pass.with_anomaly_detection();
+            let pass = look.pass(&attempt, turn.as_ref(), part.start).with_anomaly_detection();
             let computed = task.loss(&pass, device, &batch.slice(part)).and_then(|loss| {
                 pass.backward(loss.sum)?;
                 Ok(())
@@ -108,7 +123,7 @@ impl NotFinite {
         if self.what == NotFiniteWhat::Loss {
             let is_bad = |&index: &usize| {
                 turns.iter().any(|turn| {
-                    let loss = loss_of(task, device, key, turn.as_ref(), batch, index);
+                    let loss = loss_of(task, look, turn.as_ref(), batch, index);
                     // What cannot be computed alone is not to blame.
                     loss.is_ok_and(|loss| !loss.is_finite())
                 })
@@ -122,13 +137,12 @@ impl NotFinite {
 /// The loss of one sample of a batch, alone.
 fn loss_of(
     task: &impl Task,
-    device: &Device,
-    key: RandomKey,
+    look: &Look<'_>,
     turn: Option<&Turn>,
     batch: &BatchView<'_>,
     index: usize,
 ) -> Result<f64> {
-    let pass = training_pass(key, &Attempt::new(), turn, index, device);
-    let loss = task.loss(&pass, device, &batch.slice(index..index + 1))?;
+    let pass = look.pass(&Attempt::new(), turn, index);
+    let loss = task.loss(&pass, look.device, &batch.slice(index..index + 1))?;
     Ok(loss.sum.value().to_dtype(DType::F64)?.item::<f64>()?)
 }

@@ -3,6 +3,8 @@
 use lowtide_amp::LossScaler;
 use serde::{Deserialize, Serialize};
 
+use crate::precision::Precision;
+
 /// What a [`Trainer`](crate::Trainer) leaves open.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -18,8 +20,11 @@ pub struct Options {
     /// not fit beside the largest micro-batch, there is none, and the run waits for each
     /// checkpoint.
     pub background_checkpoints: bool,
-    /// Dynamic loss scaling; disabled for f32.
-    pub scaler: LossScaler,
+    /// The types that a step computes in.
+    pub precision: Precision,
+    /// Dynamic loss scaling; if absent, what [`Options::precision`] needs: a scaler of PyTorch's
+    /// defaults for f16, none for bf16 and f32.
+    pub scaler: Option<LossScaler>,
     /// Whether the plan and the recovery may split batches.
     pub micro_batches: MicroBatches,
     /// What becomes of a step whose loss or gradients are not finite.
@@ -27,7 +32,7 @@ pub struct Options {
 }
 
 /// What becomes of a step whose loss or gradients are infinite or NaN. Where losses are scaled, a
-/// gradient that overflows is skipped in any case, as often in a row as the scaler allows (50 times).
+/// gradient that overflows is skipped in any case, as often in a row as the scaler allows: 50.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NonFinite {
@@ -58,7 +63,8 @@ impl Default for Options {
             clip_norm: None,
             gradient_norm: false,
             background_checkpoints: false,
-            scaler: LossScaler::disabled(),
+            precision: Precision::F32,
+            scaler: None,
             micro_batches: MicroBatches::AsNeeded,
             non_finite: NonFinite::Stop,
         }

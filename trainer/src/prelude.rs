@@ -11,6 +11,7 @@ pub use crate::error::TrainError;
 pub use crate::observer::{EvaluationReport, Flow, Observer, StepReport, Training};
 pub use crate::options::{MicroBatches, NonFinite, Options};
 pub use crate::outline::{Every, Fit};
+pub use crate::precision::Precision;
 #[cfg(feature = "progress")]
 pub use crate::progress::Progress;
 pub use crate::score::{Metric, Score};

@@ -21,6 +21,7 @@ use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 use crate::error::{Result, TrainError};
 use crate::not_finite::{NotFinite, NotFiniteWhat};
 use crate::options::{NonFinite, Options};
+use crate::precision::Precision;
 use crate::reading::Reading;
 use crate::task::Task;
 use crate::undo::Undo;
@@ -225,7 +226,9 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         let seed = if count > 0.0 { f64::from(self.scaler.scale()) / count } else { 0.0 };
         for part in micro_batches(batch.len(), micro_batch) {
             (self.on_phase)("forward");
+            let is_last = part.end == batch.len();
             let pass = training_pass(self.key, attempt, turn, part.start, self.device);
+            let pass = with_precision(pass, self.options.precision);
             let scope = self.device.category(Category::Activation);
             let origin = Origin { module: Some(ModulePath::ROOT), site: None }.enter();
             let losses = self.task.losses(&pass, self.device, &batch.slice(part));
@@ -235,6 +238,9 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
             loss_sum.add_(&loss.value().to_dtype(DType::F64)?)?;
             coupling = coupling.or_else(|| pass.coupling());
             (self.on_phase)("backward");
+            if is_last {
+                attempt.end_casts();
+            }
             pass.backward_seeded(loss, seed)?;
         }
         Ok((loss_sum, coupling))
@@ -300,6 +306,14 @@ pub(crate) fn training_pass(
     let pass = pass.with_device(device);
     match turn {
         Some(turn) => pass.with_turn(turn.clone()),
+        None => pass,
+    }
+}
+
+/// A pass that casts as `precision` says.
+pub(crate) fn with_precision(pass: Pass, precision: Precision) -> Pass {
+    match precision.casts() {
+        Some(casts) => pass.with_casts(casts),
         None => pass,
     }
 }

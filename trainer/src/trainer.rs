@@ -11,7 +11,7 @@ use lowtide_nn::optim::Stateful;
 use lowtide_tensor::{Device, DeviceKind, RandomKey};
 
 use crate::error::{Result, TrainError};
-use crate::not_finite::{NotFinite, NotFiniteWhat};
+use crate::not_finite::{Look, NotFinite, NotFiniteWhat};
 use crate::observer::{Observer, StepReport};
 use crate::options::{MicroBatches, NonFinite, Options};
 use crate::outline::{Examples, Fit, PlannedFor};
@@ -62,7 +62,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         task.parameters().visit_tensors(&mut |name, tensor| {
             tensor.set_module(ModulePath::of_parameter(name));
         });
-        let (device, scaler) = (device.clone(), options.scaler.clone());
+        let device = device.clone();
+        let scaler = options.scaler.clone().unwrap_or_else(|| options.precision.scaler());
         Trainer {
             device,
             task,
@@ -319,7 +320,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// The error with what a second look at the batch finds.
     fn explained(&mut self, mut error: NotFinite, batch: &BatchView<'_>) -> TrainError {
         let key = RandomKey::new(self.options.seed).step(error.step);
-        error.explain(&mut self.task, &self.device, key, batch, self.micro_batch);
+        let look = Look { device: &self.device, key, precision: self.options.precision };
+        error.explain(&mut self.task, &look, batch, self.micro_batch);
         Box::new(error).into()
     }
 

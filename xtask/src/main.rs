@@ -23,9 +23,9 @@ usage: cargo xtask COMMAND
                          --dev takes programs as tests build them
   bench [FILTER]         run the benches and write target/bench-report.md;
                          FILTER is a crate folder or a part of a benchmark's name
-  parity [CRATE]         make the reference values of tensor, autograd, nn and amp anew with PyTorch:
-                         that of LOWTIDE_PYTHON (or python3); compare them with the checked-in
-                         ones, and run the tests that compare lowtide with those
+  parity [CRATE]         make the reference values of tensor, autograd, nn and amp anew with
+                         the PyTorch of LOWTIDE_PYTHON (or python3), compare them with the
+                         checked-in ones, and run the tests that compare lowtide with those
 
 The last line of `test` is `N passed, N failed, N skipped`. A test that cannot run here prints a
 line `skipped: NAME: REASON`, passes, and is counted as skipped.";

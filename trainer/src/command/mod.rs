@@ -30,6 +30,7 @@ use crate::checkpoint::saved_recipe;
 use crate::command::device::DeviceArgs;
 use crate::command::failure::complain;
 use crate::error::{Result, TrainError};
+use crate::precision::Precision;
 use crate::recipe::{BATCH_SIZE_MAX, EPOCHS_MAX, Recipe};
 
 /// Trains neural networks inside a memory budget.
@@ -81,6 +82,9 @@ struct RecipeArgs {
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 0..=u64::MAX))]
     seed: Option<u64>,
+    /// What operations compute in, f32, bf16 or f16; parameters stay f32.
+    #[arg(long, value_name = "TYPE")]
+    precision: Option<Precision>,
     /// Sets a key of the recipe, such as optimizer.kind=lion; repeatable.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -107,6 +111,7 @@ impl RecipeArgs {
         // No larger than `BATCH_SIZE_MAX`.
         train.batch_size = self.batch_size.map_or(train.batch_size, |size| size as usize);
         train.seed = self.seed.unwrap_or(train.seed);
+        train.precision = self.precision.unwrap_or(train.precision);
         Ok(recipe)
     }
 }

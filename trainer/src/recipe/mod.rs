@@ -39,6 +39,7 @@ use crate::error::{Result, TrainError};
 use crate::observers::CheckpointEvery;
 use crate::options::{MicroBatches, NonFinite, Options};
 use crate::outline::Fit;
+use crate::precision::Precision;
 use crate::task::Task;
 use crate::trainer::Trainer;
 
@@ -81,6 +82,8 @@ options! {
         /// Gradients longer than this together are shortened to it; not at all if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         clip_norm: Option<f64> = None,
+        /// What operations compute in: "f32", "bf16", or "f16" with the loss scaled.
+        precision: Precision = Precision::F32,
         /// Whether batches may be split where memory asks for it.
         split_batches: bool = true,
         /// How often a checkpoint is written: "500steps", "1epoch", "10min"; not at all if absent.
@@ -264,6 +267,7 @@ impl Recipe {
                 true => MicroBatches::AsNeeded,
                 false => MicroBatches::Never,
             },
+            precision: self.train.precision,
             non_finite: self.train.non_finite,
             background_checkpoints: self.train.checkpoint_every.is_some(),
             ..Default::default()

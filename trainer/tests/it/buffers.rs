@@ -139,7 +139,7 @@ fn skipped_step_leaves_the_buffers_alone() {
     let options = LossScalerOptions { initial_scale: f32::MAX / 2.0, ..Default::default() };
     let scaler = LossScaler::new(options).expect("in range");
     let task = net(&device, &run, Middle::BatchNorm);
-    let options = Options { scaler, ..Options::default() };
+    let options = Options { scaler: Some(scaler), ..Options::default() };
     let mut trainer = Trainer::new(&device, task, Kind::Plain.build(0.01), options);
     let batch = first_batch(&noise(&[3; 12], 12, 1e4));
     let before = buffers(trainer.task_mut());

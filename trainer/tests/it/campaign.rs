@@ -34,7 +34,7 @@ fn options(initial_scale: f32) -> Options {
     let scale =
         LossScalerOptions { initial_scale, growth_interval: 2, ..LossScalerOptions::default() };
     let scaler = LossScaler::new(scale).expect("in range");
-    Options { seed: 3, clip_norm: Some(0.5), scaler, ..Options::default() }
+    Options { seed: 3, clip_norm: Some(0.5), scaler: Some(scaler), ..Options::default() }
 }
 
 /// Its blocks keep, recompute and offload in turns what they save.

@@ -83,7 +83,7 @@ fn resumed_after_any_step_is_never_stopped() {
             ..LossScalerOptions::default()
         };
         let scaler = LossScaler::new(scale).expect("in range");
-        Options { clip_norm: Some(0.1), scaler, ..Options::default() }
+        Options { clip_norm: Some(0.1), scaler: Some(scaler), ..Options::default() }
     };
     let run = run();
     let whole = run.fit_with(None, options(), |_, _| {}).state_hash;

@@ -8,7 +8,7 @@ use lowtide_tensor::{CpuOptions, Device};
 use lowtide_trainer::recipe::{Recipe, RecipeTrainer};
 
 /// The recipes that train on data that ships, made small.
-const RECIPES: [(&str, &[&str]); 9] = [
+pub(crate) const RECIPES: [(&str, &[&str]); 9] = [
     ("digits", &["model.channels=4"]),
     ("digits-mlp", &["model.hidden=[16, 16]"]),
     ("digits-deep-cnn", &["model.channels=[4, 4, 8]"]),
@@ -20,13 +20,13 @@ const RECIPES: [(&str, &[&str]); 9] = [
     ("text-seq2seq", &["model.width=16", "model.hidden=16", "data.context=8"]),
 ];
 
-fn recipe(name: &str, sets: &[&str]) -> Recipe {
+pub(crate) fn recipe(name: &str, sets: &[&str]) -> Recipe {
     let common = ["train.batch_size=40", "train.clip_norm=1.0"];
     let sets: Vec<String> = sets.iter().chain(&common).map(|&set| set.to_owned()).collect();
     Recipe::load_with(Some(Path::new(name)), &sets).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-fn trainer(recipe: &Recipe, threads: usize) -> RecipeTrainer {
+pub(crate) fn trainer(recipe: &Recipe, threads: usize) -> RecipeTrainer {
     let options = CpuOptions { threads: Some(threads), ..Default::default() };
     recipe.trainer(&Device::cpu(options).expect("a device")).expect("memory")
 }

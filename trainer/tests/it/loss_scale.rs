@@ -8,7 +8,7 @@ use crate::common::{KINDS, Kind, Run, cnn, first_batch, noise, values, versions}
 fn scaled(initial_scale: f32) -> Options {
     let options = LossScalerOptions { initial_scale, ..Default::default() };
     let scaler = LossScaler::new(options).expect("in range");
-    Options { scaler, ..Options::default() }
+    Options { scaler: Some(scaler), ..Options::default() }
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn overflowing_scale_backs_off_and_leaves_the_parameters_alone_until_it_fits() {
     let batch = first_batch(&bright);
 
     // The twin: the state machine on its own, told what the step reports.
-    let mut twin = scaled(initial_scale).scaler;
+    let mut twin = scaled(initial_scale).scaler.expect("one is given");
     let mut skipped = 0;
     let before = (values(trainer.task_mut()), versions(trainer.task_mut()));
     let blocks = device.allocator().layout_hash();

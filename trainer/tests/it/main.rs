@@ -20,6 +20,7 @@ mod modules;
 mod non_finite;
 mod observers;
 mod peak;
+mod precision;
 mod prelude;
 mod pressure;
 mod recipe;

@@ -114,7 +114,7 @@ fn nothing_is_looked_at_where_that_is_asked_for() {
 fn scaler_that_never_finds_a_scale_ends_the_run() {
     let run = Run::default();
     let scaler = LossScaler::new(LossScalerOptions::default()).expect("in range");
-    let options = Options { scaler, ..Options::default() };
+    let options = Options { scaler: Some(scaler), ..Options::default() };
     let device = run.device(None);
     let mut trainer: Trainer<_, _> = run.trainer_with(&device, options);
     let bad: Vec<_> = with_pixel(f32::NAN).epoch(0).map(|batch| batch.expect("data")).collect();

@@ -250,7 +250,7 @@ fn value_that_is_not_finite_in_the_second_turn_takes_the_first_back() {
 fn plan_is_the_run_and_a_checkpoint_goes_on_in_the_same_bits() {
     let (train, test) = RUN.loaders();
     let scaler = LossScaler::new(LossScalerOptions::default()).expect("in range");
-    for options in [options(), Options { scaler, ..options() }] {
+    for options in [options(), Options { scaler: Some(scaler), ..options() }] {
         let device = RUN.device(None);
         let mut whole = trainer(&device, options.clone());
         let plan = whole.plan(&train, &test, 2).expect("fits");
