@@ -1,0 +1,115 @@
+//! What the trainer costs over a bare loop, and checkpoints in the background over none, on a GPT
+//! of 4 blocks, width 128, with 16 sequences of 128 tokens (w4). The ways take turns, so that a slow
+//! moment of the machine meets all of them: `cargo bench -p lowtide-trainer --bench overhead`.
+
+use std::time::Instant;
+
+use lowtide_autograd::{Attempt, Pass};
+use lowtide_data::{Batch, InMemory, Loader, LoaderOptions};
+use lowtide_nn::models::{Gpt, GptShape};
+use lowtide_nn::optim::{Adam, AdamOptions, Optimizer};
+use lowtide_tensor::{CpuOptions, DType, Device, RandomKey};
+use lowtide_trainer::observers::{CheckpointEvery, Checkpoints};
+use lowtide_trainer::{Fit, LanguageModel, Observer, Options, Result, Task, Trainer};
+
+const CONTEXT: usize = 128;
+const BATCH: usize = 16;
+/// Between two checkpoints.
+const INTERVAL: u64 = 20;
+
+fn task(device: &Device) -> Result<LanguageModel<Gpt>> {
+    let shape = GptShape { vocabulary: 96, context: CONTEXT, width: 128, heads: 4, blocks: 4 };
+    Ok(LanguageModel::new(Gpt::new(device, RandomKey::new(0), shape)?))
+}
+
+fn loader(batches: usize) -> Result<Loader> {
+    let (samples, key) = (batches * BATCH, RandomKey::new(1));
+    let token = |index: u64| (key.uniform(index) * 96.0) as i64;
+    let tokens = (0..(samples * (CONTEXT + 1)) as u64).map(token).collect::<Vec<_>>();
+    let data = InMemory::new(samples).with("tokens", &[CONTEXT + 1], tokens)?;
+    let options = LoaderOptions { batch_size: BATCH, prefetch: 4, ..Default::default() };
+    Ok(Loader::new(data, options)?)
+}
+
+fn adam() -> Result<Adam> {
+    Ok(Adam::new(AdamOptions::adamw())?)
+}
+
+/// What every training loop does: the loss is read, too.
+fn bare_step(
+    device: &Device,
+    task: &mut impl Task,
+    adam: &mut Adam,
+    batch: &Batch,
+    step: u64,
+) -> Result<()> {
+    let attempt = Attempt::new();
+    let pass = Pass::train(RandomKey::new(0).step(step), &attempt);
+    let loss = task.loss(&pass, device, &batch.view())?.mean()?;
+    let value = loss.value().clone();
+    pass.backward(loss)?;
+    adam.step(task.parameters(), attempt)?;
+    std::hint::black_box(value.to_dtype(DType::F64)?.item::<f64>()?);
+    Ok(())
+}
+
+fn seconds(work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let started = Instant::now();
+    work()?;
+    Ok(started.elapsed().as_secs_f64())
+}
+
+/// The median of the ratios of the two columns, and how far the middle half of them goes.
+fn ratio(pairs: &[[f64; 2]]) -> [f64; 3] {
+    let mut ratios: Vec<f64> = pairs.iter().map(|[a, b]| b / a).collect();
+    ratios.sort_by(f64::total_cmp);
+    [1, 2, 3].map(|quarter| ratios[quarter * (ratios.len() - 1) / 4])
+}
+
+fn show(what: &str, pairs: &[[f64; 2]]) {
+    let [low, median, high] = ratio(pairs);
+    println!("{what}: {median:.4} ({low:.4} to {high:.4}) over {} pairs", pairs.len());
+}
+
+fn main() -> Result<()> {
+    // `cargo test --benches` wants to know that it runs.
+    let is_test = std::env::args().any(|argument| argument == "--test");
+    let (steps, rounds, runs) = if is_test { (1, 1, 1) } else { (4, 60, 6) };
+    let device = Device::cpu(CpuOptions::default())?;
+    let loader = loader(if is_test { 2 } else { 60 })?;
+
+    let (mut bare, mut bare_adam) = (task(&device)?, adam()?);
+    let mut trainer = Trainer::new(&device, task(&device)?, adam()?, Options::default());
+    trainer.plan_for(&Fit::new(&loader))?;
+    let batch = loader.epoch(0).next().expect("a batch")?;
+    let mut pairs = Vec::new();
+    for round in 0..rounds {
+        let bare_seconds = seconds(|| {
+            (0..steps).try_for_each(|step| {
+                bare_step(&device, &mut bare, &mut bare_adam, &batch, round * steps + step)
+            })
+        })?;
+        let own = seconds(|| (0..steps).try_for_each(|_| trainer.step(&batch).map(drop)))?;
+        pairs.push([bare_seconds, own]);
+    }
+    show("a step of the trainer over one of a bare loop", &pairs);
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = Options { background_checkpoints: true, ..Options::default() };
+    let mut plain = Trainer::new(&device, task(&device)?, adam()?, Options::default());
+    let mut saving = Trainer::new(&device, task(&device)?, adam()?, options);
+    let fit = Fit::new(&loader);
+    plain.plan_for(&fit)?;
+    saving.plan_for(&fit)?;
+    let mut pairs = Vec::new();
+    for run in 0..runs {
+        let without = seconds(|| plain.run(&fit, &mut []).map(drop))?;
+        let path = folder.path().join(run.to_string());
+        let mut checkpoints = Checkpoints::new(&path, CheckpointEvery::Steps(INTERVAL));
+        let observers: &mut [&mut dyn Observer] = &mut [&mut checkpoints];
+        let with = seconds(|| saving.run(&fit, observers).map(drop))?;
+        pairs.push([without, with]);
+    }
+    show(&format!("a run with a checkpoint every {INTERVAL} steps over one without"), &pairs);
+    Ok(())
+}
