@@ -1,5 +1,5 @@
 //! What the trainer costs over a bare loop, and checkpoints in the background over none, on a GPT
-//! of 4 blocks, width 128, with 16 sequences of 128 tokens (w4). The ways take turns, so that a slow
+//! of 4 blocks, width 128, with 16 sequences of 128 tokens. The ways take turns, so that a slow
 //! moment of the machine meets all of them: `cargo bench -p lowtide-trainer --bench overhead`.
 
 use std::time::Instant;

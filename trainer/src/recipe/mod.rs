@@ -9,6 +9,7 @@ mod options;
 mod overrides;
 mod schedule;
 mod shipped;
+mod stored;
 
 use std::fs;
 use std::io::Read;
@@ -32,6 +33,7 @@ pub use model::{
 pub use optimizer::{AdamRecipe, MuonRecipe, OptimizerRecipe};
 pub use schedule::{ScheduleRecipe, WarmUpRecipe};
 pub use shipped::{SHIPPED, Shipped};
+pub use stored::StoredType;
 
 use options::options;
 
@@ -84,6 +86,8 @@ options! {
         clip_norm: Option<f64> = None,
         /// What operations compute in: "f32", "bf16", or "f16" with the loss scaled.
         precision: Precision = Precision::F32,
+        /// What parameters are kept in: "f32", or "bf16", which the optimizer rounds by chance.
+        parameters: StoredType = StoredType::F32,
         /// Whether batches may be split where memory asks for it.
         split_batches: bool = true,
         /// How often a checkpoint is written: "500steps", "1epoch", "10min"; not at all if absent.
@@ -182,6 +186,10 @@ impl Recipe {
         if let Some(norm) = self.train.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
             return wrong("train.clip_norm", format!("{norm} is not above 0"));
         }
+        if self.train.parameters != StoredType::F32 && self.train.precision == Precision::F16 {
+            let problem = "cannot be bf16 where train.precision is f16: scaled gradients are f32";
+            return wrong("train.parameters", problem.to_owned());
+        }
         let in_table = |table: &str, error| match error {
             NnError::Option { name, value, range } => {
                 let name = match name {
@@ -200,7 +208,7 @@ impl Recipe {
         warm_up.check().map_err(|error| in_table("warm_up", error))?;
         let schedule = self.schedule.after(WarmUpRecipe::default());
         schedule.check().map_err(|error| in_table("schedule", error))?;
-        self.optimizer.build(schedule).map(drop).map_err(|error| in_table("optimizer", error))
+        self.optimizer.build(schedule, None).map(drop).map_err(|error| in_table("optimizer", error))
     }
 
     /// Loaders of the training data, shuffled by the seed, and of the test data, in order.
@@ -238,7 +246,8 @@ impl Recipe {
     /// Those of the data set; `Setting` for a model that is not for such data; `OutOfMemory`.
     pub fn task(&self, device: &Device) -> Result<Box<dyn Task>> {
         let samples = self.data.open(self.model.wants())?.samples;
-        self.model.task(device, RandomKey::new(self.train.seed), samples)
+        let key = RandomKey::new(self.train.seed);
+        self.model.task(device, key, samples, self.train.parameters)
     }
 
     /// The optimizer with its schedule, without state yet.
@@ -246,7 +255,11 @@ impl Recipe {
     /// # Errors
     /// `Option` for a number out of its range.
     pub fn optimizer(&self) -> Result<Box<dyn Stateful>> {
-        Ok(self.optimizer.build(self.schedule())?)
+        let rounding = match self.train.parameters {
+            StoredType::F32 => None,
+            StoredType::Bf16 => Some(RandomKey::new(self.train.seed).op("rounding")),
+        };
+        Ok(self.optimizer.build(self.schedule(), rounding)?)
     }
 
     /// The learning rate over the steps, warm-up included.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::data::{Samples, Wants};
 use super::kind;
 use super::options::options;
+use super::stored::StoredType;
 use crate::error::{Result, TrainError};
 use crate::task::{Classification, LanguageModel, Segmentation, Task, Translation};
 
@@ -222,12 +223,13 @@ impl ModelRecipe {
         device: &Device,
         key: RandomKey,
         samples: Samples,
+        stored: StoredType,
     ) -> Result<Box<dyn Task>> {
         match (self, samples) {
             (
                 ModelRecipe::Gpt(_) | ModelRecipe::Lstm(_) | ModelRecipe::Seq2seq(_),
                 Samples::Tokens { vocabulary, context },
-            ) => self.task_of_tokens(device, key, vocabulary, context),
+            ) => self.task_of_tokens(device, key, (vocabulary, context), stored),
             (
                 ModelRecipe::SimpleCnn(_)
                 | ModelRecipe::DeepCnn(_)
@@ -236,7 +238,7 @@ impl ModelRecipe {
                 | ModelRecipe::Vit(_)
                 | ModelRecipe::Unet(_),
                 Samples::Images { shape, classes },
-            ) => self.task_of_images(device, key, shape, classes),
+            ) => self.task_of_images(device, key, (shape, classes), stored),
             (_, Samples::Images { .. }) => Err(self.unfit("is for tokens, and the data is images")),
             (_, Samples::Tokens { .. }) => Err(self.unfit("is for images, and the data is tokens")),
         }
@@ -246,8 +248,8 @@ impl ModelRecipe {
         &self,
         device: &Device,
         key: RandomKey,
-        image: [usize; 3],
-        classes: usize,
+        (image, classes): ([usize; 3], usize),
+        stored: StoredType,
     ) -> Result<Box<dyn Task>> {
         let [channels, height, width] = image;
         let side_min = |min: usize| {
@@ -263,17 +265,17 @@ impl ModelRecipe {
             ModelRecipe::SimpleCnn(model) => {
                 side_min(4)?;
                 let shape = SimpleCnnShape { image, channels: model.channels, classes };
-                Box::new(Classification::new(SimpleCnn::new(device, key, shape)?))
+                Box::new(Classification::new(stored.convert(SimpleCnn::new(device, key, shape)?)?))
             }
             ModelRecipe::DeepCnn(model) => {
                 side_min(8)?;
                 let shape = DeepCnnShape { image, channels: model.channels, classes };
-                Box::new(Classification::new(DeepCnn::new(device, key, shape)?))
+                Box::new(Classification::new(stored.convert(DeepCnn::new(device, key, shape)?)?))
             }
             ModelRecipe::Mlp(model) => {
                 let ends = [vec![image.iter().product()], model.hidden.clone(), vec![classes]];
                 let mlp = Mlp::new(device, key, &ends.concat())?;
-                Box::new(Classification::new(OfPixels { mlp }))
+                Box::new(Classification::new(stored.convert(OfPixels { mlp })?))
             }
             ModelRecipe::Resnet(model) => {
                 colour()?;
@@ -284,7 +286,7 @@ impl ModelRecipe {
                     _ => return Err(setting("model.depth", "must be 18, 34 or 50")),
                 };
                 let shape = ResNetShape { width: model.width, classes, ..of_depth };
-                Box::new(Classification::new(ResNet::new(device, key, shape)?))
+                Box::new(Classification::new(stored.convert(ResNet::new(device, key, shape)?)?))
             }
             ModelRecipe::Vit(model) => {
                 colour()?;
@@ -303,7 +305,7 @@ impl ModelRecipe {
                     classes,
                     dropout,
                 };
-                Box::new(Classification::new(ViT::new(device, key, shape)?))
+                Box::new(Classification::new(stored.convert(ViT::new(device, key, shape)?)?))
             }
             ModelRecipe::Unet(model) => {
                 // Halved four times.
@@ -311,7 +313,7 @@ impl ModelRecipe {
                     return Err(self.unfit("needs images whose sides 16 divides: see data.shape"));
                 }
                 let shape = UNetShape { channels, width: model.width, classes };
-                Box::new(Segmentation::new(UNet::new(device, key, shape)?))
+                Box::new(Segmentation::new(stored.convert(UNet::new(device, key, shape)?)?))
             }
             ModelRecipe::Gpt(_) | ModelRecipe::Lstm(_) | ModelRecipe::Seq2seq(_) => {
                 unreachable!("models of tokens")
@@ -323,8 +325,8 @@ impl ModelRecipe {
         &self,
         device: &Device,
         key: RandomKey,
-        vocabulary: usize,
-        context: usize,
+        (vocabulary, context): (usize, usize),
+        stored: StoredType,
     ) -> Result<Box<dyn Task>> {
         Ok(match *self {
             ModelRecipe::Gpt(GptRecipe { width, heads, blocks, dropout, tied }) => {
@@ -334,11 +336,11 @@ impl ModelRecipe {
                     true => Gpt::gpt2(device, key, shape)?,
                     false => Gpt::new(device, key, shape)?,
                 };
-                Box::new(LanguageModel::new(gpt.with_dropout(dropout)?))
+                Box::new(LanguageModel::new(stored.convert(gpt.with_dropout(dropout)?)?))
             }
             ModelRecipe::Lstm(LstmRecipe { width, hidden, layers, dropout }) => {
                 let shape = LstmModelShape { vocabulary, width, hidden, layers, dropout };
-                Box::new(LanguageModel::new(LstmModel::new(device, key, shape)?))
+                Box::new(LanguageModel::new(stored.convert(LstmModel::new(device, key, shape)?)?))
             }
             ModelRecipe::Seq2seq(Seq2SeqRecipe { width, heads, hidden, layers, dropout }) => {
                 self.check_heads(width, heads)?;
@@ -347,7 +349,7 @@ impl ModelRecipe {
                 let (source_vocabulary, target_vocabulary) = (vocabulary, vocabulary);
                 let shape =
                     Seq2SeqShape { source_vocabulary, target_vocabulary, context, layers, options };
-                Box::new(Translation::new(Seq2Seq::new(device, key, shape)?, None))
+                Box::new(Translation::new(stored.convert(Seq2Seq::new(device, key, shape)?)?, None))
             }
             _ => unreachable!("models of images"),
         })

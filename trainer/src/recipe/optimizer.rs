@@ -5,6 +5,7 @@ use lowtide_nn::optim::{
     PerParameter, RateScale, RmsPropOptions, SgdOptions, Stateful, UpdateRule, WeightDecay,
 };
 use lowtide_nn::{NnResult, Schedule};
+use lowtide_tensor::RandomKey;
 use serde::{Deserialize, Serialize};
 
 /// The optimizer; keys that its kind has no use for are an error.
@@ -107,24 +108,34 @@ impl Default for MuonRecipe {
 
 impl OptimizerRecipe {
     /// The optimizer with `schedule`, without state yet.
-    pub(super) fn build(&self, schedule: Schedule) -> NnResult<Box<dyn Stateful>> {
-        fn new<R: UpdateRule>(rule: R, schedule: Schedule) -> NnResult<Box<dyn Stateful>> {
-            Ok(Box::new(PerParameter::new(rule)?.with_schedule(schedule)?))
+    pub(super) fn build(
+        &self,
+        schedule: Schedule,
+        rounding: Option<RandomKey>,
+    ) -> NnResult<Box<dyn Stateful>> {
+        fn new<R: UpdateRule>(
+            rule: R,
+            (schedule, rounding): (Schedule, Option<RandomKey>),
+        ) -> NnResult<Box<dyn Stateful>> {
+            let optimizer = PerParameter::new(rule)?.with_schedule(schedule)?;
+            Ok(Box::new(match rounding {
+                Some(key) => optimizer.with_stochastic_rounding(key),
+                None => optimizer,
+            }))
         }
+        let how = (schedule, rounding);
         match self {
-            OptimizerRecipe::Adam(recipe) => {
-                new(recipe.options(WeightDecay::Coupled, 0.0), schedule)
-            }
+            OptimizerRecipe::Adam(recipe) => new(recipe.options(WeightDecay::Coupled, 0.0), how),
             OptimizerRecipe::Adamw(recipe) => {
-                new(recipe.options(WeightDecay::Decoupled, 0.01), schedule)
+                new(recipe.options(WeightDecay::Decoupled, 0.01), how)
             }
-            OptimizerRecipe::Sgd(options) => new(*options, schedule),
-            OptimizerRecipe::RmsProp(options) => new(*options, schedule),
-            OptimizerRecipe::Adagrad(options) => new(*options, schedule),
-            OptimizerRecipe::Lion(options) => new(*options, schedule),
-            OptimizerRecipe::Lamb(options) => new(*options, schedule),
-            OptimizerRecipe::Adafactor(options) => new(*options, schedule),
-            OptimizerRecipe::Muon(recipe) => new(recipe.options(), schedule),
+            OptimizerRecipe::Sgd(options) => new(*options, how),
+            OptimizerRecipe::RmsProp(options) => new(*options, how),
+            OptimizerRecipe::Adagrad(options) => new(*options, how),
+            OptimizerRecipe::Lion(options) => new(*options, how),
+            OptimizerRecipe::Lamb(options) => new(*options, how),
+            OptimizerRecipe::Adafactor(options) => new(*options, how),
+            OptimizerRecipe::Muon(recipe) => new(recipe.options(), how),
         }
     }
 }

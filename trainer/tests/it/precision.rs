@@ -1,7 +1,10 @@
 //! Training in bf16 and f16: planned to the byte, in less memory, with the bits of a twin.
 
+use std::path::Path;
+
 use lowtide_allocator::Category;
 use lowtide_amp::{LossScaler, LossScalerOptions};
+use lowtide_trainer::recipe::{Recipe, RecipeTrainer, StoredType};
 use lowtide_trainer::{MicroBatches, Options, Precision, Trainer};
 
 use crate::common::{KINDS, Kind, Run, first_batch, values};
@@ -125,35 +128,60 @@ fn amp_fused_optimizer_parity() {
     }
 }
 
+/// What operations compute in, and what parameters are kept in.
+const NARROW: [(Precision, StoredType); 4] = [
+    (Precision::Bf16, StoredType::F32),
+    (Precision::F16, StoredType::F32),
+    (Precision::F32, StoredType::Bf16),
+    (Precision::Bf16, StoredType::Bf16),
+];
+
 #[test]
-fn every_model_learns_in_bf16_and_f16_as_planned_and_goes_on_from_a_checkpoint() {
-    for (name, sets) in RECIPES {
-        for precision in HALF {
-            let mut recipe = recipe(name, sets);
-            recipe.train.precision = precision;
-            let (train, test) = recipe.loaders().expect("data");
-            let mut whole = trainer(&recipe, 2);
-            let fit = recipe.fit(&train, &test).steps(4);
-            whole.run(&fit, &mut []).unwrap_or_else(|error| panic!("{name}: {error}"));
-            let plan = whole.current_plan().expect("it was planned").clone();
-            let statistics = whole.device().allocator().statistics();
-            let peak_bytes = statistics.reserved.peak_bytes;
-            assert_eq!(peak_bytes, plan.predicted_peak_bytes(), "{name} in {precision}");
-            let folder = tempfile::tempdir().expect("a folder");
-            let mut first = trainer(&recipe, 1);
-            let run = |trainer: &mut lowtide_trainer::recipe::RecipeTrainer, steps| {
-                let fit = recipe.fit(&train, &test).steps(steps);
-                trainer.run(&fit, &mut []).unwrap_or_else(|error| panic!("{name}: {error}"));
-            };
-            run(&mut first, 3);
-            first.save(&folder.path().join("three")).expect("room");
-            let mut second = trainer(&recipe, 2);
-            second.load(&folder.path().join("three")).expect("whole");
-            run(&mut second, 1);
-            let [one, other] = [&mut whole, &mut second].map(|t| t.state_hash().expect("cpu"));
-            assert_eq!(one, other, "{name} in {precision}");
-        }
+fn every_model_learns_in_half_types_as_planned_and_goes_on_from_a_checkpoint() {
+    for ((name, sets), (precision, stored)) in
+        RECIPES.into_iter().flat_map(|model| NARROW.map(|types| (model, types)))
+    {
+        let what = format!("{name} in {precision}, parameters in {stored:?}");
+        let mut recipe = recipe(name, sets);
+        recipe.train.precision = precision;
+        recipe.train.parameters = stored;
+        let (train, test) = recipe.loaders().expect("data");
+        let mut whole = trainer(&recipe, 2);
+        let fit = recipe.fit(&train, &test).steps(4);
+        whole.run(&fit, &mut []).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let plan = whole.current_plan().expect("it was planned").clone();
+        let statistics = whole.device().allocator().statistics();
+        assert_eq!(statistics.reserved.peak_bytes, plan.predicted_peak_bytes(), "{what}");
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut first = trainer(&recipe, 1);
+        let run = |trainer: &mut RecipeTrainer, steps| {
+            let fit = recipe.fit(&train, &test).steps(steps);
+            trainer.run(&fit, &mut []).unwrap_or_else(|error| panic!("{what}: {error}"));
+        };
+        run(&mut first, 3);
+        first.save(&folder.path().join("three")).expect("room");
+        let mut second = trainer(&recipe, 2);
+        second.load(&folder.path().join("three")).expect("whole");
+        run(&mut second, 1);
+        let [one, other] = [&mut whole, &mut second].map(|t| t.state_hash().expect("cpu"));
+        assert_eq!(one, other, "{what}");
     }
+}
+
+#[test]
+fn parameters_in_bf16_take_half_and_reach_what_f32_does() {
+    let outcome = |parameters: &str| {
+        let sets = ["train.batch_size=64".to_owned(), format!("train.parameters={parameters}")];
+        let recipe = Recipe::load_with(Some(Path::new("digits-mlp")), &sets).expect("it ships");
+        let (train, test) = recipe.loaders().expect("data");
+        let mut trainer = trainer(&recipe, 2);
+        let score = trainer.run(&recipe.fit(&train, &test).epochs(12), &mut []).expect("memory");
+        let bytes = trainer.device().allocator().statistics().by_category;
+        (score.accuracy(), bytes[Category::Parameter].current_bytes)
+    };
+    let ((f32, f32_bytes), (bf16, bf16_bytes)) = (outcome("f32"), outcome("bf16"));
+    assert!(bf16 > 0.85 && bf16 > f32 - 0.03, "{bf16} against {f32}");
+    assert!(bf16_bytes * 10 < f32_bytes * 6, "{bf16_bytes} of {f32_bytes} bytes");
 }
 
 #[test]

@@ -183,6 +183,8 @@ fn numbers_out_of_range_are_named() {
     check_mistake("[train]\nbatch_size = 0\n", 2, "batch_size");
     check_mistake("[train]\nclip_norm = 0.0\n", 2, "clip_norm");
     check_mistake("[train]\nclip_norm = nan\n", 2, "clip_norm");
+    let types = "[train]\nprecision = \"f16\"\nparameters = \"bf16\"\n";
+    check_mistake(types, 3, "train.precision");
     check_mistake("[model]\nchannels = 0\n", 2, "channels");
     check_mistake("[optimizer]\nkind = \"sgd\"\nlearning_rate = -1.0\n", 3, "learning_rate");
     check_mistake("[optimizer]\nkind = \"adam\"\nbetas = [0.9, 1.0]\n", 3, "betas");
