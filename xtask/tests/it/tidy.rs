@@ -89,7 +89,6 @@ fn every_pair_without_a_path_of_arrows_is_found() {
         ("autograd", "data"),
         ("nn", "amp"),
         ("nn", "data"),
-        ("amp", "tensor"),
         ("amp", "nn"),
         ("amp", "data"),
         ("data", "tensor"),
