@@ -14,7 +14,7 @@ use crate::journal::{Journal, Replay};
 use crate::offload::{Offload, Store};
 use crate::pass::{Inner, Mode, Pass, Settings};
 use crate::random::Draws;
-use crate::rule::{AnyRule, Needs, Segment, Slot};
+use crate::rule::{AnyRule, Needs, SegmentRule, Slot};
 use crate::saved::Saved;
 use crate::tape::{Edge, Op, Site, Tape, check_like};
 use crate::var::Var;
@@ -227,7 +227,7 @@ struct Again {
     site: Site,
 }
 
-impl Segment for Again {
+impl SegmentRule for Again {
     fn backward(
         self: Box<Self>,
         dys: Vec<Option<Tensor>>,

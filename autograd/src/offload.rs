@@ -42,13 +42,13 @@ pub(crate) struct Store {
 
 /// One tensor, which may be saved by several rules.
 pub(crate) struct Parked {
-    place: RefCell<Place>,
+    place: RefCell<Residence>,
     /// Place in the order of those that went.
     order: Cell<usize>,
     store: Weak<Store>,
 }
 
-enum Place {
+enum Residence {
     /// As it was saved, with the version it had.
     Device { tensor: Tensor, version: u64 },
     /// A copy on the host; back to `device`, as `category`.
@@ -71,7 +71,7 @@ impl Store {
         waiting.retain(|parked| parked.strong_count() > 0);
         let same = waiting.iter().filter_map(Weak::upgrade).find(|parked| parked.holds(tensor));
         Some(same.unwrap_or_else(|| {
-            let place = Place::Device { tensor: tensor.clone(), version: tensor.version() };
+            let place = Residence::Device { tensor: tensor.clone(), version: tensor.version() };
             let (place, store) = (RefCell::new(place), Rc::downgrade(self));
             let parked = Rc::new(Parked { place, order: Cell::new(0), store });
             waiting.push(Rc::downgrade(&parked));
@@ -115,7 +115,9 @@ impl Store {
 impl Parked {
     /// Whether this is where `tensor` waits: the same elements in the same order.
     fn holds(&self, tensor: &Tensor) -> bool {
-        let Place::Device { tensor: held, version } = &*self.place.borrow() else { return false };
+        let Residence::Device { tensor: held, version } = &*self.place.borrow() else {
+            return false;
+        };
         held.shares_storage(tensor)
             && held.layout().offset() == tensor.layout().offset()
             && held.element_count() == tensor.element_count()
@@ -127,7 +129,7 @@ impl Parked {
     #[track_caller]
     fn go(&self, host: &Device) -> Result<bool> {
         let mut place = self.place.borrow_mut();
-        let Place::Device { tensor, version } = &*place else { return Ok(true) };
+        let Residence::Device { tensor, version } = &*place else { return Ok(true) };
         if !tensor.is_reusable() || tensor.version() != *version {
             return Ok(false);
         }
@@ -135,18 +137,18 @@ impl Parked {
         // Both copies count for what the tensor counts for, whichever operation moves them.
         let _origin = tensor.origin().enter();
         let copy = tensor.to_device(host, category)?;
-        *place = Place::Host { copy, device, category };
+        *place = Residence::Host { copy, device, category };
         Ok(true)
     }
 
     #[track_caller]
     fn come_back(&self) -> Result<()> {
         let mut place = self.place.borrow_mut();
-        if let Place::Host { copy, device, category } = &*place {
+        if let Residence::Host { copy, device, category } = &*place {
             let _origin = copy.origin().enter();
             let tensor = copy.to_device(device, *category)?;
             let version = tensor.version();
-            *place = Place::Back { tensor, version };
+            *place = Residence::Back { tensor, version };
         }
         Ok(())
     }
@@ -160,9 +162,9 @@ impl Parked {
             store.prefetch(self.order.get())?;
         }
         match &*self.place.borrow() {
-            Place::Device { tensor, .. } => Ok((tensor.clone(), None)),
-            Place::Back { tensor, version } => Ok((tensor.clone(), Some(*version))),
-            Place::Host { copy, .. } => {
+            Residence::Device { tensor, .. } => Ok((tensor.clone(), None)),
+            Residence::Back { tensor, version } => Ok((tensor.clone(), Some(*version))),
+            Residence::Host { copy, .. } => {
                 // `come_back` has just replaced this state.
                 let (op, site) = ("offload", Location::caller());
                 debug_assert!(false, "{copy:?} is still away");

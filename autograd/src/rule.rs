@@ -85,7 +85,7 @@ pub(crate) enum Slot {
 }
 
 /// Operations that were not recorded one by one.
-pub(crate) trait Segment {
+pub(crate) trait SegmentRule {
     /// The sums of `inputs` after this segment; only those that were [`Slot::Sum`].
     fn backward(
         self: Box<Self>,
@@ -99,7 +99,7 @@ pub(crate) enum AnyRule {
     One(Box<dyn Rule>),
     /// With the number of outputs; so for segments.
     Many(Box<dyn RuleMany>, usize),
-    Segment(Box<dyn Segment>, usize),
+    Segment(Box<dyn SegmentRule>, usize),
 }
 
 impl AnyRule {

@@ -9,7 +9,7 @@ use lowtide_tensor::{DType, Shape, Tensor, TensorError};
 use crate::anomaly::{self, Phase};
 use crate::attempt::{Attempt, LeafId, PassNumber};
 use crate::error::{AutogradError, Result, RuleFault};
-use crate::rule::{AnyRule, Needs, Segment, Slot};
+use crate::rule::{AnyRule, Needs, SegmentRule, Slot};
 
 /// Where an operation was called, for errors.
 pub(crate) type Site = &'static Location<'static>;
@@ -220,7 +220,7 @@ impl<'a> Walk<'a> {
     /// done one by one: the additions keep their order and the result its bits.
     fn segment(
         &mut self,
-        rule: Box<dyn Segment>,
+        rule: Box<dyn SegmentRule>,
         dys: Vec<Option<Tensor>>,
         inputs: &[Option<Edge>],
         needs: Needs,

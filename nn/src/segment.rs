@@ -22,14 +22,14 @@ pub trait Segments {
 
 /// A block with its policy.
 #[derive(Clone, Debug)]
-pub(crate) struct Segment<B> {
+pub(crate) struct ModelSegment<B> {
     block: B,
     policy: Option<SavedPolicy>,
 }
 
-impl<B: Clone + 'static> Segment<B> {
+impl<B: Clone + 'static> ModelSegment<B> {
     pub(crate) fn new(block: B) -> Self {
-        Segment { block, policy: None }
+        ModelSegment { block, policy: None }
     }
 
     pub(crate) fn block(&self) -> &B {
@@ -62,13 +62,13 @@ impl<B: Clone + 'static> Segment<B> {
     }
 }
 
-impl<B: Module + Clone + 'static> Segment<B> {
+impl<B: Module + Clone + 'static> ModelSegment<B> {
     pub(crate) fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         self.run(pass, [input], |block, pass, [input]| block.forward(pass, input))
     }
 }
 
-impl<B: Parameters> Parameters for Segment<B> {
+impl<B: Parameters> Parameters for ModelSegment<B> {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
         self.block.visit(visitor);
     }
@@ -80,7 +80,7 @@ impl<B: Parameters> Parameters for Segment<B> {
 
 /// Shows the policy of every block.
 pub(crate) fn visit_block_policies<B>(
-    blocks: &mut [Segment<B>],
+    blocks: &mut [ModelSegment<B>],
     visitor: &mut dyn FnMut(&mut Option<SavedPolicy>),
 ) {
     blocks.iter_mut().for_each(|segment| visitor(&mut segment.policy));
@@ -89,7 +89,7 @@ pub(crate) fn visit_block_policies<B>(
 /// The blocks one after the other; the path of each is `{prefix}{index}`.
 pub(crate) fn forward_blocks<B: Module + Clone + 'static>(
     prefix: &str,
-    blocks: &[Segment<B>],
+    blocks: &[ModelSegment<B>],
     pass: &Pass,
     input: Var,
 ) -> Result<Var> {

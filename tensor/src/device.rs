@@ -135,14 +135,14 @@ pub(crate) struct Sim {
     /// The real device's blocks to adopt, when this simulates one in mid-run.
     simulation: Option<Simulation>,
     /// By the real storage's address.
-    twins: Mutex<BTreeMap<usize, Twins>>,
+    simulated_copies: Mutex<BTreeMap<usize, SimulatedPair>>,
     seconds: Mutex<f64>,
     assumptions: Mutex<Vec<Assumption>>,
 }
 
 /// A real storage and what stands for it in a simulation. The handle to the real one keeps its
 /// address from being given to a storage that came later.
-struct Twins {
+struct SimulatedPair {
     _real: Weak<Storage>,
     simulated: Weak<Storage>,
 }
@@ -161,7 +161,7 @@ impl Sim {
         Sim {
             spec,
             simulation,
-            twins: Mutex::default(),
+            simulated_copies: Mutex::default(),
             seconds: Mutex::new(0.0),
             assumptions: Mutex::default(),
         }
@@ -182,19 +182,23 @@ impl Sim {
     }
 
     /// The storage that stands for `real` here: adopted the first time, shared afterwards.
-    pub(crate) fn twin(&self, real: &Arc<Storage>, device: &Device) -> Option<Arc<Storage>> {
-        let mut twins = locked(&self.twins);
+    pub(crate) fn simulated_copy(
+        &self,
+        real: &Arc<Storage>,
+        device: &Device,
+    ) -> Option<Arc<Storage>> {
+        let mut copies = locked(&self.copies);
         let address = Arc::as_ptr(real).addr();
-        if let Some(twins) = twins.get(&address) {
-            return twins.simulated.upgrade();
+        if let Some(copies) = copies.get(&address) {
+            return copies.simulated.upgrade();
         }
         let buffer = self.simulation.as_ref()?.adopt(real.buffer())?;
-        let twin = Arc::new(Storage::new(buffer, device.clone()));
-        twin.set_frozen(real.is_frozen());
-        twin.set_arriving(real.is_arriving());
-        let pair = Twins { _real: Arc::downgrade(real), simulated: Arc::downgrade(&twin) };
-        twins.insert(address, pair);
-        Some(twin)
+        let copy = Arc::new(Storage::new(buffer, device.clone()));
+        copy.set_frozen(real.is_frozen());
+        copy.set_arriving(real.is_arriving());
+        let pair = SimulatedPair { _real: Arc::downgrade(real), simulated: Arc::downgrade(&copy) };
+        copies.insert(address, pair);
+        Some(copy)
     }
 }
 
@@ -263,7 +267,7 @@ impl Device {
     }
 
     /// A simulated device in exactly this one's state: the same live blocks at the same places,
-    /// the same cache, charges, statistics and capacity. [`crate::Tensor::twin`] finds this
+    /// the same cache, charges, statistics and capacity. [`crate::Tensor::simulated_copy`] finds this
     /// device's tensors there; what is not asked for stays allocated.
     pub fn simulate(&self) -> Device {
         let simulation = self.0.allocator.simulate();

@@ -19,6 +19,7 @@ mod tensor;
 mod transfer;
 mod views;
 mod watch;
+mod write_mode;
 
 pub use axis::Axis;
 pub use cpu::Cpu;

@@ -254,9 +254,9 @@ impl Tensor {
     /// This tensor's stand-in on a device made by [`Device::simulate`], sharing a storage exactly
     /// where the originals do. `None` when the device does not simulate this tensor's, or the
     /// stand-in has been dropped already.
-    pub fn twin(&self, sim: &Device) -> Option<Tensor> {
+    pub fn simulated_copy(&self, sim: &Device) -> Option<Tensor> {
         let Backend::Sim(simulation) = sim.backend() else { return None };
-        let storage = simulation.twin(&self.storage, sim)?;
+        let storage = simulation.simulated_copy(&self.storage, sim)?;
         Some(Tensor { storage, ..self.clone() })
     }
 

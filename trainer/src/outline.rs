@@ -4,7 +4,7 @@ use lowtide_data::{Batch, BatchView, Field, Loader};
 use lowtide_tensor::Device;
 
 use crate::error::{Result, TrainError};
-use crate::rehearsal::Act;
+use crate::rehearsal::PlannedEvent;
 
 /// What a run is: the data, how long, and what is evaluated when.
 ///
@@ -180,15 +180,16 @@ impl Examples {
     /// A run in short: every kind of step and evaluation that it will contain, in the order of an
     /// epoch, with repetitions left out. Placement is a function of the live blocks, so neither a
     /// repetition nor an evaluation between two steps changes anything.
-    pub(crate) fn acts(&self, fit: &Fit<'_>) -> Vec<Act<'_>> {
-        let mut acts = Vec::new();
+    pub(crate) fn events(&self, fit: &Fit<'_>) -> Vec<PlannedEvent<'_>> {
+        let mut events = Vec::new();
         for _ in 0..epochs_at_most(fit).min(2) {
-            acts.extend(parts(fit.train, self.train.as_ref()).into_iter().map(Act::Step));
+            events
+                .extend(parts(fit.train, self.train.as_ref()).into_iter().map(PlannedEvent::Step));
             for ((_, set), example) in fit.sets.iter().zip(&self.sets) {
-                acts.extend(parts(set, example.as_ref()).into_iter().map(Act::Evaluate));
+                events.extend(parts(set, example.as_ref()).into_iter().map(PlannedEvent::Evaluate));
             }
         }
-        acts
+        events
     }
 }
 

@@ -6,7 +6,7 @@ use lowtide_nn::optim::{ByModel, Sgd, SgdOptions, Stateful};
 
 use crate::error::{DoesNotFit, Knob, Result};
 use crate::human::format_bytes;
-use crate::rehearsal::{Act, Cast, Forecast};
+use crate::rehearsal::{Forecast, PlannedEvent, RunInputs};
 use crate::task::Task;
 
 /// How a training will run.
@@ -71,8 +71,8 @@ pub(crate) enum Splitting {
 /// # Errors
 /// `DoesNotFit` when none does.
 pub(crate) fn find<T: Task + Clone, O: Stateful + Clone>(
-    cast: &Cast<'_, T, O>,
-    acts: &[Act<'_>],
+    inputs: &RunInputs<'_, T, O>,
+    events: &[PlannedEvent<'_>],
     batch_size: usize,
     micro_batch_max: usize,
     splitting: Splitting,
@@ -85,15 +85,15 @@ pub(crate) fn find<T: Task + Clone, O: Stateful + Clone>(
     let in_range = |&size: &usize| size <= micro_batch_max || splitting == Splitting::Forbidden;
     let (mut rejected, mut candidates) = (Vec::new(), Vec::new());
     for micro_batch in sizes.into_iter().filter(in_range) {
-        let forecast = cast.rehearse(acts, micro_batch)?;
+        let forecast = inputs.rehearse(events, micro_batch)?;
         if forecast.coupling.is_some() && micro_batch < batch_size {
             if candidates.is_empty() {
-                candidates.push((batch_size, cast.rehearse(acts, batch_size)?));
+                candidates.push((batch_size, inputs.rehearse(events, batch_size)?));
             }
             break;
         }
         if forecast.peak_bytes <= budget_bytes {
-            let checkpoint_copy_bytes = cast.held_bytes;
+            let checkpoint_copy_bytes = inputs.held_bytes;
             return Ok(Plan {
                 batch_size,
                 micro_batch,
@@ -114,7 +114,7 @@ pub(crate) fn find<T: Task + Clone, O: Stateful + Clone>(
     let tried: Vec<usize> = rejected.iter().map(|&(size, _)| size).collect();
     // Parts would help, if they were allowed.
     let can_split = splitting == Splitting::Forbidden && coupling.is_none();
-    let knobs = knobs(cast, acts, &tried, needed_bytes, can_split, budget_bytes)?;
+    let knobs = knobs(inputs, events, &tried, needed_bytes, can_split, budget_bytes)?;
     Err(Box::new(DoesNotFit {
         budget_bytes,
         needed_bytes,
@@ -131,8 +131,8 @@ pub(crate) fn find<T: Task + Clone, O: Stateful + Clone>(
 /// What would make it fit. Splitting changes nothing but rounding, more memory nothing at all, and
 /// another optimizer changes the training: the cheapest is the first that helps.
 fn knobs<T: Task + Clone, O: Stateful + Clone>(
-    cast: &Cast<'_, T, O>,
-    acts: &[Act<'_>],
+    inputs: &RunInputs<'_, T, O>,
+    events: &[PlannedEvent<'_>],
     tried: &[usize],
     needed_bytes: usize,
     can_split: bool,
@@ -142,24 +142,24 @@ fn knobs<T: Task + Clone, O: Stateful + Clone>(
     if can_split {
         let sizes = tried.iter().flat_map(|&whole| part_sizes(whole).into_iter().skip(1));
         for size in sizes {
-            if cast.rehearse(acts, size)?.peak_bytes <= budget_bytes {
+            if inputs.rehearse(events, size)?.peak_bytes <= budget_bytes {
                 knobs.push(Knob::MicroBatch(size));
                 break;
             }
         }
     }
     knobs.push(Knob::Budget(needed_bytes));
-    let sgd = Sgd::new(SgdOptions::new(cast.optimizer.learning_rate()))?;
-    let stateless: Box<dyn Stateful> = match cast.task.turns().as_slice() {
+    let sgd = Sgd::new(SgdOptions::new(inputs.optimizer.learning_rate()))?;
+    let stateless: Box<dyn Stateful> = match inputs.task.turns().as_slice() {
         [] => Box::new(sgd),
         models => {
             Box::new(models.iter().fold(ByModel::new(), |all, model| all.with(model, sgd.clone())))
         }
     };
-    let &Cast { device, task, scaler, options, held_bytes, .. } = cast;
-    let with_sgd = Cast { device, task, optimizer: &stateless, scaler, options, held_bytes };
+    let &RunInputs { device, task, scaler, options, held_bytes, .. } = inputs;
+    let with_sgd = RunInputs { device, task, optimizer: &stateless, scaler, options, held_bytes };
     // Of all sizes: which one needs least is not the same with and without state.
-    let peaks = tried.iter().map(|&size| Ok(with_sgd.rehearse(acts, size)?.peak_bytes));
+    let peaks = tried.iter().map(|&size| Ok(with_sgd.rehearse(events, size)?.peak_bytes));
     let least_bytes = peaks.collect::<Result<Vec<usize>>>()?.into_iter().min();
     if let Some(needed_bytes) = least_bytes.filter(|&bytes| bytes <= budget_bytes) {
         knobs.push(Knob::StatelessOptimizer { needed_bytes });

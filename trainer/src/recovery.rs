@@ -6,7 +6,7 @@ use lowtide_nn::optim::Stateful;
 use crate::error::{DoesNotFit, Result, TrainError};
 use crate::observer::{Recovery, Retry};
 use crate::plan;
-use crate::rehearsal::Act;
+use crate::rehearsal::PlannedEvent;
 use crate::task::Task;
 use crate::trainer::Trainer;
 
@@ -29,9 +29,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let ledger = Box::new(ledger.clone());
         self.device.allocator().trim();
         let capacity_bytes = self.device.allocator().capacity_bytes();
-        let acts = [Act::Step(*batch)];
+        let events = [PlannedEvent::Step(*batch)];
         let fits = || -> Result<bool> {
-            let forecast = self.cast().rehearse(&acts, self.micro_batch)?;
+            let forecast = self.run_inputs().rehearse(&events, self.micro_batch)?;
             Ok(forecast.peak_bytes <= capacity_bytes)
         };
         if retry_count == 0 && fits()? {
@@ -40,7 +40,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let (len, now) = (batch.len(), self.micro_batch.min(batch.len()));
         // What fits by rehearsal and failed all the same is not tried again.
         let max = if retry_count == 0 { now } else { (now - 1).max(1) };
-        let smaller = plan::find(&self.cast(), &acts, len, max, self.splitting(), capacity_bytes);
+        let smaller =
+            plan::find(&self.run_inputs(), &events, len, max, self.splitting(), capacity_bytes);
         match smaller {
             Ok(plan) if plan.micro_batch < now => {
                 self.micro_batch = plan.micro_batch;
@@ -68,7 +69,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         }
         self.clean_steps = 0;
         let capacity_bytes = self.device.allocator().capacity_bytes();
-        let forecast = self.cast().rehearse(&[Act::Step(*batch)], larger);
+        let forecast = self.run_inputs().rehearse(&[PlannedEvent::Step(*batch)], larger);
         if forecast.is_ok_and(|forecast| forecast.peak_bytes <= capacity_bytes) {
             self.micro_batch = larger;
         }

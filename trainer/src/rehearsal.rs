@@ -15,7 +15,7 @@ use crate::task::Task;
 
 /// What is to be rehearsed, in the order in which a run does it.
 #[derive(Clone, Copy)]
-pub(crate) enum Act<'a> {
+pub(crate) enum PlannedEvent<'a> {
     /// A training step on this batch.
     Step(BatchView<'a>),
     /// The evaluation of this batch.
@@ -32,7 +32,7 @@ pub struct Forecast {
     /// The live blocks by module at the moment when the most was in use, most bytes first: exact,
     /// unless the rehearsal was longer than the allocator's history.
     pub modules_at_peak: Vec<ModuleShare>,
-    /// Roofline time of all acts on the device's nominal rates: for comparing plans.
+    /// Roofline time of all events on the device's nominal rates: for comparing plans.
     pub seconds: f64,
     /// Where the samples of a batch are coupled: such a batch is never split.
     pub coupling: Option<Coupling>,
@@ -41,7 +41,7 @@ pub struct Forecast {
 }
 
 /// The actors: what a run consists of beside its data.
-pub(crate) struct Cast<'a, T, O> {
+pub(crate) struct RunInputs<'a, T, O> {
     pub(crate) device: &'a Device,
     pub(crate) task: &'a T,
     pub(crate) optimizer: &'a O,
@@ -51,14 +51,18 @@ pub(crate) struct Cast<'a, T, O> {
     pub(crate) held_bytes: usize,
 }
 
-impl<T: Task + Clone, O: Stateful + Clone> Cast<'_, T, O> {
-    /// Runs `acts` with micro-batches of `micro_batch` on a simulated copy of the device as it is
+impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
+    /// Runs `events` with micro-batches of `micro_batch` on a simulated copy of the device as it is
     /// now, cache dropped, without a limit on its memory. The peak is what a run needs: with that
     /// much capacity it passes, with one byte less it does not (see the allocator's laws).
     ///
     /// # Errors
     /// What the real code would meet beside lack of memory.
-    pub(crate) fn rehearse(&self, acts: &[Act<'_>], micro_batch: usize) -> Result<Forecast> {
+    pub(crate) fn rehearse(
+        &self,
+        events: &[PlannedEvent<'_>],
+        micro_batch: usize,
+    ) -> Result<Forecast> {
         let device = self.device.simulate();
         let allocator = device.allocator();
         allocator.set_capacity(usize::MAX);
@@ -66,7 +70,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Cast<'_, T, O> {
         allocator.reset_peaks();
         let (mut task, mut optimizer) = (self.task.clone(), self.optimizer.clone());
         let mut elsewhere = None;
-        task.parameters().visit_tensors(&mut |name, tensor| match tensor.twin(&device) {
+        task.parameters().visit_tensors(&mut |name, tensor| match tensor.simulated_copy(&device) {
             Some(simulated) => *tensor = simulated,
             None => _ = elsewhere.get_or_insert_with(|| (name.to_owned(), tensor.clone())),
         });
@@ -74,7 +78,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Cast<'_, T, O> {
             return Err(self.elsewhere(&name, &format!("{:?}", tensor.device())));
         }
         let mut is_elsewhere = false;
-        optimizer.visit_state(&mut |tensor| match tensor.twin(&device) {
+        optimizer.visit_state(&mut |tensor| match tensor.simulated_copy(&device) {
             Some(simulated) => *tensor = simulated,
             None => is_elsewhere = true,
         });
@@ -85,9 +89,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Cast<'_, T, O> {
         let _held = held.map_err(TensorError::from)?;
         let mut scaler = self.scaler.clone();
         let mut coupling = None;
-        for act in acts {
-            match act {
-                Act::Step(batch) => {
+        for event in events {
+            match event {
+                PlannedEvent::Step(batch) => {
                     let step = Step {
                         device: &device,
                         task: &mut task,
@@ -101,7 +105,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Cast<'_, T, O> {
                     let outcome = step.run(batch, micro_batch)?;
                     coupling = coupling.or(outcome.coupling);
                 }
-                Act::Evaluate(batch) => {
+                PlannedEvent::Evaluate(batch) => {
                     with_averages(&mut task, &mut optimizer, |task| {
                         score_parts(task, &device, batch, micro_batch)
                     })?;

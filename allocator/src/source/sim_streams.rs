@@ -66,7 +66,7 @@ impl fmt::Display for EarlyReuse {
 type Clock = [u64; Stream::COUNT];
 
 /// A byte of an allocator's memory: several allocators may use the same streams.
-type Place = (usize, usize);
+type ClockByte = (usize, usize);
 
 #[derive(Default)]
 struct Clocks {
@@ -74,11 +74,11 @@ struct Clocks {
     known: Vec<Clock>,
     /// How many launches of every stream the host has waited for.
     host: Option<Box<Clock>>,
-    /// Allocators by their number in a [`Place`]. Held weakly: no other can have the same address
+    /// Allocators by their number in a [`ClockByte`]. Held weakly: no other can have the same address
     /// meanwhile.
     owners: Vec<Weak<dyn Send + Sync>>,
     /// Start of a range of bytes to its last owner.
-    uses: BTreeMap<Place, Uses>,
+    uses: BTreeMap<ClockByte, Uses>,
 }
 
 impl fmt::Debug for SimStreams {
@@ -200,7 +200,7 @@ impl Clocks {
     }
 
     /// The host uses a range of a block.
-    fn check_host(&mut self, serial: u64, range: Range<Place>) -> Result<(), EarlyReuse> {
+    fn check_host(&mut self, serial: u64, range: Range<ClockByte>) -> Result<(), EarlyReuse> {
         self.split_at(range.start);
         self.split_at(range.end);
         let host = self.host.as_deref().unwrap_or(&[0; Stream::COUNT]);
@@ -219,7 +219,7 @@ impl Clocks {
         &mut self,
         stream: Stream,
         serial: u64,
-        range: Range<Place>,
+        range: Range<ClockByte>,
         now: u64,
     ) -> Result<(), EarlyReuse> {
         let known = *self.clock(stream);
@@ -242,7 +242,8 @@ impl Clocks {
         // Only the last launch of a stream counts: those before it are done earlier.
         launches.reverse();
         launches.dedup_by_key(|(on, _)| *on);
-        let inside: Vec<Place> = self.uses.range(range.clone()).map(|(&place, _)| place).collect();
+        let inside: Vec<ClockByte> =
+            self.uses.range(range.clone()).map(|(&place, _)| place).collect();
         for place in inside {
             self.uses.remove(&place);
         }
@@ -252,7 +253,7 @@ impl Clocks {
     }
 
     /// Makes a place a border of the ranges.
-    fn split_at(&mut self, (owner, offset): Place) {
+    fn split_at(&mut self, (owner, offset): ClockByte) {
         let before = self.uses.range_mut((owner, 0)..(owner, offset)).next_back();
         let Some((_, uses)) = before else { return };
         if uses.end > offset {

@@ -12,14 +12,14 @@ use crate::layers::transformer::{
     TransformerDecoderLayer, TransformerEncoderLayer, TransformerOptions,
 };
 use crate::module::{Module, forward_in};
-use crate::segment::{Segment, Segments, visit_block_policies};
+use crate::segment::{ModelSegment, Segments, visit_block_policies};
 
 macro_rules! stacks {
     ($($(#[$doc:meta])* $name:ident of $layer:ident;)*) => {$(
         $(#[$doc])*
         #[derive(Clone, Debug)]
         pub struct $name {
-            layers: Vec<Segment<$layer>>,
+            layers: Vec<ModelSegment<$layer>>,
             norm: LayerNorm,
         }
 
@@ -36,7 +36,7 @@ macro_rules! stacks {
             ) -> Result<Self> {
                 let layer = |index: usize| {
                     let key = key.op(&format!("layers.{index}"));
-                    Ok(Segment::new($layer::new(device, key, options)?))
+                    Ok(ModelSegment::new($layer::new(device, key, options)?))
                 };
                 let layers = (0..count).map(layer).collect::<Result<_>>()?;
                 Ok($name { layers, norm: options.layer_norm(device)? })

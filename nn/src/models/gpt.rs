@@ -18,7 +18,7 @@ use crate::loss::{LinearCrossEntropyOptions, Loss, linear_cross_entropy};
 use crate::module::{Module, Parameters, forward_in};
 use crate::optim::check_option;
 use crate::parameter::Parameter;
-use crate::segment::{Segment, Segments, visit_block_policies};
+use crate::segment::{ModelSegment, Segments, visit_block_policies};
 
 /// How large a [`Gpt`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ enum Positions {
 pub struct Gpt {
     tok: Embedding,
     pos: Positions,
-    blocks: Vec<Segment<Block>>,
+    blocks: Vec<ModelSegment<Block>>,
     norm: LayerNorm,
     /// Absent where the output layer is the table of tokens.
     head: Option<Linear>,
@@ -141,7 +141,7 @@ impl Gpt {
         let GptShape { vocabulary, context, width, heads, blocks } = shape;
         let block = |index: usize| {
             let key = key.op(&format!("blocks.{index}"));
-            Ok(Segment::new(Block::new(device, key, width, heads)?))
+            Ok(ModelSegment::new(Block::new(device, key, width, heads)?))
         };
         Ok(Gpt {
             tok: Embedding::new(device, key.op("tok"), vocabulary, width)?,

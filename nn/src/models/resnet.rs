@@ -16,7 +16,7 @@ use crate::layers::linear::Linear;
 use crate::layers::pool::{AdaptiveAvgPool2d, MaxPool2d};
 use crate::module::{Module, Parameters, forward_in};
 use crate::parameter::Parameter;
-use crate::segment::{Segment, Segments, forward_blocks, visit_block_policies};
+use crate::segment::{ModelSegment, Segments, forward_blocks, visit_block_policies};
 
 /// The kind of the blocks of a [`ResNet`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,7 +170,7 @@ impl Module for Block {
 #[derive(Clone, Debug)]
 pub struct ResNet {
     stem: ConvNorm,
-    layers: Vec<Vec<Segment<Block>>>,
+    layers: Vec<Vec<ModelSegment<Block>>>,
     fc: Linear,
 }
 
@@ -192,7 +192,7 @@ impl ResNet {
                 let key = key.op(&format!("{}{at}", LAYERS[index]));
                 let made = Block::new(device, key, block, [inputs, width], stride)?;
                 inputs = width * block.expansion();
-                Ok(Segment::new(made))
+                Ok(ModelSegment::new(made))
             };
             (0..blocks[index]).map(block).collect::<Result<Vec<_>>>()
         };

@@ -17,7 +17,7 @@ use crate::layers::linear::Linear;
 use crate::layers::norm::LayerNorm;
 use crate::module::{Module, Parameters, forward_in};
 use crate::parameter::Parameter;
-use crate::segment::{Segment, Segments, forward_blocks, visit_block_policies};
+use crate::segment::{ModelSegment, Segments, forward_blocks, visit_block_policies};
 
 /// How large a [`ViT`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -129,7 +129,7 @@ pub struct ViT {
     class_token: Parameter,
     conv_proj: Conv2d,
     pos_embedding: Parameter,
-    blocks: Vec<Segment<Block>>,
+    blocks: Vec<ModelSegment<Block>>,
     ln: LayerNorm,
     head: Linear,
     dropout: Dropout,
@@ -161,7 +161,7 @@ impl ViT {
         position.normal_(key.op("encoder.pos_embedding"), 0.0, 0.02)?;
         let block = |index: usize| {
             let key = key.op(&format!("{BLOCKS}{index}"));
-            Ok(Segment::new(Block::new(device, key, &shape)?))
+            Ok(ModelSegment::new(Block::new(device, key, &shape)?))
         };
         let mut head = Linear::new(device, key.op("heads.head"), width, classes)?;
         fill(&mut head, |_, value| Ok(value.fill_(0.0)?))?;

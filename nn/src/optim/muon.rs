@@ -149,7 +149,7 @@ impl UpdateRule for MuonOptions {
         let shared = shared.collect::<lowtide_tensor::TensorResult<Vec<_>>>()?;
         for job in &mut matrices {
             job.own_gradient()?;
-            let direction = Direction { momentum: self.momentum, kind: self.momentum_kind };
+            let direction = UpdateDirection { momentum: self.momentum, kind: self.momentum_kind };
             let mut norm = job.states[0].update_norms(&job.gradient, &[], direction)?;
             norm.maximum_scalar_(self.eps)?;
             job.scratch = vec![norm];
@@ -251,12 +251,12 @@ fn workspace(gradient: &Tensor, shared: &[Tensor]) -> lowtide_tensor::TensorResu
 
 /// The direction's norm, from momentum and gradient.
 #[derive(Clone, Copy)]
-struct Direction {
+struct UpdateDirection {
     momentum: f64,
     kind: Momentum,
 }
 
-impl NormFormula<0, 1> for Direction {
+impl NormFormula<0, 1> for UpdateDirection {
     const NAME: &'static str = MuonOptions::NAME;
     const FLOPS: f64 = 6.0;
 

@@ -112,14 +112,14 @@ fn a_simulated_copy_makes_the_same_allocations_and_touches_nothing_real() -> Out
         let sim = device.simulate();
         let mut copy = model.clone();
         copy.visit(&mut |name, parameter| {
-            let of_sim = parameter.value().twin(&sim);
+            let of_sim = parameter.value().simulated_copy(&sim);
             let of_sim = of_sim.unwrap_or_else(|| panic!("{name} has a copy"));
             assert_eq!(of_sim.device(), &sim, "{name}");
             *parameter.value_mut() = of_sim;
         });
         let mut optimizer_copy = optimizer.clone();
         optimizer_copy.visit_state(&mut |state| {
-            *state = state.twin(&sim).expect("it is on this device");
+            *state = state.simulated_copy(&sim).expect("it is on this device");
         });
         assert_eq!(optimizer_copy.steps(), optimizer.steps());
         assert_eq!(sim.allocator().layout_hash(), device.allocator().layout_hash());
@@ -144,7 +144,7 @@ fn a_device_that_does_not_simulate_this_one_has_no_copies() -> Outcome {
     let parameter = Parameter::new(f32s(&device, "p", [2]));
     let strangers = [Device::sim(SimSpec::like_this_machine(1 << 20))?, cpu(), cpu().simulate()];
     for stranger in strangers {
-        assert!(parameter.value().twin(&stranger).is_none(), "{stranger:?}");
+        assert!(parameter.value().simulated_copy(&stranger).is_none(), "{stranger:?}");
     }
     Ok(())
 }

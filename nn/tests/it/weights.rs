@@ -320,7 +320,9 @@ fn a_model_on_a_simulated_device_cannot_be_saved() -> Outcome {
     let device = cpu();
     let mut model = cnn(&device, 1);
     let sim = device.simulate();
-    model.visit_tensors(&mut |_, tensor| *tensor = tensor.twin(&sim).expect("a simulated copy"));
+    model.visit_tensors(&mut |_, tensor| {
+        *tensor = tensor.simulated_copy(&sim).expect("a simulated copy")
+    });
     let folder = tempfile::tempdir()?;
     let error = save(&mut model, &folder.path().join("model")).unwrap_err();
     assert!(error.to_string().contains("simulated"), "{error}");

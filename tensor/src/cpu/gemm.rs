@@ -12,10 +12,10 @@ use std::marker::PhantomData;
 pub(crate) use super::batch::Batch;
 use super::gemm_panel::{Grid, Panels};
 use super::math::SimdFloat;
-use super::panel::Start;
 use super::pool::Pool;
 use super::simd::LANE_COUNT_MAX;
 use crate::dtype::{Element, is_same_type, same_type};
+use crate::write_mode::WriteMode;
 
 /// Multiplications that are worth a task: smaller products share one.
 const TASK_PRODUCT: usize = 64 * 64 * 64;
@@ -81,7 +81,7 @@ pub(crate) fn gemm<T: SimdFloat>(
     size: [usize; 3],
     a: Matrix<'_, T>,
     b: Matrix<'_, T>,
-    start: Start,
+    start: WriteMode,
     y: MatrixMut<'_, T>,
 ) {
     gemm_batched::<T, _, _, _>(pool, &Batch::single(), size, a, b, &[], start, y);
@@ -100,7 +100,7 @@ pub(crate) fn gemm_batched<T: SimdFloat, A: Element, B: Element, Y: Element>(
     a: Matrix<'_, A>,
     b: Matrix<'_, B>,
     bias: &[Y],
-    start: Start,
+    start: WriteMode,
     y: MatrixMut<'_, Y>,
 ) {
     let count = batch.len();
@@ -119,7 +119,7 @@ pub(crate) fn gemm_batched<T: SimdFloat, A: Element, B: Element, Y: Element>(
     let first = y.data.as_mut_ptr();
     let y = Destination { start: first, strides: y_strides, y: PhantomData };
     if k == 0 {
-        if start == Start::Overwrite {
+        if start == WriteMode::Overwrite {
             y.fill(batch, [m, n], bias);
         }
         return;
@@ -148,7 +148,7 @@ fn converted_panel<T: SimdFloat, A: Element, B: Element, Y: Element>(
     a: Matrix<'_, A>,
     b: Matrix<'_, B>,
     bias: &[Y],
-    start: Start,
+    start: WriteMode,
     y: &Destination<'_, Y>,
     y_at: usize,
 ) {
@@ -161,7 +161,7 @@ fn converted_panel<T: SimdFloat, A: Element, B: Element, Y: Element>(
         let b = b.from(p, 0).converted([k, n], &mut b_panel);
         let strides = [CONVERTED_COLS, 1];
         let y = Destination { start: sums.as_mut_ptr(), strides, y: PhantomData };
-        let start = if p == 0 { Start::Overwrite } else { Start::Accumulate };
+        let start = if p == 0 { WriteMode::Overwrite } else { WriteMode::Accumulate };
         let (batch, size) = (Batch::single(), [m, k, n]);
         let products = Products { batch, size, a, b, bias: &[], start, y };
         T::dispatch(Panels { products: &products, grid: Grid::single::<T>([m, n]), range: 0..1 });
@@ -172,9 +172,9 @@ fn converted_panel<T: SimdFloat, A: Element, B: Element, Y: Element>(
             let to = unsafe { y.element(y_at + i * y.strides[0] + j * y.strides[1]) };
             let sum = sums[i * CONVERTED_COLS + j];
             let sum = match (start, bias) {
-                (Start::Accumulate, _) => sum + to.cast(),
-                (Start::Overwrite, []) => sum,
-                (Start::Overwrite, _) => sum + bias[j].cast(),
+                (WriteMode::Accumulate, _) => sum + to.cast(),
+                (WriteMode::Overwrite, []) => sum,
+                (WriteMode::Overwrite, _) => sum + bias[j].cast(),
             };
             *to = sum.cast();
         }
@@ -226,7 +226,7 @@ pub(super) struct Products<'a, T> {
     pub(super) b: Matrix<'a, T>,
     /// N elements or none.
     pub(super) bias: &'a [T],
-    pub(super) start: Start,
+    pub(super) start: WriteMode,
     pub(super) y: Destination<'a, T>,
 }
 
@@ -253,9 +253,9 @@ impl<T: SimdFloat> Products<'_, T> {
     /// The transposed products, whose columns are few and have their bias already.
     fn turned(self) -> Self {
         let Products { batch, size: [m, k, n], a, b, bias, mut start, mut y } = self;
-        if start == Start::Overwrite && !bias.is_empty() {
+        if start == WriteMode::Overwrite && !bias.is_empty() {
             y.fill(&batch, [m, n], bias);
-            start = Start::Accumulate;
+            start = WriteMode::Accumulate;
         }
         y.strides.reverse();
         let (a, b) = (b.transposed(), a.transposed());

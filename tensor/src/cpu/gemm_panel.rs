@@ -16,8 +16,9 @@ use std::ops::Range;
 use super::gemm::{Matrix, Products};
 use super::math::SimdFloat;
 use super::packing::{pack_rows, pack_sliver};
-use super::panel::{Start, add_product};
+use super::panel::add_product;
 use super::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
+use crate::write_mode::WriteMode;
 
 /// Depth that is packed at once: a sliver of b then takes 36 KB at most of a first-level cache.
 const DEPTH: usize = 192;
@@ -210,11 +211,11 @@ struct Panel<'a, T> {
 }
 
 /// Where a tile goes.
-struct Place<'a, T> {
+struct TileTarget<'a, T> {
     at: usize,
     rows: usize,
     cols: usize,
-    start: Start,
+    start: WriteMode,
     /// What is added to each of its columns, unless there is none.
     bias: &'a [T],
 }
@@ -238,7 +239,7 @@ impl<T: SimdFloat> Panel<'_, T> {
         let [block, sliver] = scratch.zeroed([packed_rows * depth_max, tile_cols * depth_max]);
         for p in (0..k).step_by(DEPTH) {
             let depth = DEPTH.min(k - p);
-            let start = if p == 0 { self.products.start } else { Start::Accumulate };
+            let start = if p == 0 { self.products.start } else { WriteMode::Accumulate };
             if packed_from < m {
                 pack_rows::<T, S, R>(simd, a.from(packed_from, p), [m - packed_from, depth], block);
             }
@@ -255,7 +256,7 @@ impl<T: SimdFloat> Panel<'_, T> {
                         Matrix { data, row_stride: 1, col_stride: R }
                     };
                     let at = y.at(y_at, i, j);
-                    let place = Place { at, rows: R.min(m - i), cols, start, bias };
+                    let place = TileTarget { at, rows: R.min(m - i), cols, start, bias };
                     match width / S::LANE_COUNT {
                         1 => self.tile::<S, R, 1>(simd, depth, a, sliver, place),
                         2 => self.tile::<S, R, 2>(simd, depth, a, sliver, place),
@@ -276,7 +277,7 @@ impl<T: SimdFloat> Panel<'_, T> {
         depth: usize,
         a: Matrix<'_, T>,
         b: &[T],
-        place: Place<'_, T>,
+        place: TileTarget<'_, T>,
     ) {
         let mut sums = [[simd.splat(T::ZERO); COLS]; R];
         add_product(simd, depth, a, b, &mut sums);
@@ -289,7 +290,7 @@ impl<T: SimdFloat> Panel<'_, T> {
         &self,
         simd: S,
         sums: [[S::Vector; COLS]; R],
-        Place { at, rows, cols, start, bias }: Place<'_, T>,
+        TileTarget { at, rows, cols, start, bias }: TileTarget<'_, T>,
     ) {
         let lanes = S::LANE_COUNT;
         let y = &self.products.y;
@@ -301,9 +302,9 @@ impl<T: SimdFloat> Panel<'_, T> {
                 for (col, &sum) in sums.iter().enumerate() {
                     let y = &mut y[col * lanes..];
                     let sum = match (start, bias) {
-                        (Start::Accumulate, _) => simd.add(simd.load(y), sum),
-                        (Start::Overwrite, []) => sum,
-                        (Start::Overwrite, _) => simd.add(simd.load(&bias[col * lanes..]), sum),
+                        (WriteMode::Accumulate, _) => simd.add(simd.load(y), sum),
+                        (WriteMode::Overwrite, []) => sum,
+                        (WriteMode::Overwrite, _) => simd.add(simd.load(&bias[col * lanes..]), sum),
                     };
                     simd.store(sum, y);
                 }
@@ -321,9 +322,9 @@ impl<T: SimdFloat> Panel<'_, T> {
                 // SAFETY: the element of the tile is inside y, and no other task has it.
                 let y = unsafe { y.element(at + r * row_stride + c * col_stride) };
                 *y = match (start, bias) {
-                    (Start::Accumulate, _) => *y + value,
-                    (Start::Overwrite, []) => value,
-                    (Start::Overwrite, _) => bias[c] + value,
+                    (WriteMode::Accumulate, _) => *y + value,
+                    (WriteMode::Overwrite, []) => value,
+                    (WriteMode::Overwrite, _) => bias[c] + value,
                 };
             }
         }

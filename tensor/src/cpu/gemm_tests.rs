@@ -26,7 +26,7 @@ fn check_product<T: SimdFloat>(
     [m, k, n]: [usize; 3],
     [a_turned, b_turned, y_turned]: [bool; 3],
     gap: usize,
-    start: Start,
+    start: WriteMode,
 ) {
     let [a_row, a_col] = strides(m, k, a_turned, gap);
     let [b_row, b_col] = strides(k, n, b_turned, 0);
@@ -34,7 +34,7 @@ fn check_product<T: SimdFloat>(
     let a = values::<T>(m * k * (1 + gap), 1);
     let b = values::<T>(k * n, 2);
     let mut y = values::<T>(m * n * (1 + gap), 3);
-    if start == Start::Overwrite {
+    if start == WriteMode::Overwrite {
         // Overwriting must not read: 0 · NaN would show.
         y.fill(T::from_f64(f64::NAN));
     }
@@ -51,7 +51,7 @@ fn check_product<T: SimdFloat>(
     for i in 0..m {
         for j in 0..n {
             let at = i * y_row + j * y_col;
-            let mut expected = if start == Start::Overwrite { T::ZERO } else { before[at] };
+            let mut expected = if start == WriteMode::Overwrite { T::ZERO } else { before[at] };
             for p in 0..k {
                 expected += a[i * a_row + p * a_col] * b[p * b_row + j * b_col];
             }
@@ -75,7 +75,7 @@ proptest! {
         size in [len(), len(), len()],
         turned in [any::<bool>(), any::<bool>(), any::<bool>()],
         gap in 0..=1usize,
-        start in prop_oneof![Just(Start::Overwrite), Just(Start::Accumulate)],
+        start in prop_oneof![Just(WriteMode::Overwrite), Just(WriteMode::Accumulate)],
     ) {
         let pool = Pool::new(2);
         check_product::<f32>(&pool, size, turned, gap, start);
@@ -93,8 +93,8 @@ proptest! {
     ) {
         let pool = Pool::new(1);
         on_every_instruction_set(|| {
-            check_product::<f32>(&pool, size, turned, 0, Start::Overwrite);
-            check_product::<f64>(&pool, size, turned, 0, Start::Overwrite);
+            check_product::<f32>(&pool, size, turned, 0, WriteMode::Overwrite);
+            check_product::<f64>(&pool, size, turned, 0, WriteMode::Overwrite);
         });
     }
 }
@@ -103,15 +103,15 @@ proptest! {
 fn long_sums_agree_with_the_definition() {
     let pool = Pool::new(2);
     for turned in [[false; 3], [true, false, false], [false, true, false]] {
-        check_product::<f32>(&pool, [9, 1300, 17], turned, 0, Start::Overwrite);
-        check_product::<f32>(&pool, [9, 1300, 17], turned, 0, Start::Accumulate);
+        check_product::<f32>(&pool, [9, 1300, 17], turned, 0, WriteMode::Overwrite);
+        check_product::<f32>(&pool, [9, 1300, 17], turned, 0, WriteMode::Accumulate);
     }
 }
 
 #[test]
 fn rows_that_share_a_set_of_the_cache_agree_with_the_definition() {
     let pool = Pool::new(3);
-    for start in [Start::Overwrite, Start::Accumulate] {
+    for start in [WriteMode::Overwrite, WriteMode::Accumulate] {
         // Rows 4096 bytes apart, which are packed; and more rows than a panel has.
         check_product::<f32>(&pool, [50, 1024, 40], [false; 3], 0, start);
         check_product::<f64>(&pool, [50, 512, 40], [false; 3], 0, start);
@@ -140,7 +140,7 @@ fn check_any_thread_count(size: [usize; 3]) {
             size,
             Matrix::row_major(&a, k),
             Matrix::row_major(&b, n),
-            Start::Overwrite,
+            WriteMode::Overwrite,
             MatrixMut::row_major(&mut y, n),
         );
         y
@@ -155,7 +155,7 @@ fn a_matrix_outside_its_slice_is_refused() {
     let (a, b, mut y) = ([0.0f32; 5], [0.0; 6], [0.0; 4]);
     let b = Matrix::row_major(&b, 2);
     let y = MatrixMut::row_major(&mut y, 2);
-    gemm(&Pool::new(1), [2, 3, 2], Matrix::row_major(&a, 3), b, Start::Overwrite, y);
+    gemm(&Pool::new(1), [2, 3, 2], Matrix::row_major(&a, 3), b, WriteMode::Overwrite, y);
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn an_overlapping_destination_is_refused() {
     let (a, b, mut y) = ([0.0f32; 4], [0.0; 4], [0.0; 4]);
     let y = MatrixMut { data: &mut y, row_stride: 0, col_stride: 1 };
     let (a, b) = (Matrix::row_major(&a, 2), Matrix::row_major(&b, 2).transposed());
-    gemm(&Pool::new(1), [2, 2, 2], a, b, Start::Overwrite, y);
+    gemm(&Pool::new(1), [2, 2, 2], a, b, WriteMode::Overwrite, y);
 }
 
 thread_local! {
@@ -207,7 +207,7 @@ fn products_take_no_memory() {
         };
         let y = MatrixMut::row_major(&mut y, n);
         let before = ALLOCATIONS.get();
-        gemm(&pool, [m, k, n], a, Matrix::row_major(&b, n), Start::Overwrite, y);
+        gemm(&pool, [m, k, n], a, Matrix::row_major(&b, n), WriteMode::Overwrite, y);
         ALLOCATIONS.get() - before
     };
     assert!(ALLOCATIONS.get() > 0, "allocations of this thread are counted");

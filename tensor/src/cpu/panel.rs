@@ -7,18 +7,10 @@
 use super::gemm::Matrix;
 use super::math::SimdFloat;
 use super::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
+use crate::write_mode::WriteMode;
 
 /// No panel is wider: two vectors of the longest kind.
 pub(crate) const PANEL_WIDTH_MAX: usize = 2 * LANE_COUNT_MAX;
-
-/// What becomes of the values that y holds before a product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Start {
-    /// They are overwritten, and never read.
-    Overwrite,
-    /// The product is added to them: a bias, or a gradient so far.
-    Accumulate,
-}
 
 /// c = or += a · b. Rows of b are as long as a panel is wide.
 ///
@@ -29,7 +21,7 @@ pub(crate) struct PanelProduct<'a, T> {
     pub(crate) size: [usize; 2],
     pub(crate) a: Matrix<'a, T>,
     pub(crate) b: &'a [T],
-    pub(crate) start: Start,
+    pub(crate) start: WriteMode,
     /// Row `i` starts at `i * c_stride`.
     pub(crate) c: &'a mut [T],
     pub(crate) c_stride: usize,
@@ -66,14 +58,14 @@ fn rows<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COLS: usize>(
     [i, k]: [usize; 2],
     a: Matrix<'_, T>,
     b: &[T],
-    start: Start,
+    start: WriteMode,
     c: &mut [T],
     c_stride: usize,
 ) {
     let lanes = S::LANE_COUNT;
     let width = COLS * lanes;
     let mut sums = [[simd.splat(T::ZERO); COLS]; ROWS];
-    if start == Start::Accumulate {
+    if start == WriteMode::Accumulate {
         for (r, sums) in sums.iter_mut().enumerate() {
             let c = &c[(i + r) * c_stride..][..width];
             for (col, sum) in sums.iter_mut().enumerate() {

@@ -7,7 +7,7 @@ use bytemuck::Pod;
 use lowtide_allocator::cuda::{Argument, CudaHostSource, CudaStreams};
 use lowtide_allocator::{AllocError, Buffer, PinnedBuffer, PinnedCache, SourceError, Stream};
 
-use super::Place;
+use super::DeviceOperand;
 use crate::device::COPIES;
 use crate::error::{Result, TensorError};
 
@@ -58,7 +58,7 @@ impl Copies {
     }
 
     /// [`upload`](Self::upload) to a place that kernels may be at work on, before and after.
-    pub(super) fn overwrite(&self, bytes: &[u8], to: &Place<'_>) -> Result<()> {
+    pub(super) fn overwrite(&self, bytes: &[u8], to: &DeviceOperand<'_>) -> Result<()> {
         let memory = to.block().allocator();
         memory.wait(COPIES, Stream::DEFAULT)?;
         let copied = self.upload(bytes, to.block(), to.bytes().start);
@@ -68,7 +68,7 @@ impl Copies {
     }
 
     /// The elements from the first to the last one of a place, when all work before is done.
-    pub(super) fn download<T: Pod>(&self, from: &Place<'_>) -> Result<Vec<T>> {
+    pub(super) fn download<T: Pod>(&self, from: &DeviceOperand<'_>) -> Result<Vec<T>> {
         let bytes = from.bytes();
         let mut values = vec![T::zeroed(); bytes.len() / size_of::<T>()];
         let mut bad_label = locked(&self.bad_label);

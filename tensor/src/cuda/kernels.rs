@@ -12,7 +12,7 @@ use lowtide_allocator::cuda::{
     CudaDevice, Function, Grid, Kernel, KernelError, Module, Parameter, PtxArchive,
 };
 
-use crate::cuda::gate::{CompileError, KernelCache, KernelCompiler, Program};
+use crate::cuda::gate::{CompileError, KernelCache, KernelCompiler, KernelSource};
 use crate::layout::{Layout, Nest, RANK_MAX, Shape};
 
 /// A file of kernels.
@@ -120,7 +120,7 @@ impl Loaded {
     /// the PTX, which does the same.
     fn load(&self, image: Image) -> Result<Module, KernelError> {
         let Image { name, source } = image;
-        let program = Program { name, source, options: &OPTIONS };
+        let program = KernelSource { name, source, options: &OPTIONS };
         if let Some(code) = self.compiler().ok().and_then(|compiler| compiler.cubin(&program).ok())
         {
             match Module::load(&self.device, name, &code) {

@@ -29,7 +29,7 @@ use gate::{Blas, BlasError, CompileError, KernelCompiler, Product};
 use kernels::{Image, Loaded};
 use library::Library;
 pub use library::{ProductCounts, ProductsBy};
-pub use operands::{CudaOperands, Place};
+pub use operands::{CudaOperands, DeviceOperand};
 
 /// Kept free on a device beside what was taken when it was opened: libraries load kernels when
 /// these are first used, and the driver grows what it has for launches.
@@ -230,14 +230,19 @@ impl Cuda {
     }
 
     /// Sets every byte of `range` of a place's block.
-    pub(crate) fn fill(&self, place: &Place<'_>, range: Range<usize>, value: u8) -> Result<()> {
+    pub(crate) fn fill(
+        &self,
+        place: &DeviceOperand<'_>,
+        range: Range<usize>,
+        value: u8,
+    ) -> Result<()> {
         let fill =
             || Ok(self.streams.fill(Stream::DEFAULT, place.block(), range.clone(), value)?);
         self.retried(fill)
     }
 
     /// Copies the bytes of one place to those of another, which has as many.
-    pub(crate) fn copy(&self, from: &Place<'_>, to: &Place<'_>) -> Result<()> {
+    pub(crate) fn copy(&self, from: &DeviceOperand<'_>, to: &DeviceOperand<'_>) -> Result<()> {
         self.retried(|| {
             let (from, to) = ((from.block(), from.bytes()), (to.block(), to.bytes()));
             Ok(self.streams.copy(Stream::DEFAULT, from, to)?)
@@ -245,17 +250,17 @@ impl Cuda {
     }
 
     /// The elements from the first to the last one of a place, when all work before is done.
-    pub(crate) fn read<T: Pod>(&self, place: &Place<'_>) -> Result<Vec<T>> {
+    pub(crate) fn read<T: Pod>(&self, place: &DeviceOperand<'_>) -> Result<Vec<T>> {
         self.retried(|| self.copies.download(place))
     }
 
     /// Overwrites what is from the first to the last element of a place.
-    pub(crate) fn write(&self, place: &Place<'_>, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn write(&self, place: &DeviceOperand<'_>, bytes: &[u8]) -> Result<()> {
         self.retried(|| self.copies.overwrite(bytes, place))
     }
 
     /// [`Cuda::write`] to memory that was allocated for copies, and that was not used since.
-    pub(crate) fn write_new(&self, place: &Place<'_>, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn write_new(&self, place: &DeviceOperand<'_>, bytes: &[u8]) -> Result<()> {
         self.retried(|| self.copies.upload(bytes, place.block(), place.bytes().start))
     }
 

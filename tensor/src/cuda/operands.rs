@@ -18,17 +18,17 @@ pub struct CudaOperands<'a> {
 
 /// An operand in the device's memory.
 #[derive(Clone, Copy)]
-pub struct Place<'a>(&'a Tensor);
+pub struct DeviceOperand<'a>(&'a Tensor);
 
 impl<'a> CudaOperands<'a> {
     /// The `index`-th operand that is read.
-    pub fn read(&self, index: usize) -> Place<'a> {
-        Place(self.reads[index])
+    pub fn read(&self, index: usize) -> DeviceOperand<'a> {
+        DeviceOperand(self.reads[index])
     }
 
     /// The `index`-th operand that is written.
-    pub fn write(&self, index: usize) -> Place<'a> {
-        Place(self.writes[index])
+    pub fn write(&self, index: usize) -> DeviceOperand<'a> {
+        DeviceOperand(self.writes[index])
     }
 
     /// How many operands are read.
@@ -37,7 +37,7 @@ impl<'a> CudaOperands<'a> {
     }
 }
 
-impl<'a> Place<'a> {
+impl<'a> DeviceOperand<'a> {
     /// The block that it is in.
     pub fn block(&self) -> &'a Buffer {
         self.0.storage().buffer()
@@ -78,7 +78,7 @@ impl<'a> Place<'a> {
         end.min(start + element * self.dtype().size_bytes())..end
     }
 
-    /// Its shape and strides, in elements; the offset is that of [`Place::bytes`].
+    /// Its shape and strides, in elements; the offset is that of [`DeviceOperand::bytes`].
     pub fn layout(&self) -> &'a Layout {
         self.0.layout()
     }

@@ -8,6 +8,7 @@ mod cat;
 mod compaction;
 pub(crate) mod conv2d;
 pub(crate) mod cross_entropy;
+mod direction;
 pub(crate) mod dropout;
 pub(crate) mod elementwise;
 pub(crate) mod finite;

@@ -48,7 +48,7 @@ pub(crate) fn assert_alike(
     let processor = cpu();
     let here: Vec<Tensor> = inputs.iter().map(|x| on(&processor, x)).collect();
     let simulation = device.simulate();
-    let twins: Vec<Tensor> = there.iter().map(|x| x.twin(&simulation).unwrap()).collect();
+    let twins: Vec<Tensor> = there.iter().map(|x| x.simulated_copy(&simulation).unwrap()).collect();
     let mut found = Vec::new();
     let real = moves(device, || found = f(&there).unwrap());
     let mut pretended = Vec::new();

@@ -1,7 +1,8 @@
 use lowtide_allocator::cuda::{CudaError, CudaStreams, Libraries};
 use lowtide_allocator::{Buffer, CachingAllocator, Repeat, Stream};
 use lowtide_tensor::cuda::gate::{
-    Blas, BlasError, MatrixLayout, Order, PlanCounts, Precision, Product, ProductOperands, Start,
+    Blas, BlasError, MatrixLayout, Order, PlanCounts, Precision, Product, ProductOperands,
+    WriteMode,
 };
 use proptest::prelude::*;
 
@@ -39,7 +40,7 @@ fn product(batch: usize, [m, n, k]: [usize; 3], orders: [Order; 2], extra: usize
         a: layout(orders[0], [m, k], extra, 0),
         b: layout(orders[1], [k, n], extra, 2 * extra),
         precision: Precision::F32,
-        start: Start::Overwrite,
+        start: WriteMode::Overwrite,
     }
 }
 
@@ -56,7 +57,7 @@ fn naive(product: &Product, y: &mut [f32], a: &[f32], b: &[f32]) {
                 let term = |l| a[at(&product.a, z, i, l)] * b[at(&product.b, z, l, j)];
                 let sum: f32 = (0..product.k).map(term).sum();
                 let y = &mut y[at(&product.y, z, i, j)];
-                *y = if product.start == Start::Accumulate { *y + sum } else { sum };
+                *y = if product.start == WriteMode::Accumulate { *y + sum } else { sum };
             }
         }
     }
@@ -145,7 +146,7 @@ proptest! {
             product.b.batch_stride = 0;
         }
         if accumulates {
-            product.start = Start::Accumulate;
+            product.start = WriteMode::Accumulate;
         }
         let [found, expected] = lab.both(&product, 1, offset).unwrap();
         prop_assert_eq!(found, expected);

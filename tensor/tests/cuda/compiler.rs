@@ -6,7 +6,9 @@ use lowtide_allocator::cuda::{
     Architecture, Argument, CudaStreams, Function, Grid, Kernel, Libraries, Module, Parameter,
 };
 use lowtide_allocator::{CachingAllocator, Repeat, Stream};
-use lowtide_tensor::cuda::gate::{CompileError, Compiler, KernelCache, KernelCompiler, Program};
+use lowtide_tensor::cuda::gate::{
+    CompileError, Compiler, KernelCache, KernelCompiler, KernelSource,
+};
 
 use crate::gpu::{BASICS, Gpu, KERNELS, package};
 
@@ -59,8 +61,8 @@ fn own_kernels() -> Vec<(String, String)> {
     programs(&package().join(BASICS))
 }
 
-fn program<'a>((name, source): &'a (String, String)) -> Program<'a> {
-    Program { name, source, options: &OPTIONS }
+fn program<'a>((name, source): &'a (String, String)) -> KernelSource<'a> {
+    KernelSource { name, source, options: &OPTIONS }
 }
 
 #[test]
@@ -115,7 +117,7 @@ fn key_of_the_cache_has_all_that_decides_the_code() {
         .map(|architecture| KernelCompiler::with(compiler.clone(), architecture, cache.clone()));
     let [basics, planted] = own_kernels().try_into().unwrap();
     let renamed = ("planted".to_owned(), basics.1.clone());
-    let plain = Program { options: &[], ..program(&basics) };
+    let plain = KernelSource { options: &[], ..program(&basics) };
     let kept = || fs::read_dir(cache.folder().unwrap()).map_or(0, Iterator::count);
     for (index, (compiler, program)) in [
         (&one, program(&basics)),
@@ -140,13 +142,13 @@ fn key_of_the_cache_has_all_that_decides_the_code() {
 fn what_the_compiler_says_is_in_the_error() {
     let Some(gpu) = Gpu::pretend() else { return };
     let compiler = Compiler::of(&gpu.driver).unwrap();
-    let wrong = Program { name: "wrong", source: "not C", options: &OPTIONS };
+    let wrong = KernelSource { name: "wrong", source: "not C", options: &OPTIONS };
     let error = compiler.compile(&wrong, SM_80).unwrap_err();
     assert_eq!(
         error.to_string(),
         "wrong does not compile for sm_80:\nwrong.cu(1): error: nobody compiled this before"
     );
-    let wrong = Program { options: &["--unheard-of"], ..wrong };
+    let wrong = KernelSource { options: &["--unheard-of"], ..wrong };
     let error = compiler.compile(&wrong, SM_80).unwrap_err();
     let CompileError::Refused { log, .. } = &error else { panic!("{error}") };
     assert!(log.contains("--unheard-of"), "{log}");
@@ -229,7 +231,8 @@ fn every_kernel_compiles_with_the_real_compiler() {
             assert_eq!(compiler.cubin(&program(&kernel)), Ok(code));
         }
     }
-    let wrong = Program { name: "wrong", source: "__global__ void f() { x = 1; }", options: &[] };
+    let wrong =
+        KernelSource { name: "wrong", source: "__global__ void f() { x = 1; }", options: &[] };
     let error = compiler.compile(&wrong, SM_90).unwrap_err();
     let CompileError::Refused { log, .. } = &error else { panic!("{error}") };
     assert!(log.contains("identifier \"x\" is undefined"), "{log}");

@@ -306,7 +306,7 @@ fn simulation_makes_the_same_uploads_and_waits() {
     let device = gpu.device();
     let x = upload(&device, 1.0);
     let simulated = device.simulate();
-    let twin = x.twin(&simulated).unwrap();
+    let twin = x.simulated_copy(&simulated).unwrap();
     let run = |x: Tensor| {
         let device = x.device().clone();
         for value in 0..3 {

@@ -42,7 +42,7 @@ impl Operands {
     }
 
     fn twins(&self, device: &Device) -> Operands {
-        let twin = |x: &Tensor| x.twin(device).expect("made before");
+        let twin = |x: &Tensor| x.simulated_copy(device).expect("made before");
         Operands {
             x: twin(&self.x),
             w: twin(&self.w),

@@ -46,7 +46,8 @@ fn twins_share_a_storage_exactly_where_the_originals_do() {
     let (view, other) = (x.transpose(0, 1).unwrap(), x.copied().unwrap());
     other.freeze();
     let simulated = device.simulate();
-    let [x_twin, view_twin, other_twin] = [&x, &view, &other].map(|x| x.twin(&simulated).unwrap());
+    let [x_twin, view_twin, other_twin] =
+        [&x, &view, &other].map(|x| x.simulated_copy(&simulated).unwrap());
     assert!(x_twin.shares_storage(&view_twin) && !x_twin.shares_storage(&other_twin));
     assert_eq!((view_twin.layout(), view_twin.category()), (view.layout(), view.category()));
     assert_eq!(view_twin.device(), &simulated);
@@ -54,10 +55,10 @@ fn twins_share_a_storage_exactly_where_the_originals_do() {
     assert!(x.clone().fill_(1.0).is_ok());
 
     // What was made later, or elsewhere, has no twin; nor has what was dropped there.
-    assert!(x.copied().unwrap().twin(&simulated).is_none());
-    assert!(x_twin.twin(&simulated).is_none() && x.twin(&device).is_none());
+    assert!(x.copied().unwrap().simulated_copy(&simulated).is_none());
+    assert!(x_twin.simulated_copy(&simulated).is_none() && x.simulated_copy(&device).is_none());
     drop((x_twin, view_twin));
-    assert!(x.twin(&simulated).is_none());
+    assert!(x.simulated_copy(&simulated).is_none());
 }
 
 #[test]
@@ -65,11 +66,11 @@ fn tensor_made_later_has_no_twin_even_at_an_address_used_before() {
     let device = cpu(1);
     let x = Tensor::zeros(&device, [4], DType::F32).unwrap();
     let simulated = device.simulate();
-    let _twin = x.twin(&simulated).unwrap();
+    let _twin = x.simulated_copy(&simulated).unwrap();
     drop(x);
     for _ in 0..100 {
         let later = Tensor::zeros(&device, [4], DType::F32).unwrap();
-        assert!(later.twin(&simulated).is_none());
+        assert!(later.simulated_copy(&simulated).is_none());
     }
 }
 
@@ -104,8 +105,8 @@ fn continuation_takes_the_same_places() {
         }
         trail
     };
-    let twins = tensors.iter().map(|x| x.twin(&simulated).unwrap()).collect();
-    let square_twin = square.twin(&simulated).unwrap();
+    let twins = tensors.iter().map(|x| x.simulated_copy(&simulated).unwrap()).collect();
+    let square_twin = square.simulated_copy(&simulated).unwrap();
     assert_eq!(run(&simulated, twins, square_twin), run(&device, tensors, square));
     assert_eq!(simulated.allocator().layout_hash(), device.allocator().layout_hash());
 }
@@ -115,7 +116,7 @@ fn simulation_of_a_simulation_is_one_more() {
     let first = sim(3);
     let x = Tensor::zeros(&first, [10], DType::F32).unwrap();
     let second = first.simulate();
-    let twin = x.twin(&second).unwrap();
+    let twin = x.simulated_copy(&second).unwrap();
     assert_eq!((second.threads(), second.is_simulated()), (3, true));
     assert_eq!(twin.add(&twin).unwrap().device(), &second);
     assert!(second.simulated_seconds() > 0.0);

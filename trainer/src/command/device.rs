@@ -19,7 +19,7 @@ use crate::human::{format_bytes, parse_bytes};
 pub(super) struct DeviceArgs {
     /// What computes: cpu, cuda or cuda:N.
     #[arg(long, value_name = "WHERE", default_value = "cpu", value_parser = parse_place)]
-    pub(super) device: Place,
+    pub(super) device: DeviceName,
     /// The most memory to reserve, such as 6MiB; what the system allows if absent.
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
     #[arg(value_parser = parse_budget)]
@@ -34,7 +34,7 @@ pub(super) struct DeviceArgs {
 const THREADS_MAX: u64 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum DeviceName {
     /// The processor of this machine.
     Cpu,
     /// The NVIDIA device of this number.
@@ -46,16 +46,16 @@ impl DeviceArgs {
         let budget_bytes = self.budget;
         match self.device {
             // No more than `THREADS_MAX`.
-            Place::Cpu => {
+            DeviceName::Cpu => {
                 let threads = self.threads.map(|threads| threads as usize);
                 Ok(Device::cpu(CpuOptions { budget_bytes, threads })?)
             }
             #[cfg(feature = "cuda")]
-            Place::Cuda(index) => {
+            DeviceName::Cuda(index) => {
                 Ok(Device::cuda(index, CudaOptions { budget_bytes, ..Default::default() })?)
             }
             #[cfg(not(feature = "cuda"))]
-            Place::Cuda(_) => Err(TrainError::Setting {
+            DeviceName::Cuda(_) => Err(TrainError::Setting {
                 place: "--device".to_owned(),
                 problem: "this lowtide was built without the feature `cuda`".to_owned(),
             }),
@@ -69,12 +69,12 @@ impl DeviceArgs {
         let mut products = None;
         let (spec, budget_bytes) = match (self.budget, self.device) {
             // This machine may have no addresses for so much, as it need not to plan for another.
-            (Some(budget_bytes), Place::Cpu) => match self.open() {
+            (Some(budget_bytes), DeviceName::Cpu) => match self.open() {
                 Ok(device) => (device.spec(), budget_bytes),
                 Err(_) => (SimSpec::like_this_machine(CAPACITY_BYTES), budget_bytes),
             },
             #[cfg(feature = "cuda")]
-            (Some(budget_bytes), Place::Cuda(_)) => {
+            (Some(budget_bytes), DeviceName::Cuda(_)) => {
                 (SimSpec::like_cuda(CAPACITY_BYTES), budget_bytes)
             }
             _ => {
@@ -91,8 +91,8 @@ impl DeviceArgs {
     pub(super) fn budget_origin(&self) -> String {
         match (self.budget, self.device) {
             (Some(_), _) => "--budget".to_owned(),
-            (None, Place::Cpu) => MemoryLimit::of_this_process().origin.to_string(),
-            (None, Place::Cuda(_)) => "what the device has free, less a reserve".to_owned(),
+            (None, DeviceName::Cpu) => MemoryLimit::of_this_process().origin.to_string(),
+            (None, DeviceName::Cuda(_)) => "what the device has free, less a reserve".to_owned(),
         }
     }
 
@@ -112,7 +112,7 @@ impl DeviceArgs {
             Some(budget_bytes) => ("budget", budget_bytes),
             None => ("predicted peak", predicted_peak_bytes),
         };
-        if let (Place::Cpu, Some(left_bytes)) = (self.device, available_bytes())
+        if let (DeviceName::Cpu, Some(left_bytes)) = (self.device, available_bytes())
             && bytes > left_bytes
         {
             let [bytes, left] = [bytes, left_bytes].map(|bytes| format_bytes(bytes as u64));
@@ -125,7 +125,7 @@ impl DeviceArgs {
 
     /// The error of a plan for a device that cannot be asked what memory it has.
     fn without_device(&self, error: TrainError) -> TrainError {
-        if self.device == Place::Cpu || cfg!(not(feature = "cuda")) {
+        if self.device == DeviceName::Cpu || cfg!(not(feature = "cuda")) {
             return error;
         }
         let problem = format!("say how much memory to plan for, no device can be asked: {error}");
@@ -135,8 +135,8 @@ impl DeviceArgs {
     /// What computes, in words.
     pub(super) fn describe(&self, device: &Device) -> String {
         match self.device {
-            Place::Cpu => format!("{} threads", device.threads()),
-            Place::Cuda(index) => format!("NVIDIA device {index}"),
+            DeviceName::Cpu => format!("{} threads", device.threads()),
+            DeviceName::Cuda(index) => format!("NVIDIA device {index}"),
         }
     }
 
@@ -174,13 +174,13 @@ pub(super) struct Simulated {
     pub(super) products: Option<String>,
 }
 
-fn parse_place(text: &str) -> std::result::Result<Place, String> {
+fn parse_place(text: &str) -> std::result::Result<DeviceName, String> {
     let index = match text {
-        "cpu" => return Ok(Place::Cpu),
-        "cuda" => return Ok(Place::Cuda(0)),
+        "cpu" => return Ok(DeviceName::Cpu),
+        "cuda" => return Ok(DeviceName::Cuda(0)),
         _ => text.strip_prefix("cuda:").and_then(|index| index.parse().ok()),
     };
-    index.map(Place::Cuda).ok_or_else(|| "expected cpu, cuda or cuda:N".to_owned())
+    index.map(DeviceName::Cuda).ok_or_else(|| "expected cpu, cuda or cuda:N".to_owned())
 }
 
 pub(super) fn parse_budget(text: &str) -> std::result::Result<usize, String> {

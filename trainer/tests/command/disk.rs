@@ -149,25 +149,31 @@ fn run_that_has_begun_on_a_disk_of_any_size_ends_with_its_model_and_last_checkpo
 
 #[test]
 fn disk_that_something_else_fills_costs_no_checkpoint_that_is_there() {
-    // The run goes on to its end the first time; the second time it is killed later.
+    // The run goes on to its end the first time; the second time it is killed later. It is stopped
+    // while it is looked at, so that it does not end between two looks on a busy machine.
     const SCRIPT: &str = r#"
         set -e
         mount -t tmpfs -o size=1m none disk
         checkpoints=disk/run/.partial/checkpoints
-        until_step() {
-            until ls $checkpoints 2>none | grep -q $1; do sleep 0.01; kill -0 $!; done
+        stop_at_step() {
+            until ls $checkpoints 2>none | grep -q $1; do
+                kill -CONT $!
+                sleep 0.01
+                kill -STOP $!
+            done
         }
         begin() {
             "$0" train long.toml --quiet --out disk/run >words 2>$1 &
-            until_step step-00000007
+            stop_at_step step-
             cat /dev/zero >disk/filler 2>full || true
+            kill -CONT $!
         }
         begin complaint
         wait $!
         cp -R disk/run ended
         rm -R disk/run disk/filler
         begin notes
-        until_step step-000001
+        stop_at_step 'step-00000[12]'
         kill -KILL $!
         wait $! || true
         ls $checkpoints >names
@@ -192,7 +198,7 @@ fn disk_that_something_else_fills_costs_no_checkpoint_that_is_there() {
     assert!(complaint.contains("metrics.jsonl: ends before step"), "{complaint}");
     assert!(complaint.contains("No space left"), "{complaint}");
     let names = String::from_utf8(place.read("names")).expect("UTF-8");
-    assert!(names.contains("step-000001"), "{names}");
+    assert!(names.contains("step-000001") || names.contains("step-000002"), "{names}");
 }
 
 /// What a shell script prints that may mount file systems; the first is for a folder `disk`. `None`

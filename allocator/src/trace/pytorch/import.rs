@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::replay::error::ReplayError;
-use super::replay::start::Start;
+use super::replay::start::InitialState;
 use super::replay::{BlockSizes, Replay};
 use super::snapshot::{Action, RecordedEvent, RecordedSegment, Snapshot};
 use crate::torch::{BlockLayout, BlockState, SegmentLayout};
@@ -27,7 +27,7 @@ impl Recording {
         let trace = snapshot.device_traces.get(device).ok_or(ReplayError::NoTrace { device })?;
         let segments: Vec<&RecordedSegment> =
             snapshot.segments.iter().filter(|segment| segment.device == device).collect();
-        let start = Start::for_import(&segments, trace, &snapshot.settings)?;
+        let start = InitialState::for_import(&segments, trace, &snapshot.settings)?;
         // Nothing that the policy could not have done is a reason to refuse it.
         let replayed = Replay::new(snapshot, device).and_then(|mut replay| replay.block_sizes());
         let sizes = replayed.ok().flatten();

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::{Op, Program, RerunFailure, RerunReport};
+use super::{Op, RequestSequence, RerunFailure, RerunReport};
 use crate::arena::layout::active_bytes;
 use crate::category::Category;
 use crate::stream::Stream;
@@ -17,7 +17,7 @@ const CAPACITY_BYTES_MAX: u64 = 1 << 50;
 /// Where the first range begins.
 const BASE: u64 = 1 << 30;
 
-impl Program {
+impl RequestSequence {
     /// How it goes within so much memory, and how long it takes.
     pub(super) fn run_expandable(
         &self,
@@ -71,7 +71,11 @@ struct Run {
 }
 
 impl Run {
-    fn new(program: &Program, settings: &TorchSettings, capacity_bytes: Option<u64>) -> Run {
+    fn new(
+        program: &RequestSequence,
+        settings: &TorchSettings,
+        capacity_bytes: Option<u64>,
+    ) -> Run {
         Run {
             rules: TorchPolicy::new(settings.clone()),
             device: Device::new(capacity_bytes.unwrap_or(CAPACITY_BYTES_MAX)),
@@ -85,7 +89,7 @@ impl Run {
         }
     }
 
-    fn start(&mut self, program: &Program) -> Result<(), RerunFailure> {
+    fn start(&mut self, program: &RequestSequence) -> Result<(), RerunFailure> {
         let mut gaps = Vec::new();
         for &(number, size_bytes, stream, _) in &program.start {
             match number {

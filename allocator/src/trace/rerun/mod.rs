@@ -93,7 +93,7 @@ pub enum RerunError {
 }
 
 /// Requests and frees with the blocks numbered, so that serving them looks nothing up.
-struct Program {
+struct RequestSequence {
     page_bytes: usize,
     /// Blocks before the first op, by address; those without a number only hold a gap open.
     start: Vec<(Option<usize>, usize, Stream, Category)>,
@@ -122,7 +122,7 @@ impl Recording {
     /// If sizes or addresses are beyond this machine's. That memory runs out is no error but a
     /// part of the report.
     pub fn rerun(&self, options: &RerunOptions) -> Result<RerunReport, RerunError> {
-        let program = Program::compile(self, options)?;
+        let program = RequestSequence::compile(self, options)?;
         let (mut report, _) = program.run(options)?;
         report.events = self.events.len() as u64;
         let mut runs = Vec::new();
@@ -139,7 +139,7 @@ impl Recording {
     /// be served.
     pub(super) fn peak_reserved_bytes_by(&self, policy: Policy) -> Option<u64> {
         let options = RerunOptions { policy, ..RerunOptions::default() };
-        let (report, _) = Program::compile(self, &options).ok()?.run(&options).ok()?;
+        let (report, _) = RequestSequence::compile(self, &options).ok()?.run(&options).ok()?;
         report.failure.is_none().then_some(report.peak_reserved_bytes)
     }
 
@@ -150,7 +150,7 @@ impl Recording {
     /// As [`rerun`](Self::rerun).
     pub fn least_capacity_bytes(&self, policy: &Policy) -> Result<u64, RerunError> {
         let unlimited = RerunOptions { policy: policy.clone(), ..RerunOptions::default() };
-        let program = Program::compile(self, &unlimited)?;
+        let program = RequestSequence::compile(self, &unlimited)?;
         let page_bytes = program.page_bytes as u64;
         let (report, _) = program.run(&unlimited)?;
         let mut enough = report.peak_reserved_bytes;
@@ -171,11 +171,14 @@ impl Recording {
     }
 }
 
-impl Program {
-    fn compile(recording: &Recording, options: &RerunOptions) -> Result<Program, RerunError> {
+impl RequestSequence {
+    fn compile(
+        recording: &Recording,
+        options: &RerunOptions,
+    ) -> Result<RequestSequence, RerunError> {
         let recorded = bytes(recording.page_bytes).ok().filter(|bytes| bytes.is_power_of_two());
         let recorded = recorded.filter(|&bytes| bytes >= 512);
-        let mut program = Program {
+        let mut program = RequestSequence {
             page_bytes: options.page_bytes.or(recorded).unwrap_or(PAGE_BYTES),
             start: Vec::new(),
             start_charges: Vec::new(),
@@ -357,7 +360,7 @@ struct Run {
 }
 
 impl Run {
-    fn start(&mut self, program: &Program) -> Result<Result<(), RerunFailure>, RerunError> {
+    fn start(&mut self, program: &RequestSequence) -> Result<Result<(), RerunFailure>, RerunError> {
         let mut gaps = Vec::new();
         for &(number, size_bytes, stream, category) in &program.start {
             match self.memory.allocate_on(stream, category, size_bytes) {

@@ -13,7 +13,8 @@ use lowtide_allocator::cuda::{
 use lowtide_allocator::{Buffer, Stream, function_table};
 
 use super::blas_error::BlasError;
-use super::blas_plan::{Call, Key, Plan};
+use super::blas_plan::{Call, Key, ProductPlan};
+use crate::write_mode::WriteMode;
 
 /// What the library is called, by the CUDA version that it is the first of. The last name is that
 /// of an installation for developers, of any version.
@@ -80,15 +81,6 @@ pub enum Precision {
     Tf32,
 }
 
-/// What is done with what `y` holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Start {
-    /// It is overwritten, and not read.
-    Overwrite,
-    /// The product is added to it.
-    Accumulate,
-}
-
 /// How a factor is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Order {
@@ -132,24 +124,24 @@ pub struct Product {
     /// How factors are multiplied.
     pub precision: Precision,
     /// What is done with the old `y`.
-    pub start: Start,
+    pub start: WriteMode,
 }
 
 /// Bytes of a block.
-pub type Place<'a> = (&'a Buffer, Range<usize>);
+pub type BlockBytes<'a> = (&'a Buffer, Range<usize>);
 
 /// What a [`Product`] is of. Operands start at the first byte of their range, at a multiple of 4.
 #[derive(Clone, Debug)]
 pub struct ProductOperands<'a> {
     /// Written; no byte of it is of a factor.
-    pub y: Place<'a>,
+    pub y: BlockBytes<'a>,
     /// The left factor.
-    pub a: Place<'a>,
+    pub a: BlockBytes<'a>,
     /// The right factor.
-    pub b: Place<'a>,
+    pub b: BlockBytes<'a>,
     /// Memory that nothing else on the stream or beside it uses, at a multiple of 256; its length
     /// is part of the plan. May be empty: fewer kernels can be chosen then.
-    pub workspace: Place<'a>,
+    pub workspace: BlockBytes<'a>,
 }
 
 /// How many plans were made and found again.
@@ -186,7 +178,7 @@ unsafe impl Sync for Handle {}
 
 #[derive(Default)]
 struct Plans {
-    by_key: BTreeMap<Key, Arc<Plan>>,
+    by_key: BTreeMap<Key, Arc<ProductPlan>>,
     counts: PlanCounts,
 }
 
@@ -264,7 +256,7 @@ impl Blas {
         let queue = streams.queue_pointer(stream)?;
         let (one, zero) = (1.0_f32, 0.0_f32);
         let beta =
-            if product.start == Start::Accumulate { &raw const one } else { &raw const zero };
+            if product.start == WriteMode::Accumulate { &raw const one } else { &raw const zero };
         let alpha = &raw const one;
         let [y, a, b, workspace] = [y, a, b, workspace].map(pointer);
         let handle = self.shared.handle.0;
@@ -328,7 +320,7 @@ impl Blas {
     fn places(
         &self,
         streams: &CudaStreams,
-        places: [&Place<'_>; 4],
+        places: [&BlockBytes<'_>; 4],
     ) -> Result<[(u64, usize); 4], BlasError> {
         let mut found = [(0, 0); 4];
         for (found, (block, range)) in found.iter_mut().zip(places) {
@@ -343,13 +335,13 @@ impl Blas {
         Ok(found)
     }
 
-    fn plan(&self, key: &Key) -> Result<Arc<Plan>, BlasError> {
+    fn plan(&self, key: &Key) -> Result<Arc<ProductPlan>, BlasError> {
         let mut plans = self.lock();
         if let Some(plan) = plans.by_key.get(key).cloned() {
             plans.counts.found += 1;
             return Ok(plan);
         }
-        let plan = Arc::new(Plan::new(&self.shared.call, self.shared.handle.0, key)?);
+        let plan = Arc::new(ProductPlan::new(&self.shared.call, self.shared.handle.0, key)?);
         if plans.by_key.len() >= PLANS_MAX {
             plans.by_key.clear();
         }

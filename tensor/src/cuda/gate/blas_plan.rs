@@ -196,15 +196,19 @@ impl Drop for Description {
 }
 
 /// A product that only lacks its operands.
-pub(super) struct Plan {
+pub(super) struct ProductPlan {
     operation: Description,
     /// Of `y`, the first factor and the second.
     layouts: [Description; 3],
     algorithm: [u64; 8],
 }
 
-impl Plan {
-    pub(super) fn new(call: &Call, handle: *mut c_void, key: &Key) -> Result<Plan, BlasError> {
+impl ProductPlan {
+    pub(super) fn new(
+        call: &Call,
+        handle: *mut c_void,
+        key: &Key,
+    ) -> Result<ProductPlan, BlasError> {
         let Product { batch, m, n, k, y, a, b, precision, .. } = &key.product;
         let (batch, m, n, k) = (*batch, *m, *n, *k);
         let operation = Description::operation(call, *precision)?;
@@ -253,7 +257,7 @@ impl Plan {
         if count < 1 || choice.state != 0 || choice.workspace_bytes > key.workspace_bytes {
             return Err(no_plan);
         }
-        Ok(Plan { operation, layouts, algorithm: choice.algorithm })
+        Ok(ProductPlan { operation, layouts, algorithm: choice.algorithm })
     }
 
     pub(super) fn operation(&self) -> *mut c_void {

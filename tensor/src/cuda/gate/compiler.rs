@@ -55,11 +55,11 @@ function_table! {
 /// # Examples
 /// ```no_run
 /// use lowtide_allocator::cuda::{Architecture, Libraries};
-/// use lowtide_tensor::cuda::gate::{Compiler, Program};
+/// use lowtide_tensor::cuda::gate::{Compiler, KernelSource};
 ///
 /// let compiler = Compiler::open(&Libraries::from_environment())?;
 /// let source = "extern \"C\" __global__ void nothing() {}";
-/// let program = Program { name: "nothing", source, options: &[] };
+/// let program = KernelSource { name: "nothing", source, options: &[] };
 /// let cubin = compiler.compile(&program, Architecture { major: 9, minor: 0 })?;
 /// # Ok::<(), lowtide_tensor::cuda::gate::CompileError>(())
 /// ```
@@ -76,7 +76,7 @@ struct Loaded {
 
 /// Something to compile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Program<'a> {
+pub struct KernelSource<'a> {
     /// What messages call it.
     pub name: &'a str,
     /// CUDA C. The compiler has no headers.
@@ -208,7 +208,7 @@ impl Compiler {
     /// Name, source or an option has a zero inside.
     pub fn compile(
         &self,
-        program: &Program<'_>,
+        program: &KernelSource<'_>,
         architecture: Architecture,
     ) -> Result<Vec<u8>, CompileError> {
         if self.architectures()?.is_some_and(|known| !known.contains(&architecture)) {
@@ -265,7 +265,7 @@ struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    fn new(table: &'a Nvrtc, program: &Program<'_>) -> Result<Job<'a>, CompileError> {
+    fn new(table: &'a Nvrtc, program: &KernelSource<'_>) -> Result<Job<'a>, CompileError> {
         let (source, name) = (text(program.source), text(program.name));
         let mut handle = std::ptr::null_mut();
         let none = std::ptr::null();

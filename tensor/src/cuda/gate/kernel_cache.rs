@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::compiler::{CompileError, Compiler, Program};
+use super::compiler::{CompileError, Compiler, KernelSource};
 use lowtide_allocator::cuda::{Architecture, CudaDevice};
 
 /// What every file begins with. Other formats of later versions begin with something else.
@@ -122,8 +122,8 @@ impl KernelCompiler {
     ///
     /// # Panics
     /// As [`Compiler::compile`].
-    pub fn cubin(&self, program: &Program<'_>) -> Result<Vec<u8>, CompileError> {
-        let Program { name, source, options } = program;
+    pub fn cubin(&self, program: &KernelSource<'_>) -> Result<Vec<u8>, CompileError> {
+        let KernelSource { name, source, options } = program;
         let (version, architecture) = (self.compiler.version(), self.architecture);
         let key = format!(
             "lowtide {} nvrtc {version} {architecture} {options:?} {name:?}\n{source}",

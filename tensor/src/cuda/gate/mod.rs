@@ -10,11 +10,12 @@ mod blas_plan;
 mod compiler;
 mod kernel_cache;
 
+pub use crate::write_mode::WriteMode;
 pub use blas::{
-    Blas, MatrixLayout, Order, Place, PlanCounts, Precision, Product, ProductOperands, Start,
+    Blas, BlockBytes, MatrixLayout, Order, PlanCounts, Precision, Product, ProductOperands,
 };
 pub use blas_error::BlasError;
-pub use compiler::{CompileError, Compiler, Program};
+pub use compiler::{CompileError, Compiler, KernelSource};
 pub use kernel_cache::{KernelCache, KernelCompiler};
 #[cfg(doc)]
 use lowtide_allocator::cuda::Libraries;

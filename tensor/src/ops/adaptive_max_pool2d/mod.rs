@@ -8,15 +8,10 @@ use crate::dtype::{DType, Element, Float, for_each_dtype, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::Shape;
+use crate::ops::direction::Direction;
 use crate::ops::max_pool2d::exceeds;
 use crate::ops::windows::{Axis, check_image, for_each_row, for_each_row2, pair_shape, with_size};
 use crate::tensor::Tensor;
-
-#[derive(Clone, Copy)]
-enum Direction {
-    Forward,
-    Backward,
-}
 
 struct AdaptiveMaxPool2d {
     direction: Direction,

@@ -8,10 +8,11 @@ use super::heads_of;
 use crate::cpu::chunk::{Blocks, Chunked, for_each_part_with_scratch};
 use crate::cpu::gemm::Matrix;
 use crate::cpu::math::SimdFloat;
-use crate::cpu::panel::{PANEL_WIDTH_MAX, PanelProduct, Start};
+use crate::cpu::panel::{PANEL_WIDTH_MAX, PanelProduct};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::Element;
+use crate::write_mode::WriteMode;
 
 /// Tasks that scratch is shared out to.
 pub(super) fn task_count(sizes: &Sizes) -> usize {
@@ -219,7 +220,7 @@ impl<E: Element, T: SimdFloat> Keys<'_, E, T> {
             }
             let lanes = width.min(key_count - panel * width);
             let part = |x: usize| panel * x * width..(panel + 1) * x * width;
-            let (over, add) = (Start::Overwrite, Start::Accumulate);
+            let (over, add) = (WriteMode::Overwrite, WriteMode::Accumulate);
             let (size, b) = ([count, dim], &k[part(dim)]);
             simd.call(PanelProduct { size, a: q, b, start: over, c: p, c_stride: width });
             let (size, b) = ([count, v_dim], &v[part(v_dim)]);
@@ -261,7 +262,7 @@ impl<E: Element, T: SimdFloat> Keys<'_, E, T> {
         for (panel, col) in (0..dim).step_by(width).enumerate() {
             let b = &k_rows[panel * BLOCK * width..][..key_count * width];
             let c = &mut dq[own * padded(dim) + col..];
-            let (size, start) = ([count, key_count], Start::Accumulate);
+            let (size, start) = ([count, key_count], WriteMode::Accumulate);
             simd.call(PanelProduct { size, a: ds, b, start, c, c_stride: padded(dim) });
         }
     }

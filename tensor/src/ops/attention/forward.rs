@@ -8,11 +8,12 @@ use super::block::{BLOCK, Problem, Rows, Sizes, block, turned};
 use super::heads_of;
 use crate::cpu::chunk::{Blocks, Chunked, for_each_part_with_scratch};
 use crate::cpu::math::SimdFloat;
-use crate::cpu::panel::{PANEL_WIDTH_MAX, PanelProduct, Start};
+use crate::cpu::panel::{PANEL_WIDTH_MAX, PanelProduct};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdKernel};
 use crate::cpu::turn::turn_rows;
 use crate::dtype::Element;
+use crate::write_mode::WriteMode;
 
 /// Tasks that scratch is shared out to.
 pub(super) fn task_count(sizes: &Sizes) -> usize {
@@ -99,7 +100,7 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Queries<'_, E, T> {
                     size: [key_count, dim],
                     a: k,
                     b: q,
-                    start: Start::Overwrite,
+                    start: WriteMode::Overwrite,
                     c: scores,
                     c_stride: width,
                 });
@@ -114,7 +115,7 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Queries<'_, E, T> {
                     size: [v_dim, key_count],
                     a: v,
                     b: scores,
-                    start: Start::Accumulate,
+                    start: WriteMode::Accumulate,
                     c: sums,
                     c_stride: width,
                 });

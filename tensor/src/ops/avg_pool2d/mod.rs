@@ -9,6 +9,7 @@ use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::Shape;
+use crate::ops::direction::Direction;
 use crate::ops::max_pool2d::{Pool1dGeometry, Pool2dGeometry};
 use crate::ops::windows::{
     Axis, Kind, SizeRounding, check_image, pair_shape, window_count, with_size,
@@ -56,12 +57,6 @@ fn with_adaptive(op: &'static str, x: &Shape, out_size: [usize; 2]) -> Result<Me
     }
     let axes = [Axis::adaptive(height, out_size[0]), Axis::adaptive(width, out_size[1])];
     Ok(Means { planes: batch * channels, axes, divisor: Divisor::Inside })
-}
-
-#[derive(Clone, Copy)]
-enum Direction {
-    Forward,
-    Backward,
 }
 
 struct AvgPool2d {

@@ -8,7 +8,7 @@
 //! - gradient for x: the same with dy for x and the kernel turned around; dx is overwritten.
 //! - gradient for w: see `weight.rs`.
 
-use super::output_tile::{OutputTile, PackWeights, Start, WeightOrder};
+use super::output_tile::{OutputTile, PackWeights, WeightOrder};
 use super::shape::Conv2dShape;
 use super::tile::{Geometry, TAP_COUNT_MAX, fill, tap_offsets};
 use super::units::{Role, Unit, Units};
@@ -16,6 +16,7 @@ use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
 use crate::dtype::{Element, convert_slice, is_same_type};
+use crate::write_mode::WriteMode;
 
 /// y = conv(x, w) + b.
 pub(super) fn forward<E: Element, T: SimdFloat>(
@@ -155,7 +156,7 @@ fn output_unit<E: Element, T: SimdFloat>(
                     out_len,
                     first_pixel,
                     pixel_count: row_count * width,
-                    start: if first_k == 0 { Start::Overwrite } else { Start::Accumulate },
+                    start: if first_k == 0 { WriteMode::Overwrite } else { WriteMode::Accumulate },
                 });
             }
         };

@@ -12,6 +12,7 @@ use super::tile::Geometry;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use crate::dtype::Element;
+use crate::write_mode::WriteMode;
 
 /// Where the weight of output channel o (over all groups), source channel c and tap t stands.
 #[derive(Clone, Copy, Debug)]
@@ -99,14 +100,6 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for PackWeights<'_, E, T> {
     }
 }
 
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum Start {
-    /// From the bias.
-    Overwrite,
-    /// From what earlier channels or taps left in y.
-    Accumulate,
-}
-
 /// y`[O, P]` = or += w`[O, K]` · tile`[K, P]` for the taps and channels of one tile.
 pub(super) struct OutputTile<'a, T> {
     /// Packed by [`PackWeights`].
@@ -124,7 +117,7 @@ pub(super) struct OutputTile<'a, T> {
     pub(super) out_len: usize,
     pub(super) first_pixel: usize,
     pub(super) pixel_count: usize,
-    pub(super) start: Start,
+    pub(super) start: WriteMode,
 }
 
 impl<T: SimdFloat> SimdKernel<T> for OutputTile<'_, T> {
@@ -199,7 +192,7 @@ impl<T: SimdFloat> OutputTile<'_, T> {
         for row in 0..ROWS {
             let at = (channel + row) * self.out_len + self.first_pixel + pixel;
             for col in 0..COLS {
-                if self.start == Start::Overwrite {
+                if self.start == WriteMode::Overwrite {
                     sums[row][col] = simd.splat(self.b[channel + row]);
                 } else if len == COLS * lanes {
                     sums[row][col] = simd.load(&self.y[at + col * lanes..]);

@@ -14,32 +14,32 @@ use crate::dtype::{Element, convert_slice, is_same_type};
 
 /// What the lanes of a vector stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lanes {
+enum LaneAxis {
     /// Output channels: dy has to be turned for them to lie side by side.
     Channels,
     /// Pixels, which do; the lanes of each sum are added up at its end.
     Pixels,
 }
 
-impl Lanes {
+impl LaneAxis {
     /// Turning pays where many taps use what was turned, and no lane is left over.
-    fn of(geometry: &Geometry) -> Lanes {
+    fn of(geometry: &Geometry) -> LaneAxis {
         const TAPS_MIN: usize = 96;
         const CHANNELS_MIN: usize = 8;
         const PIXELS_MIN: usize = 64;
         let turning_pays = k_len(geometry) > TAPS_MIN && geometry.out_channels >= CHANNELS_MIN;
         if turning_pays || geometry.out_plane_len() < PIXELS_MIN {
-            Lanes::Channels
+            LaneAxis::Channels
         } else {
-            Lanes::Pixels
+            LaneAxis::Pixels
         }
     }
 
     fn units<E: Element, T: SimdFloat>(self, geometry: &Geometry) -> Units {
         let role = match self {
-            Lanes::Channels => Role::WeightByChannel,
-            Lanes::Pixels if is_same_type::<E, T>() => Role::WeightByPixel,
-            Lanes::Pixels => Role::HalfWeightByPixel,
+            LaneAxis::Channels => Role::WeightByChannel,
+            LaneAxis::Pixels if is_same_type::<E, T>() => Role::WeightByPixel,
+            LaneAxis::Pixels => Role::HalfWeightByPixel,
         };
         Units::of_weight(geometry, role)
     }
@@ -47,8 +47,8 @@ impl Lanes {
     /// Elements of the sums of one unit: `[K, O]` with O padded, or `[O, K]`.
     fn unit_len(self, geometry: &Geometry, units: &Units) -> usize {
         let channels = match self {
-            Lanes::Channels => padded_channels(units.channels),
-            Lanes::Pixels => units.channels,
+            LaneAxis::Channels => padded_channels(units.channels),
+            LaneAxis::Pixels => units.channels,
         };
         k_len(geometry) * channels
     }
@@ -73,7 +73,7 @@ pub(super) fn backward_weight<E: Element, T: SimdFloat>(
         return;
     }
     let geometry = Geometry::forward(shape);
-    let lanes = Lanes::of(&geometry);
+    let lanes = LaneAxis::of(&geometry);
     let units = lanes.units::<E, T>(&geometry);
     let unit_len = lanes.unit_len(&geometry, &units);
     let product = Product { geometry, lanes, units, dy, x };
@@ -91,8 +91,8 @@ pub(super) fn backward_weight<E: Element, T: SimdFloat>(
     let (total, others) = partials.split_at_mut(units.count / units.batch_parts * unit_len);
     add_partials(pool, total, others);
     match lanes {
-        Lanes::Channels => turn_weights(pool, total, k_len(&geometry), units.channels, dw),
-        Lanes::Pixels => convert_slice(total, dw),
+        LaneAxis::Channels => turn_weights(pool, total, k_len(&geometry), units.channels, dw),
+        LaneAxis::Pixels => convert_slice(total, dw),
     }
 }
 
@@ -101,7 +101,7 @@ pub(super) fn backward_weight_workspace_len<E: Element, T: SimdFloat>(
     shape: &Conv2dShape,
 ) -> usize {
     let geometry = Geometry::forward(shape);
-    let lanes = Lanes::of(&geometry);
+    let lanes = LaneAxis::of(&geometry);
     let units = lanes.units::<E, T>(&geometry);
     units.count * lanes.unit_len(&geometry, &units) + units.workspace_len()
 }
@@ -109,7 +109,7 @@ pub(super) fn backward_weight_workspace_len<E: Element, T: SimdFloat>(
 /// The operands, and how they are cut.
 struct Product<'a, E> {
     geometry: Geometry,
-    lanes: Lanes,
+    lanes: LaneAxis,
     units: Units,
     dy: &'a [E],
     x: &'a [E],
@@ -157,13 +157,13 @@ impl<E: Element> Product<'_, E> {
         for image in 0..piece.image_count {
             let dy = &self.dy[self.dy_start(piece, image)..][..channels * out_len];
             match self.lanes {
-                Lanes::Channels => {
+                LaneAxis::Channels => {
                     let turned_len = pixel_count * padded_channels(channels);
                     let turned = &mut prepared[image * turned_len..][..turned_len];
                     T::dispatch(TurnPixels { dy, out_len, skip, pixel_count, turned });
                 }
-                Lanes::Pixels if is_same_type::<E, T>() => {}
-                Lanes::Pixels => {
+                LaneAxis::Pixels if is_same_type::<E, T>() => {}
+                LaneAxis::Pixels => {
                     let to = &mut prepared[image * channels * pixel_count..];
                     let rows = dy.chunks_exact(out_len).zip(to.chunks_exact_mut(pixel_count));
                     rows.for_each(|(dy, to)| convert_slice(&dy[skip..][..pixel_count], to));
@@ -200,7 +200,7 @@ impl<E: Element> Product<'_, E> {
                 let (tile, offsets) = (&*tile, &offsets[..tap_count]);
                 let first_k = first_channel * taps_len + first_tap;
                 match self.lanes {
-                    Lanes::Channels => T::dispatch(ChannelTile {
+                    LaneAxis::Channels => T::dispatch(ChannelTile {
                         dy: prepared,
                         channels,
                         pixel_count,
@@ -211,7 +211,7 @@ impl<E: Element> Product<'_, E> {
                         dw: &mut *dw,
                         first_k,
                     }),
-                    Lanes::Pixels => PixelTile {
+                    LaneAxis::Pixels => PixelTile {
                         dy: self.rows(piece, prepared),
                         channels,
                         pixel_count,

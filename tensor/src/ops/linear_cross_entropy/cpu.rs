@@ -5,11 +5,11 @@ use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk2};
 use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::math::SimdFloat;
-use crate::cpu::panel::Start;
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::Element;
 use crate::launch::{Operands, View};
+use crate::write_mode::WriteMode;
 
 /// Logits of a task.
 const TASK_LEN: usize = 1 << 14;
@@ -79,7 +79,7 @@ pub(super) fn run<T: SimdFloat, E: Element, W: Element>(
             x,
             w.transposed(),
             &[],
-            Start::Overwrite,
+            WriteMode::Overwrite,
             y,
         );
         let dy = gradients.as_ref().map(|gradients| gradients.0);
@@ -90,11 +90,11 @@ pub(super) fn run<T: SimdFloat, E: Element, W: Element>(
         let dlogits = Matrix { data: &*logits, row_stride: classes, col_stride: 1 };
         let dx = MatrixMut::row_major(&mut dx[first * dim..][..count * dim], dim);
         let size = [count, classes, dim];
-        gemm_batched::<T, _, _, _>(pool, &single, size, dlogits, w, &[], Start::Overwrite, dx);
+        gemm_batched::<T, _, _, _>(pool, &single, size, dlogits, w, &[], WriteMode::Overwrite, dx);
         let dw = MatrixMut { data: dw, row_stride: *row_stride, col_stride: *col_stride };
         let size = [classes, count, dim];
         let dlogits = dlogits.transposed();
-        gemm_batched::<T, _, _, _>(pool, &single, size, dlogits, x, &[], Start::Accumulate, dw);
+        gemm_batched::<T, _, _, _>(pool, &single, size, dlogits, x, &[], WriteMode::Accumulate, dw);
         if let Some((stride, db)) = db {
             add_columns(logits, classes, db, *stride);
         }

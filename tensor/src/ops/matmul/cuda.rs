@@ -3,13 +3,14 @@
 use lowtide_allocator::Stream;
 use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 
-use super::{Batch, MatMul, Plan, Start};
+use super::{Batch, MatMul, OperandLayout};
 use crate::cuda::gate::{
-    Blas, BlasError, MatrixLayout, Order, Precision, Product, ProductOperands, Start as BlasStart,
+    Blas, BlasError, MatrixLayout, Order, Precision, Product, ProductOperands,
 };
 use crate::cuda::kernels::{FILL, MATMUL, WALK_OF_2, grid, walk};
-use crate::cuda::{Cuda, CudaOperands, Place};
+use crate::cuda::{Cuda, CudaOperands, DeviceOperand};
 use crate::error::{Result, TensorError};
+use crate::write_mode::WriteMode;
 
 /// Rows and columns of the tile that a block computes, and its threads.
 const TILE: usize = 64;
@@ -24,7 +25,7 @@ pub(super) fn product(op: &MatMul, cuda: &Cuda, operands: &CudaOperands<'_>) -> 
     let library = cuda.blas()?;
     let mut launches = Launches::new(op, cuda, operands);
     let has_tiles = launches.fit_tiles();
-    let is_undone = launches.outer.len() == 1 || op.start == Start::Overwrite;
+    let is_undone = launches.outer.len() == 1 || op.start == WriteMode::Overwrite;
     // What is added cannot be taken back, should the library refuse a later launch.
     if !has_tiles && (library.is_none() || !is_undone) {
         return Err(no_kernel());
@@ -52,12 +53,12 @@ pub(super) fn product(op: &MatMul, cuda: &Cuda, operands: &CudaOperands<'_>) -> 
 
 /// A product in launches that differ in where the operands begin.
 struct Launches<'a> {
-    plan: &'a Plan,
+    plan: &'a OperandLayout,
     cuda: &'a Cuda,
     operands: &'a CudaOperands<'a>,
-    start: Start,
+    start: WriteMode,
     /// What is still to be added to every row.
-    bias: Option<Place<'a>>,
+    bias: Option<DeviceOperand<'a>>,
     /// The innermost dimension of the batch is one of each launch: how many, and how far apart.
     inner: (usize, [usize; 3]),
     /// A launch for each index of the others.
@@ -84,7 +85,7 @@ impl<'a> Launches<'a> {
     /// Begins with the bias in every row, which the library does not add.
     fn start_with_bias(&mut self) -> Result<()> {
         let Some(bias) = self.bias.take() else { return Ok(()) };
-        self.start = Start::Accumulate;
+        self.start = WriteMode::Accumulate;
         repeat_row(self.cuda, bias, self.operands.write(0))
     }
 
@@ -94,7 +95,7 @@ impl<'a> Launches<'a> {
         precision: Precision,
         [a_start, b_start, y_start]: [usize; 3],
     ) -> Result<(), BlasError> {
-        let Plan { size: [m, k, n], strides: [a, b, y], .. } = *self.plan;
+        let OperandLayout { size: [m, k, n], strides: [a, b, y], .. } = *self.plan;
         let (batch, [a_matrix, b_matrix, y_matrix]) = self.inner;
         let product = Product {
             batch,
@@ -105,10 +106,7 @@ impl<'a> Launches<'a> {
             a: layout([m, k], a, a_matrix),
             b: layout([k, n], b, b_matrix),
             precision,
-            start: match self.start {
-                Start::Overwrite => BlasStart::Overwrite,
-                Start::Accumulate => BlasStart::Accumulate,
-            },
+            start: self.start,
         };
         let [a, b] = [self.operands.read(0), self.operands.read(1)];
         let y = self.operands.write(0);
@@ -122,14 +120,14 @@ impl<'a> Launches<'a> {
     }
 
     fn by_tiles(&self, offsets: [usize; 3]) -> Result<()> {
-        let Plan { size: [m, k, n], strides: [a, b, y], .. } = *self.plan;
+        let OperandLayout { size: [m, k, n], strides: [a, b, y], .. } = *self.plan;
         let (count, matrix) = self.inner;
         let names = [["matmul_f32_nn", "matmul_f32_nt"], ["matmul_f32_tn", "matmul_f32_tt"]];
         let [a_turned, b_turned] = [a, b].map(|strides| usize::from(strides[1] != 1));
         use Parameter::{Read, U32, Words, Write};
         let parameters = &[Write, Read, Read, Read, U32, Words(12)];
         let kernel = Signature { name: names[a_turned][b_turned], parameters };
-        let adds = Argument::U32(u32::from(self.start == Start::Accumulate));
+        let adds = Argument::U32(u32::from(self.start == WriteMode::Accumulate));
         let bias = self.bias.map_or(Argument::Nothing, |bias| bias.to_read());
         let sizes = [m, n, k, a[0], a[1], matrix[0], b[0], b[1], matrix[1], y[0], y[1], matrix[2]];
         let words = sizes.map(|size| size as u64);
@@ -171,7 +169,7 @@ fn layout(
 }
 
 /// Each row of `y` a copy of `row`.
-fn repeat_row(cuda: &Cuda, row: Place<'_>, y: Place<'_>) -> Result<()> {
+fn repeat_row(cuda: &Cuda, row: DeviceOperand<'_>, y: DeviceOperand<'_>) -> Result<()> {
     let shape = *y.layout().shape();
     let source = row.layout().expand(shape).expect("a bias is as long as a row");
     let walk = walk(&shape, [y.layout(), &source]);

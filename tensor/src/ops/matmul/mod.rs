@@ -9,7 +9,6 @@ mod cuda;
 use crate::cpu::Cpu;
 use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::math::SimdFloat;
-use crate::cpu::panel::Start;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::dtype::{DType, Element, for_each_float};
@@ -17,9 +16,10 @@ use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands, ViewMut};
 use crate::layout::{Layout, RANK_MAX, Shape};
 use crate::tensor::Tensor;
+use crate::write_mode::WriteMode;
 
 /// How the operands of a product lie, every dimension but the last two in the batch.
-struct Plan {
+struct OperandLayout {
     batch: Batch,
     /// M, K, N.
     size: [usize; 3],
@@ -27,7 +27,7 @@ struct Plan {
     strides: [[usize; 2]; 3],
 }
 
-impl Plan {
+impl OperandLayout {
     /// The layouts have the same batch dimensions, stretched where need be.
     fn new(a: &Layout, b: &Layout, y: &Layout) -> Self {
         let layouts = [a, b, y];
@@ -36,7 +36,7 @@ impl Plan {
         let batch =
             Batch::new(&y.shape()[..outer], layouts.map(|layout| &layout.strides()[..outer]));
         let size = [a.shape()[outer], a.shape()[outer + 1], b.shape()[outer + 1]];
-        Plan { batch, size, strides }.merged()
+        OperandLayout { batch, size, strides }.merged()
     }
 
     /// The same with batch dimensions that only add rows (b does not have them, and a and y go on
@@ -58,9 +58,9 @@ impl Plan {
 /// y = or += a·b, or y = a·b + bias with the bias row added to every row.
 struct MatMul {
     op: &'static str,
-    plan: Plan,
+    plan: OperandLayout,
     dtype: DType,
-    start: Start,
+    start: WriteMode,
 }
 
 impl Kernel for MatMul {
@@ -101,7 +101,7 @@ impl MatMul {
     fn run<T: SimdFloat, E: Element, Y: Element>(self, cpu: &Cpu, operands: &mut Operands<'_>) {
         let [a, b] = [0, 1].map(|index| operands.read::<E>(index));
         let y: ViewMut<'_, Y> = operands.write(0);
-        let Plan { batch, size, strides } = self.plan;
+        let OperandLayout { batch, size, strides } = self.plan;
         let [[a_row, a_col], [b_row, b_col], [row_stride, col_stride]] = strides;
         let has_bias = operands.read_count() > 2;
         let bias = if has_bias { operands.read::<Y>(2).slice() } else { &[] };
@@ -225,7 +225,7 @@ impl Tensor {
     pub fn matmul_add_(&mut self, a: &Tensor, b: &Tensor) -> Result<()> {
         let op = "matmul_add";
         let (Factors { a, b, .. }, y, plan) = self.addition(op, a, b)?;
-        let kernel = MatMul { op, plan, dtype: a.dtype(), start: Start::Accumulate };
+        let kernel = MatMul { op, plan, dtype: a.dtype(), start: WriteMode::Accumulate };
         self.device().launch(kernel, &[&a, &b], &[&y])
     }
 
@@ -235,7 +235,7 @@ impl Tensor {
         op: &'static str,
         a: &Tensor,
         b: &Tensor,
-    ) -> Result<(Factors, Tensor, Plan)> {
+    ) -> Result<(Factors, Tensor, OperandLayout)> {
         let factors = Factors::new(op, a, b)?;
         let Factors { a, b, .. } = &factors;
         let is_wide = a.dtype().size_bytes() == 2 && self.dtype() == DType::F32;
@@ -244,7 +244,7 @@ impl Tensor {
         }
         self.check_shape(op, factors.shape)?;
         let y = factors.with_all_dimensions(self)?;
-        let plan = Plan::new(a.layout(), b.layout(), y.layout());
+        let plan = OperandLayout::new(a.layout(), b.layout(), y.layout());
         Ok((factors, y, plan))
     }
 }
@@ -312,8 +312,8 @@ fn product(op: &'static str, a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> R
     let bias = bias.map(Tensor::contiguous).transpose()?;
     let out = Tensor::empty(device, factors.shape, dtype)?;
     let y = factors.with_all_dimensions(&out)?;
-    let plan = Plan::new(a.layout(), b.layout(), y.layout());
+    let plan = OperandLayout::new(a.layout(), b.layout(), y.layout());
     let reads: Vec<&Tensor> = [Some(a), Some(b), bias.as_ref()].into_iter().flatten().collect();
-    device.launch(MatMul { op, plan, dtype, start: Start::Overwrite }, &reads, &[&y])?;
+    device.launch(MatMul { op, plan, dtype, start: WriteMode::Overwrite }, &reads, &[&y])?;
     Ok(out)
 }

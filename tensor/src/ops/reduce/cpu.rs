@@ -1,7 +1,7 @@
 //! Reductions in one or two passes over fixed chunks of outputs and of the reduced range.
 
 use super::fold::{Fold, Folding, Reducible};
-use super::plan::Plan;
+use super::plan::Tasks;
 use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::chunk::for_each_chunk;
@@ -51,10 +51,10 @@ pub(super) enum Center {
     Max,
 }
 
-/// The partial results of `fold`, as [`Plan::pieces`] lays them out.
+/// The partial results of `fold`, as [`Tasks::pieces`] lays them out.
 pub(super) fn fold<E: Element<Compute = T>, T: Reducible>(
     cpu: &Cpu,
-    plan: &Plan,
+    plan: &Tasks,
     fold: Fold,
     x: View<'_, E>,
     partials: &mut [T::Accumulator],
@@ -73,14 +73,14 @@ pub(super) fn fold<E: Element<Compute = T>, T: Reducible>(
 }
 
 /// The merged partial results of output `k`.
-fn merged<A: Arithmetic>(plan: &Plan, fold: Fold, partials: &[A], k: usize) -> A {
+fn merged<A: Arithmetic>(plan: &Tasks, fold: Fold, partials: &[A], k: usize) -> A {
     (1..plan.parts()).fold(partials[k], |a, part| fold.merge(a, partials[part * plan.outputs + k]))
 }
 
 /// The centers from the partial results of their pass.
 pub(super) fn centers<A: Arithmetic>(
     cpu: &Cpu,
-    plan: &Plan,
+    plan: &Tasks,
     center: Center,
     partials: &[A],
     centers: &mut [A],
@@ -107,7 +107,7 @@ impl Center {
 /// The results from the partial results.
 pub(super) fn finish<A: Arithmetic, O: Element>(
     cpu: &Cpu,
-    plan: &Plan,
+    plan: &Tasks,
     (fold, finish): (Fold, Finish),
     partials: &[A],
     centers: &[A],

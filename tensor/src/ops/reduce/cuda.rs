@@ -6,7 +6,7 @@ use super::Reduce;
 use super::cpu::Finish;
 use super::extreme::{End, Extreme};
 use super::fold::Fold;
-use super::plan::Plan;
+use super::plan::Tasks;
 use crate::cuda::kernels::{REDUCE, WALK_OF_1, grid, walk_of};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::DType;
@@ -64,7 +64,7 @@ struct Launches {
 }
 
 impl Launches {
-    fn new(plan: &Plan) -> Self {
+    fn new(plan: &Tasks) -> Self {
         Launches {
             parts: [plan.reduced_len, plan.parts()].map(|len| len as u64),
             kept: walk_of(&plan.kept, plan.outputs),
@@ -110,7 +110,7 @@ fn finish_name(op: &Reduce) -> Result<&'static str> {
 /// Enqueues a reduction of f32.
 pub(super) fn reduce(op: &Reduce, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let (x, finish_name) = (operands.read(0), finish_name(op)?);
-    let plan = Plan::new(x.layout(), op.kept_rank);
+    let plan = Tasks::new(x.layout(), op.kept_rank);
     let launches = Launches::new(&plan);
     let [y, partials, centers] = [0, 1, 2].map(|index| operands.write(index));
     let fold_all = |fold: Fold, centers: Argument<'_>| {
@@ -151,7 +151,7 @@ pub(super) fn reduce(op: &Reduce, cuda: &Cuda, operands: &CudaOperands<'_>) -> R
 pub(super) fn extreme(op: &Extreme, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let x = operands.read(0);
     let [positions, values, places] = [0, 1, 2].map(|index| operands.write(index));
-    let launches = Launches::new(&Plan::new(x.layout(), op.kept_rank));
+    let launches = Launches::new(&Tasks::new(x.layout(), op.kept_rank));
     let end = Argument::U32(u32::from(op.end == End::Smallest));
     let names = ["best_rows_f32", "best_columns_f32"];
     let (name, on_parts) = launches.over_parts(names, WARP_THREADS);

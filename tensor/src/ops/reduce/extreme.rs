@@ -1,7 +1,7 @@
 //! The positions of the largest or the smallest, and their values.
 
 use super::fold::{Fold, Reducible};
-use super::plan::{Along, Block, Plan};
+use super::plan::{Along, Block, Tasks};
 use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
@@ -155,7 +155,7 @@ impl Extreme {
         let positions = operands.write::<i64>(0).slice();
         let values = operands.write::<T::Accumulator>(1).slice();
         let places = operands.write::<i64>(2).slice();
-        let plan = Plan::new(x.layout(), self.kept_rank);
+        let plan = Tasks::new(x.layout(), self.kept_rank);
         let mut tasks: Vec<Best<'_, _>> = plan
             .pieces(values)
             .into_iter()

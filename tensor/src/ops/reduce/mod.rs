@@ -24,7 +24,7 @@ use crate::layout::{Layout, Shape, check_axes};
 use crate::tensor::Tensor;
 use cpu::{Center, Finish};
 use fold::{Fold, Reducible};
-use plan::Plan;
+use plan::Tasks;
 
 /// The reductions by name.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -148,7 +148,7 @@ impl Reduce {
         let x = operands.read::<E>(0);
         let partials = operands.write::<T::Accumulator>(1).slice();
         let centers = operands.write::<T::Accumulator>(2).slice();
-        let plan = Plan::new(x.layout(), self.kept_rank);
+        let plan = Tasks::new(x.layout(), self.kept_rank);
         if let Some(center) = self.reduction.center() {
             cpu::fold(cpu, &plan, center.fold(), x, partials, &[]);
             cpu::centers(cpu, &plan, center, partials, centers);
@@ -201,8 +201,8 @@ impl Arranged {
         Ok(())
     }
 
-    fn plan(&self) -> Plan {
-        Plan::new(self.x.layout(), self.kept_rank)
+    fn plan(&self) -> Tasks {
+        Tasks::new(self.x.layout(), self.kept_rank)
     }
 }
 

@@ -17,7 +17,7 @@ const ROW_LEN: usize = 1 << 15;
 const OUTPUTS_LEN: usize = 1024;
 
 /// The tasks of a reduction; a function of the input's layout alone.
-pub(super) struct Plan {
+pub(super) struct Tasks {
     pub(super) kept: Nest<1>,
     pub(super) inner: Nest<1>,
     pub(super) outputs: usize,
@@ -64,7 +64,7 @@ impl<'a, L> Block<'a, L> {
     }
 }
 
-impl Plan {
+impl Tasks {
     /// The plan for an input whose first `kept_rank` dimensions are kept.
     pub(super) fn new(layout: &Layout, kept_rank: usize) -> Self {
         let (shape, strides) = (layout.shape(), layout.strides());
@@ -81,7 +81,7 @@ impl Plan {
             let reduced_len = reduced.clamp(1, ROW_LEN);
             ((TASK_LEN / reduced_len).min(OUTPUTS_LEN), reduced_len)
         };
-        Plan { kept, inner, outputs, reduced, outputs_len, reduced_len, is_by_lines }
+        Tasks { kept, inner, outputs, reduced, outputs_len, reduced_len, is_by_lines }
     }
 
     /// How many partial results an output has.
@@ -127,7 +127,7 @@ impl Plan {
             let mut at = reduced.start;
             self.inner.rows(reduced.start, reduced.end, |row| {
                 let data = &data[outs.starts[0] + row.starts[0]..];
-                let place = Place { output, reduced: at };
+                let place = BlockPosition { output, reduced: at };
                 if self.is_by_lines {
                     let runs = Runs { data, step: stride, count: row.len, len: outs.len, unit: 1 };
                     runs.visit(Along::Lines, place, &mut tile, &mut visit);
@@ -144,7 +144,7 @@ impl Plan {
 
 /// Where a block belongs.
 #[derive(Clone, Copy)]
-struct Place {
+struct BlockPosition {
     output: usize,
     reduced: usize,
 }
@@ -163,11 +163,11 @@ impl<E: Element> Runs<'_, E> {
     fn visit<L: Element>(
         &self,
         along: Along,
-        place: Place,
+        place: BlockPosition,
         tile: &mut [L; TILE_LEN],
         visit: &mut impl FnMut(Block<'_, L>),
     ) {
-        let Place { output, reduced } = place;
+        let BlockPosition { output, reduced } = place;
         if let (1, Some(data)) = (self.unit, same_type::<E, L>(self.data)) {
             let (step, count, len) = (self.step, self.count, self.len);
             return visit(Block { along, data, step, count, len, output, reduced });

@@ -9,6 +9,7 @@ use crate::cpu::Cpu;
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
+use crate::ops::direction::Direction;
 use crate::tensor::Tensor;
 
 /// Which elements of a row are a pair.
@@ -18,14 +19,6 @@ pub enum RotaryPairs {
     Interleaved,
     /// `i` and `i + R / 2`, as in GPT-NeoX and Llama.
     HalfSplit,
-}
-
-/// Which way a pair is turned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
-    Forward,
-    /// The inverse, which is the gradient's way.
-    Backward,
 }
 
 struct Rotary {

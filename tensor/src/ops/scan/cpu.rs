@@ -21,7 +21,7 @@ pub(super) enum Running {
 
 /// Where a scan begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
+pub(super) enum ScanOrder {
     Forwards,
     Backwards,
 }
@@ -107,12 +107,12 @@ pub(super) fn scan<A: Arithmetic, O: Element>(
 }
 
 /// Makes what parts add up to (`[part][B]`) what the parts before them add up to.
-fn begin_parts<A: Arithmetic>(direction: Direction, sums: &mut [A], after: usize) {
+fn begin_parts<A: Arithmetic>(direction: ScanOrder, sums: &mut [A], after: usize) {
     let parts = sums.len() / after;
     for b in 0..after {
         let mut sum = A::ZERO;
         for index in 0..parts {
-            let part = if direction == Direction::Forwards { index } else { parts - 1 - index };
+            let part = if direction == ScanOrder::Forwards { index } else { parts - 1 - index };
             let of_part = &mut sums[part * after + b];
             sum = std::mem::replace(of_part, sum).plus(sum);
         }
@@ -136,7 +136,7 @@ impl<A: Arithmetic> Pass<'_, A> {
         let mut tile = [A::ZERO; TILE_LEN];
         let tiles = (end - begin).div_ceil(TILE_LEN);
         for at in 0..tiles {
-            let is_forwards = self.scan.direction == Direction::Forwards;
+            let is_forwards = self.scan.direction == ScanOrder::Forwards;
             let at = if is_forwards { at } else { tiles - 1 - at };
             let from = begin + at * TILE_LEN;
             let len = TILE_LEN.min(end - from);

@@ -12,13 +12,13 @@ use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::check_axis;
 use crate::ops::elementwise::source;
 use crate::tensor::Tensor;
-use cpu::{Direction, Extent, Running};
+use cpu::{Extent, Running, ScanOrder};
 
 /// `y[t] = Σ x[..=t]` or its kin; the destinations are y and the running values.
 struct Scan {
     name: &'static str,
     running: Running,
-    direction: Direction,
+    direction: ScanOrder,
     extent: Extent,
     dtype: DType,
     result: DType,
@@ -65,7 +65,7 @@ impl Tensor {
     #[track_caller]
     pub fn cumsum(&self, axis: impl Into<Axis>) -> Result<Tensor> {
         let axis = check_axis("cumsum", self.shape(), axis)?;
-        self.scan("cumsum", axis, Running::Sum, Direction::Forwards)
+        self.scan("cumsum", axis, Running::Sum, ScanOrder::Forwards)
     }
 
     /// The gradient through [`Tensor::cumsum`] along `axis` for `dy = self`: the sums of the
@@ -73,7 +73,7 @@ impl Tensor {
     #[track_caller]
     pub fn cumsum_backward(&self, axis: impl Into<Axis>) -> Result<Tensor> {
         let axis = check_axis("cumsum_backward", self.shape(), axis)?;
-        self.scan("cumsum_backward", axis, Running::Sum, Direction::Backwards)
+        self.scan("cumsum_backward", axis, Running::Sum, ScanOrder::Backwards)
     }
 
     /// The products of the elements up to each along `axis`, else as [`Tensor::cumsum`]. One
@@ -81,7 +81,7 @@ impl Tensor {
     #[track_caller]
     pub fn cumprod(&self, axis: impl Into<Axis>) -> Result<Tensor> {
         let axis = check_axis("cumprod", self.shape(), axis)?;
-        self.scan("cumprod", axis, Running::Product, Direction::Forwards)
+        self.scan("cumprod", axis, Running::Product, ScanOrder::Forwards)
     }
 
     #[track_caller]
@@ -90,7 +90,7 @@ impl Tensor {
         name: &'static str,
         axis: usize,
         running: Running,
-        direction: Direction,
+        direction: ScanOrder,
     ) -> Result<Tensor> {
         let (device, dtype) = (self.device(), self.dtype());
         let extent = Extent::new(self.shape(), axis, running);

@@ -1,6 +1,6 @@
 //! Three passes over the lines of a row or of neighbouring columns, the last two in the cache.
 
-use super::{Direction, Softmax};
+use super::Softmax;
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
 use crate::cpu::lines::{AllLines, Blocks, Lines, LinesKernel, each_strided_row, load, store};
@@ -8,6 +8,7 @@ use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Fused;
 use crate::dtype::{Element, Float, is_same_type};
 use crate::launch::{View, ViewMut};
+use crate::ops::direction::Direction;
 
 /// The rows or slabs of one task.
 struct Task<'a, E> {

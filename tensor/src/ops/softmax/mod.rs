@@ -11,13 +11,8 @@ use crate::cpu::lines::Blocks;
 use crate::dtype::for_each_float;
 use crate::error::Result;
 use crate::launch::{Cost, Kernel, Operands};
+use crate::ops::direction::Direction;
 use crate::tensor::Tensor;
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Direction {
-    Forward,
-    Backward,
-}
 
 /// Which of the four formulas.
 #[derive(Clone, Copy)]

@@ -1,7 +1,7 @@
 //! The state at the end: segments, and the blocks that tile them.
 
 use super::pickle_writer::Word;
-use super::segments::Segment;
+use super::segments::SnapshotSegment;
 use super::{Export, ExportError, shares};
 use crate::torch::Pool;
 use crate::trace::recording::RecordedBlock;
@@ -16,7 +16,7 @@ struct Block {
 }
 
 impl<'a> Export<'a> {
-    pub(super) fn segment(&mut self, segment: &Segment<'a>) -> Result<(), ExportError> {
+    pub(super) fn segment(&mut self, segment: &SnapshotSegment<'a>) -> Result<(), ExportError> {
         let blocks = self.tile(segment)?;
         let sum = |states: &[Word], size: fn(&Block) -> u64| {
             blocks.iter().filter(|block| states.contains(&block.state)).map(size).sum::<u64>()
@@ -62,7 +62,7 @@ impl<'a> Export<'a> {
     }
 
     /// The live blocks of a segment, and free ones between them.
-    fn tile(&self, segment: &Segment<'_>) -> Result<Vec<Block>, ExportError> {
+    fn tile(&self, segment: &SnapshotSegment<'_>) -> Result<Vec<Block>, ExportError> {
         let free = |address: u64, end: u64| Block {
             address,
             size_bytes: end - address,

@@ -15,7 +15,7 @@ use crate::trace::recording::{
 
 /// A segment as it is written.
 #[derive(Debug)]
-pub(super) struct Segment<'a> {
+pub(super) struct SnapshotSegment<'a> {
     pub(super) address: u64,
     pub(super) size_bytes: u64,
     pub(super) stream: StreamId,
@@ -37,7 +37,7 @@ pub(super) struct Segments<'a> {
     clusters: Vec<Cluster>,
     /// Whether events are about parts.
     pub(super) has_parts: bool,
-    pub(super) end: Vec<Segment<'a>>,
+    pub(super) end: Vec<SnapshotSegment<'a>>,
 }
 
 impl<'a> Segments<'a> {
@@ -133,7 +133,7 @@ impl<'a> Segments<'a> {
                     last.size_bytes += range.size_bytes;
                     last.blocks.extend(blocks);
                 }
-                _ => self.end.push(Segment {
+                _ => self.end.push(SnapshotSegment {
                     address: range.address,
                     size_bytes: range.size_bytes,
                     stream: range.stream,

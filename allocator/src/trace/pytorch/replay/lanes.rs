@@ -7,13 +7,13 @@ use crate::trace::pytorch::snapshot::{RecordedEvent, RecordedSegment};
 
 /// Private pools of graph captures share nothing with others, as if they were streams.
 #[derive(Default)]
-pub(crate) struct Lanes {
+pub(crate) struct PoolStreams {
     ids: BTreeMap<((i64, i64), StreamId), StreamId>,
     /// Private segments: address → end and lane.
     private: BTreeMap<u64, (u64, StreamId)>,
 }
 
-impl Lanes {
+impl PoolStreams {
     pub(crate) fn enter(&mut self, segment: &RecordedSegment) -> SegmentLayout {
         let mut layout = segment.layout.clone();
         if segment.pool_id != (0, 0) {

