@@ -187,7 +187,7 @@ impl Sim {
         real: &Arc<Storage>,
         device: &Device,
     ) -> Option<Arc<Storage>> {
-        let mut copies = locked(&self.copies);
+        let mut copies = locked(&self.simulated_copies);
         let address = Arc::as_ptr(real).addr();
         if let Some(copies) = copies.get(&address) {
             return copies.simulated.upgrade();

@@ -46,7 +46,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// written, and ever after.
     pub fn run(&mut self, fit: &Fit<'_>, observers: &mut [&mut dyn Observer]) -> Result<Score> {
         fit.check()?;
-        let planned_for = PlannedFor::new(&self.device, fit);
+        let planned_for = PlannedFor::new(&self.device, fit, self.begin_of(fit));
         let is_planned =
             matches!(&self.plan, Some((_, Some(made_for))) if *made_for == planned_for);
         let plan = match &self.plan {

@@ -1,5 +1,7 @@
 //! What of a run decides its memory: which steps and evaluations there are, of what batches.
 
+use std::ops::Range;
+
 use lowtide_data::{Batch, BatchView, Field, Loader};
 use lowtide_tensor::Device;
 
@@ -97,7 +99,7 @@ impl<'a> Fit<'a> {
 pub(crate) struct PlannedFor {
     train: Shapes,
     sets: Vec<Shapes>,
-    has_second_epoch: bool,
+    outline: Vec<Part>,
     capacity_bytes: usize,
 }
 
@@ -111,22 +113,14 @@ struct Shapes {
 }
 
 impl PlannedFor {
-    pub(crate) fn new(device: &Device, fit: &Fit<'_>) -> PlannedFor {
+    /// A run that begins before batch `begin` of an epoch.
+    pub(crate) fn new(device: &Device, fit: &Fit<'_>, begin: usize) -> PlannedFor {
         PlannedFor {
             train: Shapes::of(fit.train),
             sets: fit.sets.iter().map(|(_, set)| Shapes::of(set)).collect(),
-            has_second_epoch: epochs_at_most(fit) > 1,
+            outline: outline(fit, begin),
             capacity_bytes: device.allocator().capacity_bytes(),
         }
-    }
-}
-
-/// Epochs that a run touches, if it begins with one.
-fn epochs_at_most(fit: &Fit<'_>) -> u64 {
-    match fit.length {
-        Length::Epochs(epochs) => epochs,
-        // It may begin in the middle of an epoch.
-        Length::Steps(steps) => 1 + steps.div_ceil(fit.train.batches_per_epoch().max(1) as u64),
     }
 }
 
@@ -177,32 +171,65 @@ impl Examples {
         self.train.as_ref().map_or(1, Batch::len)
     }
 
-    /// A run in short: every kind of step and evaluation that it will contain, in the order of an
-    /// epoch, with repetitions left out. Placement is a function of the live blocks, so neither a
-    /// repetition nor an evaluation between two steps changes anything.
-    pub(crate) fn events(&self, fit: &Fit<'_>) -> Vec<PlannedEvent<'_>> {
-        let mut events = Vec::new();
-        for _ in 0..epochs_at_most(fit).min(2) {
-            events
-                .extend(parts(fit.train, self.train.as_ref()).into_iter().map(PlannedEvent::Step));
-            for ((_, set), example) in fit.sets.iter().zip(&self.sets) {
-                events.extend(parts(set, example.as_ref()).into_iter().map(PlannedEvent::Evaluate));
+    /// The [`outline`] of a run that begins before batch `begin` of an epoch.
+    pub(crate) fn events(&self, fit: &Fit<'_>, begin: usize) -> Vec<PlannedEvent<'_>> {
+        let event = |part| match part {
+            Part::Step { len } => Some(PlannedEvent::Step(first_of(&self.train, len)?)),
+            Part::Evaluate { set, len } => {
+                Some(PlannedEvent::Evaluate(first_of(&self.sets[set], len)?))
             }
-        }
-        events
+        };
+        outline(fit, begin).into_iter().filter_map(event).collect()
     }
 }
 
-/// The batches of an epoch without repetition: up to two full ones and the short last one.
-fn parts<'a>(loader: &Loader, example: Option<&'a Batch>) -> Vec<BatchView<'a>> {
-    let Some(example) = example else { return Vec::new() };
-    let (count, full) = (loader.batches_per_epoch(), example.len());
-    let tail = loader.samples_per_epoch() % full;
-    let has_tail = tail > 0 && !loader.options().drop_last;
-    let full_count = count - usize::from(has_tail);
-    let mut parts = vec![example.view(); full_count.min(2)];
-    if has_tail {
-        parts.push(example.slice(0..tail));
+/// The first `len` samples of an example, or as many as it has: a batch without samples that could
+/// not be read is shorter than others.
+fn first_of(example: &Option<Batch>, len: usize) -> Option<BatchView<'_>> {
+    example.as_ref().map(|batch| batch.slice(0..len.min(batch.len())))
+}
+
+/// A step or an evaluated batch of a run, and its number of samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Step { len: usize },
+    Evaluate { set: usize, len: usize },
+}
+
+/// A run in short: every kind of step and evaluation that it will contain, in the order of an
+/// epoch, with repetitions left out: of an epoch's full batches there are up to two, and of its
+/// epochs the one that it begins in and up to two whole ones. Placement is a function of the live
+/// blocks, so neither a repetition nor an evaluation between two steps changes anything.
+fn outline(fit: &Fit<'_>, begin: usize) -> Vec<Part> {
+    let batches = fit.train.batches_per_epoch();
+    let mut begin = if begin < batches { begin } else { 0 };
+    let (mut epochs, mut steps) = match fit.length {
+        Length::Epochs(epochs) => (epochs, u64::MAX),
+        Length::Steps(steps) => (u64::MAX, steps),
+    };
+    let (mut parts, mut whole_epochs) = (Vec::new(), 0);
+    while epochs > 0 && steps > 0 && whole_epochs < 2 {
+        let end = batches.min(begin.saturating_add(usize::try_from(steps).unwrap_or(usize::MAX)));
+        parts.extend(batch_lens(fit.train, begin..end).map(|len| Part::Step { len }));
+        for (set, (_, loader)) in fit.sets.iter().enumerate() {
+            let lens = batch_lens(loader, 0..loader.batches_per_epoch());
+            parts.extend(lens.map(|len| Part::Evaluate { set, len }));
+        }
+        whole_epochs += u64::from(begin == 0);
+        (epochs, steps) = (epochs - 1, steps - (end - begin) as u64);
+        begin = 0;
     }
     parts
+}
+
+/// Samples of the batches in a range of an epoch, without repetition: up to two full ones and the
+/// short last one.
+fn batch_lens(loader: &Loader, batches: Range<usize>) -> impl Iterator<Item = usize> {
+    let (samples, options) = (loader.samples_per_epoch(), loader.options());
+    let full = options.batch_size.min(samples);
+    let tail = if options.drop_last || full == 0 { 0 } else { samples % full };
+    let full_end = loader.batches_per_epoch() - usize::from(tail > 0);
+    let full_count = batches.end.min(full_end).saturating_sub(batches.start).min(2);
+    let tail = (tail > 0 && batches.end > full_end).then_some(tail);
+    std::iter::repeat_n(full, full_count).chain(tail)
 }

@@ -180,8 +180,15 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Those of [`Trainer::plan`].
     pub fn plan_for(&mut self, fit: &Fit<'_>) -> Result<Plan> {
         let examples = Examples::of(fit)?;
-        let planned_for = PlannedFor::new(&self.device, fit);
-        self.plan_events(&examples.events(fit), examples.batch_size(), Some(planned_for))
+        let begin = self.begin_of(fit);
+        let planned_for = PlannedFor::new(&self.device, fit, begin);
+        self.plan_events(&examples.events(fit, begin), examples.batch_size(), Some(planned_for))
+    }
+
+    /// The batch of an epoch that a run begins with.
+    pub(crate) fn begin_of(&self, fit: &Fit<'_>) -> usize {
+        let goes_on = |state: &LoaderState| fit.train.resume(*state).is_ok();
+        self.in_epoch.filter(goes_on).map_or(0, |state| state.batch)
     }
 
     fn plan_events(
@@ -217,7 +224,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Errors of the data or the model.
     pub fn survey(&self, fit: &Fit<'_>) -> Result<Vec<(usize, Forecast)>> {
         let examples = Examples::of(fit)?;
-        let (events, whole) = (examples.events(fit), examples.batch_size());
+        let (events, whole) = (examples.events(fit, self.begin_of(fit)), examples.batch_size());
         let mut survey = vec![(whole, self.run_inputs().rehearse(&events, whole)?)];
         if self.splitting() == Splitting::Forbidden || survey[0].1.coupling.is_some() {
             return Ok(survey);

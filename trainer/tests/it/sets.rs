@@ -83,6 +83,32 @@ fn steps_of_a_run_in_pieces_are_those_of_one() {
     }
 }
 
+/// From each place of an epoch, also over its border and a short last batch.
+#[test]
+fn plan_of_a_few_steps_is_their_run_to_the_byte() {
+    let run = run();
+    let (train, test) = run.loaders();
+    let folder = tempfile::tempdir().expect("a folder");
+    for begin in 0..=4 {
+        let path = folder.path().join(begin.to_string());
+        let mut before = run.trainer(&run.device(None));
+        if begin > 0 {
+            before.run(&Fit::new(&train).steps(begin), &mut []).expect("fits");
+        }
+        before.save(&path).expect("room");
+        for steps in 1..=5 {
+            let mut trainer = run.trainer(&run.device(None));
+            trainer.load(&path).expect("whole");
+            trainer.device().allocator().reset_peaks();
+            let fit = Fit::new(&train).evaluate("test", &test).steps(steps);
+            let planned = trainer.plan_for(&fit).expect("fits").predicted_peak_bytes();
+            trainer.run(&fit, &mut []).expect("fits");
+            let measured = trainer.device().allocator().statistics().reserved.peak_bytes;
+            assert_eq!(measured, planned, "{steps} steps after {begin}");
+        }
+    }
+}
+
 #[test]
 fn run_of_no_step_is_refused() {
     let run = run();
