@@ -2,6 +2,7 @@
 
 use crate::dataset::SampleError;
 use lowtide_allocator::AllocError;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -100,6 +101,16 @@ pub enum DataError {
         /// What the system says of it, or what is wrong with it.
         source: std::io::Error,
     },
+    /// A place of a file is not what the file's format has there.
+    #[error("{}, {place}: {source}", path.display())]
+    Malformed {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The place in it.
+        place: FilePlace,
+        /// What is wrong there.
+        source: SampleError,
+    },
     /// The operating system refused a thread, or a file cannot be read.
     #[error("{what} failed")]
     Io {
@@ -108,6 +119,24 @@ pub enum DataError {
         /// The operating system's or the decoder's error.
         source: std::io::Error,
     },
+}
+
+/// A place in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FilePlace {
+    /// A line, counted from 1.
+    Line(u64),
+    /// A byte, counted from 0.
+    Byte(u64),
+}
+
+impl fmt::Display for FilePlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Line(line) => write!(f, "line {line}"),
+            Self::Byte(byte) => write!(f, "byte {byte}"),
+        }
+    }
 }
 
 /// An index that the dataset does not have: the cause inside [`DataError::Sample`].

@@ -23,13 +23,16 @@ pub use batch::{Batch, BatchView, FieldView, SkippedSample};
 pub use dataset::{Dataset, SampleError, SampleSlot};
 pub use element::{Collate, Element, ElementType, Field};
 pub use epoch::Epoch;
-pub use error::{DataError, IndexOutOfRange, NotBool, TooLong};
+pub use error::{DataError, FilePlace, IndexOutOfRange, NotBool, TooLong};
 pub use half::bf16;
 pub use loader::{Loader, LoaderOptions, OnBadSample};
 pub use sampler::{
     Bucketed, EpochKey, Order, Permuted, Remainder, Sampler, Sequential, Sharded, Shuffled,
     Weighted,
 };
-pub use source::{Digits, Images, InMemory, Random, Text};
+pub use source::{
+    Digits, Images, InMemory, Random, Text, TokenFile, TokenFileError, TokenFormat, TokenWriter,
+    write_tokens,
+};
 pub use state::LoaderState;
 pub use subset::Subset;

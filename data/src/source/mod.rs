@@ -5,9 +5,16 @@ mod images;
 mod memory;
 mod random;
 mod text;
+mod token_file;
+mod token_rows;
+mod token_shard;
+mod token_writer;
 
 pub use digits::Digits;
 pub use images::Images;
 pub use memory::InMemory;
 pub use random::Random;
 pub use text::Text;
+pub use token_file::TokenFile;
+pub use token_shard::{TokenFileError, TokenFormat};
+pub use token_writer::{TokenWriter, write_tokens};

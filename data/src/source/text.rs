@@ -1,8 +1,9 @@
 //! Text as rows of characters.
 
 use crate::dataset::{Dataset, SampleError, SampleSlot};
-use crate::element::{ElementType, Field};
+use crate::element::Field;
 use crate::error::DataError;
+use crate::source::token_rows::TokenRows;
 use std::collections::BTreeSet;
 use std::fs;
 use std::ops::Range;
@@ -17,9 +18,7 @@ pub struct Text {
     tokens: Arc<Vec<i64>>,
     vocabulary: Arc<Vec<char>>,
     range: Range<usize>,
-    context: usize,
-    in_pairs: bool,
-    fields: Vec<Field>,
+    rows: TokenRows,
 }
 
 impl Text {
@@ -31,15 +30,12 @@ impl Text {
         let vocabulary: Vec<char> = text.chars().collect::<BTreeSet<_>>().into_iter().collect();
         let place = |c: char| vocabulary.binary_search(&c).map_or(0, |place| place as i64);
         let tokens: Vec<i64> = text.chars().map(place).collect();
-        if context == 0 || tokens.len() <= context {
-            return Err(DataError::InvalidOption { option: "context", value: context });
+        let (rows, range) = (TokenRows::new(context)?, 0..tokens.len());
+        if rows.count(range.len()) == 0 {
+            return Err(rows.too_short());
         }
-        let range = 0..tokens.len();
         let (tokens, vocabulary) = (Arc::new(tokens), Arc::new(vocabulary));
-        let mut text =
-            Self { tokens, vocabulary, range, context, in_pairs: false, fields: Vec::new() };
-        text.set_fields();
-        Ok(text)
+        Ok(Self { tokens, vocabulary, range, rows })
     }
 
     /// A text file in UTF-8.
@@ -62,8 +58,8 @@ impl Text {
         let Range { start, end } = self.range;
         let middle = end - (end - start) / 10;
         let part = |range: Range<usize>| {
-            if range.len() <= self.row_len() {
-                return Err(DataError::InvalidOption { option: "context", value: self.context });
+            if self.rows.count(range.len()) == 0 {
+                return Err(self.rows.too_short());
             }
             Ok(Self { range, ..self.clone() })
         };
@@ -74,10 +70,8 @@ impl Text {
     /// `[context]`, and `target`, i64 `[context + 1]`, which begins with the last token of the
     /// source.
     #[must_use]
-    pub fn in_pairs(mut self) -> Self {
-        self.in_pairs = true;
-        self.set_fields();
-        self
+    pub fn in_pairs(self) -> Self {
+        Self { rows: self.rows.in_pairs(), ..self }
     }
 
     /// The characters that the tokens stand for.
@@ -99,41 +93,23 @@ impl Text {
         let character = |&token: &i64| self.vocabulary.get(usize::try_from(token).ok()?).copied();
         tokens.iter().filter_map(character).collect()
     }
-
-    /// Tokens that a sample takes beside the one that follows it.
-    fn row_len(&self) -> usize {
-        if self.in_pairs { 2 * self.context } else { self.context }
-    }
-
-    fn set_fields(&mut self) {
-        let field = |name, len| Field::new(name, ElementType::I64, &[len]);
-        self.fields = match self.in_pairs {
-            false => vec![field("tokens", self.context + 1)],
-            true => vec![field("source", self.context), field("target", self.context + 1)],
-        };
-    }
 }
 
 impl Dataset for Text {
     fn len(&self) -> usize {
-        (self.range.len() - 1) / self.row_len()
+        self.rows.count(self.range.len())
     }
 
     fn fields(&self) -> &[Field] {
-        &self.fields
+        self.rows.fields()
     }
 
     fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
-        let start = self.range.start + index * self.row_len();
-        if self.in_pairs {
-            let middle = start + self.context;
-            slot.values::<i64>(0).copy_from_slice(&self.tokens[start..middle]);
-            let target = &self.tokens[middle - 1..middle + self.context];
-            slot.values::<i64>(1).copy_from_slice(target);
-        } else {
-            slot.values::<i64>(0).copy_from_slice(&self.tokens[start..=start + self.context]);
-        }
-        Ok(())
+        let start = self.range.start + index * self.rows.stride();
+        self.rows.write(start, slot, |first, to| {
+            to.copy_from_slice(&self.tokens[first..first + to.len()]);
+            Ok(())
+        })
     }
 }
 

@@ -13,11 +13,13 @@ mod ring;
 mod samplers;
 mod shutdown;
 mod skip;
+mod token_file;
 mod workers;
 
 use lowtide_data::{
     Batch, DataError, Dataset, Field, InMemory, Loader, LoaderOptions, SampleError, SampleSlot,
 };
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The numbers of workers that every law about batches is checked with.
@@ -129,5 +131,23 @@ impl Drop for Bomb {
         if !std::thread::panicking() {
             panic!("the payload of a panic was dropped");
         }
+    }
+}
+
+/// A folder of one test, gone when the test is over.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new(test: &str) -> Self {
+        let made = tempfile::Builder::new().prefix(&format!("lowtide-data-{test}-")).tempdir();
+        Self(made.expect("the system has a folder for temporary files"))
+    }
+
+    fn root(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.root().join(name)
     }
 }
