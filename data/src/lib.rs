@@ -17,6 +17,7 @@ mod source;
 mod staging;
 mod state;
 mod subset;
+mod tokenizer;
 mod window;
 
 pub use batch::{Batch, BatchView, FieldView, SkippedSample};
@@ -36,3 +37,8 @@ pub use source::{
 };
 pub use state::LoaderState;
 pub use subset::Subset;
+#[cfg(feature = "tiktoken")]
+pub use tokenizer::Tiktoken;
+#[cfg(feature = "tokenizers")]
+pub use tokenizer::TokenizerJson;
+pub use tokenizer::{Bytes, Characters, SpecialRole, SpecialToken, Tokenizer, TokenizerError};

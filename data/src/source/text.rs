@@ -4,7 +4,7 @@ use crate::dataset::{Dataset, SampleError, SampleSlot};
 use crate::element::Field;
 use crate::error::DataError;
 use crate::source::token_rows::TokenRows;
-use std::collections::BTreeSet;
+use crate::tokenizer::Characters;
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub struct Text {
     tokens: Arc<Vec<i64>>,
-    vocabulary: Arc<Vec<char>>,
+    characters: Arc<Characters>,
     range: Range<usize>,
     rows: TokenRows,
 }
@@ -27,15 +27,15 @@ impl Text {
     /// # Errors
     /// [`DataError::InvalidOption`] for a context of 0, or one that the text is too short for.
     pub fn new(text: &str, context: usize) -> Result<Self, DataError> {
-        let vocabulary: Vec<char> = text.chars().collect::<BTreeSet<_>>().into_iter().collect();
-        let place = |c: char| vocabulary.binary_search(&c).map_or(0, |place| place as i64);
-        let tokens: Vec<i64> = text.chars().map(place).collect();
+        let characters = Characters::new(text);
+        let tokens: Vec<i64> =
+            text.chars().filter_map(|c| characters.token(c)).map(i64::from).collect();
         let (rows, range) = (TokenRows::new(context)?, 0..tokens.len());
         if rows.count(range.len()) == 0 {
             return Err(rows.too_short());
         }
-        let (tokens, vocabulary) = (Arc::new(tokens), Arc::new(vocabulary));
-        Ok(Self { tokens, vocabulary, range, rows })
+        let (tokens, characters) = (Arc::new(tokens), Arc::new(characters));
+        Ok(Self { tokens, characters, range, rows })
     }
 
     /// A text file in UTF-8.
@@ -74,23 +74,28 @@ impl Text {
         Self { rows: self.rows.in_pairs(), ..self }
     }
 
+    /// The tokenizer of the characters of the text.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Characters {
+        &self.characters
+    }
+
     /// The characters that the tokens stand for.
     #[must_use]
     pub fn vocabulary(&self) -> &[char] {
-        &self.vocabulary
+        self.characters.characters()
     }
 
     /// The tokens of a text; `None` for a character that is not in the vocabulary.
     #[must_use]
     pub fn encode(&self, text: &str) -> Option<Vec<i64>> {
-        let place = |c: char| self.vocabulary.binary_search(&c).ok().map(|place| place as i64);
-        text.chars().map(place).collect()
+        text.chars().map(|c| self.characters.token(c).map(i64::from)).collect()
     }
 
     /// The text of tokens; those that are not in the vocabulary are left out.
     #[must_use]
     pub fn decode(&self, tokens: &[i64]) -> String {
-        let character = |&token: &i64| self.vocabulary.get(usize::try_from(token).ok()?).copied();
+        let character = |&token: &i64| self.vocabulary().get(usize::try_from(token).ok()?).copied();
         tokens.iter().filter_map(character).collect()
     }
 }

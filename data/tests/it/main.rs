@@ -14,6 +14,7 @@ mod samplers;
 mod shutdown;
 mod skip;
 mod token_file;
+mod tokenizer;
 mod workers;
 
 use lowtide_data::{
