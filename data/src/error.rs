@@ -1,6 +1,7 @@
 //! Errors of loading, each with the place where it happened.
 
 use crate::dataset::SampleError;
+use crate::tokenizer::TokenizerError;
 use lowtide_allocator::AllocError;
 use std::fmt;
 use std::sync::Arc;
@@ -110,6 +111,12 @@ pub enum DataError {
         place: FilePlace,
         /// What is wrong there.
         source: SampleError,
+    },
+    /// A text of the program, such as the frame of a chat, cannot be encoded.
+    #[error("the tokenizer fails")]
+    Tokenizer {
+        /// The tokenizer's error.
+        source: TokenizerError,
     },
     /// The operating system refused a thread, or a file cannot be read.
     #[error("{what} failed")]

@@ -32,8 +32,9 @@ pub use sampler::{
     Weighted,
 };
 pub use source::{
-    Digits, Images, InMemory, Random, Text, TokenFile, TokenFileError, TokenFormat, TokenWriter,
-    write_tokens,
+    ChatRole, ChatTemplate, Digits, Document, DocumentRows, Documents, IGNORED_LABEL, Images,
+    InMemory, JsonLines, LineError, LineFormat, PackedRows, Random, ReadProgress, RowFit, Text,
+    TokenFile, TokenFileError, TokenFormat, TokenTooLarge, TokenWriter, write_tokens,
 };
 pub use state::LoaderState;
 pub use subset::Subset;

@@ -1,7 +1,9 @@
 //! Datasets, one per file.
 
 mod digits;
+mod documents;
 mod images;
+mod json_lines;
 mod memory;
 mod random;
 mod text;
@@ -11,7 +13,11 @@ mod token_shard;
 mod token_writer;
 
 pub use digits::Digits;
+pub use documents::{
+    Document, DocumentRows, Documents, IGNORED_LABEL, PackedRows, RowFit, TokenTooLarge,
+};
 pub use images::Images;
+pub use json_lines::{ChatRole, ChatTemplate, JsonLines, LineError, LineFormat, ReadProgress};
 pub use memory::InMemory;
 pub use random::Random;
 pub use text::Text;

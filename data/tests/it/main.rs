@@ -2,7 +2,9 @@
 
 mod batch;
 mod digits;
+mod documents;
 mod faults;
+mod json_lines;
 mod memory;
 mod named;
 mod order;
