@@ -84,6 +84,12 @@ pub enum DataError {
         /// Its value in this loader; for `batch` the greatest possible one.
         here: u64,
     },
+    /// A stream refuses a saved state.
+    #[error("the saved state is not of this stream")]
+    StreamState {
+        /// The stream's own error.
+        source: SampleError,
+    },
     /// A column of an in-memory dataset has the wrong number of elements.
     #[error("field {field} has {actual} elements where the samples need {expected}")]
     FieldLength {

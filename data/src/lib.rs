@@ -16,6 +16,7 @@ mod sampler;
 mod source;
 mod staging;
 mod state;
+mod stream;
 mod subset;
 mod tokenizer;
 mod window;
@@ -33,10 +34,14 @@ pub use sampler::{
 };
 pub use source::{
     ChatRole, ChatTemplate, Digits, Document, DocumentRows, Documents, IGNORED_LABEL, Images,
-    InMemory, JsonLines, LineError, LineFormat, PackedRows, Random, ReadProgress, RowFit, Text,
-    TokenFile, TokenFileError, TokenFormat, TokenTooLarge, TokenWriter, write_tokens,
+    InMemory, JsonLines, JsonLinesStream, LineError, LineFormat, PackedRows, Random, ReadProgress,
+    RowFit, Text, TokenFile, TokenFileError, TokenFormat, TokenTooLarge, TokenWriter, write_tokens,
 };
 pub use state::LoaderState;
+pub use stream::{
+    ForeignState, Reading, ShuffledStream, Stream, StreamLoader, StreamLoaderState, StreamOptions,
+    StreamState,
+};
 pub use subset::Subset;
 #[cfg(feature = "tiktoken")]
 pub use tokenizer::Tiktoken;

@@ -17,7 +17,9 @@ pub use documents::{
     Document, DocumentRows, Documents, IGNORED_LABEL, PackedRows, RowFit, TokenTooLarge,
 };
 pub use images::Images;
-pub use json_lines::{ChatRole, ChatTemplate, JsonLines, LineError, LineFormat, ReadProgress};
+pub use json_lines::{
+    ChatRole, ChatTemplate, JsonLines, JsonLinesStream, LineError, LineFormat, ReadProgress,
+};
 pub use memory::InMemory;
 pub use random::Random;
 pub use text::Text;

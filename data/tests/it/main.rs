@@ -15,6 +15,7 @@ mod ring;
 mod samplers;
 mod shutdown;
 mod skip;
+mod stream;
 mod token_file;
 mod tokenizer;
 mod workers;

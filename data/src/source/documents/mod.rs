@@ -4,6 +4,7 @@ mod one_per_row;
 mod packed;
 
 pub use one_per_row::{DocumentRows, RowFit};
+pub(super) use packed::PackedFields;
 pub use packed::PackedRows;
 
 use crate::error::DataError;

@@ -18,6 +18,8 @@ pub(super) struct Lines {
     line_bytes_max: usize,
     /// Where the next line begins.
     pub(super) next: LineStart,
+    /// Whether the last line was too long, and there is more of it.
+    is_cut: bool,
 }
 
 /// Where a line begins.
@@ -49,6 +51,7 @@ impl Lines {
                 line: Vec::new(),
                 line_bytes_max,
                 next: start,
+                is_cut: false,
             }),
             Err(source) => Err(DataError::File { path: path.to_owned(), source }),
         }
@@ -78,15 +81,27 @@ impl Lines {
     /// that were read.
     fn read(&mut self) -> io::Result<usize> {
         self.line.clear();
+        self.is_cut = false;
         let limit = (self.line_bytes_max as u64).saturating_add(1);
         let len = self.input.by_ref().take(limit).read_until(b'\n', &mut self.line)?;
         if self.line.last() == Some(&b'\n') {
             self.line.pop();
+        } else {
+            self.is_cut = len as u64 == limit;
         }
         if self.next.byte == 0 && self.line.starts_with(BYTE_ORDER_MARK) {
             self.line.drain(..BYTE_ORDER_MARK.len());
         }
         Ok(len)
+    }
+
+    /// Goes to the end of a line that was too long.
+    pub(super) fn end_line(&mut self) -> Result<(), DataError> {
+        if std::mem::take(&mut self.is_cut) {
+            let skipped = self.input.skip_until(b'\n').map_err(|source| self.failed(source))?;
+            self.next.byte += skipped as u64;
+        }
+        Ok(())
     }
 
     /// The error of a line.

@@ -3,8 +3,10 @@
 mod chat;
 mod lines;
 mod object;
+mod stream;
 
 pub use chat::{ChatRole, ChatTemplate};
+pub use stream::JsonLinesStream;
 
 use crate::error::DataError;
 use crate::source::documents::{Document, Documents, TokenTooLarge};
@@ -164,7 +166,7 @@ impl JsonLines {
         let (mut before_file, mut next_step) = (0, STEP_BYTES);
         for path in &files {
             let mut lines = Lines::open(path, LineStart::FIRST, self.line_bytes_max)?;
-            while let Some(document) = self.next_document(&mut lines)? {
+            while let Some((_, document)) = self.next_document(&mut lines)? {
                 if !document.is_empty() {
                     cells.extend_from_slice(document.cells());
                     ends.push(cells.len());
@@ -183,11 +185,11 @@ impl JsonLines {
         Ok(Documents::new(cells, ends))
     }
 
-    /// The document of the next line.
-    fn next_document(&self, lines: &mut Lines) -> Result<Option<Document>, DataError> {
+    /// The document of the next line, and where the line begins.
+    fn next_document(&self, lines: &mut Lines) -> Result<Option<(LineStart, Document)>, DataError> {
         let Some((start, line)) = lines.next_line()? else { return Ok(None) };
         match self.parse(line) {
-            Ok(document) => Ok(Some(document)),
+            Ok(document) => Ok(Some((start, document))),
             Err(error) => Err(lines.malformed(start, error)),
         }
     }
