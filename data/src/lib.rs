@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 mod batch;
+mod concat;
 mod dataset;
 mod element;
 mod epoch;
@@ -9,11 +10,13 @@ mod error;
 mod job;
 mod layout;
 mod loader;
+mod mapped;
 mod options;
 mod pool;
 mod rows;
 mod sampler;
 mod source;
+mod split;
 mod staging;
 mod state;
 mod stream;
@@ -22,12 +25,14 @@ mod tokenizer;
 mod window;
 
 pub use batch::{Batch, BatchView, FieldView, SkippedSample};
+pub use concat::{Concat, ConcatError};
 pub use dataset::{Dataset, SampleError, SampleSlot};
 pub use element::{Collate, Element, ElementType, Field};
 pub use epoch::Epoch;
 pub use error::{DataError, FilePlace, IndexOutOfRange, NotBool, TooLong};
 pub use half::bf16;
 pub use loader::{Loader, LoaderOptions, OnBadSample};
+pub use mapped::{Mapped, SampleView};
 pub use sampler::{
     Bucketed, EpochKey, Order, Permuted, Remainder, Sampler, Sequential, Sharded, Shuffled,
     Weighted,
@@ -37,6 +42,7 @@ pub use source::{
     InMemory, JsonLines, JsonLinesStream, LineError, LineFormat, PackedRows, Random, ReadProgress,
     RowFit, Text, TokenFile, TokenFileError, TokenFormat, TokenTooLarge, TokenWriter, write_tokens,
 };
+pub use split::{BadFractions, split_at_random};
 pub use state::LoaderState;
 pub use stream::{
     ForeignState, Reading, ShuffledStream, Stream, StreamLoader, StreamLoaderState, StreamOptions,

@@ -1,6 +1,7 @@
 //! Laws of datasets, samplers and the loader.
 
 mod batch;
+mod compose;
 mod digits;
 mod documents;
 mod faults;

@@ -276,9 +276,8 @@ fn error_or_panic_comes_in_its_place_and_the_state_is_before_it() {
         stream.next = 998;
         let mut loader = StreamLoader::new(stream, options(4, reading)).unwrap();
         let error = loader.next().unwrap().unwrap_err();
-        assert!(
-            matches!(&error, DataError::Panicked { index: 2, message } if message.contains("torn page"))
-        );
+        let DataError::Panicked { index: 2, message } = &error else { panic!("{error}") };
+        assert!(message.contains("torn page"), "{message}");
     }
 }
 
