@@ -7,6 +7,7 @@ mod dataset;
 mod element;
 mod epoch;
 mod error;
+mod hub;
 mod job;
 mod layout;
 mod loader;
@@ -31,6 +32,7 @@ pub use element::{Collate, Element, ElementType, Field};
 pub use epoch::Epoch;
 pub use error::{DataError, FilePlace, IndexOutOfRange, NotBool, TooLong};
 pub use half::bf16;
+pub use hub::{HubCache, HubError, HubRepo};
 pub use loader::{Loader, LoaderOptions, OnBadSample};
 pub use mapped::{Mapped, SampleView};
 pub use sampler::{

@@ -5,6 +5,7 @@ mod compose;
 mod digits;
 mod documents;
 mod faults;
+mod hub;
 mod json_lines;
 mod memory;
 mod named;
