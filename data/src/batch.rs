@@ -71,6 +71,7 @@ impl Batch {
     }
 
     /// The state from which a loader goes on after this batch: what to save once its step is done.
+    /// For a batch of a stream that is [`StreamLoader::state`](crate::StreamLoader::state) instead.
     #[must_use]
     pub fn state_after(&self) -> LoaderState {
         LoaderState { batch: self.index + 1, ..self.plan.end }

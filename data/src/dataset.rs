@@ -3,6 +3,7 @@
 use crate::element::{Element, ElementType, Field};
 use crate::epoch::Plan;
 use crate::error::{NotBool, TooLong};
+use crate::layout::Layout;
 use crate::rows::Row;
 use std::error::Error;
 use std::sync::Arc;
@@ -121,6 +122,21 @@ impl<'a> SampleSlot<'a> {
         self.set_len(field_index, len);
         let len_bytes = len * self.row.layout().places()[field_index].item_bytes();
         Ok(bytemuck::checked::cast_slice_mut(&mut self.row.bytes(field_index)[..len_bytes]))
+    }
+
+    /// The zeroed slot of a row of another buffer, for the same epoch.
+    pub(crate) fn beside<'b>(&self, row: Row<'b>) -> SampleSlot<'b>
+    where
+        'a: 'b,
+    {
+        SampleSlot::new(row, self.plan)
+    }
+
+    /// Copies a sample with the same fields from row `row` of a buffer.
+    pub(crate) fn copy_row(&mut self, layout: &Layout, staging: &[u8], row: usize) {
+        for (place_index, place) in layout.places().iter().enumerate() {
+            self.row.bytes(place_index).copy_from_slice(&staging[place.rows(row..row + 1)]);
+        }
     }
 
     fn field(&self, field_index: usize) -> &'a Field {

@@ -38,6 +38,11 @@ impl Plan {
         Self { layout, end, skip_max, order, len, cancelled: AtomicBool::new(false) }
     }
 
+    /// What is known of a stream, which has no order of its own.
+    pub(crate) fn unordered(layout: Arc<Layout>, end: LoaderState) -> Self {
+        Self::new(layout, end, 0, Box::new(Vec::new()), 0)
+    }
+
     /// The indexes of the samples of `batch`.
     pub(crate) fn samples(&self, batch: usize) -> Vec<usize> {
         let start = batch * self.end.batch_size;

@@ -1,7 +1,9 @@
 //! Errors of loading, each with the place where it happened.
 
 use crate::dataset::SampleError;
+use crate::tokenizer::TokenizerError;
 use lowtide_allocator::AllocError;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,6 +84,12 @@ pub enum DataError {
         /// Its value in this loader; for `batch` the greatest possible one.
         here: u64,
     },
+    /// A stream refuses a saved state.
+    #[error("the saved state is not of this stream")]
+    StreamState {
+        /// The stream's own error.
+        source: SampleError,
+    },
     /// A column of an in-memory dataset has the wrong number of elements.
     #[error("field {field} has {actual} elements where the samples need {expected}")]
     FieldLength {
@@ -100,6 +108,22 @@ pub enum DataError {
         /// What the system says of it, or what is wrong with it.
         source: std::io::Error,
     },
+    /// A place of a file is not what the file's format has there.
+    #[error("{}, {place}: {source}", path.display())]
+    Malformed {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The place in it.
+        place: FilePlace,
+        /// What is wrong there.
+        source: SampleError,
+    },
+    /// A text of the program, such as the frame of a chat, cannot be encoded.
+    #[error("the tokenizer fails")]
+    Tokenizer {
+        /// The tokenizer's error.
+        source: TokenizerError,
+    },
     /// The operating system refused a thread, or a file cannot be read.
     #[error("{what} failed")]
     Io {
@@ -108,6 +132,24 @@ pub enum DataError {
         /// The operating system's or the decoder's error.
         source: std::io::Error,
     },
+}
+
+/// A place in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FilePlace {
+    /// A line, counted from 1.
+    Line(u64),
+    /// A byte, counted from 0.
+    Byte(u64),
+}
+
+impl fmt::Display for FilePlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Line(line) => write!(f, "line {line}"),
+            Self::Byte(byte) => write!(f, "byte {byte}"),
+        }
+    }
 }
 
 /// An index that the dataset does not have: the cause inside [`DataError::Sample`].

@@ -32,7 +32,7 @@ pub(crate) struct Job {
 /// A sample that could not be read.
 #[derive(Debug)]
 pub(crate) struct Fault {
-    row: usize,
+    pub(crate) row: usize,
     pub(crate) index: usize,
     pub(crate) error: DataError,
 }
@@ -145,7 +145,7 @@ impl Drop for Job {
     }
 }
 
-fn message_of(payload: Box<dyn Any + Send>) -> String {
+pub(crate) fn message_of(payload: Box<dyn Any + Send>) -> String {
     if let Some(text) = payload.downcast_ref::<&str>() {
         return (*text).to_owned();
     }

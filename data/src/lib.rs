@@ -2,34 +2,57 @@
 #![deny(unsafe_code)]
 
 mod batch;
+mod concat;
 mod dataset;
 mod element;
 mod epoch;
 mod error;
+mod hub;
 mod job;
 mod layout;
 mod loader;
+mod mapped;
 mod options;
 mod pool;
 mod rows;
 mod sampler;
 mod source;
+mod split;
 mod staging;
 mod state;
+mod stream;
 mod subset;
+mod tokenizer;
 mod window;
 
 pub use batch::{Batch, BatchView, FieldView, SkippedSample};
+pub use concat::{Concat, ConcatError};
 pub use dataset::{Dataset, SampleError, SampleSlot};
 pub use element::{Collate, Element, ElementType, Field};
 pub use epoch::Epoch;
-pub use error::{DataError, IndexOutOfRange, NotBool, TooLong};
+pub use error::{DataError, FilePlace, IndexOutOfRange, NotBool, TooLong};
 pub use half::bf16;
+pub use hub::{HubCache, HubError, HubRepo};
 pub use loader::{Loader, LoaderOptions, OnBadSample};
+pub use mapped::{Mapped, SampleView};
 pub use sampler::{
     Bucketed, EpochKey, Order, Permuted, Remainder, Sampler, Sequential, Sharded, Shuffled,
     Weighted,
 };
-pub use source::{Digits, Images, InMemory, Random, Text};
+pub use source::{
+    ChatRole, ChatTemplate, Digits, Document, DocumentRows, Documents, IGNORED_LABEL, Images,
+    InMemory, JsonLines, JsonLinesStream, LineError, LineFormat, PackedRows, Random, ReadProgress,
+    RowFit, Text, TokenFile, TokenFileError, TokenFormat, TokenTooLarge, TokenWriter, write_tokens,
+};
+pub use split::{BadFractions, split_at_random};
 pub use state::LoaderState;
+pub use stream::{
+    ForeignState, Reading, ShuffledStream, Stream, StreamLoader, StreamLoaderState, StreamOptions,
+    StreamState,
+};
 pub use subset::Subset;
+#[cfg(feature = "tiktoken")]
+pub use tokenizer::Tiktoken;
+#[cfg(feature = "tokenizers")]
+pub use tokenizer::TokenizerJson;
+pub use tokenizer::{Bytes, Characters, SpecialRole, SpecialToken, Tokenizer, TokenizerError};

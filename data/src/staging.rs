@@ -7,6 +7,9 @@ use crate::error::DataError;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use lowtide_allocator::{AllocError, Buffer, CachingAllocator, Category, HostSource, MemorySource};
 
+/// More buffers than any loader needs; each takes a place in a channel before it is allocated.
+const SLOTS_MAX: usize = 1 << 20;
+
 #[derive(Debug)]
 pub(crate) struct Ring {
     free: Receiver<Buffer>,
@@ -18,6 +21,9 @@ pub(crate) struct Ring {
 impl Ring {
     /// Allocates all of `slots` buffers now; there will never be another.
     pub(crate) fn new(slots: usize, slot_bytes: usize) -> Result<Self, DataError> {
+        if slots > SLOTS_MAX {
+            return Err(DataError::InvalidOption { option: "prefetch", value: slots });
+        }
         let staging = |source: AllocError| DataError::Staging { source };
         let page_bytes = HostSource::with_capacity(0).page_bytes();
         // A slot is a multiple of 512 bytes, as every block is.

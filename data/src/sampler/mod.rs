@@ -4,7 +4,7 @@ mod bucketed;
 mod permuted;
 mod sharded;
 mod shuffled;
-mod stream;
+pub(crate) mod stream;
 mod weighted;
 
 pub use bucketed::Bucketed;

@@ -6,7 +6,7 @@ use rand_core::{Rng, SeedableRng};
 
 /// The ChaCha8 stream of an epoch. Seed and epoch fill half of its key; the other half, the name of
 /// the use, keeps it apart from any other use of the same seed.
-pub(super) fn stream(key: EpochKey, purpose: &[u8; 16]) -> ChaCha8Rng {
+pub(crate) fn stream(key: EpochKey, purpose: &[u8; 16]) -> ChaCha8Rng {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&key.seed.to_le_bytes());
     bytes[8..16].copy_from_slice(&key.epoch.to_le_bytes());
@@ -15,7 +15,7 @@ pub(super) fn stream(key: EpochKey, purpose: &[u8; 16]) -> ChaCha8Rng {
 }
 
 /// The shuffle of Fisher and Yates.
-pub(super) fn shuffle<T>(items: &mut [T], stream: &mut impl Rng) {
+pub(crate) fn shuffle<T>(items: &mut [T], stream: &mut impl Rng) {
     for last in (1..items.len()).rev() {
         let chosen = below(last as u64 + 1, || stream.next_u64());
         items.swap(last, chosen as usize);

@@ -1,9 +1,10 @@
 //! Text as rows of characters.
 
 use crate::dataset::{Dataset, SampleError, SampleSlot};
-use crate::element::{ElementType, Field};
+use crate::element::Field;
 use crate::error::DataError;
-use std::collections::BTreeSet;
+use crate::source::token_rows::TokenRows;
+use crate::tokenizer::Characters;
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
@@ -15,11 +16,9 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub struct Text {
     tokens: Arc<Vec<i64>>,
-    vocabulary: Arc<Vec<char>>,
+    characters: Arc<Characters>,
     range: Range<usize>,
-    context: usize,
-    in_pairs: bool,
-    fields: Vec<Field>,
+    rows: TokenRows,
 }
 
 impl Text {
@@ -28,18 +27,15 @@ impl Text {
     /// # Errors
     /// [`DataError::InvalidOption`] for a context of 0, or one that the text is too short for.
     pub fn new(text: &str, context: usize) -> Result<Self, DataError> {
-        let vocabulary: Vec<char> = text.chars().collect::<BTreeSet<_>>().into_iter().collect();
-        let place = |c: char| vocabulary.binary_search(&c).map_or(0, |place| place as i64);
-        let tokens: Vec<i64> = text.chars().map(place).collect();
-        if context == 0 || tokens.len() <= context {
-            return Err(DataError::InvalidOption { option: "context", value: context });
+        let characters = Characters::new(text);
+        let tokens: Vec<i64> =
+            text.chars().filter_map(|c| characters.token(c)).map(i64::from).collect();
+        let (rows, range) = (TokenRows::new(context)?, 0..tokens.len());
+        if rows.count(range.len()) == 0 {
+            return Err(rows.too_short());
         }
-        let range = 0..tokens.len();
-        let (tokens, vocabulary) = (Arc::new(tokens), Arc::new(vocabulary));
-        let mut text =
-            Self { tokens, vocabulary, range, context, in_pairs: false, fields: Vec::new() };
-        text.set_fields();
-        Ok(text)
+        let (tokens, characters) = (Arc::new(tokens), Arc::new(characters));
+        Ok(Self { tokens, characters, range, rows })
     }
 
     /// A text file in UTF-8.
@@ -62,8 +58,8 @@ impl Text {
         let Range { start, end } = self.range;
         let middle = end - (end - start) / 10;
         let part = |range: Range<usize>| {
-            if range.len() <= self.row_len() {
-                return Err(DataError::InvalidOption { option: "context", value: self.context });
+            if self.rows.count(range.len()) == 0 {
+                return Err(self.rows.too_short());
             }
             Ok(Self { range, ..self.clone() })
         };
@@ -74,66 +70,51 @@ impl Text {
     /// `[context]`, and `target`, i64 `[context + 1]`, which begins with the last token of the
     /// source.
     #[must_use]
-    pub fn in_pairs(mut self) -> Self {
-        self.in_pairs = true;
-        self.set_fields();
-        self
+    pub fn in_pairs(self) -> Self {
+        Self { rows: self.rows.in_pairs(), ..self }
+    }
+
+    /// The tokenizer of the characters of the text.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Characters {
+        &self.characters
     }
 
     /// The characters that the tokens stand for.
     #[must_use]
     pub fn vocabulary(&self) -> &[char] {
-        &self.vocabulary
+        self.characters.characters()
     }
 
     /// The tokens of a text; `None` for a character that is not in the vocabulary.
     #[must_use]
     pub fn encode(&self, text: &str) -> Option<Vec<i64>> {
-        let place = |c: char| self.vocabulary.binary_search(&c).ok().map(|place| place as i64);
-        text.chars().map(place).collect()
+        text.chars().map(|c| self.characters.token(c).map(i64::from)).collect()
     }
 
     /// The text of tokens; those that are not in the vocabulary are left out.
     #[must_use]
     pub fn decode(&self, tokens: &[i64]) -> String {
-        let character = |&token: &i64| self.vocabulary.get(usize::try_from(token).ok()?).copied();
+        let character = |&token: &i64| self.vocabulary().get(usize::try_from(token).ok()?).copied();
         tokens.iter().filter_map(character).collect()
-    }
-
-    /// Tokens that a sample takes beside the one that follows it.
-    fn row_len(&self) -> usize {
-        if self.in_pairs { 2 * self.context } else { self.context }
-    }
-
-    fn set_fields(&mut self) {
-        let field = |name, len| Field::new(name, ElementType::I64, &[len]);
-        self.fields = match self.in_pairs {
-            false => vec![field("tokens", self.context + 1)],
-            true => vec![field("source", self.context), field("target", self.context + 1)],
-        };
     }
 }
 
 impl Dataset for Text {
     fn len(&self) -> usize {
-        (self.range.len() - 1) / self.row_len()
+        self.rows.count(self.range.len())
     }
 
     fn fields(&self) -> &[Field] {
-        &self.fields
+        self.rows.fields()
     }
 
     fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
-        let start = self.range.start + index * self.row_len();
-        if self.in_pairs {
-            let middle = start + self.context;
-            slot.values::<i64>(0).copy_from_slice(&self.tokens[start..middle]);
-            let target = &self.tokens[middle - 1..middle + self.context];
-            slot.values::<i64>(1).copy_from_slice(target);
-        } else {
-            slot.values::<i64>(0).copy_from_slice(&self.tokens[start..=start + self.context]);
-        }
-        Ok(())
+        let start = self.range.start + index * self.rows.stride();
+        self.rows.write(start, slot, |first, to| {
+            to.copy_from_slice(&self.tokens[first..first + to.len()]);
+            Ok(())
+        })
     }
 }
 

@@ -1,8 +1,12 @@
 //! Laws of datasets, samplers and the loader.
 
 mod batch;
+mod compose;
 mod digits;
+mod documents;
 mod faults;
+mod hub;
+mod json_lines;
 mod memory;
 mod named;
 mod order;
@@ -13,11 +17,15 @@ mod ring;
 mod samplers;
 mod shutdown;
 mod skip;
+mod stream;
+mod token_file;
+mod tokenizer;
 mod workers;
 
 use lowtide_data::{
     Batch, DataError, Dataset, Field, InMemory, Loader, LoaderOptions, SampleError, SampleSlot,
 };
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The numbers of workers that every law about batches is checked with.
@@ -129,5 +137,23 @@ impl Drop for Bomb {
         if !std::thread::panicking() {
             panic!("the payload of a panic was dropped");
         }
+    }
+}
+
+/// A folder of one test, gone when the test is over.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new(test: &str) -> Self {
+        let made = tempfile::Builder::new().prefix(&format!("lowtide-data-{test}-")).tempdir();
+        Self(made.expect("the system has a folder for temporary files"))
+    }
+
+    fn root(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.root().join(name)
     }
 }

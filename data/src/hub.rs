@@ -1,0 +1,167 @@
+//! Files of the Hugging Face hub that another program has downloaded.
+
+use std::env;
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Component, Path, PathBuf};
+
+/// The local cache of the Hugging Face hub, as its Python library and others fill it: files are
+/// found and read where they lie, and nothing is downloaded.
+///
+/// The layout is that of the hub's documentation, "Hub Local Cache":
+/// `models--ORG--NAME/snapshots/COMMIT/FILE`, with the commit of a branch in `refs/BRANCH`.
+///
+/// # Examples
+/// ```
+/// use lowtide_data::{HubCache, HubRepo};
+/// let gpt2 = HubRepo::model("openai-community/gpt2");
+/// match HubCache::from_environment().find(&gpt2, "tokenizer.json") {
+///     Ok(path) => println!("{}", path.display()),
+///     Err(error) => println!("{error}"),
+/// }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HubCache {
+    folder: Option<PathBuf>,
+}
+
+/// A repository of the hub at one revision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HubRepo {
+    kind: &'static str,
+    name: String,
+    revision: String,
+}
+
+impl HubRepo {
+    /// The model `name`, such as `org/name`, on the branch `main`.
+    #[must_use]
+    pub fn model(name: impl Into<String>) -> Self {
+        Self { kind: "models", name: name.into(), revision: "main".to_owned() }
+    }
+
+    /// The data set `name` on the branch `main`.
+    #[must_use]
+    pub fn dataset(name: impl Into<String>) -> Self {
+        Self { kind: "datasets", ..Self::model(name) }
+    }
+
+    /// The same at another branch, tag or commit.
+    #[must_use]
+    pub fn at(self, revision: impl Into<String>) -> Self {
+        Self { revision: revision.into(), ..self }
+    }
+}
+
+impl fmt::Display for HubRepo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}/{}", self.revision, self.kind, self.name)
+    }
+}
+
+impl HubCache {
+    /// The cache in `folder`, in which `models--ORG--NAME` are.
+    #[must_use]
+    pub fn at(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: Some(folder.into()) }
+    }
+
+    /// The cache where the hub's own library has it: `$HF_HUB_CACHE`, or else `$HF_HOME/hub`, or
+    /// else `huggingface/hub` in `$XDG_CACHE_HOME` or `~/.cache`.
+    #[must_use]
+    pub fn from_environment() -> Self {
+        Self::from_variables(|name| env::var_os(name))
+    }
+
+    /// As [`from_environment`](Self::from_environment), with these environment variables. An empty
+    /// one counts as not set.
+    #[must_use]
+    pub fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let path = |name: &str| {
+            let value = variable(name).filter(|value| !value.is_empty());
+            value.map(PathBuf::from)
+        };
+        let home = || path("HOME").or_else(|| path("USERPROFILE"));
+        let cache = || path("XDG_CACHE_HOME").or_else(|| Some(home()?.join(".cache")));
+        let default = || Some(cache()?.join("huggingface"));
+        let hub = || Some(path("HF_HOME").or_else(default)?.join("hub"));
+        Self { folder: path("HF_HUB_CACHE").or_else(hub) }
+    }
+
+    /// The path of `file` of a repository, such as `tokenizer.json` or `data/train.jsonl`.
+    ///
+    /// # Errors
+    /// [`HubError::NotFound`] with every place that was looked at; [`HubError::Name`] for a name
+    /// that would lead out of the cache.
+    pub fn find(&self, repo: &HubRepo, file: &str) -> Result<PathBuf, HubError> {
+        for name in [&repo.name, &repo.revision, file] {
+            check_name(name)?;
+        }
+        let Some(cache) = &self.folder else { return Err(HubError::NoFolder) };
+        let folder = cache.join(format!("{}--{}", repo.kind, repo.name.replace('/', "--")));
+        let branch = folder.join("refs").join(&repo.revision);
+        let mut looked = Vec::new();
+        let commit = read_commit(&branch);
+        if commit.is_none() {
+            looked.push(branch);
+        }
+        // A revision without a branch of its name may be a commit itself.
+        let commit = commit.unwrap_or_else(|| repo.revision.clone());
+        check_name(&commit)?;
+        let path = folder.join("snapshots").join(commit).join(file);
+        if path.is_file() {
+            return Ok(path);
+        }
+        looked.push(path);
+        Err(HubError::NotFound { repo: Box::new(repo.clone()), file: file.to_owned(), looked })
+    }
+}
+
+/// The commit that a branch is at.
+fn read_commit(branch: &Path) -> Option<String> {
+    const COMMIT_BYTES_MAX: u64 = 256;
+    let mut text = String::new();
+    File::open(branch).ok()?.take(COMMIT_BYTES_MAX).read_to_string(&mut text).ok()?;
+    Some(text.trim().to_owned())
+}
+
+/// Names are joined to paths, so each has to lead down.
+fn check_name(name: &str) -> Result<(), HubError> {
+    let leads_down = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+    if name.is_empty() || !leads_down {
+        return Err(HubError::Name { name: name.to_owned() });
+    }
+    Ok(())
+}
+
+/// A file that the local cache of the hub does not have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HubError {
+    /// The file is not there.
+    #[error("{repo} has no {file} in the local cache; looked at {}", join(looked))]
+    NotFound {
+        /// The repository.
+        repo: Box<HubRepo>,
+        /// The file.
+        file: String,
+        /// The places where it was not.
+        looked: Vec<PathBuf>,
+    },
+    /// The name of a repository, a revision or a file is empty or leads out of its folder.
+    #[error("{name:?} is no name of a repository, a revision or a file")]
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// There is no home folder for the cache to be in.
+    #[error("there is no cache: none of HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME and HOME is set")]
+    NoFolder,
+}
+
+fn join(paths: &[PathBuf]) -> String {
+    let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    paths.join(", ")
+}

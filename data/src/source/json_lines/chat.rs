@@ -1,0 +1,120 @@
+//! The frame of a chat's turns.
+
+use crate::source::documents::Document;
+use crate::source::json_lines::LineError;
+use crate::tokenizer::{Tokenizer, TokenizerError};
+use serde::Deserialize;
+
+/// How the turns of a chat become one document: `begin`, and for each turn the prefix of its role,
+/// its text, the suffix of its role, and `separator`.
+///
+/// Names of special tokens in these texts are those tokens, if the tokenizer has them. In the text
+/// of a turn they are text. Each piece is encoded by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChatTemplate {
+    /// Stands before the first turn.
+    pub begin: String,
+    /// Stands after each turn.
+    pub separator: String,
+    /// The roles that turns may have.
+    pub roles: Vec<ChatRole>,
+}
+
+/// How the turns of a role are framed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChatRole {
+    /// The role's name in the data.
+    pub name: String,
+    /// Stands before the turn's text.
+    pub prefix: String,
+    /// Stands after the turn's text.
+    pub suffix: String,
+    /// Whether a model is to learn the turn's text and its suffix, as it does those of its own
+    /// role.
+    pub is_learned: bool,
+}
+
+impl ChatTemplate {
+    /// ChatML, the format of OpenAI's early chat models that Qwen and others have taken over: the
+    /// roles `system`, `user`, `tool` and `assistant`, of which the last is learned.
+    #[must_use]
+    pub fn chat_ml() -> Self {
+        let role = |name: &str| ChatRole {
+            name: name.to_owned(),
+            prefix: format!("<|im_start|>{name}\n"),
+            suffix: "<|im_end|>".to_owned(),
+            is_learned: name == "assistant",
+        };
+        let roles = ["system", "user", "tool", "assistant"].map(role).to_vec();
+        Self { begin: String::new(), separator: "\n".to_owned(), roles }
+    }
+}
+
+/// A turn as it is in the data.
+#[derive(Debug, Deserialize)]
+pub(super) struct Turn {
+    role: String,
+    content: String,
+}
+
+/// A template in tokens.
+#[derive(Debug, Clone)]
+pub(super) struct EncodedTemplate {
+    begin: Vec<u32>,
+    separator: Vec<u32>,
+    roles: Vec<EncodedRole>,
+}
+
+#[derive(Debug, Clone)]
+struct EncodedRole {
+    name: String,
+    prefix: Vec<u32>,
+    suffix: Vec<u32>,
+    is_learned: bool,
+}
+
+impl EncodedTemplate {
+    pub(super) fn new(
+        template: &ChatTemplate,
+        tokenizer: &dyn Tokenizer,
+    ) -> Result<Self, TokenizerError> {
+        let role = |role: &ChatRole| {
+            Ok(EncodedRole {
+                name: role.name.clone(),
+                prefix: tokenizer.encode_markup(&role.prefix)?,
+                suffix: tokenizer.encode_markup(&role.suffix)?,
+                is_learned: role.is_learned,
+            })
+        };
+        Ok(Self {
+            begin: tokenizer.encode_markup(&template.begin)?,
+            separator: tokenizer.encode_markup(&template.separator)?,
+            roles: template.roles.iter().map(role).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Adds the turns of a chat to a document.
+    pub(super) fn push(
+        &self,
+        turns: &[Turn],
+        tokenizer: &dyn Tokenizer,
+        document: &mut Document,
+    ) -> Result<(), LineError> {
+        document.push_context(&self.begin)?;
+        for turn in turns {
+            let role = self.roles.iter().find(|role| role.name == turn.role);
+            let role = role.ok_or_else(|| LineError::UnknownRole { role: turn.role.clone() })?;
+            document.push_context(&role.prefix)?;
+            let content = tokenizer.encode(&turn.content)?;
+            for tokens in [&content, &role.suffix] {
+                if role.is_learned {
+                    document.push_learned(tokens)?;
+                } else {
+                    document.push_context(tokens)?;
+                }
+            }
+            document.push_context(&self.separator)?;
+        }
+        Ok(())
+    }
+}

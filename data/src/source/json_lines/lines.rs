@@ -1,0 +1,143 @@
+//! Files read line by line, each line of a limited length.
+
+use crate::error::{DataError, FilePlace};
+use crate::source::json_lines::LineError;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+/// A mark that some editors put before the first line.
+const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
+
+/// The lines of a file from some byte on.
+#[derive(Debug)]
+pub(super) struct Lines {
+    path: PathBuf,
+    input: BufReader<File>,
+    line: Vec<u8>,
+    line_bytes_max: usize,
+    /// Where the next line begins.
+    pub(super) next: LineStart,
+    /// Whether the last line was too long, and there is more of it.
+    is_cut: bool,
+}
+
+/// Where a line begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LineStart {
+    pub(super) byte: u64,
+    /// Lines before it.
+    pub(super) lines_before: u64,
+}
+
+impl LineStart {
+    pub(super) const FIRST: Self = Self { byte: 0, lines_before: 0 };
+}
+
+impl Lines {
+    pub(super) fn open(
+        path: &Path,
+        start: LineStart,
+        line_bytes_max: usize,
+    ) -> Result<Self, DataError> {
+        let opened = File::open(path).and_then(|mut file| {
+            file.seek(SeekFrom::Start(start.byte))?;
+            Ok(BufReader::with_capacity(1 << 16, file))
+        });
+        match opened {
+            Ok(input) => Ok(Self {
+                path: path.to_owned(),
+                input,
+                line: Vec::new(),
+                line_bytes_max,
+                next: start,
+                is_cut: false,
+            }),
+            Err(source) => Err(DataError::File { path: path.to_owned(), source }),
+        }
+    }
+
+    /// The next line that is not blank, without its end, and where it begins. `None` at the end.
+    pub(super) fn next_line(&mut self) -> Result<Option<(LineStart, &[u8])>, DataError> {
+        loop {
+            let start = self.next;
+            let len = self.read().map_err(|source| self.failed(source))?;
+            if len == 0 {
+                return Ok(None);
+            }
+            self.next =
+                LineStart { byte: start.byte + len as u64, lines_before: start.lines_before + 1 };
+            if self.line.len() > self.line_bytes_max {
+                let bytes_max = self.line_bytes_max;
+                return Err(self.malformed(start, LineError::TooLong { bytes_max }));
+            }
+            if !self.line.trim_ascii().is_empty() {
+                return Ok(Some((start, &self.line)));
+            }
+        }
+    }
+
+    /// Reads a line into `line`, or as much of it as shows that it is too long. Returns the bytes
+    /// that were read.
+    fn read(&mut self) -> io::Result<usize> {
+        self.line.clear();
+        self.is_cut = false;
+        let limit = (self.line_bytes_max as u64).saturating_add(1);
+        let len = self.input.by_ref().take(limit).read_until(b'\n', &mut self.line)?;
+        if self.line.last() == Some(&b'\n') {
+            self.line.pop();
+        } else {
+            self.is_cut = len as u64 == limit;
+        }
+        if self.next.byte == 0 && self.line.starts_with(BYTE_ORDER_MARK) {
+            self.line.drain(..BYTE_ORDER_MARK.len());
+        }
+        Ok(len)
+    }
+
+    /// Goes to the end of a line that was too long.
+    pub(super) fn end_line(&mut self) -> Result<(), DataError> {
+        if std::mem::take(&mut self.is_cut) {
+            let skipped = self.input.skip_until(b'\n').map_err(|source| self.failed(source))?;
+            self.next.byte += skipped as u64;
+        }
+        Ok(())
+    }
+
+    /// The error of a line.
+    pub(super) fn malformed(&self, line: LineStart, error: LineError) -> DataError {
+        let place = FilePlace::Line(line.lines_before + 1);
+        DataError::Malformed { path: self.path.clone(), place, source: error.into() }
+    }
+
+    fn failed(&self, source: io::Error) -> DataError {
+        DataError::File { path: self.path.clone(), source }
+    }
+}
+
+/// The files of `paths`, of which folders stand for their files called `*.jsonl`, by name.
+pub(super) fn files_of(paths: &[impl AsRef<Path>]) -> Result<Vec<PathBuf>, DataError> {
+    let mut files = Vec::new();
+    for path in paths {
+        let path = path.as_ref();
+        if !path.is_dir() {
+            files.push(path.to_owned());
+            continue;
+        }
+        let failed = |source| DataError::File { path: path.to_owned(), source };
+        let mut inside = Vec::new();
+        for entry in path.read_dir().map_err(failed)? {
+            let file = entry.map_err(failed)?.path();
+            if file.extension().is_some_and(|extension| extension == "jsonl") {
+                inside.push(file);
+            }
+        }
+        if inside.is_empty() {
+            let source = io::Error::new(io::ErrorKind::NotFound, "no file called *.jsonl in it");
+            return Err(failed(source));
+        }
+        inside.sort_unstable();
+        files.extend(inside);
+    }
+    Ok(files)
+}

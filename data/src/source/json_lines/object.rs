@@ -1,0 +1,56 @@
+//! Some members of a JSON object, read without building the others.
+
+use crate::source::json_lines::LineError;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+
+/// The members called `names` of the object that is `line`. Of members of one name the last counts.
+pub(super) fn fields_of<'a, T: Deserialize<'a>, const N: usize>(
+    line: &'a [u8],
+    names: [&str; N],
+) -> Result<[T; N], LineError> {
+    let json = |source| LineError::Json { source };
+    let mut parser = serde_json::Deserializer::from_slice(line);
+    let visitor = Members { names, value: PhantomData };
+    let found: [Option<T>; N] = parser.deserialize_map(visitor).map_err(json)?;
+    parser.end().map_err(json)?;
+    if let Some(at) = found.iter().position(Option::is_none) {
+        return Err(LineError::MissingField { field: names[at].to_owned() });
+    }
+    Ok(found.map(|value| value.expect("a missing member was returned above")))
+}
+
+/// What the parser says, without the place, which the error of the line has in its own words.
+pub(super) fn reason(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    text.strip_suffix(&place).unwrap_or(&text).to_owned()
+}
+
+struct Members<'n, T, const N: usize> {
+    names: [&'n str; N],
+    value: PhantomData<T>,
+}
+
+impl<'de, T: Deserialize<'de>, const N: usize> Visitor<'de> for Members<'_, T, N> {
+    type Value = [Option<T>; N];
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut found = std::array::from_fn(|_| None);
+        while let Some(name) = map.next_key::<Cow<'de, str>>()? {
+            match self.names.iter().position(|wanted| *wanted == name) {
+                Some(at) => found[at] = Some(map.next_value()?),
+                None => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        Ok(found)
+    }
+}

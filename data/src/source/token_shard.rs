@@ -1,0 +1,238 @@
+//! One file of tokens, mapped into memory, and the formats of such files.
+
+use crate::error::{DataError, FilePlace};
+use memmap2::Mmap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// Bytes before the tokens in the files of llm.c: 256 numbers of 4 bytes.
+pub(super) const HEADER_BYTES: usize = 1024;
+/// First number of llm.c's files of multiple-choice questions, which are no runs of tokens.
+const QUESTIONS_MAGIC: i32 = 20_240_522;
+
+/// How a file holds tokens. All numbers are little-endian.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TokenFormat {
+    /// Tokens of 2 bytes and nothing else: what nanoGPT's `prepare.py` writes.
+    RawU16,
+    /// Tokens of 4 bytes and nothing else.
+    RawU32,
+    /// Tokens of 2 bytes after llm.c's header: 20240520, 1, the number of tokens, and zeros up to
+    /// 256 numbers of 4 bytes.
+    LlmcU16,
+    /// Tokens of 4 bytes after the same header with 20240801 and 7, llm.c's format for Llama 3.
+    LlmcU32,
+}
+
+impl TokenFormat {
+    /// Bytes of one token.
+    #[must_use]
+    pub fn token_bytes(self) -> usize {
+        match self {
+            Self::RawU16 | Self::LlmcU16 => 2,
+            Self::RawU32 | Self::LlmcU32 => 4,
+        }
+    }
+
+    /// The largest token that the format can hold.
+    #[must_use]
+    pub fn token_max(self) -> u32 {
+        if self.token_bytes() == 2 { u16::MAX.into() } else { u32::MAX }
+    }
+
+    /// The first two numbers of the header, if there is one.
+    pub(super) fn signature(self) -> Option<[i32; 2]> {
+        match self {
+            Self::RawU16 | Self::RawU32 => None,
+            Self::LlmcU16 => Some([20_240_520, 1]),
+            Self::LlmcU32 => Some([20_240_801, 7]),
+        }
+    }
+
+    /// The format of a file that begins with `head`.
+    fn detect(head: &[u8]) -> Self {
+        let headed = [Self::LlmcU16, Self::LlmcU32].into_iter().find(|format| {
+            format.signature().is_some_and(|[magic, _]| head.starts_with(&magic.to_le_bytes()))
+        });
+        headed.unwrap_or(Self::RawU16)
+    }
+}
+
+/// What is wrong with a file of tokens, or with tokens for one: the cause inside
+/// [`DataError::Malformed`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenFileError {
+    /// The file ends within a token.
+    #[error("the file ends within a token of {token_bytes} bytes")]
+    PartOfToken {
+        /// Bytes of a token.
+        token_bytes: usize,
+    },
+    /// The file ends within llm.c's header.
+    #[error("the file ends within the header of {HEADER_BYTES} bytes")]
+    PartOfHeader,
+    /// The file begins with another number than its format has.
+    #[error("the first number is {found}, the format has {expected}")]
+    Magic {
+        /// The file's number.
+        found: i32,
+        /// The format's number.
+        expected: i32,
+    },
+    /// The file is of another version of its format.
+    #[error("the version is {found}, only {expected} is known")]
+    Version {
+        /// The file's version.
+        found: i32,
+        /// The version that can be read.
+        expected: i32,
+    },
+    /// The file is one of llm.c's sets of multiple-choice questions.
+    #[error("the file holds multiple-choice questions, not a run of tokens")]
+    Questions,
+    /// The header names another number of tokens than the file has.
+    #[error("the header says {header} tokens, the file has {actual}")]
+    TokenCount {
+        /// Tokens by the header.
+        header: i32,
+        /// Whole tokens behind the header.
+        actual: usize,
+    },
+    /// A token that the vocabulary does not have.
+    #[error("token {token} is outside the vocabulary of {vocabulary_len}")]
+    OutsideVocabulary {
+        /// The token.
+        token: u32,
+        /// Tokens of the vocabulary.
+        vocabulary_len: usize,
+    },
+    /// A token that is too large for the format that is written.
+    #[error("token {token} is larger than {token_max}, the format's largest")]
+    TokenTooLarge {
+        /// The token.
+        token: u32,
+        /// The largest one.
+        token_max: u32,
+    },
+    /// More tokens than the header can count.
+    #[error("the header cannot count more than {} tokens", i32::MAX)]
+    TooManyTokens,
+}
+
+/// The tokens of one file, read where the operating system maps them.
+#[derive(Debug)]
+pub(super) struct Shard {
+    path: PathBuf,
+    map: Mmap,
+    format: TokenFormat,
+    /// Where the first token is.
+    start_bytes: usize,
+    /// Tokens of the file.
+    pub(super) len: usize,
+}
+
+impl Shard {
+    /// Opens `path` as `format`, or as what its first number says.
+    pub(super) fn open(path: &Path, format: Option<TokenFormat>) -> Result<Self, DataError> {
+        let map = map(path).map_err(|source| DataError::File { path: path.to_owned(), source })?;
+        let format = format.unwrap_or_else(|| TokenFormat::detect(&map));
+        let start_bytes = if format.signature().is_some() { HEADER_BYTES } else { 0 };
+        let len =
+            token_count(&map, format).map_err(|(byte, error)| malformed(path, byte, error))?;
+        Ok(Self { path: path.to_owned(), map, format, start_bytes, len })
+    }
+
+    /// Copies as many tokens from `first` on as `tokens` has places.
+    pub(super) fn copy(
+        &self,
+        first: usize,
+        tokens: &mut [i64],
+        vocabulary_len: Option<usize>,
+    ) -> Result<(), DataError> {
+        let bytes = &self.map[self.byte_of(first)..self.byte_of(first + tokens.len())];
+        if self.format.token_bytes() == 2 {
+            for (token, &bytes) in tokens.iter_mut().zip(bytes.as_chunks().0) {
+                *token = u16::from_le_bytes(bytes).into();
+            }
+        } else {
+            for (token, &bytes) in tokens.iter_mut().zip(bytes.as_chunks().0) {
+                *token = u32::from_le_bytes(bytes).into();
+            }
+        }
+        let Some(vocabulary_len) = vocabulary_len else { return Ok(()) };
+        match tokens.iter().position(|&token| token as usize >= vocabulary_len) {
+            None => Ok(()),
+            Some(at) => {
+                let token = tokens[at] as u32;
+                let error = TokenFileError::OutsideVocabulary { token, vocabulary_len };
+                Err(malformed(&self.path, self.byte_of(first + at), error))
+            }
+        }
+    }
+
+    /// The largest token of all, which are read for it.
+    pub(super) fn token_max(&self) -> Option<u32> {
+        let bytes = &self.map[self.start_bytes..];
+        if self.format.token_bytes() == 2 {
+            bytes.as_chunks().0.iter().map(|&bytes| u16::from_le_bytes(bytes).into()).max()
+        } else {
+            bytes.as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes)).max()
+        }
+    }
+
+    fn byte_of(&self, token: usize) -> usize {
+        self.start_bytes + token * self.format.token_bytes()
+    }
+}
+
+/// The error of a byte of a file.
+pub(super) fn malformed(path: &Path, byte: usize, error: TokenFileError) -> DataError {
+    let place = FilePlace::Byte(byte as u64);
+    DataError::Malformed { path: path.to_owned(), place, source: error.into() }
+}
+
+/// How many tokens a file has, or what is wrong with it and at which byte.
+fn token_count(bytes: &[u8], format: TokenFormat) -> Result<usize, (usize, TokenFileError)> {
+    let token_bytes = format.token_bytes();
+    if bytes.starts_with(&QUESTIONS_MAGIC.to_le_bytes()) {
+        return Err((0, TokenFileError::Questions));
+    }
+    let mut body = bytes;
+    let mut header_count = None;
+    if let Some([magic, version]) = format.signature() {
+        let Some((header, tokens)) = bytes.split_at_checked(HEADER_BYTES) else {
+            return Err((bytes.len(), TokenFileError::PartOfHeader));
+        };
+        let number = |at: usize| i32::from_le_bytes(header.as_chunks().0[at]);
+        if number(0) != magic {
+            return Err((0, TokenFileError::Magic { found: number(0), expected: magic }));
+        }
+        if number(1) != version {
+            return Err((4, TokenFileError::Version { found: number(1), expected: version }));
+        }
+        (body, header_count) = (tokens, Some(number(2)));
+    }
+    let len = body.len() / token_bytes;
+    if let Some(header) = header_count
+        && usize::try_from(header) != Ok(len)
+    {
+        return Err((8, TokenFileError::TokenCount { header, actual: len }));
+    }
+    if !body.len().is_multiple_of(token_bytes) {
+        let part = bytes.len() - body.len() % token_bytes;
+        return Err((part, TokenFileError::PartOfToken { token_bytes }));
+    }
+    Ok(len)
+}
+
+#[allow(unsafe_code, reason = "files are mapped instead of copied")]
+fn map(path: &Path) -> std::io::Result<Mmap> {
+    let file = File::open(path)?;
+    // SAFETY: a map must not change while it is borrowed, and its file must not become shorter.
+    // 1. The map is private to `Shard`, whose borrows end inside its methods, and which reads
+    // tokens only as integers, for which every byte is valid. 2. That no other process truncates
+    // or rewrites the file is what `TokenFile::open` asks of its caller; the writer of this crate
+    // keeps to it, as it renames a new file into the place of the old one, which stays mapped.
+    unsafe { Mmap::map(&file) }
+}

@@ -1,0 +1,96 @@
+//! Fills staging buffers with the samples of a stream.
+
+use crate::dataset::SampleSlot;
+use crate::epoch::Plan;
+use crate::error::DataError;
+use crate::job::{Built, Fault, message_of};
+use crate::rows::Rows;
+use crate::staging::Staging;
+use crate::stream::{Stream, StreamState};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// A stream, and how far it is. Whichever thread reads the stream owns this.
+pub(super) struct Builder {
+    pub(super) stream: Box<dyn Stream>,
+    pub(super) plan: Arc<Plan>,
+    pub(super) batch_size: usize,
+    pub(super) drops_last: bool,
+    /// Samples that may still be skipped.
+    pub(super) skips_left: usize,
+    /// Samples that were read or skipped.
+    pub(super) sample: u64,
+}
+
+/// A batch as it was read.
+pub(super) struct Reply {
+    /// `None` at the end of the stream.
+    pub(super) built: Result<Option<Built>, DataError>,
+    /// Samples that were read or skipped by then, and the position of the stream.
+    pub(super) after: (u64, StreamState),
+}
+
+impl Builder {
+    /// The next batch, in `staging`.
+    pub(super) fn build(&mut self, staging: Staging) -> Reply {
+        let built = self.fill(staging);
+        match catch_unwind(AssertUnwindSafe(|| self.stream.state())) {
+            Ok(state) => Reply { built, after: (self.sample, state) },
+            Err(payload) => {
+                let error = self.panicked(payload);
+                Reply { built: Err(error), after: (self.sample, StreamState::new(&())) }
+            }
+        }
+    }
+
+    fn fill(&mut self, staging: Staging) -> Result<Option<Built>, DataError> {
+        let rows = Rows::new(staging, Arc::clone(&self.plan.layout), self.batch_size);
+        let (mut indices, mut kept, mut faults) = (Vec::new(), Vec::new(), Vec::new());
+        let mut is_full = true;
+        while let Some(row) = rows.claim() {
+            if self.plan.is_cancelled() {
+                return Ok(None);
+            }
+            let (at, index) = (row.index(), self.sample as usize);
+            let mut slot = SampleSlot::new(row, &self.plan);
+            // Unwind safety: a stream that has panicked is not read again.
+            let written = catch_unwind(AssertUnwindSafe(|| self.stream.write_next(&mut slot)));
+            let written = written.map_err(|payload| self.panicked(payload))?;
+            match written.and_then(|is_there| Ok(slot.finish().map(|()| is_there)?)) {
+                Ok(true) => {
+                    indices.push(index);
+                    kept.push(at);
+                }
+                Ok(false) => {
+                    is_full = false;
+                    break;
+                }
+                Err(source) => {
+                    let error = DataError::Sample { index, source };
+                    if self.skips_left == 0 {
+                        return Err(error);
+                    }
+                    self.skips_left -= 1;
+                    faults.push(Fault { row: at, index, error });
+                }
+            }
+            self.sample += 1;
+        }
+        if indices.is_empty() && !faults.is_empty() {
+            return Err(faults.swap_remove(0).error);
+        }
+        if indices.is_empty() || (!is_full && self.drops_last) {
+            return Ok(None);
+        }
+        let mut staging = rows.into_staging();
+        if !faults.is_empty() {
+            self.plan.layout.keep_rows(staging.bytes_mut(), &kept);
+        }
+        self.plan.layout.pack(staging.bytes_mut(), kept.len());
+        Ok(Some(Built { staging, indices, faults }))
+    }
+
+    fn panicked(&self, payload: Box<dyn std::any::Any + Send>) -> DataError {
+        DataError::Panicked { index: self.sample as usize, message: message_of(payload) }
+    }
+}

@@ -1,0 +1,81 @@
+//! The byte-pair encodings of OpenAI's models.
+
+use crate::tokenizer::{SpecialToken, Tokenizer, TokenizerError, guarded};
+use std::fmt;
+use tiktoken_rs::CoreBPE;
+
+/// The byte-pair encodings of OpenAI's models, by the crate `tiktoken-rs`, which has their
+/// vocabularies inside. One is read when it is first asked for, and stays in memory.
+///
+/// The time for a run of letters without a space grows with the square of its length.
+#[derive(Clone)]
+pub struct Tiktoken {
+    encoding: &'static CoreBPE,
+    name: &'static str,
+    special: Vec<SpecialToken>,
+    vocabulary_len: usize,
+}
+
+impl Tiktoken {
+    /// `r50k_base`: GPT-2 and GPT-3, 50257 tokens.
+    #[must_use]
+    pub fn gpt2() -> Self {
+        Self::new("r50k_base", tiktoken_rs::r50k_base_singleton())
+    }
+
+    /// `cl100k_base`: GPT-3.5 and GPT-4, 100277 tokens.
+    #[must_use]
+    pub fn cl100k() -> Self {
+        Self::new("cl100k_base", tiktoken_rs::cl100k_base_singleton())
+    }
+
+    /// `o200k_base`: GPT-4o and later, 200019 tokens.
+    #[must_use]
+    pub fn o200k() -> Self {
+        Self::new("o200k_base", tiktoken_rs::o200k_base_singleton())
+    }
+
+    fn new(name: &'static str, encoding: &'static CoreBPE) -> Self {
+        let token = |name: &str| encoding.encode_with_special_tokens(name).first().copied();
+        let mut special: Vec<SpecialToken> = encoding
+            .special_tokens()
+            .into_iter()
+            .filter_map(|name| Some(SpecialToken { name: name.to_owned(), token: token(name)? }))
+            .collect();
+        special.sort_unstable_by_key(|special| special.token);
+        // Special tokens are the last ones in each of the three.
+        let vocabulary_len = special.last().map_or(0, |special| special.token as usize + 1);
+        Self { encoding, name, special, vocabulary_len }
+    }
+}
+
+impl Tokenizer for Tiktoken {
+    fn encode_into(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        let encoded = guarded(|| Ok(self.encoding.encode_ordinary(text)));
+        tokens.extend(encoded.map_err(|source| TokenizerError::Library { source })?);
+        Ok(())
+    }
+
+    fn decode(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
+        let mut bytes = Vec::new();
+        for token in tokens {
+            let text = self.encoding.decode_bytes(std::slice::from_ref(token));
+            bytes.extend(text.map_err(|_| TokenizerError::UnknownToken { token: *token })?);
+        }
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn vocabulary_len(&self) -> usize {
+        self.vocabulary_len
+    }
+
+    fn special_tokens(&self) -> &[SpecialToken] {
+        &self.special
+    }
+}
+
+impl fmt::Debug for Tiktoken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Tiktoken").field(&self.name).finish()
+    }
+}

@@ -1,0 +1,170 @@
+//! Tokenizers: text comes back, special tokens are markup only, libraries agree with their origins.
+
+use crate::Folder;
+use lowtide_data::{
+    Bytes, Characters, DataError, FilePlace, SpecialRole, Text, Tiktoken, Tokenizer,
+    TokenizerError, TokenizerJson,
+};
+use proptest::prelude::*;
+use std::fs;
+
+const _: fn(&dyn Tokenizer) -> usize = |tokenizer| tokenizer.vocabulary_len();
+
+/// A byte-pair encoding of two merges, whose ids are those of the Python package `tokenizers`
+/// 0.23.3 for the same file.
+const SMALL: &str = r#"{
+    "version": "1.0",
+    "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+    "padding": null,
+    "added_tokens": [
+        {"id": 7, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
+         "normalized": false, "special": true},
+        {"id": 8, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false,
+         "normalized": false, "special": true}
+    ],
+    "normalizer": null,
+    "pre_tokenizer": null,
+    "post_processor": {"type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [7], "tokens": ["<s>"]}}},
+    "decoder": {"type": "Fuse"},
+    "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+        "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+        "vocab": {"a": 0, "b": 1, "<": 2, "s": 3, ">": 4, "ab": 5, "aba": 10},
+        "merges": ["a b", "ab a"]}
+}"#;
+
+fn small() -> TokenizerJson {
+    TokenizerJson::from_bytes(SMALL.as_bytes()).unwrap()
+}
+
+/// The laws of every tokenizer, on a text that it can encode.
+fn check(tokenizer: &dyn Tokenizer, text: &str) {
+    let tokens = tokenizer.encode(text).unwrap();
+    assert_eq!(tokenizer.decode(&tokens).unwrap(), text);
+    assert!(tokens.iter().all(|&token| (token as usize) < tokenizer.vocabulary_len()));
+    for special in tokenizer.special_tokens() {
+        assert!(!tokens.contains(&special.token), "{text:?} has the token {}", special.name);
+        assert_eq!(tokenizer.special_named(&special.name), Some(special.token));
+        assert_eq!(tokenizer.decode(&[special.token]).unwrap(), special.name);
+        assert_eq!(tokenizer.encode_markup(&special.name).unwrap(), [special.token]);
+    }
+    let unknown = tokenizer.vocabulary_len() as u32;
+    for token in [unknown, u32::MAX] {
+        let error = tokenizer.decode(&[token]).unwrap_err();
+        assert!(matches!(error, TokenizerError::UnknownToken { token: of } if of == token));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..Default::default() })]
+
+    #[test]
+    fn every_text_comes_back(text in "\\PC{0,40}|(<\\|endoftext\\|>| ){0,3}") {
+        check(&Bytes::new().with_special("<|endoftext|>").with_special("<pad>"), &text);
+        check(&Tiktoken::gpt2(), &text);
+        let seen = format!("{text}abc");
+        check(&Characters::new(&seen).with_special("<|endoftext|>"), &text);
+    }
+
+    #[test]
+    fn texts_of_a_small_vocabulary_come_back(text in "[ab<s>]{0,12}") {
+        check(&small(), &text);
+    }
+
+    #[test]
+    fn any_bytes_are_a_tokenizer_or_an_error(
+        bytes in prop::collection::vec(any::<u8>(), 0..64),
+        cut in any::<prop::sample::Index>(),
+        with in any::<u8>(),
+    ) {
+        prop_assert!(TokenizerJson::from_bytes(&bytes).is_err());
+        let mut damaged = SMALL.as_bytes().to_vec();
+        let at = cut.index(damaged.len());
+        damaged[at] = with;
+        if let Ok(tokenizer) = TokenizerJson::from_bytes(&damaged) {
+            let _ = tokenizer.encode("aba<s>b");
+        }
+        prop_assert!(TokenizerJson::from_bytes(&SMALL.as_bytes()[..at]).is_err());
+    }
+}
+
+#[test]
+fn encodings_of_openai_have_their_published_numbers() {
+    let cases = [
+        (Tiktoken::gpt2(), 50_257, 50_256, "Hello world", [15_496, 995]),
+        (Tiktoken::cl100k(), 100_277, 100_257, "hello world", [15_339, 1_917]),
+        (Tiktoken::o200k(), 200_019, 199_999, "hello world", [24_912, 2_375]),
+    ];
+    for (tokenizer, vocabulary_len, end, text, tokens) in cases {
+        assert_eq!(tokenizer.vocabulary_len(), vocabulary_len);
+        assert_eq!(tokenizer.special(SpecialRole::EndOfText), Some(end));
+        assert_eq!(tokenizer.encode(text).unwrap(), tokens);
+        let markup = format!("<|endoftext|>{text}<|endoftext|>");
+        let framed = [&[end], &tokens[..], &[end]].concat();
+        assert_eq!(tokenizer.encode_markup(&markup).unwrap(), framed);
+    }
+}
+
+#[test]
+fn json_tokenizer_merges_and_frames_nothing_by_itself() {
+    let tokenizer = small();
+    assert_eq!(tokenizer.encode("aba").unwrap(), [10]);
+    assert_eq!(tokenizer.encode("abab").unwrap(), [5, 5]);
+    assert_eq!(tokenizer.encode("ab<s>").unwrap(), [5, 2, 3, 4]);
+    assert_eq!(tokenizer.encode_markup("<s>ab</s>").unwrap(), [7, 5, 8]);
+    let roles = [SpecialRole::BeginOfText, SpecialRole::EndOfText, SpecialRole::Padding];
+    assert_eq!(roles.map(|role| tokenizer.special(role)), [Some(7), Some(8), None]);
+    // The vocabulary has a gap: there is no token 9.
+    assert_eq!(tokenizer.vocabulary_len(), 11);
+    assert!(matches!(tokenizer.decode(&[9]), Err(TokenizerError::UnknownToken { token: 9 })));
+}
+
+#[test]
+fn text_and_its_tokenizer_have_the_same_tokens() {
+    let text = Text::new("one two", 2).unwrap();
+    let tokens = text.tokenizer().encode("two one").unwrap();
+    let tokens: Vec<i64> = tokens.into_iter().map(i64::from).collect();
+    assert_eq!(text.encode("two one"), Some(tokens));
+    let error = text.tokenizer().encode("no möwe").unwrap_err();
+    let TokenizerError::UnknownCharacter { character, byte } = error else { panic!("{error}") };
+    assert_eq!((character, byte), ('m', 3));
+}
+
+#[test]
+fn tokens_of_a_text_that_fails_are_taken_back() {
+    let mut tokens = vec![7];
+    assert!(Characters::new("ab").encode_into("abc", &mut tokens).is_err());
+    assert_eq!(tokens, [7]);
+}
+
+#[test]
+fn long_runs_are_encoded_or_an_error() {
+    for text in [" ".repeat(200_000), "\n".repeat(200_000), "a".repeat(10_000)] {
+        for tokenizer in [Tiktoken::gpt2(), Tiktoken::cl100k()] {
+            if let Ok(tokens) = tokenizer.encode(&text) {
+                assert_eq!(tokenizer.decode(&tokens).unwrap(), text);
+            }
+        }
+    }
+}
+
+#[test]
+fn garbage_for_a_tokenizer_is_an_error_with_its_place() {
+    let folder = Folder::new("tokenizer");
+    let path = folder.path("tokenizer.json");
+    let nested = [vec![b'['; 100_000], vec![b']'; 100_000]].concat();
+    let cases: [(&[u8], u64); 5] =
+        [(b"", 1), (b"{\n\n  oops", 3), (b"\xff\xfe\x00", 1), (&nested, 1), (b"{\n}", 2)];
+    for (bytes, line) in cases {
+        fs::write(&path, bytes).unwrap();
+        let error = TokenizerJson::open(&path).unwrap_err();
+        let DataError::Malformed { place, .. } = &error else { panic!("{error}") };
+        assert_eq!(*place, FilePlace::Line(line), "{error}");
+        assert!(error.to_string().contains("tokenizer.json, line"), "{error}");
+    }
+    let absent = TokenizerJson::open(&folder.path("absent")).unwrap_err();
+    assert!(matches!(absent, DataError::File { .. }), "{absent}");
+}
