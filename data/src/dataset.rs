@@ -1,5 +1,6 @@
 //! The dataset trait and the slot that a sample is written into.
 
+use crate::draws::Draws;
 use crate::element::{Element, ElementType, Field};
 use crate::epoch::Plan;
 use crate::error::{NotBool, TooLong};
@@ -13,7 +14,8 @@ pub type SampleError = Box<dyn Error + Send + Sync>;
 /// A finite, indexed set of samples of one fixed shape.
 ///
 /// It is read from several threads at once. A batch is the same at any number of workers as long
-/// as `write` depends on nothing but the index.
+/// as `write` depends on nothing but the index and what the slot says: [`SampleSlot::epoch`],
+/// [`SampleSlot::seed`] and [`SampleSlot::draws`].
 pub trait Dataset: Send + Sync {
     /// Number of samples; never changes.
     fn len(&self) -> usize;
@@ -55,15 +57,39 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 pub struct SampleSlot<'a> {
     row: Row<'a>,
     plan: &'a Plan,
+    /// The sample's index, as the loader counts.
+    index: usize,
 }
 
 impl<'a> SampleSlot<'a> {
-    /// The zeroed slot of `row`.
-    pub(crate) fn new(mut row: Row<'a>, plan: &'a Plan) -> Self {
+    /// The zeroed slot of `row`, for sample `index`.
+    pub(crate) fn new(mut row: Row<'a>, plan: &'a Plan, index: usize) -> Self {
         for place_index in 0..row.layout().places().len() {
             row.bytes(place_index).fill(0);
         }
-        Self { row, plan }
+        Self { row, plan, index }
+    }
+
+    /// The epoch that the sample is written for.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.plan.end.epoch
+    }
+
+    /// The seed of the loader.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.plan.end.seed
+    }
+
+    /// Random numbers for this sample in this epoch. Different uses, such as the steps of an
+    /// augmentation, take a `purpose` each: adding one does not change the numbers of another.
+    ///
+    /// The sample is known by its index in the loader's dataset. One that the order repeats within
+    /// an epoch gets the same numbers each time.
+    #[must_use]
+    pub fn draws(&self, purpose: u64) -> Draws {
+        Draws::new(self.seed(), self.epoch(), self.index as u64, purpose)
     }
 
     /// Whether the epoch was dropped, so that the sample will not be read: a slow `write` may ask

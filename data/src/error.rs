@@ -82,6 +82,14 @@ pub enum DataError {
         /// Its value in this loader; for `batch` the greatest possible one.
         here: u64,
     },
+    /// A step of an image pipeline cannot be taken.
+    #[error("step {step} {reason}")]
+    Transform {
+        /// The step's name.
+        step: &'static str,
+        /// What it would need.
+        reason: &'static str,
+    },
     /// A column of an in-memory dataset has the wrong number of elements.
     #[error("field {field} has {actual} elements where the samples need {expected}")]
     FieldLength {

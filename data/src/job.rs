@@ -91,7 +91,7 @@ impl Job {
             let source = IndexOutOfRange { index, len: dataset.len() };
             return Err(DataError::Sample { index, source: source.into() });
         }
-        let mut slot = SampleSlot::new(row, &self.plan);
+        let mut slot = SampleSlot::new(row, &self.plan, index);
         // Unwind safety: the half-written slot is not handed out. The dataset may be left in a
         // state of its own making, as after a panic on any thread that shares it.
         match catch_unwind(AssertUnwindSafe(|| dataset.write(index, &mut slot))) {

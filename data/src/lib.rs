@@ -3,9 +3,12 @@
 
 mod batch;
 mod dataset;
+mod draws;
 mod element;
 mod epoch;
 mod error;
+#[cfg(feature = "images")]
+mod image;
 mod job;
 mod layout;
 mod loader;
@@ -17,19 +20,28 @@ mod source;
 mod staging;
 mod state;
 mod subset;
+#[cfg(feature = "images")]
+mod transform;
 mod window;
 
 pub use batch::{Batch, BatchView, FieldView, SkippedSample};
 pub use dataset::{Dataset, SampleError, SampleSlot};
+pub use draws::Draws;
 pub use element::{Collate, Element, ElementType, Field};
 pub use epoch::Epoch;
 pub use error::{DataError, IndexOutOfRange, NotBool, TooLong};
 pub use half::bf16;
+#[cfg(feature = "images")]
+pub use image::{ImageError, ImageFormat, ImageLimits, ImageSample, ImageSource, Raster};
 pub use loader::{Loader, LoaderOptions, OnBadSample};
 pub use sampler::{
     Bucketed, EpochKey, Order, Permuted, Remainder, Sampler, Sequential, Sharded, Shuffled,
     Weighted,
 };
 pub use source::{Digits, Images, InMemory, Random, Text};
+#[cfg(feature = "images")]
+pub use source::{ImageFolder, SegmentationFolder};
 pub use state::LoaderState;
 pub use subset::Subset;
+#[cfg(feature = "images")]
+pub use transform::{Pipeline, Step, Transformed};

@@ -143,6 +143,31 @@ impl Images {
     }
 }
 
+/// The images as they are stored, whatever they are written into batches as.
+#[cfg(feature = "images")]
+impl crate::image::ImageSource for Images {
+    fn image_count(&self) -> usize {
+        self.labels.len()
+    }
+
+    fn format(&self) -> crate::image::ImageFormat {
+        let [channels, height, width] = self.stored;
+        let size = Some([height, width]);
+        crate::image::ImageFormat { channels, size, ignored_class: None }
+    }
+
+    fn read(
+        &self,
+        index: usize,
+        sample: &mut crate::image::ImageSample,
+    ) -> Result<(), SampleError> {
+        let len = self.stored.iter().product::<usize>();
+        sample.image.copy_from_planes(&self.pixels[index * len..][..len], self.stored);
+        sample.label = self.labels[index];
+        Ok(())
+    }
+}
+
 impl Dataset for Images {
     fn len(&self) -> usize {
         self.labels.len()

@@ -2,7 +2,9 @@
 
 mod batch;
 mod digits;
+mod draws;
 mod faults;
+mod folders;
 mod memory;
 mod named;
 mod order;
@@ -13,6 +15,7 @@ mod ring;
 mod samplers;
 mod shutdown;
 mod skip;
+mod transforms;
 mod workers;
 
 use lowtide_data::{
