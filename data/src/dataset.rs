@@ -32,6 +32,11 @@ pub trait Dataset: Send + Sync {
     /// Any error: the loader hands it to the consumer together with the index.
     fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError>;
 
+    /// Changes a batch once all of its samples are written: for what needs more than one of them,
+    /// as [`Mixed`](crate::Mixed) does. Does nothing unless a dataset says otherwise; a dataset
+    /// that wraps another should pass the call on. It is called once per batch, on any thread.
+    fn finish_batch(&self, _batch: &mut BatchSlot<'_>) {}
+
     /// Whether there is no sample at all.
     fn is_empty(&self) -> bool {
         self.len() == 0
@@ -49,6 +54,10 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 
     fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
         (**self).write(index, slot)
+    }
+
+    fn finish_batch(&self, batch: &mut BatchSlot<'_>) {
+        (**self).finish_batch(batch);
     }
 }
 
@@ -185,5 +194,62 @@ impl<'a> SampleSlot<'a> {
             }
         }
         Ok(())
+    }
+}
+
+/// The samples of a batch before it is handed out: those that were written, in order.
+#[derive(Debug)]
+pub struct BatchSlot<'a> {
+    plan: &'a Plan,
+    bytes: &'a mut [u8],
+    indices: &'a [usize],
+    batch: usize,
+}
+
+impl<'a> BatchSlot<'a> {
+    pub(crate) fn new(
+        plan: &'a Plan,
+        bytes: &'a mut [u8],
+        indices: &'a [usize],
+        batch: usize,
+    ) -> Self {
+        Self { plan, bytes, indices, batch }
+    }
+
+    /// Number of samples.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.indices.len()
+    }
+
+    /// Whether there are no samples; no such batch is handed out.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.indices.is_empty()
+    }
+
+    /// Index in the dataset of each sample.
+    #[must_use]
+    pub fn sample_indices(&self) -> &[usize] {
+        self.indices
+    }
+
+    /// Random numbers for this batch in this epoch; see [`SampleSlot::draws`].
+    #[must_use]
+    pub fn draws(&self, purpose: u64) -> Draws {
+        Draws::new(self.plan.end.seed, self.plan.end.epoch, self.batch as u64, purpose)
+    }
+
+    /// The elements `[B, ...]` of field `field_index`, in the order of [`Dataset::fields`]; of a
+    /// ragged field at the greatest length, with zeros.
+    ///
+    /// # Panics
+    /// If there is no such field, or if its elements are not of type `T`.
+    pub fn values<T: Element>(&mut self, field_index: usize) -> &mut [T] {
+        let place = &self.plan.layout.places()[field_index];
+        let Field { name, element, .. } = &place.field;
+        assert_eq!(*element, T::TYPE, "field {name} holds {element}, not {}", T::TYPE);
+        // Cannot fail: a field starts aligned, and truth values were looked at.
+        bytemuck::checked::cast_slice_mut(&mut self.bytes[place.rows(0..self.indices.len())])
     }
 }

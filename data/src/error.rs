@@ -82,6 +82,12 @@ pub enum DataError {
         /// Its value in this loader; for `batch` the greatest possible one.
         here: u64,
     },
+    /// A dataset cannot be mixed.
+    #[error("samples cannot be mixed: {reason}")]
+    InvalidMixing {
+        /// What is wrong.
+        reason: &'static str,
+    },
     /// A step of an image pipeline cannot be taken.
     #[error("step {step} {reason}")]
     Transform {

@@ -12,6 +12,7 @@ mod image;
 mod job;
 mod layout;
 mod loader;
+mod mix;
 mod options;
 mod pool;
 mod rows;
@@ -25,7 +26,7 @@ mod transform;
 mod window;
 
 pub use batch::{Batch, BatchView, FieldView, SkippedSample};
-pub use dataset::{Dataset, SampleError, SampleSlot};
+pub use dataset::{BatchSlot, Dataset, SampleError, SampleSlot};
 pub use draws::Draws;
 pub use element::{Collate, Element, ElementType, Field};
 pub use epoch::Epoch;
@@ -34,13 +35,17 @@ pub use half::bf16;
 #[cfg(feature = "images")]
 pub use image::{ImageError, ImageFormat, ImageLimits, ImageSample, ImageSource, Raster};
 pub use loader::{Loader, LoaderOptions, OnBadSample};
+pub use mix::{Mixed, Mixing};
 pub use sampler::{
     Bucketed, EpochKey, Order, Permuted, Remainder, Sampler, Sequential, Sharded, Shuffled,
     Weighted,
 };
-pub use source::{Digits, Images, InMemory, Random, Text};
+pub use source::{
+    Cifar, Csv, CsvError, CsvOptions, CsvTarget, Digits, Images, InMemory, Npy, NpyError, Random,
+    Text,
+};
 #[cfg(feature = "images")]
-pub use source::{ImageFolder, SegmentationFolder};
+pub use source::{ImageFolder, SegmentationFolder, TarError, TarShards};
 pub use state::LoaderState;
 pub use subset::Subset;
 #[cfg(feature = "images")]

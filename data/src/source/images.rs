@@ -122,6 +122,13 @@ impl Images {
         self
     }
 
+    /// The same with this number of classes, for a data set of which not every class need occur.
+    #[must_use]
+    pub(crate) fn with_classes(mut self, classes: usize) -> Self {
+        self.classes = classes;
+        self
+    }
+
     /// Channels, height and width.
     #[must_use]
     pub fn shape(&self) -> [usize; 3] {

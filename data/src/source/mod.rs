@@ -1,17 +1,32 @@
 //! Datasets, one per file.
 
+mod cifar;
+mod csv;
 mod digits;
 #[cfg(feature = "images")]
 mod image_folder;
 mod images;
+mod map;
 mod memory;
+mod npy;
 mod random;
+#[cfg(feature = "images")]
+mod shards;
+#[cfg(feature = "images")]
+mod tar;
 mod text;
 
+pub use cifar::Cifar;
+pub use csv::{Csv, CsvError, CsvOptions, CsvTarget};
 pub use digits::Digits;
 #[cfg(feature = "images")]
 pub use image_folder::{ImageFolder, SegmentationFolder};
 pub use images::Images;
 pub use memory::InMemory;
+pub use npy::{Npy, NpyError};
 pub use random::Random;
+#[cfg(feature = "images")]
+pub use shards::TarShards;
+#[cfg(feature = "images")]
+pub use tar::TarError;
 pub use text::Text;

@@ -6,6 +6,7 @@ mod draws;
 mod faults;
 mod folders;
 mod memory;
+mod mix;
 mod named;
 mod order;
 mod props;
@@ -15,6 +16,8 @@ mod ring;
 mod samplers;
 mod shutdown;
 mod skip;
+mod tables;
+mod tar;
 mod transforms;
 mod workers;
 
