@@ -33,7 +33,7 @@ pub struct SkippedSample {
 
 impl Batch {
     pub(crate) fn new(built: Built, plan: Arc<Plan>, index: usize) -> Self {
-        let Built { staging, indices, faults } = built;
+        let Built { staging, indices, faults, .. } = built;
         let skipped = |Fault { index, error, .. }| SkippedSample { index, error };
         let skipped = faults.into_iter().map(skipped).collect();
         Self { staging, plan, index, indices, skipped }

@@ -1,5 +1,6 @@
 //! The dataset trait and the slot that a sample is written into.
 
+use crate::draws::Draws;
 use crate::element::{Element, ElementType, Field};
 use crate::epoch::Plan;
 use crate::error::{NotBool, TooLong};
@@ -14,7 +15,8 @@ pub type SampleError = Box<dyn Error + Send + Sync>;
 /// A finite, indexed set of samples of one fixed shape.
 ///
 /// It is read from several threads at once. A batch is the same at any number of workers as long
-/// as `write` depends on nothing but the index.
+/// as `write` depends on nothing but the index and what the slot says: [`SampleSlot::epoch`],
+/// [`SampleSlot::seed`] and [`SampleSlot::draws`].
 pub trait Dataset: Send + Sync {
     /// Number of samples; never changes.
     fn len(&self) -> usize;
@@ -30,6 +32,11 @@ pub trait Dataset: Send + Sync {
     /// # Errors
     /// Any error: the loader hands it to the consumer together with the index.
     fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError>;
+
+    /// Changes a batch once all of its samples are written: for what needs more than one of them,
+    /// as [`Mixed`](crate::Mixed) does. Does nothing unless a dataset says otherwise; a dataset
+    /// that wraps another should pass the call on. It is called once per batch, on any thread.
+    fn finish_batch(&self, _batch: &mut BatchSlot<'_>) {}
 
     /// Whether there is no sample at all.
     fn is_empty(&self) -> bool {
@@ -49,6 +56,10 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
     fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
         (**self).write(index, slot)
     }
+
+    fn finish_batch(&self, batch: &mut BatchSlot<'_>) {
+        (**self).finish_batch(batch);
+    }
 }
 
 /// The place of one sample inside a staging buffer: one run of bytes per field.
@@ -56,15 +67,39 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 pub struct SampleSlot<'a> {
     row: Row<'a>,
     plan: &'a Plan,
+    /// The sample's index, as the loader counts.
+    index: usize,
 }
 
 impl<'a> SampleSlot<'a> {
-    /// The zeroed slot of `row`.
-    pub(crate) fn new(mut row: Row<'a>, plan: &'a Plan) -> Self {
+    /// The zeroed slot of `row`, for sample `index`.
+    pub(crate) fn new(mut row: Row<'a>, plan: &'a Plan, index: usize) -> Self {
         for place_index in 0..row.layout().places().len() {
             row.bytes(place_index).fill(0);
         }
-        Self { row, plan }
+        Self { row, plan, index }
+    }
+
+    /// The epoch that the sample is written for.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.plan.end.epoch
+    }
+
+    /// The seed of the loader.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.plan.end.seed
+    }
+
+    /// Random numbers for this sample in this epoch. Different uses, such as the steps of an
+    /// augmentation, take a `purpose` each: adding one does not change the numbers of another.
+    ///
+    /// The sample is known by its index in the loader's dataset. One that the order repeats within
+    /// an epoch gets the same numbers each time.
+    #[must_use]
+    pub fn draws(&self, purpose: u64) -> Draws {
+        Draws::new(self.seed(), self.epoch(), self.index as u64, purpose)
     }
 
     /// Whether the epoch was dropped, so that the sample will not be read: a slow `write` may ask
@@ -129,7 +164,7 @@ impl<'a> SampleSlot<'a> {
     where
         'a: 'b,
     {
-        SampleSlot::new(row, self.plan)
+        SampleSlot::new(row, self.plan, self.index)
     }
 
     /// Copies a sample with the same fields from row `row` of a buffer.
@@ -175,5 +210,62 @@ impl<'a> SampleSlot<'a> {
             }
         }
         Ok(())
+    }
+}
+
+/// The samples of a batch before it is handed out: those that were written, in order.
+#[derive(Debug)]
+pub struct BatchSlot<'a> {
+    plan: &'a Plan,
+    bytes: &'a mut [u8],
+    indices: &'a [usize],
+    batch: usize,
+}
+
+impl<'a> BatchSlot<'a> {
+    pub(crate) fn new(
+        plan: &'a Plan,
+        bytes: &'a mut [u8],
+        indices: &'a [usize],
+        batch: usize,
+    ) -> Self {
+        Self { plan, bytes, indices, batch }
+    }
+
+    /// Number of samples.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.indices.len()
+    }
+
+    /// Whether there are no samples; no such batch is handed out.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.indices.is_empty()
+    }
+
+    /// Index in the dataset of each sample.
+    #[must_use]
+    pub fn sample_indices(&self) -> &[usize] {
+        self.indices
+    }
+
+    /// Random numbers for this batch in this epoch; see [`SampleSlot::draws`].
+    #[must_use]
+    pub fn draws(&self, purpose: u64) -> Draws {
+        Draws::new(self.plan.end.seed, self.plan.end.epoch, self.batch as u64, purpose)
+    }
+
+    /// The elements `[B, ...]` of field `field_index`, in the order of [`Dataset::fields`]; of a
+    /// ragged field at the greatest length, with zeros.
+    ///
+    /// # Panics
+    /// If there is no such field, or if its elements are not of type `T`.
+    pub fn values<T: Element>(&mut self, field_index: usize) -> &mut [T] {
+        let place = &self.plan.layout.places()[field_index];
+        let Field { name, element, .. } = &place.field;
+        assert_eq!(*element, T::TYPE, "field {name} holds {element}, not {}", T::TYPE);
+        // Cannot fail: a field starts aligned, and truth values were looked at.
+        bytemuck::checked::cast_slice_mut(&mut self.bytes[place.rows(0..self.indices.len())])
     }
 }

@@ -130,6 +130,9 @@ impl Epoch {
         self.submit_follower();
         let exhausted = DataError::StagingExhausted { slots: self.shared.ring.slots };
         let mut built = self.window.receive(timeout).ok_or(exhausted)??;
+        if let Some(error) = built.failure.take() {
+            return Err(error);
+        }
         let left = self.shared.options.skip_max() - self.skipped;
         if built.faults.len() > left {
             return Err(built.faults.swap_remove(left).error);

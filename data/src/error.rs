@@ -90,6 +90,20 @@ pub enum DataError {
         /// The stream's own error.
         source: SampleError,
     },
+    /// A dataset cannot be mixed.
+    #[error("samples cannot be mixed: {reason}")]
+    InvalidMixing {
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// A step of an image pipeline cannot be taken.
+    #[error("step {step} {reason}")]
+    Transform {
+        /// The step's name.
+        step: &'static str,
+        /// What it would need.
+        reason: &'static str,
+    },
     /// A column of an in-memory dataset has the wrong number of elements.
     #[error("field {field} has {actual} elements where the samples need {expected}")]
     FieldLength {

@@ -1,20 +1,22 @@
 //! One batch while it is built: its samples are written by whichever thread claims them.
 
-use crate::dataset::{Dataset, SampleSlot};
+use crate::dataset::{BatchSlot, Dataset, SampleSlot};
 use crate::epoch::Plan;
 use crate::error::{DataError, IndexOutOfRange};
 use crate::rows::{Row, Rows};
 use crate::staging::Staging;
 use crossbeam_channel::Sender;
 use std::any::Any;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A batch to build. The thread that drops the last handle of it sends the reply.
-#[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) plan: Arc<Plan>,
+    /// To change the batch as a whole.
+    dataset: Arc<dyn Dataset>,
     batch: usize,
     /// The sample of each row.
     indices: Vec<usize>,
@@ -53,11 +55,14 @@ pub(crate) struct Built {
     /// Those that are not, in order. If there are more than the options allow, rows are missing too
     /// and the batch is of no use.
     pub(crate) faults: Vec<Fault>,
+    /// Why the batch as a whole is of no use.
+    pub(crate) failure: Option<DataError>,
 }
 
 impl Job {
     pub(crate) fn new(
         plan: Arc<Plan>,
+        dataset: Arc<dyn Dataset>,
         batch: usize,
         staging: Staging,
         reply: Sender<Reply>,
@@ -67,7 +72,7 @@ impl Job {
         let rows = Some(Rows::new(staging, Arc::clone(&plan.layout), count));
         let done = (0..count).map(|_| AtomicBool::new(false)).collect();
         let (faults, end) = (Mutex::default(), AtomicUsize::new(count));
-        Self { plan, batch, indices, rows, done, faults, end, reply }
+        Self { plan, dataset, batch, indices, rows, done, faults, end, reply }
     }
 
     /// Claims the next sample and writes it; whether there was one.
@@ -91,7 +96,7 @@ impl Job {
             let source = IndexOutOfRange { index, len: dataset.len() };
             return Err(DataError::Sample { index, source: source.into() });
         }
-        let mut slot = SampleSlot::new(row, &self.plan);
+        let mut slot = SampleSlot::new(row, &self.plan, index);
         // Unwind safety: the half-written slot is not handed out. The dataset may be left in a
         // state of its own making, as after a panic on any thread that shares it.
         match catch_unwind(AssertUnwindSafe(|| dataset.write(index, &mut slot))) {
@@ -111,6 +116,17 @@ impl Job {
         if let Some(fatal) = faults.get(self.plan.skip_max) {
             self.end.fetch_min(fatal.row + 1, Ordering::Relaxed);
         }
+    }
+
+    /// Has the dataset change the batch as a whole; its panic, if there was one.
+    fn finish(&self, staging: &mut [u8], indices: &[usize]) -> Option<DataError> {
+        let &index = indices.first()?;
+        let mut batch = BatchSlot::new(&self.plan, staging, indices, self.batch);
+        let finish = AssertUnwindSafe(|| self.dataset.finish_batch(&mut batch));
+        // Unwind safety: the batch is not handed out then. This may be a worker's thread, and it
+        // must reply.
+        let payload = catch_unwind(finish).err()?;
+        Some(DataError::Panicked { index, message: message_of(payload) })
     }
 
     /// How many samples are done, and the first that is not.
@@ -135,13 +151,21 @@ impl Drop for Job {
             self.plan.layout.keep_rows(staging.bytes_mut(), &kept);
             indices = kept.into_iter().map(|row| indices[row]).collect();
         }
+        let mut failure = None;
         if is_of_use {
+            failure = self.finish(staging.bytes_mut(), &indices);
             self.plan.layout.pack(staging.bytes_mut(), indices.len());
         }
         // Never blocks: the channel has room for every buffer. An error says that the epoch has
         // given up on the batch, and the buffer goes back to the ring.
-        let built = Built { staging, indices, faults };
+        let built = Built { staging, indices, faults, failure };
         let _ = self.reply.send(Reply { batch: self.batch, built });
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job").field("batch", &self.batch).finish_non_exhaustive()
     }
 }
 

@@ -4,14 +4,18 @@
 mod batch;
 mod concat;
 mod dataset;
+mod draws;
 mod element;
 mod epoch;
 mod error;
 mod hub;
+#[cfg(feature = "images")]
+mod image;
 mod job;
 mod layout;
 mod loader;
 mod mapped;
+mod mix;
 mod options;
 mod pool;
 mod rows;
@@ -23,27 +27,36 @@ mod state;
 mod stream;
 mod subset;
 mod tokenizer;
+#[cfg(feature = "images")]
+mod transform;
 mod window;
 
 pub use batch::{Batch, BatchView, FieldView, SkippedSample};
 pub use concat::{Concat, ConcatError};
-pub use dataset::{Dataset, SampleError, SampleSlot};
+pub use dataset::{BatchSlot, Dataset, SampleError, SampleSlot};
+pub use draws::Draws;
 pub use element::{Collate, Element, ElementType, Field};
 pub use epoch::Epoch;
 pub use error::{DataError, FilePlace, IndexOutOfRange, NotBool, TooLong};
 pub use half::bf16;
 pub use hub::{HubCache, HubError, HubRepo};
+#[cfg(feature = "images")]
+pub use image::{ImageError, ImageFormat, ImageLimits, ImageSample, ImageSource, Raster};
 pub use loader::{Loader, LoaderOptions, OnBadSample};
 pub use mapped::{Mapped, SampleView};
+pub use mix::{Mixed, Mixing};
 pub use sampler::{
     Bucketed, EpochKey, Order, Permuted, Remainder, Sampler, Sequential, Sharded, Shuffled,
     Weighted,
 };
 pub use source::{
-    ChatRole, ChatTemplate, Digits, Document, DocumentRows, Documents, IGNORED_LABEL, Images,
-    InMemory, JsonLines, JsonLinesStream, LineError, LineFormat, PackedRows, Random, ReadProgress,
-    RowFit, Text, TokenFile, TokenFileError, TokenFormat, TokenTooLarge, TokenWriter, write_tokens,
+    ChatRole, ChatTemplate, Cifar, Csv, CsvError, CsvOptions, CsvTarget, Digits, Document,
+    DocumentRows, Documents, IGNORED_LABEL, Images, InMemory, JsonLines, JsonLinesStream,
+    LineError, LineFormat, Npy, NpyError, PackedRows, Random, ReadProgress, RowFit, Text,
+    TokenFile, TokenFileError, TokenFormat, TokenTooLarge, TokenWriter, write_tokens,
 };
+#[cfg(feature = "images")]
+pub use source::{ImageFolder, SegmentationFolder, TarError, TarShards};
 pub use split::{BadFractions, split_at_random};
 pub use state::LoaderState;
 pub use stream::{
@@ -56,3 +69,5 @@ pub use tokenizer::Tiktoken;
 #[cfg(feature = "tokenizers")]
 pub use tokenizer::TokenizerJson;
 pub use tokenizer::{Bytes, Characters, SpecialRole, SpecialToken, Tokenizer, TokenizerError};
+#[cfg(feature = "images")]
+pub use transform::{Pipeline, Step, Transformed};

@@ -1,6 +1,6 @@
 //! A part of a dataset.
 
-use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::dataset::{BatchSlot, Dataset, SampleError, SampleSlot};
 use crate::element::Field;
 use crate::error::IndexOutOfRange;
 use std::sync::Arc;
@@ -49,5 +49,9 @@ impl<D: Dataset> Dataset for Subset<D> {
 
     fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
         self.dataset.write(self.indices[index], slot)
+    }
+
+    fn finish_batch(&self, batch: &mut BatchSlot<'_>) {
+        self.dataset.finish_batch(batch);
     }
 }

@@ -52,7 +52,8 @@ impl Window {
         {
             let batch = self.next + self.entries.len();
             let (plan, reply) = (Arc::clone(&self.plan), self.reply.clone());
-            let job = Arc::new(Job::new(plan, batch, staging, reply));
+            let dataset = Arc::clone(&shared.dataset);
+            let job = Arc::new(Job::new(plan, dataset, batch, staging, reply));
             self.entries.push_back(Entry::Pending(Arc::downgrade(&job)));
             match &shared.pool {
                 Some(pool) => pool.submit(job),

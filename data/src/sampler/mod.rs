@@ -11,6 +11,7 @@ pub use bucketed::Bucketed;
 pub use permuted::Permuted;
 pub use sharded::{Remainder, Sharded};
 pub use shuffled::Shuffled;
+pub(crate) use stream::below;
 pub use weighted::Weighted;
 
 use crate::error::DataError;

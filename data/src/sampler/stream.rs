@@ -24,7 +24,7 @@ pub(crate) fn shuffle<T>(items: &mut [T], stream: &mut impl Rng) {
 
 /// A number below `bound`, each with the same probability: multiply and reject, after
 /// D. Lemire, "Fast Random Integer Generation in an Interval", ACM TOMACS 29(1), 2019.
-fn below(bound: u64, mut draw: impl FnMut() -> u64) -> u64 {
+pub(crate) fn below(bound: u64, mut draw: impl FnMut() -> u64) -> u64 {
     let rejected = bound.wrapping_neg() % bound;
     loop {
         let product = u128::from(draw()) * u128::from(bound);

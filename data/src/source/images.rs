@@ -122,6 +122,13 @@ impl Images {
         self
     }
 
+    /// The same with this number of classes, for a data set of which not every class need occur.
+    #[must_use]
+    pub(crate) fn with_classes(mut self, classes: usize) -> Self {
+        self.classes = classes;
+        self
+    }
+
     /// Channels, height and width.
     #[must_use]
     pub fn shape(&self) -> [usize; 3] {
@@ -140,6 +147,31 @@ impl Images {
             Field::new("images", ElementType::F32, &self.shape),
             Field::new("labels", ElementType::I64, label_shape),
         ];
+    }
+}
+
+/// The images as they are stored, whatever they are written into batches as.
+#[cfg(feature = "images")]
+impl crate::image::ImageSource for Images {
+    fn image_count(&self) -> usize {
+        self.labels.len()
+    }
+
+    fn format(&self) -> crate::image::ImageFormat {
+        let [channels, height, width] = self.stored;
+        let size = Some([height, width]);
+        crate::image::ImageFormat { channels, size, ignored_class: None }
+    }
+
+    fn read(
+        &self,
+        index: usize,
+        sample: &mut crate::image::ImageSample,
+    ) -> Result<(), SampleError> {
+        let len = self.stored.iter().product::<usize>();
+        sample.image.copy_from_planes(&self.pixels[index * len..][..len], self.stored);
+        sample.label = self.labels[index];
+        Ok(())
     }
 }
 

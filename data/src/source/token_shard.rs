@@ -1,8 +1,7 @@
 //! One file of tokens, mapped into memory, and the formats of such files.
 
 use crate::error::{DataError, FilePlace};
-use memmap2::Mmap;
-use std::fs::File;
+use crate::source::map::Map;
 use std::path::{Path, PathBuf};
 
 /// Bytes before the tokens in the files of llm.c: 256 numbers of 4 bytes.
@@ -124,7 +123,7 @@ pub enum TokenFileError {
 #[derive(Debug)]
 pub(super) struct Shard {
     path: PathBuf,
-    map: Mmap,
+    map: Map,
     format: TokenFormat,
     /// Where the first token is.
     start_bytes: usize,
@@ -135,11 +134,11 @@ pub(super) struct Shard {
 impl Shard {
     /// Opens `path` as `format`, or as what its first number says.
     pub(super) fn open(path: &Path, format: Option<TokenFormat>) -> Result<Self, DataError> {
-        let map = map(path).map_err(|source| DataError::File { path: path.to_owned(), source })?;
-        let format = format.unwrap_or_else(|| TokenFormat::detect(&map));
+        let map = Map::open(path)?;
+        let format = format.unwrap_or_else(|| TokenFormat::detect(map.bytes()));
         let start_bytes = if format.signature().is_some() { HEADER_BYTES } else { 0 };
-        let len =
-            token_count(&map, format).map_err(|(byte, error)| malformed(path, byte, error))?;
+        let len = token_count(map.bytes(), format)
+            .map_err(|(byte, error)| malformed(path, byte, error))?;
         Ok(Self { path: path.to_owned(), map, format, start_bytes, len })
     }
 
@@ -150,7 +149,7 @@ impl Shard {
         tokens: &mut [i64],
         vocabulary_len: Option<usize>,
     ) -> Result<(), DataError> {
-        let bytes = &self.map[self.byte_of(first)..self.byte_of(first + tokens.len())];
+        let bytes = &self.map.bytes()[self.byte_of(first)..self.byte_of(first + tokens.len())];
         if self.format.token_bytes() == 2 {
             for (token, &bytes) in tokens.iter_mut().zip(bytes.as_chunks().0) {
                 *token = u16::from_le_bytes(bytes).into();
@@ -173,7 +172,7 @@ impl Shard {
 
     /// The largest token of all, which are read for it.
     pub(super) fn token_max(&self) -> Option<u32> {
-        let bytes = &self.map[self.start_bytes..];
+        let bytes = &self.map.bytes()[self.start_bytes..];
         if self.format.token_bytes() == 2 {
             bytes.as_chunks().0.iter().map(|&bytes| u16::from_le_bytes(bytes).into()).max()
         } else {
@@ -224,15 +223,4 @@ fn token_count(bytes: &[u8], format: TokenFormat) -> Result<usize, (usize, Token
         return Err((part, TokenFileError::PartOfToken { token_bytes }));
     }
     Ok(len)
-}
-
-#[allow(unsafe_code, reason = "files are mapped instead of copied")]
-fn map(path: &Path) -> std::io::Result<Mmap> {
-    let file = File::open(path)?;
-    // SAFETY: a map must not change while it is borrowed, and its file must not become shorter.
-    // 1. The map is private to `Shard`, whose borrows end inside its methods, and which reads
-    // tokens only as integers, for which every byte is valid. 2. That no other process truncates
-    // or rewrites the file is what `TokenFile::open` asks of its caller; the writer of this crate
-    // keeps to it, as it renames a new file into the place of the old one, which stays mapped.
-    unsafe { Mmap::map(&file) }
 }

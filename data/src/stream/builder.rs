@@ -52,7 +52,7 @@ impl Builder {
                 return Ok(None);
             }
             let (at, index) = (row.index(), self.sample as usize);
-            let mut slot = SampleSlot::new(row, &self.plan);
+            let mut slot = SampleSlot::new(row, &self.plan, index);
             // Unwind safety: a stream that has panicked is not read again.
             let written = catch_unwind(AssertUnwindSafe(|| self.stream.write_next(&mut slot)));
             let written = written.map_err(|payload| self.panicked(payload))?;
@@ -87,7 +87,7 @@ impl Builder {
             self.plan.layout.keep_rows(staging.bytes_mut(), &kept);
         }
         self.plan.layout.pack(staging.bytes_mut(), kept.len());
-        Ok(Some(Built { staging, indices, faults }))
+        Ok(Some(Built { staging, indices, faults, failure: None }))
     }
 
     fn panicked(&self, payload: Box<dyn std::any::Any + Send>) -> DataError {

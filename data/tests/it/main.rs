@@ -4,10 +4,14 @@ mod batch;
 mod compose;
 mod digits;
 mod documents;
+mod draws;
 mod faults;
+mod faults;
+mod folders;
 mod hub;
 mod json_lines;
 mod memory;
+mod mix;
 mod named;
 mod order;
 mod props;
@@ -18,8 +22,11 @@ mod samplers;
 mod shutdown;
 mod skip;
 mod stream;
+mod tables;
+mod tar;
 mod token_file;
 mod tokenizer;
+mod transforms;
 mod workers;
 
 use lowtide_data::{

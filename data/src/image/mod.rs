@@ -1,0 +1,111 @@
+//! Images as bytes: the raster that a file is decoded into, and its errors.
+
+mod decode;
+mod exif;
+mod source;
+
+pub use decode::ImageLimits;
+pub(crate) use decode::{decode, decode_mask};
+pub use source::{ImageFormat, ImageSample, ImageSource};
+
+/// An image of bytes, `[H, W, C]`: rows from the top, in a row the channels of each pixel together.
+/// Its memory is used again for the next image.
+#[derive(Debug, Clone, Default)]
+pub struct Raster {
+    bytes: Vec<u8>,
+    channels: usize,
+    height: usize,
+    width: usize,
+}
+
+impl Raster {
+    /// Makes this an image of `channels`, `height` and `width` whose bytes are to be written; what
+    /// they are before is not specified.
+    pub fn set_shape(&mut self, channels: usize, height: usize, width: usize) -> &mut [u8] {
+        (self.channels, self.height, self.width) = (channels, height, width);
+        self.bytes.resize(channels * height * width, 0);
+        &mut self.bytes
+    }
+
+    /// Writes an image `[C, H, W]` of planes here.
+    ///
+    /// # Panics
+    /// If `planes` is not of this shape.
+    pub fn copy_from_planes(&mut self, planes: &[u8], [channels, height, width]: [usize; 3]) {
+        assert_eq!(planes.len(), channels * height * width, "planes have another shape");
+        let bytes = self.set_shape(channels, height, width);
+        for (channel, plane) in planes.chunks_exact((height * width).max(1)).enumerate() {
+            for (pixel, &value) in bytes.chunks_exact_mut(channels).zip(plane) {
+                pixel[channel] = value;
+            }
+        }
+    }
+
+    /// Channels of a pixel.
+    #[must_use]
+    pub fn channels(&self) -> usize {
+        self.channels
+    }
+
+    /// Height and width.
+    #[must_use]
+    pub fn size(&self) -> [usize; 2] {
+        [self.height, self.width]
+    }
+
+    /// `H * W * C` bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+/// Why bytes are not an image that can be used: the cause inside [`DataError::File`].
+///
+/// [`DataError::File`]: crate::DataError::File
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImageError {
+    /// Neither a PNG nor a JPEG file.
+    #[error("the file is neither PNG nor JPEG")]
+    Unknown,
+    /// The header asks for more than [`ImageLimits`] allow; nothing was decoded.
+    #[error("an image of {width}x{height} pixels is over the limits")]
+    TooLarge {
+        /// Pixels of a row.
+        width: usize,
+        /// Rows.
+        height: usize,
+    },
+    /// The PNG decoder's error.
+    #[error("the PNG file is damaged")]
+    Png(#[source] png::DecodingError),
+    /// The JPEG decoder's error.
+    #[error("the JPEG file is damaged: {0:?}")]
+    Jpeg(zune_jpeg::errors::DecodeErrors),
+    /// A mask must be a PNG file of class indexes.
+    #[error("the file is no mask: a PNG file with a palette or of grey, up to 8 bits")]
+    NoMask,
+    /// A mask has a class that there is not.
+    #[error("a pixel has the class {class}, and there are {classes} classes")]
+    Class {
+        /// The first such class.
+        class: usize,
+        /// Number of classes.
+        classes: usize,
+    },
+    /// An image and its mask have different sizes.
+    #[error("the image has {image:?} rows and columns, the mask {} has {mask:?}", path.display())]
+    MaskSize {
+        /// Height and width of the image.
+        image: [usize; 2],
+        /// Height and width of the mask.
+        mask: [usize; 2],
+        /// The mask's file.
+        path: std::path::PathBuf,
+    },
+}

@@ -1,0 +1,409 @@
+//! Tables of text: comma-separated values with a header.
+
+use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::element::Field;
+use crate::error::DataError;
+use crate::source::InMemory;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Bytes of one record, against a quote that is never closed.
+const RECORD_BYTES_MAX: usize = 1 << 20;
+
+/// What of a table is read, and how.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CsvOptions {
+    /// Columns that become the elements of `inputs`, in this order; empty for all but the
+    /// target (empty).
+    pub features: Vec<String>,
+    /// What the target is (none).
+    pub target: CsvTarget,
+    /// What a missing feature becomes: an empty cell, `NA`, `NaN` or `?`. `None` makes such a cell
+    /// an error (None).
+    pub fill: Option<f32>,
+    /// The byte between cells (a comma).
+    pub separator: u8,
+}
+
+impl Default for CsvOptions {
+    fn default() -> Self {
+        Self { features: Vec::new(), target: CsvTarget::None, fill: None, separator: b',' }
+    }
+}
+
+/// The column of a table that is to be predicted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CsvTarget {
+    /// None: there is no second field.
+    None,
+    /// Names of classes. Field: `labels`, i64 `[]`, the place of the name among all names in order.
+    Class(String),
+    /// Names of classes that are known, such as those of the table that was trained on: their
+    /// places in this list are the labels, and another name is an error.
+    KnownClass(String, Vec<String>),
+    /// Whole numbers from 0 on. Field: `labels`, i64 `[]`.
+    Index(String),
+    /// Numbers. Field: `targets`, f32 `[1]`.
+    Number(String),
+}
+
+/// A table of comma-separated values (RFC 4180) with a header, read as a whole. Fields: `inputs`,
+/// f32 `[n]`, and that of the target. Clones share their values.
+///
+/// Cells may be in double quotes, inside which two of them stand for one; blanks around a number
+/// are allowed; empty lines are passed over.
+///
+/// # Examples
+/// ```no_run
+/// use lowtide_data::{Csv, CsvOptions, CsvTarget};
+/// let target = CsvTarget::Class("species".to_owned());
+/// let iris = Csv::open("iris.csv", &CsvOptions { target, ..Default::default() })?;
+/// println!("{:?} from {:?}", iris.classes(), iris.features());
+/// # Ok::<(), lowtide_data::DataError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Csv {
+    samples: Arc<InMemory>,
+    features: Arc<[String]>,
+    classes: Arc<[String]>,
+}
+
+impl Csv {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`DataError::File`] with a [`CsvError`] that names the line, or with what the system says.
+    pub fn open(path: impl AsRef<Path>, options: &CsvOptions) -> Result<Self, DataError> {
+        let path = path.as_ref();
+        let file = |source| DataError::File { path: path.to_owned(), source };
+        let reader = BufReader::new(File::open(path).map_err(file)?);
+        Table::read(reader, options).map_err(file)?.into_dataset()
+    }
+
+    /// Columns of the features, in order.
+    #[must_use]
+    pub fn features(&self) -> &[String] {
+        &self.features
+    }
+
+    /// Names of the classes in the order of the labels; none if the target has no names.
+    #[must_use]
+    pub fn classes(&self) -> &[String] {
+        &self.classes
+    }
+}
+
+impl Dataset for Csv {
+    fn len(&self) -> usize {
+        self.samples.len()
+    }
+
+    fn fields(&self) -> &[Field] {
+        self.samples.fields()
+    }
+
+    fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
+        self.samples.write(index, slot)
+    }
+}
+
+/// What is wrong with a table: the cause inside [`DataError::File`]. The header is line 1.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CsvError {
+    /// There is no header, or no record after it.
+    #[error("the table is empty")]
+    Empty,
+    /// A column is not in the header, or there twice.
+    #[error("the header does not have the column {column:?} once")]
+    Column {
+        /// The column.
+        column: String,
+    },
+    /// A record has more or fewer cells than the header.
+    #[error("line {line} has {actual} cells, the header has {expected}")]
+    Ragged {
+        /// Where the record begins.
+        line: u64,
+        /// Cells of the header.
+        expected: usize,
+        /// Cells of the record.
+        actual: usize,
+    },
+    /// A quote is not closed, or text follows a closed one.
+    #[error("line {line} has a quote in the wrong place or that is not closed")]
+    Quote {
+        /// Where the record begins.
+        line: u64,
+    },
+    /// A record is longer than any should be.
+    #[error("line {line} begins a record of more than {RECORD_BYTES_MAX} bytes")]
+    Long {
+        /// Where the record begins.
+        line: u64,
+    },
+    /// A cell is empty, and there is no value to fill in.
+    #[error("line {line} has no {column:?}")]
+    Missing {
+        /// Where the record begins.
+        line: u64,
+        /// The column.
+        column: String,
+    },
+    /// A cell is not what its column should hold.
+    #[error("line {line} has {cell:?} as {column:?}")]
+    Cell {
+        /// Where the record begins.
+        line: u64,
+        /// The column.
+        column: String,
+        /// What is there.
+        cell: String,
+    },
+}
+
+/// The columns that are wanted, before names become labels.
+struct Table {
+    len: usize,
+    features: Vec<String>,
+    values: Vec<f32>,
+    target: Target,
+}
+
+enum Target {
+    None,
+    Names { names: Vec<String>, classes: Vec<String> },
+    Indexes(Vec<i64>),
+    Numbers(Vec<f32>),
+}
+
+impl Table {
+    fn read(input: impl BufRead, options: &CsvOptions) -> io::Result<Self> {
+        let mut records = Records::new(input, options.separator);
+        if !records.read()? {
+            return Err(invalid(CsvError::Empty));
+        }
+        let header: Vec<String> = records.cells().map(str::to_owned).collect();
+        let place = |column: &String| {
+            let mut places = (0..header.len()).filter(|&at| header[at] == *column);
+            match (places.next(), places.next()) {
+                (Some(place), None) => Ok(place),
+                _ => Err(invalid(CsvError::Column { column: column.clone() })),
+            }
+        };
+        let (target_name, mut target) = match &options.target {
+            CsvTarget::None => (None, Target::None),
+            CsvTarget::Class(name) => {
+                (Some(name), Target::Names { names: Vec::new(), classes: Vec::new() })
+            }
+            CsvTarget::KnownClass(name, classes) => {
+                (Some(name), Target::Names { names: Vec::new(), classes: classes.clone() })
+            }
+            CsvTarget::Index(name) => (Some(name), Target::Indexes(Vec::new())),
+            CsvTarget::Number(name) => (Some(name), Target::Numbers(Vec::new())),
+        };
+        let target_place = target_name.map(&place).transpose()?;
+        let features: Vec<String> = match options.features.is_empty() {
+            true => header.iter().filter(|name| Some(*name) != target_name).cloned().collect(),
+            false => options.features.clone(),
+        };
+        let places = features.iter().map(place).collect::<io::Result<Vec<usize>>>()?;
+        let (mut values, mut len) = (Vec::new(), 0);
+        while records.read()? {
+            let (line, cells) = (records.line, records.ends.len());
+            if cells != header.len() {
+                let expected = header.len();
+                return Err(invalid(CsvError::Ragged { line, expected, actual: cells }));
+            }
+            for (&at, column) in places.iter().zip(&features) {
+                let cell = records.cell(at);
+                values.push(match (is_missing(cell), options.fill) {
+                    (true, Some(fill)) => fill,
+                    _ => number(line, column, cell)?,
+                });
+            }
+            if let Some((at, column)) = target_place.zip(target_name) {
+                target.push(line, column, records.cell(at))?;
+            }
+            len += 1;
+        }
+        if len == 0 {
+            return Err(invalid(CsvError::Empty));
+        }
+        Ok(Self { len, features, values, target })
+    }
+
+    fn into_dataset(self) -> Result<Csv, DataError> {
+        let Self { len, features, values, target } = self;
+        let mut samples = InMemory::new(len).with("inputs", &[features.len()], values)?;
+        let mut classes = Vec::new();
+        samples = match target {
+            Target::None => samples,
+            Target::Indexes(labels) => samples.with("labels", &[], labels)?,
+            Target::Numbers(targets) => samples.with("targets", &[1], targets)?,
+            Target::Names { names, classes: known } => {
+                classes = known;
+                if classes.is_empty() {
+                    let sorted: BTreeSet<&String> = names.iter().collect();
+                    classes = sorted.into_iter().cloned().collect();
+                }
+                let place = |name| classes.iter().position(|class| class == name);
+                let labels = names.iter().map(|name| place(name).map_or(-1, |at| at as i64));
+                samples.with("labels", &[], labels.collect())?
+            }
+        };
+        let (features, classes) = (features.into(), classes.into());
+        Ok(Csv { samples: Arc::new(samples), features, classes })
+    }
+}
+
+impl Target {
+    fn push(&mut self, line: u64, column: &str, cell: &str) -> io::Result<()> {
+        let trimmed = cell.trim();
+        let (column, cell) = (column.to_owned(), cell.to_owned());
+        match self {
+            Self::None => {}
+            _ if trimmed.is_empty() => return Err(invalid(CsvError::Missing { line, column })),
+            Self::Names { names, classes } => {
+                if !classes.is_empty() && !classes.iter().any(|class| class == trimmed) {
+                    return Err(invalid(CsvError::Cell { line, column, cell }));
+                }
+                names.push(trimmed.to_owned());
+            }
+            Self::Indexes(labels) => match trimmed.parse::<i64>() {
+                Ok(label) if label >= 0 => labels.push(label),
+                _ => return Err(invalid(CsvError::Cell { line, column, cell })),
+            },
+            Self::Numbers(numbers) => numbers.push(number(line, &column, &cell)?),
+        }
+        Ok(())
+    }
+}
+
+fn is_missing(cell: &str) -> bool {
+    ["", "NA", "NaN", "nan", "?"].contains(&cell.trim())
+}
+
+/// A finite number.
+fn number(line: u64, column: &str, cell: &str) -> io::Result<f32> {
+    let column = || column.to_owned();
+    if is_missing(cell) {
+        return Err(invalid(CsvError::Missing { line, column: column() }));
+    }
+    let number = cell.trim().parse::<f32>().ok().filter(|number| number.is_finite());
+    let wrong = || invalid(CsvError::Cell { line, column: column(), cell: cell.to_owned() });
+    number.ok_or_else(wrong)
+}
+
+fn invalid(error: CsvError) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, error)
+}
+
+/// Reads records one by one into memory that is used again.
+struct Records<R> {
+    input: R,
+    separator: u8,
+    /// Where the record begins.
+    line: u64,
+    lines_read: u64,
+    /// The record as it is in the file.
+    raw: Vec<u8>,
+    /// Its cells without quotes, one after the other.
+    text: String,
+    /// Where each cell ends in `text`.
+    ends: Vec<usize>,
+}
+
+impl<R: BufRead> Records<R> {
+    fn new(input: R, separator: u8) -> Self {
+        let (raw, text, ends) = (Vec::new(), String::new(), Vec::new());
+        Self { input, separator, line: 0, lines_read: 0, raw, text, ends }
+    }
+
+    fn cell(&self, at: usize) -> &str {
+        let start = at.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.text[start..self.ends[at]]
+    }
+
+    fn cells(&self) -> impl Iterator<Item = &str> {
+        (0..self.ends.len()).map(|at| self.cell(at))
+    }
+
+    /// Reads the next record that is not an empty line; whether there was one.
+    fn read(&mut self) -> io::Result<bool> {
+        loop {
+            self.raw.clear();
+            self.line = self.lines_read + 1;
+            if !self.read_line()? {
+                return Ok(false);
+            }
+            // An odd number of quotes: the record goes on after the line's end.
+            while self.raw.iter().filter(|&&byte| byte == b'"').count() % 2 == 1 {
+                if !self.read_line()? {
+                    return Err(invalid(CsvError::Quote { line: self.line }));
+                }
+            }
+            while matches!(self.raw.last(), Some(b'\n' | b'\r')) {
+                self.raw.pop();
+            }
+            if self.line == 1 && self.raw.starts_with(b"\xef\xbb\xbf") {
+                self.raw.drain(..3);
+            }
+            if !self.raw.is_empty() {
+                break;
+            }
+        }
+        self.split().map(|()| true)
+    }
+
+    fn read_line(&mut self) -> io::Result<bool> {
+        let room = (RECORD_BYTES_MAX + 1).saturating_sub(self.raw.len()) as u64;
+        let read = self.input.by_ref().take(room).read_until(b'\n', &mut self.raw)?;
+        if self.raw.len() > RECORD_BYTES_MAX {
+            return Err(invalid(CsvError::Long { line: self.line }));
+        }
+        self.lines_read += 1;
+        Ok(read > 0)
+    }
+
+    /// Cuts the record into cells.
+    fn split(&mut self) -> io::Result<()> {
+        self.text.clear();
+        self.ends.clear();
+        let wrong = || invalid(CsvError::Quote { line: self.line });
+        let raw = std::str::from_utf8(&self.raw)
+            .map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
+        let separator = char::from(self.separator);
+        let mut rest = raw;
+        loop {
+            if let Some(quoted) = rest.strip_prefix('"') {
+                rest = quoted;
+                loop {
+                    let end = rest.find('"').ok_or_else(wrong)?;
+                    self.text.push_str(&rest[..end]);
+                    rest = &rest[end + 1..];
+                    match rest.strip_prefix('"') {
+                        Some(more) => {
+                            self.text.push('"');
+                            rest = more;
+                        }
+                        None => break,
+                    }
+                }
+            } else {
+                let end = rest.find(separator).unwrap_or(rest.len());
+                self.text.push_str(&rest[..end]);
+                rest = &rest[end..];
+            }
+            self.ends.push(self.text.len());
+            if rest.is_empty() {
+                return Ok(());
+            }
+            rest = rest.strip_prefix(separator).ok_or_else(wrong)?;
+        }
+    }
+}

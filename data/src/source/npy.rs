@@ -1,0 +1,211 @@
+//! Arrays of NumPy, mapped into memory.
+//!
+//! A `.npy` file is `\x93NUMPY`, a version in two bytes, the length of the header (little-endian,
+//! in two bytes in version 1, in four later), the header, which is a Python dictionary of `descr`,
+//! `fortran_order` and `shape`, and the elements: NumPy Enhancement Proposal 1, "A Simple File
+//! Format for NumPy Arrays".
+
+use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::element::{ElementType, Field};
+use crate::error::DataError;
+use crate::source::map::Map;
+use std::io::{self, ErrorKind};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// NumPy writes headers of some hundred bytes.
+const HEADER_BYTES_MAX: usize = 1 << 16;
+
+/// Samples in `.npy` files, one field each, whose first axis is the samples. Files are mapped into
+/// memory: opening one reads its header only, and the system keeps of the rest what fits. They must
+/// not be made shorter while they are in use. Clones share the mappings.
+///
+/// # Examples
+/// ```no_run
+/// use lowtide_data::Npy;
+/// let train = Npy::open("x", "train_x.npy")?.with("labels", "train_y.npy")?;
+/// # Ok::<(), lowtide_data::DataError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Npy {
+    len: usize,
+    fields: Vec<Field>,
+    columns: Vec<Column>,
+}
+
+#[derive(Debug, Clone)]
+struct Column {
+    map: Arc<Map>,
+    /// Where the elements are.
+    range: Range<usize>,
+}
+
+impl Npy {
+    /// The arrays along the first axis of a file, as the field `name`.
+    ///
+    /// # Errors
+    /// [`DataError::File`] for a file that cannot be read, that is no `.npy` file, that is shorter
+    /// than its header says, or that has elements which no field has: only little-endian numbers in
+    /// C order are read, and no Python objects.
+    pub fn open(name: impl Into<Arc<str>>, path: impl AsRef<Path>) -> Result<Self, DataError> {
+        let (len, field, column) = open(name.into(), path.as_ref())?;
+        Ok(Self { len, fields: vec![field], columns: vec![column] })
+    }
+
+    /// Adds a field of another file with as many samples.
+    ///
+    /// # Errors
+    /// Those of [`Npy::open`], and [`DataError::FieldLength`] for another number of samples.
+    pub fn with(
+        mut self,
+        name: impl Into<Arc<str>>,
+        path: impl AsRef<Path>,
+    ) -> Result<Self, DataError> {
+        let (actual, field, column) = open(name.into(), path.as_ref())?;
+        if actual != self.len {
+            return Err(DataError::FieldLength { field: field.name, expected: self.len, actual });
+        }
+        self.fields.push(field);
+        self.columns.push(column);
+        Ok(self)
+    }
+}
+
+impl Dataset for Npy {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
+        for (field_index, column) in self.columns.iter().enumerate() {
+            let out = slot.bytes(field_index);
+            let start = column.range.start + index * out.len();
+            out.copy_from_slice(&column.map.bytes()[start..start + out.len()]);
+        }
+        Ok(())
+    }
+}
+
+fn open(name: Arc<str>, path: &Path) -> Result<(usize, Field, Column), DataError> {
+    let map = Map::open(path)?;
+    let wrong = |source: NpyError| DataError::File {
+        path: PathBuf::from(path),
+        source: io::Error::new(ErrorKind::InvalidData, source),
+    };
+    let Header { element, shape, start } = Header::parse(map.bytes()).map_err(wrong)?;
+    let (&len, sample_shape) = shape.split_first().ok_or(NpyError::Scalar).map_err(wrong)?;
+    let field = Field::new(name, element, sample_shape);
+    let (actual, expected) = (map.bytes().len() - start, field.sample_bytes());
+    let expected = expected.and_then(|bytes| bytes.checked_mul(len)).unwrap_or(usize::MAX);
+    if actual < expected {
+        return Err(wrong(NpyError::Length { expected, actual }));
+    }
+    Ok((len, field, Column { map: Arc::new(map), range: start..start + expected }))
+}
+
+/// Why a file is no array that can be read: the cause inside [`DataError::File`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NpyError {
+    /// It does not begin as `.npy` files of version 1 to 3 do.
+    #[error("the file is no .npy file of version 1 to 3")]
+    Unknown,
+    /// Its header is no dictionary of `descr`, `fortran_order` and `shape`.
+    #[error("the header is damaged: {header:?}")]
+    Header {
+        /// The beginning of the header.
+        header: String,
+    },
+    /// Its elements are in an order that cannot be cut into samples.
+    #[error("the array is in Fortran order: save numpy.ascontiguousarray(x)")]
+    FortranOrder,
+    /// Its elements are of a type that no field has.
+    #[error("elements of type {descr} cannot be read")]
+    Element {
+        /// The type as NumPy writes it, `|O` for Python objects.
+        descr: String,
+    },
+    /// It has no axis of samples.
+    #[error("the array has no axis")]
+    Scalar,
+    /// It has fewer bytes than its shape needs.
+    #[error("the shape needs {expected} bytes, and there are {actual}")]
+    Length {
+        /// Bytes that the shape needs.
+        expected: usize,
+        /// Bytes after the header.
+        actual: usize,
+    },
+}
+
+#[derive(Debug)]
+struct Header {
+    element: ElementType,
+    shape: Vec<usize>,
+    /// Where the elements begin.
+    start: usize,
+}
+
+impl Header {
+    fn parse(file: &[u8]) -> Result<Self, NpyError> {
+        let rest = file.strip_prefix(b"\x93NUMPY").ok_or(NpyError::Unknown)?;
+        let (len, from) = match *rest {
+            [1, _, a, b, ..] => (usize::from(u16::from_le_bytes([a, b])), 10),
+            [2 | 3, _, a, b, c, d, ..] => (u32::from_le_bytes([a, b, c, d]) as usize, 12),
+            _ => return Err(NpyError::Unknown),
+        };
+        let start = from + len.min(HEADER_BYTES_MAX + 1);
+        let text = file.get(from..start).filter(|_| len <= HEADER_BYTES_MAX);
+        let text = String::from_utf8_lossy(text.ok_or(NpyError::Unknown)?);
+        let damaged = || NpyError::Header { header: text.chars().take(120).collect() };
+        let [descr, order, shape] =
+            ["descr", "fortran_order", "shape"].map(|key| value_of(&text, key));
+        match order.and_then(|value| value.split([',', '}']).next()).map(str::trim) {
+            Some("False") => {}
+            Some("True") => return Err(NpyError::FortranOrder),
+            _ => return Err(damaged()),
+        }
+        let descr = descr.ok_or_else(damaged)?;
+        let quoted =
+            descr.strip_prefix(['\'', '"']).and_then(|rest| rest.split(['\'', '"']).next());
+        let element = quoted.and_then(element_of);
+        let descr = quoted.unwrap_or("a structure").to_owned();
+        let element = element.ok_or(NpyError::Element { descr })?;
+        let shape = shape.and_then(|shape| shape.strip_prefix('(')?.split(')').next());
+        let sides = shape.ok_or_else(damaged)?.split(',').map(str::trim);
+        let sides: Result<Vec<usize>, _> =
+            sides.filter(|side| !side.is_empty()).map(str::parse).collect();
+        Ok(Self { element, shape: sides.map_err(|_| damaged())?, start })
+    }
+}
+
+/// What follows a key of the dictionary.
+fn value_of<'a>(header: &'a str, key: &str) -> Option<&'a str> {
+    let rest = ['\'', '"'].iter().find_map(|quote| {
+        let key = format!("{quote}{key}{quote}");
+        header.find(&key).map(|at| &header[at + key.len()..])
+    })?;
+    Some(rest.trim_start().strip_prefix(':')?.trim_start())
+}
+
+/// Types of one byte have no order, the others must be little-endian, as this machine has to be.
+fn element_of(descr: &str) -> Option<ElementType> {
+    if cfg!(target_endian = "big") {
+        return None;
+    }
+    Some(match descr {
+        "<f4" => ElementType::F32,
+        "<f8" => ElementType::F64,
+        "<i8" => ElementType::I64,
+        "<i4" => ElementType::I32,
+        "<u2" => ElementType::U16,
+        "|u1" => ElementType::U8,
+        "|b1" => ElementType::Bool,
+        _ => return None,
+    })
+}

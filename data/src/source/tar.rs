@@ -1,0 +1,155 @@
+//! An index of the members of tar archives, after POSIX.1-1988 (ustar) with the long names of GNU
+//! tar and of POSIX.1-2001 (pax).
+//!
+//! An archive is a row of members, each a header of 512 bytes, of which bytes 0..100 are the name,
+//! 124..136 the size in octal digits, 148..156 a checksum, 156 the type and 345..500 what goes
+//! before the name, and the content, filled up to 512 bytes. Two blocks of zeros end it.
+
+use std::ops::Range;
+
+const BLOCK_BYTES: usize = 512;
+/// Longer names are no names.
+const NAME_BYTES_MAX: usize = 4096;
+
+/// A regular file in an archive.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) name: String,
+    pub(crate) range: Range<usize>,
+}
+
+/// Why an archive cannot be read: the cause inside [`DataError::File`](crate::DataError::File).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TarError {
+    /// A header is not one, or its checksum is wrong.
+    #[error("byte {offset} does not begin a header of a tar archive")]
+    Header {
+        /// Where the header begins.
+        offset: usize,
+    },
+    /// A member goes on after the end of the file.
+    #[error("member {name:?} of {size_bytes} bytes ends after the archive")]
+    Truncated {
+        /// The member.
+        name: String,
+        /// Its size as the header has it.
+        size_bytes: u64,
+    },
+    /// A name that leads out of a folder: it is absolute or has a part `..`.
+    #[error("member {name:?} has a name that leads outside")]
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// A link, a device or something else that is no file or folder.
+    #[error("member {name:?} is of type {kind:?}, not a file")]
+    Kind {
+        /// The member.
+        name: String,
+        /// The type's letter.
+        kind: char,
+    },
+    /// A sample lacks a part that others have, or has one twice.
+    #[error("sample {key:?} does not have one member of suffix {suffix}")]
+    Part {
+        /// The name without its suffix.
+        key: String,
+        /// What is missing or there twice.
+        suffix: String,
+    },
+    /// A class is no whole number from 0 on.
+    #[error("member {name:?} holds no class")]
+    Class {
+        /// The member.
+        name: String,
+    },
+}
+
+/// The files of an archive in order; folders are left out.
+pub(crate) fn members(archive: &[u8]) -> Result<Vec<Member>, TarError> {
+    let mut members = Vec::new();
+    let mut offset = 0;
+    // The name that an extension gives to the next member.
+    let mut long_name: Option<String> = None;
+    while offset < archive.len() {
+        let header = archive.get(offset..offset + BLOCK_BYTES).filter(|header| is_sound(header));
+        let Some(header) = header else {
+            // The end is blocks of zeros. An archive that lacks them ends with its last member.
+            let rest = &archive[offset..];
+            if rest.iter().take(BLOCK_BYTES).all(|&byte| byte == 0) {
+                break;
+            }
+            return Err(TarError::Header { offset });
+        };
+        let name = long_name.take().unwrap_or_else(|| name_of(header));
+        let size_bytes = number(&header[124..136]).ok_or(TarError::Header { offset })?;
+        let start = offset + BLOCK_BYTES;
+        let end = usize::try_from(size_bytes).ok().and_then(|size| start.checked_add(size));
+        let content = end.and_then(|end| archive.get(start..end));
+        let truncated = || TarError::Truncated { name: name.clone(), size_bytes };
+        let content = content.ok_or_else(truncated)?;
+        let range = start..start + content.len();
+        offset = range.end.next_multiple_of(BLOCK_BYTES);
+        match header[156] {
+            b'L' => long_name = Some(text(&content[..content.len().min(NAME_BYTES_MAX)])),
+            b'x' => long_name = path_of_pax(content),
+            // Of no account here: global pax attributes, folders.
+            b'g' | b'5' => {}
+            b'0' | 0 | b'7' => {
+                let is_outside = name.starts_with(['/', '\\'])
+                    || name.as_bytes().get(1) == Some(&b':')
+                    || name.split(['/', '\\']).any(|part| part == "..");
+                if is_outside {
+                    return Err(TarError::Name { name });
+                }
+                members.push(Member { name, range });
+            }
+            kind => return Err(TarError::Kind { name, kind: char::from(kind) }),
+        }
+    }
+    Ok(members)
+}
+
+/// Whether the checksum of a header is right: the sum of its bytes, with blanks for its own.
+fn is_sound(header: &[u8]) -> bool {
+    let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>();
+    let expected = sum(&header[..148]) + 8 * u64::from(b' ') + sum(&header[156..]);
+    number(&header[148..156]) == Some(expected)
+}
+
+/// Octal digits, or with the highest bit set a binary number, the most significant byte first.
+fn number(field: &[u8]) -> Option<u64> {
+    if field[0] & 0x80 != 0 {
+        let (zeros, bytes) = field.split_at(field.len().saturating_sub(8));
+        let is_small = zeros.iter().skip(1).all(|&byte| byte == 0) && zeros.first() == Some(&0x80);
+        return is_small
+            .then(|| bytes.iter().fold(0, |number, &byte| number << 8 | u64::from(byte)));
+    }
+    let digits = std::str::from_utf8(field).ok()?.trim_matches(['\0', ' ']);
+    u64::from_str_radix(digits, 8).ok()
+}
+
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+fn name_of(header: &[u8]) -> String {
+    let (name, prefix) = (text(&header[..100]), text(&header[345..500]));
+    let is_posix = &header[257..263] == b"ustar\0";
+    if is_posix && !prefix.is_empty() { format!("{prefix}/{name}") } else { name }
+}
+
+/// The attribute `path` of lines `<length> <key>=<value>`, the length being that of the line.
+fn path_of_pax(mut lines: &[u8]) -> Option<String> {
+    while let Some(blank) = lines.iter().take(20).position(|&byte| byte == b' ') {
+        let len: usize = std::str::from_utf8(&lines[..blank]).ok()?.parse().ok()?;
+        let line = lines.get(blank + 1..len)?;
+        if let Some(path) = line.strip_prefix(b"path=") {
+            return Some(text(&path[..path.len().min(NAME_BYTES_MAX)]).trim_end().to_owned());
+        }
+        lines = &lines[len..];
+    }
+    None
+}

@@ -1,0 +1,220 @@
+//! Images through a list of steps into batches.
+//!
+//! What is done to an image is drawn first, `draw.rs`; the geometry is carried out on a canvas as
+//! late as possible, `canvas.rs`; the finished pixels are normalised while they are written to
+//! their place in the batch, `write.rs`.
+
+mod canvas;
+mod colour;
+mod draw;
+mod step;
+mod write;
+
+pub use step::Step;
+
+use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::element::{Element, ElementType, Field};
+use crate::error::{DataError, IndexOutOfRange};
+use crate::image::{ImageFormat, ImageSample, ImageSource, Raster};
+use canvas::{Canvas, Sampling, Scratch};
+use draw::{Act, Drawn, draw};
+use std::sync::{Mutex, PoisonError};
+use write::{Tables, erase, write, write_mask};
+
+/// The first eight bytes of a purpose; the position of the step is added.
+const PURPOSE: u64 = u64::from_be_bytes(*b"images\0\0");
+
+/// A list of steps that were checked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pipeline {
+    steps: Vec<Step>,
+    element: ElementType,
+}
+
+impl Pipeline {
+    /// Steps in the order in which they are to be taken. Images become f32: from 0 to 1, unless
+    /// there is a [`Step::Normalise`].
+    ///
+    /// # Errors
+    /// [`DataError::Transform`] for a step with numbers that make no sense, or in the wrong place.
+    pub fn new(steps: impl Into<Vec<Step>>) -> Result<Self, DataError> {
+        let steps = steps.into();
+        let mut is_finished = false;
+        for (position, step) in steps.iter().enumerate() {
+            step.check()?;
+            let wrong = |reason| Err(DataError::Transform { step: step.name(), reason });
+            let is_erase = matches!(step, Step::Erase { .. });
+            if is_erase && position + 1 < steps.len() {
+                return wrong("comes last");
+            }
+            if is_finished && !is_erase {
+                return wrong("cannot come after Normalise");
+            }
+            is_finished |= matches!(step, Step::Normalise { .. });
+        }
+        Ok(Self { steps, element: ElementType::F32 })
+    }
+
+    /// The same with images as u8, to be converted after the upload.
+    ///
+    /// # Errors
+    /// [`DataError::Transform`] if the steps normalise.
+    pub fn as_bytes(mut self) -> Result<Self, DataError> {
+        if self.steps.iter().any(|step| matches!(step, Step::Normalise { .. })) {
+            return Err(DataError::Transform { step: "Normalise", reason: "gives no bytes" });
+        }
+        self.element = ElementType::U8;
+        Ok(self)
+    }
+}
+
+/// The images of a source through the steps of a pipeline. Fields: `images`, f32 or u8 `[C, H, W]`,
+/// and `labels`, i64 `[]`, or with masks `[H, W]`, where -100 does not count.
+///
+/// The random numbers of a step depend on the loader's seed, the epoch, the sample and the step's
+/// position. Masks go through the same geometry as their images.
+#[derive(Debug)]
+pub struct Transformed<S> {
+    source: S,
+    steps: Vec<Step>,
+    size: [usize; 2],
+    format: ImageFormat,
+    fields: [Field; 2],
+    tables: Output,
+    /// Memory of threads that write no sample now; never more than write at once.
+    idle: Mutex<Vec<Workspace>>,
+}
+
+#[derive(Debug)]
+enum Output {
+    Floats(Tables<f32>),
+    Bytes(Tables<u8>),
+}
+
+#[derive(Debug, Default)]
+struct Workspace {
+    sample: ImageSample,
+    image: Scratch,
+    mask: Scratch,
+}
+
+impl<S: ImageSource> Transformed<S> {
+    /// A dataset of `source` through `pipeline`.
+    ///
+    /// # Errors
+    /// [`DataError::Transform`] if the images do not all have the same size after the steps, or if
+    /// `Normalise` has another number of channels.
+    pub fn new(source: S, pipeline: Pipeline) -> Result<Self, DataError> {
+        let Pipeline { steps, element } = pipeline;
+        let format = source.format();
+        let channels = format.channels;
+        if ![1, 3].contains(&channels) {
+            return Err(DataError::InvalidOption { option: "channels", value: channels });
+        }
+        let size = steps.iter().fold(format.size, |size, step| step.size_after(size));
+        let size = size.ok_or(DataError::Transform {
+            step: steps.last().map_or("none", Step::name),
+            reason: "leaves images of different sizes: crop or resize them to one",
+        })?;
+        let tables = match (element, steps.iter().find_map(normalisation)) {
+            (ElementType::U8, _) => Output::Bytes(Tables::identity(channels)),
+            (_, None) => Output::Floats(Tables::normalise(&[0.0; 3][..channels], &[1.0; 3])),
+            (_, Some((mean, std))) if mean.len() == channels && std.len() == channels => {
+                Output::Floats(Tables::normalise(mean, std))
+            }
+            (_, Some(_)) => {
+                let reason = "needs one mean and one deviation for each channel";
+                return Err(DataError::Transform { step: "Normalise", reason });
+            }
+        };
+        let label_shape: &[usize] = if format.ignored_class.is_some() { &size } else { &[] };
+        let fields = [
+            Field::new("images", element, &[channels, size[0], size[1]]),
+            Field::new("labels", ElementType::I64, label_shape),
+        ];
+        Ok(Self { source, steps, size, format, fields, tables, idle: Mutex::default() })
+    }
+
+    /// Where the images come from.
+    #[must_use]
+    pub fn source(&self) -> &S {
+        &self.source
+    }
+
+    fn write_with(
+        &self,
+        workspace: &mut Workspace,
+        index: usize,
+        slot: &mut SampleSlot<'_>,
+    ) -> Result<(), SampleError> {
+        let Workspace { sample, image, mask } = workspace;
+        self.source.read(index, sample)?;
+        // A step that is not random makes no generator of its own: each is some cycles only.
+        let Drawn { acts, erased } = draw(&self.steps, sample.image.size(), |position| {
+            slot.draws(PURPOSE.wrapping_add(position))
+        });
+        std::mem::swap(&mut image.front, &mut sample.image);
+        let mut canvas = Canvas::new(image, Sampling::Bilinear);
+        for &act in &acts {
+            match act {
+                Act::Colour(change) => colour::change(canvas.pixels_mut(), change),
+                geometry => canvas.act(geometry),
+            }
+        }
+        let finished = canvas.finish();
+        match &self.tables {
+            Output::Floats(tables) => self.finish(finished, tables, erased, slot.values(0)),
+            Output::Bytes(tables) => self.finish(finished, tables, erased, slot.values(0)),
+        }
+        let Some(ignored) = self.format.ignored_class else {
+            slot.values::<i64>(1)[0] = sample.label;
+            return Ok(());
+        };
+        std::mem::swap(&mut mask.front, &mut sample.mask);
+        let mut canvas = Canvas::new(mask, Sampling::Nearest(ignored));
+        acts.into_iter().for_each(|act| canvas.act(act));
+        write_mask(canvas.finish(), self.size, ignored, slot.values(1));
+        Ok(())
+    }
+
+    fn finish<T: Element + bytemuck::Zeroable>(
+        &self,
+        image: (&Raster, [usize; 2], bool),
+        tables: &Tables<T>,
+        erased: Option<[usize; 4]>,
+        out: &mut [T],
+    ) {
+        write(image, self.size, tables, out);
+        if let Some(hole) = erased {
+            erase(hole, self.size, out);
+        }
+    }
+}
+
+fn normalisation(step: &Step) -> Option<(&[f32], &[f32])> {
+    match step {
+        Step::Normalise { mean, std } => Some((mean, std)),
+        _ => None,
+    }
+}
+
+impl<S: ImageSource> Dataset for Transformed<S> {
+    fn len(&self) -> usize {
+        self.source.image_count()
+    }
+
+    fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
+        if index >= self.len() {
+            return Err(IndexOutOfRange { index, len: self.len() }.into());
+        }
+        let lock = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut workspace = lock().pop().unwrap_or_default();
+        let written = self.write_with(&mut workspace, index, slot);
+        lock().push(workspace);
+        written
+    }
+}
