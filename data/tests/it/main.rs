@@ -6,7 +6,6 @@ mod digits;
 mod documents;
 mod draws;
 mod faults;
-mod faults;
 mod folders;
 mod hub;
 mod json_lines;
