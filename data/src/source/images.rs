@@ -3,6 +3,8 @@
 use crate::dataset::{Dataset, SampleError, SampleSlot};
 use crate::element::{ElementType, Field};
 use crate::error::DataError;
+#[cfg(feature = "images")]
+use crate::image::{ImageFormat, ImageSample, ImageSource};
 use flate2::read::MultiGzDecoder;
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read};
@@ -150,26 +152,32 @@ impl Images {
     }
 }
 
-/// The images as they are stored, whatever they are written into batches as.
+/// The images in their stored size, with the channels that [`Images::resized`] says.
 #[cfg(feature = "images")]
-impl crate::image::ImageSource for Images {
+impl ImageSource for Images {
     fn image_count(&self) -> usize {
         self.labels.len()
     }
 
-    fn format(&self) -> crate::image::ImageFormat {
-        let [channels, height, width] = self.stored;
-        let size = Some([height, width]);
-        crate::image::ImageFormat { channels, size, ignored_class: None }
+    fn format(&self) -> ImageFormat {
+        let [_, height, width] = self.stored;
+        ImageFormat { channels: self.shape[0], size: Some([height, width]), ignored_class: None }
     }
 
-    fn read(
-        &self,
-        index: usize,
-        sample: &mut crate::image::ImageSample,
-    ) -> Result<(), SampleError> {
-        let len = self.stored.iter().product::<usize>();
-        sample.image.copy_from_planes(&self.pixels[index * len..][..len], self.stored);
+    fn read(&self, index: usize, sample: &mut ImageSample) -> Result<(), SampleError> {
+        let [stored, height, width] = self.stored;
+        let len = stored * height * width;
+        let planes = &self.pixels[index * len..][..len];
+        let channels = self.shape[0];
+        let bytes = sample.image.set_shape(channels, height, width);
+        for (at, pixel) in bytes.chunks_exact_mut(channels.max(1)).enumerate() {
+            for (channel, value) in pixel.iter_mut().enumerate() {
+                let plane = if channel < stored { channel } else { 0 };
+                let stored = u32::from(planes[plane * height * width + at]);
+                // From 0 to `bright` as stored, to 255 here.
+                *value = (stored * 255 / u32::from(self.bright.max(1))).min(255) as u8;
+            }
+        }
         sample.label = self.labels[index];
         Ok(())
     }

@@ -6,9 +6,10 @@ use serde::Serialize;
 
 use super::options::Key;
 use super::{
-    DeepCnnRecipe, DigitsRecipe, GptRecipe, LstmRecipe, MlpRecipe, MnistRecipe, OptimizerRecipe,
-    RandomImagesRecipe, RandomTokensRecipe, ResNetRecipe, Seq2SeqRecipe, SimpleCnnRecipe,
-    TextRecipe, TrainRecipe, UNetRecipe, ViTRecipe,
+    AugmentRecipe, CifarRecipe, CsvRecipe, DeepCnnRecipe, DigitsRecipe, GptRecipe,
+    ImageFolderRecipe, JsonLinesRecipe, LstmRecipe, MlpRecipe, MnistRecipe, OptimizerRecipe,
+    RandomImagesRecipe, RandomTokensRecipe, ResNetRecipe, SegmentationFolderRecipe, Seq2SeqRecipe,
+    SimpleCnnRecipe, TextRecipe, TokenFileRecipe, TrainRecipe, UNetRecipe, ViTRecipe,
 };
 
 /// The kinds of optimizers.
@@ -26,9 +27,22 @@ TABLE.KEY=VALUE` changes one. `lowtide recipes` lists those that ship, which are
     .to_owned();
     table(&mut text, "digits", &DigitsRecipe::default(), DigitsRecipe::KEYS);
     table(&mut text, "mnist", &MnistRecipe::default(), MnistRecipe::KEYS);
+    table(&mut text, "cifar", &CifarRecipe::default(), CifarRecipe::KEYS);
+    table(&mut text, "image-folder", &ImageFolderRecipe::default(), ImageFolderRecipe::KEYS);
+    table(
+        &mut text,
+        "segmentation-folder",
+        &SegmentationFolderRecipe::default(),
+        SegmentationFolderRecipe::KEYS,
+    );
+    table(&mut text, "csv", &CsvRecipe::default(), CsvRecipe::KEYS);
     table(&mut text, "text", &TextRecipe::default(), TextRecipe::KEYS);
+    table(&mut text, "token-file", &TokenFileRecipe::default(), TokenFileRecipe::KEYS);
+    table(&mut text, "json-lines", &JsonLinesRecipe::default(), JsonLinesRecipe::KEYS);
     table(&mut text, "random-images", &RandomImagesRecipe::default(), RandomImagesRecipe::KEYS);
     table(&mut text, "random-tokens", &RandomTokensRecipe::default(), RandomTokensRecipe::KEYS);
+    text += "\n[augment]   images to train on only\n";
+    keys(&mut text, &AugmentRecipe::default(), AugmentRecipe::KEYS);
     text += "\n[model]\n";
     table(&mut text, "simple-cnn", &SimpleCnnRecipe::default(), SimpleCnnRecipe::KEYS);
     table(&mut text, "deep-cnn", &DeepCnnRecipe::default(), DeepCnnRecipe::KEYS);

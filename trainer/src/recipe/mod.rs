@@ -1,5 +1,6 @@
 //! Recipes: what to train, on what, and how, as a TOML file. Everything has a default.
 
+mod augment;
 mod data;
 mod help;
 mod kind;
@@ -21,9 +22,11 @@ use lowtide_nn::{NnError, Schedule};
 use lowtide_tensor::{Device, RandomKey};
 use serde::{Deserialize, Serialize};
 
+pub use augment::AugmentRecipe;
 pub use data::{
-    DataRecipe, DigitsRecipe, MnistRecipe, RandomImagesRecipe, RandomTokensRecipe, Samples,
-    TextRecipe,
+    CifarRecipe, CsvRecipe, DataRecipe, DigitsRecipe, ImageFolderRecipe, JsonLinesRecipe, LineKind,
+    MnistRecipe, RandomImagesRecipe, RandomTokensRecipe, Samples, SegmentationFolderRecipe,
+    TextRecipe, TokenFileRecipe,
 };
 pub use help::help;
 pub use model::{
@@ -59,6 +62,8 @@ pub struct Recipe {
     /// The data; digits if its kind is absent.
     #[serde(deserialize_with = "data::or_digits")]
     pub data: DataRecipe,
+    /// How the images to train on are varied.
+    pub augment: AugmentRecipe,
     /// The model; a simple CNN if its kind is absent.
     #[serde(deserialize_with = "model::or_simple_cnn")]
     pub model: ModelRecipe,
@@ -180,6 +185,7 @@ impl Recipe {
                 return wrong(name, format!("must be {min} to {max}"));
             }
         }
+        self.augment.check()?;
         if let Some((at, dropout)) = self.model.dropout().filter(|(_, p)| !(0.0..1.0).contains(p)) {
             return wrong(at, format!("{dropout} is not from 0 up to 1"));
         }
@@ -222,7 +228,7 @@ impl Recipe {
             workers: self.data.workers(),
             ..Default::default()
         };
-        self.data.open(self.model.wants())?.loaders(options)
+        self.data.open(self.model.wants(), &self.augment)?.loaders(options)
     }
 
     /// A short name, for folders of runs.
@@ -245,7 +251,7 @@ impl Recipe {
     /// # Errors
     /// Those of the data set; `Setting` for a model that is not for such data; `OutOfMemory`.
     pub fn task(&self, device: &Device) -> Result<Box<dyn Task>> {
-        let samples = self.data.open(self.model.wants())?.samples;
+        let samples = self.data.open(self.model.wants(), &self.augment)?.samples;
         let key = RandomKey::new(self.train.seed);
         self.model.task(device, key, samples, self.train.parameters)
     }

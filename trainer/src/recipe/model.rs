@@ -14,7 +14,7 @@ use super::kind;
 use super::options::options;
 use super::stored::StoredType;
 use crate::error::{Result, TrainError};
-use crate::task::{Classification, LanguageModel, Segmentation, Task, Translation};
+use crate::task::{Classification, LanguageModel, Regression, Segmentation, Task, Translation};
 
 /// The model; keys that its kind has no use for are an error. What it shares with the data (sizes
 /// of images, classes, vocabulary, context) is the data's.
@@ -239,6 +239,17 @@ impl ModelRecipe {
                 | ModelRecipe::Unet(_),
                 Samples::Images { shape, classes },
             ) => self.task_of_images(device, key, (shape, classes), stored),
+            (ModelRecipe::Mlp(model), Samples::Features { count, classes }) => {
+                let ends = [vec![count], model.hidden.clone(), vec![classes.unwrap_or(1)]];
+                let mlp = stored.convert(Mlp::new(device, key, &ends.concat())?)?;
+                Ok(match classes {
+                    Some(_) => Box::new(Classification::new(mlp).with_input("inputs")),
+                    None => Box::new(Regression::new(mlp, "")),
+                })
+            }
+            (_, Samples::Features { .. }) => {
+                Err(self.unfit("is not for tables, which an mlp takes"))
+            }
             (_, Samples::Images { .. }) => Err(self.unfit("is for tokens, and the data is images")),
             (_, Samples::Tokens { .. }) => Err(self.unfit("is for images, and the data is tokens")),
         }

@@ -1,8 +1,11 @@
 //! Images, or whatever else, to classes.
 
+use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, Var};
 use lowtide_data::BatchView;
-use lowtide_nn::{Loss, Module, Parameters, cross_entropy};
+use lowtide_nn::{
+    CrossEntropyOptions, Loss, Module, Parameters, cross_entropy, soft_cross_entropy,
+};
 use lowtide_tensor::{DType, Device, SortOrder, Tensor};
 
 use crate::error::{Result, TrainError};
@@ -16,6 +19,9 @@ use crate::task::{
 /// values from 0 to 1) and `labels` `[B]` of i64. A label of -100 does not count, as in PyTorch;
 /// any other that names no class is an error of the step. Scored by `accuracy`, and by `top-k
 /// accuracy` if [`Classification::with_top`] says so.
+///
+/// Images that [`Mixed`](lowtide_data::Mixed) has mixed have the loss of both labels, each by its
+/// share.
 #[derive(Clone, Debug)]
 pub struct Classification<M> {
     model: M,
@@ -69,7 +75,16 @@ impl<M: Module + Clone + 'static> Task for Classification<M> {
 
     fn loss(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Loss> {
         let (logits, labels) = self.logits(pass, device, part)?;
-        Ok(cross_entropy(logits, &labels)?)
+        if part.field("labels.other").is_none() {
+            return Ok(cross_entropy(logits, &labels)?);
+        }
+        let shares = shares(part, logits.shape()[1])?;
+        let shares = {
+            let _scope = device.category(Category::Input);
+            Tensor::from_slice(device, *logits.shape(), &shares)?
+                .to_dtype(logits.value().dtype())?
+        };
+        Ok(soft_cross_entropy(logits, &shares, CrossEntropyOptions::default())?)
     }
 
     fn score(&self, device: &Device, part: &BatchView<'_>) -> Result<Score> {
@@ -90,4 +105,22 @@ impl<M: Module + Clone + 'static> Task for Classification<M> {
         let hits = rows.filter(|(classes, label)| classes.contains(label)).count() as f64;
         Ok(score.with(Metric::fraction(format!("top-{k} accuracy"), hits, count)))
     }
+}
+
+/// The share of each class in each mixed sample, `[B, classes]`.
+fn shares(part: &BatchView<'_>, classes: usize) -> Result<Vec<f32>> {
+    let [labels, others] = [values::<i64>(part, "labels")?, values::<i64>(part, "labels.other")?];
+    let weights = values::<f32>(part, "labels.weight")?;
+    let mut shares = vec![0.0; part.len() * classes];
+    for (sample, row) in shares.chunks_mut(classes.max(1)).enumerate() {
+        let weight = weights[sample];
+        for (label, share) in [(labels[sample], weight), (others[sample], 1.0 - weight)] {
+            let class = usize::try_from(label).ok().and_then(|class| row.get_mut(class));
+            *class.ok_or_else(|| TrainError::Setting {
+                place: "field \"labels\"".to_owned(),
+                problem: format!("{label} is none of the {classes} classes of mixed images"),
+            })? += share;
+        }
+    }
+    Ok(shares)
 }

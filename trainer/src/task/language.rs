@@ -8,11 +8,11 @@ use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{Result, TrainError};
 use crate::score::{Metric, Score};
-use crate::task::{IGNORED_LABEL, Task, field, sum_of, upload, values};
+use crate::task::{IGNORED_LABEL, Task, field, labels_that_count, sum_of, upload, values};
 
 /// Tokens to the tokens that follow, by cross-entropy: the field `tokens` `[B, T + 1]` of i64. The
-/// first T of a row are read, and the last T are to be predicted, unless they are -100. Scored by
-/// `perplexity`.
+/// first T of a row are read, and the last T are to be predicted, unless they are -100; where there
+/// is a field `labels` `[B, T]` of i64, those are. Scored by `perplexity`.
 #[derive(Clone, Debug)]
 pub struct LanguageModel<M> {
     model: M,
@@ -58,7 +58,11 @@ impl<M: TokenModel + Clone> LanguageModel<M> {
         let tokens = upload(device, field(part, "tokens")?)?;
         let len = row_len(part)? - 1;
         let [inputs, labels] = [0, 1].map(|start| tokens.narrow(1, start, len));
-        let (inputs, labels) = (inputs?.contiguous()?, labels?.contiguous()?);
+        let (inputs, labels) = (inputs?.contiguous()?, labels?);
+        let labels = match part.field("labels") {
+            Some(labels) => upload(device, labels)?,
+            None => labels.contiguous()?,
+        };
         self.model.token_loss(pass, pass.constant(inputs), &labels)
     }
 }
@@ -80,6 +84,9 @@ impl<M: TokenModel + Clone + 'static> Task for LanguageModel<M> {
     }
 
     fn count(&self, batch: &BatchView<'_>) -> Result<f64> {
+        if batch.field("labels").is_some() {
+            return Ok(labels_that_count(values(batch, "labels")?));
+        }
         let rows = values::<i64>(batch, "tokens")?.chunks(row_len(batch)?);
         let counting =
             |row: &[i64]| row[1..].iter().filter(|&&label| label != IGNORED_LABEL).count();

@@ -2,6 +2,7 @@
 
 mod calls;
 mod cuda;
+mod data;
 mod disk;
 mod eval;
 mod faults;

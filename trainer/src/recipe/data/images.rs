@@ -1,0 +1,240 @@
+//! Images of a recipe: as they are, or varied.
+
+use lowtide_data::{Cifar, Digits, Images, Subset};
+#[cfg(feature = "images")]
+use lowtide_data::{
+    Dataset, ImageFolder, ImageSource, Mixed, Mixing, Pipeline, SegmentationFolder, Step,
+};
+
+#[cfg(feature = "images")]
+use super::open::parts;
+use super::open::{Opened, Samples, Wants};
+use super::{CifarRecipe, DigitsRecipe, ImageFolderRecipe, MnistRecipe, SegmentationFolderRecipe};
+use crate::error::{Result, TrainError};
+use crate::recipe::AugmentRecipe;
+
+pub(super) fn digits(data: &DigitsRecipe, wants: Wants, augment: &AugmentRecipe) -> Result<Opened> {
+    let (train, test) = Digits::images()?;
+    let images = adapted(train.dataset(), data.shape, wants);
+    let part = |part: &Subset<Images>| {
+        Subset::new(images.clone(), part.indices()).expect("as many images as before")
+    };
+    if augment.is_none() {
+        return Ok(Opened::new(samples_of(&images), part(&train), part(&test)));
+    }
+    varied(&images, images.clone(), wants, augment, Some([train.indices(), test.indices()]))
+}
+
+pub(super) fn mnist(data: &MnistRecipe, wants: Wants, augment: &AugmentRecipe) -> Result<Opened> {
+    in_memory(Images::mnist(&data.folder)?, data.shape, wants, augment)
+}
+
+pub(super) fn cifar(data: &CifarRecipe, wants: Wants, augment: &AugmentRecipe) -> Result<Opened> {
+    let images = match data.classes {
+        10 => Cifar::ten(&data.folder)?,
+        100 => Cifar::hundred(&data.folder)?,
+        _ => return Err(setting("data.classes", "must be 10 or 100")),
+    };
+    in_memory(images, data.shape, wants, augment)
+}
+
+fn in_memory(
+    (train, test): (Images, Images),
+    shape: Option<[usize; 3]>,
+    wants: Wants,
+    augment: &AugmentRecipe,
+) -> Result<Opened> {
+    let [train, test] = [train, test].map(|images| adapted(&images, shape, wants));
+    match augment.is_none() {
+        true => Ok(Opened::new(samples_of(&train), train, test)),
+        false => varied(&train, test, wants, augment, None),
+    }
+}
+
+/// Images as a recipe and a model want them.
+fn adapted(images: &Images, shape: Option<[usize; 3]>, wants: Wants) -> Images {
+    let [channels, height, width] = images.shape();
+    let channels = if wants.colour { channels.max(3) } else { channels };
+    let images = images.clone().resized(shape.unwrap_or([channels, height, width]));
+    if wants.pixel_labels { images.with_pixel_labels() } else { images }
+}
+
+fn samples_of(images: &Images) -> Samples {
+    Samples::Images { shape: images.shape(), classes: images.classes() }
+}
+
+/// Images in memory of which those to train on are varied; `parts` are the indexes to train on and
+/// to test on, if not all are.
+#[cfg(feature = "images")]
+fn varied(
+    train: &Images,
+    test: Images,
+    wants: Wants,
+    augment: &AugmentRecipe,
+    parts: Option<[&[usize]; 2]>,
+) -> Result<Opened> {
+    if wants.pixel_labels {
+        return Err(setting("augment", "is for classes of images here, not of pixels"));
+    }
+    let (samples, shape) = (samples_of(train), train.shape());
+    let train = train.clone().through(pipeline(shape, augment)?)?;
+    let test = test.through(pipeline(shape, &augment.still())?)?;
+    let Some([train_indices, test_indices]) = parts else {
+        return mixed(samples, train, test, augment);
+    };
+    let known = "the indexes are those of the images";
+    let train = Subset::new(train, train_indices).expect(known);
+    mixed(samples, train, Subset::new(test, test_indices).expect(known), augment)
+}
+
+#[cfg(not(feature = "images"))]
+fn varied(
+    _: &Images,
+    _: Images,
+    _: Wants,
+    _: &AugmentRecipe,
+    _: Option<[&[usize]; 2]>,
+) -> Result<Opened> {
+    Err(without("augment"))
+}
+
+#[cfg(feature = "images")]
+pub(super) fn folder(
+    data: &ImageFolderRecipe,
+    wants: Wants,
+    augment: &AugmentRecipe,
+) -> Result<Opened> {
+    if wants.pixel_labels {
+        return Err(setting("data.kind", "image-folder has no class for each pixel"));
+    }
+    check_channels(data.shape)?;
+    let open = |folder: &std::path::Path| {
+        let images = ImageFolder::open(folder)?.upright();
+        Ok::<_, TrainError>(if data.shape[0] == 1 { images.grey() } else { images })
+    };
+    let train_folder = data.folder.join("train");
+    let test_folder = ["test", "val"].map(|name| data.folder.join(name));
+    let test_folder = test_folder.into_iter().find(|folder| folder.is_dir());
+    let varied = pipeline(data.shape, augment)?;
+    let still = pipeline(data.shape, &augment.still())?;
+    if let Some(test_folder) = test_folder.filter(|_| train_folder.is_dir()) {
+        let (images, test) = (open(&train_folder)?, open(&test_folder)?);
+        if images.classes() != test.classes() {
+            let problem = format!(
+                "{} and {} have different classes: {:?} and {:?}",
+                train_folder.display(),
+                test_folder.display(),
+                images.classes(),
+                test.classes()
+            );
+            return Err(setting("data.folder", &problem));
+        }
+        let samples = Samples::Images { shape: data.shape, classes: images.classes().len() };
+        return mixed(samples, images.through(varied)?, test.through(still)?, augment);
+    }
+    let images = open(&data.folder)?;
+    let samples = Samples::Images { shape: data.shape, classes: images.classes().len() };
+    let share = share(data.test_share)?;
+    let [train_part, _] = parts(images.clone().through(varied)?, share)?;
+    let [_, test_part] = parts(images.through(still)?, share)?;
+    mixed(samples, train_part, test_part, augment)
+}
+
+#[cfg(feature = "images")]
+pub(super) fn masks(
+    data: &SegmentationFolderRecipe,
+    wants: Wants,
+    augment: &AugmentRecipe,
+) -> Result<Opened> {
+    if !wants.pixel_labels {
+        return Err(setting("data.kind", "segmentation-folder is for models of pixels' classes"));
+    }
+    check_channels(data.shape)?;
+    if augment.mixup > 0.0 || augment.cutmix > 0.0 {
+        return Err(setting("augment.mixup", "mixes labels of images, not of pixels"));
+    }
+    let images = SegmentationFolder::open(&data.images, &data.masks, data.classes)?;
+    let images = if data.shape[0] == 1 { images.grey() } else { images };
+    let samples = Samples::Images { shape: data.shape, classes: data.classes };
+    let share = share(data.test_share)?;
+    let [train, _] = parts(images.clone().through(pipeline(data.shape, augment)?)?, share)?;
+    let [_, test] = parts(images.through(pipeline(data.shape, &augment.still())?)?, share)?;
+    Ok(Opened::new(samples, train, test))
+}
+
+#[cfg(feature = "images")]
+fn share(share: f64) -> Result<f64> {
+    match share > 0.0 && share < 1.0 {
+        true => Ok(share),
+        false => Err(setting("data.test_share", &format!("{share} is not between 0 and 1"))),
+    }
+}
+
+#[cfg(feature = "images")]
+fn check_channels(shape: [usize; 3]) -> Result<()> {
+    match shape[0] {
+        1 | 3 => Ok(()),
+        other => Err(setting("data.shape", &format!("files have 1 or 3 channels, not {other}"))),
+    }
+}
+
+/// The steps to images of this shape; without variation, the middle of the image.
+#[cfg(feature = "images")]
+fn pipeline([channels, height, width]: [usize; 3], augment: &AugmentRecipe) -> Result<Pipeline> {
+    let size = [height, width];
+    let mut steps = match augment.random_resized_crop {
+        true => vec![Step::random_resized_crop(size)],
+        false if height == width => vec![Step::ResizeShorter(height), Step::CentreCrop(size)],
+        false => vec![Step::Resize(size)],
+    };
+    if augment.crop_padding > 0 {
+        steps.push(Step::RandomCrop { size, padding: augment.crop_padding });
+    }
+    if augment.flip {
+        steps.push(Step::flip_horizontal());
+    }
+    if augment.rotate > 0.0 {
+        steps.push(Step::Rotate { degrees: augment.rotate });
+    }
+    if augment.jitter > 0.0 || augment.hue > 0.0 {
+        let [brightness, contrast, saturation] = [augment.jitter; 3];
+        let hue = augment.hue;
+        steps.push(Step::ColourJitter { brightness, contrast, saturation, hue });
+    }
+    if augment.normalise {
+        steps.push(match channels {
+            3 => Step::normalise_imagenet(),
+            _ => Step::Normalise { mean: vec![0.449], std: vec![0.226] },
+        });
+    }
+    if augment.erase > 0.0 {
+        let Step::Erase { area, ratio, .. } = Step::erase() else { unreachable!("as its name") };
+        steps.push(Step::Erase { probability: augment.erase, area, ratio });
+    }
+    Ok(Pipeline::new(steps)?)
+}
+
+#[cfg(feature = "images")]
+fn mixed(
+    samples: Samples,
+    train: impl Dataset + 'static,
+    test: impl Dataset + 'static,
+    augment: &AugmentRecipe,
+) -> Result<Opened> {
+    let mixing = match (augment.mixup, augment.cutmix) {
+        (alpha, _) if alpha > 0.0 => Mixing::Mixup { alpha },
+        (_, alpha) if alpha > 0.0 => Mixing::Cutmix { alpha },
+        _ => return Ok(Opened::new(samples, train, test)),
+    };
+    Ok(Opened::new(samples, Mixed::new(train, mixing)?, test))
+}
+
+/// The error of what this build cannot read.
+#[cfg(not(feature = "images"))]
+pub(super) fn without(place: &str) -> TrainError {
+    setting(place, "needs the feature `images`, which this build is without")
+}
+
+fn setting(place: &str, problem: &str) -> TrainError {
+    TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() }
+}

@@ -1,0 +1,289 @@
+//! Data of a recipe.
+
+mod images;
+mod open;
+mod tokens;
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::kind;
+use super::options::options;
+
+pub use open::Samples;
+pub(super) use open::Wants;
+
+/// The data; keys that its kind has no use for are an error.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum DataRecipe {
+    /// The handwritten digits that ship with lowtide: 1797 images of 8x8.
+    Digits(DigitsRecipe),
+    /// MNIST, or what else is in four IDX files of these names.
+    Mnist(MnistRecipe),
+    /// CIFAR-10 or CIFAR-100.
+    Cifar(CifarRecipe),
+    /// PNG and JPEG files, a folder for each class.
+    ImageFolder(ImageFolderRecipe),
+    /// PNG and JPEG files, and a mask for each.
+    SegmentationFolder(SegmentationFolderRecipe),
+    /// A table of numbers.
+    Csv(CsvRecipe),
+    /// A text.
+    Text(TextRecipe),
+    /// Files of tokens, as nanoGPT and llm.c have them.
+    TokenFile(TokenFileRecipe),
+    /// A file with a JSON object on each line: texts, prompts with completions, or chats.
+    JsonLines(JsonLinesRecipe),
+    /// Images of noise, to plan and to measure with.
+    RandomImages(RandomImagesRecipe),
+    /// Tokens at random, to plan and to measure with.
+    RandomTokens(RandomTokensRecipe),
+}
+
+options! {
+    /// The handwritten digits.
+    DigitsRecipe {
+        /// Channels, height and width that images are brought to; as they are if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        shape: Option<[usize; 3]> = None,
+        /// Threads that read samples beside the one that trains.
+        workers: usize = 1,
+    }
+    /// Images of IDX files.
+    MnistRecipe {
+        /// The folder with `train-images-idx3-ubyte` and the other three, with `.gz` or without.
+        folder: PathBuf = PathBuf::from("mnist"),
+        /// Channels, height and width that images are brought to; as they are if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        shape: Option<[usize; 3]> = None,
+        /// Threads that read samples beside the one that trains.
+        workers: usize = 1,
+    }
+    /// CIFAR's binary files.
+    CifarRecipe {
+        /// The folder with `data_batch_1.bin` to `test_batch.bin`, or `train.bin` and `test.bin`.
+        folder: PathBuf = PathBuf::from("cifar-10-batches-bin"),
+        /// 10 or 100.
+        classes: usize = 10,
+        /// Channels, height and width that images are brought to; as they are if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        shape: Option<[usize; 3]> = None,
+        /// Threads that read samples beside the one that trains.
+        workers: usize = 1,
+    }
+    /// Image files by class.
+    ImageFolderRecipe {
+        /// A folder of each class, or `train` and `test` (or `val`) with such folders in each.
+        folder: PathBuf = PathBuf::from("images"),
+        /// Channels (1 or 3), height and width that images are brought to.
+        shape: [usize; 3] = [3, 224, 224],
+        /// Images to test on, where there is no folder of them: every so-many-th part, by chance.
+        test_share: f64 = 0.1,
+        /// Threads that read samples beside the one that trains.
+        workers: usize = 2,
+    }
+    /// Image files with masks.
+    SegmentationFolderRecipe {
+        /// The folder of the images.
+        images: PathBuf = PathBuf::from("images"),
+        /// The folder of the masks: PNG files of class numbers under the names of the images.
+        masks: PathBuf = PathBuf::from("masks"),
+        /// Number of classes; pixels of class 255 do not count.
+        classes: usize = 2,
+        /// Channels (1 or 3), height and width that images are brought to.
+        shape: [usize; 3] = [3, 224, 224],
+        /// Images to test on: every so-many-th part, by chance.
+        test_share: f64 = 0.1,
+        /// Threads that read samples beside the one that trains.
+        workers: usize = 2,
+    }
+    /// A table of comma-separated values with a header.
+    CsvRecipe {
+        /// The file.
+        file: PathBuf = PathBuf::from("data.csv"),
+        /// Another table to test on; a tenth of the first, by chance, if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        test: Option<PathBuf> = None,
+        /// The column that is to be predicted from the others.
+        target: String = "target".to_owned(),
+        /// Whether the target is a number and not the name of a class.
+        number: bool = false,
+        /// What takes the place of a missing number; an error if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        fill: Option<f32> = None,
+        /// Threads that read samples beside the one that trains.
+        workers: usize = 0,
+    }
+    /// A text.
+    TextRecipe {
+        /// A file in UTF-8; the license of lowtide if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        file: Option<PathBuf> = None,
+        /// "characters", "bytes", "gpt2", "cl100k", "o200k", or a file `tokenizer.json`.
+        tokenizer: String = "characters".to_owned(),
+        /// Tokens of a row.
+        context: usize = 64,
+        /// Threads that read samples beside the one that trains.
+        workers: usize = 1,
+    }
+    /// Files of tokens.
+    TokenFileRecipe {
+        /// The files to train on, of 2-byte tokens or with llm.c's header.
+        files: Vec<PathBuf> = vec![PathBuf::from("train.bin")],
+        /// The files to test on; the last tenth of the others if there is none.
+        test: Vec<PathBuf> = Vec::new(),
+        /// Tokens that there are.
+        vocabulary: usize = 50_257,
+        /// Tokens of a row.
+        context: usize = 1024,
+        /// Threads that read samples beside the one that trains.
+        workers: usize = 1,
+    }
+    /// JSON lines.
+    JsonLinesRecipe {
+        /// The file.
+        file: PathBuf = PathBuf::from("data.jsonl"),
+        /// Another file to test on; the last tenth of the first if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        test: Option<PathBuf> = None,
+        /// What a line is: "text", "completion" (prompt and completion) or "chat" (messages).
+        format: LineKind = LineKind::Text,
+        /// "bytes", "gpt2", "cl100k", "o200k", or a file `tokenizer.json`.
+        tokenizer: String = "gpt2".to_owned(),
+        /// Whether documents fill rows one after the other; each has a row of its own otherwise.
+        packed: bool = true,
+        /// Tokens of a row.
+        context: usize = 1024,
+        /// Threads that read samples beside the one that trains.
+        workers: usize = 1,
+    }
+    /// Images of noise.
+    RandomImagesRecipe {
+        /// Channels, height and width.
+        shape: [usize; 3] = [3, 224, 224],
+        /// Number of classes.
+        classes: usize = 1000,
+        /// Images of an epoch; an evaluation has a tenth of them.
+        samples: usize = 1280,
+        /// Threads that read samples beside the one that trains.
+        workers: usize = 1,
+    }
+    /// Tokens at random.
+    RandomTokensRecipe {
+        /// Tokens that there are.
+        vocabulary: usize = 50_257,
+        /// Tokens of a row.
+        context: usize = 1024,
+        /// Rows of an epoch; an evaluation has a tenth of them.
+        samples: usize = 1280,
+        /// Threads that read samples beside the one that trains.
+        workers: usize = 1,
+    }
+}
+
+/// What a line of a file of JSON lines is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LineKind {
+    /// `{"text": ..}`: all of it is learned.
+    Text,
+    /// `{"prompt": .., "completion": ..}`: the completion is learned.
+    Completion,
+    /// `{"messages": [{"role": .., "content": ..}]}`: what the assistant says is learned.
+    Chat,
+}
+
+impl Default for DataRecipe {
+    fn default() -> Self {
+        DataRecipe::Digits(DigitsRecipe::default())
+    }
+}
+
+/// [`DataRecipe`] with a default kind.
+pub(super) fn or_digits<'de, D: Deserializer<'de>>(
+    d: D,
+) -> std::result::Result<DataRecipe, D::Error> {
+    kind::with_default(d, "digits")
+}
+
+impl DataRecipe {
+    /// The kind's name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            DataRecipe::Digits(_) => "digits",
+            DataRecipe::Mnist(_) => "mnist",
+            DataRecipe::Cifar(_) => "cifar",
+            DataRecipe::ImageFolder(_) => "image-folder",
+            DataRecipe::SegmentationFolder(_) => "segmentation-folder",
+            DataRecipe::Csv(_) => "csv",
+            DataRecipe::Text(_) => "text",
+            DataRecipe::TokenFile(_) => "token-file",
+            DataRecipe::JsonLines(_) => "json-lines",
+            DataRecipe::RandomImages(_) => "random-images",
+            DataRecipe::RandomTokens(_) => "random-tokens",
+        }
+    }
+
+    /// Threads that read samples beside the one that trains.
+    pub fn workers(&self) -> usize {
+        *self.clone().workers_mut()
+    }
+
+    /// The same for [`DataRecipe::workers`].
+    pub fn workers_mut(&mut self) -> &mut usize {
+        match self {
+            DataRecipe::Digits(DigitsRecipe { workers, .. })
+            | DataRecipe::Mnist(MnistRecipe { workers, .. })
+            | DataRecipe::Cifar(CifarRecipe { workers, .. })
+            | DataRecipe::ImageFolder(ImageFolderRecipe { workers, .. })
+            | DataRecipe::SegmentationFolder(SegmentationFolderRecipe { workers, .. })
+            | DataRecipe::Csv(CsvRecipe { workers, .. })
+            | DataRecipe::Text(TextRecipe { workers, .. })
+            | DataRecipe::TokenFile(TokenFileRecipe { workers, .. })
+            | DataRecipe::JsonLines(JsonLinesRecipe { workers, .. })
+            | DataRecipe::RandomImages(RandomImagesRecipe { workers, .. })
+            | DataRecipe::RandomTokens(RandomTokensRecipe { workers, .. }) => workers,
+        }
+    }
+
+    /// Its whole numbers by name, with the least and the most that each may be.
+    pub(super) fn counts(&self) -> Vec<(&'static str, usize, [usize; 2])> {
+        const SIDE_MAX: usize = 1 << 16;
+        const MANY: usize = 1 << 32;
+        let context = |context: usize| ("data.context", context, [1, SIDE_MAX]);
+        let classes = |classes: usize, max| ("data.classes", classes, [1, max]);
+        let sides =
+            |shape: &[usize; 3]| shape.map(|side| ("data.shape", side, [1, SIDE_MAX])).to_vec();
+        let mut counts = match self {
+            DataRecipe::Digits(DigitsRecipe { shape, .. })
+            | DataRecipe::Mnist(MnistRecipe { shape, .. })
+            | DataRecipe::Cifar(CifarRecipe { shape, .. }) => {
+                shape.iter().flat_map(sides).collect()
+            }
+            DataRecipe::ImageFolder(data) => sides(&data.shape),
+            DataRecipe::SegmentationFolder(data) => {
+                [sides(&data.shape), vec![classes(data.classes, 255)]].concat()
+            }
+            DataRecipe::Csv(_) => Vec::new(),
+            DataRecipe::Text(data) => vec![context(data.context)],
+            DataRecipe::JsonLines(data) => vec![context(data.context)],
+            DataRecipe::TokenFile(data) => {
+                vec![("data.vocabulary", data.vocabulary, [1, MANY]), context(data.context)]
+            }
+            DataRecipe::RandomImages(data) => [
+                sides(&data.shape),
+                vec![classes(data.classes, SIDE_MAX), ("data.samples", data.samples, [1, MANY])],
+            ]
+            .concat(),
+            DataRecipe::RandomTokens(data) => vec![
+                ("data.vocabulary", data.vocabulary, [1, MANY]),
+                context(data.context),
+                ("data.samples", data.samples, [1, MANY]),
+            ],
+        };
+        counts.push(("data.workers", self.workers(), [0, super::WORKERS_MAX]));
+        counts
+    }
+}

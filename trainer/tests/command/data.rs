@@ -1,0 +1,230 @@
+//! Recipes on every kind of data that people have, in small: each is planned, trained and
+//! evaluated, and the plan is the run to the byte.
+
+use std::fs;
+use std::path::Path;
+
+use lowtide_data::{TokenFormat, write_tokens};
+
+use crate::place::Place;
+
+/// Trains `recipe` for two epochs; every metric is there and finite.
+fn check(place: &Place, name: &str, recipe: &str, metrics: &[&str]) {
+    let file = format!("{name}.toml");
+    place.write(&file, recipe);
+    let summary = place.train(&format!("{file} --epochs 2"), name);
+    assert_eq!(summary["predicted_peak_bytes"], summary["measured_peak_bytes"], "{name}");
+    for metric in metrics {
+        let value = summary[metric].as_f64().unwrap_or(f64::NAN);
+        assert!(value.is_finite() && value >= 0.0, "{name}: {metric} in {summary}");
+    }
+    place.run(&format!("eval {name}")).check_done();
+}
+
+/// A PNG file of 20x17 pixels of 8 bits, each what `value` says of its row, column and channel.
+fn png(path: &Path, color: png::ColorType, value: impl Fn(usize, usize, usize) -> u8) {
+    let (width, height, channels) = (20, 17, color.samples());
+    fs::create_dir_all(path.parent().expect("a folder")).expect("room");
+    let file = fs::File::create(path).expect("room");
+    let mut encoder = png::Encoder::new(file, width as u32, height as u32);
+    encoder.set_color(color);
+    let bytes: Vec<u8> = (0..width * height * channels)
+        .map(|at| value(at / channels / width, at / channels % width, at % channels))
+        .collect();
+    let mut writer = encoder.write_header().expect("room");
+    writer.write_image_data(&bytes).expect("as many bytes as pixels");
+}
+
+/// Twelve dark and twelve bright images below `folder`.
+fn image_folder(folder: &Path) {
+    for (class, light) in [("dark", 20), ("light", 180)] {
+        for index in 0..12 {
+            let path = folder.join(class).join(format!("{index}.png"));
+            png(&path, png::ColorType::Rgb, |row, column, channel| {
+                (light + 3 * index + row + column + channel) as u8
+            });
+        }
+    }
+}
+
+const SMALL_CNN: &str = "[model]\nkind = \"simple-cnn\"\nchannels = 4\n[train]\nbatch_size = 8\n";
+const ALL_VARIATIONS: &str = "\
+[augment]
+flip = true
+random_resized_crop = true
+rotate = 15.0
+jitter = 0.4
+hue = 0.1
+erase = 0.25
+mixup = 0.2
+normalise = true
+";
+
+#[test]
+fn image_folders_train_as_they_are_varied_and_in_parts() {
+    let place = Place::new();
+    image_folder(&place.path("all"));
+    let data = "[data]\nkind = \"image-folder\"\nfolder = \"all\"\nshape = [3, 16, 16]\n";
+    check(&place, "plain", &format!("{data}test_share = 0.25\n{SMALL_CNN}"), &["test_accuracy"]);
+    check(&place, "varied", &format!("{data}{ALL_VARIATIONS}{SMALL_CNN}"), &["test_accuracy"]);
+    for part in ["train", "val"] {
+        image_folder(&place.path("parts").join(part));
+    }
+    let data = "[data]\nkind = \"image-folder\"\nfolder = \"parts\"\nshape = [1, 12, 20]\n";
+    let cut = "[augment]\ncrop_padding = 2\ncutmix = 1.0\n";
+    check(&place, "parts", &format!("{data}{cut}{SMALL_CNN}"), &["test_accuracy"]);
+    fs::rename(place.path("parts/val/dark"), place.path("parts/val/black")).expect("room");
+    let words = ["data.folder", "different classes"];
+    place.run("train parts.toml").check_refused(1, &words);
+}
+
+#[test]
+fn masks_train_a_unet() {
+    let place = Place::new();
+    for index in 0..10 {
+        let inside = |row: usize, column: usize| row > index && column > 5;
+        let path = place.path(&format!("images/{index}.png"));
+        png(
+            &path,
+            png::ColorType::Grayscale,
+            |row, column, _| {
+                if inside(row, column) { 200 } else { 30 }
+            },
+        );
+        let path = place.path(&format!("masks/{index}.png"));
+        png(&path, png::ColorType::Grayscale, |row, column, _| u8::from(inside(row, column)));
+    }
+    let recipe = "\
+[data]
+kind = \"segmentation-folder\"
+shape = [1, 16, 16]
+test_share = 0.2
+[augment]
+flip = true
+rotate = 10.0
+[model]
+kind = \"unet\"
+width = 2
+[train]
+batch_size = 4
+";
+    check(&place, "masks-run", recipe, &["test_accuracy", "test_iou"]);
+    let words = ["data.kind", "pixels"];
+    place.run("check masks-run.toml --set model.kind=simple-cnn").check_refused(1, &words);
+}
+
+#[test]
+fn cifar_and_varied_digits_train() {
+    let place = Place::new();
+    fs::create_dir(place.path("cifar")).expect("room");
+    let record = |index: usize| {
+        let label = (index % 10) as u8;
+        let pixels = (0..3072).map(move |at| (at % 200 + 5 * usize::from(label)) as u8);
+        std::iter::once(label).chain(pixels)
+    };
+    let names = (1..=5).map(|part| format!("data_batch_{part}.bin"));
+    for name in names.chain(["test_batch.bin".to_owned()]) {
+        let bytes: Vec<u8> = (0..10).flat_map(record).collect();
+        fs::write(place.path("cifar").join(name), bytes).expect("room");
+    }
+    let vary = "[augment]\nflip = true\ncrop_padding = 4\n";
+    let data = "[data]\nkind = \"cifar\"\nfolder = \"cifar\"\n";
+    check(&place, "cifar-run", &format!("{data}{vary}{SMALL_CNN}"), &["test_accuracy"]);
+    let words = ["data.classes", "10 or 100"];
+    place.run("check cifar-run.toml --set data.classes=11").check_refused(1, &words);
+    let vary = "[augment]\nrotate = 10.0\ncrop_padding = 1\n";
+    let data = "[data]\nshape = [3, 8, 8]\n";
+    check(&place, "digits-run", &format!("{data}{vary}{SMALL_CNN}"), &["test_accuracy"]);
+}
+
+#[test]
+fn tables_train_classes_and_numbers() {
+    let place = Place::new();
+    let rows: String = (0..60)
+        .map(|row| format!("{},{},{},{}\n", row, row % 7, ["no", "yes"][row % 2], 3 * row))
+        .collect();
+    place.write("table.csv", format!("size,age,kind,price\n{rows}"));
+    let mlp = "[model]\nkind = \"mlp\"\nhidden = [8]\n[train]\nbatch_size = 16\n";
+    let data = "[data]\nkind = \"csv\"\nfile = \"table.csv\"\n";
+    let of_class = "target = \"kind\"\n";
+    check(&place, "class", &format!("{data}{of_class}{mlp}"), &["test_accuracy"]);
+    // Another column that is no number is told with its line.
+    let of_number = "target = \"price\"\nnumber = true\n";
+    place.write("words.toml", format!("{data}{of_number}{mlp}"));
+    place.run("check words.toml").check_refused(1, &["table.csv", "line 2"]);
+    place.write("numbers.csv", format!("size,age,price\n{}", "1,2,3\n4,5,6\n7,8,9\n".repeat(9)));
+    let data = "[data]\nkind = \"csv\"\nfile = \"numbers.csv\"\ntest = \"numbers.csv\"\n";
+    check(&place, "number", &format!("{data}{of_number}{mlp}"), &["test_rmse", "test_mae"]);
+    let words = ["model.kind", "tables"];
+    place.run("check class.toml --set model.kind=lstm").check_refused(1, &words);
+}
+
+const SMALL_GPT: &str = "\
+[model]
+kind = \"gpt\"
+width = 8
+heads = 2
+blocks = 1
+[train]
+batch_size = 4
+";
+
+#[test]
+fn texts_tokens_and_json_lines_train() {
+    let place = Place::new();
+    let bytes = "[data]\nkind = \"text\"\ntokenizer = \"bytes\"\ncontext = 32\n";
+    check(&place, "bytes", &format!("{bytes}{SMALL_GPT}"), &["test_perplexity"]);
+    let gpt2 = "[data]\nkind = \"text\"\ntokenizer = \"gpt2\"\ncontext = 16\n";
+    check(&place, "gpt2", &format!("{gpt2}{SMALL_GPT}"), &["test_perplexity"]);
+
+    let tokens: Vec<u32> = (0..2000).map(|at| at * 7 % 50).collect();
+    write_tokens(&place.path("train.bin"), TokenFormat::RawU16, &tokens).expect("room");
+    write_tokens(&place.path("test.bin"), TokenFormat::LlmcU16, &tokens[..500]).expect("room");
+    let files = "[data]\nkind = \"token-file\"\nvocabulary = 50\ncontext = 32\n";
+    check(&place, "tokens", &format!("{files}{SMALL_GPT}"), &["test_perplexity"]);
+    let with_test = format!("{files}test = [\"test.bin\"]\n{SMALL_GPT}");
+    check(&place, "tokens-test", &with_test, &["test_perplexity"]);
+    let words = ["train.bin", "token 49", "vocabulary of 40"];
+    place.run("train tokens.toml --set data.vocabulary=40").check_refused(1, &words);
+
+    let line = |index: usize, format: &str| {
+        let (ask, say) = (format!("What follows {index}?"), format!("{} does.", index + 1));
+        match format {
+            "text" => serde_json::json!({ "text": format!("{ask} {say}") }),
+            "completion" => serde_json::json!({ "prompt": ask, "completion": say }),
+            _ => serde_json::json!({ "messages": [
+                { "role": "user", "content": ask }, { "role": "assistant", "content": say },
+            ] }),
+        }
+    };
+    for format in ["text", "completion", "chat"] {
+        let lines: Vec<String> = (0..40).map(|index| line(index, format).to_string()).collect();
+        place.write(&format!("{format}.jsonl"), lines.join("\n"));
+        for packed in [true, false] {
+            let recipe = format!(
+                "[data]\nkind = \"json-lines\"\nfile = \"{format}.jsonl\"\nformat = \"{format}\"\n\
+                 tokenizer = \"bytes\"\ncontext = 48\npacked = {packed}\n{SMALL_GPT}"
+            );
+            check(&place, &format!("{format}-{packed}"), &recipe, &["test_perplexity"]);
+        }
+    }
+    place.write("bad.jsonl", "{\"text\": \"a\"}\n{\"text\": }\n");
+    let words = ["bad.jsonl", "line 2"];
+    place.run("check text-true.toml --set data.file=bad.jsonl").check_refused(1, &words);
+    let words = ["data.tokenizer", "gpt3", "gpt2"];
+    place.run("check text-true.toml --set data.tokenizer=gpt3").check_refused(1, &words);
+}
+
+#[test]
+fn variations_that_make_no_sense_are_refused() {
+    let place = Place::new();
+    for (set, words) in [
+        ("augment.rotate=200", ["augment.rotate", "0 to 180"]),
+        ("augment.mixup=1 --set augment.cutmix=1", ["augment.cutmix", "augment.mixup"]),
+        ("augment.flips=true", ["augment.flips", "flip"]),
+    ] {
+        place.run(&format!("check digits --set {set}")).check_refused(1, &words);
+    }
+    let words = ["augment", "images", "text"];
+    place.run("check text-gpt --set augment.flip=true").check_refused(1, &words);
+}
