@@ -2,6 +2,7 @@
 
 mod digits;
 mod documents;
+mod files;
 mod images;
 mod json_lines;
 mod memory;

@@ -2,6 +2,7 @@
 
 mod one_per_row;
 mod packed;
+mod text_files;
 
 pub use one_per_row::{DocumentRows, RowFit};
 pub(super) use packed::PackedFields;
