@@ -132,8 +132,8 @@ pub enum DataError {
         /// What is wrong there.
         source: SampleError,
     },
-    /// A text of the program, such as the frame of a chat, cannot be encoded.
-    #[error("the tokenizer fails")]
+    /// The frame of a chat's turns cannot be encoded.
+    #[error("the frame of the turns cannot be encoded")]
     Tokenizer {
         /// The tokenizer's error.
         source: TokenizerError,

@@ -6,6 +6,7 @@ mod digits;
 mod documents;
 #[cfg(feature = "images")]
 mod image_folder;
+mod files;
 mod images;
 mod json_lines;
 mod map;

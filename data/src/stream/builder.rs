@@ -74,7 +74,7 @@ impl Builder {
                     faults.push(Fault { row: at, index, error });
                 }
             }
-            self.sample += 1;
+            self.sample = self.sample.saturating_add(1);
         }
         if indices.is_empty() && !faults.is_empty() {
             return Err(faults.swap_remove(0).error);

@@ -213,7 +213,7 @@ impl Iterator for StreamLoader {
         match built {
             Ok(Some(built)) => {
                 let batch = Batch::new(built, Arc::clone(&self.plan), self.state.batch as usize);
-                self.state.batch += 1;
+                self.state.batch = self.state.batch.saturating_add(1);
                 (self.state.sample, self.state.stream) = (sample, stream);
                 Some(Ok(batch))
             }

@@ -132,7 +132,7 @@ impl<S: Stream> Stream for ShuffledStream<S> {
                 return Ok(false);
             }
             self.block = Block::None;
-            let (start, block) = (self.stream.state(), self.position.block + 1);
+            let (start, block) = (self.stream.state(), self.position.block.saturating_add(1));
             self.position = Position { start, block, next: 0, bad: 0, ..self.position.clone() };
         }
     }

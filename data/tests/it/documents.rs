@@ -1,11 +1,12 @@
 //! Rows of documents: what is read, what is learned, and where documents begin.
 
-use crate::options;
+use crate::{Folder, options};
 use lowtide_data::{
-    Collate, Dataset, Document, DocumentRows, Documents, IGNORED_LABEL, Loader, PackedRows, RowFit,
-    Sequential, TokenTooLarge,
+    Bytes, Characters, Collate, Dataset, Document, DocumentRows, Documents, IGNORED_LABEL, Loader,
+    PackedRows, RowFit, Sequential, TokenFile, TokenFormat, TokenTooLarge, Tokenizer,
 };
 use proptest::prelude::*;
+use std::fs;
 
 const NOT: i64 = IGNORED_LABEL;
 
@@ -101,6 +102,30 @@ fn short_documents_and_bad_options_are_errors() {
     document.push_learned(&[(1 << 30) - 1]).unwrap();
     assert_eq!(document.push_context(&[1, 1 << 30]), Err(TokenTooLarge { token: 1 << 30 }));
     assert_eq!(document.tokens().collect::<Vec<_>>(), [(1 << 30) - 1]);
+}
+
+#[test]
+fn text_files_are_documents_and_become_files_of_tokens() {
+    let folder = Folder::new("texts");
+    for (name, text) in [("b.txt", "two"), ("a.txt", "one"), ("c.md", "three"), ("d.txt", "")] {
+        fs::write(folder.path(name), text).unwrap();
+    }
+    let tokenizer = Bytes::new().with_special("<|endoftext|>");
+    let documents = Documents::read_texts(&[folder.root()], &tokenizer).unwrap();
+    let path = folder.path("tokens.bin");
+    assert_eq!(documents.write_tokens(&path, TokenFormat::LlmcU16).unwrap(), 9);
+    let file = TokenFile::open(&[path], 4).unwrap();
+    let tokens = values(file, "tokens");
+    assert_eq!(tokens, values(PackedRows::new(documents, 4).unwrap(), "tokens"));
+    let tokens: Vec<u32> = tokens[..5].iter().map(|&token| token as u32).collect();
+    assert_eq!(tokenizer.decode(&tokens).unwrap(), "one<|endoftext|>t");
+    fs::write(folder.path("e.txt"), b"ab\xff").unwrap();
+    let error = Documents::read_texts(&[folder.root()], &tokenizer).unwrap_err();
+    assert!(error.to_string().contains("e.txt, byte 2: invalid utf-8"), "{error}");
+    let letters = Characters::new("one");
+    let error = Documents::read_texts(&[folder.path("b.txt")], &letters).unwrap_err();
+    assert!(error.to_string().contains("b.txt, byte 0: the vocabulary has no 't'"), "{error}");
+    assert!(Documents::read_texts(&[folder.path("absent")], &letters).is_err());
 }
 
 proptest! {

@@ -150,6 +150,11 @@ fn lines_that_are_not_of_the_format_are_errors_with_their_number() {
         assert!(error.to_string().contains("data.jsonl, line 4: "), "{error}");
         assert!(!error.to_string().contains("at line 1"), "{error}");
     }
+    let chat = LineFormat::chat(ChatTemplate::chat_ml());
+    for turns in [nested.clone(), format!("[{{\"role\": {nested}")] {
+        let error = read(chat.clone(), &format!("{{\"messages\": {turns}")).unwrap_err();
+        assert!(json(cause(&error).1), "{error}");
+    }
     // What is ignored may be as deep as the line is long.
     let deep = format!("{{\"x\": {nested}{}, \"text\": \"a\"}}", "]".repeat(1 << 20));
     assert_eq!(read(LineFormat::text(), &deep).unwrap().len(), 1);

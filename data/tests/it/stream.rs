@@ -219,6 +219,53 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..Default::default() })]
+
+    #[test]
+    fn any_bytes_and_any_state_are_rows_or_errors(
+        pieces in prop::collection::vec(
+            prop_oneof![
+                Just("{\"text\": \"abcd\"}\n".as_bytes().to_vec()),
+                Just(b"\n".to_vec()),
+                prop::collection::vec(any::<u8>(), 0..40),
+            ],
+            0..12,
+        ),
+        place in (any::<u64>(), 0_usize..3, any_byte(), any::<u64>(), any::<usize>(), any::<u64>()),
+    ) {
+        let folder = Folder::new("any");
+        let path = folder.path("any.jsonl");
+        let content = pieces.concat();
+        fs::write(&path, &content).unwrap();
+        let options = StreamOptions {
+            on_bad_sample: OnBadSample::Skip(usize::MAX),
+            ..options(64, Reading::Inline)
+        };
+        let stream = || reader().with_line_bytes_max(16).stream(&[&path], 1).unwrap();
+        let rows_of = |loader: StreamLoader| -> usize {
+            loader.map(|batch| batch.map_or(0, |batch| batch.len())).sum()
+        };
+        let rows = rows_of(StreamLoader::new(stream(), options).unwrap());
+        prop_assert!(rows <= content.len());
+        let (round, file, byte, lines_before, used, bad_known) = place;
+        let state = serde_json::json!({
+            "batch": 1, "sample": lines_before, "batch_size": 64,
+            "stream": {
+                "place": {
+                    "round": round, "file": file, "byte": byte, "lines_before": lines_before,
+                },
+                "used": used,
+                "bad_known": bad_known,
+            },
+        });
+        let state = serde_json::from_value(state).unwrap();
+        if let Ok(loader) = StreamLoader::resume(stream(), options, state) {
+            prop_assert!(rows_of(loader) <= content.len());
+        }
+    }
+}
+
 /// The number of each sample, or -1 where it has no items.
 fn numbers_of(stream: impl Stream + 'static) -> Vec<i64> {
     let loader = StreamLoader::new(stream, options(1, Reading::Inline)).unwrap();
@@ -390,4 +437,9 @@ fn options_that_no_loader_can_have_are_refused() {
     let stream = reader().stream(&[path], 2).unwrap().repeated();
     assert_eq!(StreamLoader::new(stream, options(2, Reading::Ahead)).unwrap().count(), 0);
     assert!(reader().stream(&["x"], 0).is_err());
+}
+
+/// A byte within a small file, or any other.
+fn any_byte() -> impl Strategy<Value = u64> {
+    prop_oneof![0_u64..64, any::<u64>()]
 }

@@ -108,6 +108,41 @@ fn encodings_of_openai_have_their_published_numbers() {
     }
 }
 
+/// A contraction, digits, line ends, accents, scripts, a no-break space, the name of a special
+/// token, and identifiers.
+const MIXED: &str = "It's 12345 o'clock,\r\n\t naïve façade — 東京へ 行く 🦀🦀!  \
+    Здравствуй\u{a0}мир\n\n  <|endoftext|>x86_64 = 0xFF;";
+
+#[test]
+fn encodings_of_openai_are_those_of_their_python_package() {
+    // By `encode_ordinary` of tiktoken 0.14.0.
+    let gpt2: &[u32] = &[
+        1026, 338, 17031, 2231, 267, 6, 15750, 11, 201, 198, 197, 41492, 24685, 16175, 671, 851,
+        10545, 251, 109, 12859, 105, 2515, 116, 5525, 94, 234, 31917, 12520, 99, 222, 8582, 99,
+        222, 0, 220, 12466, 245, 43666, 21169, 16142, 38857, 21727, 20375, 38857, 35072, 140, 117,
+        1849, 43108, 18849, 21169, 628, 220, 1279, 91, 437, 1659, 5239, 91, 29, 87, 4521, 62, 2414,
+        796, 657, 87, 5777, 26,
+    ];
+    let cl100k: &[u32] = &[
+        2181, 596, 220, 4513, 1774, 297, 63510, 1909, 197, 95980, 588, 95972, 1037, 2001, 61696,
+        109, 47653, 2243, 116, 78507, 234, 47884, 11410, 99, 222, 9468, 99, 222, 0, 220, 53677,
+        7094, 28086, 20812, 83680, 4194, 64880, 2233, 271, 220, 83739, 8862, 728, 428, 91, 29, 87,
+        4218, 62, 1227, 284, 220, 15, 9448, 26,
+    ];
+    let o200k: &[u32] = &[
+        15834, 220, 7633, 2548, 293, 141801, 3467, 197, 153475, 737, 114665, 2733, 185244, 40026,
+        123305, 10459, 9552, 99, 222, 4103, 99, 222, 0, 220, 8835, 65233, 2820, 36012, 5310, 500,
+        2479, 279, 220, 464, 91, 419, 1440, 919, 91, 29, 87, 7189, 62, 2220, 314, 220, 15, 87,
+        3254, 26,
+    ];
+    let cases =
+        [(Tiktoken::gpt2(), gpt2), (Tiktoken::cl100k(), cl100k), (Tiktoken::o200k(), o200k)];
+    for (tokenizer, tokens) in cases {
+        assert_eq!(tokenizer.encode(MIXED).unwrap(), tokens, "{tokenizer:?}");
+        check(&tokenizer, MIXED);
+    }
+}
+
 #[test]
 fn json_tokenizer_merges_and_frames_nothing_by_itself() {
     let tokenizer = small();

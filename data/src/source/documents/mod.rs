@@ -2,6 +2,7 @@
 
 mod one_per_row;
 mod packed;
+mod text_files;
 
 pub use one_per_row::{DocumentRows, RowFit};
 pub(super) use packed::PackedFields;
@@ -144,7 +145,10 @@ impl FromIterator<Document> for Documents {
 
 impl Documents {
     /// The documents of `cells` that end at `ends`.
-    pub(super) fn new(cells: Vec<Cell>, ends: Vec<usize>) -> Self {
+    pub(super) fn new(mut cells: Vec<Cell>, mut ends: Vec<usize>) -> Self {
+        // A vector that has grown may hold twice what it needs.
+        cells.shrink_to_fit();
+        ends.shrink_to_fit();
         let range = 0..ends.len();
         Self { cells: Arc::new(cells), ends: Arc::new(ends), range }
     }

@@ -65,8 +65,10 @@ impl Lines {
             if len == 0 {
                 return Ok(None);
             }
-            self.next =
-                LineStart { byte: start.byte + len as u64, lines_before: start.lines_before + 1 };
+            self.next = LineStart {
+                byte: start.byte + len as u64,
+                lines_before: start.lines_before.saturating_add(1),
+            };
             if self.line.len() > self.line_bytes_max {
                 let bytes_max = self.line_bytes_max;
                 return Err(self.malformed(start, LineError::TooLong { bytes_max }));
@@ -106,38 +108,11 @@ impl Lines {
 
     /// The error of a line.
     pub(super) fn malformed(&self, line: LineStart, error: LineError) -> DataError {
-        let place = FilePlace::Line(line.lines_before + 1);
+        let place = FilePlace::Line(line.lines_before.saturating_add(1));
         DataError::Malformed { path: self.path.clone(), place, source: error.into() }
     }
 
     fn failed(&self, source: io::Error) -> DataError {
         DataError::File { path: self.path.clone(), source }
     }
-}
-
-/// The files of `paths`, of which folders stand for their files called `*.jsonl`, by name.
-pub(super) fn files_of(paths: &[impl AsRef<Path>]) -> Result<Vec<PathBuf>, DataError> {
-    let mut files = Vec::new();
-    for path in paths {
-        let path = path.as_ref();
-        if !path.is_dir() {
-            files.push(path.to_owned());
-            continue;
-        }
-        let failed = |source| DataError::File { path: path.to_owned(), source };
-        let mut inside = Vec::new();
-        for entry in path.read_dir().map_err(failed)? {
-            let file = entry.map_err(failed)?.path();
-            if file.extension().is_some_and(|extension| extension == "jsonl") {
-                inside.push(file);
-            }
-        }
-        if inside.is_empty() {
-            let source = io::Error::new(io::ErrorKind::NotFound, "no file called *.jsonl in it");
-            return Err(failed(source));
-        }
-        inside.sort_unstable();
-        files.extend(inside);
-    }
-    Ok(files)
 }

@@ -10,9 +10,10 @@ pub use stream::JsonLinesStream;
 
 use crate::error::DataError;
 use crate::source::documents::{Document, Documents, TokenTooLarge};
+use crate::source::files::files_of;
 use crate::tokenizer::{SpecialRole, Tokenizer, TokenizerError};
 use chat::{EncodedTemplate, Turn};
-use lines::{LineStart, Lines, files_of};
+use lines::{LineStart, Lines};
 use object::fields_of;
 use std::fmt;
 use std::path::Path;
@@ -159,7 +160,7 @@ impl JsonLines {
         mut progress: impl FnMut(ReadProgress),
     ) -> Result<Documents, DataError> {
         const STEP_BYTES: u64 = 1 << 20;
-        let files = files_of(paths)?;
+        let files = files_of(paths, "jsonl")?;
         let size = |path| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
         let bytes_total = files.iter().map(size).sum();
         let (mut cells, mut ends) = (Vec::new(), Vec::new());

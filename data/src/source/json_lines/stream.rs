@@ -4,8 +4,9 @@ use crate::dataset::{SampleError, SampleSlot};
 use crate::element::Field;
 use crate::error::DataError;
 use crate::source::documents::{Document, PackedFields};
+use crate::source::files::files_of;
 use crate::source::json_lines::JsonLines;
-use crate::source::json_lines::lines::{LineStart, Lines, files_of};
+use crate::source::json_lines::lines::{LineStart, Lines};
 use crate::stream::{Stream, StreamState};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -79,7 +80,7 @@ impl JsonLines {
     ) -> Result<JsonLinesStream, DataError> {
         Ok(JsonLinesStream {
             reader: self.clone(),
-            files: files_of(paths)?,
+            files: files_of(paths, "jsonl")?,
             fields: PackedFields::new(context)?,
             is_repeated: false,
             lines: None,
@@ -122,7 +123,12 @@ impl JsonLinesStream {
                 if !self.is_repeated || !self.has_documents {
                     return Ok(false);
                 }
-                self.next = Place { round: place.round + 1, file: 0, byte: 0, lines_before: 0 };
+                self.next = Place {
+                    round: place.round.saturating_add(1),
+                    file: 0,
+                    byte: 0,
+                    lines_before: 0,
+                };
                 self.has_documents = false;
                 continue;
             };
