@@ -7,6 +7,8 @@
 mod canvas;
 mod colour;
 mod draw;
+#[cfg(test)]
+mod reference;
 mod step;
 mod write;
 
