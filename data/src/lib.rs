@@ -40,12 +40,16 @@ pub use sampler::{
     Bucketed, EpochKey, Order, Permuted, Remainder, Sampler, Sequential, Sharded, Shuffled,
     Weighted,
 };
+#[cfg(all(feature = "images", feature = "parquet"))]
+pub use source::ParquetImages;
 pub use source::{
     Cifar, Csv, CsvError, CsvOptions, CsvTarget, Digits, Images, InMemory, Npy, NpyError, Random,
     Text,
 };
 #[cfg(feature = "images")]
 pub use source::{ImageFolder, SegmentationFolder, TarError, TarShards};
+#[cfg(feature = "parquet")]
+pub use source::{Parquet, ParquetError};
 pub use state::LoaderState;
 pub use subset::Subset;
 #[cfg(feature = "images")]

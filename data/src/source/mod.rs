@@ -9,6 +9,10 @@ mod images;
 mod map;
 mod memory;
 mod npy;
+#[cfg(feature = "parquet")]
+mod parquet;
+#[cfg(all(feature = "images", feature = "parquet"))]
+mod parquet_images;
 mod random;
 #[cfg(feature = "images")]
 mod shards;
@@ -24,6 +28,10 @@ pub use image_folder::{ImageFolder, SegmentationFolder};
 pub use images::Images;
 pub use memory::InMemory;
 pub use npy::{Npy, NpyError};
+#[cfg(feature = "parquet")]
+pub use parquet::{Parquet, ParquetError};
+#[cfg(all(feature = "images", feature = "parquet"))]
+pub use parquet_images::ParquetImages;
 pub use random::Random;
 #[cfg(feature = "images")]
 pub use shards::TarShards;
