@@ -221,6 +221,7 @@ impl Table {
     }
 
     /// Bytes of a column of a row group before they are packed, as the file says.
+    #[cfg(feature = "images")]
     pub(crate) fn unpacked_bytes(&self, group: usize, column: usize) -> usize {
         let group = self.reader.metadata().row_group(group);
         usize::try_from(group.column(column).uncompressed_size()).unwrap_or(usize::MAX)

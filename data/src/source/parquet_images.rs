@@ -13,8 +13,8 @@ use std::sync::Arc;
 /// Memory for packed images of row groups.
 const CACHE_BYTES: usize = 256 << 20;
 
-/// Images of a Parquet file: a column of PNG or JPEG files as bytes, often `image.bytes`, and one of
-/// classes as 64-bit integers, often `label`. Mapping and cache are as those of
+/// Images of a Parquet file: a column of PNG or JPEG files as bytes, often `image.bytes`, and one
+/// of classes as 64-bit integers, often `label`. Mapping and cache are as those of
 /// [`Parquet`](crate::Parquet). Clones share them.
 #[derive(Clone)]
 pub struct ParquetImages {
