@@ -9,9 +9,11 @@ use parquet::basic::Type as Physical;
 use parquet::column::reader::get_typed_column_reader;
 use parquet::data_type::{BoolType, DataType, DoubleType, FloatType, Int32Type, Int64Type};
 use parquet::errors::ParquetError as Damage;
+use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -161,17 +163,16 @@ pub(crate) struct Table {
 impl Table {
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
         let map = Map::open(path)?;
-        let path = path.to_owned();
+        let (path, file_bytes) = (path.to_owned(), map.bytes().len());
         // Bytes and not the file: readers of a file share the place where they read.
-        let reader = match SerializedFileReader::new(Bytes::from_owner(map)) {
-            Ok(reader) => reader,
-            Err(error) => return Err(in_file(&path, ParquetError::Damaged(error))),
-        };
+        let reader = guarded(|| SerializedFileReader::new(Bytes::from_owner(map)));
+        let reader = reader.map_err(|error| in_file(&path, error))?;
         let mut starts = vec![0_usize];
         for group in reader.metadata().row_groups() {
-            let rows = usize::try_from(group.num_rows()).ok();
+            let rows =
+                usize::try_from(group.num_rows()).ok().filter(|_| lies_in(group, file_bytes));
             let end = rows.and_then(|rows| starts[starts.len() - 1].checked_add(rows));
-            let damaged = || Damage::General("the number of rows is beyond reason".to_owned());
+            let damaged = || Damage::General("a row group lies outside the file".to_owned());
             let end = end.ok_or_else(|| in_file(&path, ParquetError::Damaged(damaged())))?;
             starts.push(end);
         }
@@ -272,7 +273,7 @@ impl Table {
             )?;
             Ok(values.len())
         };
-        read().map_err(ParquetError::Damaged)
+        guarded(read)
     }
 
     /// All values of a column of a row group, as bytes.
@@ -311,7 +312,7 @@ impl Table {
             }
             Ok(done)
         };
-        let done = read().map_err(ParquetError::Damaged)?;
+        let done = guarded(&mut read)?;
         let schema = self.reader.metadata().file_metadata().schema_descr();
         let defined_max = schema.column(column).max_def_level();
         // A list begins where the repetition level is 0.
@@ -326,6 +327,25 @@ impl Table {
             false => Err(ParquetError::Ragged { column: self.column_path(column), group }),
         }
     }
+}
+
+/// The decoder panics at some damaged files, such as a page that names a dictionary which is not
+/// there. That is an error of the file as any other.
+fn guarded<R>(decode: impl FnOnce() -> Result<R, Damage>) -> Result<R, ParquetError> {
+    // Unwind safety: what was decoded is thrown away, and the reader of the file is never written.
+    let decoded = catch_unwind(AssertUnwindSafe(decode));
+    let panicked = |_| Err(Damage::General("the decoder gave up".to_owned()));
+    decoded.unwrap_or_else(panicked).map_err(ParquetError::Damaged)
+}
+
+/// Whether the columns of a row group are in the file: the decoder takes that for granted.
+fn lies_in(group: &RowGroupMetaData, file_bytes: usize) -> bool {
+    group.columns().iter().all(|column| {
+        let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
+        let parts = [start, column.data_page_offset(), column.compressed_size()];
+        let [start, data, len] = parts.map(|part| usize::try_from(part).unwrap_or(usize::MAX));
+        data <= file_bytes && start.checked_add(len).is_some_and(|end| end <= file_bytes)
+    })
 }
 
 fn in_file(path: &Path, error: ParquetError) -> DataError {
