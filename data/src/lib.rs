@@ -49,6 +49,8 @@ pub use sampler::{
     Bucketed, EpochKey, Order, Permuted, Remainder, Sampler, Sequential, Sharded, Shuffled,
     Weighted,
 };
+#[cfg(all(feature = "images", feature = "parquet"))]
+pub use source::ParquetImages;
 pub use source::{
     ChatRole, ChatTemplate, Cifar, Csv, CsvError, CsvOptions, CsvTarget, Digits, Document,
     DocumentRows, Documents, IGNORED_LABEL, Images, InMemory, JsonLines, JsonLinesStream,
@@ -57,6 +59,8 @@ pub use source::{
 };
 #[cfg(feature = "images")]
 pub use source::{ImageFolder, SegmentationFolder, TarError, TarShards};
+#[cfg(feature = "parquet")]
+pub use source::{Parquet, ParquetError};
 pub use split::{BadFractions, split_at_random};
 pub use state::LoaderState;
 pub use stream::{

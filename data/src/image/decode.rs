@@ -28,6 +28,9 @@ impl Default for ImageLimits {
 
 impl ImageLimits {
     fn check(&self, width: usize, height: usize) -> Result<(), ImageError> {
+        if width == 0 || height == 0 {
+            return Err(ImageError::Shape { shape: [0, height, width], expected: [0; 3] });
+        }
         let is_small = width.max(height) <= self.side_max
             && width.checked_mul(height).is_some_and(|pixels| pixels <= self.pixels_max);
         is_small.then_some(()).ok_or(ImageError::TooLarge { width, height })

@@ -81,6 +81,15 @@ pub enum ImageError {
         /// Rows.
         height: usize,
     },
+    /// An image has another number of channels or another size than its source or pipeline says,
+    /// or no pixels at all.
+    #[error("an image of shape {shape:?} does not fit where {expected:?} is needed")]
+    Shape {
+        /// Channels, height and width.
+        shape: [usize; 3],
+        /// What is needed; 0 stands for any number from 1 on.
+        expected: [usize; 3],
+    },
     /// The PNG decoder's error.
     #[error("the PNG file is damaged")]
     Png(#[source] png::DecodingError),

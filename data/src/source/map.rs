@@ -30,3 +30,10 @@ impl Map {
         &self.0
     }
 }
+
+#[cfg(feature = "parquet")]
+impl AsRef<[u8]> for Map {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}

@@ -4,14 +4,18 @@ mod cifar;
 mod csv;
 mod digits;
 mod documents;
+mod files;
 #[cfg(feature = "images")]
 mod image_folder;
-mod files;
 mod images;
 mod json_lines;
 mod map;
 mod memory;
 mod npy;
+#[cfg(feature = "parquet")]
+mod parquet;
+#[cfg(all(feature = "images", feature = "parquet"))]
+mod parquet_images;
 mod random;
 #[cfg(feature = "images")]
 mod shards;
@@ -37,6 +41,10 @@ pub use json_lines::{
 };
 pub use memory::InMemory;
 pub use npy::{Npy, NpyError};
+#[cfg(feature = "parquet")]
+pub use parquet::{Parquet, ParquetError};
+#[cfg(all(feature = "images", feature = "parquet"))]
+pub use parquet_images::ParquetImages;
 pub use random::Random;
 #[cfg(feature = "images")]
 pub use shards::TarShards;

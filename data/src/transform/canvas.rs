@@ -4,7 +4,7 @@
 //! is resampled once, when a step needs pixels or at the end, so what a crop leaves out is not
 //! computed, and a flip costs nothing.
 
-use crate::image::Raster;
+use crate::image::{ImageError, Raster};
 use crate::transform::draw::Act;
 use fast_image_resize::images::{CroppedImage, Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
@@ -128,6 +128,15 @@ impl<'a> Canvas<'a> {
             }
             Act::Colour(_) => {}
         }
+    }
+
+    /// Whether the image is seen at this size after all acts: it is not if a source gives images of
+    /// another size than it says.
+    pub(super) fn check_size(&self, size: [usize; 2]) -> Result<(), ImageError> {
+        let channels = self.scratch.front.channels();
+        let [shape, expected] =
+            [self.view.size, size].map(|[rows, columns]| [channels, rows, columns]);
+        (shape == expected).then_some(()).ok_or(ImageError::Shape { shape, expected })
     }
 
     /// The pixels as they are seen, except for the mirroring.

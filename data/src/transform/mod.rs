@@ -7,6 +7,8 @@
 mod canvas;
 mod colour;
 mod draw;
+#[cfg(test)]
+mod reference;
 mod step;
 mod write;
 
@@ -15,7 +17,7 @@ pub use step::Step;
 use crate::dataset::{Dataset, SampleError, SampleSlot};
 use crate::element::{Element, ElementType, Field};
 use crate::error::{DataError, IndexOutOfRange};
-use crate::image::{ImageFormat, ImageSample, ImageSource, Raster};
+use crate::image::{ImageError, ImageFormat, ImageSample, ImageSource, Raster};
 use canvas::{Canvas, Sampling, Scratch};
 use draw::{Act, Drawn, draw};
 use std::sync::{Mutex, PoisonError};
@@ -149,6 +151,7 @@ impl<S: ImageSource> Transformed<S> {
     ) -> Result<(), SampleError> {
         let Workspace { sample, image, mask } = workspace;
         self.source.read(index, sample)?;
+        fits(&sample.image, self.format.channels)?;
         // A step that is not random makes no generator of its own: each is some cycles only.
         let Drawn { acts, erased } = draw(&self.steps, sample.image.size(), |position| {
             slot.draws(PURPOSE.wrapping_add(position))
@@ -161,6 +164,7 @@ impl<S: ImageSource> Transformed<S> {
                 geometry => canvas.act(geometry),
             }
         }
+        canvas.check_size(self.size)?;
         let finished = canvas.finish();
         match &self.tables {
             Output::Floats(tables) => self.finish(finished, tables, erased, slot.values(0)),
@@ -170,9 +174,11 @@ impl<S: ImageSource> Transformed<S> {
             slot.values::<i64>(1)[0] = sample.label;
             return Ok(());
         };
+        fits(&sample.mask, 1)?;
         std::mem::swap(&mut mask.front, &mut sample.mask);
         let mut canvas = Canvas::new(mask, Sampling::Nearest(ignored));
         acts.into_iter().for_each(|act| canvas.act(act));
+        canvas.check_size(self.size)?;
         write_mask(canvas.finish(), self.size, ignored, slot.values(1));
         Ok(())
     }
@@ -189,6 +195,15 @@ impl<S: ImageSource> Transformed<S> {
             erase(hole, self.size, out);
         }
     }
+}
+
+/// Checks what a source has given.
+fn fits(image: &Raster, channels: usize) -> Result<(), ImageError> {
+    let [height, width] = image.size();
+    let shape = [image.channels(), height, width];
+    let is_fine = shape[0] == channels && height > 0 && width > 0;
+    let expected = [channels, 0, 0];
+    is_fine.then_some(()).ok_or(ImageError::Shape { shape, expected })
 }
 
 fn normalisation(step: &Step) -> Option<(&[f32], &[f32])> {

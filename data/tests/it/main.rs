@@ -13,6 +13,7 @@ mod memory;
 mod mix;
 mod named;
 mod order;
+mod parquet;
 mod props;
 mod ragged;
 mod resume;

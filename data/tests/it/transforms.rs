@@ -3,8 +3,8 @@
 use crate::folders::{jpeg, picture, png, put};
 use crate::{WORKERS, drain, options};
 use lowtide_data::{
-    DataError, Dataset, ImageFolder, ImageSource, Images, Loader, Pipeline, SegmentationFolder,
-    Sequential, Step,
+    DataError, Dataset, ImageError, ImageFolder, ImageFormat, ImageSample, ImageSource, Images,
+    Loader, Pipeline, SampleError, SegmentationFolder, Sequential, Step,
 };
 use png::{BitDepth, ColorType};
 use tempfile::TempDir;
@@ -241,6 +241,47 @@ fn steps_that_make_no_sense_are_refused_by_name() {
     let error = images.through(Pipeline::new([Step::ResizeShorter(8)]).unwrap()).unwrap_err();
     assert!(error.to_string().contains("different sizes"), "{error}");
     assert!(Pipeline::new([Step::normalise_imagenet()]).unwrap().as_bytes().is_err());
+}
+
+/// A source that says one thing and gives another.
+struct Liar(ImageFormat, [usize; 3]);
+
+impl ImageSource for Liar {
+    fn image_count(&self) -> usize {
+        1
+    }
+
+    fn format(&self) -> ImageFormat {
+        self.0
+    }
+
+    fn read(&self, _index: usize, sample: &mut ImageSample) -> Result<(), SampleError> {
+        let [channels, height, width] = self.1;
+        sample.image.set_shape(channels, height, width);
+        sample.mask.set_shape(1, 2, 2);
+        Ok(())
+    }
+}
+
+#[test]
+fn sources_that_give_other_images_than_they_say_are_errors_and_no_panics() {
+    let format = |ignored_class| ImageFormat { channels: 3, size: Some([4, 5]), ignored_class };
+    let crop = || vec![Step::random_resized_crop([2, 2])];
+    for (format, shape, steps) in [
+        (format(None), [3, 5, 4], vec![]),
+        (format(None), [3, 3, 5], vec![Step::flip_horizontal()]),
+        (format(None), [1, 4, 5], vec![]),
+        (format(None), [3, 0, 5], crop()),
+        (format(None), [3, 4, 0], crop()),
+        (format(Some(255)), [3, 4, 5], vec![]),
+    ] {
+        let dataset = Liar(format, shape).through(Pipeline::new(steps).unwrap()).unwrap();
+        let loader = Loader::new(dataset, options(1, 0, 0)).unwrap();
+        let error = loader.epoch(0).next().unwrap().unwrap_err();
+        let DataError::Sample { source, .. } = error else { panic!("{error}") };
+        let cause = source.downcast_ref::<ImageError>();
+        assert!(matches!(cause, Some(ImageError::Shape { .. })), "{source}");
+    }
 }
 
 #[test]
