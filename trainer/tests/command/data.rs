@@ -178,8 +178,8 @@ fn texts_tokens_and_json_lines_train() {
     check(&place, "gpt2", &format!("{gpt2}{SMALL_GPT}"), &["test_perplexity"]);
 
     let tokens: Vec<u32> = (0..2000).map(|at| at * 7 % 50).collect();
-    write_tokens(&place.path("train.bin"), TokenFormat::RawU16, &tokens).expect("room");
-    write_tokens(&place.path("test.bin"), TokenFormat::LlmcU16, &tokens[..500]).expect("room");
+    write_tokens(place.path("train.bin"), TokenFormat::RawU16, &tokens).expect("room");
+    write_tokens(place.path("test.bin"), TokenFormat::LlmcU16, &tokens[..500]).expect("room");
     let files = "[data]\nkind = \"token-file\"\nvocabulary = 50\ncontext = 32\n";
     check(&place, "tokens", &format!("{files}{SMALL_GPT}"), &["test_perplexity"]);
     let with_test = format!("{files}test = [\"test.bin\"]\n{SMALL_GPT}");
