@@ -6,8 +6,6 @@ use tiktoken_rs::CoreBPE;
 
 /// The byte-pair encodings of OpenAI's models, by the crate `tiktoken-rs`, which has their
 /// vocabularies inside. One is read when it is first asked for, and stays in memory.
-///
-/// The time for a run of letters without a space grows with the square of its length.
 #[derive(Clone)]
 pub struct Tiktoken {
     encoding: &'static CoreBPE,

@@ -69,7 +69,7 @@ impl Lines {
                 byte: start.byte + len as u64,
                 lines_before: start.lines_before.saturating_add(1),
             };
-            if self.line.len() > self.line_bytes_max {
+            if self.is_cut || self.line.len() > self.line_bytes_max {
                 let bytes_max = self.line_bytes_max;
                 return Err(self.malformed(start, LineError::TooLong { bytes_max }));
             }
