@@ -184,7 +184,7 @@ fn texts_tokens_and_json_lines_train() {
     check(&place, "tokens", &format!("{files}{SMALL_GPT}"), &["test_perplexity"]);
     let with_test = format!("{files}test = [\"test.bin\"]\n{SMALL_GPT}");
     check(&place, "tokens-test", &with_test, &["test_perplexity"]);
-    let words = ["train.bin", "token 49", "vocabulary of 40"];
+    let words = ["train.bin", "outside the vocabulary of 40"];
     place.run("train tokens.toml --set data.vocabulary=40").check_refused(1, &words);
 
     let line = |index: usize, format: &str| {
@@ -203,11 +203,13 @@ fn texts_tokens_and_json_lines_train() {
         for packed in [true, false] {
             let recipe = format!(
                 "[data]\nkind = \"json-lines\"\nfile = \"{format}.jsonl\"\nformat = \"{format}\"\n\
-                 tokenizer = \"bytes\"\ncontext = 48\npacked = {packed}\n{SMALL_GPT}"
+                 tokenizer = \"bytes\"\ncontext = 96\npacked = {packed}\n{SMALL_GPT}"
             );
             check(&place, &format!("{format}-{packed}"), &recipe, &["test_perplexity"]);
         }
     }
+    let words = ["data.context", "prompts fill"];
+    place.run("check chat-false.toml --set data.context=16").check_refused(1, &words);
     place.write("bad.jsonl", "{\"text\": \"a\"}\n{\"text\": }\n");
     let words = ["bad.jsonl", "line 2"];
     place.run("check text-true.toml --set data.file=bad.jsonl").check_refused(1, &words);

@@ -9,8 +9,8 @@ use lowtide_data::Tiktoken;
 #[cfg(feature = "tokenizers")]
 use lowtide_data::TokenizerJson;
 use lowtide_data::{
-    Bytes, ChatTemplate, Document, DocumentRows, Documents, JsonLines, LineFormat, PackedRows,
-    RowFit, SpecialRole, Text, TokenFile, Tokenizer,
+    Bytes, ChatTemplate, Dataset, Document, DocumentRows, Documents, JsonLines, LineFormat,
+    PackedRows, RowFit, SpecialRole, Text, TokenFile, Tokenizer,
 };
 
 use super::open::{Opened, Samples, Wants};
@@ -97,7 +97,14 @@ pub(super) fn json_lines(data: &JsonLinesRecipe, wants: Wants) -> Result<Opened>
         };
         return Ok(Opened::new(samples, rows(train)?, rows(test)?));
     }
-    let rows = |documents| DocumentRows::new(documents, context, RowFit::Padded(padding));
+    let rows = |documents| {
+        let rows = DocumentRows::new(documents, context, RowFit::Padded(padding))?;
+        if rows.is_empty() {
+            let problem = format!("leaves nothing to learn: prompts fill the rows of {context}");
+            return Err(setting("data.context", &problem));
+        }
+        Ok(rows)
+    };
     Ok(Opened::new(samples, rows(train)?, rows(test)?))
 }
 
