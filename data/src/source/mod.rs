@@ -19,6 +19,7 @@ mod shards;
 #[cfg(feature = "images")]
 mod tar;
 mod text;
+mod zip;
 
 pub use cifar::Cifar;
 pub use csv::{Csv, CsvError, CsvOptions, CsvTarget};
