@@ -1,9 +1,11 @@
 //! Where images come from before they are transformed.
 
-use crate::dataset::SampleError;
+use crate::dataset::{Dataset, SampleError};
 use crate::error::DataError;
 use crate::image::Raster;
+use crate::subset::Subset;
 use crate::transform::{Pipeline, Transformed};
+use std::sync::Arc;
 
 /// Images of any size, each with a class or a mask: what a [`Pipeline`] makes a dataset of.
 pub trait ImageSource: Send + Sync {
@@ -29,6 +31,35 @@ pub trait ImageSource: Send + Sync {
         Self: Sized,
     {
         Transformed::new(self, pipeline)
+    }
+}
+
+impl<S: ImageSource + ?Sized> ImageSource for Arc<S> {
+    fn image_count(&self) -> usize {
+        (**self).image_count()
+    }
+
+    fn format(&self) -> ImageFormat {
+        (**self).format()
+    }
+
+    fn read(&self, index: usize, sample: &mut ImageSample) -> Result<(), SampleError> {
+        (**self).read(index, sample)
+    }
+}
+
+/// The images of a part, such as those of [`Digits::images`](crate::Digits::images).
+impl<S: Dataset + ImageSource> ImageSource for Subset<S> {
+    fn image_count(&self) -> usize {
+        self.indices().len()
+    }
+
+    fn format(&self) -> ImageFormat {
+        self.dataset().format()
+    }
+
+    fn read(&self, index: usize, sample: &mut ImageSample) -> Result<(), SampleError> {
+        self.dataset().read(self.indices()[index], sample)
     }
 }
 

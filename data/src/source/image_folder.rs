@@ -18,7 +18,8 @@ const VOID: u8 = 255;
 /// Images in one sub-folder for each class, as torchvision's `ImageFolder` has them. The names of
 /// the sub-folders in order are the classes; the images of a class are the PNG and JPEG files (by
 /// suffix) in it and in folders inside it, in order. Files are read and decoded when they are
-/// needed. Clones share their list of names.
+/// needed; one that is damaged, such as a JPEG file that ends early or has stray bytes, is an error
+/// of its sample. Clones share their list of names.
 ///
 /// # Examples
 /// ```no_run

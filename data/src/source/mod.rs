@@ -26,6 +26,7 @@ mod token_file;
 mod token_rows;
 mod token_shard;
 mod token_writer;
+mod zip;
 
 pub use cifar::Cifar;
 pub use csv::{Csv, CsvError, CsvOptions, CsvTarget};

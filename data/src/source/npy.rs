@@ -9,9 +9,10 @@ use crate::dataset::{Dataset, SampleError, SampleSlot};
 use crate::element::{ElementType, Field};
 use crate::error::DataError;
 use crate::source::map::Map;
+use crate::source::zip;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// NumPy writes headers of some hundred bytes.
@@ -53,16 +54,41 @@ impl Npy {
         Ok(Self { len, fields: vec![field], columns: vec![column] })
     }
 
+    /// Arrays of an `.npz` archive, each as the field of its name: what `numpy.savez(path, x=...,
+    /// y=...)` writes. One of `numpy.savez_compressed` cannot be mapped.
+    ///
+    /// # Errors
+    /// Those of [`Npy::open`] and [`Npy::with`], for an archive that is damaged, and for an array
+    /// that is missing or compressed; [`DataError::InvalidOption`] if no array is asked for.
+    pub fn archive(path: impl AsRef<Path>, names: &[&str]) -> Result<Self, DataError> {
+        let path = path.as_ref();
+        let map = Arc::new(Map::open(path)?);
+        let mut arrays: Option<Self> = None;
+        for &name in names {
+            let range = zip::member(map.bytes(), &format!("{name}.npy"));
+            let range = range.map_err(|source| wrong(path, source))?;
+            let found = array(name.into(), path, Arc::clone(&map), range)?;
+            arrays = Some(match arrays {
+                Some(arrays) => arrays.and(found)?,
+                None => Self { len: found.0, fields: vec![found.1], columns: vec![found.2] },
+            });
+        }
+        arrays.ok_or(DataError::InvalidOption { option: "arrays", value: 0 })
+    }
+
     /// Adds a field of another file with as many samples.
     ///
     /// # Errors
     /// Those of [`Npy::open`], and [`DataError::FieldLength`] for another number of samples.
     pub fn with(
-        mut self,
+        self,
         name: impl Into<Arc<str>>,
         path: impl AsRef<Path>,
     ) -> Result<Self, DataError> {
-        let (actual, field, column) = open(name.into(), path.as_ref())?;
+        self.and(open(name.into(), path.as_ref())?)
+    }
+
+    fn and(mut self, (actual, field, column): (usize, Field, Column)) -> Result<Self, DataError> {
         if actual != self.len {
             return Err(DataError::FieldLength { field: field.name, expected: self.len, actual });
         }
@@ -92,20 +118,35 @@ impl Dataset for Npy {
 }
 
 fn open(name: Arc<str>, path: &Path) -> Result<(usize, Field, Column), DataError> {
-    let map = Map::open(path)?;
-    let wrong = |source: NpyError| DataError::File {
-        path: PathBuf::from(path),
-        source: io::Error::new(ErrorKind::InvalidData, source),
-    };
-    let Header { element, shape, start } = Header::parse(map.bytes()).map_err(wrong)?;
-    let (&len, sample_shape) = shape.split_first().ok_or(NpyError::Scalar).map_err(wrong)?;
+    let map = Arc::new(Map::open(path)?);
+    let range = 0..map.bytes().len();
+    array(name, path, map, range)
+}
+
+/// The array in a part of a file: number of samples, field, and where they are.
+fn array(
+    name: Arc<str>,
+    path: &Path,
+    map: Arc<Map>,
+    range: Range<usize>,
+) -> Result<(usize, Field, Column), DataError> {
+    let file = &map.bytes()[range.clone()];
+    let Header { element, shape, start } = Header::parse(file).map_err(|e| wrong(path, e))?;
+    let first = shape.split_first().ok_or_else(|| wrong(path, NpyError::Scalar));
+    let (&len, sample_shape) = first?;
     let field = Field::new(name, element, sample_shape);
-    let (actual, expected) = (map.bytes().len() - start, field.sample_bytes());
+    let (actual, expected) = (file.len() - start, field.sample_bytes());
     let expected = expected.and_then(|bytes| bytes.checked_mul(len)).unwrap_or(usize::MAX);
     if actual < expected {
-        return Err(wrong(NpyError::Length { expected, actual }));
+        return Err(wrong(path, NpyError::Length { expected, actual }));
     }
-    Ok((len, field, Column { map: Arc::new(map), range: start..start + expected }))
+    let start = range.start + start;
+    Ok((len, field, Column { map, range: start..start + expected }))
+}
+
+fn wrong(path: &Path, source: NpyError) -> DataError {
+    let source = io::Error::new(ErrorKind::InvalidData, source);
+    DataError::File { path: path.to_owned(), source }
 }
 
 /// Why a file is no array that can be read: the cause inside [`DataError::File`].
@@ -133,6 +174,21 @@ pub enum NpyError {
     /// It has no axis of samples.
     #[error("the array has no axis")]
     Scalar,
+    /// The archive's list of members is damaged.
+    #[error("the file is no zip archive, or is damaged")]
+    Archive,
+    /// The archive does not have this member.
+    #[error("the archive has no {member}")]
+    Member {
+        /// Its name.
+        member: String,
+    },
+    /// A member is compressed or encrypted.
+    #[error("the member {member} is compressed: save with numpy.savez")]
+    Packed {
+        /// Its name.
+        member: String,
+    },
     /// It has fewer bytes than its shape needs.
     #[error("the shape needs {expected} bytes, and there are {actual}")]
     Length {

@@ -145,8 +145,7 @@ impl<'a> Canvas<'a> {
         &mut self.scratch.front
     }
 
-    /// Makes what is seen the whole raster, if need be by one resampling. A plain part of the
-    /// raster is left where it is with `is_part_fine`.
+    /// Makes what is seen the whole raster, if need be by one resampling or copy.
     fn render(&mut self) {
         let size = self.scratch.front.size();
         if self.view != (View { is_mirrored: self.view.is_mirrored, ..View::whole(size) }) {

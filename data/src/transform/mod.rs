@@ -152,7 +152,6 @@ impl<S: ImageSource> Transformed<S> {
         let Workspace { sample, image, mask } = workspace;
         self.source.read(index, sample)?;
         fits(&sample.image, self.format.channels)?;
-        // A step that is not random makes no generator of its own: each is some cycles only.
         let Drawn { acts, erased } = draw(&self.steps, sample.image.size(), |position| {
             slot.draws(PURPOSE.wrapping_add(position))
         });

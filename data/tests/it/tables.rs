@@ -216,3 +216,66 @@ proptest::proptest! {
         }
     }
 }
+
+/// An archive as `numpy.savez` writes it: a name, a method and a content for each member.
+fn npz(members: &[(&str, u8, &[u8])]) -> Vec<u8> {
+    let (mut archive, mut directory) = (Vec::new(), Vec::new());
+    for &(name, method, content) in members {
+        let offset = (archive.len() as u32).to_le_bytes();
+        let (len, name_len) = ((content.len() as u64).to_le_bytes(), name.len() as u8);
+        // Sizes are in the 64-bit field, as NumPy has them: kind 1, 16 bytes, both sizes.
+        let wide = [&[1, 0, 16, 0], &len[..], &len].concat();
+        let common = [45, 0, 0, 0, method, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let sizes = [0xff; 8];
+        archive.extend([b"PK\x03\x04", &common[..], &sizes, &[name_len, 0, 20, 0]].concat());
+        archive.extend([name.as_bytes(), &wide, content].concat());
+        directory
+            .extend([b"PK\x01\x02\x2d\x03", &common[..], &sizes, &[name_len, 0, 20, 0]].concat());
+        directory.extend([&[0; 10][..], &offset, name.as_bytes(), &wide].concat());
+    }
+    let [offset, len] = [archive.len(), directory.len()].map(|n| (n as u32).to_le_bytes());
+    let count = [members.len() as u8, 0];
+    let end = [b"PK\x05\x06\0\0\0\0", &count[..], &count, &len, &offset, &[0, 0]].concat();
+    [archive, directory, end].concat()
+}
+
+#[test]
+fn npz_archives_are_fields_by_name() {
+    let folder = TempDir::new().unwrap();
+    let x: Vec<u8> = (0..4).flat_map(|n| (n as f32).to_le_bytes()).collect();
+    let (x, y) = (npy("<f4", "False", "(2, 2)", &x), npy("|u1", "False", "(2,)", &[8, 9]));
+    let archive = npz(&[("y.npy", 0, &y), ("x.npy", 0, &x), ("z.npy", 8, &x)]);
+    put(folder.path(), "a.npz", &archive);
+    let path = folder.path().join("a.npz");
+    let arrays = Npy::archive(&path, &["x", "y"]).unwrap();
+    assert_eq!(values::<f32>(arrays.clone(), "x"), [0.0, 1.0, 2.0, 3.0]);
+    assert_eq!(values::<u8>(arrays, "y"), [8, 9]);
+    let refused = |names: &[&str]| cause::<NpyError>(Npy::archive(&path, names).unwrap_err()).0;
+    assert_eq!(refused(&["z"]), NpyError::Packed { member: "z.npy".into() });
+    assert_eq!(refused(&["w"]), NpyError::Member { member: "w.npy".into() });
+    put(folder.path(), "a.npz", &archive[..archive.len() - 30]);
+    assert_eq!(refused(&["x"]), NpyError::Archive);
+    assert!(Npy::archive(&path, &[]).is_err());
+}
+
+proptest::proptest! {
+    #[test]
+    fn mutated_archives_never_panic(
+        changes in proptest::collection::vec((0..1024_usize, proptest::num::u8::ANY), 1..6),
+        cut in 0..2048_usize,
+    ) {
+        let x = npy("<f4", "False", "(2, 2)", &[0; 16]);
+        let mut archive = npz(&[("y.npy", 0, &x), ("x.npy", 0, &x)]);
+        for (at, value) in changes {
+            let len = archive.len();
+            // Counted from the end, where the directory is.
+            archive[len - 1 - at % len] = value;
+        }
+        archive.truncate(cut.max(1));
+        let folder = TempDir::new().unwrap();
+        put(folder.path(), "a.npz", &archive);
+        if let Ok(arrays) = Npy::archive(folder.path().join("a.npz"), &["x", "y"]) {
+            proptest::prop_assert!(arrays.len() == 0 || first(arrays).is_ok());
+        }
+    }
+}

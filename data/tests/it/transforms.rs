@@ -292,3 +292,17 @@ fn images_in_memory_go_through_a_pipeline_too() {
     assert_eq!((dataset.len(), &dataset.fields()[0].shape[..]), (2, &[3, 8, 8][..]));
     assert_eq!(drain(Loader::new(dataset, options(2, 2, 0)).unwrap().epoch(0)).len(), 1);
 }
+
+#[test]
+fn parts_of_images_and_shared_sources_go_through_a_pipeline_too() {
+    let (train, test) = lowtide_data::Digits::images().unwrap();
+    let steps = [Step::RandomCrop { size: [8, 8], padding: 1 }];
+    let train = train.through(Pipeline::new(steps).unwrap()).unwrap();
+    assert_eq!((train.len(), &train.fields()[0].shape[..]), (1437, &[1, 8, 8][..]));
+    let plain =
+        drain(Loader::with_sampler(test.clone(), Sequential, options(360, 0, 0)).unwrap().epoch(0));
+    let shared = std::sync::Arc::new(test).through(Pipeline::new([]).unwrap()).unwrap();
+    let through =
+        drain(Loader::with_sampler(shared, Sequential, options(360, 0, 0)).unwrap().epoch(0));
+    assert_eq!(through[0].fields[1], plain[0].fields[1]);
+}
