@@ -28,6 +28,9 @@ impl Concat {
                 let (first, other) = (fields, dataset.fields().to_vec());
                 return Err(ConcatError::Fields { dataset: at, first, other });
             }
+            if dataset.changes_batches() {
+                return Err(ConcatError::ChangesBatches { dataset: at });
+            }
             end = end.checked_add(dataset.len()).ok_or(ConcatError::TooManySamples)?;
             ends.push(end);
         }
@@ -81,6 +84,12 @@ pub enum ConcatError {
         first: Vec<Field>,
         /// Fields of this one.
         other: Vec<Field>,
+    },
+    /// A dataset changes whole batches, such as [`Mixed`](crate::Mixed): mix what is joined.
+    #[error("dataset {dataset} changes whole batches: mix what is joined, not the reverse")]
+    ChangesBatches {
+        /// Place of the dataset.
+        dataset: usize,
     },
     /// An index cannot count all samples.
     #[error("the datasets have more samples than an index can count")]

@@ -35,8 +35,14 @@ pub trait Dataset: Send + Sync {
 
     /// Changes a batch once all of its samples are written: for what needs more than one of them,
     /// as [`Mixed`](crate::Mixed) does. Does nothing unless a dataset says otherwise; a dataset
-    /// that wraps another should pass the call on. It is called once per batch, on any thread.
+    /// that wraps another passes the call on, or refuses one that
+    /// [changes batches](Self::changes_batches). It is called once per batch, on any thread.
     fn finish_batch(&self, _batch: &mut BatchSlot<'_>) {}
+
+    /// Whether [`finish_batch`](Self::finish_batch) does anything.
+    fn changes_batches(&self) -> bool {
+        false
+    }
 
     /// Whether there is no sample at all.
     fn is_empty(&self) -> bool {
@@ -59,6 +65,10 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 
     fn finish_batch(&self, batch: &mut BatchSlot<'_>) {
         (**self).finish_batch(batch);
+    }
+
+    fn changes_batches(&self) -> bool {
+        (**self).changes_batches()
     }
 }
 

@@ -54,8 +54,12 @@ where
     /// a slot with `fields`.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] if a sample of `dataset` does not fit the address space.
+    /// [`DataError::InvalidOption`] if a sample of `dataset` does not fit the address space;
+    /// [`DataError::InvalidMixing`] if `dataset` changes whole batches, which are not made here.
     pub fn new(dataset: D, fields: Vec<Field>, map: F) -> Result<Self, DataError> {
+        if dataset.changes_batches() {
+            return Err(DataError::InvalidMixing { reason: "mix what is mapped, not the reverse" });
+        }
         let layout = Layout::new(dataset.fields(), 1)
             .ok_or(DataError::InvalidOption { option: "fields", value: dataset.fields().len() })?;
         let (layout, scratch) = (Arc::new(layout), Mutex::default());

@@ -92,6 +92,10 @@ impl<D: Dataset> Dataset for Mixed<D> {
         self.dataset.write(index, slot)
     }
 
+    fn changes_batches(&self) -> bool {
+        true
+    }
+
     fn finish_batch(&self, batch: &mut BatchSlot<'_>) {
         self.dataset.finish_batch(batch);
         let other = self.fields.len() - 2;

@@ -54,4 +54,8 @@ impl<D: Dataset> Dataset for Subset<D> {
     fn finish_batch(&self, batch: &mut BatchSlot<'_>) {
         self.dataset.finish_batch(batch);
     }
+
+    fn changes_batches(&self) -> bool {
+        self.dataset.changes_batches()
+    }
 }

@@ -267,8 +267,8 @@ impl Device {
     }
 
     /// A simulated device in exactly this one's state: the same live blocks at the same places,
-    /// the same cache, charges, statistics and capacity. [`crate::Tensor::simulated_copy`] finds this
-    /// device's tensors there; what is not asked for stays allocated.
+    /// the same cache, charges, statistics and capacity. [`crate::Tensor::simulated_copy`] finds
+    /// this device's tensors there; what is not asked for stays allocated.
     pub fn simulate(&self) -> Device {
         let simulation = self.0.allocator.simulate();
         let allocator = simulation.allocator().clone();

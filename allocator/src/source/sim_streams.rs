@@ -74,7 +74,7 @@ struct Clocks {
     known: Vec<Clock>,
     /// How many launches of every stream the host has waited for.
     host: Option<Box<Clock>>,
-    /// Allocators by their number in a [`ClockByte`]. Held weakly: no other can have the same address
+    /// Allocators by their number in a [`ClockByte`]. Held weakly: no other has the same address
     /// meanwhile.
     owners: Vec<Weak<dyn Send + Sync>>,
     /// Start of a range of bytes to its last owner.

@@ -2,9 +2,10 @@
 
 use crate::{WORKERS, drain, options};
 use lowtide_data::{
-    BatchSlot, DataError, Dataset, ElementType, Field, InMemory, Loader, LoaderOptions, Mixed,
-    Mixing, OnBadSample, SampleError, SampleSlot, Sequential, Subset,
+    BatchSlot, Concat, ConcatError, DataError, Dataset, ElementType, Field, InMemory, Loader,
+    LoaderOptions, Mapped, Mixed, Mixing, OnBadSample, SampleError, SampleSlot, Sequential, Subset,
 };
+use std::sync::Arc;
 
 const LEN: usize = 13;
 
@@ -154,4 +155,14 @@ fn finished_batches_have_only_the_samples_that_were_read() {
             assert_eq!(message, "a bad batch");
         }
     }
+}
+
+#[test]
+fn wrapper_that_cannot_pass_on_whole_batches_refuses_a_mixed_dataset() {
+    let mixed = || Mixed::new(numbers(), Mixing::Mixup { alpha: 0.4 }).unwrap();
+    let fields = mixed().fields().to_vec();
+    let joined = Concat::new(vec![Arc::new(Subset::new(mixed(), [0, 1]).unwrap())]);
+    assert!(matches!(joined, Err(ConcatError::ChangesBatches { dataset: 0 })), "{joined:?}");
+    let mapped = Mapped::new(Arc::new(mixed()), fields, |_, _, _| Ok(()));
+    assert!(matches!(mapped.err(), Some(DataError::InvalidMixing { .. })));
 }
