@@ -32,20 +32,29 @@ impl Recipe {
         // The text by itself: its mistakes are told with their lines.
         let mut recipe = Recipe::parse(text, path)?;
         let mut table: Table = text.parse().expect("it is a recipe");
+        // A key may need one that is set after it, as a kind of schedule needs its steps.
+        let mut mistake = None;
         for set in sets {
             let wrong = |problem: String| TrainError::Setting {
                 place: format!("--set {set}"),
                 problem: problem.lines().collect::<Vec<_>>().join(" "),
             };
             put(&mut table, set).map_err(wrong)?;
-            recipe = table
-                .clone()
-                .try_into()
-                .map_err(|error: toml::de::Error| wrong(error.message().to_owned()))?;
-            recipe.check().map_err(|error| wrong(error.to_string()))?;
+            match of_table(&table) {
+                Ok(with_set) => (recipe, mistake) = (with_set, None),
+                Err(problem) => mistake = mistake.or(Some(wrong(problem))),
+            }
         }
-        Ok(recipe)
+        mistake.map_or(Ok(recipe), Err)
     }
+}
+
+/// The recipe of a table, or what is wrong with it.
+fn of_table(table: &Table) -> std::result::Result<Recipe, String> {
+    let recipe: Recipe =
+        table.clone().try_into().map_err(|error: toml::de::Error| error.message().to_owned())?;
+    recipe.check().map_err(|error| error.to_string())?;
+    Ok(recipe)
 }
 
 /// Sets one key. A table that is not there begins as the default recipe's, unless it becomes one of
