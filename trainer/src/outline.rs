@@ -80,6 +80,12 @@ impl<'a> Fit<'a> {
         self
     }
 
+    /// Bytes that the loaders have for batches.
+    pub(crate) fn staging_bytes(&self) -> usize {
+        let sets = self.sets.iter().map(|(_, set)| set.staging_bytes());
+        self.train.staging_bytes() + sets.sum::<usize>()
+    }
+
     /// # Errors
     /// `Setting` for a run of no step, or a set without a batch.
     pub(crate) fn check(&self) -> Result<()> {

@@ -21,6 +21,9 @@ pub struct Plan {
     /// Bytes of the copy that checkpoints are written from while the run goes on; 0 where the run
     /// waits for them, or the copy is not in the device's memory.
     pub checkpoint_copy_bytes: usize,
+    /// Bytes of the host that batches are read into by the loaders of the run, outside the budget;
+    /// 0 for a plan of single steps.
+    pub staging_bytes: usize,
     /// What the rehearsal of this plan showed.
     pub forecast: Forecast,
     /// Larger micro-batches that were rehearsed and do not fit, with their peaks.
@@ -99,6 +102,7 @@ pub(crate) fn find<T: Task + Clone, O: Stateful + Clone>(
                 micro_batch,
                 budget_bytes,
                 checkpoint_copy_bytes,
+                staging_bytes: 0,
                 forecast,
                 rejected,
             });

@@ -182,7 +182,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let examples = Examples::of(fit)?;
         let begin = self.begin_of(fit);
         let planned_for = PlannedFor::new(&self.device, fit, begin);
-        self.plan_events(&examples.events(fit, begin), examples.batch_size(), Some(planned_for))
+        let events = examples.events(fit, begin);
+        self.plan_events(&events, examples.batch_size(), Some(planned_for), fit.staging_bytes())
     }
 
     /// The batch of an epoch that a run begins with.
@@ -196,6 +197,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         events: &[PlannedEvent<'_>],
         batch_size: usize,
         planned_for: Option<PlannedFor>,
+        staging_bytes: usize,
     ) -> Result<Plan> {
         let capacity_bytes = self.device.allocator().capacity_bytes();
         let find = |inputs: &RunInputs<'_, T, O>, splitting| {
@@ -212,6 +214,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
                 plan = better;
             }
         }
+        plan.staging_bytes = staging_bytes;
         self.micro_batch = plan.micro_batch;
         self.plan = Some((plan.clone(), planned_for));
         Ok(plan)
@@ -248,7 +251,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Those of [`Trainer::fit`]; nothing has changed then, unless it is `Torn`.
     pub fn step(&mut self, batch: &Batch) -> Result<StepReport> {
         if self.current_plan().is_none_or(|plan| plan.batch_size < batch.len()) {
-            self.plan_events(&[PlannedEvent::Step(batch.view()); 2], batch.len(), None)?;
+            self.plan_events(&[PlannedEvent::Step(batch.view()); 2], batch.len(), None, 0)?;
         }
         self.train_step(batch, self.epoch + 1, &mut [])
     }

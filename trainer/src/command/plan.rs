@@ -66,6 +66,7 @@ impl Found {
         say(&format!("batch           {} samples", plan.batch_size))?;
         say(&format!("plan            micro-batches of {}", plan.micro_batch))?;
         say(&format!("predicted peak  {}", exact(plan.predicted_peak_bytes())))?;
+        say(&format!("on the host     {} for batches, beside it", exact(plan.staging_bytes)))?;
         say("")?;
         say("peak of each category (not at the same moment)")?;
         for &(category, peak_bytes) in &plan.forecast.category_peaks {
@@ -126,6 +127,7 @@ impl Found {
             "products": products,
             "batch_size": plan.batch_size,
             "micro_batch": plan.micro_batch,
+            "staging_bytes": plan.staging_bytes,
             "predicted_peak_bytes": plan.predicted_peak_bytes(),
             "peak_bytes_by_category": categories_json(plan.forecast.category_peaks.iter().copied()),
             "modules_at_peak": modules_json(&plan.forecast.modules_at_peak),

@@ -16,7 +16,7 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 
-use lowtide_data::{Loader, LoaderOptions};
+use lowtide_data::{Loader, LoaderOptions, OnBadSample};
 use lowtide_nn::optim::Stateful;
 use lowtide_nn::{NnError, Schedule};
 use lowtide_tensor::{Device, RandomKey};
@@ -98,9 +98,21 @@ options! {
         /// How often a checkpoint is written: "500steps", "1epoch", "10min"; not at all if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         checkpoint_every: Option<CheckpointEvery> = None,
+        /// What a sample that cannot be read does to an epoch: "fail", or { skip = 10 } of them.
+        bad_samples: BadSamples = BadSamples::Fail,
         /// What becomes of a step that is not finite: "stop", { skip = 10 } in a row, "ignore".
         non_finite: NonFinite = NonFinite::Stop,
     }
+}
+
+/// What a sample that cannot be read does to its epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BadSamples {
+    /// The run ends with the sample's error; what was learned is kept.
+    Fail,
+    /// Batches come without such samples, up to this number an epoch; metrics name them.
+    Skip(usize),
 }
 
 /// More than any recipe has; a device such as `/dev/zero` never ends.
@@ -226,6 +238,10 @@ impl Recipe {
             batch_size: self.train.batch_size,
             seed: self.train.seed,
             workers: self.data.workers(),
+            on_bad_sample: match self.train.bad_samples {
+                BadSamples::Fail => OnBadSample::Fail,
+                BadSamples::Skip(count) => OnBadSample::Skip(count),
+            },
             ..Default::default()
         };
         self.data.open(self.model.wants(), &self.augment)?.loaders(options)

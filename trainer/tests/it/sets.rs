@@ -101,7 +101,9 @@ fn plan_of_a_few_steps_is_their_run_to_the_byte() {
             trainer.load(&path).expect("whole");
             trainer.device().allocator().reset_peaks();
             let fit = Fit::new(&train).evaluate("test", &test).steps(steps);
-            let planned = trainer.plan_for(&fit).expect("fits").predicted_peak_bytes();
+            let plan = trainer.plan_for(&fit).expect("fits");
+            assert_eq!(plan.staging_bytes, train.staging_bytes() + test.staging_bytes());
+            let planned = plan.predicted_peak_bytes();
             trainer.run(&fit, &mut []).expect("fits");
             let measured = trainer.device().allocator().statistics().reserved.peak_bytes;
             assert_eq!(measured, planned, "{steps} steps after {begin}");
