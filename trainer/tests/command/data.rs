@@ -80,7 +80,7 @@ fn image_folders_train_as_they_are_varied_and_in_parts() {
     let run = "train plain.toml --epochs 1 --set train.bad_samples={skip=1} --out skipped";
     place.run(run).check_done();
     let metrics = String::from_utf8(place.read("skipped/metrics.jsonl")).expect("UTF-8");
-    assert!(metrics.contains("unread_samples"), "{metrics}");
+    assert!(metrics.contains("bad_samples"), "{metrics}");
     fs::rename(place.path("parts/val/dark"), place.path("parts/val/black")).expect("room");
     let words = ["data.folder", "different classes"];
     place.run("train parts.toml").check_refused(1, &words);
