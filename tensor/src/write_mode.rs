@@ -2,6 +2,7 @@
 
 /// What becomes of the values that y holds before y = or += a · b.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(not(feature = "cuda"), allow(unreachable_pub, reason = "the CUDA gate shows it"))]
 pub enum WriteMode {
     /// They are overwritten, and never read.
     Overwrite,

@@ -1,6 +1,7 @@
 //! Images of a recipe: as they are, or varied.
 
 use lowtide_data::{Cifar, Digits, Images, Subset};
+use lowtide_data::{Cifar, Digits, Images, Subset};
 #[cfg(feature = "images")]
 use lowtide_data::{
     Dataset, ImageFolder, ImageSource, Mixed, Mixing, Pipeline, SegmentationFolder, Step,
@@ -9,7 +10,9 @@ use lowtide_data::{
 #[cfg(feature = "images")]
 use super::open::parts;
 use super::open::{Opened, Samples, Wants};
-use super::{CifarRecipe, DigitsRecipe, ImageFolderRecipe, MnistRecipe, SegmentationFolderRecipe};
+use super::{CifarRecipe, DigitsRecipe, MnistRecipe};
+#[cfg(feature = "images")]
+use super::{ImageFolderRecipe, SegmentationFolderRecipe};
 use crate::error::{Result, TrainError};
 use crate::recipe::AugmentRecipe;
 
