@@ -1,7 +1,6 @@
 //! Images of a recipe: as they are, or varied.
 
 use lowtide_data::{Cifar, Digits, Images, Subset};
-use lowtide_data::{Cifar, Digits, Images, Subset};
 #[cfg(feature = "images")]
 use lowtide_data::{
     Dataset, ImageFolder, ImageSource, Mixed, Mixing, Pipeline, SegmentationFolder, Step,
