@@ -73,14 +73,16 @@ fn image_folders_train_as_they_are_varied_and_in_parts() {
     let data = "[data]\nkind = \"image-folder\"\nfolder = \"parts\"\nshape = [1, 12, 20]\n";
     let cut = "[augment]\ncrop_padding = 2\ncutmix = 1.0\n";
     check(&place, "parts", &format!("{data}{cut}{SMALL_CNN}"), &["test_accuracy"]);
-    // A file that is no image ends the run, unless it may be left out.
-    place.write("all/dark/0.png", b"no image");
+    // A file that is no image ends the run, unless it may be left out of what is learned.
+    place.write("parts/train/dark/0.png", b"no image");
     let words = ["cannot be loaded", "0.png"];
-    place.run("train plain.toml --epochs 1").check_refused(1, &words);
-    let run = "train plain.toml --epochs 1 --set train.bad_samples={skip=1} --out skipped";
+    place.run("train parts.toml --epochs 1").check_failed(1, &words);
+    let run = "train parts.toml --epochs 1 --set train.bad_samples={skip=1} --out skipped";
     place.run(run).check_done();
     let metrics = String::from_utf8(place.read("skipped/metrics.jsonl")).expect("UTF-8");
-    assert!(metrics.contains("bad_samples"), "{metrics}");
+    assert!(metrics.contains("\"bad_samples\":[0]"), "{metrics}");
+    place.write("parts/val/dark/1.png", b"no image");
+    place.run(run).check_failed(1, &["cannot be loaded", "1.png"]);
     fs::rename(place.path("parts/val/dark"), place.path("parts/val/black")).expect("room");
     let words = ["data.folder", "different classes"];
     place.run("train parts.toml").check_refused(1, &words);

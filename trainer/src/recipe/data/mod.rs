@@ -79,7 +79,7 @@ options! {
         folder: PathBuf = PathBuf::from("images"),
         /// Channels (1 or 3), height and width that images are brought to.
         shape: [usize; 3] = [3, 224, 224],
-        /// Images to test on, where there is no folder of them: every so-many-th part, by chance.
+        /// The share of the images that is tested on, where there is no folder of them.
         test_share: f64 = 0.1,
         /// Threads that read samples beside the one that trains.
         workers: usize = 2,
@@ -94,7 +94,7 @@ options! {
         classes: usize = 2,
         /// Channels (1 or 3), height and width that images are brought to.
         shape: [usize; 3] = [3, 224, 224],
-        /// Images to test on: every so-many-th part, by chance.
+        /// The share of the images that is tested on.
         test_share: f64 = 0.1,
         /// Threads that read samples beside the one that trains.
         workers: usize = 2,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use lowtide_data::{
-    Csv, CsvOptions, CsvTarget, Dataset, ElementType, Field, Loader, LoaderOptions, Random,
-    Sequential, split_at_random,
+    Csv, CsvOptions, CsvTarget, Dataset, ElementType, Field, Loader, LoaderOptions, OnBadSample,
+    Random, Sequential, split_at_random,
 };
 
 use super::{CsvRecipe, DataRecipe, RandomImagesRecipe, RandomTokensRecipe, images, tokens};
@@ -71,7 +71,9 @@ impl Opened {
             samples,
             train: Box::new(move |options| Ok(Loader::new(train, options)?)),
             test: Box::new(move |options| {
-                let in_order = LoaderOptions { workers: 0, ..options };
+                // A score of fewer samples would be another one.
+                let on_bad_sample = OnBadSample::Fail;
+                let in_order = LoaderOptions { workers: 0, on_bad_sample, ..options };
                 Ok(Loader::with_sampler(test, Sequential, in_order)?)
             }),
         }
