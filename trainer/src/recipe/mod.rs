@@ -98,7 +98,7 @@ options! {
         /// How often a checkpoint is written: "500steps", "1epoch", "10min"; not at all if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         checkpoint_every: Option<CheckpointEvery> = None,
-        /// What a sample that cannot be read does to an epoch: "fail", or { skip = 10 } to train on.
+        /// What an unreadable sample does to an epoch: "fail", or { skip = 10 } to train on.
         bad_samples: BadSamples = BadSamples::Fail,
         /// What becomes of a step that is not finite: "stop", { skip = 10 } in a row, "ignore".
         non_finite: NonFinite = NonFinite::Stop,
