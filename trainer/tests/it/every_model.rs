@@ -4,8 +4,11 @@
 
 use std::path::Path;
 
+use lowtide_amp::{LossScaler, LossScalerOptions};
+use lowtide_nn::optim::{Adam, AdamOptions, Averaged, PerParameter, Stateful};
 use lowtide_tensor::{CpuOptions, Device};
 use lowtide_trainer::recipe::{Recipe, RecipeTrainer};
+use lowtide_trainer::{Options, Task, Trainer};
 
 /// The recipes that train on data that ships, made small.
 pub(crate) const RECIPES: [(&str, &[&str]); 9] = [
@@ -31,28 +34,70 @@ pub(crate) fn trainer(recipe: &Recipe, threads: usize) -> RecipeTrainer {
     recipe.trainer(&Device::cpu(options).expect("a device")).expect("memory")
 }
 
+/// The state of a training after `pieces` steps, one piece after the other.
+fn hash_after<T: Task + Clone, O: Stateful + Clone>(
+    recipe: &Recipe,
+    trainer: &mut Trainer<T, O>,
+    pieces: &[u64],
+) -> u64 {
+    let (train, test) = recipe.loaders().expect("data");
+    for &steps in pieces {
+        trainer.run(&recipe.fit(&train, &test).steps(steps), &mut []).expect("memory");
+    }
+    trainer.state_hash().expect("cpu")
+}
+
+/// Five steps in pieces, and from a checkpoint with other threads, are five steps at once.
+fn check<T: Task + Clone, O: Stateful + Clone>(
+    name: &str,
+    mut recipe: Recipe,
+    new: impl Fn(&Recipe, usize) -> Trainer<T, O>,
+) {
+    let whole = hash_after(&recipe, &mut new(&recipe, 2), &[5]);
+    assert_eq!(hash_after(&recipe, &mut new(&recipe, 2), &[1, 2, 2]), whole, "{name}");
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut first = new(&recipe, 2);
+    hash_after(&recipe, &mut first, &[3]);
+    first.save(&folder.path().join("three")).expect("room");
+    // Other threads read and compute.
+    *recipe.data.workers_mut() = 0;
+    let mut second = new(&recipe, 1);
+    second.load(&folder.path().join("three")).expect("whole");
+    assert_eq!(hash_after(&recipe, &mut second, &[2]), whole, "{name} from a checkpoint");
+}
+
 #[test]
 fn pieces_and_checkpoints_are_the_run_for_every_model() {
     for (name, sets) in RECIPES {
-        let mut recipe = recipe(name, sets);
-        let hash_after = |recipe: &Recipe, trainer: &mut RecipeTrainer, pieces: &[u64]| {
-            let (train, test) = recipe.loaders().expect("data");
-            for &steps in pieces {
-                let fit = recipe.fit(&train, &test).steps(steps);
-                trainer.run(&fit, &mut []).unwrap_or_else(|error| panic!("{name}: {error}"));
-            }
-            trainer.state_hash().expect("cpu")
-        };
-        let whole = hash_after(&recipe, &mut trainer(&recipe, 2), &[5]);
-        assert_eq!(hash_after(&recipe, &mut trainer(&recipe, 2), &[1, 2, 2]), whole, "{name}");
-        let folder = tempfile::tempdir().expect("a folder");
-        let mut first = trainer(&recipe, 2);
-        hash_after(&recipe, &mut first, &[3]);
-        first.save(&folder.path().join("three")).expect("room");
-        // Other threads read and compute.
-        *recipe.data.workers_mut() = 0;
-        let mut second = trainer(&recipe, 1);
-        second.load(&folder.path().join("three")).expect("whole");
-        assert_eq!(hash_after(&recipe, &mut second, &[2]), whole, "{name} from a checkpoint");
+        check(name, recipe(name, sets), trainer);
+    }
+}
+
+/// AdamW in two groups with a schedule, averages, a scaled loss that overflows at first, clipping.
+fn with_everything(
+    recipe: &Recipe,
+    threads: usize,
+) -> Trainer<Box<dyn Task>, impl Stateful + Clone + use<>> {
+    let options = CpuOptions { threads: Some(threads), ..Default::default() };
+    let device = Device::cpu(options).expect("a device");
+    let rule = AdamOptions { learning_rate: 0.01, ..AdamOptions::adamw() };
+    let slower = AdamOptions { learning_rate: 0.001, ..rule };
+    let adam = Adam::new(rule).and_then(|adam| adam.with_group("*.bias", slower));
+    let adam = adam.and_then(|adam| adam.with_schedule(recipe.schedule())).expect("in range");
+    let averaged: Averaged<PerParameter<AdamOptions>> = Averaged::new(adam, 0.9).expect("in range");
+    let scale = LossScalerOptions {
+        initial_scale: 2f32.powi(127),
+        growth_interval: 2,
+        ..LossScalerOptions::default()
+    };
+    let scaler = Some(LossScaler::new(scale).expect("in range"));
+    let options = Options { clip_norm: Some(0.5), scaler, ..Options::default() };
+    Trainer::new(&device, recipe.task(&device).expect("memory"), averaged, options)
+}
+
+#[test]
+fn pieces_and_checkpoints_are_the_run_for_every_model_with_everything_on() {
+    for (name, sets) in RECIPES {
+        check(name, recipe(name, sets), with_everything);
     }
 }
