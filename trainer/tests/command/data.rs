@@ -187,6 +187,18 @@ fn texts_tokens_and_json_lines_train() {
     let gpt2 = "[data]\nkind = \"text\"\ntokenizer = \"gpt2\"\ncontext = 16\n";
     check(&place, "gpt2", &format!("{gpt2}{SMALL_GPT}"), &["test_perplexity"]);
 
+    let words = (0..40).map(|word| format!("\"w{word}\": {word}")).collect::<Vec<_>>().join(",");
+    let model =
+        format!("{{\"type\": \"WordLevel\", \"unk_token\": \"w0\", \"vocab\": {{{words}}}}}");
+    let split = "{\"type\": \"WhitespaceSplit\"}";
+    let file = format!("{{\"added_tokens\": [], \"pre_tokenizer\": {split}, \"model\": {model}}}");
+    place.write("words.json", file);
+    let text: Vec<String> = (0..900).map(|at| format!("w{}", at * 7 % 40)).collect();
+    place.write("words.txt", text.join(" "));
+    let of_file = "file = \"words.txt\"\ntokenizer = \"words.json\"\ncontext = 16\n";
+    let data = format!("[data]\nkind = \"text\"\n{of_file}{SMALL_GPT}");
+    check(&place, "words", &data, &["test_perplexity"]);
+
     let tokens: Vec<u32> = (0..2000).map(|at| at * 7 % 50).collect();
     write_tokens(place.path("train.bin"), TokenFormat::RawU16, &tokens).expect("room");
     write_tokens(place.path("test.bin"), TokenFormat::LlmcU16, &tokens[..500]).expect("room");

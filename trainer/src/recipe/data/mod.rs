@@ -121,7 +121,7 @@ options! {
         /// A file in UTF-8; the license of lowtide if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         file: Option<PathBuf> = None,
-        /// "characters", "bytes", "gpt2", "cl100k", "o200k", or a file `tokenizer.json`.
+        /// "characters", "bytes", "gpt2", "cl100k", "o200k", or a `tokenizer.json` (a feature).
         tokenizer: String = "characters".to_owned(),
         /// Tokens of a row.
         context: usize = 64,
@@ -150,7 +150,7 @@ options! {
         test: Option<PathBuf> = None,
         /// What a line is: "text", "completion" (prompt and completion) or "chat" (messages).
         format: LineKind = LineKind::Text,
-        /// "bytes", "gpt2", "cl100k", "o200k", or a file `tokenizer.json`.
+        /// "bytes", "gpt2", "cl100k", "o200k", or a file `tokenizer.json` (a feature).
         tokenizer: String = "gpt2".to_owned(),
         /// Whether documents fill rows one after the other; each has a row of its own otherwise.
         packed: bool = true,

@@ -135,10 +135,8 @@ fn tokenizer(name: &str) -> Result<Arc<dyn Tokenizer>> {
 
 #[cfg(not(all(feature = "tiktoken", feature = "tokenizers")))]
 fn without(feature: &str) -> TrainError {
-    setting(
-        "data.tokenizer",
-        &format!("needs the feature `{feature}`, which this build is without"),
-    )
+    let problem = format!("needs a lowtide that is built with `--features {feature}`");
+    setting("data.tokenizer", &problem)
 }
 
 fn no_pairs(wants: Wants) -> Result<()> {
