@@ -1,5 +1,6 @@
 //! A new order in each epoch, from a table.
 
+use crate::error::DataError;
 use crate::sampler::stream::{shuffle, stream};
 use crate::sampler::{EpochKey, Order, Sampler};
 
@@ -22,6 +23,18 @@ impl Shuffled {
 }
 
 impl Sampler for Shuffled {
+    /// # Errors
+    /// [`DataError::InvalidOption`] for more samples than a table has room for, as a damaged file
+    /// may claim to have.
+    fn samples_per_epoch(&self, len: usize) -> Result<usize, DataError> {
+        let room = match u32::try_from(len) {
+            Ok(_) => Vec::<u32>::new().try_reserve_exact(len),
+            Err(_) => Vec::<usize>::new().try_reserve_exact(len),
+        };
+        let refused = |_| DataError::InvalidOption { option: "samples", value: len };
+        room.map(|()| len).map_err(refused)
+    }
+
     fn order(&self, key: EpochKey, len: usize) -> Box<dyn Order> {
         let EpochKey { seed, epoch, .. } = key;
         match u32::try_from(len) {

@@ -4,7 +4,7 @@ use crate::dataset::{Dataset, SampleError, SampleSlot};
 use crate::element::Field;
 use crate::error::DataError;
 use crate::source::InMemory;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
@@ -188,12 +188,14 @@ impl Table {
             return Err(invalid(CsvError::Empty));
         }
         let header: Vec<String> = records.cells().map(str::to_owned).collect();
+        // `None` for a name that is there twice.
+        let mut found: BTreeMap<&String, Option<usize>> = BTreeMap::new();
+        for (at, name) in header.iter().enumerate() {
+            found.entry(name).and_modify(|place| *place = None).or_insert(Some(at));
+        }
         let place = |column: &String| {
-            let mut places = (0..header.len()).filter(|&at| header[at] == *column);
-            match (places.next(), places.next()) {
-                (Some(place), None) => Ok(place),
-                _ => Err(invalid(CsvError::Column { column: column.clone() })),
-            }
+            let place = found.get(column).copied().flatten();
+            place.ok_or_else(|| invalid(CsvError::Column { column: column.clone() }))
         };
         let (target_name, mut target) = match &options.target {
             CsvTarget::None => (None, Target::None),
@@ -251,8 +253,12 @@ impl Table {
                     let sorted: BTreeSet<&String> = names.iter().collect();
                     classes = sorted.into_iter().cloned().collect();
                 }
-                let place = |name| classes.iter().position(|class| class == name);
-                let labels = names.iter().map(|name| place(name).map_or(-1, |at| at as i64));
+                // As many classes as records are possible: a search for each would not end.
+                let mut places = BTreeMap::new();
+                for (class, place) in classes.iter().zip(0_i64..) {
+                    places.entry(class).or_insert(place);
+                }
+                let labels = names.iter().map(|name| places.get(name).copied().unwrap_or(-1));
                 samples.with("labels", &[], labels.collect())?
             }
         };

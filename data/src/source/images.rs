@@ -35,13 +35,17 @@ impl Images {
     /// Images of bytes from 0 to `bright`, one after the other in the order of `labels`, from 0 on.
     ///
     /// # Errors
-    /// [`DataError::FieldLength`] unless there are as many pixels as `shape` says.
+    /// [`DataError::InvalidOption`] for a side of 0, [`DataError::FieldLength`] unless there are as
+    /// many pixels as `shape` says.
     pub fn new(
         pixels: Vec<u8>,
         shape: [usize; 3],
         bright: u8,
         labels: Vec<i64>,
     ) -> Result<Self, DataError> {
+        if shape.contains(&0) {
+            return Err(DataError::InvalidOption { option: "side", value: 0 });
+        }
         let expected = shape.iter().try_fold(labels.len(), |count, &side| count.checked_mul(side));
         if expected != Some(pixels.len()) {
             let expected = expected.unwrap_or(usize::MAX);
@@ -73,7 +77,8 @@ impl Images {
     /// "The MNIST database of handwritten digits"), packed by gzip or not.
     ///
     /// # Errors
-    /// [`DataError::File`] for a file that cannot be read, is no IDX file of bytes, or ends early;
+    /// [`DataError::File`] for a file that cannot be read, is no IDX file of bytes, ends early, or
+    /// has images without pixels;
     /// [`DataError::FieldLength`] where one has more samples than the other.
     pub fn idx(images: &Path, labels: &Path) -> Result<Self, DataError> {
         let (dims, pixels) = read_idx(images, 3)?;
@@ -238,6 +243,9 @@ fn read_idx(path: &Path, rank: usize) -> Result<(Vec<usize>, Vec<u8>), DataError
         input.read_exact(&mut words)?;
         let size = |word: &[u8]| u32::from_be_bytes([word[0], word[1], word[2], word[3]]);
         let sizes: Vec<usize> = words.chunks(4).map(|word| size(word) as usize).collect();
+        if sizes[1..].contains(&0) {
+            return Err(wrong("its images have no pixels"));
+        }
         let count = sizes.iter().try_fold(1_u64, |count, &side| count.checked_mul(side as u64));
         let count = count.filter(|&count| count <= PIXELS_MAX);
         let count = count.ok_or_else(|| wrong("its sizes are beyond reason"))?;
@@ -304,6 +312,7 @@ mod tests {
         for (bytes, word) in [
             (&images[..images.len() - 1], "ends before"),
             (&labels[..], "no IDX"),
+            (&[0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 2], "no pixels"),
             (&[0, 0, 8, 3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255], "reason"),
         ] {
             write("damaged", bytes);
@@ -313,6 +322,15 @@ mod tests {
             assert!(text.contains("damaged") && text.contains(word), "{text}");
         }
         fs::remove_dir_all(folder).expect("it is there");
+    }
+
+    #[test]
+    fn images_without_pixels_are_refused() {
+        // Resized, they would have pixels that are nowhere.
+        for shape in [[0, 1, 1], [1, 0, 1], [1, 1, 0]] {
+            let error = Images::new(Vec::new(), shape, 255, vec![0]).expect_err("no pixels");
+            assert!(matches!(error, DataError::InvalidOption { option: "side", value: 0 }));
+        }
     }
 
     fn tempfile() -> std::path::PathBuf {

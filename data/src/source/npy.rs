@@ -136,6 +136,9 @@ fn array(
     let (&len, sample_shape) = first?;
     let field = Field::new(name, element, sample_shape);
     let (actual, expected) = (file.len() - start, field.sample_bytes());
+    if len > 0 && expected == Some(0) {
+        return Err(wrong(path, NpyError::Empty { len }));
+    }
     let expected = expected.and_then(|bytes| bytes.checked_mul(len)).unwrap_or(usize::MAX);
     if actual < expected {
         return Err(wrong(path, NpyError::Length { expected, actual }));
@@ -174,6 +177,12 @@ pub enum NpyError {
     /// It has no axis of samples.
     #[error("the array has no axis")]
     Scalar,
+    /// Its samples have no elements, so that the file may say there are any number of them.
+    #[error("the array has {len} samples without elements")]
+    Empty {
+        /// Samples by the header.
+        len: usize,
+    },
     /// The archive's list of members is damaged.
     #[error("the file is no zip archive, or is damaged")]
     Archive,

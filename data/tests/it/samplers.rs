@@ -2,8 +2,8 @@
 
 use crate::{numbered, options, samples_of};
 use lowtide_data::{
-    Bucketed, DataError, EpochKey, Loader, Permuted, Remainder, Sampler, Sequential, Sharded,
-    Shuffled, Weighted,
+    Bucketed, DataError, EpochKey, InMemory, Loader, Permuted, Remainder, Sampler, Sequential,
+    Sharded, Shuffled, Weighted,
 };
 use std::collections::BTreeMap;
 
@@ -26,6 +26,15 @@ fn shuffled_order_is_that_of_arrange() {
         Shuffled.arrange(5, 3, &mut arranged);
         assert_eq!(order(&Shuffled, len, 3), arranged);
     }
+}
+
+#[test]
+fn more_samples_than_a_table_has_room_for_are_refused_without_a_panic() {
+    let claimed = InMemory::new(usize::MAX);
+    let error = Loader::new(claimed, options(4, 0, 5)).expect_err("no memory has room");
+    assert!(matches!(error, DataError::InvalidOption { option: "samples", value: usize::MAX }));
+    let claimed = Loader::with_sampler(InMemory::new(usize::MAX), Permuted, options(4, 0, 5));
+    assert_eq!(claimed.expect("it needs no table").samples_per_epoch(), usize::MAX);
 }
 
 #[test]

@@ -184,6 +184,8 @@ fn npy_headers_that_lie_are_refused_by_what_is_wrong() {
     assert_eq!(refused(&npy("<f4", "False", "(2,)", &[0; 7])), short);
     let huge = npy("<f4", "False", "(4611686018427387904, 4611686018427387904)", &[0; 8]);
     assert!(matches!(refused(&huge), NpyError::Length { expected: usize::MAX, .. }));
+    let empty = npy("<f4", "False", "(18446744073709551615, 0)", &[]);
+    assert_eq!(refused(&empty), NpyError::Empty { len: usize::MAX });
     for shape in ["(-1,)", "(x,)", "2"] {
         assert!(matches!(refused(&npy("<f4", "False", shape, &[0; 8])), NpyError::Header { .. }));
     }
