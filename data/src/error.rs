@@ -125,7 +125,7 @@ pub enum DataError {
     /// A place of a file is not what the file's format has there.
     #[error("{}, {place}: {source}", path.display())]
     Malformed {
-        /// The file.
+        /// The file that is malformed.
         path: std::path::PathBuf,
         /// The place in it.
         place: FilePlace,
@@ -163,6 +163,17 @@ impl fmt::Display for FilePlace {
             Self::Line(line) => write!(f, "line {line}"),
             Self::Byte(byte) => write!(f, "byte {byte}"),
         }
+    }
+}
+
+impl DataError {
+    /// A file that is there and is not what it should be.
+    pub(crate) fn damaged(
+        path: &std::path::Path,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        let source = std::io::Error::new(std::io::ErrorKind::InvalidData, source);
+        Self::File { path: path.to_owned(), source }
     }
 }
 

@@ -145,7 +145,7 @@ pub enum HubError {
     NotFound {
         /// The repository.
         repo: Box<HubRepo>,
-        /// The file.
+        /// Path of the file inside the repository.
         file: String,
         /// The places where it was not.
         looked: Vec<PathBuf>,

@@ -76,9 +76,9 @@ pub enum ImageError {
     /// The header asks for more than [`ImageLimits`] allow; nothing was decoded.
     #[error("an image of {width}x{height} pixels is over the limits")]
     TooLarge {
-        /// Pixels of a row.
+        /// Pixels of a row, by the header.
         width: usize,
-        /// Rows.
+        /// Pixels of a column, by the header.
         height: usize,
     },
     /// An image has another number of channels or another size than its source or pipeline says,

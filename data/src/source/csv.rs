@@ -121,7 +121,7 @@ pub enum CsvError {
     /// A column is not in the header, or there twice.
     #[error("the header does not have the column {column:?} once")]
     Column {
-        /// The column.
+        /// Name of the column that was asked for.
         column: String,
     },
     /// A record has more or fewer cells than the header.
@@ -151,7 +151,7 @@ pub enum CsvError {
     Missing {
         /// Where the record begins.
         line: u64,
-        /// The column.
+        /// Name of the column in the header.
         column: String,
     },
     /// A cell is not what its column should hold.
@@ -159,7 +159,7 @@ pub enum CsvError {
     Cell {
         /// Where the record begins.
         line: u64,
-        /// The column.
+        /// Name of the column in the header.
         column: String,
         /// What is there.
         cell: String,

@@ -6,7 +6,7 @@ use crate::image::{
     ImageError, ImageFormat, ImageLimits, ImageSample, ImageSource, decode, decode_mask,
 };
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ impl ImageFolder {
         let folder = folder.as_ref();
         let (classes, _) = list(folder)?;
         if classes.is_empty() {
-            return Err(wrong(folder, "no folder of a class is in it"));
+            return Err(DataError::damaged(folder, "no folder of a class is in it"));
         }
         let mut files = Files::new(folder);
         let mut starts = Vec::with_capacity(classes.len());
@@ -59,7 +59,10 @@ impl ImageFolder {
             starts.push(files.len());
             files.add_images(class, DEPTH_MAX)?;
             if files.len() == starts[starts.len() - 1] {
-                return Err(wrong(&folder.join(class), "no PNG or JPEG file is in it"));
+                return Err(DataError::damaged(
+                    &folder.join(class),
+                    "no PNG or JPEG file is in it",
+                ));
             }
         }
         let (classes, starts) = (classes.into(), starts.into());
@@ -154,7 +157,7 @@ impl SegmentationFolder {
         let mut images = Files::new(folder);
         images.add_images("", 1)?;
         if images.len() == 0 {
-            return Err(wrong(folder, "no PNG or JPEG file is in it"));
+            return Err(DataError::damaged(folder, "no PNG or JPEG file is in it"));
         }
         let images = Arc::new(images);
         let folder = Self { images, masks, classes, reading: Reading::default() };
@@ -199,19 +202,21 @@ impl ImageSource for SegmentationFolder {
         self.reading.image(&path, sample)?;
         read_file(&mask_path, &self.reading.limits, &mut sample.file)?;
         decode_mask(&sample.file, &self.reading.limits, &mut sample.mask)
-            .map_err(|source| invalid(&mask_path, source))?;
+            .map_err(|source| DataError::damaged(&mask_path, source))?;
         let [image, mask] = [sample.image.size(), sample.mask.size()];
         if image != mask {
-            return Err(
-                invalid(&path, ImageError::MaskSize { image, mask, path: mask_path }).into()
-            );
+            return Err(DataError::damaged(
+                &path,
+                ImageError::MaskSize { image, mask, path: mask_path },
+            )
+            .into());
         }
         let is_class = |&value: &u8| value < self.classes || value == VOID;
         match sample.mask.bytes().iter().find(|value| !is_class(value)) {
             Some(&class) => {
                 let source =
                     ImageError::Class { class: class.into(), classes: self.classes.into() };
-                Err(invalid(&mask_path, source).into())
+                Err(DataError::damaged(&mask_path, source).into())
             }
             None => Ok(()),
         }
@@ -236,7 +241,7 @@ impl Reading {
     fn image(&self, path: &Path, sample: &mut ImageSample) -> Result<(), SampleError> {
         read_file(path, &self.limits, &mut sample.file)?;
         decode(&sample.file, self.channels, self.is_upright, &self.limits, &mut sample.image)
-            .map_err(|source| invalid(path, source).into())
+            .map_err(|source| DataError::damaged(path, source).into())
     }
 }
 
@@ -247,19 +252,9 @@ fn read_file(path: &Path, limits: &ImageLimits, out: &mut Vec<u8>) -> Result<(),
     let file = File::open(path).map_err(failed)?;
     file.take(limits.file_bytes_max.saturating_add(1)).read_to_end(out).map_err(failed)?;
     if out.len() as u64 > limits.file_bytes_max {
-        return Err(wrong(path, "the file is over the limit"));
+        return Err(DataError::damaged(path, "the file is over the limit"));
     }
     Ok(())
-}
-
-fn invalid(path: &Path, source: ImageError) -> DataError {
-    let source = io::Error::new(ErrorKind::InvalidData, source);
-    DataError::File { path: path.to_owned(), source }
-}
-
-fn wrong(path: &Path, what: &'static str) -> DataError {
-    let source = io::Error::new(ErrorKind::InvalidData, what);
-    DataError::File { path: path.to_owned(), source }
 }
 
 /// Names of files in a folder, one after the other in one string.
@@ -318,7 +313,7 @@ fn list(folder: &Path) -> Result<(Vec<String>, Vec<String>), DataError> {
     for entry in fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
-            return Err(wrong(&path, "the name is not UTF-8"));
+            return Err(DataError::damaged(&path, "the name is not UTF-8"));
         };
         // Links are followed; one that leads nowhere is a file, and fails when it is read.
         let is_folder = fs::metadata(&path).is_ok_and(|found| found.is_dir());

@@ -10,7 +10,6 @@ use crate::element::{ElementType, Field};
 use crate::error::DataError;
 use crate::source::map::Map;
 use crate::source::zip;
-use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -66,7 +65,7 @@ impl Npy {
         let mut arrays: Option<Self> = None;
         for &name in names {
             let range = zip::member(map.bytes(), &format!("{name}.npy"));
-            let range = range.map_err(|source| wrong(path, source))?;
+            let range = range.map_err(|source| DataError::damaged(path, source))?;
             let found = array(name.into(), path, Arc::clone(&map), range)?;
             arrays = Some(match arrays {
                 Some(arrays) => arrays.and(found)?,
@@ -131,25 +130,21 @@ fn array(
     range: Range<usize>,
 ) -> Result<(usize, Field, Column), DataError> {
     let file = &map.bytes()[range.clone()];
-    let Header { element, shape, start } = Header::parse(file).map_err(|e| wrong(path, e))?;
-    let first = shape.split_first().ok_or_else(|| wrong(path, NpyError::Scalar));
+    let Header { element, shape, start } =
+        Header::parse(file).map_err(|e| DataError::damaged(path, e))?;
+    let first = shape.split_first().ok_or_else(|| DataError::damaged(path, NpyError::Scalar));
     let (&len, sample_shape) = first?;
     let field = Field::new(name, element, sample_shape);
     let (actual, expected) = (file.len() - start, field.sample_bytes());
     if len > 0 && expected == Some(0) {
-        return Err(wrong(path, NpyError::Empty { len }));
+        return Err(DataError::damaged(path, NpyError::Empty { len }));
     }
     let expected = expected.and_then(|bytes| bytes.checked_mul(len)).unwrap_or(usize::MAX);
     if actual < expected {
-        return Err(wrong(path, NpyError::Length { expected, actual }));
+        return Err(DataError::damaged(path, NpyError::Length { expected, actual }));
     }
     let start = range.start + start;
     Ok((len, field, Column { map, range: start..start + expected }))
-}
-
-fn wrong(path: &Path, source: NpyError) -> DataError {
-    let source = io::Error::new(ErrorKind::InvalidData, source);
-    DataError::File { path: path.to_owned(), source }
 }
 
 /// Why a file is no array that can be read: the cause inside [`DataError::File`].
@@ -189,13 +184,13 @@ pub enum NpyError {
     /// The archive does not have this member.
     #[error("the archive has no {member}")]
     Member {
-        /// Its name.
+        /// Name of the member in the archive.
         member: String,
     },
     /// A member is compressed or encrypted.
     #[error("the member {member} is compressed: save with numpy.savez")]
     Packed {
-        /// Its name.
+        /// Name of the member in the archive.
         member: String,
     },
     /// It has fewer bytes than its shape needs.

@@ -12,7 +12,6 @@ use parquet::errors::ParquetError as Damage;
 use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -60,7 +59,7 @@ pub enum ParquetError {
     Kind {
         /// Its path, with dots.
         column: String,
-        /// Its type.
+        /// Type that the file has for the column.
         kind: String,
     },
     /// A value is null, or a list has another length than the first.
@@ -166,21 +165,22 @@ impl Table {
         let (path, file_bytes) = (path.to_owned(), map.bytes().len());
         // Bytes and not the file: readers of a file share the place where they read.
         let reader = guarded(|| SerializedFileReader::new(Bytes::from_owner(map)));
-        let reader = reader.map_err(|error| in_file(&path, error))?;
+        let reader = reader.map_err(|error| DataError::damaged(&path, error))?;
         let mut starts = vec![0_usize];
         for group in reader.metadata().row_groups() {
             let rows =
                 usize::try_from(group.num_rows()).ok().filter(|_| lies_in(group, file_bytes));
             let end = rows.and_then(|rows| starts[starts.len() - 1].checked_add(rows));
             let damaged = || Damage::General("a row group lies outside the file".to_owned());
-            let end = end.ok_or_else(|| in_file(&path, ParquetError::Damaged(damaged())))?;
+            let end =
+                end.ok_or_else(|| DataError::damaged(&path, ParquetError::Damaged(damaged())))?;
             starts.push(end);
         }
         Ok(Self { path, reader, starts })
     }
 
     pub(crate) fn wrong(&self, error: ParquetError) -> DataError {
-        in_file(&self.path, error)
+        DataError::damaged(&self.path, error)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -346,11 +346,6 @@ fn lies_in(group: &RowGroupMetaData, file_bytes: usize) -> bool {
         let [start, data, len] = parts.map(|part| usize::try_from(part).unwrap_or(usize::MAX));
         data <= file_bytes && start.checked_add(len).is_some_and(|end| end <= file_bytes)
     })
-}
-
-fn in_file(path: &Path, error: ParquetError) -> DataError {
-    let source = io::Error::new(ErrorKind::InvalidData, error);
-    DataError::File { path: path.to_owned(), source }
 }
 
 /// A row group that is decoded or being decoded.

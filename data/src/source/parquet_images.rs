@@ -6,7 +6,6 @@ use crate::image::{ImageFormat, ImageLimits, ImageSample, ImageSource, decode};
 use crate::source::parquet::{Cache, ParquetError, Table};
 use parquet::basic::Type as Physical;
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
-use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -100,10 +99,8 @@ impl ImageSource for ParquetImages {
         let group = group.map_err(|error| self.file.wrong(error))?;
         sample.label = group.labels[row];
         let file = group.images[row].data();
-        decode(file, self.channels, false, &self.limits, &mut sample.image).map_err(|source| {
-            let source = io::Error::new(ErrorKind::InvalidData, source);
-            DataError::File { path: self.file.path.clone(), source }.into()
-        })
+        decode(file, self.channels, false, &self.limits, &mut sample.image)
+            .map_err(|source| DataError::damaged(&self.file.path, source).into())
     }
 }
 

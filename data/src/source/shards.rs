@@ -6,7 +6,6 @@ use crate::image::{ImageFormat, ImageLimits, ImageSample, ImageSource, decode};
 use crate::source::map::Map;
 use crate::source::tar::{Member, TarError, members};
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,7 +55,7 @@ impl TarShards {
             let map = Map::open(path)?;
             let shard = shards.len() as u32;
             let found = members(map.bytes()).and_then(|members| group(map.bytes(), &members));
-            for (image, label) in found.map_err(|source| invalid(path, source))? {
+            for (image, label) in found.map_err(|source| DataError::damaged(path, source))? {
                 samples.push(Sample { shard, label, image });
             }
             shards.push(Shard { path: path.to_owned(), map });
@@ -101,13 +100,8 @@ impl ImageSource for TarShards {
         out.label = i64::from(*label);
         // Decoded where it is: the mapping is read once.
         decode(&map.bytes()[image.clone()], self.channels, false, &self.limits, &mut out.image)
-            .map_err(|source| invalid(path, source).into())
+            .map_err(|source| DataError::damaged(path, source).into())
     }
-}
-
-fn invalid(path: &Path, source: impl std::error::Error + Send + Sync + 'static) -> DataError {
-    let source = io::Error::new(ErrorKind::InvalidData, source);
-    DataError::File { path: path.to_owned(), source }
 }
 
 /// Image and class of each sample, in the order of their first members.

@@ -137,7 +137,7 @@ pub enum TokenizerError {
     /// The vocabulary has no token for a character.
     #[error("the vocabulary has no {character:?}, which is at byte {byte} of the text")]
     UnknownCharacter {
-        /// The character.
+        /// The first character without a token.
         character: char,
         /// Its place in the text, in bytes.
         byte: usize,

@@ -92,11 +92,10 @@ impl Step {
         Self::Normalise { mean: vec![0.485, 0.456, 0.406], std: vec![0.229, 0.224, 0.225] }
     }
 
-    /// [`Step::Erase`] of every second image, with an area of 2 to 33 per cent and a ratio of 0.3
-    /// to 3.3.
+    /// [`Step::Erase`] with an area of 2 to 33 per cent and a ratio of 0.3 to 3.3.
     #[must_use]
-    pub fn erase() -> Self {
-        Self::Erase { probability: 0.5, area: [0.02, 0.33], ratio: [0.3, 3.3] }
+    pub fn erase(probability: f64) -> Self {
+        Self::Erase { probability, area: [0.02, 0.33], ratio: [0.3, 3.3] }
     }
 
     pub(super) fn name(&self) -> &'static str {

@@ -137,7 +137,7 @@ fn erasing_clears_one_rectangle_of_every_channel() {
     let white = vec![255; 3 * 16 * 16];
     let mut seen = 0;
     for epoch in 0..40 {
-        let image = through(&white, [3, 16, 16], &[Step::erase()], epoch);
+        let image = through(&white, [3, 16, 16], &[Step::erase(0.5)], epoch);
         let zeros: Vec<usize> = (0..256).filter(|&at| image[at] == 0).collect();
         assert_eq!(image[..256], image[256..512]);
         let (Some(first), Some(last)) = (zeros.first(), zeros.last()) else { continue };
@@ -155,7 +155,7 @@ fn augmented() -> Vec<Step> {
         Step::Rotate { degrees: 10.0 },
         Step::ColourJitter { brightness: 0.4, contrast: 0.4, saturation: 0.4, hue: 0.1 },
         Step::normalise_imagenet(),
-        Step::erase(),
+        Step::erase(0.5),
     ]
 }
 
@@ -226,7 +226,7 @@ fn steps_that_make_no_sense_are_refused_by_name() {
     assert_eq!(refused(vec![Step::Resize([0, 3])]), "Resize");
     assert_eq!(refused(vec![Step::FlipHorizontal { probability: 1.5 }]), "FlipHorizontal");
     assert_eq!(refused(vec![Step::Rotate { degrees: f64::NAN }]), "Rotate");
-    assert_eq!(refused(vec![Step::erase(), Step::flip_horizontal()]), "Erase");
+    assert_eq!(refused(vec![Step::erase(0.5), Step::flip_horizontal()]), "Erase");
     assert_eq!(refused(vec![Step::normalise_imagenet(), Step::Resize([2, 2])]), "Resize");
     let jitter = Step::ColourJitter { brightness: 0.0, contrast: 0.0, saturation: 0.0, hue: 0.6 };
     assert_eq!(refused(vec![jitter]), "ColourJitter");
@@ -305,4 +305,25 @@ fn parts_of_images_and_shared_sources_go_through_a_pipeline_too() {
     let through =
         drain(Loader::with_sampler(shared, Sequential, options(360, 0, 0)).unwrap().epoch(0));
     assert_eq!(through[0].fields[1], plain[0].fields[1]);
+}
+
+/// As they are in a batch without a pipeline: grey of 17 levels, here in three channels.
+#[test]
+fn images_in_memory_are_as_bright_and_coloured_as_without_a_pipeline() {
+    let levels: Vec<u8> = (0..17).chain((0..17).rev()).collect();
+    let images = Images::new(levels, [1, 2, 17], 16, vec![3]).unwrap().resized([3, 2, 17]);
+    let first = |dataset: Box<dyn Dataset>| {
+        let dataset: std::sync::Arc<dyn Dataset> = dataset.into();
+        let loader = Loader::with_sampler(dataset, Sequential, options(1, 0, 0)).unwrap();
+        let batch = loader.epoch(0).next().unwrap().unwrap();
+        let field = batch.field("images").unwrap();
+        (field.shape(), field.values::<f32>().unwrap().to_vec())
+    };
+    let (shape, plain) = first(Box::new(images.clone()));
+    let pipeline = Pipeline::new([Step::Resize([2, 17])]).unwrap();
+    let (shape_through, through) = first(Box::new(images.through(pipeline).unwrap()));
+    assert_eq!((shape, plain.len()), (shape_through, 102));
+    for (a, b) in plain.iter().zip(&through) {
+        assert!((a - b).abs() <= 1.0 / 255.0, "{a} {b}");
+    }
 }

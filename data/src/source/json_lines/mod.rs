@@ -249,7 +249,7 @@ pub enum LineError {
     /// The line is longer than the reader allows.
     #[error("the line has more than {bytes_max} bytes")]
     TooLong {
-        /// The limit.
+        /// Bytes that the reader allows a line.
         bytes_max: usize,
     },
     /// The line is no JSON, or has a member of another type.
