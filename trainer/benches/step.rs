@@ -7,7 +7,7 @@ use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_nn::optim::Optimizer;
 use lowtide_nn::{Module, cross_entropy};
 use lowtide_tensor::{CpuOptions, Device, RandomKey};
-use lowtide_trainer::recipe::Recipe;
+use lowtide_trainer::recipe::{Recipe, RecipeData};
 use lowtide_trainer::{Classification, Task, field, upload};
 
 fn device() -> Device {
@@ -17,7 +17,7 @@ fn device() -> Device {
 /// The steps of one epoch of the built-in recipe.
 fn epoch(criterion: &mut Criterion) {
     let recipe = Recipe::default();
-    let (train, test) = recipe.loaders().expect("the digits");
+    let RecipeData { samples, train, test } = recipe.open().expect("the digits");
     let mut group = criterion.benchmark_group("trainer/epoch");
     group.throughput(Throughput::Elements(train.dataset().len() as u64));
     group.bench_function("baseline_bare_loop", |bencher| {
@@ -30,7 +30,7 @@ fn epoch(criterion: &mut Criterion) {
     });
     group.bench_function("transactions", |bencher| {
         let device = device();
-        let mut trainer = recipe.trainer(&device).expect("the model fits");
+        let mut trainer = recipe.trainer(&device, samples).expect("the model fits");
         trainer.plan(&train, &test, 1).expect("fits");
         bencher.iter(|| {
             for batch in train.epoch(0) {
@@ -63,10 +63,10 @@ fn bare_epoch(
 /// A whole plan of the built-in recipe: what a user waits for before the first step.
 fn plan(criterion: &mut Criterion) {
     let recipe = Recipe::default();
-    let (train, test) = recipe.loaders().expect("the digits");
+    let RecipeData { samples, train, test } = recipe.open().expect("the digits");
     let device = device();
     criterion.bench_function("trainer/plan/digits", |bencher| {
-        let mut trainer = recipe.trainer(&device).expect("the model fits");
+        let mut trainer = recipe.trainer(&device, samples).expect("the model fits");
         bencher.iter(|| trainer.plan(&train, &test, 60).expect("fits"));
     });
 }

@@ -22,17 +22,17 @@ fn resident_bytes() -> usize {
 #[test]
 fn resident_memory_grows_by_no_more_than_the_measured_peak() {
     use lowtide_tensor::{CpuOptions, Device};
-    use lowtide_trainer::recipe::{ModelRecipe, Recipe, SimpleCnnRecipe};
+    use lowtide_trainer::recipe::{ModelRecipe, Recipe, RecipeData, SimpleCnnRecipe};
 
     let model = ModelRecipe::SimpleCnn(SimpleCnnRecipe { channels: 256 });
     let mut recipe = Recipe { model, ..Recipe::default() };
     recipe.train.batch_size = 1437;
     recipe.train.epochs = 2;
     *recipe.data.workers_mut() = 0;
-    let (train, test) = recipe.loaders().expect("the digits");
+    let RecipeData { samples, train, test } = recipe.open().expect("the digits");
     let device = Device::cpu(CpuOptions { threads: Some(2), ..Default::default() });
     let device = device.expect("address space");
-    let mut trainer = recipe.trainer(&device).expect("memory");
+    let mut trainer = recipe.trainer(&device, samples).expect("memory");
     let plan = trainer.plan(&train, &test, recipe.train.epochs).expect("fits");
     let before_bytes = resident_bytes();
     // The cache keeps every page that was ever needed, so the end of the run shows the most.

@@ -9,7 +9,7 @@ use crate::command::{DeviceArgs, say};
 use crate::error::Result;
 use crate::evaluation::evaluate;
 use crate::metrics::metric_values;
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, RecipeData};
 use crate::run_dir::RunDir;
 use crate::task::Task;
 
@@ -28,9 +28,9 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<()> {
     let run_dir = RunDir::open(&arguments.run_dir)?;
     let recipe = Recipe::load(&run_dir.recipe())?;
     let device: Device = arguments.device.open()?;
-    let mut task = recipe.task(&device)?;
+    let RecipeData { samples, test, .. } = recipe.open()?;
+    let mut task = recipe.task(&device, samples)?;
     lowtide_nn::load(task.parameters(), &run_dir.model())?;
-    let (_, test) = recipe.loaders()?;
     let score = evaluate(&task, &device, &test, recipe.train.batch_size)?;
     let (count, scores) = (score.count, [("test".to_owned(), score)]);
     if arguments.json {

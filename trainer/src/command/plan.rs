@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::human::format_bytes;
 use crate::json::{categories_json, modules_json};
 use crate::plan::Plan;
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, RecipeData};
 use crate::rehearsal::Forecast;
 
 #[derive(Args)]
@@ -149,8 +149,8 @@ impl Found {
 /// `DoesNotFit`; anything that keeps the recipe from being built.
 pub(super) fn find(recipe: &Recipe, device: &DeviceArgs) -> Result<Found> {
     let Simulated { device: sim, budget_bytes, products } = device.open_simulated()?;
-    let (train, test) = recipe.loaders()?;
-    let mut trainer = recipe.trainer(&sim)?;
+    let RecipeData { samples, train, test } = recipe.open()?;
+    let mut trainer = recipe.trainer(&sim, samples)?;
     sim.allocator().set_capacity(budget_bytes);
     let fit = recipe.fit(&train, &test);
     let plan = trainer.plan_for(&fit)?;

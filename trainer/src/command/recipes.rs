@@ -9,7 +9,7 @@ use crate::command::{Cli, RecipeArgs, say};
 use crate::error::{Result, TrainError};
 use crate::human::format_bytes;
 use crate::metrics::METRICS_HELP;
-use crate::recipe::{SHIPPED, Shipped, help};
+use crate::recipe::{RecipeData, SHIPPED, Shipped, help};
 use crate::task::Task;
 
 #[derive(Args)]
@@ -42,21 +42,20 @@ pub(super) struct CheckArgs {
 /// its first step is refused here.
 pub(super) fn check(arguments: &CheckArgs) -> Result<()> {
     let recipe = arguments.recipe.load()?;
-    let (train, test) = recipe.loaders()?;
+    let RecipeData { samples, train, test } = recipe.open()?;
     let device = Device::sim(SimSpec::like_this_machine(usize::MAX >> 1))?;
-    let mut trainer = recipe.trainer(&device)?;
+    let mut trainer = recipe.trainer(&device, samples)?;
     let (mut count, mut bytes) = (0, 0);
     Task::parameters(trainer.task_mut()).visit(&mut |_, parameter| {
         count += parameter.value().element_count();
         bytes += parameter.value().size_bytes();
     });
     let steps = train.batches_per_epoch() as u64 * recipe.train.epochs;
-    let samples = |loader: &lowtide_data::Loader| loader.dataset().len();
     say(&format!("training         {}", recipe.title()))?;
     say(&format!(
         "samples          {} to train on, {} to test on",
-        samples(&train),
-        samples(&test)
+        train.dataset().len(),
+        test.dataset().len()
     ))?;
     say(&format!("parameters       {count} ({})", format_bytes(bytes as u64)))?;
     say(&format!("steps            {steps} in {} epochs", recipe.train.epochs))

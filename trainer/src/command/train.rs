@@ -21,7 +21,7 @@ use crate::observers::{CheckpointEvery, Checkpoints, TensorBoard, Watched};
 use crate::outline::Fit;
 use crate::plan::Plan;
 use crate::progress::Progress;
-use crate::recipe::{Recipe, RecipeTrainer};
+use crate::recipe::{Recipe, RecipeData, RecipeTrainer};
 use crate::report::{About, Curves, Report};
 use crate::run_dir::{RunDir, Summary};
 use crate::trainer::Position;
@@ -77,9 +77,9 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     };
     let every = arguments.checkpoint_every.or(recipe.train.checkpoint_every);
     recipe.train.checkpoint_every = every;
-    let (train, test) = recipe.loaders()?;
+    let RecipeData { samples, train, test } = recipe.open()?;
     let device = arguments.device.open()?;
-    let mut trainer = match recipe.trainer(&device) {
+    let mut trainer = match recipe.trainer(&device, samples) {
         // The rehearsal on a larger, simulated device knows how much is missing in all.
         Err(error) if error.out_of_memory().is_some() => {
             return plan::find(&recipe, &arguments.device).and(Err(error));

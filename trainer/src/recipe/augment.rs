@@ -1,7 +1,8 @@
 //! How the images to train on are varied.
 
 use super::options::options;
-use crate::error::{Result, TrainError};
+use super::setting;
+use crate::error::Result;
 
 options! {
     /// How the images to train on are varied: other numbers for each sample in each epoch. Those to
@@ -45,32 +46,28 @@ impl AugmentRecipe {
     /// `Setting` that names the first number that is out of its range.
     pub(super) fn check(&self) -> Result<()> {
         let ranges = [
-            ("rotate", self.rotate, 180.0),
-            ("jitter", self.jitter, 1.0),
-            ("hue", self.hue, 0.5),
-            ("erase", self.erase, 1.0),
-            ("mixup", self.mixup, 100.0),
-            ("cutmix", self.cutmix, 100.0),
+            ("augment.rotate", self.rotate, 180.0),
+            ("augment.jitter", self.jitter, 1.0),
+            ("augment.hue", self.hue, 0.5),
+            ("augment.erase", self.erase, 1.0),
+            ("augment.mixup", self.mixup, 100.0),
+            ("augment.cutmix", self.cutmix, 100.0),
         ];
         for (name, value, max) in ranges {
             if !(0.0..=max).contains(&value) {
-                return Err(wrong(name, format!("{value} is not from 0 to {max}")));
+                return Err(setting(name, &format!("{value} is not from 0 to {max}")));
             }
         }
         if self.mixup > 0.0 && self.cutmix > 0.0 {
-            return Err(wrong("cutmix", "cannot be used together with augment.mixup".to_owned()));
+            return Err(setting("augment.cutmix", "cannot be used together with augment.mixup"));
         }
         if self.random_resized_crop && self.crop_padding > 0 {
             let problem = "cannot be used together with augment.random_resized_crop";
-            return Err(wrong("crop_padding", problem.to_owned()));
+            return Err(setting("augment.crop_padding", problem));
         }
         match self.crop_padding {
             0..=4096 => Ok(()),
-            _ => Err(wrong("crop_padding", "must be 0 to 4096".to_owned())),
+            _ => Err(setting("augment.crop_padding", "must be 0 to 4096")),
         }
     }
-}
-
-fn wrong(key: &str, problem: String) -> TrainError {
-    TrainError::Setting { place: format!("augment.{key}"), problem }
 }

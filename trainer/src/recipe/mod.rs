@@ -131,6 +131,17 @@ fn read(path: &Path) -> Result<String> {
     Ok(text)
 }
 
+/// The data of a recipe, open.
+#[derive(Debug)]
+pub struct RecipeData {
+    /// What a sample is, for the model.
+    pub samples: Samples,
+    /// The data to train on, shuffled by the seed.
+    pub train: Loader,
+    /// The data to test on, in order.
+    pub test: Loader,
+}
+
 /// A trainer of a recipe.
 pub type RecipeTrainer = Trainer<Box<dyn Task>, Box<dyn Stateful>>;
 
@@ -181,9 +192,7 @@ impl Recipe {
     /// # Errors
     /// `Setting` that names the first which is not.
     pub fn check(&self) -> Result<()> {
-        let wrong = |name: &str, problem: String| {
-            Err(TrainError::Setting { place: name.to_owned(), problem })
-        };
+        let wrong = |name: &str, problem: String| Err(setting(name, &problem));
         let counts = [
             ("train.epochs", self.train.epochs, 1..=EPOCHS_MAX),
             ("train.batch_size", self.train.batch_size as u64, 1..=BATCH_SIZE_MAX),
@@ -230,11 +239,11 @@ impl Recipe {
         self.optimizer.build(schedule, None).map(drop).map_err(|error| in_table("optimizer", error))
     }
 
-    /// Loaders of the training data, shuffled by the seed, and of the test data, in order.
+    /// Opens the data, once for loaders and model: files may be large, and texts have to be encoded.
     ///
     /// # Errors
-    /// Those of the data set.
-    pub fn loaders(&self) -> Result<(Loader, Loader)> {
+    /// Those of the data set; `Setting` for data that the model has no use for.
+    pub fn open(&self) -> Result<RecipeData> {
         let options = LoaderOptions {
             batch_size: self.train.batch_size,
             seed: self.train.seed,
@@ -245,7 +254,10 @@ impl Recipe {
             },
             ..Default::default()
         };
-        self.data.open(self.model.wants(), &self.augment)?.loaders(options)
+        let opened = self.data.open(self.model.wants(), &self.augment)?;
+        let samples = opened.samples;
+        let (train, test) = opened.loaders(options)?;
+        Ok(RecipeData { samples, train, test })
     }
 
     /// A short name, for folders of runs.
@@ -263,12 +275,11 @@ impl Recipe {
         Fit::new(train).evaluate("test", test).epochs(self.train.epochs)
     }
 
-    /// The model with its initial values, and what it is to learn.
+    /// The model with its initial values, and what it is to learn of such samples.
     ///
     /// # Errors
-    /// Those of the data set; `Setting` for a model that is not for such data; `OutOfMemory`.
-    pub fn task(&self, device: &Device) -> Result<Box<dyn Task>> {
-        let samples = self.data.open(self.model.wants(), &self.augment)?.samples;
+    /// `Setting` for a model that is not for them; `OutOfMemory`.
+    pub fn task(&self, device: &Device, samples: Samples) -> Result<Box<dyn Task>> {
         let key = RandomKey::new(self.train.seed);
         self.model.task(device, key, samples, self.train.parameters)
     }
@@ -290,11 +301,11 @@ impl Recipe {
         self.schedule.after(self.warm_up)
     }
 
-    /// A trainer before its first step.
+    /// A trainer on such samples, before its first step.
     ///
     /// # Errors
     /// `OutOfMemory` when not even the model fits; a number out of its range.
-    pub fn trainer(&self, device: &Device) -> Result<RecipeTrainer> {
+    pub fn trainer(&self, device: &Device, samples: Samples) -> Result<RecipeTrainer> {
         let optimizer = self.optimizer()?;
         let options = Options {
             seed: self.train.seed,
@@ -308,8 +319,12 @@ impl Recipe {
             background_checkpoints: self.train.checkpoint_every.is_some(),
             ..Default::default()
         };
-        Ok(Trainer::new(device, self.task(device)?, optimizer, options))
+        Ok(Trainer::new(device, self.task(device, samples)?, optimizer, options))
     }
+}
+
+fn setting(place: &str, problem: &str) -> TrainError {
+    TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() }
 }
 
 /// What a parser's message about an unknown name suggests, as an addition to it.

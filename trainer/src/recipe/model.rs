@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::data::{Samples, Wants};
 use super::kind;
 use super::options::options;
+use super::setting;
 use super::stored::StoredType;
 use crate::error::{Result, TrainError};
 use crate::task::{Classification, LanguageModel, Regression, Segmentation, Task, Translation};
@@ -376,10 +377,6 @@ impl ModelRecipe {
     fn unfit(&self, problem: &str) -> TrainError {
         setting("model.kind", &format!("{} {problem}", self.name()))
     }
-}
-
-fn setting(place: &str, problem: &str) -> TrainError {
-    TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() }
 }
 
 /// A perceptron over the pixels of an image, one after the other.

@@ -7,7 +7,7 @@ use std::path::Path;
 use lowtide_amp::{LossScaler, LossScalerOptions};
 use lowtide_nn::optim::{Adam, AdamOptions, Averaged, PerParameter, Stateful};
 use lowtide_tensor::{CpuOptions, Device};
-use lowtide_trainer::recipe::{Recipe, RecipeTrainer};
+use lowtide_trainer::recipe::{Recipe, RecipeData, RecipeTrainer};
 use lowtide_trainer::{Options, Task, Trainer};
 
 /// The recipes that train on data that ships, made small.
@@ -31,7 +31,8 @@ pub(crate) fn recipe(name: &str, sets: &[&str]) -> Recipe {
 
 pub(crate) fn trainer(recipe: &Recipe, threads: usize) -> RecipeTrainer {
     let options = CpuOptions { threads: Some(threads), ..Default::default() };
-    recipe.trainer(&Device::cpu(options).expect("a device")).expect("memory")
+    let samples = recipe.open().expect("data").samples;
+    recipe.trainer(&Device::cpu(options).expect("a device"), samples).expect("memory")
 }
 
 /// The state of a training after `pieces` steps, one piece after the other.
@@ -40,7 +41,7 @@ fn hash_after<T: Task + Clone, O: Stateful + Clone>(
     trainer: &mut Trainer<T, O>,
     pieces: &[u64],
 ) -> u64 {
-    let (train, test) = recipe.loaders().expect("data");
+    let RecipeData { train, test, .. } = recipe.open().expect("data");
     for &steps in pieces {
         trainer.run(&recipe.fit(&train, &test).steps(steps), &mut []).expect("memory");
     }
@@ -92,7 +93,8 @@ fn with_everything(
     };
     let scaler = Some(LossScaler::new(scale).expect("in range"));
     let options = Options { clip_norm: Some(0.5), scaler, ..Options::default() };
-    Trainer::new(&device, recipe.task(&device).expect("memory"), averaged, options)
+    let samples = recipe.open().expect("data").samples;
+    Trainer::new(&device, recipe.task(&device, samples).expect("memory"), averaged, options)
 }
 
 #[test]

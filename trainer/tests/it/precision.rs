@@ -4,7 +4,7 @@ use std::path::Path;
 
 use lowtide_allocator::Category;
 use lowtide_amp::{LossScaler, LossScalerOptions};
-use lowtide_trainer::recipe::{Recipe, RecipeTrainer, StoredType};
+use lowtide_trainer::recipe::{Recipe, RecipeData, RecipeTrainer, StoredType};
 use lowtide_trainer::{MicroBatches, Options, Precision, Trainer};
 
 use crate::common::{KINDS, Kind, Run, first_batch, values};
@@ -145,7 +145,7 @@ fn every_model_learns_in_half_types_as_planned_and_goes_on_from_a_checkpoint() {
         let mut recipe = recipe(name, sets);
         recipe.train.precision = precision;
         recipe.train.parameters = stored;
-        let (train, test) = recipe.loaders().expect("data");
+        let RecipeData { train, test, .. } = recipe.open().expect("data");
         let mut whole = trainer(&recipe, 2);
         let fit = recipe.fit(&train, &test).steps(4);
         whole.run(&fit, &mut []).unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -173,7 +173,7 @@ fn parameters_in_bf16_take_half_and_reach_what_f32_does() {
     let outcome = |parameters: &str| {
         let sets = ["train.batch_size=64".to_owned(), format!("train.parameters={parameters}")];
         let recipe = Recipe::load_with(Some(Path::new("digits-mlp")), &sets).expect("it ships");
-        let (train, test) = recipe.loaders().expect("data");
+        let RecipeData { train, test, .. } = recipe.open().expect("data");
         let mut trainer = trainer(&recipe, 2);
         let score = trainer.run(&recipe.fit(&train, &test).epochs(12), &mut []).expect("memory");
         let bytes = trainer.device().allocator().statistics().by_category;

@@ -1,14 +1,14 @@
 //! Tasks: of closures, behind a box, with several terms, and those of ours.
 
 use lowtide_autograd::Pass;
-use lowtide_data::{BatchView, InMemory, Loader, LoaderOptions, Sequential};
-use lowtide_nn::models::{Mlp, SimpleCnn, SimpleCnnShape};
+use lowtide_data::{Batch, BatchView, Dataset, InMemory, Loader, LoaderOptions, Sequential};
+use lowtide_nn::models::{Gpt, GptShape, Mlp, SimpleCnn, SimpleCnnShape};
 use lowtide_nn::optim::{Adam, AdamOptions};
 use lowtide_nn::{Loss, Module, Parameters, cross_entropy, l1, mse};
 use lowtide_tensor::{DType, Device, RandomKey};
 use lowtide_trainer::{
-    Classification, FnTask, Metric, Options, Regression, Result, Score, Task, Trainer, field,
-    upload, upload_as, values,
+    Classification, FnTask, LanguageModel, Metric, Options, Regression, Result, Score, Task,
+    Trainer, field, upload, upload_as, values,
 };
 
 use crate::common::{Run, first_batch};
@@ -153,4 +153,69 @@ fn regression_names_its_errors_in_their_unit() {
     let (rmse, mae) = (score.value("rmse").expect("there"), score.value("mae").expect("there"));
     assert!((rmse - score.loss().sqrt()).abs() < 1e-12 && mae > 0.0 && mae <= rmse);
     assert!(score.metrics().iter().all(|metric| metric.unit() == "m"));
+}
+
+/// One batch of a dataset.
+fn batch(data: InMemory) -> Batch {
+    let options = LoaderOptions { batch_size: data.len(), ..Default::default() };
+    first_batch(&Loader::with_sampler(data, Sequential, options).expect("options"))
+}
+
+fn loss_of(task: &impl Task, device: &Device, data: InMemory) -> (f64, f64) {
+    let batch = batch(data);
+    let loss = task.loss(&Pass::eval(), device, &batch.view()).expect("memory");
+    let sum = loss.sum.value().item::<f32>().expect("cpu");
+    (f64::from(sum), task.count(&batch.view()).expect("labels"))
+}
+
+#[test]
+fn mixed_images_have_the_loss_of_both_labels_each_by_its_share() {
+    let device = Run::default().device(None);
+    let mlp = Mlp::new(&device, RandomKey::new(1), &[3, 8, 5]).expect("memory");
+    let task = Classification::new(mlp);
+    let images = [0.5_f32, -1.0, 2.0, 0.1, 0.2, -0.3, 1.5, -0.5, 0.0];
+    let (labels, others, weights) = ([0_i64, 4, 2], [3_i64, 0, 2], [0.25_f32, 0.75, 0.5]);
+    let data = |rows: std::ops::Range<usize>, labels: &[i64]| {
+        let images = images[rows.start * 3..rows.end * 3].to_vec();
+        let data = InMemory::new(rows.len()).with("images", &[3], images);
+        data.and_then(|data| data.with("labels", &[], labels[rows].to_vec())).expect("columns")
+    };
+    let mut expected = 0.0;
+    for (row, &weight) in weights.iter().enumerate() {
+        let alone = |labels: &[i64]| loss_of(&task, &device, data(row..row + 1, labels)).0;
+        let weight = f64::from(weight);
+        expected += weight * alone(&labels) + (1.0 - weight) * alone(&others);
+    }
+    let mixed = data(0..3, &labels)
+        .with("labels.other", &[], others.to_vec())
+        .and_then(|data| data.with("labels.weight", &[], weights.to_vec()))
+        .expect("columns");
+    let (loss, count) = loss_of(&task, &device, mixed);
+    assert!((loss - expected).abs() <= 1e-5 * expected, "{loss} {expected}");
+    assert_eq!(count, 3.0);
+}
+
+#[test]
+fn tokens_whose_label_is_masked_are_read_and_not_learned() {
+    let device = Run::default().device(None);
+    let shape = GptShape { vocabulary: 7, context: 4, width: 8, heads: 2, blocks: 1 };
+    let gpt = Gpt::new(&device, RandomKey::new(1), shape).expect("memory");
+    let task = LanguageModel::new(gpt);
+    let rows = [1_i64, 2, 3, 4, 5, 6, 0, 1, 2, 3];
+    let tokens = || InMemory::new(2).with("tokens", &[5], rows.to_vec()).expect("columns");
+    let whole = loss_of(&task, &device, tokens());
+    assert_eq!(whole.1, 8.0);
+    let next = |at: usize| rows[at / 4 * 5 + at % 4 + 1];
+    let with_labels = |counts: &dyn Fn(usize) -> bool| {
+        let labels = (0..8).map(|at| if counts(at) { next(at) } else { -100 }).collect();
+        loss_of(&task, &device, tokens().with("labels", &[4], labels).expect("columns"))
+    };
+    assert_eq!(with_labels(&|_| true), whole);
+    let mut sum = 0.0;
+    for at in 0..8 {
+        let (loss, count) = with_labels(&|other| other == at);
+        assert_eq!(count, 1.0);
+        sum += loss;
+    }
+    assert!((sum - whole.0).abs() <= 1e-5 * whole.0, "{sum} {whole:?}");
 }

@@ -13,7 +13,7 @@ use super::{CifarRecipe, DigitsRecipe, MnistRecipe};
 #[cfg(feature = "images")]
 use super::{ImageFolderRecipe, SegmentationFolderRecipe};
 use crate::error::{Result, TrainError};
-use crate::recipe::AugmentRecipe;
+use crate::recipe::{AugmentRecipe, setting};
 
 pub(super) fn digits(data: &DigitsRecipe, wants: Wants, augment: &AugmentRecipe) -> Result<Opened> {
     let (train, test) = Digits::images()?;
@@ -210,8 +210,7 @@ fn pipeline([channels, height, width]: [usize; 3], augment: &AugmentRecipe) -> R
         });
     }
     if augment.erase > 0.0 {
-        let Step::Erase { area, ratio, .. } = Step::erase() else { unreachable!("as its name") };
-        steps.push(Step::Erase { probability: augment.erase, area, ratio });
+        steps.push(Step::erase(augment.erase));
     }
     Ok(Pipeline::new(steps)?)
 }
@@ -235,8 +234,4 @@ fn mixed(
 #[cfg(not(feature = "images"))]
 pub(super) fn without(place: &str) -> TrainError {
     setting(place, "needs the feature `images`, which this build is without")
-}
-
-fn setting(place: &str, problem: &str) -> TrainError {
-    TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() }
 }

@@ -101,7 +101,7 @@ options! {
     }
     /// A table of comma-separated values with a header.
     CsvRecipe {
-        /// The file.
+        /// The table to train on.
         file: PathBuf = PathBuf::from("data.csv"),
         /// Another table to test on; a tenth of the first, by chance, if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -143,7 +143,7 @@ options! {
     }
     /// JSON lines.
     JsonLinesRecipe {
-        /// The file.
+        /// The file to train on.
         file: PathBuf = PathBuf::from("data.jsonl"),
         /// Another file to test on; the last tenth of the first if absent.
         #[serde(skip_serializing_if = "Option::is_none")]

@@ -16,6 +16,7 @@ use lowtide_data::{
 use super::open::{Opened, Samples, Wants};
 use super::{JsonLinesRecipe, LineKind, TextRecipe, TokenFileRecipe};
 use crate::error::{Result, TrainError};
+use crate::recipe::setting;
 
 /// The text that ships: the license of this program, 11 KB of English.
 const TEXT: &str = include_str!("../../../LICENSE-APACHE");
@@ -144,8 +145,4 @@ fn no_pairs(wants: Wants) -> Result<()> {
         true => Err(setting("data.kind", "has no rows in pairs of source and target")),
         false => Ok(()),
     }
-}
-
-fn setting(place: &str, problem: &str) -> TrainError {
-    TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() }
 }
