@@ -5,6 +5,10 @@ use half::bf16;
 use std::fmt;
 use std::sync::Arc;
 
+/// The label of what does not count: of a sample, a pixel or a token. The one that PyTorch's
+/// cross-entropy ignores.
+pub const IGNORED_LABEL: i64 = -100;
+
 /// Type of the elements of a [`Field`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ElementType {

@@ -35,7 +35,7 @@ pub use batch::{Batch, BatchView, FieldView, SkippedSample};
 pub use concat::{Concat, ConcatError};
 pub use dataset::{BatchSlot, Dataset, SampleError, SampleSlot};
 pub use draws::Draws;
-pub use element::{Collate, Element, ElementType, Field};
+pub use element::{Collate, Element, ElementType, Field, IGNORED_LABEL};
 pub use epoch::Epoch;
 pub use error::{DataError, FilePlace, IndexOutOfRange, NotBool, TooLong};
 pub use half::bf16;
@@ -53,9 +53,9 @@ pub use sampler::{
 pub use source::ParquetImages;
 pub use source::{
     ChatRole, ChatTemplate, Cifar, Csv, CsvError, CsvOptions, CsvTarget, Digits, Document,
-    DocumentRows, Documents, IGNORED_LABEL, Images, InMemory, JsonLines, JsonLinesStream,
-    LineError, LineFormat, Npy, NpyError, PackedRows, Random, ReadProgress, RowFit, Text,
-    TokenFile, TokenFileError, TokenFormat, TokenTooLarge, TokenWriter, write_tokens,
+    DocumentRows, Documents, Images, InMemory, JsonLines, JsonLinesStream, LineError, LineFormat,
+    Npy, NpyError, PackedRows, Random, ReadProgress, RowFit, Text, TokenFile, TokenFileError,
+    TokenFormat, TokenTooLarge, TokenWriter, write_tokens,
 };
 #[cfg(feature = "images")]
 pub use source::{ImageFolder, SegmentationFolder, TarError, TarShards};

@@ -108,8 +108,16 @@ impl Loader {
     /// [`DataError::StateMismatch`] if the state is not of a loader with this seed, batch size and
     /// number of samples, or beyond the end.
     pub fn resume(&self, state: LoaderState) -> Result<Epoch, DataError> {
-        state.check(&self.shared.end_of(state.epoch))?;
+        self.check(state)?;
         Ok(self.start(state))
+    }
+
+    /// Whether [`resume`](Self::resume) takes `state`, without the order of its epoch.
+    ///
+    /// # Errors
+    /// Those of [`resume`](Self::resume).
+    pub fn check(&self, state: LoaderState) -> Result<(), DataError> {
+        state.check(&self.shared.end_of(state.epoch))
     }
 
     /// Batches of every epoch.

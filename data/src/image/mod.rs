@@ -27,20 +27,6 @@ impl Raster {
         &mut self.bytes
     }
 
-    /// Writes an image `[C, H, W]` of planes here.
-    ///
-    /// # Panics
-    /// If `planes` is not of this shape.
-    pub fn copy_from_planes(&mut self, planes: &[u8], [channels, height, width]: [usize; 3]) {
-        assert_eq!(planes.len(), channels * height * width, "planes have another shape");
-        let bytes = self.set_shape(channels, height, width);
-        for (channel, plane) in planes.chunks_exact((height * width).max(1)).enumerate() {
-            for (pixel, &value) in bytes.chunks_exact_mut(channels).zip(plane) {
-                pixel[channel] = value;
-            }
-        }
-    }
-
     /// Channels of a pixel.
     #[must_use]
     pub fn channels(&self) -> usize {

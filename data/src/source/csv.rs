@@ -4,7 +4,7 @@ use crate::dataset::{Dataset, SampleError, SampleSlot};
 use crate::element::Field;
 use crate::error::DataError;
 use crate::source::InMemory;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
@@ -176,7 +176,14 @@ struct Table {
 
 enum Target {
     None,
-    Names { names: Vec<String>, classes: Vec<String> },
+    /// Classes in the order of the labels, which for those that are not known is that of their
+    /// first records until the end.
+    Names {
+        labels: Vec<i64>,
+        classes: Vec<String>,
+        places: BTreeMap<String, i64>,
+        is_known: bool,
+    },
     Indexes(Vec<i64>),
     Numbers(Vec<f32>),
 }
@@ -199,12 +206,8 @@ impl Table {
         };
         let (target_name, mut target) = match &options.target {
             CsvTarget::None => (None, Target::None),
-            CsvTarget::Class(name) => {
-                (Some(name), Target::Names { names: Vec::new(), classes: Vec::new() })
-            }
-            CsvTarget::KnownClass(name, classes) => {
-                (Some(name), Target::Names { names: Vec::new(), classes: classes.clone() })
-            }
+            CsvTarget::Class(name) => (Some(name), Target::names(Vec::new(), false)),
+            CsvTarget::KnownClass(name, known) => (Some(name), Target::names(known.clone(), true)),
             CsvTarget::Index(name) => (Some(name), Target::Indexes(Vec::new())),
             CsvTarget::Number(name) => (Some(name), Target::Numbers(Vec::new())),
         };
@@ -247,19 +250,18 @@ impl Table {
             Target::None => samples,
             Target::Indexes(labels) => samples.with("labels", &[], labels)?,
             Target::Numbers(targets) => samples.with("targets", &[1], targets)?,
-            Target::Names { names, classes: known } => {
-                classes = known;
-                if classes.is_empty() {
-                    let sorted: BTreeSet<&String> = names.iter().collect();
-                    classes = sorted.into_iter().cloned().collect();
+            Target::Names { mut labels, classes: found, places, is_known } => {
+                classes = found;
+                if !is_known {
+                    // The map has the names in order.
+                    let mut sorted = vec![0; classes.len()];
+                    for (label, place) in (0..).zip(places.values()) {
+                        sorted[*place as usize] = label;
+                    }
+                    labels.iter_mut().for_each(|label| *label = sorted[*label as usize]);
+                    classes.sort_unstable();
                 }
-                // As many classes as records are possible: a search for each would not end.
-                let mut places = BTreeMap::new();
-                for (class, place) in classes.iter().zip(0_i64..) {
-                    places.entry(class).or_insert(place);
-                }
-                let labels = names.iter().map(|name| places.get(name).copied().unwrap_or(-1));
-                samples.with("labels", &[], labels.collect())?
+                samples.with("labels", &[], labels)?
             }
         };
         let (features, classes) = (features.into(), classes.into());
@@ -268,23 +270,40 @@ impl Table {
 }
 
 impl Target {
+    fn names(classes: Vec<String>, is_known: bool) -> Self {
+        let mut places = BTreeMap::new();
+        for (class, place) in classes.iter().zip(0..) {
+            places.entry(class.clone()).or_insert(place);
+        }
+        Self::Names { labels: Vec::new(), classes, places, is_known }
+    }
+
     fn push(&mut self, line: u64, column: &str, cell: &str) -> io::Result<()> {
         let trimmed = cell.trim();
-        let (column, cell) = (column.to_owned(), cell.to_owned());
+        let wrong = || {
+            let (column, cell) = (column.to_owned(), cell.to_owned());
+            invalid(CsvError::Cell { line, column, cell })
+        };
         match self {
             Self::None => {}
-            _ if trimmed.is_empty() => return Err(invalid(CsvError::Missing { line, column })),
-            Self::Names { names, classes } => {
-                if !classes.is_empty() && !classes.iter().any(|class| class == trimmed) {
-                    return Err(invalid(CsvError::Cell { line, column, cell }));
-                }
-                names.push(trimmed.to_owned());
+            _ if trimmed.is_empty() => {
+                return Err(invalid(CsvError::Missing { line, column: column.to_owned() }));
             }
+            Self::Names { labels, classes, places, is_known } => match places.get(trimmed) {
+                Some(&place) => labels.push(place),
+                None if *is_known => return Err(wrong()),
+                None => {
+                    let place = classes.len() as i64;
+                    classes.push(trimmed.to_owned());
+                    places.insert(trimmed.to_owned(), place);
+                    labels.push(place);
+                }
+            },
             Self::Indexes(labels) => match trimmed.parse::<i64>() {
                 Ok(label) if label >= 0 => labels.push(label),
-                _ => return Err(invalid(CsvError::Cell { line, column, cell })),
+                _ => return Err(wrong()),
             },
-            Self::Numbers(numbers) => numbers.push(number(line, &column, &cell)?),
+            Self::Numbers(numbers) => numbers.push(number(line, column, cell)?),
         }
         Ok(())
     }

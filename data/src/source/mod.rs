@@ -31,9 +31,7 @@ mod zip;
 pub use cifar::Cifar;
 pub use csv::{Csv, CsvError, CsvOptions, CsvTarget};
 pub use digits::Digits;
-pub use documents::{
-    Document, DocumentRows, Documents, IGNORED_LABEL, PackedRows, RowFit, TokenTooLarge,
-};
+pub use documents::{Document, DocumentRows, Documents, PackedRows, RowFit, TokenTooLarge};
 #[cfg(feature = "images")]
 pub use image_folder::{ImageFolder, SegmentationFolder};
 pub use images::Images;

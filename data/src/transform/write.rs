@@ -1,10 +1,7 @@
 //! The finished image or mask, written into the places of its fields.
 
-use crate::element::Element;
+use crate::element::{Element, IGNORED_LABEL};
 use crate::image::Raster;
-
-/// The label of pixels and samples that do not count, as in PyTorch.
-pub(super) const IGNORED_LABEL: i64 = -100;
 
 /// What each byte of each channel becomes.
 #[derive(Debug)]

@@ -8,12 +8,10 @@ pub use one_per_row::{DocumentRows, RowFit};
 pub(super) use packed::PackedFields;
 pub use packed::PackedRows;
 
+use crate::element::IGNORED_LABEL;
 use crate::error::DataError;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// The label of a token that is not to be learned: the one that PyTorch's cross-entropy ignores.
-pub const IGNORED_LABEL: i64 = -100;
 
 /// A token of a document, and whether the token is to be learned and is the document's first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

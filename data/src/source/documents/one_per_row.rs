@@ -1,8 +1,8 @@
 //! Each document in a row of its own.
 
-use super::{Cell, Documents, IGNORED_LABEL};
+use super::{Cell, Documents};
 use crate::dataset::{Dataset, SampleError, SampleSlot};
-use crate::element::{Collate, ElementType, Field};
+use crate::element::{Collate, ElementType, Field, IGNORED_LABEL};
 use crate::error::DataError;
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! Documents one after the other, cut into full rows.
 
-use super::{Cell, Documents, IGNORED_LABEL};
+use super::{Cell, Documents};
 use crate::dataset::{Dataset, SampleError, SampleSlot};
-use crate::element::{ElementType, Field};
+use crate::element::{ElementType, Field, IGNORED_LABEL};
 use crate::error::DataError;
 
 /// Documents one after the other, cut into rows of `context` tokens and the one that follows: no
