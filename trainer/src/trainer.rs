@@ -188,7 +188,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
 
     /// The batch of an epoch that a run begins with.
     pub(crate) fn begin_of(&self, fit: &Fit<'_>) -> usize {
-        let goes_on = |state: &LoaderState| fit.train.resume(*state).is_ok();
+        let goes_on = |state: &LoaderState| fit.train.check(*state).is_ok();
         self.in_epoch.filter(goes_on).map_or(0, |state| state.batch)
     }
 

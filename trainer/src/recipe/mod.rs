@@ -239,7 +239,7 @@ impl Recipe {
         self.optimizer.build(schedule, None).map(drop).map_err(|error| in_table("optimizer", error))
     }
 
-    /// Opens the data, once for loaders and model: files may be large, and texts have to be encoded.
+    /// Opens the data once for loaders and model: files may be large, and texts have to be encoded.
     ///
     /// # Errors
     /// Those of the data set; `Setting` for data that the model has no use for.

@@ -1,14 +1,14 @@
 //! Tokens to the tokens that follow.
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_data::BatchView;
+use lowtide_data::{BatchView, IGNORED_LABEL};
 use lowtide_nn::models::{Gpt, LstmModel};
 use lowtide_nn::{LinearCrossEntropyOptions, Loss, Module, Parameters, cross_entropy};
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{Result, TrainError};
 use crate::score::{Metric, Score};
-use crate::task::{IGNORED_LABEL, Task, field, labels_that_count, sum_of, upload, values};
+use crate::task::{Task, field, labels_that_count, sum_of, upload, values};
 
 /// Tokens to the tokens that follow, by cross-entropy: the field `tokens` `[B, T + 1]` of i64. The
 /// first T of a row are read, and the last T are to be predicted, unless they are -100; where there

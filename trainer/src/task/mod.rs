@@ -9,7 +9,7 @@ mod translation;
 
 use lowtide_allocator::Category;
 use lowtide_autograd::Pass;
-use lowtide_data::{BatchView, Element, ElementType, FieldView};
+use lowtide_data::{BatchView, Element, ElementType, FieldView, IGNORED_LABEL};
 use lowtide_nn::{Loss, Parameters};
 use lowtide_tensor::{DType, Device, Tensor};
 
@@ -130,9 +130,6 @@ impl Task for Box<dyn Task> {
         (**self).losses(pass, device, part)
     }
 }
-
-/// Labels that do not count, PyTorch's `ignore_index`.
-const IGNORED_LABEL: i64 = -100;
 
 /// The field `name` of a batch.
 ///

@@ -1,15 +1,14 @@
 //! Images to a class of each pixel.
 
 use lowtide_autograd::Pass;
-use lowtide_data::BatchView;
+use lowtide_data::{BatchView, IGNORED_LABEL};
 use lowtide_nn::{Loss, Module, Parameters, cross_entropy};
 use lowtide_tensor::{DType, Device};
 
 use crate::error::Result;
 use crate::score::{Metric, Ratio, Score};
 use crate::task::{
-    IGNORED_LABEL, Task, field, float_type, labels_that_count, sum_of, upload, upload_as, values,
-    values_of,
+    Task, field, float_type, labels_that_count, sum_of, upload, upload_as, values, values_of,
 };
 
 /// Images to a class of each pixel by cross-entropy: fields `images` `[B, C, H, W]` and `labels`

@@ -1,14 +1,14 @@
 //! Sequences to sequences.
 
 use lowtide_autograd::Pass;
-use lowtide_data::BatchView;
+use lowtide_data::{BatchView, IGNORED_LABEL};
 use lowtide_nn::models::Seq2Seq;
 use lowtide_nn::{CrossEntropyOptions, Loss, Parameters, cross_entropy_with};
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::Result;
 use crate::score::{Metric, Score};
-use crate::task::{IGNORED_LABEL, Task, field, right_ones, sum_of, upload, values};
+use crate::task::{Task, field, right_ones, sum_of, upload, values};
 
 /// Sequences to sequences by cross-entropy: fields `source` `[B, S]` and `target` `[B, T + 1]` of
 /// i64, padded with one token or not at all. The first T tokens of a target are read, and the last

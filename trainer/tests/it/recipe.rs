@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use lowtide_data::{Batch, Loader};
 use lowtide_nn::optim::{Momentum, SgdOptions};
 use lowtide_trainer::TrainError;
 use lowtide_trainer::recipe::{ModelRecipe, OptimizerRecipe, Recipe, SimpleCnnRecipe};
@@ -202,4 +203,44 @@ fn missing_recipe_is_a_file_error() {
     let missing = folder.path().join("missing.toml");
     let error = Recipe::load(&missing).expect_err("it is not there");
     assert!(matches!(&error, TrainError::File { path, .. } if *path == missing), "{error:?}");
+}
+
+#[test]
+fn images_to_train_on_are_varied_and_those_to_test_on_are_not() {
+    let open = |sets: &[&str]| {
+        let sets: Vec<String> = sets.iter().map(|&set| set.to_owned()).collect();
+        Recipe::load_with(None, &sets).expect("a recipe").open().expect("the digits")
+    };
+    let batch = |loader: &Loader, epoch| loader.epoch(epoch).next().expect("one").expect("read");
+    let images = |batch: &Batch| {
+        let field = batch.field("images").expect("there");
+        field.values::<f32>().expect("f32").to_vec()
+    };
+    let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1.0 / 255.0);
+    let plain = open(&[]);
+    let each = ["flip=true", "crop_padding=1", "random_resized_crop=true", "rotate=20", "erase=1"];
+    for variation in each.into_iter().chain(["jitter=0.5", "mixup=1", "cutmix=1"]) {
+        let varied = open(&[&format!("augment.{variation}")]);
+        let first = batch(&varied.train, 0);
+        // The same samples in the same order, and other pixels.
+        assert_eq!(first.sample_indices(), batch(&plain.train, 0).sample_indices());
+        let changed = |epoch| {
+            let still = images(&batch(&plain.train, epoch));
+            !near(&images(&batch(&varied.train, epoch)), &still)
+        };
+        // A rectangle of CutMix may be too small for a pixel, or lie where all images are dark.
+        let count = (0..8).filter(|&epoch| changed(epoch)).count();
+        assert!(count == 8 || variation == "cutmix=1" && count > 0, "{variation}: {count} of 8");
+        assert_eq!(images(&first), images(&batch(&varied.train, 0)), "{variation}");
+        let is_mixed = variation.starts_with("mixup") || variation.starts_with("cutmix");
+        assert_eq!(first.field("labels.weight").is_some(), is_mixed, "{variation}");
+        let [test, expected] = [&varied.test, &plain.test].map(|loader| images(&batch(loader, 0)));
+        assert!(near(&test, &expected), "{variation}");
+    }
+    let normal = open(&["augment.normalise=true"]);
+    let pairs = [(&normal.train, &plain.train), (&normal.test, &plain.test)];
+    for (normal, plain) in pairs.map(|(a, b)| (images(&batch(a, 0)), images(&batch(b, 0)))) {
+        let expected: Vec<f32> = plain.iter().map(|x| (x - 0.449) / 0.226).collect();
+        assert!(normal.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 0.02));
+    }
 }
