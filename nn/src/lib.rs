@@ -53,6 +53,6 @@ pub use loss::{
 };
 pub use module::{Module, Parameters};
 pub use parameter::Parameter;
-pub use safetensors::{load, save, to_safetensors};
+pub use safetensors::{from_safetensors, load, save, to_safetensors};
 pub use schedule::{Better, Plateau, PlateauOptions, PlateauState, Schedule};
 pub use segment::Segments;

@@ -110,8 +110,17 @@ fn write_beside(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 /// before.
 pub fn load(model: &mut dyn Parameters, path: &Path) -> Result<()> {
     let bytes = fs::read(path).map_err(|source| NnError::File { path: path.to_owned(), source })?;
+    from_safetensors(model, &bytes, path)
+}
+
+/// Reads every parameter and every buffer of `model` from the contents of a file of [`save`], in
+/// place. Errors name `path`.
+///
+/// # Errors
+/// Those of [`load`] but `File`: the model is then as before.
+pub fn from_safetensors(model: &mut dyn Parameters, bytes: &[u8], path: &Path) -> Result<()> {
     let format = |source| NnError::Format { path: path.to_owned(), source };
-    let file = SafeTensors::deserialize(&bytes).map_err(format)?;
+    let file = SafeTensors::deserialize(bytes).map_err(format)?;
     check(model, &file, path)?;
     let mut writable = Ok(());
     model.visit_tensors(&mut |_, value| {

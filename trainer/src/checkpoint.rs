@@ -3,6 +3,7 @@
 //! A checkpoint is a folder: `model.safetensors` and `optimizer.safetensors` under PyTorch's names,
 //! and `checkpoint.json` with the numbers, and with the length and the XXH3 of the other two.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -10,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use lowtide_amp::{LossScaler, LossScalerState};
 use lowtide_data::LoaderState;
-use lowtide_nn::optim::{Stateful, load_state, state_to_safetensors};
-use lowtide_nn::{Parameters, to_safetensors};
+use lowtide_nn::optim::{Stateful, state_from_safetensors, state_to_safetensors};
+use lowtide_nn::{Parameters, from_safetensors, to_safetensors};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -23,6 +24,9 @@ use crate::trainer::Trainer;
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const HEADER: &str = "checkpoint.json";
+
+/// In errors, the folder of files that are on no disk.
+const IN_MEMORY: &str = "(in memory)";
 
 /// What `checkpoint.json` says.
 #[derive(Serialize, Deserialize)]
@@ -52,7 +56,7 @@ struct Content {
 }
 
 /// A training at one moment, in memory: what a checkpoint has on disk. It does not change when the
-/// training goes on, so that it can be written by another thread.
+/// training goes on, so that it can be written by another thread, or [restored](Trainer::restore).
 #[derive(Clone)]
 pub struct Snapshot {
     content: Content,
@@ -192,25 +196,46 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         tensor_bytes + name_bytes + self.optimizer.memory(self.task.parameters()).state_bytes
     }
 
-    /// Goes back, or on, to a checkpoint: model, optimizer, loss scaler, counters and the place in
-    /// the data become those that were saved, and the next step is the one that followed. The model
-    /// and the options are those that this trainer was made with; micro-batches, budget and threads
-    /// may be others.
+    /// Goes back, or on, to a snapshot: model, optimizer, loss scaler, counters and the place in the
+    /// data become those of then, and the next step is the one that followed. A trainer that
+    /// [is torn](Trainer::is_torn) is whole again. The model and the options are those that this
+    /// trainer was made with; micro-batches, budget and threads may be others.
     ///
     /// # Errors
-    /// `Checkpoint` with the file if anything is damaged or not of this training; `File`; what the
-    /// model and the optimizer say of a file that does not fit; `OutOfMemory`. The trainer is as
-    /// before then.
+    /// `Checkpoint` if it is of another training; what the model and the optimizer say of a state
+    /// that does not fit; `OutOfMemory`. The trainer is as before then.
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
+        let file = |name: &str| {
+            let (_, bytes) = snapshot.files.iter().find(|(file, _)| *file == name).expect("of two");
+            Ok(Cow::Borrowed(bytes.as_slice()))
+        };
+        self.go_to(&snapshot.content, Path::new(IN_MEMORY), file)
+    }
+
+    /// [`Trainer::restore`] from a checkpoint.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::restore`]; `Checkpoint` with the file if anything is damaged; `File`.
     pub fn load(&mut self, path: &Path) -> Result<()> {
-        self.check_whole()?;
         let content = read_header(&path.join(HEADER))?;
-        for (name, expected) in &content.files {
+        self.go_to(&content, path, |name| {
             let file = path.join(name);
-            if Fingerprint::of(&read(&file)?) != *expected {
-                return Err(damaged(&file, "it is not the file that was saved"));
+            let bytes = read(&file)?;
+            match content.files.get(name) == Some(&Fingerprint::of(&bytes)) {
+                true => Ok(Cow::Owned(bytes)),
+                false => Err(damaged(&file, "it is not the file that was saved")),
             }
-        }
-        let header = path.join(HEADER);
+        })
+    }
+
+    /// Takes over a header and the bytes of the files beside it; errors name files in `folder`.
+    fn go_to<'a>(
+        &mut self,
+        content: &Content,
+        folder: &Path,
+        file: impl Fn(&'static str) -> Result<Cow<'a, [u8]>>,
+    ) -> Result<()> {
+        let header = folder.join(HEADER);
         if content.seed != self.options.seed {
             let (saved, here) = (content.seed, self.options.seed);
             return Err(damaged(
@@ -226,16 +251,22 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             None => LossScaler::disabled(),
         };
         let before = self.optimizer.state(self.task.parameters())?;
-        load_state(&mut self.optimizer, self.task.parameters(), &path.join(OPTIMIZER))?;
-        if let Err(error) = lowtide_nn::load(self.task.parameters(), &path.join(MODEL)) {
+        let place = folder.join(OPTIMIZER);
+        let parameters = self.task.parameters();
+        state_from_safetensors(&mut self.optimizer, parameters, &file(OPTIMIZER)?, &place)?;
+        let place = folder.join(MODEL);
+        let model = file(MODEL)
+            .and_then(|bytes| Ok(from_safetensors(self.task.parameters(), &bytes, &place)?));
+        if let Err(error) = model {
             self.optimizer.set_state(self.task.parameters(), before)?;
-            return Err(error.into());
+            return Err(error);
         }
         self.scaler = scaler;
         self.step = content.step;
-        (self.epoch, self.in_epoch) = place_of(&content);
+        (self.epoch, self.in_epoch) = place_of(content);
         (self.skipped_in_a_row, self.retried_steps) =
             (content.skipped_in_a_row, content.retried_steps);
+        self.torn = None;
         // The optimizer's state may be there now where the plan began without one.
         self.plan = None;
         Ok(())

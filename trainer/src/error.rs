@@ -54,7 +54,7 @@ pub enum TrainError {
         module: Option<ModulePath>,
     },
     /// The device failed while a step was written: some parameters are those after it, some those
-    /// before. No step comes after it.
+    /// before. No step comes after it, unless an earlier state is restored.
     #[error("step {step} was cut off while it was written, the model is not whole: {source}")]
     Torn {
         /// The step, counted from 1.

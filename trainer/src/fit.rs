@@ -43,7 +43,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// `DoesNotFit` before the first step, or when memory was taken away in mid-run and no smaller
     /// plan fits what is left; `NotFinite`; errors of data, model and observers. Committed steps
     /// stay, and the next call goes on after them. `Torn` if the device failed while a step was
-    /// written, and ever after.
+    /// written, and after that until an earlier state is restored.
     pub fn run(&mut self, fit: &Fit<'_>, observers: &mut [&mut dyn Observer]) -> Result<Score> {
         fit.check()?;
         let planned_for = PlannedFor::new(&self.device, fit, self.begin_of(fit));

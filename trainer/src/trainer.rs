@@ -41,7 +41,7 @@ pub struct Trainer<T, O> {
     pub(crate) skipped_in_a_row: u64,
     pub(crate) retried_steps: u64,
     /// The step that was cut off while it was written.
-    torn: Option<(u64, Arc<NnError>)>,
+    pub(crate) torn: Option<(u64, Arc<NnError>)>,
 }
 
 /// Where a training is.
@@ -134,7 +134,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     }
 
     /// Whether a step was cut off while it was written: parameters and optimizer state are then
-    /// those of no step, and there is no next one.
+    /// those of no step, and there is no next one before a snapshot is restored.
     pub fn is_torn(&self) -> bool {
         self.torn.is_some()
     }
@@ -336,7 +336,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     }
 
     /// # Errors
-    /// `Torn` after a step that was cut off.
+    /// `Torn` after a step that was cut off, unless another state has been restored.
     pub(crate) fn check_whole(&self) -> Result<()> {
         let torn = |(step, source)| Err(TrainError::Torn { step, source });
         self.torn.clone().map_or(Ok(()), torn)

@@ -83,9 +83,23 @@ pub fn load_state(
     path: &Path,
 ) -> Result<()> {
     let bytes = fs::read(path).map_err(|source| NnError::File { path: path.to_owned(), source })?;
+    state_from_safetensors(optimizer, parameters, &bytes, path)
+}
+
+/// Reads the state of `optimizer` from the contents of a file, as [`load_state`] does. Errors name
+/// `path`.
+///
+/// # Errors
+/// Those of [`load_state`] but `File`; the optimizer is then as before.
+pub fn state_from_safetensors(
+    optimizer: &mut dyn Stateful,
+    parameters: &mut dyn Parameters,
+    bytes: &[u8],
+    path: &Path,
+) -> Result<()> {
     let format = |source| NnError::Format { path: path.to_owned(), source };
-    let file = SafeTensors::deserialize(&bytes).map_err(format)?;
-    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(format)?;
+    let file = SafeTensors::deserialize(bytes).map_err(format)?;
+    let (_, header) = SafeTensors::read_metadata(bytes).map_err(format)?;
     let present = optimizer.state(parameters)?;
     let text = |name: &str| header.metadata().as_ref()?.get(name);
     let steps_of = |model: &str| text(&format!("{model}{STEPS}"))?.parse::<u64>().ok();

@@ -35,7 +35,7 @@ pub use adam::{Adam, AdamOptions, WeightDecay};
 pub use average::Averaged;
 pub use by_model::{ByModel, OneModel};
 pub use clip::{clip_norm, clip_value};
-pub use file::{load_state, save_state, state_to_safetensors};
+pub use file::{load_state, save_state, state_from_safetensors, state_to_safetensors};
 pub use lamb::{Lamb, LambOptions};
 pub use lion::{Lion, LionOptions};
 pub use muon::{Matrices, Muon, MuonOptions, RateScale};

@@ -240,7 +240,7 @@ impl Observer for Stop {
 }
 
 #[test]
-fn step_that_is_cut_off_while_it_is_written_leaves_no_model_and_no_next_step() {
+fn step_that_is_cut_off_while_it_is_written_has_no_next_one_until_a_state_is_restored() {
     let Some(gpu) = Gpu::take() else { return };
     for kind in KINDS {
         let run = Run { kind, train_len: 72, ..small() };
@@ -249,6 +249,9 @@ fn step_that_is_cut_off_while_it_is_written_leaves_no_model_and_no_next_step() {
         let mut trainer = run.trainer(&device);
         trainer.fit(&train, &test, 1, &mut [&mut Stop]).expect("an undisturbed step");
         let whole = values(trainer.task_mut());
+        let snapshot = trainer.snapshot().expect("readable");
+        trainer.fit(&train, &test, 1, &mut []).expect("undisturbed");
+        let hash = trainer.state_hash().expect("readable");
         let mut trainer = run.trainer(&device);
         let mut cut = Cut { gpu: &gpu, step: 2, nth: 3 };
         let error = trainer.fit(&train, &test, 1, &mut [&mut cut]).unwrap_err();
@@ -262,6 +265,12 @@ fn step_that_is_cut_off_while_it_is_written_leaves_no_model_and_no_next_step() {
         assert!(matches!(again, TrainError::Torn { step: 2, .. }), "{again:?}");
         assert_eq!(gpu.pretend.calls("cuLaunchKernel"), launches);
         assert_eq!(values(trainer.task_mut()), torn);
+        // Unless a state that is whole comes in its place.
+        trainer.restore(&snapshot).expect("of this training");
+        assert_eq!((trainer.steps(), trainer.is_torn()), (1, false));
+        assert_eq!(values(trainer.task_mut()), whole);
+        trainer.fit(&train, &test, 1, &mut []).expect("undisturbed");
+        assert_eq!(trainer.state_hash().expect("readable"), hash);
     }
 }
 
