@@ -10,7 +10,9 @@ use lowtide_nn::models::{Gpt, GptShape};
 use lowtide_nn::optim::{Adam, AdamOptions, Optimizer};
 use lowtide_tensor::{CpuOptions, DType, Device, RandomKey};
 use lowtide_trainer::observers::{CheckpointEvery, Checkpoints};
-use lowtide_trainer::{Fit, LanguageModel, Observer, Options, Result, Task, Trainer};
+use lowtide_trainer::{
+    CheckpointFolder, Fit, LanguageModel, Observer, Options, Result, Task, Trainer,
+};
 
 const CONTEXT: usize = 128;
 const BATCH: usize = 16;
@@ -105,7 +107,8 @@ fn main() -> Result<()> {
     for run in 0..runs {
         let without = seconds(|| plain.run(&fit, &mut []).map(drop))?;
         let path = folder.path().join(run.to_string());
-        let mut checkpoints = Checkpoints::new(&path, CheckpointEvery::Steps(INTERVAL));
+        let kept = CheckpointFolder::new(&path);
+        let mut checkpoints = Checkpoints::new(kept, CheckpointEvery::Steps(INTERVAL));
         let observers: &mut [&mut dyn Observer] = &mut [&mut checkpoints];
         let with = seconds(|| saving.run(&fit, observers).map(drop))?;
         pairs.push([without, with]);

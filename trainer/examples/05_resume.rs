@@ -4,8 +4,10 @@ use lowtide_data::{Digits, Loader, LoaderOptions, Sequential};
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_nn::optim::{Adam, AdamOptions};
 use lowtide_tensor::{CpuOptions, Device, RandomKey};
-use lowtide_trainer::observers::{CheckpointEvery, Checkpoints, checkpoints_in};
-use lowtide_trainer::{Classification, Fit, Options, Result, Trainer};
+use lowtide_trainer::observers::{CheckpointEvery, Checkpoints};
+use lowtide_trainer::{
+    CheckpointFolder, Classification, Fit, Options, Result, Trainer, checkpoints_in,
+};
 
 fn trainer() -> Result<Trainer<Classification<SimpleCnn>, Adam>> {
     let device = Device::cpu(CpuOptions::default())?;
@@ -25,7 +27,8 @@ fn main() -> Result<()> {
 
     // 30 steps, and a checkpoint every ten: 12 of them are an epoch.
     let mut first = trainer()?;
-    let mut checkpoints = Checkpoints::new(&folder, CheckpointEvery::Steps(10)).keep_last(3);
+    let kept = CheckpointFolder::new(&folder).keep_last(3);
+    let mut checkpoints = Checkpoints::new(kept, CheckpointEvery::Steps(10));
     first.run(&Fit::new(&train).steps(30), &mut [&mut checkpoints])?;
 
     // Another process would do the same.

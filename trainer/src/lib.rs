@@ -3,6 +3,7 @@
 #![cfg_attr(not(feature = "command"), allow(dead_code, reason = "what only the command uses"))]
 
 mod checkpoint;
+mod checkpoint_folder;
 #[cfg(feature = "command")]
 pub mod command;
 mod error;
@@ -47,6 +48,7 @@ pub use lowtide_nn as nn;
 pub use lowtide_tensor as tensor;
 
 pub use checkpoint::{Snapshot, saved_recipe};
+pub use checkpoint_folder::{CheckpointFolder, checkpoints_in};
 pub use error::{DoesNotFit, Knob, Result, TrainError};
 pub use evaluation::evaluate;
 pub use metrics::Metrics;

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::{Map, Value, json};
 
+use crate::checkpoint_folder::checkpoints_in;
 use crate::command::say;
 use crate::error::{Result, TrainError};
 use crate::human::format_bytes;
-use crate::observers::checkpoints_in;
 use crate::recipe::Recipe;
 use crate::report::{self, About, Row, figures, recipe_differences};
 use crate::run_dir::RunDir;

@@ -5,9 +5,9 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use crate::checkpoint_folder::checkpoints_in;
 use crate::error::{Result, TrainError};
 use crate::metrics::partial_of;
-use crate::observers::checkpoints_in;
 use crate::run_dir::RunDir;
 use crate::run_lock::RunLock;
 

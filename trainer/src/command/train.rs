@@ -8,6 +8,7 @@ use clap::Args;
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_data::Loader;
 
+use crate::checkpoint_folder::CheckpointFolder;
 use crate::command::interrupt::Interrupt;
 use crate::command::recording::{Output, Target};
 use crate::command::saving::{LastFiles, rescue, unless_full};
@@ -155,9 +156,10 @@ impl Run<'_> {
         let every = recipe.train.checkpoint_every;
         // Without an interval there is one at most, after an interrupt.
         let never = CheckpointEvery::Steps(u64::MAX);
-        let mut checkpoints = Checkpoints::new(&files.checkpoints(), every.unwrap_or(never))
+        let folder = CheckpointFolder::new(&files.checkpoints())
             .keep_last(arguments.keep as usize)
             .with_recipe(&text);
+        let mut checkpoints = Checkpoints::new(folder, every.unwrap_or(never));
         if every.is_some() {
             checkpoints = checkpoints.keep_best(Watched::new("test", "loss"));
         }
@@ -194,7 +196,7 @@ impl Run<'_> {
             }
         };
         if every.is_some() || interrupt.came() {
-            let written = checkpoints.write_now(trainer);
+            let written = checkpoints.folder_mut().write_now(trainer);
             unless_full("there is no checkpoint of the last step", written)?;
         }
         let seconds = started.elapsed().as_secs_f64();

@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+
+use crate::trainer::Position;
 
 /// How often a checkpoint is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +18,19 @@ pub enum CheckpointEvery {
     Epochs(u64),
     /// After a step, when so much time has passed since the last one.
     Time(Duration),
+}
+
+impl CheckpointEvery {
+    /// Whether one is due after the step at `position`, the last one being of `written_at`.
+    pub(super) fn is_due(self, position: Position, written_at: Instant) -> bool {
+        match self {
+            CheckpointEvery::Steps(steps) => position.step.is_multiple_of(steps.max(1)),
+            CheckpointEvery::Epochs(epochs) => {
+                position.batch == 0 && position.epoch.is_multiple_of(epochs.max(1))
+            }
+            CheckpointEvery::Time(interval) => written_at.elapsed() >= interval,
+        }
+    }
 }
 
 impl FromStr for CheckpointEvery {

@@ -8,7 +8,7 @@ mod readings;
 mod tensorboard;
 
 pub use checkpoint_every::CheckpointEvery;
-pub use checkpoints::{Checkpoints, checkpoints_in};
+pub use checkpoints::Checkpoints;
 pub use early_stopping::EarlyStopping;
 pub use plateau::ReduceOnPlateau;
 pub use readings::Readings;

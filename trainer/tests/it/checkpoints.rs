@@ -8,8 +8,8 @@ use lowtide_amp::{LossScaler, LossScalerOptions};
 use lowtide_nn::optim::{Adam, AdamOptions, Averaged, Stateful};
 use lowtide_trainer::observers::{CheckpointEvery, Checkpoints};
 use lowtide_trainer::{
-    Flow, Observer, Options, Position, Result, RunStart, StepReport, Task, TrainError, Trainer,
-    Training,
+    CheckpointFolder, Flow, Observer, Options, Position, Result, RunStart, StepReport, Task,
+    TrainError, Trainer, Training,
 };
 
 use crate::buffers::{self, Middle};
@@ -232,7 +232,8 @@ fn what_is_set_aside_is_as_much_as_a_checkpoint_takes() {
         let device = run.device(None);
         let task = cnn(&device, run.channels, run.seed);
         let mut trainer = Trainer::new(&device, task, optimizer, Options::default());
-        let mut checkpoints = Checkpoints::new(folder.path(), CheckpointEvery::Steps(1));
+        let kept = CheckpointFolder::new(folder.path());
+        let mut checkpoints = Checkpoints::new(kept, CheckpointEvery::Steps(1));
         let mut set_aside = SetAside(folder.path(), Vec::new());
         trainer.fit(&train, &test, 2, &mut [&mut checkpoints, &mut set_aside]).expect("fits");
         drop(checkpoints);
@@ -257,6 +258,37 @@ fn checkpoint_of_another_training_is_refused_and_changes_nothing() {
     assert!(wider.contains("conv.weight"), "{wider}");
     let plain = check_refused(&Run { kind: Kind::Plain, ..run }, &path, "another optimizer");
     assert!(plain.contains("state."), "{plain}");
+}
+
+#[test]
+fn training_goes_back_to_a_snapshot_and_takes_the_same_steps_again() {
+    let run = run();
+    let (train, test) = run.loaders();
+    let new = |run: &Run| run.trainer(&run.device(None));
+    let mut trainer = new(&run);
+    trainer.fit(&train, &test, 2, &mut [&mut StopAfter(2)]).expect("fits");
+    let (position, hash) = (trainer.position(), trainer.state_hash().expect("cpu"));
+    let snapshot = trainer.snapshot().expect("cpu");
+    trainer.fit(&train, &test, 2, &mut []).expect("fits");
+    let end = (trainer.position(), trainer.state_hash().expect("cpu"));
+    let mut other = new(&Run { threads: 2, ..run });
+    for trainer in [&mut trainer, &mut other] {
+        trainer.restore(&snapshot).expect("of this training");
+        assert_eq!((trainer.position(), trainer.state_hash().expect("cpu")), (position, hash));
+        trainer.fit(&train, &test, 2, &mut []).expect("fits");
+        assert_eq!((trainer.position(), trainer.state_hash().expect("cpu")), end);
+    }
+    for (run, problem) in [
+        (Run { seed: 8, ..run }, "(in memory)/checkpoint.json: its seed is 7"),
+        (Run { channels: 5, ..run }, "(in memory)/optimizer.safetensors: state.conv.weight"),
+        (Run { kind: Kind::Plain, ..run }, "(in memory)/optimizer.safetensors: state."),
+    ] {
+        let mut trainer = new(&run);
+        let hash = trainer.state_hash().expect("cpu");
+        let error = trainer.restore(&snapshot).expect_err("another training").to_string();
+        assert!(error.starts_with(problem), "{error}");
+        assert_eq!(trainer.state_hash().expect("cpu"), hash);
+    }
 }
 
 #[test]

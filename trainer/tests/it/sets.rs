@@ -5,11 +5,11 @@ use lowtide_nn::Plateau;
 use lowtide_nn::PlateauOptions;
 use lowtide_nn::optim::{Adam, AdamOptions, Averaged};
 use lowtide_trainer::observers::{
-    CheckpointEvery, Checkpoints, EarlyStopping, Readings, ReduceOnPlateau, Watched, checkpoints_in,
+    CheckpointEvery, Checkpoints, EarlyStopping, Readings, ReduceOnPlateau, Watched,
 };
 use lowtide_trainer::{
-    EvaluationReport, Every, Fit, Flow, Observer, Options, Result, RunStart, TrainError, Trainer,
-    Training, evaluate,
+    CheckpointFolder, EvaluationReport, Every, Fit, Flow, Observer, Options, Result, RunStart,
+    TrainError, Trainer, Training, checkpoints_in, evaluate,
 };
 
 use crate::common::{KINDS, Run, cnn, labelled, values};
@@ -144,7 +144,8 @@ fn copy_for_checkpoints_is_in_the_plan_or_is_not_made() {
         let device = run.device(Some(budget));
         let mut trainer = run.trainer_with(&device, options.clone());
         let expected = planned(Some(budget)).predicted_peak_bytes();
-        let mut checkpoints = Checkpoints::new(folder.path(), CheckpointEvery::Steps(2));
+        let kept = CheckpointFolder::new(folder.path());
+        let mut checkpoints = Checkpoints::new(kept, CheckpointEvery::Steps(2));
         trainer.fit(&train, &test, 2, &mut [&mut checkpoints]).expect("as planned");
         assert_eq!(device.allocator().statistics().reserved.peak_bytes, expected);
         assert_eq!(trainer.state_hash().expect("cpu"), whole.state_hash);
