@@ -3,14 +3,10 @@
 use std::fmt::Write;
 
 use serde::Serialize;
+use toml::Table;
 
-use super::options::Key;
-use super::{
-    AugmentRecipe, CifarRecipe, CsvRecipe, DeepCnnRecipe, DigitsRecipe, GptRecipe,
-    ImageFolderRecipe, JsonLinesRecipe, LstmRecipe, MlpRecipe, MnistRecipe, OptimizerRecipe,
-    RandomImagesRecipe, RandomTokensRecipe, ResNetRecipe, SegmentationFolderRecipe, Seq2SeqRecipe,
-    SimpleCnnRecipe, TextRecipe, TokenFileRecipe, TrainRecipe, UNetRecipe, ViTRecipe,
-};
+use super::options::{Key, Kind};
+use super::{AugmentRecipe, DataRecipe, ModelRecipe, OptimizerRecipe, TrainRecipe};
 
 /// The kinds of optimizers.
 const OPTIMIZERS: [&str; 9] =
@@ -25,36 +21,13 @@ TABLE.KEY=VALUE` changes one. `lowtide recipes` lists those that ship, which are
 [data]
 "
     .to_owned();
-    table(&mut text, "digits", &DigitsRecipe::default(), DigitsRecipe::KEYS);
-    table(&mut text, "mnist", &MnistRecipe::default(), MnistRecipe::KEYS);
-    table(&mut text, "cifar", &CifarRecipe::default(), CifarRecipe::KEYS);
-    table(&mut text, "image-folder", &ImageFolderRecipe::default(), ImageFolderRecipe::KEYS);
-    table(
-        &mut text,
-        "segmentation-folder",
-        &SegmentationFolderRecipe::default(),
-        SegmentationFolderRecipe::KEYS,
-    );
-    table(&mut text, "csv", &CsvRecipe::default(), CsvRecipe::KEYS);
-    table(&mut text, "text", &TextRecipe::default(), TextRecipe::KEYS);
-    table(&mut text, "token-file", &TokenFileRecipe::default(), TokenFileRecipe::KEYS);
-    table(&mut text, "json-lines", &JsonLinesRecipe::default(), JsonLinesRecipe::KEYS);
-    table(&mut text, "random-images", &RandomImagesRecipe::default(), RandomImagesRecipe::KEYS);
-    table(&mut text, "random-tokens", &RandomTokensRecipe::default(), RandomTokensRecipe::KEYS);
+    kinds(&mut text, DataRecipe::kinds());
     text += "\n[augment]   images to train on only\n";
-    keys(&mut text, &AugmentRecipe::default(), AugmentRecipe::KEYS);
+    keys(&mut text, &values(&AugmentRecipe::default()), AugmentRecipe::KEYS);
     text += "\n[model]\n";
-    table(&mut text, "simple-cnn", &SimpleCnnRecipe::default(), SimpleCnnRecipe::KEYS);
-    table(&mut text, "deep-cnn", &DeepCnnRecipe::default(), DeepCnnRecipe::KEYS);
-    table(&mut text, "mlp", &MlpRecipe::default(), MlpRecipe::KEYS);
-    table(&mut text, "resnet", &ResNetRecipe::default(), ResNetRecipe::KEYS);
-    table(&mut text, "vit", &ViTRecipe::default(), ViTRecipe::KEYS);
-    table(&mut text, "unet", &UNetRecipe::default(), UNetRecipe::KEYS);
-    table(&mut text, "gpt", &GptRecipe::default(), GptRecipe::KEYS);
-    table(&mut text, "lstm", &LstmRecipe::default(), LstmRecipe::KEYS);
-    table(&mut text, "seq2seq", &Seq2SeqRecipe::default(), Seq2SeqRecipe::KEYS);
+    kinds(&mut text, ModelRecipe::kinds());
     text += "\n[train]\n";
-    keys(&mut text, &TrainRecipe::default(), TrainRecipe::KEYS);
+    keys(&mut text, &values(&TrainRecipe::default()), TrainRecipe::KEYS);
     text += "\n[optimizer]   options and defaults are those of lowtide_nn::optim\n";
     for kind in OPTIMIZERS {
         let parsed = toml::from_str::<OptimizerRecipe>(&format!("kind = \"{kind}\""));
@@ -72,16 +45,21 @@ TABLE.KEY=VALUE` changes one. `lowtide recipes` lists those that ship, which are
     text
 }
 
-fn table(text: &mut String, kind: &str, defaults: &impl Serialize, documented: &[Key]) {
-    let _ = writeln!(text, "  kind = \"{kind}\"");
-    keys(text, defaults, documented);
+fn kinds(text: &mut String, kinds: Vec<Kind>) {
+    for Kind { name, about, keys: documented, defaults } in kinds {
+        let _ = writeln!(text, "  {:<30} {}", format!("kind = \"{name}\""), about.trim());
+        keys(text, &defaults, documented);
+    }
+}
+
+fn values(defaults: &impl Serialize) -> Table {
+    Table::try_from(defaults).expect("plain values")
 }
 
 /// A line for each key: its default, and what it is.
-fn keys(text: &mut String, defaults: &impl Serialize, documented: &[Key]) {
-    let values = toml::Table::try_from(defaults).expect("plain values");
+fn keys(text: &mut String, defaults: &Table, documented: &[Key]) {
     for (key, about) in documented {
-        let setting = match values.get(*key) {
+        let setting = match defaults.get(*key) {
             Some(value) => format!("{key} = {value}"),
             None => format!("{key} = .."),
         };

@@ -25,8 +25,9 @@ use serde::{Deserialize, Serialize};
 pub use augment::AugmentRecipe;
 pub use data::{
     CifarRecipe, CsvRecipe, DataRecipe, DigitsRecipe, ImageFolderRecipe, JsonLinesRecipe, LineKind,
-    MnistRecipe, RandomImagesRecipe, RandomTokensRecipe, Samples, SegmentationFolderRecipe,
-    TextRecipe, TokenFileRecipe,
+    MnistRecipe, NpyRecipe, ParquetImagesRecipe, ParquetRecipe, RandomImagesRecipe,
+    RandomTokensRecipe, Samples, SegmentationFolderRecipe, TarShardsRecipe, TextRecipe,
+    TokenFileRecipe,
 };
 pub use help::help;
 pub use model::{

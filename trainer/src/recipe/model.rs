@@ -7,39 +7,39 @@ use lowtide_nn::models::{
 };
 use lowtide_nn::{Buffer, Module, NnResult, Parameter, Parameters, TransformerOptions};
 use lowtide_tensor::{Device, RandomKey};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::Deserializer;
 
 use super::data::{Samples, Wants};
 use super::kind;
-use super::options::options;
+use super::options::{kinds, options};
 use super::setting;
 use super::stored::StoredType;
 use crate::error::{Result, TrainError};
 use crate::task::{Classification, LanguageModel, Regression, Segmentation, Task, Translation};
 
-/// The model; keys that its kind has no use for are an error. What it shares with the data (sizes
-/// of images, classes, vocabulary, context) is the data's.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum ModelRecipe {
-    /// Convolution 3x3, ReLU, max pool 2x2, linear.
-    SimpleCnn(SimpleCnnRecipe),
-    /// Three times convolution 3x3, ReLU, max pool 2x2; linear.
-    DeepCnn(DeepCnnRecipe),
-    /// Linear layers with ReLU in between.
-    Mlp(MlpRecipe),
-    /// A residual network for colour images.
-    Resnet(ResNetRecipe),
-    /// A vision transformer for square colour images.
-    Vit(ViTRecipe),
-    /// A U-Net: a class for each pixel.
-    Unet(UNetRecipe),
-    /// A GPT: the next token.
-    Gpt(GptRecipe),
-    /// An LSTM: the next token.
-    Lstm(LstmRecipe),
-    /// A transformer from one row of tokens to the next.
-    Seq2seq(Seq2SeqRecipe),
+kinds! {
+    /// The model; keys that its kind has no use for are an error. What it shares with the data (sizes
+    /// of images, classes, vocabulary, context) is the data's.
+    ModelRecipe {
+        /// Convolution 3x3, ReLU, max pool 2x2, linear.
+        SimpleCnn(SimpleCnnRecipe) = "simple-cnn",
+        /// Three times convolution 3x3, ReLU, max pool 2x2; linear.
+        DeepCnn(DeepCnnRecipe) = "deep-cnn",
+        /// Linear layers with ReLU in between.
+        Mlp(MlpRecipe) = "mlp",
+        /// A residual network for colour images.
+        Resnet(ResNetRecipe) = "resnet",
+        /// A vision transformer for square colour images.
+        Vit(ViTRecipe) = "vit",
+        /// A U-Net: a class for each pixel.
+        Unet(UNetRecipe) = "unet",
+        /// A GPT: the next token.
+        Gpt(GptRecipe) = "gpt",
+        /// An LSTM: the next token.
+        Lstm(LstmRecipe) = "lstm",
+        /// A transformer from one row of tokens to the next.
+        Seq2seq(Seq2SeqRecipe) = "seq2seq",
+    }
 }
 
 options! {
@@ -138,21 +138,6 @@ pub(super) fn or_simple_cnn<'de, D: Deserializer<'de>>(
 }
 
 impl ModelRecipe {
-    /// The kind's name.
-    pub fn name(&self) -> &'static str {
-        match self {
-            ModelRecipe::SimpleCnn(_) => "simple-cnn",
-            ModelRecipe::DeepCnn(_) => "deep-cnn",
-            ModelRecipe::Mlp(_) => "mlp",
-            ModelRecipe::Resnet(_) => "resnet",
-            ModelRecipe::Vit(_) => "vit",
-            ModelRecipe::Unet(_) => "unet",
-            ModelRecipe::Gpt(_) => "gpt",
-            ModelRecipe::Lstm(_) => "lstm",
-            ModelRecipe::Seq2seq(_) => "seq2seq",
-        }
-    }
-
     /// Its whole numbers by name, with the least and the most that each may be.
     pub(super) fn counts(&self) -> Vec<(&'static str, usize, [usize; 2])> {
         const FEATURES: [usize; 2] = [1, 1 << 20];

@@ -30,4 +30,64 @@ macro_rules! options {
     )*};
 }
 
-pub(super) use options;
+/// A kind of data or of model, for the help.
+pub(super) struct Kind {
+    pub(super) name: &'static str,
+    pub(super) about: &'static str,
+    pub(super) keys: &'static [Key],
+    /// Values of the keys that have one by default.
+    pub(super) defaults: toml::Table,
+}
+
+/// The kinds that a table of a recipe may be of, each with its options; after `each`, a method that
+/// gives the field which all options have.
+macro_rules! kinds {
+    ($(#[$about:meta])* $table:ident {
+        $($(#[doc = $doc:literal])* $kind:ident($options:ident) = $name:literal,)*
+    } $(#[doc = $field_doc:literal])* each $method:ident($field:ident: $type:ty)) => {
+        crate::recipe::options::kinds! {
+            $(#[$about])*
+            $table { $($(#[doc = $doc])* $kind($options) = $name,)* }
+        }
+
+        impl $table {
+            $(#[doc = $field_doc])*
+            pub fn $method(&mut self) -> &mut $type {
+                match self {
+                    $($table::$kind(options) => &mut options.$field,)*
+                }
+            }
+        }
+    };
+    ($(#[$about:meta])* $table:ident {
+        $($(#[doc = $doc:literal])* $kind:ident($options:ident) = $name:literal,)*
+    }) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+        #[serde(tag = "kind")]
+        pub enum $table {
+            $($(#[doc = $doc])* #[serde(rename = $name)] $kind($options),)*
+        }
+
+        impl $table {
+            /// The kind's name.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $($table::$kind(_) => $name,)*
+                }
+            }
+
+            /// All kinds.
+            pub(super) fn kinds() -> Vec<crate::recipe::options::Kind> {
+                vec![$(crate::recipe::options::Kind {
+                    name: $name,
+                    about: concat!($($doc),*),
+                    keys: $options::KEYS,
+                    defaults: toml::Table::try_from($options::default()).expect("plain values"),
+                },)*]
+            }
+        }
+    };
+}
+
+pub(super) use {kinds, options};

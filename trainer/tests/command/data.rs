@@ -3,8 +3,12 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use lowtide_data::{TokenFormat, write_tokens};
+use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, FloatType, Int64Type};
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
 
 use crate::place::Place;
 
@@ -167,6 +171,188 @@ fn tables_train_classes_and_numbers() {
     check(&place, "number", &format!("{data}{of_number}{mlp}"), &["test_rmse", "test_mae"]);
     let words = ["model.kind", "tables"];
     place.run("check class.toml --set model.kind=lstm").check_refused(1, &words);
+}
+
+/// A `.npy` file of version 1.
+fn npy(descr: &str, shape: &str, elements: &[u8]) -> Vec<u8> {
+    let head = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n");
+    let len = (head.len() as u16).to_le_bytes();
+    [b"\x93NUMPY\x01\x00", &len[..], head.as_bytes(), elements].concat()
+}
+
+#[test]
+fn arrays_of_numpy_train() {
+    let place = Place::new();
+    let bytes: Vec<u8> = (0..24 * 64).map(|at| (at * 37 % 251) as u8).collect();
+    place.write("images.npy", npy("|u1", "(24, 8, 8)", &bytes));
+    place.write("colour.npy", npy("|u1", "(8, 3, 8, 8)", &bytes));
+    let labels = |len: i32| (0..len).flat_map(|at| (at % 3).to_le_bytes()).collect::<Vec<u8>>();
+    place.write("labels.npy", npy("<i4", "(24,)", &labels(24)));
+    place.write("colour-labels.npy", npy("<i4", "(8,)", &labels(8)));
+    let data = "[data]\nkind = \"npy\"\ninputs = \"images.npy\"\ntargets = \"labels.npy\"\n";
+    let recipe = format!("{data}classes = 3\n{SMALL_CNN}");
+    check(&place, "images-run", &recipe, &["test_accuracy"]);
+    let words = ["data.classes", "needed for images"];
+    place.write("none.toml", format!("{data}{SMALL_CNN}"));
+    place.run("check none.toml").check_refused(1, &words);
+    let words = ["label 2 is none of 2 classes"];
+    place.run("train images-run.toml --set data.classes=2").check_refused(1, &words);
+    let test = "test = [\"colour.npy\", \"colour-labels.npy\"]\n";
+    place.write("other.toml", format!("{data}classes = 3\n{test}{SMALL_CNN}"));
+    place.run("check other.toml").check_refused(1, &["data.test", "another shape"]);
+    let data = "[data]\nkind = \"npy\"\ninputs = \"colour.npy\"\ntargets = \"colour-labels.npy\"\n";
+    check(
+        &place,
+        "colour-run",
+        &format!("{data}classes = 3\n{test}{SMALL_CNN}"),
+        &["test_accuracy"],
+    );
+
+    let pixels: Vec<u8> = (0..12 * 256).map(|at| (at % 200) as u8).collect();
+    place.write("photos.npy", npy("|u1", "(12, 16, 16)", &pixels));
+    let classes: Vec<u8> = pixels.iter().map(|&value| u8::from(value > 99)).collect();
+    place.write("masks.npy", npy("|u1", "(12, 16, 16)", &classes));
+    let data = "[data]\nkind = \"npy\"\ninputs = \"photos.npy\"\ntargets = \"masks.npy\"\n";
+    let unet = "classes = 2\n[model]\nkind = \"unet\"\nwidth = 2\n[train]\nbatch_size = 4\n";
+    check(&place, "masks-run", &format!("{data}{unet}"), &["test_iou"]);
+    let words = ["data.targets", "[16, 16]"];
+    place.run("check masks-run.toml --set model.kind=simple-cnn").check_refused(1, &words);
+
+    let rows: Vec<u8> = (0..120).flat_map(|at| f64::from(at).sin().to_le_bytes()).collect();
+    place.write("rows.npy", npy("<f8", "(40, 3)", &rows));
+    place.write("sums.npy", npy("<f8", "(40,)", &rows[..320]));
+    let data = "[data]\nkind = \"npy\"\ninputs = \"rows.npy\"\ntargets = \"sums.npy\"\n";
+    let mlp = "[model]\nkind = \"mlp\"\nhidden = [8]\n[train]\nbatch_size = 16\n";
+    check(&place, "rows-run", &format!("{data}{mlp}"), &["test_rmse", "test_mae"]);
+    let words = ["data.targets", "f64", "no classes"];
+    place.run("check rows-run.toml --set data.classes=2").check_refused(1, &words);
+}
+
+/// One column of a Parquet file.
+enum Column {
+    Classes(Vec<i64>),
+    Numbers(Vec<f64>),
+    /// Lists of two.
+    Pairs(Vec<f32>),
+    Files(Vec<Vec<u8>>),
+}
+
+fn parquet(schema: &str, columns: Vec<Column>) -> Vec<u8> {
+    let schema = Arc::new(parse_message_type(schema).expect("a schema"));
+    let mut bytes = Vec::new();
+    let mut writer =
+        SerializedFileWriter::new(&mut bytes, schema, Arc::default()).expect("in memory");
+    let mut group = writer.next_row_group().expect("in memory");
+    for column in columns {
+        let mut out = group.next_column().expect("in memory").expect("a column of the schema");
+        let written = match column {
+            Column::Classes(values) => out.typed::<Int64Type>().write_batch(&values, None, None),
+            Column::Numbers(values) => out.typed::<DoubleType>().write_batch(&values, None, None),
+            Column::Pairs(values) => {
+                let begins: Vec<i16> = (0..values.len()).map(|at| (at % 2) as i16).collect();
+                let all = vec![1; values.len()];
+                out.typed::<FloatType>().write_batch(&values, Some(&all), Some(&begins))
+            }
+            Column::Files(values) => {
+                let values: Vec<_> = values.into_iter().map(ByteArray::from).collect();
+                out.typed::<ByteArrayType>().write_batch(&values, None, None)
+            }
+        };
+        written.expect("in memory");
+        out.close().expect("in memory");
+    }
+    group.close().expect("in memory");
+    writer.close().expect("in memory");
+    bytes
+}
+
+#[test]
+fn columns_of_parquet_train() {
+    let place = Place::new();
+    let schema = "message table { required double size; repeated float place;
+        required int64 kind; required binary name; }";
+    let table = |len: usize| {
+        parquet(
+            schema,
+            vec![
+                Column::Numbers((0..len).map(|at| at as f64).collect()),
+                Column::Pairs((0..2 * len).map(|at| (at % 7) as f32).collect()),
+                Column::Classes((0..len as i64).map(|at| at % 2).collect()),
+                Column::Files(vec![b"a name".to_vec(); len]),
+            ],
+        )
+    };
+    place.write("train.parquet", table(60));
+    place.write("test.parquet", table(20));
+    let mlp = "[model]\nkind = \"mlp\"\nhidden = [8]\n[train]\nbatch_size = 16\n";
+    let data = "[data]\nkind = \"parquet\"\n";
+    // The column of names is left out.
+    let of_class = format!("{data}target = \"kind\"\nclasses = 2\n{mlp}");
+    check(&place, "class", &of_class, &["test_accuracy"]);
+    let of_number =
+        format!("{data}target = \"size\"\ncolumns = [\"place\"]\ntest = \"test.parquet\"\n{mlp}");
+    check(&place, "number", &of_number, &["test_rmse"]);
+    let words = ["train.parquet", "\"price\""];
+    place.run("check number.toml --set data.target=price").check_refused(1, &words);
+    let words = ["train.parquet", "name", "not read"];
+    place.run("check number.toml --set data.columns=[\"name\"]").check_refused(1, &words);
+}
+
+/// The bytes of one of the images of [`image_folder`].
+fn image(place: &Place, class: &str, index: usize) -> Vec<u8> {
+    place.read(&format!("all/{class}/{index}.png"))
+}
+
+/// A member of a tar archive.
+fn member(name: &str, content: &[u8]) -> Vec<u8> {
+    let mut header = [0_u8; 512];
+    header[..name.len()].copy_from_slice(name.as_bytes());
+    header[100..108].copy_from_slice(b"0000644\0");
+    header[124..136].copy_from_slice(format!("{:011o}\0", content.len()).as_bytes());
+    header[148..156].fill(b' ');
+    header[156] = b'0';
+    let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    let mut bytes = [&header[..], content].concat();
+    bytes.resize(bytes.len().next_multiple_of(512), 0);
+    bytes
+}
+
+#[test]
+fn images_in_parquet_and_tar_train() {
+    let place = Place::new();
+    image_folder(&place.path("all"));
+    let samples: Vec<(usize, Vec<u8>)> =
+        (0..24).map(|at| (at % 2, image(&place, ["dark", "light"][at % 2], at / 2))).collect();
+    let tar = |samples: &[(usize, Vec<u8>)]| {
+        let members = samples.iter().enumerate().flat_map(|(at, (class, file))| {
+            [
+                member(&format!("{at:04}.png"), file),
+                member(&format!("{at:04}.cls"), class.to_string().as_bytes()),
+            ]
+        });
+        members.chain([vec![0; 1024]]).collect::<Vec<_>>().concat()
+    };
+    place.write("0.tar", tar(&samples[..12]));
+    place.write("1.tar", tar(&samples[12..]));
+    let data = "[data]\nkind = \"tar-shards\"\nshape = [3, 16, 16]\n";
+    let all = format!("{data}files = [\"0.tar\", \"1.tar\"]\n{ALL_VARIATIONS}{SMALL_CNN}");
+    check(&place, "all-run", &all, &["test_accuracy"]);
+    let parts = format!("{data}files = [\"0.tar\"]\ntest = [\"1.tar\"]\n{SMALL_CNN}");
+    check(&place, "parts-run", &parts, &["test_accuracy"]);
+    let words = ["data.kind", "class for each pixel"];
+    place.run("check parts-run.toml --set model.kind=unet").check_refused(1, &words);
+
+    let schema = "message table { required group image { required binary bytes; }
+        required int64 label; }";
+    let (labels, files) = samples.into_iter().map(|(class, file)| (class as i64, file)).unzip();
+    let bytes = parquet(schema, vec![Column::Files(files), Column::Classes(labels)]);
+    place.write("train.parquet", bytes);
+    let data = "[data]\nkind = \"parquet-images\"\nshape = [1, 16, 16]\nclasses = 2\n";
+    let all = format!("{data}{ALL_VARIATIONS}{SMALL_CNN}");
+    check(&place, "parquet-run", &all, &["test_accuracy"]);
+    let parts = format!("{data}test = \"train.parquet\"\n{SMALL_CNN}");
+    check(&place, "parquet-parts", &parts, &["test_accuracy"]);
 }
 
 const SMALL_GPT: &str = "\

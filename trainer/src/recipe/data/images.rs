@@ -1,18 +1,26 @@
 //! Images of a recipe: as they are, or varied.
 
+#[cfg(all(feature = "images", feature = "parquet"))]
+use lowtide_data::ParquetImages;
 use lowtide_data::{Cifar, Digits, Images, Subset};
 #[cfg(feature = "images")]
 use lowtide_data::{
-    Dataset, ImageFolder, ImageSource, Mixed, Mixing, Pipeline, SegmentationFolder, Step,
+    Dataset, ImageFolder, ImageSource, Mixed, Mixing, Pipeline, SegmentationFolder, Step, TarShards,
 };
 
-#[cfg(feature = "images")]
-use super::open::parts;
+#[cfg(all(feature = "images", feature = "parquet"))]
+use super::ParquetImagesRecipe;
+#[cfg(not(feature = "images"))]
+use super::open::without;
 use super::open::{Opened, Samples, Wants};
+#[cfg(feature = "images")]
+use super::open::{parts, share};
 use super::{CifarRecipe, DigitsRecipe, MnistRecipe};
 #[cfg(feature = "images")]
-use super::{ImageFolderRecipe, SegmentationFolderRecipe};
-use crate::error::{Result, TrainError};
+use super::{ImageFolderRecipe, SegmentationFolderRecipe, TarShardsRecipe};
+use crate::error::Result;
+#[cfg(feature = "images")]
+use crate::error::TrainError;
 use crate::recipe::{AugmentRecipe, setting};
 
 pub(super) fn digits(data: &DigitsRecipe, wants: Wants, augment: &AugmentRecipe) -> Result<Opened> {
@@ -97,7 +105,7 @@ fn varied(
     _: &AugmentRecipe,
     _: Option<[&[usize]; 2]>,
 ) -> Result<Opened> {
-    Err(without("augment"))
+    Err(without("augment", "images"))
 }
 
 #[cfg(feature = "images")]
@@ -106,9 +114,7 @@ pub(super) fn folder(
     wants: Wants,
     augment: &AugmentRecipe,
 ) -> Result<Opened> {
-    if wants.pixel_labels {
-        return Err(setting("data.kind", "image-folder has no class for each pixel"));
-    }
+    no_pixel_labels("image-folder", wants)?;
     check_channels(data.shape)?;
     let open = |folder: &std::path::Path| {
         let images = ImageFolder::open(folder)?.upright();
@@ -117,29 +123,53 @@ pub(super) fn folder(
     let train_folder = data.folder.join("train");
     let test_folder = ["test", "val"].map(|name| data.folder.join(name));
     let test_folder = test_folder.into_iter().find(|folder| folder.is_dir());
-    let varied = pipeline(data.shape, augment)?;
-    let still = pipeline(data.shape, &augment.still())?;
-    if let Some(test_folder) = test_folder.filter(|_| train_folder.is_dir()) {
-        let (images, test) = (open(&train_folder)?, open(&test_folder)?);
-        if images.classes() != test.classes() {
-            let problem = format!(
-                "{} and {} have different classes: {:?} and {:?}",
-                train_folder.display(),
-                test_folder.display(),
-                images.classes(),
-                test.classes()
-            );
-            return Err(setting("data.folder", &problem));
-        }
-        let samples = Samples::Images { shape: data.shape, classes: images.classes().len() };
-        return mixed(samples, images.through(varied)?, test.through(still)?, augment);
+    let test_folder = test_folder.filter(|_| train_folder.is_dir());
+    let images = open(if test_folder.is_some() { &train_folder } else { &data.folder })?;
+    let test = test_folder.as_deref().map(open).transpose()?;
+    if let Some(test) = test.as_ref().filter(|test| test.classes() != images.classes()) {
+        let (here, there) = (images.classes(), test.classes());
+        let problem =
+            format!("those to train and to test on have different classes: {here:?}, {there:?}");
+        return Err(setting("data.folder", &problem));
     }
-    let images = open(&data.folder)?;
     let samples = Samples::Images { shape: data.shape, classes: images.classes().len() };
-    let share = share(data.test_share)?;
-    let [train_part, _] = parts(images.clone().through(varied)?, share)?;
-    let [_, test_part] = parts(images.through(still)?, share)?;
-    mixed(samples, train_part, test_part, augment)
+    decoded(samples, images, test, data.test_share, data.shape, augment)
+}
+
+#[cfg(feature = "images")]
+pub(super) fn shards(
+    data: &TarShardsRecipe,
+    wants: Wants,
+    augment: &AugmentRecipe,
+) -> Result<Opened> {
+    no_pixel_labels("tar-shards", wants)?;
+    check_channels(data.shape)?;
+    let open = |files: &[std::path::PathBuf]| {
+        let images = TarShards::open(files)?;
+        Ok::<_, TrainError>(if data.shape[0] == 1 { images.grey() } else { images })
+    };
+    let images = open(&data.files)?;
+    let test = (!data.test.is_empty()).then(|| open(&data.test)).transpose()?;
+    let classes = test.as_ref().map_or(0, TarShards::classes).max(images.classes());
+    let samples = Samples::Images { shape: data.shape, classes };
+    decoded(samples, images, test, data.test_share, data.shape, augment)
+}
+
+#[cfg(all(feature = "images", feature = "parquet"))]
+pub(super) fn parquet(
+    data: &ParquetImagesRecipe,
+    wants: Wants,
+    augment: &AugmentRecipe,
+) -> Result<Opened> {
+    no_pixel_labels("parquet-images", wants)?;
+    check_channels(data.shape)?;
+    let open = |file: &std::path::PathBuf| {
+        let images = ParquetImages::open(file, &data.image_column, &data.label_column)?;
+        Ok::<_, TrainError>(if data.shape[0] == 1 { images.grey() } else { images })
+    };
+    let (images, test) = (open(&data.file)?, data.test.as_ref().map(open).transpose()?);
+    let samples = Samples::Images { shape: data.shape, classes: data.classes };
+    decoded(samples, images, test, data.test_share, data.shape, augment)
 }
 
 #[cfg(feature = "images")]
@@ -158,17 +188,36 @@ pub(super) fn masks(
     let images = SegmentationFolder::open(&data.images, &data.masks, data.classes)?;
     let images = if data.shape[0] == 1 { images.grey() } else { images };
     let samples = Samples::Images { shape: data.shape, classes: data.classes };
-    let share = share(data.test_share)?;
-    let [train, _] = parts(images.clone().through(pipeline(data.shape, augment)?)?, share)?;
-    let [_, test] = parts(images.through(pipeline(data.shape, &augment.still())?)?, share)?;
-    Ok(Opened::new(samples, train, test))
+    decoded(samples, images, None, data.test_share, data.shape, augment)
+}
+
+/// Images that are decoded when they are read, those to train on varied; a share of them is tested
+/// on where there are no others for that.
+#[cfg(feature = "images")]
+fn decoded<S: ImageSource + Clone + 'static>(
+    samples: Samples,
+    images: S,
+    test: Option<S>,
+    test_share: f64,
+    shape: [usize; 3],
+    augment: &AugmentRecipe,
+) -> Result<Opened> {
+    let varied = pipeline(shape, augment)?;
+    let still = pipeline(shape, &augment.still())?;
+    if let Some(test) = test {
+        return mixed(samples, images.through(varied)?, test.through(still)?, augment);
+    }
+    let share = share(test_share)?;
+    let [train, _] = parts(images.clone().through(varied)?, share)?;
+    let [_, test] = parts(images.through(still)?, share)?;
+    mixed(samples, train, test, augment)
 }
 
 #[cfg(feature = "images")]
-fn share(share: f64) -> Result<f64> {
-    match share > 0.0 && share < 1.0 {
-        true => Ok(share),
-        false => Err(setting("data.test_share", &format!("{share} is not between 0 and 1"))),
+fn no_pixel_labels(kind: &str, wants: Wants) -> Result<()> {
+    match wants.pixel_labels {
+        true => Err(setting("data.kind", &format!("{kind} has no class for each pixel"))),
+        false => Ok(()),
     }
 }
 
@@ -228,10 +277,4 @@ fn mixed(
         _ => return Ok(Opened::new(samples, train, test)),
     };
     Ok(Opened::new(samples, Mixed::new(train, mixing)?, test))
-}
-
-/// The error of what this build cannot read.
-#[cfg(not(feature = "images"))]
-pub(super) fn without(place: &str) -> TrainError {
-    setting(place, "needs the feature `images`, which this build is without")
 }

@@ -1,5 +1,6 @@
 //! Data of a recipe.
 
+mod arrays;
 mod images;
 mod open;
 mod tokens;
@@ -9,37 +10,47 @@ use std::path::PathBuf;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::kind;
-use super::options::options;
+use super::options::{kinds, options};
 
 pub use open::Samples;
 pub(super) use open::Wants;
 
-/// The data; keys that its kind has no use for are an error.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum DataRecipe {
-    /// The handwritten digits that ship with lowtide: 1797 images of 8x8.
-    Digits(DigitsRecipe),
-    /// MNIST, or what else is in four IDX files of these names.
-    Mnist(MnistRecipe),
-    /// CIFAR-10 or CIFAR-100.
-    Cifar(CifarRecipe),
-    /// PNG and JPEG files, a folder for each class.
-    ImageFolder(ImageFolderRecipe),
-    /// PNG and JPEG files, and a mask for each.
-    SegmentationFolder(SegmentationFolderRecipe),
-    /// A table of numbers.
-    Csv(CsvRecipe),
-    /// A text.
-    Text(TextRecipe),
-    /// Files of tokens, as nanoGPT and llm.c have them.
-    TokenFile(TokenFileRecipe),
-    /// A file with a JSON object on each line: texts, prompts with completions, or chats.
-    JsonLines(JsonLinesRecipe),
-    /// Images of noise, to plan and to measure with.
-    RandomImages(RandomImagesRecipe),
-    /// Tokens at random, to plan and to measure with.
-    RandomTokens(RandomTokensRecipe),
+kinds! {
+    /// The data; keys that its kind has no use for are an error.
+    DataRecipe {
+        /// The handwritten digits that ship with lowtide: 1797 images of 8x8.
+        Digits(DigitsRecipe) = "digits",
+        /// MNIST, or what else is in four IDX files of these names.
+        Mnist(MnistRecipe) = "mnist",
+        /// CIFAR-10 or CIFAR-100.
+        Cifar(CifarRecipe) = "cifar",
+        /// PNG and JPEG files, a folder for each class.
+        ImageFolder(ImageFolderRecipe) = "image-folder",
+        /// PNG and JPEG files, and a mask for each.
+        SegmentationFolder(SegmentationFolderRecipe) = "segmentation-folder",
+        /// A table of numbers.
+        Csv(CsvRecipe) = "csv",
+        /// A text.
+        Text(TextRecipe) = "text",
+        /// Files of tokens, as nanoGPT and llm.c have them.
+        TokenFile(TokenFileRecipe) = "token-file",
+        /// A file with a JSON object on each line: texts, prompts with completions, or chats.
+        JsonLines(JsonLinesRecipe) = "json-lines",
+        /// Arrays of NumPy: images or rows of numbers, and a class or a number for each.
+        Npy(NpyRecipe) = "npy",
+        /// Columns of numbers in a Parquet file (a feature).
+        Parquet(ParquetRecipe) = "parquet",
+        /// Images and classes in a Parquet file, as dataset hubs keep them (a feature).
+        ParquetImages(ParquetImagesRecipe) = "parquet-images",
+        /// Images and classes in tar archives, as WebDataset has them.
+        TarShards(TarShardsRecipe) = "tar-shards",
+        /// Images of noise, to plan and to measure with.
+        RandomImages(RandomImagesRecipe) = "random-images",
+        /// Tokens at random, to plan and to measure with.
+        RandomTokens(RandomTokensRecipe) = "random-tokens",
+    }
+    /// Threads that read samples beside the one that trains.
+    each workers_mut(workers: usize)
 }
 
 options! {
@@ -159,6 +170,75 @@ options! {
         /// Threads that read samples beside the one that trains.
         workers: usize = 1,
     }
+    /// Two arrays of NumPy.
+    NpyRecipe {
+        /// A `.npy` file of rows of numbers, or of images: samples, channels if any, height, width.
+        inputs: PathBuf = PathBuf::from("train_x.npy"),
+        /// A `.npy` file of what is to be predicted: a class for each, or for each pixel, or a number.
+        targets: PathBuf = PathBuf::from("train_y.npy"),
+        /// Two other files of inputs and targets to test on; a share of the first if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        test: Option<[PathBuf; 2]> = None,
+        /// The share of the samples that is tested on, where there are no files of them.
+        test_share: f64 = 0.1,
+        /// Number of classes; a number is to be predicted if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        classes: Option<usize> = None,
+        /// Threads that read samples beside the one that trains.
+        workers: usize = 1,
+    }
+    /// Columns of a Parquet file.
+    ParquetRecipe {
+        /// The file to train on.
+        file: PathBuf = PathBuf::from("train.parquet"),
+        /// Another file to test on; a share of the first if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        test: Option<PathBuf> = None,
+        /// The share of the rows that is tested on, where there is no file of them.
+        test_share: f64 = 0.1,
+        /// The columns to predict from, of numbers or of lists of one length; all others if empty.
+        columns: Vec<String> = Vec::new(),
+        /// The column that is to be predicted.
+        target: String = "target".to_owned(),
+        /// Number of classes; a number is to be predicted if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        classes: Option<usize> = None,
+        /// Threads that read samples beside the one that trains.
+        workers: usize = 1,
+    }
+    /// Images in a Parquet file.
+    ParquetImagesRecipe {
+        /// The file to train on.
+        file: PathBuf = PathBuf::from("train.parquet"),
+        /// Another file to test on; a share of the first if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        test: Option<PathBuf> = None,
+        /// The share of the images that is tested on, where there is no file of them.
+        test_share: f64 = 0.1,
+        /// The column of PNG or JPEG files.
+        image_column: String = "image.bytes".to_owned(),
+        /// The column of classes.
+        label_column: String = "label".to_owned(),
+        /// Number of classes.
+        classes: usize = 10,
+        /// Channels (1 or 3), height and width that images are brought to.
+        shape: [usize; 3] = [3, 224, 224],
+        /// Threads that read samples beside the one that trains.
+        workers: usize = 2,
+    }
+    /// Tar archives of images.
+    TarShardsRecipe {
+        /// The archives to train on: members of one name are a sample, `.jpg` or `.png` and `.cls`.
+        files: Vec<PathBuf> = vec![PathBuf::from("train-000000.tar")],
+        /// Other archives to test on; a share of the first if there is none.
+        test: Vec<PathBuf> = Vec::new(),
+        /// The share of the images that is tested on, where there are no archives of them.
+        test_share: f64 = 0.1,
+        /// Channels (1 or 3), height and width that images are brought to.
+        shape: [usize; 3] = [3, 224, 224],
+        /// Threads that read samples beside the one that trains.
+        workers: usize = 2,
+    }
     /// Images of noise.
     RandomImagesRecipe {
         /// Channels, height and width.
@@ -209,43 +289,9 @@ pub(super) fn or_digits<'de, D: Deserializer<'de>>(
 }
 
 impl DataRecipe {
-    /// The kind's name.
-    pub fn name(&self) -> &'static str {
-        match self {
-            DataRecipe::Digits(_) => "digits",
-            DataRecipe::Mnist(_) => "mnist",
-            DataRecipe::Cifar(_) => "cifar",
-            DataRecipe::ImageFolder(_) => "image-folder",
-            DataRecipe::SegmentationFolder(_) => "segmentation-folder",
-            DataRecipe::Csv(_) => "csv",
-            DataRecipe::Text(_) => "text",
-            DataRecipe::TokenFile(_) => "token-file",
-            DataRecipe::JsonLines(_) => "json-lines",
-            DataRecipe::RandomImages(_) => "random-images",
-            DataRecipe::RandomTokens(_) => "random-tokens",
-        }
-    }
-
     /// Threads that read samples beside the one that trains.
     pub fn workers(&self) -> usize {
         *self.clone().workers_mut()
-    }
-
-    /// The same for [`DataRecipe::workers`].
-    pub fn workers_mut(&mut self) -> &mut usize {
-        match self {
-            DataRecipe::Digits(DigitsRecipe { workers, .. })
-            | DataRecipe::Mnist(MnistRecipe { workers, .. })
-            | DataRecipe::Cifar(CifarRecipe { workers, .. })
-            | DataRecipe::ImageFolder(ImageFolderRecipe { workers, .. })
-            | DataRecipe::SegmentationFolder(SegmentationFolderRecipe { workers, .. })
-            | DataRecipe::Csv(CsvRecipe { workers, .. })
-            | DataRecipe::Text(TextRecipe { workers, .. })
-            | DataRecipe::TokenFile(TokenFileRecipe { workers, .. })
-            | DataRecipe::JsonLines(JsonLinesRecipe { workers, .. })
-            | DataRecipe::RandomImages(RandomImagesRecipe { workers, .. })
-            | DataRecipe::RandomTokens(RandomTokensRecipe { workers, .. }) => workers,
-        }
     }
 
     /// Its whole numbers by name, with the least and the most that each may be.
@@ -267,6 +313,14 @@ impl DataRecipe {
                 [sides(&data.shape), vec![classes(data.classes, 255)]].concat()
             }
             DataRecipe::Csv(_) => Vec::new(),
+            DataRecipe::Npy(NpyRecipe { classes: count, .. })
+            | DataRecipe::Parquet(ParquetRecipe { classes: count, .. }) => {
+                count.iter().map(|&count| classes(count, SIDE_MAX)).collect()
+            }
+            DataRecipe::ParquetImages(data) => {
+                [sides(&data.shape), vec![classes(data.classes, SIDE_MAX)]].concat()
+            }
+            DataRecipe::TarShards(data) => sides(&data.shape),
             DataRecipe::Text(data) => vec![context(data.context)],
             DataRecipe::JsonLines(data) => vec![context(data.context)],
             DataRecipe::TokenFile(data) => {

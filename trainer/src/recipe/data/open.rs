@@ -7,9 +7,11 @@ use lowtide_data::{
     Random, Sequential, split_at_random,
 };
 
-use super::{CsvRecipe, DataRecipe, RandomImagesRecipe, RandomTokensRecipe, images, tokens};
-use crate::error::{Result, TrainError};
-use crate::recipe::AugmentRecipe;
+use super::{
+    CsvRecipe, DataRecipe, RandomImagesRecipe, RandomTokensRecipe, arrays, images, tokens,
+};
+use crate::error::Result;
+use crate::recipe::{AugmentRecipe, setting};
 
 /// The seed of parts that are drawn by chance. Not the user's: every run has the same test data.
 pub(super) const SPLIT_SEED: u64 = 0;
@@ -98,10 +100,12 @@ impl DataRecipe {
                 | DataRecipe::Cifar(_)
                 | DataRecipe::ImageFolder(_)
                 | DataRecipe::SegmentationFolder(_)
+                | DataRecipe::ParquetImages(_)
+                | DataRecipe::TarShards(_)
         );
         if !augment.is_none() && !is_images {
             let problem = format!("is for images, and the data is {}", self.name());
-            return Err(TrainError::Setting { place: "augment".to_owned(), problem });
+            return Err(setting("augment", &problem));
         }
         match self {
             DataRecipe::Digits(data) => images::digits(data, wants, augment),
@@ -111,10 +115,23 @@ impl DataRecipe {
             DataRecipe::ImageFolder(data) => images::folder(data, wants, augment),
             #[cfg(feature = "images")]
             DataRecipe::SegmentationFolder(data) => images::masks(data, wants, augment),
+            #[cfg(feature = "images")]
+            DataRecipe::TarShards(data) => images::shards(data, wants, augment),
             #[cfg(not(feature = "images"))]
-            DataRecipe::ImageFolder(_) | DataRecipe::SegmentationFolder(_) => {
-                Err(images::without("data.kind"))
+            DataRecipe::ImageFolder(_)
+            | DataRecipe::SegmentationFolder(_)
+            | DataRecipe::TarShards(_) => Err(without("data.kind", "images")),
+            #[cfg(all(feature = "images", feature = "parquet"))]
+            DataRecipe::ParquetImages(data) => images::parquet(data, wants, augment),
+            #[cfg(feature = "parquet")]
+            DataRecipe::Parquet(data) => arrays::parquet(data),
+            #[cfg(not(feature = "parquet"))]
+            DataRecipe::Parquet(_) | DataRecipe::ParquetImages(_) => {
+                Err(without("data.kind", "parquet"))
             }
+            #[cfg(all(feature = "parquet", not(feature = "images")))]
+            DataRecipe::ParquetImages(_) => Err(without("data.kind", "images")),
+            DataRecipe::Npy(data) => arrays::npy(data, wants),
             DataRecipe::Csv(data) => csv(data),
             DataRecipe::Text(data) => tokens::text(data, wants),
             DataRecipe::TokenFile(data) => tokens::files(data, wants),
@@ -178,4 +195,23 @@ pub(super) fn parts<D: Dataset + 'static>(
     let mut parts = parts.expect("fractions of a whole").into_iter();
     let mut next = || parts.next().expect("a part for each fraction");
     Ok([next(), next()])
+}
+
+/// The share of a data set that is tested on.
+pub(super) fn share(share: f64) -> Result<f64> {
+    match share > 0.0 && share < 1.0 {
+        true => Ok(share),
+        false => Err(setting("data.test_share", &format!("{share} is not between 0 and 1"))),
+    }
+}
+
+/// The error of what this build cannot read.
+#[cfg(not(all(
+    feature = "images",
+    feature = "parquet",
+    feature = "tiktoken",
+    feature = "tokenizers"
+)))]
+pub(super) fn without(place: &str, feature: &str) -> crate::error::TrainError {
+    setting(place, &format!("needs a lowtide that is built with `--features {feature}`"))
 }

@@ -13,6 +13,8 @@ use lowtide_data::{
     PackedRows, RowFit, SpecialRole, Text, TokenFile, Tokenizer,
 };
 
+#[cfg(not(all(feature = "tiktoken", feature = "tokenizers")))]
+use super::open::without;
 use super::open::{Opened, Samples, Wants};
 use super::{JsonLinesRecipe, LineKind, TextRecipe, TokenFileRecipe};
 use crate::error::{Result, TrainError};
@@ -120,11 +122,11 @@ fn tokenizer(name: &str) -> Result<Arc<dyn Tokenizer>> {
         #[cfg(feature = "tiktoken")]
         "o200k" => Ok(Arc::new(Tiktoken::o200k())),
         #[cfg(not(feature = "tiktoken"))]
-        "gpt2" | "cl100k" | "o200k" => Err(without("tiktoken")),
+        "gpt2" | "cl100k" | "o200k" => Err(without("data.tokenizer", "tiktoken")),
         #[cfg(feature = "tokenizers")]
         file if file.ends_with(".json") => Ok(Arc::new(TokenizerJson::open(Path::new(file))?)),
         #[cfg(not(feature = "tokenizers"))]
-        file if file.ends_with(".json") => Err(without("tokenizers")),
+        file if file.ends_with(".json") => Err(without("data.tokenizer", "tokenizers")),
         other => {
             let problem = format!(
                 "{other} is none of bytes, gpt2, cl100k and o200k, and no file that ends in .json"
@@ -132,12 +134,6 @@ fn tokenizer(name: &str) -> Result<Arc<dyn Tokenizer>> {
             Err(setting("data.tokenizer", &problem))
         }
     }
-}
-
-#[cfg(not(all(feature = "tiktoken", feature = "tokenizers")))]
-fn without(feature: &str) -> TrainError {
-    let problem = format!("needs a lowtide that is built with `--features {feature}`");
-    setting("data.tokenizer", &problem)
 }
 
 fn no_pairs(wants: Wants) -> Result<()> {
