@@ -11,8 +11,8 @@ use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::Path;
 use std::sync::Arc;
 
-/// More pixels than any file that is read as a whole should have.
-const PIXELS_MAX: u64 = 1 << 36;
+/// Pixels that are read into memory at most, 4 GiB: a small packed file may say that it has more.
+const PIXELS_MAX: u64 = 1 << 32;
 
 /// Images and their labels. Fields: `images`, f32 `[C, H, W]` from 0 to 1, and `labels`, i64 `[]`,
 /// or `[H, W]` after [`Images::with_pixel_labels`]. Clones share their pixels.
@@ -248,7 +248,7 @@ fn read_idx(path: &Path, rank: usize) -> Result<(Vec<usize>, Vec<u8>), DataError
         }
         let count = sizes.iter().try_fold(1_u64, |count, &side| count.checked_mul(side as u64));
         let count = count.filter(|&count| count <= PIXELS_MAX);
-        let count = count.ok_or_else(|| wrong("its sizes are beyond reason"))?;
+        let count = count.ok_or_else(|| wrong("it has more than 4 GiB of pixels"))?;
         let mut bytes = Vec::new();
         // Grows with what is there: a damaged size takes no memory.
         input.take(count).read_to_end(&mut bytes)?;
@@ -313,7 +313,7 @@ mod tests {
             (&images[..images.len() - 1], "ends before"),
             (&labels[..], "no IDX"),
             (&[0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 2], "no pixels"),
-            (&[0, 0, 8, 3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255], "reason"),
+            (&[0, 0, 8, 3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255], "4 GiB"),
         ] {
             write("damaged", bytes);
             let path = folder.join("damaged");

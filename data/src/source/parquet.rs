@@ -19,6 +19,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Memory for decoded row groups unless a dataset is told otherwise.
 const CACHE_BYTES: usize = 256 << 20;
 
+/// Bytes of the values of a column in a row group at most: a small file may say that it repeats one
+/// of them any number of times.
+const COLUMN_BYTES_MAX: usize = 4 << 30;
+
 /// Columns of a Parquet file of numbers, or of lists of numbers that have one length: a field each,
 /// named as the column, of f32, f64, i64, i32 or bool. Nulls are errors.
 ///
@@ -70,6 +74,14 @@ pub enum ParquetError {
         /// Index of the row group.
         group: usize,
     },
+    /// A row group is too large to be decoded as a whole.
+    #[error("the column {column:?} has more than 4 GiB in row group {group}")]
+    TooLarge {
+        /// Its path, with dots.
+        column: String,
+        /// Index of the row group.
+        group: usize,
+    },
 }
 
 impl Parquet {
@@ -90,6 +102,17 @@ impl Parquet {
         }
         let cache = Arc::new(Cache::new(CACHE_BYTES));
         Ok(Self { file: Arc::new(file), fields, columns: indexes.into(), cache })
+    }
+
+    /// The columns of a file that can be opened, by their paths.
+    ///
+    /// # Errors
+    /// Those of [`Parquet::open`].
+    pub fn columns(path: impl AsRef<Path>) -> Result<Vec<String>, DataError> {
+        let file = Table::open(path.as_ref())?;
+        let columns = file.reader.metadata().file_metadata().schema_descr().num_columns();
+        let is_readable = |&column: &usize| file.field_of(column).is_ok();
+        Ok((0..columns).filter(is_readable).map(|column| file.column_path(column)).collect())
     }
 
     /// The same with so many bytes for decoded row groups, of which one is kept in any case
@@ -299,6 +322,12 @@ impl Table {
     ) -> Result<Vec<T::T>, ParquetError> {
         let (mut defined, mut repeated, mut values) = (Vec::new(), Vec::new(), Vec::new());
         let rows = self.rows(group);
+        let size_bytes = [list_len.unwrap_or(1), size_of::<T::T>()]
+            .into_iter()
+            .try_fold(rows, |bytes, factor| bytes.checked_mul(factor));
+        if size_bytes.is_none_or(|bytes| bytes > COLUMN_BYTES_MAX) {
+            return Err(ParquetError::TooLarge { column: self.column_path(column), group });
+        }
         let mut read = || -> Result<usize, Damage> {
             let row_group = self.reader.get_row_group(group)?;
             let mut reader = get_typed_column_reader::<T>(row_group.get_column_reader(column)?);

@@ -9,10 +9,13 @@ use lowtide_data::{
 use parquet::basic::Compression;
 use parquet::column::writer::ColumnWriter;
 use parquet::data_type::ByteArray;
+use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataWriter};
 use parquet::file::properties::WriterProperties;
+use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use png::{BitDepth, ColorType};
+use std::error::Error;
 use std::sync::Arc;
 use tempfile::TempDir;
 
@@ -125,6 +128,28 @@ fn images_in_a_column_are_decoded() {
     assert!(matches!(cause(&error), ParquetError::Kind { .. }), "{error}");
     let error = Parquet::open(&path, &["image.bytes"]).unwrap_err();
     assert!(matches!(cause(&error), ParquetError::Kind { .. }), "{error}");
+}
+
+#[test]
+fn row_groups_that_claim_more_rows_than_memory_are_refused() {
+    let whole = file("message t { required int64 y; }", vec![vec![Column::Ints(vec![1; 10])]]);
+    let reader = SerializedFileReader::new(bytes::Bytes::from(whole.clone())).unwrap();
+    let metadata = reader.metadata();
+    let group = metadata.row_group(0).clone().into_builder().set_num_rows(1 << 40).build();
+    let lying = ParquetMetaData::new(metadata.file_metadata().clone(), vec![group.unwrap()]);
+    // The last eight bytes are the length of the metadata before them, and a mark.
+    let footer = whole.len() - 8;
+    let len = u32::from_le_bytes(whole[footer..footer + 4].try_into().unwrap());
+    let mut bytes = whole[..footer - len as usize].to_vec();
+    ParquetMetaDataWriter::new(&mut bytes, &lying).finish().unwrap();
+    let folder = TempDir::new().unwrap();
+    put(folder.path(), "lie.parquet", &bytes);
+    let table = Parquet::open(folder.path().join("lie.parquet"), &["y"]).unwrap();
+    assert_eq!(table.len(), 1 << 40);
+    let error = first(table).expect_err("there are ten");
+    assert!(error.to_string().contains("sample 0"), "{error}");
+    let causes = std::iter::successors(error.source(), |&error| error.source());
+    assert!(causes.last().unwrap().to_string().contains("more than 4 GiB in row group 0"));
 }
 
 #[test]

@@ -1,0 +1,39 @@
+//! What the targets share: bytes of a stranger as a file, and samples read from it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use lowtide_data::{Dataset, Loader, LoaderOptions, Sequential};
+
+/// A folder of this process, in memory if there is such a file system.
+static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
+    let shared_memory = Path::new("/dev/shm");
+    let parent =
+        if shared_memory.is_dir() { shared_memory.to_owned() } else { std::env::temp_dir() };
+    let folder = parent.join(format!("lowtide-fuzz-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("room");
+    folder
+});
+
+/// The folder in which [`file`] writes.
+pub fn folder() -> &'static Path {
+    &FOLDER
+}
+
+/// A file of this name with these bytes.
+pub fn file(name: &str, bytes: &[u8]) -> PathBuf {
+    let path = FOLDER.join(name);
+    fs::write(&path, bytes).expect("room");
+    path
+}
+
+/// Reads the first samples: each is there or an error, in the order of the dataset.
+pub fn read_some(dataset: impl Dataset + 'static) {
+    let options = LoaderOptions { batch_size: 2, workers: 0, prefetch: 0, ..Default::default() };
+    let Ok(loader) = Loader::with_sampler(dataset, Sequential, options) else { return };
+    for batch in loader.epoch(0).take(8) {
+        let Ok(batch) = batch else { return };
+        assert!((1..=2).contains(&batch.len()));
+    }
+}
