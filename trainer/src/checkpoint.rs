@@ -196,8 +196,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         tensor_bytes + name_bytes + self.optimizer.memory(self.task.parameters()).state_bytes
     }
 
-    /// Goes back, or on, to a snapshot: model, optimizer, loss scaler, counters and the place in the
-    /// data become those of then, and the next step is the one that followed. A trainer that
+    /// Goes back, or on, to a snapshot: model, optimizer, loss scaler, counters and the place in
+    /// the data become those of then, and the next step is the one that followed. A trainer that
     /// [is torn](Trainer::is_torn) is whole again. The model and the options are those that this
     /// trainer was made with; micro-batches, budget and threads may be others.
     ///

@@ -18,8 +18,8 @@ use crate::error::{Result, TrainError};
 use crate::task::{Classification, LanguageModel, Regression, Segmentation, Task, Translation};
 
 kinds! {
-    /// The model; keys that its kind has no use for are an error. What it shares with the data (sizes
-    /// of images, classes, vocabulary, context) is the data's.
+    /// The model; keys that its kind has no use for are an error. What it shares with the data
+    /// (sizes of images, classes, vocabulary, context) is the data's.
     ModelRecipe {
         /// Convolution 3x3, ReLU, max pool 2x2, linear.
         SimpleCnn(SimpleCnnRecipe) = "simple-cnn",

@@ -1,17 +1,20 @@
 //! Arrays and tables of numbers of a recipe.
 
+use std::path::Path;
+
 #[cfg(feature = "parquet")]
 use lowtide_data::Parquet;
 use lowtide_data::{
     Dataset, ElementType, Field, IGNORED_LABEL, Mapped, Npy, SampleError, SampleView, bf16,
 };
-use std::path::Path;
 
 use super::NpyRecipe;
 #[cfg(feature = "parquet")]
 use super::ParquetRecipe;
 use super::open::{Opened, Samples, Wants, parts, share};
 use crate::error::Result;
+#[cfg(feature = "parquet")]
+use crate::error::TrainError;
 use crate::recipe::setting;
 
 pub(super) fn npy(data: &NpyRecipe, wants: Wants) -> Result<Opened> {
@@ -65,7 +68,7 @@ pub(super) fn parquet(data: &ParquetRecipe) -> Result<Opened> {
         let inputs = &table.fields()[..columns.len()];
         let count = inputs.iter().map(|field| field.shape.iter().product::<usize>()).sum();
         let samples = Samples::Features { count, classes: data.classes };
-        Ok::<_, crate::TrainError>((samples, samples_from(table, samples, false, "data.target")?))
+        Ok::<_, TrainError>((samples, samples_from(table, samples, false, "data.target")?))
     };
     let (samples, train) = open(&data.file)?;
     let Some(test) = &data.test else {

@@ -174,7 +174,7 @@ options! {
     NpyRecipe {
         /// A `.npy` file of rows of numbers, or of images: samples, channels if any, height, width.
         inputs: PathBuf = PathBuf::from("train_x.npy"),
-        /// A `.npy` file of what is to be predicted: a class for each, or for each pixel, or a number.
+        /// A `.npy` file of what is to be predicted: classes, of samples or pixels, or numbers.
         targets: PathBuf = PathBuf::from("train_y.npy"),
         /// Two other files of inputs and targets to test on; a share of the first if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
