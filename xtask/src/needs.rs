@@ -15,6 +15,8 @@ pub enum Needs {
     Nothing,
     /// A cargo subcommand that answers `--version`.
     Subcommand(&'static str),
+    /// A C++ compiler.
+    CppCompiler,
     /// A machine of the one target that the sanitizer sections are written for.
     SanitizerTarget,
     /// That machine, and the sources of the standard library to build it from.
@@ -37,8 +39,14 @@ impl Needs {
             {
                 Some(format!("needs {SANITIZER_TARGET}"))
             }
+            Self::CppCompiler => {
+                let compiler = cpp_compiler();
+                workspace::first_line_of(root, &compiler, &["--version"])
+                    .is_none()
+                    .then(|| format!("there is no C++ compiler `{compiler}`"))
+            }
             Self::CompilerSanitizer => {
-                let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+                let compiler = cpp_compiler();
                 (!has_sanitizer(root, &compiler))
                     .then(|| format!("the C++ compiler `{compiler}` has no libasan.so"))
             }
@@ -51,6 +59,10 @@ impl Needs {
             }),
         }
     }
+}
+
+fn cpp_compiler() -> String {
+    std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned())
 }
 
 fn answers(root: &Path, tool: &str) -> bool {

@@ -29,6 +29,14 @@ const ON_DEVICES: [&str; 3] = ["allocator", "tensor", "trainer"];
 /// The crates with loom models, by folder.
 const MODELLED: [&str; 2] = ["allocator", "tensor"];
 
+/// Workspaces of their own, which nothing else builds: name, folder of the crate that each belongs
+/// to, its manifest, and how cargo checks it.
+const APART: [(&str, &str, &str, &str); 3] = [
+    ("fuzz targets of the allocator", "allocator", "allocator/fuzz/Cargo.toml", "check"),
+    ("fuzz targets of data", "data", "data/fuzz/Cargo.toml", "check"),
+    ("data with candle", "data", "data/examples/candle/Cargo.toml", "run --release"),
+];
+
 /// What the user asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
@@ -283,6 +291,11 @@ fn deep_sections(options: &Options, scope: &str) -> Vec<Section> {
                 .env("RUSTFLAGS", "--cfg lowtide_loom")
                 .env("LOOM_MAX_PREEMPTIONS", "3"),
         );
+    }
+    for (name, _, manifest, verb) in APART.iter().filter(|(_, folder, ..)| wanted(folder)) {
+        let command = format!("{verb} --manifest-path {manifest} --target-dir target/apart");
+        // libFuzzer is C++.
+        sections.push(Section::new(name, &command, Counting::Status).needs(Needs::CppCompiler));
     }
     let command = format!("test {scope} --no-fail-fast --lib --tests -- --show-output");
     sections.push(

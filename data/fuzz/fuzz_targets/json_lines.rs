@@ -1,13 +1,27 @@
-//! Lines of a stranger as texts, prompts and chats: refused with a line, or rows; the stream gives
-//! those of the file.
+//! Lines of a stranger as texts, prompts and chats: refused with a line, or rows, which are the
+//! same when they are streamed.
 
 #![no_main]
 
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use lowtide_data::{Bytes, ChatTemplate, JsonLines, LineFormat, PackedRows, StreamLoader};
-use lowtide_data_fuzz::{file, read_some};
+use lowtide_data::{
+    Batch, Bytes, ChatTemplate, DataError, JsonLines, LineFormat, Loader, LoaderOptions,
+    PackedRows, Sequential, StreamLoader, StreamOptions,
+};
+use lowtide_data_fuzz::file;
+
+/// The tokens of the first rows.
+fn tokens(batches: impl Iterator<Item = Result<Batch, DataError>>) -> Result<Vec<i64>, DataError> {
+    let mut tokens = Vec::new();
+    for batch in batches.take(64) {
+        let batch = batch?;
+        let field = batch.field("tokens").expect("rows of tokens");
+        tokens.extend_from_slice(field.values::<i64>().expect("i64"));
+    }
+    Ok(tokens)
+}
 
 fuzz_target!(|bytes: &[u8]| {
     let path = file("lines.jsonl", bytes);
@@ -15,15 +29,15 @@ fuzz_target!(|bytes: &[u8]| {
     for format in [LineFormat::text(), LineFormat::completion(), chat] {
         let tokenizer = Bytes::new().with_special("<|im_start|>").with_special("<|im_end|>");
         let lines = JsonLines::new(format, Arc::new(tokenizer)).expect("with special tokens");
-        if let Ok(documents) = lines.read(&[&path]) {
-            read_some(PackedRows::new(documents, 4).expect("a context"));
-        }
+        let options = StreamOptions { batch_size: 1, ..Default::default() };
         let stream = lines.stream(&[&path], 4).expect("a context");
-        let loader = StreamLoader::new(stream, Default::default()).expect("in range");
-        for batch in loader.take(4) {
-            if batch.is_err() {
-                break;
-            }
-        }
+        let streamed = tokens(StreamLoader::new(stream, options).expect("in range"));
+        let Ok(rows) = lines.read(&[&path]).and_then(|documents| PackedRows::new(documents, 4))
+        else {
+            continue;
+        };
+        let options = LoaderOptions { batch_size: 1, workers: 0, ..Default::default() };
+        let loader = Loader::with_sampler(rows, Sequential, options).expect("in range");
+        assert_eq!(streamed.expect("as the file"), tokens(loader.epoch(0)).expect("in memory"));
     }
 });

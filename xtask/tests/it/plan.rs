@@ -32,7 +32,8 @@ fn sections_run_from_cheap_to_dear_and_deep_ones_are_named() {
     assert_eq!(
         plan.left_out,
         ["not run without --deep: address sanitizer, thread sanitizer, kernels under the address \
-          sanitizer, miri, loom, long property tests"]
+          sanitizer, miri, loom, fuzz targets of the allocator, fuzz targets of data, data with \
+          candle, long property tests"]
     );
 }
 
@@ -45,6 +46,9 @@ fn deep_adds_and_leaves_nothing_out() {
         "kernels under the address sanitizer",
         "miri",
         "loom",
+        "fuzz targets of the allocator",
+        "fuzz targets of data",
+        "data with candle",
         "long property tests",
     ];
     assert_eq!(names(&plan)[10..], expected);
