@@ -63,6 +63,10 @@ impl Dataset for Concat {
         let (at, index) = self.place(index);
         self.datasets[at].write(index, slot)
     }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        self.datasets.iter().for_each(|dataset| dataset.visit_memory(visit));
+    }
 }
 
 impl fmt::Debug for Concat {

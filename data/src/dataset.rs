@@ -44,10 +44,21 @@ pub trait Dataset: Send + Sync {
         false
     }
 
+    /// Tells the address and the bytes of each part of memory that samples are read from, so that
+    /// what several datasets share is counted once. Mapped files, of which the system keeps what
+    /// fits, are no such part. Tells nothing unless a dataset says otherwise; a dataset that wraps
+    /// another passes the call on.
+    fn visit_memory(&self, _visit: &mut dyn FnMut(*const u8, usize)) {}
+
     /// Whether there is no sample at all.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+/// Tells of a slice, for [`Dataset::visit_memory`].
+pub(crate) fn visit_slice<T>(slice: &[T], visit: &mut dyn FnMut(*const u8, usize)) {
+    visit(slice.as_ptr().cast(), size_of_val(slice));
 }
 
 impl<D: Dataset + ?Sized> Dataset for Arc<D> {
@@ -69,6 +80,10 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 
     fn changes_batches(&self) -> bool {
         (**self).changes_batches()
+    }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        (**self).visit_memory(visit);
     }
 }
 

@@ -111,6 +111,10 @@ where
         unused.push(Scratch { staging, _ring });
         mapped
     }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        self.dataset.visit_memory(visit);
+    }
 }
 
 impl<D: fmt::Debug, F> fmt::Debug for Mapped<D, F> {

@@ -133,6 +133,10 @@ impl<D: Dataset> Dataset for Mixed<D> {
         };
         batch.values::<f32>(other + 1).fill(weight);
     }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        self.dataset.visit_memory(visit);
+    }
 }
 
 /// Calls `mix` for each row and the one before it as it was, for the first with the last.

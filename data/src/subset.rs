@@ -1,6 +1,6 @@
 //! A part of a dataset.
 
-use crate::dataset::{BatchSlot, Dataset, SampleError, SampleSlot};
+use crate::dataset::{BatchSlot, Dataset, SampleError, SampleSlot, visit_slice};
 use crate::element::Field;
 use crate::error::IndexOutOfRange;
 use std::sync::Arc;
@@ -57,5 +57,10 @@ impl<D: Dataset> Dataset for Subset<D> {
 
     fn changes_batches(&self) -> bool {
         self.dataset.changes_batches()
+    }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        self.dataset.visit_memory(visit);
+        visit_slice(&self.indices, visit);
     }
 }

@@ -1,5 +1,6 @@
 //! What of a run decides its memory: which steps and evaluations there are, of what batches.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use lowtide_data::{Batch, BatchView, Field, Loader};
@@ -84,6 +85,17 @@ impl<'a> Fit<'a> {
     pub(crate) fn staging_bytes(&self) -> usize {
         let sets = self.sets.iter().map(|(_, set)| set.staging_bytes());
         self.train.staging_bytes() + sets.sum::<usize>()
+    }
+
+    /// Bytes of the memory that samples are read from, what sets share counted once.
+    pub(crate) fn data_bytes(&self) -> usize {
+        let mut parts = HashMap::new();
+        for loader in self.sets.iter().map(|(_, set)| *set).chain([self.train]) {
+            loader.dataset().visit_memory(&mut |address, bytes| {
+                parts.insert(address, bytes);
+            });
+        }
+        parts.values().sum()
     }
 
     /// # Errors

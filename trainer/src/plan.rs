@@ -24,6 +24,9 @@ pub struct Plan {
     /// Bytes of the host that batches are read into by the loaders of the run, outside the budget;
     /// 0 for a plan of single steps.
     pub staging_bytes: usize,
+    /// Bytes of the host that the samples of the run are read from, mapped files aside, outside the
+    /// budget; 0 for a plan of single steps.
+    pub data_bytes: usize,
     /// What the rehearsal of this plan showed.
     pub forecast: Forecast,
     /// Larger micro-batches that were rehearsed and do not fit, with their peaks.
@@ -103,6 +106,7 @@ pub(crate) fn find<T: Task + Clone, O: Stateful + Clone>(
                 budget_bytes,
                 checkpoint_copy_bytes,
                 staging_bytes: 0,
+                data_bytes: 0,
                 forecast,
                 rejected,
             });

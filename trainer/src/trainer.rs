@@ -180,10 +180,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Those of [`Trainer::plan`].
     pub fn plan_for(&mut self, fit: &Fit<'_>) -> Result<Plan> {
         let examples = Examples::of(fit)?;
-        let begin = self.begin_of(fit);
-        let planned_for = PlannedFor::new(&self.device, fit, begin);
-        let events = examples.events(fit, begin);
-        self.plan_events(&events, examples.batch_size(), Some(planned_for), fit.staging_bytes())
+        let events = examples.events(fit, self.begin_of(fit));
+        self.plan_events(&events, examples.batch_size(), Some(fit))
     }
 
     /// The batch of an epoch that a run begins with.
@@ -196,8 +194,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         &mut self,
         events: &[PlannedEvent<'_>],
         batch_size: usize,
-        planned_for: Option<PlannedFor>,
-        staging_bytes: usize,
+        fit: Option<&Fit<'_>>,
     ) -> Result<Plan> {
         let capacity_bytes = self.device.allocator().capacity_bytes();
         let find = |inputs: &RunInputs<'_, T, O>, splitting| {
@@ -207,15 +204,17 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let mut plan = find(&self.run_inputs(), splitting)?;
         let is_on_host = self.device.kind() == DeviceKind::Cpu;
         // The copy of a training on another device is in the memory of the process.
-        if self.options.background_checkpoints && planned_for.is_some() && is_on_host {
+        if self.options.background_checkpoints && fit.is_some() && is_on_host {
             let held_bytes = self.snapshot_bytes();
             let with_copy = find(&RunInputs { held_bytes, ..self.run_inputs() }, splitting);
             if let Some(better) = with_copy.ok().filter(|p| p.micro_batch == plan.micro_batch) {
                 plan = better;
             }
         }
-        plan.staging_bytes = staging_bytes;
+        plan.staging_bytes = fit.map_or(0, Fit::staging_bytes);
+        plan.data_bytes = fit.map_or(0, Fit::data_bytes);
         self.micro_batch = plan.micro_batch;
+        let planned_for = fit.map(|fit| PlannedFor::new(&self.device, fit, self.begin_of(fit)));
         self.plan = Some((plan.clone(), planned_for));
         Ok(plan)
     }
@@ -251,7 +250,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Those of [`Trainer::fit`]; nothing has changed then, unless it is `Torn`.
     pub fn step(&mut self, batch: &Batch) -> Result<StepReport> {
         if self.current_plan().is_none_or(|plan| plan.batch_size < batch.len()) {
-            self.plan_events(&[PlannedEvent::Step(batch.view()); 2], batch.len(), None, 0)?;
+            self.plan_events(&[PlannedEvent::Step(batch.view()); 2], batch.len(), None)?;
         }
         self.train_step(batch, self.epoch + 1, &mut [])
     }

@@ -22,6 +22,9 @@ pub trait ImageSource: Send + Sync {
     /// Any error, which should name the file.
     fn read(&self, index: usize, sample: &mut ImageSample) -> Result<(), SampleError>;
 
+    /// What memory images are read from, as [`Dataset::visit_memory`] tells.
+    fn visit_memory(&self, _visit: &mut dyn FnMut(*const u8, usize)) {}
+
     /// The dataset of these images through the steps of a pipeline.
     ///
     /// # Errors
@@ -46,6 +49,10 @@ impl<S: ImageSource + ?Sized> ImageSource for Arc<S> {
     fn read(&self, index: usize, sample: &mut ImageSample) -> Result<(), SampleError> {
         (**self).read(index, sample)
     }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        (**self).visit_memory(visit);
+    }
 }
 
 /// The images of a part, such as those of [`Digits::images`](crate::Digits::images).
@@ -60,6 +67,10 @@ impl<S: Dataset + ImageSource> ImageSource for Subset<S> {
 
     fn read(&self, index: usize, sample: &mut ImageSample) -> Result<(), SampleError> {
         self.dataset().read(self.indices()[index], sample)
+    }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        Dataset::visit_memory(self, visit);
     }
 }
 

@@ -109,6 +109,10 @@ impl Dataset for Csv {
     fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
         self.samples.write(index, slot)
     }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        self.samples.visit_memory(visit);
+    }
 }
 
 /// What is wrong with a table: the cause inside [`DataError::File`]. The header is line 1.

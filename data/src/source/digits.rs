@@ -94,6 +94,10 @@ impl Dataset for Digits {
     fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
         self.samples.write(index, slot)
     }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        self.samples.visit_memory(visit);
+    }
 }
 
 fn decode(packed: &[u8]) -> io::Result<(Vec<f32>, Vec<i64>)> {

@@ -1,6 +1,6 @@
 //! Folders of image files: a folder for each class, or images beside their masks.
 
-use crate::dataset::SampleError;
+use crate::dataset::{SampleError, visit_slice};
 use crate::error::DataError;
 use crate::image::{
     ImageError, ImageFormat, ImageLimits, ImageSample, ImageSource, decode, decode_mask,
@@ -125,6 +125,10 @@ impl ImageSource for ImageFolder {
         sample.label = self.label(index);
         self.reading.image(&self.files.path(index), sample)
     }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        self.files.visit_memory(visit);
+    }
 }
 
 /// Images and masks in two folders, each mask a PNG file with the name of its image but for the
@@ -221,6 +225,10 @@ impl ImageSource for SegmentationFolder {
             None => Ok(()),
         }
     }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        self.images.visit_memory(visit);
+    }
 }
 
 /// How files are read.
@@ -272,6 +280,11 @@ impl Files {
 
     fn len(&self) -> usize {
         self.ends.len()
+    }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        visit_slice(self.names.as_bytes(), visit);
+        visit_slice(&self.ends, visit);
     }
 
     fn name(&self, index: usize) -> &str {

@@ -1,6 +1,6 @@
 //! Images with a class each, in memory: of IDX files, or of any numbers.
 
-use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::dataset::{Dataset, SampleError, SampleSlot, visit_slice};
 use crate::element::{ElementType, Field};
 use crate::error::DataError;
 #[cfg(feature = "images")]
@@ -186,6 +186,10 @@ impl ImageSource for Images {
         sample.label = self.labels[index];
         Ok(())
     }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        Dataset::visit_memory(self, visit);
+    }
 }
 
 impl Dataset for Images {
@@ -222,6 +226,11 @@ impl Dataset for Images {
             slot.values::<i64>(1)[0] = label;
         }
         Ok(())
+    }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        visit_slice(&self.pixels, visit);
+        visit_slice(&self.labels, visit);
     }
 }
 

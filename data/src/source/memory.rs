@@ -1,6 +1,6 @@
 //! A dataset made of vectors.
 
-use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::dataset::{Dataset, SampleError, SampleSlot, visit_slice};
 use crate::element::{Element, Field};
 use crate::error::DataError;
 use std::sync::Arc;
@@ -71,5 +71,9 @@ impl Dataset for InMemory {
             bytes.copy_from_slice(&column[start..start + bytes.len()]);
         }
         Ok(())
+    }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        self.columns.iter().for_each(|column| visit_slice(column, visit));
     }
 }

@@ -126,7 +126,13 @@ impl Parquet {
     /// Row groups of the file.
     #[must_use]
     pub fn row_groups(&self) -> usize {
-        self.file.starts.len() - 1
+        self.file.row_groups()
+    }
+
+    /// Bytes of a row group when it is decoded.
+    fn group_bytes(&self, group: usize) -> usize {
+        let row_bytes: usize = self.fields.iter().filter_map(Field::sample_bytes).sum();
+        row_bytes.saturating_mul(self.file.rows(group))
     }
 
     fn decode(&self, group: usize) -> Result<Vec<Vec<u8>>, ParquetError> {
@@ -156,8 +162,7 @@ impl Dataset for Parquet {
 
     fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
         let (group, row) = self.file.place(index);
-        let row_bytes: usize = self.fields.iter().filter_map(Field::sample_bytes).sum();
-        let size_bytes = row_bytes.saturating_mul(self.file.rows(group));
+        let size_bytes = self.group_bytes(group);
         let columns = self.cache.get(group, size_bytes, || self.decode(group));
         let columns = columns.map_err(|error| self.file.wrong(error))?;
         for (field_index, column) in columns.iter().enumerate() {
@@ -165,6 +170,10 @@ impl Dataset for Parquet {
             out.copy_from_slice(&column[row * out.len()..][..out.len()]);
         }
         Ok(())
+    }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        self.cache.visit(visit, (0..self.row_groups()).map(|group| self.group_bytes(group)));
     }
 }
 
@@ -208,6 +217,10 @@ impl Table {
 
     pub(crate) fn len(&self) -> usize {
         self.starts[self.starts.len() - 1]
+    }
+
+    pub(crate) fn row_groups(&self) -> usize {
+        self.starts.len() - 1
     }
 
     pub(crate) fn rows(&self, group: usize) -> usize {
@@ -267,7 +280,7 @@ impl Table {
             1 => {}
             _ => return Err(self.refused(column, "lists of lists")),
         }
-        let Some(group) = (0..self.starts.len() - 1).find(|&group| self.rows(group) > 0) else {
+        let Some(group) = (0..self.row_groups()).find(|&group| self.rows(group) > 0) else {
             return Ok((element, vec![0]));
         };
         let len = match element {
@@ -390,6 +403,19 @@ pub(crate) struct Cache<G> {
 impl<G> Cache<G> {
     pub(crate) fn new(size_bytes_max: usize) -> Self {
         Self { size_bytes_max, groups: Mutex::default() }
+    }
+
+    /// Tells how much it holds when it is full, of groups of these sizes.
+    pub(crate) fn visit(
+        &self,
+        visit: &mut dyn FnMut(*const u8, usize),
+        groups_bytes: impl Iterator<Item = usize>,
+    ) {
+        let fold = |(sum, largest): (usize, usize), bytes: usize| {
+            (sum.saturating_add(bytes), largest.max(bytes))
+        };
+        let (sum, largest) = groups_bytes.fold((0, 0), fold);
+        visit(std::ptr::from_ref(self).cast(), sum.min(self.size_bytes_max.max(largest)));
     }
 
     /// Row group `group`, which takes `size_bytes` when it is decoded. Threads that ask for the

@@ -102,6 +102,11 @@ impl ImageSource for ParquetImages {
         decode(file, self.channels, false, &self.limits, &mut sample.image)
             .map_err(|source| DataError::damaged(&self.file.path, source).into())
     }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        let groups = 0..self.file.row_groups();
+        self.cache.visit(visit, groups.map(|group| self.file.unpacked_bytes(group, self.images)));
+    }
 }
 
 impl std::fmt::Debug for ParquetImages {

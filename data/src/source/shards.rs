@@ -1,6 +1,6 @@
 //! Images with a class each in tar archives, as WebDataset has them.
 
-use crate::dataset::SampleError;
+use crate::dataset::{SampleError, visit_slice};
 use crate::error::DataError;
 use crate::image::{ImageFormat, ImageLimits, ImageSample, ImageSource, decode};
 use crate::source::map::Map;
@@ -101,6 +101,10 @@ impl ImageSource for TarShards {
         // Decoded where it is: the mapping is read once.
         decode(&map.bytes()[image.clone()], self.channels, false, &self.limits, &mut out.image)
             .map_err(|source| DataError::damaged(path, source).into())
+    }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        visit_slice(&self.samples, visit);
     }
 }
 

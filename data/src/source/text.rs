@@ -1,6 +1,6 @@
 //! Text as rows of characters.
 
-use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::dataset::{Dataset, SampleError, SampleSlot, visit_slice};
 use crate::element::Field;
 use crate::error::DataError;
 use crate::source::token_rows::TokenRows;
@@ -115,6 +115,10 @@ impl Dataset for Text {
             to.copy_from_slice(&self.tokens[first..first + to.len()]);
             Ok(())
         })
+    }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        visit_slice(&self.tokens, visit);
     }
 }
 

@@ -231,4 +231,8 @@ impl<S: ImageSource> Dataset for Transformed<S> {
         lock().push(workspace);
         written
     }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        self.source.visit_memory(visit);
+    }
 }

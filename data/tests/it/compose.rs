@@ -160,3 +160,28 @@ fn fractions_that_are_no_whole_are_refused() {
         assert!(split_at_random(&dataset, fractions, 0).is_err(), "{fractions:?}");
     }
 }
+
+#[test]
+fn memory_of_what_is_shared_is_told_at_one_address() {
+    let numbers = |len: usize| InMemory::new(len).with("x", &[], vec![0_i64; len]).unwrap();
+    let shared = Arc::new(numbers(100));
+    let mut parts = split_at_random(&shared, &[0.75, 0.25], 0).unwrap();
+    let test = parts.pop().unwrap();
+    let train = parts.pop().unwrap();
+    let all = Concat::new(vec![Arc::new(train), shared, Arc::new(numbers(3))]).unwrap();
+    let fields = vec![Field::new("x", ElementType::I64, &[])];
+    let all = Mapped::new(all, fields, |_, from, to| {
+        to.values::<i64>(0).copy_from_slice(from.values(0));
+        Ok(())
+    });
+    let (mut told, mut parts) = (0, std::collections::BTreeMap::new());
+    let mut visit = |address, bytes| {
+        told += 1;
+        assert_eq!(*parts.entry(address).or_insert(bytes), bytes);
+    };
+    all.unwrap().visit_memory(&mut visit);
+    test.visit_memory(&mut visit);
+    // The 100 numbers three times, indexes to train and to test on, and three numbers.
+    assert_eq!((told, parts.len()), (6, 4));
+    assert_eq!(parts.values().sum::<usize>(), 8 * (100 + 75 + 25 + 3));
+}

@@ -66,7 +66,8 @@ impl Found {
         say(&format!("batch           {} samples", plan.batch_size))?;
         say(&format!("plan            micro-batches of {}", plan.micro_batch))?;
         say(&format!("predicted peak  {}", exact(plan.predicted_peak_bytes())))?;
-        say(&format!("on the host     {} for batches, beside it", exact(plan.staging_bytes)))?;
+        let (batches, samples) = (exact(plan.staging_bytes), exact(plan.data_bytes));
+        say(&format!("on the host     {batches} for batches and {samples} for data, beside it"))?;
         say("")?;
         say("peak of each category (not at the same moment)")?;
         for &(category, peak_bytes) in &plan.forecast.category_peaks {
@@ -128,6 +129,7 @@ impl Found {
             "batch_size": plan.batch_size,
             "micro_batch": plan.micro_batch,
             "staging_bytes": plan.staging_bytes,
+            "data_bytes": plan.data_bytes,
             "predicted_peak_bytes": plan.predicted_peak_bytes(),
             "peak_bytes_by_category": categories_json(plan.forecast.category_peaks.iter().copied()),
             "modules_at_peak": modules_json(&plan.forecast.modules_at_peak),

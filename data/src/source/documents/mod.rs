@@ -8,6 +8,7 @@ pub use one_per_row::{DocumentRows, RowFit};
 pub(super) use packed::PackedFields;
 pub use packed::PackedRows;
 
+use crate::dataset::visit_slice;
 use crate::element::IGNORED_LABEL;
 use crate::error::DataError;
 use std::ops::Range;
@@ -149,6 +150,11 @@ impl Documents {
         ends.shrink_to_fit();
         let range = 0..ends.len();
         Self { cells: Arc::new(cells), ends: Arc::new(ends), range }
+    }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        visit_slice(&self.cells, visit);
+        visit_slice(&self.ends, visit);
     }
 
     /// Number of documents.

@@ -1,7 +1,7 @@
 //! Each document in a row of its own.
 
 use super::{Cell, Documents};
-use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::dataset::{Dataset, SampleError, SampleSlot, visit_slice};
 use crate::element::{Collate, ElementType, Field, IGNORED_LABEL};
 use crate::error::DataError;
 use std::sync::Arc;
@@ -114,6 +114,11 @@ impl Dataset for DocumentRows {
             }
         }
         Ok(())
+    }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        self.documents.visit_memory(visit);
+        visit_slice(&self.kept, visit);
     }
 }
 

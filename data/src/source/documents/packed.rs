@@ -67,6 +67,10 @@ impl Dataset for PackedRows {
         self.fields.write(row.iter().copied(), slot);
         Ok(())
     }
+
+    fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
+        self.documents.visit_memory(visit);
+    }
 }
 
 /// What a packed row consists of.
