@@ -292,6 +292,14 @@ fn columns_of_parquet_train() {
     let of_number =
         format!("{data}target = \"size\"\ncolumns = [\"place\"]\ntest = \"test.parquet\"\n{mlp}");
     check(&place, "number", &of_number, &["test_rmse"]);
+    place.write(
+        "one.parquet",
+        parquet("message table { required double size; }", vec![Column::Numbers(vec![1.0; 20])]),
+    );
+    let words = ["data.columns", "beside the target"];
+    place
+        .run("check number.toml --set data.columns=[] --set data.file=one.parquet")
+        .check_refused(1, &words);
     let words = ["train.parquet", "\"price\""];
     place.run("check number.toml --set data.target=price").check_refused(1, &words);
     let words = ["train.parquet", "name", "not read"];

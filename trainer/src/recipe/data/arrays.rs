@@ -27,12 +27,21 @@ pub(super) fn npy(data: &NpyRecipe, wants: Wants) -> Result<Opened> {
         }
         Ok((samples, samples_from(arrays, samples, wants.pixel_labels, "data.targets")?))
     };
-    let (samples, train) = open(&data.inputs, &data.targets)?;
-    let Some([inputs, targets]) = &data.test else {
-        let [train, test] = parts(train, share(data.test_share)?)?;
+    let train = open(&data.inputs, &data.targets)?;
+    let test = data.test.as_ref().map(|[inputs, targets]| open(inputs, targets)).transpose()?;
+    in_parts(train, test, data.test_share)
+}
+
+/// What is trained on, and what is tested on: a share of it where there is nothing else.
+fn in_parts<D: Dataset + 'static>(
+    (samples, train): (Samples, D),
+    test: Option<(Samples, D)>,
+    test_share: f64,
+) -> Result<Opened> {
+    let Some((of_test, test)) = test else {
+        let [train, test] = parts(train, share(test_share)?)?;
         return Ok(Opened::new(samples, train, test));
     };
-    let (of_test, test) = open(inputs, targets)?;
     if of_test != samples {
         let problem = format!("has samples of another shape: {of_test:?}, not {samples:?}");
         return Err(setting("data.test", &problem));
@@ -62,6 +71,9 @@ pub(super) fn parquet(data: &ParquetRecipe) -> Result<Opened> {
         }
         columns => columns.to_vec(),
     };
+    if columns.is_empty() {
+        return Err(setting("data.columns", "has no column of numbers beside the target"));
+    }
     let names: Vec<&str> = columns.iter().chain([&data.target]).map(String::as_str).collect();
     let open = |file: &Path| {
         let table = Parquet::open(file, &names)?;
@@ -70,17 +82,9 @@ pub(super) fn parquet(data: &ParquetRecipe) -> Result<Opened> {
         let samples = Samples::Features { count, classes: data.classes };
         Ok::<_, TrainError>((samples, samples_from(table, samples, false, "data.target")?))
     };
-    let (samples, train) = open(&data.file)?;
-    let Some(test) = &data.test else {
-        let [train, test] = parts(train, share(data.test_share)?)?;
-        return Ok(Opened::new(samples, train, test));
-    };
-    let (of_test, test) = open(test)?;
-    if of_test != samples {
-        let problem = format!("has rows of another length: {of_test:?}, not {samples:?}");
-        return Err(setting("data.test", &problem));
-    }
-    Ok(Opened::new(samples, train, test))
+    let train = open(&data.file)?;
+    let test = data.test.as_deref().map(open).transpose()?;
+    in_parts(train, test, data.test_share)
 }
 
 /// Samples under the names and in the types of tasks: the last field of `dataset` is the target,
