@@ -1,7 +1,7 @@
 //! A batch: named fields of a staging buffer, readable whole or in slices.
 
 use crate::element::{Collate, Element, ElementType};
-use crate::epoch::Plan;
+use crate::epoch::EpochPlan;
 use crate::error::DataError;
 use crate::job::{Built, Fault};
 use crate::layout::Place;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Batch {
     staging: Staging,
-    plan: Arc<Plan>,
+    plan: Arc<EpochPlan>,
     index: usize,
     indices: Vec<usize>,
     skipped: Vec<SkippedSample>,
@@ -32,7 +32,7 @@ pub struct SkippedSample {
 }
 
 impl Batch {
-    pub(crate) fn new(built: Built, plan: Arc<Plan>, index: usize) -> Self {
+    pub(crate) fn new(built: Built, plan: Arc<EpochPlan>, index: usize) -> Self {
         let Built { staging, indices, faults, .. } = built;
         let skipped = |Fault { index, error, .. }| SkippedSample { index, error };
         let skipped = faults.into_iter().map(skipped).collect();

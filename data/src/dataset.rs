@@ -2,7 +2,7 @@
 
 use crate::draws::Draws;
 use crate::element::{Element, ElementType, Field};
-use crate::epoch::Plan;
+use crate::epoch::EpochPlan;
 use crate::error::{NotBool, TooLong};
 use crate::layout::Layout;
 use crate::rows::Row;
@@ -91,14 +91,14 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 #[derive(Debug)]
 pub struct SampleSlot<'a> {
     row: Row<'a>,
-    plan: &'a Plan,
+    plan: &'a EpochPlan,
     /// The sample's index, as the loader counts.
     index: usize,
 }
 
 impl<'a> SampleSlot<'a> {
     /// The zeroed slot of `row`, for sample `index`.
-    pub(crate) fn new(mut row: Row<'a>, plan: &'a Plan, index: usize) -> Self {
+    pub(crate) fn new(mut row: Row<'a>, plan: &'a EpochPlan, index: usize) -> Self {
         for place_index in 0..row.layout().places().len() {
             row.bytes(place_index).fill(0);
         }
@@ -241,7 +241,7 @@ impl<'a> SampleSlot<'a> {
 /// The samples of a batch before it is handed out: those that were written, in order.
 #[derive(Debug)]
 pub struct BatchSlot<'a> {
-    plan: &'a Plan,
+    plan: &'a EpochPlan,
     bytes: &'a mut [u8],
     indices: &'a [usize],
     batch: usize,
@@ -249,7 +249,7 @@ pub struct BatchSlot<'a> {
 
 impl<'a> BatchSlot<'a> {
     pub(crate) fn new(
-        plan: &'a Plan,
+        plan: &'a EpochPlan,
         bytes: &'a mut [u8],
         indices: &'a [usize],
         batch: usize,

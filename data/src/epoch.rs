@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What is known of an epoch before its first sample is read.
-pub(crate) struct Plan {
+pub(crate) struct EpochPlan {
     pub(crate) layout: Arc<Layout>,
     /// The state after the last batch.
     pub(crate) end: LoaderState,
@@ -27,7 +27,7 @@ pub(crate) struct Plan {
     cancelled: AtomicBool,
 }
 
-impl Plan {
+impl EpochPlan {
     pub(crate) fn new(
         layout: Arc<Layout>,
         end: LoaderState,
@@ -60,9 +60,9 @@ impl Plan {
     }
 }
 
-impl fmt::Debug for Plan {
+impl fmt::Debug for EpochPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Plan").field("end", &self.end).finish_non_exhaustive()
+        f.debug_struct("EpochPlan").field("end", &self.end).finish_non_exhaustive()
     }
 }
 

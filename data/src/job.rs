@@ -1,7 +1,7 @@
 //! One batch while it is built: its samples are written by whichever thread claims them.
 
 use crate::dataset::{BatchSlot, Dataset, SampleSlot};
-use crate::epoch::Plan;
+use crate::epoch::EpochPlan;
 use crate::error::{DataError, IndexOutOfRange};
 use crate::rows::{Row, Rows};
 use crate::staging::Staging;
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A batch to build. The thread that drops the last handle of it sends the reply.
 pub(crate) struct Job {
-    pub(crate) plan: Arc<Plan>,
+    pub(crate) plan: Arc<EpochPlan>,
     /// To change the batch as a whole.
     dataset: Arc<dyn Dataset>,
     batch: usize,
@@ -61,7 +61,7 @@ pub(crate) struct Built {
 
 impl Job {
     pub(crate) fn new(
-        plan: Arc<Plan>,
+        plan: Arc<EpochPlan>,
         dataset: Arc<dyn Dataset>,
         batch: usize,
         staging: Staging,

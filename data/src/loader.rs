@@ -1,7 +1,7 @@
 //! The loader: a dataset, an order, a ring of staging buffers and the threads that fill them.
 
 use crate::dataset::Dataset;
-use crate::epoch::{Epoch, Plan};
+use crate::epoch::{Epoch, EpochPlan};
 use crate::error::DataError;
 use crate::layout::Layout;
 pub use crate::options::{LoaderOptions, OnBadSample};
@@ -181,7 +181,7 @@ impl Shared {
         let LoaderOptions { seed, batch_size, .. } = self.options;
         let order = self.sampler.order(EpochKey { seed, epoch, batch_size }, self.dataset.len());
         let (layout, skip_max) = (Arc::clone(&self.layout), self.options.skip_max());
-        let plan = Plan::new(layout, self.end_of(epoch), skip_max, order, self.len);
+        let plan = EpochPlan::new(layout, self.end_of(epoch), skip_max, order, self.len);
         Window::new(Arc::new(plan), 0, self.ring.slots)
     }
 

@@ -1,7 +1,7 @@
 //! Worker threads, which share the samples of the first batch that has any left.
 
 use crate::dataset::Dataset;
-use crate::epoch::Plan;
+use crate::epoch::EpochPlan;
 use crate::error::DataError;
 use crate::job::Job;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
@@ -65,7 +65,7 @@ impl Pool {
     }
 
     /// Takes back the batches of an epoch that no worker has begun.
-    pub(crate) fn withdraw(&self, plan: &Arc<Plan>) {
+    pub(crate) fn withdraw(&self, plan: &Arc<EpochPlan>) {
         let is_of_it = |job: &Arc<Job>| Arc::ptr_eq(&job.plan, plan);
         let mut queue = self.queue.lock();
         let jobs = std::mem::take(&mut queue.jobs);

@@ -4,7 +4,7 @@
 //! next batch to hand out is always the first in the window, and if the window is empty then every
 //! buffer is held outside: the one case in which waiting could be for ever.
 
-use crate::epoch::Plan;
+use crate::epoch::EpochPlan;
 use crate::error::DataError;
 use crate::job::{Built, Job, Reply};
 use crate::loader::Shared;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 #[derive(Debug)]
 pub(crate) struct Window {
-    pub(crate) plan: Arc<Plan>,
+    pub(crate) plan: Arc<EpochPlan>,
     /// Index of the next batch to hand out.
     pub(crate) next: usize,
     /// The batches `next..` that were submitted.
@@ -34,7 +34,7 @@ enum Entry {
 
 impl Window {
     /// `slots` is the number of staging buffers, each of which can be in one reply.
-    pub(crate) fn new(plan: Arc<Plan>, next: usize, slots: usize) -> Self {
+    pub(crate) fn new(plan: Arc<EpochPlan>, next: usize, slots: usize) -> Self {
         let (reply, replies) = bounded(slots);
         Self { plan, next, entries: VecDeque::with_capacity(slots), reply, replies }
     }

@@ -1,7 +1,7 @@
 //! Fills staging buffers with the samples of a stream.
 
 use crate::dataset::SampleSlot;
-use crate::epoch::Plan;
+use crate::epoch::EpochPlan;
 use crate::error::DataError;
 use crate::job::{Built, Fault, message_of};
 use crate::rows::Rows;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// A stream, and how far it is. Whichever thread reads the stream owns this.
 pub(super) struct Builder {
     pub(super) stream: Box<dyn Stream>,
-    pub(super) plan: Arc<Plan>,
+    pub(super) plan: Arc<EpochPlan>,
     pub(super) batch_size: usize,
     pub(super) drops_last: bool,
     /// Samples that may still be skipped.

@@ -1,7 +1,7 @@
 //! The batches of a stream.
 
 use crate::batch::Batch;
-use crate::epoch::Plan;
+use crate::epoch::EpochPlan;
 use crate::error::DataError;
 use crate::layout::Layout;
 use crate::loader::OnBadSample;
@@ -82,7 +82,7 @@ pub struct StreamLoaderState {
 pub struct StreamLoader {
     source: Source,
     ring: Ring,
-    plan: Arc<Plan>,
+    plan: Arc<EpochPlan>,
     state: StreamLoaderState,
     is_over: bool,
 }
@@ -159,7 +159,7 @@ impl StreamLoader {
         let ring = Ring::new(slots, layout.size_bytes)?;
         // No dataset has 0 samples and a batch, so no loader of one takes such a state.
         let end = LoaderState { epoch: 0, batch: 0, seed: 0, batch_size, sample_count: 0 };
-        let plan = Arc::new(Plan::unordered(Arc::new(layout), end));
+        let plan = Arc::new(EpochPlan::unordered(Arc::new(layout), end));
         let skips_left = match options.on_bad_sample {
             OnBadSample::Fail => 0,
             OnBadSample::Skip(count) => count,
