@@ -7,6 +7,7 @@ use crate::job::{Built, Fault};
 use crate::layout::Place;
 use crate::staging::Staging;
 use crate::state::LoaderState;
+use lowtide_allocator::PinnedBuffer;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -142,11 +143,15 @@ impl<'a> BatchView<'a> {
     pub fn fields(&self) -> impl Iterator<Item = FieldView<'a>> + use<'a> {
         let Self { batch, start, end } = *self;
         let (layout, staging) = (&batch.plan.layout, batch.staging.bytes());
-        layout.places().iter().map(move |place| FieldView {
-            place,
-            len: end - start,
-            lengths: layout.lengths(place, staging, start..end),
-            bytes: &staging[layout.range(place, staging, start..end)],
+        layout.places().iter().map(move |place| {
+            let range = layout.range(place, staging, start..end);
+            FieldView {
+                place,
+                len: end - start,
+                lengths: layout.lengths(place, staging, start..end),
+                locked: batch.staging.page_locked().map(|block| (block, range.start)),
+                bytes: &staging[range],
+            }
         })
     }
 
@@ -169,6 +174,7 @@ pub struct FieldView<'a> {
     len: usize,
     lengths: Option<&'a [i64]>,
     bytes: &'a [u8],
+    locked: Option<(&'a PinnedBuffer, usize)>,
 }
 
 impl<'a> FieldView<'a> {
@@ -225,6 +231,13 @@ impl<'a> FieldView<'a> {
     #[must_use]
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
+    }
+
+    /// The page-locked block that the bytes are in, and where they are in it, if the loader has
+    /// [such memory](crate::Loader::lock_pages).
+    #[must_use]
+    pub fn page_locked(&self) -> Option<(&'a PinnedBuffer, Range<usize>)> {
+        self.locked.map(|(block, start)| (block, start..start + self.bytes.len()))
     }
 
     /// The elements of all samples, or `None` if they are not of type `T`.

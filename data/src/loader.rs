@@ -10,6 +10,7 @@ use crate::sampler::{EpochKey, Sampler, Shuffled};
 use crate::staging::Ring;
 use crate::state::LoaderState;
 use crate::window::Window;
+use lowtide_allocator::{PinnedCache, Stream};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -149,6 +150,30 @@ impl Loader {
     #[must_use]
     pub fn staging_bytes(&self) -> usize {
         self.shared.ring.slots * self.shared.ring.slot_bytes
+    }
+
+    /// Bytes of page-locked memory that [`lock_pages`](Self::lock_pages) asks for.
+    #[must_use]
+    pub fn page_locked_bytes(&self) -> usize {
+        self.shared.ring.size_bytes()
+    }
+
+    /// Builds batches in page-locked memory from now on, from which a device copies by itself on
+    /// `stream`: a buffer is not written again before the copies there have run.
+    ///
+    /// # Errors
+    /// [`DataError::Staging`] if there is less than [`Self::page_locked_bytes`]; the loader is as
+    /// before then.
+    ///
+    /// # Panics
+    /// If an epoch of the loader is still there.
+    pub fn lock_pages(&mut self, memory: &PinnedCache, stream: Stream) -> Result<(), DataError> {
+        let shared = Arc::get_mut(&mut self.shared).expect("no epoch of the loader is there");
+        let ring = shared.ring.page_locked(memory, stream)?;
+        // What was built ahead is in buffers of the ring before.
+        shared.ahead = Mutex::default();
+        shared.ring = ring;
+        Ok(())
     }
 
     fn start(&self, state: LoaderState) -> Epoch {

@@ -285,7 +285,7 @@ fn copies(device: &CudaDevice, size_bytes: usize) -> Outcome<()> {
     batch.as_mut_slice().fill(7);
     let seconds = median(|| {
         let started = Instant::now();
-        streams.upload_pinned(on, &batch, (&block, 0))?;
+        streams.upload_pinned(on, (&batch, 0..size_bytes), (&block, 0))?;
         streams.synchronize(on)?;
         Ok(started.elapsed().as_secs_f64())
     })?;

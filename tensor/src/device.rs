@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 #[cfg(feature = "cuda")]
 use lowtide_allocator::cuda::CudaDevice;
 use lowtide_allocator::{
-    CachingAllocator, Category, CategoryScope, HostSource, SimSource, SimStreams, Simulation,
-    Stream,
+    CachingAllocator, Category, CategoryScope, HostSource, PinnedCache, SimSource, SimStreams,
+    Simulation, Stream,
 };
 
 use crate::cpu::Cpu;
@@ -366,6 +366,26 @@ impl Device {
     /// Whether copies from and to the host run beside what computes.
     pub(crate) fn copies_beside(&self) -> bool {
         self.kind() == DeviceKind::Cuda
+    }
+
+    /// Memory of the host that copies to this device read themselves, for a ring of buffers of so
+    /// many bytes together, and the stream to allocate them for; `None` where copies are the
+    /// host's work. It is outside the budget of the device.
+    ///
+    /// # Errors
+    /// The driver has no such memory.
+    pub fn page_locked_ring(
+        &self,
+        size_bytes: usize,
+    ) -> Result<Option<(PinnedCache, Stream)>, TensorError> {
+        match self.backend() {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => Ok(Some((cuda.ring(size_bytes)?, COPIES))),
+            _ => {
+                let _ = size_bytes;
+                Ok(None)
+            }
+        }
     }
 
     /// Makes copies wait for all that was enqueued so far.

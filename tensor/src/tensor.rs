@@ -1,10 +1,11 @@
 //! The tensor: a handle to shared storage plus a layout. Creation, reading, bookkeeping.
 
 use std::fmt::{self, Debug};
+use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
 
-use lowtide_allocator::{Category, ModulePath, Origin, Stream};
+use lowtide_allocator::{Category, ModulePath, Origin, PinnedBuffer, Stream};
 
 use crate::device::{Backend, COPIES, Device};
 use crate::dtype::{DType, Element, Value, for_each_dtype};
@@ -133,15 +134,48 @@ impl Tensor {
         dtype: DType,
         bytes: &[u8],
     ) -> Result<Self> {
-        let shape = shape.into();
+        Self::from_upload(
+            device,
+            shape.into(),
+            Upload { op: "from_bytes", bytes, locked: None, dtype },
+        )
+    }
+
+    /// The elements in the bytes `range` of a page-locked block, native byte order, row-major.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::from_bytes`].
+    ///
+    /// # Panics
+    /// If the range is not within the block.
+    ///
+    /// # Streams
+    /// As [`Tensor::from_bytes`], but an NVIDIA device that the block's memory is
+    /// [of](Device::page_locked_ring) reads it when the copy runs: it must not be written before it
+    /// has been [waited for](PinnedBuffer::wait).
+    #[track_caller]
+    pub fn from_page_locked(
+        device: &Device,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        (from, range): (&PinnedBuffer, Range<usize>),
+    ) -> Result<Self> {
+        let (op, locked) = ("from_page_locked", Some((from, range.start)));
+        let bytes = &from.as_slice()[range];
+        Self::from_upload(device, shape.into(), Upload { op, bytes, locked, dtype })
+    }
+
+    #[track_caller]
+    fn from_upload(device: &Device, shape: Shape, upload: Upload<'_>) -> Result<Self> {
+        let Upload { op, bytes, dtype, .. } = upload;
         if shape.element_count().checked_mul(dtype.size_bytes()) != Some(bytes.len()) {
             let found = Shape::new(&[bytes.len() / dtype.size_bytes()]);
-            return Err(TensorError::Shape { op: "from_bytes", left: found, right: shape });
+            return Err(TensorError::Shape { op, left: found, right: shape });
         }
         let category = device.allocator().current_category();
         let stream = if device.copies_beside() { COPIES } else { device.allocator().stream() };
         let tensor = Self::empty_on(device, (stream, category), shape, dtype)?;
-        device.launch(Upload { op: "from_bytes", bytes, dtype }, &[], &[&tensor])?;
+        device.launch(upload, &[], &[&tensor])?;
         tensor.storage.set_arriving(device.copies_beside());
         Ok(tensor)
     }
@@ -157,7 +191,11 @@ impl Tensor {
             let found = Shape::new(&[bytes.len() / self.dtype.size_bytes()]);
             return Err(TensorError::Shape { op, left: found, right: *self.shape() });
         }
-        self.device().launch(Overwrite(Upload { op, bytes, dtype: self.dtype }), &[], &[self])
+        self.device().launch(
+            Overwrite(Upload { op, bytes, locked: None, dtype: self.dtype }),
+            &[],
+            &[self],
+        )
     }
 
     /// The sizes of the dimensions.

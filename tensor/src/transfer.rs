@@ -1,6 +1,6 @@
 //! Bytes of the host to a tensor and back, and tensors from one device to another.
 
-use lowtide_allocator::Category;
+use lowtide_allocator::{Category, PinnedBuffer};
 
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
@@ -17,6 +17,9 @@ pub(crate) struct Upload<'a> {
     pub(crate) op: &'static str,
     /// Native byte order, row-major.
     pub(crate) bytes: &'a [u8],
+    /// The page-locked block that they are in, and where, if they are to be read there when the
+    /// copy runs.
+    pub(crate) locked: Option<(&'a PinnedBuffer, usize)>,
     pub(crate) dtype: DType,
 }
 
@@ -45,7 +48,13 @@ impl Kernel for Upload<'_> {
 
     #[cfg(feature = "cuda")]
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda.write_new(&operands.write(0), self.bytes)
+        let place = operands.write(0);
+        match self.locked {
+            Some((from, start)) => {
+                cuda.write_new_from(&place, (from, start..start + self.bytes.len()))
+            }
+            None => cuda.write_new(&place, self.bytes),
+        }
     }
 }
 
@@ -138,7 +147,7 @@ impl Send<'_> {
 
     fn write<T: Element>(&self, elements: &[T]) -> Result<()> {
         let bytes = bytemuck::cast_slice(elements);
-        let upload = Upload { op: Send::NAME, bytes, dtype: T::DTYPE };
+        let upload = Upload { op: Send::NAME, bytes, locked: None, dtype: T::DTYPE };
         self.to.device().launch(Overwrite(upload), &[], &[self.to])
     }
 }

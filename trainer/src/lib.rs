@@ -18,6 +18,7 @@ mod observer;
 pub mod observers;
 mod options;
 mod outline;
+mod page_lock;
 mod plan;
 mod precision;
 pub mod prelude;
@@ -58,6 +59,7 @@ pub use observer::{
 };
 pub use options::{MicroBatches, NonFinite, Options};
 pub use outline::{Every, Fit};
+pub use page_lock::lock_pages;
 pub use plan::Plan;
 pub use precision::Precision;
 #[cfg(feature = "progress")]

@@ -8,6 +8,7 @@
 //! got somewhere.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::caching::CachingAllocator;
@@ -50,6 +51,7 @@ pub struct PinnedCache {
 }
 
 struct Shared {
+    id: u64,
     fence: Box<dyn Fence>,
     state: Mutex<State>,
 }
@@ -73,6 +75,9 @@ struct Pending {
     /// How many were dropped before.
     number: u64,
 }
+
+/// Caches made so far.
+static CACHES: AtomicU64 = AtomicU64::new(0);
 
 /// Blocks that a device may still reach although it cannot be waited for any more: they stay until
 /// the process ends, here where a leak checker and a debugger find them.
@@ -101,7 +106,11 @@ impl PinnedCache {
         fence: impl Fence + 'static,
     ) -> Result<PinnedCache, AllocError> {
         let allocator = CachingAllocator::new(source)?;
-        let shared = Arc::new(Shared { fence: Box::new(fence), state: Mutex::default() });
+        let shared = Arc::new(Shared {
+            id: CACHES.fetch_add(1, Ordering::Relaxed),
+            fence: Box::new(fence),
+            state: Mutex::default(),
+        });
         // Weak: pending blocks keep the allocator, and the allocator keeps its reclaimers.
         let pending = Arc::downgrade(&shared);
         // First of all reclaimers: what is waited for is not needed any more.
@@ -138,6 +147,11 @@ impl PinnedCache {
             (allocated, _) => Some(allocated?),
         };
         Ok(PinnedBuffer { buffer, users: StreamSet::of(stream), shared: Arc::clone(&self.shared) })
+    }
+
+    /// A number that no other cache of this process has.
+    pub fn id(&self) -> u64 {
+        self.shared.id
     }
 
     /// Waits for the streams of everything that is pending. Returns the bytes that went back to the
@@ -259,6 +273,16 @@ impl PinnedBuffer {
     /// Notes that work enqueued on `stream` uses the block, beside the stream that it is for.
     pub fn record_use(&mut self, stream: Stream) {
         self.users = self.users.union(StreamSet::of(stream));
+    }
+
+    /// Whether the block is for `stream`, or [its use](Self::record_use) there was noted.
+    pub fn is_for(&self, stream: Stream) -> bool {
+        self.users.without(stream) != self.users
+    }
+
+    /// The [number](PinnedCache::id) of the cache that it is of.
+    pub fn cache_id(&self) -> u64 {
+        self.shared.id
     }
 
     /// Makes the host wait until no stream works on the block, so that it may be touched again.

@@ -99,7 +99,7 @@ impl CudaStreams {
         enqueued.and(done)
     }
 
-    /// Enqueues a copy of a whole page-locked block to a block, from byte `start` on.
+    /// Enqueues a copy of bytes of a page-locked block to a block, from byte `start` on.
     ///
     /// The copy reads when it runs: the page-locked block must be for this stream, or have been
     /// told of it, and must not be written before it has been [waited
@@ -107,13 +107,16 @@ impl CudaStreams {
     ///
     /// # Errors
     /// The block is of another device or shorter, or the driver refused.
+    ///
+    /// # Panics
+    /// If the range is not within the page-locked block.
     pub fn upload_pinned(
         &self,
         stream: Stream,
-        from: &PinnedBuffer,
+        (from, range): (&PinnedBuffer, Range<usize>),
         (to, start): (&Buffer, usize),
     ) -> Result<(), CudaError> {
-        let bytes = from.as_slice();
+        let bytes = &from.as_slice()[range];
         let (address, len) = self.place(to, start..start.saturating_add(bytes.len()))?;
         self.copy_in(stream, bytes.as_ptr().cast(), address, len)
     }

@@ -63,7 +63,7 @@ fn go(gpu: &Gpu, held: &mut Held) -> usize {
             let mut batch = cache.allocate(stream(2), 64 << 10)?;
             batch.as_mut_slice().fill(value);
             let slot = memory.allocate_on(stream(2), Category::Input, 64 << 10)?;
-            streams.upload_pinned(stream(2), &batch, (&slot, 0))?;
+            streams.upload_pinned(stream(2), (&batch, 0..64 << 10), (&slot, 0))?;
         }
         cache.synchronize()?;
         Ok(())

@@ -33,7 +33,7 @@ fn arrived(streams: &CudaStreams, fence: impl Fence + 'static) -> usize {
     for (value, slot) in slots.iter().enumerate() {
         let mut batch = cache.allocate(copies, BATCH_BYTES).unwrap();
         batch.as_mut_slice().fill(value as u8);
-        streams.upload_pinned(copies, &batch, (slot, 0)).unwrap();
+        streams.upload_pinned(copies, (&batch, 0..BATCH_BYTES), (slot, 0)).unwrap();
     }
     let is_right = |&(value, slot): &(usize, &Buffer)| {
         let mut back = vec![0; BATCH_BYTES];

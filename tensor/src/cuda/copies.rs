@@ -24,12 +24,20 @@ pub(super) struct Copies {
     /// It is locked whenever a kernel is told of it, and from before a wait of the host until the
     /// host has looked at it. So what the host sees was written before that wait.
     bad_label: Mutex<Option<PinnedBuffer>>,
+    /// Numbers of the caches whose blocks copies read themselves: the host waits for this stream
+    /// before it writes them again.
+    rings: Mutex<Vec<u64>>,
 }
 
 impl Copies {
     pub(super) fn new(streams: &CudaStreams) -> Self {
         let streams = streams.clone();
-        Copies { streams, staging: Mutex::default(), bad_label: Mutex::default() }
+        Copies {
+            streams,
+            staging: Mutex::default(),
+            bad_label: Mutex::default(),
+            rings: Mutex::default(),
+        }
     }
 
     /// Enqueues a copy to a block, from byte `start` on, and keeps no hold of `bytes`.
@@ -44,7 +52,7 @@ impl Copies {
             match staged {
                 Ok(mut staged) => {
                     staged.as_mut_slice().copy_from_slice(part);
-                    self.streams.upload_pinned(COPIES, &staged, (block, at))?;
+                    self.streams.upload_pinned(COPIES, (&staged, 0..part.len()), (block, at))?;
                 }
                 // Then the driver stages, and the host waits.
                 Err(
@@ -55,6 +63,28 @@ impl Copies {
             }
         }
         Ok(())
+    }
+
+    /// [`upload`](Self::upload) of bytes of a page-locked block: without a copy on the way if its
+    /// memory is a ring of this device. It must not be written before it has been waited for.
+    pub(super) fn upload_pinned(
+        &self,
+        (from, range): (&PinnedBuffer, Range<usize>),
+        block: &Buffer,
+        start: usize,
+    ) -> Result<()> {
+        let is_read_itself = from.is_for(COPIES) && locked(&self.rings).contains(&from.cache_id());
+        if range.is_empty() || !is_read_itself {
+            return self.upload(&from.as_slice()[range], block, start);
+        }
+        Ok(self.streams.upload_pinned(COPIES, (from, range), (block, start))?)
+    }
+
+    /// Memory for a ring of buffers that copies read themselves.
+    pub(super) fn ring(&self, size_bytes: usize) -> Result<PinnedCache, AllocError> {
+        let ring = self.page_locked(size_bytes)?;
+        locked(&self.rings).push(ring.id());
+        Ok(ring)
     }
 
     /// [`upload`](Self::upload) to a place that kernels may be at work on, before and after.

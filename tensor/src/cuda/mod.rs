@@ -18,7 +18,7 @@ use bytemuck::Pod;
 use lowtide_allocator::cuda::{
     Argument, CudaDevice, CudaSource, CudaStreams, DeviceMemory, Grid, Kernel,
 };
-use lowtide_allocator::{CachingAllocator, MemorySource, Stream};
+use lowtide_allocator::{CachingAllocator, MemorySource, PinnedBuffer, PinnedCache, Stream};
 
 use crate::device::{Backend, Device};
 use crate::dtype::DType;
@@ -262,6 +262,21 @@ impl Cuda {
     /// [`Cuda::write`] to memory that was allocated for copies, and that was not used since.
     pub(crate) fn write_new(&self, place: &DeviceOperand<'_>, bytes: &[u8]) -> Result<()> {
         self.retried(|| self.copies.upload(bytes, place.block(), place.bytes().start))
+    }
+
+    /// [`Cuda::write_new`] from bytes of a page-locked block, see [`Copies::upload_pinned`].
+    pub(crate) fn write_new_from(
+        &self,
+        place: &DeviceOperand<'_>,
+        (from, range): (&PinnedBuffer, Range<usize>),
+    ) -> Result<()> {
+        let start = place.bytes().start;
+        self.retried(|| self.copies.upload_pinned((from, range.clone()), place.block(), start))
+    }
+
+    /// Memory for a ring of buffers that copies read themselves.
+    pub(crate) fn ring(&self, size_bytes: usize) -> Result<PinnedCache> {
+        self.retried(|| Ok(self.copies.ring(size_bytes)?))
     }
 
     /// Lets `launch` tell a kernel where to say which label is bad; who reads a value next is told.

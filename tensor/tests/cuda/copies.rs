@@ -1,5 +1,7 @@
-use lowtide_allocator::{Category, Fault, Repeat};
-use lowtide_tensor::{CpuOptions, DType, Device, Tensor, TensorResult as Result};
+use lowtide_allocator::{
+    Category, Fault, HostSource, PinnedBuffer, PinnedCache, Repeat, SimStreams,
+};
+use lowtide_tensor::{CpuOptions, DType, Device, Tensor, TensorError, TensorResult as Result};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -357,4 +359,50 @@ fn tensor_without_room_on_the_other_device_stays_and_nothing_is_left() {
     assert!(error.out_of_memory().is_some(), "{error}");
     assert_eq!(allocated(&host), before);
     assert_eq!(x.to_vec::<f32>().unwrap(), [3.0; LEN]);
+}
+
+/// A ring of two buffers, each written again as soon as it may be.
+#[test]
+fn copies_from_a_page_locked_ring_pass_through_nothing_and_are_waited_for() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    in_every_schedule(&gpu, || {
+        let device = gpu.device();
+        let size_bytes = bytes(0.0).len();
+        let allocations = || gpu.pretend.calls("cuMemHostAlloc");
+        let before = allocations();
+        let ring = device.page_locked_ring(2 * size_bytes.next_multiple_of(512)).unwrap();
+        let (memory, stream) = ring.expect("an NVIDIA device");
+        let allocate = |_| memory.allocate(stream, size_bytes).unwrap();
+        let mut buffers: Vec<PinnedBuffer> = (0..2).map(allocate).collect();
+        let mut tensors = Vec::new();
+        for number in 0..6 {
+            let buffer = &mut buffers[number % 2];
+            buffer.wait().unwrap();
+            buffer.as_mut_slice().copy_from_slice(&bytes(number as f32));
+            // A part of it, as micro-batches are.
+            let part = (&*buffer, 400..size_bytes);
+            tensors.push(Tensor::from_page_locked(&device, [LEN - 100], DType::F32, part).unwrap());
+        }
+        assert_eq!(allocations(), before + 1, "the ring alone");
+        for (number, tensor) in tensors.iter().enumerate() {
+            assert_eq!(tensor.to_vec::<f32>().unwrap(), [number as f32; LEN - 100]);
+        }
+        // Memory that no device of this number has made is copied before the call returns.
+        let cpu = Device::cpu(CpuOptions::default()).unwrap();
+        assert!(cpu.page_locked_ring(1).unwrap().is_none());
+        let streams = SimStreams::new();
+        let other = PinnedCache::new(HostSource::with_capacity(1 << 20), streams).unwrap();
+        let mut foreign = other.allocate(stream, size_bytes).unwrap();
+        foreign.as_mut_slice().copy_from_slice(&bytes(7.0));
+        for device in [&device, &cpu] {
+            let whole = (&foreign, 0..size_bytes);
+            let tensor = Tensor::from_page_locked(device, [LEN], DType::F32, whole).unwrap();
+            foreign.as_mut_slice().copy_from_slice(&bytes(8.0));
+            assert_eq!(tensor.to_vec::<f32>().unwrap(), [7.0; LEN]);
+            foreign.as_mut_slice().copy_from_slice(&bytes(7.0));
+        }
+        let whole = (&foreign, 0..size_bytes);
+        let wrong = Tensor::from_page_locked(&device, [LEN + 1], DType::F32, whole).unwrap_err();
+        assert!(matches!(wrong, TensorError::Shape { .. }), "{wrong}");
+    });
 }

@@ -9,6 +9,7 @@ use crate::command::{DeviceArgs, say};
 use crate::error::Result;
 use crate::evaluation::evaluate;
 use crate::metrics::metric_values;
+use crate::page_lock::lock_pages;
 use crate::recipe::{Recipe, RecipeData};
 use crate::run_dir::RunDir;
 use crate::task::Task;
@@ -28,7 +29,8 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<()> {
     let run_dir = RunDir::open(&arguments.run_dir)?;
     let recipe = Recipe::load(&run_dir.recipe())?;
     let device: Device = arguments.device.open()?;
-    let RecipeData { samples, test, .. } = recipe.open()?;
+    let RecipeData { samples, mut test, .. } = recipe.open()?;
+    lock_pages(&mut test, &device)?;
     let mut task = recipe.task(&device, samples)?;
     lowtide_nn::load(task.parameters(), &run_dir.model())?;
     let score = evaluate(&task, &device, &test, recipe.train.batch_size)?;

@@ -20,6 +20,7 @@ use crate::metrics::{Metrics, metric_values, partial_of};
 use crate::observer::{Observer, Training};
 use crate::observers::{CheckpointEvery, Checkpoints, TensorBoard, Watched};
 use crate::outline::Fit;
+use crate::page_lock::lock_pages;
 use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::recipe::{Recipe, RecipeData, RecipeTrainer};
@@ -78,8 +79,11 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     };
     let every = arguments.checkpoint_every.or(recipe.train.checkpoint_every);
     recipe.train.checkpoint_every = every;
-    let RecipeData { samples, train, test } = recipe.open()?;
+    let RecipeData { samples, mut train, mut test } = recipe.open()?;
     let device = arguments.device.open()?;
+    for loader in [&mut train, &mut test] {
+        lock_pages(loader, &device)?;
+    }
     let mut trainer = match recipe.trainer(&device, samples) {
         // The rehearsal on a larger, simulated device knows how much is missing in all.
         Err(error) if error.out_of_memory().is_some() => {

@@ -181,7 +181,10 @@ pub fn upload(device: &Device, field: FieldView<'_>) -> Result<Tensor> {
             return Ok(Tensor::from_slice(device, shape, &wide)?);
         }
     };
-    Ok(Tensor::from_bytes(device, shape, dtype, field.bytes())?)
+    Ok(match field.page_locked() {
+        Some(place) => Tensor::from_page_locked(device, shape, dtype, place)?,
+        None => Tensor::from_bytes(device, shape, dtype, field.bytes())?,
+    })
 }
 
 /// A field of numbers as a tensor of the type that a model computes with. Bytes are taken for

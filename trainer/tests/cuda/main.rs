@@ -18,6 +18,7 @@ use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_tensor::{Device, RandomKey};
 use lowtide_trainer::{
     Classification, Flow, Observer, Options, Result, StepReport, TrainError, Trainer, Training,
+    lock_pages,
 };
 
 use crate::common::{KINDS, Kind, Outcome, Run, does_not_fit, labelled, values, versions};
@@ -212,6 +213,39 @@ fn label_that_is_no_class_ends_the_step_before_anything_is_written() {
     assert_eq!(after, before);
     assert_eq!((trainer.steps(), trainer.is_torn()), (1, false));
     trainer.step(&batches[0]).expect("the label is forgotten");
+}
+
+#[test]
+fn batches_in_page_locked_memory_end_in_the_same_bits_and_the_same_peak() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    for (seed, workers) in [(0, 0), (1, 2), (2, 2)] {
+        gpu.pretend.schedule(seed);
+        let run = Run { workers, train_len: 96, ..small() };
+        let [plain, locked] = [false, true].map(|is_locked| {
+            let device = gpu.device();
+            let (mut train, mut test) = run.loaders();
+            for loader in [&mut train, &mut test].into_iter().filter(|_| is_locked) {
+                assert!(lock_pages(loader, &device).expect("room"));
+                let batch = loader.epoch(0).next().expect("one").expect("readable");
+                assert!(batch.fields().all(|field| field.page_locked().is_some()));
+            }
+            let mut trainer = run.trainer(&device);
+            let plan = trainer.plan(&train, &test, run.epochs).expect("fits");
+            trainer.fit(&train, &test, run.epochs, &mut []).expect("undisturbed");
+            let peak_bytes = device.allocator().statistics().reserved.peak_bytes;
+            assert_eq!(peak_bytes, plan.predicted_peak_bytes());
+            (trainer.state_hash().expect("readable"), peak_bytes)
+        });
+        assert_eq!(locked, plain, "schedule {seed}");
+    }
+    gpu.pretend.schedule(0);
+    // Without page-locked memory, batches stay where they are.
+    gpu.pretend.fail("cuMemHostAlloc", 2, 1, Repeat::Forever);
+    let (mut train, _) = small().loaders();
+    assert!(!lock_pages(&mut train, &gpu.device()).expect("a loader of plain memory"));
+    gpu.pretend.fail("cuMemHostAlloc", 0, 0, Repeat::Once);
+    let batch = train.epoch(0).next().expect("one").expect("readable");
+    assert!(batch.fields().all(|field| field.page_locked().is_none()));
 }
 
 /// Lets a launch of the driver fail, the nth from the beginning of a step's last phase.

@@ -1,0 +1,33 @@
+//! Batches in memory that a device copies from by itself.
+
+use lowtide_allocator::{AllocError, SourceError};
+use lowtide_data::{DataError, Loader};
+use lowtide_tensor::{Device, TensorError};
+
+use crate::error::Result;
+
+/// Lets a loader build its batches in page-locked memory, from which an NVIDIA device copies
+/// without the thread that trains; before its first epoch. For another device, and where there is
+/// not as much such memory, it stays as it is. Whether it has it.
+///
+/// # Errors
+/// What else the driver says.
+///
+/// # Panics
+/// If an epoch of the loader is still there.
+pub fn lock_pages(loader: &mut Loader, device: &Device) -> Result<bool> {
+    let ring = match device.page_locked_ring(loader.page_locked_bytes()) {
+        Err(TensorError::Alloc(error)) if is_short(&error) => None,
+        ring => ring?,
+    };
+    let Some((memory, stream)) = ring else { return Ok(false) };
+    match loader.lock_pages(&memory, stream) {
+        Err(DataError::Staging { source }) if is_short(&source) => Ok(false),
+        locked => Ok(locked.map(|()| true)?),
+    }
+}
+
+fn is_short(error: &AllocError) -> bool {
+    use AllocError::{OutOfMemory, Source};
+    matches!(error, OutOfMemory(_) | Source(SourceError::OutOfMemory { .. }))
+}
