@@ -2,11 +2,12 @@
 //! under their names: the same intent, our own code.
 //!
 //! Elsewhere: `samplers::test_large_sampler_indices`. Without a counterpart: `test_segfault`
-//! (workers are threads, and a process that crashes has no loader left), `test_pin_memory` (a batch
-//! is plain host memory) and `test_worker_seed_reproducibility` (workers have no seeds: a sample is
-//! a function of its index, and `test_multi_epochs_reproducibility` shows it).
+//! (workers are threads, and a process that crashes has no loader left) and
+//! `test_worker_seed_reproducibility` (workers have no seeds: a sample is a function of its index,
+//! and `test_multi_epochs_reproducibility` shows it).
 
 use crate::{Faulty, Seen, Way, drain, numbered, options, samples_of};
+use lowtide_allocator::{HostSource, PinnedCache, SimStreams, Stream};
 use lowtide_data::{
     DataError, Dataset, ElementType, Field, Loader, LoaderOptions, LoaderState, SampleError,
     SampleSlot, Sequential,
@@ -327,5 +328,49 @@ fn test_load_then_state() {
         assert_eq!(resumed.state(), state);
         let again = loader.resume(resumed.state()).unwrap();
         assert_eq!(drain(resumed), drain(again));
+    }
+}
+
+/// Batches in page-locked memory have the same bytes, and no buffer is written again while a copy
+/// of the device still reads it.
+#[test]
+fn test_pin_memory() {
+    let copies = Stream::new(1).unwrap();
+    for workers in WORKERS {
+        let options = options(4, workers, 0);
+        let plain = Loader::new(numbered(40), options).unwrap();
+        let mut locked = Loader::new(numbered(40), options).unwrap();
+        let streams = SimStreams::new();
+        let memory = HostSource::with_capacity(locked.page_locked_bytes());
+        let memory = PinnedCache::new(memory, streams.clone()).unwrap();
+        locked.lock_pages(&memory, copies).unwrap();
+        assert_eq!(
+            memory.allocator().statistics().reserved.current_bytes,
+            locked.page_locked_bytes()
+        );
+        for epoch in 0..3 {
+            let mut count = 0;
+            for (locked, plain) in locked.epoch(epoch).zip(plain.epoch(epoch)) {
+                let (locked, plain) = (locked.unwrap(), plain.unwrap());
+                let (block, _) = locked.fields().next().unwrap().page_locked().unwrap();
+                // The host has written it, as the copy before is over. Another one begins.
+                streams.touch(&[block.block()]).unwrap();
+                streams.launch(copies, &[block.block()]).unwrap();
+                for (locked, plain) in locked.fields().zip(plain.fields()) {
+                    let (block, range) = locked.page_locked().unwrap();
+                    assert_eq!(&block.as_slice()[range], plain.bytes());
+                    assert_eq!(locked.bytes(), plain.bytes());
+                    assert!(plain.page_locked().is_none());
+                }
+                count += 1;
+            }
+            assert_eq!(count, 10);
+        }
+        let small = PinnedCache::new(HostSource::with_capacity(1), SimStreams::new()).unwrap();
+        let options = LoaderOptions { batch_size: 20_000, ..options };
+        let mut large = Loader::new(numbered(20_000), options).unwrap();
+        let error = large.lock_pages(&small, copies).unwrap_err();
+        assert!(matches!(error, DataError::Staging { .. }), "{error}");
+        assert_eq!(large.epoch(0).next().unwrap().unwrap().len(), 20_000);
     }
 }
