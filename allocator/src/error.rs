@@ -115,7 +115,7 @@ pub struct OutOfMemory {
     /// What of the device is neither free nor the allocator's: see
     /// [`MemorySource::outside_bytes`](crate::MemorySource::outside_bytes).
     pub outside_bytes: usize,
-    /// The budget.
+    /// Bytes that may be reserved.
     pub capacity_bytes: usize,
     /// `allocated + charged + cached`.
     pub reserved_bytes: usize,

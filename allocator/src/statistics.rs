@@ -64,7 +64,7 @@ pub struct Statistics {
     pub retries: u64,
     /// Requests that failed with out of memory.
     pub ooms: u64,
-    /// The budget.
+    /// Bytes that may be reserved.
     pub capacity_bytes: usize,
     /// Granularity of commits.
     pub page_bytes: usize,
@@ -100,7 +100,7 @@ impl Statistics {
 pub struct ModuleShare {
     /// `None` for what was made outside of every model.
     pub module: Option<ModulePath>,
-    /// Its blocks.
+    /// Live blocks of it.
     pub blocks: u64,
     /// What they take.
     pub bytes: u64,

@@ -18,7 +18,7 @@ impl Stream {
         if index < Stream::COUNT { Some(Stream(index as u8)) } else { None }
     }
 
-    /// Its number.
+    /// Index of the stream, below 64.
     pub const fn index(self) -> usize {
         self.0 as usize
     }

@@ -22,7 +22,7 @@ pub enum Phase {
 /// An operation that made a value that is not finite from values that are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Anomaly {
-    /// The operation.
+    /// Name of the operation, such as `add`.
     pub op: &'static str,
     /// Where it was called.
     pub site: &'static Location<'static>,

@@ -9,7 +9,7 @@ use std::panic::Location;
 pub struct Coupling {
     /// The names of the modules around the call; empty outside of all.
     pub path: String,
-    /// The call.
+    /// Where the call is in the source.
     pub site: &'static Location<'static>,
 }
 

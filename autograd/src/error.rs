@@ -29,7 +29,7 @@ pub enum AutogradError {
     /// The pass has been consumed by `backward`.
     #[error("{op} at {site}: the pass of this value was consumed by backward")]
     Consumed {
-        /// The operation.
+        /// Name of the operation, such as `add`.
         op: &'static str,
         /// Where it was called.
         site: &'static Location<'static>,
@@ -37,7 +37,7 @@ pub enum AutogradError {
     /// Values of two passes met in one operation.
     #[error("{op} at {site}: the operands belong to different passes")]
     Passes {
-        /// The operation.
+        /// Name of the operation, such as `add`.
         op: &'static str,
         /// Where it was called.
         site: &'static Location<'static>,
@@ -45,7 +45,7 @@ pub enum AutogradError {
     /// An operation without a rule met a value that needs a gradient.
     #[error("{op} at {site}: no rule for the gradient, but an operand needs one")]
     NoRule {
-        /// The operation.
+        /// Name of the operation, such as `add`.
         op: &'static str,
         /// Where it was called.
         site: &'static Location<'static>,
@@ -53,7 +53,7 @@ pub enum AutogradError {
     /// The rule of an operation gave other gradients than its inputs need.
     #[error("{op} at {site}: its rule {fault}")]
     Rule {
-        /// The operation.
+        /// Name of the operation, such as `add`.
         op: &'static str,
         /// Where it was called.
         site: &'static Location<'static>,
@@ -102,13 +102,13 @@ pub enum RuleFault {
     /// It gave `None` for an input that needs a gradient.
     #[error("gave input {input} no gradient, though it needs one")]
     Missing {
-        /// The input.
+        /// Index of the input, from 0.
         input: usize,
     },
     /// A gradient has not the shape of its input.
     #[error("gave input {input} of shape {expected} a gradient of shape {found}")]
     Shape {
-        /// The input.
+        /// Index of the input, from 0.
         input: usize,
         /// The shape of the gradient.
         found: Shape,
@@ -118,7 +118,7 @@ pub enum RuleFault {
     /// A gradient has not the element type of its input.
     #[error("gave input {input} of type {expected} a gradient of type {found}")]
     DType {
-        /// The input.
+        /// Index of the input, from 0.
         input: usize,
         /// The type of the gradient.
         found: DType,

@@ -12,7 +12,7 @@ use lowtide_tensor::{Device, Shape, Tensor};
 pub struct Foreign {
     /// How the pass got it.
     pub role: Role,
-    /// Its shape.
+    /// Shape of the tensor.
     pub shape: Shape,
     /// The device that it lives on.
     pub device: Device,

@@ -44,7 +44,7 @@ impl Var {
         self.node
     }
 
-    /// The value.
+    /// The tensor that was computed.
     pub fn value(&self) -> &Tensor {
         &self.value
     }

@@ -178,7 +178,7 @@ pub struct FieldView<'a> {
 }
 
 impl<'a> FieldView<'a> {
-    /// Its name.
+    /// Name of the field in the dataset.
     #[must_use]
     pub fn name(&self) -> &'a str {
         &self.place.field.name

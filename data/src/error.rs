@@ -117,7 +117,7 @@ pub enum DataError {
     /// A file cannot be read, or is not what it should be.
     #[error("{}: {source}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: std::path::PathBuf,
         /// What the system says of it, or what is wrong with it.
         source: std::io::Error,

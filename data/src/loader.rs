@@ -134,13 +134,13 @@ impl Loader {
         self.shared.len
     }
 
-    /// The settings.
+    /// The settings that the loader was made with.
     #[must_use]
     pub fn options(&self) -> &LoaderOptions {
         &self.shared.options
     }
 
-    /// The dataset.
+    /// The dataset that is loaded.
     #[must_use]
     pub fn dataset(&self) -> &dyn Dataset {
         self.shared.dataset.as_ref()

@@ -48,6 +48,6 @@ const SUM_TOLERANCE: f64 = 1e-9;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("fractions must be from 0 to 1 and have the sum 1, not {fractions:?}")]
 pub struct BadFractions {
-    /// The fractions.
+    /// The fractions that were asked for.
     pub fractions: Vec<f64>,
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoaderState {
-    /// The epoch.
+    /// Number of the epoch, from 0.
     pub epoch: u64,
     /// Index of the next batch in it; the number of batches once the epoch is over.
     pub batch: usize,

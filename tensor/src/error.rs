@@ -26,7 +26,7 @@ pub enum TensorError {
     /// The shapes do not go together.
     #[error("{op}: shapes {left} and {right} do not fit together")]
     Shape {
-        /// The operation.
+        /// Name of the operation, such as `add`.
         op: &'static str,
         /// Shape of the first operand, or the shape found.
         left: Shape,
@@ -36,7 +36,7 @@ pub enum TensorError {
     /// The element types do not go together, or the operation is not defined for them.
     #[error("{op}: element types {left} and {right} do not fit together")]
     DType {
-        /// The operation.
+        /// Name of the operation, such as `add`.
         op: &'static str,
         /// Type of the first operand, or the type found.
         left: DType,
@@ -46,7 +46,7 @@ pub enum TensorError {
     /// A dimension or position is out of range.
     #[error("{op}: index {index} is out of range for length {len}")]
     Index {
-        /// The operation.
+        /// Name of the operation, such as `add`.
         op: &'static str,
         /// The index asked for.
         index: isize,
@@ -56,7 +56,7 @@ pub enum TensorError {
     /// A label is neither a class nor the one to ignore.
     #[error("{op}: label {label} at position {position} is none of {class_count} classes")]
     Label {
-        /// The operation.
+        /// Name of the operation, such as `add`.
         op: &'static str,
         /// The first such position, in row-major order.
         position: usize,
@@ -68,13 +68,13 @@ pub enum TensorError {
     /// An integer would be divided by 0.
     #[error("{op}: division of an integer by zero")]
     DivisionByZero {
-        /// The operation.
+        /// Name of the operation, such as `add`.
         op: &'static str,
     },
     /// The operands live on different devices.
     #[error("{op}: the operands are on different devices, {left} and {right}{}", hint(left, right))]
     Device {
-        /// The operation.
+        /// Name of the operation, such as `add`.
         op: &'static str,
         /// The device of one operand, or that of the call.
         left: DeviceLabel,
@@ -84,7 +84,7 @@ pub enum TensorError {
     /// Source and destination share memory, or the destination repeats elements.
     #[error("{op} at {site}: the destination overlaps a source or itself")]
     Overlap {
-        /// The operation.
+        /// Name of the operation, such as `add`.
         op: &'static str,
         /// Where it was called.
         site: &'static Location<'static>,
@@ -92,13 +92,13 @@ pub enum TensorError {
     /// An operand has to be contiguous, and is not.
     #[error("{op}: the operands have to be contiguous")]
     Strided {
-        /// The operation.
+        /// Name of the operation, such as `add`.
         op: &'static str,
     },
     /// The destination is frozen for the duration of a training step.
     #[error("{op} at {site}: the tensor is frozen while a step is computed")]
     Frozen {
-        /// The operation.
+        /// Name of the operation, such as `add`.
         op: &'static str,
         /// Where it was called.
         site: &'static Location<'static>,
@@ -106,7 +106,7 @@ pub enum TensorError {
     /// The operation does not run on such a device.
     #[error("{op}: has no kernel for {device}")]
     NoKernel {
-        /// The operation.
+        /// Name of the operation, such as `add`.
         op: &'static str,
         /// The kind of device.
         device: &'static str,
@@ -126,7 +126,7 @@ pub enum TensorError {
     /// A simulated device has no values to read.
     #[error("{op} at {site}: a simulated device has no values")]
     ValueUnavailable {
-        /// The operation.
+        /// Name of the operation, such as `add`.
         op: &'static str,
         /// Where it was called.
         site: &'static Location<'static>,

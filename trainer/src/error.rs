@@ -32,7 +32,7 @@ pub enum TrainError {
     /// The task computed with a tensor that does not belong to the device of this call.
     #[error("{source}: {foreign} {}", origin(foreign))]
     Foreign {
-        /// The tensor.
+        /// What the tensor is, and of which device.
         foreign: Box<Foreign>,
         /// What came of it.
         source: Box<TrainError>,
@@ -77,7 +77,7 @@ pub enum TrainError {
     /// A checkpoint is damaged, or of another training.
     #[error("{}: {problem}", path.display())]
     Checkpoint {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// What is wrong with it.
         problem: String,

@@ -35,7 +35,7 @@ pub struct NotFinite {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotFiniteWhat {
-    /// The loss.
+    /// The loss of a part of the batch.
     Loss,
     /// A gradient; the loss is finite.
     Gradient,

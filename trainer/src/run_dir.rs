@@ -116,7 +116,7 @@ impl RunDir {
         Ok(run_dir)
     }
 
-    /// The folder.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.0
     }

@@ -87,7 +87,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         &self.device
     }
 
-    /// The task.
+    /// What is trained: a model with its loss and its score.
     pub fn task(&self) -> &T {
         &self.task
     }
@@ -97,7 +97,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         &mut self.task
     }
 
-    /// The optimizer.
+    /// What updates the parameters.
     pub fn optimizer(&self) -> &O {
         &self.optimizer
     }

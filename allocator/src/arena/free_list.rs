@@ -23,7 +23,7 @@ const _: () = assert!(BIN_COUNT > EXACT_BINS);
 /// The child of a node whose holes come before it, and the one whose holes come after.
 const BEFORE: usize = 0;
 const AFTER: usize = 1;
-/// The parent.
+/// The parent of a node.
 const ABOVE: usize = 2;
 
 /// FreeList that the same streams used. Size, offset and links of each are in its node.

@@ -386,7 +386,7 @@ impl CachingAllocator {
         self.core().lock().refused_outside(call, Tried::default().with(Rung::Trim), &request)
     }
 
-    /// The budget.
+    /// Bytes that may be reserved.
     pub fn capacity_bytes(&self) -> usize {
         self.core().lock().state.arena.statistics.capacity_bytes
     }

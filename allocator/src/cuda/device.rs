@@ -91,7 +91,7 @@ impl CudaDevice {
         Ok(CudaDevice { shared: Arc::new(Shared { driver, index, device, context, ranges }) })
     }
 
-    /// Its number.
+    /// Index of the device in the driver's order.
     pub fn index(&self) -> usize {
         self.shared.index
     }

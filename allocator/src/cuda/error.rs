@@ -38,9 +38,9 @@ pub enum CudaError {
     /// The driver is too old, or is none.
     #[error("{path:?} has no function {symbol}; drivers for CUDA 11 and later have it")]
     MissingSymbol {
-        /// The library.
+        /// Path of the library's file.
         path: PathBuf,
-        /// The function.
+        /// Name of the function that the library lacks.
         symbol: &'static str,
     },
     /// There are fewer devices.
@@ -74,7 +74,7 @@ pub enum CudaError {
     /// The driver refused a call.
     #[error("{call} failed with {name} ({code})")]
     Call {
-        /// The function.
+        /// Name of the function that was called.
         call: &'static str,
         /// What it returned.
         code: i32,

@@ -141,9 +141,9 @@ pub enum MissingLibrary {
     /// It is too old, or is something else.
     #[error("{path:?} has no function {symbol}")]
     MissingSymbol {
-        /// The library.
+        /// Path of the library's file.
         path: PathBuf,
-        /// The function.
+        /// Name of the function that the library lacks.
         symbol: &'static str,
     },
 }

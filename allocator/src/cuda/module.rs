@@ -130,7 +130,7 @@ impl Module {
 }
 
 impl Function {
-    /// Its name.
+    /// Name of the kernel in its module.
     pub fn name(&self) -> &'static str {
         self.kernel.name
     }

@@ -75,7 +75,7 @@ impl CudaStreams {
         Ok(())
     }
 
-    /// The device.
+    /// The device that the streams are of.
     pub fn device(&self) -> &CudaDevice {
         &self.shared.device
     }

@@ -84,7 +84,7 @@ pub enum SourceCall {
     Release {
         /// The number of the segment.
         segment: u64,
-        /// Its length.
+        /// Bytes of the segment.
         size_bytes: usize,
     },
     /// [`MemorySource::commit`].

@@ -33,7 +33,7 @@ pub enum TorchError {
     /// There is no block in that state at the address.
     #[error("no block at {address:#x} that could be {verb}")]
     NotThere {
-        /// The address.
+        /// Address where the block should be.
         address: u64,
         /// What should have happened to it.
         verb: &'static str,
@@ -45,6 +45,6 @@ pub enum TorchError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the segment at {address:#x} overlaps another one, or its blocks do not tile it")]
 pub struct LayoutError {
-    /// The segment.
+    /// Address of the segment.
     pub address: u64,
 }

@@ -16,7 +16,7 @@ use super::settings::{
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("byte {offset}: allocator setting {key}: {problem}")]
 pub struct SettingsError {
-    /// The key.
+    /// Name of the setting.
     pub key: String,
     /// Where in the text it went wrong; its length if something is missing at the end.
     pub offset: usize,
@@ -42,7 +42,7 @@ pub enum SettingsProblem {
     /// The value is not among those that the key takes.
     #[error("{value:?} is not {expected}")]
     Value {
-        /// The value.
+        /// Value in the text.
         value: String,
         /// The values that the key takes.
         expected: &'static str,
@@ -50,7 +50,7 @@ pub enum SettingsProblem {
     /// `backend:cudaMallocAsync`: the driver places the blocks, by rules that are not published.
     #[error("the backend {value} leaves placement to the driver")]
     Backend {
-        /// The backend.
+        /// Name of the backend.
         value: String,
     },
 }

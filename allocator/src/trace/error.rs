@@ -49,7 +49,7 @@ pub enum TraceProblem {
     /// A key that a snapshot must have is absent.
     #[error("{key} is missing")]
     Missing {
-        /// The key.
+        /// Name of the key in the file.
         key: &'static str,
     },
     /// A number or a word is not one of those that make sense.
@@ -57,7 +57,7 @@ pub enum TraceProblem {
     Value {
         /// The key whose value it is.
         key: &'static str,
-        /// The value.
+        /// Value in the file.
         value: String,
     },
     /// The recorded settings cannot be.
@@ -66,7 +66,7 @@ pub enum TraceProblem {
     /// More than the limits allow.
     #[error("more than {limit} {what}")]
     Limit {
-        /// The limit.
+        /// As many as are allowed.
         limit: u64,
         /// What there is too much of.
         what: &'static str,
@@ -157,7 +157,7 @@ pub enum JsonProblem {
     /// A line lacks a key, or has one too many, for what it says.
     #[error("{key} is missing here, or out of place")]
     Key {
-        /// The key.
+        /// Name of the key in the file.
         key: &'static str,
     },
     /// The lines end before the last one, or within one.

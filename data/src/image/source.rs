@@ -88,7 +88,7 @@ pub struct ImageFormat {
 /// One image, with a class or a mask, in memory that is used again for the next one.
 #[derive(Debug, Default)]
 pub struct ImageSample {
-    /// The pixels.
+    /// The pixels, 8 bits for each channel.
     pub image: Raster,
     /// The class of each pixel, `[H, W]` of one channel, where there are masks.
     pub mask: Raster,

@@ -39,7 +39,7 @@ pub trait Sampler: Send + Sync {
 pub struct EpochKey {
     /// Seed of the loader.
     pub seed: u64,
-    /// The epoch.
+    /// Number of the epoch, from 0.
     pub epoch: u64,
     /// Samples in a full batch.
     pub batch_size: usize,

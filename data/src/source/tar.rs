@@ -31,7 +31,7 @@ pub enum TarError {
     /// A member goes on after the end of the file.
     #[error("member {name:?} of {size_bytes} bytes ends after the archive")]
     Truncated {
-        /// The member.
+        /// Name of the member in the archive.
         name: String,
         /// Its size as the header has it.
         size_bytes: u64,
@@ -39,13 +39,13 @@ pub enum TarError {
     /// A name that leads out of a folder: it is absolute or has a part `..`.
     #[error("member {name:?} has a name that leads outside")]
     Name {
-        /// The name.
+        /// Name of the member in the archive.
         name: String,
     },
     /// A link, a device or something else that is no file or folder.
     #[error("member {name:?} is of type {kind:?}, not a file")]
     Kind {
-        /// The member.
+        /// Name of the member in the archive.
         name: String,
         /// The type's letter.
         kind: char,
@@ -61,7 +61,7 @@ pub enum TarError {
     /// A class is no whole number from 0 on.
     #[error("member {name:?} holds no class")]
     Class {
-        /// The member.
+        /// Name of the member in the archive.
         name: String,
     },
 }

@@ -101,7 +101,7 @@ pub enum TokenFileError {
     /// A token that the vocabulary does not have.
     #[error("token {token} is outside the vocabulary of {vocabulary_len}")]
     OutsideVocabulary {
-        /// The token.
+        /// Number of the token.
         token: u32,
         /// Tokens of the vocabulary.
         vocabulary_len: usize,
@@ -109,7 +109,7 @@ pub enum TokenFileError {
     /// A token that is too large for the format that is written.
     #[error("token {token} is larger than {token_max}, the format's largest")]
     TokenTooLarge {
-        /// The token.
+        /// Number of the token.
         token: u32,
         /// The largest one.
         token_max: u32,

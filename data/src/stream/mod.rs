@@ -68,7 +68,7 @@ impl StreamState {
         Self(serde_json::to_value(state).expect("the state of a stream is plain numbers and texts"))
     }
 
-    /// The content.
+    /// What the stream has saved in the state.
     ///
     /// # Errors
     /// [`ForeignState`] if the state has another content.

@@ -93,7 +93,7 @@ pub trait Tokenizer: Send + Sync {
 pub struct SpecialToken {
     /// Its name, such as `<|endoftext|>`.
     pub name: String,
-    /// Its number.
+    /// Number of the token in the vocabulary.
     pub token: u32,
 }
 
@@ -145,7 +145,7 @@ pub enum TokenizerError {
     /// The vocabulary has no such token.
     #[error("the vocabulary has no token {token}")]
     UnknownToken {
-        /// The token.
+        /// Number of the token.
         token: u32,
     },
     /// The library that encodes has failed.

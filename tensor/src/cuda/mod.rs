@@ -133,7 +133,7 @@ impl Cuda {
         })
     }
 
-    /// The device.
+    /// The driver's device.
     pub fn device(&self) -> &CudaDevice {
         self.streams.device()
     }

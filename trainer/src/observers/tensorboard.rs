@@ -56,7 +56,7 @@ impl TensorBoard {
         unreachable!("there are as many names as one likes")
     }
 
-    /// The file.
+    /// Path of the event file.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -68,18 +68,18 @@ pub struct Recipe {
     /// The model; a simple CNN if its kind is absent.
     #[serde(deserialize_with = "model::or_simple_cnn")]
     pub model: ModelRecipe,
-    /// The optimizer.
+    /// What updates the parameters.
     pub optimizer: OptimizerRecipe,
     /// How its learning rate changes from step to step.
     pub schedule: ScheduleRecipe,
     /// How its learning rate rises before the schedule begins.
     pub warm_up: WarmUpRecipe,
-    /// The loop.
+    /// How long is trained, in what batches and types.
     pub train: TrainRecipe,
 }
 
 options! {
-    /// The loop.
+    /// How long is trained, in what batches and types.
     TrainRecipe {
         /// Times through the training data.
         epochs: u64 = 60,

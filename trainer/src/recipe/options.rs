@@ -23,7 +23,7 @@ macro_rules! options {
         }
 
         impl $name {
-            /// Its keys.
+            /// Name and description of each key.
             pub(super) const KEYS: &[crate::recipe::options::Key] =
                 &[$((stringify!($field), concat!($($doc),*)),)*];
         }

@@ -52,7 +52,7 @@ impl<M: Module + Clone> Classification<M> {
         self
     }
 
-    /// The model.
+    /// The model that is trained.
     pub fn model(&self) -> &M {
         &self.model
     }

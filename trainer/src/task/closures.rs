@@ -53,7 +53,7 @@ impl<M: Parameters + Clone + 'static> FnTask<M> {
         self
     }
 
-    /// The model.
+    /// The model that is trained.
     pub fn model(&self) -> &M {
         &self.model
     }

@@ -49,7 +49,7 @@ impl<M: TokenModel + Clone> LanguageModel<M> {
         LanguageModel { model }
     }
 
-    /// The model.
+    /// The model that is trained.
     pub fn model(&self) -> &M {
         &self.model
     }

@@ -27,7 +27,7 @@ impl<M: Module + Clone> Regression<M> {
         Regression { model, dtype, unit }
     }
 
-    /// The model.
+    /// The model that is trained.
     pub fn model(&self) -> &M {
         &self.model
     }

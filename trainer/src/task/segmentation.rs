@@ -28,7 +28,7 @@ impl<M: Module + Clone> Segmentation<M> {
         Segmentation { model, dtype }
     }
 
-    /// The model.
+    /// The model that is trained.
     pub fn model(&self) -> &M {
         &self.model
     }

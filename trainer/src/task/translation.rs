@@ -26,7 +26,7 @@ impl Translation {
         Translation { model, padding }
     }
 
-    /// The model.
+    /// The model that is trained.
     pub fn model(&self) -> &Seq2Seq {
         &self.model
     }

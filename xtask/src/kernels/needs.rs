@@ -5,7 +5,7 @@ use std::fmt::Write;
 /// One kernel on one architecture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Need {
-    /// Its name.
+    /// Name of the kernel.
     pub kernel: String,
     /// `sm_N`.
     pub architecture: String,

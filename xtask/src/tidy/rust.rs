@@ -111,8 +111,17 @@ fn names_of_root(line: &str, depth: &mut usize) -> bool {
     found
 }
 
+/// Whether a sentence is an article and a noun, "The key", which a field's name says as well.
+fn is_bare_noun(sentence: &str) -> bool {
+    let mut words = sentence.split(' ');
+    let is_noun = |word: &str| word.chars().all(|letter| letter.is_ascii_lowercase());
+    matches!(words.next(), Some("the" | "its"))
+        && words.next().is_some_and(is_noun)
+        && words.next().is_none()
+}
+
 /// Comments with a pronoun for a person that the code does not have, and those that are no more
-/// than a question word.
+/// than a question word or a noun.
 pub fn check_words(tree: &Tree) -> Vec<Finding> {
     const NO_ONE: [&str; 4] = ["somebody", "nobody", "anybody", "whoever"];
     const NOTHING: [&str; 11] = [
@@ -146,7 +155,7 @@ pub fn check_words(tree: &Tree) -> Vec<Finding> {
                 at.and_then(|at| source.lines.get(at)).is_none_or(|line| !line.has_comment)
             };
             let sentence = comment.trim().trim_end_matches('.');
-            if NOTHING.contains(&sentence)
+            if (NOTHING.contains(&sentence) || is_bare_noun(sentence))
                 && is_alone(index.checked_sub(1))
                 && is_alone(Some(index + 1))
             {

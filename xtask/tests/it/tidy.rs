@@ -264,10 +264,11 @@ fn imports_of_modules_and_of_what_is_in_them_are_fine() {
 #[test]
 fn comments_that_say_neither_who_nor_what_are_found() {
     let bad = "//! x\n/// Of nobody.\nstruct A {\n    /// Where.\n    a: u8,\n    /// Where\n    \
-        /// it lies.\n    b: u8,\n}\n// Whoever comes.\nconst C: &str = \"nobody\";\n";
+        /// it lies.\n    b: u8,\n    /// The key.\n    c: u8,\n    /// The key of all.\n    \
+        d: u8,\n}\n// Whoever comes.\nconst C: &str = \"nobody\";\n";
     check(
         rust::check_words,
         &[("tensor/src/a.rs", bad), ("tensor/tests/it/a.rs", bad)],
-        &["tensor/src/a.rs:2", "tensor/src/a.rs:4", "tensor/src/a.rs:10"],
+        &["tensor/src/a.rs:2", "tensor/src/a.rs:4", "tensor/src/a.rs:9", "tensor/src/a.rs:14"],
     );
 }

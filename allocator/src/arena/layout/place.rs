@@ -21,7 +21,7 @@ pub(crate) struct Placement {
 pub(crate) enum Position {
     /// The start of a hole.
     Hole { slot: u32, extent: Extent },
-    /// The top.
+    /// What was never used of the segment, behind all blocks.
     Top(Extent),
     /// Whole pages of holes, in this order, and pages beyond the top for the rest.
     Stitched(Vec<Part>),

@@ -137,7 +137,7 @@ impl TestDriver<'_> {
 /// kernel may have lost it.
 #[derive(Debug)]
 pub struct Turn {
-    /// The driver.
+    /// Driver that the test calls.
     pub driver: Driver,
     /// Its controls, if it is a pretend one.
     pub pretend: Controls,

@@ -29,12 +29,12 @@ pub enum LimitOrigin {
     /// A control group of Linux (version 1 or 2) or one above it, less a margin: a sixteenth of the
     /// limit, at least 64 MiB, at most half.
     ControlGroup {
-        /// The limit.
+        /// Bytes that the system allows.
         limit_bytes: usize,
     },
     /// `RLIMIT_AS` (`ulimit -v`): half of the addresses that the process does not use yet.
     AddressSpace {
-        /// The limit.
+        /// Bytes that the system allows.
         limit_bytes: usize,
     },
 }

@@ -105,7 +105,7 @@ pub enum Advice {
     Full {
         /// The most that was reserved.
         reserved_bytes: u64,
-        /// The budget.
+        /// Bytes that may be reserved.
         capacity_bytes: u64,
     },
 }

@@ -83,7 +83,7 @@ pub struct Group {
 pub struct CategoryShare {
     /// `None` where it is not recorded.
     pub category: Option<Category>,
-    /// Its blocks.
+    /// Live blocks of it.
     pub blocks: u64,
     /// Of blocks, and charged where that counts.
     pub bytes: u64,
@@ -94,7 +94,7 @@ pub struct CategoryShare {
 pub struct SiteShare {
     /// `None` if it is not known.
     pub site: Option<Site>,
-    /// Its blocks.
+    /// Live blocks of it.
     pub blocks: u64,
     /// What they take.
     pub bytes: u64,
@@ -105,7 +105,7 @@ pub struct SiteShare {
 pub struct ModuleBytes {
     /// Its path, `(root)` for the model itself; empty for what is no module's.
     pub module: String,
-    /// Its blocks.
+    /// Live blocks of it.
     pub blocks: u64,
     /// What they take.
     pub bytes: u64,

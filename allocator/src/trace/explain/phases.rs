@@ -63,7 +63,7 @@ impl fmt::Display for Phase {
 pub struct PhaseShare {
     /// The phase of a step.
     pub phase: Phase,
-    /// Its blocks.
+    /// Live blocks of it.
     pub blocks: u64,
     /// What they take.
     pub bytes: u64,

@@ -103,7 +103,7 @@ pub struct RecordedBlock {
 pub struct Piece {
     /// Where it begins.
     pub address: u64,
-    /// Its length.
+    /// Bytes from there on.
     pub size_bytes: u64,
 }
 

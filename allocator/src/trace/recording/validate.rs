@@ -69,14 +69,14 @@ pub enum RecordingProblem {
     /// A block is freed, or there at the end, that is not live.
     #[error("no live block {id}")]
     NotLive {
-        /// The id.
+        /// Id of the block in the recording.
         id: u64,
     },
     /// A block is not where, or as large as, it was when it became live; or its pieces do not add
     /// up.
     #[error("block {id} has changed")]
     Changed {
-        /// The id.
+        /// Id of the block in the recording.
         id: u64,
     },
     /// A range is empty, ends beyond the last address, overlaps another, is out of order, or asks
@@ -89,7 +89,7 @@ pub enum RecordingProblem {
     /// No site has this number.
     #[error("no site {site}")]
     Site {
-        /// The number.
+        /// Number of the site in the recording.
         site: u32,
     },
     /// More bytes go than there were.

@@ -84,7 +84,7 @@ pub enum RerunError {
     /// A number of the recording is too large for this machine.
     #[error("{value} bytes are more than this machine can address")]
     Number {
-        /// The number.
+        /// Bytes by the recording.
         value: u64,
     },
     /// The recording wants more address space than can be simulated.

@@ -94,7 +94,7 @@ impl Document {
         self.cells.is_empty()
     }
 
-    /// The tokens.
+    /// The tokens of the document, in order.
     pub fn tokens(&self) -> impl Iterator<Item = u32> {
         self.cells.iter().map(|cell| cell.token() as u32)
     }
@@ -113,7 +113,7 @@ impl Document {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("token {token} is not below {}", Cell::TOKEN_END)]
 pub struct TokenTooLarge {
-    /// The token.
+    /// Number of the token.
     pub token: u32,
 }
 

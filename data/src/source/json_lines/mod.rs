@@ -267,7 +267,7 @@ pub enum LineError {
     /// A turn of a chat has a role that the template does not have.
     #[error("the template has no role {role:?}")]
     UnknownRole {
-        /// The role.
+        /// Name of the role in the file.
         role: String,
     },
     /// A text cannot be encoded.

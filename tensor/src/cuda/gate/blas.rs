@@ -289,7 +289,7 @@ impl Blas {
         })
     }
 
-    /// The device.
+    /// The device that the library computes on.
     pub fn device(&self) -> &CudaDevice {
         self.shared.call.device()
     }

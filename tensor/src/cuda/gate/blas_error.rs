@@ -16,7 +16,7 @@ pub enum BlasError {
     /// It is of a later version of CUDA than the driver, which may not serve it.
     #[error("cuBLASLt {path:?} is of CUDA {version}, the driver of CUDA {driver_version}")]
     NewerThanDriver {
-        /// The library.
+        /// Path of the library's file.
         path: PathBuf,
         /// 1000 times the major number and 10 times the minor one.
         version: usize,
@@ -48,7 +48,7 @@ pub enum BlasError {
     /// The library refused.
     #[error("{call} failed with {name} ({code})")]
     Call {
-        /// The function.
+        /// Name of the function that was called.
         call: &'static str,
         /// What it returned.
         code: i32,

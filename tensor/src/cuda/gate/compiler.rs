@@ -95,7 +95,7 @@ pub enum CompileError {
     /// Its code may be none for the driver.
     #[error("NVRTC {path:?} is of CUDA {version}, the driver of CUDA {driver_version}")]
     NewerThanDriver {
-        /// The library.
+        /// Path of the library's file.
         path: PathBuf,
         /// 1000 times the major number and 10 times the minor one.
         version: usize,
@@ -126,7 +126,7 @@ pub enum CompileError {
     /// A call of the compiler failed.
     #[error("{call} failed with {name} ({code})")]
     Call {
-        /// The function.
+        /// Name of the function that was called.
         call: &'static str,
         /// What it returned.
         code: i32,

@@ -24,7 +24,7 @@ pub(super) enum Map {
 /// What stands where padding leads outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Edge {
-    /// The fill.
+    /// The same value everywhere.
     Constant,
     /// x mirrored at its first and last position, which are not repeated.
     Reflect,

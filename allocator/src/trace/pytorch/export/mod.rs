@@ -30,7 +30,7 @@ pub enum ExportError {
     /// Pickles of snapshots have numbers of 64 bits with a sign.
     #[error("{number} is too large for a snapshot")]
     Number {
-        /// The number.
+        /// Number of the recording.
         number: u64,
     },
     /// A range was reserved that is not there afterwards, or released and is.

@@ -14,7 +14,7 @@ pub enum ReplayError {
     /// The snapshot says nothing of the device.
     #[error("no trace of device {device}")]
     NoTrace {
-        /// The device.
+        /// Index of the device in the snapshot.
         device: usize,
     },
     /// The events do not lead to the state at the end.
@@ -22,7 +22,7 @@ pub enum ReplayError {
     Inconsistent {
         /// Index in the trace.
         event: u64,
-        /// Its address.
+        /// Address that the event names.
         address: u64,
         /// What is wrong with it.
         problem: &'static str,

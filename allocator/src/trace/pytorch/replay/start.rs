@@ -39,7 +39,7 @@ struct Held {
 /// Free memory behind a block whose size is not known; part of it may belong to the block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tail {
-    /// The block.
+    /// Address of the block.
     pub(crate) address: u64,
     /// Where it ends at least.
     pub(crate) end: u64,
