@@ -20,6 +20,7 @@ const WITHOUT_RULE: [(&str, &[&str]); 5] = [
             "empty_in",
             "eye",
             "from_bytes",
+            "from_page_locked",
             "from_slice",
             "full",
             "one_hot",

@@ -210,6 +210,7 @@ fn inventory_lists_every_public_operation() {
         "from_slice",
         "quantized_state",
         "from_bytes",
+        "from_page_locked",
         "to_bytes",
         "to_vec",
         "item",
