@@ -250,16 +250,14 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             Some(scaler) => scaler.map_err(|error| damaged(&header, &error.to_string()))?,
             None => LossScaler::disabled(),
         };
-        let before = self.optimizer.state(self.task.parameters())?;
-        let place = folder.join(OPTIMIZER);
+        // Both before anything changes: a damaged one leaves nothing to be put back.
+        let (state, model) = (file(OPTIMIZER)?, file(MODEL)?);
         let parameters = self.task.parameters();
-        state_from_safetensors(&mut self.optimizer, parameters, &file(OPTIMIZER)?, &place)?;
-        let place = folder.join(MODEL);
-        let model = file(MODEL)
-            .and_then(|bytes| Ok(from_safetensors(self.task.parameters(), &bytes, &place)?));
-        if let Err(error) = model {
-            self.optimizer.set_state(self.task.parameters(), before)?;
-            return Err(error);
+        let before = self.optimizer.state(parameters)?;
+        state_from_safetensors(&mut self.optimizer, parameters, &state, &folder.join(OPTIMIZER))?;
+        if let Err(error) = from_safetensors(parameters, &model, &folder.join(MODEL)) {
+            self.optimizer.set_state(parameters, before)?;
+            return Err(error.into());
         }
         self.scaler = scaler;
         self.step = content.step;

@@ -77,7 +77,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// All kinds.
+            /// Every kind that the table may be of.
             pub(super) fn kinds() -> Vec<crate::recipe::options::Kind> {
                 vec![$(crate::recipe::options::Kind {
                     name: $name,

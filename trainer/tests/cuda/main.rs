@@ -18,7 +18,7 @@ use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_tensor::{Device, RandomKey};
 use lowtide_trainer::{
     Classification, Flow, Observer, Options, Result, StepReport, TrainError, Trainer, Training,
-    lock_pages,
+    lock_pages, upload,
 };
 
 use crate::common::{KINDS, Kind, Outcome, Run, does_not_fit, labelled, values, versions};
@@ -228,6 +228,11 @@ fn batches_in_page_locked_memory_end_in_the_same_bits_and_the_same_peak() {
                 assert!(lock_pages(loader, &device).expect("room"));
                 let batch = loader.epoch(0).next().expect("one").expect("readable");
                 assert!(batch.fields().all(|field| field.page_locked().is_some()));
+                // Nothing but the ring: a copy on the way would take memory of its own.
+                let made = gpu.pretend.calls("cuMemHostAlloc");
+                let images = upload(&device, batch.field("images").expect("there"));
+                assert_eq!(images.expect("room").shape()[0], batch.len());
+                assert_eq!(gpu.pretend.calls("cuMemHostAlloc"), made);
             }
             let mut trainer = run.trainer(&device);
             let plan = trainer.plan(&train, &test, run.epochs).expect("fits");

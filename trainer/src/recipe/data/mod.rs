@@ -30,7 +30,7 @@ kinds! {
         SegmentationFolder(SegmentationFolderRecipe) = "segmentation-folder",
         /// A table of numbers.
         Csv(CsvRecipe) = "csv",
-        /// A text.
+        /// A file of text, as rows of tokens.
         Text(TextRecipe) = "text",
         /// Files of tokens, as nanoGPT and llm.c have them.
         TokenFile(TokenFileRecipe) = "token-file",
