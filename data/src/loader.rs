@@ -152,6 +152,12 @@ impl Loader {
         self.shared.ring.slots * self.shared.ring.slot_bytes
     }
 
+    /// Whether batches are built in [page-locked memory](Self::lock_pages).
+    #[must_use]
+    pub fn is_page_locked(&self) -> bool {
+        self.shared.ring.is_page_locked
+    }
+
     /// Bytes of page-locked memory that [`lock_pages`](Self::lock_pages) asks for.
     #[must_use]
     pub fn page_locked_bytes(&self) -> usize {

@@ -19,6 +19,7 @@ pub(crate) struct Ring {
     home: Sender<Memory>,
     pub(crate) slots: usize,
     pub(crate) slot_bytes: usize,
+    pub(crate) is_page_locked: bool,
 }
 
 #[derive(Debug)]
@@ -39,7 +40,7 @@ impl Ring {
         let source = source.without_virtual_memory();
         let memory = CachingAllocator::new(source).map_err(out_of_memory)?;
         let allocate = || Ok(Memory::Plain(memory.allocate_in(Category::Input, slot_bytes)?));
-        Self::of(slots, slot_bytes, allocate)
+        Self::of(slots, slot_bytes, false, allocate)
     }
 
     /// A ring as this one in page-locked memory, for copies on `stream`.
@@ -49,7 +50,7 @@ impl Ring {
         stream: Stream,
     ) -> Result<Self, DataError> {
         let allocate = || Ok(Memory::PageLocked(memory.allocate(stream, self.slot_bytes)?));
-        Self::of(self.slots, self.slot_bytes, allocate)
+        Self::of(self.slots, self.slot_bytes, true, allocate)
     }
 
     /// Bytes that the buffers take of an allocator.
@@ -60,6 +61,7 @@ impl Ring {
     fn of(
         slots: usize,
         slot_bytes: usize,
+        is_page_locked: bool,
         allocate: impl Fn() -> Result<Memory, AllocError>,
     ) -> Result<Self, DataError> {
         let (home, free) = bounded(slots);
@@ -67,7 +69,7 @@ impl Ring {
             let memory = allocate().map_err(out_of_memory)?;
             home.send(memory).expect("the channel holds all slots and its receiver is here");
         }
-        Ok(Self { free, home, slots, slot_bytes })
+        Ok(Self { free, home, slots, slot_bytes, is_page_locked })
     }
 
     /// A free buffer, if there is one.

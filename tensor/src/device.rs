@@ -370,7 +370,8 @@ impl Device {
 
     /// Memory of the host that copies to this device read themselves, for a ring of buffers of so
     /// many bytes together, and the stream to allocate them for; `None` where copies are the
-    /// host's work. It is outside the budget of the device.
+    /// host's work. It is outside the budget of the device. For a simulated device, which copies
+    /// nothing, it is ordinary memory.
     ///
     /// # Errors
     /// The driver has no such memory.
@@ -381,10 +382,11 @@ impl Device {
         match self.backend() {
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => Ok(Some((cuda.ring(size_bytes)?, COPIES))),
-            _ => {
-                let _ = size_bytes;
-                Ok(None)
+            Backend::Sim(_) if self.copies_beside() => {
+                let memory = HostSource::with_capacity(size_bytes);
+                Ok(Some((PinnedCache::new(memory, SimStreams::new())?, COPIES)))
             }
+            _ => Ok(None),
         }
     }
 

@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 mod axis;
+mod copy_ahead;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -22,6 +23,7 @@ mod watch;
 mod write_mode;
 
 pub use axis::Axis;
+pub use copy_ahead::CopyAhead;
 pub use cpu::Cpu;
 pub use device::{Assumption, CpuOptions, Device, DeviceKind, DeviceLabel, SimSpec};
 pub use dtype::{Bool, DType, Element, Float, Value};

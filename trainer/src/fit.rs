@@ -17,6 +17,7 @@ use crate::plan::Plan;
 use crate::score::Score;
 use crate::task::Task;
 use crate::trainer::{Position, Trainer};
+use crate::upcoming::Upcoming;
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Trains for `epochs` epochs of `train` from where the training is, evaluating `test` after
@@ -59,6 +60,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             0 => None,
             bytes => Some(allocator.charge(Category::Other, bytes).map_err(TensorError::from)?),
         };
+        let mut upcoming = Upcoming::new(&self.device, &plan)?;
         let in_epoch = |state| fit.train.resume(state).ok();
         let mut rest = self.in_epoch.take().and_then(in_epoch);
         let end = End::of(fit, self.position_of(rest.as_ref()));
@@ -85,9 +87,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             if self.step + (epoch.remaining() as u64) < end.step {
                 epoch.build_ahead(self.epoch + 1);
             }
-            for batch in epoch {
+            upcoming.begin(epoch);
+            while let Some(batch) = upcoming.next() {
                 let batch = batch?;
-                let mut report = self.train_step(&batch, number, observers)?;
+                let mut report = self.train_step(&batch, number, &mut upcoming, observers)?;
                 let ends_epoch = batch.index() + 1 == batches;
                 self.in_epoch = (!ends_epoch).then(|| batch.state_after());
                 self.epoch += u64::from(ends_epoch);
@@ -115,6 +118,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
                 }
             }
         }
+        drop(upcoming);
         if self.step == start.steps_before {
             let report = self.evaluate_sets(fit, self.epoch, true)?;
             score = report.scores.first().map_or_else(Score::default, |(_, s)| s.clone());

@@ -39,6 +39,7 @@ mod task;
 mod timeline;
 mod trainer;
 mod undo;
+mod upcoming;
 
 // What a training is made of, for programs that depend on this crate alone.
 pub use lowtide_allocator as allocator;

@@ -8,6 +8,7 @@ use lowtide_tensor::Device;
 
 use crate::error::{Result, TrainError};
 use crate::rehearsal::PlannedEvent;
+use crate::upcoming::can_copy_ahead;
 
 /// What a run is: the data, how long, and what is evaluated when.
 ///
@@ -119,6 +120,7 @@ pub(crate) struct PlannedFor {
     sets: Vec<Shapes>,
     outline: Vec<Part>,
     capacity_bytes: usize,
+    copies_ahead: bool,
 }
 
 /// What of a loader decides the batches that it gives.
@@ -138,6 +140,7 @@ impl PlannedFor {
             sets: fit.sets.iter().map(|(_, set)| Shapes::of(set)).collect(),
             outline: outline(fit, begin),
             capacity_bytes: device.allocator().capacity_bytes(),
+            copies_ahead: can_copy_ahead(device, fit.train),
         }
     }
 }

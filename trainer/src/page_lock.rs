@@ -7,8 +7,10 @@ use lowtide_tensor::{Device, TensorError};
 use crate::error::Result;
 
 /// Lets a loader build its batches in page-locked memory, from which an NVIDIA device copies
-/// without the thread that trains; before its first epoch. For another device, and where there is
-/// not as much such memory, it stays as it is. Whether it has it.
+/// without the thread that trains; before its first epoch. A run then copies the first part of the
+/// next batch during a step, where the budget has [room](crate::Plan::copy_ahead_bytes) for it. For
+/// another device, and where there is not as much such memory, the loader stays as it is. Whether
+/// it has it.
 ///
 /// # Errors
 /// What else the driver says.

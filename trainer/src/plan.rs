@@ -21,6 +21,9 @@ pub struct Plan {
     /// Bytes of the copy that checkpoints are written from while the run goes on; 0 where the run
     /// waits for them, or the copy is not in the device's memory.
     pub checkpoint_copy_bytes: usize,
+    /// Bytes of the device for the first part of the next batch, which is copied during a step; 0
+    /// where copies are the host's work, or where there is no room for it.
+    pub copy_ahead_bytes: usize,
     /// Bytes of the host that batches are read into by the loaders of the run, outside the budget;
     /// 0 for a plan of single steps.
     pub staging_bytes: usize,
@@ -91,7 +94,8 @@ pub(crate) fn find<T: Task + Clone, O: Stateful + Clone>(
     let in_range = |&size: &usize| size <= micro_batch_max || splitting == Splitting::Forbidden;
     let (mut rejected, mut candidates) = (Vec::new(), Vec::new());
     for micro_batch in sizes.into_iter().filter(in_range) {
-        let forecast = inputs.rehearse(events, micro_batch)?;
+        let (forecast, copy_ahead_bytes) =
+            inputs.rehearse_within(budget_bytes, events, micro_batch)?;
         if forecast.coupling.is_some() && micro_batch < batch_size {
             if candidates.is_empty() {
                 candidates.push((batch_size, inputs.rehearse(events, batch_size)?));
@@ -105,6 +109,7 @@ pub(crate) fn find<T: Task + Clone, O: Stateful + Clone>(
                 micro_batch,
                 budget_bytes,
                 checkpoint_copy_bytes,
+                copy_ahead_bytes,
                 staging_bytes: 0,
                 data_bytes: 0,
                 forecast,
@@ -164,8 +169,9 @@ fn knobs<T: Task + Clone, O: Stateful + Clone>(
             Box::new(models.iter().fold(ByModel::new(), |all, model| all.with(model, sgd.clone())))
         }
     };
-    let &RunInputs { device, task, scaler, options, held_bytes, .. } = inputs;
-    let with_sgd = RunInputs { device, task, optimizer: &stateless, scaler, options, held_bytes };
+    let &RunInputs { device, task, scaler, options, held_bytes, copies_ahead, .. } = inputs;
+    let optimizer = &stateless;
+    let with_sgd = RunInputs { device, task, optimizer, scaler, options, held_bytes, copies_ahead };
     // Of all sizes: which one needs least is not the same with and without state.
     let peaks = tried.iter().map(|&size| Ok(with_sgd.rehearse(events, size)?.peak_bytes));
     let least_bytes = peaks.collect::<Result<Vec<usize>>>()?.into_iter().min();

@@ -12,6 +12,7 @@ use crate::evaluation::{score_parts, with_averages};
 use crate::options::Options;
 use crate::step::Step;
 use crate::task::Task;
+use crate::upcoming::bytes_ahead;
 
 /// What is to be rehearsed, in the order in which a run does it.
 #[derive(Clone, Copy)]
@@ -49,9 +50,32 @@ pub(crate) struct RunInputs<'a, T, O> {
     pub(crate) options: &'a Options,
     /// What is held all the while beside the model, in [`Category::Other`].
     pub(crate) held_bytes: usize,
+    /// Whether the next batch is copied to the device during a step, if there is room for it.
+    pub(crate) copies_ahead: bool,
 }
 
 impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
+    /// The rehearsal of a run that [copies the next batch ahead](Plan::copy_ahead_bytes), and the
+    /// bytes for that; or of one that does not, and 0, if it stays within the budget only then.
+    ///
+    /// # Errors
+    /// Those of [`Self::rehearse`].
+    pub(crate) fn rehearse_within(
+        &self,
+        budget_bytes: usize,
+        events: &[PlannedEvent<'_>],
+        micro_batch: usize,
+    ) -> Result<(Forecast, usize)> {
+        let bytes = if self.copies_ahead { bytes_ahead_of(events, micro_batch) } else { 0 };
+        if bytes > 0 {
+            let forecast = self.rehearse_beside(bytes, events, micro_batch)?;
+            if forecast.peak_bytes <= budget_bytes {
+                return Ok((forecast, bytes));
+            }
+        }
+        Ok((self.rehearse(events, micro_batch)?, 0))
+    }
+
     /// Runs `events` with micro-batches of `micro_batch` on a simulated copy of the device as it is
     /// now, cache dropped, without a limit on its memory. The peak is what a run needs: with that
     /// much capacity it passes, with one byte less it does not (see the allocator's laws).
@@ -60,6 +84,16 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
     /// What the real code would meet beside lack of memory.
     pub(crate) fn rehearse(
         &self,
+        events: &[PlannedEvent<'_>],
+        micro_batch: usize,
+    ) -> Result<Forecast> {
+        self.rehearse_beside(0, events, micro_batch)
+    }
+
+    /// [`Self::rehearse`] beside memory that batches are copied ahead to.
+    fn rehearse_beside(
+        &self,
+        copy_ahead_bytes: usize,
         events: &[PlannedEvent<'_>],
         micro_batch: usize,
     ) -> Result<Forecast> {
@@ -87,6 +121,10 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
         }
         let held = allocator.charge(Category::Other, self.held_bytes);
         let _held = held.map_err(TensorError::from)?;
+        let _ahead = match copy_ahead_bytes {
+            0 => None,
+            bytes => device.copy_ahead(bytes)?,
+        };
         let mut scaler = self.scaler.clone();
         let mut coupling = None;
         for event in events {
@@ -101,6 +139,7 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
                         key: RandomKey::new(0),
                         options: self.options,
                         on_phase: &mut |_| {},
+                        on_enqueued: &mut || Ok(()),
                     };
                     let outcome = step.run(batch, micro_batch)?;
                     coupling = coupling.or(outcome.coupling);
@@ -123,6 +162,16 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
         );
         TrainError::Setting { place: name.to_owned(), problem }
     }
+}
+
+/// Bytes for a part of a batch that comes after another one of `events`.
+fn bytes_ahead_of(events: &[PlannedEvent<'_>], micro_batch: usize) -> usize {
+    let steps = events.iter().filter_map(|event| match event {
+        PlannedEvent::Step(batch) => Some(batch),
+        PlannedEvent::Evaluate(_) => None,
+    });
+    let next = steps.skip(1).map(|batch| bytes_ahead(batch, batch.len().min(micro_batch)));
+    next.max().unwrap_or(0)
 }
 
 impl Forecast {

@@ -40,6 +40,8 @@ pub(crate) struct Step<'a, T, O> {
     pub(crate) options: &'a Options,
     /// Called when a phase begins: `forward`, `backward`, `optimizer`.
     pub(crate) on_phase: &'a mut dyn FnMut(&'static str),
+    /// Called once the passes of all turns are enqueued, before the host waits for the last.
+    pub(crate) on_enqueued: &'a mut dyn FnMut() -> Result<()>,
 }
 
 /// What a step did.
@@ -154,6 +156,9 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         let frozen = Frozen::new(self.task, self.optimizer);
         let attempt = Attempt::new();
         let (loss_sum, coupling) = self.compute(&attempt, goal, turn)?;
+        if is_last {
+            (self.on_enqueued)()?;
+        }
         let (mut gradients, buffers) = attempt.into_parts();
         let (loss_sum, not_finite) = self.read(turn, &loss_sum, &mut gradients)?;
         let loss = loss_sum / goal.count;

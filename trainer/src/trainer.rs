@@ -20,6 +20,7 @@ use crate::rehearsal::{Forecast, PlannedEvent, RunInputs};
 use crate::state_hash::StateHasher;
 use crate::step::{Step, StepOutcome};
 use crate::task::Task;
+use crate::upcoming::{Upcoming, can_copy_ahead};
 
 /// Trains a task with an optimizer on a device, one transaction per logical batch.
 pub struct Trainer<T, O> {
@@ -197,11 +198,13 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         fit: Option<&Fit<'_>>,
     ) -> Result<Plan> {
         let capacity_bytes = self.device.allocator().capacity_bytes();
+        let copies_ahead = fit.is_some_and(|fit| can_copy_ahead(&self.device, fit.train));
+        let inputs = RunInputs { copies_ahead, ..self.run_inputs() };
         let find = |inputs: &RunInputs<'_, T, O>, splitting| {
             plan::find(inputs, events, batch_size, batch_size, splitting, capacity_bytes)
         };
         let splitting = self.splitting();
-        let mut plan = find(&self.run_inputs(), splitting)?;
+        let mut plan = find(&inputs, splitting)?;
         let is_on_host = self.device.kind() == DeviceKind::Cpu;
         // The copy of a training on another device is in the memory of the process.
         if self.options.background_checkpoints && fit.is_some() && is_on_host {
@@ -227,7 +230,14 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     pub fn survey(&self, fit: &Fit<'_>) -> Result<Vec<(usize, Forecast)>> {
         let examples = Examples::of(fit)?;
         let (events, whole) = (examples.events(fit, self.begin_of(fit)), examples.batch_size());
-        let mut survey = vec![(whole, self.run_inputs().rehearse(&events, whole)?)];
+        let budget_bytes = self.device.allocator().capacity_bytes();
+        let copies_ahead = can_copy_ahead(&self.device, fit.train);
+        let inputs = RunInputs { copies_ahead, ..self.run_inputs() };
+        let rehearse = |size| {
+            let found = inputs.rehearse_within(budget_bytes, &events, size);
+            found.map(|(forecast, _)| forecast)
+        };
+        let mut survey = vec![(whole, rehearse(whole)?)];
         if self.splitting() == Splitting::Forbidden || survey[0].1.coupling.is_some() {
             return Ok(survey);
         }
@@ -238,7 +248,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         sizes.sort_by(|a, b| b.cmp(a));
         sizes.dedup();
         for size in sizes {
-            survey.push((size, self.run_inputs().rehearse(&events, size)?));
+            survey.push((size, rehearse(size)?));
         }
         Ok(survey)
     }
@@ -252,7 +262,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         if self.current_plan().is_none_or(|plan| plan.batch_size < batch.len()) {
             self.plan_events(&[PlannedEvent::Step(batch.view()); 2], batch.len(), None)?;
         }
-        self.train_step(batch, self.epoch + 1, &mut [])
+        self.train_step(batch, self.epoch + 1, &mut Upcoming::default(), &mut [])
     }
 
     /// One logical batch: attempts until one commits, then the bookkeeping of a new step.
@@ -260,6 +270,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         &mut self,
         batch: &Batch,
         epoch: u64,
+        upcoming: &mut Upcoming,
         observers: &mut [&mut dyn Observer],
     ) -> Result<StepReport> {
         let started = Instant::now();
@@ -267,19 +278,23 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         // That of this step: a schedule has the next one's after it.
         let learning_rate = self.optimizer.learning_rate();
         let outcome = loop {
-            match self.attempt(&batch.view(), observers) {
+            match self.attempt(&batch.view(), upcoming, observers) {
                 Ok(outcome) => break outcome,
                 Err(TrainError::NotFinite(error)) => {
                     self.micro_batch = micro_batch;
                     return Err(self.explained(*error, &batch.view()));
                 }
-                Err(error) => match self.recover(error, &batch.view(), retries.len()) {
-                    Ok(retry) => retries.push(retry),
-                    Err(error) => {
-                        self.micro_batch = micro_batch;
-                        return Err(error);
+                Err(error) => {
+                    // The same bits need less memory without it.
+                    upcoming.give_up();
+                    match self.recover(error, &batch.view(), retries.len()) {
+                        Ok(retry) => retries.push(retry),
+                        Err(error) => {
+                            self.micro_batch = micro_batch;
+                            return Err(error);
+                        }
                     }
-                },
+                }
             }
         };
         self.count_skips(&outcome, &batch.view())?;
@@ -346,11 +361,13 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     fn attempt(
         &mut self,
         batch: &BatchView<'_>,
+        upcoming: &mut Upcoming,
         observers: &mut [&mut dyn Observer],
     ) -> Result<StepOutcome> {
         self.check_whole()?;
         let allocator = self.device.allocator();
         let (blocks_at_begin, step) = (allocator.live_blocks(), self.step + 1);
+        let micro_batch = self.micro_batch;
         let transaction = Step {
             device: &self.device,
             task: &mut self.task,
@@ -362,8 +379,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             on_phase: &mut |phase| {
                 observers.iter_mut().for_each(|observer| observer.on_phase(step, phase));
             },
+            on_enqueued: &mut || Ok(upcoming.copy_next(micro_batch)?),
         };
-        let outcome = transaction.run(batch, self.micro_batch);
+        let outcome = transaction.run(batch, micro_batch);
         let failure = match outcome {
             Ok(outcome) => return Ok(outcome),
             Err(failure) => failure,
@@ -393,6 +411,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             scaler: &self.scaler,
             options: &self.options,
             held_bytes: 0,
+            copies_ahead: false,
         }
     }
 

@@ -79,6 +79,10 @@ struct Pending {
 /// Caches made so far.
 static CACHES: AtomicU64 = AtomicU64::new(0);
 
+/// Contents of page-locked blocks so far: those that were allocated, and each time that one was
+/// to be written.
+static CONTENTS: AtomicU64 = AtomicU64::new(0);
+
 /// Blocks that a device may still reach although it cannot be waited for any more: they stay until
 /// the process ends, here where a leak checker and a debugger find them.
 static ABANDONED: Mutex<Vec<Pending>> = Mutex::new(Vec::new());
@@ -88,6 +92,7 @@ pub struct PinnedBuffer {
     /// `None` only while it is dropped.
     buffer: Option<Buffer>,
     users: StreamSet,
+    contents: u64,
     shared: Arc<Shared>,
 }
 
@@ -146,7 +151,8 @@ impl PinnedCache {
             (Err(_), Some(failure)) => return Err(failure.into()),
             (allocated, _) => Some(allocated?),
         };
-        Ok(PinnedBuffer { buffer, users: StreamSet::of(stream), shared: Arc::clone(&self.shared) })
+        let (users, shared) = (StreamSet::of(stream), Arc::clone(&self.shared));
+        Ok(PinnedBuffer { buffer, users, contents: new_contents(), shared })
     }
 
     /// A number that no other cache of this process has.
@@ -269,6 +275,10 @@ impl Drop for Shared {
     }
 }
 
+fn new_contents() -> u64 {
+    CONTENTS.fetch_add(1, Ordering::Relaxed)
+}
+
 impl PinnedBuffer {
     /// Notes that work enqueued on `stream` uses the block, beside the stream that it is for.
     pub fn record_use(&mut self, stream: Stream) {
@@ -283,6 +293,12 @@ impl PinnedBuffer {
     /// The [number](PinnedCache::id) of the cache that it is of.
     pub fn cache_id(&self) -> u64 {
         self.shared.id
+    }
+
+    /// A number for the bytes as they are now: another one after each
+    /// [`as_mut_slice`](Self::as_mut_slice), and never that of another block of this process.
+    pub fn contents_id(&self) -> u64 {
+        self.contents
     }
 
     /// Makes the host wait until no stream works on the block, so that it may be touched again.
@@ -306,6 +322,7 @@ impl PinnedBuffer {
     /// # Panics
     /// If the processor cannot reach the source's memory.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        self.contents = new_contents();
         let buffer = self.buffer.as_mut().expect("a buffer that is not dropped");
         buffer.as_mut_slice().expect("page-locked memory is the host's")
     }

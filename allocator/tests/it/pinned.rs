@@ -43,6 +43,24 @@ fn host_never_touches_a_block_that_a_copy_may_read() {
 }
 
 #[test]
+fn contents_have_a_number_until_they_are_to_be_written() {
+    let memory = PinnedCache::new(HostSource::with_capacity(1 << 20), SimStreams::new()).unwrap();
+    let [copy, other] = copies();
+    let allocate = || memory.allocate(copy, PAGE_BYTES).unwrap();
+    let (mut first, second) = (allocate(), allocate());
+    let before = [&first, &second].map(|block| block.contents_id());
+    assert_ne!(before[0], before[1]);
+    first.record_use(other);
+    first.wait().unwrap();
+    assert_eq!((first.as_slice()[0], first.contents_id()), (0, before[0]));
+    first.as_mut_slice()[0] = 1;
+    let after = first.contents_id();
+    assert!(!before.contains(&after));
+    drop((first, second));
+    assert!(![before[0], before[1], after].contains(&allocate().contents_id()));
+}
+
+#[test]
 fn host_write_before_the_wait_is_early() {
     let streams = SimStreams::new();
     let cache = cache(&streams, 2);

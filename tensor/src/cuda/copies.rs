@@ -1,13 +1,14 @@
 //! Copies between host and device, on a stream of their own beside the one that computes.
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Pod;
 use lowtide_allocator::cuda::{Argument, CudaHostSource, CudaStreams};
 use lowtide_allocator::{AllocError, Buffer, PinnedBuffer, PinnedCache, SourceError, Stream};
 
 use super::DeviceOperand;
+use crate::copy_ahead::CopyAhead;
 use crate::device::COPIES;
 use crate::error::{Result, TensorError};
 
@@ -27,6 +28,18 @@ pub(super) struct Copies {
     /// Numbers of the caches whose blocks copies read themselves: the host waits for this stream
     /// before it writes them again.
     rings: Mutex<Vec<u64>>,
+    /// What was copied before it was asked for.
+    ahead: Mutex<Vec<CopiedAhead>>,
+}
+
+/// Bytes of a page-locked block that a block of the device has too.
+struct CopiedAhead {
+    /// The [number](PinnedBuffer::contents_id) of the page-locked bytes.
+    contents: u64,
+    range: Range<usize>,
+    block: Arc<Buffer>,
+    /// Where they begin in `block`.
+    start: usize,
 }
 
 impl Copies {
@@ -37,6 +50,7 @@ impl Copies {
             staging: Mutex::default(),
             bad_label: Mutex::default(),
             rings: Mutex::default(),
+            ahead: Mutex::default(),
         }
     }
 
@@ -66,18 +80,61 @@ impl Copies {
     }
 
     /// [`upload`](Self::upload) of bytes of a page-locked block: without a copy on the way if its
-    /// memory is a ring of this device. It must not be written before it has been waited for.
+    /// memory is a ring of this device, and within the device if they were copied ahead. It must
+    /// not be written before it has been waited for.
     pub(super) fn upload_pinned(
         &self,
         (from, range): (&PinnedBuffer, Range<usize>),
         block: &Buffer,
         start: usize,
     ) -> Result<()> {
-        let is_read_itself = from.is_for(COPIES) && locked(&self.rings).contains(&from.cache_id());
-        if range.is_empty() || !is_read_itself {
+        if range.is_empty() || !self.is_of_ring(from) {
             return self.upload(&from.as_slice()[range], block, start);
         }
+        let ahead = locked(&self.ahead);
+        let has = |copied: &&CopiedAhead| {
+            copied.contents == from.contents_id()
+                && copied.range.start <= range.start
+                && range.end <= copied.range.end
+        };
+        if let Some(copied) = ahead.iter().find(has) {
+            let (at, len) = (copied.start + range.start - copied.range.start, range.len());
+            let to = (block, start..start + len);
+            return Ok(self.streams.copy(COPIES, (&copied.block, at..at + len), to)?);
+        }
         Ok(self.streams.upload_pinned(COPIES, (from, range), (block, start))?)
+    }
+
+    /// Enqueues copies of bytes of rings to a block that was allocated for copies, one after the
+    /// other, in place of those before; those of other memory, and what does not fit, are left out.
+    pub(super) fn copy_ahead(
+        &self,
+        block: &Arc<Buffer>,
+        parts: &[(&PinnedBuffer, Range<usize>)],
+    ) -> Result<()> {
+        self.forget_ahead(block);
+        let mut start = 0;
+        for (from, range) in parts {
+            let end = start + CopyAhead::size_for([range.len()]);
+            if range.is_empty() || end > block.size_bytes() || !self.is_of_ring(from) {
+                continue;
+            }
+            self.streams.upload_pinned(COPIES, (from, range.clone()), (block, start))?;
+            let (contents, range, block) = (from.contents_id(), range.clone(), Arc::clone(block));
+            locked(&self.ahead).push(CopiedAhead { contents, range, block, start });
+            start = end;
+        }
+        Ok(())
+    }
+
+    /// Lets go of what was copied ahead to a block.
+    pub(super) fn forget_ahead(&self, block: &Arc<Buffer>) {
+        locked(&self.ahead).retain(|copied| !Arc::ptr_eq(&copied.block, block));
+    }
+
+    /// Whether copies read the block themselves.
+    fn is_of_ring(&self, block: &PinnedBuffer) -> bool {
+        block.is_for(COPIES) && locked(&self.rings).contains(&block.cache_id())
     }
 
     /// Memory for a ring of buffers that copies read themselves.

@@ -13,12 +13,15 @@ mod library;
 mod operands;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytemuck::Pod;
 use lowtide_allocator::cuda::{
     Argument, CudaDevice, CudaSource, CudaStreams, DeviceMemory, Grid, Kernel,
 };
-use lowtide_allocator::{CachingAllocator, MemorySource, PinnedBuffer, PinnedCache, Stream};
+use lowtide_allocator::{
+    Buffer, CachingAllocator, MemorySource, PinnedBuffer, PinnedCache, Stream,
+};
 
 use crate::device::{Backend, Device};
 use crate::dtype::DType;
@@ -272,6 +275,20 @@ impl Cuda {
     ) -> Result<()> {
         let start = place.bytes().start;
         self.retried(|| self.copies.upload_pinned((from, range.clone()), place.block(), start))
+    }
+
+    /// See [`Copies::copy_ahead`].
+    pub(crate) fn copy_ahead(
+        &self,
+        block: &Arc<Buffer>,
+        parts: &[(&PinnedBuffer, Range<usize>)],
+    ) -> Result<()> {
+        self.retried(|| self.copies.copy_ahead(block, parts))
+    }
+
+    /// Lets go of what was copied ahead to a block.
+    pub(crate) fn forget_ahead(&self, block: &Arc<Buffer>) {
+        self.copies.forget_ahead(block);
     }
 
     /// Memory for a ring of buffers that copies read themselves.

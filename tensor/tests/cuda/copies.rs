@@ -1,7 +1,9 @@
 use lowtide_allocator::{
     Category, Fault, HostSource, PinnedBuffer, PinnedCache, Repeat, SimStreams,
 };
-use lowtide_tensor::{CpuOptions, DType, Device, Tensor, TensorError, TensorResult as Result};
+use lowtide_tensor::{
+    CopyAhead, CpuOptions, DType, Device, Tensor, TensorError, TensorResult as Result,
+};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -404,5 +406,68 @@ fn copies_from_a_page_locked_ring_pass_through_nothing_and_are_waited_for() {
         let whole = (&foreign, 0..size_bytes);
         let wrong = Tensor::from_page_locked(&device, [LEN + 1], DType::F32, whole).unwrap_err();
         assert!(matches!(wrong, TensorError::Shape { .. }), "{wrong}");
+    });
+}
+
+#[test]
+fn bytes_that_were_copied_ahead_come_from_the_device_unless_they_were_written_since() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    in_every_schedule(&gpu, || {
+        let device = gpu.device();
+        let size_bytes = bytes(0.0).len();
+        let ring = device.page_locked_ring(2 * size_bytes.next_multiple_of(512)).unwrap();
+        let (memory, stream) = ring.expect("an NVIDIA device");
+        let allocate = |value| {
+            let mut buffer = memory.allocate(stream, size_bytes).unwrap();
+            buffer.as_mut_slice().copy_from_slice(&bytes(value));
+            buffer
+        };
+        let (mut first, second) = (allocate(1.0), allocate(2.0));
+        let counts =
+            || ["cuMemcpyHtoDAsync_v2", "cuMemcpyDtoDAsync_v2"].map(|call| gpu.pretend.calls(call));
+        let copied = |from: &PinnedBuffer, values: std::ops::Range<usize>, value: f32| {
+            let (before, range) = (counts(), values.start * 4..values.end * 4);
+            let (len, from) = (values.len(), (from, range));
+            let tensor = Tensor::from_page_locked(&device, [len], DType::F32, from).unwrap();
+            assert_eq!(tensor.neg().unwrap().to_vec::<f32>().unwrap(), vec![-value; len]);
+            let after = counts();
+            [0, 1].map(|kind| after[kind] - before[kind])
+        };
+        let input = || device.allocator().statistics().by_category[Category::Input].current_bytes;
+        let before = input();
+        let sizes = [size_bytes - 40, size_bytes];
+        let mut ahead = device.copy_ahead(CopyAhead::size_for(sizes)).unwrap().expect("memory");
+        assert!(input() - before >= 2 * size_bytes - 40);
+        assert_eq!(copied(&first, 0..LEN, 1.0), [1, 0], "nothing is there yet");
+        let (from, to) = ((&first, 40..size_bytes), (&second, 0..size_bytes));
+        let had = counts();
+        // The third finds no room.
+        ahead.begin(&[from.clone(), to, from]).unwrap();
+        assert_eq!(counts(), [had[0] + 2, had[1]]);
+        assert_eq!(copied(&first, 10..LEN, 1.0), [0, 1]);
+        assert_eq!(copied(&first, 100..200, 1.0), [0, 1], "a part, once more");
+        assert_eq!(copied(&first, 9..LEN, 1.0), [1, 0], "more than was copied");
+        assert_eq!(copied(&second, 0..LEN, 2.0), [0, 1]);
+        first.wait().unwrap();
+        first.as_mut_slice().copy_from_slice(&bytes(3.0));
+        assert_eq!(copied(&first, 10..LEN, 3.0), [1, 0], "they were written since");
+        // Those before make room for these.
+        ahead.begin(&[(&first, 0..size_bytes)]).unwrap();
+        assert_eq!(copied(&first, 0..LEN, 3.0), [0, 1]);
+        assert_eq!(copied(&second, 0..LEN, 2.0), [1, 0]);
+        let streams = SimStreams::new();
+        let other = PinnedCache::new(HostSource::with_capacity(1 << 20), streams).unwrap();
+        let mut foreign = other.allocate(stream, size_bytes).unwrap();
+        foreign.as_mut_slice().copy_from_slice(&bytes(7.0));
+        let had = counts();
+        ahead.begin(&[(&foreign, 0..size_bytes)]).unwrap();
+        assert_eq!(counts(), had, "it is not of a ring of the device");
+        ahead.begin(&[(&first, 0..size_bytes)]).unwrap();
+        drop(ahead);
+        assert_eq!(input(), before);
+        assert_eq!(copied(&first, 0..LEN, 3.0), [1, 0], "its memory is gone");
+        assert!(Device::cpu(CpuOptions::default()).unwrap().copy_ahead(1).unwrap().is_none());
+        let error = device.copy_ahead(usize::MAX / 2).unwrap_err();
+        assert!(error.out_of_memory().is_some(), "{error}");
     });
 }

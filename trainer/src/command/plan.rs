@@ -9,6 +9,7 @@ use crate::command::{DeviceArgs, RecipeArgs, failure, say};
 use crate::error::Result;
 use crate::human::format_bytes;
 use crate::json::{categories_json, modules_json};
+use crate::page_lock::lock_pages;
 use crate::plan::Plan;
 use crate::recipe::{Recipe, RecipeData};
 use crate::rehearsal::Forecast;
@@ -66,6 +67,10 @@ impl Found {
         say(&format!("batch           {} samples", plan.batch_size))?;
         say(&format!("plan            micro-batches of {}", plan.micro_batch))?;
         say(&format!("predicted peak  {}", exact(plan.predicted_peak_bytes())))?;
+        if plan.copy_ahead_bytes > 0 {
+            let next = exact(plan.copy_ahead_bytes);
+            say(&format!("of which        {next} for the next batch, copied during a step"))?;
+        }
         let (batches, samples) = (exact(plan.staging_bytes), exact(plan.data_bytes));
         say(&format!("on the host     {batches} for batches and {samples} for data, beside it"))?;
         say("")?;
@@ -128,6 +133,7 @@ impl Found {
             "products": products,
             "batch_size": plan.batch_size,
             "micro_batch": plan.micro_batch,
+            "copy_ahead_bytes": plan.copy_ahead_bytes,
             "staging_bytes": plan.staging_bytes,
             "data_bytes": plan.data_bytes,
             "predicted_peak_bytes": plan.predicted_peak_bytes(),
@@ -151,7 +157,8 @@ impl Found {
 /// `DoesNotFit`; anything that keeps the recipe from being built.
 pub(super) fn find(recipe: &Recipe, device: &DeviceArgs) -> Result<Found> {
     let Simulated { device: sim, budget_bytes, products } = device.open_simulated()?;
-    let RecipeData { samples, train, test } = recipe.open()?;
+    let RecipeData { samples, mut train, test } = recipe.open()?;
+    lock_pages(&mut train, &sim)?;
     let mut trainer = recipe.trainer(&sim, samples)?;
     sim.allocator().set_capacity(budget_bytes);
     let fit = recipe.fit(&train, &test);
