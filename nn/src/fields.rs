@@ -7,6 +7,8 @@ pub use crate::buffer::Buffer;
 pub use crate::module::Parameters;
 #[doc(no_inline)]
 pub use crate::parameter::Parameter;
+#[doc(no_inline)]
+pub use lowtide_autograd::SavedPolicy;
 
 /// Implements [`Parameters`] for a module from its fields in the order of PyTorch's `state_dict`:
 /// `parameters!(Block { norm, up as "mlp.0", convs as NAMES })`. A field is a parameter, a buffer,
@@ -54,6 +56,17 @@ macro_rules! parameters {
                     visitor,
                 );)*
             }
+
+            fn visit_policies(
+                &mut self,
+                visitor: &mut dyn FnMut(&mut Option<$crate::fields::SavedPolicy>),
+            ) {
+                use $crate::fields::Field;
+                $(self.$field.visit_policies_as(
+                    $crate::parameters!(@name $field $($name)?),
+                    visitor,
+                );)*
+            }
         }
     };
     (@name $field:tt) => { stringify!($field) };
@@ -71,6 +84,11 @@ pub trait Field<N> {
 
     /// Shows its buffers under `name`.
     fn visit_buffers_as(&mut self, name: N, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        let _ = (name, visitor);
+    }
+
+    /// Shows the policies of its blocks, which have no names.
+    fn visit_policies_as(&mut self, name: N, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
         let _ = (name, visitor);
     }
 }
@@ -102,6 +120,10 @@ impl<M: Parameters + ?Sized> Field<&str> for M {
             _ => self.visit_buffers(&mut |own, buffer| visitor(&format!("{name}.{own}"), buffer)),
         }
     }
+
+    fn visit_policies_as(&mut self, _: &str, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
+        self.visit_policies(visitor);
+    }
 }
 
 impl<N, F: Field<N>> Field<N> for Option<F> {
@@ -114,6 +136,12 @@ impl<N, F: Field<N>> Field<N> for Option<F> {
     fn visit_buffers_as(&mut self, name: N, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
         if let Some(field) = self {
             field.visit_buffers_as(name, visitor);
+        }
+    }
+
+    fn visit_policies_as(&mut self, name: N, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
+        if let Some(field) = self {
+            field.visit_policies_as(name, visitor);
         }
     }
 }
@@ -131,6 +159,10 @@ impl<F: for<'a> Field<&'a str>> Field<&str> for Vec<F> {
             field.visit_buffers_as(&format!("{name}{index}"), visitor);
         }
     }
+
+    fn visit_policies_as(&mut self, name: &str, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
+        self.iter_mut().for_each(|field| field.visit_policies_as(name, visitor));
+    }
 }
 
 /// Each element under its own name.
@@ -144,6 +176,16 @@ impl<N, F: Field<N>, const COUNT: usize> Field<[N; COUNT]> for Vec<F> {
     fn visit_buffers_as(&mut self, names: [N; COUNT], visitor: &mut dyn FnMut(&str, &mut Buffer)) {
         for (name, field) in names.into_iter().zip(self) {
             field.visit_buffers_as(name, visitor);
+        }
+    }
+
+    fn visit_policies_as(
+        &mut self,
+        names: [N; COUNT],
+        visitor: &mut dyn FnMut(&mut Option<SavedPolicy>),
+    ) {
+        for (name, field) in names.into_iter().zip(self) {
+            field.visit_policies_as(name, visitor);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lowtide_allocator::Category;
-use lowtide_autograd::{Pass, Var};
+use lowtide_autograd::{Pass, SavedPolicy, Var};
 use lowtide_tensor::{DType, Tensor, TensorError};
 
 use crate::buffer::Buffer;
@@ -22,6 +22,19 @@ pub trait Parameters {
     /// order. Modules without buffers need not implement it; containers have to.
     fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
         let _ = visitor;
+    }
+
+    /// Shows what becomes of the tensors that each block saves for backward, in the order in which
+    /// blocks run; a block is a [`Segment`](crate::Segment). `None` is the policy of the segment
+    /// around it. The results have the same bits under every policy. Modules without blocks need
+    /// not implement it; containers have to.
+    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
+        let _ = visitor;
+    }
+
+    /// Gives all blocks one policy.
+    fn set_policy(&mut self, policy: Option<SavedPolicy>) {
+        self.visit_policies(&mut |slot| slot.clone_from(&policy));
     }
 
     /// Shows the value of every parameter, then that of every buffer: all that is stored.

@@ -7,45 +7,36 @@ use crate::error::{NnError, Result};
 use crate::module::{Module, Parameters};
 use crate::parameter::Parameter;
 
-/// A model whose blocks have policies for the tensors that they save for backward. The results
-/// have the same bits under every policy.
-pub trait Segments {
-    /// Shows the policy of every block, in the order in which they run. `None` is the policy of the
-    /// segment around the block.
-    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>));
-
-    /// Gives all blocks one policy.
-    fn set_policy(&mut self, policy: Option<SavedPolicy>) {
-        self.visit_policies(&mut |slot| slot.clone_from(&policy));
-    }
-}
-
-/// A block with its policy.
+/// A block of a model, with what becomes of the tensors that it saves for backward: see
+/// [`Parameters::visit_policies`].
 #[derive(Clone, Debug)]
-pub(crate) struct ModelSegment<B> {
+pub struct Segment<B> {
     block: B,
     policy: Option<SavedPolicy>,
 }
 
-impl<B: Clone + 'static> ModelSegment<B> {
-    pub(crate) fn new(block: B) -> Self {
-        ModelSegment { block, policy: None }
+impl<B: Clone + 'static> Segment<B> {
+    /// The block with the policy of the segment around it.
+    pub fn new(block: B) -> Self {
+        Segment { block, policy: None }
     }
 
-    pub(crate) fn block(&self) -> &B {
+    /// What runs under the policy.
+    pub fn block(&self) -> &B {
         &self.block
     }
 
-    pub(crate) fn block_mut(&mut self) -> &mut B {
+    /// The block, to be changed.
+    pub fn block_mut(&mut self) -> &mut B {
         &mut self.block
     }
 
-    pub(crate) fn policy_mut(&mut self) -> &mut Option<SavedPolicy> {
-        &mut self.policy
-    }
-
-    /// `run(block, inputs)` under the policy.
-    pub(crate) fn run<const N: usize>(
+    /// `run(block, pass, inputs)` under the policy; a second time in backward, perhaps. So it
+    /// depends on nothing else that changes.
+    ///
+    /// # Errors
+    /// Those of `run`.
+    pub fn run<const N: usize>(
         &self,
         pass: &Pass,
         inputs: [Var; N],
@@ -62,13 +53,13 @@ impl<B: Clone + 'static> ModelSegment<B> {
     }
 }
 
-impl<B: Module + Clone + 'static> ModelSegment<B> {
-    pub(crate) fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+impl<B: Module + Clone + 'static> Module for Segment<B> {
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         self.run(pass, [input], |block, pass, [input]| block.forward(pass, input))
     }
 }
 
-impl<B: Parameters> Parameters for ModelSegment<B> {
+impl<B: Parameters> Parameters for Segment<B> {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
         self.block.visit(visitor);
     }
@@ -76,20 +67,18 @@ impl<B: Parameters> Parameters for ModelSegment<B> {
     fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
         self.block.visit_buffers(visitor);
     }
-}
 
-/// Shows the policy of every block.
-pub(crate) fn visit_block_policies<B>(
-    blocks: &mut [ModelSegment<B>],
-    visitor: &mut dyn FnMut(&mut Option<SavedPolicy>),
-) {
-    blocks.iter_mut().for_each(|segment| visitor(&mut segment.policy));
+    /// Its own, then those of the blocks inside.
+    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
+        visitor(&mut self.policy);
+        self.block.visit_policies(visitor);
+    }
 }
 
 /// The blocks one after the other; the path of each is `{prefix}{index}`.
 pub(crate) fn forward_blocks<B: Module + Clone + 'static>(
     prefix: &str,
-    blocks: &[ModelSegment<B>],
+    blocks: &[Segment<B>],
     pass: &Pass,
     input: Var,
 ) -> Result<Var> {

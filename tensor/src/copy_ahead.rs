@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use lowtide_allocator::{Buffer, Category, PinnedBuffer};
 
-use crate::device::{Backend, COPIES, Device};
+#[cfg(feature = "cuda")]
+use crate::device::Backend;
+use crate::device::{COPIES, Device};
 use crate::error::Result;
 
 /// Where parts of a block begin.
@@ -55,14 +57,12 @@ impl CopyAhead {
     /// # Panics
     /// If a range is not within its block.
     pub fn begin(&mut self, parts: &[(&PinnedBuffer, Range<usize>)]) -> Result<()> {
-        match self.device.backend() {
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(cuda) => cuda.copy_ahead(&self.block, parts),
-            _ => {
-                let _ = parts;
-                Ok(())
-            }
+        #[cfg(feature = "cuda")]
+        if let Backend::Cuda(cuda) = self.device.backend() {
+            return cuda.copy_ahead(&self.block, parts);
         }
+        let _ = parts;
+        Ok(())
     }
 }
 

@@ -19,6 +19,7 @@ pub(crate) struct Upload<'a> {
     pub(crate) bytes: &'a [u8],
     /// The page-locked block that they are in, and where, if they are to be read there when the
     /// copy runs.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "for NVIDIA devices"))]
     pub(crate) locked: Option<(&'a PinnedBuffer, usize)>,
     pub(crate) dtype: DType,
 }

@@ -14,6 +14,7 @@ use lowtide_tensor::TensorError;
 use thiserror::Error;
 
 use crate::human::format_bytes;
+use crate::knobs::Knobs;
 use crate::not_finite::NotFinite;
 
 /// An error of a training run.
@@ -198,8 +199,8 @@ pub struct DoesNotFit {
     pub budget_bytes: usize,
     /// The peak of the smallest plan, reserved bytes.
     pub needed_bytes: usize,
-    /// The micro-batch of that plan.
-    pub micro_batch: usize,
+    /// The knobs of that plan.
+    pub knobs: Knobs,
     /// The peak of each category under that plan, at whatever moment it was reached.
     pub category_peaks: Vec<(Category, usize)>,
     /// Where the samples of a batch are coupled, which is why it may not be split.
@@ -209,13 +210,13 @@ pub struct DoesNotFit {
     /// The allocation that failed in that step.
     pub ledger: Option<Box<OutOfMemory>>,
     /// What would make it fit, the cheapest first.
-    pub knobs: Vec<Knob>,
+    pub remedies: Vec<Remedy>,
 }
 
 /// Something that a user can change to make a training fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Knob {
+pub enum Remedy {
     /// Allow batches to be split as far as this.
     MicroBatch(usize),
     /// Give it this much memory.
@@ -241,14 +242,14 @@ impl fmt::Display for DoesNotFit {
         if let Some(step) = self.step {
             write!(f, "at step {step}, ")?;
         }
-        let DoesNotFit { budget_bytes, needed_bytes, micro_batch, .. } = *self;
+        let DoesNotFit { budget_bytes, needed_bytes, knobs, .. } = *self;
         let (needed, budget) =
             (format_bytes(needed_bytes as u64), format_bytes(budget_bytes as u64));
-        write!(f, "micro-batches of {micro_batch} need least, {needed} ({needed_bytes} bytes), ")?;
+        write!(f, "{knobs}, need least, {needed} ({needed_bytes} bytes), ")?;
         write!(f, "{missing} bytes more than the {budget} there are; cheapest: ")?;
-        for (index, knob) in self.knobs.iter().enumerate() {
+        for (index, remedy) in self.remedies.iter().enumerate() {
             let separator = if index > 0 { ", or " } else { "" };
-            write!(f, "{separator}{knob}")?;
+            write!(f, "{separator}{remedy}")?;
         }
         if let Some(coupling) = &self.coupling {
             write!(f, "; no smaller parts: samples are coupled in {coupling}")?;
@@ -257,12 +258,12 @@ impl fmt::Display for DoesNotFit {
     }
 }
 
-impl fmt::Display for Knob {
+impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Knob::MicroBatch(len) => write!(f, "allow micro-batches of {len}"),
-            Knob::Budget(bytes) => write!(f, "--budget {bytes}B"),
-            Knob::StatelessOptimizer { needed_bytes } => {
+            Remedy::MicroBatch(len) => write!(f, "allow micro-batches of {len}"),
+            Remedy::Budget(bytes) => write!(f, "--budget {bytes}B"),
+            Remedy::StatelessOptimizer { needed_bytes } => {
                 write!(f, "optimizer sgd without momentum (needs {needed_bytes} bytes)")
             }
         }

@@ -170,7 +170,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Training for Trainer<T, O> {
     }
 
     fn evaluate(&mut self, loader: &Loader) -> Result<Score> {
-        let (device, micro_batch) = (&self.device, self.micro_batch.max(1));
+        let (device, micro_batch) = (&self.device, self.knobs.micro_batch.max(1));
         with_averages(&mut self.task, &mut self.optimizer, |task| {
             evaluate(task, device, loader, micro_batch)
         })

@@ -3,7 +3,7 @@
 use lowtide_allocator::{Category, ModuleShare, OutOfMemory};
 use serde_json::{Map, Value, json};
 
-use crate::error::{DoesNotFit, Knob, TrainError};
+use crate::error::{DoesNotFit, Remedy, TrainError};
 use crate::not_finite::NotFinite;
 
 /// `{"error": LINE, "does_not_fit": {..}, "not_finite": {..}, "out_of_memory": {..}}`, each part
@@ -30,11 +30,12 @@ fn does_not_fit_json(error: &DoesNotFit) -> Value {
         "budget_bytes": error.budget_bytes,
         "needed_bytes": error.needed_bytes,
         "missing_bytes": error.missing_bytes(),
-        "micro_batch": error.micro_batch,
+        "micro_batch": error.knobs.micro_batch,
+        "recomputed_blocks": error.knobs.recomputed_blocks,
         "peak_bytes_by_category": categories_json(error.category_peaks.iter().copied()),
         "coupled_in": error.coupling.as_ref().map(ToString::to_string),
         "step": error.step,
-        "knobs": error.knobs.iter().map(knob_json).collect::<Vec<_>>(),
+        "remedies": error.remedies.iter().map(remedy_json).collect::<Vec<_>>(),
     })
 }
 
@@ -46,15 +47,15 @@ fn not_finite_json(error: &NotFinite) -> Value {
     })
 }
 
-fn knob_json(knob: &Knob) -> Value {
-    let (kind, value) = match *knob {
-        Knob::MicroBatch(len) => ("micro_batch", json!({ "samples": len })),
-        Knob::Budget(bytes) => ("budget", json!({ "needed_bytes": bytes })),
-        Knob::StatelessOptimizer { needed_bytes } => {
+fn remedy_json(remedy: &Remedy) -> Value {
+    let (kind, value) = match *remedy {
+        Remedy::MicroBatch(len) => ("micro_batch", json!({ "samples": len })),
+        Remedy::Budget(bytes) => ("budget", json!({ "needed_bytes": bytes })),
+        Remedy::StatelessOptimizer { needed_bytes } => {
             ("stateless_optimizer", json!({ "needed_bytes": needed_bytes }))
         }
     };
-    json!({ "kind": kind, "text": knob.to_string(), "value": value })
+    json!({ "kind": kind, "text": remedy.to_string(), "value": value })
 }
 
 /// The books of a failed allocation, under the names of [`OutOfMemory`].

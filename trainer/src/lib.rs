@@ -11,6 +11,7 @@ mod evaluation;
 mod fit;
 pub mod human;
 mod json;
+mod knobs;
 mod metrics;
 mod new_file;
 mod not_finite;
@@ -33,6 +34,7 @@ mod reserve;
 mod run_dir;
 mod run_lock;
 mod score;
+mod search;
 mod state_hash;
 mod step;
 mod task;
@@ -51,8 +53,9 @@ pub use lowtide_tensor as tensor;
 
 pub use checkpoint::{Snapshot, saved_recipe};
 pub use checkpoint_folder::{CheckpointFolder, checkpoints_in};
-pub use error::{DoesNotFit, Knob, Result, TrainError};
+pub use error::{DoesNotFit, Remedy, Result, TrainError};
 pub use evaluation::evaluate;
+pub use knobs::Knobs;
 pub use metrics::Metrics;
 pub use not_finite::{NotFinite, NotFiniteWhat};
 pub use observer::{

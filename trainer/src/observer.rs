@@ -57,6 +57,8 @@ pub struct StepReport {
     pub batch: usize,
     /// Samples on the device at once.
     pub micro_batch: usize,
+    /// Blocks of which backward computed the values again: see [`Knobs`](crate::Knobs).
+    pub recomputed_blocks: usize,
     /// Whether the update was left out because the loss or a gradient was not finite.
     pub skipped: bool,
     /// Samples that could not be read and were left out, as indices of the data set: see
@@ -87,6 +89,11 @@ pub struct Retry {
 pub enum Recovery {
     /// Caches dropped, the same plan again: the same bits.
     SamePlan,
+    /// Fewer values kept for backward, which computes them again: the same bits.
+    MoreRecomputation {
+        /// Blocks that are recomputed now.
+        blocks: usize,
+    },
     /// Smaller micro-batches of the same logical batch: the same numbers up to the order of
     /// float additions.
     SmallerMicroBatch {

@@ -61,6 +61,9 @@ impl Observer for Progress {
         for retry in &report.retries {
             let then = match retry.recovery {
                 Recovery::SamePlan => "again with the same plan".to_owned(),
+                Recovery::MoreRecomputation { blocks } => {
+                    format!("on with {blocks} blocks recomputed")
+                }
                 Recovery::SmallerMicroBatch { micro_batch } => {
                     format!("on with micro-batches of {micro_batch}")
                 }

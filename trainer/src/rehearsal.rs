@@ -9,6 +9,7 @@ use lowtide_tensor::{Assumption, Device, RandomKey, TensorError};
 
 use crate::error::{Result, TrainError};
 use crate::evaluation::{score_parts, with_averages};
+use crate::knobs::Knobs;
 use crate::options::Options;
 use crate::step::Step;
 use crate::task::Task;
@@ -54,6 +55,14 @@ pub(crate) struct RunInputs<'a, T, O> {
     pub(crate) copies_ahead: bool,
 }
 
+impl<T, O> Clone for RunInputs<'_, T, O> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T, O> Copy for RunInputs<'_, T, O> {}
+
 impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
     /// The rehearsal of a run that [copies the next batch ahead](Plan::copy_ahead_bytes), and the
     /// bytes for that; or of one that does not, and 0, if it stays within the budget only then.
@@ -64,30 +73,27 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
         &self,
         budget_bytes: usize,
         events: &[PlannedEvent<'_>],
-        micro_batch: usize,
+        knobs: Knobs,
     ) -> Result<(Forecast, usize)> {
-        let bytes = if self.copies_ahead { bytes_ahead_of(events, micro_batch) } else { 0 };
+        let bytes = if self.copies_ahead { bytes_ahead_of(events, knobs.micro_batch) } else { 0 };
         if bytes > 0 {
-            let forecast = self.rehearse_beside(bytes, events, micro_batch)?;
+            let forecast = self.rehearse_beside(bytes, events, knobs)?;
             if forecast.peak_bytes <= budget_bytes {
                 return Ok((forecast, bytes));
             }
         }
-        Ok((self.rehearse(events, micro_batch)?, 0))
+        Ok((self.rehearse(events, knobs)?, 0))
     }
 
-    /// Runs `events` with micro-batches of `micro_batch` on a simulated copy of the device as it is
-    /// now, cache dropped, without a limit on its memory. The peak is what a run needs: with that
-    /// much capacity it passes, with one byte less it does not (see the allocator's laws).
+    /// Runs `events` with `knobs` on a simulated copy of the device as it is now, cache dropped,
+    /// without a limit on its memory. The peak is what a run needs: with that much capacity it
+    /// passes, with one byte less it does not (see the allocator's laws). Of the parts of a batch
+    /// the first two and the last are run.
     ///
     /// # Errors
     /// What the real code would meet beside lack of memory.
-    pub(crate) fn rehearse(
-        &self,
-        events: &[PlannedEvent<'_>],
-        micro_batch: usize,
-    ) -> Result<Forecast> {
-        self.rehearse_beside(0, events, micro_batch)
+    pub(crate) fn rehearse(&self, events: &[PlannedEvent<'_>], knobs: Knobs) -> Result<Forecast> {
+        self.rehearse_beside(0, events, knobs)
     }
 
     /// [`Self::rehearse`] beside memory that batches are copied ahead to.
@@ -95,7 +101,7 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
         &self,
         copy_ahead_bytes: usize,
         events: &[PlannedEvent<'_>],
-        micro_batch: usize,
+        knobs: Knobs,
     ) -> Result<Forecast> {
         let device = self.device.simulate();
         let allocator = device.allocator();
@@ -126,7 +132,7 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
             bytes => device.copy_ahead(bytes)?,
         };
         let mut scaler = self.scaler.clone();
-        let mut coupling = None;
+        let (mut coupling, mut repeated_seconds) = (None, 0.0);
         for event in events {
             match event {
                 PlannedEvent::Step(batch) => {
@@ -140,18 +146,20 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
                         options: self.options,
                         on_phase: &mut |_| {},
                         on_enqueued: &mut || Ok(()),
+                        repeated_seconds: Some(&mut repeated_seconds),
                     };
-                    let outcome = step.run(batch, micro_batch)?;
+                    let outcome = step.run(batch, knobs)?;
                     coupling = coupling.or(outcome.coupling);
                 }
                 PlannedEvent::Evaluate(batch) => {
                     with_averages(&mut task, &mut optimizer, |task| {
-                        score_parts(task, &device, batch, micro_batch)
+                        score_parts(task, &device, batch, knobs.micro_batch)
                     })?;
                 }
             }
         }
-        Ok(Forecast { coupling, ..Forecast::new(&allocator.statistics(), &device) })
+        let forecast = Forecast::new(&allocator.statistics(), &device);
+        Ok(Forecast { coupling, seconds: forecast.seconds + repeated_seconds, ..forecast })
     }
 
     fn elsewhere(&self, name: &str, found: &str) -> TrainError {

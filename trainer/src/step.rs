@@ -19,6 +19,7 @@ use lowtide_nn::{Loss, Parameters, check_buffers, commit_buffers};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
 use crate::error::{Result, TrainError};
+use crate::knobs::{Knobs, keep, recompute};
 use crate::not_finite::{NotFinite, NotFiniteWhat};
 use crate::options::{NonFinite, Options};
 use crate::precision::Precision;
@@ -42,6 +43,9 @@ pub(crate) struct Step<'a, T, O> {
     pub(crate) on_phase: &'a mut dyn FnMut(&'static str),
     /// Called once the passes of all turns are enqueued, before the host waits for the last.
     pub(crate) on_enqueued: &'a mut dyn FnMut() -> Result<()>,
+    /// In a rehearsal: parts of a batch that only repeat the memory of others are left out, and
+    /// their simulated seconds are added here.
+    pub(crate) repeated_seconds: Option<&'a mut f64>,
 }
 
 /// What a step did.
@@ -103,7 +107,15 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
     ///
     /// # Errors
     /// Anything before COMMIT; everything is then as it was at BEGIN. `Torn` in COMMIT.
-    pub(crate) fn run(mut self, batch: &BatchView<'_>, micro_batch: usize) -> Result<StepOutcome> {
+    pub(crate) fn run(mut self, batch: &BatchView<'_>, knobs: Knobs) -> Result<StepOutcome> {
+        let Knobs { micro_batch, recomputed_blocks } = knobs;
+        let recomputed = recompute(self.task.parameters(), recomputed_blocks);
+        let outcome = self.take_turns(batch, micro_batch);
+        keep(self.task.parameters(), &recomputed);
+        outcome
+    }
+
+    fn take_turns(&mut self, batch: &BatchView<'_>, micro_batch: usize) -> Result<StepOutcome> {
         // BEGIN
         let counts = self.task.counts(batch)?;
         // A batch in which nothing counts has no gradient, rather than one of 0 / 0.
@@ -229,7 +241,14 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         let mut coupling = None;
         let mut loss_sum = Tensor::zeros(self.device, [], DType::F64)?;
         let seed = if count > 0.0 { f64::from(self.scaler.scale()) / count } else { 0.0 };
-        for part in micro_batches(batch.len(), micro_batch) {
+        let part_count = batch.len().div_ceil(micro_batch);
+        for (index, part) in micro_batches(batch.len(), micro_batch).enumerate() {
+            // After the first, which makes the gradients, all but the last do the same.
+            let is_repeated = (2..part_count - 1).contains(&index);
+            if is_repeated && self.repeated_seconds.is_some() {
+                continue;
+            }
+            let begin_seconds = self.device.simulated_seconds();
             (self.on_phase)("forward");
             let is_last = part.end == batch.len();
             let pass = training_pass(self.key, attempt, turn, part.start, self.device);
@@ -247,6 +266,10 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
                 attempt.end_casts();
             }
             pass.backward_seeded(loss, seed)?;
+            if let (1, Some(seconds)) = (index, &mut self.repeated_seconds) {
+                let own = self.device.simulated_seconds() - begin_seconds;
+                **seconds += own * part_count.saturating_sub(3) as f64;
+            }
         }
         Ok((loss_sum, coupling))
     }

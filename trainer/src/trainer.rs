@@ -11,12 +11,14 @@ use lowtide_nn::optim::Stateful;
 use lowtide_tensor::{Device, DeviceKind, RandomKey};
 
 use crate::error::{Result, TrainError};
+use crate::knobs::Knobs;
 use crate::not_finite::{Look, NotFinite, NotFiniteWhat};
 use crate::observer::{Observer, StepReport};
 use crate::options::{MicroBatches, NonFinite, Options};
 use crate::outline::{Examples, Fit, PlannedFor};
-use crate::plan::{self, Plan, Splitting};
+use crate::plan::Plan;
 use crate::rehearsal::{Forecast, PlannedEvent, RunInputs};
+use crate::search::{Search, Splitting};
 use crate::state_hash::StateHasher;
 use crate::step::{Step, StepOutcome};
 use crate::task::Task;
@@ -31,8 +33,8 @@ pub struct Trainer<T, O> {
     pub(crate) scaler: LossScaler,
     /// Set by the first plan, with what it is for; for single steps that is nothing.
     pub(crate) plan: Option<(Plan, Option<PlannedFor>)>,
-    /// At most the plan's; smaller after a recovery.
-    pub(crate) micro_batch: usize,
+    /// The plan's, or those of a recovery that needs less.
+    pub(crate) knobs: Knobs,
     pub(crate) step: u64,
     /// Epochs finished.
     pub(crate) epoch: u64,
@@ -72,7 +74,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             options,
             scaler,
             plan: None,
-            micro_batch: 0,
+            knobs: Knobs::default(),
             step: 0,
             epoch: 0,
             in_epoch: None,
@@ -142,7 +144,12 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
 
     /// Samples on the device at once, as things stand.
     pub fn micro_batch(&self) -> usize {
-        self.micro_batch
+        self.knobs.micro_batch
+    }
+
+    /// How steps are run, as things stand.
+    pub fn knobs(&self) -> Knobs {
+        self.knobs
     }
 
     /// A hash of everything that a step changes: parameters, buffers, optimizer state, step
@@ -201,7 +208,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let copies_ahead = fit.is_some_and(|fit| can_copy_ahead(&self.device, fit.train));
         let inputs = RunInputs { copies_ahead, ..self.run_inputs() };
         let find = |inputs: &RunInputs<'_, T, O>, splitting| {
-            plan::find(inputs, events, batch_size, batch_size, splitting, capacity_bytes)
+            let search = Search::new(*inputs, events, capacity_bytes);
+            search.find(batch_size, batch_size, splitting)
         };
         let splitting = self.splitting();
         let mut plan = find(&inputs, splitting)?;
@@ -210,47 +218,33 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         if self.options.background_checkpoints && fit.is_some() && is_on_host {
             let held_bytes = self.snapshot_bytes();
             let with_copy = find(&RunInputs { held_bytes, ..self.run_inputs() }, splitting);
-            if let Some(better) = with_copy.ok().filter(|p| p.micro_batch == plan.micro_batch) {
+            if let Some(better) = with_copy.ok().filter(|p| p.knobs == plan.knobs) {
                 plan = better;
             }
         }
         plan.staging_bytes = fit.map_or(0, Fit::staging_bytes);
         plan.data_bytes = fit.map_or(0, Fit::data_bytes);
-        self.micro_batch = plan.micro_batch;
+        self.knobs = plan.knobs;
         let planned_for = fit.map(|fit| PlannedFor::new(&self.device, fit, self.begin_of(fit)));
         self.plan = Some((plan.clone(), planned_for));
         Ok(plan)
     }
 
-    /// What a run would need with the whole batch at once, with halves, quarters and so on: pairs
-    /// of micro-batch and forecast.
+    /// What a run would need with the whole batch at once, with halves, quarters and so on, each
+    /// with nothing and with every block recomputed, and as planned: those of which none is both
+    /// faster and smaller, the fastest first.
     ///
     /// # Errors
     /// Errors of the data or the model.
-    pub fn survey(&self, fit: &Fit<'_>) -> Result<Vec<(usize, Forecast)>> {
+    pub fn survey(&self, fit: &Fit<'_>) -> Result<Vec<(Knobs, Forecast)>> {
         let examples = Examples::of(fit)?;
         let (events, whole) = (examples.events(fit, self.begin_of(fit)), examples.batch_size());
         let budget_bytes = self.device.allocator().capacity_bytes();
         let copies_ahead = can_copy_ahead(&self.device, fit.train);
         let inputs = RunInputs { copies_ahead, ..self.run_inputs() };
-        let rehearse = |size| {
-            let found = inputs.rehearse_within(budget_bytes, &events, size);
-            found.map(|(forecast, _)| forecast)
-        };
-        let mut survey = vec![(whole, rehearse(whole)?)];
-        if self.splitting() == Splitting::Forbidden || survey[0].1.coupling.is_some() {
-            return Ok(survey);
-        }
-        let halves =
-            std::iter::successors(Some(whole), |&size| (size > 1).then(|| size.div_ceil(2)));
-        let mut sizes: Vec<usize> = halves.skip(1).collect();
-        sizes.extend(self.plan.is_some().then_some(self.micro_batch).filter(|&size| size < whole));
-        sizes.sort_by(|a, b| b.cmp(a));
-        sizes.dedup();
-        for size in sizes {
-            survey.push((size, rehearse(size)?));
-        }
-        Ok(survey)
+        let search = Search::new(inputs, &events, budget_bytes);
+        let planned = self.plan.is_some().then_some(self.knobs);
+        search.survey(whole, self.splitting(), planned)
     }
 
     /// One step on `batch`, for loops of one's own. Without a plan for as many samples it makes one
@@ -274,14 +268,14 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         observers: &mut [&mut dyn Observer],
     ) -> Result<StepReport> {
         let started = Instant::now();
-        let (mut retries, micro_batch) = (Vec::new(), self.micro_batch);
+        let (mut retries, knobs) = (Vec::new(), self.knobs);
         // That of this step: a schedule has the next one's after it.
         let learning_rate = self.optimizer.learning_rate();
         let outcome = loop {
             match self.attempt(&batch.view(), upcoming, observers) {
                 Ok(outcome) => break outcome,
                 Err(TrainError::NotFinite(error)) => {
-                    self.micro_batch = micro_batch;
+                    self.knobs = knobs;
                     return Err(self.explained(*error, &batch.view()));
                 }
                 Err(error) => {
@@ -290,7 +284,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
                     match self.recover(error, &batch.view(), retries.len()) {
                         Ok(retry) => retries.push(retry),
                         Err(error) => {
-                            self.micro_batch = micro_batch;
+                            self.knobs = knobs;
                             return Err(error);
                         }
                     }
@@ -308,7 +302,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             learning_rate,
             gradient_norm: outcome.gradient_norm,
             batch: batch.len(),
-            micro_batch: self.micro_batch.min(batch.len()),
+            micro_batch: self.knobs.micro_batch.min(batch.len()),
+            recomputed_blocks: self.knobs.recomputed_blocks,
             skipped: outcome.skipped,
             reserved_peak_bytes: self.device.allocator().statistics().reserved.peak_bytes,
             seconds: started.elapsed().as_secs_f64(),
@@ -345,7 +340,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     fn explained(&mut self, mut error: NotFinite, batch: &BatchView<'_>) -> TrainError {
         let key = RandomKey::new(self.options.seed).step(error.step);
         let look = Look { device: &self.device, key, precision: self.options.precision };
-        error.explain(&mut self.task, &look, batch, self.micro_batch);
+        error.explain(&mut self.task, &look, batch, self.knobs.micro_batch);
         Box::new(error).into()
     }
 
@@ -367,7 +362,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.check_whole()?;
         let allocator = self.device.allocator();
         let (blocks_at_begin, step) = (allocator.live_blocks(), self.step + 1);
-        let micro_batch = self.micro_batch;
+        let knobs = self.knobs;
         let transaction = Step {
             device: &self.device,
             task: &mut self.task,
@@ -379,9 +374,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             on_phase: &mut |phase| {
                 observers.iter_mut().for_each(|observer| observer.on_phase(step, phase));
             },
-            on_enqueued: &mut || Ok(upcoming.copy_next(micro_batch)?),
+            repeated_seconds: None,
+            on_enqueued: &mut || Ok(upcoming.copy_next(knobs.micro_batch)?),
         };
-        let outcome = transaction.run(batch, micro_batch);
+        let outcome = transaction.run(batch, knobs);
         let failure = match outcome {
             Ok(outcome) => return Ok(outcome),
             Err(failure) => failure,

@@ -1,6 +1,6 @@
 //! One module after the other.
 
-use lowtide_autograd::{Pass, Var};
+use lowtide_autograd::{Pass, SavedPolicy, Var};
 
 use crate::buffer::Buffer;
 use crate::error::Result;
@@ -56,6 +56,10 @@ impl Parameters for Sequential {
         for (index, layer) in self.layers.iter_mut().enumerate() {
             layer.visit_buffers_as(&index.to_string(), visitor);
         }
+    }
+
+    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
+        self.layers.iter_mut().for_each(|layer| layer.visit_policies(visitor));
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! `B` batch, `T` positions, `S` positions of the encoder's sequence, `D` width.
 
-use lowtide_autograd::{Pass, SavedPolicy, Var};
+use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey, Tensor};
 
 use crate::error::Result;
@@ -12,14 +12,14 @@ use crate::layers::transformer::{
     TransformerDecoderLayer, TransformerEncoderLayer, TransformerOptions,
 };
 use crate::module::{Module, forward_in};
-use crate::segment::{ModelSegment, Segments, visit_block_policies};
+use crate::segment::Segment;
 
 macro_rules! stacks {
     ($($(#[$doc:meta])* $name:ident of $layer:ident;)*) => {$(
         $(#[$doc])*
         #[derive(Clone, Debug)]
         pub struct $name {
-            layers: Vec<ModelSegment<$layer>>,
+            layers: Vec<Segment<$layer>>,
             norm: LayerNorm,
         }
 
@@ -36,7 +36,7 @@ macro_rules! stacks {
             ) -> Result<Self> {
                 let layer = |index: usize| {
                     let key = key.op(&format!("layers.{index}"));
-                    Ok(ModelSegment::new($layer::new(device, key, options)?))
+                    Ok(Segment::new($layer::new(device, key, options)?))
                 };
                 let layers = (0..count).map(layer).collect::<Result<_>>()?;
                 Ok($name { layers, norm: options.layer_norm(device)? })
@@ -44,12 +44,6 @@ macro_rules! stacks {
         }
 
         parameters!($name { layers as "layers.", norm });
-
-        impl Segments for $name {
-            fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
-                visit_block_policies(&mut self.layers, visitor);
-            }
-        }
     )*};
 }
 

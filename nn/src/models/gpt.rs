@@ -4,7 +4,7 @@
 //!
 //! `B` batch, `T` positions, `D` width, `V` vocabulary.
 
-use lowtide_autograd::{Pass, SavedPolicy, Var};
+use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{AttentionDropout, AttentionOptions, Causal, Device, RandomKey, Tensor};
 
 use crate::error::Result;
@@ -18,7 +18,7 @@ use crate::loss::{LinearCrossEntropyOptions, Loss, linear_cross_entropy};
 use crate::module::{Module, Parameters, forward_in};
 use crate::optim::check_option;
 use crate::parameter::Parameter;
-use crate::segment::{ModelSegment, Segments, visit_block_policies};
+use crate::segment::Segment;
 
 /// How large a [`Gpt`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ enum Positions {
 pub struct Gpt {
     tok: Embedding,
     pos: Positions,
-    blocks: Vec<ModelSegment<Block>>,
+    blocks: Vec<Segment<Block>>,
     norm: LayerNorm,
     /// Absent where the output layer is the table of tokens.
     head: Option<Linear>,
@@ -141,7 +141,7 @@ impl Gpt {
         let GptShape { vocabulary, context, width, heads, blocks } = shape;
         let block = |index: usize| {
             let key = key.op(&format!("blocks.{index}"));
-            Ok(ModelSegment::new(Block::new(device, key, width, heads)?))
+            Ok(Segment::new(Block::new(device, key, width, heads)?))
         };
         Ok(Gpt {
             tok: Embedding::new(device, key.op("tok"), vocabulary, width)?,
@@ -219,12 +219,6 @@ impl Parameters for Positions {
         if let Positions::Learned(table) = self {
             table.visit(visitor);
         }
-    }
-}
-
-impl Segments for Gpt {
-    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
-        visit_block_policies(&mut self.blocks, visitor);
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! `B` batch, `C` input channels, `H W` image, `L` classes.
 
-use lowtide_autograd::{Pass, SavedPolicy, Var};
+use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, Pool2dGeometry, RandomKey};
 
 use crate::buffer::Buffer;
@@ -16,7 +16,7 @@ use crate::layers::linear::Linear;
 use crate::layers::pool::{AdaptiveAvgPool2d, MaxPool2d};
 use crate::module::{Module, Parameters, forward_in};
 use crate::parameter::Parameter;
-use crate::segment::{ModelSegment, Segments, forward_blocks, visit_block_policies};
+use crate::segment::{Segment, forward_blocks};
 
 /// The kind of the blocks of a [`ResNet`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,7 +170,7 @@ impl Module for Block {
 #[derive(Clone, Debug)]
 pub struct ResNet {
     stem: ConvNorm,
-    layers: Vec<Vec<ModelSegment<Block>>>,
+    layers: Vec<Vec<Segment<Block>>>,
     fc: Linear,
 }
 
@@ -192,7 +192,7 @@ impl ResNet {
                 let key = key.op(&format!("{}{at}", LAYERS[index]));
                 let made = Block::new(device, key, block, [inputs, width], stride)?;
                 inputs = width * block.expansion();
-                Ok(ModelSegment::new(made))
+                Ok(Segment::new(made))
             };
             (0..blocks[index]).map(block).collect::<Result<Vec<_>>>()
         };
@@ -202,12 +202,6 @@ impl ResNet {
 }
 
 parameters!(ResNet { stem as NAMES[0], layers as LAYERS, fc });
-
-impl Segments for ResNet {
-    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
-        self.layers.iter_mut().for_each(|layer| visit_block_policies(layer, visitor));
-    }
-}
 
 impl Module for ResNet {
     /// # Shapes

@@ -3,7 +3,7 @@
 //! `B` batch, `S` positions of the source, `T` of the target, `D` width, `V` target vocabulary.
 
 use lowtide_allocator::Category;
-use lowtide_autograd::{Pass, SavedPolicy, Var};
+use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Causal, DType, Device, RandomKey, Tensor, TensorError};
 
 use crate::buffer::Buffer;
@@ -17,7 +17,6 @@ use crate::layers::linear::Linear;
 use crate::layers::transformer::TransformerOptions;
 use crate::layers::transformer_stack::{TransformerDecoder, TransformerEncoder};
 use crate::module::{Module, Parameters, forward_in};
-use crate::segment::Segments;
 
 /// How large a [`Seq2Seq`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -156,10 +155,3 @@ parameters!(Seq2Seq {
     target as "tgt_tok_emb.embedding",
     positions as "positional_encoding",
 });
-
-impl Segments for Seq2Seq {
-    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
-        self.encoder.visit_policies(visitor);
-        self.decoder.visit_policies(visitor);
-    }
-}

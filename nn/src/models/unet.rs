@@ -3,7 +3,7 @@
 //!
 //! `B` batch, `C` input channels, `H W` image, `L` classes.
 
-use lowtide_autograd::{Pass, SavedPolicy, Var};
+use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, ConvTranspose2dGeometry, Device, PadMode, RandomKey};
 
 use crate::error::Result;
@@ -13,7 +13,7 @@ use crate::layers::conv_transpose2d::ConvTranspose2d;
 use crate::layers::conv2d::Conv2d;
 use crate::layers::pool::MaxPool2d;
 use crate::module::{Module, forward_in};
-use crate::segment::{ModelSegment, Segments, visit_block_policies};
+use crate::segment::Segment;
 
 /// How large a [`UNet`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,9 +109,9 @@ parameters!(Up { up, conv });
 /// of the widespread implementation `milesial/Pytorch-UNet` on PyTorch Hub (`unet_carvana`).
 #[derive(Clone, Debug)]
 pub struct UNet {
-    inc: ModelSegment<DoubleConv>,
-    downs: Vec<ModelSegment<DoubleConv>>,
-    ups: Vec<ModelSegment<Up>>,
+    inc: Segment<DoubleConv>,
+    downs: Vec<Segment<DoubleConv>>,
+    ups: Vec<Segment<Up>>,
     outc: Conv2d,
 }
 
@@ -137,18 +137,18 @@ impl UNet {
         let down = |index: usize| {
             let key = key.op(DOWNS[index]);
             let ends = [width << index, width << (index + 1)];
-            Ok(ModelSegment::new(DoubleConv::new(device, key, ends)?))
+            Ok(Segment::new(DoubleConv::new(device, key, ends)?))
         };
         let up = |index: usize| {
             let key = key.op(UPS[index]);
             let level = HALVINGS - index;
             let ends = [width << level, width << (level - 1)];
-            Ok(ModelSegment::new(Up::new(device, key, ends)?))
+            Ok(Segment::new(Up::new(device, key, ends)?))
         };
         let out_key = key.op("outc.conv");
         let plain = Conv2dGeometry::default();
         Ok(UNet {
-            inc: ModelSegment::new(DoubleConv::new(device, key.op("inc"), [channels, width])?),
+            inc: Segment::new(DoubleConv::new(device, key.op("inc"), [channels, width])?),
             downs: (0..HALVINGS).map(down).collect::<Result<_>>()?,
             ups: (0..HALVINGS).map(up).collect::<Result<_>>()?,
             outc: Conv2d::new(device, out_key, [width, classes], [1, 1], plain)?,
@@ -157,14 +157,6 @@ impl UNet {
 }
 
 parameters!(UNet { inc, downs as DOWNS, ups as UPS, outc as "outc.conv" });
-
-impl Segments for UNet {
-    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
-        visitor(self.inc.policy_mut());
-        visit_block_policies(&mut self.downs, visitor);
-        visit_block_policies(&mut self.ups, visitor);
-    }
-}
 
 impl Module for UNet {
     /// # Shapes

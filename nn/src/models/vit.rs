@@ -4,7 +4,7 @@
 //! `B` batch, `S` side of the image, `D` width, `L` classes.
 
 use lowtide_allocator::Category;
-use lowtide_autograd::{Pass, SavedPolicy, Var};
+use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, DType, Device, RandomKey, Tensor};
 
 use crate::error::Result;
@@ -17,7 +17,7 @@ use crate::layers::linear::Linear;
 use crate::layers::norm::LayerNorm;
 use crate::module::{Module, Parameters, forward_in};
 use crate::parameter::Parameter;
-use crate::segment::{ModelSegment, Segments, forward_blocks, visit_block_policies};
+use crate::segment::{Segment, forward_blocks};
 
 /// How large a [`ViT`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -129,7 +129,7 @@ pub struct ViT {
     class_token: Parameter,
     conv_proj: Conv2d,
     pos_embedding: Parameter,
-    blocks: Vec<ModelSegment<Block>>,
+    blocks: Vec<Segment<Block>>,
     ln: LayerNorm,
     head: Linear,
     dropout: Dropout,
@@ -161,7 +161,7 @@ impl ViT {
         position.normal_(key.op("encoder.pos_embedding"), 0.0, 0.02)?;
         let block = |index: usize| {
             let key = key.op(&format!("{BLOCKS}{index}"));
-            Ok(ModelSegment::new(Block::new(device, key, &shape)?))
+            Ok(Segment::new(Block::new(device, key, &shape)?))
         };
         let mut head = Linear::new(device, key.op("heads.head"), width, classes)?;
         fill(&mut head, |_, value| Ok(value.fill_(0.0)?))?;
@@ -185,12 +185,6 @@ parameters!(ViT {
     ln as "encoder.ln",
     head as "heads.head",
 });
-
-impl Segments for ViT {
-    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
-        visit_block_policies(&mut self.blocks, visitor);
-    }
-}
 
 impl Module for ViT {
     /// # Shapes

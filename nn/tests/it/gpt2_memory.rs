@@ -6,8 +6,7 @@ use lowtide_autograd::{Attempt, Pass, SavedPolicy};
 use lowtide_nn::models::{Gpt, GptShape};
 use lowtide_nn::optim::{Adam, AdamOptions, Optimizer};
 use lowtide_nn::{
-    LinearCrossEntropyOptions, Module, NnResult as Result, Parameter, Parameters, Segments,
-    cross_entropy,
+    LinearCrossEntropyOptions, Module, NnResult as Result, Parameter, Parameters, cross_entropy,
 };
 use lowtide_tensor::{DType, Device, DeviceKind, SimSpec, Tensor};
 

@@ -45,13 +45,13 @@ fn every_policy_gives_the_same_bits() -> Outcome {
     for (name, build) in ZOO {
         let mut case = build(&device, 0.2)?;
         fill(case.model());
-        if case.segments().is_none() {
+        if !case.has_blocks() {
             continue;
         }
         let expected = step_bits(&mut *case)?;
         let [kept, kept_peak] = memory_bytes(&mut *case, &device)?;
         for policy in [SavedPolicy::Keep, SavedPolicy::Recompute, offload.clone()] {
-            case.segments().expect("it has blocks").set_policy(Some(policy.clone()));
+            case.model().set_policy(Some(policy.clone()));
             assert!(step_bits(&mut *case)? == expected, "{name} {policy:?}");
             let [bytes, peak] = memory_bytes(&mut *case, &device)?;
             match policy {
@@ -151,8 +151,10 @@ fn a_simulated_device_predicts_what_each_policy_takes() -> Outcome {
                 [None, Some(SavedPolicy::Recompute), Some(SavedPolicy::Offload(offload))];
             let mut all = Vec::new();
             for policy in policies {
-                let Some(segments) = case.segments() else { return Ok(all) };
-                segments.set_policy(policy);
+                if !case.has_blocks() {
+                    return Ok(all);
+                }
+                case.model().set_policy(policy);
                 all.push(memory_bytes(&mut *case, device)?);
                 let host = host.allocator().statistics().requested;
                 all.push([host.current_bytes, host.peak_bytes]);
@@ -176,7 +178,7 @@ fn a_policy_can_be_given_to_single_blocks() -> Outcome {
     let mut saved = Vec::new();
     for recomputed in 0..=2 {
         let mut index = 0;
-        case.segments().expect("it has blocks").visit_policies(&mut |policy| {
+        case.model().visit_policies(&mut |policy| {
             *policy = (index < recomputed).then_some(SavedPolicy::Recompute);
             index += 1;
         });

@@ -8,8 +8,8 @@ use lowtide_nn::models::{
 };
 use lowtide_nn::{
     Directions, Gru, HiddenActivation, Lstm, LstmState, Module, NnResult as Result, NormPlace,
-    Parameters, RecurrentOptions, RotaryEmbedding, RotaryPairs, Segments, TransformerOptions,
-    cross_entropy, mse,
+    Parameters, RecurrentOptions, RotaryEmbedding, RotaryPairs, TransformerOptions, cross_entropy,
+    mse,
 };
 use lowtide_tensor::{Device, Tensor};
 
@@ -68,18 +68,20 @@ pub(crate) fn fill(model: &mut dyn Parameters) {
 /// A model and what it is trained on.
 pub(crate) trait Trained {
     fn model(&mut self) -> &mut dyn Parameters;
-    /// The policies of its blocks, if it has any.
-    fn segments(&mut self) -> Option<&mut dyn Segments>;
+    /// Whether it has blocks, with policies of what they save.
+    fn has_blocks(&mut self) -> bool {
+        let mut has_blocks = false;
+        self.model().visit_policies(&mut |_| has_blocks = true);
+        has_blocks
+    }
     /// The mean loss.
     fn loss(&self, pass: &Pass) -> Result<Var>;
 }
 
 type LossOf<M> = Box<dyn Fn(&M, &Pass) -> Result<Var>>;
-type SegmentsOf<M> = fn(&mut M) -> Option<&mut dyn Segments>;
 
 struct Case<M> {
     model: M,
-    segments: SegmentsOf<M>,
     loss: LossOf<M>,
 }
 
@@ -88,17 +90,9 @@ impl<M: Parameters> Trained for Case<M> {
         &mut self.model
     }
 
-    fn segments(&mut self) -> Option<&mut dyn Segments> {
-        (self.segments)(&mut self.model)
-    }
-
     fn loss(&self, pass: &Pass) -> Result<Var> {
         (self.loss)(&self.model, pass)
     }
-}
-
-fn in_blocks<M: Segments>(model: &mut M) -> Option<&mut dyn Segments> {
-    Some(model)
 }
 
 /// `x` in the type of the model's parameters.
@@ -111,7 +105,6 @@ fn like<M: Parameters + Clone>(model: &M, x: &Tensor) -> Result<Tensor> {
 /// Logits of `x`, the classes last or second, against labels.
 fn classified<M: Module + Clone + 'static>(
     model: M,
-    segments: SegmentsOf<M>,
     x: Tensor,
     labels: Tensor,
 ) -> Box<dyn Trained> {
@@ -119,23 +112,21 @@ fn classified<M: Module + Clone + 'static>(
         let logits = model.forward(pass, pass.constant(like(model, &x)?))?;
         cross_entropy(logits, &labels)?.mean()
     });
-    Box::new(Case { model, segments, loss })
+    Box::new(Case { model, loss })
 }
 
 fn of_images<M: Module + Clone + 'static>(
     model: M,
-    segments: SegmentsOf<M>,
     device: &Device,
     [batch, side]: [usize; 2],
 ) -> Result<Box<dyn Trained>> {
     let x = uniform(device, X, &[batch, 3, side, side])?;
     let labels = Tensor::from_slice(device, [batch], &integers(Y, batch, 5))?;
-    Ok(classified(model, segments, x, labels))
+    Ok(classified(model, x, labels))
 }
 
 fn text<M: Module + 'static>(
     model: M,
-    segments: SegmentsOf<M>,
     device: &Device,
     [batch, len]: [usize; 2],
 ) -> Result<Box<dyn Trained>> {
@@ -148,7 +139,7 @@ fn text<M: Module + 'static>(
         let logits = model.forward(pass, pass.constant(x.clone()))?;
         cross_entropy(logits.flatten(0..2)?, &labels)?.mean()
     });
-    Ok(Box::new(Case { model, segments, loss }))
+    Ok(Box::new(Case { model, loss }))
 }
 
 fn translation(
@@ -190,7 +181,7 @@ fn translation(
         let logits = model.logits(pass, [&source, &target], padding)?;
         cross_entropy(logits.flatten(0..2)?, &goal)?.mean()
     });
-    Ok(Box::new(Case { model, segments: in_blocks, loss }))
+    Ok(Box::new(Case { model, loss }))
 }
 
 const RECURRENT: RecurrentOptions = RecurrentOptions {
@@ -218,7 +209,7 @@ fn recurrent<M: Parameters + Clone + 'static>(
         let (out, ends) = run(model, pass, pass.constant(x), start)?;
         Ok(mse(out, &y)?.mean()?.add(ends.clone().mul(ends)?.mean_all()?)?)
     });
-    Ok(Box::new(Case { model, segments: |_| None, loss }))
+    Ok(Box::new(Case { model, loss }))
 }
 
 fn bilstm(device: &Device) -> Result<Box<dyn Trained>> {
@@ -252,14 +243,14 @@ fn vit(device: &Device, dropout: f64) -> Result<Box<dyn Trained>> {
         classes: 5,
         dropout,
     };
-    of_images(ViT::new(device, KEY, shape)?, in_blocks, device, [4, 8])
+    of_images(ViT::new(device, KEY, shape)?, device, [4, 8])
 }
 
 fn unet(device: &Device) -> Result<Box<dyn Trained>> {
     let model = UNet::new(device, KEY, UNetShape { channels: 3, width: 2, classes: 3 })?;
     let x = uniform(device, X, &[4, 3, 36, 36])?;
     let labels = Tensor::from_slice(device, [4, 36, 36], &integers(Y, 4 * 36 * 36, 3))?;
-    Ok(classified(model, in_blocks, x, labels))
+    Ok(classified(model, x, labels))
 }
 
 type Build = fn(&Device, f64) -> Result<Box<dyn Trained>>;
@@ -270,29 +261,29 @@ pub(crate) const ZOO: [(&str, Build); 16] = [
     ("mlp", |device, _| {
         let x = uniform(device, X, &[8, 12])?;
         let labels = Tensor::from_slice(device, [8], &integers(Y, 8, 5))?;
-        Ok(classified(Mlp::new(device, KEY, &[12, 16, 16, 5])?, |_| None, x, labels))
+        Ok(classified(Mlp::new(device, KEY, &[12, 16, 16, 5])?, x, labels))
     }),
     ("simple_cnn", |device, _| {
         let shape = SimpleCnnShape { image: [3, 8, 8], channels: 4, classes: 5 };
-        of_images(SimpleCnn::new(device, KEY, shape)?, |_| None, device, [4, 8])
+        of_images(SimpleCnn::new(device, KEY, shape)?, device, [4, 8])
     }),
     ("deep_cnn", |device, _| {
         let shape = DeepCnnShape { image: [3, 16, 16], channels: [4, 6, 8], classes: 5 };
-        of_images(DeepCnn::new(device, KEY, shape)?, |_| None, device, [4, 16])
+        of_images(DeepCnn::new(device, KEY, shape)?, device, [4, 16])
     }),
     ("resnet18", |device, _| {
-        of_images(resnet(device, ResNetBlock::Basic, [2; 4])?, in_blocks, device, [4, 64])
+        of_images(resnet(device, ResNetBlock::Basic, [2; 4])?, device, [4, 64])
     }),
     ("resnet50", |device, _| {
         let model = resnet(device, ResNetBlock::Bottleneck, [1, 2, 1, 1])?;
-        of_images(model, in_blocks, device, [4, 64])
+        of_images(model, device, [4, 64])
     }),
     ("unet", |device, _| unet(device)),
     ("gpt", |device, dropout| {
-        text(Gpt::new(device, KEY, GPT)?.with_dropout(dropout)?, in_blocks, device, [3, 8])
+        text(Gpt::new(device, KEY, GPT)?.with_dropout(dropout)?, device, [3, 8])
     }),
     ("gpt2", |device, dropout| {
-        text(Gpt::gpt2(device, KEY, GPT)?.with_dropout(dropout)?, in_blocks, device, [3, 7])
+        text(Gpt::gpt2(device, KEY, GPT)?.with_dropout(dropout)?, device, [3, 7])
     }),
     ("vit_b_16", vit),
     ("seq2seq", |device, dropout| {
@@ -303,18 +294,18 @@ pub(crate) const ZOO: [(&str, Build); 16] = [
     }),
     ("lstm", |device, dropout| {
         let shape = LstmModelShape { vocabulary: 11, width: 6, hidden: 8, layers: 2, dropout };
-        text(LstmModel::new(device, KEY, shape)?, |_| None, device, [3, 7])
+        text(LstmModel::new(device, KEY, shape)?, device, [3, 7])
     }),
     ("bilstm", |device, _| bilstm(device)),
     ("bigru", |device, _| bigru(device)),
     ("gpt_rotary", |device, dropout| {
         let rotary = RotaryEmbedding::new(RotaryPairs::HalfSplit);
         let model = Gpt::new(device, KEY, GPT)?.with_rotary(rotary)?;
-        text(model.with_dropout(dropout)?, in_blocks, device, [3, 8])
+        text(model.with_dropout(dropout)?, device, [3, 8])
     }),
     ("gpt2_rotary", |device, dropout| {
         let rotary = RotaryEmbedding::new(RotaryPairs::Interleaved);
         let model = Gpt::gpt2(device, KEY, GPT)?.with_rotary(rotary)?;
-        text(model.with_dropout(dropout)?, in_blocks, device, [3, 7])
+        text(model.with_dropout(dropout)?, device, [3, 7])
     }),
 ];

@@ -49,9 +49,8 @@ fn details(error: &TrainError) -> String {
 }
 
 fn smallest_plan(error: &DoesNotFit) -> String {
-    let DoesNotFit { micro_batch, category_peaks, .. } = error;
-    let mut text =
-        format!("peak of each category with micro-batches of {micro_batch} (not at one moment)\n");
+    let DoesNotFit { knobs, category_peaks, .. } = error;
+    let mut text = format!("peak of each category with {knobs} (not at one moment)\n");
     let rows = category_peaks.iter().filter(|&&(_, bytes)| bytes > 0);
     for (category, bytes) in rows {
         text += &row(*category, *bytes);

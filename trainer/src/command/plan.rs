@@ -9,6 +9,7 @@ use crate::command::{DeviceArgs, RecipeArgs, failure, say};
 use crate::error::Result;
 use crate::human::format_bytes;
 use crate::json::{categories_json, modules_json};
+use crate::knobs::Knobs;
 use crate::page_lock::lock_pages;
 use crate::plan::Plan;
 use crate::recipe::{Recipe, RecipeData};
@@ -37,7 +38,7 @@ pub(super) struct Found {
     is_assumed: bool,
     /// What will multiply matrices, where an NVIDIA device was asked.
     products: Option<String>,
-    survey: Vec<(usize, Forecast)>,
+    survey: Vec<(Knobs, Forecast)>,
 }
 
 pub(super) fn run(arguments: &PlanArgs) -> Result<()> {
@@ -65,7 +66,7 @@ impl Found {
             say(&format!("products        by {products}"))?;
         }
         say(&format!("batch           {} samples", plan.batch_size))?;
-        say(&format!("plan            micro-batches of {}", plan.micro_batch))?;
+        say(&format!("plan            {}", plan.knobs))?;
         say(&format!("predicted peak  {}", exact(plan.predicted_peak_bytes())))?;
         if plan.copy_ahead_bytes > 0 {
             let next = exact(plan.copy_ahead_bytes);
@@ -82,9 +83,9 @@ impl Found {
         }
         self.tell_modules()?;
         say("")?;
-        say("micro-batch   peak                        time, relative to one part")?;
-        for (micro_batch, forecast) in survey {
-            let mark = if *micro_batch == plan.micro_batch {
+        say("micro-batch   recomputed   peak                        time, relative to the first")?;
+        for (knobs, forecast) in survey {
+            let mark = if *knobs == plan.knobs {
                 "  <- plan"
             } else if forecast.peak_bytes > plan.budget_bytes {
                 "  over the budget"
@@ -92,7 +93,13 @@ impl Found {
                 ""
             };
             let (peak, time) = (exact(forecast.peak_bytes), self.relative_time(forecast));
-            say(&format!("{micro_batch:<13} {peak:<27} {time:.2}{mark}"))?;
+            let Knobs { micro_batch, recomputed_blocks } = knobs;
+            let recomputed = match recomputed_blocks {
+                0 => "nothing".to_owned(),
+                1 => "1 block".to_owned(),
+                count => format!("{count} blocks"),
+            };
+            say(&format!("{micro_batch:<13} {recomputed:<12} {peak:<27} {time:.2}{mark}"))?;
         }
         if !plan.forecast.assumptions.is_empty() {
             say("")?;
@@ -116,9 +123,10 @@ impl Found {
 
     fn to_json(&self, device: &DeviceArgs) -> Value {
         let Found { plan, survey, products, outside_bytes, .. } = self;
-        let survey = survey.iter().map(|(micro_batch, forecast)| {
+        let survey = survey.iter().map(|(knobs, forecast)| {
             json!({
-                "micro_batch": micro_batch,
+                "micro_batch": knobs.micro_batch,
+                "recomputed_blocks": knobs.recomputed_blocks,
                 "peak_bytes": forecast.peak_bytes,
                 "relative_time": self.relative_time(forecast),
             })
@@ -132,7 +140,8 @@ impl Found {
             "outside_bytes": outside_bytes,
             "products": products,
             "batch_size": plan.batch_size,
-            "micro_batch": plan.micro_batch,
+            "micro_batch": plan.knobs.micro_batch,
+            "recomputed_blocks": plan.knobs.recomputed_blocks,
             "copy_ahead_bytes": plan.copy_ahead_bytes,
             "staging_bytes": plan.staging_bytes,
             "data_bytes": plan.data_bytes,
@@ -144,7 +153,7 @@ impl Found {
         })
     }
 
-    /// The estimated time of a forecast, with the largest micro-batch as 1.
+    /// The estimated time of a forecast, with the fastest as 1.
     fn relative_time(&self, forecast: &Forecast) -> f64 {
         let whole = self.survey.first().map_or(1.0, |(_, forecast)| forecast.seconds);
         forecast.seconds / whole

@@ -5,7 +5,7 @@ use lowtide_nn::models::{
     DeepCnn, DeepCnnShape, Gpt, GptShape, LstmModel, LstmModelShape, Mlp, ResNet, ResNetBlock,
     ResNetShape, Seq2Seq, Seq2SeqShape, SimpleCnn, SimpleCnnShape, UNet, UNetShape, ViT, ViTShape,
 };
-use lowtide_nn::{Buffer, Module, NnResult, Parameter, Parameters, TransformerOptions};
+use lowtide_nn::{Module, NnResult, TransformerOptions, parameters};
 use lowtide_tensor::{Device, RandomKey};
 use serde::Deserializer;
 
@@ -370,15 +370,7 @@ struct OfPixels {
     mlp: Mlp,
 }
 
-impl Parameters for OfPixels {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.mlp.visit(visitor);
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        self.mlp.visit_buffers(visitor);
-    }
-}
+parameters!(OfPixels { mlp as "" });
 
 impl Module for OfPixels {
     fn forward(&self, pass: &Pass, input: Var) -> NnResult<Var> {

@@ -155,7 +155,8 @@ mod on_the_pretend_device {
             for same in ["final_state_hash", "test_accuracy", "micro_batch"] {
                 assert_eq!(drill[same], calm[same], "{same} after allocation {nth} failed");
             }
-            assert_eq!(drill["retried_steps"], 1, "allocation {nth}");
+            // The first is that of the memory for next batches, which the run can do without.
+            assert_eq!(drill["retried_steps"], u64::from(nth > 1), "allocation {nth}");
         }
     }
 

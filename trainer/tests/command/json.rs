@@ -30,7 +30,7 @@ fn plan_and_train_say_in_json_what_they_say_in_words() {
 }
 
 #[test]
-fn what_does_not_fit_is_told_in_json_with_bytes_and_knobs() {
+fn what_does_not_fit_is_told_in_json_with_bytes_and_remedies() {
     let place = Place::new();
     for command in ["plan", "train"] {
         let outcome = place.run(&format!("{command} --budget 100KiB --json"));
@@ -41,7 +41,7 @@ fn what_does_not_fit_is_told_in_json_with_bytes_and_knobs() {
         let does_not_fit = &error["does_not_fit"];
         let number = |key: &str| does_not_fit[key].as_u64().unwrap_or_else(|| panic!("{error}"));
         assert_eq!(number("missing_bytes"), number("needed_bytes") - (100 << 10));
-        assert_eq!(does_not_fit["knobs"][0]["value"]["needed_bytes"], number("needed_bytes"));
+        assert_eq!(does_not_fit["remedies"][0]["value"]["needed_bytes"], number("needed_bytes"));
         assert!(does_not_fit["peak_bytes_by_category"]["activation"].as_u64() > Some(0));
         assert_eq!(error["out_of_memory"], Value::Null, "no allocation was made");
     }

@@ -122,7 +122,7 @@ fn budget_has_room_for_it_or_goes_without_and_plans_are_runs_to_the_byte() {
         let mut trainer = run.trainer(&device);
         device.allocator().set_capacity(budget_bytes);
         let plan = trainer.plan(&train, &test, run.epochs).expect("as the run");
-        let of = |plan: &Plan| (plan.micro_batch, plan.copy_ahead_bytes);
+        let of = |plan: &Plan| (plan.knobs.micro_batch, plan.copy_ahead_bytes);
         assert_eq!(of(&plan), of(&found.plan), "within {budget_bytes}");
         assert_eq!(plan.predicted_peak_bytes(), found.peak_bytes, "within {budget_bytes}");
         assert_eq!((found.plan.predicted_peak_bytes(), found.retried_steps), (found.peak_bytes, 0));

@@ -60,7 +60,7 @@ fn predicted_bytes(gpu: &Gpu, run: &Run, budget_bytes: usize) -> Result<(usize, 
     let mut trainer = run.trainer(&device);
     device.allocator().set_capacity(budget_bytes);
     let plan = trainer.plan(&train, &test, run.epochs)?;
-    Ok((plan.predicted_peak_bytes(), plan.micro_batch))
+    Ok((plan.predicted_peak_bytes(), plan.knobs.micro_batch))
 }
 
 #[track_caller]

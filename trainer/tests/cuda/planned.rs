@@ -37,7 +37,7 @@ fn plan_without_a_device_is_the_run_on_one_to_the_byte() {
         let mut trainer = run.trainer(&device);
         device.allocator().set_capacity(budget_bytes);
         let plan = trainer.plan(&train, &test, run.epochs);
-        let plan = planned(plan, |plan| (plan.micro_batch, plan.predicted_peak_bytes()));
+        let plan = planned(plan, |plan| (plan.knobs.micro_batch, plan.predicted_peak_bytes()));
         let found = fit_with(&gpu, &run, Some(budget_bytes), |_, _| {});
         let found = planned(found, |found| (found.micro_batch, found.measured_peak_bytes));
         assert_eq!(plan, found, "with {budget_bytes} bytes");

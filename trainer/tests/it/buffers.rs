@@ -165,7 +165,7 @@ fn coupled_batches_stay_whole_and_random_ones_lose_the_same_elements_in_parts() 
 
     let whole = fit(&run, Middle::Dropout, None);
     let parts = fit(&run, Middle::Dropout, Some(whole.measured_peak_bytes - 1));
-    assert!(parts.plan.micro_batch < whole.plan.micro_batch);
+    assert!(parts.plan.knobs.micro_batch < whole.plan.knobs.micro_batch);
     for (a, b) in parts.losses().into_iter().zip(whole.losses()) {
         // Other elements dropped would be off by a tenth or so.
         let tolerance = 4.0 * reassociation(run.batch_size * 64) * b.max(1.0);

@@ -7,7 +7,7 @@ use lowtide_autograd::{Offload, SavedPolicy};
 use lowtide_data::{ElementType, Field, Loader, LoaderOptions, Random, Sequential};
 use lowtide_nn::models::{Gpt, GptShape, ResNet, ResNetShape, UNet, UNetShape};
 use lowtide_nn::optim::{Adam, AdamOptions, Averaged, PerParameter};
-use lowtide_nn::{Schedule, Segments};
+use lowtide_nn::{Parameters, Schedule};
 use lowtide_tensor::{CpuOptions, Device, RandomKey};
 use lowtide_trainer::{
     Classification, LanguageModel, Options, Segmentation, StepReport, Task, Trainer,
@@ -38,7 +38,7 @@ fn options(initial_scale: f32) -> Options {
 }
 
 /// Its blocks keep, recompute and offload in turns what they save.
-fn with_policies<M: Segments>(mut model: M, host: &Device) -> M {
+fn with_policies<M: Parameters>(mut model: M, host: &Device) -> M {
     let offload = SavedPolicy::Offload(Offload { size_bytes_min: 0, ..Offload::to(host) });
     let policies = [SavedPolicy::Recompute, offload, SavedPolicy::Keep];
     let mut turns = policies.iter().cycle();

@@ -147,10 +147,10 @@ impl Run {
     /// The smallest budget whose plan has this micro-batch, to the byte.
     pub(crate) fn budget_for(&self, micro_batch: usize) -> usize {
         let mut plan = self.plan(None).expect("fits the machine");
-        while plan.micro_batch > micro_batch {
+        while plan.knobs.micro_batch > micro_batch {
             plan = self.plan(Some(plan.predicted_peak_bytes() - 1)).expect("still fits");
         }
-        assert_eq!(plan.micro_batch, micro_batch, "no budget leads to this micro-batch");
+        assert_eq!(plan.knobs.micro_batch, micro_batch, "no budget leads to this micro-batch");
         plan.predicted_peak_bytes()
     }
 

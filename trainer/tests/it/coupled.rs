@@ -1,7 +1,7 @@
 //! Batches whose samples belong together, and those whose owner says so, are never split.
 
 use lowtide_allocator::{Fault, Repeat};
-use lowtide_trainer::{Fit, Knob, MicroBatches, Options, Trainer};
+use lowtide_trainer::{Fit, MicroBatches, Options, Remedy, Trainer};
 
 use crate::common::{Kind, Probe, Run, cnn, does_not_fit};
 
@@ -17,7 +17,7 @@ fn check_never_split(couples_samples: bool, micro_batches: MicroBatches) {
     let (train, test) = run.loaders();
     let device = run.device(None);
     let plan = trainer(&device).plan(&train, &test, 1).expect("fits");
-    assert_eq!(plan.micro_batch, run.batch_size);
+    assert_eq!(plan.knobs.micro_batch, run.batch_size);
     let peak_bytes = plan.predicted_peak_bytes();
     assert_eq!(
         trainer(&device)
@@ -30,8 +30,8 @@ fn check_never_split(couples_samples: bool, micro_batches: MicroBatches) {
     // By the plan.
     let device = run.device(Some(peak_bytes - 1));
     let error = does_not_fit(trainer(&device).plan(&train, &test, 1));
-    assert_eq!((error.micro_batch, error.needed_bytes), (run.batch_size, peak_bytes));
-    let offers_parts = matches!(error.knobs[0], Knob::MicroBatch(_));
+    assert_eq!((error.knobs.micro_batch, error.needed_bytes), (run.batch_size, peak_bytes));
+    let offers_parts = matches!(error.remedies[0], Remedy::MicroBatch(_));
     assert_eq!(offers_parts, !couples_samples, "{:?}", error.knobs);
 
     // By the recovery, when memory is taken away.
@@ -43,7 +43,7 @@ fn check_never_split(couples_samples: bool, micro_batches: MicroBatches) {
         }
     });
     let error = does_not_fit(ended);
-    assert_eq!((error.step, error.micro_batch), (Some(4), run.batch_size));
+    assert_eq!((error.step, error.knobs.micro_batch), (Some(4), run.batch_size));
     assert_eq!(squeezed.micro_batch(), run.batch_size);
 
     // By the recovery, when an allocation fails that should not.

@@ -38,7 +38,7 @@ fn step_survives_the_failure_of_any_of_its_allocations_and_is_the_same() {
     let run = Run::default();
     for (budget_bytes, micro_batch) in budgets(&run) {
         let (calm, counts, _) = count_requests(&run, budget_bytes);
-        assert_eq!(calm.plan.micro_batch, micro_batch);
+        assert_eq!(calm.plan.knobs.micro_batch, micro_batch);
         for step in 1..=2 {
             let requests = counts[step] - counts[step - 1];
             assert!(requests > 10, "{requests} allocations are no step");

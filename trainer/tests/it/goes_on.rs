@@ -74,7 +74,7 @@ fn other_data_gets_a_plan_of_its_own() {
     let (large, _) = Run { batch_size: 192, ..run }.loaders();
     trainer.fit(&large, &test, 1, &mut []).expect("fits");
     let plan = trainer.current_plan().expect("it has run");
-    assert_eq!((plan.batch_size, plan.micro_batch, trainer.micro_batch()), (192, 192, 192));
+    assert_eq!((plan.batch_size, plan.knobs.micro_batch, trainer.micro_batch()), (192, 192, 192));
     let measured = device.allocator().statistics().reserved.peak_bytes;
     assert_eq!(plan.predicted_peak_bytes(), measured);
 
@@ -82,7 +82,7 @@ fn other_data_gets_a_plan_of_its_own() {
     let least = plan.predicted_peak_bytes();
     device.allocator().set_capacity(least - 1);
     trainer.fit(&large, &test, 1, &mut []).expect("fits in parts");
-    assert!(trainer.current_plan().expect("it has run").micro_batch < 192);
+    assert!(trainer.current_plan().expect("it has run").knobs.micro_batch < 192);
 }
 
 #[test]

@@ -24,6 +24,7 @@ mod precision;
 mod prelude;
 mod pressure;
 mod recipe;
+mod recompute;
 mod report;
 mod same_bits;
 mod sets;

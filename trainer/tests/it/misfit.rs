@@ -3,7 +3,7 @@
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_nn::optim::Stateful;
 use lowtide_tensor::{Device, RandomKey};
-use lowtide_trainer::{Classification, Knob, MicroBatches, Options, Trainer};
+use lowtide_trainer::{Classification, MicroBatches, Options, Remedy, Trainer};
 
 use crate::common::{Cnn, KINDS, Kind, Run, does_not_fit, first_batch, labelled};
 
@@ -17,7 +17,7 @@ fn missing_bytes_are_exactly_what_is_missing() {
             assert_eq!(error.budget_bytes, budget_bytes);
             let enough_bytes = budget_bytes + error.missing_bytes();
             let plan = run.plan(Some(enough_bytes)).expect("that is what was missing");
-            assert_eq!(plan.micro_batch, error.micro_batch);
+            assert_eq!(plan.knobs.micro_batch, error.knobs.micro_batch);
             does_not_fit(run.plan(Some(enough_bytes - 1)));
         }
     }
@@ -41,9 +41,9 @@ fn least_memory_may_be_with_whole_batches() {
         trainer.plan(&data, &data, 1)
     };
     let error = does_not_fit(plan(0));
-    assert_eq!(error.micro_batch, 2);
+    assert_eq!(error.knobs.micro_batch, 2);
     let whole = plan(error.needed_bytes).expect("that is what was missing");
-    assert_eq!((whole.micro_batch, whole.predicted_peak_bytes()), (2, error.needed_bytes));
+    assert_eq!((whole.knobs.micro_batch, whole.predicted_peak_bytes()), (2, error.needed_bytes));
     does_not_fit(plan(error.needed_bytes - 1));
 }
 
@@ -55,7 +55,7 @@ fn least_memory_in_mid_run_may_be_with_whole_batches() {
     trainer.step(&batch).expect("memory");
     device.allocator().set_capacity(1000);
     let error = does_not_fit(trainer.step(&batch));
-    assert_eq!((error.micro_batch, error.step), (2, Some(2)));
+    assert_eq!((error.knobs.micro_batch, error.step), (2, Some(2)));
     device.allocator().set_capacity(error.needed_bytes - 1);
     does_not_fit(trainer.step(&batch));
     device.allocator().set_capacity(error.needed_bytes);
@@ -84,10 +84,10 @@ fn cheapest_knob_is_the_first_that_helps() {
     assert!(stateless_bytes < least_bytes);
 
     let error = does_not_fit(run.plan(Some(least_bytes - 1)));
-    let stateless = Knob::StatelessOptimizer { needed_bytes: stateless_bytes };
-    assert_eq!(error.knobs, [Knob::Budget(least_bytes), stateless]);
+    let stateless = Remedy::StatelessOptimizer { needed_bytes: stateless_bytes };
+    assert_eq!(error.remedies, [Remedy::Budget(least_bytes), stateless]);
     let error = does_not_fit(run.plan(Some(stateless_bytes - 1)));
-    assert_eq!(error.knobs, [Knob::Budget(least_bytes)], "the other optimizer would not help");
+    assert_eq!(error.remedies, [Remedy::Budget(least_bytes)], "the other optimizer would not help");
 }
 
 #[test]
@@ -99,9 +99,12 @@ fn whoever_forbids_parts_is_told_of_parts_that_would_fit() {
     let (train, test) = run.loaders();
     let options = Options { micro_batches: MicroBatches::Never, ..Options::default() };
     let error = does_not_fit(run.trainer_with(&device, options).plan(&train, &test, 1));
-    assert_eq!(error.micro_batch, 96);
+    assert_eq!(error.knobs.micro_batch, 96);
     assert_eq!(error.missing_bytes(), 1);
-    assert_eq!(error.knobs[..2], [Knob::MicroBatch(parts.micro_batch), Knob::Budget(whole_bytes)]);
+    assert_eq!(
+        error.remedies[..2],
+        [Remedy::MicroBatch(parts.knobs.micro_batch), Remedy::Budget(whole_bytes)]
+    );
 }
 
 #[test]

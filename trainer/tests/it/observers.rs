@@ -39,7 +39,7 @@ impl Diary {
 impl Observer for Diary {
     fn on_start(&mut self, start: &RunStart, _: &mut dyn Training) -> Result<()> {
         let RunStart { step_count, epoch_count, plan, .. } = start;
-        let call = format!("start {step_count} {epoch_count} {}", plan.micro_batch);
+        let call = format!("start {step_count} {epoch_count} {}", plan.knobs.micro_batch);
         self.note(call).map(drop)
     }
 

@@ -92,12 +92,15 @@ fn budget_of_the_predicted_peak_gives_the_same_plan_and_a_byte_less_another() {
             let Ok(plan) = run.plan(budget_bytes) else { break };
             let peak_bytes = plan.predicted_peak_bytes();
             let exact = run.fit(Some(peak_bytes));
-            assert_eq!(exact.plan.micro_batch, plan.micro_batch, "{kind:?}");
+            assert_eq!(exact.plan.knobs.micro_batch, plan.knobs.micro_batch, "{kind:?}");
             assert_eq!(exact.plan.forecast, plan.forecast, "{kind:?}");
             assert_eq!((exact.measured_peak_bytes, exact.retried_steps), (peak_bytes, 0));
             if let Ok(less) = run.plan(Some(peak_bytes - 1)) {
-                assert!(less.micro_batch < plan.micro_batch, "{kind:?}: {less} after {plan}");
-                assert!(less.rejected.contains(&(plan.micro_batch, peak_bytes)), "{kind:?}");
+                assert!(
+                    less.knobs.micro_batch < plan.knobs.micro_batch,
+                    "{kind:?}: {less} after {plan}"
+                );
+                assert!(less.rejected.contains(&(plan.knobs, peak_bytes)), "{kind:?}");
             }
             budget_bytes = Some(peak_bytes - 1);
             plans += 1;

@@ -38,7 +38,7 @@ fn split_batches_in_half_types_are_planned_to_the_byte_and_one_byte_less_does_no
         let whole = run.fit_with(None, in_type(precision), |_, _| {});
         let budget_bytes = whole.measured_peak_bytes - 1;
         let split = run.fit_with(Some(budget_bytes), in_type(precision), |_, _| {});
-        assert!(split.plan.micro_batch < run.batch_size, "{precision}");
+        assert!(split.plan.knobs.micro_batch < run.batch_size, "{precision}");
         assert!(split.measured_peak_bytes <= budget_bytes);
         assert_eq!(split.measured_peak_bytes, split.plan.predicted_peak_bytes());
     }

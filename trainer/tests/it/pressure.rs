@@ -53,7 +53,7 @@ fn plan_found_under_pressure_is_the_one_that_a_run_starts_with_in_that_budget() 
         }
     });
     let planned = run.plan(Some(lowered_bytes)).expect("fits");
-    assert_eq!(squeezed.micro_batch, planned.micro_batch);
+    assert_eq!(squeezed.micro_batch, planned.knobs.micro_batch);
 }
 
 #[test]
@@ -131,5 +131,5 @@ fn budget_below_everything_ends_the_run_with_the_last_committed_step() {
     assert_eq!(trainer.state_hash().expect("cpu"), hashes[3]);
     device.allocator().set_capacity(error.needed_bytes);
     let report = trainer.step(&batch).expect("that is what was missing");
-    assert_eq!((report.step, report.micro_batch), (5, error.micro_batch));
+    assert_eq!((report.step, report.micro_batch), (5, error.knobs.micro_batch));
 }

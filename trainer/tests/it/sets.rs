@@ -136,7 +136,7 @@ fn copy_for_checkpoints_is_in_the_plan_or_is_not_made() {
     assert!(copy_bytes > 0 && plan.predicted_peak_bytes() > plain.predicted_peak_bytes());
     // One byte less than with the copy: the largest micro-batch is worth more than the copy.
     let tight = planned(Some(plan.predicted_peak_bytes() - 1));
-    assert_eq!((tight.checkpoint_copy_bytes, tight.micro_batch), (0, plain.micro_batch));
+    assert_eq!((tight.checkpoint_copy_bytes, tight.knobs), (0, plain.knobs));
     assert_eq!(tight.predicted_peak_bytes(), plain.predicted_peak_bytes());
     let whole = run.fit(None);
     for budget in [plan.predicted_peak_bytes(), tight.predicted_peak_bytes()] {

@@ -21,7 +21,7 @@ fn plan_on_a_simulated_device_is_that_of_the_cpu_to_the_byte() {
                 let device = simulated(&run, budget_bytes);
                 let plan = run.trainer(&device).plan(&train, &test, 2).expect("fits");
                 let real = run.plan(Some(budget_bytes)).expect("fits");
-                assert_eq!(plan.micro_batch, real.micro_batch);
+                assert_eq!(plan.knobs.micro_batch, real.knobs.micro_batch);
                 assert_eq!(plan.rejected, real.rejected);
                 assert_eq!(plan.forecast.peak_bytes, real.forecast.peak_bytes);
                 assert_eq!(plan.forecast.category_peaks, real.forecast.category_peaks);
@@ -75,14 +75,17 @@ fn finer_parts_never_cost_less_time() {
             .trainer(&device)
             .survey(&Fit::new(&train).evaluate("test", &test).epochs(2))
             .expect("rehearsed");
-        let sizes: Vec<usize> = survey.iter().map(|(size, _)| *size).collect();
-        assert_eq!(sizes, [96, 48, 24, 12, 6, 3, 2, 1]);
+        let sizes: Vec<usize> = survey.iter().map(|(knobs, _)| knobs.micro_batch).collect();
+        // Parts that need no less than larger ones are left out.
+        assert!(sizes.len() > 3 && sizes[..3] == [96, 48, 24], "{sizes:?}");
+        assert!(sizes.iter().all(|size| [96, 48, 24, 12, 6, 3, 2, 1].contains(size)), "{sizes:?}");
         for pair in survey.windows(2) {
             let [(coarse, before), (fine, after)] = pair else { unreachable!("pairs") };
-            assert!(after.seconds >= before.seconds, "{fine} is faster than {coarse}");
-            assert!(after.peak_bytes <= before.peak_bytes, "{fine} needs more than {coarse}");
+            assert!(after.seconds >= before.seconds, "{fine:?} is faster than {coarse:?}");
+            assert!(after.peak_bytes < before.peak_bytes, "{fine:?} needs no less than {coarse:?}");
         }
-        assert!(survey[7].1.seconds > survey[0].1.seconds, "all cost the same");
+        let last = &survey[survey.len() - 1].1;
+        assert!(last.seconds > survey[0].1.seconds, "all cost the same");
     }
 }
 

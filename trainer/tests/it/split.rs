@@ -19,7 +19,7 @@ fn half_the_memory_gives_the_same_losses_up_to_reassociation() {
         let run = Run { kind, train_len: 960, epochs: 2, ..Run::default() };
         let whole = run.fit(None);
         let half = run.fit(Some(whole.measured_peak_bytes / 2));
-        assert!(half.plan.micro_batch < whole.plan.micro_batch, "{kind:?}");
+        assert!(half.plan.knobs.micro_batch < whole.plan.knobs.micro_batch, "{kind:?}");
         assert!(half.measured_peak_bytes <= whole.measured_peak_bytes / 2, "{kind:?}");
         assert_eq!(half.reports.len(), 20, "{kind:?}");
         assert_eq!(whole.reports.len(), 20, "{kind:?}");

@@ -303,7 +303,7 @@ fn batches_are_split_without_another_result() {
         let (train, test) = Run { train_len: 768, batch_size: 768, ..RUN }.loaders();
         if let Some(micro_batch) = micro_batch {
             let mut plan = trainer.plan(&train, &test, 1).expect("fits");
-            while plan.micro_batch > micro_batch {
+            while plan.knobs.micro_batch > micro_batch {
                 device.allocator().set_capacity(plan.predicted_peak_bytes() - 1);
                 plan = trainer.plan(&train, &test, 1).expect("fits in parts");
             }

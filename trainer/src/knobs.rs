@@ -1,0 +1,60 @@
+//! What a plan may choose.
+
+use std::fmt;
+
+use lowtide_autograd::SavedPolicy;
+use lowtide_nn::Parameters;
+
+/// What a plan chooses, and a step runs with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Knobs {
+    /// Samples that are on the device at once; gradients of a batch are summed over its parts. The
+    /// same numbers up to the order of float additions.
+    pub micro_batch: usize,
+    /// Blocks of the model ([`Segment`](lowtide_nn::Segment)), from the first on, of which only
+    /// the inputs are kept for backward, which computes the rest again. The same bits.
+    pub recomputed_blocks: usize,
+}
+
+impl fmt::Display for Knobs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let &Knobs { micro_batch, recomputed_blocks } = self;
+        write!(f, "micro-batches of {micro_batch}")?;
+        match recomputed_blocks {
+            0 => Ok(()),
+            1 => write!(f, ", one block recomputed"),
+            count => write!(f, ", {count} blocks recomputed"),
+        }
+    }
+}
+
+/// Blocks that a plan may recompute: those without a policy of their own.
+pub(crate) fn block_count(model: &mut dyn Parameters) -> usize {
+    let mut count = 0;
+    model.visit_policies(&mut |policy| count += usize::from(policy.is_none()));
+    count
+}
+
+/// Lets the first `count` of these blocks be recomputed; which ones, for [`keep`].
+pub(crate) fn recompute(model: &mut dyn Parameters, count: usize) -> Vec<usize> {
+    let (mut index, mut chosen) = (0, Vec::with_capacity(count));
+    model.visit_policies(&mut |policy| {
+        if policy.is_none() && chosen.len() < count {
+            *policy = Some(SavedPolicy::Recompute);
+            chosen.push(index);
+        }
+        index += 1;
+    });
+    chosen
+}
+
+/// Takes back what [`recompute`] did.
+pub(crate) fn keep(model: &mut dyn Parameters, recomputed: &[usize]) {
+    let mut index = 0;
+    model.visit_policies(&mut |policy| {
+        if recomputed.binary_search(&index).is_ok() {
+            *policy = None;
+        }
+        index += 1;
+    });
+}

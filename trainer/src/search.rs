@@ -1,0 +1,319 @@
+//! The planner: the fastest way to run a training that fits the budget.
+//!
+//! A batch is at best whole, with everything kept for backward. What does not fit is cut into the
+//! largest parts that do, or keeps less: the fewest blocks are recomputed with which the largest
+//! parts fit. Of the two the one with less simulated time is the plan.
+
+use lowtide_nn::optim::{ByModel, Sgd, SgdOptions, Stateful};
+
+use crate::error::{DoesNotFit, Remedy, Result};
+use crate::knobs::{Knobs, block_count};
+use crate::plan::Plan;
+use crate::rehearsal::{Forecast, PlannedEvent, RunInputs};
+use crate::task::Task;
+
+/// Whether batches may be split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Splitting {
+    Allowed,
+    Forbidden,
+}
+
+/// Of how many plans that need least it is asked what they need with another optimizer.
+const NEAR_LEAST: usize = 8;
+
+/// A search for the plan of a run.
+pub(crate) struct Search<'a, T, O> {
+    inputs: RunInputs<'a, T, O>,
+    events: &'a [PlannedEvent<'a>],
+    budget_bytes: usize,
+    /// Blocks that may be recomputed.
+    block_count: usize,
+    /// What was rehearsed, in that order.
+    tried: Vec<Candidate>,
+}
+
+/// Knobs that were rehearsed.
+#[derive(Clone, Debug)]
+struct Candidate {
+    knobs: Knobs,
+    forecast: Forecast,
+    copy_ahead_bytes: usize,
+}
+
+impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
+    pub(crate) fn new(
+        inputs: RunInputs<'a, T, O>,
+        events: &'a [PlannedEvent<'a>],
+        budget_bytes: usize,
+    ) -> Self {
+        let block_count = block_count(inputs.task.clone().parameters());
+        Search { inputs, events, budget_bytes, block_count, tried: Vec::new() }
+    }
+
+    /// The plan for batches of `batch_size` in parts of at most `micro_batch_max`; where splitting
+    /// is forbidden, or a rehearsal shows that samples are coupled, of the whole.
+    ///
+    /// # Errors
+    /// `DoesNotFit` when there is none.
+    pub(crate) fn find(
+        mut self,
+        batch_size: usize,
+        micro_batch_max: usize,
+        splitting: Splitting,
+    ) -> Result<Plan> {
+        let mut sizes = match splitting {
+            Splitting::Allowed => part_sizes(batch_size),
+            Splitting::Forbidden => vec![batch_size],
+        };
+        sizes.retain(|&size| size <= micro_batch_max || splitting == Splitting::Forbidden);
+        let first = Knobs { micro_batch: sizes[0], recomputed_blocks: 0 };
+        if self.rehearse(first)?.forecast.coupling.is_some() {
+            sizes = vec![batch_size];
+        }
+        let kept = self.largest(&sizes, 0)?;
+        let end = match &kept {
+            Some(kept) => sizes.iter().take_while(|&&size| size > kept.knobs.micro_batch).count(),
+            None => sizes.len(),
+        };
+        let larger = self.largest(&sizes[..end], self.block_count)?;
+        let recomputed = larger.map(|all| self.fewest_blocks(0, all)).transpose()?;
+        let fits = [kept, recomputed].into_iter().flatten();
+        match fits.min_by(|a, b| a.forecast.seconds.total_cmp(&b.forecast.seconds)) {
+            Some(found) => Ok(self.plan(batch_size, found)),
+            None => Err(self.does_not_fit(splitting)?.into()),
+        }
+    }
+
+    /// See [`Trainer::survey`](crate::Trainer::survey).
+    ///
+    /// # Errors
+    /// Those of a rehearsal.
+    pub(crate) fn survey(
+        mut self,
+        batch_size: usize,
+        splitting: Splitting,
+        planned: Option<Knobs>,
+    ) -> Result<Vec<(Knobs, Forecast)>> {
+        let halves =
+            std::iter::successors(Some(batch_size), |&size| (size > 1).then(|| size.div_ceil(2)));
+        for micro_batch in halves {
+            for recomputed_blocks in [0, self.block_count] {
+                self.rehearse(Knobs { micro_batch, recomputed_blocks })?;
+            }
+            let is_coupled = self.tried[0].forecast.coupling.is_some();
+            if splitting == Splitting::Forbidden || is_coupled {
+                break;
+            }
+        }
+        if let Some(planned) = planned {
+            self.rehearse(planned)?;
+        }
+        let rows = |candidate: Candidate| (candidate.knobs, candidate.forecast);
+        let mut rows: Vec<(Knobs, Forecast)> = self.tried.into_iter().map(rows).collect();
+        rows.sort_by(|(_, a), (_, b)| {
+            a.seconds.total_cmp(&b.seconds).then(a.peak_bytes.cmp(&b.peak_bytes))
+        });
+        let mut least_bytes = usize::MAX;
+        rows.retain(|(knobs, forecast)| {
+            let needs_less = forecast.peak_bytes < least_bytes;
+            least_bytes = least_bytes.min(forecast.peak_bytes);
+            needs_less || planned == Some(*knobs)
+        });
+        Ok(rows)
+    }
+
+    /// The fewest recomputed blocks, but more than with `knobs`, with which a step in the same
+    /// parts fits; or all blocks.
+    ///
+    /// # Errors
+    /// Those of a rehearsal.
+    pub(crate) fn recompute_more(mut self, knobs: Knobs, wants_all: bool) -> Result<Option<Knobs>> {
+        if knobs.recomputed_blocks >= self.block_count {
+            return Ok(None);
+        }
+        let all = Knobs { recomputed_blocks: self.block_count, ..knobs };
+        let all = self.rehearse(all)?;
+        if !self.fits(&all) {
+            return Ok(None);
+        }
+        if wants_all {
+            return Ok(Some(all.knobs));
+        }
+        let fewest = self.fewest_blocks(knobs.recomputed_blocks, all)?;
+        Ok(Some(fewest.knobs))
+    }
+
+    /// The largest of these sizes, which fall, that fits with that many blocks recomputed.
+    fn largest(&mut self, sizes: &[usize], recomputed_blocks: usize) -> Result<Option<Candidate>> {
+        let Some(last) = sizes.len().checked_sub(1) else { return Ok(None) };
+        let budget_bytes = self.budget_bytes;
+        let mut at = |index: usize| {
+            let micro_batch = sizes[index];
+            self.rehearse(Knobs { micro_batch, recomputed_blocks })
+        };
+        let fits = |candidate: &Candidate| candidate.forecast.peak_bytes <= budget_bytes;
+        let whole = at(0)?;
+        if fits(&whole) {
+            return Ok(Some(whole));
+        }
+        let mut found = at(last)?;
+        if !fits(&found) {
+            // Not always the smallest needs least: of parts that take as many pages the largest
+            // does, and a second part needs a second set of gradients.
+            for index in 1..last {
+                let candidate = at(index)?;
+                if fits(&candidate) {
+                    return Ok(Some(candidate));
+                }
+            }
+            return Ok(None);
+        }
+        let (mut over, mut within) = (0, last);
+        while within - over > 1 {
+            let middle = over.midpoint(within);
+            let candidate = at(middle)?;
+            if fits(&candidate) {
+                (within, found) = (middle, candidate);
+            } else {
+                over = middle;
+            }
+        }
+        Ok(Some(found))
+    }
+
+    /// The candidate that fits with fewest blocks recomputed, but more than `count`, where `all`
+    /// fits.
+    fn fewest_blocks(&mut self, count: usize, all: Candidate) -> Result<Candidate> {
+        let (mut over, mut found) = (count, all);
+        while found.knobs.recomputed_blocks - over > 1 {
+            let middle = over.midpoint(found.knobs.recomputed_blocks);
+            let candidate = self.rehearse(Knobs { recomputed_blocks: middle, ..found.knobs })?;
+            if self.fits(&candidate) {
+                found = candidate;
+            } else {
+                over = middle;
+            }
+        }
+        Ok(found)
+    }
+
+    fn fits(&self, candidate: &Candidate) -> bool {
+        candidate.forecast.peak_bytes <= self.budget_bytes
+    }
+
+    /// What these knobs need; each are rehearsed once.
+    fn rehearse(&mut self, knobs: Knobs) -> Result<Candidate> {
+        if let Some(known) = self.tried.iter().find(|candidate| candidate.knobs == knobs) {
+            return Ok(known.clone());
+        }
+        let (forecast, copy_ahead_bytes) =
+            self.inputs.rehearse_within(self.budget_bytes, self.events, knobs)?;
+        let candidate = Candidate { knobs, forecast, copy_ahead_bytes };
+        self.tried.push(candidate.clone());
+        Ok(candidate)
+    }
+
+    fn plan(self, batch_size: usize, found: Candidate) -> Plan {
+        let Candidate { knobs, forecast, copy_ahead_bytes } = found;
+        let is_rejected = |candidate: &&Candidate| {
+            candidate.knobs.micro_batch > knobs.micro_batch && !self.fits(candidate)
+        };
+        let mut rejected: Vec<(Knobs, usize)> = self
+            .tried
+            .iter()
+            .filter(is_rejected)
+            .map(|candidate| (candidate.knobs, candidate.forecast.peak_bytes))
+            .collect();
+        rejected.sort_by(|a, b| b.cmp(a));
+        Plan {
+            batch_size,
+            knobs,
+            budget_bytes: self.budget_bytes,
+            checkpoint_copy_bytes: self.inputs.held_bytes,
+            copy_ahead_bytes,
+            staging_bytes: 0,
+            data_bytes: 0,
+            forecast,
+            rejected,
+        }
+    }
+
+    /// Why there is no plan: what needs least, and what would help.
+    fn does_not_fit(mut self, splitting: Splitting) -> Result<Box<DoesNotFit>> {
+        // On ties the largest parts, and the fewest blocks, are what the planner would take.
+        let order = |candidate: &&Candidate| {
+            let Knobs { micro_batch, recomputed_blocks } = candidate.knobs;
+            (candidate.forecast.peak_bytes, usize::MAX - micro_batch, recomputed_blocks)
+        };
+        let least = self.tried.iter().min_by_key(order).expect("a batch has at least one part");
+        let Candidate { knobs, forecast, .. } = least.clone();
+        let Forecast { peak_bytes: needed_bytes, category_peaks, coupling, .. } = forecast;
+        // Parts would help, if they were allowed.
+        let can_split = splitting == Splitting::Forbidden && coupling.is_none();
+        let remedies = self.remedies(knobs, needed_bytes, can_split)?;
+        let budget_bytes = self.budget_bytes;
+        Ok(Box::new(DoesNotFit {
+            budget_bytes,
+            needed_bytes,
+            knobs,
+            category_peaks,
+            coupling,
+            step: None,
+            ledger: None,
+            remedies,
+        }))
+    }
+
+    /// What would make it fit. Splitting changes nothing but rounding, more memory nothing at all,
+    /// and another optimizer changes the training: the cheapest is the first that helps.
+    fn remedies(
+        &mut self,
+        least: Knobs,
+        needed_bytes: usize,
+        can_split: bool,
+    ) -> Result<Vec<Remedy>> {
+        let mut remedies = Vec::new();
+        if can_split {
+            let sizes = part_sizes(least.micro_batch);
+            for recomputed_blocks in [0, self.block_count] {
+                if let Some(part) = self.largest(&sizes[1..], recomputed_blocks)? {
+                    remedies.push(Remedy::MicroBatch(part.knobs.micro_batch));
+                    break;
+                }
+            }
+        }
+        remedies.push(Remedy::Budget(needed_bytes));
+        let &RunInputs { device, task, scaler, options, held_bytes, copies_ahead, .. } =
+            &self.inputs;
+        let sgd = Sgd::new(SgdOptions::new(self.inputs.optimizer.learning_rate()))?;
+        let stateless: Box<dyn Stateful> = match task.turns().as_slice() {
+            [] => Box::new(sgd),
+            models => Box::new(
+                models.iter().fold(ByModel::new(), |all, model| all.with(model, sgd.clone())),
+            ),
+        };
+        let optimizer = &stateless;
+        let with_sgd =
+            RunInputs { device, task, optimizer, scaler, options, held_bytes, copies_ahead };
+        // Which one needs least is not quite the same with and without state.
+        let mut tried: Vec<&Candidate> = self.tried.iter().collect();
+        tried.sort_by_key(|candidate| candidate.forecast.peak_bytes);
+        let mut least_bytes = usize::MAX;
+        for candidate in tried.into_iter().take(NEAR_LEAST) {
+            let forecast = with_sgd.rehearse(self.events, candidate.knobs)?;
+            least_bytes = least_bytes.min(forecast.peak_bytes);
+        }
+        if least_bytes <= self.budget_bytes {
+            remedies.push(Remedy::StatelessOptimizer { needed_bytes: least_bytes });
+        }
+        Ok(remedies)
+    }
+}
+
+/// Different ways to cut `batch_size` into equal parts, the largest parts first.
+fn part_sizes(batch_size: usize) -> Vec<usize> {
+    let mut sizes: Vec<usize> = (1..=batch_size).map(|parts| batch_size.div_ceil(parts)).collect();
+    sizes.dedup();
+    sizes
+}
