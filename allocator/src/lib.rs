@@ -36,6 +36,7 @@ pub use caching::arenas::Arenas;
 pub use caching::buffer::Buffer;
 pub use caching::checked::Owner;
 pub use caching::history::{Action, History, Moment, Record};
+pub use caching::own::OwnBlocks;
 pub use caching::pinned::{PinnedBuffer, PinnedCache};
 pub use caching::policy::Policy;
 pub use caching::reclaim::{Reclaim, Registration};

@@ -1,5 +1,7 @@
 //! How good the model is, in parts that fit.
 
+use std::time::Duration;
+
 use lowtide_allocator::{Category, ModulePath, Origin};
 use lowtide_data::{BatchView, Loader};
 use lowtide_nn::optim::Stateful;
@@ -9,6 +11,7 @@ use crate::error::{Result, TrainError};
 use crate::score::Score;
 use crate::step::micro_batches;
 use crate::task::Task;
+use crate::waiting::Waiting;
 
 /// The score of a batch, `micro_batch` samples at a time.
 pub(crate) fn score_parts(
@@ -40,10 +43,21 @@ pub fn evaluate(
     loader: &Loader,
     micro_batch: usize,
 ) -> Result<Score> {
+    evaluate_within(task, device, loader, micro_batch, Duration::ZERO)
+}
+
+/// [`evaluate`], waiting that long for memory to come back before a batch is cut.
+pub(crate) fn evaluate_within(
+    task: &(impl Task + ?Sized),
+    device: &Device,
+    loader: &Loader,
+    micro_batch: usize,
+    wait: Duration,
+) -> Result<Score> {
     let mut total = Score::default();
     for batch in loader.epoch(0) {
         let batch = batch?;
-        total.add(with_retries(device, micro_batch, |micro_batch| {
+        total.add(with_retries(device, micro_batch, wait, |micro_batch| {
             score_parts(task, device, &batch.view(), micro_batch)
         })?);
     }
@@ -68,12 +82,19 @@ pub(crate) fn with_averages<T: Task>(
 fn with_retries(
     device: &Device,
     micro_batch: usize,
+    wait: Duration,
     mut score: impl FnMut(usize) -> Result<Score>,
 ) -> Result<Score> {
     let is_out_of_memory = |error: &TrainError| error.out_of_memory().is_some();
-    match score(micro_batch) {
-        Err(error) if is_out_of_memory(&error) => drop(device.allocator().trim()),
-        done => return done,
+    let mut waiting = Waiting::new(wait);
+    loop {
+        match score(micro_batch) {
+            Err(error) if is_out_of_memory(&error) => drop(device.allocator().trim()),
+            done => return done,
+        }
+        if !waiting.pause() {
+            break;
+        }
     }
     let mut part = micro_batch;
     loop {

@@ -9,8 +9,8 @@ use lowtide_nn::optim::Stateful;
 use lowtide_tensor::{Device, TensorError};
 
 use crate::checkpoint::Snapshot;
-use crate::error::Result;
-use crate::evaluation::{evaluate, with_averages};
+use crate::error::{Result, TrainError};
+use crate::evaluation::{evaluate_within, with_averages};
 use crate::observer::{EvaluationReport, Flow, Observer, RunStart, Training};
 use crate::outline::{Every, Fit, Length, PlannedFor};
 use crate::plan::Plan;
@@ -18,6 +18,7 @@ use crate::score::Score;
 use crate::task::Task;
 use crate::trainer::{Position, Trainer};
 use crate::upcoming::Upcoming;
+use crate::waiting::Waiting;
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Trains for `epochs` epochs of `train` from where the training is, evaluating `test` after
@@ -52,7 +53,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             matches!(&self.plan, Some((_, Some(made_for))) if *made_for == planned_for);
         let plan = match &self.plan {
             Some((plan, _)) if is_planned => plan.clone(),
-            _ => self.plan_for(fit)?,
+            _ => self.plan_when_it_fits(fit)?,
         };
         // What checkpoints are written from while the run goes on.
         let allocator = self.device.allocator().clone();
@@ -127,6 +128,17 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Ok(score)
     }
 
+    /// A plan, as soon as there is memory for one within [`Options::wait`](crate::Options::wait).
+    fn plan_when_it_fits(&mut self, fit: &Fit<'_>) -> Result<Plan> {
+        let mut waiting = Waiting::new(self.options.wait);
+        loop {
+            match self.plan_for(fit) {
+                Err(TrainError::DoesNotFit(_)) if waiting.pause() => {}
+                planned => return planned,
+            }
+        }
+    }
+
     fn position_of(&self, rest: Option<&Epoch>) -> Position {
         let batch = rest.map_or(0, |epoch| epoch.state().batch);
         Position { step: self.step, epoch: self.epoch, batch }
@@ -170,9 +182,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Training for Trainer<T, O> {
     }
 
     fn evaluate(&mut self, loader: &Loader) -> Result<Score> {
-        let (device, micro_batch) = (&self.device, self.knobs.micro_batch.max(1));
+        let (device, wait) = (&self.device, self.options.wait);
+        let micro_batch = self.knobs.micro_batch.max(1);
         with_averages(&mut self.task, &mut self.optimizer, |task| {
-            evaluate(task, device, loader, micro_batch)
+            evaluate_within(task, device, loader, micro_batch, wait)
         })
     }
 

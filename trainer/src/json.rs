@@ -25,7 +25,7 @@ pub(crate) fn error_json(error: &TrainError) -> Value {
     })
 }
 
-fn does_not_fit_json(error: &DoesNotFit) -> Value {
+pub(crate) fn does_not_fit_json(error: &DoesNotFit) -> Value {
     json!({
         "budget_bytes": error.budget_bytes,
         "needed_bytes": error.needed_bytes,

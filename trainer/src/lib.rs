@@ -42,6 +42,7 @@ mod timeline;
 mod trainer;
 mod undo;
 mod upcoming;
+mod waiting;
 
 // What a training is made of, for programs that depend on this crate alone.
 pub use lowtide_allocator as allocator;

@@ -196,6 +196,7 @@ impl EvaluationLine {
 pub(crate) fn recovery_name(recovery: Recovery) -> String {
     match recovery {
         Recovery::SamePlan => "same plan".to_owned(),
+        Recovery::Waited { seconds } => format!("waited {seconds:.1} s"),
         Recovery::MoreRecomputation { blocks } => format!("{blocks} blocks recomputed"),
         Recovery::SmallerMicroBatch { micro_batch } => format!("micro-batch {micro_batch}"),
     }

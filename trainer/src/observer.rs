@@ -75,7 +75,7 @@ pub struct StepReport {
 }
 
 /// An attempt that was rolled back, and how the step went on.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Retry {
     /// The failed allocation.
     pub failure: Box<OutOfMemory>,
@@ -84,11 +84,16 @@ pub struct Retry {
 }
 
 /// The rungs of the recovery ladder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Recovery {
     /// Caches dropped, the same plan again: the same bits.
     SamePlan,
+    /// Memory had come back, the same plan again: the same bits.
+    Waited {
+        /// Since the step began.
+        seconds: f64,
+    },
     /// Fewer values kept for backward, which computes them again: the same bits.
     MoreRecomputation {
         /// Blocks that are recomputed now.

@@ -1,5 +1,7 @@
 //! What a trainer leaves open.
 
+use std::time::Duration;
+
 use lowtide_amp::LossScaler;
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +29,9 @@ pub struct Options {
     pub scaler: Option<LossScaler>,
     /// Whether the plan and the recovery may split batches.
     pub micro_batches: MicroBatches,
+    /// How long a plan that does not fit, a step or an evaluation that ran out of memory waits for
+    /// memory to come back, before it is run in another way or given up.
+    pub wait: Duration,
     /// What becomes of a step whose loss or gradients are not finite.
     pub non_finite: NonFinite,
 }
@@ -66,6 +71,7 @@ impl Default for Options {
             precision: Precision::F32,
             scaler: None,
             micro_batches: MicroBatches::AsNeeded,
+            wait: Duration::ZERO,
             non_finite: NonFinite::Stop,
         }
     }

@@ -61,6 +61,9 @@ impl Observer for Progress {
         for retry in &report.retries {
             let then = match retry.recovery {
                 Recovery::SamePlan => "again with the same plan".to_owned(),
+                Recovery::Waited { seconds } => {
+                    format!("waited {seconds:.1} s for memory to come back")
+                }
                 Recovery::MoreRecomputation { blocks } => {
                     format!("on with {blocks} blocks recomputed")
                 }

@@ -1,5 +1,8 @@
 //! What follows a failed allocation: the ladder down, and the way back up.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use lowtide_data::BatchView;
 use lowtide_nn::optim::Stateful;
 
@@ -10,14 +13,67 @@ use crate::rehearsal::PlannedEvent;
 use crate::search::Search;
 use crate::task::Task;
 use crate::trainer::Trainer;
+use crate::waiting::Waiting;
 
-/// Clean steps after which a plan that had to shrink is tried at full size again.
+/// How often the same knobs are tried again in a row, as long as a rehearsal says that they fit.
+const SAME_PLAN_MAX: usize = 3;
+
+/// What a step waits before it is tried a second time with the same knobs, without being asked to;
+/// before a third time four times as long.
+const BACK_OFF: Duration = Duration::from_millis(5);
+
+/// Clean steps after which a plan that had to shrink is tried at full size again, at first.
 const CLEAN_STEPS_TO_GROW: u64 = 8;
 
+/// The most of them, after one failed growth after another.
+const CLEAN_STEPS_MAX: u64 = 512;
+
+/// When a plan that had to shrink grows back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Growth {
+    /// In a row.
+    clean_steps: u64,
+    /// After how many of them it is tried.
+    wanted_steps: u64,
+    /// Whether the last growth has not yet lasted as long.
+    is_new: bool,
+}
+
+impl Default for Growth {
+    fn default() -> Self {
+        Growth { clean_steps: 0, wanted_steps: CLEAN_STEPS_TO_GROW, is_new: false }
+    }
+}
+
+impl Growth {
+    /// Counts a step; whether it is time to grow. A growth that ends in a failed step makes the
+    /// next one wait twice as long.
+    fn is_due_after(&mut self, is_clean: bool) -> bool {
+        if !is_clean {
+            let doubled = self.wanted_steps * 2;
+            self.wanted_steps =
+                if self.is_new { doubled.min(CLEAN_STEPS_MAX) } else { self.wanted_steps };
+            (self.clean_steps, self.is_new) = (0, false);
+            return false;
+        }
+        self.clean_steps += 1;
+        if self.clean_steps < self.wanted_steps {
+            return false;
+        }
+        if self.is_new {
+            // It has lasted.
+            (self.is_new, self.wanted_steps) = (false, CLEAN_STEPS_TO_GROW);
+        }
+        self.clean_steps = 0;
+        true
+    }
+}
+
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
-    /// The recovery ladder: E1, the same plan without caches, if a rehearsal from the device's
-    /// present state fits what is there; E2, the fewest more recomputed blocks with which one does;
-    /// M1, the largest smaller micro-batch that does.
+    /// The recovery ladder. As long as a rehearsal from the device's present state fits what is
+    /// there: E1, the same knobs without caches, a few times. Then, if that is wanted, waiting for
+    /// memory to come back. Then E2, the fewest more recomputed blocks that fit; M1, the largest
+    /// smaller micro-batch that does.
     ///
     /// # Errors
     /// `failure` itself unless it is out of memory; `DoesNotFit` at the end of the ladder.
@@ -25,30 +81,45 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         &mut self,
         failure: TrainError,
         batch: &BatchView<'_>,
-        retry_count: usize,
+        retries: &[Retry],
+        started: Instant,
     ) -> Result<Retry> {
         let Some(ledger) = failure.out_of_memory() else { return Err(failure) };
         let ledger = Box::new(ledger.clone());
         self.device.allocator().trim();
-        let capacity_bytes = self.device.allocator().capacity_bytes();
         let events = [PlannedEvent::Step(*batch)];
-        let search = || Search::new(self.run_inputs(), &events, capacity_bytes);
-        let fits = || -> Result<bool> {
-            let forecast = self.run_inputs().rehearse(&events, self.knobs)?;
-            Ok(forecast.peak_bytes <= capacity_bytes)
-        };
-        if retry_count == 0 && fits()? {
+        let is_same =
+            |retry: &&Retry| matches!(retry.recovery, Recovery::SamePlan | Recovery::Waited { .. });
+        let tried = retries.iter().rev().take_while(is_same).count();
+        let knobs = self.knobs;
+        let mut fits = self.fits_now(&events, knobs)?;
+        if fits && tried < SAME_PLAN_MAX {
+            if tried > 0 {
+                thread::sleep(BACK_OFF * 4_u32.pow(tried as u32 - 1));
+            }
             return Ok(Retry { failure: ledger, recovery: Recovery::SamePlan });
         }
-        // What fits by rehearsal and failed all the same is not tried by halves again.
-        let wants_all = retry_count > 0;
-        if let Some(knobs) = search().recompute_more(self.knobs, wants_all)? {
+        // The time is one for all attempts at a step.
+        let mut waiting = Waiting::new(self.options.wait.saturating_sub(started.elapsed()));
+        while waiting.pause() {
+            self.device.allocator().trim();
+            fits = self.fits_now(&events, knobs)?;
+            if fits {
+                let recovery = Recovery::Waited { seconds: started.elapsed().as_secs_f64() };
+                return Ok(Retry { failure: ledger, recovery });
+            }
+        }
+        let capacity_bytes = self.device.allocator().capacity_bytes();
+        let search = || Search::new(self.run_inputs(), &events, capacity_bytes);
+        // Fits by rehearsal and fails all the same: little less would not do.
+        let is_puzzling = fits || retries.iter().any(|retry| !is_same(&retry));
+        if let Some(knobs) = search().recompute_more(knobs, is_puzzling)? {
             self.knobs = knobs;
             let recovery = Recovery::MoreRecomputation { blocks: knobs.recomputed_blocks };
             return Ok(Retry { failure: ledger, recovery });
         }
-        let (len, now) = (batch.len(), self.knobs.micro_batch.min(batch.len()));
-        let max = if retry_count == 0 { now } else { (now - 1).max(1) };
+        let (len, now) = (batch.len(), knobs.micro_batch.min(batch.len()));
+        let max = if is_puzzling { (now / 2).max(1) } else { now };
         match search().find(len, max, self.splitting()) {
             Ok(plan) if plan.knobs.micro_batch < now => {
                 self.knobs = plan.knobs;
@@ -66,22 +137,43 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         }
     }
 
-    /// Returns to the planned knobs after a few clean steps, if they fit again.
-    pub(crate) fn grow_back(&mut self, batch: &BatchView<'_>, clean: bool) {
-        self.clean_steps = if clean { self.clean_steps + 1 } else { 0 };
-        let planned = self.current_plan().map_or(self.knobs, |plan| plan.knobs);
-        // A short batch says nothing about parts longer than itself.
-        let larger = Knobs { micro_batch: planned.micro_batch.min(batch.len()), ..planned };
-        let is_back = larger.micro_batch <= self.knobs.micro_batch
-            && larger.recomputed_blocks >= self.knobs.recomputed_blocks;
-        if self.clean_steps < CLEAN_STEPS_TO_GROW || is_back {
+    /// Whether a step of `knobs` fits what is there now.
+    fn fits_now(&self, events: &[PlannedEvent<'_>], knobs: Knobs) -> Result<bool> {
+        let forecast = self.run_inputs().rehearse(events, knobs)?;
+        Ok(forecast.peak_bytes <= self.device.allocator().capacity_bytes())
+    }
+
+    /// Goes back to the planned knobs after a few clean steps if they fit again, or as far as there
+    /// is room; and beyond them where there is more room than was planned for.
+    pub(crate) fn grow_back(&mut self, batch: &BatchView<'_>, is_clean: bool) {
+        if !self.growth.is_due_after(is_clean) {
             return;
         }
-        self.clean_steps = 0;
+        let Some(plan) = self.current_plan() else { return };
+        let (planned, budget_bytes, len) = (plan.knobs, plan.budget_bytes, batch.len());
         let capacity_bytes = self.device.allocator().capacity_bytes();
-        let forecast = self.run_inputs().rehearse(&[PlannedEvent::Step(*batch)], larger);
-        if forecast.is_ok_and(|forecast| forecast.peak_bytes <= capacity_bytes) {
-            self.knobs = larger;
+        let has_more = capacity_bytes > budget_bytes && len == plan.batch_size;
+        // A short batch says nothing about parts longer than itself.
+        let planned = Knobs { micro_batch: planned.micro_batch.min(len), ..planned };
+        let is_at_most = |a: Knobs, b: Knobs| {
+            a.micro_batch <= b.micro_batch && a.recomputed_blocks >= b.recomputed_blocks
+        };
+        if !has_more && is_at_most(planned, self.knobs) {
+            return;
+        }
+        let events = [PlannedEvent::Step(*batch)];
+        let target = match self.fits_now(&events, planned) {
+            Ok(true) if !has_more => planned,
+            _ => {
+                let max = if has_more { len } else { planned.micro_batch };
+                let search = Search::new(self.run_inputs(), &events, capacity_bytes);
+                let Ok(found) = search.find(len, max, self.splitting()) else { return };
+                found.knobs
+            }
+        };
+        if target != self.knobs && is_at_most(self.knobs, target) {
+            self.knobs = target;
+            self.growth.is_new = true;
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A training: its parts, and one step of it.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lowtide_allocator::ModulePath;
 use lowtide_amp::LossScaler;
@@ -17,6 +17,7 @@ use crate::observer::{Observer, StepReport};
 use crate::options::{MicroBatches, NonFinite, Options};
 use crate::outline::{Examples, Fit, PlannedFor};
 use crate::plan::Plan;
+use crate::recovery::Growth;
 use crate::rehearsal::{Forecast, PlannedEvent, RunInputs};
 use crate::search::{Search, Splitting};
 use crate::state_hash::StateHasher;
@@ -40,7 +41,7 @@ pub struct Trainer<T, O> {
     pub(crate) epoch: u64,
     /// Where the next epoch goes on, if a part of it is done.
     pub(crate) in_epoch: Option<LoaderState>,
-    pub(crate) clean_steps: u64,
+    pub(crate) growth: Growth,
     pub(crate) skipped_in_a_row: u64,
     pub(crate) retried_steps: u64,
     /// The step that was cut off while it was written.
@@ -78,7 +79,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             step: 0,
             epoch: 0,
             in_epoch: None,
-            clean_steps: 0,
+            growth: Growth::default(),
             skipped_in_a_row: 0,
             retried_steps: 0,
             torn: None,
@@ -108,6 +109,11 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// The optimizer, for instance to set its learning rate.
     pub fn optimizer_mut(&mut self) -> &mut O {
         &mut self.optimizer
+    }
+
+    /// Sets [`Options::wait`].
+    pub fn set_wait(&mut self, wait: Duration) {
+        self.options.wait = wait;
     }
 
     /// The loss scaler, as it is now.
@@ -281,7 +287,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
                 Err(error) => {
                     // The same bits need less memory without it.
                     upcoming.give_up();
-                    match self.recover(error, &batch.view(), retries.len()) {
+                    match self.recover(error, &batch.view(), &retries, started) {
                         Ok(retry) => retries.push(retry),
                         Err(error) => {
                             self.knobs = knobs;
@@ -360,9 +366,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         observers: &mut [&mut dyn Observer],
     ) -> Result<StepOutcome> {
         self.check_whole()?;
-        let allocator = self.device.allocator();
-        let (blocks_at_begin, step) = (allocator.live_blocks(), self.step + 1);
-        let knobs = self.knobs;
+        // Blocks of neighbours on the device are none of the step's.
+        let own = self.device.allocator().own_blocks();
+        let (step, knobs) = (self.step + 1, self.knobs);
         let transaction = Step {
             device: &self.device,
             task: &mut self.task,
@@ -386,8 +392,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             self.torn = Some((*step, Arc::clone(source)));
             return Err(failure);
         }
-        let mut left_over = allocator.live_blocks();
-        left_over.retain(|block| !blocks_at_begin.contains(block));
+        let left_over = own.live();
         Err(match left_over.last() {
             Some(last) => TrainError::LeftOver {
                 step,

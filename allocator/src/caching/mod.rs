@@ -10,6 +10,7 @@ pub(crate) mod locked;
 mod mapping;
 #[cfg(all(test, lowtide_loom))]
 mod models;
+pub(crate) mod own;
 mod pages;
 pub(crate) mod pinned;
 pub(crate) mod policy;
@@ -238,6 +239,7 @@ impl CachingAllocator {
         request: &Request,
         block: BlockRef,
     ) -> Buffer {
+        self.note_own(block.serial);
         Buffer::new(&mut locked.state, self, request.size_bytes, block)
     }
 

@@ -20,15 +20,19 @@ pub(super) struct DeviceArgs {
     /// What computes: cpu, cuda or cuda:N.
     #[arg(long, value_name = "WHERE", default_value = "cpu", value_parser = parse_place)]
     pub(super) device: DeviceName,
-    /// The most memory to reserve, such as 6MiB; what the system allows if absent.
-    #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
-    #[arg(value_parser = parse_budget)]
-    pub(super) budget: Option<usize>,
+    /// The most memory to reserve, such as 6MiB; what the system allows if absent. A plan takes
+    /// several, with commas between them.
+    #[arg(long = "budget", value_name = "BYTES", allow_hyphen_values = true)]
+    #[arg(value_delimiter = ',', value_parser = parse_budget)]
+    pub(super) budgets: Vec<usize>,
     /// Threads that compute on the processor; one per core if absent.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=THREADS_MAX))]
     threads: Option<u64>,
 }
+
+/// Less than any model and its data take.
+const BUDGET_MIN: usize = 1 << 10;
 
 /// More than any machine has processors.
 const THREADS_MAX: u64 = 1024;
@@ -42,8 +46,35 @@ pub(super) enum DeviceName {
 }
 
 impl DeviceArgs {
+    /// The one budget that is given, or the first.
+    pub(super) fn budget(&self) -> Option<usize> {
+        self.budgets.first().copied()
+    }
+
+    /// # Errors
+    /// `Setting` for several budgets; `OutOfMemory`, or what else keeps the device from being
+    /// opened.
     pub(super) fn open(&self) -> Result<Device> {
-        let budget_bytes = self.budget;
+        if let [first, second, ..] = self.budgets[..] {
+            return Err(no_budget(&format!(
+                "a run has one, found {first} bytes and {second} bytes"
+            )));
+        }
+        self.open_within(self.budget())
+    }
+
+    /// Several budgets, each to plan for.
+    ///
+    /// # Errors
+    /// `Setting` for one that is less than any model.
+    pub(super) fn check_budgets(&self) -> Result<()> {
+        match self.budgets.iter().find(|&&bytes| bytes < BUDGET_MIN) {
+            Some(bytes) => Err(no_budget(&format!("{bytes} bytes hold no model"))),
+            None => Ok(()),
+        }
+    }
+
+    fn open_within(&self, budget_bytes: Option<usize>) -> Result<Device> {
         match self.device {
             // No more than `THREADS_MAX`.
             DeviceName::Cpu => {
@@ -67,9 +98,9 @@ impl DeviceArgs {
     pub(super) fn open_simulated(&self) -> Result<Simulated> {
         const CAPACITY_BYTES: usize = 1 << 50;
         let mut products = None;
-        let (spec, budget_bytes) = match (self.budget, self.device) {
+        let (spec, budget_bytes) = match (self.budget(), self.device) {
             // This machine may have no addresses for so much, as it need not to plan for another.
-            (Some(budget_bytes), DeviceName::Cpu) => match self.open() {
+            (Some(budget_bytes), DeviceName::Cpu) => match self.open_within(Some(budget_bytes)) {
                 Ok(device) => (device.spec(), budget_bytes),
                 Err(_) => (SimSpec::like_this_machine(CAPACITY_BYTES), budget_bytes),
             },
@@ -89,7 +120,7 @@ impl DeviceArgs {
 
     /// What the budget is, in words.
     pub(super) fn budget_origin(&self) -> String {
-        match (self.budget, self.device) {
+        match (self.budget(), self.device) {
             (Some(_), _) => "--budget".to_owned(),
             (None, DeviceName::Cpu) => MemoryLimit::of_this_process().origin.to_string(),
             (None, DeviceName::Cuda(_)) => "what the device has free, less a reserve".to_owned(),
@@ -99,7 +130,7 @@ impl DeviceArgs {
     /// The budget and what it is, for people.
     pub(super) fn tell_budget(&self, budget_bytes: usize) -> String {
         let bytes = format!("{} ({budget_bytes} bytes)", format_bytes(budget_bytes as u64));
-        match self.budget {
+        match self.budget() {
             Some(_) => bytes,
             None => format!("{bytes}: {}", self.budget_origin()),
         }
@@ -108,7 +139,7 @@ impl DeviceArgs {
     /// Notes on standard error that a given budget, or else the predicted peak, is more memory than
     /// the processor's machine has left.
     pub(super) fn doubt(&self, predicted_peak_bytes: usize) {
-        let (name, bytes) = match self.budget {
+        let (name, bytes) = match self.budget() {
             Some(budget_bytes) => ("budget", budget_bytes),
             None => ("predicted peak", predicted_peak_bytes),
         };
@@ -172,6 +203,11 @@ pub(super) struct Simulated {
     pub(super) budget_bytes: usize,
     /// What will multiply matrices, where an NVIDIA device was asked.
     pub(super) products: Option<String>,
+}
+
+fn no_budget(problem: &str) -> TrainError {
+    let problem = format!("{problem}; fractions take a point");
+    TrainError::Setting { place: "--budget".to_owned(), problem }
 }
 
 fn parse_place(text: &str) -> std::result::Result<DeviceName, String> {

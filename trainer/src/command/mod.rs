@@ -133,7 +133,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let (done, json) = match &cli.command {
         Command::Train(arguments) => (train::run(arguments), arguments.json),
-        Command::Plan(arguments) => (plan::run(arguments), arguments.json),
+        Command::Plan(arguments) => match plan::run(arguments) {
+            Ok(false) => return ExitCode::from(DOES_NOT_FIT),
+            planned => (planned.map(drop), arguments.json),
+        },
         Command::Eval(arguments) => (eval::run(arguments), arguments.json),
         Command::Recipes(arguments) => (recipes::list(arguments), false),
         Command::Check(arguments) => (recipes::check(arguments), false),

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use crate::command::device::Simulated;
 use crate::command::{DeviceArgs, RecipeArgs, failure, say};
-use crate::error::Result;
+use crate::error::{Result, TrainError};
 use crate::human::format_bytes;
-use crate::json::{categories_json, modules_json};
+use crate::json::{categories_json, does_not_fit_json, modules_json};
 use crate::knobs::Knobs;
 use crate::page_lock::lock_pages;
 use crate::plan::Plan;
@@ -41,15 +41,85 @@ pub(super) struct Found {
     survey: Vec<(Knobs, Forecast)>,
 }
 
-pub(super) fn run(arguments: &PlanArgs) -> Result<()> {
+/// Whether everything that was asked for fits.
+pub(super) fn run(arguments: &PlanArgs) -> Result<bool> {
     let recipe = arguments.recipe.load()?;
+    if arguments.device.budgets.len() > 1 {
+        return compare(&recipe, arguments);
+    }
     let found = find(&recipe, &arguments.device)?;
     arguments.device.doubt(found.plan.predicted_peak_bytes());
     if arguments.json {
-        say(&found.to_json(&arguments.device).to_string())
+        say(&found.to_json(&arguments.device).to_string())?;
     } else {
-        found.tell(&arguments.device)
+        found.tell(&arguments.device)?;
     }
+    Ok(true)
+}
+
+/// Tells the plan of each of several budgets, a line each.
+fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
+    arguments.device.check_budgets()?;
+    let Simulated { device: sim, .. } = arguments.device.open_simulated()?;
+    let RecipeData { samples, mut train, test } = recipe.open()?;
+    lock_pages(&mut train, &sim)?;
+    let mut trainer = recipe.trainer(&sim, samples)?;
+    let fit = recipe.fit(&train, &test);
+    let mut plans = Vec::new();
+    for &budget_bytes in &arguments.device.budgets {
+        sim.allocator().set_capacity(budget_bytes);
+        let plan = match trainer.plan_for(&fit) {
+            Err(TrainError::DoesNotFit(error)) => Err(error),
+            plan => Ok(plan?),
+        };
+        plans.push((budget_bytes, plan));
+    }
+    let fitting = || plans.iter().filter_map(|(_, plan)| plan.as_ref().ok());
+    let fastest = fitting().map(|plan| plan.forecast.seconds).fold(f64::INFINITY, f64::min);
+    let fits = fitting().count() == plans.len();
+    if arguments.json {
+        let plans = plans.iter().map(|(budget_bytes, plan)| match plan {
+            Ok(plan) => json!({
+                "budget_bytes": budget_bytes,
+                "micro_batch": plan.knobs.micro_batch,
+                "recomputed_blocks": plan.knobs.recomputed_blocks,
+                "predicted_peak_bytes": plan.predicted_peak_bytes(),
+                "relative_time": plan.forecast.seconds / fastest,
+            }),
+            Err(error) => json!({
+                "budget_bytes": budget_bytes,
+                "does_not_fit": does_not_fit_json(error),
+            }),
+        });
+        say(&json!({ "fits": fits, "plans": plans.collect::<Vec<_>>() }).to_string())?;
+        return Ok(fits);
+    }
+    say(&format!("batches of {} samples; time relative to the fastest", recipe.train.batch_size))?;
+    say("")?;
+    say("budget       peak                             time  plan")?;
+    for (budget_bytes, plan) in plans {
+        let [budget, peak] = [
+            budget_bytes,
+            match &plan {
+                Ok(plan) => plan.predicted_peak_bytes(),
+                Err(error) => error.needed_bytes,
+            },
+        ]
+        .map(|bytes| format_bytes(bytes as u64));
+        let (bytes, time, words) = match &plan {
+            Ok(plan) => {
+                let time = format!("{:.2}", plan.forecast.seconds / fastest);
+                (plan.predicted_peak_bytes(), time, plan.knobs.to_string())
+            }
+            Err(error) => {
+                let missing = format_bytes(error.missing_bytes() as u64);
+                let words = format!("does not fit: {missing} missing, even with {}", error.knobs);
+                (error.needed_bytes, "-".to_owned(), words)
+            }
+        };
+        say(&format!("{budget:<12} {:<32} {time:>4}  {words}", format!("{peak} ({bytes} bytes)")))?;
+    }
+    Ok(fits)
 }
 
 impl Found {
@@ -173,6 +243,6 @@ pub(super) fn find(recipe: &Recipe, device: &DeviceArgs) -> Result<Found> {
     let fit = recipe.fit(&train, &test);
     let plan = trainer.plan_for(&fit)?;
     let survey = trainer.survey(&fit)?;
-    let (outside_bytes, is_assumed) = (sim.outside_bytes(), device.budget.is_some());
+    let (outside_bytes, is_assumed) = (sim.outside_bytes(), device.budget().is_some());
     Ok(Found { plan, outside_bytes, is_assumed, products, survey })
 }

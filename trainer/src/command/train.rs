@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use lowtide_allocator::{Fault, Repeat};
@@ -48,6 +48,10 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "N", default_value_t = 2)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=10_000))]
     keep: u64,
+    /// How long a step that ran out of memory waits for it to come back before it keeps less, runs
+    /// in smaller parts, or ends the run: 60s, 10min.
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    wait: Option<Duration>,
     /// A drill: lets the N-th device allocation of the training fail once.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=u64::MAX))]
@@ -67,6 +71,13 @@ pub(super) struct TrainArgs {
     /// Prints the summary, or what kept the run from ending, as one JSON object.
     #[arg(long)]
     pub(super) json: bool,
+}
+
+fn parse_time(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(CheckpointEvery::Time(time)) => Ok(time),
+        _ => Err(format!("{text:?} is no time such as 60s or 10min")),
+    }
 }
 
 pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
@@ -91,6 +102,7 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
         }
         built => built?,
     };
+    trainer.set_wait(arguments.wait.unwrap_or_default());
     if let Some(origin) = &origin {
         trainer.load(&origin.checkpoint).map_err(|error| offer(origin, error))?;
     }

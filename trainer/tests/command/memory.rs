@@ -108,3 +108,30 @@ fn plan_shows_what_each_micro_batch_costs_and_writes_nothing() {
     assert!(rows.is_sorted_by(|a, b| number_before(a, " bytes") > number_before(b, " bytes")));
     assert!(place.list(".").is_empty());
 }
+
+#[test]
+fn plan_of_several_budgets_has_a_line_each_and_exits_with_2_unless_all_fit() {
+    let place = Place::new();
+    let all = place.run("plan digits-resnet --set train.batch_size=64 --budget 64MiB,7MiB");
+    let words = all.check_done();
+    let rows: Vec<&str> = words.lines().filter(|line| line.contains(" bytes)")).collect();
+    assert!(rows[0].starts_with("64 MiB ") && rows[0].ends_with("micro-batches of 64"), "{words}");
+    // Its batches are coupled, so they are not split.
+    assert!(rows[1].starts_with("7 MiB ") && rows[1].contains("recomputed"), "{words}");
+    assert_eq!(rows.len(), 2, "{words}");
+    for (at, budget) in ["64MiB", "7MiB"].into_iter().enumerate() {
+        let arguments = "plan digits-resnet --set train.batch_size=64 --budget";
+        let alone = place.run(&format!("{arguments} {budget}")).check_done();
+        let peak_bytes = bytes_of(&alone, "predicted peak");
+        assert_eq!(number_before(rows[at], " bytes"), peak_bytes, "{words}\n{alone}");
+    }
+    let some = place.run("plan digits-resnet --budget 64MiB,1MiB --json");
+    assert_eq!(some.code, Some(2), "{some:?}");
+    let told: serde_json::Value = serde_json::from_str(&some.stdout).expect("an object");
+    assert_eq!(told["fits"], false);
+    assert!(told["plans"][0]["predicted_peak_bytes"].as_u64() <= Some(64 << 20), "{told}");
+    assert!(told["plans"][1]["does_not_fit"]["missing_bytes"].as_u64() > Some(0), "{told}");
+    place.run("train --budget 6MiB,7MiB").check_refused(1, &["--budget", "a run has one"]);
+    place.run("train --wait 5steps").check_refused(1, &["--wait", "60s"]);
+    assert!(place.list(".").is_empty());
+}
