@@ -45,12 +45,18 @@ pub(crate) struct StepLine {
     gradient_norm: Option<f64>,
     batch: usize,
     micro_batch: usize,
+    #[serde(skip_serializing_if = "is_zero")]
+    recomputed_blocks: usize,
     skipped: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     bad_samples: Vec<usize>,
     retries: Vec<RetryLine>,
     reserved_peak_bytes: usize,
     seconds: f64,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 #[derive(Serialize)]
@@ -176,6 +182,7 @@ impl StepLine {
             gradient_norm: report.gradient_norm,
             batch: report.batch,
             micro_batch: report.micro_batch,
+            recomputed_blocks: report.recomputed_blocks,
             skipped: report.skipped,
             bad_samples: report.bad_samples.clone(),
             retries: retries.collect(),
@@ -196,7 +203,7 @@ impl EvaluationLine {
 pub(crate) fn recovery_name(recovery: Recovery) -> String {
     match recovery {
         Recovery::SamePlan => "same plan".to_owned(),
-        Recovery::Waited { seconds } => format!("waited {seconds:.1} s"),
+        Recovery::Waited { seconds } => format!("same plan after {seconds:.1} s"),
         Recovery::MoreRecomputation { blocks } => format!("{blocks} blocks recomputed"),
         Recovery::SmallerMicroBatch { micro_batch } => format!("micro-batch {micro_batch}"),
     }

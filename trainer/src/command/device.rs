@@ -17,7 +17,8 @@ use crate::human::{format_bytes, parse_bytes};
 /// Where to compute.
 #[derive(Args)]
 pub(super) struct DeviceArgs {
-    /// What computes: cpu, cuda or cuda:N.
+    /// What computes: cpu, cuda or cuda:N; to plan for without one also NAME:MEMORY of an NVIDIA
+    /// device, such as h100:80GiB, of t4, l4, a10, a100, rtx3090, rtx4090, h100, h200.
     #[arg(long, value_name = "WHERE", default_value = "cpu", value_parser = parse_place)]
     pub(super) device: DeviceName,
     /// The most memory to reserve, such as 6MiB; what the system allows if absent. A plan takes
@@ -43,6 +44,41 @@ pub(super) enum DeviceName {
     Cpu,
     /// The NVIDIA device of this number.
     Cuda(usize),
+    /// An NVIDIA device that is not there, to plan for.
+    Absent(AbsentDevice),
+}
+
+/// An NVIDIA device to plan for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AbsentDevice {
+    name: &'static str,
+    memory_bytes: usize,
+    /// Of f32.
+    gflops_per_second: u32,
+    gigabytes_per_second: u32,
+}
+
+/// Rates by the data sheets of NVIDIA: f32 outside of tensor cores, memory (of the SXM forms where
+/// there are several, of the A100 with 80 GB).
+const ABSENT_DEVICES: [(&str, u32, u32); 8] = [
+    ("t4", 8_100, 320),
+    ("l4", 30_300, 300),
+    ("a10", 31_200, 600),
+    ("a100", 19_500, 2_039),
+    ("rtx3090", 35_600, 936),
+    ("rtx4090", 82_600, 1_008),
+    ("h100", 67_000, 3_350),
+    ("h200", 67_000, 4_800),
+];
+
+impl AbsentDevice {
+    fn spec(&self) -> SimSpec {
+        SimSpec {
+            flops_per_second: f64::from(self.gflops_per_second) * 1e9,
+            bytes_per_second: f64::from(self.gigabytes_per_second) * 1e9,
+            ..SimSpec::like_cuda(self.memory_bytes)
+        }
+    }
 }
 
 impl DeviceArgs {
@@ -85,6 +121,10 @@ impl DeviceArgs {
             DeviceName::Cuda(index) => {
                 Ok(Device::cuda(index, CudaOptions { budget_bytes, ..Default::default() })?)
             }
+            DeviceName::Absent(device) => Err(TrainError::Setting {
+                place: "--device".to_owned(),
+                problem: format!("{} with a size is one to plan for, not to run on", device.name),
+            }),
             #[cfg(not(feature = "cuda"))]
             DeviceName::Cuda(_) => Err(TrainError::Setting {
                 place: "--device".to_owned(),
@@ -108,6 +148,10 @@ impl DeviceArgs {
             (Some(budget_bytes), DeviceName::Cuda(_)) => {
                 (SimSpec::like_cuda(CAPACITY_BYTES), budget_bytes)
             }
+            (budget, DeviceName::Absent(device)) => {
+                let spec = device.spec();
+                (spec, budget.unwrap_or(spec.capacity_bytes - spec.outside_bytes))
+            }
             _ => {
                 let device = self.open().map_err(|error| self.without_device(error))?;
                 products = DeviceArgs::products(&device);
@@ -123,8 +167,14 @@ impl DeviceArgs {
         match (self.budget(), self.device) {
             (Some(_), _) => "--budget".to_owned(),
             (None, DeviceName::Cpu) => MemoryLimit::of_this_process().origin.to_string(),
+            (None, DeviceName::Absent(device)) => format!("what is left of the {}", device.name),
             (None, DeviceName::Cuda(_)) => "what the device has free, less a reserve".to_owned(),
         }
+    }
+
+    /// Whether what lies outside of the budget is an assumption.
+    pub(super) fn is_assumed(&self) -> bool {
+        self.budget().is_some() || matches!(self.device, DeviceName::Absent(_))
     }
 
     /// The budget and what it is, for people.
@@ -168,6 +218,7 @@ impl DeviceArgs {
         match self.device {
             DeviceName::Cpu => format!("{} threads", device.threads()),
             DeviceName::Cuda(index) => format!("NVIDIA device {index}"),
+            DeviceName::Absent(device) => device.name.to_owned(),
         }
     }
 
@@ -216,7 +267,20 @@ fn parse_place(text: &str) -> std::result::Result<DeviceName, String> {
         "cuda" => return Ok(DeviceName::Cuda(0)),
         _ => text.strip_prefix("cuda:").and_then(|index| index.parse().ok()),
     };
-    index.map(DeviceName::Cuda).ok_or_else(|| "expected cpu, cuda or cuda:N".to_owned())
+    if let Some(index) = index {
+        return Ok(DeviceName::Cuda(index));
+    }
+    let expected = || "expected cpu, cuda, cuda:N, or one to plan for, as h100:80GiB".to_owned();
+    let (name, memory) = text.split_once(':').ok_or_else(expected)?;
+    let known = ABSENT_DEVICES.iter().find(|(known, ..)| known.eq_ignore_ascii_case(name));
+    let &(name, gflops_per_second, gigabytes_per_second) = known.ok_or_else(expected)?;
+    let memory_bytes = parse_budget(memory)?;
+    Ok(DeviceName::Absent(AbsentDevice {
+        name,
+        memory_bytes,
+        gflops_per_second,
+        gigabytes_per_second,
+    }))
 }
 
 pub(super) fn parse_budget(text: &str) -> std::result::Result<usize, String> {

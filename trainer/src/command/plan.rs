@@ -243,6 +243,6 @@ pub(super) fn find(recipe: &Recipe, device: &DeviceArgs) -> Result<Found> {
     let fit = recipe.fit(&train, &test);
     let plan = trainer.plan_for(&fit)?;
     let survey = trainer.survey(&fit)?;
-    let (outside_bytes, is_assumed) = (sim.outside_bytes(), device.budget().is_some());
+    let (outside_bytes, is_assumed) = (sim.outside_bytes(), device.is_assumed());
     Ok(Found { plan, outside_bytes, is_assumed, products, survey })
 }

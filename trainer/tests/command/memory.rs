@@ -135,3 +135,19 @@ fn plan_of_several_budgets_has_a_line_each_and_exits_with_2_unless_all_fit() {
     place.run("train --wait 5steps").check_refused(1, &["--wait", "60s"]);
     assert!(place.list(".").is_empty());
 }
+
+#[test]
+fn device_that_is_not_there_is_planned_for_by_its_name_and_memory() {
+    let place = Place::new();
+    let words = place.run("plan --device h100:80GiB").check_done();
+    assert!(words.starts_with("budget          79.3 GiB "), "{words}");
+    assert!(words.contains(": what is left of the h100\noutside         768 MiB "), "{words}");
+    let within = place.run("plan --device T4:16GiB --budget 6MiB").check_done();
+    assert_eq!(bytes_of(&within, "budget"), 6 << 20);
+    let several = place.run("plan --device l4:24GiB --budget 6MiB,8MiB").check_done();
+    assert!(several.lines().count() == 5, "{several}");
+    for wrong in ["h100", "h100:", "h100:0", "h100:x", "b52:80GiB", ":80GiB"] {
+        place.run(&format!("plan --device {wrong}")).check_refused(1, &["--device"]);
+    }
+    place.run("train --device h100:80GiB").check_refused(1, &["--device", "not to run on"]);
+}
