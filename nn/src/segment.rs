@@ -8,7 +8,40 @@ use crate::module::{Module, Parameters};
 use crate::parameter::Parameter;
 
 /// A block of a model, with what becomes of the tensors that it saves for backward: see
-/// [`Parameters::visit_policies`].
+/// [`Parameters::visit_policies`]. A trainer's plan may recompute the first blocks of a model that
+/// has them, to the same bits.
+///
+/// ```
+/// use lowtide_autograd::{Pass, Var};
+/// use lowtide_nn::{Linear, Module, NnResult, Parameters, ReLU, Segment, Sequential, parameters};
+/// use lowtide_tensor::{CpuOptions, Device, RandomKey};
+///
+/// #[derive(Clone)]
+/// struct Deep {
+///     blocks: Vec<Segment<Sequential>>,
+/// }
+///
+/// parameters!(Deep { blocks as "blocks." });
+///
+/// impl Module for Deep {
+///     fn forward(&self, pass: &Pass, input: Var) -> NnResult<Var> {
+///         self.blocks.iter().enumerate().try_fold(input, |x, (index, block)| {
+///             pass.within(&format!("blocks.{index}"), || block.forward(pass, x))
+///         })
+///     }
+/// }
+///
+/// let (device, key) = (Device::cpu(CpuOptions::default())?, RandomKey::new(0));
+/// let block = |index: usize| {
+///     let linear = Linear::new(&device, key.op(&index.to_string()), 8, 8)?;
+///     NnResult::Ok(Segment::new(Sequential::new().then(linear).then(ReLU)))
+/// };
+/// let mut model = Deep { blocks: (0..4).map(block).collect::<NnResult<_>>()? };
+/// let mut count = 0;
+/// model.visit_policies(&mut |policy| count += usize::from(policy.is_none()));
+/// assert_eq!(count, 4);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Segment<B> {
     block: B,

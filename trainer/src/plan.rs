@@ -29,11 +29,43 @@ pub struct Plan {
     pub data_bytes: usize,
     /// What the rehearsal of this plan showed.
     pub forecast: Forecast,
-    /// Knobs with larger micro-batches that were rehearsed and do not fit, with their peaks.
+    /// Knobs that were rehearsed and do not fit, with their peaks: larger micro-batches, or fewer
+    /// recomputed blocks, come first.
     pub rejected: Vec<(Knobs, usize)>,
 }
 
 impl Plan {
+    /// Why it is run in this way and in no faster one, in words.
+    pub fn reasons(&self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        let is_faster = |(knobs, _): &&(Knobs, usize)| {
+            knobs.micro_batch >= self.knobs.micro_batch
+                && knobs.recomputed_blocks <= self.knobs.recomputed_blocks
+        };
+        let faster = self.rejected.iter().filter(is_faster);
+        let nearest = faster.min_by_key(|(_, peak_bytes)| *peak_bytes);
+        match nearest {
+            None => reasons
+                .push("the whole batch fits with everything kept: no way is faster".to_owned()),
+            Some(&(knobs, peak_bytes)) => {
+                let over = (peak_bytes - self.budget_bytes) as u64;
+                let [needs, over] = [peak_bytes as u64, over].map(format_bytes);
+                reasons.push(format!("{knobs} would need {needs}, {over} more than there is"));
+            }
+        }
+        if let (true, Some(coupling)) = (nearest.is_some(), &self.forecast.coupling) {
+            reasons.push(format!("batches are not split: samples are coupled in {coupling}"));
+        }
+        if self.knobs.recomputed_blocks > 0 {
+            reasons
+                .push("recomputed blocks give the same bits, for a second forward pass".to_owned());
+        }
+        if self.knobs.micro_batch < self.batch_size {
+            reasons.push("parts give the same numbers up to the order of additions".to_owned());
+        }
+        reasons
+    }
+
     /// The peak of reserved bytes over the whole run: exact.
     pub fn predicted_peak_bytes(&self) -> usize {
         self.forecast.peak_bytes

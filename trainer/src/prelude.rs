@@ -4,7 +4,7 @@
 
 pub use lowtide_autograd::{Pass, Var};
 pub use lowtide_data::{Dataset, Loader, LoaderOptions};
-pub use lowtide_nn::{Module, Parameter, Parameters};
+pub use lowtide_nn::{Module, Parameter, Parameters, Segment};
 pub use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, SimSpec, Tensor};
 
 pub use crate::error::TrainError;

@@ -216,16 +216,16 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
 
     fn plan(self, batch_size: usize, found: Candidate) -> Plan {
         let Candidate { knobs, forecast, copy_ahead_bytes } = found;
-        let is_rejected = |candidate: &&Candidate| {
-            candidate.knobs.micro_batch > knobs.micro_batch && !self.fits(candidate)
-        };
+        let is_rejected = |candidate: &&Candidate| !self.fits(candidate);
         let mut rejected: Vec<(Knobs, usize)> = self
             .tried
             .iter()
             .filter(is_rejected)
             .map(|candidate| (candidate.knobs, candidate.forecast.peak_bytes))
             .collect();
-        rejected.sort_by(|a, b| b.cmp(a));
+        rejected.sort_by_key(|&(Knobs { micro_batch, recomputed_blocks }, _)| {
+            (usize::MAX - micro_batch, recomputed_blocks)
+        });
         Plan {
             batch_size,
             knobs,

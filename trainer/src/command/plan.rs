@@ -137,6 +137,9 @@ impl Found {
         }
         say(&format!("batch           {} samples", plan.batch_size))?;
         say(&format!("plan            {}", plan.knobs))?;
+        for (index, reason) in plan.reasons().iter().enumerate() {
+            say(&format!("{:<15} {reason}", if index == 0 { "why" } else { "" }))?;
+        }
         say(&format!("predicted peak  {}", exact(plan.predicted_peak_bytes())))?;
         if plan.copy_ahead_bytes > 0 {
             let next = exact(plan.copy_ahead_bytes);
@@ -215,6 +218,7 @@ impl Found {
             "copy_ahead_bytes": plan.copy_ahead_bytes,
             "staging_bytes": plan.staging_bytes,
             "data_bytes": plan.data_bytes,
+            "reasons": plan.reasons(),
             "predicted_peak_bytes": plan.predicted_peak_bytes(),
             "peak_bytes_by_category": categories_json(plan.forecast.category_peaks.iter().copied()),
             "modules_at_peak": modules_json(&plan.forecast.modules_at_peak),

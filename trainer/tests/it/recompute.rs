@@ -103,7 +103,11 @@ fn plans<T: Task + Clone>(
         assert_eq!(plan.predicted_peak_bytes(), peak_bytes, "{name}: {plan}");
         // The same bits, unless a batch was split.
         assert_eq!(hash == whole.hash, plan.knobs.micro_batch == 8, "{name}: {plan}");
-        println!("{name}: {plan}");
+        println!("{name}: {plan}, as {}", plan.reasons().join("; "));
+        let is_whole = plan.knobs == whole.plan.knobs;
+        assert_eq!(plan.reasons()[0].starts_with("the whole batch fits"), is_whole, "{plan}");
+        let says_coupled = plan.reasons().iter().any(|reason| reason.contains("are coupled in"));
+        assert_eq!(says_coupled, !is_whole && name != "GPT", "{plan}");
         knobs.push(plan.knobs);
         budget_bytes = peak_bytes - 1;
     }
