@@ -245,7 +245,7 @@ impl fmt::Display for DoesNotFit {
         let DoesNotFit { budget_bytes, needed_bytes, knobs, .. } = *self;
         let (needed, budget) =
             (format_bytes(needed_bytes as u64), format_bytes(budget_bytes as u64));
-        write!(f, "{knobs}, need least, {needed} ({needed_bytes} bytes), ")?;
+        write!(f, "{knobs} need least, {needed} ({needed_bytes} bytes), ")?;
         write!(f, "{missing} bytes more than the {budget} there are; cheapest: ")?;
         for (index, remedy) in self.remedies.iter().enumerate() {
             let separator = if index > 0 { ", or " } else { "" };

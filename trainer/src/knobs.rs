@@ -18,13 +18,24 @@ pub struct Knobs {
 
 impl fmt::Display for Knobs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let &Knobs { micro_batch, recomputed_blocks } = self;
-        write!(f, "micro-batches of {micro_batch}")?;
-        match recomputed_blocks {
+        write!(f, "micro-batches of {}", self.micro_batch)?;
+        self.fmt_blocks(f)
+    }
+}
+
+impl Knobs {
+    /// What is recomputed, if anything is.
+    pub(crate) fn fmt_blocks(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.recomputed_blocks {
             0 => Ok(()),
-            1 => write!(f, ", one block recomputed"),
-            count => write!(f, ", {count} blocks recomputed"),
+            1 => write!(f, " with one block recomputed"),
+            count => write!(f, " with {count} blocks recomputed"),
         }
+    }
+
+    /// Whether these are no slower than others: parts as large, no more recomputed.
+    pub(crate) fn is_at_least(&self, other: &Knobs) -> bool {
+        self.micro_batch >= other.micro_batch && self.recomputed_blocks <= other.recomputed_blocks
     }
 }
 

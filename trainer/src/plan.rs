@@ -38,10 +38,7 @@ impl Plan {
     /// Why it is run in this way and in no faster one, in words.
     pub fn reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
-        let is_faster = |(knobs, _): &&(Knobs, usize)| {
-            knobs.micro_batch >= self.knobs.micro_batch
-                && knobs.recomputed_blocks <= self.knobs.recomputed_blocks
-        };
+        let is_faster = |(knobs, _): &&(Knobs, usize)| knobs.is_at_least(&self.knobs);
         let faster = self.rejected.iter().filter(is_faster);
         let nearest = faster.min_by_key(|(_, peak_bytes)| *peak_bytes);
         match nearest {
@@ -74,17 +71,13 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Knobs { micro_batch, recomputed_blocks } = self.knobs;
+        let micro_batch = self.knobs.micro_batch;
         let parts = self.batch_size.div_ceil(micro_batch);
         let peak = self.predicted_peak_bytes();
         let plural = if parts == 1 { "" } else { "es" };
-        write!(f, "batch {} in {parts} micro-batch{plural} of {micro_batch}, ", self.batch_size)?;
-        match recomputed_blocks {
-            0 => {}
-            1 => write!(f, "one block recomputed, ")?,
-            count => write!(f, "{count} blocks recomputed, ")?,
-        }
+        write!(f, "batch {} in {parts} micro-batch{plural} of {micro_batch}", self.batch_size)?;
+        self.knobs.fmt_blocks(f)?;
         let [within, budget] = [peak, self.budget_bytes].map(|bytes| format_bytes(bytes as u64));
-        write!(f, "peak {within} ({peak} bytes) of {budget}")
+        write!(f, ", peak {within} ({peak} bytes) of {budget}")
     }
 }

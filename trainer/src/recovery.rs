@@ -47,12 +47,14 @@ impl Default for Growth {
 
 impl Growth {
     /// Counts a step; whether it is time to grow. A growth that ends in a failed step makes the
-    /// next one wait twice as long.
+    /// next one wait twice as long, as one for which there is no room does.
     fn is_due_after(&mut self, is_clean: bool) -> bool {
         if !is_clean {
-            let doubled = self.wanted_steps * 2;
-            self.wanted_steps =
-                if self.is_new { doubled.min(CLEAN_STEPS_MAX) } else { self.wanted_steps };
+            if self.is_new {
+                self.back_off();
+            } else {
+                self.wanted_steps = CLEAN_STEPS_TO_GROW;
+            }
             (self.clean_steps, self.is_new) = (0, false);
             return false;
         }
@@ -66,6 +68,10 @@ impl Growth {
         }
         self.clean_steps = 0;
         true
+    }
+
+    fn back_off(&mut self) {
+        self.wanted_steps = (self.wanted_steps * 2).min(CLEAN_STEPS_MAX);
     }
 }
 
@@ -155,25 +161,59 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let has_more = capacity_bytes > budget_bytes && len == plan.batch_size;
         // A short batch says nothing about parts longer than itself.
         let planned = Knobs { micro_batch: planned.micro_batch.min(len), ..planned };
-        let is_at_most = |a: Knobs, b: Knobs| {
-            a.micro_batch <= b.micro_batch && a.recomputed_blocks >= b.recomputed_blocks
-        };
-        if !has_more && is_at_most(planned, self.knobs) {
+        let whole = Knobs { micro_batch: len, recomputed_blocks: 0 };
+        let limit = if has_more { whole } else { planned };
+        if self.knobs.is_at_least(&limit) {
             return;
         }
         let events = [PlannedEvent::Step(*batch)];
-        let target = match self.fits_now(&events, planned) {
-            Ok(true) if !has_more => planned,
+        let target = match self.fits_now(&events, limit) {
+            Ok(true) => limit,
             _ => {
-                let max = if has_more { len } else { planned.micro_batch };
                 let search = Search::new(self.run_inputs(), &events, capacity_bytes);
-                let Ok(found) = search.find(len, max, self.splitting()) else { return };
-                found.knobs
+                match search.find(len, limit.micro_batch, self.splitting()) {
+                    Ok(found) => found.knobs,
+                    Err(_) => self.knobs,
+                }
             }
         };
-        if target != self.knobs && is_at_most(self.knobs, target) {
+        if target != self.knobs && target.is_at_least(&self.knobs) {
             self.knobs = target;
             self.growth.is_new = true;
+        } else {
+            self.growth.back_off();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CLEAN_STEPS_MAX, Growth};
+
+    /// How many clean steps it takes until it is time.
+    fn steps_until_due(growth: &mut Growth) -> u64 {
+        let mut steps = 1;
+        while !growth.is_due_after(true) {
+            steps += 1;
+        }
+        steps
+    }
+
+    #[test]
+    fn growth_that_fails_waits_twice_as_long_until_one_lasts() {
+        let mut growth = Growth::default();
+        for wanted in [8, 16, 32, 64, 128, 256, 512, CLEAN_STEPS_MAX] {
+            assert_eq!(steps_until_due(&mut growth), wanted);
+            growth.is_new = true;
+            assert!(!growth.is_due_after(false));
+        }
+        assert_eq!(steps_until_due(&mut growth), CLEAN_STEPS_MAX);
+        growth.is_new = true;
+        assert_eq!(steps_until_due(&mut growth), CLEAN_STEPS_MAX, "it has lasted");
+        assert_eq!(steps_until_due(&mut growth), 8);
+        growth.back_off();
+        assert!(!growth.is_due_after(true));
+        assert!(!growth.is_due_after(false), "memory was taken anew");
+        assert_eq!(steps_until_due(&mut growth), 8);
     }
 }

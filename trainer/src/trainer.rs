@@ -179,7 +179,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     }
 
     /// Finds out how to run `epochs` epochs of `train`, each followed by an evaluation of `test`,
-    /// by rehearsing them on a simulated device: the largest micro-batch that fits.
+    /// by rehearsing them on a simulated device: the fastest way that fits.
     ///
     /// # Errors
     /// `DoesNotFit` with the missing bytes and what would help; `Setting` for data without a batch;

@@ -113,7 +113,7 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
             }
             Err(error) => {
                 let missing = format_bytes(error.missing_bytes() as u64);
-                let words = format!("does not fit: {missing} missing, even with {}", error.knobs);
+                let words = format!("does not fit: {missing} missing, even in {}", error.knobs);
                 (error.needed_bytes, "-".to_owned(), words)
             }
         };

@@ -79,6 +79,23 @@ fn parts_grow_back_after_eight_clean_steps_with_room() {
 }
 
 #[test]
+fn parts_grow_beyond_the_first_plan_where_there_is_more_room_than_at_the_start() {
+    let run = run();
+    let lowered_bytes = run.plan(None).expect("fits").predicted_peak_bytes() / 2;
+    let growing = run.fit_with(Some(lowered_bytes), Options::default(), |device, step| {
+        if step == 2 {
+            device.allocator().set_capacity(1 << 30);
+        }
+    });
+    let sizes: Vec<usize> = growing.reports.iter().map(|report| report.micro_batch).collect();
+    let small = growing.plan.knobs.micro_batch;
+    assert!(small < run.batch_size);
+    assert_eq!(sizes[..8], [small; 8]);
+    assert_eq!(sizes[8..], vec![run.batch_size; sizes.len() - 8]);
+    assert_eq!(growing.retried_steps, 0);
+}
+
+#[test]
 fn parts_stay_small_as_long_as_there_is_no_room() {
     // An epoch is seven steps, of which the last is short and would fit at any size: step 14 is
     // the eighth clean one after the retry.
