@@ -25,7 +25,8 @@ impl Waiting {
             return false;
         }
         thread::sleep(self.pause.min(left));
-        self.pause = (self.pause * 2).min(PAUSES[1]);
+        // By no whole factor: others that come and go at even times are not always met at one.
+        self.pause = (self.pause * 8 / 5).min(PAUSES[1]);
         true
     }
 }

@@ -72,8 +72,9 @@ impl OwnBlocks {
     pub fn live(&self) -> Vec<BlockInfo> {
         let identity = self.allocator.identity();
         let own: BTreeSet<u64> = NOTES.with_borrow(|notes| {
-            let of_this = notes[self.start..].iter().filter(|(of, _)| *of == identity);
-            of_this.map(|&(_, serial)| serial).collect()
+            // None are left where one that was opened before was dropped first.
+            let own = notes.get(self.start..).unwrap_or_default();
+            own.iter().filter(|(of, _)| *of == identity).map(|&(_, serial)| serial).collect()
         });
         let mut live = self.allocator.live_blocks();
         live.retain(|block| own.contains(&block.serial));

@@ -98,15 +98,7 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
     say("")?;
     say("budget       peak                             time  plan")?;
     for (budget_bytes, plan) in plans {
-        let [budget, peak] = [
-            budget_bytes,
-            match &plan {
-                Ok(plan) => plan.predicted_peak_bytes(),
-                Err(error) => error.needed_bytes,
-            },
-        ]
-        .map(|bytes| format_bytes(bytes as u64));
-        let (bytes, time, words) = match &plan {
+        let (bytes, time, words) = match plan {
             Ok(plan) => {
                 let time = format!("{:.2}", plan.forecast.seconds / fastest);
                 (plan.predicted_peak_bytes(), time, plan.knobs.to_string())
@@ -117,6 +109,7 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
                 (error.needed_bytes, "-".to_owned(), words)
             }
         };
+        let [budget, peak] = [budget_bytes, bytes].map(|bytes| format_bytes(bytes as u64));
         say(&format!("{budget:<12} {:<32} {time:>4}  {words}", format!("{peak} ({bytes} bytes)")))?;
     }
     Ok(fits)

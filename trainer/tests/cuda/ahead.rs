@@ -97,7 +97,7 @@ fn next_batch_is_copied_during_a_step_and_changes_no_bit() {
     gpu.pretend.schedule(0);
 }
 
-/// Does nothing.
+/// Lets the run go on.
 struct Nothing;
 
 impl Observer for Nothing {}
