@@ -39,6 +39,7 @@ pub use caching::history::{Action, History, Moment, Record};
 pub use caching::own::OwnBlocks;
 pub use caching::pinned::{PinnedBuffer, PinnedCache};
 pub use caching::policy::Policy;
+pub use caching::promise::Promise;
 pub use caching::reclaim::{Reclaim, Registration};
 pub use caching::scope::{CategoryScope, Charge, Seal};
 pub use caching::simulation::Simulation;

@@ -55,13 +55,36 @@ struct Shared {
     half_from: RefCell<BTreeMap<LeafId, PassNumber>>,
     passes: Cell<u64>,
     buffers: RefCell<BufferUpdates>,
-    casts: RefCell<Casts>,
+    /// Shared with trials.
+    casts: Rc<RefCell<Casts>>,
+    /// Present in a trial: the attempt whose gradients it goes on from.
+    base: Option<Attempt>,
 }
 
 impl Attempt {
     /// An attempt with no gradients yet.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// An attempt in which the next passes can be tried without changing this one: its gradients go
+    /// on from the sums of this one, its buffers from the updates. Only leaves that it adds to have
+    /// a gradient in it.
+    #[must_use]
+    pub fn trial(&self) -> Self {
+        Attempt(Rc::new(Shared {
+            leaves: RefCell::new(self.0.leaves.borrow().clone()),
+            buffers: RefCell::new(BufferUpdates(self.0.buffers.borrow().0.clone())),
+            casts: Rc::clone(&self.0.casts),
+            base: Some(self.clone()),
+            ..Shared::default()
+        }))
+    }
+
+    /// The leaves that passes of this attempt have used so far, in the order in which they were
+    /// made; whether they get a gradient depends on the loss.
+    pub fn leaves(&self) -> Vec<LeafId> {
+        self.0.leaves.borrow().keys().copied().collect()
     }
 
     /// The number of a new pass.
@@ -122,6 +145,17 @@ impl Attempt {
         self.0.buffers.borrow_mut().0.insert(buffer, value);
     }
 
+    /// The gradient of a leaf, as it is now.
+    pub fn gradient(&self, leaf: LeafId) -> Option<Tensor> {
+        self.0.gradients.borrow().get(leaf).cloned()
+    }
+
+    /// Takes the gradient of a leaf out: a later pass begins it anew.
+    pub fn take_gradient(&self, leaf: LeafId) -> Option<Tensor> {
+        self.0.half_from.borrow_mut().remove(&leaf);
+        self.0.gradients.borrow_mut().remove(leaf)
+    }
+
     /// The number of leaves that have a gradient.
     pub fn len(&self) -> usize {
         self.0.gradients.borrow().len()
@@ -155,11 +189,21 @@ impl Attempt {
             }
             return Ok(sum.add_(&wide)?);
         }
-        if is_half {
-            self.0.half_from.borrow_mut().insert(leaf, pass);
-        }
+        let before = self.0.base.as_ref().and_then(|base| base.gradient(leaf));
+        let gradient = match &before {
+            // The sum is f32 from its second pass on.
+            Some(_) if is_half => gradient.to_dtype(DType::F32)?,
+            _ => gradient,
+        };
         // A view, or one that something else still holds, would be written through later.
-        let owned = if gradient.is_reusable() { gradient } else { gradient.copied()? };
+        let mut owned = if gradient.is_reusable() { gradient } else { gradient.copied()? };
+        match before {
+            // An addition has the same bits in either order.
+            Some(before) if before.dtype() == owned.dtype() => owned.add_(&before)?,
+            Some(before) => owned.add_(&before.to_dtype(owned.dtype())?)?,
+            None if is_half => _ = self.0.half_from.borrow_mut().insert(leaf, pass),
+            None => {}
+        }
         gradients.0.insert(leaf, owned);
         Ok(())
     }

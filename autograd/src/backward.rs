@@ -6,9 +6,10 @@ use std::panic::Location;
 use lowtide_allocator::Category;
 use lowtide_tensor::Tensor;
 
-use crate::attempt::Attempt;
+use crate::attempt::{Attempt, LeafId};
 use crate::error::{AutogradError, Result};
 use crate::pass::{Mode, Pass};
+use crate::taking::Taking;
 use crate::tape::{Edge, Site, Tape, Walk, check_like};
 use crate::var::Var;
 
@@ -30,6 +31,28 @@ impl Pass {
     /// Those of [`Pass::backward`].
     #[track_caller]
     pub fn backward_seeded(&self, loss: Var, seed: f64) -> Result<()> {
+        self.backward_with(loss, seed, None)
+    }
+
+    /// [`Pass::backward_seeded`] that takes the gradient of each leaf of this pass out of the
+    /// attempt, with what earlier passes have added to it, and gives it to `take` as soon as
+    /// nothing will be added to it any more and no operation will read the leaf: of all gradients
+    /// only some are there at a time, and `take` may write the leaf.
+    ///
+    /// # Errors
+    /// Those of [`Pass::backward`], and of `take`.
+    #[track_caller]
+    pub fn backward_taking(
+        &self,
+        loss: Var,
+        seed: f64,
+        mut take: impl FnMut(LeafId, Tensor) -> Result<()>,
+    ) -> Result<()> {
+        self.backward_with(loss, seed, Some(Taking::new(&mut take)))
+    }
+
+    #[track_caller]
+    fn backward_with(&self, loss: Var, seed: f64, taking: Option<Taking<'_>>) -> Result<()> {
         let site = Location::caller();
         self.check_own(&loss, site)?;
         if loss.value().element_count() != 1 {
@@ -45,7 +68,7 @@ impl Pass {
         let _origin = self.origin(site).enter();
         let seed = Tensor::full(value.device(), *value.shape(), value.dtype(), seed)?;
         drop(value);
-        let mut walk = self.walk(tape, attempt.as_ref(), []);
+        let mut walk = self.walk(tape, attempt.as_ref(), []).taking(taking);
         walk.add(edge, seed)?;
         walk.run().map(drop)
     }
@@ -89,19 +112,19 @@ impl Pass {
     }
 
     /// A walk with this pass's settings.
-    pub(crate) fn walk<'a>(
+    pub(crate) fn walk<'a, 't>(
         &self,
         tape: Tape,
         attempt: Option<&'a Attempt>,
         wanted: impl IntoIterator<Item = Edge>,
-    ) -> Walk<'a> {
+    ) -> Walk<'a, 't> {
         let walk = Walk::new(tape, attempt.map(|attempt| (attempt, self.number())), wanted);
         walk.looking_for_anomalies(self.anomalies().is_some())
     }
 
     fn run(
         &self,
-        mut walk: Walk<'_>,
+        mut walk: Walk<'_, '_>,
         seeds: Vec<(Edge, Tensor)>,
     ) -> Result<BTreeMap<Edge, Option<Tensor>>> {
         let device = seeds[0].1.device().clone();

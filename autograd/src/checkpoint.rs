@@ -8,7 +8,7 @@ use std::rc::Rc;
 use lowtide_allocator::{Category, Origin};
 use lowtide_tensor::{DType, Shape, Tensor, TensorError};
 
-use crate::attempt::Attempt;
+use crate::attempt::{Attempt, LeafId};
 use crate::error::{AutogradError, Result};
 use crate::journal::{Journal, Replay};
 use crate::offload::{Offload, Store};
@@ -16,6 +16,7 @@ use crate::pass::{Inner, Mode, Pass, Settings};
 use crate::random::Draws;
 use crate::rule::{AnyRule, Needs, SegmentRule, Slot};
 use crate::saved::Saved;
+use crate::taking::Taking;
 use crate::tape::{Edge, Op, Site, Tape, check_like};
 use crate::var::Var;
 
@@ -228,11 +229,16 @@ struct Again {
 }
 
 impl SegmentRule for Again {
+    fn leaves(&self) -> Vec<LeafId> {
+        self.journal.borrow().leaves()
+    }
+
     fn backward(
         self: Box<Self>,
         dys: Vec<Option<Tensor>>,
         slots: Vec<Slot>,
         needs: Needs,
+        taking: Option<Taking<'_>>,
     ) -> Result<Vec<Option<Tensor>>> {
         let Some(device) = dys.iter().flatten().next().map(|dy| dy.device().clone()) else {
             return Ok(Vec::new());
@@ -279,7 +285,8 @@ impl SegmentRule for Again {
         let places: BTreeMap<Edge, usize> =
             sums.iter().map(|(&edge, &(index, _))| (edge, index)).collect();
         let (tape, attempt) = pass.take_record(again.site)?;
-        let mut walk = pass.walk(tape, attempt.as_ref(), places.keys().copied());
+        let walk = pass.walk(tape, attempt.as_ref(), places.keys().copied());
+        let mut walk = walk.taking(taking);
         for (edge, (_, sum)) in sums {
             sum.map_or(Ok(()), |sum| walk.add(edge, sum))?;
         }

@@ -25,6 +25,11 @@ impl Journal {
         self.leaves.push((leaf, value.version()));
     }
 
+    /// The leaves that were read, some of them more than once.
+    pub(crate) fn leaves(&self) -> Vec<LeafId> {
+        self.leaves.iter().map(|&(leaf, _)| leaf).collect()
+    }
+
     pub(crate) fn note_buffer(&mut self, value: &Tensor) {
         self.buffers.push(value.clone());
     }

@@ -17,6 +17,7 @@ mod random;
 mod rule;
 mod rules;
 mod saved;
+mod taking;
 mod tape;
 mod turn;
 mod var;

@@ -4,6 +4,7 @@ use lowtide_tensor::Tensor;
 
 use crate::attempt::LeafId;
 use crate::error::Result;
+use crate::taking::Taking;
 
 /// Which of an operation's inputs need a gradient, in the order they were given.
 #[derive(Clone, Copy, Debug)]
@@ -86,12 +87,16 @@ pub(crate) enum Slot {
 
 /// Operations that were not recorded one by one.
 pub(crate) trait SegmentRule {
+    /// The leaves that it uses beside its inputs.
+    fn leaves(&self) -> Vec<LeafId>;
+
     /// The sums of `inputs` after this segment; only those that were [`Slot::Sum`].
     fn backward(
         self: Box<Self>,
         dys: Vec<Option<Tensor>>,
         inputs: Vec<Slot>,
         needs: Needs,
+        taking: Option<Taking<'_>>,
     ) -> Result<Vec<Option<Tensor>>>;
 }
 

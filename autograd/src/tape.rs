@@ -10,6 +10,7 @@ use crate::anomaly::{self, Phase};
 use crate::attempt::{Attempt, LeafId, PassNumber};
 use crate::error::{AutogradError, Result, RuleFault};
 use crate::rule::{AnyRule, Needs, SegmentRule, Slot};
+use crate::taking::Taking;
 
 /// Where an operation was called, for errors.
 pub(crate) type Site = &'static Location<'static>;
@@ -74,6 +75,18 @@ impl Tape {
         self.hooks.entry(edge).or_default().push(hook);
     }
 
+    /// The leaves that each node adds to, from the first node on.
+    fn leaf_uses(&self) -> impl Iterator<Item = (usize, LeafId)> {
+        self.nodes.iter().enumerate().flat_map(|(index, node)| {
+            let leaves = match &node.kind {
+                Kind::Leaf(leaf) => vec![*leaf],
+                Kind::Op(Op { rule: AnyRule::Segment(rule, _), .. }) => rule.leaves(),
+                Kind::Op(_) | Kind::Source => Vec::new(),
+            };
+            leaves.into_iter().map(move |leaf| (index, leaf))
+        })
+    }
+
     /// For every node whether a wanted value leads to it; all of them when leaves are served.
     fn needed(&self, wanted: &[Edge]) -> Vec<bool> {
         let mut needed = vec![false; self.nodes.len()];
@@ -89,7 +102,7 @@ impl Tape {
 
 /// One walk back over a tape. Only gradients that are on their way take memory, so it is as
 /// large as the graph is wide, not as it is long.
-pub(crate) struct Walk<'a> {
+pub(crate) struct Walk<'a, 't> {
     tape: Tape,
     /// Absent where the gradients of leaves are not collected.
     attempt: Option<(&'a Attempt, PassNumber)>,
@@ -98,9 +111,11 @@ pub(crate) struct Walk<'a> {
     pending: BTreeMap<Edge, Tensor>,
     wanted: BTreeMap<Edge, Option<Tensor>>,
     looks_for_anomalies: bool,
+    /// Present where gradients leave the attempt as soon as they are complete.
+    taking: Option<Taking<'t>>,
 }
 
-impl<'a> Walk<'a> {
+impl<'a, 't> Walk<'a, 't> {
     /// A walk that adds what arrives at leaves to `attempt`, and keeps the gradients of `wanted`.
     /// Without an attempt it only goes where those are.
     pub(crate) fn new(
@@ -113,7 +128,17 @@ impl<'a> Walk<'a> {
         let edges: Vec<Edge> = wanted.keys().copied().collect();
         let needed = attempt.is_none().then(|| tape.needed(&edges));
         let pending = BTreeMap::new();
-        Walk { tape, attempt, needed, pending, wanted, looks_for_anomalies: false }
+        let (looks_for_anomalies, taking) = (false, None);
+        Walk { tape, attempt, needed, pending, wanted, looks_for_anomalies, taking }
+    }
+
+    /// Gives the gradients of leaves away as soon as they are complete.
+    pub(crate) fn taking(mut self, taking: Option<Taking<'t>>) -> Self {
+        self.taking = taking;
+        if let Some(taking) = &mut self.taking {
+            taking.look_through(self.tape.leaf_uses());
+        }
+        self
     }
 
     /// Makes a gradient that is not finite an error that names the operation.
@@ -139,6 +164,7 @@ impl<'a> Walk<'a> {
     /// passed, with all that it saved.
     pub(crate) fn run(mut self) -> Result<BTreeMap<Edge, Option<Tensor>>> {
         while let Some((&Edge { node: index, .. }, _)) = self.pending.last_key_value() {
+            self.passed(index + 1)?;
             self.tape.nodes.truncate(index + 1);
             let node = self.tape.nodes.pop().expect("gradients belong to nodes");
             let _origin = node.origin.enter();
@@ -157,10 +183,19 @@ impl<'a> Walk<'a> {
                         attempt.accumulate(pass, leaf, dy)?;
                     }
                 }
-                Kind::Op(op) => self.op(op, dys)?,
+                Kind::Op(op) => self.op(index, op, dys)?,
             }
         }
+        self.passed(0)?;
         Ok(self.wanted)
+    }
+
+    /// Gives away what no node before `end` adds to.
+    fn passed(&mut self, end: usize) -> Result<()> {
+        match (&mut self.taking, self.attempt) {
+            (Some(taking), Some((attempt, _))) => taking.passed(end, attempt),
+            _ => Ok(()),
+        }
     }
 
     /// The whole gradient of `edge`, after its hooks; a copy stays if it was asked for.
@@ -177,7 +212,7 @@ impl<'a> Walk<'a> {
         Ok(Some(dy))
     }
 
-    fn op(&mut self, op: Op, dys: Vec<Option<Tensor>>) -> Result<()> {
+    fn op(&mut self, node: usize, op: Op, dys: Vec<Option<Tensor>>) -> Result<()> {
         let Op { name, site, rule, inputs, likes } = op;
         let needs = Needs::new(inputs.iter().map(|input| self.needs(*input)));
         let needs = needs.with_leaves(self.attempt.is_some());
@@ -188,7 +223,7 @@ impl<'a> Walk<'a> {
                 None => return Ok(()),
             },
             AnyRule::Many(rule, _) => rule.backward(dys, needs)?,
-            AnyRule::Segment(rule, _) => return self.segment(rule, dys, &inputs, needs),
+            AnyRule::Segment(rule, _) => return self.segment(node, rule, dys, &inputs, needs),
         };
         let wrong = |fault| AutogradError::Rule { op: name, site, fault };
         if gradients.len() != inputs.len() {
@@ -220,6 +255,7 @@ impl<'a> Walk<'a> {
     /// done one by one: the additions keep their order and the result its bits.
     fn segment(
         &mut self,
+        node: usize,
         rule: Box<dyn SegmentRule>,
         dys: Vec<Option<Tensor>>,
         inputs: &[Option<Edge>],
@@ -239,7 +275,8 @@ impl<'a> Walk<'a> {
                 },
             });
         }
-        let sums = rule.backward(dys, slots, needs)?;
+        let taking = self.taking.as_mut().map(|taking| taking.inside(node));
+        let sums = rule.backward(dys, slots, needs, taking)?;
         for (input, sum) in inputs.iter().zip(sums) {
             if let (Some(edge), Some(sum)) = (input, sum) {
                 self.pending.insert(*edge, sum);

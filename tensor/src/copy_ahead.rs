@@ -22,6 +22,7 @@ const ALIGNMENT_BYTES: usize = 256;
 /// written since are never mistaken for those that were copied.
 pub struct CopyAhead {
     block: Arc<Buffer>,
+    #[cfg(feature = "cuda")]
     device: Device,
 }
 
@@ -37,7 +38,11 @@ impl Device {
             return Ok(None);
         }
         let block = self.allocator().allocate_on(COPIES, Category::Input, size_bytes)?;
-        Ok(Some(CopyAhead { block: Arc::new(block), device: self.clone() }))
+        Ok(Some(CopyAhead {
+            block: Arc::new(block),
+            #[cfg(feature = "cuda")]
+            device: self.clone(),
+        }))
     }
 }
 

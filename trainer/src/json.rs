@@ -32,6 +32,7 @@ pub(crate) fn does_not_fit_json(error: &DoesNotFit) -> Value {
         "missing_bytes": error.missing_bytes(),
         "micro_batch": error.knobs.micro_batch,
         "recomputed_blocks": error.knobs.recomputed_blocks,
+        "fused_update": error.knobs.fused_update,
         "peak_bytes_by_category": categories_json(error.category_peaks.iter().copied()),
         "coupled_in": error.coupling.as_ref().map(ToString::to_string),
         "step": error.step,

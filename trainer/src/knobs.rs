@@ -14,28 +14,41 @@ pub struct Knobs {
     /// Blocks of the model ([`Segment`](lowtide_nn::Segment)), from the first on, of which only
     /// the inputs are kept for backward, which computes the rest again. The same bits.
     pub recomputed_blocks: usize,
+    /// Whether each parameter is updated as soon as its gradient is complete, which then is gone
+    /// before the next one is there. The same bits. Where gradients are looked at before anything
+    /// is written ([`Options::non_finite`](crate::Options::non_finite), clipping, a loss scale),
+    /// the last part of a batch is computed twice.
+    pub fused_update: bool,
 }
 
 impl fmt::Display for Knobs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "micro-batches of {}", self.micro_batch)?;
-        self.fmt_blocks(f)
+        self.fmt_means(f)
     }
 }
 
 impl Knobs {
-    /// What is recomputed, if anything is.
-    pub(crate) fn fmt_blocks(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// What is done beside splitting, if anything is.
+    pub(crate) fn fmt_means(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.recomputed_blocks {
-            0 => Ok(()),
-            1 => write!(f, " with one block recomputed"),
-            count => write!(f, " with {count} blocks recomputed"),
+            0 => {}
+            1 => write!(f, " with one block recomputed")?,
+            count => write!(f, " with {count} blocks recomputed")?,
+        }
+        match (self.fused_update, self.recomputed_blocks) {
+            (false, _) => Ok(()),
+            (true, 0) => write!(f, " with a fused update"),
+            (true, _) => write!(f, " and a fused update"),
         }
     }
 
-    /// Whether these are no slower than others: parts as large, no more recomputed.
+    /// Whether these are no slower than others: parts as large, no more recomputed, no update
+    /// fused that is not there too.
     pub(crate) fn is_at_least(&self, other: &Knobs) -> bool {
-        self.micro_batch >= other.micro_batch && self.recomputed_blocks <= other.recomputed_blocks
+        self.micro_batch >= other.micro_batch
+            && self.recomputed_blocks <= other.recomputed_blocks
+            && self.fused_update <= other.fused_update
     }
 }
 

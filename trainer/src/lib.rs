@@ -9,6 +9,7 @@ pub mod command;
 mod error;
 mod evaluation;
 mod fit;
+mod fused;
 pub mod human;
 mod json;
 mod knobs;

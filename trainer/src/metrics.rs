@@ -47,6 +47,8 @@ pub(crate) struct StepLine {
     micro_batch: usize,
     #[serde(skip_serializing_if = "is_zero")]
     recomputed_blocks: usize,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    fused_update: bool,
     skipped: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     bad_samples: Vec<usize>,
@@ -183,6 +185,7 @@ impl StepLine {
             batch: report.batch,
             micro_batch: report.micro_batch,
             recomputed_blocks: report.recomputed_blocks,
+            fused_update: report.fused_update,
             skipped: report.skipped,
             bad_samples: report.bad_samples.clone(),
             retries: retries.collect(),
@@ -205,6 +208,7 @@ pub(crate) fn recovery_name(recovery: Recovery) -> String {
         Recovery::SamePlan => "same plan".to_owned(),
         Recovery::Waited { seconds } => format!("same plan after {seconds:.1} s"),
         Recovery::MoreRecomputation { blocks } => format!("{blocks} blocks recomputed"),
+        Recovery::FusedUpdate => "fused update".to_owned(),
         Recovery::SmallerMicroBatch { micro_batch } => format!("micro-batch {micro_batch}"),
     }
 }

@@ -59,6 +59,9 @@ pub struct StepReport {
     pub micro_batch: usize,
     /// Blocks of which backward computed the values again: see [`Knobs`](crate::Knobs).
     pub recomputed_blocks: usize,
+    /// Whether each parameter was updated as soon as its gradient was complete: see
+    /// [`Knobs`](crate::Knobs).
+    pub fused_update: bool,
     /// Whether the update was left out because the loss or a gradient was not finite.
     pub skipped: bool,
     /// Samples that could not be read and were left out, as indices of the data set: see
@@ -99,6 +102,8 @@ pub enum Recovery {
         /// Blocks that are recomputed now.
         blocks: usize,
     },
+    /// Each parameter updated as soon as its gradient is complete: the same bits.
+    FusedUpdate,
     /// Smaller micro-batches of the same logical batch: the same numbers up to the order of
     /// float additions.
     SmallerMicroBatch {

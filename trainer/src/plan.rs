@@ -57,6 +57,10 @@ impl Plan {
             reasons
                 .push("recomputed blocks give the same bits, for a second forward pass".to_owned());
         }
+        if self.knobs.fused_update {
+            let reason = "a fused update gives the same bits: no gradient waits for the others";
+            reasons.push(reason.to_owned());
+        }
         if self.knobs.micro_batch < self.batch_size {
             reasons.push("parts give the same numbers up to the order of additions".to_owned());
         }
@@ -76,7 +80,7 @@ impl fmt::Display for Plan {
         let peak = self.predicted_peak_bytes();
         let plural = if parts == 1 { "" } else { "es" };
         write!(f, "batch {} in {parts} micro-batch{plural} of {micro_batch}", self.batch_size)?;
-        self.knobs.fmt_blocks(f)?;
+        self.knobs.fmt_means(f)?;
         let [within, budget] = [peak, self.budget_bytes].map(|bytes| format_bytes(bytes as u64));
         write!(f, ", peak {within} ({peak} bytes) of {budget}")
     }

@@ -67,6 +67,7 @@ impl Observer for Progress {
                 Recovery::MoreRecomputation { blocks } => {
                     format!("on with {blocks} blocks recomputed")
                 }
+                Recovery::FusedUpdate => "on with a fused update".to_owned(),
                 Recovery::SmallerMicroBatch { micro_batch } => {
                     format!("on with micro-batches of {micro_batch}")
                 }

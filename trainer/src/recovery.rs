@@ -79,7 +79,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// The recovery ladder. As long as a rehearsal from the device's present state fits what is
     /// there: E1, the same knobs without caches, a few times. Then, if that is wanted, waiting for
     /// memory to come back. Then E2, the fewest more recomputed blocks that fit; M1, the largest
-    /// smaller micro-batch that does.
+    /// smaller micro-batch that does, or a fused update of one as large.
     ///
     /// # Errors
     /// `failure` itself unless it is out of memory; `DoesNotFit` at the end of the ladder.
@@ -133,6 +133,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
                 let recovery = Recovery::SmallerMicroBatch { micro_batch };
                 Ok(Retry { failure: ledger, recovery })
             }
+            Ok(plan) if plan.knobs.fused_update && !knobs.fused_update => {
+                self.knobs = Knobs { micro_batch: knobs.micro_batch, ..plan.knobs };
+                Ok(Retry { failure: ledger, recovery: Recovery::FusedUpdate })
+            }
             // It should fit, and has failed all the same: nothing is left to try.
             Ok(_) => Err(failure),
             Err(TrainError::DoesNotFit(error)) => {
@@ -161,7 +165,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let has_more = capacity_bytes > budget_bytes && len == plan.batch_size;
         // A short batch says nothing about parts longer than itself.
         let planned = Knobs { micro_batch: planned.micro_batch.min(len), ..planned };
-        let whole = Knobs { micro_batch: len, recomputed_blocks: 0 };
+        let whole = Knobs { micro_batch: len, ..Knobs::default() };
         let limit = if has_more { whole } else { planned };
         if self.knobs.is_at_least(&limit) {
             return;

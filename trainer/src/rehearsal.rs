@@ -147,6 +147,7 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
                         on_phase: &mut |_| {},
                         on_enqueued: &mut || Ok(()),
                         repeated_seconds: Some(&mut repeated_seconds),
+                        promised_bytes: None,
                     };
                     let outcome = step.run(batch, knobs)?;
                     coupling = coupling.or(outcome.coupling);

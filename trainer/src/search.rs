@@ -6,7 +6,8 @@
 
 use lowtide_nn::optim::{ByModel, Sgd, SgdOptions, Stateful};
 
-use crate::error::{DoesNotFit, Remedy, Result};
+use crate::error::{DoesNotFit, Remedy, Result, TrainError};
+use crate::fused::looks_first;
 use crate::knobs::{Knobs, block_count};
 use crate::plan::Plan;
 use crate::rehearsal::{Forecast, PlannedEvent, RunInputs};
@@ -29,6 +30,9 @@ pub(crate) struct Search<'a, T, O> {
     budget_bytes: usize,
     /// Blocks that may be recomputed.
     block_count: usize,
+    /// Whether the update may be fused: of one model, by an optimizer that can, from an allocator
+    /// that promises.
+    can_fuse: bool,
     /// What was rehearsed, in that order.
     tried: Vec<Candidate>,
 }
@@ -48,7 +52,10 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         budget_bytes: usize,
     ) -> Self {
         let block_count = block_count(inputs.task.clone().parameters());
-        Search { inputs, events, budget_bytes, block_count, tried: Vec::new() }
+        let RunInputs { device, task, optimizer, .. } = inputs;
+        let can_promise = device.allocator().can_promise();
+        let can_fuse = task.turns().is_empty() && optimizer.can_fuse() && can_promise;
+        Search { inputs, events, budget_bytes, block_count, can_fuse, tried: Vec::new() }
     }
 
     /// The plan for batches of `batch_size` in parts of at most `micro_batch_max`; where splitting
@@ -67,7 +74,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             Splitting::Forbidden => vec![batch_size],
         };
         sizes.retain(|&size| size <= micro_batch_max || splitting == Splitting::Forbidden);
-        let first = Knobs { micro_batch: sizes[0], recomputed_blocks: 0 };
+        let first = Knobs { micro_batch: sizes[0], ..Knobs::default() };
         if self.rehearse(first)?.forecast.coupling.is_some() {
             sizes = vec![batch_size];
         }
@@ -78,10 +85,70 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         };
         let larger = self.largest(&sizes[..end], self.block_count)?;
         let recomputed = larger.map(|all| self.fewest_blocks(0, all)).transpose()?;
-        let fits = [kept, recomputed].into_iter().flatten();
+        let has_plan = kept.is_some() || recomputed.is_some();
+        let &RunInputs { options, scaler, .. } = &self.inputs;
+        // Twice the work is worth it only where nothing else helps.
+        let may_fuse = self.can_fuse && !(has_plan && looks_first(options, scaler));
+        let fused = if may_fuse { self.fused(sizes[0])? } else { None };
+        let fits = [kept, recomputed, fused].into_iter().flatten();
         match fits.min_by(|a, b| a.forecast.seconds.total_cmp(&b.forecast.seconds)) {
             Some(found) => Ok(self.plan(batch_size, found)),
             None => Err(self.does_not_fit(splitting)?.into()),
+        }
+    }
+
+    /// The plan for batches of `batch_size` with these knobs.
+    ///
+    /// # Errors
+    /// `Setting` for knobs that cannot be, `DoesNotFit`.
+    pub(crate) fn find_with(
+        mut self,
+        batch_size: usize,
+        knobs: Knobs,
+        splitting: Splitting,
+    ) -> Result<Plan> {
+        let wrong =
+            |problem: String| Err(TrainError::Setting { place: "knobs".to_owned(), problem });
+        let (blocks, size) = (self.block_count, knobs.micro_batch);
+        if knobs.recomputed_blocks > blocks {
+            return wrong(format!("{knobs}: the model has {blocks}"));
+        }
+        if !(1..=batch_size).contains(&size) {
+            return wrong(format!("micro-batches of {size} of a batch of {batch_size}"));
+        }
+        if knobs.fused_update && !self.can_fuse {
+            return wrong("this optimizer updates all parameters together".to_owned());
+        }
+        let found = self.rehearse(knobs)?;
+        let is_coupled = found.forecast.coupling.is_some();
+        if size < batch_size && (is_coupled || splitting == Splitting::Forbidden) {
+            return wrong("the batch may not be split".to_owned());
+        }
+        match self.fits(&found) {
+            true => Ok(self.plan(batch_size, found)),
+            false => Err(self.does_not_fit(splitting)?.into()),
+        }
+    }
+
+    /// With a fused update, in parts of this size, and the fewest blocks recomputed. Smaller parts
+    /// do not help: all gradients are there after the first of several.
+    fn fused(&mut self, micro_batch: usize) -> Result<Option<Candidate>> {
+        let knobs = Knobs { micro_batch, recomputed_blocks: 0, fused_update: true };
+        let kept = match self.rehearse(knobs) {
+            // Backward reads a parameter that no leaf of it tells of.
+            Err(error) if error.out_of_memory().is_none() => {
+                self.can_fuse = false;
+                return Ok(None);
+            }
+            kept => kept?,
+        };
+        if self.fits(&kept) {
+            return Ok(Some(kept));
+        }
+        let all = self.rehearse(Knobs { recomputed_blocks: self.block_count, ..knobs })?;
+        match self.fits(&all) {
+            true => self.fewest_blocks(0, all).map(Some),
+            false => Ok(None),
         }
     }
 
@@ -99,7 +166,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             std::iter::successors(Some(batch_size), |&size| (size > 1).then(|| size.div_ceil(2)));
         for micro_batch in halves {
             for recomputed_blocks in [0, self.block_count] {
-                self.rehearse(Knobs { micro_batch, recomputed_blocks })?;
+                self.rehearse(Knobs { micro_batch, recomputed_blocks, fused_update: false })?;
             }
             let is_coupled = self.tried[0].forecast.coupling.is_some();
             if splitting == Splitting::Forbidden || is_coupled {
@@ -150,7 +217,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         let budget_bytes = self.budget_bytes;
         let mut at = |index: usize| {
             let micro_batch = sizes[index];
-            self.rehearse(Knobs { micro_batch, recomputed_blocks })
+            self.rehearse(Knobs { micro_batch, recomputed_blocks, fused_update: false })
         };
         let fits = |candidate: &Candidate| candidate.forecast.peak_bytes <= budget_bytes;
         let whole = at(0)?;
@@ -223,8 +290,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             .filter(is_rejected)
             .map(|candidate| (candidate.knobs, candidate.forecast.peak_bytes))
             .collect();
-        rejected.sort_by_key(|&(Knobs { micro_batch, recomputed_blocks }, _)| {
-            (usize::MAX - micro_batch, recomputed_blocks)
+        rejected.sort_by_key(|&(Knobs { micro_batch, recomputed_blocks, fused_update }, _)| {
+            (usize::MAX - micro_batch, fused_update, recomputed_blocks)
         });
         Plan {
             batch_size,
@@ -243,8 +310,9 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
     fn does_not_fit(mut self, splitting: Splitting) -> Result<Box<DoesNotFit>> {
         // On ties the largest parts, and the fewest blocks, are what the planner would take.
         let order = |candidate: &&Candidate| {
-            let Knobs { micro_batch, recomputed_blocks } = candidate.knobs;
-            (candidate.forecast.peak_bytes, usize::MAX - micro_batch, recomputed_blocks)
+            let Knobs { micro_batch, recomputed_blocks, fused_update } = candidate.knobs;
+            let order = (usize::MAX - micro_batch, fused_update, recomputed_blocks);
+            (candidate.forecast.peak_bytes, order)
         };
         let least = self.tried.iter().min_by_key(order).expect("a batch has at least one part");
         let Candidate { knobs, forecast, .. } = least.clone();

@@ -46,6 +46,8 @@ pub(crate) struct Step<'a, T, O> {
     /// In a rehearsal: parts of a batch that only repeat the memory of others are left out, and
     /// their simulated seconds are added here.
     pub(crate) repeated_seconds: Option<&'a mut f64>,
+    /// What may be reserved until the end of a fused update; `None` in a rehearsal.
+    pub(crate) promised_bytes: Option<usize>,
 }
 
 /// What a step did.
@@ -80,21 +82,65 @@ impl StepOutcome {
 }
 
 /// What one turn of a step did.
-struct TurnOutcome {
-    loss: f64,
-    gradient_norm: Option<f64>,
-    skipped: bool,
-    coupling: Option<Coupling>,
+pub(crate) struct TurnOutcome {
+    pub(crate) loss: f64,
+    pub(crate) gradient_norm: Option<f64>,
+    pub(crate) skipped: bool,
+    pub(crate) coupling: Option<Coupling>,
 }
 
 /// What the turns of a step have in common.
-struct Goal<'a> {
-    batch: &'a BatchView<'a>,
+pub(crate) struct Goal<'a> {
+    pub(crate) batch: &'a BatchView<'a>,
     micro_batch: usize,
     /// What each term of the loss is divided by.
     counts: &'a [f64],
     /// The first of them that is not 0.
-    count: f64,
+    pub(crate) count: f64,
+    /// What backward of a part begins with.
+    pub(crate) seed: f64,
+}
+
+impl Goal<'_> {
+    pub(crate) fn part_count(&self) -> usize {
+        self.batch.len().div_ceil(self.micro_batch)
+    }
+
+    /// The last part of the batch.
+    pub(crate) fn last_part(&self) -> Range<usize> {
+        let before = self.part_count().saturating_sub(1) * self.micro_batch;
+        before..self.batch.len()
+    }
+}
+
+/// What a forward pass needs.
+pub(crate) struct Forward<'a, T> {
+    pub(crate) device: &'a Device,
+    pub(crate) task: &'a mut T,
+    pub(crate) key: RandomKey,
+    pub(crate) options: &'a Options,
+    pub(crate) on_phase: &'a mut dyn FnMut(&'static str),
+}
+
+impl<T: Task> Forward<'_, T> {
+    /// A pass over a part of the batch, and the sum of its losses.
+    pub(crate) fn run(
+        &mut self,
+        attempt: &Attempt,
+        goal: &Goal<'_>,
+        turn: Option<&Turn>,
+        part: Range<usize>,
+    ) -> Result<(Pass, Var)> {
+        (self.on_phase)("forward");
+        let pass = training_pass(self.key, attempt, turn, part.start, self.device);
+        let pass = with_precision(pass, self.options.precision);
+        let _scope = self.device.category(Category::Activation);
+        let _origin = Origin { module: Some(ModulePath::ROOT), site: None }.enter();
+        let losses = self.task.losses(&pass, self.device, &goal.batch.slice(part));
+        let losses = losses.map_err(|error| error.because_of(pass.foreign()))?;
+        let loss = joined(losses, goal.counts, goal.count)?;
+        Ok((pass, loss))
+    }
 }
 
 /// The parts of a batch of `len`, each of `micro_batch` samples but perhaps the last.
@@ -108,24 +154,27 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
     /// # Errors
     /// Anything before COMMIT; everything is then as it was at BEGIN. `Torn` in COMMIT.
     pub(crate) fn run(mut self, batch: &BatchView<'_>, knobs: Knobs) -> Result<StepOutcome> {
-        let Knobs { micro_batch, recomputed_blocks } = knobs;
-        let recomputed = recompute(self.task.parameters(), recomputed_blocks);
-        let outcome = self.take_turns(batch, micro_batch);
+        let recomputed = recompute(self.task.parameters(), knobs.recomputed_blocks);
+        let outcome = self.take_turns(batch, knobs);
         keep(self.task.parameters(), &recomputed);
         outcome
     }
 
-    fn take_turns(&mut self, batch: &BatchView<'_>, micro_batch: usize) -> Result<StepOutcome> {
+    fn take_turns(&mut self, batch: &BatchView<'_>, knobs: Knobs) -> Result<StepOutcome> {
         // BEGIN
         let counts = self.task.counts(batch)?;
         // A batch in which nothing counts has no gradient, rather than one of 0 / 0.
         let count = counts.iter().copied().find(|&count| count > 0.0).unwrap_or(0.0);
-        let goal = Goal { batch, micro_batch, counts: &counts, count };
+        let seed = if count > 0.0 { f64::from(self.scaler.scale()) / count } else { 0.0 };
+        let goal = Goal { batch, micro_batch: knobs.micro_batch, counts: &counts, count, seed };
         let mut turns = turns_of(self.task)?.into_iter().peekable();
         let (mut outcome, mut undo) = (StepOutcome::default(), Vec::new());
         let scaler = self.scaler.clone();
         while let Some(turn) = turns.next() {
-            let taken = self.take_turn(&goal, turn.as_ref(), turns.peek().is_none(), &mut undo);
+            let taken = match knobs.fused_update {
+                true => self.take_fused(&goal),
+                false => self.take_turn(&goal, turn.as_ref(), turns.peek().is_none(), &mut undo),
+            };
             match taken {
                 Ok(own) => outcome.add(turn.as_ref(), own),
                 Err(error @ TrainError::Torn { .. }) => return Err(error),
@@ -167,7 +216,7 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         // COMPUTE
         let frozen = Frozen::new(self.task, self.optimizer);
         let attempt = Attempt::new();
-        let (loss_sum, coupling) = self.compute(&attempt, goal, turn)?;
+        let (loss_sum, coupling) = self.compute(&attempt, goal, turn, goal.part_count())?;
         if is_last {
             (self.on_enqueued)()?;
         }
@@ -178,17 +227,10 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         // PREPARE
         (self.on_phase)("optimizer");
         if let Some(what) = not_finite {
-            if !self.scaler.is_enabled() && self.options.non_finite == NonFinite::Stop {
-                let (step, samples, anomaly) = (self.number, Vec::new(), None);
-                return Err(Box::new(NotFinite { step, what, loss, samples, anomaly }).into());
-            }
-            return Ok(TurnOutcome { loss, gradient_norm: None, skipped: true, coupling });
+            return self.without_update(what, loss, coupling);
         }
-        // Nothing is longer than an infinite norm.
-        let measured = self.options.gradient_norm.then_some(f64::INFINITY);
-        let norm_max = self.options.clip_norm.or(measured);
         let gradient_norm =
-            norm_max.map(|max| clip_norm(self.device, &mut gradients, max)).transpose()?;
+            self.norm_max().map(|max| clip_norm(self.device, &mut gradients, max)).transpose()?;
         let optimizer = optimizer_of(self.optimizer, turn.map(Turn::model))?;
         if let (Some(turn), false) = (turn, is_last) {
             let parameters = self.task.parameters();
@@ -213,6 +255,38 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         Ok(TurnOutcome { loss, gradient_norm, skipped: false, coupling })
     }
 
+    /// What becomes of a step whose gradients or loss are not finite.
+    pub(crate) fn without_update(
+        &self,
+        what: NotFiniteWhat,
+        loss: f64,
+        coupling: Option<Coupling>,
+    ) -> Result<TurnOutcome> {
+        if !self.scaler.is_enabled() && self.options.non_finite == NonFinite::Stop {
+            let (step, samples, anomaly) = (self.number, Vec::new(), None);
+            return Err(Box::new(NotFinite { step, what, loss, samples, anomaly }).into());
+        }
+        Ok(TurnOutcome { loss, gradient_norm: None, skipped: true, coupling })
+    }
+
+    /// The length that gradients are clipped to, if it is computed.
+    pub(crate) fn norm_max(&self) -> Option<f64> {
+        // Nothing is longer than an infinite norm.
+        let measured = self.options.gradient_norm.then_some(f64::INFINITY);
+        self.options.clip_norm.or(measured)
+    }
+
+    /// What a forward pass of this step needs.
+    pub(crate) fn forward(&mut self) -> Forward<'_, T> {
+        Forward {
+            device: self.device,
+            task: &mut *self.task,
+            key: self.key,
+            options: self.options,
+            on_phase: &mut *self.on_phase,
+        }
+    }
+
     /// Takes the updates of earlier turns back, the last one first.
     ///
     /// # Errors
@@ -229,43 +303,36 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         Ok(())
     }
 
-    /// Adds the gradients of the mean loss to `attempt`, one micro-batch after the other; the sum
-    /// of the losses, to be divided by `count`, and where samples were coupled.
-    fn compute(
+    /// Adds the gradients of the mean loss to `attempt`, one micro-batch after the other, of the
+    /// first `count` of them; the sum of the losses, to be divided by the goal's count, and where
+    /// samples were coupled.
+    pub(crate) fn compute(
         &mut self,
         attempt: &Attempt,
         goal: &Goal<'_>,
         turn: Option<&Turn>,
+        count: usize,
     ) -> Result<(Tensor, Option<Coupling>)> {
-        let &Goal { batch, micro_batch, counts, count } = goal;
+        let &Goal { batch, micro_batch, .. } = goal;
         let mut coupling = None;
         let mut loss_sum = Tensor::zeros(self.device, [], DType::F64)?;
-        let seed = if count > 0.0 { f64::from(self.scaler.scale()) / count } else { 0.0 };
-        let part_count = batch.len().div_ceil(micro_batch);
-        for (index, part) in micro_batches(batch.len(), micro_batch).enumerate() {
+        let part_count = goal.part_count();
+        for (index, part) in micro_batches(batch.len(), micro_batch).enumerate().take(count) {
             // After the first, which makes the gradients, all but the last do the same.
             let is_repeated = (2..part_count - 1).contains(&index);
             if is_repeated && self.repeated_seconds.is_some() {
                 continue;
             }
             let begin_seconds = self.device.simulated_seconds();
-            (self.on_phase)("forward");
             let is_last = part.end == batch.len();
-            let pass = training_pass(self.key, attempt, turn, part.start, self.device);
-            let pass = with_precision(pass, self.options.precision);
-            let scope = self.device.category(Category::Activation);
-            let origin = Origin { module: Some(ModulePath::ROOT), site: None }.enter();
-            let losses = self.task.losses(&pass, self.device, &batch.slice(part));
-            let losses = losses.map_err(|error| error.because_of(pass.foreign()))?;
-            let loss = joined(losses, counts, count)?;
-            drop((origin, scope));
+            let (pass, loss) = self.forward().run(attempt, goal, turn, part)?;
             loss_sum.add_(&loss.value().to_dtype(DType::F64)?)?;
             coupling = coupling.or_else(|| pass.coupling());
             (self.on_phase)("backward");
             if is_last {
                 attempt.end_casts();
             }
-            pass.backward_seeded(loss, seed)?;
+            pass.backward_seeded(loss, goal.seed)?;
             if let (1, Some(seconds)) = (index, &mut self.repeated_seconds) {
                 let own = self.device.simulated_seconds() - begin_seconds;
                 **seconds += own * part_count.saturating_sub(3) as f64;
@@ -390,10 +457,10 @@ fn joined(terms: Vec<Loss>, counts: &[f64], count: f64) -> Result<Var> {
 }
 
 /// Keeps parameters, buffers and optimizer state from being written until it is dropped.
-struct Frozen(Vec<Tensor>);
+pub(crate) struct Frozen(Vec<Tensor>);
 
 impl Frozen {
-    fn new(task: &mut impl Task, optimizer: &mut impl Optimizer) -> Self {
+    pub(crate) fn new(task: &mut impl Task, optimizer: &mut impl Optimizer) -> Self {
         let mut tensors = Vec::new();
         task.parameters().visit_tensors(&mut |_, tensor| tensors.push(tensor.clone()));
         optimizer.visit_state(&mut |tensor| tensors.push(tensor.clone()));

@@ -11,6 +11,7 @@ use lowtide_nn::optim::Stateful;
 use lowtide_tensor::{Device, DeviceKind, RandomKey};
 
 use crate::error::{Result, TrainError};
+use crate::fused::Proofs;
 use crate::knobs::Knobs;
 use crate::not_finite::{Look, NotFinite, NotFiniteWhat};
 use crate::observer::{Observer, StepReport};
@@ -42,6 +43,7 @@ pub struct Trainer<T, O> {
     /// Where the next epoch goes on, if a part of it is done.
     pub(crate) in_epoch: Option<LoaderState>,
     pub(crate) growth: Growth,
+    pub(crate) proofs: Proofs,
     pub(crate) skipped_in_a_row: u64,
     pub(crate) retried_steps: u64,
     /// The step that was cut off while it was written.
@@ -80,6 +82,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             epoch: 0,
             in_epoch: None,
             growth: Growth::default(),
+            proofs: Proofs::default(),
             skipped_in_a_row: 0,
             retried_steps: 0,
             torn: None,
@@ -195,7 +198,21 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     pub fn plan_for(&mut self, fit: &Fit<'_>) -> Result<Plan> {
         let examples = Examples::of(fit)?;
         let events = examples.events(fit, self.begin_of(fit));
-        self.plan_events(&events, examples.batch_size(), Some(fit))
+        let (batch_size, splitting) = (examples.batch_size(), self.splitting());
+        self.plan_by(&events, Some(fit), |search| search.find(batch_size, batch_size, splitting))
+    }
+
+    /// The plan of a run with these knobs, faster ones or not.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::plan`]; `Setting` for knobs that cannot be: parts of a batch whose
+    /// samples are coupled, or that may not be split, or a fused update by an optimizer that
+    /// updates all parameters together.
+    pub fn plan_with(&mut self, fit: &Fit<'_>, knobs: Knobs) -> Result<Plan> {
+        let examples = Examples::of(fit)?;
+        let events = examples.events(fit, self.begin_of(fit));
+        let (batch_size, splitting) = (examples.batch_size(), self.splitting());
+        self.plan_by(&events, Some(fit), |search| search.find_with(batch_size, knobs, splitting))
     }
 
     /// The batch of an epoch that a run begins with.
@@ -204,26 +221,22 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.in_epoch.filter(goes_on).map_or(0, |state| state.batch)
     }
 
-    fn plan_events(
+    fn plan_by(
         &mut self,
         events: &[PlannedEvent<'_>],
-        batch_size: usize,
         fit: Option<&Fit<'_>>,
+        find: impl Fn(Search<'_, T, O>) -> Result<Plan>,
     ) -> Result<Plan> {
         let capacity_bytes = self.device.allocator().capacity_bytes();
         let copies_ahead = fit.is_some_and(|fit| can_copy_ahead(&self.device, fit.train));
         let inputs = RunInputs { copies_ahead, ..self.run_inputs() };
-        let find = |inputs: &RunInputs<'_, T, O>, splitting| {
-            let search = Search::new(*inputs, events, capacity_bytes);
-            search.find(batch_size, batch_size, splitting)
-        };
-        let splitting = self.splitting();
-        let mut plan = find(&inputs, splitting)?;
+        let mut plan = find(Search::new(inputs, events, capacity_bytes))?;
         let is_on_host = self.device.kind() == DeviceKind::Cpu;
         // The copy of a training on another device is in the memory of the process.
         if self.options.background_checkpoints && fit.is_some() && is_on_host {
             let held_bytes = self.snapshot_bytes();
-            let with_copy = find(&RunInputs { held_bytes, ..self.run_inputs() }, splitting);
+            let with_copy = RunInputs { held_bytes, ..self.run_inputs() };
+            let with_copy = find(Search::new(with_copy, events, capacity_bytes));
             if let Some(better) = with_copy.ok().filter(|p| p.knobs == plan.knobs) {
                 plan = better;
             }
@@ -260,7 +273,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Those of [`Trainer::fit`]; nothing has changed then, unless it is `Torn`.
     pub fn step(&mut self, batch: &Batch) -> Result<StepReport> {
         if self.current_plan().is_none_or(|plan| plan.batch_size < batch.len()) {
-            self.plan_events(&[PlannedEvent::Step(batch.view()); 2], batch.len(), None)?;
+            let (events, len) = ([PlannedEvent::Step(batch.view()); 2], batch.len());
+            let splitting = self.splitting();
+            self.plan_by(&events, None, |search| search.find(len, len, splitting))?;
         }
         self.train_step(batch, self.epoch + 1, &mut Upcoming::default(), &mut [])
     }
@@ -310,6 +325,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             batch: batch.len(),
             micro_batch: self.knobs.micro_batch.min(batch.len()),
             recomputed_blocks: self.knobs.recomputed_blocks,
+            fused_update: self.knobs.fused_update,
             skipped: outcome.skipped,
             reserved_peak_bytes: self.device.allocator().statistics().reserved.peak_bytes,
             seconds: started.elapsed().as_secs_f64(),
@@ -369,6 +385,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         // Blocks of neighbours on the device are none of the step's.
         let own = self.device.allocator().own_blocks();
         let (step, knobs) = (self.step + 1, self.knobs);
+        let promised_bytes = self.promised_bytes(batch, knobs)?;
         let transaction = Step {
             device: &self.device,
             task: &mut self.task,
@@ -381,6 +398,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
                 observers.iter_mut().for_each(|observer| observer.on_phase(step, phase));
             },
             repeated_seconds: None,
+            promised_bytes,
             on_enqueued: &mut || Ok(upcoming.copy_next(knobs.micro_batch)?),
         };
         let outcome = transaction.run(batch, knobs);

@@ -63,7 +63,7 @@ impl Effects<'_> {
         Ok(())
     }
 
-    fn commit(&mut self, run: Extent, request: &Request) -> Result<(), SourceError> {
+    pub(crate) fn commit(&mut self, run: Extent, request: &Request) -> Result<(), SourceError> {
         let segment = &self.segments.memory;
         self.arena.statistics.source_calls += 1;
         self.source.commit(segment, &PageRange::new(segment, run.offset, run.size_bytes))?;

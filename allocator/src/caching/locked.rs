@@ -6,11 +6,12 @@ use crate::arena::state::{ArenaState, Request};
 use crate::caching::buffer::LastBuffer;
 use crate::caching::effects::Effects;
 use crate::caching::history::{Action, Ring};
+use crate::caching::promise::Promised;
 use crate::caching::rules::Rules;
-use crate::caching::shortage::Refusal;
+use crate::caching::shortage::{Refusal, Shortage};
 use crate::caching::watch::Watches;
 use crate::category::Category;
-use crate::error::AllocError;
+use crate::error::{AllocError, Tried};
 use crate::fault::Fault;
 use crate::lock::{Lock, Locked};
 use crate::origin::{ModulePath, Origin};
@@ -43,6 +44,7 @@ pub(crate) struct State {
     pub(crate) history: Ring,
     pub(crate) fault: Option<Fault>,
     pub(crate) seals: usize,
+    pub(crate) promised: Option<Promised>,
     pub(crate) watches: Watches,
     pub(crate) last_buffer: LastBuffer,
 }
@@ -57,7 +59,8 @@ impl Core {
         let watches = Watches::default();
         let history = Ring::new();
         let last_buffer = LastBuffer::default();
-        let state = State { arena, rules, history, fault: None, seals: 0, watches, last_buffer };
+        let (fault, seals, promised) = (None, 0, None);
+        let state = State { arena, rules, history, fault, seals, promised, watches, last_buffer };
         let is_checked = state.arena.checks.is_some();
         let has_streams = source.fence().is_some();
         Core { source, has_streams, segments, is_checked, state: Lock::new(state) }
@@ -133,15 +136,31 @@ pub(crate) struct LockedAllocator<'a> {
 }
 
 impl LockedAllocator<'_> {
-    /// Counts a request, unless the allocator is sealed. Returns whether a fault strikes it.
+    /// Counts a request, unless the allocator is sealed or promised to another thread. Returns
+    /// whether a fault strikes it.
     #[inline]
     pub(crate) fn admit(&mut self, request: &Request) -> Result<bool, AllocError> {
+        let State { seals, promised, .. } = &*self.state;
+        if *seals > 0 || promised.is_some() {
+            return self.admit_guarded(request);
+        }
+        self.state.arena.request_count += 1;
+        Ok(Fault::fires(&mut self.state.fault))
+    }
+
+    #[cold]
+    fn admit_guarded(&mut self, request: &Request) -> Result<bool, AllocError> {
         if self.state.seals > 0 {
             let Request { site, size_bytes: requested_bytes, .. } = *request;
             return Err(AllocError::Sealed { site, requested_bytes });
         }
         self.state.arena.request_count += 1;
-        Ok(Fault::fires(&mut self.state.fault))
+        if self.is_promised_away() {
+            let tried = Tried::default();
+            let shortage = Shortage { needed_bytes: 0, injected: false, tried };
+            return Err(self.out_of_memory(request, shortage));
+        }
+        Ok(false)
     }
 
     /// The rules, and what carries out their decisions.
@@ -267,12 +286,18 @@ impl LockedAllocator<'_> {
     }
 
     pub(crate) fn set_capacity(&mut self, bytes: usize, site: &'static Location<'static>) {
+        if self.puts_off(bytes) {
+            return;
+        }
         self.state.arena.statistics.capacity_bytes = bytes;
         self.enforce_capacity(Category::Other, site);
     }
 
     /// Gives every free page back. Returns their bytes.
     pub(crate) fn trim(&mut self, category: Category, site: &'static Location<'static>) -> usize {
+        if self.state.promised.is_some() {
+            return 0;
+        }
         let size_bytes = self.state.arena.free_page_bytes();
         let request = Request::new(category, size_bytes, Stream::DEFAULT, site);
         let (rules, mut effects) = self.parts();

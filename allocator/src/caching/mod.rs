@@ -14,6 +14,7 @@ pub(crate) mod own;
 mod pages;
 pub(crate) mod pinned;
 pub(crate) mod policy;
+pub(crate) mod promise;
 pub(crate) mod reclaim;
 pub(crate) mod rules;
 pub(crate) mod scope;
@@ -373,7 +374,8 @@ impl CachingAllocator {
         Seal::new(self.clone())
     }
 
-    /// Gives every page under no live block back to the source. Returns their bytes.
+    /// Gives every page under no live block back to the source, unless they are promised. Returns
+    /// their bytes.
     #[track_caller]
     pub fn trim(&self) -> usize {
         self.core().lock().trim(Category::Other, Location::caller())

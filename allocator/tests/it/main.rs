@@ -18,6 +18,7 @@ mod model;
 mod origins;
 mod pickle;
 mod pinned;
+mod promise;
 mod reclaim;
 mod recordings;
 mod reports;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use crate::common::{Op, PLENTY, World, fixed_program, program};
 
 /// A world on the simulation, holding the twins of everything that `real` holds.
-fn twin_of(real: &World) -> World {
+pub(crate) fn twin_of(real: &World) -> World {
     let simulation = real.memory.simulate();
     World {
         buffers: real.buffers.iter().map(|b| simulation.adopt(b).unwrap()).collect(),

@@ -20,5 +20,6 @@ mod reuse;
 mod rules;
 mod saved_bytes;
 mod segments;
+mod taking;
 mod turns;
 mod values;

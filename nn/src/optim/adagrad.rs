@@ -47,6 +47,7 @@ pub type Adagrad = PerParameter<AdagradOptions>;
 
 impl UpdateRule for AdagradOptions {
     const NAME: &'static str = "adagrad";
+    const IS_ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let options = [

@@ -64,6 +64,7 @@ pub type Adam = PerParameter<AdamOptions>;
 impl UpdateRule for AdamOptions {
     const NAME: &'static str = "adam";
     const IS_KNOWN: bool = true;
+    const IS_ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let (WeightDecay::Coupled(pull) | WeightDecay::Decoupled(pull)) = self.weight_decay;

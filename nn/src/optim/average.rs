@@ -1,6 +1,6 @@
 //! An exponential moving average of the weights, kept beside an optimizer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
 use lowtide_allocator::Category;
@@ -11,8 +11,8 @@ use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
 use crate::optim::slots::{StateKind, block_bytes, take_states};
 use crate::optim::{
-    Optimizer, OptimizerMemory, OptimizerState, Scheduled, StateSpec, Stateful, Update,
-    check_option, visit_once,
+    FusedUpdate, Optimizer, OptimizerMemory, OptimizerState, Scheduled, StateSpec, Stateful,
+    Update, check_option, visit_once,
 };
 use crate::parameter::Parameter;
 
@@ -41,6 +41,19 @@ impl<O: Optimizer> Averaged<O> {
     pub fn new(optimizer: O, decay: f64) -> Result<Self> {
         check_option("decay", decay, "0..=1", |x| (0.0..=1.0).contains(&x))?;
         Ok(Averaged { optimizer, decay, averages: BTreeMap::new(), swapped: None })
+    }
+
+    /// What is to be done with the average of each parameter in an update.
+    fn jobs(&self, parameters: &mut dyn Parameters) -> Result<Vec<Job>> {
+        let mut jobs = Vec::new();
+        let mut result = Ok(());
+        visit_once(parameters, &mut |_, parameter| {
+            if result.is_ok() && !parameter.is_frozen() {
+                let job = Job::new(parameter, self.averages.get(&parameter.id()), self.decay);
+                result = job.map(|job| jobs.push(job));
+            }
+        });
+        result.map(|()| jobs)
     }
 
     /// The optimizer below.
@@ -116,33 +129,71 @@ impl<O: Optimizer> Optimizer for Averaged<O> {
         if self.is_swapped() {
             return Err(NnError::Swapped);
         }
-        let Averaged { optimizer, decay, averages, .. } = self;
-        let mut jobs = Vec::new();
-        let mut result = Ok(());
-        visit_once(parameters, &mut |_, parameter| {
-            if result.is_ok() && !parameter.is_frozen() {
-                let job = Job::new(parameter, averages.get(&parameter.id()), *decay);
-                result = job.map(|job| jobs.push(job));
-            }
-        });
-        result?;
+        let mut jobs = self.jobs(parameters)?;
+        let Averaged { optimizer, averages, .. } = self;
         let update = optimizer.prepare(parameters, gradients)?;
         Ok(Update::new(move || {
             jobs.iter().try_for_each(|job| job.average.check_writable(NAME))?;
             update.commit()?;
-            if let Some(device) = jobs.first().map(|job| job.value.device().clone()) {
-                let mut updates: Vec<_> = jobs.iter_mut().map(Job::update).collect();
-                update_all_(&device, &mut updates)?;
-            }
+            update_averages(&mut jobs)?;
             averages.extend(jobs.into_iter().map(|job| (job.id, job.average)));
             Ok(())
         }))
+    }
+
+    fn can_fuse(&self) -> bool {
+        self.optimizer.can_fuse()
+    }
+
+    fn fused(
+        &mut self,
+        parameters: &mut dyn Parameters,
+        leaves: &BTreeSet<LeafId>,
+    ) -> Result<Option<Box<dyn FusedUpdate + '_>>> {
+        if self.is_swapped() {
+            return Err(NnError::Swapped);
+        }
+        let jobs = self.jobs(parameters)?;
+        let Averaged { optimizer, averages, .. } = self;
+        let Some(update) = optimizer.fused(parameters, leaves)? else { return Ok(None) };
+        Ok(Some(Box::new(Fused { update, jobs, averages })))
     }
 
     fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {
         self.optimizer.visit_state(visitor);
         self.averages.values_mut().for_each(&mut *visitor);
         self.swapped.iter_mut().flat_map(BTreeMap::values_mut).for_each(visitor);
+    }
+}
+
+/// The update of one parameter after the other.
+struct Fused<'a> {
+    update: Box<dyn FusedUpdate + 'a>,
+    /// Averages of parameters that were not updated yet.
+    jobs: Vec<Job>,
+    averages: &'a mut BTreeMap<LeafId, Tensor>,
+}
+
+impl FusedUpdate for Fused<'_> {
+    fn apply(&mut self, leaf: LeafId, gradient: Tensor) -> Result<()> {
+        let index = self.jobs.iter().position(|job| job.id == leaf);
+        if let Some(index) = index {
+            self.jobs[index].average.check_writable(NAME)?;
+        }
+        self.update.apply(leaf, gradient)?;
+        if let Some(index) = index {
+            let mut job = [self.jobs.swap_remove(index)];
+            update_averages(&mut job)?;
+            let [job] = job;
+            self.averages.insert(job.id, job.average);
+        }
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<()> {
+        update_averages(&mut self.jobs)?;
+        self.averages.extend(self.jobs.into_iter().map(|job| (job.id, job.average)));
+        self.update.finish()
     }
 }
 
@@ -259,6 +310,12 @@ impl Job {
             rounding: Rounding::Nearest,
         }
     }
+}
+
+fn update_averages(jobs: &mut [Job]) -> Result<()> {
+    let Some(device) = jobs.first().map(|job| job.value.device().clone()) else { return Ok(()) };
+    let mut updates: Vec<_> = jobs.iter_mut().map(Job::update).collect();
+    Ok(update_all_(&device, &mut updates)?)
 }
 
 #[derive(Clone, Copy)]

@@ -1,11 +1,15 @@
 //! A boxed optimizer is one, for code that chooses its kind at run time.
 
-use lowtide_autograd::Gradients;
+use std::collections::BTreeSet;
+
+use lowtide_autograd::{Gradients, LeafId};
 use lowtide_tensor::Tensor;
 
 use crate::error::Result;
 use crate::module::Parameters;
-use crate::optim::{Optimizer, OptimizerMemory, OptimizerState, Scheduled, Stateful, Update};
+use crate::optim::{
+    FusedUpdate, Optimizer, OptimizerMemory, OptimizerState, Scheduled, Stateful, Update,
+};
 
 impl Clone for Box<dyn Stateful> {
     fn clone(&self) -> Self {
@@ -20,6 +24,18 @@ impl Optimizer for Box<dyn Stateful> {
         gradients: Gradients,
     ) -> Result<Update<'_>> {
         (**self).prepare(parameters, gradients)
+    }
+
+    fn can_fuse(&self) -> bool {
+        (**self).can_fuse()
+    }
+
+    fn fused(
+        &mut self,
+        parameters: &mut dyn Parameters,
+        leaves: &BTreeSet<LeafId>,
+    ) -> Result<Option<Box<dyn FusedUpdate + '_>>> {
+        (**self).fused(parameters, leaves)
     }
 
     fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {

@@ -28,9 +28,14 @@ pub fn clip_value(gradients: &mut Gradients, limit: f64) -> Result<()> {
 pub fn clip_norm(device: &Device, gradients: &mut Gradients, norm_max: f64) -> Result<f64> {
     check_option("clip_norm", norm_max, "0..", |x| x >= 0.0)?;
     let norm = squared_norm(device, gradients.iter())?.item_assuming(0.0f64)?.sqrt();
-    let scale = norm_max / (norm + EPS);
-    if scale < 1.0 {
+    if let Some(scale) = clip_scale(norm, norm_max) {
         gradients.iter_mut().try_for_each(|gradient| gradient.mul_scalar_(scale))?;
     }
     Ok(norm)
+}
+
+/// What [`clip_norm`] multiplies gradients of this norm by, if they are longer than `norm_max`.
+pub fn clip_scale(norm: f64, norm_max: f64) -> Option<f64> {
+    let scale = norm_max / (norm + EPS);
+    (scale < 1.0).then_some(scale)
 }

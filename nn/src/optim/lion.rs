@@ -39,6 +39,7 @@ pub type Lion = PerParameter<LionOptions>;
 
 impl UpdateRule for LionOptions {
     const NAME: &'static str = "lion";
+    const IS_ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let options = [("learning_rate", self.learning_rate), ("weight_decay", self.weight_decay)];

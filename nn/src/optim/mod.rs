@@ -21,7 +21,7 @@ mod slots;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 
-use lowtide_autograd::{Attempt, Gradients};
+use lowtide_autograd::{Attempt, Gradients, LeafId};
 use lowtide_tensor::Tensor;
 
 use crate::buffer::{check_buffers, commit_buffers};
@@ -34,7 +34,7 @@ pub use adagrad::{Adagrad, AdagradOptions};
 pub use adam::{Adam, AdamOptions, WeightDecay};
 pub use average::Averaged;
 pub use by_model::{ByModel, OneModel};
-pub use clip::{clip_norm, clip_value};
+pub use clip::{clip_norm, clip_scale, clip_value};
 pub use file::{load_state, save_state, state_from_safetensors, state_to_safetensors};
 pub use lamb::{Lamb, LambOptions};
 pub use lion::{Lion, LionOptions};
@@ -57,6 +57,26 @@ pub trait Optimizer: Debug {
         parameters: &mut dyn Parameters,
         gradients: Gradients,
     ) -> Result<Update<'_>>;
+
+    /// Whether one parameter can be updated after the other, with the bits of one update of all:
+    /// not where the update of an element depends on other elements, or takes memory.
+    fn can_fuse(&self) -> bool {
+        false
+    }
+
+    /// An update of one parameter after the other, of those that have one of `leaves`; `None`
+    /// unless [`can_fuse`](Optimizer::can_fuse). Allocates whatever state is missing; nothing
+    /// changes before the first [`FusedUpdate::apply`].
+    ///
+    /// # Errors
+    /// `OutOfMemory`, `NoKernel` of the device.
+    fn fused(
+        &mut self,
+        _parameters: &mut dyn Parameters,
+        _leaves: &BTreeSet<LeafId>,
+    ) -> Result<Option<Box<dyn FusedUpdate + '_>>> {
+        Ok(None)
+    }
 
     /// Shows every tensor of the state in a fixed order: to freeze, hash or replace them.
     fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor));
@@ -183,6 +203,23 @@ impl<'a> Update<'a> {
     pub fn commit(self) -> Result<()> {
         (self.commit)()
     }
+}
+
+/// An update of one parameter after the other, while backward still computes gradients.
+pub trait FusedUpdate {
+    /// Writes one parameter and its state in place and allocates nothing. A leaf that has no
+    /// parameter, or a frozen one, is left alone.
+    ///
+    /// # Errors
+    /// `Gradient` for a shape that does not fit, `Frozen`; then nothing was written. What a device
+    /// reports that fails.
+    fn apply(&mut self, leaf: LeafId, gradient: Tensor) -> Result<()>;
+
+    /// Counts the update. Parameters that were not given a gradient are left alone.
+    ///
+    /// # Errors
+    /// What a device reports that fails.
+    fn finish(self: Box<Self>) -> Result<()>;
 }
 
 /// `Ok` if `value` satisfies `valid`.

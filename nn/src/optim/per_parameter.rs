@@ -1,6 +1,6 @@
 //! The optimizer around an update rule: parameter groups, state tensors, steps and learning rate.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
 use lowtide_autograd::{Gradients, LeafId};
@@ -10,9 +10,10 @@ use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
 use crate::optim::slots::{Slots, StateKind, take_states};
 use crate::optim::{
-    Job, Optimizer, OptimizerMemory, OptimizerState, Scheduled, Scratch, StateShape, Stateful,
-    Update, UpdateRule, UpdateStep, check_option, visit_once,
+    FusedUpdate, Job, Optimizer, OptimizerMemory, OptimizerState, Scheduled, Scratch, StateShape,
+    Stateful, Update, UpdateRule, UpdateStep, check_option, visit_once,
 };
+use crate::parameter::Parameter;
 use crate::schedule::Schedule;
 
 /// Smaller parameters save little memory in 8 bits, and biases and norms need the precision.
@@ -130,41 +131,80 @@ impl<R: UpdateRule> PerParameter<R> {
             }
             let gradient = gradients.remove(parameter.id()).filter(|_| !parameter.is_frozen());
             let Some(gradient) = gradient else { return };
-            let group = self.group(name);
-            let rounding = match (self.stochastic, parameter.value().dtype()) {
-                (Some(key), DType::BF16) => Rounding::Stochastic(key.step(self.steps).op(name)),
-                _ => Rounding::Nearest,
-            };
-            let at = UpdateStep {
-                number: self.steps + 1,
-                is_first: false,
-                learning_rate: self.groups[group].rate_factor * learning_rate,
-                rounding,
-            };
-            match self.job(name, (parameter.id(), parameter.value()), gradient, at) {
-                Ok(job) => jobs[group].push(job),
+            let job = self.target(name, parameter, learning_rate);
+            match job.and_then(|target| Ok((target.group, target.job(name, gradient)?))) {
+                Ok((group, job)) => jobs[group].push(job),
                 Err(error) => result = Err(error),
             }
         });
         result.map(|()| jobs)
     }
 
-    fn job(
-        &self,
-        name: &str,
-        (id, parameter): (LeafId, &Tensor),
-        gradient: Tensor,
-        at: UpdateStep,
-    ) -> Result<Job> {
+    /// What an update of this parameter writes, and how, where the first group has that learning
+    /// rate.
+    fn target(&self, name: &str, parameter: &Parameter, learning_rate: f64) -> Result<Target> {
+        let (id, value, group) = (parameter.id(), parameter.value(), self.group(name));
+        let kinds = self.state_kinds(name, value);
+        let (states, is_first) = self.slots.states(id, value, &kinds)?;
+        let rounding = match (self.stochastic, value.dtype()) {
+            (Some(key), DType::BF16) => Rounding::Stochastic(key.step(self.steps).op(name)),
+            _ => Rounding::Nearest,
+        };
+        let at = UpdateStep {
+            number: self.steps + 1,
+            is_first,
+            learning_rate: self.groups[group].rate_factor * learning_rate,
+            rounding,
+        };
+        Ok(Target { id, group, parameter: value.clone(), states, at })
+    }
+}
+
+/// An update of one parameter that waits for its gradient.
+struct Target {
+    id: LeafId,
+    group: usize,
+    parameter: Tensor,
+    states: Vec<Tensor>,
+    at: UpdateStep,
+}
+
+impl Target {
+    /// With the gradient of the parameter called `name`.
+    fn job(self, name: &str, gradient: Tensor) -> Result<Job> {
+        let Target { id, parameter, states, at, .. } = self;
         let (found, expected) = (*gradient.shape(), *parameter.shape());
         let fits = [parameter.dtype(), parameter.dtype().computed()].contains(&gradient.dtype());
         if found != expected || !fits {
             return Err(NnError::Gradient { name: name.to_owned(), found, expected });
         }
-        let kinds = self.state_kinds(name, parameter);
-        let (states, is_first) = self.slots.states(id, parameter, &kinds)?;
-        let (parameter, scratch) = (parameter.clone(), Vec::new());
-        Ok(Job { id, parameter, gradient, states, scratch, at: UpdateStep { is_first, ..at } })
+        Ok(Job { id, parameter, gradient, states, scratch: Vec::new(), at })
+    }
+}
+
+/// The update of one parameter after the other.
+struct Fused<'a, R> {
+    optimizer: &'a mut PerParameter<R>,
+    /// With their names.
+    targets: BTreeMap<LeafId, (String, Target)>,
+}
+
+impl<R: UpdateRule> FusedUpdate for Fused<'_, R> {
+    fn apply(&mut self, leaf: LeafId, gradient: Tensor) -> Result<()> {
+        let Some((name, target)) = self.targets.remove(&leaf) else { return Ok(()) };
+        let group = target.group;
+        let mut job = [target.job(&name, gradient)?];
+        job[0].check_kernel::<R>()?;
+        job[0].check_writable(R::NAME)?;
+        self.optimizer.groups[group].rule.commit(&mut job, &mut [])?;
+        let [job] = job;
+        self.optimizer.slots.keep(job.id, job.states);
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.optimizer.steps += 1;
+        Ok(())
     }
 }
 
@@ -194,6 +234,37 @@ impl<R: UpdateRule> Optimizer for PerParameter<R> {
             self.steps += 1;
             Ok(())
         }))
+    }
+
+    fn can_fuse(&self) -> bool {
+        R::IS_ELEMENTWISE
+    }
+
+    fn fused(
+        &mut self,
+        parameters: &mut dyn Parameters,
+        leaves: &BTreeSet<LeafId>,
+    ) -> Result<Option<Box<dyn FusedUpdate + '_>>> {
+        if !self.can_fuse() {
+            return Ok(None);
+        }
+        let learning_rate = self.learning_rate();
+        let mut targets = BTreeMap::new();
+        let mut result = Ok(());
+        visit_once(parameters, &mut |name, parameter| {
+            if result.is_err() || parameter.is_frozen() || !leaves.contains(&parameter.id()) {
+                return;
+            }
+            match self.target(name, parameter, learning_rate) {
+                Ok(target) => _ = targets.insert(target.id, (name.to_owned(), target)),
+                Err(error) => result = Err(error),
+            }
+        });
+        result?;
+        if let Some((_, target)) = targets.values().next() {
+            reserve_updates(target.parameter.device())?;
+        }
+        Ok(Some(Box::new(Fused { optimizer: self, targets })))
     }
 
     fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {

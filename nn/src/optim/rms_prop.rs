@@ -79,6 +79,7 @@ pub type RmsProp = PerParameter<RmsPropOptions>;
 
 impl UpdateRule for RmsPropOptions {
     const NAME: &'static str = "rms_prop";
+    const IS_ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let options = [

@@ -20,6 +20,10 @@ pub trait UpdateRule: Clone + Debug + 'static {
     /// have kernels for.
     const IS_KNOWN: bool = false;
 
+    /// Whether the update of a parameter needs nothing but its own operands, element by element:
+    /// [`UpdateRule::prepare`] does nothing.
+    const IS_ELEMENTWISE: bool = false;
+
     /// `Ok` if every option is in its range.
     ///
     /// # Errors

@@ -86,6 +86,7 @@ pub type Sgd = PerParameter<SgdOptions>;
 impl UpdateRule for SgdOptions {
     const NAME: &'static str = "sgd";
     const IS_KNOWN: bool = true;
+    const IS_ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let &SgdOptions { learning_rate, momentum, dampening, weight_decay, .. } = self;

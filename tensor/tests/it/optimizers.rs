@@ -1,6 +1,6 @@
 //! The passes over gradients, wherever they lie.
 
-use lowtide_tensor::{DType, Tensor, scale_and_check_finite, squared_norm};
+use lowtide_tensor::{DType, RunningCheck, Tensor, scale_and_check_finite, squared_norm};
 use proptest::prelude::*;
 
 use crate::common::{all_floats, assert_same, sample, shapes, shared, styles, writable_styles};
@@ -16,6 +16,14 @@ proptest! {
         let square = |twin: &Array| twin.values.iter().map(|x| x * x).sum::<f64>();
         let norm = squared_norm(shared(), [&a, &b]).unwrap();
         assert_same(&norm, &Array::new(&[1], vec![square(&a_twin) + square(&b_twin)]));
+
+        // One by one in any order: the same bits.
+        let mut running = RunningCheck::new(shared(), 2).unwrap();
+        running.add(1, &mut b.copied().unwrap(), 1.0).unwrap();
+        running.add(0, &mut a.copied().unwrap(), 1.0).unwrap();
+        let (is_finite, sum) = running.read().unwrap();
+        prop_assert!(is_finite);
+        prop_assert_eq!(sum.to_bits(), norm.item::<f64>().unwrap().to_bits());
 
         let mut tensors = [a, b.copied().unwrap()];
         let flag = scale_and_check_finite(shared(), &mut tensors, -0.5).unwrap();
@@ -35,6 +43,9 @@ proptest! {
         let whole = Tensor::from_slice(shared(), [100, 500], &values).unwrap();
         let x = if is_turned { whole.transpose(0, 1).unwrap() } else { whole };
         let fine = Tensor::zeros(shared(), [3], DType::F64).unwrap();
+        let mut running = RunningCheck::new(shared(), 1).unwrap();
+        running.add(0, &mut x.copied().unwrap(), 1.0).unwrap();
+        prop_assert!(!running.read().unwrap().0);
         let flag = scale_and_check_finite(shared(), &mut [x, fine], 1.0).unwrap();
         prop_assert_eq!(flag.item::<f32>().unwrap(), 1.0);
     }

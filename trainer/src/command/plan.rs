@@ -83,6 +83,7 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
                 "budget_bytes": budget_bytes,
                 "micro_batch": plan.knobs.micro_batch,
                 "recomputed_blocks": plan.knobs.recomputed_blocks,
+                "fused_update": plan.knobs.fused_update,
                 "predicted_peak_bytes": plan.predicted_peak_bytes(),
                 "relative_time": plan.forecast.seconds / fastest,
             }),
@@ -159,12 +160,14 @@ impl Found {
                 ""
             };
             let (peak, time) = (exact(forecast.peak_bytes), self.relative_time(forecast));
-            let Knobs { micro_batch, recomputed_blocks } = knobs;
+            let Knobs { micro_batch, recomputed_blocks, fused_update } = knobs;
             let recomputed = match recomputed_blocks {
                 0 => "nothing".to_owned(),
                 1 => "1 block".to_owned(),
                 count => format!("{count} blocks"),
             };
+            let mark =
+                if *fused_update { format!("  update fused{mark}") } else { mark.to_owned() };
             say(&format!("{micro_batch:<13} {recomputed:<12} {peak:<27} {time:.2}{mark}"))?;
         }
         if !plan.forecast.assumptions.is_empty() {
@@ -193,6 +196,7 @@ impl Found {
             json!({
                 "micro_batch": knobs.micro_batch,
                 "recomputed_blocks": knobs.recomputed_blocks,
+                "fused_update": knobs.fused_update,
                 "peak_bytes": forecast.peak_bytes,
                 "relative_time": self.relative_time(forecast),
             })
@@ -208,6 +212,7 @@ impl Found {
             "batch_size": plan.batch_size,
             "micro_batch": plan.knobs.micro_batch,
             "recomputed_blocks": plan.knobs.recomputed_blocks,
+            "fused_update": plan.knobs.fused_update,
             "copy_ahead_bytes": plan.copy_ahead_bytes,
             "staging_bytes": plan.staging_bytes,
             "data_bytes": plan.data_bytes,

@@ -4,6 +4,7 @@ mod ahead;
 #[allow(dead_code, reason = "`it` uses the rest")]
 #[path = "../it/common.rs"]
 mod common;
+mod fused;
 mod gpu;
 mod planned;
 #[path = "../pretend/mod.rs"]

@@ -11,6 +11,7 @@ mod devices;
 mod every_model;
 mod faults;
 mod files;
+mod fused;
 mod globs;
 mod goes_on;
 mod leftovers;

@@ -88,7 +88,7 @@ fn plans<T: Task + Clone>(
     options: &Options,
 ) -> Vec<Knobs> {
     let whole = run(task, loader, options, None).expect("no limit");
-    assert_eq!(whole.plan.knobs, Knobs { micro_batch: 8, recomputed_blocks: 0 });
+    assert_eq!(whole.plan.knobs, Knobs { micro_batch: 8, ..Knobs::default() });
     let (mut knobs, mut budget_bytes) = (Vec::new(), whole.plan.predicted_peak_bytes());
     loop {
         let found = match run(task, loader, options, Some(budget_bytes)) {

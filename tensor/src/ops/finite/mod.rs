@@ -169,3 +169,64 @@ pub fn squared_norm<'a>(
     }
     Ok(sum)
 }
+
+/// What [`scale_and_check_finite`] and [`squared_norm`] tell of all tensors together, of tensors
+/// that come one by one, in any order, and are gone afterwards. The same bits.
+pub struct RunningCheck {
+    flag: Tensor,
+    /// One for each tensor.
+    squares: Tensor,
+    partials: Tensor,
+}
+
+impl RunningCheck {
+    /// For `count` tensors on `device`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    #[track_caller]
+    pub fn new(device: &Device, count: usize) -> Result<Self> {
+        let partial_count = if device.kind() == DeviceKind::Cuda { PARTIALS_MAX } else { 0 };
+        Ok(RunningCheck {
+            flag: Tensor::zeros(device, [1], DType::F32)?,
+            squares: Tensor::zeros(device, [count], DType::F64)?,
+            partials: Tensor::workspace(device, partial_count, DType::F64)?,
+        })
+    }
+
+    /// Multiplies a tensor by `scale` in place and looks at it; `index` is its place among all of
+    /// them. Copies one that is not contiguous.
+    ///
+    /// # Errors
+    /// `DType`, `Device`, `Frozen`, `NoKernel`, `OutOfMemory`.
+    #[track_caller]
+    pub fn add(&mut self, index: usize, tensor: &mut Tensor, scale: f64) -> Result<()> {
+        let op = "running_check";
+        check_any_float(op, tensor)?;
+        let (dtype, len) = (tensor.dtype(), tensor.element_count());
+        let device = tensor.device().clone();
+        device.launch(ScaleAndCheck { scale, dtype, len }, &[], &[&self.flag, tensor])?;
+        let square = self.squares.narrow(0, index, 1)?;
+        device.launch(
+            AddSquares { dtype, len },
+            &[&tensor.contiguous()?],
+            &[&square, &self.partials],
+        )
+    }
+
+    /// Whether all elements are finite, and the sum of their squares. Waits for the device; a
+    /// simulated one assumes that they are finite, and a sum of 0.
+    ///
+    /// # Errors
+    /// What the device reports.
+    #[track_caller]
+    pub fn read(&self) -> Result<(bool, f64)> {
+        let is_finite = self.flag.item_assuming(0.0f32)? == 0.0;
+        if self.squares.device().is_simulated() {
+            return Ok((is_finite, 0.0));
+        }
+        // In order, from 0 on, as on a device.
+        let sum = self.squares.to_vec::<f64>()?.into_iter().fold(0.0, |sum, square| sum + square);
+        Ok((is_finite, sum))
+    }
+}
