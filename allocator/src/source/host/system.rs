@@ -74,8 +74,8 @@ pub fn process_memory() -> Option<ProcessMemory> {
 pub struct ProcessMemory {
     /// Private memory that is no file's: heaps, stacks, static data that was written to.
     pub anonymous_bytes: usize,
-    /// Shared memory that is no file's, such as that of a [`HostSource`](crate::HostSource). What is
-    /// mapped twice counts twice.
+    /// Shared memory that is no file's, such as that of a [`HostSource`](crate::HostSource). A page
+    /// that is mapped twice counts twice.
     pub shared_bytes: usize,
     /// Pages of the program and its libraries that are in memory. The system may drop them, and
     /// then reads them again whenever they run.
