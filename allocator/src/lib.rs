@@ -35,7 +35,7 @@ pub use caching::CachingAllocator;
 pub use caching::arenas::Arenas;
 pub use caching::buffer::Buffer;
 pub use caching::checked::Owner;
-pub use caching::history::{Action, History, Moment, Record};
+pub use caching::history::{Action, HISTORY_BYTES, History, Moment, Record};
 pub use caching::own::OwnBlocks;
 pub use caching::pinned::{PinnedBuffer, PinnedCache};
 pub use caching::policy::Policy;
@@ -52,7 +52,9 @@ pub use source::adaptor::{Adaptor, SourceCall, Upstream};
 pub use source::fence::Fence;
 #[cfg(target_os = "linux")]
 pub use source::host::SystemLock;
-pub use source::host::{HostSource, LimitOrigin, MemoryLimit, available_bytes};
+pub use source::host::{
+    HostSource, LimitOrigin, MemoryLimit, ProcessMemory, available_bytes, process_memory,
+};
 pub use source::limit::LimitSource;
 pub use source::locked::{LockedSource, PageLock};
 pub use source::retry::{Failure, OnFailure, RetrySource};

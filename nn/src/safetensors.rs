@@ -1,12 +1,14 @@
 //! Weights to and from safetensors files, under PyTorch's names.
 
+use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use lowtide_tensor::{DType, Tensor};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use safetensors::tensor::{Dtype, SafeTensors, View};
 
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
@@ -20,36 +22,78 @@ pub fn save(model: &mut dyn Parameters, path: &Path) -> Result<()> {
     write_file(path, &to_safetensors(model)?)
 }
 
-/// Every parameter and every buffer of `model`, as the contents of a file of [`save`].
+/// Every parameter and every buffer of `model`, as the contents of a file of [`save`]. Beside the
+/// contents it takes the bytes of the largest tensor twice, for a moment.
 ///
 /// # Errors
 /// What the device says of a copy; `ValueUnavailable` on a simulated one.
 pub fn to_safetensors(model: &mut dyn Parameters) -> Result<Vec<u8>> {
-    let mut entries = Ok(BTreeMap::new());
+    let mut entries = BTreeMap::new();
     model.visit_tensors(&mut |name, value| {
-        if let Ok(kept) = &mut entries {
-            match Entry::of(value) {
-                Ok(entry) => drop(kept.insert(name.to_owned(), entry)),
-                Err(error) => entries = Err(error),
-            }
-        }
+        entries.insert(name.to_owned(), Entry::of(value));
     });
-    serialized(&entries?, None)
+    serialized(&entries, None)
 }
 
 /// A tensor in the form of the file: type, shape and bytes.
 pub(crate) struct Entry {
-    pub(crate) dtype: Dtype,
-    pub(crate) dims: Vec<usize>,
-    pub(crate) bytes: Vec<u8>,
+    dtype: Dtype,
+    dims: Vec<usize>,
+    content: Content,
+}
+
+enum Content {
+    Bytes(Vec<u8>),
+    /// Copied when it is written, so that of all tensors one copy is there at a time.
+    Tensor(Tensor),
 }
 
 impl Entry {
-    pub(crate) fn of(tensor: &Tensor) -> Result<Self> {
+    pub(crate) fn of(tensor: &Tensor) -> Self {
         // Native order is little-endian on every machine this runs on, which the format wants.
         const { assert!(cfg!(target_endian = "little"), "safetensors files are little-endian") };
         let (dtype, dims) = (file_dtype(tensor.dtype()), tensor.shape().to_vec());
-        Ok(Entry { dtype, dims, bytes: tensor.to_bytes()? })
+        Entry { dtype, dims, content: Content::Tensor(tensor.clone()) }
+    }
+
+    /// One number.
+    pub(crate) fn scalar(value: f32) -> Self {
+        let content = Content::Bytes(value.to_le_bytes().to_vec());
+        Entry { dtype: Dtype::F32, dims: Vec::new(), content }
+    }
+}
+
+/// An entry that is being written, and where it says that it could not be read.
+struct Written<'a> {
+    entry: &'a Entry,
+    failure: &'a RefCell<Option<NnError>>,
+}
+
+impl View for Written<'_> {
+    fn dtype(&self) -> Dtype {
+        self.entry.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.entry.dims
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        match &self.entry.content {
+            Content::Bytes(bytes) => Cow::Borrowed(bytes),
+            Content::Tensor(tensor) => Cow::Owned(tensor.to_bytes().unwrap_or_else(|error| {
+                // The first one is reported, and what is written is thrown away.
+                self.failure.borrow_mut().get_or_insert(error.into());
+                Vec::new()
+            })),
+        }
+    }
+
+    fn data_len(&self) -> usize {
+        match &self.entry.content {
+            Content::Bytes(bytes) => bytes.len(),
+            Content::Tensor(tensor) => tensor.size_bytes(),
+        }
     }
 }
 
@@ -58,12 +102,12 @@ pub(crate) fn serialized(
     entries: &BTreeMap<String, Entry>,
     metadata: Option<HashMap<String, String>>,
 ) -> Result<Vec<u8>> {
-    let format = |source| NnError::Format { path: PathBuf::new(), source };
-    let views = entries.iter().map(|(name, Entry { dtype, dims, bytes })| {
-        Ok((name.as_str(), TensorView::new(*dtype, dims.clone(), bytes).map_err(format)?))
-    });
-    let views = views.collect::<Result<BTreeMap<_, _>>>()?;
-    safetensors::serialize(views, metadata).map_err(format)
+    let failure = RefCell::new(None);
+    let written = |entry| Written { entry, failure: &failure };
+    let views = entries.iter().map(|(name, entry)| (name.as_str(), written(entry)));
+    let contents = safetensors::serialize(views, metadata)
+        .map_err(|source| NnError::Format { path: PathBuf::new(), source })?;
+    failure.into_inner().map_or(Ok(contents), Err)
 }
 
 /// Writes the contents of a file beside its place first.

@@ -196,6 +196,17 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         tensor_bytes + name_bytes + self.optimizer.memory(self.task.parameters()).state_bytes
     }
 
+    /// Bytes of the process that a training takes while it is saved or loaded: a snapshot, and the
+    /// largest tensor twice while that is copied.
+    #[cfg(feature = "command")]
+    pub(crate) fn copied_bytes(&mut self) -> usize {
+        let mut largest_bytes = 0;
+        self.task.parameters().visit_tensors(&mut |_, tensor| {
+            largest_bytes = largest_bytes.max(tensor.size_bytes());
+        });
+        self.snapshot_bytes() + 2 * largest_bytes
+    }
+
     /// Goes back, or on, to a snapshot: model, optimizer, loss scaler, counters and the place in
     /// the data become those of then, and the next step is the one that followed. A trainer that
     /// [is torn](Trainer::is_torn) is whole again. The model and the options are those that this

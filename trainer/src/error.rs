@@ -221,6 +221,8 @@ pub enum Remedy {
     MicroBatch(usize),
     /// Give it this much memory.
     Budget(usize),
+    /// Let the process have this much memory.
+    ProcessBudget(usize),
     /// An optimizer without state; changes the training.
     StatelessOptimizer {
         /// The peak of the smallest plan with it.
@@ -263,6 +265,7 @@ impl fmt::Display for Remedy {
         match self {
             Remedy::MicroBatch(len) => write!(f, "allow micro-batches of {len}"),
             Remedy::Budget(bytes) => write!(f, "--budget {bytes}B"),
+            Remedy::ProcessBudget(bytes) => write!(f, "--process-budget {bytes}B"),
             Remedy::StatelessOptimizer { needed_bytes } => {
                 write!(f, "optimizer sgd without momentum (needs {needed_bytes} bytes)")
             }

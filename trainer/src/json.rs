@@ -52,6 +52,7 @@ fn remedy_json(remedy: &Remedy) -> Value {
     let (kind, value) = match *remedy {
         Remedy::MicroBatch(len) => ("micro_batch", json!({ "samples": len })),
         Remedy::Budget(bytes) => ("budget", json!({ "needed_bytes": bytes })),
+        Remedy::ProcessBudget(bytes) => ("process_budget", json!({ "needed_bytes": bytes })),
         Remedy::StatelessOptimizer { needed_bytes } => {
             ("stateless_optimizer", json!({ "needed_bytes": needed_bytes }))
         }

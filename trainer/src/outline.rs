@@ -99,6 +99,29 @@ impl<'a> Fit<'a> {
         parts.values().sum()
     }
 
+    /// Bytes of the tables that say in which order an epoch visits the training data, of this epoch
+    /// and of the next, which is begun before this one ends.
+    #[cfg(feature = "command")]
+    pub(crate) fn order_bytes(&self) -> usize {
+        2 * size_of::<usize>() * self.train.samples_per_epoch()
+    }
+
+    /// Threads that fill the batches.
+    #[cfg(feature = "command")]
+    pub(crate) fn worker_count(&self) -> usize {
+        let sets = self.sets.iter().map(|(_, set)| set.options().workers);
+        self.train.options().workers + sets.sum::<usize>()
+    }
+
+    /// Steps of the run, at most.
+    #[cfg(feature = "command")]
+    pub(crate) fn step_count(&self) -> u64 {
+        match self.length {
+            Length::Epochs(epochs) => epochs.saturating_mul(self.train.batches_per_epoch() as u64),
+            Length::Steps(steps) => steps,
+        }
+    }
+
     /// # Errors
     /// `Setting` for a run of no step, or a set without a batch.
     pub(crate) fn check(&self) -> Result<()> {

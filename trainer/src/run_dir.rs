@@ -42,6 +42,12 @@ pub struct Summary {
     /// What the budget is: `--budget`, or what limits the memory; empty in runs of older versions.
     #[serde(default)]
     pub budget_from: String,
+    /// The limit on what the whole process takes, where there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process_budget_bytes: Option<usize>,
+    /// What the whole process would take at most, by the plan, where it had a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process_bytes: Option<usize>,
     /// What of an NVIDIA device's memory is not for tensors: its context, kernels, libraries, other
     /// programs, and a reserve. 0 on a processor.
     #[serde(default)]

@@ -8,6 +8,10 @@ use crate::error::Result;
 use crate::metrics::recovery_name;
 use crate::observer::{EvaluationReport, Flow, Observer, Retry, RunStart, StepReport, Training};
 
+/// Events of a step that are recorded at most: those before them count as lost. A recording takes
+/// 80 bytes an event, and two are there at once.
+pub(crate) const EVENTS_MAX: u64 = 1 << 15;
+
 /// Every allocation of one step, for [`Recording::write_timeline`] and its kin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedStep {
@@ -17,7 +21,7 @@ pub struct RecordedStep {
     pub retry_count: usize,
     /// Whether it was committed: if not, the run ended in it.
     pub is_committed: bool,
-    /// The state before it, and what it did.
+    /// The state before it, and what it did: of a long one, its last 32,768 events.
     pub recording: Recording,
     /// Its phases, why it was rolled back, and the peak that the plan foresaw.
     pub notes: TimelineNotes,
@@ -75,10 +79,13 @@ impl Timeline {
     }
 
     fn record(&self, step: u64, retries: &[Retry]) -> RecordedStep {
-        let capture = self.device.allocator().capture();
-        let recording = capture.recording_since(self.first_event);
+        let allocator = self.device.allocator();
+        let first_event = self.first_event.max(allocator.event_count().saturating_sub(EVENTS_MAX));
+        let capture = allocator.capture();
+        let mut recording = capture.recording_since(first_event);
+        recording.lost_events += first_event - self.first_event;
         let phase = |&(event, name): &(u64, &str)| {
-            (capture.index_since(self.first_event, event), name.to_owned())
+            (capture.index_since(first_event, event), name.to_owned())
         };
         let notes = TimelineNotes {
             planned_peak_bytes: self.planned_peak_bytes,

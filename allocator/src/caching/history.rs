@@ -12,6 +12,10 @@ use crate::stream::Stream;
 /// Records kept; older ones are overwritten. 131,072 of 56 bytes are 7 MiB.
 pub(crate) const RING_RECORDS: usize = 1 << 17;
 
+/// Bytes of an allocator's history once it is full.
+pub const HISTORY_BYTES: usize =
+    RING_RECORDS * (size_of::<Record>() + size_of::<Moment>() / RECORDS_PER_TIME as usize);
+
 /// Every so many records the time is taken: a clock costs more than a record.
 const RECORDS_PER_TIME: u64 = 64;
 

@@ -53,13 +53,11 @@ pub fn state_to_safetensors(
         if state.tensors.keys().any(|key| key.starts_with(&own)) {
             let model = name.split('.').next().and_then(|model| state.models.get(model));
             let steps = model.map_or(state.steps, |pace| pace.steps);
-            let bytes = (steps as f32).to_le_bytes().to_vec();
-            let step = Entry { dtype: Dtype::F32, dims: Vec::new(), bytes };
-            entries.insert(format!("{PREFIX}{name}{STEP}"), step);
+            entries.insert(format!("{PREFIX}{name}{STEP}"), Entry::scalar(steps as f32));
         }
     });
     for (name, tensor) in &state.tensors {
-        entries.insert(format!("{PREFIX}{name}"), Entry::of(tensor)?);
+        entries.insert(format!("{PREFIX}{name}"), Entry::of(tensor));
     }
     let models = state.models.iter().map(|(model, pace)| (format!("{model}."), *pace));
     let paces = std::iter::once((String::new(), state.pace())).chain(models);

@@ -1,4 +1,4 @@
-//! `--device` and `--budget`: where to compute, and within what memory.
+//! `--device` and the budgets: where to compute, and within what memory.
 
 use std::io::{self, Write};
 
@@ -11,6 +11,7 @@ use lowtide_tensor::cuda::gate::Product;
 use lowtide_tensor::{CpuOptions, Device, SimSpec};
 
 use crate::command::parse_count;
+use crate::command::process::{Process, ProcessBudget};
 use crate::error::{Result, TrainError};
 use crate::human::{format_bytes, parse_bytes};
 
@@ -26,6 +27,10 @@ pub(super) struct DeviceArgs {
     #[arg(long = "budget", value_name = "BYTES", allow_hyphen_values = true)]
     #[arg(value_delimiter = ',', value_parser = parse_budget)]
     pub(super) budgets: Vec<usize>,
+    /// The most memory that the whole process may take, such as 256MiB: the training, data and
+    /// batches, copies that are saved, the program itself. Of a cuda device it is beside that.
+    #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = parse_budget)]
+    process_budget: Option<usize>,
     /// Threads that compute on the processor; one per core if absent.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=THREADS_MAX))]
@@ -87,16 +92,35 @@ impl DeviceArgs {
         self.budgets.first().copied()
     }
 
+    /// What the whole process may take: the option, or without a budget what its control group
+    /// leaves it now.
+    pub(super) fn process_budget(&self) -> Option<ProcessBudget> {
+        match (self.process_budget, self.budget(), self.device) {
+            (Some(bytes), ..) => Some(ProcessBudget::given(bytes)),
+            (None, None, DeviceName::Cpu) => ProcessBudget::of_control_group(),
+            _ => None,
+        }
+    }
+
+    /// Opens the device with the budget, or, until the process is [divided](Process::divide), with
+    /// all that the process may take.
+    ///
     /// # Errors
     /// `Setting` for several budgets; `OutOfMemory`, or what else keeps the device from being
     /// opened.
-    pub(super) fn open(&self) -> Result<Device> {
+    pub(super) fn open(&self, process: Option<ProcessBudget>) -> Result<Device> {
         if let [first, second, ..] = self.budgets[..] {
             return Err(no_budget(&format!(
                 "a run has one, found {first} bytes and {second} bytes"
             )));
         }
-        self.open_within(self.budget())
+        self.open_within(self.limit(process))
+    }
+
+    /// The least of what limits the device's memory.
+    fn limit(&self, process: Option<ProcessBudget>) -> Option<usize> {
+        let of_process = process.filter(|_| self.device == DeviceName::Cpu);
+        self.budget().into_iter().chain(of_process.map(|budget| budget.bytes)).min()
     }
 
     /// Several budgets, each to plan for.
@@ -135,10 +159,10 @@ impl DeviceArgs {
 
     /// A simulated device of the same kind, so large that any model can be built on it. A CUDA
     /// device is asked only where no budget says what it has.
-    pub(super) fn open_simulated(&self) -> Result<Simulated> {
+    pub(super) fn open_simulated(&self, process: Option<ProcessBudget>) -> Result<Simulated> {
         const CAPACITY_BYTES: usize = 1 << 50;
         let mut products = None;
-        let (spec, budget_bytes) = match (self.budget(), self.device) {
+        let (spec, budget_bytes) = match (self.limit(process), self.device) {
             // This machine may have no addresses for so much, as it need not to plan for another.
             (Some(budget_bytes), DeviceName::Cpu) => match self.open_within(Some(budget_bytes)) {
                 Ok(device) => (device.spec(), budget_bytes),
@@ -153,7 +177,7 @@ impl DeviceArgs {
                 (spec, budget.unwrap_or(spec.capacity_bytes - spec.outside_bytes))
             }
             _ => {
-                let device = self.open().map_err(|error| self.without_device(error))?;
+                let device = self.open(process).map_err(|error| self.without_device(error))?;
                 products = DeviceArgs::products(&device);
                 (device.spec(), device.allocator().capacity_bytes())
             }
@@ -163,7 +187,10 @@ impl DeviceArgs {
     }
 
     /// What the budget is, in words.
-    pub(super) fn budget_origin(&self) -> String {
+    pub(super) fn budget_origin(&self, process: Option<&Process>) -> String {
+        if let Some(origin) = process.and_then(Process::origin_of_training) {
+            return origin;
+        }
         match (self.budget(), self.device) {
             (Some(_), _) => "--budget".to_owned(),
             (None, DeviceName::Cpu) => MemoryLimit::of_this_process().origin.to_string(),
@@ -178,20 +205,22 @@ impl DeviceArgs {
     }
 
     /// The budget and what it is, for people.
-    pub(super) fn tell_budget(&self, budget_bytes: usize) -> String {
+    pub(super) fn tell_budget(&self, budget_bytes: usize, process: Option<&Process>) -> String {
         let bytes = format!("{} ({budget_bytes} bytes)", format_bytes(budget_bytes as u64));
-        match self.budget() {
-            Some(_) => bytes,
-            None => format!("{bytes}: {}", self.budget_origin()),
+        match self.budget_origin(process).as_str() {
+            "--budget" => bytes,
+            origin => format!("{bytes}: {origin}"),
         }
     }
 
-    /// Notes on standard error that a given budget, or else the predicted peak, is more memory than
-    /// the processor's machine has left.
+    /// Notes on standard error that the budget that is given, or else the predicted peak, is more
+    /// memory than the processor's machine has left.
     pub(super) fn doubt(&self, predicted_peak_bytes: usize) {
-        let (name, bytes) = match self.budget() {
-            Some(budget_bytes) => ("budget", budget_bytes),
-            None => ("predicted peak", predicted_peak_bytes),
+        let (name, bytes) = match (self.budget(), self.process_budget) {
+            (Some(bytes), Some(of_process)) if bytes > of_process => ("process budget", of_process),
+            (Some(budget_bytes), _) => ("budget", budget_bytes),
+            (None, Some(bytes)) => ("process budget", bytes),
+            (None, None) => ("predicted peak", predicted_peak_bytes),
         };
         if let (DeviceName::Cpu, Some(left_bytes)) = (self.device, available_bytes())
             && bytes > left_bytes

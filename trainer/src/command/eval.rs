@@ -5,10 +5,14 @@ use std::path::PathBuf;
 use clap::Args;
 use lowtide_tensor::Device;
 
+use crate::checkpoint::model_bytes;
+use crate::command::process::{Process, Work};
 use crate::command::{DeviceArgs, say};
 use crate::error::Result;
 use crate::evaluation::evaluate;
+use crate::knobs::Knobs;
 use crate::metrics::metric_values;
+use crate::outline::Fit;
 use crate::page_lock::lock_pages;
 use crate::recipe::{Recipe, RecipeData};
 use crate::run_dir::RunDir;
@@ -28,10 +32,20 @@ pub(super) struct EvalArgs {
 pub(super) fn run(arguments: &EvalArgs) -> Result<()> {
     let run_dir = RunDir::open(&arguments.run_dir)?;
     let recipe = Recipe::load(&run_dir.recipe())?;
-    let device: Device = arguments.device.open()?;
+    let process_budget = arguments.device.process_budget();
+    let device: Device = arguments.device.open(process_budget)?;
     let RecipeData { samples, mut test, .. } = recipe.open()?;
     lock_pages(&mut test, &device)?;
     let mut task = recipe.task(&device, samples)?;
+    if let Some(budget) = process_budget {
+        let copied_bytes = model_bytes(task.parameters()).iter().sum();
+        let work = Work { device: &device, fit: &Fit::new(&test), copied_bytes, steps: 0 };
+        let process = Process::divide(budget, &work, arguments.device.budget())?;
+        process.check_room(Knobs { micro_batch: 1, ..Knobs::default() })?;
+        if let Some(bytes) = process.training_bytes() {
+            device.allocator().set_capacity(bytes);
+        }
+    }
     lowtide_nn::load(task.parameters(), &run_dir.model())?;
     let score = evaluate(&task, &device, &test, recipe.train.batch_size)?;
     let (count, scores) = (score.count, [("test".to_owned(), score)]);

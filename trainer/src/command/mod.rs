@@ -9,6 +9,7 @@ mod explain;
 mod failure;
 mod interrupt;
 mod plan;
+mod process;
 mod recipes;
 mod recording;
 mod replay;

@@ -5,14 +5,16 @@ use lowtide_allocator::Category;
 use serde_json::{Value, json};
 
 use crate::command::device::Simulated;
+use crate::command::process::{Process, ProcessBudget, Work};
 use crate::command::{DeviceArgs, RecipeArgs, failure, say};
 use crate::error::{Result, TrainError};
 use crate::human::format_bytes;
 use crate::json::{categories_json, does_not_fit_json, modules_json};
 use crate::knobs::Knobs;
+use crate::outline::Fit;
 use crate::page_lock::lock_pages;
 use crate::plan::Plan;
-use crate::recipe::{Recipe, RecipeData};
+use crate::recipe::{Recipe, RecipeData, RecipeTrainer};
 use crate::rehearsal::Forecast;
 
 #[derive(Args)]
@@ -32,6 +34,8 @@ const MODULES_SHOWN: usize = 8;
 /// What a rehearsal of a recipe found.
 pub(super) struct Found {
     plan: Plan,
+    /// What the process takes, where that has a limit.
+    process: Option<Process>,
     /// What of the device's memory is not for tensors.
     outside_bytes: usize,
     /// Whether that is no measurement.
@@ -47,7 +51,7 @@ pub(super) fn run(arguments: &PlanArgs) -> Result<bool> {
     if arguments.device.budgets.len() > 1 {
         return compare(&recipe, arguments);
     }
-    let found = find(&recipe, &arguments.device)?;
+    let found = find(&recipe, &arguments.device, arguments.device.process_budget())?;
     arguments.device.doubt(found.plan.predicted_peak_bytes());
     if arguments.json {
         say(&found.to_json(&arguments.device).to_string())?;
@@ -60,15 +64,17 @@ pub(super) fn run(arguments: &PlanArgs) -> Result<bool> {
 /// Tells the plan of each of several budgets, a line each.
 fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
     arguments.device.check_budgets()?;
-    let Simulated { device: sim, .. } = arguments.device.open_simulated()?;
+    let process_budget = arguments.device.process_budget();
+    let Simulated { device: sim, .. } = arguments.device.open_simulated(process_budget)?;
     let RecipeData { samples, mut train, test } = recipe.open()?;
     lock_pages(&mut train, &sim)?;
     let mut trainer = recipe.trainer(&sim, samples)?;
     let fit = recipe.fit(&train, &test);
     let mut plans = Vec::new();
     for &budget_bytes in &arguments.device.budgets {
-        sim.allocator().set_capacity(budget_bytes);
-        let plan = match trainer.plan_for(&fit) {
+        let process = divide(process_budget, &mut trainer, &fit, Some(budget_bytes))?;
+        sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
+        let plan = match planned(&mut trainer, &fit, process.as_ref()) {
             Err(TrainError::DoesNotFit(error)) => Err(error),
             plan => Ok(plan?),
         };
@@ -118,9 +124,11 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
 
 impl Found {
     fn tell(&self, device: &DeviceArgs) -> Result<()> {
-        let &Found { ref plan, ref survey, ref products, outside_bytes, is_assumed } = self;
+        let &Found { ref plan, ref process, ref survey, ref products, outside_bytes, is_assumed } =
+            self;
         let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
-        say(&format!("budget          {}", device.tell_budget(plan.budget_bytes)))?;
+        let budget = device.tell_budget(plan.budget_bytes, process.as_ref());
+        say(&format!("budget          {budget}"))?;
         if outside_bytes > 0 {
             let assumed = if is_assumed { ", assumed" } else { "" };
             let outside = exact(outside_bytes);
@@ -141,6 +149,9 @@ impl Found {
         }
         let (batches, samples) = (exact(plan.staging_bytes), exact(plan.data_bytes));
         say(&format!("on the host     {batches} for batches and {samples} for data, beside it"))?;
+        if let Some(process) = process {
+            process.tell()?;
+        }
         say("")?;
         say("peak of each category (not at the same moment)")?;
         for &(category, peak_bytes) in &plan.forecast.category_peaks {
@@ -191,7 +202,7 @@ impl Found {
     }
 
     fn to_json(&self, device: &DeviceArgs) -> Value {
-        let Found { plan, survey, products, outside_bytes, .. } = self;
+        let Found { plan, process, survey, products, outside_bytes, .. } = self;
         let survey = survey.iter().map(|(knobs, forecast)| {
             json!({
                 "micro_batch": knobs.micro_batch,
@@ -204,9 +215,9 @@ impl Found {
         let assumptions = plan.forecast.assumptions.iter().map(
             |assumption| json!({ "value": assumption.value, "site": assumption.site.to_string() }),
         );
-        json!({
+        let mut json = json!({
             "budget_bytes": plan.budget_bytes,
-            "budget_from": device.budget_origin(),
+            "budget_from": device.budget_origin(process.as_ref()),
             "outside_bytes": outside_bytes,
             "products": products,
             "batch_size": plan.batch_size,
@@ -222,7 +233,11 @@ impl Found {
             "modules_at_peak": modules_json(&plan.forecast.modules_at_peak),
             "survey": survey.collect::<Vec<_>>(),
             "assumptions": assumptions.collect::<Vec<_>>(),
-        })
+        });
+        if let Some(process) = process {
+            json["process"] = process.to_json();
+        }
+        json
     }
 
     /// The estimated time of a forecast, with the fastest as 1.
@@ -232,19 +247,63 @@ impl Found {
     }
 }
 
-/// Rehearses `recipe` on a simulated device with the budget of `device`.
+/// What a training may take of the process; `None` where the process has no limit.
+///
+/// # Errors
+/// Those of [`Process::divide`].
+pub(super) fn divide(
+    budget: Option<ProcessBudget>,
+    trainer: &mut RecipeTrainer,
+    fit: &Fit<'_>,
+    given_bytes: Option<usize>,
+) -> Result<Option<Process>> {
+    let Some(budget) = budget else { return Ok(None) };
+    let (copied_bytes, device) = (trainer.copied_bytes(), trainer.device().clone());
+    let steps = trainer.steps().saturating_add(fit.step_count());
+    let work = Work { device: &device, fit, copied_bytes, steps };
+    Process::divide(budget, &work, given_bytes).map(Some)
+}
+
+/// What the training may take: all of its budget, or what the process has for it.
+fn capacity(budget_bytes: usize, process: Option<&Process>) -> usize {
+    process.and_then(Process::training_bytes).unwrap_or(budget_bytes)
+}
+
+/// The plan for what its device has now.
+///
+/// # Errors
+/// `DoesNotFit`, about the process where that has a limit; errors of the data or the model.
+pub(super) fn planned(
+    trainer: &mut RecipeTrainer,
+    fit: &Fit<'_>,
+    process: Option<&Process>,
+) -> Result<Plan> {
+    let planned = trainer.plan_for(fit);
+    match process {
+        Some(process) => process.checked(planned),
+        None => planned,
+    }
+}
+
+/// Rehearses `recipe` on a simulated device with the budgets of `device`.
 ///
 /// # Errors
 /// `DoesNotFit`; anything that keeps the recipe from being built.
-pub(super) fn find(recipe: &Recipe, device: &DeviceArgs) -> Result<Found> {
-    let Simulated { device: sim, budget_bytes, products } = device.open_simulated()?;
+pub(super) fn find(
+    recipe: &Recipe,
+    device: &DeviceArgs,
+    process_budget: Option<ProcessBudget>,
+) -> Result<Found> {
+    let Simulated { device: sim, budget_bytes, products } =
+        device.open_simulated(process_budget)?;
     let RecipeData { samples, mut train, test } = recipe.open()?;
     lock_pages(&mut train, &sim)?;
     let mut trainer = recipe.trainer(&sim, samples)?;
-    sim.allocator().set_capacity(budget_bytes);
     let fit = recipe.fit(&train, &test);
-    let plan = trainer.plan_for(&fit)?;
+    let process = divide(process_budget, &mut trainer, &fit, device.budget())?;
+    sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
+    let plan = planned(&mut trainer, &fit, process.as_ref())?;
     let survey = trainer.survey(&fit)?;
     let (outside_bytes, is_assumed) = (sim.outside_bytes(), device.is_assumed());
-    Ok(Found { plan, outside_bytes, is_assumed, products, survey })
+    Ok(Found { plan, process, outside_bytes, is_assumed, products, survey })
 }

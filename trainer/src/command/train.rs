@@ -10,6 +10,7 @@ use lowtide_data::Loader;
 
 use crate::checkpoint_folder::CheckpointFolder;
 use crate::command::interrupt::Interrupt;
+use crate::command::process::Process;
 use crate::command::recording::{Output, Target};
 use crate::command::saving::{LastFiles, rescue, unless_full};
 use crate::command::staging::{Origin, Staging};
@@ -90,15 +91,16 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     };
     let every = arguments.checkpoint_every.or(recipe.train.checkpoint_every);
     recipe.train.checkpoint_every = every;
+    let process_budget = arguments.device.process_budget();
     let RecipeData { samples, mut train, mut test } = recipe.open()?;
-    let device = arguments.device.open()?;
+    let device = arguments.device.open(process_budget)?;
     for loader in [&mut train, &mut test] {
         lock_pages(loader, &device)?;
     }
     let mut trainer = match recipe.trainer(&device, samples) {
         // The rehearsal on a larger, simulated device knows how much is missing in all.
         Err(error) if error.out_of_memory().is_some() => {
-            return plan::find(&recipe, &arguments.device).and(Err(error));
+            return plan::find(&recipe, &arguments.device, process_budget).and(Err(error));
         }
         built => built?,
     };
@@ -108,7 +110,13 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     }
     let fit = recipe.fit(&train, &test);
     let rest = rest_of(&recipe, origin.as_ref(), &fit, trainer.position())?;
-    let plan = trainer.plan_for(rest.as_ref().unwrap_or(&fit))?;
+    let planned_for = rest.as_ref().unwrap_or(&fit);
+    let given_bytes = arguments.device.budget();
+    let process = plan::divide(process_budget, &mut trainer, planned_for, given_bytes)?;
+    if let Some(bytes) = process.as_ref().and_then(Process::training_bytes) {
+        device.allocator().set_capacity(bytes);
+    }
+    let plan = plan::planned(&mut trainer, planned_for, process.as_ref())?;
 
     arguments.device.doubt(plan.predicted_peak_bytes());
 
@@ -121,7 +129,8 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     };
     let interrupt = Interrupt::listen()?;
     let metrics = origin.as_ref().map(|origin| origin.metrics.as_path());
-    let run = Run { arguments, recipe: &recipe, plan: &plan, files: staging.partial(), metrics };
+    let (process, files) = (process.as_ref(), staging.partial());
+    let run = Run { arguments, recipe: &recipe, plan: &plan, process, files, metrics };
     let worked = run.work(&mut trainer, rest.as_ref(), &test, &interrupt);
     // The model is at its place before anything else is tried.
     let published = worked.and_then(|summary| Ok((summary, staging.publish()?)));
@@ -136,7 +145,7 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
         if interrupt.came() {
             say("interrupted: everything up to the last step is in the run folder")?;
         }
-        conclude(&summary, &plan, &run_dir, arguments)?;
+        conclude(&summary, &plan, process, &run_dir, arguments)?;
     }
     traced
 }
@@ -146,6 +155,8 @@ struct Run<'a> {
     arguments: &'a TrainArgs,
     recipe: &'a Recipe,
     plan: &'a Plan,
+    /// What the process takes, where that has a limit.
+    process: Option<&'a Process>,
     /// Where the files of the run are written.
     files: &'a RunDir,
     /// What the run that this one goes on with has told of its steps.
@@ -161,7 +172,7 @@ impl Run<'_> {
         test: &Loader,
         mut interrupt: &Interrupt,
     ) -> Result<Summary> {
-        let &Run { arguments, recipe, plan, files, metrics } = self;
+        let &Run { arguments, recipe, plan, process, files, metrics } = self;
         let device = trainer.device().clone();
         let mut metrics = match metrics {
             Some(before) => Metrics::go_on(&files.metrics(), before, trainer.steps())?,
@@ -229,7 +240,9 @@ impl Run<'_> {
             batch_size: plan.batch_size,
             micro_batch: trainer.micro_batch(),
             budget_bytes: statistics.capacity_bytes,
-            budget_from: arguments.device.budget_origin(),
+            budget_from: arguments.device.budget_origin(process),
+            process_budget_bytes: process.map(Process::budget_bytes),
+            process_bytes: process.map(Process::total_bytes),
             outside_bytes: device.outside_bytes(),
             products: DeviceArgs::products(&device),
             product_kernels: DeviceArgs::product_kernels(&device),
@@ -303,7 +316,13 @@ fn summary_json(summary: &Summary, run_dir: &RunDir) -> String {
 }
 
 /// The run in plain words.
-fn conclude(summary: &Summary, plan: &Plan, run_dir: &RunDir, arguments: &TrainArgs) -> Result<()> {
+fn conclude(
+    summary: &Summary,
+    plan: &Plan,
+    process: Option<&Process>,
+    run_dir: &RunDir,
+    arguments: &TrainArgs,
+) -> Result<()> {
     let bytes = |count: usize| format!("{} ({count} bytes)", format_bytes(count as u64));
     let Summary { epochs, steps, seconds, values, train_loss_last, .. } = summary;
     say(&format!("trained          {epochs} epochs, {steps} steps, in {seconds:.1} s"))?;
@@ -313,7 +332,11 @@ fn conclude(summary: &Summary, plan: &Plan, run_dir: &RunDir, arguments: &TrainA
     }
     say(&format!("train loss       {train_loss_last:.6} in the last step"))?;
     say(&format!("micro-batch      {} of {}", summary.micro_batch, plan.batch_size))?;
-    say(&format!("budget           {}", arguments.device.tell_budget(summary.budget_bytes)))?;
+    let budget = arguments.device.tell_budget(summary.budget_bytes, process);
+    say(&format!("budget           {budget}"))?;
+    if let Some(process) = process {
+        say(&format!("process          {}", process.headline()))?;
+    }
     if summary.outside_bytes > 0 {
         say(&format!("outside          {} beside the budget", bytes(summary.outside_bytes)))?;
     }

@@ -2,20 +2,9 @@
 
 #![cfg(target_os = "linux")]
 
-use std::fs;
-use std::path::PathBuf;
-use std::process::Command;
-
-use crate::place::{Outcome, Place, bytes_of, skip};
+use crate::group::{Group, after};
+use crate::place::{Place, bytes_of, skip};
 use crate::train::SMALL;
-
-/// `lowtide` in a shell that does `first` before.
-fn after(place: &Place, first: &str, arguments: &str) -> Outcome {
-    let script = format!("{first} && exec \"$0\" {arguments}");
-    let mut shell = Command::new("sh");
-    shell.arg("-c").arg(script).arg(env!("CARGO_BIN_EXE_lowtide")).current_dir(place.path("."));
-    Outcome::of(&mut shell)
-}
 
 #[test]
 fn everything_runs_within_a_limit_on_addresses_and_as_planned() {
@@ -44,36 +33,6 @@ fn budget_that_is_not_given_is_what_a_limit_on_addresses_leaves() {
     after(&place, "ulimit -v 4000000", "train --epochs 1 --out run").check_done();
 }
 
-/// A control group for one test, which takes it away again.
-struct Group(PathBuf);
-
-impl Group {
-    /// With this limit on memory, and without swap; `None` where this user may make none.
-    fn new(name: &str, limit_bytes: usize) -> Option<Group> {
-        let folder = format!("lowtide-test-{}-{name}", std::process::id());
-        let [v2, v1] = ["/sys/fs/cgroup", "/sys/fs/cgroup/memory"].map(PathBuf::from);
-        let is_v2 = v2.join("cgroup.controllers").exists();
-        let (base, limit) = if is_v2 { (v2, "memory.max") } else { (v1, "memory.limit_in_bytes") };
-        let group = Group(base.join(folder));
-        fs::create_dir(&group.0).ok()?;
-        fs::write(group.0.join(limit), limit_bytes.to_string()).ok()?;
-        let swap = if is_v2 { ("memory.swap.max", 0) } else { ("memory.swappiness", 0) };
-        // Not every system has swap to forbid.
-        drop(fs::write(group.0.join(swap.0), swap.1.to_string()));
-        Some(group)
-    }
-
-    fn join(&self) -> String {
-        format!("echo $$ >{}", self.0.join("cgroup.procs").display())
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        drop(fs::remove_dir(&self.0));
-    }
-}
-
 const MIB: usize = 1 << 20;
 
 #[test]
@@ -88,7 +47,7 @@ fn default_budget_fits_a_control_group_and_the_run_is_not_killed() {
         place.write("wide.toml", format!("[model]\nchannels = {channels}\n"));
         let plan = after(&place, &group.join(), "plan wide.toml --epochs 1").check_done();
         let budget = bytes_of(&plan, "budget") as usize;
-        assert!(budget < size_mib * MIB && budget >= size_mib * MIB / 2, "{plan}");
+        assert!(budget < size_mib * MIB && budget >= size_mib * MIB / 3, "{plan}");
         assert!(plan.contains("what its control group allows"), "{plan}");
         for run in 0..runs {
             let arguments = format!("train wide.toml --epochs 1 --seed {run} --out run");

@@ -6,6 +6,8 @@ mod data;
 mod disk;
 mod eval;
 mod faults;
+#[cfg(target_os = "linux")]
+mod group;
 mod json;
 mod limits;
 mod memory;
@@ -15,6 +17,7 @@ mod place;
 #[cfg(feature = "pretend")]
 #[path = "../pretend/mod.rs"]
 mod pretend;
+mod process;
 mod publish;
 mod readme;
 mod recipes;

@@ -34,7 +34,7 @@ use mappings::Share;
 #[cfg(not(target_os = "linux"))]
 use portable::Range;
 use system::{Group, System, address_space};
-pub use system::{LimitOrigin, MemoryLimit, available_bytes};
+pub use system::{LimitOrigin, MemoryLimit, ProcessMemory, available_bytes, process_memory};
 
 #[cfg(target_os = "linux")]
 use crate::source::locked::LockedSource;

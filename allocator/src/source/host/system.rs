@@ -1,6 +1,7 @@
 //! What the operating system lets this process take: the machine's memory, control groups
 //! (containers, batch jobs), the limit on address space.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -60,6 +61,27 @@ impl MemoryLimit {
 /// available, and what is left in its control groups. `None` where the system does not say.
 pub fn available_bytes() -> Option<usize> {
     System::here().available_bytes()
+}
+
+/// What this process takes of the memory that a control group charges it with, now. `None` where
+/// the system does not say: only Linux does.
+pub fn process_memory() -> Option<ProcessMemory> {
+    System::here().process_memory()
+}
+
+/// What a process takes of the system's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessMemory {
+    /// Private memory that is no file's: heaps, stacks, static data that was written to.
+    pub anonymous_bytes: usize,
+    /// Shared memory that is no file's, such as that of a [`HostSource`](crate::HostSource). A page
+    /// that is mapped twice counts twice.
+    pub shared_bytes: usize,
+    /// Pages of the program and its libraries that are in memory. The system may drop them, and
+    /// then reads them again whenever they run.
+    pub code_bytes: usize,
+    /// Tables that say where the pages are.
+    pub page_table_bytes: usize,
 }
 
 /// Where the system shows itself; another folder in tests.
@@ -129,9 +151,18 @@ impl System {
 
     /// A line of `/proc/meminfo`, in bytes.
     fn meminfo(&self, name: &str) -> Option<usize> {
-        let text = fs::read_to_string(self.root.join("proc/meminfo")).ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        Some(line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()? << 10)
+        bytes_in(&fs::read_to_string(self.root.join("proc/meminfo")).ok()?, name)
+    }
+
+    fn process_memory(&self) -> Option<ProcessMemory> {
+        let status = fs::read_to_string(self.root.join("proc/self/status")).ok()?;
+        let maps = fs::read_to_string(self.root.join("proc/self/smaps")).ok()?;
+        Some(ProcessMemory {
+            anonymous_bytes: bytes_in(&status, "RssAnon:")?,
+            shared_bytes: bytes_in(&status, "RssShmem:")?,
+            code_bytes: code_bytes(&maps),
+            page_table_bytes: bytes_in(&status, "VmPTE:")?,
+        })
     }
 
     /// The control groups of this process that limit its memory, the innermost first.
@@ -189,6 +220,35 @@ impl Group {
         let text = fs::read_to_string(self.folder.join(name)).ok()?;
         text.trim().parse().ok().filter(|&bytes| bytes < 1 << 62)
     }
+}
+
+/// The line of `text` that begins with `name` and gives a number of kB, in bytes.
+fn bytes_in(text: &str, name: &str) -> Option<usize> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()? << 10)
+}
+
+/// Resident bytes of files of which a part can be executed, by the text of `/proc/self/smaps`:
+/// pages that were written to, which are no longer the file's, aside.
+fn code_bytes(maps: &str) -> usize {
+    let (mut programs, mut by_file) = (HashSet::new(), Vec::new());
+    for line in maps.lines() {
+        let (key, rest) = line.split_once(' ').unwrap_or((line, ""));
+        if !key.ends_with(':') {
+            // `55d0-55d8 r-xp 00012000 fe:01 1234  /usr/bin/name`: a mapping, its fields follow.
+            let mut words = rest.split_whitespace();
+            let (rights, file) = (words.next().unwrap_or(""), words.nth(3).unwrap_or(""));
+            if rights.contains('x') && file.starts_with('/') {
+                programs.insert(file);
+            }
+            by_file.push((file, 0, 0));
+        } else if let Some((_, resident, anonymous)) = by_file.last_mut() {
+            *resident += bytes_in(line, "Rss:").unwrap_or(0);
+            *anonymous += bytes_in(line, "Anonymous:").unwrap_or(0);
+        }
+    }
+    let of_programs = by_file.iter().filter(|(file, ..)| programs.contains(file));
+    of_programs.map(|&(_, resident, anonymous)| usize::saturating_sub(resident, anonymous)).sum()
 }
 
 /// Bytes of address space that the process uses, and their limit, if there is one.
@@ -313,6 +373,41 @@ mod tests {
         let limit = system.limit(Some((1000 * MIB, 4000 * MIB)));
         assert_eq!(limit, MemoryLimit { bytes: 1500 * MIB, origin });
         assert_eq!(system.limit(Some((0, usize::MAX))).origin, LimitOrigin::Machine);
+    }
+
+    #[test]
+    fn process_is_what_is_no_files_and_what_can_be_executed() {
+        let maps = "\
+5500-5580 r--p 00000000 fe:01 12    /usr/bin/lowtide
+Rss:                 100 kB
+Anonymous:             0 kB
+5580-5600 r-xp 00080000 fe:01 12    /usr/bin/lowtide
+Rss:                1000 kB
+Anonymous:             0 kB
+5600-5610 rw-p 00100000 fe:01 12    /usr/bin/lowtide
+Rss:                  50 kB
+Anonymous:            40 kB
+VmFlags: rd wr mr mw me ac sd
+7000-7800 r--s 00000000 fe:01 13    /data/tokens.bin
+Rss:              900000 kB
+Anonymous:             0 kB
+7f00-7f10 rw-s 00000000 00:01 14    /dev/zero (deleted)
+Rss:              700000 kB
+7fff-8000 r-xp 00000000 00:00 0     [vdso]
+Rss:                   4 kB
+";
+        let status = "VmPTE:\t      96 kB\nRssAnon:\t    2048 kB\nRssShmem:\t 700000 kB\n";
+        let files = [("proc/self/smaps", maps), ("proc/self/status", status)];
+        let machine = Machine::new("process", &files);
+        let system = System { root: machine.0.clone() };
+        let memory = ProcessMemory {
+            anonymous_bytes: 2 * MIB,
+            shared_bytes: 700_000 << 10,
+            code_bytes: 1110 << 10,
+            page_table_bytes: 96 << 10,
+        };
+        assert_eq!(system.process_memory(), Some(memory));
+        assert_eq!(System { root: machine.0.join("none") }.process_memory(), None);
     }
 
     #[test]
