@@ -8,7 +8,7 @@ use lowtide_allocator::{MemoryLimit, available_bytes};
 use lowtide_tensor::cuda::CudaOptions;
 #[cfg(feature = "cuda")]
 use lowtide_tensor::cuda::gate::Product;
-use lowtide_tensor::{CpuOptions, Device, SimSpec};
+use lowtide_tensor::{CpuOptions, Device, Rates, SimSpec};
 
 use crate::command::parse_count;
 use crate::error::{Result, TrainError};
@@ -74,8 +74,10 @@ const ABSENT_DEVICES: [(&str, u32, u32); 8] = [
 impl AbsentDevice {
     fn spec(&self) -> SimSpec {
         SimSpec {
-            flops_per_second: f64::from(self.gflops_per_second) * 1e9,
-            bytes_per_second: f64::from(self.gigabytes_per_second) * 1e9,
+            rates: Rates::nominal(
+                f64::from(self.gflops_per_second) * 1e9,
+                f64::from(self.gigabytes_per_second) * 1e9,
+            ),
             ..SimSpec::like_cuda(self.memory_bytes)
         }
     }
@@ -115,7 +117,7 @@ impl DeviceArgs {
             // No more than `THREADS_MAX`.
             DeviceName::Cpu => {
                 let threads = self.threads.map(|threads| threads as usize);
-                Ok(Device::cpu(CpuOptions { budget_bytes, threads })?)
+                Ok(Device::cpu(CpuOptions { budget_bytes, threads, ..Default::default() })?)
             }
             #[cfg(feature = "cuda")]
             DeviceName::Cuda(index) => {
