@@ -85,6 +85,28 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         }
     }
 
+    /// The plan with these knobs; without parts, where a batch may not have any.
+    ///
+    /// # Errors
+    /// `DoesNotFit` when it needs more than the budget.
+    pub(crate) fn plan_with(
+        mut self,
+        batch_size: usize,
+        knobs: Knobs,
+        splitting: Splitting,
+    ) -> Result<Plan> {
+        let whole = Knobs { micro_batch: batch_size, ..knobs };
+        let mut found =
+            self.rehearse(if splitting == Splitting::Allowed { knobs } else { whole })?;
+        if found.forecast.coupling.is_some() {
+            found = self.rehearse(whole)?;
+        }
+        match self.fits(&found) {
+            true => Ok(self.plan(batch_size, found)),
+            false => Err(self.does_not_fit(splitting)?.into()),
+        }
+    }
+
     /// See [`Trainer::survey`](crate::Trainer::survey).
     ///
     /// # Errors

@@ -195,7 +195,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     pub fn plan_for(&mut self, fit: &Fit<'_>) -> Result<Plan> {
         let examples = Examples::of(fit)?;
         let events = examples.events(fit, self.begin_of(fit));
-        self.plan_events(&events, examples.batch_size(), Some(fit))
+        let batch_size = examples.batch_size();
+        self.plan_events(&events, Some(fit), |search, splitting| {
+            search.find(batch_size, batch_size, splitting)
+        })
     }
 
     /// The batch of an epoch that a run begins with.
@@ -204,18 +207,31 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.in_epoch.filter(goes_on).map_or(0, |state| state.batch)
     }
 
+    /// [`Trainer::plan_for`] with these knobs, faster ones or not. Where samples are coupled, or
+    /// [`Options::micro_batches`] forbids it, the batch stays whole.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::plan`].
+    pub fn plan_with(&mut self, fit: &Fit<'_>, knobs: Knobs) -> Result<Plan> {
+        let examples = Examples::of(fit)?;
+        let events = examples.events(fit, self.begin_of(fit));
+        let batch_size = examples.batch_size();
+        self.plan_events(&events, Some(fit), |search, splitting| {
+            search.plan_with(batch_size, knobs, splitting)
+        })
+    }
+
     fn plan_events(
         &mut self,
         events: &[PlannedEvent<'_>],
-        batch_size: usize,
         fit: Option<&Fit<'_>>,
+        choose: impl Fn(Search<'_, T, O>, Splitting) -> Result<Plan>,
     ) -> Result<Plan> {
         let capacity_bytes = self.device.allocator().capacity_bytes();
         let copies_ahead = fit.is_some_and(|fit| can_copy_ahead(&self.device, fit.train));
         let inputs = RunInputs { copies_ahead, ..self.run_inputs() };
         let find = |inputs: &RunInputs<'_, T, O>, splitting| {
-            let search = Search::new(*inputs, events, capacity_bytes);
-            search.find(batch_size, batch_size, splitting)
+            choose(Search::new(*inputs, events, capacity_bytes), splitting)
         };
         let splitting = self.splitting();
         let mut plan = find(&inputs, splitting)?;
@@ -260,7 +276,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Those of [`Trainer::fit`]; nothing has changed then, unless it is `Torn`.
     pub fn step(&mut self, batch: &Batch) -> Result<StepReport> {
         if self.current_plan().is_none_or(|plan| plan.batch_size < batch.len()) {
-            self.plan_events(&[PlannedEvent::Step(batch.view()); 2], batch.len(), None)?;
+            let events = [PlannedEvent::Step(batch.view()); 2];
+            self.plan_events(&events, None, |search, splitting| {
+                search.find(batch.len(), batch.len(), splitting)
+            })?;
         }
         self.train_step(batch, self.epoch + 1, &mut Upcoming::default(), &mut [])
     }

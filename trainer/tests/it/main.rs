@@ -25,6 +25,7 @@ mod peak;
 mod precision;
 mod prelude;
 mod pressure;
+mod rates;
 mod recipe;
 mod recompute;
 mod report;
