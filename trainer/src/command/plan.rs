@@ -5,9 +5,10 @@ use lowtide_allocator::Category;
 use serde_json::{Value, json};
 
 use crate::command::device::Simulated;
+use crate::command::rates::Calibration;
 use crate::command::{DeviceArgs, RecipeArgs, failure, say};
 use crate::error::{Result, TrainError};
-use crate::human::format_bytes;
+use crate::human::{format_bytes, format_seconds};
 use crate::json::{categories_json, does_not_fit_json, modules_json};
 use crate::knobs::Knobs;
 use crate::page_lock::lock_pages;
@@ -38,6 +39,8 @@ pub(super) struct Found {
     is_assumed: bool,
     /// What will multiply matrices, where an NVIDIA device was asked.
     products: Option<String>,
+    /// The rates that times are by, where they are not nominal.
+    calibration: Option<Calibration>,
     survey: Vec<(Knobs, Forecast)>,
 }
 
@@ -60,7 +63,7 @@ pub(super) fn run(arguments: &PlanArgs) -> Result<bool> {
 /// Tells the plan of each of several budgets, a line each.
 fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
     arguments.device.check_budgets()?;
-    let Simulated { device: sim, .. } = arguments.device.open_simulated()?;
+    let Simulated { device: sim, calibration, .. } = arguments.device.open_simulated()?;
     let RecipeData { samples, mut train, test } = recipe.open()?;
     lock_pages(&mut train, &sim)?;
     let mut trainer = recipe.trainer(&sim, samples)?;
@@ -85,22 +88,35 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
                 "recomputed_blocks": plan.knobs.recomputed_blocks,
                 "predicted_peak_bytes": plan.predicted_peak_bytes(),
                 "relative_time": plan.forecast.seconds / fastest,
+                "step_seconds": measured_seconds(calibration.as_ref(), &plan.forecast),
             }),
             Err(error) => json!({
                 "budget_bytes": budget_bytes,
                 "does_not_fit": does_not_fit_json(error),
             }),
         });
-        say(&json!({ "fits": fits, "plans": plans.collect::<Vec<_>>() }).to_string())?;
+        let measured_on = calibration.as_ref().map(|calibration| &calibration.measured_on);
+        let plans = plans.collect::<Vec<_>>();
+        say(&json!({ "fits": fits, "rates_measured_on": measured_on, "plans": plans }).to_string())?;
         return Ok(fits);
     }
-    say(&format!("batches of {} samples; time relative to the fastest", recipe.train.batch_size))?;
+    let time = match &calibration {
+        Some(calibration) => {
+            format!("time of a step {}", arguments.device.tell_rates(Some(calibration)))
+        }
+        None => "time relative to the fastest".to_owned(),
+    };
+    say(&format!("batches of {} samples; {time}", recipe.train.batch_size))?;
     say("")?;
-    say("budget       peak                             time  plan")?;
+    let width = if calibration.is_some() { 8 } else { 4 };
+    say(&format!("budget       peak                             {:>width$}  plan", "time"))?;
     for (budget_bytes, plan) in plans {
         let (bytes, time, words) = match plan {
             Ok(plan) => {
-                let time = format!("{:.2}", plan.forecast.seconds / fastest);
+                let time = match measured_seconds(calibration.as_ref(), &plan.forecast) {
+                    Some(seconds) => format_seconds(seconds),
+                    None => format!("{:.2}", plan.forecast.seconds / fastest),
+                };
                 (plan.predicted_peak_bytes(), time, plan.knobs.to_string())
             }
             Err(error) => {
@@ -110,14 +126,18 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
             }
         };
         let [budget, peak] = [budget_bytes, bytes].map(|bytes| format_bytes(bytes as u64));
-        say(&format!("{budget:<12} {:<32} {time:>4}  {words}", format!("{peak} ({bytes} bytes)")))?;
+        say(&format!(
+            "{budget:<12} {:<32} {time:>width$}  {words}",
+            format!("{peak} ({bytes} bytes)")
+        ))?;
     }
     Ok(fits)
 }
 
 impl Found {
     fn tell(&self, device: &DeviceArgs) -> Result<()> {
-        let &Found { ref plan, ref survey, ref products, outside_bytes, is_assumed } = self;
+        let Found { plan, survey, products, calibration, .. } = self;
+        let &Found { outside_bytes, is_assumed, .. } = self;
         let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
         say(&format!("budget          {}", device.tell_budget(plan.budget_bytes)))?;
         if outside_bytes > 0 {
@@ -140,6 +160,7 @@ impl Found {
         }
         let (batches, samples) = (exact(plan.staging_bytes), exact(plan.data_bytes));
         say(&format!("on the host     {batches} for batches and {samples} for data, beside it"))?;
+        say(&format!("times           {}", device.tell_rates(calibration.as_ref())))?;
         say("")?;
         say("peak of each category (not at the same moment)")?;
         for &(category, peak_bytes) in &plan.forecast.category_peaks {
@@ -149,7 +170,11 @@ impl Found {
         }
         self.tell_modules()?;
         say("")?;
-        say("micro-batch   recomputed   peak                        time, relative to the first")?;
+        let seconds_column = if calibration.is_some() { "a step    " } else { "" };
+        say(&format!(
+            "micro-batch   recomputed   peak                        {seconds_column}time, relative to \
+             the first"
+        ))?;
         for (knobs, forecast) in survey {
             let mark = if *knobs == plan.knobs {
                 "  <- plan"
@@ -165,7 +190,11 @@ impl Found {
                 1 => "1 block".to_owned(),
                 count => format!("{count} blocks"),
             };
-            say(&format!("{micro_batch:<13} {recomputed:<12} {peak:<27} {time:.2}{mark}"))?;
+            let seconds = measured_seconds(calibration.as_ref(), forecast);
+            let seconds = seconds.map_or(String::new(), |s| format!("{:<10}", format_seconds(s)));
+            say(&format!(
+                "{micro_batch:<13} {recomputed:<12} {peak:<27} {seconds}{time:.2}{mark}"
+            ))?;
         }
         if !plan.forecast.assumptions.is_empty() {
             say("")?;
@@ -188,13 +217,15 @@ impl Found {
     }
 
     fn to_json(&self, device: &DeviceArgs) -> Value {
-        let Found { plan, survey, products, outside_bytes, .. } = self;
+        let Found { plan, survey, products, outside_bytes, calibration, .. } = self;
+        let calibration = calibration.as_ref();
         let survey = survey.iter().map(|(knobs, forecast)| {
             json!({
                 "micro_batch": knobs.micro_batch,
                 "recomputed_blocks": knobs.recomputed_blocks,
                 "peak_bytes": forecast.peak_bytes,
                 "relative_time": self.relative_time(forecast),
+                "step_seconds": measured_seconds(calibration, forecast),
             })
         });
         let assumptions = plan.forecast.assumptions.iter().map(
@@ -215,6 +246,8 @@ impl Found {
             "predicted_peak_bytes": plan.predicted_peak_bytes(),
             "peak_bytes_by_category": categories_json(plan.forecast.category_peaks.iter().copied()),
             "modules_at_peak": modules_json(&plan.forecast.modules_at_peak),
+            "rates_measured_on": calibration.map(|calibration| &calibration.measured_on),
+            "step_seconds": measured_seconds(calibration, &plan.forecast),
             "survey": survey.collect::<Vec<_>>(),
             "assumptions": assumptions.collect::<Vec<_>>(),
         })
@@ -232,7 +265,7 @@ impl Found {
 /// # Errors
 /// `DoesNotFit`; anything that keeps the recipe from being built.
 pub(super) fn find(recipe: &Recipe, device: &DeviceArgs) -> Result<Found> {
-    let Simulated { device: sim, budget_bytes, products } = device.open_simulated()?;
+    let Simulated { device: sim, budget_bytes, products, calibration } = device.open_simulated()?;
     let RecipeData { samples, mut train, test } = recipe.open()?;
     lock_pages(&mut train, &sim)?;
     let mut trainer = recipe.trainer(&sim, samples)?;
@@ -241,5 +274,10 @@ pub(super) fn find(recipe: &Recipe, device: &DeviceArgs) -> Result<Found> {
     let plan = trainer.plan_for(&fit)?;
     let survey = trainer.survey(&fit)?;
     let (outside_bytes, is_assumed) = (sim.outside_bytes(), device.is_assumed());
-    Ok(Found { plan, outside_bytes, is_assumed, products, survey })
+    Ok(Found { plan, outside_bytes, is_assumed, products, calibration, survey })
+}
+
+/// Seconds of a step, where they are more than an order of plans.
+fn measured_seconds(calibration: Option<&Calibration>, forecast: &Forecast) -> Option<f64> {
+    calibration.map(|_| forecast.step_seconds)
 }
