@@ -9,7 +9,7 @@ use std::f64::consts::{SQRT_2, TAU};
 
 use lowtide_allocator::Category;
 use lowtide_tensor::{
-    Cost, Cpu, DType, Element, Kernel, Operands, RandomKey, Tensor, TensorError, bf16, f16,
+    Cost, Cpu, DType, Element, Kernel, OpClass, Operands, RandomKey, Tensor, TensorError, bf16, f16,
 };
 
 use crate::error::Result;
@@ -297,7 +297,11 @@ impl<F: FnOnce(&mut [f64])> Kernel for Fill<F> {
 
     fn cost(&self) -> Cost {
         let len = self.len as f64;
-        Cost { flops: 10.0 * len, bytes: (16 + self.dtype.size_bytes()) as f64 * len }
+        Cost {
+            class: OpClass::Random,
+            flops: 10.0 * len,
+            bytes: (16 + self.dtype.size_bytes()) as f64 * len,
+        }
     }
 
     fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> lowtide_tensor::TensorResult<()> {

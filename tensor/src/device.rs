@@ -18,7 +18,8 @@ use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOptions};
 use crate::error::TensorError;
-use crate::launch::Cost;
+use crate::launch::{Cost, OpClass};
+use crate::rates::{Rates, SimulatedWork};
 use crate::storage::Storage;
 
 /// The stream on which an NVIDIA device, or a simulated one, copies from and to the host; kernels
@@ -44,13 +45,15 @@ pub struct Device(Arc<Inner>);
 struct Inner {
     allocator: CachingAllocator,
     backend: Backend,
+    /// What [`Device::spec`] says instead of nominal rates.
+    rates: Option<Rates>,
 }
 
 pub(crate) enum Backend {
     Cpu(Cpu),
     #[cfg(feature = "cuda")]
     Cuda(Box<Cuda>),
-    Sim(Sim),
+    Sim(Box<Sim>),
 }
 
 /// How to set up a CPU device.
@@ -61,6 +64,8 @@ pub struct CpuOptions {
     pub budget_bytes: Option<usize>,
     /// Threads that compute, the caller included; one per core if absent.
     pub threads: Option<usize>,
+    /// How fast it is, which decides the time of plans and nothing else; nominal if absent.
+    pub rates: Option<Rates>,
 }
 
 /// What computes, or what a simulated device stands for: decides the workspace of operations.
@@ -88,10 +93,8 @@ pub struct SimSpec {
     pub mappings_max: usize,
     /// Threads that compute; decides the workspace of attention.
     pub threads: usize,
-    /// Arithmetic rate for the roofline time, operations per second.
-    pub flops_per_second: f64,
-    /// Memory rate for the roofline time.
-    pub bytes_per_second: f64,
+    /// What simulated time is made of.
+    pub rates: Rates,
 }
 
 impl SimSpec {
@@ -106,8 +109,7 @@ impl SimSpec {
             page_bytes: HOST_PAGE_BYTES,
             mappings_max: if cfg!(target_os = "linux") { MAPPINGS_MAX } else { 0 },
             threads,
-            flops_per_second: 40e9 * threads as f64,
-            bytes_per_second: 10e9,
+            rates: Rates::nominal(40e9 * threads as f64, 10e9),
         }
     }
 
@@ -122,8 +124,7 @@ impl SimSpec {
             page_bytes: CUDA_PAGE_BYTES,
             mappings_max: MAPPINGS_MAX,
             threads: 1,
-            flops_per_second: 67e12,
-            bytes_per_second: 3.35e12,
+            rates: Rates::nominal(67e12, 3.35e12),
             ..SimSpec::like_this_machine(capacity_bytes)
         }
     }
@@ -136,8 +137,15 @@ pub(crate) struct Sim {
     simulation: Option<Simulation>,
     /// By the real storage's address.
     simulated_copies: Mutex<BTreeMap<usize, SimulatedPair>>,
-    seconds: Mutex<f64>,
+    time: Mutex<SimulatedTime>,
     assumptions: Mutex<Vec<Assumption>>,
+}
+
+/// The time of everything launched on a simulated device.
+#[derive(Default)]
+struct SimulatedTime {
+    seconds: f64,
+    by_class: [SimulatedWork; OpClass::ALL.len()],
 }
 
 /// A real storage and what stands for it in a simulation. The handle to the real one keeps its
@@ -162,15 +170,16 @@ impl Sim {
             spec,
             simulation,
             simulated_copies: Mutex::default(),
-            seconds: Mutex::new(0.0),
+            time: Mutex::default(),
             assumptions: Mutex::default(),
         }
     }
 
     pub(crate) fn advance(&self, cost: Cost) {
-        let compute = cost.flops / self.spec.flops_per_second;
-        let memory = cost.bytes / self.spec.bytes_per_second;
-        *locked(&self.seconds) += compute.max(memory);
+        let seconds = self.spec.rates.seconds(cost);
+        let mut time = locked(&self.time);
+        time.seconds += seconds;
+        time.by_class[cost.class as usize].add(cost, seconds);
     }
 
     pub(crate) fn assume(&self, value: f64, site: &'static Location<'static>) {
@@ -222,7 +231,9 @@ impl Device {
             None => HostSource::system(),
         };
         let cpu = Cpu::new(options.threads.unwrap_or_else(available_threads).max(1));
-        Ok(Self::new(CachingAllocator::new(source)?, Backend::Cpu(cpu)))
+        let allocator = CachingAllocator::new(source)?;
+        let (backend, rates) = (Backend::Cpu(cpu), options.rates);
+        Ok(Device(Arc::new(Inner { allocator, backend, rates })))
     }
 
     /// The NVIDIA device of this number, from 0.
@@ -259,11 +270,11 @@ impl Device {
             source = source.streams(&SimStreams::new());
         }
         let allocator = CachingAllocator::new(source)?;
-        Ok(Self::new(allocator, Backend::Sim(Sim::new(spec, None))))
+        Ok(Self::new(allocator, Backend::Sim(Box::new(Sim::new(spec, None)))))
     }
 
     fn new(allocator: CachingAllocator, backend: Backend) -> Self {
-        Device(Arc::new(Inner { allocator, backend }))
+        Device(Arc::new(Inner { allocator, backend, rates: None }))
     }
 
     /// A simulated device in exactly this one's state: the same live blocks at the same places,
@@ -272,8 +283,8 @@ impl Device {
     pub fn simulate(&self) -> Device {
         let simulation = self.0.allocator.simulate();
         let allocator = simulation.allocator().clone();
-        let backend = Backend::Sim(Sim::new(self.spec(), Some(simulation)));
-        Device(Arc::new(Inner { allocator, backend }))
+        let backend = Backend::Sim(Box::new(Sim::new(self.spec(), Some(simulation))));
+        Device(Arc::new(Inner { allocator, backend, rates: None }))
     }
 
     /// What [`Device::sim`] needs for a device like this one, with nothing on it yet.
@@ -288,7 +299,9 @@ impl Device {
         let (threads, outside_bytes) = (self.threads(), self.outside_bytes());
         let capacity_bytes = statistics.capacity_bytes.saturating_add(outside_bytes);
         let (page_bytes, mappings_max) = (statistics.page_bytes, self.allocator().mappings_max());
-        SimSpec { threads, outside_bytes, page_bytes, mappings_max, ..like(capacity_bytes) }
+        let like = like(capacity_bytes);
+        let rates = self.0.rates.unwrap_or(like.rates);
+        SimSpec { threads, outside_bytes, page_bytes, mappings_max, rates, ..like }
     }
 
     /// What of the device's memory is not for tensors: see [`SimSpec::outside_bytes`].
@@ -336,11 +349,19 @@ impl Device {
         }
     }
 
-    /// Roofline time of everything launched on a simulated device; 0 on real ones.
+    /// Time of everything launched on a simulated device, by its [`SimSpec::rates`]; 0 on real ones.
     pub fn simulated_seconds(&self) -> f64 {
         match self.backend() {
-            Backend::Sim(sim) => *locked(&sim.seconds),
+            Backend::Sim(sim) => locked(&sim.time).seconds,
             _ => 0.0,
+        }
+    }
+
+    /// What was launched on a simulated device of this class; nothing on real ones.
+    pub fn simulated_work(&self, class: OpClass) -> SimulatedWork {
+        match self.backend() {
+            Backend::Sim(sim) => locked(&sim.time).by_class[class as usize],
+            _ => SimulatedWork::default(),
         }
     }
 

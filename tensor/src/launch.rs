@@ -1,5 +1,6 @@
 //! The one launch path: every operation on every device goes through [`Device::launch`].
 
+use std::fmt::{self, Display};
 use std::panic::Location;
 use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 
@@ -16,9 +17,75 @@ use crate::layout::Layout;
 use crate::storage::Storage;
 use crate::tensor::Tensor;
 
-/// What a kernel does to the machine, for the simulated device's roofline time.
+/// Operations whose speed is limited by the same thing, so that one measured rate is that of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum OpClass {
+    /// Matrix products.
+    Product,
+    /// Convolutions and their gradients.
+    Convolution,
+    /// Attention and its gradients.
+    Attention,
+    /// What computes each element by itself, casts and fills; what is of no other class.
+    #[default]
+    Elementwise,
+    /// Sums, softmax and losses: what makes fewer of many elements.
+    Reduction,
+    /// Normalisation and its gradients: several passes over the operands.
+    Normalization,
+    /// Pooling and its gradients.
+    Pooling,
+    /// What looks elements up, places or sorts them.
+    Indexing,
+    /// Random numbers, dropout.
+    Random,
+    /// What an optimizer does to parameters.
+    Update,
+    /// What only moves elements, to another place or device.
+    Copy,
+}
+
+impl OpClass {
+    /// All of them.
+    pub const ALL: [OpClass; 11] = [
+        OpClass::Product,
+        OpClass::Convolution,
+        OpClass::Attention,
+        OpClass::Elementwise,
+        OpClass::Reduction,
+        OpClass::Normalization,
+        OpClass::Pooling,
+        OpClass::Indexing,
+        OpClass::Random,
+        OpClass::Update,
+        OpClass::Copy,
+    ];
+}
+
+/// Its name in one word.
+impl Display for OpClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            OpClass::Product => "product",
+            OpClass::Convolution => "convolution",
+            OpClass::Attention => "attention",
+            OpClass::Elementwise => "elementwise",
+            OpClass::Reduction => "reduction",
+            OpClass::Normalization => "normalization",
+            OpClass::Pooling => "pooling",
+            OpClass::Indexing => "indexing",
+            OpClass::Random => "random",
+            OpClass::Update => "update",
+            OpClass::Copy => "copy",
+        })
+    }
+}
+
+/// What a kernel does to the machine, for the simulated device's time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
+    /// What limits its speed.
+    pub class: OpClass,
     /// Arithmetic operations; a multiply-add counts two.
     pub flops: f64,
     /// Bytes moved from and to memory, each operand once.

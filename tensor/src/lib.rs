@@ -15,6 +15,7 @@ pub mod npy;
 mod ops;
 mod print;
 mod random;
+mod rates;
 mod storage;
 mod tensor;
 mod transfer;
@@ -29,7 +30,7 @@ pub use device::{Assumption, CpuOptions, Device, DeviceKind, DeviceLabel, SimSpe
 pub use dtype::{Bool, DType, Element, Float, Value};
 pub use error::{TensorError, TensorResult};
 pub use half::{bf16, f16};
-pub use launch::{Cost, Kernel, Operands, View, ViewMut};
+pub use launch::{Cost, Kernel, OpClass, Operands, View, ViewMut};
 pub use layout::{Layout, RANK_MAX, Shape};
 pub use ops::attention::{
     Attention, AttentionDropout, AttentionOptions, AttentionWorkspace, Causal,
@@ -59,5 +60,6 @@ pub use ops::update::{
 pub use ops::upsample2d::{Corners, Interpolation, Resize};
 pub use ops::windows::SizeRounding;
 pub use random::RandomKey;
+pub use rates::{Rate, Rates, SimulatedWork};
 pub use tensor::Tensor;
 pub use watch::StorageWatch;

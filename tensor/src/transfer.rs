@@ -8,7 +8,7 @@ use crate::cuda::{Cuda, CudaOperands};
 use crate::device::Device;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::{Layout, Nest};
 use crate::tensor::Tensor;
 
@@ -30,7 +30,7 @@ impl Kernel for Upload<'_> {
     }
 
     fn cost(&self) -> Cost {
-        Cost { flops: 0.0, bytes: 2.0 * self.bytes.len() as f64 }
+        Cost { class: OpClass::Copy, flops: 0.0, bytes: 2.0 * self.bytes.len() as f64 }
     }
 
     fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
@@ -159,7 +159,7 @@ impl Kernel for Send<'_> {
     }
 
     fn cost(&self) -> Cost {
-        Cost { flops: 0.0, bytes: self.to.size_bytes() as f64 }
+        Cost { class: OpClass::Copy, flops: 0.0, bytes: self.to.size_bytes() as f64 }
     }
 
     fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

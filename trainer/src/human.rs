@@ -1,4 +1,4 @@
-//! Byte counts as people write and read them: `6 MiB`, `24GiB`, `512KB`.
+//! Byte counts and times as people write and read them: `6 MiB`, `24GiB`, `512KB`, `1.5 ms`.
 
 use lowtide_allocator::Bytes;
 
@@ -37,6 +37,15 @@ pub enum ParseBytesError {
 /// Writes a byte count in binary units: exact below 1 KiB and at whole units, else one decimal.
 pub fn format_bytes(bytes: u64) -> String {
     Bytes(bytes).to_string()
+}
+
+/// Writes a time in the unit that keeps digits before the point: `12.3 ms`.
+pub fn format_seconds(seconds: f64) -> String {
+    match seconds {
+        s if s >= 1.0 => format!("{s:.2} s"),
+        s if s >= 1e-3 => format!("{:.1} ms", s * 1e3),
+        s => format!("{:.1} us", s * 1e6),
+    }
 }
 
 /// Reads a byte count: `4096`, `4096B`, `6MiB`, `1.5 GiB`, `512KB` (1 KB is 1000 bytes).
@@ -165,6 +174,14 @@ mod tests {
             check_refused(input, |input| ParseBytesError::TooLarge { input });
         }
         check_parse("16777215TiB", 16_777_215 << 40);
+    }
+
+    #[test]
+    fn times_are_written_in_the_unit_that_fits() {
+        let cases = [(2.5, "2.50 s"), (0.0123, "12.3 ms"), (4.25e-5, "42.5 us"), (0.0, "0.0 us")];
+        for (seconds, text) in cases {
+            assert_eq!(format_seconds(seconds), text);
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(feature = "command"), allow(dead_code, reason = "what only the command uses"))]
 
+mod calibration;
 mod checkpoint;
 mod checkpoint_folder;
 #[cfg(feature = "command")]
@@ -53,6 +54,7 @@ pub use lowtide_data as data;
 pub use lowtide_nn as nn;
 pub use lowtide_tensor as tensor;
 
+pub use calibration::measure_rates;
 pub use checkpoint::{Snapshot, saved_recipe};
 pub use checkpoint_folder::{CheckpointFolder, checkpoints_in};
 pub use error::{DoesNotFit, Remedy, Result, TrainError};

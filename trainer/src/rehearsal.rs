@@ -34,8 +34,11 @@ pub struct Forecast {
     /// The live blocks by module at the moment when the most was in use, most bytes first: exact,
     /// unless the rehearsal was longer than the allocator's history.
     pub modules_at_peak: Vec<ModuleShare>,
-    /// Roofline time of all events on the device's nominal rates: for comparing plans.
+    /// Time of all events by the [rates](lowtide_tensor::SimSpec::rates) of the device; where they
+    /// are nominal, good for comparing plans only.
     pub seconds: f64,
+    /// The same of the longest step; 0 where there is none.
+    pub step_seconds: f64,
     /// Where the samples of a batch are coupled: such a batch is never split.
     pub coupling: Option<Coupling>,
     /// Values that the code went on with in place of computed ones.
@@ -132,10 +135,11 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
             bytes => device.copy_ahead(bytes)?,
         };
         let mut scaler = self.scaler.clone();
-        let (mut coupling, mut repeated_seconds) = (None, 0.0);
+        let (mut coupling, mut repeated_seconds, mut step_seconds) = (None, 0.0, 0.0_f64);
         for event in events {
             match event {
                 PlannedEvent::Step(batch) => {
+                    let begin_seconds = device.simulated_seconds() + repeated_seconds;
                     let step = Step {
                         device: &device,
                         task: &mut task,
@@ -151,6 +155,8 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
                     };
                     let outcome = step.run(batch, knobs)?;
                     coupling = coupling.or(outcome.coupling);
+                    let end_seconds = device.simulated_seconds() + repeated_seconds;
+                    step_seconds = step_seconds.max(end_seconds - begin_seconds);
                 }
                 PlannedEvent::Evaluate(batch) => {
                     with_averages(&mut task, &mut optimizer, |task| {
@@ -160,7 +166,8 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
             }
         }
         let forecast = Forecast::new(&allocator.statistics(), &device);
-        Ok(Forecast { coupling, seconds: forecast.seconds + repeated_seconds, ..forecast })
+        let seconds = forecast.seconds + repeated_seconds;
+        Ok(Forecast { coupling, seconds, step_seconds, ..forecast })
     }
 
     fn elsewhere(&self, name: &str, found: &str) -> TrainError {
@@ -191,6 +198,7 @@ impl Forecast {
             category_peaks: Category::ALL.map(peak_of).to_vec(),
             modules_at_peak: device.allocator().capture().modules_at_peak(0),
             seconds: device.simulated_seconds(),
+            step_seconds: 0.0,
             coupling: None,
             assumptions: device.assumptions(),
         }

@@ -10,7 +10,8 @@ pub(crate) type Outcome = Result<(), Box<dyn Error>>;
 pub(crate) const BLOCK_LEN: usize = BLOCK_BYTES / 4;
 
 pub(crate) fn cpu() -> Device {
-    let options = CpuOptions { budget_bytes: Some(64 << 20), threads: Some(2) };
+    let options =
+        CpuOptions { budget_bytes: Some(64 << 20), threads: Some(2), ..Default::default() };
     Device::cpu(options).expect("64 MiB of addresses")
 }
 

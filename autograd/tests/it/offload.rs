@@ -123,7 +123,11 @@ fn small_tensors_stay() -> Outcome {
 #[test]
 fn a_host_without_room_is_an_error_with_its_ledger() -> Outcome {
     let device = cpu();
-    let host = Device::cpu(CpuOptions { budget_bytes: Some(4 << 10), threads: Some(1) })?;
+    let host = Device::cpu(CpuOptions {
+        budget_bytes: Some(4 << 10),
+        threads: Some(1),
+        ..Default::default()
+    })?;
     let before = live_bytes(&device);
     let error = chain(&device, &SavedPolicy::Offload(to(&host)), &host).unwrap_err();
     assert!(error.out_of_memory().is_some(), "{error}");

@@ -12,7 +12,8 @@ use lowtide_tensor::{CpuOptions, Device, RandomKey, Tensor};
 pub(crate) type Outcome = std::result::Result<(), Box<dyn Error>>;
 
 pub(crate) fn cpu() -> Device {
-    let options = CpuOptions { budget_bytes: Some(64 << 20), threads: Some(2) };
+    let options =
+        CpuOptions { budget_bytes: Some(64 << 20), threads: Some(2), ..Default::default() };
     Device::cpu(options).expect("64 MiB of addresses")
 }
 

@@ -132,8 +132,11 @@ fn integers_are_refused_and_change_nothing() -> Outcome {
 
 #[test]
 fn memory_that_is_not_there_changes_nothing() -> Outcome {
-    let device =
-        Device::cpu(lowtide_tensor::CpuOptions { budget_bytes: Some(1 << 20), threads: Some(1) })?;
+    let device = Device::cpu(lowtide_tensor::CpuOptions {
+        budget_bytes: Some(1 << 20),
+        threads: Some(1),
+        ..Default::default()
+    })?;
     let mut model = Linear::new(&device, KEY, 256, 512)?;
     let before = bytes(&mut model);
     let error = model.set_dtype(DType::F64).unwrap_err();

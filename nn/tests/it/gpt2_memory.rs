@@ -8,7 +8,7 @@ use lowtide_nn::optim::{Adam, AdamOptions, Optimizer};
 use lowtide_nn::{
     LinearCrossEntropyOptions, Module, NnResult as Result, Parameter, Parameters, cross_entropy,
 };
-use lowtide_tensor::{DType, Device, DeviceKind, SimSpec, Tensor};
+use lowtide_tensor::{DType, Device, DeviceKind, Rates, SimSpec, Tensor};
 
 use crate::common::{KEY, Outcome};
 
@@ -24,8 +24,7 @@ const SPEC: SimSpec = SimSpec {
     page_bytes: 64 << 10,
     mappings_max: 1 << 14,
     threads: 8,
-    flops_per_second: 3e11,
-    bytes_per_second: 5e10,
+    rates: Rates::nominal(3e11, 5e10),
 };
 
 /// How the logits are computed.

@@ -7,8 +7,9 @@ use std::time::Instant;
 use lowtide_allocator::cuda::CudaDevice;
 use lowtide_tensor::cuda::{CudaOptions, Products};
 use lowtide_tensor::{
-    AdamUpdate, Conv2dGeometry, DType, Device, Pool2dGeometry, RandomKey, Rounding, SgdUpdate,
-    SimSpec, Tensor, TensorError, TensorResult as Result, scale_and_check_finite, squared_norm,
+    AdamUpdate, Conv2dGeometry, DType, Device, OpClass, Pool2dGeometry, RandomKey, Rates, Rounding,
+    SgdUpdate, SimSpec, Tensor, TensorError, TensorResult as Result, scale_and_check_finite,
+    squared_norm,
 };
 
 use crate::{Outcome, Sizes, figure_beside, median, refused};
@@ -84,7 +85,9 @@ const CHANNELS: usize = 64;
 pub(crate) fn measure(device: &CudaDevice, sizes: &Sizes, copy_rate: f64) -> Outcome<()> {
     let options = CudaOptions { products: Products::Own, ..CudaOptions::default() };
     let real = Device::cuda_on(device, options)?;
-    let spec = SimSpec { bytes_per_second: copy_rate, ..SimSpec::like_cuda(1 << 50) };
+    let like = SimSpec::like_cuda(1 << 50);
+    let flops_per_second = like.rates.of(OpClass::Product).flops_per_second;
+    let spec = SimSpec { rates: Rates::nominal(flops_per_second, copy_rate), ..like };
     let mut without = Vec::new();
     for Case { name, make } in CASES {
         for dtype in DType::ALL {

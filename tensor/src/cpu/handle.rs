@@ -2,6 +2,7 @@
 
 use super::chunk::for_each_chunk;
 use super::pool::Pool;
+use super::simd;
 
 /// The CPU as kernels see it: threads to fork to.
 pub struct Cpu {
@@ -11,6 +12,12 @@ pub struct Cpu {
 impl Cpu {
     pub(crate) fn new(threads: usize) -> Self {
         Cpu { pool: Pool::new(threads) }
+    }
+
+    /// The vector instructions that kernels use on this processor: `AVX-512`, `AVX2`, or
+    /// `portable` for what every processor of its kind has. Rates go by it.
+    pub fn instruction_set() -> &'static str {
+        simd::instruction_set()
     }
 
     /// Threads that compute, the caller included.

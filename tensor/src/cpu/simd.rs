@@ -455,6 +455,17 @@ where
     kernel.run::<_, 8, 2>(simd);
 }
 
+/// What [`dispatch_f32`] chooses, in words.
+pub(super) fn instruction_set() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    if Avx512::detect().is_some() {
+        return "AVX-512";
+    } else if Avx2::detect().is_some() {
+        return "AVX2";
+    }
+    "portable"
+}
+
 macro_rules! dispatch {
     ($($name:ident $float:ty),*) => {$(
         /// Runs `kernel` with the best instruction set of this processor.

@@ -84,7 +84,8 @@ fn one_dimension_under_two_names_is_named_twice() {
 #[test]
 fn two_devices_are_named_and_two_of_the_processor_explained() {
     let cpu = |bytes| {
-        let options = CpuOptions { budget_bytes: Some(bytes), threads: Some(1) };
+        let options =
+            CpuOptions { budget_bytes: Some(bytes), threads: Some(1), ..Default::default() };
         Device::cpu(options).unwrap()
     };
     let error = |left: &Device, right: &Device| {

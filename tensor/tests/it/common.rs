@@ -12,7 +12,11 @@ pub(crate) const BUDGET_BYTES: usize = 256 << 20;
 
 /// A device of its own, for tests that look at the allocator.
 pub(crate) fn cpu(threads: usize) -> Device {
-    let options = CpuOptions { budget_bytes: Some(BUDGET_BYTES), threads: Some(threads) };
+    let options = CpuOptions {
+        budget_bytes: Some(BUDGET_BYTES),
+        threads: Some(threads),
+        ..Default::default()
+    };
     Device::cpu(options).expect("the address space for a small budget")
 }
 

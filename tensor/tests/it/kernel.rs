@@ -1,7 +1,8 @@
 //! An operation that a user adds outside the crate.
 
 use lowtide_tensor::{
-    Cost, Cpu, DType, Device, Kernel, Operands, Tensor, TensorError, TensorResult as Result,
+    Cost, Cpu, DType, Device, Kernel, OpClass, Operands, Tensor, TensorError,
+    TensorResult as Result,
 };
 
 use proptest::prelude::*;
@@ -20,7 +21,11 @@ impl Kernel for Lerp {
     }
 
     fn cost(&self) -> Cost {
-        Cost { flops: 3.0 * self.len as f64, bytes: 12.0 * self.len as f64 }
+        Cost {
+            class: OpClass::Elementwise,
+            flops: 3.0 * self.len as f64,
+            bytes: 12.0 * self.len as f64,
+        }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

@@ -30,6 +30,7 @@ mod pooling;
 mod print;
 mod products;
 mod random;
+mod rates;
 mod reduce;
 mod rotary;
 mod scans;

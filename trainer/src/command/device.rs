@@ -8,10 +8,11 @@ use lowtide_allocator::{MemoryLimit, available_bytes};
 use lowtide_tensor::cuda::CudaOptions;
 #[cfg(feature = "cuda")]
 use lowtide_tensor::cuda::gate::Product;
-use lowtide_tensor::{CpuOptions, Device, SimSpec};
+use lowtide_tensor::{CpuOptions, Device, Rates, SimSpec};
 
 use crate::command::parse_count;
 use crate::command::process::{Process, ProcessBudget};
+use crate::command::rates::Calibration;
 use crate::error::{Result, TrainError};
 use crate::human::{format_bytes, parse_bytes};
 
@@ -41,7 +42,7 @@ pub(super) struct DeviceArgs {
 const BUDGET_MIN: usize = 1 << 10;
 
 /// More than any machine has processors.
-const THREADS_MAX: u64 = 1024;
+pub(super) const THREADS_MAX: u64 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DeviceName {
@@ -79,11 +80,22 @@ const ABSENT_DEVICES: [(&str, u32, u32); 8] = [
 impl AbsentDevice {
     fn spec(&self) -> SimSpec {
         SimSpec {
-            flops_per_second: f64::from(self.gflops_per_second) * 1e9,
-            bytes_per_second: f64::from(self.gigabytes_per_second) * 1e9,
+            rates: Rates::nominal(
+                f64::from(self.gflops_per_second) * 1e9,
+                f64::from(self.gigabytes_per_second) * 1e9,
+            ),
             ..SimSpec::like_cuda(self.memory_bytes)
         }
     }
+}
+
+/// Threads that compute on the processor, where so many are asked for.
+pub(super) fn threads_of(asked: Option<u64>) -> usize {
+    // No more than `THREADS_MAX`.
+    asked.map_or_else(
+        || std::thread::available_parallelism().map_or(1, usize::from),
+        |threads| threads as usize,
+    )
 }
 
 impl DeviceArgs {
@@ -114,7 +126,17 @@ impl DeviceArgs {
                 "a run has one, found {first} bytes and {second} bytes"
             )));
         }
-        self.open_within(self.limit(process))
+        let calibration = self.calibration();
+        let rates = calibration.as_ref().and_then(Calibration::rates);
+        self.open_within(self.limit(process), rates)
+    }
+
+    /// The measured rates of what computes, if there are any.
+    fn calibration(&self) -> Option<Calibration> {
+        match self.device {
+            DeviceName::Cpu => Calibration::of_this_machine(threads_of(self.threads)),
+            DeviceName::Cuda(_) | DeviceName::Absent(_) => None,
+        }
     }
 
     /// The least of what limits the device's memory.
@@ -134,12 +156,11 @@ impl DeviceArgs {
         }
     }
 
-    fn open_within(&self, budget_bytes: Option<usize>) -> Result<Device> {
+    fn open_within(&self, budget_bytes: Option<usize>, rates: Option<Rates>) -> Result<Device> {
         match self.device {
-            // No more than `THREADS_MAX`.
             DeviceName::Cpu => {
-                let threads = self.threads.map(|threads| threads as usize);
-                Ok(Device::cpu(CpuOptions { budget_bytes, threads })?)
+                let threads = self.threads.map(|_| threads_of(self.threads));
+                Ok(Device::cpu(CpuOptions { budget_bytes, threads, rates })?)
             }
             #[cfg(feature = "cuda")]
             DeviceName::Cuda(index) => {
@@ -161,13 +182,19 @@ impl DeviceArgs {
     /// device is asked only where no budget says what it has.
     pub(super) fn open_simulated(&self, process: Option<ProcessBudget>) -> Result<Simulated> {
         const CAPACITY_BYTES: usize = 1 << 50;
-        let mut products = None;
+        let (mut products, calibration) = (None, self.calibration());
+        let rates = calibration.as_ref().and_then(Calibration::rates);
         let (spec, budget_bytes) = match (self.limit(process), self.device) {
             // This machine may have no addresses for so much, as it need not to plan for another.
-            (Some(budget_bytes), DeviceName::Cpu) => match self.open_within(Some(budget_bytes)) {
-                Ok(device) => (device.spec(), budget_bytes),
-                Err(_) => (SimSpec::like_this_machine(CAPACITY_BYTES), budget_bytes),
-            },
+            (Some(budget_bytes), DeviceName::Cpu) => {
+                match self.open_within(Some(budget_bytes), rates) {
+                    Ok(device) => (device.spec(), budget_bytes),
+                    Err(_) => {
+                        let spec = SimSpec::like_this_machine(CAPACITY_BYTES);
+                        (SimSpec { rates: rates.unwrap_or(spec.rates), ..spec }, budget_bytes)
+                    }
+                }
+            }
             #[cfg(feature = "cuda")]
             (Some(budget_bytes), DeviceName::Cuda(_)) => {
                 (SimSpec::like_cuda(CAPACITY_BYTES), budget_bytes)
@@ -177,13 +204,15 @@ impl DeviceArgs {
                 (spec, budget.unwrap_or(spec.capacity_bytes - spec.outside_bytes))
             }
             _ => {
-                let device = self.open(process).map_err(|error| self.without_device(error))?;
+                let device = self
+                    .open_within(self.limit(process), rates)
+                    .map_err(|error| self.without_device(error))?;
                 products = DeviceArgs::products(&device);
                 (device.spec(), device.allocator().capacity_bytes())
             }
         };
         let device = Device::sim(SimSpec { capacity_bytes: CAPACITY_BYTES, ..spec })?;
-        Ok(Simulated { device, budget_bytes, products })
+        Ok(Simulated { device, budget_bytes, products, calibration })
     }
 
     /// What the budget is, in words.
@@ -210,6 +239,19 @@ impl DeviceArgs {
         match self.budget_origin(process).as_str() {
             "--budget" => bytes,
             origin => format!("{bytes}: {origin}"),
+        }
+    }
+
+    /// Which rates times are by, in words.
+    pub(super) fn tell_rates(&self, calibration: Option<&Calibration>) -> String {
+        match (calibration, self.device) {
+            (Some(calibration), _) => {
+                format!("by the rates measured on {}", calibration.measured_on)
+            }
+            (None, DeviceName::Cpu) => {
+                "by nominal rates, to compare plans; `lowtide calibrate` measures them".to_owned()
+            }
+            (None, _) => "by nominal rates, to compare plans".to_owned(),
         }
     }
 
@@ -283,6 +325,8 @@ pub(super) struct Simulated {
     pub(super) budget_bytes: usize,
     /// What will multiply matrices, where an NVIDIA device was asked.
     pub(super) products: Option<String>,
+    /// The rates that its times are by, where they are not nominal.
+    pub(super) calibration: Option<Calibration>,
 }
 
 fn no_budget(problem: &str) -> TrainError {

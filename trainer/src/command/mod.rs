@@ -3,6 +3,7 @@
 //! Exit codes: 0 done; 2 the training does not fit the memory, or a replayed trace the capacity;
 //! 1 anything else.
 
+mod calibrate;
 mod device;
 mod eval;
 mod explain;
@@ -10,6 +11,7 @@ mod failure;
 mod interrupt;
 mod plan;
 mod process;
+mod rates;
 mod recipes;
 mod recording;
 mod replay;
@@ -48,6 +50,8 @@ enum Command {
     Train(train::TrainArgs),
     /// Tells what a training needs and how it would run in a budget, without running it.
     Plan(plan::PlanArgs),
+    /// Measures how fast this machine's processor is, for the times of plans.
+    Calibrate(calibrate::CalibrateArgs),
     /// Evaluates a trained model on its test data.
     Eval(eval::EvalArgs),
     /// Lists the recipes that ship, or shows one.
@@ -138,6 +142,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             Ok(false) => return ExitCode::from(DOES_NOT_FIT),
             planned => (planned.map(drop), arguments.json),
         },
+        Command::Calibrate(arguments) => (calibrate::run(arguments), arguments.json),
         Command::Eval(arguments) => (eval::run(arguments), arguments.json),
         Command::Recipes(arguments) => (recipes::list(arguments), false),
         Command::Check(arguments) => (recipes::check(arguments), false),

@@ -6,9 +6,10 @@ use serde_json::{Value, json};
 
 use crate::command::device::Simulated;
 use crate::command::process::{Process, ProcessBudget, Work};
+use crate::command::rates::Calibration;
 use crate::command::{DeviceArgs, RecipeArgs, failure, say};
 use crate::error::{Result, TrainError};
-use crate::human::format_bytes;
+use crate::human::{format_bytes, format_seconds};
 use crate::json::{categories_json, does_not_fit_json, modules_json};
 use crate::knobs::Knobs;
 use crate::outline::Fit;
@@ -42,6 +43,8 @@ pub(super) struct Found {
     is_assumed: bool,
     /// What will multiply matrices, where an NVIDIA device was asked.
     products: Option<String>,
+    /// The rates that times are by, where they are not nominal.
+    calibration: Option<Calibration>,
     survey: Vec<(Knobs, Forecast)>,
 }
 
@@ -65,7 +68,8 @@ pub(super) fn run(arguments: &PlanArgs) -> Result<bool> {
 fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
     arguments.device.check_budgets()?;
     let process_budget = arguments.device.process_budget();
-    let Simulated { device: sim, .. } = arguments.device.open_simulated(process_budget)?;
+    let simulated = arguments.device.open_simulated(process_budget)?;
+    let Simulated { device: sim, calibration, .. } = simulated;
     let RecipeData { samples, mut train, test } = recipe.open()?;
     lock_pages(&mut train, &sim)?;
     let mut trainer = recipe.trainer(&sim, samples)?;
@@ -92,22 +96,36 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
                 "fused_update": plan.knobs.fused_update,
                 "predicted_peak_bytes": plan.predicted_peak_bytes(),
                 "relative_time": plan.forecast.seconds / fastest,
+                "step_seconds": measured_seconds(calibration.as_ref(), &plan.forecast),
             }),
             Err(error) => json!({
                 "budget_bytes": budget_bytes,
                 "does_not_fit": does_not_fit_json(error),
             }),
         });
-        say(&json!({ "fits": fits, "plans": plans.collect::<Vec<_>>() }).to_string())?;
+        let measured_on = calibration.as_ref().map(|calibration| &calibration.measured_on);
+        let plans = plans.collect::<Vec<_>>();
+        let all = json!({ "fits": fits, "rates_measured_on": measured_on, "plans": plans });
+        say(&all.to_string())?;
         return Ok(fits);
     }
-    say(&format!("batches of {} samples; time relative to the fastest", recipe.train.batch_size))?;
+    let time = match &calibration {
+        Some(calibration) => {
+            format!("time of a step {}", arguments.device.tell_rates(Some(calibration)))
+        }
+        None => "time relative to the fastest".to_owned(),
+    };
+    say(&format!("batches of {} samples; {time}", recipe.train.batch_size))?;
     say("")?;
-    say("budget       peak                             time  plan")?;
+    let width = if calibration.is_some() { 8 } else { 4 };
+    say(&format!("budget       peak                             {:>width$}  plan", "time"))?;
     for (budget_bytes, plan) in plans {
         let (bytes, time, words) = match plan {
             Ok(plan) => {
-                let time = format!("{:.2}", plan.forecast.seconds / fastest);
+                let time = match measured_seconds(calibration.as_ref(), &plan.forecast) {
+                    Some(seconds) => format_seconds(seconds),
+                    None => format!("{:.2}", plan.forecast.seconds / fastest),
+                };
                 (plan.predicted_peak_bytes(), time, plan.knobs.to_string())
             }
             Err(error) => {
@@ -117,15 +135,18 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
             }
         };
         let [budget, peak] = [budget_bytes, bytes].map(|bytes| format_bytes(bytes as u64));
-        say(&format!("{budget:<12} {:<32} {time:>4}  {words}", format!("{peak} ({bytes} bytes)")))?;
+        say(&format!(
+            "{budget:<12} {:<32} {time:>width$}  {words}",
+            format!("{peak} ({bytes} bytes)")
+        ))?;
     }
     Ok(fits)
 }
 
 impl Found {
     fn tell(&self, device: &DeviceArgs) -> Result<()> {
-        let &Found { ref plan, ref process, ref survey, ref products, outside_bytes, is_assumed } =
-            self;
+        let Found { plan, process, survey, products, calibration, .. } = self;
+        let &Found { outside_bytes, is_assumed, .. } = self;
         let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
         let budget = device.tell_budget(plan.budget_bytes, process.as_ref());
         say(&format!("budget          {budget}"))?;
@@ -152,6 +173,7 @@ impl Found {
         if let Some(process) = process {
             process.tell()?;
         }
+        say(&format!("times           {}", device.tell_rates(calibration.as_ref())))?;
         say("")?;
         say("peak of each category (not at the same moment)")?;
         for &(category, peak_bytes) in &plan.forecast.category_peaks {
@@ -161,7 +183,9 @@ impl Found {
         }
         self.tell_modules()?;
         say("")?;
-        say("micro-batch   recomputed   peak                        time, relative to the first")?;
+        let step = if calibration.is_some() { "a step    " } else { "" };
+        let peak = format!("{:<28}{step}", "peak");
+        say(&format!("micro-batch   recomputed   {peak}time, relative to the first"))?;
         for (knobs, forecast) in survey {
             let mark = if *knobs == plan.knobs {
                 "  <- plan"
@@ -179,7 +203,11 @@ impl Found {
             };
             let mark =
                 if *fused_update { format!("  update fused{mark}") } else { mark.to_owned() };
-            say(&format!("{micro_batch:<13} {recomputed:<12} {peak:<27} {time:.2}{mark}"))?;
+            let seconds = measured_seconds(calibration.as_ref(), forecast);
+            let seconds = seconds.map_or(String::new(), |s| format!("{:<10}", format_seconds(s)));
+            say(&format!(
+                "{micro_batch:<13} {recomputed:<12} {peak:<27} {seconds}{time:.2}{mark}"
+            ))?;
         }
         if !plan.forecast.assumptions.is_empty() {
             say("")?;
@@ -202,7 +230,8 @@ impl Found {
     }
 
     fn to_json(&self, device: &DeviceArgs) -> Value {
-        let Found { plan, process, survey, products, outside_bytes, .. } = self;
+        let Found { plan, process, survey, products, outside_bytes, calibration, .. } = self;
+        let calibration = calibration.as_ref();
         let survey = survey.iter().map(|(knobs, forecast)| {
             json!({
                 "micro_batch": knobs.micro_batch,
@@ -210,6 +239,7 @@ impl Found {
                 "fused_update": knobs.fused_update,
                 "peak_bytes": forecast.peak_bytes,
                 "relative_time": self.relative_time(forecast),
+                "step_seconds": measured_seconds(calibration, forecast),
             })
         });
         let assumptions = plan.forecast.assumptions.iter().map(
@@ -231,6 +261,8 @@ impl Found {
             "predicted_peak_bytes": plan.predicted_peak_bytes(),
             "peak_bytes_by_category": categories_json(plan.forecast.category_peaks.iter().copied()),
             "modules_at_peak": modules_json(&plan.forecast.modules_at_peak),
+            "rates_measured_on": calibration.map(|calibration| &calibration.measured_on),
+            "step_seconds": measured_seconds(calibration, &plan.forecast),
             "survey": survey.collect::<Vec<_>>(),
             "assumptions": assumptions.collect::<Vec<_>>(),
         });
@@ -294,7 +326,7 @@ pub(super) fn find(
     device: &DeviceArgs,
     process_budget: Option<ProcessBudget>,
 ) -> Result<Found> {
-    let Simulated { device: sim, budget_bytes, products } =
+    let Simulated { device: sim, budget_bytes, products, calibration } =
         device.open_simulated(process_budget)?;
     let RecipeData { samples, mut train, test } = recipe.open()?;
     lock_pages(&mut train, &sim)?;
@@ -305,5 +337,10 @@ pub(super) fn find(
     let plan = planned(&mut trainer, &fit, process.as_ref())?;
     let survey = trainer.survey(&fit)?;
     let (outside_bytes, is_assumed) = (sim.outside_bytes(), device.is_assumed());
-    Ok(Found { plan, process, outside_bytes, is_assumed, products, survey })
+    Ok(Found { plan, process, outside_bytes, is_assumed, products, calibration, survey })
+}
+
+/// Seconds of a step, where they are more than an order of plans.
+fn measured_seconds(calibration: Option<&Calibration>, forecast: &Forecast) -> Option<f64> {
+    calibration.map(|_| forecast.step_seconds)
 }

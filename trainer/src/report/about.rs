@@ -74,17 +74,23 @@ fn machine() -> String {
     let mut parts = Vec::new();
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     parts.extend(Some(name.trim().to_owned()).filter(|name| !name.is_empty()));
-    let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = processor.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    parts.extend(model.map(|(_, model)| model.trim().to_owned()));
+    parts.extend(processor());
     let cores = thread::available_parallelism().map_or(0, usize::from);
     parts.extend((cores > 0).then(|| format!("{cores} threads for this process")));
     parts.push(format!("{} {}", env::consts::OS, env::consts::ARCH));
     parts.join(", ")
 }
 
+/// The processor's model, as far as the system tells.
+pub(crate) fn processor() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let (_, model) =
+        text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'))?;
+    Some(model.trim().to_owned())
+}
+
 /// Date and time of the day in UTC: `2026-02-28 23:59:59 UTC`.
-pub(super) fn date(time: SystemTime) -> String {
+pub(crate) fn date(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (mut days, of_day) = (seconds / 86_400, seconds % 86_400);
     // Years of 400 have the same days each; a year is thought to begin in March, so that the day

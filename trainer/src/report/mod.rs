@@ -21,6 +21,7 @@ mod tests;
 mod thin;
 
 pub use about::About;
+pub(crate) use about::{date, processor};
 pub use compare::{Row, compare, figures, recipe_differences};
 pub use curves::{Curves, Series};
 pub use observer::Report;

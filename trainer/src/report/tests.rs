@@ -52,7 +52,8 @@ fn add(curves: &mut Curves, line: &Value) {
 
 /// A few allocations of two modules, with notes.
 fn memory() -> RecordedStep {
-    let options = CpuOptions { budget_bytes: Some(6 * MIB as usize), threads: Some(1) };
+    let options =
+        CpuOptions { budget_bytes: Some(6 * MIB as usize), threads: Some(1), ..Default::default() };
     let device = Device::cpu(options).expect("memory");
     let first = device.allocator().event_count();
     let mut kept = Vec::new();

@@ -101,7 +101,7 @@ impl Drill {
         let mut command = Command::new("strace");
         command.arg("-qq").args(options).arg(env!("CARGO_BIN_EXE_lowtide"));
         command.args(self.arguments.split(' ')).args(["--out", "cut"]);
-        command.current_dir(self.place.path(".")).stdin(Stdio::null());
+        command.current_dir(self.place.path(".")).stdin(Stdio::null()).env("LOWTIDE_RATES", "");
         let output = command.output()?;
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         let (stdout, stderr) = (text(output.stdout), text(output.stderr));

@@ -1,5 +1,6 @@
 //! The `lowtide` command as a stranger at a shell sees it: exit codes, words and files.
 
+mod calibrate;
 mod calls;
 mod cuda;
 mod data;

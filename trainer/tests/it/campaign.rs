@@ -59,7 +59,8 @@ fn images(shape: [usize; 3], labels: &[usize]) -> Loader {
 }
 
 fn cpu() -> Device {
-    Device::cpu(CpuOptions { budget_bytes: None, threads: Some(1) }).expect("address space")
+    Device::cpu(CpuOptions { budget_bytes: None, threads: Some(1), ..Default::default() })
+        .expect("address space")
 }
 
 /// A training of a few steps, in one of which an allocation fails.

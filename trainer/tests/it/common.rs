@@ -101,7 +101,7 @@ pub(crate) fn digits() -> Digits {
 
 impl Run {
     pub(crate) fn device(&self, budget_bytes: Option<usize>) -> Device {
-        Device::cpu(CpuOptions { budget_bytes, threads: Some(self.threads) })
+        Device::cpu(CpuOptions { budget_bytes, threads: Some(self.threads), ..Default::default() })
             .expect("address space")
     }
 

@@ -41,7 +41,8 @@ fn tokens() -> Loader {
 }
 
 fn cpu() -> Device {
-    Device::cpu(CpuOptions { budget_bytes: None, threads: Some(1) }).expect("address space")
+    let options = CpuOptions { threads: Some(1), ..CpuOptions::default() };
+    Device::cpu(options).expect("address space")
 }
 
 fn gpt(device: &Device) -> LanguageModel<Gpt> {

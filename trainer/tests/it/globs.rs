@@ -18,7 +18,8 @@ fn mean(device: &Device) -> Result<f32> {
 
 #[test]
 fn result_is_the_trainers_where_all_crates_are_imported_by_glob() {
-    let options = CpuOptions { budget_bytes: Some(1 << 20), threads: Some(1) };
+    let options =
+        CpuOptions { budget_bytes: Some(1 << 20), threads: Some(1), ..Default::default() };
     let device = Device::cpu(options).expect("1 MiB of addresses");
     let found: std::result::Result<f32, TrainError> = mean(&device);
     assert_eq!(found.expect("memory for it"), 1.0);

@@ -26,6 +26,7 @@ mod peak;
 mod precision;
 mod prelude;
 mod pressure;
+mod rates;
 mod recipe;
 mod recompute;
 mod report;

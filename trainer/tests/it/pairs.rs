@@ -55,7 +55,7 @@ fn check<T: Task + Clone>(
     loader: &Loader,
     stride: u64,
 ) -> u64 {
-    let options = CpuOptions { budget_bytes: None, threads: Some(1) };
+    let options = CpuOptions { budget_bytes: None, threads: Some(1), ..Default::default() };
     let device = Device::cpu(options).expect("address space");
     let adam = Adam::new(AdamOptions { learning_rate: 0.01, ..AdamOptions::adamw() });
     let options = Options { clip_norm: Some(0.5), ..Options::default() };

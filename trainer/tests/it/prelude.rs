@@ -10,7 +10,11 @@ fn program_that_depends_on_the_trainer_alone_can_train() {
     let train = Loader::new(train, options).expect("digits to load");
     let test = Loader::with_sampler(test, data::Sequential, options).expect("digits to load");
 
-    let device = Device::cpu(CpuOptions { budget_bytes: Some(4 << 20), threads: Some(1) });
+    let device = Device::cpu(CpuOptions {
+        budget_bytes: Some(4 << 20),
+        threads: Some(1),
+        ..Default::default()
+    });
     let device = device.expect("4 MiB of addresses");
     let shape = nn::models::SimpleCnnShape { image: [1, 8, 8], channels: 4, classes: 10 };
     let model = nn::models::SimpleCnn::new(&device, RandomKey::new(0), shape);

@@ -33,7 +33,8 @@ fn images(samples: usize, shape: [usize; 3], labels: &[usize]) -> Loader {
 }
 
 fn cpu(budget_bytes: Option<usize>) -> Device {
-    Device::cpu(CpuOptions { budget_bytes, threads: Some(1) }).expect("address space")
+    Device::cpu(CpuOptions { budget_bytes, threads: Some(1), ..Default::default() })
+        .expect("address space")
 }
 
 fn resnet(device: &Device) -> Classification<ResNet> {

@@ -6,7 +6,7 @@ use crate::cpu::Cpu;
 use crate::cpu::pool::Pool;
 use crate::dtype::{DType, Element, Float, for_each_dtype, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::Shape;
 use crate::ops::direction::Direction;
 use crate::ops::max_pool2d::exceeds;
@@ -95,7 +95,7 @@ impl Kernel for AdaptiveMaxPool2d {
         let x_len = self.planes * rows.in_len * cols.in_len;
         let y_len = self.planes * rows.out_len * cols.out_len;
         let bytes = (x_len + y_len) * self.dtype.size_bytes() + y_len * DType::I32.size_bytes();
-        Cost { flops: x_len.max(y_len) as f64, bytes: bytes as f64 }
+        Cost { class: OpClass::Pooling, flops: x_len.max(y_len) as f64, bytes: bytes as f64 }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

@@ -16,7 +16,7 @@ use crate::cpu::Cpu;
 use crate::device::Device;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::Shape;
 use crate::random::RandomKey;
 use crate::tensor::Tensor;
@@ -181,6 +181,7 @@ impl Launch {
         let pairs = share * (batch * heads * queries * keys) as f64;
         let elements = batch * (heads * queries + groups * keys) * (dim + v_dim);
         Cost {
+            class: OpClass::Attention,
             flops: pairs * (count * (dim + v_dim)) as f64,
             bytes: (elements * count * self.dtype.size_bytes()) as f64,
         }

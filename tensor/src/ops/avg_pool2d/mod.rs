@@ -7,7 +7,7 @@ mod cpu;
 use crate::cpu::Cpu;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::Shape;
 use crate::ops::direction::Direction;
 use crate::ops::max_pool2d::{Pool1dGeometry, Pool2dGeometry};
@@ -88,7 +88,7 @@ impl Kernel for AvgPool2d {
         let window_len: usize =
             self.shape.axes.map(|axis| axis.window(axis.out_len / 2).len()).iter().product();
         let bytes = (x_len + y_len) * self.dtype.size_bytes() as f64;
-        Cost { flops: y_len * window_len as f64, bytes }
+        Cost { class: OpClass::Pooling, flops: y_len * window_len as f64, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

@@ -16,7 +16,7 @@ mod cpu;
 use crate::cpu::Cpu;
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
@@ -95,7 +95,11 @@ impl Channels {
 
     fn cost_of(&self, passes: usize) -> Cost {
         let bytes = (passes * self.element_count() * self.dtype.size_bytes()) as f64;
-        Cost { flops: 4.0 * passes as f64 * self.element_count() as f64, bytes }
+        Cost {
+            class: OpClass::Normalization,
+            flops: 4.0 * passes as f64 * self.element_count() as f64,
+            bytes,
+        }
     }
 
     fn rstd<T: Element>(&self, variance: T) -> f64 {
@@ -237,7 +241,7 @@ impl Kernel for Update {
 
     fn cost(&self) -> Cost {
         let bytes = (6 * self.channels * self.dtype.size_bytes()) as f64;
-        Cost { flops: 6.0 * self.channels as f64, bytes }
+        Cost { class: OpClass::Normalization, flops: 6.0 * self.channels as f64, bytes }
     }
 
     fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

@@ -6,7 +6,7 @@ use crate::axis::Axis;
 use crate::cpu::Cpu;
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::{RANK_MAX, Shape, check_axis, check_index};
 use crate::tensor::Tensor;
 use cpu::Part;
@@ -24,7 +24,11 @@ impl Kernel for Cat {
     }
 
     fn cost(&self) -> Cost {
-        Cost { flops: 0.0, bytes: 2.0 * (self.len * self.dtype.size_bytes()) as f64 }
+        Cost {
+            class: OpClass::Copy,
+            flops: 0.0,
+            bytes: 2.0 * (self.len * self.dtype.size_bytes()) as f64,
+        }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

@@ -12,7 +12,7 @@ use crate::cpu::Cpu;
 use crate::device::Backend;
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::{Layout, Nest, Shape};
 use crate::tensor::Tensor;
 use cpu::Mask;
@@ -30,7 +30,11 @@ impl Kernel for MaskedSelect<'_> {
     }
 
     fn cost(&self) -> Cost {
-        Cost { flops: 0.0, bytes: (self.len * (1 + 2 * self.dtype.size_bytes())) as f64 }
+        Cost {
+            class: OpClass::Indexing,
+            flops: 0.0,
+            bytes: (self.len * (1 + 2 * self.dtype.size_bytes())) as f64,
+        }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
@@ -63,7 +67,7 @@ impl Kernel for Nonzero<'_> {
 
     fn cost(&self) -> Cost {
         let bytes = self.shape.element_count() * (self.dtype.size_bytes() + 8 * self.shape.len());
-        Cost { flops: 0.0, bytes: bytes as f64 }
+        Cost { class: OpClass::Indexing, flops: 0.0, bytes: bytes as f64 }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

@@ -43,7 +43,7 @@ use crate::cuda::{Cuda, CudaOperands};
 use crate::device::DeviceKind;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 pub use one::{Conv1dGeometry, ConvTranspose1dGeometry};
@@ -257,7 +257,7 @@ impl Kernel for Conv2d {
         let elements = s.x_len() + s.w_len() + s.y_len();
         let products = s.y_len() * s.w_len() / s.out_channels.max(1);
         let bytes = (elements * self.dtype.size_bytes()) as f64;
-        Cost { flops: 2.0 * products as f64, bytes }
+        Cost { class: OpClass::Convolution, flops: 2.0 * products as f64, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

@@ -20,7 +20,7 @@ use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::device::{Device, DeviceKind};
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
@@ -105,7 +105,7 @@ impl Positions {
     fn cost_of(&self, passes: usize) -> Cost {
         let len = self.blocks.element_count();
         let bytes = (passes * len * self.dtype.size_bytes()) as f64;
-        Cost { flops: 25.0 * len as f64, bytes }
+        Cost { class: OpClass::Reduction, flops: 25.0 * len as f64, bytes }
     }
 
     fn targets<'a, E: Element>(&self, operands: &Operands<'a>) -> cpu::Targets<'a, E> {

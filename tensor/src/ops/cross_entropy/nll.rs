@@ -10,7 +10,7 @@ use crate::cpu::lines::each_strided_row;
 use crate::cpu::math::SimdFloat;
 use crate::dtype::{Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands, View};
+use crate::launch::{Cost, Kernel, OpClass, Operands, View};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
@@ -25,7 +25,11 @@ impl Kernel for Forward {
     fn cost(&self) -> Cost {
         // A label and one logarithm of each position.
         let positions = (self.0.blocks.outer * self.0.blocks.inner) as f64;
-        Cost { flops: 2.0 * positions, bytes: positions * (8 + self.0.dtype.size_bytes()) as f64 }
+        Cost {
+            class: OpClass::Reduction,
+            flops: 2.0 * positions,
+            bytes: positions * (8 + self.0.dtype.size_bytes()) as f64,
+        }
     }
 
     fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
@@ -69,7 +73,7 @@ impl Kernel for Backward {
 
     fn cost(&self) -> Cost {
         let bytes = (self.0.blocks.element_count() * self.0.dtype.size_bytes()) as f64;
-        Cost { flops: 0.0, bytes }
+        Cost { class: OpClass::Reduction, flops: 0.0, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

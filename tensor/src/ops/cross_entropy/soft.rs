@@ -18,7 +18,7 @@ use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Fused;
 use crate::dtype::{DType, Element, Float, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::tensor::Tensor;
 
 /// What both kernels know. They read the target first and the weight last.
@@ -54,7 +54,11 @@ impl Soft {
 
     fn cost_of(&self, passes: usize) -> Cost {
         let len = self.blocks.element_count();
-        Cost { flops: 25.0 * len as f64, bytes: (passes * len * self.dtype.size_bytes()) as f64 }
+        Cost {
+            class: OpClass::Reduction,
+            flops: 25.0 * len as f64,
+            bytes: (passes * len * self.dtype.size_bytes()) as f64,
+        }
     }
 
     fn targets<'a, E: Element>(&self, operands: &Operands<'a>) -> Targets<'a, E> {

@@ -11,7 +11,7 @@ use crate::cpu::Cpu;
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
 use crate::dtype::for_each_float;
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::random::RandomKey;
 use crate::tensor::Tensor;
 
@@ -40,7 +40,7 @@ impl Kernel for Drop {
 
     fn cost(&self) -> Cost {
         let bytes = (2 * self.len * self.dtype.size_bytes()) as f64;
-        Cost { flops: 20.0 * self.len as f64, bytes }
+        Cost { class: OpClass::Random, flops: 20.0 * self.len as f64, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

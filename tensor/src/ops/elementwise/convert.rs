@@ -9,7 +9,7 @@ use crate::cpu::tiles::{Constant, Mode, evaluate};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::tensor::Tensor;
 
 /// Converts or copies `len` elements.
@@ -26,7 +26,7 @@ impl Kernel for Copy {
 
     fn cost(&self) -> Cost {
         let bytes = self.len * (self.from.size_bytes() + self.to.size_bytes());
-        Cost { flops: 0.0, bytes: bytes as f64 }
+        Cost { class: OpClass::Copy, flops: 0.0, bytes: bytes as f64 }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
@@ -62,7 +62,11 @@ impl Kernel for Fill {
     }
 
     fn cost(&self) -> Cost {
-        Cost { flops: 0.0, bytes: (self.len * self.dtype.size_bytes()) as f64 }
+        Cost {
+            class: OpClass::Elementwise,
+            flops: 0.0,
+            bytes: (self.len * self.dtype.size_bytes()) as f64,
+        }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

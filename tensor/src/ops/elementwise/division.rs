@@ -6,7 +6,7 @@ use super::op::Op;
 use crate::cpu::Cpu;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::Nest;
 use crate::tensor::Tensor;
 
@@ -46,7 +46,7 @@ impl Kernel for CheckDivisor {
 
     fn cost(&self) -> Cost {
         let bytes = (self.len * self.dtype.size_bytes()) as f64;
-        Cost { flops: self.len as f64, bytes }
+        Cost { class: OpClass::Elementwise, flops: self.len as f64, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

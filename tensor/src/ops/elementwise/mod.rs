@@ -21,7 +21,7 @@ use crate::cpu::tiles::{Constant, Formula, Mode, Order, Source, Strided, evaluat
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::tensor::Tensor;
 use cpu::{apply_to_floats, apply_to_integers};
 use op::{Domain, Op};
@@ -48,7 +48,7 @@ impl Kernel for Elementwise {
         let scalar_count = usize::from(self.scalar.is_some());
         let read_bytes = (self.op.source_count() - scalar_count) * self.dtype.size_bytes();
         let bytes = (self.len * (read_bytes + self.result.size_bytes())) as f64;
-        Cost { flops: self.op.flops() * self.len as f64, bytes }
+        Cost { class: OpClass::Elementwise, flops: self.op.flops() * self.len as f64, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

@@ -10,7 +10,7 @@ use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::device::{Device, DeviceKind};
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::Nest;
 use crate::tensor::Tensor;
 
@@ -28,7 +28,7 @@ impl Kernel for ScaleAndCheck {
 
     fn cost(&self) -> Cost {
         let bytes = (2 * self.len * self.dtype.size_bytes()) as f64;
-        Cost { flops: self.len as f64, bytes }
+        Cost { class: OpClass::Reduction, flops: self.len as f64, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
@@ -84,7 +84,7 @@ impl Kernel for AddSquares {
 
     fn cost(&self) -> Cost {
         let bytes = (self.len * self.dtype.size_bytes()) as f64;
-        Cost { flops: 2.0 * self.len as f64, bytes }
+        Cost { class: OpClass::Reduction, flops: 2.0 * self.len as f64, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

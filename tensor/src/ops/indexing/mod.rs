@@ -10,7 +10,7 @@ use crate::axis::Axis;
 use crate::cpu::Cpu;
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::{RANK_MAX, Shape, check_axis, check_index};
 use crate::tensor::Tensor;
 use cpu::Follow;
@@ -34,7 +34,7 @@ impl Kernel for Gather {
 
     fn cost(&self) -> Cost {
         let moved = 2 * self.shape.element_count() * self.dtype.size_bytes();
-        Cost { flops: 0.0, bytes: (moved + 8 * self.index_len) as f64 }
+        Cost { class: OpClass::Indexing, flops: 0.0, bytes: (moved + 8 * self.index_len) as f64 }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
@@ -67,7 +67,11 @@ impl Kernel for OneHot {
     }
 
     fn cost(&self) -> Cost {
-        Cost { flops: 0.0, bytes: (self.out_len * self.dtype.size_bytes()) as f64 }
+        Cost {
+            class: OpClass::Indexing,
+            flops: 0.0,
+            bytes: (self.out_len * self.dtype.size_bytes()) as f64,
+        }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

@@ -7,7 +7,7 @@ use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::{RANK_MAX, check_axis};
 use crate::tensor::Tensor;
 
@@ -38,7 +38,7 @@ impl Kernel for Scatter {
         let [from, to] = self.dtypes.map(DType::size_bytes);
         let (touches, flops) = if self.arrival == Arrival::Add { (2, 1) } else { (1, 0) };
         let bytes = self.len * (from + touches * to) + 8 * self.index_len;
-        Cost { flops: (flops * self.len) as f64, bytes: bytes as f64 }
+        Cost { class: OpClass::Indexing, flops: (flops * self.len) as f64, bytes: bytes as f64 }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

@@ -9,7 +9,7 @@ mod cpu;
 use crate::cpu::Cpu;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::tensor::Tensor;
 
 /// What [`Tensor::linear_cross_entropy`] counts, and how.
@@ -67,6 +67,7 @@ impl Kernel for LinearCrossEntropyKernel {
         let passes = if self.has_gradients { 3.0 } else { 1.0 };
         let elements = rows * dim + classes * dim;
         Cost {
+            class: OpClass::Product,
             flops: passes * 2.0 * (rows * dim * classes) as f64,
             bytes: passes * (elements * self.dtype.size_bytes()) as f64,
         }

@@ -13,7 +13,7 @@ use crate::cpu::math::SimdFloat;
 use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands, ViewMut};
+use crate::launch::{Cost, Kernel, OpClass, Operands, ViewMut};
 use crate::layout::{Layout, RANK_MAX, Shape};
 use crate::tensor::Tensor;
 use crate::write_mode::WriteMode;
@@ -72,7 +72,7 @@ impl Kernel for MatMul {
         let [m, k, n] = self.plan.size;
         let count = self.plan.batch.len();
         let bytes = (count * (m * k + k * n + m * n) * self.dtype.size_bytes()) as f64;
-        Cost { flops: 2.0 * (count * m * k * n) as f64, bytes }
+        Cost { class: OpClass::Product, flops: 2.0 * (count * m * k * n) as f64, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

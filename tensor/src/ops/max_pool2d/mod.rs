@@ -13,7 +13,7 @@ use crate::cpu::Cpu;
 use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::dtype::{DType, for_each_dtype, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::Shape;
 use crate::ops::windows::{SizeRounding, check_image, pair_shape, with_size};
 use crate::tensor::Tensor;
@@ -68,7 +68,7 @@ impl Pool2dGeometry {
 fn cost(shape: &MaxPool2dShape, dtype: DType) -> Cost {
     let bytes = (shape.x_len() + shape.y_len()) * dtype.size_bytes() + shape.y_len();
     let flops = (shape.y_len() * shape.kernel[0] * shape.kernel[1]) as f64;
-    Cost { flops, bytes: bytes as f64 }
+    Cost { class: OpClass::Pooling, flops, bytes: bytes as f64 }
 }
 
 struct Forward {

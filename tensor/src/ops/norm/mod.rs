@@ -16,7 +16,7 @@ mod piece;
 use crate::cpu::Cpu;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
@@ -69,7 +69,11 @@ impl Norm {
 
     fn cost_of(&self, passes: usize) -> Cost {
         let bytes = (passes * self.element_count() * self.dtype.size_bytes()) as f64;
-        Cost { flops: 4.0 * passes as f64 * self.element_count() as f64, bytes }
+        Cost {
+            class: OpClass::Normalization,
+            flops: 4.0 * passes as f64 * self.element_count() as f64,
+            bytes,
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::cpu::Cpu;
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::tensor::Tensor;
 
 /// A loss f of an element x and its target t.
@@ -49,7 +49,11 @@ struct Sum {
 }
 
 fn cost(len: usize, passes: usize, dtype: DType) -> Cost {
-    Cost { flops: 10.0 * len as f64, bytes: (passes * len * dtype.size_bytes()) as f64 }
+    Cost {
+        class: OpClass::Reduction,
+        flops: 10.0 * len as f64,
+        bytes: (passes * len * dtype.size_bytes()) as f64,
+    }
 }
 
 impl Kernel for Sum {

@@ -12,7 +12,7 @@ use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::device::Device;
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::random::RandomKey;
 use crate::tensor::Tensor;
 
@@ -46,7 +46,7 @@ impl Kernel for Random {
             _ => 20.0,
         };
         let bytes = (self.len * self.dtype.size_bytes()) as f64;
-        Cost { flops: flops * self.len as f64, bytes }
+        Cost { class: OpClass::Random, flops: flops * self.len as f64, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
@@ -92,7 +92,11 @@ impl Kernel for Permutation {
     }
 
     fn cost(&self) -> Cost {
-        Cost { flops: 100.0 * self.len as f64, bytes: 24.0 * self.len as f64 }
+        Cost {
+            class: OpClass::Random,
+            flops: 100.0 * self.len as f64,
+            bytes: 24.0 * self.len as f64,
+        }
     }
 
     fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

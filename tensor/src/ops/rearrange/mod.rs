@@ -7,7 +7,7 @@ use crate::axis::Axis;
 use crate::cpu::Cpu;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::{Shape, check_axes, check_axis};
 use crate::tensor::Tensor;
 use cpu::{Dimension, Edge, Map};
@@ -39,7 +39,11 @@ impl Kernel for Rearrange {
     }
 
     fn cost(&self) -> Cost {
-        Cost { flops: 0.0, bytes: 2.0 * (self.out_len * self.dtype.size_bytes()) as f64 }
+        Cost {
+            class: OpClass::Copy,
+            flops: 0.0,
+            bytes: 2.0 * (self.out_len * self.dtype.size_bytes()) as f64,
+        }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

@@ -11,7 +11,7 @@ use crate::cpu::simd::{Simd, SimdKernel};
 use crate::cuda::{Cuda, CudaOperands, check_f32};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 
 /// Which end of the order is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +130,11 @@ impl Kernel for Extreme {
     }
 
     fn cost(&self) -> Cost {
-        Cost { flops: self.len as f64, bytes: (self.len * self.dtype.size_bytes()) as f64 }
+        Cost {
+            class: OpClass::Reduction,
+            flops: self.len as f64,
+            bytes: (self.len * self.dtype.size_bytes()) as f64,
+        }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

@@ -19,7 +19,7 @@ use crate::cpu::Cpu;
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::{Layout, Shape, check_axes};
 use crate::tensor::Tensor;
 use cpu::{Center, Finish};
@@ -124,7 +124,7 @@ impl Kernel for Reduce {
             _ => (1, 1),
         };
         let bytes = (passes * self.len * self.dtype.size_bytes()) as f64;
-        Cost { flops: (flops * self.len) as f64, bytes }
+        Cost { class: OpClass::Reduction, flops: (flops * self.len) as f64, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

@@ -8,7 +8,7 @@ mod cpu;
 use crate::cpu::Cpu;
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::ops::direction::Direction;
 use crate::tensor::Tensor;
 
@@ -36,7 +36,7 @@ impl Kernel for Rotary {
 
     fn cost(&self) -> Cost {
         let bytes = 2.0 * (self.len * self.dtype.size_bytes()) as f64;
-        Cost { flops: 3.0 * self.len as f64, bytes }
+        Cost { class: OpClass::Elementwise, flops: 3.0 * self.len as f64, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

@@ -8,7 +8,7 @@ use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::tiles::{Order, Source};
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::check_axis;
 use crate::ops::elementwise::source;
 use crate::tensor::Tensor;
@@ -32,7 +32,7 @@ impl Kernel for Scan {
     fn cost(&self) -> Cost {
         let len = self.extent.element_count();
         let bytes = self.dtype.size_bytes() + self.result.size_bytes();
-        Cost { flops: 2.0 * len as f64, bytes: (len * bytes) as f64 }
+        Cost { class: OpClass::Reduction, flops: 2.0 * len as f64, bytes: (len * bytes) as f64 }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

@@ -7,7 +7,7 @@ use crate::cpu::tiles::{Generated, Mode, Order, evaluate};
 use crate::device::Device;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
@@ -34,7 +34,7 @@ impl Kernel for Fill {
 
     fn cost(&self) -> Cost {
         let bytes = (self.len * self.dtype.size_bytes()) as f64;
-        Cost { flops: 2.0 * self.len as f64, bytes }
+        Cost { class: OpClass::Elementwise, flops: 2.0 * self.len as f64, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

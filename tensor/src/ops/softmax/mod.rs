@@ -10,7 +10,7 @@ use crate::cpu::Cpu;
 use crate::cpu::lines::Blocks;
 use crate::dtype::for_each_float;
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::ops::direction::Direction;
 use crate::tensor::Tensor;
 
@@ -64,7 +64,7 @@ impl Kernel for Rows {
             Direction::Backward => (4.0, 3),
         };
         let bytes = (passes * self.size_bytes) as f64;
-        Cost { flops: flops * self.blocks.element_count() as f64, bytes }
+        Cost { class: OpClass::Reduction, flops: flops * self.blocks.element_count() as f64, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

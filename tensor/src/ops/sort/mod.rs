@@ -7,7 +7,7 @@ use crate::axis::Axis;
 use crate::cpu::Cpu;
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::check_axis;
 use crate::tensor::Tensor;
 
@@ -39,7 +39,7 @@ impl Kernel for Sort {
     fn cost(&self) -> Cost {
         // Comparisons and moves of a sort of rows of usual length.
         let bytes = (self.len * (self.dtype.size_bytes() + 16)) as f64;
-        Cost { flops: 40.0 * self.len as f64, bytes }
+        Cost { class: OpClass::Indexing, flops: 40.0 * self.len as f64, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

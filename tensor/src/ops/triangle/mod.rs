@@ -4,7 +4,7 @@ use crate::cpu::Cpu;
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
@@ -64,7 +64,11 @@ impl Kernel for Keep {
     }
 
     fn cost(&self) -> Cost {
-        Cost { flops: 0.0, bytes: 2.0 * (self.len * self.dtype.size_bytes()) as f64 }
+        Cost {
+            class: OpClass::Elementwise,
+            flops: 0.0,
+            bytes: 2.0 * (self.len * self.dtype.size_bytes()) as f64,
+        }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

@@ -9,7 +9,7 @@ use crate::cpu::math::SimdFloat;
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::{Layout, Nest};
 
 /// Reads gradient and scalars, writes parameter and states, item by item.
@@ -116,7 +116,7 @@ where
         let [parameter, gradient] = self.form.dtypes.map(DType::size_bytes);
         let state = self.form.state_dtype().size_bytes();
         let bytes = len * (2 * parameter + gradient + 2 * STATES * state);
-        Cost { flops: F::FLOPS * len as f64, bytes: bytes as f64 }
+        Cost { class: OpClass::Update, flops: F::FLOPS * len as f64, bytes: bytes as f64 }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

@@ -7,7 +7,7 @@ use crate::cpu::Cpu;
 use crate::cpu::math::SimdFloat;
 use crate::dtype::{DType, Element, Float};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::{Layout, Nest};
 use crate::tensor::Tensor;
 
@@ -90,7 +90,7 @@ where
         let state = self.form.state_dtype().size_bytes();
         let bytes = self.len * (parameter + gradient + STATES * state);
         let flops = (F::FLOPS + 2.0 * NORMS as f64) * self.len as f64;
-        Cost { flops, bytes: bytes as f64 }
+        Cost { class: OpClass::Update, flops, bytes: bytes as f64 }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

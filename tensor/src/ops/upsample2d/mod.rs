@@ -7,7 +7,7 @@ mod cpu;
 use crate::cpu::Cpu;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::Shape;
 use crate::ops::windows::{check_image, pair_shape, with_size};
 use crate::tensor::Tensor;
@@ -120,7 +120,11 @@ impl Kernel for Upsample2d {
             Interpolation::Nearest => 0.0,
             Interpolation::Bilinear(_) => 9.0 * y_len,
         };
-        Cost { flops, bytes: (x_len + y_len) * self.dtype.size_bytes() as f64 }
+        Cost {
+            class: OpClass::Elementwise,
+            flops,
+            bytes: (x_len + y_len) * self.dtype.size_bytes() as f64,
+        }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {

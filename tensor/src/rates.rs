@@ -1,0 +1,84 @@
+//! How fast a device is, by class of operation: what simulated time is made of.
+
+use crate::launch::{Cost, OpClass};
+
+/// How fast a device runs one class of operations.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate {
+    /// Arithmetic operations a second, counted as [`Cost::flops`] is.
+    pub flops_per_second: f64,
+    /// Bytes a second from and to memory, each operand once.
+    pub bytes_per_second: f64,
+    /// Seconds that an operation takes however small it is.
+    pub launch_seconds: f64,
+}
+
+/// The rates of a device.
+///
+/// An operation takes the time of its arithmetic or that of its bytes, whichever is longer, and
+/// that of its launch: `max(flops / rate, bytes / bandwidth) + launch`.
+///
+/// ```
+/// use lowtide_tensor::{Cost, OpClass, Rate, Rates};
+///
+/// let nominal = Rates::nominal(1e9, 1e9);
+/// let slow = Rate { launch_seconds: 1e-6, ..nominal.of(OpClass::Product) };
+/// let rates = nominal.with(OpClass::Product, slow);
+/// let cost = Cost { class: OpClass::Product, flops: 2e3, bytes: 1e3 };
+/// assert_eq!(rates.seconds(cost), 2e-6 + 1e-6);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    by_class: [Rate; OpClass::ALL.len()],
+}
+
+impl Rates {
+    /// The same rates for every class, and launches that cost nothing: good for comparing plans
+    /// with each other, not for predicting seconds.
+    pub const fn nominal(flops_per_second: f64, bytes_per_second: f64) -> Self {
+        let rate = Rate { flops_per_second, bytes_per_second, launch_seconds: 0.0 };
+        Rates { by_class: [rate; OpClass::ALL.len()] }
+    }
+
+    /// These, but for one class.
+    #[must_use]
+    pub fn with(mut self, class: OpClass, rate: Rate) -> Self {
+        self.by_class[class as usize] = rate;
+        self
+    }
+
+    /// The rate of a class.
+    pub fn of(&self, class: OpClass) -> Rate {
+        self.by_class[class as usize]
+    }
+
+    /// What an operation of this cost takes.
+    pub fn seconds(&self, cost: Cost) -> f64 {
+        let rate = self.of(cost.class);
+        let arithmetic = cost.flops / rate.flops_per_second;
+        arithmetic.max(cost.bytes / rate.bytes_per_second) + rate.launch_seconds
+    }
+}
+
+/// What was launched on a simulated device of one class.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SimulatedWork {
+    /// Operations.
+    pub launch_count: u64,
+    /// Arithmetic operations of all.
+    pub flops: f64,
+    /// Bytes of all.
+    pub bytes: f64,
+    /// Their time by the device's rates.
+    pub seconds: f64,
+}
+
+impl SimulatedWork {
+    /// Adds an operation.
+    pub(crate) fn add(&mut self, cost: Cost, seconds: f64) {
+        self.launch_count += 1;
+        self.flops += cost.flops;
+        self.bytes += cost.bytes;
+        self.seconds += seconds;
+    }
+}

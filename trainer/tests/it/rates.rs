@@ -1,0 +1,118 @@
+//! Plans by the rates of a device: what is fast there is what is chosen.
+
+use lowtide_data::{ElementType, Field, Loader, LoaderOptions, Random, Sequential};
+use lowtide_nn::models::{Gpt, GptShape, ResNet, ResNetShape};
+use lowtide_nn::optim::{Adam, AdamOptions};
+use lowtide_tensor::{CpuOptions, Device, OpClass, RandomKey, Rate, Rates, SimSpec};
+use lowtide_trainer::{
+    Classification, Fit, Knobs, LanguageModel, Options, Plan, Result, Task, Trainer,
+};
+
+use crate::common::does_not_fit;
+
+const KEY: RandomKey = RandomKey::new(5);
+const WHOLE: Knobs = Knobs { micro_batch: 8, recomputed_blocks: 0, fused_update: false };
+
+fn loader(fields: Vec<Field>) -> Loader {
+    let options = LoaderOptions { batch_size: 8, ..Default::default() };
+    Loader::with_sampler(Random::new(16, fields, 4), Sequential, options).expect("valid options")
+}
+
+fn tokens() -> Loader {
+    loader(vec![Field::new("tokens", ElementType::I64, &[33])])
+}
+
+fn gpt(device: &Device) -> LanguageModel<Gpt> {
+    let shape = GptShape { vocabulary: 11, context: 32, width: 32, heads: 2, blocks: 6 };
+    LanguageModel::new(Gpt::gpt2(device, KEY, shape).expect("memory"))
+}
+
+fn resnet(device: &Device) -> Classification<ResNet> {
+    let shape = ResNetShape { width: 4, classes: 4, ..ResNetShape::RESNET18 };
+    Classification::new(ResNet::new(device, KEY, shape).expect("memory"))
+}
+
+fn trainer<T: Task + Clone>(device: &Device, task: T) -> Trainer<T, Adam> {
+    let adam = Adam::new(AdamOptions::adamw()).expect("in range");
+    Trainer::new(device, task, adam, Options::default())
+}
+
+/// A device without memory of these rates.
+fn simulated(rates: Rates) -> Device {
+    let spec = SimSpec { threads: 1, rates, ..SimSpec::like_this_machine(1 << 40) };
+    Device::sim(spec).expect("no memory is needed")
+}
+
+/// Rates by which nothing counts but how many operations there are.
+fn launches_only() -> Rates {
+    let endless = Rates::nominal(1e30, 1e30);
+    OpClass::ALL.into_iter().fold(endless, |rates, class| {
+        rates.with(class, Rate { launch_seconds: 1e-3, ..endless.of(class) })
+    })
+}
+
+/// The plan for one byte less than the whole batch takes with everything kept.
+fn plan_one_byte_short(device: &Device) -> Result<Plan> {
+    let loader = tokens();
+    let mut trainer = trainer(device, gpt(device));
+    let fit = Fit::new(&loader);
+    let whole = trainer.plan_for(&fit)?;
+    assert_eq!(whole.knobs, WHOLE);
+    device.allocator().set_capacity(whole.predicted_peak_bytes() - 1);
+    trainer.plan_for(&fit)
+}
+
+#[test]
+fn costly_launches_turn_the_plan_from_parts_to_recomputation() {
+    // More arithmetic costs more than more operations.
+    let split = plan_one_byte_short(&simulated(Rates::nominal(1e9, 1e9))).expect("fits");
+    assert!(split.knobs.micro_batch < 8 && split.knobs.recomputed_blocks == 0, "{split}");
+    let recomputed = plan_one_byte_short(&simulated(launches_only())).expect("fits");
+    assert_eq!(recomputed.knobs.micro_batch, 8, "{recomputed}");
+    assert!(recomputed.knobs.recomputed_blocks > 0, "{recomputed}");
+
+    // The processor, which has the same rates, has the same plan.
+    let options =
+        CpuOptions { threads: Some(1), rates: Some(launches_only()), ..Default::default() };
+    let device = Device::cpu(options).expect("address space");
+    let real = plan_one_byte_short(&device).expect("fits");
+    assert_eq!((real.knobs, real.forecast), (recomputed.knobs, recomputed.forecast));
+}
+
+#[test]
+fn seconds_of_a_step_are_its_operations_by_the_rates() {
+    let (loader, device) = (tokens(), simulated(launches_only()));
+    let mut trainer = trainer(&device, gpt(&device));
+    let fit = Fit::new(&loader).epochs(1);
+    let whole = trainer.plan_with(&fit, WHOLE).expect("fits").forecast;
+    let launch_count = whole.step_seconds / 1e-3;
+    assert!((launch_count - launch_count.round()).abs() < 1e-6, "{launch_count}");
+    // Two steps, and nothing else but the optimizer's state in the first one.
+    assert!(whole.step_seconds < whole.seconds && whole.seconds <= 2.0 * whole.step_seconds);
+    // Eight parts, of which five only repeat others, cost nearly eight times as much.
+    let eighths = Knobs { micro_batch: 1, ..WHOLE };
+    let parts = trainer.plan_with(&fit, eighths).expect("fits").forecast;
+    let ratio = parts.step_seconds / whole.step_seconds;
+    assert!((6.0..8.5).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn plan_with_given_knobs_has_them_or_says_what_is_missing() {
+    let (loader, device) = (tokens(), simulated(Rates::nominal(1e9, 1e9)));
+    let mut gpt = trainer(&device, gpt(&device));
+    let fit = Fit::new(&loader);
+    let knobs = Knobs { micro_batch: 3, recomputed_blocks: 4, fused_update: false };
+    let plan = gpt.plan_with(&fit, knobs).expect("fits");
+    assert_eq!((plan.knobs, gpt.knobs()), (knobs, knobs));
+    device.allocator().set_capacity(plan.predicted_peak_bytes());
+    assert_eq!(gpt.plan_with(&fit, knobs).expect("fits").knobs, knobs);
+    device.allocator().set_capacity(plan.predicted_peak_bytes() - 1);
+    assert_eq!(does_not_fit(gpt.plan_with(&fit, knobs)).missing_bytes(), 1);
+
+    // Samples that are coupled stay together.
+    let images = Field::new("images", ElementType::F32, &[3, 32, 32]);
+    let loader = self::loader(vec![images, Field::new("labels", ElementType::I64, &[])]);
+    let device = simulated(Rates::nominal(1e9, 1e9));
+    let error = trainer(&device, resnet(&device)).plan_with(&Fit::new(&loader), knobs).unwrap_err();
+    assert!(error.to_string().contains("may not be split"), "{error}");
+}
