@@ -349,7 +349,7 @@ impl Device {
         }
     }
 
-    /// Time of everything launched on a simulated device, by its [`SimSpec::rates`]; 0 on real ones.
+    /// Time of everything launched on a simulated device, by [`SimSpec::rates`]; 0 on real ones.
     pub fn simulated_seconds(&self) -> f64 {
         match self.backend() {
             Backend::Sim(sim) => locked(&sim.time).seconds,

@@ -114,7 +114,7 @@ impl Calibration {
         }
     }
 
-    /// What is in a file, if there is one where nobody has named it.
+    /// What is in a file; nothing where there is none, unless the user has named it.
     fn read(file: &Path, machine: &Machine) -> std::result::Result<Option<Calibration>, String> {
         let text = match fs::read_to_string(file) {
             Ok(text) => text,
@@ -209,14 +209,11 @@ mod tests {
         };
         let name = "lowtide/rates-amd-epyc-7-b13-2-threads-avx2.json";
         assert_eq!(file([Some("mine"), Some("/cache"), None]), Some("mine".into()));
-        assert_eq!(file([Some(""), Some("/cache"), Some("/home")]), None);
+        assert_eq!(file([Some(""), Some("/cache"), Some("/me")]), None);
+        assert_eq!(file([None, Some("/cache"), Some("/me")]), Some(Path::new("/cache").join(name)));
         assert_eq!(
-            file([None, Some("/cache"), Some("/home")]),
-            Some(Path::new("/cache").join(name))
-        );
-        assert_eq!(
-            file([None, Some("here"), Some("/home")]),
-            Some(Path::new("/home/.cache").join(name))
+            file([None, Some("here"), Some("/me")]),
+            Some(Path::new("/me/.cache").join(name))
         );
         assert_eq!(file([None, None, None]), None);
     }
