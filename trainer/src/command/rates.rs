@@ -114,7 +114,7 @@ impl Calibration {
         }
     }
 
-    /// What is in a file; nothing where there is none, unless the user has named it.
+    /// What is in a file. One that is missing is a problem only if the variable names it.
     fn read(file: &Path, machine: &Machine) -> std::result::Result<Option<Calibration>, String> {
         let text = match fs::read_to_string(file) {
             Ok(text) => text,
@@ -209,12 +209,12 @@ mod tests {
         };
         let name = "lowtide/rates-amd-epyc-7-b13-2-threads-avx2.json";
         assert_eq!(file([Some("mine"), Some("/cache"), None]), Some("mine".into()));
-        assert_eq!(file([Some(""), Some("/cache"), Some("/me")]), None);
-        assert_eq!(file([None, Some("/cache"), Some("/me")]), Some(Path::new("/cache").join(name)));
-        assert_eq!(
-            file([None, Some("here"), Some("/me")]),
-            Some(Path::new("/me/.cache").join(name))
-        );
+        assert_eq!(file([Some(""), Some("/cache"), Some("/own")]), None);
+        let in_cache = file([None, Some("/cache"), Some("/own")]);
+        assert_eq!(in_cache, Some(Path::new("/cache").join(name)));
+        // A cache that is not an absolute path does not count.
+        let in_home = file([None, Some("here"), Some("/own")]);
+        assert_eq!(in_home, Some(Path::new("/own/.cache").join(name)));
         assert_eq!(file([None, None, None]), None);
     }
 
