@@ -84,7 +84,12 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             None => sizes.len(),
         };
         let larger = self.largest(&sizes[..end], self.block_count)?;
-        let recomputed = larger.map(|all| self.fewest_blocks(0, all)).transpose()?;
+        let recomputed = match larger {
+            Some(all) => Some(self.fewest_blocks(0, all)?),
+            // Not always all blocks need least: the inputs of those are kept that are recomputed.
+            None if kept.is_none() => self.some_blocks(&sizes)?,
+            None => None,
+        };
         let has_plan = kept.is_some() || recomputed.is_some();
         let &RunInputs { options, scaler, .. } = &self.inputs;
         // Twice the work is worth it only where nothing else helps.
@@ -247,6 +252,22 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             }
         }
         Ok(Some(found))
+    }
+
+    /// The largest parts with some blocks recomputed that fit, where no parts fit with none or all;
+    /// of the sizes only the largest and the smallest are tried.
+    fn some_blocks(&mut self, sizes: &[usize]) -> Result<Option<Candidate>> {
+        let ends = [0, sizes.len() - 1].map(|at| sizes[at]);
+        for micro_batch in ends {
+            for recomputed_blocks in 1..self.block_count {
+                let knobs = Knobs { micro_batch, recomputed_blocks, fused_update: false };
+                let candidate = self.rehearse(knobs)?;
+                if self.fits(&candidate) {
+                    return Ok(Some(candidate));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// The candidate that fits with fewest blocks recomputed, but more than `count`, where `all`

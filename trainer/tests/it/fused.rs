@@ -13,7 +13,7 @@ use lowtide_nn::optim::{
     RmsProp, RmsPropOptions, Scheduled, Sgd, SgdOptions, Stateful,
 };
 use lowtide_nn::{Linear, Loss, Module, Schedule, parameters};
-use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, Tensor};
+use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, SimSpec, Tensor};
 use lowtide_trainer::{
     Classification, Fit, Flow, FnTask, Knobs, LanguageModel, MicroBatches, NonFinite, Observer,
     Options, Precision, Recovery, Result, StepReport, Task, TrainError, Trainer, Training,
@@ -436,4 +436,39 @@ fn what_cannot_be_fused_is_refused_and_not_planned() {
     let part = Knobs { micro_batch: 7, ..Knobs::default() };
     let error = trainer.plan_with(&Fit::new(&tokens()), part).unwrap_err();
     assert!(error.to_string().contains("micro-batches of 7 of a batch of 6"), "{error}");
+}
+
+/// The gradients of GPT-2 with 124 million parameters are gone, at any batch that does not hide
+/// them behind its activations.
+#[test]
+fn gpt2_needs_less_by_its_gradients() {
+    const SHAPE: GptShape =
+        GptShape { vocabulary: 50_257, context: 1024, width: 768, heads: 12, blocks: 12 };
+    let peaks = |batch_size: usize, recomputed_blocks: usize, fused_update: bool| {
+        let device = Device::sim(SimSpec::like_this_machine(1 << 40)).expect("no memory is needed");
+        let tokens = vec![Field::new("tokens", ElementType::I64, &[1025])];
+        let options = LoaderOptions { batch_size, ..Default::default() };
+        let random = Random::new(2 * batch_size, tokens, 50_257);
+        let loader = Loader::with_sampler(random, Sequential, options).expect("valid options");
+        let task = LanguageModel::new(Gpt::gpt2(&device, KEY, SHAPE).expect("memory"));
+        let mut trainer = Trainer::new(&device, task, adamw(), Options::default());
+        let knobs = Knobs { micro_batch: batch_size, recomputed_blocks, fused_update };
+        let plan = trainer.plan_with(&Fit::new(&loader), knobs).expect("no limit");
+        let of = |category| {
+            let peaks = &plan.forecast.category_peaks;
+            peaks.iter().find(|(own, _)| *own == category).expect("each has one").1
+        };
+        let [parameters, gradients] = [Category::Parameter, Category::Gradient].map(of);
+        println!(
+            "batch {batch_size}, {knobs}: {}, gradients {gradients}",
+            plan.predicted_peak_bytes()
+        );
+        (plan.predicted_peak_bytes(), parameters, gradients)
+    };
+    for (batch_size, blocks) in [(1, 0), (1, 12), (4, 12)] {
+        let (apart, parameters, gradients) = peaks(batch_size, blocks, false);
+        let (fused, _, left) = peaks(batch_size, blocks, true);
+        assert!(gradients >= parameters && left < parameters / 2, "{gradients} {left}");
+        assert!(fused < apart, "{fused} {apart}");
+    }
 }
