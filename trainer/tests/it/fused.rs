@@ -468,7 +468,7 @@ fn gpt2_needs_less_by_its_gradients() {
     for (batch_size, blocks) in [(1, 0), (1, 12), (4, 12)] {
         let (apart, parameters, gradients) = peaks(batch_size, blocks, false);
         let (fused, _, left) = peaks(batch_size, blocks, true);
-        assert!(gradients >= parameters && left < parameters / 2, "{gradients} {left}");
+        assert!(gradients - left > parameters / 2, "{gradients} {left}");
         assert!(fused < apart, "{fused} {apart}");
     }
 }
