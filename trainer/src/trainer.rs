@@ -101,7 +101,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
 
     /// The task, for instance to save its parameters.
     pub fn task_mut(&mut self) -> &mut T {
-        // Whoever changes the model may change what a step needs.
+        // A model that is changed may need more in a step.
         self.proofs = Proofs::default();
         &mut self.task
     }
