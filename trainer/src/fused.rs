@@ -118,9 +118,17 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         let coupling = coupling.or(own);
         let loss = match checked {
             Some((loss, _)) => loss,
-            None => loss_sum.item_assuming(0.0f64)? / goal.count,
+            // The update is written: a step whose loss cannot be read is not tried again.
+            None => {
+                loss_sum.item_assuming(0.0f64).map_err(|error| self.torn(error.into()))?
+                    / goal.count
+            }
         };
         Ok(TurnOutcome { loss, gradient_norm, skipped: false, coupling })
+    }
+
+    fn torn(&self, source: NnError) -> TrainError {
+        TrainError::Torn { step: self.number, source: Arc::new(source) }
     }
 
     /// Computes the gradients of the last part, on top of those that `attempt` has and keeps, only
@@ -237,7 +245,7 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         match finished.and_then(|()| commit_buffers(task.parameters(), &buffers)) {
             Ok(()) => Ok(coupling),
             Err(error) if !is_written => Err(error.into()),
-            Err(source) => Err(TrainError::Torn { step: self.number, source: Arc::new(source) }),
+            Err(source) => Err(self.torn(source)),
         }
     }
 }
