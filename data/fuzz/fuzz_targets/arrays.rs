@@ -4,14 +4,18 @@
 
 use libfuzzer_sys::fuzz_target;
 use lowtide_data::Npy;
-use lowtide_data_fuzz::{file, read_some};
+use lowtide_data_fuzz::{file, read_some, reads_all};
 
-fuzz_target!(|bytes: &[u8]| {
+const SEEDS: &[&[u8]] =
+    &[include_bytes!("../seeds/arrays/floats.npy"), include_bytes!("../seeds/arrays/pair.npz")];
+
+/// How many samples are read.
+fn check(bytes: &[u8]) -> usize {
     let path = file("array.npy", bytes);
-    if let Ok(arrays) = Npy::open("x", &path) {
-        read_some(arrays);
-    }
-    if let Ok(arrays) = Npy::archive(&path, &["x", "y"]) {
-        read_some(arrays);
-    }
+    let one = Npy::open("x", &path).map_or(0, read_some);
+    one + Npy::archive(&path, &["x", "y"]).map_or(0, read_some)
+}
+
+fuzz_target!(init: reads_all(check, SEEDS), |bytes: &[u8]| {
+    check(bytes);
 });

@@ -4,15 +4,24 @@
 
 use libfuzzer_sys::fuzz_target;
 use lowtide_data::{Csv, CsvOptions, CsvTarget, Dataset};
-use lowtide_data_fuzz::{file, read_some};
+use lowtide_data_fuzz::{file, read_some, reads_all};
 
-fuzz_target!(|bytes: &[u8]| {
+const SEEDS: &[&[u8]] = &[include_bytes!("../seeds/csv/table.csv")];
+
+/// How many samples are read.
+fn check(bytes: &[u8]) -> usize {
     let path = file("table.csv", bytes);
+    let mut count = 0;
     for target in [CsvTarget::Class("t".to_owned()), CsvTarget::Number("t".to_owned())] {
         let options = CsvOptions { target, ..Default::default() };
         let Ok(table) = Csv::open(&path, &options) else { continue };
         let lines = bytes.iter().filter(|&&byte| byte == b'\n' || byte == b'\r').count();
         assert!((1..=lines).contains(&table.len()));
-        read_some(table);
+        count += read_some(table);
     }
+    count
+}
+
+fuzz_target!(init: reads_all(check, SEEDS), |bytes: &[u8]| {
+    check(bytes);
 });

@@ -4,19 +4,25 @@
 
 use libfuzzer_sys::fuzz_target;
 use lowtide_data::{Cifar, Dataset, Images};
-use lowtide_data_fuzz::{file, folder, read_some};
+use lowtide_data_fuzz::{file, folder, read_some, reads_all};
 
-fuzz_target!(|bytes: &[u8]| {
+const SEEDS: &[&[u8]] = &[include_bytes!("../seeds/idx/two")];
+
+/// How many samples are read.
+fn check(bytes: &[u8]) -> usize {
     // The first byte says where the labels begin.
-    let Some((&len, rest)) = bytes.split_first() else { return };
+    let Some((&len, rest)) = bytes.split_first() else { return 0 };
     let (images, labels) = rest.split_at(rest.len().min(usize::from(len)));
+    let mut count = 0;
     if let Ok(images) = Images::idx(&file("images", images), &file("labels", labels)) {
         assert!(images.is_empty() || images.shape().iter().product::<usize>() > 0);
-        read_some(images);
+        count += read_some(images);
     }
     file("train.bin", bytes);
     file("test.bin", bytes);
-    if let Ok((train, _)) = Cifar::hundred(folder()) {
-        read_some(train);
-    }
+    count + Cifar::hundred(folder()).map_or(0, |(train, _)| read_some(train))
+}
+
+fuzz_target!(init: reads_all(check, SEEDS), |bytes: &[u8]| {
+    check(bytes);
 });

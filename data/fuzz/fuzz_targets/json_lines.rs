@@ -10,7 +10,7 @@ use lowtide_data::{
     Batch, Bytes, ChatTemplate, DataError, JsonLines, LineFormat, Loader, LoaderOptions,
     PackedRows, Sequential, StreamLoader, StreamOptions,
 };
-use lowtide_data_fuzz::file;
+use lowtide_data_fuzz::{file, reads_all};
 
 /// The tokens of the first rows.
 fn tokens(batches: impl Iterator<Item = Result<Batch, DataError>>) -> Result<Vec<i64>, DataError> {
@@ -23,9 +23,16 @@ fn tokens(batches: impl Iterator<Item = Result<Batch, DataError>>) -> Result<Vec
     Ok(tokens)
 }
 
-fuzz_target!(|bytes: &[u8]| {
+const SEEDS: &[&[u8]] = &[
+    include_bytes!("../seeds/json_lines/text.jsonl"),
+    include_bytes!("../seeds/json_lines/chat.jsonl"),
+];
+
+/// How many tokens are read.
+fn check(bytes: &[u8]) -> usize {
     let path = file("lines.jsonl", bytes);
     let chat = LineFormat::chat(ChatTemplate::chat_ml());
+    let mut count = 0;
     for format in [LineFormat::text(), LineFormat::completion(), chat] {
         let tokenizer = Bytes::new().with_special("<|im_start|>").with_special("<|im_end|>");
         let lines = JsonLines::new(format, Arc::new(tokenizer)).expect("with special tokens");
@@ -38,6 +45,13 @@ fuzz_target!(|bytes: &[u8]| {
         };
         let options = LoaderOptions { batch_size: 1, workers: 0, ..Default::default() };
         let loader = Loader::with_sampler(rows, Sequential, options).expect("in range");
-        assert_eq!(streamed.expect("as the file"), tokens(loader.epoch(0)).expect("in memory"));
+        let streamed = streamed.expect("as the file");
+        assert_eq!(streamed, tokens(loader.epoch(0)).expect("in memory"));
+        count += streamed.len();
     }
+    count
+}
+
+fuzz_target!(init: reads_all(check, SEEDS), |bytes: &[u8]| {
+    check(bytes);
 });

@@ -4,19 +4,29 @@
 
 use libfuzzer_sys::fuzz_target;
 use lowtide_data::{ImageSource, Parquet, ParquetImages, Pipeline, Step};
-use lowtide_data_fuzz::{file, read_some};
+use lowtide_data_fuzz::{file, read_some, reads_all};
 
-// The decoder panics at some files, which is caught: only what escapes ends the fuzzing.
-fuzz_target!(init: std::panic::set_hook(Box::new(|_| ())), |bytes: &[u8]| {
+const SEEDS: &[&[u8]] = &[
+    include_bytes!("../seeds/parquet/numbers.parquet"),
+    include_bytes!("../seeds/parquet/images.parquet"),
+];
+
+/// How many samples are read. The decoder panics at some files, which is caught: only what escapes
+/// ends the fuzzing.
+fn check(bytes: &[u8]) -> usize {
     let path = file("table.parquet", bytes);
-    let Ok(columns) = Parquet::columns(&path) else { return };
-    for column in columns.iter().take(4) {
-        if let Ok(table) = Parquet::open(&path, &[column]) {
-            read_some(table);
-        }
-    }
+    let Ok(columns) = Parquet::columns(&path) else { return 0 };
+    let columns = columns.iter().take(4);
+    let rows = |column: &String| Parquet::open(&path, &[column]).map_or(0, read_some);
+    let count: usize = columns.map(rows).sum();
     let small = Pipeline::new(vec![Step::Resize([4, 4])]).expect("in range");
-    if let Ok(images) = ParquetImages::open(&path, "image.bytes", "label") {
-        read_some(images.through(small).expect("in range"));
-    }
+    let images = ParquetImages::open(&path, "image.bytes", "label");
+    count + images.map_or(0, |images| read_some(images.through(small).expect("in range")))
+}
+
+fuzz_target!(init: {
+    std::panic::set_hook(Box::new(|_| ()));
+    reads_all(check, SEEDS);
+}, |bytes: &[u8]| {
+    check(bytes);
 });

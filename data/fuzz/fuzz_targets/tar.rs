@@ -4,12 +4,18 @@
 
 use libfuzzer_sys::fuzz_target;
 use lowtide_data::{ImageSource, Pipeline, Step, TarShards};
-use lowtide_data_fuzz::{file, read_some};
+use lowtide_data_fuzz::{file, read_some, reads_all};
 
-fuzz_target!(|bytes: &[u8]| {
+const SEEDS: &[&[u8]] = &[include_bytes!("../seeds/tar/one.tar")];
+
+/// How many samples are read.
+fn check(bytes: &[u8]) -> usize {
     let path = file("shard.tar", bytes);
     let small = Pipeline::new(vec![Step::Resize([4, 4])]).expect("in range");
-    if let Ok(shards) = TarShards::open([&path]) {
-        read_some(shards.through(small).expect("in range"));
-    }
+    let shards = TarShards::open([&path]);
+    shards.map_or(0, |shards| read_some(shards.through(small).expect("in range")))
+}
+
+fuzz_target!(init: reads_all(check, SEEDS), |bytes: &[u8]| {
+    check(bytes);
 });

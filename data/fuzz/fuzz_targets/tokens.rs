@@ -4,17 +4,23 @@
 
 use libfuzzer_sys::fuzz_target;
 use lowtide_data::TokenFile;
-use lowtide_data_fuzz::{file, read_some};
+use lowtide_data_fuzz::{file, read_some, reads_all};
 
-fuzz_target!(|bytes: &[u8]| {
+const SEEDS: &[&[u8]] =
+    &[include_bytes!("../seeds/tokens/words.bin"), include_bytes!("../seeds/tokens/llmc.bin")];
+
+/// How many samples are read.
+fn check(bytes: &[u8]) -> usize {
     let path = file("tokens.bin", bytes);
-    if let Ok(rows) = TokenFile::open(&[&path], 3) {
-        assert!(rows.token_count() <= bytes.len());
-        read_some(rows.clone());
-        if let Ok((train, test)) = rows.split() {
-            read_some(train);
-            read_some(test);
-        }
-        read_some(rows.in_pairs());
+    let Ok(rows) = TokenFile::open(&[&path], 3) else { return 0 };
+    assert!(rows.token_count() <= bytes.len());
+    let mut count = read_some(rows.clone());
+    if let Ok((train, test)) = rows.split() {
+        count += read_some(train) + read_some(test);
     }
+    count + read_some(rows.in_pairs())
+}
+
+fuzz_target!(init: reads_all(check, SEEDS), |bytes: &[u8]| {
+    check(bytes);
 });

@@ -28,12 +28,27 @@ pub fn file(name: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
-/// Reads the first samples: each is there or an error, in the order of the dataset.
-pub fn read_some(dataset: impl Dataset + 'static) {
-    let options = LoaderOptions { batch_size: 2, workers: 0, prefetch: 0, ..Default::default() };
-    let Ok(loader) = Loader::with_sampler(dataset, Sequential, options) else { return };
-    for batch in loader.epoch(0).take(8) {
-        let Ok(batch) = batch else { return };
-        assert!((1..=2).contains(&batch.len()));
+/// Reads the first samples, each of which is there or an error, in the order of the dataset; how
+/// many are there.
+pub fn read_some(dataset: impl Dataset + 'static) -> usize {
+    if dataset.is_empty() {
+        return 0;
     }
+    let options = LoaderOptions { batch_size: 2, workers: 0, ..Default::default() };
+    let loader = Loader::with_sampler(dataset, Sequential, options).expect("samples of a size");
+    let mut count = 0;
+    for batch in loader.epoch(0).take(8) {
+        let Ok(batch) = batch else { break };
+        assert!((1..=2).contains(&batch.len()));
+        count += batch.len();
+    }
+    count
+}
+
+/// That a target reads something: of each of its `seeds`, which are good files.
+///
+/// # Panics
+/// When it does not, and would find nothing.
+pub fn reads_all(target: fn(&[u8]) -> usize, seeds: &[&[u8]]) {
+    seeds.iter().for_each(|seed| assert!(target(seed) > 0, "a seed is not read"));
 }
