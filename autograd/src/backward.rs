@@ -155,6 +155,7 @@ impl Pass {
     pub(crate) fn take_record(&self, site: Site) -> Result<(Tape, Option<Attempt>)> {
         let Mode::Record(tape) = &self.0.mode else { return Err(AutogradError::NoGraph) };
         let tape = tape.take().ok_or(AutogradError::Consumed { op: "backward", site })?;
+        self.0.stores.borrow().iter().for_each(|store| store.close());
         Ok((tape, self.0.attempt.take()))
     }
 }

@@ -11,11 +11,12 @@ use lowtide_tensor::{DType, Shape, Tensor, TensorError};
 use crate::attempt::{Attempt, LeafId};
 use crate::error::{AutogradError, Result};
 use crate::journal::{Journal, Replay};
-use crate::offload::{Offload, Store};
+use crate::offload::Offload;
 use crate::pass::{Inner, Mode, Pass, Settings};
 use crate::random::Draws;
 use crate::rule::{AnyRule, Needs, SegmentRule, Slot};
 use crate::saved::Saved;
+use crate::store::Store;
 use crate::taking::Taking;
 use crate::tape::{Edge, Op, Site, Tape, check_like};
 use crate::var::Var;
@@ -185,10 +186,11 @@ impl Pass {
     /// The one store of this pass with these options.
     fn store(&self, options: &Offload) -> Rc<Store> {
         let mut stores = self.0.stores.borrow_mut();
-        if let Some(store) = stores.iter().find(|store| store.options == *options) {
+        let is_this = |store: &&Rc<Store>| store.offload.as_ref() == Some(options);
+        if let Some(store) = stores.iter().find(is_this) {
             return Rc::clone(store);
         }
-        stores.push(Store::new(options.clone()));
+        stores.push(Store::new(Some(options.clone()), self.recomputes_cheap()));
         Rc::clone(&stores[stores.len() - 1])
     }
 }
@@ -256,6 +258,7 @@ impl SegmentRule for Again {
             store: RefCell::default(),
             stores: RefCell::default(),
         }));
+        pass.open_store();
         let (mut sums, mut vars) = (BTreeMap::new(), Vec::<Var>::with_capacity(slots.len()));
         for (slot, saved) in slots.into_iter().zip(again.inputs) {
             let value = saved.unpack()?;

@@ -14,10 +14,10 @@ use crate::coupling::Coupling;
 use crate::error::{AutogradError, LeafFault, Result};
 use crate::foreign::{Border, Foreign, Role};
 use crate::journal::{Journal, Replay};
-use crate::offload::Store;
 use crate::random::Draws;
 use crate::rule::AnyRule;
 use crate::saved::Saver;
+use crate::store::Store;
 use crate::tape::{Edge, Hook, Op, Site, Tape};
 use crate::turn::Turn;
 use crate::var::Var;
@@ -64,6 +64,7 @@ pub(crate) struct Settings {
     first_sample: u64,
     anomalies: Option<Rc<Anomalies>>,
     casts: Option<Rc<dyn CastPolicy>>,
+    recomputes_cheap: bool,
     /// Looks for tensors of other devices.
     border: Option<Border>,
     /// The first place where samples were coupled, also in a segment.
@@ -120,6 +121,17 @@ impl Pass {
     #[must_use]
     pub fn with_casts(self, policy: impl CastPolicy + 'static) -> Self {
         self.0.settings.borrow_mut().casts = Some(Rc::new(policy));
+        self
+    }
+
+    /// This pass without the results that are cheap to compute again, from here on: those of
+    /// normalisations, activation functions and the like are dropped as soon as only the record
+    /// holds them, and backward computes them again from what it keeps anyway. The same bits, for
+    /// little time. Not in a segment that says [`SavedPolicy::Keep`](crate::SavedPolicy::Keep).
+    #[must_use]
+    pub fn with_cheap_recomputed(self) -> Self {
+        self.0.settings.borrow_mut().recomputes_cheap = true;
+        self.open_store();
         self
     }
 
@@ -200,7 +212,9 @@ impl Pass {
     /// that compares samples has to.
     #[track_caller]
     pub fn couple_samples(&self) {
-        let here = || Coupling { path: self.path(), site: Location::caller() };
+        // In the closure it would be this line.
+        let site = Location::caller();
+        let here = || Coupling { path: self.path(), site };
         self.0.settings.borrow().coupling.borrow_mut().get_or_insert_with(here);
     }
 
@@ -435,6 +449,19 @@ impl Pass {
         values.iter().try_for_each(|value| anomalies.note(op, site, value))
     }
 
+    pub(crate) fn recomputes_cheap(&self) -> bool {
+        self.0.settings.borrow().recomputes_cheap
+    }
+
+    /// What saved tensors leave by outside of segments.
+    pub(crate) fn open_store(&self) {
+        if self.recomputes_cheap() {
+            let store = Store::new(None, true);
+            self.0.stores.borrow_mut().push(Rc::clone(&store));
+            self.0.store.replace(Some(store));
+        }
+    }
+
     /// Moves saved tensors that have become the record's alone.
     #[track_caller]
     pub(crate) fn settle(&self) -> Result<()> {
@@ -480,6 +507,7 @@ impl Settings {
             first_sample: 0,
             anomalies,
             casts,
+            recomputes_cheap: false,
             border,
             coupling,
             number,

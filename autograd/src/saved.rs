@@ -5,8 +5,9 @@ use std::rc::Rc;
 use lowtide_tensor::{Shape, Tensor};
 
 use crate::error::{AutogradError, Result};
-use crate::offload::Parked;
 use crate::pass::Pass;
+use crate::recipe::Recipe;
+use crate::store::{Parked, Store};
 use crate::tape::Site;
 
 /// Keeps tensors for the backward of one operation, as the pass's policy says.
@@ -32,15 +33,30 @@ impl Saver {
     /// Keeps `tensor` (its storage, not a copy), an input or an output of the operation.
     pub fn keep(&self, tensor: &Tensor) -> Saved {
         self.pass.note_use(tensor);
-        // Where the tensors go instead of staying; absent where they stay.
-        let store = self.pass.0.store.borrow();
-        let store = store.as_ref().filter(|_| self.is_needed);
-        let parked = store.and_then(|store| store.park(tensor));
-        let content = match parked {
-            Some(parked) => Content::Parked { parked, shape: *tensor.shape() },
-            None => Content::Here(tensor.clone()),
-        };
+        let parked = self.store().and_then(|store| store.park(tensor));
+        match parked {
+            Some(parked) => self.parked(tensor, parked),
+            None => self.saved(tensor, Content::Here(tensor.clone())),
+        }
+    }
+
+    /// `tensor` as it is kept at that place.
+    pub(crate) fn parked(&self, tensor: &Tensor, parked: Rc<Parked>) -> Saved {
+        self.saved(tensor, Content::Parked { parked, shape: *tensor.shape() })
+    }
+
+    fn saved(&self, tensor: &Tensor, content: Content) -> Saved {
         Saved { content, version: tensor.version(), op: self.op, site: self.site }
+    }
+
+    /// What saved tensors leave their device by; `None` where they stay.
+    fn store(&self) -> Option<Rc<Store>> {
+        self.pass.0.store.borrow().clone().filter(|_| self.is_needed)
+    }
+
+    /// The store, where results are dropped that are cheap to compute again.
+    pub(crate) fn cheap_store(&self) -> Option<Rc<Store>> {
+        self.store().filter(|store| store.drops_cheap())
     }
 }
 
@@ -54,7 +70,7 @@ pub struct Saved {
 
 enum Content {
     Here(Tensor),
-    /// Perhaps moved to the host meanwhile.
+    /// Perhaps away meanwhile.
     Parked {
         parked: Rc<Parked>,
         shape: Shape,
@@ -66,19 +82,39 @@ impl Saved {
     ///
     /// # Errors
     /// `Modified` when it was written in place since; `OutOfMemory` where it has to be brought
-    /// back to its device.
+    /// back to its device, or computed again.
     pub fn unpack(self) -> Result<Tensor> {
         let (tensor, version) = match self.content {
-            Content::Here(tensor) => (tensor, self.version),
+            Content::Here(tensor) => (tensor, None),
             Content::Parked { parked, shape } => {
                 let (tensor, version) = parked.bring_back()?;
-                (tensor.reshape(shape)?, version.unwrap_or(self.version))
+                (tensor.reshape(shape)?, version)
             }
         };
+        let version = version.unwrap_or(self.version);
         if tensor.version() != version {
             let (op, saved_at, written_at) = (self.op, self.site, tensor.last_write());
             return Err(AutogradError::Modified { op, saved_at, written_at });
         }
         Ok(tensor)
+    }
+
+    /// [`Saved::unpack`] for one that is asked more than once.
+    pub(crate) fn tensor(&self) -> Result<Tensor> {
+        let content = match &self.content {
+            Content::Here(tensor) => Content::Here(tensor.clone()),
+            Content::Parked { parked, shape } => {
+                Content::Parked { parked: Rc::clone(parked), shape: *shape }
+            }
+        };
+        Saved { content, ..*self }.unpack()
+    }
+
+    /// How the tensor is computed again, if it may be.
+    pub(crate) fn recipe(&self) -> Option<&Rc<Recipe>> {
+        match &self.content {
+            Content::Here(_) => None,
+            Content::Parked { parked, .. } => parked.recipe(),
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! Saved tensors that wait for backward in another device's memory.
+//! Saved tensors that leave their device until backward needs them: for another device's memory, or
+//! for good, because a recipe makes them again.
 
 use std::cell::{Cell, RefCell};
 use std::panic::Location;
@@ -8,32 +9,15 @@ use lowtide_allocator::Category;
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{AutogradError, Result};
+use crate::offload::Offload;
+use crate::recipe::{Known, Recipe, Recipes};
 
-/// Where the saved tensors of a segment go, and which.
-///
-/// A tensor moves as soon as nothing but the record holds it. One that is held elsewhere as well
-/// (a leaf, a parameter, a batch, a value that is still used) stays, because moving it would free
-/// nothing; so does a frozen one and one that is not contiguous.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Offload {
-    /// The device whose memory they wait in.
-    pub host: Device,
-    /// Smaller tensors stay.
-    pub size_bytes_min: usize,
-    /// How many tensors are brought back ahead of the one that backward needs.
-    pub prefetch_count: usize,
-}
-
-impl Offload {
-    /// To `host`, from 1 KiB on, without bringing anything back early.
-    pub fn to(host: &Device) -> Self {
-        Offload { host: host.clone(), size_bytes_min: 1 << 10, prefetch_count: 0 }
-    }
-}
-
-/// The tensors of one pass that went, or may go, to one place.
+/// The saved tensors of one pass that leave, or may leave, in one way.
 pub(crate) struct Store {
-    pub(crate) options: Offload,
+    /// Where they go; `None` where only those go that have a recipe.
+    pub(crate) offload: Option<Offload>,
+    /// Present where results are dropped that are cheap to compute again.
+    recipes: Option<RefCell<Recipes>>,
     /// Still on the device; they go when nothing else holds them.
     waiting: RefCell<Vec<Weak<Parked>>>,
     /// On the host, in the order in which they went; backward comes by in the opposite one.
@@ -43,40 +27,78 @@ pub(crate) struct Store {
 /// One tensor, which may be saved by several rules.
 pub(crate) struct Parked {
     place: RefCell<Residence>,
+    recipe: Option<Rc<Recipe>>,
     /// Place in the order of those that went.
     order: Cell<usize>,
     store: Weak<Store>,
 }
 
+#[derive(Clone)]
 enum Residence {
     /// As it was saved, with the version it had.
     Device { tensor: Tensor, version: u64 },
     /// A copy on the host; back to `device`, as `category`.
     Host { copy: Tensor, device: Device, category: Category },
+    /// Dropped; the recipe makes it again.
+    Nowhere,
     /// Brought back, with the version it has since.
     Back { tensor: Tensor, version: u64 },
 }
 
 impl Store {
-    pub(crate) fn new(options: Offload) -> Rc<Self> {
-        Rc::new(Store { options, waiting: RefCell::default(), gone: RefCell::default() })
+    pub(crate) fn new(offload: Option<Offload>, drops_cheap: bool) -> Rc<Self> {
+        Rc::new(Store {
+            offload,
+            recipes: drops_cheap.then(RefCell::default),
+            waiting: RefCell::default(),
+            gone: RefCell::default(),
+        })
     }
 
     /// The place of `tensor` here; `None` for one that always stays.
     pub(crate) fn park(self: &Rc<Self>, tensor: &Tensor) -> Option<Rc<Parked>> {
-        if !tensor.layout().is_contiguous() || tensor.size_bytes() < self.options.size_bytes_min {
+        let recipe = self.recipe(tensor);
+        let is_offloaded = self.offload.as_ref().is_some_and(|offload| offload.takes(tensor));
+        // Those are watched that a recipe may begin with.
+        let is_source = self.drops_cheap() && tensor.category() != Category::Parameter;
+        if !tensor.layout().is_contiguous() || !(recipe.is_some() || is_offloaded || is_source) {
             return None;
         }
-        let mut waiting = self.waiting.borrow_mut();
-        waiting.retain(|parked| parked.strong_count() > 0);
-        let same = waiting.iter().filter_map(Weak::upgrade).find(|parked| parked.holds(tensor));
-        Some(same.unwrap_or_else(|| {
+        Some(self.kept(tensor).unwrap_or_else(|| {
             let place = Residence::Device { tensor: tensor.clone(), version: tensor.version() };
             let (place, store) = (RefCell::new(place), Rc::downgrade(self));
-            let parked = Rc::new(Parked { place, order: Cell::new(0), store });
-            waiting.push(Rc::downgrade(&parked));
+            let parked = Rc::new(Parked { place, recipe, order: Cell::new(0), store });
+            self.waiting.borrow_mut().push(Rc::downgrade(&parked));
             parked
         }))
+    }
+
+    /// The place of `tensor` here, if it has one and something else holds it as well.
+    pub(crate) fn kept(&self, tensor: &Tensor) -> Option<Rc<Parked>> {
+        let waiting = self.waiting.borrow();
+        waiting.iter().filter_map(Weak::upgrade).find(|parked| parked.holds(tensor))
+    }
+
+    /// Whether results are dropped that are cheap to compute again.
+    pub(crate) fn drops_cheap(&self) -> bool {
+        self.recipes.is_some()
+    }
+
+    /// How `tensor` is computed again, if that is known.
+    pub(crate) fn recipe(&self, tensor: &Tensor) -> Option<Rc<Recipe>> {
+        self.recipes.as_ref()?.borrow().of(tensor)
+    }
+
+    /// Adds a recipe.
+    pub(crate) fn know(&self, known: Known) {
+        if let Some(recipes) = &self.recipes {
+            recipes.borrow_mut().add(known);
+        }
+    }
+
+    /// Forgets the recipes of what is not saved: no operation will follow.
+    pub(crate) fn close(&self) {
+        self.recipes.as_ref().map(RefCell::take);
     }
 
     /// Moves what only the record holds by now.
@@ -92,14 +114,20 @@ impl Store {
                 waiting.remove(index);
                 continue;
             };
-            if !parked.go(&self.options.host)? {
+            if !parked.go(self.offload.as_ref())? {
                 index += 1;
                 continue;
             }
             waiting.remove(index);
-            let mut gone = self.gone.borrow_mut();
-            parked.order.set(gone.len());
-            gone.push(Rc::downgrade(&parked));
+            if parked.is_on_host() {
+                let mut gone = self.gone.borrow_mut();
+                parked.order.set(gone.len());
+                gone.push(Rc::downgrade(&parked));
+            }
+        }
+        drop(waiting);
+        if let Some(recipes) = &self.recipes {
+            recipes.borrow_mut().tidy();
         }
         Ok(())
     }
@@ -108,7 +136,8 @@ impl Store {
     fn prefetch(&self, order: usize) -> Result<()> {
         let gone = self.gone.borrow();
         let before = gone[..order].iter().rev().filter_map(Weak::upgrade);
-        before.take(self.options.prefetch_count).try_for_each(|parked| parked.come_back())
+        let count = self.offload.as_ref().map_or(0, |offload| offload.prefetch_count);
+        before.take(count).try_for_each(|parked| parked.come_back())
     }
 }
 
@@ -125,49 +154,70 @@ impl Parked {
             && *version == tensor.version()
     }
 
-    /// Moves the tensor to `host` if nothing else holds it; whether it is there now.
+    /// Lets the tensor go if nothing else holds it; whether that is settled now.
     #[track_caller]
-    fn go(&self, host: &Device) -> Result<bool> {
+    fn go(&self, offload: Option<&Offload>) -> Result<bool> {
         let mut place = self.place.borrow_mut();
         let Residence::Device { tensor, version } = &*place else { return Ok(true) };
         if !tensor.is_reusable() || tensor.version() != *version {
             return Ok(false);
         }
-        let (device, category) = (tensor.device().clone(), tensor.category());
-        // Both copies count for what the tensor counts for, whichever operation moves them.
-        let _origin = tensor.origin().enter();
-        let copy = tensor.to_device(host, category)?;
-        *place = Residence::Host { copy, device, category };
+        if self.recipe.is_some() {
+            *place = Residence::Nowhere;
+        } else if let Some(offload) = offload.filter(|offload| offload.takes(tensor)) {
+            let (device, category) = (tensor.device().clone(), tensor.category());
+            // Both copies count for what the tensor counts for, whichever operation moves them.
+            let _origin = tensor.origin().enter();
+            let copy = tensor.to_device(&offload.host, category)?;
+            *place = Residence::Host { copy, device, category };
+        }
         Ok(true)
+    }
+
+    fn is_on_host(&self) -> bool {
+        matches!(&*self.place.borrow(), Residence::Host { .. })
     }
 
     #[track_caller]
     fn come_back(&self) -> Result<()> {
         let mut place = self.place.borrow_mut();
-        if let Residence::Host { copy, device, category } = &*place {
-            let _origin = copy.origin().enter();
-            let tensor = copy.to_device(device, *category)?;
-            let version = tensor.version();
-            *place = Residence::Back { tensor, version };
-        }
+        let tensor = match (&*place, &self.recipe) {
+            (Residence::Host { copy, device, category }, _) => {
+                let _origin = copy.origin().enter();
+                copy.to_device(device, *category)?
+            }
+            (Residence::Nowhere, Some(recipe)) => recipe.run()?,
+            _ => return Ok(()),
+        };
+        let version = tensor.version();
+        *place = Residence::Back { tensor, version };
         Ok(())
     }
 
+    /// How it is computed again, if it may be.
+    pub(crate) fn recipe(&self) -> Option<&Rc<Recipe>> {
+        self.recipe.as_ref()
+    }
+
     /// The tensor on its device, and the version to compare with where it is another storage than
-    /// the one that was saved.
+    /// the one that was saved. The last one to ask has the tensor for itself.
     #[track_caller]
     pub(crate) fn bring_back(self: Rc<Self>) -> Result<(Tensor, Option<u64>)> {
         self.come_back()?;
         if let Some(store) = self.store.upgrade() {
             store.prefetch(self.order.get())?;
         }
-        match &*self.place.borrow() {
-            Residence::Device { tensor, .. } => Ok((tensor.clone(), None)),
-            Residence::Back { tensor, version } => Ok((tensor.clone(), Some(*version))),
-            Residence::Host { copy, .. } => {
+        let place = match Rc::try_unwrap(self) {
+            Ok(last) => last.place.into_inner(),
+            Err(shared) => shared.place.borrow().clone(),
+        };
+        match place {
+            Residence::Device { tensor, .. } => Ok((tensor, None)),
+            Residence::Back { tensor, version } => Ok((tensor, Some(version))),
+            Residence::Host { .. } | Residence::Nowhere => {
                 // `come_back` has just replaced this state.
-                let (op, site) = ("offload", Location::caller());
-                debug_assert!(false, "{copy:?} is still away");
+                let (op, site) = ("saved tensor", Location::caller());
+                debug_assert!(false, "a tensor is still away");
                 Err(AutogradError::Consumed { op, site })
             }
         }

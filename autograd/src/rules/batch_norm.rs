@@ -4,6 +4,7 @@ use lowtide_tensor::{BatchNorm, BatchNormBackward, Statistics, Tensor};
 
 use crate::error::Result;
 use crate::rule::Needs;
+use crate::rules::affine;
 use crate::saved::Saved;
 use crate::var::Var;
 
@@ -18,11 +19,15 @@ fn normalize(
     let has = [weight.is_some(), bias.is_some()];
     let inputs = [x, weight, bias].into_iter().flatten().collect();
     Var::apply_to(op, inputs, |inputs, save| {
-        let (x, weight) = (&inputs[0], has[0].then(|| &inputs[1]));
-        let bias = has[1].then(|| &inputs[1 + usize::from(has[0])]);
+        let (x, [weight, bias]) = affine(&inputs, has);
         let BatchNorm { y, mean, variance } = forward(x, [weight, bias])?;
         let saved = [x, &mean, &variance].map(|x| save.keep(x));
         let saved_weight = weight.map(|weight| save.keep(weight));
+        let sources = [&mean, &variance].into_iter().chain(&inputs);
+        save.is_cheap(&y, sources.map(|x| save.source_kept(x)), move |inputs| {
+            let (x, [weight, bias]) = affine(&inputs[2..], has);
+            Ok(x.batch_norm_fixed(&inputs[0], &inputs[1], weight, bias, eps)?)
+        });
         // With x̂ = (x - mean) · rstd and g = dy · w, means over the channel:
         // dx = rstd · (g - mean(g) - x̂ · mean(g·x̂)), or rstd · g for fixed statistics;
         // dw = Σ dy·x̂, db = Σ dy

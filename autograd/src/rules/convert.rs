@@ -32,10 +32,13 @@ impl Var {
 
     #[track_caller]
     fn convert(self, from: DType, forward: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Var> {
-        Var::apply("to_dtype", [self], |[x], _| {
+        Var::apply("to_dtype", [self], |[x], save| {
+            let (source, y) = (save.source(&x), forward(&x)?);
+            let dtype = y.dtype();
+            save.is_cheap(&y, [source], move |x| Ok(x[0].to_dtype(dtype)?));
             // dx = dy as the type of x
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.to_dtype(from)?)]);
-            Ok((forward(&x)?, rule))
+            Ok((y, rule))
         })
     }
 }

@@ -4,7 +4,7 @@ use lowtide_tensor::{Dropout, Tensor};
 
 use crate::error::Result;
 use crate::rule::Needs;
-use crate::rules::reuse;
+use crate::rules::{change, reuse};
 use crate::var::Var;
 
 impl Var {
@@ -12,11 +12,12 @@ impl Var {
     /// the key is kept for backward.
     #[track_caller]
     pub fn dropout(self, dropout: Dropout) -> Result<Var> {
-        let apply = move |x| reuse(x, |x| x.dropout_(dropout), |x| x.dropout(dropout));
-        Var::apply("dropout", [self], |[x], _| {
+        let in_place = move |x: &mut Tensor| x.dropout_(dropout);
+        let fresh = move |x: &Tensor| x.dropout(dropout);
+        Var::apply("dropout", [self], |[x], save| {
             // dx = dy · m, for the factors m of y = x · m
-            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(apply(dy)?)]);
-            Ok((apply(x)?, rule))
+            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(reuse(dy, in_place, fresh)?)]);
+            Ok((change(save, x, in_place, fresh)?, rule))
         })
     }
 }

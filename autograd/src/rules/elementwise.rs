@@ -4,7 +4,7 @@ use lowtide_tensor::Tensor;
 
 use crate::error::Result;
 use crate::rule::Needs;
-use crate::rules::{over, reuse, times, unbroadcast, when};
+use crate::rules::{change, over, reuse, times, unbroadcast, when};
 use crate::var::Var;
 
 #[expect(clippy::should_implement_trait, reason = "an operator could not return an error")]
@@ -15,13 +15,16 @@ impl Var {
     /// Those of [`Tensor::add`] and [`Var::apply`]; so for all rules.
     #[track_caller]
     pub fn add(self, other: Var) -> Result<Var> {
-        Var::apply("add", [self, other], |[a, b], _| {
+        Var::apply("add", [self, other], |[a, b], save| {
             let (a_shape, b_shape) = (*a.shape(), *b.shape());
-            let y = if a_shape.broadcast(&b_shape) == Some(a_shape) {
-                reuse(a, |a| a.add_(&b), |a| a.add(&b))?
-            } else {
-                a.add(&b)?
+            let is_in_place = a_shape.broadcast(&b_shape) == Some(a_shape);
+            let sum = move |a: Tensor, b: &Tensor| match is_in_place {
+                true => reuse(a, |a| a.add_(b), |a| a.add(b)),
+                false => Ok(a.add(b)?),
             };
+            let sources = [save.source(&a), save.source(&b)];
+            let y = sum(a, &b)?;
+            save.is_cheap(&y, sources, move |mut inputs| sum(inputs.remove(0), &inputs[0]));
             // da = dy, db = dy
             let rule = move |dy: Tensor, needs: Needs| {
                 let da = when(needs.input(0), || unbroadcast(&dy, a_shape))?;
@@ -54,6 +57,8 @@ impl Var {
         Var::apply("mul", [self, other], |[a, b], save| {
             let y = a.mul(&b)?;
             let (saved_a, saved_b) = (save.keep(&a), save.keep(&b));
+            let sources = [&a, &b].map(|x| save.source_kept(x));
+            save.is_cheap(&y, sources, |inputs| Ok(inputs[0].mul(&inputs[1])?));
             // da = dy · b, db = dy · a
             let rule = move |dy: Tensor, needs: Needs| {
                 let (a, b) = (saved_a.unpack()?, saved_b.unpack()?);
@@ -105,8 +110,8 @@ impl Var {
     /// `self · value`.
     #[track_caller]
     pub fn mul_scalar(self, value: f64) -> Result<Var> {
-        Var::apply("mul_scalar", [self], |[x], _| {
-            let y = reuse(x, |x| x.mul_scalar_(value), |x| x.mul_scalar(value))?;
+        Var::apply("mul_scalar", [self], |[x], save| {
+            let y = change(save, x, move |x| x.mul_scalar_(value), move |x| x.mul_scalar(value))?;
             // dx = value · dy
             let rule = move |dy: Tensor, _: Needs| {
                 let dx = reuse(dy, |dy| dy.mul_scalar_(value), |dy| dy.mul_scalar(value))?;

@@ -4,7 +4,7 @@ use lowtide_tensor::Tensor;
 
 use crate::error::Result;
 use crate::rule::Needs;
-use crate::rules::{reuse, unbroadcast, when, zero_gradient};
+use crate::rules::{change, reuse, unbroadcast, when, zero_gradient};
 use crate::var::Var;
 
 /// `factor · dy`.
@@ -39,8 +39,8 @@ impl Var {
     /// `self - value`.
     #[track_caller]
     pub fn sub_scalar(self, value: f64) -> Result<Var> {
-        Var::apply("sub_scalar", [self], |[x], _| {
-            let y = reuse(x, |x| x.sub_scalar_(value), |x| x.sub_scalar(value))?;
+        Var::apply("sub_scalar", [self], |[x], save| {
+            let y = change(save, x, move |x| x.sub_scalar_(value), move |x| x.sub_scalar(value))?;
             // dx = dy
             Ok((y, |dy: Tensor, _: Needs| Ok(vec![Some(dy)])))
         })
@@ -49,8 +49,8 @@ impl Var {
     /// `self / value`.
     #[track_caller]
     pub fn div_scalar(self, value: f64) -> Result<Var> {
-        Var::apply("div_scalar", [self], |[x], _| {
-            let y = reuse(x, |x| x.div_scalar_(value), |x| x.div_scalar(value))?;
+        Var::apply("div_scalar", [self], |[x], save| {
+            let y = change(save, x, move |x| x.div_scalar_(value), move |x| x.div_scalar(value))?;
             // dx = dy / value
             let rule = move |dy: Tensor, _: Needs| {
                 let dx = reuse(dy, |dy| dy.div_scalar_(value), |dy| dy.div_scalar(value))?;

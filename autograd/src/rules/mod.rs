@@ -111,16 +111,36 @@ fn over(dy: Tensor, divisor: &Tensor) -> Result<Tensor> {
     reuse(dy, |dy| dy.div_(divisor), |dy| dy.div(divisor))
 }
 
+/// The inputs of a normalisation: x, and weight and bias, if it has them.
+fn affine(inputs: &[Tensor], [has_weight, has_bias]: [bool; 2]) -> (&Tensor, [Option<&Tensor>; 2]) {
+    let bias = 1 + usize::from(has_weight);
+    (&inputs[0], [has_weight.then(|| &inputs[1]), has_bias.then(|| &inputs[bias])])
+}
+
+/// [`reuse`] as an operation on its one input, which no rule keeps, that is cheap to do again.
+fn change(
+    save: &Saver,
+    x: Tensor,
+    in_place: impl Fn(&mut Tensor) -> lowtide_tensor::TensorResult<()> + Copy + 'static,
+    fresh: impl Fn(&Tensor) -> lowtide_tensor::TensorResult<Tensor> + Copy + 'static,
+) -> Result<Tensor> {
+    let source = save.source(&x);
+    let y = reuse(x, in_place, fresh)?;
+    save.is_cheap(&y, [source], move |mut x| reuse(x.remove(0), in_place, fresh));
+    Ok(y)
+}
+
 /// An operation of one input whose rule, from `dy` and `x`, needs the input.
 #[track_caller]
 fn from_input(
     op: &'static str,
     x: Var,
-    forward: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
+    forward: impl Fn(&Tensor) -> lowtide_tensor::TensorResult<Tensor> + 'static,
     backward: impl FnOnce(Tensor, Tensor) -> Result<Tensor> + 'static,
 ) -> Result<Var> {
     Var::apply(op, [x], |[x], save| {
         let (y, saved) = (forward(&x)?, save.keep(&x));
+        save.is_cheap(&y, [save.source_kept(&x)], move |x| Ok(forward(&x[0])?));
         Ok((y, move |dy: Tensor, _: Needs| Ok(vec![Some(backward(dy, saved.unpack()?)?)])))
     })
 }
@@ -131,12 +151,12 @@ fn from_input(
 fn from_output(
     op: &'static str,
     x: Var,
-    in_place: impl FnOnce(&mut Tensor) -> lowtide_tensor::TensorResult<()>,
-    fresh: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<Tensor>,
+    in_place: impl Fn(&mut Tensor) -> lowtide_tensor::TensorResult<()> + Copy + 'static,
+    fresh: impl Fn(&Tensor) -> lowtide_tensor::TensorResult<Tensor> + Copy + 'static,
     backward: impl FnOnce(Tensor, Tensor) -> Result<Tensor> + 'static,
 ) -> Result<Var> {
     Var::apply(op, [x], |[x], save| {
-        let y = reuse(x, in_place, fresh)?;
+        let y = change(save, x, in_place, fresh)?;
         let saved = save.keep(&y);
         Ok((y, move |dy: Tensor, _: Needs| Ok(vec![Some(backward(dy, saved.unpack()?)?)])))
     })

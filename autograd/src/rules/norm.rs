@@ -7,7 +7,7 @@ use lowtide_tensor::{Normalized, NormalizedBackward, Tensor};
 
 use crate::error::Result;
 use crate::rule::Needs;
-use crate::rules::when;
+use crate::rules::{affine, when};
 use crate::saved::Saved;
 use crate::var::Var;
 
@@ -24,7 +24,8 @@ fn normalize(
     op: &'static str,
     [x, weight, bias]: [Option<Var>; 3],
     sample_axes: Vec<usize>,
-    forward: impl FnOnce(&Tensor, [Option<&Tensor>; 2]) -> lowtide_tensor::TensorResult<Normalized>,
+    forward: impl Fn(&Tensor, [Option<&Tensor>; 2]) -> lowtide_tensor::TensorResult<Normalized>
+    + 'static,
     backward: impl FnOnce(
         &Tensor,
         &Tensor,
@@ -36,11 +37,15 @@ fn normalize(
     let has = [weight.is_some(), bias.is_some()];
     let inputs = [x, weight, bias].into_iter().flatten().collect();
     Var::apply_to(op, inputs, |inputs, save| {
-        let (x, weight) = (&inputs[0], has[0].then(|| &inputs[1]));
-        let bias = has[1].then(|| &inputs[1 + usize::from(has[0])]);
+        let (x, [weight, bias]) = affine(&inputs, has);
         let Normalized { y, mean, rstd } = forward(x, [weight, bias])?;
         let (saved_x, saved_rstd) = (save.keep(x), save.keep(&rstd));
         let [saved_mean, saved_weight] = [mean.as_ref(), weight].map(|x| x.map(|x| save.keep(x)));
+        let sources = inputs.iter().map(|x| save.source_kept(x));
+        save.is_cheap(&y, sources, move |inputs| {
+            let (x, parameters) = affine(&inputs, has);
+            Ok(forward(x, parameters)?.y)
+        });
         // With x̂ = (x - mean) · rstd and g = dy · w, means over the row:
         // dx = rstd · (g - mean(g) - x̂ · mean(g·x̂)), dw = Σ dy·x̂, db = Σ dy over the samples
         let rule = move |dy: Tensor, needs: Needs| {
@@ -82,7 +87,7 @@ impl Var {
             "layer_norm",
             [Some(self), weight, bias],
             sample_axes,
-            |x, [weight, bias]| x.layer_norm(axis_count, weight, bias, eps),
+            move |x, [weight, bias]| x.layer_norm(axis_count, weight, bias, eps),
             |dy, x, statistics, weight| {
                 let Statistics { mean, rstd } = statistics;
                 let mean = mean.as_ref().expect("a layer norm has means");
@@ -99,7 +104,7 @@ impl Var {
             "rms_norm",
             [Some(self), weight, None],
             Vec::new(),
-            |x, [weight, _]| x.rms_norm(axis_count, weight, eps),
+            move |x, [weight, _]| x.rms_norm(axis_count, weight, eps),
             |dy, x, statistics, weight| dy.rms_norm_backward(x, &statistics.rstd, weight),
         )
     }
@@ -119,7 +124,7 @@ impl Var {
             "group_norm",
             [Some(self), weight, bias],
             sample_axes,
-            |x, [weight, bias]| x.group_norm(groups, weight, bias, eps),
+            move |x, [weight, bias]| x.group_norm(groups, weight, bias, eps),
             |dy, x, statistics, weight| {
                 let Statistics { mean, rstd } = statistics;
                 let mean = mean.as_ref().expect("a group norm has means");

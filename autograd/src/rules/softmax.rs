@@ -16,8 +16,8 @@ impl Var {
         from_output(
             "softmax",
             self,
-            |x| x.softmax_(axis),
-            |x| x.softmax(axis),
+            move |x| x.softmax_(axis),
+            move |x| x.softmax(axis),
             move |dy, y| {
                 reuse(dy, |dy| dy.softmax_backward_(&y, axis), |dy| dy.softmax_backward(&y, axis))
             },
@@ -33,8 +33,8 @@ impl Var {
         from_output(
             "log_softmax",
             self,
-            |x| x.log_softmax_(axis),
-            |x| x.log_softmax(axis),
+            move |x| x.log_softmax_(axis),
+            move |x| x.log_softmax(axis),
             move |dy, y| {
                 reuse(
                     dy,

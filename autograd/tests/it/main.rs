@@ -3,6 +3,7 @@
 mod anomalies;
 mod axes;
 mod casts;
+mod cheap;
 mod checker;
 mod common;
 mod coverage;

@@ -9,10 +9,22 @@ use lowtide_tensor::{Conv2dGeometry, DType, Device};
 use crate::common::{KEY, Outcome, cpu};
 use crate::zoo::{Trained, ZOO, fill, uniform};
 
+/// Whether a pass recomputes what is cheap.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Cheap {
+    Kept,
+    Recomputed,
+}
+
+fn pass_of(attempt: &Attempt, cheap: Cheap) -> Pass {
+    let pass = Pass::train(KEY, attempt);
+    if cheap == Cheap::Recomputed { pass.with_cheap_recomputed() } else { pass }
+}
+
 /// All bits that a step makes: loss, gradients, buffers.
-fn step_bits(case: &mut dyn Trained) -> Result<Vec<Vec<u8>>> {
+fn step_bits(case: &mut dyn Trained, cheap: Cheap) -> Result<Vec<Vec<u8>>> {
     let attempt = Attempt::new();
-    let pass = Pass::train(KEY, &attempt);
+    let pass = pass_of(&attempt, cheap);
     let loss = case.loss(&pass)?;
     let mut all = vec![loss.value().to_bytes()?];
     pass.backward(loss)?;
@@ -25,12 +37,12 @@ fn step_bits(case: &mut dyn Trained) -> Result<Vec<Vec<u8>>> {
 }
 
 /// Bytes that the forward pass leaves alive on the device, and those at the peak of a step.
-fn memory_bytes(case: &mut dyn Trained, device: &Device) -> Result<[usize; 2]> {
+fn memory_bytes(case: &mut dyn Trained, device: &Device, cheap: Cheap) -> Result<[usize; 2]> {
     let memory = device.allocator();
     let before = memory.statistics().requested.current_bytes;
     memory.reset_peaks();
     let attempt = Attempt::new();
-    let pass = Pass::train(KEY, &attempt);
+    let pass = pass_of(&attempt, cheap);
     let loss = case.loss(&pass)?;
     let after = memory.statistics().requested.current_bytes;
     pass.backward(loss)?;
@@ -48,12 +60,12 @@ fn every_policy_gives_the_same_bits() -> Outcome {
         if !case.has_blocks() {
             continue;
         }
-        let expected = step_bits(&mut *case)?;
-        let [kept, kept_peak] = memory_bytes(&mut *case, &device)?;
+        let expected = step_bits(&mut *case, Cheap::Kept)?;
+        let [kept, kept_peak] = memory_bytes(&mut *case, &device, Cheap::Kept)?;
         for policy in [SavedPolicy::Keep, SavedPolicy::Recompute, offload.clone()] {
             case.model().set_policy(Some(policy.clone()));
-            assert!(step_bits(&mut *case)? == expected, "{name} {policy:?}");
-            let [bytes, peak] = memory_bytes(&mut *case, &device)?;
+            assert!(step_bits(&mut *case, Cheap::Kept)? == expected, "{name} {policy:?}");
+            let [bytes, peak] = memory_bytes(&mut *case, &device, Cheap::Kept)?;
             match policy {
                 SavedPolicy::Keep => assert_eq!(bytes, kept, "{name}"),
                 _ => assert!(bytes < kept && peak <= kept_peak, "{name} {policy:?} {bytes} {kept}"),
@@ -62,6 +74,32 @@ fn every_policy_gives_the_same_bits() -> Outcome {
         checked += 1;
     }
     assert_eq!(checked, 10);
+    Ok(())
+}
+
+/// Also inside of blocks that are recomputed or offloaded; known beforehand to the byte.
+#[test]
+fn cheap_results_of_every_model_are_recomputed_to_the_same_bits() -> Outcome {
+    for (name, build) in ZOO {
+        let (device, host) = (cpu(), cpu());
+        let (sim, sim_host) = (device.simulate(), host.simulate());
+        let [mut case, mut simulated] = [build(&device, 0.2)?, build(&sim, 0.2)?];
+        fill(case.model());
+        let expected = step_bits(&mut *case, Cheap::Kept)?;
+        let policies = |host: &Device| {
+            let offload = Offload { size_bytes_min: 0, ..Offload::to(host) };
+            [None, Some(SavedPolicy::Recompute), Some(SavedPolicy::Offload(offload))]
+        };
+        for (policy, sim_policy) in policies(&host).into_iter().zip(policies(&sim_host)) {
+            case.model().set_policy(policy.clone());
+            simulated.model().set_policy(sim_policy);
+            assert!(step_bits(&mut *case, Cheap::Recomputed)? == expected, "{name} {policy:?}");
+            let kept = memory_bytes(&mut *case, &device, Cheap::Kept)?;
+            let found = memory_bytes(&mut *case, &device, Cheap::Recomputed)?;
+            assert!(found[0] <= kept[0], "{name} {policy:?}: {found:?} of {kept:?}");
+            assert_eq!(memory_bytes(&mut *simulated, &sim, Cheap::Recomputed)?, found, "{name}");
+        }
+    }
     Ok(())
 }
 
@@ -155,7 +193,7 @@ fn a_simulated_device_predicts_what_each_policy_takes() -> Outcome {
                     return Ok(all);
                 }
                 case.model().set_policy(policy);
-                all.push(memory_bytes(&mut *case, device)?);
+                all.push(memory_bytes(&mut *case, device, Cheap::Kept)?);
                 let host = host.allocator().statistics().requested;
                 all.push([host.current_bytes, host.peak_bytes]);
             }
@@ -174,7 +212,7 @@ fn a_simulated_device_predicts_what_each_policy_takes() -> Outcome {
 fn a_policy_can_be_given_to_single_blocks() -> Outcome {
     let device = cpu();
     let mut case = ZOO[6].1(&device, 0.2)?;
-    let expected = step_bits(&mut *case)?;
+    let expected = step_bits(&mut *case, Cheap::Kept)?;
     let mut saved = Vec::new();
     for recomputed in 0..=2 {
         let mut index = 0;
@@ -183,8 +221,8 @@ fn a_policy_can_be_given_to_single_blocks() -> Outcome {
             index += 1;
         });
         assert_eq!(index, 2, "two blocks");
-        assert!(step_bits(&mut *case)? == expected, "{recomputed} recomputed");
-        saved.push(memory_bytes(&mut *case, &device)?[0]);
+        assert!(step_bits(&mut *case, Cheap::Kept)? == expected, "{recomputed} recomputed");
+        saved.push(memory_bytes(&mut *case, &device, Cheap::Kept)?[0]);
     }
     assert!(saved[0] > saved[1] && saved[1] > saved[2], "{saved:?}");
     Ok(())
