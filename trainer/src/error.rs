@@ -228,6 +228,11 @@ pub enum Remedy {
         /// The peak of the smallest plan with it.
         needed_bytes: usize,
     },
+    /// Products in bf16; changes the numbers.
+    HalfPrecision {
+        /// The peak of the smallest plan with it.
+        needed_bytes: usize,
+    },
 }
 
 impl DoesNotFit {
@@ -268,6 +273,9 @@ impl fmt::Display for Remedy {
             Remedy::ProcessBudget(bytes) => write!(f, "--process-budget {bytes}B"),
             Remedy::StatelessOptimizer { needed_bytes } => {
                 write!(f, "optimizer sgd without momentum (needs {needed_bytes} bytes)")
+            }
+            Remedy::HalfPrecision { needed_bytes } => {
+                write!(f, "--precision bf16 (needs {needed_bytes} bytes)")
             }
         }
     }

@@ -4,6 +4,7 @@ use lowtide_allocator::{Category, ModuleShare, OutOfMemory};
 use serde_json::{Map, Value, json};
 
 use crate::error::{DoesNotFit, Remedy, TrainError};
+use crate::knobs::Knobs;
 use crate::not_finite::NotFinite;
 
 /// `{"error": LINE, "does_not_fit": {..}, "not_finite": {..}, "out_of_memory": {..}}`, each part
@@ -26,18 +27,25 @@ pub(crate) fn error_json(error: &TrainError) -> Value {
 }
 
 pub(crate) fn does_not_fit_json(error: &DoesNotFit) -> Value {
-    json!({
+    let fields = json!({
         "budget_bytes": error.budget_bytes,
         "needed_bytes": error.needed_bytes,
         "missing_bytes": error.missing_bytes(),
-        "micro_batch": error.knobs.micro_batch,
-        "recomputed_blocks": error.knobs.recomputed_blocks,
-        "fused_update": error.knobs.fused_update,
         "peak_bytes_by_category": categories_json(error.category_peaks.iter().copied()),
         "coupled_in": error.coupling.as_ref().map(ToString::to_string),
         "step": error.step,
         "remedies": error.remedies.iter().map(remedy_json).collect::<Vec<_>>(),
-    })
+    });
+    with_knobs(error.knobs, fields)
+}
+
+/// An object with the knobs beside its own fields.
+pub(crate) fn with_knobs(knobs: Knobs, mut fields: Value) -> Value {
+    let knobs = serde_json::to_value(knobs).expect("numbers by names");
+    if let (Value::Object(fields), Value::Object(knobs)) = (&mut fields, knobs) {
+        fields.extend(knobs);
+    }
+    fields
 }
 
 fn not_finite_json(error: &NotFinite) -> Value {
@@ -55,6 +63,9 @@ fn remedy_json(remedy: &Remedy) -> Value {
         Remedy::ProcessBudget(bytes) => ("process_budget", json!({ "needed_bytes": bytes })),
         Remedy::StatelessOptimizer { needed_bytes } => {
             ("stateless_optimizer", json!({ "needed_bytes": needed_bytes }))
+        }
+        Remedy::HalfPrecision { needed_bytes } => {
+            ("half_precision", json!({ "needed_bytes": needed_bytes }))
         }
     };
     json!({ "kind": kind, "text": remedy.to_string(), "value": value })

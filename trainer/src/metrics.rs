@@ -45,6 +45,8 @@ pub(crate) struct StepLine {
     gradient_norm: Option<f64>,
     batch: usize,
     micro_batch: usize,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    cheap_recomputed: bool,
     #[serde(skip_serializing_if = "is_zero")]
     recomputed_blocks: usize,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -184,6 +186,7 @@ impl StepLine {
             gradient_norm: report.gradient_norm,
             batch: report.batch,
             micro_batch: report.micro_batch,
+            cheap_recomputed: report.cheap_recomputed,
             recomputed_blocks: report.recomputed_blocks,
             fused_update: report.fused_update,
             skipped: report.skipped,
@@ -207,6 +210,7 @@ pub(crate) fn recovery_name(recovery: Recovery) -> String {
     match recovery {
         Recovery::SamePlan => "same plan".to_owned(),
         Recovery::Waited { seconds } => format!("same plan after {seconds:.1} s"),
+        Recovery::CheapRecomputation => "cheap results recomputed".to_owned(),
         Recovery::MoreRecomputation { blocks } => format!("{blocks} blocks recomputed"),
         Recovery::FusedUpdate => "fused update".to_owned(),
         Recovery::SmallerMicroBatch { micro_batch } => format!("micro-batch {micro_batch}"),

@@ -57,6 +57,8 @@ pub struct StepReport {
     pub batch: usize,
     /// Samples on the device at once.
     pub micro_batch: usize,
+    /// Whether results that are cheap were computed again: see [`Knobs`](crate::Knobs).
+    pub cheap_recomputed: bool,
     /// Blocks of which backward computed the values again: see [`Knobs`](crate::Knobs).
     pub recomputed_blocks: usize,
     /// Whether each parameter was updated as soon as its gradient was complete: see
@@ -97,6 +99,8 @@ pub enum Recovery {
         /// Since the step began.
         seconds: f64,
     },
+    /// Results that are cheap not kept for backward, which computes them again: the same bits.
+    CheapRecomputation,
     /// Fewer values kept for backward, which computes them again: the same bits.
     MoreRecomputation {
         /// Blocks that are recomputed now.

@@ -53,6 +53,11 @@ impl Plan {
         if let (true, Some(coupling)) = (nearest.is_some(), &self.forecast.coupling) {
             reasons.push(format!("batches are not split: samples are coupled in {coupling}"));
         }
+        if self.knobs.cheap_recomputed {
+            let reason =
+                "cheap results, of norms and activation functions, have the same bits again";
+            reasons.push(format!("{reason}, for little time"));
+        }
         if self.knobs.recomputed_blocks > 0 {
             reasons
                 .push("recomputed blocks give the same bits, for a second forward pass".to_owned());

@@ -64,6 +64,7 @@ impl Observer for Progress {
                 Recovery::Waited { seconds } => {
                     format!("waited {seconds:.1} s for memory to come back")
                 }
+                Recovery::CheapRecomputation => "on with cheap results recomputed".to_owned(),
                 Recovery::MoreRecomputation { blocks } => {
                     format!("on with {blocks} blocks recomputed")
                 }

@@ -78,7 +78,7 @@ impl Growth {
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// The recovery ladder. As long as a rehearsal from the device's present state fits what is
     /// there: E1, the same knobs without caches, a few times. Then, if that is wanted, waiting for
-    /// memory to come back. Then E2, the fewest more recomputed blocks that fit; M1, the largest
+    /// memory to come back. Then E2, the least more recomputation that fits; M1, the largest
     /// smaller micro-batch that does, or a fused update of one as large.
     ///
     /// # Errors
@@ -121,7 +121,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let is_puzzling = fits || retries.iter().any(|retry| !is_same(&retry));
         if let Some(knobs) = search().recompute_more(knobs, is_puzzling)? {
             self.knobs = knobs;
-            let recovery = Recovery::MoreRecomputation { blocks: knobs.recomputed_blocks };
+            let recovery = match knobs.recomputed_blocks {
+                0 => Recovery::CheapRecomputation,
+                blocks => Recovery::MoreRecomputation { blocks },
+            };
             return Ok(Retry { failure: ledger, recovery });
         }
         let (len, now) = (batch.len(), knobs.micro_batch.min(batch.len()));

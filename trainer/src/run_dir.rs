@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, TrainError};
+use crate::knobs::Knobs;
 use crate::new_file::{NewFile, sync};
 use crate::run_lock::RunLock;
 
@@ -23,6 +24,10 @@ pub struct RunDir(PathBuf);
 /// What a run came to; `summary.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
+    /// How steps were run at the end: samples on the device at once, what was recomputed, and
+    /// whether the update was fused. Before the values, which are all that is left.
+    #[serde(flatten)]
+    pub knobs: Knobs,
     /// The values of the last evaluation, under the names of set and metric: `test_loss`,
     /// `test_accuracy`. `None` is not a number.
     #[serde(flatten)]
@@ -35,8 +40,6 @@ pub struct Summary {
     pub epochs: u64,
     /// Samples of a logical batch.
     pub batch_size: usize,
-    /// Samples on the device at once, at the end.
-    pub micro_batch: usize,
     /// The limit on reserved bytes; the machine's memory if none was given.
     pub budget_bytes: usize,
     /// What the budget is: `--budget`, or what limits the memory; empty in runs of older versions.

@@ -1,15 +1,17 @@
 //! The planner: the fastest way to run a training that fits the budget.
 //!
 //! A batch is at best whole, with everything kept for backward. What does not fit is cut into the
-//! largest parts that do, or keeps less: the fewest blocks are recomputed with which the largest
-//! parts fit. Of the two the one with less simulated time is the plan.
+//! largest parts that do, or keeps less: what is cheap is recomputed, or the fewest blocks beside
+//! that with which the largest parts fit. Of these the one with least simulated time is the plan.
 
 use lowtide_nn::optim::{ByModel, Sgd, SgdOptions, Stateful};
 
 use crate::error::{DoesNotFit, Remedy, Result, TrainError};
 use crate::fused::looks_first;
-use crate::knobs::{Knobs, block_count};
+use crate::knobs::{Knobs, Recomputed, block_count};
+use crate::options::Options;
 use crate::plan::Plan;
+use crate::precision::Precision;
 use crate::rehearsal::{Forecast, PlannedEvent, RunInputs};
 use crate::task::Task;
 
@@ -78,24 +80,23 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         if self.rehearse(first)?.forecast.coupling.is_some() {
             sizes = vec![batch_size];
         }
-        let kept = self.largest(&sizes, 0)?;
-        let end = match &kept {
-            Some(kept) => sizes.iter().take_while(|&&size| size > kept.knobs.micro_batch).count(),
-            None => sizes.len(),
-        };
-        let larger = self.largest(&sizes[..end], self.block_count)?;
-        let recomputed = match larger {
+        let mut larger = &sizes[..];
+        let kept = self.largest(larger, Recomputed::NOTHING)?;
+        larger = &larger[..count_above(larger, kept.as_ref())];
+        let cheap = self.largest(larger, Recomputed::CHEAP)?;
+        larger = &larger[..count_above(larger, cheap.as_ref())];
+        let recomputed = match self.largest(larger, Recomputed::blocks(self.block_count))? {
             Some(all) => Some(self.fewest_blocks(0, all)?),
             // Not always all blocks need least: the inputs of those are kept that are recomputed.
-            None if kept.is_none() => self.some_blocks(&sizes)?,
+            None if kept.is_none() && cheap.is_none() => self.some_blocks(&sizes)?,
             None => None,
         };
-        let has_plan = kept.is_some() || recomputed.is_some();
+        let has_plan = kept.is_some() || cheap.is_some() || recomputed.is_some();
         let &RunInputs { options, scaler, .. } = &self.inputs;
         // Twice the work is worth it only where nothing else helps.
         let may_fuse = self.can_fuse && !(has_plan && looks_first(options, scaler));
         let fused = if may_fuse { self.fused(sizes[0])? } else { None };
-        let fits = [kept, recomputed, fused].into_iter().flatten();
+        let fits = [kept, cheap, recomputed, fused].into_iter().flatten();
         match fits.min_by(|a, b| a.forecast.seconds.total_cmp(&b.forecast.seconds)) {
             Some(found) => Ok(self.plan(batch_size, found)),
             None => Err(self.does_not_fit(splitting)?.into()),
@@ -135,10 +136,10 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         }
     }
 
-    /// With a fused update, in parts of this size, and the fewest blocks recomputed. Smaller parts
-    /// do not help: all gradients are there after the first of several.
+    /// With a fused update, in parts of this size, and the least recomputation. Smaller parts do
+    /// not help: all gradients are there after the first of several.
     fn fused(&mut self, micro_batch: usize) -> Result<Option<Candidate>> {
-        let knobs = Knobs { micro_batch, recomputed_blocks: 0, fused_update: true };
+        let knobs = Knobs { micro_batch, fused_update: true, ..Knobs::default() };
         let kept = match self.rehearse(knobs) {
             // Backward reads a parameter that no leaf of it tells of.
             Err(error) if error.out_of_memory().is_none() => {
@@ -150,9 +151,23 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         if self.fits(&kept) {
             return Ok(Some(kept));
         }
-        let all = self.rehearse(Knobs { recomputed_blocks: self.block_count, ..knobs })?;
+        self.least_recomputation(knobs)
+    }
+
+    /// The candidate that fits with the least recomputed, but more than with `knobs`.
+    fn least_recomputation(&mut self, knobs: Knobs) -> Result<Option<Candidate>> {
+        if !knobs.cheap_recomputed {
+            let cheap = self.rehearse(Knobs { cheap_recomputed: true, ..knobs })?;
+            if self.fits(&cheap) {
+                return Ok(Some(cheap));
+            }
+        }
+        if knobs.recomputed_blocks >= self.block_count {
+            return Ok(None);
+        }
+        let all = self.rehearse(knobs.recomputing(Recomputed::blocks(self.block_count)))?;
         match self.fits(&all) {
-            true => self.fewest_blocks(0, all).map(Some),
+            true => self.fewest_blocks(knobs.recomputed_blocks, all).map(Some),
             false => Ok(None),
         }
     }
@@ -170,8 +185,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         let halves =
             std::iter::successors(Some(batch_size), |&size| (size > 1).then(|| size.div_ceil(2)));
         for micro_batch in halves {
-            for recomputed_blocks in [0, self.block_count] {
-                self.rehearse(Knobs { micro_batch, recomputed_blocks, fused_update: false })?;
+            for recomputed in self.levels() {
+                self.rehearse(Knobs { micro_batch, ..Knobs::default() }.recomputing(recomputed))?;
             }
             let is_coupled = self.tried[0].forecast.coupling.is_some();
             if splitting == Splitting::Forbidden || is_coupled {
@@ -195,34 +210,38 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(rows)
     }
 
-    /// The fewest recomputed blocks, but more than with `knobs`, with which a step in the same
-    /// parts fits; or all blocks.
+    /// The least recomputation, but more than with `knobs`, with which a step in the same parts
+    /// fits; or of everything.
     ///
     /// # Errors
     /// Those of a rehearsal.
     pub(crate) fn recompute_more(mut self, knobs: Knobs, wants_all: bool) -> Result<Option<Knobs>> {
-        if knobs.recomputed_blocks >= self.block_count {
-            return Ok(None);
+        if !wants_all {
+            let least = self.least_recomputation(knobs)?;
+            return Ok(least.map(|candidate| candidate.knobs));
         }
-        let all = Knobs { recomputed_blocks: self.block_count, ..knobs };
-        let all = self.rehearse(all)?;
-        if !self.fits(&all) {
-            return Ok(None);
-        }
-        if wants_all {
-            return Ok(Some(all.knobs));
-        }
-        let fewest = self.fewest_blocks(knobs.recomputed_blocks, all)?;
-        Ok(Some(fewest.knobs))
+        let all = knobs.recomputing(Recomputed::blocks(self.block_count));
+        let fits = all != knobs && {
+            let all = self.rehearse(all)?;
+            self.fits(&all)
+        };
+        Ok(fits.then_some(all))
     }
 
-    /// The largest of these sizes, which fall, that fits with that many blocks recomputed.
-    fn largest(&mut self, sizes: &[usize], recomputed_blocks: usize) -> Result<Option<Candidate>> {
+    /// How much may be recomputed, in steps.
+    fn levels(&self) -> Vec<Recomputed> {
+        let mut levels = vec![Recomputed::NOTHING, Recomputed::CHEAP];
+        levels.extend((self.block_count > 0).then(|| Recomputed::blocks(self.block_count)));
+        levels
+    }
+
+    /// The largest of these sizes, which fall, that fits with that much recomputed.
+    fn largest(&mut self, sizes: &[usize], recomputed: Recomputed) -> Result<Option<Candidate>> {
         let Some(last) = sizes.len().checked_sub(1) else { return Ok(None) };
         let budget_bytes = self.budget_bytes;
         let mut at = |index: usize| {
-            let micro_batch = sizes[index];
-            self.rehearse(Knobs { micro_batch, recomputed_blocks, fused_update: false })
+            let knobs = Knobs { micro_batch: sizes[index], ..Knobs::default() };
+            self.rehearse(knobs.recomputing(recomputed))
         };
         let fits = |candidate: &Candidate| candidate.forecast.peak_bytes <= budget_bytes;
         let whole = at(0)?;
@@ -260,8 +279,9 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         let ends = [0, sizes.len() - 1].map(|at| sizes[at]);
         for micro_batch in ends {
             for recomputed_blocks in 1..self.block_count {
-                let knobs = Knobs { micro_batch, recomputed_blocks, fused_update: false };
-                let candidate = self.rehearse(knobs)?;
+                let knobs = Knobs { micro_batch, ..Knobs::default() };
+                let candidate =
+                    self.rehearse(knobs.recomputing(Recomputed::blocks(recomputed_blocks)))?;
                 if self.fits(&candidate) {
                     return Ok(Some(candidate));
                 }
@@ -311,9 +331,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             .filter(is_rejected)
             .map(|candidate| (candidate.knobs, candidate.forecast.peak_bytes))
             .collect();
-        rejected.sort_by_key(|&(Knobs { micro_batch, recomputed_blocks, fused_update }, _)| {
-            (usize::MAX - micro_batch, fused_update, recomputed_blocks)
-        });
+        rejected.sort_by_key(|(knobs, _)| preference(knobs));
         Plan {
             batch_size,
             knobs,
@@ -330,11 +348,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
     /// Why there is no plan: what needs least, and what would help.
     fn does_not_fit(mut self, splitting: Splitting) -> Result<Box<DoesNotFit>> {
         // On ties the largest parts, and the fewest blocks, are what the planner would take.
-        let order = |candidate: &&Candidate| {
-            let Knobs { micro_batch, recomputed_blocks, fused_update } = candidate.knobs;
-            let order = (usize::MAX - micro_batch, fused_update, recomputed_blocks);
-            (candidate.forecast.peak_bytes, order)
-        };
+        let order =
+            |candidate: &&Candidate| (candidate.forecast.peak_bytes, preference(&candidate.knobs));
         let least = self.tried.iter().min_by_key(order).expect("a batch has at least one part");
         let Candidate { knobs, forecast, .. } = least.clone();
         let Forecast { peak_bytes: needed_bytes, category_peaks, coupling, .. } = forecast;
@@ -365,8 +380,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         let mut remedies = Vec::new();
         if can_split {
             let sizes = part_sizes(least.micro_batch);
-            for recomputed_blocks in [0, self.block_count] {
-                if let Some(part) = self.largest(&sizes[1..], recomputed_blocks)? {
+            for recomputed in self.levels() {
+                if let Some(part) = self.largest(&sizes[1..], recomputed)? {
                     remedies.push(Remedy::MicroBatch(part.knobs.micro_batch));
                     break;
                 }
@@ -385,19 +400,47 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         let optimizer = &stateless;
         let with_sgd =
             RunInputs { device, task, optimizer, scaler, options, held_bytes, copies_ahead };
-        // Which one needs least is not quite the same with and without state.
+        let needed_bytes = self.least_bytes(with_sgd)?;
+        if needed_bytes <= self.budget_bytes {
+            remedies.push(Remedy::StatelessOptimizer { needed_bytes });
+        }
+        if options.precision == Precision::F32 {
+            let halved = Options { precision: Precision::Bf16, ..options.clone() };
+            match self.least_bytes(RunInputs { options: &halved, ..self.inputs }) {
+                Ok(needed_bytes) if needed_bytes <= self.budget_bytes => {
+                    remedies.push(Remedy::HalfPrecision { needed_bytes });
+                }
+                // It needs more, or the model cannot be cast.
+                _ => {}
+            }
+        }
+        Ok(remedies)
+    }
+
+    /// What is needed least with other `inputs`, by the plans that need least with these: which one
+    /// of them it is may change.
+    fn least_bytes<P: Stateful + Clone>(&self, inputs: RunInputs<'_, T, P>) -> Result<usize> {
         let mut tried: Vec<&Candidate> = self.tried.iter().collect();
         tried.sort_by_key(|candidate| candidate.forecast.peak_bytes);
         let mut least_bytes = usize::MAX;
         for candidate in tried.into_iter().take(NEAR_LEAST) {
-            let forecast = with_sgd.rehearse(self.events, candidate.knobs)?;
+            let forecast = inputs.rehearse(self.events, candidate.knobs)?;
             least_bytes = least_bytes.min(forecast.peak_bytes);
         }
-        if least_bytes <= self.budget_bytes {
-            remedies.push(Remedy::StatelessOptimizer { needed_bytes: least_bytes });
-        }
-        Ok(remedies)
+        Ok(least_bytes)
     }
+}
+
+/// What the planner would rather have comes first: larger parts, less that is done for memory.
+fn preference(knobs: &Knobs) -> (usize, bool, usize, bool) {
+    let &Knobs { micro_batch, cheap_recomputed, recomputed_blocks, fused_update } = knobs;
+    (usize::MAX - micro_batch, fused_update, recomputed_blocks, cheap_recomputed)
+}
+
+/// How many of `sizes`, which fall, are larger than those of a candidate.
+fn count_above(sizes: &[usize], found: Option<&Candidate>) -> usize {
+    let end = found.map_or(0, |found| found.knobs.micro_batch);
+    sizes.iter().take_while(|&&size| size > end).count()
 }
 
 /// Different ways to cut `batch_size` into equal parts, the largest parts first.

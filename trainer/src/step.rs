@@ -92,7 +92,7 @@ pub(crate) struct TurnOutcome {
 /// What the turns of a step have in common.
 pub(crate) struct Goal<'a> {
     pub(crate) batch: &'a BatchView<'a>,
-    micro_batch: usize,
+    knobs: Knobs,
     /// What each term of the loss is divided by.
     counts: &'a [f64],
     /// The first of them that is not 0.
@@ -103,12 +103,12 @@ pub(crate) struct Goal<'a> {
 
 impl Goal<'_> {
     pub(crate) fn part_count(&self) -> usize {
-        self.batch.len().div_ceil(self.micro_batch)
+        self.batch.len().div_ceil(self.knobs.micro_batch)
     }
 
     /// The last part of the batch.
     pub(crate) fn last_part(&self) -> Range<usize> {
-        let before = self.part_count().saturating_sub(1) * self.micro_batch;
+        let before = self.part_count().saturating_sub(1) * self.knobs.micro_batch;
         before..self.batch.len()
     }
 }
@@ -133,7 +133,10 @@ impl<T: Task> Forward<'_, T> {
     ) -> Result<(Pass, Var)> {
         (self.on_phase)("forward");
         let pass = training_pass(self.key, attempt, turn, part.start, self.device);
-        let pass = with_precision(pass, self.options.precision);
+        let mut pass = with_precision(pass, self.options.precision);
+        if goal.knobs.cheap_recomputed {
+            pass = pass.with_cheap_recomputed();
+        }
         let _scope = self.device.category(Category::Activation);
         let _origin = Origin { module: Some(ModulePath::ROOT), site: None }.enter();
         let losses = self.task.losses(&pass, self.device, &goal.batch.slice(part));
@@ -166,7 +169,7 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         // A batch in which nothing counts has no gradient, rather than one of 0 / 0.
         let count = counts.iter().copied().find(|&count| count > 0.0).unwrap_or(0.0);
         let seed = if count > 0.0 { f64::from(self.scaler.scale()) / count } else { 0.0 };
-        let goal = Goal { batch, micro_batch: knobs.micro_batch, counts: &counts, count, seed };
+        let goal = Goal { batch, knobs, counts: &counts, count, seed };
         let mut turns = turns_of(self.task)?.into_iter().peekable();
         let (mut outcome, mut undo) = (StepOutcome::default(), Vec::new());
         let scaler = self.scaler.clone();
@@ -313,11 +316,11 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         turn: Option<&Turn>,
         count: usize,
     ) -> Result<(Tensor, Option<Coupling>)> {
-        let &Goal { batch, micro_batch, .. } = goal;
+        let &Goal { batch, knobs, .. } = goal;
         let mut coupling = None;
         let mut loss_sum = Tensor::zeros(self.device, [], DType::F64)?;
         let part_count = goal.part_count();
-        for (index, part) in micro_batches(batch.len(), micro_batch).enumerate().take(count) {
+        for (index, part) in micro_batches(batch.len(), knobs.micro_batch).enumerate().take(count) {
             // After the first, which makes the gradients, all but the last do the same.
             let is_repeated = (2..part_count - 1).contains(&index);
             if is_repeated && self.repeated_seconds.is_some() {

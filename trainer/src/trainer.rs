@@ -252,8 +252,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     }
 
     /// What a run would need with the whole batch at once, with halves, quarters and so on, each
-    /// with nothing and with every block recomputed, and as planned: those of which none is both
-    /// faster and smaller, the fastest first.
+    /// with nothing recomputed, with what is cheap, and with every block; and as planned: those of
+    /// which none is both faster and smaller, the fastest first.
     ///
     /// # Errors
     /// Errors of the data or the model.
@@ -326,6 +326,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             gradient_norm: outcome.gradient_norm,
             batch: batch.len(),
             micro_batch: self.knobs.micro_batch.min(batch.len()),
+            cheap_recomputed: self.knobs.cheap_recomputed,
             recomputed_blocks: self.knobs.recomputed_blocks,
             fused_update: self.knobs.fused_update,
             skipped: outcome.skipped,

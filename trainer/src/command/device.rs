@@ -17,7 +17,7 @@ use crate::error::{Result, TrainError};
 use crate::human::{format_bytes, parse_bytes};
 
 /// Where to compute.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(super) struct DeviceArgs {
     /// What computes: cpu, cuda or cuda:N; to plan for without one also NAME:MEMORY of an NVIDIA
     /// device, such as h100:80GiB, of t4, l4, a10, a100, rtx3090, rtx4090, h100, h200.
@@ -102,6 +102,13 @@ impl DeviceArgs {
     /// The one budget that is given, or the first.
     pub(super) fn budget(&self) -> Option<usize> {
         self.budgets.first().copied()
+    }
+
+    /// Makes `budget_bytes` the budget, unless one is given.
+    pub(super) fn limit_to(&mut self, budget_bytes: usize) {
+        if self.budgets.is_empty() && self.process_budget.is_none() {
+            self.budgets.push(budget_bytes);
+        }
     }
 
     /// What the whole process may take: the option, or without a budget what its control group

@@ -10,6 +10,7 @@ mod explain;
 mod failure;
 mod interrupt;
 mod plan;
+mod plan_file;
 mod process;
 mod rates;
 mod recipes;
@@ -47,7 +48,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Trains; without a recipe, a small convolutional network on handwritten digits.
-    Train(train::TrainArgs),
+    Train(Box<train::TrainArgs>),
     /// Tells what a training needs and how it would run in a budget, without running it.
     Plan(plan::PlanArgs),
     /// Measures how fast this machine's processor is, for the times of plans.
@@ -71,7 +72,7 @@ enum Command {
 }
 
 /// What to train, and changes to it.
-#[derive(Args)]
+#[derive(Args, Clone)]
 struct RecipeArgs {
     /// A recipe (TOML), or the name of one that ships; every key has a default.
     recipe: Option<PathBuf>,

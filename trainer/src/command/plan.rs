@@ -10,7 +10,7 @@ use crate::command::rates::Calibration;
 use crate::command::{DeviceArgs, RecipeArgs, failure, say};
 use crate::error::{Result, TrainError};
 use crate::human::{format_bytes, format_seconds};
-use crate::json::{categories_json, does_not_fit_json, modules_json};
+use crate::json::{categories_json, does_not_fit_json, modules_json, with_knobs};
 use crate::knobs::Knobs;
 use crate::outline::Fit;
 use crate::page_lock::lock_pages;
@@ -78,7 +78,7 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
     for &budget_bytes in &arguments.device.budgets {
         let process = divide(process_budget, &mut trainer, &fit, Some(budget_bytes))?;
         sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
-        let plan = match planned(&mut trainer, &fit, process.as_ref()) {
+        let plan = match checked(trainer.plan_for(&fit), process.as_ref()) {
             Err(TrainError::DoesNotFit(error)) => Err(error),
             plan => Ok(plan?),
         };
@@ -89,15 +89,15 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
     let fits = fitting().count() == plans.len();
     if arguments.json {
         let plans = plans.iter().map(|(budget_bytes, plan)| match plan {
-            Ok(plan) => json!({
-                "budget_bytes": budget_bytes,
-                "micro_batch": plan.knobs.micro_batch,
-                "recomputed_blocks": plan.knobs.recomputed_blocks,
-                "fused_update": plan.knobs.fused_update,
-                "predicted_peak_bytes": plan.predicted_peak_bytes(),
-                "relative_time": plan.forecast.seconds / fastest,
-                "step_seconds": measured_seconds(calibration.as_ref(), &plan.forecast),
-            }),
+            Ok(plan) => {
+                let fields = json!({
+                    "budget_bytes": budget_bytes,
+                    "predicted_peak_bytes": plan.predicted_peak_bytes(),
+                    "relative_time": plan.forecast.seconds / fastest,
+                    "step_seconds": measured_seconds(calibration.as_ref(), &plan.forecast),
+                });
+                with_knobs(plan.knobs, fields)
+            }
             Err(error) => json!({
                 "budget_bytes": budget_bytes,
                 "does_not_fit": does_not_fit_json(error),
@@ -185,7 +185,7 @@ impl Found {
         say("")?;
         let step = if calibration.is_some() { "a step    " } else { "" };
         let peak = format!("{:<28}{step}", "peak");
-        say(&format!("micro-batch   recomputed   {peak}time, relative to the first"))?;
+        say(&format!("micro-batch   recomputed         {peak}time, relative to the first"))?;
         for (knobs, forecast) in survey {
             let mark = if *knobs == plan.knobs {
                 "  <- plan"
@@ -195,18 +195,18 @@ impl Found {
                 ""
             };
             let (peak, time) = (exact(forecast.peak_bytes), self.relative_time(forecast));
-            let Knobs { micro_batch, recomputed_blocks, fused_update } = knobs;
-            let recomputed = match recomputed_blocks {
-                0 => "nothing".to_owned(),
-                1 => "1 block".to_owned(),
-                count => format!("{count} blocks"),
+            let &Knobs { micro_batch, cheap_recomputed, recomputed_blocks, fused_update } = knobs;
+            let recomputed = match (cheap_recomputed, recomputed_blocks) {
+                (false, 0) => "nothing".to_owned(),
+                (true, 0) => "cheap".to_owned(),
+                (false, blocks) => format!("blocks {blocks}"),
+                (true, blocks) => format!("cheap, blocks {blocks}"),
             };
-            let mark =
-                if *fused_update { format!("  update fused{mark}") } else { mark.to_owned() };
+            let mark = if fused_update { format!("  update fused{mark}") } else { mark.to_owned() };
             let seconds = measured_seconds(calibration.as_ref(), forecast);
             let seconds = seconds.map_or(String::new(), |s| format!("{:<10}", format_seconds(s)));
             say(&format!(
-                "{micro_batch:<13} {recomputed:<12} {peak:<27} {seconds}{time:.2}{mark}"
+                "{micro_batch:<13} {recomputed:<18} {peak:<27} {seconds}{time:.2}{mark}"
             ))?;
         }
         if !plan.forecast.assumptions.is_empty() {
@@ -233,27 +233,22 @@ impl Found {
         let Found { plan, process, survey, products, outside_bytes, calibration, .. } = self;
         let calibration = calibration.as_ref();
         let survey = survey.iter().map(|(knobs, forecast)| {
-            json!({
-                "micro_batch": knobs.micro_batch,
-                "recomputed_blocks": knobs.recomputed_blocks,
-                "fused_update": knobs.fused_update,
+            let fields = json!({
                 "peak_bytes": forecast.peak_bytes,
                 "relative_time": self.relative_time(forecast),
                 "step_seconds": measured_seconds(calibration, forecast),
-            })
+            });
+            with_knobs(*knobs, fields)
         });
         let assumptions = plan.forecast.assumptions.iter().map(
             |assumption| json!({ "value": assumption.value, "site": assumption.site.to_string() }),
         );
-        let mut json = json!({
+        let fields = json!({
             "budget_bytes": plan.budget_bytes,
             "budget_from": device.budget_origin(process.as_ref()),
             "outside_bytes": outside_bytes,
             "products": products,
             "batch_size": plan.batch_size,
-            "micro_batch": plan.knobs.micro_batch,
-            "recomputed_blocks": plan.knobs.recomputed_blocks,
-            "fused_update": plan.knobs.fused_update,
             "copy_ahead_bytes": plan.copy_ahead_bytes,
             "staging_bytes": plan.staging_bytes,
             "data_bytes": plan.data_bytes,
@@ -266,6 +261,7 @@ impl Found {
             "survey": survey.collect::<Vec<_>>(),
             "assumptions": assumptions.collect::<Vec<_>>(),
         });
+        let mut json = with_knobs(plan.knobs, fields);
         if let Some(process) = process {
             json["process"] = process.to_json();
         }
@@ -301,16 +297,11 @@ fn capacity(budget_bytes: usize, process: Option<&Process>) -> usize {
     process.and_then(Process::training_bytes).unwrap_or(budget_bytes)
 }
 
-/// The plan for what its device has now.
+/// A plan as it was found, or why there is none: about the process, where that has a limit.
 ///
 /// # Errors
-/// `DoesNotFit`, about the process where that has a limit; errors of the data or the model.
-pub(super) fn planned(
-    trainer: &mut RecipeTrainer,
-    fit: &Fit<'_>,
-    process: Option<&Process>,
-) -> Result<Plan> {
-    let planned = trainer.plan_for(fit);
+/// Those of `planned`.
+pub(super) fn checked(planned: Result<Plan>, process: Option<&Process>) -> Result<Plan> {
     match process {
         Some(process) => process.checked(planned),
         None => planned,
@@ -334,7 +325,7 @@ pub(super) fn find(
     let fit = recipe.fit(&train, &test);
     let process = divide(process_budget, &mut trainer, &fit, device.budget())?;
     sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
-    let plan = planned(&mut trainer, &fit, process.as_ref())?;
+    let plan = checked(trainer.plan_for(&fit), process.as_ref())?;
     let survey = trainer.survey(&fit)?;
     let (outside_bytes, is_assumed) = (sim.outside_bytes(), device.is_assumed());
     Ok(Found { plan, process, outside_bytes, is_assumed, products, calibration, survey })

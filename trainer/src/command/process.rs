@@ -214,6 +214,9 @@ impl Process {
             Remedy::StatelessOptimizer { needed_bytes } => {
                 Remedy::StatelessOptimizer { needed_bytes: self.bytes_with(needed_bytes) }
             }
+            Remedy::HalfPrecision { needed_bytes } => {
+                Remedy::HalfPrecision { needed_bytes: self.bytes_with(needed_bytes) }
+            }
             remedy => remedy,
         });
         DoesNotFit {

@@ -10,6 +10,7 @@ use lowtide_data::Loader;
 
 use crate::checkpoint_folder::CheckpointFolder;
 use crate::command::interrupt::Interrupt;
+use crate::command::plan_file::PlanFile;
 use crate::command::process::Process;
 use crate::command::recording::{Output, Target};
 use crate::command::saving::{LastFiles, rescue, unless_full};
@@ -29,7 +30,7 @@ use crate::report::{About, Curves, Report};
 use crate::run_dir::{RunDir, Summary};
 use crate::trainer::Position;
 
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(super) struct TrainArgs {
     #[command(flatten)]
     recipe: RecipeArgs,
@@ -42,6 +43,10 @@ pub(super) struct TrainArgs {
     /// given beside it is changed, --epochs counts from the beginning.
     #[arg(long, value_name = "DIR", conflicts_with = "recipe")]
     resume: Option<PathBuf>,
+    /// Runs by the plan in FILE, which `lowtide plan --json` has printed, within its budget unless
+    /// one is given; refuses if a rehearsal finds other bytes.
+    #[arg(long, value_name = "FILE", conflicts_with = "resume")]
+    plan: Option<PathBuf>,
     /// Writes a checkpoint every so many steps, epochs or minutes: 500steps, 1epoch, 10min.
     #[arg(long, value_name = "INTERVAL", value_parser = CheckpointEvery::from_str)]
     checkpoint_every: Option<CheckpointEvery>,
@@ -82,6 +87,12 @@ fn parse_time(text: &str) -> Result<Duration, String> {
 }
 
 pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
+    let plan_file = arguments.plan.as_deref().map(PlanFile::read).transpose()?;
+    let mut arguments = arguments.clone();
+    if let Some(file) = &plan_file {
+        arguments.device.limit_to(file.budget_bytes());
+    }
+    let arguments = &arguments;
     let origin = arguments.resume.as_deref().map(Origin::find).transpose()?;
     let mut recipe = match &origin {
         Some(origin) => {
@@ -116,7 +127,11 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     if let Some(bytes) = process.as_ref().and_then(Process::training_bytes) {
         device.allocator().set_capacity(bytes);
     }
-    let plan = plan::planned(&mut trainer, planned_for, process.as_ref())?;
+    let planned = match &plan_file {
+        Some(file) => file.follow(&mut trainer, planned_for),
+        None => trainer.plan_for(planned_for),
+    };
+    let plan = plan::checked(planned, process.as_ref())?;
 
     arguments.device.doubt(plan.predicted_peak_bytes());
 
@@ -238,7 +253,7 @@ impl Run<'_> {
             steps: trainer.steps(),
             epochs: trainer.position().epoch,
             batch_size: plan.batch_size,
-            micro_batch: trainer.micro_batch(),
+            knobs: trainer.knobs(),
             budget_bytes: statistics.capacity_bytes,
             budget_from: arguments.device.budget_origin(process),
             process_budget_bytes: process.map(Process::budget_bytes),
@@ -254,7 +269,7 @@ impl Run<'_> {
             final_state_hash: format!("{:016x}", trainer.state_hash()?),
         };
         let computer = arguments.device.describe(&device);
-        report.run_mut().facts = facts(recipe, &summary, &computer);
+        report.run_mut().facts = facts(recipe, plan, &summary, &computer);
         report.write_if_room()?;
         if arguments.report.is_some() {
             let written = RunDir::write(&files.report(), &report.run().to_html());
@@ -331,7 +346,14 @@ fn conclude(
         say(&format!("{:<16} {value:.4}", name.replace('_', " ")))?;
     }
     say(&format!("train loss       {train_loss_last:.6} in the last step"))?;
-    say(&format!("micro-batch      {} of {}", summary.micro_batch, plan.batch_size))?;
+    let knobs = summary.knobs;
+    say(&format!("micro-batch      {} of {}", knobs.micro_batch, plan.batch_size))?;
+    if knobs.cheap_recomputed || knobs.recomputed_blocks > 0 {
+        say(&format!("recomputed       {}", knobs.recomputed()))?;
+    }
+    if knobs.fused_update {
+        say("update           fused, each parameter as soon as its gradient is complete")?;
+    }
     let budget = arguments.device.tell_budget(summary.budget_bytes, process);
     say(&format!("budget           {budget}"))?;
     if let Some(process) = process {
@@ -362,11 +384,12 @@ fn conclude(
 }
 
 /// What the report says beyond what every run has.
-fn facts(recipe: &Recipe, summary: &Summary, computer: &str) -> Vec<(String, String)> {
+fn facts(recipe: &Recipe, plan: &Plan, summary: &Summary, computer: &str) -> Vec<(String, String)> {
     let bytes = |count: usize| format!("{} ({count} bytes)", format_bytes(count as u64));
     let outside = (summary.outside_bytes > 0).then(|| bytes(summary.outside_bytes));
     let facts = [
         ("Time", Some(format!("{:.1} s on {computer}", summary.seconds))),
+        ("Plan", Some(format!("{}: {}", plan.knobs, plan.reasons().join("; ")))),
         ("Seed", Some(recipe.train.seed.to_string())),
         ("State hash", Some(summary.final_state_hash.clone())),
         ("Outside the allocator", outside),

@@ -15,6 +15,7 @@ mod memory;
 mod mistakes;
 mod output;
 mod place;
+mod plan_file;
 #[cfg(feature = "pretend")]
 #[path = "../pretend/mod.rs"]
 mod pretend;

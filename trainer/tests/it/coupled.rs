@@ -35,6 +35,8 @@ fn check_never_split(couples_samples: bool, micro_batches: MicroBatches) {
     assert_eq!((error.knobs.micro_batch, error.needed_bytes), (run.batch_size, peak_bytes));
     let offers_parts = matches!(error.remedies[0], Remedy::MicroBatch(_));
     assert_eq!(offers_parts, !couples_samples, "{:?}", error.knobs);
+    let coupled_in = error.coupling.map(|coupling| coupling.site.file());
+    assert_eq!(coupled_in.is_some_and(|file| file.ends_with("common.rs")), couples_samples);
 
     // By the recovery, when memory is taken away.
     let device = run.device(Some(peak_bytes));

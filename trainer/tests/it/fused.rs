@@ -136,8 +136,10 @@ fn check<T: Task + Clone>(
 ) {
     let may_split = options.micro_batches == MicroBatches::AsNeeded;
     for micro_batch in if may_split { vec![6, 4, 2] } else { vec![6] } {
-        for recomputed_blocks in [0, 2] {
-            let knobs = Knobs { micro_batch, recomputed_blocks, fused_update: false };
+        for (recomputed_blocks, cheap_recomputed) in [(0, false), (0, true), (2, false), (2, true)]
+        {
+            let knobs =
+                Knobs { micro_batch, cheap_recomputed, recomputed_blocks, fused_update: false };
             let apart = run(task, optimizer, loader, options, knobs);
             let knobs = Knobs { fused_update: true, ..knobs };
             let fused = run(task, optimizer, loader, options, knobs);
@@ -254,8 +256,12 @@ fn fault_everywhere<T: Task + Clone>(
     let optimizer = Averaged::new(adamw(), 0.9).expect("in range");
     let options = Options { clip_norm: Some(0.5), ..Options::default() };
     let mut trainer = Trainer::new(&device, task(&device), optimizer, options);
-    let knobs =
-        Knobs { micro_batch: 6_usize.div_ceil(parts), recomputed_blocks, fused_update: true };
+    let knobs = Knobs {
+        micro_batch: 6_usize.div_ceil(parts),
+        cheap_recomputed: true,
+        recomputed_blocks,
+        fused_update: true,
+    };
     let fit = Fit::new(loader).steps(1);
     let begin = trainer.snapshot().expect("readable");
     let mut once = |forward: usize, nth: u64| {
@@ -315,7 +321,7 @@ fn memory_that_is_taken_while_parameters_are_written_is_taken_after() {
         let device = cpu();
         let mut trainer = Trainer::new(&device, gpt(&device), adamw(), Options::default());
         let (tokens, knobs) =
-            (tokens(), Knobs { micro_batch: 6, recomputed_blocks: 0, fused_update: true });
+            (tokens(), Knobs { micro_batch: 6, fused_update: true, ..Knobs::default() });
         let fit = Fit::new(&tokens);
         trainer.plan_with(&fit, knobs).expect("no limit");
         let mut greedy = Greedy(&device, Cell::new(device.allocator().capacity_bytes()));
@@ -347,7 +353,8 @@ fn short_memory_in_mid_run_fuses_the_update() {
     let device = cpu();
     let mut calm = trainer(&device);
     let mut least = |fused_update: bool| {
-        let knobs = Knobs { micro_batch: 6, recomputed_blocks: 3, fused_update };
+        let knobs =
+            Knobs { micro_batch: 6, recomputed_blocks: 3, fused_update, ..Knobs::default() };
         calm.plan_with(&fit, knobs).expect("no limit").predicted_peak_bytes()
     };
     let between = least(true).midpoint(least(false));
@@ -371,7 +378,7 @@ fn step_that_is_not_finite_writes_nothing() {
     bias.expect("there are parameters").fill_(f64::INFINITY).expect("writable");
     let mut trainer = Trainer::new(&device, task, adamw(), options);
     let (loader, knobs) =
-        (images([1, 8, 8]), Knobs { micro_batch: 6, recomputed_blocks: 0, fused_update: true });
+        (images([1, 8, 8]), Knobs { micro_batch: 6, fused_update: true, ..Knobs::default() });
     let fit = Fit::new(&loader).steps(2);
     trainer.plan_with(&fit, knobs).expect("no limit");
     let mut begin = Vec::new();
@@ -409,7 +416,7 @@ fn read_behind(model: &Pair, pass: &Pass, device: &Device, part: &BatchView<'_>)
 
 #[test]
 fn what_cannot_be_fused_is_refused_and_not_planned() {
-    let knobs = Knobs { micro_batch: 6, recomputed_blocks: 0, fused_update: true };
+    let knobs = Knobs { micro_batch: 6, fused_update: true, ..Knobs::default() };
     let numbers = loader(vec![Field::new("numbers", ElementType::F32, &[4])], 4);
     let fit = Fit::new(&numbers);
     let pair = |device: &Device| {
@@ -452,7 +459,8 @@ fn gpt2_needs_less_by_its_gradients() {
         let loader = Loader::with_sampler(random, Sequential, options).expect("valid options");
         let task = LanguageModel::new(Gpt::gpt2(&device, KEY, SHAPE).expect("memory"));
         let mut trainer = Trainer::new(&device, task, adamw(), Options::default());
-        let knobs = Knobs { micro_batch: batch_size, recomputed_blocks, fused_update };
+        let knobs =
+            Knobs { micro_batch: batch_size, recomputed_blocks, fused_update, ..Knobs::default() };
         let plan = trainer.plan_with(&Fit::new(&loader), knobs).expect("no limit");
         let of = |category| {
             let peaks = &plan.forecast.category_peaks;

@@ -11,6 +11,7 @@ mod devices;
 mod every_model;
 mod faults;
 mod files;
+mod fronts;
 mod fused;
 mod globs;
 mod goes_on;

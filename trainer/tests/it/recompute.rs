@@ -121,9 +121,12 @@ fn what_may_not_be_split_is_recomputed_to_the_same_bits() {
     let resnet = plans("ResNet-18", resnet, &images(28, [3, 32, 32], &[]), &options);
     let unet = plans("U-Net", unet, &images(28, [1, 32, 32], &[32, 32]), &options);
     let gpt = plans("GPT", gpt, &tokens(28), &never);
-    for knobs in [resnet, unet, gpt] {
+    for knobs in [&unet, &gpt] {
         let blocks: Vec<usize> = knobs.iter().map(|knobs| knobs.recomputed_blocks).collect();
-        assert!(blocks.len() > 2 && blocks[0] == 0 && blocks[1] > 0, "{knobs:?}");
+        assert!(blocks.len() > 3 && blocks[1] == 0 && blocks[2] > 0, "{knobs:?}");
+    }
+    for knobs in [resnet, unet, gpt] {
+        assert!(knobs.len() > 3 && knobs[1].cheap_recomputed, "first what is cheap: {knobs:?}");
         // An update is fused where nothing else fits.
         assert!(knobs.is_sorted_by_key(|knobs| knobs.fused_update), "{knobs:?}");
         assert!(knobs[knobs.len() - 1].fused_update, "{knobs:?}");
@@ -158,30 +161,45 @@ impl Observer for Squeeze {
 
 #[test]
 fn step_that_ran_out_of_memory_recomputes_and_goes_back_to_keeping() {
-    let loader = images(8 * 20, [3, 32, 32], &[]);
+    let loader = tokens(8 * 20);
     let fit = Fit::new(&loader);
+    let options = Options { micro_batches: MicroBatches::Never, ..Options::default() };
     let mut ends = Vec::new();
-    for squeezes in [false, true] {
+    // Cheap results, then blocks as well.
+    for (squeezes, blocks) in [(false, 0), (true, 0), (true, 1)] {
         let device = cpu(None);
-        let mut trainer = Trainer::new(&device, resnet(&device), optimizer(), Options::default());
-        let plan = trainer.plan_for(&fit).expect("no limit");
-        let bytes = if squeezes { plan.predicted_peak_bytes() - 1 } else { usize::MAX };
+        let mut trainer = Trainer::new(&device, gpt(&device), optimizer(), options.clone());
+        let mut peak_bytes =
+            |knobs| trainer.plan_with(&fit, knobs).expect("no limit").predicted_peak_bytes();
+        let whole = Knobs { micro_batch: 8, ..Knobs::default() };
+        let cheap = Knobs { cheap_recomputed: true, ..whole };
+        let bytes = [peak_bytes(whole), peak_bytes(cheap)][blocks] - 1;
+        let bytes = if squeezes { bytes } else { usize::MAX };
+        trainer.plan_for(&fit).expect("no limit");
         let mut squeeze = Squeeze { bytes, reports: Vec::new() };
         trainer.run(&fit, &mut [&mut squeeze]).expect("it fits with less kept");
         ends.push(trainer.state_hash().expect("readable"));
         let reports = squeeze.reports;
-        let blocks: Vec<usize> = reports.iter().map(|report| report.recomputed_blocks).collect();
+        let recomputed: Vec<(bool, usize)> = reports
+            .iter()
+            .map(|report| (report.cheap_recomputed, report.recomputed_blocks))
+            .collect();
+        let keeping = (false, 0);
         if !squeezes {
-            assert_eq!(blocks, [0; 20]);
+            assert_eq!(recomputed, [keeping; 20]);
             continue;
         }
-        assert!(blocks[2] > 0, "{blocks:?}");
-        assert_eq!(blocks, [vec![0; 2], vec![blocks[2]; 9], vec![0; 9]].concat());
+        let less = (true, blocks);
+        assert_eq!(recomputed, [vec![keeping; 2], vec![less; 9], vec![keeping; 9]].concat());
         let recoveries: Vec<Recovery> =
             reports.iter().flat_map(|report| &report.retries).map(|retry| retry.recovery).collect();
-        assert_eq!(recoveries, [Recovery::MoreRecomputation { blocks: blocks[2] }]);
+        let recovery = match blocks {
+            0 => Recovery::CheapRecomputation,
+            blocks => Recovery::MoreRecomputation { blocks },
+        };
+        assert_eq!(recoveries, [recovery]);
     }
-    assert_eq!(ends[0], ends[1]);
+    assert!(ends.iter().all(|end| *end == ends[0]), "{ends:?}");
 }
 
 #[test]
@@ -201,7 +219,9 @@ fn policies_of_the_users_own_stay_as_they_are() {
     let loader = tokens(16);
     let fit = Fit::new(&loader);
     let plan = trainer.plan_for(&fit).expect("no limit");
-    device.allocator().set_capacity(plan.predicted_peak_bytes() - 1);
+    let cheap = Knobs { cheap_recomputed: true, ..plan.knobs };
+    let cheap = trainer.plan_with(&fit, cheap).expect("no limit");
+    device.allocator().set_capacity(cheap.predicted_peak_bytes() - 1);
     let plan = trainer.plan_for(&fit).expect("two blocks may be recomputed");
     assert!((1..=2).contains(&plan.knobs.recomputed_blocks), "{plan}");
     trainer.run(&fit, &mut []).expect("as planned");

@@ -1,0 +1,98 @@
+//! `lowtide train --plan FILE`: a run by a plan that was made before.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use lowtide_allocator::Category;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::error::{Result, TrainError};
+use crate::human::format_bytes;
+use crate::json::{categories_json, modules_json};
+use crate::knobs::Knobs;
+use crate::outline::{Examples, Fit};
+use crate::plan::Plan;
+use crate::recipe::RecipeTrainer;
+
+/// A plan that `lowtide plan --json` has printed.
+pub(super) struct PlanFile {
+    path: PathBuf,
+    told: Told,
+}
+
+/// What of it decides a run, and what a rehearsal finds again.
+#[derive(Deserialize)]
+struct Told {
+    budget_bytes: usize,
+    batch_size: usize,
+    #[serde(flatten)]
+    knobs: Knobs,
+    predicted_peak_bytes: usize,
+    peak_bytes_by_category: Value,
+    modules_at_peak: Value,
+}
+
+impl PlanFile {
+    /// # Errors
+    /// `File`; `Setting` for what is no plan.
+    pub(super) fn read(path: &Path) -> Result<PlanFile> {
+        let text = fs::read_to_string(path)
+            .map_err(|source| TrainError::File { path: path.to_owned(), source })?;
+        let wrong = |error: serde_json::Error| TrainError::Setting {
+            place: path.display().to_string(),
+            problem: format!("is not one plan as `lowtide plan --json` prints it: {error}"),
+        };
+        Ok(PlanFile { path: path.to_owned(), told: serde_json::from_str(&text).map_err(wrong)? })
+    }
+
+    /// The budget that it was made for.
+    pub(super) fn budget_bytes(&self) -> usize {
+        self.told.budget_bytes
+    }
+
+    /// The plan with its knobs for `fit`, rehearsed anew.
+    ///
+    /// # Errors
+    /// `Setting` unless the rehearsal takes the same bytes, in all, of each category and by module;
+    /// `DoesNotFit`.
+    pub(super) fn follow(&self, trainer: &mut RecipeTrainer, fit: &Fit<'_>) -> Result<Plan> {
+        let batch_sizes = [self.told.batch_size, Examples::of(fit)?.batch_size()];
+        if let Some(difference) = differs("a batch", batch_sizes.map(|size| size.to_string())) {
+            return Err(self.refused(&difference));
+        }
+        let plan = trainer.plan_with(fit, self.told.knobs)?;
+        match self.difference(&plan) {
+            None => Ok(plan),
+            Some(difference) => Err(self.refused(&difference)),
+        }
+    }
+
+    fn refused(&self, difference: &str) -> TrainError {
+        let problem = format!(
+            "is a plan for something else: {difference}; recipe, data, options and program have to \
+             be those of the plan"
+        );
+        TrainError::Setting { place: self.path.display().to_string(), problem }
+    }
+
+    /// The first thing in which a rehearsal finds other bytes.
+    fn difference(&self, plan: &Plan) -> Option<String> {
+        let Told { predicted_peak_bytes, .. } = self.told;
+        let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
+        let peaks = [predicted_peak_bytes, plan.predicted_peak_bytes()].map(exact);
+        let found: &[(Category, usize)] = &plan.forecast.category_peaks;
+        let categories =
+            [self.told.peak_bytes_by_category.clone(), categories_json(found.iter().copied())];
+        let modules =
+            [self.told.modules_at_peak.clone(), modules_json(&plan.forecast.modules_at_peak)];
+        differs("the peak", peaks)
+            .or_else(|| differs("the peak of each category", categories.map(|c| c.to_string())))
+            .or_else(|| differs("what is in use at the peak", modules.map(|m| m.to_string())))
+    }
+}
+
+/// What was planned and what is found, unless they are the same.
+fn differs(what: &str, [told, found]: [String; 2]) -> Option<String> {
+    (told != found).then(|| format!("{what} was {told} and is {found}"))
+}
