@@ -183,9 +183,12 @@ impl<T: Task + Clone, O: Stateful + Clone> Training for Trainer<T, O> {
 
     fn evaluate(&mut self, loader: &Loader) -> Result<Score> {
         let (device, wait) = (&self.device, self.options.wait);
-        let micro_batch = self.knobs.micro_batch.max(1);
+        let planned = self.plan.as_ref().map(|(plan, _)| plan);
+        // A plan that had to shrink says nothing about evaluations.
+        let planned = planned.filter(|plan| plan.knobs == self.knobs);
+        let part = planned.map_or(self.knobs.micro_batch.max(1), |plan| plan.evaluation_batch);
         with_averages(&mut self.task, &mut self.optimizer, |task| {
-            evaluate_within(task, device, loader, micro_batch, wait)
+            evaluate_within(task, device, loader, part, wait)
         })
     }
 

@@ -13,6 +13,9 @@ pub struct Plan {
     pub batch_size: usize,
     /// What was chosen.
     pub knobs: Knobs,
+    /// Samples that are evaluated at once: more than are trained at once where that takes no more
+    /// memory.
+    pub evaluation_batch: usize,
     /// The memory there is.
     pub budget_bytes: usize,
     /// Bytes of the copy that checkpoints are written from while the run goes on; 0 where the run

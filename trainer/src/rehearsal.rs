@@ -56,6 +56,8 @@ pub(crate) struct RunInputs<'a, T, O> {
     pub(crate) held_bytes: usize,
     /// Whether the next batch is copied to the device during a step, if there is room for it.
     pub(crate) copies_ahead: bool,
+    /// Samples that are evaluated at once; as many as are trained at once if that is not said.
+    pub(crate) evaluation_batch: Option<usize>,
 }
 
 impl<T, O> Clone for RunInputs<'_, T, O> {
@@ -159,8 +161,9 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
                     step_seconds = step_seconds.max(end_seconds - begin_seconds);
                 }
                 PlannedEvent::Evaluate(batch) => {
+                    let part = self.evaluation_batch.unwrap_or(knobs.micro_batch);
                     with_averages(&mut task, &mut optimizer, |task| {
-                        score_parts(task, &device, batch, knobs.micro_batch)
+                        score_parts(task, &device, batch, part)
                     })?;
                 }
             }

@@ -98,7 +98,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         let fused = if may_fuse { self.fused(sizes[0])? } else { None };
         let fits = [kept, cheap, recomputed, fused].into_iter().flatten();
         match fits.min_by(|a, b| a.forecast.seconds.total_cmp(&b.forecast.seconds)) {
-            Some(found) => Ok(self.plan(batch_size, found)),
+            Some(found) => self.plan(batch_size, found),
             None => Err(self.does_not_fit(splitting)?.into()),
         }
     }
@@ -131,7 +131,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             return wrong("the batch may not be split".to_owned());
         }
         match self.fits(&found) {
-            true => Ok(self.plan(batch_size, found)),
+            true => self.plan(batch_size, found),
             false => Err(self.does_not_fit(splitting)?.into()),
         }
     }
@@ -322,8 +322,42 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(candidate)
     }
 
-    fn plan(self, batch_size: usize, found: Candidate) -> Plan {
-        let Candidate { knobs, forecast, copy_ahead_bytes } = found;
+    /// As many samples as can be evaluated at once without needing more than `found` does, and the
+    /// forecast with them. Evaluations keep nothing for backward.
+    fn evaluation(&self, found: &Candidate) -> Result<(usize, Forecast)> {
+        let Candidate { knobs, forecast, .. } = found;
+        let lens = self.events.iter().map(|event| match event {
+            PlannedEvent::Evaluate(batch) => batch.len(),
+            PlannedEvent::Step(_) => 0,
+        });
+        let whole = lens.max().unwrap_or(0);
+        let mut sizes = part_sizes(whole.max(1));
+        sizes.retain(|&size| size > knobs.micro_batch);
+        let mut best = (knobs.micro_batch, forecast.clone());
+        // From the largest on; those from `end` on are too small to be of interest.
+        let (mut begin, mut end) = (0, sizes.len());
+        while begin < end {
+            // The whole is likely, and then it is the answer.
+            let middle = if begin == 0 && end == sizes.len() { 0 } else { begin.midpoint(end) };
+            let inputs = RunInputs { evaluation_batch: Some(sizes[middle]), ..self.inputs };
+            let (own, copy_ahead_bytes) =
+                inputs.rehearse_within(self.budget_bytes, self.events, *knobs)?;
+            let is_as_small = own.peak_bytes <= forecast.peak_bytes;
+            if is_as_small && copy_ahead_bytes == found.copy_ahead_bytes {
+                best = (sizes[middle], own);
+                end = middle;
+            } else {
+                begin = middle + 1;
+            }
+        }
+        Ok(best)
+    }
+
+    /// # Errors
+    /// Those of a rehearsal.
+    fn plan(self, batch_size: usize, found: Candidate) -> Result<Plan> {
+        let (evaluation_batch, forecast) = self.evaluation(&found)?;
+        let Candidate { knobs, copy_ahead_bytes, .. } = found;
         let is_rejected = |candidate: &&Candidate| !self.fits(candidate);
         let mut rejected: Vec<(Knobs, usize)> = self
             .tried
@@ -332,9 +366,10 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             .map(|candidate| (candidate.knobs, candidate.forecast.peak_bytes))
             .collect();
         rejected.sort_by_key(|(knobs, _)| preference(knobs));
-        Plan {
+        Ok(Plan {
             batch_size,
             knobs,
+            evaluation_batch,
             budget_bytes: self.budget_bytes,
             checkpoint_copy_bytes: self.inputs.held_bytes,
             copy_ahead_bytes,
@@ -342,7 +377,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             data_bytes: 0,
             forecast,
             rejected,
-        }
+        })
     }
 
     /// Why there is no plan: what needs least, and what would help.
@@ -388,8 +423,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             }
         }
         remedies.push(Remedy::Budget(needed_bytes));
-        let &RunInputs { device, task, scaler, options, held_bytes, copies_ahead, .. } =
-            &self.inputs;
+        let RunInputs { device, task, scaler, options, .. } = self.inputs;
+        let RunInputs { held_bytes, copies_ahead, evaluation_batch, .. } = self.inputs;
         let sgd = Sgd::new(SgdOptions::new(self.inputs.optimizer.learning_rate()))?;
         let stateless: Box<dyn Stateful> = match task.turns().as_slice() {
             [] => Box::new(sgd),
@@ -398,8 +433,16 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             ),
         };
         let optimizer = &stateless;
-        let with_sgd =
-            RunInputs { device, task, optimizer, scaler, options, held_bytes, copies_ahead };
+        let with_sgd = RunInputs {
+            device,
+            task,
+            optimizer,
+            scaler,
+            options,
+            held_bytes,
+            copies_ahead,
+            evaluation_batch,
+        };
         let needed_bytes = self.least_bytes(with_sgd)?;
         if needed_bytes <= self.budget_bytes {
             remedies.push(Remedy::StatelessOptimizer { needed_bytes });

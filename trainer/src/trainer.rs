@@ -434,6 +434,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             options: &self.options,
             held_bytes: 0,
             copies_ahead: false,
+            evaluation_batch: None,
         }
     }
 

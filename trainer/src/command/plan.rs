@@ -249,6 +249,7 @@ impl Found {
             "outside_bytes": outside_bytes,
             "products": products,
             "batch_size": plan.batch_size,
+            "evaluation_batch": plan.evaluation_batch,
             "copy_ahead_bytes": plan.copy_ahead_bytes,
             "staging_bytes": plan.staging_bytes,
             "data_bytes": plan.data_bytes,

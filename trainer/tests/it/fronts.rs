@@ -63,7 +63,7 @@ fn run(recipe: &Recipe, budget_bytes: usize) -> Result<Found> {
 
 #[test]
 fn plans_of_seven_models_at_ten_budgets_take_what_they_say_and_compute_the_same() {
-    let (mut runs, mut half_precision_helps) = (0, 0);
+    let (mut runs, mut wider_evaluations, mut half_precision_helps) = (0, 0, 0);
     for (name, recipe_name, sets) in MODELS {
         let recipe = recipe(recipe_name, sets);
         let whole = run(&recipe, usize::MAX).expect("no limit");
@@ -77,6 +77,8 @@ fn plans_of_seven_models_at_ten_budgets_take_what_they_say_and_compute_the_same(
             let plan = &found.plan;
             println!("{name}: {plan}: {:.3}", plan.forecast.seconds / whole.plan.forecast.seconds);
             assert!(plan.predicted_peak_bytes() <= budget_bytes);
+            assert!(plan.evaluation_batch >= plan.knobs.micro_batch, "{name}: {plan}");
+            wider_evaluations += usize::from(plan.evaluation_batch > plan.knobs.micro_batch);
             if plan.knobs.micro_batch == plan.batch_size {
                 assert_eq!(found.hash, whole.hash, "{name}: {plan}");
                 assert_eq!(found.losses, whole.losses, "{name}: {plan}");
@@ -102,5 +104,6 @@ fn plans_of_seven_models_at_ten_budgets_take_what_they_say_and_compute_the_same(
         }
     }
     assert_eq!(runs, 70);
+    assert!(wider_evaluations > 20, "{wider_evaluations}");
     assert!(half_precision_helps > 0);
 }

@@ -54,7 +54,8 @@ fn run_by_steps_evaluates_its_sets_as_often_as_it_is_told() {
         assert_eq!(trainer.steps(), steps);
         assert_eq!(seen.1, ["test", "other"]);
         let device = trainer.device().clone();
-        let again = evaluate(trainer.task(), &device, &test, trainer.micro_batch());
+        let part = trainer.current_plan().expect("it ran").evaluation_batch;
+        let again = evaluate(trainer.task(), &device, &test, part);
         assert_eq!(score, again.expect("fits"), "the last score of the first set");
         seen.0
     };
@@ -191,7 +192,8 @@ fn averages_are_evaluated_and_the_training_does_not_notice() {
     // Swapped by hand, they give the score.
     let mut optimizer = trainer.optimizer().clone();
     optimizer.swap(lowtide_trainer::Task::parameters(trainer.task_mut())).expect("memory");
-    let by_hand = evaluate(trainer.task(), &device, &test, trainer.micro_batch());
+    let part = trainer.current_plan().expect("it ran").evaluation_batch;
+    let by_hand = evaluate(trainer.task(), &device, &test, part);
     assert_eq!(by_hand.expect("fits"), score);
     optimizer.swap(lowtide_trainer::Task::parameters(trainer.task_mut())).expect("memory");
     assert_eq!(values(trainer.task_mut()), parameters);
