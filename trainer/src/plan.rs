@@ -57,13 +57,13 @@ impl Plan {
             reasons.push(format!("batches are not split: samples are coupled in {coupling}"));
         }
         if self.knobs.cheap_recomputed {
-            let reason =
-                "cheap results, of norms and activation functions, have the same bits again";
-            reasons.push(format!("{reason}, for little time"));
+            let what = "cheap results, those of norms and activation functions, are computed again";
+            reasons.push(format!("{what} in backward: the same bits, for little time"));
         }
         if self.knobs.recomputed_blocks > 0 {
-            reasons
-                .push("recomputed blocks give the same bits, for a second forward pass".to_owned());
+            let reason =
+                "blocks are computed again in backward: the same bits, for a second forward";
+            reasons.push(reason.to_owned());
         }
         if self.knobs.fused_update {
             let reason = "a fused update gives the same bits: no gradient waits for the others";
