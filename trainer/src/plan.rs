@@ -61,9 +61,8 @@ impl Plan {
             reasons.push(format!("{what} in backward: the same bits, for little time"));
         }
         if self.knobs.recomputed_blocks > 0 {
-            let reason =
-                "blocks are computed again in backward: the same bits, for a second forward";
-            reasons.push(reason.to_owned());
+            let what = "blocks are computed again in backward: the same bits";
+            reasons.push(format!("{what}, for a second forward pass"));
         }
         if self.knobs.fused_update {
             let reason = "a fused update gives the same bits: no gradient waits for the others";

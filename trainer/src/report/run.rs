@@ -80,7 +80,8 @@ impl Run {
             run.seconds = summary.get("seconds").and_then(Value::as_f64).unwrap_or(0.0);
             // The curves say the others.
             let figures = summary.iter().filter(|(name, value)| {
-                !value.is_null() && run.curves.get(name).is_none() && is_own_figure(name)
+                let says = !value.is_null() && **value != Value::Bool(false);
+                says && run.curves.get(name).is_none() && is_own_figure(name)
             });
             run.facts = figures.map(|(name, value)| (title(name), figure(name, value))).collect();
         }
