@@ -1,4 +1,8 @@
 //! What the targets share: bytes of a stranger as a file, and samples read from it.
+//!
+//! `RUSTC_BOOTSTRAP=1 cargo fuzz run TARGET CORPUS seeds/TARGET` begins with good files of a few
+//! samples: written by NumPy 2, Pillow and pyarrow with numbers that count up and images of one
+//! colour, or by hand.
 
 use std::fs;
 use std::path::{Path, PathBuf};
