@@ -51,7 +51,7 @@ impl Source {
 }
 
 impl Recipe {
-    /// The result.
+    /// Computes the result once more.
     ///
     /// # Errors
     /// `Modified` where an input was written since; those of the operation.

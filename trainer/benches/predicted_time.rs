@@ -41,7 +41,7 @@ fn recomputing(micro_batch: usize, recomputed_blocks: usize) -> Knobs {
     Knobs { micro_batch, cheap_recomputed: true, recomputed_blocks, ..Knobs::default() }
 }
 
-/// Everything kept.
+/// Parts of this size, with everything kept for backward.
 fn keeping(micro_batch: usize) -> Knobs {
     Knobs { micro_batch, ..Knobs::default() }
 }

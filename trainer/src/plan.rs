@@ -13,8 +13,8 @@ pub struct Plan {
     pub batch_size: usize,
     /// What was chosen.
     pub knobs: Knobs,
-    /// Samples that are evaluated at once: more than are trained at once where that takes no more
-    /// memory.
+    /// Samples that are evaluated at once: as many as do not raise the peak, and no fewer than are
+    /// trained at once.
     pub evaluation_batch: usize,
     /// The memory there is.
     pub budget_bytes: usize,

@@ -29,7 +29,7 @@ fn run_by_a_plan_is_the_run_that_was_planned() {
     let roomy = place.train(&format!("{SMALL} --plan plan.json --budget 64MiB"), "roomy");
     assert_eq!(roomy["micro_batch"], 128);
     assert_eq!(roomy["measured_peak_bytes"], told["predicted_peak_bytes"]);
-    // In less.
+    // A budget below its peak is refused.
     let tight = place.run(&format!("train {SMALL} --plan plan.json --budget 3MiB"));
     tight.check_refused(2, &["does not fit"]);
 }

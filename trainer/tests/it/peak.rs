@@ -97,6 +97,8 @@ fn budget_of_the_predicted_peak_gives_the_same_plan_and_a_byte_less_another() {
             assert_eq!((exact.measured_peak_bytes, exact.retried_steps), (peak_bytes, 0));
             if let Ok(less) = run.plan(Some(peak_bytes - 1)) {
                 assert_ne!(less.knobs, plan.knobs, "{kind:?}: {less} after {plan}");
+                let [slow, fast] = [&less, &plan].map(|plan| plan.forecast.seconds);
+                assert!(slow >= fast, "{kind:?}: {less} in {slow}, {plan} in {fast}");
                 let over = |(_, bytes): &(_, usize)| *bytes >= peak_bytes;
                 assert!(!less.rejected.is_empty() && less.rejected.iter().all(over));
             }
