@@ -3,8 +3,8 @@
 use lowtide_autograd::{Attempt, AutogradError, Pass, check};
 use lowtide_nn::models::SimpleCnn;
 use lowtide_nn::{
-    Conv2d, Flatten, Linear, MaxPool2d, Module, MultiHeadAttention, MultiHeadOptions, NnError,
-    NnResult as Result, Parameter, Parameters, ReLU, Sequential,
+    Conv2d, Flatten, Hardtanh, Linear, MaxPool2d, Module, MultiHeadAttention, MultiHeadOptions,
+    NnError, NnResult as Result, Parameter, Parameters, ReLU, Sequential, Softshrink,
 };
 use lowtide_tensor::{Conv2dGeometry, Device, Tensor, TensorError};
 
@@ -277,4 +277,18 @@ fn dropout_in_attention_is_that_of_the_sample_in_the_logical_batch() -> Outcome 
     let kept = attention.forward(&pass, pass.constant(x))?;
     assert_ne!(kept.value().to_vec::<f32>()?, together, "nothing was dropped");
     Ok(())
+}
+
+#[test]
+fn activations_refuse_numbers_that_cannot_be_meant() {
+    let device = cpu();
+    let refused = |module: &dyn Module, name: &str| {
+        let pass = Pass::eval();
+        let outcome = module.forward(&pass, pass.constant(f64s(&device, "input", [3])));
+        let error = outcome.err().expect("an error");
+        assert!(matches!(&error, NnError::Option { name: found, .. } if *found == name), "{error}");
+    };
+    refused(&Hardtanh([0.5, -0.5]), "max_val");
+    refused(&Hardtanh([f64::NAN, 1.0]), "max_val");
+    refused(&Softshrink(-0.5), "lambd");
 }
