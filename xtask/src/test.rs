@@ -188,7 +188,8 @@ pub fn plan(options: &Options, package: Option<&str>) -> Plan {
         // All at once: a crate alone cannot be packaged before those it imports are published.
         plan.sections.push(Section::new(
             "package",
-            "package --workspace --exclude xtask --allow-dirty --no-verify --offline",
+            "package --workspace --exclude xtask --exclude lowtide-scoreboard --allow-dirty \
+             --no-verify --offline",
             Counting::Status,
         ));
     } else {

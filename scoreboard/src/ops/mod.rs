@@ -1,0 +1,75 @@
+//! What lowtide's call for an operation is, by the peer's name: one file per family, one entry per
+//! name. A few names are two or three calls, as a user would write them.
+
+mod activations;
+mod creation;
+mod elementwise;
+mod indexing;
+mod losses;
+mod missing;
+mod norms;
+mod products;
+mod reductions;
+mod views;
+mod windows;
+
+use crate::call::{At, Call, Output, Result, at};
+use crate::case::Case;
+use crate::outcome::Reason;
+
+pub use missing::{MISSING, Missing};
+
+/// The call: arguments to results.
+pub type Adapter = fn(&Call<'_>) -> Result<Vec<Output>>;
+
+/// The names of a family with their calls.
+type Family = &'static [(&'static str, Adapter)];
+
+const FAMILIES: [Family; 17] = [
+    activations::OPS,
+    activations::OF_ONE,
+    creation::OPS,
+    elementwise::OPS,
+    elementwise::OF_ONE,
+    elementwise::TESTS,
+    elementwise::OF_TWO,
+    elementwise::COMPARISONS,
+    indexing::OPS,
+    losses::OPS,
+    norms::OPS,
+    products::OPS,
+    reductions::OPS,
+    reductions::SUMS,
+    reductions::COUNTS,
+    views::OPS,
+    windows::OPS,
+];
+
+/// The first argument of nearly all.
+const INPUT: At = at(0, "input");
+
+/// The call for a name.
+pub fn find(op: &str) -> Option<Adapter> {
+    let all = FAMILIES.iter().copied().flatten();
+    all.into_iter().find(|(name, _)| *name == op).map(|(_, adapter)| *adapter)
+}
+
+/// Every name that there is a call for.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    FAMILIES.iter().copied().flatten().map(|(name, _)| *name)
+}
+
+/// Why a sample's result is another one in lowtide, where that is known by name.
+pub fn known_difference(case: &Case, why: &str) -> Option<(Reason, &'static str)> {
+    let differences = missing::DIFFERENCES.iter();
+    let known = differences.filter(|(op, part, ..)| *op == case.op && why.contains(part));
+    known.map(|(_, _, reason, text)| (*reason, *text)).next()
+}
+
+/// Why arguments that are an error in the peer have a meaning in lowtide, if they do.
+pub fn meaning_of_error(case: &Case) -> Option<&'static str> {
+    let (_, message) = case.raises.as_ref()?;
+    let meanings = missing::MEANINGS.iter();
+    let known = meanings.filter(|(op, part, _)| *op == case.op && message.contains(part));
+    known.map(|(.., meaning)| *meaning).next()
+}

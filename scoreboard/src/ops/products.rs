@@ -1,0 +1,17 @@
+//! Matrix products.
+
+use super::{Family, INPUT};
+use crate::call::{at, one};
+
+pub(super) const OPS: Family = &[
+    ("bmm", |call| one(call.var(INPUT)?.bmm(call.var(at(1, "mat2"))?)?)),
+    ("dot", |call| one(call.var(INPUT)?.dot(call.var(at(1, "tensor"))?)?)),
+    ("matmul", |call| one(call.var(INPUT)?.matmul(call.var(at(1, "other"))?)?)),
+    ("mm", |call| one(call.var(INPUT)?.matmul(call.var(at(1, "mat2"))?)?)),
+    ("mv", |call| one(call.var(INPUT)?.matvec(call.var(at(1, "vec"))?)?)),
+    ("nn.functional.linear", |call| {
+        let (w, b) = (call.var(at(1, "weight"))?, call.optional_var(at(2, "bias"))?);
+        one(call.var(INPUT)?.linear(w, b)?)
+    }),
+    ("outer", |call| one(call.var(INPUT)?.outer(call.var(at(1, "vec2"))?)?)),
+];

@@ -1,0 +1,199 @@
+//! What became of a suite: a JSON line for each case, and a Markdown table.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+
+use serde_json::json;
+
+use crate::case::{Cases, Kind};
+use crate::outcome::{Law, Outcome, Reason, Verdict};
+use crate::run;
+
+/// A case and its verdict.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// The operation, under the peer's name.
+    pub op: String,
+    /// Sample or error.
+    pub kind: Kind,
+    /// The type that it was made in.
+    pub dtype: String,
+    /// The number of the sample among those of its operation and type.
+    pub index: usize,
+    /// Whether a gradient was asked for.
+    pub has_gradient: bool,
+    /// What became of it.
+    pub verdict: Verdict,
+}
+
+/// The verdicts on a suite.
+#[derive(Clone, Debug)]
+pub struct Report {
+    suite: String,
+    lines: Vec<Line>,
+}
+
+/// Counts of one row.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    cases: usize,
+    passed: usize,
+    by_truth: usize,
+    failed: usize,
+    not_applicable: usize,
+    missing: usize,
+}
+
+impl Counts {
+    fn add(&mut self, outcome: &Outcome) {
+        self.cases += 1;
+        match outcome {
+            Outcome::Passed => self.passed += 1,
+            Outcome::PassedByTruth => self.by_truth += 1,
+            Outcome::Failed(_) => self.failed += 1,
+            Outcome::NotApplicable(reason, _) if reason.is_missing() => self.missing += 1,
+            Outcome::NotApplicable(..) => self.not_applicable += 1,
+        }
+    }
+
+    /// Of those that apply and that lowtide has.
+    fn share(&self) -> f64 {
+        let passed = self.passed + self.by_truth;
+        100.0 * passed as f64 / (passed + self.failed).max(1) as f64
+    }
+}
+
+impl Report {
+    /// Runs the cases of a folder.
+    ///
+    /// # Errors
+    /// One line about a file that cannot be read.
+    pub fn of_folder(suite: &str, folder: &Path) -> Result<Self, String> {
+        let mut lines = Vec::new();
+        for file in Cases::files(folder)? {
+            let Cases { cases, bytes } = Cases::read(&file)?;
+            for case in cases {
+                let verdict = run::run(&case, &bytes);
+                let has_gradient = !case.wants_gradient.is_empty();
+                let (op, kind, dtype, index) = (case.op, case.kind, case.dtype, case.index);
+                lines.push(Line { op, kind, dtype, index, has_gradient, verdict });
+            }
+        }
+        Ok(Report { suite: suite.to_owned(), lines })
+    }
+
+    /// Every case with its verdict.
+    pub fn cases(&self) -> &[Line] {
+        &self.lines
+    }
+
+    /// Whether no case failed and none broke a law.
+    pub fn is_good(&self) -> bool {
+        self.lines.iter().all(|line| line.verdict.is_good())
+    }
+
+    /// A JSON object a line, a line a case.
+    pub fn lines(&self) -> String {
+        let mut text = String::new();
+        for line in &self.lines {
+            let Verdict { outcome, allocations, bits } = &line.verdict;
+            let (reason, detail) = match outcome {
+                Outcome::Failed(why) => (None, Some(why)),
+                Outcome::NotApplicable(reason, why) => (Some(*reason), Some(why)),
+                _ => (None, None),
+            };
+            let kind = if line.kind == Kind::Error { "error" } else { "sample" };
+            let object = json!({
+                "suite": self.suite, "op": line.op, "kind": kind, "dtype": line.dtype,
+                "index": line.index, "gradient": line.has_gradient, "outcome": outcome.word(),
+                "reason": reason, "detail": detail,
+                "allocations": allocations.word(), "bits": bits.word(),
+            });
+            let _ = writeln!(text, "{object}");
+        }
+        text
+    }
+
+    /// One line of counts.
+    pub fn summary(&self) -> String {
+        let counts = self.count(|_| true);
+        let Counts { cases, passed, by_truth, failed, not_applicable, missing } = counts;
+        format!(
+            "{}: {cases} cases, {passed} passed, {by_truth} passed by the f64 result, {failed} \
+             failed, {not_applicable} not applicable, {missing} missing; laws broken: {} of \
+             allocations, {} of bits",
+            self.suite,
+            self.broken(|verdict| &verdict.allocations),
+            self.broken(|verdict| &verdict.bits),
+        )
+    }
+
+    fn broken(&self, law: impl Fn(&Verdict) -> &Law) -> usize {
+        let laws = self.lines.iter().map(|line| law(&line.verdict));
+        laws.filter(|law| matches!(law, Law::Broken(_))).count()
+    }
+
+    fn count(&self, wanted: impl Fn(&Line) -> bool) -> Counts {
+        let mut counts = Counts::default();
+        let lines = self.lines.iter().filter(|line| wanted(line));
+        lines.for_each(|line| counts.add(&line.verdict.outcome));
+        counts
+    }
+
+    /// Counts by type and by reason, and what failed, as Markdown.
+    pub fn markdown(&self) -> String {
+        let mut text = format!("# {}\n\n{}\n\n", self.suite, self.summary());
+        text += "| | cases | passed | passed by f64 | failed | not applicable | missing | of \
+                 those that apply |\n|---|---|---|---|---|---|---|---|\n";
+        let mut row = |name: &str, counts: Counts| {
+            if counts.cases > 0 {
+                let Counts { cases, passed, by_truth, failed, not_applicable, missing } = counts;
+                let share = counts.share();
+                let _ = writeln!(
+                    text,
+                    "| {name} | {cases} | {passed} | {by_truth} | {failed} | {not_applicable} | \
+                     {missing} | {share:.2} % |"
+                );
+            }
+        };
+        for dtype in lowtide_tensor::DType::ALL {
+            let is_sample = |line: &Line| line.kind == Kind::Sample && line.dtype == dtype.name();
+            row(dtype.name(), self.count(is_sample));
+            let gradients = self.count(|line| is_sample(line) && line.has_gradient);
+            row(&format!("{dtype} with gradients"), gradients);
+        }
+        row("error inputs", self.count(|line| line.kind == Kind::Error));
+        text += "\n| not applicable, or missing | cases |\n|---|---|\n";
+        for reason in Reason::ALL {
+            let is_it = |line: &Line| match &line.verdict.outcome {
+                Outcome::NotApplicable(found, _) => *found == reason,
+                _ => false,
+            };
+            let count = self.count(is_it).cases;
+            let _ = writeln!(text, "| {reason} | {count} |");
+        }
+        text += "\n| operation | type | failed | first |\n|---|---|---|---|\n";
+        for ((op, dtype), (count, first)) in self.failures() {
+            let _ = writeln!(text, "| {op} | {dtype} | {count} | {first} |");
+        }
+        text
+    }
+
+    /// Failed cases and broken laws by operation and type, with the first one's words.
+    fn failures(&self) -> BTreeMap<(String, String), (usize, String)> {
+        let mut failures: BTreeMap<(String, String), (usize, String)> = BTreeMap::new();
+        for line in self.lines.iter().filter(|line| !line.verdict.is_good()) {
+            let words = match &line.verdict {
+                Verdict { outcome: Outcome::Failed(why), .. } => why.clone(),
+                Verdict { allocations: Law::Broken(why), .. } => format!("allocations: {why}"),
+                Verdict { bits: Law::Broken(why), .. } => format!("bits: {why}"),
+                _ => String::new(),
+            };
+            let name = if line.kind == Kind::Error { "error" } else { line.dtype.as_str() };
+            let words = format!("#{}: {}", line.index, words.replace('|', "\\|"));
+            failures.entry((line.op.clone(), name.to_owned())).or_insert((0, words)).0 += 1;
+        }
+        failures
+    }
+}
