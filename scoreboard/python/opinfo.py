@@ -2,12 +2,11 @@
 seeded cotangent and the gradients of the inputs; error inputs with the exception they must raise.
 
     python opinfo.py OUT [--ops NAME ...] [--sample]
-    python opinfo.py --count
 
 OUT gets `OP.jsonl`, one case a line, and `OP.bin`, the elements of all its tensors; `case.rs` of the
 crate `lowtide-scoreboard` describes both. With `--sample` a few small cases of each operation go to
-`sample.jsonl` and `sample.bin`. The same PyTorch and seed write the same bytes. `--count` prints
-every operation that PyTorch has samples for, and how many of f32.
+`sample.jsonl` and `sample.bin`; without it, `inventory.txt` gets every operation that PyTorch has
+samples for, and how many of f32. The same PyTorch and seed write the same bytes.
 """
 
 import os
@@ -305,6 +304,10 @@ def write_op(writer, op, counts):
         for index, sample in chosen(samples, counts.get(dtype)):
             head = {"op": name, "kind": "sample", "dtype": dtype, "index": index}
             write_sample(writer, op, head, sample, dtype)
+            if dtype == "f32" and counts.get(dtype) is None:
+                # The same values, with every operand as a view that is not contiguous.
+                strided = sample.noncontiguous()
+                write_sample(writer, op, head | {"kind": "strided"}, strided, dtype)
     seed_all(f"{name} errors")
     if op.error_inputs_func is not None:
         for index, error in chosen(op.error_inputs("cpu"), counts.get("error")):
@@ -329,19 +332,13 @@ def count(op):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("out", nargs="?", type=pathlib.Path)
+    parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--ops", nargs="*")
     parser.add_argument("--sample", action="store_true")
-    parser.add_argument("--count", action="store_true")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     by_name = {full_name(op): op for op in op_db}
-    if options.count:
-        for name, op in by_name.items():
-            seed_all(name)
-            print(f"{name} {count(op)}")
-        return
     unknown = [name for name in options.ops or () if name not in by_name]
     if unknown:
         sys.exit(f"PyTorch {torch.__version__} has no OpInfo for {', '.join(unknown)}")
@@ -357,6 +354,10 @@ def main():
             of_op.close()
     if writer:
         writer.close()
+    if not options.sample:
+        seed_all("inventory")
+        counts = "".join(f"{name} {count(op)}\n" for name, op in by_name.items())
+        (options.out / "inventory.txt").write_text(counts)
     versions = f"PyTorch {torch.__version__}, NumPy {numpy.__version__}, {platform.machine()}"
     (options.out / "versions.txt").write_text(f"{versions}, seed {SEED}\n")
 

@@ -216,7 +216,7 @@ impl<'a> Call<'a> {
         }
         let reason = match self.case.kind {
             Kind::Error => Reason::DoesNotCompile,
-            Kind::Sample => Reason::Form,
+            Kind::Sample | Kind::Strided => Reason::Form,
         };
         let mut text = format!("{name} = {value}");
         text.truncate(60);
@@ -227,7 +227,7 @@ impl<'a> Call<'a> {
     fn missing(&self, At(_, name): At) -> Stop {
         match self.case.kind {
             Kind::Error => Stop::NotApplicable(Reason::DoesNotCompile, format!("no {name}")),
-            Kind::Sample => Stop::NotApplicable(Reason::Form, format!("no {name}")),
+            Kind::Sample | Kind::Strided => Stop::NotApplicable(Reason::Form, format!("no {name}")),
         }
     }
 
@@ -360,11 +360,17 @@ impl<'a> Call<'a> {
     }
 }
 
-/// A form that lowtide does not have; for an error case, one that does not compile.
-pub(crate) fn no_form<T>(call: &Call<'_>, text: &str) -> Result<T> {
+/// A form that lowtide does not have.
+pub(crate) fn no_form<T>(text: &str) -> Result<T> {
+    Err(Stop::NotApplicable(Reason::Form, text.to_owned()))
+}
+
+/// A word or number that no value of the parameter's Rust type stands for; for a sample, a form
+/// that lowtide does not have.
+pub(crate) fn no_such<T>(call: &Call<'_>, text: &str) -> Result<T> {
     let reason = match call.case.kind {
         Kind::Error => Reason::DoesNotCompile,
-        Kind::Sample => Reason::Form,
+        Kind::Sample | Kind::Strided => Reason::Form,
     };
     Err(Stop::NotApplicable(reason, text.to_owned()))
 }

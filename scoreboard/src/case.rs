@@ -20,6 +20,8 @@ use serde_json::{Map, Value};
 pub enum Kind {
     /// Results and gradients like those of the peer.
     Sample,
+    /// The same with operands that are not contiguous.
+    Strided,
     /// An error, as the peer raises one.
     Error,
 }
@@ -303,6 +305,20 @@ impl Values {
     pub fn of(tensor: &Tensor) -> TensorResult<Self> {
         let (dtype, shape) = (tensor.dtype(), *tensor.shape());
         Ok(Values { dtype, shape, numbers: numbers(dtype, &tensor.to_bytes()?) })
+    }
+}
+
+impl Values {
+    /// These floats as a type can hold them, still of the type that they had.
+    pub fn rounded(&self, dtype: DType) -> Self {
+        let Numbers::Floats(numbers) = &self.numbers else { return self.clone() };
+        let round = |&x: &f64| match dtype {
+            DType::F32 => f64::from(x as f32),
+            DType::F16 => Element::to_f64(f16::from_f64(x)),
+            DType::BF16 => Element::to_f64(bf16::from_f64(x)),
+            _ => x,
+        };
+        Values { numbers: Numbers::Floats(numbers.iter().map(round).collect()), ..self.clone() }
     }
 }
 

@@ -1,5 +1,7 @@
 //! When results count as the same: the rules of `torch.testing.assert_close`.
 
+use lowtide_tensor::DType;
+
 use crate::case::{Numbers, Values};
 
 /// Allowed differences.
@@ -9,6 +11,20 @@ pub struct Tolerance {
     pub relative: f64,
     /// In units of the values.
     pub absolute: f64,
+}
+
+impl Tolerance {
+    /// That of `torch.testing.assert_close` for a type.
+    pub const fn of(dtype: DType) -> Self {
+        let (relative, absolute) = match dtype {
+            DType::F64 => (1e-7, 1e-7),
+            DType::F32 => (1.3e-6, 1e-5),
+            DType::F16 => (1e-3, 1e-5),
+            DType::BF16 => (1.6e-2, 1e-5),
+            _ => (0.0, 0.0),
+        };
+        Tolerance { relative, absolute }
+    }
 }
 
 /// `Ok` if shapes and types are equal, and each element is within

@@ -7,6 +7,7 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::case::{Cases, Kind};
+use crate::ops::{self, MISSING, Missing};
 use crate::outcome::{Law, Outcome, Reason, Verdict};
 use crate::run;
 
@@ -31,6 +32,10 @@ pub struct Line {
 #[derive(Clone, Debug)]
 pub struct Report {
     suite: String,
+    /// What the cases were made with, one line.
+    versions: String,
+    /// Every operation that the peer has samples for, with their number in f32.
+    inventory: Vec<(String, usize)>,
     lines: Vec<Line>,
 }
 
@@ -80,7 +85,14 @@ impl Report {
                 lines.push(Line { op, kind, dtype, index, has_gradient, verdict });
             }
         }
-        Ok(Report { suite: suite.to_owned(), lines })
+        let text = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
+        let versions = text("versions.txt").trim().to_owned();
+        let entry = |line: &str| {
+            let (name, count) = line.split_once(' ')?;
+            Some((name.to_owned(), count.parse().ok()?))
+        };
+        let inventory = text("inventory.txt").lines().filter_map(entry).collect();
+        Ok(Report { suite: suite.to_owned(), versions, inventory, lines })
     }
 
     /// Every case with its verdict.
@@ -103,7 +115,11 @@ impl Report {
                 Outcome::NotApplicable(reason, why) => (Some(*reason), Some(why)),
                 _ => (None, None),
             };
-            let kind = if line.kind == Kind::Error { "error" } else { "sample" };
+            let kind = match line.kind {
+                Kind::Sample => "sample",
+                Kind::Strided => "strided",
+                Kind::Error => "error",
+            };
             let object = json!({
                 "suite": self.suite, "op": line.op, "kind": kind, "dtype": line.dtype,
                 "index": line.index, "gradient": line.has_gradient, "outcome": outcome.word(),
@@ -121,17 +137,19 @@ impl Report {
         let Counts { cases, passed, by_truth, failed, not_applicable, missing } = counts;
         format!(
             "{}: {cases} cases, {passed} passed, {by_truth} passed by the f64 result, {failed} \
-             failed, {not_applicable} not applicable, {missing} missing; laws broken: {} of \
-             allocations, {} of bits",
+             failed, {not_applicable} not applicable, {missing} missing; the law of allocations: {}; \
+             of bits: {}",
             self.suite,
-            self.broken(|verdict| &verdict.allocations),
-            self.broken(|verdict| &verdict.bits),
+            self.law(|verdict| &verdict.allocations),
+            self.law(|verdict| &verdict.bits),
         )
     }
 
-    fn broken(&self, law: impl Fn(&Verdict) -> &Law) -> usize {
-        let laws = self.lines.iter().map(|line| law(&line.verdict));
-        laws.filter(|law| matches!(law, Law::Broken(_))).count()
+    fn law(&self, law: impl Fn(&Verdict) -> &Law) -> String {
+        let laws = || self.lines.iter().map(|line| law(&line.verdict));
+        let kept = laws().filter(|law| **law == Law::Kept).count();
+        let broken = laws().filter(|law| matches!(law, Law::Broken(_))).count();
+        format!("{kept} kept it, {broken} broke it")
     }
 
     fn count(&self, wanted: impl Fn(&Line) -> bool) -> Counts {
@@ -143,7 +161,7 @@ impl Report {
 
     /// Counts by type and by reason, and what failed, as Markdown.
     pub fn markdown(&self) -> String {
-        let mut text = format!("# {}\n\n{}\n\n", self.suite, self.summary());
+        let mut text = format!("# {}\n\n{}\n\n{}\n\n", self.suite, self.versions, self.summary());
         text += "| | cases | passed | passed by f64 | failed | not applicable | missing | of \
                  those that apply |\n|---|---|---|---|---|---|---|---|\n";
         let mut row = |name: &str, counts: Counts| {
@@ -163,6 +181,7 @@ impl Report {
             let gradients = self.count(|line| is_sample(line) && line.has_gradient);
             row(&format!("{dtype} with gradients"), gradients);
         }
+        row("f32, not contiguous", self.count(|line| line.kind == Kind::Strided));
         row("error inputs", self.count(|line| line.kind == Kind::Error));
         text += "\n| not applicable, or missing | cases |\n|---|---|\n";
         for reason in Reason::ALL {
@@ -176,6 +195,31 @@ impl Report {
         text += "\n| operation | type | failed | first |\n|---|---|---|---|\n";
         for ((op, dtype), (count, first)) in self.failures() {
             let _ = writeln!(text, "| {op} | {dtype} | {count} | {first} |");
+        }
+        text + &self.missing()
+    }
+
+    /// The operations of the peer that there is no call for, by the reason; those to build first.
+    fn missing(&self) -> String {
+        let mut text = String::new();
+        let has_call = |name: &str| ops::find(name).is_some();
+        let missing = self.inventory.iter().filter(|(name, _)| !has_call(name));
+        let missing: Vec<&(String, usize)> = missing.collect();
+        let unsorted = Missing { reason: "not looked at", to_build: false, names: "" };
+        for to_build in [true, false] {
+            let title = if to_build { "to build" } else { "out of scope" };
+            let _ = writeln!(text, "\n| {title} | operations (samples in f32) |\n|---|---|");
+            for group in MISSING.iter().chain([&unsorted]).filter(|it| it.to_build == to_build) {
+                let is_it =
+                    |name: &str| ops::missing(name).unwrap_or(&unsorted).reason == group.reason;
+                let mut found: Vec<_> = missing.iter().filter(|(name, _)| is_it(name)).collect();
+                found.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+                let names: Vec<String> =
+                    found.iter().map(|(name, count)| format!("{name} ({count})")).collect();
+                if !names.is_empty() {
+                    let _ = writeln!(text, "| {} | {} |", group.reason, names.join(", "));
+                }
+            }
         }
         text
     }

@@ -1,9 +1,10 @@
 //! Activation functions, and softmax.
 
+use lowtide_autograd::Var;
 use lowtide_nn::{GLU, Hardshrink, Hardtanh, Module, ReLU6, Softshrink, Tanhshrink, Threshold};
 
 use super::{Family, INPUT};
-use crate::call::{Call, Output, Result, at, named, no_form, one};
+use crate::call::{Call, Output, Result, at, named, no_such, one};
 
 macro_rules! of_one {
     ($($name:literal $method:ident)*) => {
@@ -18,6 +19,7 @@ pub(super) const OF_ONE: Family = of_one! {
 
 pub(super) const OPS: Family = &[
     ("log_softmax", |call| one(call.var(INPUT)?.log_softmax(dim(call)?)?)),
+    ("log_softmax/with_dtype", |call| one(converted(call)?.log_softmax(dim(call)?)?)),
     ("nn.functional.elu", |call| {
         one(call.var(INPUT)?.elu(call.number(at(1, "alpha"))?.unwrap_or(1.0))?)
     }),
@@ -26,7 +28,7 @@ pub(super) const OPS: Family = &[
         match call.text(named("approximate"))? {
             None | Some("none") => one(x.gelu()?),
             Some("tanh") => one(x.gelu_tanh()?),
-            Some(_) => no_form(call, "approximate"),
+            Some(_) => no_such(call, "approximate"),
         }
     }),
     ("nn.functional.glu", |call| module(call, &GLU(dim(call)?))),
@@ -44,6 +46,9 @@ pub(super) const OPS: Family = &[
     }),
     ("nn.functional.relu6", |call| module(call, &ReLU6)),
     ("nn.functional.softmin", |call| one(call.var(INPUT)?.neg()?.softmax(dim(call)?)?)),
+    ("nn.functional.softmin/with_dtype", |call| {
+        one(converted(call)?.neg()?.softmax(dim(call)?)?)
+    }),
     ("nn.functional.softplus", |call| {
         let beta = call.number(at(1, "beta"))?.unwrap_or(1.0);
         let threshold = call.number(at(2, "threshold"))?.unwrap_or(20.0);
@@ -58,10 +63,21 @@ pub(super) const OPS: Family = &[
         module(call, &Threshold(threshold, call.number(at(2, "value"))?.unwrap_or_default()))
     }),
     ("softmax", |call| one(call.var(INPUT)?.softmax(dim(call)?)?)),
+    ("softmax/with_dtype", |call| one(converted(call)?.softmax(dim(call)?)?)),
 ];
 
 fn dim(call: &Call<'_>) -> Result<isize> {
     Ok(call.integer(at(1, "dim"))?.unwrap_or(-1))
+}
+
+/// The input in the type that is asked for.
+fn converted(call: &Call<'_>) -> Result<Var> {
+    let x = call.var(INPUT)?;
+    let dtype = call.element_type(named("dtype"))?.unwrap_or(x.value().dtype());
+    match x.value().dtype().is_float() {
+        true => Ok(x.to_dtype(dtype)?),
+        false => Ok(call.pass.constant(x.value().to_dtype(dtype)?)),
+    }
 }
 
 /// A layer without parameters.

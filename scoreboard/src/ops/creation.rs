@@ -35,6 +35,11 @@ pub(super) const OPS: Family = &[
     }),
     ("ones", |call| filled(call, 1.0)),
     ("ones_like", |call| filled_like(call, 1.0)),
+    ("scalar_tensor", |call| {
+        let value = call.number(at(0, "s"))?.unwrap_or_default();
+        let dtype = call.element_type(DTYPE)?.unwrap_or(DType::F32);
+        one(Tensor::full(&call.device, [], dtype, value)?)
+    }),
     ("zeros", |call| filled(call, 0.0)),
     ("zeros_like", |call| filled_like(call, 0.0)),
 ];

@@ -60,6 +60,12 @@ pub(super) const COMPARISONS: Family = comparisons! {
 };
 
 pub(super) const OPS: Family = &[
+    ("__radd__", |call| one(call.var(OTHER)?.add(call.var(INPUT)?)?)),
+    ("__rdiv__", |call| one(call.var(OTHER)?.div(call.var(INPUT)?)?)),
+    ("__rmod__", |call| one(call.var(OTHER)?.remainder(call.var(INPUT)?)?)),
+    ("__rmul__", |call| one(call.var(OTHER)?.mul(call.var(INPUT)?)?)),
+    ("__rpow__", |call| one(call.var(OTHER)?.pow(call.var(INPUT)?)?)),
+    ("__rsub__", |call| one(call.var(OTHER)?.sub(call.var(INPUT)?)?)),
     ("add", |call| one(call.var(INPUT)?.add(scaled(call, OTHER)?)?)),
     ("addcdiv", |call| {
         let [x, a, b] = ternary(call)?;
@@ -85,7 +91,7 @@ pub(super) const OPS: Family = &[
         let [x, end] = [call.var(INPUT)?, call.var(at(1, "end"))?];
         let weight = at(2, "weight");
         if call.value(weight).is_some_and(|value| call.var_of(value).is_some()) {
-            return no_form(call, "a weight for each element");
+            return no_form("a weight for each element");
         }
         one(x.lerp(end, call.number(weight)?.unwrap_or(0.0))?)
     }),

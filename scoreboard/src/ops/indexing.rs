@@ -5,7 +5,7 @@ use lowtide_tensor::{DType, Tensor};
 
 use super::reductions::axis;
 use super::{Family, INPUT};
-use crate::call::{At, Call, Output, Result, Stop, at, named, no_form, one};
+use crate::call::{At, Call, Output, Result, Stop, at, named, no_form, no_such, one};
 use crate::outcome::Reason;
 
 const DIM: At = at(1, "dim");
@@ -48,7 +48,7 @@ pub(super) const OPS: Family = &[
     ("nn.functional.one_hot", |call| {
         let classes = call.integer(at(1, "num_classes"))?.unwrap_or(-1);
         let Ok(classes) = usize::try_from(classes) else {
-            return no_form(call, "as many classes as the largest index needs");
+            return no_form("as many classes as the largest index needs");
         };
         one(index(call, INPUT)?.one_hot(classes, DType::I64)?)
     }),
@@ -80,7 +80,7 @@ pub(super) const OPS: Family = &[
         match call.text(named("reduce"))? {
             None => one(x.scatter(dim, &index, source)?),
             Some("add") => one(x.scatter_add(dim, &index, source)?),
-            Some(_) => no_form(call, "reduce"),
+            Some(_) => no_such(call, "reduce"),
         }
     }),
     ("scatter_add", |call| {

@@ -8,7 +8,7 @@ use lowtide_nn::{
 use lowtide_tensor::{DType, Tensor};
 
 use super::{Family, INPUT};
-use crate::call::{At, Call, Output, Result, at, named, no_form, one};
+use crate::call::{At, Call, Output, Result, at, named, no_form, no_such, one};
 
 const TARGET: At = at(1, "target");
 
@@ -65,17 +65,11 @@ pub(super) const OPS: Family = &[
         pair(call, loss)
     }),
     ("nn.functional.l1_loss", |call| pair(call, PairLoss::AbsoluteError)),
-    ("nn.functional.linear_cross_entropy", |call| {
-        let [x, w] = [call.var(INPUT)?, call.var(at(1, "linear_weight"))?];
-        let target = call.constant(at(2, "target"))?;
-        let bias = call.optional_var(named("linear_bias"))?;
-        let options =
-            LinearCrossEntropyOptions { ignore_index: ignore_index(call)?, ..Default::default() };
-        if target.dtype().is_float() {
-            return no_form(call, "probabilities as targets");
-        }
-        let dtype = x.value().dtype();
-        reduced(call, linear_cross_entropy(x, w, bias, &target, options)?, dtype)
+    ("nn.functional.linear_cross_entropy", linear),
+    ("nn.functional.linear_cross_entropy/chunked", |call| {
+        // How PyTorch cuts the product in pieces; lowtide has its own way.
+        call.value(named("options"));
+        linear(call)
     }),
     ("nn.functional.mse_loss", |call| pair(call, PairLoss::SquaredError)),
     ("nn.functional.nll_loss", |call| {
@@ -97,6 +91,22 @@ pub(super) const OPS: Family = &[
     }),
 ];
 
+fn linear(call: &Call<'_>) -> Result<Vec<Output>> {
+    let [x, w] = [call.var(INPUT)?, call.var(at(1, "linear_weight"))?];
+    let target = call.constant(at(2, "target"))?;
+    let bias = call.optional_var(named("linear_bias"))?;
+    let options =
+        LinearCrossEntropyOptions { ignore_index: ignore_index(call)?, ..Default::default() };
+    if target.dtype().is_float() {
+        return no_form("probabilities as targets");
+    }
+    if w.shape().len() > 2 {
+        return no_form("several classes for a row of the input");
+    }
+    let dtype = x.value().dtype();
+    reduced(call, linear_cross_entropy(x, w, bias, &target, options)?, dtype)
+}
+
 fn ignore_index(call: &Call<'_>) -> Result<i64> {
     Ok(call.integer(named("ignore_index"))?.map_or(-100, |index| index as i64))
 }
@@ -117,8 +127,8 @@ fn reduced(call: &Call<'_>, loss: Loss, dtype: DType) -> Result<Vec<Output>> {
             let samples = call.var(INPUT)?.shape().first().copied().unwrap_or(1);
             loss.sum.div_scalar(samples as f64)?
         }
-        "none" => return no_form(call, "reduction=\"none\""),
-        _ => return no_form(call, "reduction"),
+        "none" => return no_form("reduction=\"none\""),
+        _ => return no_such(call, "reduction"),
     };
     one(y.to_dtype(dtype)?)
 }

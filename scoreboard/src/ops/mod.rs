@@ -15,7 +15,6 @@ mod windows;
 
 use crate::call::{At, Call, Output, Result, at};
 use crate::case::Case;
-use crate::outcome::Reason;
 
 pub use missing::{MISSING, Missing};
 
@@ -59,11 +58,19 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().copied().flatten().map(|(name, _)| *name)
 }
 
-/// Why a sample's result is another one in lowtide, where that is known by name.
-pub fn known_difference(case: &Case, why: &str) -> Option<(Reason, &'static str)> {
+/// Why there is no call for a name of the suite: the first that has it of [`MISSING`].
+pub fn missing(name: &str) -> Option<&'static Missing> {
+    MISSING.iter().find(|missing| missing.has(name))
+}
+
+/// What lowtide documents where a sample's result is another one in the peer, if that is known.
+pub fn documented_difference(case: &Case, why: &str) -> Option<&'static str> {
     let differences = missing::DIFFERENCES.iter();
-    let known = differences.filter(|(op, part, ..)| *op == case.op && why.contains(part));
-    known.map(|(_, _, reason, text)| (*reason, *text)).next()
+    let known = differences.filter(|(op, types, part, _)| {
+        let is_type = types.is_empty() || types.contains(&case.dtype.as_str());
+        *op == case.op && is_type && why.contains(part)
+    });
+    known.map(|(.., text)| *text).next()
 }
 
 /// Why arguments that are an error in the peer have a meaning in lowtide, if they do.

@@ -1,10 +1,10 @@
 //! Normalisations and attention.
 
 use lowtide_autograd::Var;
-use lowtide_tensor::{AttentionOptions, Causal, DType};
+use lowtide_tensor::{AttentionOptions, Causal, DType, Dropout, RandomKey};
 
 use super::{Family, INPUT};
-use crate::call::{At, Call, Output, Result, Stop, at, named, no_form, one};
+use crate::call::{At, Call, Output, Result, Stop, at, named, no_form, no_such, one};
 use crate::outcome::Reason;
 
 pub(super) const OPS: Family = &[
@@ -26,8 +26,19 @@ pub(super) const OPS: Family = &[
                 let (mean, variance) = (mean.to_dtype(dtype)?, variance.to_dtype(dtype)?);
                 one(x.batch_norm_fixed([&mean, &variance], w, b, eps)?)
             }
-            _ => no_form(call, "evaluation without statistics"),
+            _ => no_form("evaluation without statistics"),
         }
+    }),
+    ("nn.functional.dropout", |call| {
+        let x = call.var(INPUT)?;
+        let probability = call.number(at(1, "p"))?.unwrap_or(0.5);
+        if !call.flag(at(2, "training"))?.unwrap_or(true) {
+            return one(x);
+        }
+        if probability > 0.0 && probability < 1.0 {
+            return Err(Stop::NotApplicable(Reason::Random, "dropout".to_owned()));
+        }
+        one(x.dropout(Dropout { probability, key: RandomKey::new(0), first: 0 })?)
     }),
     ("nn.functional.group_norm", |call| {
         let groups = call.count(at(1, "num_groups"))?.unwrap_or_default();
@@ -43,7 +54,7 @@ pub(super) const OPS: Family = &[
         call.number(at(6, "momentum"))?;
         let (w, b) = (call.optional_var(at(3, "weight"))?, call.optional_var(at(4, "bias"))?);
         if !call.flag(at(5, "use_input_stats"))?.unwrap_or(true) {
-            return no_form(call, "evaluation");
+            return no_form("evaluation");
         }
         let eps = call.number(at(7, "eps"))?.unwrap_or(1e-5);
         let channels = x.shape().get(1).copied().unwrap_or(0);
@@ -74,7 +85,7 @@ fn normalized_shape(call: &Call<'_>) -> Result<Vec<usize>> {
     let x = call.var(INPUT)?;
     if !x.shape().ends_with(&shape) {
         // lowtide takes their number and the parameters' shapes instead.
-        return no_form(call, "a shape to normalise over");
+        return no_such(call, "a shape to normalise over");
     }
     Ok(shape)
 }
@@ -91,6 +102,9 @@ fn attention(call: &Call<'_>) -> Result<Vec<Output>> {
     call.flag(named("enable_gqa"))?;
     let causal = if causal { Causal::UpperLeft } else { Causal::No };
     let options = AttentionOptions { causal, scale, dropout: None };
+    if q.shape().len() != k.shape().len() {
+        return no_form("queries that all samples share");
+    }
     let has_heads = q.shape().len() == 4;
     let with_heads = |x: Var| if has_heads { Ok(x) } else { x.unsqueeze(1) };
     let y = with_heads(q)?.attention(with_heads(k)?, with_heads(v)?, mask.as_ref(), options)?;

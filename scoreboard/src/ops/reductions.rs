@@ -109,6 +109,17 @@ pub(super) const OPS: Family = &[
         let order = call.number(at(1, "p"))?.unwrap_or(2.0);
         one(if keep { x.norm_keep(&axes, order)? } else { x.norm(&axes, order)? })
     }),
+    ("norm/fro", |call| {
+        // The word for order 2 of all dimensions.
+        call.value(at(1, "p"));
+        let (x, axes, keep) = over(call, at(2, "dim"), at(3, "keepdim"))?;
+        one(if keep { x.norm_keep(&axes, 2.0)? } else { x.norm(&axes, 2.0)? })
+    }),
+    ("norm/inf", |call| {
+        let (x, axes, keep) = over(call, at(2, "dim"), at(3, "keepdim"))?;
+        let order = call.number(at(1, "p"))?.unwrap_or(2.0);
+        one(if keep { x.norm_keep(&axes, order)? } else { x.norm(&axes, order)? })
+    }),
     ("sort", |call| {
         let (x, dim, order) = sorted(call)?;
         let (values, places) = x.sort(dim, order)?;
@@ -122,6 +133,8 @@ pub(super) const OPS: Family = &[
         let (x, axes, correction, keep) = spread(call)?;
         one(if keep { x.std_keep(&axes, correction)? } else { x.std(&axes, correction)? })
     }),
+    ("std_mean", std_mean),
+    ("std_mean/unbiased", std_mean),
     ("sum_to_size", |call| {
         let sizes = match call.case().arguments.get(1).is_some_and(|value| value.is_array()) {
             true => call.counts(at(1, "size"))?.unwrap_or_default(),
@@ -152,7 +165,23 @@ pub(super) const OPS: Family = &[
         let (x, axes, correction, keep) = spread(call)?;
         one(if keep { x.var_keep(&axes, correction)? } else { x.var(&axes, correction)? })
     }),
+    ("var_mean", var_mean),
+    ("var_mean/unbiased", var_mean),
 ];
+
+fn std_mean(call: &Call<'_>) -> Result<Vec<Output>> {
+    let (x, axes, correction, keep) = spread(call)?;
+    let mean = if keep { x.clone().mean_keep(&axes)? } else { x.clone().mean(&axes)? };
+    let std = if keep { x.std_keep(&axes, correction)? } else { x.std(&axes, correction)? };
+    Ok(vec![std.into(), mean.into()])
+}
+
+fn var_mean(call: &Call<'_>) -> Result<Vec<Output>> {
+    let (x, axes, correction, keep) = spread(call)?;
+    let mean = if keep { x.clone().mean_keep(&axes)? } else { x.clone().mean(&axes)? };
+    let var = if keep { x.var_keep(&axes, correction)? } else { x.var(&axes, correction)? };
+    Ok(vec![var.into(), mean.into()])
+}
 
 fn all_axes(x: &Var) -> Vec<isize> {
     (0..x.shape().len() as isize).collect()

@@ -5,11 +5,50 @@ use lowtide_tensor::PadMode;
 
 use super::reductions::axis;
 use super::{Family, INPUT};
-use crate::call::{At, Call, Output, Result, at, no_form, one};
+use crate::call::{At, Call, Output, Result, at, no_form, no_such, one};
 
 const DIM: At = at(1, "dim");
 
 pub(super) const OPS: Family = &[
+    ("T", |call| {
+        let x = call.var(INPUT)?;
+        let reversed: Vec<usize> = (0..x.shape().len()).rev().collect();
+        one(x.permute(&reversed)?)
+    }),
+    ("mT", |call| one(call.var(INPUT)?.transpose(-2, -1)?)),
+    ("constant_pad_nd", |call| padded(call, PadMode::Constant(number(call, at(2, "value"))?))),
+    ("diagonal_copy", diagonal),
+    ("expand_copy", expand),
+    ("narrow_copy", narrow),
+    ("permute_copy", permute),
+    ("slice", |call| {
+        let x = call.var(INPUT)?;
+        let dim = call.integer(DIM)?.unwrap_or(0);
+        let len = dimension(&x, dim);
+        let place = |place: isize| from_first(place, len).min(len);
+        let start = call.integer(at(2, "start"))?.map_or(0, place);
+        let end = call.integer(at(3, "end"))?.map_or(len, place);
+        let step = call.count(at(4, "step"))?.unwrap_or(1);
+        one(x.slice(dim, start..end, step)?)
+    }),
+    ("split_with_sizes_copy", split_with_sizes),
+    ("squeeze/multiple", squeeze),
+    ("squeeze_copy", squeeze),
+    ("t_copy", t),
+    ("transpose_copy", transpose),
+    ("unbind_copy", unbind),
+    ("unflatten", |call| {
+        let x = call.var(INPUT)?;
+        let dim = from_first(axis(call, DIM, &x)?.unwrap_or(0), x.shape().len());
+        let sizes = call.integers(at(2, "sizes"))?.unwrap_or_default();
+        let mut shape = x.shape().to_vec();
+        let sizes = with_the_rest(call, &sizes, shape.get(dim).copied().unwrap_or(0))?;
+        shape.splice(dim..dim + 1, sizes);
+        one(x.reshape(&shape[..])?)
+    }),
+    ("unfold_copy", unfold),
+    ("unsqueeze_copy", unsqueeze),
+    ("view_copy", view),
     ("broadcast_to", expand),
     ("cat", |call| {
         let dim = call.integer(DIM)?.unwrap_or(0);
@@ -21,12 +60,7 @@ pub(super) const OPS: Family = &[
         several(call.var(INPUT)?.chunk(dim, count)?)
     }),
     ("contiguous", |call| one(call.var(INPUT)?.contiguous()?)),
-    ("diagonal", |call| {
-        let offset = call.integer(at(1, "offset"))?.unwrap_or(0);
-        let a = call.integer(at(2, "dim1"))?.unwrap_or(0);
-        let b = call.integer(at(3, "dim2"))?.unwrap_or(1);
-        one(call.var(INPUT)?.diagonal(offset, a, b)?)
-    }),
+    ("diagonal", diagonal),
     ("expand", expand),
     ("expand_as", |call| {
         let other = call.constant(at(1, "other"))?;
@@ -53,28 +87,15 @@ pub(super) const OPS: Family = &[
         if let (&[from], &[to]) = (&from[..], &to[..]) {
             return one(x.movedim(from, to)?);
         }
-        no_form(call, "several dimensions moved at once")
+        no_form("several dimensions moved at once")
     }),
-    ("narrow", |call| {
-        let x = call.var(INPUT)?;
-        let (dim, start) = (call.integer(DIM)?.unwrap_or(0), at(2, "start"));
-        if call.value(start).is_some_and(|value| call.var_of(value).is_some()) {
-            return no_form(call, "a tensor as a number");
-        }
-        let len = call.count(at(3, "length"))?.unwrap_or_default();
-        let start = call.integer(start)?.unwrap_or(0);
-        let start = from_first(start, dimension(&x, dim));
-        one(x.narrow(dim, start, len)?)
-    }),
+    ("narrow", narrow),
     ("nn.functional.pad/circular", pad),
     ("nn.functional.pad/constant", pad),
     ("nn.functional.pad/reflect", pad),
     ("nn.functional.pad/replicate", pad),
     ("nn.functional.pad/replicate_negative", pad),
-    ("permute", |call| {
-        let dims = call.integers(at(1, "dims"))?.unwrap_or_default();
-        one(call.var(INPUT)?.permute(&dims)?)
-    }),
+    ("permute", permute),
     ("ravel", |call| {
         let x = call.var(INPUT)?;
         let len = x.shape().element_count();
@@ -88,7 +109,7 @@ pub(super) const OPS: Family = &[
         let x = call.var(INPUT)?;
         let times = at(1, "repeats");
         if call.value(times).is_some_and(|value| call.var_of(value).is_some()) {
-            return no_form(call, "a number of repeats for each position");
+            return no_form("a number of repeats for each position");
         }
         let times = call.count(times)?.unwrap_or(1);
         match axis(call, at(2, "dim"), &x)? {
@@ -113,13 +134,13 @@ pub(super) const OPS: Family = &[
         let shifts = call.integers(at(1, "shifts"))?.unwrap_or_default();
         let dims = call.integers(at(2, "dims"))?.unwrap_or_default();
         if dims.is_empty() {
-            let [shift] = shifts[..] else { return no_form(call, "shifts without dimensions") };
+            let [shift] = shifts[..] else { return no_such(call, "shifts without dimensions") };
             let shape = *x.shape();
             let flat = x.reshape([shape.element_count()])?.roll(0, shift)?;
             return one(flat.reshape(shape)?);
         }
         if dims.len() != shifts.len() {
-            return no_form(call, "as many shifts as dimensions");
+            return no_such(call, "as many shifts as dimensions");
         }
         for (dim, shift) in dims.into_iter().zip(shifts) {
             x = x.roll(dim, shift)?;
@@ -140,62 +161,23 @@ pub(super) const OPS: Family = &[
     }),
     ("split/list_args", split_with_sizes),
     ("split_with_sizes", split_with_sizes),
-    ("squeeze", |call| {
-        let mut x = call.var(INPUT)?;
-        let dims = match call.integers(DIM)? {
-            Some(dims) if !x.shape().is_empty() => dims,
-            // A tensor without dimensions stays, whatever is named.
-            Some(_) => Vec::new(),
-            None => (0..x.shape().len() as isize).collect(),
-        };
-        let dims: Vec<usize> = dims.iter().map(|&dim| from_first(dim, x.shape().len())).collect();
-        // Longer dimensions stay too.
-        let mut dims: Vec<usize> =
-            dims.into_iter().filter(|&dim| x.shape().get(dim) == Some(&1)).collect();
-        dims.sort_unstable();
-        for dim in dims.into_iter().rev() {
-            x = x.squeeze(dim)?;
-        }
-        one(x)
-    }),
+    ("squeeze", squeeze),
     ("stack", |call| {
         let dim = call.integer(DIM)?.unwrap_or(0);
         one(Var::stack(call.vars(at(0, "tensors"))?, dim)?)
     }),
-    ("t", |call| one(call.var(INPUT)?.t()?)),
+    ("t", t),
     ("tile", |call| {
         let times = call.counts(at(1, "dims"))?.unwrap_or_default();
         one(call.var(INPUT)?.repeat(&times)?)
     }),
-    ("transpose", |call| {
-        let x = call.var(INPUT)?;
-        let [a, b] = [axis(call, at(1, "dim0"), &x)?, axis(call, at(2, "dim1"), &x)?];
-        one(x.transpose(a.unwrap_or(0), b.unwrap_or(1))?)
-    }),
+    ("transpose", transpose),
     ("tril", |call| one(call.var(INPUT)?.tril(call.integer(at(1, "diagonal"))?.unwrap_or(0))?)),
     ("triu", |call| one(call.var(INPUT)?.triu(call.integer(at(1, "diagonal"))?.unwrap_or(0))?)),
-    ("unbind", |call| {
-        let x = call.var(INPUT)?;
-        let dim = call.integer(DIM)?.unwrap_or(0);
-        if from_first(dim, x.shape().len()) >= x.shape().len() {
-            return several(vec![x.select(dim, 0)?]);
-        }
-        let parts = (0..dimension(&x, dim)).map(|index| x.clone().select(dim, index));
-        several(parts.collect::<lowtide_autograd::AutogradResult<_>>()?)
-    }),
-    ("unfold", |call| {
-        let x = call.var(INPUT)?;
-        let dim = axis(call, at(1, "dimension"), &x)?.unwrap_or(0);
-        let len = call.count(at(2, "size"))?.unwrap_or_default();
-        let step = call.count(at(3, "step"))?.unwrap_or_default();
-        one(x.unfold(dim, len, step)?)
-    }),
-    ("unsqueeze", |call| one(call.var(INPUT)?.unsqueeze(call.integer(DIM)?.unwrap_or(0))?)),
-    ("view", |call| {
-        let x = call.var(INPUT)?;
-        let shape = sizes(call, &x)?;
-        one(x.view(&shape[..])?)
-    }),
+    ("unbind", unbind),
+    ("unfold", unfold),
+    ("unsqueeze", unsqueeze),
+    ("view", view),
     ("view_as", |call| {
         let other = call.constant(at(1, "other"))?;
         one(call.var(INPUT)?.view(*other.shape())?)
@@ -231,11 +213,16 @@ fn expand(call: &Call<'_>) -> Result<Vec<Output>> {
 /// A shape in which -1 stands for what is left.
 fn sizes(call: &Call<'_>, x: &Var) -> Result<Vec<usize>> {
     let sizes = call.integers(at(1, "shape"))?.unwrap_or_default();
+    with_the_rest(call, &sizes, x.shape().element_count())
+}
+
+/// Sizes in which -1 stands for what is left of `len` elements.
+fn with_the_rest(call: &Call<'_>, sizes: &[isize], len: usize) -> Result<Vec<usize>> {
     let known: usize = sizes.iter().filter_map(|&size| usize::try_from(size).ok()).product();
     if known == 0 && sizes.iter().any(|&size| size < 0) {
-        return no_form(call, "a size that is left");
+        return no_such(call, "a size that is left");
     }
-    let left = x.shape().element_count().checked_div(known).unwrap_or(0);
+    let left = len.checked_div(known).unwrap_or(0);
     Ok(sizes.iter().map(|&size| usize::try_from(size).unwrap_or(left)).collect())
 }
 
@@ -245,22 +232,111 @@ fn split_with_sizes(call: &Call<'_>) -> Result<Vec<Output>> {
     several(call.var(INPUT)?.split_with_sizes(dim, &sizes)?)
 }
 
+fn number(call: &Call<'_>, at: At) -> Result<f64> {
+    Ok(call.number(at)?.unwrap_or(0.0))
+}
+
 fn pad(call: &Call<'_>) -> Result<Vec<Output>> {
-    let x = call.var(INPUT)?;
-    let amounts = call.integers(at(1, "pad"))?.unwrap_or_default();
-    let value = call.number(at(3, "value"))?.unwrap_or(0.0);
+    let value = number(call, at(3, "value"))?;
     let mode = match call.text(at(2, "mode"))?.unwrap_or("constant") {
         "constant" => PadMode::Constant(value),
         "reflect" => PadMode::Reflect,
         "replicate" => PadMode::Replicate,
         "circular" => PadMode::Circular,
-        _ => return no_form(call, "mode"),
+        _ => return no_such(call, "mode"),
     };
+    padded(call, mode)
+}
+
+fn padded(call: &Call<'_>, mode: PadMode) -> Result<Vec<Output>> {
+    let x = call.var(INPUT)?;
+    let amounts = call.integers(at(1, "pad"))?.unwrap_or_default();
     if amounts.iter().any(|&amount| amount < 0) {
-        return no_form(call, "a negative padding");
+        return no_form("a negative padding");
     }
     let amounts: Vec<usize> = amounts.into_iter().map(isize::unsigned_abs).collect();
     // PyTorch lists the last dimension first.
     let padding: Vec<[usize; 2]> = amounts.as_chunks().0.iter().rev().copied().collect();
     one(x.pad(&padding, mode)?)
+}
+
+fn diagonal(call: &Call<'_>) -> Result<Vec<Output>> {
+    let offset = call.integer(at(1, "offset"))?.unwrap_or(0);
+    let a = call.integer(at(2, "dim1"))?.unwrap_or(0);
+    let b = call.integer(at(3, "dim2"))?.unwrap_or(1);
+    one(call.var(INPUT)?.diagonal(offset, a, b)?)
+}
+
+fn narrow(call: &Call<'_>) -> Result<Vec<Output>> {
+    let x = call.var(INPUT)?;
+    let (dim, start) = (call.integer(DIM)?.unwrap_or(0), at(2, "start"));
+    if call.value(start).is_some_and(|value| call.var_of(value).is_some()) {
+        return no_such(call, "a tensor as a number");
+    }
+    let len = call.count(at(3, "length"))?.unwrap_or_default();
+    let start = call.integer(start)?.unwrap_or(0);
+    let start = from_first(start, dimension(&x, dim));
+    one(x.narrow(dim, start, len)?)
+}
+
+fn permute(call: &Call<'_>) -> Result<Vec<Output>> {
+    let dims = call.integers(at(1, "dims"))?.unwrap_or_default();
+    one(call.var(INPUT)?.permute(&dims)?)
+}
+
+fn squeeze(call: &Call<'_>) -> Result<Vec<Output>> {
+    let mut x = call.var(INPUT)?;
+    let dims = match call.integers(DIM)? {
+        Some(dims) if !x.shape().is_empty() => dims,
+        // A tensor without dimensions stays, whatever is named.
+        Some(_) => Vec::new(),
+        None => (0..x.shape().len() as isize).collect(),
+    };
+    let dims: Vec<usize> = dims.iter().map(|&dim| from_first(dim, x.shape().len())).collect();
+    // Longer dimensions stay too.
+    let mut dims: Vec<usize> =
+        dims.into_iter().filter(|&dim| x.shape().get(dim) == Some(&1)).collect();
+    dims.sort_unstable();
+    for dim in dims.into_iter().rev() {
+        x = x.squeeze(dim)?;
+    }
+    one(x)
+}
+
+fn t(call: &Call<'_>) -> Result<Vec<Output>> {
+    one(call.var(INPUT)?.t()?)
+}
+
+fn transpose(call: &Call<'_>) -> Result<Vec<Output>> {
+    let x = call.var(INPUT)?;
+    let [a, b] = [axis(call, at(1, "dim0"), &x)?, axis(call, at(2, "dim1"), &x)?];
+    one(x.transpose(a.unwrap_or(0), b.unwrap_or(1))?)
+}
+
+fn unbind(call: &Call<'_>) -> Result<Vec<Output>> {
+    let x = call.var(INPUT)?;
+    let dim = call.integer(DIM)?.unwrap_or(0);
+    if from_first(dim, x.shape().len()) >= x.shape().len() {
+        return several(vec![x.select(dim, 0)?]);
+    }
+    let parts = (0..dimension(&x, dim)).map(|index| x.clone().select(dim, index));
+    several(parts.collect::<lowtide_autograd::AutogradResult<_>>()?)
+}
+
+fn unfold(call: &Call<'_>) -> Result<Vec<Output>> {
+    let x = call.var(INPUT)?;
+    let dim = axis(call, at(1, "dimension"), &x)?.unwrap_or(0);
+    let len = call.count(at(2, "size"))?.unwrap_or_default();
+    let step = call.count(at(3, "step"))?.unwrap_or_default();
+    one(x.unfold(dim, len, step)?)
+}
+
+fn unsqueeze(call: &Call<'_>) -> Result<Vec<Output>> {
+    one(call.var(INPUT)?.unsqueeze(call.integer(DIM)?.unwrap_or(0))?)
+}
+
+fn view(call: &Call<'_>) -> Result<Vec<Output>> {
+    let x = call.var(INPUT)?;
+    let shape = sizes(call, &x)?;
+    one(x.view(&shape[..])?)
 }

@@ -4,14 +4,30 @@ use lowtide_autograd::Var;
 use lowtide_tensor::{
     AvgPool, Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry, ConvTranspose2dGeometry,
     Corners, DType, Divisor, Interpolation, MaxPool, PadMode, Pool1dGeometry, Pool2dGeometry,
-    Resize, SizeRounding,
+    Resize, SizeRounding, Tensor,
 };
 
 use super::{Family, INPUT};
-use crate::call::{At, Call, Output, Result, Stop, at, named, no_form, one};
+use crate::call::{At, Call, Output, Result, Stop, at, named, no_form, no_such, one};
 use crate::outcome::Reason;
 
 pub(super) const OPS: Family = &[
+    ("nn.functional.adaptive_avg_pool1d", |call| {
+        let (x, is_batch) = batched(call, 2)?;
+        let size = [1, one_size(call)?];
+        unbatched(x.unsqueeze(2)?.adaptive_avg_pool2d(size)?.squeeze(2)?, is_batch)
+    }),
+    ("nn.functional.adaptive_max_pool1d", |call| {
+        let (x, is_batch) = batched(call, 2)?;
+        let size = [1, one_size(call)?];
+        let x = x.unsqueeze(2)?;
+        let places = match call.flag(at(2, "return_indices"))?.unwrap_or(false) {
+            true => Some(x.value().adaptive_max_pool2d(size)?.1.to_dtype(DType::I64)?),
+            false => None,
+        };
+        let places = places.map(|places| places.squeeze(2)).transpose()?;
+        with_places(x.adaptive_max_pool2d(size)?.squeeze(2)?, places, is_batch)
+    }),
     ("nn.functional.adaptive_avg_pool2d", |call| {
         let (x, is_batch) = batched(call, 3)?;
         let size = adaptive_size(call, &x)?;
@@ -25,11 +41,7 @@ pub(super) const OPS: Family = &[
             true => Some(x.value().adaptive_max_pool2d(size)?.1.to_dtype(DType::I64)?),
             false => None,
         };
-        let mut outputs = unbatched(x.adaptive_max_pool2d(size)?, is_batch)?;
-        if let Some(places) = places {
-            outputs.push(if is_batch { places.into() } else { places.squeeze(0)?.into() });
-        }
-        Ok(outputs)
+        with_places(x.adaptive_max_pool2d(size)?, places, is_batch)
     }),
     ("nn.functional.avg_pool1d", |call| {
         let (x, is_batch) = batched(call, 2)?;
@@ -96,6 +108,11 @@ pub(super) const OPS: Family = &[
             groups: call.count(at(6, "groups"))?.unwrap_or(1),
             dilation: call.pair(at(7, "dilation"), 1)?,
         };
+        let [more, stride, dilation] =
+            [geometry.output_padding, geometry.stride, geometry.dilation];
+        if (0..2).any(|i| (stride[i]..dilation[i]).contains(&more[i])) {
+            return no_form("an output padding that is only less than the dilation");
+        }
         unbatched(x.conv_transpose2d(w, b, geometry)?, is_batch)
     }),
     ("nn.functional.interpolate/bilinear", |call| {
@@ -114,27 +131,31 @@ pub(super) const OPS: Family = &[
         };
         let dilation = call.single(at(4, "dilation"), 1)?;
         let rounding = rounding(call, at(5, "ceil_mode"))?;
-        no_places(call)?;
-        if dilation == 1 && rounding == SizeRounding::Down {
-            return unbatched(x.max_pool1d(window)?, is_batch);
-        }
         // An image one row high.
         let (kernel, stride, padding) = (window.kernel, window.stride, window.padding);
-        let window =
+        let image =
             Pool2dGeometry { kernel: [1, kernel], stride: [1, stride], padding: [0, padding] };
         let options = MaxPool { dilation: [1, dilation], rounding };
-        unbatched(x.unsqueeze(2)?.max_pool2d_with(window, options)?.squeeze(2)?, is_batch)
+        let places = places(call, &x.value().unsqueeze(2)?, image, options)?;
+        let places = places.map(|places| places.squeeze(2)).transpose()?;
+        let y = match dilation == 1 && rounding == SizeRounding::Down {
+            true => x.max_pool1d(window)?,
+            false => x.unsqueeze(2)?.max_pool2d_with(image, options)?.squeeze(2)?,
+        };
+        with_places(y, places, is_batch)
     }),
     ("nn.functional.max_pool2d", |call| {
         let (x, is_batch) = batched(call, 3)?;
         let window = pool2d(call)?;
         let dilation = call.pair(at(4, "dilation"), 1)?;
         let rounding = rounding(call, at(5, "ceil_mode"))?;
-        no_places(call)?;
-        if dilation == [1, 1] && rounding == SizeRounding::Down {
-            return unbatched(x.max_pool2d(window)?, is_batch);
-        }
-        unbatched(x.max_pool2d_with(window, MaxPool { dilation, rounding })?, is_batch)
+        let options = MaxPool { dilation, rounding };
+        let places = places(call, x.value(), window, options)?;
+        let y = match dilation == [1, 1] && rounding == SizeRounding::Down {
+            true => x.max_pool2d(window)?,
+            false => x.max_pool2d_with(window, options)?,
+        };
+        with_places(y, places, is_batch)
     }),
     ("nn.functional.upsample_bilinear", |call| {
         resized(call, Interpolation::Bilinear(Corners::Aligned))
@@ -178,11 +199,52 @@ fn averages(call: &Call<'_>) -> Result<AvgPool> {
     Ok(AvgPool { divisor, rounding: rounding(call, at(4, "ceil_mode"))? })
 }
 
-/// Places of the largest values, which lowtide keeps for backward alone.
-fn no_places(call: &Call<'_>) -> Result<()> {
-    match call.flag(at(6, "return_indices"))?.unwrap_or(false) {
-        true => Err(Stop::NotApplicable(Reason::Argument, "return_indices".to_owned())),
-        false => Ok(()),
+/// A result and perhaps places, without the batch dimension if the input came without.
+fn with_places(y: Var, places: Option<Tensor>, is_batch: bool) -> Result<Vec<Output>> {
+    let mut outputs = unbatched(y, is_batch)?;
+    if let Some(places) = places {
+        outputs.push(if is_batch { places.into() } else { places.squeeze(0)?.into() });
+    }
+    Ok(outputs)
+}
+
+/// Where the largest values of windows stand in their images, as PyTorch counts, if that is asked
+/// for. lowtide tells the place in the window.
+fn places(
+    call: &Call<'_>,
+    x: &Tensor,
+    window: Pool2dGeometry,
+    options: MaxPool,
+) -> Result<Option<Tensor>> {
+    if !call.flag(at(6, "return_indices"))?.unwrap_or(false) {
+        return Ok(None);
+    }
+    let winners = x.max_pool2d_with(window, options)?.1;
+    let (rows, columns) = (winners.shape()[2], winners.shape()[3]);
+    let in_window = match call.device.is_simulated() {
+        true => vec![0; winners.element_count()],
+        false => winners.to_vec::<u8>()?,
+    };
+    let place = |(index, winner): (usize, u8)| {
+        let at = [index / columns % rows, index % columns];
+        let winner = usize::from(winner);
+        let step = [winner / window.kernel[1], winner % window.kernel[1]];
+        let [row, column] = [0, 1]
+            .map(|i| at[i] * window.stride[i] + step[i] * options.dilation[i] - window.padding[i]);
+        (row * x.shape()[3] + column) as i64
+    };
+    // A simulation has no winners, and those of the padding would be before the image.
+    let places: Vec<i64> = match call.device.is_simulated() {
+        true => in_window.into_iter().map(i64::from).collect(),
+        false => in_window.into_iter().enumerate().map(place).collect(),
+    };
+    Ok(Some(Tensor::from_slice(&call.device, *winners.shape(), &places)?))
+}
+
+fn one_size(call: &Call<'_>) -> Result<usize> {
+    match call.counts(at(1, "output_size"))?.as_deref() {
+        Some(&[size]) => Ok(size),
+        _ => no_such(call, "output_size"),
     }
 }
 
@@ -193,7 +255,7 @@ fn adaptive_size(call: &Call<'_>, x: &Var) -> Result<[usize; 2]> {
     let Some(items) = call.value(SIZE).and_then(|value| value.as_array()) else {
         return call.pair(SIZE, 1);
     };
-    let [height, width] = &items[..] else { return no_form(call, "output_size") };
+    let [height, width] = &items[..] else { return no_such(call, "output_size") };
     let size = |value: &serde_json::Value, own| match value.is_null() {
         true => Ok(own),
         false => call.count_of(SIZE, value),
@@ -215,7 +277,7 @@ fn padded<const N: usize>(
             [all] => Ok((x, [all; N])),
             _ => match <[usize; N]>::try_from(amounts) {
                 Ok(padding) => Ok((x, padding)),
-                Err(_) => no_form(call, "padding"),
+                Err(_) => no_such(call, "padding"),
             },
         };
     }
@@ -230,7 +292,7 @@ fn padded<const N: usize>(
             };
             Ok((x, total.map(|total| total / 2)))
         }
-        _ => no_form(call, "padding"),
+        _ => no_such(call, "padding"),
     }
 }
 
@@ -238,10 +300,10 @@ fn resized(call: &Call<'_>, interpolation: Interpolation) -> Result<Vec<Output>>
     let x = call.var(INPUT)?;
     call.text(at(3, "mode"))?;
     if call.flag(named("recompute_scale_factor"))?.unwrap_or(false) {
-        return no_form(call, "recompute_scale_factor");
+        return no_form("recompute_scale_factor");
     }
     if x.shape().len() != 4 {
-        return no_form(call, "sequences or volumes");
+        return no_form("sequences or volumes");
     }
     let size = match call.value(at(1, "size")) {
         Some(_) => Resize::To(call.pair(at(1, "size"), 1)?),
