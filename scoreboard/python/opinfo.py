@@ -48,8 +48,9 @@ TOLERANCES = {"f64": (1e-7, 1e-7), "f32": (1.3e-6, 1e-5), "f16": (1e-3, 1e-5), "
 # (compilers, decompositions) does not count here.
 COMPARISONS = {None, "TestCommon", "TestUnaryUfuncs", "TestBinaryUfuncs", "TestReductions", "TestConsistency"}
 
-# Cases of each operation in the sample that is checked in.
-SAMPLE = {"f64": 0, "f32": 1, "f16": 0, "bf16": 1, "i64": 0, "i32": 0, "u8": 0, "bool": 0, "error": 1}
+# Cases of each operation in the sample that is checked in; of bf16 for networks' functions only.
+SAMPLE = {"f64": 0, "f32": 1, "f16": 0, "bf16": 0, "i64": 0, "i32": 0, "u8": 0, "bool": 0, "error": 1}
+NETWORK = {"bf16": 1}
 
 
 def full_name(op):
@@ -65,10 +66,15 @@ class Writer:
         self.bytes = open(folder / f"{stem}.bin", "wb")
         self.at = 0
         self.tensors = []
+        self.known = {}
 
     def tensor(self, value):
         """The index of a tensor among those of the case; its storage up to its last element."""
-        value = value.detach()
+        if id(value) not in self.known:
+            self.known[id(value)] = (value, self.stored(value.detach()))
+        return self.known[id(value)][1]
+
+    def stored(self, value):
         if value.dtype not in NAMES or value.layout is not torch.strided:
             return {"foreign": str(value.dtype)}
         if value.is_conj() or value.is_neg():
@@ -122,7 +128,7 @@ class Writer:
             case.pop("cotangents", None)
         case = {key: value for key, value in case.items() if value not in ([], {}, 0)}
         self.lines.write(json.dumps(case | {"tensors": self.tensors}, separators=(",", ":")) + "\n")
-        self.tensors = []
+        self.tensors, self.known = [], {}
 
     def close(self):
         self.lines.close()
@@ -144,6 +150,11 @@ def tensors_in(value):
     if isinstance(value, dict):
         return [item for part in value.values() for item in tensors_in(part)]
     return []
+
+
+def operands(*arguments):
+    """The tensors of arguments that lowtide has a type for, each once."""
+    return list({id(x): x for x in tensors_in(arguments) if x.dtype in NAMES}.values())
 
 
 def mapped(value, function):
@@ -220,6 +231,8 @@ def truth_of(op, sample, dtype, found, allowed):
             return x
         return x.detach().to(torch.float64).requires_grad_(x.requires_grad)
     outputs, dy, leaves, gradients = found
+    if len({id(leaf) for leaf in leaves}) < len(leaves):
+        return None
     wide = type(sample)(
         mapped(sample.input, widen), args=mapped(sample.args, widen), kwargs=mapped(sample.kwargs, widen)
     )
@@ -245,7 +258,7 @@ def write_sample(writer, op, head, sample, dtype):
     # Before the operation runs: some write their inputs.
     case["arguments"] = writer.value([sample.input, *sample.args])
     case["options"] = {key: writer.value(item) for key, item in sample.kwargs.items()}
-    everything = tensors_in(([sample.input, *sample.args], sample.kwargs))
+    everything = operands([sample.input, *sample.args], sample.kwargs)
     case["wants_gradient"] = [index for index, x in enumerate(everything) if x.requires_grad]
     try:
         found = evaluate(op, sample, seed=seed)
@@ -253,7 +266,9 @@ def write_sample(writer, op, head, sample, dtype):
         # Mostly `backward is not implemented for this type`.
         writer.case(case | {"unusable": f"{type(error).__name__}: {error}".splitlines()[0][:160]})
         return
-    outputs, dy, _, gradients = found
+    outputs, dy, leaves, gradients = found
+    of_leaf = {id(leaf): gradient for leaf, gradient in zip(leaves, gradients)}
+    gradients = [of_leaf[id(x)] for x in everything if x.requires_grad]
     case["outputs"] = [writer.value(y) for y in outputs]
     case["cotangents"] = [writer.value(y) for y in dy]
     case["gradients"] = [writer.value(x) for x in gradients]
@@ -273,12 +288,15 @@ def seed_all(text):
     numpy.random.seed(seed)
 
 
+def size_of(arguments):
+    return sum(x.numel() * x.element_size() for x in tensors_in(arguments))
+
+
 def size_bytes(sample):
     """Of the operands; numbers count as the sizes that they may be."""
     arguments = [sample.input, *sample.args]
-    tensors = tensors_in((arguments, sample.kwargs))
     numbers = [abs(x) for x in flat(arguments) if isinstance(x, (int, float))]
-    return sum(x.numel() * x.element_size() for x in tensors) + sum(numbers)
+    return size_of((arguments, sample.kwargs)) + sum(numbers)
 
 
 def chosen(cases, count):
@@ -347,7 +365,8 @@ def main():
     for name in options.ops or by_name:
         of_op = writer or Writer(options.out, name)
         try:
-            write_op(of_op, by_name[name], SAMPLE if options.sample else {})
+            sample = SAMPLE | (NETWORK if name.startswith("nn.") else {})
+            write_op(of_op, by_name[name], sample if options.sample else {})
         except Exception as error:
             sys.exit(f"{name}: {type(error).__name__}: {error}")
         if not writer:

@@ -29,6 +29,11 @@ pub enum Stop {
 }
 
 impl Stop {
+    /// What is wrong without an error of lowtide's.
+    pub(crate) fn failure(message: String) -> Self {
+        Stop::error(message, None)
+    }
+
     fn error(message: String, tensor: Option<&TensorError>) -> Self {
         Stop::Error {
             message,
@@ -116,8 +121,8 @@ pub(crate) const fn named(name: &'static str) -> At {
 }
 
 /// Options without a meaning here: there is one device, gradients are asked for by leaves, and
-/// strides of results are not compared.
-const IGNORED: [&str; 4] = ["device", "requires_grad", "memory_format", "layout"];
+/// strides of results are not compared. Whether an operation works in place is lowtide's choice.
+const IGNORED: [&str; 5] = ["device", "requires_grad", "memory_format", "layout", "inplace"];
 
 /// The arguments of a case.
 pub struct Call<'a> {
@@ -129,6 +134,7 @@ pub struct Call<'a> {
     operands: Vec<Var>,
     read: RefCell<BTreeSet<String>>,
     constants: RefCell<Vec<usize>>,
+    parameters: RefCell<Vec<(usize, LeafId)>>,
 }
 
 impl<'a> Call<'a> {
@@ -148,7 +154,8 @@ impl<'a> Call<'a> {
             });
         }
         let (device, read, constants) = (device.clone(), RefCell::default(), RefCell::default());
-        Ok(Call { case, pass, device, operands, read, constants })
+        let parameters = RefCell::default();
+        Ok(Call { case, pass, device, operands, read, constants, parameters })
     }
 
     /// The case that is called.
@@ -183,6 +190,24 @@ impl<'a> Call<'a> {
     /// The operands that wanted a gradient, but were read as constants.
     pub(crate) fn without_gradient(&self) -> Vec<usize> {
         self.constants.borrow().clone()
+    }
+
+    /// The operands that are parameters of a layer, under the identities that they have there.
+    pub(crate) fn parameters(&self) -> Vec<(usize, LeafId)> {
+        self.parameters.borrow().clone()
+    }
+
+    /// The value of a parameter, whose gradient is then that of `leaf`.
+    pub fn parameter(&self, name: &str, leaf: LeafId) -> Option<Tensor> {
+        let index = self.case.tensor_index(self.case.state.get(name)?)?;
+        self.parameters.borrow_mut().push((index, leaf));
+        Some(self.operands[index].value().clone())
+    }
+
+    /// The value of a buffer.
+    pub fn buffer(&self, name: &str) -> Option<Tensor> {
+        let index = self.case.tensor_index(self.case.state.get(name)?)?;
+        Some(self.operands[index].value().clone())
     }
 
     /// The argument, if it is given and not `None`.

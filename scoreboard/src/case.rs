@@ -44,7 +44,13 @@ pub struct Case {
     /// The arguments by name.
     #[serde(default)]
     pub options: Map<String, Value>,
-    /// The tensors of this line; first those of the arguments, then those of the options.
+    /// Parameters and buffers of a module, by name.
+    #[serde(default)]
+    pub state: Map<String, Value>,
+    /// Whether a module is in training.
+    #[serde(default)]
+    pub training: bool,
+    /// The tensors of this line; first those of the arguments, of the options and of the state.
     #[serde(default)]
     pub tensors: Vec<Stored>,
     /// Which tensors want a gradient.
@@ -162,16 +168,21 @@ impl Case {
 
     /// How many tensors the arguments and options have.
     pub fn operand_count(&self) -> usize {
-        let in_options = self.options.values().map(tensor_count).sum::<usize>();
-        self.arguments.iter().map(tensor_count).sum::<usize>() + in_options
+        let named = self.options.values().chain(self.state.values());
+        self.arguments.iter().chain(named).map(tensors_up_to).max().unwrap_or(0)
+    }
+
+    /// Whether this is a case of a module.
+    pub fn is_module(&self) -> bool {
+        self.op.starts_with("nn.") && !self.op.starts_with("nn.functional.")
     }
 }
 
-fn tensor_count(value: &Value) -> usize {
+/// One more than the largest number of a tensor: one that is given twice has one number.
+fn tensors_up_to(value: &Value) -> usize {
     match value {
-        Value::Array(items) => items.iter().map(tensor_count).sum(),
-        Value::Object(object) => usize::from(object.contains_key("tensor")),
-        _ => 0,
+        Value::Array(items) => items.iter().map(tensors_up_to).max().unwrap_or(0),
+        _ => value.get("tensor").and_then(Value::as_u64).map_or(0, |index| index as usize + 1),
     }
 }
 

@@ -110,15 +110,20 @@ fn guarded<T>(inside: impl FnOnce() -> T) -> std::result::Result<T, String> {
 fn execute(adapter: Adapter, case: &Case, file: &[u8], device: &Device) -> Result<Found> {
     let attempt = Attempt::new();
     let wants_gradient = !case.wants_gradient.is_empty();
-    let pass = match wants_gradient {
+    let pass = match wants_gradient || case.training {
         true => Pass::train(RandomKey::new(0), &attempt),
+        false if case.is_module() => Pass::eval(),
         false => Pass::no_grad(RandomKey::new(0)),
     };
-    let leaves: Vec<LeafId> = case.wants_gradient.iter().map(|_| LeafId::new()).collect();
+    let mut leaves: Vec<LeafId> = case.wants_gradient.iter().map(|_| LeafId::new()).collect();
     let call = Call::new(case, file, (device, pass.clone()), &leaves)?;
     let outputs = adapter(&call)?;
     call.check_all_read()?;
     let constants = call.without_gradient();
+    for (index, leaf) in call.parameters() {
+        let place = case.wants_gradient.iter().position(|&wants| wants == index);
+        place.into_iter().for_each(|place| leaves[place] = leaf);
+    }
     drop(call);
     let tensors: Vec<Tensor> = outputs.iter().map(|output| output.tensor().clone()).collect();
     let mut seeded = Vec::new();

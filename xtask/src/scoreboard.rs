@@ -11,7 +11,7 @@ use crate::workspace;
 const PACKAGES: [&str; 3] = ["torch==2.15.0", "numpy==2.4.6", "expecttest==0.3.0"];
 
 /// The suites, each a script below `scoreboard/python`.
-const SUITES: [&str; 1] = ["opinfo"];
+const SUITES: [&str; 2] = ["opinfo", "moduleinfo"];
 
 /// Runs it; `Ok(false)` when a case failed.
 ///
@@ -66,19 +66,31 @@ fn run_suite(root: &Path, python: &Path, suite: &str) -> Result<bool, String> {
     Ok(status.success())
 }
 
-/// The Python of `LOWTIDE_PYTHON`, or one below `target` with the packages of [`PACKAGES`].
+/// A Python that has the peer in the version of [`PACKAGES`]: that of `LOWTIDE_PYTHON`, `python3`,
+/// or one below `target`.
+pub fn ready_python(root: &Path) -> Option<PathBuf> {
+    const PROBE: &str =
+        "import torch, numpy, expecttest; assert torch.__version__.startswith('2.15.0')";
+    let named = std::env::var_os("LOWTIDE_PYTHON").map(PathBuf::from);
+    let candidates = [named, Some("python3".into()), Some(below_target(root).join("bin/python"))];
+    candidates.into_iter().flatten().find(|python| {
+        let mut probe = Command::new(python);
+        let probe = probe.args(["-c", PROBE]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        probe.is_ok_and(|status| status.success())
+    })
+}
+
+fn below_target(root: &Path) -> PathBuf {
+    root.join("target/scoreboard/venv")
+}
+
+/// [`ready_python`], or one below `target` with the packages of [`PACKAGES`].
 fn python(root: &Path) -> Result<PathBuf, String> {
-    if let Some(python) = std::env::var_os("LOWTIDE_PYTHON") {
-        return Ok(python.into());
-    }
-    let folder = root.join("target/scoreboard/venv");
-    let python = folder.join("bin/python");
-    let mut probe = Command::new(&python);
-    probe.args(["-c", "import torch, numpy, expecttest"]);
-    let probe = probe.stdout(Stdio::null()).stderr(Stdio::null()).status();
-    if probe.is_ok_and(|status| status.success()) {
+    if let Some(python) = ready_python(root) {
         return Ok(python);
     }
+    let folder = below_target(root);
+    let python = folder.join("bin/python");
     println!("installing {} in {}", PACKAGES.join(", "), folder.display());
     call(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
     call(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PACKAGES))?;

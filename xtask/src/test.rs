@@ -298,6 +298,10 @@ fn deep_sections(options: &Options, scope: &str) -> Vec<Section> {
         // libFuzzer is C++.
         sections.push(Section::new(name, &command, Counting::Status).needs(Needs::CppCompiler));
     }
+    if wanted(&"scoreboard") {
+        let command = "run --package xtask -- scoreboard";
+        sections.push(Section::new("scoreboard", command, Counting::Status).needs(Needs::Suites));
+    }
     let command = format!("test {scope} --no-fail-fast --lib --tests -- --show-output");
     sections.push(
         Section::new("long property tests", &command, Counting::Runners)

@@ -7,6 +7,7 @@ mod elementwise;
 mod indexing;
 mod losses;
 mod missing;
+mod modules;
 mod norms;
 mod products;
 mod reductions;
@@ -49,18 +50,33 @@ const INPUT: At = at(0, "input");
 
 /// The call for a name.
 pub fn find(op: &str) -> Option<Adapter> {
-    let all = FAMILIES.iter().copied().flatten();
+    let function = modules::FUNCTIONS.iter().find(|(name, _)| *name == op);
+    let op = function.map_or(op, |(_, function)| function);
+    let all = FAMILIES.iter().copied().flatten().chain(modules::OPS);
     all.into_iter().find(|(name, _)| *name == op).map(|(_, adapter)| *adapter)
 }
 
-/// Every name that there is a call for.
+/// Every name of `opinfo` that there is a call for.
 pub fn names() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().copied().flatten().map(|(name, _)| *name)
+}
+
+/// Every name of `moduleinfo` that there is a layer for.
+pub fn modules() -> impl Iterator<Item = &'static str> {
+    let layers = modules::OPS.iter().map(|(name, _)| *name);
+    modules::FUNCTIONS.iter().map(|(name, _)| *name).chain(layers)
 }
 
 /// Why there is no call for a name of the suite: the first that has it of [`MISSING`].
 pub fn missing(name: &str) -> Option<&'static Missing> {
     MISSING.iter().find(|missing| missing.has(name))
+}
+
+/// How many cases of an operation in a type are known to fail, and why.
+pub fn known_failures(op: &str, dtype: &str) -> (usize, &'static str) {
+    let mut failures = missing::FAILURES.iter();
+    let known = failures.find(|(of, in_type, ..)| *of == op && *in_type == dtype);
+    known.map_or((0, "not known"), |(_, _, count, why)| (*count, *why))
 }
 
 /// What lowtide documents where a sample's result is another one in the peer, if that is known.

@@ -7,28 +7,40 @@ use lowtide_scoreboard::outcome::{Law, Outcome};
 use lowtide_scoreboard::report::Report;
 use lowtide_scoreboard::run;
 
-fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/opinfo")
+fn folder(suite: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests").join(suite)
 }
 
 fn sample() -> Cases {
-    Cases::read(&folder().join("sample.jsonl")).expect("the sample that is checked in")
+    Cases::read(&folder("opinfo").join("sample.jsonl")).expect("the sample that is checked in")
 }
 
-#[test]
-fn every_case_of_the_sample_is_as_in_pytorch_and_keeps_the_laws() {
-    let report = Report::of_folder("opinfo", &folder()).expect("the sample that is checked in");
+fn checked(suite: &str) -> Report {
+    let report = Report::of_folder(suite, &folder(suite)).expect("the sample that is checked in");
     for line in report.cases() {
         let name = format!("{} {} {:?} {}", line.op, line.dtype, line.kind, line.index);
         assert!(line.verdict.is_good(), "{name}: {:?}", line.verdict);
     }
+    report
+}
+
+#[test]
+fn every_layer_of_the_sample_is_as_in_pytorch_and_keeps_the_laws() {
+    let report = checked("moduleinfo");
+    let passed = report.cases().iter().filter(|line| line.verdict.outcome == Outcome::Passed);
+    assert!(passed.count() > 35, "{}", report.summary());
+}
+
+#[test]
+fn every_case_of_the_sample_is_as_in_pytorch_and_keeps_the_laws() {
+    let report = checked("opinfo");
     let passed = |kind: Kind| {
         let lines = report.cases().iter().filter(|line| line.kind == kind);
-        lines.filter(|line| matches!(line.verdict.outcome, Outcome::Passed)).count()
+        lines.filter(|line| line.verdict.outcome == Outcome::Passed).count()
     };
-    assert!(passed(Kind::Sample) > 250 && passed(Kind::Error) > 20, "{}", report.summary());
+    assert!(passed(Kind::Sample) > 200 && passed(Kind::Error) > 20, "{}", report.summary());
     let kept = report.cases().iter().filter(|line| line.verdict.allocations == Law::Kept);
-    assert!(kept.count() > 250, "{}", report.summary());
+    assert!(kept.count() > 200, "{}", report.summary());
 }
 
 #[test]
