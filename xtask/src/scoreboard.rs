@@ -11,7 +11,7 @@ use crate::workspace;
 const PACKAGES: [&str; 3] = ["torch==2.15.0", "numpy==2.4.6", "expecttest==0.3.0"];
 
 /// The suites, each a script below `scoreboard/python`.
-const SUITES: [&str; 2] = ["opinfo", "moduleinfo"];
+const SUITES: [&str; 3] = ["opinfo", "moduleinfo", "optiminfo"];
 
 /// Runs it; `Ok(false)` when a case failed.
 ///

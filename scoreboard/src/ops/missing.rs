@@ -259,6 +259,13 @@ pub const MISSING: &[Missing] = &[
         names: "nn.MultiheadAttention nn.TransformerEncoder",
     },
     Missing {
+        reason: "optimizers",
+        to_build: true,
+        names: "\
+            optim.ASGD optim.Adadelta optim.Adamax optim.LBFGS optim.NAdam optim.RAdam \
+            optim.Rprop optim.SparseAdam",
+    },
+    Missing {
         reason: "layers of volumes, or pooled by chance",
         to_build: false,
         names: "\

@@ -9,6 +9,7 @@ mod losses;
 mod missing;
 mod modules;
 mod norms;
+mod optimizers;
 mod products;
 mod reductions;
 mod views;
@@ -52,13 +53,18 @@ const INPUT: At = at(0, "input");
 pub fn find(op: &str) -> Option<Adapter> {
     let function = modules::FUNCTIONS.iter().find(|(name, _)| *name == op);
     let op = function.map_or(op, |(_, function)| function);
-    let all = FAMILIES.iter().copied().flatten().chain(modules::OPS);
+    let all = FAMILIES.iter().copied().flatten().chain(modules::OPS).chain(optimizers::OPS);
     all.into_iter().find(|(name, _)| *name == op).map(|(_, adapter)| *adapter)
 }
 
 /// Every name of `opinfo` that there is a call for.
 pub fn names() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().copied().flatten().map(|(name, _)| *name)
+}
+
+/// Every name of `optiminfo` that there is an optimizer for.
+pub fn optimizers() -> impl Iterator<Item = &'static str> {
+    optimizers::OPS.iter().map(|(name, _)| *name)
 }
 
 /// Every name of `moduleinfo` that there is a layer for.

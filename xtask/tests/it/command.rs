@@ -142,7 +142,10 @@ fn a_suite_that_is_not_known_is_refused_before_anything_is_installed() {
     let folder = workspace("exit 1");
     let output = xtask(folder.path(), &["scoreboard", "onnx"]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(text.contains("scoreboard takes one of opinfo, moduleinfo, got `onnx`"), "{text}");
+    assert!(
+        text.contains("scoreboard takes one of opinfo, moduleinfo, optiminfo, got `onnx`"),
+        "{text}"
+    );
     assert!(!folder.path().join("target").exists());
     assert_eq!(output.status.code(), Some(1));
 }
