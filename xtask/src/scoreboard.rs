@@ -66,8 +66,8 @@ fn run_suite(root: &Path, python: &Path, suite: &str) -> Result<bool, String> {
     Ok(status.success())
 }
 
-/// A Python that has the peer in the version of [`PACKAGES`]: that of `LOWTIDE_PYTHON`, `python3`,
-/// or one below `target`.
+/// A Python that has the peer in the version that cases are made with: that of `LOWTIDE_PYTHON`,
+/// `python3`, or one below `target`.
 pub fn ready_python(root: &Path) -> Option<PathBuf> {
     const PROBE: &str =
         "import torch, numpy, expecttest; assert torch.__version__.startswith('2.15.0')";
