@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use lowtide_tensor::{
     AvgPool, DType, Divisor, Pool1dGeometry, Pool2dGeometry, Shape, SizeRounding, Tensor,
+    TensorError,
 };
 use proptest::prelude::*;
 
@@ -225,4 +226,21 @@ fn windows_that_do_not_fit_are_refused() {
     let whole = Tensor::zeros(shared(), [1, 2, 3, 3], DType::I64).unwrap();
     let error = whole.avg_pool2d(square, AvgPool::default()).unwrap_err().to_string();
     assert!(error.starts_with("avg_pool2d: element types"), "{error}");
+}
+
+#[test]
+fn maxima_of_integers_are_those_of_the_same_floats() {
+    let geometry = Pool2dGeometry { kernel: [3, 2], stride: [2, 1], padding: [1, 1] };
+    let values = Array::from_fn(&[2, 3, 7, 6], |at| {
+        ((at[0] * 5 + at[1] * 3 + at[2] * at[2] + at[3] * 7) % 19) as f64
+    });
+    let (expected, places) = upload(shared(), &values, DType::F64).max_pool2d(geometry).unwrap();
+    for dtype in [DType::I64, DType::I32, DType::U8] {
+        let (y, winners) = upload(shared(), &values, dtype).max_pool2d(geometry).unwrap();
+        assert_eq!(y.dtype(), dtype);
+        assert_eq!(download(&y), download(&expected), "{dtype}");
+        assert_eq!(download(&winners), download(&places), "{dtype}");
+    }
+    let truths = upload(shared(), &values, DType::Bool);
+    assert!(matches!(truths.max_pool2d(geometry), Err(TensorError::DType { .. })));
 }

@@ -148,7 +148,9 @@ fn forward(
     window: Pool2dGeometry,
     options: MaxPool,
 ) -> Result<(Tensor, Tensor)> {
-    x.check_any_float(op)?;
+    if x.dtype() == DType::Bool {
+        return Err(TensorError::DType { op, left: x.dtype(), right: DType::F32 });
+    }
     let shape = window.with(op, x.shape(), options)?;
     let [out_height, out_width] = shape.out_size();
     let y_shape = x.shape().with(2, out_height).with(3, out_width);
@@ -185,7 +187,7 @@ fn backward(
 impl Tensor {
     /// The largest value in each window, and its place in the window (row-major, u8), which is
     /// what backward needs: a byte per output instead of x. The first of equals wins, NaN over
-    /// everything. Every float type.
+    /// everything. Floats and integers.
     ///
     /// # Shapes
     /// `[B, C, H, W] → [B, C, H', W']` twice, with `H' = (H + 2 padding - kernel) / stride + 1`,
