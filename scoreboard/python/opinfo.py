@@ -203,6 +203,7 @@ def evaluate(op, sample, dy=None, seed=0):
     arguments = ([sample.input, *sample.args], sample.kwargs)
     leaves = [x for x in tensors_in(arguments) if x.requires_grad]
     outputs = flat(op(sample.input, *sample.args, **sample.kwargs))
+    outputs = [torch.tensor(y) if isinstance(y, bool) else y for y in outputs]
     with_gradient = [y for y in outputs if isinstance(y, torch.Tensor) and y.requires_grad]
     if not leaves or not with_gradient:
         return outputs, [None] * len(outputs), leaves, [None] * len(leaves)

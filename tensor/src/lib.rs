@@ -43,6 +43,7 @@ pub use ops::conv2d::{
 };
 pub use ops::cross_entropy::{CrossEntropy, Labelling};
 pub use ops::dropout::Dropout;
+pub use ops::elementwise::closeness::{Closeness, Replacements};
 pub use ops::finite::{RunningCheck, scale_and_check_finite, squared_norm};
 pub use ops::linear_cross_entropy::{
     LinearCrossEntropy, LinearCrossEntropyOptions, linear_cross_entropy_workspace_bytes,

@@ -49,6 +49,10 @@ activations! {
     // digits of eˣ where it is close to -alpha.
     pub fn elu(alpha) of input: elu_backward, elu_backward_;
 
+    /// `self` where it is positive, `alpha · (e^(self/alpha) - 1)` elsewhere.
+    // dx = dy where x > 0, else dy · e^(x/alpha)
+    pub fn celu(alpha) of input: celu_backward, celu_backward_;
+
     /// `1.0507 · elu(self)` with `alpha` 1.6733; see [`Tensor::selu`].
     // dx = dy · scale where x > 0, else dy · alpha · scale · eˣ
     pub fn selu() of input: selu_backward, selu_backward_;

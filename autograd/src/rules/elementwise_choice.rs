@@ -30,7 +30,7 @@ type Test = fn(&Tensor, &Tensor) -> lowtide_tensor::TensorResult<Tensor>;
 /// The larger or the smaller of both; the `tests` tell where `a` and where `b` may be chosen, which
 /// is both where they are equal, and neither where one is a NaN.
 #[track_caller]
-fn either(
+pub(super) fn either(
     op: &'static str,
     inputs: [Var; 2],
     choose: impl FnOnce(&Tensor, &Tensor) -> lowtide_tensor::TensorResult<Tensor>,

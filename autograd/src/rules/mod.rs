@@ -11,6 +11,7 @@ mod elementwise_activations;
 mod elementwise_choice;
 mod elementwise_fused;
 mod elementwise_math;
+mod elementwise_pairs;
 mod embedding;
 mod index;
 mod join;

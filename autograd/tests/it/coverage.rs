@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use lowtide_autograd::{AutogradResult as Result, LeafId, Var};
-use lowtide_tensor::{DType, Device, SortOrder, Tensor};
+use lowtide_tensor::{Closeness, DType, Device, SortOrder, Tensor};
 
 use crate::common::{Outcome, cpu, recording};
 use crate::rules::{Case, all};
@@ -52,8 +52,10 @@ const WITHOUT_RULE: [(&str, &[&str]); 5] = [
     (
         "reads values or sizes for the program, or is part of an update",
         &[
+            "allclose",
             "check_writable",
             "copied",
+            "equal",
             "item",
             "item_assuming",
             "new",
@@ -101,10 +103,11 @@ const OF_ONE: [(&str, Unary); 25] = [
     ("is_nan", Tensor::is_nan),
     ("logical_not", Tensor::logical_not),
 ];
-const OF_TWO: [(&str, Binary); 9] = [
+const OF_TWO: [(&str, Binary); 10] = [
     ("eq", Tensor::eq),
     ("ge", Tensor::ge),
     ("gt", Tensor::gt),
+    ("isclose", |a, b| a.isclose(b, Closeness::default())),
     ("le", Tensor::le),
     ("logical_and", Tensor::logical_and),
     ("logical_or", Tensor::logical_or),

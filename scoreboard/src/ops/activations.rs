@@ -20,6 +20,9 @@ pub(super) const OF_ONE: Family = of_one! {
 pub(super) const OPS: Family = &[
     ("log_softmax", |call| one(call.var(INPUT)?.log_softmax(dim(call)?)?)),
     ("log_softmax/with_dtype", |call| one(converted(call)?.log_softmax(dim(call)?)?)),
+    ("nn.functional.celu", |call| {
+        one(call.var(INPUT)?.celu(call.number(at(1, "alpha"))?.unwrap_or(1.0))?)
+    }),
     ("nn.functional.elu", |call| {
         one(call.var(INPUT)?.elu(call.number(at(1, "alpha"))?.unwrap_or(1.0))?)
     }),

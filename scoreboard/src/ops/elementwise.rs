@@ -1,7 +1,7 @@
 //! Element by element: functions of one value, arithmetic, comparisons, choices, conversions.
 
 use lowtide_autograd::Var;
-use lowtide_tensor::{DType, Tensor};
+use lowtide_tensor::{Closeness, DType, Replacements, Tensor};
 
 use super::{Family, INPUT};
 use crate::call::{At, Call, Output, Result, at, named, no_form, one};
@@ -48,8 +48,9 @@ pub(super) const TESTS: Family = tests! {
 };
 
 pub(super) const OF_TWO: Family = of_two! {
-    "atan2" atan2 "clamp_max" minimum "clamp_min" maximum "div/no_rounding_mode" div
-    "floor_divide" div_floor
+    "atan2" atan2 "clamp_max" minimum "clamp_min" maximum "copysign" copysign
+    "div/no_rounding_mode" div "floor_divide" div_floor "fmax" fmax "fmin" fmin
+    "heaviside" heaviside "hypot" hypot "logaddexp" logaddexp "xlogy" xlogy
     "max/binary" maximum "maximum" maximum "min/binary" minimum "minimum" minimum "mul" mul
     "pow" pow "remainder" remainder "true_divide" div
 };
@@ -86,6 +87,33 @@ pub(super) const OPS: Family = &[
             Some(high) => one(x.minimum(high)?),
             None => one(x),
         }
+    }),
+    ("allclose", |call| {
+        let [x, other] = [INPUT, OTHER].map(|at| call.var(at));
+        truth(call, x?.value().allclose(other?.value(), closeness(call)?)?)
+    }),
+    ("equal", |call| {
+        let [x, other] = [INPUT, OTHER].map(|at| call.var(at));
+        truth(call, x?.value().equal(other?.value())?)
+    }),
+    ("fmod", |call| {
+        let x = call.var(INPUT)?;
+        match call.value(OTHER).and_then(|value| call.var_of(value)) {
+            Some(other) => one(x.fmod(other)?),
+            None => one(x.fmod_scalar(call.number(OTHER)?.unwrap_or_default())?),
+        }
+    }),
+    ("isclose", |call| {
+        let [x, other] = [INPUT, OTHER].map(|at| call.var(at));
+        one(x?.value().isclose(other?.value(), closeness(call)?)?)
+    }),
+    ("nan_to_num", |call| {
+        let replacements = Replacements {
+            nan: call.number(at(1, "nan"))?.unwrap_or_default(),
+            infinity: call.number(at(2, "posinf"))?,
+            negative_infinity: call.number(at(3, "neginf"))?,
+        };
+        one(call.var(INPUT)?.nan_to_num(replacements)?)
     }),
     ("lerp", |call| {
         let [x, end] = [call.var(INPUT)?, call.var(at(1, "end"))?];
@@ -130,6 +158,20 @@ pub(super) const OPS: Family = &[
     ("int", |call| convert(call, DType::I32)),
     ("long", |call| convert(call, DType::I64)),
 ];
+
+fn closeness(call: &Call<'_>) -> Result<Closeness> {
+    let Closeness { relative, absolute, is_nan_equal } = Closeness::default();
+    Ok(Closeness {
+        relative: call.number(at(2, "rtol"))?.unwrap_or(relative),
+        absolute: call.number(at(3, "atol"))?.unwrap_or(absolute),
+        is_nan_equal: call.flag(at(4, "equal_nan"))?.unwrap_or(is_nan_equal),
+    })
+}
+
+/// A result that is a truth value of Rust; the cases have tensors.
+fn truth(call: &Call<'_>, is_true: bool) -> Result<Vec<Output>> {
+    one(Tensor::from_slice(&call.device, [], &[is_true])?)
+}
 
 fn ternary(call: &Call<'_>) -> Result<[Var; 3]> {
     Ok([call.var(INPUT)?, call.var(at(1, "tensor1"))?, call.var(at(2, "tensor2"))?])

@@ -18,6 +18,7 @@ pub(super) const MEANINGS: &[(&str, &str, &str)] = &[
     ("arange", "inconsistent with step", "a range whose steps lead away from its end is empty"),
     ("nn.BatchNorm1d", "eps must be positive", "an eps of 0 divides by the deviation itself"),
     ("nn.BatchNorm2d", "eps must be positive", "an eps of 0 divides by the deviation itself"),
+    ("isclose", "must be greater than or equal to zero", "then equal elements alone are close"),
     ("masked_fill", "0-dimensional value tensor", "values broadcast, as in `where_cond`"),
     ("nn.functional.group_norm", "number of channels", "nothing is normalised to nothing"),
     ("nn.functional.group_norm", "HxW", "nothing is normalised to nothing"),
@@ -95,10 +96,9 @@ pub const MISSING: &[Missing] = &[
         reason: "functions of one or two values",
         to_build: true,
         names: "\
-            acosh asinh atanh copysign erfc erfinv float_power fmax fmin fmod frac heaviside \
-            hypot ldexp lgamma logaddexp logaddexp2 logit nan_to_num round/decimals_0 \
-            round/decimals_3 round/decimals_neg_3 sgn signbit sinc xlogy isclose isneginf \
-            isposinf allclose equal deg2rad rad2deg positive",
+            acosh asinh atanh erfc erfinv float_power frac ldexp lgamma logaddexp2 logit \
+            round/decimals_0 round/decimals_3 round/decimals_neg_3 sgn signbit sinc isneginf \
+            isposinf deg2rad rad2deg positive",
     },
     Missing {
         reason: "bits of integers",
@@ -174,7 +174,7 @@ pub const MISSING: &[Missing] = &[
         reason: "activations, and embeddings that are reduced",
         to_build: true,
         names: "\
-            nn.functional.celu nn.functional.embedding_bag nn.functional.rrelu",
+            nn.functional.embedding_bag nn.functional.rrelu",
     },
     Missing {
         reason: "a layer in lowtide, not an operation: for a suite of modules",

@@ -11,6 +11,8 @@ pub(crate) trait Arithmetic: Element {
     fn div_floor(self, other: Self) -> Self;
     /// The quotient rounded towards 0; 0 for an integer over 0.
     fn div_trunc(self, other: Self) -> Self;
+    /// What is left of [`Arithmetic::div_trunc`]; has the sign of `self`.
+    fn rest(self, other: Self) -> Self;
     /// What is left of [`Arithmetic::div_floor`]; has the sign of `other`.
     fn modulo(self, other: Self) -> Self;
     /// Without its sign; -0 becomes 0.
@@ -61,6 +63,8 @@ macro_rules! float_arithmetic {
             #[inline(always)]
             fn div_trunc(self, other: Self) -> Self { (self / other).trunc() }
             #[inline(always)]
+            fn rest(self, other: Self) -> Self { self % other }
+            #[inline(always)]
             fn modulo(self, other: Self) -> Self {
                 let rest = self % other;
                 let is_opposite = (rest != 0.0) & ((other < 0.0) != (rest < 0.0));
@@ -101,8 +105,12 @@ impl Arithmetic for i64 {
         if other == 0 { 0 } else { self.wrapping_div(other) }
     }
     #[inline(always)]
+    fn rest(self, other: Self) -> Self {
+        if other == 0 { 0 } else { self.wrapping_rem(other) }
+    }
+    #[inline(always)]
     fn modulo(self, other: Self) -> Self {
-        let rest = if other == 0 { 0 } else { self.wrapping_rem(other) };
+        let rest = self.rest(other);
         let is_opposite = (rest != 0) & ((other < 0) != (rest < 0));
         if is_opposite { rest.wrapping_add(other) } else { rest }
     }

@@ -10,9 +10,10 @@ type Pair = fn(&Tensor, &Tensor) -> Result<Tensor>;
 type InPlace = fn(&mut Tensor, &Tensor) -> Result<()>;
 type Twin = fn(f64, f64) -> f64;
 
-const DIVISIONS: [(&str, Pair, InPlace, Twin); 3] = [
+const DIVISIONS: [(&str, Pair, InPlace, Twin); 4] = [
     ("div_floor", Tensor::div_floor, Tensor::div_floor_, |a, b| (a / b).floor()),
     ("div_trunc", Tensor::div_trunc, Tensor::div_trunc_, |a, b| (a / b).trunc()),
+    ("fmod", Tensor::fmod, Tensor::fmod_, |a, b| a % b),
     ("remainder", Tensor::remainder, Tensor::remainder_, |a, b| a - b * (a / b).floor()),
 ];
 

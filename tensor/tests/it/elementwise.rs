@@ -112,6 +112,8 @@ const FLOAT_FUNCTIONS: &[Unary] = &unary! {
     trunc trunc_ = f64::trunc;
     leaky_relu leaky_relu_ (0.25) = |x| if x > 0.0 { x } else { 0.25 * x };
     elu elu_ (1.5) = |x| if x > 0.0 { x } else { 1.5 * x.exp_m1() };
+    celu celu_ (1.5) = |x| if x > 0.0 { x } else { 1.5 * (x / 1.5).exp_m1() };
+    fmod_scalar fmod_scalar_ (-0.75) = |x| x % -0.75;
     softplus softplus_ (2.0, 2.0) = |x| {
         if 2.0 * x > 2.0 { x } else { (2.0 * x).exp().ln_1p() / 2.0 }
     };
@@ -138,6 +140,11 @@ const FLOAT_PAIRS: &[Binary] = &binary! {
     remainder remainder_ = |a, b| a - b * (a / b).floor();
     pow pow_ = f64::powf;
     atan2 atan2_ = f64::atan2;
+    fmod fmod_ = |a, b| a % b;
+    hypot hypot_ = f64::hypot;
+    copysign copysign_ = f64::copysign;
+    logaddexp logaddexp_ = |a, b| (a.exp() + b.exp()).ln();
+    xlogy xlogy_ = |a, b| if a == 0.0 { 0.0 } else { a * b.ln() };
     lerp lerp_ (0.75) = |a, b| a + 0.75 * (b - a);
 };
 
@@ -169,6 +176,9 @@ const PAIRS: &[Binary] = &binary! {
     mul mul_ = |a, b| a * b;
     maximum maximum_ = f64::max;
     minimum minimum_ = f64::min;
+    fmax fmax_ = f64::max;
+    fmin fmin_ = f64::min;
+    heaviside heaviside_ = |x, v| if x == 0.0 { v } else { truth(x > 0.0) };
     eq eq_ = |a, b| truth(a == b);
     ne ne_ = |a, b| truth(a != b);
     lt lt_ = |a, b| truth(a < b);

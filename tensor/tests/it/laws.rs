@@ -215,6 +215,9 @@ fn inventory_lists_every_public_operation() {
         "to_vec",
         "item",
         "item_assuming",
+        // They read a truth value, of `isclose` and of `eq`.
+        "allclose",
+        "equal",
         // These are the ones with `_assuming`, which a simulated device can run too.
         "masked_select",
         "nonzero",

@@ -26,6 +26,7 @@ mod normalization;
 mod npy;
 mod optimizers;
 mod pair_loss;
+mod pairs;
 mod pooling;
 mod print;
 mod products;

@@ -1,5 +1,5 @@
 use lowtide_autograd::{AutogradResult as Result, Var};
-use lowtide_tensor::{Device, Tensor};
+use lowtide_tensor::{Device, Replacements, Tensor};
 
 use super::{AROUND_ZERO, Cases, NEGATIVE, POSITIVE, pair};
 use crate::common::values;
@@ -26,7 +26,7 @@ const WIDE: [f64; 2] = [-5.0, 5.0];
 const SHAPES: [&[usize]; 4] = [&[2, 3], &[5], &[], &[0, 2]];
 
 pub(super) fn arithmetic(cases: &mut Cases) {
-    let binary: [(&'static str, [f64; 2], Binary); 15] = [
+    let binary: [(&'static str, [f64; 2], Binary); 26] = [
         ("add", AROUND_ZERO, Var::add),
         ("sub", AROUND_ZERO, Var::sub),
         ("mul", AROUND_ZERO, Var::mul),
@@ -40,6 +40,17 @@ pub(super) fn arithmetic(cases: &mut Cases) {
         ("div_trunc", NEGATIVE, Var::div_trunc),
         ("atan2", AROUND_ZERO, Var::atan2),
         ("atan2", NEGATIVE, Var::atan2),
+        ("fmod", POSITIVE, Var::fmod),
+        ("fmod", NEGATIVE, Var::fmod),
+        ("hypot", POSITIVE, Var::hypot),
+        ("hypot", AROUND_ZERO, Var::hypot),
+        ("copysign", AROUND_ZERO, Var::copysign),
+        ("logaddexp", AROUND_ZERO, Var::logaddexp),
+        ("logaddexp", WIDE, Var::logaddexp),
+        ("xlogy", POSITIVE, Var::xlogy),
+        ("fmax", AROUND_ZERO, Var::fmax),
+        ("fmin", AROUND_ZERO, Var::fmin),
+        ("heaviside", AROUND_ZERO, Var::heaviside),
         ("lerp", AROUND_ZERO, |a, b| a.lerp(b, 0.3)),
         ("lerp", AROUND_ZERO, |a, b| a.lerp(b, 1.0)),
     ];
@@ -54,7 +65,7 @@ pub(super) fn arithmetic(cases: &mut Cases) {
 }
 
 pub(super) fn functions(cases: &mut Cases) {
-    let unary: [(&'static str, [f64; 2], Unary); 61] = [
+    let unary: [(&'static str, [f64; 2], Unary); 65] = [
         ("neg", AROUND_ZERO, Var::neg),
         ("add_scalar", AROUND_ZERO, |x| x.add_scalar(0.75)),
         ("sub_scalar", AROUND_ZERO, |x| x.sub_scalar(0.75)),
@@ -104,6 +115,10 @@ pub(super) fn functions(cases: &mut Cases) {
         ("leaky_relu", AROUND_ZERO, |x| x.leaky_relu(-0.5)),
         ("elu", AROUND_ZERO, |x| x.elu(1.5)),
         ("elu", AROUND_ZERO, |x| x.elu(-0.5)),
+        ("celu", AROUND_ZERO, |x| x.celu(1.5)),
+        ("celu", WIDE, |x| x.celu(-0.5)),
+        ("fmod_scalar", AROUND_ZERO, |x| x.fmod_scalar(0.3)),
+        ("nan_to_num", AROUND_ZERO, |x| x.nan_to_num(Replacements::default())),
         ("sigmoid", AROUND_ZERO, Var::sigmoid),
         ("silu", AROUND_ZERO, Var::silu),
         ("softplus", AROUND_ZERO, |x| x.softplus(2.0, 20.0)),

@@ -17,7 +17,7 @@ use lowtide_tensor::{Conv2dGeometry, DType, Device, Pool2dGeometry, Tensor};
 use crate::common::{Outcome, cpu, gradients_of, values};
 
 /// The rules' sources by module.
-const SOURCES: [(&str, &str); 23] = [
+const SOURCES: [(&str, &str); 24] = [
     ("attention", include_str!("../../../src/rules/attention.rs")),
     ("batch_norm", include_str!("../../../src/rules/batch_norm.rs")),
     ("convert", include_str!("../../../src/rules/convert.rs")),
@@ -27,6 +27,7 @@ const SOURCES: [(&str, &str); 23] = [
     ("elementwise_choice", include_str!("../../../src/rules/elementwise_choice.rs")),
     ("elementwise_fused", include_str!("../../../src/rules/elementwise_fused.rs")),
     ("elementwise_math", include_str!("../../../src/rules/elementwise_math.rs")),
+    ("elementwise_pairs", include_str!("../../../src/rules/elementwise_pairs.rs")),
     ("embedding", include_str!("../../../src/rules/embedding.rs")),
     ("index", include_str!("../../../src/rules/index.rs")),
     ("join", include_str!("../../../src/rules/join.rs")),

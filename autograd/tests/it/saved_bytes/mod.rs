@@ -15,7 +15,7 @@ const PYTORCH: &str = include_str!("../../fixtures/saved_bytes.txt");
 const README: &str = include_str!("../../../src/rules/README.md");
 
 /// Rules that are another one of the table with other shapes or numbers, or made of it.
-const LIKE_OTHERS: [(&str, &[&str]); 21] = [
+const LIKE_OTHERS: [(&str, &[&str]); 22] = [
     ("adaptive_max_pool2d", &["max_pool2d_with"]),
     ("amax", &["amax_keep"]),
     ("amin", &["amin_keep"]),
@@ -25,6 +25,7 @@ const LIKE_OTHERS: [(&str, &[&str]); 21] = [
     ("logsumexp", &["logsumexp_keep"]),
     ("masked_select", &["masked_select_assuming"]),
     ("max", &["max_keep"]),
+    ("maximum", &["heaviside"]),
     ("mean", &["mean_keep"]),
     ("min", &["min_keep"]),
     ("narrow", &["chunk", "slice", "split", "split_with_sizes"]),

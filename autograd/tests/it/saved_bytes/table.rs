@@ -3,7 +3,7 @@ use lowtide_tensor::{
     AttentionOptions, AvgPool, Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry,
     ConvTranspose2dGeometry, Corners, DType, Device, Dropout, Interpolation, Labelling,
     LinearCrossEntropyOptions, PadMode, PairLoss, Pool1dGeometry, Pool2dGeometry, RandomKey,
-    Resize, RotaryPairs, SortOrder, Tensor,
+    Replacements, Resize, RotaryPairs, SortOrder, Tensor,
 };
 
 const X: &[usize] = &[64, 100];
@@ -107,6 +107,7 @@ fn functions() -> Vec<Row> {
         mul_scalar(x) = x.mul_scalar(0.5);
         div_scalar(x) = x.div_scalar(3.0);
         remainder_scalar(x) = x.remainder_scalar(0.4);
+        fmod_scalar(x) = x.fmod_scalar(0.4);
         pow_scalar(x) = x.pow_scalar(2.5);
         div_floor_scalar(x) = x.div_floor_scalar(0.3);
         div_trunc_scalar(x) = x.div_trunc_scalar(0.3);
@@ -115,6 +116,8 @@ fn functions() -> Vec<Row> {
         minimum_scalar(x) = x.minimum_scalar(0.1);
         leaky_relu(x) = x.leaky_relu(0.1);
         elu(x) = x.elu(1.0);
+        celu(x) = x.celu(1.5);
+        nan_to_num(x) = x.nan_to_num(Replacements::default());
         selu(x) = x.selu();
         silu(x) = x.silu();
         softplus(x) = x.softplus(1.0, 20.0);
@@ -142,6 +145,13 @@ fn several() -> Vec<Row> {
         minimum(a, b) = a.minimum(b);
         remainder(a, b) = a.remainder(b);
         atan2(a, b) = a.atan2(b);
+        fmod(a, b) = a.fmod(b);
+        hypot(a, b) = a.hypot(b);
+        copysign(a, b) = a.copysign(b);
+        logaddexp(a, b) = a.logaddexp(b);
+        xlogy(a, b) = a.xlogy(b);
+        fmax(a, b) = a.fmax(b);
+        fmin(a, b) = a.fmin(b);
         lerp(a, b) = a.lerp(b, 0.3);
         div_floor(a, b) = a.div_floor(b);
         div_trunc(a, b) = a.div_trunc(b);

@@ -53,6 +53,8 @@ pub(crate) trait SimdFloat: Float + Arithmetic {
     fn trunc(self) -> Self;
     /// To the nearest whole number; to the even one between two.
     fn round_even(self) -> Self;
+    /// Its magnitude under the sign of `other`, which zeros and NaN have too.
+    fn with_sign_of(self, other: Self) -> Self;
 }
 
 /// What is the same call for both types, whose modules come after it.
@@ -78,6 +80,10 @@ macro_rules! shared {
         #[inline(always)]
         fn round_even(self) -> Self {
             <$float>::round_ties_even(self)
+        }
+        #[inline(always)]
+        fn with_sign_of(self, other: Self) -> Self {
+            self.copysign(other)
         }
         fn pow_any(self, exponent: Self) -> Self {
             self.powf(exponent)

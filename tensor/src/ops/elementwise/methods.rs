@@ -124,6 +124,15 @@ impl Tensor {
         /// Integers by 0 are the error `DivisionByZero`.
         pub fn remainder, remainder_, remainder_scalar, remainder_scalar_ =
             Number::Remainder;
+        /// What is left of a division that rounds towards 0: it has the sign of `self`, as in C.
+        /// Integers by 0 are the error `DivisionByZero`.
+        pub fn fmod, fmod_, fmod_scalar, fmod_scalar_ = Number::Fmod;
+        /// The larger of both; the other one where one is NaN.
+        pub fn fmax, fmax_ = Number::Fmax;
+        /// The smaller of both; the other one where one is NaN.
+        pub fn fmin, fmin_ = Number::Fmin;
+        /// 0 where `self` is negative or NaN, 1 where it is positive, `other` where it is 0.
+        pub fn heaviside, heaviside_ = Number::Heaviside;
         /// The larger of both; NaN if one of them is.
         pub fn maximum, maximum_, maximum_scalar, maximum_scalar_ = Number::Maximum;
         /// The smaller of both; NaN if one of them is.
@@ -132,6 +141,15 @@ impl Tensor {
         pub fn pow, pow_ = Float::Pow;
         /// The angle in radians of the point (`other`, `self`), between -π and π. Floats only.
         pub fn atan2, atan2_ = Float::Atan2;
+        /// `√(self² + other²)`, which only overflows where the root does; infinite where one is,
+        /// also beside a NaN. Floats only.
+        pub fn hypot, hypot_ = Float::Hypot;
+        /// `self` under the sign of `other`; -0 and NaN have signs too. Floats only.
+        pub fn copysign, copysign_ = Float::Copysign;
+        /// `ln(e^self + e^other)`, from the larger one, so that it does not overflow. Floats only.
+        pub fn logaddexp, logaddexp_ = Float::LogAddExp;
+        /// `self · ln other`; 0 where `self` is 0, unless `other` is NaN. Floats only.
+        pub fn xlogy, xlogy_ = Float::XLogY;
     }
 
     /// `self + weight · (end - self)`, exactly `self` and `end` for weights 0 and 1. Floats only;

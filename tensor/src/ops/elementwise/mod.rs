@@ -4,6 +4,7 @@
 
 #[macro_use]
 mod stamp;
+pub(crate) mod closeness;
 mod convert;
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -210,7 +211,7 @@ fn check_operands(
             return Err(TensorError::DType { op: name, left, right });
         }
     }
-    let [p, q] = op.scalars;
+    let [p, q] = if op.has_scalars_apart() { [0.0; 2] } else { op.scalars };
     op.check(name, value.dtype(), &[p, q, scalar.unwrap_or(0.0)])
 }
 

@@ -62,8 +62,14 @@ impl Op {
 
     /// Whether the last source divides: an integer there must not be 0.
     pub(super) fn is_division(self) -> bool {
-        use Number::{DivFloor, DivTrunc, Remainder};
-        matches!(self.formula, Formula::Number(DivFloor | DivTrunc | Remainder))
+        use Number::{DivFloor, DivTrunc, Fmod, Remainder};
+        matches!(self.formula, Formula::Number(DivFloor | DivTrunc | Fmod | Remainder))
+    }
+
+    /// Whether the scalars inside the formula are numbers beside the elements, of f64 whatever the
+    /// elements are.
+    pub(super) fn has_scalars_apart(self) -> bool {
+        matches!(self.formula, Formula::Test(Test::IsClose | Test::IsCloseOrNan))
     }
 
     pub(super) fn source_count(self) -> usize {

@@ -1,6 +1,7 @@
 //! Parts of formulas that several have in common, and those that are more than one formula.
 
 use super::cpu::{map, zip};
+use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Fused;
 use crate::dtype::Element;
@@ -74,4 +75,25 @@ pub(super) fn lerp<T: SimdFloat>(sources: &[&[T]], weight: f64, to: &mut [T]) {
         true => zip(sources, to, |a, b| a + w * (b - a)),
         false => zip(sources, to, |a, b| b - (b - a) * v),
     }
+}
+
+/// `√(a² + b²)` by the quotient of the smaller and the larger, whose square does not overflow.
+#[inline(always)]
+pub(super) fn hypotenuse<T: SimdFloat>(a: T, b: T) -> T {
+    let [a, b] = [a, b].map(T::magnitude);
+    let (high, low) = (a.larger(b), a.smaller(b));
+    let ratio = low / high;
+    let y = high * (T::ONE + ratio * ratio).sqrt();
+    let y = if high == T::ZERO { high } else { y };
+    // Infinite beside a NaN too, as in C.
+    if a.is_infinite() | b.is_infinite() { T::INFINITY } else { y }
+}
+
+/// Whether both are equal, or finite and `|a - b| <= absolute + relative · |b|`; in f64.
+#[inline(always)]
+pub(super) fn is_close<T: Arithmetic>(a: T, b: T, relative: f64, absolute: f64) -> bool {
+    let expected = b.to_f64();
+    let distance = (a.to_f64() - expected).abs();
+    let is_near = (distance < f64::INFINITY) & (distance <= absolute + relative * expected.abs());
+    (a == b) | is_near
 }

@@ -15,8 +15,8 @@
 use super::cpu::{map, map_or_update, zip, zip_or_update, zip3, zip3_or_update};
 use super::op::{Formula, Op};
 use super::parts::{
-    GELU_CUBIC, SELU_ALPHA, SELU_SCALE, angles, constant, hard_sigmoid, lerp, sigmoid,
-    sqrt_2_over_pi, tanh_softplus,
+    GELU_CUBIC, SELU_ALPHA, SELU_SCALE, angles, constant, hard_sigmoid, hypotenuse, is_close, lerp,
+    sigmoid, sqrt_2_over_pi, tanh_softplus,
 };
 use super::pow::pow;
 use crate::cpu::arithmetic::Arithmetic;
@@ -56,6 +56,10 @@ formulas! {
         DivFloor(a, b) 50.0 { a.div_floor(b) }
         DivTrunc(a, b) 50.0 { a.div_trunc(b) }
         Remainder(a, b) 50.0 { a.modulo(b) }
+        Fmod(a, b) 50.0 { a.rest(b) }
+        Fmax(a, b) 1.0 { if (a >= b) | b.is_nan() { a } else { b } }
+        Fmin(a, b) 1.0 { if (a <= b) | b.is_nan() { a } else { b } }
+        Heaviside(x, value) 1.0 { if x == T::ZERO { value } else { T::of(x > T::ZERO) } }
         Where(condition, a, b) 1.0 { if condition.is_true() { a } else { b } }
         MaskedFill(x, mask, value) 1.0 { if mask.is_true() { value } else { x } }
         AddCMul[scale](x, a, b) 1.0 { x.plus(scale.times(a).times(b)) }
@@ -229,6 +233,14 @@ formulas! {
             => pub fn elu_backward, elu_backward_ = (dy, x; alpha) 20.0 {
                 if x > constant(0.0) { dy } else { dy * alpha * x.exp_in::<F>() }
             }
+        /// `x` where it is positive, `alpha · (e^(x/alpha) - 1)` elsewhere; `alpha` is not 0.
+        pub fn celu, celu_ =
+        Celu[alpha](x) 20.0 {
+            if x > constant(0.0) { x } else { alpha * (x / alpha).expm1_in::<F>() }
+        }
+            => pub fn celu_backward, celu_backward_ = (dy, x; alpha) 20.0 {
+                if x > constant(0.0) { dy } else { dy * (x / alpha).exp_in::<F>() }
+            }
         /// `ln(1 + e^(beta·x)) / beta`, and `x` where `beta·x` is above `threshold`.
         pub fn softplus, softplus_ =
         Softplus[beta, threshold](x) 20.0 [SOFTPLUS] {
@@ -259,6 +271,22 @@ formulas! {
         Pow(a, b) 50.0 [POW] { loop |sources, to| pow::<T, F>(sources, None, to) }
         Div(a, b) 4.0 [DIV] { a / b }
         Atan2(a, b) 50.0 { a.atan2_in::<F>(b) }
+        Hypot(a, b) 10.0 { hypotenuse(a, b) }
+        Copysign(a, b) 1.0 { a.with_sign_of(b) }
+        LogAddExp(a, b) 50.0 {
+            let below = (-(a - b).magnitude()).exp_in::<F>().log1p_in::<F>();
+            // The difference of two equal infinities is NaN.
+            if (a == b) & a.is_infinite() { a } else { a.larger(b) + below }
+        }
+        XLogY(x, b) 20.0 {
+            let y = if x == constant(0.0) { constant(0.0) } else { x * b.log_in::<F>() };
+            if b.is_nan() { b } else { y }
+        }
+        NanToNum[high, low](x, nan) 2.0 {
+            let y = if x == T::INFINITY { high } else { x };
+            let y = if x == -T::INFINITY { low } else { y };
+            if x.is_nan() { nan } else { y }
+        }
         Lerp[weight](a, b) 2.0 [LERP] { loop |sources, to| lerp::<T>(sources, weight, to) }
         AddCDiv[scale](x, a, b) 20.0 { x + scale * (a / b) }
     }
@@ -273,6 +301,15 @@ formulas! {
         IsNan(x) 1.0 { T::of(x.is_nan()) }
         Eq(a, b) 1.0 { T::of(a == b) }
         Ne(a, b) 1.0 { T::of(a != b) }
+        IsClose[relative, absolute](a, b) 5.0 {
+            loop |sources, to| zip(sources, to, |a, b| T::of(is_close(a, b, relative, absolute)))
+        }
+        IsCloseOrNan[relative, absolute](a, b) 5.0 {
+            loop |sources, to| zip(sources, to, |a, b| {
+                let is_nan = a.is_nan() & b.is_nan();
+                T::of(is_nan | is_close(a, b, relative, absolute))
+            })
+        }
         Lt(a, b) 1.0 { T::of(a < b) }
         Le(a, b) 1.0 { T::of(a <= b) }
         Gt(a, b) 1.0 { T::of(a > b) }

@@ -1,4 +1,4 @@
-use lowtide_tensor::{DType, RandomKey, Tensor};
+use lowtide_tensor::{Closeness, DType, RandomKey, Replacements, Tensor};
 
 use super::{Op, both, in_place, out};
 
@@ -29,6 +29,16 @@ fn arithmetic() -> Vec<Op> {
         pow pow_ (&i.positive);
         pow_scalar pow_scalar_ (2.7);
         atan2 atan2_ (&i.row);
+        hypot hypot_ (&i.row);
+        copysign copysign_ (&i.row);
+        logaddexp logaddexp_ (&i.row);
+        xlogy xlogy_ (&i.positive);
+        fmod fmod_ (&i.positive);
+        fmod_scalar fmod_scalar_ (-0.1);
+        fmax fmax_ (&i.row);
+        fmin fmin_ (&i.row);
+        heaviside heaviside_ (&i.row);
+        nan_to_num nan_to_num_ (Replacements::default());
         clamp clamp_ (-0.1, 0.2);
         lerp lerp_ (&i.b, 0.3);
         addcmul addcmul_ (&i.b, &i.row, 0.3);
@@ -57,6 +67,7 @@ fn comparisons() -> Vec<Op> {
         masked_fill masked_fill_ (&i.mask, 0.1);
     };
     ops.extend([
+        out!(isclose, i => i.a.isclose(&i.row, Closeness::default())),
         out!(is_finite, i => i.a.is_finite()),
         out!(is_inf, i => i.a.is_inf()),
         out!(is_nan, i => i.a.is_nan()),
@@ -108,6 +119,7 @@ fn functions() -> Vec<Op> {
         trunc trunc_ ();
         leaky_relu leaky_relu_ (0.1);
         elu elu_ (0.9);
+        celu celu_ (0.9);
         softplus softplus_ (2.0, 1.0);
     }
 }
@@ -122,6 +134,7 @@ fn gradients() -> Vec<Op> {
         silu_backward silu_backward_ (&i.b);
         elu_backward elu_backward_ (&i.b, 0.9);
         leaky_relu_backward leaky_relu_backward_ (&i.b, 0.1);
+        celu_backward celu_backward_ (&i.b, 0.9);
         softplus_backward softplus_backward_ (&i.b, 2.0, 1.0);
         mish_backward mish_backward_ (&i.b);
         hardswish_backward hardswish_backward_ (&i.b);

@@ -1,0 +1,123 @@
+//! Comparison up to rounding, and of whole tensors; and numbers in place of those that are none.
+
+use half::{bf16, f16};
+
+use super::op::Op;
+use super::table::{Float, Test};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// How close two numbers have to be to count as equal; the default is PyTorch's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Closeness {
+    /// The difference that is allowed as a part of the expected number's magnitude.
+    pub relative: f64,
+    /// The difference that is allowed besides.
+    pub absolute: f64,
+    /// Whether a NaN is close to a NaN.
+    pub is_nan_equal: bool,
+}
+
+impl Default for Closeness {
+    fn default() -> Self {
+        Closeness { relative: 1e-5, absolute: 1e-8, is_nan_equal: false }
+    }
+}
+
+/// What stands for the numbers that are not finite.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Replacements {
+    /// Instead of NaN.
+    pub nan: f64,
+    /// Instead of infinity; the type's largest number if there is none.
+    pub infinity: Option<f64>,
+    /// Instead of minus infinity; the type's smallest number if there is none.
+    pub negative_infinity: Option<f64>,
+}
+
+impl Replacements {
+    fn op(self, dtype: DType) -> Op {
+        let high = match dtype {
+            DType::F32 => f32::MAX.into(),
+            DType::F16 => f16::MAX.to_f64(),
+            DType::BF16 => bf16::MAX.to_f64(),
+            _ => f64::MAX,
+        };
+        let [high, low] = [self.infinity.unwrap_or(high), self.negative_infinity.unwrap_or(-high)];
+        Op::with(Float::NanToNum, &[high, low])
+    }
+}
+
+impl Tensor {
+    /// Where `|self - other| <= absolute + relative · |other|`, or both are equal, as infinities
+    /// may be; broadcast. Any element type; the differences are taken in f64.
+    ///
+    /// # Errors
+    /// `Shape`, `DType` (both the same), `OutOfMemory`.
+    #[track_caller]
+    pub fn isclose(&self, other: &Tensor, closeness: Closeness) -> Result<Tensor> {
+        let Closeness { relative, absolute, is_nan_equal } = closeness;
+        let formula = if is_nan_equal { Test::IsCloseOrNan } else { Test::IsClose };
+        let op = Op::with(formula, &[relative, absolute]);
+        Tensor::elementwise("isclose", op, &[self, other], None)
+    }
+
+    /// Whether all elements are close by [`Tensor::isclose`]; `true` of no elements. Waits for the
+    /// device.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::isclose`], and `ValueUnavailable` on a simulated device.
+    #[track_caller]
+    pub fn allclose(&self, other: &Tensor, closeness: Closeness) -> Result<bool> {
+        all_of(&self.isclose(other, closeness)?)
+    }
+
+    /// Whether both have the same shape and equal elements; NaN equals nothing. Waits for the
+    /// device.
+    ///
+    /// # Errors
+    /// `DType` unless the types are the same, `OutOfMemory`, and `ValueUnavailable` on a simulated
+    /// device.
+    #[track_caller]
+    pub fn equal(&self, other: &Tensor) -> Result<bool> {
+        if self.shape() != other.shape() && self.dtype() == other.dtype() {
+            return Ok(false);
+        }
+        all_of(&self.eq(other)?)
+    }
+
+    /// Numbers of the caller's choice in place of NaN and infinities. Any element type; integers
+    /// and truth values have none and are copied.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::add`].
+    #[track_caller]
+    pub fn nan_to_num(&self, replacements: Replacements) -> Result<Tensor> {
+        if !self.dtype().is_float() {
+            return self.copied();
+        }
+        let op = replacements.op(self.dtype());
+        Tensor::elementwise("nan_to_num", op, &[self], Some(replacements.nan))
+    }
+
+    /// [`Tensor::nan_to_num`] in place.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::add_`].
+    #[track_caller]
+    pub fn nan_to_num_(&mut self, replacements: Replacements) -> Result<()> {
+        if !self.dtype().is_float() {
+            return self.check_writable("nan_to_num");
+        }
+        let op = replacements.op(self.dtype());
+        self.elementwise_("nan_to_num", op, &[], Some(replacements.nan))
+    }
+}
+
+/// Whether all of these truth values are true.
+#[track_caller]
+fn all_of(truths: &Tensor) -> Result<bool> {
+    let axes: Vec<usize> = (0..truths.shape().len()).collect();
+    truths.all(&axes)?.item()
+}
