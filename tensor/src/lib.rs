@@ -48,6 +48,7 @@ pub use ops::finite::{RunningCheck, scale_and_check_finite, squared_norm};
 pub use ops::linear_cross_entropy::{
     LinearCrossEntropy, LinearCrossEntropyOptions, linear_cross_entropy_workspace_bytes,
 };
+pub use ops::matmul::addend::Scales;
 pub use ops::max_pool2d::{MaxPool, Pool1dGeometry, Pool2dGeometry};
 pub use ops::norm::{Normalized, NormalizedBackward};
 pub use ops::pair_loss::PairLoss;

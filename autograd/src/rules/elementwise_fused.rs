@@ -8,7 +8,7 @@ use crate::rules::{change, reuse, unbroadcast, when, zero_gradient};
 use crate::var::Var;
 
 /// `factor · dy`.
-fn scaled(dy: &Tensor, factor: f64) -> Result<Tensor> {
+pub(super) fn scaled(dy: &Tensor, factor: f64) -> Result<Tensor> {
     if factor == 1.0 { Ok(dy.clone()) } else { Ok(dy.mul_scalar(factor)?) }
 }
 

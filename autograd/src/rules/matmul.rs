@@ -1,9 +1,10 @@
 //! Rules of the matrix products.
 
-use lowtide_tensor::{Shape, Tensor};
+use lowtide_tensor::{Scales, Shape, Tensor};
 
 use crate::error::Result;
 use crate::rule::Needs;
+use crate::rules::elementwise_fused::scaled;
 use crate::rules::{unbroadcast, when};
 use crate::var::Var;
 
@@ -58,13 +59,12 @@ fn matmul_backward(
     dy: &Tensor,
     a: &Tensor,
     b: &Tensor,
-    needs: Needs,
+    needs: [bool; 2],
 ) -> Result<[Option<Tensor>; 2]> {
     let [a_rank, b_rank] = [a, b].map(|x| x.shape().len());
-    let da = when(needs.input(0), || {
-        summed_product(dy, &b.transpose(b_rank - 2, b_rank - 1)?, *a.shape())
-    })?;
-    let db = when(needs.input(1), || {
+    let da =
+        when(needs[0], || summed_product(dy, &b.transpose(b_rank - 2, b_rank - 1)?, *a.shape()))?;
+    let db = when(needs[1], || {
         if b_rank == 2 {
             return transposed_product(a, dy);
         }
@@ -96,7 +96,7 @@ fn product(
                 dy = dy.unsqueeze(dy.shape().len() - 1)?;
             }
             let (a, b) = (as_matrices(a, 0)?, as_matrices(b, 1)?);
-            let [da, db] = matmul_backward(&dy, &a, &b, needs)?;
+            let [da, db] = matmul_backward(&dy, &a, &b, [0, 1].map(|index| needs.input(index)))?;
             let da = da.map(|da| da.reshape(a_shape)).transpose()?;
             let db = db.map(|db| db.reshape(b_shape)).transpose()?;
             Ok(vec![da, db])
@@ -105,7 +105,55 @@ fn product(
     })
 }
 
+/// A product with an addend: `beta · x + alpha · a b`.
+#[track_caller]
+fn with_addend(
+    op: &'static str,
+    inputs: [Var; 3],
+    scales: Scales,
+    forward: fn(&Tensor, &Tensor, &Tensor, Scales) -> lowtide_tensor::TensorResult<Tensor>,
+) -> Result<Var> {
+    Var::apply(op, inputs, |[x, a, b], save| {
+        let (x_shape, y) = (*x.shape(), forward(&x, &a, &b, scales)?);
+        let saved = [&a, &b].map(|x| save.keep(x));
+        // dx = beta · dy, summed over what was broadcast; da = alpha · dy · bᵀ,
+        // db = alpha · aᵀ · dy
+        let rule = move |dy: Tensor, needs: Needs| {
+            let [a, b] = saved;
+            let (a, b) = (a.unpack()?, b.unpack()?);
+            let b_shape = *b.shape();
+            let dx = when(needs.input(0), || unbroadcast(&scaled(&dy, scales.beta)?, x_shape))?;
+            let dy = if b_shape.len() == 1 { dy.unsqueeze(1)? } else { dy };
+            let b = as_matrices(b, 1)?;
+            let factors = matmul_backward(&dy, &a, &b, [1, 2].map(|index| needs.input(index)))?;
+            // After the products: a half type is not rounded before it is summed.
+            let [da, db] = factors.map(|d| d.map(|d| scaled(&d, scales.alpha)).transpose());
+            let (da, db) = (da?, db?);
+            Ok(vec![dx, da, db.map(|db| db.reshape(b_shape)).transpose()?])
+        };
+        Ok((y, rule))
+    })
+}
+
 impl Var {
+    /// `beta · self + alpha · a b`; see [`Tensor::addmm`].
+    #[track_caller]
+    pub fn addmm(self, a: Var, b: Var, scales: Scales) -> Result<Var> {
+        with_addend("addmm", [self, a, b], scales, Tensor::addmm)
+    }
+
+    /// `beta · self + alpha · a b` for each index of the first dimension; see [`Tensor::baddbmm`].
+    #[track_caller]
+    pub fn baddbmm(self, a: Var, b: Var, scales: Scales) -> Result<Var> {
+        with_addend("baddbmm", [self, a, b], scales, Tensor::baddbmm)
+    }
+
+    /// `beta · self + alpha · a v`, of a matrix and a vector; see [`Tensor::addmv`].
+    #[track_caller]
+    pub fn addmv(self, a: Var, vector: Var, scales: Scales) -> Result<Var> {
+        with_addend("addmv", [self, a, vector], scales, Tensor::addmv)
+    }
+
     /// The matrix product of the last two dimensions, for every index of the ones before them,
     /// which broadcast; see [`Tensor::matmul`].
     #[track_caller]

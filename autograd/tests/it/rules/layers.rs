@@ -1,6 +1,7 @@
 use lowtide_autograd::{AutogradResult as Result, Pass, Var};
 use lowtide_tensor::{
-    AttentionDropout, AttentionOptions, Causal, Device, Dropout, RandomKey, RotaryPairs, Tensor,
+    AttentionDropout, AttentionOptions, Causal, Device, Dropout, RandomKey, RotaryPairs, Scales,
+    Tensor,
 };
 
 use super::{AROUND_ZERO, Cases, pair, with_weight};
@@ -42,10 +43,32 @@ pub(super) fn products(cases: &mut Cases) {
             function(a, b)
         });
     }
+    with_addends(cases);
     for x in [&[3, 4][..], &[4], &[2, 3, 4], &[2, 1, 2, 4], &[0, 4]] {
         let linear = |_: &Pass, x| with_weight(x, Var::linear);
         cases.add("linear", &[x, &[2, 4]], AROUND_ZERO, linear);
         cases.add("linear", &[x, &[2, 4], &[2]], AROUND_ZERO, linear);
+    }
+}
+
+fn with_addends(cases: &mut Cases) {
+    type Product = fn(Var, Var, Var, Scales) -> Result<Var>;
+    let products: [(&'static str, Product, [&[usize]; 3]); 7] = [
+        ("addmm", Var::addmm, [&[2, 4], &[2, 3], &[3, 4]]),
+        ("addmm", Var::addmm, [&[4], &[2, 3], &[3, 4]]),
+        ("addmm", Var::addmm, [&[], &[2, 0], &[0, 4]]),
+        ("baddbmm", Var::baddbmm, [&[2, 2, 4], &[2, 2, 3], &[2, 3, 4]]),
+        ("baddbmm", Var::baddbmm, [&[2, 1], &[2, 2, 3], &[2, 3, 4]]),
+        ("addmv", Var::addmv, [&[2], &[2, 3], &[3]]),
+        ("addmv", Var::addmv, [&[1], &[2, 3], &[3]]),
+    ];
+    for scales in [Scales::default(), Scales { beta: -0.5, alpha: 1.5 }] {
+        for (rule, function, shapes) in products {
+            cases.add(rule, &shapes, AROUND_ZERO, move |_, x| {
+                let [x, a, b] = x.try_into().unwrap_or_else(|_| panic!("three inputs"));
+                function(x, a, b, scales)
+            });
+        }
     }
 }
 

@@ -15,8 +15,9 @@ const PYTORCH: &str = include_str!("../../fixtures/saved_bytes.txt");
 const README: &str = include_str!("../../../src/rules/README.md");
 
 /// Rules that are another one of the table with other shapes or numbers, or made of it.
-const LIKE_OTHERS: [(&str, &[&str]); 22] = [
+const LIKE_OTHERS: [(&str, &[&str]); 23] = [
     ("adaptive_max_pool2d", &["max_pool2d_with"]),
+    ("addmm", &["addmv", "baddbmm"]),
     ("amax", &["amax_keep"]),
     ("amin", &["amin_keep"]),
     ("attention", &["self_attention"]),

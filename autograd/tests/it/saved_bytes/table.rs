@@ -3,7 +3,7 @@ use lowtide_tensor::{
     AttentionOptions, AvgPool, Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry,
     ConvTranspose2dGeometry, Corners, DType, Device, Dropout, Interpolation, Labelling,
     LinearCrossEntropyOptions, PadMode, PairLoss, Pool1dGeometry, Pool2dGeometry, RandomKey,
-    Replacements, Resize, RotaryPairs, SortOrder, Tensor,
+    Replacements, Resize, RotaryPairs, Scales, SortOrder, Tensor,
 };
 
 const X: &[usize] = &[64, 100];
@@ -246,6 +246,10 @@ fn products() -> Vec<Row> {
         ("bmm", &[BATCH, &[4, 100, 30]], |x, _| {
             let [a, b] = two(x);
             a.bmm(b)
+        }),
+        ("addmm", &[&[64, 30], X, &[100, 30]], |x, _| {
+            let [x, a, b] = three(x);
+            x.addmm(a, b, Scales::default())
         }),
         ("dot", &[ROW, ROW], |x, _| {
             let [a, b] = two(x);

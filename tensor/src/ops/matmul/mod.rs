@@ -3,6 +3,7 @@
 //!
 //! a: [.., M, K], b: [.., K, N], y: [.., M, N].
 
+pub(crate) mod addend;
 #[cfg(feature = "cuda")]
 mod cuda;
 

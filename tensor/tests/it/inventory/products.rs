@@ -1,4 +1,8 @@
+use lowtide_tensor::Scales;
+
 use super::{Op, in_place, out};
+
+const HALVES: Scales = Scales { beta: -0.5, alpha: 1.5 };
 
 pub(super) fn ops() -> Vec<Op> {
     vec![
@@ -8,6 +12,12 @@ pub(super) fn ops() -> Vec<Op> {
         out!(matvec, i => i.left.matvec(&i.right.select(1, 5)?)),
         out!(outer, i => i.left.select(0, 3)?.outer(&i.right.select(1, 5)?)),
         out!(linear, i => i.right.transpose(0, 1)?.linear(&i.left, Some(&i.bias))),
+        out!(addmm, i => i.bias.unsqueeze(1)?.addmm(&i.left, &i.right, HALVES)),
+        out!(addmv, i => i.bias.addmv(&i.left, &i.right.select(1, 5)?, HALVES)),
+        out!(baddbmm, i => {
+            let [a, b] = [i.image.select(0, 1)?, i.image.select(0, 2)?.transpose(1, 2)?];
+            i.scalar.baddbmm(&a, &b, HALVES)
+        }),
         in_place!(matmul_add_, i => i.a.matmul_add_(&i.b.narrow(1, 0, 170)?, &i.b.narrow(0, 0, 1)?
             .expand([170, 1001])?)),
     ]
