@@ -6,8 +6,11 @@ use lowtide_tensor::DType;
 
 /// Products, which gain most and bear it, for their sums are f32 inside. PyTorch's
 /// `AT_FORALL_LOWER_PRECISION_FP`, and what is one operation here and several there.
-pub(crate) const NARROW: [&str; 15] = [
+pub(crate) const NARROW: [&str; 18] = [
+    "addmm",
+    "addmv",
     "attention",
+    "baddbmm",
     "bmm",
     "conv1d",
     "conv2d",

@@ -7,7 +7,7 @@ use lowtide_amp::Autocast;
 use lowtide_autograd::{Attempt, AutogradResult as Result, CastPolicy, LeafId, Pass, Var};
 use lowtide_tensor::{
     AttentionOptions, CpuOptions, DType, Device, Interpolation, Labelling,
-    LinearCrossEntropyOptions, PairLoss, RandomKey, Resize, Tensor,
+    LinearCrossEntropyOptions, PairLoss, RandomKey, Resize, Scales, Tensor,
 };
 
 pub(crate) type Outcome = std::result::Result<(), Box<dyn std::error::Error>>;
@@ -42,6 +42,11 @@ const X: &[usize] = &[4, 6];
 const NARROW: &[Case] = &[
     Case("matmul", &[X, &[6, 5]], |x| of2(x, Var::matmul)),
     Case("bmm", &[&[2, 3, 4], &[2, 4, 5]], |x| of2(x, Var::bmm)),
+    Case("addmm", &[&[4, 5], X, &[6, 5]], |x| of3(x, |x, a, b| x.addmm(a, b, Scales::default()))),
+    Case("addmv", &[&[4], X, &[6]], |x| of3(x, |x, a, b| x.addmv(a, b, Scales::default()))),
+    Case("baddbmm", &[&[5], &[2, 3, 4], &[2, 4, 5]], |x| {
+        of3(x, |x, a, b| x.baddbmm(a, b, Scales::default()))
+    }),
     Case("matvec", &[X, &[6]], |x| of2(x, Var::matvec)),
     Case("linear", &[X, &[5, 6], &[5]], |x| of3(x, |x, w, b| x.linear(w, Some(b)))),
     Case("conv1d", &[&[2, 3, 8], &[4, 3, 3], &[4]], |x| {
