@@ -41,13 +41,15 @@ pub enum OpClass {
     Random,
     /// What an optimizer does to parameters.
     Update,
-    /// What only moves elements, to another place or device.
+    /// What only moves elements, to another place of the same memory.
     Copy,
+    /// What moves elements to the memory of another device: their bytes count once.
+    Transfer,
 }
 
 impl OpClass {
     /// All of them.
-    pub const ALL: [OpClass; 11] = [
+    pub const ALL: [OpClass; 12] = [
         OpClass::Product,
         OpClass::Convolution,
         OpClass::Attention,
@@ -59,6 +61,7 @@ impl OpClass {
         OpClass::Random,
         OpClass::Update,
         OpClass::Copy,
+        OpClass::Transfer,
     ];
 }
 
@@ -77,6 +80,7 @@ impl Display for OpClass {
             OpClass::Random => "random",
             OpClass::Update => "update",
             OpClass::Copy => "copy",
+            OpClass::Transfer => "transfer",
         })
     }
 }

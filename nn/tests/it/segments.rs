@@ -52,7 +52,9 @@ fn memory_bytes(case: &mut dyn Trained, device: &Device, cheap: Cheap) -> Result
 #[test]
 fn every_policy_gives_the_same_bits() -> Outcome {
     let (device, host) = (cpu(), cpu());
-    let offload = SavedPolicy::Offload(Offload { size_bytes_min: 0, ..Offload::to(&host) });
+    let to_host = Offload { size_bytes_min: 0, ..Offload::to(&host) };
+    let [offload, from] =
+        [SavedPolicy::Offload, SavedPolicy::RecomputeFrom].map(|of| of(to_host.clone()));
     let mut checked = 0;
     for (name, build) in ZOO {
         let mut case = build(&device, 0.2)?;
@@ -62,7 +64,8 @@ fn every_policy_gives_the_same_bits() -> Outcome {
         }
         let expected = step_bits(&mut *case, Cheap::Kept)?;
         let [kept, kept_peak] = memory_bytes(&mut *case, &device, Cheap::Kept)?;
-        for policy in [SavedPolicy::Keep, SavedPolicy::Recompute, offload.clone()] {
+        let policies = [SavedPolicy::Keep, SavedPolicy::Recompute, offload.clone(), from.clone()];
+        for policy in policies {
             case.model().set_policy(Some(policy.clone()));
             assert!(step_bits(&mut *case, Cheap::Kept)? == expected, "{name} {policy:?}");
             let [bytes, peak] = memory_bytes(&mut *case, &device, Cheap::Kept)?;
@@ -88,7 +91,8 @@ fn cheap_results_of_every_model_are_recomputed_to_the_same_bits() -> Outcome {
         let expected = step_bits(&mut *case, Cheap::Kept)?;
         let policies = |host: &Device| {
             let offload = Offload { size_bytes_min: 0, ..Offload::to(host) };
-            [None, Some(SavedPolicy::Recompute), Some(SavedPolicy::Offload(offload))]
+            let from = Some(SavedPolicy::RecomputeFrom(offload.clone()));
+            [None, Some(SavedPolicy::Recompute), Some(SavedPolicy::Offload(offload)), from]
         };
         for (policy, sim_policy) in policies(&host).into_iter().zip(policies(&sim_host)) {
             case.model().set_policy(policy.clone());
@@ -185,8 +189,9 @@ fn a_simulated_device_predicts_what_each_policy_takes() -> Outcome {
         let bytes = |device: &Device, host: &Device| -> Result<Vec<[usize; 2]>> {
             let mut case = build(device, 0.2)?;
             let offload = Offload { size_bytes_min: 0, prefetch_count: 1, ..Offload::to(host) };
+            let from = Some(SavedPolicy::RecomputeFrom(offload.clone()));
             let policies =
-                [None, Some(SavedPolicy::Recompute), Some(SavedPolicy::Offload(offload))];
+                [None, Some(SavedPolicy::Recompute), Some(SavedPolicy::Offload(offload)), from];
             let mut all = Vec::new();
             for policy in policies {
                 if !case.has_blocks() {

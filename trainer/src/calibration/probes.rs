@@ -1,5 +1,6 @@
 //! What is timed: operations as trainings have them, each class for one sample and for many.
 
+use lowtide_allocator::Category;
 use lowtide_tensor::{
     AdamUpdate, AttentionOptions, Causal, Conv2dGeometry, DType, Device, Dropout, OpClass,
     Pool2dGeometry, RandomKey, Rounding, Statistics, Tensor, TensorResult,
@@ -36,7 +37,7 @@ const SAME: Conv2dGeometry =
 const HALVES: Pool2dGeometry = Pool2dGeometry { kernel: [2; 2], stride: [2; 2], padding: [0; 2] };
 
 /// All of them. A class without a probe for a limit has the rate of elementwise operations there.
-pub(super) const PROBES: [Probe; 18] = [
+pub(super) const PROBES: [Probe; 19] = [
     probe(OpClass::Product, Limit::Arithmetic, |device, count| products(device, count, 128, 128)),
     probe(OpClass::Product, Limit::Arithmetic, |device, count| products(device, count, 128, 512)),
     probe(OpClass::Convolution, Limit::Arithmetic, |d, count| convolutions(d, [count, 32, 32, 32])),
@@ -69,6 +70,9 @@ pub(super) const PROBES: [Probe; 18] = [
     }),
     probe(OpClass::Copy, Limit::Bytes, |device, count| {
         stream(device, &[count, LEN], |x| Tensor::cat(&[x, x], 1))
+    }),
+    probe(OpClass::Transfer, Limit::Bytes, |device, count| {
+        stream(device, &[count, LEN], |x| x.to_device(x.device(), Category::Activation))
     }),
 ];
 

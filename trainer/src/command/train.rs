@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_data::Loader;
+use lowtide_tensor::Device;
 
 use crate::checkpoint_folder::CheckpointFolder;
 use crate::command::interrupt::Interrupt;
 use crate::command::plan_file::PlanFile;
+use crate::command::planning::{Changed, PlanningArgs};
 use crate::command::process::Process;
 use crate::command::recording::{Output, Target};
 use crate::command::saving::{LastFiles, rescue, unless_full};
@@ -25,7 +27,7 @@ use crate::outline::Fit;
 use crate::page_lock::lock_pages;
 use crate::plan::Plan;
 use crate::progress::Progress;
-use crate::recipe::{Recipe, RecipeData, RecipeTrainer};
+use crate::recipe::{Recipe, RecipeData, RecipeTrainer, Samples};
 use crate::report::{About, Curves, Report};
 use crate::run_dir::{RunDir, Summary};
 use crate::trainer::Position;
@@ -36,6 +38,8 @@ pub(super) struct TrainArgs {
     recipe: RecipeArgs,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    planning: PlanningArgs,
     /// Folder of the run; runs/NAME-N if absent. An earlier run there is replaced.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -91,6 +95,8 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     let mut arguments = arguments.clone();
     if let Some(file) = &plan_file {
         arguments.device.limit_to(file.budget_bytes());
+        let given = &mut arguments.planning.offload_budget;
+        *given = given.or(file.offload_budget());
     }
     let arguments = &arguments;
     let origin = arguments.resume.as_deref().map(Origin::find).transpose()?;
@@ -100,6 +106,9 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
         }
         None => arguments.recipe.load()?,
     };
+    if let Some(file) = &plan_file {
+        file.numerics().iter().for_each(|change| change.apply(&mut recipe));
+    }
     let every = arguments.checkpoint_every.or(recipe.train.checkpoint_every);
     recipe.train.checkpoint_every = every;
     let process_budget = arguments.device.process_budget();
@@ -108,31 +117,15 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     for loader in [&mut train, &mut test] {
         lock_pages(loader, &device)?;
     }
-    let mut trainer = match recipe.trainer(&device, samples) {
-        // The rehearsal on a larger, simulated device knows how much is missing in all.
-        Err(error) if error.out_of_memory().is_some() => {
-            return plan::find(&recipe, &arguments.device, process_budget).and(Err(error));
-        }
-        built => built?,
+    let begin = Begin { arguments, origin: origin.as_ref(), plan_file: plan_file.as_ref() };
+    let (train, test) = (&train, &test);
+    let plan = |recipe: &Recipe| begin.plan(recipe, &device, samples, [train, test]);
+    // What has begun, or is planned, stays what it is.
+    let changed = match origin.is_none() && plan_file.is_none() {
+        true => arguments.planning.first_that_fits(&recipe, plan)?,
+        false => Changed { planned: plan(&recipe)?, recipe, numerics: Vec::new() },
     };
-    trainer.set_wait(arguments.wait.unwrap_or_default());
-    if let Some(origin) = &origin {
-        trainer.load(&origin.checkpoint).map_err(|error| offer(origin, error))?;
-    }
-    let fit = recipe.fit(&train, &test);
-    let rest = rest_of(&recipe, origin.as_ref(), &fit, trainer.position())?;
-    let planned_for = rest.as_ref().unwrap_or(&fit);
-    let given_bytes = arguments.device.budget();
-    let process = plan::divide(process_budget, &mut trainer, planned_for, given_bytes)?;
-    if let Some(bytes) = process.as_ref().and_then(Process::training_bytes) {
-        device.allocator().set_capacity(bytes);
-    }
-    let planned = match &plan_file {
-        Some(file) => file.follow(&mut trainer, planned_for),
-        None => trainer.plan_for(planned_for),
-    };
-    let plan = plan::checked(planned, process.as_ref())?;
-
+    let Changed { recipe, planned: Planned { mut trainer, rest, process, plan }, .. } = changed;
     arguments.device.doubt(plan.predicted_peak_bytes());
 
     // Everything that will be written is opened before the first step.
@@ -146,7 +139,7 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     let metrics = origin.as_ref().map(|origin| origin.metrics.as_path());
     let (process, files) = (process.as_ref(), staging.partial());
     let run = Run { arguments, recipe: &recipe, plan: &plan, process, files, metrics };
-    let worked = run.work(&mut trainer, rest.as_ref(), &test, &interrupt);
+    let worked = run.work(&mut trainer, rest.as_ref(), test, &interrupt);
     // The model is at its place before anything else is tried.
     let published = worked.and_then(|summary| Ok((summary, staging.publish()?)));
     if published.is_err() {
@@ -163,6 +156,69 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
         conclude(&summary, &plan, process, &run_dir, arguments)?;
     }
     traced
+}
+
+/// How a run begins.
+struct Begin<'a> {
+    arguments: &'a TrainArgs,
+    origin: Option<&'a Origin>,
+    plan_file: Option<&'a PlanFile>,
+}
+
+/// A training that is ready to begin.
+struct Planned<'a> {
+    trainer: RecipeTrainer,
+    /// What is left to do; `None` where only the end is missing.
+    rest: Option<Fit<'a>>,
+    /// What the process takes, where that has a limit.
+    process: Option<Process>,
+    plan: Plan,
+}
+
+impl Begin<'_> {
+    /// Makes the model and its plan.
+    ///
+    /// # Errors
+    /// `DoesNotFit`, and what else keeps it from being run.
+    fn plan<'a>(
+        &self,
+        recipe: &Recipe,
+        device: &Device,
+        samples: Samples,
+        [train, test]: [&'a Loader; 2],
+    ) -> Result<Planned<'a>> {
+        let &Begin { arguments, origin, plan_file } = self;
+        let TrainArgs { device: device_arguments, planning, .. } = arguments;
+        let process_budget = device_arguments.process_budget();
+        let mut trainer = match recipe.trainer(device, samples) {
+            // The rehearsal on a larger, simulated device knows how much is missing in all.
+            Err(error) if error.out_of_memory().is_some() => {
+                let as_it_is = PlanningArgs { allow: Vec::new(), ..planning.clone() };
+                let found = plan::find(recipe, device_arguments, &as_it_is, process_budget);
+                return found.and(Err(error));
+            }
+            built => built?,
+        };
+        trainer.set_wait(arguments.wait.unwrap_or_default());
+        trainer.set_offload(planning.open_host(device_arguments)?);
+        if let Some(origin) = origin {
+            trainer.load(&origin.checkpoint).map_err(|error| offer(origin, error))?;
+        }
+        let fit = recipe.fit(train, test);
+        let rest = rest_of(recipe, origin, &fit, trainer.position())?;
+        let planned_for = rest.as_ref().unwrap_or(&fit);
+        let given_bytes = device_arguments.budget();
+        let process = plan::divide(process_budget, &mut trainer, planned_for, given_bytes)?;
+        if let Some(bytes) = process.as_ref().and_then(Process::training_bytes) {
+            device.allocator().set_capacity(bytes);
+        }
+        let planned = match plan_file {
+            Some(file) => file.follow(&mut trainer, planned_for),
+            None => trainer.plan_for(planned_for),
+        };
+        let plan = plan::checked(planned, process.as_ref())?;
+        Ok(Planned { trainer, rest, process, plan })
+    }
 }
 
 /// What a run is told before its first step.
@@ -350,6 +406,10 @@ fn conclude(
     say(&format!("micro-batch      {} of {}", knobs.micro_batch, plan.batch_size))?;
     if knobs.cheap_recomputed || knobs.recomputed_blocks > 0 {
         say(&format!("recomputed       {}", knobs.recomputed()))?;
+    }
+    if knobs.offloaded_blocks > 0 {
+        let peak = bytes(plan.forecast.offloaded_peak_bytes);
+        say(&format!("offloaded        {} blocks, {peak} of the host", knobs.offloaded_blocks))?;
     }
     if knobs.fused_update {
         say("update           fused, each parameter as soon as its gradient is complete")?;

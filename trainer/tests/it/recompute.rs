@@ -14,9 +14,9 @@ use crate::common::does_not_fit;
 
 const KEY: RandomKey = RandomKey::new(5);
 
-type Optimizer = Averaged<PerParameter<AdamOptions>>;
+pub(crate) type Optimizer = Averaged<PerParameter<AdamOptions>>;
 
-fn optimizer() -> Optimizer {
+pub(crate) fn optimizer() -> Optimizer {
     let adam = Adam::new(AdamOptions { learning_rate: 0.01, ..AdamOptions::adamw() });
     Averaged::new(adam.expect("in range"), 0.9).expect("in range")
 }
@@ -27,12 +27,12 @@ fn loader(samples: usize, fields: Vec<Field>, bound: u64) -> Loader {
     loader.expect("valid options")
 }
 
-fn images(samples: usize, shape: [usize; 3], labels: &[usize]) -> Loader {
+pub(crate) fn images(samples: usize, shape: [usize; 3], labels: &[usize]) -> Loader {
     let images = Field::new("images", ElementType::F32, &shape);
     loader(samples, vec![images, Field::new("labels", ElementType::I64, labels)], 4)
 }
 
-fn cpu(budget_bytes: Option<usize>) -> Device {
+pub(crate) fn cpu(budget_bytes: Option<usize>) -> Device {
     Device::cpu(CpuOptions { budget_bytes, threads: Some(1), ..Default::default() })
         .expect("address space")
 }
@@ -42,18 +42,18 @@ fn resnet(device: &Device) -> Classification<ResNet> {
     Classification::new(ResNet::new(device, KEY, shape).expect("memory"))
 }
 
-fn unet(device: &Device) -> Segmentation<UNet> {
+pub(crate) fn unet(device: &Device) -> Segmentation<UNet> {
     let shape = UNetShape { channels: 1, width: 4, classes: 4 };
     Segmentation::new(UNet::new(device, KEY, shape).expect("memory"))
 }
 
-fn gpt(device: &Device) -> LanguageModel<Gpt> {
+pub(crate) fn gpt(device: &Device) -> LanguageModel<Gpt> {
     let shape = GptShape { vocabulary: 11, context: 32, width: 32, heads: 2, blocks: 6 };
     let model = Gpt::gpt2(device, KEY, shape).and_then(|gpt| gpt.with_dropout(0.1));
     LanguageModel::new(model.expect("memory"))
 }
 
-fn tokens(samples: usize) -> Loader {
+pub(crate) fn tokens(samples: usize) -> Loader {
     loader(samples, vec![Field::new("tokens", ElementType::I64, &[33])], 11)
 }
 
