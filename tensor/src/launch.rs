@@ -24,6 +24,8 @@ pub enum OpClass {
     Product,
     /// Convolutions and their gradients.
     Convolution,
+    /// Those with strides, or with few pixels in a plane of the result.
+    CoarseConvolution,
     /// Attention and its gradients.
     Attention,
     /// What computes each element by itself, casts and fills; what is of no other class.
@@ -49,9 +51,10 @@ pub enum OpClass {
 
 impl OpClass {
     /// All of them.
-    pub const ALL: [OpClass; 12] = [
+    pub const ALL: [OpClass; 13] = [
         OpClass::Product,
         OpClass::Convolution,
+        OpClass::CoarseConvolution,
         OpClass::Attention,
         OpClass::Elementwise,
         OpClass::Reduction,
@@ -65,12 +68,13 @@ impl OpClass {
     ];
 }
 
-/// Its name in one word.
+/// Its name.
 impl Display for OpClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             OpClass::Product => "product",
             OpClass::Convolution => "convolution",
+            OpClass::CoarseConvolution => "coarse convolution",
             OpClass::Attention => "attention",
             OpClass::Elementwise => "elementwise",
             OpClass::Reduction => "reduction",
