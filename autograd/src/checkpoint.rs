@@ -33,6 +33,9 @@ pub enum SavedPolicy {
     Offload(Offload),
     /// As [`SavedPolicy::Recompute`], and the segment's inputs wait in another device's memory.
     RecomputeFrom(Offload),
+    /// As [`SavedPolicy::Recompute`], in one segment with the block before it, where a model runs
+    /// its blocks in such runs: fewer inputs stay, and more is there at once in backward.
+    RecomputeWithPrevious,
 }
 
 /// Computes a segment: only from its inputs, leaves, the pass that it is given, and captured
@@ -53,7 +56,9 @@ impl Pass {
         segment: impl Fn(&Pass, Vec<Var>) -> Result<Vec<Var>> + 'static,
     ) -> Result<Vec<Var>> {
         let (store, recomputes) = match policy {
-            SavedPolicy::Recompute => return self.checkpoint_many(inputs, segment),
+            SavedPolicy::Recompute | SavedPolicy::RecomputeWithPrevious => {
+                return self.checkpoint_many(inputs, segment);
+            }
             SavedPolicy::Keep => (None, false),
             SavedPolicy::Offload(options) => (Some(self.store(options)), false),
             SavedPolicy::RecomputeFrom(options) => (Some(self.store(options)), true),

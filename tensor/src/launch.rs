@@ -68,7 +68,7 @@ impl OpClass {
     ];
 }
 
-/// Its name.
+/// What reports and files call it.
 impl Display for OpClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -1,7 +1,7 @@
-//! What the trainer costs over a bare loop, on a convolution of 16 channels with 128 images of 32x32
-//! (w1) and on a GPT of 4 blocks, width 128, with 16 sequences of 128 tokens (w4); and checkpoints
-//! in the background over none, on the latter. The ways take turns, so that a slow moment of the
-//! machine meets all of them: `cargo bench -p lowtide-trainer --bench overhead`.
+//! What the trainer costs over a bare loop, on a convolution of 16 channels with 128 images of
+//! 32x32 (w1) and on a GPT of 4 blocks, width 128, with 16 sequences of 128 tokens (w4); and
+//! checkpoints in the background over none, on the latter. The ways take turns, so that a slow
+//! moment of the machine meets all of them: `cargo bench -p lowtide-trainer --bench overhead`.
 
 use std::time::Instant;
 

@@ -23,6 +23,10 @@ pub struct Knobs {
     /// the inputs are kept for backward, which computes the rest again. The same bits.
     #[serde(default)]
     pub recomputed_blocks: usize,
+    /// How many of these are recomputed at once, from the input of the first: fewer inputs are
+    /// kept, and more is there at once in backward. 0 is 1. The same bits.
+    #[serde(default)]
+    pub blocks_at_once: usize,
     /// Blocks, from the first on, whose kept tensors wait in the memory of
     /// [`Options::offload`](crate::Options::offload): the inputs of those that are recomputed,
     /// everything that others save. The same bits, for two copies.
@@ -41,16 +45,22 @@ pub struct Knobs {
 pub(crate) struct Thrift {
     pub(crate) cheap: bool,
     pub(crate) blocks: usize,
+    pub(crate) at_once: usize,
     pub(crate) offloaded: usize,
 }
 
 impl Thrift {
-    pub(crate) const NONE: Thrift = Thrift { cheap: false, blocks: 0, offloaded: 0 };
+    pub(crate) const NONE: Thrift = Thrift { cheap: false, blocks: 0, at_once: 0, offloaded: 0 };
     pub(crate) const CHEAP: Thrift = Thrift { cheap: true, ..Thrift::NONE };
 
     /// What is cheap, and so many blocks.
     pub(crate) fn blocks(blocks: usize) -> Thrift {
         Thrift { blocks, ..Thrift::CHEAP }
+    }
+
+    /// The same with so many blocks recomputed at once.
+    pub(crate) fn at_once(self, at_once: usize) -> Thrift {
+        Thrift { at_once, ..self }
     }
 
     /// The same with as many blocks offloaded.
@@ -89,9 +99,10 @@ impl Knobs {
 
     /// What is recomputed, if anything is.
     pub(crate) fn recomputed(&self) -> String {
-        let blocks = match self.recomputed_blocks {
-            0 => String::new(),
-            count => count_of(count),
+        let blocks = match (self.recomputed_blocks, self.blocks_at_once) {
+            (0, _) => String::new(),
+            (count, 0 | 1) => count_of(count),
+            (count, at_once) => format!("{count} blocks ({at_once} at once)"),
         };
         match (self.cheap_recomputed, &blocks[..]) {
             (false, _) => blocks,
@@ -102,9 +113,13 @@ impl Knobs {
 
     /// The same with as little kept.
     pub(crate) fn keeping(self, thrift: Thrift) -> Knobs {
-        let Thrift { cheap, blocks, offloaded } = thrift;
-        let (cheap_recomputed, recomputed_blocks, offloaded_blocks) = (cheap, blocks, offloaded);
-        Knobs { cheap_recomputed, recomputed_blocks, offloaded_blocks, ..self }
+        Knobs {
+            cheap_recomputed: thrift.cheap,
+            recomputed_blocks: thrift.blocks,
+            blocks_at_once: thrift.at_once,
+            offloaded_blocks: thrift.offloaded,
+            ..self
+        }
     }
 
     /// Whether these are no slower than others: parts as large, no more recomputed or offloaded,
@@ -142,7 +157,9 @@ pub(crate) fn set_policies(
 ) -> Vec<usize> {
     let policy_of = |block: usize| {
         let offload = host.map(Offload::to).filter(|_| block < knobs.offloaded_blocks);
+        let is_first = block.is_multiple_of(knobs.blocks_at_once.max(1));
         match (block < knobs.recomputed_blocks, offload) {
+            (true, _) if !is_first => Some(SavedPolicy::RecomputeWithPrevious),
             (true, Some(offload)) => Some(SavedPolicy::RecomputeFrom(offload)),
             (true, None) => Some(SavedPolicy::Recompute),
             (false, offload) => offload.map(SavedPolicy::Offload),

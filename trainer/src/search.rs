@@ -27,6 +27,13 @@ pub(crate) enum Splitting {
 /// Of how many plans that need least it is asked what they need with another optimizer.
 const NEAR_LEAST: usize = 8;
 
+/// How many blocks a model has at least for each that is recomputed at once with others.
+const BLOCKS_PER_RUN_LEN: usize = 8;
+
+/// Blocks that are recomputed at once, at most: four of 80 need least where a block computes five
+/// times what goes into it.
+const AT_ONCE_MAX: usize = 4;
+
 /// More than any machine has.
 const HOST_BYTES_MAX: usize = 1 << 50;
 
@@ -99,6 +106,14 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             None => None,
         };
         let mut found = vec![kept, cheap, recomputed];
+        for at_once in 2..=self.at_once_max() {
+            let best = found.iter().flatten().map(|of| of.knobs.micro_batch).max();
+            let end = best.map_or(sizes.len(), |best| sizes.partition_point(|&size| size > best));
+            let thrift = Thrift::blocks(self.block_count).at_once(at_once);
+            if let Some(all) = self.largest(&sizes[..end], thrift)? {
+                found.push(Some(self.fewest_blocks(0, all)?));
+            }
+        }
         if self.can_offload() {
             found.push(self.offloaded(larger, Thrift::CHEAP)?);
             larger = &larger[..count_above(larger, found[2].as_ref())];
@@ -196,6 +211,12 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
                 return self.fewest_blocks(knobs.recomputed_blocks, all).map(Some);
             }
         }
+        for at_once in knobs.blocks_at_once.max(1) + 1..=self.at_once_max() {
+            let all = self.rehearse(knobs.keeping(recomputed.at_once(at_once)))?;
+            if self.fits(&all) {
+                return self.fewest_blocks(knobs.recomputed_blocks.min(blocks - 1), all).map(Some);
+            }
+        }
         if !self.can_offload() || offloaded >= blocks {
             return Ok(None);
         }
@@ -205,6 +226,12 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         }
         let fewest = self.fewest_offloaded(offloaded, all)?;
         Ok(self.fits(&fewest).then_some(fewest))
+    }
+
+    /// Blocks that may be recomputed at once. What a block computes takes about ten times what goes
+    /// into it: with fewer blocks than that for each of a run, a run needs more than it saves.
+    fn at_once_max(&self) -> usize {
+        (self.block_count / BLOCKS_PER_RUN_LEN).min(AT_ONCE_MAX)
     }
 
     /// See [`Trainer::survey`](crate::Trainer::survey).
@@ -588,10 +615,10 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
 }
 
 /// What the planner would rather have comes first: larger parts, less that is done for memory.
-fn preference(knobs: &Knobs) -> (usize, bool, usize, usize, bool) {
+fn preference(knobs: &Knobs) -> (usize, bool, usize, usize, usize, bool) {
     let &Knobs { cheap_recomputed, recomputed_blocks, offloaded_blocks, fused_update, .. } = knobs;
-    let parts = usize::MAX - knobs.micro_batch;
-    (parts, fused_update, offloaded_blocks, recomputed_blocks, cheap_recomputed)
+    let (parts, at_once) = (usize::MAX - knobs.micro_batch, knobs.blocks_at_once);
+    (parts, fused_update, offloaded_blocks, recomputed_blocks, at_once, cheap_recomputed)
 }
 
 /// How many of `sizes`, which fall, are larger than those of a candidate.

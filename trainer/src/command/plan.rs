@@ -233,7 +233,11 @@ impl Found {
                 0 => String::new(),
                 blocks => format!("  blocks {blocks} offloaded"),
             };
-            let mark = format!("{offloaded}{fused}{mark}");
+            let at_once = match knobs.blocks_at_once {
+                0 | 1 => String::new(),
+                count => format!("  {count} at once"),
+            };
+            let mark = format!("{at_once}{offloaded}{fused}{mark}");
             let seconds = measured_seconds(calibration.as_ref(), forecast);
             let seconds = seconds.map_or(String::new(), |s| format!("{:<10}", format_seconds(s)));
             say(&format!(

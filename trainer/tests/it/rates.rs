@@ -15,6 +15,7 @@ const WHOLE: Knobs = Knobs {
     micro_batch: 8,
     cheap_recomputed: false,
     recomputed_blocks: 0,
+    blocks_at_once: 0,
     offloaded_blocks: 0,
     fused_update: false,
 };

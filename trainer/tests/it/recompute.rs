@@ -227,3 +227,25 @@ fn policies_of_the_users_own_stay_as_they_are() {
     trainer.run(&fit, &mut []).expect("as planned");
     assert_eq!(policies(trainer.task_mut()), before);
 }
+
+#[test]
+fn many_blocks_are_recomputed_several_at_once_where_that_needs_less() {
+    let deep = |device: &Device| {
+        let shape = GptShape { vocabulary: 11, context: 128, width: 8, heads: 2, blocks: 32 };
+        LanguageModel::new(Gpt::gpt2(device, KEY, shape).expect("memory"))
+    };
+    let loader = loader(16, vec![Field::new("tokens", ElementType::I64, &[129])], 11);
+    let never = Options { micro_batches: MicroBatches::Never, ..Options::default() };
+    let fit = Fit::new(&loader).epochs(2).evaluate("test", &loader);
+    let device = cpu(None);
+    let mut trainer = Trainer::new(&device, deep(&device), optimizer(), never.clone());
+    let all = Knobs { micro_batch: 8, cheap_recomputed: true, ..Knobs::default() };
+    let all = Knobs { recomputed_blocks: 32, ..all };
+    let singly = trainer.plan_with(&fit, all).expect("no limit").predicted_peak_bytes();
+    let whole = run(deep, &loader, &never, None).expect("no limit");
+    let found = run(deep, &loader, &never, Some(singly - 1)).expect("with several at once");
+    let Found { plan, hash, peak_bytes } = found;
+    assert!(plan.knobs.blocks_at_once > 1 && !plan.knobs.fused_update, "{plan}");
+    assert_eq!((plan.predicted_peak_bytes(), hash), (peak_bytes, whole.hash), "{plan}");
+    assert!(plan.to_string().contains("at once) recomputed"), "{plan}");
+}

@@ -50,9 +50,9 @@ pub use one::{Conv1dGeometry, ConvTranspose1dGeometry};
 use shape::Conv2dShape;
 pub use transposed::ConvTranspose2dGeometry;
 
-/// With fewer pixels in a plane of the result a convolution runs at a fraction of its rate: 16 times
-/// 128 channels to as many at a fifth with 2 x 2, at three quarters with 4 x 4 (two cores of an AMD
-/// EPYC with AVX-512, 2026-11-25).
+/// With fewer pixels in a plane of the result a convolution runs at a fraction of its rate: that
+/// of 16 images with 128 channels at a fifth with 2 x 2 pixels, at three quarters with 4 x 4 (two
+/// cores of an AMD EPYC with AVX-512, 2026-11-25).
 const PIXELS_MIN: usize = 16;
 
 /// How a convolution walks over its input, (height, width); PyTorch's defaults.
