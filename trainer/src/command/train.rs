@@ -12,7 +12,7 @@ use lowtide_tensor::Device;
 use crate::checkpoint_folder::CheckpointFolder;
 use crate::command::interrupt::Interrupt;
 use crate::command::plan_file::PlanFile;
-use crate::command::planning::{Changed, PlanningArgs};
+use crate::command::planning::{Changed, Numerics, PlanningArgs};
 use crate::command::process::Process;
 use crate::command::recording::{Output, Target};
 use crate::command::saving::{LastFiles, rescue, unless_full};
@@ -123,9 +123,13 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     // What has begun, or is planned, stays what it is.
     let changed = match origin.is_none() && plan_file.is_none() {
         true => arguments.planning.first_that_fits(&recipe, plan)?,
-        false => Changed { planned: plan(&recipe)?, recipe, numerics: Vec::new() },
+        false => {
+            let numerics = plan_file.as_ref().map_or(&[][..], PlanFile::numerics).to_vec();
+            Changed { planned: plan(&recipe)?, recipe, numerics }
+        }
     };
-    let Changed { recipe, planned: Planned { mut trainer, rest, process, plan }, .. } = changed;
+    let Changed { recipe, planned, numerics } = changed;
+    let Planned { mut trainer, rest, process, plan } = planned;
     arguments.device.doubt(plan.predicted_peak_bytes());
 
     // Everything that will be written is opened before the first step.
@@ -138,12 +142,13 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     let interrupt = Interrupt::listen()?;
     let metrics = origin.as_ref().map(|origin| origin.metrics.as_path());
     let (process, files) = (process.as_ref(), staging.partial());
-    let run = Run { arguments, recipe: &recipe, plan: &plan, process, files, metrics };
+    let (recipe, plan) = (&recipe, &plan);
+    let run = Run { arguments, recipe, numerics: &numerics, plan, process, files, metrics };
     let worked = run.work(&mut trainer, rest.as_ref(), test, &interrupt);
     // The model is at its place before anything else is tried.
     let published = worked.and_then(|summary| Ok((summary, staging.publish()?)));
     if published.is_err() {
-        rescue(&mut trainer, &recipe, staging);
+        rescue(&mut trainer, recipe, staging);
     }
     let traced = trace.map_or(Ok(()), |trace| trace.write(&device.allocator().recording()));
     let (summary, run_dir) = published?;
@@ -153,7 +158,7 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
         if interrupt.came() {
             say("interrupted: everything up to the last step is in the run folder")?;
         }
-        conclude(&summary, &plan, process, &run_dir, arguments)?;
+        conclude(&summary, plan, process, &run_dir, arguments)?;
     }
     traced
 }
@@ -225,6 +230,8 @@ impl Begin<'_> {
 struct Run<'a> {
     arguments: &'a TrainArgs,
     recipe: &'a Recipe,
+    /// What of its numerics was changed to fit.
+    numerics: &'a [Numerics],
     plan: &'a Plan,
     /// What the process takes, where that has a limit.
     process: Option<&'a Process>,
@@ -243,7 +250,7 @@ impl Run<'_> {
         test: &Loader,
         mut interrupt: &Interrupt,
     ) -> Result<Summary> {
-        let &Run { arguments, recipe, plan, process, files, metrics } = self;
+        let &Run { arguments, recipe, numerics, plan, process, files, metrics } = self;
         let device = trainer.device().clone();
         let mut metrics = match metrics {
             Some(before) => Metrics::go_on(&files.metrics(), before, trainer.steps())?,
@@ -310,6 +317,7 @@ impl Run<'_> {
             epochs: trainer.position().epoch,
             batch_size: plan.batch_size,
             knobs: trainer.knobs(),
+            numerics: numerics.iter().map(ToString::to_string).collect(),
             budget_bytes: statistics.capacity_bytes,
             budget_from: arguments.device.budget_origin(process),
             process_budget_bytes: process.map(Process::budget_bytes),
@@ -404,6 +412,9 @@ fn conclude(
     say(&format!("train loss       {train_loss_last:.6} in the last step"))?;
     let knobs = summary.knobs;
     say(&format!("micro-batch      {} of {}", knobs.micro_batch, plan.batch_size))?;
+    for change in &summary.numerics {
+        say(&format!("numerics         {change}, which was allowed: it does not fit without"))?;
+    }
     if knobs.cheap_recomputed || knobs.recomputed_blocks > 0 {
         say(&format!("recomputed       {}", knobs.recomputed()))?;
     }
@@ -447,8 +458,10 @@ fn conclude(
 fn facts(recipe: &Recipe, plan: &Plan, summary: &Summary, computer: &str) -> Vec<(String, String)> {
     let bytes = |count: usize| format!("{} ({count} bytes)", format_bytes(count as u64));
     let outside = (summary.outside_bytes > 0).then(|| bytes(summary.outside_bytes));
+    let numerics = (!summary.numerics.is_empty()).then(|| summary.numerics.join(", "));
     let facts = [
         ("Time", Some(format!("{:.1} s on {computer}", summary.seconds))),
+        ("Numerics changed to fit", numerics),
         ("Plan", Some(format!("{}: {}", plan.knobs, plan.reasons().join("; ")))),
         ("Seed", Some(recipe.train.seed.to_string())),
         ("State hash", Some(summary.final_state_hash.clone())),

@@ -188,6 +188,9 @@ fn changes_of_the_numerics_are_made_where_they_are_allowed_and_needed() {
     let summary = place.train(&arguments, "narrow");
     assert_eq!(count(&summary, "predicted_peak_bytes"), narrow);
     assert_eq!(summary["predicted_peak_bytes"], summary["measured_peak_bytes"]);
+    assert_eq!(summary["numerics"], serde_json::json!(["states of the optimizer in 8 bits"]));
+    let page = String::from_utf8(place.read("narrow/report.html")).expect("text");
+    assert!(page.contains("Numerics changed to fit"), "the report says so");
     let recipe = String::from_utf8(place.read("narrow/recipe.toml")).expect("text");
     assert!(recipe.contains("states = \"8bit\""), "{recipe}");
     // By a plan in a file, and in several budgets.
@@ -198,6 +201,7 @@ fn changes_of_the_numerics_are_made_where_they_are_allowed_and_needed() {
     );
     let by_plan = place.train(&format!("--epochs 1 {model} --plan plan.json"), "by_plan");
     assert_eq!(by_plan["final_state_hash"], summary["final_state_hash"]);
+    assert_eq!(by_plan["numerics"], summary["numerics"]);
     let both = format!("{narrow}B,{as_it_is}B");
     let lines = place
         .run(&format!("plan --epochs 1 {model} --budget {both} --allow 8bit-states"))
