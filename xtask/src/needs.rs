@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::workspace;
+use crate::{scoreboard, workspace};
 
 /// The target whose standard library the sanitizers of stable Rust know.
 pub(crate) const SANITIZER_TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -21,6 +21,8 @@ pub enum Needs {
     SanitizerTarget,
     /// That machine, and the sources of the standard library to build it from.
     StandardSources,
+    /// A Python with the libraries whose suites are run.
+    Suites,
     /// That machine, and a C++ compiler with the library of its address sanitizer.
     CompilerSanitizer,
 }
@@ -39,6 +41,9 @@ impl Needs {
             {
                 Some(format!("needs {SANITIZER_TARGET}"))
             }
+            Self::Suites => scoreboard::ready_python(root)
+                .is_none()
+                .then(|| "there is no Python with the PyTorch of `cargo xtask scoreboard`".into()),
             Self::CppCompiler => {
                 let compiler = cpp_compiler();
                 workspace::first_line_of(root, &compiler, &["--version"])

@@ -188,7 +188,8 @@ pub fn plan(options: &Options, package: Option<&str>) -> Plan {
         // All at once: a crate alone cannot be packaged before those it imports are published.
         plan.sections.push(Section::new(
             "package",
-            "package --workspace --exclude xtask --allow-dirty --no-verify --offline",
+            "package --workspace --exclude xtask --exclude lowtide-scoreboard --allow-dirty \
+             --no-verify --offline",
             Counting::Status,
         ));
     } else {
@@ -296,6 +297,10 @@ fn deep_sections(options: &Options, scope: &str) -> Vec<Section> {
         let command = format!("{verb} --manifest-path {manifest} --target-dir target/apart");
         // libFuzzer is C++.
         sections.push(Section::new(name, &command, Counting::Status).needs(Needs::CppCompiler));
+    }
+    if wanted(&"scoreboard") {
+        let command = "run --package xtask -- scoreboard";
+        sections.push(Section::new("scoreboard", command, Counting::Status).needs(Needs::Suites));
     }
     let command = format!("test {scope} --no-fail-fast --lib --tests -- --show-output");
     sections.push(

@@ -95,8 +95,8 @@ impl Var {
                 let [a, b] = saved;
                 let da = when(needs.input(0), || unbroadcast(&dy, a_shape))?;
                 let db = when(needs.input(1), || {
-                    let mut slope = a.unpack()?.div(&b.unpack()?)?;
-                    slope.floor_()?;
+                    // Not the floor of a quotient, which may have been rounded up to a whole.
+                    let mut slope = a.unpack()?.div_floor(&b.unpack()?)?;
                     slope.neg_()?;
                     unbroadcast(&dy.mul(&slope)?, b_shape)
                 })?;

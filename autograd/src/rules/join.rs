@@ -1,6 +1,6 @@
 //! Rules of what puts tensors together, repeats them and moves their elements.
 
-use lowtide_tensor::{Axis, PadMode, Tensor, TensorError};
+use lowtide_tensor::{Axis, PadMode, RANK_MAX, Tensor, TensorError};
 
 use crate::error::Result;
 use crate::rule::Needs;
@@ -87,13 +87,23 @@ impl Var {
             let rule = move |dy: Tensor, _: Needs| {
                 let rank = dy.shape().len();
                 let (added, untouched) = (rank - x_shape.len(), rank - times.len());
-                let mut dx = dy;
-                for (axis, &copies) in (untouched..).zip(&times) {
-                    if copies != 1 {
-                        let len = if axis < added { 1 } else { x_shape[axis - added] };
-                        dx = sum_of_copies(&dx, axis, len, copies, Lie::InTurn)?;
+                let repeated = (untouched..).zip(&times).filter(|(_, copies)| **copies != 1);
+                let len = |axis: usize| if axis < added { 1 } else { x_shape[axis - added] };
+                if rank + repeated.clone().count() > RANK_MAX {
+                    let mut dx = dy;
+                    for (axis, &copies) in repeated {
+                        dx = sum_of_copies(&dx, axis, len(axis), copies, Lie::InTurn)?;
                     }
+                    return Ok(vec![Some(dx.reshape(x_shape)?)]);
                 }
+                // One sum over all copies, so that half types are rounded once.
+                let (mut dims, mut axes) = (dy.shape().to_vec(), Vec::new());
+                for (before, (axis, &copies)) in repeated.enumerate() {
+                    axes.push(axis + before);
+                    dims[axis + before] = len(axis);
+                    dims.insert(axis + before, copies);
+                }
+                let dx = if axes.is_empty() { dy } else { dy.reshape(&dims[..])?.sum(&axes)? };
                 Ok(vec![Some(dx.reshape(x_shape)?)])
             };
             Ok((y, rule))

@@ -1,6 +1,6 @@
 //! Rules of the matrix products.
 
-use lowtide_tensor::Tensor;
+use lowtide_tensor::{Shape, Tensor};
 
 use crate::error::Result;
 use crate::rule::Needs;
@@ -25,6 +25,34 @@ fn transposed_product(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     Ok(rows(x)?.transpose(0, 1)?.matmul(&rows(y)?)?)
 }
 
+/// `Σ x · y` over all dimensions before the last two, as `shape`, which has none or ones there: in
+/// f32 for half types, which would be rounded once for each product else.
+fn summed_product(x: &Tensor, y: &Tensor, shape: Shape) -> Result<Tensor> {
+    let batch: usize = shape[..shape.len() - 2].iter().product();
+    let [x_rank, y_rank] = [x, y].map(|x| x.shape().len());
+    let outer = Shape::from(&x.shape()[..x_rank - 2]);
+    let outer = outer.broadcast(&Shape::from(&y.shape()[..y_rank - 2]));
+    let count = outer.map_or(1, |outer| outer.element_count());
+    let dtype = x.dtype();
+    if dtype == dtype.computed() || batch != 1 || count == 1 || x_rank != y_rank {
+        return unbroadcast(&x.matmul(y)?, shape);
+    }
+    let matrices = |x: &Tensor| -> Result<Tensor> {
+        let (rank, shape) = (x.shape().len(), x.shape());
+        Ok(x.reshape([shape[..rank - 2].iter().product(), shape[rank - 2], shape[rank - 1]])?)
+    };
+    let (x, y) = (matrices(x)?, matrices(y)?);
+    if x.shape()[0] != count || y.shape()[0] != count {
+        return unbroadcast(&x.matmul(&y)?, shape);
+    }
+    let matrix = [shape[shape.len() - 2], shape[shape.len() - 1]];
+    let mut sum = Tensor::zeros(x.device(), matrix, dtype.computed())?;
+    for index in 0..count {
+        sum.matmul_add_(&x.select(0, index)?, &y.select(0, index)?)?;
+    }
+    Ok(sum.to_dtype(dtype)?.reshape(shape)?)
+}
+
 /// `dy`, `a` and `b` are matrices, in as many dimensions as need be.
 fn matmul_backward(
     dy: &Tensor,
@@ -34,13 +62,13 @@ fn matmul_backward(
 ) -> Result<[Option<Tensor>; 2]> {
     let [a_rank, b_rank] = [a, b].map(|x| x.shape().len());
     let da = when(needs.input(0), || {
-        unbroadcast(&dy.matmul(&b.transpose(b_rank - 2, b_rank - 1)?)?, *a.shape())
+        summed_product(dy, &b.transpose(b_rank - 2, b_rank - 1)?, *a.shape())
     })?;
     let db = when(needs.input(1), || {
         if b_rank == 2 {
             return transposed_product(a, dy);
         }
-        unbroadcast(&a.transpose(a_rank - 2, a_rank - 1)?.matmul(dy)?, *b.shape())
+        summed_product(&a.transpose(a_rank - 2, a_rank - 1)?, dy, *b.shape())
     })?;
     Ok([da, db])
 }

@@ -2,9 +2,9 @@
 //! on the CPU, each for dy = 1.
 
 use lowtide_autograd::{AutogradResult as Result, Var};
-use lowtide_tensor::Tensor;
+use lowtide_tensor::{DType, Tensor, bf16};
 
-use crate::common::{Outcome, cpu, gradients_of};
+use crate::common::{Outcome, cpu, gradients_of, values};
 
 const NAN: f64 = f64::NAN;
 
@@ -88,5 +88,76 @@ fn the_gradient_of_a_tiny_divisor_is_not_nan() -> Outcome {
     let found = gradients(&[&[0.0, 1.0, 6.0], &[1e-310, 1e-310, 3.0]], quotient)?;
     assert_eq!(found[0], [f64::INFINITY, f64::INFINITY, 1.0 / 3.0]);
     assert_eq!(found[1], [0.0, f64::NEG_INFINITY, -2.0 / 3.0]);
+    Ok(())
+}
+
+#[test]
+fn the_gradient_of_a_remainder_counts_divisions_that_are_nearly_whole() -> Outcome {
+    let device = cpu();
+    let of = |value: f32| Tensor::from_slice(&device, [1], &[value]);
+    // 0.7 / 0.1 is less than 7 and rounds to it; torch.remainder(a, b)
+    let (a, b) = (of(0.7)?, of(0.1)?);
+    let (leaves, found) = gradients_of(&[&a, &b], |_, mut x| {
+        let (a, b) = (x.remove(0), x.remove(0));
+        a.remainder(b)?.sum_all()
+    })?;
+    assert_eq!(found.get(leaves[1]).expect("it has one").to_vec::<f32>()?, [-6.0]);
+    Ok(())
+}
+
+/// The gradients of `inputs` through `f` in bf16, and through the same function of the same values
+/// in f32, rounded once.
+fn in_bf16_and_rounded(
+    shapes: &[&[usize]],
+    f: impl Fn(Vec<Var>) -> Result<Var>,
+) -> Result<[Vec<Vec<bf16>>; 2]> {
+    let device = cpu();
+    let inputs = shapes.iter().enumerate().map(|(index, shape)| {
+        let values = values(&format!("input {index}"), shape.iter().product(), -1.0, 1.0);
+        let x = Tensor::from_slice(&device, *shape, &values)?;
+        x.to_dtype(DType::BF16)
+    });
+    let inputs = inputs.collect::<lowtide_tensor::TensorResult<Vec<_>>>()?;
+    let of = |inputs: &[Tensor]| -> Result<Vec<Vec<bf16>>> {
+        let (leaves, found) = gradients_of(&inputs.iter().collect::<Vec<_>>(), |pass, x| {
+            let y = f(x)?;
+            let weights = values("weights", y.shape().element_count(), -1.0, 1.0);
+            let weights = Tensor::from_slice(&device, *y.shape(), &weights)?;
+            let weights = weights.to_dtype(DType::BF16)?.to_dtype(y.value().dtype())?;
+            y.mul(pass.constant(weights))?.sum_all()
+        })?;
+        let gradient =
+            |leaf| Ok(found.get(leaf).expect("it has one").to_dtype(DType::BF16)?.to_vec()?);
+        leaves.into_iter().map(gradient).collect()
+    };
+    let wide = inputs.iter().map(|x| x.to_dtype(DType::F32));
+    let wide = wide.collect::<lowtide_tensor::TensorResult<Vec<_>>>()?;
+    Ok([of(&inputs)?, of(&wide)?])
+}
+
+#[test]
+fn gradients_in_half_types_that_are_sums_over_copies_are_rounded_once() -> Outcome {
+    let [found, expected] = in_bf16_and_rounded(&[&[3, 2]], |mut x| x.remove(0).repeat(&[4, 5]))?;
+    assert_eq!(found, expected);
+    Ok(())
+}
+
+#[test]
+fn gradients_in_half_types_of_a_matrix_that_a_batch_shares_are_rounded_once() -> Outcome {
+    let product = |mut x: Vec<Var>| {
+        let (a, b) = (x.remove(0), x.remove(0));
+        a.matmul(b)
+    };
+    for shapes in [
+        [&[5, 10][..], &[6, 10, 4][..]],
+        [&[1, 5, 10], &[6, 10, 4]],
+        [&[6, 5, 10], &[1, 10, 4]],
+        [&[2, 3, 5, 10], &[10, 4]],
+        [&[10], &[6, 10, 4]],
+        [&[6, 5, 10], &[10]],
+    ] {
+        let [found, expected] = in_bf16_and_rounded(&shapes, product)?;
+        assert_eq!(found, expected, "{shapes:?}");
+    }
     Ok(())
 }

@@ -5,6 +5,7 @@ use lowtide_tensor::{Axis, Tensor, TensorError};
 
 use crate::error::Result;
 use crate::module::{Module, Parameters};
+use crate::optim::check_option;
 
 macro_rules! activations {
     ($($(#[$doc:meta])* $name:ident($input:ident) $forward:expr;)*) => {$(
@@ -108,7 +109,11 @@ impl Default for Hardtanh {
 impl Parameters for Hardtanh {}
 
 impl Module for Hardtanh {
+    /// # Errors
+    /// `Option` where the first number is above the second, `OutOfMemory`.
     fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        let [low, high] = self.0;
+        check_option("max_val", high, "[min_val, ∞)", |high| high >= low)?;
         Ok(between(input, self.0)?)
     }
 }
@@ -158,7 +163,10 @@ impl Default for Softshrink {
 impl Parameters for Softshrink {}
 
 impl Module for Softshrink {
+    /// # Errors
+    /// `Option` for a negative number, `OutOfMemory`.
     fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        check_option("lambd", self.0, "[0, ∞)", |lambda| lambda >= 0.0)?;
         // dx = 0 where |x| is at most this, also where it is exactly this, and dy elsewhere
         let is_near = input.value().abs()?.le_scalar(self.0)?;
         let near = input.clone().detach().clamp(-self.0, self.0)?;

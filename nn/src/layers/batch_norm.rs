@@ -10,6 +10,7 @@ use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::fields::parameters;
 use crate::module::Module;
+use crate::optim::check_option;
 use crate::parameter::Parameter;
 
 /// Batch normalisation for inputs of any rank.
@@ -43,6 +44,7 @@ impl BatchNorm {
         if !ranks.contains(&left.len()) {
             return Err(TensorError::Shape { op, left, right }.into());
         }
+        check_option("eps", self.eps, "[0, ∞)", |eps| eps >= 0.0)?;
         let (weight, bias) = (Some(self.weight.var(pass)?), Some(self.bias.var(pass)?));
         let [mut mean, mut variance] =
             [&self.running_mean, &self.running_var].map(|buffer| buffer.current(pass));

@@ -63,8 +63,11 @@ impl Module for PReLU {
 
 /// `a: [C]` as it broadcasts to `[B, C, ..]` of so many dimensions.
 fn along_channels(a: &Tensor, rank: usize) -> lowtide_tensor::TensorResult<Tensor> {
-    let mut dims = vec![1; rank.max(1)];
-    let axis = 1.min(dims.len() - 1);
-    dims[axis] = a.element_count();
+    let mut dims = vec![1; rank];
+    if a.element_count() != 1 {
+        dims.resize(rank.max(1), 1);
+        let axis = 1.min(dims.len() - 1);
+        dims[axis] = a.element_count();
+    }
     a.reshape(&dims[..])
 }

@@ -61,13 +61,14 @@ pub fn cross_entropy(logits: Var, labels: &Tensor) -> Result<Loss> {
 /// [`cross_entropy`] with options. The count is the sum of the weights of the labels.
 ///
 /// # Errors
-/// Those of [`cross_entropy`].
+/// Those of [`cross_entropy`], and `Option` for a smoothing outside `[0, 1]`.
 pub fn cross_entropy_with(
     logits: Var,
     labels: &Tensor,
     options: CrossEntropyOptions<'_>,
 ) -> Result<Loss> {
     let CrossEntropyOptions { ignore_index, label_smoothing: smoothing, weight } = options;
+    check_smoothing(smoothing)?;
     let labelling = Labelling { ignore_index, smoothing, weight };
     let (sum, count) = logits.cross_entropy_with(labels, labelling)?;
     Ok(Loss { sum, count })
@@ -81,18 +82,26 @@ pub fn cross_entropy_with(
 /// `logits, target: [N, C, ..]`
 ///
 /// # Errors
-/// `Shape`, `DType`, `OutOfMemory`.
+/// `Shape`, `DType`, `OutOfMemory`; `Option` for a smoothing outside `[0, 1]` and for a label to
+/// ignore.
 pub fn soft_cross_entropy(
     logits: Var,
     target: &Tensor,
     options: CrossEntropyOptions<'_>,
 ) -> Result<Loss> {
     let CrossEntropyOptions { ignore_index, label_smoothing: smoothing, weight } = options;
+    check_smoothing(smoothing)?;
+    // There is no label to ignore.
+    check_option("ignore_index", ignore_index as f64, "{-100}", |index| index == -100.0)?;
     let shape = *logits.shape();
     let positions = shape.iter().enumerate().filter(|(axis, _)| *axis != 1);
     let len = positions.map(|(_, len)| len).product();
     let labelling = Labelling { ignore_index, smoothing, weight };
     counted(len, logits.soft_cross_entropy(target, labelling)?)
+}
+
+fn check_smoothing(smoothing: f64) -> Result<()> {
+    check_option("label_smoothing", smoothing, "[0, 1]", |share| (0.0..=1.0).contains(&share))
 }
 
 /// [`cross_entropy`] of `input · weightᵀ + bias`, the output layer of a classifier, chunk by chunk:

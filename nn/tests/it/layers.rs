@@ -3,8 +3,9 @@
 use lowtide_autograd::{Attempt, AutogradError, Pass, check};
 use lowtide_nn::models::SimpleCnn;
 use lowtide_nn::{
-    Conv2d, Flatten, Linear, MaxPool2d, Module, MultiHeadAttention, MultiHeadOptions, NnError,
-    NnResult as Result, Parameter, Parameters, ReLU, Sequential,
+    BatchNorm1d, Conv2d, Flatten, Hardtanh, Linear, MaxPool2d, Module, MultiHeadAttention,
+    MultiHeadOptions, NnError, NnResult as Result, PReLU, Parameter, Parameters, ReLU, Sequential,
+    Softshrink,
 };
 use lowtide_tensor::{Conv2dGeometry, Device, Tensor, TensorError};
 
@@ -276,5 +277,45 @@ fn dropout_in_attention_is_that_of_the_sample_in_the_logical_batch() -> Outcome 
     let pass = Pass::eval();
     let kept = attention.forward(&pass, pass.constant(x))?;
     assert_ne!(kept.value().to_vec::<f32>()?, together, "nothing was dropped");
+    Ok(())
+}
+
+#[test]
+fn activations_refuse_numbers_that_cannot_be_meant() {
+    let device = cpu();
+    let refused = |module: &dyn Module, name: &str| {
+        let pass = Pass::eval();
+        let outcome = module.forward(&pass, pass.constant(f64s(&device, "input", [3])));
+        let error = outcome.err().expect("an error");
+        assert!(matches!(&error, NnError::Option { name: found, .. } if *found == name), "{error}");
+    };
+    refused(&Hardtanh([0.5, -0.5]), "max_val");
+    refused(&Hardtanh([f64::NAN, 1.0]), "max_val");
+    refused(&Softshrink(-0.5), "lambd");
+}
+
+#[test]
+fn batch_norm_refuses_an_eps_below_zero() -> Outcome {
+    let device = cpu();
+    for eps in [-1.0, f64::NAN] {
+        let layer = BatchNorm1d::new(&device, 3)?.with_eps(eps);
+        for pass in [Pass::eval(), Pass::train(KEY, &Attempt::new())] {
+            let x = input(&device, &[2, 3]).to_dtype(lowtide_tensor::DType::F32)?;
+            let error = layer.forward(&pass, pass.constant(x)).err().expect("an error");
+            assert!(matches!(error, NnError::Option { name: "eps", .. }), "{error}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn prelu_with_one_slope_keeps_the_shape_of_its_input() -> Outcome {
+    let device = cpu();
+    let layer = PReLU::new(&device, 1)?;
+    for shape in [&[][..], &[3], &[2, 3], &[2, 3, 4]] {
+        let pass = Pass::eval();
+        let x = input(&device, shape).to_dtype(lowtide_tensor::DType::F32)?;
+        assert_eq!(layer.forward(&pass, pass.constant(x))?.shape()[..], *shape);
+    }
     Ok(())
 }

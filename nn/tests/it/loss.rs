@@ -3,7 +3,7 @@
 use lowtide_autograd::{Attempt, AutogradError, LeafId, Pass};
 use lowtide_nn::{
     CrossEntropyOptions, NllOptions, NnError, NnResult as Result, cosine_embedding, cross_entropy,
-    cross_entropy_with, dice, nll,
+    cross_entropy_with, dice, nll, soft_cross_entropy,
 };
 use lowtide_tensor::{DType, Device, Tensor, TensorError};
 
@@ -257,4 +257,26 @@ fn dice_is_one_without_overlap_and_nothing_for_the_target_itself() -> Outcome {
     let others: Vec<f64> = t.iter().map(|t| 1.0 - t).collect();
     assert_eq!(sum(tensor(&others)?, 0.0)?, 6.0);
     Ok(())
+}
+
+#[test]
+fn options_of_cross_entropy_that_cannot_be_meant_are_errors() {
+    let device = cpu();
+    let pass = Pass::eval();
+    let x = || pass.constant(logits(&device));
+    let shares = logits(&device);
+    let refused = |error: Option<NnError>, name: &str| {
+        let error = error.expect("an error");
+        assert!(matches!(&error, NnError::Option { name: found, .. } if *found == name), "{error}");
+    };
+    for label_smoothing in [-0.1, 1.5, f64::NAN] {
+        let options = CrossEntropyOptions { label_smoothing, ..Default::default() };
+        let hard = cross_entropy_with(x(), &labels(&device), options).err();
+        let soft = soft_cross_entropy(x(), &shares, options).err();
+        refused(hard, "label_smoothing");
+        refused(soft, "label_smoothing");
+    }
+    // Probabilities have no label that could be ignored.
+    let options = CrossEntropyOptions { ignore_index: 1, ..Default::default() };
+    refused(soft_cross_entropy(x(), &shares, options).err(), "ignore_index");
 }

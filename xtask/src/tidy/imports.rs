@@ -3,7 +3,7 @@
 use super::{Finding, Tree};
 
 /// Each crate with those its arrows point to. A crate may also import what it reaches through them.
-const ARROWS: [(&str, &[&str]); 8] = [
+const ARROWS: [(&str, &[&str]); 9] = [
     ("allocator", &[]),
     ("tensor", &["allocator"]),
     ("autograd", &["tensor"]),
@@ -11,6 +11,7 @@ const ARROWS: [(&str, &[&str]); 8] = [
     ("data", &["allocator"]),
     ("amp", &["autograd", "tensor"]),
     ("trainer", &["nn", "amp", "data", "autograd", "tensor", "allocator"]),
+    ("scoreboard", &["nn", "autograd", "tensor", "allocator"]),
     ("xtask", &[]),
 ];
 

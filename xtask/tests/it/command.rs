@@ -136,3 +136,16 @@ fn mistakes_are_one_line_and_one() {
         assert_eq!(stdout(&output), "");
     }
 }
+
+#[test]
+fn a_suite_that_is_not_known_is_refused_before_anything_is_installed() {
+    let folder = workspace("exit 1");
+    let output = xtask(folder.path(), &["scoreboard", "onnx"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        text.contains("scoreboard takes one of opinfo, moduleinfo, optiminfo, got `onnx`"),
+        "{text}"
+    );
+    assert!(!folder.path().join("target").exists());
+    assert_eq!(output.status.code(), Some(1));
+}

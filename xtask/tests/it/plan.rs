@@ -33,7 +33,7 @@ fn sections_run_from_cheap_to_dear_and_deep_ones_are_named() {
         plan.left_out,
         ["not run without --deep: address sanitizer, thread sanitizer, kernels under the address \
           sanitizer, miri, loom, fuzz targets of the allocator, fuzz targets of data, data with \
-          candle, long property tests"]
+          candle, scoreboard, long property tests"]
     );
 }
 
@@ -49,6 +49,7 @@ fn deep_adds_and_leaves_nothing_out() {
         "fuzz targets of the allocator",
         "fuzz targets of data",
         "data with candle",
+        "scoreboard",
         "long property tests",
     ];
     assert_eq!(names(&plan)[10..], expected);

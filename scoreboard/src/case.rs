@@ -1,0 +1,355 @@
+//! A case as a suite's script writes it: one JSON line, and its tensors in a file of bytes beside.
+//!
+//! `OP.jsonl` has a line for each case. A tensor is a number into the line's list `tensors`, whose
+//! entries say type, shape, strides and offset in elements, and where its storage lies in `OP.bin`:
+//! `len` elements in little-endian order from byte `at` on. What is empty or 0 is left out, and so
+//! are the strides of contiguous tensors. In arguments, a tensor is `{"tensor": 0}`, and what JSON
+//! lacks has an object too: `{"float": "inf"}`, `{"dtype": "f32"}`, and for a tensor of a type that
+//! lowtide does not have `{"foreign": "torch.complex64"}`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use lowtide_tensor::{DType, Device, Element, Shape, Tensor, TensorResult, bf16, f16};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// What a case asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Results and gradients like those of the peer.
+    Sample,
+    /// The same with operands that are not contiguous.
+    Strided,
+    /// An error, as the peer raises one.
+    Error,
+}
+
+/// One line of a suite.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Case {
+    /// The operation, under the peer's name.
+    pub op: String,
+    /// What is asked for.
+    pub kind: Kind,
+    /// The element type that the samples were made in.
+    pub dtype: String,
+    /// The number of the sample among those of its operation and type.
+    #[serde(default)]
+    pub index: usize,
+    /// The arguments by position.
+    #[serde(default)]
+    pub arguments: Vec<Value>,
+    /// The arguments by name.
+    #[serde(default)]
+    pub options: Map<String, Value>,
+    /// Parameters and buffers of a module, by name.
+    #[serde(default)]
+    pub state: Map<String, Value>,
+    /// Whether a module is in training.
+    #[serde(default)]
+    pub training: bool,
+    /// The tensors of this line; first those of the arguments, of the options and of the state.
+    #[serde(default)]
+    pub tensors: Vec<Stored>,
+    /// Which tensors want a gradient.
+    #[serde(default)]
+    pub wants_gradient: Vec<usize>,
+    /// The peer's results.
+    #[serde(default)]
+    pub outputs: Vec<Value>,
+    /// The gradient of each result that the gradients start from, if it has one.
+    #[serde(default)]
+    pub cotangents: Vec<Value>,
+    /// The peer's gradients, in the order of `wants_gradient`; null without influence.
+    #[serde(default)]
+    pub gradients: Vec<Value>,
+    /// The results computed in f64, where the peer's own are not close to them.
+    #[serde(default)]
+    pub truth: Option<Truth>,
+    /// Allowed difference, relative to the expected value.
+    #[serde(default)]
+    pub rtol: f64,
+    /// Allowed difference, absolute.
+    #[serde(default)]
+    pub atol: f64,
+    /// The test whose own tolerance it is, if not that of the type.
+    #[serde(default)]
+    pub tolerance_from: Option<String>,
+    /// The exception that the peer raises, and what its message matches.
+    #[serde(default)]
+    pub raises: Option<(String, String)>,
+    /// Why the peer could not run its own sample.
+    #[serde(default)]
+    pub unusable: Option<String>,
+}
+
+/// Results in f64.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Truth {
+    /// As [`Case::outputs`].
+    pub outputs: Vec<Value>,
+    /// As [`Case::gradients`].
+    pub gradients: Vec<Value>,
+}
+
+/// A tensor of a case.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Stored {
+    /// The element type's name.
+    pub dtype: String,
+    /// The sizes of the dimensions.
+    pub shape: Vec<usize>,
+    /// Elements between neighbours along each dimension; none stand for a contiguous tensor.
+    #[serde(default)]
+    pub strides: Vec<usize>,
+    /// The first element's place in the storage.
+    #[serde(default)]
+    pub offset: usize,
+    /// The first byte of the storage in the file.
+    pub at: usize,
+    /// Elements of the storage.
+    pub len: usize,
+}
+
+/// The cases of one operation, and their bytes.
+#[derive(Debug)]
+pub struct Cases {
+    /// In the order of the file.
+    pub cases: Vec<Case>,
+    /// What [`Stored::at`] counts in.
+    pub bytes: Vec<u8>,
+}
+
+impl Cases {
+    /// Reads `OP.jsonl` and `OP.bin`.
+    ///
+    /// # Errors
+    /// One line with the file and what is wrong with it.
+    pub fn read(lines: &Path) -> Result<Self, String> {
+        let problem = |error: &dyn std::fmt::Display| format!("{}: {error}", lines.display());
+        let text = fs::read_to_string(lines).map_err(|error| problem(&error))?;
+        let cases: Result<Vec<Case>, _> = text.lines().map(serde_json::from_str).collect();
+        let bytes = fs::read(lines.with_extension("bin")).map_err(|error| problem(&error))?;
+        let mut cases = Cases { cases: cases.map_err(|error| problem(&error))?, bytes };
+        let bytes_len = cases.bytes.len();
+        for tensor in cases.cases.iter_mut().flat_map(|case| &mut case.tensors) {
+            tensor.fill_strides();
+            tensor.check(bytes_len).map_err(|error| problem(&error))?;
+        }
+        Ok(cases)
+    }
+
+    /// The files of cases in a folder, sorted.
+    ///
+    /// # Errors
+    /// One line about a folder that cannot be read.
+    pub fn files(folder: &Path) -> Result<Vec<PathBuf>, String> {
+        let entries = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        files.retain(|file| file.extension().is_some_and(|extension| extension == "jsonl"));
+        files.sort();
+        Ok(files)
+    }
+}
+
+impl Case {
+    /// The tensor that a value of this case stands for, if it does.
+    pub fn tensor(&self, value: &Value) -> Option<&Stored> {
+        self.tensor_index(value).map(|index| &self.tensors[index])
+    }
+
+    /// The number of the tensor that a value of this case stands for, if it does.
+    pub fn tensor_index(&self, value: &Value) -> Option<usize> {
+        let index = usize::try_from(value.get("tensor")?.as_u64()?).ok()?;
+        (index < self.tensors.len()).then_some(index)
+    }
+
+    /// How many tensors the arguments and options have.
+    pub fn operand_count(&self) -> usize {
+        let named = self.options.values().chain(self.state.values());
+        self.arguments.iter().chain(named).map(tensors_up_to).max().unwrap_or(0)
+    }
+
+    /// Whether this is a case of a module.
+    pub fn is_module(&self) -> bool {
+        self.op.starts_with("nn.") && !self.op.starts_with("nn.functional.")
+    }
+}
+
+/// One more than the largest number of a tensor: one that is given twice has one number.
+fn tensors_up_to(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => items.iter().map(tensors_up_to).max().unwrap_or(0),
+        _ => value.get("tensor").and_then(Value::as_u64).map_or(0, |index| index as usize + 1),
+    }
+}
+
+/// The type with this name.
+pub fn dtype(name: &str) -> Option<DType> {
+    DType::ALL.into_iter().find(|dtype| dtype.name() == name)
+}
+
+impl Stored {
+    /// Writes out the strides of a contiguous tensor.
+    fn fill_strides(&mut self) {
+        if self.strides.is_empty() {
+            let step = |step: &mut usize, &dim: &usize| {
+                let stride = *step;
+                *step *= dim.max(1);
+                Some(stride)
+            };
+            self.strides = self.shape.iter().rev().scan(1, step).collect();
+            self.strides.reverse();
+        }
+    }
+
+    /// `Ok` if the type is known, the elements are within the storage, and that within `file_len`
+    /// bytes.
+    fn check(&self, file_len: usize) -> Result<(), String> {
+        let Some(dtype) = dtype(&self.dtype) else {
+            return Err(format!("element type `{}` is not known", self.dtype));
+        };
+        let end = self.len.checked_mul(dtype.size_bytes()).and_then(|len| len.checked_add(self.at));
+        let last = |(dim, stride): (&usize, &usize)| (dim.max(&1) - 1) * stride;
+        let span = 1 + self.shape.iter().zip(&self.strides).map(last).sum::<usize>();
+        let is_empty = self.shape.contains(&0);
+        if self.shape.len() != self.strides.len()
+            || end.is_none_or(|end| end > file_len)
+            || (!is_empty && self.offset + span > self.len)
+        {
+            return Err(format!("a tensor of shape {:?} does not lie in the file", self.shape));
+        }
+        Ok(())
+    }
+
+    fn dtype(&self) -> DType {
+        dtype(&self.dtype).expect("checked when it was read")
+    }
+
+    /// The storage's bytes.
+    fn bytes<'a>(&self, file: &'a [u8]) -> &'a [u8] {
+        &file[self.at..self.at + self.len * self.dtype().size_bytes()]
+    }
+
+    /// The tensor on `device`, with these strides: views of a storage with these bytes.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, and `Index` for more dimensions than a tensor can have.
+    pub fn upload(&self, device: &Device, file: &[u8]) -> TensorResult<Tensor> {
+        let dtype = self.dtype();
+        if self.shape.contains(&0) {
+            return Tensor::empty(device, &self.shape[..], dtype);
+        }
+        let storage = Tensor::from_bytes(device, [self.len], dtype, self.bytes(file))?;
+        // Dimensions that step through memory, from the largest stride to the smallest.
+        let mut axes: Vec<usize> = (0..self.shape.len()).collect();
+        axes.retain(|&axis| self.shape[axis] > 1 && self.strides[axis] > 0);
+        axes.sort_by_key(|&axis| std::cmp::Reverse(self.strides[axis]));
+        let reach = |axis: usize| (self.shape[axis] - 1) * self.strides[axis];
+        let mut span = 1 + axes.iter().map(|&axis| reach(axis)).sum::<usize>();
+        let mut view = storage.narrow(0, self.offset, span)?;
+        for (place, &axis) in axes.iter().enumerate() {
+            span -= reach(axis);
+            view = if place + 1 < axes.len() {
+                view.unfold(place, span, self.strides[axis])?
+            } else {
+                view.slice(place, 0..reach(axis) + 1, self.strides[axis])?
+            };
+        }
+        if axes.is_empty() {
+            view = view.select(0, 0)?;
+        }
+        // Back in the order of the shape, with the dimensions that do not step in their places.
+        let mut order: Vec<usize> = (0..axes.len()).collect();
+        order.sort_by_key(|&place| axes[place]);
+        view = view.permute(&order)?;
+        for axis in (0..self.shape.len()).filter(|axis| !axes.contains(axis)) {
+            view = view.unsqueeze(axis)?;
+        }
+        view.expand(&self.shape[..])
+    }
+
+    /// The elements in row-major order.
+    pub fn values(&self, file: &[u8]) -> Values {
+        let (dtype, shape) = (self.dtype(), Shape::new(&self.shape));
+        let storage = numbers(dtype, self.bytes(file));
+        let mut places = vec![self.offset];
+        for (&dim, &stride) in self.shape.iter().zip(&self.strides) {
+            let next = |&place: &usize| (0..dim).map(move |at| place + at * stride);
+            places = places.iter().flat_map(next).collect();
+        }
+        let pick = |places: &[usize]| match &storage {
+            Numbers::Floats(all) => Numbers::Floats(places.iter().map(|&at| all[at]).collect()),
+            Numbers::Integers(all) => Numbers::Integers(places.iter().map(|&at| all[at]).collect()),
+        };
+        Values { dtype, shape, numbers: pick(&places) }
+    }
+}
+
+/// A tensor's elements on the host.
+#[derive(Clone, Debug)]
+pub struct Values {
+    /// The type that they had.
+    pub dtype: DType,
+    /// The sizes of the dimensions.
+    pub shape: Shape,
+    /// In row-major order.
+    pub numbers: Numbers,
+}
+
+/// Elements in a type that holds all of their kind.
+#[derive(Clone, Debug)]
+pub enum Numbers {
+    /// Of any float type.
+    Floats(Vec<f64>),
+    /// Of any other.
+    Integers(Vec<i64>),
+}
+
+impl Values {
+    /// Those of a tensor.
+    ///
+    /// # Errors
+    /// `ValueUnavailable` on a simulated device.
+    pub fn of(tensor: &Tensor) -> TensorResult<Self> {
+        let (dtype, shape) = (tensor.dtype(), *tensor.shape());
+        Ok(Values { dtype, shape, numbers: numbers(dtype, &tensor.to_bytes()?) })
+    }
+}
+
+impl Values {
+    /// These floats as a type can hold them, still of the type that they had.
+    pub fn rounded(&self, dtype: DType) -> Self {
+        let Numbers::Floats(numbers) = &self.numbers else { return self.clone() };
+        let round = |&x: &f64| match dtype {
+            DType::F32 => f64::from(x as f32),
+            DType::F16 => Element::to_f64(f16::from_f64(x)),
+            DType::BF16 => Element::to_f64(bf16::from_f64(x)),
+            _ => x,
+        };
+        Values { numbers: Numbers::Floats(numbers.iter().map(round).collect()), ..self.clone() }
+    }
+}
+
+/// The numbers that `bytes` hold.
+fn numbers(dtype: DType, bytes: &[u8]) -> Numbers {
+    fn floats<const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> f64) -> Numbers {
+        Numbers::Floats(bytes.as_chunks().0.iter().map(|&x| read(x)).collect())
+    }
+    fn integers<const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> i64) -> Numbers {
+        Numbers::Integers(bytes.as_chunks().0.iter().map(|&x| read(x)).collect())
+    }
+    match dtype {
+        DType::F64 => floats(bytes, f64::from_le_bytes),
+        DType::F32 => floats(bytes, |x| f32::from_le_bytes(x).into()),
+        DType::F16 => floats(bytes, |x| Element::to_f64(f16::from_le_bytes(x))),
+        DType::BF16 => floats(bytes, |x| Element::to_f64(bf16::from_le_bytes(x))),
+        DType::I64 => integers(bytes, i64::from_le_bytes),
+        DType::I32 => integers(bytes, |x| i32::from_le_bytes(x).into()),
+        DType::U8 => integers(bytes, |[x]: [u8; 1]| x.into()),
+        DType::Bool => integers(bytes, |[x]: [u8; 1]| i64::from(x != 0)),
+        other => panic!("{other} is new here"),
+    }
+}

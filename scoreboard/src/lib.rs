@@ -1,0 +1,11 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+pub mod call;
+pub mod case;
+pub mod compare;
+pub mod ops;
+pub mod outcome;
+pub mod report;
+pub mod run;
+mod ties;

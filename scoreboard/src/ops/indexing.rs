@@ -1,0 +1,136 @@
+//! Elements chosen by indices, sent to them, or found by their values.
+
+use lowtide_autograd::Var;
+use lowtide_tensor::{DType, Tensor};
+
+use super::reductions::axis;
+use super::{Family, INPUT};
+use crate::call::{At, Call, Output, Result, Stop, at, named, no_form, no_such, one};
+use crate::outcome::Reason;
+
+const DIM: At = at(1, "dim");
+const INDEX: At = at(2, "index");
+
+pub(super) const OPS: Family = &[
+    ("argwhere", |call| one(nonzero(call)?)),
+    ("gather", |call| {
+        let x = call.var(INPUT)?;
+        let dim = axis(call, DIM, &x)?.unwrap_or(0);
+        one(x.gather(dim, &index(call, INDEX)?)?)
+    }),
+    ("index_add", |call| {
+        let x = call.var(INPUT)?;
+        let dim = axis(call, DIM, &x)?.unwrap_or(0);
+        let source = call.var(at(3, "source"))?;
+        let source = match call.number(named("alpha"))? {
+            None | Some(1.0) => source,
+            Some(alpha) => source.mul_scalar(alpha)?,
+        };
+        one(x.index_add(dim, &index(call, INDEX)?, source)?)
+    }),
+    ("index_copy", |call| {
+        let x = call.var(INPUT)?;
+        let dim = axis(call, DIM, &x)?.unwrap_or(0);
+        one(x.index_copy(dim, &index(call, INDEX)?, call.var(at(3, "source"))?)?)
+    }),
+    ("index_select", |call| {
+        let x = call.var(INPUT)?;
+        let dim = axis(call, DIM, &x)?.unwrap_or(0);
+        one(x.index_select(dim, &index(call, INDEX)?)?)
+    }),
+    ("masked_select", |call| {
+        let len = expected_len(call);
+        one(call.var(INPUT)?.masked_select_assuming(&call.constant(at(1, "mask"))?, len)?)
+    }),
+    ("nn.functional.embedding", |call| {
+        one(call.var(at(0, "weight"))?.embedding(&index(call, at(1, "input"))?)?)
+    }),
+    ("nn.functional.one_hot", |call| {
+        let classes = call.integer(at(1, "num_classes"))?.unwrap_or(-1);
+        let Ok(classes) = usize::try_from(classes) else {
+            return no_form("as many classes as the largest index needs");
+        };
+        one(index(call, INPUT)?.one_hot(classes, DType::I64)?)
+    }),
+    ("nonzero", |call| {
+        let as_tuple = call.flag(at(1, "as_tuple"))?.unwrap_or(false);
+        let places = nonzero(call)?;
+        if !as_tuple {
+            return one(places);
+        }
+        let columns = (0..places.shape()[1]).map(|axis| places.select(1, axis));
+        Ok(columns
+            .map(|column| column.map(Output::Tensor))
+            .collect::<std::result::Result<_, _>>()?)
+    }),
+    ("scatter", |call| {
+        let x = call.var(INPUT)?;
+        let dim = axis(call, DIM, &x)?.unwrap_or(0);
+        let index = index(call, INDEX)?;
+        let source = at(3, "src");
+        let is_tensor = call.value(source).is_some_and(|value| call.var_of(value).is_some());
+        let source = match is_tensor {
+            true => call.var(source)?,
+            false => {
+                let value = call.number(source)?.unwrap_or_default();
+                let dtype = x.value().dtype();
+                call.pass.constant(Tensor::full(&call.device, *index.shape(), dtype, value)?)
+            }
+        };
+        match call.text(named("reduce"))? {
+            None => one(x.scatter(dim, &index, source)?),
+            Some("add") => one(x.scatter_add(dim, &index, source)?),
+            Some(_) => no_such(call, "reduce"),
+        }
+    }),
+    ("scatter_add", |call| {
+        let x = call.var(INPUT)?;
+        let dim = axis(call, DIM, &x)?.unwrap_or(0);
+        one(x.scatter_add(dim, &index(call, INDEX)?, call.var(at(3, "src"))?)?)
+    }),
+    ("take_along_dim", |call| {
+        let x = call.var(INPUT)?;
+        let index = index(call, at(1, "indices"))?;
+        match axis(call, at(2, "dim"), &x)? {
+            Some(dim) => broadcast_gather(x, dim, &index),
+            None => {
+                let len = x.shape().element_count();
+                let index = index.reshape([index.element_count()])?;
+                one(x.reshape([len])?.gather(0, &index)?)
+            }
+        }
+    }),
+];
+
+/// Indices, which lowtide wants as i64.
+fn index(call: &Call<'_>, at: At) -> Result<Tensor> {
+    Ok(call.constant(at)?.to_dtype(DType::I64)?)
+}
+
+/// The places that are not 0, as many as the case says, which a simulated device cannot know.
+fn nonzero(call: &Call<'_>) -> Result<Tensor> {
+    let x = call.var(INPUT)?;
+    if x.shape().is_empty() && call.flag(named("as_tuple"))?.unwrap_or(false) {
+        return Err(Stop::NotApplicable(Reason::NoDimensions, "nonzero".to_owned()));
+    }
+    Ok(x.value().nonzero_assuming(expected_len(call))?)
+}
+
+/// The length of the expected result.
+fn expected_len(call: &Call<'_>) -> usize {
+    let case = call.case();
+    let first = case.outputs.first().and_then(|output| case.tensor(output));
+    first.and_then(|tensor| tensor.shape.first().copied()).unwrap_or(0)
+}
+
+/// Operands of the same shape but along `dim`, stretched where one is of length 1.
+fn broadcast_gather(x: Var, dim: isize, index: &Tensor) -> Result<Vec<Output>> {
+    let rank = x.shape().len();
+    let along = if dim < 0 { rank.wrapping_add_signed(dim) } else { dim.unsigned_abs() };
+    let (mut x_shape, mut index_shape) = (x.shape().to_vec(), index.shape().to_vec());
+    for axis in (0..rank.min(index_shape.len())).filter(|&axis| axis != along) {
+        let len = x_shape[axis].max(index_shape[axis]);
+        (x_shape[axis], index_shape[axis]) = (len, len);
+    }
+    one(x.expand(&x_shape[..])?.gather(dim, &index.expand(&index_shape[..])?)?)
+}

@@ -1,0 +1,292 @@
+//! What the peer's suite has and lowtide does not, by name, with the reason; and where results or
+//! errors differ on purpose.
+
+/// Names that there is no call for, with the reason.
+#[derive(Clone, Copy, Debug)]
+pub struct Missing {
+    /// Why there is no call.
+    pub reason: &'static str,
+    /// Whether people who train networks use them: to be built.
+    pub to_build: bool,
+    /// The names, separated by spaces; one that ends in `*` stands for all that begin so.
+    pub names: &'static str,
+}
+
+/// Errors of the peer that have a meaning in lowtide: the operation, a part of what the peer's
+/// message matches, and the meaning.
+pub(super) const MEANINGS: &[(&str, &str, &str)] = &[
+    ("arange", "inconsistent with step", "a range whose steps lead away from its end is empty"),
+    ("nn.BatchNorm1d", "eps must be positive", "an eps of 0 divides by the deviation itself"),
+    ("nn.BatchNorm2d", "eps must be positive", "an eps of 0 divides by the deviation itself"),
+    ("masked_fill", "0-dimensional value tensor", "values broadcast, as in `where_cond`"),
+    ("nn.functional.group_norm", "number of channels", "nothing is normalised to nothing"),
+    ("nn.functional.group_norm", "HxW", "nothing is normalised to nothing"),
+    ("nn.functional.max_pool1d", "optional 0 dim batch", "no channels give no channels"),
+    ("nn.functional.rms_norm", "at least 1-dimensional", "each element is a row of its own"),
+];
+
+/// Samples whose result lowtide documents otherwise: the operation, the types that this is about
+/// (all if none are named), a part of the failure's words, and what is documented.
+pub(super) const DIFFERENCES: &[(&str, &[&str], &str, &str)] = &[
+    (
+        "arange",
+        &["i64", "i32", "u8"],
+        "result 0: element",
+        "of integers, PyTorch truncates start and step, and lowtide the numbers",
+    ),
+    (
+        "cat",
+        &[],
+        "index 1 is out of range for length 1",
+        "PyTorch leaves out a tensor of shape [0] beside others of any rank",
+    ),
+    (
+        "gather",
+        &[],
+        "shapes [5] and [2, 0] do not fit together",
+        "in PyTorch an index without elements may have any rank",
+    ),
+    (
+        "sum_to_size",
+        &["i32", "u8", "bool"],
+        ", not i64",
+        "of one shape, PyTorch sums a tensor without dimensions and leaves all others as they are",
+    ),
+    (
+        "nn.functional.batch_norm",
+        &[],
+        "shapes [0] and [0, 0] do not fit together",
+        "a batch has a dimension for samples and one for channels",
+    ),
+    ("take_along_dim", &[], "index -1 is out of range", "indices do not count from the end"),
+    (
+        "nn.functional.softmin/with_dtype",
+        &["u8"],
+        "result 0: element",
+        "PyTorch negates bytes, which wrap, before it converts them",
+    ),
+];
+
+/// Cases that fail: the operation, the type, how many, and the cause. They count as failures, but a
+/// run that has no others is a good one.
+pub(super) const FAILURES: &[(&str, &str, usize, &str)] = &[
+    ("linalg.vector_norm", "f16", 1, "two roundings in the gradient are beyond one part in 1000"),
+    ("nn.TransformerDecoderLayer", "bf16", 4, "roundings of a dozen operations add up"),
+    ("nn.functional.scaled_dot_product_attention", "bf16", 1, "backward reads the rounded result"),
+    ("nn.functional.scaled_dot_product_attention", "f16", 1, "backward reads the rounded result"),
+    (
+        "nn.functional.scaled_dot_product_attention",
+        "f32",
+        3,
+        "scores around 200 round to 1e-5; it is not the rounding of ln Σ exp",
+    ),
+];
+
+/// Every name of PyTorch 2.15's `op_db` that there is no call for.
+pub const MISSING: &[Missing] = &[
+    Missing {
+        reason: "products with an addend, and sums over named dimensions",
+        to_build: true,
+        names: "\
+            addbmm addmm addmm/decomposed addmv addr baddbmm einsum inner kron \
+            linalg.multi_dot linalg.vecdot tensordot vdot",
+    },
+    Missing {
+        reason: "functions of one or two values",
+        to_build: true,
+        names: "\
+            acosh asinh atanh copysign erfc erfinv float_power fmax fmin fmod frac heaviside \
+            hypot ldexp lgamma logaddexp logaddexp2 logit nan_to_num round/decimals_0 \
+            round/decimals_3 round/decimals_neg_3 sgn signbit sinc xlogy isclose isneginf \
+            isposinf allclose equal deg2rad rad2deg positive",
+    },
+    Missing {
+        reason: "bits of integers",
+        to_build: false,
+        names: "\
+            __rand__ __ror__ __rxor__ bitwise_* gcd lcm hash_tensor",
+    },
+    Missing {
+        reason: "reductions, scans and counts",
+        to_build: true,
+        names: "\
+            aminmax bincount cummax cummin diff dist kthvalue logcumsumexp median mode nanmean \
+            nanmedian nansum renorm trace unique unique_consecutive quantile nanquantile histc \
+            corrcoef cov linalg.norm linalg.norm/subgradients_at_zero linalg.matrix_norm isin \
+            searchsorted bucketize",
+    },
+    Missing {
+        reason: "elements chosen or set by several indices, or reduced where they are sent",
+        to_build: true,
+        names: "\
+            __getitem__ index_fill index_put index_reduce/* masked_scatter put take \
+            scatter_reduce/* nonzero_static select_scatter slice_scatter diagonal_scatter \
+            _unsafe_masked_index _unsafe_masked_index_put_accumulate",
+    },
+    Missing {
+        reason: "tensors put together, taken apart or turned",
+        to_build: true,
+        names: "\
+            block_diag broadcast_tensors cartesian_prod column_stack combinations diag \
+            diag_embed diagflat dsplit dstack fliplr flipud hsplit hstack linalg.diagonal \
+            meshgrid/* rot90 tensor_split tril_indices triu_indices vsplit vstack linspace \
+            linspace/tensor_overload nn.functional.channel_shuffle nn.functional.pixel_shuffle \
+            nn.functional.pixel_unshuffle nn.functional.unfold cross linalg.cross",
+    },
+    Missing {
+        reason: "losses",
+        to_build: true,
+        names: "\
+            nn.functional.ctc_loss nn.functional.gaussian_nll_loss \
+            nn.functional.hinge_embedding_loss nn.functional.linear_cross_entropy/chunked_none \
+            nn.functional.margin_ranking_loss nn.functional.multi_margin_loss \
+            nn.functional.multilabel_margin_loss nn.functional.multilabel_soft_margin_loss \
+            nn.functional.poisson_nll_loss nn.functional.soft_margin_loss \
+            nn.functional.triplet_margin_loss nn.functional.triplet_margin_with_distance_loss",
+    },
+    Missing {
+        reason: "distances and norms of vectors",
+        to_build: true,
+        names: "\
+            cdist nn.functional.bilinear nn.functional.cosine_similarity \
+            nn.functional.normalize nn.functional.pairwise_distance nn.functional.pdist \
+            nn.functional.local_response_norm",
+    },
+    Missing {
+        reason: "volumes: three dimensions of places",
+        to_build: true,
+        names: "\
+            nn.functional.adaptive_avg_pool3d nn.functional.adaptive_max_pool3d \
+            nn.functional.avg_pool3d nn.functional.conv3d nn.functional.conv_transpose3d \
+            nn.functional.interpolate/trilinear nn.functional.max_pool3d",
+    },
+    Missing {
+        reason: "other ways to pool and to resize",
+        to_build: true,
+        names: "\
+            _upsample_bilinear2d_aa grid_sampler_2d grid_sampler_3d \
+            nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d \
+            nn.functional.grid_sample nn.functional.interpolate/area \
+            nn.functional.interpolate/bicubic nn.functional.interpolate/linear \
+            nn.functional.interpolate/nearest-exact nn.functional.max_unpool*",
+    },
+    Missing {
+        reason: "activations, and embeddings that are reduced",
+        to_build: true,
+        names: "\
+            nn.functional.celu nn.functional.embedding_bag nn.functional.rrelu",
+    },
+    Missing {
+        reason: "a layer in lowtide, not an operation: for a suite of modules",
+        to_build: false,
+        names: "\
+            nn.functional.multi_head_attention_forward nn.functional.prelu",
+    },
+    Missing {
+        reason: "results that depend on chance",
+        to_build: false,
+        names: "\
+            bernoulli cauchy exponential geometric log_normal multinomial \
+            nn.functional.alpha_dropout nn.functional.dropout2d nn.functional.dropout3d \
+            nn.functional.feature_alpha_dropout/* normal normal/in_place normal/number_mean \
+            rand_like randint randint_like randn randn_like uniform",
+    },
+    Missing {
+        reason: "parts of PyTorch's own gradients and kernels",
+        to_build: false,
+        names: "\
+            _* max_pool2d_with_indices_backward native_* torch.* jiterator_* \
+            bmm/triton_optimized nn.functional.batch_norm/without_cudnn",
+    },
+    Missing {
+        reason: "PyTorch's handling of memory, types and Python values",
+        to_build: false,
+        names: "\
+            alias_copy as_strided* atleast_* broadcast_shapes clone empty* fill item new_* \
+            resize_* to to_sparse unravel_index unsafe_chunk unsafe_split zero_ char short",
+    },
+    Missing {
+        reason: "complex numbers",
+        to_build: false,
+        names: "\
+            H angle cdouble cfloat chalf complex conj conj_physical imag isreal mH \
+            nn.functional.silu/complex polar real resolve_conj resolve_neg view_as_complex \
+            view_as_real",
+    },
+    Missing {
+        reason: "decompositions of matrices and linear systems",
+        to_build: false,
+        names: "\
+            cholesky_* geqrf linalg.* logdet lu lu_* matrix_exp ormqr pca_lowrank pinverse svd \
+            svd_lowrank triangular_solve norm/nuc",
+    },
+    Missing {
+        reason: "Fourier transforms and windows of signals",
+        to_build: false,
+        names: "\
+            fft.* istft signal.* stft",
+    },
+    Missing {
+        reason: "special functions of mathematics and statistics",
+        to_build: false,
+        names: "\
+            cumulative_trapezoid digamma frexp gradient histogram histogramdd i0 igamma \
+            igammac logspace logspace/tensor_overload mvlgamma/* nextafter polygamma/* \
+            special.* trapezoid trapz",
+    },
+    Missing {
+        reason: "sparse and masked tensors",
+        to_build: false,
+        names: "\
+            masked.* sparse.*",
+    },
+    Missing {
+        reason: "layers",
+        to_build: true,
+        names: "\
+            nn.Bilinear nn.CELU nn.CTCLoss nn.CircularPad1d nn.CircularPad2d nn.ConstantPad1d \
+            nn.ConstantPad2d nn.ConvTranspose1d nn.GRUCell nn.GaussianNLLLoss \
+            nn.HingeEmbeddingLoss nn.InstanceNorm1d nn.InstanceNorm2d nn.LPPool1d nn.LPPool2d \
+            nn.LSTMCell nn.LinearCrossEntropyLoss nn.LocalResponseNorm nn.MarginRankingLoss \
+            nn.MultiLabelMarginLoss nn.MultiLabelSoftMarginLoss nn.MultiMarginLoss \
+            nn.PoissonNLLLoss nn.RNN nn.RNNCell nn.ReflectionPad1d nn.ReflectionPad2d \
+            nn.ReplicationPad1d nn.ReplicationPad2d nn.SoftMarginLoss nn.Softmax2d nn.Transformer \
+            nn.ZeroPad1d nn.ZeroPad2d",
+    },
+    Missing {
+        reason: "layers that lowtide has, and this suite does not call yet",
+        to_build: true,
+        names: "nn.MultiheadAttention nn.TransformerEncoder",
+    },
+    Missing {
+        reason: "optimizers",
+        to_build: true,
+        names: "\
+            optim.ASGD optim.Adadelta optim.Adamax optim.LBFGS optim.NAdam optim.RAdam \
+            optim.Rprop optim.SparseAdam",
+    },
+    Missing {
+        reason: "layers of volumes, or pooled by chance",
+        to_build: false,
+        names: "\
+            nn.AdaptiveAvgPool3d nn.AdaptiveMaxPool3d nn.AvgPool3d nn.BatchNorm3d \
+            nn.CircularPad3d nn.ConstantPad3d nn.Conv3d nn.ConvTranspose3d \
+            nn.FractionalMaxPool2d nn.FractionalMaxPool3d nn.InstanceNorm3d nn.LPPool3d \
+            nn.MaxPool3d nn.ReflectionPad3d nn.ReplicationPad3d nn.ZeroPad3d",
+    },
+    Missing {
+        reason: "layers whose sizes follow from their first input",
+        to_build: false,
+        names: "nn.Lazy*",
+    },
+];
+
+impl Missing {
+    /// Whether a name is among these.
+    pub fn has(&self, name: &str) -> bool {
+        self.names.split_whitespace().any(|entry| match entry.strip_suffix('*') {
+            Some(start) => name.starts_with(start),
+            None => entry == name,
+        })
+    }
+}

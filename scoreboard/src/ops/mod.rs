@@ -1,0 +1,104 @@
+//! What lowtide's call for an operation is, by the peer's name: one file per family, one entry per
+//! name. A few names are two or three calls, as a user would write them.
+
+mod activations;
+mod creation;
+mod elementwise;
+mod indexing;
+mod losses;
+mod missing;
+mod modules;
+mod norms;
+mod optimizers;
+mod products;
+mod reductions;
+mod views;
+mod windows;
+
+use crate::call::{At, Call, Output, Result, at};
+use crate::case::Case;
+
+pub use missing::{MISSING, Missing};
+
+/// The call: arguments to results.
+pub type Adapter = fn(&Call<'_>) -> Result<Vec<Output>>;
+
+/// The names of a family with their calls.
+type Family = &'static [(&'static str, Adapter)];
+
+const FAMILIES: [Family; 17] = [
+    activations::OPS,
+    activations::OF_ONE,
+    creation::OPS,
+    elementwise::OPS,
+    elementwise::OF_ONE,
+    elementwise::TESTS,
+    elementwise::OF_TWO,
+    elementwise::COMPARISONS,
+    indexing::OPS,
+    losses::OPS,
+    norms::OPS,
+    products::OPS,
+    reductions::OPS,
+    reductions::SUMS,
+    reductions::COUNTS,
+    views::OPS,
+    windows::OPS,
+];
+
+/// The first argument of nearly all.
+const INPUT: At = at(0, "input");
+
+/// The call for a name.
+pub fn find(op: &str) -> Option<Adapter> {
+    let function = modules::FUNCTIONS.iter().find(|(name, _)| *name == op);
+    let op = function.map_or(op, |(_, function)| function);
+    let all = FAMILIES.iter().copied().flatten().chain(modules::OPS).chain(optimizers::OPS);
+    all.into_iter().find(|(name, _)| *name == op).map(|(_, adapter)| *adapter)
+}
+
+/// Every name of `opinfo` that there is a call for.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    FAMILIES.iter().copied().flatten().map(|(name, _)| *name)
+}
+
+/// Every name of `optiminfo` that there is an optimizer for.
+pub fn optimizers() -> impl Iterator<Item = &'static str> {
+    optimizers::OPS.iter().map(|(name, _)| *name)
+}
+
+/// Every name of `moduleinfo` that there is a layer for.
+pub fn modules() -> impl Iterator<Item = &'static str> {
+    let layers = modules::OPS.iter().map(|(name, _)| *name);
+    modules::FUNCTIONS.iter().map(|(name, _)| *name).chain(layers)
+}
+
+/// Why there is no call for a name of the suite: the first that has it of [`MISSING`].
+pub fn missing(name: &str) -> Option<&'static Missing> {
+    MISSING.iter().find(|missing| missing.has(name))
+}
+
+/// How many cases of an operation in a type are known to fail, and why.
+pub fn known_failures(op: &str, dtype: &str) -> (usize, &'static str) {
+    let mut failures = missing::FAILURES.iter();
+    let known = failures.find(|(of, in_type, ..)| *of == op && *in_type == dtype);
+    known.map_or((0, "not known"), |(_, _, count, why)| (*count, *why))
+}
+
+/// What lowtide documents where a sample's result is another one in the peer, if that is known.
+pub fn documented_difference(case: &Case, why: &str) -> Option<&'static str> {
+    let differences = missing::DIFFERENCES.iter();
+    let known = differences.filter(|(op, types, part, _)| {
+        let is_type = types.is_empty() || types.contains(&case.dtype.as_str());
+        *op == case.op && is_type && why.contains(part)
+    });
+    known.map(|(.., text)| *text).next()
+}
+
+/// Why arguments that are an error in the peer have a meaning in lowtide, if they do.
+pub fn meaning_of_error(case: &Case) -> Option<&'static str> {
+    let (_, message) = case.raises.as_ref()?;
+    let meanings = missing::MEANINGS.iter();
+    let known = meanings.filter(|(op, part, _)| *op == case.op && message.contains(part));
+    known.map(|(.., meaning)| *meaning).next()
+}

@@ -1,0 +1,316 @@
+//! Convolutions, pooling, and images in another size.
+
+use lowtide_autograd::Var;
+use lowtide_tensor::{
+    AvgPool, Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry, ConvTranspose2dGeometry,
+    Corners, DType, Divisor, Interpolation, MaxPool, PadMode, Pool1dGeometry, Pool2dGeometry,
+    Resize, SizeRounding, Tensor,
+};
+
+use super::{Family, INPUT};
+use crate::call::{At, Call, Output, Result, Stop, at, named, no_form, no_such, one};
+use crate::outcome::Reason;
+
+pub(super) const OPS: Family = &[
+    ("nn.functional.adaptive_avg_pool1d", |call| {
+        let (x, is_batch) = batched(call, 2)?;
+        let size = [1, one_size(call)?];
+        unbatched(x.unsqueeze(2)?.adaptive_avg_pool2d(size)?.squeeze(2)?, is_batch)
+    }),
+    ("nn.functional.adaptive_max_pool1d", |call| {
+        let (x, is_batch) = batched(call, 2)?;
+        let size = [1, one_size(call)?];
+        let x = x.unsqueeze(2)?;
+        let places = match call.flag(at(2, "return_indices"))?.unwrap_or(false) {
+            true => Some(x.value().adaptive_max_pool2d(size)?.1.to_dtype(DType::I64)?),
+            false => None,
+        };
+        let places = places.map(|places| places.squeeze(2)).transpose()?;
+        with_places(x.adaptive_max_pool2d(size)?.squeeze(2)?, places, is_batch)
+    }),
+    ("nn.functional.adaptive_avg_pool2d", |call| {
+        let (x, is_batch) = batched(call, 3)?;
+        let size = adaptive_size(call, &x)?;
+        unbatched(x.adaptive_avg_pool2d(size)?, is_batch)
+    }),
+    ("nn.functional.adaptive_max_pool2d", |call| {
+        let (x, is_batch) = batched(call, 3)?;
+        let size = adaptive_size(call, &x)?;
+        let wants_places = call.flag(at(2, "return_indices"))?.unwrap_or(false);
+        let places = match wants_places {
+            true => Some(x.value().adaptive_max_pool2d(size)?.1.to_dtype(DType::I64)?),
+            false => None,
+        };
+        with_places(x.adaptive_max_pool2d(size)?, places, is_batch)
+    }),
+    ("nn.functional.avg_pool1d", |call| {
+        let (x, is_batch) = batched(call, 2)?;
+        let kernel = call.single(at(1, "kernel_size"), 1)?;
+        let window = Pool1dGeometry {
+            kernel,
+            stride: call.single(at(2, "stride"), kernel)?,
+            padding: call.single(at(3, "padding"), 0)?,
+        };
+        unbatched(x.avg_pool1d(window, averages(call)?)?, is_batch)
+    }),
+    ("nn.functional.avg_pool2d", |call| {
+        let (x, is_batch) = batched(call, 3)?;
+        let window = pool2d(call)?;
+        unbatched(x.avg_pool2d(window, averages(call)?)?, is_batch)
+    }),
+    ("nn.functional.conv1d", |call| {
+        let (x, is_batch) = batched(call, 2)?;
+        let (w, b) = (call.var(at(1, "weight"))?, call.optional_var(at(2, "bias"))?);
+        let dilation = call.single(at(5, "dilation"), 1)?;
+        let kernel = w.shape().last().copied().unwrap_or(1);
+        let (x, [padding]) = padded(call, x, [kernel], [dilation])?;
+        let geometry = Conv1dGeometry {
+            stride: call.single(at(3, "stride"), 1)?,
+            padding,
+            dilation,
+            groups: call.count(at(6, "groups"))?.unwrap_or(1),
+        };
+        unbatched(x.conv1d(w, b, geometry)?, is_batch)
+    }),
+    ("nn.functional.conv2d", |call| {
+        let (x, is_batch) = batched(call, 3)?;
+        let (w, b) = (call.var(at(1, "weight"))?, call.optional_var(at(2, "bias"))?);
+        let dilation = call.pair(at(5, "dilation"), 1)?;
+        let kernel = [2, 1].map(|back| w.shape().iter().rev().nth(back - 1).copied().unwrap_or(1));
+        let (x, padding) = padded(call, x, kernel, dilation)?;
+        let geometry = Conv2dGeometry {
+            stride: call.pair(at(3, "stride"), 1)?,
+            padding,
+            dilation,
+            groups: call.count(at(6, "groups"))?.unwrap_or(1),
+        };
+        unbatched(x.conv2d(w, b, geometry)?, is_batch)
+    }),
+    ("nn.functional.conv_transpose1d", |call| {
+        let (x, is_batch) = batched(call, 2)?;
+        let (w, b) = (call.var(at(1, "weight"))?, call.optional_var(at(2, "bias"))?);
+        let geometry = ConvTranspose1dGeometry {
+            stride: call.single(at(3, "stride"), 1)?,
+            padding: call.single(at(4, "padding"), 0)?,
+            output_padding: call.single(at(5, "output_padding"), 0)?,
+            groups: call.count(at(6, "groups"))?.unwrap_or(1),
+            dilation: call.single(at(7, "dilation"), 1)?,
+        };
+        unbatched(x.conv_transpose1d(w, b, geometry)?, is_batch)
+    }),
+    ("nn.functional.conv_transpose2d", |call| {
+        let (x, is_batch) = batched(call, 3)?;
+        let (w, b) = (call.var(at(1, "weight"))?, call.optional_var(at(2, "bias"))?);
+        let geometry = ConvTranspose2dGeometry {
+            stride: call.pair(at(3, "stride"), 1)?,
+            padding: call.pair(at(4, "padding"), 0)?,
+            output_padding: call.pair(at(5, "output_padding"), 0)?,
+            groups: call.count(at(6, "groups"))?.unwrap_or(1),
+            dilation: call.pair(at(7, "dilation"), 1)?,
+        };
+        let [more, stride, dilation] =
+            [geometry.output_padding, geometry.stride, geometry.dilation];
+        if (0..2).any(|i| (stride[i]..dilation[i]).contains(&more[i])) {
+            return no_form("an output padding that is only less than the dilation");
+        }
+        unbatched(x.conv_transpose2d(w, b, geometry)?, is_batch)
+    }),
+    ("nn.functional.interpolate/bilinear", |call| {
+        let aligned = call.flag(at(4, "align_corners"))?.unwrap_or(false);
+        let corners = if aligned { Corners::Aligned } else { Corners::Centers };
+        resized(call, Interpolation::Bilinear(corners))
+    }),
+    ("nn.functional.interpolate/nearest", |call| resized(call, Interpolation::Nearest)),
+    ("nn.functional.max_pool1d", |call| {
+        let (x, is_batch) = batched(call, 2)?;
+        let kernel = call.single(at(1, "kernel_size"), 1)?;
+        let window = Pool1dGeometry {
+            kernel,
+            stride: call.single(at(2, "stride"), kernel)?,
+            padding: call.single(at(3, "padding"), 0)?,
+        };
+        let dilation = call.single(at(4, "dilation"), 1)?;
+        let rounding = rounding(call, at(5, "ceil_mode"))?;
+        // An image one row high.
+        let (kernel, stride, padding) = (window.kernel, window.stride, window.padding);
+        let image =
+            Pool2dGeometry { kernel: [1, kernel], stride: [1, stride], padding: [0, padding] };
+        let options = MaxPool { dilation: [1, dilation], rounding };
+        let places = places(call, &x.value().unsqueeze(2)?, image, options)?;
+        let places = places.map(|places| places.squeeze(2)).transpose()?;
+        let y = match dilation == 1 && rounding == SizeRounding::Down {
+            true => x.max_pool1d(window)?,
+            false => x.unsqueeze(2)?.max_pool2d_with(image, options)?.squeeze(2)?,
+        };
+        with_places(y, places, is_batch)
+    }),
+    ("nn.functional.max_pool2d", |call| {
+        let (x, is_batch) = batched(call, 3)?;
+        let window = pool2d(call)?;
+        let dilation = call.pair(at(4, "dilation"), 1)?;
+        let rounding = rounding(call, at(5, "ceil_mode"))?;
+        let options = MaxPool { dilation, rounding };
+        let places = places(call, x.value(), window, options)?;
+        let y = match dilation == [1, 1] && rounding == SizeRounding::Down {
+            true => x.max_pool2d(window)?,
+            false => x.max_pool2d_with(window, options)?,
+        };
+        with_places(y, places, is_batch)
+    }),
+    ("nn.functional.upsample_bilinear", |call| {
+        resized(call, Interpolation::Bilinear(Corners::Aligned))
+    }),
+    ("nn.functional.upsample_nearest", |call| resized(call, Interpolation::Nearest)),
+];
+
+/// The input with a batch dimension, and whether it came with one; `rank` is that of a sample.
+fn batched(call: &Call<'_>, rank: usize) -> Result<(Var, bool)> {
+    let x = call.var(INPUT)?;
+    match x.shape().len() == rank {
+        true => Ok((x.unsqueeze(0)?, false)),
+        false => Ok((x, true)),
+    }
+}
+
+fn unbatched(y: Var, is_batch: bool) -> Result<Vec<Output>> {
+    one(if is_batch { y } else { y.squeeze(0)? })
+}
+
+fn pool2d(call: &Call<'_>) -> Result<Pool2dGeometry> {
+    let kernel = call.pair(at(1, "kernel_size"), 1)?;
+    let stride = match call.counts(at(2, "stride"))?.as_deref() {
+        None | Some([]) => kernel,
+        Some(_) => call.pair(at(2, "stride"), 1)?,
+    };
+    Ok(Pool2dGeometry { kernel, stride, padding: call.pair(at(3, "padding"), 0)? })
+}
+
+fn rounding(call: &Call<'_>, at: At) -> Result<SizeRounding> {
+    let up = call.flag(at)?.unwrap_or(false);
+    Ok(if up { SizeRounding::Up } else { SizeRounding::Down })
+}
+
+fn averages(call: &Call<'_>) -> Result<AvgPool> {
+    let counts_padding = call.flag(at(5, "count_include_pad"))?.unwrap_or(true);
+    let divisor = if counts_padding { Divisor::Window } else { Divisor::Inside };
+    if call.value(at(6, "divisor_override")).is_some() {
+        return Err(Stop::NotApplicable(Reason::Argument, "divisor_override".to_owned()));
+    }
+    Ok(AvgPool { divisor, rounding: rounding(call, at(4, "ceil_mode"))? })
+}
+
+/// A result and perhaps places, without the batch dimension if the input came without.
+fn with_places(y: Var, places: Option<Tensor>, is_batch: bool) -> Result<Vec<Output>> {
+    let mut outputs = unbatched(y, is_batch)?;
+    if let Some(places) = places {
+        outputs.push(if is_batch { places.into() } else { places.squeeze(0)?.into() });
+    }
+    Ok(outputs)
+}
+
+/// Where the largest values of windows stand in their images, as PyTorch counts, if that is asked
+/// for. lowtide tells the place in the window.
+fn places(
+    call: &Call<'_>,
+    x: &Tensor,
+    window: Pool2dGeometry,
+    options: MaxPool,
+) -> Result<Option<Tensor>> {
+    if !call.flag(at(6, "return_indices"))?.unwrap_or(false) {
+        return Ok(None);
+    }
+    let winners = x.max_pool2d_with(window, options)?.1;
+    let (rows, columns) = (winners.shape()[2], winners.shape()[3]);
+    let in_window = match call.device.is_simulated() {
+        true => vec![0; winners.element_count()],
+        false => winners.to_vec::<u8>()?,
+    };
+    let place = |(index, winner): (usize, u8)| {
+        let at = [index / columns % rows, index % columns];
+        let winner = usize::from(winner);
+        let step = [winner / window.kernel[1], winner % window.kernel[1]];
+        let [row, column] = [0, 1]
+            .map(|i| at[i] * window.stride[i] + step[i] * options.dilation[i] - window.padding[i]);
+        (row * x.shape()[3] + column) as i64
+    };
+    // A simulation has no winners, and those of the padding would be before the image.
+    let places: Vec<i64> = match call.device.is_simulated() {
+        true => in_window.into_iter().map(i64::from).collect(),
+        false => in_window.into_iter().enumerate().map(place).collect(),
+    };
+    Ok(Some(Tensor::from_slice(&call.device, *winners.shape(), &places)?))
+}
+
+fn one_size(call: &Call<'_>) -> Result<usize> {
+    match call.counts(at(1, "output_size"))?.as_deref() {
+        Some(&[size]) => Ok(size),
+        _ => no_such(call, "output_size"),
+    }
+}
+
+/// How many windows, the input's own size where `None` is said.
+fn adaptive_size(call: &Call<'_>, x: &Var) -> Result<[usize; 2]> {
+    const SIZE: At = at(1, "output_size");
+    let own = [2, 1].map(|back| x.shape().iter().rev().nth(back - 1).copied().unwrap_or(1));
+    let Some(items) = call.value(SIZE).and_then(|value| value.as_array()) else {
+        return call.pair(SIZE, 1);
+    };
+    let [height, width] = &items[..] else { return no_such(call, "output_size") };
+    let size = |value: &serde_json::Value, own| match value.is_null() {
+        true => Ok(own),
+        false => call.count_of(SIZE, value),
+    };
+    Ok([size(height, own[0])?, size(width, own[1])?])
+}
+
+/// The padding on both sides, and the input padded further where it is not the same on both.
+fn padded<const N: usize>(
+    call: &Call<'_>,
+    x: Var,
+    kernel: [usize; N],
+    dilation: [usize; N],
+) -> Result<(Var, [usize; N])> {
+    const PADDING: At = at(4, "padding");
+    if !call.value(PADDING).is_some_and(|value| value.is_string()) {
+        let amounts = call.counts(PADDING)?.unwrap_or_else(|| vec![0]);
+        return match amounts[..] {
+            [all] => Ok((x, [all; N])),
+            _ => match <[usize; N]>::try_from(amounts) {
+                Ok(padding) => Ok((x, padding)),
+                Err(_) => no_such(call, "padding"),
+            },
+        };
+    }
+    match call.text(PADDING)? {
+        Some("valid") => Ok((x, [0; N])),
+        Some("same") => {
+            let total: [usize; N] = std::array::from_fn(|i| dilation[i] * (kernel[i] - 1));
+            let more = total.map(|total| [0, total % 2]);
+            let x = match total.iter().all(|total| total % 2 == 0) {
+                true => x,
+                false => x.pad(&more, PadMode::Constant(0.0))?,
+            };
+            Ok((x, total.map(|total| total / 2)))
+        }
+        _ => no_such(call, "padding"),
+    }
+}
+
+fn resized(call: &Call<'_>, interpolation: Interpolation) -> Result<Vec<Output>> {
+    let x = call.var(INPUT)?;
+    call.text(at(3, "mode"))?;
+    if call.flag(named("recompute_scale_factor"))?.unwrap_or(false) {
+        return no_form("recompute_scale_factor");
+    }
+    if x.shape().len() != 4 {
+        return no_form("sequences or volumes");
+    }
+    let size = match call.value(at(1, "size")) {
+        Some(_) => Resize::To(call.pair(at(1, "size"), 1)?),
+        None => {
+            let factor = call.number(at(2, "scale_factor"))?.unwrap_or(1.0);
+            Resize::By([factor; 2])
+        }
+    };
+    one(x.upsample2d(size, interpolation)?)
+}

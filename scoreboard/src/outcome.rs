@@ -1,0 +1,159 @@
+//! What became of a case. The reasons why a case does not apply are a closed list.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// The verdict on a case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// As the peer's, within its tolerance.
+    Passed,
+    /// Within the tolerance of the results computed in f64, where the peer's own are not.
+    PassedByTruth,
+    /// Not as the peer's; in words.
+    Failed(String),
+    /// Not asked of lowtide, or not by this suite.
+    NotApplicable(Reason, String),
+}
+
+impl Outcome {
+    /// The word in the JSON lines.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Outcome::Passed => "passed",
+            Outcome::PassedByTruth => "passed_by_f64",
+            Outcome::Failed(_) => "failed",
+            Outcome::NotApplicable(..) => "not_applicable",
+        }
+    }
+}
+
+/// Why a case does not apply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// The operands have several element types: lowtide converts nothing by itself.
+    MixedTypes,
+    /// A function of floats of integers or truth values: lowtide wants them converted.
+    NotOfIntegers,
+    /// A dimension of a tensor without dimensions, which PyTorch takes for one of length 1.
+    NoDimensions,
+    /// Such an argument is no value of the parameter's Rust type, or there is no such argument to
+    /// get wrong.
+    DoesNotCompile,
+    /// A type of elements that lowtide does not have.
+    NoSuchType,
+    /// The result depends on chance.
+    Random,
+    /// An error of the peer where lowtide has a meaning for the arguments.
+    MoreGeneral,
+    /// A result of the peer where lowtide's documentation says another one, or an error.
+    Choice,
+    /// Which of equal elements comes first, which the peer leaves open. The values agree.
+    Ties,
+    /// The peer raises an error for its own sample, or prescribes what only it can be.
+    PeerCannot,
+    /// The gradient of an operand that is a constant in lowtide; all else passed.
+    NoGradient,
+    /// An argument that lowtide does not have yet.
+    Argument,
+    /// The operation for integers or truth values.
+    OfIntegers,
+    /// A form of the operation (a rank, a mode) that lowtide does not have yet.
+    Form,
+}
+
+impl Reason {
+    /// All of them, in the order of the report.
+    pub const ALL: [Reason; 14] = [
+        Reason::MixedTypes,
+        Reason::NotOfIntegers,
+        Reason::NoDimensions,
+        Reason::DoesNotCompile,
+        Reason::NoSuchType,
+        Reason::Random,
+        Reason::MoreGeneral,
+        Reason::Choice,
+        Reason::Ties,
+        Reason::PeerCannot,
+        Reason::NoGradient,
+        Reason::Argument,
+        Reason::OfIntegers,
+        Reason::Form,
+    ];
+
+    /// Whether it is for lowtide to build.
+    pub const fn is_missing(self) -> bool {
+        matches!(self, Reason::NoGradient | Reason::Argument | Reason::OfIntegers | Reason::Form)
+    }
+
+    /// The line of the report.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Reason::MixedTypes => "operands of several element types; lowtide converts none itself",
+            Reason::NotOfIntegers => "integers in a function of floats; lowtide wants a conversion",
+            Reason::NoDimensions => "a dimension of a tensor that has none, as in NumPy an error",
+            Reason::DoesNotCompile => "an error that Rust's types rule out",
+            Reason::NoSuchType => "an element type that lowtide does not have",
+            Reason::Random => "results that depend on chance",
+            Reason::MoreGeneral => "an error of PyTorch's that has a meaning in lowtide",
+            Reason::Choice => "a result of PyTorch's where lowtide documents another, or an error",
+            Reason::Ties => "which of equal elements comes first, which PyTorch leaves open",
+            Reason::PeerCannot => "PyTorch cannot compute its own sample",
+            Reason::NoGradient => "missing: a gradient of an operand that is a constant in lowtide",
+            Reason::Argument => "missing: an argument",
+            Reason::OfIntegers => "missing: the operation for integers or truth values",
+            Reason::Form => "missing: a form of the operation",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+/// A law that every case has to keep, whatever its values.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Law {
+    /// Not looked at: the operation was not called, or failed.
+    #[default]
+    Unknown,
+    /// Kept.
+    Kept,
+    /// Broken; in words.
+    Broken(String),
+}
+
+impl Law {
+    /// The word in the JSON lines.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Law::Unknown => "unknown",
+            Law::Kept => "kept",
+            Law::Broken(_) => "broken",
+        }
+    }
+}
+
+/// The whole verdict.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// On the values.
+    pub outcome: Outcome,
+    /// The simulated device makes the same allocations as the real one.
+    pub allocations: Law,
+    /// The result has the same bits with 1, 2 and 3 threads.
+    pub bits: Law,
+}
+
+impl Verdict {
+    /// Whether nothing is wrong.
+    pub fn is_good(&self) -> bool {
+        let is_broken = |law: &Law| matches!(law, Law::Broken(_));
+        let failed = matches!(self.outcome, Outcome::Failed(_));
+        !failed && !is_broken(&self.allocations) && !is_broken(&self.bits)
+    }
+}

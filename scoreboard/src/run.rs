@@ -1,0 +1,332 @@
+//! Runs a case on the real and the simulated device, and compares.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+
+use lowtide_autograd::{Attempt, LeafId, Pass};
+use lowtide_tensor::{CpuOptions, DType, Device, Layout, RandomKey, SimSpec, Tensor, TensorResult};
+use serde_json::Value;
+
+use crate::call::{Call, Output, Result, Stop};
+use crate::case::{Case, Kind, Values};
+use crate::compare::{Tolerance, compare, compare_values, distance, is_zero};
+use crate::ops::{self, Adapter};
+use crate::outcome::{Law, Outcome, Reason, Verdict};
+use crate::ties;
+
+/// Enough for every case.
+const BUDGET_BYTES: usize = 256 << 20;
+
+/// What a run leaves: results, then the gradients of the leaves.
+struct Found {
+    outputs: Vec<Tensor>,
+    gradients: Vec<Option<Tensor>>,
+    /// Operands whose gradient lowtide does not have.
+    constants: Vec<usize>,
+}
+
+impl Found {
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.outputs.iter().chain(self.gradients.iter().flatten())
+    }
+
+    fn bytes(&self) -> TensorResult<Vec<Vec<u8>>> {
+        self.tensors().map(Tensor::to_bytes).collect()
+    }
+}
+
+fn cpu(threads: usize) -> Device {
+    let options = CpuOptions {
+        budget_bytes: Some(BUDGET_BYTES),
+        threads: Some(threads),
+        ..Default::default()
+    };
+    Device::cpu(options).expect("the address space for a small budget")
+}
+
+fn sim(threads: usize) -> Device {
+    let spec = SimSpec { threads, ..SimSpec::like_this_machine(BUDGET_BYTES) };
+    Device::sim(spec).expect("a simulation takes nothing")
+}
+
+/// The verdict on a case of `file`.
+pub fn run(case: &Case, file: &[u8]) -> Verdict {
+    let unlooked = |outcome| Verdict { outcome, allocations: Law::Unknown, bits: Law::Unknown };
+    if let Some(why) = &case.unusable {
+        return unlooked(Outcome::NotApplicable(Reason::PeerCannot, why.clone()));
+    }
+    let Some(adapter) = ops::find(&case.op) else {
+        let why = "no such operation in lowtide".to_owned();
+        return unlooked(Outcome::NotApplicable(Reason::Form, why));
+    };
+    let found = guarded(|| execute(adapter, case, file, &cpu(2)));
+    match case.kind {
+        Kind::Error => unlooked(judge_error(case, found.map(|found| found.map(drop)))),
+        Kind::Sample | Kind::Strided => {
+            let found = match found {
+                Ok(Ok(found)) => found,
+                Ok(Err(stop)) => return unlooked(judge_stop(case, stop)),
+                Err(panic) => return unlooked(Outcome::Failed(panic)),
+            };
+            Verdict {
+                outcome: judge(case, file, &found),
+                allocations: guarded(|| allocation_law(adapter, case, file))
+                    .unwrap_or_else(Law::Broken),
+                bits: guarded(|| bits_law(adapter, case, file, &found)).unwrap_or_else(Law::Broken),
+            }
+        }
+    }
+}
+
+/// The result, or the message of a panic.
+fn guarded<T>(inside: impl FnOnce() -> T) -> std::result::Result<T, String> {
+    thread_local! {
+        static MESSAGE: RefCell<Option<String>> = const { RefCell::new(None) };
+    }
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let is_ours = MESSAGE.with_borrow_mut(|message| {
+                let is_ours = message.is_some();
+                if is_ours {
+                    *message = Some(info.to_string());
+                }
+                is_ours
+            });
+            if !is_ours {
+                before(info);
+            }
+        }));
+    });
+    MESSAGE.set(Some(String::new()));
+    let outcome = catch_unwind(AssertUnwindSafe(inside));
+    let message = MESSAGE.take().unwrap_or_default();
+    outcome.map_err(|_| format!("panic: {}", message.replace('\n', " ")))
+}
+
+/// Calls the operation and walks back from its results.
+fn execute(adapter: Adapter, case: &Case, file: &[u8], device: &Device) -> Result<Found> {
+    let attempt = Attempt::new();
+    let wants_gradient = !case.wants_gradient.is_empty();
+    let pass = match wants_gradient || case.training {
+        true => Pass::train(RandomKey::new(0), &attempt),
+        false if case.is_module() => Pass::eval(),
+        false => Pass::no_grad(RandomKey::new(0)),
+    };
+    let mut leaves: Vec<LeafId> = case.wants_gradient.iter().map(|_| LeafId::new()).collect();
+    let call = Call::new(case, file, (device, pass.clone()), &leaves)?;
+    let outputs = adapter(&call)?;
+    call.check_all_read()?;
+    let constants = call.without_gradient();
+    for (index, leaf) in call.parameters() {
+        let place = case.wants_gradient.iter().position(|&wants| wants == index);
+        place.into_iter().for_each(|place| leaves[place] = leaf);
+    }
+    drop(call);
+    let tensors: Vec<Tensor> = outputs.iter().map(|output| output.tensor().clone()).collect();
+    let mut seeded = Vec::new();
+    for (output, cotangent) in outputs.into_iter().zip(&case.cotangents) {
+        let (Output::Var(var), Some(stored)) = (output, case.tensor(cotangent)) else { continue };
+        if var.needs_gradient() && **var.shape() == *stored.shape {
+            seeded.push((var, stored.upload(device, file)?));
+        }
+    }
+    if !seeded.is_empty() {
+        pass.backward_from(seeded)?;
+    }
+    drop(pass);
+    let mut gradients = attempt.into_gradients();
+    let gradients = leaves.iter().map(|&leaf| gradients.remove(leaf)).collect();
+    Ok(Found { outputs: tensors, gradients, constants })
+}
+
+/// An error of the peer has to be one of lowtide's too, and never a panic.
+fn judge_error(case: &Case, found: std::result::Result<Result<()>, String>) -> Outcome {
+    match found {
+        Ok(Err(Stop::Error { .. })) => Outcome::Passed,
+        Ok(Err(Stop::NotApplicable(reason, why))) => Outcome::NotApplicable(reason, why),
+        Err(panic) => Outcome::Failed(panic),
+        Ok(Ok(())) => match ops::meaning_of_error(case) {
+            Some(meaning) => Outcome::NotApplicable(Reason::MoreGeneral, meaning.to_owned()),
+            None => {
+                let (kind, message) = case.raises.clone().unwrap_or_default();
+                Outcome::Failed(format!("no error; PyTorch's is {kind}: {message}"))
+            }
+        },
+    }
+}
+
+/// A failure, unless it is one of those that are known by name.
+fn failed(case: &Case, why: String) -> Outcome {
+    match ops::documented_difference(case, &why) {
+        Some(text) => Outcome::NotApplicable(Reason::Choice, text.to_owned()),
+        None => Outcome::Failed(why),
+    }
+}
+
+/// What an error is where the peer has results.
+fn judge_stop(case: &Case, stop: Stop) -> Outcome {
+    let Stop::Error { message, is_dtype, .. } = stop else {
+        let Stop::NotApplicable(reason, why) = stop else { unreachable!("the other variant") };
+        return Outcome::NotApplicable(reason, why);
+    };
+    let operands = &case.tensors[..case.operand_count()];
+    let is_float = |name: &str| crate::case::dtype(name).is_some_and(DType::is_float);
+    if is_dtype && operands.iter().any(|tensor| tensor.dtype != operands[0].dtype) {
+        return Outcome::NotApplicable(Reason::MixedTypes, message);
+    }
+    let expected = case.outputs.first().and_then(|output| case.tensor(output));
+    let gives_float = expected.is_some_and(|tensor| is_float(&tensor.dtype));
+    if is_dtype && !operands.is_empty() && !is_float(&operands[0].dtype) {
+        let reason = if gives_float { Reason::NotOfIntegers } else { Reason::OfIntegers };
+        return Outcome::NotApplicable(reason, message);
+    }
+    failed(case, format!("error: {message}"))
+}
+
+/// Whether the results are the peer's, or those in f64.
+fn judge(case: &Case, file: &[u8], found: &Found) -> Outcome {
+    let judge = Judge { case, file, found };
+    let verdict = match judge.check((&case.outputs, &case.gradients), false) {
+        Ok(()) => Outcome::Passed,
+        Err(why) => {
+            let truth = case.truth.as_ref();
+            match truth.map(|truth| judge.check((&truth.outputs, &truth.gradients), true)) {
+                Some(Ok(())) => Outcome::PassedByTruth,
+                _ if ties::agree(case, file, &found.outputs) => {
+                    Outcome::NotApplicable(Reason::Ties, why)
+                }
+                Some(Err(also)) => failed(case, format!("{why}; in f64: {also}")),
+                None => failed(case, why),
+            }
+        }
+    };
+    let lost = case.wants_gradient.iter().find(|index| found.constants.contains(index));
+    match (verdict, lost) {
+        (Outcome::Passed | Outcome::PassedByTruth, Some(operand)) => {
+            Outcome::NotApplicable(Reason::NoGradient, format!("operand {operand}"))
+        }
+        (verdict, _) => verdict,
+    }
+}
+
+/// Compares what was found with what a case expects.
+struct Judge<'a> {
+    case: &'a Case,
+    file: &'a [u8],
+    found: &'a Found,
+}
+
+impl Judge<'_> {
+    /// `Ok` if all results and gradients are the expected ones: those of the peer, or those in f64.
+    fn check(
+        &self,
+        (outputs, gradients): (&[Value], &[Value]),
+        is_truth: bool,
+    ) -> std::result::Result<(), String> {
+        let Judge { case, found, .. } = self;
+        if found.outputs.len() != outputs.len() {
+            let (found, expected) = (found.outputs.len(), outputs.len());
+            return Err(format!("{found} results, not {expected}"));
+        }
+        let peer = |peer| is_truth.then_some(peer);
+        for (index, (output, expected)) in found.outputs.iter().zip(outputs).enumerate() {
+            let same = self.same(output, expected, peer(&case.outputs[index]));
+            same.map_err(|why| format!("result {index}: {why}"))?;
+        }
+        for (index, operand) in case.wants_gradient.iter().enumerate() {
+            if found.constants.contains(operand) {
+                continue;
+            }
+            let (gradient, expected) = (found.gradients[index].as_ref(), gradients.get(index));
+            let same = match (gradient, expected.and_then(|value| self.case.tensor(value))) {
+                (Some(gradient), Some(_)) => {
+                    self.same(gradient, &gradients[index], peer(&case.gradients[index]))
+                }
+                // Without influence, the peer has no gradient or one of zeros.
+                (None, Some(stored)) if is_zero(&stored.values(self.file)) => Ok(()),
+                (None, Some(_)) => Err("missing".to_owned()),
+                (Some(gradient), None) => match Values::of(gradient) {
+                    Ok(values) if is_zero(&values) => Ok(()),
+                    _ => Err("there is none in PyTorch".to_owned()),
+                },
+                (None, None) => Ok(()),
+            };
+            same.map_err(|why| format!("gradient of operand {operand}: {why}"))?;
+        }
+        Ok(())
+    }
+
+    /// `Ok` if a result is the expected one; `peer` is the peer's, where that is not the same.
+    fn same(
+        &self,
+        found: &Tensor,
+        expected: &Value,
+        peer: Option<&Value>,
+    ) -> std::result::Result<(), String> {
+        let values = |value: &Value| {
+            let stored = self.case.tensor(value);
+            stored.map(|stored| stored.values(self.file))
+        };
+        let Some(expected) = values(expected) else {
+            return Err(format!("a tensor, not {expected}"));
+        };
+        let found = Values::of(found).map_err(|error| error.to_string())?;
+        let peer = peer.and_then(values);
+        let dtype = peer.as_ref().unwrap_or(&expected).dtype;
+        let tolerance = match dtype.name() == self.case.dtype {
+            true => Tolerance { relative: self.case.rtol, absolute: self.case.atol },
+            false => Tolerance::of(dtype),
+        };
+        let Some(peer) = peer else { return compare(&found, &expected, tolerance) };
+        // What several roundings to a half type leave is chance: of two results with equally many,
+        // one is often twice as far from the exact one as the other.
+        let expected = expected.rounded(peer.dtype);
+        let is_half = matches!(peer.dtype, DType::F16 | DType::BF16);
+        let allowed = distance(&peer, &expected) * if is_half { 2.0 } else { 1.0 };
+        let absolute = tolerance.absolute.max(allowed);
+        compare_values(&found, &expected, Tolerance { absolute, ..tolerance })
+    }
+}
+
+/// What a device was asked for in a run: layouts of the results, and the allocator's moves.
+fn trace(
+    adapter: Adapter,
+    (case, file): (&Case, &[u8]),
+    device: &Device,
+) -> Result<impl PartialEq + std::fmt::Debug + use<>> {
+    let found = execute(adapter, case, file, device)?;
+    let layouts: Vec<(Layout, DType)> =
+        found.tensors().map(|tensor| (*tensor.layout(), tensor.dtype())).collect();
+    drop(found);
+    let history = device.allocator().history();
+    // Everything but the place in the program.
+    let records = history.records().iter();
+    let moves: Vec<_> = records.map(|r| (r.action, r.category, r.offset, r.size_bytes)).collect();
+    Ok((layouts, moves, device.allocator().statistics()))
+}
+
+fn allocation_law(adapter: Adapter, case: &Case, file: &[u8]) -> Law {
+    let real = trace(adapter, (case, file), &cpu(2));
+    let simulated = trace(adapter, (case, file), &sim(2));
+    match (real, simulated) {
+        (Ok(real), Ok(simulated)) if real == simulated => Law::Kept,
+        (Ok(_), Ok(_)) => Law::Broken("the allocations differ".to_owned()),
+        (_, Err(Stop::Error { message, .. })) => Law::Broken(format!("simulated: {message}")),
+        _ => Law::Unknown,
+    }
+}
+
+fn bits_law(adapter: Adapter, case: &Case, file: &[u8], found: &Found) -> Law {
+    let of = |threads| execute(adapter, case, file, &cpu(threads)).map(|found| found.bytes());
+    let (Ok(Ok(one)), Ok(Ok(three)), Ok(two)) = (of(1), of(3), found.bytes()) else {
+        return Law::Broken("an error with another number of threads".to_owned());
+    };
+    match (one == two, two == three) {
+        (true, true) => Law::Kept,
+        (false, _) => Law::Broken("1 and 2 threads differ".to_owned()),
+        (_, false) => Law::Broken("2 and 3 threads differ".to_owned()),
+    }
+}

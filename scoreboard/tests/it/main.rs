@@ -1,0 +1,4 @@
+//! The sample of cases that is checked in, and how cases are read and compared.
+
+mod cases;
+mod sample;

@@ -1,0 +1,107 @@
+//! `cargo xtask scoreboard [SUITE]`: makes the cases of another library's own test suite with that
+//! library, and runs them through lowtide.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::workspace;
+
+/// What the cases are made with.
+const PACKAGES: [&str; 3] = ["torch==2.15.0", "numpy==2.4.6", "expecttest==0.3.0"];
+
+/// The suites, each a script below `scoreboard/python`.
+const SUITES: [&str; 3] = ["opinfo", "moduleinfo", "optiminfo"];
+
+/// Runs it; `Ok(false)` when a case failed.
+///
+/// # Errors
+/// One line about arguments, and about programs that are missing or fail.
+pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
+    let suites: Vec<&str> = match arguments {
+        [] => SUITES.to_vec(),
+        [suite] if SUITES.contains(&suite.as_str()) => vec![suite],
+        _ => {
+            let (suites, found) = (SUITES.join(", "), arguments.join(" "));
+            return Err(format!("scoreboard takes one of {suites}, got `{found}`"));
+        }
+    };
+    let python = python(root)?;
+    let mut good = true;
+    for suite in suites {
+        good &= run_suite(root, &python, suite)?;
+    }
+    Ok(good)
+}
+
+fn run_suite(root: &Path, python: &Path, suite: &str) -> Result<bool, String> {
+    let cases = root.join("target/scoreboard").join(suite);
+    if cases.exists() {
+        fs::remove_dir_all(&cases).map_err(|error| format!("{}: {error}", cases.display()))?;
+    }
+    let scoreboard = |arguments: &[&str]| {
+        let mut command = workspace::cargo(root);
+        command.args(["run", "--quiet", "--package", "lowtide-scoreboard", "--"]).args(arguments);
+        command
+    };
+    let output = scoreboard(&["names", suite])
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("cargo does not start: {error}"))?;
+    if !output.status.success() {
+        return Err("lowtide-scoreboard does not build or run".to_owned());
+    }
+    let names = String::from_utf8_lossy(&output.stdout).into_owned();
+    let script = root.join("scoreboard/python").join(format!("{suite}.py"));
+    println!("{suite}: making cases in {}", cases.display());
+    let mut make = Command::new(python);
+    make.arg(&script).arg(&cases).arg("--ops").args(names.split_whitespace());
+    call(&mut make)?;
+    let out = root.join(format!("target/scoreboard-{suite}"));
+    let paths = [&cases, &out].map(|path| path.display().to_string());
+    let status = scoreboard(&["run", suite, &paths[0], &paths[1]])
+        .status()
+        .map_err(|error| format!("cargo does not start: {error}"))?;
+    println!("{suite}: {}.md has the table, {}.jsonl a line for each case", paths[1], paths[1]);
+    Ok(status.success())
+}
+
+/// A Python that has the peer in the version that cases are made with: that of `LOWTIDE_PYTHON`,
+/// `python3`, or one below `target`.
+pub fn ready_python(root: &Path) -> Option<PathBuf> {
+    const PROBE: &str =
+        "import torch, numpy, expecttest; assert torch.__version__.startswith('2.15.0')";
+    let named = std::env::var_os("LOWTIDE_PYTHON").map(PathBuf::from);
+    let candidates = [named, Some("python3".into()), Some(below_target(root).join("bin/python"))];
+    candidates.into_iter().flatten().find(|python| {
+        let mut probe = Command::new(python);
+        let probe = probe.args(["-c", PROBE]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        probe.is_ok_and(|status| status.success())
+    })
+}
+
+fn below_target(root: &Path) -> PathBuf {
+    root.join("target/scoreboard/venv")
+}
+
+/// [`ready_python`], or one below `target` with the packages of [`PACKAGES`].
+fn python(root: &Path) -> Result<PathBuf, String> {
+    if let Some(python) = ready_python(root) {
+        return Ok(python);
+    }
+    let folder = below_target(root);
+    let python = folder.join("bin/python");
+    println!("installing {} in {}", PACKAGES.join(", "), folder.display());
+    call(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
+    call(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PACKAGES))?;
+    Ok(python)
+}
+
+fn call(command: &mut Command) -> Result<(), String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    match command.stdin(Stdio::null()).status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{name} failed: {status}")),
+        Err(error) => Err(format!("{name} does not start: {error}")),
+    }
+}
