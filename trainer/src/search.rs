@@ -170,6 +170,21 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         if size < batch_size && (is_coupled || splitting == Splitting::Forbidden) {
             return wrong("the batch may not be split".to_owned());
         }
+        let (host_bytes, needed_bytes) = (self.host_bytes(), found.forecast.offloaded_peak_bytes);
+        if needed_bytes > host_bytes {
+            let remedies = vec![Remedy::OffloadBudget(needed_bytes)];
+            return Err(Box::new(DoesNotFit {
+                budget_bytes: host_bytes,
+                needed_bytes,
+                knobs,
+                category_peaks: Vec::new(),
+                coupling: None,
+                step: None,
+                ledger: None,
+                remedies,
+            })
+            .into());
+        }
         match self.fits(&found) {
             true => self.plan(batch_size, found),
             false => Err(self.does_not_fit(splitting)?.into()),

@@ -176,6 +176,22 @@ fn without_memory_of_the_host_nothing_is_offloaded() {
     );
 }
 
+#[test]
+fn plan_that_wants_more_of_the_host_than_there_is_says_how_much() {
+    let [device, host] = devices(None);
+    let mut trainer = Trainer::new(&device, gpt(&device), optimizer(), options(&host));
+    let knobs = Knobs { micro_batch: 8, offloaded_blocks: 6, ..Knobs::default() };
+    let loader = tokens(8);
+    let plan = trainer.plan_with(&Fit::new(&loader), knobs).expect("no limit");
+    let bytes = plan.forecast.offloaded_peak_bytes;
+    host.allocator().set_capacity(bytes);
+    assert!(trainer.plan_with(&Fit::new(&loader), knobs).is_ok(), "as much as it takes");
+    host.allocator().set_capacity(bytes - 1);
+    let error = does_not_fit(trainer.plan_with(&Fit::new(&loader), knobs));
+    assert_eq!((error.needed_bytes, error.missing_bytes()), (bytes, 1), "{error}");
+    assert!(error.to_string().contains(&format!("--offload-budget {bytes}B")), "{error}");
+}
+
 /// Leaves the device so many bytes after step 2.
 struct Squeeze {
     bytes: usize,
