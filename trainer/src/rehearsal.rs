@@ -58,7 +58,7 @@ pub struct RehearsedEvent {
     pub is_evaluation: bool,
     /// Samples of its batch.
     pub samples: usize,
-    /// Allocations that it made.
+    /// Allocations that it made; parts of a batch that only repeat others are left out.
     pub allocations: u64,
     /// The peak of reserved bytes up to its end.
     pub peak_bytes: usize,

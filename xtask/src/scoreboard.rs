@@ -13,6 +13,12 @@ const PACKAGES: [&str; 3] = ["torch==2.15.0", "numpy==2.4.6", "expecttest==0.3.0
 /// The suites, each a script below `scoreboard/python`.
 const SUITES: [&str; 3] = ["opinfo", "moduleinfo", "optiminfo"];
 
+/// The first lines of the table of all suites.
+const TABLE_HEAD: &str = "\
+| suite | cases | passed | by f64 | failed | n/a | missing | passed of those that apply |
+|---|---|---|---|---|---|---|---|
+";
+
 /// Runs it; `Ok(false)` when a case failed.
 ///
 /// # Errors
@@ -27,10 +33,17 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
         }
     };
     let (python, program) = (python(root)?, program(root)?);
-    let mut good = true;
+    let (mut good, mut rows) = (true, String::new());
     for suite in suites {
         good &= run_suite(root, [&python, &program], suite)?;
+        let path = root.join(format!("target/scoreboard-{suite}.rows"));
+        rows +=
+            &fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     }
+    let table = root.join("target/scoreboard.md");
+    let text = format!("{TABLE_HEAD}{rows}");
+    fs::write(&table, text).map_err(|error| format!("{}: {error}", table.display()))?;
+    println!("{} has the table of the README", table.display());
     Ok(good)
 }
 
