@@ -243,6 +243,25 @@ pub enum Remedy {
 }
 
 impl DoesNotFit {
+    /// Of memory beside the device's, of which only the size is known, and what would help.
+    pub(crate) fn beside(
+        budget_bytes: usize,
+        needed_bytes: usize,
+        knobs: Knobs,
+        remedy: Remedy,
+    ) -> DoesNotFit {
+        DoesNotFit {
+            budget_bytes,
+            needed_bytes,
+            knobs,
+            category_peaks: Vec::new(),
+            coupling: None,
+            step: None,
+            ledger: None,
+            remedies: vec![remedy],
+        }
+    }
+
     /// Bytes by which the smallest plan is over.
     pub fn missing_bytes(&self) -> usize {
         self.needed_bytes.saturating_sub(self.budget_bytes)

@@ -172,18 +172,9 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         }
         let (host_bytes, needed_bytes) = (self.host_bytes(), found.forecast.offloaded_peak_bytes);
         if needed_bytes > host_bytes {
-            let remedies = vec![Remedy::OffloadBudget(needed_bytes)];
-            return Err(Box::new(DoesNotFit {
-                budget_bytes: host_bytes,
-                needed_bytes,
-                knobs,
-                category_peaks: Vec::new(),
-                coupling: None,
-                step: None,
-                ledger: None,
-                remedies,
-            })
-            .into());
+            let remedy = Remedy::OffloadBudget(needed_bytes);
+            let error = DoesNotFit::beside(host_bytes, needed_bytes, knobs, remedy);
+            return Err(Box::new(error).into());
         }
         match self.fits(&found) {
             true => self.plan(batch_size, found),
@@ -394,33 +385,39 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
     /// The candidate that fits with fewest blocks recomputed, but more than `count`, where `all`
     /// fits.
     fn fewest_blocks(&mut self, count: usize, all: Candidate) -> Result<Candidate> {
-        let (mut over, mut found) = (count, all);
-        while found.knobs.recomputed_blocks - over > 1 {
-            let middle = over.midpoint(found.knobs.recomputed_blocks);
-            let candidate = self.rehearse(Knobs { recomputed_blocks: middle, ..found.knobs })?;
-            if self.fits(&candidate) {
-                found = candidate;
-            } else {
-                over = middle;
-            }
-        }
-        Ok(found)
+        self.fewest(count, all, |knobs| &mut knobs.recomputed_blocks, Self::fits)
     }
 
     /// The candidate that fits the device with fewest blocks offloaded, but more than `count`,
     /// where `all` fits.
     fn fewest_offloaded(&mut self, count: usize, all: Candidate) -> Result<Candidate> {
+        self.fewest(count, all, |knobs| &mut knobs.offloaded_blocks, Self::fits_device)
+    }
+
+    /// The candidate that `fits` with least of one of the knobs, but more than `count`.
+    fn fewest(
+        &mut self,
+        count: usize,
+        all: Candidate,
+        knob: fn(&mut Knobs) -> &mut usize,
+        fits: fn(&Self, &Candidate) -> bool,
+    ) -> Result<Candidate> {
         let (mut over, mut found) = (count, all);
-        while found.knobs.offloaded_blocks - over > 1 {
-            let middle = over.midpoint(found.knobs.offloaded_blocks);
-            let candidate = self.rehearse(Knobs { offloaded_blocks: middle, ..found.knobs })?;
-            if self.fits_device(&candidate) {
+        loop {
+            let mut knobs = found.knobs;
+            let within = *knob(&mut knobs);
+            if within - over <= 1 {
+                return Ok(found);
+            }
+            let middle = over.midpoint(within);
+            *knob(&mut knobs) = middle;
+            let candidate = self.rehearse(knobs)?;
+            if fits(self, &candidate) {
                 found = candidate;
             } else {
                 over = middle;
             }
         }
-        Ok(found)
     }
 
     fn fits(&self, candidate: &Candidate) -> bool {

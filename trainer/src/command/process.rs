@@ -196,16 +196,8 @@ impl Process {
         if needed_bytes <= budget_bytes {
             return Ok(());
         }
-        let error = DoesNotFit {
-            budget_bytes,
-            needed_bytes,
-            knobs,
-            category_peaks: Vec::new(),
-            coupling: None,
-            step: None,
-            ledger: None,
-            remedies: vec![Remedy::ProcessBudget(needed_bytes)],
-        };
+        let remedy = Remedy::ProcessBudget(needed_bytes);
+        let error = DoesNotFit::beside(budget_bytes, needed_bytes, knobs, remedy);
         Err(Box::new(error).into())
     }
 
