@@ -103,13 +103,23 @@ fn compare<T: Task + Clone>(
     let batch = loader.epoch(0).next().expect("a batch")?;
     let mut pairs = Vec::new();
     for round in 0..rounds {
-        let bare_seconds = seconds(|| {
-            (0..steps).try_for_each(|step| {
-                bare_step(&device, &mut bare, &mut bare_adam, &batch, round * steps + step)
+        let mut run_bare = || {
+            seconds(|| {
+                (0..steps).try_for_each(|step| {
+                    bare_step(&device, &mut bare, &mut bare_adam, &batch, round * steps + step)
+                })
             })
-        })?;
-        let own = seconds(|| (0..steps).try_for_each(|_| trainer.step(&batch).map(drop)))?;
-        pairs.push([bare_seconds, own]);
+        };
+        let mut run_own =
+            || seconds(|| (0..steps).try_for_each(|_| trainer.step(&batch).map(drop)));
+        // Each goes first in half of the rounds.
+        pairs.push(match round % 2 {
+            0 => [run_bare()?, run_own()?],
+            _ => {
+                let own = run_own()?;
+                [run_bare()?, own]
+            }
+        });
     }
     show(&format!("{name}: a step of the trainer over one of a bare loop"), &pairs);
     Ok(())
