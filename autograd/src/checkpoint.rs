@@ -31,6 +31,11 @@ pub enum SavedPolicy {
     Recompute,
     /// They wait in another device's memory. Costs two copies.
     Offload(Offload),
+    /// As [`SavedPolicy::Recompute`], and the segment's inputs wait in another device's memory.
+    RecomputeFrom(Offload),
+    /// As [`SavedPolicy::Recompute`], in one segment with the block before it, where a model runs
+    /// its blocks in such runs: fewer inputs stay, and more is there at once in backward.
+    RecomputeWithPrevious,
 }
 
 /// Computes a segment: only from its inputs, leaves, the pass that it is given, and captured
@@ -50,13 +55,19 @@ impl Pass {
         inputs: Vec<Var>,
         segment: impl Fn(&Pass, Vec<Var>) -> Result<Vec<Var>> + 'static,
     ) -> Result<Vec<Var>> {
-        let store = match policy {
-            SavedPolicy::Recompute => return self.checkpoint_many(inputs, segment),
-            SavedPolicy::Keep => None,
-            SavedPolicy::Offload(options) => Some(self.store(options)),
+        let (store, recomputes) = match policy {
+            SavedPolicy::Recompute | SavedPolicy::RecomputeWithPrevious => {
+                return self.checkpoint_many(inputs, segment);
+            }
+            SavedPolicy::Keep => (None, false),
+            SavedPolicy::Offload(options) => (Some(self.store(options)), false),
+            SavedPolicy::RecomputeFrom(options) => (Some(self.store(options)), true),
         };
         let enclosing = Enclosing { pass: self, store: self.0.store.replace(store) };
-        let outputs = segment(self, inputs)?;
+        let outputs = match recomputes {
+            true => self.checkpoint_many(inputs, segment)?,
+            false => segment(self, inputs)?,
+        };
         self.settle()?;
         drop(enclosing);
         Ok(outputs)

@@ -55,4 +55,4 @@ pub use module::{Module, Parameters};
 pub use parameter::Parameter;
 pub use safetensors::{from_safetensors, load, save, to_safetensors};
 pub use schedule::{Better, Plateau, PlateauOptions, PlateauState, Schedule};
-pub use segment::Segment;
+pub use segment::{Segment, run_blocks};

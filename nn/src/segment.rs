@@ -13,7 +13,9 @@ use crate::parameter::Parameter;
 ///
 /// ```
 /// use lowtide_autograd::{Pass, Var};
-/// use lowtide_nn::{Linear, Module, NnResult, Parameters, ReLU, Segment, Sequential, parameters};
+/// use lowtide_nn::{
+///     Linear, Module, NnResult, Parameters, ReLU, Segment, Sequential, parameters, run_blocks,
+/// };
 /// use lowtide_tensor::{CpuOptions, Device, RandomKey};
 ///
 /// #[derive(Clone)]
@@ -25,9 +27,8 @@ use crate::parameter::Parameter;
 ///
 /// impl Module for Deep {
 ///     fn forward(&self, pass: &Pass, input: Var) -> NnResult<Var> {
-///         self.blocks.iter().enumerate().try_fold(input, |x, (index, block)| {
-///             pass.within(&format!("blocks.{index}"), || block.forward(pass, x))
-///         })
+///         let run = |block: &Sequential, pass: &Pass, x| block.forward(pass, x);
+///         run_blocks("blocks.", &self.blocks, pass, input, run)
 ///     }
 /// }
 ///
@@ -108,14 +109,55 @@ impl<B: Parameters> Parameters for Segment<B> {
     }
 }
 
-/// The blocks one after the other; the path of each is `{prefix}{index}`.
+/// Runs blocks one after the other; the path of each is `{prefix}{index}`. Those that are
+/// recomputed [with the one before](SavedPolicy::RecomputeWithPrevious) are one segment with it.
+///
+/// # Errors
+/// Those of `run`.
+pub fn run_blocks<B: Clone + 'static>(
+    prefix: &str,
+    blocks: &[Segment<B>],
+    pass: &Pass,
+    input: Var,
+    run: impl Fn(&B, &Pass, Var) -> Result<Var> + Clone + 'static,
+) -> Result<Var> {
+    let is_joined =
+        |segment: &&Segment<B>| matches!(segment.policy, Some(SavedPolicy::RecomputeWithPrevious));
+    let (mut x, mut index) = (input, 0);
+    while let Some(first) = blocks.get(index) {
+        let len = match &first.policy {
+            None | Some(SavedPolicy::Keep | SavedPolicy::Offload(_)) => 1,
+            Some(_) => 1 + blocks[index + 1..].iter().take_while(is_joined).count(),
+        };
+        let own = run.clone();
+        x = match &first.policy {
+            Some(policy) if len > 1 => {
+                let of_run = blocks[index..][..len].iter().zip(index..);
+                let blocks: Vec<(String, B)> = of_run
+                    .map(|(segment, at)| (format!("{prefix}{at}"), segment.block.clone()))
+                    .collect();
+                pass.segment(policy, x, move |pass, x| {
+                    blocks.iter().try_fold(x, |x, (name, block)| {
+                        let y = pass.within(name, || own(block, pass, x));
+                        y.map_err(NnError::into_autograd)
+                    })
+                })?
+            }
+            _ => pass.within(&format!("{prefix}{index}"), || {
+                first.run(pass, [x], move |block, pass, [x]| own(block, pass, x))
+            })?,
+        };
+        index += len;
+    }
+    Ok(x)
+}
+
+/// [`run_blocks`] of modules.
 pub(crate) fn forward_blocks<B: Module + Clone + 'static>(
     prefix: &str,
     blocks: &[Segment<B>],
     pass: &Pass,
     input: Var,
 ) -> Result<Var> {
-    blocks.iter().enumerate().try_fold(input, |x, (index, segment)| {
-        pass.within(&format!("{prefix}{index}"), || segment.forward(pass, x))
-    })
+    run_blocks(prefix, blocks, pass, input, |block, pass, x| block.forward(pass, x))
 }

@@ -1,5 +1,6 @@
 //! `scoreboard names SUITE` prints the operations that a suite's script is to make cases for.
-//! `scoreboard run SUITE CASES OUT` runs the cases of a folder and writes `OUT.jsonl` and `OUT.md`.
+//! `scoreboard run SUITE CASES OUT` runs the cases of a folder and writes `OUT.jsonl`, `OUT.md`,
+//! and the suite's rows of the table in the README, `OUT.rows`.
 
 #![forbid(unsafe_code)]
 
@@ -48,6 +49,7 @@ fn run(suite: &str, cases: &Path, out: &Path) -> Result<bool, String> {
     };
     write("jsonl", &report.lines())?;
     write("md", &report.markdown())?;
+    write("rows", &report.table())?;
     println!("{}", report.summary());
     Ok(report.is_good())
 }

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
+use lowtide_tensor::DType;
 use serde_json::json;
 
-use crate::case::{Cases, Kind};
+use crate::case::{self, Cases, Kind};
 use crate::ops::{self, MISSING, Missing};
 use crate::outcome::{Law, Outcome, Reason, Verdict};
 use crate::run;
@@ -164,6 +165,40 @@ impl Report {
         counts
     }
 
+    /// The rows of the table in the README: of samples with gradients by type, and of the rest.
+    pub fn table(&self) -> String {
+        let suite = &self.suite;
+        let mut text = String::new();
+        let mut row = |name: &str, counts: Counts| {
+            let Counts { cases, passed, by_truth, failed, not_applicable, missing } = counts;
+            let share = counts.share();
+            if cases > 0 {
+                let _ = writeln!(
+                    text,
+                    "| {suite}, {name} | {cases} | {passed} | {by_truth} | {failed} | \
+                     {not_applicable} | {missing} | {share:.2} % |"
+                );
+            }
+        };
+        let is_float = |line: &Line| case::dtype(&line.dtype).is_some_and(DType::is_float);
+        for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_float()) {
+            let of_type = |line: &Line| line.kind == Kind::Sample && line.dtype == dtype.name();
+            let with = self.count(|line| of_type(line) && line.has_gradient);
+            row(&format!("{dtype} with gradients"), with);
+            row(
+                &format!("{dtype} without"),
+                self.count(|line| of_type(line) && !line.has_gradient),
+            );
+        }
+        row(
+            "integers and truth values",
+            self.count(|line| line.kind == Kind::Sample && !is_float(line)),
+        );
+        row("f32, not contiguous", self.count(|line| line.kind == Kind::Strided));
+        row("error inputs", self.count(|line| line.kind == Kind::Error));
+        text
+    }
+
     /// Counts by type and by reason, and what failed, as Markdown.
     pub fn markdown(&self) -> String {
         let mut text = format!("# {}\n\n{}\n\n{}\n\n", self.suite, self.versions, self.summary());
@@ -180,7 +215,7 @@ impl Report {
                 );
             }
         };
-        for dtype in lowtide_tensor::DType::ALL {
+        for dtype in DType::ALL {
             let is_sample = |line: &Line| line.kind == Kind::Sample && line.dtype == dtype.name();
             row(dtype.name(), self.count(is_sample));
             let gradients = self.count(|line| is_sample(line) && line.has_gradient);

@@ -114,7 +114,8 @@ impl SimSpec {
     }
 
     /// A device like an NVIDIA H100 (SXM): pages of 2 MiB, as every device of today has, and the
-    /// rates of its data sheet for f32: 67 Tflop/s, 3.35 TB/s. What lies outside is an assumption:
+    /// rates of its data sheet for f32: 67 Tflop/s, 3.35 TB/s, 64 GB/s from and to the host. What
+    /// lies outside is an assumption:
     /// 512 MiB of context, kernels and libraries, and 256 MiB of reserve; less on a device of less
     /// than 12 GiB.
     pub fn like_cuda(capacity_bytes: usize) -> Self {
@@ -124,7 +125,7 @@ impl SimSpec {
             page_bytes: CUDA_PAGE_BYTES,
             mappings_max: MAPPINGS_MAX,
             threads: 1,
-            rates: Rates::nominal(67e12, 3.35e12),
+            rates: Rates::nominal(67e12, 3.35e12).with_link(64e9),
             ..SimSpec::like_this_machine(capacity_bytes)
         }
     }

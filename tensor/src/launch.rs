@@ -24,6 +24,8 @@ pub enum OpClass {
     Product,
     /// Convolutions and their gradients.
     Convolution,
+    /// Those with strides, or with few pixels in a plane of the result.
+    CoarseConvolution,
     /// Attention and its gradients.
     Attention,
     /// What computes each element by itself, casts and fills; what is of no other class.
@@ -41,15 +43,18 @@ pub enum OpClass {
     Random,
     /// What an optimizer does to parameters.
     Update,
-    /// What only moves elements, to another place or device.
+    /// What only moves elements, to another place of the same memory.
     Copy,
+    /// What moves elements to the memory of another device: their bytes count once.
+    Transfer,
 }
 
 impl OpClass {
     /// All of them.
-    pub const ALL: [OpClass; 11] = [
+    pub const ALL: [OpClass; 13] = [
         OpClass::Product,
         OpClass::Convolution,
+        OpClass::CoarseConvolution,
         OpClass::Attention,
         OpClass::Elementwise,
         OpClass::Reduction,
@@ -59,15 +64,17 @@ impl OpClass {
         OpClass::Random,
         OpClass::Update,
         OpClass::Copy,
+        OpClass::Transfer,
     ];
 }
 
-/// Its name in one word.
+/// What reports and files call it.
 impl Display for OpClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             OpClass::Product => "product",
             OpClass::Convolution => "convolution",
+            OpClass::CoarseConvolution => "coarse convolution",
             OpClass::Attention => "attention",
             OpClass::Elementwise => "elementwise",
             OpClass::Reduction => "reduction",
@@ -77,6 +84,7 @@ impl Display for OpClass {
             OpClass::Random => "random",
             OpClass::Update => "update",
             OpClass::Copy => "copy",
+            OpClass::Transfer => "transfer",
         })
     }
 }

@@ -47,6 +47,13 @@ impl Rates {
         self
     }
 
+    /// These, but for copies from and to other devices at so many bytes a second.
+    #[must_use]
+    pub const fn with_link(mut self, bytes_per_second: f64) -> Self {
+        self.by_class[OpClass::Transfer as usize].bytes_per_second = bytes_per_second;
+        self
+    }
+
     /// The rate of a class.
     pub fn of(&self, class: OpClass) -> Rate {
         self.by_class[class as usize]

@@ -5,7 +5,7 @@ use lowtide_allocator::{Category, PinnedBuffer};
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::Device;
+use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -159,7 +159,7 @@ impl Kernel for Send<'_> {
     }
 
     fn cost(&self) -> Cost {
-        Cost { class: OpClass::Copy, flops: 0.0, bytes: self.to.size_bytes() as f64 }
+        Cost { class: OpClass::Transfer, flops: 0.0, bytes: self.to.size_bytes() as f64 }
     }
 
     fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
@@ -204,6 +204,10 @@ impl Tensor {
     pub fn to_device(&self, device: &Device, category: Category) -> Result<Tensor> {
         let copy = Tensor::empty_in(device, category, *self.shape(), self.dtype())?;
         self.device().launch(Send { to: &copy }, &[self], &[])?;
+        // Both devices wait for the copy: it is part of the time of each.
+        if let (true, Backend::Sim(sim)) = (device != self.device(), device.backend()) {
+            sim.advance(Send { to: &copy }.cost());
+        }
         Ok(copy)
     }
 }

@@ -223,8 +223,15 @@ pub enum Remedy {
     Budget(usize),
     /// Let the process have this much memory.
     ProcessBudget(usize),
+    /// Let what blocks keep for backward wait in so much memory of the host.
+    OffloadBudget(usize),
     /// An optimizer without state; changes the training.
     StatelessOptimizer {
+        /// The peak of the smallest plan with it.
+        needed_bytes: usize,
+    },
+    /// States of the optimizer in 8 bits; changes the numbers.
+    EightBitStates {
         /// The peak of the smallest plan with it.
         needed_bytes: usize,
     },
@@ -236,6 +243,25 @@ pub enum Remedy {
 }
 
 impl DoesNotFit {
+    /// Of memory beside the device's, of which only the size is known, and what would help.
+    pub(crate) fn beside(
+        budget_bytes: usize,
+        needed_bytes: usize,
+        knobs: Knobs,
+        remedy: Remedy,
+    ) -> DoesNotFit {
+        DoesNotFit {
+            budget_bytes,
+            needed_bytes,
+            knobs,
+            category_peaks: Vec::new(),
+            coupling: None,
+            step: None,
+            ledger: None,
+            remedies: vec![remedy],
+        }
+    }
+
     /// Bytes by which the smallest plan is over.
     pub fn missing_bytes(&self) -> usize {
         self.needed_bytes.saturating_sub(self.budget_bytes)
@@ -267,15 +293,20 @@ impl fmt::Display for DoesNotFit {
 
 impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let needs = |bytes: &usize| format!("needs {}", format_bytes(*bytes as u64));
         match self {
             Remedy::MicroBatch(len) => write!(f, "allow micro-batches of {len}"),
             Remedy::Budget(bytes) => write!(f, "--budget {bytes}B"),
             Remedy::ProcessBudget(bytes) => write!(f, "--process-budget {bytes}B"),
+            Remedy::OffloadBudget(bytes) => write!(f, "--offload-budget {bytes}B"),
             Remedy::StatelessOptimizer { needed_bytes } => {
-                write!(f, "optimizer sgd without momentum (needs {needed_bytes} bytes)")
+                write!(f, "optimizer sgd without momentum ({})", needs(needed_bytes))
+            }
+            Remedy::EightBitStates { needed_bytes } => {
+                write!(f, "--allow 8bit-states ({})", needs(needed_bytes))
             }
             Remedy::HalfPrecision { needed_bytes } => {
-                write!(f, "--precision bf16 (needs {needed_bytes} bytes)")
+                write!(f, "--precision bf16 ({})", needs(needed_bytes))
             }
         }
     }

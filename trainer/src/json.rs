@@ -61,8 +61,12 @@ fn remedy_json(remedy: &Remedy) -> Value {
         Remedy::MicroBatch(len) => ("micro_batch", json!({ "samples": len })),
         Remedy::Budget(bytes) => ("budget", json!({ "needed_bytes": bytes })),
         Remedy::ProcessBudget(bytes) => ("process_budget", json!({ "needed_bytes": bytes })),
+        Remedy::OffloadBudget(bytes) => ("offload_budget", json!({ "needed_bytes": bytes })),
         Remedy::StatelessOptimizer { needed_bytes } => {
             ("stateless_optimizer", json!({ "needed_bytes": needed_bytes }))
+        }
+        Remedy::EightBitStates { needed_bytes } => {
+            ("eight_bit_states", json!({ "needed_bytes": needed_bytes }))
         }
         Remedy::HalfPrecision { needed_bytes } => {
             ("half_precision", json!({ "needed_bytes": needed_bytes }))

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use lowtide_autograd::SavedPolicy;
+use lowtide_autograd::{Offload, SavedPolicy};
 use lowtide_nn::Parameters;
+use lowtide_tensor::Device;
 use serde::{Deserialize, Serialize};
 
 /// What a plan chooses, and a step runs with.
@@ -22,6 +23,15 @@ pub struct Knobs {
     /// the inputs are kept for backward, which computes the rest again. The same bits.
     #[serde(default)]
     pub recomputed_blocks: usize,
+    /// How many of these are recomputed at once, from the input of the first: fewer inputs are
+    /// kept, and more is there at once in backward. 0 is 1. The same bits.
+    #[serde(default)]
+    pub blocks_at_once: usize,
+    /// Blocks, from the first on, whose kept tensors wait in the memory of
+    /// [`Options::offload`](crate::Options::offload): the inputs of those that are recomputed,
+    /// everything that others save. The same bits, for two copies.
+    #[serde(default)]
+    pub offloaded_blocks: usize,
     /// Whether each parameter is updated as soon as its gradient is complete, which then is gone
     /// before the next one is there. The same bits. Where gradients are looked at before anything
     /// is written ([`Options::non_finite`](crate::Options::non_finite), clipping, a loss scale),
@@ -30,20 +40,32 @@ pub struct Knobs {
     pub fused_update: bool,
 }
 
-/// How much of a step is computed twice.
+/// What is done to keep less on the device for backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Recomputed {
+pub(crate) struct Thrift {
     pub(crate) cheap: bool,
     pub(crate) blocks: usize,
+    pub(crate) at_once: usize,
+    pub(crate) offloaded: usize,
 }
 
-impl Recomputed {
-    pub(crate) const NOTHING: Recomputed = Recomputed { cheap: false, blocks: 0 };
-    pub(crate) const CHEAP: Recomputed = Recomputed { cheap: true, blocks: 0 };
+impl Thrift {
+    pub(crate) const NONE: Thrift = Thrift { cheap: false, blocks: 0, at_once: 0, offloaded: 0 };
+    pub(crate) const CHEAP: Thrift = Thrift { cheap: true, ..Thrift::NONE };
 
     /// What is cheap, and so many blocks.
-    pub(crate) fn blocks(blocks: usize) -> Recomputed {
-        Recomputed { cheap: true, blocks }
+    pub(crate) fn blocks(blocks: usize) -> Thrift {
+        Thrift { blocks, ..Thrift::CHEAP }
+    }
+
+    /// The same with so many blocks recomputed at once.
+    pub(crate) fn at_once(self, at_once: usize) -> Thrift {
+        Thrift { at_once, ..self }
+    }
+
+    /// The same with as many blocks offloaded.
+    pub(crate) fn offloading(self, offloaded: usize) -> Thrift {
+        Thrift { offloaded, ..self }
     }
 }
 
@@ -57,21 +79,30 @@ impl fmt::Display for Knobs {
 impl Knobs {
     /// What is done beside splitting, if anything is.
     pub(crate) fn fmt_means(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut means = Vec::new();
         let recomputed = self.recomputed();
-        match (&recomputed[..], self.fused_update) {
-            ("", false) => Ok(()),
-            ("", true) => write!(f, " with a fused update"),
-            (_, false) => write!(f, " with {recomputed} recomputed"),
-            (_, true) => write!(f, " with {recomputed} recomputed and a fused update"),
+        if !recomputed.is_empty() {
+            means.push(format!("{recomputed} recomputed"));
+        }
+        if self.offloaded_blocks > 0 {
+            means.push(format!("{} offloaded", count_of(self.offloaded_blocks)));
+        }
+        if self.fused_update {
+            means.push("a fused update".to_owned());
+        }
+        let Some(last) = means.pop() else { return Ok(()) };
+        match &means[..] {
+            [] => write!(f, " with {last}"),
+            before => write!(f, " with {} and {last}", before.join(", ")),
         }
     }
 
     /// What is recomputed, if anything is.
     pub(crate) fn recomputed(&self) -> String {
-        let blocks = match self.recomputed_blocks {
-            0 => String::new(),
-            1 => "one block".to_owned(),
-            count => format!("{count} blocks"),
+        let blocks = match (self.recomputed_blocks, self.blocks_at_once) {
+            (0, _) => String::new(),
+            (count, 0 | 1) => count_of(count),
+            (count, at_once) => format!("{count} blocks ({at_once} at once)"),
         };
         match (self.cheap_recomputed, &blocks[..]) {
             (false, _) => blocks,
@@ -80,46 +111,77 @@ impl Knobs {
         }
     }
 
-    /// The same with as much recomputed.
-    pub(crate) fn recomputing(self, Recomputed { cheap, blocks }: Recomputed) -> Knobs {
-        Knobs { cheap_recomputed: cheap, recomputed_blocks: blocks, ..self }
+    /// The same with as little kept.
+    pub(crate) fn keeping(self, thrift: Thrift) -> Knobs {
+        Knobs {
+            cheap_recomputed: thrift.cheap,
+            recomputed_blocks: thrift.blocks,
+            blocks_at_once: thrift.at_once,
+            offloaded_blocks: thrift.offloaded,
+            ..self
+        }
     }
 
-    /// Whether these are no slower than others: parts as large, no more recomputed, no update
-    /// fused that is not there too.
+    /// Whether these are no slower than others: parts as large, no more recomputed or offloaded,
+    /// no update fused that is not there too.
     pub(crate) fn is_at_least(&self, other: &Knobs) -> bool {
         self.micro_batch >= other.micro_batch
             && self.cheap_recomputed <= other.cheap_recomputed
             && self.recomputed_blocks <= other.recomputed_blocks
+            && self.offloaded_blocks <= other.offloaded_blocks
             && self.fused_update <= other.fused_update
     }
 }
 
-/// Blocks that a plan may recompute: those without a policy of their own.
+/// So many blocks, in words.
+fn count_of(blocks: usize) -> String {
+    match blocks {
+        1 => "one block".to_owned(),
+        count => format!("{count} blocks"),
+    }
+}
+
+/// Blocks that a plan may recompute or offload: those without a policy of their own.
 pub(crate) fn block_count(model: &mut dyn Parameters) -> usize {
     let mut count = 0;
     model.visit_policies(&mut |policy| count += usize::from(policy.is_none()));
     count
 }
 
-/// Lets the first `count` of these blocks be recomputed; which ones, for [`keep`].
-pub(crate) fn recompute(model: &mut dyn Parameters, count: usize) -> Vec<usize> {
-    let (mut index, mut chosen) = (0, Vec::with_capacity(count));
+/// Gives these blocks the policies of the knobs, `host` being what they are offloaded to; which
+/// blocks, for [`reset_policies`].
+pub(crate) fn set_policies(
+    model: &mut dyn Parameters,
+    knobs: &Knobs,
+    host: Option<&Device>,
+) -> Vec<usize> {
+    let policy_of = |block: usize| {
+        let offload = host.map(Offload::to).filter(|_| block < knobs.offloaded_blocks);
+        let is_first = block.is_multiple_of(knobs.blocks_at_once.max(1));
+        match (block < knobs.recomputed_blocks, offload) {
+            (true, _) if !is_first => Some(SavedPolicy::RecomputeWithPrevious),
+            (true, Some(offload)) => Some(SavedPolicy::RecomputeFrom(offload)),
+            (true, None) => Some(SavedPolicy::Recompute),
+            (false, offload) => offload.map(SavedPolicy::Offload),
+        }
+    };
+    let (mut index, mut block, mut chosen) = (0, 0, Vec::new());
     model.visit_policies(&mut |policy| {
-        if policy.is_none() && chosen.len() < count {
-            *policy = Some(SavedPolicy::Recompute);
-            chosen.push(index);
+        if policy.is_none() {
+            *policy = policy_of(block);
+            chosen.extend(policy.is_some().then_some(index));
+            block += 1;
         }
         index += 1;
     });
     chosen
 }
 
-/// Takes back what [`recompute`] did.
-pub(crate) fn keep(model: &mut dyn Parameters, recomputed: &[usize]) {
+/// Takes back what [`set_policies`] did.
+pub(crate) fn reset_policies(model: &mut dyn Parameters, chosen: &[usize]) {
     let mut index = 0;
     model.visit_policies(&mut |policy| {
-        if recomputed.binary_search(&index).is_ok() {
+        if chosen.binary_search(&index).is_ok() {
             *policy = None;
         }
         index += 1;

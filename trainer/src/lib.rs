@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(feature = "command"), allow(dead_code, reason = "what only the command uses"))]
 
+mod admission;
 mod calibration;
 mod checkpoint;
 mod checkpoint_folder;
@@ -72,7 +73,7 @@ pub use plan::Plan;
 pub use precision::Precision;
 #[cfg(feature = "progress")]
 pub use progress::Progress;
-pub use rehearsal::Forecast;
+pub use rehearsal::{Forecast, RehearsedEvent};
 pub use report::Report;
 pub use run_dir::{RunDir, Summary};
 pub use score::{Metric, Ratio, Score};

@@ -49,6 +49,8 @@ pub(crate) struct StepLine {
     cheap_recomputed: bool,
     #[serde(skip_serializing_if = "is_zero")]
     recomputed_blocks: usize,
+    #[serde(skip_serializing_if = "is_zero")]
+    offloaded_blocks: usize,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     fused_update: bool,
     skipped: bool,
@@ -188,6 +190,7 @@ impl StepLine {
             micro_batch: report.micro_batch,
             cheap_recomputed: report.cheap_recomputed,
             recomputed_blocks: report.recomputed_blocks,
+            offloaded_blocks: report.offloaded_blocks,
             fused_update: report.fused_update,
             skipped: report.skipped,
             bad_samples: report.bad_samples.clone(),
@@ -212,6 +215,7 @@ pub(crate) fn recovery_name(recovery: Recovery) -> String {
         Recovery::Waited { seconds } => format!("same plan after {seconds:.1} s"),
         Recovery::CheapRecomputation => "cheap results recomputed".to_owned(),
         Recovery::MoreRecomputation { blocks } => format!("{blocks} blocks recomputed"),
+        Recovery::Offload { blocks } => format!("{blocks} blocks offloaded"),
         Recovery::FusedUpdate => "fused update".to_owned(),
         Recovery::SmallerMicroBatch { micro_batch } => format!("micro-batch {micro_batch}"),
     }

@@ -61,6 +61,8 @@ pub struct StepReport {
     pub cheap_recomputed: bool,
     /// Blocks of which backward computed the values again: see [`Knobs`](crate::Knobs).
     pub recomputed_blocks: usize,
+    /// Blocks whose saved tensors waited on the host: see [`Knobs`](crate::Knobs).
+    pub offloaded_blocks: usize,
     /// Whether each parameter was updated as soon as its gradient was complete: see
     /// [`Knobs`](crate::Knobs).
     pub fused_update: bool,
@@ -104,6 +106,11 @@ pub enum Recovery {
     /// Fewer values kept for backward, which computes them again: the same bits.
     MoreRecomputation {
         /// Blocks that are recomputed now.
+        blocks: usize,
+    },
+    /// What blocks keep for backward waits in memory of the host: the same bits.
+    Offload {
+        /// Blocks that are offloaded now.
         blocks: usize,
     },
     /// Each parameter updated as soon as its gradient is complete: the same bits.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use lowtide_amp::LossScaler;
+use lowtide_tensor::Device;
 use serde::{Deserialize, Serialize};
 
 use crate::precision::Precision;
@@ -34,6 +35,9 @@ pub struct Options {
     pub wait: Duration,
     /// What becomes of a step whose loss or gradients are not finite.
     pub non_finite: NonFinite,
+    /// A device whose memory, up to its capacity, plans may use for what blocks keep for backward:
+    /// the processor's, for a training on an NVIDIA device. Beside that device's own memory.
+    pub offload: Option<Device>,
 }
 
 /// What becomes of a step whose loss or gradients are infinite or NaN. Where losses are scaled, a
@@ -73,6 +77,7 @@ impl Default for Options {
             micro_batches: MicroBatches::AsNeeded,
             wait: Duration::ZERO,
             non_finite: NonFinite::Stop,
+            offload: None,
         }
     }
 }

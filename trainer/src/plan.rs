@@ -64,6 +64,14 @@ impl Plan {
             let what = "blocks are computed again in backward: the same bits";
             reasons.push(format!("{what}, for a second forward pass"));
         }
+        if self.knobs.offloaded_blocks > 0 {
+            let bytes = format_bytes(self.forecast.offloaded_peak_bytes as u64);
+            let what = match self.knobs.offloaded_blocks > self.knobs.recomputed_blocks {
+                true => "what blocks save for backward waits in memory of the host",
+                false => "inputs of blocks wait in memory of the host until backward",
+            };
+            reasons.push(format!("{what}, {bytes} of it: the same bits, for two copies"));
+        }
         if self.knobs.fused_update {
             let reason = "a fused update gives the same bits: no gradient waits for the others";
             reasons.push(reason.to_owned());

@@ -68,6 +68,7 @@ impl Observer for Progress {
                 Recovery::MoreRecomputation { blocks } => {
                     format!("on with {blocks} blocks recomputed")
                 }
+                Recovery::Offload { blocks } => format!("on with {blocks} blocks offloaded"),
                 Recovery::FusedUpdate => "on with a fused update".to_owned(),
                 Recovery::SmallerMicroBatch { micro_batch } => {
                     format!("on with micro-batches of {micro_batch}")

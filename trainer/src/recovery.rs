@@ -78,8 +78,9 @@ impl Growth {
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// The recovery ladder. As long as a rehearsal from the device's present state fits what is
     /// there: E1, the same knobs without caches, a few times. Then, if that is wanted, waiting for
-    /// memory to come back. Then E2, the least more recomputation that fits; M1, the largest
-    /// smaller micro-batch that does, or a fused update of one as large.
+    /// memory to come back. Then E2, the least more recomputation that fits, or offloading where
+    /// that is allowed; M1, the largest smaller micro-batch that does, or a fused update of one as
+    /// large.
     ///
     /// # Errors
     /// `failure` itself unless it is out of memory; `DoesNotFit` at the end of the ladder.
@@ -92,7 +93,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     ) -> Result<Retry> {
         let Some(ledger) = failure.out_of_memory() else { return Err(failure) };
         let ledger = Box::new(ledger.clone());
-        self.device.allocator().trim();
+        self.trim();
         let events = [PlannedEvent::Step(*batch)];
         let is_same =
             |retry: &&Retry| matches!(retry.recovery, Recovery::SamePlan | Recovery::Waited { .. });
@@ -108,7 +109,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         // The time is one for all attempts at a step.
         let mut waiting = Waiting::new(self.options.wait.saturating_sub(started.elapsed()));
         while waiting.pause() {
-            self.device.allocator().trim();
+            self.trim();
             fits = self.fits_now(&events, knobs)?;
             if fits {
                 let recovery = Recovery::Waited { seconds: started.elapsed().as_secs_f64() };
@@ -119,26 +120,24 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let search = || Search::new(self.run_inputs(), &events, capacity_bytes);
         // Fits by rehearsal and fails all the same: little less would not do.
         let is_puzzling = fits || retries.iter().any(|retry| !is_same(&retry));
-        if let Some(knobs) = search().recompute_more(knobs, is_puzzling)? {
-            self.knobs = knobs;
-            let recovery = match knobs.recomputed_blocks {
-                0 => Recovery::CheapRecomputation,
-                blocks => Recovery::MoreRecomputation { blocks },
-            };
-            return Ok(Retry { failure: ledger, recovery });
-        }
         let (len, now) = (batch.len(), knobs.micro_batch.min(batch.len()));
+        if let Some(more) = search().recompute_more(knobs, is_puzzling)? {
+            self.knobs = more;
+            return Ok(Retry { failure: ledger, recovery: Recovery::to(more, knobs, now) });
+        }
         let max = if is_puzzling { (now / 2).max(1) } else { now };
         match search().find(len, max, self.splitting()) {
             Ok(plan) if plan.knobs.micro_batch < now => {
                 self.knobs = plan.knobs;
-                let Knobs { micro_batch, .. } = plan.knobs;
-                let recovery = Recovery::SmallerMicroBatch { micro_batch };
-                Ok(Retry { failure: ledger, recovery })
+                Ok(Retry { failure: ledger, recovery: Recovery::to(plan.knobs, knobs, now) })
             }
-            Ok(plan) if plan.knobs.fused_update && !knobs.fused_update => {
+            // Less each time, so that this comes to an end.
+            Ok(plan)
+                if plan.knobs.fused_update && !knobs.fused_update
+                    || plan.predicted_peak_bytes() < self.needed_bytes(&events, knobs)? =>
+            {
                 self.knobs = Knobs { micro_batch: knobs.micro_batch, ..plan.knobs };
-                Ok(Retry { failure: ledger, recovery: Recovery::FusedUpdate })
+                Ok(Retry { failure: ledger, recovery: Recovery::to(self.knobs, knobs, now) })
             }
             // It should fit, and has failed all the same: nothing is left to try.
             Ok(_) => Err(failure),
@@ -150,10 +149,25 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         }
     }
 
+    /// What a step of `knobs` needs now.
+    fn needed_bytes(&self, events: &[PlannedEvent<'_>], knobs: Knobs) -> Result<usize> {
+        Ok(self.run_inputs().rehearse(events, knobs)?.peak_bytes)
+    }
+
     /// Whether a step of `knobs` fits what is there now.
-    fn fits_now(&self, events: &[PlannedEvent<'_>], knobs: Knobs) -> Result<bool> {
+    pub(crate) fn fits_now(&self, events: &[PlannedEvent<'_>], knobs: Knobs) -> Result<bool> {
         let forecast = self.run_inputs().rehearse(events, knobs)?;
-        Ok(forecast.peak_bytes <= self.device.allocator().capacity_bytes())
+        let host = self.options.offload.as_ref();
+        let host_bytes = host.map_or(usize::MAX, |host| host.allocator().capacity_bytes());
+        Ok(forecast.peak_bytes <= self.device.allocator().capacity_bytes()
+            && forecast.offloaded_peak_bytes <= host_bytes)
+    }
+
+    /// Gives back what the devices keep and do not use.
+    fn trim(&self) {
+        for device in [&self.device].into_iter().chain(&self.options.offload) {
+            device.allocator().trim();
+        }
     }
 
     /// Goes back to the planned knobs after a few clean steps if they fit again, or as far as there
@@ -189,6 +203,26 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             self.growth.is_new = true;
         } else {
             self.growth.back_off();
+        }
+    }
+}
+
+impl Recovery {
+    /// The rung that leads to `knobs`, from others with parts of `now` samples.
+    fn to(knobs: Knobs, before: Knobs, now: usize) -> Recovery {
+        let Knobs { micro_batch, recomputed_blocks, offloaded_blocks, .. } = knobs;
+        if micro_batch < now {
+            return Recovery::SmallerMicroBatch { micro_batch };
+        }
+        if knobs.fused_update && !before.fused_update {
+            return Recovery::FusedUpdate;
+        }
+        if offloaded_blocks > before.offloaded_blocks {
+            return Recovery::Offload { blocks: offloaded_blocks };
+        }
+        match recomputed_blocks {
+            0 => Recovery::CheapRecomputation,
+            blocks => Recovery::MoreRecomputation { blocks },
         }
     }
 }

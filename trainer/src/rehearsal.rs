@@ -6,6 +6,7 @@ use lowtide_autograd::Coupling;
 use lowtide_data::BatchView;
 use lowtide_nn::optim::Stateful;
 use lowtide_tensor::{Assumption, Device, RandomKey, TensorError};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, TrainError};
 use crate::evaluation::{score_parts, with_averages};
@@ -29,6 +30,9 @@ pub(crate) enum PlannedEvent<'a> {
 pub struct Forecast {
     /// The peak of reserved bytes: exact.
     pub peak_bytes: usize,
+    /// The peak of reserved bytes of [`Options::offload`](crate::Options::offload): exact; 0 for
+    /// a plan that does not offload.
+    pub offloaded_peak_bytes: usize,
     /// The peak of each category, at whatever moment it was reached.
     pub category_peaks: Vec<(Category, usize)>,
     /// The live blocks by module at the moment when the most was in use, most bytes first: exact,
@@ -41,8 +45,40 @@ pub struct Forecast {
     pub step_seconds: f64,
     /// Where the samples of a batch are coupled: such a batch is never split.
     pub coupling: Option<Coupling>,
+    /// Each step and evaluation that was rehearsed, in order.
+    pub events: Vec<RehearsedEvent>,
     /// Values that the code went on with in place of computed ones.
     pub assumptions: Vec<Assumption>,
+}
+
+/// What one step or evaluation of a rehearsal did to the device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RehearsedEvent {
+    /// Whether it is an evaluation.
+    pub is_evaluation: bool,
+    /// Samples of its batch.
+    pub samples: usize,
+    /// Allocations that it made; parts of a batch that only repeat others are left out.
+    pub allocations: u64,
+    /// The peak of reserved bytes up to its end.
+    pub peak_bytes: usize,
+    /// The [hash](lowtide_allocator::CachingAllocator::layout_hash) of the blocks that are live
+    /// after it.
+    #[serde(with = "hexadecimal")]
+    pub layout_hash: u64,
+}
+
+/// Text, because not every reader of JSON has numbers of 64 bits.
+mod hexadecimal {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(hash: &u64, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(&format_args!("{hash:016x}"))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+        u64::from_str_radix(&String::deserialize(from)?, 16).map_err(D::Error::custom)
+    }
 }
 
 /// The actors: what a run consists of beside its data.
@@ -58,6 +94,24 @@ pub(crate) struct RunInputs<'a, T, O> {
     pub(crate) copies_ahead: bool,
     /// Samples that are evaluated at once; as many as are trained at once if that is not said.
     pub(crate) evaluation_batch: Option<usize>,
+}
+
+impl<'a, T, O> RunInputs<'a, T, O> {
+    /// The same with another optimizer.
+    pub(crate) fn with_optimizer<P>(&self, optimizer: &'a P) -> RunInputs<'a, T, P> {
+        let &RunInputs { device, task, scaler, options, held_bytes, copies_ahead, .. } = self;
+        let evaluation_batch = self.evaluation_batch;
+        RunInputs {
+            device,
+            task,
+            optimizer,
+            scaler,
+            options,
+            held_bytes,
+            copies_ahead,
+            evaluation_batch,
+        }
+    }
 }
 
 impl<T, O> Clone for RunInputs<'_, T, O> {
@@ -109,10 +163,14 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
         knobs: Knobs,
     ) -> Result<Forecast> {
         let device = self.device.simulate();
+        let host = self.options.offload.as_ref().filter(|_| knobs.offloaded_blocks > 0);
+        let host = host.map(Device::simulate);
+        for allocator in [&device].into_iter().chain(&host).map(Device::allocator) {
+            allocator.set_capacity(usize::MAX);
+            allocator.trim();
+            allocator.reset_peaks();
+        }
         let allocator = device.allocator();
-        allocator.set_capacity(usize::MAX);
-        allocator.trim();
-        allocator.reset_peaks();
         let (mut task, mut optimizer) = (self.task.clone(), self.optimizer.clone());
         let mut elsewhere = None;
         task.parameters().visit_tensors(&mut |name, tensor| match tensor.simulated_copy(&device) {
@@ -138,12 +196,15 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
         };
         let mut scaler = self.scaler.clone();
         let (mut coupling, mut repeated_seconds, mut step_seconds) = (None, 0.0, 0.0_f64);
+        let mut rehearsed = Vec::with_capacity(events.len());
         for event in events {
+            let allocations_before = allocator.request_count();
             match event {
                 PlannedEvent::Step(batch) => {
                     let begin_seconds = device.simulated_seconds() + repeated_seconds;
                     let step = Step {
                         device: &device,
+                        host: host.as_ref(),
                         task: &mut task,
                         optimizer: &mut optimizer,
                         scaler: &mut scaler,
@@ -167,10 +228,21 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
                     })?;
                 }
             }
+            let (PlannedEvent::Step(batch) | PlannedEvent::Evaluate(batch)) = event;
+            rehearsed.push(RehearsedEvent {
+                is_evaluation: matches!(event, PlannedEvent::Evaluate(_)),
+                samples: batch.len(),
+                allocations: allocator.request_count() - allocations_before,
+                peak_bytes: allocator.statistics().reserved.peak_bytes,
+                layout_hash: allocator.layout_hash(),
+            });
         }
         let forecast = Forecast::new(&allocator.statistics(), &device);
         let seconds = forecast.seconds + repeated_seconds;
-        Ok(Forecast { coupling, seconds, step_seconds, ..forecast })
+        let peak_of = |host: &Device| host.allocator().statistics().reserved.peak_bytes;
+        let offloaded_peak_bytes = host.as_ref().map_or(0, peak_of);
+        let events = rehearsed;
+        Ok(Forecast { offloaded_peak_bytes, coupling, seconds, step_seconds, events, ..forecast })
     }
 
     fn elsewhere(&self, name: &str, found: &str) -> TrainError {
@@ -198,11 +270,13 @@ impl Forecast {
         let peak_of = |category| (category, statistics.by_category[category].peak_bytes);
         Forecast {
             peak_bytes: statistics.reserved.peak_bytes,
+            offloaded_peak_bytes: 0,
             category_peaks: Category::ALL.map(peak_of).to_vec(),
             modules_at_peak: device.allocator().capture().modules_at_peak(0),
             seconds: device.simulated_seconds(),
             step_seconds: 0.0,
             coupling: None,
+            events: Vec::new(),
             assumptions: device.assumptions(),
         }
     }

@@ -28,6 +28,9 @@ pub struct Summary {
     /// whether the update was fused. Before the values, which are all that is left.
     #[serde(flatten)]
     pub knobs: Knobs,
+    /// What of the recipe's numerics was changed to fit, in words: see `lowtide train --allow`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub numerics: Vec<String>,
     /// The values of the last evaluation, under the names of set and metric: `test_loss`,
     /// `test_accuracy`. `None` is not a number.
     #[serde(flatten)]

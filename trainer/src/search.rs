@@ -2,13 +2,15 @@
 //!
 //! A batch is at best whole, with everything kept for backward. What does not fit is cut into the
 //! largest parts that do, or keeps less: what is cheap is recomputed, or the fewest blocks beside
-//! that with which the largest parts fit. Of these the one with least simulated time is the plan.
+//! that with which the largest parts fit, or what blocks save waits in memory of the host. Of these
+//! the one with least simulated time is the plan.
 
 use lowtide_nn::optim::{ByModel, Sgd, SgdOptions, Stateful};
+use lowtide_tensor::{Device, DeviceKind, SimSpec};
 
 use crate::error::{DoesNotFit, Remedy, Result, TrainError};
 use crate::fused::looks_first;
-use crate::knobs::{Knobs, Recomputed, block_count};
+use crate::knobs::{Knobs, Thrift, block_count};
 use crate::options::Options;
 use crate::plan::Plan;
 use crate::precision::Precision;
@@ -24,6 +26,16 @@ pub(crate) enum Splitting {
 
 /// Of how many plans that need least it is asked what they need with another optimizer.
 const NEAR_LEAST: usize = 8;
+
+/// How many blocks a model has at least for each that is recomputed at once with others.
+const BLOCKS_PER_RUN_LEN: usize = 8;
+
+/// Blocks that are recomputed at once, at most: four of 80 need least where a block computes five
+/// times what goes into it.
+const AT_ONCE_MAX: usize = 4;
+
+/// More than any machine has.
+const HOST_BYTES_MAX: usize = 1 << 50;
 
 /// A search for the plan of a run.
 pub(crate) struct Search<'a, T, O> {
@@ -81,23 +93,48 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             sizes = vec![batch_size];
         }
         let mut larger = &sizes[..];
-        let kept = self.largest(larger, Recomputed::NOTHING)?;
+        let kept = self.largest(larger, Thrift::NONE)?;
         larger = &larger[..count_above(larger, kept.as_ref())];
-        let cheap = self.largest(larger, Recomputed::CHEAP)?;
+        let cheap = self.largest(larger, Thrift::CHEAP)?;
         larger = &larger[..count_above(larger, cheap.as_ref())];
-        let recomputed = match self.largest(larger, Recomputed::blocks(self.block_count))? {
+        let recomputed = match self.largest(larger, Thrift::blocks(self.block_count))? {
             Some(all) => Some(self.fewest_blocks(0, all)?),
             // Not always all blocks need least: the inputs of those are kept that are recomputed.
-            None if kept.is_none() && cheap.is_none() => self.some_blocks(&sizes)?,
+            None if kept.is_none() && cheap.is_none() => {
+                self.some_blocks(&sizes, Thrift::blocks)?
+            }
             None => None,
         };
-        let has_plan = kept.is_some() || cheap.is_some() || recomputed.is_some();
+        let mut found = vec![kept, cheap, recomputed];
+        for at_once in 2..=self.at_once_max() {
+            let best = found.iter().flatten().map(|of| of.knobs.micro_batch).max();
+            let end = best.map_or(sizes.len(), |best| sizes.partition_point(|&size| size > best));
+            let thrift = Thrift::blocks(self.block_count).at_once(at_once);
+            if let Some(all) = self.largest(&sizes[..end], thrift)? {
+                found.push(Some(self.fewest_blocks(0, all)?));
+            }
+        }
+        if self.can_offload() {
+            found.push(self.offloaded(larger, Thrift::CHEAP)?);
+            larger = &larger[..count_above(larger, found[2].as_ref())];
+            let recomputed = Thrift::blocks(self.block_count);
+            found.push(self.offloaded(larger, recomputed)?);
+            for recomputed in [recomputed, Thrift::CHEAP] {
+                if found.iter().all(Option::is_none) {
+                    found.push(self.some_blocks(&sizes, |count| recomputed.offloading(count))?);
+                }
+            }
+        }
+        let has_plan = found.iter().any(Option::is_some);
         let &RunInputs { options, scaler, .. } = &self.inputs;
         // Twice the work is worth it only where nothing else helps.
         let may_fuse = self.can_fuse && !(has_plan && looks_first(options, scaler));
-        let fused = if may_fuse { self.fused(sizes[0])? } else { None };
-        let fits = [kept, cheap, recomputed, fused].into_iter().flatten();
-        match fits.min_by(|a, b| a.forecast.seconds.total_cmp(&b.forecast.seconds)) {
+        found.push(if may_fuse { self.fused(sizes[0])? } else { None });
+        match found
+            .into_iter()
+            .flatten()
+            .min_by(|a, b| a.forecast.seconds.total_cmp(&b.forecast.seconds))
+        {
             Some(found) => self.plan(batch_size, found),
             None => Err(self.does_not_fit(splitting)?.into()),
         }
@@ -116,8 +153,11 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         let wrong =
             |problem: String| Err(TrainError::Setting { place: "knobs".to_owned(), problem });
         let (blocks, size) = (self.block_count, knobs.micro_batch);
-        if knobs.recomputed_blocks > blocks {
+        if knobs.recomputed_blocks.max(knobs.offloaded_blocks) > blocks {
             return wrong(format!("{knobs}: the model has {blocks}"));
+        }
+        if knobs.offloaded_blocks > 0 && !self.can_offload() {
+            return wrong(format!("{knobs}: there is no memory to offload to"));
         }
         if !(1..=batch_size).contains(&size) {
             return wrong(format!("micro-batches of {size} of a batch of {batch_size}"));
@@ -129,6 +169,12 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         let is_coupled = found.forecast.coupling.is_some();
         if size < batch_size && (is_coupled || splitting == Splitting::Forbidden) {
             return wrong("the batch may not be split".to_owned());
+        }
+        let (host_bytes, needed_bytes) = (self.host_bytes(), found.forecast.offloaded_peak_bytes);
+        if needed_bytes > host_bytes {
+            let remedy = Remedy::OffloadBudget(needed_bytes);
+            let error = DoesNotFit::beside(host_bytes, needed_bytes, knobs, remedy);
+            return Err(Box::new(error).into());
         }
         match self.fits(&found) {
             true => self.plan(batch_size, found),
@@ -154,7 +200,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         self.least_recomputation(knobs)
     }
 
-    /// The candidate that fits with the least recomputed, but more than with `knobs`.
+    /// The candidate that fits with the least recomputed, and if that is not enough the fewest
+    /// blocks offloaded, but more than with `knobs`.
     fn least_recomputation(&mut self, knobs: Knobs) -> Result<Option<Candidate>> {
         if !knobs.cheap_recomputed {
             let cheap = self.rehearse(Knobs { cheap_recomputed: true, ..knobs })?;
@@ -162,14 +209,35 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
                 return Ok(Some(cheap));
             }
         }
-        if knobs.recomputed_blocks >= self.block_count {
+        let (blocks, offloaded) = (self.block_count, knobs.offloaded_blocks);
+        let recomputed = Thrift::blocks(blocks).offloading(offloaded);
+        if knobs.recomputed_blocks < blocks {
+            let all = self.rehearse(knobs.keeping(recomputed))?;
+            if self.fits(&all) {
+                return self.fewest_blocks(knobs.recomputed_blocks, all).map(Some);
+            }
+        }
+        for at_once in knobs.blocks_at_once.max(1) + 1..=self.at_once_max() {
+            let all = self.rehearse(knobs.keeping(recomputed.at_once(at_once)))?;
+            if self.fits(&all) {
+                return self.fewest_blocks(knobs.recomputed_blocks.min(blocks - 1), all).map(Some);
+            }
+        }
+        if !self.can_offload() || offloaded >= blocks {
             return Ok(None);
         }
-        let all = self.rehearse(knobs.recomputing(Recomputed::blocks(self.block_count)))?;
-        match self.fits(&all) {
-            true => self.fewest_blocks(knobs.recomputed_blocks, all).map(Some),
-            false => Ok(None),
+        let all = self.rehearse(knobs.keeping(recomputed.offloading(blocks)))?;
+        if !self.fits_device(&all) {
+            return Ok(None);
         }
+        let fewest = self.fewest_offloaded(offloaded, all)?;
+        Ok(self.fits(&fewest).then_some(fewest))
+    }
+
+    /// Blocks that may be recomputed at once. What a block computes takes about ten times what goes
+    /// into it: with fewer blocks than that for each of a run, a run needs more than it saves.
+    fn at_once_max(&self) -> usize {
+        (self.block_count / BLOCKS_PER_RUN_LEN).min(AT_ONCE_MAX)
     }
 
     /// See [`Trainer::survey`](crate::Trainer::survey).
@@ -185,8 +253,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         let halves =
             std::iter::successors(Some(batch_size), |&size| (size > 1).then(|| size.div_ceil(2)));
         for micro_batch in halves {
-            for recomputed in self.levels() {
-                self.rehearse(Knobs { micro_batch, ..Knobs::default() }.recomputing(recomputed))?;
+            for thrift in self.levels() {
+                self.rehearse(Knobs { micro_batch, ..Knobs::default() }.keeping(thrift))?;
             }
             let is_coupled = self.tried[0].forecast.coupling.is_some();
             if splitting == Splitting::Forbidden || is_coupled {
@@ -210,8 +278,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(rows)
     }
 
-    /// The least recomputation, but more than with `knobs`, with which a step in the same parts
-    /// fits; or of everything.
+    /// The least recomputation and offloading, but more than with `knobs`, with which a step in the
+    /// same parts fits; or of everything.
     ///
     /// # Errors
     /// Those of a rehearsal.
@@ -220,7 +288,9 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             let least = self.least_recomputation(knobs)?;
             return Ok(least.map(|candidate| candidate.knobs));
         }
-        let all = knobs.recomputing(Recomputed::blocks(self.block_count));
+        let thrift = Thrift::blocks(self.block_count);
+        let offloaded = if self.can_offload() { self.block_count } else { 0 };
+        let all = knobs.keeping(thrift.offloading(offloaded));
         let fits = all != knobs && {
             let all = self.rehearse(all)?;
             self.fits(&all)
@@ -228,33 +298,52 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(fits.then_some(all))
     }
 
-    /// How much may be recomputed, in steps.
-    fn levels(&self) -> Vec<Recomputed> {
-        let mut levels = vec![Recomputed::NOTHING, Recomputed::CHEAP];
-        levels.extend((self.block_count > 0).then(|| Recomputed::blocks(self.block_count)));
+    /// How much may be recomputed and offloaded, in steps.
+    fn levels(&self) -> Vec<Thrift> {
+        let (mut levels, blocks) = (vec![Thrift::NONE, Thrift::CHEAP], self.block_count);
+        levels.extend((blocks > 0).then(|| Thrift::blocks(blocks)));
+        if self.can_offload() {
+            levels.extend([Thrift::CHEAP, Thrift::blocks(blocks)].map(|t| t.offloading(blocks)));
+        }
         levels
     }
 
-    /// The largest of these sizes, which fall, that fits with that much recomputed.
-    fn largest(&mut self, sizes: &[usize], recomputed: Recomputed) -> Result<Option<Candidate>> {
+    fn can_offload(&self) -> bool {
+        self.inputs.options.offload.is_some() && self.block_count > 0
+    }
+
+    /// The largest of these sizes, which fall, that fits with blocks offloaded beside what is
+    /// recomputed, with as few as do.
+    fn offloaded(&mut self, sizes: &[usize], recomputed: Thrift) -> Result<Option<Candidate>> {
+        let (mut sizes, thrift) = (sizes, recomputed.offloading(self.block_count));
+        while let Some(all) = self.largest(sizes, thrift)? {
+            let micro_batch = all.knobs.micro_batch;
+            let fewest = self.fewest_offloaded(0, all)?;
+            if self.fits(&fewest) {
+                return Ok(Some(fewest));
+            }
+            // It is too much for the host.
+            sizes = &sizes[sizes.partition_point(|&size| size >= micro_batch)..];
+        }
+        Ok(None)
+    }
+
+    /// The largest of these sizes, which fall, that fits the device with as little kept.
+    fn largest(&mut self, sizes: &[usize], thrift: Thrift) -> Result<Option<Candidate>> {
         let Some(last) = sizes.len().checked_sub(1) else { return Ok(None) };
-        let budget_bytes = self.budget_bytes;
-        let mut at = |index: usize| {
-            let knobs = Knobs { micro_batch: sizes[index], ..Knobs::default() };
-            self.rehearse(knobs.recomputing(recomputed))
-        };
-        let fits = |candidate: &Candidate| candidate.forecast.peak_bytes <= budget_bytes;
-        let whole = at(0)?;
-        if fits(&whole) {
+        let knobs_at =
+            |index: usize| Knobs { micro_batch: sizes[index], ..Knobs::default() }.keeping(thrift);
+        let whole = self.rehearse(knobs_at(0))?;
+        if self.fits_device(&whole) {
             return Ok(Some(whole));
         }
-        let mut found = at(last)?;
-        if !fits(&found) {
+        let mut found = self.rehearse(knobs_at(last))?;
+        if !self.fits_device(&found) {
             // Not always the smallest needs least: of parts that take as many pages the largest
             // does, and a second part needs a second set of gradients.
             for index in 1..last {
-                let candidate = at(index)?;
-                if fits(&candidate) {
+                let candidate = self.rehearse(knobs_at(index))?;
+                if self.fits_device(&candidate) {
                     return Ok(Some(candidate));
                 }
             }
@@ -263,8 +352,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         let (mut over, mut within) = (0, last);
         while within - over > 1 {
             let middle = over.midpoint(within);
-            let candidate = at(middle)?;
-            if fits(&candidate) {
+            let candidate = self.rehearse(knobs_at(middle))?;
+            if self.fits_device(&candidate) {
                 (within, found) = (middle, candidate);
             } else {
                 over = middle;
@@ -273,15 +362,18 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(Some(found))
     }
 
-    /// The largest parts with some blocks recomputed that fit, where no parts fit with none or all;
-    /// of the sizes only the largest and the smallest are tried.
-    fn some_blocks(&mut self, sizes: &[usize]) -> Result<Option<Candidate>> {
+    /// The largest parts that fit with the `thrift` of so many blocks, where no parts fit with that
+    /// of none or all; of the sizes only the largest and the smallest are tried.
+    fn some_blocks(
+        &mut self,
+        sizes: &[usize],
+        thrift: impl Fn(usize) -> Thrift,
+    ) -> Result<Option<Candidate>> {
         let ends = [0, sizes.len() - 1].map(|at| sizes[at]);
         for micro_batch in ends {
-            for recomputed_blocks in 1..self.block_count {
+            for count in 1..self.block_count {
                 let knobs = Knobs { micro_batch, ..Knobs::default() };
-                let candidate =
-                    self.rehearse(knobs.recomputing(Recomputed::blocks(recomputed_blocks)))?;
+                let candidate = self.rehearse(knobs.keeping(thrift(count)))?;
                 if self.fits(&candidate) {
                     return Ok(Some(candidate));
                 }
@@ -293,21 +385,54 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
     /// The candidate that fits with fewest blocks recomputed, but more than `count`, where `all`
     /// fits.
     fn fewest_blocks(&mut self, count: usize, all: Candidate) -> Result<Candidate> {
+        self.fewest(count, all, |knobs| &mut knobs.recomputed_blocks, Self::fits)
+    }
+
+    /// The candidate that fits the device with fewest blocks offloaded, but more than `count`,
+    /// where `all` fits.
+    fn fewest_offloaded(&mut self, count: usize, all: Candidate) -> Result<Candidate> {
+        self.fewest(count, all, |knobs| &mut knobs.offloaded_blocks, Self::fits_device)
+    }
+
+    /// The candidate that `fits` with least of one of the knobs, but more than `count`.
+    fn fewest(
+        &mut self,
+        count: usize,
+        all: Candidate,
+        knob: fn(&mut Knobs) -> &mut usize,
+        fits: fn(&Self, &Candidate) -> bool,
+    ) -> Result<Candidate> {
         let (mut over, mut found) = (count, all);
-        while found.knobs.recomputed_blocks - over > 1 {
-            let middle = over.midpoint(found.knobs.recomputed_blocks);
-            let candidate = self.rehearse(Knobs { recomputed_blocks: middle, ..found.knobs })?;
-            if self.fits(&candidate) {
+        loop {
+            let mut knobs = found.knobs;
+            let within = *knob(&mut knobs);
+            if within - over <= 1 {
+                return Ok(found);
+            }
+            let middle = over.midpoint(within);
+            *knob(&mut knobs) = middle;
+            let candidate = self.rehearse(knobs)?;
+            if fits(self, &candidate) {
                 found = candidate;
             } else {
                 over = middle;
             }
         }
-        Ok(found)
     }
 
     fn fits(&self, candidate: &Candidate) -> bool {
+        let offloaded_bytes = candidate.forecast.offloaded_peak_bytes;
+        self.fits_device(candidate) && offloaded_bytes <= self.host_bytes()
+    }
+
+    fn fits_device(&self, candidate: &Candidate) -> bool {
         candidate.forecast.peak_bytes <= self.budget_bytes
+    }
+
+    /// What may be offloaded.
+    fn host_bytes(&self) -> usize {
+        let host = self.inputs.options.offload.as_ref();
+        host.map_or(0, |host| host.allocator().capacity_bytes())
     }
 
     /// What these knobs need; each are rehearsed once.
@@ -385,7 +510,10 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         // On ties the largest parts, and the fewest blocks, are what the planner would take.
         let order =
             |candidate: &&Candidate| (candidate.forecast.peak_bytes, preference(&candidate.knobs));
-        let least = self.tried.iter().min_by_key(order).expect("a batch has at least one part");
+        let host_bytes = self.host_bytes();
+        let fits_host = |of: &&Candidate| of.forecast.offloaded_peak_bytes <= host_bytes;
+        let least = self.tried.iter().filter(fits_host).min_by_key(order);
+        let least = least.expect("a batch has at least one part, kept on the device");
         let Candidate { knobs, forecast, .. } = least.clone();
         let Forecast { peak_bytes: needed_bytes, category_peaks, coupling, .. } = forecast;
         // Parts would help, if they were allowed.
@@ -405,26 +533,36 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
     }
 
     /// What would make it fit. Splitting changes nothing but rounding, more memory nothing at all,
-    /// and another optimizer changes the training: the cheapest is the first that helps.
+    /// and narrower numbers or another optimizer change the training: the cheapest is the first
+    /// that helps.
     fn remedies(
         &mut self,
         least: Knobs,
         needed_bytes: usize,
         can_split: bool,
     ) -> Result<Vec<Remedy>> {
+        // Before smaller parts are tried than are allowed.
+        let host_bytes = self.offload_budget()?;
         let mut remedies = Vec::new();
         if can_split {
             let sizes = part_sizes(least.micro_batch);
-            for recomputed in self.levels() {
-                if let Some(part) = self.largest(&sizes[1..], recomputed)? {
+            for thrift in self.levels() {
+                if let Some(part) = self.largest(&sizes[1..], thrift)? {
                     remedies.push(Remedy::MicroBatch(part.knobs.micro_batch));
                     break;
                 }
             }
         }
         remedies.push(Remedy::Budget(needed_bytes));
-        let RunInputs { device, task, scaler, options, .. } = self.inputs;
-        let RunInputs { held_bytes, copies_ahead, evaluation_batch, .. } = self.inputs;
+        remedies.extend(host_bytes.map(Remedy::OffloadBudget));
+        let RunInputs { task, options, .. } = self.inputs;
+        if let Some(eight_bit) = self.inputs.optimizer.eight_bit() {
+            let with_8bit = self.inputs.with_optimizer(&eight_bit);
+            let needed_bytes = self.least_bytes(with_8bit)?;
+            if needed_bytes <= self.budget_bytes {
+                remedies.push(Remedy::EightBitStates { needed_bytes });
+            }
+        }
         let sgd = Sgd::new(SgdOptions::new(self.inputs.optimizer.learning_rate()))?;
         let stateless: Box<dyn Stateful> = match task.turns().as_slice() {
             [] => Box::new(sgd),
@@ -432,17 +570,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
                 models.iter().fold(ByModel::new(), |all, model| all.with(model, sgd.clone())),
             ),
         };
-        let optimizer = &stateless;
-        let with_sgd = RunInputs {
-            device,
-            task,
-            optimizer,
-            scaler,
-            options,
-            held_bytes,
-            copies_ahead,
-            evaluation_batch,
-        };
+        let with_sgd = self.inputs.with_optimizer(&stateless);
         let needed_bytes = self.least_bytes(with_sgd)?;
         if needed_bytes <= self.budget_bytes {
             remedies.push(Remedy::StatelessOptimizer { needed_bytes });
@@ -460,6 +588,30 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(remedies)
     }
 
+    /// The least memory of the host that would do for what blocks keep, on a device that has memory
+    /// of its own.
+    fn offload_budget(&mut self) -> Result<Option<usize>> {
+        if self.block_count == 0 {
+            return Ok(None);
+        }
+        let mut tried = self.tried.clone();
+        if !self.can_offload() && self.inputs.device.kind() == DeviceKind::Cuda {
+            let host = Device::sim(SimSpec::like_this_machine(HOST_BYTES_MAX))?;
+            let options = Options { offload: Some(host), ..self.inputs.options.clone() };
+            let inputs = RunInputs { options: &options, ..self.inputs };
+            let mut search = Search::new(inputs, self.events, self.budget_bytes);
+            let sizes: Vec<usize> = self.tried.iter().map(|of| of.knobs.micro_batch).collect();
+            let smallest = sizes.into_iter().min().expect("a batch has at least one part");
+            for recomputed in [Thrift::CHEAP, Thrift::blocks(self.block_count)] {
+                search.offloaded(&[smallest], recomputed)?;
+            }
+            tried = search.tried;
+        }
+        let would_fit = tried.iter().filter(|candidate| self.fits_device(candidate));
+        let bytes = would_fit.map(|candidate| candidate.forecast.offloaded_peak_bytes);
+        Ok(bytes.min())
+    }
+
     /// What is needed least with other `inputs`, by the plans that need least with these: which one
     /// of them it is may change.
     fn least_bytes<P: Stateful + Clone>(&self, inputs: RunInputs<'_, T, P>) -> Result<usize> {
@@ -475,9 +627,10 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
 }
 
 /// What the planner would rather have comes first: larger parts, less that is done for memory.
-fn preference(knobs: &Knobs) -> (usize, bool, usize, bool) {
-    let &Knobs { micro_batch, cheap_recomputed, recomputed_blocks, fused_update } = knobs;
-    (usize::MAX - micro_batch, fused_update, recomputed_blocks, cheap_recomputed)
+fn preference(knobs: &Knobs) -> (usize, bool, usize, usize, usize, bool) {
+    let &Knobs { cheap_recomputed, recomputed_blocks, offloaded_blocks, fused_update, .. } = knobs;
+    let (parts, at_once) = (usize::MAX - knobs.micro_batch, knobs.blocks_at_once);
+    (parts, fused_update, offloaded_blocks, recomputed_blocks, at_once, cheap_recomputed)
 }
 
 /// How many of `sizes`, which fall, are larger than those of a candidate.

@@ -18,8 +18,9 @@ use lowtide_nn::optim::{OneModel, Optimizer, Stateful, clip_norm};
 use lowtide_nn::{Loss, Parameters, check_buffers, commit_buffers};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
+use crate::admission::is_packed;
 use crate::error::{Result, TrainError};
-use crate::knobs::{Knobs, keep, recompute};
+use crate::knobs::{Knobs, reset_policies, set_policies};
 use crate::not_finite::{NotFinite, NotFiniteWhat};
 use crate::options::{NonFinite, Options};
 use crate::precision::Precision;
@@ -30,6 +31,8 @@ use crate::undo::Undo;
 /// Everything that a step reads and, at its end, writes.
 pub(crate) struct Step<'a, T, O> {
     pub(crate) device: &'a Device,
+    /// What blocks are offloaded to.
+    pub(crate) host: Option<&'a Device>,
     pub(crate) task: &'a mut T,
     pub(crate) optimizer: &'a mut O,
     pub(crate) scaler: &'a mut LossScaler,
@@ -157,9 +160,9 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
     /// # Errors
     /// Anything before COMMIT; everything is then as it was at BEGIN. `Torn` in COMMIT.
     pub(crate) fn run(mut self, batch: &BatchView<'_>, knobs: Knobs) -> Result<StepOutcome> {
-        let recomputed = recompute(self.task.parameters(), knobs.recomputed_blocks);
+        let chosen = set_policies(self.task.parameters(), &knobs, self.host);
         let outcome = self.take_turns(batch, knobs);
-        keep(self.task.parameters(), &recomputed);
+        reset_policies(self.task.parameters(), &chosen);
         outcome
     }
 
@@ -320,9 +323,10 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         let mut coupling = None;
         let mut loss_sum = Tensor::zeros(self.device, [], DType::F64)?;
         let part_count = goal.part_count();
+        let are_alike = !is_packed(batch);
         for (index, part) in micro_batches(batch.len(), knobs.micro_batch).enumerate().take(count) {
             // After the first, which makes the gradients, all but the last do the same.
-            let is_repeated = (2..part_count - 1).contains(&index);
+            let is_repeated = are_alike && (2..part_count - 1).contains(&index);
             if is_repeated && self.repeated_seconds.is_some() {
                 continue;
             }
@@ -336,7 +340,7 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
                 attempt.end_casts();
             }
             pass.backward_seeded(loss, goal.seed)?;
-            if let (1, Some(seconds)) = (index, &mut self.repeated_seconds) {
+            if let (1, true, Some(seconds)) = (index, are_alike, &mut self.repeated_seconds) {
                 let own = self.device.simulated_seconds() - begin_seconds;
                 **seconds += own * part_count.saturating_sub(3) as f64;
             }

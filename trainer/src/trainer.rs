@@ -10,6 +10,7 @@ use lowtide_nn::NnError;
 use lowtide_nn::optim::Stateful;
 use lowtide_tensor::{Device, DeviceKind, RandomKey};
 
+use crate::admission::Admitted;
 use crate::error::{Result, TrainError};
 use crate::fused::Proofs;
 use crate::knobs::Knobs;
@@ -44,6 +45,7 @@ pub struct Trainer<T, O> {
     pub(crate) in_epoch: Option<LoaderState>,
     pub(crate) growth: Growth,
     pub(crate) proofs: Proofs,
+    pub(crate) admitted: Admitted,
     pub(crate) skipped_in_a_row: u64,
     pub(crate) retried_steps: u64,
     /// The step that was cut off while it was written.
@@ -83,6 +85,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             in_epoch: None,
             growth: Growth::default(),
             proofs: Proofs::default(),
+            admitted: Admitted::default(),
             skipped_in_a_row: 0,
             retried_steps: 0,
             torn: None,
@@ -103,6 +106,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     pub fn task_mut(&mut self) -> &mut T {
         // A model that is changed may need more in a step.
         self.proofs = Proofs::default();
+        self.admitted = Admitted::default();
         &mut self.task
     }
 
@@ -119,6 +123,11 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Sets [`Options::wait`].
     pub fn set_wait(&mut self, wait: Duration) {
         self.options.wait = wait;
+    }
+
+    /// Sets [`Options::offload`]; a plan that offloads has to be made after it.
+    pub fn set_offload(&mut self, host: Option<Device>) {
+        self.options.offload = host;
     }
 
     /// The loss scaler, as it is now.
@@ -294,6 +303,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let (mut retries, knobs) = (Vec::new(), self.knobs);
         // That of this step: a schedule has the next one's after it.
         let learning_rate = self.optimizer.learning_rate();
+        self.admit(&batch.view())?;
         let outcome = loop {
             match self.attempt(&batch.view(), upcoming, observers) {
                 Ok(outcome) => break outcome,
@@ -328,6 +338,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             micro_batch: self.knobs.micro_batch.min(batch.len()),
             cheap_recomputed: self.knobs.cheap_recomputed,
             recomputed_blocks: self.knobs.recomputed_blocks,
+            offloaded_blocks: self.knobs.offloaded_blocks,
             fused_update: self.knobs.fused_update,
             skipped: outcome.skipped,
             reserved_peak_bytes: self.device.allocator().statistics().reserved.peak_bytes,
@@ -336,6 +347,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             bad_samples: batch.skipped().iter().map(|sample| sample.index).collect(),
             retries,
         };
+        if report.retries.is_empty() {
+            // A longer batch than others needs less than the plan only for itself.
+            self.knobs = knobs;
+        }
         self.grow_back(&batch.view(), report.retries.is_empty());
         Ok(report)
     }
@@ -386,11 +401,13 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     ) -> Result<StepOutcome> {
         self.check_whole()?;
         // Blocks of neighbours on the device are none of the step's.
-        let own = self.device.allocator().own_blocks();
+        let devices = [&self.device].into_iter().chain(&self.options.offload);
+        let own: Vec<_> = devices.map(|device| device.allocator().own_blocks()).collect();
         let (step, knobs) = (self.step + 1, self.knobs);
         let promised_bytes = self.promised_bytes(batch, knobs)?;
         let transaction = Step {
             device: &self.device,
+            host: self.options.offload.as_ref(),
             task: &mut self.task,
             optimizer: &mut self.optimizer,
             scaler: &mut self.scaler,
@@ -413,7 +430,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             self.torn = Some((*step, Arc::clone(source)));
             return Err(failure);
         }
-        let left_over = own.live();
+        let left_over: Vec<_> = own.iter().flat_map(|own| own.live()).collect();
         Err(match left_over.last() {
             Some(last) => TrainError::LeftOver {
                 step,

@@ -87,8 +87,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     };
     let package = filter.and_then(|folder| workspace::package_in(root, folder));
     let command = command_line(filter, package.as_deref());
-    let target = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| root.join("target"), |folder| root.join(folder));
+    let target = workspace::target(root);
     let start = file_time(&target).map_err(|error| format!("{}: {error}", target.display()))?;
     let status = workspace::cargo(root)
         .args(&command)

@@ -57,6 +57,12 @@ pub fn cargo(root: &Path) -> Command {
     command
 }
 
+/// Where cargo builds.
+pub fn target(root: &Path) -> PathBuf {
+    let folder = std::env::var_os("CARGO_TARGET_DIR");
+    folder.map_or_else(|| root.join("target"), |folder| root.join(folder))
+}
+
 /// The first line that `program arguments` prints, when it runs and succeeds.
 pub fn first_line_of(root: &Path, program: &str, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new(program);

@@ -62,6 +62,41 @@ fn what_a_segment_saves_leaves_the_device() -> Outcome {
     check_memory(&cpu(), &cpu())
 }
 
+/// Three segments one after the other, of several operations that save a block each: on the device
+/// and on the host after forward, and the gradient of what goes in.
+fn segments(
+    device: &Device,
+    policy: &SavedPolicy,
+    host: &Device,
+) -> Result<([usize; 2], Vec<u32>)> {
+    let before = live_bytes(device);
+    let (pass, attempt) = recording();
+    let (leaf, x) = (LeafId::new(), Tensor::full(device, [BLOCK_LEN], DType::F32, 0.01)?);
+    let mut y = pass.leaf(leaf, &x)?.mul_scalar(2.0)?;
+    for _ in 0..3 {
+        y = pass.segment(policy, y, |_, x| x.exp()?.mul_scalar(0.1)?.exp()?.mul_scalar(0.1))?;
+    }
+    let loss = y.sum_all()?;
+    let bytes = [live_bytes(device) - before, live_bytes(host)];
+    pass.backward(loss)?;
+    Ok((bytes, bits(attempt.into_gradients().get(leaf).unwrap())))
+}
+
+#[test]
+fn only_inputs_of_a_recomputed_segment_wait_on_the_host() -> Outcome {
+    let (device, host) = (cpu(), cpu());
+    let block = BLOCK_BYTES;
+    let (kept, expected) = segments(&device, &SavedPolicy::Keep, &host)?;
+    // The leaf's value and the loss beside them.
+    assert_eq!(kept, [(6 + 2) * block, 0]);
+    let recomputed = segments(&device, &SavedPolicy::Recompute, &host)?;
+    assert_eq!(recomputed, ([(3 + 2) * block, 0], expected.clone()));
+    let away = segments(&device, &SavedPolicy::RecomputeFrom(to(&host)), &host)?;
+    assert_eq!(away, ([2 * block, 3 * block], expected));
+    assert_eq!(live_bytes(&host), 0);
+    Ok(())
+}
+
 #[test]
 fn a_simulated_device_predicts_it_to_the_byte() -> Outcome {
     let sim = || Device::sim(SimSpec::like_this_machine(64 << 20));

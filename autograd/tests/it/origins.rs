@@ -65,9 +65,10 @@ fn step(device: &Device, policy: &SavedPolicy) -> Result<(Vec<Record>, [u32; 2])
     Ok((records.filter(made).collect(), sites))
 }
 
-fn policies(host: &Device) -> [SavedPolicy; 3] {
+fn policies(host: &Device) -> [SavedPolicy; 4] {
     let offload = Offload { size_bytes_min: 0, ..Offload::to(host) };
-    [SavedPolicy::Keep, SavedPolicy::Recompute, SavedPolicy::Offload(offload)]
+    let from = SavedPolicy::RecomputeFrom(offload.clone());
+    [SavedPolicy::Keep, SavedPolicy::Recompute, SavedPolicy::Offload(offload), from]
 }
 
 #[test]
@@ -79,7 +80,9 @@ fn no_block_of_a_step_counts_for_a_line_of_this_library() -> Outcome {
             let file = record.site.file();
             assert!(file.contains("tests/it/"), "{policy:?}: {record:?}");
             // The copy of the offloaded input counts for what made the input: no module.
-            let is_copy = file.ends_with("common.rs") && matches!(policy, SavedPolicy::Offload(_));
+            let is_offloaded =
+                matches!(policy, SavedPolicy::Offload(_) | SavedPolicy::RecomputeFrom(_));
+            let is_copy = file.ends_with("common.rs") && is_offloaded;
             assert!(record.module.is_some() || is_copy, "{policy:?}: {record:?}");
         }
     }
@@ -119,7 +122,7 @@ fn backward_blocks_have_line_and_module_of_the_forward_operation() -> Outcome {
 #[test]
 fn offloaded_tensors_count_for_the_same_on_the_host() -> Outcome {
     let (device, host) = (cpu(), cpu());
-    let [_, _, policy] = policies(&host);
+    let [_, _, policy, _] = policies(&host);
     step(&device, &policy)?;
     let modules: Vec<_> = host
         .allocator()

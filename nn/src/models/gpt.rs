@@ -18,7 +18,7 @@ use crate::loss::{LinearCrossEntropyOptions, Loss, linear_cross_entropy};
 use crate::module::{Module, Parameters, forward_in};
 use crate::optim::check_option;
 use crate::parameter::Parameter;
-use crate::segment::Segment;
+use crate::segment::{Segment, run_blocks};
 
 /// How large a [`Gpt`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -249,13 +249,9 @@ impl Gpt {
             }
         };
         x = pass.within("tok", || Dropout::new(self.dropout)?.forward(pass, x))?;
-        for (index, segment) in self.blocks.iter().enumerate() {
-            let tables = tables.clone();
-            x = pass.within(&format!("blocks.{index}"), || {
-                segment
-                    .run(pass, [x], move |block, pass, [x]| block.forward(pass, x, tables.as_ref()))
-            })?;
-        }
+        x = run_blocks("blocks.", &self.blocks, pass, x, move |block, pass, x| {
+            block.forward(pass, x, tables.as_ref())
+        })?;
         forward_in(pass, "norm", &self.norm, x)
     }
 

@@ -271,6 +271,12 @@ impl<O: Stateful + Clone + 'static> Stateful for Averaged<O> {
         self.swap(parameters).map(|()| true)
     }
 
+    fn eight_bit(&self) -> Option<Box<dyn Stateful>> {
+        let Averaged { decay, averages, swapped, .. } = self.clone();
+        let optimizer = self.optimizer.eight_bit()?;
+        Some(Box::new(Averaged { optimizer, decay, averages, swapped }))
+    }
+
     fn boxed_clone(&self) -> Box<dyn Stateful> {
         Box::new(self.clone())
     }

@@ -78,6 +78,10 @@ impl Stateful for Box<dyn Stateful> {
         (**self).of_model(model)
     }
 
+    fn eight_bit(&self) -> Option<Box<dyn Stateful>> {
+        (**self).eight_bit()
+    }
+
     fn boxed_clone(&self) -> Box<dyn Stateful> {
         (**self).boxed_clone()
     }

@@ -173,6 +173,16 @@ impl Stateful for ByModel {
         Some(&mut **optimizer)
     }
 
+    fn eight_bit(&self) -> Option<Box<dyn Stateful>> {
+        let (mut changed, mut models) = (false, self.models.clone());
+        for (_, optimizer) in &mut models {
+            if let Some(eight_bit) = optimizer.eight_bit() {
+                (changed, *optimizer) = (true, eight_bit);
+            }
+        }
+        changed.then(|| Box::new(ByModel { models }) as Box<dyn Stateful>)
+    }
+
     fn boxed_clone(&self) -> Box<dyn Stateful> {
         Box::new(self.clone())
     }

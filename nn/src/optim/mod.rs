@@ -142,6 +142,12 @@ pub trait Stateful: Scheduled {
         None
     }
 
+    /// A clone that keeps its states in 8 bits, before the first update; `None` from an optimizer
+    /// that cannot, or does so already.
+    fn eight_bit(&self) -> Option<Box<dyn Stateful>> {
+        None
+    }
+
     /// A clone behind a box, so that a `Box<dyn Stateful>` can be cloned.
     fn boxed_clone(&self) -> Box<dyn Stateful>;
 }

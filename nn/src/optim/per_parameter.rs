@@ -342,6 +342,11 @@ impl<R: UpdateRule> Stateful for PerParameter<R> {
         Ok(())
     }
 
+    fn eight_bit(&self) -> Option<Box<dyn Stateful>> {
+        let may_change = self.steps == 0 && !self.quantized;
+        may_change.then(|| Box::new(self.clone().with_8bit_states()) as Box<dyn Stateful>)
+    }
+
     fn boxed_clone(&self) -> Box<dyn Stateful> {
         Box::new(self.clone())
     }

@@ -1,10 +1,11 @@
 //! Blocks of models whose saved tensors are kept, recomputed or offloaded.
 
 use lowtide_autograd::{Attempt, Offload, Pass, SavedPolicy};
+use lowtide_nn::models::{Gpt, GptShape};
 use lowtide_nn::{
-    BatchNorm2d, Conv2d, Dropout, Module, NnError, NnResult as Result, ReLU, Sequential,
+    BatchNorm2d, Conv2d, Dropout, Module, NnError, NnResult as Result, Parameters, ReLU, Sequential,
 };
-use lowtide_tensor::{Conv2dGeometry, DType, Device};
+use lowtide_tensor::{Conv2dGeometry, DType, Device, Tensor};
 
 use crate::common::{KEY, Outcome, cpu};
 use crate::zoo::{Trained, ZOO, fill, uniform};
@@ -52,7 +53,9 @@ fn memory_bytes(case: &mut dyn Trained, device: &Device, cheap: Cheap) -> Result
 #[test]
 fn every_policy_gives_the_same_bits() -> Outcome {
     let (device, host) = (cpu(), cpu());
-    let offload = SavedPolicy::Offload(Offload { size_bytes_min: 0, ..Offload::to(&host) });
+    let to_host = Offload { size_bytes_min: 0, ..Offload::to(&host) };
+    let [offload, from] =
+        [SavedPolicy::Offload, SavedPolicy::RecomputeFrom].map(|of| of(to_host.clone()));
     let mut checked = 0;
     for (name, build) in ZOO {
         let mut case = build(&device, 0.2)?;
@@ -62,7 +65,8 @@ fn every_policy_gives_the_same_bits() -> Outcome {
         }
         let expected = step_bits(&mut *case, Cheap::Kept)?;
         let [kept, kept_peak] = memory_bytes(&mut *case, &device, Cheap::Kept)?;
-        for policy in [SavedPolicy::Keep, SavedPolicy::Recompute, offload.clone()] {
+        let policies = [SavedPolicy::Keep, SavedPolicy::Recompute, offload.clone(), from.clone()];
+        for policy in policies {
             case.model().set_policy(Some(policy.clone()));
             assert!(step_bits(&mut *case, Cheap::Kept)? == expected, "{name} {policy:?}");
             let [bytes, peak] = memory_bytes(&mut *case, &device, Cheap::Kept)?;
@@ -88,7 +92,8 @@ fn cheap_results_of_every_model_are_recomputed_to_the_same_bits() -> Outcome {
         let expected = step_bits(&mut *case, Cheap::Kept)?;
         let policies = |host: &Device| {
             let offload = Offload { size_bytes_min: 0, ..Offload::to(host) };
-            [None, Some(SavedPolicy::Recompute), Some(SavedPolicy::Offload(offload))]
+            let from = Some(SavedPolicy::RecomputeFrom(offload.clone()));
+            [None, Some(SavedPolicy::Recompute), Some(SavedPolicy::Offload(offload)), from]
         };
         for (policy, sim_policy) in policies(&host).into_iter().zip(policies(&sim_host)) {
             case.model().set_policy(policy.clone());
@@ -185,8 +190,9 @@ fn a_simulated_device_predicts_what_each_policy_takes() -> Outcome {
         let bytes = |device: &Device, host: &Device| -> Result<Vec<[usize; 2]>> {
             let mut case = build(device, 0.2)?;
             let offload = Offload { size_bytes_min: 0, prefetch_count: 1, ..Offload::to(host) };
+            let from = Some(SavedPolicy::RecomputeFrom(offload.clone()));
             let policies =
-                [None, Some(SavedPolicy::Recompute), Some(SavedPolicy::Offload(offload))];
+                [None, Some(SavedPolicy::Recompute), Some(SavedPolicy::Offload(offload)), from];
             let mut all = Vec::new();
             for policy in policies {
                 if !case.has_blocks() {
@@ -244,5 +250,59 @@ fn dropout_changes_the_loss_of_those_that_have_it() -> Outcome {
         assert!(loss(0.2)?.is_finite(), "{name}");
     }
     assert_eq!(with_dropout, 8);
+    Ok(())
+}
+
+/// A GPT of twelve narrow blocks with dropout, of which the first ten are recomputed, so many at
+/// once: the bits of a step, and the bytes that forward leaves and the most that backward takes.
+fn gpt_in_runs(device: &Device, host: &Device, at_once: usize) -> Result<(Vec<u32>, [usize; 2])> {
+    let shape = GptShape { vocabulary: 11, context: 8, width: 16, heads: 2, blocks: 12 };
+    let mut model = Gpt::gpt2(device, KEY, shape)?.with_dropout(0.2)?;
+    let offload = Offload { size_bytes_min: 0, ..Offload::to(host) };
+    let mut index = 0;
+    model.visit_policies(&mut |policy| {
+        *policy = match index {
+            10.. => None,
+            _ if at_once == 0 => None,
+            _ if index % at_once > 0 => Some(SavedPolicy::RecomputeWithPrevious),
+            // The inputs of the second run wait on the host.
+            _ if index == at_once => Some(SavedPolicy::RecomputeFrom(offload.clone())),
+            _ => Some(SavedPolicy::Recompute),
+        };
+        index += 1;
+    });
+    let tokens = Tensor::from_slice(device, [2, 8], &[3_i64; 16])?;
+    let before = device.allocator().statistics().allocated.current_bytes;
+    let attempt = Attempt::new();
+    let pass = Pass::train(KEY, &attempt);
+    let loss = model.forward(&pass, pass.constant(tokens))?.exp()?.sum_all()?;
+    let kept = device.allocator().statistics().allocated.current_bytes - before;
+    device.allocator().reset_peaks();
+    pass.backward(loss)?;
+    let peak = device.allocator().statistics().allocated.peak_bytes - before;
+    let (gradients, mut all) = (attempt.into_gradients(), Vec::new());
+    if !device.is_simulated() {
+        model.visit(&mut |_, parameter| {
+            let gradient = gradients.get(parameter.id()).expect("every parameter is used");
+            all.extend(gradient.to_vec::<f32>().expect("f32").iter().map(|x| x.to_bits()));
+        });
+    }
+    Ok((all, [kept, peak]))
+}
+
+#[test]
+fn blocks_recomputed_in_runs_keep_fewer_inputs_and_give_the_same_bits() -> Outcome {
+    let (device, host) = (cpu(), cpu());
+    let (expected, [all, _]) = gpt_in_runs(&device, &host, 0)?;
+    let mut before = all;
+    for at_once in [1, 2, 3, 5] {
+        let (found, [kept, peak]) = gpt_in_runs(&device, &host, at_once)?;
+        assert!(found == expected, "{at_once} at once");
+        assert!(kept < before, "{at_once} at once keep {kept} of {before}");
+        before = kept;
+        let (sim, sim_host) = (device.simulate(), host.simulate());
+        let (_, simulated) = gpt_in_runs(&sim, &sim_host, at_once)?;
+        assert_eq!(simulated, [kept, peak], "{at_once} at once");
+    }
     Ok(())
 }

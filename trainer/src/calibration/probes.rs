@@ -1,5 +1,6 @@
 //! What is timed: operations as trainings have them, each class for one sample and for many.
 
+use lowtide_allocator::Category;
 use lowtide_tensor::{
     AdamUpdate, AttentionOptions, Causal, Conv2dGeometry, DType, Device, Dropout, OpClass,
     Pool2dGeometry, RandomKey, Rounding, Statistics, Tensor, TensorResult,
@@ -33,15 +34,31 @@ const fn probe(
 
 const SAME: Conv2dGeometry =
     Conv2dGeometry { stride: [1; 2], padding: [1; 2], dilation: [1; 2], groups: 1 };
+const STRIDED: Conv2dGeometry = Conv2dGeometry { stride: [2; 2], ..SAME };
 const HALVES: Pool2dGeometry = Pool2dGeometry { kernel: [2; 2], stride: [2; 2], padding: [0; 2] };
 
 /// All of them. A class without a probe for a limit has the rate of elementwise operations there.
-pub(super) const PROBES: [Probe; 18] = [
+pub(super) const PROBES: [Probe; 22] = [
     probe(OpClass::Product, Limit::Arithmetic, |device, count| products(device, count, 128, 128)),
     probe(OpClass::Product, Limit::Arithmetic, |device, count| products(device, count, 128, 512)),
-    probe(OpClass::Convolution, Limit::Arithmetic, |d, count| convolutions(d, [count, 32, 32, 32])),
-    probe(OpClass::Convolution, Limit::Arithmetic, |d, count| convolutions(d, [count, 64, 16, 16])),
-    probe(OpClass::Convolution, Limit::Arithmetic, |d, count| convolutions(d, [count, 128, 8, 8])),
+    probe(OpClass::Convolution, Limit::Arithmetic, |d, count| {
+        convolutions(d, [count, 32, 32, 32], SAME)
+    }),
+    probe(OpClass::Convolution, Limit::Arithmetic, |d, count| {
+        convolutions(d, [count, 64, 16, 16], SAME)
+    }),
+    probe(OpClass::Convolution, Limit::Arithmetic, |d, count| {
+        convolutions(d, [count, 128, 8, 8], SAME)
+    }),
+    probe(OpClass::CoarseConvolution, Limit::Arithmetic, |d, count| {
+        convolutions(d, [count, 32, 16, 16], STRIDED)
+    }),
+    probe(OpClass::CoarseConvolution, Limit::Arithmetic, |d, count| {
+        convolutions(d, [count, 64, 8, 8], STRIDED)
+    }),
+    probe(OpClass::CoarseConvolution, Limit::Arithmetic, |d, count| {
+        convolutions(d, [count, 128, 2, 2], SAME)
+    }),
     probe(OpClass::Attention, Limit::Arithmetic, attention),
     probe(OpClass::Elementwise, Limit::Arithmetic, |device, count| {
         stream(device, &[count, LEN], |x| x.gelu())
@@ -69,6 +86,9 @@ pub(super) const PROBES: [Probe; 18] = [
     }),
     probe(OpClass::Copy, Limit::Bytes, |device, count| {
         stream(device, &[count, LEN], |x| Tensor::cat(&[x, x], 1))
+    }),
+    probe(OpClass::Transfer, Limit::Bytes, |device, count| {
+        stream(device, &[count, LEN], |x| x.to_device(x.device(), Category::Activation))
     }),
 ];
 
@@ -119,13 +139,14 @@ fn products(device: &Device, count: usize, k: usize, n: usize) -> TensorResult<R
 }
 
 /// A convolution of 3 x 3 to as many channels, and its gradients.
-fn convolutions(device: &Device, dims: [usize; 4]) -> TensorResult<Run> {
+fn convolutions(device: &Device, dims: [usize; 4], geometry: Conv2dGeometry) -> TensorResult<Run> {
     let channels = dims[1];
     let (x, w) = (values(device, &dims)?, values(device, &[channels, channels, 3, 3])?);
+    let dy = x.conv2d(&w, None, geometry)?;
     Ok(Box::new(move || {
-        x.conv2d(&w, None, SAME)?;
-        x.conv2d_backward_input(&w, *x.shape(), SAME)?;
-        x.conv2d_backward_weight(&x, *w.shape(), SAME).map(drop)
+        x.conv2d(&w, None, geometry)?;
+        dy.conv2d_backward_input(&w, *x.shape(), geometry)?;
+        dy.conv2d_backward_weight(&x, *w.shape(), geometry).map(drop)
     }))
 }
 

@@ -38,6 +38,9 @@ pub(super) struct DeviceArgs {
     threads: Option<u64>,
 }
 
+/// So much that any model can be built in it.
+pub(super) const CAPACITY_BYTES: usize = 1 << 50;
+
 /// Less than any model and its data take.
 const BUDGET_MIN: usize = 1 << 10;
 
@@ -62,19 +65,22 @@ pub(super) struct AbsentDevice {
     /// Of f32.
     gflops_per_second: u32,
     gigabytes_per_second: u32,
+    /// From and to the host.
+    link_gigabytes_per_second: u32,
 }
 
 /// Rates by the data sheets of NVIDIA: f32 outside of tensor cores, memory (of the SXM forms where
-/// there are several, of the A100 with 80 GB).
-const ABSENT_DEVICES: [(&str, u32, u32); 8] = [
-    ("t4", 8_100, 320),
-    ("l4", 30_300, 300),
-    ("a10", 31_200, 600),
-    ("a100", 19_500, 2_039),
-    ("rtx3090", 35_600, 936),
-    ("rtx4090", 82_600, 1_008),
-    ("h100", 67_000, 3_350),
-    ("h200", 67_000, 4_800),
+/// there are several, of the A100 with 80 GB), and PCIe in one direction: 16 GB/s of the third
+/// generation, 32 of the fourth, 64 of the fifth.
+const ABSENT_DEVICES: [(&str, u32, u32, u32); 8] = [
+    ("t4", 8_100, 320, 16),
+    ("l4", 30_300, 300, 32),
+    ("a10", 31_200, 600, 32),
+    ("a100", 19_500, 2_039, 32),
+    ("rtx3090", 35_600, 936, 32),
+    ("rtx4090", 82_600, 1_008, 32),
+    ("h100", 67_000, 3_350, 64),
+    ("h200", 67_000, 4_800, 64),
 ];
 
 impl AbsentDevice {
@@ -83,7 +89,8 @@ impl AbsentDevice {
             rates: Rates::nominal(
                 f64::from(self.gflops_per_second) * 1e9,
                 f64::from(self.gigabytes_per_second) * 1e9,
-            ),
+            )
+            .with_link(f64::from(self.link_gigabytes_per_second) * 1e9),
             ..SimSpec::like_cuda(self.memory_bytes)
         }
     }
@@ -188,7 +195,6 @@ impl DeviceArgs {
     /// A simulated device of the same kind, so large that any model can be built on it. A CUDA
     /// device is asked only where no budget says what it has.
     pub(super) fn open_simulated(&self, process: Option<ProcessBudget>) -> Result<Simulated> {
-        const CAPACITY_BYTES: usize = 1 << 50;
         let (mut products, calibration) = (None, self.calibration());
         let rates = calibration.as_ref().and_then(Calibration::rates);
         let (spec, budget_bytes) = match (self.limit(process), self.device) {
@@ -353,13 +359,15 @@ fn parse_place(text: &str) -> std::result::Result<DeviceName, String> {
     let expected = || "expected cpu, cuda, cuda:N, or one to plan for, as h100:80GiB".to_owned();
     let (name, memory) = text.split_once(':').ok_or_else(expected)?;
     let known = ABSENT_DEVICES.iter().find(|(known, ..)| known.eq_ignore_ascii_case(name));
-    let &(name, gflops_per_second, gigabytes_per_second) = known.ok_or_else(expected)?;
+    let &(name, gflops_per_second, gigabytes_per_second, link_gigabytes_per_second) =
+        known.ok_or_else(expected)?;
     let memory_bytes = parse_budget(memory)?;
     Ok(DeviceName::Absent(AbsentDevice {
         name,
         memory_bytes,
         gflops_per_second,
         gigabytes_per_second,
+        link_gigabytes_per_second,
     }))
 }
 

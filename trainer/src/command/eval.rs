@@ -39,7 +39,8 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<()> {
     let mut task = recipe.task(&device, samples)?;
     if let Some(budget) = process_budget {
         let copied_bytes = model_bytes(task.parameters()).iter().sum();
-        let work = Work { device: &device, fit: &Fit::new(&test), copied_bytes, steps: 0 };
+        let fit = Fit::new(&test);
+        let work = Work { device: &device, fit: &fit, copied_bytes, steps: 0, offload_bytes: 0 };
         let process = Process::divide(budget, &work, arguments.device.budget())?;
         process.check_room(Knobs { micro_batch: 1, ..Knobs::default() })?;
         if let Some(bytes) = process.training_bytes() {

@@ -11,6 +11,7 @@ mod failure;
 mod interrupt;
 mod plan;
 mod plan_file;
+mod planning;
 mod process;
 mod rates;
 mod recipes;
@@ -88,7 +89,7 @@ struct RecipeArgs {
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 0..=u64::MAX))]
     seed: Option<u64>,
-    /// What operations compute in, f32, bf16 or f16; parameters stay f32.
+    /// What operations compute in, f32, bf16 or f16; parameters stay as they are.
     #[arg(long, value_name = "TYPE")]
     precision: Option<Precision>,
     /// Sets a key of the recipe, such as optimizer.kind=lion; repeatable.

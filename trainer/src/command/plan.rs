@@ -4,7 +4,8 @@ use clap::Args;
 use lowtide_allocator::Category;
 use serde_json::{Value, json};
 
-use crate::command::device::Simulated;
+use crate::command::device::{CAPACITY_BYTES, Simulated};
+use crate::command::planning::{Changed, Numerics, PlanningArgs};
 use crate::command::process::{Process, ProcessBudget, Work};
 use crate::command::rates::Calibration;
 use crate::command::{DeviceArgs, RecipeArgs, failure, say};
@@ -24,6 +25,8 @@ pub(super) struct PlanArgs {
     recipe: RecipeArgs,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    planning: PlanningArgs,
     /// Prints the plan, or why there is none, as one JSON object.
     #[arg(long)]
     pub(super) json: bool,
@@ -46,6 +49,9 @@ pub(super) struct Found {
     /// The rates that times are by, where they are not nominal.
     calibration: Option<Calibration>,
     survey: Vec<(Knobs, Forecast)>,
+    /// Changes of the recipe's numerics that it takes.
+    numerics: Vec<Numerics>,
+    offload_budget: Option<usize>,
 }
 
 /// Whether everything that was asked for fits.
@@ -54,7 +60,8 @@ pub(super) fn run(arguments: &PlanArgs) -> Result<bool> {
     if arguments.device.budgets.len() > 1 {
         return compare(&recipe, arguments);
     }
-    let found = find(&recipe, &arguments.device, arguments.device.process_budget())?;
+    let PlanArgs { device, planning, .. } = arguments;
+    let found = find(&recipe, device, planning, device.process_budget())?;
     arguments.device.doubt(found.plan.predicted_peak_bytes());
     if arguments.json {
         say(&found.to_json(&arguments.device).to_string())?;
@@ -72,26 +79,34 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
     let Simulated { device: sim, calibration, .. } = simulated;
     let RecipeData { samples, mut train, test } = recipe.open()?;
     lock_pages(&mut train, &sim)?;
-    let mut trainer = recipe.trainer(&sim, samples)?;
+    let host = arguments.planning.open_simulated_host(&arguments.device)?;
     let fit = recipe.fit(&train, &test);
     let mut plans = Vec::new();
     for &budget_bytes in &arguments.device.budgets {
-        let process = divide(process_budget, &mut trainer, &fit, Some(budget_bytes))?;
-        sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
-        let plan = match checked(trainer.plan_for(&fit), process.as_ref()) {
+        let found = arguments.planning.first_that_fits(recipe, |recipe| {
+            sim.allocator().set_capacity(CAPACITY_BYTES);
+            let mut trainer = recipe.trainer(&sim, samples)?;
+            trainer.set_offload(host.clone());
+            let process = divide(process_budget, &mut trainer, &fit, Some(budget_bytes))?;
+            sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
+            checked(trainer.plan_for(&fit), process.as_ref())
+        });
+        let plan = match found {
             Err(TrainError::DoesNotFit(error)) => Err(error),
-            plan => Ok(plan?),
+            found => found.map(|Changed { planned, numerics, .. }| Ok((planned, numerics)))?,
         };
         plans.push((budget_bytes, plan));
     }
-    let fitting = || plans.iter().filter_map(|(_, plan)| plan.as_ref().ok());
+    let fitting = || plans.iter().filter_map(|(_, plan)| Some(&plan.as_ref().ok()?.0));
     let fastest = fitting().map(|plan| plan.forecast.seconds).fold(f64::INFINITY, f64::min);
     let fits = fitting().count() == plans.len();
     if arguments.json {
         let plans = plans.iter().map(|(budget_bytes, plan)| match plan {
-            Ok(plan) => {
+            Ok((plan, numerics)) => {
                 let fields = json!({
                     "budget_bytes": budget_bytes,
+                    "numerics": numerics,
+                    "offloaded_peak_bytes": plan.forecast.offloaded_peak_bytes,
                     "predicted_peak_bytes": plan.predicted_peak_bytes(),
                     "relative_time": plan.forecast.seconds / fastest,
                     "step_seconds": measured_seconds(calibration.as_ref(), &plan.forecast),
@@ -121,12 +136,14 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
     say(&format!("budget       peak                             {:>width$}  plan", "time"))?;
     for (budget_bytes, plan) in plans {
         let (bytes, time, words) = match plan {
-            Ok(plan) => {
+            Ok((plan, numerics)) => {
                 let time = match measured_seconds(calibration.as_ref(), &plan.forecast) {
                     Some(seconds) => format_seconds(seconds),
                     None => format!("{:.2}", plan.forecast.seconds / fastest),
                 };
-                (plan.predicted_peak_bytes(), time, plan.knobs.to_string())
+                let words = numerics.iter().map(Numerics::to_string);
+                let words: Vec<_> = std::iter::once(plan.knobs.to_string()).chain(words).collect();
+                (plan.predicted_peak_bytes(), time, words.join(", "))
             }
             Err(error) => {
                 let missing = format_bytes(error.missing_bytes() as u64);
@@ -145,7 +162,7 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
 
 impl Found {
     fn tell(&self, device: &DeviceArgs) -> Result<()> {
-        let Found { plan, process, survey, products, calibration, .. } = self;
+        let Found { plan, process, survey, products, calibration, numerics, .. } = self;
         let &Found { outside_bytes, is_assumed, .. } = self;
         let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
         let budget = device.tell_budget(plan.budget_bytes, process.as_ref());
@@ -160,6 +177,10 @@ impl Found {
         }
         say(&format!("batch           {} samples", plan.batch_size))?;
         say(&format!("plan            {}", plan.knobs))?;
+        for (index, change) in numerics.iter().enumerate() {
+            let head = if index == 0 { "numerics" } else { "" };
+            say(&format!("{head:<15} {change}: does not fit without, other numbers"))?;
+        }
         for (index, reason) in plan.reasons().iter().enumerate() {
             say(&format!("{:<15} {reason}", if index == 0 { "why" } else { "" }))?;
         }
@@ -167,6 +188,11 @@ impl Found {
         if plan.copy_ahead_bytes > 0 {
             let next = exact(plan.copy_ahead_bytes);
             say(&format!("of which        {next} for the next batch, copied during a step"))?;
+        }
+        if plan.knobs.offloaded_blocks > 0 {
+            let waits = exact(plan.forecast.offloaded_peak_bytes);
+            let budget = self.offload_budget.map_or(0, |bytes| bytes as u64);
+            say(&format!("offloaded       {waits} of {} on the host", format_bytes(budget)))?;
         }
         let (batches, samples) = (exact(plan.staging_bytes), exact(plan.data_bytes));
         say(&format!("on the host     {batches} for batches and {samples} for data, beside it"))?;
@@ -195,14 +221,23 @@ impl Found {
                 ""
             };
             let (peak, time) = (exact(forecast.peak_bytes), self.relative_time(forecast));
-            let &Knobs { micro_batch, cheap_recomputed, recomputed_blocks, fused_update } = knobs;
+            let &Knobs { micro_batch, cheap_recomputed, recomputed_blocks, .. } = knobs;
             let recomputed = match (cheap_recomputed, recomputed_blocks) {
                 (false, 0) => "nothing".to_owned(),
                 (true, 0) => "cheap".to_owned(),
                 (false, blocks) => format!("blocks {blocks}"),
                 (true, blocks) => format!("cheap, blocks {blocks}"),
             };
-            let mark = if fused_update { format!("  update fused{mark}") } else { mark.to_owned() };
+            let fused = if knobs.fused_update { "  update fused" } else { "" };
+            let offloaded = match knobs.offloaded_blocks {
+                0 => String::new(),
+                blocks => format!("  blocks {blocks} offloaded"),
+            };
+            let at_once = match knobs.blocks_at_once {
+                0 | 1 => String::new(),
+                count => format!("  {count} at once"),
+            };
+            let mark = format!("{at_once}{offloaded}{fused}{mark}");
             let seconds = measured_seconds(calibration.as_ref(), forecast);
             let seconds = seconds.map_or(String::new(), |s| format!("{:<10}", format_seconds(s)));
             say(&format!(
@@ -231,6 +266,7 @@ impl Found {
 
     fn to_json(&self, device: &DeviceArgs) -> Value {
         let Found { plan, process, survey, products, outside_bytes, calibration, .. } = self;
+        let Found { numerics, offload_budget, .. } = self;
         let calibration = calibration.as_ref();
         let survey = survey.iter().map(|(knobs, forecast)| {
             let fields = json!({
@@ -251,11 +287,15 @@ impl Found {
             "batch_size": plan.batch_size,
             "evaluation_batch": plan.evaluation_batch,
             "copy_ahead_bytes": plan.copy_ahead_bytes,
+            "numerics": numerics,
+            "offload_budget_bytes": offload_budget,
+            "offloaded_peak_bytes": plan.forecast.offloaded_peak_bytes,
             "staging_bytes": plan.staging_bytes,
             "data_bytes": plan.data_bytes,
             "reasons": plan.reasons(),
             "predicted_peak_bytes": plan.predicted_peak_bytes(),
             "peak_bytes_by_category": categories_json(plan.forecast.category_peaks.iter().copied()),
+            "events": plan.forecast.events,
             "modules_at_peak": modules_json(&plan.forecast.modules_at_peak),
             "rates_measured_on": calibration.map(|calibration| &calibration.measured_on),
             "step_seconds": measured_seconds(calibration, &plan.forecast),
@@ -289,7 +329,9 @@ pub(super) fn divide(
     let Some(budget) = budget else { return Ok(None) };
     let (copied_bytes, device) = (trainer.copied_bytes(), trainer.device().clone());
     let steps = trainer.steps().saturating_add(fit.step_count());
-    let work = Work { device: &device, fit, copied_bytes, steps };
+    let host = trainer.options.offload.as_ref();
+    let offload_bytes = host.map_or(0, |host| host.allocator().capacity_bytes());
+    let work = Work { device: &device, fit, copied_bytes, steps, offload_bytes };
     Process::divide(budget, &work, given_bytes).map(Some)
 }
 
@@ -316,20 +358,38 @@ pub(super) fn checked(planned: Result<Plan>, process: Option<&Process>) -> Resul
 pub(super) fn find(
     recipe: &Recipe,
     device: &DeviceArgs,
+    planning: &PlanningArgs,
     process_budget: Option<ProcessBudget>,
 ) -> Result<Found> {
     let Simulated { device: sim, budget_bytes, products, calibration } =
         device.open_simulated(process_budget)?;
     let RecipeData { samples, mut train, test } = recipe.open()?;
     lock_pages(&mut train, &sim)?;
-    let mut trainer = recipe.trainer(&sim, samples)?;
+    let host = planning.open_simulated_host(device)?;
     let fit = recipe.fit(&train, &test);
-    let process = divide(process_budget, &mut trainer, &fit, device.budget())?;
-    sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
-    let plan = checked(trainer.plan_for(&fit), process.as_ref())?;
-    let survey = trainer.survey(&fit)?;
+    let changed = planning.first_that_fits(recipe, |recipe| {
+        sim.allocator().set_capacity(CAPACITY_BYTES);
+        let mut trainer = recipe.trainer(&sim, samples)?;
+        trainer.set_offload(host.clone());
+        let process = divide(process_budget, &mut trainer, &fit, device.budget())?;
+        sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
+        let plan = checked(trainer.plan_for(&fit), process.as_ref())?;
+        Ok((plan, process, trainer.survey(&fit)?))
+    })?;
+    let Changed { planned: (plan, process, survey), numerics, .. } = changed;
     let (outside_bytes, is_assumed) = (sim.outside_bytes(), device.is_assumed());
-    Ok(Found { plan, process, outside_bytes, is_assumed, products, calibration, survey })
+    let offload_budget = planning.offload_budget;
+    Ok(Found {
+        plan,
+        process,
+        outside_bytes,
+        is_assumed,
+        products,
+        calibration,
+        survey,
+        numerics,
+        offload_budget,
+    })
 }
 
 /// Seconds of a step, where they are more than an order of plans.

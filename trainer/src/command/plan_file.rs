@@ -7,6 +7,7 @@ use lowtide_allocator::Category;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::command::planning::Numerics;
 use crate::error::{Result, TrainError};
 use crate::human::format_bytes;
 use crate::json::{categories_json, modules_json};
@@ -14,6 +15,7 @@ use crate::knobs::Knobs;
 use crate::outline::{Examples, Fit};
 use crate::plan::Plan;
 use crate::recipe::RecipeTrainer;
+use crate::rehearsal::RehearsedEvent;
 
 /// A plan that `lowtide plan --json` has printed.
 pub(super) struct PlanFile {
@@ -31,6 +33,11 @@ struct Told {
     predicted_peak_bytes: usize,
     peak_bytes_by_category: Value,
     modules_at_peak: Value,
+    events: Vec<RehearsedEvent>,
+    #[serde(default)]
+    numerics: Vec<Numerics>,
+    #[serde(default)]
+    offload_budget_bytes: Option<usize>,
 }
 
 impl PlanFile {
@@ -51,11 +58,21 @@ impl PlanFile {
         self.told.budget_bytes
     }
 
+    /// What blocks may be offloaded to.
+    pub(super) fn offload_budget(&self) -> Option<usize> {
+        self.told.offload_budget_bytes
+    }
+
+    /// The changes of the recipe's numerics that it took.
+    pub(super) fn numerics(&self) -> &[Numerics] {
+        &self.told.numerics
+    }
+
     /// The plan with its knobs for `fit`, rehearsed anew.
     ///
     /// # Errors
-    /// `Setting` unless the rehearsal takes the same bytes, in all, of each category and by module;
-    /// `DoesNotFit`.
+    /// `Setting` unless the rehearsal takes the same bytes in each step and evaluation, in all, of
+    /// each category and by module; `DoesNotFit`.
     pub(super) fn follow(&self, trainer: &mut RecipeTrainer, fit: &Fit<'_>) -> Result<Plan> {
         let batch_sizes = [self.told.batch_size, Examples::of(fit)?.batch_size()];
         if let Some(difference) = differs("a batch", batch_sizes.map(|size| size.to_string())) {
@@ -86,10 +103,30 @@ impl PlanFile {
             [self.told.peak_bytes_by_category.clone(), categories_json(found.iter().copied())];
         let modules =
             [self.told.modules_at_peak.clone(), modules_json(&plan.forecast.modules_at_peak)];
-        differs("the peak", peaks)
+        let events = [&self.told.events, &plan.forecast.events];
+        differs("the number of steps and evaluations", events.map(|of| of.len().to_string()))
+            .or_else(|| {
+                let mut pairs = events[0].iter().zip(events[1]).enumerate();
+                pairs.find_map(|(index, (told, found))| event_differs(index, told, found))
+            })
+            .or_else(|| differs("the peak", peaks))
             .or_else(|| differs("the peak of each category", categories.map(|c| c.to_string())))
             .or_else(|| differs("what is in use at the peak", modules.map(|m| m.to_string())))
     }
+}
+
+/// In what an event differs from the one that was planned.
+fn event_differs(index: usize, told: &RehearsedEvent, found: &RehearsedEvent) -> Option<String> {
+    let kind = |event: &RehearsedEvent| {
+        let kind = if event.is_evaluation { "an evaluation" } else { "a step" };
+        format!("{kind} of {} samples", event.samples)
+    };
+    let of = |what: &str| format!("event {}, {}: {what}", index + 1, kind(told));
+    let both = |number: fn(&RehearsedEvent) -> u64| [told, found].map(|e| number(e).to_string());
+    differs(&format!("event {}", index + 1), [told, found].map(kind))
+        .or_else(|| differs(&of("the count of allocations"), both(|event| event.allocations)))
+        .or_else(|| differs(&of("the peak up to its end"), both(|e| e.peak_bytes as u64)))
+        .or_else(|| differs(&of("what is live after it"), both(|event| event.layout_hash)))
 }
 
 /// What was planned and what is found, unless they are the same.

@@ -103,6 +103,8 @@ pub(super) struct Work<'a> {
     pub(super) copied_bytes: usize,
     /// Steps that the report has curves of.
     pub(super) steps: u64,
+    /// What blocks may be offloaded to.
+    pub(super) offload_bytes: usize,
 }
 
 /// What the process takes at most, in parts.
@@ -194,16 +196,8 @@ impl Process {
         if needed_bytes <= budget_bytes {
             return Ok(());
         }
-        let error = DoesNotFit {
-            budget_bytes,
-            needed_bytes,
-            knobs,
-            category_peaks: Vec::new(),
-            coupling: None,
-            step: None,
-            ledger: None,
-            remedies: vec![Remedy::ProcessBudget(needed_bytes)],
-        };
+        let remedy = Remedy::ProcessBudget(needed_bytes);
+        let error = DoesNotFit::beside(budget_bytes, needed_bytes, knobs, remedy);
         Err(Box::new(error).into())
     }
 
@@ -213,6 +207,9 @@ impl Process {
             Remedy::Budget(bytes) => Remedy::ProcessBudget(self.bytes_with(bytes)),
             Remedy::StatelessOptimizer { needed_bytes } => {
                 Remedy::StatelessOptimizer { needed_bytes: self.bytes_with(needed_bytes) }
+            }
+            Remedy::EightBitStates { needed_bytes } => {
+                Remedy::EightBitStates { needed_bytes: self.bytes_with(needed_bytes) }
             }
             Remedy::HalfPrecision { needed_bytes } => {
                 Remedy::HalfPrecision { needed_bytes: self.bytes_with(needed_bytes) }
@@ -274,7 +271,7 @@ impl Work<'_> {
     /// What the process takes beside the training, by what it takes `before` the first batch of
     /// each set has been read and `now`.
     fn parts(&self, before: &ProcessMemory, now: &ProcessMemory) -> Vec<Part> {
-        let &Work { device, fit, copied_bytes, steps } = self;
+        let &Work { device, fit, copied_bytes, steps, offload_bytes } = self;
         let data_bytes = fit.data_bytes();
         // Of the data, what is in the heap already; the rest of that is the program's.
         let heap_bytes = now.anonymous_bytes.saturating_sub(data_bytes) + GROWTH_BYTES;
@@ -293,6 +290,7 @@ impl Work<'_> {
         let parts = [
             part("batches", fit.staging_bytes() + fit.order_bytes(), "read ahead, and their order"),
             part("data", data_bytes, "samples in memory; mapped files can be given back"),
+            part("offload", offload_bytes, "what waits for backward beside the device"),
             part("copies", copied_bytes, "model and optimizer on their way to or from a file"),
             part("records", records_bytes, "history of allocations, for plans and report"),
             part("decoding", if is_decoded { decoded_bytes } else { 0 }, "larger samples"),

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_data::Loader;
+use lowtide_tensor::Device;
 
 use crate::checkpoint_folder::CheckpointFolder;
 use crate::command::interrupt::Interrupt;
 use crate::command::plan_file::PlanFile;
+use crate::command::planning::{Changed, Numerics, PlanningArgs};
 use crate::command::process::Process;
 use crate::command::recording::{Output, Target};
 use crate::command::saving::{LastFiles, rescue, unless_full};
@@ -25,7 +27,7 @@ use crate::outline::Fit;
 use crate::page_lock::lock_pages;
 use crate::plan::Plan;
 use crate::progress::Progress;
-use crate::recipe::{Recipe, RecipeData, RecipeTrainer};
+use crate::recipe::{Recipe, RecipeData, RecipeTrainer, Samples};
 use crate::report::{About, Curves, Report};
 use crate::run_dir::{RunDir, Summary};
 use crate::trainer::Position;
@@ -36,6 +38,8 @@ pub(super) struct TrainArgs {
     recipe: RecipeArgs,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    planning: PlanningArgs,
     /// Folder of the run; runs/NAME-N if absent. An earlier run there is replaced.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -91,6 +95,8 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     let mut arguments = arguments.clone();
     if let Some(file) = &plan_file {
         arguments.device.limit_to(file.budget_bytes());
+        let given = &mut arguments.planning.offload_budget;
+        *given = given.or(file.offload_budget());
     }
     let arguments = &arguments;
     let origin = arguments.resume.as_deref().map(Origin::find).transpose()?;
@@ -100,6 +106,9 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
         }
         None => arguments.recipe.load()?,
     };
+    if let Some(file) = &plan_file {
+        file.numerics().iter().for_each(|change| change.apply(&mut recipe));
+    }
     let every = arguments.checkpoint_every.or(recipe.train.checkpoint_every);
     recipe.train.checkpoint_every = every;
     let process_budget = arguments.device.process_budget();
@@ -108,31 +117,19 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     for loader in [&mut train, &mut test] {
         lock_pages(loader, &device)?;
     }
-    let mut trainer = match recipe.trainer(&device, samples) {
-        // The rehearsal on a larger, simulated device knows how much is missing in all.
-        Err(error) if error.out_of_memory().is_some() => {
-            return plan::find(&recipe, &arguments.device, process_budget).and(Err(error));
+    let begin = Begin { arguments, origin: origin.as_ref(), plan_file: plan_file.as_ref() };
+    let (train, test) = (&train, &test);
+    let plan = |recipe: &Recipe| begin.plan(recipe, &device, samples, [train, test]);
+    // What has begun, or is planned, stays what it is.
+    let changed = match origin.is_none() && plan_file.is_none() {
+        true => arguments.planning.first_that_fits(&recipe, plan)?,
+        false => {
+            let numerics = plan_file.as_ref().map_or(&[][..], PlanFile::numerics).to_vec();
+            Changed { planned: plan(&recipe)?, recipe, numerics }
         }
-        built => built?,
     };
-    trainer.set_wait(arguments.wait.unwrap_or_default());
-    if let Some(origin) = &origin {
-        trainer.load(&origin.checkpoint).map_err(|error| offer(origin, error))?;
-    }
-    let fit = recipe.fit(&train, &test);
-    let rest = rest_of(&recipe, origin.as_ref(), &fit, trainer.position())?;
-    let planned_for = rest.as_ref().unwrap_or(&fit);
-    let given_bytes = arguments.device.budget();
-    let process = plan::divide(process_budget, &mut trainer, planned_for, given_bytes)?;
-    if let Some(bytes) = process.as_ref().and_then(Process::training_bytes) {
-        device.allocator().set_capacity(bytes);
-    }
-    let planned = match &plan_file {
-        Some(file) => file.follow(&mut trainer, planned_for),
-        None => trainer.plan_for(planned_for),
-    };
-    let plan = plan::checked(planned, process.as_ref())?;
-
+    let Changed { recipe, planned, numerics } = changed;
+    let Planned { mut trainer, rest, process, plan } = planned;
     arguments.device.doubt(plan.predicted_peak_bytes());
 
     // Everything that will be written is opened before the first step.
@@ -145,12 +142,13 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     let interrupt = Interrupt::listen()?;
     let metrics = origin.as_ref().map(|origin| origin.metrics.as_path());
     let (process, files) = (process.as_ref(), staging.partial());
-    let run = Run { arguments, recipe: &recipe, plan: &plan, process, files, metrics };
-    let worked = run.work(&mut trainer, rest.as_ref(), &test, &interrupt);
+    let (recipe, plan) = (&recipe, &plan);
+    let run = Run { arguments, recipe, numerics: &numerics, plan, process, files, metrics };
+    let worked = run.work(&mut trainer, rest.as_ref(), test, &interrupt);
     // The model is at its place before anything else is tried.
     let published = worked.and_then(|summary| Ok((summary, staging.publish()?)));
     if published.is_err() {
-        rescue(&mut trainer, &recipe, staging);
+        rescue(&mut trainer, recipe, staging);
     }
     let traced = trace.map_or(Ok(()), |trace| trace.write(&device.allocator().recording()));
     let (summary, run_dir) = published?;
@@ -160,15 +158,80 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
         if interrupt.came() {
             say("interrupted: everything up to the last step is in the run folder")?;
         }
-        conclude(&summary, &plan, process, &run_dir, arguments)?;
+        conclude(&summary, plan, process, &run_dir, arguments)?;
     }
     traced
+}
+
+/// How a run begins.
+struct Begin<'a> {
+    arguments: &'a TrainArgs,
+    origin: Option<&'a Origin>,
+    plan_file: Option<&'a PlanFile>,
+}
+
+/// A training that is ready to begin.
+struct Planned<'a> {
+    trainer: RecipeTrainer,
+    /// What is left to do; `None` where only the end is missing.
+    rest: Option<Fit<'a>>,
+    /// What the process takes, where that has a limit.
+    process: Option<Process>,
+    plan: Plan,
+}
+
+impl Begin<'_> {
+    /// Makes the model and its plan.
+    ///
+    /// # Errors
+    /// `DoesNotFit`, and what else keeps it from being run.
+    fn plan<'a>(
+        &self,
+        recipe: &Recipe,
+        device: &Device,
+        samples: Samples,
+        [train, test]: [&'a Loader; 2],
+    ) -> Result<Planned<'a>> {
+        let &Begin { arguments, origin, plan_file } = self;
+        let TrainArgs { device: device_arguments, planning, .. } = arguments;
+        let process_budget = device_arguments.process_budget();
+        let mut trainer = match recipe.trainer(device, samples) {
+            // The rehearsal on a larger, simulated device knows how much is missing in all.
+            Err(error) if error.out_of_memory().is_some() => {
+                let as_it_is = PlanningArgs { allow: Vec::new(), ..planning.clone() };
+                let found = plan::find(recipe, device_arguments, &as_it_is, process_budget);
+                return found.and(Err(error));
+            }
+            built => built?,
+        };
+        trainer.set_wait(arguments.wait.unwrap_or_default());
+        trainer.set_offload(planning.open_host(device_arguments)?);
+        if let Some(origin) = origin {
+            trainer.load(&origin.checkpoint).map_err(|error| offer(origin, error))?;
+        }
+        let fit = recipe.fit(train, test);
+        let rest = rest_of(recipe, origin, &fit, trainer.position())?;
+        let planned_for = rest.as_ref().unwrap_or(&fit);
+        let given_bytes = device_arguments.budget();
+        let process = plan::divide(process_budget, &mut trainer, planned_for, given_bytes)?;
+        if let Some(bytes) = process.as_ref().and_then(Process::training_bytes) {
+            device.allocator().set_capacity(bytes);
+        }
+        let planned = match plan_file {
+            Some(file) => file.follow(&mut trainer, planned_for),
+            None => trainer.plan_for(planned_for),
+        };
+        let plan = plan::checked(planned, process.as_ref())?;
+        Ok(Planned { trainer, rest, process, plan })
+    }
 }
 
 /// What a run is told before its first step.
 struct Run<'a> {
     arguments: &'a TrainArgs,
     recipe: &'a Recipe,
+    /// What of its numerics was changed to fit.
+    numerics: &'a [Numerics],
     plan: &'a Plan,
     /// What the process takes, where that has a limit.
     process: Option<&'a Process>,
@@ -187,7 +250,7 @@ impl Run<'_> {
         test: &Loader,
         mut interrupt: &Interrupt,
     ) -> Result<Summary> {
-        let &Run { arguments, recipe, plan, process, files, metrics } = self;
+        let &Run { arguments, recipe, numerics, plan, process, files, metrics } = self;
         let device = trainer.device().clone();
         let mut metrics = match metrics {
             Some(before) => Metrics::go_on(&files.metrics(), before, trainer.steps())?,
@@ -254,6 +317,7 @@ impl Run<'_> {
             epochs: trainer.position().epoch,
             batch_size: plan.batch_size,
             knobs: trainer.knobs(),
+            numerics: numerics.iter().map(ToString::to_string).collect(),
             budget_bytes: statistics.capacity_bytes,
             budget_from: arguments.device.budget_origin(process),
             process_budget_bytes: process.map(Process::budget_bytes),
@@ -348,8 +412,15 @@ fn conclude(
     say(&format!("train loss       {train_loss_last:.6} in the last step"))?;
     let knobs = summary.knobs;
     say(&format!("micro-batch      {} of {}", knobs.micro_batch, plan.batch_size))?;
+    for change in &summary.numerics {
+        say(&format!("numerics         {change}, which was allowed: it does not fit without"))?;
+    }
     if knobs.cheap_recomputed || knobs.recomputed_blocks > 0 {
         say(&format!("recomputed       {}", knobs.recomputed()))?;
+    }
+    if knobs.offloaded_blocks > 0 {
+        let peak = bytes(plan.forecast.offloaded_peak_bytes);
+        say(&format!("offloaded        {} blocks, {peak} of the host", knobs.offloaded_blocks))?;
     }
     if knobs.fused_update {
         say("update           fused, each parameter as soon as its gradient is complete")?;
@@ -387,8 +458,10 @@ fn conclude(
 fn facts(recipe: &Recipe, plan: &Plan, summary: &Summary, computer: &str) -> Vec<(String, String)> {
     let bytes = |count: usize| format!("{} ({count} bytes)", format_bytes(count as u64));
     let outside = (summary.outside_bytes > 0).then(|| bytes(summary.outside_bytes));
+    let numerics = (!summary.numerics.is_empty()).then(|| summary.numerics.join(", "));
     let facts = [
         ("Time", Some(format!("{:.1} s on {computer}", summary.seconds))),
+        ("Numerics changed to fit", numerics),
         ("Plan", Some(format!("{}: {}", plan.knobs, plan.reasons().join("; ")))),
         ("Seed", Some(recipe.train.seed.to_string())),
         ("State hash", Some(summary.final_state_hash.clone())),

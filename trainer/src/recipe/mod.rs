@@ -37,7 +37,7 @@ pub use model::{
 pub use optimizer::{AdamRecipe, MuonRecipe, OptimizerRecipe};
 pub use schedule::{ScheduleRecipe, WarmUpRecipe};
 pub use shipped::{SHIPPED, Shipped};
-pub use stored::StoredType;
+pub use stored::{StateType, StoredType};
 
 use options::options;
 
@@ -94,6 +94,8 @@ options! {
         precision: Precision = Precision::F32,
         /// What parameters are kept in: "f32", or "bf16", which the optimizer rounds by chance.
         parameters: StoredType = StoredType::F32,
+        /// What the optimizer keeps its states in: "f32", or "8bit", a quarter of the memory.
+        states: StateType = StateType::F32,
         /// Whether batches may be split where memory asks for it.
         split_batches: bool = true,
         /// How often a checkpoint is written: "500steps", "1epoch", "10min"; not at all if absent.
@@ -237,7 +239,8 @@ impl Recipe {
         warm_up.check().map_err(|error| in_table("warm_up", error))?;
         let schedule = self.schedule.after(WarmUpRecipe::default());
         schedule.check().map_err(|error| in_table("schedule", error))?;
-        self.optimizer.build(schedule, None).map(drop).map_err(|error| in_table("optimizer", error))
+        let built = self.optimizer.build(schedule, None, StateType::F32);
+        built.map(drop).map_err(|error| in_table("optimizer", error))
     }
 
     /// Opens the data once for loaders and model: files may be large, and texts have to be encoded.
@@ -294,7 +297,7 @@ impl Recipe {
             StoredType::F32 => None,
             StoredType::Bf16 => Some(RandomKey::new(self.train.seed).op("rounding")),
         };
-        Ok(self.optimizer.build(self.schedule(), rounding)?)
+        Ok(self.optimizer.build(self.schedule(), rounding, self.train.states)?)
     }
 
     /// The learning rate over the steps, warm-up included.

@@ -8,6 +8,8 @@ use lowtide_nn::{NnResult, Schedule};
 use lowtide_tensor::RandomKey;
 use serde::{Deserialize, Serialize};
 
+use crate::recipe::StateType;
+
 /// The optimizer; keys that its kind has no use for are an error.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
@@ -112,18 +114,22 @@ impl OptimizerRecipe {
         &self,
         schedule: Schedule,
         rounding: Option<RandomKey>,
+        states: StateType,
     ) -> NnResult<Box<dyn Stateful>> {
         fn new<R: UpdateRule>(
             rule: R,
-            (schedule, rounding): (Schedule, Option<RandomKey>),
+            (schedule, rounding, states): (Schedule, Option<RandomKey>, StateType),
         ) -> NnResult<Box<dyn Stateful>> {
-            let optimizer = PerParameter::new(rule)?.with_schedule(schedule)?;
-            Ok(Box::new(match rounding {
-                Some(key) => optimizer.with_stochastic_rounding(key),
-                None => optimizer,
+            let mut optimizer = PerParameter::new(rule)?.with_schedule(schedule)?;
+            if let Some(key) = rounding {
+                optimizer = optimizer.with_stochastic_rounding(key);
+            }
+            Ok(Box::new(match states {
+                StateType::F32 => optimizer,
+                StateType::EightBit => optimizer.with_8bit_states(),
             }))
         }
-        let how = (schedule, rounding);
+        let how = (schedule, rounding, states);
         match self {
             OptimizerRecipe::Adam(recipe) => new(recipe.options(WeightDecay::Coupled, 0.0), how),
             OptimizerRecipe::Adamw(recipe) => {

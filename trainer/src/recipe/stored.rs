@@ -1,4 +1,4 @@
-//! The type that a recipe's parameters are kept in.
+//! The types that a recipe's parameters, and what its optimizer keeps of them, are stored in.
 
 use lowtide_nn::Parameters;
 use lowtide_tensor::DType;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 
-/// The type of parameters and of their gradients. The state of the optimizer is f32 beside either.
+/// The type of parameters and of their gradients. What the optimizer keeps is of [`StateType`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StoredType {
@@ -30,4 +30,17 @@ impl StoredType {
         }
         Ok(model)
     }
+}
+
+/// The type of the state of the optimizer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StateType {
+    /// Also beside parameters of bf16.
+    #[default]
+    #[serde(rename = "f32")]
+    F32,
+    /// A little over a quarter of the memory, for parameters of 4,096 elements and more
+    /// ([`PerParameter::with_8bit_states`](lowtide_nn::optim::PerParameter::with_8bit_states)).
+    #[serde(rename = "8bit")]
+    EightBit,
 }

@@ -59,7 +59,7 @@ fn rates_are_kept_for_the_plans_of_this_machine() {
     object["file"] = kept["file"].clone();
     assert_eq!(object, *kept);
     let classes = kept["classes"].as_object().expect("classes");
-    assert_eq!(classes.len(), 11);
+    assert_eq!(classes.len(), 13);
     let rates = classes.values().flat_map(|class| class.as_object().expect("rates").values());
     assert!(rates.into_iter().all(|rate| rate.as_f64() > Some(0.0)), "{kept}");
 

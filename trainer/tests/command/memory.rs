@@ -151,3 +151,74 @@ fn device_that_is_not_there_is_planned_for_by_its_name_and_memory() {
     }
     place.run("train --device h100:80GiB").check_refused(1, &["--device", "not to run on"]);
 }
+
+#[test]
+fn changes_of_the_numerics_are_made_where_they_are_allowed_and_needed() {
+    let place = Place::new();
+    let least = |words: &str| {
+        let outcome = place.run(&format!("plan --epochs 1 --budget 64KiB --json {words}"));
+        assert_eq!(outcome.code, Some(2), "{outcome:?}");
+        let object: Value = serde_json::from_str(&outcome.stdout).expect("one object");
+        count(&object["does_not_fit"], "needed_bytes")
+    };
+    let model = "--set model.channels=64";
+    let (as_it_is, narrow) = (least(model), least(&format!("{model} --set train.states=8bit")));
+    assert!(narrow < as_it_is, "{narrow} of {as_it_is}");
+    let with = |allow: &str, budget: u64| {
+        place.run(&format!("plan --epochs 1 {model} --budget {budget}B {allow}"))
+    };
+    let refused = with("", as_it_is - 1).check_refused(2, &["does not fit"]);
+    assert!(refused.contains("--allow 8bit-states (needs "), "{refused}");
+    // The memory that is there is not left unused.
+    let plan = with("--allow 8bit-states", as_it_is).check_done();
+    assert!(!plan.contains("numerics"), "{plan}");
+    let plan = with("--allow 8bit-states", narrow).check_done();
+    assert!(plan.contains("numerics        states of the optimizer in 8 bits"), "{plan}");
+    assert_eq!(bytes_of(&plan, "predicted peak"), narrow);
+    with("--allow 8bit-states", narrow - 1).check_refused(2, &["does not fit"]);
+    // One after the other in the order that is given, and together.
+    let plan = with("--allow bf16,8bit-states,bf16-parameters", narrow - 1).check_done();
+    let lines: Vec<&str> =
+        plan.lines().filter(|line| line.contains("does not fit without")).collect();
+    assert!(matches!(lines.len(), 1 | 3), "{plan}");
+    with("--allow 4bit", narrow).check_refused(1, &["4bit", "8bit-states, bf16, bf16-parameters"]);
+
+    // The run has the recipe that was planned, and goes on with it.
+    let arguments = format!("--epochs 1 {model} --budget {narrow}B --allow 8bit-states");
+    let summary = place.train(&arguments, "narrow");
+    assert_eq!(count(&summary, "predicted_peak_bytes"), narrow);
+    assert_eq!(summary["predicted_peak_bytes"], summary["measured_peak_bytes"]);
+    assert_eq!(summary["numerics"], serde_json::json!(["states of the optimizer in 8 bits"]));
+    let page = String::from_utf8(place.read("narrow/report.html")).expect("text");
+    assert!(page.contains("Numerics changed to fit"), "the report says so");
+    let recipe = String::from_utf8(place.read("narrow/recipe.toml")).expect("text");
+    assert!(recipe.contains("states = \"8bit\""), "{recipe}");
+    // By a plan in a file, and in several budgets.
+    let arguments = format!("--epochs 1 {model} --budget {narrow}B");
+    place.write(
+        "plan.json",
+        place.run(&format!("plan {arguments} --allow 8bit-states --json")).check_done(),
+    );
+    let by_plan = place.train(&format!("--epochs 1 {model} --plan plan.json"), "by_plan");
+    assert_eq!(by_plan["final_state_hash"], summary["final_state_hash"]);
+    assert_eq!(by_plan["numerics"], summary["numerics"]);
+    let both = format!("{narrow}B,{as_it_is}B");
+    let lines = place
+        .run(&format!("plan --epochs 1 {model} --budget {both} --allow 8bit-states"))
+        .check_done();
+    let marked: Vec<bool> =
+        lines.lines().skip(3).map(|line| line.contains("states of the optimizer")).collect();
+    assert_eq!(marked, [true, false], "{lines}");
+}
+
+#[test]
+fn memory_of_the_host_is_planned_beside_a_device_that_has_its_own() {
+    let place = Place::new();
+    let plan = place.run("plan --epochs 1 --device h100:80GiB --offload-budget 1GiB").check_done();
+    // Everything fits on the device, and this model has no blocks.
+    assert!(!plan.contains("offloaded"), "{plan}");
+    place
+        .run("plan --epochs 1 --offload-budget 1GiB")
+        .check_refused(1, &["--offload-budget: is for a cuda device"]);
+    place.run("eval run --offload-budget 1GiB").check_refused(1, &["--offload-budget"]);
+}

@@ -65,8 +65,20 @@ fn plan_of_something_else_is_refused_before_the_first_step() {
     );
     refused(
         "--plan plan.json --epochs 2 --set model.channels=9",
-        &["plan.json", "the peak was", "recipe, data, options"],
+        &["plan.json", "event 1, a step of 256 samples: ", "recipe, data, options"],
     );
+    refused(
+        "--plan plan.json --epochs 1",
+        &["plan.json", "the number of steps and evaluations was"],
+    );
+    // As another version's would that allocates once more in the second evaluation.
+    let mut plan = place.json("plan.json");
+    let events = plan["events"].as_array_mut().expect("a list");
+    let evaluations = events.iter_mut().filter(|event| event["is_evaluation"] == true);
+    let second = evaluations.last().expect("one after each epoch");
+    second["allocations"] = (second["allocations"].as_u64().expect("a number") + 1).into();
+    place.write("newer.json", plan.to_string());
+    refused("--plan newer.json --epochs 2", &["an evaluation of ", "the count of allocations was"]);
     refused("--plan missing.json", &["missing.json"]);
     place.write("words.json", "not a plan");
     refused("--plan words.json", &["words.json", "lowtide plan --json"]);

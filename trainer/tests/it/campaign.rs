@@ -39,8 +39,13 @@ fn options(initial_scale: f32) -> Options {
 
 /// Its blocks keep, recompute and offload in turns what they save.
 fn with_policies<M: Parameters>(mut model: M, host: &Device) -> M {
-    let offload = SavedPolicy::Offload(Offload { size_bytes_min: 0, ..Offload::to(host) });
-    let policies = [SavedPolicy::Recompute, offload, SavedPolicy::Keep];
+    let to_host = Offload { size_bytes_min: 0, ..Offload::to(host) };
+    let policies = [
+        SavedPolicy::Recompute,
+        SavedPolicy::Offload(to_host.clone()),
+        SavedPolicy::RecomputeFrom(to_host),
+        SavedPolicy::Keep,
+    ];
     let mut turns = policies.iter().cycle();
     model.visit_policies(&mut |policy| *policy = turns.next().cloned());
     model

@@ -139,7 +139,7 @@ fn check<T: Task + Clone>(
         for (recomputed_blocks, cheap_recomputed) in [(0, false), (0, true), (2, false), (2, true)]
         {
             let knobs =
-                Knobs { micro_batch, cheap_recomputed, recomputed_blocks, fused_update: false };
+                Knobs { micro_batch, cheap_recomputed, recomputed_blocks, ..Knobs::default() };
             let apart = run(task, optimizer, loader, options, knobs);
             let knobs = Knobs { fused_update: true, ..knobs };
             let fused = run(task, optimizer, loader, options, knobs);
@@ -261,6 +261,7 @@ fn fault_everywhere<T: Task + Clone>(
         cheap_recomputed: true,
         recomputed_blocks,
         fused_update: true,
+        ..Knobs::default()
     };
     let fit = Fit::new(loader).steps(1);
     let begin = trainer.snapshot().expect("readable");

@@ -22,6 +22,8 @@ mod modules;
 mod neighbours;
 mod non_finite;
 mod observers;
+mod offloading;
+mod packed;
 mod pairs;
 mod peak;
 mod precision;

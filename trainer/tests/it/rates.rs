@@ -11,8 +11,14 @@ use lowtide_trainer::{
 use crate::common::does_not_fit;
 
 const KEY: RandomKey = RandomKey::new(5);
-const WHOLE: Knobs =
-    Knobs { micro_batch: 8, cheap_recomputed: false, recomputed_blocks: 0, fused_update: false };
+const WHOLE: Knobs = Knobs {
+    micro_batch: 8,
+    cheap_recomputed: false,
+    recomputed_blocks: 0,
+    blocks_at_once: 0,
+    offloaded_blocks: 0,
+    fused_update: false,
+};
 
 fn loader(fields: Vec<Field>) -> Loader {
     let options = LoaderOptions { batch_size: 8, ..Default::default() };

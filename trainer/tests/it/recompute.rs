@@ -14,9 +14,9 @@ use crate::common::does_not_fit;
 
 const KEY: RandomKey = RandomKey::new(5);
 
-type Optimizer = Averaged<PerParameter<AdamOptions>>;
+pub(crate) type Optimizer = Averaged<PerParameter<AdamOptions>>;
 
-fn optimizer() -> Optimizer {
+pub(crate) fn optimizer() -> Optimizer {
     let adam = Adam::new(AdamOptions { learning_rate: 0.01, ..AdamOptions::adamw() });
     Averaged::new(adam.expect("in range"), 0.9).expect("in range")
 }
@@ -27,12 +27,12 @@ fn loader(samples: usize, fields: Vec<Field>, bound: u64) -> Loader {
     loader.expect("valid options")
 }
 
-fn images(samples: usize, shape: [usize; 3], labels: &[usize]) -> Loader {
+pub(crate) fn images(samples: usize, shape: [usize; 3], labels: &[usize]) -> Loader {
     let images = Field::new("images", ElementType::F32, &shape);
     loader(samples, vec![images, Field::new("labels", ElementType::I64, labels)], 4)
 }
 
-fn cpu(budget_bytes: Option<usize>) -> Device {
+pub(crate) fn cpu(budget_bytes: Option<usize>) -> Device {
     Device::cpu(CpuOptions { budget_bytes, threads: Some(1), ..Default::default() })
         .expect("address space")
 }
@@ -42,18 +42,18 @@ fn resnet(device: &Device) -> Classification<ResNet> {
     Classification::new(ResNet::new(device, KEY, shape).expect("memory"))
 }
 
-fn unet(device: &Device) -> Segmentation<UNet> {
+pub(crate) fn unet(device: &Device) -> Segmentation<UNet> {
     let shape = UNetShape { channels: 1, width: 4, classes: 4 };
     Segmentation::new(UNet::new(device, KEY, shape).expect("memory"))
 }
 
-fn gpt(device: &Device) -> LanguageModel<Gpt> {
+pub(crate) fn gpt(device: &Device) -> LanguageModel<Gpt> {
     let shape = GptShape { vocabulary: 11, context: 32, width: 32, heads: 2, blocks: 6 };
     let model = Gpt::gpt2(device, KEY, shape).and_then(|gpt| gpt.with_dropout(0.1));
     LanguageModel::new(model.expect("memory"))
 }
 
-fn tokens(samples: usize) -> Loader {
+pub(crate) fn tokens(samples: usize) -> Loader {
     loader(samples, vec![Field::new("tokens", ElementType::I64, &[33])], 11)
 }
 
@@ -226,4 +226,26 @@ fn policies_of_the_users_own_stay_as_they_are() {
     assert!((1..=2).contains(&plan.knobs.recomputed_blocks), "{plan}");
     trainer.run(&fit, &mut []).expect("as planned");
     assert_eq!(policies(trainer.task_mut()), before);
+}
+
+#[test]
+fn many_blocks_are_recomputed_several_at_once_where_that_needs_less() {
+    let deep = |device: &Device| {
+        let shape = GptShape { vocabulary: 11, context: 128, width: 8, heads: 2, blocks: 32 };
+        LanguageModel::new(Gpt::gpt2(device, KEY, shape).expect("memory"))
+    };
+    let loader = loader(16, vec![Field::new("tokens", ElementType::I64, &[129])], 11);
+    let never = Options { micro_batches: MicroBatches::Never, ..Options::default() };
+    let fit = Fit::new(&loader).epochs(2).evaluate("test", &loader);
+    let device = cpu(None);
+    let mut trainer = Trainer::new(&device, deep(&device), optimizer(), never.clone());
+    let all = Knobs { micro_batch: 8, cheap_recomputed: true, ..Knobs::default() };
+    let all = Knobs { recomputed_blocks: 32, ..all };
+    let singly = trainer.plan_with(&fit, all).expect("no limit").predicted_peak_bytes();
+    let whole = run(deep, &loader, &never, None).expect("no limit");
+    let found = run(deep, &loader, &never, Some(singly - 1)).expect("with several at once");
+    let Found { plan, hash, peak_bytes } = found;
+    assert!(plan.knobs.blocks_at_once > 1 && !plan.knobs.fused_update, "{plan}");
+    assert_eq!((plan.predicted_peak_bytes(), hash), (peak_bytes, whole.hash), "{plan}");
+    assert!(plan.to_string().contains("at once) recomputed"), "{plan}");
 }

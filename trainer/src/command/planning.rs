@@ -1,0 +1,137 @@
+//! What a plan may do beside splitting and recomputing, where that is asked for.
+
+use std::fmt;
+
+use clap::{Args, ValueEnum};
+use lowtide_tensor::{CpuOptions, Device, SimSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::command::DeviceArgs;
+use crate::command::device::{DeviceName, parse_budget};
+use crate::error::{Result, TrainError};
+use crate::precision::Precision;
+use crate::recipe::{Recipe, StateType, StoredType};
+
+/// What a plan may do where that is asked for.
+#[derive(Args, Clone)]
+pub(super) struct PlanningArgs {
+    /// Memory of the host, such as 16GiB, that what a cuda device keeps for backward may wait in
+    /// where it does not fit there; none if absent.
+    #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = parse_budget)]
+    pub(super) offload_budget: Option<usize>,
+    /// Changes of the numerics for a plan that does not fit without, in order, with commas between
+    /// them, and in the end all together.
+    #[arg(long, value_name = "CHANGES", value_delimiter = ',')]
+    pub(super) allow: Vec<Numerics>,
+}
+
+/// A change of a recipe that takes less memory and computes other numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+pub(super) enum Numerics {
+    /// States of the optimizer in 8 bits.
+    #[serde(rename = "8bit-states")]
+    #[value(name = "8bit-states")]
+    EightBitStates,
+    /// Products in bf16, and with them much of what is kept for backward.
+    #[serde(rename = "bf16")]
+    Bf16,
+    /// Parameters in bf16, rounded by chance, and with them gradients.
+    #[serde(rename = "bf16-parameters")]
+    Bf16Parameters,
+}
+
+/// A recipe, with the changes of its numerics that it took to plan it.
+pub(super) struct Changed<T> {
+    pub(super) recipe: Recipe,
+    pub(super) numerics: Vec<Numerics>,
+    pub(super) planned: T,
+}
+
+impl fmt::Display for Numerics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Numerics::EightBitStates => "states of the optimizer in 8 bits",
+            Numerics::Bf16 => "products in bf16",
+            Numerics::Bf16Parameters => "parameters in bf16",
+        })
+    }
+}
+
+impl Numerics {
+    /// Changes a recipe.
+    pub(super) fn apply(self, recipe: &mut Recipe) {
+        let train = &mut recipe.train;
+        match self {
+            Numerics::EightBitStates => train.states = StateType::EightBit,
+            // f16 takes no more.
+            Numerics::Bf16 if train.precision == Precision::F32 => {
+                train.precision = Precision::Bf16;
+            }
+            Numerics::Bf16 => {}
+            Numerics::Bf16Parameters => train.parameters = StoredType::Bf16,
+        }
+    }
+}
+
+impl PlanningArgs {
+    /// The first result of `plan` that fits: of the recipe as it is, with each change of the
+    /// numerics that is allowed, or with all.
+    ///
+    /// # Errors
+    /// That of the recipe as it is; any error but `DoesNotFit` at once.
+    pub(super) fn first_that_fits<T>(
+        &self,
+        recipe: &Recipe,
+        mut plan: impl FnMut(&Recipe) -> Result<T>,
+    ) -> Result<Changed<T>> {
+        let singly = self.allow.iter().map(std::slice::from_ref);
+        let together = (self.allow.len() > 1).then_some(&self.allow[..]);
+        let mut first = None;
+        for changes in std::iter::once(&[][..]).chain(singly).chain(together) {
+            let mut changed = recipe.clone();
+            changes.iter().for_each(|change| change.apply(&mut changed));
+            if !changes.is_empty() && (changed == *recipe || changed.check().is_err()) {
+                continue;
+            }
+            match plan(&changed) {
+                Ok(planned) => {
+                    return Ok(Changed { recipe: changed, numerics: changes.to_vec(), planned });
+                }
+                Err(error @ TrainError::DoesNotFit(_)) => _ = first.get_or_insert(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(first.expect("the recipe as it is was tried"))
+    }
+
+    /// What blocks are offloaded to.
+    ///
+    /// # Errors
+    /// `Setting` where the training has the host's memory itself; when the address space cannot be
+    /// reserved.
+    pub(super) fn open_host(&self, device: &DeviceArgs) -> Result<Option<Device>> {
+        self.check_offload(device)?;
+        let open =
+            |bytes| Device::cpu(CpuOptions { budget_bytes: Some(bytes), ..CpuOptions::default() });
+        Ok(self.offload_budget.map(open).transpose()?)
+    }
+
+    /// The same, simulated.
+    ///
+    /// # Errors
+    /// `Setting` where the training has the host's memory itself.
+    pub(super) fn open_simulated_host(&self, device: &DeviceArgs) -> Result<Option<Device>> {
+        self.check_offload(device)?;
+        let simulate = |bytes| Device::sim(SimSpec::like_this_machine(bytes));
+        Ok(self.offload_budget.map(simulate).transpose()?)
+    }
+
+    fn check_offload(&self, device: &DeviceArgs) -> Result<()> {
+        if self.offload_budget.is_none() || device.device != DeviceName::Cpu {
+            return Ok(());
+        }
+        let place = "--offload-budget".to_owned();
+        let problem = "is for a cuda device; a cpu has no other memory, --budget is all of it";
+        Err(TrainError::Setting { place, problem: problem.to_owned() })
+    }
+}
