@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 mod buffer;
+mod distance;
 mod error;
 pub mod fields;
 pub mod init;
@@ -16,6 +17,9 @@ mod schedule;
 mod segment;
 
 pub use buffer::{Buffer, check_buffers, commit_buffers};
+pub use distance::{
+    LocalResponseOptions, cosine_similarity, local_response_norm, normalize, pairwise_distance,
+};
 pub use error::{NnError, NnResult, WeightsProblem};
 pub use layers::activations::{
     ELU, GELU, GLU, Hardshrink, Hardsigmoid, Hardswish, Hardtanh, LeakyReLU, LogSigmoid,
@@ -30,6 +34,7 @@ pub use layers::conv2d::Conv2d;
 pub use layers::dropout::Dropout;
 pub use layers::embedding::Embedding;
 pub use layers::flatten::Flatten;
+pub use layers::instance_norm::{InstanceNorm1d, InstanceNorm2d};
 pub use layers::linear::Linear;
 pub use layers::norm::{GroupNorm, LayerNorm, RmsNorm};
 pub use layers::pool::{
@@ -45,7 +50,14 @@ pub use layers::transformer::{
 };
 pub use layers::transformer_stack::{TransformerDecoder, TransformerEncoder};
 pub use layers::upsample::Upsample;
-pub use loss::compositions::{NllOptions, cosine_embedding, dice, nll};
+pub use loss::compositions::{
+    NllOptions, cosine_embedding, ctc, dice, gaussian_nll, hinge_embedding, margin_ranking,
+    multi_margin, multilabel_soft_margin, nll, poisson_nll, soft_margin, triplet_margin,
+};
+pub use loss::terms;
+pub use loss::terms::{
+    CtcOptions, GaussianNllOptions, MultiMarginOptions, PoissonNllOptions, TripletMarginOptions,
+};
 pub use loss::{
     CrossEntropyOptions, LinearCrossEntropyOptions, Loss, PairLoss, bce, bce_with_logits,
     cross_entropy, cross_entropy_with, huber, kl_divergence, l1, linear_cross_entropy, mse,

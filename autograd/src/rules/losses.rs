@@ -221,4 +221,35 @@ impl Var {
             Ok((sum, rule))
         })
     }
+
+    /// The numbers that [`Var::pair_loss_weighted`] sums; see [`Tensor::pair_loss_terms`].
+    #[track_caller]
+    pub fn pair_loss_terms(
+        self,
+        target: &Tensor,
+        loss: PairLoss,
+        positive_weight: Option<&Tensor>,
+    ) -> Result<Var> {
+        Var::apply("pair_loss_terms", [self], |[x], save| {
+            let y = x.pair_loss_terms(target, loss, positive_weight)?;
+            let reads_x = !matches!(loss, PairLoss::KlDivergence | PairLoss::KlDivergenceOfLog);
+            let (saved_x, x_shape) = (reads_x.then(|| save.keep(&x)), *x.shape());
+            let saved_target = save.keep(target);
+            let saved_weight = positive_weight.map(|weight| save.keep(weight));
+            // dx[i] = dy[i] · f'(x[i], target[i])
+            let rule = move |dy: Tensor, _: Needs| {
+                let target = saved_target.unpack()?;
+                let x = match saved_x {
+                    Some(x) => x.unpack()?,
+                    None => target.expand(x_shape)?,
+                };
+                let weight = saved_weight.map(Saved::unpack).transpose()?;
+                let one = Tensor::ones(x.device(), [], x.dtype().computed())?;
+                let mut dx = one.pair_loss_weighted_backward(&x, &target, loss, weight.as_ref())?;
+                dx.mul_(&dy)?;
+                Ok(vec![Some(dx)])
+            };
+            Ok((y, rule))
+        })
+    }
 }

@@ -5,6 +5,7 @@
 mod attention;
 mod batch_norm;
 mod convert;
+mod distance;
 mod dropout;
 mod elementwise;
 mod elementwise_activations;

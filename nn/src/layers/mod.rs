@@ -14,6 +14,7 @@ pub(crate) mod cross_attention;
 pub(crate) mod dropout;
 pub(crate) mod embedding;
 pub(crate) mod flatten;
+pub(crate) mod instance_norm;
 pub(crate) mod linear;
 pub(crate) mod norm;
 pub(crate) mod pool;

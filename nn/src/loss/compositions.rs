@@ -4,7 +4,11 @@ use lowtide_autograd::Var;
 use lowtide_tensor::{Shape, Tensor, TensorError};
 
 use crate::error::Result;
-use crate::loss::{Loss, counted};
+use crate::loss::terms::{
+    self, CtcOptions, GaussianNllOptions, MultiMarginOptions, PoissonNllOptions,
+    TripletMarginOptions,
+};
+use crate::loss::{Loss, counted, total};
 use crate::optim::check_option;
 
 /// How [`nll`] reads labels; PyTorch's defaults.
@@ -47,25 +51,7 @@ pub fn nll(logarithms: Var, labels: &Tensor, options: NllOptions<'_>) -> Result<
 /// # Errors
 /// `Shape`, `DType`, `OutOfMemory`; `Option` for a margin outside `[-1, 1]`.
 pub fn cosine_embedding(a: Var, b: Var, target: &Tensor, margin: f64) -> Result<Loss> {
-    const EPS: f64 = 1e-12;
-    check_option("margin", margin, "[-1, 1]", |margin| (-1.0..=1.0).contains(&margin))?;
-    let (op, left) = ("cosine_embedding", *a.shape());
-    if left.len() != 2 || *b.shape() != left {
-        return Err(TensorError::Shape { op, left, right: *b.shape() }.into());
-    }
-    if target.shape()[..] != left[..1] {
-        return Err(TensorError::Shape { op, left, right: *target.shape() }.into());
-    }
-    let square = |x: &Var| x.clone().mul(x.clone())?.sum(&[1])?.add_scalar(EPS);
-    let norms = square(&a)?.mul(square(&b)?)?.sqrt()?;
-    let cosine = a.mul(b)?.sum(&[1])?.div(norms)?;
-    let pass = cosine.pass().clone();
-    let apart = cosine.clone().sub_scalar(margin)?.relu()?;
-    let alike = cosine.neg()?.add_scalar(1.0)?;
-    let [is_alike, is_apart] = [target.eq_scalar(1.0)?, target.eq_scalar(-1.0)?];
-    let [is_alike, is_apart] = [is_alike, is_apart].map(|mask| mask.to_dtype(target.dtype()));
-    let sum = alike.mul(pass.constant(is_alike?))?.add(apart.mul(pass.constant(is_apart?))?)?;
-    counted(left[0], sum.sum_all()?)
+    total(terms::cosine_embedding(a, b, target, margin)?)
 }
 
 /// `1 - (2 Σ p·t + s) / (Σ p + Σ t + s)` of each sample's and class's probabilities p and targets
@@ -91,4 +77,100 @@ pub fn dice(probabilities: Var, target: &Tensor, smoothing: f64) -> Result<Loss>
     let shared = p.mul(pass.constant(t))?.sum(&[2])?.mul_scalar(2.0)?.add_scalar(smoothing)?;
     let loss = shared.div(sizes)?.neg()?.add_scalar(1.0)?;
     counted(left[0] * left[1], loss.sum_all()?)
+}
+
+/// [`terms::gaussian_nll`], summed. The count is that of the elements.
+///
+/// # Errors
+/// Those of [`terms::gaussian_nll`].
+pub fn gaussian_nll(
+    input: Var,
+    target: Var,
+    variance: Var,
+    options: GaussianNllOptions,
+) -> Result<Loss> {
+    total(terms::gaussian_nll(input, target, variance, options)?)
+}
+
+/// [`terms::poisson_nll`], summed. The count is that of the elements.
+///
+/// # Errors
+/// Those of [`terms::poisson_nll`].
+pub fn poisson_nll(input: Var, target: Var, options: PoissonNllOptions) -> Result<Loss> {
+    total(terms::poisson_nll(input, target, options)?)
+}
+
+/// [`terms::margin_ranking`], summed. The count is that of the pairs.
+///
+/// # Errors
+/// Those of [`terms::margin_ranking`].
+pub fn margin_ranking(a: Var, b: Var, target: &Tensor, margin: f64) -> Result<Loss> {
+    total(terms::margin_ranking(a, b, target, margin)?)
+}
+
+/// [`terms::triplet_margin`], summed. The count is that of the triplets.
+///
+/// # Errors
+/// Those of [`terms::triplet_margin`].
+pub fn triplet_margin(
+    anchor: Var,
+    positive: Var,
+    negative: Var,
+    options: TripletMarginOptions,
+) -> Result<Loss> {
+    total(terms::triplet_margin(anchor, positive, negative, options)?)
+}
+
+/// [`terms::hinge_embedding`], summed. The count is that of the elements.
+///
+/// # Errors
+/// Those of [`terms::hinge_embedding`].
+pub fn hinge_embedding(input: Var, target: &Tensor, margin: f64) -> Result<Loss> {
+    total(terms::hinge_embedding(input, target, margin)?)
+}
+
+/// [`terms::soft_margin`], summed. The count is that of the elements.
+///
+/// # Errors
+/// Those of [`terms::soft_margin`].
+pub fn soft_margin(input: Var, target: &Tensor) -> Result<Loss> {
+    total(terms::soft_margin(input, target)?)
+}
+
+/// [`terms::multi_margin`], summed. The count is that of the labels, also with weights, as in
+/// PyTorch.
+///
+/// # Errors
+/// Those of [`terms::multi_margin`].
+pub fn multi_margin(input: Var, labels: &Tensor, options: MultiMarginOptions<'_>) -> Result<Loss> {
+    total(terms::multi_margin(input, labels, options)?)
+}
+
+/// [`terms::multilabel_soft_margin`], summed. The count is that of the samples.
+///
+/// # Errors
+/// Those of [`terms::multilabel_soft_margin`].
+pub fn multilabel_soft_margin(
+    input: Var,
+    target: &Tensor,
+    weight: Option<&Tensor>,
+) -> Result<Loss> {
+    total(terms::multilabel_soft_margin(input, target, weight)?)
+}
+
+/// [`terms::ctc`], each divided by the length of its target, or by 1 if that is 0, and summed. The
+/// count is that of the samples, so that the mean is PyTorch's `reduction="mean"`.
+///
+/// # Errors
+/// Those of [`terms::ctc`].
+pub fn ctc(
+    logarithms: Var,
+    targets: &Tensor,
+    lengths: [&Tensor; 2],
+    options: CtcOptions,
+) -> Result<Loss> {
+    let terms = terms::ctc(logarithms, targets, lengths, options)?;
+    let lens = lengths[1].maximum_scalar(1.0)?.to_dtype(terms.value().dtype())?;
+    let lens = terms.pass().constant(lens);
+    total(terms.div(lens)?)
 }

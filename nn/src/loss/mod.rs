@@ -1,6 +1,7 @@
 //! Losses as (sum, count): a batch in micro-batches is divided once, by the count of the whole.
 
 pub(crate) mod compositions;
+pub mod terms;
 
 use lowtide_autograd::Var;
 use lowtide_tensor::{Labelling, Tensor, TensorError};
@@ -100,7 +101,7 @@ pub fn soft_cross_entropy(
     counted(len, logits.soft_cross_entropy(target, labelling)?)
 }
 
-fn check_smoothing(smoothing: f64) -> Result<()> {
+pub(crate) fn check_smoothing(smoothing: f64) -> Result<()> {
     check_option("label_smoothing", smoothing, "[0, 1]", |share| (0.0..=1.0).contains(&share))
 }
 
@@ -219,4 +220,10 @@ pub(crate) fn counted(len: usize, sum: Var) -> Result<Loss> {
     let value = sum.value();
     let count = Tensor::full(value.device(), [], value.dtype(), len as f64)?;
     Ok(Loss { sum, count })
+}
+
+/// The sum and the number of terms. Those of half types are added up in f32.
+pub(crate) fn total(terms: Var) -> Result<Loss> {
+    let (len, dtype) = (terms.value().element_count(), terms.value().dtype().computed());
+    counted(len, terms.to_dtype(dtype)?.sum_all()?)
 }

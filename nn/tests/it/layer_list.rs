@@ -8,12 +8,12 @@ use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_nn::{
     AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, BatchNorm1d, BatchNorm2d, Conv1d,
     Conv2d, ConvTranspose2d, Directions, Dropout, ELU, Flatten, GELU, GLU, GroupNorm, Gru,
-    Hardshrink, Hardsigmoid, Hardswish, Hardtanh, HiddenActivation, LayerNorm, LeakyReLU, Linear,
-    LogSigmoid, LogSoftmax, Lstm, MaxPool1d, MaxPool2d, Mish, Module, MultiHeadAttention,
-    MultiHeadOptions, NnResult as Result, NormPlace, PReLU, ReLU, ReLU6, RecurrentOptions, RmsNorm,
-    RotaryEmbedding, RotaryPairs, SELU, Sequential, SiLU, Sigmoid, Softmax, Softmin, Softplus,
-    Softshrink, Softsign, Tanh, TanhGELU, Tanhshrink, Threshold, TransformerEncoder,
-    TransformerEncoderLayer, TransformerOptions, Upsample,
+    Hardshrink, Hardsigmoid, Hardswish, Hardtanh, HiddenActivation, InstanceNorm1d, InstanceNorm2d,
+    LayerNorm, LeakyReLU, Linear, LogSigmoid, LogSoftmax, Lstm, MaxPool1d, MaxPool2d, Mish, Module,
+    MultiHeadAttention, MultiHeadOptions, NnResult as Result, NormPlace, PReLU, ReLU, ReLU6,
+    RecurrentOptions, RmsNorm, RotaryEmbedding, RotaryPairs, SELU, Sequential, SiLU, Sigmoid,
+    Softmax, Softmin, Softplus, Softshrink, Softsign, Tanh, TanhGELU, Tanhshrink, Threshold,
+    TransformerEncoder, TransformerEncoderLayer, TransformerOptions, Upsample,
 };
 use lowtide_tensor::{
     AvgPool, Causal, Conv1dGeometry, Conv2dGeometry, ConvTranspose2dGeometry, Corners, Device,
@@ -131,6 +131,9 @@ fn normalizations(device: &Device) -> Result<Vec<Layer>> {
         same(LayerNorm::without_bias(device, &[4, 3])?.with_eps(0.1), [2, 4, 3]),
         same(RmsNorm::new(device, &[3])?, [4, 3]),
         same(GroupNorm::new(device, 2, 4)?, [2, 4, 3]),
+        same(InstanceNorm1d::new(3), [2, 3, 4]),
+        same(InstanceNorm1d::affine(device, 3)?.with_eps(0.1), [2, 3, 4]),
+        same(InstanceNorm2d::affine(device, 2)?, [2, 2, 3, 2]),
         same(BatchNorm1d::new(device, 3)?, [4, 3]),
         same(BatchNorm1d::new(device, 3)?.with_eps(0.1), [2, 3, 4]),
         same(BatchNorm2d::new(device, 2)?, [2, 2, 3, 2]),

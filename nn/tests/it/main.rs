@@ -13,6 +13,7 @@ mod layer_list;
 mod layers;
 mod leaks;
 mod loss;
+mod margin_losses;
 mod models;
 mod narrow_states;
 mod optimizer_files;

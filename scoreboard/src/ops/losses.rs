@@ -2,8 +2,9 @@
 
 use lowtide_autograd::Var;
 use lowtide_nn::{
-    CrossEntropyOptions, LinearCrossEntropyOptions, Loss, NllOptions, PairLoss, cosine_embedding,
-    cross_entropy_with, huber, linear_cross_entropy, nll, pair_loss, smooth_l1, soft_cross_entropy,
+    CrossEntropyOptions, CtcOptions, GaussianNllOptions, LinearCrossEntropyOptions, Loss,
+    MultiMarginOptions, NllOptions, PairLoss, PoissonNllOptions, TripletMarginOptions,
+    cross_entropy_with, linear_cross_entropy, nll, pair_loss, soft_cross_entropy, terms,
 };
 use lowtide_tensor::{DType, Tensor};
 
@@ -16,25 +17,31 @@ pub(super) const OPS: Family = &[
     ("nn.functional.binary_cross_entropy", |call| pair(call, PairLoss::BinaryCrossEntropy)),
     ("nn.functional.binary_cross_entropy_with_logits", |call| {
         let (x, target) = (call.var(INPUT)?, call.constant(TARGET)?);
-        let weight = call.optional_constant(named("pos_weight"))?;
+        let positive_weight = call.optional_constant(named("pos_weight"))?;
+        if call.value(named("weight")).is_some() || is_unreduced(call)? {
+            return weighted(call, terms::bce_with_logits(x, &target, positive_weight.as_ref())?);
+        }
         let dtype = x.value().dtype();
-        let loss = lowtide_nn::bce_with_logits(x, &target, weight.as_ref())?;
+        let loss = lowtide_nn::bce_with_logits(x, &target, positive_weight.as_ref())?;
         reduced(call, loss, dtype)
     }),
     ("nn.functional.cosine_embedding_loss", |call| {
         let [a, b] = [call.var(at(0, "input1"))?, call.var(at(1, "input2"))?];
-        let target = call.constant(at(2, "target"))?.to_dtype(a.value().dtype())?;
+        // The target only chooses: its gradient is 0.
+        let target = call.var(at(2, "target"))?.into_value().to_dtype(a.value().dtype())?;
         let margin = call.number(named("margin"))?.unwrap_or(0.0);
-        let dtype = a.value().dtype();
         // One pair is a batch of one.
-        let (a, b, target) = match a.shape().len() {
-            1 => (a.unsqueeze(0)?, b.unsqueeze(0)?, target.reshape([1])?),
-            _ => (a, b, target),
+        let is_alone = a.shape().len() == 1;
+        let (a, b, target) = match is_alone {
+            true => (a.unsqueeze(0)?, b.unsqueeze(0)?, target.reshape([1])?),
+            false => (a, b, target),
         };
-        reduced(call, cosine_embedding(a, b, &target, margin)?, dtype)
+        let y = terms::cosine_embedding(a, b, &target, margin)?;
+        from_terms(call, if is_alone { y.squeeze(0)? } else { y })
     }),
     ("nn.functional.cross_entropy", |call| {
-        let (x, target) = (call.var(INPUT)?, call.constant(TARGET)?);
+        let (x, target) = (call.var(INPUT)?, call.optional_var(TARGET)?);
+        let Some(target) = target else { return no_form("no target") };
         let weight = call.optional_constant(named("weight"))?;
         let options = CrossEntropyOptions {
             ignore_index: ignore_index(call)?,
@@ -42,22 +49,52 @@ pub(super) const OPS: Family = &[
             weight: weight.as_ref(),
         };
         let dtype = x.value().dtype();
-        if target.dtype().is_float() {
-            let loss = soft_cross_entropy(x, &target, options)?;
-            return reduced(call, loss, dtype);
-        }
         // One sample without a batch is a batch of one.
-        let (x, target) = match x.shape().len() {
-            1 => (x.unsqueeze(0)?, target.unsqueeze(0)?),
-            _ => (x, target),
+        let is_alone = x.shape().len() == 1;
+        let in_batch = |x: Var| if is_alone { x.unsqueeze(0) } else { Ok(x) };
+        let (x, target) = (in_batch(x)?, in_batch(target)?);
+        if is_unreduced(call)? {
+            let y = match target.value().dtype().is_float() {
+                true => terms::soft_cross_entropy(x, target, options)?,
+                false => terms::cross_entropy(x, target.value(), options)?,
+            };
+            return one(if is_alone { y.squeeze(0)? } else { y });
+        }
+        let loss = match target.value().dtype().is_float() {
+            true => {
+                // Read again as what gets no gradient.
+                let target = call.constant(TARGET)?;
+                let target = if is_alone { target.unsqueeze(0)? } else { target };
+                soft_cross_entropy(x, &target, options)?
+            }
+            false => cross_entropy_with(x, target.value(), options)?,
         };
-        reduced(call, cross_entropy_with(x, &target, options)?, dtype)
+        reduced(call, loss, dtype)
+    }),
+    ("nn.functional.ctc_loss", ctc),
+    ("nn.functional.gaussian_nll_loss", |call| {
+        let [x, target] = [call.var(INPUT)?, call.var(TARGET)?];
+        let variance = call.var(at(2, "var"))?;
+        let options = GaussianNllOptions {
+            full: call.flag(at(3, "full"))?.unwrap_or(false),
+            eps: call.number(at(4, "eps"))?.unwrap_or(1e-6),
+        };
+        from_terms(call, terms::gaussian_nll(x, target, variance, options)?)
+    }),
+    ("nn.functional.hinge_embedding_loss", |call| {
+        // The target only chooses: its gradient is 0.
+        let (x, target) = (call.var(INPUT)?, call.var(TARGET)?.into_value());
+        let margin = call.number(at(2, "margin"))?.unwrap_or(1.0);
+        from_terms(call, terms::hinge_embedding(x, &target, margin)?)
     }),
     ("nn.functional.huber_loss", |call| {
-        let (x, target) = (call.var(INPUT)?, call.constant(TARGET)?);
         let delta = call.number(named("delta"))?.unwrap_or(1.0);
-        let dtype = x.value().dtype();
-        reduced(call, huber(x, &target, delta)?, dtype)
+        if delta <= 0.0 {
+            // The function checks it, the formula does not.
+            let (x, target) = (call.var(INPUT)?, call.constant(TARGET)?);
+            lowtide_nn::huber(x, &target, delta)?;
+        }
+        pair(call, PairLoss::Huber { delta })
     }),
     ("nn.functional.kl_div", |call| {
         let is_log = call.flag(named("log_target"))?.unwrap_or(false);
@@ -71,25 +108,120 @@ pub(super) const OPS: Family = &[
         call.value(named("options"));
         linear(call)
     }),
+    ("nn.functional.margin_ranking_loss", |call| {
+        let [a, b] = [call.var(at(0, "input1"))?, call.var(at(1, "input2"))?];
+        let target = call.constant(at(2, "target"))?;
+        let margin = call.number(at(3, "margin"))?.unwrap_or(0.0);
+        from_terms(call, terms::margin_ranking(a, b, &target, margin)?)
+    }),
     ("nn.functional.mse_loss", |call| pair(call, PairLoss::SquaredError)),
+    ("nn.functional.multi_margin_loss", |call| {
+        let (x, labels) = (call.var(INPUT)?, call.constant(TARGET)?);
+        let weight = call.optional_constant(named("weight"))?;
+        let options = MultiMarginOptions {
+            margin: call.number(named("margin"))?.unwrap_or(1.0),
+            order: call.number(named("p"))?.unwrap_or(1.0),
+            weight: weight.as_ref(),
+        };
+        // One sample is a batch of one, also of one class.
+        let is_alone = x.shape().len() < 2;
+        let classes = x.shape().last().copied().unwrap_or(1);
+        let (x, labels) = match is_alone {
+            true => (x.reshape([1, classes])?, labels.reshape([1])?),
+            false => (x, labels),
+        };
+        let y = terms::multi_margin(x, &labels, options)?;
+        from_terms(call, if is_alone { y.squeeze(0)? } else { y })
+    }),
+    ("nn.functional.multilabel_soft_margin_loss", |call| {
+        let (x, target) = (call.var(INPUT)?, call.constant(TARGET)?);
+        let weight = call.optional_constant(named("weight"))?;
+        from_terms(call, terms::multilabel_soft_margin(x, &target, weight.as_ref())?)
+    }),
     ("nn.functional.nll_loss", |call| {
         let (x, target) = (call.var(INPUT)?, call.constant(TARGET)?);
         let weight = call.optional_constant(named("weight"))?;
         let options = NllOptions { ignore_index: ignore_index(call)?, weight: weight.as_ref() };
         let dtype = x.value().dtype();
-        let (x, target) = match x.shape().len() {
-            1 => (x.unsqueeze(0)?, target.unsqueeze(0)?),
-            _ => (x, target),
+        let is_alone = x.shape().len() == 1;
+        let (x, target) = match is_alone {
+            true => (x.unsqueeze(0)?, target.unsqueeze(0)?),
+            false => (x, target),
         };
+        if is_unreduced(call)? {
+            let y = terms::nll(x, &target, options)?;
+            return one(if is_alone { y.squeeze(0)? } else { y });
+        }
         reduced(call, nll(x, &target, options)?, dtype)
     }),
+    ("nn.functional.poisson_nll_loss", |call| {
+        let [x, target] = [call.var(INPUT)?, call.var(TARGET)?];
+        let options = PoissonNllOptions {
+            log_input: call.flag(at(2, "log_input"))?.unwrap_or(true),
+            full: call.flag(at(3, "full"))?.unwrap_or(false),
+            eps: call.number(named("eps"))?.unwrap_or(1e-8),
+        };
+        from_terms(call, terms::poisson_nll(x, target, options)?)
+    }),
     ("nn.functional.smooth_l1_loss", |call| {
-        let (x, target) = (call.var(INPUT)?, call.constant(TARGET)?);
         let beta = call.number(named("beta"))?.unwrap_or(1.0);
-        let dtype = x.value().dtype();
-        reduced(call, smooth_l1(x, &target, beta)?, dtype)
+        if beta < 0.0 {
+            let (x, target) = (call.var(INPUT)?, call.constant(TARGET)?);
+            lowtide_nn::smooth_l1(x, &target, beta)?;
+        }
+        pair(call, PairLoss::SmoothL1 { beta })
+    }),
+    ("nn.functional.soft_margin_loss", |call| {
+        let (x, target) = (call.var(INPUT)?, call.constant(TARGET)?);
+        from_terms(call, terms::soft_margin(x, &target)?)
+    }),
+    ("nn.functional.triplet_margin_loss", triplet),
+    ("nn.functional.triplet_margin_with_distance_loss", |call| {
+        // The samples' distance is that of the other one.
+        call.value(named("distance_function"));
+        triplet(call)
     }),
 ];
+
+fn ctc(call: &Call<'_>) -> Result<Vec<Output>> {
+    let (x, targets) = (call.var(at(0, "log_probs"))?, call.constant(at(1, "targets"))?);
+    if x.shape().len() != 3 || targets.shape().len() != 2 {
+        return no_form("one sample, or targets one after the other");
+    }
+    // Lengths are tensors or lists.
+    let len = |at: At| match call.value(at).is_some_and(serde_json::Value::is_array) {
+        true => {
+            let lens = call.integers(at)?.unwrap_or_default();
+            let lens: Vec<i64> = lens.into_iter().map(|len| len as i64).collect();
+            Ok(Tensor::from_slice(&call.device, [lens.len()], &lens)?)
+        }
+        false => call.constant(at),
+    };
+    let [steps, lens] = [len(at(2, "input_lengths"))?, len(at(3, "target_lengths"))?];
+    let options = CtcOptions {
+        blank: call.count(at(4, "blank"))?.unwrap_or(0),
+        zero_infinity: call.flag(named("zero_infinity"))?.unwrap_or(false),
+    };
+    let dtype = x.value().dtype();
+    // PyTorch's gradient is that of the logits, which logarithms of probabilities are, too.
+    let x = x.log_softmax(2)?;
+    if call.text(named("reduction"))?.unwrap_or("mean") == "mean" {
+        return reduced(call, lowtide_nn::ctc(x, &targets, [&steps, &lens], options)?, dtype);
+    }
+    from_terms(call, terms::ctc(x, &targets, [&steps, &lens], options)?)
+}
+
+fn triplet(call: &Call<'_>) -> Result<Vec<Output>> {
+    let [anchor, positive, negative] =
+        [call.var(at(0, "anchor"))?, call.var(at(1, "positive"))?, call.var(at(2, "negative"))?];
+    let options = TripletMarginOptions {
+        margin: call.number(named("margin"))?.unwrap_or(1.0),
+        order: call.number(named("p"))?.unwrap_or(2.0),
+        eps: call.number(named("eps"))?.unwrap_or(1e-6),
+        swap: call.flag(named("swap"))?.unwrap_or(false),
+    };
+    from_terms(call, terms::triplet_margin(anchor, positive, negative, options)?)
+}
 
 fn linear(call: &Call<'_>) -> Result<Vec<Output>> {
     let [x, w] = [call.var(INPUT)?, call.var(at(1, "linear_weight"))?];
@@ -113,8 +245,40 @@ fn ignore_index(call: &Call<'_>) -> Result<i64> {
 
 fn pair(call: &Call<'_>, loss: PairLoss) -> Result<Vec<Output>> {
     let (x, target): (Var, Tensor) = (call.var(INPUT)?, call.constant(TARGET)?);
+    if call.value(named("weight")).is_some() || is_unreduced(call)? {
+        return weighted(call, terms::pair_loss(x, &target, loss)?);
+    }
     let dtype = x.value().dtype();
     reduced(call, pair_loss(x, &target, loss)?, dtype)
+}
+
+/// Terms with a factor for each, which lowtide leaves to a product.
+fn weighted(call: &Call<'_>, terms: Var) -> Result<Vec<Output>> {
+    let y = match call.optional_var(named("weight"))? {
+        Some(weight) => terms.mul(weight)?,
+        None => terms,
+    };
+    from_terms(call, y)
+}
+
+fn is_unreduced(call: &Call<'_>) -> Result<bool> {
+    Ok(call.text(named("reduction"))? == Some("none"))
+}
+
+/// Terms, their sum, or the sum over their number or the batch's size. Sums of half types are in
+/// f32, as those of losses.
+fn from_terms(call: &Call<'_>, terms: Var) -> Result<Vec<Output>> {
+    if is_unreduced(call)? {
+        return one(terms);
+    }
+    let dtype = terms.value().dtype();
+    let count = Tensor::full(
+        terms.value().device(),
+        [],
+        dtype.computed(),
+        terms.value().element_count() as f64,
+    )?;
+    reduced(call, Loss { sum: terms.to_dtype(dtype.computed())?.sum_all()?, count }, dtype)
 }
 
 /// The sum, the mean, or the sum over the batch's size. Those of half types are in f32 in lowtide,

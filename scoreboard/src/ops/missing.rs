@@ -59,6 +59,12 @@ pub(super) const DIFFERENCES: &[(&str, &[&str], &str, &str)] = &[
         "shapes [0] and [0, 0] do not fit together",
         "a batch has a dimension for samples and one for channels",
     ),
+    (
+        "nn.functional.poisson_nll_loss",
+        &["bf16"],
+        ", not NaN",
+        "of a count of 0, the gradient of PyTorch's approximation of Stirling is NaN",
+    ),
     ("take_along_dim", &[], "index -1 is out of range", "indices do not count from the end"),
     (
         "nn.functional.softmin/with_dtype",
@@ -72,6 +78,8 @@ pub(super) const DIFFERENCES: &[(&str, &[&str], &str, &str)] = &[
 /// run that has no others is a good one.
 pub(super) const FAILURES: &[(&str, &str, usize, &str)] = &[
     ("linalg.vector_norm", "f16", 1, "two roundings in the gradient are beyond one part in 1000"),
+    ("nn.functional.cosine_similarity", "bf16", 2, "the norms are rounded before the quotient"),
+    ("nn.functional.cosine_similarity", "f16", 1, "the norms are rounded before the quotient"),
     ("nn.TransformerDecoderLayer", "bf16", 4, "roundings of a dozen operations add up"),
     ("nn.functional.scaled_dot_product_attention", "bf16", 1, "backward reads the rounded result"),
     ("nn.functional.scaled_dot_product_attention", "f16", 1, "backward reads the rounded result"),
@@ -136,20 +144,13 @@ pub const MISSING: &[Missing] = &[
         reason: "losses",
         to_build: true,
         names: "\
-            nn.functional.ctc_loss nn.functional.gaussian_nll_loss \
-            nn.functional.hinge_embedding_loss nn.functional.linear_cross_entropy/chunked_none \
-            nn.functional.margin_ranking_loss nn.functional.multi_margin_loss \
-            nn.functional.multilabel_margin_loss nn.functional.multilabel_soft_margin_loss \
-            nn.functional.poisson_nll_loss nn.functional.soft_margin_loss \
-            nn.functional.triplet_margin_loss nn.functional.triplet_margin_with_distance_loss",
+            nn.functional.linear_cross_entropy/chunked_none \
+            nn.functional.multilabel_margin_loss",
     },
     Missing {
         reason: "distances and norms of vectors",
         to_build: true,
-        names: "\
-            cdist nn.functional.bilinear nn.functional.cosine_similarity \
-            nn.functional.normalize nn.functional.pairwise_distance nn.functional.pdist \
-            nn.functional.local_response_norm",
+        names: "nn.functional.bilinear nn.functional.pdist",
     },
     Missing {
         reason: "volumes: three dimensions of places",
@@ -243,14 +244,11 @@ pub const MISSING: &[Missing] = &[
         reason: "layers",
         to_build: true,
         names: "\
-            nn.Bilinear nn.CELU nn.CTCLoss nn.CircularPad1d nn.CircularPad2d nn.ConstantPad1d \
-            nn.ConstantPad2d nn.ConvTranspose1d nn.GRUCell nn.GaussianNLLLoss \
-            nn.HingeEmbeddingLoss nn.InstanceNorm1d nn.InstanceNorm2d nn.LPPool1d nn.LPPool2d \
-            nn.LSTMCell nn.LinearCrossEntropyLoss nn.LocalResponseNorm nn.MarginRankingLoss \
-            nn.MultiLabelMarginLoss nn.MultiLabelSoftMarginLoss nn.MultiMarginLoss \
-            nn.PoissonNLLLoss nn.RNN nn.RNNCell nn.ReflectionPad1d nn.ReflectionPad2d \
-            nn.ReplicationPad1d nn.ReplicationPad2d nn.SoftMarginLoss nn.Softmax2d nn.Transformer \
-            nn.ZeroPad1d nn.ZeroPad2d",
+            nn.Bilinear nn.CELU nn.CircularPad1d nn.CircularPad2d nn.ConstantPad1d \
+            nn.ConstantPad2d nn.ConvTranspose1d nn.GRUCell nn.LPPool1d nn.LPPool2d nn.LSTMCell \
+            nn.LinearCrossEntropyLoss nn.MultiLabelMarginLoss nn.RNN nn.RNNCell \
+            nn.ReflectionPad1d nn.ReflectionPad2d nn.ReplicationPad1d nn.ReplicationPad2d \
+            nn.Softmax2d nn.Transformer nn.ZeroPad1d nn.ZeroPad2d",
     },
     Missing {
         reason: "layers that lowtide has, and this suite does not call yet",

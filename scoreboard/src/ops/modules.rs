@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use lowtide_autograd::Var;
 use lowtide_nn::{
     BatchNorm1d, BatchNorm2d, Conv1d, Conv2d, ConvTranspose2d, Directions, Embedding, GroupNorm,
-    Gru, HiddenActivation, LayerNorm, Linear, Lstm, LstmState, Module, NormPlace, PReLU,
-    Parameters, RecurrentOptions, RmsNorm, TransformerDecoderLayer, TransformerEncoderLayer,
-    TransformerOptions, key_padding_mask,
+    Gru, HiddenActivation, InstanceNorm1d, InstanceNorm2d, LayerNorm, Linear, Lstm, LstmState,
+    Module, NormPlace, PReLU, Parameters, RecurrentOptions, RmsNorm, TransformerDecoderLayer,
+    TransformerEncoderLayer, TransformerOptions, key_padding_mask,
 };
 use lowtide_tensor::{
     Conv1dGeometry, Conv2dGeometry, ConvTranspose2dGeometry, DType, RandomKey, Tensor,
@@ -28,31 +28,40 @@ pub(super) const FUNCTIONS: &[(&str, &str)] = &[
     ("nn.AvgPool2d", "nn.functional.avg_pool2d"),
     ("nn.BCELoss", "nn.functional.binary_cross_entropy"),
     ("nn.BCEWithLogitsLoss", "nn.functional.binary_cross_entropy_with_logits"),
+    ("nn.CTCLoss", "nn.functional.ctc_loss"),
     ("nn.CosineEmbeddingLoss", "nn.functional.cosine_embedding_loss"),
     ("nn.CrossEntropyLoss", "nn.functional.cross_entropy"),
     ("nn.ELU", "nn.functional.elu"),
     ("nn.GELU", "nn.functional.gelu"),
     ("nn.GLU", "nn.functional.glu"),
+    ("nn.GaussianNLLLoss", "nn.functional.gaussian_nll_loss"),
     ("nn.Hardshrink", "nn.functional.hardshrink"),
     ("nn.Hardswish", "nn.functional.hardswish"),
     ("nn.Hardtanh", "nn.functional.hardtanh"),
+    ("nn.HingeEmbeddingLoss", "nn.functional.hinge_embedding_loss"),
     ("nn.HuberLoss", "nn.functional.huber_loss"),
     ("nn.KLDivLoss", "nn.functional.kl_div"),
     ("nn.L1Loss", "nn.functional.l1_loss"),
     ("nn.LeakyReLU", "nn.functional.leaky_relu"),
+    ("nn.LocalResponseNorm", "nn.functional.local_response_norm"),
     ("nn.LogSigmoid", "nn.functional.logsigmoid"),
     ("nn.LogSoftmax", "log_softmax"),
     ("nn.MSELoss", "nn.functional.mse_loss"),
+    ("nn.MarginRankingLoss", "nn.functional.margin_ranking_loss"),
     ("nn.MaxPool1d", "nn.functional.max_pool1d"),
     ("nn.MaxPool2d", "nn.functional.max_pool2d"),
     ("nn.Mish", "nn.functional.mish"),
+    ("nn.MultiLabelSoftMarginLoss", "nn.functional.multilabel_soft_margin_loss"),
+    ("nn.MultiMarginLoss", "nn.functional.multi_margin_loss"),
     ("nn.NLLLoss", "nn.functional.nll_loss"),
+    ("nn.PoissonNLLLoss", "nn.functional.poisson_nll_loss"),
     ("nn.ReLU", "nn.functional.relu"),
     ("nn.ReLU6", "nn.functional.relu6"),
     ("nn.SELU", "nn.functional.selu"),
     ("nn.SiLU", "nn.functional.silu"),
     ("nn.Sigmoid", "sigmoid"),
     ("nn.SmoothL1Loss", "nn.functional.smooth_l1_loss"),
+    ("nn.SoftMarginLoss", "nn.functional.soft_margin_loss"),
     ("nn.Softmax", "softmax"),
     ("nn.Softmin", "nn.functional.softmin"),
     ("nn.Softplus", "nn.functional.softplus"),
@@ -140,6 +149,22 @@ pub(super) const OPS: Family = &[
         let (groups, channels) = (size(call, "num_groups")?, size(call, "num_channels")?);
         let layer = GroupNorm::new(&call.device, groups, channels)?;
         forward(call, layer.with_eps(call.number(named("eps"))?.unwrap_or(1e-5)))
+    }),
+    ("nn.InstanceNorm1d", |call| {
+        let (channels, is_affine, eps) = instance_norm(call)?;
+        let layer = match is_affine {
+            true => InstanceNorm1d::affine(&call.device, channels)?,
+            false => InstanceNorm1d::new(channels),
+        };
+        in_batch(call, layer.with_eps(eps), 2)
+    }),
+    ("nn.InstanceNorm2d", |call| {
+        let (channels, is_affine, eps) = instance_norm(call)?;
+        let layer = match is_affine {
+            true => InstanceNorm2d::affine(&call.device, channels)?,
+            false => InstanceNorm2d::new(channels),
+        };
+        in_batch(call, layer.with_eps(eps), 3)
     }),
     ("nn.LSTM", |call| {
         let (options, batch_first) = recurrent(call)?;
@@ -280,6 +305,20 @@ fn batch_norm(call: &Call<'_>) -> Result<(f64, f64)> {
     }
     let eps = call.number(named("eps"))?.unwrap_or(1e-5);
     Ok((eps, call.number(named("momentum"))?.unwrap_or(0.1)))
+}
+
+/// Channels, whether there are parameters, and `eps` of an instance normalisation.
+fn instance_norm(call: &Call<'_>) -> Result<(usize, bool, f64)> {
+    no_argument(call, "track_running_stats", false)?;
+    // Of running statistics.
+    call.number(named("momentum"))?;
+    let is_affine = call.flag(named("affine"))?.unwrap_or(false);
+    let has_bias = flag(call, "bias")?;
+    if is_affine && !has_bias {
+        return Err(Stop::NotApplicable(Reason::Argument, "bias".to_owned()));
+    }
+    let eps = call.number(named("eps"))?.unwrap_or(1e-5);
+    Ok((size(call, "num_features")?, is_affine, eps))
 }
 
 /// A layer with the case's parameters and buffers; an error if they are not the layer's.

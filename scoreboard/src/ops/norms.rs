@@ -1,6 +1,9 @@
-//! Normalisations and attention.
+//! Normalisations, distances and attention.
 
 use lowtide_autograd::Var;
+use lowtide_nn::{
+    LocalResponseOptions, cosine_similarity, local_response_norm, normalize, pairwise_distance,
+};
 use lowtide_tensor::{AttentionOptions, Causal, DType, Dropout, RandomKey};
 
 use super::{Family, INPUT};
@@ -8,6 +11,13 @@ use crate::call::{At, Call, Output, Result, Stop, at, named, no_form, no_such, o
 use crate::outcome::Reason;
 
 pub(super) const OPS: Family = &[
+    ("cdist", |call| {
+        let [x, y] = [call.var(at(0, "x1"))?, call.var(at(1, "x2"))?];
+        let order = call.number(at(2, "p"))?.unwrap_or(2.0);
+        // Whether PyTorch multiplies matrices for it; lowtide does not.
+        call.value(at(3, "compute_mode"));
+        one(x.cdist(y, order)?)
+    }),
     ("nn.functional.batch_norm", |call| {
         let x = call.var(INPUT)?;
         let running = [
@@ -28,6 +38,14 @@ pub(super) const OPS: Family = &[
             }
             _ => no_form("evaluation without statistics"),
         }
+    }),
+    ("nn.functional.cosine_similarity", |call| {
+        let [a, b] = [call.var(at(0, "x1"))?, call.var(at(1, "x2"))?];
+        let axis = call.integer(at(2, "dim"))?.unwrap_or(1);
+        let eps = call.number(at(3, "eps"))?.unwrap_or(1e-8);
+        let is_number = a.shape().is_empty() && b.shape().is_empty();
+        let y = cosine_similarity(a, b, axis, eps)?;
+        one(if is_number { y.reshape([])? } else { y })
     }),
     ("nn.functional.dropout", |call| {
         let x = call.var(INPUT)?;
@@ -65,6 +83,34 @@ pub(super) const OPS: Family = &[
         let (w, b) = (call.optional_var(at(2, "weight"))?, call.optional_var(at(3, "bias"))?);
         let eps = call.number(at(4, "eps"))?.unwrap_or(1e-5);
         one(call.var(INPUT)?.layer_norm(shape.len(), w, b, eps)?)
+    }),
+    ("nn.functional.local_response_norm", |call| {
+        let options = LocalResponseOptions {
+            alpha: call.number(at(2, "alpha"))?.unwrap_or(1e-4),
+            beta: call.number(at(3, "beta"))?.unwrap_or(0.75),
+            k: call.number(at(4, "k"))?.unwrap_or(1.0),
+        };
+        let count = call.count(at(1, "size"))?.unwrap_or_default();
+        one(local_response_norm(call.var(INPUT)?, count, options)?)
+    }),
+    ("nn.functional.normalize", |call| {
+        let order = call.number(at(1, "p"))?.unwrap_or(2.0);
+        let axis = call.integer(at(2, "dim"))?.unwrap_or(1);
+        let eps = call.number(at(3, "eps"))?.unwrap_or(1e-12);
+        let x = call.var(INPUT)?;
+        if x.shape().is_empty() {
+            // A number is a vector of one.
+            return one(normalize(x.reshape([1])?, order, axis, eps)?.reshape([])?);
+        }
+        one(normalize(x, order, axis, eps)?)
+    }),
+    ("nn.functional.pairwise_distance", |call| {
+        let [a, b] = [call.var(at(0, "x1"))?, call.var(at(1, "x2"))?];
+        let order = call.number(at(2, "p"))?.unwrap_or(2.0);
+        let eps = call.number(at(3, "eps"))?.unwrap_or(1e-6);
+        let y = pairwise_distance(a, b, order, eps)?;
+        let is_kept = call.flag(at(4, "keepdim"))?.unwrap_or(false);
+        one(if is_kept { y.unsqueeze(-1)? } else { y })
     }),
     ("nn.functional.rms_norm", |call| {
         let (x, shape) = (call.var(INPUT)?, normalized_shape(call)?);

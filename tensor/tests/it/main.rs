@@ -5,6 +5,7 @@ mod attention;
 mod axes;
 mod common;
 mod convert;
+mod ctc;
 mod division;
 mod dropout;
 mod elementwise;

@@ -93,6 +93,13 @@ proptest! {
         let tolerance = 16.0 * eps + x_twin.len() as f64 * f64::EPSILON;
         prop_assert!(error <= tolerance * size, "{} of {}", error, sum);
 
+        let each = x.pair_loss_terms(&t, loss, w).unwrap();
+        prop_assert_eq!((&**each.shape(), each.dtype()), (&dims[..], dtype));
+        for (expected, found) in expected.iter().zip(download(&each).values) {
+            let tolerance = 16.0 * epsilon(dtype) * expected.abs().max(1.0);
+            prop_assert!((found - expected).abs() <= tolerance, "{found}, not {expected}");
+        }
+
         let seed = Tensor::full(shared(), [], found.dtype(), 0.75).unwrap();
         let dx = seed.pair_loss_weighted_backward(&x, &t, loss, w).unwrap();
         prop_assert_eq!(&**dx.shape(), &dims[..]);

@@ -18,6 +18,27 @@ pub(super) fn all(cases: &mut Cases) {
     of_probabilities(cases);
     of_a_linear_layer(cases);
     pairs(cases);
+    rows(cases);
+}
+
+fn rows(cases: &mut Cases) {
+    for order in [0.0, 0.7, 1.0, 1.5, 2.0, 3.0, f64::INFINITY] {
+        for shapes in [[&[4, 3][..], &[2, 3]], [&[2, 1, 3, 2], &[4, 2, 2]], [&[2, 0], &[3, 0]]] {
+            cases.add("cdist", &shapes, AROUND_ZERO, move |_, x| {
+                let [x, y] = <[_; 2]>::try_from(x).unwrap_or_else(|_| panic!("two"));
+                x.cdist(y, order)
+            });
+        }
+    }
+    // Repeated labels, none, and fewer steps than there are.
+    let labels = [1_i64, 1, 2, 3, 9, 9, 9, 9, 9];
+    cases.unary("ctc_loss", &[6, 3, 4], AROUND_ZERO, move |x| {
+        let device = x.value().device().clone();
+        let targets = Tensor::from_slice(&device, [3, 3], &labels)?;
+        let steps = Tensor::from_slice(&device, [3], &[6_i64, 4, 5])?;
+        let lens = Tensor::from_slice(&device, [3], &[3_i64, 1, 0])?;
+        x.ctc_loss(&targets, [&steps, &lens], 0)
+    });
 }
 
 fn soft(cases: &mut Cases) {
@@ -98,6 +119,11 @@ fn pairs(cases: &mut Cases) {
                 let numbers = values("target", target.iter().product(), 0.05, 0.95);
                 let target = Tensor::from_slice(x.value().device(), target, &numbers)?;
                 x.pair_loss(&target, loss)
+            });
+            cases.unary("pair_loss_terms", shape, range, move |x| {
+                let numbers = values("target", target.iter().product(), 0.05, 0.95);
+                let target = Tensor::from_slice(x.value().device(), target, &numbers)?;
+                x.pair_loss_terms(&target, loss, None)
             });
         }
     }

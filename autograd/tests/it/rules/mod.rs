@@ -17,10 +17,11 @@ use lowtide_tensor::{Conv2dGeometry, DType, Device, Pool2dGeometry, Tensor};
 use crate::common::{Outcome, cpu, gradients_of, values};
 
 /// The rules' sources by module.
-const SOURCES: [(&str, &str); 24] = [
+const SOURCES: [(&str, &str); 25] = [
     ("attention", include_str!("../../../src/rules/attention.rs")),
     ("batch_norm", include_str!("../../../src/rules/batch_norm.rs")),
     ("convert", include_str!("../../../src/rules/convert.rs")),
+    ("distance", include_str!("../../../src/rules/distance.rs")),
     ("dropout", include_str!("../../../src/rules/dropout.rs")),
     ("elementwise", include_str!("../../../src/rules/elementwise.rs")),
     ("elementwise_activations", include_str!("../../../src/rules/elementwise_activations.rs")),

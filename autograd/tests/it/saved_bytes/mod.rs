@@ -31,7 +31,7 @@ const LIKE_OTHERS: [(&str, &[&str]); 23] = [
     ("min", &["min_keep"]),
     ("narrow", &["chunk", "slice", "split", "split_with_sizes"]),
     ("norm", &["norm_keep"]),
-    ("pair_loss", &["pair_loss_weighted"]),
+    ("pair_loss", &["pair_loss_terms", "pair_loss_weighted"]),
     ("prod", &["prod_keep"]),
     ("reshape", &["contiguous", "flatten", "squeeze", "unsqueeze", "view"]),
     ("rotary", &["rotary_heads"]),

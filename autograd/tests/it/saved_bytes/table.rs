@@ -19,6 +19,7 @@ pub(super) struct Beside {
     places: Tensor,
     rows: Tensor,
     labels: Tensor,
+    len: Tensor,
     target: Tensor,
     cos: Tensor,
     sin: Tensor,
@@ -32,6 +33,7 @@ impl Beside {
             mask: Tensor::from_slice(device, X, &truths)?,
             places: Tensor::from_slice(device, X, &numbers(|i| i % 64, 6400))?,
             rows: Tensor::from_slice(device, [64], &numbers(|i| i % 7, 64))?,
+            len: Tensor::from_slice(device, [1], &[20_i64])?,
             labels: Tensor::from_slice(device, [64], &numbers(|i| i % 100, 64))?,
             target: Tensor::full(device, X, DType::F32, 0.01)?,
             cos: Tensor::full(device, [16, 50], DType::F32, 0.6)?,
@@ -340,6 +342,14 @@ fn normalizations_and_losses() -> Vec<Row> {
             let [x, w] = two(x);
             let options = LinearCrossEntropyOptions::default();
             Ok(x.linear_cross_entropy(w, None, &beside.labels, options)?.0)
+        }),
+        ("cdist", &[X, &[30, 100]], |x, _| {
+            let [x, y] = two(x);
+            x.cdist(y, 2.0)
+        }),
+        ("ctc_loss", &[&[64, 1, 100]], |x, beside| {
+            let targets = beside.labels.narrow(0, 0, 20)?.reshape([1, 20])?;
+            one(x).ctc_loss(&targets, [&beside.len; 2], 0)
         }),
         ("pair_loss", &[X], |x, beside| one(x).pair_loss(&beside.target, PairLoss::SquaredError)),
     ]

@@ -115,6 +115,39 @@ impl Kernel for Gradient {
     }
 }
 
+/// Reads x, t and perhaps a weight; writes one number for each element.
+struct Terms {
+    loss: PairLoss,
+    dtype: DType,
+    len: usize,
+}
+
+impl Kernel for Terms {
+    fn name(&self) -> &'static str {
+        "pair_loss_terms"
+    }
+
+    fn cost(&self) -> Cost {
+        cost(self.len, 3, self.dtype)
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let (loss, order) = (self.loss, operands.write_order(0));
+        for_each_float!(self.dtype, E as T => {
+            let sources: Vec<Strided<'_, E>> = (0..operands.read_count())
+                .map(|index| Strided::new(operands.read::<E>(index), &order))
+                .collect();
+            let sources: Vec<&dyn Source<T>> =
+                sources.iter().map(|source| source as &dyn Source<T>).collect();
+            let formula: Formula<'_, T> =
+                &move |sources, to| cpu::apply(cpu::Part::Value, loss, sources, to);
+            let out = operands.write::<E>(0);
+            evaluate(cpu, out, &order, Mode::Overwrite, &sources, Some(formula));
+        });
+        Ok(())
+    }
+}
+
 /// x and what is stretched to its shape: the target, and perhaps the weight.
 fn operands(op: &'static str, x: &Tensor, others: &[Option<&Tensor>]) -> Result<Vec<Tensor>> {
     x.check_any_float(op)?;
@@ -204,5 +237,28 @@ impl Tensor {
         let reads: Vec<&Tensor> = std::iter::once(self).chain(&operands).collect();
         x.device().launch(Gradient { loss, dtype, len }, &reads, &[&dx])?;
         Ok(dx)
+    }
+
+    /// The numbers `f(x, t)` that [`Tensor::pair_loss_weighted`] sums, for `self = x`, of its
+    /// type. Their gradient is that of the sum times dy, element by element.
+    ///
+    /// # Shapes
+    /// `x: [..]`, the target and the weight broadcast to it, `→ [..]`
+    ///
+    /// # Errors
+    /// Those of [`Tensor::pair_loss`].
+    #[track_caller]
+    pub fn pair_loss_terms(
+        &self,
+        target: &Tensor,
+        loss: PairLoss,
+        positive_weight: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let reads = operands("pair_loss_terms", self, &[Some(target), positive_weight])?;
+        let reads: Vec<&Tensor> = reads.iter().collect();
+        let (len, dtype) = (self.element_count(), self.dtype());
+        let y = Tensor::empty(self.device(), *self.shape(), dtype)?;
+        self.device().launch(Terms { loss, dtype, len }, &reads, &[&y])?;
+        Ok(y)
     }
 }

@@ -1,13 +1,15 @@
-use lowtide_tensor::{Labelling, LinearCrossEntropyOptions, PairLoss, Tensor};
+use lowtide_tensor::{
+    DType, Labelling, LinearCrossEntropyOptions, PairLoss, Tensor, TensorResult as Result,
+};
 
-use super::{Op, out};
+use super::{Inputs, Op, out};
 
 const LOSS: PairLoss = PairLoss::SmoothL1 { beta: 0.5 };
 const LOGITS: PairLoss = PairLoss::BinaryCrossEntropyOfLogits;
 const SMOOTH: Labelling<'static> = Labelling { ignore_index: -100, smoothing: 0.1, weight: None };
 
 pub(super) fn ops() -> Vec<Op> {
-    [linear(), plain(), of_probabilities()].into_iter().flatten().collect()
+    [linear(), plain(), of_probabilities(), of_rows()].into_iter().flatten().collect()
 }
 
 /// Log-probabilities are `logits`, logits and targets `a` and `b`.
@@ -118,9 +120,38 @@ fn plain() -> Vec<Op> {
         },
         out!(pair_loss, i => i.a.pair_loss(&i.b, LOSS)),
         out!(pair_loss_backward, i => i.seed.pair_loss_backward(&i.a, &i.b, LOSS)),
+        out!(pair_loss_terms, i => i.a.pair_loss_terms(&i.b, LOGITS, Some(&i.row))),
         out!(pair_loss_weighted, i => i.a.pair_loss_weighted(&i.b, LOGITS, Some(&i.row))),
         out!(pair_loss_weighted_backward, i => {
             i.seed.pair_loss_weighted_backward(&i.a, &i.b, LOGITS, Some(&i.row))
+        }),
+    ]
+}
+
+/// 65 steps of 7 samples with 143 classes, and distances of the rows of `left`.
+fn of_rows() -> Vec<Op> {
+    fn sequences(i: &Inputs) -> Result<[Tensor; 4]> {
+        let x = i.a.reshape([65, 7, 143])?.log_softmax(2)?;
+        let targets = i.rows.narrow(0, 0, 140)?.reshape([7, 20])?;
+        let steps = i.rows.narrow(0, 30, 7)?;
+        let lens = steps.mul_scalar(0.0)?.to_dtype(DType::I64)?.add_scalar(8.0)?;
+        Ok([x, targets, steps.add_scalar(20.0)?, lens])
+    }
+    vec![
+        out!(cdist, i => i.left.cdist(&i.left.narrow(0, 30, 70)?, 2.0)),
+        out!(cdist_backward, i => {
+            let (x, y) = (&i.left, i.left.narrow(0, 30, 70)?);
+            let d = x.cdist(&y, 1.5)?;
+            d.mul_scalar(0.5)?.cdist_backward(&d, x, &y, 1.5)
+        }),
+        out!(ctc_loss, i => {
+            let [x, targets, steps, lens] = sequences(i)?;
+            x.ctc_loss(&targets, [&steps, &lens], 0)
+        }),
+        out!(ctc_loss_backward, i => {
+            let [x, targets, steps, lens] = sequences(i)?;
+            let dy = i.lse.narrow(0, 0, 7)?;
+            dy.ctc_loss_backward(&x, &targets, [&steps, &lens], 0)
         }),
     ]
 }

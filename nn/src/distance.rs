@@ -1,0 +1,113 @@
+//! Distances and norms of vectors, which lie along one dimension.
+
+use lowtide_autograd::Var;
+use lowtide_tensor::{AvgPool, Axis, PadMode, Pool2dGeometry, Shape, TensorError};
+
+use crate::error::Result;
+use crate::optim::check_option;
+
+/// `max(x, low)` whose gradient passes as if nothing had been raised, as where PyTorch clamps
+/// outside of the graph: what lies below `low` can still grow.
+pub(crate) fn raised(x: Var, low: f64) -> Result<Var> {
+    // dx = dy
+    Ok(Var::apply("raised", [x], |[x], _| {
+        Ok((x.maximum_scalar(low)?, move |dy, _| Ok(vec![Some(dy)])))
+    })?)
+}
+
+/// `Σ a·b / (max(‖a‖, ε) · max(‖b‖, ε))` along `axis`, `torch.nn.functional.cosine_similarity`;
+/// ε is 1e-8 there. As there, the gradient takes no notice of the maximum.
+///
+/// # Shapes
+/// `a, b: [.., D, ..]`, broadcast, `→ [.., ..]`
+///
+/// # Errors
+/// `Shape`, `Axis`, `DType`, `OutOfMemory`; `Option` for a negative ε.
+pub fn cosine_similarity(a: Var, b: Var, axis: impl Into<Axis>, eps: f64) -> Result<Var> {
+    check_option("eps", eps, "[0, ∞)", |eps| eps >= 0.0)?;
+    let axis = axis.into();
+    let (left, right) = (*a.shape(), *b.shape());
+    let op = "cosine_similarity";
+    let shape = left.broadcast(&right).ok_or(TensorError::Shape { op, left, right })?;
+    // Without dimensions there is one vector of one number.
+    let shape = if shape.is_empty() { Shape::new(&[1]) } else { shape };
+    let [a, b] = [a.expand(shape)?, b.expand(shape)?];
+    let norm = |x: &Var| raised(x.clone().norm(&[axis], 2.0)?, eps);
+    let norms = [norm(&a)?, norm(&b)?];
+    let [norm_a, norm_b] = norms;
+    let y = a.mul(b)?.sum(&[axis])?.div(norm_a)?.div(norm_b)?;
+    Ok(y)
+}
+
+/// `‖a - b + ε‖` of order p along the last dimension, `torch.nn.functional.pairwise_distance`; p is
+/// 2 and ε 1e-6 there.
+///
+/// # Shapes
+/// `a, b: [.., D]`, broadcast, `→ [..]`
+///
+/// # Errors
+/// `Shape`, `DType`, `OutOfMemory`.
+pub fn pairwise_distance(a: Var, b: Var, order: f64, eps: f64) -> Result<Var> {
+    Ok(a.sub(b)?.add_scalar(eps)?.norm(&[-1], order)?)
+}
+
+/// `x / max(‖x‖, ε)` with the norm of order p along `axis`, `torch.nn.functional.normalize`; p is 2
+/// and ε 1e-12 there.
+///
+/// # Shapes
+/// `x: [.., D, ..]` of `x`'s shape
+///
+/// # Errors
+/// `Axis`, `DType`, `OutOfMemory`.
+pub fn normalize(x: Var, order: f64, axis: impl Into<Axis>, eps: f64) -> Result<Var> {
+    let norm = x.clone().norm_keep(&[axis.into()], order)?.maximum_scalar(eps)?;
+    Ok(x.div(norm)?)
+}
+
+/// How [`local_response_norm`] weighs the channels around; PyTorch's defaults.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LocalResponseOptions {
+    /// A factor for the mean of the squares.
+    pub alpha: f64,
+    /// The exponent of the divisor.
+    pub beta: f64,
+    /// What is added to it before.
+    pub k: f64,
+}
+
+impl Default for LocalResponseOptions {
+    fn default() -> Self {
+        LocalResponseOptions { alpha: 1e-4, beta: 0.75, k: 1.0 }
+    }
+}
+
+/// `x[c] / (k + α · mean of x[i]²)^β` over the `channel_count` channels i around c, of which those
+/// that are missing count as 0, `torch.nn.functional.local_response_norm` (Krizhevsky, Sutskever
+/// and Hinton, "ImageNet classification with deep convolutional neural networks", 2012).
+///
+/// # Shapes
+/// `x: [N, C, ..]`, with at least one dimension of places, `→ [N, C, ..]`
+///
+/// # Errors
+/// `Shape`, `DType`, `OutOfMemory`; `Option` for no channels.
+pub fn local_response_norm(
+    x: Var,
+    channel_count: usize,
+    options: LocalResponseOptions,
+) -> Result<Var> {
+    check_option("channel_count", channel_count as f64, "[1, ∞)", |count| count >= 1.0)?;
+    let shape = *x.shape();
+    if shape.len() < 3 {
+        let (op, right) = ("local_response_norm", Shape::new(&[0, 0, 0]));
+        return Err(TensorError::Shape { op, left: shape, right }.into());
+    }
+    let LocalResponseOptions { alpha, beta, k } = options;
+    let places: usize = shape[2..].iter().product();
+    let squares = x.clone().mul(x.clone())?.reshape([shape[0], 1, shape[1], places])?;
+    let around = [channel_count / 2, (channel_count - 1) / 2];
+    let squares = squares.pad(&[around, [0, 0]], PadMode::Constant(0.0))?;
+    let window = Pool2dGeometry { kernel: [channel_count, 1], stride: [1, 1], padding: [0, 0] };
+    let mean = squares.avg_pool2d(window, AvgPool::default())?.reshape(shape)?;
+    let divisor = mean.mul_scalar(alpha)?.add_scalar(k)?.pow_scalar(beta)?;
+    Ok(x.div(divisor)?)
+}
