@@ -70,6 +70,14 @@ pub enum AutogradError {
         /// What is wrong with the value.
         fault: LeafFault,
     },
+    /// An equation of [`crate::Var::einsum`] cannot be followed.
+    #[error("einsum: \"{equation}\" {fault}")]
+    Equation {
+        /// As it was given.
+        equation: String,
+        /// What is wrong with it.
+        fault: &'static str,
+    },
     /// Backward starts from one number.
     #[error("backward: the loss has shape {shape}, not one element")]
     NotScalar {

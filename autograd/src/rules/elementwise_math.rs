@@ -225,6 +225,42 @@ impl Var {
         from_input("cosh", self, Tensor::cosh, |dy, x| times(dy, &x.sinh()?))
     }
 
+    /// The number with this hyperbolic sine.
+    #[track_caller]
+    pub fn asinh(self) -> Result<Var> {
+        // dx = dy / √(x² + 1)
+        from_input("asinh", self, Tensor::asinh, |dy, x| {
+            let mut slope = x.mul(&x)?;
+            slope.add_scalar_(1.0)?;
+            slope.rsqrt_()?;
+            times(dy, &slope)
+        })
+    }
+
+    /// The number from 0 on with this hyperbolic cosine; NaN below 1.
+    #[track_caller]
+    pub fn acosh(self) -> Result<Var> {
+        // dx = dy / √(x² - 1), in factors, so that it is exact near 1
+        from_input("acosh", self, Tensor::acosh, |dy, x| {
+            let mut slope = x.sub_scalar(1.0)?;
+            slope.mul_(&x.add_scalar(1.0)?)?;
+            slope.rsqrt_()?;
+            times(dy, &slope)
+        })
+    }
+
+    /// The number with this hyperbolic tangent; NaN beyond -1 and 1.
+    #[track_caller]
+    pub fn atanh(self) -> Result<Var> {
+        // dx = dy / (1 - x²)
+        from_input("atanh", self, Tensor::atanh, |dy, x| {
+            let mut divisor = x.mul(&x)?;
+            divisor.neg_()?;
+            divisor.add_scalar_(1.0)?;
+            over(dy, &divisor)
+        })
+    }
+
     /// The logarithm to base 2.
     #[track_caller]
     pub fn log2(self) -> Result<Var> {
@@ -267,6 +303,28 @@ impl Var {
             slope.exp_()?;
             slope.mul_scalar_(FRAC_2_SQRT_PI)?;
             times(dy, &slope)
+        })
+    }
+
+    /// 1 less the error function, exact where that is near 1.
+    #[track_caller]
+    pub fn erfc(self) -> Result<Var> {
+        // dx = -dy · 2/√π · e^(-x²)
+        from_input("erfc", self, Tensor::erfc, |dy, x| {
+            let mut slope = x.mul(&x)?;
+            slope.neg_()?;
+            slope.exp_()?;
+            slope.mul_scalar_(-FRAC_2_SQRT_PI)?;
+            times(dy, &slope)
+        })
+    }
+
+    /// The digits after the point; its gradient is 1.
+    #[track_caller]
+    pub fn frac(self) -> Result<Var> {
+        Var::apply("frac", [self], |[x], _| {
+            // dx = dy
+            Ok((x.frac()?, |dy, _: Needs| Ok(vec![Some(dy)])))
         })
     }
 

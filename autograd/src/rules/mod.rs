@@ -7,6 +7,7 @@ mod batch_norm;
 mod convert;
 mod distance;
 mod dropout;
+mod einsum;
 mod elementwise;
 mod elementwise_activations;
 mod elementwise_choice;

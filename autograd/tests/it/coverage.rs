@@ -23,6 +23,7 @@ const WITHOUT_RULE: [(&str, &[&str]); 5] = [
             "from_page_locked",
             "from_slice",
             "full",
+            "linspace",
             "one_hot",
             "ones",
             "permutation",

@@ -7,6 +7,7 @@ mod cheap;
 mod checker;
 mod common;
 mod coverage;
+mod einsum;
 mod errors;
 mod faults;
 mod graphs;

@@ -19,6 +19,7 @@ const PAIRS: [[&[usize]; 2]; 7] = [
     [&[2, 2], &[]],
     [&[1, 2], &[2, 1]],
 ];
+const ABOVE_ONE: [f64; 2] = [1.2, 3.0];
 /// Inside the domain of arcus functions.
 const INSIDE_ONE: [f64; 2] = [-0.9, 0.9];
 /// Beyond where the hard functions bend.
@@ -65,7 +66,7 @@ pub(super) fn arithmetic(cases: &mut Cases) {
 }
 
 pub(super) fn functions(cases: &mut Cases) {
-    let unary: [(&'static str, [f64; 2], Unary); 65] = [
+    let unary: [(&'static str, [f64; 2], Unary); 70] = [
         ("neg", AROUND_ZERO, Var::neg),
         ("add_scalar", AROUND_ZERO, |x| x.add_scalar(0.75)),
         ("sub_scalar", AROUND_ZERO, |x| x.sub_scalar(0.75)),
@@ -93,6 +94,11 @@ pub(super) fn functions(cases: &mut Cases) {
         ("acos", INSIDE_ONE, Var::acos),
         ("sinh", AROUND_ZERO, Var::sinh),
         ("cosh", AROUND_ZERO, Var::cosh),
+        ("asinh", AROUND_ZERO, Var::asinh),
+        ("acosh", ABOVE_ONE, Var::acosh),
+        ("atanh", INSIDE_ONE, Var::atanh),
+        ("erfc", AROUND_ZERO, Var::erfc),
+        ("frac", POSITIVE, Var::frac),
         ("log2", POSITIVE, Var::log2),
         ("log10", POSITIVE, Var::log10),
         ("exp2", AROUND_ZERO, Var::exp2),

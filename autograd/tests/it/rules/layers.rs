@@ -30,6 +30,18 @@ pub(super) fn products(cases: &mut Cases) {
             a.matmul(b)
         });
     }
+    let equations: [(&'static str, &[&[usize]]); 7] = [
+        ("ij,jk->ik", &[&[2, 3], &[3, 4]]),
+        ("...ij,...kj->...ik", &[&[2, 1, 2, 3], &[4, 2, 3]]),
+        ("ii->i", &[&[3, 3]]),
+        ("ij->", &[&[2, 3]]),
+        ("i,j,ij->j", &[&[2], &[3], &[2, 3]]),
+        ("bi,ij,bj->b", &[&[2, 3], &[3, 1], &[2, 3]]),
+        ("ba", &[&[2, 3]]),
+    ];
+    for (equation, shapes) in equations {
+        cases.add("einsum", shapes, AROUND_ZERO, move |_, x| Var::einsum(equation, x));
+    }
     type Product = fn(Var, Var) -> Result<Var>;
     let others: [(&'static str, Product, [&[usize]; 2]); 4] = [
         ("bmm", Var::bmm, [&[2, 2, 3], &[2, 3, 2]]),

@@ -17,12 +17,13 @@ use lowtide_tensor::{Conv2dGeometry, DType, Device, Pool2dGeometry, Tensor};
 use crate::common::{Outcome, cpu, gradients_of, values};
 
 /// The rules' sources by module.
-const SOURCES: [(&str, &str); 25] = [
+const SOURCES: [(&str, &str); 26] = [
     ("attention", include_str!("../../../src/rules/attention.rs")),
     ("batch_norm", include_str!("../../../src/rules/batch_norm.rs")),
     ("convert", include_str!("../../../src/rules/convert.rs")),
     ("distance", include_str!("../../../src/rules/distance.rs")),
     ("dropout", include_str!("../../../src/rules/dropout.rs")),
+    ("einsum", include_str!("../../../src/rules/einsum.rs")),
     ("elementwise", include_str!("../../../src/rules/elementwise.rs")),
     ("elementwise_activations", include_str!("../../../src/rules/elementwise_activations.rs")),
     ("elementwise_choice", include_str!("../../../src/rules/elementwise_choice.rs")),

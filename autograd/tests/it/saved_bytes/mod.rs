@@ -15,7 +15,7 @@ const PYTORCH: &str = include_str!("../../fixtures/saved_bytes.txt");
 const README: &str = include_str!("../../../src/rules/README.md");
 
 /// Rules that are another one of the table with other shapes or numbers, or made of it.
-const LIKE_OTHERS: [(&str, &[&str]); 23] = [
+const LIKE_OTHERS: [(&str, &[&str]); 24] = [
     ("adaptive_max_pool2d", &["max_pool2d_with"]),
     ("addmm", &["addmv", "baddbmm"]),
     ("amax", &["amax_keep"]),
@@ -25,6 +25,7 @@ const LIKE_OTHERS: [(&str, &[&str]); 23] = [
     ("cross_entropy", &["cross_entropy_with"]),
     ("logsumexp", &["logsumexp_keep"]),
     ("masked_select", &["masked_select_assuming"]),
+    ("matmul", &["einsum"]),
     ("max", &["max_keep"]),
     ("maximum", &["heaviside"]),
     ("mean", &["mean_keep"]),

@@ -91,6 +91,11 @@ fn functions() -> Vec<Row> {
         acos(x) = x.acos();
         sinh(x) = x.sinh();
         cosh(x) = x.cosh();
+        asinh(x) = x.asinh();
+        acosh(x) = x.acosh();
+        atanh(x) = x.atanh();
+        erfc(x) = x.erfc();
+        frac(x) = x.frac();
         log2(x) = x.log2();
         log10(x) = x.log10();
         exp2(x) = x.exp2();

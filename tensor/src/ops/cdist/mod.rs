@@ -124,8 +124,8 @@ fn sizes(op: &'static str, x: &Tensor, y: &Tensor, order: f64) -> Result<Sizes> 
 }
 
 impl Tensor {
-    /// `‖x[m] - y[r]‖` of order p, at least 0, for each row of `self = x` and of `y`; order 0 counts
-    /// the elements that differ.
+    /// `‖x[m] - y[r]‖` of order p, at least 0, for each row of `self = x` and of `y`; order 0
+    /// counts the elements that differ.
     ///
     /// # Shapes
     /// `x: [.., M, D], y: [.., R, D] → [.., M, R]`, with the same dimensions before

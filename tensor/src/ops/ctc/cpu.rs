@@ -12,7 +12,7 @@ use crate::launch::View;
 
 const NEVER: f64 = f64::NEG_INFINITY;
 
-/// The operands.
+/// The operands, with the labels of each sample one row of the targets.
 pub(super) struct Batch<'a, E> {
     pub(super) sizes: Sizes,
     pub(super) targets: &'a [i64],
@@ -132,7 +132,7 @@ impl<E: Element> Batch<'_, E> {
         let (mut beta, mut next) = betas.split_at_mut(row);
         for step in (0..steps).rev() {
             std::mem::swap(&mut beta, &mut next);
-            for state in 0..states {
+            for (state, beta) in beta.iter_mut().enumerate().take(states) {
                 let after = |forth: usize| match state + forth {
                     _ if step + 1 == steps => {
                         if forth == 0 && state + 2 >= states {
@@ -149,7 +149,7 @@ impl<E: Element> Batch<'_, E> {
                 };
                 let skips = state + 2 < states && self.skips(sample, state + 2);
                 let two_forth = if skips { after(2) } else { NEVER };
-                beta[state] = log_sum([after(0), after(1), two_forth]);
+                *beta = log_sum([after(0), after(1), two_forth]);
             }
             self.add_step(sample, dy, likelihood, [&alphas[step * row..], beta], {
                 &mut dx[step * classes..][..classes]

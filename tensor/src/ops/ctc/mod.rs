@@ -150,7 +150,8 @@ impl Tensor {
     /// `lengths` are the steps and the labels of each sample that count.
     ///
     /// # Shapes
-    /// `x: [T, N, C], targets: [N, S], lengths: [N] and [N] → [N]`. x is not copied, however it lies.
+    /// `x: [T, N, C], targets: [N, S], lengths: [N] and [N] → [N]`. x is not copied, however it
+    /// lies.
     ///
     /// # Errors
     /// `Shape`, `DType` unless targets and lengths are i64, `Label` for a label that is no class,

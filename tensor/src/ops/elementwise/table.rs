@@ -111,6 +111,22 @@ formulas! {
         /// The hyperbolic cosine.
         pub fn cosh, cosh_ =
         Cosh(x) 20.0 { x.cosh_in::<F>() }
+        // Rare, so by the standard library in f64, one by one.
+        /// The number with this hyperbolic sine.
+        pub fn asinh, asinh_ =
+        Asinh(x) 50.0 { constant(x.to_f64().asinh()) }
+        /// The number from 0 on with this hyperbolic cosine; NaN below 1.
+        pub fn acosh, acosh_ =
+        Acosh(x) 50.0 { constant(x.to_f64().acosh()) }
+        /// The number with this hyperbolic tangent; NaN beyond -1 and 1.
+        pub fn atanh, atanh_ =
+        Atanh(x) 50.0 { constant(x.to_f64().atanh()) }
+        /// 1 less the error function, exact where that is near 1.
+        pub fn erfc, erfc_ =
+        Erfc(x) 50.0 { constant(libm::erfc(x.to_f64())) }
+        /// The digits after the point, under the number's sign.
+        pub fn frac, frac_ =
+        Frac(x) 2.0 { x - x.trunc() }
         /// The logarithm to base 2.
         pub fn log2, log2_ =
         Log2(x) 20.0 { x.log2_in::<F>() }

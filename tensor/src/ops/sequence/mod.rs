@@ -16,6 +16,8 @@ use crate::tensor::Tensor;
 enum Sequence {
     /// `start + i · step`.
     Range { start: f64, step: f64 },
+    /// `count` numbers at equal distances, the last of which is `end`.
+    Between { start: f64, end: f64, count: usize },
     /// 1 on the diagonal of a matrix with so many columns, 0 elsewhere.
     Eye { column_count: usize },
 }
@@ -41,6 +43,15 @@ impl Kernel for Fill {
         let sequence = self.sequence;
         let value = move |index: usize| match sequence {
             Sequence::Range { start, step } => start + index as f64 * step,
+            Sequence::Between { start, count: 1, .. } => start,
+            // Each half from its end, so that both are exact.
+            Sequence::Between { start, end, count } => {
+                let step = (end - start) / (count - 1) as f64;
+                match index < count / 2 {
+                    true => start + index as f64 * step,
+                    false => end - (count - 1 - index) as f64 * step,
+                }
+            }
             Sequence::Eye { column_count } => {
                 f64::from(u8::from(index / column_count == index % column_count))
             }
@@ -81,6 +92,21 @@ impl Tensor {
         let len = ((range.end - range.start) / step).ceil() as usize;
         let sequence = Sequence::Range { start: range.start, step };
         Self::sequence("arange", device, [len], dtype, sequence)
+    }
+
+    /// `count` numbers from `start` to `end` at equal distances, both among them, computed in f64
+    /// and converted as [`Tensor::to_dtype`] does; `start` alone if it is one.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    #[track_caller]
+    pub fn linspace(
+        device: &Device,
+        [start, end]: [f64; 2],
+        count: usize,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        Self::sequence("linspace", device, [count], dtype, Sequence::Between { start, end, count })
     }
 
     /// 1 on the diagonal, 0 elsewhere.

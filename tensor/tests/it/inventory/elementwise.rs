@@ -98,6 +98,11 @@ fn functions() -> Vec<Op> {
         acos acos_ ();
         sinh sinh_ ();
         cosh cosh_ ();
+        asinh asinh_ ();
+        acosh acosh_ ();
+        atanh atanh_ ();
+        erfc erfc_ ();
+        frac frac_ ();
         log2 log2_ ();
         log10 log10_ ();
         exp2 exp2_ ();
@@ -153,6 +158,7 @@ fn moves() -> Vec<Op> {
         in_place!(bernoulli_, i => i.a.bernoulli_(RandomKey::new(3), 0.3)),
         out!(permutation, i => Tensor::permutation(&i.device, 3000, RandomKey::new(3))),
         out!(arange, i => Tensor::arange(&i.device, 0.0..9000.0, 0.1, i.a.dtype())),
+        out!(linspace, i => Tensor::linspace(&i.device, [-1.0, 2.0], 900, i.a.dtype())),
         out!(eye, i => Tensor::eye(&i.device, 90, 300, i.a.dtype())),
         in_place!(add_scaled_, i => i.a.add_scaled_(&i.b, 0.1)),
         in_place!(fill_, i => i.a.fill_(0.1)),
