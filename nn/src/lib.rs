@@ -5,6 +5,7 @@ mod buffer;
 mod distance;
 mod error;
 pub mod fields;
+mod images;
 pub mod init;
 mod layers;
 mod loss;
@@ -15,19 +16,25 @@ mod parameter;
 mod safetensors;
 mod schedule;
 mod segment;
+mod volumes;
 
 pub use buffer::{Buffer, check_buffers, commit_buffers};
 pub use distance::{
     LocalResponseOptions, cosine_similarity, local_response_norm, normalize, pairwise_distance,
 };
 pub use error::{NnError, NnResult, WeightsProblem};
+pub use images::{
+    GridMode, GridOptions, GridPadding, ResizeMode, Sizes, channel_shuffle, grid_sample,
+    pixel_shuffle, pixel_unshuffle, resize,
+};
 pub use layers::activations::{
     ELU, GELU, GLU, Hardshrink, Hardsigmoid, Hardswish, Hardtanh, LeakyReLU, LogSigmoid,
     LogSoftmax, Mish, ReLU, ReLU6, SELU, SiLU, Sigmoid, Softmax, Softmin, Softplus, Softshrink,
     Softsign, Tanh, TanhGELU, Tanhshrink, Threshold,
 };
 pub use layers::attention::{MultiHeadAttention, MultiHeadOptions, key_padding_mask};
-pub use layers::batch_norm::{BatchNorm1d, BatchNorm2d};
+pub use layers::batch_norm::{BatchNorm1d, BatchNorm2d, BatchNorm3d};
+pub use layers::conv_transpose1d::ConvTranspose1d;
 pub use layers::conv_transpose2d::ConvTranspose2d;
 pub use layers::conv1d::Conv1d;
 pub use layers::conv2d::Conv2d;
@@ -37,12 +44,16 @@ pub use layers::flatten::Flatten;
 pub use layers::instance_norm::{InstanceNorm1d, InstanceNorm2d};
 pub use layers::linear::Linear;
 pub use layers::norm::{GroupNorm, LayerNorm, RmsNorm};
+pub use layers::pad::Pad;
 pub use layers::pool::{
     AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d,
 };
 pub use layers::prelu::PReLU;
-pub use layers::recurrent::{Directions, Gru, Lstm, LstmState, RecurrentOptions};
-pub use layers::rotary::{RotaryEmbedding, RotaryPairs, RotaryTables};
+pub use layers::recurrent::{
+    Directions, Gru, Lstm, LstmState, RecurrentOptions, Rnn, RnnActivation,
+};
+pub use layers::relative_position::{RelativePositionBias, RelativePositionOptions, Sides};
+pub use layers::rotary::{RotaryEmbedding, RotaryPairs, RotaryScaling, RotaryTables};
 pub use layers::sequential::Sequential;
 pub use layers::transformer::{
     HiddenActivation, NormPlace, TransformerDecoderLayer, TransformerEncoderLayer,
@@ -68,3 +79,7 @@ pub use parameter::Parameter;
 pub use safetensors::{from_safetensors, load, save, to_safetensors};
 pub use schedule::{Better, Plateau, PlateauOptions, PlateauState, Schedule};
 pub use segment::{Segment, run_blocks};
+pub use volumes::{
+    AvgPool3d, Conv3d, Conv3dGeometry, MaxPool3d, MaxPool3dOptions, Pool3dGeometry,
+    adaptive_avg_pool3d, adaptive_max_pool3d, avg_pool3d, conv3d, max_pool3d,
+};

@@ -61,7 +61,8 @@ def write_optimizer(writer, info):
                 f"{key}.{state}": value
                 for key, parameter in parameters.items()
                 for state, value in optimizer.state[parameter].items()
-                if state != "step" and isinstance(value, torch.Tensor)
+                # Counts: lowtide has one for all parameters, and the product follows from it.
+                if state not in ("step", "mu_product") and isinstance(value, torch.Tensor)
             }
             results = [x.detach().clone() for x in parameters.values()]
             results += [states[key] for key in sorted(states)]

@@ -16,6 +16,7 @@ use crate::fields::parameters;
 use crate::init;
 use crate::layers::cross_attention::cross_attention;
 use crate::layers::linear::Linear;
+use crate::layers::norm::optional;
 use crate::layers::rotary::RotaryEmbedding;
 use crate::module::{Module, Parameters, forward_in};
 use crate::optim::check_option;
@@ -37,6 +38,8 @@ pub struct MultiHeadOptions {
     /// Rotates the queries and keys of each head by their positions, both counted from 0. Only two
     /// tables of `T · R / 2` numbers are saved for backward in addition.
     pub rotary: Option<RotaryEmbedding>,
+    /// Whether the linear layers have biases.
+    pub bias: bool,
 }
 
 impl MultiHeadOptions {
@@ -49,6 +52,7 @@ impl MultiHeadOptions {
             causal: Causal::No,
             dropout: 0.0,
             rotary: None,
+            bias: true,
         }
     }
 }
@@ -60,7 +64,7 @@ impl MultiHeadOptions {
 #[derive(Clone, Debug)]
 pub struct MultiHeadAttention {
     in_proj_weight: Parameter,
-    in_proj_bias: Parameter,
+    in_proj_bias: Option<Parameter>,
     out_proj: Linear,
     options: MultiHeadOptions,
 }
@@ -72,7 +76,7 @@ impl MultiHeadAttention {
     /// `Option` unless the groups divide the heads, the heads the width, the dropout is in `[0, 1)`
     /// and heads of this width can be rotated; `OutOfMemory`.
     pub fn new(device: &Device, key: RandomKey, options: MultiHeadOptions) -> Result<Self> {
-        let MultiHeadOptions { width, heads, groups, dropout, rotary, .. } = options;
+        let MultiHeadOptions { width, heads, groups, dropout, rotary, bias, .. } = options;
         let divides = |part: usize, whole: usize| part > 0 && whole.is_multiple_of(part);
         check_option("heads", heads as f64, "the divisors of the width", |_| {
             divides(heads, width)
@@ -85,7 +89,7 @@ impl MultiHeadAttention {
         let rows = (heads + 2 * groups) * (width / heads);
         let mut weight = Tensor::empty_in(device, Category::Parameter, [rows, width], DType::F32)?;
         init::xavier_uniform_(&mut weight, key.op("in_proj_weight"), 1.0)?;
-        let mut out_proj = Linear::new(device, key.op("out_proj"), width, width)?;
+        let mut out_proj = Linear::with(device, key.op("out_proj"), [width; 2], bias)?;
         let mut filled = Ok(());
         out_proj.visit(&mut |name, parameter| {
             if name == "bias" {
@@ -95,7 +99,7 @@ impl MultiHeadAttention {
         filled?;
         Ok(MultiHeadAttention {
             in_proj_weight: Parameter::new(weight),
-            in_proj_bias: Parameter::full(device, [rows], 0.0)?,
+            in_proj_bias: bias.then(|| Parameter::full(device, [rows], 0.0)).transpose()?,
             out_proj,
             options,
         })
@@ -111,8 +115,8 @@ impl MultiHeadAttention {
     /// `Shape`, `DType`, `OutOfMemory`.
     pub fn forward_masked(&self, pass: &Pass, input: Var, mask: Option<&Tensor>) -> Result<Var> {
         let MultiHeadOptions { heads, groups, .. } = self.options;
-        let (weight, bias) = (self.in_proj_weight.var(pass)?, self.in_proj_bias.var(pass)?);
-        let packed = input.linear(weight, Some(bias))?;
+        let [bias] = optional([&self.in_proj_bias], pass)?;
+        let packed = input.linear(self.in_proj_weight.var(pass)?, bias)?;
         let packed = self.turn(packed, [heads + groups, heads + 2 * groups])?;
         let y = packed.self_attention([heads, groups], mask, self.attention_options(pass))?;
         self.project(pass, y)
@@ -140,7 +144,8 @@ impl MultiHeadAttention {
             Ok(parameter.var(pass)?.split_with_sizes(0, &rows)?)
         };
         let mut weights = parts(&self.in_proj_weight)?.into_iter();
-        let mut biases = parts(&self.in_proj_bias)?.into_iter();
+        let biases = self.in_proj_bias.as_ref().map(parts).transpose()?;
+        let mut biases = biases.unwrap_or_default().into_iter();
         let mut part = |x: Var| x.linear(weights.next().expect("two parts"), biases.next());
         let (q, memory) = (part(input)?, part(memory)?);
         let (q, memory) = (self.turn(q, [heads; 2])?, self.turn(memory, [groups, 2 * groups])?);

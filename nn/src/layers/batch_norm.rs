@@ -4,11 +4,12 @@
 //! internal covariate shift" (2015).
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_tensor::{DType, Device, TensorError};
+use lowtide_tensor::{DType, Device, Shape, TensorError};
 
 use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::fields::parameters;
+use crate::layers::norm::optional;
 use crate::module::Module;
 use crate::optim::check_option;
 use crate::parameter::Parameter;
@@ -16,8 +17,9 @@ use crate::parameter::Parameter;
 /// Batch normalisation for inputs of any rank.
 #[derive(Clone, Debug)]
 struct BatchNorm {
-    weight: Parameter,
-    bias: Parameter,
+    weight: Option<Parameter>,
+    bias: Option<Parameter>,
+    channels: usize,
     running_mean: Buffer,
     running_var: Buffer,
     num_batches_tracked: Buffer,
@@ -27,10 +29,21 @@ struct BatchNorm {
 
 impl BatchNorm {
     fn new(device: &Device, channels: usize) -> Result<Self> {
+        let bias = Some(Parameter::full(device, [channels], 0.0)?);
+        Ok(BatchNorm { bias, ..Self::without_bias(device, channels)? })
+    }
+
+    fn without_bias(device: &Device, channels: usize) -> Result<Self> {
+        let weight = Some(Parameter::full(device, [channels], 1.0)?);
+        Ok(BatchNorm { weight, ..Self::without_parameters(device, channels)? })
+    }
+
+    fn without_parameters(device: &Device, channels: usize) -> Result<Self> {
         let statistic = |value| Buffer::full(device, [channels], DType::F32, value);
         Ok(BatchNorm {
-            weight: Parameter::full(device, [channels], 1.0)?,
-            bias: Parameter::full(device, [channels], 0.0)?,
+            weight: None,
+            bias: None,
+            channels,
             running_mean: statistic(0.0)?,
             running_var: statistic(1.0)?,
             num_batches_tracked: Buffer::full(device, [], DType::I64, 0.0)?,
@@ -40,12 +53,12 @@ impl BatchNorm {
     }
 
     fn forward(&self, op: &'static str, ranks: &[usize], pass: &Pass, input: Var) -> Result<Var> {
-        let (left, right) = (*input.shape(), *self.weight.value().shape());
+        let (left, right) = (*input.shape(), Shape::new(&[self.channels]));
         if !ranks.contains(&left.len()) {
             return Err(TensorError::Shape { op, left, right }.into());
         }
         check_option("eps", self.eps, "[0, ∞)", |eps| eps >= 0.0)?;
-        let (weight, bias) = (Some(self.weight.var(pass)?), Some(self.bias.var(pass)?));
+        let [weight, bias] = optional([&self.weight, &self.bias], pass)?;
         let [mut mean, mut variance] =
             [&self.running_mean, &self.running_var].map(|buffer| buffer.current(pass));
         if !pass.is_training() {
@@ -56,11 +69,14 @@ impl BatchNorm {
         let (y, [batch_mean, batch_variance]) = input.batch_norm(weight, bias, self.eps)?;
         // A recomputed segment updates the buffers only in its first run.
         if !pass.is_recomputing() {
-            (mean, variance) = (mean.copied()?, variance.copied()?);
-            let batch = [&batch_mean, &batch_variance];
-            mean.update_running_(&mut variance, batch, count, self.momentum)?;
-            self.running_mean.update(pass, mean);
-            self.running_var.update(pass, variance);
+            // A batch without elements has no statistics to move towards, and counts.
+            if count > 0 {
+                (mean, variance) = (mean.copied()?, variance.copied()?);
+                let batch = [&batch_mean, &batch_variance];
+                mean.update_running_(&mut variance, batch, count, self.momentum)?;
+                self.running_mean.update(pass, mean);
+                self.running_var.update(pass, variance);
+            }
             self.num_batches_tracked.update(pass, batches.add_scalar(1.0)?);
         }
         Ok(y)
@@ -86,6 +102,22 @@ macro_rules! batch_norms {
             /// `OutOfMemory`.
             pub fn new(device: &Device, channels: usize) -> Result<Self> {
                 Ok($name(BatchNorm::new(device, channels)?))
+            }
+
+            /// A layer of `channels` channels without a bias.
+            ///
+            /// # Errors
+            /// `OutOfMemory`.
+            pub fn without_bias(device: &Device, channels: usize) -> Result<Self> {
+                Ok($name(BatchNorm::without_bias(device, channels)?))
+            }
+
+            /// A layer of `channels` channels without a weight and a bias, `affine=False`.
+            ///
+            /// # Errors
+            /// `OutOfMemory`.
+            pub fn without_parameters(device: &Device, channels: usize) -> Result<Self> {
+                Ok($name(BatchNorm::without_parameters(device, channels)?))
             }
 
             /// This layer with another `eps`, which is added to the variance.
@@ -120,4 +152,6 @@ batch_norms! {
     BatchNorm1d, "batch_norm1d", &[2, 3], "`input: [N, C]` or `[N, C, L]`, and so the output";
     /// Mean 0 and variance 1 of each channel over the batch and the image, `torch.nn.BatchNorm2d`.
     BatchNorm2d, "batch_norm2d", &[4], "`input: [N, C, H, W] → [N, C, H, W]`";
+    /// Mean 0 and variance 1 of each channel over the batch and the volume, `torch.nn.BatchNorm3d`.
+    BatchNorm3d, "batch_norm3d", &[5], "`input: [N, C, D, H, W] → [N, C, D, H, W]`";
 }

@@ -1,12 +1,14 @@
 //! Cross-correlation of sequences; x: [B, I, L], W: [O, I / groups, K], y: [B, O, L'].
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_tensor::{Conv1dGeometry, Device, RandomKey};
+use lowtide_tensor::{Conv1dGeometry, Device, PadMode, RandomKey};
 
 use crate::error::Result;
 use crate::fields::parameters;
 use crate::init;
+use crate::layers::border::Border;
 use crate::module::Module;
+use crate::optim::check_option;
 use crate::parameter::Parameter;
 
 /// A convolution layer, `torch.nn.Conv1d`.
@@ -15,6 +17,7 @@ pub struct Conv1d {
     weight: Parameter,
     bias: Option<Parameter>,
     geometry: Conv1dGeometry,
+    border: Option<Border<1>>,
 }
 
 impl Conv1d {
@@ -51,7 +54,32 @@ impl Conv1d {
         let shape = [outputs, inputs / geometry.groups.max(1), kernel];
         let bound = init::default_bound(taps);
         let weight = Parameter::uniform(device, key.op("weight"), shape, bound)?;
-        Ok(Conv1d { weight, bias: None, geometry })
+        Ok(Conv1d { weight, bias: None, geometry, border: None })
+    }
+
+    /// This layer with padding in `mode` instead of zeros, PyTorch's `padding_mode`. The padded
+    /// input is a tensor of its own.
+    #[must_use]
+    pub fn with_padding_mode(mut self, mode: PadMode) -> Self {
+        let mut padding = [self.geometry.padding];
+        self.border = Some(Border::in_mode(self.border, &mut padding, mode));
+        [self.geometry.padding] = padding;
+        self
+    }
+
+    /// This layer with as much padding as keeps the input's size, PyTorch's `padding="same"`.
+    ///
+    /// # Errors
+    /// `Option` for a stride other than 1.
+    pub fn with_same_padding(mut self) -> Result<Self> {
+        let strides = [self.geometry.stride];
+        for stride in strides {
+            check_option("stride", stride as f64, "{1}", |stride| stride == 1.0)?;
+        }
+        let kernel = [self.weight.value().shape()[2]];
+        self.border = Some(Border::same(kernel, [self.geometry.dilation]));
+        self.geometry.padding = 0;
+        Ok(self)
     }
 }
 
@@ -62,6 +90,10 @@ impl Module for Conv1d {
     /// `input: [B, I, L] → [B, O, L']`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
+        let input = match &self.border {
+            Some(border) => border.around(input)?,
+            None => input,
+        };
         Ok(input.conv1d(self.weight.var(pass)?, bias, self.geometry)?)
     }
 }

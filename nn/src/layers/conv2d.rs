@@ -2,12 +2,14 @@
 //! y: [B, O, H', W'].
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_tensor::{Conv2dGeometry, Device, RandomKey};
+use lowtide_tensor::{Conv2dGeometry, Device, PadMode, RandomKey};
 
 use crate::error::Result;
 use crate::fields::parameters;
 use crate::init;
+use crate::layers::border::Border;
 use crate::module::Module;
+use crate::optim::check_option;
 use crate::parameter::Parameter;
 
 /// A convolution layer, `torch.nn.Conv2d`.
@@ -16,6 +18,7 @@ pub struct Conv2d {
     weight: Parameter,
     bias: Option<Parameter>,
     geometry: Conv2dGeometry,
+    border: Option<Border<2>>,
 }
 
 impl Conv2d {
@@ -52,7 +55,31 @@ impl Conv2d {
         let shape = [outputs, inputs / geometry.groups.max(1), kernel[0], kernel[1]];
         let bound = init::default_bound(taps);
         let weight = Parameter::uniform(device, key.op("weight"), shape, bound)?;
-        Ok(Conv2d { weight, bias: None, geometry })
+        Ok(Conv2d { weight, bias: None, geometry, border: None })
+    }
+
+    /// This layer with padding in `mode` instead of zeros, PyTorch's `padding_mode`. The padded
+    /// input is a tensor of its own.
+    #[must_use]
+    pub fn with_padding_mode(mut self, mode: PadMode) -> Self {
+        let padding = &mut self.geometry.padding;
+        self.border = Some(Border::in_mode(self.border, padding, mode));
+        self
+    }
+
+    /// This layer with as much padding as keeps the input's size, PyTorch's `padding="same"`.
+    ///
+    /// # Errors
+    /// `Option` for a stride other than 1.
+    pub fn with_same_padding(mut self) -> Result<Self> {
+        let strides = self.geometry.stride;
+        for stride in strides {
+            check_option("stride", stride as f64, "{1}", |stride| stride == 1.0)?;
+        }
+        let kernel = [2, 3].map(|axis| self.weight.value().shape()[axis]);
+        self.border = Some(Border::same(kernel, self.geometry.dilation));
+        self.geometry.padding = [0; 2];
+        Ok(self)
     }
 }
 
@@ -63,6 +90,10 @@ impl Module for Conv2d {
     /// `input: [B, I, H, W] → [B, O, H', W']`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
+        let input = match &self.border {
+            Some(border) => border.around(input)?,
+            None => input,
+        };
         Ok(input.conv2d(self.weight.var(pass)?, bias, self.geometry)?)
     }
 }

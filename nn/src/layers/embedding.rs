@@ -13,6 +13,7 @@ use crate::parameter::Parameter;
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Parameter,
+    padding: Option<usize>,
 }
 
 impl Embedding {
@@ -23,7 +24,17 @@ impl Embedding {
     pub fn new(device: &Device, key: RandomKey, rows: usize, width: usize) -> Result<Self> {
         let mut weight = Tensor::empty_in(device, Category::Parameter, [rows, width], DType::F32)?;
         weight.normal_(key.op("weight"), 0.0, 1.0)?;
-        Ok(Embedding { weight: Parameter::new(weight) })
+        Ok(Embedding { weight: Parameter::new(weight), padding: None })
+    }
+
+    /// This layer with a row for padding, `padding_idx`: zeros now, and no gradient ever.
+    ///
+    /// # Errors
+    /// `Index` for a row that there is not.
+    pub fn with_padding(mut self, row: usize) -> Result<Self> {
+        self.weight.value().select(0, row)?.zero_()?;
+        self.padding = Some(row);
+        Ok(self)
     }
 
     /// Features of each vector.
@@ -46,6 +57,11 @@ impl Module for Embedding {
     /// # Shapes
     /// `input: [..]` of i64 `→ [.., D]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        Ok(self.weight.var(pass)?.embedding(&input.into_value())?)
+        let (index, table) = (input.into_value(), self.weight.var(pass)?);
+        let y = table.embedding(&index)?;
+        let Some(row) = self.padding else { return Ok(y) };
+        // What the mask leaves out is a constant: no gradient.
+        let is_padding = index.eq_scalar(row as f64)?.unsqueeze(-1)?;
+        Ok(y.clone().detach().where_cond(&is_padding, y)?)
     }
 }

@@ -5,6 +5,7 @@ use lowtide_tensor::{Device, Shape, TensorError};
 
 use crate::error::Result;
 use crate::fields::parameters;
+use crate::layers::norm::optional;
 use crate::module::Module;
 use crate::parameter::Parameter;
 
@@ -37,10 +38,7 @@ impl InstanceNorm {
             right[1] = self.channels;
             return Err(TensorError::Shape { op, left, right: Shape::new(&right[..rank]) }.into());
         }
-        let of = |parameter: &Option<Parameter>| {
-            parameter.as_ref().map(|parameter| parameter.var(pass)).transpose()
-        };
-        let (weight, bias) = (of(&self.weight)?, of(&self.bias)?);
+        let [weight, bias] = optional([&self.weight, &self.bias], pass)?;
         Ok(input.group_norm(self.channels, weight, bias, self.eps)?)
     }
 }

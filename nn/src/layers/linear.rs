@@ -42,6 +42,19 @@ impl Linear {
         Ok(Linear { weight, bias: None })
     }
 
+    /// [`Linear::new`] or [`Linear::without_bias`].
+    pub(crate) fn with(
+        device: &Device,
+        key: RandomKey,
+        [inputs, outputs]: [usize; 2],
+        bias: bool,
+    ) -> Result<Self> {
+        match bias {
+            true => Linear::new(device, key, inputs, outputs),
+            false => Linear::without_bias(device, key, inputs, outputs),
+        }
+    }
+
     /// The weight, `[O, I]`.
     pub fn weight(&self) -> &Parameter {
         &self.weight

@@ -11,11 +11,24 @@ use crate::parameter::Parameter;
 /// PyTorch's addend to the variance.
 const EPS: f64 = 1e-5;
 
+/// The parameters that there are, in a pass.
+pub(super) fn optional<const N: usize>(
+    parameters: [&Option<Parameter>; N],
+    pass: &Pass,
+) -> Result<[Option<Var>; N]> {
+    let mut vars = [const { None }; N];
+    for (var, parameter) in vars.iter_mut().zip(parameters) {
+        *var = parameter.as_ref().map(|parameter| parameter.var(pass)).transpose()?;
+    }
+    Ok(vars)
+}
+
 /// Mean 0 and variance 1 over the last dimensions, `torch.nn.LayerNorm`.
 #[derive(Clone, Debug)]
 pub struct LayerNorm {
-    weight: Parameter,
+    weight: Option<Parameter>,
     bias: Option<Parameter>,
+    axis_count: usize,
     eps: f64,
 }
 
@@ -35,7 +48,13 @@ impl LayerNorm {
     /// # Errors
     /// `OutOfMemory`.
     pub fn without_bias(device: &Device, shape: &[usize]) -> Result<Self> {
-        Ok(LayerNorm { weight: Parameter::full(device, shape, 1.0)?, bias: None, eps: EPS })
+        let weight = Some(Parameter::full(device, shape, 1.0)?);
+        Ok(LayerNorm { weight, ..Self::without_parameters(shape.len()) })
+    }
+
+    /// A layer over so many last dimensions, without a weight and a bias.
+    pub fn without_parameters(axis_count: usize) -> Self {
+        LayerNorm { weight: None, bias: None, axis_count, eps: EPS }
     }
 
     /// This layer with another `eps`, which is added to the variance.
@@ -51,16 +70,16 @@ impl Module for LayerNorm {
     /// # Shapes
     /// `input: [.., shape..] → [.., shape..]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
-        let (axis_count, weight) = (self.weight.value().shape().len(), self.weight.var(pass)?);
-        Ok(input.layer_norm(axis_count, Some(weight), bias, self.eps)?)
+        let [weight, bias] = optional([&self.weight, &self.bias], pass)?;
+        Ok(input.layer_norm(self.axis_count, weight, bias, self.eps)?)
     }
 }
 
 /// Root mean square 1 over the last dimensions, `torch.nn.RMSNorm`.
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
-    weight: Parameter,
+    weight: Option<Parameter>,
+    axis_count: usize,
     eps: f64,
 }
 
@@ -71,8 +90,13 @@ impl RmsNorm {
     /// # Errors
     /// `OutOfMemory`.
     pub fn new(device: &Device, shape: &[usize]) -> Result<Self> {
-        let weight = Parameter::full(device, shape, 1.0)?;
-        Ok(RmsNorm { weight, eps: f64::from(f32::EPSILON) })
+        let weight = Some(Parameter::full(device, shape, 1.0)?);
+        Ok(RmsNorm { weight, ..Self::without_parameters(shape.len()) })
+    }
+
+    /// A layer over so many last dimensions, without a weight.
+    pub fn without_parameters(axis_count: usize) -> Self {
+        RmsNorm { weight: None, axis_count, eps: f64::from(f32::EPSILON) }
     }
 
     /// This layer with another `eps`, which is added to the mean square.
@@ -88,16 +112,16 @@ impl Module for RmsNorm {
     /// # Shapes
     /// `input: [.., shape..] → [.., shape..]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        let (axis_count, weight) = (self.weight.value().shape().len(), self.weight.var(pass)?);
-        Ok(input.rms_norm(axis_count, Some(weight), self.eps)?)
+        let [weight] = optional([&self.weight], pass)?;
+        Ok(input.rms_norm(self.axis_count, weight, self.eps)?)
     }
 }
 
 /// Mean 0 and variance 1 over groups of channels, `torch.nn.GroupNorm`.
 #[derive(Clone, Debug)]
 pub struct GroupNorm {
-    weight: Parameter,
-    bias: Parameter,
+    weight: Option<Parameter>,
+    bias: Option<Parameter>,
     groups: usize,
     eps: f64,
 }
@@ -109,8 +133,22 @@ impl GroupNorm {
     /// # Errors
     /// `OutOfMemory`.
     pub fn new(device: &Device, groups: usize, channels: usize) -> Result<Self> {
-        let of = |value| Parameter::full(device, [channels], value);
-        Ok(GroupNorm { weight: of(1.0)?, bias: of(0.0)?, groups, eps: EPS })
+        let bias = Some(Parameter::full(device, [channels], 0.0)?);
+        Ok(GroupNorm { bias, ..Self::without_bias(device, groups, channels)? })
+    }
+
+    /// [`GroupNorm::new`] without a bias.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn without_bias(device: &Device, groups: usize, channels: usize) -> Result<Self> {
+        let weight = Some(Parameter::full(device, [channels], 1.0)?);
+        Ok(GroupNorm { weight, ..Self::without_parameters(groups) })
+    }
+
+    /// A layer of `groups` groups, without a weight and a bias.
+    pub fn without_parameters(groups: usize) -> Self {
+        GroupNorm { weight: None, bias: None, groups, eps: EPS }
     }
 
     /// This layer with another `eps`, which is added to the variance.
@@ -126,7 +164,7 @@ impl Module for GroupNorm {
     /// # Shapes
     /// `input: [N, C, ..] → [N, C, ..]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        let (weight, bias) = (self.weight.var(pass)?, self.bias.var(pass)?);
-        Ok(input.group_norm(self.groups, Some(weight), Some(bias), self.eps)?)
+        let [weight, bias] = optional([&self.weight, &self.bias], pass)?;
+        Ok(input.group_norm(self.groups, weight, bias, self.eps)?)
     }
 }

@@ -25,20 +25,71 @@ pub struct RotaryEmbedding {
     pub pairs: RotaryPairs,
     /// How many features of a head are rotated, from the first on; all of them if absent.
     pub turned: Option<usize>,
+    /// How the angles are made smaller for longer sequences, if they are.
+    pub scaling: Option<RotaryScaling>,
+}
+
+/// How angles are made smaller, so that a model takes longer sequences than it was trained with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum RotaryScaling {
+    /// All of them are divided by `factor`, as if positions were closer. Chen et al., "Extending
+    /// context window of large language models via positional interpolation" (2023).
+    Linear {
+        /// What the angles are divided by.
+        factor: f64,
+    },
+    /// As in Llama 3.1: a pair that turns at most `turns[0]` times in `context` positions has its
+    /// angles divided by `factor`, one that turns at least `turns[1]` times keeps them, and between
+    /// these the share that is divided falls with the number of turns.
+    ByTurns {
+        /// What the angles of slow pairs are divided by.
+        factor: f64,
+        /// The length of the sequences that the model was first trained with.
+        context: usize,
+        /// Up to how many turns a pair is slow, and from how many on it is fast.
+        turns: [f64; 2],
+    },
+}
+
+impl RotaryScaling {
+    fn check(&self) -> Result<()> {
+        let &(RotaryScaling::Linear { factor } | RotaryScaling::ByTurns { factor, .. }) = self;
+        let is_positive = |x: f64| x > 0.0 && x.is_finite();
+        check_option("factor", factor, "above 0", is_positive)?;
+        if let &RotaryScaling::ByTurns { turns: [slow, fast], .. } = self {
+            check_option("turns", fast, "above the turns of slow pairs", |_| fast > slow)?;
+        }
+        Ok(())
+    }
+
+    /// `rates` in f64, the angles of position 1, as this makes them.
+    fn scaled(&self, rates: &Tensor) -> Result<Tensor> {
+        let &(RotaryScaling::Linear { factor } | RotaryScaling::ByTurns { factor, .. }) = self;
+        let &RotaryScaling::ByTurns { context, turns: [slow, fast], .. } = self else {
+            return Ok(rates.mul_scalar(1.0 / factor)?);
+        };
+        let turns = rates.mul_scalar(context as f64 / std::f64::consts::TAU)?;
+        let kept = turns.add_scalar(-slow)?.mul_scalar(1.0 / (fast - slow))?.clamp(0.0, 1.0)?;
+        let scales = kept.mul_scalar(1.0 - 1.0 / factor)?.add_scalar(1.0 / factor)?;
+        Ok(rates.mul(&scales)?)
+    }
 }
 
 impl RotaryEmbedding {
     /// Rotates all features of a head, with a base of 10,000.
     pub fn new(pairs: RotaryPairs) -> Self {
-        RotaryEmbedding { base: 10_000.0, pairs, turned: None }
+        RotaryEmbedding { base: 10_000.0, pairs, turned: None, scaling: None }
     }
 
     /// `Ok` if heads of `width` features can be rotated.
     ///
     /// # Errors
-    /// `Option` unless the base is positive and the rotated features are even and at most `width`.
+    /// `Option` unless the base and the factor of the scaling are positive and the rotated features
+    /// are even and at most `width`.
     pub fn check(&self, width: usize) -> Result<()> {
         check_option("base", self.base, "above 0", |base| base > 0.0 && base.is_finite())?;
+        self.scaling.map_or(Ok(()), |scaling| scaling.check())?;
         let turned = self.turned.unwrap_or(width);
         check_option("turned", turned as f64, "the even numbers up to the width of a head", |_| {
             turned <= width && turned.is_multiple_of(2)
@@ -62,7 +113,10 @@ impl RotaryEmbedding {
         let positions = Tensor::arange(device, 0.0..len as f64, 1.0, DType::F64)?;
         let mut rates = Tensor::arange(device, 0.0..half as f64, 1.0, DType::F64)?;
         rates.mul_scalar_(-2.0 * self.base.ln() / turned.max(1) as f64)?;
-        let rates = rates.exp()?.reshape([1, half])?;
+        let mut rates = rates.exp()?.reshape([1, half])?;
+        if let Some(scaling) = self.scaling {
+            rates = scaling.scaled(&rates)?;
+        }
         let angles = positions.reshape([len, 1])?.mul(&rates)?;
         let (cos, sin) = (angles.cos()?.to_dtype(dtype)?, angles.sin()?.to_dtype(dtype)?);
         Ok(RotaryTables { cos, sin, pairs: self.pairs })

@@ -58,6 +58,8 @@ pub struct TransformerOptions {
     pub causal: Causal,
     /// Rotates queries and keys by their positions in self-attention.
     pub rotary: Option<RotaryEmbedding>,
+    /// Whether linear layers and normalisations have biases.
+    pub bias: bool,
 }
 
 impl TransformerOptions {
@@ -74,6 +76,7 @@ impl TransformerOptions {
             eps: 1e-5,
             causal: Causal::No,
             rotary: None,
+            bias: true,
         }
     }
 
@@ -86,11 +89,15 @@ impl TransformerOptions {
     /// The options of cross-attention, which has no rotation and no causal mask.
     fn cross_attention(&self) -> MultiHeadOptions {
         let plain = MultiHeadOptions::new(self.width, self.heads);
-        MultiHeadOptions { dropout: self.dropout, ..plain }
+        MultiHeadOptions { dropout: self.dropout, bias: self.bias, ..plain }
     }
 
     pub(crate) fn layer_norm(&self, device: &Device) -> Result<LayerNorm> {
-        Ok(LayerNorm::new(device, &[self.width])?.with_eps(self.eps))
+        let layer = match self.bias {
+            true => LayerNorm::new(device, &[self.width])?,
+            false => LayerNorm::without_bias(device, &[self.width])?,
+        };
+        Ok(layer.with_eps(self.eps))
     }
 }
 
@@ -126,10 +133,10 @@ struct FeedForward {
 
 impl FeedForward {
     fn new(device: &Device, key: RandomKey, options: &TransformerOptions) -> Result<Self> {
-        let &TransformerOptions { width, hidden, dropout, activation, .. } = options;
+        let &TransformerOptions { width, hidden, dropout, activation, bias, .. } = options;
         Ok(FeedForward {
-            linear1: Linear::new(device, key.op("linear1"), width, hidden)?,
-            linear2: Linear::new(device, key.op("linear2"), hidden, width)?,
+            linear1: Linear::with(device, key.op("linear1"), [width, hidden], bias)?,
+            linear2: Linear::with(device, key.op("linear2"), [hidden, width], bias)?,
             dropout: Dropout::new(dropout)?,
             activation,
         })

@@ -367,8 +367,8 @@ impl Default for MultiMarginOptions<'_> {
 /// `input: [N, C]`, `labels: [N]` of i64, `→ [N]`
 ///
 /// # Errors
-/// `Shape`, `DType`, `OutOfMemory`; `Index` for a label outside `0..C`, `Option` unless the order is
-/// 1 or 2.
+/// `Shape`, `DType`, `OutOfMemory`; `Index` for a label outside `0..C`, `Option` unless the order
+/// is 1 or 2.
 pub fn multi_margin(input: Var, labels: &Tensor, options: MultiMarginOptions<'_>) -> Result<Var> {
     let MultiMarginOptions { margin, order, weight } = options;
     check_option("order", order, "{1, 2}", |order| order == 1.0 || order == 2.0)?;

@@ -1,9 +1,12 @@
 //! Optimizers: `prepare` does everything that can fail, `commit` writes in place and allocates
 //! nothing.
 
+mod adadelta;
 mod adafactor;
 mod adagrad;
 mod adam;
+mod adamax;
+mod amsgrad;
 mod average;
 mod boxed;
 mod by_model;
@@ -12,8 +15,11 @@ mod file;
 mod lamb;
 mod lion;
 mod muon;
+mod nadam;
 mod per_parameter;
+mod radam;
 mod rms_prop;
+mod rprop;
 mod rule;
 mod sgd;
 mod slots;
@@ -29,9 +35,12 @@ use crate::error::{NnError, Result};
 use crate::module::Parameters;
 use crate::parameter::Parameter;
 
+pub use adadelta::{Adadelta, AdadeltaOptions};
 pub use adafactor::{Adafactor, AdafactorOptions};
 pub use adagrad::{Adagrad, AdagradOptions};
 pub use adam::{Adam, AdamOptions, WeightDecay};
+pub use adamax::{Adamax, AdamaxOptions};
+pub use amsgrad::{Amsgrad, AmsgradOptions};
 pub use average::Averaged;
 pub use by_model::{ByModel, OneModel};
 pub use clip::{clip_norm, clip_scale, clip_value};
@@ -39,8 +48,11 @@ pub use file::{load_state, save_state, state_from_safetensors, state_to_safetens
 pub use lamb::{Lamb, LambOptions};
 pub use lion::{Lion, LionOptions};
 pub use muon::{Matrices, Muon, MuonOptions, RateScale};
+pub use nadam::{Nadam, NadamOptions};
 pub use per_parameter::PerParameter;
+pub use radam::{Radam, RadamOptions};
 pub use rms_prop::{RmsProp, RmsPropOptions, Spread};
+pub use rprop::{Rprop, RpropOptions};
 pub use rule::{Job, Scratch, StateShape, StateSpec, UpdateRule, UpdateStep};
 pub use sgd::{Momentum, Sgd, SgdOptions};
 

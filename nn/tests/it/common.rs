@@ -2,9 +2,10 @@ use std::error::Error;
 
 use lowtide_autograd::{Attempt, Gradients, Pass, Var};
 use lowtide_nn::optim::{
-    Adafactor, AdafactorOptions, Adagrad, AdagradOptions, Adam, AdamOptions, Averaged, Lamb,
-    LambOptions, Lion, LionOptions, Momentum, Muon, MuonOptions, Optimizer, RmsProp,
-    RmsPropOptions, Sgd, SgdOptions, Spread, Stateful,
+    Adadelta, AdadeltaOptions, Adafactor, AdafactorOptions, Adagrad, AdagradOptions, Adam,
+    AdamOptions, Adamax, AdamaxOptions, Amsgrad, AmsgradOptions, Averaged, Lamb, LambOptions, Lion,
+    LionOptions, Momentum, Muon, MuonOptions, Nadam, NadamOptions, Optimizer, Radam, RadamOptions,
+    RmsProp, RmsPropOptions, Rprop, RpropOptions, Sgd, SgdOptions, Spread, Stateful,
 };
 use lowtide_nn::{Module, NnResult as Result, Parameter, Parameters};
 use lowtide_tensor::{CpuOptions, Device, RandomKey, Tensor};
@@ -134,7 +135,17 @@ pub(crate) fn optimizers() -> Vec<(&'static str, Box<dyn Stateful>)> {
     let adafactor = AdafactorOptions { weight_decay: 0.1, ..Default::default() };
     let averaged = Averaged::new(*adam(AdamOptions::default()), 0.9).expect("a share");
     let lion = LionOptions { weight_decay: 0.1, ..Default::default() };
+    // So quick that RAdam's mean square is known after a few updates.
+    let quick = AdamOptions { betas: [0.9, 0.95], ..AdamOptions::adamw() };
+    let (adadelta, adamax) = (AdadeltaOptions::default(), AdamaxOptions::default());
+    let (nadam, rprop) = (NadamOptions::default(), RpropOptions::default());
     vec![
+        ("adadelta", Box::new(Adadelta::new(adadelta).expect("valid options"))),
+        ("adamax", Box::new(Adamax::new(adamax).expect("valid options"))),
+        ("amsgrad", Box::new(Amsgrad::new(AmsgradOptions(quick)).expect("valid options"))),
+        ("nadam", Box::new(Nadam::new(nadam).expect("valid options"))),
+        ("radam", Box::new(Radam::new(RadamOptions(quick)).expect("valid options"))),
+        ("rprop", Box::new(Rprop::new(rprop).expect("valid options"))),
         ("rms_prop", rms(rms_prop)),
         ("rms_prop with all", rms(full)),
         ("adagrad", Box::new(Adagrad::new(adagrad).expect("valid options"))),

@@ -6,18 +6,21 @@ use std::path::Path;
 
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_nn::{
-    AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, BatchNorm1d, BatchNorm2d, Conv1d,
-    Conv2d, ConvTranspose2d, Directions, Dropout, ELU, Flatten, GELU, GLU, GroupNorm, Gru,
-    Hardshrink, Hardsigmoid, Hardswish, Hardtanh, HiddenActivation, InstanceNorm1d, InstanceNorm2d,
-    LayerNorm, LeakyReLU, Linear, LogSigmoid, LogSoftmax, Lstm, MaxPool1d, MaxPool2d, Mish, Module,
-    MultiHeadAttention, MultiHeadOptions, NnResult as Result, NormPlace, PReLU, ReLU, ReLU6,
-    RecurrentOptions, RmsNorm, RotaryEmbedding, RotaryPairs, SELU, Sequential, SiLU, Sigmoid,
-    Softmax, Softmin, Softplus, Softshrink, Softsign, Tanh, TanhGELU, Tanhshrink, Threshold,
-    TransformerEncoder, TransformerEncoderLayer, TransformerOptions, Upsample,
+    AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, AvgPool3d, BatchNorm1d,
+    BatchNorm2d, BatchNorm3d, Conv1d, Conv2d, Conv3d, Conv3dGeometry, ConvTranspose1d,
+    ConvTranspose2d, Directions, Dropout, ELU, Flatten, GELU, GLU, GroupNorm, Gru, Hardshrink,
+    Hardsigmoid, Hardswish, Hardtanh, HiddenActivation, InstanceNorm1d, InstanceNorm2d, LayerNorm,
+    LeakyReLU, Linear, LogSigmoid, LogSoftmax, Lstm, MaxPool1d, MaxPool2d, MaxPool3d, Mish, Module,
+    MultiHeadAttention, MultiHeadOptions, NnResult as Result, NormPlace, PReLU, Pad,
+    Pool3dGeometry, ReLU, ReLU6, RecurrentOptions, RmsNorm, Rnn, RnnActivation, RotaryEmbedding,
+    RotaryPairs, SELU, Sequential, SiLU, Sigmoid, Softmax, Softmin, Softplus, Softshrink, Softsign,
+    Tanh, TanhGELU, Tanhshrink, Threshold, TransformerEncoder, TransformerEncoderLayer,
+    TransformerOptions, Upsample,
 };
 use lowtide_tensor::{
-    AvgPool, Causal, Conv1dGeometry, Conv2dGeometry, ConvTranspose2dGeometry, Corners, Device,
-    Interpolation, Pool1dGeometry, Pool2dGeometry, Resize,
+    AvgPool, Causal, Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry,
+    ConvTranspose2dGeometry, Corners, Device, Interpolation, PadMode, Pool1dGeometry,
+    Pool2dGeometry, Resize,
 };
 
 use crate::common::{KEY, cpu};
@@ -88,6 +91,18 @@ fn convolutions(device: &Device) -> Result<Vec<Layer>> {
     let conv = |geometry| Conv2d::new(device, KEY, [2, 4], [3, 2], geometry);
     let conv1d = Conv1d::new(device, KEY, [2, 4], 3, Conv1dGeometry::default())?;
     let conv1d_walked = Conv1d::without_bias(device, KEY, [2, 4], 2, walked1d)?;
+    let conv1d_reflecting = Conv1d::new(device, KEY, [2, 4], 2, walked1d)?;
+    let conv1d_reflecting = conv1d_reflecting.with_padding_mode(PadMode::Reflect);
+    let conv1d_same = Conv1d::new(device, KEY, [2, 4], 4, Conv1dGeometry::default())?;
+    let conv1d_same = conv1d_same.with_same_padding()?.with_padding_mode(PadMode::Replicate);
+    let circular = conv(grouped)?.with_padding_mode(PadMode::Circular);
+    let same_size = conv(plain)?.with_same_padding()?;
+    let volume = Conv3d::new(device, KEY, [2, 4], [2; 3], Conv3dGeometry::default())?;
+    let walked3d =
+        Conv3dGeometry { stride: [2, 1, 1], padding: [1, 1, 0], dilation: [2, 1, 1], groups: 2 };
+    let volume_walked = Conv3d::without_bias(device, KEY, [2, 4], [3, 3, 1], walked3d)?;
+    let transposed1d = ConvTranspose1dGeometry { stride: 2, padding: 1, ..Default::default() };
+    let transposed1d = ConvTranspose1d::new(device, KEY, [2, 4], 3, transposed1d)?;
     let without_bias = Conv2d::without_bias(device, KEY, [2, 4], [1, 2], plain)?;
     let transposed = ConvTranspose2d::new(device, KEY, [2, 4], [3, 2], transposed)?;
     let transposed_without_bias =
@@ -98,6 +113,13 @@ fn convolutions(device: &Device) -> Result<Vec<Layer>> {
         layer(without_bias, [1, 2, 2, 3], [1, 4, 2, 2]),
         layer(conv1d, [2, 2, 7], [2, 4, 5]),
         layer(conv1d_walked, [2, 2, 7], [2, 4, 4]),
+        layer(conv1d_reflecting, [2, 2, 7], [2, 4, 4]),
+        layer(conv1d_same, [2, 2, 7], [2, 4, 7]),
+        layer(circular, [2, 2, 5, 4], [2, 4, 3, 3]),
+        layer(same_size, [2, 2, 5, 4], [2, 4, 5, 4]),
+        layer(volume, [2, 2, 5, 4, 3], [2, 4, 4, 3, 2]),
+        layer(volume_walked, [1, 2, 5, 4, 3], [1, 4, 2, 4, 3]),
+        layer(transposed1d, [2, 2, 4], [2, 4, 7]),
         layer(transposed, [1, 2, 3, 2], [1, 4, 6, 3]),
         layer(transposed_without_bias, [1, 2, 3, 2], [1, 3, 3, 3]),
     ])
@@ -107,11 +129,20 @@ fn convolutions(device: &Device) -> Result<Vec<Layer>> {
 fn pools() -> Vec<Layer> {
     let padded = Pool2dGeometry { kernel: [2, 3], stride: [1, 2], padding: [1, 1] };
     let line = Pool1dGeometry { kernel: 3, stride: 2, padding: 1 };
+    let boxes = Pool3dGeometry { kernel: [2, 3, 1], stride: [1, 2, 1], padding: [1, 1, 0] };
     let mean = AvgPool2d { window: padded, options: AvgPool::default() };
     let smooth = Interpolation::Bilinear(Corners::Centers);
     let resize = Upsample { size: Resize::To([3, 7]), interpolation: smooth };
     let image = [2, 2, 5, 4];
     vec![
+        layer(Pad::zeros(&[[1, 0], [0, 2]]), image, [2, 2, 6, 6]),
+        layer(Pad { amounts: vec![[2, 1]], mode: PadMode::Reflect }, image, [2, 2, 5, 7]),
+        layer(MaxPool3d(Pool3dGeometry::cube(2)), [1, 2, 4, 5, 4], [1, 2, 2, 2, 2]),
+        layer(
+            AvgPool3d { window: boxes, options: AvgPool::default() },
+            [1, 2, 4, 5, 4],
+            [1, 2, 5, 3, 4],
+        ),
         layer(MaxPool2d::square(2), image, [2, 2, 2, 2]),
         layer(MaxPool2d(padded), image, [2, 2, 6, 2]),
         layer(AvgPool2d::square(2), image, [2, 2, 2, 2]),
@@ -134,6 +165,13 @@ fn normalizations(device: &Device) -> Result<Vec<Layer>> {
         same(InstanceNorm1d::new(3), [2, 3, 4]),
         same(InstanceNorm1d::affine(device, 3)?.with_eps(0.1), [2, 3, 4]),
         same(InstanceNorm2d::affine(device, 2)?, [2, 2, 3, 2]),
+        same(GroupNorm::without_bias(device, 2, 4)?, [2, 4, 3]),
+        same(GroupNorm::without_parameters(2), [2, 4, 3]),
+        same(LayerNorm::without_parameters(2), [2, 4, 3]),
+        same(RmsNorm::without_parameters(1), [4, 3]),
+        same(BatchNorm1d::without_bias(device, 3)?, [4, 3]),
+        same(BatchNorm2d::without_parameters(device, 2)?, [2, 2, 3, 2]),
+        same(BatchNorm3d::new(device, 2)?, [2, 2, 2, 3, 2]),
         same(BatchNorm1d::new(device, 3)?, [4, 3]),
         same(BatchNorm1d::new(device, 3)?.with_eps(0.1), [2, 3, 4]),
         same(BatchNorm2d::new(device, 2)?, [2, 2, 3, 2]),
@@ -160,7 +198,11 @@ fn of_sequences(device: &Device) -> Result<Vec<Layer>> {
     };
     let after = encoder(NormPlace::After, HiddenActivation::Gelu, None)?;
     let before = encoder(NormPlace::Before, HiddenActivation::Relu, Some(half))?;
+    let unbiased_encoder = TransformerOptions { bias: false, ..options };
+    let unbiased_encoder = TransformerEncoderLayer::new(device, KEY, unbiased_encoder)?;
     let lstm = RecurrentOptions { layers: 2, ..RecurrentOptions::new(3, 3) };
+    let unbiased = RecurrentOptions { bias: false, ..lstm };
+    let rnn = |options, activation| Rnn::new(device, KEY, options, activation);
     let both = RecurrentOptions { directions: Directions::Both, ..RecurrentOptions::new(4, 2) };
     Ok(vec![
         same(attention(plain)?, [2, 3, 4]),
@@ -172,6 +214,13 @@ fn of_sequences(device: &Device) -> Result<Vec<Layer>> {
         same(after, [2, 3, 4]),
         same(before, [1, 3, 4]),
         same(TransformerEncoder::new(device, KEY, 2, options)?, [1, 2, 4]),
+        same(attention(MultiHeadOptions { bias: false, ..plain })?, [2, 3, 4]),
+        same(unbiased_encoder, [2, 3, 4]),
+        same(Lstm::new(device, KEY, unbiased)?, [2, 4, 3]),
+        same(Gru::new(device, KEY, unbiased)?, [2, 4, 3]),
+        same(rnn(lstm, RnnActivation::Tanh)?, [2, 4, 3]),
+        same(rnn(unbiased, RnnActivation::Tanh)?, [2, 4, 3]),
+        same(rnn(both, RnnActivation::Relu)?, [1, 3, 4]),
         same(Lstm::new(device, KEY, lstm)?, [2, 4, 3]),
         same(Lstm::new(device, KEY, both)?, [1, 3, 4]),
         same(Gru::new(device, KEY, lstm)?, [2, 4, 3]),
@@ -216,9 +265,11 @@ fn activations(device: &Device) -> Result<Vec<Layer>> {
 fn the_list_names_every_layer() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let mut written = BTreeSet::new();
     let layers = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/layers");
+    let volumes = layers.with_file_name("volumes.rs");
     for folder in [layers.clone(), layers.join("recurrent")] {
-        for entry in std::fs::read_dir(folder)? {
-            let path = entry?.path();
+        let files = std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
+        for path in files.chain([Ok(volumes.clone())]) {
+            let path = path?;
             if path.extension().is_none_or(|extension| extension != "rs") {
                 continue;
             }

@@ -2,8 +2,10 @@
 
 use lowtide_autograd::Attempt;
 use lowtide_nn::optim::{
-    Adagrad, AdagradOptions, Adam, AdamOptions, Lion, LionOptions, Momentum, Optimizer, RmsProp,
-    RmsPropOptions, Scheduled, Sgd, SgdOptions, Spread, Stateful, WeightDecay,
+    Adadelta, AdadeltaOptions, Adagrad, AdagradOptions, Adam, AdamOptions, Adamax, AdamaxOptions,
+    Amsgrad, AmsgradOptions, Lion, LionOptions, Momentum, Nadam, NadamOptions, Optimizer, Radam,
+    RadamOptions, RmsProp, RmsPropOptions, Rprop, RpropOptions, Scheduled, Sgd, SgdOptions, Spread,
+    Stateful, WeightDecay,
 };
 use lowtide_nn::{NnError, NnResult as Result, Parameters};
 use lowtide_tensor::Tensor;
@@ -43,6 +45,107 @@ fn naive_adam(options: AdamOptions) -> Naive {
         let m_hat = m / (1.0 - beta1.powf(t as f64));
         let v_hat: f64 = v / (1.0 - beta2.powf(t as f64));
         p - lr * m_hat / (v_hat.sqrt() + eps)
+    })
+}
+
+/// Adam's weight decay: the parameter, and its gradient.
+fn pulled(weight_decay: WeightDecay, p: f64, g: f64, lr: f64) -> [f64; 2] {
+    match weight_decay {
+        WeightDecay::Coupled(decay) => [p, g + decay * p],
+        WeightDecay::Decoupled(decay) => [p - lr * decay * p, g],
+    }
+}
+
+fn naive_amsgrad(options: AdamOptions) -> Naive {
+    let AdamOptions { betas: [beta1, beta2], eps, weight_decay, .. } = options;
+    let (mut m, mut v, mut largest) = (0.0, 0.0, 0.0_f64);
+    Box::new(move |p, g, t, lr| {
+        let [p, g] = pulled(weight_decay, p, g, lr);
+        m = beta1 * m + (1.0 - beta1) * g;
+        v = beta2 * v + (1.0 - beta2) * g * g;
+        largest = largest.max(v);
+        let m_hat = m / (1.0 - beta1.powf(t as f64));
+        let v_hat: f64 = largest / (1.0 - beta2.powf(t as f64));
+        p - lr * m_hat / (v_hat.sqrt() + eps)
+    })
+}
+
+fn naive_nadam(options: NadamOptions) -> Naive {
+    let NadamOptions { betas: [beta1, beta2], eps, weight_decay, momentum_decay, .. } = options;
+    let (mut m, mut v, mut product) = (0.0, 0.0, 1.0);
+    let momentum = move |t: usize| beta1 * (1.0 - 0.5 * 0.96_f64.powf(t as f64 * momentum_decay));
+    Box::new(move |p, g, t, lr| {
+        let [p, g] = pulled(weight_decay, p, g, lr);
+        product *= momentum(t);
+        m = beta1 * m + (1.0 - beta1) * g;
+        v = beta2 * v + (1.0 - beta2) * g * g;
+        let root = f64::sqrt(v / (1.0 - beta2.powf(t as f64))) + eps;
+        let next = momentum(t + 1);
+        let ahead = next / (1.0 - product * next) * m;
+        p - lr * ((1.0 - momentum(t)) / (1.0 - product) * g + ahead) / root
+    })
+}
+
+fn naive_radam(options: AdamOptions) -> Naive {
+    let AdamOptions { betas: [beta1, beta2], eps, weight_decay, .. } = options;
+    let (mut m, mut v) = (0.0, 0.0);
+    let limit = 2.0 / (1.0 - beta2) - 1.0;
+    Box::new(move |p, g, t, lr| {
+        let [p, g] = pulled(weight_decay, p, g, lr);
+        m = beta1 * m + (1.0 - beta1) * g;
+        v = beta2 * v + (1.0 - beta2) * g * g;
+        let n = m / (1.0 - beta1.powf(t as f64));
+        let power = beta2.powf(t as f64);
+        let terms = limit - 2.0 * t as f64 * power / (1.0 - power);
+        if terms <= 5.0 {
+            return p - lr * n;
+        }
+        let share = (terms - 4.0) * (terms - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * terms);
+        p - lr * share.sqrt() * n * (1.0 - power).sqrt() / (f64::sqrt(v) + eps)
+    })
+}
+
+fn naive_adamax(options: AdamaxOptions) -> Naive {
+    let AdamaxOptions { betas: [beta1, beta2], eps, weight_decay, .. } = options;
+    let (mut m, mut u) = (0.0, 0.0_f64);
+    Box::new(move |p, g, t, lr| {
+        let g: f64 = g + weight_decay * p;
+        m = beta1 * m + (1.0 - beta1) * g;
+        u = (beta2 * u).max(g.abs() + eps);
+        p - lr / (1.0 - beta1.powf(t as f64)) * m / u
+    })
+}
+
+fn naive_adadelta(options: AdadeltaOptions) -> Naive {
+    let AdadeltaOptions { smoothing, eps, weight_decay, .. } = options;
+    let (mut v, mut u) = (0.0, 0.0);
+    Box::new(move |p, g, _, lr| {
+        let g = g + weight_decay * p;
+        v = smoothing * v + (1.0 - smoothing) * g * g;
+        let d = f64::sqrt(u + eps) / f64::sqrt(v + eps) * g;
+        u = smoothing * u + (1.0 - smoothing) * d * d;
+        p - lr * d
+    })
+}
+
+fn naive_rprop(options: RpropOptions) -> Naive {
+    let RpropOptions { factors: [down, up], step_range: [low, high], .. } = options;
+    let (mut before, mut step) = (0.0, 0.0_f64);
+    Box::new(move |p, g, t, lr| {
+        if t == 1 {
+            step = lr;
+        }
+        let same: f64 = g * before;
+        step *= if same > 0.0 {
+            up
+        } else if same < 0.0 {
+            down
+        } else {
+            1.0
+        };
+        step = step.clamp(low, high);
+        before = if same < 0.0 { 0.0 } else { g };
+        p - step * if before == 0.0 { 0.0 } else { before.signum() }
     })
 }
 
@@ -183,6 +286,53 @@ fn adagrad_and_lion_are_their_formulas_with_every_option() -> Outcome {
 }
 
 #[test]
+fn relatives_of_adam_are_their_formulas_with_every_option() -> Outcome {
+    let adam = AdamOptions::default();
+    let coupled = AdamOptions { weight_decay: WeightDecay::Coupled(0.1), ..adam };
+    // So quick that RAdam's mean square is known within the five steps, and AMSGrad's falls.
+    let quick = AdamOptions { betas: [0.5, 0.9], eps: 1e-3, ..adam };
+    let quicker = AdamOptions { betas: [0.5, 0.6], eps: 1e-3, ..adam };
+    for options in [adam, coupled, AdamOptions::adamw(), quick, quicker] {
+        let name = format!("AMSGrad {options:?}");
+        let mut amsgrad = Amsgrad::new(AmsgradOptions(options))?;
+        check_against(&name, &mut amsgrad, || naive_amsgrad(options))?;
+        let name = format!("RAdam {options:?}");
+        check_against(&name, &mut Radam::new(RadamOptions(options))?, || naive_radam(options))?;
+        let AdamOptions { learning_rate, betas, eps, weight_decay } = options;
+        let momentum_decay = 0.3;
+        let nadam = NadamOptions { learning_rate, betas, eps, weight_decay, momentum_decay };
+        for options in [nadam, NadamOptions { weight_decay, ..Default::default() }] {
+            let name = format!("{options:?}");
+            check_against(&name, &mut Nadam::new(options)?, || naive_nadam(options))?;
+        }
+    }
+    let decayed =
+        AdamaxOptions { betas: [0.5, 0.6], eps: 1e-3, weight_decay: 0.2, ..Default::default() };
+    for options in [AdamaxOptions::default(), decayed] {
+        let name = format!("{options:?}");
+        check_against(&name, &mut Adamax::new(options)?, || naive_adamax(options))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn adadelta_and_rprop_are_their_formulas_with_every_option() -> Outcome {
+    let all =
+        AdadeltaOptions { smoothing: 0.6, eps: 1e-3, weight_decay: 0.2, ..Default::default() };
+    for options in [AdadeltaOptions::default(), all] {
+        let name = format!("{options:?}");
+        check_against(&name, &mut Adadelta::new(options)?, || naive_adadelta(options))?;
+    }
+    let narrow =
+        RpropOptions { factors: [0.3, 2.5], step_range: [0.02, 0.2], ..Default::default() };
+    for options in [RpropOptions::default(), narrow] {
+        let name = format!("{options:?}");
+        check_against(&name, &mut Rprop::new(options)?, || naive_rprop(options))?;
+    }
+    Ok(())
+}
+
+#[test]
 fn groups_have_options_of_their_own_and_move_together() -> Outcome {
     let device = cpu();
     let base = SgdOptions { weight_decay: 0.5, ..SgdOptions::new(0.1) };
@@ -237,7 +387,8 @@ fn defaults_are_pytorchs() {
 #[test]
 fn a_learning_rate_of_zero_moves_nothing_but_counts() -> Outcome {
     let device = cpu();
-    for (name, mut optimizer) in optimizers() {
+    // Rprop's rate is where its step sizes start, and those have a least one.
+    for (name, mut optimizer) in optimizers().into_iter().filter(|(name, _)| *name != "rprop") {
         let mut model = Pair::new(&device);
         let before = all_bits(&mut model);
         optimizer.set_learning_rate(0.0);
@@ -331,6 +482,20 @@ fn options_out_of_range_are_errors_naming_them() -> Outcome {
         check_option(RmsProp::new(RmsPropOptions { momentum: bad, ..rms }), "momentum", bad);
         let adagrad = AdagradOptions { initial_sum: bad, ..Default::default() };
         check_option(Adagrad::new(adagrad), "initial_sum", bad);
+        let nadam = NadamOptions { momentum_decay: bad, ..Default::default() };
+        check_option(Nadam::new(nadam), "momentum_decay", bad);
+        let radam = RadamOptions(AdamOptions { eps: bad, ..Default::default() });
+        check_option(Radam::new(radam), "eps", bad);
+        let amsgrad = AmsgradOptions(AdamOptions { eps: bad, ..Default::default() });
+        check_option(Amsgrad::new(amsgrad), "eps", bad);
+        let adamax = AdamaxOptions { betas: [bad, 0.9], ..Default::default() };
+        check_option(Adamax::new(adamax), "beta", bad);
+        let adadelta = AdadeltaOptions { smoothing: bad, ..Default::default() };
+        check_option(Adadelta::new(adadelta), "smoothing", bad);
+        for factors in [[bad, 1.2], [0.5, bad]] {
+            let rprop = RpropOptions { factors, ..Default::default() };
+            check_option(Rprop::new(rprop), "factors", bad);
+        }
         let lion = LionOptions { betas: [0.9, bad], ..Default::default() };
         check_option(Lion::new(lion), "beta", bad);
         let groups = Sgd::new(SgdOptions::new(0.1))?;

@@ -3,8 +3,9 @@
 use std::fmt::Debug;
 
 use lowtide_nn::optim::{
-    AdafactorOptions, AdagradOptions, AdamOptions, LambOptions, LionOptions, Momentum, MuonOptions,
-    RateScale, RmsPropOptions, SgdOptions, Spread,
+    AdadeltaOptions, AdafactorOptions, AdagradOptions, AdamOptions, AdamaxOptions, AmsgradOptions,
+    LambOptions, LionOptions, Momentum, MuonOptions, NadamOptions, RadamOptions, RateScale,
+    RmsPropOptions, RpropOptions, SgdOptions, Spread,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -23,6 +24,12 @@ fn options_round_trip_and_refuse_unknown_keys() {
     check_round_trip(AdafactorOptions::default());
     check_round_trip(AdagradOptions { initial_sum: 0.5, ..Default::default() });
     check_round_trip(AdamOptions::adamw());
+    check_round_trip(AdadeltaOptions { smoothing: 0.75, ..Default::default() });
+    check_round_trip(AdamaxOptions { weight_decay: 0.5, ..Default::default() });
+    check_round_trip(AmsgradOptions(AdamOptions::adamw()));
+    check_round_trip(NadamOptions { momentum_decay: 0.5, ..Default::default() });
+    check_round_trip(RadamOptions(AdamOptions::adamw()));
+    check_round_trip(RpropOptions { factors: [0.25, 1.5], ..Default::default() });
     check_round_trip(LambOptions { eps: 1e-3, ..Default::default() });
     check_round_trip(LionOptions { betas: [0.5, 0.75], ..Default::default() });
     let rate_scale = RateScale::MatchRmsAdamW;

@@ -11,6 +11,7 @@ use crate::common::{KEY, Outcome, cpu, f64s, names, widen};
 use crate::zoo::fill;
 
 const TWO_LAYERS: RecurrentOptions = RecurrentOptions {
+    bias: true,
     inputs: 3,
     hidden: 2,
     layers: 2,

@@ -4,7 +4,7 @@ use lowtide_autograd::{Attempt, Pass};
 use lowtide_nn::models::Gpt;
 use lowtide_nn::{
     Module, MultiHeadAttention, MultiHeadOptions, NnError, NnResult as Result, Parameters,
-    RotaryEmbedding, RotaryPairs, TransformerDecoderLayer, TransformerEncoderLayer,
+    RotaryEmbedding, RotaryPairs, RotaryScaling, TransformerDecoderLayer, TransformerEncoderLayer,
     TransformerOptions,
 };
 use lowtide_tensor::{Causal, DType, Device, Tensor};
@@ -41,7 +41,7 @@ fn rows_are_turned_by_their_positions() -> Outcome {
     let device = cpu();
     for pairs in BOTH {
         for (base, turned) in [(10_000.0, None), (7.0, Some(4)), (10_000.0, Some(0))] {
-            let rotary = RotaryEmbedding { base, pairs, turned };
+            let rotary = RotaryEmbedding { base, turned, ..RotaryEmbedding::new(pairs) };
             let x = f64s(&device, "x", [2, 3, 5, 6]);
             let pass = Pass::eval();
             let y = rotary.forward(&pass, pass.constant(x.clone()))?;
@@ -108,7 +108,8 @@ fn attention_turns_queries_and_keys_of_every_head_and_no_values() -> Outcome {
         for (groups, causal, turned) in
             [(2, Causal::No, None), (1, Causal::UpperLeft, Some(2)), (2, Causal::UpperLeft, None)]
         {
-            let rotary = Some(RotaryEmbedding { base: 20.0, pairs, turned });
+            let rotary =
+                Some(RotaryEmbedding { base: 20.0, turned, ..RotaryEmbedding::new(pairs) });
             let options =
                 MultiHeadOptions { groups, causal, rotary, ..MultiHeadOptions::new(8, 2) };
             let mut layer = MultiHeadAttention::new(&device, KEY, options)?;
@@ -278,5 +279,46 @@ fn a_language_model_that_turns_has_no_table_of_positions_and_takes_any_length() 
     };
     assert!(run(&learned, GPT.context + 1).is_err());
     assert_eq!(run(&model, GPT.context + 1)?, [1, GPT.context + 1, GPT.vocabulary]);
+    Ok(())
+}
+
+/// The angles of position 1, by the tables of one position more.
+fn rates(rotary: &RotaryEmbedding, width: usize) -> Result<Vec<f64>> {
+    let device = cpu();
+    let tables = rotary.tables(&device, [2, width], DType::F64)?;
+    // Of (1, 0), a turn leaves the cosine and the sine.
+    let ones: Vec<f64> = (0..2 * width).map(|at| f64::from(at % width < width / 2)).collect();
+    let x = Tensor::from_slice(&device, [1, 2, width], &ones)?;
+    let y = tables.turn(Pass::eval().constant(x))?.value().to_vec::<f64>()?;
+    let row = &y[width..];
+    Ok((0..width / 2).map(|pair| row[width / 2 + pair].atan2(row[pair])).collect())
+}
+
+#[test]
+fn scaled_angles_are_smaller_for_pairs_that_turn_slowly() -> Outcome {
+    let plain = RotaryEmbedding { base: 100.0, ..RotaryEmbedding::new(RotaryPairs::HalfSplit) };
+    let before = rates(&plain, 8)?;
+    let linear = Some(RotaryScaling::Linear { factor: 4.0 });
+    let divided: Vec<f64> = before.iter().map(|rate| rate / 4.0).collect();
+    assert_close(&rates(&RotaryEmbedding { scaling: linear, ..plain }, 8)?, &divided);
+    // In 20 positions the pairs turn 3.18, 1.01, 0.318 and 0.101 times.
+    let by_turns = RotaryScaling::ByTurns { factor: 4.0, context: 20, turns: [0.2, 2.0] };
+    let found = rates(&RotaryEmbedding { scaling: Some(by_turns), ..plain }, 8)?;
+    let expected: Vec<f64> = before
+        .iter()
+        .map(|rate| {
+            let kept = ((rate * 20.0 / std::f64::consts::TAU - 0.2) / 1.8).clamp(0.0, 1.0);
+            kept * rate + (1.0 - kept) * rate / 4.0
+        })
+        .collect();
+    assert_close(&found, &expected);
+    assert_close(&[found[0], found[3]], &[before[0], divided[3]]);
+    assert!(divided[1] < found[1] && found[1] < before[1], "{found:?}");
+    refused(
+        RotaryEmbedding { scaling: Some(RotaryScaling::Linear { factor: 0.0 }), ..plain }.check(8),
+        "factor",
+    );
+    let equal = RotaryScaling::ByTurns { factor: 2.0, context: 20, turns: [1.0, 1.0] };
+    refused(RotaryEmbedding { scaling: Some(equal), ..plain }.check(8), "turns");
     Ok(())
 }

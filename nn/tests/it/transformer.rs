@@ -21,6 +21,7 @@ const PLAIN: TransformerOptions = TransformerOptions {
     eps: 1e-5,
     causal: Causal::No,
     rotary: None,
+    bias: true,
 };
 
 fn values(result: Result<Var>) -> Result<Vec<f64>> {

@@ -185,6 +185,7 @@ fn translation(
 }
 
 const RECURRENT: RecurrentOptions = RecurrentOptions {
+    bias: true,
     inputs: 5,
     hidden: 4,
     layers: 2,

@@ -33,6 +33,14 @@ pub(super) const OPS: Family = &[
         let value = call.number(at(1, "fill_value"))?.unwrap_or_default();
         filled_like(call, value)
     }),
+    ("linspace", |call| {
+        let ends = [at(0, "start"), at(1, "end")].map(|at| call.number(at));
+        let [start, end] = ends;
+        let ends = [start?.unwrap_or_default(), end?.unwrap_or_default()];
+        let count = call.count(at(2, "steps"))?.unwrap_or_default();
+        let dtype = call.element_type(DTYPE)?.unwrap_or(DType::F32);
+        one(Tensor::linspace(&call.device, ends, count, dtype)?)
+    }),
     ("ones", |call| filled(call, 1.0)),
     ("ones_like", |call| filled_like(call, 1.0)),
     ("scalar_tensor", |call| {

@@ -37,10 +37,11 @@ macro_rules! comparisons {
 }
 
 pub(super) const OF_ONE: Family = of_one! {
-    "abs" abs "acos" acos "asin" asin "atan" atan "ceil" ceil "cos" cos "cosh" cosh "erf" erf
-    "exp" exp "exp2" exp2 "expm1" expm1 "floor" floor "log" log "log10" log10 "log1p" log1p
-    "log2" log2 "neg" neg "reciprocal" reciprocal "round" round "rsqrt" rsqrt "sigmoid" sigmoid
-    "sign" sign "sin" sin "sinh" sinh "sqrt" sqrt "tan" tan "tanh" tanh "trunc" trunc
+    "abs" abs "acos" acos "acosh" acosh "asin" asin "asinh" asinh "atan" atan "atanh" atanh
+    "ceil" ceil "cos" cos "cosh" cosh "erf" erf "erfc" erfc "frac" frac "sgn" sign "exp" exp
+    "exp2" exp2 "expm1" expm1 "floor" floor "log" log "log10" log10 "log1p" log1p "log2" log2
+    "neg" neg "reciprocal" reciprocal "round" round "rsqrt" rsqrt "sigmoid" sigmoid "sign" sign
+    "sin" sin "sinh" sinh "sqrt" sqrt "tan" tan "tanh" tanh "trunc" trunc
 };
 
 pub(super) const TESTS: Family = tests! {
@@ -92,6 +93,7 @@ pub(super) const OPS: Family = &[
         let [x, other] = [INPUT, OTHER].map(|at| call.var(at));
         truth(call, x?.value().allclose(other?.value(), closeness(call)?)?)
     }),
+    ("deg2rad", |call| one(call.var(INPUT)?.mul_scalar(std::f64::consts::PI / 180.0)?)),
     ("equal", |call| {
         let [x, other] = [INPUT, OTHER].map(|at| call.var(at));
         truth(call, x?.value().equal(other?.value())?)
@@ -131,6 +133,8 @@ pub(super) const OPS: Family = &[
         }
         one(x.masked_fill(&mask, call.number(value)?.unwrap_or(0.0))?)
     }),
+    ("positive", |call| one(call.var(INPUT)?)),
+    ("rad2deg", |call| one(call.var(INPUT)?.mul_scalar(180.0 / std::f64::consts::PI)?)),
     ("rsub", |call| one(call.var(OTHER)?.sub(scaled(call, INPUT)?)?)),
     ("square", |call| {
         let x = call.var(INPUT)?;

@@ -4,6 +4,7 @@
 mod activations;
 mod creation;
 mod elementwise;
+mod images;
 mod indexing;
 mod losses;
 mod missing;
@@ -17,6 +18,7 @@ mod windows;
 
 use crate::call::{At, Call, Output, Result, at};
 use crate::case::Case;
+use crate::onnx;
 
 pub use missing::{MISSING, Missing};
 
@@ -26,7 +28,7 @@ pub type Adapter = fn(&Call<'_>) -> Result<Vec<Output>>;
 /// The names of a family with their calls.
 type Family = &'static [(&'static str, Adapter)];
 
-const FAMILIES: [Family; 17] = [
+const FAMILIES: [Family; 18] = [
     activations::OPS,
     activations::OF_ONE,
     creation::OPS,
@@ -35,6 +37,7 @@ const FAMILIES: [Family; 17] = [
     elementwise::TESTS,
     elementwise::OF_TWO,
     elementwise::COMPARISONS,
+    images::OPS,
     indexing::OPS,
     losses::OPS,
     norms::OPS,
@@ -51,6 +54,9 @@ const INPUT: At = at(0, "input");
 
 /// The call for a name.
 pub fn find(op: &str) -> Option<Adapter> {
+    if let Some(operator) = op.strip_prefix("onnx.") {
+        return onnx::find(operator).map(|_| onnx::run as Adapter);
+    }
     let function = modules::FUNCTIONS.iter().find(|(name, _)| *name == op);
     let op = function.map_or(op, |(_, function)| function);
     let all = FAMILIES.iter().copied().flatten().chain(modules::OPS).chain(optimizers::OPS);
@@ -75,19 +81,19 @@ pub fn modules() -> impl Iterator<Item = &'static str> {
 
 /// Why there is no call for a name of the suite: the first that has it of [`MISSING`].
 pub fn missing(name: &str) -> Option<&'static Missing> {
-    MISSING.iter().find(|missing| missing.has(name))
+    MISSING.iter().chain(onnx::MISSING).find(|missing| missing.has(name))
 }
 
 /// How many cases of an operation in a type are known to fail, and why.
 pub fn known_failures(op: &str, dtype: &str) -> (usize, &'static str) {
-    let mut failures = missing::FAILURES.iter();
+    let mut failures = missing::FAILURES.iter().chain(onnx::FAILURES);
     let known = failures.find(|(of, in_type, ..)| *of == op && *in_type == dtype);
     known.map_or((0, "not known"), |(_, _, count, why)| (*count, *why))
 }
 
 /// What lowtide documents where a sample's result is another one in the peer, if that is known.
 pub fn documented_difference(case: &Case, why: &str) -> Option<&'static str> {
-    let differences = missing::DIFFERENCES.iter();
+    let differences = missing::DIFFERENCES.iter().chain(onnx::DIFFERENCES);
     let known = differences.filter(|(op, types, part, _)| {
         let is_type = types.is_empty() || types.contains(&case.dtype.as_str());
         *op == case.op && is_type && why.contains(part)

@@ -5,29 +5,37 @@ use std::collections::BTreeSet;
 
 use lowtide_autograd::Var;
 use lowtide_nn::{
-    BatchNorm1d, BatchNorm2d, Conv1d, Conv2d, ConvTranspose2d, Directions, Embedding, GroupNorm,
-    Gru, HiddenActivation, InstanceNorm1d, InstanceNorm2d, LayerNorm, Linear, Lstm, LstmState,
-    Module, NormPlace, PReLU, Parameters, RecurrentOptions, RmsNorm, TransformerDecoderLayer,
-    TransformerEncoderLayer, TransformerOptions, key_padding_mask,
+    BatchNorm1d, BatchNorm2d, BatchNorm3d, Conv1d, Conv2d, Conv3d, Conv3dGeometry, ConvTranspose1d,
+    ConvTranspose2d, Directions, Embedding, GroupNorm, Gru, HiddenActivation, InstanceNorm1d,
+    InstanceNorm2d, LayerNorm, Linear, Lstm, LstmState, Module, MultiHeadAttention,
+    MultiHeadOptions, NormPlace, PReLU, Pad, Parameters, RecurrentOptions, RmsNorm, Rnn,
+    RnnActivation, TransformerDecoderLayer, TransformerEncoderLayer, TransformerOptions,
+    key_padding_mask,
 };
 use lowtide_tensor::{
-    Conv1dGeometry, Conv2dGeometry, ConvTranspose2dGeometry, DType, RandomKey, Tensor,
+    Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry, ConvTranspose2dGeometry, DType,
+    PadMode, RandomKey, Tensor,
 };
 
+use super::images::triple;
 use super::{Family, INPUT};
-use crate::call::{At, Call, Output, Result, Stop, at, named, no_form, one};
+use crate::call::{At, Call, Output, Result, Stop, at, named, no_form, no_such, one};
 use crate::outcome::Reason;
 
 /// Layers without parameters, each with the function that it is.
 pub(super) const FUNCTIONS: &[(&str, &str)] = &[
     ("nn.AdaptiveAvgPool1d", "nn.functional.adaptive_avg_pool1d"),
     ("nn.AdaptiveAvgPool2d", "nn.functional.adaptive_avg_pool2d"),
+    ("nn.AdaptiveAvgPool3d", "nn.functional.adaptive_avg_pool3d"),
     ("nn.AdaptiveMaxPool1d", "nn.functional.adaptive_max_pool1d"),
     ("nn.AdaptiveMaxPool2d", "nn.functional.adaptive_max_pool2d"),
+    ("nn.AdaptiveMaxPool3d", "nn.functional.adaptive_max_pool3d"),
     ("nn.AvgPool1d", "nn.functional.avg_pool1d"),
     ("nn.AvgPool2d", "nn.functional.avg_pool2d"),
+    ("nn.AvgPool3d", "nn.functional.avg_pool3d"),
     ("nn.BCELoss", "nn.functional.binary_cross_entropy"),
     ("nn.BCEWithLogitsLoss", "nn.functional.binary_cross_entropy_with_logits"),
+    ("nn.CELU", "nn.functional.celu"),
     ("nn.CTCLoss", "nn.functional.ctc_loss"),
     ("nn.CosineEmbeddingLoss", "nn.functional.cosine_embedding_loss"),
     ("nn.CrossEntropyLoss", "nn.functional.cross_entropy"),
@@ -50,6 +58,7 @@ pub(super) const FUNCTIONS: &[(&str, &str)] = &[
     ("nn.MarginRankingLoss", "nn.functional.margin_ranking_loss"),
     ("nn.MaxPool1d", "nn.functional.max_pool1d"),
     ("nn.MaxPool2d", "nn.functional.max_pool2d"),
+    ("nn.MaxPool3d", "nn.functional.max_pool3d"),
     ("nn.Mish", "nn.functional.mish"),
     ("nn.MultiLabelSoftMarginLoss", "nn.functional.multilabel_soft_margin_loss"),
     ("nn.MultiMarginLoss", "nn.functional.multi_margin_loss"),
@@ -75,20 +84,55 @@ pub(super) const FUNCTIONS: &[(&str, &str)] = &[
 pub(super) const OPS: Family = &[
     ("nn.BatchNorm1d", |call| {
         let (eps, momentum) = batch_norm(call)?;
-        let layer = BatchNorm1d::new(&call.device, size(call, "num_features")?)?;
+        let (device, channels) = (&call.device, size(call, "num_features")?);
+        let layer = match norm_parts(call, true)? {
+            NormParts::Both => BatchNorm1d::new(device, channels)?,
+            NormParts::Weight => BatchNorm1d::without_bias(device, channels)?,
+            NormParts::None => BatchNorm1d::without_parameters(device, channels)?,
+        };
         forward(call, layer.with_eps(eps).with_momentum(momentum))
     }),
     ("nn.BatchNorm2d", |call| {
         let (eps, momentum) = batch_norm(call)?;
-        let layer = BatchNorm2d::new(&call.device, size(call, "num_features")?)?;
+        let (device, channels) = (&call.device, size(call, "num_features")?);
+        let layer = match norm_parts(call, true)? {
+            NormParts::Both => BatchNorm2d::new(device, channels)?,
+            NormParts::Weight => BatchNorm2d::without_bias(device, channels)?,
+            NormParts::None => BatchNorm2d::without_parameters(device, channels)?,
+        };
         forward(call, layer.with_eps(eps).with_momentum(momentum))
     }),
+    ("nn.BatchNorm3d", |call| {
+        let (eps, momentum) = batch_norm(call)?;
+        let (device, channels) = (&call.device, size(call, "num_features")?);
+        let layer = match norm_parts(call, true)? {
+            NormParts::Both => BatchNorm3d::new(device, channels)?,
+            NormParts::Weight => BatchNorm3d::without_bias(device, channels)?,
+            NormParts::None => BatchNorm3d::without_parameters(device, channels)?,
+        };
+        forward(call, layer.with_eps(eps).with_momentum(momentum))
+    }),
+    ("nn.CircularPad1d", |call| padded(call, PadMode::Circular, 1)),
+    ("nn.CircularPad2d", |call| padded(call, PadMode::Circular, 2)),
+    ("nn.CircularPad3d", |call| padded(call, PadMode::Circular, 3)),
+    ("nn.ConstantPad1d", |call| padded(call, constant(call)?, 1)),
+    ("nn.ConstantPad2d", |call| padded(call, constant(call)?, 2)),
+    ("nn.ConstantPad3d", |call| padded(call, constant(call)?, 3)),
+    ("nn.ReflectionPad1d", |call| padded(call, PadMode::Reflect, 1)),
+    ("nn.ReflectionPad2d", |call| padded(call, PadMode::Reflect, 2)),
+    ("nn.ReflectionPad3d", |call| padded(call, PadMode::Reflect, 3)),
+    ("nn.ReplicationPad1d", |call| padded(call, PadMode::Replicate, 1)),
+    ("nn.ReplicationPad2d", |call| padded(call, PadMode::Replicate, 2)),
+    ("nn.ReplicationPad3d", |call| padded(call, PadMode::Replicate, 3)),
+    ("nn.ZeroPad1d", |call| padded(call, PadMode::Constant(0.0), 1)),
+    ("nn.ZeroPad2d", |call| padded(call, PadMode::Constant(0.0), 2)),
+    ("nn.ZeroPad3d", |call| padded(call, PadMode::Constant(0.0), 3)),
     ("nn.Conv1d", |call| {
         let kernel = call.single(named("kernel_size"), 1)?;
         let dilation = call.single(named("dilation"), 1)?;
         let geometry = Conv1dGeometry {
             stride: call.single(named("stride"), 1)?,
-            padding: padding(call, [kernel], [dilation])?[0],
+            padding: padding::<1>(call)?[0],
             dilation,
             groups: call.count(named("groups"))?.unwrap_or(1),
         };
@@ -97,6 +141,11 @@ pub(super) const OPS: Family = &[
             true => Conv1d::new(&call.device, KEY, channels, kernel, geometry)?,
             false => Conv1d::without_bias(&call.device, KEY, channels, kernel, geometry)?,
         };
+        let layer = if is_same(call) { layer.with_same_padding()? } else { layer };
+        let layer = match padding_mode(call)? {
+            Some(mode) => layer.with_padding_mode(mode),
+            None => layer,
+        };
         in_batch(call, layer, 2)
     }),
     ("nn.Conv2d", |call| {
@@ -104,7 +153,7 @@ pub(super) const OPS: Family = &[
         let dilation = call.pair(named("dilation"), 1)?;
         let geometry = Conv2dGeometry {
             stride: call.pair(named("stride"), 1)?,
-            padding: padding(call, kernel, dilation)?,
+            padding: padding(call)?,
             dilation,
             groups: call.count(named("groups"))?.unwrap_or(1),
         };
@@ -113,7 +162,51 @@ pub(super) const OPS: Family = &[
             true => Conv2d::new(&call.device, KEY, channels, kernel, geometry)?,
             false => Conv2d::without_bias(&call.device, KEY, channels, kernel, geometry)?,
         };
+        let layer = if is_same(call) { layer.with_same_padding()? } else { layer };
+        let layer = match padding_mode(call)? {
+            Some(mode) => layer.with_padding_mode(mode),
+            None => layer,
+        };
         in_batch(call, layer, 3)
+    }),
+    ("nn.Conv3d", |call| {
+        let kernel = triple(call, named("kernel_size"), 1)?;
+        let dilation = triple(call, named("dilation"), 1)?;
+        if is_same(call) && kernel.iter().zip(dilation).any(|(k, d)| d * (k - 1) % 2 == 1) {
+            return no_form("padding=\"same\" of an even kernel");
+        }
+        let same = std::array::from_fn(|i| dilation[i] * (kernel[i] - 1) / 2);
+        let geometry = Conv3dGeometry {
+            stride: triple(call, named("stride"), 1)?,
+            padding: if is_same(call) { same } else { padding(call)? },
+            dilation,
+            groups: call.count(named("groups"))?.unwrap_or(1),
+        };
+        if padding_mode(call)?.is_some() {
+            return Err(Stop::NotApplicable(Reason::Argument, "padding_mode".to_owned()));
+        }
+        let channels = channels(call)?;
+        let layer = match flag(call, "bias")? {
+            true => Conv3d::new(&call.device, KEY, channels, kernel, geometry)?,
+            false => Conv3d::without_bias(&call.device, KEY, channels, kernel, geometry)?,
+        };
+        in_batch(call, layer, 4)
+    }),
+    ("nn.ConvTranspose1d", |call| {
+        let kernel = call.single(named("kernel_size"), 1)?;
+        let geometry = ConvTranspose1dGeometry {
+            stride: call.single(named("stride"), 1)?,
+            padding: call.single(named("padding"), 0)?,
+            output_padding: call.single(named("output_padding"), 0)?,
+            dilation: call.single(named("dilation"), 1)?,
+            groups: call.count(named("groups"))?.unwrap_or(1),
+        };
+        let channels = channels(call)?;
+        let layer = match flag(call, "bias")? {
+            true => ConvTranspose1d::new(&call.device, KEY, channels, kernel, geometry)?,
+            false => ConvTranspose1d::without_bias(&call.device, KEY, channels, kernel, geometry)?,
+        };
+        in_batch(call, layer, 2)
     }),
     ("nn.ConvTranspose2d", |call| {
         let kernel = call.pair(named("kernel_size"), 1)?;
@@ -133,7 +226,14 @@ pub(super) const OPS: Family = &[
     }),
     ("nn.Embedding", |call| {
         let (rows, width) = (size(call, "num_embeddings")?, size(call, "embedding_dim")?);
-        forward(call, Embedding::new(&call.device, KEY, rows, width)?)
+        let layer = Embedding::new(&call.device, KEY, rows, width)?;
+        forward(
+            call,
+            match call.count(named("padding_idx"))? {
+                Some(row) => layer.with_padding(row)?,
+                None => layer,
+            },
+        )
     }),
     ("nn.GRU", |call| {
         let (options, batch_first) = recurrent(call)?;
@@ -144,10 +244,12 @@ pub(super) const OPS: Family = &[
         Ok(vec![form.restored(y)?.into(), form.state_restored(h)?.into()])
     }),
     ("nn.GroupNorm", |call| {
-        no_argument(call, "affine", true)?;
-        no_argument(call, "bias", true)?;
         let (groups, channels) = (size(call, "num_groups")?, size(call, "num_channels")?);
-        let layer = GroupNorm::new(&call.device, groups, channels)?;
+        let layer = match norm_parts(call, true)? {
+            NormParts::Both => GroupNorm::new(&call.device, groups, channels)?,
+            NormParts::Weight => GroupNorm::without_bias(&call.device, groups, channels)?,
+            NormParts::None => GroupNorm::without_parameters(groups),
+        };
         forward(call, layer.with_eps(call.number(named("eps"))?.unwrap_or(1e-5)))
     }),
     ("nn.InstanceNorm1d", |call| {
@@ -186,11 +288,11 @@ pub(super) const OPS: Family = &[
         Ok(vec![form.restored(y)?.into(), h.into(), c.into()])
     }),
     ("nn.LayerNorm", |call| {
-        no_argument(call, "elementwise_affine", true)?;
         let shape = call.counts(named("normalized_shape"))?.unwrap_or_default();
-        let layer = match flag(call, "bias")? {
-            true => LayerNorm::new(&call.device, &shape)?,
-            false => LayerNorm::without_bias(&call.device, &shape)?,
+        let layer = match norm_parts(call, true)? {
+            NormParts::Both => LayerNorm::new(&call.device, &shape)?,
+            NormParts::Weight => LayerNorm::without_bias(&call.device, &shape)?,
+            NormParts::None => LayerNorm::without_parameters(shape.len()),
         };
         forward(call, layer.with_eps(call.number(named("eps"))?.unwrap_or(1e-5)))
     }),
@@ -202,6 +304,32 @@ pub(super) const OPS: Family = &[
         };
         forward(call, layer)
     }),
+    ("nn.MultiheadAttention", |call| {
+        let layer = MultiHeadOptions {
+            dropout: dropout(call, 0.0)?,
+            bias: flag(call, "bias")?,
+            ..MultiHeadOptions::new(size(call, "embed_dim")?, size(call, "num_heads")?)
+        };
+        no_argument(call, "add_bias_kv", false)?;
+        no_argument(call, "add_zero_attn", false)?;
+        if flag(call, "need_weights")? {
+            return Err(Stop::NotApplicable(Reason::Argument, "need_weights".to_owned()));
+        }
+        let batch_first = call.flag(named("batch_first"))?.unwrap_or(false);
+        let heads = layer.heads;
+        let layer = loaded(call, MultiHeadAttention::new(&call.device, KEY, layer)?)?;
+        let (x, form) = sequence(call, at(0, "query"), batch_first)?;
+        let (keys, _) = sequence(call, at(1, "key"), batch_first)?;
+        let mask = mask(call, ["attn_mask", "key_padding_mask"], heads)?;
+        // Only a hint: the mask says it too.
+        call.flag(named("is_causal"))?;
+        call.flag(named("average_attn_weights"))?;
+        // lowtide projects one sequence to keys and values.
+        if call.value(at(1, "key")) != call.value(at(2, "value")) {
+            return no_form("values that are not the keys");
+        }
+        one(form.restored(layer.attend(&call.pass, x, keys, mask.as_ref())?)?)
+    }),
     ("nn.PReLU", |call| {
         let channels = call.count(named("num_parameters"))?.unwrap_or(1);
         // Of the parameter, which the case has.
@@ -209,14 +337,29 @@ pub(super) const OPS: Family = &[
         forward(call, PReLU::new(&call.device, channels)?)
     }),
     ("nn.RMSNorm", |call| {
-        no_argument(call, "elementwise_affine", true)?;
         let shape = call.counts(named("normalized_shape"))?.unwrap_or_default();
-        let layer = RmsNorm::new(&call.device, &shape)?;
+        let layer = match norm_parts(call, true)? {
+            NormParts::None => RmsNorm::without_parameters(shape.len()),
+            _ => RmsNorm::new(&call.device, &shape)?,
+        };
         let layer = match call.number(named("eps"))? {
             Some(eps) => layer.with_eps(eps),
             None => layer,
         };
         forward(call, layer)
+    }),
+    ("nn.RNN", |call| {
+        let (options, batch_first) = recurrent(call)?;
+        let activation = match call.text(named("nonlinearity"))? {
+            None | Some("tanh") => RnnActivation::Tanh,
+            Some("relu") => RnnActivation::Relu,
+            Some(_) => return no_such(call, "nonlinearity"),
+        };
+        let layer = loaded(call, Rnn::new(&call.device, KEY, options, activation)?)?;
+        let (x, form) = sequence(call, INPUT, batch_first)?;
+        let start = call.optional_var(at(1, "hx"))?.map(|h| form.state(h)).transpose()?;
+        let (y, h) = layer.run(&call.pass, x, start)?;
+        Ok(vec![form.restored(y)?.into(), form.state_restored(h)?.into()])
     }),
     ("nn.TransformerDecoderLayer", |call| {
         let (options, batch_first) = transformer(call)?;
@@ -264,28 +407,15 @@ fn no_argument(call: &Call<'_>, name: &'static str, own: bool) -> Result<()> {
 }
 
 fn channels(call: &Call<'_>) -> Result<[usize; 2]> {
-    if call.text(named("padding_mode"))?.unwrap_or("zeros") != "zeros" {
-        return Err(Stop::NotApplicable(Reason::Argument, "padding_mode".to_owned()));
-    }
+    call.text(named("padding_mode"))?;
     Ok([size(call, "in_channels")?, size(call, "out_channels")?])
 }
 
-/// The padding of a convolution; "same" where it is the same on both sides.
-fn padding<const N: usize>(
-    call: &Call<'_>,
-    kernel: [usize; N],
-    dilation: [usize; N],
-) -> Result<[usize; N]> {
+/// The padding of a convolution, if it is not in words.
+fn padding<const N: usize>(call: &Call<'_>) -> Result<[usize; N]> {
     const PADDING: At = named("padding");
     if call.value(PADDING).is_some_and(|value| value.is_string()) {
-        let total: [usize; N] = std::array::from_fn(|i| dilation[i] * (kernel[i] - 1));
-        return match call.text(PADDING)? {
-            Some("valid") => Ok([0; N]),
-            Some("same") if total.iter().all(|total| total % 2 == 0) => {
-                Ok(total.map(|total| total / 2))
-            }
-            _ => no_form("padding=\"same\" of an even kernel"),
-        };
+        return Ok([0; N]);
     }
     match call.counts(PADDING)?.as_deref() {
         None => Ok([0; N]),
@@ -294,11 +424,59 @@ fn padding<const N: usize>(
     }
 }
 
+/// Whether a convolution keeps the size.
+fn is_same(call: &Call<'_>) -> bool {
+    call.value(named("padding")).and_then(|value| value.as_str()) == Some("same")
+}
+
+/// How a convolution is padded, unless by zeros.
+fn padding_mode(call: &Call<'_>) -> Result<Option<PadMode>> {
+    match call.text(named("padding_mode"))? {
+        None | Some("zeros") => Ok(None),
+        Some("reflect") => Ok(Some(PadMode::Reflect)),
+        Some("replicate") => Ok(Some(PadMode::Replicate)),
+        Some("circular") => Ok(Some(PadMode::Circular)),
+        Some(_) => no_form("padding_mode"),
+    }
+}
+
+/// A layer that pads; PyTorch's amounts begin with the last dimension.
+fn padded(call: &Call<'_>, mode: PadMode, rank: usize) -> Result<Vec<Output>> {
+    let amounts = match call.counts(named("padding"))?.as_deref() {
+        Some(&[all]) => vec![[all; 2]; rank],
+        Some(amounts) => amounts.chunks_exact(2).rev().map(|pair| [pair[0], pair[1]]).collect(),
+        None => return no_form("padding"),
+    };
+    forward(call, Pad { amounts, mode })
+}
+
+fn constant(call: &Call<'_>) -> Result<PadMode> {
+    Ok(PadMode::Constant(call.number(named("value"))?.unwrap_or_default()))
+}
+
+/// The parameters of a normalisation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NormParts {
+    Both,
+    Weight,
+    None,
+}
+
+/// Which parameters a normalisation has; `affine` unless it is said.
+fn norm_parts(call: &Call<'_>, affine: bool) -> Result<NormParts> {
+    let affine = call.flag(named("affine"))?.unwrap_or(affine);
+    let elementwise = flag(call, "elementwise_affine")?;
+    let bias = flag(call, "bias")?;
+    Ok(match (affine && elementwise, bias) {
+        (false, _) => NormParts::None,
+        (true, false) => NormParts::Weight,
+        (true, true) => NormParts::Both,
+    })
+}
+
 /// `eps` and the momentum of a batch normalisation.
 fn batch_norm(call: &Call<'_>) -> Result<(f64, f64)> {
-    for name in ["affine", "track_running_stats", "bias"] {
-        no_argument(call, name, true)?;
-    }
+    no_argument(call, "track_running_stats", true)?;
     let is_average = call.case().options.get("momentum").is_some_and(|value| value.is_null());
     if is_average {
         return Err(Stop::NotApplicable(Reason::Argument, "momentum=None".to_owned()));
@@ -379,7 +557,6 @@ fn in_batch(call: &Call<'_>, layer: impl Module, rank: usize) -> Result<Vec<Outp
 }
 
 fn recurrent(call: &Call<'_>) -> Result<(RecurrentOptions, bool)> {
-    no_argument(call, "bias", true)?;
     let both = call.flag(named("bidirectional"))?.unwrap_or(false);
     let options = RecurrentOptions {
         inputs: size(call, "input_size")?,
@@ -387,6 +564,7 @@ fn recurrent(call: &Call<'_>) -> Result<(RecurrentOptions, bool)> {
         layers: call.count(named("num_layers"))?.unwrap_or(1),
         dropout: dropout(call, 0.0)?,
         directions: if both { Directions::Both } else { Directions::Forward },
+        bias: flag(call, "bias")?,
     };
     Ok((options, call.flag(named("batch_first"))?.unwrap_or(false)))
 }
@@ -401,7 +579,6 @@ fn dropout(call: &Call<'_>, default: f64) -> Result<f64> {
 }
 
 fn transformer(call: &Call<'_>) -> Result<(TransformerOptions, bool)> {
-    no_argument(call, "bias", true)?;
     let activation = call.value(named("activation")).map(ToString::to_string).unwrap_or_default();
     let norm_first = call.flag(named("norm_first"))?.unwrap_or(false);
     let options = TransformerOptions {
@@ -413,6 +590,7 @@ fn transformer(call: &Call<'_>) -> Result<(TransformerOptions, bool)> {
         },
         norm: if norm_first { NormPlace::Before } else { NormPlace::After },
         eps: call.number(named("layer_norm_eps"))?.unwrap_or(1e-5),
+        bias: flag(call, "bias")?,
         ..TransformerOptions::new(size(call, "d_model")?, size(call, "nhead")?)
     };
     Ok((options, call.flag(named("batch_first"))?.unwrap_or(false)))

@@ -2,9 +2,10 @@
 
 use lowtide_autograd::Gradients;
 use lowtide_nn::optim::{
-    Adafactor, AdafactorOptions, Adagrad, AdagradOptions, Adam, AdamOptions, Momentum, Muon,
-    MuonOptions, RateScale, RmsProp, RmsPropOptions, Sgd, SgdOptions, Spread, Stateful,
-    WeightDecay,
+    Adadelta, AdadeltaOptions, Adafactor, AdafactorOptions, Adagrad, AdagradOptions, Adam,
+    AdamOptions, Adamax, AdamaxOptions, Amsgrad, AmsgradOptions, Momentum, Muon, MuonOptions,
+    Nadam, NadamOptions, Radam, RadamOptions, RateScale, RmsProp, RmsPropOptions, Rprop,
+    RpropOptions, Sgd, SgdOptions, Spread, Stateful, WeightDecay,
 };
 use lowtide_nn::{Parameter, Parameters};
 
@@ -14,6 +15,16 @@ use crate::case::Kind;
 use crate::outcome::Reason;
 
 pub(super) const OPS: Family = &[
+    ("optim.Adadelta", |call| {
+        let base = AdadeltaOptions::default();
+        let options = AdadeltaOptions {
+            learning_rate: number(call, "lr", base.learning_rate)?,
+            smoothing: number(call, "rho", base.smoothing)?,
+            eps: number(call, "eps", base.eps)?,
+            weight_decay: number(call, "weight_decay", base.weight_decay)?,
+        };
+        updates(call, || Ok(Box::new(Adadelta::new(options)?)))
+    }),
     ("optim.Adafactor", |call| {
         let base = AdafactorOptions::default();
         let eps = call.value(named("eps")).and_then(|value| value.as_array());
@@ -41,11 +52,21 @@ pub(super) const OPS: Family = &[
     }),
     ("optim.Adam", |call| {
         let decay = number(call, "weight_decay", 0.0)?;
-        adam(call, AdamOptions::default(), WeightDecay::Coupled(decay))
+        adam_or_amsgrad(call, AdamOptions::default(), WeightDecay::Coupled(decay))
     }),
     ("optim.AdamW", |call| {
         let decay = number(call, "weight_decay", 0.01)?;
-        adam(call, AdamOptions::adamw(), WeightDecay::Decoupled(decay))
+        adam_or_amsgrad(call, AdamOptions::adamw(), WeightDecay::Decoupled(decay))
+    }),
+    ("optim.Adamax", |call| {
+        let base = AdamaxOptions::default();
+        let options = AdamaxOptions {
+            learning_rate: number(call, "lr", base.learning_rate)?,
+            betas: pair(call, "betas", base.betas)?,
+            eps: number(call, "eps", base.eps)?,
+            weight_decay: number(call, "weight_decay", base.weight_decay)?,
+        };
+        updates(call, || Ok(Box::new(Adamax::new(options)?)))
     }),
     ("optim.Muon", |call| {
         let base = MuonOptions::default();
@@ -69,6 +90,30 @@ pub(super) const OPS: Family = &[
             ..base
         };
         updates(call, || Ok(Box::new(Muon::new(options)?)))
+    }),
+    ("optim.NAdam", |call| {
+        let base = NadamOptions::default();
+        let options = NadamOptions {
+            learning_rate: number(call, "lr", base.learning_rate)?,
+            betas: pair(call, "betas", base.betas)?,
+            eps: number(call, "eps", base.eps)?,
+            weight_decay: decay(call)?,
+            momentum_decay: number(call, "momentum_decay", base.momentum_decay)?,
+        };
+        updates(call, || Ok(Box::new(Nadam::new(options)?)))
+    }),
+    ("optim.RAdam", |call| {
+        let options = RadamOptions(adam(call, AdamOptions::default(), decay(call)?)?);
+        updates(call, || Ok(Box::new(Radam::new(options)?)))
+    }),
+    ("optim.Rprop", |call| {
+        let base = RpropOptions::default();
+        let options = RpropOptions {
+            learning_rate: number(call, "lr", base.learning_rate)?,
+            factors: pair(call, "etas", base.factors)?,
+            step_range: pair(call, "step_sizes", base.step_range)?,
+        };
+        updates(call, || Ok(Box::new(Rprop::new(options)?)))
     }),
     ("optim.RMSprop", |call| {
         let base = RmsPropOptions::default();
@@ -107,22 +152,46 @@ fn number(call: &Call<'_>, name: &'static str, default: f64) -> Result<f64> {
     Ok(call.number(named(name))?.unwrap_or(default))
 }
 
-fn adam(call: &Call<'_>, base: AdamOptions, weight_decay: WeightDecay) -> Result<Vec<Output>> {
-    let betas = call.value(named("betas")).and_then(|value| value.as_array());
-    let betas = match betas.map(Vec::as_slice) {
-        None => base.betas,
+/// Two numbers.
+fn pair(call: &Call<'_>, name: &'static str, default: [f64; 2]) -> Result<[f64; 2]> {
+    let pair = call.value(named(name)).and_then(|value| value.as_array());
+    match pair.map(Vec::as_slice) {
+        None => Ok(default),
         Some([first, second]) => match (first.as_f64(), second.as_f64()) {
-            (Some(first), Some(second)) => [first, second],
-            _ => return no_such(call, "betas as tensors"),
+            (Some(first), Some(second)) => Ok([first, second]),
+            _ => no_such(call, "a pair of tensors"),
         },
-        Some(_) => return no_such(call, "betas"),
-    };
-    let options = AdamOptions {
+        Some(_) => no_such(call, name),
+    }
+}
+
+/// Weight decay where a flag says whether it is decoupled.
+fn decay(call: &Call<'_>) -> Result<WeightDecay> {
+    let decay = number(call, "weight_decay", 0.0)?;
+    Ok(match call.flag(named("decoupled_weight_decay"))? {
+        Some(true) => WeightDecay::Decoupled(decay),
+        _ => WeightDecay::Coupled(decay),
+    })
+}
+
+fn adam(call: &Call<'_>, base: AdamOptions, weight_decay: WeightDecay) -> Result<AdamOptions> {
+    Ok(AdamOptions {
         learning_rate: number(call, "lr", base.learning_rate)?,
-        betas,
+        betas: pair(call, "betas", base.betas)?,
         eps: number(call, "eps", base.eps)?,
         weight_decay,
-    };
+    })
+}
+
+fn adam_or_amsgrad(
+    call: &Call<'_>,
+    base: AdamOptions,
+    weight_decay: WeightDecay,
+) -> Result<Vec<Output>> {
+    let options = adam(call, base, weight_decay)?;
+    if call.flag(named("amsgrad"))?.unwrap_or(false) {
+        return updates(call, || Ok(Box::new(Amsgrad::new(AmsgradOptions(options))?)));
+    }
     updates(call, || Ok(Box::new(Adam::new(options)?)))
 }
 

@@ -1,12 +1,45 @@
 //! Matrix products.
 
+use lowtide_autograd::Var;
 use lowtide_tensor::Scales;
 
 use super::{Family, INPUT};
-use crate::call::{Call, Result, at, named, no_form, one};
+use crate::call::{Call, Result, at, named, no_form, no_such, one};
 
 pub(super) const OPS: Family = &[
     ("__rmatmul__", |call| one(call.var(at(1, "other"))?.matmul(call.var(INPUT)?)?)),
+    ("addbmm", |call| {
+        let (a, b) = (call.var(at(1, "batch1"))?, call.var(at(2, "batch2"))?);
+        // One product over the batch and the columns together.
+        let (&[batch, rows, inner], &[.., columns]) = (&a.shape()[..], &b.shape()[..]) else {
+            return no_such(call, "batches of matrices");
+        };
+        let a = a.transpose(0, 1)?.reshape([rows, batch * inner])?;
+        let b = b.reshape([batch * inner, columns])?;
+        one(call.var(INPUT)?.addmm(a, b, scales(call)?)?)
+    }),
+    ("addr", |call| {
+        let (a, b) = (call.var(at(1, "vec1"))?, call.var(at(2, "vec2"))?);
+        one(call.var(INPUT)?.addmm(a.unsqueeze(1)?, b.unsqueeze(0)?, scales(call)?)?)
+    }),
+    ("einsum", |call| {
+        let equation = call.text(at(1, "equation"))?.unwrap_or_default();
+        one(Var::einsum(equation, call.vars(at(0, "operands"))?)?)
+    }),
+    ("inner", |call| {
+        let (a, b) = (call.var(INPUT)?, call.var(at(1, "other"))?);
+        match (a.shape().len(), b.shape().len()) {
+            (0, _) | (_, 0) => one(a.mul(b)?),
+            (1, 1) => one(a.dot(b)?),
+            _ => no_form("inner products of rows"),
+        }
+    }),
+    ("linalg.vecdot", |call| {
+        let (a, b) = (call.var(INPUT)?, call.var(at(1, "y"))?);
+        let dim = call.integer(named("dim"))?.unwrap_or(-1);
+        one(a.mul(b)?.sum(&[dim])?)
+    }),
+    ("vdot", |call| one(call.var(INPUT)?.dot(call.var(at(1, "other"))?)?)),
     ("addmm", |call| {
         let (a, b) = (call.var(at(1, "mat1"))?, call.var(at(2, "mat2"))?);
         one(call.var(INPUT)?.addmm(a, b, scales(call)?)?)

@@ -164,7 +164,7 @@ pub(super) const OPS: Family = &[
 ];
 
 /// The input with a batch dimension, and whether it came with one; `rank` is that of a sample.
-fn batched(call: &Call<'_>, rank: usize) -> Result<(Var, bool)> {
+pub(super) fn batched(call: &Call<'_>, rank: usize) -> Result<(Var, bool)> {
     let x = call.var(INPUT)?;
     match x.shape().len() == rank {
         true => Ok((x.unsqueeze(0)?, false)),
@@ -172,7 +172,7 @@ fn batched(call: &Call<'_>, rank: usize) -> Result<(Var, bool)> {
     }
 }
 
-fn unbatched(y: Var, is_batch: bool) -> Result<Vec<Output>> {
+pub(super) fn unbatched(y: Var, is_batch: bool) -> Result<Vec<Output>> {
     one(if is_batch { y } else { y.squeeze(0)? })
 }
 
@@ -185,12 +185,12 @@ fn pool2d(call: &Call<'_>) -> Result<Pool2dGeometry> {
     Ok(Pool2dGeometry { kernel, stride, padding: call.pair(at(3, "padding"), 0)? })
 }
 
-fn rounding(call: &Call<'_>, at: At) -> Result<SizeRounding> {
+pub(super) fn rounding(call: &Call<'_>, at: At) -> Result<SizeRounding> {
     let up = call.flag(at)?.unwrap_or(false);
     Ok(if up { SizeRounding::Up } else { SizeRounding::Down })
 }
 
-fn averages(call: &Call<'_>) -> Result<AvgPool> {
+pub(super) fn averages(call: &Call<'_>) -> Result<AvgPool> {
     let counts_padding = call.flag(at(5, "count_include_pad"))?.unwrap_or(true);
     let divisor = if counts_padding { Divisor::Window } else { Divisor::Inside };
     if call.value(at(6, "divisor_override")).is_some() {

@@ -9,8 +9,23 @@ use super::options::{Key, Kind};
 use super::{AugmentRecipe, DataRecipe, ModelRecipe, OptimizerRecipe, TrainRecipe};
 
 /// The kinds of optimizers.
-const OPTIMIZERS: [&str; 9] =
-    ["adam", "adamw", "sgd", "rms-prop", "adagrad", "lion", "lamb", "adafactor", "muon"];
+const OPTIMIZERS: [&str; 15] = [
+    "adam",
+    "adamw",
+    "amsgrad",
+    "nadam",
+    "radam",
+    "adamax",
+    "adadelta",
+    "rprop",
+    "sgd",
+    "rms-prop",
+    "adagrad",
+    "lion",
+    "lamb",
+    "adafactor",
+    "muon",
+];
 
 /// The documentation of recipes: every table, kind and key, as the types have them.
 pub fn help() -> String {

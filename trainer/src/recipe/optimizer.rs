@@ -1,8 +1,9 @@
 //! Optimizers of a recipe. Most have the options of [`lowtide_nn::optim`] as their keys.
 
 use lowtide_nn::optim::{
-    AdafactorOptions, AdagradOptions, AdamOptions, LambOptions, LionOptions, Momentum, MuonOptions,
-    PerParameter, RateScale, RmsPropOptions, SgdOptions, Stateful, UpdateRule, WeightDecay,
+    AdadeltaOptions, AdafactorOptions, AdagradOptions, AdamOptions, AdamaxOptions, AmsgradOptions,
+    LambOptions, LionOptions, Momentum, MuonOptions, NadamOptions, PerParameter, RadamOptions,
+    RateScale, RmsPropOptions, RpropOptions, SgdOptions, Stateful, UpdateRule, WeightDecay,
 };
 use lowtide_nn::{NnResult, Schedule};
 use lowtide_tensor::RandomKey;
@@ -18,6 +19,18 @@ pub enum OptimizerRecipe {
     Adam(AdamRecipe),
     /// Adam with decoupled weight decay.
     Adamw(AdamRecipe),
+    /// AMSGrad, AdamW whose divisor never falls.
+    Amsgrad(AdamRecipe),
+    /// NAdam, Adam with Nesterov's momentum.
+    Nadam(NadamOptions),
+    /// RAdam, Adam that waits until its mean square is known.
+    Radam(AdamRecipe),
+    /// Adamax, Adam by the largest magnitude.
+    Adamax(AdamaxOptions),
+    /// Adadelta.
+    Adadelta(AdadeltaOptions),
+    /// Rprop, for whole data sets instead of batches.
+    Rprop(RpropOptions),
     /// Stochastic gradient descent.
     Sgd(SgdOptions),
     /// RMSprop.
@@ -34,7 +47,8 @@ pub enum OptimizerRecipe {
     Muon(MuonRecipe),
 }
 
-/// The options of Adam and AdamW, whose weight decay acts where the kind says.
+/// The options of Adam and its kin, whose weight decay acts where the kind says: beside the
+/// gradient in AdamW and AMSGrad, through it in Adam and RAdam.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdamRecipe {
@@ -44,7 +58,7 @@ pub struct AdamRecipe {
     pub betas: [f64; 2],
     /// Keeps the quotient finite.
     pub eps: f64,
-    /// Pull towards 0; PyTorch's default for the kind (0, AdamW 0.01) if absent.
+    /// Pull towards 0; PyTorch's default for the kind (0, beside the gradient 0.01) if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
 }
@@ -135,6 +149,16 @@ impl OptimizerRecipe {
             OptimizerRecipe::Adamw(recipe) => {
                 new(recipe.options(WeightDecay::Decoupled, 0.01), how)
             }
+            OptimizerRecipe::Amsgrad(recipe) => {
+                new(AmsgradOptions(recipe.options(WeightDecay::Decoupled, 0.01)), how)
+            }
+            OptimizerRecipe::Nadam(options) => new(*options, how),
+            OptimizerRecipe::Radam(recipe) => {
+                new(RadamOptions(recipe.options(WeightDecay::Coupled, 0.0)), how)
+            }
+            OptimizerRecipe::Adamax(options) => new(*options, how),
+            OptimizerRecipe::Adadelta(options) => new(*options, how),
+            OptimizerRecipe::Rprop(options) => new(*options, how),
             OptimizerRecipe::Sgd(options) => new(*options, how),
             OptimizerRecipe::RmsProp(options) => new(*options, how),
             OptimizerRecipe::Adagrad(options) => new(*options, how),

@@ -10,7 +10,7 @@ use lowtide_data::{BatchView, ElementType, Field, Loader, LoaderOptions, Random,
 use lowtide_nn::models::{Gpt, GptShape, ResNet, ResNetShape};
 use lowtide_nn::optim::{
     Adagrad, AdagradOptions, Adam, AdamOptions, Averaged, Lamb, LambOptions, Lion, LionOptions,
-    RmsProp, RmsPropOptions, Scheduled, Sgd, SgdOptions, Stateful,
+    Nadam, NadamOptions, RmsProp, RmsPropOptions, Scheduled, Sgd, SgdOptions, Stateful,
 };
 use lowtide_nn::{Linear, Loss, Module, Schedule, parameters};
 use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, SimSpec, Tensor};
@@ -78,6 +78,7 @@ fn optimizers() -> Vec<(&'static str, Optimizer)> {
         ("Lion", Box::new(Lion::new(LionOptions::default()).expect("in range"))),
         ("Adagrad", Box::new(Adagrad::new(AdagradOptions::default()).expect("in range"))),
         ("RMSprop", Box::new(RmsProp::new(RmsPropOptions::default()).expect("in range"))),
+        ("NAdam", Box::new(Nadam::new(NadamOptions::default()).expect("in range"))),
     ]
 }
 

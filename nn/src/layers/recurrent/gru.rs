@@ -37,7 +37,7 @@ impl Gru {
         let hidden = self.0.options.hidden;
         let mut ends = Vec::with_capacity(self.0.len());
         let y = self.0.forward("gru", pass, input, |index, cell, direction, x| {
-            let x = x.linear(cell.weight_ih.var(pass)?, Some(cell.bias_ih.var(pass)?))?;
+            let x = cell.projected(pass, x)?;
             let state = start_of(pass, start.as_ref(), index, &x, hidden)?;
             let recurrent = cell.recurrent(pass, &x)?;
             let [y, h] = gru_walk(x, recurrent, state, direction)?;

@@ -53,7 +53,7 @@ impl Lstm {
         let start = start.map(|LstmState { h, c }| [h, c]);
         let mut ends = [Vec::with_capacity(self.0.len()), Vec::with_capacity(self.0.len())];
         let y = self.0.forward("lstm", pass, input, |index, cell, direction, x| {
-            let x = x.linear(cell.weight_ih.var(pass)?, Some(cell.bias_ih.var(pass)?))?;
+            let x = cell.projected(pass, x)?;
             let state = |at: usize| {
                 start_of(pass, start.as_ref().map(|start| &start[at]), index, &x, hidden)
             };

@@ -1,4 +1,4 @@
-//! Layers that walk along a sequence with a state: LSTM and GRU.
+//! Layers that walk along a sequence with a state: LSTM, GRU and RNN.
 //!
 //! `B` batch, `T` positions, `I` inputs, `H` numbers of a state, `L` layers, `S` directions.
 
@@ -6,8 +6,10 @@ mod gru;
 mod gru_walk;
 mod lstm;
 mod lstm_walk;
+mod rnn;
 mod stack;
 
 pub use gru::Gru;
 pub use lstm::{Lstm, LstmState};
+pub use rnn::{Rnn, RnnActivation};
 pub use stack::{Directions, RecurrentOptions};

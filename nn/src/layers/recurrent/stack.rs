@@ -42,37 +42,50 @@ pub struct RecurrentOptions {
     pub dropout: f64,
     /// The directions of each layer.
     pub directions: Directions,
+    /// Whether cells add biases, `bias`.
+    pub bias: bool,
 }
 
 impl RecurrentOptions {
     /// One layer, forward, PyTorch's defaults.
     pub fn new(inputs: usize, hidden: usize) -> Self {
         let (layers, directions) = (1, Directions::Forward);
-        RecurrentOptions { inputs, hidden, layers, dropout: 0.0, directions }
+        RecurrentOptions { inputs, hidden, layers, dropout: 0.0, directions, bias: true }
     }
 }
 
 /// The parameters of one layer and direction: `W_ih: [G · H, I]`, `W_hh: [G · H, H]` for G gates,
-/// and a bias for each.
+/// and perhaps a bias for each.
 #[derive(Clone, Debug)]
 pub(super) struct Cell {
-    pub(super) weight_ih: Parameter,
-    pub(super) weight_hh: Parameter,
-    pub(super) bias_ih: Parameter,
-    pub(super) bias_hh: Parameter,
+    weight_ih: Parameter,
+    weight_hh: Parameter,
+    bias_ih: Option<Parameter>,
+    bias_hh: Option<Parameter>,
     /// `_l0`, `_l0_reverse` and so on.
     suffix: String,
 }
 
 impl Cell {
-    /// The recurrent weight and bias, in the type of `x`.
+    /// `x W_ihᵀ + b_ih`
+    pub(super) fn projected(&self, pass: &Pass, x: Var) -> Result<Var> {
+        let bias = self.bias_ih.as_ref().map(|bias| bias.var(pass)).transpose()?;
+        Ok(x.linear(self.weight_ih.var(pass)?, bias)?)
+    }
+
+    /// The recurrent weight and the bias or zeros, in the type of `x`.
     pub(super) fn recurrent(&self, pass: &Pass, x: &Var) -> Result<[Var; 2]> {
+        let (device, dtype) = (x.value().device(), x.value().dtype());
         let of = |parameter: &Parameter| -> Result<Var> {
             let var = parameter.var(pass)?;
-            let dtype = x.value().dtype();
             Ok(if var.value().dtype() == dtype { var } else { var.to_dtype(dtype)? })
         };
-        Ok([of(&self.weight_hh)?, of(&self.bias_hh)?])
+        let weight = of(&self.weight_hh)?;
+        let bias = match &self.bias_hh {
+            Some(bias) => of(bias)?,
+            None => pass.constant(Tensor::zeros(device, [weight.shape()[0]], dtype)?),
+        };
+        Ok([weight, bias])
     }
 }
 
@@ -92,7 +105,7 @@ impl Stack {
         gates: usize,
         options: RecurrentOptions,
     ) -> Result<Self> {
-        let RecurrentOptions { inputs, hidden, layers, dropout, directions } = options;
+        let RecurrentOptions { inputs, hidden, layers, dropout, directions, bias } = options;
         check_option("layers", layers as f64, "[1, ∞)", |count| count >= 1.0)?;
         let bound = init::default_bound(hidden);
         let cell = |index: usize| {
@@ -105,8 +118,8 @@ impl Stack {
             Ok(Cell {
                 weight_ih: new("weight_ih", &[gates * hidden, inputs])?,
                 weight_hh: new("weight_hh", &[gates * hidden, hidden])?,
-                bias_ih: new("bias_ih", &[gates * hidden])?,
-                bias_hh: new("bias_hh", &[gates * hidden])?,
+                bias_ih: bias.then(|| new("bias_ih", &[gates * hidden])).transpose()?,
+                bias_hh: bias.then(|| new("bias_hh", &[gates * hidden])).transpose()?,
                 suffix,
             })
         };
@@ -221,8 +234,11 @@ impl Parameters for Stack {
             let Cell { weight_ih, weight_hh, bias_ih, bias_hh, suffix } = cell;
             visitor(&format!("weight_ih{suffix}"), weight_ih);
             visitor(&format!("weight_hh{suffix}"), weight_hh);
-            visitor(&format!("bias_ih{suffix}"), bias_ih);
-            visitor(&format!("bias_hh{suffix}"), bias_hh);
+            for (name, bias) in [("bias_ih", bias_ih), ("bias_hh", bias_hh)] {
+                if let Some(bias) = bias {
+                    visitor(&format!("{name}{suffix}"), bias);
+                }
+            }
         }
     }
 }

@@ -1,0 +1,66 @@
+//! Transposed convolution of sequences; x: [B, I, L], W: [I, O / groups, K], y: [B, O, L'].
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_tensor::{ConvTranspose1dGeometry, Device, RandomKey};
+
+use crate::error::Result;
+use crate::fields::parameters;
+use crate::init;
+use crate::module::Module;
+use crate::parameter::Parameter;
+
+/// A transposed convolution layer, `torch.nn.ConvTranspose1d`.
+#[derive(Clone, Debug)]
+pub struct ConvTranspose1d {
+    weight: Parameter,
+    bias: Option<Parameter>,
+    geometry: ConvTranspose1dGeometry,
+}
+
+impl ConvTranspose1d {
+    /// A layer from `inputs` to `outputs` channels with a kernel of this length and a bias per
+    /// output channel; initial values as in [`crate::ConvTranspose2d::new`].
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new(
+        device: &Device,
+        key: RandomKey,
+        [inputs, outputs]: [usize; 2],
+        kernel: usize,
+        geometry: ConvTranspose1dGeometry,
+    ) -> Result<Self> {
+        let layer = Self::without_bias(device, key, [inputs, outputs], kernel, geometry)?;
+        let bound = init::default_bound(layer.weight.value().shape()[1..].iter().product());
+        let bias = Parameter::uniform(device, key.op("bias"), [outputs], bound)?;
+        Ok(ConvTranspose1d { bias: Some(bias), ..layer })
+    }
+
+    /// [`ConvTranspose1d::new`] without a bias.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn without_bias(
+        device: &Device,
+        key: RandomKey,
+        [inputs, outputs]: [usize; 2],
+        kernel: usize,
+        geometry: ConvTranspose1dGeometry,
+    ) -> Result<Self> {
+        let shape = [inputs, outputs / geometry.groups.max(1), kernel];
+        let bound = init::default_bound(shape[1..].iter().product());
+        let weight = Parameter::uniform(device, key.op("weight"), shape, bound)?;
+        Ok(ConvTranspose1d { weight, bias: None, geometry })
+    }
+}
+
+parameters!(ConvTranspose1d { weight, bias });
+
+impl Module for ConvTranspose1d {
+    /// # Shapes
+    /// `input: [B, I, L] → [B, O, L']`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
+        Ok(input.conv_transpose1d(self.weight.var(pass)?, bias, self.geometry)?)
+    }
+}

@@ -1,0 +1,97 @@
+//! Elman's recurrence (1990), `torch.nn.RNN` with `batch_first=True`.
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_tensor::{Device, RandomKey};
+
+use super::stack::{Direction, RecurrentOptions, Stack, start_of};
+use crate::error::Result;
+use crate::fields::parameters;
+use crate::module::Module;
+
+/// The function of a cell's state, `nonlinearity`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RnnActivation {
+    /// The hyperbolic tangent.
+    #[default]
+    Tanh,
+    /// `max(x, 0)`.
+    Relu,
+}
+
+/// Layers of cells with one number for each feature: `h = f(x W_ihᵀ + b_ih + h W_hhᵀ + b_hh)`.
+#[derive(Clone, Debug)]
+pub struct Rnn {
+    stack: Stack,
+    activation: RnnActivation,
+}
+
+impl Rnn {
+    /// Layers initialised from `key`, uniform up to `1 / √H`.
+    ///
+    /// # Errors
+    /// `Option` without layers or with a dropout outside `[0, 1]`; `OutOfMemory`.
+    pub fn new(
+        device: &Device,
+        key: RandomKey,
+        options: RecurrentOptions,
+        activation: RnnActivation,
+    ) -> Result<Self> {
+        Ok(Rnn { stack: Stack::new(device, key, 1, options)?, activation })
+    }
+
+    /// [`Module::forward`] from the states `start: [L · S, B, H]` instead of zeros, and the states
+    /// at the ends: layer by layer, and forward before backward.
+    ///
+    /// # Shapes
+    /// `input: [B, T, I] → [B, T, S · H], [L · S, B, H]`
+    ///
+    /// # Errors
+    /// `Shape`, also without a position; `DType`, `OutOfMemory`.
+    pub fn run(&self, pass: &Pass, input: Var, start: Option<Var>) -> Result<(Var, Var)> {
+        let hidden = self.stack.options.hidden;
+        let mut ends = Vec::with_capacity(self.stack.len());
+        let y = self.stack.forward("rnn", pass, input, |index, cell, direction, x| {
+            let x = cell.projected(pass, x)?;
+            let h = start_of(pass, start.as_ref(), index, &x, hidden)?;
+            let [y, h] = self.walk(cell.recurrent(pass, &x)?, x, h, direction)?;
+            ends.push(h);
+            Ok(y)
+        })?;
+        Ok((y, Var::stack(ends, 0)?))
+    }
+
+    /// The cell along `projected: [B, T, H]` from the state `h: [B, H]`: all states, and the last.
+    fn walk(
+        &self,
+        [weight, bias]: [Var; 2],
+        projected: Var,
+        mut h: Var,
+        direction: Direction,
+    ) -> Result<[Var; 2]> {
+        let len = projected.shape()[1];
+        let mut states = Vec::with_capacity(len);
+        for at in direction.positions(len) {
+            let u = h.linear(weight.clone(), Some(bias.clone()))?;
+            let sum = projected.clone().select(1, at)?.add(u)?;
+            h = match self.activation {
+                RnnActivation::Tanh => sum.tanh()?,
+                RnnActivation::Relu => sum.relu()?,
+            };
+            states.push(h.clone());
+        }
+        if direction == Direction::Backward {
+            states.reverse();
+        }
+        Ok([Var::stack(states, 1)?, h])
+    }
+}
+
+parameters!(Rnn { stack as "" });
+
+impl Module for Rnn {
+    /// # Shapes
+    /// `input: [B, T, I] → [B, T, S · H]`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        Ok(self.run(pass, input, None)?.0)
+    }
+}

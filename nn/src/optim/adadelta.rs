@@ -1,0 +1,93 @@
+//! Adadelta (Zeiler 2012), `torch.optim.Adadelta`.
+
+use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+use crate::optim::rule::update_jobs;
+use crate::optim::{Job, PerParameter, StateSpec, UpdateRule, check_not_negative, check_option};
+
+/// PyTorch's options and defaults.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
+pub struct AdadeltaOptions {
+    /// Factor of the update, which has its size from the updates before.
+    pub learning_rate: f64,
+    /// Decay rate of both means of squares, `ρ`.
+    pub smoothing: f64,
+    /// Added to both means of squares.
+    pub eps: f64,
+    /// Weight decay, added to the gradient.
+    pub weight_decay: f64,
+}
+
+impl Default for AdadeltaOptions {
+    fn default() -> Self {
+        AdadeltaOptions { learning_rate: 1.0, smoothing: 0.9, eps: 1e-6, weight_decay: 0.0 }
+    }
+}
+
+/// Adadelta:
+///
+/// ```text
+/// g = grad + weight_decay · p
+/// v = ρ v + (1 - ρ) g²
+/// d = √(u + eps) / √(v + eps) · g
+/// u = ρ u + (1 - ρ) d²
+/// p = p - learning_rate · d
+/// ```
+pub type Adadelta = PerParameter<AdadeltaOptions>;
+
+impl UpdateRule for AdadeltaOptions {
+    const NAME: &'static str = "adadelta";
+    const IS_ELEMENTWISE: bool = true;
+
+    fn check(&self) -> Result<()> {
+        let options = [
+            ("learning_rate", self.learning_rate),
+            ("eps", self.eps),
+            ("weight_decay", self.weight_decay),
+        ];
+        check_not_negative(&options)?;
+        check_option("smoothing", self.smoothing, "[0, 1]", |share| (0.0..=1.0).contains(&share))
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.learning_rate
+    }
+
+    fn states(&self, _: &Tensor) -> Vec<StateSpec> {
+        vec![StateSpec::like_parameter("square_avg"), StateSpec::like_parameter("acc_delta")]
+    }
+
+    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
+        update_jobs::<_, 2, 0>(jobs, |job| Formula { rate: job.at.learning_rate, options: *self })
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Formula {
+    rate: f64,
+    options: AdadeltaOptions,
+}
+
+impl UpdateFormula<2, 0> for Formula {
+    const NAME: &'static str = AdadeltaOptions::NAME;
+    const FLOPS: f64 = 18.0;
+
+    fn state_ranges(&self) -> [StateRange; 2] {
+        [StateRange::Positive; 2]
+    }
+
+    #[inline(always)]
+    fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [v, u]: [T; 2]) -> (T, [T; 2]) {
+        let AdadeltaOptions { smoothing, eps, weight_decay, .. } = self.options;
+        let [keep, take] = [smoothing, 1.0 - smoothing].map(T::from_f64);
+        let [rate, eps, decay] = [self.rate, eps, weight_decay].map(T::from_f64);
+        let g = g + decay * p;
+        let v = keep * v + take * g * g;
+        let d = (u + eps).sqrt() / (v + eps).sqrt() * g;
+        (p - rate * d, [v, keep * u + take * d * d])
+    }
+}

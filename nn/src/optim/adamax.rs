@@ -1,0 +1,95 @@
+//! Adamax (Kingma & Ba 2015, section 7), `torch.optim.Adamax`.
+
+use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+use crate::optim::adam::bias_correction;
+use crate::optim::rule::update_jobs;
+use crate::optim::{Job, PerParameter, StateSpec, UpdateRule, check_betas, check_not_negative};
+
+/// PyTorch's options and defaults.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
+pub struct AdamaxOptions {
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Decay rates of the gradient's mean and of its largest magnitude.
+    pub betas: [f64; 2],
+    /// Added to magnitudes, so that the divisor is never 0.
+    pub eps: f64,
+    /// Weight decay, added to the gradient.
+    pub weight_decay: f64,
+}
+
+impl Default for AdamaxOptions {
+    fn default() -> Self {
+        AdamaxOptions { learning_rate: 2e-3, betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.0 }
+    }
+}
+
+/// Adamax, Adam by the largest magnitude instead of the mean square:
+///
+/// ```text
+/// g = grad + weight_decay · p
+/// m = β₁ m + (1 - β₁) g,  u = max(β₂ u, |g| + eps)
+/// p = p - learning_rate · m / (1 - β₁ᵗ) / u
+/// ```
+pub type Adamax = PerParameter<AdamaxOptions>;
+
+impl UpdateRule for AdamaxOptions {
+    const NAME: &'static str = "adamax";
+    const IS_ELEMENTWISE: bool = true;
+
+    fn check(&self) -> Result<()> {
+        let options = [
+            ("learning_rate", self.learning_rate),
+            ("eps", self.eps),
+            ("weight_decay", self.weight_decay),
+        ];
+        check_not_negative(&options)?;
+        check_betas(self.betas)
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.learning_rate
+    }
+
+    fn states(&self, _: &Tensor) -> Vec<StateSpec> {
+        vec![StateSpec::like_parameter("exp_avg"), StateSpec::like_parameter("exp_inf")]
+    }
+
+    fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
+        update_jobs::<_, 2, 0>(jobs, |job| Formula {
+            rate: job.at.learning_rate / bias_correction(self.betas[0], job.at.number),
+            options: *self,
+        })
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Formula {
+    rate: f64,
+    options: AdamaxOptions,
+}
+
+impl UpdateFormula<2, 0> for Formula {
+    const NAME: &'static str = AdamaxOptions::NAME;
+    const FLOPS: f64 = 13.0;
+
+    fn state_ranges(&self) -> [StateRange; 2] {
+        [StateRange::Signed, StateRange::Positive]
+    }
+
+    #[inline(always)]
+    fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [m, u]: [T; 2]) -> (T, [T; 2]) {
+        let AdamaxOptions { betas: [beta1, beta2], eps, weight_decay, .. } = self.options;
+        let [keep, take, fade] = [beta1, 1.0 - beta1, beta2].map(T::from_f64);
+        let [rate, eps, decay] = [self.rate, eps, weight_decay].map(T::from_f64);
+        let g = g + decay * p;
+        let m = keep * m + take * g;
+        let u = (fade * u).maximum(g.maximum(-g) + eps);
+        (p - rate * m / u, [m, u])
+    }
+}

@@ -1,0 +1,219 @@
+//! Images, sequences and volumes in another size, points of images, shuffles, and windows of
+//! volumes.
+
+use lowtide_autograd::Var;
+use lowtide_nn::{
+    Conv3dGeometry, GridMode, GridOptions, GridPadding, MaxPool3dOptions, Pool3dGeometry,
+    ResizeMode, Sizes, adaptive_avg_pool3d, adaptive_max_pool3d, avg_pool3d, channel_shuffle,
+    conv3d, grid_sample, max_pool3d, pixel_shuffle, pixel_unshuffle, resize,
+};
+use lowtide_tensor::{Corners, PadMode};
+
+use super::windows::{averages, batched, rounding, unbatched};
+use super::{Family, INPUT};
+use crate::call::{At, Call, Output, Result, Stop, at, named, no_form, no_such, one};
+use crate::outcome::Reason;
+
+pub(super) const OPS: Family = &[
+    ("grid_sampler_2d", |call| {
+        let modes = [GridMode::Bilinear, GridMode::Nearest, GridMode::Bicubic];
+        let paddings = [GridPadding::Zeros, GridPadding::Border, GridPadding::Reflection];
+        let index = |at: At| -> Result<usize> { Ok(call.count(at)?.unwrap_or_default()) };
+        let (mode, padding) = (index(at(2, "interpolation_mode"))?, index(at(3, "padding_mode"))?);
+        let (Some(&mode), Some(&padding)) = (modes.get(mode), paddings.get(padding)) else {
+            return no_such(call, "mode");
+        };
+        sampled(
+            call,
+            GridOptions { mode, padding, corners: corners(call, at(4, "align_corners"))? },
+        )
+    }),
+    ("nn.functional.adaptive_avg_pool3d", |call| {
+        let (x, is_batch) = batched(call, 4)?;
+        let size = adaptive_size(call, &x)?;
+        unbatched(adaptive_avg_pool3d(x, size)?, is_batch)
+    }),
+    ("nn.functional.adaptive_max_pool3d", |call| {
+        let (x, is_batch) = batched(call, 4)?;
+        let size = adaptive_size(call, &x)?;
+        without_places(call, at(2, "return_indices"))?;
+        unbatched(adaptive_max_pool3d(x, size)?, is_batch)
+    }),
+    ("nn.functional.avg_pool3d", |call| {
+        let (x, is_batch) = batched(call, 4)?;
+        let window = pool3d(call)?;
+        unbatched(avg_pool3d(x, window, averages(call)?)?, is_batch)
+    }),
+    ("nn.functional.channel_shuffle", |call| {
+        let groups = call.count(at(1, "groups"))?.unwrap_or(1);
+        one(channel_shuffle(call.var(INPUT)?, groups)?)
+    }),
+    ("nn.functional.conv3d", |call| {
+        let (x, is_batch) = batched(call, 4)?;
+        let (w, b) = (call.var(at(1, "weight"))?, call.optional_var(at(2, "bias"))?);
+        let dilation = triple(call, at(5, "dilation"), 1)?;
+        let (x, padding) = match call.value(at(4, "padding")).is_some_and(|p| p.is_string()) {
+            false => (x, triple(call, at(4, "padding"), 0)?),
+            true => same(call, x, &w, dilation)?,
+        };
+        let geometry = Conv3dGeometry {
+            stride: triple(call, at(3, "stride"), 1)?,
+            padding,
+            dilation,
+            groups: call.count(at(6, "groups"))?.unwrap_or(1),
+        };
+        unbatched(conv3d(x, w, b, geometry)?, is_batch)
+    }),
+    ("nn.functional.grid_sample", |call| {
+        let mode = match call.text(at(2, "mode"))? {
+            None | Some("bilinear") => GridMode::Bilinear,
+            Some("nearest") => GridMode::Nearest,
+            Some("bicubic") => GridMode::Bicubic,
+            Some(_) => return no_such(call, "mode"),
+        };
+        let padding = match call.text(at(3, "padding_mode"))? {
+            None | Some("zeros") => GridPadding::Zeros,
+            Some("border") => GridPadding::Border,
+            Some("reflection") => GridPadding::Reflection,
+            Some(_) => return no_such(call, "padding_mode"),
+        };
+        sampled(
+            call,
+            GridOptions { mode, padding, corners: corners(call, at(4, "align_corners"))? },
+        )
+    }),
+    ("nn.functional.interpolate/area", |call| resized(call, ResizeMode::Area)),
+    ("nn.functional.interpolate/bicubic", |call| {
+        let corners = corners(call, at(4, "align_corners"))?;
+        resized(call, ResizeMode::Cubic(corners))
+    }),
+    ("nn.functional.interpolate/linear", linear),
+    ("nn.functional.interpolate/nearest-exact", |call| resized(call, ResizeMode::Nearest)),
+    ("nn.functional.interpolate/trilinear", linear),
+    ("nn.functional.max_pool3d", |call| {
+        let (x, is_batch) = batched(call, 4)?;
+        let window = pool3d(call)?;
+        let dilation = triple(call, at(4, "dilation"), 1)?;
+        without_places(call, at(6, "return_indices"))?;
+        let options = MaxPool3dOptions { dilation, rounding: rounding(call, at(5, "ceil_mode"))? };
+        unbatched(max_pool3d(x, window, options)?, is_batch)
+    }),
+    ("nn.functional.pixel_shuffle", |call| {
+        let factor = call.count(at(1, "upscale_factor"))?.unwrap_or(1);
+        one(pixel_shuffle(call.var(INPUT)?, factor)?)
+    }),
+    ("nn.functional.pixel_unshuffle", |call| {
+        let factor = call.count(at(1, "downscale_factor"))?.unwrap_or(1);
+        one(pixel_unshuffle(call.var(INPUT)?, factor)?)
+    }),
+];
+
+/// Three numbers of things, of which one may stand for all.
+pub(super) fn triple(call: &Call<'_>, at: At, default: usize) -> Result<[usize; 3]> {
+    match call.counts(at)?.as_deref() {
+        None | Some([]) => Ok([default; 3]),
+        Some(&[all]) => Ok([all; 3]),
+        Some(&[depth, height, width]) => Ok([depth, height, width]),
+        Some(_) => no_such(call, "three numbers"),
+    }
+}
+
+fn pool3d(call: &Call<'_>) -> Result<Pool3dGeometry> {
+    let kernel = triple(call, at(1, "kernel_size"), 1)?;
+    let stride = match call.counts(at(2, "stride"))?.as_deref() {
+        None | Some([]) => kernel,
+        Some(_) => triple(call, at(2, "stride"), 1)?,
+    };
+    Ok(Pool3dGeometry { kernel, stride, padding: triple(call, at(3, "padding"), 0)? })
+}
+
+/// `Ok` unless places are asked for.
+fn without_places(call: &Call<'_>, at: At) -> Result<()> {
+    match call.flag(at)?.unwrap_or(false) {
+        true => Err(Stop::NotApplicable(Reason::Argument, "return_indices".to_owned())),
+        false => Ok(()),
+    }
+}
+
+/// How many windows, the input's own size where `None` is said.
+fn adaptive_size(call: &Call<'_>, x: &Var) -> Result<[usize; 3]> {
+    const SIZE: At = at(1, "output_size");
+    let Some(items) = call.value(SIZE).and_then(|value| value.as_array()) else {
+        return triple(call, SIZE, 1);
+    };
+    if items.len() != 3 {
+        return no_such(call, "output_size");
+    }
+    let mut size = [0; 3];
+    for (place, (size, value)) in size.iter_mut().zip(items).enumerate() {
+        let own = x.shape().iter().rev().nth(2 - place).copied().unwrap_or(1);
+        *size = if value.is_null() { own } else { call.count_of(SIZE, value)? };
+    }
+    Ok(size)
+}
+
+/// The padding of PyTorch's words, the input padded further where it is not the same on both sides.
+fn same(call: &Call<'_>, x: Var, w: &Var, dilation: [usize; 3]) -> Result<(Var, [usize; 3])> {
+    match call.text(at(4, "padding"))? {
+        Some("valid") => Ok((x, [0; 3])),
+        Some("same") if triple(call, at(3, "stride"), 1)? != [1; 3] => no_such(call, "padding"),
+        Some("same") => {
+            let kernel =
+                [2, 1, 0].map(|back| w.shape().iter().rev().nth(back).copied().unwrap_or(1));
+            let total: [usize; 3] = std::array::from_fn(|i| dilation[i] * (kernel[i] - 1));
+            let more = total.map(|total| [0, total % 2]);
+            let x = match more == [[0; 2]; 3] {
+                true => x,
+                false => x.pad(&more, PadMode::Constant(0.0))?,
+            };
+            Ok((x, total.map(|total| total / 2)))
+        }
+        _ => no_such(call, "padding"),
+    }
+}
+
+fn corners(call: &Call<'_>, at: At) -> Result<Corners> {
+    let aligned = call.flag(at)?.unwrap_or(false);
+    Ok(if aligned { Corners::Aligned } else { Corners::Centers })
+}
+
+fn sampled(call: &Call<'_>, options: GridOptions) -> Result<Vec<Output>> {
+    let (x, grid) = (call.var(INPUT)?, call.var(at(1, "grid"))?);
+    if x.shape().len() == 5 {
+        return no_form("points of volumes");
+    }
+    one(grid_sample(x, grid, options)?)
+}
+
+fn linear(call: &Call<'_>) -> Result<Vec<Output>> {
+    let corners = corners(call, at(4, "align_corners"))?;
+    resized(call, ResizeMode::Linear(corners))
+}
+
+fn resized(call: &Call<'_>, mode: ResizeMode) -> Result<Vec<Output>> {
+    let x = call.var(INPUT)?;
+    call.text(at(3, "mode"))?;
+    if call.flag(named("antialias"))?.unwrap_or(false) {
+        return Err(Stop::NotApplicable(Reason::Argument, "antialias".to_owned()));
+    }
+    let count = x.shape().len().saturating_sub(2);
+    let again = call.flag(named("recompute_scale_factor"))?.unwrap_or(false);
+    let sizes = match call.counts(at(1, "size"))? {
+        Some(sizes) if sizes.len() == 1 => Sizes::To(vec![sizes[0]; count]),
+        Some(sizes) => Sizes::To(sizes),
+        None => {
+            let factor = at(2, "scale_factor");
+            let factors = match call.value(factor).and_then(|value| value.as_array()) {
+                Some(items) => items.iter().filter_map(|item| item.as_f64()).collect(),
+                None => vec![call.number(factor)?.unwrap_or(1.0); count],
+            };
+            let len = |(from, factor): (&usize, &f64)| (*from as f64 * factor) as usize;
+            // Or means of windows, which have no factor.
+            match again || mode == ResizeMode::Area {
+                true => Sizes::To(x.shape()[2..].iter().zip(&factors).map(len).collect()),
+                false => Sizes::By(factors),
+            }
+        }
+    };
+    one(resize(x, &sizes, mode)?)
+}
