@@ -79,6 +79,8 @@ class Writer:
             return {"foreign": str(value.dtype)}
         if value.is_conj() or value.is_neg():
             value = value.resolve_conj().resolve_neg()
+        if value._is_zerotensor():  # A gradient that has no storage.
+            value = torch.zeros(value.shape, dtype=value.dtype)
         shape, strides, offset = list(value.shape), list(value.stride()), value.storage_offset()
         span = 0
         if value.numel() > 0:

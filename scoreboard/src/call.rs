@@ -1,7 +1,7 @@
 //! The call of a case: its arguments as what lowtide's methods take. Every argument has to be read;
 //! one that no adapter looked at is reported, never ignored.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
 use lowtide_autograd::{AutogradError, LeafId, Pass, Var};
@@ -9,7 +9,7 @@ use lowtide_nn::NnError;
 use lowtide_tensor::{DType, Device, Tensor, TensorError};
 use serde_json::Value;
 
-use crate::case::{self, Case, Kind};
+use crate::case::{self, Case, Kind, Numbers, Values};
 use crate::outcome::Reason;
 
 /// Why an adapter has no results.
@@ -124,9 +124,37 @@ pub(crate) const fn named(name: &'static str) -> At {
 /// strides of results are not compared. Whether an operation works in place is lowtide's choice.
 const IGNORED: [&str; 5] = ["device", "requires_grad", "memory_format", "layout", "inplace"];
 
+/// The values that a run reads back from the device: sizes and places that the peer has in tensors
+/// and lowtide as numbers of the program. A simulated device has none, so its run is told those of
+/// the run before.
+#[derive(Default)]
+pub struct Reads {
+    values: RefCell<Vec<Numbers>>,
+    /// Of the next value that is told; none where values are read.
+    told: Option<Cell<usize>>,
+}
+
+impl Reads {
+    /// The same values, told in the order that they were read in.
+    pub fn again(&self) -> Self {
+        Reads { values: self.values.clone(), told: Some(Cell::new(0)) }
+    }
+
+    fn read(&self, tensor: &Tensor) -> Result<Numbers> {
+        if let Some(next) = &self.told {
+            let told = self.values.borrow().get(next.replace(next.get() + 1)).cloned();
+            return told.ok_or_else(|| Stop::failure("another run reads other values".to_owned()));
+        }
+        let numbers = Values::of(tensor)?.numbers;
+        self.values.borrow_mut().push(numbers.clone());
+        Ok(numbers)
+    }
+}
+
 /// The arguments of a case.
 pub struct Call<'a> {
     case: &'a Case,
+    reads: &'a Reads,
     /// What the operation is recorded by.
     pub pass: Pass,
     /// Where the operands are.
@@ -142,7 +170,7 @@ impl<'a> Call<'a> {
     pub(crate) fn new(
         case: &'a Case,
         file: &[u8],
-        (device, pass): (&Device, Pass),
+        (device, pass, reads): (&Device, Pass, &'a Reads),
         leaves: &[LeafId],
     ) -> Result<Self> {
         let mut operands = Vec::new();
@@ -155,12 +183,17 @@ impl<'a> Call<'a> {
         }
         let (device, read, constants) = (device.clone(), RefCell::default(), RefCell::default());
         let parameters = RefCell::default();
-        Ok(Call { case, pass, device, operands, read, constants, parameters })
+        Ok(Call { case, reads, pass, device, operands, read, constants, parameters })
     }
 
     /// The case that is called.
     pub fn case(&self) -> &'a Case {
         self.case
+    }
+
+    /// A tensor's elements, read back: for what lowtide takes as numbers of the program.
+    pub fn numbers_of(&self, tensor: &Tensor) -> Result<Numbers> {
+        self.reads.read(tensor)
     }
 
     /// The type that the case is in.
@@ -241,7 +274,7 @@ impl<'a> Call<'a> {
         }
         let reason = match self.case.kind {
             Kind::Error => Reason::DoesNotCompile,
-            Kind::Sample | Kind::Strided => Reason::Form,
+            Kind::Sample | Kind::Strided | Kind::Function => Reason::Form,
         };
         let mut text = format!("{name} = {value}");
         text.truncate(60);
@@ -252,7 +285,9 @@ impl<'a> Call<'a> {
     fn missing(&self, At(_, name): At) -> Stop {
         match self.case.kind {
             Kind::Error => Stop::NotApplicable(Reason::DoesNotCompile, format!("no {name}")),
-            Kind::Sample | Kind::Strided => Stop::NotApplicable(Reason::Form, format!("no {name}")),
+            Kind::Sample | Kind::Strided | Kind::Function => {
+                Stop::NotApplicable(Reason::Form, format!("no {name}"))
+            }
         }
     }
 
@@ -395,7 +430,7 @@ pub(crate) fn no_form<T>(text: &str) -> Result<T> {
 pub(crate) fn no_such<T>(call: &Call<'_>, text: &str) -> Result<T> {
     let reason = match call.case.kind {
         Kind::Error => Reason::DoesNotCompile,
-        Kind::Sample | Kind::Strided => Reason::Form,
+        Kind::Sample | Kind::Strided | Kind::Function => Reason::Form,
     };
     Err(Stop::NotApplicable(reason, text.to_owned()))
 }

@@ -14,6 +14,8 @@ use lowtide_tensor::{DType, Device, Element, Shape, Tensor, TensorResult, bf16, 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::onnx::graph::Graph;
+
 /// What a case asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -24,6 +26,8 @@ pub enum Kind {
     Strided,
     /// An error, as the peer raises one.
     Error,
+    /// A function of the peer as the graph of simpler operations that it stands for.
+    Function,
 }
 
 /// One line of a suite.
@@ -31,6 +35,9 @@ pub enum Kind {
 pub struct Case {
     /// The operation, under the peer's name.
     pub op: String,
+    /// The name of the peer's test, where it has one.
+    #[serde(default)]
+    pub name: String,
     /// What is asked for.
     pub kind: Kind,
     /// The element type that the samples were made in.
@@ -44,6 +51,9 @@ pub struct Case {
     /// The arguments by name.
     #[serde(default)]
     pub options: Map<String, Value>,
+    /// What is computed of the arguments, where that is more than the call of one operation.
+    #[serde(default)]
+    pub graph: Option<Graph>,
     /// Parameters and buffers of a module, by name.
     #[serde(default)]
     pub state: Map<String, Value>,

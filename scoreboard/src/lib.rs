@@ -4,8 +4,10 @@
 pub mod call;
 pub mod case;
 pub mod compare;
+pub mod onnx;
 pub mod ops;
 pub mod outcome;
 pub mod report;
 pub mod run;
 mod ties;
+pub mod transformers;

@@ -54,6 +54,10 @@ pub enum Reason {
     Ties,
     /// The peer raises an error for its own sample, or prescribes what only it can be.
     PeerCannot,
+    /// An operation that networks are not trained with.
+    OutOfScope,
+    /// A branch or a loop of a graph: in lowtide, Rust's own.
+    ControlFlow,
     /// The gradient of an operand that is a constant in lowtide; all else passed.
     NoGradient,
     /// An argument that lowtide does not have yet.
@@ -62,11 +66,13 @@ pub enum Reason {
     OfIntegers,
     /// A form of the operation (a rank, a mode) that lowtide does not have yet.
     Form,
+    /// The operation itself.
+    Operation,
 }
 
 impl Reason {
     /// All of them, in the order of the report.
-    pub const ALL: [Reason; 14] = [
+    pub const ALL: [Reason; 17] = [
         Reason::MixedTypes,
         Reason::NotOfIntegers,
         Reason::NoDimensions,
@@ -77,15 +83,25 @@ impl Reason {
         Reason::Choice,
         Reason::Ties,
         Reason::PeerCannot,
+        Reason::OutOfScope,
+        Reason::ControlFlow,
         Reason::NoGradient,
         Reason::Argument,
         Reason::OfIntegers,
         Reason::Form,
+        Reason::Operation,
     ];
 
     /// Whether it is for lowtide to build.
     pub const fn is_missing(self) -> bool {
-        matches!(self, Reason::NoGradient | Reason::Argument | Reason::OfIntegers | Reason::Form)
+        matches!(
+            self,
+            Reason::NoGradient
+                | Reason::Argument
+                | Reason::OfIntegers
+                | Reason::Form
+                | Reason::Operation
+        )
     }
 
     /// The line of the report.
@@ -98,13 +114,16 @@ impl Reason {
             Reason::NoSuchType => "an element type that lowtide does not have",
             Reason::Random => "results that depend on chance",
             Reason::MoreGeneral => "an error of PyTorch's that has a meaning in lowtide",
-            Reason::Choice => "a result of PyTorch's where lowtide documents another, or an error",
+            Reason::Choice => "a result of the peer's where lowtide documents another, or an error",
             Reason::Ties => "which of equal elements comes first, which PyTorch leaves open",
             Reason::PeerCannot => "PyTorch cannot compute its own sample",
+            Reason::OutOfScope => "an operation that networks are not trained with",
+            Reason::ControlFlow => "a branch or a loop of a graph, which in lowtide is Rust's own",
             Reason::NoGradient => "missing: a gradient of an operand that is a constant in lowtide",
             Reason::Argument => "missing: an argument",
             Reason::OfIntegers => "missing: the operation for integers or truth values",
             Reason::Form => "missing: a form of the operation",
+            Reason::Operation => "missing: the operation",
         }
     }
 }

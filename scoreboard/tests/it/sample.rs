@@ -3,9 +3,9 @@ use std::path::PathBuf;
 
 use lowtide_scoreboard::case::{Cases, Kind};
 use lowtide_scoreboard::ops;
-use lowtide_scoreboard::outcome::{Law, Outcome};
-use lowtide_scoreboard::report::Report;
-use lowtide_scoreboard::run;
+use lowtide_scoreboard::outcome::{Law, Outcome, Reason};
+use lowtide_scoreboard::report::{Line, Report};
+use lowtide_scoreboard::{run, transformers};
 
 fn folder(suite: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests").join(suite)
@@ -85,4 +85,74 @@ fn no_name_has_two_calls_or_is_missing_as_well() {
     let missing = ops::MISSING.iter().flat_map(|missing| missing.names.split_whitespace());
     let both: Vec<_> = missing.filter(|name| calls.contains_key(*name)).collect();
     assert!(both.is_empty(), "{both:?}");
+}
+
+#[test]
+fn models_of_transformers_train_from_their_own_files_as_there() {
+    let report = checked(transformers::SUITE);
+    let passed = |line: &&Line| matches!(line.verdict.outcome, Outcome::Passed);
+    let laws =
+        |line: &&Line| line.verdict.allocations == Law::Kept && line.verdict.bits == Law::Kept;
+    // Two models in two types: ten logits, ten losses, and the gradients of two steps.
+    assert_eq!(report.cases().len(), 2 * 2 * 22, "{}", report.summary());
+    assert!(report.cases().iter().filter(passed).count() > 80, "{}", report.summary());
+    assert_eq!(report.cases().iter().filter(laws).count(), report.cases().len());
+}
+
+#[test]
+fn models_that_are_not_those_of_transformers_fail() {
+    let folder = folder(transformers::SUITE);
+    let Cases { cases, mut bytes } = Cases::read(&folder.join("llama.jsonl")).expect("the sample");
+    let case = cases.iter().find(|case| case.dtype == "f64").expect("a run in f64");
+    let failed = |bytes: &[u8]| -> Vec<String> {
+        let lines = transformers::lines(case, bytes, &folder);
+        let failed = lines.iter().filter(|line| matches!(line.verdict.outcome, Outcome::Failed(_)));
+        failed.map(|line| format!("{} {}", line.op, line.index)).collect()
+    };
+    assert_eq!(failed(&bytes), [""; 0]);
+    // One digit of a loss and of a gradient.
+    let gradient = case.gradients[9].as_object().and_then(|all| all.values().next());
+    let places = [&case.outputs[3]["loss"], gradient.expect("a gradient")];
+    for (value, name) in places.into_iter().zip(["llama loss 3", "llama gradients 9"]) {
+        let at = case.tensor(value).expect("a tensor").at;
+        bytes[at + 5] ^= 0x40;
+        assert_eq!(failed(&bytes), [name]);
+        bytes[at + 5] ^= 0x40;
+    }
+    // Another rate: all steps but the first.
+    let mut other = case.clone();
+    other.options["optimizer"]["lr"] = 2e-3.into();
+    let lines = transformers::lines(&other, &bytes, &folder);
+    let failed = lines.iter().filter(|line| matches!(line.verdict.outcome, Outcome::Failed(_)));
+    assert_eq!(failed.count(), lines.len() - 3);
+}
+
+#[test]
+fn options_of_models_that_nothing_reads_are_missing() {
+    let from = folder(transformers::SUITE);
+    let to = tempfile::tempdir().expect("a folder");
+    let cases = Cases::read(&from.join("gpt2.jsonl")).expect("the sample");
+    let case = cases.cases.iter().find(|case| case.dtype == "f32").expect("a run in f32");
+    let folder = to.path().join("gpt2.f32");
+    std::fs::create_dir(&folder).expect("a folder");
+    let weights = "gpt2.f32/model.safetensors";
+    std::fs::copy(from.join(weights), to.path().join(weights)).expect("the weights");
+    let text = std::fs::read_to_string(from.join("gpt2.f32/config.json")).expect("the sample");
+    let outcome = |old: &str, new: &str| {
+        assert!(text.contains(old), "{old}");
+        std::fs::write(folder.join("config.json"), text.replace(old, new)).expect("a file");
+        let lines = transformers::lines(case, &cases.bytes, to.path());
+        lines[0].verdict.outcome.clone()
+    };
+    for (old, new, reason) in [
+        ("\"n_head\"", "\"unheard_of\": 1, \"n_head\"", Reason::Argument),
+        ("\"gelu_new\"", "\"quick_gelu\"", Reason::Argument),
+        ("GPT2LMHeadModel", "GPT2ForTokenClassification", Reason::Form),
+        ("\"attn_pdrop\": 0.0", "\"attn_pdrop\": 0.1", Reason::Random),
+    ] {
+        let outcome = outcome(old, new);
+        let is_it = matches!(&outcome, Outcome::NotApplicable(found, _) if *found == reason);
+        assert!(is_it, "{new}: {outcome:?}");
+    }
+    assert!(matches!(outcome("\"n_head\": 2", "\"n_head\": 4"), Outcome::Failed(_)));
 }

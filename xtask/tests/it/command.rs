@@ -140,10 +140,12 @@ fn mistakes_are_one_line_and_one() {
 #[test]
 fn a_suite_that_is_not_known_is_refused_before_anything_is_installed() {
     let folder = workspace("exit 1");
-    let output = xtask(folder.path(), &["scoreboard", "onnx"]);
+    let output = xtask(folder.path(), &["scoreboard", "caffe"]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        text.contains("scoreboard takes one of opinfo, moduleinfo, optiminfo, got `onnx`"),
+        text.contains(
+            "takes one of opinfo, moduleinfo, optiminfo, onnx, transformers, got `caffe`"
+        ),
         "{text}"
     );
     assert!(!folder.path().join("target").exists());
