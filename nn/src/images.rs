@@ -13,7 +13,7 @@ const CUBIC: f64 = -0.75;
 /// The size of a result, along each of the last dimensions.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sizes {
-    /// Places.
+    /// So many places.
     To(Vec<usize>),
     /// Multiples of the input's, rounded down; places then lie at exactly these factors, as in
     /// PyTorch with `scale_factor`.

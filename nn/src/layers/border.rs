@@ -23,13 +23,18 @@ impl<const N: usize> Border<N> {
     }
 
     /// With a stride of 1, as much as the kernel takes away; one more behind than before if it is
-    /// odd.
-    pub(super) fn same(kernel: [usize; N], dilation: [usize; N]) -> Self {
-        let amounts = std::array::from_fn(|i| {
-            let total = dilation[i] * kernel[i].saturating_sub(1);
-            [total / 2, total - total / 2]
-        });
-        Border { amounts, mode: PadMode::Constant(0.0) }
+    /// odd. Zeros that are as many on both sides are the convolution's own `padding`, which needs
+    /// no copy of the input.
+    pub(super) fn same(
+        kernel: [usize; N],
+        dilation: [usize; N],
+        padding: &mut [usize; N],
+    ) -> Option<Self> {
+        let total: [usize; N] = std::array::from_fn(|i| dilation[i] * kernel[i].saturating_sub(1));
+        let is_even = total.iter().all(|total| total % 2 == 0);
+        *padding = if is_even { total.map(|total| total / 2) } else { [0; N] };
+        let amounts = total.map(|total| [total / 2, total - total / 2]);
+        (!is_even).then_some(Border { amounts, mode: PadMode::Constant(0.0) })
     }
 
     pub(super) fn around(&self, x: Var) -> Result<Var> {

@@ -77,8 +77,9 @@ impl Conv1d {
             check_option("stride", stride as f64, "{1}", |stride| stride == 1.0)?;
         }
         let kernel = [self.weight.value().shape()[2]];
-        self.border = Some(Border::same(kernel, [self.geometry.dilation]));
-        self.geometry.padding = 0;
+        let mut padding = [0];
+        self.border = Border::same(kernel, [self.geometry.dilation], &mut padding);
+        [self.geometry.padding] = padding;
         Ok(self)
     }
 }

@@ -77,8 +77,8 @@ impl Conv2d {
             check_option("stride", stride as f64, "{1}", |stride| stride == 1.0)?;
         }
         let kernel = [2, 3].map(|axis| self.weight.value().shape()[axis]);
-        self.border = Some(Border::same(kernel, self.geometry.dilation));
-        self.geometry.padding = [0; 2];
+        let dilation = self.geometry.dilation;
+        self.border = Border::same(kernel, dilation, &mut self.geometry.padding);
         Ok(self)
     }
 }

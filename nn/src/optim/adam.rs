@@ -52,6 +52,16 @@ pub enum WeightDecay {
     Decoupled(f64),
 }
 
+impl WeightDecay {
+    /// What of the parameter is added to its gradient, and what is kept of it beside that.
+    pub(super) fn parts(self, learning_rate: f64) -> (f64, f64) {
+        match self {
+            WeightDecay::Coupled(decay) => (decay, 1.0),
+            WeightDecay::Decoupled(decay) => (0.0, 1.0 - learning_rate * decay),
+        }
+    }
+}
+
 /// Adam:
 ///
 /// ```text
@@ -90,10 +100,7 @@ impl UpdateRule for AdamOptions {
 impl AdamOptions {
     pub(super) fn formula(&self, at: UpdateStep) -> AdamUpdate {
         let [correction1, correction2] = self.betas.map(|beta| bias_correction(beta, at.number));
-        let (coupled, keep) = match self.weight_decay {
-            WeightDecay::Coupled(decay) => (decay, 1.0),
-            WeightDecay::Decoupled(decay) => (0.0, 1.0 - at.learning_rate * decay),
-        };
+        let (coupled, keep) = self.weight_decay.parts(at.learning_rate);
         AdamUpdate {
             betas: self.betas,
             coupled,

@@ -13,7 +13,7 @@ use crate::optim::{Job, PerParameter, StateSpec, UpdateRule, check_betas, check_
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct AdamaxOptions {
-    /// Learning rate.
+    /// Learning rate, the largest step of an element.
     pub learning_rate: f64,
     /// Decay rates of the gradient's mean and of its largest magnitude.
     pub betas: [f64; 2],

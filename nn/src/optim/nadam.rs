@@ -16,7 +16,7 @@ use crate::optim::{
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct NadamOptions {
-    /// Learning rate.
+    /// Learning rate, before the momenta's factors.
     pub learning_rate: f64,
     /// Decay rates of the means of the gradient, which momentum approaches, and of its square.
     pub betas: [f64; 2],
@@ -99,10 +99,7 @@ impl NadamOptions {
 
     fn formula(&self, at: UpdateStep, product: f64) -> Formula {
         let [momentum, next] = [at.number, at.number + 1].map(|number| self.momentum(number));
-        let (coupled, keep) = match self.weight_decay {
-            WeightDecay::Coupled(decay) => (decay, 1.0),
-            WeightDecay::Decoupled(decay) => (0.0, 1.0 - at.learning_rate * decay),
-        };
+        let (coupled, keep) = self.weight_decay.parts(at.learning_rate);
         Formula {
             betas: self.betas,
             coupled,

@@ -7,9 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Result;
 use crate::optim::adam::bias_correction;
 use crate::optim::rule::update_jobs;
-use crate::optim::{
-    AdamOptions, Job, PerParameter, StateSpec, UpdateRule, UpdateStep, WeightDecay,
-};
+use crate::optim::{AdamOptions, Job, PerParameter, StateSpec, UpdateRule, UpdateStep};
 
 /// The options of [`Radam`], which are Adam's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -56,10 +54,7 @@ impl RadamOptions {
         let limit = 2.0 / (1.0 - beta2) - 1.0;
         let terms = limit - 2.0 * at.number as f64 * (1.0 - correction2) / correction2;
         let rate = at.learning_rate / correction1;
-        let (coupled, keep) = match weight_decay {
-            WeightDecay::Coupled(decay) => (decay, 1.0),
-            WeightDecay::Decoupled(decay) => (0.0, 1.0 - at.learning_rate * decay),
-        };
+        let (coupled, keep) = weight_decay.parts(at.learning_rate);
         let known = (terms - 4.0) * (terms - 2.0) * limit;
         let all = (limit - 4.0) * (limit - 2.0) * terms;
         match terms > 5.0 {

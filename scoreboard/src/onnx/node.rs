@@ -131,7 +131,7 @@ impl<'a> NodeCall<'a> {
         self.inputs.get(index).cloned().flatten()
     }
 
-    /// An input.
+    /// An input that has to be there.
     pub(crate) fn var(&self, index: usize) -> Result<Var> {
         let missing = || self.wrong(&format!("input {index} is left out"));
         self.optional_var(index).ok_or_else(missing)
@@ -142,7 +142,7 @@ impl<'a> NodeCall<'a> {
         Ok(self.var(index)?.into_value())
     }
 
-    /// All inputs.
+    /// All inputs that are there, in order.
     pub(crate) fn vars(&self) -> Result<Vec<Var>> {
         (0..self.inputs.len()).map(|index| self.var(index)).collect()
     }
@@ -253,7 +253,7 @@ impl<'a> NodeCall<'a> {
         Option::map(counts, Some).ok_or_else(negative)
     }
 
-    /// A number.
+    /// An attribute that is a number.
     pub(crate) fn attribute_number(&self, name: &'static str) -> Result<Option<f64>> {
         let Some(value) = self.attribute(name) else { return Ok(None) };
         let special = value.get("float").and_then(Value::as_str).and_then(|text| text.parse().ok());
@@ -261,7 +261,7 @@ impl<'a> NodeCall<'a> {
         number.map(Some).ok_or_else(|| self.mismatch(name, value, "a number"))
     }
 
-    /// A word.
+    /// An attribute that is a word.
     pub(crate) fn text(&self, name: &'static str) -> Result<Option<&'a str>> {
         let Some(value) = self.attribute(name) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| self.mismatch(name, value, "a word"))
@@ -274,7 +274,7 @@ impl<'a> NodeCall<'a> {
         items.map(Some).ok_or_else(|| self.mismatch(name, value, "a list of words"))
     }
 
-    /// A tensor.
+    /// An attribute that is a tensor.
     pub(crate) fn attribute_tensor(&self, name: &'static str) -> Result<Option<Var>> {
         let Some(value) = self.attribute(name) else { return Ok(None) };
         let var = self.call.var_of(value);

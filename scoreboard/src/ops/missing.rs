@@ -40,15 +40,9 @@ pub(super) const DIFFERENCES: &[(&str, &[&str], &str, &str)] = &[
     ),
     (
         "linspace",
-        &["i64", "i32", "u8"],
+        &["i64", "i32", "u8", "f16", "bf16"],
         "result 0: element",
-        "of integers, PyTorch truncates both ends, and lowtide the numbers",
-    ),
-    (
-        "linspace",
-        &["f16", "bf16"],
-        "result 0: element",
-        "PyTorch rounds the step to the type, and lowtide the numbers",
+        "PyTorch converts both ends to the type before, and lowtide the numbers",
     ),
     (
         "cat",
@@ -96,7 +90,7 @@ pub(super) const FAILURES: &[(&str, &str, usize, &str)] = &[
     ("nn.functional.cosine_similarity", "bf16", 2, "the norms are rounded before the quotient"),
     ("nn.functional.cosine_similarity", "f16", 1, "the norms are rounded before the quotient"),
     ("nn.TransformerDecoderLayer", "bf16", 4, "roundings of a dozen operations add up"),
-    ("nn.TransformerDecoderLayer", "f32", 2, "roundings of a dozen operations add up"),
+    ("nn.TransformerDecoderLayer", "f32", 2, "not known; the samples of f64 pass"),
     ("nn.functional.grid_sample", "f32", 1, "parts of a gradient that is 0 but for rounding"),
     ("nn.functional.scaled_dot_product_attention", "bf16", 1, "backward reads the rounded result"),
     ("nn.functional.scaled_dot_product_attention", "f16", 1, "backward reads the rounded result"),

@@ -27,7 +27,7 @@ pub enum OptimizerRecipe {
     Radam(AdamRecipe),
     /// Adamax, Adam by the largest magnitude.
     Adamax(AdamaxOptions),
-    /// Adadelta.
+    /// Adadelta, whose steps are as large as those before.
     Adadelta(AdadeltaOptions),
     /// Rprop, for whole data sets instead of batches.
     Rprop(RpropOptions),
