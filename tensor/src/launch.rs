@@ -13,7 +13,7 @@ use crate::device::DeviceKind;
 use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element};
 use crate::error::TensorError;
-use crate::layout::Layout;
+use crate::layout::{Layout, Shape};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
 
@@ -236,6 +236,13 @@ pub struct View<'a, T> {
 }
 
 impl<'a, T> View<'a, T> {
+    /// One value under `shape`, or nothing where that has no elements.
+    pub(crate) fn repeated(value: &'a T, shape: Shape) -> Self {
+        let layout = Layout::contiguous(Shape::new(&[]));
+        let layout = layout.expand(shape).expect("one element stretches to every shape");
+        View { data: std::slice::from_ref(value), layout }
+    }
+
     /// From the first element to the last one touched.
     pub fn data(&self) -> &'a [T] {
         self.data

@@ -45,6 +45,7 @@ pub use ops::cross_entropy::{CrossEntropy, Labelling};
 pub use ops::dropout::Dropout;
 pub use ops::elementwise::closeness::{Closeness, Replacements};
 pub use ops::finite::{RunningCheck, scale_and_check_finite, squared_norm};
+pub use ops::indexing::{Arrival, Existing, ScatterReduction};
 pub use ops::linear_cross_entropy::{
     LinearCrossEntropy, LinearCrossEntropyOptions, linear_cross_entropy_workspace_bytes,
 };
@@ -54,7 +55,12 @@ pub use ops::norm::{Normalized, NormalizedBackward};
 pub use ops::pair_loss::PairLoss;
 pub use ops::rearrange::PadMode;
 pub use ops::rotary::RotaryPairs;
+pub use ops::search::Side;
 pub use ops::sort::SortOrder;
+pub use ops::sort::quantile::{NanRule, QuantilePlaces, QuantileRule};
+pub use ops::statistics::Covariance;
+pub use ops::statistics::combined::MatrixNorm;
+pub use ops::unique::{Unique, UniqueOptions};
 pub use ops::update::{
     AdamUpdate, KnownFormula, NormFormula, Rounding, SgdUpdate, StateRange, TensorUpdate,
     UpdateFormula, reserve_updates, update_all_,

@@ -194,8 +194,12 @@ pub(crate) fn assert_same(found: &Tensor, expected: &Array) {
 /// where kernels sum exactly in f32 and round once.
 #[track_caller]
 pub(crate) fn assert_rounded(found: &Tensor, expected: &Array) {
-    let round = |x: f64| with_type!(found.dtype(), T => T::from_f64(x).to_f64());
-    assert_eq!(download(found), expected.map(round));
+    assert_eq!(download(found), expected.map(|x| rounded(x, found.dtype())));
+}
+
+/// The number of a type that is nearest to `x`.
+pub(crate) fn rounded(x: f64, dtype: DType) -> f64 {
+    with_type!(dtype, T => T::from_f64(x).to_f64())
 }
 
 pub(crate) fn epsilon(dtype: DType) -> f64 {

@@ -7,7 +7,12 @@ use crate::common::{assert_close, assert_same, laid_out, sample, shapes, shared,
 use crate::naive::Array;
 
 /// `f` of each row along `axis`, which gives a row of any one length.
-fn by_rows(array: &Array, axis: usize, len: usize, f: impl Fn(&[f64]) -> Vec<f64>) -> Array {
+pub(crate) fn by_rows(
+    array: &Array,
+    axis: usize,
+    len: usize,
+    f: impl Fn(&[f64]) -> Vec<f64>,
+) -> Array {
     let mut axes: Vec<usize> = (0..array.dims.len()).filter(|&at| at != axis).collect();
     axes.push(axis);
     let turned = array.permute(&axes);
@@ -32,7 +37,7 @@ fn running(x: &[f64], f: impl Fn(f64, f64) -> f64, start: f64) -> Vec<f64> {
 }
 
 /// Positions in order; of equals the first one first, and NaN as the largest.
-fn order_of(x: &[f64], order: SortOrder) -> Vec<usize> {
+pub(crate) fn order_of(x: &[f64], order: SortOrder) -> Vec<usize> {
     let mut positions: Vec<usize> = (0..x.len()).collect();
     positions.sort_by(|&a, &b| {
         let key = |at: usize| (x[at].is_nan(), if x[at].is_nan() { 0.0 } else { x[at] });

@@ -1,8 +1,9 @@
-//! Results whose length only the values know: masked_select and nonzero.
+//! Results whose length only the values know: masked_select and nonzero. With a length of their
+//! own, and in the other direction: nonzero_static and masked_scatter.
 //!
-//! The result is a view of a tensor as large as it could have been, so that a simulated device
-//! makes the same allocations as the real one. How long the view is, the caller has to assume
-//! there.
+//! A result of unknown length is a view of a tensor as large as it could have been, so that a
+//! simulated device makes the same allocations as the real one. How long the view is, the caller
+//! has to assume there.
 
 mod cpu;
 
@@ -10,15 +11,26 @@ use std::panic::Location;
 
 use crate::cpu::Cpu;
 use crate::device::Backend;
-use crate::dtype::{DType, for_each_dtype};
+use crate::dtype::{Bool, DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::{Layout, Nest, Shape};
 use crate::tensor::Tensor;
 use cpu::Mask;
 
+/// What is in a result after the last element that is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    /// What the memory held before: a view leaves it out.
+    Any,
+    /// This number everywhere.
+    Filled(i64),
+}
+
 /// Packs the elements of the second operand where the first one is true.
 struct MaskedSelect<'a> {
+    name: &'static str,
+    rest: Rest,
     dtype: DType,
     len: usize,
     count: &'a mut usize,
@@ -26,7 +38,7 @@ struct MaskedSelect<'a> {
 
 impl Kernel for MaskedSelect<'_> {
     fn name(&self) -> &'static str {
-        "masked_select"
+        self.name
     }
 
     fn cost(&self) -> Cost {
@@ -38,7 +50,7 @@ impl Kernel for MaskedSelect<'_> {
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        let mask = operands.read::<crate::dtype::Bool>(0);
+        let mask = operands.read::<Bool>(0);
         for_each_dtype!(self.dtype, T => {
             let x = operands.read::<T>(1);
             let nest = Nest::new(
@@ -48,13 +60,23 @@ impl Kernel for MaskedSelect<'_> {
             let mask = Mask { data: mask.data(), nest, len: self.len };
             let y = operands.write::<T>(0).slice();
             *self.count = mask.compact(cpu, 1, y, |_, place, y| y[0] = x.data()[place]);
+            fill_rest(y, *self.count, self.rest);
         });
         Ok(())
     }
 }
 
+/// Fills what is left of `y` after its first `count` elements.
+fn fill_rest<T: Element>(y: &mut [T], count: usize, rest: Rest) {
+    if let (Some(y), Rest::Filled(value)) = (y.get_mut(count..), rest) {
+        y.fill(T::from_i64(value));
+    }
+}
+
 /// Packs the indices of the elements that are not 0.
 struct Nonzero<'a> {
+    name: &'static str,
+    rest: Rest,
     shape: Shape,
     dtype: DType,
     count: &'a mut usize,
@@ -62,7 +84,7 @@ struct Nonzero<'a> {
 
 impl Kernel for Nonzero<'_> {
     fn name(&self) -> &'static str {
-        "nonzero"
+        self.name
     }
 
     fn cost(&self) -> Cost {
@@ -85,14 +107,46 @@ impl Kernel for Nonzero<'_> {
                 }
             });
         });
+        fill_rest(y, *self.count * shape.len(), self.rest);
         Ok(())
+    }
+}
+
+/// Sends the elements of the third operand, one after the other, to where the first one is true;
+/// the second is what the others are.
+struct MaskedScatter {
+    dtype: DType,
+    len: usize,
+}
+
+impl Kernel for MaskedScatter {
+    fn name(&self) -> &'static str {
+        "masked_scatter"
+    }
+
+    fn cost(&self) -> Cost {
+        let bytes = (self.len * (1 + 3 * self.dtype.size_bytes())) as f64;
+        Cost { class: OpClass::Indexing, flops: 0.0, bytes }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let mask = operands.read::<Bool>(0);
+        for_each_dtype!(self.dtype, T => {
+            let (x, source) = (operands.read::<T>(1), operands.read::<T>(2).slice());
+            let strides = [mask.layout().strides(), x.layout().strides()];
+            let nest = Nest::new(x.layout().shape(), strides);
+            let mask = Mask { data: mask.data(), nest, len: self.len };
+            let y = operands.write::<T>(0).slice();
+            cpu::masked_scatter(cpu, &mask, [x.data(), source], y)
+                .map_err(|kept| TensorError::index(self.name(), kept - 1, source.len()))
+        })
     }
 }
 
 impl Tensor {
     /// `ValueUnavailable` on a simulated device.
     #[track_caller]
-    fn check_values(&self, op: &'static str) -> Result<()> {
+    pub(crate) fn check_values(&self, op: &'static str) -> Result<()> {
         if self.device().is_simulated() {
             return Err(TensorError::ValueUnavailable { op, site: Location::caller() });
         }
@@ -102,7 +156,12 @@ impl Tensor {
     /// The first `count` rows of this upper bound; on a simulated device `assumed` ones, and its
     /// list of assumptions then names the caller's place.
     #[track_caller]
-    fn shortened(&self, op: &'static str, count: usize, assumed: usize) -> Result<Tensor> {
+    pub(crate) fn shortened(
+        &self,
+        op: &'static str,
+        count: usize,
+        assumed: usize,
+    ) -> Result<Tensor> {
         let count = match self.device().backend() {
             Backend::Sim(sim) => {
                 if assumed > self.shape()[0] {
@@ -114,6 +173,16 @@ impl Tensor {
             _ => count,
         };
         self.narrow(0, 0, count)
+    }
+
+    /// This tensor and a mask for it, broadcast to each other.
+    fn masked(&self, op: &'static str, mask: &Tensor) -> Result<[Tensor; 2]> {
+        if mask.dtype() != DType::Bool {
+            return Err(TensorError::DType { op, left: mask.dtype(), right: DType::Bool });
+        }
+        let (left, right) = (*self.shape(), *mask.shape());
+        let shape = left.broadcast(&right).ok_or(TensorError::Shape { op, left, right })?;
+        Ok([self.expand(shape)?, mask.expand(shape)?])
     }
 
     /// The elements where `mask` is true, in row-major order; both are broadcast. The result is a
@@ -140,16 +209,11 @@ impl Tensor {
     #[track_caller]
     pub fn masked_select_assuming(&self, mask: &Tensor, assumed_len: usize) -> Result<Tensor> {
         let op = "masked_select";
-        if mask.dtype() != DType::Bool {
-            return Err(TensorError::DType { op, left: mask.dtype(), right: DType::Bool });
-        }
-        let (left, right) = (*self.shape(), *mask.shape());
-        let shape = left.broadcast(&right).ok_or(TensorError::Shape { op, left, right })?;
-        let (x, mask) = (self.expand(shape)?, mask.expand(shape)?);
-        let (dtype, len) = (self.dtype(), shape.element_count());
+        let [x, mask] = self.masked(op, mask)?;
+        let (dtype, len) = (self.dtype(), x.element_count());
         let y = Tensor::empty(self.device(), [len], dtype)?;
         let mut count = 0;
-        let kernel = MaskedSelect { dtype, len, count: &mut count };
+        let kernel = MaskedSelect { name: op, rest: Rest::Any, dtype, len, count: &mut count };
         self.device().launch(kernel, &[&mask, &x], &[&y])?;
         y.shortened(op, count, assumed_len)
     }
@@ -182,8 +246,72 @@ impl Tensor {
         };
         let y = Tensor::empty(self.device(), bound, DType::I64)?;
         let mut count = 0;
-        let kernel = Nonzero { shape, dtype: self.dtype(), count: &mut count };
+        let (dtype, rest) = (self.dtype(), Rest::Any);
+        let kernel = Nonzero { name: op, rest, shape, dtype, count: &mut count };
         self.device().launch(kernel, &[self], &[&y])?;
         y.shortened(op, count, assumed_count)
+    }
+
+    /// The first `count` of [`Tensor::nonzero`], and as many rows of `fill` as are missing: a
+    /// result whose shape does not depend on values. (PyTorch's default is to fill with -1.)
+    ///
+    /// # Shapes
+    /// `[..] → [count, rank]`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    #[track_caller]
+    pub fn nonzero_static(&self, count: usize, fill: i64) -> Result<Tensor> {
+        let (op, shape) = ("nonzero_static", *self.shape());
+        let Some(whole) = Shape::checked(&[count, shape.len()]) else {
+            // Beyond all memory, whatever the shape: the error is the allocator's.
+            return Tensor::empty(self.device(), [usize::MAX], DType::I64);
+        };
+        let y = Tensor::empty(self.device(), whole, DType::I64)?;
+        let (dtype, rest, mut found) = (self.dtype(), Rest::Filled(fill), 0);
+        let kernel = Nonzero { name: op, rest, shape, dtype, count: &mut found };
+        self.device().launch(kernel, &[self], &[&y])?;
+        Ok(y)
+    }
+
+    /// A copy of this tensor with the elements of `source`, one after the other in row-major
+    /// order, where `mask` is true; this tensor and the mask are broadcast.
+    ///
+    /// # Errors
+    /// `Shape`, `DType` unless the mask is of truth values and the others of one type, `Index` when
+    /// the source has fewer elements than there are places, `Device`, `OutOfMemory`.
+    #[track_caller]
+    pub fn masked_scatter(&self, mask: &Tensor, source: &Tensor) -> Result<Tensor> {
+        let op = "masked_scatter";
+        let [x, mask] = self.masked(op, mask)?;
+        self.check_dtype(op, source)?;
+        let source = source.contiguous()?;
+        let y = Tensor::empty(self.device(), *x.shape(), self.dtype())?;
+        let kernel = MaskedScatter { dtype: self.dtype(), len: x.element_count() };
+        self.device().launch(kernel, &[&mask, &x, &source], &[&y])?;
+        Ok(y)
+    }
+
+    /// The gradient of the source through [`Tensor::masked_scatter`], for `self = dy`: the elements
+    /// where `mask` is true one after the other, and 0 for those of the source that are not used.
+    ///
+    /// # Shapes
+    /// The result's is `source`.
+    ///
+    /// # Errors
+    /// `Shape`, `DType` unless the mask is of truth values, `Device`, `OutOfMemory`.
+    #[track_caller]
+    pub fn masked_scatter_backward(
+        &self,
+        mask: &Tensor,
+        source: impl Into<Shape>,
+    ) -> Result<Tensor> {
+        let op = "masked_scatter_backward";
+        let [dy, mask] = self.masked(op, mask)?;
+        let ds = Tensor::empty(self.device(), source, self.dtype())?;
+        let (dtype, len, rest, mut count) = (self.dtype(), dy.element_count(), Rest::Filled(0), 0);
+        let kernel = MaskedSelect { name: op, rest, dtype, len, count: &mut count };
+        self.device().launch(kernel, &[&mask, &dy], &[&ds])?;
+        Ok(ds)
     }
 }

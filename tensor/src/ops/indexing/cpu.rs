@@ -130,11 +130,16 @@ struct Cut {
 }
 
 impl<S: Element> Arrivals<'_, S> {
+    /// Lets everything take the place of what is in `to`.
+    pub(super) fn replace(&self, cpu: &Cpu, to: &mut ViewMut<'_, S>) {
+        self.run(cpu, to, |to, x| *to = x, <[S]>::copy_from_slice);
+    }
+
     /// Lets everything arrive at `to`.
     pub(super) fn run<D: Element>(
         &self,
         cpu: &Cpu,
-        mut to: ViewMut<'_, D>,
+        to: &mut ViewMut<'_, D>,
         combine: impl Fn(&mut D, S) + Sync,
         combine_row: impl Fn(&mut [D], &[S]) + Sync,
     ) {

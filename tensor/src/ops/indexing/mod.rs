@@ -1,9 +1,14 @@
-//! Elements chosen by indices (i64): gather, index_select, embedding, one_hot; and in `scatter.rs`
-//! elements sent to where indices say.
+//! Elements chosen by indices (i64): gather, index_select, embedding, one_hot. In `scatter.rs`
+//! elements are sent to where indices say, in `reduce.rs` they are reduced there; in `places.rs`
+//! several indices name a place together; in `parts.rs` the place is a view.
 //!
 //! All indices are checked before anything is written. A simulated device has no indices to check.
 
 mod cpu;
+mod parts;
+mod places;
+mod places_cpu;
+mod reduce;
 mod scatter;
 
 use crate::axis::Axis;
@@ -14,6 +19,9 @@ use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::{RANK_MAX, Shape, check_axis, check_index};
 use crate::tensor::Tensor;
 use cpu::Follow;
+
+pub use reduce::{Existing, ScatterReduction};
+pub use scatter::Arrival;
 
 /// y from the elements of x at the indices; see [`Follow`].
 struct Gather {

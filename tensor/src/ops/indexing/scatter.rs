@@ -7,13 +7,16 @@ use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Cost, Kernel, OpClass, Operands, ViewMut};
 use crate::layout::{RANK_MAX, check_axis};
 use crate::tensor::Tensor;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Arrival {
+/// What becomes of an element where another one arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Arrival {
+    /// What arrives takes its place; of several, the last one.
     Replace,
+    /// What arrives is added, in the order of the indices.
     Add,
 }
 
@@ -44,7 +47,7 @@ impl Kernel for Scatter {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         match (self.arrival, self.dtypes) {
             (Arrival::Replace, [dtype, _]) => for_each_dtype!(dtype, T => {
-                self.run::<T, T>(cpu, operands, |to, x| *to = x, <[T]>::copy_from_slice)
+                self.run::<T, T>(cpu, operands, |arrivals, to| arrivals.replace(cpu, to))
             }),
             (Arrival::Add, [DType::F16, DType::F32]) => self.add::<half::f16, f32>(cpu, operands),
             (Arrival::Add, [DType::BF16, DType::F32]) => self.add::<half::bf16, f32>(cpu, operands),
@@ -62,21 +65,22 @@ impl Scatter {
         cpu: &Cpu,
         operands: &mut Operands<'_>,
     ) -> Result<()> {
-        self.run::<S, D>(cpu, operands, cpu::add, cpu::add_row)
+        self.run::<S, D>(cpu, operands, |arrivals, to| {
+            arrivals.run(cpu, to, cpu::add, cpu::add_row);
+        })
     }
 
     fn run<S: Element, D: Element>(
         &self,
         cpu: &Cpu,
         operands: &mut Operands<'_>,
-        combine: impl Fn(&mut D, S) + Sync,
-        combine_row: impl Fn(&mut [D], &[S]) + Sync,
+        arrive: impl FnOnce(&Arrivals<'_, S>, &mut ViewMut<'_, D>),
     ) -> Result<()> {
         let (index, source) = (operands.read::<i64>(0), operands.read::<S>(1));
-        let to = operands.write::<D>(0);
+        let mut to = operands.write::<D>(0);
         cpu::check(cpu, self.name, index, to.layout().shape()[self.axis])?;
         let (index, index_strides, axis) = (index.data(), self.index_strides, self.axis);
-        Arrivals { index, index_strides, source, axis }.run(cpu, to, combine, combine_row);
+        arrive(&Arrivals { index, index_strides, source, axis }, &mut to);
         Ok(())
     }
 }
@@ -85,7 +89,7 @@ impl Tensor {
     /// The checks and the launch of all that write into this tensor. `index` has a dimension for
     /// each of this tensor's, or only the one that goes along `axis`.
     #[track_caller]
-    fn arrive(
+    pub(super) fn arrive(
         &self,
         op: &'static str,
         arrival: Arrival,
@@ -113,7 +117,7 @@ impl Tensor {
     }
 
     /// The part of `source` that `index` covers, if that fits into this tensor.
-    fn check_scatter(
+    pub(super) fn check_scatter(
         &self,
         op: &'static str,
         axis: usize,
@@ -130,7 +134,7 @@ impl Tensor {
     }
 
     /// `Ok` if `source` has a slice for each index, of the shape of this tensor's.
-    fn check_slices(
+    pub(super) fn check_slices(
         &self,
         op: &'static str,
         axis: usize,
@@ -144,7 +148,7 @@ impl Tensor {
 
     /// A copy of this tensor that sums are added up in: half types as f32.
     #[track_caller]
-    fn wide_copy(&self) -> Result<Tensor> {
+    pub(super) fn wide_copy(&self) -> Result<Tensor> {
         match self.dtype() {
             DType::F16 | DType::BF16 => self.to_dtype(DType::F32),
             _ => self.copied(),

@@ -30,8 +30,8 @@ pub(super) enum ScanOrder {
 #[derive(Clone, Copy)]
 pub(super) struct Extent {
     before: usize,
-    along: usize,
-    after: usize,
+    pub(super) along: usize,
+    pub(super) after: usize,
     /// Places along the axis in a chunk.
     step: usize,
 }

@@ -1,6 +1,7 @@
 //! Scans: each element becomes what has come before it, itself included.
 
 mod cpu;
+mod rows;
 
 use crate::axis::Axis;
 use crate::cpu::Cpu;

@@ -3,8 +3,9 @@
 
 use super::SortOrder;
 use super::key::Sortable;
+use super::ranked::Rank;
 use crate::cpu::Cpu;
-use crate::cpu::chunk::for_each_chunk;
+use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk3};
 use crate::dtype::DType;
 use crate::launch::View;
 use crate::layout::Nest;
@@ -151,4 +152,104 @@ fn keep_first<W: Ord>(words: &mut [W], count: usize) {
         words.select_nth_unstable(count);
     }
     words[..count].sort_unstable();
+}
+
+/// A sorted element: its key, then its position.
+trait Word: Ord + Copy {
+    fn of(key: u64, position: usize) -> Self;
+    fn key(self) -> u64;
+    fn position(self) -> usize;
+}
+
+impl Word for u64 {
+    fn of(key: u64, position: usize) -> Self {
+        key << 32 | position as u64
+    }
+
+    fn key(self) -> u64 {
+        self >> 32
+    }
+
+    fn position(self) -> usize {
+        (self & POSITION_MAX as u64) as usize
+    }
+}
+
+impl Word for [u64; 2] {
+    fn of(key: u64, position: usize) -> Self {
+        [key, position as u64]
+    }
+
+    fn key(self) -> u64 {
+        self[0]
+    }
+
+    fn position(self) -> usize {
+        self[1] as usize
+    }
+}
+
+/// The element of each row at this rank, and its position.
+pub(super) fn pick<T: Sortable>(
+    cpu: &Cpu,
+    rank: Rank,
+    x: View<'_, T>,
+    (values, positions): (&mut [T], &mut [i64]),
+    words: &mut [i64],
+) {
+    let row_len = x.layout().shape().last().copied().unwrap_or(1);
+    let rows = (TASK_LEN / row_len.max(1)).max(1);
+    let words_len = word_count(T::DTYPE, row_len, row_len, usize::MAX);
+    let nest = Nest::new(x.layout().shape(), [x.layout().strides()]);
+    let order = SortOrder::Ascending;
+    let sorter = Sorter { order, kept_len: row_len, row_len, data: x.data(), nest };
+    let (values, positions) = (Chunked::new(values, rows), Chunked::new(positions, rows));
+    let words = Chunked::new(words, rows * words_len);
+    for_each_chunk3(cpu.pool(), values, positions, words, |task, values, positions, words| {
+        let picked = values.iter_mut().zip(positions);
+        for (index, (value, position)) in picked.enumerate() {
+            let (row, words) = (task * rows + index, &mut words[index * words_len..][..words_len]);
+            let at = match words_len == row_len {
+                true => sorter.pick_from::<u64>(row, rank, bytemuck::cast_slice_mut(words)),
+                false => sorter.pick_from::<[u64; 2]>(row, rank, bytemuck::cast_slice_mut(words)),
+            };
+            *position = at as i64;
+            sorter.pick(row, &[at as i64], std::slice::from_mut(value));
+        }
+    });
+}
+
+impl<T: Sortable> Sorter<'_, T> {
+    /// The position of the element of a row at this rank.
+    fn pick_from<W: Word>(&self, row: usize, rank: Rank, words: &mut [W]) -> usize {
+        let mut nan_count = 0;
+        self.each(row, |at, x| {
+            nan_count += usize::from(x.partial_cmp(&x).is_none());
+            words[at] = W::of(self.rank(x), at);
+        });
+        let numbers = words.len() - nan_count;
+        let before = match rank {
+            Rank::Number(before) => before,
+            // The first NaN comes after all numbers.
+            Rank::Median if nan_count > 0 => numbers,
+            Rank::Median => (words.len() - 1) / 2,
+            Rank::MedianOfNumbers => numbers.saturating_sub(1) / 2,
+            Rank::Mode => {
+                words.sort_unstable();
+                return mode(words);
+            }
+        };
+        words.select_nth_unstable(before).1.position()
+    }
+}
+
+/// The last position of the key that occurs most often, the first of several.
+fn mode<W: Word>(words: &[W]) -> usize {
+    let (mut longest, mut position) = (0, 0);
+    for run in words.chunk_by(|a, b| a.key() == b.key()) {
+        if run.len() > longest {
+            (longest, position) = (run.len(), run[run.len() - 1].position());
+        }
+    }
+    position
 }

@@ -2,6 +2,8 @@
 
 mod cpu;
 mod key;
+pub(crate) mod quantile;
+mod ranked;
 
 use crate::axis::Axis;
 use crate::cpu::Cpu;

@@ -1,3 +1,5 @@
+use lowtide_tensor::{Arrival, Existing, ScatterReduction};
+
 use super::{Op, both, in_place, out};
 
 pub(super) fn ops() -> Vec<Op> {
@@ -6,6 +8,9 @@ pub(super) fn ops() -> Vec<Op> {
         scatter_add scatter_add_ (0, &i.places, &i.b);
         index_add index_add_ (1, &i.rows, &i.b.narrow(1, 0, 500)?);
         index_copy index_copy_ (1, &i.rows, &i.b.narrow(1, 0, 500)?);
+        index_put index_put_ (&[&i.rows], &i.b.narrow(0, 3, 1)?, Arrival::Add);
+        put put_ (&i.places, &i.b.narrow(0, 0, 60)?, Arrival::Replace);
+        index_fill index_fill_ (1, &i.rows, 2.5);
     };
     ops.extend([
         out!(gather, i => i.a.gather(0, &i.places)),
@@ -18,6 +23,29 @@ pub(super) fn ops() -> Vec<Op> {
             i.a.masked_select_assuming(&i.mask, 65 * 1001 - 21688)
         }),
         out!(nonzero_assuming, i => i.mask.nonzero_assuming(65 * 1001 - 21688)),
+        out!(nonzero_static, i => i.mask.nonzero_static(50_000, -1)),
+        out!(masked_scatter, i => i.a.masked_scatter(&i.mask, &i.b)),
+        out!(masked_scatter_backward, i => i.a.masked_scatter_backward(&i.mask, [70_000])),
     ]);
+    ops.extend(places());
     ops
+}
+
+fn places() -> Vec<Op> {
+    vec![
+        out!(index, i => i.a.index(&[&i.rows, &i.rows])),
+        out!(take, i => i.a.transpose(0, 1)?.take(&i.places)),
+        out!(take_along_dim, i => i.a.take_along_dim(&i.places.narrow(1, 0, 1)?, 0)),
+        out!(scatter_reduce, i => {
+            let (mean, existing) = (ScatterReduction::Mean, Existing::Included);
+            i.a.scatter_reduce(0, &i.places, &i.b, mean, existing)
+        }),
+        out!(index_reduce, i => {
+            let (product, existing) = (ScatterReduction::Prod, Existing::Replaced);
+            i.a.index_reduce(1, &i.rows, &i.b.narrow(1, 0, 500)?, product, existing)
+        }),
+        out!(select_scatter, i => i.a.select_scatter(&i.b.select(0, 3)?, 0, 5)),
+        out!(slice_scatter, i => i.a.slice_scatter(&i.b.narrow(0, 0, 20)?, 0, 1..61, 3)),
+        out!(diagonal_scatter, i => i.a.diagonal_scatter(&i.b.diagonal(2, 0, 1)?, 1, 0, 1)),
+    ]
 }

@@ -1,0 +1,141 @@
+//! Counting: how often whole numbers occur, and how many numbers fall into bins.
+
+use std::ops::Range;
+
+use crate::cpu::Cpu;
+use crate::dtype::{DType, Element, for_each_float};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::layout::{Nest, Shape};
+use crate::tensor::Tensor;
+
+/// Counts the elements of each bin; the destinations are the result and i64 counts.
+struct Histogram {
+    range: Range<f64>,
+    dtype: DType,
+    len: usize,
+}
+
+impl Kernel for Histogram {
+    fn name(&self) -> &'static str {
+        "histc"
+    }
+
+    fn cost(&self) -> Cost {
+        let bytes = (self.len * self.dtype.size_bytes()) as f64;
+        Cost { class: OpClass::Reduction, flops: 6.0 * self.len as f64, bytes }
+    }
+
+    fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let counts = operands.write::<i64>(1).slice();
+        for_each_float!(self.dtype, T => {
+            let x = operands.read::<T>(0);
+            let nest = Nest::new(x.layout().shape(), [x.layout().strides()]);
+            let [step] = nest.inner_strides();
+            let each = |visit: &mut dyn FnMut(f64)| {
+                nest.rows(0, self.len, |row| {
+                    let data = &x.data()[row.starts[0]..];
+                    (0..row.len).for_each(|i| visit(data[i * step].to_f64()));
+                });
+            };
+            let Range { start: mut low, end: mut high } = self.range;
+            if low == high && self.len > 0 {
+                (low, high) = (f64::INFINITY, f64::NEG_INFINITY);
+                each(&mut |x| (low, high) = (low.min(x), high.max(x)));
+            }
+            if low == high {
+                (low, high) = (low - 1.0, high + 1.0);
+            }
+            counts.fill(0);
+            let bins = counts.len();
+            each(&mut |x| {
+                if (low..=high).contains(&x) {
+                    // Rounded as in PyTorch, which decides between neighbours.
+                    let place = (x - low) * bins as f64 / (high - low);
+                    // The upper end belongs to the last bin.
+                    counts[(place as usize).min(bins - 1)] += 1;
+                }
+            });
+            let y = operands.write::<T>(0).slice();
+            y.iter_mut().zip(counts).for_each(|(y, count)| *y = T::from_i64(*count));
+        });
+        Ok(())
+    }
+}
+
+impl Tensor {
+    /// How often each whole number from 0 on occurs, as i64; or with weights, the sum of the
+    /// weights of its occurrences in order, in their type. Numbers up to the largest one that
+    /// occurs, and at least `count_min` of them.
+    ///
+    /// # Shapes
+    /// `[N]` → `[max + 1]`.
+    ///
+    /// # Errors
+    /// `Shape`, `DType` unless the elements are i64 and weights are numbers, `Index` for a negative
+    /// one, `Device`, `OutOfMemory`; `ValueUnavailable` on a simulated device, see
+    /// [`Tensor::bincount_assuming`].
+    #[track_caller]
+    pub fn bincount(&self, weights: Option<&Tensor>, count_min: usize) -> Result<Tensor> {
+        self.check_values("bincount")?;
+        self.bincount_assuming(weights, count_min, 0)
+    }
+
+    /// [`Tensor::bincount`], and on a simulated device the `assumed_max` as the largest number,
+    /// which its list of assumptions then names with the caller's place.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::bincount`], without `ValueUnavailable`.
+    #[track_caller]
+    pub fn bincount_assuming(
+        &self,
+        weights: Option<&Tensor>,
+        count_min: usize,
+        assumed_max: i64,
+    ) -> Result<Tensor> {
+        let op = "bincount";
+        let &[len] = &self.shape()[..] else {
+            let right = Shape::new(&[self.element_count()]);
+            return Err(TensorError::Shape { op, left: *self.shape(), right });
+        };
+        if self.dtype() != DType::I64 {
+            return Err(TensorError::DType { op, left: self.dtype(), right: DType::I64 });
+        }
+        let one = match weights {
+            Some(weights) => {
+                weights.check_shape(op, [len])?;
+                weights.clone()
+            }
+            None => Tensor::ones(self.device(), [], DType::I64)?.expand([len])?,
+        };
+        let largest = if len == 0 { -1 } else { self.amax(&[0])?.item_assuming(assumed_max)? };
+        let count = usize::try_from(largest.saturating_add(1)).unwrap_or(0).max(count_min);
+        Tensor::zeros(self.device(), [count], one.dtype())?.index_add(0, self, &one)
+    }
+
+    /// How many elements fall into each of so many bins of equal width, in the elements' type. The
+    /// upper end of the range belongs to the last bin; what is outside, and NaN, counts nowhere. An
+    /// empty range is that from the smallest to the largest element. Floats only. One thread.
+    ///
+    /// # Shapes
+    /// `[..] → [bin_count]`.
+    ///
+    /// # Errors
+    /// `DType`, `Index` for no bins or a range that ends before it starts, `OutOfMemory`.
+    #[track_caller]
+    pub fn histc(&self, bin_count: usize, range: Range<f64>) -> Result<Tensor> {
+        let (op, dtype) = ("histc", self.dtype());
+        if !dtype.is_float() {
+            return Err(TensorError::DType { op, left: dtype, right: DType::F32 });
+        }
+        let is_range = range.start <= range.end;
+        if bin_count == 0 || !is_range {
+            return Err(TensorError::index(op, 0, 0));
+        }
+        let y = Tensor::empty(self.device(), [bin_count], dtype)?;
+        let counts = Tensor::workspace(self.device(), bin_count, DType::I64)?;
+        let kernel = Histogram { range, dtype, len: self.element_count() };
+        self.device().launch(kernel, &[self], &[&y, &counts])?;
+        Ok(y)
+    }
+}

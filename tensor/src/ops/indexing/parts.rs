@@ -1,0 +1,88 @@
+//! Copies of a tensor in which one of its views holds something else; and indices that broadcast.
+
+use std::ops::Range;
+
+use crate::axis::Axis;
+use crate::error::{Result, TensorError};
+use crate::layout::check_axis;
+use crate::tensor::Tensor;
+
+impl Tensor {
+    /// A copy of this tensor whose view `part` holds `source`.
+    #[track_caller]
+    fn with_part(
+        &self,
+        op: &'static str,
+        source: &Tensor,
+        part: impl Fn(&Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        self.check_dtype(op, source)?;
+        source.check_shape(op, *part(self)?.shape())?;
+        let y = self.copied()?;
+        part(&y)?.copy_(source)?;
+        Ok(y)
+    }
+
+    /// A copy of this tensor with `source` in the place of [`Tensor::select`].
+    ///
+    /// # Errors
+    /// `Index`, `Shape` unless the source has the part's shape, `DType`, `Device`, `OutOfMemory`.
+    #[track_caller]
+    pub fn select_scatter(
+        &self,
+        source: &Tensor,
+        axis: impl Into<Axis>,
+        index: usize,
+    ) -> Result<Tensor> {
+        let axis = check_axis("select_scatter", self.shape(), axis)?;
+        self.with_part("select_scatter", source, |x| x.select(axis, index))
+    }
+
+    /// A copy of this tensor with `source` in the place of [`Tensor::slice`]; errors as
+    /// [`Tensor::select_scatter`].
+    #[track_caller]
+    pub fn slice_scatter(
+        &self,
+        source: &Tensor,
+        axis: impl Into<Axis>,
+        positions: Range<usize>,
+        step: usize,
+    ) -> Result<Tensor> {
+        let axis = check_axis("slice_scatter", self.shape(), axis)?;
+        self.with_part("slice_scatter", source, |x| x.slice(axis, positions.clone(), step))
+    }
+
+    /// A copy of this tensor with `source` in the place of [`Tensor::diagonal`]; errors as
+    /// [`Tensor::select_scatter`].
+    #[track_caller]
+    pub fn diagonal_scatter(
+        &self,
+        source: &Tensor,
+        offset: isize,
+        a: impl Into<Axis>,
+        b: impl Into<Axis>,
+    ) -> Result<Tensor> {
+        let a = check_axis("diagonal_scatter", self.shape(), a)?;
+        let b = check_axis("diagonal_scatter", self.shape(), b)?;
+        self.with_part("diagonal_scatter", source, |x| x.diagonal(offset, a, b))
+    }
+
+    /// [`Tensor::gather`] of operands that are broadcast to each other along all dimensions but
+    /// `axis`. (NumPy's `take_along_axis`.)
+    ///
+    /// # Errors
+    /// Those of [`Tensor::gather`].
+    #[track_caller]
+    pub fn take_along_dim(&self, index: &Tensor, axis: impl Into<Axis>) -> Result<Tensor> {
+        let op = "take_along_dim";
+        let axis = check_axis(op, self.shape(), axis)?;
+        let (left, right) = (*self.shape(), *index.shape());
+        let mismatch = TensorError::Shape { op, left, right };
+        if left.len() != right.len() {
+            return Err(mismatch);
+        }
+        let around = left.with(axis, 1).broadcast(&right.with(axis, 1)).ok_or(mismatch)?;
+        let x = self.expand(around.with(axis, left[axis]))?;
+        x.gather(axis, &index.expand(around.with(axis, right[axis]))?)
+    }
+}

@@ -1,0 +1,319 @@
+//! Elements reduced where indices send them, and places set to one number: scatter_reduce,
+//! index_reduce, index_fill.
+
+use super::cpu::{self, Arrivals};
+use super::scatter::Arrival;
+use super::strides;
+use crate::axis::Axis;
+use crate::cpu::Cpu;
+use crate::cpu::arithmetic::Arithmetic;
+use crate::dtype::{DType, Element, for_each_dtype};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, OpClass, Operands, View};
+use crate::layout::{RANK_MAX, Shape, check_axis};
+use crate::tensor::Tensor;
+
+/// What [`Tensor::scatter_reduce`] makes of the elements that arrive at one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScatterReduction {
+    /// Their sum.
+    Sum,
+    /// Their product.
+    Prod,
+    /// Their sum over their number; of integers rounded down.
+    Mean,
+    /// The largest; NaN if one of them is.
+    Amax,
+    /// The smallest; NaN if one of them is.
+    Amin,
+}
+
+/// Whether an element takes part in the reduction of what arrives at it. One at which nothing
+/// arrives stays as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Existing {
+    /// It counts as one more that arrives, before all others.
+    Included,
+    /// It does not count.
+    Replaced,
+}
+
+/// One step of a reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// To what a reduction starts from.
+    Start,
+    /// Together with what arrives.
+    Fold,
+}
+
+impl ScatterReduction {
+    /// What a reduction of nothing is.
+    fn start<D: Element>(self) -> D {
+        let is_truth = D::DTYPE == DType::Bool;
+        match self {
+            ScatterReduction::Sum | ScatterReduction::Mean => D::ZERO,
+            ScatterReduction::Prod => D::ONE,
+            ScatterReduction::Amax if is_truth => D::ZERO,
+            ScatterReduction::Amin if is_truth => D::ONE,
+            ScatterReduction::Amax => D::from_f64(f64::NEG_INFINITY),
+            ScatterReduction::Amin => D::from_f64(f64::INFINITY),
+        }
+    }
+
+    /// The step for one element. One closure for all reductions, so that the loops around it are
+    /// compiled once for each type.
+    fn step<S: Element, D: Element<Compute: Arithmetic>>(
+        self,
+        step: Step,
+    ) -> impl Fn(&mut D, S) + Sync + Copy {
+        let start: D = self.start();
+        move |to, from| {
+            if step == Step::Start {
+                *to = start;
+                return;
+            }
+            let (a, b) = (to.cast::<D::Compute>(), from.cast::<D::Compute>());
+            let y = match self {
+                ScatterReduction::Sum | ScatterReduction::Mean => a.plus(b),
+                ScatterReduction::Prod => a.times(b),
+                ScatterReduction::Amax => a.larger(b),
+                ScatterReduction::Amin => a.smaller(b),
+            };
+            *to = y.cast();
+        }
+    }
+}
+
+/// Reduces the elements of the second operand where those of the first one send them.
+struct ScatterReduce {
+    name: &'static str,
+    reduction: ScatterReduction,
+    existing: Existing,
+    /// Of the source, and of the destination: f32 for half types.
+    dtypes: [DType; 2],
+    index_strides: [usize; RANK_MAX],
+    axis: usize,
+    len: usize,
+    index_len: usize,
+}
+
+impl Kernel for ScatterReduce {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cost(&self) -> Cost {
+        let [from, to] = self.dtypes.map(DType::size_bytes);
+        let bytes = (self.len * (from + 2 * to) + 8 * self.index_len) as f64;
+        Cost { class: OpClass::Indexing, flops: self.len as f64, bytes }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        match self.dtypes {
+            [DType::F16, _] => self.run::<half::f16, f32>(cpu, operands),
+            [DType::BF16, _] => self.run::<half::bf16, f32>(cpu, operands),
+            [dtype, _] => for_each_dtype!(dtype, T => self.run::<T, T>(cpu, operands)),
+        }
+    }
+}
+
+impl ScatterReduce {
+    fn run<S: Element, D: Element<Compute: Arithmetic>>(
+        &self,
+        cpu: &Cpu,
+        operands: &mut Operands<'_>,
+    ) -> Result<()> {
+        let (index, source) = (operands.read::<i64>(0), operands.read::<S>(1));
+        let mut to = operands.write::<D>(0);
+        cpu::check(cpu, self.name, index, to.layout().shape()[self.axis])?;
+        let (index, index_strides, axis) = (index.data(), self.index_strides, self.axis);
+        let arrivals = Arrivals { index, index_strides, source, axis };
+        let steps = match self.existing {
+            Existing::Included => &[Step::Fold][..],
+            Existing::Replaced => &[Step::Start, Step::Fold],
+        };
+        for &step in steps {
+            let fold = self.reduction.step::<S, D>(step);
+            arrivals.run(cpu, &mut to, fold, |to: &mut [D], from: &[S]| {
+                to.iter_mut().zip(from).for_each(|(to, from)| fold(to, *from));
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Sets the positions along `axis` that the operand names to a number.
+struct IndexFill {
+    value: f64,
+    dtype: DType,
+    axis: usize,
+    /// Of what is filled.
+    shape: Shape,
+}
+
+impl Kernel for IndexFill {
+    fn name(&self) -> &'static str {
+        "index_fill"
+    }
+
+    fn cost(&self) -> Cost {
+        let written = self.shape.element_count() * self.dtype.size_bytes();
+        let bytes = (written + 8 * self.shape[self.axis]) as f64;
+        Cost { class: OpClass::Indexing, flops: 0.0, bytes }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let index = operands.read::<i64>(0);
+        for_each_dtype!(self.dtype, T => {
+            let mut to = operands.write::<T>(0);
+            cpu::check(cpu, self.name(), index, to.layout().shape()[self.axis])?;
+            let mut index_strides = [0; RANK_MAX];
+            index_strides[self.axis] = index.layout().strides()[0];
+            let (value, index, axis) = (T::from_f64(self.value), index.data(), self.axis);
+            let source = View::repeated(&value, self.shape);
+            Arrivals { index, index_strides, source, axis }.replace(cpu, &mut to);
+        });
+        Ok(())
+    }
+}
+
+impl Tensor {
+    /// A copy of this tensor with what arrives reduced in it; `index` has the source's shape.
+    #[track_caller]
+    fn reduced_at(
+        &self,
+        op: &'static str,
+        axis: usize,
+        [index, source]: [&Tensor; 2],
+        (reduction, existing): (ScatterReduction, Existing),
+    ) -> Result<Tensor> {
+        self.check_dtype(op, source)?;
+        let (dtype, is_mean) = (self.dtype(), reduction == ScatterReduction::Mean);
+        if is_mean && dtype == DType::Bool {
+            return Err(TensorError::DType { op, left: DType::Bool, right: DType::U8 });
+        }
+        let mut y = self.wide_copy()?;
+        let kernel = ScatterReduce {
+            name: op,
+            reduction,
+            existing,
+            dtypes: [dtype, y.dtype()],
+            index_strides: strides(index.layout().strides()),
+            axis,
+            len: source.element_count(),
+            index_len: index.element_count(),
+        };
+        self.device().launch(kernel, &[index, source], &[&y])?;
+        if is_mean {
+            let counts = self.arrivals_at(op, axis, index, existing)?.to_dtype(y.dtype())?;
+            match dtype.is_float() {
+                true => y.div_(&counts)?,
+                false => y.div_floor_(&counts)?,
+            }
+        }
+        y.to_dtype(dtype)
+    }
+
+    /// How many elements the mean at each place of this tensor is of, but at least 1; as i64.
+    #[track_caller]
+    fn arrivals_at(
+        &self,
+        op: &'static str,
+        axis: usize,
+        index: &Tensor,
+        existing: Existing,
+    ) -> Result<Tensor> {
+        let own = if existing == Existing::Included { 1.0 } else { 0.0 };
+        let mut counts = Tensor::full(self.device(), *self.shape(), DType::I64, own)?;
+        let one = Tensor::ones(self.device(), [], DType::I64)?.expand(*index.shape())?;
+        counts.arrive(op, Arrival::Add, axis, index, &one)?;
+        counts.maximum_scalar_(1.0)?;
+        Ok(counts)
+    }
+
+    /// A copy of this tensor in which element `[i, index[i, j, k], k]` is, for axis 1, the
+    /// reduction of all `source[i, j, k]` that this leads to, in the order along `axis`. Any
+    /// element type (truth values have no mean); half types are reduced in f32.
+    ///
+    /// # Shapes
+    /// The index is at most x along every dimension but `axis`, and at most `source` along all.
+    ///
+    /// # Errors
+    /// `Index` for a dimension that does not exist or an index out of range, `Shape`, `DType`
+    /// unless indices are i64 and the others of one type, `Device`, `OutOfMemory`.
+    #[track_caller]
+    pub fn scatter_reduce(
+        &self,
+        axis: impl Into<Axis>,
+        index: &Tensor,
+        source: &Tensor,
+        reduction: ScatterReduction,
+        existing: Existing,
+    ) -> Result<Tensor> {
+        let op = "scatter_reduce";
+        let axis = check_axis(op, self.shape(), axis)?;
+        let source = self.check_scatter(op, axis, index, source)?;
+        self.reduced_at(op, axis, [index, &source], (reduction, existing))
+    }
+
+    /// A copy of this tensor in which element `[i, index[j], k]` is, for axis 1, the reduction of
+    /// all `source[i, j, k]` that this leads to; as [`Tensor::scatter_reduce`].
+    ///
+    /// # Shapes
+    /// `source` has x's, with as many positions along `axis` as there are indices.
+    ///
+    /// # Errors
+    /// As [`Tensor::scatter_reduce`].
+    #[track_caller]
+    pub fn index_reduce(
+        &self,
+        axis: impl Into<Axis>,
+        index: &Tensor,
+        source: &Tensor,
+        reduction: ScatterReduction,
+        existing: Existing,
+    ) -> Result<Tensor> {
+        let op = "index_reduce";
+        let axis = check_axis(op, self.shape(), axis)?;
+        self.check_slices(op, axis, index, source)?;
+        let index = index.spread_along(axis, source.shape())?;
+        self.reduced_at(op, axis, [&index, source], (reduction, existing))
+    }
+
+    /// These indices, one for each position of `shape` along `axis`, for each of its elements.
+    fn spread_along(&self, axis: usize, shape: &Shape) -> Result<Tensor> {
+        let dims: Vec<usize> =
+            (0..shape.len()).map(|at| if at == axis { shape[axis] } else { 1 }).collect();
+        self.reshape(&dims[..])?.expand(*shape)
+    }
+
+    /// Every element at the positions `index` (one dimension of them) along `axis` becomes `value`,
+    /// converted as [`Tensor::to_dtype`] does. Any element type.
+    ///
+    /// # Errors
+    /// `Index` for a dimension that does not exist or an index out of range, `Shape`, `DType`
+    /// unless indices are i64, `Device`, `Frozen`, `Overlap`.
+    #[track_caller]
+    pub fn index_fill_(&mut self, axis: impl Into<Axis>, index: &Tensor, value: f64) -> Result<()> {
+        let op = "index_fill";
+        let axis = check_axis(op, self.shape(), axis)?;
+        index.check_indices(op, Some(1))?;
+        let shape = self.shape().with(axis, index.element_count());
+        let kernel = IndexFill { value, dtype: self.dtype(), axis, shape };
+        self.device().launch(kernel, &[index], &[self])
+    }
+
+    /// [`Tensor::index_fill_`] into a copy of this tensor.
+    ///
+    /// # Errors
+    /// As [`Tensor::index_fill_`], and `OutOfMemory`.
+    #[track_caller]
+    pub fn index_fill(&self, axis: impl Into<Axis>, index: &Tensor, value: f64) -> Result<Tensor> {
+        let axis = check_axis("index_fill", self.shape(), axis)?;
+        index.check_indices("index_fill", Some(1))?;
+        let mut y = self.copied()?;
+        y.index_fill_(axis, index, value)?;
+        Ok(y)
+    }
+}

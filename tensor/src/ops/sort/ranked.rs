@@ -1,0 +1,178 @@
+//! One element of each row by its place in the sorted row: kthvalue, median, nanmedian, mode.
+
+use super::cpu;
+use crate::axis::Axis;
+use crate::cpu::Cpu;
+use crate::dtype::{DType, for_each_dtype};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::layout::{Shape, check_axis};
+use crate::tensor::Tensor;
+
+/// Which element of a sorted row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rank {
+    /// The one before which so many come.
+    Number(usize),
+    /// The middle one, the lower of two; a NaN if there is one.
+    Median,
+    /// The middle one of the numbers; a NaN if there are none.
+    MedianOfNumbers,
+    /// The one that occurs most often, the smallest of several; its last position. All NaN are one.
+    Mode,
+}
+
+/// Picks an element of each row of x; the destinations are values, positions, and words for
+/// sorting.
+struct Pick {
+    name: &'static str,
+    rank: Rank,
+    dtype: DType,
+    len: usize,
+}
+
+impl Kernel for Pick {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cost(&self) -> Cost {
+        let flops = if self.rank == Rank::Mode { 40.0 } else { 10.0 };
+        let bytes = (self.len * (self.dtype.size_bytes() + 16)) as f64;
+        Cost { class: OpClass::Indexing, flops: flops * self.len as f64, bytes }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        for_each_dtype!(self.dtype, T => {
+            let x = operands.read::<T>(0);
+            let values = operands.write::<T>(0).slice();
+            let positions = operands.write::<i64>(1).slice();
+            let words = operands.write::<i64>(2).slice();
+            cpu::pick(cpu, self.rank, x, (values, positions), words);
+        });
+        Ok(())
+    }
+}
+
+/// Elements by their rank along a dimension, which the results lack, and where they come from as
+/// i64. NaN counts as larger than every number. Any element type.
+impl Tensor {
+    /// This tensor with `axis` last, picked from along that.
+    #[track_caller]
+    fn picked(&self, op: &'static str, axis: usize, rank: Rank) -> Result<(Tensor, Tensor)> {
+        if self.shape()[axis] == 0 {
+            return Err(TensorError::index(op, 0, 0));
+        }
+        let x = self.movedim(axis, -1)?;
+        let shape = self.shape().without(axis);
+        let values = Tensor::empty(self.device(), shape, self.dtype())?;
+        let positions = Tensor::empty(self.device(), shape, DType::I64)?;
+        let (dtype, len) = (self.dtype(), self.element_count());
+        let count = cpu::word_count(dtype, len, self.shape()[axis], usize::MAX);
+        let words = Tensor::workspace(self.device(), count, DType::I64)?;
+        let kernel = Pick { name: op, rank, dtype, len };
+        self.device().launch(kernel, &[&x], &[&values, &positions, &words])?;
+        Ok((values, positions))
+    }
+
+    /// [`Tensor::picked`] with `axis` kept, of length 1.
+    #[track_caller]
+    fn picked_keep(&self, op: &'static str, axis: usize, rank: Rank) -> Result<(Tensor, Tensor)> {
+        let (values, positions) = self.picked(op, axis, rank)?;
+        Ok((values.unsqueeze(axis)?, positions.unsqueeze(axis)?))
+    }
+
+    /// The rank of the `k`-th smallest of so many.
+    fn rank_of(op: &'static str, k: usize, len: usize) -> Result<Rank> {
+        match k.checked_sub(1).filter(|&before| before < len) {
+            Some(before) => Ok(Rank::Number(before)),
+            None => Err(TensorError::index(op, k, len + 1)),
+        }
+    }
+
+    /// The `k`-th smallest values along `axis`, counted from 1, and their positions.
+    ///
+    /// # Errors
+    /// `Index` for a dimension that does not exist or is empty, and for a `k` of 0 or beyond its
+    /// length; `OutOfMemory`. So for all of these.
+    #[track_caller]
+    pub fn kthvalue(&self, k: usize, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
+        let axis = check_axis("kthvalue", self.shape(), axis)?;
+        self.picked("kthvalue", axis, Self::rank_of("kthvalue", k, self.shape()[axis])?)
+    }
+
+    /// [`Tensor::kthvalue`] with `axis` kept, of length 1; errors as there.
+    #[track_caller]
+    pub fn kthvalue_keep(&self, k: usize, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
+        let axis = check_axis("kthvalue", self.shape(), axis)?;
+        self.picked_keep("kthvalue", axis, Self::rank_of("kthvalue", k, self.shape()[axis])?)
+    }
+
+    /// The medians along `axis`, of an even number the lower one, and their positions. NaN if one
+    /// of the elements is. Errors as [`Tensor::kthvalue`].
+    #[track_caller]
+    pub fn median(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
+        let axis = check_axis("median", self.shape(), axis)?;
+        self.picked("median", axis, Rank::Median)
+    }
+
+    /// [`Tensor::median`] with `axis` kept, of length 1; errors as [`Tensor::kthvalue`].
+    #[track_caller]
+    pub fn median_keep(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
+        let axis = check_axis("median", self.shape(), axis)?;
+        self.picked_keep("median", axis, Rank::Median)
+    }
+
+    /// The median of all elements, without dimensions; NaN for none. Errors as
+    /// [`Tensor::kthvalue`].
+    #[track_caller]
+    pub fn median_all(&self) -> Result<Tensor> {
+        self.picked_of_all("median", Rank::Median)
+    }
+
+    /// The medians along `axis` of the elements that are not NaN, and their positions; NaN where
+    /// all are. Errors as [`Tensor::kthvalue`].
+    #[track_caller]
+    pub fn nanmedian(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
+        let axis = check_axis("nanmedian", self.shape(), axis)?;
+        self.picked("nanmedian", axis, Rank::MedianOfNumbers)
+    }
+
+    /// [`Tensor::nanmedian`] with `axis` kept, of length 1; errors as [`Tensor::kthvalue`].
+    #[track_caller]
+    pub fn nanmedian_keep(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
+        let axis = check_axis("nanmedian", self.shape(), axis)?;
+        self.picked_keep("nanmedian", axis, Rank::MedianOfNumbers)
+    }
+
+    /// The median of all elements that are not NaN, without dimensions; NaN if there are none.
+    /// Errors as [`Tensor::kthvalue`].
+    #[track_caller]
+    pub fn nanmedian_all(&self) -> Result<Tensor> {
+        self.picked_of_all("nanmedian", Rank::MedianOfNumbers)
+    }
+
+    /// The values that occur most often along `axis`, the smallest of several, and the last of
+    /// their positions. All NaN count as one value. Errors as [`Tensor::kthvalue`].
+    #[track_caller]
+    pub fn mode(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
+        let axis = check_axis("mode", self.shape(), axis)?;
+        self.picked("mode", axis, Rank::Mode)
+    }
+
+    /// [`Tensor::mode`] with `axis` kept, of length 1; errors as [`Tensor::kthvalue`].
+    #[track_caller]
+    pub fn mode_keep(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
+        let axis = check_axis("mode", self.shape(), axis)?;
+        self.picked_keep("mode", axis, Rank::Mode)
+    }
+
+    #[track_caller]
+    fn picked_of_all(&self, op: &'static str, rank: Rank) -> Result<Tensor> {
+        let count = self.element_count();
+        if count == 0 {
+            return Tensor::full(self.device(), Shape::new(&[]), self.dtype(), f64::NAN);
+        }
+        Ok(self.reshape([count])?.picked(op, 0, rank)?.0)
+    }
+}

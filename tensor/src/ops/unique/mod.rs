@@ -1,0 +1,207 @@
+//! The different rows of a tensor: unique, unique_consecutive.
+//!
+//! As for the lengths that masks decide, the results are views of tensors as large as they could
+//! have been, so that a simulated device makes the same allocations as the real one.
+
+use std::cmp::Ordering;
+
+use crate::axis::Axis;
+use crate::cpu::Cpu;
+use crate::dtype::{DType, Element, for_each_dtype};
+use crate::error::Result;
+use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::layout::check_axis;
+use crate::ops::sort::SortOrder;
+use crate::tensor::Tensor;
+
+/// What [`Tensor::unique`] tells apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct UniqueOptions {
+    /// The dimension along which slices are compared; without one, all elements.
+    pub along: Option<Axis>,
+    /// How many different ones a simulated device is to assume, which its list of assumptions then
+    /// names with the caller's place.
+    pub assumed_count: Option<usize>,
+}
+
+/// The different elements or slices of a tensor.
+#[derive(Clone, Debug)]
+pub struct Unique {
+    /// Each of them once.
+    pub values: Tensor,
+    /// For each element, or each position of the dimension, its number among the values; as i64.
+    pub inverse: Tensor,
+    /// How often each value occurs, as i64.
+    pub counts: Tensor,
+}
+
+/// Where equal rows lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rows {
+    /// Anywhere; they are sorted first.
+    Anywhere,
+    /// They are equal only to their neighbours.
+    SideBySide,
+}
+
+/// Brings the positions of the rows of x, `[N, R]`, into the order of the rows.
+struct SortRows {
+    dtype: DType,
+    rows: usize,
+    row_len: usize,
+}
+
+impl Kernel for SortRows {
+    fn name(&self) -> &'static str {
+        "unique"
+    }
+
+    fn cost(&self) -> Cost {
+        let len = self.rows * self.row_len;
+        let bytes = (len * self.dtype.size_bytes() + 8 * self.rows) as f64;
+        Cost { class: OpClass::Indexing, flops: 40.0 * len as f64, bytes }
+    }
+
+    fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let positions = operands.write::<i64>(0).slice();
+        (0..).zip(positions.iter_mut()).for_each(|(at, position)| *position = at);
+        for_each_dtype!(self.dtype, T => {
+            let x = operands.read::<T>(0).slice();
+            let row = |at: i64| &x[at as usize * self.row_len..][..self.row_len];
+            positions.sort_unstable_by(|&a, &b| order(row(a), row(b)).then(a.cmp(&b)));
+        });
+        Ok(())
+    }
+}
+
+/// The order of rows by their first elements that differ; NaN is larger than every number.
+fn order<T: Element>(a: &[T], b: &[T]) -> Ordering {
+    let is_nan = |x: &T| x.partial_cmp(x).is_none();
+    let each = |(a, b): (&T, &T)| a.partial_cmp(b).unwrap_or(is_nan(a).cmp(&is_nan(b)));
+    a.iter().zip(b).map(each).find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
+}
+
+/// Writes each different row of x, `[N, R]`, in the order of the positions if those are given;
+/// the destinations are values, inverse and counts.
+struct Runs<'a> {
+    name: &'static str,
+    dtype: DType,
+    rows: usize,
+    row_len: usize,
+    count: &'a mut usize,
+}
+
+impl Kernel for Runs<'_> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cost(&self) -> Cost {
+        let bytes = 2 * self.rows * self.row_len * self.dtype.size_bytes() + 24 * self.rows;
+        Cost { class: OpClass::Indexing, flops: 0.0, bytes: bytes as f64 }
+    }
+
+    fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        let positions = (operands.read_count() > 1).then(|| operands.read::<i64>(1).slice());
+        let inverse = operands.write::<i64>(1).slice();
+        let counts = operands.write::<i64>(2).slice();
+        let row_len = self.row_len;
+        for_each_dtype!(self.dtype, T => {
+            let x = operands.read::<T>(0).slice();
+            let values = operands.write::<T>(0).slice();
+            let mut count = 0;
+            for number in 0..self.rows {
+                let at = positions.map_or(number, |positions| positions[number] as usize);
+                let row = &x[at * row_len..][..row_len];
+                // NaN is not equal to NaN.
+                let is_new = count == 0 || values[(count - 1) * row_len..][..row_len] != *row;
+                if is_new {
+                    values[count * row_len..][..row_len].copy_from_slice(row);
+                    counts[count] = 0;
+                    count += 1;
+                }
+                counts[count - 1] += 1;
+                inverse[at] = count as i64 - 1;
+            }
+            *self.count = count;
+        });
+        Ok(())
+    }
+}
+
+impl Tensor {
+    #[track_caller]
+    fn different(&self, op: &'static str, rows: Rows, options: UniqueOptions) -> Result<Unique> {
+        let assumed = match options.assumed_count {
+            Some(count) => count,
+            None => {
+                self.check_values(op)?;
+                0
+            }
+        };
+        let axis = options.along.map(|axis| check_axis(op, self.shape(), axis)).transpose()?;
+        let (turned, count) = match axis {
+            Some(axis) => (self.movedim(axis, 0)?.contiguous()?, self.shape()[axis]),
+            None => (self.contiguous()?, self.element_count()),
+        };
+        let (device, dtype) = (self.device(), self.dtype());
+        let row_len = if axis.is_some() { turned.shape()[1..].iter().product() } else { 1 };
+        let x = turned.reshape([count, row_len])?;
+        let positions = match rows {
+            Rows::SideBySide => None,
+            Rows::Anywhere if row_len == 1 => {
+                Some(x.reshape([count])?.argsort(0, SortOrder::Ascending)?)
+            }
+            Rows::Anywhere => {
+                let positions = Tensor::workspace(device, count, DType::I64)?;
+                let kernel = SortRows { dtype, rows: count, row_len };
+                device.launch(kernel, &[&x], &[&positions])?;
+                Some(positions)
+            }
+        };
+        let values = Tensor::empty(device, [count, row_len], dtype)?;
+        let inverse = Tensor::empty(device, [count], DType::I64)?;
+        let counts = Tensor::empty(device, [count], DType::I64)?;
+        let mut found = 0;
+        let kernel = Runs { name: op, dtype, rows: count, row_len, count: &mut found };
+        let reads: Vec<&Tensor> = [&x].into_iter().chain(&positions).collect();
+        device.launch(kernel, &reads, &[&values, &inverse, &counts])?;
+        let values = values.shortened(op, found, assumed)?;
+        let kept = values.shape()[0];
+        let counts = counts.narrow(0, 0, kept)?;
+        let (values, inverse) = match axis {
+            Some(axis) => {
+                let shape = turned.shape().with(0, kept);
+                (values.reshape(shape)?.movedim(0, axis)?, inverse)
+            }
+            None => (values.reshape([kept])?, inverse.reshape(*self.shape())?),
+        };
+        Ok(Unique { values, inverse, counts })
+    }
+
+    /// The different elements in ascending order, or the different slices along a dimension, by
+    /// their first elements that differ. Every NaN is a value of its own, after all numbers. Any
+    /// element type. One thread compares; values and counts are views of memory for all elements:
+    /// copy them to keep them for long.
+    ///
+    /// # Shapes
+    /// Of all elements: `[..]` → values and counts `[n]`, inverse `[..]`. Along axis 1:
+    /// `[A, N, C]` → values `[A, n, C]`, inverse `[N]`, counts `[n]`.
+    ///
+    /// # Errors
+    /// `Index` for a dimension that does not exist, and for more than there are assumed;
+    /// `OutOfMemory`; `ValueUnavailable` on a simulated device without an assumption.
+    #[track_caller]
+    pub fn unique(&self, options: UniqueOptions) -> Result<Unique> {
+        self.different("unique", Rows::Anywhere, options)
+    }
+
+    /// [`Tensor::unique`] without sorting: of equal ones side by side the first stays.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::unique`].
+    #[track_caller]
+    pub fn unique_consecutive(&self, options: UniqueOptions) -> Result<Unique> {
+        self.different("unique_consecutive", Rows::SideBySide, options)
+    }
+}
