@@ -1,7 +1,7 @@
 //! Rules of the operations that take and place elements by index. Indices are of type i64 and have
 //! no gradient; they are all that is saved.
 
-use lowtide_tensor::{Axis, DType, Shape, Tensor};
+use lowtide_tensor::{Axis, DType, Shape, Tensor, TensorError};
 
 use crate::error::Result;
 use crate::rule::Needs;
@@ -9,12 +9,12 @@ use crate::rules::{placed, reuse, unbroadcast, when};
 use crate::var::Var;
 
 /// `[0, shape)`: the corner of a tensor in which `shape` lies.
-fn corner(x: &Tensor, shape: Shape) -> lowtide_tensor::TensorResult<Tensor> {
+pub(super) fn corner(x: &Tensor, shape: Shape) -> lowtide_tensor::TensorResult<Tensor> {
     (0..shape.len()).try_fold(x.clone(), |part, axis| part.narrow(axis, 0, shape[axis]))
 }
 
 /// `dy` under the shape of a source of which an index used a corner.
-fn of_source(dy: Tensor, source: Shape) -> Result<Tensor> {
+pub(super) fn of_source(dy: Tensor, source: Shape) -> Result<Tensor> {
     let shape = *dy.shape();
     if shape == source { Ok(dy) } else { placed(&dy, source, |dx| corner(dx, shape)) }
 }
@@ -196,6 +196,68 @@ impl Var {
                     let zero = Tensor::zeros(dy.device(), [], dy.dtype())?.expand(source_shape)?;
                     let in_place = |dy: &mut Tensor| dy.index_copy_(axis, &index, &zero);
                     reuse(dy, in_place, |dy| dy.index_copy(axis, &index, &zero))
+                })?;
+                Ok(vec![dx, ds])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// `self` with `value` at the positions `index` along `axis`; see [`Tensor::index_fill`].
+    #[track_caller]
+    pub fn index_fill(self, axis: impl Into<Axis>, index: &Tensor, value: f64) -> Result<Var> {
+        let axis = self.axis("index_fill", axis)?;
+        Var::apply("index_fill", [self], |[x], save| {
+            let in_place = |x: &mut Tensor| x.index_fill_(axis, index, value);
+            let y = reuse(x, in_place, |x| x.index_fill(axis, index, value))?;
+            let saved = save.keep(index);
+            // dx = dy, but 0 at these positions
+            let rule = move |dy: Tensor, _: Needs| {
+                let index = saved.unpack()?;
+                let in_place = |dy: &mut Tensor| dy.index_fill_(axis, &index, 0.0);
+                Ok(vec![Some(reuse(dy, in_place, |dy| dy.index_fill(axis, &index, 0.0))?)])
+            };
+            Ok((y, rule))
+        })
+    }
+
+    /// [`Var::gather`] of operands that are broadcast to each other along all dimensions but
+    /// `axis`; see [`Tensor::take_along_dim`].
+    #[track_caller]
+    pub fn take_along_dim(self, index: &Tensor, axis: impl Into<Axis>) -> Result<Var> {
+        let op = "take_along_dim";
+        let axis = self.axis(op, axis)?;
+        let (left, right) = (*self.shape(), *index.shape());
+        let of = |shape: Shape, len: usize| {
+            let mut dims = shape.to_vec();
+            dims[axis] = len;
+            Shape::new(&dims)
+        };
+        let around = match left.len() == right.len() {
+            true => of(left, 1).broadcast(&of(right, 1)),
+            false => None,
+        };
+        let around = around.ok_or(TensorError::Shape { op, left, right })?;
+        let index = index.expand(of(around, right[axis]))?;
+        self.expand(of(around, left[axis]))?.gather(axis, &index)
+    }
+
+    /// `self` with the elements of `source`, one after the other, where `mask` is true; see
+    /// [`Tensor::masked_scatter`].
+    #[track_caller]
+    pub fn masked_scatter(self, mask: &Tensor, source: Var) -> Result<Var> {
+        Var::apply("masked_scatter", [self, source], |[x, source], save| {
+            let (shapes, y) = ([*x.shape(), *source.shape()], x.masked_scatter(mask, &source)?);
+            let saved = save.keep(mask);
+            // dx = dy where the mask is false; dsource = dy where it is true, one after the other
+            let rule = move |dy: Tensor, needs: Needs| {
+                let mask = saved.unpack()?;
+                let ds =
+                    when(needs.input(1), || Ok(dy.masked_scatter_backward(&mask, shapes[1])?))?;
+                let dx = when(needs.input(0), || {
+                    let in_place = |dy: &mut Tensor| dy.masked_fill_(&mask, 0.0);
+                    let dx = reuse(dy, in_place, |dy| dy.masked_fill(&mask, 0.0))?;
+                    unbroadcast(&dx, shapes[0])
                 })?;
                 Ok(vec![dx, ds])
             };

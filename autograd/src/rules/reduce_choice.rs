@@ -10,7 +10,7 @@ use crate::var::Var;
 
 /// A reduction to the largest or the smallest; those that are equal to it share the gradient.
 #[track_caller]
-fn extreme(
+pub(super) fn extreme(
     op: &'static str,
     x: Var,
     axes: &[usize],
@@ -34,7 +34,7 @@ fn extreme(
 
 /// `[values, positions]` chosen along `axis`, each from a place of its own.
 #[track_caller]
-fn placed(
+pub(super) fn placed(
     op: &'static str,
     x: Var,
     axis: usize,
@@ -70,14 +70,18 @@ fn powers(
 ) -> Result<Var> {
     let axes = axes.to_vec();
     Var::apply("norm", [x], |[x], save| {
-        let (x_shape, y) = (*x.shape(), forward(&x)?);
-        let saved = [&x, &y].map(|x| save.keep(x));
+        let (spread, y) = (kept(*x.shape(), &axes), forward(&x)?);
+        let saved = save.keep(&x);
+        // The slopes of a count and of a sum of magnitudes do not depend on it.
+        let norms = (order != 0.0 && order != 1.0).then(|| save.keep(&y));
         let rule = move |dy: Tensor, _: Needs| {
-            let [x, y] = saved;
-            let spread = kept(x_shape, &axes);
-            let (x, y, dy) = (x.unpack()?, y.unpack()?.reshape(spread)?, dy.reshape(spread)?);
-            let mut slope = norm_slope(&x, &y, &axes, order)?;
-            slope.mul_(&dy)?;
+            let x = saved.unpack()?;
+            let mut slope = match norms {
+                Some(norms) => norm_slope(&x, &norms.unpack()?.reshape(spread)?, &axes, order)?,
+                None if order == 1.0 => x.sign()?,
+                None => Tensor::zeros(x.device(), *x.shape(), x.dtype())?,
+            };
+            slope.mul_(&dy.reshape(spread)?)?;
             Ok(vec![Some(slope)])
         };
         Ok((y, rule))
@@ -86,7 +90,7 @@ fn powers(
 
 /// The derivative of the norm y after x. It is sign x · (|x| / y)^(order - 1), and 0 where x or y
 /// is; of the largest and the smallest |x|, sign x shared by those that are equal to it.
-fn norm_slope(x: &Tensor, y: &Tensor, axes: &[usize], order: f64) -> Result<Tensor> {
+pub(super) fn norm_slope(x: &Tensor, y: &Tensor, axes: &[usize], order: f64) -> Result<Tensor> {
     if order == 0.0 {
         return Ok(Tensor::zeros(x.device(), *x.shape(), x.dtype())?);
     }

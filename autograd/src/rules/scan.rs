@@ -25,7 +25,70 @@ fn cumprod_gradient(dy: &Tensor, x: &Tensor, y: &Tensor, axis: usize) -> Result<
     Ok(dx)
 }
 
+/// `[values, positions]` up to each position along `axis`.
+#[track_caller]
+fn running(
+    op: &'static str,
+    x: Var,
+    axis: usize,
+    forward: impl FnOnce(&Tensor) -> lowtide_tensor::TensorResult<(Tensor, Tensor)>,
+) -> Result<(Var, Tensor)> {
+    let mut places = None;
+    let y = Var::apply(op, [x], |[x], save| {
+        let (x_shape, (y, positions)) = (*x.shape(), forward(&x)?);
+        let saved = save.keep(&positions);
+        places = Some(positions);
+        // dx[.., positions[.., t, ..], ..] += dy[.., t, ..]
+        let rule = move |dy: Tensor, _: Needs| {
+            let zero = Tensor::zeros(dy.device(), x_shape, dy.dtype())?;
+            Ok(vec![Some(zero.scatter_add(axis, &saved.unpack()?, &dy)?)])
+        };
+        Ok((y, rule))
+    })?;
+    Ok((y, places.expect("forward ran")))
+}
+
 impl Var {
+    /// The largest values up to each position along `axis`, and where they stand; see
+    /// [`Tensor::cummax`].
+    #[track_caller]
+    pub fn cummax(self, axis: impl Into<Axis>) -> Result<(Var, Tensor)> {
+        let axis = self.axis("cummax", axis)?;
+        running("cummax", self, axis, |x| x.cummax(axis))
+    }
+
+    /// The smallest values up to each position along `axis`, and where they stand; see
+    /// [`Tensor::cummin`].
+    #[track_caller]
+    pub fn cummin(self, axis: impl Into<Axis>) -> Result<(Var, Tensor)> {
+        let axis = self.axis("cummin", axis)?;
+        running("cummin", self, axis, |x| x.cummin(axis))
+    }
+
+    /// `ln Σ e^self` up to each position along `axis`; see [`Tensor::logcumsumexp`].
+    #[track_caller]
+    pub fn logcumsumexp(self, axis: impl Into<Axis>) -> Result<Var> {
+        let axis = self.axis("logcumsumexp", axis)?;
+        Var::apply("logcumsumexp", [self], |[x], save| {
+            let y = x.logcumsumexp(axis)?;
+            let (dtype, wide) = (x.dtype(), x.dtype().computed());
+            let kept = save.keep(&x);
+            // The rounding of y is a factor of dx; y of half types, a large one, is computed anew.
+            let sums = (dtype == wide).then(|| save.keep(&y));
+            // dx[i] = Σ dy[t] · e^(x[i] - y[t]) over t ≥ i
+            let rule = move |dy: Tensor, _: Needs| {
+                let x = kept.unpack()?.to_dtype(wide)?;
+                let y = match sums {
+                    Some(sums) => sums.unpack()?,
+                    None => x.logcumsumexp(axis)?,
+                };
+                let dx = dy.to_dtype(wide)?.logcumsumexp_backward(&x, &y, axis)?;
+                Ok(vec![Some(dx.to_dtype(dtype)?)])
+            };
+            Ok((y, rule))
+        })
+    }
+
     /// The sums up to each position along `axis`; see [`Tensor::cumsum`].
     #[track_caller]
     pub fn cumsum(self, axis: impl Into<Axis>) -> Result<Var> {

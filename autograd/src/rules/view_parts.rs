@@ -6,7 +6,7 @@ use lowtide_tensor::{Axis, Shape, Tensor};
 
 use crate::error::Result;
 use crate::rule::Needs;
-use crate::rules::placed;
+use crate::rules::{placed, when};
 use crate::var::Var;
 
 /// `x` in parts along `axis`, one after the other.
@@ -76,7 +76,72 @@ fn fold(dy: &Tensor, x: Shape, axis: usize, len: usize, step: usize) -> Result<T
     Ok(dx.to_dtype(dy.dtype())?)
 }
 
+/// `x` with `source` in the place of one of its views.
+#[track_caller]
+fn with_part(
+    op: &'static str,
+    [x, source]: [Var; 2],
+    forward: impl FnOnce(&Tensor, &Tensor) -> lowtide_tensor::TensorResult<Tensor>,
+    part: impl Fn(&Tensor) -> lowtide_tensor::TensorResult<Tensor> + 'static,
+) -> Result<Var> {
+    Var::apply(op, [x, source], |[x, source], _| {
+        let y = forward(&x, &source)?;
+        // dsource = the view of dy; dx = dy with 0 there
+        let rule = move |dy: Tensor, needs: Needs| {
+            let ds = when(needs.input(1), || Ok(part(&dy)?.copied()?))?;
+            let dx = when(needs.input(0), || {
+                let dx = if dy.is_reusable() { dy } else { dy.copied()? };
+                part(&dx)?.zero_()?;
+                Ok(dx)
+            })?;
+            Ok(vec![dx, ds])
+        };
+        Ok((y, rule))
+    })
+}
+
 impl Var {
+    /// `self` with `source` at position `index` along `axis`; see [`Tensor::select_scatter`].
+    #[track_caller]
+    pub fn select_scatter(self, source: Var, axis: impl Into<Axis>, index: usize) -> Result<Var> {
+        let axis = self.axis("select_scatter", axis)?;
+        let forward = |x: &Tensor, source: &Tensor| x.select_scatter(source, axis, index);
+        with_part("select_scatter", [self, source], forward, move |x| x.select(axis, index))
+    }
+
+    /// `self` with `source` at every `step`-th of `positions` along `axis`; see
+    /// [`Tensor::slice_scatter`].
+    #[track_caller]
+    pub fn slice_scatter(
+        self,
+        source: Var,
+        axis: impl Into<Axis>,
+        positions: Range<usize>,
+        step: usize,
+    ) -> Result<Var> {
+        let axis = self.axis("slice_scatter", axis)?;
+        let part = positions.clone();
+        let forward = |x: &Tensor, source: &Tensor| x.slice_scatter(source, axis, positions, step);
+        with_part("slice_scatter", [self, source], forward, move |x| {
+            x.slice(axis, part.clone(), step)
+        })
+    }
+
+    /// `self` with `source` on a diagonal; see [`Tensor::diagonal_scatter`].
+    #[track_caller]
+    pub fn diagonal_scatter(
+        self,
+        source: Var,
+        offset: isize,
+        a: impl Into<Axis>,
+        b: impl Into<Axis>,
+    ) -> Result<Var> {
+        let a = self.axis("diagonal_scatter", a)?;
+        let b = self.axis("diagonal_scatter", b)?;
+        let forward = |x: &Tensor, source: &Tensor| x.diagonal_scatter(source, offset, a, b);
+        with_part("diagonal_scatter", [self, source], forward, move |x| x.diagonal(offset, a, b))
+    }
+
     /// Every `step`-th of `positions` along `axis`; see [`Tensor::slice`].
     #[track_caller]
     pub fn slice(self, axis: impl Into<Axis>, positions: Range<usize>, step: usize) -> Result<Var> {

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use lowtide_autograd::{AutogradResult as Result, LeafId, Var};
-use lowtide_tensor::{Closeness, DType, Device, SortOrder, Tensor};
+use lowtide_tensor::{Closeness, DType, Device, Side, SortOrder, Tensor};
 
 use crate::common::{Outcome, cpu, recording};
 use crate::rules::{Case, all};
 
 /// Operations without a rule, by the reason.
-const WITHOUT_RULE: [(&str, &[&str]); 5] = [
+const WITHOUT_RULE: [(&str, &[&str]); 7] = [
     (
         "makes a tensor from numbers, shapes or chance",
         &[
@@ -61,6 +61,8 @@ const WITHOUT_RULE: [(&str, &[&str]); 5] = [
             "item_assuming",
             "new",
             "of",
+            "quantile_places",
+            "quantiles_at",
             "read",
             "reserve_updates",
             "squared_norm",
@@ -69,15 +71,23 @@ const WITHOUT_RULE: [(&str, &[&str]); 5] = [
             "update_norms",
         ],
     ),
-    ("gives places, whose number depends on values", &["nonzero", "nonzero_assuming"]),
+    (
+        "gives places or counts, whose number depends on values",
+        &["bincount", "bincount_assuming", "nonzero", "nonzero_assuming"],
+    ),
+    (
+        "gives different elements, which rules would select by their places",
+        &["unique", "unique_consecutive"],
+    ),
     ("is a gradient itself", &["linear_cross_entropy_gradients"]),
+    ("counts elements, in their type", &["histc"]),
 ];
 
 type Unary = fn(&Tensor) -> lowtide_tensor::TensorResult<Tensor>;
 type Binary = fn(&Tensor, &Tensor) -> lowtide_tensor::TensorResult<Tensor>;
 
 /// Operations whose results are truth values, counts or places, which have no gradient.
-const OF_ONE: [(&str, Unary); 25] = [
+const OF_ONE: [(&str, Unary); 26] = [
     ("all", |x| x.all(&[0])),
     ("all_keep", |x| x.all_keep(&[0])),
     ("any", |x| x.any(&[0])),
@@ -103,18 +113,22 @@ const OF_ONE: [(&str, Unary); 25] = [
     ("is_inf", Tensor::is_inf),
     ("is_nan", Tensor::is_nan),
     ("logical_not", Tensor::logical_not),
+    ("nonzero_static", |x| x.nonzero_static(3, -1)),
 ];
-const OF_TWO: [(&str, Binary); 10] = [
+const OF_TWO: [(&str, Binary); 13] = [
+    ("bucketize", |a, b| a.bucketize(&b.select(0, 0)?, Side::Left)),
     ("eq", Tensor::eq),
     ("ge", Tensor::ge),
     ("gt", Tensor::gt),
     ("isclose", |a, b| a.isclose(b, Closeness::default())),
+    ("isin", Tensor::isin),
     ("le", Tensor::le),
     ("logical_and", Tensor::logical_and),
     ("logical_or", Tensor::logical_or),
     ("logical_xor", Tensor::logical_xor),
     ("lt", Tensor::lt),
     ("ne", Tensor::ne),
+    ("searchsorted", |a, b| a.searchsorted(b, Side::Left)),
 ];
 
 fn rust_files(folder: &Path) -> Vec<PathBuf> {

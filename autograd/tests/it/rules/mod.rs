@@ -4,6 +4,7 @@ mod elementwise;
 mod indices;
 mod layers;
 mod losses;
+mod ranks;
 mod reductions;
 mod views;
 mod windows;
@@ -17,7 +18,7 @@ use lowtide_tensor::{Conv2dGeometry, DType, Device, Pool2dGeometry, Tensor};
 use crate::common::{Outcome, cpu, gradients_of, values};
 
 /// The rules' sources by module.
-const SOURCES: [(&str, &str); 26] = [
+const SOURCES: [(&str, &str); 30] = [
     ("attention", include_str!("../../../src/rules/attention.rs")),
     ("batch_norm", include_str!("../../../src/rules/batch_norm.rs")),
     ("convert", include_str!("../../../src/rules/convert.rs")),
@@ -37,10 +38,14 @@ const SOURCES: [(&str, &str); 26] = [
     ("matmul", include_str!("../../../src/rules/matmul.rs")),
     ("network", include_str!("../../../src/rules/network.rs")),
     ("norm", include_str!("../../../src/rules/norm.rs")),
+    ("places", include_str!("../../../src/rules/places.rs")),
+    ("rank", include_str!("../../../src/rules/rank.rs")),
     ("reduce", include_str!("../../../src/rules/reduce.rs")),
     ("reduce_choice", include_str!("../../../src/rules/reduce_choice.rs")),
     ("scan", include_str!("../../../src/rules/scan.rs")),
+    ("scatter_reduce", include_str!("../../../src/rules/scatter_reduce.rs")),
     ("softmax", include_str!("../../../src/rules/softmax.rs")),
+    ("statistics", include_str!("../../../src/rules/statistics.rs")),
     ("view", include_str!("../../../src/rules/view.rs")),
     ("view_parts", include_str!("../../../src/rules/view_parts.rs")),
     ("windows", include_str!("../../../src/rules/windows.rs")),
@@ -133,6 +138,11 @@ pub(crate) fn all() -> Vec<Case> {
     views::of_parts(&mut cases);
     views::moved(&mut cases);
     indices::indices(&mut cases);
+    indices::places(&mut cases);
+    indices::reductions(&mut cases);
+    indices::parts(&mut cases);
+    ranks::ranks(&mut cases);
+    ranks::statistics(&mut cases);
     windows::convolutions(&mut cases);
     windows::pools(&mut cases);
     layers::products(&mut cases);
@@ -294,20 +304,42 @@ fn rules_agree_with_differences_on_reversed_inputs() -> Outcome {
 
 /// Rules whose derivative jumps where elements are equal, so that there is no difference to compare
 /// with; the gradient is still that of a contiguous input.
-const JUMP_AT_TIES: [&str; 17] = [
+const JUMP_AT_TIES: [&str; 39] = [
     "adaptive_max_pool2d",
     "amax",
     "amax_keep",
     "amin",
     "amin_keep",
+    "aminmax",
+    "aminmax_keep",
+    "cummax",
+    "cummin",
+    "dist",
+    "index_reduce",
+    "kthvalue",
+    "kthvalue_keep",
+    "matrix_norm",
+    "matrix_norm_keep",
     "max",
     "max_keep",
     "max_pool1d",
     "max_pool2d",
     "max_pool2d_with",
+    "median",
+    "median_all",
+    "median_keep",
     "min",
     "min_keep",
+    "mode",
+    "mode_keep",
+    "nanmedian",
+    "nanmedian_all",
+    "nanmedian_keep",
+    "nanquantile",
     "norm",
+    "quantile",
+    "renorm",
+    "scatter_reduce",
     "sort",
     "std",
     "std_keep",

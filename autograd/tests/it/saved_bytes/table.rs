@@ -1,9 +1,10 @@
 use lowtide_autograd::{AutogradResult as Result, Var};
 use lowtide_tensor::{
-    AttentionOptions, AvgPool, Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry,
-    ConvTranspose2dGeometry, Corners, DType, Device, Dropout, Interpolation, Labelling,
-    LinearCrossEntropyOptions, PadMode, PairLoss, Pool1dGeometry, Pool2dGeometry, RandomKey,
-    Replacements, Resize, RotaryPairs, Scales, SortOrder, Tensor,
+    Arrival, AttentionOptions, AvgPool, Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry,
+    ConvTranspose2dGeometry, Corners, Covariance, DType, Device, Dropout, Existing, Interpolation,
+    Labelling, LinearCrossEntropyOptions, MatrixNorm, PadMode, PairLoss, Pool1dGeometry,
+    Pool2dGeometry, QuantileRule, RandomKey, Replacements, Resize, RotaryPairs, Scales,
+    ScatterReduction, SortOrder, Tensor,
 };
 
 const X: &[usize] = &[64, 100];
@@ -162,6 +163,7 @@ fn several() -> Vec<Row> {
         lerp(a, b) = a.lerp(b, 0.3);
         div_floor(a, b) = a.div_floor(b);
         div_trunc(a, b) = a.div_trunc(b);
+        dist(a, b) = a.dist(b, 2.0);
         cat(a, b) = Var::cat(vec![a, b], 0);
         stack(a, b) = Var::stack(vec![a, b], 0);
     };
@@ -197,6 +199,19 @@ fn reductions() -> Vec<Row> {
         topk(x) = Ok(x.topk(10, 1, SortOrder::Descending)?.0);
         cumsum(x) = x.cumsum(1);
         cumprod(x) = x.cumprod(1);
+        cummax(x) = Ok(x.cummax(1)?.0);
+        logcumsumexp(x) = x.logcumsumexp(1);
+        kthvalue(x) = Ok(x.kthvalue(3, 1)?.0);
+        median_all(x) = x.median_all();
+        quantile(x) = x.quantile(&[0.3], 1, QuantileRule::Linear);
+        nansum(x) = x.nansum(&[1]);
+        nanmean(x) = x.nanmean(&[1]);
+        trace(x) = x.trace();
+        diff(x) = x.diff(1, 1);
+        renorm(x) = x.renorm(2.0, 0, 0.5);
+        cov(x) = x.cov(Covariance::default());
+        corrcoef(x) = x.corrcoef();
+        matrix_norm(x) = x.matrix_norm(MatrixNorm::LargestColumn, [0, 1]);
         dropout(x) = x.dropout(Dropout { probability: 0.5, key: RandomKey::new(5), first: 0 });
     }
 }
@@ -241,7 +256,37 @@ fn moved() -> Vec<Row> {
         }),
     ];
     rows.extend(placed.map(|(name, run)| (name, &[X, X] as &[&[usize]], run)));
+    rows.extend(named());
     rows
+}
+
+fn named() -> Vec<Row> {
+    vec![
+        ("index", &[X], |x, beside| one(x).index(&[&beside.rows])),
+        ("index_put", &[X, X], |x, beside| {
+            let [x, values] = two(x);
+            x.index_put(&[&beside.rows], values, Arrival::Replace)
+        }),
+        ("take", &[X], |x, beside| one(x).take(&beside.places)),
+        ("put", &[X, X], |x, beside| {
+            let [x, source] = two(x);
+            x.put(&beside.places, source, Arrival::Replace)
+        }),
+        ("index_fill", &[X], |x, beside| one(x).index_fill(0, &beside.rows, 2.0)),
+        ("scatter_reduce", &[X, X], |x, beside| {
+            let [x, source] = two(x);
+            let how = (ScatterReduction::Amax, Existing::Included);
+            x.scatter_reduce(0, &beside.places, source, how.0, how.1)
+        }),
+        ("masked_scatter", &[X, X], |x, beside| {
+            let [x, source] = two(x);
+            x.masked_scatter(&beside.mask, source)
+        }),
+        ("select_scatter", &[X, ROW], |x, _| {
+            let [x, source] = two(x);
+            x.select_scatter(source, 0, 3)
+        }),
+    ]
 }
 
 fn products() -> Vec<Row> {
