@@ -1,14 +1,20 @@
-//! Sorts whose order of equal elements the peer leaves open.
+//! Sorts and choices of one element of many, where the peer leaves open the order of equal ones.
 
 use lowtide_tensor::Tensor;
 use serde_json::Value;
 
 use crate::case::{Case, Numbers, Values};
 
-/// The operations that sort: the position of their dimension, its default, and which result holds
-/// places.
-const SORTS: [(&str, usize, i64, usize); 4] =
-    [("argsort", 1, -1, 0), ("msort", 1, 0, 1), ("sort", 1, -1, 1), ("topk", 2, -1, 1)];
+/// The operations that sort or choose: the position of their dimension, its default, and which
+/// result holds places.
+const SORTS: [(&str, usize, i64, usize); 6] = [
+    ("argsort", 1, -1, 0),
+    ("kthvalue", 2, -1, 1),
+    ("mode", 1, -1, 1),
+    ("msort", 1, 0, 1),
+    ("sort", 1, -1, 1),
+    ("topk", 2, -1, 1),
+];
 
 /// Whether values are the peer's, and places lead to elements that are equal to those that the
 /// peer's lead to: then only which of equal elements stands where is another.
@@ -57,7 +63,9 @@ fn keys(values: &Values) -> Vec<i64> {
 /// or two of a row lead to the same.
 fn pointed_at(x: &Values, places: &Values, axis: usize) -> Option<Vec<i64>> {
     let Numbers::Integers(numbers) = &places.numbers else { return None };
-    let (len, kept) = (*x.shape.get(axis)?, *places.shape.get(axis)?);
+    let len = *x.shape.get(axis)?;
+    // One place of a row, where the dimension is not kept.
+    let kept = if places.shape.len() < x.shape.len() { 1 } else { places.shape[axis] };
     let inner: usize = x.shape[axis + 1..].iter().product();
     let keys = keys(x);
     let mut seen = vec![false; keys.len()];

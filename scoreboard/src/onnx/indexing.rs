@@ -1,7 +1,7 @@
 //! Elements chosen by indices, sent to them, or found by their values.
 
 use lowtide_autograd::Var;
-use lowtide_tensor::{DType, Tensor};
+use lowtide_tensor::{DType, Existing, ScatterReduction, SortOrder, Tensor, Unique, UniqueOptions};
 
 use super::node::NodeCall;
 use super::views::as_type;
@@ -88,7 +88,10 @@ pub(super) const OPS: Family = &[
         let y = match node.text("reduction")?.unwrap_or("none") {
             "none" => rows.index_copy(0, &places.index, updates)?,
             "add" => rows.index_add(0, &places.index, updates)?,
-            other => return node.no_form(&format!("reduction = {other}")),
+            other => {
+                let how = reduction(node, other)?;
+                rows.index_reduce(0, &places.index, updates, how, Existing::Included)?
+            }
         };
         one(y.reshape(shape)?)
     }),
@@ -115,6 +118,7 @@ pub(super) const OPS: Family = &[
         let places = places.expand(shape)?.contiguous()?;
         one(cache.scatter(axis, &places, update)?)
     }),
+    ("Unique", unique),
 ];
 
 /// Places that are not zero: as many as there are, which a simulated device is told.
@@ -142,8 +146,51 @@ fn scatter(node: &NodeCall<'_>) -> Result<Vec<Output>> {
     match node.text("reduction")?.unwrap_or("none") {
         "none" => one(x.scatter(axis, &index, source)?),
         "add" => one(x.scatter_add(axis, &index, source)?),
+        other => {
+            let how = reduction(node, other)?;
+            one(x.scatter_reduce(axis, &index, source, how, Existing::Included)?)
+        }
+    }
+}
+
+fn reduction(node: &NodeCall<'_>, name: &str) -> Result<ScatterReduction> {
+    match name {
+        "mul" => Ok(ScatterReduction::Prod),
+        "max" => Ok(ScatterReduction::Amax),
+        "min" => Ok(ScatterReduction::Amin),
         other => node.no_form(&format!("reduction = {other}")),
     }
+}
+
+/// Different elements or slices: themselves, where each stands first, the number of each that was
+/// compared, and how many there are.
+fn unique(node: &NodeCall<'_>) -> Result<Vec<Output>> {
+    let x = node.tensor(0)?;
+    let axis = node.attribute_integer("axis")?;
+    let axis = axis.map(|axis| node.axis(axis, x.shape().len())).transpose()?;
+    let compared = axis.map_or(x.element_count(), |axis| x.shape()[axis]);
+    let options = UniqueOptions { along: axis.map(Into::into), assumed_count: Some(compared) };
+    let Unique { values, inverse, counts } = x.unique(options)?;
+    let inverse = inverse.reshape([compared])?;
+    // As many as there are, which a simulated device is told.
+    let largest = node.integers_of(&inverse.amax(&[0])?)?;
+    let count = largest.first().map_or(0, |&largest| largest.max(0) as usize + 1);
+    let along = axis.unwrap_or(0);
+    let (values, counts) = (values.narrow(along, 0, count)?, counts.narrow(0, 0, count)?);
+    let numbers = |len: usize| Tensor::arange(node.device(), 0.0..len as f64, 1.0, DType::I64);
+    let first = Tensor::full(node.device(), [count], DType::I64, compared as f64)?;
+    let how = (ScatterReduction::Amin, Existing::Included);
+    let first = first.index_reduce(0, &inverse, &numbers(compared)?, how.0, how.1)?;
+    if node.flag("sorted")?.unwrap_or(true) {
+        return Ok([values, first, inverse, counts].map(Output::Tensor).into());
+    }
+    // In the order in which they stand first.
+    let (first, order) = first.sort(0, SortOrder::Ascending)?;
+    let rank = Tensor::zeros(node.device(), [count], DType::I64)?;
+    let rank = rank.scatter(0, &order, &numbers(count)?)?;
+    let values = values.index_select(along, &order)?;
+    let (inverse, counts) = (rank.index_select(0, &inverse)?, counts.index_select(0, &order)?);
+    Ok([values, first, inverse, counts].map(Output::Tensor).into())
 }
 
 /// Tuples of indices as places among the rows of a table.

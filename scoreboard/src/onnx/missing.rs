@@ -39,7 +39,6 @@ pub const MISSING: &[Missing] = &[
         to_build: true,
         names: "onnx.DeformConv onnx.RoiAlign",
     },
-    Missing { reason: "distinct elements", to_build: true, names: "onnx.Unique" },
     Missing { reason: CONTROL_FLOW, to_build: false, names: "onnx.If onnx.Loop onnx.Scan" },
     Missing {
         reason: CHANCE,

@@ -1,6 +1,5 @@
 //! Elements chosen by indices, sent to them, or found by their values.
 
-use lowtide_autograd::Var;
 use lowtide_tensor::{DType, Tensor};
 
 use super::reductions::axis;
@@ -92,7 +91,7 @@ pub(super) const OPS: Family = &[
         let x = call.var(INPUT)?;
         let index = index(call, at(1, "indices"))?;
         match axis(call, at(2, "dim"), &x)? {
-            Some(dim) => broadcast_gather(x, dim, &index),
+            Some(dim) => one(x.take_along_dim(&index, dim)?),
             None => {
                 let len = x.shape().element_count();
                 let index = index.reshape([index.element_count()])?;
@@ -103,7 +102,7 @@ pub(super) const OPS: Family = &[
 ];
 
 /// Indices, which lowtide wants as i64.
-fn index(call: &Call<'_>, at: At) -> Result<Tensor> {
+pub(super) fn index(call: &Call<'_>, at: At) -> Result<Tensor> {
     Ok(call.constant(at)?.to_dtype(DType::I64)?)
 }
 
@@ -117,20 +116,8 @@ fn nonzero(call: &Call<'_>) -> Result<Tensor> {
 }
 
 /// The length of the expected result.
-fn expected_len(call: &Call<'_>) -> usize {
+pub(super) fn expected_len(call: &Call<'_>) -> usize {
     let case = call.case();
     let first = case.outputs.first().and_then(|output| case.tensor(output));
     first.and_then(|tensor| tensor.shape.first().copied()).unwrap_or(0)
-}
-
-/// Operands of the same shape but along `dim`, stretched where one is of length 1.
-fn broadcast_gather(x: Var, dim: isize, index: &Tensor) -> Result<Vec<Output>> {
-    let rank = x.shape().len();
-    let along = if dim < 0 { rank.wrapping_add_signed(dim) } else { dim.unsigned_abs() };
-    let (mut x_shape, mut index_shape) = (x.shape().to_vec(), index.shape().to_vec());
-    for axis in (0..rank.min(index_shape.len())).filter(|&axis| axis != along) {
-        let len = x_shape[axis].max(index_shape[axis]);
-        (x_shape[axis], index_shape[axis]) = (len, len);
-    }
-    one(x.expand(&x_shape[..])?.gather(dim, &index.expand(&index_shape[..])?)?)
 }

@@ -11,8 +11,10 @@ mod missing;
 mod modules;
 mod norms;
 mod optimizers;
+mod places;
 mod products;
 mod reductions;
+mod statistics;
 mod views;
 mod windows;
 
@@ -28,7 +30,7 @@ pub type Adapter = fn(&Call<'_>) -> Result<Vec<Output>>;
 /// The names of a family with their calls.
 type Family = &'static [(&'static str, Adapter)];
 
-const FAMILIES: [Family; 18] = [
+const FAMILIES: [Family; 20] = [
     activations::OPS,
     activations::OF_ONE,
     creation::OPS,
@@ -41,10 +43,12 @@ const FAMILIES: [Family; 18] = [
     indexing::OPS,
     losses::OPS,
     norms::OPS,
+    places::OPS,
     products::OPS,
     reductions::OPS,
     reductions::SUMS,
     reductions::COUNTS,
+    statistics::OPS,
     views::OPS,
     windows::OPS,
 ];

@@ -203,7 +203,7 @@ pub(super) fn axis(call: &Call<'_>, at: At, x: &Var) -> Result<Option<isize>> {
 }
 
 /// The dimensions to reduce, all if none are given, and whether they stay.
-fn over(call: &Call<'_>, dims: At, keep: At) -> Result<(Var, Vec<isize>, bool)> {
+pub(super) fn over(call: &Call<'_>, dims: At, keep: At) -> Result<(Var, Vec<isize>, bool)> {
     let x = call.var(INPUT)?;
     let axes = call.integers(dims)?.filter(|axes| !axes.is_empty());
     axes.iter().flatten().try_for_each(|&dim| check_dimension(&x, dim))?;
@@ -212,7 +212,7 @@ fn over(call: &Call<'_>, dims: At, keep: At) -> Result<(Var, Vec<isize>, bool)> 
 }
 
 /// The operand in the type that it is to be reduced in.
-fn converted(call: &Call<'_>, x: Var) -> Result<Var> {
+pub(super) fn converted(call: &Call<'_>, x: Var) -> Result<Var> {
     match call.element_type(named("dtype"))? {
         None => Ok(x),
         Some(dtype) if dtype.is_float() && x.value().dtype().is_float() => Ok(x.to_dtype(dtype)?),
@@ -221,7 +221,7 @@ fn converted(call: &Call<'_>, x: Var) -> Result<Var> {
 }
 
 /// The result in the type that was asked for, which of integers would be i64 else.
-fn in_type(call: &Call<'_>, y: Var) -> Result<Vec<Output>> {
+pub(super) fn in_type(call: &Call<'_>, y: Var) -> Result<Vec<Output>> {
     match call.element_type(named("dtype"))? {
         Some(dtype) if dtype != y.value().dtype() => one(y.value().to_dtype(dtype)?),
         _ => one(y),
