@@ -56,6 +56,7 @@ struct Ground {
   std::vector<Region> regions;  // without overlap
   Byte* of_statics = nullptr;
   Byte* of_dynamic = nullptr;
+  unsigned last_block = 0;  // the highest number of a block so far, in whatever order they ran
 };
 
 EXECUTOR_OWN Ground* ground = nullptr;
@@ -264,7 +265,7 @@ void begin_launch(const Launch& launch, size_t stack_bytes, uint64_t dynamic_sha
   }
   tell(&found);
   // Blocks of earlier launches have lower numbers.
-  unsigned first_block = access.block + 1;
+  unsigned first_block = ground->last_block + 1;
   access = Access{};
   access.block = access.first_block = first_block;
   ground->launch = &launch;
@@ -291,6 +292,7 @@ void begin_launch(const Launch& launch, size_t stack_bytes, uint64_t dynamic_sha
 
 void begin_block(unsigned thread_count, unsigned index) {
   access.block = access.first_block + index;
+  ground->last_block = std::max(ground->last_block, access.block);
   access.block_epoch = 0;
   std::fill_n(access.warp_epochs, thread_count, 0u);
 }

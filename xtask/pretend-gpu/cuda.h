@@ -158,6 +158,7 @@ T atomicCAS(T* address, T expected, T value) {
   return pretend::update(address, [=](T before) { return before == expected ? value : before; });
 }
 
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }
 inline float __fdividef(float x, float y) { return x / y; }

@@ -1,11 +1,16 @@
 // What stands before each file of kernels. CUDA C without headers: NVRTC alone compiles it, and so
 // does a C++ compiler behind `xtask/pretend-gpu/cuda.h`.
+//
+// A file with kernels for every type is compiled once for each of f32, f64, f16 and bf16, with
+// STORED defined as that: see `Stored` below.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned u32;
 typedef unsigned long long u64;
 typedef long long i64;
+typedef float f32;
+typedef double f64;
 
 struct f16 {
   u16 bits;
@@ -14,11 +19,14 @@ struct bf16 {
   u16 bits;
 };
 
-__device__ inline float to_float(float x) { return x; }
-__device__ inline float to_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+// An element as it is computed with: f64 as it is, all others in f32.
+__device__ inline float widened(float x) { return x; }
+__device__ inline double widened(double x) { return x; }
+__device__ inline float widened(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
 // Rounds to nearest, ties to even; NaN stays one.
 __device__ inline void set(float& y, float x) { y = x; }
+__device__ inline void set(double& y, double x) { y = x; }
 __device__ inline void set(bf16& y, float x) {
   u32 bits = __float_as_uint(x);
   u32 rounded = bits + 0x7fff + (bits >> 16 & 1);
@@ -26,7 +34,7 @@ __device__ inline void set(bf16& y, float x) {
 }
 
 #ifdef __CUDACC__
-__device__ inline float to_float(f16 x) {
+__device__ inline float widened(f16 x) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
   return y;
@@ -36,9 +44,24 @@ __device__ inline void set(f16& y, float x) {
 }
 #define INFINITY_F __int_as_float(0x7f800000)
 #else
-__device__ inline float to_float(f16 x) { return (float)__builtin_bit_cast(_Float16, x.bits); }
+__device__ inline float widened(f16 x) { return (float)__builtin_bit_cast(_Float16, x.bits); }
 __device__ inline void set(f16& y, float x) { y.bits = __builtin_bit_cast(u16, (_Float16)x); }
 #define INFINITY_F __builtin_inff()
+#endif
+
+// The functions of C, by one name for both types.
+__device__ inline float exp_of(float x) { return expf(x); }
+__device__ inline double exp_of(double x) { return exp(x); }
+__device__ inline float log_of(float x) { return logf(x); }
+__device__ inline double log_of(double x) { return log(x); }
+
+#ifdef STORED
+// What memory holds, and what is computed with; a kernel's name ends with the former's.
+typedef STORED Stored;
+typedef decltype(widened(Stored())) Computed;
+#define WITH_TYPE(name, type) name##_##type
+#define NAME_OF(name, type) WITH_TYPE(name, type)
+#define KERNEL(name) NAME_OF(name, STORED)
 #endif
 
 enum : u32 { ALL_LANES = 0xffffffffu };
@@ -48,15 +71,20 @@ __device__ inline u64 thread_index() { return (u64)blockIdx.x * blockDim.x + thr
 __device__ inline u64 thread_count() { return (u64)gridDim.x * blockDim.x; }
 
 // The greater of both; NaN if one is.
-__device__ inline float greater(float x, float y) { return y > x || y != y ? y : x; }
+template <typename T>
+__device__ inline T greater(T x, T y) {
+  return y > x || y != y ? y : x;
+}
 
 struct Sum {
   static __device__ float start() { return 0.0f; }
-  static __device__ float join(float x, float y) { return x + y; }
+  template <typename T>
+  static __device__ T join(T x, T y) { return x + y; }
 };
 struct Max {
   static __device__ float start() { return -INFINITY_F; }
-  static __device__ float join(float x, float y) { return greater(x, y); }
+  template <typename T>
+  static __device__ T join(T x, T y) { return greater(x, y); }
 };
 
 // Joins a value of each thread of a block, in a fixed order; all threads get the result. `scratch`
@@ -75,6 +103,18 @@ __device__ inline T join_block(T value, T* scratch, const Join& join = Join()) {
   for (u32 other = 1; other < blockDim.x / 32; other++) value = join.join(value, scratch[other]);
   return value;
 }
+
+struct Least {
+  static __device__ u64 join(u64 x, u64 y) { return y < x ? y : x; }
+};
+
+// What is wrong with a value that the host asked for; it reads this when it reads a value next.
+struct Complaint {
+  i64 position;  // of the first such value, from 1; 0 as long as nothing is wrong
+  i64 value;
+  i64 len;  // values have to be in 0..len
+  u64 op;   // the operation, as the host counts them
+};
 
 // Sizes of a walk over elements, the last one the fastest, and how far each tensor goes for a step
 // along each. A tensor that repeats its elements goes 0.
@@ -112,6 +152,30 @@ __device__ inline Places<TENSORS> places(const Walk<TENSORS>& walk, u64 index) {
     index = rest;
   }
   return places;
+}
+
+// Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3"
+// (SC 2011). Four words for each place of a key's stream.
+struct Stream {
+  u64 seed;
+  u64 stream;  // a mix of the step and of the operation
+};
+
+struct Words {
+  u32 at[4];
+};
+
+__device__ inline Words block_of(const Stream& stream, u64 place) {
+  Words c = {{(u32)place, (u32)(place >> 32), (u32)stream.stream, (u32)(stream.stream >> 32)}};
+  u32 key[2] = {(u32)stream.seed, (u32)(stream.seed >> 32)};
+  for (u32 round = 0; round < 10; round++) {
+    u64 wide0 = (u64)0xd2511f53u * c.at[0], wide1 = (u64)0xcd9e8d57u * c.at[2];
+    c = {{(u32)(wide1 >> 32) ^ c.at[1] ^ key[0], (u32)wide1,
+          (u32)(wide0 >> 32) ^ c.at[3] ^ key[1], (u32)wide0}};
+    key[0] += 0x9e3779b9u;
+    key[1] += 0xbb67ae85u;
+  }
+  return c;
 }
 
 // One tile of a product: C[M, N] = A[M, K] · B[K, N], 64 by 64 elements by a block of 256 threads,

@@ -24,7 +24,7 @@ pub(super) struct Copies {
     /// What kernels say about labels: a position, from 1, or 0; its label; the number of classes.
     /// It is locked whenever a kernel is told of it, and from before a wait of the host until the
     /// host has looked at it. So what the host sees was written before that wait.
-    bad_label: Mutex<Option<PinnedBuffer>>,
+    complaint: Mutex<Option<PinnedBuffer>>,
     /// Numbers of the caches whose blocks copies read themselves: the host waits for this stream
     /// before it writes them again.
     rings: Mutex<Vec<u64>>,
@@ -48,7 +48,7 @@ impl Copies {
         Copies {
             streams,
             staging: Mutex::default(),
-            bad_label: Mutex::default(),
+            complaint: Mutex::default(),
             rings: Mutex::default(),
             ahead: Mutex::default(),
         }
@@ -158,7 +158,7 @@ impl Copies {
     pub(super) fn download<T: Pod>(&self, from: &DeviceOperand<'_>) -> Result<Vec<T>> {
         let bytes = from.bytes();
         let mut values = vec![T::zeroed(); bytes.len() / size_of::<T>()];
-        let mut bad_label = locked(&self.bad_label);
+        let mut complaint = locked(&self.complaint);
         from.block().allocator().wait(COPIES, Stream::DEFAULT)?;
         let to = bytemuck::cast_slice_mut(&mut values);
         let copy = || self.streams.download(COPIES, (from.block(), bytes), to);
@@ -167,24 +167,24 @@ impl Copies {
             Some(staging) => staging.while_waiting(COPIES, copy)?,
             None => copy()?,
         }
-        take_error(&mut bad_label).map_or(Ok(values), Err)
+        take_error(&mut complaint).map_or(Ok(values), Err)
     }
 
-    /// Lets `launch` tell a kernel where to say which label is bad. There is room for one.
-    pub(super) fn with_bad_label(
+    /// Lets `launch` tell a kernel where to complain about a value. There is room for one complaint.
+    pub(super) fn with_complaint(
         &self,
         launch: impl FnOnce(Argument<'_>) -> Result<()>,
     ) -> Result<()> {
-        let bad_label = locked(&self.bad_label);
-        launch(Argument::WritePinned(bad_label.as_ref().expect("it was reserved")))
+        let complaint = locked(&self.complaint);
+        launch(Argument::WritePinned(complaint.as_ref().expect("it was reserved")))
     }
 
-    /// Makes room for a bad label, if there is none yet.
-    pub(super) fn reserve_bad_label(&self) -> Result<()> {
-        let mut bad_label = locked(&self.bad_label);
-        if bad_label.is_none() {
-            let cache = self.page_locked(size_of::<BadLabel>())?;
-            *bad_label = Some(cache.allocate(Stream::DEFAULT, size_of::<BadLabel>())?);
+    /// Makes room for a complaint, if there is none yet.
+    pub(super) fn reserve_complaint(&self) -> Result<()> {
+        let mut complaint = locked(&self.complaint);
+        if complaint.is_none() {
+            let cache = self.page_locked(size_of::<Complaint>())?;
+            *complaint = Some(cache.allocate(Stream::DEFAULT, size_of::<Complaint>())?);
         }
         Ok(())
     }
@@ -211,17 +211,46 @@ fn part_bytes(staging: &PinnedCache) -> usize {
     staging.allocator().capacity_bytes() / 2
 }
 
-/// What `cross_entropy.cu` writes: `[position from 1, label, class_count]`.
-type BadLabel = [i64; 3];
+/// Operations whose kernels look at values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Checked {
+    /// At labels, which are classes.
+    Labels(&'static str),
+    /// At indices.
+    Indices(&'static str),
+}
+
+/// All of them: kernels know them by their numbers.
+const CHECKED: [Checked; 6] = [
+    Checked::Labels("cross_entropy"),
+    Checked::Labels("linear_cross_entropy"),
+    Checked::Labels("linear_cross_entropy_gradients"),
+    Checked::Indices("embedding"),
+    Checked::Indices("gather"),
+    Checked::Indices("index_select"),
+];
+
+impl Checked {
+    /// What a kernel calls the operation; `None` if it is none whose values kernels look at.
+    pub(crate) fn number(self) -> Option<u64> {
+        CHECKED.iter().position(|&known| known == self).map(|number| number as u64)
+    }
+}
+
+/// `struct Complaint` of `common.cu`: `[position from 1, value, len, operation]`.
+type Complaint = [i64; 4];
 
 /// What kernels found wrong, which is then forgotten.
 fn take_error(record: &mut Option<PinnedBuffer>) -> Option<TensorError> {
     let words = record.as_mut()?.as_mut_slice();
-    let [position, label, class_count]: BadLabel = bytemuck::pod_read_unaligned(words);
+    let [position, value, len, number]: Complaint = bytemuck::pod_read_unaligned(words);
     let position = usize::try_from(position).ok()?.checked_sub(1)?;
     words.fill(0);
-    let (op, class_count) = ("cross_entropy", class_count as usize);
-    Some(TensorError::Label { op, position, label, class_count })
+    let len = len as usize;
+    Some(match *CHECKED.get(usize::try_from(number).ok()?)? {
+        Checked::Labels(op) => TensorError::Label { op, position, label: value, class_count: len },
+        Checked::Indices(op) => TensorError::Index { op, index: value as isize, len },
+    })
 }
 
 // What is behind these locks is whole at every unlock, so a poisoned one is taken over.

@@ -13,6 +13,7 @@ use lowtide_allocator::cuda::{
 };
 
 use crate::cuda::gate::{CompileError, KernelCache, KernelCompiler, KernelSource};
+use crate::dtype::DType;
 use crate::layout::{Layout, Nest, RANK_MAX, Shape};
 
 /// A file of kernels.
@@ -41,6 +42,69 @@ macro_rules! images {
     };
 }
 
+/// A file with kernels for every type: an image for each of f32, f64, f16 and bf16, with `STORED`
+/// defined as that.
+pub(crate) struct TypedImage([Image; 4]);
+
+impl TypedImage {
+    /// The image for elements of a float type.
+    pub(crate) fn of(&self, dtype: DType) -> Image {
+        let [of_f32, of_f64, of_f16, of_bf16] = self.0;
+        match dtype {
+            DType::F32 => of_f32,
+            DType::F64 => of_f64,
+            DType::F16 => of_f16,
+            DType::BF16 => of_bf16,
+            _ => unreachable!("the operation checked that its operands are of floats"),
+        }
+    }
+}
+
+macro_rules! typed_images {
+    ($($image:ident = $operation:literal / $name:literal;)*) => {
+        /// All of them.
+        const TYPED_IMAGES: &[&TypedImage] = &[$(&$image),*];
+        $(
+        pub(crate) const $image: TypedImage = TypedImage([
+            typed_images!(@ $operation / $name of "f32"),
+            typed_images!(@ $operation / $name of "f64"),
+            typed_images!(@ $operation / $name of "f16"),
+            typed_images!(@ $operation / $name of "bf16"),
+        ]);
+        )*
+    };
+    (@ $operation:literal / $name:literal of $dtype:literal) => {
+        Image {
+            name: concat!($name, "_", $dtype),
+            source: concat!(
+                "#define STORED ", $dtype, "\n",
+                include_str!("common.cu"),
+                include_str!(concat!("../ops/", $operation, "/", $name, ".cu"))
+            ),
+        }
+    };
+}
+
+/// The name of a kernel of a [`TypedImage`], for elements of a float type.
+macro_rules! typed_name {
+    ($name:literal, $dtype:expr) => {
+        match $dtype {
+            crate::dtype::DType::F64 => concat!($name, "_f64"),
+            crate::dtype::DType::F16 => concat!($name, "_f16"),
+            crate::dtype::DType::BF16 => concat!($name, "_bf16"),
+            _ => concat!($name, "_f32"),
+        }
+    };
+}
+pub(crate) use typed_name;
+
+typed_images! {
+    ATTENTION = "attention" / "attention";
+    LINEAR_CROSS_ENTROPY = "linear_cross_entropy" / "linear_cross_entropy";
+    NORM = "norm" / "norm";
+    SCATTER = "indexing" / "scatter";
+}
+
 images! {
     CAST = "elementwise" / "cast";
     CONV2D = "conv2d" / "conv2d";
@@ -48,6 +112,7 @@ images! {
     ELEMENTWISE = "elementwise" / "elementwise";
     FILL = "elementwise" / "fill";
     FINITE = "finite" / "finite";
+    GATHER = "indexing" / "gather";
     MATMUL = "matmul" / "matmul";
     MAX_POOL2D = "max_pool2d" / "max_pool2d";
     RANDOM = "random" / "random";
@@ -99,11 +164,13 @@ impl Loaded {
         Ok(function)
     }
 
-    /// Loads all images that can be loaded, so that what they take of the device is known before
-    /// the rest is given away. An image that fails is loaded when a kernel of it is first launched.
+    /// Loads the images that programs in f32 use, so that what they take of the device is known
+    /// before the rest is given away. An image that fails is loaded when a kernel of it is first
+    /// launched, as are those of other types: the reserve has room for them.
     pub(super) fn load_all(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        IMAGES.iter().for_each(|image| drop(self.module(&mut state, *image)));
+        let typed = TYPED_IMAGES.iter().map(|image| image.of(DType::F32));
+        IMAGES.iter().copied().chain(typed).for_each(|image| drop(self.module(&mut state, image)));
     }
 
     fn module(&self, state: &mut State, image: Image) -> Result<Module, KernelError> {

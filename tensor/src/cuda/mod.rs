@@ -26,6 +26,7 @@ use lowtide_allocator::{
 use crate::device::{Backend, Device};
 use crate::dtype::DType;
 use crate::error::{Result, TensorError};
+pub(crate) use copies::Checked;
 use copies::Copies;
 pub use gate::Precision;
 use gate::{Blas, BlasError, CompileError, KernelCompiler, Product};
@@ -296,13 +297,13 @@ impl Cuda {
         self.retried(|| Ok(self.copies.ring(size_bytes)?))
     }
 
-    /// Lets `launch` tell a kernel where to say which label is bad; who reads a value next is told.
-    pub(crate) fn with_bad_label(
+    /// Lets `launch` tell a kernel where to complain about a value; who reads a value next is told.
+    pub(crate) fn with_complaint(
         &self,
         launch: impl FnOnce(Argument<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.retried(|| self.copies.reserve_bad_label())?;
-        self.copies.with_bad_label(launch)
+        self.retried(|| self.copies.reserve_complaint())?;
+        self.copies.with_complaint(launch)
     }
 }
 

@@ -8,6 +8,14 @@ pub(crate) fn on(device: &Device, x: &Tensor) -> Tensor {
     Tensor::from_bytes(device, *x.shape(), x.dtype(), &x.to_bytes().unwrap()).unwrap()
 }
 
+/// Every float type, with how far apart values of 1 may be: the given tolerances for f32 and f64,
+/// and some roundings of the half types, in which results are stored.
+pub(crate) fn each_float([of_f32, of_f64]: [f64; 2]) -> [(DType, f64); 4] {
+    let of_halves = [(DType::F16, 10), (DType::BF16, 7)];
+    let [f16, bf16] = of_halves.map(|(dtype, bits)| (dtype, 4.0 * 0.5_f64.powi(bits)));
+    [(DType::F32, of_f32), (DType::F64, of_f64), f16, bf16]
+}
+
 /// The same shape and type; floats at most `tolerance` apart, relative to the larger of their size
 /// and 1, everything else equal.
 #[track_caller]

@@ -1,6 +1,7 @@
 //! Tensors on the pretend device, or on any, next to the same on the processor; see `gpu`.
 
 mod alike;
+mod attention;
 mod blas;
 mod compiled;
 mod compiler;
@@ -10,7 +11,10 @@ mod cross_entropy;
 mod elementwise;
 mod gpu;
 mod gradients;
+mod indexing;
+mod linear_loss;
 mod max_pool2d;
+mod norm;
 mod products;
 mod random;
 mod reduce;

@@ -47,6 +47,10 @@ const NEEDS: &str = "tensor/src/cuda/needs.txt";
 
 const COMMON: &str = "common.cu";
 
+/// A file that has this is compiled once for each of these types, with `STORED` defined as it.
+const TYPED: &str = "KERNEL(";
+const TYPES: [&str; 4] = ["f32", "f64", "f16", "bf16"];
+
 /// Before the hash of the source in the first line of a PTX file.
 const HASH_MARK: &str = "// source ";
 
@@ -58,10 +62,10 @@ const COMPILER: &str = include_str!("nvrtc.py");
 /// that one of so many makes it again. Seed 0 asks for the same addresses in each run.
 const SEEDS: std::ops::Range<usize> = 0..8;
 
-/// One file of kernels.
+/// One file of kernels, for one type if it is for several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
-    /// The file's name without its ending.
+    /// The file's name without its ending, and the type.
     pub name: String,
     /// What the compiler gets: the common source and the file's.
     pub source: String,
@@ -81,11 +85,20 @@ impl KernelSet {
         if let Some(at) = paths.iter().position(|path| path.ends_with(COMMON)) {
             common = read(&paths.remove(at))?;
         }
-        let unit = |path: &PathBuf| {
+        let mut units = Vec::new();
+        for path in &paths {
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            Ok(Unit { name, source: format!("{common}{}", read(path)?) })
-        };
-        let mut units = paths.iter().map(unit).collect::<Result<Vec<_>, String>>()?;
+            let source = format!("{common}{}", read(path)?);
+            // What is common defines the mark, and is in every unit.
+            if source[common.len()..].contains(TYPED) {
+                units.extend(TYPES.map(|of| Unit {
+                    name: format!("{name}_{of}"),
+                    source: format!("#define STORED {of}\n{source}"),
+                }));
+            } else {
+                units.push(Unit { name, source });
+            }
+        }
         units.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(units)
     }

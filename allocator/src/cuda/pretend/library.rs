@@ -80,6 +80,11 @@ pub enum LibraryError {
 /// The common source, beside the kernels that it stands before.
 const COMMON: &str = "common.cu";
 
+/// A file that has this is compiled once for each of these types, with [`STORED`] defined as it.
+const TYPED: &str = "KERNEL(";
+const TYPES: [&str; 4] = ["f32", "f64", "f16", "bf16"];
+const STORED: &str = "STORED";
+
 /// The libraries that the driver's file is, beside the driver.
 const OTHER_NAMES: [&str; 2] = ["libnvrtc.so.12", "libcublasLt.so.12"];
 
@@ -162,11 +167,12 @@ struct Sources {
 /// A file of kernels, with what was made of it.
 #[derive(Clone, Debug)]
 pub struct KernelFile {
-    /// The file's name without its ending.
+    /// The file's name without its ending; of a file that is compiled for several types, and `_f32`
+    /// or another of them.
     pub name: String,
     /// Where it is.
     pub path: PathBuf,
-    /// What stands before it.
+    /// What stands before it: the type that it is compiled for, and what is common to all.
     pub common: String,
     /// What is in it.
     pub source: String,
@@ -175,7 +181,8 @@ pub struct KernelFile {
 }
 
 impl KernelFile {
-    /// Every `NAME.cu` in a folder and those below it, in the order of their names. Above or beside
+    /// Every `NAME.cu` in a folder and those below it, in the order of their names, and once for each
+    /// type where its kernels are named by `KERNEL(..)`. Above or beside
     /// them is one [`PtxArchive`] of all, and there may be one `common.cu`, which stands before
     /// each of them.
     ///
@@ -195,16 +202,30 @@ impl KernelFile {
             }
         }
         paths.sort_by(|a, b| parts(a).0.cmp(parts(b).0));
-        let file = |path: PathBuf| {
-            let (name, common) = (parts(&path).0.to_owned(), common.clone());
-            let ptx = archive.as_ref().and_then(|archive| archive.get(&name)).map(str::to_owned);
-            let ptx = ptx.ok_or_else(|| {
-                let cause = format!("{} has no PTX of it", PtxArchive::FILE_NAME);
-                of_file(&path, io::Error::new(io::ErrorKind::NotFound, cause))
-            })?;
-            Ok(KernelFile { name, common, source: read(&path)?, ptx, path })
+        let ptx_of = |name: &str, path: &Path| {
+            let ptx = archive.as_ref().and_then(|archive| archive.get(name)).map(str::to_owned);
+            ptx.ok_or_else(|| {
+                let cause = format!("{} has no PTX of {name}", PtxArchive::FILE_NAME);
+                of_file(path, io::Error::new(io::ErrorKind::NotFound, cause))
+            })
         };
-        paths.into_iter().map(file).collect()
+        let mut files = Vec::new();
+        for path in paths {
+            let (stem, source) = (parts(&path).0.to_owned(), read(&path)?);
+            let mut variants = vec![(stem.clone(), common.clone())];
+            if source.contains(TYPED) {
+                let variant = |name: &str| {
+                    (format!("{stem}_{name}"), format!("#define {STORED} {name}\n{common}"))
+                };
+                variants = TYPES.map(variant).to_vec();
+            }
+            for (name, common) in variants {
+                let ptx = ptx_of(&name, &path)?;
+                let (source, path) = (source.clone(), path.clone());
+                files.push(KernelFile { name, path, common, source, ptx });
+            }
+        }
+        Ok(files)
     }
 
     /// As it is compiled for a device.

@@ -73,7 +73,7 @@ pub(super) struct Problem<'a, E> {
 
 impl<E: Element> Problem<'_, E> {
     pub(super) fn scale(&self) -> f64 {
-        self.options.scale.unwrap_or_else(|| 1.0 / (self.sizes.dim as f64).sqrt())
+        self.options.factor(self.sizes.dim)
     }
 
     /// How many keys query `i` sees by its place: the first ones.

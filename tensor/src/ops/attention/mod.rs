@@ -8,12 +8,16 @@
 
 mod backward;
 mod block;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod forward;
 
 use std::fmt::{self, Display};
 
 use crate::cpu::Cpu;
-use crate::device::Device;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
+use crate::device::{Device, DeviceKind};
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -59,6 +63,13 @@ pub struct AttentionOptions {
     pub dropout: Option<AttentionDropout>,
 }
 
+impl AttentionOptions {
+    /// Factor of the scores.
+    fn factor(&self, dim: usize) -> f64 {
+        self.scale.unwrap_or_else(|| 1.0 / (dim as f64).sqrt())
+    }
+}
+
 /// What [`Tensor::attention`] computes.
 #[derive(Clone, Debug)]
 pub struct Attention {
@@ -69,9 +80,9 @@ pub struct Attention {
     pub log_sum_exp: Tensor,
 }
 
-/// Bytes of scratch that attention and its gradients take beside their results: a few blocks for
-/// each thread of the device, and for backward dq of the heads that share a key. No more than
-/// linear in the lengths.
+/// Bytes of scratch that attention and its gradients take beside their results: on a processor a
+/// few blocks for each thread, and for backward dq of the heads that share a key; on an NVIDIA
+/// device none, and for backward a number for each query. No more than linear in the lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionWorkspace {
     /// Of [`Tensor::attention`].
@@ -91,19 +102,9 @@ impl AttentionWorkspace {
         if !dtype.is_float() {
             return Err(TensorError::DType { op, left: dtype, right: DType::F32 });
         }
-        let computed = dtype.computed();
-        let is_half = dtype != computed;
-        let bytes = |tasks, len| workspace_len(device, tasks, len) * computed.size_bytes();
-        Ok(AttentionWorkspace {
-            forward_bytes: bytes(
-                forward::task_count(&sizes),
-                forward::scratch_len(&sizes, is_half),
-            ),
-            backward_bytes: bytes(
-                backward::task_count(&sizes),
-                backward::scratch_len(&sizes, is_half),
-            ),
-        })
+        let [forward_bytes, backward_bytes] =
+            workspace_lens(device, &sizes, dtype).map(|len| len * dtype.computed().size_bytes());
+        Ok(AttentionWorkspace { forward_bytes, backward_bytes })
     }
 }
 
@@ -114,9 +115,18 @@ impl Display for AttentionWorkspace {
     }
 }
 
-/// Scratch of `len` elements for each thread that works on some of `tasks`.
-fn workspace_len(device: &Device, tasks: usize, len: usize) -> usize {
-    device.threads().min(tasks).max(1) * len
+/// Elements of scratch forwards and backwards. On a processor there is some for each thread that
+/// works on a task; on an NVIDIA device backward keeps Σ dy·y of each query.
+fn workspace_lens(device: &Device, sizes: &Sizes, dtype: DType) -> [usize; 2] {
+    if device.kind() == DeviceKind::Cuda {
+        return [0, sizes.batch * sizes.heads * sizes.queries];
+    }
+    let is_half = dtype != dtype.computed();
+    let threads = |tasks: usize| device.threads().min(tasks).max(1);
+    [
+        threads(forward::task_count(sizes)) * forward::scratch_len(sizes, is_half),
+        threads(backward::task_count(sizes)) * backward::scratch_len(sizes, is_half),
+    ]
 }
 
 /// The sizes of attention over q, k and v, if they go together.
@@ -187,12 +197,6 @@ impl Launch {
         }
     }
 
-    /// See [`workspace_len`].
-    fn workspace(&self, like: &Tensor, tasks: usize, len: usize) -> Result<Tensor> {
-        let len = workspace_len(like.device(), tasks, len);
-        Tensor::workspace(like.device(), len, self.dtype.computed())
-    }
-
     fn problem<'a, E: crate::dtype::Element>(
         &self,
         operands: &Operands<'a>,
@@ -232,6 +236,16 @@ impl Kernel for Forward {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::forward(&self.0, cuda, operands)
+    }
 }
 
 struct Backward(Launch);
@@ -257,6 +271,16 @@ impl Kernel for Backward {
             backward::backward(pool, &problem, [y, dy], lse, [dq, dk, dv], scratch);
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::backward(&self.0, cuda, operands)
     }
 }
 
@@ -290,9 +314,8 @@ impl Tensor {
         let y = Tensor::empty(device, [batch, heads, queries, v_dim], self.dtype())?;
         let lse_dtype = self.dtype().computed();
         let log_sum_exp = Tensor::empty(device, [batch, heads, queries], lse_dtype)?;
-        let is_half = self.dtype() != lse_dtype;
-        let len = forward::scratch_len(&launch.sizes, is_half);
-        let scratch = launch.workspace(self, forward::task_count(&launch.sizes), len)?;
+        let [scratch_len, _] = workspace_lens(device, &launch.sizes, launch.dtype);
+        let scratch = Tensor::workspace(device, scratch_len, lse_dtype)?;
         let reads: Vec<&Tensor> = [self, k, v].into_iter().chain(mask.as_ref()).collect();
         device.launch(Forward(launch), &reads, &[&y, &log_sum_exp, &scratch])?;
         Ok(Attention { y, log_sum_exp })
@@ -332,8 +355,8 @@ impl Tensor {
         let (device, lse) = (self.device(), log_sum_exp.contiguous()?);
         let of = |x: &Tensor| Tensor::empty(device, *x.shape(), x.dtype());
         let gradients = [of(q)?, of(k)?, of(v)?];
-        let len = backward::scratch_len(&launch.sizes, q.dtype() != lse_dtype);
-        let scratch = launch.workspace(self, backward::task_count(&launch.sizes), len)?;
+        let [_, scratch_len] = workspace_lens(device, &launch.sizes, launch.dtype);
+        let scratch = Tensor::workspace(device, scratch_len, lse_dtype)?;
         let reads = [q, k, v, y, self, &lse].into_iter().chain(mask.as_ref());
         let [dq, dk, dv] = &gradients;
         let reads: Vec<&Tensor> = reads.collect();

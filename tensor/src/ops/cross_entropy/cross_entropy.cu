@@ -77,19 +77,12 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-struct SumOfDoubles {
-  static __device__ double join(double x, double y) { return x + y; }
-};
-struct Least {
-  static __device__ u64 join(u64 x, u64 y) { return y < x ? y : x; }
-};
-
 // sum = Σ loss and count = Σ weight over all positions; the sum is NaN if the label of a position is
-// neither a class nor the one to ignore. If nobody is named in bad, it then says which: bad[0] is
-// the first such position, from 1, bad[1] its label, bad[2] how many classes there are. One block.
+// neither a class nor the one to ignore, which it then tells, unless there is a complaint already.
+// One block.
 extern "C" __global__ void __launch_bounds__(256)
-    cross_entropy_sum_f32(float* sum, float* count, i64* bad, const float* loss,
-                          const float* weight, const i64* labels, Targets targets) {
+    cross_entropy_sum_f32(float* sum, float* count, Complaint* complaint, const float* loss,
+                          const float* weight, const i64* labels, Targets targets, u64 op) {
   __shared__ double scratch[32];
   __shared__ u64 firsts[32];
   double loss_sum = 0.0, weight_sum = 0.0;
@@ -101,17 +94,15 @@ extern "C" __global__ void __launch_bounds__(256)
     bool is_bad = !counts(label, targets) && label != targets.ignore_index;
     if (is_bad && position < first) first = position;
   }
-  loss_sum = join_block<SumOfDoubles>(loss_sum, scratch);
-  weight_sum = join_block<SumOfDoubles>(weight_sum, scratch);
+  loss_sum = join_block<Sum>(loss_sum, scratch);
+  weight_sum = join_block<Sum>(weight_sum, scratch);
   first = join_block<Least>(first, firsts);
   if (threadIdx.x != 0) return;
   bool is_bad = first < targets.positions;
   *sum = is_bad ? __uint_as_float(0x7fc00000) : (float)loss_sum;
   *count = (float)weight_sum;
-  if (!is_bad || bad[0] != 0) return;
-  bad[1] = labels[first];
-  bad[2] = targets.class_count;
-  bad[0] = (i64)first + 1;
+  if (!is_bad || complaint->position != 0) return;
+  *complaint = {(i64)first + 1, labels[first], targets.class_count, op};
 }
 
 // dx[c] = dy · (p[c] · (a + b · W) - a · [c = label] - b · w[c]) with p = exp(x - lse) and W = Σ w;

@@ -5,7 +5,7 @@ use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 use super::Positions;
 use crate::cpu::lines::Blocks;
 use crate::cuda::kernels::CROSS_ENTROPY;
-use crate::cuda::{Cuda, CudaOperands};
+use crate::cuda::{Checked, Cuda, CudaOperands};
 use crate::error::Result;
 
 /// `struct Targets`.
@@ -41,7 +41,7 @@ impl Positions {
 
 /// Enqueues the loss of f32. What it finds about the labels is told to who reads a value.
 pub(super) fn forward(of: &Positions, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    use Parameter::{F32, Read, Write};
+    use Parameter::{F32, Read, U64, Write};
     let [labels, x] = [0, 1].map(|index| operands.read(index));
     let [sum, count, lse, loss, weight] = [0, 1, 2, 3, 4].map(|index| operands.write(index));
     let words = of.words();
@@ -57,11 +57,12 @@ pub(super) fn forward(of: &Positions, cuda: &Cuda, operands: &CudaOperands<'_>) 
     cuda.launch(CROSS_ENTROPY, &kernel, grid(of.blocks), &arguments)?;
     let kernel = Signature {
         name: "cross_entropy_sum_f32",
-        parameters: &[Write, Write, Write, Read, Read, Read, TARGETS],
+        parameters: &[Write, Write, Write, Read, Read, Read, TARGETS, U64],
     };
-    let sources = [loss.to_read(), weight.to_read(), labels.to_read(), targets];
-    cuda.with_bad_label(|bad| {
-        let arguments = [&[sum.to_write(), count.to_write(), bad], &sources[..]].concat();
+    let number = Argument::U64(Checked::Labels(of.name).number().expect("it is one of them"));
+    let sources = [loss.to_read(), weight.to_read(), labels.to_read(), targets, number];
+    cuda.with_complaint(|complaint| {
+        let arguments = [&[sum.to_write(), count.to_write(), complaint], &sources[..]].concat();
         // One block: it adds in one order.
         cuda.launch(CROSS_ENTROPY, &kernel, Grid::row(1, THREADS_MAX as u32), &arguments)
     })

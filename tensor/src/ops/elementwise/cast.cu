@@ -5,7 +5,7 @@ template <typename Y, typename X>
 __device__ inline void cast(Y* y, const X* x, const Walk<2>& walk) {
   for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
     Places<2> at = places(walk, i);
-    set(y[at.at[0]], to_float(x[at.at[1]]));
+    set(y[at.at[0]], widened(x[at.at[1]]));
   }
 }
 

@@ -15,17 +15,13 @@ extern "C" __global__ void scale_and_check_f32(u32* found, float* x, float scale
   if (!all) atomicOr(found, __float_as_uint(1.0f));
 }
 
-struct SumOfDoubles {
-  static __device__ double join(double x, double y) { return x + y; }
-};
-
 // partials[block] = Σ x² over the block's elements, overwritten. The grid fixes the order.
 extern "C" __global__ void __launch_bounds__(256)
     squares_f32(double* partials, const float* x, u64 len) {
   __shared__ double scratch[32];
   double sum = 0.0;
   for (u64 i = thread_index(); i < len; i += thread_count()) sum += (double)x[i] * x[i];
-  sum = join_block<SumOfDoubles>(sum, scratch);
+  sum = join_block<Sum>(sum, scratch);
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
@@ -35,6 +31,6 @@ extern "C" __global__ void __launch_bounds__(256)
   __shared__ double scratch[32];
   double all = 0.0;
   for (u64 i = threadIdx.x; i < len; i += blockDim.x) all += partials[i];
-  all = join_block<SumOfDoubles>(all, scratch);
+  all = join_block<Sum>(all, scratch);
   if (threadIdx.x == 0) *sum += all;
 }

@@ -2,9 +2,12 @@
 //! elements are sent to where indices say, in `reduce.rs` they are reduced there; in `places.rs`
 //! several indices name a place together; in `parts.rs` the place is a view.
 //!
-//! All indices are checked before anything is written. A simulated device has no indices to check.
+//! All indices are checked before anything is written. A simulated device has no indices to check;
+//! an NVIDIA device checks them while it computes, and who next reads a value of it is told.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod parts;
 mod places;
 mod places_cpu;
@@ -13,6 +16,8 @@ mod scatter;
 
 use crate::axis::Axis;
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -60,6 +65,16 @@ impl Kernel for Gather {
             cpu::gather(cpu, &follow, x.data(), &self.shape, y);
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        cuda::check_gather(self)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::gather(&self, cuda, operands)
     }
 }
 

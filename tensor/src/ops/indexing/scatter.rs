@@ -1,10 +1,14 @@
 //! Elements sent to where indices say: scatter, index_add, index_copy.
 
 use super::cpu::{self, Arrivals};
+#[cfg(feature = "cuda")]
+use super::cuda;
 use super::strides;
 use crate::axis::Axis;
 use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands, ViewMut};
@@ -21,13 +25,13 @@ pub enum Arrival {
 }
 
 /// Sends the elements of the second operand to where those of the first one say.
-struct Scatter {
-    name: &'static str,
-    arrival: Arrival,
+pub(super) struct Scatter {
+    pub(super) name: &'static str,
+    pub(super) arrival: Arrival,
     /// Of the source, and of the destination.
-    dtypes: [DType; 2],
-    index_strides: [usize; RANK_MAX],
-    axis: usize,
+    pub(super) dtypes: [DType; 2],
+    pub(super) index_strides: [usize; RANK_MAX],
+    pub(super) axis: usize,
     len: usize,
     index_len: usize,
 }
@@ -56,6 +60,16 @@ impl Kernel for Scatter {
                 for_each_dtype!(dtype, T => self.add::<T, T>(cpu, operands))
             }
         }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::check_scatter(self, operands)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::scatter(&self, cuda, operands)
     }
 }
 

@@ -5,8 +5,11 @@
 //! x: [N, D], w: [V, D], b: [V], labels: [N] of i64.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use crate::cpu::Cpu;
+use crate::device::DeviceKind;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -36,8 +39,9 @@ pub struct LinearCrossEntropy {
     pub count: Tensor,
 }
 
-/// Bytes of the workspace: the logits of one chunk of rows, and their losses. No more than twice
-/// x where there are many rows, and a few rows of logits where there are not.
+/// Bytes of the workspace: the logits of one chunk of rows, and their losses (on an NVIDIA device
+/// those of all rows, which are 4 or 8 bytes each). No more than twice x where there are many rows,
+/// and a few rows of logits where there are not.
 pub fn linear_cross_entropy_workspace_bytes(
     rows: usize,
     dim: usize,
@@ -123,9 +127,11 @@ impl LinearCrossEntropyKernel {
         let cpu::Sizes { rows, dim, classes } = self.sizes;
         let (device, dtype) = (like.device(), self.dtype.computed());
         let chunk = cpu::chunk_rows(rows, dim, classes);
+        // An NVIDIA device adds up the losses of all rows at the end.
+        let loss_count = if device.kind() == DeviceKind::Cuda { rows } else { chunk };
         Ok([
             Tensor::workspace(device, chunk * classes, dtype)?,
-            Tensor::workspace(device, chunk, dtype)?,
+            Tensor::workspace(device, loss_count, dtype)?,
         ])
     }
 }
@@ -158,6 +164,12 @@ impl Tensor {
         let sum = Tensor::empty(device, [], dtype)?;
         let count = Tensor::empty(device, [], dtype)?;
         let [logits, losses] = kernel.workspace(self)?;
+        #[cfg(feature = "cuda")]
+        if device.kind() == DeviceKind::Cuda {
+            let writes = [&sum, &count, &logits, &losses];
+            kernel.launch_chunks([self, w, &labels], b.as_ref(), None, writes)?;
+            return Ok(LinearCrossEntropy { sum, count });
+        }
         let reads: Vec<&Tensor> = [self, w, &labels].into_iter().chain(b.as_ref()).collect();
         device.launch(kernel, &reads, &[&sum, &count, &logits, &losses])?;
         Ok(LinearCrossEntropy { sum, count })
@@ -210,6 +222,13 @@ impl Tensor {
         let count = Tensor::empty(device, [], dtype)?;
         let dx = Tensor::empty(device, *self.shape(), self.dtype())?;
         let [logits, losses] = kernel.workspace(self)?;
+        #[cfg(feature = "cuda")]
+        if device.kind() == DeviceKind::Cuda {
+            let gradients = cuda::Gradients { dy, dx: &dx, dw, db: db.as_deref() };
+            let writes = [&sum, &count, &logits, &losses];
+            kernel.launch_chunks([self, w, &labels], b.as_ref(), Some(&gradients), writes)?;
+            return Ok((LinearCrossEntropy { sum, count }, dx));
+        }
         let reads = [Some(self), Some(w), Some(&labels), b.as_ref(), Some(dy)];
         let reads: Vec<&Tensor> = reads.into_iter().flatten().collect();
         let mut writes = vec![&sum, &count, &logits, &losses, &*dw, &dx];

@@ -224,9 +224,20 @@ impl Tensor {
     /// `Shape` unless `self` has the shape of the product, `DType`, `Frozen`, `Overlap`.
     #[track_caller]
     pub fn matmul_add_(&mut self, a: &Tensor, b: &Tensor) -> Result<()> {
-        let op = "matmul_add";
+        self.multiply("matmul_add", a, b, WriteMode::Accumulate)
+    }
+
+    /// Writes the product `a · b` to this tensor, or adds it.
+    #[track_caller]
+    pub(super) fn multiply(
+        &self,
+        op: &'static str,
+        a: &Tensor,
+        b: &Tensor,
+        start: WriteMode,
+    ) -> Result<()> {
         let (Factors { a, b, .. }, y, plan) = self.addition(op, a, b)?;
-        let kernel = MatMul { op, plan, dtype: a.dtype(), start: WriteMode::Accumulate };
+        let kernel = MatMul { op, plan, dtype: a.dtype(), start };
         self.device().launch(kernel, &[&a, &b], &[&y])
     }
 

@@ -20,7 +20,7 @@ const PARTIALS_MAX: usize = 64;
 pub(super) struct Cut {
     rows_per_task: usize,
     /// Partial sums of each parameter's gradient.
-    partials: usize,
+    pub(super) partials: usize,
 }
 
 impl Norm {

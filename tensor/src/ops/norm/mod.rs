@@ -10,10 +10,14 @@
 
 pub(crate) mod backward;
 pub(crate) mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod methods;
 mod piece;
 
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -112,6 +116,16 @@ impl Kernel for Forward {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::forward(&self, cuda, operands)
+    }
 }
 
 /// Reads dy, x, rstd, the mean unless rows have none, and the weight if given; writes dx and, with
@@ -155,6 +169,16 @@ impl Kernel for Backward {
             backward::backward(cpu, norm, &reads, dx, parameters, partials);
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::backward(&self, cuda, operands)
     }
 }
 

@@ -1,29 +1,6 @@
 // Numbers of a key's stream: element i, in row-major order, is made of word i % 4 of block i / 4 of
-// Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3",
-// SC 2011), with the bits of the processor; normal numbers to a few units in the last place. A
-// thread takes every n-th block of four elements.
-
-struct Stream {
-  u64 seed;
-  u64 stream;  // a mix of the step and of the operation
-};
-
-struct Words {
-  u32 at[4];
-};
-
-__device__ inline Words block_of(const Stream& stream, u64 place) {
-  Words c = {{(u32)place, (u32)(place >> 32), (u32)stream.stream, (u32)(stream.stream >> 32)}};
-  u32 key[2] = {(u32)stream.seed, (u32)(stream.seed >> 32)};
-  for (u32 round = 0; round < 10; round++) {
-    u64 wide0 = (u64)0xd2511f53u * c.at[0], wide1 = (u64)0xcd9e8d57u * c.at[2];
-    c = {{(u32)(wide1 >> 32) ^ c.at[1] ^ key[0], (u32)wide1,
-          (u32)(wide0 >> 32) ^ c.at[3] ^ key[1], (u32)wide0}};
-    key[0] += 0x9e3779b9u;
-    key[1] += 0xbb67ae85u;
-  }
-  return c;
-}
+// its stream, see `common.cu`, with the bits of the processor; normal numbers to a few units in the
+// last place. A thread takes every n-th block of four elements.
 
 enum Distribution : u32 { UNIFORM, NORMAL, BERNOULLI };
 

@@ -8,7 +8,6 @@ enum Fold : u32 {
   EXP_SUM
 };
 
-__device__ inline double greater(double x, double y) { return y > x || y != y ? y : x; }
 __device__ inline double infinity() { return (double)INFINITY_F; }
 
 // What is accumulated of the elements of an output.

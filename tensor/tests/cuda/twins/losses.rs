@@ -1,7 +1,7 @@
 use lowtide_allocator::cuda::{Argument, Grid, Kernel};
 use proptest::prelude::*;
 
-use super::{F32, Lab, Read, Words, Write, assert_close, noise};
+use super::{F32, Lab, Read, U64, Words, Write, assert_close, noise};
 
 fn config() -> ProptestConfig {
     ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(16) }
@@ -41,7 +41,7 @@ const FORWARD: Kernel = Kernel {
 };
 const SUM: Kernel = Kernel {
     name: "cross_entropy_sum_f32",
-    parameters: &[Write, Write, Write, Read, Read, Read, Words(4)],
+    parameters: &[Write, Write, Write, Read, Read, Read, Words(4), U64],
 };
 const BACKWARD: Kernel = Kernel {
     name: "cross_entropy_backward_f32",
@@ -93,14 +93,14 @@ fn cross_entropy_and_its_gradient_are_those_of_their_twins() {
             assert_close(&lab.floats_of(&loss), &losses, classes, 20.0);
             assert_close(&lab.floats_of(&weight), &label_weights, 0, 0.0);
 
-            let ([sum, count], bad) = ([0; 2].map(|_| lab.room(4)), lab.labels(&[0; 3]));
+            let ([sum, count], bad) = ([0; 2].map(|_| lab.room(4)), lab.labels(&[0; 4]));
             let results = [sum.write(), count.write(), bad.write()];
-            let sources = [loss.read(), weight.read(), labels.read(), targets];
+            let sources = [loss.read(), weight.read(), labels.read(), targets, Argument::U64(0)];
             let arguments = [&results[..], &sources].concat();
             lab.run("cross_entropy", SUM, Grid::row(1, 64), &arguments);
             let found = [&sum, &count].map(|value| lab.floats_of(value)[0]);
             assert_close(&found, &totals, classes, 20.0 * positions as f64);
-            assert_eq!(lab.words_of(&bad), [0; 6]);
+            assert_eq!(lab.words_of(&bad), [0; 8]);
 
             // In a block of its own, and in the place of the logits.
             let dx = lab.bytes(&lab.bytes_of(&x));
@@ -120,16 +120,17 @@ fn first_label_that_is_no_class_is_told() {
     let Some(lab) = Lab::open() else { return };
     let targets = [3, IGNORED.cast_unsigned(), 5, 1];
     for (labels, expected) in [
-        ([0, 1, 2, IGNORED, 0], [0; 3]),
-        ([0, 3, 2, -1, 0], [2, 3, 3]),
-        ([0, 1, 2, -1, 7], [4, -1, 3]),
+        ([0, 1, 2, IGNORED, 0], [0; 4]),
+        ([0, 3, 2, -1, 0], [2, 3, 3, 7]),
+        ([0, 1, 2, -1, 7], [4, -1, 3, 7]),
     ] {
         let labels = lab.labels(&labels);
         lab.in_each_order(|| {
-            let ([sum, count], bad) = ([0; 2].map(|_| lab.room(4)), lab.labels(&[0; 3]));
+            let ([sum, count], bad) = ([0; 2].map(|_| lab.room(4)), lab.labels(&[0; 4]));
             let zeros = lab.floats(&[0.0; 5]);
             let results = [sum.write(), count.write(), bad.write()];
-            let sources = [zeros.read(), zeros.read(), labels.read(), Argument::Words(&targets)];
+            let (targets, op) = (Argument::Words(&targets), Argument::U64(7));
+            let sources = [zeros.read(), zeros.read(), labels.read(), targets, op];
             let arguments = [&results[..], &sources].concat();
             lab.run("cross_entropy", SUM, Grid::row(1, 32), &arguments);
             let words = |bytes: Vec<u8>| -> Vec<i64> {

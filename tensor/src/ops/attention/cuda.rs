@@ -1,0 +1,144 @@
+//! Both directions on NVIDIA devices, see `attention.cu`.
+
+use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
+
+use super::block::Sizes;
+use super::{Causal, Launch};
+use crate::cuda::kernels::{ATTENTION, typed_name};
+use crate::cuda::{Cuda, CudaOperands};
+use crate::dtype::DType;
+use crate::error::Result;
+use Parameter::{F64, Read, Words, Write};
+
+/// `struct Dropout`.
+const DROPOUT: Parameter = Words(4);
+
+/// `struct Problem`.
+const PROBLEM: Parameter = Words(33);
+
+/// Rows of a block, and its threads.
+const ROWS: usize = 32;
+const THREADS: u32 = 256;
+
+/// Queries of a block that multiplies them one by one.
+const WARPS: usize = 8;
+
+/// The most blocks of a grid; each then takes several parts.
+const BLOCKS_MAX: usize = 1 << 16;
+
+/// Columns of a result that a block sums up.
+fn columns_of_block(dtype: DType) -> usize {
+    if dtype == DType::F64 { 64 } else { 128 }
+}
+
+fn grid(blocks: usize) -> Grid {
+    Grid::row(blocks.min(BLOCKS_MAX) as u32, THREADS)
+}
+
+/// What all kernels are told besides their operands.
+struct Told<'a> {
+    keep: Argument<'a>,
+    add: Argument<'a>,
+    scale: f64,
+    dropout: [u64; 4],
+    problem: [u64; 33],
+}
+
+impl<'a> Told<'a> {
+    /// `mask`, `y` and `dy` are the operands' numbers.
+    fn new(
+        launch: &Launch,
+        operands: &CudaOperands<'a>,
+        mask: Option<usize>,
+        [y, dy]: [Option<usize>; 2],
+    ) -> Self {
+        let Sizes { batch, heads, groups, queries, keys, dim, v_dim } = launch.sizes;
+        let options = &launch.options;
+        let causal = match options.causal {
+            Causal::No => 0,
+            Causal::UpperLeft => 1,
+            Causal::LowerRight => 2,
+        };
+        let dropout = options.dropout.filter(|dropout| dropout.probability > 0.0);
+        let first_sample = dropout.map_or(0, |dropout| dropout.first_sample);
+        let sizes = [batch, heads, groups, queries, keys, dim, v_dim].map(|size| size as u64);
+        let mut problem = [0; 33];
+        problem[..7].copy_from_slice(&sizes);
+        problem[7..9].copy_from_slice(&[causal, first_sample]);
+        let places = [Some(0), Some(1), Some(2), mask, y, dy];
+        for (to, index) in problem[9..].chunks_exact_mut(4).zip(places) {
+            let Some(index) = index else { continue };
+            let layout = operands.read(index).layout();
+            to.iter_mut().zip(layout.strides()).for_each(|(to, &stride)| *to = stride as u64);
+        }
+        let dropout = dropout.map_or([0; 4], |dropout| {
+            let kept = 1.0 - dropout.probability;
+            let factor: f64 = if kept > 0.0 { 1.0 / kept } else { 0.0 };
+            let [seed, stream] = dropout.key.stream_words();
+            [dropout.probability.to_bits(), factor.to_bits(), seed, stream]
+        });
+        let (mut keep, mut add) = (Argument::Nothing, Argument::Nothing);
+        if let Some(mask) = mask.map(|index| operands.read(index)) {
+            let to = if mask.dtype() == DType::Bool { &mut keep } else { &mut add };
+            *to = mask.to_read();
+        }
+        Told { keep, add, scale: options.factor(dim), dropout, problem }
+    }
+
+    fn arguments(&self) -> [Argument<'_>; 5] {
+        let (dropout, problem) = (Argument::Words(&self.dropout), Argument::Words(&self.problem));
+        [self.keep, self.add, Argument::F64(self.scale), dropout, problem]
+    }
+}
+
+pub(super) fn forward(launch: &Launch, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    let mask = (operands.read_count() > 3).then_some(3);
+    let told = Told::new(launch, operands, mask, [None; 2]);
+    let Sizes { batch, heads, queries, v_dim, .. } = launch.sizes;
+    let kernel = Signature {
+        name: typed_name!("attention", launch.dtype),
+        parameters: &[Write, Write, Read, Read, Read, Read, Read, F64, DROPOUT, PROBLEM],
+    };
+    let results = [0, 1].map(|index| operands.write(index).to_write());
+    let sources = [0, 1, 2].map(|index| operands.read(index).to_read());
+    let arguments = [&results[..], &sources, &told.arguments()].concat();
+    let parts = v_dim.div_ceil(columns_of_block(launch.dtype)).max(1);
+    let blocks = batch * heads * queries.div_ceil(ROWS) * parts;
+    cuda.launch(ATTENTION.of(launch.dtype), &kernel, grid(blocks), &arguments)
+}
+
+/// Reads q, k, v, y, dy, lse and perhaps the mask; writes dq, dk, dv and Σ dy·y.
+pub(super) fn backward(launch: &Launch, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    let mask = (operands.read_count() > 6).then_some(6);
+    let told = Told::new(launch, operands, mask, [Some(3), Some(4)]);
+    let Sizes { batch, heads, groups, queries, keys, dim, v_dim } = launch.sizes;
+    let image = ATTENTION.of(launch.dtype);
+    let [q, k, v, y, dy, lse] = [0, 1, 2, 3, 4, 5].map(|index| operands.read(index).to_read());
+    let [dq, dk, dv] = [0, 1, 2].map(|index| operands.write(index).to_write());
+    let delta = operands.write(3);
+    let kernel = Signature {
+        name: typed_name!("attention_delta", launch.dtype),
+        parameters: &[Write, Read, Read, PROBLEM],
+    };
+    let arguments = [delta.to_write(), y, dy, Argument::Words(&told.problem)];
+    let blocks = (batch * heads * queries).div_ceil(WARPS);
+    cuda.launch(image, &kernel, grid(blocks), &arguments)?;
+    let sources = [q, k, v, dy, lse, delta.to_read()];
+    let columns = columns_of_block(launch.dtype);
+    let kernel = Signature {
+        name: typed_name!("attention_dq", launch.dtype),
+        parameters: &[Write, Read, Read, Read, Read, Read, Read, Read, Read, F64, DROPOUT, PROBLEM],
+    };
+    let arguments = [&[dq][..], &sources, &told.arguments()].concat();
+    let blocks = batch * heads * queries.div_ceil(ROWS) * dim.div_ceil(columns);
+    cuda.launch(image, &kernel, grid(blocks), &arguments)?;
+    let kernel = Signature {
+        name: typed_name!("attention_dk_dv", launch.dtype),
+        parameters: &[
+            Write, Write, Read, Read, Read, Read, Read, Read, Read, Read, F64, DROPOUT, PROBLEM,
+        ],
+    };
+    let arguments = [&[dk, dv][..], &sources, &told.arguments()].concat();
+    let blocks = batch * groups * keys.div_ceil(ROWS) * dim.max(v_dim).div_ceil(columns);
+    cuda.launch(image, &kernel, grid(blocks), &arguments)
+}

@@ -1,0 +1,209 @@
+//! On NVIDIA devices the products are launches of their own, and so are the losses of each chunk,
+//! see `linear_cross_entropy.cu`.
+
+use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
+
+use super::{LinearCrossEntropyKernel, cpu};
+use crate::cpu::Cpu;
+use crate::cuda::kernels::{LINEAR_CROSS_ENTROPY, grid, typed_name};
+use crate::cuda::{Checked, Cuda, CudaOperands};
+use crate::dtype::DType;
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::tensor::Tensor;
+use crate::write_mode::WriteMode;
+use Parameter::{F64, I64, Read, U64, Words, Write};
+
+/// `struct Rows`.
+const ROWS: Parameter = Words(3);
+
+/// Threads of a block, at most; it takes whole rows.
+const THREADS_MAX: usize = 256;
+
+/// The most blocks of a grid; each then takes several rows.
+const BLOCKS_MAX: usize = 1 << 16;
+
+/// What of a chunk, or of all rows, a kernel looks at.
+#[derive(Clone, Copy)]
+struct Rows {
+    op: &'static str,
+    dtype: DType,
+    rows: usize,
+    classes: usize,
+    ignore_index: i64,
+}
+
+impl Rows {
+    /// `struct Rows`.
+    fn words(&self) -> [u64; 3] {
+        [self.rows as u64, self.classes as u64, self.ignore_index.cast_unsigned()]
+    }
+
+    fn threads(len: usize) -> u32 {
+        len.next_multiple_of(32).clamp(32, THREADS_MAX) as u32
+    }
+
+    fn cost(&self, len: usize) -> Cost {
+        let (passes, size_bytes) = (3, self.dtype.computed().size_bytes());
+        Cost {
+            class: OpClass::Reduction,
+            flops: (passes * len) as f64,
+            bytes: (passes * len * size_bytes) as f64,
+        }
+    }
+
+    fn never_there(&self) -> TensorError {
+        TensorError::NoKernel { op: self.op, device: "cpu" }
+    }
+}
+
+/// The losses of a chunk: reads its labels, and bias and dy if there are some; writes its logits
+/// and losses, and adds to db if that is asked for.
+struct Losses {
+    of: Rows,
+    smoothing: f64,
+    has_bias: bool,
+    has_dy: bool,
+    has_db: bool,
+}
+
+impl Kernel for Losses {
+    fn name(&self) -> &'static str {
+        self.of.op
+    }
+
+    fn cost(&self) -> Cost {
+        self.of.cost(self.of.rows * self.of.classes)
+    }
+
+    fn cpu(self, _: &Cpu, _: &mut Operands<'_>) -> Result<()> {
+        Err(self.of.never_there())
+    }
+
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let Losses { of, smoothing, has_bias, has_dy, has_db } = self;
+        let read = |is_there: bool, index: usize| match is_there {
+            true => operands.read(index).to_read(),
+            false => Argument::Nothing,
+        };
+        let kernel = Signature {
+            name: typed_name!("loss_of_logits", of.dtype),
+            parameters: &[Write, Write, Read, Read, Read, F64, ROWS],
+        };
+        let words = of.words();
+        let [logits, losses] = [0, 1].map(|index| operands.write(index).to_write());
+        let (bias, dy) = (read(has_bias, 1), read(has_dy, 1 + usize::from(has_bias)));
+        let (labels, smoothing) = (operands.read(0).to_read(), Argument::F64(smoothing));
+        let (image, words) = (LINEAR_CROSS_ENTROPY.of(of.dtype), Argument::Words(&words));
+        let arguments = [logits, losses, bias, labels, dy, smoothing, words];
+        let lines = Grid::row(of.rows.min(BLOCKS_MAX) as u32, Rows::threads(of.classes));
+        cuda.launch(image, &kernel, lines, &arguments)?;
+        if !has_db {
+            return Ok(());
+        }
+        let (db, gradients) = (operands.write(2), operands.write(0).to_read());
+        let kernel = Signature {
+            name: typed_name!("add_columns", of.dtype),
+            parameters: &[Write, Read, I64, ROWS],
+        };
+        let step = Argument::I64(db.layout().strides()[0] as i64);
+        cuda.launch(image, &kernel, grid(of.classes), &[db.to_write(), gradients, step, words])
+    }
+}
+
+/// Reads the losses and the labels of all rows; writes their sum, and how many count.
+struct Total(Rows);
+
+impl Kernel for Total {
+    fn name(&self) -> &'static str {
+        self.0.op
+    }
+
+    fn cost(&self) -> Cost {
+        self.0.cost(self.0.rows)
+    }
+
+    fn cpu(self, _: &Cpu, _: &mut Operands<'_>) -> Result<()> {
+        Err(self.0.never_there())
+    }
+
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let of = self.0;
+        let kernel = Signature {
+            name: typed_name!("sum_of_losses", of.dtype),
+            parameters: &[Write, Write, Write, Read, Read, U64, ROWS],
+        };
+        let words = of.words();
+        let number = Checked::Labels(of.op).number().expect("it is one of them");
+        let [sum, count] = [0, 1].map(|index| operands.write(index).to_write());
+        let [losses, labels] = [0, 1].map(|index| operands.read(index).to_read());
+        cuda.with_complaint(|complaint| {
+            let (number, words) = (Argument::U64(number), Argument::Words(&words));
+            let arguments = [sum, count, complaint, losses, labels, number, words];
+            // One block: it adds in one order.
+            let grid = Grid::row(1, THREADS_MAX as u32);
+            cuda.launch(LINEAR_CROSS_ENTROPY.of(of.dtype), &kernel, grid, &arguments)
+        })
+    }
+}
+
+/// What is computed of the gradients.
+pub(super) struct Gradients<'a> {
+    /// Of the sum of the losses.
+    pub(super) dy: &'a Tensor,
+    /// Overwritten.
+    pub(super) dx: &'a Tensor,
+    /// Added to.
+    pub(super) dw: &'a Tensor,
+    /// Added to.
+    pub(super) db: Option<&'a Tensor>,
+}
+
+impl LinearCrossEntropyKernel {
+    /// Launches all of it: for each chunk of rows the logits, their losses and gradients, and the
+    /// products with those. Logits are the workspace's, and losses those of all rows.
+    #[track_caller]
+    pub(super) fn launch_chunks(
+        &self,
+        [x, w, labels]: [&Tensor; 3],
+        bias: Option<&Tensor>,
+        gradients: Option<&Gradients<'_>>,
+        [sum, count, logits, losses]: [&Tensor; 4],
+    ) -> Result<()> {
+        let (op, cpu::Sizes { rows, dim, classes }) = (self.op, self.sizes);
+        let (device, chunk_rows) = (x.device(), cpu::chunk_rows(rows, dim, classes));
+        let all =
+            Rows { op, dtype: self.dtype, rows, classes, ignore_index: self.options.ignore_index };
+        let turned = w.transpose(0, 1)?;
+        for first in (0..rows).step_by(chunk_rows.max(1)) {
+            let rows = chunk_rows.min(rows - first);
+            let logits = logits.narrow(0, 0, rows * classes)?.reshape([rows, classes])?;
+            let [x, labels, losses] = [x, labels, losses].map(|of| of.narrow(0, first, rows));
+            let (x, labels, losses) = (x?, labels?, losses?);
+            logits.multiply(op, &x, &turned, WriteMode::Overwrite)?;
+            let kernel = Losses {
+                of: Rows { rows, ..all },
+                smoothing: self.options.label_smoothing,
+                has_bias: bias.is_some(),
+                has_dy: gradients.is_some(),
+                has_db: gradients.is_some_and(|gradients| gradients.db.is_some()),
+            };
+            let (dy, db) = gradients.map_or((None, None), |of| (Some(of.dy), of.db));
+            let reads: Vec<&Tensor> = [Some(&labels), bias, dy].into_iter().flatten().collect();
+            let writes: Vec<&Tensor> = [&logits, &losses].into_iter().chain(db).collect();
+            device.launch(kernel, &reads, &writes)?;
+            let Some(Gradients { dx, dw, .. }) = gradients else { continue };
+            dx.narrow(0, first, rows)?.multiply(op, &logits, w, WriteMode::Overwrite)?;
+            dw.multiply(op, &logits.transpose(0, 1)?, &x, WriteMode::Accumulate)?;
+        }
+        device.launch(Total(all), &[losses, labels], &[sum, count])
+    }
+}

@@ -1,0 +1,91 @@
+// The losses of rows of logits, and their gradients in place of the logits, as on the processor:
+// with lse = ln Σ_c exp(z[c]), the loss of a row is lse - (1 - ε) · z[label] - ε / V · Σ z, and its
+// gradient dy · (exp(z - lse) - (1 - ε) · [c = label] - ε / V).
+
+struct Rows {
+  u64 rows;
+  u64 classes;
+  i64 ignore_index;
+};
+
+// Rows of one chunk; a block of whole warps takes a row, and every n-th. Logits become gradients
+// where `dy` is given, one number; else they are spoiled. A label to ignore has no loss and no
+// gradient, and neither has one that is no class.
+extern "C" __global__ void __launch_bounds__(256)
+    KERNEL(loss_of_logits)(Computed* logits, Computed* losses, const Stored* bias,
+                           const i64* labels, const Computed* dy, double smoothing, Rows of) {
+  __shared__ Computed scratch[32];
+  Computed even = (Computed)(smoothing / (double)of.classes);
+  Computed own = (Computed)(1.0 - smoothing);
+  for (u64 row = blockIdx.x; row < of.rows; row += gridDim.x) {
+    Computed* z = logits + row * of.classes;
+    u64 label = (u64)labels[row];
+    if (labels[row] == of.ignore_index || label >= of.classes) {
+      for (u64 c = threadIdx.x; c < of.classes; c += blockDim.x) z[c] = (Computed)0;
+      if (threadIdx.x == 0) losses[row] = (Computed)0;
+      continue;
+    }
+    Computed most = (Computed)-INFINITY_F;
+    for (u64 c = threadIdx.x; c < of.classes; c += blockDim.x) {
+      if (bias != nullptr) z[c] += widened(bias[c]);
+      most = greater(most, z[c]);
+    }
+    most = join_block<Max>(most, scratch);
+    // An ∞ or NaN among them would turn each into NaN.
+    Computed shift = most - most == (Computed)0 ? most : (Computed)0;
+    Computed powers = (Computed)0, plain = (Computed)0;
+    for (u64 c = threadIdx.x; c < of.classes; c += blockDim.x) {
+      powers += exp_of(z[c] - shift);
+      plain += z[c];
+    }
+    Computed log_sum_exp = shift + log_of(join_block<Sum>(powers, scratch));
+    if (smoothing != 0.0) plain = join_block<Sum>(plain, scratch);
+    if (threadIdx.x == 0) {
+      Computed loss = log_sum_exp - own * z[label];
+      losses[row] = smoothing != 0.0 ? loss - even * plain : loss;
+    }
+    if (dy == nullptr) continue;
+    // The logit of the label has been read.
+    __syncthreads();
+    for (u64 c = threadIdx.x; c < of.classes; c += blockDim.x) {
+      Computed gradient = exp_of(z[c] - log_sum_exp) - even;
+      z[c] = *dy * (c == label ? gradient - own : gradient);
+    }
+  }
+}
+
+// db[c · step] += Σ of column c of the gradients of a chunk, in the order of the rows.
+extern "C" __global__ void KERNEL(add_columns)(Computed* db, const Computed* gradients, i64 step,
+                                               Rows of) {
+  for (u64 c = thread_index(); c < of.classes; c += thread_count()) {
+    Computed sum = (Computed)0;
+    for (u64 row = 0; row < of.rows; row++) sum += gradients[row * of.classes + c];
+    db[(i64)c * step] += sum;
+  }
+}
+
+// sum = Σ losses and count = how many labels are not to be ignored; the sum is NaN if one of those
+// is no class, of which it then tells, unless there is a complaint already. One block.
+extern "C" __global__ void __launch_bounds__(256)
+    KERNEL(sum_of_losses)(Computed* sum, Computed* count, Complaint* complaint,
+                          const Computed* losses, const i64* labels, u64 op, Rows of) {
+  __shared__ double scratch[32];
+  __shared__ u64 firsts[32];
+  double total = 0.0, counted = 0.0;
+  u64 first = of.rows;
+  for (u64 row = threadIdx.x; row < of.rows; row += blockDim.x) {
+    if (labels[row] == of.ignore_index) continue;
+    total += (double)losses[row];
+    counted += 1.0;
+    if ((u64)labels[row] >= of.classes && row < first) first = row;
+  }
+  total = join_block<Sum>(total, scratch);
+  counted = join_block<Sum>(counted, scratch);
+  first = join_block<Least>(first, firsts);
+  if (threadIdx.x != 0) return;
+  bool is_bad = first < of.rows;
+  *sum = is_bad ? (Computed)__uint_as_float(0x7fc00000) : (Computed)total;
+  *count = (Computed)counted;
+  if (!is_bad || complaint->position != 0) return;
+  *complaint = {(i64)first + 1, labels[first], (i64)of.classes, op};
+}
