@@ -6,6 +6,7 @@ mod ahead;
 mod common;
 mod fused;
 mod gpu;
+mod language;
 mod offloading;
 mod planned;
 #[path = "../pretend/mod.rs"]

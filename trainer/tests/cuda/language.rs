@@ -1,0 +1,89 @@
+//! A language model: embeddings, attention, layer norms and its loss in chunks.
+
+use lowtide_data::{ElementType, Field, Loader, LoaderOptions, Random, Sequential};
+use lowtide_nn::models::{Gpt, GptShape};
+use lowtide_nn::optim::{Adam, AdamOptions};
+use lowtide_tensor::{CpuOptions, Device, RandomKey, SimSpec};
+use lowtide_trainer::{
+    Fit, Flow, Knobs, LanguageModel, Observer, Options, Result, StepReport, Trainer, Training,
+};
+
+use crate::gpu::Gpu;
+
+/// Small pages, so that plans differ.
+const PAGE_BYTES: usize = 64 << 10;
+
+/// Losses of both devices, relative to each other: sums in another order, which the steps before
+/// carry on.
+const TOLERANCE: f64 = 2e-5;
+
+#[derive(Default)]
+struct Losses(Vec<f64>);
+
+impl Observer for Losses {
+    fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
+        self.0.push(report.loss);
+        Ok(Flow::Continue)
+    }
+}
+
+fn tokens() -> Loader {
+    let options = LoaderOptions { batch_size: 12, ..Default::default() };
+    let fields = vec![Field::new("tokens", ElementType::I64, &[17])];
+    Loader::with_sampler(Random::new(24, fields, 31), Sequential, options).expect("valid options")
+}
+
+fn trainer(device: &Device) -> Trainer<LanguageModel<Gpt>, Adam> {
+    let shape = GptShape { vocabulary: 31, context: 16, width: 32, heads: 2, blocks: 3 };
+    let task = LanguageModel::new(Gpt::gpt2(device, RandomKey::new(5), shape).expect("memory"));
+    Trainer::new(
+        device,
+        task,
+        Adam::new(AdamOptions::adamw()).expect("in range"),
+        Options::default(),
+    )
+}
+
+/// The plan's knobs and peak, and the losses of the steps as planned.
+fn run(device: &Device) -> ((Knobs, usize), Vec<f64>) {
+    let (loader, mut trainer, mut losses) = (tokens(), trainer(device), Losses::default());
+    let fit = Fit::new(&loader);
+    let plan = trainer.plan_for(&fit).expect("the budget is enough");
+    trainer.run(&fit, &mut [&mut losses]).expect("as planned");
+    ((plan.knobs, plan.predicted_peak_bytes()), losses.0)
+}
+
+#[test]
+fn language_model_has_the_losses_of_the_processor_and_the_planned_peak_in_every_budget() {
+    let Some(gpu) = Gpu::with_pages(PAGE_BYTES) else { return };
+    let processor = Device::cpu(CpuOptions { threads: Some(1), ..Default::default() });
+    let (_, expected) = run(&processor.expect("addresses"));
+    assert_eq!(expected.len(), 2);
+    let mut plans = Vec::new();
+    let whole_bytes = {
+        let device = gpu.device();
+        run(&device).0.1
+    };
+    for part in [8, 7, 6, 5] {
+        let budget_bytes = whole_bytes / 8 * part / PAGE_BYTES * PAGE_BYTES;
+        let device = gpu.try_device_within(Some(budget_bytes)).expect("a budget");
+        let ((knobs, predicted_bytes), losses) = run(&device);
+        let measured_bytes = device.allocator().statistics().reserved.peak_bytes;
+        assert_eq!(predicted_bytes, measured_bytes, "within {budget_bytes}");
+        assert!(measured_bytes <= budget_bytes);
+        for (found, expected) in losses.iter().zip(&expected) {
+            let apart = (found - expected).abs() / expected;
+            assert!(apart <= TOLERANCE, "{found}, not {expected} within {budget_bytes}");
+        }
+        // The same plan without a device.
+        let spec = SimSpec { page_bytes: PAGE_BYTES, ..SimSpec::like_cuda(1 << 50) };
+        let simulated = Device::sim(spec).expect("no memory is needed");
+        let (loader, mut trainer) = (tokens(), trainer(&simulated));
+        simulated.allocator().set_capacity(budget_bytes);
+        let plan = trainer.plan_for(&Fit::new(&loader)).expect("the budget is enough");
+        assert_eq!((plan.knobs, plan.predicted_peak_bytes()), (knobs, predicted_bytes));
+        plans.push(plan.knobs);
+    }
+    plans.dedup();
+    assert!(plans.len() > 2, "these budgets hardly differ: {plans:?}");
+}
