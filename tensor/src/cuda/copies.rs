@@ -170,7 +170,7 @@ impl Copies {
         take_error(&mut complaint).map_or(Ok(values), Err)
     }
 
-    /// Lets `launch` tell a kernel where to complain about a value. There is room for one complaint.
+    /// Lets `launch` tell a kernel where to complain about a value. There is room for one.
     pub(super) fn with_complaint(
         &self,
         launch: impl FnOnce(Argument<'_>) -> Result<()>,

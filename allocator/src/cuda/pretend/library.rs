@@ -167,8 +167,8 @@ struct Sources {
 /// A file of kernels, with what was made of it.
 #[derive(Clone, Debug)]
 pub struct KernelFile {
-    /// The file's name without its ending; of a file that is compiled for several types, and `_f32`
-    /// or another of them.
+    /// The file's name without its ending. For a file that is compiled for several types, the type
+    /// follows, as in `norm_f32`.
     pub name: String,
     /// Where it is.
     pub path: PathBuf,
@@ -181,10 +181,9 @@ pub struct KernelFile {
 }
 
 impl KernelFile {
-    /// Every `NAME.cu` in a folder and those below it, in the order of their names, and once for each
-    /// type where its kernels are named by `KERNEL(..)`. Above or beside
-    /// them is one [`PtxArchive`] of all, and there may be one `common.cu`, which stands before
-    /// each of them.
+    /// Every `NAME.cu` in a folder and those below it, in the order of their names, once for each
+    /// type where its kernels are named by `KERNEL(..)`. Above or beside them is one [`PtxArchive`]
+    /// of all, and there may be one `common.cu`, which stands before each of them.
     ///
     /// # Errors
     /// `File` for one that cannot be read, or of which the archive has no PTX.
