@@ -2,7 +2,7 @@
 // them; `executor.cc` runs a fiber for each thread. What is here is what our kernels use.
 #pragma once
 
-#include <cmath>
+#include <math.h>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>

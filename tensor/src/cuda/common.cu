@@ -49,12 +49,6 @@ __device__ inline void set(f16& y, float x) { y.bits = __builtin_bit_cast(u16, (
 #define INFINITY_F __builtin_inff()
 #endif
 
-// The functions of C, by one name for both types.
-__device__ inline float exp_of(float x) { return expf(x); }
-__device__ inline double exp_of(double x) { return exp(x); }
-__device__ inline float log_of(float x) { return logf(x); }
-__device__ inline double log_of(double x) { return log(x); }
-
 #ifdef STORED
 // What memory holds, and what is computed with; a kernel's name ends with the former's.
 typedef STORED Stored;

@@ -100,16 +100,21 @@ pub(crate) use typed_name;
 
 typed_images! {
     ATTENTION = "attention" / "attention";
+    AVG_POOL2D = "avg_pool2d" / "avg_pool2d";
+    BATCH_NORM = "batch_norm" / "batch_norm";
+    DROPOUT = "dropout" / "dropout";
+    ELEMENTWISE = "elementwise" / "elementwise";
     LINEAR_CROSS_ENTROPY = "linear_cross_entropy" / "linear_cross_entropy";
     NORM = "norm" / "norm";
+    ROTARY = "rotary" / "rotary";
     SCATTER = "indexing" / "scatter";
+    SOFTMAX = "softmax" / "softmax";
 }
 
 images! {
     CAST = "elementwise" / "cast";
     CONV2D = "conv2d" / "conv2d";
     CROSS_ENTROPY = "cross_entropy" / "cross_entropy";
-    ELEMENTWISE = "elementwise" / "elementwise";
     FILL = "elementwise" / "fill";
     FINITE = "finite" / "finite";
     GATHER = "indexing" / "gather";
@@ -213,7 +218,7 @@ pub(crate) fn grid(len: usize) -> Grid {
 /// `struct Walk<1>` of `common.cu`, over one tensor, and those over more.
 pub(crate) const WALK_OF_1: Parameter = walk_parameter(1);
 pub(crate) const WALK_OF_2: Parameter = walk_parameter(2);
-pub(crate) const WALK_OF_3: Parameter = walk_parameter(3);
+pub(crate) const WALK_OF_5: Parameter = walk_parameter(5);
 
 const fn walk_parameter(tensors: usize) -> Parameter {
     Parameter::Words(2 + RANK_MAX + tensors * RANK_MAX)

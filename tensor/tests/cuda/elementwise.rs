@@ -1,8 +1,10 @@
-use lowtide_tensor::{DType, Device, RandomKey, Tensor, TensorResult as Result};
+use lowtide_tensor::{
+    Closeness, DType, Device, RandomKey, Replacements, Tensor, TensorResult as Result,
+};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::alike::{assert_close, on};
+use crate::alike::{assert_alike, assert_close, each_float, on};
 use crate::gpu::Gpu;
 use crate::storage::cpu;
 
@@ -23,7 +25,7 @@ fn close(name: &str, found: &Tensor, expected: &Tensor) {
 type Unary = fn(&Tensor) -> Result<Tensor>;
 
 /// Each with the range of numbers that it is tried on.
-const UNARY: [(&str, Unary, [f64; 2]); 32] = [
+const UNARY: [(&str, Unary, [f64; 2]); 54] = [
     ("abs", |x| x.abs(), [-3.0, 3.0]),
     ("neg", |x| x.neg(), [-3.0, 3.0]),
     ("sign", |x| x.sign(), [-3.0, 3.0]),
@@ -56,6 +58,28 @@ const UNARY: [(&str, Unary, [f64; 2]); 32] = [
     ("sub_scalar", |x| x.sub_scalar(0.75), [-3.0, 3.0]),
     ("mul_scalar", |x| x.mul_scalar(0.75), [-3.0, 3.0]),
     ("div_scalar", |x| x.div_scalar(0.7), [-3.0, 3.0]),
+    ("tan", |x| x.tan(), [-1.3, 1.3]),
+    ("atan", |x| x.atan(), [-9.0, 9.0]),
+    ("asin", |x| x.asin(), [-1.1, 1.1]),
+    ("acos", |x| x.acos(), [-1.1, 1.1]),
+    ("sinh", |x| x.sinh(), [-2.0, 2.0]),
+    ("cosh", |x| x.cosh(), [-2.0, 2.0]),
+    ("asinh", |x| x.asinh(), [-9.0, 9.0]),
+    ("acosh", |x| x.acosh(), [0.9, 9.0]),
+    ("atanh", |x| x.atanh(), [-0.9, 0.9]),
+    ("erfc", |x| x.erfc(), [-3.0, 3.0]),
+    ("frac", |x| x.frac(), [-3.0, 3.0]),
+    ("log2", |x| x.log2(), [-0.5, 3.0]),
+    ("log10", |x| x.log10(), [-0.5, 3.0]),
+    ("exp2", |x| x.exp2(), [-3.0, 3.0]),
+    ("mish", |x| x.mish(), [-5.0, 5.0]),
+    ("hardswish", |x| x.hardswish(), [-5.0, 5.0]),
+    ("hardsigmoid", |x| x.hardsigmoid(), [-5.0, 5.0]),
+    ("selu", |x| x.selu(), [-5.0, 5.0]),
+    ("softsign", |x| x.softsign(), [-5.0, 5.0]),
+    ("logsigmoid", |x| x.logsigmoid(), [-9.0, 9.0]),
+    ("celu", |x| x.celu(1.5), [-3.0, 3.0]),
+    ("nan_to_num", |x| x.nan_to_num(Replacements { nan: 4.0, ..Default::default() }), [-3.0, 3.0]),
 ];
 
 #[test]
@@ -78,7 +102,7 @@ fn formulas_of_one_tensor_are_those_of_the_processor() {
 
 type Binary = fn(&Tensor, &Tensor) -> Result<Tensor>;
 
-const BINARY: [(&str, Binary); 8] = [
+const BINARY: [(&str, Binary); 40] = [
     ("add", |a, b| a.add(b)),
     ("sub", |a, b| a.sub(b)),
     ("mul", |a, b| a.mul(b)),
@@ -87,7 +111,99 @@ const BINARY: [(&str, Binary); 8] = [
     ("minimum", |a, b| a.minimum(b)),
     ("pow", |a, b| a.pow(b)),
     ("lerp", |a, b| a.lerp(b, 0.25)),
+    ("div_floor", |a, b| a.div_floor(b)),
+    ("div_trunc", |a, b| a.div_trunc(b)),
+    ("remainder", |a, b| a.remainder(b)),
+    ("fmod", |a, b| a.fmod(b)),
+    ("fmax", |a, b| a.fmax(b)),
+    ("fmin", |a, b| a.fmin(b)),
+    ("heaviside", |a, b| a.heaviside(b)),
+    ("atan2", |a, b| a.atan2(b)),
+    ("hypot", |a, b| a.hypot(b)),
+    ("copysign", |a, b| a.copysign(b)),
+    ("logaddexp", |a, b| a.logaddexp(b)),
+    ("xlogy", |a, b| a.xlogy(b)),
+    ("addcmul", |a, b| a.addcmul(a, b, 0.5)),
+    ("addcdiv", |a, b| a.addcdiv(b, a, 0.5)),
+    ("eq", |a, b| a.eq(b)),
+    ("ne", |a, b| a.ne(b)),
+    ("lt", |a, b| a.lt(b)),
+    ("le", |a, b| a.le(b)),
+    ("gt", |a, b| a.gt(b)),
+    ("ge", |a, b| a.ge(b)),
+    ("logical_and", |a, b| a.logical_and(b)),
+    ("logical_or", |a, b| a.logical_or(b)),
+    ("logical_xor", |a, b| a.logical_xor(b)),
+    ("isclose", |a, b| a.isclose(b, Closeness { relative: 0.3, ..Default::default() })),
+    ("logical_not", |a, b| a.sub(b)?.logical_not()),
+    ("isnan", |a, b| a.sub(b)?.log()?.is_nan()),
+    ("isfinite", |a, b| a.sub(b)?.log()?.is_finite()),
+    ("isinf", |a, b| a.sub(b)?.log()?.is_inf()),
+    ("where", |a, b| a.gt(b)?.where_cond(a, b)),
+    ("masked_fill", |a, b| a.sub(b)?.masked_fill(&a.gt(b)?, 4.0)),
+    ("maximum_scalar", |a, b| a.sub(b)?.maximum_scalar(0.25)),
+    ("lt_scalar", |a, b| a.sub(b)?.lt_scalar(0.25)),
 ];
+
+type Gradient = fn(&Tensor, &Tensor) -> Result<Tensor>;
+
+/// Of dy, and of x or y.
+const GRADIENTS: [(&str, Gradient); 16] = [
+    ("relu", |dy, y| dy.relu_backward(y)),
+    ("sigmoid", |dy, y| dy.sigmoid_backward(y)),
+    ("tanh", |dy, y| dy.tanh_backward(y)),
+    ("gelu", |dy, x| dy.gelu_backward(x)),
+    ("gelu_tanh", |dy, x| dy.gelu_tanh_backward(x)),
+    ("silu", |dy, x| dy.silu_backward(x)),
+    ("leaky_relu", |dy, x| dy.leaky_relu_backward(x, 0.1)),
+    ("elu", |dy, x| dy.elu_backward(x, 1.5)),
+    ("celu", |dy, x| dy.celu_backward(x, 1.5)),
+    ("softplus", |dy, x| dy.softplus_backward(x, 2.0, 4.0)),
+    ("mish", |dy, x| dy.mish_backward(x)),
+    ("hardswish", |dy, x| dy.hardswish_backward(x)),
+    ("hardsigmoid", |dy, x| dy.hardsigmoid_backward(x)),
+    ("selu", |dy, x| dy.selu_backward(x)),
+    ("softsign", |dy, x| dy.softsign_backward(x)),
+    ("logsigmoid", |dy, x| dy.logsigmoid_backward(x)),
+];
+
+#[test]
+fn gradients_of_formulas_are_those_of_the_processor() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    gpu.in_every_order(|| {
+        for (name, f) in GRADIENTS {
+            let [dy, x] = ["dy", "x"].map(|of| noise(&cpu(), of, &[5, 67], [-5.0, 5.0]));
+            assert_alike(&device, name, &[&dy, &x], 4.0 * TOLERANCE, |operands| {
+                let [dy, x] = operands else { unreachable!("as given") };
+                let [turned, on_its_side] = [dy.transpose(0, 1)?, x.transpose(0, 1)?];
+                Ok(vec![f(dy, x)?, f(&turned, &on_its_side)?])
+            });
+        }
+    });
+}
+
+#[test]
+fn formulas_in_every_type_are_those_of_the_processor() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    for (dtype, tolerance) in each_float([TOLERANCE, 1e-14]) {
+        for (name, f, bounds) in UNARY {
+            let x = noise(&cpu(), name, &[6, 7], bounds).to_dtype(dtype).unwrap();
+            // In f32 the processor has `gelu` to 3e-7 · |x|.
+            let name = format!("{name} {dtype}");
+            assert_alike(&device, &name, &[&x], 4.0 * tolerance, |x| Ok(vec![f(&x[0])?]));
+        }
+        for (name, f) in BINARY {
+            let of = |name: &str| noise(&cpu(), name, &[6, 7], [0.1, 3.0]);
+            let [a, b] = ["a", "b"].map(|name| of(name).to_dtype(dtype).unwrap());
+            let name = format!("{name} {dtype}");
+            assert_alike(&device, &name, &[&a, &b], 4.0 * tolerance, |x| {
+                Ok(vec![f(&x[0], &x[1].narrow(0, 1, 1)?)?, f(&x[0], &x[1])?])
+            });
+        }
+    }
+}
 
 /// Shapes that broadcast, of up to five dimensions with sizes 0, 1 and odd ones.
 fn shapes() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {

@@ -3,6 +3,7 @@
 mod alike;
 mod attention;
 mod blas;
+mod channels;
 mod compiled;
 mod compiler;
 mod conv2d;
@@ -18,6 +19,7 @@ mod norm;
 mod products;
 mod random;
 mod reduce;
+mod rows;
 mod shortage;
 mod simulation;
 mod storage;

@@ -240,15 +240,19 @@ fn is_made_again(compiler: &Compiler, unit: &Unit, ptx: &str) -> Result<bool, St
     Ok(false)
 }
 
-/// Makes the PTX of a set anew.
+/// Makes the PTX of a set anew where its source has changed.
 fn write_ptx(
     root: &Path,
     compiler: &Compiler,
     set: &KernelSet,
     units: &[Unit],
 ) -> Result<(), String> {
-    let mut texts = BTreeMap::new();
+    let (known, mut texts) = (set.ptx(root)?, BTreeMap::new());
     for unit in units {
+        if let Some(ptx) = known.get(&unit.name).filter(|ptx| is_of_source(ptx, &unit.source)) {
+            texts.insert(unit.name.clone(), ptx.clone());
+            continue;
+        }
         let fresh = |seed| Ok(checked_in(&compiler.run(unit, VIRTUAL, seed)?, &unit.source));
         let drawn = SEEDS.map(fresh).collect::<Result<Vec<_>, String>>()?;
         texts.insert(unit.name.clone(), most_frequent(&drawn).to_owned());

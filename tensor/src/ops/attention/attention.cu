@@ -247,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
         Computed greatest = greater(most[r], join_warp<Max>(value));
         // As long as nothing counts there is nothing to scale.
         Computed shift = greatest == NONE ? (Computed)0 : greatest;
-        Computed before = exp_of(most[r] - shift), weight = exp_of(value - shift);
+        Computed before = exp(most[r] - shift), weight = exp(value - shift);
         totals[r] = totals[r] * before + join_warp<Sum>(weight);
         most[r] = greatest;
 #pragma unroll
@@ -265,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
       factors[r] = totals[r] == (Computed)0 ? (Computed)0 : (Computed)1 / totals[r];
       if (lane == 0 && first_column == 0 && query < of.queries) {
         lse[head * of.queries + query] =
-            most[r] == NONE ? NONE : most[r] + log_of(totals[r]);
+            most[r] == NONE ? NONE : most[r] + log(totals[r]);
       }
     }
     store(y + head * of.queries * of.v_dim, sums, factors, first, of.queries, first_column,
@@ -304,7 +304,7 @@ __device__ inline Pair pair(Computed product, Computed dy_product, Computed lse,
                             const Problem& of, u64 b, u64 h, u64 query, u64 key) {
   Computed value = score(product, scale, mask, of, b, h, query, key);
   if (value == (Computed)-INFINITY_F) return {};
-  Computed weight = exp_of(value - lse);
+  Computed weight = exp(value - lse);
   Computed keeps = kept(dropout, of, b, h, query, key);
   return {weight * keeps, weight * (keeps * dy_product - delta)};
 }

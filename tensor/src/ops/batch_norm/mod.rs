@@ -12,8 +12,13 @@
 //! batch, merged in f64.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
+use crate::device::{Device, DeviceKind};
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -50,6 +55,10 @@ pub enum Statistics {
     /// From outside: evaluation.
     Fixed,
 }
+
+/// Elements of a channel in a part on an NVIDIA device, at least, and the most parts.
+const PART_LEN: usize = 1 << 12;
+const PARTS_MAX: usize = 64;
 
 /// A contiguous `[samples, channels, inner]`.
 #[derive(Clone, Copy)]
@@ -100,6 +109,22 @@ impl Channels {
             flops: 4.0 * passes as f64 * self.element_count() as f64,
             bytes,
         }
+    }
+
+    /// Numbers of f64 scratch for the sums.
+    fn partials_len(&self, device: &Device) -> usize {
+        match device.kind() {
+            DeviceKind::Cpu => cpu::partials_len(self),
+            DeviceKind::Cuda => 2 * self.cuda_parts()[1] * self.channels,
+        }
+    }
+
+    /// How many elements of a channel an NVIDIA device adds up together, and how many such parts
+    /// there are.
+    fn cuda_parts(&self) -> [usize; 2] {
+        let len = self.samples * self.inner;
+        let part_len = len.div_ceil(len.div_ceil(PART_LEN).clamp(1, PARTS_MAX)).max(1);
+        [part_len, len.div_ceil(part_len)]
     }
 
     fn rstd<T: Element>(&self, variance: T) -> f64 {
@@ -169,6 +194,16 @@ impl Kernel for Forward {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::forward(&self, cuda, operands)
+    }
 }
 
 /// Reads dy, x, mean, variance and the weight if given; writes dx, dweight, dbias, coefficients and
@@ -223,6 +258,16 @@ impl Kernel for Backward {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::backward(&self, cuda, operands)
+    }
 }
 
 /// Reads a batch's mean and variance; writes the running ones.
@@ -255,6 +300,16 @@ impl Kernel for Update {
             }
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::update(&self, cuda, operands)
     }
 }
 
@@ -289,7 +344,7 @@ impl Tensor {
         let mean = Tensor::empty(device, [shape.channels], dtype)?;
         let variance = Tensor::empty(device, [shape.channels], dtype)?;
         let coefficients = Tensor::workspace(device, 4 * shape.channels, dtype)?;
-        let partials = Tensor::workspace(device, cpu::partials_len(&shape), DType::F64)?;
+        let partials = Tensor::workspace(device, shape.partials_len(device), DType::F64)?;
         let has = [weight.is_some(), bias.is_some()];
         let reads: Vec<&Tensor> = [&x].into_iter().chain(&weight).chain(&bias).collect();
         let writes = [&y, &coefficients, &mean, &variance, &partials];
@@ -356,7 +411,7 @@ impl Tensor {
         let dweight = Tensor::empty(device, [channels], dtype)?;
         let dbias = Tensor::empty(device, [channels], dtype)?;
         let coefficients = Tensor::workspace(device, 4 * channels, dtype.computed())?;
-        let partials_len = cpu::partials_len(&shape).max(2 * channels);
+        let partials_len = shape.partials_len(device).max(2 * channels);
         let partials = Tensor::workspace(device, partials_len, DType::F64)?;
         let reads: Vec<&Tensor> = [&dy, &x, &mean, &variance].into_iter().chain(&weight).collect();
         let writes = [&dx, &dweight, &dbias, &coefficients, &partials];

@@ -1,9 +1,13 @@
 //! Tensors put together along one dimension.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use crate::axis::Axis;
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -39,6 +43,16 @@ impl Kernel for Cat {
             cpu::cat(cpu, &parts, operands.write::<T>(0).slice());
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::cat(&self, cuda, operands)
     }
 }
 

@@ -11,11 +11,11 @@ const BLOCKS: usize = 16;
 
 /// The factors by which elements are multiplied.
 pub(super) struct Factors {
-    key: RandomKey,
-    first: u64,
+    pub(super) key: RandomKey,
+    pub(super) first: u64,
     /// Words below it take an element out.
-    threshold: u64,
-    scale: f64,
+    pub(super) threshold: u64,
+    pub(super) scale: f64,
 }
 
 impl Factors {

@@ -5,15 +5,20 @@ use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
 use super::Elementwise;
 use super::convert::{Copy, Fill};
 use super::op::{Formula, Op};
-use super::table::{Float, Number};
+use super::table::Number;
 use crate::cuda::kernels::{
-    CAST, ELEMENTWISE, FILL, Image, WALK_OF_1, WALK_OF_2, WALK_OF_3, grid, walk,
+    CAST, ELEMENTWISE, FILL, Image, WALK_OF_1, WALK_OF_2, WALK_OF_5, grid, typed_name, walk,
+    walk_of,
 };
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::Kernel;
-use crate::layout::Layout;
+use crate::layout::{Layout, Nest, RANK_MAX};
+use Parameter::{Read, U32, U64, Words, Write};
+
+/// `struct Numbers`.
+const NUMBERS: Parameter = Words(3);
 
 /// `None` where there is no kernel, as the error that says so.
 fn or_no_kernel<T>(kernel: Option<T>, op: &'static str) -> Result<T> {
@@ -82,103 +87,91 @@ pub(super) fn copy(op: &Copy, cuda: &Cuda, operands: &CudaOperands<'_>) -> Resul
     cuda.launch(image, &kernel, grid(shape.element_count()), &arguments)
 }
 
-/// A formula's number in `elementwise.cu`, and its scalars.
+/// A formula's number in `elementwise.cu`, and its scalars there.
 pub(super) struct KernelFormula {
     number: u32,
     scalars: [f64; 2],
 }
 
-impl KernelFormula {
-    /// Of addition, subtraction, multiplication and division, which f64 has a kernel for.
-    fn is_arithmetic(&self) -> bool {
-        self.number < 4
-    }
-}
-
-/// The kernels over one source or two, by the type that they compute in.
-#[derive(Clone, Copy)]
-pub(super) enum Family {
-    UnaryF32,
-    BinaryF32,
-    BinaryF64,
-}
-
-/// The kernel of a formula that is launched with so many operands to read.
-pub(super) fn kernel_of(op: &Elementwise, read_count: usize) -> Result<(Family, KernelFormula)> {
-    let scalar_count = usize::from(op.scalar.is_some());
-    // In place, the destination is the first source.
-    let is_in_place = read_count + scalar_count < op.op.source_count();
-    let source_count = read_count + usize::from(is_in_place);
-    let formula = |scalar| kernel_formula(op.op, scalar);
-    let found = match (op.dtype, op.result, source_count) {
-        (DType::F32, DType::F32, 1) => formula(op.scalar).map(|f| (Family::UnaryF32, f)),
-        _ if scalar_count > 0 => None,
-        (DType::F32, DType::F32, 2) => formula(None).map(|f| (Family::BinaryF32, f)),
-        (DType::F64, DType::F64, 2) => {
-            formula(None).filter(KernelFormula::is_arithmetic).map(|f| (Family::BinaryF64, f))
+/// What `elementwise.cu` calls a formula; the error where it has none for the types.
+pub(super) fn kernel_formula(op: &Elementwise) -> Result<KernelFormula> {
+    let Op { formula, scalars } = op.op;
+    let result = if matches!(formula, Formula::Test(_)) { DType::Bool } else { op.dtype };
+    let found = (op.dtype.is_float() && op.result == result).then_some(formula).and_then(|of| {
+        match of {
+            Formula::Number(Number::Add) => {
+                let number = const { kernel_number("ADD_SCALED") };
+                return Some(KernelFormula { number, scalars: [1.0, 0.0] });
+            }
+            Formula::Number(formula) => formula.kernel_number(),
+            Formula::Float(formula) => formula.kernel_number(),
+            Formula::Gradient(formula) => formula.kernel_number(),
+            Formula::Test(formula) => formula.kernel_number(),
         }
-        _ => None,
-    };
+        .map(|number| KernelFormula { number, scalars })
+    });
     or_no_kernel(found, op.name)
 }
 
-/// Enqueues a formula of f32, or arithmetic of f64.
+/// Enqueues a formula of floats.
 pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let (family, formula) = kernel_of(op, operands.read_count())?;
+    let KernelFormula { number, scalars } = kernel_formula(op)?;
     let to = operands.write(0);
     let shape = *to.layout().shape();
-    let mut sources: Vec<_> = (0..operands.read_count()).map(|i| operands.read(i)).collect();
+    let mut given: Vec<_> = (0..operands.read_count()).map(|i| operands.read(i)).collect();
     // In place, the destination is the first source.
-    if sources.len() + usize::from(op.scalar.is_some()) < op.op.source_count() {
-        sources.insert(0, to);
+    if given.len() + usize::from(op.scalar.is_some()) < op.op.source_count() {
+        given.insert(0, to);
     }
-    let expanded =
-        |layout: &Layout| layout.expand(shape).expect("the operation checked the shapes");
-    let layouts: Vec<Layout> = sources.iter().map(|source| expanded(source.layout())).collect();
-    let is_plain = to.layout().is_contiguous() && layouts.iter().all(Layout::is_contiguous);
-    let (len, grid) = (Argument::U64(shape.element_count() as u64), grid(shape.element_count()));
-    use Parameter::{F32, F64, Read, U32, U64, Write};
-    match (family, &*sources, &*layouts) {
-        (Family::UnaryF32, [x], [layout]) => {
-            let [p, q] = formula.scalars.map(|scalar| Argument::F32(scalar as f32));
-            let (y, x, number) = (to.to_write(), x.to_read(), Argument::U32(formula.number));
-            if is_plain {
-                let parameters = &[Write, Read, U64, U32, F32, F32];
-                let kernel = Signature { name: "unary_f32", parameters };
-                return cuda.launch(ELEMENTWISE, &kernel, grid, &[y, x, len, number, p, q]);
-            }
-            let walk = walk(&shape, [to.layout(), layout]);
-            let parameters = &[Write, Read, U32, F32, F32, WALK_OF_2];
-            let kernel = Signature { name: "unary_f32_walk", parameters };
-            let arguments = [y, x, number, p, q, Argument::Words(&walk)];
-            cuda.launch(ELEMENTWISE, &kernel, grid, &arguments)
-        }
-        (Family::BinaryF32, [a, b], [a_layout, b_layout]) => {
-            let (number, p) = (Argument::U32(formula.number), formula.scalars[0] as f32);
-            let (y, a, b) = (to.to_write(), a.to_read(), b.to_read());
-            if is_plain {
-                let parameters = &[Write, Read, Read, U64, U32, F32];
-                let kernel = Signature { name: "binary_f32", parameters };
-                let arguments = [y, a, b, len, number, Argument::F32(p)];
-                return cuda.launch(ELEMENTWISE, &kernel, grid, &arguments);
-            }
-            let walk = walk(&shape, [to.layout(), a_layout, b_layout]);
-            let parameters = &[Write, Read, Read, U32, F32, WALK_OF_3];
-            let kernel = Signature { name: "binary_f32_walk", parameters };
-            let arguments = [y, a, b, number, Argument::F32(p), Argument::Words(&walk)];
-            cuda.launch(ELEMENTWISE, &kernel, grid, &arguments)
-        }
-        (Family::BinaryF64, [a, b], [a_layout, b_layout]) => {
-            let walk = walk(&shape, [to.layout(), a_layout, b_layout]);
-            let parameters = &[Write, Read, Read, U32, F64, WALK_OF_3];
-            let kernel = Signature { name: "binary_f64_walk", parameters };
-            let (number, p) = (Argument::U32(formula.number), Argument::F64(formula.scalars[0]));
-            let (y, a, b) = (to.to_write(), a.to_read(), b.to_read());
-            let arguments = [y, a, b, number, p, Argument::Words(&walk)];
-            cuda.launch(ELEMENTWISE, &kernel, grid, &arguments)
-        }
-        _ => unreachable!("a formula has the sources that its kernel was found by"),
+    // Up to three sources and a mask; the number that may be the last source has no memory.
+    let (mut sources, mut places) = ([Argument::Nothing; 4], [None; 4]);
+    let mut source_count = 0;
+    for (index, operand) in given.iter().enumerate() {
+        let at = if op.op.is_mask(index) { 3 } else { source_count };
+        source_count += usize::from(at != 3);
+        let layout = operand.layout().expand(shape).expect("the operation checked the shapes");
+        (sources[at], places[at]) = (operand.to_read(), Some(layout));
     }
+    let all_given = || places.iter().flatten();
+    let is_plain = to.layout().is_contiguous() && all_given().all(Layout::is_contiguous);
+    let none = [0; RANK_MAX];
+    let strides = |place: &Option<Layout>| -> [usize; RANK_MAX] {
+        let mut strides = none;
+        let given = place.as_ref().map_or(&[][..], |layout| layout.strides());
+        strides[..given.len()].copy_from_slice(given);
+        strides
+    };
+    let of_sources = places.each_ref().map(strides);
+    let [a, b, c, mask] = of_sources.each_ref().map(|strides| &strides[..shape.len()]);
+    let nest = Nest::new(&shape, [to.layout().strides(), a, b, c, mask]);
+    let (len, grid) = (shape.element_count(), grid(shape.element_count()));
+    let walk = if is_plain { Vec::new() } else { walk_of(&nest, len) };
+    let [p, q] = scalars.map(f64::to_bits);
+    let numbers = [op.scalar.unwrap_or(0.0).to_bits(), p, q];
+    let numbers = [Argument::U32(number), Argument::Words(&numbers)];
+    let extent = if is_plain { Argument::U64(len as u64) } else { Argument::Words(&walk) };
+    let (image, dtype) = (ELEMENTWISE.of(op.dtype), op.dtype);
+    if op.result == DType::Bool {
+        let (name, parameters) = match is_plain {
+            true => (typed_name!("test", dtype), &[Write, Read, Read, U32, NUMBERS, U64]),
+            false => {
+                (typed_name!("test_walk", dtype), &[Write, Read, Read, U32, NUMBERS, WALK_OF_5])
+            }
+        };
+        let arguments = [&[to.to_write()], &sources[..2], &numbers[..], &[extent]].concat();
+        return cuda.launch(image, &Signature { name, parameters }, grid, &arguments);
+    }
+    let (name, parameters) = match is_plain {
+        true => {
+            (typed_name!("formula", dtype), &[Write, Read, Read, Read, Read, U32, NUMBERS, U64])
+        }
+        false => (
+            typed_name!("formula_walk", dtype),
+            &[Write, Read, Read, Read, Read, U32, NUMBERS, WALK_OF_5],
+        ),
+    };
+    let arguments = [&[to.to_write()], &sources[..], &numbers[..], &[extent]].concat();
+    cuda.launch(image, &Signature { name, parameters }, grid, &arguments)
 }
 
 /// The place of a name in its enum in `elementwise.cu`: how formulas are told apart there. For
@@ -223,30 +216,4 @@ const fn is_same(text: &[u8], start: usize, end: usize, name: &[u8]) -> bool {
         index += 1;
     }
     index == name.len() && start + index == end
-}
-
-/// The number of a formula in `elementwise.cu`, and its scalars there.
-fn kernel_formula(op: Op, scalar: Option<f64>) -> Option<KernelFormula> {
-    let Op { formula, scalars } = op;
-    let (number, scalars) = match (formula, scalar) {
-        (Formula::Number(Number::Add), None) => (const { kernel_number("ADD_SCALED") }, [1.0, 0.0]),
-        (Formula::Number(Number::Add), Some(scalar)) => {
-            (const { kernel_number("ADD_SCALAR") }, [scalar, 0.0])
-        }
-        (Formula::Number(Number::Sub), Some(scalar)) => {
-            (const { kernel_number("ADD_SCALAR") }, [-scalar, 0.0])
-        }
-        (Formula::Number(Number::Mul), Some(scalar)) => {
-            (const { kernel_number("MUL_SCALAR") }, [scalar, 0.0])
-        }
-        (Formula::Float(Float::Div), Some(scalar)) => {
-            (const { kernel_number("DIV_SCALAR") }, [scalar, 0.0])
-        }
-        (_, Some(_)) => return None,
-        (Formula::Number(formula), None) => (formula.kernel_number()?, scalars),
-        (Formula::Float(formula), None) => (formula.kernel_number()?, scalars),
-        (Formula::Gradient(formula), None) => (formula.kernel_number()?, scalars),
-        (Formula::Test(formula), None) => (formula.kernel_number()?, scalars),
-    };
-    Some(KernelFormula { number, scalars })
 }

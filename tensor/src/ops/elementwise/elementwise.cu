@@ -1,141 +1,317 @@
-// One formula on each element: y = f(x), y = f(a, b), y = f(x, a, b) with scalars p and q.
-// Overwrites y, which may be one of the sources in place. The formula is a number, the same for
-// every thread: these kernels wait for memory, and one kernel is loaded instead of fifty.
+// One formula on each element: y = f(a, b, c) with scalars p and q, for elements of every type of
+// floats. Overwrites y, which may be one of the sources in place. The formula is a number, the same
+// for every thread: these kernels wait for memory, and one kernel is loaded instead of a hundred.
 // A thread takes every n-th element; grids of one row. Formulas and corner cases as on the
 // processor, which follow PyTorch.
 
-enum Unary : u32 {
+enum Formula : u32 {
   ABS, NEG, SIGN, RELU, CLAMP, EXP, EXPM1, LOG, LOG1P, SQRT, RSQRT, RECIPROCAL, SIN, COS, TANH, ERF,
   SIGMOID, LEAKY_RELU, ELU, GELU, GELU_TANH, SILU, SOFTPLUS, FLOOR, CEIL, ROUND, TRUNC, POW_SCALAR,
-  ADD_SCALAR, MUL_SCALAR, DIV_SCALAR
-};
-
-enum Binary : u32 {
-  ADD_SCALED, SUB, MUL, DIV, MAXIMUM, MINIMUM, POW, LERP,
+  TAN, ATAN, ASIN, ACOS, SINH, COSH, ASINH, ACOSH, ATANH, ERFC, FRAC, LOG2, LOG10, EXP2, MISH,
+  HARDSWISH, HARDSIGMOID, SELU, SOFTSIGN, LOGSIGMOID, CELU,
+  ADD_SCALED, SUB, MUL, DIV, MAXIMUM, MINIMUM, POW, LERP, DIV_FLOOR, DIV_TRUNC, REMAINDER, FMOD,
+  FMAX, FMIN, HEAVISIDE, ATAN2, HYPOT, COPYSIGN, LOGADDEXP, XLOGY, NAN_TO_NUM,
+  WHERE, MASKED_FILL, ADDCMUL, ADDCDIV,
   // Gradients: dy, and y or x.
-  D_RELU, D_SIGMOID, D_TANH, D_GELU, D_GELU_TANH, D_SILU, D_LEAKY_RELU
+  D_RELU, D_SIGMOID, D_TANH, D_GELU, D_GELU_TANH, D_SILU, D_LEAKY_RELU, D_ELU, D_CELU, D_SOFTPLUS,
+  D_MISH, D_HARDSWISH, D_HARDSIGMOID, D_SELU, D_SOFTSIGN, D_LOGSIGMOID,
+  // Tests, whose results are truth values.
+  NOT, IS_FINITE, IS_INF, IS_NAN, EQ, NE, IS_CLOSE, IS_CLOSE_OR_NAN, LT, LE, GT, GE, AND, OR, XOR
 };
 
-__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+typedef Computed T;
 
-const float SQRT_HALF = 0.70710678118654752f;
-const float SQRT_2_OVER_PI = 0.79788456080286536f;
-const float CUBIC = 0.044715f;
+__device__ inline T number(double x) { return (T)x; }
+__device__ inline T infinity() { return (T)INFINITY_F; }
+__device__ inline bool is_infinite(T x) { return fabs(x) == infinity(); }
+__device__ inline bool is_nan(T x) { return x != x; }
+__device__ inline T lesser(T x, T y) { return -greater(-x, -y); }
+__device__ inline T sigmoid(T x) { return number(1.0) / (number(1.0) + exp(-x)); }
 
-__device__ inline float unary(u32 op, float x, float p, float q) {
-  switch (op) {
-    case ABS: return fabsf(x);
-    case NEG: return -x;
-    case SIGN: return (float)((x > 0.0f) - (x < 0.0f));
-    case RELU: return x > 0.0f || x != x ? x : 0.0f;
-    case CLAMP: return x < p ? p : x > q ? q : x;
-    case EXP: return expf(x);
-    case EXPM1: return expm1f(x);
-    case LOG: return logf(x);
-    case LOG1P: return log1pf(x);
-    case SQRT: return sqrtf(x);
-    case RSQRT: return 1.0f / sqrtf(x);
-    case RECIPROCAL: return 1.0f / x;
-    case SIN: return sinf(x);
-    case COS: return cosf(x);
-    case TANH: return tanhf(x);
-    case ERF: return erff(x);
-    case SIGMOID: return sigmoid(x);
-    case LEAKY_RELU: return x > 0.0f ? x : p * x;
-    case ELU: return x > 0.0f ? x : p * expm1f(x);
-    case GELU: return 0.5f * x * (1.0f + erff(x * SQRT_HALF));
-    case GELU_TANH: {
-      float inner = SQRT_2_OVER_PI * (x + CUBIC * x * x * x);
-      return 0.5f * x * (1.0f + tanhf(inner));
-    }
-    case SILU: return x * sigmoid(x);
-    case SOFTPLUS: return p * x > q ? x : log1pf(expf(p * x)) / p;
-    case FLOOR: return floorf(x);
-    case CEIL: return ceilf(x);
-    case ROUND: return rintf(x);
-    case TRUNC: return truncf(x);
-    case POW_SCALAR: return powf(x, p);
-    case ADD_SCALAR: return x + p;
-    case MUL_SCALAR: return x * p;
-    case DIV_SCALAR: return x / p;
-  }
-  return 0.0f;
+const double SQRT_HALF = 0.70710678118654752440;
+const double SQRT_2_OVER_PI = 0.79788456080286535588;
+const double CUBIC = 0.044715;
+const double SELU_SCALE = 1.0507009873554804934, SELU_SLOPE = 1.7580993408473768599;
+
+__device__ inline T modulo(T a, T b) {
+  T rest = fmod(a, b);
+  bool is_opposite = rest != number(0.0) && (b < number(0.0)) != (rest < number(0.0));
+  return is_opposite ? rest + b : rest;
 }
 
-__device__ inline float binary(u32 op, float a, float b, float p) {
+// As in Python: from the remainder, because the quotient itself is rounded.
+__device__ inline T div_floor(T a, T b) {
+  T rest = fmod(a, b), quotient = (a - rest) / b;
+  bool is_above = rest != number(0.0) && (b < number(0.0)) != (rest < number(0.0));
+  if (is_above) quotient -= number(1.0);
+  T low = floor(quotient);
+  T y = quotient - low > number(0.5) ? low + number(1.0) : low;
+  if (quotient == number(0.0)) y = copysign(number(0.0), a / b);
+  return b == number(0.0) ? a / b : y;
+}
+
+// tanh(ln(1 + e^x)) as a quotient of powers of e.
+__device__ inline T tanh_softplus(T x) {
+  T e = exp(x > number(20.0) ? number(20.0) : x), n = e * (e + number(2.0));
+  return n / (n + number(2.0));
+}
+
+__device__ inline T hard_sigmoid(T x) {
+  return lesser(greater(x + number(3.0), number(0.0)), number(6.0)) / number(6.0);
+}
+
+// The exponents that have a shorter way, as in PyTorch.
+__device__ inline T pow_scalar(T x, double exponent) {
+  if (exponent == 0.0) return number(1.0);
+  if (exponent == 1.0) return x;
+  if (exponent == 2.0) return x * x;
+  if (exponent == 3.0) return x * x * x;
+  if (exponent == 0.5) return sqrt(x);
+  if (exponent == -0.5) return number(1.0) / sqrt(x);
+  if (exponent == -1.0) return number(1.0) / x;
+  if (exponent == -2.0) return number(1.0) / (x * x);
+  return pow(x, number(exponent));
+}
+
+// From the nearer end, so that weights 0 and 1 give the ends exactly.
+__device__ inline T lerp(T a, T b, double weight) {
+  if (weight < 0.5) return a + number(weight) * (b - a);
+  return b - (b - a) * number(1.0 - weight);
+}
+
+__device__ inline T hypotenuse(T a, T b) {
+  T high = greater(fabs(a), fabs(b)), low = lesser(fabs(a), fabs(b));
+  T ratio = low / high, y = high * sqrt(number(1.0) + ratio * ratio);
+  if (is_infinite(a) || is_infinite(b)) return infinity();
+  return high == number(0.0) ? high : y;
+}
+
+__device__ inline T log_add_exp(T a, T b) {
+  // The difference of two equal infinities is NaN.
+  if (a == b && is_infinite(a)) return a;
+  return greater(a, b) + log1p(exp(-fabs(a - b)));
+}
+
+__device__ inline bool is_close(T a, T b, double relative, double absolute) {
+  double expected = (double)b, distance = fabs((double)a - expected);
+  bool is_near = distance < (double)INFINITY_F && distance <= absolute + relative * fabs(expected);
+  return a == b || is_near;
+}
+
+// Of one source, of two, and of three or with a mask.
+__device__ inline T value(u32 op, T a, T b, T c, bool mask, double p, double q) {
+  const T ZERO = number(0.0), ONE = number(1.0), HALF = number(0.5);
   switch (op) {
-    case ADD_SCALED: return a + p * b;
+    case ABS: return fabs(a);
+    case NEG: return -a;
+    case SIGN: return (T)((a > ZERO) - (a < ZERO));
+    case RELU: return a < ZERO ? ZERO : a;
+    case CLAMP: return a < number(p) ? number(p) : a > number(q) ? number(q) : a;
+    case EXP: return exp(a);
+    case EXPM1: return expm1(a);
+    case LOG: return log(a);
+    case LOG1P: return log1p(a);
+    case SQRT: return sqrt(a);
+    case RSQRT: return ONE / sqrt(a);
+    case RECIPROCAL: return ONE / a;
+    case SIN: return sin(a);
+    case COS: return cos(a);
+    case TANH: return tanh(a);
+    case ERF: return erf(a);
+    case SIGMOID: return sigmoid(a);
+    case LEAKY_RELU: return a > ZERO ? a : number(p) * a;
+    case ELU: return a > ZERO ? a : number(p) * expm1(a);
+    case GELU: return HALF * a * (ONE + erf(a * number(SQRT_HALF)));
+    case GELU_TANH: {
+      T inner = number(SQRT_2_OVER_PI) * (a + number(CUBIC) * a * a * a);
+      return HALF * a * (ONE + tanh(inner));
+    }
+    case SILU: return a / (ONE + exp(-a));
+    case SOFTPLUS: return number(p) * a > number(q) ? a : log1p(exp(a * number(p))) / number(p);
+    case FLOOR: return floor(a);
+    case CEIL: return ceil(a);
+    case ROUND: return rint(a);
+    case TRUNC: return trunc(a);
+    case POW_SCALAR: return pow_scalar(a, p);
+    case TAN: return tan(a);
+    case ATAN: return atan(a);
+    case ASIN: return asin(a);
+    case ACOS: return acos(a);
+    case SINH: return sinh(a);
+    case COSH: return cosh(a);
+    case ASINH: return asinh(a);
+    case ACOSH: return acosh(a);
+    case ATANH: return atanh(a);
+    case ERFC: return erfc(a);
+    case FRAC: return a - trunc(a);
+    case LOG2: return log2(a);
+    case LOG10: return log10(a);
+    case EXP2: return exp2(a);
+    case MISH: return a * tanh_softplus(a);
+    case HARDSWISH: return a * hard_sigmoid(a);
+    case HARDSIGMOID: return hard_sigmoid(a);
+    case SELU: return a > ZERO ? number(SELU_SCALE) * a : number(SELU_SLOPE) * expm1(a);
+    case SOFTSIGN: return a / (ONE + fabs(a));
+    case LOGSIGMOID: return (a > ZERO ? ZERO : a) - log1p(exp(-fabs(a)));
+    case CELU: return a > ZERO ? a : number(p) * expm1(a / number(p));
+    case ADD_SCALED: return a + number(p) * b;
     case SUB: return a - b;
     case MUL: return a * b;
     case DIV: return a / b;
     case MAXIMUM: return greater(a, b);
-    case MINIMUM: return -greater(-a, -b);
-    case POW: return powf(a, b);
-    case LERP: return a + p * (b - a);
-    case D_RELU: return b > 0.0f ? a : 0.0f;
-    case D_SIGMOID: return a * b * (1.0f - b);
-    case D_TANH: return a * (1.0f - b * b);
+    case MINIMUM: return lesser(a, b);
+    case POW: return pow(a, b);
+    case LERP: return lerp(a, b, p);
+    case DIV_FLOOR: return div_floor(a, b);
+    case DIV_TRUNC: return trunc(a / b);
+    case REMAINDER: return modulo(a, b);
+    case FMOD: return fmod(a, b);
+    case FMAX: return a >= b || is_nan(b) ? a : b;
+    case FMIN: return a <= b || is_nan(b) ? a : b;
+    case HEAVISIDE: return a == ZERO ? b : a > ZERO ? ONE : ZERO;
+    case ATAN2: return atan2(a, b);
+    case HYPOT: return hypotenuse(a, b);
+    case COPYSIGN: return copysign(a, b);
+    case LOGADDEXP: return log_add_exp(a, b);
+    case XLOGY: return is_nan(b) ? b : a == ZERO ? ZERO : a * log(b);
+    case NAN_TO_NUM:
+      return is_nan(a) ? b : a == infinity() ? number(p) : a == -infinity() ? number(q) : a;
+    case WHERE: return mask ? a : b;
+    case MASKED_FILL: return mask ? b : a;
+    case ADDCMUL: return a + number(p) * b * c;
+    case ADDCDIV: return a + number(p) * (b / c);
+    case D_RELU: return b <= ZERO ? ZERO : a;
+    case D_SIGMOID: return a * (ONE - b) * b;
+    case D_TANH: return a * (ONE - b * b);
     case D_GELU: {
-      float density = 0.5f * SQRT_2_OVER_PI * expf(-0.5f * b * b);
-      return a * (0.5f * (1.0f + erff(b * SQRT_HALF)) + b * density);
+      T density = number(0.5 * SQRT_2_OVER_PI) * exp(-HALF * b * b);
+      return a * (HALF * (ONE + erf(b * number(SQRT_HALF))) + b * density);
     }
     case D_GELU_TANH: {
-      float t = tanhf(SQRT_2_OVER_PI * (b + CUBIC * b * b * b));
-      float slope = SQRT_2_OVER_PI * (1.0f + 3.0f * CUBIC * b * b);
-      return a * (0.5f * (1.0f + t) + 0.5f * b * (1.0f - t * t) * slope);
+      T t = tanh(number(SQRT_2_OVER_PI) * (b + number(CUBIC) * b * b * b));
+      T slope = number(SQRT_2_OVER_PI) * (ONE + number(3.0 * CUBIC) * b * b);
+      return a * HALF * (ONE + t + b * (ONE - t * t) * slope);
     }
     case D_SILU: {
-      float s = sigmoid(b);
-      return a * s * (1.0f + b * (1.0f - s));
+      T s = sigmoid(b);
+      return a * s * (ONE + b * (ONE - s));
     }
-    case D_LEAKY_RELU: return b > 0.0f ? a : p * a;
+    case D_LEAKY_RELU: return b > ZERO ? a : a * number(p);
+    case D_ELU: return b > ZERO ? a : a * number(p) * exp(b);
+    case D_CELU: return b > ZERO ? a : a * exp(b / number(p));
+    case D_SOFTPLUS: return b * number(p) > number(q) ? a : a * sigmoid(b * number(p));
+    case D_MISH: {
+      T t = tanh_softplus(b);
+      return a * (t + b * sigmoid(b) * (ONE - t * t));
+    }
+    case D_HARDSWISH:
+      if (b <= number(-3.0)) return ZERO;
+      return b >= number(3.0) ? a : a * (b / number(3.0) + HALF);
+    case D_HARDSIGMOID:
+      return b > number(-3.0) && b < number(3.0) ? a * number(1.0 / 6.0) : ZERO;
+    case D_SELU: return a * (b > ZERO ? number(SELU_SCALE) : number(SELU_SLOPE) * exp(b));
+    case D_SOFTSIGN: {
+      T below = ONE + fabs(b);
+      return a / (below * below);
+    }
+    case D_LOGSIGMOID: return a * sigmoid(-b);
   }
-  return 0.0f;
+  return ZERO;
 }
 
-// Elements that lie side by side in both.
-extern "C" __global__ void unary_f32(float* y, const float* x, u64 len, u32 op, float p, float q) {
-  for (u64 i = thread_index(); i < len; i += thread_count()) y[i] = unary(op, x[i], p, q);
+__device__ inline bool holds(u32 op, T a, T b, double p, double q) {
+  const T ZERO = number(0.0);
+  switch (op) {
+    case NOT: return a == ZERO;
+    case IS_FINITE: return !is_nan(a) && !is_infinite(a);
+    case IS_INF: return is_infinite(a);
+    case IS_NAN: return is_nan(a);
+    case EQ: return a == b;
+    case NE: return a != b;
+    case IS_CLOSE: return is_close(a, b, p, q);
+    case IS_CLOSE_OR_NAN: return (is_nan(a) && is_nan(b)) || is_close(a, b, p, q);
+    case LT: return a < b;
+    case LE: return a <= b;
+    case GT: return a > b;
+    case GE: return a >= b;
+    case AND: return a != ZERO && b != ZERO;
+    case OR: return a != ZERO || b != ZERO;
+    case XOR: return (a != ZERO) != (b != ZERO);
+  }
+  return false;
 }
 
-extern "C" __global__ void unary_f32_walk(float* y, const float* x, u32 op, float p, float q,
-                                          Walk<2> walk) {
-  for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
-    Places<2> at = places(walk, i);
-    y[at.at[0]] = unary(op, x[at.at[1]], p, q);
-  }
+// What a formula is of. The last source may be the same number everywhere: then it has no memory,
+// and neither have sources beyond those of the formula.
+struct Sources {
+  const Stored* a;
+  const Stored* b;
+  const Stored* c;
+  const u8* mask;
+};
+
+struct Numbers {
+  double constant;
+  double p;
+  double q;
+};
+
+__device__ inline T at(const Stored* x, i64 place, T constant) {
+  return x != nullptr ? widened(x[place]) : constant;
+}
+
+__device__ inline void put(Stored* y, i64 place, u32 op, const Sources& from,
+                           const i64 (&places)[4], T constant, const Numbers& numbers) {
+  bool mask = from.mask != nullptr && from.mask[places[3]] != 0;
+  set(y[place], value(op, at(from.a, places[0], constant), at(from.b, places[1], constant),
+                      at(from.c, places[2], constant), mask, numbers.p, numbers.q));
+}
+
+__device__ inline void put(u8* y, i64 place, u32 op, const Sources& from, const i64 (&places)[4],
+                           T constant, const Numbers& numbers) {
+  y[place] = holds(op, at(from.a, places[0], constant), at(from.b, places[1], constant),
+                   numbers.p, numbers.q);
 }
 
 // Elements that lie side by side in all.
-extern "C" __global__ void binary_f32(float* y, const float* a, const float* b, u64 len, u32 op,
-                                      float p) {
-  for (u64 i = thread_index(); i < len; i += thread_count()) y[i] = binary(op, a[i], b[i], p);
+template <typename Y>
+__device__ inline void row(Y* y, const Sources& from, u32 op, const Numbers& numbers, u64 len) {
+  T constant = number(numbers.constant);
+  for (u64 i = thread_index(); i < len; i += thread_count()) {
+    i64 place = (i64)i;
+    put(y, place, op, from, {place, place, place, place}, constant, numbers);
+  }
 }
 
-// Sources may repeat their elements.
-extern "C" __global__ void binary_f32_walk(float* y, const float* a, const float* b, u32 op,
-                                           float p, Walk<3> walk) {
+// Sources may repeat their elements. The walk is over y, a, b, c and the mask.
+template <typename Y>
+__device__ inline void walk_all(Y* y, const Sources& from, u32 op, const Numbers& numbers,
+                                const Walk<5>& walk) {
+  T constant = number(numbers.constant);
   for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
-    Places<3> at = places(walk, i);
-    y[at.at[0]] = binary(op, a[at.at[1]], b[at.at[2]], p);
+    Places<5> of = places(walk, i);
+    put(y, of.at[0], op, from, {of.at[1], of.at[2], of.at[3], of.at[4]}, constant, numbers);
   }
 }
 
-// The arithmetic of f64, for sums that go on over many batches.
-__device__ inline double arithmetic(u32 op, double a, double b, double p) {
-  switch (op) {
-    case ADD_SCALED: return a + p * b;
-    case SUB: return a - b;
-    case MUL: return a * b;
-    case DIV: return a / b;
-  }
-  return 0.0;
+extern "C" __global__ void KERNEL(formula)(Stored* y, const Stored* a, const Stored* b,
+                                           const Stored* c, const u8* mask, u32 op,
+                                           Numbers numbers, u64 len) {
+  row(y, {a, b, c, mask}, op, numbers, len);
 }
 
-extern "C" __global__ void binary_f64_walk(double* y, const double* a, const double* b, u32 op,
-                                           double p, Walk<3> walk) {
-  for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
-    Places<3> at = places(walk, i);
-    y[at.at[0]] = arithmetic(op, a[at.at[1]], b[at.at[2]], p);
-  }
+extern "C" __global__ void KERNEL(formula_walk)(Stored* y, const Stored* a, const Stored* b,
+                                                const Stored* c, const u8* mask, u32 op,
+                                                Numbers numbers, Walk<5> walk) {
+  walk_all(y, {a, b, c, mask}, op, numbers, walk);
+}
+
+extern "C" __global__ void KERNEL(test)(u8* y, const Stored* a, const Stored* b, u32 op,
+                                        Numbers numbers, u64 len) {
+  row(y, {a, b, nullptr, nullptr}, op, numbers, len);
+}
+
+extern "C" __global__ void KERNEL(test_walk)(u8* y, const Stored* a, const Stored* b, u32 op,
+                                             Numbers numbers, Walk<5> walk) {
+  walk_all(y, {a, b, nullptr, nullptr}, op, numbers, walk);
 }

@@ -66,8 +66,8 @@ impl Kernel for Elementwise {
     }
 
     #[cfg(feature = "cuda")]
-    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::kernel_of(self, operands.read_count()).map(drop)
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        cuda::kernel_formula(self).map(drop)
     }
 
     #[cfg(feature = "cuda")]

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Operations are those for each element, for the simulated time: the instructions of the f32
-//! loops, roughly. NAME is the formula's in `elementwise.cu`, if it is there. The section says what
+//! loops, roughly. NAME is the formula's in `elementwise.cu`. The section says what
 //! it is defined for. NaN goes through all of them, as in PyTorch. `{ loop |sources, to| .. }` is
 //! for what is more than one formula for all elements; its scalars are still f64.
 
@@ -53,16 +53,18 @@ formulas! {
         Mul(a, b) 1.0 [MUL] { a.times(b) }
         Maximum(a, b) 1.0 [MAXIMUM] { a.larger(b) }
         Minimum(a, b) 1.0 [MINIMUM] { a.smaller(b) }
-        DivFloor(a, b) 50.0 { a.div_floor(b) }
-        DivTrunc(a, b) 50.0 { a.div_trunc(b) }
-        Remainder(a, b) 50.0 { a.modulo(b) }
-        Fmod(a, b) 50.0 { a.rest(b) }
-        Fmax(a, b) 1.0 { if (a >= b) | b.is_nan() { a } else { b } }
-        Fmin(a, b) 1.0 { if (a <= b) | b.is_nan() { a } else { b } }
-        Heaviside(x, value) 1.0 { if x == T::ZERO { value } else { T::of(x > T::ZERO) } }
-        Where(condition, a, b) 1.0 { if condition.is_true() { a } else { b } }
-        MaskedFill(x, mask, value) 1.0 { if mask.is_true() { value } else { x } }
-        AddCMul[scale](x, a, b) 1.0 { x.plus(scale.times(a).times(b)) }
+        DivFloor(a, b) 50.0 [DIV_FLOOR] { a.div_floor(b) }
+        DivTrunc(a, b) 50.0 [DIV_TRUNC] { a.div_trunc(b) }
+        Remainder(a, b) 50.0 [REMAINDER] { a.modulo(b) }
+        Fmod(a, b) 50.0 [FMOD] { a.rest(b) }
+        Fmax(a, b) 1.0 [FMAX] { if (a >= b) | b.is_nan() { a } else { b } }
+        Fmin(a, b) 1.0 [FMIN] { if (a <= b) | b.is_nan() { a } else { b } }
+        Heaviside(x, value) 1.0 [HEAVISIDE] {
+            if x == T::ZERO { value } else { T::of(x > T::ZERO) }
+        }
+        Where(condition, a, b) 1.0 [WHERE] { if condition.is_true() { a } else { b } }
+        MaskedFill(x, mask, value) 1.0 [MASKED_FILL] { if mask.is_true() { value } else { x } }
+        AddCMul[scale](x, a, b) 1.0 [ADDCMUL] { x.plus(scale.times(a).times(b)) }
     }
 
     Float, float, [SimdFloat], write {
@@ -95,47 +97,47 @@ formulas! {
         Cos(x) 20.0 [COS] { loop |sources, to| angles(sources, to, T::cos_in::<F>, T::cos_large) }
         /// The tangent of an angle in radians.
         pub fn tan, tan_ =
-        Tan(x) 20.0 { loop |sources, to| angles(sources, to, T::tan_in::<F>, T::tan_large) }
+        Tan(x) 20.0 [TAN] { loop |sources, to| angles(sources, to, T::tan_in::<F>, T::tan_large) }
         /// The angle in radians with this tangent, between -π/2 and π/2.
         pub fn atan, atan_ =
-        Atan(x) 20.0 { x.atan_in::<F>() }
+        Atan(x) 20.0 [ATAN] { x.atan_in::<F>() }
         /// The angle in radians with this sine, between -π/2 and π/2; NaN beyond -1 and 1.
         pub fn asin, asin_ =
-        Asin(x) 20.0 { x.asin_in::<F>() }
+        Asin(x) 20.0 [ASIN] { x.asin_in::<F>() }
         /// The angle in radians with this cosine, between 0 and π; NaN beyond -1 and 1.
         pub fn acos, acos_ =
-        Acos(x) 20.0 { x.acos_in::<F>() }
+        Acos(x) 20.0 [ACOS] { x.acos_in::<F>() }
         /// The hyperbolic sine.
         pub fn sinh, sinh_ =
-        Sinh(x) 20.0 { x.sinh_in::<F>() }
+        Sinh(x) 20.0 [SINH] { x.sinh_in::<F>() }
         /// The hyperbolic cosine.
         pub fn cosh, cosh_ =
-        Cosh(x) 20.0 { x.cosh_in::<F>() }
+        Cosh(x) 20.0 [COSH] { x.cosh_in::<F>() }
         // Rare, so by the standard library in f64, one by one.
         /// The number with this hyperbolic sine.
         pub fn asinh, asinh_ =
-        Asinh(x) 50.0 { constant(x.to_f64().asinh()) }
+        Asinh(x) 50.0 [ASINH] { constant(x.to_f64().asinh()) }
         /// The number from 0 on with this hyperbolic cosine; NaN below 1.
         pub fn acosh, acosh_ =
-        Acosh(x) 50.0 { constant(x.to_f64().acosh()) }
+        Acosh(x) 50.0 [ACOSH] { constant(x.to_f64().acosh()) }
         /// The number with this hyperbolic tangent; NaN beyond -1 and 1.
         pub fn atanh, atanh_ =
-        Atanh(x) 50.0 { constant(x.to_f64().atanh()) }
+        Atanh(x) 50.0 [ATANH] { constant(x.to_f64().atanh()) }
         /// 1 less the error function, exact where that is near 1.
         pub fn erfc, erfc_ =
-        Erfc(x) 50.0 { constant(libm::erfc(x.to_f64())) }
+        Erfc(x) 50.0 [ERFC] { constant(libm::erfc(x.to_f64())) }
         /// The digits after the point, under the number's sign.
         pub fn frac, frac_ =
-        Frac(x) 2.0 { x - x.trunc() }
+        Frac(x) 2.0 [FRAC] { x - x.trunc() }
         /// The logarithm to base 2.
         pub fn log2, log2_ =
-        Log2(x) 20.0 { x.log2_in::<F>() }
+        Log2(x) 20.0 [LOG2] { x.log2_in::<F>() }
         /// The logarithm to base 10.
         pub fn log10, log10_ =
-        Log10(x) 20.0 { x.log10_in::<F>() }
+        Log10(x) 20.0 [LOG10] { x.log10_in::<F>() }
         /// `2^x`.
         pub fn exp2, exp2_ =
-        Exp2(x) 20.0 { x.exp2_in::<F>() }
+        Exp2(x) 20.0 [EXP2] { x.exp2_in::<F>() }
         /// The hyperbolic tangent.
         pub fn tanh, tanh_ =
         Tanh(x) 20.0 [TANH] { x.tanh_in::<F>() }
@@ -189,15 +191,15 @@ formulas! {
             }
         /// `x · tanh(ln(1 + e^x))`.
         pub fn mish, mish_ =
-        Mish(x) 20.0 { x * tanh_softplus::<T, F>(x) }
-            => pub fn mish_backward, mish_backward_ = (dy, x) 20.0 {
+        Mish(x) 20.0 [MISH] { x * tanh_softplus::<T, F>(x) }
+            => pub fn mish_backward, mish_backward_ = (dy, x) 20.0 [D_MISH] {
                 let tanh = tanh_softplus::<T, F>(x);
                 dy * (tanh + x * sigmoid::<T, F>(x) * (constant::<T>(1.0) - tanh * tanh))
             }
         /// `x · min(max(x + 3, 0), 6) / 6`.
         pub fn hardswish, hardswish_ =
-        HardSwish(x) 20.0 { x * hard_sigmoid(x) }
-            => pub fn hardswish_backward, hardswish_backward_ = (dy, x) 20.0 {
+        HardSwish(x) 20.0 [HARDSWISH] { x * hard_sigmoid(x) }
+            => pub fn hardswish_backward, hardswish_backward_ = (dy, x) 20.0 [D_HARDSWISH] {
                 let [zero, half, three] = [0.0, 0.5, 3.0].map(constant::<T>);
                 let dx = dy * (x / three + half);
                 let dx = if x >= three { dy } else { dx };
@@ -205,35 +207,35 @@ formulas! {
             }
         /// `min(max(x + 3, 0), 6) / 6`.
         pub fn hardsigmoid, hardsigmoid_ =
-        HardSigmoid(x) 20.0 { hard_sigmoid(x) }
-            => pub fn hardsigmoid_backward, hardsigmoid_backward_ = (dy, x) 20.0 {
+        HardSigmoid(x) 20.0 [HARDSIGMOID] { hard_sigmoid(x) }
+            => pub fn hardsigmoid_backward, hardsigmoid_backward_ = (dy, x) 20.0 [D_HARDSIGMOID] {
                 let [zero, three, sixth] = [0.0, 3.0, 1.0 / 6.0].map(constant::<T>);
                 if (x > -three) & (x < three) { dy * sixth } else { zero }
             }
         /// `1.0507 · elu(x)` with `alpha` 1.6733, which keep mean and variance of a layer.
         pub fn selu, selu_ =
-        Selu(x) 20.0 {
+        Selu(x) 20.0 [SELU] {
             let [scale, alpha] = [SELU_SCALE, SELU_SCALE * SELU_ALPHA].map(constant::<T>);
             if x > constant(0.0) { scale * x } else { alpha * x.expm1_in::<F>() }
         }
-            => pub fn selu_backward, selu_backward_ = (dy, x) 20.0 {
+            => pub fn selu_backward, selu_backward_ = (dy, x) 20.0 [D_SELU] {
                 let [scale, alpha] = [SELU_SCALE, SELU_SCALE * SELU_ALPHA].map(constant::<T>);
                 dy * if x > constant(0.0) { scale } else { alpha * x.exp_in::<F>() }
             }
         /// `x / (1 + |x|)`.
         pub fn softsign, softsign_ =
-        Softsign(x) 20.0 { x / (constant::<T>(1.0) + x.magnitude()) }
-            => pub fn softsign_backward, softsign_backward_ = (dy, x) 20.0 {
+        Softsign(x) 20.0 [SOFTSIGN] { x / (constant::<T>(1.0) + x.magnitude()) }
+            => pub fn softsign_backward, softsign_backward_ = (dy, x) 20.0 [D_SOFTSIGN] {
                 let y = constant::<T>(1.0) + x.magnitude();
                 dy / (y * y)
             }
         /// `ln(1 / (1 + e^-x))`, exact for large `|x|`.
         pub fn logsigmoid, logsigmoid_ =
-        LogSigmoid(x) 20.0 {
+        LogSigmoid(x) 20.0 [LOGSIGMOID] {
             let low = if x > constant(0.0) { constant(0.0) } else { x };
             low - (-x.magnitude()).exp_in::<F>().log1p_in::<F>()
         }
-            => pub fn logsigmoid_backward, logsigmoid_backward_ = (dy, x) 20.0 {
+            => pub fn logsigmoid_backward, logsigmoid_backward_ = (dy, x) 20.0 [D_LOGSIGMOID] {
                 dy * sigmoid::<T, F>(-x)
             }
         /// `x` where it is positive, `slope · x` elsewhere.
@@ -246,15 +248,15 @@ formulas! {
         /// `x` where it is positive, `alpha · (e^x - 1)` elsewhere.
         pub fn elu, elu_ =
         Elu[alpha](x) 20.0 [ELU] { if x > constant(0.0) { x } else { alpha * x.expm1_in::<F>() } }
-            => pub fn elu_backward, elu_backward_ = (dy, x; alpha) 20.0 {
+            => pub fn elu_backward, elu_backward_ = (dy, x; alpha) 20.0 [D_ELU] {
                 if x > constant(0.0) { dy } else { dy * alpha * x.exp_in::<F>() }
             }
         /// `x` where it is positive, `alpha · (e^(x/alpha) - 1)` elsewhere; `alpha` is not 0.
         pub fn celu, celu_ =
-        Celu[alpha](x) 20.0 {
+        Celu[alpha](x) 20.0 [CELU] {
             if x > constant(0.0) { x } else { alpha * (x / alpha).expm1_in::<F>() }
         }
-            => pub fn celu_backward, celu_backward_ = (dy, x; alpha) 20.0 {
+            => pub fn celu_backward, celu_backward_ = (dy, x; alpha) 20.0 [D_CELU] {
                 if x > constant(0.0) { dy } else { dy * (x / alpha).exp_in::<F>() }
             }
         /// `ln(1 + e^(beta·x)) / beta`, and `x` where `beta·x` is above `threshold`.
@@ -263,7 +265,8 @@ formulas! {
             let y = (x * beta).exp_in::<F>().log1p_in::<F>() / beta;
             if x * beta > threshold { x } else { y }
         }
-            => pub fn softplus_backward, softplus_backward_ = (dy, x; beta, threshold) 20.0 {
+            => pub fn softplus_backward, softplus_backward_ = (dy, x; beta, threshold) 20.0
+            [D_SOFTPLUS] {
                 let slope = dy * sigmoid::<T, F>(x * beta);
                 if x * beta > threshold { dy } else { slope }
             }
@@ -286,52 +289,52 @@ formulas! {
         }
         Pow(a, b) 50.0 [POW] { loop |sources, to| pow::<T, F>(sources, None, to) }
         Div(a, b) 4.0 [DIV] { a / b }
-        Atan2(a, b) 50.0 { a.atan2_in::<F>(b) }
-        Hypot(a, b) 10.0 { hypotenuse(a, b) }
-        Copysign(a, b) 1.0 { a.with_sign_of(b) }
-        LogAddExp(a, b) 50.0 {
+        Atan2(a, b) 50.0 [ATAN2] { a.atan2_in::<F>(b) }
+        Hypot(a, b) 10.0 [HYPOT] { hypotenuse(a, b) }
+        Copysign(a, b) 1.0 [COPYSIGN] { a.with_sign_of(b) }
+        LogAddExp(a, b) 50.0 [LOGADDEXP] {
             let below = (-(a - b).magnitude()).exp_in::<F>().log1p_in::<F>();
             // The difference of two equal infinities is NaN.
             if (a == b) & a.is_infinite() { a } else { a.larger(b) + below }
         }
-        XLogY(x, b) 20.0 {
+        XLogY(x, b) 20.0 [XLOGY] {
             let y = if x == constant(0.0) { constant(0.0) } else { x * b.log_in::<F>() };
             if b.is_nan() { b } else { y }
         }
-        NanToNum[high, low](x, nan) 2.0 {
+        NanToNum[high, low](x, nan) 2.0 [NAN_TO_NUM] {
             let y = if x == T::INFINITY { high } else { x };
             let y = if x == -T::INFINITY { low } else { y };
             if x.is_nan() { nan } else { y }
         }
         Lerp[weight](a, b) 2.0 [LERP] { loop |sources, to| lerp::<T>(sources, weight, to) }
-        AddCDiv[scale](x, a, b) 20.0 { x + scale * (a / b) }
+        AddCDiv[scale](x, a, b) 20.0 [ADDCDIV] { x + scale * (a / b) }
     }
 
     // Every type; the result is a truth value.
     Test, test, [Arithmetic], write {
         /// Where the element is 0.
         pub fn logical_not, logical_not_ =
-        Not(x) 1.0 { T::of(!x.is_true()) }
-        IsFinite(x) 1.0 { T::of(!(x.is_nan() | x.is_infinite())) }
-        IsInf(x) 1.0 { T::of(x.is_infinite()) }
-        IsNan(x) 1.0 { T::of(x.is_nan()) }
-        Eq(a, b) 1.0 { T::of(a == b) }
-        Ne(a, b) 1.0 { T::of(a != b) }
-        IsClose[relative, absolute](a, b) 5.0 {
+        Not(x) 1.0 [NOT] { T::of(!x.is_true()) }
+        IsFinite(x) 1.0 [IS_FINITE] { T::of(!(x.is_nan() | x.is_infinite())) }
+        IsInf(x) 1.0 [IS_INF] { T::of(x.is_infinite()) }
+        IsNan(x) 1.0 [IS_NAN] { T::of(x.is_nan()) }
+        Eq(a, b) 1.0 [EQ] { T::of(a == b) }
+        Ne(a, b) 1.0 [NE] { T::of(a != b) }
+        IsClose[relative, absolute](a, b) 5.0 [IS_CLOSE] {
             loop |sources, to| zip(sources, to, |a, b| T::of(is_close(a, b, relative, absolute)))
         }
-        IsCloseOrNan[relative, absolute](a, b) 5.0 {
+        IsCloseOrNan[relative, absolute](a, b) 5.0 [IS_CLOSE_OR_NAN] {
             loop |sources, to| zip(sources, to, |a, b| {
                 let is_nan = a.is_nan() & b.is_nan();
                 T::of(is_nan | is_close(a, b, relative, absolute))
             })
         }
-        Lt(a, b) 1.0 { T::of(a < b) }
-        Le(a, b) 1.0 { T::of(a <= b) }
-        Gt(a, b) 1.0 { T::of(a > b) }
-        Ge(a, b) 1.0 { T::of(a >= b) }
-        And(a, b) 1.0 { T::of(a.is_true() & b.is_true()) }
-        Or(a, b) 1.0 { T::of(a.is_true() | b.is_true()) }
-        Xor(a, b) 1.0 { T::of(a.is_true() ^ b.is_true()) }
+        Lt(a, b) 1.0 [LT] { T::of(a < b) }
+        Le(a, b) 1.0 [LE] { T::of(a <= b) }
+        Gt(a, b) 1.0 [GT] { T::of(a > b) }
+        Ge(a, b) 1.0 [GE] { T::of(a >= b) }
+        And(a, b) 1.0 [AND] { T::of(a.is_true() & b.is_true()) }
+        Or(a, b) 1.0 [OR] { T::of(a.is_true() | b.is_true()) }
+        Xor(a, b) 1.0 [XOR] { T::of(a.is_true() ^ b.is_true()) }
     }
 }

@@ -35,10 +35,10 @@ extern "C" __global__ void __launch_bounds__(256)
     Computed shift = most - most == (Computed)0 ? most : (Computed)0;
     Computed powers = (Computed)0, plain = (Computed)0;
     for (u64 c = threadIdx.x; c < of.classes; c += blockDim.x) {
-      powers += exp_of(z[c] - shift);
+      powers += exp(z[c] - shift);
       plain += z[c];
     }
-    Computed log_sum_exp = shift + log_of(join_block<Sum>(powers, scratch));
+    Computed log_sum_exp = shift + log(join_block<Sum>(powers, scratch));
     if (smoothing != 0.0) plain = join_block<Sum>(plain, scratch);
     if (threadIdx.x == 0) {
       Computed loss = log_sum_exp - own * z[label];
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(256)
     // The logit of the label has been read.
     __syncthreads();
     for (u64 c = threadIdx.x; c < of.classes; c += blockDim.x) {
-      Computed gradient = exp_of(z[c] - log_sum_exp) - even;
+      Computed gradient = exp(z[c] - log_sum_exp) - even;
       z[c] = *dy * (c == label ? gradient - own : gradient);
     }
   }

@@ -4,8 +4,12 @@
 //! x: [.., T, D], cos and sin: [T, R / 2] with R ≤ D; elements from R on stay as they are.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -46,6 +50,16 @@ impl Kernel for Rotary {
             cpu::rotate(cpu, operands.write::<T>(0), cos, sin, self.pairs, sign);
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::rotate(&self, cuda, operands)
     }
 }
 

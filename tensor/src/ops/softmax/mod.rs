@@ -4,10 +4,14 @@
 //! Each row is read from memory once and written once; only y is needed for the gradient.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use crate::axis::Axis;
 use crate::cpu::Cpu;
 use crate::cpu::lines::Blocks;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::for_each_float;
 use crate::error::Result;
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -86,6 +90,16 @@ impl Kernel for Rows {
             }
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::check(self, operands)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::softmax(&self, cuda, operands)
     }
 }
 

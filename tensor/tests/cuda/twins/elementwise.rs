@@ -1,7 +1,9 @@
 use lowtide_allocator::cuda::{Argument, Grid, Kernel};
 use proptest::prelude::*;
 
-use super::{F32, Lab, Read, U32, U64, Words, Write, assert_close, indices, noise, strides, walk};
+use super::{
+    Lab, Read, U32, U64, Values, Words, Write, assert_close, indices, noise, strides, walk,
+};
 
 /// Sizes, and for two tensors the order of their axes and which of them the second repeats.
 fn walks() -> impl Strategy<Value = (Vec<usize>, [Vec<usize>; 2], Vec<bool>)> {
@@ -156,7 +158,7 @@ fn gelu_tanh(x: f64) -> f64 {
 }
 
 /// The formulas of one source in the order of their numbers, with p = 0.5 and q = 1.5.
-const UNARY: [fn(f64) -> f64; 30] = [
+const UNARY: [fn(f64) -> f64; 49] = [
     f64::abs,
     |x| -x,
     |x| if x == 0.0 { 0.0 } else { x.signum() },
@@ -185,8 +187,27 @@ const UNARY: [fn(f64) -> f64; 30] = [
     f64::round_ties_even,
     f64::trunc,
     f64::sqrt,
-    |x| x + 0.5,
-    |x| x * 0.5,
+    f64::tan,
+    f64::atan,
+    f64::asin,
+    f64::acos,
+    f64::sinh,
+    f64::cosh,
+    f64::asinh,
+    f64::acosh,
+    f64::atanh,
+    |x| 1.0 - erf(x),
+    f64::fract,
+    f64::log2,
+    f64::log10,
+    f64::exp2,
+    |x| x * x.exp().ln_1p().tanh(),
+    |x| x * hard_sigmoid(x),
+    hard_sigmoid,
+    selu,
+    |x| x / (1.0 + x.abs()),
+    |x| -(-x).exp().ln_1p(),
+    |x| if x > 0.0 { x } else { 0.5 * (x / 0.5).exp_m1() },
 ];
 
 /// The slope of a formula, from both sides.
@@ -194,8 +215,19 @@ fn slope(f: impl Fn(f64) -> f64, x: f64) -> f64 {
     (f(x + 1e-5) - f(x - 1e-5)) / 2e-5
 }
 
-/// The formulas of two sources in the order of their numbers, with p = 0.5.
-const BINARY: [fn(f64, f64) -> f64; 15] = [
+fn hard_sigmoid(x: f64) -> f64 {
+    (x + 3.0).clamp(0.0, 6.0) / 6.0
+}
+
+/// Klambauer et al., "Self-normalizing neural networks" (2017).
+fn selu(x: f64) -> f64 {
+    let alpha = 1.673_263_242_354_377_2;
+    1.050_700_987_355_480_5 * if x > 0.0 { x } else { alpha * x.exp_m1() }
+}
+
+/// The formulas of two sources in the order of their numbers, with p = 0.5. They follow those of
+/// one.
+const BINARY: [fn(f64, f64) -> f64; 20] = [
     |a, b| a + 0.5 * b,
     |a, b| a - b,
     |a, b| a * b,
@@ -204,6 +236,26 @@ const BINARY: [fn(f64, f64) -> f64; 15] = [
     f64::min,
     f64::powf,
     |a, b| a + 0.5 * (b - a),
+    |a, b| if b == 0.0 { a / b } else { (a / b).floor() },
+    |a, b| (a / b).trunc(),
+    |a, b| a - b * (a / b).floor(),
+    |a, b| a % b,
+    f64::max,
+    f64::min,
+    |a, b| if a == 0.0 { b } else { f64::from(u8::from(a > 0.0)) },
+    f64::atan2,
+    f64::hypot,
+    f64::copysign,
+    |a, b| (a.exp() + b.exp()).ln(),
+    |a, b| if a == 0.0 { 0.0 } else { a * b.ln() },
+];
+
+/// The number of the first gradient: four formulas stand between those of two sources and it.
+const SLOPES_FROM: usize = UNARY.len() + BINARY.len() + 5;
+
+/// The gradients of dy = a and of y or x = b, in the order of their numbers, with p = 0.5 and q =
+/// 1.5.
+const SLOPES: [fn(f64, f64) -> f64; 16] = [
     |a, b| if b > 0.0 { a } else { 0.0 },
     |a, b| a * b * (1.0 - b),
     |a, b| a * (1.0 - b * b),
@@ -211,16 +263,51 @@ const BINARY: [fn(f64, f64) -> f64; 15] = [
     |a, b| a * slope(gelu_tanh, b),
     |a, b| a * slope(|x| x * sigmoid(x), b),
     |a, b| if b > 0.0 { a } else { 0.5 * a },
+    |a, b| if b > 0.0 { a } else { a * 0.5 * b.exp() },
+    |a, b| if b > 0.0 { a } else { a * (b / 0.5).exp() },
+    |a, b| a * sigmoid(0.5 * b),
+    |a, b| a * slope(|x| x * x.exp().ln_1p().tanh(), b),
+    |a, b| a * (b / 3.0 + 0.5),
+    |a, _| a / 6.0,
+    |a, b| {
+        let slope = if b > 0.0 { 1.0 } else { 1.673_263_242_354_377_2 * b.exp() };
+        a * 1.050_700_987_355_480_5 * slope
+    },
+    |a, b| a / (1.0 + b.abs()).powi(2),
+    |a, b| a * sigmoid(-b),
 ];
 
-const UNARY_WALK: Kernel =
-    Kernel { name: "unary_f32_walk", parameters: &[Write, Read, U32, F32, F32, Words(26)] };
-const UNARY_ROW: Kernel =
-    Kernel { name: "unary_f32", parameters: &[Write, Read, U64, U32, F32, F32] };
-const BINARY_WALK: Kernel =
-    Kernel { name: "binary_f32_walk", parameters: &[Write, Read, Read, U32, F32, Words(34)] };
-const BINARY_ROW: Kernel =
-    Kernel { name: "binary_f32", parameters: &[Write, Read, Read, U64, U32, F32] };
+/// Every formula of two sources, with its number.
+fn of_two() -> impl Iterator<Item = (usize, fn(f64, f64) -> f64)> {
+    let numbered = |first: usize, all: &'static [fn(f64, f64) -> f64]| {
+        all.iter().enumerate().map(move |(index, &twin)| (first + index, twin))
+    };
+    numbered(UNARY.len(), &BINARY).chain(numbered(SLOPES_FROM, &SLOPES))
+}
+
+const ROW: Kernel = Kernel {
+    name: "formula_f32",
+    parameters: &[Write, Read, Read, Read, Read, U32, Words(3), U64],
+};
+const WALK: Kernel = Kernel {
+    name: "formula_walk_f32",
+    parameters: &[Write, Read, Read, Read, Read, U32, Words(3), Words(50)],
+};
+
+/// The number that stands for a source, and the scalars p = 0.5 and q = 1.5.
+fn numbers() -> [u64; 3] {
+    [0.0, 0.5, 1.5].map(f64::to_bits)
+}
+
+/// y of the sources, all of which lie side by side.
+fn run_row(lab: &Lab, op: usize, y: &Values, sources: &[&Values], len: usize) {
+    let given = sources.iter().map(|source| source.read());
+    let sources: Vec<Argument<'_>> =
+        given.chain(std::iter::repeat(Argument::Nothing)).take(4).collect();
+    let numbers = numbers();
+    let rest = [Argument::U32(op as u32), Argument::Words(&numbers), Argument::U64(len as u64)];
+    lab.run("elementwise_f32", ROW, GRID, &[&[y.write()], &sources[..], &rest].concat());
+}
 
 /// Rounding of the functions themselves, of what they are given, and of finite differences.
 const ROUNDING: f64 = 8.0;
@@ -230,15 +317,13 @@ const ROUNDING_OF_SLOPES: f64 = 40.0;
 fn formulas_of_one_source_are_those_of_their_twins() {
     let Some(lab) = Lab::open() else { return };
     let values = noise(300, 3);
-    let (p, q) = (Argument::F32(0.5), Argument::F32(1.5));
     for (op, twin) in UNARY.into_iter().enumerate() {
         let (x, y) = (lab.floats(&values), lab.room(4 * values.len()));
         let expected: Vec<f64> = values.iter().map(|&x| twin(f64::from(x))).collect();
-        let (len, op) = (Argument::U64(values.len() as u64), Argument::U32(op as u32));
-        lab.run("elementwise", UNARY_ROW, GRID, &[y.write(), x.read(), len, op, p, q]);
+        run_row(&lab, op, &y, &[&x], values.len());
         assert_close(&lab.floats_of(&y), &expected, 1, ROUNDING);
         // In place.
-        lab.run("elementwise", UNARY_ROW, GRID, &[x.write(), x.read(), len, op, p, q]);
+        run_row(&lab, op, &x, &[&x], values.len());
         assert_eq!(lab.bytes_of(&x), lab.bytes_of(&y));
     }
 }
@@ -247,19 +332,15 @@ fn formulas_of_one_source_are_those_of_their_twins() {
 fn formulas_of_two_sources_are_those_of_their_twins() {
     let Some(lab) = Lab::open() else { return };
     let (a_values, b_values) = (noise(300, 5), noise(300, 6));
-    for (op, twin) in BINARY.into_iter().enumerate() {
+    for (op, twin) in of_two() {
         let [a, b] = [&a_values, &b_values].map(|values| lab.floats(values));
         let y = lab.room(4 * a_values.len());
         let pairs = a_values.iter().zip(&b_values);
         let expected: Vec<f64> = pairs.map(|(&a, &b)| twin(f64::from(a), f64::from(b))).collect();
-        let rest =
-            [Argument::U64(a_values.len() as u64), Argument::U32(op as u32), Argument::F32(0.5)];
-        let arguments = [&[y.write(), a.read(), b.read()], &rest[..]].concat();
-        lab.run("elementwise", BINARY_ROW, GRID, &arguments);
+        run_row(&lab, op, &y, &[&a, &b], a_values.len());
         assert_close(&lab.floats_of(&y), &expected, 1, ROUNDING_OF_SLOPES);
-        // In place of either.
-        let arguments = [&[a.write(), a.read(), b.read()], &rest[..]].concat();
-        lab.run("elementwise", BINARY_ROW, GRID, &arguments);
+        // In place of the first.
+        run_row(&lab, op, &a, &[&a, &b], a_values.len());
         assert_eq!(lab.bytes_of(&a), lab.bytes_of(&y));
     }
 }
@@ -269,11 +350,8 @@ fn nan_and_signed_zeros_go_where_pytorch_has_them() {
     let Some(lab) = Lab::open() else { return };
     let values = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0];
     let (x, y) = (lab.floats(&values), lab.room(16));
-    let run = |op: u32| {
-        let (len, op) = (Argument::U64(4), Argument::U32(op));
-        let scalars = [Argument::F32(0.5), Argument::F32(1.5)];
-        let arguments = [y.write(), x.read(), len, op, scalars[0], scalars[1]];
-        lab.run("elementwise", UNARY_ROW, GRID, &arguments);
+    let run = |op: usize| {
+        run_row(&lab, op, &y, &[&x], 4);
         lab.floats_of(&y).iter().map(|value| value.to_string()).collect::<Vec<_>>().join(" ")
     };
     // relu, clamp, exp, silu, softplus
@@ -286,9 +364,7 @@ fn nan_and_signed_zeros_go_where_pytorch_has_them() {
     // maximum and minimum
     let other = lab.floats(&[1.0, f32::NAN, 1.0, f32::NAN]);
     for op in [4, 5] {
-        let arguments = [y.write(), x.read(), other.read()];
-        let rest = [Argument::U64(4), Argument::U32(op), Argument::F32(0.0)];
-        lab.run("elementwise", BINARY_ROW, GRID, &[&arguments[..], &rest].concat());
+        run_row(&lab, UNARY.len() + op, &y, &[&x, &other], 4);
         let is_nan = lab.floats_of(&y).iter().map(|value| value.is_nan()).collect::<Vec<_>>();
         assert_eq!(is_nan, [true, true, false, true]);
     }
@@ -297,7 +373,8 @@ fn nan_and_signed_zeros_go_where_pytorch_has_them() {
 #[test]
 fn formulas_over_views_that_repeat_are_those_of_their_twins() {
     let Some(lab) = Lab::open() else { return };
-    let draws = (0..UNARY.len(), 0..100_u64);
+    let all: Vec<_> = of_two().collect();
+    let draws = (0..all.len(), 0..100_u64);
     proptest!(config(), |((sizes, orders, repeats) in walks(), (op, seed) in draws)| {
         let none = vec![false; sizes.len()];
         let y_strides = strides(&sizes, &orders[0], &none);
@@ -305,32 +382,28 @@ fn formulas_over_views_that_repeat_are_those_of_their_twins() {
         let b_strides = strides(&sizes, &orders[0], &repeats);
         let len: usize = sizes.iter().product();
         let (a, b) = (noise(len.max(1), seed), noise(len.max(1), seed + 1));
-        let (unary, binary) = (UNARY[op % UNARY.len()], BINARY[op % BINARY.len()]);
+        let (number, twin) = all[op];
         let [y_at, a_at, b_at] =
             [&y_strides, &a_strides, &b_strides].map(|strides| indices(&sizes, strides));
-        let (mut of_one, mut of_two) = (vec![0.0; len], vec![0.0; len]);
+        let mut expected = vec![0.0; len];
         for ((&y_at, &a_at), &b_at) in y_at.iter().zip(&a_at).zip(&b_at) {
-            of_one[y_at] = unary(f64::from(a[a_at]));
-            of_two[y_at] = binary(f64::from(a[a_at]), f64::from(b[b_at]));
+            expected[y_at] = twin(f64::from(a[a_at]), f64::from(b[b_at]));
         }
         let (a, b) = (lab.floats(&a), lab.floats(&b));
-        let scalars = [Argument::F32(0.5), Argument::F32(1.5)];
         lab.in_each_order(|| {
             let y = lab.room(4 * len);
-            let words = walk(&sizes, &[&y_strides, &a_strides]);
-            let number = Argument::U32((op % UNARY.len()) as u32);
-            let arguments =
-                [y.write(), a.read(), number, scalars[0], scalars[1], Argument::Words(&words)];
-            lab.run("elementwise", UNARY_WALK, GRID, &arguments);
-            assert_close(&lab.floats_of(&y), &of_one, 1, ROUNDING);
-
-            let y = lab.room(4 * len);
-            let words = walk(&sizes, &[&y_strides, &a_strides, &b_strides]);
-            let number = Argument::U32((op % BINARY.len()) as u32);
-            let arguments = [y.write(), a.read(), b.read(), number, scalars[0]];
-            let arguments = [&arguments[..], &[Argument::Words(&words)]].concat();
-            lab.run("elementwise", BINARY_WALK, GRID, &arguments);
-            assert_close(&lab.floats_of(&y), &of_two, 1, ROUNDING_OF_SLOPES);
+            let absent = vec![0; sizes.len()];
+            let words = walk(&sizes, &[&y_strides, &a_strides, &b_strides, &absent, &absent]);
+            let numbers = numbers();
+            let sources = [a.read(), b.read(), Argument::Nothing, Argument::Nothing];
+            let rest = [
+                Argument::U32(number as u32),
+                Argument::Words(&numbers),
+                Argument::Words(&words),
+            ];
+            let arguments = [&[y.write()], &sources[..], &rest].concat();
+            lab.run("elementwise_f32", WALK, GRID, &arguments);
+            assert_close(&lab.floats_of(&y), &expected, 1, ROUNDING_OF_SLOPES);
         });
     });
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use lowtide_allocator::cuda::pretend::{KernelFile, Watch, is_sanitized};
 use lowtide_allocator::cuda::{Argument, Grid, Kernel, PtxArchive};
 
-use super::{F32, F64, Lab, ORDERS, Read, U32, U64, Words, Write, noise, walk};
+use super::{F64, Lab, ORDERS, Read, U32, U64, Words, Write, noise, walk};
 use crate::gpu::{Gpu, KERNELS};
 
 /// A folder of one file of kernels, changed.
@@ -17,8 +17,11 @@ fn planted(name: &str, file: &str, change: impl Fn(&str, String) -> String) -> P
     let archive = PtxArchive::FILE_NAME;
     fs::copy(from.join("cuda").join(archive), folder.join(archive)).unwrap();
     let kernels = KernelFile::all_below(&from).unwrap();
-    let kernels = kernels.into_iter().find(|kernels| kernels.name == file).unwrap();
-    let sources = [("common.cu", kernels.common), (&format!("{file}.cu"), kernels.source)];
+    // Of a file for several types the first one.
+    let is_of_file = |kernels: &KernelFile| kernels.path.ends_with(format!("{file}.cu"));
+    let kernels = kernels.into_iter().find(is_of_file).unwrap();
+    let common = kernels.common.trim_start_matches("#define STORED f32\n").to_owned();
+    let sources = [("common.cu", common), (&format!("{file}.cu"), kernels.source)];
     for (source, text) in sources {
         fs::write(folder.join(source), change(source, text)).unwrap();
     }
@@ -70,11 +73,12 @@ fn matmul(lab: &Lab) {
 
 fn unary(lab: &Lab) {
     let (x, y) = (lab.floats(&noise(100, 1)), lab.room(400));
-    let kernel = Kernel { name: "unary_f32", parameters: &[Write, Read, U64, U32, F32, F32] };
-    let scalars = [Argument::F32(0.0), Argument::F32(0.0)];
-    let sizes = [Argument::U64(100), Argument::U32(0)];
-    let arguments = [&[y.write(), x.read()], &sizes[..], &scalars].concat();
-    lab.run("elementwise", kernel, Grid::row(4, 32), &arguments);
+    let parameters = &[Write, Read, Read, Read, Read, U32, Words(3), U64];
+    let kernel = Kernel { name: "formula_f32", parameters };
+    let sources = [x.read(), Argument::Nothing, Argument::Nothing, Argument::Nothing];
+    let rest = [Argument::U32(0), Argument::Words(&[0; 3]), Argument::U64(100)];
+    let arguments = [&[y.write()], &sources[..], &rest].concat();
+    lab.run("elementwise_f32", kernel, Grid::row(4, 32), &arguments);
 }
 
 const BARRIER: &str = "__syncthreads();";
