@@ -13,7 +13,7 @@ use lowtide_allocator::cuda::{
 };
 
 use crate::cuda::gate::{CompileError, KernelCache, KernelCompiler, KernelSource};
-use crate::dtype::DType;
+use crate::dtype::{DType, Element, for_each_dtype};
 use crate::layout::{Layout, Nest, RANK_MAX, Shape};
 
 /// A file of kernels.
@@ -108,7 +108,9 @@ typed_images! {
     NORM = "norm" / "norm";
     ROTARY = "rotary" / "rotary";
     SCATTER = "indexing" / "scatter";
+    SEQUENCE = "sequence" / "sequence";
     SOFTMAX = "softmax" / "softmax";
+    UPSAMPLE2D = "upsample2d" / "upsample2d";
 }
 
 images! {
@@ -121,6 +123,7 @@ images! {
     MATMUL = "matmul" / "matmul";
     MAX_POOL2D = "max_pool2d" / "max_pool2d";
     RANDOM = "random" / "random";
+    REARRANGE = "rearrange" / "rearrange";
     REDUCE = "reduce" / "reduce";
     UPDATE = "update" / "update";
 }
@@ -213,6 +216,17 @@ const BLOCKS_MAX: usize = 4096;
 /// The grid for `len` elements.
 pub(crate) fn grid(len: usize) -> Grid {
     Grid::row(len.div_ceil(THREADS as usize).min(BLOCKS_MAX) as u32, THREADS)
+}
+
+/// A number converted to an element type, as bits.
+pub(crate) fn bits_of(dtype: DType, value: f64) -> u64 {
+    let mut bits = [0; 8];
+    for_each_dtype!(dtype, T => {
+        let value = [T::from_f64(value)];
+        let bytes: &[u8] = bytemuck::cast_slice(&value);
+        bits[..bytes.len()].copy_from_slice(bytes);
+    });
+    u64::from_le_bytes(bits)
 }
 
 /// `struct Walk<1>` of `common.cu`, over one tensor, and those over more.

@@ -1,5 +1,6 @@
 use lowtide_tensor::{
-    AvgPool, Divisor, Pool2dGeometry, SizeRounding, Statistics, Tensor, TensorResult as Result,
+    AvgPool, Corners, Divisor, Interpolation, Pool2dGeometry, Resize, SizeRounding, Statistics,
+    Tensor, TensorResult as Result,
 };
 
 use crate::alike::{assert_alike, each_float};
@@ -78,6 +79,33 @@ fn means_of_windows_and_their_gradients_are_those_of_the_processor_in_every_type
                     let x = &operands[0];
                     let y = x.adaptive_avg_pool2d(size)?;
                     let dx = y.adaptive_avg_pool2d_backward(*x.shape())?;
+                    Ok(vec![y, dx])
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn images_of_another_size_and_their_gradients_are_those_of_the_processor_in_every_type() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    let sizes =
+        [Resize::To([10, 12]), Resize::To([3, 6]), Resize::To([7, 2]), Resize::By([1.7, 2.3])];
+    let ways = [
+        Interpolation::Nearest,
+        Interpolation::Bilinear(Corners::Centers),
+        Interpolation::Bilinear(Corners::Aligned),
+    ];
+    gpu.in_every_order(|| {
+        for (dtype, tolerance) in each_float([4e-6, 1e-13]) {
+            let x = noise(&cpu(), "x", &[2, 2, 5, 6], [-2.0, 2.0]).to_dtype(dtype).unwrap();
+            for (size, way) in sizes.into_iter().flat_map(|size| ways.map(|way| (size, way))) {
+                let name = format!("{dtype} {size:?} {way:?}");
+                assert_alike(&device, &name, &[&x], tolerance, |operands| {
+                    let x = &operands[0];
+                    let y = x.upsample2d(size, way)?;
+                    let dx = y.upsample2d_backward(*x.shape(), size, way)?;
                     Ok(vec![y, dx])
                 });
             }

@@ -1,4 +1,4 @@
-use lowtide_tensor::{DType, Dropout, RandomKey, RotaryPairs, Tensor};
+use lowtide_tensor::{DType, Dropout, PadMode, RandomKey, RotaryPairs, Tensor};
 
 use crate::alike::{assert_alike, each_float, on};
 use crate::elementwise::noise;
@@ -121,4 +121,45 @@ fn parts_are_put_together_as_on_the_processor_in_every_type() {
     });
     let x = noise(&device, "x", &[2], [0.0, 1.0]);
     assert_eq!(Tensor::cat(&[&x, &on(&device, &x)], 0).unwrap().shape()[0], 4);
+}
+
+#[test]
+fn moves_along_dimensions_are_those_of_the_processor_in_every_type() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    let modes = [PadMode::Constant(3.0), PadMode::Reflect, PadMode::Replicate, PadMode::Circular];
+    gpu.in_every_order(|| {
+        for dtype in [DType::F32, DType::F64, DType::BF16, DType::I64, DType::U8] {
+            let x = noise(&cpu(), "x", &[3, 5, 4], [0.0, 9.0]).to_dtype(dtype).unwrap();
+            assert_alike(&device, &dtype.to_string(), &[&x], 0.0, |operands| {
+                let x = operands[0].permute(&[1, 0, 2])?;
+                let moved = [
+                    x.flip(&[0, 2])?,
+                    x.roll(1, -2)?,
+                    x.roll(0, 7)?,
+                    x.repeat(&[2, 1, 3])?,
+                    x.repeat_interleave(1, 2)?,
+                ];
+                let padded = modes.map(|mode| x.pad(&[[2, 1], [0, 2], [1, 0]], mode));
+                let padded = padded.into_iter().collect::<Result<Vec<_>, _>>()?;
+                Ok(moved.into_iter().chain(padded).collect())
+            });
+        }
+    });
+}
+
+#[test]
+fn sequences_are_those_of_the_processor_in_every_float_type() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    for (dtype, tolerance) in each_float([2e-7, 1e-15]) {
+        let some = noise(&cpu(), "x", &[1], [0.0, 1.0]);
+        assert_alike(&device, &dtype.to_string(), &[&some], tolerance, |operands| {
+            let device = operands[0].device();
+            let range = Tensor::arange(device, -1.5..9.0, 0.7, dtype)?;
+            let between = Tensor::linspace(device, [2.0, -3.0], 301, dtype)?;
+            let one = Tensor::linspace(device, [2.0, -3.0], 1, dtype)?;
+            Ok(vec![range, between, one, Tensor::eye(device, 5, 7, dtype)?])
+        });
+    }
 }

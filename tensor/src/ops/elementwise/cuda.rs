@@ -7,11 +7,11 @@ use super::convert::{Copy, Fill};
 use super::op::{Formula, Op};
 use super::table::Number;
 use crate::cuda::kernels::{
-    CAST, ELEMENTWISE, FILL, Image, WALK_OF_1, WALK_OF_2, WALK_OF_5, grid, typed_name, walk,
-    walk_of,
+    CAST, ELEMENTWISE, FILL, Image, WALK_OF_1, WALK_OF_2, WALK_OF_5, bits_of, grid, typed_name,
+    walk, walk_of,
 };
 use crate::cuda::{Cuda, CudaOperands};
-use crate::dtype::{DType, Element, for_each_dtype};
+use crate::dtype::DType;
 use crate::error::{Result, TensorError};
 use crate::launch::Kernel;
 use crate::layout::{Layout, Nest, RANK_MAX};
@@ -28,22 +28,17 @@ fn or_no_kernel<T>(kernel: Option<T>, op: &'static str) -> Result<T> {
 /// By bits: every element has the same.
 pub(super) fn fill(op: &Fill, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let to = operands.write(0);
-    let mut bits = [0; 8];
-    for_each_dtype!(op.dtype, T => {
-        let value = [T::from_f64(op.value)];
-        let bytes: &[u8] = bytemuck::cast_slice(&value);
-        bits[..bytes.len()].copy_from_slice(bytes);
-    });
-    let size_bytes = op.dtype.size_bytes();
-    if to.layout().is_contiguous() && bits[..size_bytes].iter().all(|byte| *byte == bits[0]) {
-        return cuda.fill(&to, to.bytes(), bits[0]);
+    let (bits, size_bytes) = (bits_of(op.dtype, op.value), op.dtype.size_bytes());
+    let bytes = &bits.to_le_bytes()[..size_bytes];
+    if to.layout().is_contiguous() && bytes.iter().all(|byte| *byte == bytes[0]) {
+        return cuda.fill(&to, to.bytes(), bytes[0]);
     }
     let kernel = Signature {
         name: ["fill_1", "fill_2", "fill_4", "fill_8"][size_bytes.ilog2() as usize],
         parameters: &[Parameter::Write, Parameter::U64, WALK_OF_1],
     };
     let shape = to.layout().shape();
-    let bits = Argument::U64(u64::from_le_bytes(bits));
+    let bits = Argument::U64(bits);
     let walk = walk(shape, [to.layout()]);
     let arguments = [to.to_write(), bits, Argument::Words(&walk)];
     cuda.launch(FILL, &kernel, grid(shape.element_count()), &arguments)

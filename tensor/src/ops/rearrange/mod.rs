@@ -2,9 +2,13 @@
 //! a contiguous copy of the source.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use crate::axis::Axis;
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -55,6 +59,16 @@ impl Kernel for Rearrange {
             cpu::rearrange(cpu, &self.dimensions, x.data(), T::from_f64(self.fill), y);
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::rearrange(&self, cuda, operands)
     }
 }
 

@@ -1,9 +1,14 @@
 //! Tensors whose elements follow from their place: ranges and unit matrices.
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
 use std::ops::Range;
 
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Generated, Mode, Order, evaluate};
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::device::Device;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
@@ -63,6 +68,16 @@ impl Kernel for Fill {
             evaluate::<T, T>(cpu, out, &order, Mode::Overwrite, &[&source], None);
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        cuda::check(self)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::fill(&self, cuda, operands)
     }
 }
 

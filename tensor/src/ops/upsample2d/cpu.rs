@@ -41,7 +41,7 @@ impl<T: Float> Taps<T> {
 
 impl Line {
     /// Inputs per output: `area_pixel_compute_scale` of PyTorch's UpSample.h.
-    fn scale<T: Float>(&self) -> T {
+    pub(super) fn scale<T: Float>(&self) -> T {
         let divide = |a: usize, b: usize| T::from_f64(a as f64) / T::from_f64(b as f64);
         match (self.interpolation, self.factor) {
             (Interpolation::Bilinear(Corners::Aligned), _) => match self.out_len {
@@ -55,7 +55,7 @@ impl Line {
 
     /// The input that output `at` equals whatever the factor is: one of a side that keeps its
     /// length, or is doubled by `Nearest`. So in PyTorch's UpSample.h.
-    fn copied(&self, at: usize) -> Option<usize> {
+    pub(super) fn copied(&self, at: usize) -> Option<usize> {
         let is_doubled = self.out_len == 2 * self.in_len;
         match self.interpolation {
             _ if self.out_len == self.in_len => Some(at),

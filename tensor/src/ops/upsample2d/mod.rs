@@ -3,8 +3,12 @@
 //! x: [B, C, H, W], y: [B, C, H', W'].
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -137,6 +141,16 @@ impl Kernel for Upsample2d {
             }
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::resize(&self, cuda, operands)
     }
 }
 

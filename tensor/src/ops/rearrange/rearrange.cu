@@ -1,0 +1,62 @@
+// Elements of any type by their size: y[i, j, ..] = x[f(i), g(j), ..], or the fill where one of them
+// leads outside. y lies in order; a thread takes every n-th element of it.
+
+enum Kind : u64 { CYCLE, FLIP, INTERLEAVE, PAD_CONSTANT, PAD_REFLECT, PAD_REPLICATE };
+
+// One dimension of y, and where it comes from in x.
+struct Dimension {
+  u64 len;     // positions in x
+  i64 stride;  // elements of x between neighbours
+  u64 out_len;
+  u64 kind;
+  u64 number;  // where a cycle starts, how often a position is repeated, or how many pad it before
+};
+
+struct Dimensions {
+  u64 len;  // elements of y
+  u64 rank;
+  Dimension all[RANK_MAX];
+};
+
+// The position in x; negative where there is none.
+__device__ inline i64 source_of(const Dimension& of, u64 at) {
+  i64 n = (i64)of.len, place = (i64)at - (i64)of.number;
+  switch (of.kind) {
+    case CYCLE: return (i64)((at + of.number) % of.len);
+    case FLIP: return n - 1 - (i64)at;
+    case INTERLEAVE: return (i64)(at / of.number);
+    case PAD_CONSTANT: return place < n ? place : -1;
+    case PAD_REFLECT: return place < 0 ? -place : place < n ? place : 2 * (n - 1) - place;
+    case PAD_REPLICATE: return place < 0 ? 0 : place < n ? place : n - 1;
+  }
+  return -1;
+}
+
+template <typename T>
+__device__ inline void rearrange(T* y, const T* x, u64 fill, const Dimensions& of) {
+  for (u64 i = thread_index(); i < of.len; i += thread_count()) {
+    u64 index = i;
+    i64 place = 0;
+    bool is_inside = true;
+#pragma unroll
+    for (u32 step = 0; step < RANK_MAX; step++) {
+      u32 axis = RANK_MAX - 1 - step;
+      if (axis >= of.rank) continue;
+      const Dimension& dimension = of.all[axis];
+      i64 source = source_of(dimension, index % dimension.out_len);
+      index /= dimension.out_len;
+      is_inside = is_inside && source >= 0;
+      place += source * dimension.stride;
+    }
+    y[i] = is_inside ? x[place] : (T)fill;
+  }
+}
+
+#define STAMP(T, SIZE)                                                               \
+  extern "C" __global__ void rearrange_##SIZE(T* y, const T* x, u64 fill, Dimensions of) { \
+    rearrange(y, x, fill, of);                                                       \
+  }
+STAMP(u8, 1)
+STAMP(u16, 2)
+STAMP(u32, 4)
+STAMP(u64, 8)

@@ -1,0 +1,42 @@
+//! Images of another size on NVIDIA devices, see `upsample2d.cu`.
+
+use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
+
+use super::cpu::Line;
+use super::{Corners, Interpolation, Upsample2d};
+use crate::cuda::kernels::{UPSAMPLE2D, grid, typed_name};
+use crate::cuda::{Cuda, CudaOperands};
+use crate::dtype::DType;
+use crate::error::Result;
+use Parameter::{Read, U64, Words, Write};
+
+/// `struct Line`.
+const LINE: Parameter = Words(5);
+
+fn words(line: &Line, dtype: DType) -> [u64; 5] {
+    let kind = match line.interpolation {
+        Interpolation::Nearest => 0,
+        Interpolation::Bilinear(Corners::Aligned) => 1,
+        Interpolation::Bilinear(Corners::Centers) => 2,
+    };
+    // Every output is then an input, whatever the scale is.
+    let copies = if line.copied(0).is_some() { line.out_len / line.in_len } else { 0 };
+    let is_wide = dtype == DType::F64 && line.interpolation != Interpolation::Nearest;
+    let scale = if is_wide { line.scale::<f64>() } else { f64::from(line.scale::<f32>()) };
+    [line.in_len as u64, line.out_len as u64, kind, copies as u64, scale.to_bits()]
+}
+
+pub(super) fn resize(op: &Upsample2d, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    let name = match op.is_backward {
+        false => typed_name!("upsample2d", op.dtype),
+        true => typed_name!("upsample2d_backward", op.dtype),
+    };
+    let kernel = Signature { name, parameters: &[Write, Read, U64, LINE, LINE] };
+    let [rows, columns] = op.lines.each_ref().map(|line| words(line, op.dtype));
+    let (to, from) = (operands.write(0), operands.read(0));
+    let planes = Argument::U64(op.planes as u64);
+    let lines = [&rows, &columns].map(|line| Argument::Words(line));
+    let arguments = [to.to_write(), from.to_read(), planes, lines[0], lines[1]];
+    let len = to.layout().shape().element_count();
+    cuda.launch(UPSAMPLE2D.of(op.dtype), &kernel, grid(len), &arguments)
+}
