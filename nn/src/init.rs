@@ -9,7 +9,8 @@ use std::f64::consts::{SQRT_2, TAU};
 
 use lowtide_allocator::Category;
 use lowtide_tensor::{
-    Cost, Cpu, DType, Element, Kernel, OpClass, Operands, RandomKey, Tensor, TensorError, bf16, f16,
+    Cost, Cpu, DType, DeviceKind, Element, Kernel, OpClass, Operands, RandomKey, Tensor,
+    TensorError, bf16, f16,
 };
 
 use crate::error::Result;
@@ -327,6 +328,24 @@ fn not_a_float(op: &'static str, dtype: DType) -> TensorError {
     TensorError::DType { op, left: dtype, right: DType::F32 }
 }
 
+/// The same values for a device that does not compute them itself: once, before the first step, a
+/// copy from the host costs nothing that counts.
+fn fill_from_host(tensor: &mut Tensor, values: impl FnOnce(&mut [f64])) -> Result<()> {
+    if tensor.device().is_simulated() {
+        return Ok(());
+    }
+    let mut wide = vec![0.0; tensor.element_count()];
+    values(&mut wide);
+    let wide = wide.into_iter();
+    let bytes: Vec<u8> = match tensor.dtype() {
+        DType::F64 => wide.flat_map(f64::to_ne_bytes).collect(),
+        DType::F32 => wide.flat_map(|value| (value as f32).to_ne_bytes()).collect(),
+        DType::F16 => wide.flat_map(|value| f16::from_f64(value).to_ne_bytes()).collect(),
+        _ => wide.flat_map(|value| bf16::from_f64(value).to_ne_bytes()).collect(),
+    };
+    Ok(tensor.set_bytes_(&bytes)?)
+}
+
 fn fill(tensor: &mut Tensor, name: &'static str, values: impl FnOnce(&mut [f64])) -> Result<()> {
     let (device, dtype, len) = (tensor.device().clone(), tensor.dtype(), tensor.element_count());
     if !dtype.is_float() {
@@ -334,6 +353,9 @@ fn fill(tensor: &mut Tensor, name: &'static str, values: impl FnOnce(&mut [f64])
     }
     if !tensor.layout().is_contiguous() {
         return Err(TensorError::Strided { op: name }.into());
+    }
+    if device.kind() == DeviceKind::Cuda {
+        return fill_from_host(tensor, values);
     }
     let work = Tensor::empty_in(&device, Category::Workspace, [len], DType::F64)?;
     Ok(device.launch(Fill { name, values, len, dtype }, &[], &[&*tensor, &work])?)
