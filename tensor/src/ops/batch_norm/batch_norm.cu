@@ -122,7 +122,8 @@ extern "C" __global__ void KERNEL(batch_norm_gradients)(
     }
     double rstd = 1.0 / sqrt((double)variances[channel] + eps);
     double scale = weight != nullptr ? rstd * (double)widened(weight[channel]) : rstd;
-    product *= rstd;
+    // Of no elements the gradients are 0, whatever their statistics are.
+    product = of.parts == 0 ? 0.0 : product * rstd;
     set(dweight[channel], (Computed)product);
     set(dbias[channel], (Computed)sum);
     double count = of_batch != 0 ? (double)(of.samples * of.inner) : INFINITY_F;
