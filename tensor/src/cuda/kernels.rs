@@ -120,6 +120,7 @@ images! {
     FILL = "elementwise" / "fill";
     FINITE = "finite" / "finite";
     GATHER = "indexing" / "gather";
+    INTEGERS = "elementwise" / "integers";
     MATMUL = "matmul" / "matmul";
     MAX_POOL2D = "max_pool2d" / "max_pool2d";
     RANDOM = "random" / "random";

@@ -235,6 +235,47 @@ fn formulas_of_two_tensors_are_those_of_the_processor_over_generated_shapes() {
 }
 
 #[test]
+fn formulas_of_integers_and_truth_values_are_those_of_the_processor() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    for dtype in [DType::I64, DType::I32, DType::U8, DType::Bool] {
+        let of = |name: &str, low: f64| {
+            let low = if dtype == DType::I64 || dtype == DType::I32 { low } else { 0.0 };
+            noise(&cpu(), name, &[5, 6], [low, 4.0]).to_dtype(dtype).unwrap()
+        };
+        let (a, b, mask) = (of("a", -4.0), of("b", -4.0), of("mask", 0.0));
+        assert_alike(&device, &dtype.to_string(), &[&a, &b, &mask], 0.0, |operands| {
+            let [a, b, mask] = operands else { unreachable!("as given") };
+            let (row, mask) = (b.narrow(0, 1, 1)?, mask.gt_scalar(1.0)?);
+            let mut all = vec![
+                a.eq(&row)?,
+                a.ne(b)?,
+                a.transpose(0, 1)?.lt(&b.transpose(0, 1)?)?,
+                a.le_scalar(1.0)?,
+                a.gt(b)?,
+                a.ge(b)?,
+                a.logical_not()?,
+                a.logical_and(b)?,
+                a.logical_or(b)?,
+                a.logical_xor(b)?,
+                mask.where_cond(a, &row)?,
+                a.masked_fill(&mask, 1.0)?,
+            ];
+            if dtype != DType::Bool {
+                let mut in_place = a.copied()?;
+                in_place.add_scalar_(250.0)?;
+                in_place.mul_(&row)?;
+                let values = [a.add(&row)?, a.sub(b)?, a.mul(b)?, a.neg()?, a.abs()?, a.sign()?];
+                all.extend(values);
+                all.extend([a.relu()?, a.clamp(-1.0, 2.0)?, a.maximum(b)?, a.minimum(&row)?]);
+                all.extend([a.mul_scalar(100.0)?, in_place, a.addcmul(b, &row, 3.0)?]);
+            }
+            Ok(all)
+        });
+    }
+}
+
+#[test]
 fn in_place_formulas_write_through_views_without_allocating() {
     let Some(gpu) = Gpu::take() else { return };
     let (device, cpu) = (gpu.device(), cpu());

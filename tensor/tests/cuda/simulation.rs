@@ -110,8 +110,8 @@ fn what_has_no_kernel_fails_on_a_simulated_device_as_on_a_real_one() {
         let found = [
             x.exp().err(),
             half.exp().err(),
-            whole.add(&whole).err(),
-            whole.eq_scalar(1.0).err(),
+            whole.div_floor(&whole).err(),
+            whole.sum(&[0]).err(),
             x.triu(0).err(),
             x.cumsum(0).err(),
             wide.to_dtype(DType::F16).err(),

@@ -5,17 +5,29 @@ use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
 use super::Elementwise;
 use super::convert::{Copy, Fill};
 use super::op::{Formula, Op};
-use super::table::Number;
+use super::table::{Number, Test};
 use crate::cuda::kernels::{
-    CAST, ELEMENTWISE, FILL, Image, WALK_OF_1, WALK_OF_2, WALK_OF_5, bits_of, grid, typed_name,
-    walk, walk_of,
+    CAST, ELEMENTWISE, FILL, INTEGERS, Image, WALK_OF_1, WALK_OF_2, WALK_OF_5, bits_of, grid,
+    typed_name, walk, walk_of,
 };
 use crate::cuda::{Cuda, CudaOperands};
-use crate::dtype::DType;
+use crate::dtype::{DType, Element};
 use crate::error::{Result, TensorError};
 use crate::launch::Kernel;
 use crate::layout::{Layout, Nest, RANK_MAX};
 use Parameter::{Read, U32, U64, Words, Write};
+
+/// The name of a kernel over a walk, for elements of any type.
+macro_rules! walk_name {
+    ($name:literal, $dtype:expr) => {
+        match $dtype {
+            DType::I64 => concat!($name, "_i64"),
+            DType::I32 => concat!($name, "_i32"),
+            DType::U8 | DType::Bool => concat!($name, "_u8"),
+            dtype => typed_name!($name, dtype),
+        }
+    };
+}
 
 /// `struct Numbers`.
 const NUMBERS: Parameter = Words(3);
@@ -82,33 +94,83 @@ pub(super) fn copy(op: &Copy, cuda: &Cuda, operands: &CudaOperands<'_>) -> Resul
     cuda.launch(image, &kernel, grid(shape.element_count()), &arguments)
 }
 
-/// A formula's number in `elementwise.cu`, and its scalars there.
+/// A formula's number in `elementwise.cu`, or for integers in `integers.cu`, and its scalars there.
 pub(super) struct KernelFormula {
     number: u32,
     scalars: [f64; 2],
 }
 
-/// What `elementwise.cu` calls a formula; the error where it has none for the types.
+/// What the kernels call a formula; the error where there is none for the types.
 pub(super) fn kernel_formula(op: &Elementwise) -> Result<KernelFormula> {
     let Op { formula, scalars } = op.op;
     let result = if matches!(formula, Formula::Test(_)) { DType::Bool } else { op.dtype };
-    let found = (op.dtype.is_float() && op.result == result).then_some(formula).and_then(|of| {
-        match of {
-            Formula::Number(Number::Add) => {
-                let number = const { kernel_number("ADD_SCALED") };
-                return Some(KernelFormula { number, scalars: [1.0, 0.0] });
-            }
-            Formula::Number(formula) => formula.kernel_number(),
-            Formula::Float(formula) => formula.kernel_number(),
-            Formula::Gradient(formula) => formula.kernel_number(),
-            Formula::Test(formula) => formula.kernel_number(),
-        }
-        .map(|number| KernelFormula { number, scalars })
-    });
-    or_no_kernel(found, op.name)
+    let adds = matches!(formula, Formula::Number(Number::Add));
+    let scalars = if adds { [1.0, 0.0] } else { scalars };
+    let number = match formula {
+        _ if op.result != result => None,
+        _ if !op.dtype.is_float() => integer_number(formula),
+        Formula::Number(Number::Add) => Some(const { kernel_number(FORMULAS, "ADD_SCALED") }),
+        Formula::Number(formula) => formula.kernel_number(),
+        Formula::Float(formula) => formula.kernel_number(),
+        Formula::Gradient(formula) => formula.kernel_number(),
+        Formula::Test(formula) => formula.kernel_number(),
+    };
+    or_no_kernel(number.map(|number| KernelFormula { number, scalars }), op.name)
 }
 
-/// Enqueues a formula of floats.
+/// A formula's number in `integers.cu`, if it is there.
+fn integer_number(formula: Formula) -> Option<u32> {
+    macro_rules! number {
+        ($name:literal) => {
+            const { kernel_number(INTEGER_FORMULAS, $name) }
+        };
+    }
+    Some(match formula {
+        Formula::Number(formula) => match formula {
+            Number::Abs => number!("ABS"),
+            Number::Neg => number!("NEG"),
+            Number::Sign => number!("SIGN"),
+            Number::Relu => number!("RELU"),
+            Number::Clamp => number!("CLAMP"),
+            Number::Add | Number::AddScaled => number!("ADD_SCALED"),
+            Number::Sub => number!("SUB"),
+            Number::Mul => number!("MUL"),
+            Number::Maximum => number!("MAXIMUM"),
+            Number::Minimum => number!("MINIMUM"),
+            Number::Where => number!("WHERE"),
+            Number::MaskedFill => number!("MASKED_FILL"),
+            Number::AddCMul => number!("ADDCMUL"),
+            _ => return None,
+        },
+        Formula::Test(formula) => match formula {
+            Test::Not => number!("NOT"),
+            Test::Eq => number!("EQ"),
+            Test::Ne => number!("NE"),
+            Test::Lt => number!("LT"),
+            Test::Le => number!("LE"),
+            Test::Gt => number!("GT"),
+            Test::Ge => number!("GE"),
+            Test::And => number!("AND"),
+            Test::Or => number!("OR"),
+            Test::Xor => number!("XOR"),
+            _ => return None,
+        },
+        _ => return None,
+    })
+}
+
+/// Numbers as kernels of integers take them: converted as elements are.
+fn integer_bits(dtype: DType, value: f64) -> u64 {
+    match dtype {
+        DType::I64 => i64::from_f64(value),
+        DType::I32 => i32::from_f64(value).into(),
+        DType::U8 => u8::from_f64(value).into(),
+        _ => i64::from(value != 0.0),
+    }
+    .cast_unsigned()
+}
+
+/// Enqueues a formula.
 pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let KernelFormula { number, scalars } = kernel_formula(op)?;
     let to = operands.write(0);
@@ -128,7 +190,9 @@ pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>
         (sources[at], places[at]) = (operand.to_read(), Some(layout));
     }
     let all_given = || places.iter().flatten();
-    let is_plain = to.layout().is_contiguous() && all_given().all(Layout::is_contiguous);
+    let is_float = op.dtype.is_float();
+    let lies_in_order = to.layout().is_contiguous() && all_given().all(Layout::is_contiguous);
+    let is_plain = is_float && lies_in_order;
     let none = [0; RANK_MAX];
     let strides = |place: &Option<Layout>| -> [usize; RANK_MAX] {
         let mut strides = none;
@@ -141,16 +205,21 @@ pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>
     let nest = Nest::new(&shape, [to.layout().strides(), a, b, c, mask]);
     let (len, grid) = (shape.element_count(), grid(shape.element_count()));
     let walk = if is_plain { Vec::new() } else { walk_of(&nest, len) };
-    let [p, q] = scalars.map(f64::to_bits);
-    let numbers = [op.scalar.unwrap_or(0.0).to_bits(), p, q];
+    let numbers = [op.scalar.unwrap_or(0.0), scalars[0], scalars[1]].map(|number| match is_float {
+        true => number.to_bits(),
+        false => integer_bits(op.dtype, number),
+    });
     let numbers = [Argument::U32(number), Argument::Words(&numbers)];
     let extent = if is_plain { Argument::U64(len as u64) } else { Argument::Words(&walk) };
-    let (image, dtype) = (ELEMENTWISE.of(op.dtype), op.dtype);
-    if op.result == DType::Bool {
+    let (image, dtype) = match is_float {
+        true => (ELEMENTWISE.of(op.dtype), op.dtype),
+        false => (INTEGERS, op.dtype),
+    };
+    if matches!(op.op.formula, Formula::Test(_)) {
         let (name, parameters) = match is_plain {
             true => (typed_name!("test", dtype), &[Write, Read, Read, U32, NUMBERS, U64]),
             false => {
-                (typed_name!("test_walk", dtype), &[Write, Read, Read, U32, NUMBERS, WALK_OF_5])
+                (walk_name!("test_walk", dtype), &[Write, Read, Read, U32, NUMBERS, WALK_OF_5])
             }
         };
         let arguments = [&[to.to_write()], &sources[..2], &numbers[..], &[extent]].concat();
@@ -161,7 +230,7 @@ pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>
             (typed_name!("formula", dtype), &[Write, Read, Read, Read, Read, U32, NUMBERS, U64])
         }
         false => (
-            typed_name!("formula_walk", dtype),
+            walk_name!("formula_walk", dtype),
             &[Write, Read, Read, Read, Read, U32, NUMBERS, WALK_OF_5],
         ),
     };
@@ -169,10 +238,14 @@ pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>
     cuda.launch(image, &Signature { name, parameters }, grid, &arguments)
 }
 
-/// The place of a name in its enum in `elementwise.cu`: how formulas are told apart there. For
-/// constants: the compiler looks, and a name that is not there is its error.
-pub(super) const fn kernel_number(name: &str) -> u32 {
-    let (text, name) = (include_str!("elementwise.cu").as_bytes(), name.as_bytes());
+/// The files whose first enum says how formulas are told apart.
+pub(super) const FORMULAS: &str = include_str!("elementwise.cu");
+const INTEGER_FORMULAS: &str = include_str!("integers.cu");
+
+/// The place of a name in the enum of a file. For constants: the compiler looks, and a name that is
+/// not there is its error.
+pub(super) const fn kernel_number(file: &str, name: &str) -> u32 {
+    let (text, name) = (file.as_bytes(), name.as_bytes());
     let (mut at, mut number, mut is_in_enum) = (0, 0, false);
     while at < text.len() {
         match text[at] {
@@ -198,7 +271,7 @@ pub(super) const fn kernel_number(name: &str) -> u32 {
         }
         at += 1;
     }
-    panic!("elementwise.cu has no such formula")
+    panic!("the file has no such formula")
 }
 
 const fn is_of_name(byte: u8) -> bool {

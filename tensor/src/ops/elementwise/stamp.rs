@@ -189,6 +189,11 @@ macro_rules! number {
         None
     };
     ($name:ident) => {
-        Some(const { crate::ops::elementwise::cuda::kernel_number(stringify!($name)) })
+        Some(
+            const {
+                use crate::ops::elementwise::cuda::{FORMULAS, kernel_number};
+                kernel_number(FORMULAS, stringify!($name))
+            },
+        )
     };
 }
