@@ -11,7 +11,10 @@ mod offloading;
 mod planned;
 #[path = "../pretend/mod.rs"]
 mod pretend;
+mod recipes;
 mod shortage;
+#[path = "../it/small_recipes.rs"]
+mod small_recipes;
 
 use std::cell::{Cell, RefCell};
 

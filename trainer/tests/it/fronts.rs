@@ -8,7 +8,7 @@ use lowtide_trainer::{
 };
 
 use crate::common::does_not_fit;
-use crate::every_model::recipe;
+use crate::small_recipes::recipe;
 
 /// With what may not be split by half of them: batch normalisation couples samples.
 const MODELS: [(&str, &str, &[&str]); 7] = [

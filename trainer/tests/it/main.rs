@@ -36,6 +36,7 @@ mod report;
 mod same_bits;
 mod sets;
 mod simulated;
+mod small_recipes;
 mod split;
 mod tasks;
 mod timeline;

@@ -8,7 +8,8 @@ use lowtide_trainer::recipe::{Recipe, RecipeData, RecipeTrainer, StoredType};
 use lowtide_trainer::{MicroBatches, Options, Precision, Trainer};
 
 use crate::common::{KINDS, Kind, Run, first_batch, values};
-use crate::every_model::{RECIPES, recipe, trainer};
+use crate::every_model::trainer;
+use crate::small_recipes::{RECIPES, recipe};
 
 const HALF: [Precision; 2] = [Precision::Bf16, Precision::F16];
 

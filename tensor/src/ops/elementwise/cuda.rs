@@ -159,17 +159,6 @@ fn integer_number(formula: Formula) -> Option<u32> {
     })
 }
 
-/// Numbers as kernels of integers take them: converted as elements are.
-fn integer_bits(dtype: DType, value: f64) -> u64 {
-    match dtype {
-        DType::I64 => i64::from_f64(value),
-        DType::I32 => i32::from_f64(value).into(),
-        DType::U8 => u8::from_f64(value).into(),
-        _ => i64::from(value != 0.0),
-    }
-    .cast_unsigned()
-}
-
 /// Enqueues a formula.
 pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let KernelFormula { number, scalars } = kernel_formula(op)?;
@@ -207,7 +196,7 @@ pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>
     let walk = if is_plain { Vec::new() } else { walk_of(&nest, len) };
     let numbers = [op.scalar.unwrap_or(0.0), scalars[0], scalars[1]].map(|number| match is_float {
         true => number.to_bits(),
-        false => integer_bits(op.dtype, number),
+        false => i64::from_f64(number).cast_unsigned(),
     });
     let numbers = [Argument::U32(number), Argument::Words(&numbers)];
     let extent = if is_plain { Argument::U64(len as u64) } else { Argument::Words(&walk) };

@@ -1,0 +1,51 @@
+//! The recipes that ship, made small: every kind of model.
+
+use lowtide_tensor::{CpuOptions, Device};
+use lowtide_trainer::recipe::{Recipe, RecipeData};
+use lowtide_trainer::{Flow, Observer, Result, StepReport, Training};
+
+use crate::gpu::Gpu;
+use crate::small_recipes::{RECIPES, recipe};
+
+/// Losses of both devices, relative to each other: sums in another order, which the step before
+/// carries on; batch norm over few elements magnifies them.
+const TOLERANCE: f64 = 1e-3;
+
+#[derive(Default)]
+struct Losses(Vec<f64>);
+
+impl Observer for Losses {
+    fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
+        self.0.push(report.loss);
+        Ok(Flow::Continue)
+    }
+}
+
+/// Two steps: the predicted peak, the measured one, and the losses.
+fn run(device: &Device, recipe: &Recipe) -> ([usize; 2], Vec<f64>) {
+    let RecipeData { samples, train, test, .. } = recipe.open().expect("data");
+    let mut trainer = recipe.trainer(device, samples).expect("memory");
+    let fit = recipe.fit(&train, &test).steps(2);
+    let plan = trainer.plan_for(&fit).expect("there is no limit");
+    let mut losses = Losses::default();
+    trainer.run(&fit, &mut [&mut losses]).expect("as planned");
+    let measured_bytes = device.allocator().statistics().reserved.peak_bytes;
+    ([plan.predicted_peak_bytes(), measured_bytes], losses.0)
+}
+
+#[test]
+fn every_recipe_trains_as_on_the_processor_and_as_planned() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    for (name, sets) in RECIPES {
+        let recipe = recipe(name, sets);
+        let options = CpuOptions { threads: Some(1), ..Default::default() };
+        let (_, expected) = run(&Device::cpu(options).expect("addresses"), &recipe);
+        let ([predicted, measured], found) = run(&gpu.device(), &recipe);
+        assert_eq!(predicted, measured, "{name}");
+        assert_eq!(found.len(), expected.len(), "{name}");
+        for (found, expected) in found.iter().zip(&expected) {
+            let apart = (found - expected).abs() / expected.abs();
+            assert!(apart <= TOLERANCE, "{name}: a loss of {found}, not {expected}");
+        }
+    }
+}
