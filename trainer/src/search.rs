@@ -558,8 +558,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         let RunInputs { task, options, .. } = self.inputs;
         if let Some(eight_bit) = self.inputs.optimizer.eight_bit() {
             let with_8bit = self.inputs.with_optimizer(&eight_bit);
-            let needed_bytes = self.least_bytes(with_8bit)?;
-            if needed_bytes <= self.budget_bytes {
+            if let Some(needed_bytes) = self.fitting_bytes(with_8bit) {
                 remedies.push(Remedy::EightBitStates { needed_bytes });
             }
         }
@@ -571,21 +570,26 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             ),
         };
         let with_sgd = self.inputs.with_optimizer(&stateless);
-        let needed_bytes = self.least_bytes(with_sgd)?;
-        if needed_bytes <= self.budget_bytes {
+        if let Some(needed_bytes) = self.fitting_bytes(with_sgd) {
             remedies.push(Remedy::StatelessOptimizer { needed_bytes });
         }
         if options.precision == Precision::F32 {
             let halved = Options { precision: Precision::Bf16, ..options.clone() };
-            match self.least_bytes(RunInputs { options: &halved, ..self.inputs }) {
-                Ok(needed_bytes) if needed_bytes <= self.budget_bytes => {
-                    remedies.push(Remedy::HalfPrecision { needed_bytes });
-                }
-                // It needs more, or the model cannot be cast.
-                _ => {}
+            let in_half = RunInputs { options: &halved, ..self.inputs };
+            if let Some(needed_bytes) = self.fitting_bytes(in_half) {
+                remedies.push(Remedy::HalfPrecision { needed_bytes });
             }
         }
         Ok(remedies)
+    }
+
+    /// The least that is needed with other `inputs`, if it fits; `None` also where the device has
+    /// no kernel for them, or the model cannot be cast.
+    fn fitting_bytes<P>(&self, inputs: RunInputs<'_, T, P>) -> Option<usize>
+    where
+        P: Stateful + Clone,
+    {
+        self.least_bytes(inputs).ok().filter(|&needed_bytes| needed_bytes <= self.budget_bytes)
     }
 
     /// The least memory of the host that would do for what blocks keep, on a device that has memory

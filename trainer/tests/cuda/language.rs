@@ -5,7 +5,8 @@ use lowtide_nn::models::{Gpt, GptShape};
 use lowtide_nn::optim::{Adam, AdamOptions};
 use lowtide_tensor::{CpuOptions, Device, RandomKey, SimSpec};
 use lowtide_trainer::{
-    Fit, Flow, Knobs, LanguageModel, Observer, Options, Result, StepReport, Trainer, Training,
+    Fit, Flow, Knobs, LanguageModel, Observer, Options, Result, StepReport, TrainError, Trainer,
+    Training,
 };
 
 use crate::gpu::Gpu;
@@ -86,4 +87,13 @@ fn language_model_has_the_losses_of_the_processor_and_the_planned_peak_in_every_
     }
     plans.dedup();
     assert!(plans.len() > 2, "these budgets hardly differ: {plans:?}");
+}
+
+#[test]
+fn budget_that_is_too_small_is_told_by_what_is_needed_though_not_every_remedy_has_a_kernel() {
+    let simulated = Device::sim(SimSpec::like_cuda(1 << 50)).expect("no memory is needed");
+    let (loader, mut trainer) = (tokens(), trainer(&simulated));
+    simulated.allocator().set_capacity(PAGE_BYTES);
+    let error = trainer.plan_for(&Fit::new(&loader)).map(drop).unwrap_err();
+    assert!(matches!(error, TrainError::DoesNotFit(_)), "{error}");
 }
