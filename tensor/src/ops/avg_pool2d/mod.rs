@@ -4,6 +4,8 @@
 
 mod cpu;
 
+use std::num::NonZeroUsize;
+
 use crate::cpu::Cpu;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
@@ -25,6 +27,8 @@ pub enum Divisor {
     Window,
     /// The places inside the input.
     Inside,
+    /// This number, however many places there are: `divisor_override`.
+    Exactly(NonZeroUsize),
 }
 
 /// The choices of a pooling by means.
