@@ -34,6 +34,7 @@ pub use foreign::{Foreign, Role};
 pub use offload::Offload;
 pub use pass::Pass;
 pub use rule::{InputGradients, Needs, Rule, RuleMany};
+pub use rules::GridOrder;
 pub use saved::{Saved, Saver};
 pub use turn::Turn;
 pub use var::Var;

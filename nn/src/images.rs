@@ -1,4 +1,4 @@
-//! Images, sequences and volumes in another size, and points of images.
+//! Images, sequences and volumes in another size.
 
 use lowtide_autograd::Var;
 use lowtide_tensor::{Corners, DType, Shape, Tensor, TensorError};
@@ -8,7 +8,7 @@ use crate::optim::check_option;
 
 /// The constant of Keys' cubic convolution that PyTorch has ("Cubic convolution interpolation for
 /// digital image processing", 1981).
-const CUBIC: f64 = -0.75;
+pub(crate) const CUBIC: f64 = -0.75;
 
 /// The size of a result, along each of the last dimensions.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +25,8 @@ pub enum Sizes {
 pub enum ResizeMode {
     /// The place whose middle is nearest: PyTorch's `nearest-exact`.
     Nearest,
+    /// The last place that begins at or before it: PyTorch's `nearest`, in f32 as there.
+    Before,
     /// Two places, by their distance: `linear`, `bilinear`, `trilinear`.
     Linear(Corners),
     /// Four places, by Keys' cubic convolution: `bicubic`.
@@ -63,6 +65,9 @@ impl Taps {
             ResizeMode::Nearest => {
                 of(&|place| vec![(((place as f64 + 0.5) * scale).floor() as i64, 1.0)])
             }
+            ResizeMode::Before => {
+                of(&|place| vec![((place as f32 * scale as f32).floor() as i64, 1.0)])
+            }
             ResizeMode::Linear(corners) => of(&|place| {
                 let at = source(place, corners).max(0.0);
                 let (first, share) = (at.floor().min(last as f64), at - at.floor());
@@ -99,7 +104,7 @@ fn cubic(distance: f64) -> f64 {
 /// `Option` for a factor that is not positive.
 pub fn resize(x: Var, sizes: &Sizes, mode: ResizeMode) -> Result<Var> {
     let (shape, left) = (*x.shape(), x.value().dtype());
-    if mode != ResizeMode::Nearest && !left.is_float() {
+    if ![ResizeMode::Nearest, ResizeMode::Before].contains(&mode) && !left.is_float() {
         // Weights are no integers.
         return Err(TensorError::DType { op: "resize", left, right: DType::F32 }.into());
     }
@@ -231,204 +236,4 @@ pub fn channel_shuffle(x: Var, groups: usize) -> Result<Var> {
     let each = each.ok_or_else(unfit)?;
     let split = [&[batch, groups, each], places].concat();
     Ok(x.reshape(&split[..])?.transpose(1, 2)?.reshape(left)?)
-}
-
-/// How [`grid_sample`] makes the value of a point of those around it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum GridMode {
-    /// Four pixels, by their distance.
-    #[default]
-    Bilinear,
-    /// The nearest pixel, of two equally near ones the one at an even place.
-    Nearest,
-    /// Sixteen pixels, by Keys' cubic convolution.
-    Bicubic,
-}
-
-/// What lies around an image.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum GridPadding {
-    /// Zeros.
-    #[default]
-    Zeros,
-    /// The outermost pixels.
-    Border,
-    /// The image, mirrored again and again.
-    Reflection,
-}
-
-/// How [`grid_sample`] reads an image; PyTorch's defaults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GridOptions {
-    /// What the value of a point is.
-    pub mode: GridMode,
-    /// What lies around the image.
-    pub padding: GridPadding,
-    /// What -1 and 1 are: the middles of the outermost pixels, or their outer edges.
-    pub corners: Corners,
-}
-
-impl Default for GridOptions {
-    fn default() -> Self {
-        let (mode, padding) = (GridMode::Bilinear, GridPadding::Zeros);
-        GridOptions { mode, padding, corners: Corners::Centers }
-    }
-}
-
-impl GridOptions {
-    /// The place among `len` pixels of a coordinate between -1 and 1.
-    fn place(self, coordinate: Var, len: usize) -> Result<Var> {
-        let len = len as f64;
-        let place = match self.corners {
-            Corners::Aligned => coordinate.add_scalar(1.0)?.mul_scalar(0.5 * (len - 1.0))?,
-            Corners::Centers => {
-                coordinate.add_scalar(1.0)?.mul_scalar(0.5 * len)?.sub_scalar(0.5)?
-            }
-        };
-        // Four pixels may lie on both sides of the edge: their own places are moved.
-        if self.mode == GridMode::Bicubic { Ok(place) } else { self.inside(place, len) }
-    }
-
-    /// A place that lies in the image, if there is something else than zeros around it.
-    fn inside(self, place: Var, len: f64) -> Result<Var> {
-        let place = match self.padding {
-            GridPadding::Zeros => return Ok(place),
-            GridPadding::Border => place,
-            GridPadding::Reflection => {
-                let (low, span) = match self.corners {
-                    Corners::Aligned => (0.0, len - 1.0),
-                    Corners::Centers => (-0.5, len),
-                };
-                if span == 0.0 { place.mul_scalar(0.0)? } else { reflected(place, low, span)? }
-            }
-        };
-        Ok(place.clamp(0.0, len - 1.0)?)
-    }
-}
-
-/// A place mirrored at `low` and at `low + span` until it lies between.
-fn reflected(place: Var, low: f64, span: f64) -> Result<Var> {
-    let distance = place.sub_scalar(low)?.abs()?;
-    let turns = distance.value().div_floor_scalar(span)?;
-    let is_turned = turns.remainder_scalar(2.0)?.eq_scalar(1.0)?;
-    let within = distance.fmod_scalar(span)?;
-    let turned = within.clone().neg()?.add_scalar(span)?;
-    Ok(turned.where_cond(&is_turned, within)?.add_scalar(low)?)
-}
-
-/// Pixels along one dimension, with their weights, if they have any.
-struct Pixels {
-    places: Tensor,
-    weight: Option<Var>,
-}
-
-impl GridOptions {
-    /// The pixels around each `place: [N, P]` among `len`.
-    fn pixels(self, place: Var, len: usize) -> Result<Vec<Pixels>> {
-        if self.mode == GridMode::Nearest {
-            return Ok(vec![Pixels { places: place.value().round()?, weight: None }]);
-        }
-        let first = place.value().floor()?;
-        let pass = place.pass().clone();
-        let share = place.sub(pass.constant(first.clone()))?;
-        if self.mode == GridMode::Bilinear {
-            let weight = Some(share.clone().neg()?.add_scalar(1.0)?);
-            let next = Pixels { places: first.add_scalar(1.0)?, weight: Some(share) };
-            return Ok(vec![Pixels { places: first, weight }, next]);
-        }
-        let pixel = |offset: i32| {
-            let distance = match offset {
-                -1 | 0 => share.clone().add_scalar(f64::from(-offset))?,
-                _ => share.clone().neg()?.add_scalar(f64::from(offset))?,
-            };
-            let places = pass.constant(first.add_scalar(f64::from(offset))?);
-            let places = self.inside(places, len as f64)?.into_value();
-            Ok(Pixels { places, weight: Some(cubic_of(distance, offset)?) })
-        };
-        [-1, 0, 1, 2].into_iter().map(pixel).collect()
-    }
-}
-
-/// [`cubic`] of a distance that is below 1 for the two pixels in the middle.
-fn cubic_of(x: Var, offset: i32) -> Result<Var> {
-    let a = CUBIC;
-    Ok(match offset {
-        0 | 1 => {
-            let slope = x.clone().mul_scalar(a + 2.0)?.sub_scalar(a + 3.0)?;
-            slope.mul(x.clone())?.mul(x)?.add_scalar(1.0)?
-        }
-        _ => {
-            let inner = x.clone().mul_scalar(a)?.sub_scalar(5.0 * a)?.mul(x.clone())?;
-            inner.add_scalar(8.0 * a)?.mul(x)?.sub_scalar(4.0 * a)?
-        }
-    })
-}
-
-/// The values of images at points, `torch.nn.functional.grid_sample` in two dimensions (Jaderberg
-/// and others, "Spatial transformer networks", 2015). Each point is a column and a row, from -1 at
-/// the left or the top to 1.
-///
-/// # Shapes
-/// `x: [N, C, H, W], grid: [N, H', W', 2] → [N, C, H', W']`
-///
-/// # Errors
-/// `Shape`, also for images without pixels; `DType`, `OutOfMemory`.
-pub fn grid_sample(x: Var, grid: Var, options: GridOptions) -> Result<Var> {
-    let dtype = x.value().dtype();
-    if dtype != dtype.computed() {
-        // One rounding, at the end.
-        let [x, grid] = [x, grid].map(|x| x.to_dtype(dtype.computed()));
-        return Ok(grid_sample(x?, grid?, options)?.to_dtype(dtype)?);
-    }
-    let (op, left, right) = ("grid_sample", *x.shape(), *grid.shape());
-    let unfit = || TensorError::Shape { op, left, right };
-    let &[samples, channels, height, width] = &left[..] else { return Err(unfit().into()) };
-    let &[rows_of, rows, columns, 2] = &right[..] else { return Err(unfit().into()) };
-    if rows_of != samples || height * width == 0 {
-        return Err(unfit().into());
-    }
-    let points = rows * columns;
-    let pass = x.pass().clone();
-    let image = x.reshape([samples, channels, height * width])?;
-    let place = |index: usize, len: usize| {
-        let coordinate = grid.clone().select(3, index)?.reshape([samples, points])?;
-        options.pixels(options.place(coordinate, len)?, len)
-    };
-    let (across, down) = (place(0, width)?, place(1, height)?);
-    let is_inside = |places: &Tensor, len: usize| {
-        places.ge_scalar(0.0)?.logical_and(&places.lt_scalar(len as f64)?)
-    };
-    let whole = |places: &Tensor, len: usize| {
-        places.maximum_scalar(0.0)?.minimum_scalar(len as f64 - 1.0)?.to_dtype(DType::I64)
-    };
-    let mut sum: Option<Var> = None;
-    for row in &down {
-        let first = whole(&row.places, height)?.mul_scalar(width as f64)?;
-        for column in &across {
-            let index = first.add(&whole(&column.places, width)?)?.unsqueeze(1)?;
-            let value = image.clone().gather(2, &index.expand([samples, channels, points])?)?;
-            let mut weight = match (&row.weight, &column.weight) {
-                (Some(row), Some(column)) => Some(row.clone().mul(column.clone())?),
-                _ => None,
-            };
-            if options.padding == GridPadding::Zeros {
-                let inside = is_inside(&row.places, height)?
-                    .logical_and(&is_inside(&column.places, width)?)?;
-                weight = Some(match weight {
-                    Some(weight) => weight.masked_fill(&inside.logical_not()?, 0.0)?,
-                    None => pass.constant(inside.to_dtype(value.value().dtype())?),
-                });
-            }
-            let part = match weight {
-                Some(weight) => value.mul(weight.unsqueeze(1)?)?,
-                None => value,
-            };
-            sum = Some(match sum {
-                Some(sum) => sum.add(part)?,
-                None => part,
-            });
-        }
-    }
-    let sum = sum.ok_or_else(unfit)?;
-    Ok(sum.reshape([samples, channels, rows, columns])?)
 }

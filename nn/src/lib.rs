@@ -5,6 +5,7 @@ mod buffer;
 mod distance;
 mod error;
 pub mod fields;
+mod grid;
 mod images;
 pub mod init;
 mod layers;
@@ -13,6 +14,7 @@ pub mod models;
 mod module;
 pub mod optim;
 mod parameter;
+mod pool_places;
 mod safetensors;
 mod schedule;
 mod segment;
@@ -23,25 +25,26 @@ pub use distance::{
     LocalResponseOptions, cosine_similarity, local_response_norm, normalize, pairwise_distance,
 };
 pub use error::{NnError, NnResult, WeightsProblem};
-pub use images::{
-    GridMode, GridOptions, GridPadding, ResizeMode, Sizes, channel_shuffle, grid_sample,
-    pixel_shuffle, pixel_unshuffle, resize,
-};
+pub use grid::{GridMode, GridOptions, GridPadding, grid_sample};
+pub use images::{ResizeMode, Sizes, channel_shuffle, pixel_shuffle, pixel_unshuffle, resize};
 pub use layers::activations::{
     ELU, GELU, GLU, Hardshrink, Hardsigmoid, Hardswish, Hardtanh, LeakyReLU, LogSigmoid,
     LogSoftmax, Mish, ReLU, ReLU6, SELU, SiLU, Sigmoid, Softmax, Softmin, Softplus, Softshrink,
     Softsign, Tanh, TanhGELU, Tanhshrink, Threshold,
 };
-pub use layers::attention::{MultiHeadAttention, MultiHeadOptions, key_padding_mask};
+pub use layers::attention::{Memory, MultiHeadAttention, MultiHeadOptions};
+pub use layers::attention_mask::key_padding_mask;
 pub use layers::batch_norm::{BatchNorm1d, BatchNorm2d, BatchNorm3d};
 pub use layers::conv_transpose1d::ConvTranspose1d;
 pub use layers::conv_transpose2d::ConvTranspose2d;
+pub use layers::conv_transpose3d::{ConvTranspose3d, ConvTranspose3dGeometry, conv_transpose3d};
 pub use layers::conv1d::Conv1d;
 pub use layers::conv2d::Conv2d;
 pub use layers::dropout::Dropout;
 pub use layers::embedding::Embedding;
+pub use layers::embedding_bag::{BagOptions, BagReduction, Bags, EmbeddingBag, embedding_bag};
 pub use layers::flatten::Flatten;
-pub use layers::instance_norm::{InstanceNorm1d, InstanceNorm2d};
+pub use layers::instance_norm::{InstanceNorm1d, InstanceNorm2d, InstanceNorm3d};
 pub use layers::linear::Linear;
 pub use layers::norm::{GroupNorm, LayerNorm, RmsNorm};
 pub use layers::pad::Pad;
@@ -50,7 +53,8 @@ pub use layers::pool::{
 };
 pub use layers::prelu::PReLU;
 pub use layers::recurrent::{
-    Directions, Gru, Lstm, LstmState, RecurrentOptions, Rnn, RnnActivation,
+    CellOptions, Directions, Gru, GruCell, Lstm, LstmCell, LstmState, RecurrentOptions, Rnn,
+    RnnActivation, RnnCell,
 };
 pub use layers::relative_position::{RelativePositionBias, RelativePositionOptions, Sides};
 pub use layers::rotary::{RotaryEmbedding, RotaryPairs, RotaryScaling, RotaryTables};
@@ -61,6 +65,7 @@ pub use layers::transformer::{
 };
 pub use layers::transformer_stack::{TransformerDecoder, TransformerEncoder};
 pub use layers::upsample::Upsample;
+pub use layers::weight_norm::{WeightNorm, Weighted};
 pub use loss::compositions::{
     NllOptions, cosine_embedding, ctc, dice, gaussian_nll, hinge_embedding, margin_ranking,
     multi_margin, multilabel_soft_margin, nll, poisson_nll, soft_margin, triplet_margin,
@@ -76,6 +81,10 @@ pub use loss::{
 };
 pub use module::{Module, Parameters};
 pub use parameter::Parameter;
+pub use pool_places::{
+    adaptive_max_pool2d_with_places, adaptive_max_pool3d_with_places, max_pool2d_with_places,
+    max_pool3d_with_places, max_unpool,
+};
 pub use safetensors::{from_safetensors, load, save, to_safetensors};
 pub use schedule::{Better, Plateau, PlateauOptions, PlateauState, Schedule};
 pub use segment::{Segment, run_blocks};

@@ -1,14 +1,17 @@
 //! Volumes, `[B, C, D, H, W]`: their convolutions and pools, made of those of images.
 
+use std::num::NonZeroUsize;
+
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{
-    AvgPool, Conv2dGeometry, Device, MaxPool, PadMode, Pool2dGeometry, RandomKey, Shape,
+    AvgPool, Conv2dGeometry, Device, Divisor, MaxPool, PadMode, Pool2dGeometry, RandomKey, Shape,
     SizeRounding, TensorError,
 };
 
 use crate::error::Result;
 use crate::fields::parameters;
 use crate::init;
+use crate::layers::weight_norm::Weighted;
 use crate::module::{Module, Parameters};
 use crate::parameter::Parameter;
 
@@ -106,14 +109,14 @@ impl Pool3dGeometry {
     }
 
     /// The windows of the images.
-    fn flat(self) -> Pool2dGeometry {
+    pub(crate) fn flat(self) -> Pool2dGeometry {
         let [kernel, stride, padding] =
             [self.kernel, self.stride, self.padding].map(|[_, rows, columns]| [rows, columns]);
         Pool2dGeometry { kernel, stride, padding }
     }
 
     /// The windows along the depth, of images that are as wide as a slice has pixels.
-    fn deep(self) -> Pool2dGeometry {
+    pub(crate) fn deep(self) -> Pool2dGeometry {
         let Pool3dGeometry { kernel: [kernel, ..], stride: [stride, ..], padding: [padding, ..] } =
             self;
         Pool2dGeometry { kernel: [kernel, 1], stride: [stride, 1], padding: [padding, 0] }
@@ -181,8 +184,14 @@ pub fn max_pool3d(x: Var, window: Pool3dGeometry, options: MaxPool3dOptions) -> 
 /// # Errors
 /// `Shape`, `DType`, `OutOfMemory`.
 pub fn avg_pool3d(x: Var, window: Pool3dGeometry, options: AvgPool) -> Result<Var> {
-    let pool = |x: Var, window| -> Result<Var> { Ok(x.avg_pool2d(window, options)?) };
-    in_turns("avg_pool3d", x, |x| pool(x, window.flat()), |x| pool(x, window.deep()))
+    let pool = |x: Var, window, options| -> Result<Var> { Ok(x.avg_pool2d(window, options)?) };
+    // A number that sums are divided by divides the last of them.
+    let of_images = match options.divisor {
+        Divisor::Exactly(_) => AvgPool { divisor: Divisor::Exactly(NonZeroUsize::MIN), ..options },
+        _ => options,
+    };
+    let along_depth = |x| pool(x, window.deep(), options);
+    in_turns("avg_pool3d", x, |x| pool(x, window.flat(), of_images), along_depth)
 }
 
 /// The mean of each of so many windows, `torch.nn.functional.adaptive_avg_pool3d`.
@@ -268,8 +277,22 @@ impl Module for Conv3d {
     /// # Shapes
     /// `input: [B, I, D, H, W] → [B, O, D', H', W']`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        self.forward_with(pass, self.weight.var(pass)?, input)
+    }
+}
+
+impl Weighted for Conv3d {
+    fn weight(&self) -> &Parameter {
+        &self.weight
+    }
+
+    fn weight_mut(&mut self) -> &mut Parameter {
+        &mut self.weight
+    }
+
+    fn forward_with(&self, pass: &Pass, weight: Var, input: Var) -> Result<Var> {
         let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
-        conv3d(input, self.weight.var(pass)?, bias, self.geometry)
+        conv3d(input, weight, bias, self.geometry)
     }
 }
 

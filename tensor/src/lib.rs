@@ -53,6 +53,7 @@ pub use ops::matmul::addend::Scales;
 pub use ops::max_pool2d::{MaxPool, Pool1dGeometry, Pool2dGeometry};
 pub use ops::norm::{Normalized, NormalizedBackward};
 pub use ops::pair_loss::PairLoss;
+pub use ops::random::Draw;
 pub use ops::rearrange::PadMode;
 pub use ops::rotary::RotaryPairs;
 pub use ops::search::Side;

@@ -319,6 +319,34 @@ impl Var {
         })
     }
 
+    /// The number with this error function.
+    #[track_caller]
+    pub fn erfinv(self) -> Result<Var> {
+        // dx = dy · √π/2 · e^(y²)
+        from_output("erfinv", self, Tensor::erfinv_, Tensor::erfinv, |dy, y| {
+            let mut slope = y.mul(&y)?;
+            slope.exp_()?;
+            slope.mul_scalar_(1.0 / FRAC_2_SQRT_PI)?;
+            times(dy, &slope)
+        })
+    }
+
+    /// The logarithm of the magnitude of the gamma function.
+    #[track_caller]
+    pub fn lgamma(self) -> Result<Var> {
+        // dx = dy · ψ(x)
+        from_input("lgamma", self, Tensor::lgamma, |dy, x| times(dy, &x.digamma()?))
+    }
+
+    /// The slope ψ of the logarithm of the gamma function.
+    #[track_caller]
+    pub fn digamma(self) -> Result<Var> {
+        // dx = dy · ψ'(x)
+        from_input("digamma", self, Tensor::digamma, |dy, x| {
+            reuse(dy, |dy| dy.digamma_backward_(&x), |dy| dy.digamma_backward(&x))
+        })
+    }
+
     /// The digits after the point; its gradient is 1.
     #[track_caller]
     pub fn frac(self) -> Result<Var> {

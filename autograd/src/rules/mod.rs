@@ -2,6 +2,7 @@
 //!
 //! In every formula `y` is the output, `dy` its gradient, and `dx` the gradient of input `x`.
 
+mod assemble;
 mod attention;
 mod batch_norm;
 mod convert;
@@ -32,6 +33,8 @@ mod statistics;
 mod view;
 mod view_parts;
 mod windows;
+
+pub use assemble::GridOrder;
 
 use lowtide_tensor::{Axis, Shape, Tensor};
 

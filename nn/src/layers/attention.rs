@@ -7,14 +7,15 @@
 use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{
-    AttentionDropout, AttentionOptions, Causal, DType, Device, RandomKey, Shape, Tensor,
-    TensorError,
+    AttentionDropout, AttentionOptions, Causal, DType, Device, RandomKey, Tensor, TensorError,
 };
 
 use crate::error::Result;
 use crate::fields::parameters;
 use crate::init;
+use crate::layers::attention_mask::{with_causal, with_open_keys};
 use crate::layers::cross_attention::cross_attention;
+use crate::layers::dropout::Dropout;
 use crate::layers::linear::Linear;
 use crate::layers::norm::optional;
 use crate::layers::rotary::RotaryEmbedding;
@@ -40,6 +41,12 @@ pub struct MultiHeadOptions {
     pub rotary: Option<RotaryEmbedding>,
     /// Whether the linear layers have biases.
     pub bias: bool,
+    /// Whether there is a learned key and value that every query attends to beside the others,
+    /// `add_bias_kv`.
+    pub learned_key: bool,
+    /// Whether there is a key and value of zeros that every query attends to beside the others,
+    /// `add_zero_attn`.
+    pub zero_key: bool,
 }
 
 impl MultiHeadOptions {
@@ -53,7 +60,36 @@ impl MultiHeadOptions {
             dropout: 0.0,
             rotary: None,
             bias: true,
+            learned_key: false,
+            zero_key: false,
         }
+    }
+}
+
+/// What a query does not attend to.
+struct Masking {
+    mask: Option<Tensor>,
+    causal: Causal,
+}
+
+/// What a sequence attends to.
+pub struct Memory {
+    keys: Var,
+    /// Of the keys' sequence, unless there is another.
+    values: Option<Var>,
+}
+
+impl Memory {
+    /// Keys and values of sequences of their own, both `[B, S, D]`.
+    pub fn parts(keys: Var, values: Var) -> Self {
+        Memory { keys, values: Some(values) }
+    }
+}
+
+impl From<Var> for Memory {
+    /// One sequence, which gives keys and values.
+    fn from(keys: Var) -> Self {
+        Memory { keys, values: None }
     }
 }
 
@@ -65,18 +101,22 @@ impl MultiHeadOptions {
 pub struct MultiHeadAttention {
     in_proj_weight: Parameter,
     in_proj_bias: Option<Parameter>,
+    bias_k: Option<Parameter>,
+    bias_v: Option<Parameter>,
     out_proj: Linear,
     options: MultiHeadOptions,
 }
 
 impl MultiHeadAttention {
-    /// A layer with a weight of Glorot's uniform distribution for the inputs, and biases of zero.
+    /// A layer with a weight of Glorot's uniform distribution for the inputs, and biases of zero; a
+    /// learned key and value are from Glorot's normal distribution.
     ///
     /// # Errors
     /// `Option` unless the groups divide the heads, the heads the width, the dropout is in `[0, 1)`
     /// and heads of this width can be rotated; `OutOfMemory`.
     pub fn new(device: &Device, key: RandomKey, options: MultiHeadOptions) -> Result<Self> {
         let MultiHeadOptions { width, heads, groups, dropout, rotary, bias, .. } = options;
+        let learned = options.learned_key;
         let divides = |part: usize, whole: usize| part > 0 && whole.is_multiple_of(part);
         check_option("heads", heads as f64, "the divisors of the width", |_| {
             divides(heads, width)
@@ -97,9 +137,20 @@ impl MultiHeadAttention {
             }
         });
         filled?;
+        let learned = |name: &str| -> Result<Option<Parameter>> {
+            if !learned {
+                return Ok(None);
+            }
+            let shape = [1, 1, groups * (width / heads)];
+            let mut row = Tensor::empty_in(device, Category::Parameter, shape, DType::F32)?;
+            init::xavier_normal_(&mut row, key.op(name), 1.0)?;
+            Ok(Some(Parameter::new(row)))
+        };
         Ok(MultiHeadAttention {
             in_proj_weight: Parameter::new(weight),
             in_proj_bias: bias.then(|| Parameter::full(device, [rows], 0.0)).transpose()?,
+            bias_k: learned("bias_k")?,
+            bias_v: learned("bias_v")?,
             out_proj,
             options,
         })
@@ -115,6 +166,9 @@ impl MultiHeadAttention {
     /// `Shape`, `DType`, `OutOfMemory`.
     pub fn forward_masked(&self, pass: &Pass, input: Var, mask: Option<&Tensor>) -> Result<Var> {
         let MultiHeadOptions { heads, groups, .. } = self.options;
+        if self.added_keys() > 0 {
+            return self.attend(pass, input.clone(), input, mask);
+        }
         let [bias] = optional([&self.in_proj_bias], pass)?;
         let packed = input.linear(self.in_proj_weight.var(pass)?, bias)?;
         let packed = self.turn(packed, [heads + groups, heads + 2 * groups])?;
@@ -135,22 +189,124 @@ impl MultiHeadAttention {
         &self,
         pass: &Pass,
         input: Var,
-        memory: Var,
+        memory: impl Into<Memory>,
         mask: Option<&Tensor>,
     ) -> Result<Var> {
-        let MultiHeadOptions { width, heads, groups, .. } = self.options;
-        let rows = [width, 2 * groups * (width / heads)];
+        let MultiHeadOptions { heads, groups, .. } = self.options;
+        let [q, memory] = self.projected(pass, input, memory.into())?;
+        let Masking { mask, causal } = self.mask_of_all_keys([&q, &memory], mask)?;
+        let options = AttentionOptions { causal, ..self.attention_options(pass) };
+        let y = cross_attention(q, memory, [heads, groups], mask.as_ref(), options)?;
+        self.project(pass, y)
+    }
+
+    /// [`MultiHeadAttention::attend`] with the weights of all keys as a second result, those of a
+    /// learned key and of zeros last: `need_weights`. They are a tensor of their own, and backward
+    /// keeps it: use this to look at weights, not to train long sequences.
+    ///
+    /// # Shapes
+    /// `input: [B, T, D]`, `memory: [B, S, D] → [B, T, D], [B, heads, T, S]`
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `OutOfMemory`.
+    pub fn attend_with_weights(
+        &self,
+        pass: &Pass,
+        input: Var,
+        memory: impl Into<Memory>,
+        mask: Option<&Tensor>,
+    ) -> Result<(Var, Var)> {
+        let MultiHeadOptions { heads, groups, .. } = self.options;
+        let [q, memory] = self.projected(pass, input, memory.into())?;
+        let Masking { mask, causal } = self.mask_of_all_keys([&q, &memory], mask)?;
+        let (shape, keys) = (*q.shape(), memory.shape()[1]);
+        let [batch, queries, width] = [shape[0], shape[1], self.options.width / heads];
+        let mask = with_causal(mask, q.value().device(), [queries, keys], causal)?;
+        // Keys and values of a group for each of its queries.
+        let parts = memory.reshape([batch, keys, 2 * groups, width])?.transpose(1, 2)?;
+        let of_heads = |first: usize| -> Result<Var> {
+            let group = parts.clone().narrow(1, first, groups)?;
+            let times = heads / groups;
+            Ok(if times == 1 { group } else { group.repeat_interleave(1, times)? })
+        };
+        let [k, v] = [of_heads(0)?, of_heads(groups)?];
+        let q = q.reshape([batch, queries, heads, width])?.transpose(1, 2)?;
+        let q = q.mul_scalar(1.0 / (width as f64).sqrt())?;
+        let mut scores = q.matmul(k.transpose(2, 3)?)?;
+        if let Some(mask) = mask {
+            scores = match mask.dtype() {
+                DType::Bool => scores.masked_fill(&mask.logical_not()?, f64::NEG_INFINITY)?,
+                _ => scores.add(pass.constant(mask))?,
+            };
+        }
+        let weights = scores.softmax(-1)?;
+        let weights = Dropout::new(self.options.dropout)?.forward(pass, weights)?;
+        let y = weights.clone().matmul(v)?.transpose(1, 2)?.reshape(shape)?;
+        Ok((self.project(pass, y)?, weights))
+    }
+
+    /// Queries `[B, T, heads · D]`, and keys and values side by side, with those that the layer
+    /// adds behind.
+    fn projected(&self, pass: &Pass, input: Var, memory: Memory) -> Result<[Var; 2]> {
+        let MultiHeadOptions { width, heads, groups, zero_key, .. } = self.options;
+        let row = groups * (width / heads);
+        let Memory { keys, values } = memory;
+        let (left, right) = match &values {
+            None => (*input.shape(), *keys.shape()),
+            Some(values) => (*keys.shape(), *values.shape()),
+        };
+        if [left.len(), right.len(), input.shape().len()] != [3; 3] || left[0] != right[0] {
+            return Err(TensorError::Shape { op: "attention", left, right }.into());
+        }
+        let sizes = if values.is_some() { vec![width, row, row] } else { vec![width, 2 * row] };
         let parts = |parameter: &Parameter| -> Result<Vec<Var>> {
-            Ok(parameter.var(pass)?.split_with_sizes(0, &rows)?)
+            Ok(parameter.var(pass)?.split_with_sizes(0, &sizes)?)
         };
         let mut weights = parts(&self.in_proj_weight)?.into_iter();
         let biases = self.in_proj_bias.as_ref().map(parts).transpose()?;
         let mut biases = biases.unwrap_or_default().into_iter();
-        let mut part = |x: Var| x.linear(weights.next().expect("two parts"), biases.next());
-        let (q, memory) = (part(input)?, part(memory)?);
+        let mut part = |x: Var| x.linear(weights.next().expect("a part for each"), biases.next());
+        let q = part(input)?;
+        let memory = match values {
+            None => part(keys)?,
+            Some(values) => Var::cat(vec![part(keys)?, part(values)?], -1)?,
+        };
         let (q, memory) = (self.turn(q, [heads; 2])?, self.turn(memory, [groups, 2 * groups])?);
-        let y = cross_attention(q, memory, [heads, groups], mask, self.attention_options(pass))?;
-        self.project(pass, y)
+        if self.added_keys() == 0 {
+            return Ok([q, memory]);
+        }
+        let [batch, both] = [memory.shape()[0], memory.shape()[2]];
+        let dtype = memory.value().dtype();
+        let mut rows = vec![memory.clone()];
+        if let [Some(k), Some(v)] = optional([&self.bias_k, &self.bias_v], pass)? {
+            let learned = Var::cat(vec![k, v], 2)?.expand([batch, 1, both])?;
+            let is_same = learned.value().dtype() == dtype;
+            rows.push(if is_same { learned } else { learned.to_dtype(dtype)? });
+        }
+        if zero_key {
+            let device = memory.value().device();
+            rows.push(pass.constant(Tensor::zeros(device, [batch, 1, both], dtype)?));
+        }
+        Ok([q, Var::cat(rows, 1)?])
+    }
+
+    /// Keys that the layer adds to those of the memory.
+    fn added_keys(&self) -> usize {
+        usize::from(self.bias_k.is_some()) + usize::from(self.options.zero_key)
+    }
+
+    /// The mask of the memory's keys, the causal one in it, where the layer adds keys: open for
+    /// those. Where it adds none, the mask itself.
+    fn mask_of_all_keys(&self, [q, memory]: [&Var; 2], mask: Option<&Tensor>) -> Result<Masking> {
+        let (causal, added) = (self.options.causal, self.added_keys());
+        if added == 0 {
+            return Ok(Masking { mask: mask.cloned(), causal });
+        }
+        let keys = memory.shape()[1] - added;
+        let sizes = [q.shape()[1], keys];
+        let mask = with_causal(mask.cloned(), q.value().device(), sizes, causal)?;
+        let mask = mask.map(|mask| with_open_keys(&mask, keys, added)).transpose()?;
+        Ok(Masking { mask, causal: Causal::No })
     }
 
     /// The first `turned` of `heads` parts of each position, rotated by its angles.
@@ -175,23 +331,7 @@ impl MultiHeadAttention {
     }
 }
 
-/// The attention mask of padded sequences: true where `padding` is false, for all heads and
-/// queries.
-///
-/// # Shapes
-/// `padding: [B, S]` of truth values `→ [B, 1, 1, S]`
-///
-/// # Errors
-/// `Shape`, `OutOfMemory`.
-pub fn key_padding_mask(padding: &Tensor) -> Result<Tensor> {
-    let &[batch, len] = &**padding.shape() else {
-        let (left, right) = (*padding.shape(), Shape::new(&[0, 0]));
-        return Err(TensorError::Shape { op: "key_padding_mask", left, right }.into());
-    };
-    Ok(padding.logical_not()?.reshape([batch, 1, 1, len])?)
-}
-
-parameters!(MultiHeadAttention { in_proj_weight, in_proj_bias, out_proj });
+parameters!(MultiHeadAttention { in_proj_weight, in_proj_bias, bias_k, bias_v, out_proj });
 
 impl Module for MultiHeadAttention {
     /// # Shapes

@@ -4,7 +4,7 @@
 //! internal covariate shift" (2015).
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_tensor::{DType, Device, Shape, TensorError};
+use lowtide_tensor::{DType, Device, Shape, Tensor, TensorError};
 
 use crate::buffer::Buffer;
 use crate::error::Result;
@@ -20,11 +20,77 @@ struct BatchNorm {
     weight: Option<Parameter>,
     bias: Option<Parameter>,
     channels: usize,
-    running_mean: Buffer,
-    running_var: Buffer,
-    num_batches_tracked: Buffer,
-    momentum: f64,
+    running: Option<Running>,
+    momentum: Momentum,
     eps: f64,
+}
+
+/// Statistics over all batches so far.
+#[derive(Clone, Debug)]
+struct Running {
+    mean: Buffer,
+    variance: Buffer,
+    /// How many batches.
+    batches: Buffer,
+}
+
+parameters!(Running {
+    mean as "running_mean",
+    variance as "running_var",
+    batches as "num_batches_tracked",
+});
+
+/// How running statistics move towards those of a batch.
+#[derive(Clone, Copy, Debug)]
+enum Momentum {
+    /// By this share of the difference.
+    Share(f64),
+    /// So that all batches count alike.
+    Mean,
+}
+
+impl Running {
+    fn new(device: &Device, channels: usize) -> Result<Self> {
+        let statistic = |value| Buffer::full(device, [channels], DType::F32, value);
+        Ok(Running {
+            mean: statistic(0.0)?,
+            variance: statistic(1.0)?,
+            batches: Buffer::full(device, [], DType::I64, 0.0)?,
+        })
+    }
+
+    /// Moves towards the mean and the variance of a batch of `count` elements for each channel.
+    fn update(
+        &self,
+        pass: &Pass,
+        batch: [&Tensor; 2],
+        count: usize,
+        momentum: Momentum,
+    ) -> Result<()> {
+        let [mean, variance] = [&self.mean, &self.variance].map(|buffer| buffer.current(pass));
+        let batches = self.batches.current(pass).add_scalar(1.0)?;
+        // A batch without elements has no statistics to move towards, and counts.
+        if count > 0 {
+            let (mut mean, mut variance) = (mean.copied()?, variance.copied()?);
+            match momentum {
+                Momentum::Share(share) => {
+                    mean.update_running_(&mut variance, batch, count, share)?;
+                }
+                Momentum::Mean => {
+                    // All of each difference, and then the share that is known to the device.
+                    let (mut batch_mean, mut batch_variance) = (mean.copied()?, variance.copied()?);
+                    batch_mean.update_running_(&mut batch_variance, batch, count, 1.0)?;
+                    let share = batches.to_dtype(mean.dtype())?.reciprocal()?;
+                    mean.add_(&batch_mean.sub(&mean)?.mul(&share)?)?;
+                    variance.add_(&batch_variance.sub(&variance)?.mul(&share)?)?;
+                }
+            }
+            self.mean.update(pass, mean);
+            self.variance.update(pass, variance);
+        }
+        self.batches.update(pass, batches);
+        Ok(())
+    }
 }
 
 impl BatchNorm {
@@ -39,17 +105,8 @@ impl BatchNorm {
     }
 
     fn without_parameters(device: &Device, channels: usize) -> Result<Self> {
-        let statistic = |value| Buffer::full(device, [channels], DType::F32, value);
-        Ok(BatchNorm {
-            weight: None,
-            bias: None,
-            channels,
-            running_mean: statistic(0.0)?,
-            running_var: statistic(1.0)?,
-            num_batches_tracked: Buffer::full(device, [], DType::I64, 0.0)?,
-            momentum: 0.1,
-            eps: 1e-5,
-        })
+        let (running, momentum) = (Some(Running::new(device, channels)?), Momentum::Share(0.1));
+        Ok(BatchNorm { weight: None, bias: None, channels, running, momentum, eps: 1e-5 })
     }
 
     fn forward(&self, op: &'static str, ranks: &[usize], pass: &Pass, input: Var) -> Result<Var> {
@@ -59,31 +116,22 @@ impl BatchNorm {
         }
         check_option("eps", self.eps, "[0, ∞)", |eps| eps >= 0.0)?;
         let [weight, bias] = optional([&self.weight, &self.bias], pass)?;
-        let [mut mean, mut variance] =
-            [&self.running_mean, &self.running_var].map(|buffer| buffer.current(pass));
-        if !pass.is_training() {
-            return Ok(input.batch_norm_fixed([&mean, &variance], weight, bias, self.eps)?);
+        if let (false, Some(running)) = (pass.is_training(), &self.running) {
+            let statistics = [&running.mean, &running.variance].map(|buffer| buffer.current(pass));
+            let [mean, variance] = &statistics;
+            return Ok(input.batch_norm_fixed([mean, variance], weight, bias, self.eps)?);
         }
-        let batches = self.num_batches_tracked.current(pass);
         let count = left.element_count() / left[1].max(1);
-        let (y, [batch_mean, batch_variance]) = input.batch_norm(weight, bias, self.eps)?;
+        let (y, [mean, variance]) = input.batch_norm(weight, bias, self.eps)?;
         // A recomputed segment updates the buffers only in its first run.
-        if !pass.is_recomputing() {
-            // A batch without elements has no statistics to move towards, and counts.
-            if count > 0 {
-                (mean, variance) = (mean.copied()?, variance.copied()?);
-                let batch = [&batch_mean, &batch_variance];
-                mean.update_running_(&mut variance, batch, count, self.momentum)?;
-                self.running_mean.update(pass, mean);
-                self.running_var.update(pass, variance);
-            }
-            self.num_batches_tracked.update(pass, batches.add_scalar(1.0)?);
+        if let (false, Some(running)) = (pass.is_recomputing(), &self.running) {
+            running.update(pass, [&mean, &variance], count, self.momentum)?;
         }
         Ok(y)
     }
 }
 
-parameters!(BatchNorm { weight, bias, running_mean, running_var, num_batches_tracked });
+parameters!(BatchNorm { weight, bias, running as "" });
 
 macro_rules! batch_norms {
     ($($(#[$doc:meta])* $name:ident, $op:literal, $ranks:expr, $shape:literal;)*) => {$(
@@ -130,7 +178,23 @@ macro_rules! batch_norms {
             /// This layer with another momentum of the running statistics: the share of the batch.
             #[must_use]
             pub fn with_momentum(mut self, momentum: f64) -> Self {
-                self.0.momentum = momentum;
+                self.0.momentum = Momentum::Share(momentum);
+                self
+            }
+
+            /// This layer with running statistics that are the means over all batches so far,
+            /// `momentum=None`.
+            #[must_use]
+            pub fn with_equal_batches(mut self) -> Self {
+                self.0.momentum = Momentum::Mean;
+                self
+            }
+
+            /// This layer without running statistics, `track_running_stats=False`: in evaluation
+            /// too the statistics are the batch's.
+            #[must_use]
+            pub fn without_running_statistics(mut self) -> Self {
+                self.0.running = None;
                 self
             }
         }

@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::fields::parameters;
 use crate::init;
 use crate::layers::border::Border;
+use crate::layers::weight_norm::Weighted;
 use crate::module::Module;
 use crate::optim::check_option;
 use crate::parameter::Parameter;
@@ -90,11 +91,25 @@ impl Module for Conv1d {
     /// # Shapes
     /// `input: [B, I, L] → [B, O, L']`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        self.forward_with(pass, self.weight.var(pass)?, input)
+    }
+}
+
+impl Weighted for Conv1d {
+    fn weight(&self) -> &Parameter {
+        &self.weight
+    }
+
+    fn weight_mut(&mut self) -> &mut Parameter {
+        &mut self.weight
+    }
+
+    fn forward_with(&self, pass: &Pass, weight: Var, input: Var) -> Result<Var> {
         let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
         let input = match &self.border {
             Some(border) => border.around(input)?,
             None => input,
         };
-        Ok(input.conv1d(self.weight.var(pass)?, bias, self.geometry)?)
+        Ok(input.conv1d(weight, bias, self.geometry)?)
     }
 }

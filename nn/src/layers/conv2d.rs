@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::fields::parameters;
 use crate::init;
 use crate::layers::border::Border;
+use crate::layers::weight_norm::Weighted;
 use crate::module::Module;
 use crate::optim::check_option;
 use crate::parameter::Parameter;
@@ -89,11 +90,25 @@ impl Module for Conv2d {
     /// # Shapes
     /// `input: [B, I, H, W] → [B, O, H', W']`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        self.forward_with(pass, self.weight.var(pass)?, input)
+    }
+}
+
+impl Weighted for Conv2d {
+    fn weight(&self) -> &Parameter {
+        &self.weight
+    }
+
+    fn weight_mut(&mut self) -> &mut Parameter {
+        &mut self.weight
+    }
+
+    fn forward_with(&self, pass: &Pass, weight: Var, input: Var) -> Result<Var> {
         let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
         let input = match &self.border {
             Some(border) => border.around(input)?,
             None => input,
         };
-        Ok(input.conv2d(self.weight.var(pass)?, bias, self.geometry)?)
+        Ok(input.conv2d(weight, bias, self.geometry)?)
     }
 }

@@ -7,6 +7,7 @@ use lowtide_tensor::{ConvTranspose2dGeometry, Device, RandomKey};
 use crate::error::Result;
 use crate::fields::parameters;
 use crate::init;
+use crate::layers::weight_norm::Weighted;
 use crate::module::Module;
 use crate::parameter::Parameter;
 
@@ -62,7 +63,21 @@ impl Module for ConvTranspose2d {
     /// # Shapes
     /// `input: [B, I, H, W] → [B, O, H', W']`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        self.forward_with(pass, self.weight.var(pass)?, input)
+    }
+}
+
+impl Weighted for ConvTranspose2d {
+    fn weight(&self) -> &Parameter {
+        &self.weight
+    }
+
+    fn weight_mut(&mut self) -> &mut Parameter {
+        &mut self.weight
+    }
+
+    fn forward_with(&self, pass: &Pass, weight: Var, input: Var) -> Result<Var> {
         let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
-        Ok(input.conv_transpose2d(self.weight.var(pass)?, bias, self.geometry)?)
+        Ok(input.conv_transpose2d(weight, bias, self.geometry)?)
     }
 }

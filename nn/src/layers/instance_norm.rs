@@ -9,10 +9,10 @@ use crate::layers::norm::optional;
 use crate::module::Module;
 use crate::parameter::Parameter;
 
-/// PyTorch's default for both layers.
+/// PyTorch's default for all layers.
 const EPS: f64 = 1e-5;
 
-/// What both layers do.
+/// What all layers do.
 #[derive(Clone, Debug)]
 struct InstanceNorm {
     weight: Option<Parameter>,
@@ -34,7 +34,7 @@ impl InstanceNorm {
     fn forward(&self, op: &'static str, rank: usize, pass: &Pass, input: Var) -> Result<Var> {
         let left = *input.shape();
         if left.len() != rank || left[1] != self.channels {
-            let mut right = [1; 4];
+            let mut right = [1; 5];
             right[1] = self.channels;
             return Err(TensorError::Shape { op, left, right: Shape::new(&right[..rank]) }.into());
         }
@@ -45,74 +45,63 @@ impl InstanceNorm {
 
 parameters!(InstanceNorm { weight, bias });
 
-/// Mean 0 and variance 1 over the positions of each channel of each sample,
-/// `torch.nn.InstanceNorm1d` (Ulyanov, Vedaldi and Lempitsky, "Instance normalization", 2016).
-/// There are no running statistics: evaluation does as training.
-#[derive(Clone, Debug)]
-pub struct InstanceNorm1d(InstanceNorm);
+macro_rules! instance_norms {
+    ($($(#[$doc:meta])* $name:ident, $op:literal, $rank:literal, $shape:literal;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// There are no running statistics: evaluation does as training.
+        #[derive(Clone, Debug)]
+        pub struct $name(InstanceNorm);
 
-/// Mean 0 and variance 1 over the places of each channel of each sample,
-/// `torch.nn.InstanceNorm2d`; else as [`InstanceNorm1d`].
-#[derive(Clone, Debug)]
-pub struct InstanceNorm2d(InstanceNorm);
+        impl $name {
+            /// A layer of `channels` channels without parameters, PyTorch's default; eps is 1e-5.
+            pub fn new(channels: usize) -> Self {
+                $name(InstanceNorm::new(channels))
+            }
 
-impl InstanceNorm1d {
-    /// A layer of `channels` channels without parameters, PyTorch's default; eps is 1e-5.
-    pub fn new(channels: usize) -> Self {
-        InstanceNorm1d(InstanceNorm::new(channels))
-    }
+            /// A layer with a weight of ones and a bias of zeros.
+            ///
+            /// # Errors
+            /// `OutOfMemory`.
+            pub fn affine(device: &Device, channels: usize) -> Result<Self> {
+                Ok($name(InstanceNorm::affine(device, channels)?))
+            }
 
-    /// A layer with a weight of ones and a bias of zeros.
-    ///
-    /// # Errors
-    /// `OutOfMemory`.
-    pub fn affine(device: &Device, channels: usize) -> Result<Self> {
-        Ok(InstanceNorm1d(InstanceNorm::affine(device, channels)?))
-    }
+            /// A layer with a weight of ones and without a bias.
+            ///
+            /// # Errors
+            /// `OutOfMemory`.
+            pub fn without_bias(device: &Device, channels: usize) -> Result<Self> {
+                Ok($name(InstanceNorm { bias: None, ..InstanceNorm::affine(device, channels)? }))
+            }
 
-    /// This layer with another `eps`, which is added to the variance.
-    #[must_use]
-    pub fn with_eps(self, eps: f64) -> Self {
-        InstanceNorm1d(InstanceNorm { eps, ..self.0 })
-    }
+            /// This layer with another `eps`, which is added to the variance.
+            #[must_use]
+            pub fn with_eps(self, eps: f64) -> Self {
+                $name(InstanceNorm { eps, ..self.0 })
+            }
+        }
+
+        parameters!($name { 0 as "" });
+
+        impl Module for $name {
+            /// # Shapes
+            #[doc = $shape]
+            fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+                self.0.forward($op, $rank, pass, input)
+            }
+        }
+    )*};
 }
 
-impl InstanceNorm2d {
-    /// A layer of `channels` channels without parameters, PyTorch's default; eps is 1e-5.
-    pub fn new(channels: usize) -> Self {
-        InstanceNorm2d(InstanceNorm::new(channels))
-    }
-
-    /// A layer with a weight of ones and a bias of zeros.
-    ///
-    /// # Errors
-    /// `OutOfMemory`.
-    pub fn affine(device: &Device, channels: usize) -> Result<Self> {
-        Ok(InstanceNorm2d(InstanceNorm::affine(device, channels)?))
-    }
-
-    /// This layer with another `eps`, which is added to the variance.
-    #[must_use]
-    pub fn with_eps(self, eps: f64) -> Self {
-        InstanceNorm2d(InstanceNorm { eps, ..self.0 })
-    }
-}
-
-parameters!(InstanceNorm1d { 0 as "" });
-parameters!(InstanceNorm2d { 0 as "" });
-
-impl Module for InstanceNorm1d {
-    /// # Shapes
-    /// `input: [N, C, L] → [N, C, L]`
-    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        self.0.forward("instance_norm1d", 3, pass, input)
-    }
-}
-
-impl Module for InstanceNorm2d {
-    /// # Shapes
-    /// `input: [N, C, H, W] → [N, C, H, W]`
-    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        self.0.forward("instance_norm2d", 4, pass, input)
-    }
+instance_norms! {
+    /// Mean 0 and variance 1 over the positions of each channel of each sample,
+    /// `torch.nn.InstanceNorm1d` (Ulyanov, Vedaldi and Lempitsky, "Instance normalization", 2016).
+    InstanceNorm1d, "instance_norm1d", 3, "`input: [N, C, L] → [N, C, L]`";
+    /// Mean 0 and variance 1 over the places of each channel of each sample,
+    /// `torch.nn.InstanceNorm2d`.
+    InstanceNorm2d, "instance_norm2d", 4, "`input: [N, C, H, W] → [N, C, H, W]`";
+    /// Mean 0 and variance 1 over the places of each channel of each sample,
+    /// `torch.nn.InstanceNorm3d`.
+    InstanceNorm3d, "instance_norm3d", 5, "`input: [N, C, D, H, W] → [N, C, D, H, W]`";
 }

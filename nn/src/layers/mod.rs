@@ -6,15 +6,18 @@
 
 pub(crate) mod activations;
 pub(crate) mod attention;
+pub(crate) mod attention_mask;
 pub(crate) mod batch_norm;
 mod border;
 pub(crate) mod conv1d;
 pub(crate) mod conv2d;
 pub(crate) mod conv_transpose1d;
 pub(crate) mod conv_transpose2d;
+pub(crate) mod conv_transpose3d;
 pub(crate) mod cross_attention;
 pub(crate) mod dropout;
 pub(crate) mod embedding;
+pub(crate) mod embedding_bag;
 pub(crate) mod flatten;
 pub(crate) mod instance_norm;
 pub(crate) mod linear;
@@ -29,3 +32,4 @@ pub(crate) mod sequential;
 pub(crate) mod transformer;
 pub(crate) mod transformer_stack;
 pub(crate) mod upsample;
+pub(crate) mod weight_norm;

@@ -10,7 +10,7 @@ use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::fields::parameters;
 use crate::init;
-use crate::layers::attention::key_padding_mask;
+use crate::layers::attention_mask::key_padding_mask;
 use crate::layers::dropout::Dropout;
 use crate::layers::embedding::Embedding;
 use crate::layers::linear::Linear;

@@ -74,6 +74,7 @@ fn resized_line(x: &[f64], to: usize, scale: f64, mode: ResizeMode) -> Vec<f64> 
         (-3..=last + 3).map(|place| at(place) * weight(middle - place as f64)).sum()
     };
     let of = |place: usize| match mode {
+        ResizeMode::Before => at((place as f64 * scale).floor() as i64),
         ResizeMode::Nearest => at(((place as f64 + 0.5) * scale).floor() as i64),
         ResizeMode::Linear(corners) => {
             sum(source(place, corners).max(0.0), &|distance| (1.0 - distance.abs()).max(0.0))

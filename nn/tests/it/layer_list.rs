@@ -7,15 +7,16 @@ use std::path::Path;
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_nn::{
     AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, AvgPool3d, BatchNorm1d,
-    BatchNorm2d, BatchNorm3d, Conv1d, Conv2d, Conv3d, Conv3dGeometry, ConvTranspose1d,
-    ConvTranspose2d, Directions, Dropout, ELU, Flatten, GELU, GLU, GroupNorm, Gru, Hardshrink,
-    Hardsigmoid, Hardswish, Hardtanh, HiddenActivation, InstanceNorm1d, InstanceNorm2d, LayerNorm,
-    LeakyReLU, Linear, LogSigmoid, LogSoftmax, Lstm, MaxPool1d, MaxPool2d, MaxPool3d, Mish, Module,
+    BatchNorm2d, BatchNorm3d, CellOptions, Conv1d, Conv2d, Conv3d, Conv3dGeometry, ConvTranspose1d,
+    ConvTranspose2d, ConvTranspose3d, ConvTranspose3dGeometry, Directions, Dropout, ELU, Flatten,
+    GELU, GLU, GroupNorm, Gru, GruCell, Hardshrink, Hardsigmoid, Hardswish, Hardtanh,
+    HiddenActivation, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d, LayerNorm, LeakyReLU, Linear,
+    LogSigmoid, LogSoftmax, Lstm, LstmCell, MaxPool1d, MaxPool2d, MaxPool3d, Mish, Module,
     MultiHeadAttention, MultiHeadOptions, NnResult as Result, NormPlace, PReLU, Pad,
-    Pool3dGeometry, ReLU, ReLU6, RecurrentOptions, RmsNorm, Rnn, RnnActivation, RotaryEmbedding,
-    RotaryPairs, SELU, Sequential, SiLU, Sigmoid, Softmax, Softmin, Softplus, Softshrink, Softsign,
-    Tanh, TanhGELU, Tanhshrink, Threshold, TransformerEncoder, TransformerEncoderLayer,
-    TransformerOptions, Upsample,
+    Pool3dGeometry, ReLU, ReLU6, RecurrentOptions, RmsNorm, Rnn, RnnActivation, RnnCell,
+    RotaryEmbedding, RotaryPairs, SELU, Sequential, SiLU, Sigmoid, Softmax, Softmin, Softplus,
+    Softshrink, Softsign, Tanh, TanhGELU, Tanhshrink, Threshold, TransformerEncoder,
+    TransformerEncoderLayer, TransformerOptions, Upsample, WeightNorm,
 };
 use lowtide_tensor::{
     AvgPool, Causal, Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry,
@@ -41,7 +42,8 @@ fn layer<M: Module + 'static>(
     input: impl Into<Vec<usize>>,
     output: impl Into<Vec<usize>>,
 ) -> Layer {
-    let kind = type_name::<M>().rsplit("::").next().expect("a name");
+    let name = type_name::<M>().split('<').next().expect("a name");
+    let kind = name.rsplit("::").next().expect("a name");
     Layer { kind, module: Box::new(module), input: input.into(), output: output.into() }
 }
 
@@ -103,6 +105,10 @@ fn convolutions(device: &Device) -> Result<Vec<Layer>> {
     let volume_walked = Conv3d::without_bias(device, KEY, [2, 4], [3, 3, 1], walked3d)?;
     let transposed1d = ConvTranspose1dGeometry { stride: 2, padding: 1, ..Default::default() };
     let transposed1d = ConvTranspose1d::new(device, KEY, [2, 4], 3, transposed1d)?;
+    let transposed3d =
+        ConvTranspose3dGeometry { stride: [2, 1, 1], padding: [1, 0, 0], ..Default::default() };
+    let transposed3d = ConvTranspose3d::new(device, KEY, [2, 4], [3, 1, 2], transposed3d)?;
+    let linear = Linear::new(device, KEY, 6, 4)?;
     let without_bias = Conv2d::without_bias(device, KEY, [2, 4], [1, 2], plain)?;
     let transposed = ConvTranspose2d::new(device, KEY, [2, 4], [3, 2], transposed)?;
     let transposed_without_bias =
@@ -120,6 +126,9 @@ fn convolutions(device: &Device) -> Result<Vec<Layer>> {
         layer(volume, [2, 2, 5, 4, 3], [2, 4, 4, 3, 2]),
         layer(volume_walked, [1, 2, 5, 4, 3], [1, 4, 2, 4, 3]),
         layer(transposed1d, [2, 2, 4], [2, 4, 7]),
+        layer(transposed3d, [1, 2, 3, 2, 2], [1, 4, 5, 2, 3]),
+        layer(WeightNorm::new(conv(grouped)?)?, [1, 2, 5, 4], [1, 4, 3, 3]),
+        layer(WeightNorm::along(linear, 1)?, [3, 6], [3, 4]),
         layer(transposed, [1, 2, 3, 2], [1, 4, 6, 3]),
         layer(transposed_without_bias, [1, 2, 3, 2], [1, 3, 3, 3]),
     ])
@@ -172,6 +181,10 @@ fn normalizations(device: &Device) -> Result<Vec<Layer>> {
         same(BatchNorm1d::without_bias(device, 3)?, [4, 3]),
         same(BatchNorm2d::without_parameters(device, 2)?, [2, 2, 3, 2]),
         same(BatchNorm3d::new(device, 2)?, [2, 2, 2, 3, 2]),
+        same(InstanceNorm2d::without_bias(device, 2)?, [2, 2, 3, 2]),
+        same(InstanceNorm3d::new(2), [2, 2, 2, 3, 2]),
+        same(BatchNorm2d::new(device, 2)?.without_running_statistics(), [2, 2, 3, 2]),
+        same(BatchNorm1d::new(device, 3)?.with_equal_batches(), [4, 3]),
         same(BatchNorm1d::new(device, 3)?, [4, 3]),
         same(BatchNorm1d::new(device, 3)?.with_eps(0.1), [2, 3, 4]),
         same(BatchNorm2d::new(device, 2)?, [2, 2, 3, 2]),
@@ -203,6 +216,8 @@ fn of_sequences(device: &Device) -> Result<Vec<Layer>> {
     let lstm = RecurrentOptions { layers: 2, ..RecurrentOptions::new(3, 3) };
     let unbiased = RecurrentOptions { bias: false, ..lstm };
     let rnn = |options, activation| Rnn::new(device, KEY, options, activation);
+    let cell = CellOptions::new(4, 2);
+    let added = MultiHeadOptions { learned_key: true, zero_key: true, ..grouped };
     let both = RecurrentOptions { directions: Directions::Both, ..RecurrentOptions::new(4, 2) };
     Ok(vec![
         same(attention(plain)?, [2, 3, 4]),
@@ -216,11 +231,16 @@ fn of_sequences(device: &Device) -> Result<Vec<Layer>> {
         same(TransformerEncoder::new(device, KEY, 2, options)?, [1, 2, 4]),
         same(attention(MultiHeadOptions { bias: false, ..plain })?, [2, 3, 4]),
         same(unbiased_encoder, [2, 3, 4]),
+        same(attention(added)?, [2, 3, 4]),
+        layer(LstmCell::new(device, KEY, cell)?, [3, 4], [3, 2]),
+        layer(GruCell::new(device, KEY, cell)?, [3, 4], [3, 2]),
+        layer(RnnCell::new(device, KEY, cell, RnnActivation::Tanh)?, [3, 4], [3, 2]),
         same(Lstm::new(device, KEY, unbiased)?, [2, 4, 3]),
         same(Gru::new(device, KEY, unbiased)?, [2, 4, 3]),
         same(rnn(lstm, RnnActivation::Tanh)?, [2, 4, 3]),
         same(rnn(unbiased, RnnActivation::Tanh)?, [2, 4, 3]),
         same(rnn(both, RnnActivation::Relu)?, [1, 3, 4]),
+        layer(Lstm::with_projection(device, KEY, lstm, 2)?, [2, 4, 3], [2, 4, 2]),
         same(Lstm::new(device, KEY, lstm)?, [2, 4, 3]),
         same(Lstm::new(device, KEY, both)?, [1, 3, 4]),
         same(Gru::new(device, KEY, lstm)?, [2, 4, 3]),
@@ -275,7 +295,8 @@ fn the_list_names_every_layer() -> std::result::Result<(), Box<dyn std::error::E
             }
             let text = std::fs::read_to_string(path)?;
             let name = |line: &str| {
-                Some(line.strip_prefix("impl Module for ")?.split([' ', '<']).next()?.to_owned())
+                let (_, kind) = line.strip_prefix("impl")?.split_once(" Module for ")?;
+                Some(kind.split([' ', '<']).next()?.to_owned())
             };
             written.extend(text.lines().filter_map(name));
             // Those that a macro stamps, `NAME(x) formula;` or `NAME, "op", ..;`.
@@ -287,8 +308,8 @@ fn the_list_names_every_layer() -> std::result::Result<(), Box<dyn std::error::E
             written.extend(text.lines().filter_map(stamped));
         }
     }
-    // Its input is an index; the gradient of its table is that of every language model.
-    assert!(written.remove("Embedding"));
+    // Their input is an index; the gradient of the table is that of every language model.
+    assert!(written.remove("Embedding") && written.remove("EmbeddingBag"));
     let device = cpu();
     let mut listed: BTreeSet<String> =
         all(&device)?.iter().map(|layer| layer.kind.to_owned()).collect();

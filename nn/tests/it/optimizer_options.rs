@@ -3,7 +3,8 @@
 use lowtide_allocator::Category;
 use lowtide_autograd::{Attempt, Gradients, Pass};
 use lowtide_nn::optim::{
-    Adam, AdamOptions, Optimizer, Scheduled, Sgd, SgdOptions, Stateful, clip_norm, clip_value,
+    Adam, AdamOptions, Ascending, Optimizer, Scheduled, Sgd, SgdOptions, Stateful, clip_norm,
+    clip_value,
 };
 use lowtide_nn::{Linear, Module, NnError, Parameters, Schedule, Sequential};
 use lowtide_tensor::{DType, Tensor};
@@ -155,5 +156,34 @@ fn a_gradient_of_a_frozen_parameter_is_not_used() -> Outcome {
     optimizer.prepare(&mut model, gradients)?.commit()?;
     assert_eq!(all_bits(&mut model), before);
     assert_eq!(model.0[0].value().dtype(), DType::F64);
+    Ok(())
+}
+
+#[test]
+fn an_ascending_optimizer_gets_the_negatives_of_the_gradients() -> Outcome {
+    let device = cpu();
+    for (name, optimizer) in optimizers() {
+        let (mut up, mut down) = (Ascending(optimizer.clone()), optimizer);
+        let (mut one, mut other) = (Pair::new(&device), Pair::new(&device));
+        for step in 0..3 {
+            let gradients = |model: &Pair, sign: f64| -> Result<Gradients, NnError> {
+                let a = f64s(&device, &format!("a{step}"), [2, 3]).mul_scalar(sign)?;
+                // Of a mean: one number for all elements.
+                let b = Tensor::full(&device, [], DType::F64, 0.5 * sign)?.expand([5])?;
+                let mut gradients = Gradients::default();
+                gradients.insert(model.0[0].id(), a);
+                gradients.insert(model.0[1].id(), b);
+                Ok(gradients)
+            };
+            let (of_one, of_other) = (gradients(&one, 1.0)?, gradients(&other, -1.0)?);
+            up.prepare(&mut one, of_one)?.commit()?;
+            down.prepare(&mut other, of_other)?.commit()?;
+            assert_eq!(all_bits(&mut one), all_bits(&mut other), "{name}, step {step}");
+        }
+        assert_eq!(up.steps(), 3);
+        assert!(!up.can_fuse(), "{name}");
+        let states = up.state(&mut one)?.tensors;
+        assert_eq!(states.len(), down.state(&mut other)?.tensors.len(), "{name}");
+    }
     Ok(())
 }

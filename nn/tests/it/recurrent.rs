@@ -2,8 +2,8 @@
 
 use lowtide_autograd::{Attempt, AutogradError, Pass, Var, check};
 use lowtide_nn::{
-    Directions, Gru, Lstm, LstmState, Module, NnError, NnResult as Result, Parameters,
-    RecurrentOptions,
+    CellOptions, Directions, Gru, GruCell, Lstm, LstmCell, LstmState, Module, NnError,
+    NnResult as Result, Parameters, RecurrentOptions, Rnn, RnnActivation, RnnCell,
 };
 use lowtide_tensor::{DType, Tensor, TensorError};
 
@@ -201,6 +201,140 @@ fn half_types_give_what_f32_does_within_their_rounding() -> Outcome {
             assert!(error <= TOLERANCE * expected.abs().max(1.0), "{found} {expected}");
         }
         assert_eq!(found[1].len(), expected[1].len());
+    }
+    Ok(())
+}
+
+/// Gives one model the values of another's parameters, which are called as they are with `_l0`.
+fn copy_from_layer(cell: &mut dyn Parameters, layer: &mut dyn Parameters) {
+    let mut all = std::collections::BTreeMap::new();
+    layer.visit(&mut |name, parameter| {
+        all.insert(name.replace("_l0", ""), parameter.value().clone());
+    });
+    cell.visit(&mut |name, parameter| *parameter.value_mut() = all[name].clone());
+}
+
+#[test]
+fn cells_step_as_layers_walk() -> Outcome {
+    let (device, pass) = (cpu(), Pass::eval());
+    let one_layer = RecurrentOptions { layers: 1, ..TWO_LAYERS };
+    let x = f64s(&device, "x", [2, 5, 3]);
+    let step = |at| x.select(1, at).map(|x| pass.constant(x));
+    for bias in [true, false] {
+        let (options, cell) = (
+            RecurrentOptions { bias, ..one_layer },
+            CellOptions { bias, ..CellOptions::new(3, 2) },
+        );
+        let mut layer = prepared(Lstm::new(&device, KEY, options)?);
+        let mut lstm = LstmCell::new(&device, KEY, cell)?;
+        copy_from_layer(&mut lstm, &mut layer);
+        let (y, ends) = layer.run(&pass, pass.constant(x.clone()), None)?;
+        let mut state = None;
+        for at in 0..5 {
+            let now = lstm.step(&pass, step(at)?, state.take())?;
+            assert_eq!(values(&now[0]), values(&y.clone().select(1, at)?.contiguous()?));
+            state = Some(now);
+        }
+        let [_, c] = state.expect("five steps");
+        assert_eq!(values(&c), values(&ends.c));
+
+        let mut layer = prepared(Gru::new(&device, KEY, options)?);
+        let mut gru = GruCell::new(&device, KEY, cell)?;
+        copy_from_layer(&mut gru, &mut layer);
+        let (y, _) = layer.run(&pass, pass.constant(x.clone()), None)?;
+        let mut state = None;
+        for at in 0..5 {
+            let now = gru.step(&pass, step(at)?, state.take())?;
+            assert_eq!(values(&now), values(&y.clone().select(1, at)?.contiguous()?));
+            state = Some(now);
+        }
+
+        for activation in [RnnActivation::Tanh, RnnActivation::Relu] {
+            let mut layer = prepared(Rnn::new(&device, KEY, options, activation)?);
+            let mut rnn = RnnCell::new(&device, KEY, cell, activation)?;
+            copy_from_layer(&mut rnn, &mut layer);
+            let (y, _) = layer.run(&pass, pass.constant(x.clone()), None)?;
+            let mut state = None;
+            for at in 0..5 {
+                let now = rnn.step(&pass, step(at)?, state.take())?;
+                assert_eq!(values(&now), values(&y.clone().select(1, at)?.contiguous()?));
+                state = Some(now);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn cells_have_pytorchs_names_and_refuse_what_does_not_fit() -> Outcome {
+    let (device, pass) = (cpu(), Pass::eval());
+    let mut cell = prepared(LstmCell::new(&device, KEY, CellOptions::new(3, 2))?);
+    assert_eq!(names(&mut cell), ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]);
+    let var = |shape: [usize; 2]| pass.constant(f64s(&device, "x", shape));
+    let x = || var([4, 3]);
+    let state = |shape| Some([var([4, 2]), var(shape)]);
+    assert!(cell.step(&pass, x(), state([4, 2])).is_ok());
+    assert!(cell.step(&pass, x(), state([4, 3])).is_err());
+    assert!(cell.step(&pass, x(), state([3, 2])).is_err());
+    assert!(cell.step(&pass, var([4, 2]), None).is_err());
+    assert!(cell.step(&pass, x().select(0, 0)?, None).is_err());
+    let narrow = var([4, 2]).to_dtype(DType::F32)?;
+    assert!(cell.step(&pass, x(), Some([narrow, var([4, 2])])).is_err());
+    Ok(())
+}
+
+#[test]
+fn projected_states_are_the_cells_times_the_projection() -> Outcome {
+    let (device, pass) = (cpu(), Pass::eval());
+    let options = RecurrentOptions { directions: Directions::Both, hidden: 4, ..TWO_LAYERS };
+    let mut layer = prepared(Lstm::with_projection(&device, KEY, options, 2)?);
+    let mut shapes = Vec::new();
+    layer.visit(&mut |name, parameter| {
+        shapes.push((name.to_owned(), parameter.value().shape().to_vec()));
+    });
+    let shape = |name: &str| &shapes.iter().find(|(own, _)| own == name).expect(name).1[..];
+    assert_eq!(shape("weight_hh_l0_reverse"), [16, 2]);
+    assert_eq!(shape("weight_hr_l0"), [2, 4]);
+    assert_eq!(shape("weight_ih_l1"), [16, 4]);
+    let x = f64s(&device, "x", [2, 5, 3]);
+    let (y, ends) = layer.run(&pass, pass.constant(x.clone()), None)?;
+    assert_eq!(y.shape()[..], [2, 5, 4]);
+    assert_eq!([ends.h.shape()[..].to_vec(), ends.c.shape()[..].to_vec()], [[4, 2, 2], [4, 2, 4]]);
+
+    // A sequence in two parts is the whole, forward.
+    let forward = RecurrentOptions { directions: Directions::Forward, ..options };
+    let layer = prepared(Lstm::with_projection(&device, KEY, forward, 2)?);
+    let part = |start, len| x.narrow(1, start, len).map(|x| pass.constant(x));
+    let (whole, ends) = layer.run(&pass, part(0, 5)?, None)?;
+    let (first, middle) = layer.run(&pass, part(0, 2)?, None)?;
+    let (second, last) = layer.run(&pass, part(2, 3)?, Some(middle))?;
+    assert_eq!(joined([&first, &second])?, values(&whole));
+    assert_eq!([values(&last.h), values(&last.c)], [values(&ends.h), values(&ends.c)]);
+
+    // One step from zeros: what a cell without a projection gives, times the projection.
+    let single = RecurrentOptions { layers: 1, ..forward };
+    let mut layer = prepared(Lstm::with_projection(&device, KEY, single, 2)?);
+    let mut projection = None;
+    let mut plain = prepared(Lstm::new(&device, KEY, single)?);
+    let mut all = std::collections::BTreeMap::new();
+    layer.visit(&mut |name, parameter| match name {
+        "weight_hr_l0" => projection = Some(parameter.value().clone()),
+        _ => drop(all.insert(name.to_owned(), parameter.value().clone())),
+    });
+    plain.visit(&mut |name, parameter| match name {
+        // Of the state before, which is zeros.
+        "weight_hh_l0" => {}
+        _ => *parameter.value_mut() = all[name].clone(),
+    });
+    let (y, _) = layer.run(&pass, part(0, 1)?, None)?;
+    let (h, _) = plain.run(&pass, part(0, 1)?, None)?;
+    let projected = h.linear(pass.constant(projection.expect("a projection")), None)?;
+    for (a, b) in values(&y).iter().zip(values(&projected)) {
+        assert!((a - b).abs() < 1e-12, "{a}, not {b}");
+    }
+    for wrong in [0, 4, 5] {
+        let error = Lstm::with_projection(&device, KEY, options, wrong).err();
+        assert!(matches!(error, Some(NnError::Option { .. })), "{wrong}");
     }
     Ok(())
 }

@@ -6,13 +6,15 @@ use lowtide_nn::models::{
     ResNetShape, UNet, UNetShape, ViT, ViTShape,
 };
 use lowtide_nn::{
-    AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, BatchNorm2d, Conv1d, Conv2d,
-    ConvTranspose2d, Dropout, ELU, Embedding, Flatten, GELU, GLU, GroupNorm, Gru, Hardshrink,
-    Hardsigmoid, Hardswish, Hardtanh, LayerNorm, LeakyReLU, Linear, LogSigmoid, LogSoftmax, Lstm,
-    MaxPool1d, MaxPool2d, Mish, Module, MultiHeadAttention, MultiHeadOptions, NnResult as Result,
-    PReLU, Parameter, Parameters, ReLU, ReLU6, RecurrentOptions, RmsNorm, SELU, SiLU, Sigmoid,
-    Softmax, Softmin, Softplus, Softshrink, Softsign, Tanh, TanhGELU, Tanhshrink, Threshold,
-    TransformerDecoderLayer, TransformerEncoderLayer, TransformerOptions, Upsample, cross_entropy,
+    AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, BagOptions, BagReduction,
+    BatchNorm2d, CellOptions, Conv1d, Conv2d, ConvTranspose2d, ConvTranspose3d,
+    ConvTranspose3dGeometry, Dropout, ELU, Embedding, EmbeddingBag, Flatten, GELU, GLU, GroupNorm,
+    Gru, GruCell, Hardshrink, Hardsigmoid, Hardswish, Hardtanh, LayerNorm, LeakyReLU, Linear,
+    LogSigmoid, LogSoftmax, Lstm, LstmCell, MaxPool1d, MaxPool2d, Mish, Module, MultiHeadAttention,
+    MultiHeadOptions, NnResult as Result, PReLU, Parameter, Parameters, ReLU, ReLU6,
+    RecurrentOptions, RmsNorm, RnnActivation, RnnCell, SELU, SiLU, Sigmoid, Softmax, Softmin,
+    Softplus, Softshrink, Softsign, Tanh, TanhGELU, Tanhshrink, Threshold, TransformerDecoderLayer,
+    TransformerEncoderLayer, TransformerOptions, Upsample, WeightNorm, cross_entropy,
     kl_divergence, mse,
 };
 use lowtide_tensor::{
@@ -54,7 +56,21 @@ fn simple_layer(device: &Device, name: &str) -> Result<(Box<dyn Module>, Vec<usi
         "ConvTranspose2d" => {
             (Box::new(ConvTranspose2d::new(device, KEY, [16, 8], [2, 2], doubled)?), image())
         }
+        "ConvTranspose3d" => {
+            let doubled = ConvTranspose3dGeometry { stride: [2; 3], ..Default::default() };
+            let layer = ConvTranspose3d::new(device, KEY, [16, 8], [2; 3], doubled)?;
+            (Box::new(layer), vec![2, 16, 6, 8, 8])
+        }
+        "WeightNorm" => {
+            (Box::new(WeightNorm::new(Linear::new(device, KEY, 100, 50)?)?), vec![64, 100])
+        }
         "Embedding" => (Box::new(Embedding::new(device, KEY, 100, 32)?), vec![8, 64]),
+        "EmbeddingBag, mean" | "EmbeddingBag, max" => {
+            let mean = name.ends_with("mean");
+            let reduction = if mean { BagReduction::Mean } else { BagReduction::Max };
+            let options = BagOptions { reduction, padding: None };
+            (Box::new(EmbeddingBag::new(device, KEY, [100, 32], options)?), vec![8, 64])
+        }
         "BatchNorm2d" => (Box::new(BatchNorm2d::new(device, 16)?), image()),
         "LayerNorm" => (Box::new(LayerNorm::new(device, &[64])?), sequence()),
         "RmsNorm" => (Box::new(RmsNorm::new(device, &[64])?), sequence()),
@@ -112,6 +128,7 @@ fn compound_layer(device: &Device, name: &str) -> Result<(Box<dyn Module>, Vec<u
     let sequence = vec![8, 32, 64];
     let options = TransformerOptions { hidden: 256, ..TransformerOptions::new(64, 4) };
     let recurrent = RecurrentOptions { layers: 2, ..RecurrentOptions::new(64, 32) };
+    let cell = CellOptions::new(64, 32);
     let scores = vec![64, 100];
     let labels = Tensor::zeros(device, [64], DType::I64)?;
     let target = Tensor::zeros(device, [64, 100], DType::F32)?;
@@ -119,6 +136,11 @@ fn compound_layer(device: &Device, name: &str) -> Result<(Box<dyn Module>, Vec<u
     Ok(match name {
         "MultiHeadAttention" => {
             let options = MultiHeadOptions::new(64, 4);
+            (Box::new(MultiHeadAttention::new(device, KEY, options)?), sequence)
+        }
+        "MultiHeadAttention, keys added" => {
+            let options = MultiHeadOptions::new(64, 4);
+            let options = MultiHeadOptions { learned_key: true, zero_key: true, ..options };
             (Box::new(MultiHeadAttention::new(device, KEY, options)?), sequence)
         }
         "TransformerEncoderLayer" => {
@@ -129,6 +151,14 @@ fn compound_layer(device: &Device, name: &str) -> Result<(Box<dyn Module>, Vec<u
             (of(move |pass, x| layer.decode(pass, x.clone(), x, [None, None])), sequence)
         }
         "Lstm" => (Box::new(Lstm::new(device, KEY, recurrent)?), sequence),
+        "Lstm, projected" => {
+            (Box::new(Lstm::with_projection(device, KEY, recurrent, 8)?), sequence)
+        }
+        "LstmCell" => (Box::new(LstmCell::new(device, KEY, cell)?), vec![256, 64]),
+        "GruCell" => (Box::new(GruCell::new(device, KEY, cell)?), vec![256, 64]),
+        "RnnCell" => {
+            (Box::new(RnnCell::new(device, KEY, cell, RnnActivation::Tanh)?), vec![256, 64])
+        }
         "Gru" => (Box::new(Gru::new(device, KEY, recurrent)?), sequence),
         "cross_entropy" => (of(move |_, x| sum(cross_entropy(x, &labels))), scores),
         "mse" => (of(move |_, x| sum(mse(x, &target))), scores),
@@ -180,7 +210,8 @@ fn saved_bytes(name: &str) -> Result<usize> {
     let before = live();
     let attempt = Attempt::new();
     let pass = Pass::train(KEY, &attempt);
-    let takes_tokens = matches!(name, "Embedding" | "Gpt" | "LstmModel");
+    let takes_tokens = ["Embedding", "EmbeddingBag, mean", "EmbeddingBag, max", "Gpt", "LstmModel"];
+    let takes_tokens = takes_tokens.contains(&name);
     let x = if takes_tokens {
         pass.constant(Tensor::zeros(&device, &shape[..], DType::I64)?)
     } else {

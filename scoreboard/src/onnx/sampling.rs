@@ -52,8 +52,5 @@ fn grid_sample(node: &NodeCall<'_>) -> Result<Vec<Output>> {
     };
     let is_aligned = node.flag("align_corners")?.unwrap_or(false);
     let corners = if is_aligned { Corners::Aligned } else { Corners::Centers };
-    if x.shape().len() == 5 {
-        return node.no_form("points of volumes");
-    }
     one(lowtide_nn::grid_sample(x, grid, GridOptions { mode, padding, corners })?)
 }

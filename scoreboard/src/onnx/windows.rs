@@ -2,6 +2,7 @@
 //! pooling does not take, is put around the input before.
 
 use lowtide_autograd::Var;
+use lowtide_nn::{ConvTranspose3dGeometry, conv_transpose3d};
 use lowtide_tensor::{
     AvgPool, Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry, ConvTranspose2dGeometry,
     DType, Divisor, MaxPool, PadMode, Pool2dGeometry, SizeRounding, Tensor,
@@ -333,7 +334,14 @@ fn conv_transpose(node: &NodeCall<'_>) -> Result<Vec<Output>> {
                 ConvTranspose2dGeometry { stride, padding, output_padding, dilation, groups };
             x.conv_transpose2d(w, b.clone(), geometry)?
         }
-        _ => return node.no_form("volumes"),
+        (&[s0, s1, s2], &[d0, d1, d2]) => {
+            let (stride, dilation) = ([s0, s1, s2], [d0, d1, d2]);
+            let (padding, output_padding) = ([0; 3], [0; 3]);
+            let geometry =
+                ConvTranspose3dGeometry { stride, padding, output_padding, dilation, groups };
+            conv_transpose3d(x, w, b.clone(), geometry)?
+        }
+        _ => return node.no_form("more than three dimensions of places"),
     };
     let pads: Vec<[isize; 2]> = cuts.iter().map(|cut| cut.map(|amount| -amount)).collect();
     if b.is_some() && pads.iter().flatten().any(|&amount| amount > 0) {

@@ -38,7 +38,8 @@ macro_rules! comparisons {
 
 pub(super) const OF_ONE: Family = of_one! {
     "abs" abs "acos" acos "acosh" acosh "asin" asin "asinh" asinh "atan" atan "atanh" atanh
-    "ceil" ceil "cos" cos "cosh" cosh "erf" erf "erfc" erfc "frac" frac "sgn" sign "exp" exp
+    "ceil" ceil "cos" cos "cosh" cosh "digamma" digamma "erf" erf "erfc" erfc "erfinv" erfinv
+    "lgamma" lgamma "frac" frac "sgn" sign "exp" exp
     "exp2" exp2 "expm1" expm1 "floor" floor "log" log "log10" log10 "log1p" log1p "log2" log2
     "neg" neg "reciprocal" reciprocal "round" round "rsqrt" rsqrt "sigmoid" sigmoid "sign" sign
     "sin" sin "sinh" sinh "sqrt" sqrt "tan" tan "tanh" tanh "trunc" trunc

@@ -3,31 +3,22 @@
 
 use lowtide_autograd::Var;
 use lowtide_nn::{
-    Conv3dGeometry, GridMode, GridOptions, GridPadding, MaxPool3dOptions, Pool3dGeometry,
-    ResizeMode, Sizes, adaptive_avg_pool3d, adaptive_max_pool3d, avg_pool3d, channel_shuffle,
-    conv3d, grid_sample, max_pool3d, pixel_shuffle, pixel_unshuffle, resize,
+    Conv3dGeometry, ConvTranspose3dGeometry, GridMode, GridOptions, GridPadding, MaxPool3dOptions,
+    Pool3dGeometry, ResizeMode, Sizes, adaptive_avg_pool3d, adaptive_max_pool3d,
+    adaptive_max_pool3d_with_places, avg_pool3d, channel_shuffle, conv_transpose3d, conv3d,
+    grid_sample, max_pool3d, max_pool3d_with_places, max_unpool, pixel_shuffle, pixel_unshuffle,
+    resize,
 };
 use lowtide_tensor::{Corners, PadMode};
 
-use super::windows::{averages, batched, rounding, unbatched};
+use super::windows::{averages, batched, rounding, unbatched, with_places};
 use super::{Family, INPUT};
 use crate::call::{At, Call, Output, Result, Stop, at, named, no_form, no_such, one};
 use crate::outcome::Reason;
 
 pub(super) const OPS: Family = &[
-    ("grid_sampler_2d", |call| {
-        let modes = [GridMode::Bilinear, GridMode::Nearest, GridMode::Bicubic];
-        let paddings = [GridPadding::Zeros, GridPadding::Border, GridPadding::Reflection];
-        let index = |at: At| -> Result<usize> { Ok(call.count(at)?.unwrap_or_default()) };
-        let (mode, padding) = (index(at(2, "interpolation_mode"))?, index(at(3, "padding_mode"))?);
-        let (Some(&mode), Some(&padding)) = (modes.get(mode), paddings.get(padding)) else {
-            return no_such(call, "mode");
-        };
-        sampled(
-            call,
-            GridOptions { mode, padding, corners: corners(call, at(4, "align_corners"))? },
-        )
-    }),
+    ("grid_sampler_2d", by_number),
+    ("grid_sampler_3d", by_number),
     ("nn.functional.adaptive_avg_pool3d", |call| {
         let (x, is_batch) = batched(call, 4)?;
         let size = adaptive_size(call, &x)?;
@@ -36,8 +27,11 @@ pub(super) const OPS: Family = &[
     ("nn.functional.adaptive_max_pool3d", |call| {
         let (x, is_batch) = batched(call, 4)?;
         let size = adaptive_size(call, &x)?;
-        without_places(call, at(2, "return_indices"))?;
-        unbatched(adaptive_max_pool3d(x, size)?, is_batch)
+        if !call.flag(at(2, "return_indices"))?.unwrap_or(false) {
+            return unbatched(adaptive_max_pool3d(x, size)?, is_batch);
+        }
+        let (y, places) = adaptive_max_pool3d_with_places(x, size)?;
+        with_places(y, places, is_batch)
     }),
     ("nn.functional.avg_pool3d", |call| {
         let (x, is_batch) = batched(call, 4)?;
@@ -63,6 +57,23 @@ pub(super) const OPS: Family = &[
             groups: call.count(at(6, "groups"))?.unwrap_or(1),
         };
         unbatched(conv3d(x, w, b, geometry)?, is_batch)
+    }),
+    ("nn.functional.conv_transpose3d", |call| {
+        let (x, is_batch) = batched(call, 4)?;
+        let (w, b) = (call.var(at(1, "weight"))?, call.optional_var(at(2, "bias"))?);
+        let geometry = ConvTranspose3dGeometry {
+            stride: triple(call, at(3, "stride"), 1)?,
+            padding: triple(call, at(4, "padding"), 0)?,
+            output_padding: triple(call, at(5, "output_padding"), 0)?,
+            groups: call.count(at(6, "groups"))?.unwrap_or(1),
+            dilation: triple(call, at(7, "dilation"), 1)?,
+        };
+        let [more, stride, dilation] =
+            [geometry.output_padding, geometry.stride, geometry.dilation];
+        if (0..3).any(|i| (stride[i]..dilation[i]).contains(&more[i])) {
+            return no_form("an output padding that is only less than the dilation");
+        }
+        unbatched(conv_transpose3d(x, w, b, geometry)?, is_batch)
     }),
     ("nn.functional.grid_sample", |call| {
         let mode = match call.text(at(2, "mode"))? {
@@ -94,10 +105,19 @@ pub(super) const OPS: Family = &[
         let (x, is_batch) = batched(call, 4)?;
         let window = pool3d(call)?;
         let dilation = triple(call, at(4, "dilation"), 1)?;
-        without_places(call, at(6, "return_indices"))?;
         let options = MaxPool3dOptions { dilation, rounding: rounding(call, at(5, "ceil_mode"))? };
-        unbatched(max_pool3d(x, window, options)?, is_batch)
+        if !call.flag(at(6, "return_indices"))?.unwrap_or(false) {
+            return unbatched(max_pool3d(x, window, options)?, is_batch);
+        }
+        let (y, places) = max_pool3d_with_places(x, window, options)?;
+        with_places(y, places, is_batch)
     }),
+    ("nn.functional.max_unpool1d", |call| unpooled(call, 1)),
+    ("nn.functional.max_unpool1d/grad", |call| unpooled(call, 1)),
+    ("nn.functional.max_unpool2d", |call| unpooled(call, 2)),
+    ("nn.functional.max_unpool2d/grad", |call| unpooled(call, 2)),
+    ("nn.functional.max_unpool3d", |call| unpooled(call, 3)),
+    ("nn.functional.max_unpool3d/grad", |call| unpooled(call, 3)),
     ("nn.functional.pixel_shuffle", |call| {
         let factor = call.count(at(1, "upscale_factor"))?.unwrap_or(1);
         one(pixel_shuffle(call.var(INPUT)?, factor)?)
@@ -107,6 +127,18 @@ pub(super) const OPS: Family = &[
         one(pixel_unshuffle(call.var(INPUT)?, factor)?)
     }),
 ];
+
+/// A sample whose choices are numbers.
+fn by_number(call: &Call<'_>) -> Result<Vec<Output>> {
+    let modes = [GridMode::Bilinear, GridMode::Nearest, GridMode::Bicubic];
+    let paddings = [GridPadding::Zeros, GridPadding::Border, GridPadding::Reflection];
+    let index = |at: At| -> Result<usize> { Ok(call.count(at)?.unwrap_or_default()) };
+    let (mode, padding) = (index(at(2, "interpolation_mode"))?, index(at(3, "padding_mode"))?);
+    let (Some(&mode), Some(&padding)) = (modes.get(mode), paddings.get(padding)) else {
+        return no_such(call, "mode");
+    };
+    sampled(call, GridOptions { mode, padding, corners: corners(call, at(4, "align_corners"))? })
+}
 
 /// Three numbers of things, of which one may stand for all.
 pub(super) fn triple(call: &Call<'_>, at: At, default: usize) -> Result<[usize; 3]> {
@@ -127,12 +159,40 @@ fn pool3d(call: &Call<'_>) -> Result<Pool3dGeometry> {
     Ok(Pool3dGeometry { kernel, stride, padding: triple(call, at(3, "padding"), 0)? })
 }
 
-/// `Ok` unless places are asked for.
-fn without_places(call: &Call<'_>, at: At) -> Result<()> {
-    match call.flag(at)?.unwrap_or(false) {
-        true => Err(Stop::NotApplicable(Reason::Argument, "return_indices".to_owned())),
-        false => Ok(()),
+/// Values back in their places; the size is what windows cover that fit, unless it is said.
+fn unpooled(call: &Call<'_>, rank: usize) -> Result<Vec<Output>> {
+    let (x, is_batch) = batched(call, rank + 1)?;
+    let places = call.constant(at(1, "indices"))?;
+    let places = if is_batch { places } else { places.unsqueeze(0)? };
+    if x.shape().len() != rank + 2 {
+        // An error of lowtide's, for another number of dimensions.
+        return one(max_unpool(x, &places, &vec![1; rank])?);
     }
+    let each = |at: At, default: &[usize]| -> Result<Vec<usize>> {
+        Ok(match call.counts(at)? {
+            None => default.to_vec(),
+            Some(all) if all.len() == 1 => vec![all[0]; rank],
+            Some(all) => all,
+        })
+    };
+    let kernel = each(at(2, "kernel_size"), &vec![1; rank])?;
+    let stride = each(at(3, "stride"), &kernel)?;
+    let padding = each(at(4, "padding"), &vec![0; rank])?;
+    if stride.contains(&0) {
+        return no_such(call, "stride");
+    }
+    let size = match call.counts(at(5, "output_size"))? {
+        Some(size) => size[size.len().saturating_sub(rank)..].to_vec(),
+        None => {
+            let from = x.shape()[2..].iter().zip(kernel.iter().zip(stride.iter().zip(&padding)));
+            let len = |(out, (kernel, (stride, padding))): (&usize, _)| {
+                let (kernel, stride, padding): (&usize, &usize, &usize) = (kernel, stride, padding);
+                (out.saturating_sub(1) * stride + kernel).saturating_sub(2 * padding)
+            };
+            from.map(len).collect()
+        }
+    };
+    unbatched(max_unpool(x, &places, &size)?, is_batch)
 }
 
 /// How many windows, the input's own size where `None` is said.
@@ -179,9 +239,6 @@ fn corners(call: &Call<'_>, at: At) -> Result<Corners> {
 
 fn sampled(call: &Call<'_>, options: GridOptions) -> Result<Vec<Output>> {
     let (x, grid) = (call.var(INPUT)?, call.var(at(1, "grid"))?);
-    if x.shape().len() == 5 {
-        return no_form("points of volumes");
-    }
     one(grid_sample(x, grid, options)?)
 }
 
@@ -190,7 +247,7 @@ fn linear(call: &Call<'_>) -> Result<Vec<Output>> {
     resized(call, ResizeMode::Linear(corners))
 }
 
-fn resized(call: &Call<'_>, mode: ResizeMode) -> Result<Vec<Output>> {
+pub(super) fn resized(call: &Call<'_>, mode: ResizeMode) -> Result<Vec<Output>> {
     let x = call.var(INPUT)?;
     call.text(at(3, "mode"))?;
     if call.flag(named("antialias"))?.unwrap_or(false) {

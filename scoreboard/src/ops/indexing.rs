@@ -1,5 +1,6 @@
 //! Elements chosen by indices, sent to them, or found by their values.
 
+use lowtide_nn::{BagOptions, BagReduction, Bags, embedding_bag};
 use lowtide_tensor::{DType, Tensor};
 
 use super::reductions::axis;
@@ -43,6 +44,34 @@ pub(super) const OPS: Family = &[
     }),
     ("nn.functional.embedding", |call| {
         one(call.var(at(0, "weight"))?.embedding(&index(call, at(1, "input"))?)?)
+    }),
+    ("nn.functional.embedding_bag", |call| {
+        let table = call.var(at(0, "weight"))?;
+        let index = index(call, at(1, "input"))?;
+        let options = BagOptions {
+            reduction: match call.text(named("mode"))? {
+                Some("sum") => BagReduction::Sum,
+                None | Some("mean") => BagReduction::Mean,
+                Some("max") => BagReduction::Max,
+                Some(_) => return no_such(call, "mode"),
+            },
+            padding: match call.integer(named("padding_idx"))? {
+                // From the last row on.
+                Some(row) if row < 0 => table.shape()[0].checked_add_signed(row),
+                row => row.map(isize::unsigned_abs),
+            },
+        };
+        let weights = call.optional_var(named("per_sample_weights"))?;
+        let Some(starts) = call.optional_constant(named("offsets"))? else {
+            return one(embedding_bag(table, &index, Bags::Rows, weights, options)?);
+        };
+        let starts = starts.to_dtype(DType::I64)?;
+        let bags = starts.shape().element_count();
+        let starts = match call.flag(named("include_last_offset"))?.unwrap_or(false) {
+            true => starts.narrow(0, 0, bags.saturating_sub(1))?,
+            false => starts,
+        };
+        one(embedding_bag(table, &index, Bags::From(&starts), weights, options)?)
     }),
     ("nn.functional.one_hot", |call| {
         let classes = call.integer(at(1, "num_classes"))?.unwrap_or(-1);

@@ -93,9 +93,12 @@ pub(super) const FAILURES: &[(&str, &str, usize, &str)] = &[
     ("linalg.vector_norm", "f16", 1, "two roundings in the gradient are beyond one part in 1000"),
     ("nn.functional.cosine_similarity", "bf16", 2, "the norms are rounded before the quotient"),
     ("nn.functional.cosine_similarity", "f16", 1, "the norms are rounded before the quotient"),
+    ("grid_sampler_3d", "f32", 1, "sums of the same numbers in another order"),
+    ("grid_sampler_3d", "f64", 6, "kept for each corner of a point: more than a case's 256 MiB"),
+    ("nn.MultiheadAttention", "f32", 1, "not known; the sample of f64 passes"),
     ("nn.TransformerDecoderLayer", "bf16", 4, "roundings of a dozen operations add up"),
     ("nn.TransformerDecoderLayer", "f32", 2, "not known; the samples of f64 pass"),
-    ("nn.functional.grid_sample", "f32", 1, "parts of a gradient that is 0 but for rounding"),
+    ("nn.functional.grid_sample", "f32", 2, "roundings of sums that nearly cancel"),
     ("nn.functional.scaled_dot_product_attention", "bf16", 1, "backward reads the rounded result"),
     ("nn.functional.scaled_dot_product_attention", "f16", 1, "backward reads the rounded result"),
     (
@@ -109,16 +112,10 @@ pub(super) const FAILURES: &[(&str, &str, usize, &str)] = &[
 /// Every name of PyTorch 2.15's `op_db` that there is no call for.
 pub const MISSING: &[Missing] = &[
     Missing {
-        reason: "products with an addend, and sums over named dimensions",
-        to_build: true,
-        names: "\
-            kron linalg.multi_dot tensordot",
-    },
-    Missing {
         reason: "functions of one or two values",
         to_build: true,
         names: "\
-            erfinv float_power ldexp lgamma logaddexp2 logit round/decimals_0 round/decimals_3 \
+            float_power ldexp logaddexp2 logit round/decimals_0 round/decimals_3 \
             round/decimals_neg_3 signbit sinc isneginf isposinf",
     },
     Missing {
@@ -131,10 +128,8 @@ pub const MISSING: &[Missing] = &[
         reason: "tensors put together, taken apart or turned",
         to_build: true,
         names: "\
-            block_diag broadcast_tensors cartesian_prod column_stack combinations diag \
-            diag_embed diagflat dsplit dstack fliplr flipud hsplit hstack linalg.diagonal \
-            meshgrid/* rot90 tensor_split tril_indices triu_indices vsplit vstack \
-            linspace/tensor_overload nn.functional.unfold cross linalg.cross",
+            cartesian_prod combinations tril_indices triu_indices linspace/tensor_overload \
+            nn.functional.unfold cross linalg.cross",
     },
     Missing {
         reason: "losses",
@@ -148,24 +143,13 @@ pub const MISSING: &[Missing] = &[
         names: "nn.functional.bilinear nn.functional.pdist",
     },
     Missing {
-        reason: "volumes: three dimensions of places",
-        to_build: true,
-        names: "\
-            nn.functional.conv_transpose3d",
-    },
-    Missing {
         reason: "other ways to pool and to resize",
         to_build: true,
         names: "\
-            _upsample_bilinear2d_aa grid_sampler_3d nn.functional.fractional_max_pool2d \
-            nn.functional.fractional_max_pool3d nn.functional.max_unpool*",
+            _upsample_bilinear2d_aa nn.functional.fractional_max_pool2d \
+            nn.functional.fractional_max_pool3d",
     },
-    Missing {
-        reason: "activations, and embeddings that are reduced",
-        to_build: true,
-        names: "\
-            nn.functional.embedding_bag nn.functional.rrelu",
-    },
+    Missing { reason: "activations", to_build: true, names: "nn.functional.rrelu" },
     Missing {
         reason: "a layer in lowtide, not an operation: for a suite of modules",
         to_build: false,
@@ -220,7 +204,7 @@ pub const MISSING: &[Missing] = &[
         reason: "special functions of mathematics and statistics",
         to_build: false,
         names: "\
-            cumulative_trapezoid digamma frexp gradient histogram histogramdd i0 igamma igammac \
+            cumulative_trapezoid frexp gradient histogram histogramdd i0 igamma igammac \
             logspace logspace/tensor_overload mvlgamma/* nextafter polygamma/* special.* \
             trapezoid trapz",
     },
@@ -234,8 +218,8 @@ pub const MISSING: &[Missing] = &[
         reason: "layers",
         to_build: true,
         names: "\
-            nn.Bilinear nn.GRUCell nn.LPPool1d nn.LPPool2d nn.LSTMCell nn.LinearCrossEntropyLoss \
-            nn.MultiLabelMarginLoss nn.RNNCell nn.Softmax2d nn.Transformer",
+            nn.Bilinear nn.LPPool1d nn.LPPool2d nn.LinearCrossEntropyLoss \
+            nn.MultiLabelMarginLoss nn.Transformer",
     },
     Missing {
         reason: "layers that lowtide has, and this suite does not call yet",
@@ -251,8 +235,7 @@ pub const MISSING: &[Missing] = &[
         reason: "layers of volumes, or pooled by chance",
         to_build: false,
         names: "\
-            nn.ConvTranspose3d nn.FractionalMaxPool2d nn.FractionalMaxPool3d nn.InstanceNorm3d \
-            nn.LPPool3d",
+            nn.FractionalMaxPool2d nn.FractionalMaxPool3d nn.LPPool3d",
     },
     Missing {
         reason: "layers whose sizes follow from their first input",

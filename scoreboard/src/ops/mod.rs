@@ -2,6 +2,7 @@
 //! name. A few names are two or three calls, as a user would write them.
 
 mod activations;
+mod assembled;
 mod creation;
 mod elementwise;
 mod images;
@@ -30,9 +31,10 @@ pub type Adapter = fn(&Call<'_>) -> Result<Vec<Output>>;
 /// The names of a family with their calls.
 type Family = &'static [(&'static str, Adapter)];
 
-const FAMILIES: [Family; 20] = [
+const FAMILIES: [Family; 21] = [
     activations::OPS,
     activations::OF_ONE,
+    assembled::OPS,
     creation::OPS,
     elementwise::OPS,
     elementwise::OF_ONE,
@@ -63,7 +65,7 @@ pub fn find(op: &str) -> Option<Adapter> {
     }
     let function = modules::FUNCTIONS.iter().find(|(name, _)| *name == op);
     let op = function.map_or(op, |(_, function)| function);
-    let all = FAMILIES.iter().copied().flatten().chain(modules::OPS).chain(optimizers::OPS);
+    let all = FAMILIES.iter().copied().flatten().chain(modules::layers()).chain(optimizers::OPS);
     all.into_iter().find(|(name, _)| *name == op).map(|(_, adapter)| *adapter)
 }
 
@@ -79,7 +81,7 @@ pub fn optimizers() -> impl Iterator<Item = &'static str> {
 
 /// Every name of `moduleinfo` that there is a layer for.
 pub fn modules() -> impl Iterator<Item = &'static str> {
-    let layers = modules::OPS.iter().map(|(name, _)| *name);
+    let layers = modules::layers().map(|(name, _)| *name);
     modules::FUNCTIONS.iter().map(|(name, _)| *name).chain(layers)
 }
 

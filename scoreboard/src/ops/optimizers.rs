@@ -3,9 +3,9 @@
 use lowtide_autograd::Gradients;
 use lowtide_nn::optim::{
     Adadelta, AdadeltaOptions, Adafactor, AdafactorOptions, Adagrad, AdagradOptions, Adam,
-    AdamOptions, Adamax, AdamaxOptions, Amsgrad, AmsgradOptions, Momentum, Muon, MuonOptions,
-    Nadam, NadamOptions, Radam, RadamOptions, RateScale, RmsProp, RmsPropOptions, Rprop,
-    RpropOptions, Sgd, SgdOptions, Spread, Stateful, WeightDecay,
+    AdamOptions, Adamax, AdamaxOptions, Amsgrad, AmsgradOptions, Ascending, Momentum, Muon,
+    MuonOptions, Nadam, NadamOptions, Radam, RadamOptions, RateScale, RmsProp, RmsPropOptions,
+    Rprop, RpropOptions, Sgd, SgdOptions, Spread, Stateful, WeightDecay,
 };
 use lowtide_nn::{Parameter, Parameters};
 
@@ -213,7 +213,11 @@ fn updates(
         let why = "lists of parameters, which in lowtide are a module's".to_owned();
         return Err(Stop::NotApplicable(Reason::DoesNotCompile, why));
     }
-    let mut optimizer = make()?;
+    let optimizer = make()?;
+    let mut optimizer: Box<dyn Stateful> = match call.flag(named("maximize"))?.unwrap_or(false) {
+        true => Box::new(Ascending(optimizer)),
+        false => optimizer,
+    };
     let mut model = Model(Vec::new());
     for (name, value) in &call.case().state {
         let value = call.var_of(value).map(|var| var.into_value().copied()).transpose()?;

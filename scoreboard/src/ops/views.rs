@@ -87,7 +87,7 @@ pub(super) const OPS: Family = &[
         if let (&[from], &[to]) = (&from[..], &to[..]) {
             return one(x.movedim(from, to)?);
         }
-        no_form("several dimensions moved at once")
+        one(x.movedims(&from, &to)?)
     }),
     ("narrow", narrow),
     ("nn.functional.pad/circular", pad),
@@ -189,7 +189,7 @@ fn several(vars: Vec<Var>) -> Result<Vec<Output>> {
 }
 
 /// A place counted from the first on; one that is not there stays out of range.
-fn from_first(place: isize, len: usize) -> usize {
+pub(super) fn from_first(place: isize, len: usize) -> usize {
     if place < 0 { len.wrapping_add_signed(place) } else { place.unsigned_abs() }
 }
 
@@ -251,13 +251,9 @@ fn pad(call: &Call<'_>) -> Result<Vec<Output>> {
 fn padded(call: &Call<'_>, mode: PadMode) -> Result<Vec<Output>> {
     let x = call.var(INPUT)?;
     let amounts = call.integers(at(1, "pad"))?.unwrap_or_default();
-    if amounts.iter().any(|&amount| amount < 0) {
-        return no_form("a negative padding");
-    }
-    let amounts: Vec<usize> = amounts.into_iter().map(isize::unsigned_abs).collect();
     // PyTorch lists the last dimension first.
-    let padding: Vec<[usize; 2]> = amounts.as_chunks().0.iter().rev().copied().collect();
-    one(x.pad(&padding, mode)?)
+    let padding: Vec<[isize; 2]> = amounts.as_chunks().0.iter().rev().copied().collect();
+    one(x.pad_or_crop(&padding, mode)?)
 }
 
 fn diagonal(call: &Call<'_>) -> Result<Vec<Output>> {
@@ -316,11 +312,7 @@ fn transpose(call: &Call<'_>) -> Result<Vec<Output>> {
 fn unbind(call: &Call<'_>) -> Result<Vec<Output>> {
     let x = call.var(INPUT)?;
     let dim = call.integer(DIM)?.unwrap_or(0);
-    if from_first(dim, x.shape().len()) >= x.shape().len() {
-        return several(vec![x.select(dim, 0)?]);
-    }
-    let parts = (0..dimension(&x, dim)).map(|index| x.clone().select(dim, index));
-    several(parts.collect::<lowtide_autograd::AutogradResult<_>>()?)
+    several(x.unbind(dim)?)
 }
 
 fn unfold(call: &Call<'_>) -> Result<Vec<Output>> {

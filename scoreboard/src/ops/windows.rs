@@ -1,15 +1,17 @@
 //! Convolutions, pooling, and images in another size.
 
+use std::num::NonZeroUsize;
+
 use lowtide_autograd::Var;
+use lowtide_nn::{ResizeMode, adaptive_max_pool2d_with_places, max_pool2d_with_places};
 use lowtide_tensor::{
     AvgPool, Conv1dGeometry, Conv2dGeometry, ConvTranspose1dGeometry, ConvTranspose2dGeometry,
-    Corners, DType, Divisor, Interpolation, MaxPool, PadMode, Pool1dGeometry, Pool2dGeometry,
-    Resize, SizeRounding, Tensor,
+    Corners, Divisor, Interpolation, MaxPool, PadMode, Pool1dGeometry, Pool2dGeometry, Resize,
+    SizeRounding, Tensor,
 };
 
-use super::{Family, INPUT};
-use crate::call::{At, Call, Output, Result, Stop, at, named, no_form, no_such, one};
-use crate::outcome::Reason;
+use super::{Family, INPUT, images};
+use crate::call::{At, Call, Output, Result, at, named, no_form, no_such, one};
 
 pub(super) const OPS: Family = &[
     ("nn.functional.adaptive_avg_pool1d", |call| {
@@ -21,12 +23,11 @@ pub(super) const OPS: Family = &[
         let (x, is_batch) = batched(call, 2)?;
         let size = [1, one_size(call)?];
         let x = x.unsqueeze(2)?;
-        let places = match call.flag(at(2, "return_indices"))?.unwrap_or(false) {
-            true => Some(x.value().adaptive_max_pool2d(size)?.1.to_dtype(DType::I64)?),
-            false => None,
-        };
-        let places = places.map(|places| places.squeeze(2)).transpose()?;
-        with_places(x.adaptive_max_pool2d(size)?.squeeze(2)?, places, is_batch)
+        if !call.flag(at(2, "return_indices"))?.unwrap_or(false) {
+            return unbatched(x.adaptive_max_pool2d(size)?.squeeze(2)?, is_batch);
+        }
+        let (y, places) = adaptive_max_pool2d_with_places(x, size)?;
+        with_places(y.squeeze(2)?, places.squeeze(2)?, is_batch)
     }),
     ("nn.functional.adaptive_avg_pool2d", |call| {
         let (x, is_batch) = batched(call, 3)?;
@@ -36,12 +37,11 @@ pub(super) const OPS: Family = &[
     ("nn.functional.adaptive_max_pool2d", |call| {
         let (x, is_batch) = batched(call, 3)?;
         let size = adaptive_size(call, &x)?;
-        let wants_places = call.flag(at(2, "return_indices"))?.unwrap_or(false);
-        let places = match wants_places {
-            true => Some(x.value().adaptive_max_pool2d(size)?.1.to_dtype(DType::I64)?),
-            false => None,
-        };
-        with_places(x.adaptive_max_pool2d(size)?, places, is_batch)
+        if !call.flag(at(2, "return_indices"))?.unwrap_or(false) {
+            return unbatched(x.adaptive_max_pool2d(size)?, is_batch);
+        }
+        let (y, places) = adaptive_max_pool2d_with_places(x, size)?;
+        with_places(y, places, is_batch)
     }),
     ("nn.functional.avg_pool1d", |call| {
         let (x, is_batch) = batched(call, 2)?;
@@ -136,13 +136,15 @@ pub(super) const OPS: Family = &[
         let image =
             Pool2dGeometry { kernel: [1, kernel], stride: [1, stride], padding: [0, padding] };
         let options = MaxPool { dilation: [1, dilation], rounding };
-        let places = places(call, &x.value().unsqueeze(2)?, image, options)?;
-        let places = places.map(|places| places.squeeze(2)).transpose()?;
+        if call.flag(at(6, "return_indices"))?.unwrap_or(false) {
+            let (y, places) = max_pool2d_with_places(x.unsqueeze(2)?, image, options)?;
+            return with_places(y.squeeze(2)?, places.squeeze(2)?, is_batch);
+        }
         let y = match dilation == 1 && rounding == SizeRounding::Down {
             true => x.max_pool1d(window)?,
             false => x.unsqueeze(2)?.max_pool2d_with(image, options)?.squeeze(2)?,
         };
-        with_places(y, places, is_batch)
+        unbatched(y, is_batch)
     }),
     ("nn.functional.max_pool2d", |call| {
         let (x, is_batch) = batched(call, 3)?;
@@ -150,12 +152,15 @@ pub(super) const OPS: Family = &[
         let dilation = call.pair(at(4, "dilation"), 1)?;
         let rounding = rounding(call, at(5, "ceil_mode"))?;
         let options = MaxPool { dilation, rounding };
-        let places = places(call, x.value(), window, options)?;
+        if call.flag(at(6, "return_indices"))?.unwrap_or(false) {
+            let (y, places) = max_pool2d_with_places(x, window, options)?;
+            return with_places(y, places, is_batch);
+        }
         let y = match dilation == [1, 1] && rounding == SizeRounding::Down {
             true => x.max_pool2d(window)?,
             false => x.max_pool2d_with(window, options)?,
         };
-        with_places(y, places, is_batch)
+        unbatched(y, is_batch)
     }),
     ("nn.functional.upsample_bilinear", |call| {
         resized(call, Interpolation::Bilinear(Corners::Aligned))
@@ -193,52 +198,21 @@ pub(super) fn rounding(call: &Call<'_>, at: At) -> Result<SizeRounding> {
 pub(super) fn averages(call: &Call<'_>) -> Result<AvgPool> {
     let counts_padding = call.flag(at(5, "count_include_pad"))?.unwrap_or(true);
     let divisor = if counts_padding { Divisor::Window } else { Divisor::Inside };
-    if call.value(at(6, "divisor_override")).is_some() {
-        return Err(Stop::NotApplicable(Reason::Argument, "divisor_override".to_owned()));
-    }
+    let divisor = match call.count(at(6, "divisor_override"))? {
+        None => divisor,
+        Some(number) => match NonZeroUsize::new(number) {
+            Some(number) => Divisor::Exactly(number),
+            None => return no_such(call, "divisor_override"),
+        },
+    };
     Ok(AvgPool { divisor, rounding: rounding(call, at(4, "ceil_mode"))? })
 }
 
-/// A result and perhaps places, without the batch dimension if the input came without.
-fn with_places(y: Var, places: Option<Tensor>, is_batch: bool) -> Result<Vec<Output>> {
+/// A result and places, without the batch dimension if the input came without.
+pub(super) fn with_places(y: Var, places: Tensor, is_batch: bool) -> Result<Vec<Output>> {
     let mut outputs = unbatched(y, is_batch)?;
-    if let Some(places) = places {
-        outputs.push(if is_batch { places.into() } else { places.squeeze(0)?.into() });
-    }
+    outputs.push(if is_batch { places.into() } else { places.squeeze(0)?.into() });
     Ok(outputs)
-}
-
-/// Where the largest values of windows stand in their images, as PyTorch counts, if that is asked
-/// for. lowtide tells the place in the window.
-fn places(
-    call: &Call<'_>,
-    x: &Tensor,
-    window: Pool2dGeometry,
-    options: MaxPool,
-) -> Result<Option<Tensor>> {
-    if !call.flag(at(6, "return_indices"))?.unwrap_or(false) {
-        return Ok(None);
-    }
-    let winners = x.max_pool2d_with(window, options)?.1;
-    let (rows, columns) = (winners.shape()[2], winners.shape()[3]);
-    let in_window = match call.device.is_simulated() {
-        true => vec![0; winners.element_count()],
-        false => winners.to_vec::<u8>()?,
-    };
-    let place = |(index, winner): (usize, u8)| {
-        let at = [index / columns % rows, index % columns];
-        let winner = usize::from(winner);
-        let step = [winner / window.kernel[1], winner % window.kernel[1]];
-        let [row, column] = [0, 1]
-            .map(|i| at[i] * window.stride[i] + step[i] * options.dilation[i] - window.padding[i]);
-        (row * x.shape()[3] + column) as i64
-    };
-    // A simulation has no winners, and those of the padding would be before the image.
-    let places: Vec<i64> = match call.device.is_simulated() {
-        true => in_window.into_iter().map(i64::from).collect(),
-        false => in_window.into_iter().enumerate().map(place).collect(),
-    };
-    Ok(Some(Tensor::from_slice(&call.device, *winners.shape(), &places)?))
 }
 
 fn one_size(call: &Call<'_>) -> Result<usize> {
@@ -299,11 +273,14 @@ fn padded<const N: usize>(
 fn resized(call: &Call<'_>, interpolation: Interpolation) -> Result<Vec<Output>> {
     let x = call.var(INPUT)?;
     call.text(at(3, "mode"))?;
-    if call.flag(named("recompute_scale_factor"))?.unwrap_or(false) {
-        return no_form("recompute_scale_factor");
-    }
-    if x.shape().len() != 4 {
-        return no_form("sequences or volumes");
+    let count = x.shape().len().saturating_sub(2);
+    let again = call.flag(named("recompute_scale_factor"))?.unwrap_or(false);
+    if count != 2 || again {
+        return match interpolation {
+            // Of sequences and volumes, which have the same function.
+            Interpolation::Nearest => images::resized(call, ResizeMode::Before),
+            Interpolation::Bilinear(corners) => images::resized(call, ResizeMode::Linear(corners)),
+        };
     }
     let size = match call.value(at(1, "size")) {
         Some(_) => Resize::To(call.pair(at(1, "size"), 1)?),

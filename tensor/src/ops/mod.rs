@@ -21,7 +21,7 @@ pub(crate) mod matmul;
 pub(crate) mod max_pool2d;
 pub(crate) mod norm;
 pub(crate) mod pair_loss;
-mod random;
+pub(crate) mod random;
 pub(crate) mod rearrange;
 mod reduce;
 pub(crate) mod rotary;

@@ -1,3 +1,5 @@
+use std::num::NonZeroUsize;
+
 use lowtide_tensor::{
     AvgPool, Corners, Divisor, Interpolation, Pool2dGeometry, Resize, SizeRounding, Statistics,
     Tensor, TensorResult as Result,
@@ -59,6 +61,7 @@ fn means_of_windows_and_their_gradients_are_those_of_the_processor_in_every_type
         (of([2, 2], [2, 2], [0, 0]), Divisor::Window, SizeRounding::Down),
         (of([3, 2], [1, 3], [1, 1]), Divisor::Inside, SizeRounding::Up),
         (of([4, 5], [2, 2], [2, 1]), Divisor::Window, SizeRounding::Up),
+        (of([3, 3], [2, 1], [1, 0]), Divisor::Exactly(NonZeroUsize::MIN), SizeRounding::Down),
     ];
     gpu.in_every_order(|| {
         for (dtype, tolerance) in each_float([2e-6, 1e-14]) {

@@ -42,6 +42,7 @@ mod sequence;
 mod simulation;
 mod soft_loss;
 mod softmax;
+mod special;
 mod storage;
 mod transposed;
 mod update;

@@ -1,5 +1,6 @@
 //! Means and adaptive windows against the definition.
 
+use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use lowtide_tensor::{
@@ -13,7 +14,8 @@ use crate::common::{
 };
 use crate::naive::{Array, index_of};
 
-/// For each output along an axis: the inputs it sees, and what they count as.
+/// For each output along an axis: the inputs it sees, and what they count as. A fixed divisor is
+/// the square of a number.
 type Windows = Vec<(Range<usize>, usize)>;
 
 /// The loops of PyTorch's avg_pool2d, in whole numbers with a sign.
@@ -32,6 +34,7 @@ fn stepped(len: usize, kernel: usize, stride: usize, padding: usize, options: Av
         let count = match options.divisor {
             Divisor::Window => (start + kernel).min(len + padding) - start,
             Divisor::Inside => inside.end - inside.start,
+            Divisor::Exactly(number) => number.get().isqrt() as i64,
         };
         windows.push((inside.start as usize..inside.end as usize, count as usize));
     }
@@ -71,8 +74,10 @@ fn means_backward(dy: &Array, x: &Array, [rows, cols]: [&Windows; 2]) -> Array {
     })
 }
 
+const FIXED: Divisor = Divisor::Exactly(NonZeroUsize::new(9).unwrap());
+
 fn options() -> impl Strategy<Value = AvgPool> {
-    let divisor = prop::sample::select(vec![Divisor::Window, Divisor::Inside]);
+    let divisor = prop::sample::select(vec![Divisor::Window, Divisor::Inside, FIXED]);
     let rounding = prop::sample::select(vec![SizeRounding::Down, SizeRounding::Up]);
     (divisor, rounding).prop_map(|(divisor, rounding)| AvgPool { divisor, rounding })
 }

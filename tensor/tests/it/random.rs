@@ -1,6 +1,6 @@
 //! Random numbers are a function of key and place.
 
-use lowtide_tensor::{DType, RandomKey, Tensor};
+use lowtide_tensor::{DType, Draw, RandomKey, Tensor, TensorError};
 use proptest::prelude::*;
 
 use crate::common::{
@@ -128,4 +128,107 @@ fn numbers_fill_the_interval_evenly() {
     }
     // 4096 expected with a deviation of 62; six of them do not happen by chance.
     assert!(counts.iter().all(|count| count.abs_diff(4096) < 372), "{counts:?}");
+}
+
+proptest! {
+    #[test]
+    fn random_integers_are_blocks_scaled_to_the_range(
+        dims in shapes(), style in writable_styles(), low in -90..90i64, count in 1..90i64,
+        dtype in prop::sample::select(vec![
+            DType::F64, DType::F32, DType::F16, DType::BF16, DType::I64, DType::I32, DType::U8,
+        ]),
+    ) {
+        let low = if dtype == DType::U8 { low.abs() } else { low };
+        let (mut x, _) = sample(&dims, style, dtype, 1);
+        x.random_integers_(KEY, low..low + count).unwrap();
+        let number = |i: usize| {
+            let [small, large, ..] = KEY.block(i as u64).map(u128::from);
+            low as f64 + (((large << 32 | small) * count as u128) >> 64) as f64
+        };
+        let len: usize = dims.iter().product();
+        assert_same(&x, &Array::new(&dims, (0..len).map(number).collect()));
+    }
+}
+
+#[test]
+fn random_integers_reach_both_ends_of_the_widest_range() {
+    let mut x = Tensor::zeros(shared(), [4096], DType::I64).unwrap();
+    x.random_integers_(KEY, i64::MIN..i64::MAX).unwrap();
+    let numbers = x.to_vec::<i64>().unwrap();
+    let quarter = |n: i64| (n >> 62) + 2;
+    for part in 0..4 {
+        let count = numbers.iter().filter(|&&n| quarter(n) == part).count();
+        assert!((900..1150).contains(&count), "{part}: {count}");
+    }
+    x.random_integers_(KEY, 7..8).unwrap();
+    assert!(x.to_vec::<i64>().unwrap().iter().all(|&n| n == 7));
+}
+
+#[test]
+fn random_integers_that_the_type_does_not_hold_are_an_error() {
+    let backwards = std::ops::Range { start: 3, end: 2 };
+    let cases = [
+        (DType::I64, 3..3),
+        (DType::I64, backwards),
+        (DType::U8, -1..4),
+        (DType::U8, 0..257),
+        (DType::BF16, 0..258),
+        (DType::I32, 0..1 << 32),
+    ];
+    for (dtype, range) in cases {
+        let mut x = Tensor::zeros(shared(), [4], dtype).unwrap();
+        let found = x.random_integers_(KEY, range.clone());
+        assert!(matches!(found, Err(TensorError::Index { .. })), "{dtype} {range:?}: {found:?}");
+    }
+    let mut truths = Tensor::zeros(shared(), [4], DType::Bool).unwrap();
+    let found = truths.random_integers_(KEY, 0..2);
+    assert!(matches!(found, Err(TensorError::DType { .. })), "{found:?}");
+}
+
+#[test]
+fn classes_are_drawn_as_often_as_their_weights_are_large() {
+    let weights = [3.0_f32, 0.0, 1.0, 0.0, 4.0, 0.0];
+    for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+        for (draw, rows, count) in [(Draw::Replaced, 1, 8000), (Draw::Distinct, 8000, 1)] {
+            let weights = Tensor::from_slice(shared(), [1, 6], &weights).unwrap();
+            let weights = weights.to_dtype(dtype).unwrap().expand([rows, 6]).unwrap();
+            let drawn = weights.multinomial(KEY, count, draw).unwrap();
+            assert_eq!(drawn.shape()[..], [rows, count]);
+            let drawn = drawn.to_vec::<i64>().unwrap();
+            for (class, share) in [0.375_f64, 0.0, 0.125, 0.0, 0.5, 0.0].into_iter().enumerate() {
+                let found = drawn.iter().filter(|&&drawn| drawn == class as i64).count() as f64;
+                // Five deviations of a count.
+                let near = 5.0 * (8000.0 * share * (1.0 - share)).sqrt();
+                assert!((found - 8000.0 * share).abs() <= near, "{draw:?} {class}: {found}");
+            }
+        }
+    }
+}
+
+#[test]
+fn distinct_classes_are_distinct_and_those_without_weight_come_last() {
+    let weights: Vec<f64> = (0..40).map(|i| f64::from(i % 3) + f64::from(i % 7 == 0)).collect();
+    let with_weight = weights.iter().filter(|&&weight| weight > 0.0).count();
+    let weights = Tensor::from_slice(shared(), [40], &weights).unwrap();
+    let mut drawn = weights.multinomial(KEY, 40, Draw::Distinct).unwrap().to_vec().unwrap();
+    let is_weighted = |class: &i64| (class % 3) + i64::from(class % 7 == 0) > 0;
+    assert!(drawn[..with_weight].iter().all(is_weighted), "{drawn:?}");
+    drawn.sort_unstable();
+    assert_eq!(drawn, (0..40).collect::<Vec<i64>>());
+}
+
+#[test]
+fn draws_that_there_cannot_be_are_errors() {
+    let x = Tensor::full(shared(), [2, 3], DType::F32, 1.0).unwrap();
+    let found = x.multinomial(KEY, 4, Draw::Distinct);
+    assert!(matches!(found, Err(TensorError::Index { index: 4, len: 3, .. })), "{found:?}");
+    assert_eq!(x.multinomial(KEY, 4, Draw::Replaced).unwrap().shape()[..], [2, 4]);
+    assert_eq!(x.multinomial(KEY, 0, Draw::Distinct).unwrap().shape()[..], [2, 0]);
+    for empty in [Tensor::zeros(shared(), [2, 0], DType::F32), x.sum_all()] {
+        let found = empty.unwrap().multinomial(KEY, 1, Draw::Replaced);
+        assert!(matches!(found, Err(TensorError::Shape { .. })), "{found:?}");
+    }
+    let whole = Tensor::zeros(shared(), [3], DType::I64).unwrap();
+    let found = whole.multinomial(KEY, 1, Draw::Distinct);
+    assert!(matches!(found, Err(TensorError::DType { .. })), "{found:?}");
 }

@@ -1,5 +1,6 @@
 //! A language model: embeddings, attention, layer norms and its loss in chunks.
 
+use lowtide_allocator::Repeat;
 use lowtide_data::{ElementType, Field, Loader, LoaderOptions, Random, Sequential};
 use lowtide_nn::models::{Gpt, GptShape};
 use lowtide_nn::optim::{Adam, AdamOptions};
@@ -36,6 +37,10 @@ fn tokens() -> Loader {
 
 fn trainer(device: &Device) -> Trainer<LanguageModel<Gpt>, Adam> {
     let shape = GptShape { vocabulary: 31, context: 16, width: 32, heads: 2, blocks: 3 };
+    trainer_of(device, shape)
+}
+
+fn trainer_of(device: &Device, shape: GptShape) -> Trainer<LanguageModel<Gpt>, Adam> {
     let task = LanguageModel::new(Gpt::gpt2(device, RandomKey::new(5), shape).expect("memory"));
     Trainer::new(
         device,
@@ -96,4 +101,41 @@ fn budget_that_is_too_small_is_told_by_what_is_needed_though_not_every_remedy_ha
     simulated.allocator().set_capacity(PAGE_BYTES);
     let error = trainer.plan_for(&Fit::new(&loader)).map(drop).unwrap_err();
     assert!(matches!(error, TrainError::DoesNotFit(_)), "{error}");
+}
+
+#[test]
+fn steady_step_of_a_language_model_survives_a_driver_without_memory_at_any_call() {
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    const OUT_OF_MEMORY: i32 = 2;
+    let Some(gpu) = Gpu::pretend() else { return };
+    let device = gpu.device();
+    let options = LoaderOptions { batch_size: 2, ..Default::default() };
+    let fields = vec![Field::new("tokens", ElementType::I64, &[5])];
+    let loader = Loader::with_sampler(Random::new(4, fields, 11), Sequential, options);
+    let loader = loader.expect("valid options");
+    let shape = GptShape { vocabulary: 11, context: 4, width: 4, heads: 2, blocks: 1 };
+    let mut trainer = trainer_of(&device, shape);
+    trainer.run(&Fit::new(&loader).steps(2), &mut []).expect("memory");
+    let begin = trainer.snapshot().expect("readable");
+    let mut step = |nth: Option<u64>| {
+        trainer.restore(&begin).expect("of this training");
+        let before = gpu.pretend.calls("");
+        if let Some(nth) = nth {
+            gpu.pretend.fail("", OUT_OF_MEMORY, nth, Repeat::Once);
+        }
+        let done = trainer.run(&Fit::new(&loader).steps(1), &mut []);
+        done.unwrap_or_else(|error| panic!("call {nth:?}: {error}"));
+        let calls = gpu.pretend.calls("") - before;
+        (trainer.state_hash().expect("readable"), calls)
+    };
+    step(None);
+    let (calm, calls) = step(None);
+    assert!(calls > 100, "{calls} calls are no step");
+    for nth in 1..=calls {
+        let (hash, _) = step(Some(nth));
+        assert_eq!(hash, calm, "call {nth}");
+    }
+    drop(trainer);
+    drop(device);
+    gpu.reset();
 }

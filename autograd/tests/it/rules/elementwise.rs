@@ -66,7 +66,7 @@ pub(super) fn arithmetic(cases: &mut Cases) {
 }
 
 pub(super) fn functions(cases: &mut Cases) {
-    let unary: [(&'static str, [f64; 2], Unary); 70] = [
+    let unary: [(&'static str, [f64; 2], Unary); 75] = [
         ("neg", AROUND_ZERO, Var::neg),
         ("add_scalar", AROUND_ZERO, |x| x.add_scalar(0.75)),
         ("sub_scalar", AROUND_ZERO, |x| x.sub_scalar(0.75)),
@@ -98,6 +98,11 @@ pub(super) fn functions(cases: &mut Cases) {
         ("acosh", ABOVE_ONE, Var::acosh),
         ("atanh", INSIDE_ONE, Var::atanh),
         ("erfc", AROUND_ZERO, Var::erfc),
+        ("erfinv", INSIDE_ONE, Var::erfinv),
+        ("lgamma", POSITIVE, Var::lgamma),
+        ("lgamma", [-0.9, -0.1], Var::lgamma),
+        ("digamma", POSITIVE, Var::digamma),
+        ("digamma", [-0.7, -0.3], Var::digamma),
         ("frac", POSITIVE, Var::frac),
         ("log2", POSITIVE, Var::log2),
         ("log10", POSITIVE, Var::log10),

@@ -1,5 +1,6 @@
 //! Every rule against central differences in f64.
 
+mod assembled;
 mod elementwise;
 mod indices;
 mod layers;
@@ -18,7 +19,8 @@ use lowtide_tensor::{Conv2dGeometry, DType, Device, Pool2dGeometry, Tensor};
 use crate::common::{Outcome, cpu, gradients_of, values};
 
 /// The rules' sources by module.
-const SOURCES: [(&str, &str); 30] = [
+const SOURCES: [(&str, &str); 31] = [
+    ("assemble", include_str!("../../../src/rules/assemble.rs")),
     ("attention", include_str!("../../../src/rules/attention.rs")),
     ("batch_norm", include_str!("../../../src/rules/batch_norm.rs")),
     ("convert", include_str!("../../../src/rules/convert.rs")),
@@ -137,6 +139,7 @@ pub(crate) fn all() -> Vec<Case> {
     view(&mut cases);
     views::of_parts(&mut cases);
     views::moved(&mut cases);
+    assembled::all(&mut cases);
     indices::indices(&mut cases);
     indices::places(&mut cases);
     indices::reductions(&mut cases);

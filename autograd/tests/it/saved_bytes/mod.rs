@@ -15,15 +15,17 @@ const PYTORCH: &str = include_str!("../../fixtures/saved_bytes.txt");
 const README: &str = include_str!("../../../src/rules/README.md");
 
 /// Rules that are another one of the table with other shapes or numbers, or made of it.
-const LIKE_OTHERS: [(&str, &[&str]); 34] = [
+const LIKE_OTHERS: [(&str, &[&str]); 37] = [
     ("adaptive_max_pool2d", &["max_pool2d_with"]),
     ("addmm", &["addmv", "baddbmm"]),
     ("amax", &["amax_keep", "aminmax", "aminmax_keep"]),
     ("amin", &["amin_keep"]),
     ("attention", &["self_attention"]),
     ("batch_norm", &["batch_norm_fixed"]),
+    ("cat", &["column_stack", "dstack", "hstack", "vstack"]),
     ("cross_entropy", &["cross_entropy_with"]),
     ("cummax", &["cummin"]),
+    ("expand", &["meshgrid"]),
     ("gather", &["take_along_dim"]),
     (
         "kthvalue",
@@ -48,8 +50,9 @@ const LIKE_OTHERS: [(&str, &[&str]); 34] = [
     ("min", &["min_keep"]),
     ("nanmean", &["nanmean_keep"]),
     ("nansum", &["nansum_keep"]),
-    ("narrow", &["chunk", "slice", "split", "split_with_sizes"]),
+    ("narrow", &["chunk", "slice", "split", "split_with_sizes", "unbind"]),
     ("norm", &["norm_keep"]),
+    ("pad", &["pad_or_crop"]),
     ("pair_loss", &["pair_loss_terms", "pair_loss_weighted"]),
     ("prod", &["prod_keep"]),
     ("quantile", &["nanquantile"]),
@@ -59,7 +62,7 @@ const LIKE_OTHERS: [(&str, &[&str]); 34] = [
     ("select_scatter", &["diagonal_scatter", "slice_scatter"]),
     ("std", &["std_keep"]),
     ("sum", &["sum_keep"]),
-    ("transpose", &["movedim", "permute", "t"]),
+    ("transpose", &["movedim", "movedims", "permute", "t"]),
     ("var", &["var_keep"]),
 ];
 

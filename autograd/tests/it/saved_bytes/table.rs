@@ -96,6 +96,9 @@ fn functions() -> Vec<Row> {
         acosh(x) = x.acosh();
         atanh(x) = x.atanh();
         erfc(x) = x.erfc();
+        erfinv(x) = x.erfinv();
+        lgamma(x) = x.lgamma();
+        digamma(x) = x.digamma();
         frac(x) = x.frac();
         log2(x) = x.log2();
         log10(x) = x.log10();
@@ -165,6 +168,7 @@ fn several() -> Vec<Row> {
         div_trunc(a, b) = a.div_trunc(b);
         dist(a, b) = a.dist(b, 2.0);
         cat(a, b) = Var::cat(vec![a, b], 0);
+        block_diag(a, b) = Var::block_diag(vec![a, b]);
         stack(a, b) = Var::stack(vec![a, b], 0);
     };
     rows.extend(rows! { &[X, X, X], three:
@@ -315,6 +319,15 @@ fn products() -> Vec<Row> {
             let [a, b] = two(x);
             a.outer(b)
         }),
+        ("kron", &[X, &[2, 3]], |x, _| {
+            let [a, b] = two(x);
+            a.kron(b)
+        }),
+        ("tensordot", &[X, X], |x, _| {
+            let [a, b] = two(x);
+            a.tensordot(b, &[1], &[1])
+        }),
+        ("multi_dot", &[X, &[100, 30], &[30, 5]], |x, _| Var::multi_dot(x)),
         ("linear", &[X, &[30, 100], &[30]], |x, _| {
             let [x, w, b] = three(x);
             x.linear(w, Some(b))

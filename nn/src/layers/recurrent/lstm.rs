@@ -4,10 +4,11 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey};
 
 use super::lstm_walk::lstm_walk;
-use super::stack::{RecurrentOptions, Stack, start_of};
+use super::stack::{Direction, RecurrentOptions, Stack, start_of};
 use crate::error::Result;
 use crate::fields::parameters;
 use crate::module::Module;
+use crate::optim::check_option;
 
 /// Gates of a cell: input, forget, cell and output.
 const GATES: usize = 4;
@@ -33,7 +34,27 @@ impl Lstm {
     /// # Errors
     /// `Option` without layers or with a dropout outside `[0, 1]`; `OutOfMemory`.
     pub fn new(device: &Device, key: RandomKey, options: RecurrentOptions) -> Result<Self> {
-        Ok(Lstm(Stack::new(device, key, GATES, options)?))
+        Ok(Lstm(Stack::new(device, key, (GATES, None), options)?))
+    }
+
+    /// [`Lstm::new`] with hidden states of `projected` numbers, which `weight_hr_l0` makes of those
+    /// of the cell, `proj_size` (Sak, Senior and Beaufays, "Long short-term memory recurrent neural
+    /// network architectures for large scale acoustic modeling", 2014). H is then P in the shapes
+    /// of outputs and of h. Every operation of a step is recorded: about twice as many numbers as
+    /// without a projection are kept for backward.
+    ///
+    /// # Errors
+    /// `Option` also unless `projected` is from 1 to below the hidden size.
+    pub fn with_projection(
+        device: &Device,
+        key: RandomKey,
+        options: RecurrentOptions,
+        projected: usize,
+    ) -> Result<Self> {
+        check_option("projected", projected as f64, "[1, the hidden size)", |_| {
+            (1..options.hidden).contains(&projected)
+        })?;
+        Ok(Lstm(Stack::new(device, key, (GATES, Some(projected)), options)?))
     }
 
     /// [`Module::forward`] from the states `start` instead of zeros, and the states at the ends.
@@ -54,11 +75,15 @@ impl Lstm {
         let mut ends = [Vec::with_capacity(self.0.len()), Vec::with_capacity(self.0.len())];
         let y = self.0.forward("lstm", pass, input, |index, cell, direction, x| {
             let x = cell.projected(pass, x)?;
-            let state = |at: usize| {
-                start_of(pass, start.as_ref().map(|start| &start[at]), index, &x, hidden)
+            let state = |at: usize, len| {
+                start_of(pass, start.as_ref().map(|start| &start[at]), index, &x, len)
             };
-            let (state, recurrent) = ([state(0)?, state(1)?], cell.recurrent(pass, &x)?);
-            let [y, h, c] = lstm_walk(x, recurrent, state, direction)?;
+            let state = [state(0, self.0.projected.unwrap_or(hidden))?, state(1, hidden)?];
+            let recurrent = cell.recurrent(pass, &x)?;
+            let [y, h, c] = match cell.projection(pass, &x)? {
+                Some(projection) => projected_walk(x, recurrent, projection, state, direction)?,
+                None => lstm_walk(x, recurrent, state, direction)?,
+            };
             ends[0].push(h);
             ends[1].push(c);
             Ok(y)
@@ -66,6 +91,34 @@ impl Lstm {
         let [h, c] = ends;
         Ok((y, LstmState { h: Var::stack(h, 0)?, c: Var::stack(c, 0)? }))
     }
+}
+
+/// A cell whose states are projected along `projected: [B, T, 4H]`: all states `[B, T, P]`, and the
+/// last ones.
+fn projected_walk(
+    projected: Var,
+    [weight, bias]: [Var; 2],
+    projection: Var,
+    [mut h, mut c]: [Var; 2],
+    direction: Direction,
+) -> Result<[Var; 3]> {
+    let len = projected.shape()[1];
+    let mut states = Vec::with_capacity(len);
+    for at in direction.positions(len) {
+        let u = h.linear(weight.clone(), Some(bias.clone()))?;
+        let gates = projected.clone().select(1, at)?.add(u)?.chunk(1, GATES)?;
+        let Ok([i, f, g, o]) = <[Var; GATES]>::try_from(gates) else {
+            unreachable!("as many parts as gates");
+        };
+        let new = i.sigmoid()?.mul(g.tanh()?)?;
+        c = f.sigmoid()?.mul(c)?.add(new)?;
+        h = o.sigmoid()?.mul(c.clone().tanh()?)?.linear(projection.clone(), None)?;
+        states.push(h.clone());
+    }
+    if direction == Direction::Backward {
+        states.reverse();
+    }
+    Ok([Var::stack(states, 1)?, h, c])
 }
 
 parameters!(Lstm { 0 as "" });

@@ -68,7 +68,7 @@ fn forward(
 /// states before the first position. `dy` is that of each position's h; `dh` and `dc` are those of
 /// the states after the last.
 fn backward(
-    States { gates, c: all_c, .. }: &States,
+    [gates, all_c]: [&Tensor; 2],
     [weight, start]: [&Tensor; 2],
     dy: Option<&Tensor>,
     [mut dh, mut dc]: [Tensor; 2],
@@ -129,25 +129,31 @@ pub(super) fn lstm_walk(
         let last = direction.last(states.y.shape()[1]);
         let last_h = states.y.select(1, last)?.copied()?;
         let outputs = vec![states.y.clone(), last_h, states.c.select(0, last)?.copied()?];
-        let saved = [&states.gates, &states.c, &states.y, &weight, &h, &c].map(|x| save.keep(x));
+        let saved = [&states.gates, &states.c, &weight, &h, &c].map(|x| save.keep(x));
+        // The states before all positions but the first.
+        let saved_y = (states.y.shape()[1] > 1).then(|| save.keep(&states.y));
         drop(states);
         let rule = move |dys: Vec<Option<Tensor>>, needs: Needs| {
-            let [gates, all_c, y, weight, h, c] = saved.map(Saved::unpack);
-            let (gates, all_c, y, weight, h, c) = (gates?, all_c?, y?, weight?, h?, c?);
+            let [gates, all_c, weight, h, c] = saved.map(Saved::unpack);
+            let (gates, all_c, weight, h, c) = (gates?, all_c?, weight?, h?, c?);
+            let y = saved_y.map(Saved::unpack).transpose()?;
             let [dy, dh, dc] = <[Option<Tensor>; 3]>::try_from(dys).expect("three outputs");
             let gates = if gates.is_reusable() { gates } else { gates.copied()? };
-            let states = States { gates, c: all_c, y };
             let or_zeros = |dx: Option<Tensor>, like: &Tensor| match dx {
                 Some(dx) => dx.copied(),
                 None => Tensor::zeros(like.device(), *like.shape(), like.dtype()),
             };
             let after = [or_zeros(dh, &h)?, or_zeros(dc, &c)?];
-            let [dh, dc] = backward(&states, [&weight, &c], dy.as_ref(), after, direction)?;
-            let States { gates, y, .. } = states;
+            let [dh, dc] =
+                backward([&gates, &all_c], [&weight, &c], dy.as_ref(), after, direction)?;
+            drop(all_c);
             // dW_hh = Σ dgatesᵀ · h before
             let dweight = match needs.input(1) {
                 true => {
-                    let before = direction.states_before(&y, &h)?;
+                    let before = match &y {
+                        Some(y) => direction.states_before(y, &h)?,
+                        None => h.unsqueeze(1)?,
+                    };
                     Some(product_over_positions(&gates, &before)?)
                 }
                 false => None,

@@ -2,6 +2,7 @@
 //!
 //! `B` batch, `T` positions, `I` inputs, `H` numbers of a state, `L` layers, `S` directions.
 
+mod cells;
 mod gru;
 mod gru_walk;
 mod lstm;
@@ -9,6 +10,7 @@ mod lstm_walk;
 mod rnn;
 mod stack;
 
+pub use cells::{CellOptions, GruCell, LstmCell, RnnCell};
 pub use gru::Gru;
 pub use lstm::{Lstm, LstmState};
 pub use rnn::{Rnn, RnnActivation};

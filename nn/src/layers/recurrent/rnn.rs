@@ -36,7 +36,7 @@ impl Rnn {
         options: RecurrentOptions,
         activation: RnnActivation,
     ) -> Result<Self> {
-        Ok(Rnn { stack: Stack::new(device, key, 1, options)?, activation })
+        Ok(Rnn { stack: Stack::new(device, key, (1, None), options)?, activation })
     }
 
     /// [`Module::forward`] from the states `start: [L · S, B, H]` instead of zeros, and the states
@@ -53,37 +53,38 @@ impl Rnn {
         let y = self.stack.forward("rnn", pass, input, |index, cell, direction, x| {
             let x = cell.projected(pass, x)?;
             let h = start_of(pass, start.as_ref(), index, &x, hidden)?;
-            let [y, h] = self.walk(cell.recurrent(pass, &x)?, x, h, direction)?;
+            let recurrent = cell.recurrent(pass, &x)?;
+            let [y, h] = rnn_walk(self.activation, recurrent, x, h, direction)?;
             ends.push(h);
             Ok(y)
         })?;
         Ok((y, Var::stack(ends, 0)?))
     }
+}
 
-    /// The cell along `projected: [B, T, H]` from the state `h: [B, H]`: all states, and the last.
-    fn walk(
-        &self,
-        [weight, bias]: [Var; 2],
-        projected: Var,
-        mut h: Var,
-        direction: Direction,
-    ) -> Result<[Var; 2]> {
-        let len = projected.shape()[1];
-        let mut states = Vec::with_capacity(len);
-        for at in direction.positions(len) {
-            let u = h.linear(weight.clone(), Some(bias.clone()))?;
-            let sum = projected.clone().select(1, at)?.add(u)?;
-            h = match self.activation {
-                RnnActivation::Tanh => sum.tanh()?,
-                RnnActivation::Relu => sum.relu()?,
-            };
-            states.push(h.clone());
-        }
-        if direction == Direction::Backward {
-            states.reverse();
-        }
-        Ok([Var::stack(states, 1)?, h])
+/// A cell along `projected: [B, T, H]` from the state `h: [B, H]`: all states, and the last.
+pub(super) fn rnn_walk(
+    activation: RnnActivation,
+    [weight, bias]: [Var; 2],
+    projected: Var,
+    mut h: Var,
+    direction: Direction,
+) -> Result<[Var; 2]> {
+    let len = projected.shape()[1];
+    let mut states = Vec::with_capacity(len);
+    for at in direction.positions(len) {
+        let u = h.linear(weight.clone(), Some(bias.clone()))?;
+        let sum = projected.clone().select(1, at)?.add(u)?;
+        h = match activation {
+            RnnActivation::Tanh => sum.tanh()?,
+            RnnActivation::Relu => sum.relu()?,
+        };
+        states.push(h.clone());
     }
+    if direction == Direction::Backward {
+        states.reverse();
+    }
+    Ok([Var::stack(states, 1)?, h])
 }
 
 parameters!(Rnn { stack as "" });

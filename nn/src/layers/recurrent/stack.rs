@@ -1,7 +1,7 @@
 //! The stack of cells that all recurrent layers share: parameters, layers and directions.
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_tensor::{Device, RandomKey, Shape, Tensor, TensorError};
+use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor, TensorError};
 
 use crate::error::Result;
 use crate::init;
@@ -55,18 +55,42 @@ impl RecurrentOptions {
 }
 
 /// The parameters of one layer and direction: `W_ih: [G · H, I]`, `W_hh: [G · H, H]` for G gates,
-/// and perhaps a bias for each.
+/// and perhaps a bias for each; with projected states `W_hh: [G · H, P]` and `W_hr: [P, H]`.
 #[derive(Clone, Debug)]
 pub(super) struct Cell {
     weight_ih: Parameter,
     weight_hh: Parameter,
     bias_ih: Option<Parameter>,
     bias_hh: Option<Parameter>,
+    weight_hr: Option<Parameter>,
     /// `_l0`, `_l0_reverse` and so on.
     suffix: String,
 }
 
 impl Cell {
+    /// With uniform values up to `1 / √H`; names end in `suffix`. States are projected to so many
+    /// numbers, if that is said.
+    pub(super) fn new(
+        device: &Device,
+        key: RandomKey,
+        suffix: &str,
+        ([gates, inputs, hidden], projected): ([usize; 3], Option<usize>),
+        bias: bool,
+    ) -> Result<Self> {
+        let bound = init::default_bound(hidden);
+        let new = |name: &str, shape: &[usize]| {
+            Parameter::uniform(device, key.op(&format!("{name}{suffix}")), shape, bound)
+        };
+        Ok(Cell {
+            weight_ih: new("weight_ih", &[gates * hidden, inputs])?,
+            weight_hh: new("weight_hh", &[gates * hidden, projected.unwrap_or(hidden)])?,
+            bias_ih: bias.then(|| new("bias_ih", &[gates * hidden])).transpose()?,
+            bias_hh: bias.then(|| new("bias_hh", &[gates * hidden])).transpose()?,
+            weight_hr: projected.map(|len| new("weight_hr", &[len, hidden])).transpose()?,
+            suffix: suffix.to_owned(),
+        })
+    }
+
     /// `x W_ihᵀ + b_ih`
     pub(super) fn projected(&self, pass: &Pass, x: Var) -> Result<Var> {
         let bias = self.bias_ih.as_ref().map(|bias| bias.var(pass)).transpose()?;
@@ -76,23 +100,32 @@ impl Cell {
     /// The recurrent weight and the bias or zeros, in the type of `x`.
     pub(super) fn recurrent(&self, pass: &Pass, x: &Var) -> Result<[Var; 2]> {
         let (device, dtype) = (x.value().device(), x.value().dtype());
-        let of = |parameter: &Parameter| -> Result<Var> {
-            let var = parameter.var(pass)?;
-            Ok(if var.value().dtype() == dtype { var } else { var.to_dtype(dtype)? })
-        };
-        let weight = of(&self.weight_hh)?;
+        let weight = in_type(&self.weight_hh, pass, dtype)?;
         let bias = match &self.bias_hh {
-            Some(bias) => of(bias)?,
+            Some(bias) => in_type(bias, pass, dtype)?,
             None => pass.constant(Tensor::zeros(device, [weight.shape()[0]], dtype)?),
         };
         Ok([weight, bias])
     }
+
+    /// The projection of states, in the type of `x`, if there is one.
+    pub(super) fn projection(&self, pass: &Pass, x: &Var) -> Result<Option<Var>> {
+        let dtype = x.value().dtype();
+        self.weight_hr.as_ref().map(|weight| in_type(weight, pass, dtype)).transpose()
+    }
+}
+
+fn in_type(parameter: &Parameter, pass: &Pass, dtype: DType) -> Result<Var> {
+    let var = parameter.var(pass)?;
+    Ok(if var.value().dtype() == dtype { var } else { var.to_dtype(dtype)? })
 }
 
 /// Layers of cells. Each layer has one for each direction.
 #[derive(Clone, Debug)]
 pub(super) struct Stack {
     pub(super) options: RecurrentOptions,
+    /// Numbers of a state that is projected.
+    pub(super) projected: Option<usize>,
     cells: Vec<Cell>,
     dropout: Dropout,
 }
@@ -102,29 +135,20 @@ impl Stack {
     pub(super) fn new(
         device: &Device,
         key: RandomKey,
-        gates: usize,
+        (gates, projected): (usize, Option<usize>),
         options: RecurrentOptions,
     ) -> Result<Self> {
         let RecurrentOptions { inputs, hidden, layers, dropout, directions, bias } = options;
         check_option("layers", layers as f64, "[1, ∞)", |count| count >= 1.0)?;
-        let bound = init::default_bound(hidden);
         let cell = |index: usize| {
             let (layer, side) = (index / directions.count(), index % directions.count());
             let suffix = format!("_l{layer}{}", ["", "_reverse"][side]);
-            let inputs = if layer == 0 { inputs } else { hidden * directions.count() };
-            let new = |name: &str, shape: &[usize]| {
-                Parameter::uniform(device, key.op(&format!("{name}{suffix}")), shape, bound)
-            };
-            Ok(Cell {
-                weight_ih: new("weight_ih", &[gates * hidden, inputs])?,
-                weight_hh: new("weight_hh", &[gates * hidden, hidden])?,
-                bias_ih: bias.then(|| new("bias_ih", &[gates * hidden])).transpose()?,
-                bias_hh: bias.then(|| new("bias_hh", &[gates * hidden])).transpose()?,
-                suffix,
-            })
+            let above = projected.unwrap_or(hidden) * directions.count();
+            let inputs = if layer == 0 { inputs } else { above };
+            Cell::new(device, key, &suffix, ([gates, inputs, hidden], projected), bias)
         };
         let cells = (0..layers * directions.count()).map(cell).collect::<Result<_>>()?;
-        Ok(Stack { options, cells, dropout: Dropout::new(dropout)? })
+        Ok(Stack { options, projected, cells, dropout: Dropout::new(dropout)? })
     }
 
     /// All layers on `input: [B, T, I]`. `walk` runs one cell, whose index among all cells it gets,
@@ -228,17 +252,22 @@ pub(super) fn start_of(
     Ok(pass.constant(Tensor::zeros(value.device(), shape, value.dtype())?))
 }
 
-impl Parameters for Stack {
+impl Parameters for Cell {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        for cell in &mut self.cells {
-            let Cell { weight_ih, weight_hh, bias_ih, bias_hh, suffix } = cell;
-            visitor(&format!("weight_ih{suffix}"), weight_ih);
-            visitor(&format!("weight_hh{suffix}"), weight_hh);
-            for (name, bias) in [("bias_ih", bias_ih), ("bias_hh", bias_hh)] {
-                if let Some(bias) = bias {
-                    visitor(&format!("{name}{suffix}"), bias);
-                }
+        let Cell { weight_ih, weight_hh, bias_ih, bias_hh, weight_hr, suffix } = self;
+        visitor(&format!("weight_ih{suffix}"), weight_ih);
+        visitor(&format!("weight_hh{suffix}"), weight_hh);
+        let others = [("bias_ih", bias_ih), ("bias_hh", bias_hh), ("weight_hr", weight_hr)];
+        for (name, parameter) in others {
+            if let Some(parameter) = parameter {
+                visitor(&format!("{name}{suffix}"), parameter);
             }
         }
+    }
+}
+
+impl Parameters for Stack {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.cells.iter_mut().for_each(|cell| cell.visit(visitor));
     }
 }

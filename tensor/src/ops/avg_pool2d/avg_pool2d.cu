@@ -50,6 +50,7 @@ __device__ inline Range covering(const Axis& axis, u64 at) {
 struct Means {
   u64 planes;
   u64 is_inside;  // sums are divided by the places inside the input alone
+  u64 exactly;    // or by this number, if it is not 0
   Axis rows;
   Axis columns;
 };
@@ -61,6 +62,7 @@ __device__ inline u64 count(const Means& of, const Axis& axis, u64 at) {
 }
 
 __device__ inline Computed divisor(const Means& of, u64 row, u64 column) {
+  if (of.exactly != 0) return (Computed)of.exactly;
   u64 both = count(of, of.rows, row) * count(of, of.columns, column);
   return (Computed)(both == 0 ? 1 : both);
 }

@@ -24,10 +24,14 @@ pub(super) fn pool(op: &AvgPool2d, cuda: &Cuda, operands: &CudaOperands<'_>) -> 
         Direction::Forward => typed_name!("avg_pool2d", op.dtype),
         Direction::Backward => typed_name!("avg_pool2d_backward", op.dtype),
     };
-    let kernel = Signature { name, parameters: &[Write, Read, Words(12)] };
-    let is_inside = u64::from(op.shape.divisor == Divisor::Inside);
+    let kernel = Signature { name, parameters: &[Write, Read, Words(13)] };
+    let (is_inside, exactly) = match op.shape.divisor {
+        Divisor::Window => (0, 0),
+        Divisor::Inside => (1, 0),
+        Divisor::Exactly(number) => (0, number.get() as u64),
+    };
     let [rows, columns] = op.shape.axes.map(words);
-    let means = [&[op.shape.planes as u64, is_inside][..], &rows, &columns].concat();
+    let means = [&[op.shape.planes as u64, is_inside, exactly][..], &rows, &columns].concat();
     let (to, from) = (operands.write(0), operands.read(0));
     let arguments = [to.to_write(), from.to_read(), Argument::Words(&means)];
     let len = to.layout().shape().element_count();

@@ -6,6 +6,8 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use std::num::NonZeroUsize;
+
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
@@ -29,6 +31,8 @@ pub enum Divisor {
     Window,
     /// The places inside the input.
     Inside,
+    /// This number, however many places there are: `divisor_override`.
+    Exactly(NonZeroUsize),
 }
 
 /// The choices of a pooling by means.

@@ -14,6 +14,7 @@ mod methods;
 mod op;
 mod parts;
 mod pow;
+mod special;
 mod table;
 
 use crate::cpu::Cpu;

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Operations are those for each element, for the simulated time: the instructions of the f32
-//! loops, roughly. NAME is the formula's in `elementwise.cu`. The section says what
+//! loops, roughly. NAME is the formula's in `elementwise.cu`, if it is there. The section says what
 //! it is defined for. NaN goes through all of them, as in PyTorch. `{ loop |sources, to| .. }` is
 //! for what is more than one formula for all elements; its scalars are still f64.
 
@@ -19,6 +19,7 @@ use super::parts::{
     sigmoid, sqrt_2_over_pi, tanh_softplus,
 };
 use super::pow::pow;
+use super::special::{digamma, erf_inverse, trigamma};
 use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Fused;
@@ -126,6 +127,18 @@ formulas! {
         /// 1 less the error function, exact where that is near 1.
         pub fn erfc, erfc_ =
         Erfc(x) 50.0 [ERFC] { constant(libm::erfc(x.to_f64())) }
+        /// The number with this error function; infinite for -1 and 1, NaN beyond.
+        pub fn erfinv, erfinv_ =
+        ErfInv(x) 200.0 { constant(erf_inverse(x.to_f64())) }
+        /// The logarithm of the magnitude of the gamma function, `ln |Γ(x)|`.
+        pub fn lgamma, lgamma_ =
+        LGamma(x) 50.0 { constant(libm::lgamma(x.to_f64())) }
+        /// The slope of `ln Γ(x)`; NaN at negative whole numbers, infinite at 0.
+        pub fn digamma, digamma_ =
+        Digamma(x) 50.0 { constant(digamma(x.to_f64())) }
+            => pub fn digamma_backward, digamma_backward_ = (dy, x) 50.0 {
+                dy * constant(trigamma(x.to_f64()))
+            }
         /// The digits after the point, under the number's sign.
         pub fn frac, frac_ =
         Frac(x) 2.0 [FRAC] { x - x.trunc() }

@@ -4,6 +4,10 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod drawn;
+mod integers;
+
+pub use drawn::Draw;
 
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Mode, Order, evaluate};

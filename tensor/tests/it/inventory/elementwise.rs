@@ -1,4 +1,4 @@
-use lowtide_tensor::{Closeness, DType, RandomKey, Replacements, Tensor};
+use lowtide_tensor::{Closeness, DType, Draw, RandomKey, Replacements, Tensor};
 
 use super::{Op, both, in_place, out};
 
@@ -102,6 +102,9 @@ fn functions() -> Vec<Op> {
         acosh acosh_ ();
         atanh atanh_ ();
         erfc erfc_ ();
+        erfinv erfinv_ ();
+        lgamma lgamma_ ();
+        digamma digamma_ ();
         frac frac_ ();
         log2 log2_ ();
         log10 log10_ ();
@@ -147,6 +150,7 @@ fn gradients() -> Vec<Op> {
         selu_backward selu_backward_ (&i.b);
         softsign_backward softsign_backward_ (&i.b);
         logsigmoid_backward logsigmoid_backward_ (&i.b);
+        digamma_backward digamma_backward_ (&i.b);
     }
 }
 
@@ -157,6 +161,8 @@ fn moves() -> Vec<Op> {
         in_place!(normal_, i => i.a.normal_(RandomKey::new(3), -1.0, 2.0)),
         in_place!(bernoulli_, i => i.a.bernoulli_(RandomKey::new(3), 0.3)),
         out!(permutation, i => Tensor::permutation(&i.device, 3000, RandomKey::new(3))),
+        in_place!(random_integers_, i => i.a.random_integers_(RandomKey::new(3), -5..90)),
+        out!(multinomial, i => i.positive.multinomial(RandomKey::new(3), 3, Draw::Replaced)),
         out!(arange, i => Tensor::arange(&i.device, 0.0..9000.0, 0.1, i.a.dtype())),
         out!(linspace, i => Tensor::linspace(&i.device, [-1.0, 2.0], 900, i.a.dtype())),
         out!(eye, i => Tensor::eye(&i.device, 90, 300, i.a.dtype())),

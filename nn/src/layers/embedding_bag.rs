@@ -1,0 +1,243 @@
+//! Rows of a table, reduced over bags; x: [B, L] or [N] of indices, W: [V, D], y: [B, D].
+
+use lowtide_allocator::Category;
+use lowtide_autograd::{Needs, Pass, Var};
+use lowtide_tensor::{
+    DType, Device, Existing, RandomKey, ScatterReduction, Shape, Side, Tensor, TensorError,
+};
+
+use crate::error::Result;
+use crate::fields::parameters;
+use crate::module::Module;
+use crate::parameter::Parameter;
+
+/// What becomes of the rows of a bag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum BagReduction {
+    /// Their sum, or the sum of their products with weights.
+    Sum,
+    /// Their mean: PyTorch's default.
+    #[default]
+    Mean,
+    /// The largest of each feature; the first of equal ones gets the gradient.
+    Max,
+}
+
+/// How [`embedding_bag`] reduces; PyTorch's defaults.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BagOptions {
+    /// What becomes of the rows.
+    pub reduction: BagReduction,
+    /// An index that belongs to no bag and gets no gradient, `padding_idx`.
+    pub padding: Option<usize>,
+}
+
+/// Which indices are a bag.
+#[derive(Clone, Copy, Debug)]
+pub enum Bags<'a> {
+    /// Each row of indices `[B, L]`.
+    Rows,
+    /// The indices `[N]` from each of these places `[B]` of i64 up to the next, `offsets`. The
+    /// first place is 0, and places do not decrease.
+    From(&'a Tensor),
+}
+
+/// Rows of a table, reduced over bags of them, `torch.nn.functional.embedding_bag`. A bag without
+/// rows is 0. `weights`, one for each index, are for sums. Half types are reduced in f32.
+///
+/// Takes memory for all rows of all bags. Kept for backward are the indices, with weights also the
+/// rows and the weights, and of the largest the place of each.
+///
+/// # Shapes
+/// `table: [V, D]`, `index: [B, L]` or `[N]` of i64, `weights` like it, `→ [B, D]`
+///
+/// # Errors
+/// `Shape`, also of weights for another reduction than the sum; `Index` for a row that there is not
+/// and for a first place that is not 0; `DType`, `OutOfMemory`.
+pub fn embedding_bag(
+    table: Var,
+    index: &Tensor,
+    bags: Bags<'_>,
+    weights: Option<Var>,
+    options: BagOptions,
+) -> Result<Var> {
+    let op = "embedding_bag";
+    let BagOptions { reduction, padding } = options;
+    let (left, dtype) = (*index.shape(), table.value().dtype());
+    let unfit = |right: Shape| TensorError::Shape { op, left, right };
+    if let Some(weights) = &weights
+        && (reduction != BagReduction::Sum || *weights.shape() != left)
+    {
+        return Err(unfit(*weights.shape()).into());
+    }
+    let (bag, count) = match bags {
+        Bags::Rows => match left[..] {
+            [count, len] => (bag_of_rows(index.device(), count, len)?, count),
+            _ => return Err(unfit(Shape::new(&[1, 1])).into()),
+        },
+        Bags::From(starts) => match (&left[..], &starts.shape()[..]) {
+            (&[len], &[count]) => (bag_of_starts(starts, len)?, count),
+            _ => return Err(unfit(*starts.shape()).into()),
+        },
+    };
+    let index = index.reshape([left.element_count()])?;
+    let is_padding = padding.map(|row| index.eq_scalar(row as f64)).transpose()?;
+    let width = table.shape().get(1).copied().unwrap_or(0);
+    let rows = table.embedding(&index)?.to_dtype(dtype.computed())?;
+    let (device, wide) = (rows.value().device().clone(), rows.value().dtype());
+    let pass = rows.pass().clone();
+    let rows = match weights {
+        Some(weights) => {
+            let weights = weights.reshape([left.element_count(), 1])?.to_dtype(wide)?;
+            rows.mul(weights)?
+        }
+        None => rows,
+    };
+    let hidden = |rows: Var, value: f64| -> Result<Var> {
+        match &is_padding {
+            Some(is_padding) => Ok(rows.masked_fill(&is_padding.unsqueeze(1)?, value)?),
+            None => Ok(rows),
+        }
+    };
+    let zeros = pass.constant(Tensor::zeros(&device, [count, width], wide)?);
+    let y = match reduction {
+        BagReduction::Sum => zeros.index_add(0, &bag, hidden(rows, 0.0)?)?,
+        BagReduction::Mean => {
+            let counts = rows_in_bags([&index, &bag], is_padding.as_ref(), count, wide)?;
+            let sums = zeros.index_add(0, &bag, hidden(rows, 0.0)?)?;
+            divided(sums, &counts.maximum_scalar(1.0)?.unsqueeze(1)?)?
+        }
+        BagReduction::Max => {
+            let y = largest(hidden(rows, f64::NEG_INFINITY)?, &bag, count)?;
+            match &is_padding {
+                None => y,
+                // A bag of padding alone.
+                Some(_) => {
+                    let counts = rows_in_bags([&index, &bag], is_padding.as_ref(), count, wide)?;
+                    y.masked_fill(&counts.eq_scalar(0.0)?.unsqueeze(1)?, 0.0)?
+                }
+            }
+        }
+    };
+    Ok(y.to_dtype(dtype)?)
+}
+
+/// `x / counts`, for whose gradient the counts are enough.
+fn divided(x: Var, counts: &Tensor) -> Result<Var> {
+    Ok(Var::apply("embedding_bag_mean", [x], |[x], save| {
+        let (y, saved) = (x.div(counts)?, save.keep(counts));
+        // dx = dy / counts
+        let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.div(&saved.unpack()?)?)]);
+        Ok((y, rule))
+    })?)
+}
+
+/// The largest of each feature in each bag, 0 in those without rows. What backward needs is the
+/// place of the first row that has it.
+fn largest(rows: Var, bag: &Tensor, count: usize) -> Result<Var> {
+    Ok(Var::apply("embedding_bag_max", [rows], |[rows], save| {
+        let (device, len, width) = (rows.device(), rows.shape()[0], rows.shape()[1]);
+        let bags = bag.unsqueeze(1)?.expand([len, width])?;
+        let zeros = Tensor::zeros(device, [count, width], rows.dtype())?;
+        let (amax, amin) = (ScatterReduction::Amax, ScatterReduction::Amin);
+        let y = zeros.scatter_reduce(0, &bags, &rows, amax, Existing::Replaced)?;
+        let winners = match save.is_needed() {
+            false => None,
+            true => {
+                let places = Tensor::arange(device, 0.0..len as f64, 1.0, DType::I64)?;
+                let places = places.unsqueeze(1)?.expand([len, width])?;
+                let is_smaller = rows.lt(&y.index_select(0, bag)?)?;
+                let places = places.masked_fill(&is_smaller, len as f64)?;
+                // The row behind the last, in a bag without rows.
+                let none = Tensor::full(device, [count, width], DType::I64, len as f64)?;
+                let first = none.scatter_reduce(0, &bags, &places, amin, Existing::Included)?;
+                Some(save.keep(&first))
+            }
+        };
+        // drows[p] = Σ dy[b] over the bags b whose largest stood at p
+        let rule = move |dy: Tensor, _: Needs| {
+            let winners = winners.expect("a rule runs where it was recorded").unpack()?;
+            let all = Tensor::zeros(dy.device(), [len + 1, width], dy.dtype())?;
+            Ok(vec![Some(all.scatter(0, &winners, &dy)?.narrow(0, 0, len)?)])
+        };
+        Ok((y, rule))
+    })?)
+}
+
+/// The bag of each of `len` indices in each of `count` rows.
+fn bag_of_rows(device: &Device, count: usize, len: usize) -> Result<Tensor> {
+    let rows = Tensor::arange(device, 0.0..count as f64, 1.0, DType::I64)?;
+    Ok(rows.unsqueeze(1)?.expand([count, len])?.reshape([count * len])?)
+}
+
+/// The bag of each of `len` indices: how many bags begin at or before it, less one.
+fn bag_of_starts(starts: &Tensor, len: usize) -> Result<Tensor> {
+    let places = Tensor::arange(starts.device(), 0.0..len as f64, 1.0, DType::I64)?;
+    Ok(starts.searchsorted(&places, Side::Right)?.sub_scalar(1.0)?)
+}
+
+/// How many indices of each bag are not padding.
+fn rows_in_bags(
+    [index, bag]: [&Tensor; 2],
+    is_padding: Option<&Tensor>,
+    count: usize,
+    dtype: DType,
+) -> Result<Tensor> {
+    let counted = match is_padding {
+        Some(is_padding) => is_padding.logical_not()?.to_dtype(dtype)?,
+        None => Tensor::full(index.device(), *index.shape(), dtype, 1.0)?,
+    };
+    Ok(Tensor::zeros(index.device(), [count], dtype)?.index_add(0, bag, &counted)?)
+}
+
+/// A learned vector for each index, reduced over bags of indices, `torch.nn.EmbeddingBag`.
+#[derive(Clone, Debug)]
+pub struct EmbeddingBag {
+    weight: Parameter,
+    options: BagOptions,
+}
+
+impl EmbeddingBag {
+    /// A table of `rows` vectors of `width`, from the standard normal distribution; a row for
+    /// padding is zeros.
+    ///
+    /// # Errors
+    /// `Index` for a row of padding that there is not, `OutOfMemory`.
+    pub fn new(
+        device: &Device,
+        key: RandomKey,
+        [rows, width]: [usize; 2],
+        options: BagOptions,
+    ) -> Result<Self> {
+        let mut weight = Tensor::empty_in(device, Category::Parameter, [rows, width], DType::F32)?;
+        weight.normal_(key.op("weight"), 0.0, 1.0)?;
+        if let Some(row) = options.padding {
+            weight.select(0, row)?.zero_()?;
+        }
+        Ok(EmbeddingBag { weight: Parameter::new(weight), options })
+    }
+
+    /// [`Module::forward`] of any bags, and of weights; see [`embedding_bag`].
+    ///
+    /// # Errors
+    /// Those of [`embedding_bag`].
+    pub fn reduce(
+        &self,
+        pass: &Pass,
+        index: &Tensor,
+        bags: Bags<'_>,
+        weights: Option<Var>,
+    ) -> Result<Var> {
+        embedding_bag(self.weight.var(pass)?, index, bags, weights, self.options)
+    }
+}
+
+parameters!(EmbeddingBag { weight });
+
+impl Module for EmbeddingBag {
+    /// # Shapes
+    /// `input: [B, L]` of i64 `→ [B, D]`
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        self.reduce(pass, &input.into_value(), Bags::Rows, None)
+    }
+}

@@ -1,0 +1,121 @@
+//! Weights as a length and a direction.
+//!
+//! Salimans and Kingma, "Weight normalization: a simple reparameterization to accelerate training
+//! of deep neural networks" (2016).
+
+use lowtide_allocator::Category;
+use lowtide_autograd::{Needs, Pass, Saved, SavedPolicy, Var};
+use lowtide_tensor::{Axis, Tensor};
+
+use crate::buffer::Buffer;
+use crate::error::Result;
+use crate::module::{Module, Parameters};
+use crate::parameter::Parameter;
+
+/// A layer whose weight can be computed from others: one of its parameters is called `weight`.
+pub trait Weighted: Parameters {
+    /// The weight that the layer has itself.
+    fn weight(&self) -> &Parameter;
+
+    /// The same weight, to show or to replace.
+    fn weight_mut(&mut self) -> &mut Parameter;
+
+    /// [`Module::forward`] with another weight of this shape.
+    ///
+    /// # Errors
+    /// Those of the layer.
+    fn forward_with(&self, pass: &Pass, weight: Var, input: Var) -> Result<Var>;
+}
+
+/// A layer with the weight `w = g · v / ‖v‖`, where the norms are those of all slices along one
+/// dimension: `torch.nn.utils.parametrizations.weight_norm`, under whose names the parameters are,
+/// `parametrizations.weight.original0` for g and `original1` for v.
+///
+/// For backward v, g and the norms are kept, and w by the layer.
+#[derive(Clone, Debug)]
+pub struct WeightNorm<M> {
+    layer: M,
+    lengths: Parameter,
+    axis: usize,
+}
+
+impl<M: Weighted> WeightNorm<M> {
+    /// The layer with its weight as v and the norms of its slices along the first dimension as g,
+    /// so that the first w is that weight.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new(layer: M) -> Result<Self> {
+        Self::along(layer, 0)
+    }
+
+    /// [`WeightNorm::new`] with norms of the slices along another dimension, PyTorch's `dim`.
+    ///
+    /// # Errors
+    /// `Index` for a dimension that does not exist, `OutOfMemory`.
+    pub fn along(layer: M, axis: impl Into<Axis>) -> Result<Self> {
+        let weight = layer.weight().value().clone();
+        let axis = axis.into().index("weight_norm", weight.shape().len())?;
+        let norms = weight.norm_keep(&others(&weight, axis), 2.0)?;
+        let shape = *norms.shape();
+        let mut lengths =
+            Tensor::empty_in(weight.device(), Category::Parameter, shape, weight.dtype())?;
+        lengths.copy_(&norms)?;
+        Ok(WeightNorm { layer, lengths: Parameter::new(lengths), axis })
+    }
+}
+
+/// `w = g · v / ‖v‖`
+fn weight_norm(v: Var, g: Var, axis: usize) -> Result<Var> {
+    Ok(Var::apply("weight_norm", [v, g], |[v, g], save| {
+        let axes = others(&v, axis);
+        let norms = v.norm_keep(&axes, 2.0)?;
+        let w = v.mul(&g.div(&norms)?)?;
+        let saved = [&v, &g, &norms].map(|x| save.keep(x));
+        // dg = Σ dw · v / ‖v‖, dv = g / ‖v‖ · (dw - dg · v / ‖v‖)
+        let rule = move |dw: Tensor, _: Needs| {
+            let [v, g, norms] = saved.map(Saved::unpack);
+            let (v, g, norms) = (v?, g?, norms?);
+            let dg = dw.mul(&v)?.sum_keep(&axes)?.div(&norms)?;
+            let across = dw.sub(&v.mul(&dg.div(&norms)?)?)?;
+            Ok(vec![Some(across.mul(&g.div(&norms)?)?), Some(dg)])
+        };
+        Ok((w, rule))
+    })?)
+}
+
+/// All dimensions but one.
+fn others(weight: &Tensor, axis: usize) -> Vec<usize> {
+    (0..weight.shape().len()).filter(|&other| other != axis).collect()
+}
+
+impl<M: Weighted> Parameters for WeightNorm<M> {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        // PyTorch's order: what is left of the layer, then the parametrisation.
+        self.layer.visit(&mut |name, parameter| {
+            if name != "weight" {
+                visitor(name, parameter);
+            }
+        });
+        visitor("parametrizations.weight.original0", &mut self.lengths);
+        visitor("parametrizations.weight.original1", self.layer.weight_mut());
+    }
+
+    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        self.layer.visit_buffers(visitor);
+    }
+
+    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
+        self.layer.visit_policies(visitor);
+    }
+}
+
+impl<M: Weighted> Module for WeightNorm<M> {
+    /// # Shapes
+    /// Those of the layer.
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        let [v, g] = [self.layer.weight().var(pass)?, self.lengths.var(pass)?];
+        let weight = weight_norm(v, g, self.axis)?;
+        self.layer.forward_with(pass, weight, input)
+    }
+}
