@@ -21,7 +21,7 @@ pub enum GridMode {
 /// What lies around an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GridPadding {
-    /// Zeros.
+    /// Pixels of 0: points far outside are 0.
     #[default]
     Zeros,
     /// The outermost pixels.

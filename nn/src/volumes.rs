@@ -11,7 +11,7 @@ use lowtide_tensor::{
 use crate::error::Result;
 use crate::fields::parameters;
 use crate::init;
-use crate::layers::weight_norm::Weighted;
+use crate::layers::weight_norm::{Weighted, weighted};
 use crate::module::{Module, Parameters};
 use crate::parameter::Parameter;
 
@@ -281,20 +281,7 @@ impl Module for Conv3d {
     }
 }
 
-impl Weighted for Conv3d {
-    fn weight(&self) -> &Parameter {
-        &self.weight
-    }
-
-    fn weight_mut(&mut self) -> &mut Parameter {
-        &mut self.weight
-    }
-
-    fn forward_with(&self, pass: &Pass, weight: Var, input: Var) -> Result<Var> {
-        let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
-        conv3d(input, weight, bias, self.geometry)
-    }
-}
+weighted!(Conv3d, |self, input, weight, bias| conv3d(input, weight, bias, self.geometry));
 
 /// The largest value in each window, `torch.nn.MaxPool3d`.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::fields::parameters;
 use crate::init;
 use crate::layers::border::Border;
-use crate::layers::weight_norm::Weighted;
+use crate::layers::weight_norm::{Weighted, weighted};
 use crate::module::Module;
 use crate::optim::check_option;
 use crate::parameter::Parameter;
@@ -94,21 +94,10 @@ impl Module for Conv2d {
     }
 }
 
-impl Weighted for Conv2d {
-    fn weight(&self) -> &Parameter {
-        &self.weight
-    }
-
-    fn weight_mut(&mut self) -> &mut Parameter {
-        &mut self.weight
-    }
-
-    fn forward_with(&self, pass: &Pass, weight: Var, input: Var) -> Result<Var> {
-        let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
-        let input = match &self.border {
-            Some(border) => border.around(input)?,
-            None => input,
-        };
-        Ok(input.conv2d(weight, bias, self.geometry)?)
-    }
-}
+weighted!(Conv2d, |self, input, weight, bias| {
+    let input = match &self.border {
+        Some(border) => border.around(input)?,
+        None => input,
+    };
+    Ok(input.conv2d(weight, bias, self.geometry)?)
+});

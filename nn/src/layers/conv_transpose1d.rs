@@ -6,7 +6,7 @@ use lowtide_tensor::{ConvTranspose1dGeometry, Device, RandomKey};
 use crate::error::Result;
 use crate::fields::parameters;
 use crate::init;
-use crate::layers::weight_norm::Weighted;
+use crate::layers::weight_norm::{Weighted, weighted};
 use crate::module::Module;
 use crate::parameter::Parameter;
 
@@ -65,17 +65,8 @@ impl Module for ConvTranspose1d {
     }
 }
 
-impl Weighted for ConvTranspose1d {
-    fn weight(&self) -> &Parameter {
-        &self.weight
-    }
-
-    fn weight_mut(&mut self) -> &mut Parameter {
-        &mut self.weight
-    }
-
-    fn forward_with(&self, pass: &Pass, weight: Var, input: Var) -> Result<Var> {
-        let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
-        Ok(input.conv_transpose1d(weight, bias, self.geometry)?)
-    }
-}
+weighted!(ConvTranspose1d, |self, input, weight, bias| Ok(input.conv_transpose1d(
+    weight,
+    bias,
+    self.geometry
+)?));

@@ -7,7 +7,7 @@ use lowtide_tensor::{ConvTranspose2dGeometry, Device, RandomKey};
 use crate::error::Result;
 use crate::fields::parameters;
 use crate::init;
-use crate::layers::weight_norm::Weighted;
+use crate::layers::weight_norm::{Weighted, weighted};
 use crate::module::Module;
 use crate::parameter::Parameter;
 
@@ -67,17 +67,8 @@ impl Module for ConvTranspose2d {
     }
 }
 
-impl Weighted for ConvTranspose2d {
-    fn weight(&self) -> &Parameter {
-        &self.weight
-    }
-
-    fn weight_mut(&mut self) -> &mut Parameter {
-        &mut self.weight
-    }
-
-    fn forward_with(&self, pass: &Pass, weight: Var, input: Var) -> Result<Var> {
-        let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
-        Ok(input.conv_transpose2d(weight, bias, self.geometry)?)
-    }
-}
+weighted!(ConvTranspose2d, |self, input, weight, bias| Ok(input.conv_transpose2d(
+    weight,
+    bias,
+    self.geometry
+)?));

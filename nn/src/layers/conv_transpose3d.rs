@@ -9,7 +9,7 @@ use lowtide_tensor::{ConvTranspose2dGeometry, Device, RandomKey, Tensor, TensorE
 use crate::error::Result;
 use crate::fields::parameters;
 use crate::init;
-use crate::layers::weight_norm::Weighted;
+use crate::layers::weight_norm::{Weighted, weighted};
 use crate::module::Module;
 use crate::parameter::Parameter;
 
@@ -205,17 +205,9 @@ impl Module for ConvTranspose3d {
     }
 }
 
-impl Weighted for ConvTranspose3d {
-    fn weight(&self) -> &Parameter {
-        &self.weight
-    }
-
-    fn weight_mut(&mut self) -> &mut Parameter {
-        &mut self.weight
-    }
-
-    fn forward_with(&self, pass: &Pass, weight: Var, input: Var) -> Result<Var> {
-        let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
-        conv_transpose3d(input, weight, bias, self.geometry)
-    }
-}
+weighted!(ConvTranspose3d, |self, input, weight, bias| conv_transpose3d(
+    input,
+    weight,
+    bias,
+    self.geometry
+));

@@ -6,7 +6,7 @@ use lowtide_tensor::{Device, RandomKey};
 use crate::error::Result;
 use crate::fields::parameters;
 use crate::init;
-use crate::layers::weight_norm::Weighted;
+use crate::layers::weight_norm::weighted;
 use crate::module::Module;
 use crate::parameter::Parameter;
 
@@ -78,17 +78,4 @@ impl Module for Linear {
     }
 }
 
-impl Weighted for Linear {
-    fn weight(&self) -> &Parameter {
-        &self.weight
-    }
-
-    fn weight_mut(&mut self) -> &mut Parameter {
-        &mut self.weight
-    }
-
-    fn forward_with(&self, pass: &Pass, weight: Var, input: Var) -> Result<Var> {
-        let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
-        Ok(input.linear(weight, bias)?)
-    }
-}
+weighted!(Linear, |self, input, weight, bias| Ok(input.linear(weight, bias)?));

@@ -27,6 +27,28 @@ pub trait Weighted: Parameters {
     fn forward_with(&self, pass: &Pass, weight: Var, input: Var) -> Result<Var>;
 }
 
+/// [`Weighted`] for a layer with a `weight` and perhaps a `bias`: the result of the input with
+/// variables of both.
+macro_rules! weighted {
+    ($layer:ident, |$self:ident, $input:ident, $weight:ident, $bias:ident| $y:expr) => {
+        impl crate::layers::weight_norm::Weighted for $layer {
+            fn weight(&self) -> &Parameter {
+                &self.weight
+            }
+
+            fn weight_mut(&mut self) -> &mut Parameter {
+                &mut self.weight
+            }
+
+            fn forward_with(&$self, pass: &Pass, $weight: Var, $input: Var) -> Result<Var> {
+                let $bias = $self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
+                $y
+            }
+        }
+    };
+}
+pub(crate) use weighted;
+
 /// A layer with the weight `w = g · v / ‖v‖`, where the norms are those of all slices along one
 /// dimension: `torch.nn.utils.parametrizations.weight_norm`, under whose names the parameters are,
 /// `parametrizations.weight.original0` for g and `original1` for v.

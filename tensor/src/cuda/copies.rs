@@ -214,9 +214,9 @@ fn part_bytes(staging: &PinnedCache) -> usize {
 /// Operations whose kernels look at values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Checked {
-    /// At labels, which are classes.
+    /// At labels: what is no class is a `Label` error.
     Labels(&'static str),
-    /// At indices.
+    /// At positions along a dimension: what is beyond it is an `Index` error.
     Indices(&'static str),
 }
 

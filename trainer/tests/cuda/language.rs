@@ -5,11 +5,9 @@ use lowtide_data::{ElementType, Field, Loader, LoaderOptions, Random, Sequential
 use lowtide_nn::models::{Gpt, GptShape};
 use lowtide_nn::optim::{Adam, AdamOptions};
 use lowtide_tensor::{CpuOptions, Device, RandomKey, SimSpec};
-use lowtide_trainer::{
-    Fit, Flow, Knobs, LanguageModel, Observer, Options, Result, StepReport, TrainError, Trainer,
-    Training,
-};
+use lowtide_trainer::{Fit, Knobs, LanguageModel, Options, TrainError, Trainer};
 
+use crate::common::Losses;
 use crate::gpu::Gpu;
 
 /// Small pages, so that plans differ.
@@ -18,16 +16,6 @@ const PAGE_BYTES: usize = 64 << 10;
 /// Losses of both devices, relative to each other: sums in another order, which the steps before
 /// carry on.
 const TOLERANCE: f64 = 2e-5;
-
-#[derive(Default)]
-struct Losses(Vec<f64>);
-
-impl Observer for Losses {
-    fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
-        self.0.push(report.loss);
-        Ok(Flow::Continue)
-    }
-}
 
 fn tokens() -> Loader {
     let options = LoaderOptions { batch_size: 12, ..Default::default() };

@@ -347,3 +347,14 @@ pub(crate) const U: f64 = f32::EPSILON as f64 / 2.0;
 pub(crate) fn reassociation(len: usize) -> f64 {
     8.0 * 2.0 * (len as f64).sqrt() * U
 }
+
+/// The losses of the steps.
+#[derive(Default)]
+pub(crate) struct Losses(pub(crate) Vec<f64>);
+
+impl Observer for Losses {
+    fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
+        self.0.push(report.loss);
+        Ok(Flow::Continue)
+    }
+}

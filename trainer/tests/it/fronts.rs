@@ -3,11 +3,9 @@
 
 use lowtide_tensor::{CpuOptions, Device};
 use lowtide_trainer::recipe::{Recipe, RecipeData};
-use lowtide_trainer::{
-    Flow, Knobs, Observer, Plan, Precision, Remedy, Result, StepReport, Training,
-};
+use lowtide_trainer::{Knobs, Plan, Precision, Remedy, Result};
 
-use crate::common::does_not_fit;
+use crate::common::{Losses, does_not_fit};
 use crate::small_recipes::recipe;
 
 /// With what may not be split by half of them: batch normalisation couples samples.
@@ -27,17 +25,6 @@ const MODELS: [(&str, &str, &[&str]); 7] = [
 
 const BUDGETS: usize = 10;
 const STEPS: u64 = 2;
-
-/// The losses of the steps.
-#[derive(Default)]
-struct Losses(Vec<f64>);
-
-impl Observer for Losses {
-    fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
-        self.0.push(report.loss);
-        Ok(Flow::Continue)
-    }
-}
 
 struct Found {
     plan: Plan,

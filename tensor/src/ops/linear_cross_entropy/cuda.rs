@@ -159,11 +159,11 @@ impl Kernel for Total {
 pub(super) struct Gradients<'a> {
     /// Of the sum of the losses.
     pub(super) dy: &'a Tensor,
-    /// Overwritten.
+    /// That of x, which is overwritten.
     pub(super) dx: &'a Tensor,
-    /// Added to.
+    /// That of w, which is added to.
     pub(super) dw: &'a Tensor,
-    /// Added to.
+    /// That of b, which is added to.
     pub(super) db: Option<&'a Tensor>,
 }
 
