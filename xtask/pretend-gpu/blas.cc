@@ -1,4 +1,4 @@
-// cuBLASLt: the plain definition of a matrix product in f32, enqueued as work of a stream.
+// cuBLASLt: the plain definition of a matrix product, enqueued as work of a stream.
 
 #include <cstring>
 
@@ -18,7 +18,9 @@ enum Status : int {
   UNSUPPORTED = 15,
 };
 
-const int R_32F = 0, COMPUTE_32F = 68, COMPUTE_32F_FAST_TF32 = 77;
+const int R_32F = 0, R_64F = 1, R_16F = 2, R_16BF = 14;
+const int COMPUTE_32F = 68, COMPUTE_64F = 70, COMPUTE_32F_FAST_TF32 = 77;
+const int EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4;
 
 // `cublasLtMatmulHeuristicResult_t`. The pretend algorithm is the names of what it was chosen for.
 struct Choice {
@@ -63,7 +65,18 @@ uint64_t width(const BlasPart& layout, int is_transposed) {
   return is_transposed ? layout.rows : layout.columns;
 }
 
+size_t element_bytes(int type) { return type == R_64F ? 8 : type == R_32F ? 4 : 2; }
+
+// Types that the library has together.
+bool are_types(const BlasPart& op, int a, int b, int y) {
+  if (a != b || (op.compute == COMPUTE_64F) != (op.scale == R_64F)) return false;
+  if (op.compute == COMPUTE_64F) return a == R_64F && y == R_64F;
+  if (op.compute == COMPUTE_32F_FAST_TF32) return a == R_32F && y == R_32F;
+  return a != R_64F && (y == a || y == R_32F);
+}
+
 bool belong(const BlasPart& op, const BlasPart& a, const BlasPart& b, const BlasPart& y) {
+  if (!are_types(op, a.type, b.type, y.type)) return false;
   for (const BlasPart* layout : {&a, &b, &y}) {
     if (layout->leading < static_cast<int64_t>(layout->rows) || layout->batch != y.batch) {
       return false;
@@ -78,22 +91,66 @@ size_t span_bytes(const BlasPart& layout) {
   if (layout.rows == 0 || layout.columns == 0 || layout.batch == 0) return 0;
   int64_t last = (layout.batch - 1) * layout.batch_stride +
                  static_cast<int64_t>(layout.columns - 1) * layout.leading;
-  return 4 * (static_cast<size_t>(last) + layout.rows);
+  return element_bytes(layout.type) * (static_cast<size_t>(last) + layout.rows);
 }
 
-float* at(uint64_t address, const BlasPart& layout, int64_t z, uint64_t row, uint64_t column) {
+unsigned char* at(uint64_t address, const BlasPart& layout, int64_t z, uint64_t row,
+                  uint64_t column) {
   int64_t index = z * layout.batch_stride + static_cast<int64_t>(column) * layout.leading;
-  return reinterpret_cast<float*>(address) + index + static_cast<int64_t>(row);
+  size_t place = static_cast<size_t>(index + static_cast<int64_t>(row));
+  return reinterpret_cast<unsigned char*>(address) + place * element_bytes(layout.type);
+}
+
+template <typename T>
+T element(const unsigned char* place) {
+  T value;
+  memcpy(&value, place, sizeof(T));
+  return value;
+}
+
+double read(const unsigned char* place, int type) {
+  switch (type) {
+    case R_64F: return element<double>(place);
+    case R_16F: return static_cast<double>(element<_Float16>(place));
+    case R_16BF: {
+      uint32_t bits = static_cast<uint32_t>(element<uint16_t>(place)) << 16;
+      return __builtin_bit_cast(float, bits);
+    }
+  }
+  return element<float>(place);
+}
+
+template <typename T>
+void put(unsigned char* place, T value) {
+  memcpy(place, &value, sizeof(T));
+}
+
+// Rounded to the nearest, ties to even, by way of f32 as a kernel does.
+void write(unsigned char* place, int type, double value) {
+  float single = static_cast<float>(value);
+  uint32_t bits = __builtin_bit_cast(uint32_t, single);
+  switch (type) {
+    case R_64F: return put(place, value);
+    case R_16F: return put(place, static_cast<_Float16>(single));
+    case R_16BF: {
+      uint32_t rounded = single != single ? 0x7fc0u << 16 : bits + 0x7fff + (bits >> 16 & 1);
+      return put(place, static_cast<uint16_t>(rounded >> 16));
+    }
+  }
+  put(place, single);
 }
 
 // To 10 bits of mantissa, the nearest, ties to even.
-float rounded(float value, int compute) {
-  if (compute == COMPUTE_32F) return value;
-  uint32_t bits;
-  memcpy(&bits, &value, 4);
+double rounded(double value, int compute) {
+  if (compute != COMPUTE_32F_FAST_TF32) return value;
+  uint32_t bits = __builtin_bit_cast(uint32_t, static_cast<float>(value));
   bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
-  memcpy(&value, &bits, 4);
-  return value;
+  return __builtin_bit_cast(float, bits);
+}
+
+size_t bias_bytes(const Multiplication& m) {
+  return m.operation.epilogue == EPILOGUE_BIAS ? m.y_layout.rows * element_bytes(m.y_layout.type)
+                                               : 0;
 }
 
 }  // namespace
@@ -103,6 +160,7 @@ void multiply(State& s, const Work& work) {
   bool is_lost = !is_memory(s, m.a, span_bytes(m.a_layout)) ||
                  !is_memory(s, m.b, span_bytes(m.b_layout)) ||
                  !is_memory(s, m.y, span_bytes(m.y_layout)) ||
+                 !is_memory(s, m.operation.bias, bias_bytes(m)) ||
                  !is_memory(s, m.workspace, m.workspace_bytes);
   if (is_lost) {
     s.lost = ILLEGAL_ADDRESS;
@@ -113,6 +171,7 @@ void multiply(State& s, const Work& work) {
   open_for_work(s, opened, m.a, span_bytes(m.a_layout));
   open_for_work(s, opened, m.b, span_bytes(m.b_layout));
   open_for_work(s, opened, m.y, span_bytes(m.y_layout));
+  open_for_work(s, opened, m.operation.bias, bias_bytes(m));
   open_for_work(s, opened, m.workspace, m.workspace_bytes);
   // Whatever a kernel leaves there.
   if (m.workspace_bytes > 0) memset(reinterpret_cast<void*>(m.workspace), 0xEE, m.workspace_bytes);
@@ -123,12 +182,19 @@ void multiply(State& s, const Work& work) {
       for (uint64_t row = 0; row < m.y_layout.rows; row++) {
         double sum = 0;
         for (uint64_t i = 0; i < depth; i++) {
-          float a = *(t[0] ? at(m.a, m.a_layout, z, i, row) : at(m.a, m.a_layout, z, row, i));
-          float b = *(t[1] ? at(m.b, m.b_layout, z, column, i) : at(m.b, m.b_layout, z, i, column));
-          sum += double(rounded(a, compute)) * rounded(b, compute);
+          auto* a = t[0] ? at(m.a, m.a_layout, z, i, row) : at(m.a, m.a_layout, z, row, i);
+          auto* b = t[1] ? at(m.b, m.b_layout, z, column, i) : at(m.b, m.b_layout, z, i, column);
+          sum += rounded(read(a, m.a_layout.type), compute) *
+                 rounded(read(b, m.b_layout.type), compute);
         }
-        float* y = at(m.y, m.y_layout, z, row, column);
-        *y = m.alpha * static_cast<float>(sum) + (m.beta == 0 ? 0 : m.beta * *y);
+        unsigned char* y = at(m.y, m.y_layout, z, row, column);
+        int type = m.y_layout.type;
+        double value = m.alpha * sum + (m.beta == 0 ? 0 : m.beta * read(y, type));
+        if (bias_bytes(m) > 0) {
+          auto* bias = reinterpret_cast<const unsigned char*>(m.operation.bias);
+          value += read(bias + row * element_bytes(type), type);
+        }
+        write(y, type, value);
       }
     }
   }
@@ -173,19 +239,27 @@ ENTRY cublasLtDestroy(uint64_t handle) {
 
 ENTRY cublasLtMatmulDescCreate(uint64_t* name, int compute, int scale) {
   ENTER_BLAS("cublasLtMatmulDescCreate");
-  if (scale != R_32F || (compute != COMPUTE_32F && compute != COMPUTE_32F_FAST_TF32)) {
+  bool is_single = compute == COMPUTE_32F || compute == COMPUTE_32F_FAST_TF32;
+  if (!(is_single && scale == R_32F) && !(compute == COMPUTE_64F && scale == R_64F)) {
     return UNSUPPORTED;
   }
   BlasPart part;
   part.kind = BlasPart::OPERATION;
   part.compute = compute;
+  part.scale = scale;
   return create(s, name, part);
 }
 
 ENTRY cublasLtMatmulDescSetAttribute(uint64_t name, int attribute, const void* value, size_t size) {
   ENTER_BLAS("cublasLtMatmulDescSetAttribute");
   NEEDS_PART(part, name, OPERATION);
-  const int TRANSPOSE_A = 3, TRANSPOSE_B = 4;
+  const int TRANSPOSE_A = 3, TRANSPOSE_B = 4, EPILOGUE = 7, BIAS_POINTER = 8;
+  if (attribute == EPILOGUE) {
+    int code = set(part->epilogue, value, size);
+    bool is_known = part->epilogue == EPILOGUE_DEFAULT || part->epilogue == EPILOGUE_BIAS;
+    return code != DONE || is_known ? code : UNSUPPORTED;
+  }
+  if (attribute == BIAS_POINTER) return set(part->bias, value, size);
   if (attribute != TRANSPOSE_A && attribute != TRANSPOSE_B) return UNSUPPORTED;
   return set(part->transposed[attribute - TRANSPOSE_A], value, size);
 }
@@ -198,9 +272,10 @@ ENTRY cublasLtMatmulDescDestroy(uint64_t name) {
 ENTRY cublasLtMatrixLayoutCreate(uint64_t* name, int type, uint64_t rows, uint64_t columns,
                                  int64_t leading) {
   ENTER_BLAS("cublasLtMatrixLayoutCreate");
-  if (type != R_32F) return UNSUPPORTED;
+  if (type != R_32F && type != R_64F && type != R_16F && type != R_16BF) return UNSUPPORTED;
   BlasPart part;
   part.kind = BlasPart::LAYOUT;
+  part.type = type;
   part.rows = rows;
   part.columns = columns;
   part.leading = leading;
@@ -267,8 +342,8 @@ ENTRY cublasLtMatmulAlgoGetHeuristic(uint64_t handle, uint64_t op_name, uint64_t
   return DONE;
 }
 
-ENTRY cublasLtMatmul(uint64_t handle, uint64_t op_name, const float* alpha, uint64_t a,
-                     uint64_t a_name, uint64_t b, uint64_t b_name, const float* beta, uint64_t c,
+ENTRY cublasLtMatmul(uint64_t handle, uint64_t op_name, const void* alpha, uint64_t a,
+                     uint64_t a_name, uint64_t b, uint64_t b_name, const void* beta, uint64_t c,
                      uint64_t c_name, uint64_t y, uint64_t y_name, const uint64_t* algorithm,
                      uint64_t workspace, size_t workspace_bytes, uint64_t stream) {
   ENTER_BLAS("cublasLtMatmul");
@@ -285,9 +360,15 @@ ENTRY cublasLtMatmul(uint64_t handle, uint64_t op_name, const float* alpha, uint
     if (algorithm[4 + i] != names[i] || places[i] % algorithm[i] != 0) return INVALID;
   }
   if (c != y || c_name != y_name || workspace % 256 != 0) return INVALID;
+  if (op->epilogue == EPILOGUE_BIAS && op->bias % element_bytes(y_layout->type) != 0) {
+    return INVALID;
+  }
+  auto scalar = [op](const void* place) {
+    return read(static_cast<const unsigned char*>(place), op->scale);
+  };
   auto product = std::make_shared<Multiplication>();
-  *product = Multiplication{*op,    *a_layout, *b_layout, *y_layout,       a, b, y, *alpha,
-                            *beta, workspace, workspace_bytes};
+  *product = Multiplication{*op, *a_layout, *b_layout, *y_layout, a, b, y, scalar(alpha),
+                            scalar(beta), workspace, workspace_bytes};
   Work work(Work::PRODUCT);
   work.product = std::move(product);
   return enqueue(s, stream, std::move(work)) == SUCCESS ? DONE : EXECUTION_FAILED;

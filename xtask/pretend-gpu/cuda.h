@@ -158,6 +158,9 @@ T atomicCAS(T* address, T expected, T value) {
   return pretend::update(address, [=](T before) { return before == expected ? value : before; });
 }
 
+inline unsigned __umulhi(unsigned x, unsigned y) {
+  return static_cast<unsigned>(static_cast<unsigned long long>(x) * y >> 32);
+}
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }

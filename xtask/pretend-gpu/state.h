@@ -103,9 +103,13 @@ struct Started {
 struct BlasPart {
   enum Kind { HANDLE, OPERATION, LAYOUT, PREFERENCE };
   Kind kind = HANDLE;
-  int compute = 0;  // of an operation, as is the next
+  int compute = 0;  // of an operation, as are the following ones
+  int scale = 0;
   int transposed[2] = {0, 0};
-  uint64_t rows = 0;  // of a layout, as are the following ones
+  int epilogue = 1;
+  uint64_t bias = 0;
+  int type = 0;  // of a layout, as are the following ones
+  uint64_t rows = 0;
   uint64_t columns = 0;
   int64_t leading = 0;
   int batch = 1;
@@ -123,8 +127,8 @@ struct Multiplication {
   uint64_t a;
   uint64_t b;
   uint64_t y;
-  float alpha;
-  float beta;
+  double alpha;
+  double beta;
   uint64_t workspace;
   size_t workspace_bytes;
 };

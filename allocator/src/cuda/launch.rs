@@ -55,13 +55,16 @@ pub enum Parameter {
     Words(usize),
     /// A structure of as many `float`.
     Floats(usize),
+    /// A structure of as many pointers, each to memory that it only reads or to memory that it
+    /// writes.
+    Pointers(usize),
 }
 
 impl Parameter {
     pub(super) fn size_bytes(self) -> usize {
         match self {
             Parameter::I32 | Parameter::U32 | Parameter::F32 => 4,
-            Parameter::Words(len) => 8 * len,
+            Parameter::Words(len) | Parameter::Pointers(len) => 8 * len,
             Parameter::Floats(len) => 4 * len,
             _ => 8,
         }
@@ -103,6 +106,8 @@ pub enum Argument<'a> {
     Words(&'a [u64]),
     /// For [`Parameter::Floats`].
     Floats(&'a [f32]),
+    /// For [`Parameter::Pointers`]: memory, or none, for each of them.
+    Pointers(&'a [Argument<'a>]),
 }
 
 impl<'a> Argument<'a> {
@@ -129,8 +134,15 @@ impl<'a> Argument<'a> {
             | (Argument::F64(_), Parameter::F64) => true,
             (Argument::Words(words), Parameter::Words(len)) => words.len() == len,
             (Argument::Floats(floats), Parameter::Floats(len)) => floats.len() == len,
+            (Argument::Pointers(all), Parameter::Pointers(len)) => {
+                all.len() == len && all.iter().all(Argument::is_memory)
+            }
             _ => false,
         }
+    }
+
+    fn is_memory(&self) -> bool {
+        self.fits(Parameter::Read) || self.fits(Parameter::Write)
     }
 }
 
@@ -152,47 +164,46 @@ impl Grid {
     }
 }
 
-/// Bytes of arguments that fit a launch: far below the driver's 4 KiB, and on the stack.
-const ARGUMENT_BYTES_MAX: usize = 1024;
+/// Bytes of arguments that fit a launch: what every driver takes.
+const ARGUMENT_BYTES_MAX: usize = 4096;
 
-/// Memory that one launch can use.
-const EXTENTS_MAX: usize = 32;
+/// Where arguments for these parameters end.
+fn end_bytes(parameters: &[Parameter]) -> usize {
+    let end = |end, parameter: &Parameter| parameter.offset_after(end) + parameter.size_bytes();
+    parameters.iter().fold(0, end)
+}
 
 /// Whether arguments for these parameters fit a launch.
 pub(super) fn can_be_packed(parameters: &[Parameter]) -> bool {
-    let end = |end, parameter: &Parameter| parameter.offset_after(end) + parameter.size_bytes();
-    let is_memory =
-        |parameter: &&Parameter| matches!(parameter, Parameter::Read | Parameter::Write);
-    parameters.iter().fold(0, end) <= ARGUMENT_BYTES_MAX
-        && parameters.iter().filter(is_memory).count() <= EXTENTS_MAX
+    end_bytes(parameters) <= ARGUMENT_BYTES_MAX
 }
 
 /// Arguments as the driver takes them: each at a multiple of its own size.
 struct Packed {
-    bytes: [u64; ARGUMENT_BYTES_MAX / 8],
+    words: Vec<u64>,
     len: usize,
-    extents: [Extent; EXTENTS_MAX],
-    extent_count: usize,
+    /// The memory that they name.
+    extents: Vec<Extent>,
 }
 
 impl Packed {
-    fn new() -> Packed {
-        let extents = [Extent::default(); EXTENTS_MAX];
-        Packed { bytes: [0; ARGUMENT_BYTES_MAX / 8], len: 0, extents, extent_count: 0 }
+    /// Room for arguments of these parameters.
+    fn new(parameters: &[Parameter]) -> Packed {
+        let words = vec![0; end_bytes(parameters).div_ceil(8)];
+        Packed { words, len: 0, extents: Vec::new() }
     }
 
     fn push(&mut self, value: u64, size_bytes: usize) {
         let offset = self.len.next_multiple_of(size_bytes);
         // The words are little-endian on every machine that has such a device.
-        self.bytes[offset / 8] |= value << (8 * (offset % 8));
+        self.words[offset / 8] |= value << (8 * (offset % 8));
         self.len = offset + size_bytes;
     }
 
     fn push_memory(&mut self, address: u64, size_bytes: usize, is_written: u64) {
         self.push(address, 8);
         let size_bytes = size_bytes as u64;
-        self.extents[self.extent_count] = Extent { address, size_bytes, is_written };
-        self.extent_count += 1;
+        self.extents.push(Extent { address, size_bytes, is_written });
     }
 }
 
@@ -237,7 +248,7 @@ impl CudaStreams {
         // CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and CU_LAUNCH_PARAM_END.
         let extra: [*mut c_void; 5] = [
             std::ptr::without_provenance_mut(1),
-            packed.bytes.as_ptr().cast_mut().cast(),
+            packed.words.as_ptr().cast_mut().cast(),
             std::ptr::without_provenance_mut(2),
             (&raw mut len).cast(),
             std::ptr::null_mut(),
@@ -246,7 +257,7 @@ impl CudaStreams {
         let call = self.device().call("cuLaunchKernel", |table| {
             if let Some(extents) = table.extents {
                 // SAFETY: the function reads that many extents, and is the pretend driver's.
-                unsafe { extents(packed.extents.as_ptr(), packed.extent_count) };
+                unsafe { extents(packed.extents.as_ptr(), packed.extents.len()) };
             }
             let (shared, none, extra) = (grid.shared_bytes, std::ptr::null(), extra.as_ptr());
             // SAFETY: 1. the function is of this device and its module is loaded. 2. The driver
@@ -266,41 +277,46 @@ impl CudaStreams {
         if arguments.len() != parameters.len() {
             return Err(wrong(arguments.len().min(parameters.len())));
         }
-        let mut packed = Packed::new();
+        let mut packed = Packed::new(parameters);
         for (index, (argument, &parameter)) in arguments.iter().zip(parameters).enumerate() {
             if !argument.fits(parameter) {
                 return Err(wrong(index));
             }
-            let place = |block, start, end| {
-                let place = self.place(block, start..end);
-                place.map_err(|cause: CudaError| KernelError::Call { kernel, cause })
-            };
-            match *argument {
-                Argument::Read(block, start, end) => {
-                    let (address, size_bytes) = place(block, start, end)?;
-                    packed.push_memory(address, size_bytes, 0);
-                }
-                Argument::Write(block, start, end) => {
-                    let (address, size_bytes) = place(block, start, end)?;
-                    packed.push_memory(address, size_bytes, 1);
-                }
-                Argument::WritePinned(pinned) => {
-                    let block = pinned.block();
-                    packed.push_memory(block.address(), block.size_bytes(), 1);
-                }
-                Argument::Nothing => packed.push(0, 8),
-                Argument::I32(value) => packed.push(u64::from(value.cast_unsigned()), 4),
-                Argument::U32(value) => packed.push(u64::from(value), 4),
-                Argument::I64(value) => packed.push(value.cast_unsigned(), 8),
-                Argument::U64(value) => packed.push(value, 8),
-                Argument::F32(value) => packed.push(u64::from(value.to_bits()), 4),
-                Argument::F64(value) => packed.push(value.to_bits(), 8),
-                Argument::Words(words) => words.iter().for_each(|&word| packed.push(word, 8)),
-                Argument::Floats(floats) => {
-                    floats.iter().for_each(|float| packed.push(u64::from(float.to_bits()), 4));
-                }
-            }
+            let pushed = self.push(&mut packed, argument);
+            pushed.map_err(|cause| KernelError::Call { kernel, cause })?;
         }
         Ok(packed)
+    }
+
+    fn push(&self, packed: &mut Packed, argument: &Argument<'_>) -> Result<(), CudaError> {
+        match *argument {
+            Argument::Read(block, start, end) => {
+                let (address, size_bytes) = self.place(block, start..end)?;
+                packed.push_memory(address, size_bytes, 0);
+            }
+            Argument::Write(block, start, end) => {
+                let (address, size_bytes) = self.place(block, start..end)?;
+                packed.push_memory(address, size_bytes, 1);
+            }
+            Argument::WritePinned(pinned) => {
+                let block = pinned.block();
+                packed.push_memory(block.address(), block.size_bytes(), 1);
+            }
+            Argument::Nothing => packed.push(0, 8),
+            Argument::I32(value) => packed.push(u64::from(value.cast_unsigned()), 4),
+            Argument::U32(value) => packed.push(u64::from(value), 4),
+            Argument::I64(value) => packed.push(value.cast_unsigned(), 8),
+            Argument::U64(value) => packed.push(value, 8),
+            Argument::F32(value) => packed.push(u64::from(value.to_bits()), 4),
+            Argument::F64(value) => packed.push(value.to_bits(), 8),
+            Argument::Words(words) => words.iter().for_each(|&word| packed.push(word, 8)),
+            Argument::Floats(floats) => {
+                floats.iter().for_each(|float| packed.push(u64::from(float.to_bits()), 4));
+            }
+            Argument::Pointers(all) => {
+                all.iter().try_for_each(|memory| self.push(packed, memory))?;
+            }
+        }
+        Ok(())
     }
 }

@@ -103,7 +103,7 @@ impl Module {
     /// There is no such kernel, or it takes something else.
     ///
     /// # Panics
-    /// It is declared to take more than 1 KiB, or more than 32 pointers.
+    /// It is declared to take more than 4 KiB.
     pub fn function(&self, kernel: &Kernel) -> Result<Function, KernelError> {
         let (module, name) = (self.shared.name, kernel.name);
         assert!(can_be_packed(kernel.parameters), "{name} takes more than a launch can give");

@@ -31,6 +31,20 @@ const TELL: Kernel = Kernel {
         Parameter::Words(3),
     ],
 };
+const TELL_ADDRESSES: Kernel = Kernel {
+    name: "tell",
+    parameters: &[
+        Parameter::Write,
+        Parameter::I32,
+        Parameter::I64,
+        Parameter::U32,
+        Parameter::U64,
+        Parameter::F32,
+        Parameter::F64,
+        Parameter::F32,
+        Parameter::Pointers(3),
+    ],
+};
 const PLACE: Kernel = Kernel { name: "place", parameters: &[Parameter::Write] };
 pub(crate) const SUM_TREE: Kernel =
     Kernel { name: "sum_tree", parameters: &[Parameter::Write, Parameter::Write, Parameter::Read] };
@@ -238,6 +252,44 @@ fn launch_that_is_not_as_declared_is_refused_before_the_driver_is_asked() {
     let arguments = [write, read, read, len];
     let error = launch(&streams, on, &elsewhere, Grid::row(1, 32), &arguments).unwrap_err();
     assert_eq!(error, KernelError::OtherDevice { kernel: "add" });
+}
+
+#[test]
+fn pointers_of_a_structure_are_checked_and_told_as_those_that_stand_alone() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    let (streams, memory) = gpu.memory();
+    // Numbers and pointers are of one size: the kernel writes three addresses.
+    let function = basics(streams.device()).function(&TELL_ADDRESSES).unwrap();
+    let y = memory.allocate(4096).unwrap();
+    let numbers = [
+        Argument::write(&y, 0..80),
+        Argument::I32(0),
+        Argument::I64(0),
+        Argument::U32(0),
+        Argument::U64(0),
+        Argument::F32(0.0),
+        Argument::F64(0.0),
+        Argument::F32(0.0),
+    ];
+    let go = |pointers: &[Argument<'_>]| {
+        let all = [&numbers[..], &[Argument::Pointers(pointers)]].concat();
+        launch(&streams, Stream::DEFAULT, &function, Grid::row(1, 32), &all)
+    };
+    let (read, write) = (Argument::read(&y, 512..520), Argument::write(&y, 1024..1024));
+    go(&[read, write, Argument::Nothing]).unwrap();
+    let words = words_of(&streams, &y, 20);
+    let number =
+        |k: usize| f64::from_bits(u64::from(words[2 * k + 1]) << 32 | u64::from(words[2 * k]));
+    assert_eq!((number(8) - number(7), number(9)), (512.0, 0.0));
+    let wrong = KernelError::WrongArgument {
+        kernel: "tell",
+        index: 8,
+        expected: Some(Parameter::Pointers(3)),
+    };
+    assert_eq!(go(&[read, write]).unwrap_err(), wrong);
+    assert_eq!(go(&[read, write, Argument::U64(0)]).unwrap_err(), wrong);
+    let beyond = go(&[read, write, Argument::read(&y, 0..4097)]).unwrap_err();
+    assert!(matches!(beyond.cause(), Some(CudaError::NotOfDevice { .. })), "{beyond}");
 }
 
 #[test]

@@ -82,7 +82,11 @@ const COMMON: &str = "common.cu";
 
 /// A file that has this is compiled once for each of these types, with [`STORED`] defined as it.
 const TYPED: &str = "KERNEL(";
-const TYPES: [&str; 4] = ["f32", "f64", "f16", "bf16"];
+const TYPES: [&str; 8] = ["f32", "f64", "f16", "bf16", "i64", "i32", "u8", "bool"];
+
+/// The types of a file without this are only so many, the floats.
+const WITH_INTEGERS: &str = "// Integers, too.";
+const FLOAT_COUNT: usize = 4;
 const STORED: &str = "STORED";
 
 /// The libraries that the driver's file is, beside the driver.
@@ -213,10 +217,12 @@ impl KernelFile {
             let (stem, source) = (parts(&path).0.to_owned(), read(&path)?);
             let mut variants = vec![(stem.clone(), common.clone())];
             if source.contains(TYPED) {
-                let variant = |name: &str| {
+                let variant = |name: &&str| {
                     (format!("{stem}_{name}"), format!("#define {STORED} {name}\n{common}"))
                 };
-                variants = TYPES.map(variant).to_vec();
+                let with_integers = source.contains(WITH_INTEGERS);
+                let count = if with_integers { TYPES.len() } else { FLOAT_COUNT };
+                variants = TYPES[..count].iter().map(variant).collect();
             }
             for (name, common) in variants {
                 let ptx = ptx_of(&name, &path)?;
