@@ -157,16 +157,21 @@ fn describe(device: &CudaDevice) -> Outcome<()> {
     Ok(())
 }
 
-/// Square products, by the library in both precisions and by the kernel of this crate. A figure has
+/// Square products, by the library in each type and by the kernel of this crate. A figure has
 /// the name of what did the product: where the library did not, there is none of it.
 fn products(device: &CudaDevice, size: usize) -> Outcome<()> {
-    for (name, products) in [
-        ("f32", Products::Library(Precision::F32)),
-        ("tf32", Products::Library(Precision::Tf32)),
-        ("own_f32", Products::Own),
+    let exact = Products::Library(Precision::F32);
+    for (name, dtype, products) in [
+        ("f32", DType::F32, exact),
+        ("tf32", DType::F32, Products::Library(Precision::Tf32)),
+        ("bf16", DType::BF16, exact),
+        ("f16", DType::F16, exact),
+        ("f64", DType::F64, exact),
+        ("own_f32", DType::F32, Products::Own),
+        ("own_bf16", DType::BF16, Products::Own),
     ] {
         let name = format!("matmul_{name}_{size}");
-        match product_seconds(device, size, products) {
+        match product_seconds(device, (size, dtype), products) {
             Ok(seconds) => {
                 figure(&name, "seconds", seconds);
                 let operations = 2.0 * (size as f64).powi(3);
@@ -178,18 +183,23 @@ fn products(device: &CudaDevice, size: usize) -> Outcome<()> {
     Ok(())
 }
 
-fn product_seconds(device: &CudaDevice, size: usize, products: Products) -> Outcome<f64> {
+fn product_seconds(
+    device: &CudaDevice,
+    (size, dtype): (usize, DType),
+    products: Products,
+) -> Outcome<f64> {
     let tensors = Device::cuda_on(device, CudaOptions { products, ..CudaOptions::default() })?;
     // Results are checked before: rows of ones times a constant.
-    let a = Tensor::full(&tensors, [size, size], DType::F32, 1.0)?;
-    let b = Tensor::full(&tensors, [size, size], DType::F32, 0.5)?;
-    let corner: Vec<f32> = a.matmul(&b)?.narrow(0, size - 1, 1)?.to_vec()?;
+    let mut a = Tensor::full(&tensors, [size, size], DType::F32, 1.0)?;
+    let mut b = Tensor::full(&tensors, [size, size], DType::F32, 0.5)?;
+    let corner = a.to_dtype(dtype)?.matmul(&b.to_dtype(dtype)?)?.narrow(0, size - 1, 1)?;
+    let corner: Vec<f32> = corner.to_dtype(DType::F32)?.to_vec()?;
     if corner.iter().any(|&value| value != size as f32 * 0.5) {
         return Err(format!("a product of {size} terms is {}", corner[0]).into());
     }
-    let (mut a, mut b) = (a, b);
     a.normal_(RandomKey::new(1), 0.0, 1.0)?;
     b.normal_(RandomKey::new(2), 0.0, 1.0)?;
+    let (a, b) = (a.to_dtype(dtype)?, b.to_dtype(dtype)?);
     // One product is too short beside the wait for it.
     const PRODUCTS: usize = 8;
     let seconds = median(|| {

@@ -13,7 +13,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 /// The type of a tensor's elements, known at run time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum DType {
     /// 64-bit IEEE float; gradient checks.

@@ -225,6 +225,16 @@ impl Layout {
         (to == 0).then_some(layout)
     }
 
+    /// The beginning of each row of a matrix in elements that are so many times smaller, as many as
+    /// there are of the larger ones.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn front_of_rows(&self, times: usize) -> Layout {
+        let mut layout = *self;
+        layout.strides[0] *= times;
+        layout.offset *= times;
+        layout
+    }
+
     /// Every `step`-th position along `axis`, from the first on.
     pub(crate) fn step(&self, axis: usize, step: usize) -> Layout {
         let mut layout = *self;

@@ -63,8 +63,8 @@ pub use ops::statistics::Covariance;
 pub use ops::statistics::combined::MatrixNorm;
 pub use ops::unique::{Unique, UniqueOptions};
 pub use ops::update::{
-    AdamUpdate, KnownFormula, NormFormula, Rounding, SgdUpdate, StateRange, TensorUpdate,
-    UpdateFormula, reserve_updates, update_all_,
+    AdamUpdate, KnownFormula, KnownNorms, NormFormula, Rounding, SgdUpdate, StateRange,
+    TensorUpdate, UpdateFormula, reserve_updates, update_all_, update_norms_workspace_len,
 };
 pub use ops::upsample2d::{Corners, Interpolation, Resize};
 pub use ops::windows::SizeRounding;

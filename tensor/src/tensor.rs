@@ -65,6 +65,14 @@ impl Tensor {
         Ok(Tensor { storage, layout: Layout::contiguous(shape), dtype })
     }
 
+    /// The beginning of each row of a matrix as elements of another type that are no larger, as
+    /// many as the row has: what a kernel left there.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn front_of_rows(&self, dtype: DType) -> Self {
+        let times = self.dtype.size_bytes() / dtype.size_bytes();
+        Tensor { storage: self.storage.clone(), layout: self.layout.front_of_rows(times), dtype }
+    }
+
     /// Scratch memory of `len` elements for a kernel, or a tensor without elements.
     #[track_caller]
     pub(crate) fn workspace(device: &Device, len: usize, dtype: DType) -> Result<Self> {

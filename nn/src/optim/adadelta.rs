@@ -1,6 +1,6 @@
 //! Adadelta (Zeiler 2012), `torch.optim.Adadelta`.
 
-use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
+use lowtide_tensor::{Float, KnownFormula, StateRange, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +41,7 @@ pub type Adadelta = PerParameter<AdadeltaOptions>;
 
 impl UpdateRule for AdadeltaOptions {
     const NAME: &'static str = "adadelta";
+    const IS_KNOWN: bool = true;
     const IS_ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
@@ -78,6 +79,12 @@ impl UpdateFormula<2, 0> for Formula {
 
     fn state_ranges(&self) -> [StateRange; 2] {
         [StateRange::Positive; 2]
+    }
+
+    fn known(&self) -> Option<KnownFormula> {
+        let AdadeltaOptions { smoothing, eps, weight_decay, .. } = self.options;
+        let constants = [smoothing, 1.0 - smoothing, weight_decay, self.rate, eps];
+        Some(KnownFormula::Adadelta(constants))
     }
 
     #[inline(always)]

@@ -1,13 +1,15 @@
 //! Adafactor (Shazeer & Stern 2018), `torch.optim.Adafactor`: the mean square of a matrix is kept
 //! as its rows' and its columns'.
 
-use lowtide_tensor::{DType, Float, NormFormula, Shape, Tensor, UpdateFormula};
+use lowtide_tensor::{
+    DType, Float, KnownFormula, KnownNorms, NormFormula, Shape, Tensor, UpdateFormula,
+};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::rule::update_jobs;
-use crate::optim::slots::block_bytes;
+use crate::optim::slots::{block_bytes, norm_partials_bytes};
 use crate::optim::{
     Job, PerParameter, Scratch, StateSpec, UpdateRule, UpdateStep, check_not_negative, check_option,
 };
@@ -58,6 +60,7 @@ pub type Adafactor = PerParameter<AdafactorOptions>;
 
 impl UpdateRule for AdafactorOptions {
     const NAME: &'static str = "adafactor";
+    const IS_KNOWN: bool = true;
 
     fn check(&self) -> Result<()> {
         check_not_negative(&[
@@ -89,6 +92,7 @@ impl UpdateRule for AdafactorOptions {
             let full_bytes = block_bytes(len, dtype);
             let is_half = dtype != parameter.dtype();
             let norms_bytes = block_bytes(2, dtype);
+            let partials_bytes = norm_partials_bytes([*parameter].into_iter(), 2);
             let (states_bytes, mean_bytes) = match factors(parameter) {
                 Some(factors) => {
                     let states =
@@ -100,7 +104,8 @@ impl UpdateRule for AdafactorOptions {
             let kept_bytes = states_bytes + if is_half { full_bytes } else { 0 };
             Scratch {
                 held_bytes: kept_bytes + norms_bytes,
-                peak_bytes: kept_bytes + (mean_bytes + full_bytes).max(norms_bytes),
+                peak_bytes: kept_bytes
+                    + (mean_bytes + full_bytes).max(norms_bytes + partials_bytes),
             }
         };
         parameters.iter().map(of_one).fold(Scratch::default(), Scratch::then)
@@ -224,6 +229,10 @@ impl NormFormula<0, 2> for Norms {
     const NAME: &'static str = AdafactorOptions::NAME;
     const FLOPS: f64 = 0.0;
 
+    fn known(&self) -> Option<KnownNorms> {
+        Some(KnownNorms::ParameterAndGradient)
+    }
+
     #[inline(always)]
     fn element<T: Float>(&self, p: T, u: T, _: [T; 0]) -> [T; 2] {
         [p, u]
@@ -243,6 +252,11 @@ struct Formula {
 impl UpdateFormula<0, 2> for Formula {
     const NAME: &'static str = AdafactorOptions::NAME;
     const FLOPS: f64 = 3.0;
+
+    fn known(&self) -> Option<KnownFormula> {
+        let Formula { scale_min, rate, per_root_len, per_clip, keep } = *self;
+        Some(KnownFormula::Adafactor([scale_min, rate, per_root_len, per_clip, keep]))
+    }
 
     #[inline(always)]
     fn element<T: Float>(&self, [p_norm, u_norm]: [T; 2], p: T, u: T, _: [T; 0]) -> (T, [T; 0]) {

@@ -1,6 +1,6 @@
 //! Adagrad (Duchi, Hazan & Singer 2011), `torch.optim.Adagrad`.
 
-use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
+use lowtide_tensor::{Float, KnownFormula, StateRange, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +47,7 @@ pub type Adagrad = PerParameter<AdagradOptions>;
 
 impl UpdateRule for AdagradOptions {
     const NAME: &'static str = "adagrad";
+    const IS_KNOWN: bool = true;
     const IS_ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
@@ -100,6 +101,10 @@ impl UpdateFormula<1, 0> for Formula {
 
     fn state_ranges(&self) -> [StateRange; 1] {
         [StateRange::Positive]
+    }
+
+    fn known(&self) -> Option<KnownFormula> {
+        Some(KnownFormula::Adagrad([self.added, self.decay, self.rate, self.eps]))
     }
 
     #[inline(always)]

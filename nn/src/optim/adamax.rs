@@ -1,6 +1,6 @@
 //! Adamax (Kingma & Ba 2015, section 7), `torch.optim.Adamax`.
 
-use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
+use lowtide_tensor::{Float, KnownFormula, StateRange, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +40,7 @@ pub type Adamax = PerParameter<AdamaxOptions>;
 
 impl UpdateRule for AdamaxOptions {
     const NAME: &'static str = "adamax";
+    const IS_KNOWN: bool = true;
     const IS_ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
@@ -80,6 +81,12 @@ impl UpdateFormula<2, 0> for Formula {
 
     fn state_ranges(&self) -> [StateRange; 2] {
         [StateRange::Signed, StateRange::Positive]
+    }
+
+    fn known(&self) -> Option<KnownFormula> {
+        let AdamaxOptions { betas: [beta1, beta2], eps, weight_decay, .. } = self.options;
+        let constants = [beta1, 1.0 - beta1, beta2, weight_decay, self.rate, eps];
+        Some(KnownFormula::Adamax(constants))
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! AMSGrad (Reddi, Kale & Kumar 2018), `amsgrad=True` of `torch.optim.Adam` and `AdamW`.
 
-use lowtide_tensor::{AdamUpdate, Float, StateRange, Tensor, UpdateFormula};
+use lowtide_tensor::{AdamUpdate, Float, KnownFormula, StateRange, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +23,7 @@ pub type Amsgrad = PerParameter<AmsgradOptions>;
 
 impl UpdateRule for AmsgradOptions {
     const NAME: &'static str = "amsgrad";
+    const IS_KNOWN: bool = true;
     const IS_ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
@@ -53,6 +54,10 @@ impl UpdateFormula<3, 0> for Formula {
 
     fn state_ranges(&self) -> [StateRange; 3] {
         [StateRange::Signed, StateRange::Positive, StateRange::Positive]
+    }
+
+    fn known(&self) -> Option<KnownFormula> {
+        Some(KnownFormula::Amsgrad(self.0))
     }
 
     #[inline(always)]

@@ -5,10 +5,13 @@ use std::mem;
 
 use lowtide_allocator::Category;
 use lowtide_autograd::{Gradients, LeafId};
-use lowtide_tensor::{DType, Float, Rounding, Tensor, TensorUpdate, UpdateFormula, update_all_};
+use lowtide_tensor::{
+    DType, Float, KnownFormula, Rounding, Tensor, TensorUpdate, UpdateFormula, update_all_,
+};
 
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
+use crate::optim::rule::reserve_for;
 use crate::optim::slots::{StateKind, block_bytes, take_states};
 use crate::optim::{
     FusedUpdate, Optimizer, OptimizerMemory, OptimizerState, Scheduled, StateSpec, Stateful,
@@ -53,7 +56,9 @@ impl<O: Optimizer> Averaged<O> {
                 result = job.map(|job| jobs.push(job));
             }
         });
-        result.map(|()| jobs)
+        result?;
+        reserve_for(jobs.iter().map(|job| &job.average))?;
+        Ok(jobs)
     }
 
     /// The optimizer below.
@@ -332,6 +337,10 @@ struct Formula {
 impl UpdateFormula<0, 0> for Formula {
     const NAME: &'static str = NAME;
     const FLOPS: f64 = 3.0;
+
+    fn known(&self) -> Option<KnownFormula> {
+        Some(KnownFormula::Average(self.take))
+    }
 
     #[inline(always)]
     fn element<T: Float>(&self, _: [T; 0], average: T, p: T, _: [T; 0]) -> (T, [T; 0]) {

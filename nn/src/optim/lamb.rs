@@ -1,14 +1,16 @@
 //! LAMB: You et al. 2020, "Large batch optimization for deep learning: training BERT in 76
 //! minutes", algorithm 2 with the identity as its φ.
 
-use lowtide_tensor::{Float, NormFormula, StateRange, Tensor, UpdateFormula};
+use lowtide_tensor::{
+    Float, KnownFormula, KnownNorms, NormFormula, StateRange, Tensor, UpdateFormula,
+};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::adam::bias_correction;
 use crate::optim::rule::update_jobs;
-use crate::optim::slots::block_bytes;
+use crate::optim::slots::{block_bytes, norm_partials_bytes};
 use crate::optim::{
     Job, PerParameter, Scratch, StateSpec, UpdateRule, UpdateStep, check_betas, check_not_negative,
 };
@@ -44,6 +46,7 @@ pub type Lamb = PerParameter<LambOptions>;
 
 impl UpdateRule for LambOptions {
     const NAME: &'static str = "lamb";
+    const IS_KNOWN: bool = true;
 
     fn check(&self) -> Result<()> {
         let &LambOptions { learning_rate, betas, eps, weight_decay } = self;
@@ -64,7 +67,8 @@ impl UpdateRule for LambOptions {
     fn scratch(&self, parameters: &[&Tensor]) -> Scratch {
         let norms = |parameter: &Tensor| block_bytes(2, parameter.dtype().computed());
         let held_bytes = parameters.iter().copied().map(norms).sum();
-        Scratch { held_bytes, peak_bytes: held_bytes }
+        let partials_bytes = norm_partials_bytes(parameters.iter().copied(), 2);
+        Scratch { held_bytes, peak_bytes: held_bytes + partials_bytes }
     }
 
     fn prepare(&self, jobs: &mut [Job]) -> Result<Vec<Tensor>> {
@@ -107,6 +111,12 @@ struct Formula {
 }
 
 impl Formula {
+    fn constants(&self) -> [f64; 9] {
+        let Formula { betas: [beta1, beta2], scale, root_scale, eps, decay, rate } = *self;
+        let [take1, take2] = [1.0 - beta1, 1.0 - beta2];
+        [beta1, take1, beta2, take2, scale, root_scale, eps, decay, rate]
+    }
+
     /// The direction, and the new states.
     #[inline(always)]
     fn direction<T: Float>(&self, p: T, g: T, [m, v]: [T; 2]) -> (T, [T; 2]) {
@@ -131,6 +141,10 @@ impl NormFormula<2, 2> for Formula {
         RANGES
     }
 
+    fn known(&self) -> Option<KnownNorms> {
+        Some(KnownNorms::Lamb(self.constants()))
+    }
+
     #[inline(always)]
     fn element<T: Float>(&self, p: T, g: T, states: [T; 2]) -> [T; 2] {
         [p, self.direction(p, g, states).0]
@@ -143,6 +157,10 @@ impl UpdateFormula<2, 2> for Formula {
 
     fn state_ranges(&self) -> [StateRange; 2] {
         RANGES
+    }
+
+    fn known(&self) -> Option<KnownFormula> {
+        Some(KnownFormula::Lamb(self.constants()))
     }
 
     #[inline(always)]

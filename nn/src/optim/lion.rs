@@ -1,7 +1,7 @@
 //! Lion, the evolved sign momentum of Chen et al. 2023, "Symbolic discovery of optimization
 //! algorithms", with the defaults of its reference implementation.
 
-use lowtide_tensor::{Float, Tensor, UpdateFormula};
+use lowtide_tensor::{Float, KnownFormula, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +39,7 @@ pub type Lion = PerParameter<LionOptions>;
 
 impl UpdateRule for LionOptions {
     const NAME: &'static str = "lion";
+    const IS_KNOWN: bool = true;
     const IS_ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
@@ -77,6 +78,11 @@ struct Formula {
 impl UpdateFormula<1, 0> for Formula {
     const NAME: &'static str = LionOptions::NAME;
     const FLOPS: f64 = 9.0;
+
+    fn known(&self) -> Option<KnownFormula> {
+        let Formula { rate, keep, betas: [beta1, beta2] } = *self;
+        Some(KnownFormula::Lion([beta1, 1.0 - beta1, beta2, 1.0 - beta2, keep, rate]))
+    }
 
     #[inline(always)]
     fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [m]: [T; 1]) -> (T, [T; 1]) {

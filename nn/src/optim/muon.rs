@@ -1,12 +1,12 @@
 //! Muon (Jordan et al. 2024), `torch.optim.Muon`, for matrices; AdamW for the rest.
 
-use lowtide_tensor::{DType, Float, NormFormula, Tensor, UpdateFormula};
+use lowtide_tensor::{DType, Float, KnownFormula, KnownNorms, NormFormula, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::optim::rule::update_jobs;
-use crate::optim::slots::block_bytes;
+use crate::optim::slots::{block_bytes, norm_partials_bytes};
 use crate::optim::{
     AdamOptions, Job, Momentum, PerParameter, Scratch, StateSpec, UpdateRule, UpdateStep,
     check_not_negative, check_option,
@@ -98,6 +98,7 @@ pub type Muon = PerParameter<MuonOptions>;
 
 impl UpdateRule for MuonOptions {
     const NAME: &'static str = "muon";
+    const IS_KNOWN: bool = true;
 
     fn check(&self) -> Result<()> {
         check_not_negative(&[
@@ -135,7 +136,7 @@ impl UpdateRule for MuonOptions {
         let shared = shared_lens(matrices()).into_iter();
         let shared = shared.map(|(dtype, len)| block_bytes(len, dtype)).sum::<usize>();
         let held_bytes = matrices().map(own).sum::<usize>() + shared;
-        Scratch { held_bytes, peak_bytes: held_bytes }
+        Scratch { held_bytes, peak_bytes: held_bytes + norm_partials_bytes(matrices(), 1) }
     }
 
     fn prepare(&self, jobs: &mut [Job]) -> Result<Vec<Tensor>> {
@@ -260,6 +261,11 @@ impl NormFormula<0, 1> for UpdateDirection {
     const NAME: &'static str = MuonOptions::NAME;
     const FLOPS: f64 = 6.0;
 
+    fn known(&self) -> Option<KnownNorms> {
+        let nesterov = if self.kind == Momentum::Nesterov { 1.0 } else { 0.0 };
+        Some(KnownNorms::Muon([self.momentum, 1.0 - self.momentum, nesterov]))
+    }
+
     #[inline(always)]
     fn element<T: Float>(&self, m: T, g: T, _: [T; 0]) -> [T; 1] {
         let [keep, take] = [self.momentum, 1.0 - self.momentum].map(T::from_f64);
@@ -279,6 +285,10 @@ struct Formula {
 impl UpdateFormula<0, 0> for Formula {
     const NAME: &'static str = MuonOptions::NAME;
     const FLOPS: f64 = 3.0;
+
+    fn known(&self) -> Option<KnownFormula> {
+        Some(KnownFormula::Step([self.keep, self.rate]))
+    }
 
     #[inline(always)]
     fn element<T: Float>(&self, _: [T; 0], p: T, x: T, _: [T; 0]) -> (T, [T; 0]) {

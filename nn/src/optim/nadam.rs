@@ -1,6 +1,6 @@
 //! NAdam, Adam with Nesterov's momentum (Dozat 2016), `torch.optim.NAdam`.
 
-use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
+use lowtide_tensor::{Float, KnownFormula, StateRange, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +49,7 @@ pub type Nadam = PerParameter<NadamOptions>;
 
 impl UpdateRule for NadamOptions {
     const NAME: &'static str = "nadam";
+    const IS_KNOWN: bool = true;
     const IS_ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
@@ -131,6 +132,15 @@ impl UpdateFormula<2, 0> for Formula {
 
     fn state_ranges(&self) -> [StateRange; 2] {
         [StateRange::Signed, StateRange::Positive]
+    }
+
+    fn known(&self) -> Option<KnownFormula> {
+        let Formula { betas: [beta1, beta2], coupled, keep, rates, root_scale, eps } = *self;
+        let [mean_rate, rate] = rates;
+        let [take1, take2] = [1.0 - beta1, 1.0 - beta2];
+        Some(KnownFormula::Nadam([
+            beta1, take1, beta2, take2, coupled, keep, mean_rate, rate, root_scale, eps,
+        ]))
     }
 
     #[inline(always)]

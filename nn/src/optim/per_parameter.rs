@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
 use lowtide_autograd::{Gradients, LeafId};
-use lowtide_tensor::{DType, RandomKey, Rounding, Tensor, reserve_updates};
+use lowtide_tensor::{DType, RandomKey, Rounding, Tensor};
 
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
+use crate::optim::rule::reserve_for;
 use crate::optim::slots::{Slots, StateKind, take_states};
 use crate::optim::{
     FusedUpdate, Job, Optimizer, OptimizerMemory, OptimizerState, Scheduled, Scratch, StateShape,
@@ -220,11 +221,7 @@ impl<R: UpdateRule> Optimizer for PerParameter<R> {
             shared.push(group.rule.prepare(jobs)?);
             jobs.iter().try_for_each(Job::check_kernel::<R>)?;
         }
-        // All parameters are on one device.
-        jobs.iter()
-            .flatten()
-            .next()
-            .map_or(Ok(()), |job| reserve_updates(job.parameter.device()))?;
+        reserve_for(jobs.iter().flatten().map(|job| &job.parameter))?;
         Ok(Update::new(move || {
             jobs.iter().flatten().try_for_each(|job| job.check_writable(R::NAME))?;
             for ((group, mut jobs), mut shared) in self.groups.iter().zip(jobs).zip(shared) {
@@ -261,9 +258,7 @@ impl<R: UpdateRule> Optimizer for PerParameter<R> {
             }
         });
         result?;
-        if let Some((_, target)) = targets.values().next() {
-            reserve_updates(target.parameter.device())?;
-        }
+        reserve_for(targets.values().map(|(_, target)| &target.parameter))?;
         Ok(Some(Box::new(Fused { optimizer: self, targets })))
     }
 

@@ -1,6 +1,6 @@
 //! RAdam, Adam that waits until its mean square is known (Liu et al. 2020), `torch.optim.RAdam`.
 
-use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
+use lowtide_tensor::{AdamUpdate, Float, KnownFormula, StateRange, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +27,7 @@ pub type Radam = PerParameter<RadamOptions>;
 
 impl UpdateRule for RadamOptions {
     const NAME: &'static str = "radam";
+    const IS_KNOWN: bool = true;
     const IS_ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
@@ -85,6 +86,11 @@ impl UpdateFormula<2, 0> for Formula {
 
     fn state_ranges(&self) -> [StateRange; 2] {
         [StateRange::Signed, StateRange::Positive]
+    }
+
+    fn known(&self) -> Option<KnownFormula> {
+        let Formula { betas, coupled, keep, rate, root: root_scale, eps } = *self;
+        Some(KnownFormula::Adam(AdamUpdate { betas, coupled, keep, rate, root_scale, eps }))
     }
 
     #[inline(always)]

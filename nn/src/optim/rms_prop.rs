@@ -1,6 +1,6 @@
 //! RMSprop (Hinton 2012, lecture 6e; centered: Graves 2013), `torch.optim.RMSprop`.
 
-use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
+use lowtide_tensor::{Float, KnownFormula, StateRange, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
@@ -79,6 +79,7 @@ pub type RmsProp = PerParameter<RmsPropOptions>;
 
 impl UpdateRule for RmsPropOptions {
     const NAME: &'static str = "rms_prop";
+    const IS_KNOWN: bool = true;
     const IS_ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
@@ -130,6 +131,16 @@ impl<const STATES: usize> UpdateFormula<STATES, 0> for Formula {
         let mut ranges = [StateRange::Signed; STATES];
         ranges[0] = StateRange::Positive;
         ranges
+    }
+
+    fn known(&self) -> Option<KnownFormula> {
+        let &Formula { rate, options } = self;
+        let RmsPropOptions { smoothing, eps, weight_decay, momentum, spread, .. } = options;
+        let constants = [smoothing, 1.0 - smoothing, weight_decay, rate, eps, momentum];
+        Some(match spread {
+            Spread::MeanSquare => KnownFormula::RmsProp(constants),
+            Spread::Variance => KnownFormula::CenteredRmsProp(constants),
+        })
     }
 
     #[inline(always)]

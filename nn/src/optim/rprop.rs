@@ -1,6 +1,6 @@
 //! Rprop (Riedmiller & Braun 1993), `torch.optim.Rprop`.
 
-use lowtide_tensor::{Float, StateRange, Tensor, UpdateFormula};
+use lowtide_tensor::{Float, KnownFormula, StateRange, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +38,7 @@ pub type Rprop = PerParameter<RpropOptions>;
 
 impl UpdateRule for RpropOptions {
     const NAME: &'static str = "rprop";
+    const IS_KNOWN: bool = true;
     const IS_ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
@@ -77,6 +78,11 @@ impl UpdateFormula<2, 0> for Formula {
 
     fn state_ranges(&self) -> [StateRange; 2] {
         [StateRange::Signed, StateRange::Positive]
+    }
+
+    fn known(&self) -> Option<KnownFormula> {
+        let RpropOptions { factors: [down, up], step_range: [low, high], .. } = self.options;
+        Some(KnownFormula::Rprop([self.added, down, up, low, high]))
     }
 
     #[inline(always)]

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use lowtide_autograd::LeafId;
 use lowtide_tensor::{
     DType, DeviceKind, Rounding, Shape, Tensor, TensorError, TensorUpdate, UpdateFormula,
-    update_all_,
+    reserve_updates, update_all_,
 };
 
 use crate::error::Result;
@@ -146,12 +146,9 @@ impl Job {
         written.try_for_each(|tensor| tensor.check_writable(op))
     }
 
-    /// `Ok` if the device has a kernel for the update: of f32 alone where not all have one.
+    /// `Ok` if the device has a kernel for the update.
     pub(super) fn check_kernel<R: UpdateRule>(&self) -> lowtide_tensor::TensorResult<()> {
-        let Job { parameter, gradient, states, .. } = self;
-        let mut operands = [parameter, gradient].into_iter().chain(states);
-        let is_plain = |x: &Tensor| x.dtype() == DType::F32 && x.layout().is_contiguous();
-        if parameter.device().kind() == DeviceKind::Cpu || R::IS_KNOWN && operands.all(is_plain) {
+        if R::IS_KNOWN || self.parameter.device().kind() == DeviceKind::Cpu {
             return Ok(());
         }
         Err(TensorError::NoKernel { op: R::NAME, device: "cuda" })
@@ -175,6 +172,20 @@ impl Job {
     pub(super) fn states<const N: usize>(&self) -> &[Tensor; N] {
         self.states[..].try_into().expect("as many states as the rule keeps")
     }
+}
+
+/// Loads what updates of these parameters need, before the first of them is written.
+pub(super) fn reserve_for<'a>(
+    parameters: impl Iterator<Item = &'a Tensor>,
+) -> lowtide_tensor::TensorResult<()> {
+    let mut dtypes: Vec<DType> = Vec::new();
+    for parameter in parameters {
+        if !dtypes.contains(&parameter.dtype()) {
+            reserve_updates(parameter.device(), parameter.dtype())?;
+            dtypes.push(parameter.dtype());
+        }
+    }
+    Ok(())
 }
 
 /// Updates all jobs by `formula(job)`, whose scalars are in the jobs' scratch.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use lowtide_allocator::{BLOCK_BYTES, Category, Origin};
 use lowtide_autograd::LeafId;
-use lowtide_tensor::{DType, Shape, Tensor, TensorError};
+use lowtide_tensor::{DType, Shape, Tensor, TensorError, update_norms_workspace_len};
 
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::optim::{StateShape, StateSpec};
@@ -109,6 +109,17 @@ pub(super) fn take_states(
         }
         _ => Ok((!states.is_empty()).then_some(states)),
     }
+}
+
+/// What a norm of some of these parameters takes while it is computed, in bytes as the allocator
+/// counts them, for `norms` values.
+pub(super) fn norm_partials_bytes<'a>(
+    mut parameters: impl Iterator<Item = &'a Tensor>,
+    norms: usize,
+) -> usize {
+    // All parameters are on one device.
+    let len = parameters.next().map(|first| update_norms_workspace_len(first.device(), norms));
+    len.filter(|&len| len > 0).map_or(0, |len| block_bytes(len, DType::F64))
 }
 
 /// The bytes of a tensor as the allocator counts them.

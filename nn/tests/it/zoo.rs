@@ -208,7 +208,10 @@ fn recurrent<M: Parameters + Clone + 'static>(
         let [x, y, start] = [like(model, &x)?, like(model, &y)?, like(model, &start)?];
         let start = [start.select(0, 0)?, start.select(0, 1)?].map(|start| pass.constant(start));
         let (out, ends) = run(model, pass, pass.constant(x), start)?;
-        Ok(mse(out, &y)?.mean()?.add(ends.clone().mul(ends)?.mean_all()?)?)
+        // Losses of half types are in f32.
+        let loss = mse(out, &y)?.mean()?;
+        let of_ends = ends.clone().mul(ends)?.mean_all()?.to_dtype(loss.value().dtype())?;
+        Ok(loss.add(of_ends)?)
     });
     Ok(Box::new(Case { model, loss }))
 }

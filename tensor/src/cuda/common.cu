@@ -1,13 +1,15 @@
 // What stands before each file of kernels. CUDA C without headers: NVRTC alone compiles it, and so
 // does a C++ compiler behind `xtask/pretend-gpu/cuda.h`.
 //
-// A file with kernels for every type is compiled once for each of f32, f64, f16 and bf16, with
-// STORED defined as that: see `Stored` below.
+// A file with kernels for every float type is compiled once for each of f32, f64, f16 and bf16, with
+// STORED defined as that: see `Stored` below. One that also has the line `// Integers, too.` is so
+// for i64, i32, u8 and bool.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned u32;
 typedef unsigned long long u64;
+typedef int i32;
 typedef long long i64;
 typedef float f32;
 typedef double f64;
@@ -19,14 +21,23 @@ struct bf16 {
   u16 bits;
 };
 
-// An element as it is computed with: f64 as it is, all others in f32.
+// An element as it is computed with: f64 as it is, other floats in f32, integers and truth values in
+// i64.
 __device__ inline float widened(float x) { return x; }
 __device__ inline double widened(double x) { return x; }
+__device__ inline i64 widened(i64 x) { return x; }
+__device__ inline i64 widened(i32 x) { return x; }
+__device__ inline i64 widened(u8 x) { return x; }
+__device__ inline i64 widened(bool x) { return x; }
 __device__ inline float widened(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
 // Rounds to nearest, ties to even; NaN stays one.
 __device__ inline void set(float& y, float x) { y = x; }
 __device__ inline void set(double& y, double x) { y = x; }
+__device__ inline void set(i64& y, i64 x) { y = x; }
+__device__ inline void set(i32& y, i64 x) { y = (i32)x; }
+__device__ inline void set(u8& y, i64 x) { y = (u8)x; }
+__device__ inline void set(bool& y, i64 x) { y = x != 0; }
 __device__ inline void set(bf16& y, float x) {
   u32 bits = __float_as_uint(x);
   u32 rounded = bits + 0x7fff + (bits >> 16 & 1);
@@ -49,6 +60,19 @@ __device__ inline void set(f16& y, float x) { y.bits = __builtin_bit_cast(u16, (
 #define INFINITY_F __builtin_inff()
 #endif
 
+// A number without what is behind its point: the nearest integer where there is none so large, 0 of
+// NaN.
+__device__ inline i64 truncated(double x) {
+  const double END = 9223372036854775808.0;
+  if (x != x) return 0;
+  if (x >= END) return (i64)(~0ull >> 1);
+  return x < -END ? (i64)(1ull << 63) : (i64)x;
+}
+__device__ inline i32 truncated_to_32(double x) {
+  i64 whole = truncated(x), most = 0x7fffffff;
+  return (i32)(whole > most ? most : whole < -most - 1 ? -most - 1 : whole);
+}
+
 #ifdef STORED
 // What memory holds, and what is computed with; a kernel's name ends with the former's.
 typedef STORED Stored;
@@ -56,6 +80,16 @@ typedef decltype(widened(Stored())) Computed;
 #define WITH_TYPE(name, type) name##_##type
 #define NAME_OF(name, type) WITH_TYPE(name, type)
 #define KERNEL(name) NAME_OF(name, STORED)
+// 1 for a type that is computed in f32.
+#define HALF_f16 1
+#define HALF_bf16 1
+#define IS_HALF NAME_OF(HALF, STORED)
+// 1 for a type that is computed in i64.
+#define INTEGER_i64 1
+#define INTEGER_i32 1
+#define INTEGER_u8 1
+#define INTEGER_bool 1
+#define IS_INTEGER NAME_OF(INTEGER, STORED)
 #endif
 
 enum : u32 { ALL_LANES = 0xffffffffu };
@@ -110,6 +144,17 @@ struct Complaint {
   u64 op;   // the operation, as the host counts them
 };
 
+// A size to divide by without a division, which takes a device some 20 instructions: the quotient of
+// n < 2^31 is (n * magic / 2^32 + n) / 2^shift (Granlund and Montgomery, "Division by invariant
+// integers using multiplication", PLDI 1994; the host finds magic and shift).
+struct Divisor {
+  u32 size;
+  u32 magic;
+  u64 shift;
+
+  __device__ u32 quotient(u32 n) const { return (__umulhi(n, magic) + n) >> (u32)shift; }
+};
+
 // Sizes of a walk over elements, the last one the fastest, and how far each tensor goes for a step
 // along each. A tensor that repeats its elements goes 0.
 enum : u32 { RANK_MAX = 8 };
@@ -119,6 +164,8 @@ struct Walk {
   u64 len;
   u64 rank;
   u64 sizes[RANK_MAX];
+  // Of sizes below 2^31: the magic of a `Divisor`, and its shift in the upper half.
+  u64 divisors[RANK_MAX];
   i64 strides[TENSORS][RANK_MAX];
 };
 
@@ -131,14 +178,14 @@ struct Places {
 template <u32 TENSORS>
 __device__ inline Places<TENSORS> places(const Walk<TENSORS>& walk, u64 index) {
   Places<TENSORS> places = {};
-  // Dividing 64 bits costs several times as much as 32.
-  bool is_short = walk.len >> 32 == 0;
+  bool is_short = walk.len >> 31 == 0;
 #pragma unroll
   for (u32 step = 0; step < RANK_MAX; step++) {
     u32 axis = RANK_MAX - 1 - step;
     if (axis >= walk.rank) continue;
-    u64 size = walk.sizes[axis];
-    u64 rest = is_short ? (u64)((u32)index / (u32)size) : index / size;
+    u64 size = walk.sizes[axis], divisor = walk.divisors[axis];
+    u64 rest = is_short ? Divisor{(u32)size, (u32)divisor, divisor >> 32}.quotient((u32)index)
+                        : index / size;
     i64 position = (i64)(index - rest * size);
     for (u32 tensor = 0; tensor < TENSORS; tensor++) {
       places.at[tensor] += position * walk.strides[tensor][axis];
@@ -183,14 +230,25 @@ enum : u32 {
   TILE_THREADS = 256
 };
 
+__device__ inline void load_four(float (&to)[4], const float* from) {
+  float4 four = *(const float4*)from;
+  to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+}
+__device__ inline void load_four(double (&to)[4], const double* from) {
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) to[i] = from[i];
+}
+
+// The part of K from `start` to `end`. Factors are read as `Product::Number`, and summed so.
 template <typename Product>
 __device__ inline void tile_product(const Product& product, u32 first_row, u32 first_column,
-                                    u32 k_len) {
-  __shared__ __align__(16) float a_tile[DEPTH * TILE_ROW];
-  __shared__ __align__(16) float b_tile[DEPTH * TILE_ROW];
+                                    u32 start, u32 end) {
+  typedef typename Product::Number Number;
+  __shared__ __align__(16) Number a_tile[DEPTH * TILE_ROW];
+  __shared__ __align__(16) Number b_tile[DEPTH * TILE_ROW];
   u32 row = threadIdx.x / 16 * 4, column = threadIdx.x % 16 * 4;
-  float sums[4][4] = {};
-  for (u32 first_k = 0; first_k < k_len; first_k += DEPTH) {
+  Number sums[4][4] = {};
+  for (u32 first_k = start; first_k < end; first_k += DEPTH) {
 #pragma unroll
     for (u32 part = 0; part < DEPTH * TILE / TILE_THREADS; part++) {
       u32 index = part * TILE_THREADS + threadIdx.x;
@@ -199,15 +257,18 @@ __device__ inline void tile_product(const Product& product, u32 first_row, u32 f
       u32 a_row = Product::A_IS_DEEP ? index / DEPTH : index % TILE;
       u32 b_k = Product::B_IS_DEEP ? index % DEPTH : index / TILE;
       u32 b_column = Product::B_IS_DEEP ? index / DEPTH : index % TILE;
-      a_tile[a_k * TILE_ROW + a_row] = product.a(first_row + a_row, first_k + a_k);
-      b_tile[b_k * TILE_ROW + b_column] = product.b(first_k + b_k, first_column + b_column);
+      bool has_a = first_k + a_k < end, has_b = first_k + b_k < end;
+      a_tile[a_k * TILE_ROW + a_row] =
+          has_a ? product.a(first_row + a_row, first_k + a_k) : Number(0);
+      b_tile[b_k * TILE_ROW + b_column] =
+          has_b ? product.b(first_k + b_k, first_column + b_column) : Number(0);
     }
     __syncthreads();
 #pragma unroll
     for (u32 k = 0; k < DEPTH; k++) {
-      float4 a = *(const float4*)&a_tile[k * TILE_ROW + row];
-      float4 b = *(const float4*)&b_tile[k * TILE_ROW + column];
-      float as[4] = {a.x, a.y, a.z, a.w}, bs[4] = {b.x, b.y, b.z, b.w};
+      Number as[4], bs[4];
+      load_four(as, &a_tile[k * TILE_ROW + row]);
+      load_four(bs, &b_tile[k * TILE_ROW + column]);
 #pragma unroll
       for (u32 i = 0; i < 4; i++) {
 #pragma unroll

@@ -218,16 +218,38 @@ pub(crate) enum Checked {
     Labels(&'static str),
     /// At positions along a dimension: what is beyond it is an `Index` error.
     Indices(&'static str),
+    /// At divisors: 0 is a `DivisionByZero` error.
+    Divisors(&'static str),
 }
 
 /// All of them: kernels know them by their numbers.
-const CHECKED: [Checked; 6] = [
+const CHECKED: &[Checked] = &[
     Checked::Labels("cross_entropy"),
     Checked::Labels("linear_cross_entropy"),
     Checked::Labels("linear_cross_entropy_gradients"),
+    Checked::Labels("nll_loss"),
+    Checked::Labels("ctc_loss"),
+    Checked::Indices("ctc_loss"),
+    Checked::Divisors("div_floor"),
+    Checked::Divisors("div_trunc"),
+    Checked::Divisors("fmod"),
+    Checked::Divisors("remainder"),
     Checked::Indices("embedding"),
     Checked::Indices("gather"),
+    Checked::Indices("index"),
+    Checked::Indices("index_add"),
+    Checked::Indices("index_copy"),
+    Checked::Indices("index_fill"),
+    Checked::Indices("index_put"),
+    Checked::Indices("index_reduce"),
     Checked::Indices("index_select"),
+    Checked::Indices("masked_scatter"),
+    Checked::Indices("one_hot"),
+    Checked::Indices("put"),
+    Checked::Indices("scatter"),
+    Checked::Indices("scatter_add"),
+    Checked::Indices("scatter_reduce"),
+    Checked::Indices("take"),
 ];
 
 impl Checked {
@@ -249,6 +271,7 @@ fn take_error(record: &mut Option<PinnedBuffer>) -> Option<TensorError> {
     let len = len as usize;
     Some(match *CHECKED.get(usize::try_from(number).ok()?)? {
         Checked::Labels(op) => TensorError::Label { op, position, label: value, class_count: len },
+        Checked::Divisors(op) => TensorError::DivisionByZero { op },
         Checked::Indices(op) => TensorError::Index { op, index: value as isize, len },
     })
 }

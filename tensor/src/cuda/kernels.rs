@@ -16,11 +16,21 @@ use crate::cuda::gate::{CompileError, KernelCache, KernelCompiler, KernelSource}
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::layout::{Layout, Nest, RANK_MAX, Shape};
 
-/// A file of kernels.
+/// A file of kernels, for one type if it is for several.
 #[derive(Clone, Copy)]
 pub(crate) struct Image {
     name: &'static str,
-    source: &'static str,
+    /// What the source calls the type.
+    stored: Option<&'static str>,
+    text: &'static str,
+}
+
+impl Image {
+    /// As `cargo xtask kernels` puts it together.
+    fn source(self) -> String {
+        let stored = self.stored.map(|stored| format!("#define STORED {stored}\n"));
+        [&stored.unwrap_or_default(), include_str!("common.cu"), self.text].concat()
+    }
 }
 
 /// As `cargo xtask kernels` compiles.
@@ -33,100 +43,124 @@ macro_rules! images {
         $(
         pub(crate) const $image: Image = Image {
             name: $name,
-            source: concat!(
-                include_str!("common.cu"),
-                include_str!(concat!("../ops/", $operation, "/", $name, ".cu"))
-            ),
+            stored: None,
+            text: include_str!(concat!("../ops/", $operation, "/", $name, ".cu")),
         };
         )*
     };
 }
 
-/// A file with kernels for every type: an image for each of f32, f64, f16 and bf16, with `STORED`
-/// defined as that.
-pub(crate) struct TypedImage([Image; 4]);
+/// A file with kernels for several types: an image for each of f32, f64, f16 and bf16, and of i64,
+/// i32, u8 and bool if it is for integers, too.
+#[derive(Clone, Copy)]
+pub(crate) struct TypedImage(&'static [Image]);
 
 impl TypedImage {
-    /// The image for elements of a float type.
-    pub(crate) fn of(&self, dtype: DType) -> Image {
-        let [of_f32, of_f64, of_f16, of_bf16] = self.0;
-        match dtype {
-            DType::F32 => of_f32,
-            DType::F64 => of_f64,
-            DType::F16 => of_f16,
-            DType::BF16 => of_bf16,
-            _ => unreachable!("the operation checked that its operands are of floats"),
-        }
+    /// The image for elements of a type.
+    pub(crate) fn of(self, dtype: DType) -> Image {
+        let at = match dtype {
+            DType::F32 => 0,
+            DType::F64 => 1,
+            DType::F16 => 2,
+            DType::BF16 => 3,
+            DType::I64 => 4,
+            DType::I32 => 5,
+            DType::U8 => 6,
+            DType::Bool => 7,
+        };
+        *self.0.get(at).expect("the operation checked that there are kernels for its type")
     }
 }
 
 macro_rules! typed_images {
-    ($($image:ident = $operation:literal / $name:literal;)*) => {
+    ($($image:ident = $operation:literal / $name:literal of $types:ident;)*) => {
         /// All of them.
-        const TYPED_IMAGES: &[&TypedImage] = &[$(&$image),*];
+        const TYPED_IMAGES: &[TypedImage] = &[$($image),*];
         $(
-        pub(crate) const $image: TypedImage = TypedImage([
-            typed_images!(@ $operation / $name of "f32"),
-            typed_images!(@ $operation / $name of "f64"),
-            typed_images!(@ $operation / $name of "f16"),
-            typed_images!(@ $operation / $name of "bf16"),
-        ]);
+        pub(crate) const $image: TypedImage =
+            TypedImage(&typed_images!(@ $types $operation / $name));
         )*
     };
-    (@ $operation:literal / $name:literal of $dtype:literal) => {
-        Image {
-            name: concat!($name, "_", $dtype),
-            source: concat!(
-                "#define STORED ", $dtype, "\n",
-                include_str!("common.cu"),
-                include_str!(concat!("../ops/", $operation, "/", $name, ".cu"))
-            ),
-        }
+    (@ floats $operation:literal / $name:literal) => {
+        typed_images!(@ each $operation / $name: "f32", "f64", "f16", "bf16")
+    };
+    (@ numbers $operation:literal / $name:literal) => {
+        typed_images!(
+            @ each $operation / $name: "f32", "f64", "f16", "bf16", "i64", "i32", "u8", "bool"
+        )
+    };
+    (@ each $operation:literal / $name:literal: $($stored:literal),*) => {
+        [$(Image {
+            name: concat!($name, "_", $stored),
+            stored: Some($stored),
+            text: include_str!(concat!("../ops/", $operation, "/", $name, ".cu")),
+        }),*]
     };
 }
 
-/// The name of a kernel of a [`TypedImage`], for elements of a float type.
+/// The name of a kernel of a [`TypedImage`], for elements of a type.
 macro_rules! typed_name {
     ($name:literal, $dtype:expr) => {
         match $dtype {
+            crate::dtype::DType::F32 => concat!($name, "_f32"),
             crate::dtype::DType::F64 => concat!($name, "_f64"),
             crate::dtype::DType::F16 => concat!($name, "_f16"),
             crate::dtype::DType::BF16 => concat!($name, "_bf16"),
-            _ => concat!($name, "_f32"),
+            crate::dtype::DType::I64 => concat!($name, "_i64"),
+            crate::dtype::DType::I32 => concat!($name, "_i32"),
+            crate::dtype::DType::U8 => concat!($name, "_u8"),
+            crate::dtype::DType::Bool => concat!($name, "_bool"),
         }
     };
 }
 pub(crate) use typed_name;
 
 typed_images! {
-    ATTENTION = "attention" / "attention";
-    AVG_POOL2D = "avg_pool2d" / "avg_pool2d";
-    BATCH_NORM = "batch_norm" / "batch_norm";
-    DROPOUT = "dropout" / "dropout";
-    ELEMENTWISE = "elementwise" / "elementwise";
-    LINEAR_CROSS_ENTROPY = "linear_cross_entropy" / "linear_cross_entropy";
-    NORM = "norm" / "norm";
-    ROTARY = "rotary" / "rotary";
-    SCATTER = "indexing" / "scatter";
-    SEQUENCE = "sequence" / "sequence";
-    SOFTMAX = "softmax" / "softmax";
-    UPSAMPLE2D = "upsample2d" / "upsample2d";
+    ADAPTIVE_MAX_POOL2D = "adaptive_max_pool2d" / "adaptive_max_pool2d" of floats;
+    ATTENTION = "attention" / "attention" of floats;
+    AVG_POOL2D = "avg_pool2d" / "avg_pool2d" of floats;
+    BATCH_NORM = "batch_norm" / "batch_norm" of floats;
+    CDIST = "cdist" / "cdist" of floats;
+    CONV2D = "conv2d" / "conv2d" of floats;
+    COUNT = "count" / "count" of floats;
+    CROSS_ENTROPY = "cross_entropy" / "cross_entropy" of floats;
+    CTC = "ctc" / "ctc" of floats;
+    DROPOUT = "dropout" / "dropout" of floats;
+    ELEMENTWISE = "elementwise" / "elementwise" of floats;
+    FINITE = "finite" / "finite" of floats;
+    LINEAR_CROSS_ENTROPY = "linear_cross_entropy" / "linear_cross_entropy" of floats;
+    MATMUL = "matmul" / "matmul" of floats;
+    MAX_POOL2D = "max_pool2d" / "max_pool2d" of floats;
+    NLL = "cross_entropy" / "nll" of floats;
+    NORM = "norm" / "norm" of floats;
+    PAIR_LOSS = "pair_loss" / "pair_loss" of floats;
+    RANDOM = "random" / "random" of floats;
+    REDUCE = "reduce" / "reduce" of numbers;
+    ROTARY = "rotary" / "rotary" of floats;
+    SCATTER = "indexing" / "scatter" of floats;
+    SEQUENCE = "sequence" / "sequence" of numbers;
+    SOFT = "cross_entropy" / "soft" of floats;
+    SOFTMAX = "softmax" / "softmax" of floats;
+    SPECIAL = "elementwise" / "special" of floats;
+    UPDATE = "update" / "update" of floats;
+    UPSAMPLE2D = "upsample2d" / "upsample2d" of floats;
 }
 
 images! {
+    ARRIVALS = "indexing" / "arrivals";
     CAST = "elementwise" / "cast";
-    CONV2D = "conv2d" / "conv2d";
-    CROSS_ENTROPY = "cross_entropy" / "cross_entropy";
+    COMPACTION = "compaction" / "compaction";
     FILL = "elementwise" / "fill";
-    FINITE = "finite" / "finite";
     GATHER = "indexing" / "gather";
     INTEGERS = "elementwise" / "integers";
-    MATMUL = "matmul" / "matmul";
-    MAX_POOL2D = "max_pool2d" / "max_pool2d";
-    RANDOM = "random" / "random";
+    ONE_HOT = "indexing" / "one_hot";
+    RANDOM_INTEGERS = "random" / "random_integers";
     REARRANGE = "rearrange" / "rearrange";
-    REDUCE = "reduce" / "reduce";
-    UPDATE = "update" / "update";
+    SCAN = "scan" / "scan";
+    SEARCH = "search" / "search";
+    SORT = "sort" / "sort";
+    TRIANGLE = "triangle" / "triangle";
+    UNIQUE = "unique" / "unique";
 }
 
 /// Code of a file of kernels for every device since compute capability 8.0.
@@ -195,8 +229,8 @@ impl Loaded {
     /// does not take the source, a driver that does not take its code) does not stand in the way of
     /// the PTX, which does the same.
     fn load(&self, image: Image) -> Result<Module, KernelError> {
-        let Image { name, source } = image;
-        let program = KernelSource { name, source, options: &OPTIONS };
+        let (name, source) = (image.name, image.source());
+        let program = KernelSource { name, source: &source, options: &OPTIONS };
         if let Some(code) = self.compiler().ok().and_then(|compiler| compiler.cubin(&program).ok())
         {
             match Module::load(&self.device, name, &code) {
@@ -233,10 +267,13 @@ pub(crate) fn bits_of(dtype: DType, value: f64) -> u64 {
 /// `struct Walk<1>` of `common.cu`, over one tensor, and those over more.
 pub(crate) const WALK_OF_1: Parameter = walk_parameter(1);
 pub(crate) const WALK_OF_2: Parameter = walk_parameter(2);
+pub(crate) const WALK_OF_3: Parameter = walk_parameter(3);
+pub(crate) const WALK_OF_4: Parameter = walk_parameter(4);
 pub(crate) const WALK_OF_5: Parameter = walk_parameter(5);
+pub(crate) const WALK_OF_6: Parameter = walk_parameter(6);
 
 const fn walk_parameter(tensors: usize) -> Parameter {
-    Parameter::Words(2 + RANK_MAX + tensors * RANK_MAX)
+    Parameter::Words(2 + 2 * RANK_MAX + tensors * RANK_MAX)
 }
 
 /// `struct Walk<N>` over `shape`: strides are those of layouts of that shape.
@@ -248,6 +285,43 @@ pub(crate) fn walk<const N: usize>(shape: &Shape, layouts: [&Layout; N]) -> Vec<
 pub(crate) fn walk_of<const N: usize>(nest: &Nest<N>, len: usize) -> Vec<u64> {
     let mut words = vec![len as u64, nest.rank() as u64];
     words.extend(nest.dims().map(|size| size as u64));
+    words.extend(nest.dims().map(|size| {
+        let [size_and_magic, shift] = divisor(size);
+        size_and_magic >> 32 | shift << 32
+    }));
     words.extend(nest.strides().into_iter().flatten().map(|stride| stride as u64));
     words
+}
+
+/// `struct Divisor` of `common.cu`: a size to divide by. Of no use for sizes from 2³¹ on, which
+/// kernels do not divide by so.
+pub(crate) fn divisor(size: usize) -> [u64; 2] {
+    let size = size.clamp(1, (1 << 31) - 1) as u64;
+    let shift = u64::from(size.next_power_of_two().trailing_zeros());
+    let magic = ((1 << 32) * ((1 << shift) - size)) / size + 1;
+    [size | magic << 32, shift]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::divisor;
+
+    #[test]
+    fn divisors_divide_every_number_below_their_bound_as_a_division_does() {
+        let near = |x: u64| x.saturating_sub(2)..=x + 2;
+        let sizes = (1..200).chain((5..31).flat_map(|bits| near(1 << bits)));
+        for size in sizes.filter(|size| (1..1 << 31).contains(size)) {
+            let [both, shift] = divisor(size as usize);
+            assert_eq!(both & 0xffff_ffff, size);
+            let magic = both >> 32;
+            let most = (1 << 31) - 1;
+            let multiples = (0..40).map(|k| most / size / 40 * k * size);
+            let places = multiples.chain([most, 3 * size, most / size * size]).flat_map(near);
+            for n in places.filter(|n| *n <= most) {
+                let sum = ((n * magic) >> 32) + n;
+                assert!(sum < 1 << 32, "{n} by {size}");
+                assert_eq!(sum >> shift, n / size, "{n} by {size}");
+            }
+        }
+    }
 }

@@ -24,8 +24,7 @@ use lowtide_allocator::{
 };
 
 use crate::device::{Backend, Device};
-use crate::dtype::DType;
-use crate::error::{Result, TensorError};
+use crate::error::Result;
 pub(crate) use copies::Checked;
 use copies::Copies;
 pub use gate::Precision;
@@ -55,27 +54,15 @@ pub struct CudaOptions {
 /// What multiplies matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Products {
-    /// cuBLASLt, where it is found and has a way to do the product without scratch memory; else
-    /// the kernel of this crate.
+    /// cuBLASLt, where it is found and has a way to do the product; else the kernel of this crate.
     Library(Precision),
-    /// The kernel of this crate, in f32.
+    /// The kernel of this crate, which adds half types up in f32 without tensor cores.
     Own,
 }
 
 impl Default for Products {
     fn default() -> Self {
         Products::Library(Precision::F32)
-    }
-}
-
-/// `Ok` if `dtype` is f32, which is all that most kernels of this crate are for.
-///
-/// # Errors
-/// `NoKernel`.
-pub(crate) fn check_f32(op: &'static str, dtype: DType) -> Result<()> {
-    match dtype {
-        DType::F32 => Ok(()),
-        _ => Err(TensorError::NoKernel { op, device: "cuda" }),
     }
 }
 

@@ -31,6 +31,11 @@ impl<'a> CudaOperands<'a> {
         DeviceOperand(self.writes[index])
     }
 
+    /// How many operands are written.
+    pub fn write_count(&self) -> usize {
+        self.writes.len()
+    }
+
     /// How many operands are read.
     pub fn read_count(&self) -> usize {
         self.reads.len()

@@ -3,7 +3,7 @@ use lowtide_tensor::{Conv2dGeometry, ConvTranspose2dGeometry, DType, Device, Ten
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::alike::on;
+use crate::alike::{assert_alike, each_float, on};
 use crate::elementwise::noise;
 use crate::gpu::Gpu;
 use crate::storage::cpu;
@@ -112,20 +112,51 @@ fn convolution_of_several_tiles_each_way_is_that_of_the_processor() {
 }
 
 #[test]
+fn convolutions_in_every_type_and_in_parts_are_those_of_the_processor() {
+    let Some(gpu) = Gpu::take() else { return };
+    let (device, cpu) = (gpu.device(), cpu());
+    // The pixels of the second one are the work of two blocks for a tile of the gradient.
+    let small =
+        (Conv2dGeometry { stride: [2, 1], padding: [1, 0], ..Default::default() }, 2, [7, 6]);
+    let parted = (Conv2dGeometry { padding: [1, 1], ..Default::default() }, 2, [32, 33]);
+    for (geometry, images, [height, width]) in [small, parted] {
+        for (dtype, tolerance) in each_float([2e-5, 1e-13]) {
+            let make = |name: &str, dims: &[usize]| {
+                noise(&cpu, name, dims, [-1.0, 1.0]).to_dtype(dtype).unwrap()
+            };
+            let (x, w) = (make("x", &[images, 2, height, width]), make("w", &[3, 2, 3, 3]));
+            let (b, in_bias) = (make("b", &[3]), make("in_bias", &[2]));
+            let dy = make("dy", x.conv2d(&w, None, geometry).unwrap().shape());
+            let operands = [&x, &w, &b, &in_bias, &dy];
+            let Conv2dGeometry { stride, padding, dilation, groups } = geometry;
+            let output_padding = [0, 0];
+            let transposed =
+                ConvTranspose2dGeometry { stride, padding, output_padding, dilation, groups };
+            // Sums over all pixels are larger than 1, by which tolerances are measured.
+            assert_alike(&device, &format!("conv2d {dtype}"), &operands, tolerance, |operands| {
+                let [x, w, b, in_bias, dy] = operands else { unreachable!() };
+                Ok(vec![
+                    x.conv2d(w, Some(b), geometry)?,
+                    dy.conv2d_backward_input(w, *x.shape(), geometry)?,
+                    dy.conv2d_backward_weight(x, *w.shape(), geometry)?,
+                    dy.conv_transpose2d(w, Some(in_bias), transposed)?,
+                ])
+            });
+        }
+    }
+}
+
+#[test]
 fn convolution_that_no_kernel_does_says_so() {
     let Some(gpu) = Gpu::take() else { return };
     let device = gpu.device();
-    let zeros = |dims: [usize; 4], dtype| Tensor::zeros(&device, dims, dtype).unwrap();
-    let geometry = Conv2dGeometry::default();
-    let of_f64 = [[1, 2, 5, 5], [3, 2, 3, 3]].map(|dims| zeros(dims, DType::F64));
+    let zeros = |dims: [usize; 4]| Tensor::zeros(&device, dims, DType::F32).unwrap();
     // More groups than a grid has blocks in a row.
-    let grouped = [[1, 65_536, 1, 1], [65_536, 1, 1, 1]].map(|dims| zeros(dims, DType::F32));
-    let many = Conv2dGeometry { groups: 65_536, ..geometry };
+    let [x, w] = [[1, 65_536, 1, 1], [65_536, 1, 1, 1]].map(zeros);
+    let geometry = Conv2dGeometry { groups: 65_536, ..Conv2dGeometry::default() };
     let before = device.allocator().live_blocks();
-    for ([x, w], geometry) in [(&of_f64, geometry), (&grouped, many)] {
-        let error = x.conv2d(w, None, geometry).unwrap_err();
-        assert_eq!(error.to_string(), "conv2d: has no kernel for cuda");
-    }
+    let error = x.conv2d(&w, None, geometry).unwrap_err();
+    assert_eq!(error.to_string(), "conv2d: has no kernel for cuda");
     assert_eq!(device.allocator().live_blocks(), before);
 }
 

@@ -86,12 +86,23 @@ fn bad_index_is_told_to_who_reads_next_and_only_once() {
 }
 
 #[test]
-fn scattering_that_no_kernel_does_is_a_typed_error() {
+fn rows_with_a_one_are_those_of_the_processor_in_every_type() {
     let Some(gpu) = Gpu::take() else { return };
     let device = gpu.device();
-    let mut x = Tensor::zeros(&device, [4, 3], DType::F32).unwrap();
-    let source = Tensor::zeros(&device, [2, 3], DType::F32).unwrap();
-    let index = Tensor::zeros(&device, [2], DType::I64).unwrap();
-    let error = x.index_copy_(0, &index, &source).unwrap_err();
-    assert_eq!(error.to_string(), "index_copy: has no kernel for cuda");
+    gpu.in_every_order(|| {
+        for dtype in DType::ALL {
+            for (shape, classes) in [([3, 7], 5), ([0, 4], 3), ([1, 300], 1)] {
+                let ids = indices(&shape, classes);
+                assert_alike(&device, &format!("{dtype} {shape:?}"), &[&ids], 0.0, |operands| {
+                    let turned = operands[0].transpose(0, 1)?;
+                    Ok(vec![operands[0].one_hot(classes, dtype)?, turned.one_hot(classes, dtype)?])
+                });
+            }
+        }
+    });
+    let ids = on(&device, &Tensor::from_slice(&cpu(), [2], &[1_i64, 3]).unwrap());
+    let y = ids.one_hot(3, DType::F32).unwrap();
+    let error = y.to_vec::<f32>().unwrap_err();
+    assert!(matches!(error, TensorError::Index { op: "one_hot", index: 3, len: 3 }), "{error}");
+    assert_eq!(y.to_vec::<f32>().unwrap(), [0.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
 }

@@ -1,26 +1,34 @@
 //! Tensors on the pretend device, or on any, next to the same on the processor; see `gpu`.
 
 mod alike;
+mod arrivals;
 mod attention;
 mod blas;
+mod casts;
 mod channels;
+mod compaction;
 mod compiled;
 mod compiler;
 mod conv2d;
 mod copies;
 mod cross_entropy;
+mod distances;
 mod elementwise;
 mod gpu;
 mod gradients;
 mod indexing;
 mod linear_loss;
+mod losses;
 mod max_pool2d;
 mod norm;
+mod order;
 mod products;
 mod random;
 mod reduce;
 mod rows;
+mod scans;
 mod shortage;
 mod simulation;
 mod storage;
 mod twins;
+mod updates;

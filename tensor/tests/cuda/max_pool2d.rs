@@ -38,15 +38,23 @@ fn values(dims: &[usize], seed: usize) -> Tensor {
 }
 
 /// The bytes of y, of the winners and of dx; `turned` operands do not lie in order.
-fn run(device: &Device, pool: &Pool, seed: usize, turned: bool) -> Result<[Vec<u8>; 3]> {
+fn run(
+    device: &Device,
+    pool: &Pool,
+    dtype: DType,
+    seed: usize,
+    turned: bool,
+) -> Result<[Vec<u8>; 3]> {
     let (geometry, options, dims) = pool;
     let here = |x: &Tensor| match turned {
         true => on(device, &x.transpose(1, 3)?).transpose(1, 3),
         false => Ok(on(device, x)),
     };
-    let x = here(&values(dims, seed))?;
+    let x = here(&values(dims, seed).to_dtype(dtype)?)?;
     let (y, winners) = x.max_pool2d_with(*geometry, *options)?;
-    let dy = here(&noise(&cpu(), "dy", y.shape(), [-2.0, 2.0]))?;
+    // Whole numbers, whose sums are exact in every type and order.
+    let dy = noise(&cpu(), "dy", y.shape(), [-8.0, 8.0]).floor()?;
+    let dy = here(&dy.to_dtype(dtype)?)?;
     let winners_here = here(&winners)?;
     let dx = dy.max_pool2d_with_backward(&winners_here, *x.shape(), *geometry, *options)?;
     Ok([y.to_bytes()?, winners.to_bytes()?, dx.to_bytes()?])
@@ -57,11 +65,12 @@ fn maxima_and_their_gradients_are_those_of_the_processor_to_the_bit() {
     let Some(gpu) = Gpu::take() else { return };
     let (device, cpu) = (gpu.device(), cpu());
     gpu.in_every_order(|| {
-        let config = Config { cases: 20, failure_persistence: None, ..Config::default() };
-        let cases = (pools(), 0..8_usize, any::<bool>());
-        let checked = TestRunner::new(config).run(&cases, |(pool, seed, turned)| {
+        let config = Config { cases: 40, failure_persistence: None, ..Config::default() };
+        let types = prop::sample::select(vec![DType::F32, DType::F64, DType::F16, DType::BF16]);
+        let cases = (pools(), types, 0..8_usize, any::<bool>());
+        let checked = TestRunner::new(config).run(&cases, |(pool, dtype, seed, turned)| {
             let [found, expected] =
-                [&device, &cpu].map(|device| run(device, &pool, seed, turned).unwrap());
+                [&device, &cpu].map(|device| run(device, &pool, dtype, seed, turned).unwrap());
             prop_assert_eq!(found, expected);
             Ok(())
         });
@@ -75,7 +84,8 @@ fn windows_side_by_side_are_those_of_the_processor() {
     let (device, cpu) = (gpu.device(), cpu());
     for (kernel, size) in [(2, 8), (2, 7), (3, 9), (16, 16)] {
         let pool = (Pool2dGeometry::square(kernel), MaxPool::default(), vec![2, 3, size, size]);
-        let [found, expected] = [&device, &cpu].map(|device| run(device, &pool, 1, false).unwrap());
+        let run = |device| run(device, &pool, DType::F32, 1, false).unwrap();
+        let [found, expected] = [&device, &cpu].map(run);
         assert_eq!(found, expected, "{kernel} of {size}");
     }
 }
@@ -85,11 +95,11 @@ fn pooling_that_no_kernel_does_or_the_driver_refuses_is_a_typed_error() {
     let Some(gpu) = Gpu::pretend() else { return };
     let device = gpu.device();
     let geometry = Pool2dGeometry::square(2);
-    let of_f64 = Tensor::zeros(&device, [1, 1, 4, 4], DType::F64).unwrap();
+    let of_i64 = Tensor::zeros(&device, [1, 1, 4, 4], DType::I64).unwrap();
     let x = noise(&device, "x", &[1, 1, 4, 4], [-1.0, 1.0]);
     let (y, winners) = x.max_pool2d(geometry).unwrap();
     let before = device.allocator().live_blocks();
-    let error = of_f64.max_pool2d(geometry).unwrap_err();
+    let error = of_i64.max_pool2d(geometry).unwrap_err();
     assert_eq!(error.to_string(), "max_pool2d: has no kernel for cuda");
     let works: [&dyn Fn() -> Result<()>; 2] = [&|| x.max_pool2d(geometry).map(drop), &|| {
         y.max_pool2d_backward(&winners, *x.shape(), geometry).map(drop)

@@ -1,17 +1,18 @@
 use lowtide_allocator::Repeat;
 use lowtide_allocator::cuda::{CudaDevice, Driver, Libraries};
 use lowtide_tensor::cuda::{CudaOptions, ProductCounts, Products, ProductsBy};
-use lowtide_tensor::{Device, Tensor, TensorError, TensorResult as Result};
+use lowtide_tensor::{DType, Device, Tensor, TensorResult as Result};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::alike::{assert_alike, on};
+use crate::alike::{assert_alike, each_float, on};
 use crate::elementwise::noise;
 use crate::gpu::Gpu;
 use crate::storage::cpu;
 
 /// Sums of up to 150 products of numbers below 1, in another order.
 const TOLERANCE: f64 = 2e-5;
+const TOLERANCE_OF_F64: f64 = 1e-13;
 
 fn config(cases: u32) -> Config {
     Config { cases, failure_persistence: None, ..Config::default() }
@@ -41,11 +42,13 @@ fn products_are_those_of_the_processor_over_generated_shapes() {
     let Some(gpu) = Gpu::take() else { return };
     let size = || prop_oneof![1 => 0..2_usize, 4 => 2..20_usize, 1 => 60..150_usize];
     let batch = prop::collection::vec((1..4_usize, 0..4), 0..=3);
-    let forms = (0..3_usize, 0..3_usize, any::<[bool; 2]>());
-    TestRunner::new(config(40))
+    let forms = (0..3_usize, 0..3_usize, any::<[bool; 3]>());
+    let types = 0..4_usize;
+    TestRunner::new(config(80))
         .run(
-            &((size(), size(), size()), batch, forms),
-            |((m, k, n), batch, (fa, fb, [adds, by_library]))| {
+            &((size(), size(), size()), batch, forms, types),
+            |((m, k, n), batch, (fa, fb, [adds, by_library, is_wide]), of)| {
+                let (dtype, tolerance) = each_float([TOLERANCE, TOLERANCE_OF_F64])[of];
                 let (device, cpu) = (gpu.device_with(products(by_library)), cpu());
                 let side = |stretched: i32, dims: [usize; 2]| -> Vec<usize> {
                     let outer = batch
@@ -53,11 +56,17 @@ fn products_are_those_of_the_processor_over_generated_shapes() {
                         .map(|&(size, which)| if which == stretched { 1 } else { size });
                     outer.chain(dims).collect()
                 };
-                let a = noise(&cpu, "a", &side(0, [m, k]), [-1.0, 1.0]);
-                let b = noise(&cpu, "b", &side(1, [k, n]), [-1.0, 1.0]);
+                let make = |name: &str, shape: &[usize], dtype| {
+                    noise(&cpu, name, shape, [-1.0, 1.0]).to_dtype(dtype).unwrap()
+                };
+                let (a, b) =
+                    (make("a", &side(0, [m, k]), dtype), make("b", &side(1, [k, n]), dtype));
                 let shape = *a.matmul(&b).unwrap().shape();
-                let y = noise(&cpu, "y", &shape, [-1.0, 1.0]);
-                assert_alike(&device, "matmul", &[&a, &b, &y], TOLERANCE, |inputs| {
+                // Sums of products of half types may be kept in f32.
+                let is_wide = is_wide && dtype.size_bytes() == 2;
+                let y = make("y", &shape, if is_wide { DType::F32 } else { dtype });
+                let name = format!("matmul {dtype}, wide {is_wide}, library {by_library}");
+                assert_alike(&device, &name, &[&a, &b, &y], tolerance, |inputs| {
                     let [a, b, y] = inputs else { unreachable!() };
                     let (a, b) = (arranged(a, fa)?, arranged(b, fb)?);
                     if adds {
@@ -76,17 +85,20 @@ fn products_are_those_of_the_processor_over_generated_shapes() {
 #[test]
 fn layers_and_vectors_are_those_of_the_processor() {
     let Some(gpu) = Gpu::take() else { return };
-    let x = noise(&cpu(), "x", &[3, 7, 40], [-1.0, 1.0]);
-    let (w, b) =
-        (noise(&cpu(), "w", &[70, 40], [-1.0, 1.0]), noise(&cpu(), "b", &[70], [0.0, 1.0]));
-    let v = noise(&cpu(), "v", &[40], [-1.0, 1.0]);
+    let types = each_float([TOLERANCE, TOLERANCE_OF_F64]);
+    let cases = || [false, true].into_iter().flat_map(|by| types.map(|of| (by, of)));
     gpu.in_every_order(|| {
-        for by_library in [false, true] {
+        for (by_library, (dtype, tolerance)) in cases() {
+            let make = |name: &str, shape: &[usize]| {
+                noise(&cpu(), name, shape, [-1.0, 1.0]).to_dtype(dtype).unwrap()
+            };
+            let (x, w) = (make("x", &[3, 7, 40]), make("w", &[70, 40]));
+            let (b, v) = (make("b", &[70]), make("v", &[40]));
             assert_alike(
                 &gpu.device_with(products(by_library)),
-                "linear",
+                &format!("linear {dtype} {by_library}"),
                 &[&x, &w, &b, &v],
-                TOLERANCE,
+                tolerance,
                 |inputs| {
                     let [x, w, b, v] = inputs else { unreachable!() };
                     Ok(vec![
@@ -118,16 +130,24 @@ fn gradients_are_added_through_a_view_that_lies_on_its_side() {
 }
 
 #[test]
-fn types_without_a_kernel_say_so_and_nothing_is_written() {
-    let Some(gpu) = Gpu::take() else { return };
+fn layer_with_a_bias_is_one_launch_by_the_library_and_small_products_get_scratch_memory() {
+    let Some(gpu) = Gpu::pretend() else { return };
     let device = gpu.device();
-    let x = on(&device, &Tensor::ones(&cpu(), [2, 2], lowtide_tensor::DType::F64).unwrap());
-    let error = x.matmul(&x).unwrap_err();
-    assert!(matches!(error, TensorError::NoKernel { op: "matmul", device: "cuda" }), "{error}");
-    let mut y = x.clone();
-    let other = on(&device, &Tensor::ones(&cpu(), [2, 2], lowtide_tensor::DType::F64).unwrap());
-    assert!(y.matmul_add_(&other, &other).is_err());
-    assert_eq!(x.to_vec::<f64>().unwrap(), [1.0; 4]);
+    let make = |name: &str, shape: &[usize]| {
+        let x = noise(&cpu(), name, shape, [-1.0, 1.0]).to_dtype(DType::BF16).unwrap();
+        on(&device, &x)
+    };
+    let (x, w, b) = (make("x", &[8, 1024]), make("w", &[16, 1024]), make("b", &[16]));
+    let launches = || gpu.pretend.calls("cuLaunchKernel") + gpu.pretend.calls("cublasLtMatmul");
+    let before = launches();
+    device.allocator().reset_peaks();
+    let requested = || device.allocator().statistics().requested;
+    let before_bytes = requested().current_bytes;
+    let y = x.linear(&w, Some(&b)).unwrap();
+    assert_eq!(launches() - before, 1);
+    // One tile: four parts of K are added up in f32.
+    let sums_bytes = 4 * 8 * 16 * size_of::<f32>();
+    assert_eq!(requested().peak_bytes - before_bytes, y.element_count() * 2 + sums_bytes);
 }
 
 /// Folders with the pretend driver and no cuBLASLt. The driver is the one that is loaded: the same

@@ -1,18 +1,19 @@
-use lowtide_tensor::{Tensor, TensorResult as Result};
+use lowtide_tensor::{DType, Tensor, TensorResult as Result};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::alike::assert_alike;
+use crate::alike::{assert_alike, each_float};
 use crate::elementwise::noise;
 use crate::gpu::Gpu;
 use crate::storage::cpu;
 
 /// Both accumulate in f64; exponentials differ by a few roundings of f32.
 const TOLERANCE: f64 = 1e-6;
+const TOLERANCE_OF_F64: f64 = 1e-13;
 
 type Reduction = fn(&Tensor, &[usize]) -> Result<Tensor>;
 
-/// All that there are for f32, by every fold and every finish; the first ones need elements.
+/// All that there are, by every fold and every finish; the first ones need elements.
 const REDUCTIONS: [(&str, Reduction); 17] = [
     ("amax", |x, axes| x.amax(axes)),
     ("amin", |x, axes| x.amin(axes)),
@@ -50,18 +51,20 @@ fn reductions_are_those_of_the_processor_over_generated_shapes() {
     let Some(gpu) = Gpu::take() else { return };
     let size = || prop_oneof![1 => 0..2_usize, 6 => 2..9_usize];
     let shapes = prop::collection::vec((size(), any::<bool>()), 0..=5);
-    let config = Config { cases: 80, failure_persistence: None, ..Config::default() };
-    let cases = (shapes, 0..REDUCTIONS.len(), any::<bool>(), any::<bool>());
+    let config = Config { cases: 160, failure_persistence: None, ..Config::default() };
+    let cases = (shapes, 0..REDUCTIONS.len(), 0..4_usize, any::<bool>(), any::<bool>());
     TestRunner::new(config)
-        .run(&cases, |(dims, which, is_turned, has_nan)| {
+        .run(&cases, |(dims, which, of, is_turned, has_nan)| {
+            let (dtype, tolerance) = each_float([TOLERANCE, TOLERANCE_OF_F64])[of];
             let shape: Vec<usize> = dims.iter().map(|dim| dim.0).collect();
             let axes: Vec<usize> = (0..dims.len()).filter(|&axis| dims[axis].1).collect();
             if which < NEED_ELEMENTS && axes.iter().any(|&axis| shape[axis] == 0) {
                 return Ok(());
             }
             let (name, reduce) = REDUCTIONS[which];
-            let x = spotted(&shape, has_nan);
-            assert_alike(&gpu.device(), name, &[&x], TOLERANCE, |inputs| {
+            let x = spotted(&shape, has_nan).to_dtype(dtype).unwrap();
+            let name = format!("{name} {dtype}");
+            assert_alike(&gpu.device(), &name, &[&x], tolerance, |inputs| {
                 let x = &inputs[0];
                 let turned: Vec<usize> = (0..shape.len()).rev().collect();
                 let x = if is_turned {
@@ -97,6 +100,38 @@ fn each_reduction_is_that_of_the_processor_without_zeros_and_with_infinities() {
                 ])
             });
         }
+    });
+}
+
+#[test]
+fn integers_and_truth_values_are_reduced_as_by_the_processor() {
+    let Some(gpu) = Gpu::take() else { return };
+    let numbers: Vec<i64> = (0..2 * 7 * 70).map(|i| (i * i + 3 * i) % 5 - 1).collect();
+    let numbers = Tensor::from_slice(&cpu(), [2, 7, 70], &numbers).unwrap();
+    let far = [i64::MAX, i64::MIN, 3, i64::MAX, 1, i64::MIN];
+    let far = Tensor::from_slice(&cpu(), [3, 2], &far).unwrap();
+    let reduce = |x: &Tensor| -> Result<Vec<Tensor>> {
+        let mut found = Vec::new();
+        let last = x.shape().len() - 1;
+        for axes in [&[last][..], &[0], &(0..=last).collect::<Vec<_>>()] {
+            found.extend([x.sum(axes)?, x.prod(axes)?, x.amax(axes)?, x.amin(axes)?]);
+            found.extend([x.any(axes)?, x.all(axes)?, x.count_nonzero(axes)?]);
+        }
+        let (max, at) = x.max(0)?;
+        let (min, from) = x.min(last)?;
+        found.extend([max, at, min, from, x.argmax_all()?, x.argmin_all()?]);
+        Ok(found)
+    };
+    gpu.in_every_order(|| {
+        for dtype in [DType::I64, DType::I32, DType::U8, DType::Bool] {
+            let x = numbers.abs().unwrap().to_dtype(dtype).unwrap();
+            let name = format!("{dtype}");
+            assert_alike(&gpu.device(), &name, &[&x], 0.0, |inputs| reduce(&inputs[0]));
+        }
+        let inputs = [&numbers, &far];
+        assert_alike(&gpu.device(), "below 0", &inputs, 0.0, |inputs| {
+            Ok([reduce(&inputs[0])?, reduce(&inputs[1])?].concat())
+        });
     });
 }
 

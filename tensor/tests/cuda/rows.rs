@@ -149,17 +149,20 @@ fn moves_along_dimensions_are_those_of_the_processor_in_every_type() {
 }
 
 #[test]
-fn sequences_are_those_of_the_processor_in_every_float_type() {
+fn sequences_are_those_of_the_processor_in_every_type() {
     let Some(gpu) = Gpu::take() else { return };
     let device = gpu.device();
-    for (dtype, tolerance) in each_float([2e-7, 1e-15]) {
+    let integers = [DType::I64, DType::I32, DType::U8, DType::Bool].map(|dtype| (dtype, 0.0));
+    for (dtype, tolerance) in each_float([2e-7, 1e-15]).into_iter().chain(integers) {
         let some = noise(&cpu(), "x", &[1], [0.0, 1.0]);
         assert_alike(&device, &dtype.to_string(), &[&some], tolerance, |operands| {
             let device = operands[0].device();
             let range = Tensor::arange(device, -1.5..9.0, 0.7, dtype)?;
             let between = Tensor::linspace(device, [2.0, -3.0], 301, dtype)?;
             let one = Tensor::linspace(device, [2.0, -3.0], 1, dtype)?;
-            Ok(vec![range, between, one, Tensor::eye(device, 5, 7, dtype)?])
+            // To the ends of the integers, and beyond.
+            let far = Tensor::linspace(device, [-1e19, 1e19], 301, dtype)?;
+            Ok(vec![range, between, one, far, Tensor::eye(device, 5, 7, dtype)?])
         });
     }
 }

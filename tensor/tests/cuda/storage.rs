@@ -1,6 +1,9 @@
 use lowtide_allocator::Repeat;
 use lowtide_tensor::cuda::CudaOptions;
-use lowtide_tensor::{CpuOptions, DType, Device, Tensor, TensorError, TensorResult as Result};
+use lowtide_tensor::{
+    Cost, Cpu, CpuOptions, DType, Device, Kernel, Operands, Tensor, TensorError,
+    TensorResult as Result,
+};
 
 use crate::gpu::Gpu;
 
@@ -127,12 +130,31 @@ fn driver_that_refuses_a_copy_or_a_launch_is_a_typed_error_and_nothing_is_left()
     assert_eq!(x.exp().unwrap().to_vec::<f32>().unwrap(), expected);
 }
 
+/// An operation of a program that has no kernel for NVIDIA devices.
+pub(crate) struct OfTheProcessor;
+
+impl Kernel for OfTheProcessor {
+    fn name(&self) -> &'static str {
+        "of_the_processor"
+    }
+
+    fn cost(&self) -> Cost {
+        Cost::default()
+    }
+
+    fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        operands.write::<f32>(0).slice().fill(1.0);
+        Ok(())
+    }
+}
+
 #[test]
 fn operation_without_a_kernel_says_so() {
     let Some(gpu) = Gpu::take() else { return };
     let device = gpu.device();
-    let x = Tensor::from_slice(&device, [4], &[1_i64, 2, 3, 4]).unwrap();
-    let error = x.sum(&[0]).unwrap_err();
-    assert_eq!(error.to_string(), "sum: has no kernel for cuda");
+    let x = Tensor::from_slice(&device, [4], &[1.0_f32, 2.0, 3.0, 4.0]).unwrap();
+    let error = device.launch(OfTheProcessor, &[], &[&x]).unwrap_err();
+    assert_eq!(error.to_string(), "of_the_processor: has no kernel for cuda");
+    assert_eq!(x.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0, 4.0]);
     assert_eq!(device.allocator().live_blocks().len(), 1);
 }

@@ -105,6 +105,14 @@ pub(crate) fn shapes() -> impl Strategy<Value = Vec<usize>> {
     prop::collection::vec(dim, 0..=5)
 }
 
+/// [`shapes`] of these ranks that have elements.
+pub(crate) fn full_shapes(
+    ranks: std::ops::RangeInclusive<usize>,
+) -> impl Strategy<Value = Vec<usize>> {
+    let dim = prop_oneof![3 => Just(1_usize), 4 => Just(2), 4 => Just(3), 2 => Just(5)];
+    prop::collection::vec(dim, ranks)
+}
+
 /// A result shape, and two shapes that broadcast to it.
 pub(crate) fn broadcast_shapes() -> impl Strategy<Value = [Vec<usize>; 3]> {
     (shapes(), any::<[bool; 5]>(), 0..=5usize, any::<bool>()).prop_map(

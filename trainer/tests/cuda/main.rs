@@ -8,6 +8,7 @@ mod fused;
 mod gpu;
 mod language;
 mod offloading;
+mod optimizers;
 mod planned;
 #[path = "../pretend/mod.rs"]
 mod pretend;
@@ -22,13 +23,14 @@ use lowtide_allocator::{Fault, Repeat};
 use lowtide_data::Batch;
 use lowtide_nn::NnError;
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
+use lowtide_nn::optim::{Adam, AdamOptions, Sgd, SgdOptions, Stateful};
 use lowtide_tensor::{Device, RandomKey};
 use lowtide_trainer::{
     Classification, Flow, Observer, Options, Result, StepReport, TrainError, Trainer, Training,
     lock_pages, upload,
 };
 
-use crate::common::{KINDS, Kind, Outcome, Run, does_not_fit, labelled, values, versions};
+use crate::common::{KINDS, Kind, Outcome, Run, cnn, does_not_fit, labelled, values, versions};
 use gpu::Gpu;
 
 /// Losses of both devices, relative to each other: sums of up to 576 products in another order,
@@ -276,6 +278,22 @@ impl Observer for Cut<'_> {
     }
 }
 
+/// Of a kind, with a group for the biases: a launch for each of the two groups.
+fn in_groups(kind: Kind) -> Box<dyn Stateful> {
+    let learning_rate = kind.learning_rate();
+    let momentum = if kind == Kind::Momentum { 0.9 } else { 0.0 };
+    let sgd = SgdOptions { momentum, ..SgdOptions::new(learning_rate) };
+    let adam = AdamOptions { learning_rate, ..Default::default() };
+    if kind == Kind::Adam {
+        let of_biases = AdamOptions { learning_rate: learning_rate / 2.0, ..adam };
+        let optimizer = Adam::new(adam).and_then(|all| all.with_group("*.bias", of_biases));
+        return Box::new(optimizer.expect("in range"));
+    }
+    let of_biases = SgdOptions { learning_rate: learning_rate / 2.0, ..sgd };
+    let optimizer = Sgd::new(sgd).and_then(|all| all.with_group("*.bias", of_biases));
+    Box::new(optimizer.expect("in range"))
+}
+
 /// Ends a run after its first step.
 struct Stop;
 
@@ -292,14 +310,19 @@ fn step_that_is_cut_off_while_it_is_written_has_no_next_one_until_a_state_is_res
         let run = Run { kind, train_len: 72, ..small() };
         let (train, test) = run.loaders();
         let device = gpu.device();
-        let mut trainer = run.trainer(&device);
+        let new_trainer = || {
+            let task = cnn(&device, run.channels, run.seed);
+            let options = Options { seed: run.seed, ..Options::default() };
+            Trainer::new(&device, task, in_groups(kind), options)
+        };
+        let mut trainer = new_trainer();
         trainer.fit(&train, &test, 1, &mut [&mut Stop]).expect("an undisturbed step");
         let whole = values(trainer.task_mut());
         let snapshot = trainer.snapshot().expect("readable");
         trainer.fit(&train, &test, 1, &mut []).expect("undisturbed");
         let hash = trainer.state_hash().expect("readable");
-        let mut trainer = run.trainer(&device);
-        let mut cut = Cut { gpu: &gpu, step: 2, nth: 3 };
+        let mut trainer = new_trainer();
+        let mut cut = Cut { gpu: &gpu, step: 2, nth: 2 };
         let error = trainer.fit(&train, &test, 1, &mut [&mut cut]).unwrap_err();
         assert!(matches!(error, TrainError::Torn { step: 2, .. }), "{error:?}");
         assert_eq!((trainer.steps(), trainer.is_torn()), (1, true));

@@ -1,8 +1,9 @@
 //! A plan for a device that is not there against the run on the pretend one.
 
+use lowtide_nn::NnResult;
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
-use lowtide_nn::optim::{Lion, LionOptions};
-use lowtide_tensor::{Device, RandomKey, SimSpec};
+use lowtide_nn::optim::{Job, PerParameter, StateSpec, UpdateRule};
+use lowtide_tensor::{Device, RandomKey, SimSpec, Tensor, TensorResult};
 use lowtide_trainer::{Classification, Options, Result, TrainError, Trainer};
 
 use crate::common::{Kind, Run};
@@ -47,6 +48,30 @@ fn plan_without_a_device_is_the_run_on_one_to_the_byte() {
     assert!(outcomes.len() > 3, "these budgets hardly differ: {outcomes:?}");
 }
 
+/// A rule of a program's own.
+#[derive(Clone, Debug)]
+struct Own;
+
+impl UpdateRule for Own {
+    const NAME: &'static str = "own";
+
+    fn check(&self) -> NnResult<()> {
+        Ok(())
+    }
+
+    fn learning_rate(&self) -> f64 {
+        0.1
+    }
+
+    fn states(&self, _: &Tensor) -> Vec<StateSpec> {
+        Vec::new()
+    }
+
+    fn commit(&self, _: &mut [Job], _: &mut [Tensor]) -> TensorResult<()> {
+        Ok(())
+    }
+}
+
 #[test]
 fn plan_of_what_has_no_kernel_fails_as_its_run_would() {
     let Some(gpu) = Gpu::pretend() else { return };
@@ -55,12 +80,12 @@ fn plan_of_what_has_no_kernel_fails_as_its_run_would() {
     let errors = [simulated(), gpu.device()].map(|device| {
         let shape = SimpleCnnShape { image: [1, 8, 8], channels: 4, classes: 10 };
         let model = SimpleCnn::new(&device, RandomKey::new(1), shape).expect("memory");
-        let lion = Lion::new(LionOptions::default()).expect("in range");
+        let own = PerParameter::new(Own).expect("in range");
         let task = Classification::new(model);
-        let mut trainer = Trainer::new(&device, task, lion, Options::default());
+        let mut trainer = Trainer::new(&device, task, own, Options::default());
         let planned = trainer.plan(&train, &test, 1).unwrap_err().to_string();
         (planned, device.is_simulated())
     });
-    let text = "lion: has no kernel for cuda";
+    let text = "own: has no kernel for cuda";
     assert_eq!(errors, [(text.to_owned(), true), (text.to_owned(), false)]);
 }

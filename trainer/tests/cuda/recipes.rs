@@ -1,6 +1,7 @@
 //! The recipes that ship, made small: every kind of model.
 
 use lowtide_tensor::{CpuOptions, Device};
+use lowtide_trainer::Precision;
 use lowtide_trainer::recipe::{Recipe, RecipeData};
 
 use crate::common::Losses;
@@ -23,19 +24,63 @@ fn run(device: &Device, recipe: &Recipe) -> ([usize; 2], Vec<f64>) {
     ([plan.predicted_peak_bytes(), measured_bytes], losses.0)
 }
 
+/// The same in half types, in which a value that lies between two is rounded to either.
+const TOLERANCE_OF_HALVES: [f64; 2] = [4e-3, 5e-4];
+
+fn check(gpu: &Gpu, name: &str, recipe: &Recipe, tolerance: f64) {
+    let options = CpuOptions { threads: Some(1), ..Default::default() };
+    let (_, expected) = run(&Device::cpu(options).expect("addresses"), recipe);
+    let ([predicted, measured], found) = run(&gpu.device(), recipe);
+    assert_eq!(predicted, measured, "{name}");
+    assert_eq!(found.len(), expected.len(), "{name}");
+    for (found, expected) in found.iter().zip(&expected) {
+        let apart = (found - expected).abs() / expected.abs();
+        assert!(apart <= tolerance, "{name}: a loss of {found}, not {expected}: {apart}");
+    }
+}
+
 #[test]
 fn every_recipe_trains_as_on_the_processor_and_as_planned() {
     let Some(gpu) = Gpu::pretend() else { return };
     for (name, sets) in RECIPES {
-        let recipe = recipe(name, sets);
-        let options = CpuOptions { threads: Some(1), ..Default::default() };
-        let (_, expected) = run(&Device::cpu(options).expect("addresses"), &recipe);
-        let ([predicted, measured], found) = run(&gpu.device(), &recipe);
-        assert_eq!(predicted, measured, "{name}");
-        assert_eq!(found.len(), expected.len(), "{name}");
-        for (found, expected) in found.iter().zip(&expected) {
-            let apart = (found - expected).abs() / expected.abs();
-            assert!(apart <= TOLERANCE, "{name}: a loss of {found}, not {expected}");
+        check(&gpu, name, &recipe(name, sets), TOLERANCE);
+    }
+}
+
+#[test]
+fn every_recipe_trains_in_half_types_as_on_the_processor_and_as_planned() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    for (name, sets) in RECIPES {
+        for (precision, tolerance) in
+            [Precision::Bf16, Precision::F16].into_iter().zip(TOLERANCE_OF_HALVES)
+        {
+            let mut recipe = recipe(name, sets);
+            recipe.train.precision = precision;
+            check(&gpu, &format!("{name} in {precision}"), &recipe, tolerance);
         }
+    }
+}
+
+#[test]
+fn every_optimizer_of_a_recipe_trains_as_on_the_processor_and_as_planned() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    for kind in [
+        "adam",
+        "amsgrad",
+        "nadam",
+        "radam",
+        "adamax",
+        "adadelta",
+        "rprop",
+        "sgd",
+        "rms-prop",
+        "adagrad",
+        "lion",
+        "lamb",
+        "adafactor",
+        "muon",
+    ] {
+        let of_kind = format!("optimizer.kind={kind}");
+        check(&gpu, kind, &recipe("digits-mlp", &["model.hidden=[16, 16]", &of_kind]), TOLERANCE);
     }
 }

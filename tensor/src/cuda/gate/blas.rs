@@ -14,6 +14,7 @@ use lowtide_allocator::{Buffer, Stream, function_table};
 
 use super::blas_error::BlasError;
 use super::blas_plan::{Call, Key, ProductPlan};
+use crate::dtype::DType;
 use crate::write_mode::WriteMode;
 
 /// What the library is called, by the CUDA version that it is the first of. The last name is that
@@ -72,7 +73,8 @@ pub(super) struct Choice {
     reserved: [c_int; 4],
 }
 
-/// How f32 factors are multiplied. Sums are of f32 in any case.
+/// How f32 factors are multiplied. Sums are of f32 in any case. Others are multiplied as they are:
+/// half types summed in f32, f64 in f64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Precision {
     /// As they are.
@@ -101,10 +103,11 @@ pub struct MatrixLayout {
     pub batch_stride: usize,
 }
 
-/// `y = a·b`, or `y = y + a·b`, for each matrix of a batch, in f32.
+/// `y = a·b`, `y = y + a·b`, or `y = a·b + bias` with the bias added to every row, for each matrix
+/// of a batch.
 ///
 /// # Shapes
-/// `a: [batch, m, k]`, `b: [batch, k, n]`, `y: [batch, m, n]`
+/// `a: [batch, m, k]`, `b: [batch, k, n]`, `y: [batch, m, n]`, `bias: [n]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Product {
     /// Matrices.
@@ -115,6 +118,10 @@ pub struct Product {
     pub n: usize,
     /// Columns of `a` and rows of `b`; not 0.
     pub k: usize,
+    /// Type of the factors, a float.
+    pub factors: DType,
+    /// Type of the result and of the bias: that of the factors, or f32 for those of a half type.
+    pub result: DType,
     /// The result, whose matrices do not overlap.
     pub y: MatrixLayout,
     /// The left factor.
@@ -125,12 +132,15 @@ pub struct Product {
     pub precision: Precision,
     /// What is done with the old `y`.
     pub start: WriteMode,
+    /// Whether there is a bias; not with an old `y`.
+    pub has_bias: bool,
 }
 
 /// Bytes of a block.
 pub type BlockBytes<'a> = (&'a Buffer, Range<usize>);
 
-/// What a [`Product`] is of. Operands start at the first byte of their range, at a multiple of 4.
+/// What a [`Product`] is of. Operands start at the first byte of their range, at a multiple of an
+/// element's size.
 #[derive(Clone, Debug)]
 pub struct ProductOperands<'a> {
     /// Written; no byte of it is of a factor.
@@ -139,6 +149,8 @@ pub struct ProductOperands<'a> {
     pub a: BlockBytes<'a>,
     /// The right factor.
     pub b: BlockBytes<'a>,
+    /// Elements that lie side by side, of a product with a bias.
+    pub bias: Option<BlockBytes<'a>>,
     /// Memory that nothing else on the stream or beside it uses, at a multiple of 256; its length
     /// is part of the plan. May be empty: fewer kernels can be chosen then.
     pub workspace: BlockBytes<'a>,
@@ -239,26 +251,41 @@ impl Blas {
         product: &Product,
         operands: &ProductOperands<'_>,
     ) -> Result<(), BlasError> {
-        let ProductOperands { y, a, b, workspace } = operands;
-        let Product { batch, m, n, k, .. } = *product;
+        let ProductOperands { y, a, b, bias, workspace } = operands;
+        let Product { batch, m, n, k, factors, result, .. } = *product;
         if batch == 0 || m == 0 || n == 0 {
             return Ok(());
         }
-        let [(y, y_len), (a, a_len), (b, b_len), (workspace, workspace_bytes)] =
-            self.places(streams, [y, a, b, workspace])?;
+        let (factor_bytes, result_bytes) = (factors.size_bytes(), result.size_bytes());
+        let places = [
+            (y, result_bytes),
+            (a, factor_bytes),
+            (b, factor_bytes),
+            (workspace, 256),
+            // One that is there in any case, where none is asked for.
+            (bias.as_ref().unwrap_or(y), result_bytes),
+        ];
+        let [(y, y_len), (a, a_len), (b, b_len), (workspace, workspace_bytes), (bias, bias_len)] =
+            self.places(streams, places)?;
         if k == 0 {
             return Err(BlasError::NoPlan { workspace_bytes });
         }
-        fits("y", product.y, [batch, m, n], y_len)?;
-        fits("a", product.a, [batch, m, k], a_len)?;
-        fits("b", product.b, [batch, k, n], b_len)?;
-        let plan = self.plan(&Key::new(product, [y, a, b], workspace_bytes))?;
+        fits("y", product.y, [batch, m, n], (y_len, result_bytes))?;
+        fits("a", product.a, [batch, m, k], (a_len, factor_bytes))?;
+        fits("b", product.b, [batch, k, n], (b_len, factor_bytes))?;
+        let needed_bytes = n * result_bytes;
+        if product.has_bias && (operands.bias.is_none() || bias_len < needed_bytes) {
+            let given_bytes = if operands.bias.is_none() { 0 } else { bias_len };
+            return Err(BlasError::Short { operand: "bias", needed_bytes, given_bytes });
+        }
+        let plan = self.plan(&Key::new(product, [y, a, b, bias], workspace_bytes))?;
         let queue = streams.queue_pointer(stream)?;
-        let (one, zero) = (1.0_f32, 0.0_f32);
-        let beta =
-            if product.start == WriteMode::Accumulate { &raw const one } else { &raw const zero };
-        let alpha = &raw const one;
-        let [y, a, b, workspace] = [y, a, b, workspace].map(pointer);
+        let scalars = Scalars::of(product);
+        let (alpha, beta) = scalars.pointers();
+        let [y, a, b, workspace, bias] = [y, a, b, workspace, bias].map(pointer);
+        // What another thread enqueues by the same plan waits until the library has read the bias.
+        let operation = plan.operation();
+        operation.set_bias(bias)?;
         let handle = self.shared.handle.0;
         self.shared.call.make("cublasLtMatmul", |table| {
             let [y_layout, first, second] = plan.layouts();
@@ -269,13 +296,13 @@ impl Blas {
             unsafe {
                 (table.multiply)(
                     handle,
-                    plan.operation(),
-                    alpha.cast(),
+                    operation.handle(),
+                    alpha,
                     b,
                     first,
                     a,
                     second,
-                    beta.cast(),
+                    beta,
                     y,
                     y_layout,
                     y,
@@ -316,20 +343,21 @@ impl Blas {
         self.lock().counts
     }
 
-    /// Addresses and lengths of ranges that are inside blocks of the device.
+    /// Addresses and lengths of ranges that are inside blocks of the device, each at a multiple of
+    /// so many bytes.
     fn places(
         &self,
         streams: &CudaStreams,
-        places: [&BlockBytes<'_>; 4],
-    ) -> Result<[(u64, usize); 4], BlasError> {
-        let mut found = [(0, 0); 4];
-        for (found, (block, range)) in found.iter_mut().zip(places) {
+        places: [(&BlockBytes<'_>, usize); 5],
+    ) -> Result<[(u64, usize); 5], BlasError> {
+        let mut found = [(0, 0); 5];
+        let mut is_aligned = true;
+        for (found, ((block, range), alignment)) in found.iter_mut().zip(places) {
             *found = streams.place(block, range.clone())?;
+            is_aligned &= found.0.is_multiple_of(alignment as u64);
         }
         let (address, size_bytes) = found[0];
-        let is_of_device = streams.device() == self.device();
-        let is_aligned = found.iter().all(|(address, _)| address.is_multiple_of(4));
-        if !is_of_device || !is_aligned || !found[3].0.is_multiple_of(256) {
+        if streams.device() != self.device() || !is_aligned {
             return Err(CudaError::NotOfDevice { address, size_bytes }.into());
         }
         Ok(found)
@@ -396,6 +424,29 @@ fn newer_or(missing: MissingLibrary, driver: &Driver, driver_version: usize) -> 
     }
 }
 
+/// What the product and the old `y` are multiplied with, of the type that sums have.
+enum Scalars {
+    F32([f32; 2]),
+    F64([f64; 2]),
+}
+
+impl Scalars {
+    fn of(product: &Product) -> Scalars {
+        let beta = if product.start == WriteMode::Accumulate { 1.0 } else { 0.0 };
+        match product.factors {
+            DType::F64 => Scalars::F64([1.0, beta]),
+            _ => Scalars::F32([1.0, beta as f32]),
+        }
+    }
+
+    fn pointers(&self) -> (*const c_void, *const c_void) {
+        match self {
+            Scalars::F32([alpha, beta]) => ((&raw const *alpha).cast(), (&raw const *beta).cast()),
+            Scalars::F64([alpha, beta]) => ((&raw const *alpha).cast(), (&raw const *beta).cast()),
+        }
+    }
+}
+
 fn pointer(address: u64) -> *mut c_void {
     std::ptr::without_provenance_mut(address as usize)
 }
@@ -406,7 +457,7 @@ fn fits(
     operand: &'static str,
     layout: MatrixLayout,
     [batch, rows, columns]: [usize; 3],
-    given_bytes: usize,
+    (given_bytes, element_bytes): (usize, usize),
 ) -> Result<(), BlasError> {
     let (rows, columns) = match layout.order {
         Order::Rows => (rows, columns),
@@ -421,7 +472,7 @@ fn fits(
     });
     let needed_bytes = matrix_len
         .zip(span(batch, layout.batch_stride))
-        .and_then(|(len, start)| len.checked_add(start)?.checked_mul(size_of::<f32>()))
+        .and_then(|(len, start)| len.checked_add(start)?.checked_mul(element_bytes))
         .filter(|_| c_int::try_from(batch).is_ok())
         .ok_or(BlasError::Layout { operand })?;
     if needed_bytes > given_bytes {

@@ -4,20 +4,28 @@
 //! columns, so it is asked for `yᵀ = bᵀ·aᵀ`: the first factor is `b`, the second `a`.
 
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lowtide_allocator::cuda::CudaDevice;
 
 use super::blas::{BlasTable, Choice, MatrixLayout, Order, Precision, Product};
 use super::blas_error::BlasError;
+use crate::dtype::DType;
 
 // Values of the library's header `cublasLt.h`.
 const COMPUTE_32F: c_int = 68;
+const COMPUTE_64F: c_int = 70;
 const COMPUTE_32F_FAST_TF32: c_int = 77;
 const R_32F: c_int = 0;
+const R_64F: c_int = 1;
+const R_16F: c_int = 2;
+const R_16BF: c_int = 14;
 const OPERATION_TRANSPOSE_A: c_int = 3;
 const OPERATION_TRANSPOSE_B: c_int = 4;
+const OPERATION_EPILOGUE: c_int = 7;
+const OPERATION_BIAS: c_int = 8;
 const TRANSPOSED: c_int = 1;
+const EPILOGUE_BIAS: c_int = 4;
 const LAYOUT_BATCH_COUNT: c_int = 5;
 const LAYOUT_BATCH_STRIDE: c_int = 6;
 const PREFERENCE_WORKSPACE_BYTES: c_int = 1;
@@ -31,15 +39,19 @@ const ALIGNMENT_BITS_MAX: u32 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     product: Product,
-    /// Of `y`, `a` and `b`: the library takes 256 where it is not told.
-    alignments: [u32; 3],
+    /// Of `y`, `a`, `b` and the bias: the library takes 256 where it is not told.
+    alignments: [u32; 4],
     workspace_bytes: usize,
 }
 
 impl Key {
-    pub(super) fn new(product: &Product, addresses: [u64; 3], workspace_bytes: usize) -> Key {
+    pub(super) fn new(product: &Product, addresses: [u64; 4], workspace_bytes: usize) -> Key {
         let alignment = |address: u64| 1 << address.trailing_zeros().min(ALIGNMENT_BITS_MAX);
-        Key { product: *product, alignments: addresses.map(alignment), workspace_bytes }
+        let mut alignments = addresses.map(alignment);
+        if !product.has_bias {
+            alignments[3] = 0;
+        }
+        Key { product: *product, alignments, workspace_bytes }
     }
 
     pub(super) fn product(&self) -> &Product {
@@ -113,14 +125,15 @@ impl Description {
         Ok(Description { call: call.clone(), kind, handle })
     }
 
-    fn operation(call: &Call, precision: Precision) -> Result<Description, BlasError> {
-        let compute = match precision {
-            Precision::F32 => COMPUTE_32F,
-            Precision::Tf32 => COMPUTE_32F_FAST_TF32,
+    fn operation(call: &Call, product: &Product) -> Result<Description, BlasError> {
+        let (compute, scale) = match (product.factors, product.precision) {
+            (DType::F64, _) => (COMPUTE_64F, R_64F),
+            (DType::F32, Precision::Tf32) => (COMPUTE_32F_FAST_TF32, R_32F),
+            _ => (COMPUTE_32F, R_32F),
         };
         Self::make(call, Kind::Operation, "cublasLtMatmulDescCreate", |table, handle| {
             // SAFETY: the library takes numbers and writes one pointer, to a place for one.
-            unsafe { (table.operation_create)(handle, compute, R_32F) }
+            unsafe { (table.operation_create)(handle, compute, scale) }
         })
     }
 
@@ -128,18 +141,24 @@ impl Description {
     fn layout(
         call: &Call,
         [batch, rows, columns]: [usize; 3],
-        layout: &MatrixLayout,
+        (layout, dtype): (&MatrixLayout, DType),
     ) -> Result<Description, BlasError> {
         let (rows, columns) = match layout.order {
             Order::Rows => (rows, columns),
             Order::Columns => (columns, rows),
+        };
+        let element = match dtype {
+            DType::F64 => R_64F,
+            DType::F16 => R_16F,
+            DType::BF16 => R_16BF,
+            _ => R_32F,
         };
         let made =
             Self::make(call, Kind::Layout, "cublasLtMatrixLayoutCreate", |table, handle| {
                 let (height, width) = (columns as u64, rows as u64);
                 let leading = layout.leading as i64;
                 // SAFETY: the library takes numbers and writes one pointer, to a place for one.
-                unsafe { (table.layout_create)(handle, R_32F, height, width, leading) }
+                unsafe { (table.layout_create)(handle, element, height, width, leading) }
             })?;
         made.set(LAYOUT_BATCH_COUNT, batch as c_int)?;
         made.set(LAYOUT_BATCH_STRIDE, layout.batch_stride as i64)?;
@@ -195,9 +214,28 @@ impl Drop for Description {
     }
 }
 
+/// The operation of a plan, for one product at a time.
+pub(super) struct Operation<'a> {
+    description: MutexGuard<'a, Description>,
+    has_bias: bool,
+}
+
+impl Operation<'_> {
+    /// Says where the bias of the next product is, if it has one.
+    pub(super) fn set_bias(&self, bias: *mut c_void) -> Result<(), BlasError> {
+        if self.has_bias { self.description.set(OPERATION_BIAS, bias) } else { Ok(()) }
+    }
+
+    pub(super) fn handle(&self) -> *mut c_void {
+        self.description.handle
+    }
+}
+
 /// A product that only lacks its operands.
 pub(super) struct ProductPlan {
-    operation: Description,
+    /// The library reads where the bias is from here, when it is called.
+    operation: Mutex<Description>,
+    has_bias: bool,
     /// Of `y`, the first factor and the second.
     layouts: [Description; 3],
     algorithm: [u64; 8],
@@ -209,9 +247,8 @@ impl ProductPlan {
         handle: *mut c_void,
         key: &Key,
     ) -> Result<ProductPlan, BlasError> {
-        let Product { batch, m, n, k, y, a, b, precision, .. } = &key.product;
-        let (batch, m, n, k) = (*batch, *m, *n, *k);
-        let operation = Description::operation(call, *precision)?;
+        let Product { batch, m, n, k, y, a, b, factors, result, has_bias, .. } = key.product;
+        let operation = Description::operation(call, &key.product)?;
         for (attribute, order) in
             [(OPERATION_TRANSPOSE_A, b.order), (OPERATION_TRANSPOSE_B, a.order)]
         {
@@ -220,13 +257,19 @@ impl ProductPlan {
             }
         }
         let layouts = [
-            Description::layout(call, [batch, m, n], y)?,
-            Description::layout(call, [batch, k, n], b)?,
-            Description::layout(call, [batch, m, k], a)?,
+            Description::layout(call, [batch, m, n], (&y, result))?,
+            Description::layout(call, [batch, k, n], (&b, factors))?,
+            Description::layout(call, [batch, m, k], (&a, factors))?,
         ];
+        let [y, a, b, bias] = key.alignments;
+        if has_bias {
+            operation.set(OPERATION_EPILOGUE, EPILOGUE_BIAS)?;
+            // An address as aligned as that of each product by this plan.
+            let address: *mut c_void = std::ptr::without_provenance_mut(bias as usize);
+            operation.set(OPERATION_BIAS, address)?;
+        }
         let preference = Description::preference(call)?;
         preference.set(PREFERENCE_WORKSPACE_BYTES, key.workspace_bytes)?;
-        let [y, a, b] = key.alignments;
         for (attribute, alignment) in (PREFERENCE_ALIGNMENT_A..).zip([b, a, y, y]) {
             preference.set(attribute, alignment)?;
         }
@@ -257,11 +300,13 @@ impl ProductPlan {
         if count < 1 || choice.state != 0 || choice.workspace_bytes > key.workspace_bytes {
             return Err(no_plan);
         }
-        Ok(ProductPlan { operation, layouts, algorithm: choice.algorithm })
+        let operation = Mutex::new(operation);
+        Ok(ProductPlan { operation, has_bias, layouts, algorithm: choice.algorithm })
     }
 
-    pub(super) fn operation(&self) -> *mut c_void {
-        self.operation.handle
+    pub(super) fn operation(&self) -> Operation<'_> {
+        let description = self.operation.lock().unwrap_or_else(PoisonError::into_inner);
+        Operation { description, has_bias: self.has_bias }
     }
 
     pub(super) fn layouts(&self) -> [*mut c_void; 3] {

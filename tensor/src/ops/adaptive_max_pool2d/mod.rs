@@ -2,8 +2,13 @@
 //!
 //! x: [B, C, H, W], y: [B, C, H', W'].
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
 use crate::cpu::Cpu;
 use crate::cpu::pool::Pool;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, Float, for_each_dtype, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -112,6 +117,19 @@ impl Kernel for AdaptiveMaxPool2d {
             }),
         }
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        match self.direction {
+            Direction::Forward => cuda::forward(&self, cuda, operands),
+            Direction::Backward => cuda::backward(&self, cuda, operands),
+        }
     }
 }
 

@@ -4,9 +4,13 @@
 //! x: [B, M, D], y: [B, R, D], d: [B, M, R].
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -63,6 +67,16 @@ impl Kernel for Forward {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::forward(&self.0, cuda, operands)
+    }
 }
 
 /// Reads dy, d, x and y; writes dx. The first two may lie in any way.
@@ -97,6 +111,16 @@ impl Kernel for Backward {
             });
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::backward(&self.0, cuda, operands)
     }
 }
 

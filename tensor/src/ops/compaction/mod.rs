@@ -6,11 +6,15 @@
 //! has to assume there.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 
 use std::panic::Location;
 
 use crate::cpu::Cpu;
-use crate::device::Backend;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
+use crate::device::{Backend, Device, DeviceKind};
 use crate::dtype::{Bool, DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -64,6 +68,16 @@ impl Kernel for MaskedSelect<'_> {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::masked_select(self, cuda, operands)
+    }
 }
 
 /// Fills what is left of `y` after its first `count` elements.
@@ -110,6 +124,16 @@ impl Kernel for Nonzero<'_> {
         fill_rest(y, *self.count * shape.len(), self.rest);
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::nonzero(self, cuda, operands)
+    }
 }
 
 /// Sends the elements of the third operand, one after the other, to where the first one is true;
@@ -141,6 +165,30 @@ impl Kernel for MaskedScatter {
                 .map_err(|kept| TensorError::index(self.name(), kept - 1, source.len()))
         })
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::masked_scatter(&self, cuda, operands)
+    }
+}
+
+/// Elements of a mask that a block of an NVIDIA device packs.
+const TILE_LEN: usize = 2048;
+
+/// What an NVIDIA device counts in, of something in so many tiles: how much is before each, and
+/// the sum of all. Other devices need none.
+#[track_caller]
+pub(crate) fn tile_counts(device: &Device, tiles: usize) -> Result<Vec<Tensor>> {
+    if device.kind() == DeviceKind::Cpu {
+        return Ok(Vec::new());
+    }
+    let all = Tensor::workspace(device, tiles + 1, DType::I64)?;
+    Ok(vec![all.narrow(0, 0, tiles)?, all.narrow(0, tiles, 1)?])
 }
 
 impl Tensor {
@@ -167,6 +215,8 @@ impl Tensor {
                 if assumed > self.shape()[0] {
                     return Err(TensorError::index(op, assumed, self.shape()[0] + 1));
                 }
+                // A real device's number is read.
+                self.device().order_copies()?;
                 sim.assume(assumed as f64, Location::caller());
                 assumed
             }
@@ -214,7 +264,9 @@ impl Tensor {
         let y = Tensor::empty(self.device(), [len], dtype)?;
         let mut count = 0;
         let kernel = MaskedSelect { name: op, rest: Rest::Any, dtype, len, count: &mut count };
-        self.device().launch(kernel, &[&mask, &x], &[&y])?;
+        let counts = tile_counts(self.device(), len.div_ceil(TILE_LEN))?;
+        let writes: Vec<&Tensor> = [&y].into_iter().chain(&counts).collect();
+        self.device().launch(kernel, &[&mask, &x], &writes)?;
         y.shortened(op, count, assumed_len)
     }
 
@@ -248,7 +300,9 @@ impl Tensor {
         let mut count = 0;
         let (dtype, rest) = (self.dtype(), Rest::Any);
         let kernel = Nonzero { name: op, rest, shape, dtype, count: &mut count };
-        self.device().launch(kernel, &[self], &[&y])?;
+        let counts = tile_counts(self.device(), shape.element_count().div_ceil(TILE_LEN))?;
+        let writes: Vec<&Tensor> = [&y].into_iter().chain(&counts).collect();
+        self.device().launch(kernel, &[self], &writes)?;
         y.shortened(op, count, assumed_count)
     }
 
@@ -270,7 +324,9 @@ impl Tensor {
         let y = Tensor::empty(self.device(), whole, DType::I64)?;
         let (dtype, rest, mut found) = (self.dtype(), Rest::Filled(fill), 0);
         let kernel = Nonzero { name: op, rest, shape, dtype, count: &mut found };
-        self.device().launch(kernel, &[self], &[&y])?;
+        let counts = tile_counts(self.device(), shape.element_count().div_ceil(TILE_LEN))?;
+        let writes: Vec<&Tensor> = [&y].into_iter().chain(&counts).collect();
+        self.device().launch(kernel, &[self], &writes)?;
         Ok(y)
     }
 
@@ -280,6 +336,10 @@ impl Tensor {
     /// # Errors
     /// `Shape`, `DType` unless the mask is of truth values and the others of one type, `Index` when
     /// the source has fewer elements than there are places, `Device`, `OutOfMemory`.
+    ///
+    /// # Streams
+    /// An NVIDIA device is not waited for: who next reads a value of it is told, once, of a source
+    /// that is too short, and places beyond it keep this tensor's elements.
     #[track_caller]
     pub fn masked_scatter(&self, mask: &Tensor, source: &Tensor) -> Result<Tensor> {
         let op = "masked_scatter";
@@ -288,7 +348,9 @@ impl Tensor {
         let source = source.contiguous()?;
         let y = Tensor::empty(self.device(), *x.shape(), self.dtype())?;
         let kernel = MaskedScatter { dtype: self.dtype(), len: x.element_count() };
-        self.device().launch(kernel, &[&mask, &x, &source], &[&y])?;
+        let counts = tile_counts(self.device(), x.element_count().div_ceil(TILE_LEN))?;
+        let writes: Vec<&Tensor> = [&y].into_iter().chain(&counts).collect();
+        self.device().launch(kernel, &[&mask, &x, &source], &writes)?;
         Ok(y)
     }
 

@@ -11,19 +11,25 @@ struct Conv {
   u64 stride_height, stride_width;
   u64 padding_height, padding_width;
   u64 dilation_height, dilation_width;
+  Divisor by_kernel, by_kernel_width;     // taps of a channel, and of a row of them
+  Divisor by_image, by_width;             // places of x
+  Divisor by_out_image, by_out_width;     // places of y
+  Divisor by_stride_height, by_stride_width;
 };
 
-// Sizes in 32 bits, which divide faster. There are fewer than 2^31 pixels, and taps of a channel, on
-// either side.
+// Sizes in 32 bits: there are fewer than 2^31 pixels, and taps of a channel, on either side.
 struct Shape {
   u32 group;
   u32 in_channels, out_channels, groups;
-  u32 height, width, out_height, out_width, kernel_height, kernel_width;
-  i64 stride_height, stride_width, padding_height, padding_width, dilation_height, dilation_width;
+  u32 height, width, out_height, out_width, kernel_width;
+  i32 padding_height, padding_width;
+  u32 stride_height, stride_width, dilation_height, dilation_width;
   u32 in_len, out_len, kernel_len;
+  Divisor by_kernel, by_kernel_width, by_image, by_width, by_out_image, by_out_width;
+  Divisor by_stride_height, by_stride_width;
 
-  __device__ explicit Shape(const Conv& conv)
-      : group(blockIdx.z),
+  __device__ Shape(const Conv& conv, u32 group)
+      : group(group),
         in_channels((u32)conv.in_channels),
         out_channels((u32)conv.out_channels),
         groups((u32)conv.groups),
@@ -31,157 +37,190 @@ struct Shape {
         width((u32)conv.width),
         out_height((u32)conv.out_height),
         out_width((u32)conv.out_width),
-        kernel_height((u32)conv.kernel_height),
         kernel_width((u32)conv.kernel_width),
-        stride_height((i64)conv.stride_height),
-        stride_width((i64)conv.stride_width),
-        padding_height((i64)conv.padding_height),
-        padding_width((i64)conv.padding_width),
-        dilation_height((i64)conv.dilation_height),
-        dilation_width((i64)conv.dilation_width),
+        padding_height((i32)conv.padding_height),
+        padding_width((i32)conv.padding_width),
+        stride_height((u32)conv.stride_height),
+        stride_width((u32)conv.stride_width),
+        dilation_height((u32)conv.dilation_height),
+        dilation_width((u32)conv.dilation_width),
         in_len(height * width),
         out_len(out_height * out_width),
-        kernel_len(kernel_height * kernel_width) {}
+        kernel_len((u32)conv.kernel_height * kernel_width),
+        by_kernel(conv.by_kernel),
+        by_kernel_width(conv.by_kernel_width),
+        by_image(conv.by_image),
+        by_width(conv.by_width),
+        by_out_image(conv.by_out_image),
+        by_out_width(conv.by_out_width),
+        by_stride_height(conv.by_stride_height),
+        by_stride_width(conv.by_stride_width) {}
 
   // x of a channel of the group and a place in a window: `tap` is (c, kh, kw), `pixel` (n, oh, ow).
-  __device__ float x_at(const float* x, u32 tap, u32 pixel) const {
-    u32 c = tap / kernel_len, inside = tap % kernel_len;
-    u32 image = pixel / out_len, place = pixel % out_len;
-    i64 row = (i64)(place / out_width) * stride_height - padding_height +
-              (i64)(inside / kernel_width) * dilation_height;
-    i64 column = (i64)(place % out_width) * stride_width - padding_width +
-                 (i64)(inside % kernel_width) * dilation_width;
-    if (row < 0 || row >= (i64)height || column < 0 || column >= (i64)width) return 0.0f;
+  __device__ Computed x_at(const Stored* x, u32 tap, u32 pixel) const {
+    u32 c = by_kernel.quotient(tap), inside = tap - c * kernel_len;
+    u32 kh = by_kernel_width.quotient(inside), kw = inside - kh * kernel_width;
+    u32 image = by_out_image.quotient(pixel), place = pixel - image * out_len;
+    u32 oh = by_out_width.quotient(place), ow = place - oh * out_width;
+    i32 row = (i32)(oh * stride_height + kh * dilation_height) - padding_height;
+    i32 column = (i32)(ow * stride_width + kw * dilation_width) - padding_width;
+    if (row < 0 || row >= (i32)height || column < 0 || column >= (i32)width) return 0;
     u64 plane = ((u64)image * groups + group) * in_channels + c;
-    return x[plane * in_len + (u64)row * width + (u64)column];
+    return widened(x[plane * in_len + (u32)row * width + (u32)column]);
   }
 
   // Where y has an output channel of the group and (n, oh, ow).
   __device__ u64 y_index(u32 o, u32 pixel) const {
-    u32 image = pixel / out_len, place = pixel % out_len;
+    u32 image = by_out_image.quotient(pixel), place = pixel - image * out_len;
     return (((u64)image * groups + group) * out_channels + o) * out_len + place;
-  }
-
-  __device__ u64 w_index(u32 o, u32 c, u32 inside) const {
-    return (((u64)group * out_channels + o) * in_channels + c) * kernel_len + inside;
   }
 };
 
 // y[o, (n, oh, ow)] = Σ w[o, (c, kh, kw)] · x.
 struct Forward {
+  typedef Computed Number;
   static const bool A_IS_DEEP = true;
   static const bool B_IS_DEEP = false;
   Shape shape;
   u32 pixels;
-  float* y;
-  const float* x;
-  const float* w;
-  const float* bias;
+  u32 tap_count;
+  Stored* y;
+  const Stored* x;
+  const Stored* w;
+  const Stored* bias;
 
-  __device__ float a(u32 o, u32 tap) const {
-    u32 tap_count = shape.in_channels * shape.kernel_len;
-    if (o >= shape.out_channels || tap >= tap_count) return 0.0f;
-    return w[((u64)shape.group * shape.out_channels + o) * tap_count + tap];
+  __device__ Computed a(u32 o, u32 tap) const {
+    if (o >= shape.out_channels) return 0;
+    return widened(w[((u64)shape.group * shape.out_channels + o) * tap_count + tap]);
   }
-  __device__ float b(u32 tap, u32 pixel) const {
-    if (tap >= shape.in_channels * shape.kernel_len || pixel >= pixels) return 0.0f;
-    return shape.x_at(x, tap, pixel);
+  __device__ Computed b(u32 tap, u32 pixel) const {
+    return pixel < pixels ? shape.x_at(x, tap, pixel) : 0;
   }
-  __device__ void put(u32 o, u32 pixel, float value) const {
+  __device__ void put(u32 o, u32 pixel, Computed value) const {
     if (o >= shape.out_channels || pixel >= pixels) return;
-    if (bias != nullptr) value += bias[shape.group * shape.out_channels + o];
-    y[shape.y_index(o, pixel)] = value;
+    if (bias != nullptr) value += widened(bias[shape.group * shape.out_channels + o]);
+    set(y[shape.y_index(o, pixel)], value);
   }
 };
 
 // dx[c, (n, h, w)] = Σ w[o, c, kh, kw] · dy[o, n, oh, ow] over the (o, kh, kw) that meet there. With a
 // bias for each c it is the transposed convolution of dy.
 struct BackwardInput {
+  typedef Computed Number;
   static const bool A_IS_DEEP = false;
   static const bool B_IS_DEEP = false;
   Shape shape;
   u32 pixels;
-  float* dx;
-  const float* dy;
-  const float* w;
-  const float* bias;
+  Stored* dx;
+  const Stored* dy;
+  const Stored* w;
+  const Stored* bias;
 
-  __device__ float a(u32 c, u32 tap) const {
-    u32 o = tap / shape.kernel_len;
-    if (c >= shape.in_channels || o >= shape.out_channels) return 0.0f;
-    return w[shape.w_index(o, c, tap % shape.kernel_len)];
+  __device__ Computed a(u32 c, u32 tap) const {
+    if (c >= shape.in_channels) return 0;
+    u32 o = shape.by_kernel.quotient(tap), inside = tap - o * shape.kernel_len;
+    u64 filter = ((u64)shape.group * shape.out_channels + o) * shape.in_channels + c;
+    return widened(w[filter * shape.kernel_len + inside]);
   }
-  __device__ float b(u32 tap, u32 pixel) const {
-    u32 o = tap / shape.kernel_len, inside = tap % shape.kernel_len;
-    if (o >= shape.out_channels || pixel >= pixels) return 0.0f;
-    u32 image = pixel / shape.in_len, place = pixel % shape.in_len;
-    i64 row = (i64)(place / shape.width) + shape.padding_height -
-              (i64)(inside / shape.kernel_width) * shape.dilation_height;
-    i64 column = (i64)(place % shape.width) + shape.padding_width -
-                 (i64)(inside % shape.kernel_width) * shape.dilation_width;
-    if (row < 0 || column < 0) return 0.0f;
-    if (row % shape.stride_height != 0 || column % shape.stride_width != 0) return 0.0f;
-    u64 oh = (u64)(row / shape.stride_height), ow = (u64)(column / shape.stride_width);
-    if (oh >= shape.out_height || ow >= shape.out_width) return 0.0f;
+  __device__ Computed b(u32 tap, u32 pixel) const {
+    if (pixel >= pixels) return 0;
+    u32 o = shape.by_kernel.quotient(tap), inside = tap - o * shape.kernel_len;
+    u32 kh = shape.by_kernel_width.quotient(inside), kw = inside - kh * shape.kernel_width;
+    u32 image = shape.by_image.quotient(pixel), place = pixel - image * shape.in_len;
+    u32 h = shape.by_width.quotient(place), at = place - h * shape.width;
+    i32 row = (i32)h + shape.padding_height - (i32)(kh * shape.dilation_height);
+    i32 column = (i32)at + shape.padding_width - (i32)(kw * shape.dilation_width);
+    if (row < 0 || column < 0) return 0;
+    u32 oh = shape.by_stride_height.quotient((u32)row);
+    u32 ow = shape.by_stride_width.quotient((u32)column);
+    if (oh * shape.stride_height != (u32)row || ow * shape.stride_width != (u32)column) return 0;
+    if (oh >= shape.out_height || ow >= shape.out_width) return 0;
     u64 plane = ((u64)image * shape.groups + shape.group) * shape.out_channels + o;
-    return dy[plane * shape.out_len + oh * shape.out_width + ow];
+    return widened(dy[plane * shape.out_len + oh * shape.out_width + ow]);
   }
-  __device__ void put(u32 c, u32 pixel, float value) const {
+  __device__ void put(u32 c, u32 pixel, Computed value) const {
     if (c >= shape.in_channels || pixel >= pixels) return;
-    u32 image = pixel / shape.in_len, place = pixel % shape.in_len;
+    u32 image = shape.by_image.quotient(pixel), place = pixel - image * shape.in_len;
     u64 plane = ((u64)image * shape.groups + shape.group) * shape.in_channels + c;
-    if (bias != nullptr) value += bias[shape.group * shape.in_channels + c];
-    dx[plane * shape.in_len + place] = value;
+    if (bias != nullptr) value += widened(bias[shape.group * shape.in_channels + c]);
+    set(dx[plane * shape.in_len + place], value);
   }
 };
 
-// dw[o, (c, kh, kw)] = Σ dy[o, (n, oh, ow)] · x.
+// dw[o, (c, kh, kw)] = Σ dy[o, (n, oh, ow)] · x over a part of the pixels: to dw, or to the part's
+// place in `parts`.
 struct BackwardWeight {
+  typedef Computed Number;
   static const bool A_IS_DEEP = true;
   static const bool B_IS_DEEP = true;
   Shape shape;
-  u32 pixels;
-  float* dw;
-  const float* x;
-  const float* dy;
+  u32 tap_count;
+  Stored* dw;
+  Computed* parts;
+  const Stored* x;
+  const Stored* dy;
 
-  __device__ float a(u32 o, u32 pixel) const {
-    if (o >= shape.out_channels || pixel >= pixels) return 0.0f;
-    return dy[shape.y_index(o, pixel)];
+  __device__ Computed a(u32 o, u32 pixel) const {
+    return o < shape.out_channels ? widened(dy[shape.y_index(o, pixel)]) : 0;
   }
-  __device__ float b(u32 pixel, u32 tap) const {
-    if (pixel >= pixels || tap >= shape.in_channels * shape.kernel_len) return 0.0f;
-    return shape.x_at(x, tap, pixel);
+  __device__ Computed b(u32 pixel, u32 tap) const {
+    return tap < tap_count ? shape.x_at(x, tap, pixel) : 0;
   }
-  __device__ void put(u32 o, u32 tap, float value) const {
-    if (o >= shape.out_channels || tap >= shape.in_channels * shape.kernel_len) return;
-    dw[shape.w_index(o, tap / shape.kernel_len, tap % shape.kernel_len)] = value;
+  __device__ void put(u32 o, u32 tap, Computed value) const {
+    if (o >= shape.out_channels || tap >= tap_count) return;
+    u64 at = ((u64)shape.group * shape.out_channels + o) * tap_count + tap;
+    if (parts != nullptr) {
+      parts[at] = value;
+    } else {
+      set(dw[at], value);
+    }
   }
 };
 
 extern "C" __global__ void __launch_bounds__(256)
-    conv2d_f32(float* y, const float* x, const float* w, const float* bias, Conv conv) {
-  Shape shape(conv);
+    KERNEL(conv2d)(Stored* y, const Stored* x, const Stored* w, const Stored* bias, Conv conv) {
+  Shape shape(conv, blockIdx.z);
   u32 pixels = (u32)conv.images * shape.out_len;
-  Forward product = {shape, pixels, y, x, w, bias};
   u32 tap_count = shape.in_channels * shape.kernel_len;
-  tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, tap_count);
+  Forward product = {shape, pixels, tap_count, y, x, w, bias};
+  tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, 0, tap_count);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    conv2d_backward_input_f32(float* dx, const float* dy, const float* w, const float* bias,
-                              Conv conv) {
-  Shape shape(conv);
+    KERNEL(conv2d_backward_input)(Stored* dx, const Stored* dy, const Stored* w,
+                                  const Stored* bias, Conv conv) {
+  Shape shape(conv, blockIdx.z);
   u32 pixels = (u32)conv.images * shape.in_len;
   BackwardInput product = {shape, pixels, dx, dy, w, bias};
   u32 tap_count = shape.out_channels * shape.kernel_len;
-  tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, tap_count);
+  tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, 0, tap_count);
 }
 
+// The third direction of the grid is (parts of the pixels, groups).
 extern "C" __global__ void __launch_bounds__(256)
-    conv2d_backward_weight_f32(float* dw, const float* x, const float* dy, Conv conv) {
-  Shape shape(conv);
+    KERNEL(conv2d_backward_weight)(Stored* dw, Computed* parts, const Stored* x, const Stored* dy,
+                                   u32 part_count, Conv conv) {
+  u32 group = blockIdx.z % (u32)conv.groups, part = blockIdx.z / (u32)conv.groups;
+  Shape shape(conv, group);
   u32 pixels = (u32)conv.images * shape.out_len;
-  BackwardWeight product = {shape, pixels, dw, x, dy};
-  tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, pixels);
+  // Whole steps of K.
+  u32 part_len = (pixels + part_count * DEPTH - 1) / (part_count * DEPTH) * DEPTH;
+  u32 start = part * part_len < pixels ? part * part_len : pixels;
+  u32 end = start + part_len < pixels ? start + part_len : pixels;
+  u32 tap_count = shape.in_channels * shape.kernel_len;
+  u64 len = (u64)shape.groups * shape.out_channels * tap_count;
+  BackwardWeight product = {shape, tap_count, dw, parts + part * len, x, dy};
+  if (part_count == 1) product.parts = nullptr;
+  tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, start, end);
+}
+
+// dw[i] = Σ parts[part][i], in their order.
+extern "C" __global__ void KERNEL(conv2d_sum_parts)(Stored* dw, const Computed* parts,
+                                                    u32 part_count, u64 len) {
+  for (u64 i = thread_index(); i < len; i += thread_count()) {
+    Computed sum = 0;
+#pragma unroll 4
+    for (u32 part = 0; part < part_count; part++) sum += parts[part * len + i];
+    set(dw[i], sum);
+  }
 }

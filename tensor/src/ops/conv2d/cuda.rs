@@ -1,17 +1,18 @@
-//! The three products on NVIDIA devices: implicit matrix products in tiles, which take no scratch.
-//! See `conv2d.cu`.
+//! The three products on NVIDIA devices: implicit matrix products in tiles. Gradients of weights
+//! have few elements that are sums over all pixels, so several blocks each add up some of the
+//! pixels, in scratch memory. See `conv2d.cu`.
 
 use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 
 use super::shape::Conv2dShape;
 use super::{Conv2d, Product};
-use crate::cuda::kernels::CONV2D;
+use crate::cuda::kernels::{CONV2D, divisor, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
-use crate::dtype::DType;
 use crate::error::{Result, TensorError};
+use Parameter::{Read, U32, U64, Words, Write};
 
 /// `struct Conv`.
-const CONV: Parameter = Parameter::Words(16);
+const CONV: Parameter = Words(32);
 
 /// `TILE` and `TILE_THREADS` of `common.cu`.
 const TILE: usize = 64;
@@ -20,55 +21,69 @@ const TILE_THREADS: u32 = 256;
 /// Blocks of a grid in its second and third direction.
 const BLOCKS_MAX: usize = 65_535;
 
-/// `Ok` if the kernels, which are of f32 and count in 32 bits, can do the product.
+/// `Ok` if the kernels, which count in 32 bits, can do the product.
 pub(super) fn check(conv: &Conv2d) -> Result<()> {
     grid_of(conv).map(drop)
 }
 
 fn grid_of(conv: &Conv2d) -> Result<Grid> {
-    let grid = grid(&conv.shape, conv.product).filter(|_| conv.dtype == DType::F32);
+    let grid = tiles(&conv.shape, conv.product);
     grid.ok_or(TensorError::NoKernel { op: conv.op, device: "cuda" })
 }
 
-/// Enqueues a product of f32.
+/// Enqueues a product.
 pub(super) fn run(conv: &Conv2d, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let grid = grid_of(conv)?;
-    use Parameter::{Read, Write};
-    let (name, parameters): (_, &[_]) = match conv.product {
-        Product::Forward => ("conv2d_f32", &[Write, Read, Read, Read, CONV]),
-        Product::BackwardInput => ("conv2d_backward_input_f32", &[Write, Read, Read, Read, CONV]),
-        Product::BackwardWeight => ("conv2d_backward_weight_f32", &[Write, Read, Read, CONV]),
-    };
+    let (on_tiles, image, dtype) = (grid_of(conv)?, CONV2D.of(conv.dtype), conv.dtype);
     let words = words(&conv.shape);
-    let [y, a, b] =
-        [operands.write(0).to_write(), operands.read(0).to_read(), operands.read(1).to_read()];
+    let sizes = Argument::Words(&words);
+    let [y, scratch] = [0, 1].map(|index| operands.write(index));
+    let [a, b] = [0, 1].map(|index| operands.read(index).to_read());
+    if let Product::BackwardWeight = conv.product {
+        let parts = conv.shape.weight_parts();
+        let name = typed_name!("conv2d_backward_weight", dtype);
+        let kernel = Signature { name, parameters: &[Write, Write, Read, Read, U32, CONV] };
+        let part_count = Argument::U32(parts as u32);
+        let to_parts = if parts > 1 { scratch.to_write() } else { Argument::Nothing };
+        cuda.launch(image, &kernel, on_tiles, &[y.to_write(), to_parts, b, a, part_count, sizes])?;
+        if parts == 1 {
+            return Ok(());
+        }
+        let name = typed_name!("conv2d_sum_parts", dtype);
+        let kernel = Signature { name, parameters: &[Write, Read, U32, U64] };
+        let len = conv.shape.w_len();
+        let arguments = [y.to_write(), scratch.to_read(), part_count, Argument::U64(len as u64)];
+        return cuda.launch(image, &kernel, grid(len), &arguments);
+    }
+    let name = match conv.product {
+        Product::Forward => typed_name!("conv2d", dtype),
+        _ => typed_name!("conv2d_backward_input", dtype),
+    };
     let bias =
         if operands.read_count() > 2 { operands.read(2).to_read() } else { Argument::Nothing };
-    let words = Argument::Words(&words);
-    let kernel = Signature { name, parameters };
-    match conv.product {
-        Product::BackwardWeight => cuda.launch(CONV2D, &kernel, grid, &[y, b, a, words]),
-        _ => cuda.launch(CONV2D, &kernel, grid, &[y, a, b, bias, words]),
-    }
+    let kernel = Signature { name, parameters: &[Write, Read, Read, Read, CONV] };
+    cuda.launch(image, &kernel, on_tiles, &[y.to_write(), a, b, bias, sizes])
 }
 
 /// A block for each tile of the result of each group. `None` where the kernels, which count in 32
 /// bits, or a grid end.
-fn grid(shape: &Conv2dShape, product: Product) -> Option<Grid> {
+fn tiles(shape: &Conv2dShape, product: Product) -> Option<Grid> {
     let (images, groups) = (shape.batch, shape.groups);
     let [ins, outs] = [shape.in_channels, shape.out_channels].map(|count| count / groups);
     let taps = len_of(&[ins, shape.kernel[0], shape.kernel[1]])?;
     len_of(&[outs, shape.kernel[0], shape.kernel[1]])?;
     let pixels = len_of(&[images, shape.in_height, shape.in_width])?;
     let out_pixels = len_of(&[images, shape.out_height(), shape.out_width()])?;
-    let (rows, columns) = match product {
-        Product::Forward => (outs, out_pixels),
-        Product::BackwardInput => (ins, pixels),
-        Product::BackwardWeight => (outs, taps),
+    let padded = |len: usize, axis: usize| len.checked_add(2 * shape.padding[axis]);
+    len_of(&[padded(shape.in_height, 0)?, padded(shape.in_width, 1)?])?;
+    let (rows, columns, parts) = match product {
+        Product::Forward => (outs, out_pixels, 1),
+        Product::BackwardInput => (ins, pixels, 1),
+        Product::BackwardWeight => (outs, taps, shape.weight_parts()),
     };
     let (rows, columns) = (rows.div_ceil(TILE), columns.div_ceil(TILE));
-    let fits = rows <= BLOCKS_MAX && groups <= BLOCKS_MAX;
-    let blocks = [columns as u32, rows as u32, groups as u32];
+    let layers = groups * parts;
+    let fits = rows <= BLOCKS_MAX && layers <= BLOCKS_MAX;
+    let blocks = [columns as u32, rows as u32, layers as u32];
     fits.then_some(Grid { blocks, threads: [TILE_THREADS, 1, 1], shared_bytes: 0 })
 }
 
@@ -79,18 +94,15 @@ fn len_of(sizes: &[usize]) -> Option<usize> {
 }
 
 /// `struct Conv`.
-fn words(shape: &Conv2dShape) -> [u64; 16] {
+fn words(shape: &Conv2dShape) -> Vec<u64> {
     let [ins, outs] = [shape.in_channels, shape.out_channels].map(|count| count / shape.groups);
     let Conv2dShape { kernel, stride, padding, dilation, .. } = *shape;
-    let sizes = [
-        [shape.batch, shape.groups],
-        [ins, outs],
-        [shape.in_height, shape.in_width],
-        [shape.out_height(), shape.out_width()],
-        kernel,
-        stride,
-        padding,
-        dilation,
-    ];
-    std::array::from_fn(|index| sizes[index / 2][index % 2] as u64)
+    let [in_size, out_size] =
+        [[shape.in_height, shape.in_width], [shape.out_height(), shape.out_width()]];
+    let counts = [[shape.batch, shape.groups], [ins, outs]];
+    let sizes = [in_size, out_size, kernel, stride, padding, dilation];
+    let sizes = counts.into_iter().chain(sizes).flatten().map(|size| size as u64);
+    let by_plane = |[rows, columns]: [usize; 2]| [rows * columns, columns];
+    let divisors = [by_plane(kernel), by_plane(in_size), by_plane(out_size), stride];
+    sizes.chain(divisors.into_iter().flatten().flat_map(divisor)).collect()
 }

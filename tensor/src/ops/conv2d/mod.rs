@@ -180,7 +180,10 @@ struct Conv2d {
 impl Conv2d {
     fn workspace_len(&self, kind: DeviceKind) -> usize {
         if kind == DeviceKind::Cuda {
-            return 0;
+            return match (self.product, self.shape.weight_parts()) {
+                (Product::BackwardWeight, parts @ 2..) => parts * self.shape.w_len(),
+                _ => 0,
+            };
         }
         for_each_float!(self.dtype, E as T => match self.product {
             Product::Forward => cpu::forward_workspace_len::<E, T>(&self.shape),

@@ -60,4 +60,22 @@ impl Conv2dShape {
     pub(super) fn w_len(&self) -> usize {
         self.out_channels * (self.in_channels / self.groups) * self.kernel[0] * self.kernel[1]
     }
+
+    /// Into how many parts a device cuts the pixels for the gradient of w, so that all of it has
+    /// work: a tile of 64 channels and 64 taps is the work of one block.
+    pub(super) fn weight_parts(&self) -> usize {
+        /// Blocks that keep a large device busy.
+        const BLOCKS_WANTED: usize = 256;
+        /// Pixels of a part, at least: its sums are written, and read again.
+        const PIXELS_MIN: usize = 1024;
+        /// Elements of all parts, at most.
+        const PARTS_LEN_MAX: usize = 8 << 20;
+        const TILE: usize = 64;
+        let [ins, outs] = [self.in_channels, self.out_channels].map(|count| count / self.groups);
+        let taps = ins * self.kernel[0] * self.kernel[1];
+        let blocks = outs.div_ceil(TILE) * taps.div_ceil(TILE) * self.groups;
+        let pixels = self.batch * self.out_height() * self.out_width();
+        let most = (pixels / PIXELS_MIN).min(PARTS_LEN_MAX / self.w_len().max(1));
+        BLOCKS_WANTED.div_ceil(blocks.max(1)).min(most).max(1)
+    }
 }

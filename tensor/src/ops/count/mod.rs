@@ -1,8 +1,14 @@
 //! Counting: how often whole numbers occur, and how many numbers fall into bins.
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
 use std::ops::Range;
 
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
+use crate::device::DeviceKind;
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -60,6 +66,16 @@ impl Kernel for Histogram {
             y.iter_mut().zip(counts).for_each(|(y, count)| *y = T::from_i64(*count));
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::histogram(&self, cuda, operands)
     }
 }
 
@@ -133,7 +149,9 @@ impl Tensor {
             return Err(TensorError::index(op, 0, 0));
         }
         let y = Tensor::empty(self.device(), [bin_count], dtype)?;
-        let counts = Tensor::workspace(self.device(), bin_count, DType::I64)?;
+        // An NVIDIA device finds the ends of an empty range behind the counts.
+        let ends = if self.device().kind() == DeviceKind::Cuda { 2 } else { 0 };
+        let counts = Tensor::workspace(self.device(), bin_count.saturating_add(ends), DType::I64)?;
         let kernel = Histogram { range, dtype, len: self.element_count() };
         self.device().launch(kernel, &[self], &[&y, &counts])?;
         Ok(y)

@@ -23,54 +23,61 @@ __device__ inline u64 first_class(u64 position, const Targets& targets) {
 }
 
 // Σ w, by all threads of a block.
-__device__ inline float sum_of_weights(const float* class_weights, u64 len, float* scratch) {
-  if (class_weights == nullptr) return (float)len;
-  float sum = 0.0f;
-  for (u64 c = threadIdx.x; c < len; c += blockDim.x) sum += class_weights[c];
+__device__ inline Computed sum_of_weights(const Stored* class_weights, u64 len,
+                                          Computed* scratch) {
+  if (class_weights == nullptr) return (Computed)len;
+  Computed sum = 0;
+  for (u64 c = threadIdx.x; c < len; c += blockDim.x) sum += widened(class_weights[c]);
   return join_block<Sum>(sum, scratch);
 }
 
+__device__ inline Computed not_a_number() { return (Computed)__uint_as_float(0x7fc00000); }
+
+
 // loss[position] and weight[position] (of its label; 1 without weights): to be added up.
 extern "C" __global__ void __launch_bounds__(256)
-    cross_entropy_f32(float* lse, float* loss, float* weight, const float* x, const i64* labels,
-                      const float* class_weights, float smoothing, Targets targets) {
-  __shared__ float scratch[32];
+    KERNEL(cross_entropy)(Computed* lse, Computed* loss, Computed* weight, const Stored* x,
+                          const i64* labels, const Stored* class_weights, double smoothed,
+                          Targets targets) {
+  __shared__ Computed scratch[32];
+  Computed smoothing = (Computed)smoothed;
   u64 len = (u64)targets.class_count;
-  float weight_sum = 0.0f;
-  if (smoothing != 0.0f) weight_sum = sum_of_weights(class_weights, len, scratch);
+  Computed weight_sum = 0;
+  if (smoothing != 0) weight_sum = sum_of_weights(class_weights, len, scratch);
   for (u64 position = blockIdx.x; position < targets.positions; position += gridDim.x) {
-    const float* row = x + first_class(position, targets);
-    float max = Max::start();
+    const Stored* row = x + first_class(position, targets);
+    Computed max = Max::start();
     for (u64 c = threadIdx.x; c < len; c += blockDim.x) {
-      max = greater(max, row[c * targets.inner]);
+      max = greater(max, widened(row[c * targets.inner]));
     }
     max = join_block<Max>(max, scratch);
-    float sum = 0.0f;
+    Computed sum = 0;
     for (u64 c = threadIdx.x; c < len; c += blockDim.x) {
-      sum += expf(row[c * targets.inner] - max);
+      sum += exp(widened(row[c * targets.inner]) - max);
     }
-    float log_sum = logf(join_block<Sum>(sum, scratch));
+    Computed log_sum = log(join_block<Sum>(sum, scratch));
     // All -inf, or an inf or NaN among them: the shift would turn each into NaN.
-    float log_sum_exp = max - max == 0.0f ? max + log_sum : max;
+    Computed log_sum_exp = max - max == 0 ? max + log_sum : max;
     i64 label = labels[position];
     bool is_counted = counts(label, targets);
-    float weighted = 0.0f;
-    if (smoothing != 0.0f && is_counted) {
+    Computed weighted = 0;
+    if (smoothing != 0 && is_counted) {
       for (u64 c = threadIdx.x; c < len; c += blockDim.x) {
-        float w = class_weights != nullptr ? class_weights[c] : 1.0f;
+        Computed w = class_weights != nullptr ? widened(class_weights[c]) : (Computed)1;
         // Without weight, -inf adds nothing.
-        if (w != 0.0f) weighted += w * (row[c * targets.inner] - max);
+        if (w != 0) weighted += w * (widened(row[c * targets.inner]) - max);
       }
       weighted = join_block<Sum>(weighted, scratch);
     }
     if (threadIdx.x != 0) continue;
     lse[position] = log_sum_exp;
-    float w = !is_counted ? 0.0f : class_weights != nullptr ? class_weights[label] : 1.0f;
-    float total = 0.0f;
+    Computed w = is_counted;
+    if (is_counted && class_weights != nullptr) w = widened(class_weights[label]);
+    Computed total = 0;
     if (is_counted) {
-      float logit = row[(u64)label * targets.inner];
-      total = (1.0f - smoothing) * w * (log_sum_exp - logit);
-      if (smoothing != 0.0f) total += smoothing / (float)len * (weight_sum * log_sum - weighted);
+      Computed logit = widened(row[(u64)label * targets.inner]);
+      total = (1 - smoothing) * w * (log_sum_exp - logit);
+      if (smoothing != 0) total += smoothing / (Computed)len * (weight_sum * log_sum - weighted);
     }
     weight[position] = w;
     loss[position] = total;
@@ -81,8 +88,9 @@ extern "C" __global__ void __launch_bounds__(256)
 // neither a class nor the one to ignore, which it then tells, unless there is a complaint already.
 // One block.
 extern "C" __global__ void __launch_bounds__(256)
-    cross_entropy_sum_f32(float* sum, float* count, Complaint* complaint, const float* loss,
-                          const float* weight, const i64* labels, Targets targets, u64 op) {
+    KERNEL(cross_entropy_sum)(Computed* sum, Computed* count, Complaint* complaint,
+                              const Computed* loss, const Computed* weight, const i64* labels,
+                              Targets targets, u64 op) {
   __shared__ double scratch[32];
   __shared__ u64 firsts[32];
   double loss_sum = 0.0, weight_sum = 0.0;
@@ -99,8 +107,8 @@ extern "C" __global__ void __launch_bounds__(256)
   first = join_block<Least>(first, firsts);
   if (threadIdx.x != 0) return;
   bool is_bad = first < targets.positions;
-  *sum = is_bad ? __uint_as_float(0x7fc00000) : (float)loss_sum;
-  *count = (float)weight_sum;
+  *sum = is_bad ? not_a_number() : (Computed)loss_sum;
+  *count = (Computed)weight_sum;
   if (!is_bad || complaint->position != 0) return;
   *complaint = {(i64)first + 1, labels[first], targets.class_count, op};
 }
@@ -109,28 +117,30 @@ extern "C" __global__ void __launch_bounds__(256)
 // overwritten, in place of x if need be. dy is one number. 0 where the label is to be ignored, NaN
 // where it is no class.
 extern "C" __global__ void __launch_bounds__(256)
-    cross_entropy_backward_f32(float* dx, const float* x, const float* lse, const i64* labels,
-                               const float* class_weights, const float* dy, float smoothing,
-                               Targets targets) {
-  __shared__ float scratch[32];
+    KERNEL(cross_entropy_backward)(Stored* dx, const Stored* x, const Computed* lse,
+                                   const i64* labels, const Stored* class_weights,
+                                   const Computed* dy, double smoothed, Targets targets) {
+  __shared__ Computed scratch[32];
+  Computed smoothing = (Computed)smoothed;
   u64 len = (u64)targets.class_count;
-  float weight_sum = 0.0f;
-  if (smoothing != 0.0f) weight_sum = sum_of_weights(class_weights, len, scratch);
+  Computed weight_sum = 0;
+  if (smoothing != 0) weight_sum = sum_of_weights(class_weights, len, scratch);
   for (u64 position = blockIdx.x; position < targets.positions; position += gridDim.x) {
     u64 start = first_class(position, targets);
     i64 label = labels[position];
     bool is_counted = counts(label, targets);
-    float w = is_counted && class_weights != nullptr ? class_weights[label] : 1.0f;
-    float rest = label == targets.ignore_index ? 0.0f : __uint_as_float(0x7fc00000);
-    float a = (1.0f - smoothing) * w, b = smoothing / (float)len;
+    Computed w = 1;
+    if (is_counted && class_weights != nullptr) w = widened(class_weights[label]);
+    Computed rest = label == targets.ignore_index ? 0 : not_a_number();
+    Computed a = (1 - smoothing) * w, b = smoothing / (Computed)len;
     for (u64 c = threadIdx.x; c < len; c += blockDim.x) {
       u64 at = start + c * targets.inner;
-      float p = expf(x[at] - lse[position]);
-      float of_class = class_weights != nullptr ? class_weights[c] : 1.0f;
-      float is_label = (i64)c == label ? a : 0.0f;
-      float grad = p * (a + b * weight_sum) - is_label;
-      if (smoothing != 0.0f) grad -= b * of_class;
-      dx[at] = is_counted ? *dy * grad : rest;
+      Computed p = exp(widened(x[at]) - lse[position]);
+      Computed of_class = class_weights != nullptr ? widened(class_weights[c]) : (Computed)1;
+      Computed is_label = (i64)c == label ? a : 0;
+      Computed grad = p * (a + b * weight_sum) - is_label;
+      if (smoothing != 0) grad -= b * of_class;
+      set(dx[at], is_counted ? *dy * grad : rest);
     }
   }
 }

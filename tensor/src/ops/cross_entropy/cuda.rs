@@ -4,7 +4,7 @@ use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 
 use super::Positions;
 use crate::cpu::lines::Blocks;
-use crate::cuda::kernels::CROSS_ENTROPY;
+use crate::cuda::kernels::{CROSS_ENTROPY, typed_name};
 use crate::cuda::{Checked, Cuda, CudaOperands};
 use crate::error::Result;
 
@@ -39,24 +39,24 @@ impl Positions {
     }
 }
 
-/// Enqueues the loss of f32. What it finds about the labels is told to who reads a value.
+/// Enqueues the loss. What it finds about the labels is told to who reads a value.
 pub(super) fn forward(of: &Positions, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    use Parameter::{F32, Read, U64, Write};
+    use Parameter::{F64, Read, U64, Write};
     let [labels, x] = [0, 1].map(|index| operands.read(index));
     let [sum, count, lse, loss, weight] = [0, 1, 2, 3, 4].map(|index| operands.write(index));
     let words = of.words();
     let targets = Argument::Words(&words);
     let kernel = Signature {
-        name: "cross_entropy_f32",
-        parameters: &[Write, Write, Write, Read, Read, Read, F32, TARGETS],
+        name: typed_name!("cross_entropy", of.dtype),
+        parameters: &[Write, Write, Write, Read, Read, Read, F64, TARGETS],
     };
     let results = [lse.to_write(), loss.to_write(), weight.to_write()];
     let sources = [x.to_read(), labels.to_read(), of.weight(operands)];
-    let rest = [Argument::F32(of.smoothing as f32), targets];
+    let rest = [Argument::F64(of.smoothing), targets];
     let arguments = [&results[..], &sources, &rest].concat();
-    cuda.launch(CROSS_ENTROPY, &kernel, grid(of.blocks), &arguments)?;
+    cuda.launch(CROSS_ENTROPY.of(of.dtype), &kernel, grid(of.blocks), &arguments)?;
     let kernel = Signature {
-        name: "cross_entropy_sum_f32",
+        name: typed_name!("cross_entropy_sum", of.dtype),
         parameters: &[Write, Write, Write, Read, Read, Read, TARGETS, U64],
     };
     let number = Argument::U64(Checked::Labels(of.name).number().expect("it is one of them"));
@@ -64,17 +64,22 @@ pub(super) fn forward(of: &Positions, cuda: &Cuda, operands: &CudaOperands<'_>) 
     cuda.with_complaint(|complaint| {
         let arguments = [&[sum.to_write(), count.to_write(), complaint], &sources[..]].concat();
         // One block: it adds in one order.
-        cuda.launch(CROSS_ENTROPY, &kernel, Grid::row(1, THREADS_MAX as u32), &arguments)
+        cuda.launch(
+            CROSS_ENTROPY.of(of.dtype),
+            &kernel,
+            Grid::row(1, THREADS_MAX as u32),
+            &arguments,
+        )
     })
 }
 
-/// Enqueues the gradient of f32. Forward has read the labels; what has become of them since is for
+/// Enqueues the gradient. Forward has read the labels; what has become of them since is for
 /// the kernel to tell, by NaN.
 pub(super) fn backward(of: &Positions, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    use Parameter::{F32, Read, Write};
+    use Parameter::{F64, Read, Write};
     let kernel = Signature {
-        name: "cross_entropy_backward_f32",
-        parameters: &[Write, Read, Read, Read, Read, Read, F32, TARGETS],
+        name: typed_name!("cross_entropy_backward", of.dtype),
+        parameters: &[Write, Read, Read, Read, Read, Read, F64, TARGETS],
     };
     let [labels, lse, dy] = [0, 1, 2].map(|index| operands.read(index));
     let dx = operands.write(0);
@@ -88,8 +93,8 @@ pub(super) fn backward(of: &Positions, cuda: &Cuda, operands: &CudaOperands<'_>)
         labels.to_read(),
         of.weight(operands),
         dy.to_read(),
-        Argument::F32(of.smoothing as f32),
+        Argument::F64(of.smoothing),
         Argument::Words(&words),
     ];
-    cuda.launch(CROSS_ENTROPY, &kernel, grid(of.blocks), &arguments)
+    cuda.launch(CROSS_ENTROPY.of(of.dtype), &kernel, grid(of.blocks), &arguments)
 }

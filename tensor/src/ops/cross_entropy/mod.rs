@@ -11,12 +11,16 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod nll;
+#[cfg(feature = "cuda")]
+mod nll_cuda;
 mod soft;
+#[cfg(feature = "cuda")]
+mod soft_cuda;
 
 use crate::cpu::Cpu;
 use crate::cpu::lines::Blocks;
 #[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands, check_f32};
+use crate::cuda::{Cuda, CudaOperands};
 use crate::device::{Device, DeviceKind};
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
@@ -136,7 +140,7 @@ impl Positions {
             DeviceKind::Cuda => {
                 // In one block, for each position its loss and its weight.
                 let len = self.blocks.outer * self.blocks.inner;
-                let all = Tensor::workspace(device, 2 * len, DType::F32)?;
+                let all = Tensor::workspace(device, 2 * len, self.dtype.computed())?;
                 [0, len].into_iter().map(|start| all.narrow(0, start, len)).collect()
             }
         }
@@ -170,7 +174,7 @@ impl Kernel for Forward {
 
     #[cfg(feature = "cuda")]
     fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        check_f32(self.name(), self.0.dtype)
+        Ok(())
     }
 
     #[cfg(feature = "cuda")]
@@ -206,7 +210,7 @@ impl Kernel for Backward {
 
     #[cfg(feature = "cuda")]
     fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        check_f32(self.name(), self.0.dtype)
+        Ok(())
     }
 
     #[cfg(feature = "cuda")]
@@ -228,7 +232,7 @@ impl Tensor {
     /// # Streams
     /// An NVIDIA device looks at the labels while it computes, and is not waited for: where one is
     /// bad, the loss is NaN, and who next reads any value of the device is told, once, of the first
-    /// one. Only f32 is computed there.
+    /// one.
     #[track_caller]
     pub fn cross_entropy(&self, labels: &Tensor, ignore_index: i64) -> Result<CrossEntropy> {
         self.cross_entropy_with(labels, &Labelling { ignore_index, ..Default::default() })

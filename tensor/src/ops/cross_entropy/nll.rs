@@ -4,10 +4,14 @@
 //! x: [N, C, ..], labels: [N, ..] of i64.
 
 use super::cpu::Targets;
+#[cfg(feature = "cuda")]
+use super::nll_cuda as cuda;
 use super::{Labelling, Positions};
 use crate::cpu::Cpu;
 use crate::cpu::lines::each_strided_row;
 use crate::cpu::math::SimdFloat;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{Element, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands, View};
@@ -42,6 +46,16 @@ impl Kernel for Forward {
             }
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::forward(&self.0, cuda, operands)
     }
 }
 
@@ -90,6 +104,16 @@ impl Kernel for Backward {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::backward(&self.0, cuda, operands)
+    }
 }
 
 /// `dx[n, l] = -dy · w[l]`, 0 elsewhere.
@@ -115,6 +139,9 @@ impl Tensor {
     ///
     /// # Errors
     /// Those of [`Tensor::cross_entropy`].
+    ///
+    /// # Streams
+    /// As [`Tensor::cross_entropy`].
     #[track_caller]
     pub fn nll_loss(
         &self,
@@ -140,6 +167,9 @@ impl Tensor {
     ///
     /// # Errors
     /// Those of [`Tensor::cross_entropy`].
+    ///
+    /// # Streams
+    /// As [`Tensor::cross_entropy_backward`].
     #[track_caller]
     pub fn nll_loss_backward(
         &self,

@@ -10,12 +10,17 @@
 use std::ops::Range;
 
 use super::cpu::{exponentials, log_sum_exp, position, weights};
+#[cfg(feature = "cuda")]
+use super::soft_cuda as cuda;
 use super::{CrossEntropy, Labelling};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::lines::{AllLines, Blocks, Lines, LinesKernel, load, store};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Fused;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
+use crate::device::{Device, DeviceKind};
 use crate::dtype::{DType, Element, Float, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -23,12 +28,26 @@ use crate::tensor::Tensor;
 
 /// What both kernels know. They read the target first and the weight last.
 #[derive(Clone, Copy)]
-struct Soft {
+pub(super) struct Soft {
     name: &'static str,
-    dtype: DType,
-    blocks: Blocks,
-    smoothing: f64,
-    has_weight: bool,
+    pub(super) dtype: DType,
+    pub(super) blocks: Blocks,
+    pub(super) smoothing: f64,
+    pub(super) has_weight: bool,
+}
+
+/// Threads of a block of an NVIDIA device that takes a position with each, where the classes do not
+/// lie side by side.
+pub(super) const COLUMN_THREADS: usize = 256;
+
+/// Blocks that keep the largest devices busy; each then takes more positions.
+const BLOCKS_MAX: usize = 4096;
+
+/// How many sums an NVIDIA device adds up, each of them of some of the positions.
+pub(super) fn partial_count(blocks: Blocks) -> usize {
+    let positions = blocks.outer * blocks.inner;
+    let wanted = if blocks.inner == 1 { positions } else { positions.div_ceil(COLUMN_THREADS) };
+    wanted.min(BLOCKS_MAX)
 }
 
 impl Soft {
@@ -59,6 +78,16 @@ impl Soft {
             flops: 25.0 * len as f64,
             bytes: (passes * len * self.dtype.size_bytes()) as f64,
         }
+    }
+
+    /// Sums of some of the positions.
+    #[track_caller]
+    fn scratch(&self, device: &Device) -> Result<Tensor> {
+        let len = match device.kind() {
+            DeviceKind::Cpu => self.blocks.outer.div_ceil(self.blocks.outer_per_task()),
+            DeviceKind::Cuda => partial_count(self.blocks),
+        };
+        Tensor::workspace(device, len, DType::F64)
     }
 
     fn targets<'a, E: Element>(&self, operands: &Operands<'a>) -> Targets<'a, E> {
@@ -224,6 +253,16 @@ impl Kernel for ForwardKernel {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::forward(&self.0, cuda, operands)
+    }
 }
 
 /// Reads target, lse, dy, x unless dx holds it, and perhaps the weight.
@@ -257,6 +296,16 @@ impl Kernel for BackwardKernel {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::backward(&self.0, cuda, operands)
+    }
 }
 
 impl Tensor {
@@ -283,8 +332,7 @@ impl Tensor {
         let sum = Tensor::empty(device, [], dtype)?;
         let count = Tensor::empty(device, [], dtype)?;
         let log_sum_exp = Tensor::empty(device, self.shape().without(1), dtype)?;
-        let tasks = soft.blocks.outer.div_ceil(soft.blocks.outer_per_task());
-        let scratch = Tensor::workspace(device, tasks, DType::F64)?;
+        let scratch = soft.scratch(device)?;
         let reads: Vec<&Tensor> = [&target, &x].into_iter().chain(&weight).collect();
         let writes = [&sum, &count, &log_sum_exp, &scratch];
         device.launch(ForwardKernel(soft), &reads, &writes)?;

@@ -6,9 +6,13 @@
 //! are of logarithms, in f64, one task for each of the N samples.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk2};
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -81,6 +85,16 @@ impl Kernel for Forward {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::forward(&self.0, cuda, operands)
+    }
 }
 
 /// Also reads dy; writes dx as `[N, T, C]`. Its scratch is a row of states for each step, and two.
@@ -111,6 +125,16 @@ impl Kernel for Backward {
             });
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::backward(&self.0, cuda, operands)
     }
 }
 

@@ -1,11 +1,49 @@
-// y = x in another float type, rounded to nearest, ties to even; overwritten. A thread takes every
-// n-th element of the walk; grids of one row.
+// y = x in another type, overwritten. Floats are rounded to nearest, ties to even; a float becomes
+// an integer by truncation, the nearest one where there is none so large, 0 of NaN; an integer
+// wraps into a narrower one; what is not 0, NaN too, becomes true. A thread takes every n-th element
+// of the walk; grids of one row.
+
+struct boolean {
+  u8 byte;
+};
+
+// An element as all of its numbers fit into it: half types in f32, integers in i64.
+__device__ inline float wide(f32 x) { return x; }
+__device__ inline double wide(f64 x) { return x; }
+__device__ inline float wide(f16 x) { return widened(x); }
+__device__ inline float wide(bf16 x) { return widened(x); }
+__device__ inline i64 wide(i64 x) { return x; }
+__device__ inline i64 wide(i32 x) { return (i64)x; }
+__device__ inline i64 wide(u8 x) { return (i64)x; }
+__device__ inline i64 wide(boolean x) { return x.byte != 0; }
+
+__device__ inline void put(f32& y, double x) { y = (float)x; }
+__device__ inline void put(f32& y, float x) { y = x; }
+__device__ inline void put(f32& y, i64 x) { y = (float)x; }
+__device__ inline void put(f64& y, double x) { y = x; }
+__device__ inline void put(f64& y, float x) { y = (double)x; }
+__device__ inline void put(f64& y, i64 x) { y = (double)x; }
+template <typename X>
+__device__ inline void put(f16& y, X x) { set(y, (float)x); }
+template <typename X>
+__device__ inline void put(bf16& y, X x) { set(y, (float)x); }
+__device__ inline void put(i64& y, double x) { y = truncated(x); }
+__device__ inline void put(i64& y, float x) { y = truncated((double)x); }
+__device__ inline void put(i64& y, i64 x) { y = x; }
+__device__ inline void put(i32& y, double x) { y = truncated_to_32(x); }
+__device__ inline void put(i32& y, float x) { put(y, (double)x); }
+__device__ inline void put(i32& y, i64 x) { y = (i32)x; }
+__device__ inline void put(u8& y, double x) { y = (u8)truncated(x); }
+__device__ inline void put(u8& y, float x) { y = (u8)truncated((double)x); }
+__device__ inline void put(u8& y, i64 x) { y = (u8)x; }
+template <typename X>
+__device__ inline void put(boolean& y, X x) { y.byte = x != 0 ? 1 : 0; }
 
 template <typename Y, typename X>
 __device__ inline void cast(Y* y, const X* x, const Walk<2>& walk) {
   for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
     Places<2> at = places(walk, i);
-    set(y[at.at[0]], widened(x[at.at[1]]));
+    put(y[at.at[0]], wide(x[at.at[1]]));
   }
 }
 
@@ -14,23 +52,21 @@ __device__ inline void cast(Y* y, const X* x, const Walk<2>& walk) {
     cast(y, x, walk);                                                                    \
   }
 
-STAMP(float, f32, f16, f16)
-STAMP(float, f32, bf16, bf16)
-STAMP(f16, f16, float, f32)
-STAMP(f16, f16, bf16, bf16)
-STAMP(bf16, bf16, float, f32)
-STAMP(bf16, bf16, f16, f16)
+#define STAMP_FROM(X, x_name)       \
+  STAMP(X, x_name, f64, f64)        \
+  STAMP(X, x_name, f32, f32)        \
+  STAMP(X, x_name, f16, f16)        \
+  STAMP(X, x_name, bf16, bf16)      \
+  STAMP(X, x_name, i64, i64)        \
+  STAMP(X, x_name, i32, i32)        \
+  STAMP(X, x_name, u8, u8)          \
+  STAMP(X, x_name, boolean, bool)
 
-extern "C" __global__ void cast_f32_f64(double* y, const float* x, Walk<2> walk) {
-  for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
-    Places<2> at = places(walk, i);
-    y[at.at[0]] = (double)x[at.at[1]];
-  }
-}
-
-extern "C" __global__ void cast_f64_f32(float* y, const double* x, Walk<2> walk) {
-  for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
-    Places<2> at = places(walk, i);
-    y[at.at[0]] = (float)x[at.at[1]];
-  }
-}
+STAMP_FROM(f64, f64)
+STAMP_FROM(f32, f32)
+STAMP_FROM(f16, f16)
+STAMP_FROM(bf16, bf16)
+STAMP_FROM(i64, i64)
+STAMP_FROM(i32, i32)
+STAMP_FROM(u8, u8)
+STAMP_FROM(boolean, bool)

@@ -41,7 +41,7 @@ impl Kernel for Copy {
 
     #[cfg(feature = "cuda")]
     fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        cuda::copy_kernel(self).map(drop)
+        Ok(())
     }
 
     #[cfg(feature = "cuda")]

@@ -1,19 +1,19 @@
 //! The formulas on NVIDIA devices: which kernel does each, with which numbers.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
+use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 
 use super::Elementwise;
 use super::convert::{Copy, Fill};
+use super::division::CheckDivisor;
 use super::op::{Formula, Op};
-use super::table::{Number, Test};
+use super::table::{Float, Gradient, Number, Test};
 use crate::cuda::kernels::{
-    CAST, ELEMENTWISE, FILL, INTEGERS, Image, WALK_OF_1, WALK_OF_2, WALK_OF_5, bits_of, grid,
-    typed_name, walk, walk_of,
+    CAST, ELEMENTWISE, FILL, INTEGERS, Image, SPECIAL, WALK_OF_1, WALK_OF_2, WALK_OF_3, WALK_OF_5,
+    bits_of, grid, typed_name, walk, walk_of,
 };
-use crate::cuda::{Cuda, CudaOperands};
+use crate::cuda::{Checked, Cuda, CudaOperands};
 use crate::dtype::{DType, Element};
 use crate::error::{Result, TensorError};
-use crate::launch::Kernel;
 use crate::layout::{Layout, Nest, RANK_MAX};
 use Parameter::{Read, U32, U64, Words, Write};
 
@@ -57,27 +57,39 @@ pub(super) fn fill(op: &Fill, cuda: &Cuda, operands: &CudaOperands<'_>) -> Resul
 }
 
 /// The kernel that copies or converts, and its image.
-pub(super) fn copy_kernel(op: &Copy) -> Result<(Image, &'static str)> {
-    use DType::{BF16, F16, F32, F64};
-    let name = match (op.from, op.to) {
-        (from, to) if from == to => {
-            let names = ["copy_1", "copy_2", "copy_4", "copy_8"];
-            return Ok((FILL, names[to.size_bytes().ilog2() as usize]));
-        }
-        (F32, F16) => Some("cast_f32_f16"),
-        (F32, BF16) => Some("cast_f32_bf16"),
-        (F16, F32) => Some("cast_f16_f32"),
-        (F16, BF16) => Some("cast_f16_bf16"),
-        (BF16, F32) => Some("cast_bf16_f32"),
-        (BF16, F16) => Some("cast_bf16_f16"),
-        (F32, F64) => Some("cast_f32_f64"),
-        (F64, F32) => Some("cast_f64_f32"),
-        _ => None,
+fn copy_kernel(op: &Copy) -> (Image, &'static str) {
+    if op.from == op.to {
+        let names = ["copy_1", "copy_2", "copy_4", "copy_8"];
+        return (FILL, names[op.to.size_bytes().ilog2() as usize]);
+    }
+    macro_rules! names {
+        ($from:literal) => {
+            match op.to {
+                DType::F64 => concat!("cast_", $from, "_f64"),
+                DType::F32 => concat!("cast_", $from, "_f32"),
+                DType::F16 => concat!("cast_", $from, "_f16"),
+                DType::BF16 => concat!("cast_", $from, "_bf16"),
+                DType::I64 => concat!("cast_", $from, "_i64"),
+                DType::I32 => concat!("cast_", $from, "_i32"),
+                DType::U8 => concat!("cast_", $from, "_u8"),
+                DType::Bool => concat!("cast_", $from, "_bool"),
+            }
+        };
+    }
+    let name = match op.from {
+        DType::F64 => names!("f64"),
+        DType::F32 => names!("f32"),
+        DType::F16 => names!("f16"),
+        DType::BF16 => names!("bf16"),
+        DType::I64 => names!("i64"),
+        DType::I32 => names!("i32"),
+        DType::U8 => names!("u8"),
+        DType::Bool => names!("bool"),
     };
-    Ok((CAST, or_no_kernel(name, op.name())?))
+    (CAST, name)
 }
 
-/// As the bytes are, or rounded to another float type.
+/// As the bytes are, or converted to another type.
 pub(super) fn copy(op: &Copy, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let (from, to) = (operands.read(0), operands.write(0));
     let (shape, source) = (to.layout().shape(), from.layout());
@@ -85,7 +97,7 @@ pub(super) fn copy(op: &Copy, cuda: &Cuda, operands: &CudaOperands<'_>) -> Resul
     if is_same && source.is_contiguous() && to.layout().is_contiguous() && source.shape() == shape {
         return cuda.copy(&from, &to);
     }
-    let (image, name) = copy_kernel(op)?;
+    let (image, name) = copy_kernel(op);
     let parameters = &[Parameter::Write, Parameter::Read, WALK_OF_2];
     let kernel = Signature { name, parameters };
     let source = source.expand(*shape).expect("the operation checked the shapes");
@@ -95,13 +107,87 @@ pub(super) fn copy(op: &Copy, cuda: &Cuda, operands: &CudaOperands<'_>) -> Resul
 }
 
 /// A formula's number in `elementwise.cu`, or for integers in `integers.cu`, and its scalars there.
-pub(super) struct KernelFormula {
+struct KernelFormula {
     number: u32,
     scalars: [f64; 2],
 }
 
+/// A formula's number in `special.cu`, if it is there.
+fn special_number(formula: Formula) -> Option<u32> {
+    Some(match formula {
+        Formula::Float(Float::ErfInv) => const { kernel_number(SPECIAL_FORMULAS, "ERF_INV") },
+        Formula::Float(Float::LGamma) => const { kernel_number(SPECIAL_FORMULAS, "LGAMMA") },
+        Formula::Float(Float::Digamma) => const { kernel_number(SPECIAL_FORMULAS, "DIGAMMA") },
+        Formula::Gradient(Gradient::Digamma) => {
+            const { kernel_number(SPECIAL_FORMULAS, "D_DIGAMMA") }
+        }
+        _ => return None,
+    })
+}
+
+/// `Ok` if there is a kernel.
+pub(super) fn check(op: &Elementwise) -> Result<()> {
+    match special_number(op.op.formula) {
+        Some(_) => Ok(()),
+        None => kernel_formula(op).map(drop),
+    }
+}
+
+/// Enqueues a formula of `special.cu`.
+fn special(op: &Elementwise, number: u32, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    let y = operands.write(0);
+    let mut sources: Vec<_> = (0..operands.read_count()).map(|i| operands.read(i)).collect();
+    // In place, the destination is the first source.
+    if sources.len() < op.op.source_count() {
+        sources.insert(0, y);
+    }
+    let (a, b) = (sources[0], sources.get(1));
+    let of_b = b.map_or(&[0; RANK_MAX][..], |b| b.layout().strides());
+    let strides = [y.layout().strides(), a.layout().strides(), of_b];
+    let walk = walk_of(&Nest::new(y.layout().shape(), strides), op.len);
+    let name = typed_name!("special", op.dtype);
+    let kernel = Signature { name, parameters: &[Write, Read, Read, U32, WALK_OF_3] };
+    let arguments = [
+        y.to_write(),
+        a.to_read(),
+        b.map_or(Argument::Nothing, |b| b.to_read()),
+        Argument::U32(number),
+        Argument::Words(&walk),
+    ];
+    cuda.launch(SPECIAL.of(op.dtype), &kernel, grid(op.len), &arguments)
+}
+
+/// Threads of the block that looks at all divisors.
+const DIVISOR_THREADS: u32 = 512;
+
+/// Enqueues a look at all divisors: who reads a value next is told of one that is 0.
+pub(super) fn check_divisors(
+    op: &CheckDivisor,
+    cuda: &Cuda,
+    operands: &CudaOperands<'_>,
+) -> Result<()> {
+    let x = operands.read(0);
+    let name = match op.dtype {
+        DType::I64 => "check_divisors_i64",
+        DType::I32 => "check_divisors_i32",
+        _ => "check_divisors_u8",
+    };
+    let kernel = Signature { name, parameters: &[Write, Read, U64, WALK_OF_1] };
+    let walk = walk(x.layout().shape(), [x.layout()]);
+    let number = Argument::U64(divisors_number(op.name)?);
+    cuda.with_complaint(|complaint| {
+        let arguments = [complaint, x.to_read(), number, Argument::Words(&walk)];
+        cuda.launch(INTEGERS, &kernel, Grid::row(1, DIVISOR_THREADS), &arguments)
+    })
+}
+
+/// What the kernel that looks at divisors calls the operation.
+pub(super) fn divisors_number(op: &'static str) -> Result<u64> {
+    or_no_kernel(Checked::Divisors(op).number(), op)
+}
+
 /// What the kernels call a formula; the error where there is none for the types.
-pub(super) fn kernel_formula(op: &Elementwise) -> Result<KernelFormula> {
+fn kernel_formula(op: &Elementwise) -> Result<KernelFormula> {
     let Op { formula, scalars } = op.op;
     let result = if matches!(formula, Formula::Test(_)) { DType::Bool } else { op.dtype };
     let adds = matches!(formula, Formula::Number(Number::Add));
@@ -140,7 +226,13 @@ fn integer_number(formula: Formula) -> Option<u32> {
             Number::Where => number!("WHERE"),
             Number::MaskedFill => number!("MASKED_FILL"),
             Number::AddCMul => number!("ADDCMUL"),
-            _ => return None,
+            Number::DivFloor => number!("DIV_FLOOR"),
+            Number::DivTrunc => number!("DIV_TRUNC"),
+            Number::Remainder => number!("REMAINDER"),
+            Number::Fmod => number!("FMOD"),
+            Number::Fmax => number!("MAXIMUM"),
+            Number::Fmin => number!("MINIMUM"),
+            Number::Heaviside => number!("HEAVISIDE"),
         },
         Formula::Test(formula) => match formula {
             Test::Not => number!("NOT"),
@@ -161,6 +253,9 @@ fn integer_number(formula: Formula) -> Option<u32> {
 
 /// Enqueues a formula.
 pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    if let Some(number) = special_number(op.op.formula) {
+        return special(op, number, cuda, operands);
+    }
     let KernelFormula { number, scalars } = kernel_formula(op)?;
     let to = operands.write(0);
     let shape = *to.layout().shape();
@@ -230,10 +325,11 @@ pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>
 /// The files whose first enum says how formulas are told apart.
 pub(super) const FORMULAS: &str = include_str!("elementwise.cu");
 const INTEGER_FORMULAS: &str = include_str!("integers.cu");
+const SPECIAL_FORMULAS: &str = include_str!("special.cu");
 
 /// The place of a name in the enum of a file. For constants: the compiler looks, and a name that is
 /// not there is its error.
-pub(super) const fn kernel_number(file: &str, name: &str) -> u32 {
+pub(crate) const fn kernel_number(file: &str, name: &str) -> u32 {
     let (text, name) = (file.as_bytes(), name.as_bytes());
     let (mut at, mut number, mut is_in_enum) = (0, 0, false);
     while at < text.len() {

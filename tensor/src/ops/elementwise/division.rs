@@ -1,9 +1,14 @@
-//! An integer has no quotient by 0: divisors are looked at before anything is written.
+//! An integer has no quotient by 0: divisors are looked at before anything is written. An NVIDIA
+//! device looks at them while it computes, and who next reads a value of it is told.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+#[cfg(feature = "cuda")]
+use super::cuda;
 use super::op::Op;
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -33,9 +38,9 @@ pub(super) fn check(
 }
 
 /// Fails if one of the elements is 0.
-struct CheckDivisor {
-    name: &'static str,
-    dtype: DType,
+pub(super) struct CheckDivisor {
+    pub(super) name: &'static str,
+    pub(super) dtype: DType,
     len: usize,
 }
 
@@ -75,5 +80,15 @@ impl Kernel for CheckDivisor {
             return Err(TensorError::DivisionByZero { op: self.name });
         }
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        cuda::divisors_number(self.name).map(drop)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::check_divisors(&self, cuda, operands)
     }
 }

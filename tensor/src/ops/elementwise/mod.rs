@@ -26,6 +26,8 @@ use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::tensor::Tensor;
 use cpu::{apply_to_floats, apply_to_integers};
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::kernel_number;
 use op::{Domain, Op};
 
 /// A formula over `len` elements.
@@ -68,7 +70,7 @@ impl Kernel for Elementwise {
 
     #[cfg(feature = "cuda")]
     fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        cuda::kernel_formula(self).map(drop)
+        cuda::check(self)
     }
 
     #[cfg(feature = "cuda")]

@@ -1,33 +1,36 @@
 // Passes over one gradient. A thread takes every n-th element; blocks have whole warps.
 
-__device__ inline bool is_finite(float x) { return x - x == 0.0f; }
+__device__ inline bool is_finite(Computed x) { return x - x == (Computed)0; }
 
-// x *= scale, in place, or as it is where the scale is 1; `found` becomes 1.0 where a result is not
-// finite, and is left alone else.
-extern "C" __global__ void scale_and_check_f32(u32* found, float* x, float scale, Walk<1> walk) {
+// x *= scale, in place, or as it is where the scale is 1; `found` becomes 1.0 where what is stored
+// is not finite, and is left alone else.
+extern "C" __global__ void KERNEL(scale_and_check)(u32* found, Stored* x, double scale,
+                                                   Walk<1> walk) {
   bool all = true;
   for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
-    float& place = x[places(walk, i).at[0]];
-    float y = place;
-    if (scale != 1.0f) place = y = scale * y;
-    all = all && is_finite(y);
+    Stored& place = x[places(walk, i).at[0]];
+    if (scale != 1.0) set(place, (Computed)scale * widened(place));
+    all = all && is_finite(widened(place));
   }
   if (!all) atomicOr(found, __float_as_uint(1.0f));
 }
 
 // partials[block] = Σ x² over the block's elements, overwritten. The grid fixes the order.
 extern "C" __global__ void __launch_bounds__(256)
-    squares_f32(double* partials, const float* x, u64 len) {
+    KERNEL(squares)(double* partials, const Stored* x, u64 len) {
   __shared__ double scratch[32];
   double sum = 0.0;
-  for (u64 i = thread_index(); i < len; i += thread_count()) sum += (double)x[i] * x[i];
+  for (u64 i = thread_index(); i < len; i += thread_count()) {
+    double value = (double)widened(x[i]);
+    sum += value * value;
+  }
   sum = join_block<Sum>(sum, scratch);
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
 // sum += Σ partials. One block.
 extern "C" __global__ void __launch_bounds__(256)
-    add_partials_f64(double* sum, const double* partials, u64 len) {
+    KERNEL(add_partials)(double* sum, const double* partials, u64 len) {
   __shared__ double scratch[32];
   double all = 0.0;
   for (u64 i = threadIdx.x; i < len; i += blockDim.x) all += partials[i];

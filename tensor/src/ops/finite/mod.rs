@@ -6,7 +6,7 @@ mod cuda;
 
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands, check_f32};
+use crate::cuda::{Cuda, CudaOperands};
 use crate::device::{Device, DeviceKind};
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
@@ -58,7 +58,8 @@ impl Kernel for ScaleAndCheck {
 
     #[cfg(feature = "cuda")]
     fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        check_f32(self.name(), self.dtype)
+        // The operation checked that it is a float.
+        Ok(())
     }
 
     #[cfg(feature = "cuda")]
@@ -97,7 +98,8 @@ impl Kernel for AddSquares {
 
     #[cfg(feature = "cuda")]
     fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        check_f32(self.name(), self.dtype)
+        // The operation checked that it is a float.
+        Ok(())
     }
 
     #[cfg(feature = "cuda")]
@@ -119,9 +121,9 @@ fn check_any_float(op: &'static str, tensor: &Tensor) -> Result<()> {
 /// alone.
 ///
 /// # Errors
-/// `DType`, `Device`, `Frozen`, `Overlap` (on an expanded view), `OutOfMemory`, `NoKernel` (an
-/// NVIDIA device has one for f32), all of them before anything is written. What such a device
-/// reports while it is told of one tensor after the other comes when some are on their way.
+/// `DType`, `Device`, `Frozen`, `Overlap` (on an expanded view), `OutOfMemory`, all of them before
+/// anything is written. What an NVIDIA device reports while it is told of one tensor after the
+/// other comes when some are on their way.
 #[track_caller]
 pub fn scale_and_check_finite<'a>(
     device: &Device,
@@ -138,10 +140,6 @@ pub fn scale_and_check_finite<'a>(
     for tensor in &tensors {
         check_any_float(op, tensor)?;
         device.check_launch(op, &[], &[&flag, tensor])?;
-        #[cfg(feature = "cuda")]
-        if device.kind() == DeviceKind::Cuda {
-            check_f32(op, tensor.dtype())?;
-        }
     }
     for tensor in tensors {
         device.launch(kernel(tensor), &[], &[&flag, tensor])?;
@@ -198,7 +196,7 @@ impl RunningCheck {
     /// them. Copies one that is not contiguous.
     ///
     /// # Errors
-    /// `DType`, `Device`, `Frozen`, `NoKernel`, `OutOfMemory`.
+    /// `DType`, `Device`, `Frozen`, `OutOfMemory`.
     #[track_caller]
     pub fn add(&mut self, index: usize, tensor: &mut Tensor, scale: f64) -> Result<()> {
         let op = "running_check";

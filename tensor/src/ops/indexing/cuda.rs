@@ -2,12 +2,12 @@
 
 use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 
-use super::Gather;
-use super::scatter::{Arrival, Scatter};
+use super::scatter::Scatter;
+use super::{Gather, OneHot};
 use crate::cuda::kernels::{
-    GATHER, SCATTER, WALK_OF_1, WALK_OF_2, grid, typed_name, walk, walk_of,
+    GATHER, ONE_HOT, SCATTER, WALK_OF_1, WALK_OF_2, bits_of, grid, typed_name, walk, walk_of,
 };
-use crate::cuda::{Checked, Cuda, CudaOperands};
+use crate::cuda::{Checked, Cuda, CudaOperands, DeviceOperand};
 use crate::dtype::DType;
 use crate::error::{Result, TensorError};
 use crate::layout::Nest;
@@ -31,6 +31,40 @@ fn number(op: &'static str) -> Result<u64> {
     Checked::Indices(op).number().ok_or_else(|| no_kernel(op))
 }
 
+/// Enqueues a look at all indices: who reads a value next is told of the first one that is not
+/// below `len`.
+pub(super) fn check_indices(
+    op: &'static str,
+    cuda: &Cuda,
+    index: &DeviceOperand<'_>,
+    len: usize,
+) -> Result<()> {
+    let walk = walk(index.layout().shape(), [index.layout()]);
+    let kernel =
+        Signature { name: "check_indices", parameters: &[Write, Read, U64, U64, WALK_OF_1] };
+    let [len, number] = [len as u64, number(op)?].map(Argument::U64);
+    cuda.with_complaint(|complaint| {
+        let arguments = [complaint, index.to_read(), len, number, Argument::Words(&walk)];
+        cuda.launch(GATHER, &kernel, Grid::row(1, THREADS), &arguments)
+    })
+}
+
+/// Enqueues rows with a one at the index, or without where that is no class, of which who reads a
+/// value is told.
+pub(super) fn one_hot(op: &OneHot, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    let (index, y) = (operands.read(0), operands.write(0));
+    check_indices("one_hot", cuda, &index, op.class_count)?;
+    let walk = walk(index.layout().shape(), [index.layout()]);
+    let kernel = Signature {
+        name: ["one_hot_1", "one_hot_2", "one_hot_4", "one_hot_8"]
+            [op.dtype.size_bytes().ilog2() as usize],
+        parameters: &[Write, Read, U64, U64, WALK_OF_1],
+    };
+    let counts = [bits_of(op.dtype, 1.0), op.class_count as u64].map(Argument::U64);
+    let arguments = [y.to_write(), index.to_read(), counts[0], counts[1], Argument::Words(&walk)];
+    cuda.launch(ONE_HOT, &kernel, grid(op.out_len), &arguments)
+}
+
 /// `Ok` if there is a kernel.
 pub(super) fn check_gather(op: &Gather) -> Result<()> {
     number(op.name).map(drop)
@@ -39,16 +73,9 @@ pub(super) fn check_gather(op: &Gather) -> Result<()> {
 /// Enqueues y, of zeros where an index is no place, of which who reads a value is told.
 pub(super) fn gather(op: &Gather, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let [index, x] = [0, 1].map(|place| operands.read(place));
-    let len = x.layout().shape()[op.axis] as u64;
-    let walk_of_index = walk(index.layout().shape(), [index.layout()]);
-    let kernel =
-        Signature { name: "check_indices", parameters: &[Write, Read, U64, U64, WALK_OF_1] };
-    let counts = [len, number(op.name)?].map(Argument::U64);
-    cuda.with_complaint(|complaint| {
-        let places = Argument::Words(&walk_of_index);
-        let arguments = [complaint, index.to_read(), counts[0], counts[1], places];
-        cuda.launch(GATHER, &kernel, Grid::row(1, THREADS), &arguments)
-    })?;
+    let len = x.layout().shape()[op.axis];
+    check_indices(op.name, cuda, &index, len)?;
+    let len = len as u64;
     let rank = op.shape.len();
     let nest = Nest::new(&op.shape, [&op.index_strides[..rank], &op.strides[..rank]]);
     let (len_of_y, step) = (op.shape.element_count(), x.layout().strides()[op.axis]);
@@ -71,24 +98,13 @@ pub(super) fn gather(op: &Gather, cuda: &Cuda, operands: &CudaOperands<'_>) -> R
     cuda.launch(GATHER, &kernel, grid(len_of_y), &arguments)
 }
 
-/// `Ok` if there is a kernel: whole rows that are added up, half types in f32.
-pub(super) fn check_scatter(op: &Scatter, operands: &CudaOperands<'_>) -> Result<()> {
-    let (source, to) = (operands.read(1), operands.write(0));
-    let adds_wide = op.arrival == Arrival::Add
-        && op.dtypes[0].is_float()
-        && op.dtypes[1] == op.dtypes[0].computed();
-    let are_rows = op.axis == 0
-        && op.index_strides[1..].iter().all(|&stride| stride == 0)
-        && source.layout().is_contiguous()
-        && to.layout().is_contiguous();
-    // Who gave the indices is told of a bad one: forward has done that for these.
-    let is_checked = op.name == "embedding_backward";
-    if adds_wide && are_rows && is_checked { Ok(()) } else { Err(no_kernel(op.name)) }
-}
-
-/// Enqueues the sums, without what has an index that is no row.
+/// Enqueues the sums of whole rows, without what has an index that is no row, of which who reads a
+/// value is told unless forward has looked at it.
 pub(super) fn scatter(op: &Scatter, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let ([index, source], to) = ([0, 1].map(|place| operands.read(place)), operands.write(0));
+    if !op.line.is_trusted() {
+        check_indices(op.line.name, cuda, &index, to.layout().shape()[0])?;
+    }
     let [rows, count] = [&to, &source].map(|of| of.layout().shape()[0]);
     let columns = to.layout().shape()[1..].iter().product::<usize>();
     let dtype: DType = op.dtypes[0];
@@ -97,7 +113,7 @@ pub(super) fn scatter(op: &Scatter, cuda: &Cuda, operands: &CudaOperands<'_>) ->
         parameters: &[Write, Read, Read, I64, U64, U64, U64],
     };
     let sizes = [count, rows, columns].map(|size| Argument::U64(size as u64));
-    let step = Argument::I64(op.index_strides[0] as i64);
+    let step = Argument::I64(op.line.index_strides[0] as i64);
     let operands = [to.to_write(), source.to_read(), index.to_read(), step];
     let blocks = rows.div_ceil(BLOCK_ROWS).min(BLOCKS_MAX) as u32;
     let arguments = [&operands[..], &sizes].concat();

@@ -5,6 +5,8 @@
 //! All indices are checked before anything is written. A simulated device has no indices to check;
 //! an NVIDIA device checks them while it computes, and who next reads a value of it is told.
 
+#[cfg(feature = "cuda")]
+mod arrivals_cuda;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -104,6 +106,16 @@ impl Kernel for OneHot {
             cpu::one_hot::<T>(cpu, index, self.class_count, operands.write::<T>(0).slice());
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::one_hot(&self, cuda, operands)
     }
 }
 

@@ -1,9 +1,14 @@
 //! Elements at places that several indices name together: index, index_put, take, put.
 
 use super::Arrival;
+#[cfg(feature = "cuda")]
+use super::arrivals_cuda;
 use super::places_cpu::{self as cpu, Group, Places};
 use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
+use crate::device::DeviceKind;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -12,7 +17,7 @@ use crate::tensor::Tensor;
 
 /// Which dimensions an index counts through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Naming {
+pub(super) enum Naming {
     /// As many of the first dimensions as there are indices, one each.
     Leading(usize),
     /// All of them in row-major order, by the only index.
@@ -20,7 +25,7 @@ enum Naming {
 }
 
 impl Naming {
-    fn index_count(self) -> usize {
+    pub(super) fn index_count(self) -> usize {
         match self {
             Naming::Leading(count) => count,
             Naming::Whole => 1,
@@ -28,7 +33,7 @@ impl Naming {
     }
 
     /// How many of `rank` dimensions are named.
-    fn named_rank(self, rank: usize) -> usize {
+    pub(super) fn named_rank(self, rank: usize) -> usize {
         match self {
             Naming::Leading(count) => count,
             Naming::Whole => rank,
@@ -47,14 +52,14 @@ impl Naming {
 
 /// What moves: the indices' common shape, and the elements at each place.
 #[derive(Clone, Copy)]
-struct Moves {
-    naming: Naming,
-    named: Shape,
-    row: Shape,
+pub(super) struct Moves {
+    pub(super) naming: Naming,
+    pub(super) named: Shape,
+    pub(super) row: Shape,
 }
 
 impl Moves {
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.named.element_count() * self.row.element_count()
     }
 
@@ -84,10 +89,10 @@ impl Moves {
 }
 
 /// Copies what the places hold.
-struct Take {
-    name: &'static str,
-    dtype: DType,
-    moves: Moves,
+pub(super) struct Take {
+    pub(super) name: &'static str,
+    pub(super) dtype: DType,
+    pub(super) moves: Moves,
 }
 
 impl Kernel for Take {
@@ -115,15 +120,25 @@ impl Kernel for Take {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        arrivals_cuda::check(self.name)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        arrivals_cuda::take(&self, cuda, operands)
+    }
 }
 
 /// Sends a source's elements to the places.
-struct Put {
-    name: &'static str,
-    arrival: Arrival,
+pub(super) struct Put {
+    pub(super) name: &'static str,
+    pub(super) arrival: Arrival,
     /// Of the source, and of the destination.
-    dtypes: [DType; 2],
-    moves: Moves,
+    pub(super) dtypes: [DType; 2],
+    pub(super) moves: Moves,
 }
 
 impl Kernel for Put {
@@ -152,6 +167,16 @@ impl Kernel for Put {
                 for_each_dtype!(dtype, T => self.add::<T, T>(cpu, operands))
             }
         }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        arrivals_cuda::check(self.name)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        arrivals_cuda::put(&self, cuda, operands)
     }
 }
 
@@ -187,6 +212,16 @@ impl Put {
 }
 
 impl Moves {
+    /// What an NVIDIA device notes the named places in, so many words for each. Nothing on others.
+    #[track_caller]
+    fn words(&self, of: &Tensor, each: usize) -> Result<Option<Tensor>> {
+        if of.device().kind() == DeviceKind::Cpu {
+            return Ok(None);
+        }
+        let len = each * self.named.element_count();
+        Tensor::workspace(of.device(), len, DType::I64).map(Some)
+    }
+
     /// The shape of everything that moves.
     fn whole(&self, op: &'static str) -> Result<Shape> {
         let Moves { named: left, row: right, .. } = *self;
@@ -229,7 +264,9 @@ impl Tensor {
         let y = Tensor::empty(self.device(), moves.whole(op)?, self.dtype())?;
         let kernel = Take { name: op, dtype: self.dtype(), moves: *moves };
         let reads: Vec<&Tensor> = indices.iter().chain([self]).collect();
-        self.device().launch(kernel, &reads, &[&y])?;
+        let words = moves.words(&y, 1)?;
+        let writes: Vec<&Tensor> = [&y].into_iter().chain(&words).collect();
+        self.device().launch(kernel, &reads, &writes)?;
         Ok(y)
     }
 
@@ -245,7 +282,9 @@ impl Tensor {
         let dtypes = [source.dtype(), self.dtype()];
         let kernel = Put { name: op, arrival, dtypes, moves: *moves };
         let reads: Vec<&Tensor> = indices.iter().chain([source]).collect();
-        self.device().launch(kernel, &reads, &[self])
+        let pairs = moves.words(self, 2)?;
+        let writes: Vec<&Tensor> = [self].into_iter().chain(&pairs).collect();
+        self.device().launch(kernel, &reads, &writes)
     }
 
     /// [`Tensor::put_into`] a copy; half types are added up in f32.

@@ -1,12 +1,16 @@
 //! Elements reduced where indices send them, and places set to one number: scatter_reduce,
 //! index_reduce, index_fill.
 
+#[cfg(feature = "cuda")]
+use super::arrivals_cuda;
 use super::cpu::{self, Arrivals};
-use super::scatter::Arrival;
+use super::scatter::{Arrival, Line};
 use super::strides;
 use crate::axis::Axis;
 use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands, View};
@@ -86,21 +90,19 @@ impl ScatterReduction {
 }
 
 /// Reduces the elements of the second operand where those of the first one send them.
-struct ScatterReduce {
-    name: &'static str,
-    reduction: ScatterReduction,
-    existing: Existing,
+pub(super) struct ScatterReduce {
+    pub(super) line: Line,
+    pub(super) reduction: ScatterReduction,
+    pub(super) existing: Existing,
     /// Of the source, and of the destination: f32 for half types.
-    dtypes: [DType; 2],
-    index_strides: [usize; RANK_MAX],
-    axis: usize,
+    pub(super) dtypes: [DType; 2],
     len: usize,
     index_len: usize,
 }
 
 impl Kernel for ScatterReduce {
     fn name(&self) -> &'static str {
-        self.name
+        self.line.name
     }
 
     fn cost(&self) -> Cost {
@@ -116,9 +118,26 @@ impl Kernel for ScatterReduce {
             [dtype, _] => for_each_dtype!(dtype, T => self.run::<T, T>(cpu, operands)),
         }
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        arrivals_cuda::check(self.line.name)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        arrivals_cuda::reduce(&self, cuda, operands)
+    }
 }
 
 impl ScatterReduce {
+    /// Whether what arrives at one place does so in an order.
+    fn has_order(&self) -> bool {
+        let is_sum = matches!(self.reduction, ScatterReduction::Sum | ScatterReduction::Mean);
+        let is_integer = matches!(self.dtypes[1], DType::I64 | DType::I32);
+        !(is_sum && is_integer && self.existing == Existing::Included)
+    }
+
     fn run<S: Element, D: Element<Compute: Arithmetic>>(
         &self,
         cpu: &Cpu,
@@ -126,8 +145,9 @@ impl ScatterReduce {
     ) -> Result<()> {
         let (index, source) = (operands.read::<i64>(0), operands.read::<S>(1));
         let mut to = operands.write::<D>(0);
-        cpu::check(cpu, self.name, index, to.layout().shape()[self.axis])?;
-        let (index, index_strides, axis) = (index.data(), self.index_strides, self.axis);
+        let Line { name, index_strides, axis } = self.line;
+        cpu::check(cpu, name, index, to.layout().shape()[axis])?;
+        let index = index.data();
         let arrivals = Arrivals { index, index_strides, source, axis };
         let steps = match self.existing {
             Existing::Included => &[Step::Fold][..],
@@ -144,12 +164,12 @@ impl ScatterReduce {
 }
 
 /// Sets the positions along `axis` that the operand names to a number.
-struct IndexFill {
-    value: f64,
-    dtype: DType,
-    axis: usize,
+pub(super) struct IndexFill {
+    pub(super) value: f64,
+    pub(super) dtype: DType,
+    pub(super) axis: usize,
     /// Of what is filled.
-    shape: Shape,
+    pub(super) shape: Shape,
 }
 
 impl Kernel for IndexFill {
@@ -176,6 +196,16 @@ impl Kernel for IndexFill {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        arrivals_cuda::fill(&self, cuda, operands)
+    }
 }
 
 impl Tensor {
@@ -195,16 +225,16 @@ impl Tensor {
         }
         let mut y = self.wide_copy()?;
         let kernel = ScatterReduce {
-            name: op,
+            line: Line { name: op, index_strides: strides(index.layout().strides()), axis },
             reduction,
             existing,
             dtypes: [dtype, y.dtype()],
-            index_strides: strides(index.layout().strides()),
-            axis,
             len: source.element_count(),
             index_len: index.element_count(),
         };
-        self.device().launch(kernel, &[index, source], &[&y])?;
+        let pairs = kernel.line.pairs(source, &y, kernel.has_order())?;
+        let writes: Vec<&Tensor> = [&y].into_iter().chain(&pairs).collect();
+        self.device().launch(kernel, &[index, source], &writes)?;
         if is_mean {
             let counts = self.arrivals_at(op, axis, index, existing)?.to_dtype(y.dtype())?;
             match dtype.is_float() {

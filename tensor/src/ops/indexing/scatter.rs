@@ -1,14 +1,15 @@
 //! Elements sent to where indices say: scatter, index_add, index_copy.
 
 use super::cpu::{self, Arrivals};
-#[cfg(feature = "cuda")]
-use super::cuda;
 use super::strides;
+#[cfg(feature = "cuda")]
+use super::{arrivals_cuda, cuda};
 use crate::axis::Axis;
 use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
+use crate::device::DeviceKind;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands, ViewMut};
@@ -24,21 +25,86 @@ pub enum Arrival {
     Add,
 }
 
+/// Operations whose indices are good: forward has looked at them, or the operation made them.
+#[cfg(feature = "cuda")]
+const TRUSTED: [&str; 2] = ["embedding_backward", "pad_backward"];
+
+/// Lines along the dimension of the indices from which on an NVIDIA device takes them one by one,
+/// and the length up to which it does anyway.
+const LINES_MIN: usize = 1024;
+const LINE_LEN_MAX: usize = 64;
+
+/// Elements that arrive along a dimension: what kernels know of them.
+pub(super) struct Line {
+    pub(super) name: &'static str,
+    pub(super) index_strides: [usize; RANK_MAX],
+    pub(super) axis: usize,
+}
+
+impl Line {
+    /// Whether nothing has to be said about indices.
+    #[cfg(feature = "cuda")]
+    pub(super) fn is_trusted(&self) -> bool {
+        TRUSTED.contains(&self.name)
+    }
+
+    /// What an NVIDIA device sorts in: a pair of words for each element, where there are too few
+    /// lines for it and there is an order to keep. Nothing on others.
+    #[track_caller]
+    pub(super) fn pairs(
+        &self,
+        source: &Tensor,
+        to: &Tensor,
+        has_order: bool,
+    ) -> Result<Option<Tensor>> {
+        let (device, len) = (to.device(), source.element_count());
+        let line_len = source.shape()[self.axis];
+        let is_by_lines = line_len <= LINE_LEN_MAX || len / line_len >= LINES_MIN;
+        if device.kind() == DeviceKind::Cpu || !has_order || is_by_lines {
+            return Ok(None);
+        }
+        Tensor::workspace(device, 2 * len, DType::I64).map(Some)
+    }
+}
+
 /// Sends the elements of the second operand to where those of the first one say.
 pub(super) struct Scatter {
-    pub(super) name: &'static str,
+    pub(super) line: Line,
     pub(super) arrival: Arrival,
     /// Of the source, and of the destination.
     pub(super) dtypes: [DType; 2],
-    pub(super) index_strides: [usize; RANK_MAX],
-    pub(super) axis: usize,
     len: usize,
     index_len: usize,
 }
 
+/// Rows of the source from which on a block of an NVIDIA device that takes a row is worth it.
+const COLUMNS_MIN: usize = 32;
+
+impl Scatter {
+    /// Whether an NVIDIA device adds up whole rows, half types in f32.
+    fn is_of_rows(&self, source: &Tensor, to: &Tensor) -> bool {
+        let Line { name, index_strides, axis } = &self.line;
+        let adds_wide = self.arrival == Arrival::Add
+            && self.dtypes[0].is_float()
+            && self.dtypes[1] == self.dtypes[0].computed();
+        let columns: usize = to.shape().iter().skip(1).product();
+        adds_wide
+            && *axis == 0
+            && index_strides[1..].iter().all(|&stride| stride == 0)
+            && source.layout().is_contiguous()
+            && to.layout().is_contiguous()
+            && (columns >= COLUMNS_MIN || *name == "embedding_backward")
+    }
+
+    /// Whether what arrives at one place does so in an order.
+    fn has_order(&self) -> bool {
+        self.arrival == Arrival::Replace || !matches!(self.dtypes[1], DType::I64 | DType::I32)
+    }
+}
+
 impl Kernel for Scatter {
     fn name(&self) -> &'static str {
-        self.name
+        self.line.name
     }
 
     fn cost(&self) -> Cost {
@@ -63,13 +129,20 @@ impl Kernel for Scatter {
     }
 
     #[cfg(feature = "cuda")]
-    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::check_scatter(self, operands)
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        if self.line.is_trusted() { Ok(()) } else { arrivals_cuda::check(self.line.name) }
     }
 
     #[cfg(feature = "cuda")]
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::scatter(&self, cuda, operands)
+        let (source, to) = (operands.reads[1], operands.writes[0]);
+        match self.is_of_rows(source, to) {
+            true => cuda::scatter(&self, cuda, operands),
+            false => {
+                let (change, dtypes) = (self.arrival.into(), self.dtypes);
+                arrivals_cuda::arrive(&self.line, change, dtypes, cuda, operands)
+            }
+        }
     }
 }
 
@@ -92,8 +165,9 @@ impl Scatter {
     ) -> Result<()> {
         let (index, source) = (operands.read::<i64>(0), operands.read::<S>(1));
         let mut to = operands.write::<D>(0);
-        cpu::check(cpu, self.name, index, to.layout().shape()[self.axis])?;
-        let (index, index_strides, axis) = (index.data(), self.index_strides, self.axis);
+        let Line { name, index_strides, axis } = self.line;
+        cpu::check(cpu, name, index, to.layout().shape()[axis])?;
+        let index = index.data();
         arrive(&Arrivals { index, index_strides, source, axis }, &mut to);
         Ok(())
     }
@@ -126,8 +200,12 @@ impl Tensor {
         let dtypes = [source.dtype(), self.dtype()];
         let len = source.element_count();
         let index_len = index.element_count();
-        let kernel = Scatter { name: op, arrival, dtypes, index_strides, axis, len, index_len };
-        self.device().launch(kernel, &[index, source], &[self])
+        let line = Line { name: op, index_strides, axis };
+        let kernel = Scatter { line, arrival, dtypes, len, index_len };
+        let has_order = kernel.has_order() && !kernel.is_of_rows(source, self);
+        let pairs = kernel.line.pairs(source, self, has_order)?;
+        let writes: Vec<&Tensor> = [self].into_iter().chain(&pairs).collect();
+        self.device().launch(kernel, &[index, source], &writes)
     }
 
     /// The part of `source` that `index` covers, if that fits into this tensor.

@@ -106,10 +106,11 @@ impl Kernel for Losses {
             return Ok(());
         }
         let (db, gradients) = (operands.write(2), operands.write(0).to_read());
-        let kernel = Signature {
-            name: typed_name!("add_columns", of.dtype),
-            parameters: &[Write, Read, I64, ROWS],
+        let name = match db.dtype() == of.dtype {
+            true => typed_name!("add_columns", of.dtype),
+            false => typed_name!("add_columns_wide", of.dtype),
         };
+        let kernel = Signature { name, parameters: &[Write, Read, I64, ROWS] };
         let step = Argument::I64(db.layout().strides()[0] as i64);
         cuda.launch(image, &kernel, grid(of.classes), &[db.to_write(), gradients, step, words])
     }
@@ -201,6 +202,7 @@ impl LinearCrossEntropyKernel {
             let writes: Vec<&Tensor> = [&logits, &losses].into_iter().chain(db).collect();
             device.launch(kernel, &reads, &writes)?;
             let Some(Gradients { dx, dw, .. }) = gradients else { continue };
+            let logits = logits.front_of_rows(self.dtype);
             dx.narrow(0, first, rows)?.multiply(op, &logits, w, WriteMode::Overwrite)?;
             dw.multiply(op, &logits.transpose(0, 1)?, &x, WriteMode::Accumulate)?;
         }

@@ -1,6 +1,8 @@
 // The losses of rows of logits, and their gradients in place of the logits, as on the processor:
 // with lse = ln Σ_c exp(z[c]), the loss of a row is lse - (1 - ε) · z[label] - ε / V · Σ z, and its
-// gradient dy · (exp(z - lse) - (1 - ε) · [c = label] - ε / V).
+// gradient dy · (exp(z - lse) - (1 - ε) · [c = label] - ε / V). Logits are of the type that is
+// computed with. Gradients are factors of products and so of the type that is stored: half types
+// take the first half of each row.
 
 struct Rows {
   u64 rows;
@@ -47,22 +49,39 @@ extern "C" __global__ void __launch_bounds__(256)
     if (dy == nullptr) continue;
     // The logit of the label has been read.
     __syncthreads();
-    for (u64 c = threadIdx.x; c < of.classes; c += blockDim.x) {
-      Computed gradient = exp(z[c] - log_sum_exp) - even;
-      z[c] = *dy * (c == label ? gradient - own : gradient);
+    for (u64 first = 0; first < of.classes; first += blockDim.x) {
+      u64 c = first + threadIdx.x;
+      Computed gradient = 0;
+      if (c < of.classes) gradient = exp(z[c] - log_sum_exp) - even;
+      // Smaller elements go where others' logits were.
+      if (sizeof(Stored) < sizeof(Computed)) __syncthreads();
+      if (c < of.classes) set(((Stored*)z)[c], *dy * (c == label ? gradient - own : gradient));
     }
   }
 }
 
 // db[c · step] += Σ of column c of the gradients of a chunk, in the order of the rows.
-extern "C" __global__ void KERNEL(add_columns)(Computed* db, const Computed* gradients, i64 step,
-                                               Rows of) {
+template <typename Sum>
+__device__ inline void add_columns(Sum* db, const Stored* gradients, i64 step, const Rows& of) {
+  u64 row_len = of.classes * (sizeof(Computed) / sizeof(Stored));
   for (u64 c = thread_index(); c < of.classes; c += thread_count()) {
-    Computed sum = (Computed)0;
-    for (u64 row = 0; row < of.rows; row++) sum += gradients[row * of.classes + c];
-    db[(i64)c * step] += sum;
+    Computed sum = 0;
+    for (u64 row = 0; row < of.rows; row++) sum += widened(gradients[row * row_len + c]);
+    set(db[(i64)c * step], widened(db[(i64)c * step]) + sum);
   }
 }
+
+extern "C" __global__ void KERNEL(add_columns)(Stored* db, const Stored* gradients, i64 step,
+                                               Rows of) {
+  add_columns(db, gradients, step, of);
+}
+
+#if IS_HALF
+extern "C" __global__ void KERNEL(add_columns_wide)(Computed* db, const Stored* gradients,
+                                                    i64 step, Rows of) {
+  add_columns(db, gradients, step, of);
+}
+#endif
 
 // sum = Σ losses and count = how many labels are not to be ignored; the sum is NaN if one of those
 // is no class, of which it then tells, unless there is a complaint already. One block.

@@ -7,8 +7,9 @@ use super::{Batch, MatMul, OperandLayout};
 use crate::cuda::gate::{
     Blas, BlasError, MatrixLayout, Order, Precision, Product, ProductOperands,
 };
-use crate::cuda::kernels::{FILL, MATMUL, WALK_OF_2, grid, walk};
+use crate::cuda::kernels::{MATMUL, typed_name};
 use crate::cuda::{Cuda, CudaOperands, DeviceOperand};
+use crate::dtype::DType;
 use crate::error::{Result, TensorError};
 use crate::write_mode::WriteMode;
 
@@ -19,19 +20,16 @@ const THREADS: u32 = 256;
 /// The most blocks of a grid in its second and third dimension.
 const BLOCKS_MAX: usize = 65_535;
 
-/// Enqueues a product of f32: each launch by the library where it can do it, else by the tiles.
+/// Enqueues a product: each launch by the library where it can do it, else by the tiles.
 pub(super) fn product(op: &MatMul, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let no_kernel = || TensorError::NoKernel { op: op.op, device: "cuda" };
     let library = cuda.blas()?;
-    let mut launches = Launches::new(op, cuda, operands);
+    let launches = Launches::new(op, cuda, operands);
     let has_tiles = launches.fit_tiles();
     let is_undone = launches.outer.len() == 1 || op.start == WriteMode::Overwrite;
     // What is added cannot be taken back, should the library refuse a later launch.
     if !has_tiles && (library.is_none() || !is_undone) {
         return Err(no_kernel());
-    }
-    if library.is_some() {
-        launches.start_with_bias()?;
     }
     for index in 0..launches.outer.len() {
         let offsets = launches.outer.offsets(index);
@@ -56,8 +54,9 @@ struct Launches<'a> {
     plan: &'a OperandLayout,
     cuda: &'a Cuda,
     operands: &'a CudaOperands<'a>,
+    dtype: DType,
     start: WriteMode,
-    /// What is still to be added to every row.
+    /// Added to every row.
     bias: Option<DeviceOperand<'a>>,
     /// The innermost dimension of the batch is one of each launch: how many, and how far apart.
     inner: (usize, [usize; 3]),
@@ -73,20 +72,14 @@ impl<'a> Launches<'a> {
             None => ((1, [0; 3]), batch),
         };
         let bias = (operands.read_count() > 2).then(|| operands.read(2));
-        Launches { plan, cuda, operands, start: op.start, bias, inner, outer }
+        let (dtype, start) = (op.dtype, op.start);
+        Launches { plan, cuda, operands, dtype, start, bias, inner, outer }
     }
 
     /// Whether the tiles can count rows and columns.
     fn fit_tiles(&self) -> bool {
         let [m, k, n] = self.plan.size;
         m <= BLOCKS_MAX * TILE && k.max(n) <= i32::MAX as usize
-    }
-
-    /// Begins with the bias in every row, which the library does not add.
-    fn start_with_bias(&mut self) -> Result<()> {
-        let Some(bias) = self.bias.take() else { return Ok(()) };
-        self.start = WriteMode::Accumulate;
-        repeat_row(self.cuda, bias, self.operands.write(0))
     }
 
     fn by_library(
@@ -105,16 +98,21 @@ impl<'a> Launches<'a> {
             y: layout([m, n], y, y_matrix),
             a: layout([m, k], a, a_matrix),
             b: layout([k, n], b, b_matrix),
+            factors: self.dtype,
+            result: self.operands.write(0).dtype(),
             precision,
             start: self.start,
+            has_bias: self.bias.is_some(),
         };
-        let [a, b] = [self.operands.read(0), self.operands.read(1)];
+        let [a, b] = [0, 1].map(|index| self.operands.read(index));
         let y = self.operands.write(0);
+        let workspace = (self.operands.writes.len() > 1).then(|| self.operands.write(1));
         let places = ProductOperands {
             y: (y.block(), y.bytes_from(y_start)),
             a: (a.block(), a.bytes_from(a_start)),
             b: (b.block(), b.bytes_from(b_start)),
-            workspace: (y.block(), 0..0),
+            bias: self.bias.map(|bias| (bias.block(), bias.bytes())),
+            workspace: workspace.map_or((y.block(), 0..0), |bytes| (bytes.block(), bytes.bytes())),
         };
         blas.enqueue(self.cuda.streams(), Stream::DEFAULT, &product, &places)
     }
@@ -122,11 +120,21 @@ impl<'a> Launches<'a> {
     fn by_tiles(&self, offsets: [usize; 3]) -> Result<()> {
         let OperandLayout { size: [m, k, n], strides: [a, b, y], .. } = *self.plan;
         let (count, matrix) = self.inner;
-        let names = [["matmul_f32_nn", "matmul_f32_nt"], ["matmul_f32_tn", "matmul_f32_tt"]];
-        let [a_turned, b_turned] = [a, b].map(|strides| usize::from(strides[1] != 1));
+        let [a_turned, b_turned] = [a, b].map(|strides| strides[1] != 1);
+        let is_wide = self.operands.write(0).dtype() != self.dtype;
+        let name = match (is_wide, a_turned, b_turned) {
+            (false, false, false) => typed_name!("matmul_nn", self.dtype),
+            (false, false, true) => typed_name!("matmul_nt", self.dtype),
+            (false, true, false) => typed_name!("matmul_tn", self.dtype),
+            (false, true, true) => typed_name!("matmul_tt", self.dtype),
+            (true, false, false) => typed_name!("matmul_wide_nn", self.dtype),
+            (true, false, true) => typed_name!("matmul_wide_nt", self.dtype),
+            (true, true, false) => typed_name!("matmul_wide_tn", self.dtype),
+            (true, true, true) => typed_name!("matmul_wide_tt", self.dtype),
+        };
         use Parameter::{Read, U32, Words, Write};
         let parameters = &[Write, Read, Read, Read, U32, Words(12)];
-        let kernel = Signature { name: names[a_turned][b_turned], parameters };
+        let kernel = Signature { name, parameters };
         let adds = Argument::U32(u32::from(self.start == WriteMode::Accumulate));
         let bias = self.bias.map_or(Argument::Nothing, |bias| bias.to_read());
         let sizes = [m, n, k, a[0], a[1], matrix[0], b[0], b[1], matrix[1], y[0], y[1], matrix[2]];
@@ -143,7 +151,7 @@ impl<'a> Launches<'a> {
             let (a, b) = (reads[0].to_read_from(a), reads[1].to_read_from(b));
             let y = self.operands.write(0).to_write_from(y);
             let arguments = [y, a, b, bias, adds, Argument::Words(&words)];
-            self.cuda.launch(MATMUL, &kernel, grid, &arguments)?;
+            self.cuda.launch(MATMUL.of(self.dtype), &kernel, grid, &arguments)?;
             self.cuda.count_own_product();
         }
         Ok(())
@@ -166,15 +174,4 @@ fn layout(
         (Order::Rows, 0)
     };
     MatrixLayout { order, leading, batch_stride }
-}
-
-/// Each row of `y` a copy of `row`.
-fn repeat_row(cuda: &Cuda, row: DeviceOperand<'_>, y: DeviceOperand<'_>) -> Result<()> {
-    let shape = *y.layout().shape();
-    let source = row.layout().expand(shape).expect("a bias is as long as a row");
-    let walk = walk(&shape, [y.layout(), &source]);
-    let kernel =
-        Signature { name: "copy_4", parameters: &[Parameter::Write, Parameter::Read, WALK_OF_2] };
-    let arguments = [y.to_write(), row.to_read(), Argument::Words(&walk)];
-    cuda.launch(FILL, &kernel, grid(shape.element_count()), &arguments)
 }

@@ -1,5 +1,7 @@
 //! Matrix products, one or many; transposed and other strided operands are read where they lie.
-//! They take no memory but their result's, and up to 430 KB of a thread's stack.
+//! They take no memory but their result's, and up to 430 KB of a thread's stack. A library for
+//! NVIDIA devices gets scratch memory where a product is too small to keep all of a device busy,
+//! see [`library_workspace_bytes`].
 //!
 //! a: [.., M, K], b: [.., K, N], y: [.., M, N].
 
@@ -11,7 +13,8 @@ use crate::cpu::Cpu;
 use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::math::SimdFloat;
 #[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands, check_f32};
+use crate::cuda::{Cuda, CudaOperands};
+use crate::device::DeviceKind;
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands, ViewMut};
@@ -86,9 +89,8 @@ impl Kernel for MatMul {
     }
 
     #[cfg(feature = "cuda")]
-    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<()> {
-        check_f32(self.op, self.dtype)?;
-        check_f32(self.op, operands.write(0).dtype())
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
     }
 
     #[cfg(feature = "cuda")]
@@ -97,7 +99,43 @@ impl Kernel for MatMul {
     }
 }
 
+/// Scratch memory for one launch of a product on an NVIDIA device: with fewer tiles than the device
+/// has multiprocessors, the library lets several work on parts of K, and adds up what they found.
+/// Devices and libraries differ in what they would take; this depends on the sizes alone, so that a
+/// plan that was made without a device is that of the device. Products in place get none: nothing
+/// may be allocated where an optimizer writes.
+fn library_workspace_bytes(plan: &OperandLayout) -> usize {
+    /// Rows and columns of the library's tiles, and multiprocessors of a large device.
+    const TILE: usize = 128;
+    const PROCESSORS: usize = 132;
+    /// Of K, in each part, at least.
+    const PART_LEN_MIN: usize = 256;
+    /// What NVIDIA recommends for its largest devices.
+    const BYTES_MAX: usize = 32 << 20;
+    let [m, k, n] = plan.size;
+    let matrices = plan.batch.last().map_or(1, |(len, _)| len);
+    let tiles = m.div_ceil(TILE) * n.div_ceil(TILE) * matrices;
+    let parts = (PROCESSORS / tiles.max(1)).min(k / PART_LEN_MIN);
+    let sums = m * n * matrices * size_of::<f32>();
+    if parts < 2 { 0 } else { sums.saturating_mul(parts).min(BYTES_MAX) }
+}
+
 impl MatMul {
+    /// Allocates scratch memory if the device's library takes some, and launches.
+    #[track_caller]
+    fn launch_with_workspace(self, reads: &[&Tensor], y: &Tensor) -> Result<()> {
+        let device = y.device();
+        let bytes = match device.kind() {
+            DeviceKind::Cuda => library_workspace_bytes(&self.plan),
+            DeviceKind::Cpu => 0,
+        };
+        if bytes == 0 {
+            return device.launch(self, reads, &[y]);
+        }
+        let workspace = Tensor::workspace(device, bytes, DType::U8)?;
+        device.launch(self, reads, &[y, &workspace])
+    }
+
     /// Computed in `T` from operands in `E` to a destination in `Y`.
     fn run<T: SimdFloat, E: Element, Y: Element>(self, cpu: &Cpu, operands: &mut Operands<'_>) {
         let [a, b] = [0, 1].map(|index| operands.read::<E>(index));
@@ -326,6 +364,6 @@ fn product(op: &'static str, a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> R
     let y = factors.with_all_dimensions(&out)?;
     let plan = OperandLayout::new(a.layout(), b.layout(), y.layout());
     let reads: Vec<&Tensor> = [Some(a), Some(b), bias.as_ref()].into_iter().flatten().collect();
-    device.launch(MatMul { op, plan, dtype, start: WriteMode::Overwrite }, &reads, &[&y])?;
+    MatMul { op, plan, dtype, start: WriteMode::Overwrite }.launch_with_workspace(&reads, &y)?;
     Ok(out)
 }

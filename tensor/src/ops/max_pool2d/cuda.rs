@@ -4,41 +4,56 @@ use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
 
 use super::cpu::MaxPool2dShape;
 use super::{Backward, Forward};
-use crate::cuda::kernels::{MAX_POOL2D, grid};
+use crate::cuda::kernels::{MAX_POOL2D, divisor, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
-use crate::error::Result;
+use crate::dtype::DType;
+use crate::error::{Result, TensorError};
 
 /// `struct Pool`.
-const POOL: Parameter = Parameter::Words(13);
+const POOL: Parameter = Parameter::Words(29);
 
-/// Enqueues the maxima of f32.
+/// `Ok` if there are kernels: for floats in planes that are counted in 32 bits.
+pub(super) fn check(op: &'static str, shape: &MaxPool2dShape, dtype: DType) -> Result<()> {
+    let MaxPool2dShape { in_size, out_size, padding, stride, .. } = *shape;
+    let padded = [0, 1].map(|axis| in_size[axis] + 2 * padding[axis] + stride[axis]);
+    let fits = [padded, out_size]
+        .iter()
+        .all(|[rows, columns]| rows.checked_mul(*columns).is_some_and(|len| len < 1 << 31));
+    match dtype.is_float() && fits {
+        true => Ok(()),
+        false => Err(TensorError::NoKernel { op, device: "cuda" }),
+    }
+}
+
+/// Enqueues the maxima.
 pub(super) fn forward(op: &Forward, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     use Parameter::{Read, Write};
-    let kernel = Signature { name: "max_pool2d_f32", parameters: &[Write, Write, Read, POOL] };
+    let name = typed_name!("max_pool2d", op.dtype);
+    let kernel = Signature { name, parameters: &[Write, Write, Read, POOL] };
     let (y, winners, x) = (operands.write(0), operands.write(1), operands.read(0));
     let words = words(&op.shape);
     let arguments = [y.to_write(), winners.to_write(), x.to_read(), Argument::Words(&words)];
-    cuda.launch(MAX_POOL2D, &kernel, grid(op.shape.y_len()), &arguments)
+    cuda.launch(MAX_POOL2D.of(op.dtype), &kernel, grid(op.shape.y_len()), &arguments)
 }
 
-/// Enqueues the gradient of f32.
+/// Enqueues the gradient.
 pub(super) fn backward(op: &Backward, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     use Parameter::{Read, Write};
-    let parameters = &[Write, Read, Read, POOL];
-    let kernel = Signature { name: "max_pool2d_backward_f32", parameters };
+    let name = typed_name!("max_pool2d_backward", op.dtype);
+    let kernel = Signature { name, parameters: &[Write, Read, Read, POOL] };
     let (dx, dy, winners) = (operands.write(0), operands.read(0), operands.read(1));
     let words = words(&op.shape);
     let arguments = [dx.to_write(), dy.to_read(), winners.to_read(), Argument::Words(&words)];
-    cuda.launch(MAX_POOL2D, &kernel, grid(op.shape.x_len()), &arguments)
+    cuda.launch(MAX_POOL2D.of(op.dtype), &kernel, grid(op.shape.x_len()), &arguments)
 }
 
 /// `struct Pool`.
-fn words(shape: &MaxPool2dShape) -> [u64; 13] {
+fn words(shape: &MaxPool2dShape) -> Vec<u64> {
     let MaxPool2dShape { planes, in_size, out_size, kernel, stride, padding, dilation } = *shape;
-    let mut words = [planes as u64; 13];
-    let pairs = [in_size, out_size, kernel, stride, padding, dilation];
-    for (word, size) in words[1..].iter_mut().zip(pairs.into_iter().flatten()) {
-        *word = size as u64;
-    }
-    words
+    let sizes = [in_size, out_size, kernel, stride, padding, dilation];
+    let by_plane = |[rows, columns]: [usize; 2]| [rows * columns, columns];
+    let divisors = [by_plane(in_size), by_plane(out_size), stride, dilation];
+    let sizes = sizes.into_iter().flatten().map(|size| size as u64);
+    let divisors = divisors.into_iter().flatten().flat_map(divisor);
+    [planes as u64].into_iter().chain(sizes).chain(divisors).collect()
 }

@@ -10,27 +10,56 @@ struct Pool {
   u64 stride_height, stride_width;
   u64 padding_height, padding_width;
   u64 dilation_height, dilation_width;
+  Divisor by_len, by_width, by_out_len, by_out_width;
+  Divisor by_stride_height, by_stride_width, by_dilation_height, by_dilation_width;
 };
 
-extern "C" __global__ void max_pool2d_f32(float* y, u8* positions, const float* x, Pool pool) {
-  u64 out_len = pool.out_height * pool.out_width;
-  for (u64 i = thread_index(); i < pool.planes * out_len; i += thread_count()) {
-    const float* plane = x + i / out_len * pool.height * pool.width;
-    i64 top = (i64)(i % out_len / pool.out_width * pool.stride_height) - (i64)pool.padding_height;
-    i64 left = (i64)(i % pool.out_width * pool.stride_width) - (i64)pool.padding_width;
-    float best = 0.0f;
+// The places of a plane that a position of its windows meets, along one direction: from `first` to
+// before `end` of the window, and where its position 0 is.
+struct Window {
+  i32 start;
+  u32 first, end;
+
+  __device__ Window(u32 out, u32 len, u32 kernel, u32 stride, u32 padding, u32 dilation,
+                    const Divisor& by_dilation) {
+    start = (i32)(out * stride) - (i32)padding;
+    first = start < 0 ? by_dilation.quotient((u32)-start + dilation - 1) : 0;
+    i32 room = (i32)len - start;
+    u32 inside = room > 0 ? by_dilation.quotient((u32)room + dilation - 1) : 0;
+    end = inside < kernel ? inside : kernel;
+  }
+};
+
+// The plane of an element of all, of which a plane has so many.
+__device__ inline u64 plane_of(u64 i, const Divisor& by_len, u64 count) {
+  return count >> 31 == 0 ? by_len.quotient((u32)i) : i / by_len.size;
+}
+
+extern "C" __global__ void KERNEL(max_pool2d)(Stored* y, u8* positions, const Stored* x,
+                                              Pool pool) {
+  u32 out_width = (u32)pool.out_width, out_len = (u32)pool.out_height * out_width;
+  u32 width = (u32)pool.width, kernel_width = (u32)pool.kernel_width;
+  u32 dilation_height = (u32)pool.dilation_height, dilation_width = (u32)pool.dilation_width;
+  u64 count = pool.planes * out_len;
+  for (u64 i = thread_index(); i < count; i += thread_count()) {
+    u64 plane = plane_of(i, pool.by_out_len, count);
+    const Stored* from = x + plane * pool.height * width;
+    u32 at = (u32)(i - plane * out_len), oh = pool.by_out_width.quotient(at);
+    Window rows(oh, (u32)pool.height, (u32)pool.kernel_height, (u32)pool.stride_height,
+                (u32)pool.padding_height, dilation_height, pool.by_dilation_height);
+    Window columns(at - oh * out_width, width, kernel_width, (u32)pool.stride_width,
+                   (u32)pool.padding_width, dilation_width, pool.by_dilation_width);
+    Stored best = {};
     u32 position = 256;
-    for (u64 kh = 0; kh < pool.kernel_height; kh++) {
-      i64 row = top + (i64)(kh * pool.dilation_height);
-      if (row < 0 || row >= (i64)pool.height) continue;
-      for (u64 kw = 0; kw < pool.kernel_width; kw++) {
-        i64 column = left + (i64)(kw * pool.dilation_width);
-        if (column < 0 || column >= (i64)pool.width) continue;
-        float value = plane[row * (i64)pool.width + column];
+    for (u32 kh = rows.first; kh < rows.end; kh++) {
+      const Stored* row = from + (u32)(rows.start + (i32)(kh * dilation_height)) * width;
+      for (u32 kw = columns.first; kw < columns.end; kw++) {
+        Stored element = row[columns.start + (i32)(kw * dilation_width)];
+        Computed value = widened(element), so_far = widened(best);
         bool is_first = position == 256;
-        if (is_first || value > best || (value != value && best == best)) {
-          best = value;
-          position = (u32)(kh * pool.kernel_width + kw);
+        if (is_first || value > so_far || (value != value && so_far == so_far)) {
+          best = element;
+          position = kh * kernel_width + kw;
         }
       }
     }
@@ -41,42 +70,45 @@ extern "C" __global__ void max_pool2d_f32(float* y, u8* positions, const float* 
 
 // The windows from `first` to `last` that reach over one place along one direction, if any.
 struct Covering {
-  u64 first, last;
+  u32 first, last;
 
-  __device__ Covering(u64 place, u64 out_len, u64 kernel, u64 stride, u64 dilation) {
-    u64 reach = (kernel - 1) * dilation + 1;
-    first = place < reach ? 0 : (place - reach) / stride + 1;
-    last = place / stride;
+  __device__ Covering(u32 place, u32 out_len, u32 kernel, u32 dilation,
+                      const Divisor& by_stride) {
+    u32 reach = (kernel - 1) * dilation + 1;
+    first = place < reach ? 0 : by_stride.quotient(place - reach) + 1;
+    last = by_stride.quotient(place);
     if (last >= out_len) last = out_len - 1;
   }
 };
 
 // dx[h, w] = Σ dy over the windows whose maximum stood there, in their order: a thread looks at each
 // of them, so that none is written by two.
-extern "C" __global__ void max_pool2d_backward_f32(float* dx, const float* dy, const u8* positions,
-                                                   Pool pool) {
-  u64 len = pool.height * pool.width;
-  for (u64 i = thread_index(); i < pool.planes * len; i += thread_count()) {
-    u64 first = i / len * pool.out_height * pool.out_width;
-    u64 row = i % len / pool.width + pool.padding_height;
-    u64 column = i % pool.width + pool.padding_width;
-    Covering rows(row, pool.out_height, pool.kernel_height, pool.stride_height,
-                  pool.dilation_height);
-    Covering columns(column, pool.out_width, pool.kernel_width, pool.stride_width,
-                     pool.dilation_width);
-    float sum = 0.0f;
-    for (u64 oh = rows.first; oh <= rows.last; oh++) {
-      u64 kh = row - oh * pool.stride_height;
-      if (pool.dilation_height != 1 && kh % pool.dilation_height != 0) continue;
-      kh /= pool.dilation_height;
-      for (u64 ow = columns.first; ow <= columns.last; ow++) {
-        u64 kw = column - ow * pool.stride_width;
-        if (pool.dilation_width != 1 && kw % pool.dilation_width != 0) continue;
-        kw /= pool.dilation_width;
-        u64 at = first + oh * pool.out_width + ow;
-        if (positions[at] == kh * pool.kernel_width + kw) sum += dy[at];
+extern "C" __global__ void KERNEL(max_pool2d_backward)(Stored* dx, const Stored* dy,
+                                                       const u8* positions, Pool pool) {
+  u32 width = (u32)pool.width, len = (u32)pool.height * width;
+  u32 out_width = (u32)pool.out_width, kernel_width = (u32)pool.kernel_width;
+  u32 stride_height = (u32)pool.stride_height, stride_width = (u32)pool.stride_width;
+  u32 dilation_height = (u32)pool.dilation_height, dilation_width = (u32)pool.dilation_width;
+  u64 count = pool.planes * len;
+  for (u64 i = thread_index(); i < count; i += thread_count()) {
+    u64 plane = plane_of(i, pool.by_len, count);
+    u64 first = plane * pool.out_height * out_width;
+    u32 at = (u32)(i - plane * len), h = pool.by_width.quotient(at);
+    u32 row = h + (u32)pool.padding_height, column = at - h * width + (u32)pool.padding_width;
+    Covering rows(row, (u32)pool.out_height, (u32)pool.kernel_height, dilation_height,
+                  pool.by_stride_height);
+    Covering columns(column, out_width, kernel_width, dilation_width, pool.by_stride_width);
+    Computed sum = 0;
+    for (u32 oh = rows.first; oh <= rows.last; oh++) {
+      u32 down = row - oh * stride_height, kh = pool.by_dilation_height.quotient(down);
+      if (kh * dilation_height != down) continue;
+      for (u32 ow = columns.first; ow <= columns.last; ow++) {
+        u32 right = column - ow * stride_width, kw = pool.by_dilation_width.quotient(right);
+        if (kw * dilation_width != right) continue;
+        u64 window = first + oh * out_width + ow;
+        if (positions[window] == kh * kernel_width + kw) sum += widened(dy[window]);
       }
     }
-    dx[i] = sum;
+    set(dx[i], sum);
   }
 }

@@ -10,7 +10,7 @@ mod one;
 
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands, check_f32};
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_dtype, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -97,7 +97,7 @@ impl Kernel for Forward {
 
     #[cfg(feature = "cuda")]
     fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        check_f32(self.op, self.dtype)
+        cuda::check(self.op, &self.shape, self.dtype)
     }
 
     #[cfg(feature = "cuda")]
@@ -132,7 +132,7 @@ impl Kernel for Backward {
 
     #[cfg(feature = "cuda")]
     fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        check_f32(self.op, self.dtype)
+        cuda::check(self.op, &self.shape, self.dtype)
     }
 
     #[cfg(feature = "cuda")]

@@ -4,9 +4,13 @@
 //! The formulas, and what they do at the ends of their domains, are PyTorch's.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -79,6 +83,16 @@ impl Kernel for Sum {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::sum(&self, cuda, operands)
+    }
 }
 
 /// Reads dy, x, t and perhaps a weight; writes dx.
@@ -113,6 +127,16 @@ impl Kernel for Gradient {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::gradient(&self, cuda, operands)
+    }
 }
 
 /// Reads x, t and perhaps a weight; writes one number for each element.
@@ -145,6 +169,16 @@ impl Kernel for Terms {
             evaluate(cpu, out, &order, Mode::Overwrite, &sources, Some(formula));
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::terms(&self, cuda, operands)
     }
 }
 

@@ -3,21 +3,25 @@
 
 use std::ops::Range;
 
+#[cfg(feature = "cuda")]
+use super::cuda;
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Mode, Order, Source, evaluate};
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::random::RandomKey;
 use crate::tensor::Tensor;
 
-struct RandomIntegers {
-    key: RandomKey,
-    low: i64,
+pub(super) struct RandomIntegers {
+    pub(super) key: RandomKey,
+    pub(super) low: i64,
     /// How many numbers there are from `low` on; 2^64 - 1 at most.
-    count: u64,
-    dtype: DType,
-    len: usize,
+    pub(super) count: u64,
+    pub(super) dtype: DType,
+    pub(super) len: usize,
 }
 
 impl Kernel for RandomIntegers {
@@ -37,6 +41,16 @@ impl Kernel for RandomIntegers {
             evaluate::<T, T>(cpu, out, &order, Mode::Overwrite, &[&self], None);
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::integers(&self, cuda, operands)
     }
 }
 

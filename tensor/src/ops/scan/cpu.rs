@@ -6,6 +6,7 @@ use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::tiles::{Source, TILE_LEN};
+use crate::device::DeviceKind;
 use crate::dtype::Element;
 use crate::layout::Shape;
 
@@ -29,7 +30,7 @@ pub(super) enum ScanOrder {
 /// The dimensions before, along and after the axis, and its chunks.
 #[derive(Clone, Copy)]
 pub(super) struct Extent {
-    before: usize,
+    pub(super) before: usize,
     pub(super) along: usize,
     pub(super) after: usize,
     /// Places along the axis in a chunk.
@@ -57,9 +58,13 @@ impl Extent {
         self.along.div_ceil(self.step)
     }
 
-    /// How many running values there are: `[A][part][B]`.
-    pub(super) fn sum_count(&self) -> usize {
-        self.before * self.parts() * self.after
+    /// How many running values there are in memory: `[A][part][B]`. An NVIDIA device has them in
+    /// registers.
+    pub(super) fn sum_count(&self, kind: DeviceKind) -> usize {
+        match kind {
+            DeviceKind::Cpu => self.before * self.parts() * self.after,
+            DeviceKind::Cuda => 0,
+        }
     }
 }
 
@@ -77,7 +82,7 @@ pub(super) fn scan<A: Arithmetic, O: Element>(
     }
     let start = if scan.running == Running::Sum { A::ZERO } else { A::ONE };
     let pass = Pass { scan, x };
-    let sums = &mut sums[..scan.extent.sum_count()];
+    let sums = &mut sums[..scan.extent.sum_count(DeviceKind::Cpu)];
     if parts > 1 {
         for_each_chunk(cpu.pool(), sums, after, |index, sums| {
             sums.fill(start);

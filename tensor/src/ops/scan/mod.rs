@@ -1,12 +1,16 @@
 //! Scans: each element becomes what has come before it, itself included.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod rows;
 
 use crate::axis::Axis;
 use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::tiles::{Order, Source};
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::Result;
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -43,6 +47,16 @@ impl Kernel for Scan {
             self.run::<i64>(cpu, operands);
         }
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::scan(&self, cuda, operands)
     }
 }
 
@@ -98,7 +112,7 @@ impl Tensor {
         let (result, wide) =
             if dtype.is_float() { (dtype, DType::F64) } else { (DType::I64, DType::I64) };
         let y = Tensor::empty(device, *self.shape(), result)?;
-        let sums = Tensor::workspace(device, extent.sum_count(), wide)?;
+        let sums = Tensor::workspace(device, extent.sum_count(device.kind()), wide)?;
         let kernel = Scan { name, running, direction, extent, dtype, result };
         device.launch(kernel, &[self], &[&y, &sums])?;
         Ok(y)

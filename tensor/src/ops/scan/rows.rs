@@ -2,9 +2,13 @@
 //! running sums of exponentials. One thread per position of the dimensions before the axis.
 
 use super::cpu::Extent;
+#[cfg(feature = "cuda")]
+use super::cuda;
 use crate::axis::Axis;
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk2};
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -13,17 +17,17 @@ use crate::tensor::Tensor;
 
 /// Which end is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+pub(super) enum End {
     Largest,
     Smallest,
 }
 
 /// The extremes up to each position, and where they stand.
-struct Extremes {
+pub(super) struct Extremes {
     name: &'static str,
-    end: End,
-    extent: Extent,
-    dtype: DType,
+    pub(super) end: End,
+    pub(super) extent: Extent,
+    pub(super) dtype: DType,
 }
 
 impl Kernel for Extremes {
@@ -72,14 +76,24 @@ impl Kernel for Extremes {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::extremes(&self, cuda, operands)
+    }
 }
 
 /// `y[t] = ln Σ e^x[..=t]`; the destinations are y and, for each place beside the axis, the largest
 /// x so far and `Σ e^(x - largest)`. A running logarithm instead would be rounded at its own
 /// magnitude once for each element.
-struct LogCumSumExp {
-    extent: Extent,
-    dtype: DType,
+pub(super) struct LogCumSumExp {
+    pub(super) extent: Extent,
+    pub(super) dtype: DType,
 }
 
 impl Kernel for LogCumSumExp {
@@ -125,13 +139,23 @@ impl Kernel for LogCumSumExp {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::log_cumsum_exp(&self, cuda, operands)
+    }
 }
 
 /// The gradient of a [`LogCumSumExp`], of contiguous dy, x and y; the destinations are dx and, for
 /// each place beside the axis, the sum that goes back and the y that it belongs to.
-struct Backward {
-    extent: Extent,
-    dtype: DType,
+pub(super) struct Backward {
+    pub(super) extent: Extent,
+    pub(super) dtype: DType,
 }
 
 impl Kernel for Backward {
@@ -168,6 +192,16 @@ impl Kernel for Backward {
             });
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::log_cumsum_exp_backward(&self, cuda, operands)
     }
 }
 
@@ -229,7 +263,7 @@ impl Tensor {
         self.check_float(op)?;
         let (device, extent) = (self.device(), self.rows_along(axis));
         let y = Tensor::empty(device, *self.shape(), self.dtype())?;
-        let states = Tensor::workspace(device, 2 * extent.sum_count(), DType::F64)?;
+        let states = Tensor::workspace(device, 2 * extent.sum_count(device.kind()), DType::F64)?;
         let kernel = LogCumSumExp { extent, dtype: self.dtype() };
         device.launch(kernel, &[self], &[&y, &states])?;
         Ok(y)
@@ -257,7 +291,7 @@ impl Tensor {
         let (device, extent) = (self.device(), self.rows_along(axis));
         let (dy, x, y) = (self.contiguous()?, x.contiguous()?, y.contiguous()?);
         let dx = Tensor::empty(device, *self.shape(), self.dtype())?;
-        let states = Tensor::workspace(device, 2 * extent.sum_count(), DType::F64)?;
+        let states = Tensor::workspace(device, 2 * extent.sum_count(device.kind()), DType::F64)?;
         let kernel = Backward { extent, dtype: self.dtype() };
         device.launch(kernel, &[&dy, &x, &y], &[&dx, &states])?;
         Ok(dx)

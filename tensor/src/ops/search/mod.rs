@@ -1,9 +1,14 @@
 //! Places of values in sorted rows: searchsorted, bucketize; and whether values are there: isin.
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
 use std::cmp::Ordering;
 
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -70,6 +75,16 @@ impl Kernel for Search {
             });
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::search(&self, cuda, operands)
     }
 }
 

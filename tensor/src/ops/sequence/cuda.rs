@@ -1,20 +1,12 @@
-//! Sequences of floats on NVIDIA devices, see `sequence.cu`.
+//! Sequences on NVIDIA devices, see `sequence.cu`.
 
 use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
 
 use super::{Fill, Sequence};
 use crate::cuda::kernels::{SEQUENCE, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
-use crate::error::{Result, TensorError};
+use crate::error::Result;
 use Parameter::{F64, U32, U64, Write};
-
-/// `Ok` if there is a kernel.
-pub(super) fn check(op: &Fill) -> Result<()> {
-    match op.dtype.is_float() {
-        true => Ok(()),
-        false => Err(TensorError::NoKernel { op: op.name, device: "cuda" }),
-    }
-}
 
 pub(super) fn fill(op: &Fill, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let (kind, [start, step, end], count) = match op.sequence {

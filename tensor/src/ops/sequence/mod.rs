@@ -72,7 +72,7 @@ impl Kernel for Fill {
 
     #[cfg(feature = "cuda")]
     fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        cuda::check(self)
+        Ok(())
     }
 
     #[cfg(feature = "cuda")]

@@ -1,5 +1,6 @@
-// Elements that follow from their place, of floats in a tensor that lies in order; see `mod.rs`. A
-// thread takes every n-th element.
+// Elements that follow from their place, in a tensor that lies in order; see `mod.rs`. A thread takes
+// every n-th element.
+// Integers, too.
 
 enum Kind : u32 { RANGE, BETWEEN, EYE };
 
@@ -16,9 +17,18 @@ __device__ inline double value_of(u32 kind, double start, double step, double en
   return 0.0;
 }
 
+#if IS_INTEGER
+__device__ inline void put(i64& y, double x) { y = truncated(x); }
+__device__ inline void put(i32& y, double x) { y = truncated_to_32(x); }
+__device__ inline void put(u8& y, double x) { y = (u8)truncated(x); }
+__device__ inline void put(bool& y, double x) { y = x != 0.0; }
+#else
+__device__ inline void put(Stored& y, double x) { set(y, (Computed)x); }
+#endif
+
 extern "C" __global__ void KERNEL(sequence)(Stored* y, u32 kind, double start, double step,
                                             double end, u64 count, u64 len) {
   for (u64 i = thread_index(); i < len; i += thread_count()) {
-    set(y[i], (Computed)value_of(kind, start, step, end, count, i));
+    put(y[i], value_of(kind, start, step, end, count, i));
   }
 }

@@ -1,12 +1,16 @@
 //! Sorting along a dimension, and the first few of what sorting would give.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 mod key;
 pub(crate) mod quantile;
 mod ranked;
 
 use crate::axis::Axis;
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -53,6 +57,16 @@ impl Kernel for Sort {
             cpu::sort(cpu, (self.order, self.kept_len), x, positions, words, values);
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::check(self.name, self.dtype, &operands.read(0))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::sort(&self, cuda, operands)
     }
 }
 

@@ -1,8 +1,12 @@
 //! One element of each row by its place in the sorted row: kthvalue, median, nanmedian, mode.
 
 use super::cpu;
+#[cfg(feature = "cuda")]
+use super::cuda;
 use crate::axis::Axis;
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -24,11 +28,11 @@ pub(super) enum Rank {
 
 /// Picks an element of each row of x; the destinations are values, positions, and words for
 /// sorting.
-struct Pick {
+pub(super) struct Pick {
     name: &'static str,
-    rank: Rank,
-    dtype: DType,
-    len: usize,
+    pub(super) rank: Rank,
+    pub(super) dtype: DType,
+    pub(super) len: usize,
 }
 
 impl Kernel for Pick {
@@ -51,6 +55,16 @@ impl Kernel for Pick {
             cpu::pick(cpu, self.rank, x, (values, positions), words);
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::check(self.name, self.dtype, &operands.read(0))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::pick(&self, cuda, operands)
     }
 }
 

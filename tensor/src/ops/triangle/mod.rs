@@ -1,7 +1,12 @@
 //! The triangles of matrices: `triu` and `tril`.
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -97,6 +102,16 @@ impl Kernel for Keep {
             }
         });
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::keep(&self, cuda, operands)
     }
 }
 

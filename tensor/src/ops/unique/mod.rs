@@ -3,16 +3,25 @@
 //! As for the lengths that masks decide, the results are views of tensors as large as they could
 //! have been, so that a simulated device makes the same allocations as the real one.
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
 use std::cmp::Ordering;
 
 use crate::axis::Axis;
 use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
 use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::check_axis;
+use crate::ops::compaction::tile_counts;
 use crate::ops::sort::SortOrder;
 use crate::tensor::Tensor;
+
+/// Rows that a block of an NVIDIA device compares.
+const TILE_LEN: usize = 1024;
 
 /// What [`Tensor::unique`] tells apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -72,6 +81,16 @@ impl Kernel for SortRows {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::sort_rows(&self, cuda, operands)
+    }
 }
 
 /// The order of rows by their first elements that differ; NaN is larger than every number.
@@ -127,6 +146,16 @@ impl Kernel for Runs<'_> {
         });
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::runs(self, cuda, operands)
+    }
 }
 
 impl Tensor {
@@ -165,7 +194,10 @@ impl Tensor {
         let mut found = 0;
         let kernel = Runs { name: op, dtype, rows: count, row_len, count: &mut found };
         let reads: Vec<&Tensor> = [&x].into_iter().chain(&positions).collect();
-        device.launch(kernel, &reads, &[&values, &inverse, &counts])?;
+        let firsts = tile_counts(device, count.div_ceil(TILE_LEN))?;
+        let writes: Vec<&Tensor> =
+            [&values, &inverse, &counts].into_iter().chain(&firsts).collect();
+        device.launch(kernel, &reads, &writes)?;
         let values = values.shortened(op, found, assumed)?;
         let kept = values.shape()[0];
         let counts = counts.narrow(0, 0, kept)?;

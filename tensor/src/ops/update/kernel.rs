@@ -12,6 +12,12 @@ use crate::error::Result;
 use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::{Layout, Nest};
 
+/// The pointers that a launch of an NVIDIA device can take: parameter, gradient, states and scalars
+/// of each tensor. With what else there is of each they fill what a driver takes of arguments.
+pub(super) const POINTERS_MAX: usize = 328;
+/// The tensors that such a launch can be told the lengths of.
+pub(super) const TENSORS_MAX: usize = 82;
+
 /// Reads gradient and scalars, writes parameter and states, item by item.
 pub(super) struct Update<F, const STATES: usize, const SCALARS: usize> {
     pub(super) form: Form,
@@ -31,8 +37,11 @@ impl<F, const STATES: usize, const SCALARS: usize> Update<F, STATES, SCALARS>
 where
     F: UpdateFormula<STATES, SCALARS>,
 {
-    /// More would be more destinations than a launch can have.
-    pub(super) const ITEMS_MAX: usize = u64::BITS as usize / (1 + STATES);
+    /// As many tensors as a launch of an NVIDIA device can name.
+    pub(super) const ITEMS_MAX: usize = {
+        let by_pointers = POINTERS_MAX / (2 + STATES + SCALARS);
+        if by_pointers < TENSORS_MAX { by_pointers } else { TENSORS_MAX }
+    };
 
     fn run<P: Element, G: Element, T: SimdFloat>(&self, cpu: &Cpu, operands: &mut Operands<'_>) {
         if !self.form.is_contiguous {

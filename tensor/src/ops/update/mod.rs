@@ -19,8 +19,8 @@ use crate::random::RandomKey;
 use crate::tensor::Tensor;
 
 use kernel::{Item, Update};
-pub use known::{AdamUpdate, KnownFormula, SgdUpdate};
-pub use norms::NormFormula;
+pub use known::{AdamUpdate, KnownFormula, KnownNorms, SgdUpdate};
+pub use norms::{NormFormula, update_norms_workspace_len};
 pub use quantized::StateRange;
 use quantized::{BLOCK_BYTES, BLOCK_LEN};
 
@@ -220,17 +220,18 @@ where
         .try_for_each(|(Batch { reads, writes, .. }, kernel)| device.launch(kernel, reads, writes))
 }
 
-/// Readies a device for updates by known formulas, so that nothing is left to load, and to fail,
-/// when the first of them begins to write. NVIDIA devices load the kernels, others do nothing.
+/// Readies a device for updates of parameters of `dtype` by known formulas, so that nothing is left
+/// to load, and to fail, when the first of them begins to write. NVIDIA devices load the kernels,
+/// others do nothing.
 ///
 /// # Errors
 /// What the device reports.
-pub fn reserve_updates(device: &Device) -> Result<()> {
+pub fn reserve_updates(device: &Device, dtype: DType) -> Result<()> {
     #[cfg(feature = "cuda")]
-    if let Some(cuda) = device.as_cuda() {
-        cuda::reserve(cuda)?;
+    if let Some(cuda) = device.as_cuda().filter(|_| dtype.is_float()) {
+        cuda::reserve(cuda, dtype)?;
     }
-    let _ = device;
+    let _ = (device, dtype);
     Ok(())
 }
 
@@ -305,7 +306,7 @@ impl Tensor {
     /// # Errors
     /// `Strided` for what has to be contiguous and is not; `Shape`, also for a scalar that is not
     /// one element; `DType`, also for stochastic rounding of anything but bf16; `Frozen`,
-    /// `Overlap`; `NoKernel` on an NVIDIA device for all but a [`KnownFormula`] on f32.
+    /// `Overlap`; `NoKernel` on an NVIDIA device for all but a [`KnownFormula`].
     #[track_caller]
     pub fn update_<const STATES: usize, const SCALARS: usize>(
         &mut self,

@@ -2,9 +2,14 @@
 
 use half::{bf16, f16};
 
-use super::{Form, StateRange, cpu, for_update};
+#[cfg(feature = "cuda")]
+use super::cuda;
+use super::{Form, KnownNorms, StateRange, cpu, for_update};
 use crate::cpu::Cpu;
 use crate::cpu::math::SimdFloat;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
+use crate::device::{Device, DeviceKind};
 use crate::dtype::{DType, Element, Float};
 use crate::error::Result;
 use crate::launch::{Cost, Kernel, OpClass, Operands};
@@ -25,19 +30,28 @@ pub trait NormFormula<const STATES: usize, const NORMS: usize>: Copy + Send + Sy
         [StateRange::Signed; STATES]
     }
 
+    /// What it is to a device that has kernels for some formulas alone, rather than for any.
+    fn known(&self) -> Option<KnownNorms> {
+        None
+    }
+
     /// The values of an element; see [`super::UpdateFormula::element`].
     fn element<T: Float>(&self, parameter: T, gradient: T, states: [T; STATES]) -> [T; NORMS];
 }
 
-/// Reads parameter, gradient and states, writes the norms.
-struct Norms<F, const STATES: usize, const NORMS: usize> {
-    formula: F,
-    form: Form,
-    len: usize,
+/// Reads parameter, gradient and states, writes the norms. The second destination, if any, holds
+/// partial sums.
+pub(super) struct Norms<F, const STATES: usize, const NORMS: usize> {
+    pub(super) formula: F,
+    pub(super) form: Form,
+    pub(super) len: usize,
 }
 
 /// As many operands as a formula may read: parameter, gradient and four states.
-const READS_MAX: usize = 6;
+pub(super) const READS_MAX: usize = 6;
+
+/// The most partial sums that an NVIDIA device keeps for each norm.
+pub(super) const PARTIALS_MAX: usize = 1024;
 
 impl<F, const STATES: usize, const NORMS: usize> Norms<F, STATES, NORMS>
 where
@@ -97,6 +111,16 @@ where
         for_update!(self.form.dtypes, self.run(cpu, operands));
         Ok(())
     }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        cuda::of_norms(self).map(drop)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::norms(&self, cuda, operands)
+    }
 }
 
 impl Tensor {
@@ -108,7 +132,8 @@ impl Tensor {
     /// `[..] → [NORMS]`, of f64 for a parameter of f64, else of f32
     ///
     /// # Errors
-    /// Those of [`Tensor::update_`] for operands that do not fit, `OutOfMemory`.
+    /// Those of [`Tensor::update_`] for operands that do not fit, `OutOfMemory`; `NoKernel` on an
+    /// NVIDIA device for all but [`KnownNorms`].
     #[track_caller]
     pub fn update_norms<const STATES: usize, const NORMS: usize>(
         &self,
@@ -118,12 +143,23 @@ impl Tensor {
     ) -> Result<Tensor> {
         const { assert!(STATES + 2 <= READS_MAX, "too many states") };
         let form = Form::of(formula_name(&formula), self, gradient, states, &[])?;
-        let norms = Tensor::empty(self.device(), [NORMS], self.dtype().computed())?;
+        let device = self.device();
+        let norms = Tensor::empty(device, [NORMS], self.dtype().computed())?;
+        let partials = match update_norms_workspace_len(device, NORMS) {
+            0 => None,
+            len => Some(Tensor::workspace(device, len, DType::F64)?),
+        };
         let kernel = Norms { formula, form, len: self.element_count() };
         let reads: Vec<&Tensor> = [self, gradient].into_iter().chain(states).collect();
-        self.device().launch(kernel, &reads, &[&norms])?;
+        let writes: Vec<&Tensor> = [&norms].into_iter().chain(&partials).collect();
+        device.launch(kernel, &reads, &writes)?;
         Ok(norms)
     }
+}
+
+/// Elements of f64 that [`Tensor::update_norms`] of `norms` values takes while it runs.
+pub fn update_norms_workspace_len(device: &Device, norms: usize) -> usize {
+    if device.kind() == DeviceKind::Cuda { norms * PARTIALS_MAX } else { 0 }
 }
 
 fn formula_name<F: NormFormula<STATES, NORMS>, const STATES: usize, const NORMS: usize>(

@@ -48,14 +48,14 @@ fn fill_and_copy_reach_every_element_of_a_view_and_no_other() {
         lab.in_each_order(|| {
             let y = lab.room(filled.len());
             let words = walk(&sizes, &[&spread]);
-            let kernel = Kernel { name: fill, parameters: &[Write, U64, Words(18)] };
+            let kernel = Kernel { name: fill, parameters: &[Write, U64, Words(26)] };
             let arguments = [y.write(), Argument::U64(value), Argument::Words(&words)];
             lab.run("fill", kernel, GRID, &arguments);
             assert_eq!(lab.bytes_of(&y), filled);
 
             let y = lab.room(copied.len());
             let words = walk(&sizes, &[&spread, &from]);
-            let kernel = Kernel { name: copy, parameters: &[Write, Read, Words(26)] };
+            let kernel = Kernel { name: copy, parameters: &[Write, Read, Words(34)] };
             lab.run("fill", kernel, GRID, &[y.write(), x.read(), Argument::Words(&words)]);
             assert_eq!(lab.bytes_of(&y), copied);
         });
@@ -106,7 +106,7 @@ fn casts_round_to_the_nearest() {
     let len = values.len();
     let halves: Vec<u16> = (0..=u16::MAX).step_by(13).collect();
     let half_bytes: Vec<u8> = halves.iter().flat_map(|half| half.to_le_bytes()).collect();
-    let parameters = &[Write, Read, Words(26)];
+    let parameters = &[Write, Read, Words(34)];
     let cast = |name, from: &super::Values, to: &super::Values, len| {
         let words = walk(&[len], &[&[1], &[1]]);
         let kernel = Kernel { name, parameters };
@@ -291,7 +291,7 @@ const ROW: Kernel = Kernel {
 };
 const WALK: Kernel = Kernel {
     name: "formula_walk_f32",
-    parameters: &[Write, Read, Read, Read, Read, U32, Words(3), Words(50)],
+    parameters: &[Write, Read, Read, Read, Read, U32, Words(3), Words(58)],
 };
 
 /// The number that stands for a source, and the scalars p = 0.5 and q = 1.5.

@@ -1,7 +1,7 @@
 use lowtide_allocator::cuda::{Argument, Grid, Kernel};
 use proptest::prelude::*;
 
-use super::{F32, Lab, Read, U64, Words, Write, assert_close, noise};
+use super::{F64, Lab, Read, U64, Words, Write, assert_close, noise};
 
 fn config() -> ProptestConfig {
     ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(16) }
@@ -37,7 +37,7 @@ fn twin(
 
 const FORWARD: Kernel = Kernel {
     name: "cross_entropy_f32",
-    parameters: &[Write, Write, Write, Read, Read, Read, F32, Words(4)],
+    parameters: &[Write, Write, Write, Read, Read, Read, F64, Words(4)],
 };
 const SUM: Kernel = Kernel {
     name: "cross_entropy_sum_f32",
@@ -45,14 +45,14 @@ const SUM: Kernel = Kernel {
 };
 const BACKWARD: Kernel = Kernel {
     name: "cross_entropy_backward_f32",
-    parameters: &[Write, Read, Read, Read, Read, Read, F32, Words(4)],
+    parameters: &[Write, Read, Read, Read, Read, Read, F64, Words(4)],
 };
 
 #[test]
 fn cross_entropy_and_its_gradient_are_those_of_their_twins() {
     let Some(lab) = Lab::open() else { return };
     let sizes = (0..4_usize, 1..4_usize, prop_oneof![4 => 1..12_usize, 1 => 90..130_usize]);
-    let kinds = (any::<bool>(), prop_oneof![Just(0.0_f32), Just(0.1), Just(1.0)]);
+    let kinds = (any::<bool>(), prop_oneof![Just(0.0_f64), Just(0.1), Just(1.0)]);
     proptest!(config(), |((outer, inner, classes) in sizes, kinds in kinds, seed in 0..100_u64)| {
         let (has_weights, smoothing) = kinds;
         let positions = outer * inner;
@@ -69,7 +69,7 @@ fn cross_entropy_and_its_gradient_are_those_of_their_twins() {
             let row: Vec<f32> = (0..classes).map(|c| x[place(c)]).collect();
             let weights = has_weights.then_some(&weights[..]);
             let (loss, weight, log_sum, gradient) =
-                twin(&row, label, weights, f64::from(smoothing), 0.25);
+                twin(&row, label, weights, smoothing, 0.25);
             losses.push(loss);
             label_weights.push(weight);
             log_sums.push(log_sum);
@@ -86,9 +86,9 @@ fn cross_entropy_and_its_gradient_are_those_of_their_twins() {
             let [lse, loss, weight] = [0; 3].map(|_| lab.room(4 * positions));
             let results = [lse.write(), loss.write(), weight.write()];
             let sources = [x.read(), labels.read(), class_weights];
-            let rest = [Argument::F32(smoothing), targets];
+            let rest = [Argument::F64(smoothing), targets];
             let arguments = [&results[..], &sources, &rest].concat();
-            lab.run("cross_entropy", FORWARD, Grid::row(2, 64), &arguments);
+            lab.run("cross_entropy_f32", FORWARD, Grid::row(2, 64), &arguments);
             assert_close(&lab.floats_of(&lse), &log_sums, classes, 2.0);
             assert_close(&lab.floats_of(&loss), &losses, classes, 20.0);
             assert_close(&lab.floats_of(&weight), &label_weights, 0, 0.0);
@@ -97,7 +97,7 @@ fn cross_entropy_and_its_gradient_are_those_of_their_twins() {
             let results = [sum.write(), count.write(), bad.write()];
             let sources = [loss.read(), weight.read(), labels.read(), targets, Argument::U64(0)];
             let arguments = [&results[..], &sources].concat();
-            lab.run("cross_entropy", SUM, Grid::row(1, 64), &arguments);
+            lab.run("cross_entropy_f32", SUM, Grid::row(1, 64), &arguments);
             let found = [&sum, &count].map(|value| lab.floats_of(value)[0]);
             assert_close(&found, &totals, classes, 20.0 * positions as f64);
             assert_eq!(lab.words_of(&bad), [0; 8]);
@@ -108,7 +108,7 @@ fn cross_entropy_and_its_gradient_are_those_of_their_twins() {
             for (dx, x) in [(&fresh, &x), (&dx, &dx)] {
                 let sources = [x.read(), lse.read(), labels.read(), class_weights, dy.read()];
                 let arguments = [&[dx.write()], &sources[..], &rest].concat();
-                lab.run("cross_entropy", BACKWARD, Grid::row(3, 64), &arguments);
+                lab.run("cross_entropy_f32", BACKWARD, Grid::row(3, 64), &arguments);
                 assert_close(&lab.floats_of(dx), &gradients, classes, 10.0);
             }
         });
@@ -132,7 +132,7 @@ fn first_label_that_is_no_class_is_told() {
             let (targets, op) = (Argument::Words(&targets), Argument::U64(7));
             let sources = [zeros.read(), zeros.read(), labels.read(), targets, op];
             let arguments = [&results[..], &sources].concat();
-            lab.run("cross_entropy", SUM, Grid::row(1, 32), &arguments);
+            lab.run("cross_entropy_f32", SUM, Grid::row(1, 32), &arguments);
             let words = |bytes: Vec<u8>| -> Vec<i64> {
                 let words = bytes.chunks_exact(8).map(|word| word.try_into().unwrap());
                 words.map(i64::from_le_bytes).collect()
@@ -143,7 +143,7 @@ fn first_label_that_is_no_class_is_told() {
             let (told, sum) = (lab.labels(&[9, 8, 7]), lab.room(4));
             let results = [sum.write(), count.write(), told.write()];
             let arguments = [&results[..], &sources].concat();
-            lab.run("cross_entropy", SUM, Grid::row(1, 32), &arguments);
+            lab.run("cross_entropy_f32", SUM, Grid::row(1, 32), &arguments);
             assert_eq!(words(lab.bytes_of(&told)), [9, 8, 7]);
             assert_eq!(lab.floats_of(&sum)[0].is_nan(), expected[0] != 0);
         });

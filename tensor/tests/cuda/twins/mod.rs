@@ -18,7 +18,7 @@ mod planted;
 mod products;
 mod windows;
 
-pub(super) use Parameter::{F32, F64, Read, U32, U64, Words, Write};
+pub(super) use Parameter::{F64, Read, U32, U64, Words, Write};
 
 const ORDERS: [Order; 3] = [Order::Forwards, Order::Backwards, Order::Drawn(1)];
 
@@ -143,11 +143,26 @@ pub(super) fn walk(sizes: &[usize], strides: &[&[i64]]) -> Vec<u64> {
     let sizes_64: Vec<u64> = sizes.iter().map(|&size| size as u64).collect();
     let mut words = vec![sizes_64.iter().product(), sizes.len() as u64];
     words.extend(padded(&sizes_64));
+    let divisors: Vec<u64> = sizes.iter().map(|&size| divisor(size)).map(packed).collect();
+    words.extend(padded(&divisors));
     for strides in strides {
         let strides: Vec<u64> = strides.iter().map(|stride| stride.cast_unsigned()).collect();
         words.extend(padded(&strides));
     }
     words
+}
+
+/// A size as kernels divide by it: the size with the magic in its upper half, and the shift.
+pub(super) fn divisor(size: usize) -> [u64; 2] {
+    let size = size.max(1) as u64;
+    let shift = u64::from(u64::BITS - (size - 1).leading_zeros());
+    let magic = (((1 << shift) - size) << 32) / size + 1;
+    [size | magic << 32, shift]
+}
+
+/// The magic, and the shift in the upper half.
+fn packed([both, shift]: [u64; 2]) -> u64 {
+    both >> 32 | shift << 32
 }
 
 /// The index of every element of a walk in a tensor with these strides, from its first element.

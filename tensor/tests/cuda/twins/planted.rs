@@ -50,12 +50,12 @@ fn fold_rows(lab: &Lab) {
     // More rows than blocks: what is shared is used again.
     let (x, partials) = (lab.floats(&noise(4 * 100, 1)), lab.room(4 * 8));
     let [kept, reduced] = [walk(&[4], &[&[100]]), walk(&[100], &[&[1]])];
-    let parameters = &[Write, Read, Read, U32, F64, Words(2), Words(18), Words(18)];
+    let parameters = &[Write, Read, Read, U32, F64, Words(2), Words(26), Words(26)];
     let kernel = Kernel { name: "fold_rows_f32", parameters };
     let from = [partials.write(), x.read(), Argument::Nothing];
     let fold = [Argument::U32(0), Argument::F64(0.0), Argument::Words(&[100, 1])];
     let walks = [Argument::Words(&kept), Argument::Words(&reduced)];
-    lab.run("reduce", kernel, Grid::row(1, 64), &[&from[..], &fold, &walks].concat());
+    lab.run("reduce_f32", kernel, Grid::row(1, 64), &[&from[..], &fold, &walks].concat());
 }
 
 fn matmul(lab: &Lab) {
@@ -64,11 +64,11 @@ fn matmul(lab: &Lab) {
     let c = lab.room(4 * m * n);
     let words = [m, n, k, k, 1, m * k, n, 1, k * n, n, 1, m * n].map(|size| size as u64);
     let parameters = &[Write, Read, Read, Read, U32, Words(12)];
-    let kernel = Kernel { name: "matmul_f32_nn", parameters };
+    let kernel = Kernel { name: "matmul_nn_f32", parameters };
     let none = Argument::Nothing;
     let rest = [none, Argument::U32(0), Argument::Words(&words)];
     let arguments = [&[c.write(), a.read(), b.read()], &rest[..]].concat();
-    lab.run("matmul", kernel, Grid::row(1, 256), &arguments);
+    lab.run("matmul_f32", kernel, Grid::row(1, 256), &arguments);
 }
 
 fn unary(lab: &Lab) {
@@ -125,8 +125,9 @@ fn each_barrier_that_is_removed_from_a_kernel_is_missed() {
 fn each_bound_that_is_removed_from_a_kernel_is_missed() {
     for (index, (file, work, from, to)) in [
         ("elementwise", unary as fn(&Lab), "i < len", "i <= len"),
-        ("matmul", matmul, "if (row >= sizes.m || k >= sizes.k) return 0.0f;", ""),
-        ("matmul", matmul, "k >= sizes.k || column >= sizes.n", "k > sizes.k"),
+        ("matmul", matmul, "if (row >= sizes.m) return 0;", ""),
+        ("matmul", matmul, "if (column >= sizes.n) return 0;", ""),
+        ("matmul", matmul, "0, (u32)sizes.k);", "0, (u32)sizes.k + 1);"),
         ("matmul", matmul, "if (row >= sizes.m || column >= sizes.n) return;", ""),
         ("reduce", fold_rows, "i < end; i += blockDim.x", "i <= end; i += blockDim.x"),
         ("reduce", fold_rows, "kept.len; at += gridDim.x", "kept.len + 1; at += gridDim.x"),

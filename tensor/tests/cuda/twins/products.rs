@@ -1,7 +1,7 @@
 use lowtide_allocator::cuda::{Argument, Grid, Kernel};
 use proptest::prelude::*;
 
-use super::{Lab, Read, U32, Words, Write, assert_close, noise};
+use super::{Lab, Read, U32, U64, Words, Write, assert_close, divisor, noise};
 
 fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases) }
@@ -12,7 +12,7 @@ fn tiles(len: usize) -> u32 {
 }
 
 const NAMES: [[&str; 2]; 2] =
-    [["matmul_f32_nn", "matmul_f32_nt"], ["matmul_f32_tn", "matmul_f32_tt"]];
+    [["matmul_nn_f32", "matmul_nt_f32"], ["matmul_tn_f32", "matmul_tt_f32"]];
 
 #[test]
 fn matrices_are_multiplied_as_by_their_twin() {
@@ -53,7 +53,7 @@ fn matrices_are_multiplied_as_by_their_twin() {
             let arguments = [c.write(), a.read(), b.read(), bias, adds, Argument::Words(&words)];
             let blocks = [tiles(n), tiles(m), batch as u32];
             let grid = Grid { blocks, threads: [256, 1, 1], shared_bytes: 0 };
-            lab.run("matmul", kernel, grid, &arguments);
+            lab.run("matmul_f32", kernel, grid, &arguments);
             assert_close(&lab.floats_of(&c), &expected, k + 2, 4.0);
         });
     });
@@ -82,14 +82,16 @@ impl Conv {
         })
     }
 
-    fn words(&self) -> [u64; 16] {
+    fn words(&self) -> Vec<u64> {
         let Conv { images, groups, in_channels, out_channels, size, kernel, .. } = *self;
         let ([oh, ow], [sh, sw]) = (self.out_size(), self.stride);
         let ([ph, pw], [dh, dw]) = (self.padding, self.dilation);
         let [[h, w], [kh, kw]] = [size, kernel];
         let counts = [images, groups, in_channels, out_channels, h, w, oh, ow];
         let words = [counts, [kh, kw, sh, sw, ph, pw, dh, dw]].concat();
-        std::array::from_fn(|at| words[at] as u64)
+        let divisors = [kh * kw, kw, h * w, w, oh * ow, ow, sh, sw];
+        let words = words.into_iter().map(|word| word as u64);
+        words.chain(divisors.into_iter().flat_map(divisor)).collect()
     }
 
     /// Calls with the indices of every product: in x, in w and in y.
@@ -152,12 +154,14 @@ fn convs() -> impl Strategy<Value = Conv> {
 #[test]
 fn convolutions_and_their_gradients_are_those_of_their_twins() {
     let Some(lab) = Lab::open() else { return };
-    let forward = Kernel { name: "conv2d_f32", parameters: &[Write, Read, Read, Read, Words(16)] };
-    let parameters = &[Write, Read, Read, Read, Words(16)];
+    let parameters = &[Write, Read, Read, Read, Words(32)];
+    let forward = Kernel { name: "conv2d_f32", parameters };
     let of_input = Kernel { name: "conv2d_backward_input_f32", parameters };
-    let parameters = &[Write, Read, Read, Words(16)];
+    let parameters = &[Write, Write, Read, Read, U32, Words(32)];
     let of_weight = Kernel { name: "conv2d_backward_weight_f32", parameters };
-    proptest!(config(16), |(conv in convs(), has_bias in any::<bool>(), seed in 0..100_u64)| {
+    let of_parts = Kernel { name: "conv2d_sum_parts_f32", parameters: &[Write, Read, U32, U64] };
+    let cases = (convs(), any::<bool>(), 1..5_u32);
+    proptest!(config(16), |((conv, has_bias, part_count) in cases, seed in 0..100_u64)| {
         let [height, width] = conv.size;
         let [out_height, out_width] = conv.out_size();
         let (in_channels, out_channels) = (conv.in_channels, conv.out_channels);
@@ -201,17 +205,27 @@ fn convolutions_and_their_gradients_are_those_of_their_twins() {
             let [bias, in_bias] = [&bias, &in_bias]
                 .map(|bias| if has_bias { bias.read() } else { Argument::Nothing });
             let arguments = [found.write(), x.read(), w.read(), bias, sizes];
-            lab.run("conv2d", forward, grid(out_pixels, out_channels), &arguments);
+            lab.run("conv2d_f32", forward, grid(out_pixels, out_channels), &arguments);
             assert_close(&lab.floats_of(&found), &y, tap_count + 1, 4.0);
 
             let found = lab.room(4 * dx.len());
             let arguments = [found.write(), dy_values.read(), w.read(), in_bias, sizes];
-            lab.run("conv2d", of_input, grid(pixels, in_channels), &arguments);
+            lab.run("conv2d_f32", of_input, grid(pixels, in_channels), &arguments);
             assert_close(&lab.floats_of(&found), &dx, out_channels * kernel_len + 1, 4.0);
 
             let found = lab.room(4 * dw.len());
-            let arguments = [found.write(), x.read(), dy_values.read(), sizes];
-            lab.run("conv2d", of_weight, grid(tap_count, out_channels), &arguments);
+            let parts = lab.room(4 * dw.len() * part_count as usize);
+            let to_parts = if part_count > 1 { parts.write() } else { Argument::Nothing };
+            let count = Argument::U32(part_count);
+            let arguments = [found.write(), to_parts, x.read(), dy_values.read(), count, sizes];
+            let mut on_tiles = grid(tap_count, out_channels);
+            on_tiles.blocks[2] *= part_count;
+            lab.run("conv2d_f32", of_weight, on_tiles, &arguments);
+            if part_count > 1 {
+                let len = Argument::U64(dw.len() as u64);
+                let arguments = [found.write(), parts.read(), count, len];
+                lab.run("conv2d_f32", of_parts, Grid::row(2, 64), &arguments);
+            }
             assert_close(&lab.floats_of(&found), &dw, out_pixels, 4.0);
         });
     });

@@ -1,7 +1,7 @@
 use lowtide_allocator::cuda::{Argument, Grid, Kernel};
 use proptest::prelude::*;
 
-use super::{Lab, Read, Words, Write, assert_close, noise};
+use super::{Lab, Read, Words, Write, assert_close, divisor, noise};
 
 /// Sizes of a max pooling; pairs are (height, width).
 #[derive(Clone, Copy, Debug)]
@@ -52,11 +52,14 @@ impl Pool {
         winners
     }
 
-    fn words(&self) -> [u64; 13] {
+    fn words(&self) -> Vec<u64> {
         let sizes = [self.size, self.out_size(), self.kernel].concat();
         let steps = [self.stride, self.padding, self.dilation].concat();
         let words = [vec![self.planes], sizes, steps].concat();
-        std::array::from_fn(|at| words[at] as u64)
+        let ([h, w], [oh, ow]) = (self.size, self.out_size());
+        let divisors = [[h * w, w], [oh * ow, ow], self.stride, self.dilation];
+        let words = words.into_iter().map(|word| word as u64);
+        words.chain(divisors.into_iter().flatten().flat_map(divisor)).collect()
     }
 }
 
@@ -74,8 +77,8 @@ fn pools() -> impl Strategy<Value = Pool> {
 #[test]
 fn maxima_of_windows_and_their_gradients_are_those_of_their_twins() {
     let Some(lab) = Lab::open() else { return };
-    let forward = Kernel { name: "max_pool2d_f32", parameters: &[Write, Write, Read, Words(13)] };
-    let parameters = &[Write, Read, Read, Words(13)];
+    let forward = Kernel { name: "max_pool2d_f32", parameters: &[Write, Write, Read, Words(29)] };
+    let parameters = &[Write, Read, Read, Words(29)];
     let backward = Kernel { name: "max_pool2d_backward_f32", parameters };
     let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(24) };
     proptest!(config, |(pool in pools(), has_nan in any::<bool>(), seed in 0..100_u64)| {
@@ -100,13 +103,13 @@ fn maxima_of_windows_and_their_gradients_are_those_of_their_twins() {
         lab.in_each_order(|| {
             let (found, stood) = (lab.room(4 * y.len()), lab.room(y.len()));
             let arguments = [found.write(), stood.write(), x.read(), sizes];
-            lab.run("max_pool2d", forward, Grid::row(2, 32), &arguments);
+            lab.run("max_pool2d_f32", forward, Grid::row(2, 32), &arguments);
             assert_close(&lab.floats_of(&found), &y, 0, 0.0);
             assert_eq!(lab.bytes_of(&stood), positions);
 
             let found = lab.room(4 * dx.len());
             let arguments = [found.write(), dy.read(), stood.read(), sizes];
-            lab.run("max_pool2d", backward, Grid::row(3, 32), &arguments);
+            lab.run("max_pool2d_f32", backward, Grid::row(3, 32), &arguments);
             assert_close(&lab.floats_of(&found), &dx, 16, 2.0);
         });
     });

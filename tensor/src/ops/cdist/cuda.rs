@@ -1,0 +1,72 @@
+//! Distances of rows on NVIDIA devices, see `cdist.cu`.
+
+use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
+
+use super::Sizes;
+use crate::cuda::kernels::{CDIST, grid, typed_name};
+use crate::cuda::{Cuda, CudaOperands, DeviceOperand};
+use crate::error::Result;
+use Parameter::{F64, Read, U32, Words, Write};
+
+/// `struct Sizes` and `struct Pairs`.
+const SIZES: Parameter = Words(4);
+const PAIRS: Parameter = Words(3);
+
+/// Rows of x and of y whose distances a block takes, and its threads.
+const SIDE: usize = 16;
+const THREADS: u32 = 256;
+
+/// The most blocks of a grid; each then takes several tiles.
+const BLOCKS_MAX: usize = 1 << 16;
+
+impl Sizes {
+    fn words(&self) -> [u64; 4] {
+        let Sizes { batch, rows: [m, r], len, .. } = *self;
+        [batch, m, r, len].map(|size| size as u64)
+    }
+
+    /// What `cdist.cu` calls the order, and the order.
+    fn order(&self) -> [Argument<'static>; 2] {
+        let number = match self.order {
+            0.0 => 0,
+            1.0 => 1,
+            2.0 => 2,
+            f64::INFINITY => 3,
+            _ => 4,
+        };
+        [Argument::U32(number), Argument::F64(self.order)]
+    }
+}
+
+/// Enqueues the distances.
+pub(super) fn forward(of: &Sizes, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    let ([x, y], d) = ([0, 1].map(|index| operands.read(index)), operands.write(0));
+    let [order, power] = of.order();
+    let name = typed_name!("cdist", of.dtype);
+    let kernel = Signature { name, parameters: &[Write, Read, Read, U32, F64, SIZES] };
+    let words = of.words();
+    let sizes = Argument::Words(&words);
+    let arguments = [d.to_write(), x.to_read(), y.to_read(), order, power, sizes];
+    let tiles = of.batch * of.rows[0].div_ceil(SIDE) * of.rows[1].div_ceil(SIDE);
+    let blocks = Grid::row(tiles.min(BLOCKS_MAX) as u32, THREADS);
+    cuda.launch(CDIST.of(of.dtype), &kernel, blocks, &arguments)
+}
+
+/// Enqueues the gradient of x.
+pub(super) fn backward(of: &Sizes, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    let ([dy, d, x, y], dx) = ([0, 1, 2, 3].map(|index| operands.read(index)), operands.write(0));
+    let [order, power] = of.order();
+    let kernel = Signature {
+        name: typed_name!("cdist_backward", of.dtype),
+        parameters: &[Write, Read, Read, Read, Read, U32, F64, SIZES, PAIRS, PAIRS],
+    };
+    let pairs = |of: &DeviceOperand<'_>| -> Vec<u64> {
+        of.layout().strides().iter().map(|&stride| stride as u64).collect()
+    };
+    let (sizes, of_dy, of_d) = (of.words(), pairs(&dy), pairs(&d));
+    let words = [&sizes[..], &of_dy, &of_d].map(Argument::Words);
+    let sources = [dy.to_read(), d.to_read(), x.to_read(), y.to_read()];
+    let arguments = [&[dx.to_write()], &sources[..], &[order, power], &words].concat();
+    let len = of.batch * of.rows[0] * of.len;
+    cuda.launch(CDIST.of(of.dtype), &kernel, grid(len), &arguments)
+}

@@ -1,0 +1,79 @@
+//! Connectionist temporal classification on NVIDIA devices, see `ctc.cu`.
+
+use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
+
+use super::{Sizes, X};
+use crate::cuda::kernels::{CTC, typed_name};
+use crate::cuda::{Checked, Cuda, CudaOperands};
+use crate::error::Result;
+use Parameter::{Read, U64, Words, Write};
+
+/// `struct Sizes` and `struct Strides`.
+const SIZES: Parameter = Words(5);
+const STRIDES: Parameter = Words(3);
+
+/// Threads of a block that takes a sample, at most.
+const THREADS_MAX: usize = 256;
+
+/// The most blocks of a grid; each then takes several samples.
+const BLOCKS_MAX: usize = 1 << 16;
+
+impl Sizes {
+    fn words(&self) -> [u64; 5] {
+        let Sizes { steps, samples, classes, target_len_max, blank, .. } = *self;
+        [steps, samples, classes, target_len_max, blank].map(|size| size as u64)
+    }
+
+    fn grid(&self) -> Grid {
+        let threads = self.states().next_multiple_of(32).min(THREADS_MAX);
+        Grid::row(self.samples.min(BLOCKS_MAX) as u32, threads as u32)
+    }
+}
+
+fn strides(operands: &CudaOperands<'_>) -> Vec<u64> {
+    operands.read(X).layout().strides().iter().map(|&stride| stride as u64).collect()
+}
+
+/// Enqueues the losses. What is wrong with lengths and labels is told to who reads a value.
+pub(super) fn forward(of: &Sizes, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    let [targets, steps, lens, x] = [0, 1, 2, X].map(|index| operands.read(index).to_read());
+    let [loss, scratch] = [0, 1].map(|index| operands.write(index).to_write());
+    let (sizes, strides) = (of.words(), strides(operands));
+    let [sizes, strides] = [&sizes, &strides[..]].map(Argument::Words);
+    let numbers = [Checked::Labels(of.op), Checked::Indices(of.op)]
+        .map(|checked| Argument::U64(checked.number().expect("it is one of them")));
+    let kernel = Signature {
+        name: typed_name!("ctc_check", of.dtype),
+        parameters: &[Write, Read, Read, Read, U64, U64, SIZES],
+    };
+    let image = CTC.of(of.dtype);
+    cuda.with_complaint(|complaint| {
+        let arguments = [complaint, targets, steps, lens, numbers[0], numbers[1], sizes];
+        cuda.launch(image, &kernel, Grid::row(1, THREADS_MAX as u32), &arguments)
+    })?;
+    let kernel = Signature {
+        name: typed_name!("ctc", of.dtype),
+        parameters: &[Write, Write, Read, Read, Read, Read, SIZES, STRIDES],
+    };
+    let arguments = [loss, scratch, x, targets, steps, lens, sizes, strides];
+    cuda.launch(image, &kernel, of.grid(), &arguments)
+}
+
+/// Enqueues the gradient. Forward has read lengths and labels; what has become of them since is for
+/// the kernel to tell, by NaN.
+pub(super) fn backward(of: &Sizes, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    let [targets, steps, lens, x, dy] =
+        [0, 1, 2, X, X + 1].map(|index| operands.read(index).to_read());
+    let [dx, scratch] = [0, 1].map(|index| operands.write(index).to_write());
+    if of.steps * of.samples * of.classes == 0 {
+        return Ok(());
+    }
+    let (sizes, strides) = (of.words(), strides(operands));
+    let [sizes, strides] = [&sizes, &strides[..]].map(Argument::Words);
+    let kernel = Signature {
+        name: typed_name!("ctc_backward", of.dtype),
+        parameters: &[Write, Write, Read, Read, Read, Read, Read, SIZES, STRIDES],
+    };
+    let arguments = [dx, scratch, x, targets, steps, lens, dy, sizes, strides];
+    cuda.launch(CTC.of(of.dtype), &kernel, of.grid(), &arguments)
+}

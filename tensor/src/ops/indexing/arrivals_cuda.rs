@@ -1,0 +1,403 @@
+//! What arrives where indices say on NVIDIA devices, see `arrivals.cu`.
+
+use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
+
+use super::cuda::check_indices;
+use super::places::{Moves, Naming, Put, Take};
+use super::reduce::{Existing, IndexFill, ScatterReduce, ScatterReduction};
+use super::scatter::{Arrival, Line};
+use crate::cuda::kernels::{
+    ARRIVALS, WALK_OF_1, WALK_OF_2, WALK_OF_3, bits_of, grid, walk, walk_of,
+};
+use crate::cuda::{Checked, Cuda, CudaOperands, DeviceOperand};
+use crate::dtype::DType;
+use crate::error::{Result, TensorError};
+use crate::layout::{Nest, RANK_MAX, Shape};
+use crate::ops::sort::cuda::{Form, sort_rows};
+use Parameter::{Read, U32, U64, Words, Write};
+
+/// `struct Steps` and `struct Reducing`, whose first two numbers share a word.
+const STEPS: Parameter = Words(5);
+const REDUCING: Parameter = Words(2);
+
+/// What becomes of an element where another one arrives.
+#[derive(Clone, Copy)]
+pub(super) enum Change {
+    Replace,
+    /// The number of a reduction in `arrivals.cu`, and what it starts from where what is there does
+    /// not count.
+    Reduce(u32, Option<u64>),
+}
+
+impl From<Arrival> for Change {
+    fn from(arrival: Arrival) -> Self {
+        match arrival {
+            Arrival::Replace => Change::Replace,
+            Arrival::Add => Change::Reduce(0, None),
+        }
+    }
+}
+
+impl Change {
+    fn of(op: &ScatterReduce) -> Self {
+        let [_, dtype] = op.dtypes;
+        let is_truth = dtype == DType::Bool;
+        let (number, start) = match op.reduction {
+            ScatterReduction::Sum | ScatterReduction::Mean => (0, 0.0),
+            ScatterReduction::Prod => (1, 1.0),
+            ScatterReduction::Amax if is_truth => (2, 0.0),
+            ScatterReduction::Amin if is_truth => (3, 1.0),
+            ScatterReduction::Amax => (2, f64::NEG_INFINITY),
+            ScatterReduction::Amin => (3, f64::INFINITY),
+        };
+        let start = (op.existing == Existing::Replaced).then(|| bits_of(dtype, start));
+        Change::Reduce(number, start)
+    }
+
+    /// `struct Reducing`.
+    fn words(self) -> [u64; 2] {
+        match self {
+            Change::Replace => [0, 0],
+            Change::Reduce(number, start) => {
+                [u64::from(number) | u64::from(start.is_some()) << 32, start.unwrap_or(0)]
+            }
+        }
+    }
+}
+
+/// One of the kernels over elements of all sizes.
+macro_rules! sized_name {
+    ($name:literal, $dtype:expr) => {
+        match $dtype.size_bytes() {
+            1 => concat!($name, "_1"),
+            2 => concat!($name, "_2"),
+            4 => concat!($name, "_4"),
+            _ => concat!($name, "_8"),
+        }
+    };
+}
+
+/// One of the kernels that reduce elements of a type in another one.
+macro_rules! reduce_name {
+    ($name:literal, $dtypes:expr) => {
+        match $dtypes {
+            [DType::F16, DType::F32] => concat!($name, "_f16_wide"),
+            [DType::BF16, DType::F32] => concat!($name, "_bf16_wide"),
+            [_, DType::F64] => concat!($name, "_f64"),
+            [_, DType::F32] => concat!($name, "_f32"),
+            [_, DType::F16] => concat!($name, "_f16"),
+            [_, DType::BF16] => concat!($name, "_bf16"),
+            [_, DType::I64] => concat!($name, "_i64"),
+            [_, DType::I32] => concat!($name, "_i32"),
+            [_, DType::U8] => concat!($name, "_byte"),
+            [_, DType::Bool] => concat!($name, "_boolean"),
+        }
+    };
+}
+
+/// `Ok` if kernels know the operation by name.
+pub(super) fn check(op: &'static str) -> Result<()> {
+    match Checked::Indices(op).number() {
+        Some(_) => Ok(()),
+        None => Err(TensorError::NoKernel { op, device: "cuda" }),
+    }
+}
+
+/// What arrives along a dimension, and where.
+pub(super) struct Arriving<'a> {
+    pub(super) index: DeviceOperand<'a>,
+    pub(super) index_strides: [usize; RANK_MAX],
+    /// Elements of this shape arrive; they lie in the source, or are all the same.
+    pub(super) shape: Shape,
+    pub(super) source: Option<DeviceOperand<'a>>,
+    pub(super) to: DeviceOperand<'a>,
+    pub(super) axis: usize,
+}
+
+impl<'a> Arriving<'a> {
+    fn of(op: &Line, source: DeviceOperand<'a>, operands: &CudaOperands<'a>) -> Self {
+        Arriving {
+            index: operands.read(0),
+            index_strides: op.index_strides,
+            shape: *source.layout().shape(),
+            source: Some(source),
+            to: operands.write(0),
+            axis: op.axis,
+        }
+    }
+
+    fn source_strides(&self) -> &[usize] {
+        self.source.map_or(&[0; RANK_MAX], |source| source.layout().strides())
+    }
+
+    /// `struct Steps`.
+    fn steps(&self) -> [u64; 5] {
+        let (axis, to) = (self.axis, self.to.layout());
+        let index_step = self.index_strides[axis];
+        [
+            self.shape[axis],
+            index_step,
+            self.source_strides()[axis],
+            to.strides()[axis],
+            to.shape()[axis],
+        ]
+        .map(|number| number as u64)
+    }
+
+    /// `struct Walk<3>` over the lines along the axis, in index, source and destination.
+    fn lines(&self) -> Vec<u64> {
+        let others = |strides: &[usize]| -> Vec<usize> {
+            let kept = (0..self.shape.len()).filter(|&axis| axis != self.axis);
+            kept.map(|axis| strides[axis]).collect()
+        };
+        let shape = self.shape.without(self.axis);
+        let strides = [&self.index_strides[..], self.source_strides(), self.to.layout().strides()]
+            .map(others);
+        let nest = Nest::new(&shape, strides.each_ref().map(Vec::as_slice));
+        walk_of(&nest, shape.element_count())
+    }
+
+    /// The destination's strides, from the start of each line.
+    fn line_starts(&self) -> [usize; RANK_MAX] {
+        let mut strides = super::strides(self.to.layout().strides());
+        strides[self.axis] = 0;
+        strides
+    }
+
+    /// Enqueues all, line by line; `bits` is what arrives if there is no source.
+    fn by_lines(&self, cuda: &Cuda, change: Change, bits: u64, dtypes: [DType; 2]) -> Result<()> {
+        let (steps, lines, reducing) = (self.steps(), self.lines(), change.words());
+        let source = self.source.map_or(Argument::Nothing, |source| source.to_read());
+        let [to, index] = [self.to.to_write(), self.index.to_read()];
+        let [steps, walk, reducing] = [&steps, &lines[..], &reducing].map(Argument::Words);
+        let grid = grid(lines[0] as usize);
+        if let Change::Replace = change {
+            let kernel = Signature {
+                name: sized_name!("replace_lines", dtypes[1]),
+                parameters: &[Write, Read, U64, Read, STEPS, WALK_OF_3],
+            };
+            let arguments = [to, source, Argument::U64(bits), index, steps, walk];
+            return cuda.launch(ARRIVALS, &kernel, grid, &arguments);
+        }
+        let kernel = Signature {
+            name: reduce_name!("reduce_lines", dtypes),
+            parameters: &[Write, Read, Read, REDUCING, STEPS, WALK_OF_3],
+        };
+        cuda.launch(ARRIVALS, &kernel, grid, &[to, source, index, reducing, steps, walk])
+    }
+
+    /// Enqueues sums of integers, element by element.
+    fn by_elements(&self, cuda: &Cuda, dtype: DType) -> Result<()> {
+        let rank = self.shape.len();
+        let starts = self.line_starts();
+        let strides = [&self.index_strides[..rank], self.source_strides(), &starts[..rank]];
+        let walk = walk_of(&Nest::new(&self.shape, strides), self.shape.element_count());
+        let steps = self.steps();
+        let name = if dtype == DType::I64 { "add_elements_i64" } else { "add_elements_i32" };
+        let kernel = Signature { name, parameters: &[Write, Read, Read, STEPS, WALK_OF_3] };
+        let arguments = [
+            self.to.to_write(),
+            self.source.map_or(Argument::Nothing, |source| source.to_read()),
+            self.index.to_read(),
+            Argument::Words(&steps),
+            Argument::Words(&walk),
+        ];
+        cuda.launch(ARRIVALS, &kernel, grid(self.shape.element_count()), &arguments)
+    }
+
+    /// Enqueues all, sorted by where it goes; `pairs` has room for two words for each.
+    fn sorted(
+        &self,
+        cuda: &Cuda,
+        pairs: &DeviceOperand<'_>,
+        change: Change,
+        dtypes: [DType; 2],
+    ) -> Result<()> {
+        let (rank, count) = (self.shape.len(), self.shape.element_count());
+        let (starts, steps) = (self.line_starts(), self.steps());
+        let strides = [&self.index_strides[..rank], &starts[..rank]];
+        let walk = walk_of(&Nest::new(&self.shape, strides), count);
+        let kernel =
+            Signature { name: "name_elements", parameters: &[Write, Read, STEPS, WALK_OF_2] };
+        let arguments = [
+            pairs.to_write(),
+            self.index.to_read(),
+            Argument::Words(&steps),
+            Argument::Words(&walk),
+        ];
+        cuda.launch(ARRIVALS, &kernel, grid(count), &arguments)?;
+        let sources = walk_of(&Nest::new(&self.shape, [self.source_strides()]), count);
+        let row = walk_of(&Nest::new(&Shape::new(&[]), [&[], &[]]), 1);
+        let source = self.source.expect("what is sorted has a source");
+        let sorted = Sorted { pairs: *pairs, count, sources, row, source, to: self.to };
+        sorted.arrive(cuda, change, dtypes)
+    }
+}
+
+/// Rows that arrive at places, of which pairs say which arrives where.
+struct Sorted<'a> {
+    pairs: DeviceOperand<'a>,
+    count: usize,
+    /// `struct Walk<1>` over what arrives, in the source.
+    sources: Vec<u64>,
+    /// `struct Walk<2>` over a row, in the destination and the source.
+    row: Vec<u64>,
+    source: DeviceOperand<'a>,
+    to: DeviceOperand<'a>,
+}
+
+impl Sorted<'_> {
+    /// Enqueues the sort of the pairs, and what arrives at each place.
+    fn arrive(&self, cuda: &Cuda, change: Change, dtypes: [DType; 2]) -> Result<()> {
+        sort_rows(cuda, &self.pairs, Form::Pairs, [1, self.count])?;
+        let [to, source, pairs] = [self.to.to_write(), self.source.to_read(), self.pairs.to_read()];
+        let count = Argument::U64(self.count as u64);
+        let reducing = change.words();
+        let [reducing, sources, row] =
+            [&reducing[..], &self.sources, &self.row].map(Argument::Words);
+        let grid = grid(self.count * self.row[0] as usize);
+        if let Change::Replace = change {
+            let kernel = Signature {
+                name: sized_name!("replace_sorted", dtypes[1]),
+                parameters: &[Write, Read, Read, U64, WALK_OF_1, WALK_OF_2],
+            };
+            let arguments = [to, source, pairs, count, sources, row];
+            return cuda.launch(ARRIVALS, &kernel, grid, &arguments);
+        }
+        let kernel = Signature {
+            name: reduce_name!("reduce_sorted", dtypes),
+            parameters: &[Write, Read, Read, U64, REDUCING, WALK_OF_1, WALK_OF_2],
+        };
+        let arguments = [to, source, pairs, count, reducing, sources, row];
+        cuda.launch(ARRIVALS, &kernel, grid, &arguments)
+    }
+}
+
+/// Enqueues what arrives along a dimension. Of an index that is no place, which sends nothing, who
+/// reads a value is told, unless the indices are known to be good.
+pub(super) fn arrive(
+    op: &Line,
+    change: Change,
+    dtypes: [DType; 2],
+    cuda: &Cuda,
+    operands: &CudaOperands<'_>,
+) -> Result<()> {
+    let arriving = Arriving::of(op, operands.read(1), operands);
+    if !op.is_trusted() {
+        let len = arriving.to.layout().shape()[op.axis];
+        check_indices(op.name, cuda, &arriving.index, len)?;
+    }
+    let adds = matches!(change, Change::Reduce(0, None));
+    if adds && matches!(dtypes[1], DType::I64 | DType::I32) {
+        return arriving.by_elements(cuda, dtypes[1]);
+    }
+    match operands.write_count() > 1 {
+        true => arriving.sorted(cuda, &operands.write(1), change, dtypes),
+        false => arriving.by_lines(cuda, change, 0, dtypes),
+    }
+}
+
+/// Enqueues a reduction of what arrives.
+pub(super) fn reduce(op: &ScatterReduce, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    arrive(&op.line, Change::of(op), op.dtypes, cuda, operands)
+}
+
+/// Enqueues the filling of the positions that indices name.
+pub(super) fn fill(op: &IndexFill, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    let (index, to) = (operands.read(0), operands.write(0));
+    check_indices("index_fill", cuda, &index, to.layout().shape()[op.axis])?;
+    let mut index_strides = [0; RANK_MAX];
+    index_strides[op.axis] = index.layout().strides()[0];
+    let arriving =
+        Arriving { index, index_strides, shape: op.shape, source: None, to, axis: op.axis };
+    arriving.by_lines(cuda, Change::Replace, bits_of(op.dtype, op.value), [op.dtype; 2])
+}
+
+impl Moves {
+    /// Enqueues the places that the first operands name in a tensor of this layout, `step` words
+    /// apart.
+    fn name_places(
+        &self,
+        op: &'static str,
+        (cuda, operands): (&Cuda, &CudaOperands<'_>),
+        of: &DeviceOperand<'_>,
+        (words, step): (&DeviceOperand<'_>, u64),
+    ) -> Result<()> {
+        let (shape, strides) = (of.layout().shape(), of.layout().strides());
+        let kernel = Signature {
+            name: "name_places",
+            parameters: &[Write, Read, U64, U32, WALK_OF_1, WALK_OF_1],
+        };
+        for number in 0..self.naming.index_count() {
+            let index = operands.read(number);
+            let axes = match self.naming {
+                Naming::Leading(_) => number..number + 1,
+                Naming::Whole => 0..shape.len(),
+            };
+            let named = Shape::new(&shape[axes.clone()]);
+            let len = named.element_count();
+            check_indices(op, cuda, &index, len)?;
+            let indices = walk(&self.named, [index.layout()]);
+            let dimensions = walk_of(&Nest::new(&named, [&strides[axes]]), len);
+            let arguments = [
+                words.to_write(),
+                index.to_read(),
+                Argument::U64(step),
+                Argument::U32(u32::from(number == 0)),
+                Argument::Words(&indices),
+                Argument::Words(&dimensions),
+            ];
+            cuda.launch(ARRIVALS, &kernel, grid(self.named.element_count()), &arguments)?;
+        }
+        Ok(())
+    }
+
+    /// The strides of the dimensions that no index counts through.
+    fn rest<'a>(&self, of: &DeviceOperand<'a>) -> &'a [usize] {
+        let layout = of.layout();
+        &layout.strides()[self.naming.named_rank(layout.shape().len())..]
+    }
+}
+
+/// Enqueues what the places hold.
+pub(super) fn take(op: &Take, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    let (x, y, words) = {
+        let x = operands.read(op.moves.naming.index_count());
+        (x, operands.write(0), operands.write(1))
+    };
+    op.moves.name_places(op.name, (cuda, operands), &x, (&words, 1))?;
+    let row = op.moves.row;
+    let walk = walk_of(&Nest::new(&row, [op.moves.rest(&x)]), row.element_count());
+    let kernel = Signature {
+        name: sized_name!("take_rows", op.dtype),
+        parameters: &[Write, Read, Read, U64, WALK_OF_1],
+    };
+    let len = op.moves.len();
+    let arguments = [
+        y.to_write(),
+        x.to_read(),
+        words.to_read(),
+        Argument::U64(len as u64),
+        Argument::Words(&walk),
+    ];
+    cuda.launch(ARRIVALS, &kernel, grid(len), &arguments)
+}
+
+/// Enqueues what arrives at the places.
+pub(super) fn put(op: &Put, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    let source = operands.read(op.moves.naming.index_count());
+    let [to, pairs] = [0, 1].map(|index| operands.write(index));
+    let Moves { named, row, .. } = op.moves;
+    op.moves.name_places(op.name, (cuda, operands), &to, (&pairs, 2))?;
+    let (of_places, of_row) = source.layout().strides().split_at(named.len());
+    let count = named.element_count();
+    let sorted = Sorted {
+        pairs,
+        count,
+        sources: walk_of(&Nest::new(&named, [of_places]), count),
+        row: walk_of(&Nest::new(&row, [op.moves.rest(&to), of_row]), row.element_count()),
+        source,
+        to,
+    };
+    sorted.arrive(cuda, op.arrival.into(), op.dtypes)
+}

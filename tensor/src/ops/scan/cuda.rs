@@ -1,0 +1,126 @@
+//! Scans on NVIDIA devices, see `scan.cu`.
+
+use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
+
+use super::Scan;
+use super::cpu::{Extent, Running, ScanOrder};
+use super::rows::{Backward, End, Extremes, LogCumSumExp};
+use crate::cuda::kernels::{SCAN, WALK_OF_1, grid, typed_name, walk};
+use crate::cuda::{Cuda, CudaOperands};
+use crate::dtype::DType;
+use crate::error::Result;
+use Parameter::{Read, U32, Words, Write};
+
+/// `struct Lines`.
+const LINES: Parameter = Words(3);
+
+/// Elements side by side from which on threads that take a line each read whole sectors.
+const COLUMNS_MIN: usize = 32;
+
+/// Threads of a block that takes a line, at most.
+const THREADS_MAX: usize = 512;
+
+/// The most blocks of a grid; each then takes several lines.
+const BLOCKS_MAX: usize = 1 << 16;
+
+/// The name of a kernel for elements of any type.
+macro_rules! any_name {
+    ($name:literal, $dtype:expr) => {
+        match $dtype {
+            DType::I64 => concat!($name, "_i64"),
+            DType::I32 => concat!($name, "_i32"),
+            DType::U8 => concat!($name, "_byte"),
+            DType::Bool => concat!($name, "_boolean"),
+            dtype => typed_name!($name, dtype),
+        }
+    };
+}
+
+fn lines(of: &Extent) -> [u64; 3] {
+    [of.before, of.along, of.after].map(|len| len as u64)
+}
+
+/// One of two kernels, by lines and by columns, and its grid.
+fn either(of: &Extent, [by_lines, by_columns]: [&'static str; 2]) -> (&'static str, Grid) {
+    let lines = of.before * of.after;
+    if of.after >= COLUMNS_MIN {
+        return (by_columns, grid(lines));
+    }
+    let threads = of.along.next_multiple_of(32).clamp(32, THREADS_MAX);
+    (by_lines, Grid::row(lines.min(BLOCKS_MAX) as u32, threads as u32))
+}
+
+/// Enqueues running sums or products.
+pub(super) fn scan(op: &Scan, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    let (x, y) = (operands.read(0), operands.write(0));
+    let dtype = op.dtype;
+    let (name, grid) = match op.running {
+        Running::Sum => {
+            let names = [any_name!("sums_lines", dtype), any_name!("sums_columns", dtype)];
+            either(&op.extent, names)
+        }
+        Running::Product => {
+            let lines = op.extent.before * op.extent.after;
+            (any_name!("products_columns", dtype), grid(lines))
+        }
+    };
+    let (lines, walk) = (lines(&op.extent), walk(x.layout().shape(), [x.layout()]));
+    let kernel = Signature { name, parameters: &[Write, Read, LINES, U32, WALK_OF_1] };
+    let is_backwards = Argument::U32(u32::from(op.direction == ScanOrder::Backwards));
+    let arguments =
+        [y.to_write(), x.to_read(), Argument::Words(&lines), is_backwards, Argument::Words(&walk)];
+    cuda.launch(SCAN, &kernel, grid, &arguments)
+}
+
+/// Enqueues running extremes and their positions.
+pub(super) fn extremes(op: &Extremes, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+    let (x, [y, positions]) = (operands.read(0), [0, 1].map(|index| operands.write(index)));
+    let names = [any_name!("extremes_lines", op.dtype), any_name!("extremes_columns", op.dtype)];
+    let (name, grid) = either(&op.extent, names);
+    let (lines, walk) = (lines(&op.extent), walk(x.layout().shape(), [x.layout()]));
+    let kernel = Signature { name, parameters: &[Write, Write, Read, LINES, U32, WALK_OF_1] };
+    let arguments = [
+        y.to_write(),
+        positions.to_write(),
+        x.to_read(),
+        Argument::Words(&lines),
+        Argument::U32(u32::from(op.end == End::Largest)),
+        Argument::Words(&walk),
+    ];
+    cuda.launch(SCAN, &kernel, grid, &arguments)
+}
+
+/// Enqueues running logarithms of sums of exponentials.
+pub(super) fn log_cumsum_exp(
+    op: &LogCumSumExp,
+    cuda: &Cuda,
+    operands: &CudaOperands<'_>,
+) -> Result<()> {
+    let (x, y) = (operands.read(0), operands.write(0));
+    let names =
+        [typed_name!("log_sum_exp_lines", op.dtype), typed_name!("log_sum_exp_columns", op.dtype)];
+    let (name, grid) = either(&op.extent, names);
+    let (lines, walk) = (lines(&op.extent), walk(x.layout().shape(), [x.layout()]));
+    let kernel = Signature { name, parameters: &[Write, Read, LINES, WALK_OF_1] };
+    let words = [Argument::Words(&lines), Argument::Words(&walk)];
+    cuda.launch(SCAN, &kernel, grid, &[y.to_write(), x.to_read(), words[0], words[1]])
+}
+
+/// Enqueues their gradient.
+pub(super) fn log_cumsum_exp_backward(
+    op: &Backward,
+    cuda: &Cuda,
+    operands: &CudaOperands<'_>,
+) -> Result<()> {
+    let ([dy, x, y], dx) = ([0, 1, 2].map(|index| operands.read(index)), operands.write(0));
+    let names = [
+        typed_name!("log_sum_exp_backward_lines", op.dtype),
+        typed_name!("log_sum_exp_backward_columns", op.dtype),
+    ];
+    let (name, grid) = either(&op.extent, names);
+    let lines = lines(&op.extent);
+    let kernel = Signature { name, parameters: &[Write, Read, Read, Read, LINES] };
+    let arguments =
+        [dx.to_write(), dy.to_read(), x.to_read(), y.to_read(), Argument::Words(&lines)];
+    cuda.launch(SCAN, &kernel, grid, &arguments)
+}
