@@ -1,6 +1,7 @@
 //! `scoreboard names SUITE` prints the operations that a suite's script is to make cases for.
 //! `scoreboard run SUITE CASES OUT` runs the cases of a folder and writes `OUT.jsonl`, `OUT.md`,
-//! and the suite's rows of the table in the README, `OUT.rows`.
+//! and the suite's rows of the table in the README, `OUT.rows`. With `--device cuda` at the end
+//! they run on the first NVIDIA device.
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +12,8 @@ use std::process::ExitCode;
 use lowtide_scoreboard::ops;
 use lowtide_scoreboard::report::Report;
 use lowtide_scoreboard::transformers;
+#[cfg(feature = "cuda")]
+use lowtide_tensor::{Device, cuda::CudaOptions};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -32,8 +35,18 @@ fn main() -> ExitCode {
         ["names", "onnx"] => Ok(true),
         // Its script knows its models; those that lowtide cannot build count as missing.
         ["names", transformers::SUITE] => Ok(true),
-        ["run", suite, cases, out] => run(suite, Path::new(cases), Path::new(out)),
-        _ => Err("usage: scoreboard names SUITE | scoreboard run SUITE CASES OUT".to_owned()),
+        ["run", suite, cases, out] => {
+            Report::of_folder(suite, Path::new(cases)).and_then(|report| write(&report, out))
+        }
+        #[cfg(feature = "cuda")]
+        ["run", suite, cases, out, "--device", "cuda"] => {
+            let device = Device::cuda(0, CudaOptions::default()).map_err(|error| error.to_string());
+            let report =
+                device.and_then(|device| Report::of_folder_on(suite, Path::new(cases), &device));
+            report.and_then(|report| write(&report, out))
+        }
+        _ => Err("usage: scoreboard names SUITE | scoreboard run SUITE CASES OUT [--device cuda]"
+            .to_owned()),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
@@ -46,10 +59,9 @@ fn main() -> ExitCode {
 }
 
 /// `Ok(false)` where a case failed.
-fn run(suite: &str, cases: &Path, out: &Path) -> Result<bool, String> {
-    let report = Report::of_folder(suite, cases)?;
+fn write(report: &Report, out: &str) -> Result<bool, String> {
     let write = |extension: &str, text: &str| {
-        let path: PathBuf = out.with_extension(extension);
+        let path: PathBuf = Path::new(out).with_extension(extension);
         fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
     };
     write("jsonl", &report.lines())?;

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
 
-use lowtide_tensor::DType;
+use lowtide_tensor::{DType, Device};
 use serde_json::json;
 
-use crate::case::{self, Cases, Kind};
+use crate::case::{self, Case, Cases, Kind};
 use crate::onnx;
 use crate::ops::{self, MISSING, Missing};
 use crate::outcome::{Law, Outcome, Reason, Verdict};
@@ -80,6 +80,26 @@ impl Report {
     /// # Errors
     /// One line about a file that cannot be read.
     pub fn of_folder(suite: &str, folder: &Path) -> Result<Self, String> {
+        Self::of_folder_by(suite, folder, run::run)
+    }
+
+    /// [`Report::of_folder`] on a device of another kind.
+    ///
+    /// # Errors
+    /// Those of [`Report::of_folder`]; `transformers`, whose cases are whole runs, is not run
+    /// there.
+    pub fn of_folder_on(suite: &str, folder: &Path, device: &Device) -> Result<Self, String> {
+        if suite == transformers::SUITE {
+            return Err(format!("{suite} runs on the processor alone"));
+        }
+        Self::of_folder_by(suite, folder, |case, bytes| run::run_on(case, bytes, device))
+    }
+
+    fn of_folder_by(
+        suite: &str,
+        folder: &Path,
+        run: impl Fn(&Case, &[u8]) -> Verdict,
+    ) -> Result<Self, String> {
         let mut lines = Vec::new();
         for file in Cases::files(folder)? {
             let Cases { cases, bytes } = Cases::read(&file)?;
@@ -88,7 +108,7 @@ impl Report {
                     lines.extend(transformers::lines(&case, &bytes, folder));
                     continue;
                 }
-                let verdict = run::run(&case, &bytes);
+                let verdict = run(&case, &bytes);
                 let has_gradient = !case.wants_gradient.is_empty();
                 let (op, name, kind) = (case.op, case.name, case.kind);
                 let (dtype, index) = (case.dtype, case.index);

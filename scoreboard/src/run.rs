@@ -51,8 +51,31 @@ pub(crate) fn sim(threads: usize) -> Device {
     Device::sim(spec).expect("a simulation takes nothing")
 }
 
-/// The verdict on a case of `file`.
+/// The verdict on a case of `file`, on the processor.
 pub fn run(case: &Case, file: &[u8]) -> Verdict {
+    look(case, file, &cpu(2), |adapter, found, reads| {
+        let allocations = guarded(|| allocation_law(adapter, (case, file), reads));
+        let bits = guarded(|| bits_law(adapter, (case, file), found));
+        [allocations, bits].map(|law| law.unwrap_or_else(Law::Broken))
+    })
+}
+
+/// The verdict on a case of `file` on a device of another kind: a simulation of the device has to
+/// make its allocations, and a second run its bits.
+pub fn run_on(case: &Case, file: &[u8], device: &Device) -> Verdict {
+    look(case, file, device, |adapter, found, reads| {
+        let laws = guarded(|| laws_of_device(adapter, (case, file), device, found, reads));
+        laws.unwrap_or_else(|panic| [Law::Broken(panic), Law::Unknown])
+    })
+}
+
+/// The verdict on a case on a device; `laws` are looked at where it has results.
+fn look(
+    case: &Case,
+    file: &[u8],
+    device: &Device,
+    laws: impl FnOnce(Adapter, &Found, &Reads) -> [Law; 2],
+) -> Verdict {
     let unlooked = |outcome| Verdict { outcome, allocations: Law::Unknown, bits: Law::Unknown };
     if let Some(why) = &case.unusable {
         return unlooked(Outcome::NotApplicable(Reason::PeerCannot, why.clone()));
@@ -64,7 +87,7 @@ pub fn run(case: &Case, file: &[u8]) -> Verdict {
         return unlooked(Outcome::NotApplicable(Reason::Form, why));
     };
     let reads = Reads::default();
-    let found = guarded(|| execute(adapter, (case, file), &cpu(2), &reads));
+    let found = guarded(|| execute(adapter, (case, file), device, &reads));
     match case.kind {
         Kind::Error => unlooked(judge_error(case, found.map(|found| found.map(drop)))),
         Kind::Sample | Kind::Strided | Kind::Function => {
@@ -73,13 +96,8 @@ pub fn run(case: &Case, file: &[u8]) -> Verdict {
                 Ok(Err(stop)) => return unlooked(judge_stop(case, stop)),
                 Err(panic) => return unlooked(Outcome::Failed(panic)),
             };
-            Verdict {
-                outcome: judge(case, file, &found),
-                allocations: guarded(|| allocation_law(adapter, (case, file), &reads))
-                    .unwrap_or_else(Law::Broken),
-                bits: guarded(|| bits_law(adapter, (case, file), &found))
-                    .unwrap_or_else(Law::Broken),
-            }
+            let [allocations, bits] = laws(adapter, &found, &reads);
+            Verdict { outcome: judge(case, file, &found), allocations, bits }
         }
     }
 }
@@ -343,6 +361,46 @@ fn allocation_law(adapter: Adapter, case: (&Case, &[u8]), reads: &Reads) -> Law 
         (_, Err(Stop::Error { message, .. })) => Law::Broken(format!("simulated: {message}")),
         _ => Law::Unknown,
     }
+}
+
+/// What a device was asked for after the record of this number, with everything but the place in
+/// the program.
+fn moves_since(device: &Device, last: Option<u64>) -> impl PartialEq + use<> {
+    let history = device.allocator().history();
+    let since = history.records().iter().filter(|record| Some(record.sequence) > last);
+    since.map(|r| (r.action, r.category, r.offset, r.size_bytes)).collect::<Vec<_>>()
+}
+
+fn laws_of_device(
+    adapter: Adapter,
+    case: (&Case, &[u8]),
+    device: &Device,
+    found: &Found,
+    reads: &Reads,
+) -> [Law; 2] {
+    let simulation = device.simulate();
+    let run = |device: &Device| {
+        let last = device.allocator().history().records().last().map(|record| record.sequence);
+        let found = execute(adapter, case, device, &reads.again());
+        // Before it is read, which waits, as a simulation never does.
+        let moves = moves_since(device, last);
+        (found.map(|found| found.bytes()), moves)
+    };
+    let ((again, real), (simulated, planned)) = (run(device), run(&simulation));
+    let allocations = match simulated {
+        Ok(_) if planned == real => Law::Kept,
+        Ok(_) => Law::Broken("the allocations differ".to_owned()),
+        // A result that is a value of the program, such as whether two tensors are equal.
+        Err(Stop::Error { is_unavailable: true, .. }) => Law::Unknown,
+        Err(Stop::Error { message, .. }) => Law::Broken(format!("simulated: {message}")),
+        Err(Stop::NotApplicable(..)) => Law::Unknown,
+    };
+    let bits = match (again, found.bytes()) {
+        (Ok(Ok(again)), Ok(found)) if again == found => Law::Kept,
+        (Ok(Ok(_)), Ok(_)) => Law::Broken("two runs differ".to_owned()),
+        _ => Law::Broken("an error in a second run".to_owned()),
+    };
+    [allocations, bits]
 }
 
 fn bits_law(adapter: Adapter, case: (&Case, &[u8]), found: &Found) -> Law {

@@ -113,8 +113,9 @@ impl Section {
     }
 }
 
-/// The packages that have a feature `cuda`, which is on in tests.
-const WITH_CUDA: [&str; 3] = ["lowtide-allocator", "lowtide-tensor", "lowtide-trainer"];
+/// The packages with tests that run on the pretend driver.
+const WITH_CUDA: [&str; 5] =
+    ["lowtide-allocator", "lowtide-tensor", "lowtide-nn", "lowtide-trainer", "lowtide-scoreboard"];
 
 /// The sections of a run, and the names of those left out with the reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -122,13 +122,14 @@ fn cuda_is_tested_with_the_crates_that_have_it_and_with_everything() {
         assert_eq!(at.is_some(), without, "what is tested with it is read without it");
         at.map(|at| arguments[at + 1].clone())
     };
-    let crates = ["lowtide-allocator", "lowtide-tensor", "lowtide-trainer"];
-    let all = crates.map(|name| format!("{name}/pretend")).join(",");
+    let crates = ["allocator", "tensor", "nn", "trainer", "scoreboard"];
+    let all = crates.map(|name| format!("lowtide-{name}/pretend")).join(",");
     assert_eq!(features(None), Some(all));
-    assert_eq!(features(Some("lowtide-allocator")), Some("pretend".to_owned()));
-    assert_eq!(features(Some("lowtide-tensor")), Some("pretend".to_owned()));
-    assert_eq!(features(Some("lowtide-trainer")), Some("pretend".to_owned()));
-    assert_eq!(features(Some("lowtide-nn")), None);
+    for name in crates {
+        let name = format!("lowtide-{name}");
+        assert_eq!(features(Some(&name)), Some("pretend".to_owned()), "{name}");
+    }
+    assert_eq!(features(Some("lowtide-data")), None);
 }
 
 #[test]
