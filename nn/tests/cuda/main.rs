@@ -11,7 +11,7 @@ mod layer_list;
 mod zoo;
 
 use lowtide_allocator::cuda::CudaDevice;
-use lowtide_allocator::cuda::pretend::{TestDriver, Turn, Watch};
+use lowtide_allocator::cuda::pretend::{TestDriver, Turn};
 use lowtide_autograd::{Attempt, LeafId, Pass};
 use lowtide_nn::NnResult as Result;
 use lowtide_nn::optim::{Optimizer, Sgd, SgdOptions};
@@ -22,18 +22,8 @@ use common::{KEY, cpu, f64s};
 use layer_list::{Layer, all};
 use zoo::{Trained, ZOO, fill};
 
-const PAGE_BYTES: usize = 2 << 20;
-
-const DRIVER: TestDriver<'_> = TestDriver {
-    package: env!("CARGO_MANIFEST_DIR"),
-    scratch: env!("CARGO_TARGET_TMPDIR"),
-    kernels: &["../tensor/src"],
-    // The tests of tensors watch the accesses.
-    watch: Watch::Barriers,
-    capacity_bytes: 64 << 20,
-    page_bytes: PAGE_BYTES,
-    context_bytes: PAGE_BYTES,
-};
+const DRIVER: TestDriver<'_> =
+    TestDriver::of_tensors(env!("CARGO_MANIFEST_DIR"), env!("CARGO_TARGET_TMPDIR"));
 
 /// The types of parameters, with how far apart results of both devices may be, relative to their
 /// size and at least to 1: sums in another order, and for half types a few roundings, each of

@@ -4,25 +4,15 @@
 use std::path::PathBuf;
 
 use lowtide_allocator::cuda::CudaDevice;
-use lowtide_allocator::cuda::pretend::{TestDriver, Watch};
+use lowtide_allocator::cuda::pretend::TestDriver;
 use lowtide_scoreboard::case::{Cases, Kind};
 use lowtide_scoreboard::outcome::{Law, Outcome};
 use lowtide_scoreboard::run;
 use lowtide_tensor::Device;
 use lowtide_tensor::cuda::CudaOptions;
 
-const PAGE_BYTES: usize = 2 << 20;
-
-const DRIVER: TestDriver<'_> = TestDriver {
-    package: env!("CARGO_MANIFEST_DIR"),
-    scratch: env!("CARGO_TARGET_TMPDIR"),
-    kernels: &["../tensor/src"],
-    // The tests of tensors watch the accesses.
-    watch: Watch::Barriers,
-    capacity_bytes: 64 << 20,
-    page_bytes: PAGE_BYTES,
-    context_bytes: PAGE_BYTES,
-};
+const DRIVER: TestDriver<'_> =
+    TestDriver::of_tensors(env!("CARGO_MANIFEST_DIR"), env!("CARGO_TARGET_TMPDIR"));
 
 /// Names of operations that have no kernel, with the reason.
 const WITHOUT: [(&str, &str); 0] = [];

@@ -8,8 +8,8 @@ use toml::Table;
 use super::options::{Key, Kind};
 use super::{AugmentRecipe, DataRecipe, ModelRecipe, OptimizerRecipe, TrainRecipe};
 
-/// The kinds of optimizers.
-const OPTIMIZERS: [&str; 15] = [
+/// The kinds of optimizers, as recipes name them.
+pub const OPTIMIZERS: [&str; 15] = [
     "adam",
     "adamw",
     "amsgrad",

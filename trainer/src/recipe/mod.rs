@@ -29,7 +29,7 @@ pub use data::{
     RandomTokensRecipe, Samples, SegmentationFolderRecipe, TarShardsRecipe, TextRecipe,
     TokenFileRecipe,
 };
-pub use help::help;
+pub use help::{OPTIMIZERS, help};
 pub use model::{
     DeepCnnRecipe, GptRecipe, LstmRecipe, MlpRecipe, ModelRecipe, ResNetRecipe, Seq2SeqRecipe,
     SimpleCnnRecipe, UNetRecipe, ViTRecipe,

@@ -2,7 +2,7 @@
 
 use lowtide_tensor::{CpuOptions, Device};
 use lowtide_trainer::Precision;
-use lowtide_trainer::recipe::{Recipe, RecipeData};
+use lowtide_trainer::recipe::{OPTIMIZERS, Recipe, RecipeData};
 
 use crate::common::Losses;
 use crate::gpu::Gpu;
@@ -64,22 +64,7 @@ fn every_recipe_trains_in_half_types_as_on_the_processor_and_as_planned() {
 #[test]
 fn every_optimizer_of_a_recipe_trains_as_on_the_processor_and_as_planned() {
     let Some(gpu) = Gpu::pretend() else { return };
-    for kind in [
-        "adam",
-        "amsgrad",
-        "nadam",
-        "radam",
-        "adamax",
-        "adadelta",
-        "rprop",
-        "sgd",
-        "rms-prop",
-        "adagrad",
-        "lion",
-        "lamb",
-        "adafactor",
-        "muon",
-    ] {
+    for kind in OPTIMIZERS {
         let of_kind = format!("optimizer.kind={kind}");
         check(&gpu, kind, &recipe("digits-mlp", &["model.hidden=[16, 16]", &of_kind]), TOLERANCE);
     }

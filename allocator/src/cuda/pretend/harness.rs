@@ -42,7 +42,23 @@ pub struct TestDriver<'a> {
     pub context_bytes: usize,
 }
 
-impl TestDriver<'_> {
+impl<'a> TestDriver<'a> {
+    /// For the tests of a crate that computes with tensors, in a folder beside theirs: a device of
+    /// 64 MiB in pages of 2 MiB, whose kernels have their barriers watched. That they stay inside
+    /// their memory is for the tests of tensors to see.
+    pub const fn of_tensors(package: &'a str, scratch: &'a str) -> Self {
+        const PAGE_BYTES: usize = 2 << 20;
+        TestDriver {
+            package,
+            scratch,
+            kernels: &["../tensor/src"],
+            watch: Watch::Barriers,
+            capacity_bytes: 64 << 20,
+            page_bytes: PAGE_BYTES,
+            context_bytes: PAGE_BYTES,
+        }
+    }
+
     /// Any driver, a real one where the tests run on the system's; `None`, said aloud, where there
     /// is none.
     ///

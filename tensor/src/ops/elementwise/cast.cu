@@ -3,20 +3,6 @@
 // wraps into a narrower one; what is not 0, NaN too, becomes true. A thread takes every n-th element
 // of the walk; grids of one row.
 
-struct boolean {
-  u8 byte;
-};
-
-// An element as all of its numbers fit into it: half types in f32, integers in i64.
-__device__ inline float wide(f32 x) { return x; }
-__device__ inline double wide(f64 x) { return x; }
-__device__ inline float wide(f16 x) { return widened(x); }
-__device__ inline float wide(bf16 x) { return widened(x); }
-__device__ inline i64 wide(i64 x) { return x; }
-__device__ inline i64 wide(i32 x) { return (i64)x; }
-__device__ inline i64 wide(u8 x) { return (i64)x; }
-__device__ inline i64 wide(boolean x) { return x.byte != 0; }
-
 __device__ inline void put(f32& y, double x) { y = (float)x; }
 __device__ inline void put(f32& y, float x) { y = x; }
 __device__ inline void put(f32& y, i64 x) { y = (float)x; }
@@ -37,13 +23,13 @@ __device__ inline void put(u8& y, double x) { y = (u8)truncated(x); }
 __device__ inline void put(u8& y, float x) { y = (u8)truncated((double)x); }
 __device__ inline void put(u8& y, i64 x) { y = (u8)x; }
 template <typename X>
-__device__ inline void put(boolean& y, X x) { y.byte = x != 0 ? 1 : 0; }
+__device__ inline void put(bool& y, X x) { y = x != 0; }
 
 template <typename Y, typename X>
 __device__ inline void cast(Y* y, const X* x, const Walk<2>& walk) {
   for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
     Places<2> at = places(walk, i);
-    put(y[at.at[0]], wide(x[at.at[1]]));
+    put(y[at.at[0]], widened(x[at.at[1]]));
   }
 }
 
@@ -60,7 +46,7 @@ __device__ inline void cast(Y* y, const X* x, const Walk<2>& walk) {
   STAMP(X, x_name, i64, i64)        \
   STAMP(X, x_name, i32, i32)        \
   STAMP(X, x_name, u8, u8)          \
-  STAMP(X, x_name, boolean, bool)
+  STAMP(X, x_name, bool, bool)
 
 STAMP_FROM(f64, f64)
 STAMP_FROM(f32, f32)
@@ -69,4 +55,4 @@ STAMP_FROM(bf16, bf16)
 STAMP_FROM(i64, i64)
 STAMP_FROM(i32, i32)
 STAMP_FROM(u8, u8)
-STAMP_FROM(boolean, bool)
+STAMP_FROM(bool, bool)

@@ -6,31 +6,7 @@
 // place and the number of what arrives, and a thread takes all of them. Integers that are added up
 // have no order: there a thread takes every n-th element.
 
-typedef u8 byte;
-struct boolean {
-  u8 byte;
-};
-
 const u64 NOWHERE = ~0ull;
-
-// An element as reductions compute it.
-__device__ inline float wide(f32 x) { return x; }
-__device__ inline double wide(f64 x) { return x; }
-__device__ inline float wide(f16 x) { return widened(x); }
-__device__ inline float wide(bf16 x) { return widened(x); }
-__device__ inline i64 wide(i64 x) { return x; }
-__device__ inline i64 wide(i32 x) { return (i64)x; }
-__device__ inline i64 wide(u8 x) { return (i64)x; }
-__device__ inline i64 wide(boolean x) { return x.byte != 0; }
-
-__device__ inline void put(f32& y, float x) { y = x; }
-__device__ inline void put(f64& y, double x) { y = x; }
-__device__ inline void put(f16& y, float x) { set(y, x); }
-__device__ inline void put(bf16& y, float x) { set(y, x); }
-__device__ inline void put(i64& y, i64 x) { y = x; }
-__device__ inline void put(i32& y, i64 x) { y = (i32)x; }
-__device__ inline void put(u8& y, i64 x) { y = (u8)x; }
-__device__ inline void put(boolean& y, i64 x) { y.byte = x != 0 ? 1 : 0; }
 
 __device__ inline i64 sum(i64 a, i64 b) { return (i64)((u64)a + (u64)b); }
 __device__ inline i64 product(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
@@ -73,7 +49,7 @@ __device__ inline bf16 of_bits(u64 bits, bf16) { return {(u16)bits}; }
 __device__ inline i64 of_bits(u64 bits, i64) { return (i64)bits; }
 __device__ inline i32 of_bits(u64 bits, i32) { return (i32)bits; }
 __device__ inline u8 of_bits(u64 bits, u8) { return (u8)bits; }
-__device__ inline boolean of_bits(u64 bits, boolean) { return {(u8)bits}; }
+__device__ inline bool of_bits(u64 bits, bool) { return bits != 0; }
 
 // Along the dimension of the indices: how far each tensor goes for a step.
 struct Steps {
@@ -116,8 +92,8 @@ __device__ inline void reduce_lines(D* to, const S* source, const i64* index,
       i64 place = index[at.at[0] + (i64)t * steps.index];
       if ((u64)place >= steps.to_len) continue;
       D& y = to[at.at[2] + place * steps.to];
-      auto x = (decltype(wide(D())))wide(source[at.at[1] + (i64)t * steps.source]);
-      put(y, reduced(reducing.reduction, wide(y), x));
+      auto x = (decltype(widened(D())))widened(source[at.at[1] + (i64)t * steps.source]);
+      set(y, reduced(reducing.reduction, widened(y), x));
     }
   }
 }
@@ -230,8 +206,8 @@ struct Reduce {
     D y = reducing.has_start != 0 ? of_bits(reducing.start, D()) : place;
     for (u64 at = first; at < end; at++) {
       i64 from = places(sources, pairs[2 * at + 1]).at[0];
-      auto x = (decltype(wide(D())))wide(source[from + of_row.at[1]]);
-      put(y, reduced(reducing.reduction, wide(y), x));
+      auto x = (decltype(widened(D())))widened(source[from + of_row.at[1]]);
+      set(y, reduced(reducing.reduction, widened(y), x));
     }
     place = y;
   }
@@ -273,5 +249,5 @@ STAMP_REDUCE(f16_wide, f16, f32)
 STAMP_REDUCE(bf16_wide, bf16, f32)
 STAMP_REDUCE(i64, i64, i64)
 STAMP_REDUCE(i32, i32, i32)
-STAMP_REDUCE(byte, byte, byte)
-STAMP_REDUCE(boolean, boolean, boolean)
+STAMP_REDUCE(u8, u8, u8)
+STAMP_REDUCE(bool, bool, bool)

@@ -89,8 +89,8 @@ macro_rules! reduce_name {
             [_, DType::BF16] => concat!($name, "_bf16"),
             [_, DType::I64] => concat!($name, "_i64"),
             [_, DType::I32] => concat!($name, "_i32"),
-            [_, DType::U8] => concat!($name, "_byte"),
-            [_, DType::Bool] => concat!($name, "_boolean"),
+            [_, DType::U8] => concat!($name, "_u8"),
+            [_, DType::Bool] => concat!($name, "_bool"),
         }
     };
 }

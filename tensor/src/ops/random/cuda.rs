@@ -29,7 +29,7 @@ pub(super) fn random(op: &Random, cuda: &Cuda, operands: &CudaOperands<'_>) -> R
         let name = match op.dtype {
             DType::I64 => "random_truths_i64",
             DType::I32 => "random_truths_i32",
-            _ => "random_truths_byte",
+            _ => "random_truths_u8",
         };
         let kernel = Signature { name, parameters: &[Write, STREAM, F64, WALK_OF_1] };
         return cuda.launch(RANDOM_INTEGERS, &kernel, grid, &[y, stream, Argument::F64(p), walk]);
@@ -57,7 +57,7 @@ pub(super) fn integers(
         DType::BF16 => "random_integers_bf16",
         DType::I64 => "random_integers_i64",
         DType::I32 => "random_integers_i32",
-        DType::U8 | DType::Bool => "random_integers_byte",
+        DType::U8 | DType::Bool => "random_integers_u8",
     };
     let kernel = Signature { name, parameters: &[Write, STREAM, I64, U64, WALK_OF_1] };
     let arguments = [

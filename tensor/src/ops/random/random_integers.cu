@@ -1,7 +1,5 @@
 // Whole numbers of a key's stream, and truth values: see `random.cu`.
 
-typedef u8 byte;
-
 // The upper half of the product of 64 bits each.
 __device__ inline u64 product_high(u64 a, u64 b) {
   u64 a0 = (u32)a, a1 = a >> 32, b0 = (u32)b, b1 = b >> 32;
@@ -15,7 +13,7 @@ __device__ inline void put(f16& y, i64 x) { set(y, (float)x); }
 __device__ inline void put(bf16& y, i64 x) { set(y, (float)x); }
 __device__ inline void put(i64& y, i64 x) { y = x; }
 __device__ inline void put(i32& y, i64 x) { y = (i32)x; }
-__device__ inline void put(byte& y, i64 x) { y = (byte)x; }
+__device__ inline void put(u8& y, i64 x) { y = (u8)x; }
 
 // Element i is one of the `count` numbers from `low` on, made of block i of the stream.
 template <typename Y>
@@ -39,7 +37,7 @@ STAMP(f16)
 STAMP(bf16)
 STAMP(i64)
 STAMP(i32)
-STAMP(byte)
+STAMP(u8)
 
 // 1 with probability p, 0 else: of word i % 4 of block i / 4.
 template <typename Y>
@@ -59,4 +57,4 @@ __device__ inline void truths(Y* y, const Stream& stream, double p, const Walk<1
   }
 STAMP_TRUTHS(i64)
 STAMP_TRUTHS(i32)
-STAMP_TRUTHS(byte)
+STAMP_TRUTHS(u8)

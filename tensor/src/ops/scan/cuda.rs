@@ -7,7 +7,6 @@ use super::cpu::{Extent, Running, ScanOrder};
 use super::rows::{Backward, End, Extremes, LogCumSumExp};
 use crate::cuda::kernels::{SCAN, WALK_OF_1, grid, typed_name, walk};
 use crate::cuda::{Cuda, CudaOperands};
-use crate::dtype::DType;
 use crate::error::Result;
 use Parameter::{Read, U32, Words, Write};
 
@@ -22,19 +21,6 @@ const THREADS_MAX: usize = 512;
 
 /// The most blocks of a grid; each then takes several lines.
 const BLOCKS_MAX: usize = 1 << 16;
-
-/// The name of a kernel for elements of any type.
-macro_rules! any_name {
-    ($name:literal, $dtype:expr) => {
-        match $dtype {
-            DType::I64 => concat!($name, "_i64"),
-            DType::I32 => concat!($name, "_i32"),
-            DType::U8 => concat!($name, "_byte"),
-            DType::Bool => concat!($name, "_boolean"),
-            dtype => typed_name!($name, dtype),
-        }
-    };
-}
 
 fn lines(of: &Extent) -> [u64; 3] {
     [of.before, of.along, of.after].map(|len| len as u64)
@@ -56,12 +42,12 @@ pub(super) fn scan(op: &Scan, cuda: &Cuda, operands: &CudaOperands<'_>) -> Resul
     let dtype = op.dtype;
     let (name, grid) = match op.running {
         Running::Sum => {
-            let names = [any_name!("sums_lines", dtype), any_name!("sums_columns", dtype)];
+            let names = [typed_name!("sums_lines", dtype), typed_name!("sums_columns", dtype)];
             either(&op.extent, names)
         }
         Running::Product => {
             let lines = op.extent.before * op.extent.after;
-            (any_name!("products_columns", dtype), grid(lines))
+            (typed_name!("products_columns", dtype), grid(lines))
         }
     };
     let (lines, walk) = (lines(&op.extent), walk(x.layout().shape(), [x.layout()]));
@@ -75,7 +61,8 @@ pub(super) fn scan(op: &Scan, cuda: &Cuda, operands: &CudaOperands<'_>) -> Resul
 /// Enqueues running extremes and their positions.
 pub(super) fn extremes(op: &Extremes, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let (x, [y, positions]) = (operands.read(0), [0, 1].map(|index| operands.write(index)));
-    let names = [any_name!("extremes_lines", op.dtype), any_name!("extremes_columns", op.dtype)];
+    let names =
+        [typed_name!("extremes_lines", op.dtype), typed_name!("extremes_columns", op.dtype)];
     let (name, grid) = either(&op.extent, names);
     let (lines, walk) = (lines(&op.extent), walk(x.layout().shape(), [x.layout()]));
     let kernel = Signature { name, parameters: &[Write, Write, Read, LINES, U32, WALK_OF_1] };

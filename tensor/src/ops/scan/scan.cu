@@ -8,25 +8,20 @@
 // columns, a thread takes a line, one element after the other, and neighbours take what lies side
 // by side.
 
-typedef u8 byte;
-struct boolean {
-  u8 byte;
-};
-
 struct Lines {
   u64 before;
   u64 along;
   u64 after;
 };
 
-__device__ inline double wide(f32 x) { return (double)x; }
-__device__ inline double wide(f64 x) { return x; }
-__device__ inline double wide(f16 x) { return (double)widened(x); }
-__device__ inline double wide(bf16 x) { return (double)widened(x); }
-__device__ inline i64 wide(i64 x) { return x; }
-__device__ inline i64 wide(i32 x) { return (i64)x; }
-__device__ inline i64 wide(u8 x) { return (i64)x; }
-__device__ inline i64 wide(boolean x) { return x.byte != 0; }
+// What an element is accumulated in: f64, or i64.
+__device__ inline double accumulated(float x) { return (double)x; }
+__device__ inline double accumulated(double x) { return x; }
+__device__ inline i64 accumulated(i64 x) { return x; }
+template <typename X>
+__device__ inline auto wide(X x) {
+  return accumulated(widened(x));
+}
 
 __device__ inline void put(f64& y, double x) { y = x; }
 __device__ inline void put(f32& y, double x) { y = (float)x; }
@@ -248,8 +243,8 @@ STAMP_SUMS(f16, f16)
 STAMP_SUMS(bf16, bf16)
 STAMP_SUMS(i64, i64)
 STAMP_SUMS(i32, i64)
-STAMP_SUMS(byte, i64)
-STAMP_SUMS(boolean, i64)
+STAMP_SUMS(u8, i64)
+STAMP_SUMS(bool, i64)
 
 #define STAMP_EXTREMES(X)                                                                         \
   extern "C" __global__ void __launch_bounds__(512)                                               \
@@ -267,8 +262,8 @@ STAMP_EXTREMES(f16)
 STAMP_EXTREMES(bf16)
 STAMP_EXTREMES(i64)
 STAMP_EXTREMES(i32)
-STAMP_EXTREMES(byte)
-STAMP_EXTREMES(boolean)
+STAMP_EXTREMES(u8)
+STAMP_EXTREMES(bool)
 
 #define STAMP_LOG_SUM_EXP(X)                                                                      \
   extern "C" __global__ void __launch_bounds__(512)                                               \

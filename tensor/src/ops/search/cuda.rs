@@ -3,25 +3,15 @@
 use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
 
 use super::{Search, Side};
-use crate::cuda::kernels::{SEARCH, WALK_OF_1, grid, walk};
+use crate::cuda::kernels::{SEARCH, WALK_OF_1, grid, typed_name, walk};
 use crate::cuda::{Cuda, CudaOperands};
-use crate::dtype::DType;
 use crate::error::Result;
 use Parameter::{Read, U32, U64, Write};
 
 /// Enqueues the places of all values.
 pub(super) fn search(op: &Search, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let ([sorted, values], y) = ([0, 1].map(|index| operands.read(index)), operands.write(0));
-    let name = match op.dtype {
-        DType::F64 => "search_f64",
-        DType::F32 => "search_f32",
-        DType::F16 => "search_f16",
-        DType::BF16 => "search_bf16",
-        DType::I64 => "search_i64",
-        DType::I32 => "search_i32",
-        DType::U8 => "search_byte",
-        DType::Bool => "search_boolean",
-    };
+    let name = typed_name!("search", op.dtype);
     let kernel = Signature { name, parameters: &[Write, Read, Read, U64, U64, U32, WALK_OF_1] };
     let walk = walk(values.layout().shape(), [values.layout()]);
     let arguments = [

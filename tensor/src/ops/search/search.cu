@@ -3,36 +3,22 @@
 // n-th value; the walk is over the values. The search is the processor's, step by step, so that
 // rows that are not in order, as those with NaN at the end, give the same places.
 
-typedef u8 byte;
-struct boolean {
-  u8 byte;
-};
-
-__device__ inline f32 of(f32 x) { return x; }
-__device__ inline f64 of(f64 x) { return x; }
-__device__ inline f32 of(f16 x) { return widened(x); }
-__device__ inline f32 of(bf16 x) { return widened(x); }
-__device__ inline i64 of(i64 x) { return x; }
-__device__ inline i64 of(i32 x) { return (i64)x; }
-__device__ inline i64 of(u8 x) { return (i64)x; }
-__device__ inline i64 of(boolean x) { return x.byte != 0; }
-
 template <typename T>
 __device__ inline void search(i64* y, const T* sorted, const T* values, u64 sorted_len,
                               u64 row_len, u32 is_right, const Walk<1>& walk) {
   for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
     const T* row = sorted + i / row_len * sorted_len;
-    auto value = of(values[places(walk, i).at[0]]);
+    auto value = widened(values[places(walk, i).at[0]]);
     u64 first = 0;
     for (u64 left = sorted_len; left > 1;) {
       u64 half = left / 2;
-      auto x = of(row[first + half]);
+      auto x = widened(row[first + half]);
       bool is_before = x == value ? is_right != 0 : !(x > value);
       if (is_before) first += half;
       left -= half;
     }
     if (sorted_len > 0) {
-      auto x = of(row[first]);
+      auto x = widened(row[first]);
       bool is_before = x == value ? is_right != 0 : !(x > value);
       first += is_before ? 1 : 0;
     }
@@ -52,5 +38,5 @@ STAMP(f16)
 STAMP(bf16)
 STAMP(i64)
 STAMP(i32)
-STAMP(byte)
-STAMP(boolean)
+STAMP(u8)
+STAMP(bool)

@@ -74,8 +74,8 @@ impl<'a> Elements<'a> {
             DType::F16 => "make_words_f16",
             DType::BF16 => "make_words_bf16",
             DType::I32 => "make_words_i32",
-            DType::U8 => "make_words_byte",
-            DType::Bool => "make_words_boolean",
+            DType::U8 => "make_words_u8",
+            DType::Bool => "make_words_bool",
             DType::F64 => "make_words_long_float",
             DType::I64 => "make_words_i64",
         };

@@ -6,10 +6,6 @@
 // of a merge compares mirrored places): words beyond the end of a row would be larger than all
 // others and stay where they are, so that rows of any length are sorted in place.
 
-typedef u8 byte;
-struct boolean {
-  u8 byte;
-};
 // An f64 by its bits.
 struct long_float {
   u64 bits;
@@ -70,8 +66,8 @@ __device__ inline u64 key(const long_float* x, i64 at) {
 }
 __device__ inline u64 key(const i64* x, i64 at) { return (u64)x[at] ^ 1ull << 63; }
 __device__ inline u64 key(const i32* x, i64 at) { return (u32)x[at] ^ 1u << 31; }
-__device__ inline u64 key(const byte* x, i64 at) { return x[at]; }
-__device__ inline u64 key(const boolean* x, i64 at) { return x[at].byte != 0; }
+__device__ inline u64 key(const u8* x, i64 at) { return x[at]; }
+__device__ inline u64 key(const bool* x, i64 at) { return x[at]; }
 
 // words[row, i] of x[row, i], whose walk is over all elements. `all` is the largest key.
 template <typename Word, typename X>
@@ -95,8 +91,8 @@ STAMP_WORDS(f32, u64, POSITION_MAX)
 STAMP_WORDS(f16, u64, POSITION_MAX)
 STAMP_WORDS(bf16, u64, POSITION_MAX)
 STAMP_WORDS(i32, u64, POSITION_MAX)
-STAMP_WORDS(byte, u64, POSITION_MAX)
-STAMP_WORDS(boolean, u64, POSITION_MAX)
+STAMP_WORDS(u8, u64, POSITION_MAX)
+STAMP_WORDS(bool, u64, POSITION_MAX)
 STAMP_WORDS(long_float, Pair, ~0ull)
 STAMP_WORDS(i64, Pair, ~0ull)
 

@@ -5,26 +5,12 @@ use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 use super::{Runs, SortRows, TILE_LEN};
 use crate::cuda::kernels::{UNIQUE, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::ops::compaction::cuda::{add_up, read_sum};
 use Parameter::{Read, U32, U64, Write};
 
 /// Threads of a block that takes a tile.
 const THREADS: u32 = 256;
-
-/// The name of a kernel for elements of any type.
-macro_rules! any_name {
-    ($name:literal, $dtype:expr) => {
-        match $dtype {
-            DType::I64 => concat!($name, "_i64"),
-            DType::I32 => concat!($name, "_i32"),
-            DType::U8 => concat!($name, "_byte"),
-            DType::Bool => concat!($name, "_boolean"),
-            dtype => typed_name!($name, dtype),
-        }
-    };
-}
 
 /// Enqueues the positions of all rows in the order of the rows.
 pub(super) fn sort_rows(op: &SortRows, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
@@ -38,7 +24,7 @@ pub(super) fn sort_rows(op: &SortRows, cuda: &Cuda, operands: &CudaOperands<'_>)
     let len_log = op.rows.next_power_of_two().ilog2();
     let pairs = 1_usize << (len_log - 1);
     let kernel = Signature {
-        name: any_name!("sort_step", op.dtype),
+        name: typed_name!("sort_step", op.dtype),
         parameters: &[Write, Read, U64, U64, U64, U32, U32],
     };
     let step = |step_log: u32, is_mirrored: u32| {
@@ -69,14 +55,14 @@ pub(super) fn runs(op: Runs<'_>, cuda: &Cuda, operands: &CudaOperands<'_>) -> Re
     let blocks = Grid::row(tiles as u32, THREADS);
     let sizes = [op.row_len, op.rows].map(|len| Argument::U64(len as u64));
     let kernel = Signature {
-        name: any_name!("count_new", op.dtype),
+        name: typed_name!("count_new", op.dtype),
         parameters: &[Write, Read, Read, U64, U64],
     };
     let arguments = [firsts.to_write(), x.to_read(), positions, sizes[0], sizes[1]];
     cuda.launch(UNIQUE, &kernel, blocks, &arguments)?;
     add_up(cuda, &firsts, &sum, tiles)?;
     let kernel = Signature {
-        name: any_name!("put_new", op.dtype),
+        name: typed_name!("put_new", op.dtype),
         parameters: &[Write, Write, Write, Read, Read, Read, U64, U64],
     };
     let arguments = [

@@ -2,25 +2,11 @@
 // those are given; elements are those of any type, of which a NaN is equal to none, and in an order
 // comes after every number.
 
-typedef u8 byte;
-struct boolean {
-  u8 byte;
-};
-
 enum : u32 {
   THREADS = 256,
   WARPS = THREADS / 32,
   TILE_LEN = 4 * THREADS
 };
-
-__device__ inline f32 of(f32 x) { return x; }
-__device__ inline f64 of(f64 x) { return x; }
-__device__ inline f32 of(f16 x) { return widened(x); }
-__device__ inline f32 of(bf16 x) { return widened(x); }
-__device__ inline i64 of(i64 x) { return x; }
-__device__ inline i64 of(i32 x) { return (i64)x; }
-__device__ inline i64 of(u8 x) { return (i64)x; }
-__device__ inline i64 of(boolean x) { return x.byte != 0; }
 
 template <typename X>
 struct Rows {
@@ -31,7 +17,7 @@ struct Rows {
   // where none do by their positions.
   __device__ bool is_after(u64 a, u64 b) const {
     for (u64 i = 0; i < len; i++) {
-      auto first = of(x[a * len + i]), second = of(x[b * len + i]);
+      auto first = widened(x[a * len + i]), second = widened(x[b * len + i]);
       bool first_is_nan = first != first, second_is_nan = second != second;
       if (first_is_nan != second_is_nan) return first_is_nan;
       if (!first_is_nan && first != second) return first > second;
@@ -41,7 +27,7 @@ struct Rows {
 
   __device__ bool differ(u64 a, u64 b) const {
     for (u64 i = 0; i < len; i++) {
-      if (of(x[a * len + i]) != of(x[b * len + i])) return true;
+      if (widened(x[a * len + i]) != widened(x[b * len + i])) return true;
     }
     return false;
   }
@@ -151,5 +137,5 @@ STAMP(f16)
 STAMP(bf16)
 STAMP(i64)
 STAMP(i32)
-STAMP(byte)
-STAMP(boolean)
+STAMP(u8)
+STAMP(bool)
