@@ -20,7 +20,7 @@ enum Status : int {
 
 const int R_32F = 0, R_64F = 1, R_16F = 2, R_16BF = 14;
 const int COMPUTE_32F = 68, COMPUTE_64F = 70, COMPUTE_32F_FAST_TF32 = 77;
-const int EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4;
+const int EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, EPILOGUE_BIAS_GRADIENT_B = 512;
 
 // `cublasLtMatmulHeuristicResult_t`. The pretend algorithm is the names of what it was chosen for.
 struct Choice {
@@ -148,9 +148,27 @@ double rounded(double value, int compute) {
   return __builtin_bit_cast(float, bits);
 }
 
-size_t bias_bytes(const Multiplication& m) {
-  return m.operation.epilogue == EPILOGUE_BIAS ? m.y_layout.rows * element_bytes(m.y_layout.type)
-                                               : 0;
+// Of the vector of the epilogue: a bias for each row, or sums for each column.
+size_t vector_bytes(const Multiplication& m) {
+  switch (m.operation.epilogue) {
+    case EPILOGUE_BIAS: return m.y_layout.rows * element_bytes(m.y_layout.type);
+    case EPILOGUE_BIAS_GRADIENT_B: return m.y_layout.columns * element_bytes(m.y_layout.type);
+  }
+  return 0;
+}
+
+// The sums of the second factor over K, a number for each column.
+void write_column_sums(const Multiplication& m, uint64_t depth) {
+  int type = m.y_layout.type, is_transposed = m.operation.transposed[1];
+  auto* sums = reinterpret_cast<unsigned char*>(m.operation.bias);
+  for (uint64_t column = 0; column < m.y_layout.columns; column++) {
+    double sum = 0;
+    for (uint64_t i = 0; i < depth; i++) {
+      auto* b = is_transposed ? at(m.b, m.b_layout, 0, column, i) : at(m.b, m.b_layout, 0, i, column);
+      sum += read(b, m.b_layout.type);
+    }
+    write(sums + column * element_bytes(type), type, sum);
+  }
 }
 
 }  // namespace
@@ -160,7 +178,7 @@ void multiply(State& s, const Work& work) {
   bool is_lost = !is_memory(s, m.a, span_bytes(m.a_layout)) ||
                  !is_memory(s, m.b, span_bytes(m.b_layout)) ||
                  !is_memory(s, m.y, span_bytes(m.y_layout)) ||
-                 !is_memory(s, m.operation.bias, bias_bytes(m)) ||
+                 !is_memory(s, m.operation.bias, vector_bytes(m)) ||
                  !is_memory(s, m.workspace, m.workspace_bytes);
   if (is_lost) {
     s.lost = ILLEGAL_ADDRESS;
@@ -171,7 +189,7 @@ void multiply(State& s, const Work& work) {
   open_for_work(s, opened, m.a, span_bytes(m.a_layout));
   open_for_work(s, opened, m.b, span_bytes(m.b_layout));
   open_for_work(s, opened, m.y, span_bytes(m.y_layout));
-  open_for_work(s, opened, m.operation.bias, bias_bytes(m));
+  open_for_work(s, opened, m.operation.bias, vector_bytes(m));
   open_for_work(s, opened, m.workspace, m.workspace_bytes);
   // Whatever a kernel leaves there.
   if (m.workspace_bytes > 0) memset(reinterpret_cast<void*>(m.workspace), 0xEE, m.workspace_bytes);
@@ -190,7 +208,7 @@ void multiply(State& s, const Work& work) {
         unsigned char* y = at(m.y, m.y_layout, z, row, column);
         int type = m.y_layout.type;
         double value = m.alpha * sum + (m.beta == 0 ? 0 : m.beta * read(y, type));
-        if (bias_bytes(m) > 0) {
+        if (m.operation.epilogue == EPILOGUE_BIAS) {
           auto* bias = reinterpret_cast<const unsigned char*>(m.operation.bias);
           value += read(bias + row * element_bytes(type), type);
         }
@@ -198,6 +216,7 @@ void multiply(State& s, const Work& work) {
       }
     }
   }
+  if (m.operation.epilogue == EPILOGUE_BIAS_GRADIENT_B) write_column_sums(m, depth);
 }
 
 }  // namespace pretend
@@ -256,7 +275,8 @@ ENTRY cublasLtMatmulDescSetAttribute(uint64_t name, int attribute, const void* v
   const int TRANSPOSE_A = 3, TRANSPOSE_B = 4, EPILOGUE = 7, BIAS_POINTER = 8;
   if (attribute == EPILOGUE) {
     int code = set(part->epilogue, value, size);
-    bool is_known = part->epilogue == EPILOGUE_DEFAULT || part->epilogue == EPILOGUE_BIAS;
+    bool is_known = part->epilogue == EPILOGUE_DEFAULT || part->epilogue == EPILOGUE_BIAS ||
+                    part->epilogue == EPILOGUE_BIAS_GRADIENT_B;
     return code != DONE || is_known ? code : UNSUPPORTED;
   }
   if (attribute == BIAS_POINTER) return set(part->bias, value, size);
@@ -331,6 +351,9 @@ ENTRY cublasLtMatmulAlgoGetHeuristic(uint64_t handle, uint64_t op_name, uint64_t
   NEEDS_PART(wish, wish_name, PREFERENCE);
   (void)own;
   if (wanted < 1 || c_name != y_name || !belong(*op, *a, *b, *y)) return INVALID;
+  // Sums beside a product are of f32, and of one matrix.
+  bool has_sums = op->epilogue == EPILOGUE_BIAS_GRADIENT_B;
+  if (has_sums && (op->compute == COMPUTE_64F || y->batch > 1)) return UNSUPPORTED;
   *choice = Choice{};
   for (int i = 0; i < 4; i++) choice->algorithm[i] = wish->alignments[i];
   choice->algorithm[4] = op_name;
@@ -360,7 +383,7 @@ ENTRY cublasLtMatmul(uint64_t handle, uint64_t op_name, const void* alpha, uint6
     if (algorithm[4 + i] != names[i] || places[i] % algorithm[i] != 0) return INVALID;
   }
   if (c != y || c_name != y_name || workspace % 256 != 0) return INVALID;
-  if (op->epilogue == EPILOGUE_BIAS && op->bias % element_bytes(y_layout->type) != 0) {
+  if (op->epilogue != EPILOGUE_DEFAULT && op->bias % element_bytes(y_layout->type) != 0) {
     return INVALID;
   }
   auto scalar = [op](const void* place) {

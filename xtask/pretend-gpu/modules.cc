@@ -1,12 +1,16 @@
 // Modules, kernels and launches. An image is PTX as a real driver takes it: the names of its kernels
 // and what they take are read from it, and compared with the library of kernels that were compiled
-// for the processor from the same source. Its instructions are not looked at.
+// for the processor from the same source. Its instructions are not looked at. An image may also
+// stand for the file beside the driver, which then has to be of the same source; in one that no
+// compiler for devices has made there are names alone.
 
 #include <dlfcn.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <sstream>
 
 #include "state.h"
 
@@ -21,16 +25,21 @@ struct Library {
   RunKernel run = nullptr;
 };
 
+// The folder of this library.
+std::string own_folder() {
+  Dl_info self;
+  if (dladdr(reinterpret_cast<void*>(&round_up), &self) == 0) return std::string();
+  std::string path(self.dli_fname);
+  path.resize(path.rfind('/') + 1);
+  return path;
+}
+
 // The library beside this one, loaded when it is first asked for.
 const Library& library() {
   static Library* library = nullptr;
   if (library != nullptr) return *library;
   library = new Library;
-  Dl_info self;
-  if (dladdr(reinterpret_cast<void*>(&round_up), &self) == 0) return *library;
-  std::string path(self.dli_fname);
-  path.resize(path.rfind('/') + 1);
-  void* opened = dlopen((path + "kernels.so").c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* opened = dlopen((own_folder() + "kernels.so").c_str(), RTLD_NOW | RTLD_LOCAL);
   if (opened == nullptr) return *library;
   library->find = reinterpret_cast<FindKernel>(dlsym(opened, "pretend_kernel"));
   library->run = reinterpret_cast<RunKernel>(dlsym(opened, "pretend_run"));
@@ -83,6 +92,15 @@ Entry read_entry(const std::string& ptx, size_t at) {
   return entry;
 }
 
+// As the library has it.
+void take_parameters(Entry& entry) {
+  const Kernel& kernel = *entry.kernel;
+  for (size_t i = 0; i < kernel.parameter_count; i++) {
+    entry.parameters.push_back(Parameter{kernel.offsets[i], kernel.sizes[i]});
+    entry.argument_bytes = kernel.offsets[i] + kernel.sizes[i];
+  }
+}
+
 // Whether the library has it as the image says.
 bool is_same(const Entry& entry, const Kernel& kernel) {
   bool is_same = kernel.parameter_count == entry.parameters.size();
@@ -93,7 +111,26 @@ bool is_same(const Entry& entry, const Kernel& kernel) {
   return is_same;
 }
 
-int read_image(const std::string& ptx, Module& module, std::string& log) {
+// What is in the file that an image stands for, or in itself. The first line names the source.
+bool follow(const std::string& image, std::string& ptx) {
+  const std::string mark = "// stands for ";
+  size_t at = image.find(mark);
+  if (at == std::string::npos) {
+    ptx = image;
+    return true;
+  }
+  size_t name = at + mark.size(), end = image.find('\n', name);
+  bool is_read = read_beside(image.substr(name, end - name) + ".ptx", ptx);
+  return is_read && ptx.compare(0, at, image, 0, at) == 0;
+}
+
+int read_image(const std::string& image, Module& module, std::string& log) {
+  std::string ptx;
+  if (!follow(image, ptx)) {
+    log = "there is nothing of this source beside the pretend driver";
+    return INVALID_PTX;
+  }
+  bool has_names_alone = ptx.find("// parameters of the source\n") != std::string::npos;
   if (ptx.find(".version") == std::string::npos || ptx.find(".target") == std::string::npos) {
     log = "ptxas fatal: the image has no .version and .target";
     return INVALID_PTX;
@@ -106,6 +143,7 @@ int read_image(const std::string& ptx, Module& module, std::string& log) {
   for (size_t at = ptx.find(mark); at != std::string::npos; at = ptx.find(mark, at + 1)) {
     Entry entry = read_entry(ptx, at + mark.size());
     entry.kernel = library().find(entry.name.c_str());
+    if (has_names_alone && entry.kernel != nullptr) take_parameters(entry);
     if (entry.kernel == nullptr || !is_same(entry, *entry.kernel)) {
       log = entry.name + (entry.kernel == nullptr ? " is not in the library of kernels"
                                                   : " takes something else in its source");
@@ -169,6 +207,14 @@ bool fits(const Entry& entry, const unsigned* blocks, const unsigned* threads, u
 }
 
 }  // namespace
+
+bool read_beside(const std::string& name, std::string& text) {
+  std::ifstream file(own_folder() + name);
+  std::stringstream contents;
+  contents << file.rdbuf();
+  text = contents.str();
+  return file.good();
+}
 
 void launch(State& s, const Work& work) {
   const Started& started = *work.launch;

@@ -1,13 +1,9 @@
 // The compiler that goes with the driver, NVRTC. It compiles nothing: the code of a program is the
-// PTX that is checked in beside its source, which has to be of just that source, behind a line that
-// says what it is for.
-
-#include <dlfcn.h>
+// image beside the driver, which has to be of just that source, behind a line that says what it is
+// for.
 
 #include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <sstream>
 
 #include "state.h"
 
@@ -32,19 +28,6 @@ std::string hash(const std::string& text) {
   return digits;
 }
 
-// The file of PTX beside this library.
-bool read_ptx(const std::string& name, std::string& ptx) {
-  Dl_info self;
-  if (dladdr(reinterpret_cast<void*>(&hash), &self) == 0) return false;
-  std::string path(self.dli_fname);
-  path.resize(path.rfind('/') + 1);
-  std::ifstream file(path + name + ".ptx");
-  std::stringstream text;
-  text << file.rdbuf();
-  ptx = text.str();
-  return file.good();
-}
-
 Program* program_of(State& s, uint64_t name) {
   auto found = s.programs.find(name);
   return found == s.programs.end() ? nullptr : &found->second;
@@ -52,12 +35,12 @@ Program* program_of(State& s, uint64_t name) {
 
 int compile(Program& program, const std::string& architecture) {
   std::string ptx;
-  if (!read_ptx(program.name, ptx)) {
+  if (!read_beside(program.name + ".ptx", ptx)) {
     program.log = program.name + ".cu(1): error: nobody compiled this before";
     return COMPILATION;
   }
   if (ptx.rfind("// source " + hash(program.source) + "\n", 0) != 0) {
-    program.log = program.name + ".cu(1): error: the PTX is of another source";
+    program.log = program.name + ".cu(1): error: the image is of another source";
     return COMPILATION;
   }
   program.code = CODE_MARK + architecture + "\n" + ptx;

@@ -87,6 +87,9 @@ struct Program {
 // Before the architecture in the first line of code that is for one alone.
 const char* const CODE_MARK = "// for ";
 
+// The file of this name beside the driver, whole.
+bool read_beside(const std::string& name, std::string& text);
+
 // A launch on its way.
 struct Started {
   const Kernel* kernel;

@@ -16,9 +16,9 @@ usage: cargo xtask COMMAND
                          CRATE (a folder name) restricts every section that can be restricted;
                          --deep adds sanitizers, loom, Miri and long property tests
   tidy                   checks of the tracked files only
-  kernels [--write]      compile the CUDA kernels with NVRTC from PyPI: the PTX that is checked in
-                         is fresh, nothing spills, none needs more than needs.txt says;
-                         --write checks in what was found
+  kernels [--write]      compile the CUDA kernels with NVRTC from PyPI: what they need of a device
+                         nothing spills, none needs more than needs.txt says;
+                         --write writes that, and the PTX for programs with the feature ptx
   gpu-bundle [--dev]     make target/gpu-bundle: test binaries, the lowtide command, measurements
                          beside PyTorch, and run.sh for a machine with a device but without Rust;
                          --dev takes programs as tests build them

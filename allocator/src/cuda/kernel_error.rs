@@ -20,6 +20,17 @@ pub enum KernelError {
         #[source]
         cause: CudaError,
     },
+    /// Nothing compiles the kernels on this machine, and the program has no PTX of them.
+    #[error(
+        "the kernels of {module} are not compiled: {reason}; this program has no PTX for machines \
+         without NVRTC (it was built without the feature `ptx`)"
+    )]
+    NoCode {
+        /// What the image is called.
+        module: &'static str,
+        /// Why nothing compiles them.
+        reason: String,
+    },
     /// The image has no kernel of this name.
     #[error("the code of {module} has no kernel {kernel}")]
     NoKernel {

@@ -209,12 +209,24 @@ impl Var {
                 // dx = dy · w, dw = dyᵀ · x, db = the sum of dy over the rows
                 let rule = move |dy: Tensor, needs: Needs| {
                     let (x, w) = (saved_x.unpack()?, saved_w.unpack()?);
-                    let dw = when(needs.input(1), || transposed_product(&dy, &x))?;
+                    let needs_bias = has_bias && needs.input(2);
+                    let (dw, db) = match needs.input(1) {
+                        true if needs_bias => {
+                            let (dw, db) = x.linear_weight_gradient(&dy)?;
+                            (Some(dw), db)
+                        }
+                        true => (Some(transposed_product(&dy, &x)?), None),
+                        false => (None, None),
+                    };
                     drop(x);
                     let dx = when(needs.input(0), || Ok(dy.matmul(&w)?))?;
                     let mut gradients = vec![dx, dw];
                     if has_bias {
-                        gradients.push(when(needs.input(2), || Ok(rows(&dy)?.sum(&[0])?))?);
+                        let db = match db {
+                            Some(db) => Some(db),
+                            None => when(needs_bias, || Ok(rows(&dy)?.sum(&[0])?))?,
+                        };
+                        gradients.push(db);
                     }
                     Ok(gradients)
                 };

@@ -81,7 +81,7 @@ const WITHOUT_RULE: [(&str, &[&str]); 7] = [
         "gives different elements, which rules would select by their places",
         &["unique", "unique_consecutive"],
     ),
-    ("is a gradient itself", &["linear_cross_entropy_gradients"]),
+    ("is a gradient itself", &["linear_cross_entropy_gradients", "linear_weight_gradient"]),
     ("counts elements, in their type", &["histc"]),
 ];
 

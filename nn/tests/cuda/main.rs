@@ -13,8 +13,8 @@ mod zoo;
 use lowtide_allocator::cuda::CudaDevice;
 use lowtide_allocator::cuda::pretend::{TestDriver, Turn};
 use lowtide_autograd::{Attempt, LeafId, Pass};
-use lowtide_nn::NnResult as Result;
 use lowtide_nn::optim::{Optimizer, Sgd, SgdOptions};
+use lowtide_nn::{Linear, Module, NnResult as Result, Parameters};
 use lowtide_tensor::cuda::CudaOptions;
 use lowtide_tensor::{DType, Device, Tensor};
 
@@ -161,4 +161,25 @@ fn every_layer_and_its_gradients_are_those_of_the_processor_in_every_type() {
         }
     }
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+#[test]
+fn linear_layer_is_one_launch_forward_and_two_backward() {
+    let Some(gpu) = DRIVER.pretend() else { return };
+    let device = device(&gpu);
+    let launches = || gpu.pretend.calls("cuLaunchKernel") + gpu.pretend.calls("cublasLtMatmul");
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let mut layer = Linear::new(&device, KEY, 6, 4).expect("room");
+        layer.set_dtype(dtype).expect("room");
+        let make = |shape: [usize; 3]| Tensor::ones(&device, shape, dtype).expect("room");
+        let (x, dy) = (make([2, 5, 6]), make([2, 5, 4]));
+        let attempt = Attempt::new();
+        let pass = Pass::train(KEY, &attempt);
+        let before = launches();
+        let x = pass.leaf(LeafId::new(), &x).expect("a float");
+        let y = layer.forward(&pass, x).expect("room");
+        assert_eq!(launches() - before, 1, "forward in {dtype}");
+        pass.backward_from(vec![(y, dy)]).expect("room");
+        assert_eq!(launches() - before, 3, "forward and backward in {dtype}");
+    }
 }

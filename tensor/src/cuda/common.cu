@@ -239,7 +239,8 @@ __device__ inline void load_four(double (&to)[4], const double* from) {
   for (u32 i = 0; i < 4; i++) to[i] = from[i];
 }
 
-// The part of K from `start` to `end`. Factors are read as `Product::Number`, and summed so.
+// The part of K from `start` to `end`. Factors are read as `Product::Number`, and summed so. With
+// `Product::HAS_ROW_SUMS` the block of the first columns also takes the sums of the rows of A.
 template <typename Product>
 __device__ inline void tile_product(const Product& product, u32 first_row, u32 first_column,
                                     u32 start, u32 end) {
@@ -247,7 +248,7 @@ __device__ inline void tile_product(const Product& product, u32 first_row, u32 f
   __shared__ __align__(16) Number a_tile[DEPTH * TILE_ROW];
   __shared__ __align__(16) Number b_tile[DEPTH * TILE_ROW];
   u32 row = threadIdx.x / 16 * 4, column = threadIdx.x % 16 * 4;
-  Number sums[4][4] = {};
+  Number sums[4][4] = {}, row_sums[4] = {};
   for (u32 first_k = start; first_k < end; first_k += DEPTH) {
 #pragma unroll
     for (u32 part = 0; part < DEPTH * TILE / TILE_THREADS; part++) {
@@ -271,6 +272,7 @@ __device__ inline void tile_product(const Product& product, u32 first_row, u32 f
       load_four(bs, &b_tile[k * TILE_ROW + column]);
 #pragma unroll
       for (u32 i = 0; i < 4; i++) {
+        if constexpr (Product::HAS_ROW_SUMS) row_sums[i] += as[i];
 #pragma unroll
         for (u32 j = 0; j < 4; j++) sums[i][j] += as[i] * bs[j];
       }
@@ -283,6 +285,9 @@ __device__ inline void tile_product(const Product& product, u32 first_row, u32 f
 #pragma unroll
     for (u32 j = 0; j < 4; j++) {
       product.put(first_row + row + i, first_column + column + j, sums[i][j]);
+    }
+    if constexpr (Product::HAS_ROW_SUMS) {
+      if (first_column + column == 0) product.put_row_sum(first_row + row + i, row_sums[i]);
     }
   }
 }

@@ -1,16 +1,14 @@
 //! The kernels of this crate by name, loaded on a device when they are first launched.
 //!
-//! Each file is beside its operation; `common.cu` stands before it. What NVRTC made of all of them
-//! is in `kernels.ptx.xz`, which `cargo xtask kernels` keeps equal to the sources. Where the NVRTC
-//! of this machine serves the device, it compiles the source for just its architecture; else the
-//! driver makes its code of the PTX.
+//! Each file is beside its operation; `common.cu` stands before it. The NVRTC of the machine
+//! compiles the source for just the device's architecture. For machines without one the feature
+//! `ptx` puts `kernels.ptx.xz` into the program, which `cargo xtask kernels --write` makes: the
+//! driver compiles that.
 
 use std::collections::BTreeMap;
-use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use lowtide_allocator::cuda::{
-    CudaDevice, Function, Grid, Kernel, KernelError, Module, Parameter, PtxArchive,
-};
+use lowtide_allocator::cuda::{CudaDevice, Function, Grid, Kernel, KernelError, Module, Parameter};
 
 use crate::cuda::gate::{CompileError, KernelCache, KernelCompiler, KernelSource};
 use crate::dtype::{DType, Element, for_each_dtype};
@@ -163,12 +161,28 @@ images! {
     UNIQUE = "unique" / "unique";
 }
 
-/// Code of a file of kernels for every device since compute capability 8.0.
-fn ptx(image: Image) -> &'static str {
+/// Code of a file of kernels for every device since compute capability 8.0, if this program has it.
+#[cfg(feature = "ptx")]
+fn ptx(image: Image) -> Option<String> {
+    use std::sync::LazyLock;
+
+    use lowtide_allocator::cuda::PtxArchive;
+
     static ARCHIVE: LazyLock<PtxArchive> = LazyLock::new(|| {
         PtxArchive::read(include_bytes!("kernels.ptx.xz")).expect("a part of the program")
     });
-    ARCHIVE.get(image.name).expect("it has every file")
+    ARCHIVE.get(image.name).map(str::to_owned)
+}
+
+/// What stands for it, on the pretend driver of tests.
+#[cfg(all(feature = "pretend", not(feature = "ptx")))]
+fn ptx(image: Image) -> Option<String> {
+    Some(lowtide_allocator::cuda::pretend::stand_in(image.name, &image.source()))
+}
+
+#[cfg(not(any(feature = "pretend", feature = "ptx")))]
+fn ptx(_image: Image) -> Option<String> {
+    None
 }
 
 /// What has been loaded on a device.
@@ -231,14 +245,17 @@ impl Loaded {
     fn load(&self, image: Image) -> Result<Module, KernelError> {
         let (name, source) = (image.name, image.source());
         let program = KernelSource { name, source: &source, options: &OPTIONS };
-        if let Some(code) = self.compiler().ok().and_then(|compiler| compiler.cubin(&program).ok())
-        {
-            match Module::load(&self.device, name, &code) {
-                Err(error) if !error.is_fault() && !error.is_out_of_memory() => {}
-                loaded => return loaded,
-            }
-        }
-        Module::load(&self.device, name, ptx(image).as_bytes())
+        let compiled = match self.compiler() {
+            Ok(compiler) => compiler.cubin(&program).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        let reason = match compiled.map(|code| Module::load(&self.device, name, &code)) {
+            Ok(Err(error)) if !error.is_fault() && !error.is_out_of_memory() => error.to_string(),
+            Ok(loaded) => return loaded,
+            Err(reason) => reason,
+        };
+        let ptx = ptx(image).ok_or(KernelError::NoCode { module: name, reason })?;
+        Module::load(&self.device, name, ptx.as_bytes())
     }
 }
 

@@ -132,8 +132,8 @@ impl Cuda {
     /// What compiles this crate's kernels for just this device.
     ///
     /// # Errors
-    /// There is none on this machine that serves the device, as the error says: the driver makes
-    /// their code of the PTX in this library.
+    /// There is none on this machine that serves the device, as the error says: kernels are then
+    /// those that the feature `ptx` has put into the program.
     pub fn compiler(&self) -> Result<&KernelCompiler, &CompileError> {
         self.loaded.compiler()
     }

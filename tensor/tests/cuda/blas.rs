@@ -2,8 +2,8 @@ use lowtide_allocator::cuda::{CudaError, CudaStreams, Libraries};
 use lowtide_allocator::{Buffer, CachingAllocator, Repeat, Stream};
 use lowtide_tensor::DType;
 use lowtide_tensor::cuda::gate::{
-    Blas, BlasError, MatrixLayout, Order, PlanCounts, Precision, Product, ProductOperands,
-    WriteMode,
+    Blas, BlasError, Epilogue, MatrixLayout, Order, PlanCounts, Precision, Product,
+    ProductOperands, WriteMode,
 };
 use proptest::prelude::*;
 
@@ -44,7 +44,7 @@ fn product(batch: usize, [m, n, k]: [usize; 3], orders: [Order; 2], extra: usize
         result: DType::F32,
         precision: Precision::F32,
         start: WriteMode::Overwrite,
-        has_bias: false,
+        epilogue: Epilogue::Nothing,
     }
 }
 
@@ -120,7 +120,7 @@ impl Lab {
             y: (&blocks[0], range(&y)),
             a: (&blocks[1], range(&a)),
             b: (&blocks[2], range(&b)),
-            bias: None,
+            vector: None,
             workspace: (&workspace, 0..4096),
         };
         self.blas.enqueue(&self.streams, Stream::DEFAULT, product, &operands)?;
@@ -189,7 +189,7 @@ fn factors_are_rounded_where_that_is_asked_for_and_nowhere_else() {
         let places = [&y, &one, &one].map(|block| (block, 0..4));
         let [y_place, a, b] = places;
         let workspace = (&workspace, 0..0);
-        let operands = ProductOperands { y: y_place, a, b, bias: None, workspace };
+        let operands = ProductOperands { y: y_place, a, b, vector: None, workspace };
         let product = Product { precision, ..exact };
         lab.blas.enqueue(&lab.streams, Stream::DEFAULT, &product, &operands).unwrap();
         assert_eq!(lab.read(&y, 0, 1), [expected], "{precision:?}");
@@ -204,13 +204,16 @@ fn operands_that_do_not_fit_are_refused_before_the_library_is_asked() {
     let calls = lab.gpu.pretend.calls("");
     let enqueue = |product: &Product, bytes: [usize; 4]| {
         let [y, a, b, w] = std::array::from_fn(|index| (&blocks[index], 0..bytes[index]));
-        let operands = ProductOperands { y, a, b, bias: None, workspace: w };
+        let operands = ProductOperands { y, a, b, vector: None, workspace: w };
         lab.blas.enqueue(&lab.streams, Stream::DEFAULT, product, &operands)
     };
     let whole = [4 * 24, 4 * 40, 4 * 30, 0];
-    let biased = Product { has_bias: true, ..good };
-    let error = BlasError::Short { operand: "bias", needed_bytes: 12, given_bytes: 0 };
+    let biased = Product { epilogue: Epilogue::Bias, ..good };
+    let error = BlasError::Short { operand: "vector", needed_bytes: 12, given_bytes: 0 };
     assert_eq!(enqueue(&biased, whole), Err(error));
+    let summed = Product { epilogue: Epilogue::RowSums, ..good };
+    let error = BlasError::Short { operand: "vector", needed_bytes: 16, given_bytes: 0 };
+    assert_eq!(enqueue(&summed, whole), Err(error));
     for (operand, index) in [("y", 0), ("a", 1), ("b", 2)] {
         let mut bytes = whole;
         bytes[index] -= 4;
@@ -259,7 +262,7 @@ fn every_call_that_fails_is_an_error_and_leaves_nothing() {
     let product = product(1, [4, 4, 4], ORDERS, 0);
     let place = |index: usize| (&block, index * 1024..(index + 1) * 1024);
     let [y, a, b, workspace] = [0, 1, 2, 3].map(place);
-    let operands = ProductOperands { y, a, b, bias: None, workspace };
+    let operands = ProductOperands { y, a, b, vector: None, workspace };
     let multiply = || -> Result<(), BlasError> {
         let blas = Blas::of(streams.device())?;
         blas.enqueue(&streams, Stream::DEFAULT, &product, &operands)
@@ -302,7 +305,7 @@ fn product_waits_for_its_turn_on_the_stream() {
         y: (&y, 0..36),
         a: (&a, 0..36),
         b: (&b, 0..36),
-        bias: None,
+        vector: None,
         workspace: (&workspace, 0..256),
     };
     let on = Stream::DEFAULT;

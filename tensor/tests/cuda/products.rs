@@ -150,6 +150,58 @@ fn layer_with_a_bias_is_one_launch_by_the_library_and_small_products_get_scratch
     assert_eq!(requested().peak_bytes - before_bytes, y.element_count() * 2 + sums_bytes);
 }
 
+#[test]
+fn gradients_of_a_layer_are_those_of_the_processor_however_its_operands_lie() {
+    let Some(gpu) = Gpu::take() else { return };
+    let types = each_float([TOLERANCE, TOLERANCE_OF_F64]);
+    let cases = || [false, true].into_iter().flat_map(|by| types.map(|of| (by, of)));
+    gpu.in_every_order(|| {
+        for (by_library, (dtype, tolerance)) in cases() {
+            for [rows, inputs, outputs] in [[21, 40, 70], [65, 7, 3], [3, 0, 5], [0, 4, 5]] {
+                let make = |name: &str, shape: &[usize]| {
+                    noise(&cpu(), name, shape, [-1.0, 1.0]).to_dtype(dtype).unwrap()
+                };
+                let x = make("x", &[1, rows, inputs]);
+                let dy = make("dy", &[1, rows, outputs]);
+                let device = gpu.device_with(products(by_library));
+                let name = format!("gradients {dtype} {by_library} {rows} {inputs} {outputs}");
+                assert_alike(&device, &name, &[&x, &dy], tolerance, |operands| {
+                    let [x, dy] = operands else { unreachable!() };
+                    let mut results = Vec::new();
+                    for (x_form, dy_form) in [(0, 0), (1, 1), (2, 0), (0, 2)] {
+                        let (x, dy) = (arranged(x, x_form)?, arranged(dy, dy_form)?);
+                        let (dw, db) = x.linear_weight_gradient(&dy)?;
+                        results.push(dw);
+                        results.push(db.map_or_else(|| dy.sum(&[0, 1]), Ok)?);
+                    }
+                    Ok(results)
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn gradients_of_weight_and_bias_are_one_launch_by_the_library_and_by_the_tiles() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    let launches = || gpu.pretend.calls("cuLaunchKernel") + gpu.pretend.calls("cublasLtMatmul");
+    for by_library in [true, false] {
+        let device = gpu.device_with(products(by_library));
+        let make = |name: &str, shape: &[usize], dtype| {
+            on(&device, &noise(&cpu(), name, shape, [-1.0, 1.0]).to_dtype(dtype).unwrap())
+        };
+        for (dtype, count) in [(DType::F32, 1), (DType::BF16, 1), (DType::F16, 1), (DType::F64, 2)]
+        {
+            let (x, dy) = (make("x", &[2, 9, 6], dtype), make("dy", &[2, 9, 7], dtype));
+            let before = launches();
+            x.linear_weight_gradient(&dy).unwrap();
+            // The library has no such sums of f64: the tiles take them.
+            let count = if by_library { count } else { 1 };
+            assert_eq!(launches() - before, count, "{dtype}, library {by_library}");
+        }
+    }
+}
+
 /// Folders with the pretend driver and no cuBLASLt. The driver is the one that is loaded: the same
 /// file by another name.
 fn folder_without_library(gpu: &Gpu) -> std::path::PathBuf {

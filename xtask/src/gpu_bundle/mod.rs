@@ -84,7 +84,12 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     if folder.exists() {
         fs::remove_dir_all(&folder).map_err(|error| at(&folder, &error))?;
     }
-    for arguments in commands(profile) {
+    let with_ptx = match profile {
+        Profile::Release => make_ptx(root),
+        // The pretend driver, which the bundle of tests runs on, has no use for it.
+        Profile::Dev => "",
+    };
+    for arguments in commands(profile, with_ptx) {
         for Program { folder: package, target, path } in build(root, &arguments)? {
             let name = match target.as_str() {
                 TARGET => format!("tests/{package}-{TARGET}"),
@@ -110,9 +115,21 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     Ok(size_bytes <= BYTES_MAX)
 }
 
-/// The arguments of cargo for the tests, and for the programs: once each, for every call of cargo
-/// unifies the features of what it builds anew.
-pub fn commands(profile: Profile) -> [String; 2] {
+/// Makes the kernels' PTX, and says what puts it into programs; nothing does, said aloud, where it
+/// cannot be made: they run then on machines with NVRTC alone.
+fn make_ptx(root: &Path) -> &'static str {
+    match kernels::make_ptx(root) {
+        Ok(()) => " --features lowtide-tensor/ptx",
+        Err(reason) => {
+            println!("skipped: PTX for machines without NVRTC: {reason}");
+            ""
+        }
+    }
+}
+
+/// The arguments of cargo for the tests, and for the programs, with what puts PTX into them: once
+/// each, for every call of cargo unifies the features of what it builds anew.
+pub fn commands(profile: Profile, with_ptx: &str) -> [String; 2] {
     let tests = test::scope(None);
     let programs = match profile {
         Profile::Release => {
@@ -122,8 +139,8 @@ pub fn commands(profile: Profile) -> [String; 2] {
         Profile::Dev => &tests,
     };
     [
-        format!("test --no-run {MESSAGES} {tests} --test {TARGET}"),
-        format!("build {MESSAGES} {programs} --bin lowtide --example gpu_figures"),
+        format!("test --no-run {MESSAGES} {tests}{with_ptx} --test {TARGET}"),
+        format!("build {MESSAGES} {programs}{with_ptx} --bin lowtide --example gpu_figures"),
     ]
 }
 

@@ -1,7 +1,10 @@
 //! `cargo xtask kernels`: compiles every kernel with NVRTC from PyPI, without a device.
 //!
-//! The PTX that is checked in, compressed, has to be what the compiler makes of the sources,
-//! nothing may spill, and no kernel may need more registers or shared memory than `needs.txt` says.
+//! Nothing may spill, and no kernel may need more registers or shared memory than `needs.txt` says,
+//! which also names the sources that it is about: a change of one that the compiler has not seen is
+//! found without it. Of the small kernels of tests the PTX is checked in, compressed, and has to be
+//! what the compiler makes of them. `--write` writes all of it, and the PTX of the other kernels,
+//! which is for programs that take it along (the feature `ptx` of lowtide-tensor).
 
 mod archive;
 pub mod needs;
@@ -35,18 +38,26 @@ pub struct KernelSet {
     pub folder: &'static str,
     /// The PTX of all of them, in the form that `lowtide_allocator::cuda::PtxArchive` reads.
     pub archive: &'static str,
+    /// Whether the archive is in the repository.
+    pub is_checked_in: bool,
 }
 
 /// Those of operations, and those that tests are about.
 pub const KERNELS: [KernelSet; 2] = [
-    KernelSet { folder: "tensor/src", archive: "tensor/src/cuda/kernels.ptx.xz" },
+    KernelSet {
+        folder: "tensor/src",
+        archive: "tensor/src/cuda/kernels.ptx.xz",
+        is_checked_in: false,
+    },
     KernelSet {
         folder: "allocator/tests/cuda/kernels",
         archive: "allocator/tests/cuda/kernels/kernels.ptx.xz",
+        is_checked_in: true,
     },
 ];
 
-const NEEDS: &str = "tensor/src/cuda/needs.txt";
+/// What the kernels of operations need.
+pub const NEEDS: &str = "tensor/src/cuda/needs.txt";
 
 const COMMON: &str = "common.cu";
 
@@ -151,6 +162,15 @@ pub fn is_of_source(ptx: &str, source: &str) -> bool {
     first.is_some_and(|written| written == format!("{:016x}", hash(source)))
 }
 
+fn hash_of(unit: &Unit) -> String {
+    format!("{:016x}", hash(&unit.source))
+}
+
+/// Files by their names, with the hashes of what the compiler gets.
+pub fn sources_of(units: &[Unit]) -> BTreeMap<String, String> {
+    units.iter().map(|unit| (unit.name.clone(), hash_of(unit))).collect()
+}
+
 /// What is checked in of the compiler's output: without the tables that its own header puts into
 /// each file and nothing uses.
 pub fn checked_in(ptx: &str, source: &str) -> String {
@@ -184,17 +204,22 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
             let rows = of_each(&units, |unit| {
                 let limits = (!writes).then_some(&known);
                 // What did not change needs what it did.
+                let is_known = known.sources.get(&unit.name) == Some(&hash_of(unit));
                 let same = ptx.get(&unit.name).filter(|ptx| is_of_source(ptx, &unit.source));
-                match same.filter(|_| writes).map(|ptx| rows_of(&known, ptx)) {
+                match same.filter(|_| writes && is_known).map(|ptx| rows_of(&known, ptx)) {
                     Some(rows) if !rows.is_empty() => Ok(rows),
                     _ => needs_of(&compiler, unit, limits),
                 }
             })?;
             found.rows.extend(rows.into_iter().flatten());
+            found.sources = sources_of(&units);
             for set in &KERNELS {
                 let units = set.units(root)?;
                 if writes {
                     write_ptx(root, &compiler, set, &units)?;
+                    continue;
+                }
+                if !set.is_checked_in {
                     continue;
                 }
                 let checked_in = set.ptx(root)?;
@@ -212,11 +237,19 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
                 let growth = found.growth_over(&known);
                 growth.iter().for_each(|line| println!("{line}"));
                 counts.add(Counts::one(growth.is_empty()));
+                let is_known = found.sources == known.sources;
+                if !is_known {
+                    println!("{NEEDS} is about other sources; see --write");
+                }
+                counts.add(Counts::one(is_known));
             }
         }
         Err(reason) => {
             counts.add(Counts::skipped("a fresh compile of the kernels", reason));
-            for set in &KERNELS {
+            let known = Table::parse(&fs::read_to_string(root.join(NEEDS)).unwrap_or_default())?;
+            let sources = sources_of(&KERNELS[0].units(root)?);
+            counts.add(Counts::one(sources == known.sources));
+            for set in KERNELS.iter().filter(|set| set.is_checked_in) {
                 let checked_in = set.ptx(root)?;
                 for unit in set.units(root)? {
                     let ptx = checked_in.get(&unit.name).map_or("", String::as_str);
@@ -284,6 +317,15 @@ fn is_made_again(compiler: &Compiler, unit: &Unit, ptx: &str) -> Result<bool, St
     }
     println!("{}.cu: its PTX is not what {PACKAGE} makes of it; see --write", unit.name);
     Ok(false)
+}
+
+/// Makes the PTX that the feature `ptx` of lowtide-tensor puts into a program.
+///
+/// # Errors
+/// One line about a compiler that cannot be installed, or a kernel that it does not take.
+pub fn make_ptx(root: &Path) -> Result<(), String> {
+    let (compiler, set) = (install(root)?, &KERNELS[0]);
+    write_ptx(root, &compiler, set, &set.units(root)?)
 }
 
 /// Makes the PTX of a set anew where its source has changed.

@@ -1,5 +1,6 @@
 //! What kernels need of a device, as its assembler says.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// One kernel on one architecture.
@@ -51,7 +52,12 @@ fn number_before(line: &str, label: &str) -> Option<usize> {
 pub struct Table {
     /// In the order of files and kernels.
     pub rows: Vec<Need>,
+    /// Which sources it is about: the names of files, and the hashes of what the compiler got.
+    pub sources: BTreeMap<String, String>,
 }
+
+/// Before a file's name and hash.
+const SOURCE_MARK: &str = "source ";
 
 impl Table {
     /// Reads what [`text`](Self::text) writes.
@@ -67,16 +73,30 @@ impl Table {
             let spill_bytes = 0;
             Some(Need { kernel, architecture, registers, shared_bytes, stack_bytes, spill_bytes })
         };
+        let mut table = Table::default();
         let lines = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
-        let rows: Result<_, String> = lines
-            .map(|line| row(line).ok_or_else(|| format!("no row of a table: {line}")))
-            .collect();
-        Ok(Table { rows: rows? })
+        for line in lines {
+            let source = line.strip_prefix(SOURCE_MARK).and_then(|line| line.split_once(' '));
+            match source {
+                Some((name, hash)) => {
+                    table.sources.insert(name.to_owned(), hash.to_owned());
+                }
+                None => {
+                    let row = row(line).ok_or_else(|| format!("no row of a table: {line}"))?;
+                    table.rows.push(row);
+                }
+            }
+        }
+        Ok(table)
     }
 
     /// As it is checked in.
     pub fn text(&self) -> String {
-        let mut text = "# kernel, architecture, registers, shared bytes, stack bytes\n".to_owned();
+        let mut text = "# source, file, hash of what the compiler got\n".to_owned();
+        for (name, hash) in &self.sources {
+            let _ = writeln!(text, "{SOURCE_MARK}{name} {hash}");
+        }
+        text.push_str("# kernel, architecture, registers, shared bytes, stack bytes\n");
         let mut rows: Vec<&Need> = self.rows.iter().collect();
         rows.sort_by_key(|need| (&need.kernel, &need.architecture));
         for need in rows {

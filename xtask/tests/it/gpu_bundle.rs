@@ -8,7 +8,7 @@ use xtask::gpu_bundle::{Profile, Program, commands, programs};
 
 #[test]
 fn tests_and_programs_are_built_in_one_call_each() {
-    let [tests, programs] = commands(Profile::Release);
+    let [tests, programs] = commands(Profile::Release, " --features lowtide-tensor/ptx");
     assert!(
         tests.ends_with(" --test cuda") && tests.contains("lowtide-trainer/pretend"),
         "{tests}"

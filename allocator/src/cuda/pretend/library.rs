@@ -10,6 +10,7 @@ use std::{env, fs, io};
 
 use thiserror::Error;
 
+use super::stand_in::{entries_of, is_of_source, names_in, stand_in};
 use crate::cuda::ptx::PtxArchive;
 
 /// How closely kernels are watched.
@@ -138,9 +139,15 @@ impl Library<'_> {
         for name in ["executor", "access"] {
             library.push(build.object(name, &sources.file(name), &sources.headers, flags)?);
         }
+        let mut images = Vec::new();
         for kernels in &sources.kernels {
-            let (name, text) = (&kernels.name, &kernels.on_processor());
+            let image = match &kernels.ptx {
+                Some(ptx) => ptx.clone(),
+                None => build.entries(kernels)?,
+            };
+            let (name, text) = (&kernels.name, &kernels.on_processor(&image));
             library.push(build.object(name, text, &sources.headers, kernel_flags)?);
+            images.push((name, image));
         }
         let all: Vec<&PathBuf> = driver.iter().chain(&library).collect();
         let folder = below.join(hash(all.iter().map(|path| path.as_os_str().as_encoded_bytes())));
@@ -148,8 +155,8 @@ impl Library<'_> {
         // cudarc asks for `libcuda.so`: by this name it finds what is loaded already.
         build.link(&driver, flags, "libcuda.so", &folder.join("libcuda.so.1"))?;
         build.link(&library, flags, "kernels.so", &folder.join("kernels.so"))?;
-        for KernelFile { name, ptx, .. } in &sources.kernels {
-            Build::put(&folder.join(format!("{name}.ptx")), |fresh| fs::write(fresh, ptx))?;
+        for (name, image) in images {
+            Build::put(&folder.join(format!("{name}.ptx")), |fresh| fs::write(fresh, image))?;
         }
         // One file, so that all names are of one library: the compiler's code is for this driver.
         let driver = folder.join("libcuda.so.1");
@@ -180,17 +187,17 @@ pub struct KernelFile {
     pub common: String,
     /// What is in it.
     pub source: String,
-    /// What NVRTC made of both: it has the names of the kernels, and what they take.
-    pub ptx: String,
+    /// What NVRTC made of both, where there is an archive that has it.
+    ptx: Option<String>,
 }
 
 impl KernelFile {
     /// Every `NAME.cu` in a folder and those below it, in the order of their names, once for each
-    /// type where its kernels are named by `KERNEL(..)`. Above or beside them is one [`PtxArchive`]
-    /// of all, and there may be one `common.cu`, which stands before each of them.
+    /// type where its kernels are named by `KERNEL(..)`. Above or beside them there may be one
+    /// [`PtxArchive`] of all, and one `common.cu`, which stands before each of them.
     ///
     /// # Errors
-    /// `File` for one that cannot be read, or of which the archive has no PTX.
+    /// `File` for one that cannot be read.
     pub fn all_below(folder: &Path) -> Result<Vec<KernelFile>, LibraryError> {
         let (mut paths, mut common, mut archive) = (Vec::new(), String::new(), None);
         for path in files_below(folder)? {
@@ -205,12 +212,10 @@ impl KernelFile {
             }
         }
         paths.sort_by(|a, b| parts(a).0.cmp(parts(b).0));
-        let ptx_of = |name: &str, path: &Path| {
-            let ptx = archive.as_ref().and_then(|archive| archive.get(name)).map(str::to_owned);
-            ptx.ok_or_else(|| {
-                let cause = format!("{} has no PTX of {name}", PtxArchive::FILE_NAME);
-                of_file(path, io::Error::new(io::ErrorKind::NotFound, cause))
-            })
+        // One that was made before the last change is of no use.
+        let ptx_of = |name: &str, source: &str| {
+            let ptx = archive.as_ref().and_then(|archive| archive.get(name));
+            ptx.filter(|ptx| is_of_source(ptx, source)).map(str::to_owned)
         };
         let mut files = Vec::new();
         for path in paths {
@@ -225,9 +230,10 @@ impl KernelFile {
                 variants = TYPES[..count].iter().map(variant).collect();
             }
             for (name, common) in variants {
-                let ptx = ptx_of(&name, &path)?;
                 let (source, path) = (source.clone(), path.clone());
-                files.push(KernelFile { name, path, common, source, ptx });
+                let mut file = KernelFile { name, path, common, source, ptx: None };
+                file.ptx = ptx_of(&file.name, &file.whole_source());
+                files.push(file);
             }
         }
         Ok(files)
@@ -238,17 +244,22 @@ impl KernelFile {
         format!("{}{}", self.common, self.source)
     }
 
-    /// As the C++ compiler takes it. Nothing of one file is seen by another.
-    fn on_processor(&self) -> String {
-        let KernelFile { path, common, source, ptx, .. } = self;
+    /// What a driver loads: the PTX, or what stands for it, which the pretend driver takes alone.
+    pub fn image(&self) -> String {
+        self.ptx.clone().unwrap_or_else(|| stand_in(&self.name, &self.whole_source()))
+    }
+
+    /// As the C++ compiler takes it, with the names of its kernels in an image. Nothing of one file
+    /// is seen by another.
+    fn on_processor(&self, image: &str) -> String {
+        let KernelFile { path, common, source, .. } = self;
         let path = path.display();
         let mut text = format!(
             "#include \"cuda.h\"\nnamespace {{\n#line 1 \"{COMMON}\"\n{common}\n#line 1 \
              \"{path}\"\n{source}\n}}\n"
         );
-        for entry in ptx.split(".entry").skip(1) {
-            let name = entry.trim_start().split(|c: char| c.is_whitespace() || c == '(').next();
-            text += &format!("PRETEND_KERNEL({})\n", name.unwrap_or_default());
+        for name in names_in(image) {
+            text += &format!("PRETEND_KERNEL({name})\n");
         }
         text
     }
@@ -308,6 +319,27 @@ impl Build {
         // It is of no use any more, and does no harm.
         let _ = fs::remove_file(&file);
         Ok(object)
+    }
+
+    /// What the driver reads of a file without PTX, kept like objects.
+    fn entries(&self, kernels: &KernelFile) -> Result<String, LibraryError> {
+        let source = kernels.whole_source();
+        let of = hash([self.compiler.as_bytes(), source.as_bytes()].into_iter());
+        let kept = self.objects.join(format!("{}-{of}.entries", kernels.name));
+        if let Ok(entries) = fs::read_to_string(&kept) {
+            return Ok(entries);
+        }
+        let file = fresh_for(&kept).with_extension("cc");
+        write(&file, &source)?;
+        let preprocessed = file.with_extension("ii");
+        let mut command = Command::new(&self.compiler);
+        command.args(["-E", "-P", "-w"]).arg(&file);
+        self.make(command, &kernels.path, &preprocessed)?;
+        let entries = entries_of(&source, &read(&preprocessed)?);
+        // They are of no use any more, and do no harm.
+        let _ = (fs::remove_file(&file), fs::remove_file(&preprocessed));
+        Build::put(&kept, |fresh| fs::write(fresh, &entries))?;
+        Ok(entries)
     }
 
     fn link(

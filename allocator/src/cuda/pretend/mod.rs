@@ -3,16 +3,18 @@
 //! It is a library with the driver's entry points, in `xtask/pretend-gpu`. Devices have memory of
 //! the host, of an exact capacity; work is queued and run as late as the driver's documentation
 //! allows, or in an order drawn from a seed; any call can be made to fail. Kernels run on the
-//! processor, compiled from the same source, and are told apart by the names in their PTX.
+//! processor, compiled from the same source, and are told apart by the names in their image.
 
 mod harness;
 mod library;
+mod stand_in;
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
 
 pub use harness::{Controls, TestDriver, Turn, is_sanitized};
 pub use library::{KernelFile, Library, LibraryError, Watch};
+pub use stand_in::stand_in;
 
 use super::device::Architecture;
 use super::driver::Driver;

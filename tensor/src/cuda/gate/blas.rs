@@ -103,11 +103,23 @@ pub struct MatrixLayout {
     pub batch_stride: usize,
 }
 
-/// `y = a·b`, `y = y + a·b`, or `y = a·b + bias` with the bias added to every row, for each matrix
-/// of a batch.
+/// What a product does beside its sums, with a vector of the result's type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Epilogue {
+    /// Nothing.
+    Nothing,
+    /// Adds a vector of `n` elements to every row; not with an old `y`.
+    Bias,
+    /// Writes the sums of the rows of `a`, `m` elements: of one matrix, and not with an old `y`.
+    /// With a layer's output gradient as `aᵀ` they are its bias' gradient. The library has it where
+    /// sums are of f32.
+    RowSums,
+}
+
+/// `y = a·b`, `y = y + a·b`, or `y = a·b` with an [`Epilogue`], for each matrix of a batch.
 ///
 /// # Shapes
-/// `a: [batch, m, k]`, `b: [batch, k, n]`, `y: [batch, m, n]`, `bias: [n]`
+/// `a: [batch, m, k]`, `b: [batch, k, n]`, `y: [batch, m, n]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Product {
     /// Matrices.
@@ -120,7 +132,7 @@ pub struct Product {
     pub k: usize,
     /// Type of the factors, a float.
     pub factors: DType,
-    /// Type of the result and of the bias: that of the factors, or f32 for those of a half type.
+    /// Type of the result and the vector: that of the factors, or f32 for those of a half type.
     pub result: DType,
     /// The result, whose matrices do not overlap.
     pub y: MatrixLayout,
@@ -132,8 +144,8 @@ pub struct Product {
     pub precision: Precision,
     /// What is done with the old `y`.
     pub start: WriteMode,
-    /// Whether there is a bias; not with an old `y`.
-    pub has_bias: bool,
+    /// What is done beside.
+    pub epilogue: Epilogue,
 }
 
 /// Bytes of a block.
@@ -149,8 +161,8 @@ pub struct ProductOperands<'a> {
     pub a: BlockBytes<'a>,
     /// The right factor.
     pub b: BlockBytes<'a>,
-    /// Elements that lie side by side, of a product with a bias.
-    pub bias: Option<BlockBytes<'a>>,
+    /// The epilogue's elements, which lie side by side.
+    pub vector: Option<BlockBytes<'a>>,
     /// Memory that nothing else on the stream or beside it uses, at a multiple of 256; its length
     /// is part of the plan. May be empty: fewer kernels can be chosen then.
     pub workspace: BlockBytes<'a>,
@@ -251,7 +263,7 @@ impl Blas {
         product: &Product,
         operands: &ProductOperands<'_>,
     ) -> Result<(), BlasError> {
-        let ProductOperands { y, a, b, bias, workspace } = operands;
+        let ProductOperands { y, a, b, vector, workspace } = operands;
         let Product { batch, m, n, k, factors, result, .. } = *product;
         if batch == 0 || m == 0 || n == 0 {
             return Ok(());
@@ -263,29 +275,39 @@ impl Blas {
             (b, factor_bytes),
             (workspace, 256),
             // One that is there in any case, where none is asked for.
-            (bias.as_ref().unwrap_or(y), result_bytes),
+            (vector.as_ref().unwrap_or(y), result_bytes),
         ];
-        let [(y, y_len), (a, a_len), (b, b_len), (workspace, workspace_bytes), (bias, bias_len)] =
-            self.places(streams, places)?;
+        let places = self.places(streams, places)?;
+        let [(y, y_len), (a, a_len), (b, b_len), (workspace, workspace_bytes), (vector, len)] =
+            places;
         if k == 0 {
             return Err(BlasError::NoPlan { workspace_bytes });
         }
         fits("y", product.y, [batch, m, n], (y_len, result_bytes))?;
         fits("a", product.a, [batch, m, k], (a_len, factor_bytes))?;
         fits("b", product.b, [batch, k, n], (b_len, factor_bytes))?;
-        let needed_bytes = n * result_bytes;
-        if product.has_bias && (operands.bias.is_none() || bias_len < needed_bytes) {
-            let given_bytes = if operands.bias.is_none() { 0 } else { bias_len };
-            return Err(BlasError::Short { operand: "bias", needed_bytes, given_bytes });
+        let needed_bytes = result_bytes
+            * match product.epilogue {
+                Epilogue::Nothing => 0,
+                Epilogue::Bias => n,
+                Epilogue::RowSums => m,
+            };
+        let given_bytes = if operands.vector.is_some() { len } else { 0 };
+        if given_bytes < needed_bytes {
+            return Err(BlasError::Short { operand: "vector", needed_bytes, given_bytes });
         }
-        let plan = self.plan(&Key::new(product, [y, a, b, bias], workspace_bytes))?;
+        if product.epilogue == Epilogue::RowSums && batch > 1 {
+            return Err(BlasError::NoPlan { workspace_bytes });
+        }
+        let plan = self.plan(&Key::new(product, [y, a, b, vector], workspace_bytes))?;
         let queue = streams.queue_pointer(stream)?;
         let scalars = Scalars::of(product);
         let (alpha, beta) = scalars.pointers();
-        let [y, a, b, workspace, bias] = [y, a, b, workspace, bias].map(pointer);
-        // What another thread enqueues by the same plan waits until the library has read the bias.
+        let [y, a, b, workspace, vector] = [y, a, b, workspace, vector].map(pointer);
+        // What another thread enqueues by the same plan waits until the library has read where the
+        // vector is.
         let operation = plan.operation();
-        operation.set_bias(bias)?;
+        operation.set_vector(vector)?;
         let handle = self.shared.handle.0;
         self.shared.call.make("cublasLtMatmul", |table| {
             let [y_layout, first, second] = plan.layouts();

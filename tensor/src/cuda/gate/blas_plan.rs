@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lowtide_allocator::cuda::CudaDevice;
 
-use super::blas::{BlasTable, Choice, MatrixLayout, Order, Precision, Product};
+use super::blas::{BlasTable, Choice, Epilogue, MatrixLayout, Order, Precision, Product};
 use super::blas_error::BlasError;
 use crate::dtype::DType;
 
@@ -26,6 +26,8 @@ const OPERATION_EPILOGUE: c_int = 7;
 const OPERATION_BIAS: c_int = 8;
 const TRANSPOSED: c_int = 1;
 const EPILOGUE_BIAS: c_int = 4;
+/// Sums over K of the second factor.
+const EPILOGUE_BIAS_GRADIENT_B: c_int = 512;
 const LAYOUT_BATCH_COUNT: c_int = 5;
 const LAYOUT_BATCH_STRIDE: c_int = 6;
 const PREFERENCE_WORKSPACE_BYTES: c_int = 1;
@@ -39,7 +41,7 @@ const ALIGNMENT_BITS_MAX: u32 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     product: Product,
-    /// Of `y`, `a`, `b` and the bias: the library takes 256 where it is not told.
+    /// Of `y`, `a`, `b` and the vector: the library takes 256 where it is not told.
     alignments: [u32; 4],
     workspace_bytes: usize,
 }
@@ -48,7 +50,7 @@ impl Key {
     pub(super) fn new(product: &Product, addresses: [u64; 4], workspace_bytes: usize) -> Key {
         let alignment = |address: u64| 1 << address.trailing_zeros().min(ALIGNMENT_BITS_MAX);
         let mut alignments = addresses.map(alignment);
-        if !product.has_bias {
+        if product.epilogue == Epilogue::Nothing {
             alignments[3] = 0;
         }
         Key { product: *product, alignments, workspace_bytes }
@@ -217,13 +219,13 @@ impl Drop for Description {
 /// The operation of a plan, for one product at a time.
 pub(super) struct Operation<'a> {
     description: MutexGuard<'a, Description>,
-    has_bias: bool,
+    has_vector: bool,
 }
 
 impl Operation<'_> {
-    /// Says where the bias of the next product is, if it has one.
-    pub(super) fn set_bias(&self, bias: *mut c_void) -> Result<(), BlasError> {
-        if self.has_bias { self.description.set(OPERATION_BIAS, bias) } else { Ok(()) }
+    /// Says where the vector of the next product is, if its epilogue has one.
+    pub(super) fn set_vector(&self, vector: *mut c_void) -> Result<(), BlasError> {
+        if self.has_vector { self.description.set(OPERATION_BIAS, vector) } else { Ok(()) }
     }
 
     pub(super) fn handle(&self) -> *mut c_void {
@@ -233,9 +235,9 @@ impl Operation<'_> {
 
 /// A product that only lacks its operands.
 pub(super) struct ProductPlan {
-    /// The library reads where the bias is from here, when it is called.
+    /// The library reads where the vector is from here, when it is called.
     operation: Mutex<Description>,
-    has_bias: bool,
+    has_vector: bool,
     /// Of `y`, the first factor and the second.
     layouts: [Description; 3],
     algorithm: [u64; 8],
@@ -247,7 +249,7 @@ impl ProductPlan {
         handle: *mut c_void,
         key: &Key,
     ) -> Result<ProductPlan, BlasError> {
-        let Product { batch, m, n, k, y, a, b, factors, result, has_bias, .. } = key.product;
+        let Product { batch, m, n, k, y, a, b, factors, result, epilogue, .. } = key.product;
         let operation = Description::operation(call, &key.product)?;
         for (attribute, order) in
             [(OPERATION_TRANSPOSE_A, b.order), (OPERATION_TRANSPOSE_B, a.order)]
@@ -261,11 +263,16 @@ impl ProductPlan {
             Description::layout(call, [batch, k, n], (&b, factors))?,
             Description::layout(call, [batch, m, k], (&a, factors))?,
         ];
-        let [y, a, b, bias] = key.alignments;
-        if has_bias {
-            operation.set(OPERATION_EPILOGUE, EPILOGUE_BIAS)?;
+        let [y, a, b, vector] = key.alignments;
+        let epilogue = match epilogue {
+            Epilogue::Nothing => None,
+            Epilogue::Bias => Some(EPILOGUE_BIAS),
+            Epilogue::RowSums => Some(EPILOGUE_BIAS_GRADIENT_B),
+        };
+        if let Some(epilogue) = epilogue {
+            operation.set(OPERATION_EPILOGUE, epilogue)?;
             // An address as aligned as that of each product by this plan.
-            let address: *mut c_void = std::ptr::without_provenance_mut(bias as usize);
+            let address: *mut c_void = std::ptr::without_provenance_mut(vector as usize);
             operation.set(OPERATION_BIAS, address)?;
         }
         let preference = Description::preference(call)?;
@@ -301,12 +308,13 @@ impl ProductPlan {
             return Err(no_plan);
         }
         let operation = Mutex::new(operation);
-        Ok(ProductPlan { operation, has_bias, layouts, algorithm: choice.algorithm })
+        let has_vector = epilogue.is_some();
+        Ok(ProductPlan { operation, has_vector, layouts, algorithm: choice.algorithm })
     }
 
     pub(super) fn operation(&self) -> Operation<'_> {
         let description = self.operation.lock().unwrap_or_else(PoisonError::into_inner);
-        Operation { description, has_bias: self.has_bias }
+        Operation { description, has_vector: self.has_vector }
     }
 
     pub(super) fn layouts(&self) -> [*mut c_void; 3] {

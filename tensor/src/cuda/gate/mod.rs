@@ -12,7 +12,8 @@ mod kernel_cache;
 
 pub use crate::write_mode::WriteMode;
 pub use blas::{
-    Blas, BlockBytes, MatrixLayout, Order, PlanCounts, Precision, Product, ProductOperands,
+    Blas, BlockBytes, Epilogue, MatrixLayout, Order, PlanCounts, Precision, Product,
+    ProductOperands,
 };
 pub use blas_error::BlasError;
 pub use compiler::{CompileError, Compiler, KernelSource};

@@ -81,6 +81,7 @@ struct Forward {
   typedef Computed Number;
   static const bool A_IS_DEEP = true;
   static const bool B_IS_DEEP = false;
+  static const bool HAS_ROW_SUMS = false;
   Shape shape;
   u32 pixels;
   u32 tap_count;
@@ -109,6 +110,7 @@ struct BackwardInput {
   typedef Computed Number;
   static const bool A_IS_DEEP = false;
   static const bool B_IS_DEEP = false;
+  static const bool HAS_ROW_SUMS = false;
   Shape shape;
   u32 pixels;
   Stored* dx;
@@ -153,6 +155,7 @@ struct BackwardWeight {
   typedef Computed Number;
   static const bool A_IS_DEEP = true;
   static const bool B_IS_DEEP = true;
+  static const bool HAS_ROW_SUMS = false;
   Shape shape;
   u32 tap_count;
   Stored* dw;

@@ -5,7 +5,7 @@ use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 
 use super::{Batch, MatMul, OperandLayout};
 use crate::cuda::gate::{
-    Blas, BlasError, MatrixLayout, Order, Precision, Product, ProductOperands,
+    Blas, BlasError, Epilogue, MatrixLayout, Order, Precision, Product, ProductOperands,
 };
 use crate::cuda::kernels::{MATMUL, typed_name};
 use crate::cuda::{Cuda, CudaOperands, DeviceOperand};
@@ -26,6 +26,9 @@ pub(super) fn product(op: &MatMul, cuda: &Cuda, operands: &CudaOperands<'_>) -> 
     let library = cuda.blas()?;
     let launches = Launches::new(op, cuda, operands);
     let has_tiles = launches.fit_tiles();
+    if op.has_row_sums {
+        return if has_tiles { launches.with_row_sums(library) } else { Err(no_kernel()) };
+    }
     let is_undone = launches.outer.len() == 1 || op.start == WriteMode::Overwrite;
     // What is added cannot be taken back, should the library refuse a later launch.
     if !has_tiles && (library.is_none() || !is_undone) {
@@ -34,9 +37,7 @@ pub(super) fn product(op: &MatMul, cuda: &Cuda, operands: &CudaOperands<'_>) -> 
     for index in 0..launches.outer.len() {
         let offsets = launches.outer.offsets(index);
         let is_done = match &library {
-            Some((blas, precision)) => {
-                cuda.by_library(|| launches.by_library(blas, *precision, offsets))?
-            }
+            Some(library) => launches.by_library(library, launches.epilogue(), offsets)?,
             None => false,
         };
         if !is_done && !has_tiles {
@@ -58,6 +59,8 @@ struct Launches<'a> {
     start: WriteMode,
     /// Added to every row.
     bias: Option<DeviceOperand<'a>>,
+    /// Where the sums of the rows of a go.
+    row_sums: Option<DeviceOperand<'a>>,
     /// The innermost dimension of the batch is one of each launch: how many, and how far apart.
     inner: (usize, [usize; 3]),
     /// A launch for each index of the others.
@@ -72,8 +75,9 @@ impl<'a> Launches<'a> {
             None => ((1, [0; 3]), batch),
         };
         let bias = (operands.read_count() > 2).then(|| operands.read(2));
+        let row_sums = op.has_row_sums.then(|| operands.write(1));
         let (dtype, start) = (op.dtype, op.start);
-        Launches { plan, cuda, operands, dtype, start, bias, inner, outer }
+        Launches { plan, cuda, operands, dtype, start, bias, row_sums, inner, outer }
     }
 
     /// Whether the tiles can count rows and columns.
@@ -82,10 +86,44 @@ impl<'a> Launches<'a> {
         m <= BLOCKS_MAX * TILE && k.max(n) <= i32::MAX as usize
     }
 
+    /// What is done with the bias.
+    fn epilogue(&self) -> Epilogue {
+        if self.bias.is_some() { Epilogue::Bias } else { Epilogue::Nothing }
+    }
+
+    /// One matrix, with the sums of the rows of a: in the same launch, unless the library can do
+    /// but the product.
+    fn with_row_sums(&self, library: Option<(Blas, Precision)>) -> Result<()> {
+        let no_offsets = [0; 3];
+        if let Some(library) = &library {
+            // Of no columns it would not read a.
+            let [.., n] = self.plan.size;
+            if n > 0 && self.by_library(library, Epilogue::RowSums, no_offsets)? {
+                return Ok(());
+            }
+            if self.by_library(library, Epilogue::Nothing, no_offsets)? {
+                return self.row_sums_by_tiles(0);
+            }
+        }
+        self.cuda.count_own_product();
+        self.row_sums_by_tiles(self.plan.size[2])
+    }
+
+    /// Whether the library takes the product.
     fn by_library(
+        &self,
+        (blas, precision): &(Blas, Precision),
+        epilogue: Epilogue,
+        offsets: [usize; 3],
+    ) -> Result<bool> {
+        self.cuda.by_library(|| self.enqueue(blas, *precision, epilogue, offsets))
+    }
+
+    fn enqueue(
         &self,
         blas: &Blas,
         precision: Precision,
+        epilogue: Epilogue,
         [a_start, b_start, y_start]: [usize; 3],
     ) -> Result<(), BlasError> {
         let OperandLayout { size: [m, k, n], strides: [a, b, y], .. } = *self.plan;
@@ -102,23 +140,54 @@ impl<'a> Launches<'a> {
             result: self.operands.write(0).dtype(),
             precision,
             start: self.start,
-            has_bias: self.bias.is_some(),
+            epilogue,
         };
         let [a, b] = [0, 1].map(|index| self.operands.read(index));
         let y = self.operands.write(0);
-        let workspace = (self.operands.writes.len() > 1).then(|| self.operands.write(1));
+        let result_count = if self.row_sums.is_some() { 2 } else { 1 };
+        let has_workspace = self.operands.write_count() > result_count;
+        let workspace = has_workspace.then(|| self.operands.write(result_count));
+        let vector = match epilogue {
+            Epilogue::Nothing => None,
+            Epilogue::Bias => self.bias,
+            Epilogue::RowSums => self.row_sums,
+        };
         let places = ProductOperands {
             y: (y.block(), y.bytes_from(y_start)),
             a: (a.block(), a.bytes_from(a_start)),
             b: (b.block(), b.bytes_from(b_start)),
-            bias: self.bias.map(|bias| (bias.block(), bias.bytes())),
+            vector: vector.map(|vector| (vector.block(), vector.bytes())),
             workspace: workspace.map_or((y.block(), 0..0), |bytes| (bytes.block(), bytes.bytes())),
         };
         blas.enqueue(self.cuda.streams(), Stream::DEFAULT, &product, &places)
     }
 
+    /// Sizes and strides as the kernels take them.
+    fn words(&self, n: usize) -> [u64; 12] {
+        let OperandLayout { size: [m, k, _], strides: [a, b, y], .. } = *self.plan;
+        let (_, matrix) = self.inner;
+        [m, n, k, a[0], a[1], matrix[0], b[0], b[1], matrix[1], y[0], y[1], matrix[2]]
+            .map(|size| size as u64)
+    }
+
+    /// The product of `n` columns, and the sums of the rows of a.
+    fn row_sums_by_tiles(&self, n: usize) -> Result<()> {
+        let [a, b] = [0, 1].map(|index| self.operands.read(index));
+        let [y, row_sums] = [0, 1].map(|index| self.operands.write(index));
+        let blocks = [n.div_ceil(TILE).max(1), self.plan.size[0].div_ceil(TILE), 1];
+        let blocks = blocks.map(|count| count as u32);
+        let grid = Grid { blocks, threads: [THREADS, 1, 1], shared_bytes: 0 };
+        use Parameter::{Read, Words, Write};
+        let parameters = &[Write, Write, Read, Read, Words(12)];
+        let kernel = Signature { name: typed_name!("matmul_row_sums", self.dtype), parameters };
+        let words = self.words(n);
+        let written = [y.to_write(), row_sums.to_write()];
+        let arguments = [written[0], written[1], a.to_read(), b.to_read(), Argument::Words(&words)];
+        self.cuda.launch(MATMUL.of(self.dtype), &kernel, grid, &arguments)
+    }
+
     fn by_tiles(&self, offsets: [usize; 3]) -> Result<()> {
-        let OperandLayout { size: [m, k, n], strides: [a, b, y], .. } = *self.plan;
+        let OperandLayout { size: [m, _, n], strides: [a, b, _], .. } = *self.plan;
         let (count, matrix) = self.inner;
         let [a_turned, b_turned] = [a, b].map(|strides| strides[1] != 1);
         let is_wide = self.operands.write(0).dtype() != self.dtype;
@@ -137,8 +206,7 @@ impl<'a> Launches<'a> {
         let kernel = Signature { name, parameters };
         let adds = Argument::U32(u32::from(self.start == WriteMode::Accumulate));
         let bias = self.bias.map_or(Argument::Nothing, |bias| bias.to_read());
-        let sizes = [m, n, k, a[0], a[1], matrix[0], b[0], b[1], matrix[1], y[0], y[1], matrix[2]];
-        let words = sizes.map(|size| size as u64);
+        let words = self.words(n);
         for first in (0..count).step_by(BLOCKS_MAX) {
             let blocks = [n.div_ceil(TILE), m.div_ceil(TILE), (count - first).min(BLOCKS_MAX)];
             let grid = Grid {

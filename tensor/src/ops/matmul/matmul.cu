@@ -1,6 +1,7 @@
 // C[M, N] = A[M, K] · B[K, N] + bias[N], for each of a batch; overwritten, or added to C. A grid is
 // (columns of tiles, rows of tiles, batch) of 256 threads, see `tile_product`. Sums are in the order
 // of K. Sizes are below 2^31; a device runs at most 65535 rows of tiles and matrices.
+// `matmul_row_sums` also writes the sums of the rows of A; with no columns, these alone.
 
 struct Sizes {
   u64 m, n, k;
@@ -10,16 +11,18 @@ struct Sizes {
   u64 c_row, c_column, c_matrix;
 };
 
-// `A_DEEP`: columns of A lie side by side; `B_DEEP`: rows of B do. C and bias are of type `C`.
-template <bool A_DEEP, bool B_DEEP, typename C>
+// `A_DEEP`: columns of A lie side by side; `B_DEEP`: rows of B do. C, bias and sums are of type `C`.
+template <bool A_DEEP, bool B_DEEP, bool ROW_SUMS, typename C>
 struct Matmul {
   typedef Computed Number;
   static const bool A_IS_DEEP = A_DEEP;
   static const bool B_IS_DEEP = B_DEEP;
+  static const bool HAS_ROW_SUMS = ROW_SUMS;
   C* y;
   const Stored* x;
   const Stored* w;
   const C* bias;
+  C* row_sums;
   const Sizes& sizes;
   bool adds;
 
@@ -37,14 +40,18 @@ struct Matmul {
     if (bias != nullptr) value += widened(bias[column]);
     set(*place, adds ? widened(*place) + value : value);
   }
+  __device__ void put_row_sum(u32 row, Computed sum) const {
+    if (row < sizes.m) set(row_sums[row], sum);
+  }
 };
 
 template <bool A_DEEP, bool B_DEEP, typename C>
 __device__ inline void matmul(C* c, const Stored* a, const Stored* b, const C* bias, u32 adds,
                               const Sizes& sizes) {
   u64 matrix = blockIdx.z;
-  Matmul<A_DEEP, B_DEEP, C> product = {c + matrix * sizes.c_matrix, a + matrix * sizes.a_matrix,
-                                       b + matrix * sizes.b_matrix, bias, sizes, adds != 0};
+  Matmul<A_DEEP, B_DEEP, false, C> product = {
+      c + matrix * sizes.c_matrix, a + matrix * sizes.a_matrix, b + matrix * sizes.b_matrix,
+      bias, nullptr, sizes, adds != 0};
   tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, 0, (u32)sizes.k);
 }
 
@@ -67,3 +74,11 @@ STAMP(matmul_wide_nt, Computed, true, true)
 STAMP(matmul_wide_tn, Computed, false, false)
 STAMP(matmul_wide_tt, Computed, false, true)
 #endif
+
+// For a layer's gradients: A is a transposed matrix, and there is one.
+extern "C" __global__ void __launch_bounds__(256)
+    KERNEL(matmul_row_sums)(Stored* c, Stored* row_sums, const Stored* a, const Stored* b,
+                            Sizes sizes) {
+  Matmul<false, false, true, Stored> product = {c, a, b, nullptr, row_sums, sizes, false};
+  tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, 0, (u32)sizes.k);
+}

@@ -59,12 +59,15 @@ impl OperandLayout {
     }
 }
 
-/// y = or += a·b, or y = a·b + bias with the bias row added to every row.
+/// y = or += a·b; or y = a·b + bias with the bias row added to every row; or, on NVIDIA devices,
+/// y = a·b and the sums of the rows of a.
 struct MatMul {
     op: &'static str,
     plan: OperandLayout,
     dtype: DType,
     start: WriteMode,
+    /// Whether the second of the tensors that are written is for the sums of the rows of a.
+    has_row_sums: bool,
 }
 
 impl Kernel for MatMul {
@@ -80,6 +83,9 @@ impl Kernel for MatMul {
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        if self.has_row_sums {
+            return Err(TensorError::NoKernel { op: self.op, device: "cpu" });
+        }
         let is_wide = operands.write_dtype(0) != self.dtype;
         for_each_float!(self.dtype, E as T => match is_wide {
             true => self.run::<T, E, T>(cpu, operands),
@@ -123,17 +129,17 @@ fn library_workspace_bytes(plan: &OperandLayout) -> usize {
 impl MatMul {
     /// Allocates scratch memory if the device's library takes some, and launches.
     #[track_caller]
-    fn launch_with_workspace(self, reads: &[&Tensor], y: &Tensor) -> Result<()> {
-        let device = y.device();
+    fn launch_with_workspace(self, reads: &[&Tensor], writes: &[&Tensor]) -> Result<()> {
+        let device = writes[0].device();
         let bytes = match device.kind() {
             DeviceKind::Cuda => library_workspace_bytes(&self.plan),
             DeviceKind::Cpu => 0,
         };
         if bytes == 0 {
-            return device.launch(self, reads, &[y]);
+            return device.launch(self, reads, writes);
         }
         let workspace = Tensor::workspace(device, bytes, DType::U8)?;
-        device.launch(self, reads, &[y, &workspace])
+        device.launch(self, reads, &[writes, &[&workspace]].concat())
     }
 
     /// Computed in `T` from operands in `E` to a destination in `Y`.
@@ -255,6 +261,44 @@ impl Tensor {
         product(op, self, &w.transpose(0, 1)?, b)
     }
 
+    /// The gradient of the weight of [`Tensor::linear`] for `self = x`: the sum of `dyᵀ x` over all
+    /// rows. On NVIDIA devices the same launch finds the bias' gradient, the sum of the rows of
+    /// `dy`; elsewhere there is none beside.
+    ///
+    /// # Shapes
+    /// `x: [.., I], dy: [.., O] → [O, I], [O]`
+    ///
+    /// # Errors
+    /// As [`Tensor::matmul`].
+    #[track_caller]
+    pub fn linear_weight_gradient(&self, dy: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+        let op = "linear_weight_gradient";
+        let (Some((&inputs, outer)), Some((&outputs, dy_outer))) =
+            (self.shape().split_last(), dy.shape().split_last())
+        else {
+            return Err(TensorError::Shape { op, left: *self.shape(), right: *dy.shape() });
+        };
+        if outer != dy_outer {
+            return Err(TensorError::Shape { op, left: *self.shape(), right: *dy.shape() });
+        }
+        let count: usize = outer.iter().product();
+        let dy_rows = dy.reshape([count, outputs])?.transpose(0, 1)?;
+        let x_rows = self.reshape([count, inputs])?;
+        let device = self.device();
+        if device.kind() == DeviceKind::Cpu {
+            return Ok((product(op, &dy_rows, &x_rows, None)?, None));
+        }
+        let Factors { a, b, .. } = Factors::new(op, &dy_rows, &x_rows)?;
+        let dtype = a.dtype();
+        let dw = Tensor::empty(device, [outputs, inputs], dtype)?;
+        let db = Tensor::empty(device, [outputs], dtype)?;
+        let plan = OperandLayout::new(a.layout(), b.layout(), dw.layout());
+        let start = WriteMode::Overwrite;
+        let kernel = MatMul { op, plan, dtype, start, has_row_sums: true };
+        kernel.launch_with_workspace(&[&a, &b], &[&dw, &db])?;
+        Ok((dw, Some(db)))
+    }
+
     /// Adds the product `a · b`, as [`Tensor::matmul`] defines it, in place. `self` may be f32
     /// where `a` and `b` are of a half type: a sum over many products in the wider type.
     ///
@@ -275,7 +319,7 @@ impl Tensor {
         start: WriteMode,
     ) -> Result<()> {
         let (Factors { a, b, .. }, y, plan) = self.addition(op, a, b)?;
-        let kernel = MatMul { op, plan, dtype: a.dtype(), start };
+        let kernel = MatMul { op, plan, dtype: a.dtype(), start, has_row_sums: false };
         self.device().launch(kernel, &[&a, &b], &[&y])
     }
 
@@ -364,6 +408,8 @@ fn product(op: &'static str, a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> R
     let y = factors.with_all_dimensions(&out)?;
     let plan = OperandLayout::new(a.layout(), b.layout(), y.layout());
     let reads: Vec<&Tensor> = [Some(a), Some(b), bias.as_ref()].into_iter().flatten().collect();
-    MatMul { op, plan, dtype, start: WriteMode::Overwrite }.launch_with_workspace(&reads, &y)?;
+    let start = WriteMode::Overwrite;
+    let kernel = MatMul { op, plan, dtype, start, has_row_sums: false };
+    kernel.launch_with_workspace(&reads, &[&y])?;
     Ok(out)
 }

@@ -120,8 +120,8 @@ impl Lab {
     fn function(&self, file: &str, kernel: Kernel) -> Function {
         let mut modules = self.modules.borrow_mut();
         let module = modules.entry(file.to_owned()).or_insert_with(|| {
-            let ptx = &self.files.iter().find(|kernels| kernels.name == file).unwrap().ptx;
-            Module::load(self.streams.device(), "kernels", ptx.as_bytes()).unwrap()
+            let image = self.files.iter().find(|kernels| kernels.name == file).unwrap().image();
+            Module::load(self.streams.device(), "kernels", image.as_bytes()).unwrap()
         });
         module.function(&kernel).unwrap()
     }

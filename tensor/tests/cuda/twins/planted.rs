@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use lowtide_allocator::cuda::pretend::{KernelFile, Watch, is_sanitized};
-use lowtide_allocator::cuda::{Argument, Grid, Kernel, PtxArchive};
+use lowtide_allocator::cuda::{Argument, Grid, Kernel};
 
 use super::{F64, Lab, ORDERS, Read, U32, U64, Words, Write, noise, walk};
 use crate::gpu::{Gpu, KERNELS};
@@ -14,8 +14,6 @@ fn planted(name: &str, file: &str, change: impl Fn(&str, String) -> String) -> P
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join(KERNELS);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("planted").join(name);
     fs::create_dir_all(&folder).unwrap();
-    let archive = PtxArchive::FILE_NAME;
-    fs::copy(from.join("cuda").join(archive), folder.join(archive)).unwrap();
     let kernels = KernelFile::all_below(&from).unwrap();
     // Of a file for several types the first one.
     let is_of_file = |kernels: &KernelFile| kernels.path.ends_with(format!("{file}.cu"));

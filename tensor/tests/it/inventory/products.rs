@@ -12,6 +12,14 @@ pub(super) fn ops() -> Vec<Op> {
         out!(matvec, i => i.left.matvec(&i.right.select(1, 5)?)),
         out!(outer, i => i.left.select(0, 3)?.outer(&i.right.select(1, 5)?)),
         out!(linear, i => i.right.transpose(0, 1)?.linear(&i.left, Some(&i.bias))),
+        Op {
+            name: "linear_weight_gradient",
+            run: |i| {
+                let (dw, db) = i.right.linear_weight_gradient(&i.left.transpose(0, 1)?)?;
+                Ok([Some(dw), db].into_iter().flatten().collect())
+            },
+            half: true,
+        },
         out!(addmm, i => i.bias.unsqueeze(1)?.addmm(&i.left, &i.right, HALVES)),
         out!(addmv, i => i.bias.addmv(&i.left, &i.right.select(1, 5)?, HALVES)),
         out!(baddbmm, i => {
