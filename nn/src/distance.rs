@@ -25,7 +25,12 @@ pub(crate) fn raised(x: Var, low: f64) -> Result<Var> {
 /// `Shape`, `Axis`, `DType`, `OutOfMemory`; `Option` for a negative ε.
 pub fn cosine_similarity(a: Var, b: Var, axis: impl Into<Axis>, eps: f64) -> Result<Var> {
     check_option("eps", eps, "[0, ∞)", |eps| eps >= 0.0)?;
-    let axis = axis.into();
+    let (axis, dtype) = (axis.into(), a.value().dtype());
+    if dtype != dtype.computed() && dtype == b.value().dtype() {
+        // One rounding, at the end: that of a norm alone is that of the quotient.
+        let [a, b] = [a, b].map(|x| x.to_dtype(dtype.computed()));
+        return Ok(cosine_similarity(a?, b?, axis, eps)?.to_dtype(dtype)?);
+    }
     let (left, right) = (*a.shape(), *b.shape());
     let op = "cosine_similarity";
     let shape = left.broadcast(&right).ok_or(TensorError::Shape { op, left, right })?;

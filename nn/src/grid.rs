@@ -1,7 +1,7 @@
 //! Points of images and volumes.
 
-use lowtide_autograd::Var;
-use lowtide_tensor::{Corners, DType, Tensor, TensorError};
+use lowtide_autograd::{AutogradResult, Needs, Saved, Var};
+use lowtide_tensor::{Corners, DType, Tensor, TensorError, TensorResult};
 
 use crate::error::Result;
 use crate::images::CUBIC;
@@ -137,33 +137,210 @@ fn cubic_of(x: Var, offset: i32) -> Result<Var> {
     })
 }
 
-/// The pixels of a point so far, of the dimensions from the first on.
-struct Corner {
-    /// The place in the image, row by row.
-    index: Tensor,
-    weight: Option<Var>,
-    /// Whether it is there.
-    is_inside: Tensor,
+/// The pixels around all points: along each dimension several, whose products are the corners. A
+/// corner says which pixel it is along each dimension, from the first on.
+struct Around {
+    sizes: Vec<usize>,
+    padding: GridPadding,
+    /// Of each pixel along each dimension, as numbers of the image's type.
+    places: Vec<Vec<Tensor>>,
+    /// Weights of those, in the same order; none of the nearest pixel.
+    weights: Vec<Vec<Tensor>>,
 }
 
-impl Corner {
-    /// One of the pixels along a dimension of `len`, behind those of the dimensions before it.
-    fn behind(before: Option<&Corner>, pixel: &Pixels, len: usize) -> Result<Corner> {
-        let places = &pixel.places;
-        let whole = places.maximum_scalar(0.0)?.minimum_scalar(len as f64 - 1.0)?;
-        let whole = whole.to_dtype(DType::I64)?;
-        let is_inside = places.ge_scalar(0.0)?.logical_and(&places.lt_scalar(len as f64)?)?;
-        let weight = pixel.weight.clone();
-        let Some(before) = before else { return Ok(Corner { index: whole, weight, is_inside }) };
-        Ok(Corner {
-            index: before.index.mul_scalar(len as f64)?.add(&whole)?,
-            weight: match (&before.weight, weight) {
-                (Some(before), Some(weight)) => Some(before.clone().mul(weight)?),
-                _ => None,
-            },
-            is_inside: before.is_inside.logical_and(&is_inside)?,
-        })
+impl Around {
+    /// All combinations, the last dimension's pixel changing first.
+    fn corners(&self) -> Vec<Vec<usize>> {
+        let mut corners = vec![Vec::new()];
+        for pixels in &self.places {
+            let mut next = Vec::new();
+            for corner in &corners {
+                next.extend((0..pixels.len()).map(|pixel| [&corner[..], &[pixel]].concat()));
+            }
+            corners = next;
+        }
+        corners
     }
+
+    /// The places of a corner in the image, row by row, `[N, P]`.
+    fn index(&self, corner: &[usize]) -> TensorResult<Tensor> {
+        let along = |axis: usize| {
+            let last = self.sizes[axis] as f64 - 1.0;
+            let places = &self.places[axis][corner[axis]];
+            places.maximum_scalar(0.0)?.minimum_scalar(last)?.to_dtype(DType::I64)
+        };
+        let mut index = along(0)?;
+        for axis in 1..corner.len() {
+            index = index.mul_scalar(self.sizes[axis] as f64)?.add(&along(axis)?)?;
+        }
+        Ok(index)
+    }
+
+    /// Where a corner has zeros, if the image has zeros around it, `[N, P]`.
+    fn is_outside(&self, corner: &[usize]) -> TensorResult<Option<Tensor>> {
+        if self.padding != GridPadding::Zeros {
+            return Ok(None);
+        }
+        let mut is_outside: Option<Tensor> = None;
+        for (axis, &pixel) in corner.iter().enumerate() {
+            let places = &self.places[axis][pixel];
+            let inside = places.lt_scalar(self.sizes[axis] as f64)?;
+            let outside = places.ge_scalar(0.0)?.logical_and(&inside)?.logical_not()?;
+            is_outside = Some(match is_outside {
+                Some(before) => before.logical_or(&outside)?,
+                None => outside,
+            });
+        }
+        Ok(is_outside)
+    }
+
+    /// The product of a corner's weights, `[N, P]`, without that along one of the dimensions;
+    /// `None` where it has no factor.
+    fn weight(&self, corner: &[usize], without: Option<usize>) -> TensorResult<Option<Tensor>> {
+        let mut product: Option<Tensor> = None;
+        for (axis, weights) in self.weights.iter().enumerate() {
+            if Some(axis) == without {
+                continue;
+            }
+            let weight = &weights[corner[axis]];
+            product = Some(match product {
+                Some(before) => before.mul(weight)?,
+                None => weight.clone(),
+            });
+        }
+        Ok(product)
+    }
+
+    /// `x: [N, C, P]` times the weight of each point, 0 outside.
+    fn weighted(&self, corner: &[usize], x: &Tensor) -> TensorResult<Tensor> {
+        let is_outside =
+            self.is_outside(corner)?.map(|outside| outside.unsqueeze(1)).transpose()?;
+        match (self.weight(corner, None)?, is_outside) {
+            (Some(weight), is_outside) => {
+                let mut product = x.mul(&weight.unsqueeze(1)?)?;
+                if let Some(is_outside) = is_outside {
+                    product.masked_fill_(&is_outside, 0.0)?;
+                }
+                Ok(product)
+            }
+            (None, Some(is_outside)) => x.masked_fill(&is_outside, 0.0),
+            (None, None) => Ok(x.clone()),
+        }
+    }
+
+    /// The pixels of a corner, `x: [N, C, pixels] → [N, C, P]`.
+    fn values(&self, corner: &[usize], x: &Tensor) -> TensorResult<Tensor> {
+        x.gather(2, &self.places_in(corner, x)?)
+    }
+
+    fn places_in(&self, corner: &[usize], x: &Tensor) -> TensorResult<Tensor> {
+        let index = self.index(corner)?;
+        let shape = [x.shape()[0], x.shape()[1], index.shape()[1]];
+        index.unsqueeze(1)?.expand(shape)
+    }
+
+    /// `y[n, c, p] = Σ w · x[n, c, index]` over the corners of the points.
+    fn sum(&self, x: &Tensor) -> TensorResult<Tensor> {
+        let mut sum: Option<Tensor> = None;
+        for corner in self.corners() {
+            let part = self.weighted(&corner, &self.values(&corner, x)?)?;
+            sum = Some(match sum {
+                Some(mut sum) => {
+                    sum.add_(&part)?;
+                    sum
+                }
+                None => part,
+            });
+        }
+        Ok(sum.expect("a point has a corner"))
+    }
+
+    /// `dx[n, c, index] += w · dy[n, c, p]` of all corners.
+    fn image_gradient(&self, dy: &Tensor, x: &Tensor) -> TensorResult<Tensor> {
+        let mut dx = Tensor::zeros(dy.device(), *x.shape(), dy.dtype())?;
+        for corner in self.corners() {
+            let index = self.places_in(&corner, x)?;
+            dx.scatter_add_(2, &index, &self.weighted(&corner, dy)?)?;
+        }
+        Ok(dx)
+    }
+
+    /// Of each weight `Σ dy · x[index] · (the corner's weights along other dimensions)` over the
+    /// channels and over the corners that it belongs to, in the weights' order.
+    fn weight_gradients(&self, dy: &Tensor, x: &Tensor) -> TensorResult<Vec<Tensor>> {
+        let zeros = |weight: &Tensor| Tensor::zeros(dy.device(), *weight.shape(), dy.dtype());
+        let along = |weights: &Vec<Tensor>| -> TensorResult<Vec<Tensor>> {
+            weights.iter().map(zeros).collect()
+        };
+        let mut gradients = self.weights.iter().map(along).collect::<TensorResult<Vec<_>>>()?;
+        for corner in self.corners() {
+            let mut share = dy.mul(&self.values(&corner, x)?)?.sum(&[1])?;
+            if let Some(is_outside) = self.is_outside(&corner)? {
+                share.masked_fill_(&is_outside, 0.0)?;
+            }
+            for (axis, gradients) in gradients.iter_mut().enumerate() {
+                let part = match self.weight(&corner, Some(axis))? {
+                    Some(others) => share.mul(&others)?,
+                    None => share.clone(),
+                };
+                gradients[corner[axis]].add_(&part)?;
+            }
+        }
+        Ok(gradients.into_iter().flatten().collect())
+    }
+}
+
+/// The weighted sums of the pixels around points, `image: [N, C, pixels] → [N, C, P]`, by `around`,
+/// a list for each dimension of `sizes`. Backward gathers the corners again, one at a time: kept
+/// are the image and what the points are along single dimensions, which has no channels.
+fn sum_of_corners(
+    image: Var,
+    around: Vec<Vec<Pixels>>,
+    sizes: &[usize],
+    padding: GridPadding,
+) -> Result<Var> {
+    let counts: Vec<usize> = around.iter().map(Vec::len).collect();
+    let (mut inputs, mut places) = (vec![image], Vec::new());
+    for pixel in around.into_iter().flatten() {
+        places.push(pixel.places);
+        inputs.extend(pixel.weight);
+    }
+    let sizes = sizes.to_vec();
+    let assembled = move |places: Vec<Tensor>, weights: Vec<Tensor>| {
+        let by_axis = |all: Vec<Tensor>| -> Vec<Vec<Tensor>> {
+            let mut all = all.into_iter();
+            let all_of = |&count: &usize| all.by_ref().take(count).collect();
+            counts.iter().map(all_of).collect()
+        };
+        let weights = if weights.is_empty() { Vec::new() } else { by_axis(weights) };
+        Around { sizes: sizes.clone(), padding, places: by_axis(places), weights }
+    };
+    Ok(Var::apply_to("grid_sample", inputs, |mut values, save| {
+        let saved_places: Vec<Saved> = places.iter().map(|places| save.keep(places)).collect();
+        let saved: Vec<Saved> = values.iter().map(|value| save.keep(value)).collect();
+        let image = values.remove(0);
+        let y = assembled(places, values).sum(&image)?;
+        let rule = move |dy: Tensor, needs: Needs| {
+            let unpack = |all: Vec<Saved>| -> AutogradResult<Vec<Tensor>> {
+                all.into_iter().map(Saved::unpack).collect()
+            };
+            let (places, mut values) = (unpack(saved_places)?, unpack(saved)?);
+            let (image, input_count) = (values.remove(0), values.len() + 1);
+            let around = assembled(places, values);
+            let mut gradients = vec![None; input_count];
+            if needs.input(0) {
+                gradients[0] = Some(around.image_gradient(&dy, &image)?);
+            }
+            if (1..input_count).any(|input| needs.input(input)) {
+                let of_weights = around.weight_gradients(&dy, &image)?;
+                for (input, dw) in (1..).zip(of_weights) {
+                    gradients[input] = needs.input(input).then_some(dw);
+                }
+            }
+            Ok(gradients)
+        };
+        Ok((y, rule))
+    })?)
 }
 
 /// The values of images or volumes at points, `torch.nn.functional.grid_sample` (Jaderberg and
@@ -195,7 +372,6 @@ pub fn grid_sample(x: Var, grid: Var, options: GridOptions) -> Result<Var> {
         return Err(unfit().into());
     }
     let points = to.iter().product();
-    let pass = x.pass().clone();
     let image = x.reshape([samples, channels, pixels])?;
     // Points begin with the last dimension.
     let along = |axis: usize| {
@@ -203,37 +379,7 @@ pub fn grid_sample(x: Var, grid: Var, options: GridOptions) -> Result<Var> {
         let coordinate = coordinate.reshape([samples, points])?;
         options.pixels(options.place(coordinate, sizes[axis])?, sizes[axis])
     };
-    let first = along(0)?;
-    let first = first.iter().map(|pixel| Corner::behind(None, pixel, sizes[0]));
-    let mut corners = first.collect::<Result<Vec<_>>>()?;
-    for (axis, &len) in sizes.iter().enumerate().skip(1) {
-        let pixels = along(axis)?;
-        let pairs = corners.iter().flat_map(|corner| pixels.iter().map(move |p| (corner, p)));
-        let next = pairs.map(|(corner, pixel)| Corner::behind(Some(corner), pixel, len));
-        corners = next.collect::<Result<_>>()?;
-    }
-    let mut sum: Option<Var> = None;
-    for Corner { index, weight, is_inside } in corners {
-        let index = index.unsqueeze(1)?.expand([samples, channels, points])?;
-        let value = image.clone().gather(2, &index)?;
-        let weight = match (weight, options.padding) {
-            (Some(weight), GridPadding::Zeros) => {
-                Some(weight.masked_fill(&is_inside.logical_not()?, 0.0)?)
-            }
-            (None, GridPadding::Zeros) => {
-                Some(pass.constant(is_inside.to_dtype(value.value().dtype())?))
-            }
-            (weight, _) => weight,
-        };
-        let part = match weight {
-            Some(weight) => value.mul(weight.unsqueeze(1)?)?,
-            None => value,
-        };
-        sum = Some(match sum {
-            Some(sum) => sum.add(part)?,
-            None => part,
-        });
-    }
-    let sum = sum.ok_or_else(unfit)?;
+    let around = (0..rank).map(along).collect::<Result<Vec<_>>>()?;
+    let sum = sum_of_corners(image, around, sizes, options.padding)?;
     Ok(sum.reshape(&[&[samples, channels], to].concat()[..])?)
 }

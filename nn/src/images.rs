@@ -10,6 +10,9 @@ use crate::optim::check_option;
 /// digital image processing", 1981).
 pub(crate) const CUBIC: f64 = -0.75;
 
+/// Keys' own, which PyTorch takes where it avoids aliases.
+const CUBIC_ANTIALIAS: f64 = -0.5;
+
 /// The size of a result, along each of the last dimensions.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sizes {
@@ -31,6 +34,11 @@ pub enum ResizeMode {
     Linear(Corners),
     /// Four places, by Keys' cubic convolution: `bicubic`.
     Cubic(Corners),
+    /// As `Linear`, but where the result is smaller of all places below, without aliases: PyTorch's
+    /// `antialias=True`, whose places at aligned corners lie half a place further.
+    LinearAntialias(Corners),
+    /// As `Cubic`, likewise, with Keys' own constant of -0.5, as in PyTorch and Pillow.
+    CubicAntialias(Corners),
     /// The mean of all places below: `area`.
     Area,
 }
@@ -52,13 +60,32 @@ impl Taps {
             for place in 0..to {
                 for (index, (at, weight)) in weights(place).into_iter().enumerate() {
                     if taps.len() <= index {
-                        taps.push(Default::default());
+                        // Places before may have had fewer: the others weigh nothing.
+                        taps.push((vec![0; place], vec![0.0; place]));
                     }
                     taps[index].0.push(at.clamp(0, last));
                     taps[index].1.push(weight);
                 }
+                for (places, weights) in &mut taps {
+                    places.resize(place + 1, 0);
+                    weights.resize(place + 1, 0.0);
+                }
             }
             Taps(taps)
+        };
+        let blend = |place: usize, corners: Corners, reach: f64, weight: &dyn Fn(f64) -> f64| {
+            let step = match corners {
+                Corners::Aligned if to > 1 => last as f64 / (to - 1) as f64,
+                Corners::Aligned => 0.0,
+                Corners::Centers => scale,
+            };
+            // The weights are stretched over what lies below a place, never shrunk.
+            let (middle, stretch) = ((place as f64 + 0.5) * step, step.max(1.0));
+            let ends = [-reach, reach].map(|reach| (middle + reach * stretch + 0.5) as i64);
+            let range = ends[0].max(0)..ends[1].min(from as i64);
+            let weight = |at: i64| weight(((at as f64 + 0.5 - middle) / stretch).abs());
+            let total: f64 = range.clone().map(weight).sum();
+            range.map(|at| (at, weight(at) / total)).collect::<Vec<_>>()
         };
         match mode {
             ResizeMode::Area => Taps(Vec::new()),
@@ -76,19 +103,26 @@ impl Taps {
             ResizeMode::Cubic(corners) => of(&|place| {
                 let at = source(place, corners);
                 let first = at.floor() as i64;
-                let weight = |offset| (first + offset, cubic((at - (first + offset) as f64).abs()));
+                let weight =
+                    |offset| (first + offset, cubic((at - (first + offset) as f64).abs(), CUBIC));
                 (-1..=2).map(weight).collect()
             }),
+            ResizeMode::LinearAntialias(corners) => {
+                of(&|place| blend(place, corners, 1.0, &|distance| (1.0 - distance).max(0.0)))
+            }
+            ResizeMode::CubicAntialias(corners) => {
+                of(&|place| blend(place, corners, 2.0, &|x| cubic(x, CUBIC_ANTIALIAS)))
+            }
         }
     }
 }
 
-/// The weight of a place at this distance, below 2.
-fn cubic(distance: f64) -> f64 {
-    let (a, x) = (CUBIC, distance);
-    match x <= 1.0 {
-        true => ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0,
-        false => ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a,
+/// The weight of a place at this distance, by the constant `a`; 0 from 2 on.
+fn cubic(x: f64, a: f64) -> f64 {
+    match x {
+        x if x <= 1.0 => ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0,
+        x if x < 2.0 => ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a,
+        _ => 0.0,
     }
 }
 

@@ -53,17 +53,20 @@ pub use layers::pool::{
 };
 pub use layers::prelu::PReLU;
 pub use layers::recurrent::{
-    CellOptions, Directions, Gru, GruCell, Lstm, LstmCell, LstmState, RecurrentOptions, Rnn,
-    RnnActivation, RnnCell,
+    CellOptions, Directions, Gru, GruCell, Lstm, LstmCell, LstmState, PackedSequence,
+    RecurrentOptions, Rnn, RnnActivation, RnnCell,
 };
 pub use layers::relative_position::{RelativePositionBias, RelativePositionOptions, Sides};
 pub use layers::rotary::{RotaryEmbedding, RotaryPairs, RotaryScaling, RotaryTables};
 pub use layers::sequential::Sequential;
+pub use layers::spectral_norm::{SpectralNorm, SpectralNormOptions};
 pub use layers::transformer::{
     HiddenActivation, NormPlace, TransformerDecoderLayer, TransformerEncoderLayer,
     TransformerOptions,
 };
-pub use layers::transformer_stack::{TransformerDecoder, TransformerEncoder};
+pub use layers::transformer_stack::{
+    Transformer, TransformerDecoder, TransformerEncoder, TransformerMasks,
+};
 pub use layers::upsample::Upsample;
 pub use layers::weight_norm::{WeightNorm, Weighted};
 pub use loss::compositions::{

@@ -27,9 +27,9 @@ struct BatchNorm {
 
 /// Statistics over all batches so far.
 #[derive(Clone, Debug)]
-struct Running {
-    mean: Buffer,
-    variance: Buffer,
+pub(super) struct Running {
+    pub(super) mean: Buffer,
+    pub(super) variance: Buffer,
     /// How many batches.
     batches: Buffer,
 }
@@ -50,7 +50,7 @@ enum Momentum {
 }
 
 impl Running {
-    fn new(device: &Device, channels: usize) -> Result<Self> {
+    pub(super) fn new(device: &Device, channels: usize) -> Result<Self> {
         let statistic = |value| Buffer::full(device, [channels], DType::F32, value);
         Ok(Running {
             mean: statistic(0.0)?,
@@ -67,8 +67,14 @@ impl Running {
         count: usize,
         momentum: Momentum,
     ) -> Result<()> {
-        let [mean, variance] = [&self.mean, &self.variance].map(|buffer| buffer.current(pass));
-        let batches = self.batches.current(pass).add_scalar(1.0)?;
+        let buffers = [&self.mean, &self.variance, &self.batches];
+        let [mean, variance, batches] = buffers.map(|buffer| buffer.current(pass));
+        // A recomputed segment updates buffers only in its first run, and reads the same ones in
+        // the same order in each.
+        if pass.is_recomputing() {
+            return Ok(());
+        }
+        let batches = batches.add_scalar(1.0)?;
         // A batch without elements has no statistics to move towards, and counts.
         if count > 0 {
             let (mut mean, mut variance) = (mean.copied()?, variance.copied()?);
@@ -89,6 +95,28 @@ impl Running {
             self.variance.update(pass, variance);
         }
         self.batches.update(pass, batches);
+        Ok(())
+    }
+
+    /// Moves by `share` towards the mean and the variance that `batch` gives, of `count` elements
+    /// for each channel, and does not count them as a batch.
+    pub(super) fn follow(
+        &self,
+        pass: &Pass,
+        batch: impl FnOnce() -> Result<[Tensor; 2]>,
+        count: usize,
+        share: f64,
+    ) -> Result<()> {
+        let [mean, variance] = [&self.mean, &self.variance].map(|buffer| buffer.current(pass));
+        // As in `update`.
+        if pass.is_recomputing() {
+            return Ok(());
+        }
+        let (mut mean, mut variance) = (mean.copied()?, variance.copied()?);
+        let [batch_mean, batch_variance] = batch()?;
+        mean.update_running_(&mut variance, [&batch_mean, &batch_variance], count, share)?;
+        self.mean.update(pass, mean);
+        self.variance.update(pass, variance);
         Ok(())
     }
 }
@@ -123,8 +151,7 @@ impl BatchNorm {
         }
         let count = left.element_count() / left[1].max(1);
         let (y, [mean, variance]) = input.batch_norm(weight, bias, self.eps)?;
-        // A recomputed segment updates the buffers only in its first run.
-        if let (false, Some(running)) = (pass.is_recomputing(), &self.running) {
+        if let Some(running) = &self.running {
             running.update(pass, [&mean, &variance], count, self.momentum)?;
         }
         Ok(y)

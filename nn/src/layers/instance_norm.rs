@@ -1,10 +1,11 @@
 //! Each channel of each sample on its own; x, y: [N, C, ..].
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_tensor::{Device, Shape, TensorError};
+use lowtide_tensor::{Device, Shape, Tensor, TensorError};
 
 use crate::error::Result;
 use crate::fields::parameters;
+use crate::layers::batch_norm::Running;
 use crate::layers::norm::optional;
 use crate::module::Module;
 use crate::parameter::Parameter;
@@ -12,18 +13,30 @@ use crate::parameter::Parameter;
 /// PyTorch's default for all layers.
 const EPS: f64 = 1e-5;
 
+/// PyTorch's default for all layers.
+const MOMENTUM: f64 = 0.1;
+
 /// What all layers do.
 #[derive(Clone, Debug)]
 struct InstanceNorm {
     weight: Option<Parameter>,
     bias: Option<Parameter>,
     channels: usize,
+    running: Option<Running>,
+    momentum: f64,
     eps: f64,
 }
 
 impl InstanceNorm {
     fn new(channels: usize) -> Self {
-        InstanceNorm { weight: None, bias: None, channels, eps: EPS }
+        InstanceNorm {
+            weight: None,
+            bias: None,
+            channels,
+            running: None,
+            momentum: MOMENTUM,
+            eps: EPS,
+        }
     }
 
     fn affine(device: &Device, channels: usize) -> Result<Self> {
@@ -39,17 +52,42 @@ impl InstanceNorm {
             return Err(TensorError::Shape { op, left, right: Shape::new(&right[..rank]) }.into());
         }
         let [weight, bias] = optional([&self.weight, &self.bias], pass)?;
+        let Some(running) = &self.running else {
+            return Ok(input.group_norm(self.channels, weight, bias, self.eps)?);
+        };
+        if !pass.is_training() {
+            let statistics = [&running.mean, &running.variance].map(|buffer| buffer.current(pass));
+            let [mean, variance] = &statistics;
+            return Ok(input.batch_norm_fixed([mean, variance], weight, bias, self.eps)?);
+        }
+        let count = left.element_count() / (left[0] * left[1]).max(1);
+        // A batch without elements has no statistics to move towards.
+        if left.element_count() > 0 {
+            let batch = || mean_statistics(input.value());
+            running.follow(pass, batch, count, self.momentum)?;
+        }
         Ok(input.group_norm(self.channels, weight, bias, self.eps)?)
     }
 }
 
-parameters!(InstanceNorm { weight, bias });
+/// The means over the samples of the mean and of the variance of each channel. A half type is
+/// copied for them.
+fn mean_statistics(x: &Tensor) -> Result<[Tensor; 2]> {
+    let x = x.to_dtype(x.dtype().computed())?;
+    let places: Vec<usize> = (2..x.shape().len()).collect();
+    let mean = x.mean(&places)?.mean(&[0])?;
+    let variance = x.var(&places, 0.0)?.mean(&[0])?;
+    Ok([mean, variance])
+}
+
+parameters!(InstanceNorm { weight, bias, running as "" });
 
 macro_rules! instance_norms {
     ($($(#[$doc:meta])* $name:ident, $op:literal, $rank:literal, $shape:literal;)*) => {$(
         $(#[$doc])*
         ///
-        /// There are no running statistics: evaluation does as training.
+        /// Evaluation does as training unless there are
+        /// [running statistics](Self::with_running_statistics).
         #[derive(Clone, Debug)]
         pub struct $name(InstanceNorm);
 
@@ -79,6 +117,25 @@ macro_rules! instance_norms {
             #[must_use]
             pub fn with_eps(self, eps: f64) -> Self {
                 $name(InstanceNorm { eps, ..self.0 })
+            }
+
+            /// This layer with running statistics, `track_running_stats=True`: buffers, which
+            /// [`crate::commit_buffers`] writes and evaluation normalises with. In training they
+            /// move towards the means over the samples of their means and unbiased variances. As
+            /// in PyTorch the buffer that counts batches stays 0.
+            ///
+            /// # Errors
+            /// `OutOfMemory`.
+            pub fn with_running_statistics(self, device: &Device) -> Result<Self> {
+                let running = Some(Running::new(device, self.0.channels)?);
+                Ok($name(InstanceNorm { running, ..self.0 }))
+            }
+
+            /// This layer with another momentum of the running statistics, 0.1 by default: the
+            /// share of the batch.
+            #[must_use]
+            pub fn with_momentum(self, momentum: f64) -> Self {
+                $name(InstanceNorm { momentum, ..self.0 })
             }
         }
 

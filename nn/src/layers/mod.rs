@@ -29,6 +29,7 @@ pub(crate) mod recurrent;
 pub(crate) mod relative_position;
 pub(crate) mod rotary;
 pub(crate) mod sequential;
+pub(crate) mod spectral_norm;
 pub(crate) mod transformer;
 pub(crate) mod transformer_stack;
 pub(crate) mod upsample;

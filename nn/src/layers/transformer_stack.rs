@@ -1,17 +1,19 @@
-//! Stacks of the layers of encoders and decoders, with a normalisation at the end.
+//! Stacks of the layers of encoders and decoders, with a normalisation at the end, and both
+//! together.
 //!
 //! `B` batch, `T` positions, `S` positions of the encoder's sequence, `D` width.
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_tensor::{Device, RandomKey, Tensor};
+use lowtide_tensor::{Causal, Device, RandomKey, Tensor};
 
 use crate::error::Result;
 use crate::fields::parameters;
+use crate::init;
 use crate::layers::norm::LayerNorm;
 use crate::layers::transformer::{
     TransformerDecoderLayer, TransformerEncoderLayer, TransformerOptions,
 };
-use crate::module::{Module, forward_in};
+use crate::module::{Module, Parameters, forward_in};
 use crate::segment::Segment;
 
 macro_rules! stacks {
@@ -104,3 +106,76 @@ impl TransformerDecoder {
         forward_in(pass, "norm", &self.norm, x)
     }
 }
+
+/// Which positions attend to which in a [`Transformer`]; each mask as
+/// [`crate::MultiHeadAttention::forward_masked`] takes it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TransformerMasks<'a> {
+    /// Of the encoder's sequence to itself.
+    pub source: Option<&'a Tensor>,
+    /// Of the decoder's sequence to itself.
+    pub target: Option<&'a Tensor>,
+    /// Of the decoder's sequence to the encoder's result.
+    pub memory: Option<&'a Tensor>,
+}
+
+/// An encoder of one sequence and a decoder of another, `torch.nn.Transformer` with
+/// `batch_first=True`.
+#[derive(Clone, Debug)]
+pub struct Transformer {
+    encoder: TransformerEncoder,
+    decoder: TransformerDecoder,
+}
+
+impl Transformer {
+    /// So many layers of the encoder and of the decoder, 6 of each in PyTorch by default. All
+    /// matrices are from Glorot's uniform distribution. A causal mask of the options is the
+    /// decoder's alone.
+    ///
+    /// # Errors
+    /// Those of [`TransformerEncoderLayer::new`].
+    pub fn new(
+        device: &Device,
+        key: RandomKey,
+        [encoders, decoders]: [usize; 2],
+        options: TransformerOptions,
+    ) -> Result<Self> {
+        let open = TransformerOptions { causal: Causal::No, ..options };
+        let mut model = Transformer {
+            encoder: TransformerEncoder::new(device, key.op("encoder"), encoders, open)?,
+            decoder: TransformerDecoder::new(device, key.op("decoder"), decoders, options)?,
+        };
+        let mut outcome = Ok(());
+        model.visit(&mut |name, parameter| {
+            let value = parameter.value_mut();
+            if outcome.is_ok() && value.shape().len() > 1 {
+                outcome = init::xavier_uniform_(value, key.op(name), 1.0);
+            }
+        });
+        outcome?;
+        Ok(model)
+    }
+
+    /// The decoder on `target` with what the encoder makes of `source`.
+    ///
+    /// # Shapes
+    /// `source: [B, S, D]`, `target: [B, T, D] → [B, T, D]`
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `OutOfMemory`.
+    pub fn run(
+        &self,
+        pass: &Pass,
+        source: Var,
+        target: Var,
+        masks: TransformerMasks<'_>,
+    ) -> Result<Var> {
+        let memory =
+            pass.within("encoder", || self.encoder.forward_masked(pass, source, masks.source))?;
+        pass.within("decoder", || {
+            self.decoder.decode(pass, target, memory, [masks.target, masks.memory])
+        })
+    }
+}
+
+parameters!(Transformer { encoder, decoder });

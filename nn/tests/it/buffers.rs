@@ -1,13 +1,14 @@
 //! Running statistics, and what is random only in training.
 
-use lowtide_autograd::{Attempt, Pass};
+use lowtide_autograd::{Attempt, Pass, SavedPolicy, Var};
 use lowtide_nn::optim::{Optimizer, Sgd, SgdOptions};
 use lowtide_nn::{
-    BatchNorm1d, Dropout, Flatten, Linear, Module, Parameters, Sequential, commit_buffers,
+    BatchNorm1d, Buffer, Dropout, Flatten, InstanceNorm1d, Linear, Module, Parameters, Segment,
+    Sequential, commit_buffers, parameters,
 };
 use lowtide_tensor::{DType, Device, Tensor};
 
-use crate::common::{KEY, Outcome, cpu, f32s};
+use crate::common::{KEY, Outcome, cpu, f32s, f64s, widen};
 
 fn buffers(model: &mut dyn Parameters) -> lowtide_tensor::TensorResult<Vec<(String, Vec<f64>)>> {
     let mut all = Vec::new();
@@ -141,5 +142,91 @@ fn files_hold_buffers_under_their_names() -> Outcome {
     lowtide_nn::load(&mut other, &file)?;
     assert_eq!(buffers(&mut other)?, buffers(&mut model)?);
     assert_eq!(buffers(&mut other)?[2].1, [1.0]);
+    Ok(())
+}
+
+/// `2 · (5 · i mod modulus - ⌊modulus / 2⌋) / modulus`
+fn counted(len: usize, modulus: usize) -> Vec<f64> {
+    let number = |i| ((i * 5 % modulus) as f64 - (modulus / 2) as f64) / modulus as f64 * 2.0;
+    (0..len).map(number).collect()
+}
+
+#[test]
+fn running_statistics_of_instances_are_those_of_pytorch() -> Outcome {
+    let device = cpu();
+    let layer = InstanceNorm1d::new(2).with_running_statistics(&device)?.with_momentum(0.3);
+    let mut model = Sequential::new().then(layer);
+    widen(&mut model);
+    for step in [0.0, 1.0] {
+        let numbers: Vec<f64> = counted(18, 11).iter().map(|x| x * (step + 1.0) + step).collect();
+        let x = Tensor::from_slice(&device, [3, 2, 3], &numbers)?;
+        let attempt = Attempt::new();
+        let pass = Pass::train(KEY, &attempt);
+        model.forward(&pass, pass.constant(x))?;
+        commit_buffers(&mut model, &attempt.take_buffer_updates())?;
+    }
+    let after = buffers(&mut model)?;
+    let names: Vec<&str> = after.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["0.running_mean", "0.running_var", "0.num_batches_tracked"]);
+    close(&after[0].1, &[0.398181818182, 0.267272727273]);
+    close(&after[1].1, &[1.19953168044, 0.971652892562]);
+    assert_eq!(after[2].1, [0.0]);
+    let pass = Pass::eval();
+    let x = Tensor::from_slice(&device, [1, 2, 3], &counted(6, 7))?;
+    let y = model.forward(&pass, pass.constant(x))?.value().to_vec::<f64>()?;
+    let expected = [
+        -1.14616830341,
+        0.158182134984,
+        -0.363558040375,
+        -0.850843149967,
+        0.598409660444,
+        0.0187085362798,
+    ];
+    assert_eq!(y.len(), expected.len());
+    close(&y, &expected);
+    Ok(())
+}
+
+/// The input times a buffer that training reads.
+#[derive(Clone)]
+struct Scaled {
+    scale: Buffer,
+}
+
+parameters!(Scaled { scale });
+
+impl Module for Scaled {
+    fn forward(&self, pass: &Pass, input: Var) -> lowtide_nn::NnResult<Var> {
+        Ok(input.mul(pass.constant(self.scale.current(pass)))?)
+    }
+}
+
+#[test]
+fn a_recomputed_segment_reads_each_buffer_that_its_first_run_read() -> Outcome {
+    let device = cpu();
+    let mut chain = Sequential::new()
+        .then(Linear::new(&device, KEY, 2, 3)?)
+        .then(BatchNorm1d::new(&device, 3)?)
+        .then(Scaled { scale: Buffer::new(f64s(&device, "scale", [3])) });
+    widen(&mut chain);
+    let mut segment = Segment::new(chain);
+    let gradients = |segment: &mut dyn Module, policy: SavedPolicy| -> lowtide_nn::NnResult<_> {
+        segment.set_policy(Some(policy));
+        let attempt = Attempt::new();
+        let pass = Pass::train(KEY, &attempt);
+        let y = segment.forward(&pass, pass.constant(f64s(&device, "x", [4, 2])))?;
+        let weights = pass.constant(f64s(&device, "weights", [4, 3]));
+        pass.backward(y.mul(weights)?.sum_all()?)?;
+        let mut ids = Vec::new();
+        segment.visit(&mut |_, parameter| ids.push(parameter.id()));
+        let gradients = attempt.into_gradients();
+        let values = ids.into_iter().map(|id| {
+            let gradient = gradients.get(id).expect("every parameter counts");
+            gradient.to_vec::<f64>()
+        });
+        Ok(values.collect::<Result<Vec<_>, _>>()?)
+    };
+    let kept = gradients(&mut segment, SavedPolicy::Keep)?;
+    assert_eq!(gradients(&mut segment, SavedPolicy::Recompute)?, kept);
     Ok(())
 }

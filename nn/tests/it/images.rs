@@ -80,6 +80,9 @@ fn resized_line(x: &[f64], to: usize, scale: f64, mode: ResizeMode) -> Vec<f64> 
             sum(source(place, corners).max(0.0), &|distance| (1.0 - distance.abs()).max(0.0))
         }
         ResizeMode::Cubic(corners) => sum(source(place, corners), &keys),
+        ResizeMode::LinearAntialias(_) | ResizeMode::CubicAntialias(_) => {
+            unreachable!("compared with PyTorch")
+        }
         ResizeMode::Area => {
             let first = place * x.len() / to;
             let end = ((place + 1) * x.len()).div_ceil(to);
@@ -282,6 +285,120 @@ fn sampled(image: &[f64], size: [usize; 2], [x, y]: [f64; 2], options: GridOptio
         }
     }
     sum
+}
+
+/// PyTorch's values of a ramp of squares, `interpolate(x, .., antialias=True)`.
+#[test]
+fn resizing_without_aliases_weighs_all_places_below() -> Outcome {
+    let ramp: Vec<f64> = (0..35_i32).map(|i| f64::from(i * i) / 100.0).collect();
+    let x = Tensor::from_slice(&device(), [1, 1, 5, 7], &ramp)?;
+    let smaller = Sizes::To(vec![2, 3]);
+    let both = Sizes::By(vec![0.45, 1.3]);
+    let (linear, cubic) = (ResizeMode::LinearAntialias, ResizeMode::CubicAntialias);
+    let (centers, aligned) = (Corners::Centers, Corners::Aligned);
+    let cases: [(ResizeMode, &Sizes, &[f64]); 6] = [
+        (
+            linear(centers),
+            &smaller,
+            &[
+                0.9792207792207793,
+                1.3657754010695187,
+                1.8363636363636362,
+                5.139220779220779,
+                6.125775401069519,
+                7.196363636363636,
+            ],
+        ),
+        (
+            linear(aligned),
+            &smaller,
+            &[
+                2.659074074074074,
+                3.4918518518518513,
+                4.056666666666667,
+                6.67111111111111,
+                8.145555555555555,
+                9.099259259259261,
+            ],
+        ),
+        (
+            linear(centers),
+            &both,
+            &[
+                0.5918181818181819,
+                0.6732517482517484,
+                0.7775174825174826,
+                0.8925524475524476,
+                1.0191258741258742,
+                1.160314685314685,
+                1.3122727272727273,
+                1.4749999999999999,
+                1.6390909090909092,
+                4.142727272727273,
+                4.403076923076923,
+                4.717832167832168,
+                5.043356643356644,
+                5.38041958041958,
+                5.732097902097902,
+                6.094545454545455,
+                6.467762237762237,
+                6.831818181818182,
+            ],
+        ),
+        (
+            cubic(centers),
+            &smaller,
+            &[
+                0.6490827835709735,
+                1.009701575764569,
+                1.4704625555197066,
+                5.360263611338032,
+                6.451438115453863,
+                7.642754807131235,
+            ],
+        ),
+        (
+            cubic(aligned),
+            &smaller,
+            &[
+                2.5629378893778583,
+                3.4711900839030925,
+                4.127449688881217,
+                7.563894339622642,
+                9.369758046614871,
+                10.602075471698113,
+            ],
+        ),
+        (
+            cubic(centers),
+            &both,
+            &[
+                0.29144688289935683,
+                0.3560347678599791,
+                0.4492016976518306,
+                0.548615557271444,
+                0.6598637364176845,
+                0.7829462350905521,
+                0.9178630532900468,
+                1.0742500472254068,
+                1.21867906633772,
+                4.301340440860018,
+                4.565025969578997,
+                4.916738131042713,
+                5.255313965608652,
+                5.605724119701216,
+                5.967968593320409,
+                6.342047386466227,
+                6.751480581909417,
+                7.1148780618407415,
+            ],
+        ),
+    ];
+    for (mode, sizes, expected) in cases {
+        let y = checked(from_ref(&x), |vars| resize(one(vars), sizes, mode))?;
+        assert_close(&y, expected, &format!("{mode:?} {sizes:?}"));
+    }
+    Ok(())
 }
 
 #[test]

@@ -15,7 +15,7 @@ use lowtide_nn::{
     MultiHeadAttention, MultiHeadOptions, NnResult as Result, NormPlace, PReLU, Pad,
     Pool3dGeometry, ReLU, ReLU6, RecurrentOptions, RmsNorm, Rnn, RnnActivation, RnnCell,
     RotaryEmbedding, RotaryPairs, SELU, Sequential, SiLU, Sigmoid, Softmax, Softmin, Softplus,
-    Softshrink, Softsign, Tanh, TanhGELU, Tanhshrink, Threshold, TransformerEncoder,
+    Softshrink, Softsign, SpectralNorm, Tanh, TanhGELU, Tanhshrink, Threshold, TransformerEncoder,
     TransformerEncoderLayer, TransformerOptions, Upsample, WeightNorm,
 };
 use lowtide_tensor::{
@@ -127,6 +127,7 @@ fn convolutions(device: &Device) -> Result<Vec<Layer>> {
         layer(volume_walked, [1, 2, 5, 4, 3], [1, 4, 2, 4, 3]),
         layer(transposed1d, [2, 2, 4], [2, 4, 7]),
         layer(transposed3d, [1, 2, 3, 2, 2], [1, 4, 5, 2, 3]),
+        layer(SpectralNorm::new(conv(grouped)?, KEY.op("spectral"))?, [1, 2, 5, 4], [1, 4, 3, 3]),
         layer(WeightNorm::new(conv(grouped)?)?, [1, 2, 5, 4], [1, 4, 3, 3]),
         layer(WeightNorm::along(linear, 1)?, [3, 6], [3, 4]),
         layer(transposed, [1, 2, 3, 2], [1, 4, 6, 3]),
@@ -183,6 +184,7 @@ fn normalizations(device: &Device) -> Result<Vec<Layer>> {
         same(BatchNorm3d::new(device, 2)?, [2, 2, 2, 3, 2]),
         same(InstanceNorm2d::without_bias(device, 2)?, [2, 2, 3, 2]),
         same(InstanceNorm3d::new(2), [2, 2, 2, 3, 2]),
+        same(InstanceNorm2d::affine(device, 2)?.with_running_statistics(device)?, [2, 2, 3, 2]),
         same(BatchNorm2d::new(device, 2)?.without_running_statistics(), [2, 2, 3, 2]),
         same(BatchNorm1d::new(device, 3)?.with_equal_batches(), [4, 3]),
         same(BatchNorm1d::new(device, 3)?, [4, 3]),

@@ -248,8 +248,8 @@ fn samples_alone_give_what_they_give_together_unless_the_pass_calls_them_coupled
     for Layer { kind, module, input: shape, .. } in all(&device)? {
         let x = input(&device, &shape).to_dtype(lowtide_tensor::DType::F32)?;
         let (together, couples) = in_training(&*module, &x, shape[0])?;
-        let is_over_batch = kind.starts_with("BatchNorm");
-        assert_eq!(couples, is_over_batch, "{kind}: only normalisation over the batch couples");
+        let is_coupling = kind.starts_with("BatchNorm") || kind == "SpectralNorm";
+        assert_eq!(couples, is_coupling, "{kind}: only what follows batches couples");
         seen[usize::from(couples)] += 1;
         // In the list it goes over the first axis, which is not that of samples then.
         if !couples && kind != "Softmin" {

@@ -26,6 +26,7 @@ mod optimizers;
 #[cfg(feature = "serde")]
 mod option_files;
 mod origins;
+mod packed_sequences;
 mod parameters;
 mod parity;
 mod pytorch;
@@ -37,6 +38,7 @@ mod runs;
 mod saved_bytes;
 mod schedules;
 mod segments;
+mod spectral_norms;
 mod torch_optimizers;
 mod transaction;
 mod transformer;

@@ -3,8 +3,8 @@
 use lowtide_autograd::{Attempt, Pass, Var, check};
 use lowtide_nn::{
     HiddenActivation, Module, MultiHeadAttention, MultiHeadOptions, NnError, NnResult as Result,
-    NormPlace, Parameters, TransformerDecoderLayer, TransformerEncoderLayer, TransformerOptions,
-    key_padding_mask,
+    NormPlace, Parameter, Parameters, Transformer, TransformerDecoderLayer,
+    TransformerEncoderLayer, TransformerMasks, TransformerOptions, key_padding_mask,
 };
 use lowtide_tensor::{Causal, Device, Tensor, TensorError};
 
@@ -158,5 +158,90 @@ fn shapes_that_do_not_fit_are_errors() -> Outcome {
         let error = TransformerEncoderLayer::new(&device, KEY, wrong).err();
         assert!(matches!(error, Some(NnError::Option { .. })), "{error:?}");
     }
+    Ok(())
+}
+
+/// `2 · (i · step mod modulus - ⌊modulus / 2⌋) / modulus`
+fn counted(len: usize, [step, modulus]: [usize; 2]) -> Vec<f64> {
+    let number = |i| ((i * step % modulus) as f64 - (modulus / 2) as f64) / modulus as f64 * 2.0;
+    (0..len).map(number).collect()
+}
+
+#[test]
+fn an_encoder_and_a_decoder_are_those_of_pytorch() -> Outcome {
+    let device = cpu();
+    let options = TransformerOptions {
+        hidden: 3,
+        dropout: 0.0,
+        causal: Causal::UpperLeft,
+        ..TransformerOptions::new(4, 2)
+    };
+    let mut model = Transformer::new(&device, KEY, [1, 2], options)?;
+    widen(&mut model);
+    let (mut names, mut outcome) = (Vec::new(), Ok(()));
+    model.visit(&mut |name, parameter| {
+        let index = names.len();
+        let of = [5 + 2 * (index % 3), 11 + 2 * (index % 2)];
+        let shape = *parameter.value().shape();
+        match Tensor::from_slice(&device, shape, &counted(shape.element_count(), of)) {
+            Ok(value) => *parameter.value_mut() = value,
+            Err(error) => outcome = Err(error),
+        }
+        names.push(name.to_owned());
+    });
+    outcome?;
+    assert_eq!(names.len(), 52);
+    assert_eq!(names[12], "encoder.norm.weight");
+    assert_eq!(names[18], "decoder.layers.0.multihead_attn.in_proj_weight");
+    assert_eq!(names[51], "decoder.norm.bias");
+    let source = Tensor::from_slice(&device, [1, 3, 4], &counted(12, [5, 7]))?;
+    let target = Tensor::from_slice(&device, [1, 2, 4], &counted(8, [3, 5]))?;
+    let seen = Tensor::from_slice(&device, [2, 3], &[true, false, true, true, true, true])?;
+    let attempt = Attempt::new();
+    let pass = Pass::train(KEY, &attempt);
+    let [x, t] = [source, target].map(Parameter::new);
+    let masks = TransformerMasks { memory: Some(&seen), ..Default::default() };
+    let y = model.run(&pass, x.var(&pass)?, t.var(&pass)?, masks)?;
+    let expected = [
+        0.5627099310202206,
+        0.1729063494744711,
+        0.6632815812027171,
+        -0.6153846153846154,
+        0.5636410396029036,
+        0.1706576809644839,
+        0.665111995678075,
+        -0.6153846153846154,
+    ];
+    assert_close(&y.value().to_vec::<f64>()?, &expected);
+    let weights = Tensor::from_slice(&device, [1, 2, 4], &counted(8, [5, 9]))?;
+    pass.backward(y.mul(pass.constant(weights))?.sum_all()?)?;
+    let gradients = attempt.into_gradients();
+    let gradient = |of: &Parameter| gradients.get(of.id()).expect("a gradient").to_vec::<f64>();
+    let expected = [
+        -0.01209202291910879,
+        0.00212162275322358,
+        -0.004059689476783914,
+        0.002293036023195886,
+        -0.001195058807231495,
+        -0.003314119745962065,
+        0.004088679690081884,
+        -0.002490451926150563,
+        -0.006542697376554003,
+        0.005859623812910384,
+        -0.001048693060295635,
+        0.00145588122437562,
+    ];
+    assert_close(&gradient(&x)?, &expected);
+    let expected = [
+        0.002785271615880116,
+        0.005154472535759664,
+        -0.006015627419279913,
+        0.0004542432023754402,
+        6.09257300053998e-05,
+        0.0006790888924627498,
+        -4.706413170530433e-05,
+        -0.0003640570004494468,
+    ];
+    assert_close(&gradient(&t)?, &expected);
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::slice::from_ref;
 
-use lowtide_autograd::{Pass, Var, check};
+use lowtide_autograd::{Attempt, LeafId, Pass, Var, check};
 use lowtide_nn::{
     ConvTranspose3dGeometry, GridMode, GridOptions, GridPadding, MaxPool3dOptions, NnError,
     NnResult as Result, Pool3dGeometry, ResizeMode, Sizes, adaptive_max_pool3d_with_places,
@@ -10,7 +10,8 @@ use lowtide_nn::{
     max_pool3d_with_places, max_unpool, resize,
 };
 use lowtide_tensor::{
-    AvgPool, Corners, DType, Device, Divisor, MaxPool, Pool2dGeometry, SizeRounding, Tensor,
+    AvgPool, Corners, DType, Device, Divisor, MaxPool, Pool2dGeometry, RandomKey, SizeRounding,
+    Tensor,
 };
 
 use crate::common::{Outcome, cpu, values};
@@ -208,6 +209,35 @@ fn points_of_volumes_are_means_of_the_voxels_around() -> Outcome {
     assert_close(of_volume.value(), &numbers(of_image.value()), "cubic");
     let flat = pass.constant(tensor(&device, "grid", &[1, 2, 2, 3, 2]));
     assert!(grid_sample(pass.constant(x), flat, GridOptions::default()).is_err());
+    Ok(())
+}
+
+#[test]
+fn points_of_volumes_keep_nothing_for_each_of_their_corners() -> Outcome {
+    let device = cpu();
+    let (channels, points) = (256, 8 * 8 * 8);
+    let x = tensor(&device, "volume", &[1, channels, 4, 4, 4]);
+    let grid = tensor(&device, "grid", &[1, 8, 8, 8, 3]);
+    // A result's bytes: the 64 corners of a point were as many before.
+    let result_bytes = channels * points * size_of::<f64>();
+    for padding in [GridPadding::Zeros, GridPadding::Border, GridPadding::Reflection] {
+        let options = GridOptions { mode: GridMode::Bicubic, padding, ..Default::default() };
+        let requested = || device.allocator().statistics().requested;
+        let before = requested().current_bytes;
+        let attempt = Attempt::new();
+        let pass = Pass::train(RandomKey::new(1), &attempt);
+        let leaves = [LeafId::new(), LeafId::new()];
+        let (image, at) = (pass.leaf(leaves[0], &x)?, pass.leaf(leaves[1], &grid)?);
+        let y = grid_sample(image, at, options)?;
+        let kept = requested().current_bytes - before;
+        assert!(kept < 2 * result_bytes, "{padding:?}: {kept} bytes are kept");
+        device.allocator().reset_peaks();
+        pass.backward(y.sum_all()?)?;
+        let peak = requested().peak_bytes - before;
+        assert!(peak < 8 * result_bytes, "{padding:?}: {peak} bytes in backward");
+        let gradients = attempt.into_gradients();
+        assert!(leaves.iter().all(|leaf| gradients.get(*leaf).is_some()), "{padding:?}");
+    }
     Ok(())
 }
 

@@ -13,10 +13,24 @@ use lowtide_tensor::{Corners, PadMode};
 
 use super::windows::{averages, batched, rounding, unbatched, with_places};
 use super::{Family, INPUT};
-use crate::call::{At, Call, Output, Result, Stop, at, named, no_form, no_such, one};
-use crate::outcome::Reason;
+use crate::call::{At, Call, Output, Result, at, named, no_form, no_such, one};
 
 pub(super) const OPS: Family = &[
+    ("_upsample_bilinear2d_aa", |call| {
+        let corners = corners(call, at(2, "align_corners"))?;
+        let scales = [named("scales_h"), named("scales_w")].map(|scale| call.number(scale));
+        if corners == Corners::Centers && scales.iter().any(|scale| !matches!(scale, Ok(None))) {
+            return no_form("a scale beside a size");
+        }
+        let mode = ResizeMode::LinearAntialias(corners);
+        let factors = call.value(at(3, "scale_factors")).and_then(|value| value.as_array());
+        let factors = factors.map_or(&[][..], Vec::as_slice).iter();
+        let sizes = match call.counts(at(1, "output_size"))? {
+            Some(sizes) => Sizes::To(sizes),
+            None => Sizes::By(factors.filter_map(|factor| factor.as_f64()).collect()),
+        };
+        one(resize(call.var(INPUT)?, &sizes, mode)?)
+    }),
     ("grid_sampler_2d", by_number),
     ("grid_sampler_3d", by_number),
     ("nn.functional.adaptive_avg_pool3d", |call| {
@@ -250,9 +264,12 @@ fn linear(call: &Call<'_>) -> Result<Vec<Output>> {
 pub(super) fn resized(call: &Call<'_>, mode: ResizeMode) -> Result<Vec<Output>> {
     let x = call.var(INPUT)?;
     call.text(at(3, "mode"))?;
-    if call.flag(named("antialias"))?.unwrap_or(false) {
-        return Err(Stop::NotApplicable(Reason::Argument, "antialias".to_owned()));
-    }
+    let mode = match (call.flag(named("antialias"))?.unwrap_or(false), mode) {
+        (false, mode) => mode,
+        (true, ResizeMode::Linear(corners)) => ResizeMode::LinearAntialias(corners),
+        (true, ResizeMode::Cubic(corners)) => ResizeMode::CubicAntialias(corners),
+        (true, _) => return no_such(call, "antialias"),
+    };
     let count = x.shape().len().saturating_sub(2);
     let again = call.flag(named("recompute_scale_factor"))?.unwrap_or(false);
     let sizes = match call.counts(at(1, "size"))? {

@@ -4,6 +4,7 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey};
 
 use super::gru_walk::gru_walk;
+use super::packed::{PackedSequence, projected_runs, walk_packed};
 use super::stack::{RecurrentOptions, Stack, start_of};
 use crate::error::Result;
 use crate::fields::parameters;
@@ -38,13 +39,45 @@ impl Gru {
         let mut ends = Vec::with_capacity(self.0.len());
         let y = self.0.forward("gru", pass, input, |index, cell, direction, x| {
             let x = cell.projected(pass, x)?;
-            let state = start_of(pass, start.as_ref(), index, &x, hidden)?;
+            let shape = [x.shape()[0], hidden];
+            let state = start_of(pass, start.as_ref(), index, &x, shape)?;
             let recurrent = cell.recurrent(pass, &x)?;
             let [y, h] = gru_walk(x, recurrent, state, direction)?;
             ends.push(h);
             Ok(y)
         })?;
         Ok((y, Var::stack(ends, 0)?))
+    }
+
+    /// [`Gru::run`] on sequences of several lengths: each one ends where it ends, and the second
+    /// direction begins there.
+    ///
+    /// # Shapes
+    /// `input` of `[N, I]` to `[N, S · H]`, and `[L · S, B, H]` in the order of the batch
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `OutOfMemory`.
+    pub fn run_packed(
+        &self,
+        pass: &Pass,
+        input: &PackedSequence,
+        start: Option<Var>,
+    ) -> Result<(PackedSequence, Var)> {
+        let shape = [input.lengths().len(), self.0.options.hidden];
+        let start = start.map(|start| input.sorted("gru", start)).transpose()?;
+        let mut ends = Vec::with_capacity(self.0.len());
+        let y = self.0.forward_packed("gru", pass, input, |index, cell, direction, x| {
+            let x = projected_runs(pass, cell, input, x)?;
+            let state = start_of(pass, start.as_ref(), index, &x[0], shape)?;
+            let recurrent = cell.recurrent(pass, &x[0])?;
+            let (y, [h]) = walk_packed(input, direction, x, [state], |x, [h]| {
+                let [y, h] = gru_walk(x, recurrent.clone(), h, direction)?;
+                Ok((y, [h]))
+            })?;
+            ends.push(h);
+            Ok(y)
+        })?;
+        Ok((y, input.restored(Var::stack(ends, 0)?)?))
     }
 }
 

@@ -4,6 +4,7 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey};
 
 use super::lstm_walk::lstm_walk;
+use super::packed::{PackedSequence, projected_runs, walk_packed};
 use super::stack::{Direction, RecurrentOptions, Stack, start_of};
 use crate::error::Result;
 use crate::fields::parameters;
@@ -76,7 +77,8 @@ impl Lstm {
         let y = self.0.forward("lstm", pass, input, |index, cell, direction, x| {
             let x = cell.projected(pass, x)?;
             let state = |at: usize, len| {
-                start_of(pass, start.as_ref().map(|start| &start[at]), index, &x, len)
+                let shape = [x.shape()[0], len];
+                start_of(pass, start.as_ref().map(|start| &start[at]), index, &x, shape)
             };
             let state = [state(0, self.0.projected.unwrap_or(hidden))?, state(1, hidden)?];
             let recurrent = cell.recurrent(pass, &x)?;
@@ -90,6 +92,52 @@ impl Lstm {
         })?;
         let [h, c] = ends;
         Ok((y, LstmState { h: Var::stack(h, 0)?, c: Var::stack(c, 0)? }))
+    }
+
+    /// [`Lstm::run`] on sequences of several lengths, as
+    /// [`Gru::run_packed`](crate::Gru::run_packed).
+    ///
+    /// # Shapes
+    /// `input` of `[N, I]` to `[N, S · H]`; states in the order of the batch
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `OutOfMemory`.
+    pub fn run_packed(
+        &self,
+        pass: &Pass,
+        input: &PackedSequence,
+        start: Option<LstmState>,
+    ) -> Result<(PackedSequence, LstmState)> {
+        let (batch, hidden) = (input.lengths().len(), self.0.options.hidden);
+        let start = match start {
+            Some(LstmState { h, c }) => Some([input.sorted("lstm", h)?, input.sorted("lstm", c)?]),
+            None => None,
+        };
+        let mut ends = [Vec::with_capacity(self.0.len()), Vec::with_capacity(self.0.len())];
+        let y = self.0.forward_packed("lstm", pass, input, |index, cell, direction, x| {
+            let x = projected_runs(pass, cell, input, x)?;
+            let state = |at: usize, len| {
+                let start = start.as_ref().map(|start| &start[at]);
+                start_of(pass, start, index, &x[0], [batch, len])
+            };
+            let state = [state(0, self.0.projected.unwrap_or(hidden))?, state(1, hidden)?];
+            let (recurrent, projection) =
+                (cell.recurrent(pass, &x[0])?, cell.projection(pass, &x[0])?);
+            let (y, [h, c]) = walk_packed(input, direction, x, state, |x, state| {
+                let recurrent = recurrent.clone();
+                let [y, h, c] = match projection.clone() {
+                    Some(by) => projected_walk(x, recurrent, by, state, direction)?,
+                    None => lstm_walk(x, recurrent, state, direction)?,
+                };
+                Ok((y, [h, c]))
+            })?;
+            ends[0].push(h);
+            ends[1].push(c);
+            Ok(y)
+        })?;
+        let [h, c] = ends;
+        let state = |states| input.restored(Var::stack(states, 0)?);
+        Ok((y, LstmState { h: state(h)?, c: state(c)? }))
     }
 }
 

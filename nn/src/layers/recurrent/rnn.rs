@@ -3,6 +3,7 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey};
 
+use super::packed::{PackedSequence, projected_runs, walk_packed};
 use super::stack::{Direction, RecurrentOptions, Stack, start_of};
 use crate::error::Result;
 use crate::fields::parameters;
@@ -52,13 +53,45 @@ impl Rnn {
         let mut ends = Vec::with_capacity(self.stack.len());
         let y = self.stack.forward("rnn", pass, input, |index, cell, direction, x| {
             let x = cell.projected(pass, x)?;
-            let h = start_of(pass, start.as_ref(), index, &x, hidden)?;
+            let shape = [x.shape()[0], hidden];
+            let h = start_of(pass, start.as_ref(), index, &x, shape)?;
             let recurrent = cell.recurrent(pass, &x)?;
             let [y, h] = rnn_walk(self.activation, recurrent, x, h, direction)?;
             ends.push(h);
             Ok(y)
         })?;
         Ok((y, Var::stack(ends, 0)?))
+    }
+
+    /// [`Rnn::run`] on sequences of several lengths, as
+    /// [`Gru::run_packed`](crate::Gru::run_packed).
+    ///
+    /// # Shapes
+    /// `input` of `[N, I]` to `[N, S · H]`, and `[L · S, B, H]` in the order of the batch
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `OutOfMemory`.
+    pub fn run_packed(
+        &self,
+        pass: &Pass,
+        input: &PackedSequence,
+        start: Option<Var>,
+    ) -> Result<(PackedSequence, Var)> {
+        let shape = [input.lengths().len(), self.stack.options.hidden];
+        let start = start.map(|start| input.sorted("rnn", start)).transpose()?;
+        let mut ends = Vec::with_capacity(self.stack.len());
+        let y = self.stack.forward_packed("rnn", pass, input, |index, cell, direction, x| {
+            let x = projected_runs(pass, cell, input, x)?;
+            let state = start_of(pass, start.as_ref(), index, &x[0], shape)?;
+            let recurrent = cell.recurrent(pass, &x[0])?;
+            let (y, [h]) = walk_packed(input, direction, x, [state], |x, [h]| {
+                let [y, h] = rnn_walk(self.activation, recurrent.clone(), x, h, direction)?;
+                Ok((y, [h]))
+            })?;
+            ends.push(h);
+            Ok(y)
+        })?;
+        Ok((y, input.restored(Var::stack(ends, 0)?)?))
     }
 }
 

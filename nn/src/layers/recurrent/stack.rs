@@ -158,13 +158,23 @@ impl Stack {
         op: &'static str,
         pass: &Pass,
         input: Var,
-        mut walk: impl FnMut(usize, &Cell, Direction, Var) -> Result<Var>,
+        walk: impl FnMut(usize, &Cell, Direction, Var) -> Result<Var>,
     ) -> Result<Var> {
         let left = *input.shape();
         if left.len() != 3 || left[1] == 0 {
             let right = Shape::new(&[1, 1, self.options.inputs]);
             return Err(TensorError::Shape { op, left, right }.into());
         }
+        self.layers(pass, input, walk)
+    }
+
+    /// All layers on `[.., I]`, however elements lie in the other dimensions.
+    pub(super) fn layers(
+        &self,
+        pass: &Pass,
+        input: Var,
+        mut walk: impl FnMut(usize, &Cell, Direction, Var) -> Result<Var>,
+    ) -> Result<Var> {
         let mut x = input;
         let sides = self.options.directions.count();
         for (layer, cells) in self.cells.chunks(sides).enumerate() {
@@ -179,10 +189,15 @@ impl Stack {
             drop(x);
             x = match <[Var; 1]>::try_from(outputs) {
                 Ok([only]) => only,
-                Err(outputs) => Var::cat(outputs, 2)?,
+                Err(outputs) => Var::cat(outputs, -1)?,
             };
         }
         Ok(x)
+    }
+
+    /// Whether there is dropout between layers.
+    pub(super) fn has_dropout(&self) -> bool {
+        self.options.dropout > 0.0 && self.options.layers > 1
     }
 
     /// Cells in all layers.
@@ -236,19 +251,18 @@ pub(super) fn product_over_positions(
     rows(x)?.transpose(0, 1)?.matmul(&rows(y)?)
 }
 
-/// The start of each cell, of `[cells, B, H]`, or zeros.
+/// The start of each cell, of `[cells, B, H]`, or zeros of `[B, H]`.
 pub(super) fn start_of(
     pass: &Pass,
     state: Option<&Var>,
     cell: usize,
     like: &Var,
-    hidden: usize,
+    shape: [usize; 2],
 ) -> Result<Var> {
     if let Some(state) = state {
         return Ok(state.clone().select(0, cell)?);
     }
     let value = like.value();
-    let shape = [value.shape()[0], hidden];
     Ok(pass.constant(Tensor::zeros(value.device(), shape, value.dtype())?))
 }
 

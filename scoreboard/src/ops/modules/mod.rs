@@ -13,7 +13,6 @@ use lowtide_tensor::{DType, RandomKey};
 
 use super::{Adapter, Family, INPUT};
 use crate::call::{Call, Output, Result, Stop, named, one};
-use crate::outcome::Reason;
 
 /// Layers without parameters, each with the function that it is.
 pub(super) const FUNCTIONS: &[(&str, &str)] = &[
@@ -89,14 +88,6 @@ pub(super) fn size(call: &Call<'_>, name: &'static str) -> Result<usize> {
 /// A flag that is set by default.
 pub(super) fn flag(call: &Call<'_>, name: &'static str) -> Result<bool> {
     Ok(call.flag(named(name))?.unwrap_or(true))
-}
-
-/// `Ok` if a flag that lowtide does not have is as lowtide is.
-pub(super) fn no_argument(call: &Call<'_>, name: &'static str, own: bool) -> Result<()> {
-    match call.flag(named(name))?.unwrap_or(own) == own {
-        true => Ok(()),
-        false => Err(Stop::NotApplicable(Reason::Argument, name.to_owned())),
-    }
 }
 
 /// A layer with the case's parameters and buffers; an error if they are not the layer's.

@@ -5,7 +5,7 @@ use lowtide_nn::{
     InstanceNorm3d, LayerNorm, RmsNorm,
 };
 
-use super::{Family, flag, forward, in_batch, no_argument, size};
+use super::{Family, flag, forward, in_batch, size};
 use crate::call::{Call, Result, named};
 
 pub(super) const OPS: Family = &[
@@ -61,31 +61,37 @@ pub(super) const OPS: Family = &[
         forward(call, layer.with_eps(call.number(named("eps"))?.unwrap_or(1e-5)))
     }),
     ("nn.InstanceNorm1d", |call| {
-        let (channels, parts, eps) = instance_norm(call)?;
+        let InstanceParts { channels, parts, eps, momentum, are_kept } = instance_norm(call)?;
         let layer = match parts {
             NormParts::Both => InstanceNorm1d::affine(&call.device, channels)?,
             NormParts::Weight => InstanceNorm1d::without_bias(&call.device, channels)?,
             NormParts::None => InstanceNorm1d::new(channels),
         };
-        in_batch(call, layer.with_eps(eps), 2)
+        let layer = layer.with_eps(eps).with_momentum(momentum);
+        let layer = if are_kept { layer.with_running_statistics(&call.device)? } else { layer };
+        in_batch(call, layer, 2)
     }),
     ("nn.InstanceNorm2d", |call| {
-        let (channels, parts, eps) = instance_norm(call)?;
+        let InstanceParts { channels, parts, eps, momentum, are_kept } = instance_norm(call)?;
         let layer = match parts {
             NormParts::Both => InstanceNorm2d::affine(&call.device, channels)?,
             NormParts::Weight => InstanceNorm2d::without_bias(&call.device, channels)?,
             NormParts::None => InstanceNorm2d::new(channels),
         };
-        in_batch(call, layer.with_eps(eps), 3)
+        let layer = layer.with_eps(eps).with_momentum(momentum);
+        let layer = if are_kept { layer.with_running_statistics(&call.device)? } else { layer };
+        in_batch(call, layer, 3)
     }),
     ("nn.InstanceNorm3d", |call| {
-        let (channels, parts, eps) = instance_norm(call)?;
+        let InstanceParts { channels, parts, eps, momentum, are_kept } = instance_norm(call)?;
         let layer = match parts {
             NormParts::Both => InstanceNorm3d::affine(&call.device, channels)?,
             NormParts::Weight => InstanceNorm3d::without_bias(&call.device, channels)?,
             NormParts::None => InstanceNorm3d::new(channels),
         };
-        in_batch(call, layer.with_eps(eps), 4)
+        let layer = layer.with_eps(eps).with_momentum(momentum);
+        let layer = if are_kept { layer.with_running_statistics(&call.device)? } else { layer };
+        in_batch(call, layer, 4)
     }),
     ("nn.LayerNorm", |call| {
         let shape = call.counts(named("normalized_shape"))?.unwrap_or_default();
@@ -148,11 +154,22 @@ fn batch_norm(call: &Call<'_>) -> Result<Statistics> {
     })
 }
 
-/// Channels, parameters, and `eps` of an instance normalisation.
-fn instance_norm(call: &Call<'_>) -> Result<(usize, NormParts, f64)> {
-    no_argument(call, "track_running_stats", false)?;
-    // Of running statistics.
-    call.number(named("momentum"))?;
-    let eps = call.number(named("eps"))?.unwrap_or(1e-5);
-    Ok((size(call, "num_features")?, norm_parts(call, false)?, eps))
+/// What an instance normalisation is made of.
+struct InstanceParts {
+    channels: usize,
+    parts: NormParts,
+    eps: f64,
+    /// Of running statistics.
+    momentum: f64,
+    are_kept: bool,
+}
+
+fn instance_norm(call: &Call<'_>) -> Result<InstanceParts> {
+    Ok(InstanceParts {
+        channels: size(call, "num_features")?,
+        parts: norm_parts(call, false)?,
+        eps: call.number(named("eps"))?.unwrap_or(1e-5),
+        momentum: call.number(named("momentum"))?.unwrap_or(0.1),
+        are_kept: call.flag(named("track_running_stats"))?.unwrap_or(false),
+    })
 }

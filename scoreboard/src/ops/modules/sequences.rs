@@ -4,7 +4,8 @@ use lowtide_autograd::Var;
 use lowtide_nn::{
     CellOptions, Directions, Gru, GruCell, HiddenActivation, Lstm, LstmCell, LstmState, Memory,
     MultiHeadAttention, MultiHeadOptions, NormPlace, RecurrentOptions, Rnn, RnnActivation, RnnCell,
-    TransformerDecoderLayer, TransformerEncoderLayer, TransformerOptions, key_padding_mask,
+    Transformer, TransformerDecoderLayer, TransformerEncoderLayer, TransformerMasks,
+    TransformerOptions, key_padding_mask,
 };
 use lowtide_tensor::{DType, Tensor};
 
@@ -119,6 +120,25 @@ pub(super) const OPS: Family = &[
         let start = call.optional_var(at(1, "hx"))?.map(|h| form.state(h)).transpose()?;
         let (y, h) = layer.run(&call.pass, x, start)?;
         Ok(vec![form.restored(y)?.into(), form.state_restored(h)?.into()])
+    }),
+    ("nn.Transformer", |call| {
+        let (options, batch_first) = transformer(call)?;
+        let counts = ["num_encoder_layers", "num_decoder_layers"];
+        let [encoders, decoders] = counts.map(|name| call.count(named(name)));
+        let counts = [encoders?.unwrap_or(6), decoders?.unwrap_or(6)];
+        let heads = options.heads;
+        let layer = loaded(call, Transformer::new(&call.device, KEY, counts, options)?)?;
+        let (source, _) = sequence(call, at(0, "src"), batch_first)?;
+        let (target, form) = sequence(call, at(1, "tgt"), batch_first)?;
+        let own = mask(call, ["src_mask", "src_key_padding_mask"], heads)?;
+        let other = mask(call, ["tgt_mask", "tgt_key_padding_mask"], heads)?;
+        let memory = mask(call, ["memory_mask", "memory_key_padding_mask"], heads)?;
+        let masks = TransformerMasks {
+            source: own.as_ref(),
+            target: other.as_ref(),
+            memory: memory.as_ref(),
+        };
+        one(form.restored(layer.run(&call.pass, source, target, masks)?)?)
     }),
     ("nn.TransformerDecoderLayer", |call| {
         let (options, batch_first) = transformer(call)?;

@@ -1,0 +1,206 @@
+//! Weights whose largest singular value is 1.
+//!
+//! Miyato, Kataoka, Koyama and Yoshida, "Spectral normalization for generative adversarial
+//! networks" (2018).
+
+use lowtide_allocator::Category;
+use lowtide_autograd::{Needs, Pass, Saved, SavedPolicy, Var};
+use lowtide_tensor::{Axis, DType, RandomKey, Tensor};
+
+use crate::buffer::Buffer;
+use crate::error::{NnError, Result};
+use crate::layers::weight_norm::Weighted;
+use crate::module::{Module, Parameters};
+use crate::optim::check_option;
+use crate::parameter::Parameter;
+
+/// Rounds of the power iteration when a layer is made, as in PyTorch.
+const FIRST_ITERATIONS: usize = 15;
+
+/// How [`SpectralNorm`] finds the largest singular value; PyTorch's defaults.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SpectralNormOptions {
+    /// The dimension of the weight that is the rows of the matrix, PyTorch's `dim`: 0, and 1 for
+    /// transposed convolutions, whose second dimension is the outputs.
+    pub axis: usize,
+    /// Rounds of the power iteration in each forward pass of a training, at least 1.
+    pub iterations: usize,
+    /// The least norm that a vector is divided by.
+    pub eps: f64,
+}
+
+impl Default for SpectralNormOptions {
+    fn default() -> Self {
+        SpectralNormOptions { axis: 0, iterations: 1, eps: 1e-12 }
+    }
+}
+
+/// A layer with the weight `w = W / σ`, where `σ = uᵀ W v` approaches the largest singular value of
+/// W as a matrix: `torch.nn.utils.parametrizations.spectral_norm`, under whose names its parameter
+/// (`parametrizations.weight.original`) and its buffers (`parametrizations.weight.0._u` and `_v`)
+/// are.
+///
+/// Each forward pass of a training does a round of the power iteration, `u = W v / ‖W v‖` and `v =
+/// Wᵀ u / ‖Wᵀ u‖`, which is no part of the gradient; the vectors go into the buffers when the step
+/// is committed. So a batch is never split in training. Evaluation takes them as they are.
+///
+/// For backward W and the vectors are kept, and w by the layer.
+#[derive(Clone, Debug)]
+pub struct SpectralNorm<M> {
+    layer: M,
+    /// [rows] and [columns] of the matrix.
+    vectors: [Buffer; 2],
+    options: SpectralNormOptions,
+}
+
+impl<M: Weighted> SpectralNorm<M> {
+    /// The layer with its weight as W, and vectors that begin as drawn and then take fifteen
+    /// rounds.
+    ///
+    /// # Errors
+    /// As [`SpectralNorm::with`].
+    pub fn new(layer: M, key: RandomKey) -> Result<Self> {
+        Self::with(layer, key, SpectralNormOptions::default())
+    }
+
+    /// [`SpectralNorm::new`] with other options.
+    ///
+    /// # Errors
+    /// `Index` for a dimension that does not exist, `Option` for no iterations or an `eps` below 0,
+    /// `OutOfMemory`.
+    pub fn with(layer: M, key: RandomKey, options: SpectralNormOptions) -> Result<Self> {
+        let weight = layer.weight().value().clone();
+        Axis::from(options.axis).index("spectral_norm", weight.shape().len())?;
+        check_option("iterations", options.iterations as f64, "[1, ∞)", |count| count >= 1.0)?;
+        check_option("eps", options.eps, "[0, ∞)", |eps| eps >= 0.0)?;
+        // In f64, so that layers begin alike on every device.
+        let matrix = as_matrix(&weight, options.axis)?.to_dtype(DType::F64)?;
+        let drawn = |name, len| -> Result<Tensor> {
+            let mut vector = Tensor::empty(weight.device(), [len], DType::F32)?;
+            vector.normal_(key.op(name), 0.0, 1.0)?;
+            normalized(&vector.to_dtype(DType::F64)?, options.eps)
+        };
+        let drawn = [drawn("u", matrix.shape()[0])?, drawn("v", matrix.shape()[1])?];
+        let found = iterated(&matrix, drawn, FIRST_ITERATIONS, options.eps)?;
+        let [u, v] = found.map(|vector| -> Result<Buffer> {
+            let (device, shape) = (vector.device(), *vector.shape());
+            let dtype = weight.dtype().computed();
+            let mut kept = Tensor::empty_in(device, Category::Parameter, shape, dtype)?;
+            kept.copy_(&vector.to_dtype(dtype)?)?;
+            Ok(Buffer::new(kept))
+        });
+        Ok(SpectralNorm { layer, vectors: [u?, v?], options })
+    }
+
+    /// The vectors for this pass, which the buffers get when its attempt is committed.
+    fn vectors(&self, pass: &Pass, weight: &Tensor) -> Result<[Tensor; 2]> {
+        let dtype = weight.dtype();
+        let current = self.vectors.each_ref().map(|vector| vector.current(pass).to_dtype(dtype));
+        let [u, v] = current;
+        let current = [u?, v?];
+        if !pass.is_training() {
+            return Ok(current);
+        }
+        // Each part of a batch would have vectors of its own.
+        pass.couple_samples();
+        let SpectralNormOptions { axis, iterations, eps } = self.options;
+        let found = iterated(&as_matrix(weight, axis)?, current, iterations, eps)?;
+        for (buffer, vector) in self.vectors.iter().zip(&found) {
+            buffer.update(pass, vector.to_dtype(buffer.value().dtype())?);
+        }
+        Ok(found)
+    }
+}
+
+/// The order of dimensions in which one of them is the first.
+fn with_first(rank: usize, axis: usize) -> Vec<usize> {
+    std::iter::once(axis).chain((0..rank).filter(|&other| other != axis)).collect()
+}
+
+/// One dimension as rows, all others as columns.
+fn as_matrix(weight: &Tensor, axis: usize) -> Result<Tensor> {
+    let (rank, rows) = (weight.shape().len(), weight.shape()[axis]);
+    let columns = with_first(rank, axis)[1..].iter().map(|&other| weight.shape()[other]).product();
+    Ok(weight.permute(&with_first(rank, axis))?.reshape([rows, columns])?)
+}
+
+/// A matrix of that kind as a weight of this shape.
+fn as_weight(matrix: &Tensor, shape: &[usize], axis: usize) -> Result<Tensor> {
+    let order = with_first(shape.len(), axis);
+    let sizes: Vec<usize> = order.iter().map(|&dim| shape[dim]).collect();
+    let back: Vec<usize> = (0..shape.len())
+        .map(|dim| order.iter().position(|&other| other == dim).expect("each dimension is there"))
+        .collect();
+    Ok(matrix.reshape(&sizes[..])?.permute(&back)?)
+}
+
+fn normalized(vector: &Tensor, eps: f64) -> Result<Tensor> {
+    Ok(vector.div(&vector.norm_keep(&[0], 2.0)?.maximum_scalar(eps)?)?)
+}
+
+/// Rounds of the power iteration.
+fn iterated(
+    matrix: &Tensor,
+    [mut u, mut v]: [Tensor; 2],
+    rounds: usize,
+    eps: f64,
+) -> Result<[Tensor; 2]> {
+    for _ in 0..rounds {
+        u = normalized(&matrix.matvec(&v)?, eps)?;
+        v = normalized(&matrix.transpose(0, 1)?.matvec(&u)?, eps)?;
+    }
+    Ok([u, v])
+}
+
+/// `w = W / σ` with `σ = uᵀ W v`, of which u and v are constants.
+fn spectral_norm(weight: Var, [u, v]: [Tensor; 2], axis: usize) -> Result<Var> {
+    Ok(Var::apply("spectral_norm", [weight], |[weight], save| {
+        let of = |error: NnError| error.into_autograd();
+        let sigma = u.dot(&as_matrix(&weight, axis).map_err(of)?.matvec(&v)?)?;
+        let w = weight.div(&sigma)?;
+        let saved = [&weight, &sigma, &u, &v].map(|x| save.keep(x));
+        // dW = dw / σ - Σ (dw · W) / σ² · u vᵀ
+        let rule = move |dw: Tensor, _: Needs| {
+            let [weight, sigma, u, v] = saved.map(Saved::unpack);
+            let (weight, sigma, u, v) = (weight?, sigma?, u?, v?);
+            let along = dw.mul(&weight)?.sum_all()?.div(&sigma)?.div(&sigma)?;
+            let outer = as_weight(&u.mul(&along)?.outer(&v)?, weight.shape(), axis).map_err(of)?;
+            Ok(vec![Some(dw.div(&sigma)?.sub(&outer)?)])
+        };
+        Ok((w, rule))
+    })?)
+}
+
+impl<M: Weighted> Parameters for SpectralNorm<M> {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        // PyTorch's order: what is left of the layer, then the parametrisation.
+        self.layer.visit(&mut |name, parameter| {
+            if name != "weight" {
+                visitor(name, parameter);
+            }
+        });
+        visitor("parametrizations.weight.original", self.layer.weight_mut());
+    }
+
+    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        self.layer.visit_buffers(visitor);
+        let [u, v] = &mut self.vectors;
+        visitor("parametrizations.weight.0._u", u);
+        visitor("parametrizations.weight.0._v", v);
+    }
+
+    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
+        self.layer.visit_policies(visitor);
+    }
+}
+
+impl<M: Weighted> Module for SpectralNorm<M> {
+    /// # Shapes
+    /// Those of the layer.
+    fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        let weight = self.layer.weight().var(pass)?;
+        let vectors = self.vectors(pass, weight.value())?;
+        let weight = spectral_norm(weight, vectors, self.options.axis)?;
+        self.layer.forward_with(pass, weight, input)
+    }
+}
