@@ -24,11 +24,23 @@ RECURRENT = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "
 
 
 def named_arguments(cls, given):
-    """The arguments of a constructor by their names."""
+    """The arguments of a constructor by their names; those of a layer in place of the layer."""
     if issubclass(cls, torch.nn.RNNBase):
         return dict(zip(RECURRENT, given.args)) | given.kwargs
     bound = inspect.signature(cls.__init__).bind(None, *given.args, **given.kwargs).arguments
     bound.pop("self", None)
+    if layer := bound.pop("encoder_layer", None):
+        bound |= {
+            "d_model": layer.self_attn.embed_dim,
+            "nhead": layer.self_attn.num_heads,
+            "dim_feedforward": layer.linear1.out_features,
+            "dropout": layer.dropout.p,
+            "activation": "gelu" if layer.activation is torch.nn.functional.gelu else "relu",
+            "layer_norm_eps": layer.norm1.eps,
+            "batch_first": layer.self_attn.batch_first,
+            "norm_first": layer.norm_first,
+            "bias": layer.linear1.bias is not None,
+        }
     return bound | bound.pop("kwargs", {})
 
 

@@ -22,7 +22,7 @@ macro_rules! stacks {
         #[derive(Clone, Debug)]
         pub struct $name {
             layers: Vec<Segment<$layer>>,
-            norm: LayerNorm,
+            norm: Option<LayerNorm>,
         }
 
         impl $name {
@@ -41,7 +41,20 @@ macro_rules! stacks {
                     Ok(Segment::new($layer::new(device, key, options)?))
                 };
                 let layers = (0..count).map(layer).collect::<Result<_>>()?;
-                Ok($name { layers, norm: options.layer_norm(device)? })
+                Ok($name { layers, norm: Some(options.layer_norm(device)?) })
+            }
+
+            /// The same without the normalisation at the end, PyTorch's default.
+            pub fn without_norm(self) -> Self {
+                $name { norm: None, ..self }
+            }
+
+            /// What comes out of the last layer, normalised.
+            fn normalised(&self, pass: &Pass, x: Var) -> Result<Var> {
+                match &self.norm {
+                    Some(norm) => forward_in(pass, "norm", norm, x),
+                    None => Ok(x),
+                }
             }
         }
 
@@ -50,9 +63,9 @@ macro_rules! stacks {
 }
 
 stacks! {
-    /// Encoder layers one after the other, `torch.nn.TransformerEncoder` with a norm.
+    /// Encoder layers one after the other, `torch.nn.TransformerEncoder`.
     TransformerEncoder of TransformerEncoderLayer;
-    /// Decoder layers one after the other, `torch.nn.TransformerDecoder` with a norm.
+    /// Decoder layers one after the other, `torch.nn.TransformerDecoder`.
     TransformerDecoder of TransformerDecoderLayer;
 }
 
@@ -71,7 +84,7 @@ impl TransformerEncoder {
                 })
             })
         })?;
-        forward_in(pass, "norm", &self.norm, x)
+        self.normalised(pass, x)
     }
 }
 
@@ -103,7 +116,7 @@ impl TransformerDecoder {
                 })
             })
         })?;
-        forward_in(pass, "norm", &self.norm, x)
+        self.normalised(pass, x)
     }
 }
 

@@ -103,11 +103,8 @@ pub(super) const OPS: Family = &[
     }),
     ("nn.functional.l1_loss", |call| pair(call, PairLoss::AbsoluteError)),
     ("nn.functional.linear_cross_entropy", linear),
-    ("nn.functional.linear_cross_entropy/chunked", |call| {
-        // How PyTorch cuts the product in pieces; lowtide has its own way.
-        call.value(named("options"));
-        linear(call)
-    }),
+    ("nn.functional.linear_cross_entropy/chunked", linear_in_chunks),
+    ("nn.functional.linear_cross_entropy/chunked_none", linear_in_chunks),
     ("nn.functional.margin_ranking_loss", |call| {
         let [a, b] = [call.var(at(0, "input1"))?, call.var(at(1, "input2"))?];
         let target = call.constant(at(2, "target"))?;
@@ -237,6 +234,12 @@ fn linear(call: &Call<'_>) -> Result<Vec<Output>> {
     }
     let dtype = x.value().dtype();
     reduced(call, linear_cross_entropy(x, w, bias, &target, options)?, dtype)
+}
+
+fn linear_in_chunks(call: &Call<'_>) -> Result<Vec<Output>> {
+    // How PyTorch cuts the product in pieces; lowtide has its own way.
+    call.value(named("options"));
+    linear(call)
 }
 
 fn ignore_index(call: &Call<'_>) -> Result<i64> {

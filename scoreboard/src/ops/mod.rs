@@ -3,6 +3,7 @@
 
 mod activations;
 mod assembled;
+mod compositions;
 mod creation;
 mod elementwise;
 mod images;
@@ -31,10 +32,11 @@ pub type Adapter = fn(&Call<'_>) -> Result<Vec<Output>>;
 /// The names of a family with their calls.
 type Family = &'static [(&'static str, Adapter)];
 
-const FAMILIES: [Family; 21] = [
+const FAMILIES: [Family; 22] = [
     activations::OPS,
     activations::OF_ONE,
     assembled::OPS,
+    compositions::OPS,
     creation::OPS,
     elementwise::OPS,
     elementwise::OF_ONE,

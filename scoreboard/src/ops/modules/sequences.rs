@@ -4,8 +4,8 @@ use lowtide_autograd::Var;
 use lowtide_nn::{
     CellOptions, Directions, Gru, GruCell, HiddenActivation, Lstm, LstmCell, LstmState, Memory,
     MultiHeadAttention, MultiHeadOptions, NormPlace, RecurrentOptions, Rnn, RnnActivation, RnnCell,
-    Transformer, TransformerDecoderLayer, TransformerEncoderLayer, TransformerMasks,
-    TransformerOptions, key_padding_mask,
+    Transformer, TransformerDecoderLayer, TransformerEncoder, TransformerEncoderLayer,
+    TransformerMasks, TransformerOptions, key_padding_mask,
 };
 use lowtide_tensor::{DType, Tensor};
 
@@ -153,6 +153,16 @@ pub(super) const OPS: Family = &[
         call.flag(named("memory_is_causal"))?;
         let y = layer.decode(&call.pass, x, memory, [own.as_ref(), other.as_ref()])?;
         one(form.restored(y)?)
+    }),
+    ("nn.TransformerEncoder", |call| {
+        let (options, batch_first) = transformer(call)?;
+        let (heads, count) = (options.heads, size(call, "num_layers")?);
+        let stack = TransformerEncoder::new(&call.device, KEY, count, options)?;
+        let stack = loaded(call, stack.without_norm())?;
+        let (x, form) = sequence(call, at(0, "src"), batch_first)?;
+        let mask = mask(call, ["mask", "src_key_padding_mask"], heads)?;
+        call.flag(named("is_causal"))?;
+        one(form.restored(stack.forward_masked(&call.pass, x, mask.as_ref())?)?)
     }),
     ("nn.TransformerEncoderLayer", |call| {
         let (options, batch_first) = transformer(call)?;
