@@ -39,38 +39,7 @@ pub(super) const OPS: Family = &[
         let y = terms::cosine_embedding(a, b, &target, margin)?;
         from_terms(call, if is_alone { y.squeeze(0)? } else { y })
     }),
-    ("nn.functional.cross_entropy", |call| {
-        let (x, target) = (call.var(INPUT)?, call.optional_var(TARGET)?);
-        let Some(target) = target else { return no_form("no target") };
-        let weight = call.optional_constant(named("weight"))?;
-        let options = CrossEntropyOptions {
-            ignore_index: ignore_index(call)?,
-            label_smoothing: call.number(named("label_smoothing"))?.unwrap_or(0.0),
-            weight: weight.as_ref(),
-        };
-        let dtype = x.value().dtype();
-        // One sample without a batch is a batch of one.
-        let is_alone = x.shape().len() == 1;
-        let in_batch = |x: Var| if is_alone { x.unsqueeze(0) } else { Ok(x) };
-        let (x, target) = (in_batch(x)?, in_batch(target)?);
-        if is_unreduced(call)? {
-            let y = match target.value().dtype().is_float() {
-                true => terms::soft_cross_entropy(x, target, options)?,
-                false => terms::cross_entropy(x, target.value(), options)?,
-            };
-            return one(if is_alone { y.squeeze(0)? } else { y });
-        }
-        let loss = match target.value().dtype().is_float() {
-            true => {
-                // Read again as what gets no gradient.
-                let target = call.constant(TARGET)?;
-                let target = if is_alone { target.unsqueeze(0)? } else { target };
-                soft_cross_entropy(x, &target, options)?
-            }
-            false => cross_entropy_with(x, target.value(), options)?,
-        };
-        reduced(call, loss, dtype)
-    }),
+    ("nn.functional.cross_entropy", |call| of_logits(call, call.var(INPUT)?, TARGET)),
     ("nn.functional.ctc_loss", ctc),
     ("nn.functional.gaussian_nll_loss", |call| {
         let [x, target] = [call.var(INPUT)?, call.var(TARGET)?];
@@ -220,20 +189,66 @@ fn triplet(call: &Call<'_>) -> Result<Vec<Output>> {
     from_terms(call, terms::triplet_margin(anchor, positive, negative, options)?)
 }
 
+/// Cross-entropy with classes, or with their probabilities.
+fn of_logits(call: &Call<'_>, x: Var, place: At) -> Result<Vec<Output>> {
+    let Some(target) = call.optional_var(place)? else { return no_form("no target") };
+    let weight = call.optional_constant(named("weight"))?;
+    let weight = weight.map(|weight| weight.to_dtype(x.value().dtype())).transpose()?;
+    let options = CrossEntropyOptions {
+        ignore_index: ignore_index(call)?,
+        label_smoothing: call.number(named("label_smoothing"))?.unwrap_or(0.0),
+        weight: weight.as_ref(),
+    };
+    let dtype = call.var(INPUT)?.value().dtype();
+    // One sample without a batch is a batch of one.
+    let is_alone = x.shape().len() == 1;
+    let in_batch = |x: Var| if is_alone { x.unsqueeze(0) } else { Ok(x) };
+    let (x, target) = (in_batch(x)?, in_batch(target)?);
+    if target.value().dtype().is_float() {
+        let target = target.to_dtype(x.value().dtype())?;
+        if !is_unreduced(call)? && !target.needs_gradient() {
+            let loss = soft_cross_entropy(x, target.value(), options)?;
+            return reduced(call, loss, dtype);
+        }
+        // The loss of each row has a gradient of the target, too.
+        let y = terms::soft_cross_entropy(x, target, options)?;
+        let y = if is_alone { y.squeeze(0)? } else { y };
+        return from_terms_in(call, y, dtype);
+    }
+    if is_unreduced(call)? {
+        let y = terms::cross_entropy(x, target.value(), options)?;
+        let y = if is_alone { y.squeeze(0)? } else { y };
+        return one(y.to_dtype(dtype)?);
+    }
+    reduced(call, cross_entropy_with(x, target.value(), options)?, dtype)
+}
+
+/// By the fused head, or, for what it does not have, by the logits as a whole.
 fn linear(call: &Call<'_>) -> Result<Vec<Output>> {
+    const LABELS: At = at(2, "target");
     let [x, w] = [call.var(INPUT)?, call.var(at(1, "linear_weight"))?];
-    let target = call.constant(at(2, "target"))?;
+    let target = call.optional_var(LABELS)?;
     let bias = call.optional_var(named("linear_bias"))?;
-    let options =
-        LinearCrossEntropyOptions { ignore_index: ignore_index(call)?, ..Default::default() };
-    if target.dtype().is_float() {
-        return no_form("probabilities as targets");
+    let of_rows = w.shape().len() == 2 && target.is_some_and(|x| !x.value().dtype().is_float());
+    if of_rows && call.value(named("weight")).is_none() && !is_unreduced(call)? {
+        let options =
+            LinearCrossEntropyOptions { ignore_index: ignore_index(call)?, ..Default::default() };
+        let (target, dtype) = (call.constant(LABELS)?, x.value().dtype());
+        return reduced(call, linear_cross_entropy(x, w, bias, &target, options)?, dtype);
     }
-    if w.shape().len() > 2 {
-        return no_form("several classes for a row of the input");
+    let Some((&inputs, classes)) = w.shape().split_last() else { return no_form("no weight") };
+    if x.shape().len() == 1 && classes.len() > 1 {
+        return no_such(call, "several classes for one row without a batch");
     }
-    let dtype = x.value().dtype();
-    reduced(call, linear_cross_entropy(x, w, bias, &target, options)?, dtype)
+    let (classes, rows) = (classes.to_vec(), classes.iter().product::<usize>());
+    let logits = [&x.shape()[..x.shape().len().saturating_sub(1)], &classes].concat();
+    let bias = bias.map(|bias| bias.reshape([rows])).transpose()?;
+    // The fused head has logits of half types in f32, too.
+    let dtype = x.value().dtype().computed();
+    let wide = |x: Var| x.to_dtype(dtype);
+    let bias = bias.map(wide).transpose()?;
+    let y = wide(x)?.linear(wide(w)?.reshape([rows, inputs])?, bias)?;
+    of_logits(call, y.reshape(&logits[..])?, LABELS)
 }
 
 fn linear_in_chunks(call: &Call<'_>) -> Result<Vec<Output>> {
@@ -271,10 +286,15 @@ fn is_unreduced(call: &Call<'_>) -> Result<bool> {
 /// Terms, their sum, or the sum over their number or the batch's size. Sums of half types are in
 /// f32, as those of losses.
 fn from_terms(call: &Call<'_>, terms: Var) -> Result<Vec<Output>> {
-    if is_unreduced(call)? {
-        return one(terms);
-    }
     let dtype = terms.value().dtype();
+    from_terms_in(call, terms, dtype)
+}
+
+/// [`from_terms`] with a result of another type.
+fn from_terms_in(call: &Call<'_>, terms: Var, dtype: DType) -> Result<Vec<Output>> {
+    if is_unreduced(call)? {
+        return one(terms.to_dtype(dtype)?);
+    }
     let count = Tensor::full(
         terms.value().device(),
         [],

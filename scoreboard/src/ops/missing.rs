@@ -91,8 +91,6 @@ pub(super) const DIFFERENCES: &[(&str, &[&str], &str, &str)] = &[
 pub(super) const FAILURES: &[(&str, &str, usize, &str)] = &[
     ("linalg.norm", "f16", 1, "two roundings in the gradient are beyond one part in 1000"),
     ("linalg.vector_norm", "f16", 1, "two roundings in the gradient are beyond one part in 1000"),
-    ("grid_sampler_3d", "f32", 1, "sums of the same numbers in another order"),
-    ("grid_sampler_3d", "f64", 6, "kept for each corner of a point: more than a case's 256 MiB"),
     // in_proj_weight, element 4: 1.1e-5 off the gradient of f64. Rounding Σ dy·y once, and nothing
     // else, moves it by 0.6e-5; y is rounded too. Rounding scores, weights or dp moves it by 3e-8.
     ("nn.MultiheadAttention", "f32", 1, "a key of weight 0.99995: dp - Σ dy·y is its rounding"),
@@ -105,9 +103,15 @@ pub(super) const FAILURES: &[(&str, &str, usize, &str)] = &[
     // which PyTorch's are up to 0.4e-5 and 2.3e-5 off. Rounding all operands once moves element 22
     // by up to 0.7e-5. No single step of the first attention does: at most 0.5e-6 each.
     ("nn.TransformerDecoderLayer", "f32", 2, "roundings of a dozen operations add up"),
-    ("nn.functional.grid_sample", "f32", 2, "roundings of sums that nearly cancel"),
+    ("nn.functional.grid_sample", "f32", 1, "roundings of sums that nearly cancel"),
     ("nn.functional.scaled_dot_product_attention", "bf16", 1, "backward reads the rounded result"),
     ("nn.functional.scaled_dot_product_attention", "f16", 1, "backward reads the rounded result"),
+    (
+        "nn.functional.linear_cross_entropy/chunked_none",
+        "f16",
+        1,
+        "a sum of rounded products, one digit off",
+    ),
     (
         "nn.functional.scaled_dot_product_attention",
         "f32",
